@@ -1,0 +1,216 @@
+#include "codec/chunk.h"
+
+#include "codec/cursor.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+static const uint8_t MAGIC[8] = {'C', 'G', 'K', 'V', '\r', '\n', 0x1a, '\n'};
+
+enum { HASH_OFFSET = CG_CHUNK_FIXED_BYTES - 8 };
+
+cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_header *header_out)
+{
+    if (n_bytes < sizeof MAGIC)
+        return CG_ERR_TRUNCATED;
+    if (memcmp(bytes, MAGIC, sizeof MAGIC) != 0)
+        return CG_ERR_BAD_MAGIC;
+    if (n_bytes < CG_CHUNK_FIXED_BYTES)
+        return CG_ERR_TRUNCATED;
+
+    const uint8_t *at = bytes + sizeof MAGIC;
+    cg_chunk_header h = {0};
+    h.version = (uint32_t)cg_load_le(at, 4);
+    if (h.version != CG_CHUNK_VERSION)
+        return CG_ERR_UNSUPPORTED_VERSION;
+    h.header_bytes = (uint32_t)cg_load_le(at + 4, 4);
+    h.file_bytes = cg_load_le(at + 8, 8);
+    at = bytes + 24;
+    h.level = at[0];
+    h.prefix_level = at[1];
+    h.token_bytes = at[2];
+    h.geometry.dtype = at[3];
+    h.geometry.n_layers = (uint16_t)cg_load_le(at + 4, 2);
+    h.geometry.n_kv_heads = (uint16_t)cg_load_le(at + 6, 2);
+    h.geometry.head_dim = (uint16_t)cg_load_le(at + 8, 2);
+    h.geometry.n_planes = at[10];
+    const bool reserved_is_zero = at[11] == 0 && cg_load_le(bytes + 48, 8) == 0;
+    h.first_position = (uint32_t)cg_load_le(bytes + 36, 4);
+    h.n_tokens = (uint32_t)cg_load_le(bytes + 40, 4);
+    h.n_sections = (uint32_t)cg_load_le(bytes + 44, 4);
+    at = bytes + 56;
+    memcpy(h.model.bytes, at, 16);
+    memcpy(h.profile.bytes, at + 16, 16);
+    memcpy(h.parent.bytes, at + 32, 16);
+    memcpy(h.extra.bytes, at + 48, 16);
+    memcpy(h.key.bytes, at + 64, 16);
+    if (!reserved_is_zero || cg_load_le(bytes + 136, 8) != 0 || cg_load_le(bytes + 144, 8) != 0)
+        return CG_ERR_CORRUPT;
+
+    const cg_status status = cg_geometry_check(&h.geometry);
+    if (status != CG_OK)
+        return status == CG_ERR_UNSUPPORTED ? status : CG_ERR_CORRUPT;
+    if (h.level >= CG_N_LEVELS || h.prefix_level >= CG_N_LEVELS || h.token_bytes < 2 || h.token_bytes > 4 ||
+        h.n_tokens == 0 || h.n_tokens > CG_MAX_CHUNK_TOKENS ||
+        h.first_position > UINT32_MAX - h.n_tokens || h.n_sections > CG_CHUNK_MAX_SECTIONS ||
+        h.header_bytes != CG_CHUNK_FIXED_BYTES + h.n_sections * CG_CHUNK_SECTION_BYTES ||
+        h.file_bytes < h.header_bytes)
+        return CG_ERR_CORRUPT;
+    *header_out = h;
+    return CG_OK;
+}
+
+/* Sections lie in the order of their table, without gaps: first the tokens, then by layer group. */
+static bool section_follows(const cg_section *before, const cg_section *section)
+{
+    if (section->kind < CG_SECTION_LOSSLESS || section->kind > CG_SECTION_SINKS || section->plane >= CG_N_PLANES)
+        return false;
+    if (before->kind == CG_SECTION_TOKENS)
+        return true;
+    return section->group > before->group ||
+           (section->group == before->group &&
+            (section->plane > before->plane || (section->plane == before->plane && section->kind > before->kind)));
+}
+
+cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_out)
+{
+    cg_chunk chunk = {.bytes = bytes, .n_bytes = n_bytes};
+    const cg_status status = cg_chunk_header_parse(bytes, n_bytes, &chunk.header);
+    if (status != CG_OK)
+        return status;
+    const cg_chunk_header *h = &chunk.header;
+    if (n_bytes < h->file_bytes)
+        return CG_ERR_TRUNCATED;
+    if (n_bytes > h->file_bytes)
+        return CG_ERR_CORRUPT;
+
+    XXH3_state_t state;
+    XXH3_INITSTATE(&state);
+    XXH3_64bits_reset(&state);
+    XXH3_64bits_update(&state, bytes, HASH_OFFSET);
+    XXH3_64bits_update(&state, bytes + CG_CHUNK_FIXED_BYTES, h->header_bytes - CG_CHUNK_FIXED_BYTES);
+    if (XXH3_64bits_digest(&state) != cg_load_le(bytes + HASH_OFFSET, 8))
+        return CG_ERR_CORRUPT;
+
+    cg_section before = {0};
+    uint64_t end = h->header_bytes;
+    for (uint32_t i = 0; i < h->n_sections; i++) {
+        const uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES + (size_t)i * CG_CHUNK_SECTION_BYTES;
+        const cg_section section = {.kind = row[0], .plane = row[1], .group = (uint16_t)cg_load_le(row + 2, 2)};
+        if (i == 0 ? section.kind != CG_SECTION_TOKENS || section.plane != 0 || section.group != 0
+                   : !section_follows(&before, &section))
+            return CG_ERR_CORRUPT;
+        before = section;
+        end += cg_load_le(row + 4, 4); /* at most 8192 * 4 GiB: cannot overflow */
+    }
+    if (h->n_sections == 0 || end != h->file_bytes)
+        return CG_ERR_CORRUPT;
+    *chunk_out = chunk;
+    return CG_OK;
+}
+
+cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index)
+{
+    cg_section section = {.offset = chunk->header.header_bytes};
+    const uint8_t *row = chunk->bytes + CG_CHUNK_FIXED_BYTES;
+    for (uint32_t i = 0; i < section_index; i++, row += CG_CHUNK_SECTION_BYTES)
+        section.offset += cg_load_le(row + 4, 4);
+    section.kind = row[0];
+    section.plane = row[1];
+    section.group = (uint16_t)cg_load_le(row + 2, 2);
+    section.bytes = (uint32_t)cg_load_le(row + 4, 4);
+    section.hash = cg_load_le(row + 8, 8);
+    return section;
+}
+
+cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *section)
+{
+    return XXH3_64bits(chunk->bytes + section->offset, section->bytes) == section->hash ? CG_OK : CG_ERR_CORRUPT;
+}
+
+cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out)
+{
+    const cg_section section = cg_chunk_section(chunk, 0);
+    const size_t token_bytes = chunk->header.token_bytes, n_tokens = chunk->header.n_tokens;
+    if (section.bytes != token_bytes * n_tokens || cg_chunk_section_check(chunk, &section) != CG_OK)
+        return CG_ERR_CORRUPT;
+    for (size_t i = 0; i < n_tokens; i++)
+        tokens_out[i] = (uint32_t)cg_load_le(chunk->bytes + section.offset + i * token_bytes, token_bytes);
+    return CG_OK;
+}
+
+cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
+{
+    cg_chunk chunk;
+    cg_status status = cg_chunk_open(bytes, n_bytes, &chunk);
+    if (status != CG_OK)
+        return status;
+    for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
+        const cg_section section = cg_chunk_section(&chunk, i);
+        if ((status = cg_chunk_section_check(&chunk, &section)) != CG_OK)
+            return status;
+    }
+    uint32_t *tokens = malloc(chunk.header.n_tokens * sizeof *tokens);
+    if (tokens == NULL)
+        return CG_ERR_NO_MEMORY;
+    if ((status = cg_chunk_tokens(&chunk, tokens)) == CG_OK) {
+        const cg_key key = cg_key_chunk(&chunk.header.parent, &chunk.header.extra, tokens, chunk.header.n_tokens);
+        if (!cg_key_equal(&key, &chunk.header.key))
+            status = CG_ERR_CORRUPT;
+    }
+    free(tokens);
+    return status;
+}
+
+cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, uint8_t *bytes, size_t n_bytes)
+{
+    if (h->n_sections > CG_CHUNK_MAX_SECTIONS || n_bytes < CG_CHUNK_FIXED_BYTES)
+        return CG_ERR_INVALID_ARGUMENT;
+    const uint32_t header_bytes = CG_CHUNK_FIXED_BYTES + h->n_sections * CG_CHUNK_SECTION_BYTES;
+    uint64_t end = header_bytes;
+    for (uint32_t i = 0; i < h->n_sections; i++)
+        end += sections[i].bytes;
+    if (end != n_bytes)
+        return CG_ERR_INVALID_ARGUMENT;
+
+    memset(bytes, 0, header_bytes);
+    memcpy(bytes, MAGIC, sizeof MAGIC);
+    cg_store_le(bytes + 8, 4, CG_CHUNK_VERSION);
+    cg_store_le(bytes + 12, 4, header_bytes);
+    cg_store_le(bytes + 16, 8, n_bytes);
+    bytes[24] = h->level;
+    bytes[25] = h->prefix_level;
+    bytes[26] = h->token_bytes;
+    bytes[27] = h->geometry.dtype;
+    cg_store_le(bytes + 28, 2, h->geometry.n_layers);
+    cg_store_le(bytes + 30, 2, h->geometry.n_kv_heads);
+    cg_store_le(bytes + 32, 2, h->geometry.head_dim);
+    bytes[34] = h->geometry.n_planes;
+    cg_store_le(bytes + 36, 4, h->first_position);
+    cg_store_le(bytes + 40, 4, h->n_tokens);
+    cg_store_le(bytes + 44, 4, h->n_sections);
+    memcpy(bytes + 56, h->model.bytes, 16);
+    memcpy(bytes + 72, h->profile.bytes, 16);
+    memcpy(bytes + 88, h->parent.bytes, 16);
+    memcpy(bytes + 104, h->extra.bytes, 16);
+    memcpy(bytes + 120, h->key.bytes, 16);
+
+    const uint8_t *payload = bytes + header_bytes;
+    for (uint32_t i = 0; i < h->n_sections; i++) {
+        uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES + (size_t)i * CG_CHUNK_SECTION_BYTES;
+        row[0] = sections[i].kind;
+        row[1] = sections[i].plane;
+        cg_store_le(row + 2, 2, sections[i].group);
+        cg_store_le(row + 4, 4, sections[i].bytes);
+        cg_store_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
+        payload += sections[i].bytes;
+    }
+    XXH3_state_t state;
+    XXH3_INITSTATE(&state);
+    XXH3_64bits_reset(&state);
+    XXH3_64bits_update(&state, bytes, HASH_OFFSET);
+    XXH3_64bits_update(&state, bytes + CG_CHUNK_FIXED_BYTES, header_bytes - CG_CHUNK_FIXED_BYTES);
+    cg_store_le(bytes + HASH_OFFSET, 8, XXH3_64bits_digest(&state));
+    return CG_OK;
+}

@@ -1,0 +1,94 @@
+/* codec/chunk.h - the chunk file: header, section table, checksums. Bytes: codec/FORMAT.md, "Chunk".
+ *
+ * A chunk holds K and V of consecutive tokens of a context at one level. This module knows where things are and
+ * whether they are whole; what the sections hold is decoded by codec/codec.h.
+ * Threads: a cg_chunk is plain data that points into the caller's bytes; share it read-only.
+ */
+#ifndef CG_CODEC_CHUNK_H
+#define CG_CODEC_CHUNK_H
+#include "codec/geometry.h"
+#include "codec/key.h"
+#include "codec/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CG_CHUNK_VERSION = 1,
+    CG_CHUNK_FIXED_BYTES = 160,   /* the fixed header; enough of a file to read header_bytes and file_bytes */
+    CG_CHUNK_SECTION_BYTES = 16,  /* one row of the section table */
+    CG_CHUNK_MAX_SECTIONS = 8192,
+};
+
+typedef enum cg_section_kind {
+    CG_SECTION_TOKENS = 1,   /* the token ids */
+    CG_SECTION_LOSSLESS = 2, /* one layer group and plane, exact */
+    CG_SECTION_SYMBOLS = 3,  /* one layer group and plane, transformed and quantized */
+    CG_SECTION_SINKS = 4,    /* one layer group and plane, the exact first tokens of a context */
+} cg_section_kind;
+
+typedef struct cg_section {
+    uint8_t kind;   /* cg_section_kind */
+    uint8_t plane;  /* CG_K or CG_V; 0 for tokens */
+    uint16_t group; /* layer group; 0 for tokens */
+    uint64_t offset;
+    uint32_t bytes;
+    uint64_t hash;  /* xxh3-64 of the section's bytes */
+} cg_section;
+
+typedef struct cg_chunk_header {
+    uint32_t version;
+    uint32_t header_bytes; /* fixed header and section table */
+    uint64_t file_bytes;
+    uint8_t level;         /* cg_level */
+    uint8_t prefix_level;  /* provenance: worst level of the prefix that this KV was computed on; 0 = exact */
+    uint8_t token_bytes;   /* 2, 3 or 4 bytes a token id */
+    uint32_t first_position;
+    uint32_t n_tokens;
+    uint32_t n_sections;
+    cg_geometry geometry;
+    cg_fingerprint model;
+    cg_fingerprint profile; /* zeros at L0 */
+    cg_key parent, extra, key;
+} cg_chunk_header;
+
+typedef struct cg_chunk {
+    cg_chunk_header header;
+    const uint8_t *bytes; /* the whole file, the caller's */
+    size_t n_bytes;
+} cg_chunk;
+
+/* Parses the fixed header from the first bytes of a file (at least CG_CHUNK_FIXED_BYTES); does not see the section
+ * table, so the header's checksum is not checked. For `ls`-like readers that want sizes and keys.
+ * CG_ERR_TRUNCATED, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION, CG_ERR_UNSUPPORTED, CG_ERR_CORRUPT. */
+cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_header *header_out);
+
+/* Parses a whole chunk and checks its header, section table (order, bounds, no gap, no overlap, nothing after the
+ * last section) and the header's checksum. Sections' own checksums are checked by cg_chunk_verify() or as they are
+ * decoded. *chunk_out points into bytes. */
+cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_out);
+
+/* Row section_index of the table. The index must be below header.n_sections. */
+cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index);
+
+/* Everything that can be checked without a profile: cg_chunk_open(), all section checksums, that key is the hash of
+ * parent, extra and tokens. What a store runs before it publishes. */
+cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes);
+
+/* CG_ERR_CORRUPT unless the section's bytes have its checksum. section: from cg_chunk_section(). */
+cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *section);
+
+/* tokens_out[n_tokens]. Checks the section's checksum. */
+cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
+
+/* Writes header and section table into the first bytes of bytes[n_bytes], whose payload the caller has laid out behind
+ * them: sections in table order without gaps (kind, plane, group and bytes of each are used). Fills all checksums.
+ * version, header_bytes and file_bytes of header are ignored.
+ * CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
+cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes, size_t n_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

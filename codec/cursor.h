@@ -1,0 +1,117 @@
+/* codec/cursor.h - reading and writing little-endian fields of bytes that we did not write, and sizes that can overflow.
+ *
+ * A read that does not fit returns false and leaves the cursor where it was. Fields are assembled byte by byte:
+ * file bytes are never cast to a struct.
+ * Threads: pure functions on the caller's memory.
+ */
+#ifndef CG_CODEC_CURSOR_H
+#define CG_CODEC_CURSOR_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct cg_cursor {
+    const uint8_t *at;
+    size_t left_bytes;
+} cg_cursor;
+
+/* *product_out = a * b; false when that does not fit. */
+static inline bool cg_size_mul(size_t a, size_t b, size_t *product_out)
+{
+    return !__builtin_mul_overflow(a, b, product_out);
+}
+
+static inline bool cg_size_add(size_t a, size_t b, size_t *sum_out)
+{
+    return !__builtin_add_overflow(a, b, sum_out);
+}
+
+static inline bool cg_cursor_skip(cg_cursor *in, size_t n_bytes)
+{
+    if (n_bytes > in->left_bytes)
+        return false;
+    in->at += n_bytes;
+    in->left_bytes -= n_bytes;
+    return true;
+}
+
+/* *bytes_out points into the cursor's memory: n_bytes bytes of it. */
+static inline bool cg_cursor_bytes(cg_cursor *in, size_t n_bytes, const uint8_t **bytes_out)
+{
+    const uint8_t *at = in->at;
+    if (!cg_cursor_skip(in, n_bytes))
+        return false;
+    *bytes_out = at;
+    return true;
+}
+
+static inline uint64_t cg_load_le(const uint8_t *bytes, size_t n_bytes)
+{
+    uint64_t value = 0;
+    for (size_t i = 0; i < n_bytes; i++)
+        value |= (uint64_t)bytes[i] << (8 * i);
+    return value;
+}
+
+static inline void cg_store_le(uint8_t *bytes, size_t n_bytes, uint64_t value)
+{
+    for (size_t i = 0; i < n_bytes; i++)
+        bytes[i] = (uint8_t)(value >> (8 * i));
+}
+
+static inline bool cg_cursor_u8(cg_cursor *in, uint8_t *value_out)
+{
+    const uint8_t *bytes;
+    if (!cg_cursor_bytes(in, 1, &bytes))
+        return false;
+    *value_out = bytes[0];
+    return true;
+}
+
+static inline bool cg_cursor_u16(cg_cursor *in, uint16_t *value_out)
+{
+    const uint8_t *bytes;
+    if (!cg_cursor_bytes(in, 2, &bytes))
+        return false;
+    *value_out = (uint16_t)cg_load_le(bytes, 2);
+    return true;
+}
+
+static inline bool cg_cursor_u32(cg_cursor *in, uint32_t *value_out)
+{
+    const uint8_t *bytes;
+    if (!cg_cursor_bytes(in, 4, &bytes))
+        return false;
+    *value_out = (uint32_t)cg_load_le(bytes, 4);
+    return true;
+}
+
+static inline bool cg_cursor_u64(cg_cursor *in, uint64_t *value_out)
+{
+    const uint8_t *bytes;
+    if (!cg_cursor_bytes(in, 8, &bytes))
+        return false;
+    *value_out = cg_load_le(bytes, 8);
+    return true;
+}
+
+/* An IEEE 754 binary32, as its bits. */
+static inline bool cg_cursor_f32(cg_cursor *in, float *value_out)
+{
+    uint32_t bits;
+    if (!cg_cursor_u32(in, &bits))
+        return false;
+    memcpy(value_out, &bits, sizeof bits);
+    return true;
+}
+
+static inline bool cg_cursor_f64(cg_cursor *in, double *value_out)
+{
+    uint64_t bits;
+    if (!cg_cursor_u64(in, &bits))
+        return false;
+    memcpy(value_out, &bits, sizeof bits);
+    return true;
+}
+#endif

@@ -1,0 +1,63 @@
+/* codec/geometry.h - the shape of a model's KV cache, and its element types. */
+#ifndef CG_CODEC_GEOMETRY_H
+#define CG_CODEC_GEOMETRY_H
+#include "codec/status.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CG_MAX_LAYERS = 1024,
+    CG_MAX_KV_HEADS = 1024,
+    CG_MAX_HEAD_DIM = 1024,
+    CG_MAX_CHUNK_TOKENS = 65536,
+    CG_FINGERPRINT_BYTES = 16,
+    CG_KEY_BYTES = 16,
+};
+
+typedef enum cg_dtype { CG_DTYPE_BF16 = 1, CG_DTYPE_FP16 = 2, CG_DTYPE_FP32 = 3 } cg_dtype;
+
+/* Quality levels. Lower is finer; L0 is lossless. */
+typedef enum cg_level { CG_L0 = 0, CG_L1 = 1, CG_L2 = 2, CG_L3 = 3, CG_N_LEVELS = 4 } cg_level;
+
+enum { CG_K = 0, CG_V = 1, CG_N_PLANES = 2 };
+
+/* One chunk's K and V are [n_layers][2][n_tokens][n_kv_heads][head_dim] elements of dtype. */
+typedef struct cg_geometry {
+    uint16_t n_layers;
+    uint16_t n_kv_heads;
+    uint16_t head_dim;   /* of K and of V */
+    uint8_t dtype;       /* cg_dtype */
+    uint8_t n_planes;    /* 2; 1 (an MLA latent) is in the format, and refused by this version */
+} cg_geometry;
+
+/* 2 or 4; 0 for an unknown dtype. */
+size_t cg_dtype_bytes(unsigned dtype);
+const char *cg_dtype_name(unsigned dtype); /* "bf16", "fp16", "fp32", "unknown" */
+
+/* Channels of one layer and plane: n_kv_heads * head_dim. */
+static inline size_t cg_geometry_channels(const cg_geometry *g)
+{
+    return (size_t)g->n_kv_heads * g->head_dim;
+}
+
+/* Elements of a chunk, K and V of all layers. Cannot overflow for a geometry that cg_geometry_check() took
+ * and n_tokens <= CG_MAX_CHUNK_TOKENS. */
+static inline uint64_t cg_geometry_elements(const cg_geometry *g, uint32_t n_tokens)
+{
+    return (uint64_t)g->n_layers * g->n_planes * n_tokens * cg_geometry_channels(g);
+}
+
+/* CG_ERR_INVALID_ARGUMENT: a count is 0 or above its CG_MAX_. CG_ERR_UNSUPPORTED: unknown dtype, n_planes != 2,
+ * or an odd head_dim. */
+cg_status cg_geometry_check(const cg_geometry *geometry);
+bool cg_geometry_equal(const cg_geometry *a, const cg_geometry *b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
