@@ -55,18 +55,22 @@ typedef struct cg_io_completion {
     uint64_t submitted_ns, completed_ns; /* CLOCK_MONOTONIC */
 } cg_io_completion;
 
-/* CG_ERR_UNSUPPORTED: CG_IO_URING was asked for and the kernel refuses it (say why with cg_io_uring_reason()). */
+/* CG_ERR_UNSUPPORTED: CG_IO_URING was asked for and the kernel refuses it (say why with cg_io_uring_reason()).
+ * config NULL: all defaults. */
 cg_status cg_io_new(const cg_io_config *config, cg_io **io_out);
-/* Cancels or waits for what is under way; operations that stay hung are abandoned after grace_ns. */
-void cg_io_free(cg_io *io, uint64_t grace_ns);
+/* Tries io_uring out. True: it works here, and reason_out is ""; else a short English sentence. */
+bool cg_io_uring_reason(char *reason_out, size_t reason_bytes);
+/* Reads and stats under way are cancelled, writes are finished; operations that stay hung are abandoned after grace_ns. */
+void cg_io_free(cg_io *io, uint64_t grace_ns); /* NULL is fine */
 cg_io_backend cg_io_backend_in_use(const cg_io *io);
 const char *cg_io_backend_name(cg_io_backend backend);
 
 /* Submits never block on the disk; CG_ERR_AGAIN: queue_depth operations are under way: reap first.
- * path is relative to dir_fd (AT_FDCWD allowed) and copied. Nothing follows a symbolic link in the last component. */
+ * path is relative to dir_fd (AT_FDCWD allowed) and copied. Nothing follows a symbolic link in the last component;
+ * what is no regular file completes with CG_ERR_INVALID_ARGUMENT (error: EISDIR, ELOOP, EINVAL). */
 
 /* Reads a whole file of at most max_bytes; a larger one completes with CG_ERR_BUFFER_TOO_SMALL. expected_bytes > 0
- * spares the size look-up; a file of another size is still read whole. */
+ * spares the size look-up, so it should come from one; a file of another size is still read whole. */
 cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes, uint64_t max_bytes,
                      cg_io_cache cache, uint64_t user);
 /* Completes with CG_OK and file_bytes for a regular file, CG_ERR_NOT_FOUND, or another error. */
@@ -83,10 +87,14 @@ cg_status cg_io_wait(cg_io *io, uint64_t timeout_ns, cg_io_completion *completio
                      size_t *n_out);
 /* Any thread: makes the current or next cg_io_wait() return. */
 void cg_io_wake(cg_io *io);
-/* The operation(s) submitted with user complete at the next wait with CG_ERR_TIMED_OUT. */
+/* The operation(s) submitted with user complete at the next wait with CG_ERR_TIMED_OUT, unless they have completed.
+ * They no longer count as under way but as abandoned, until the kernel lets go of them. An abandoned write publishes
+ * nothing, or all of it if it was that far; the kernel may still read its bytes, which then reach nobody. */
 void cg_io_abandon(cg_io *io, uint64_t user);
 uint32_t cg_io_n_abandoned(const cg_io *io);
-/* Any thread. NULL is fine. */
+/* Submitted and not yet taken with cg_io_wait(); 0: idle. */
+uint32_t cg_io_n_under_way(const cg_io *io);
+/* Any thread, also after cg_io_free(). NULL is fine. */
 void cg_io_buffer_release(cg_io_buffer *buffer);
 
 #ifdef __cplusplus

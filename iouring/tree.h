@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { CG_TREE_NAME_BYTES = 256, CG_TREE_PATH_BYTES = 1024, CG_TREE_FP8_DIGITS = 8 };
+enum { CG_TREE_NAME_BYTES = 256, CG_TREE_PATH_BYTES = 1024, CG_TREE_FP8_DIGITS = 8, CG_TREE_MAX_CHUNKS = 100000 };
 
 typedef enum cg_tree_kind {
     CG_TREE_ORDINARY = 0,      /* no rule speaks of it */
@@ -54,9 +54,14 @@ bool cg_tree_name_is_valid(const char *text);
  * CG_ERR_INVALID_ARGUMENT: bad model name or level. CG_ERR_BUFFER_TOO_SMALL. */
 cg_status cg_tree_object_path(const char *model, const cg_key *key, cg_level level, const cg_fingerprint *profile,
                               char *path_out, size_t path_bytes);
-/* "<model>/contexts/<context>/L2/00012.kv" */
+/* "<model>/contexts/<context>/L2/00012.kv". CG_ERR_INVALID_ARGUMENT also for index >= CG_TREE_MAX_CHUNKS. */
 cg_status cg_tree_context_path(const char *model, const char *context, cg_level level, uint32_t index,
                                char *path_out, size_t path_bytes);
+/* "<model>/contexts/<context>/<leaf>"; leaf is not checked: "context.json", "tokens", "profile.cgp", "model.json". */
+cg_status cg_tree_context_file_path(const char *model, const char *context, const char *leaf, char *path_out,
+                                    size_t path_bytes);
+/* "<model>/profiles/<fp32 hex>.cgp" */
+cg_status cg_tree_profile_path(const char *model, const cg_fingerprint *profile, char *path_out, size_t path_bytes);
 
 #ifdef __cplusplus
 }

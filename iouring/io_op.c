@@ -1,0 +1,341 @@
+#include "iouring/io_op.h"
+
+#include "iouring/io_write.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    MAX_RETRIES = 64,        /* of EINTR, EAGAIN, and of files that change under the reader */
+    STEP_BYTES = 1 << 30,    /* Linux moves at most 0x7ffff000 bytes a call */
+    MAX_TEMP_SUFFIX = 32,
+};
+
+enum { READ_OPEN, READ_STAT, READ_DATA, READ_REOPEN, READ_CLOSE, STAT_PATH };
+
+uint64_t cg_io_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_op **op_out)
+{
+    *op_out = NULL;
+    const size_t path_bytes = strnlen(path, PATH_MAX);
+    if (path_bytes == 0 || path_bytes + MAX_TEMP_SUFFIX >= PATH_MAX)
+        return CG_ERR_INVALID_ARGUMENT;
+    size_t n_components = 0;
+    for (const char *at = path; *at != '\0'; at++)
+        n_components += *at == '/';
+    if (n_components > 62) /* made_dirs has a bit for each */
+        return CG_ERR_INVALID_ARGUMENT;
+
+    const bool writes = kind == CG_IO_OP_WRITE;
+    cg_io_op *op = calloc(1, sizeof *op);
+    char *paths = malloc(path_bytes + 1 + (writes ? 2 * (path_bytes + MAX_TEMP_SUFFIX) : 0));
+    if (op == NULL || paths == NULL) {
+        free(op);
+        free(paths);
+        return CG_ERR_NO_MEMORY;
+    }
+    memcpy(paths, path, path_bytes + 1);
+    op->path = paths;
+    if (writes) {
+        op->temp_path = paths + path_bytes + 1;
+        op->prefix = op->temp_path + path_bytes + MAX_TEMP_SUFFIX;
+    }
+    op->kind = kind;
+    op->dir_fd = dir_fd;
+    op->fd = -1;
+    op->submitted_ns = cg_io_now_ns();
+    *op_out = op;
+    return CG_OK;
+}
+
+void cg_io_op_free(cg_io_op *op)
+{
+    if (op == NULL)
+        return;
+    if (op->buffer != NULL)
+        cg_io_buffer_release(&op->buffer->buffer);
+    free(op->path);
+    free(op);
+}
+
+void cg_io_op_record_error(cg_io_op *op, int error)
+{
+    if (op->status != CG_OK)
+        return;
+    op->error = error;
+    op->status = error == ELOOP || error == EISDIR ? CG_ERR_INVALID_ARGUMENT : cg_status_from_errno(error);
+}
+
+cg_status cg_io_op_check_regular(cg_io_op *op, const struct statx *statx)
+{
+    if (S_ISREG(statx->stx_mode))
+        return CG_OK;
+    op->status = CG_ERR_INVALID_ARGUMENT;
+    op->error = S_ISDIR(statx->stx_mode) ? EISDIR : S_ISLNK(statx->stx_mode) ? ELOOP : EINVAL;
+    return op->status;
+}
+
+bool cg_io_op_reserve(cg_io_op *op, uint64_t file_bytes)
+{
+    if (file_bytes > op->max_bytes) {
+        op->status = CG_ERR_BUFFER_TOO_SMALL;
+        return false;
+    }
+    if (file_bytes > SIZE_MAX / 2) {
+        op->status = CG_ERR_NO_MEMORY;
+        return false;
+    }
+    const size_t need = ((size_t)file_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES;
+    op->size_bytes = file_bytes;
+    if (op->buffer != NULL && op->buffer->buffer.capacity_bytes >= need)
+        return true;
+    if (op->buffer != NULL)
+        cg_io_buffer_release(&op->buffer->buffer);
+    op->buffer = cg_io_pool_get(op->pool, need);
+    if (op->buffer == NULL)
+        op->status = CG_ERR_NO_MEMORY;
+    return op->buffer != NULL;
+}
+
+static void finish(cg_io_op *op)
+{
+    op->step = (cg_io_step){.kind = CG_IO_STEP_DONE};
+    op->completed_ns = cg_io_now_ns();
+}
+
+static void read_open(cg_io_op *op)
+{
+    op->state = READ_OPEN;
+    /* O_NONBLOCK: opening a FIFO must not wait for its writer. */
+    op->step = (cg_io_step){
+        .kind = CG_IO_STEP_OPEN,
+        .fd = op->dir_fd,
+        .path = op->path,
+        .flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (op->direct ? O_DIRECT : 0),
+    };
+}
+
+static void read_close(cg_io_op *op, int next_state)
+{
+    op->state = next_state;
+    op->step = (cg_io_step){.kind = CG_IO_STEP_CLOSE, .fd = op->fd};
+    op->fd = -1;
+}
+
+static void read_stat(cg_io_op *op)
+{
+    op->state = READ_STAT;
+    op->step = (cg_io_step){
+        .kind = CG_IO_STEP_STATX, .fd = op->fd, .path = "", .flags = AT_EMPTY_PATH, .statx = &op->statx};
+}
+
+static void read_next(cg_io_op *op)
+{
+    /* O_DIRECT wants aligned offsets: after an odd end its last block is read again. */
+    const size_t offset = op->direct ? op->done_bytes / CG_IO_PAGE_BYTES * CG_IO_PAGE_BYTES : op->done_bytes;
+    const size_t left_bytes = op->buffer->buffer.capacity_bytes - offset;
+    op->state = READ_DATA;
+    op->step = (cg_io_step){
+        .kind = CG_IO_STEP_READ,
+        .fd = op->fd,
+        .bytes = op->buffer->buffer.data + offset,
+        .n_bytes = left_bytes < STEP_BYTES ? left_bytes : STEP_BYTES,
+        .offset = offset,
+    };
+}
+
+static void read_begin(cg_io_op *op, uint64_t file_bytes)
+{
+    op->done_bytes = 0;
+    if (cg_io_op_reserve(op, file_bytes))
+        read_next(op);
+    else
+        read_close(op, READ_CLOSE);
+}
+
+static void read_failed(cg_io_op *op, int error)
+{
+    cg_io_op_record_error(op, error);
+    if (op->fd >= 0)
+        read_close(op, READ_CLOSE);
+    else
+        finish(op);
+}
+
+static void read_opened(cg_io_op *op, int result)
+{
+    if (result == -EINVAL && op->direct) {
+        op->direct = false; /* the file system has no O_DIRECT */
+        read_open(op);
+        return;
+    }
+    if (result < 0) {
+        read_failed(op, -result);
+        return;
+    }
+    op->fd = result;
+    /* Off again before reading: io_uring takes a non-blocking file as one that never blocks, and reads inline. */
+    fcntl(op->fd, F_SETFL, op->direct ? O_DIRECT : 0);
+    if (op->expected_bytes > 0 && op->expected_bytes <= op->max_bytes && !op->size_is_known)
+        read_begin(op, op->expected_bytes);
+    else
+        read_stat(op);
+}
+
+static void read_statted(cg_io_op *op, int result)
+{
+    if (result < 0) {
+        read_failed(op, -result);
+        return;
+    }
+    if (cg_io_op_check_regular(op, &op->statx) != CG_OK) {
+        read_close(op, READ_CLOSE);
+        return;
+    }
+    op->size_is_known = true;
+    read_begin(op, op->statx.stx_size);
+}
+
+static void read_complete(cg_io_op *op)
+{
+    if (op->done_bytes > op->max_bytes)
+        op->status = CG_ERR_BUFFER_TOO_SMALL;
+    op->file_bytes = op->done_bytes;
+    op->buffer->buffer.n_bytes = op->done_bytes;
+    read_close(op, READ_CLOSE);
+}
+
+static void read_data(cg_io_op *op, int result)
+{
+    if (result == -EINVAL && op->direct) {
+        op->direct = false;
+        read_close(op, READ_REOPEN);
+        return;
+    }
+    if (result == -EINTR || result == -EAGAIN) {
+        if (++op->n_retries > MAX_RETRIES)
+            read_failed(op, -result);
+        return; /* the same step again */
+    }
+    if (result < 0) {
+        read_failed(op, -result);
+        return;
+    }
+    const size_t end = (size_t)op->step.offset + (size_t)result;
+    const bool at_end = result == 0 || end <= op->done_bytes;
+    if (end > op->done_bytes)
+        op->done_bytes = end;
+    /* The buffer has room for more than size_bytes: exactly that many is a whole file. */
+    if (op->done_bytes == op->size_bytes || (at_end && op->size_is_known)) {
+        read_complete(op);
+    } else if (!op->size_is_known || op->done_bytes == op->buffer->buffer.capacity_bytes) {
+        /* Not the file that was expected, or one that grows: look at it, and read it from its start. */
+        if (++op->n_retries > MAX_RETRIES)
+            read_failed(op, EBUSY);
+        else
+            read_stat(op);
+    } else {
+        read_next(op);
+    }
+}
+
+static void stat_done(cg_io_op *op, int result)
+{
+    if (result < 0)
+        cg_io_op_record_error(op, -result);
+    else if (cg_io_op_check_regular(op, &op->statx) == CG_OK)
+        op->file_bytes = op->statx.stx_size;
+    finish(op);
+}
+
+void cg_io_op_start(cg_io_op *op)
+{
+    switch (op->kind) {
+    case CG_IO_OP_READ:
+        read_open(op);
+        break;
+    case CG_IO_OP_STAT:
+        op->state = STAT_PATH;
+        op->step = (cg_io_step){.kind = CG_IO_STEP_STATX,
+                                .fd = op->dir_fd,
+                                .path = op->path,
+                                .flags = AT_SYMLINK_NOFOLLOW,
+                                .statx = &op->statx};
+        break;
+    case CG_IO_OP_WRITE:
+        cg_io_write_start(op);
+        break;
+    }
+}
+
+static void read_advance(cg_io_op *op, int result)
+{
+    if (atomic_load(&op->abandoned) && op->state < READ_REOPEN) {
+        if (op->state == READ_OPEN && result >= 0)
+            op->fd = result;
+        read_failed(op, ETIMEDOUT);
+        return;
+    }
+    switch (op->state) {
+    case READ_OPEN: read_opened(op, result); break;
+    case READ_STAT: read_statted(op, result); break;
+    case READ_DATA: read_data(op, result); break;
+    case READ_REOPEN: read_open(op); break;
+    default: finish(op); break; /* READ_CLOSE: of a file that was only read, nothing is lost */
+    }
+}
+
+void cg_io_op_advance(cg_io_op *op, int result)
+{
+    switch (op->kind) {
+    case CG_IO_OP_READ: read_advance(op, result); break;
+    case CG_IO_OP_STAT: stat_done(op, result); break;
+    case CG_IO_OP_WRITE:
+        if (cg_io_write_advance(op, result))
+            finish(op);
+        break;
+    }
+}
+
+static int64_t run(const cg_io_step *s)
+{
+    switch (s->kind) {
+    case CG_IO_STEP_OPEN: return openat(s->fd, s->path, s->flags, 0600);
+    case CG_IO_STEP_STATX: return statx(s->fd, s->path, s->flags, STATX_TYPE | STATX_SIZE, s->statx);
+    case CG_IO_STEP_READ: return pread(s->fd, s->bytes, s->n_bytes, (off_t)s->offset);
+    case CG_IO_STEP_WRITE: return pwrite(s->fd, s->bytes, s->n_bytes, (off_t)s->offset);
+    case CG_IO_STEP_FSYNC: return fsync(s->fd);
+    case CG_IO_STEP_CLOSE: return close(s->fd);
+    case CG_IO_STEP_LINK: return linkat(s->fd, s->path, s->fd, s->new_path, 0);
+    case CG_IO_STEP_RENAME: return renameat(s->fd, s->path, s->fd, s->new_path);
+    case CG_IO_STEP_UNLINK: return unlinkat(s->fd, s->path, 0);
+    case CG_IO_STEP_MKDIR: return mkdirat(s->fd, s->path, 0700);
+    case CG_IO_STEP_DONE: break;
+    }
+    return 0;
+}
+
+int cg_io_step_run(const cg_io_step *step)
+{
+    const int64_t result = run(step);
+    return result < 0 ? -errno : (int)result;
+}
+
+void cg_io_op_run(cg_io_op *op)
+{
+    cg_io_op_start(op);
+    while (op->step.kind != CG_IO_STEP_DONE)
+        cg_io_op_advance(op, cg_io_step_run(&op->step));
+}

@@ -1,0 +1,102 @@
+/* iouring/io_op.h - an operation of a cg_io as a sequence of system calls. Internal to iouring.
+ *
+ * Both backends run the same sequence, so they cannot differ in what they promise: a thread runs each step with
+ * cg_io_step_run(), io_uring submits it; either hands the result to cg_io_op_advance(), which says what comes next.
+ * Threads: an op belongs to whoever runs it; only `abandoned` is set from outside.
+ */
+#ifndef CG_IOURING_IO_OP_H
+#define CG_IOURING_IO_OP_H
+#include "iouring/io_buffer.h"
+
+#include <stdatomic.h>
+#include <sys/stat.h>
+
+typedef enum cg_io_step_kind {
+    CG_IO_STEP_DONE = 0,
+    CG_IO_STEP_OPEN,   /* openat(fd, path, flags, 0600) */
+    CG_IO_STEP_STATX,  /* statx(fd, path, flags, type and size) */
+    CG_IO_STEP_READ,   /* pread */
+    CG_IO_STEP_WRITE,  /* pwrite */
+    CG_IO_STEP_FSYNC,
+    CG_IO_STEP_CLOSE,
+    CG_IO_STEP_LINK,   /* linkat(fd, path, fd, new_path) */
+    CG_IO_STEP_RENAME, /* renameat(fd, path, fd, new_path) */
+    CG_IO_STEP_UNLINK, /* unlinkat(fd, path) */
+    CG_IO_STEP_MKDIR,  /* mkdirat(fd, path, 0700) */
+} cg_io_step_kind;
+
+typedef struct cg_io_step {
+    cg_io_step_kind kind;
+    int fd; /* the file, or the directory that the paths are relative to */
+    int flags;
+    const char *path, *new_path;
+    void *bytes;
+    size_t n_bytes;
+    uint64_t offset;
+    struct statx *statx;
+} cg_io_step;
+
+typedef enum cg_io_op_kind { CG_IO_OP_READ, CG_IO_OP_STAT, CG_IO_OP_WRITE } cg_io_op_kind;
+
+typedef struct cg_io_op {
+    struct cg_io_op *next; /* the backend's list */
+    cg_io_op_kind kind;
+    int dir_fd;
+    uint64_t user, submitted_ns;
+    char *path;
+    atomic_bool abandoned; /* stop after the step under way, clean up, report to nobody */
+
+    uint64_t expected_bytes, max_bytes; /* reads */
+    bool direct;
+    cg_io_pool *pool;
+    cg_io_pool_buffer *buffer;
+
+    const uint8_t *bytes; /* writes; the caller's */
+    size_t n_bytes;
+    bool replace;
+    char *temp_path;
+    char *prefix;          /* of path: a directory to make or to sync */
+    size_t prefix_bytes;
+    uint64_t made_dirs;    /* bit n: we made the directory of n + 1 components */
+    bool temp_exists, tried_mkdir;
+    int mkdir_error;
+
+    int state;
+    cg_io_step step;
+    int fd;
+    struct statx statx;
+    bool size_is_known;    /* statx speaks of the open file */
+    uint64_t size_bytes;   /* of the file, as known or expected */
+    size_t done_bytes;
+    unsigned n_retries;
+
+    cg_status status; /* the result */
+    int error;
+    uint64_t file_bytes, completed_ns;
+} cg_io_op;
+
+uint64_t cg_io_now_ns(void); /* CLOCK_MONOTONIC */
+
+/* Copies path. CG_ERR_INVALID_ARGUMENT: empty, longer than PATH_MAX, or too deep; CG_ERR_NO_MEMORY. */
+cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_op **op_out);
+/* Releases the buffer too, unless it was taken out. NULL is fine. The op must not have a step under way. */
+void cg_io_op_free(cg_io_op *op);
+
+/* Sets the first step. */
+void cg_io_op_start(cg_io_op *op);
+/* result: of op->step, or -errno. Sets the next step; CG_IO_STEP_DONE when status, error and the rest are final. */
+void cg_io_op_advance(cg_io_op *op, int result);
+/* Result or -errno. */
+int cg_io_step_run(const cg_io_step *step);
+/* Starts the op and runs it to its end in this thread. */
+void cg_io_op_run(cg_io_op *op);
+
+/* Parts of advance that io_uring's chain of open, read and close shares. */
+/* Ends a read or stat: CG_OK for a regular file, else the refusal. Fills status and error of op. */
+cg_status cg_io_op_check_regular(cg_io_op *op, const struct statx *statx);
+/* A buffer for a file of file_bytes and at least one byte more, which shows that a file has grown.
+ * False: op->status says why. */
+bool cg_io_op_reserve(cg_io_op *op, uint64_t file_bytes);
+/* Records a failure unless there is one already. CG_ERR_INVALID_ARGUMENT for ELOOP and EISDIR: not a regular file. */
+void cg_io_op_record_error(cg_io_op *op, int error);
+#endif

@@ -1,0 +1,15 @@
+/* iouring/io_write.h - the steps of an atomic, durable write; see cg_io_write(). Internal to iouring.
+ *
+ * With `replace` false: is it there? - temporary file, write, fsync, close - link - unlink - fsync of the directory.
+ * link() never overwrites, so the first writer wins also against other hosts. Where a file system refuses links the
+ * temporary file is renamed; then two writers may both win, with equal rights to the name.
+ * A failure, or being abandoned, removes the temporary file: nothing half-written ever has the final name.
+ */
+#ifndef CG_IOURING_IO_WRITE_H
+#define CG_IOURING_IO_WRITE_H
+#include "iouring/io_op.h"
+
+void cg_io_write_start(cg_io_op *op);
+/* True when the op is done. */
+bool cg_io_write_advance(cg_io_op *op, int result);
+#endif
