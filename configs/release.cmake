@@ -1,0 +1,2 @@
+# cmake -C configs/release.cmake -B build -G Ninja
+set(CMAKE_BUILD_TYPE Release CACHE STRING "")
