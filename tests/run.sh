@@ -1,0 +1,39 @@
+#!/bin/sh
+# Installs what is missing, builds, runs all tests; ends with ctest's summary and exit status.
+# usage: sh tests/run.sh
+# The sanitizers run first, and the script ends when they fail; CG_SANITIZERS= (empty) skips them.
+set -eu
+cd "$(dirname "$0")/.."
+sanitizers=${CG_SANITIZERS-asan tsan}
+
+# Where something can't be installed, the tests that need it skip and say so.
+for part in build libfuse engine model; do
+    echo "== dependencies: $part"
+    found=$(sh configs/dependencies.sh "$part") ||
+        echo "== $part is not complete here; going on with what there is"
+    eval "$found"
+done
+
+build() {
+    echo "== build: $1 in $2"
+    # Fresh: a cached result of pkg-config may point to a libfuse that is gone.
+    cmake --fresh -C "configs/$1.cmake" -B "$2" -G Ninja -DCG_WERROR=ON \
+        -DCMAKE_PREFIX_PATH="${CG_LIBFUSE_PREFIX:-}" \
+        -DCG_ENGINE_PYTHON="${CG_ENGINE_PYTHON:-}" -DCG_MODEL_DIR="${CG_MODEL_DIR:-}"
+    cmake --build "$2"
+}
+
+# Under some kernels' address randomization ThreadSanitizer finds its memory taken; some containers
+# forbid the cure.
+fixed_addresses=
+setarch -R true 2> /dev/null && fixed_addresses="setarch -R"
+
+for sanitizer in $sanitizers; do
+    build "$sanitizer" "build-$sanitizer"
+    echo "== unit tests and fuzz corpus with $sanitizer"
+    $fixed_addresses ctest --test-dir "build-$sanitizer" --output-on-failure -j2 -L 'unit|fuzz'
+done
+
+build release build
+echo "== all tests"
+exec ctest --test-dir build --output-on-failure -j2 -LE bench
