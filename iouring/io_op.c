@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdio.h>
+#include <stdio.h> /* renameat */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,7 +14,6 @@
 enum {
     MAX_RETRIES = 64,        /* of EINTR, EAGAIN, and of files that change under the reader */
     STEP_BYTES = 1 << 30,    /* Linux moves at most 0x7ffff000 bytes a call */
-    MAX_TEMP_SUFFIX = 32,
 };
 
 enum { READ_OPEN, READ_STAT, READ_DATA, READ_REOPEN, READ_CLOSE, STAT_PATH };
@@ -30,7 +29,7 @@ cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_o
 {
     *op_out = NULL;
     const size_t path_bytes = strnlen(path, PATH_MAX);
-    if (path_bytes == 0 || path_bytes + MAX_TEMP_SUFFIX >= PATH_MAX)
+    if (path_bytes == 0 || path_bytes + CG_IO_TEMP_SUFFIX_BYTES >= PATH_MAX)
         return CG_ERR_INVALID_ARGUMENT;
     size_t n_components = 0;
     for (const char *at = path; *at != '\0'; at++)
@@ -40,7 +39,7 @@ cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_o
 
     const bool writes = kind == CG_IO_OP_WRITE;
     cg_io_op *op = calloc(1, sizeof *op);
-    char *paths = malloc(path_bytes + 1 + (writes ? 2 * (path_bytes + MAX_TEMP_SUFFIX) : 0));
+    char *paths = malloc(path_bytes + 1 + (writes ? 2 * (path_bytes + CG_IO_TEMP_SUFFIX_BYTES) : 0));
     if (op == NULL || paths == NULL) {
         free(op);
         free(paths);
@@ -50,7 +49,7 @@ cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_o
     op->path = paths;
     if (writes) {
         op->temp_path = paths + path_bytes + 1;
-        op->prefix = op->temp_path + path_bytes + MAX_TEMP_SUFFIX;
+        op->prefix = op->temp_path + path_bytes + CG_IO_TEMP_SUFFIX_BYTES;
     }
     op->kind = kind;
     op->dir_fd = dir_fd;
@@ -282,7 +281,7 @@ void cg_io_op_start(cg_io_op *op)
 
 static void read_advance(cg_io_op *op, int result)
 {
-    if (atomic_load(&op->abandoned) && op->state < READ_REOPEN) {
+    if (cg_io_op_is_abandoned(op) && op->state < READ_REOPEN) {
         if (op->state == READ_OPEN && result >= 0)
             op->fd = result;
         read_failed(op, ETIMEDOUT);

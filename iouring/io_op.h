@@ -8,7 +8,6 @@
 #define CG_IOURING_IO_OP_H
 #include "iouring/io_buffer.h"
 
-#include <stdatomic.h>
 #include <sys/stat.h>
 
 typedef enum cg_io_step_kind {
@@ -44,7 +43,7 @@ typedef struct cg_io_op {
     int dir_fd;
     uint64_t user, submitted_ns;
     char *path;
-    atomic_bool abandoned; /* stop after the step under way, clean up, report to nobody */
+    bool abandoned; /* atomic, see cg_io_op_abandon(): stop after the step under way, clean up, report to nobody */
 
     uint64_t expected_bytes, max_bytes; /* reads */
     bool direct;
@@ -76,6 +75,17 @@ typedef struct cg_io_op {
 } cg_io_op;
 
 uint64_t cg_io_now_ns(void); /* CLOCK_MONOTONIC */
+
+/* From any thread. (Builtins: C11's atomic_bool is not known to C++17.) */
+static inline void cg_io_op_abandon(cg_io_op *op)
+{
+    __atomic_store_n(&op->abandoned, true, __ATOMIC_RELEASE);
+}
+
+static inline bool cg_io_op_is_abandoned(const cg_io_op *op)
+{
+    return __atomic_load_n(&op->abandoned, __ATOMIC_ACQUIRE);
+}
 
 /* Copies path. CG_ERR_INVALID_ARGUMENT: empty, longer than PATH_MAX, or too deep; CG_ERR_NO_MEMORY. */
 cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_op **op_out);

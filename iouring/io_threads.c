@@ -74,7 +74,7 @@ static void drop_reference(threads *t)
 /* The op has run to its end. With the lock. */
 static void hand_back(threads *t, cg_io_op *op)
 {
-    if (!atomic_load(&op->abandoned)) {
+    if (!cg_io_op_is_abandoned(op)) {
         list_push(&t->finished, op);
         pthread_cond_signal(&t->done);
         return;
@@ -237,7 +237,7 @@ static bool is_any(const cg_io_op *op, uint64_t unused)
 
 static void abandon_running(threads *t, cg_io_op *op)
 {
-    atomic_store(&op->abandoned, true);
+    cg_io_op_abandon(op);
     t->n_abandoned++;
 }
 
@@ -253,7 +253,7 @@ static void threads_abandon(cg_io *io, uint64_t user)
     }
     for (uint32_t i = 0; i < t->n_workers; i++) {
         cg_io_op *op = t->workers[i].op;
-        if (op == NULL || op->user != user || atomic_load(&op->abandoned))
+        if (op == NULL || op->user != user || cg_io_op_is_abandoned(op))
             continue;
         abandon_running(t, op);
         cg_io_complete_abandoned(io, op);
@@ -289,7 +289,7 @@ static void threads_free(cg_io *io, uint64_t grace_ns)
     free_ops(take_waiting(t, is_not_write, 0));
     for (uint32_t i = 0; i < t->n_workers; i++)
         if (t->workers[i].op != NULL && t->workers[i].op->kind != CG_IO_OP_WRITE &&
-            !atomic_load(&t->workers[i].op->abandoned))
+            !cg_io_op_is_abandoned(t->workers[i].op))
             abandon_running(t, t->workers[i].op);
     pthread_cond_broadcast(&t->work);
     while (t->n_running > 0 && wait_done(t, deadline_ns))
@@ -297,7 +297,7 @@ static void threads_free(cg_io *io, uint64_t grace_ns)
     free_ops(take_waiting(t, is_any, 0));
     for (uint32_t i = 0; i < t->n_workers; i++) {
         worker *w = &t->workers[i];
-        if (w->op != NULL && !atomic_load(&w->op->abandoned))
+        if (w->op != NULL && !cg_io_op_is_abandoned(w->op))
             abandon_running(t, w->op);
         if (w->is_started && w->is_finished)
             pthread_join(w->thread, NULL); /* on its last lines, which need no lock */

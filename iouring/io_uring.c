@@ -165,7 +165,7 @@ static void end_flight(cg_io *io, flight *f)
     u->n_used--;
     if (op->completed_ns == 0)
         op->completed_ns = cg_io_now_ns();
-    if (!atomic_load(&op->abandoned)) {
+    if (!cg_io_op_is_abandoned(op)) {
         cg_io_complete(io, op);
         return;
     }
@@ -205,7 +205,7 @@ static void start_chain(cg_io *io, flight *f, uint64_t file_bytes)
 
 static void looked(cg_io *io, flight *f, int result)
 {
-    if (atomic_load(&f->op->abandoned)) {
+    if (cg_io_op_is_abandoned(f->op)) {
         end_flight(io, f);
     } else if (result < 0) {
         cg_io_op_record_error(f->op, -result);
@@ -227,7 +227,7 @@ static void chain_landed(cg_io *io, flight *f)
     uring *u = io->backend;
     cg_io_op *op = f->op;
     const int open_result = f->open_result, result = open_result < 0 ? open_result : f->read_result;
-    if (atomic_load(&op->abandoned)) {
+    if (cg_io_op_is_abandoned(op)) {
         end_flight(io, f);
     } else if (result == -EINVAL && op->direct) {
         op->direct = false;
@@ -261,7 +261,7 @@ static void cancel_entry(uring *u, const flight *f, unsigned tag)
 /* Marks the flight as abandoned and asks the kernel to hurry. What cleans up is left to run. */
 static void abandon_flight(uring *u, flight *f)
 {
-    atomic_store(&f->op->abandoned, true);
+    cg_io_op_abandon(f->op);
     u->n_abandoned++;
     if (f->mode == MODE_CHAIN) {
         cancel_entry(u, f, TAG_OPEN);
@@ -311,7 +311,7 @@ static void push_stalled(cg_io *io)
             continue;
         f->is_stalled = false;
         u->n_stalled--;
-        if (atomic_load(&f->op->abandoned) && f->mode != MODE_STEPS)
+        if (cg_io_op_is_abandoned(f->op) && f->mode != MODE_STEPS)
             end_flight(io, f);
         else if (f->mode == MODE_CHAIN)
             push_chain(u, f);
@@ -418,7 +418,7 @@ static void uring_abandon(cg_io *io, uint64_t user)
     uring *u = io->backend;
     for (uint32_t i = 0; i < u->n_flights; i++) {
         flight *f = &u->flights[i];
-        if (f->op == NULL || f->op->user != user || atomic_load(&f->op->abandoned))
+        if (f->op == NULL || f->op->user != user || cg_io_op_is_abandoned(f->op))
             continue;
         cg_io_complete_abandoned(io, f->op);
         abandon_flight(u, f);
@@ -436,7 +436,7 @@ static void abandon_all(uring *u, bool writes_too)
 {
     for (uint32_t i = 0; i < u->n_flights; i++) {
         flight *f = &u->flights[i];
-        if (f->op != NULL && !atomic_load(&f->op->abandoned) && (writes_too || f->op->kind != CG_IO_OP_WRITE))
+        if (f->op != NULL && !cg_io_op_is_abandoned(f->op) && (writes_too || f->op->kind != CG_IO_OP_WRITE))
             abandon_flight(u, f);
     }
     flush(u);

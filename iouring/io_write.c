@@ -15,15 +15,14 @@ enum {
 
 enum { MAX_RETRIES = 64, STEP_BYTES = 1 << 30, TEMP_NAME_BYTES = 200 };
 
-/* "dir/.<name>.<16 digits>.tmp" */
-static void name_temp_file(cg_io_op *op)
+void cg_io_temp_path(const char *path, char *temp_out)
 {
-    const char *slash = strrchr(op->path, '/');
-    const int dir_bytes = slash == NULL ? 0 : (int)(slash - op->path) + 1;
+    const char *slash = strrchr(path, '/');
+    const int dir_bytes = slash == NULL ? 0 : (int)(slash - path) + 1;
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, GRND_NONBLOCK) != (ssize_t)sizeof random)
-        random = cg_io_now_ns() ^ (uint64_t)(uintptr_t)op; /* O_EXCL finds a collision */
-    sprintf(op->temp_path, "%.*s.%.*s.%016llx.tmp", dir_bytes, op->path, TEMP_NAME_BYTES, op->path + dir_bytes,
+        random = cg_io_now_ns() ^ (uint64_t)(uintptr_t)temp_out; /* O_EXCL and link() find a collision */
+    sprintf(temp_out, "%.*s.%.*s.%016llx.tmp", dir_bytes, path, TEMP_NAME_BYTES, path + dir_bytes,
             (unsigned long long)random);
 }
 
@@ -39,7 +38,7 @@ static void look(cg_io_op *op, int state)
 
 static void open_temp(cg_io_op *op)
 {
-    name_temp_file(op);
+    cg_io_temp_path(op->path, op->temp_path);
     op->state = WRITE_OPEN;
     op->step = (cg_io_step){.kind = CG_IO_STEP_OPEN,
                             .fd = op->dir_fd,
@@ -234,7 +233,7 @@ static bool synced_dir(cg_io_op *op)
 
 bool cg_io_write_advance(cg_io_op *op, int result)
 {
-    if (atomic_load(&op->abandoned) && op->state < WRITE_UNLINK) {
+    if (cg_io_op_is_abandoned(op) && op->state < WRITE_UNLINK) {
         if (op->state == WRITE_OPEN && result >= 0) {
             op->fd = result;
             op->temp_exists = true;

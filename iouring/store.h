@@ -17,7 +17,8 @@ extern "C" {
 
 typedef struct cg_store cg_store;
 
-/* Opens root/model; with create, makes root/model and its folders (0700). CG_ERR_NOT_FOUND without. */
+/* Opens root/model; with create, makes root/model and its folders (0700), and root itself if only that is missing.
+ * CG_ERR_NOT_FOUND without. */
 cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out);
 void cg_store_free(cg_store *store);
 int cg_store_root_fd(const cg_store *store);       /* for cg_io calls with paths of tree.h; the store's */
@@ -50,7 +51,17 @@ typedef struct cg_store_link {
 
 /* Makes contexts/<name> from published chunks: links (or copies) of them, tokens, profile.cgp, model.json, and
  * context.json last (its presence makes the context). An existing context of that name is replaced when its chunk
- * list differs. json_text: see FORMAT.md, "context.json". */
+ * list differs; if that changes files that its context.json speaks of, that context.json goes first.
+ *
+ * context.json, in UTF-8:
+ *   {"version":1,"model":"<model>","model_fingerprint":"<32 hex>","profile":"<32 hex>" or null,"n_tokens":N,
+ *    "chunks":[{"key":"<32 hex>","first_position":P,"n_tokens":n,"levels":["L0","L2"]}, ...]}
+ * The chunks are in order, without gaps from position 0 to n_tokens; chunk i at level l is l/<i as 5 digits>.kv.
+ * profile is null when no level but L0 is linked.
+ *
+ * CG_ERR_INVALID_ARGUMENT: the name; no link; a link without levels. CG_ERR_NOT_FOUND: a chunk at a linked level, or
+ * with L1..L3 the profile in profiles/. CG_ERR_FOREIGN_TOKENS: the links are no chain of these tokens.
+ * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL. The cg_io must be idle. */
 cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char *name, const cg_store_link *links,
                                    size_t n_links, const cg_fingerprint *profile, const uint32_t *tokens,
                                    size_t n_tokens);
@@ -59,6 +70,18 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
  * can be found by its key: links or copies it to its object path unless that exists. What cachegenfs calls when a
  * context is copied in. */
 cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *header);
+
+/* The same for contexts/<name>/profile.cgp: installs it as profiles/<fingerprint>.cgp, and `default` if there is none.
+ * What cg_profile_open() refuses is refused. CG_ERR_INVALID_ARGUMENT: path is no such name. */
+cg_status cg_store_adopt_profile(int root_fd, const char *path);
+/* The same for contexts/<name>/model.json: copies it to <model>/model.json unless that exists.
+ * CG_ERR_CORRUPT: it does not start as a JSON object. */
+cg_status cg_store_adopt_model(int root_fd, const char *path);
+/* Adopts all chunks, profiles and model.json below contexts/ of all models: at the start of a mount, and after contexts
+ * were copied behind its back. Chunks that can be found already cost a look at two headers; others are verified whole
+ * first. Files that are no good are passed over. *n_adopted_out (may be NULL): chunks that could not be found before.
+ * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. */
+cg_status cg_store_adopt_tree(int root_fd, uint32_t *n_adopted_out);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,278 @@
+#include "iouring/file.h"
+
+#include "iouring/io_write.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h> /* renameat */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { COPY_BYTES = 1 << 20 };
+
+static int open_regular(int dir_fd, const char *path, uint64_t *file_bytes_out, cg_status *status_out)
+{
+    struct stat s;
+    const int fd = openat(dir_fd, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    if (fd < 0 || fstat(fd, &s) != 0)
+        *status_out = errno == ELOOP ? CG_ERR_INVALID_ARGUMENT : cg_status_from_errno(errno);
+    else if (!S_ISREG(s.st_mode))
+        *status_out = CG_ERR_INVALID_ARGUMENT;
+    else {
+        *file_bytes_out = (uint64_t)s.st_size;
+        *status_out = CG_OK;
+        return fd;
+    }
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+/* Up to n_bytes from offset on: fewer only at the end of the file. */
+static cg_status read_fully(int fd, uint8_t *bytes, size_t n_bytes, uint64_t offset, size_t *n_read_out)
+{
+    size_t done_bytes = 0;
+    while (done_bytes < n_bytes) {
+        const ssize_t n = pread(fd, bytes + done_bytes, n_bytes - done_bytes, (off_t)(offset + done_bytes));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return cg_status_from_errno(errno);
+        if (n == 0)
+            break;
+        done_bytes += (size_t)n;
+    }
+    *n_read_out = done_bytes;
+    return CG_OK;
+}
+
+cg_status cg_file_read(int dir_fd, const char *path, size_t max_bytes, uint8_t **bytes_out, size_t *n_bytes_out)
+{
+    cg_status status;
+    uint64_t file_bytes;
+    uint8_t *bytes = NULL;
+    size_t n_read = 0;
+    *bytes_out = NULL;
+    *n_bytes_out = 0;
+    const int fd = open_regular(dir_fd, path, &file_bytes, &status);
+    if (fd < 0)
+        return status;
+    status = CG_ERR_BUFFER_TOO_SMALL;
+    if (file_bytes > max_bytes)
+        goto done;
+    status = CG_ERR_NO_MEMORY;
+    if ((bytes = malloc((size_t)file_bytes + 1)) == NULL) /* one more: malloc(0) may be NULL */
+        goto done;
+    if ((status = read_fully(fd, bytes, (size_t)file_bytes, 0, &n_read)) != CG_OK)
+        goto done;
+    *n_bytes_out = n_read;
+    *bytes_out = bytes;
+    bytes = NULL;
+done:
+    free(bytes);
+    close(fd);
+    return status;
+}
+
+cg_status cg_file_read_start(int dir_fd, const char *path, void *bytes_out, size_t n_bytes, uint64_t *file_bytes_out)
+{
+    cg_status status;
+    uint64_t file_bytes;
+    size_t n_read = 0;
+    const int fd = open_regular(dir_fd, path, &file_bytes, &status);
+    if (fd < 0)
+        return status;
+    status = read_fully(fd, bytes_out, n_bytes, 0, &n_read);
+    close(fd);
+    if (file_bytes_out != NULL)
+        *file_bytes_out = file_bytes;
+    return status == CG_OK && n_read < n_bytes ? CG_ERR_TRUNCATED : status;
+}
+
+cg_status cg_file_chunk_header(int dir_fd, const char *path, cg_chunk_header *header_out)
+{
+    uint8_t bytes[CG_CHUNK_FIXED_BYTES];
+    uint64_t file_bytes;
+    cg_status status = cg_file_read_start(dir_fd, path, bytes, sizeof bytes, &file_bytes);
+    if (status == CG_OK)
+        status = cg_chunk_header_parse(bytes, sizeof bytes, header_out);
+    if (status == CG_OK && header_out->file_bytes != file_bytes)
+        status = header_out->file_bytes > file_bytes ? CG_ERR_TRUNCATED : CG_ERR_CORRUPT;
+    return status;
+}
+
+cg_status cg_file_write(int dir_fd, const char *path, const void *bytes, size_t n_bytes, bool replace)
+{
+    cg_io_op *op;
+    cg_status status = cg_io_op_new(CG_IO_OP_WRITE, dir_fd, path, &op);
+    if (status != CG_OK)
+        return status;
+    op->bytes = bytes;
+    op->n_bytes = n_bytes;
+    op->replace = replace;
+    cg_io_op_run(op);
+    status = op->status;
+    cg_io_op_free(op);
+    return status;
+}
+
+cg_status cg_file_update(int dir_fd, const char *path, const void *bytes, size_t n_bytes)
+{
+    uint8_t *old;
+    size_t old_bytes;
+    const cg_status status = cg_file_read(dir_fd, path, n_bytes, &old, &old_bytes);
+    const bool same = status == CG_OK && old_bytes == n_bytes && memcmp(old, bytes, n_bytes) == 0;
+    free(old);
+    return same ? CG_OK : cg_file_write(dir_fd, path, bytes, n_bytes, true);
+}
+
+/* "a/b" for "a/b/c", "." for "c"; false when it does not fit. */
+static bool parent_of(const char *path, char parent_out[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    const size_t n_bytes = slash == NULL ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    if (n_bytes >= PATH_MAX)
+        return false;
+    memcpy(parent_out, slash == NULL ? "." : path, n_bytes);
+    parent_out[n_bytes] = '\0';
+    return true;
+}
+
+cg_status cg_file_sync_dir(int dir_fd, const char *path)
+{
+    char parent[PATH_MAX];
+    if (!parent_of(path, parent))
+        return CG_ERR_INVALID_ARGUMENT;
+    const int fd = openat(dir_fd, parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return cg_status_from_errno(errno);
+    const int error = fsync(fd) == 0 || errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP ? 0 : errno;
+    close(fd);
+    return cg_status_from_errno(error);
+}
+
+cg_status cg_file_make_parents(int dir_fd, const char *path)
+{
+    char prefix[PATH_MAX];
+    struct stat s;
+    if (!parent_of(path, prefix))
+        return CG_ERR_INVALID_ARGUMENT;
+    if (fstatat(dir_fd, prefix, &s, 0) == 0)
+        return CG_OK;
+    for (const char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        memcpy(prefix, path, (size_t)(slash - path));
+        prefix[slash - path] = '\0';
+        if (mkdirat(dir_fd, prefix, 0700) == 0) {
+            const cg_status status = cg_file_sync_dir(dir_fd, prefix);
+            if (status != CG_OK)
+                return status;
+        } else if (errno != EEXIST) {
+            return cg_status_from_errno(errno);
+        }
+    }
+    return CG_OK;
+}
+
+static cg_status write_fully(int fd, const uint8_t *bytes, size_t n_bytes)
+{
+    while (n_bytes > 0) {
+        const ssize_t n = write(fd, bytes, n_bytes);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n == 0 ? CG_ERR_IO : cg_status_from_errno(errno);
+        bytes += n;
+        n_bytes -= (size_t)n;
+    }
+    return CG_OK;
+}
+
+static cg_status copy_bytes(int from_fd, int to_fd)
+{
+    cg_status status;
+    size_t n_read;
+    uint8_t *bytes = malloc(COPY_BYTES);
+    if (bytes == NULL)
+        return CG_ERR_NO_MEMORY;
+    uint64_t offset = 0;
+    do {
+        if ((status = read_fully(from_fd, bytes, COPY_BYTES, offset, &n_read)) == CG_OK)
+            status = write_fully(to_fd, bytes, n_read);
+        offset += n_read;
+    } while (status == CG_OK && n_read == COPY_BYTES);
+    free(bytes);
+    if (status == CG_OK && fsync(to_fd) != 0)
+        status = cg_status_from_errno(errno);
+    return status;
+}
+
+/* Copies from_fd to a new temporary file. */
+static cg_status copy_to_temp(int from_fd, int dir_fd, const char *temp)
+{
+    const int to_fd = openat(dir_fd, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (to_fd < 0)
+        return cg_status_from_errno(errno);
+    cg_status status = copy_bytes(from_fd, to_fd);
+    if (close(to_fd) != 0 && status == CG_OK)
+        status = cg_status_from_errno(errno);
+    if (status != CG_OK)
+        unlinkat(dir_fd, temp, 0);
+    return status;
+}
+
+static bool means_no_links(int error)
+{
+    return error == EPERM || error == EMLINK || error == EXDEV || error == EOPNOTSUPP || error == ENOSYS;
+}
+
+/* Gives a temporary file its final name, or removes it. */
+static cg_status name_temp_file(int dir_fd, const char *temp, const char *to, bool replace)
+{
+    struct stat s;
+    int error = 0;
+    if (!replace && linkat(dir_fd, temp, dir_fd, to, 0) != 0) {
+        error = errno;
+        if (means_no_links(error)) {
+            error = fstatat(dir_fd, to, &s, AT_SYMLINK_NOFOLLOW) == 0 ? EEXIST : 0;
+            replace = error == 0;
+        }
+    }
+    if (replace && error == 0 && renameat(dir_fd, temp, dir_fd, to) != 0)
+        error = errno;
+    /* Also after rename: between two names of one file it does nothing, and both stay. */
+    unlinkat(dir_fd, temp, 0);
+    return cg_status_from_errno(error);
+}
+
+cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace)
+{
+    char temp[PATH_MAX];
+    uint64_t file_bytes;
+    cg_status status;
+    if (strnlen(to, PATH_MAX) + CG_IO_TEMP_SUFFIX_BYTES > PATH_MAX)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_io_temp_path(to, temp);
+    const int from_fd = open_regular(dir_fd, from, &file_bytes, &status);
+    if (from_fd < 0)
+        return status;
+    if ((status = cg_file_make_parents(dir_fd, to)) != CG_OK)
+        goto done;
+    if (fsync(from_fd) != 0) { /* whoever wrote it need not have */
+        status = cg_status_from_errno(errno);
+        goto done;
+    }
+    const char *link_to = replace ? temp : to;
+    const int error = linkat(dir_fd, from, dir_fd, link_to, 0) == 0 ? 0 : errno;
+    status = cg_status_from_errno(error);
+    if (means_no_links(error)) {
+        if ((status = copy_to_temp(from_fd, dir_fd, temp)) == CG_OK)
+            status = name_temp_file(dir_fd, temp, to, replace);
+    } else if (error == 0 && replace) {
+        status = name_temp_file(dir_fd, temp, to, true);
+    }
+done:
+    close(from_fd);
+    return status;
+}

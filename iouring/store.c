@@ -1,0 +1,274 @@
+#include "iouring/store.h"
+
+#include "codec/cursor.h"
+#include "iouring/io_op.h"
+#include "iouring/store_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { REAP_AT_ONCE = 64 };
+
+static cg_status make_folders(int root_fd, const char *model)
+{
+    static const char *const folders[] = {"", "/objects", "/contexts", "/profiles"};
+    char path[CG_TREE_PATH_BYTES];
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+        snprintf(path, sizeof path, "%s%s", model, folders[i]);
+        if (mkdirat(root_fd, path, 0700) != 0 && errno != EEXIST)
+            return cg_status_from_errno(errno);
+    }
+    return CG_OK;
+}
+
+cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out)
+{
+    struct stat s;
+    cg_status status = CG_ERR_NO_MEMORY;
+    *store_out = NULL;
+    if (!cg_tree_name_is_valid(model))
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_store *store = calloc(1, sizeof *store);
+    if (store == NULL)
+        return status;
+    strcpy(store->model, model); /* a valid name fits */
+    store->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (store->root_fd < 0 && errno == ENOENT && create && mkdir(root, 0700) == 0)
+        store->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (store->root_fd < 0) {
+        status = cg_status_from_errno(errno);
+        goto failed;
+    }
+    if (create && (status = make_folders(store->root_fd, model)) != CG_OK)
+        goto failed;
+    if (fstatat(store->root_fd, model, &s, 0) != 0) {
+        status = cg_status_from_errno(errno);
+        goto failed;
+    }
+    if (!S_ISDIR(s.st_mode)) {
+        status = CG_ERR_NOT_FOUND;
+        goto failed;
+    }
+    *store_out = store;
+    return CG_OK;
+failed:
+    cg_store_free(store);
+    return status;
+}
+
+void cg_store_free(cg_store *store)
+{
+    if (store == NULL)
+        return;
+    if (store->root_fd >= 0)
+        close(store->root_fd);
+    free(store);
+}
+
+int cg_store_root_fd(const cg_store *store)
+{
+    return store->root_fd;
+}
+
+const char *cg_store_model(const cg_store *store)
+{
+    return store->model;
+}
+
+void cg_store_put_tokens(const uint32_t *tokens, size_t n_tokens, uint8_t *bytes_out)
+{
+    for (size_t i = 0; i < n_tokens; i++)
+        cg_store_le(bytes_out + 4 * i, 4, tokens[i]);
+}
+
+cg_status cg_store_sibling_path(const char *path, const char *leaf, char *path_out)
+{
+    const char *slash = strrchr(path, '/');
+    const int dir_bytes = slash == NULL ? 0 : (int)(slash - path) + 1;
+    const int n = snprintf(path_out, CG_TREE_PATH_BYTES, "%.*s%s", dir_bytes, path, leaf);
+    return n < CG_TREE_PATH_BYTES ? CG_OK : CG_ERR_BUFFER_TOO_SMALL;
+}
+
+/* --- look-up --- */
+
+typedef struct lookup {
+    cg_io *io;
+    cg_store_entry *entries;
+    uint64_t deadline_ns;
+    uint32_t n_errors;
+} lookup;
+
+static void take(lookup *l, const cg_io_completion *c)
+{
+    cg_store_entry *entry = &l->entries[c->user / CG_N_LEVELS];
+    const unsigned level = c->user % CG_N_LEVELS;
+    /* What is shorter than a header is no chunk: someone wrote past the rules and did not finish. */
+    if (c->status == CG_OK && c->file_bytes >= CG_CHUNK_FIXED_BYTES) {
+        entry->levels |= (uint8_t)(1u << level);
+        entry->level_bytes[level] = c->file_bytes;
+    } else if (c->status != CG_OK && c->status != CG_ERR_NOT_FOUND) {
+        l->n_errors++;
+    }
+}
+
+/* Waits for at least one answer. CG_ERR_TIMED_OUT at the deadline. */
+static cg_status reap(lookup *l)
+{
+    cg_io_completion completions[REAP_AT_ONCE];
+    size_t n = 0;
+    while (n == 0) {
+        const uint64_t now_ns = cg_io_now_ns();
+        const uint64_t timeout_ns = l->deadline_ns == 0 ? UINT64_MAX : l->deadline_ns - now_ns;
+        if (l->deadline_ns != 0 && now_ns >= l->deadline_ns)
+            return CG_ERR_TIMED_OUT;
+        const cg_status status = cg_io_wait(l->io, timeout_ns, completions, REAP_AT_ONCE, &n);
+        if (status != CG_OK)
+            return status;
+    }
+    for (size_t i = 0; i < n; i++)
+        take(l, &completions[i]);
+    return CG_OK;
+}
+
+/* Leaves the cg_io idle: takes what has come back, and gives the rest up. Flights are users [0, n_users). */
+static void give_up(lookup *l, uint64_t n_users)
+{
+    cg_io_completion completions[REAP_AT_ONCE];
+    size_t n;
+    for (uint64_t user = 0; user < n_users && cg_io_n_under_way(l->io) > 0; user++)
+        cg_io_abandon(l->io, user);
+    while (cg_io_n_under_way(l->io) > 0 && cg_io_wait(l->io, 0, completions, REAP_AT_ONCE, &n) == CG_OK)
+        for (size_t i = 0; i < n; i++)
+            if (completions[i].status == CG_OK || completions[i].status == CG_ERR_NOT_FOUND)
+                take(l, &completions[i]);
+}
+
+static cg_status probe(lookup *l, const cg_store *store, const char *path, uint64_t user)
+{
+    cg_status status;
+    while ((status = cg_io_stat(l->io, store->root_fd, path, user)) == CG_ERR_AGAIN)
+        if ((status = reap(l)) != CG_OK)
+            break;
+    return status;
+}
+
+cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
+                          const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
+                          cg_store_entry *entries_out, uint32_t *n_errors_out)
+{
+    lookup l = {.io = io, .entries = entries_out, .deadline_ns = deadline_ns};
+    cg_status status = CG_OK;
+    char path[CG_TREE_PATH_BYTES];
+    uint64_t user = 0;
+    if (cg_io_n_under_way(io) > 0)
+        return CG_ERR_INVALID_ARGUMENT;
+    for (size_t i = 0; i < n_keys; i++)
+        entries_out[i] = (cg_store_entry){0};
+    if (profile == NULL)
+        level_mask &= 1u << CG_L0;
+
+    for (; user < (uint64_t)n_keys * CG_N_LEVELS && status == CG_OK; user++) {
+        const cg_level level = (cg_level)(user % CG_N_LEVELS);
+        if ((level_mask >> level & 1) == 0)
+            continue;
+        status = cg_tree_object_path(store->model, &keys[user / CG_N_LEVELS], level, profile, path, sizeof path);
+        if (status == CG_OK)
+            status = probe(&l, store, path, user);
+    }
+    while (status == CG_OK && cg_io_n_under_way(io) > 0)
+        status = reap(&l);
+    if (status != CG_OK)
+        give_up(&l, user);
+    if (n_errors_out != NULL)
+        *n_errors_out = l.n_errors;
+    return status;
+}
+
+/* --- publish --- */
+
+static cg_status wait_for_one(cg_io *io, cg_io_completion *completion_out)
+{
+    size_t n = 0;
+    while (n == 0) {
+        const cg_status status = cg_io_wait(io, UINT64_MAX, completion_out, 1, &n);
+        if (status != CG_OK)
+            return status;
+    }
+    return completion_out->status;
+}
+
+cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes, size_t n_bytes,
+                         bool replace)
+{
+    cg_io_completion completion;
+    const cg_status status = cg_io_write(io, store->root_fd, path, bytes, n_bytes, replace, 0);
+    return status == CG_OK ? wait_for_one(io, &completion) : status;
+}
+
+static cg_status stat_file(const cg_store *store, cg_io *io, const char *path)
+{
+    cg_io_completion completion;
+    const cg_status status = cg_io_stat(io, store->root_fd, path, 0);
+    return status == CG_OK ? wait_for_one(io, &completion) : status;
+}
+
+static cg_status publish_tokens(const cg_store *store, cg_io *io, const cg_chunk *chunk, const char *object_path)
+{
+    char path[CG_TREE_PATH_BYTES];
+    const size_t n_tokens = chunk->header.n_tokens;
+    uint32_t *tokens = malloc(n_tokens * sizeof *tokens);
+    uint8_t *bytes = malloc(n_tokens * 4);
+    cg_status status = CG_ERR_NO_MEMORY;
+    if (tokens == NULL || bytes == NULL)
+        goto done;
+    if ((status = cg_store_sibling_path(object_path, "tokens", path)) != CG_OK ||
+        (status = cg_chunk_tokens(chunk, tokens)) != CG_OK)
+        goto done;
+    cg_store_put_tokens(tokens, n_tokens, bytes);
+    status = cg_store_write(store, io, path, bytes, n_tokens * 4, false);
+    if (status == CG_ERR_EXISTS)
+        status = CG_OK; /* of another level: the key says that they are the same */
+done:
+    free(tokens);
+    free(bytes);
+    return status;
+}
+
+cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk_bytes, size_t n_bytes,
+                           bool *existed_out)
+{
+    cg_chunk chunk;
+    char path[CG_TREE_PATH_BYTES];
+    cg_status status;
+    bool existed = false;
+    if (existed_out != NULL)
+        *existed_out = false;
+    if (cg_io_n_under_way(io) > 0)
+        return CG_ERR_INVALID_ARGUMENT;
+    if ((status = cg_chunk_verify(chunk_bytes, n_bytes)) != CG_OK ||
+        (status = cg_chunk_open(chunk_bytes, n_bytes, &chunk)) != CG_OK)
+        return status;
+    const cg_chunk_header *h = &chunk.header;
+    if ((status = cg_tree_object_path(store->model, &h->key, (cg_level)h->level, &h->profile, path, sizeof path)) !=
+        CG_OK)
+        return status;
+
+    status = stat_file(store, io, path);
+    if (status == CG_ERR_NOT_FOUND) {
+        /* Tokens first: where a chunk is, they are. */
+        if ((status = publish_tokens(store, io, &chunk, path)) != CG_OK)
+            return status;
+        status = cg_store_write(store, io, path, chunk_bytes, n_bytes, false);
+        existed = status == CG_ERR_EXISTS;
+    } else {
+        existed = status == CG_OK;
+    }
+    if (existed_out != NULL)
+        *existed_out = existed;
+    return existed ? CG_OK : status;
+}

@@ -1,0 +1,248 @@
+/* Adopting: what was copied into contexts/ becomes findable by its key, and usable. */
+#include "codec/profile.h"
+#include "iouring/file.h"
+#include "iouring/store_internal.h"
+
+#include "codec/cursor.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_MODEL_JSON_BYTES = 1 << 20 };
+static const uint64_t MAX_CHUNK_BYTES = 1ull << 32;
+
+static bool has_tokens(int root_fd, const char *path)
+{
+    struct stat s;
+    return fstatat(root_fd, path, &s, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+/* Writes `tokens` beside an object from the object's own first section, unless it is there. */
+static cg_status adopt_tokens(int root_fd, const char *object_path, const cg_chunk_header *h)
+{
+    char path[CG_TREE_PATH_BYTES];
+    cg_status status = cg_store_sibling_path(object_path, "tokens", path);
+    if (status != CG_OK || has_tokens(root_fd, path))
+        return status;
+    /* cg_chunk_verify() took it: the first section is the tokens, right behind the table. */
+    const size_t n_bytes = h->header_bytes + (size_t)h->token_bytes * h->n_tokens;
+    uint8_t *bytes = malloc(n_bytes);
+    uint8_t *tokens = malloc((size_t)h->n_tokens * 4);
+    status = CG_ERR_NO_MEMORY;
+    if (bytes == NULL || tokens == NULL)
+        goto done;
+    if ((status = cg_file_read_start(root_fd, object_path, bytes, n_bytes, NULL)) != CG_OK)
+        goto done;
+    for (size_t i = 0; i < h->n_tokens; i++)
+        cg_store_le(tokens + 4 * i, 4, cg_load_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
+    status = cg_file_write(root_fd, path, tokens, (size_t)h->n_tokens * 4, false);
+    if (status == CG_ERR_EXISTS)
+        status = CG_OK;
+done:
+    free(bytes);
+    free(tokens);
+    return status;
+}
+
+static bool is_object(int root_fd, const char *object_path, const cg_chunk_header *header)
+{
+    cg_chunk_header h;
+    cg_tree_name name;
+    cg_tree_parse(object_path, &name);
+    return cg_file_chunk_header(root_fd, object_path, &h) == CG_OK && cg_tree_check(&name, &h) == CG_OK &&
+           memcmp(h.profile.bytes, header->profile.bytes, sizeof h.profile.bytes) == 0;
+}
+
+cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *header)
+{
+    cg_tree_name name;
+    char object[CG_TREE_PATH_BYTES];
+    struct stat s;
+    cg_status status;
+    cg_tree_parse(path, &name);
+    if (name.kind != CG_TREE_CONTEXT_CHUNK)
+        return CG_ERR_INVALID_ARGUMENT;
+    if ((status = cg_tree_check(&name, header)) != CG_OK ||
+        (status = cg_tree_object_path(name.model, &header->key, (cg_level)header->level, &header->profile, object,
+                                      sizeof object)) != CG_OK)
+        return status;
+    if (is_object(root_fd, object, header))
+        return adopt_tokens(root_fd, object, header);
+    /* What stands there and is no such chunk was damaged behind the daemon's back: this one heals it. */
+    const bool replace = fstatat(root_fd, object, &s, AT_SYMLINK_NOFOLLOW) == 0;
+    status = cg_file_install(root_fd, path, object, replace);
+    if (status != CG_OK && status != CG_ERR_EXISTS)
+        return status;
+    if ((status = adopt_tokens(root_fd, object, header)) != CG_OK)
+        return status;
+    return cg_file_sync_dir(root_fd, object);
+}
+
+static cg_status check_profile(const uint8_t *bytes, size_t n_bytes)
+{
+    static const uint8_t magic[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
+    if (n_bytes < sizeof magic)
+        return CG_ERR_TRUNCATED;
+    return memcmp(bytes, magic, sizeof magic) == 0 ? CG_OK : CG_ERR_BAD_MAGIC;
+}
+
+cg_status cg_store_adopt_profile(int root_fd, const char *path)
+{
+    cg_tree_name name;
+    char installed[CG_TREE_PATH_BYTES], by_default[CG_TREE_PATH_BYTES], line[CG_KEY_HEX_BYTES + 1];
+    cg_fingerprint fingerprint;
+    uint8_t *bytes;
+    size_t n_bytes;
+    cg_tree_parse(path, &name);
+    if (name.kind != CG_TREE_CONTEXT_PROFILE)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = cg_file_read(root_fd, path, CG_PROFILE_MAX_BYTES, &bytes, &n_bytes);
+    if (status != CG_OK)
+        return status;
+    const cg_key key = cg_key_of_bytes(bytes, n_bytes);
+    status = check_profile(bytes, n_bytes);
+    free(bytes);
+    if (status != CG_OK)
+        return status;
+    memcpy(fingerprint.bytes, key.bytes, sizeof fingerprint.bytes);
+    if ((status = cg_tree_profile_path(name.model, &fingerprint, installed, sizeof installed)) != CG_OK ||
+        (status = cg_store_sibling_path(installed, "default", by_default)) != CG_OK)
+        return status;
+    status = cg_file_install(root_fd, path, installed, false);
+    if (status != CG_OK && status != CG_ERR_EXISTS)
+        return status;
+    cg_key_to_hex(&key, line);
+    strcat(line, "\n");
+    status = cg_file_write(root_fd, by_default, line, strlen(line), false); /* syncs the directory */
+    return status == CG_ERR_EXISTS ? cg_file_sync_dir(root_fd, installed) : status;
+}
+
+cg_status cg_store_adopt_model(int root_fd, const char *path)
+{
+    cg_tree_name name;
+    char in_model[CG_TREE_PATH_BYTES];
+    uint8_t *bytes;
+    size_t n_bytes, at = 0;
+    cg_tree_parse(path, &name);
+    if (name.kind != CG_TREE_CONTEXT_MODEL)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = cg_file_read(root_fd, path, MAX_MODEL_JSON_BYTES, &bytes, &n_bytes);
+    if (status != CG_OK)
+        return status;
+    while (at < n_bytes && strchr(" \t\r\n", bytes[at]) != NULL && bytes[at] != '\0')
+        at++;
+    snprintf(in_model, sizeof in_model, "%s/model.json", name.model);
+    /* A copy: the model's file may be edited in place, and the context's must not change with it. */
+    status = at < n_bytes && bytes[at] == '{' ? cg_file_write(root_fd, in_model, bytes, n_bytes, false)
+                                              : CG_ERR_CORRUPT;
+    free(bytes);
+    return status == CG_ERR_EXISTS ? CG_OK : status;
+}
+
+/* --- the whole tree --- */
+
+static cg_status adopt_chunk_file(int root_fd, const char *path, uint32_t *n_adopted)
+{
+    cg_tree_name name;
+    char object[CG_TREE_PATH_BYTES];
+    cg_chunk_header header;
+    uint8_t *bytes;
+    size_t n_bytes;
+    cg_tree_parse(path, &name);
+    cg_status status = cg_file_chunk_header(root_fd, path, &header);
+    if (status == CG_OK)
+        status = cg_tree_check(&name, &header);
+    if (status == CG_OK)
+        status = cg_tree_object_path(name.model, &header.key, (cg_level)header.level, &header.profile, object,
+                                     sizeof object);
+    if (status != CG_OK || is_object(root_fd, object, &header))
+        return status;
+    if ((status = cg_file_read(root_fd, path, MAX_CHUNK_BYTES, &bytes, &n_bytes)) != CG_OK)
+        return status;
+    status = cg_chunk_verify(bytes, n_bytes);
+    if (status == CG_OK) /* the file may be another one since its header was read */
+        status = cg_chunk_header_parse(bytes, n_bytes, &header);
+    free(bytes);
+    if (status == CG_OK && (status = cg_store_adopt(root_fd, path, &header)) == CG_OK)
+        ++*n_adopted;
+    return status;
+}
+
+/* Whether the whole look at the store should end; bad files in it are only passed over. */
+static bool is_fatal(cg_status status)
+{
+    return status == CG_ERR_NO_MEMORY || status == CG_ERR_NO_SPACE || status == CG_ERR_READ_ONLY;
+}
+
+typedef cg_status visitor(int root_fd, const char *path, uint32_t *n_adopted);
+
+/* Calls visit for each entry of a directory whose name does not start with '.'. A missing directory has none. */
+static cg_status for_each(int root_fd, const char *dir_path, visitor *visit, uint32_t *n_adopted)
+{
+    char path[CG_TREE_PATH_BYTES];
+    cg_status status = CG_OK;
+    const int fd = openat(root_fd, dir_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        status = errno == ENOTDIR || errno == ELOOP ? CG_ERR_NOT_FOUND : cg_status_from_errno(errno);
+        if (fd >= 0)
+            close(fd);
+        return status;
+    }
+    const bool at_root = strcmp(dir_path, ".") == 0;
+    for (const struct dirent *e = readdir(dir); e != NULL && !is_fatal(status); e = readdir(dir)) {
+        const int n = at_root ? snprintf(path, sizeof path, "%s", e->d_name)
+                              : snprintf(path, sizeof path, "%s/%s", dir_path, e->d_name);
+        if (e->d_name[0] != '.' && n < (int)sizeof path)
+            status = visit(root_fd, path, n_adopted);
+    }
+    closedir(dir);
+    return is_fatal(status) ? status : CG_OK;
+}
+
+static cg_status visit_chunk(int root_fd, const char *path, uint32_t *n_adopted)
+{
+    cg_tree_name name;
+    cg_tree_parse(path, &name);
+    return name.kind == CG_TREE_CONTEXT_CHUNK ? adopt_chunk_file(root_fd, path, n_adopted) : CG_OK;
+}
+
+static cg_status visit_context_entry(int root_fd, const char *path, uint32_t *n_adopted)
+{
+    cg_tree_name name;
+    const char *leaf = strrchr(path, '/') + 1;
+    cg_tree_parse(path, &name);
+    if (name.kind == CG_TREE_CONTEXT_PROFILE)
+        return cg_store_adopt_profile(root_fd, path);
+    if (name.kind == CG_TREE_CONTEXT_MODEL)
+        return cg_store_adopt_model(root_fd, path);
+    if (leaf[0] == 'L' && leaf[1] >= '0' && leaf[1] < '0' + CG_N_LEVELS && leaf[2] == '\0')
+        return for_each(root_fd, path, visit_chunk, n_adopted);
+    return CG_OK;
+}
+
+static cg_status visit_context(int root_fd, const char *path, uint32_t *n_adopted)
+{
+    return for_each(root_fd, path, visit_context_entry, n_adopted);
+}
+
+static cg_status visit_model(int root_fd, const char *path, uint32_t *n_adopted)
+{
+    char contexts[CG_TREE_PATH_BYTES];
+    snprintf(contexts, sizeof contexts, "%.*s/contexts", CG_TREE_NAME_BYTES, path);
+    return cg_tree_name_is_valid(path) ? for_each(root_fd, contexts, visit_context, n_adopted) : CG_OK;
+}
+
+cg_status cg_store_adopt_tree(int root_fd, uint32_t *n_adopted_out)
+{
+    uint32_t n_adopted = 0;
+    const cg_status status = for_each(root_fd, ".", visit_model, &n_adopted);
+    if (n_adopted_out != NULL)
+        *n_adopted_out = n_adopted;
+    return status;
+}

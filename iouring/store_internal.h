@@ -1,0 +1,18 @@
+/* iouring/store_internal.h - a store's insides, for the files store*.c. */
+#ifndef CG_IOURING_STORE_INTERNAL_H
+#define CG_IOURING_STORE_INTERNAL_H
+#include "iouring/store.h"
+
+struct cg_store {
+    int root_fd;
+    char model[CG_TREE_NAME_BYTES];
+};
+
+/* Writes the token ids as `tokens` has them: u32 little-endian, bytes_out[4 * n_tokens]. */
+void cg_store_put_tokens(const uint32_t *tokens, size_t n_tokens, uint8_t *bytes_out);
+/* "dir/<leaf>" for "dir/name". path_out[CG_TREE_PATH_BYTES]. */
+cg_status cg_store_sibling_path(const char *path, const char *leaf, char *path_out);
+/* Submits a write and waits for it. */
+cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes, size_t n_bytes,
+                         bool replace);
+#endif
