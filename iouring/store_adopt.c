@@ -1,9 +1,8 @@
 /* Adopting: what was copied into contexts/ becomes findable by its key, and usable. */
+#include "codec/cursor.h"
 #include "codec/profile.h"
 #include "iouring/file.h"
 #include "iouring/store_internal.h"
-
-#include "codec/cursor.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -11,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_MODEL_JSON_BYTES = 1 << 20 };

@@ -4,10 +4,9 @@
  * comes last, by rename. When a file that the present context.json speaks of would have to change, that context.json
  * is removed first: at no moment does it name files of another context. (A context that only grows keeps its own.)
  */
+#include "codec/cursor.h"
 #include "iouring/file.h"
 #include "iouring/store_internal.h"
-
-#include "codec/cursor.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -15,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_SMALL_FILE_BYTES = 64 << 20 };
