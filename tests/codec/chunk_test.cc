@@ -1,0 +1,299 @@
+#include "codec/chunk.h"
+
+#include "codec/cursor.h"
+
+#include <algorithm>
+#include <functional>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+#include <xxhash.h>
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+constexpr size_t kHashOffset = 152;
+
+// Header and table hash, as FORMAT.md says: over bytes 0..151 and the section table.
+void rehash(Bytes *file) {
+    const size_t header_bytes =
+        std::min<size_t>(cg_load_le(file->data() + 12, 4), file->size());
+    Bytes hashed(file->begin(), file->begin() + kHashOffset);
+    if (header_bytes > CG_CHUNK_FIXED_BYTES)
+        hashed.insert(hashed.end(), file->begin() + CG_CHUNK_FIXED_BYTES,
+                      file->begin() + header_bytes);
+    cg_store_le(file->data() + kHashOffset, 8, XXH3_64bits(hashed.data(), hashed.size()));
+}
+
+cg_section section(uint8_t kind, uint8_t plane, uint16_t group, uint32_t bytes) {
+    return {kind, plane, group, 0, bytes, 0};
+}
+
+class ChunkTest : public testing::Test {
+protected:
+    ChunkTest() {
+        header.level = CG_L2;
+        header.token_bytes = 3;
+        header.first_position = 256;
+        header.n_tokens = 5;
+        header.geometry = {4, 2, 8, CG_DTYPE_BF16, 2};
+        for (uint8_t i = 0; i < 16; i++) {
+            header.model.bytes[i] = i;
+            header.profile.bytes[i] = 16 + i;
+        }
+        header.parent = cg_key_root(&header.model, nullptr, 0);
+        header.key = cg_key_chunk(&header.parent, &header.extra, tokens.data(), tokens.size());
+        sections = {
+            section(CG_SECTION_TOKENS, 0, 0, 15), section(CG_SECTION_SYMBOLS, CG_K, 0, 40),
+            section(CG_SECTION_SINKS, CG_K, 0, 7), section(CG_SECTION_SYMBOLS, CG_V, 0, 0),
+            section(CG_SECTION_SYMBOLS, CG_K, 1, 1), section(CG_SECTION_SYMBOLS, CG_V, 1, 33),
+        };
+    }
+
+    // The file that the sections make; their payload counts up, but for the tokens.
+    Bytes make(cg_status want = CG_OK) {
+        header.n_sections = static_cast<uint32_t>(sections.size());
+        size_t at = CG_CHUNK_FIXED_BYTES + sections.size() * CG_CHUNK_SECTION_BYTES;
+        const size_t tokens_at = at;
+        for (const cg_section &s : sections)
+            at += s.bytes;
+        Bytes file(at);
+        for (size_t i = tokens_at; i < at; i++)
+            file[i] = static_cast<uint8_t>(i);
+        for (size_t i = 0; i < tokens.size(); i++)
+            cg_store_le(file.data() + tokens_at + i * header.token_bytes, header.token_bytes,
+                        tokens[i]);
+        EXPECT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), file.size()), want);
+        return file;
+    }
+
+    static cg_status open(const Bytes &file) {
+        // Of exactly its size on the heap: ASan sees an over-read.
+        Bytes exact(file);
+        exact.shrink_to_fit();
+        cg_chunk chunk;
+        return cg_chunk_open(exact.data(), exact.size(), &chunk);
+    }
+    static cg_status verify(const Bytes &file) {
+        Bytes exact(file);
+        exact.shrink_to_fit();
+        return cg_chunk_verify(exact.data(), exact.size());
+    }
+
+    const std::vector<uint32_t> tokens = {1, 0xffffff, 3, 70000, 5};
+    cg_chunk_header header = {};
+    std::vector<cg_section> sections;
+};
+
+TEST_F(ChunkTest, OpensWhatWasFinished) {
+    const Bytes file = make();
+    ASSERT_EQ(verify(file), CG_OK);
+    cg_chunk chunk;
+    ASSERT_EQ(cg_chunk_open(file.data(), file.size(), &chunk), CG_OK);
+    const cg_chunk_header &h = chunk.header;
+    EXPECT_EQ(h.version, 1u);
+    EXPECT_EQ(h.header_bytes, 160u + 16 * 6);
+    EXPECT_EQ(h.file_bytes, file.size());
+    EXPECT_EQ(h.level, CG_L2);
+    EXPECT_EQ(h.prefix_level, 0);
+    EXPECT_EQ(h.token_bytes, 3);
+    EXPECT_EQ(h.first_position, 256u);
+    EXPECT_EQ(h.n_tokens, 5u);
+    EXPECT_EQ(h.n_sections, 6u);
+    EXPECT_TRUE(cg_geometry_equal(&h.geometry, &header.geometry));
+    EXPECT_EQ(0, memcmp(h.model.bytes, header.model.bytes, 16));
+    EXPECT_EQ(0, memcmp(h.profile.bytes, header.profile.bytes, 16));
+    EXPECT_TRUE(cg_key_equal(&h.parent, &header.parent));
+    EXPECT_TRUE(cg_key_is_zero(&h.extra));
+    EXPECT_TRUE(cg_key_equal(&h.key, &header.key));
+
+    uint64_t offset = h.header_bytes;
+    for (uint32_t i = 0; i < h.n_sections; i++) {
+        SCOPED_TRACE(i);
+        const cg_section s = cg_chunk_section(&chunk, i);
+        EXPECT_EQ(s.kind, sections[i].kind);
+        EXPECT_EQ(s.plane, sections[i].plane);
+        EXPECT_EQ(s.group, sections[i].group);
+        EXPECT_EQ(s.bytes, sections[i].bytes);
+        EXPECT_EQ(s.offset, offset);
+        EXPECT_EQ(s.hash, XXH3_64bits(file.data() + offset, s.bytes));
+        EXPECT_EQ(cg_chunk_section_check(&chunk, &s), CG_OK);
+        offset += s.bytes;
+    }
+    std::vector<uint32_t> ids(h.n_tokens);
+    ASSERT_EQ(cg_chunk_tokens(&chunk, ids.data()), CG_OK);
+    EXPECT_EQ(ids, tokens);
+}
+
+TEST_F(ChunkTest, PutsFieldsWhereTheFormatSays) {
+    header.prefix_level = CG_L1;
+    const Bytes file = make();
+    const uint8_t magic[] = {0x43, 0x47, 0x4b, 0x56, 0x0d, 0x0a, 0x1a, 0x0a};
+    EXPECT_TRUE(std::equal(magic, magic + 8, file.begin()));
+    const struct { size_t offset, bytes; uint64_t want; } fields[] = {
+        {8, 4, 1},   {12, 4, 256}, {16, 8, file.size()}, {24, 1, 2},  {25, 1, 1},
+        {26, 1, 3},  {27, 1, 1},   {28, 2, 4},           {30, 2, 2},  {32, 2, 8},
+        {34, 1, 2},  {35, 1, 0},   {36, 4, 256},         {40, 4, 5},  {44, 4, 6},
+        {48, 8, 0},  {56, 1, 0},   {72, 1, 16},          {136, 8, 0}, {144, 8, 0},
+        {160, 1, 1}, {164, 4, 15}, {176, 1, 3},          {177, 1, 0}, {178, 2, 0},
+        {180, 4, 40},
+    };
+    for (const auto &f : fields)
+        EXPECT_EQ(cg_load_le(file.data() + f.offset, f.bytes), f.want) << "offset " << f.offset;
+    Bytes again = file;
+    rehash(&again);
+    EXPECT_EQ(again, file);
+}
+
+TEST_F(ChunkTest, RefusesEveryTruncation) {
+    const Bytes file = make();
+    for (size_t n = 0; n < file.size(); n++)
+        EXPECT_EQ(open(Bytes(file.begin(), file.begin() + n)), CG_ERR_TRUNCATED) << n;
+    Bytes longer = file;
+    longer.push_back(0);
+    EXPECT_EQ(open(longer), CG_ERR_CORRUPT);
+}
+
+TEST_F(ChunkTest, RefusesEveryFlippedBit) {
+    const Bytes file = make();
+    const size_t header_bytes = 160 + 16 * sections.size();
+    for (size_t bit = 0; bit < 8 * file.size(); bit++) {
+        Bytes damaged = file;
+        damaged[bit / 8] ^= 1 << bit % 8;
+        if (bit / 8 < header_bytes) {
+            EXPECT_NE(open(damaged), CG_OK) << "bit " << bit;
+        }
+        EXPECT_NE(verify(damaged), CG_OK) << "bit " << bit;
+    }
+}
+
+// What an attacker can do, who writes the checksum as well.
+TEST_F(ChunkTest, RefusesHostileHeaders) {
+    const struct { const char *what; size_t offset, bytes; uint64_t value; cg_status want; } cases[] = {
+        {"unchanged", 24, 1, 2, CG_OK},
+        {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
+        {"magic, line end converted", 4, 1, '\n', CG_ERR_BAD_MAGIC},
+        {"version 0", 8, 4, 0, CG_ERR_UNSUPPORTED_VERSION},
+        {"version 2", 8, 4, 2, CG_ERR_UNSUPPORTED_VERSION},
+        {"header_bytes too small", 12, 4, 240, CG_ERR_CORRUPT},
+        {"header_bytes too large", 12, 4, 272, CG_ERR_CORRUPT},
+        {"header_bytes huge", 12, 4, 0xffffffff, CG_ERR_CORRUPT},
+        {"file_bytes smaller", 16, 8, 351, CG_ERR_CORRUPT},
+        {"file_bytes larger", 16, 8, 353, CG_ERR_TRUNCATED},
+        {"file_bytes huge", 16, 8, ~0ull, CG_ERR_TRUNCATED},
+        {"file_bytes 0", 16, 8, 0, CG_ERR_CORRUPT},
+        {"level 4", 24, 1, 4, CG_ERR_CORRUPT},
+        {"prefix_level 4", 25, 1, 4, CG_ERR_CORRUPT},
+        {"token_bytes 1", 26, 1, 1, CG_ERR_CORRUPT},
+        {"token_bytes 5", 26, 1, 5, CG_ERR_CORRUPT},
+        {"dtype 0", 27, 1, 0, CG_ERR_UNSUPPORTED},
+        {"dtype 4", 27, 1, 4, CG_ERR_UNSUPPORTED},
+        {"no layers", 28, 2, 0, CG_ERR_CORRUPT},
+        {"too many layers", 28, 2, 1025, CG_ERR_CORRUPT},
+        {"no heads", 30, 2, 0, CG_ERR_CORRUPT},
+        {"too many heads", 30, 2, 1025, CG_ERR_CORRUPT},
+        {"no head_dim", 32, 2, 0, CG_ERR_CORRUPT},
+        {"head_dim too large", 32, 2, 1026, CG_ERR_CORRUPT},
+        {"odd head_dim", 32, 2, 7, CG_ERR_UNSUPPORTED},
+        {"one plane", 34, 1, 1, CG_ERR_UNSUPPORTED},
+        {"reserved byte", 35, 1, 1, CG_ERR_CORRUPT},
+        {"position past 2^32", 36, 4, 0xfffffffe, CG_ERR_CORRUPT},
+        {"no tokens", 40, 4, 0, CG_ERR_CORRUPT},
+        {"too many tokens", 40, 4, 65537, CG_ERR_CORRUPT},
+        {"no sections", 44, 4, 0, CG_ERR_CORRUPT},
+        {"fewer sections", 44, 4, 5, CG_ERR_CORRUPT},
+        {"too many sections", 44, 4, 8193, CG_ERR_CORRUPT},
+        {"sections whose header_bytes wraps", 44, 4, 0x10000006, CG_ERR_CORRUPT},
+        {"reserved at 48", 48, 8, 1, CG_ERR_CORRUPT},
+        {"reserved at 136", 136, 8, 1, CG_ERR_CORRUPT},
+        {"reserved at 144", 144, 8, 1ull << 63, CG_ERR_CORRUPT},
+        {"tokens not first", 160, 1, CG_SECTION_SYMBOLS, CG_ERR_CORRUPT},
+        {"tokens of plane 1", 161, 1, 1, CG_ERR_CORRUPT},
+        {"tokens of group 1", 162, 2, 1, CG_ERR_CORRUPT},
+        {"tokens twice", 176, 1, CG_SECTION_TOKENS, CG_ERR_CORRUPT},
+        {"kind 0", 176, 1, 0, CG_ERR_CORRUPT},
+        {"kind 5", 176, 1, 5, CG_ERR_CORRUPT},
+        {"plane 2", 177, 1, 2, CG_ERR_CORRUPT},
+        {"symbols twice", 192, 1, CG_SECTION_SYMBOLS, CG_ERR_CORRUPT},
+        {"kinds out of order", 176, 1, CG_SECTION_SINKS, CG_ERR_CORRUPT},
+        {"planes out of order", 225, 1, 1, CG_ERR_CORRUPT},
+        {"groups out of order", 178, 2, 2, CG_ERR_CORRUPT},
+        {"section shorter", 180, 4, 39, CG_ERR_CORRUPT},
+        {"section longer", 180, 4, 41, CG_ERR_CORRUPT},
+        {"section huge", 180, 4, 0xffffffff, CG_ERR_CORRUPT},
+    };
+    const Bytes file = make();
+    ASSERT_EQ(file.size(), 352u);
+    for (const auto &c : cases) {
+        Bytes hostile = file;
+        cg_store_le(hostile.data() + c.offset, c.bytes, c.value);
+        rehash(&hostile);
+        EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
+    }
+}
+
+TEST_F(ChunkTest, RefusesTokensOfAnotherSize) {
+    sections[0].bytes = 14;
+    const Bytes shorter = make();
+    EXPECT_EQ(open(shorter), CG_OK); // the container is whole
+    EXPECT_EQ(verify(shorter), CG_ERR_CORRUPT);
+    cg_chunk chunk;
+    std::vector<uint32_t> ids(tokens.size());
+    ASSERT_EQ(cg_chunk_open(shorter.data(), shorter.size(), &chunk), CG_OK);
+    EXPECT_EQ(cg_chunk_tokens(&chunk, ids.data()), CG_ERR_CORRUPT);
+    sections[0].bytes = 18;
+    EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
+}
+
+TEST_F(ChunkTest, RefusesAKeyThatIsNotTheHashOfItsTokens) {
+    header.key.bytes[3] ^= 1;
+    EXPECT_EQ(open(make()), CG_OK);
+    EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
+    header.key.bytes[3] ^= 1;
+    header.extra.bytes[0] ^= 1;
+    EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
+}
+
+TEST_F(ChunkTest, FinishRefusesSectionsThatDoNotAddUp) {
+    make();
+    Bytes file(352);
+    EXPECT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), 351), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), 159), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), 0), CG_ERR_INVALID_ARGUMENT);
+    header.n_sections = CG_CHUNK_MAX_SECTIONS + 1;
+    EXPECT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), 352), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(file, Bytes(352)); // nothing was written
+}
+
+TEST_F(ChunkTest, TokensTakeTwoToFourBytes) {
+    for (const uint8_t token_bytes : {2, 3, 4}) {
+        SCOPED_TRACE(int(token_bytes));
+        const std::vector<uint32_t> ids = {0, 1, 0xffff, 0xffffffffu >> (32 - 8 * token_bytes), 7};
+        header.token_bytes = token_bytes;
+        sections[0].bytes = token_bytes * 5;
+        header.key = cg_key_chunk(&header.parent, &header.extra, ids.data(), ids.size());
+        Bytes file = make();
+        for (size_t i = 0; i < ids.size(); i++)
+            cg_store_le(file.data() + 256 + i * token_bytes, token_bytes, ids[i]);
+        ASSERT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), file.size()), CG_OK);
+        EXPECT_EQ(verify(file), CG_OK);
+        cg_chunk chunk;
+        std::vector<uint32_t> got(5);
+        ASSERT_EQ(cg_chunk_open(file.data(), file.size(), &chunk), CG_OK);
+        ASSERT_EQ(cg_chunk_tokens(&chunk, got.data()), CG_OK);
+        EXPECT_EQ(got, ids);
+    }
+}
+
+TEST_F(ChunkTest, TheFixedHeaderAloneTellsSizeAndKey) {
+    const Bytes file = make();
+    const Bytes head(file.begin(), file.begin() + CG_CHUNK_FIXED_BYTES);
+    cg_chunk_header h;
+    ASSERT_EQ(cg_chunk_header_parse(head.data(), head.size(), &h), CG_OK);
+    EXPECT_EQ(h.file_bytes, file.size());
+    EXPECT_TRUE(cg_key_equal(&h.key, &header.key));
+    EXPECT_EQ(cg_chunk_header_parse(head.data(), head.size() - 1, &h), CG_ERR_TRUNCATED);
+}
+
+} // namespace
