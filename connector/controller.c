@@ -1,0 +1,143 @@
+#include "connector/controller.h"
+
+uint8_t cg_controller_nearest(const cg_controller_chunk *chunk, uint8_t wish)
+{
+    for (uint8_t level = wish; level < CG_N_LEVELS; level++)
+        if (chunk->bytes[level] > 0)
+            return level;
+    for (uint8_t level = wish; level > 0; level--)
+        if (chunk->bytes[level - 1] > 0)
+            return (uint8_t)(level - 1);
+    return wish;
+}
+
+static double read_ns(const cg_controller_input *in, size_t i, uint8_t level)
+{
+    return (double)in->chunks[i].bytes[level] * 8e9 / in->link_bps;
+}
+
+static double decode_ns(const cg_controller_input *in, size_t i, uint8_t level)
+{
+    return in->decode_ns_per_token[level] * in->chunks[i].n_tokens;
+}
+
+static uint8_t fastest(const cg_controller_input *in, size_t i)
+{
+    uint8_t best = cg_controller_nearest(&in->chunks[i], CG_L0);
+    for (uint8_t level = (uint8_t)(best + 1); level < CG_N_LEVELS; level++)
+        if (in->chunks[i].bytes[level] > 0 && read_ns(in, i, level) + decode_ns(in, i, level) <
+                                                  read_ns(in, i, best) + decode_ns(in, i, best))
+            best = level;
+    return best;
+}
+
+static double recompute_ns(const cg_controller_input *in, double n_tokens)
+{
+    return in->recompute_tokens_per_s > 0 ? n_tokens * 1e9 / in->recompute_tokens_per_s : 0;
+}
+
+/* When a reader and a decoder that works behind it end. */
+typedef struct pipeline { double read_end_ns, decode_end_ns; } pipeline;
+
+static void pipeline_add(pipeline *p, double read, double decode)
+{
+    p->read_end_ns += read;
+    if (p->decode_end_ns < p->read_end_ns)
+        p->decode_end_ns = p->read_end_ns;
+    p->decode_end_ns += decode;
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* The finest levels for chunks [0, n) that end within budget_ns; where none does, the fastest. Sums of what remains
+ * at each level make it one pass. Returns when the last chunk is decoded. */
+static double finest_in_time(const cg_controller_input *in, size_t n, double budget_ns, uint8_t *levels_out)
+{
+    double read_left[CG_N_LEVELS] = {0}, decode_left[CG_N_LEVELS] = {0};
+    for (uint8_t wish = 0; wish < CG_N_LEVELS; wish++)
+        for (size_t i = 0; i < n; i++) {
+            const uint8_t level = cg_controller_nearest(&in->chunks[i], wish);
+            read_left[wish] += read_ns(in, i, level);
+            decode_left[wish] += decode_ns(in, i, level);
+        }
+    pipeline p = {0, 0};
+    for (size_t i = 0; i < n; i++) {
+        uint8_t chosen = fastest(in, i);
+        for (uint8_t wish = 0; wish < CG_N_LEVELS; wish++) {
+            const double last = decode_ns(in, n - 1, cg_controller_nearest(&in->chunks[n - 1], wish));
+            if (larger(p.read_end_ns + read_left[wish] + last, p.decode_end_ns + decode_left[wish]) <= budget_ns) {
+                chosen = cg_controller_nearest(&in->chunks[i], wish);
+                break;
+            }
+        }
+        for (uint8_t wish = 0; wish < CG_N_LEVELS; wish++) {
+            const uint8_t level = cg_controller_nearest(&in->chunks[i], wish);
+            read_left[wish] -= read_ns(in, i, level);
+            decode_left[wish] -= decode_ns(in, i, level);
+        }
+        levels_out[i] = chosen;
+        pipeline_add(&p, read_ns(in, i, chosen), decode_ns(in, i, chosen));
+    }
+    return p.decode_end_ns;
+}
+
+/* How many chunks to load, at their fastest, for the least total time; *load_ns_out: of those. */
+static size_t least_delay(const cg_controller_input *in, double tokens_in_all, uint8_t *levels_out, double *load_ns_out)
+{
+    const bool may_cut = in->recompute_tokens_per_s > 0;
+    double tokens_left = tokens_in_all, best_total = recompute_ns(in, tokens_left);
+    size_t best = 0;
+    pipeline p = {0, 0};
+    *load_ns_out = 0;
+    for (size_t i = 0; i < in->n_chunks; i++) {
+        levels_out[i] = fastest(in, i);
+        pipeline_add(&p, read_ns(in, i, levels_out[i]), decode_ns(in, i, levels_out[i]));
+        tokens_left -= in->chunks[i].n_tokens;
+        const double total = p.decode_end_ns + recompute_ns(in, tokens_left);
+        if (!may_cut || total <= best_total) {
+            best_total = total;
+            best = i + 1;
+            *load_ns_out = p.decode_end_ns;
+        }
+    }
+    return best;
+}
+
+cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8_t *levels_out)
+{
+    cg_controller_decision decision = {.n_load = in->n_chunks};
+    double tokens = in->other_tokens, load_ns = 0;
+
+    if (!(in->link_bps > 0)) {
+        for (size_t i = 0; i < in->n_chunks; i++)
+            levels_out[i] = cg_controller_nearest(&in->chunks[i], CG_L2);
+        decision.reserve_ns = (uint64_t)recompute_ns(in, tokens);
+        return decision;
+    }
+
+    double tokens_in_all = tokens;
+    for (size_t i = 0; i < in->n_chunks; i++)
+        tokens_in_all += in->chunks[i].n_tokens;
+    if (in->policy == CG_POLICY_MIN_DELAY) {
+        decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
+    } else if (in->n_chunks > 0) {
+        const double budget_ns = (double)in->budget_ns;
+        load_ns = finest_in_time(in, in->n_chunks, budget_ns - recompute_ns(in, tokens), levels_out);
+        if (load_ns + recompute_ns(in, tokens) > budget_ns && in->recompute_tokens_per_s > 0) {
+            decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
+            double rest = tokens_in_all;
+            for (size_t i = 0; i < decision.n_load; i++)
+                rest -= in->chunks[i].n_tokens;
+            if (decision.n_load > 0 && load_ns + recompute_ns(in, rest) <= budget_ns)
+                load_ns = finest_in_time(in, decision.n_load, budget_ns - recompute_ns(in, rest), levels_out);
+        }
+    }
+    for (size_t i = decision.n_load; i < in->n_chunks; i++)
+        tokens += in->chunks[i].n_tokens;
+    decision.predicted_ns = (uint64_t)load_ns;
+    decision.reserve_ns = (uint64_t)recompute_ns(in, tokens);
+    return decision;
+}
