@@ -1,0 +1,84 @@
+/* fusefs/adopt.c - what came in as part of a context becomes findable by key. */
+#include "fusefs/beneath.h"
+#include "fusefs/fs.h"
+#include "iouring/store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+
+/* The folders above an object belong to whom the model's folder belongs to, not to the daemon: mode and owner are
+ * handed down from it. CG_ERR_PERMISSION: a symbolic link is among them, and may lead out of the store. */
+static cg_status make_folders(cg_fs *fs, const char *object_path)
+{
+    char path[CG_TREE_PATH_BYTES];
+    struct stat above;
+    cg_status status = CG_OK;
+    int above_fd = -1;
+    for (const char *at = object_path; status == CG_OK && (at = strchr(at, '/')) != NULL; at++) {
+        const size_t n_bytes = (size_t)(at - object_path);
+        if (n_bytes >= sizeof path)
+            return CG_ERR_BUFFER_TOO_SMALL;
+        memcpy(path, object_path, n_bytes);
+        path[n_bytes] = '\0';
+        int fd = cg_beneath_open(fs->root_fd, path, O_PATH | O_DIRECTORY);
+        if (fd < 0 && errno == ENOENT && above_fd >= 0) {
+            const char *leaf = strrchr(path, '/') + 1;
+            if (mkdirat(above_fd, leaf, above.st_mode & 07777) == 0 && fs->is_root &&
+                fchownat(above_fd, leaf, above.st_uid, above.st_gid, AT_SYMLINK_NOFOLLOW) != 0)
+                status = cg_status_from_errno(errno);
+            fd = cg_beneath_open(fs->root_fd, path, O_PATH | O_DIRECTORY);
+        }
+        if (above_fd >= 0)
+            close(above_fd);
+        above_fd = fd;
+        if (fd < 0 || fstat(fd, &above) != 0)
+            status = errno == ELOOP ? CG_ERR_PERMISSION : cg_status_from_errno(errno);
+    }
+    if (above_fd >= 0)
+        close(above_fd);
+    return status;
+}
+
+static cg_status adopt_chunk(cg_fs *fs, const char *path, const cg_tree_name *name, const cg_chunk_header *header)
+{
+    char object_path[CG_TREE_PATH_BYTES];
+    cg_status status = cg_tree_object_path(name->model, &header->key, (cg_level)header->level, &header->profile,
+                                           object_path, sizeof object_path);
+    if (status == CG_OK)
+        status = make_folders(fs, object_path);
+    return status == CG_OK ? cg_store_adopt(fs->root_fd, path, header) : status;
+}
+
+void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, const cg_chunk_header *header)
+{
+    cg_status status;
+    if (header != NULL && name->kind == CG_TREE_CONTEXT_CHUNK)
+        status = adopt_chunk(fs, path, name, header);
+    else if (name->kind == CG_TREE_CONTEXT_PROFILE)
+        status = cg_store_adopt_profile(fs->root_fd, path);
+    else if (name->kind == CG_TREE_CONTEXT_MODEL)
+        status = cg_store_adopt_model(fs->root_fd, path);
+    else
+        return;
+    cg_metrics_add(status == CG_OK ? &fs->metrics.adopted : &fs->metrics.adopt_errors, 1);
+    if (status != CG_OK)
+        cg_fs_log(fs, CG_LOG_WARNING, "%s cannot be found by its key: %s", path, cg_strerror(status));
+}
+
+void cg_fs_adopt_tree(cg_fs *fs)
+{
+    uint32_t n_adopted = 0;
+    if (fs->read_only)
+        return;
+    const cg_status status = cg_store_adopt_tree(fs->root_fd, &n_adopted);
+    cg_metrics_add(&fs->metrics.adopted, n_adopted);
+    if (status != CG_OK)
+        cg_fs_log(fs, CG_LOG_WARNING, "looking for new contexts: %s", cg_strerror(status));
+    else if (n_adopted > 0)
+        cg_fs_log(fs, CG_LOG_INFO, "%u chunks of contexts are now found by their keys", n_adopted);
+}

@@ -1,0 +1,168 @@
+/* fusefs/attributes.c - attributes of files and of the file system: their part of fusefs/core.h. */
+#include "fusefs/files.h"
+#include "fusefs/fs.h"
+#include "fusefs/pending.h"
+#include "fusefs/reach.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out)
+{
+    cg_reached reached;
+    if (node->control != CG_CONTROL_NONE) {
+        cg_control_attr(&fs->control, node->control, attr_out);
+        return 0;
+    }
+    int error = cg_reach(fs, node, &reached);
+    if (error != 0)
+        return error;
+    error = fstat(reached.fd, attr_out) == 0 ? 0 : errno;
+    cg_reach_end(fs, &reached);
+    return error;
+}
+
+static int set_size(cg_fs *fs, cg_fs_node *node, off_t size)
+{
+    int fd, error;
+    cg_fs_pending *pending = cg_pending_of(fs, node);
+    if (pending != NULL) {
+        fd = pending->fd;
+    } else {
+        if ((error = cg_files_allow_change(fs, node)) != 0)
+            return error;
+        if ((error = cg_reach_open(fs, node, O_WRONLY | O_NONBLOCK, &fd, NULL)) != 0)
+            return error;
+    }
+    if (cg_gate_enter(&fs->nodes, node)) {
+        error = ftruncate(fd, size) == 0 ? 0 : errno;
+        cg_gate_leave(&fs->nodes, node);
+    } else {
+        error = EPERM;
+    }
+    if (pending != NULL)
+        cg_pending_put(fs, pending);
+    else
+        close(fd);
+    return error;
+}
+
+static int set_times(int fd, const struct stat *attr, int mask)
+{
+    const struct timespec omit = {.tv_nsec = UTIME_OMIT};
+    const struct timespec times[2] = {
+        (mask & CG_SET_ATIME) != 0 ? attr->st_atim : omit,
+        (mask & CG_SET_MTIME) != 0 ? attr->st_mtim : omit,
+    };
+    if (utimensat(fd, "", times, AT_EMPTY_PATH) == 0)
+        return 0;
+    if (errno != EINVAL) /* kernels before 5.8 */
+        return errno;
+    return utimensat(AT_FDCWD, cg_reach_proc_path(fd).text, times, 0) == 0 ? 0 : errno;
+}
+
+int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask, struct stat *attr_out)
+{
+    cg_reached reached;
+    int error = 0;
+    if (node->control != CG_CONTROL_NONE)
+        return EACCES;
+    if (fs->read_only)
+        return EROFS;
+    if ((mask & CG_SET_SIZE) != 0 && (error = set_size(fs, node, attr->st_size)) != 0)
+        return error;
+    if ((error = cg_reach(fs, node, &reached)) != 0)
+        return error;
+    /* The owner before the mode: chown clears set-id bits. */
+    if ((mask & (CG_SET_UID | CG_SET_GID)) != 0 &&
+        fchownat(reached.fd, "", (mask & CG_SET_UID) != 0 ? attr->st_uid : (uid_t)-1,
+                 (mask & CG_SET_GID) != 0 ? attr->st_gid : (gid_t)-1, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0)
+        error = errno;
+    if (error == 0 && (mask & CG_SET_MODE) != 0 &&
+        (S_ISLNK(node->type) ? (errno = EOPNOTSUPP, -1)
+                             : chmod(cg_reach_proc_path(reached.fd).text, attr->st_mode & 07777)) != 0)
+        error = errno;
+    if (error == 0 && (mask & (CG_SET_ATIME | CG_SET_MTIME)) != 0)
+        error = set_times(reached.fd, attr, mask);
+    if (error == 0 && fstat(reached.fd, attr_out) != 0)
+        error = errno;
+    cg_reach_end(fs, &reached);
+    return error;
+}
+
+int cg_fs_statfs(cg_fs *fs, struct statvfs *out)
+{
+    return fstatvfs(fs->root_fd, out) == 0 ? 0 : errno;
+}
+
+/* ACLs (system.*) would ask the kernel's permission check for more than it does; strict files carry nothing that a
+ * copy on another store would lose. */
+static int reach_for_xattr(cg_fs *fs, cg_fs_node *node, const char *name, bool changes, cg_reached *reached_out)
+{
+    if (node->control != CG_CONTROL_NONE)
+        return EOPNOTSUPP;
+    if (changes && fs->read_only)
+        return EROFS;
+    if (name != NULL && strncmp(name, "user.", 5) != 0 && strncmp(name, "trusted.", 8) != 0 &&
+        strncmp(name, "security.", 9) != 0)
+        return EOPNOTSUPP;
+    if (!S_ISREG(node->type) && !S_ISDIR(node->type))
+        return EOPNOTSUPP;
+    cg_fs_pending *pending = cg_pending_of(fs, node);
+    if (pending != NULL) {
+        cg_pending_put(fs, pending);
+        return EOPNOTSUPP;
+    }
+    return S_ISREG(node->type) && cg_files_is_published(fs, node) ? EOPNOTSUPP : cg_reach(fs, node, reached_out);
+}
+
+int cg_fs_getxattr(cg_fs *fs, cg_fs_node *node, const char *name, void *value, size_t size, size_t *n_bytes_out)
+{
+    cg_reached reached;
+    int error = reach_for_xattr(fs, node, name, false, &reached);
+    if (error != 0)
+        return error;
+    const ssize_t n = getxattr(cg_reach_proc_path(reached.fd).text, name, value, size);
+    error = n < 0 ? errno : 0;
+    *n_bytes_out = n < 0 ? 0 : (size_t)n;
+    cg_reach_end(fs, &reached);
+    return error;
+}
+
+int cg_fs_listxattr(cg_fs *fs, cg_fs_node *node, char *list, size_t size, size_t *n_bytes_out)
+{
+    cg_reached reached;
+    int error = reach_for_xattr(fs, node, NULL, false, &reached);
+    if (error != 0)
+        return error;
+    const ssize_t n = listxattr(cg_reach_proc_path(reached.fd).text, list, size);
+    error = n < 0 ? errno : 0;
+    *n_bytes_out = n < 0 ? 0 : (size_t)n;
+    cg_reach_end(fs, &reached);
+    return error;
+}
+
+int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *value, size_t size, int flags)
+{
+    cg_reached reached;
+    int error = reach_for_xattr(fs, node, name, true, &reached);
+    if (error != 0)
+        return error;
+    error = setxattr(cg_reach_proc_path(reached.fd).text, name, value, size, flags) == 0 ? 0 : errno;
+    cg_reach_end(fs, &reached);
+    return error;
+}
+
+int cg_fs_removexattr(cg_fs *fs, cg_fs_node *node, const char *name)
+{
+    cg_reached reached;
+    int error = reach_for_xattr(fs, node, name, true, &reached);
+    if (error != 0)
+        return error;
+    error = removexattr(cg_reach_proc_path(reached.fd).text, name) == 0 ? 0 : errno;
+    cg_reach_end(fs, &reached);
+    return error;
+}

@@ -1,0 +1,65 @@
+#include "fusefs/beneath.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/openat2.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int cg_beneath_open_by_step(int root_fd, const char *path, int flags)
+{
+    char name[NAME_MAX + 1];
+    int dir_fd = root_fd, fd = -1, error = 0;
+    flags |= O_CLOEXEC | O_NOFOLLOW;
+    if (path[0] == '\0')
+        return openat(root_fd, ".", flags);
+    for (;;) {
+        const size_t n_bytes = strcspn(path, "/");
+        const int last = path[n_bytes] == '\0';
+        if (n_bytes > NAME_MAX) {
+            errno = ENAMETOOLONG;
+        } else if (n_bytes == 0 || (n_bytes == 2 && path[0] == '.' && path[1] == '.')) {
+            errno = EXDEV;
+        } else {
+            memcpy(name, path, n_bytes);
+            name[n_bytes] = '\0';
+            fd = openat(dir_fd, name, last ? flags : O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        }
+        error = errno;
+        if (dir_fd != root_fd)
+            close(dir_fd);
+        if (fd < 0 || last)
+            break;
+        dir_fd = fd;
+        fd = -1;
+        path += n_bytes + 1;
+    }
+    if (fd < 0)
+        errno = error;
+    return fd;
+}
+
+int cg_beneath_open(int root_fd, const char *path, int flags)
+{
+    struct open_how how = {
+        .flags = (uint64_t)(unsigned)(flags | O_CLOEXEC | O_NOFOLLOW),
+        .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
+    };
+    if (path[0] == '\0')
+        path = ".";
+    else if (strlen(path) >= PATH_MAX)
+        return cg_beneath_open_by_step(root_fd, path, flags);
+    for (;;) {
+        const int fd = (int)syscall(SYS_openat2, root_fd, path, &how, sizeof how);
+        if (fd >= 0)
+            return fd;
+        if (errno == EAGAIN) /* a rename elsewhere made ".." uncertain; there is none here: again */
+            continue;
+        if (errno != ENOSYS && errno != EPERM)
+            return -1;
+        return cg_beneath_open_by_step(root_fd, path, flags);
+    }
+}

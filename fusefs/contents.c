@@ -1,0 +1,115 @@
+/* fusefs/contents.c - what is done with an open file: its part of fusefs/core.h. */
+#include "fusefs/fs.h"
+#include "fusefs/pending.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+int cg_fs_write_begin(cg_fs *fs, cg_fs_file *file)
+{
+    if (!file->writable)
+        return EBADF;
+    return cg_gate_enter(&fs->nodes, file->node) ? 0 : EPERM;
+}
+
+void cg_fs_write_end(cg_fs *fs, cg_fs_file *file, uint64_t written_bytes)
+{
+    cg_gate_leave(&fs->nodes, file->node);
+    cg_metrics_add(&fs->metrics.written_bytes, written_bytes);
+}
+
+int cg_fs_write(cg_fs *fs, cg_fs_file *file, const void *bytes, size_t n_bytes, off_t offset)
+{
+    int error = cg_fs_write_begin(fs, file);
+    size_t n_done = 0;
+    if (error != 0)
+        return error;
+    while (n_done < n_bytes && error == 0) {
+        const ssize_t n = pwrite(file->fd, (const char *)bytes + n_done, n_bytes - n_done, offset + (off_t)n_done);
+        if (n >= 0)
+            n_done += (size_t)n;
+        else if (errno != EINTR)
+            error = errno;
+    }
+    cg_fs_write_end(fs, file, n_done);
+    return error;
+}
+
+int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t offset, size_t *n_read_out)
+{
+    size_t n_done = 0;
+    if (file->fd < 0) {
+        const size_t from = (size_t)offset < file->text_bytes ? (size_t)offset : file->text_bytes;
+        n_done = file->text_bytes - from < n_bytes ? file->text_bytes - from : n_bytes;
+        memcpy(bytes, file->text + from, n_done);
+        *n_read_out = n_done;
+        return 0;
+    }
+    while (n_done < n_bytes) {
+        const ssize_t n = pread(file->fd, (char *)bytes + n_done, n_bytes - n_done, offset + (off_t)n_done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && n_done == 0)
+            return errno;
+        if (n <= 0)
+            break;
+        n_done += (size_t)n;
+    }
+    cg_metrics_add(&fs->metrics.read_bytes, n_done);
+    *n_read_out = n_done;
+    return 0;
+}
+
+int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n_bytes)
+{
+    const int error = cg_fs_write_begin(fs, file);
+    if (error != 0)
+        return error;
+    const int result = fallocate(file->fd, mode, offset, n_bytes) == 0 ? 0 : errno;
+    cg_fs_write_end(fs, file, 0);
+    return result;
+}
+
+int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file *to, off_t to_offset, size_t n_bytes,
+                     size_t *n_copied_out)
+{
+    if (from->fd < 0 || to->fd < 0)
+        return EOPNOTSUPP; /* the kernel copies by reading and writing */
+    const int error = cg_fs_write_begin(fs, to);
+    if (error != 0)
+        return error;
+    const ssize_t n = copy_file_range(from->fd, &from_offset, to->fd, &to_offset, n_bytes, 0);
+    const int result = n >= 0 ? 0 : errno == ENOSYS || errno == EXDEV || errno == EBADF ? EOPNOTSUPP : errno;
+    cg_fs_write_end(fs, to, n > 0 ? (uint64_t)n : 0);
+    *n_copied_out = n > 0 ? (size_t)n : 0;
+    return result;
+}
+
+int cg_fs_seek(cg_fs_file *file, off_t offset, int whence, off_t *offset_out)
+{
+    if (file->fd < 0)
+        return EINVAL;
+    *offset_out = lseek(file->fd, offset, whence); /* our descriptor's own offset is not used for anything */
+    return *offset_out < 0 ? errno : 0;
+}
+
+int cg_fs_flush(cg_fs *fs, cg_fs_file *file)
+{
+    if (file->fd < 0 || !file->writable)
+        return 0;
+    if (file->pending != NULL)
+        return cg_pending_publish(fs, file->pending);
+    const int fd = fcntl(file->fd, F_DUPFD_CLOEXEC, 0); /* a store on NFS reports at close what writing cost */
+    return fd >= 0 && close(fd) != 0 && errno != EINTR ? errno : 0;
+}
+
+int cg_fs_fsync(cg_fs *fs, cg_fs_file *file, bool data_only)
+{
+    if (file->fd < 0)
+        return 0;
+    if ((data_only ? fdatasync(file->fd) : fsync(file->fd)) != 0)
+        return errno;
+    return file->pending != NULL && file->writable ? cg_pending_publish(fs, file->pending) : 0;
+}

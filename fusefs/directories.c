@@ -1,0 +1,315 @@
+/* fusefs/directories.c - names and directories: their part of fusefs/core.h. */
+#include "fusefs/fs.h"
+#include "fusefs/pending.h"
+#include "fusefs/places.h"
+#include "fusefs/reach.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct cg_fs_directory {
+    DIR *dir;            /* NULL: .cachegenfs */
+    bool is_root;
+    off_t offset;        /* where dir stands */
+    struct dirent entry; /* that we made up */
+};
+
+/* Of the entry after .cachegenfs, which comes last in the root. No real one: ext4 ends at INT64_MAX. */
+static const off_t CONTROL_OFFSET = INT64_MAX - 0x1e;
+
+int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)
+{
+    if (parent->control != CG_CONTROL_NONE)
+        return EACCES;
+    if (strlen(name) > NAME_MAX)
+        return ENAMETOOLONG;
+    return parent == fs->nodes.root &&
+                   (strcmp(name, CG_CONTROL_DIRECTORY) == 0 || strcmp(name, CG_STAGING_DIRECTORY) == 0)
+               ? EPERM
+               : 0;
+}
+
+static int enter_control(cg_fs *fs, int control, cg_fs_entry *entry_out)
+{
+    cg_control_attr(&fs->control, control, &entry_out->attr);
+    entry_out->node = cg_nodes_enter_control(&fs->nodes, control, cg_control_mode(control));
+    entry_out->may_not_be_cached = false;
+    return entry_out->node == NULL ? ENOMEM : 0;
+}
+
+int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, cg_fs_entry *entry_out)
+{
+    int dir_fd, error;
+    if (parent->control != CG_CONTROL_NONE) {
+        const int control = cg_control_find(name);
+        return control == CG_CONTROL_NONE ? ENOENT : enter_control(fs, control, entry_out);
+    }
+    if (strlen(name) > NAME_MAX)
+        return ENAMETOOLONG;
+    if (parent == fs->nodes.root && strcmp(name, CG_CONTROL_DIRECTORY) == 0)
+        return enter_control(fs, CG_CONTROL_DIR, entry_out);
+    if (parent == fs->nodes.root && strcmp(name, CG_STAGING_DIRECTORY) == 0)
+        return ENOENT;
+
+    cg_fs_pending *pending = cg_pending_find(fs, caller, parent, name);
+    if (pending != NULL) {
+        error = fstat(pending->fd, &entry_out->attr) != 0 ? errno : 0;
+        entry_out->node = error == 0 ? cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr) : NULL;
+        entry_out->may_not_be_cached = true;
+        cg_pending_put(fs, pending);
+        return error == 0 && entry_out->node == NULL ? ENOMEM : error;
+    }
+
+    if ((error = cg_reach_dir(fs, parent, NULL, &dir_fd, NULL)) != 0)
+        return error;
+    entry_out->may_not_be_cached = false;
+    if (fstatat(dir_fd, name, &entry_out->attr, AT_SYMLINK_NOFOLLOW) != 0) {
+        error = errno;
+        if (error == ENOENT)
+            cg_nodes_drop_name(&fs->nodes, parent, name);
+    } else if ((entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL) {
+        error = ENOMEM;
+    }
+    close(dir_fd);
+    return error;
+}
+
+/* Before something is made: where, and whether a rule speaks of the name. type: of a folder of rules, links are kept
+ * away. */
+static int prepare(cg_fs *fs, cg_fs_node *parent, const char *name, mode_t type, bool *is_strict_out, int *dir_fd_out)
+{
+    cg_tree_name tree;
+    char *path;
+    if (fs->read_only)
+        return EROFS;
+    int error = cg_fs_name_is_free(fs, parent, name);
+    if (error == 0)
+        error = cg_reach_dir(fs, parent, name, dir_fd_out, &path);
+    if (error != 0)
+        return error;
+    cg_tree_parse(path, &tree);
+    *is_strict_out = cg_fs_is_strict(&tree) || (S_ISLNK(type) && cg_place_is_folder_of_rules(path));
+    free(path);
+    return 0;
+}
+
+/* After it was made. */
+static int give_and_enter(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd, const char *name,
+                          mode_t mode, cg_fs_entry *entry_out)
+{
+    int error = cg_fs_give_away(fs, caller, dir_fd, name, mode);
+    entry_out->may_not_be_cached = false;
+    if (error == 0 && fstatat(dir_fd, name, &entry_out->attr, AT_SYMLINK_NOFOLLOW) != 0)
+        error = errno;
+    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL)
+        error = ENOMEM;
+    if (error != 0)
+        unlinkat(dir_fd, name, S_ISDIR(mode) ? AT_REMOVEDIR : 0);
+    else
+        cg_gate_unseal(&fs->nodes, entry_out->node);
+    return error;
+}
+
+int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, mode_t mode,
+                cg_fs_entry *entry_out)
+{
+    bool is_strict;
+    int dir_fd;
+    int error = prepare(fs, parent, name, S_IFDIR, &is_strict, &dir_fd);
+    if (error != 0)
+        return error;
+    if (is_strict)
+        error = EPERM;
+    else if (mkdirat(dir_fd, name, mode & 07777) != 0)
+        error = errno;
+    else
+        error = give_and_enter(fs, caller, parent, dir_fd, name, S_IFDIR | mode, entry_out);
+    close(dir_fd);
+    return error;
+}
+
+int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, mode_t mode, dev_t rdev,
+                cg_fs_entry *entry_out)
+{
+    struct stat attr;
+    bool is_strict;
+    int dir_fd;
+    int error = prepare(fs, parent, name, mode & S_IFMT, &is_strict, &dir_fd);
+    if (error != 0)
+        return error;
+    if (!is_strict) {
+        if (mknodat(dir_fd, name, mode, rdev) != 0)
+            error = errno;
+        else
+            error = give_and_enter(fs, caller, parent, dir_fd, name, mode, entry_out);
+    } else if (!S_ISREG(mode)) {
+        error = EPERM;
+    } else if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0) {
+        error = EEXIST;
+    } else {
+        cg_fs_pending *pending;
+        error = cg_pending_new(fs, caller, parent, dir_fd, name, mode, true, entry_out, &pending);
+        if (error == 0)
+            cg_pending_put(fs, pending); /* it stays for the sake of the node */
+    }
+    close(dir_fd);
+    return error;
+}
+
+int cg_fs_symlink(cg_fs *fs, const cg_fs_caller *caller, const char *target, cg_fs_node *parent, const char *name,
+                  cg_fs_entry *entry_out)
+{
+    bool is_strict;
+    int dir_fd;
+    int error = prepare(fs, parent, name, S_IFLNK, &is_strict, &dir_fd);
+    if (error != 0)
+        return error;
+    if (is_strict)
+        error = EPERM;
+    else if (symlinkat(target, dir_fd, name) != 0)
+        error = errno;
+    else
+        error = give_and_enter(fs, caller, parent, dir_fd, name, S_IFLNK, entry_out);
+    close(dir_fd);
+    return error;
+}
+
+int cg_fs_readlink(cg_fs *fs, cg_fs_node *node, char *target_out, size_t target_bytes)
+{
+    cg_reached reached;
+    int error = cg_reach(fs, node, &reached);
+    if (error != 0)
+        return error;
+    const ssize_t n = readlinkat(reached.fd, "", target_out, target_bytes);
+    error = n < 0 ? errno : (size_t)n >= target_bytes ? ENAMETOOLONG : 0;
+    if (error == 0)
+        target_out[n] = '\0';
+    cg_reach_end(fs, &reached);
+    return error;
+}
+
+static int remove_entry(cg_fs *fs, cg_fs_node *parent, const char *name, int flags)
+{
+    int dir_fd;
+    if (fs->read_only)
+        return EROFS;
+    int error = cg_fs_name_is_free(fs, parent, name);
+    if (error == 0)
+        error = cg_reach_dir(fs, parent, NULL, &dir_fd, NULL);
+    if (error != 0)
+        return error;
+    error = unlinkat(dir_fd, name, flags) == 0 ? 0 : errno;
+    close(dir_fd);
+    if (error == 0)
+        cg_nodes_drop_name(&fs->nodes, parent, name);
+    return error;
+}
+
+int cg_fs_unlink(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name)
+{
+    cg_fs_pending *pending = cg_pending_find(fs, caller, parent, name);
+    if (pending == NULL)
+        return remove_entry(fs, parent, name, 0);
+    cg_pending_cancel(fs, pending);
+    cg_pending_put(fs, pending);
+    return 0;
+}
+
+int cg_fs_rmdir(cg_fs *fs, cg_fs_node *parent, const char *name)
+{
+    return remove_entry(fs, parent, name, AT_REMOVEDIR);
+}
+
+int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
+{
+    cg_fs_directory *directory = calloc(1, sizeof *directory);
+    int error = 0, fd;
+    *directory_out = NULL;
+    if (directory == NULL)
+        return ENOMEM;
+    directory->is_root = node == fs->nodes.root;
+    if (node->control == CG_CONTROL_NONE &&
+        (error = cg_reach_open(fs, node, O_RDONLY | O_DIRECTORY, &fd, NULL)) == 0 &&
+        (directory->dir = fdopendir(fd)) == NULL) {
+        error = errno;
+        close(fd);
+    }
+    if (error != 0)
+        free(directory);
+    else
+        *directory_out = directory;
+    return error;
+}
+
+static const struct dirent *control_entry(cg_fs *fs, cg_fs_directory *directory, int control, const char *name)
+{
+    struct stat attr;
+    cg_control_attr(&fs->control, control, &attr);
+    directory->entry.d_ino = attr.st_ino;
+    directory->entry.d_type = (unsigned char)IFTODT(attr.st_mode);
+    strcpy(directory->entry.d_name, name);
+    return &directory->entry;
+}
+
+/* 0 ".", 1 "..", then the files. */
+static const struct dirent *read_control(cg_fs *fs, cg_fs_directory *directory, off_t offset)
+{
+    if (offset < 2)
+        return control_entry(fs, directory, CG_CONTROL_DIR, offset == 0 ? "." : "..");
+    const off_t control = offset - 2 + CG_CONTROL_VERSION;
+    return control < CG_N_CONTROLS
+               ? control_entry(fs, directory, (int)control, cg_control_name((int)control))
+               : NULL;
+}
+
+int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset, const struct dirent **entry_out,
+                  off_t *next_out)
+{
+    *entry_out = NULL;
+    if (directory->dir == NULL) {
+        *entry_out = read_control(fs, directory, offset);
+        *next_out = offset + 1;
+        return 0;
+    }
+    if (offset == CONTROL_OFFSET)
+        return 0;
+    if (offset != directory->offset) {
+        seekdir(directory->dir, offset);
+        directory->offset = offset;
+    }
+    for (;;) {
+        errno = 0;
+        const struct dirent *entry = readdir(directory->dir);
+        if (entry == NULL && errno != 0)
+            return errno;
+        if (entry == NULL) {
+            if (directory->is_root) {
+                *entry_out = control_entry(fs, directory, CG_CONTROL_DIR, CG_CONTROL_DIRECTORY);
+                *next_out = CONTROL_OFFSET;
+            }
+            return 0;
+        }
+        directory->offset = entry->d_off;
+        if (directory->is_root && (strcmp(entry->d_name, CG_CONTROL_DIRECTORY) == 0 ||
+                                   strcmp(entry->d_name, CG_STAGING_DIRECTORY) == 0))
+            continue;
+        *entry_out = entry;
+        *next_out = entry->d_off;
+        return 0;
+    }
+}
+
+int cg_fs_syncdir(cg_fs_directory *directory)
+{
+    return directory->dir == NULL || fsync(dirfd(directory->dir)) == 0 ? 0 : errno;
+}
+
+void cg_fs_closedir(cg_fs_directory *directory)
+{
+    if (directory->dir != NULL)
+        closedir(directory->dir);
+    free(directory);
+}

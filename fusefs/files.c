@@ -1,0 +1,300 @@
+#include "fusefs/files.h"
+
+#include "fusefs/fs.h"
+#include "fusefs/pending.h"
+#include "fusefs/reach.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+cg_fs_file *cg_files_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable)
+{
+    cg_fs_file *file = calloc(1, sizeof *file);
+    if (file == NULL) {
+        close(fd);
+        return NULL;
+    }
+    file->node = node;
+    file->fd = fd;
+    file->writable = writable;
+    file->n_users = 1;
+    pthread_mutex_lock(&fs->nodes.lock);
+    node->n_pins++;
+    file->next = node->files;
+    node->files = file;
+    pthread_mutex_unlock(&fs->nodes.lock);
+    cg_metrics_add(&fs->metrics.files_open, 1);
+    return file;
+}
+
+cg_fs_file *cg_files_use_any(cg_nodes *nodes, cg_fs_node *node)
+{
+    pthread_mutex_lock(&nodes->lock);
+    cg_fs_file *file = node->files;
+    if (file != NULL)
+        file->n_users++;
+    pthread_mutex_unlock(&nodes->lock);
+    return file;
+}
+
+void cg_files_unuse(cg_nodes *nodes, cg_fs_file *file)
+{
+    cg_fs_node *node = file->node;
+    pthread_mutex_lock(&nodes->lock);
+    const bool is_last = --file->n_users == 0;
+    pthread_mutex_unlock(&nodes->lock);
+    if (!is_last)
+        return;
+    close(file->fd);
+    free(file);
+    cg_nodes_unpin(nodes, node);
+}
+
+bool cg_files_is_being_written(cg_nodes *nodes, const struct stat *attr)
+{
+    bool found = false;
+    cg_fs_node *node = cg_nodes_enter(nodes, NULL, NULL, attr);
+    if (node == NULL)
+        return true;
+    pthread_mutex_lock(&nodes->lock);
+    for (const cg_fs_file *file = node->files; file != NULL && !found; file = file->next)
+        found = file->writable;
+    pthread_mutex_unlock(&nodes->lock);
+    cg_nodes_forget(nodes, node, 1);
+    return found;
+}
+
+bool cg_files_is_published(cg_fs *fs, cg_fs_node *node)
+{
+    cg_tree_name name = {0};
+    char *path;
+    bool found = false;
+    for (unsigned i = 0; !found && cg_nodes_path(&fs->nodes, node, i, NULL, &path) == 0; i++) {
+        cg_tree_parse(path, &name);
+        found = cg_fs_is_strict(&name);
+        free(path);
+    }
+    return found;
+}
+
+/* A chunk or a profile with a second name. Chunks in contexts are links of objects, profile.cgp is one of a profile;
+ * the other name may be one that we have never seen. */
+static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
+{
+    uint8_t first[CG_CHUNK_FIXED_BYTES];
+    cg_chunk_header header;
+    struct stat attr;
+    cg_reached reached;
+    if (cg_reach(fs, node, &reached) != 0)
+        return false;
+    const bool has_links = fstat(reached.fd, &attr) == 0 && attr.st_nlink > 1;
+    cg_reach_end(fs, &reached);
+    int fd;
+    if (!has_links || cg_reach_open(fs, node, O_RDONLY | O_NONBLOCK, &fd, NULL) != 0)
+        return has_links;
+    const ssize_t n = pread(fd, first, sizeof first, 0);
+    close(fd);
+    return n >= 4 && (memcmp(first, "CGPF", 4) == 0 ||
+                      (n == sizeof first && cg_chunk_header_parse(first, sizeof first, &header) == CG_OK));
+}
+
+int cg_files_allow_change(cg_fs *fs, cg_fs_node *node)
+{
+    const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
+    const bool may_change = !cg_files_is_published(fs, node) && !is_shared_content(fs, node);
+    cg_gate_check_end(&fs->nodes, node, may_change ? CG_GATE_OPEN : before);
+    return may_change ? 0 : EPERM;
+}
+
+static int open_control(cg_fs *fs, cg_fs_node *node, bool writable, cg_fs_file **file_out)
+{
+    if (writable)
+        return EACCES;
+    cg_fs_file *file = calloc(1, sizeof *file);
+    char *text = cg_control_text(&fs->control, node->control, &fs->metrics);
+    if (file == NULL || text == NULL) {
+        free(file);
+        free(text);
+        return ENOMEM;
+    }
+    file->node = node;
+    file->fd = -1;
+    file->text = text;
+    file->text_bytes = strlen(text);
+    cg_nodes_pin(&fs->nodes, node);
+    *file_out = file;
+    return 0;
+}
+
+/* Takes the caller's use of pending. */
+static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_file **file_out)
+{
+    const int fd = fcntl(pending->fd, F_DUPFD_CLOEXEC, 0);
+    const int error = fd < 0 ? errno : ENOMEM;
+    cg_fs_file *file = fd < 0 ? NULL : cg_files_new(fs, pending->node, fd, writable);
+    if (file == NULL) {
+        cg_pending_put(fs, pending);
+        return error;
+    }
+    file->pending = pending;
+    *file_out = file;
+    return 0;
+}
+
+static int truncate_file(cg_fs *fs, cg_fs_file *file)
+{
+    const int error = cg_fs_write_begin(fs, file);
+    if (error != 0)
+        return error;
+    const int result = ftruncate(file->fd, 0) == 0 ? 0 : errno;
+    cg_fs_write_end(fs, file, 0);
+    return result;
+}
+
+int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
+{
+    const bool writable = (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0;
+    const bool truncates = (flags & O_TRUNC) != 0;
+    int error, fd;
+    *file_out = NULL;
+    if (node->control != CG_CONTROL_NONE)
+        return open_control(fs, node, writable, file_out);
+    if (writable && fs->read_only)
+        return EROFS;
+
+    cg_fs_pending *pending = cg_pending_of(fs, node);
+    if (pending != NULL) {
+        error = open_pending(fs, pending, writable, file_out);
+    } else {
+        if (writable && (error = cg_files_allow_change(fs, node)) != 0)
+            return error;
+        /* The caller's O_DIRECT is for its buffers, not for ours; creation and truncation are done apart. */
+        flags &= ~(O_CREAT | O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
+        if ((flags & O_ACCMODE) == O_RDONLY && writable)
+            flags |= O_RDWR; /* O_RDONLY | O_TRUNC */
+        if ((error = cg_reach_open(fs, node, flags | O_NONBLOCK, &fd, NULL)) != 0)
+            return error;
+        if ((*file_out = cg_files_new(fs, node, fd, writable)) == NULL)
+            return ENOMEM;
+        (*file_out)->immutable = !writable && cg_files_is_published(fs, node);
+    }
+    if (error == 0 && truncates && (error = truncate_file(fs, *file_out)) != 0) {
+        cg_fs_release(fs, *file_out);
+        *file_out = NULL;
+    }
+    if (error == 0 && writable)
+        cg_metrics_add(&fs->metrics.opens_write, 1);
+    return error;
+}
+
+/* The name was taken between the kernel's look-up and now, by somebody else. */
+static int open_existing(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, int flags,
+                         cg_fs_entry *entry_out, cg_fs_file **file_out)
+{
+    if ((flags & O_EXCL) != 0)
+        return EEXIST;
+    int error = cg_fs_lookup(fs, caller, parent, name, entry_out);
+    if (error == 0 && (error = cg_fs_open(fs, entry_out->node, flags, file_out)) != 0)
+        cg_fs_forget(fs, entry_out->node, 1);
+    return error;
+}
+
+int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, mode_t mode, int flags,
+                 cg_fs_entry *entry_out, cg_fs_file **file_out)
+{
+    cg_tree_name tree;
+    struct stat attr;
+    char *path;
+    int dir_fd, fd, error;
+    *file_out = NULL;
+    entry_out->may_not_be_cached = false;
+    if (fs->read_only)
+        return EROFS;
+    if ((error = cg_fs_name_is_free(fs, parent, name)) != 0)
+        return error;
+    if ((error = cg_reach_dir(fs, parent, name, &dir_fd, &path)) != 0)
+        return error;
+    cg_tree_parse(path, &tree);
+    free(path);
+
+    if (cg_fs_is_strict(&tree)) {
+        cg_fs_pending *pending = NULL;
+        if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0)
+            error = open_existing(fs, caller, parent, name, flags, entry_out, file_out);
+        else if ((error = cg_pending_new(fs, caller, parent, dir_fd, name, mode, false, entry_out, &pending)) == 0 &&
+                 (error = open_pending(fs, pending, true, file_out)) != 0)
+            cg_fs_forget(fs, entry_out->node, 1);
+        if (error == 0 && pending != NULL)
+            cg_metrics_add(&fs->metrics.opens_write, 1);
+        close(dir_fd);
+        return error;
+    }
+
+    const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
+    fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode & 07777);
+    if (fd < 0) {
+        error = errno == EEXIST ? open_existing(fs, caller, parent, name, flags, entry_out, file_out) : errno;
+        close(dir_fd);
+        return error;
+    }
+    error = cg_fs_give_away_fd(fs, caller, dir_fd, fd, mode);
+    if (error == 0 && fstat(fd, &entry_out->attr) != 0)
+        error = errno;
+    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL)
+        error = ENOMEM;
+    if (error != 0) {
+        close(fd);
+        unlinkat(dir_fd, name, 0);
+        close(dir_fd);
+        return error;
+    }
+    close(dir_fd);
+    cg_gate_unseal(&fs->nodes, entry_out->node); /* the inode number may have been a published file's */
+    if ((*file_out = cg_files_new(fs, entry_out->node, fd, true)) == NULL) {
+        cg_fs_forget(fs, entry_out->node, 1);
+        return ENOMEM;
+    }
+    cg_metrics_add(&fs->metrics.opens_write, 1);
+    return 0;
+}
+
+/* profile.cgp and model.json of a context are ordinary files, and of use to others once they are written. */
+static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
+{
+    struct stat attr;
+    cg_tree_name name;
+    char *path;
+    if (fstat(file->fd, &attr) != 0 || attr.st_size == 0 ||
+        cg_nodes_path(&fs->nodes, file->node, 0, NULL, &path) != 0)
+        return;
+    cg_tree_parse(path, &name);
+    if ((name.kind == CG_TREE_CONTEXT_PROFILE || name.kind == CG_TREE_CONTEXT_MODEL) &&
+        !cg_files_is_being_written(&fs->nodes, &attr))
+        cg_fs_adopt(fs, path, &name, NULL);
+    free(path);
+}
+
+void cg_fs_release(cg_fs *fs, cg_fs_file *file)
+{
+    if (file->fd < 0) {
+        cg_nodes_unpin(&fs->nodes, file->node);
+        free(file->text);
+        free(file);
+        return;
+    }
+    pthread_mutex_lock(&fs->nodes.lock);
+    cg_fs_file **link = &file->node->files;
+    while (*link != file)
+        link = &(*link)->next;
+    *link = file->next;
+    pthread_mutex_unlock(&fs->nodes.lock);
+    cg_metrics_sub(&fs->metrics.files_open, 1);
+    if (file->pending != NULL)
+        cg_pending_put(fs, file->pending);
+    else if (file->writable)
+        adopt_ordinary(fs, file);
+    cg_files_unuse(&fs->nodes, file);
+}

@@ -1,0 +1,19 @@
+/* fusefs/fuse_api.h - libfuse, and what this build of it can do. Debian 12 has 3.14, newer ones passthrough. */
+#ifndef CG_FUSEFS_FUSE_API_H
+#define CG_FUSEFS_FUSE_API_H
+#define FUSE_USE_VERSION 314
+#include <fuse_lowlevel.h>
+
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17) && defined(FUSE_CAP_PASSTHROUGH)
+#define CG_FUSE_HAS_PASSTHROUGH 1
+#else
+#define CG_FUSE_HAS_PASSTHROUGH 0
+#endif
+
+/* The option -o io_uring of libfuse; the transport is right from 3.18.3 on. */
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 18)
+#define CG_FUSE_HAS_IO_URING 1
+#else
+#define CG_FUSE_HAS_IO_URING 0
+#endif
+#endif

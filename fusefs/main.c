@@ -1,0 +1,143 @@
+/* cachegenfs: mounts a store. */
+#include "fusefs/core.h"
+#include "fusefs/fuse_api.h"
+#include "fusefs/ops.h"
+#include "fusefs/options.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/vfs.h>
+#include <syslog.h>
+#include <unistd.h>
+
+enum { OVERLAYFS_MAGIC = 0x794c7630, MAX_IDLE_THREADS = 8, MAX_THREADS = 32 };
+
+typedef struct log_target {
+    bool to_syslog;
+} log_target;
+
+static void log_line(void *user, cg_log_level level, const char *line)
+{
+    const log_target *target = user;
+    if (target->to_syslog)
+        syslog((int)level, "%s", line);
+    else
+        fprintf(stderr, "cachegenfs: %s\n", line);
+}
+
+/* Each open file costs a descriptor here. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+/* A store on overlayfs is one level of stacking itself. */
+static int stack_depth_of(int fd)
+{
+    struct statfs store;
+    return fstatfs(fd, &store) == 0 && store.f_type == OVERLAYFS_MAGIC ? 2 : 1;
+}
+
+/* In the background, since a large store takes a while; links are atomic, so that ending in the middle is fine. */
+static void *adopt_tree(void *fs)
+{
+    cg_fs_adopt_tree(fs);
+    return NULL;
+}
+
+static int serve(struct fuse_session *session, const cg_options *options)
+{
+    if (options->single_thread)
+        return fuse_session_loop(session);
+    struct fuse_loop_config *config = fuse_loop_cfg_create();
+    if (config == NULL)
+        return -ENOMEM;
+    fuse_loop_cfg_set_idle_threads(config, MAX_IDLE_THREADS);
+    fuse_loop_cfg_set_max_threads(config, MAX_THREADS);
+    const int result = fuse_session_loop_mt(session, config);
+    fuse_loop_cfg_destroy(config);
+    return result;
+}
+
+static int run(cg_options *options)
+{
+    log_target target = {.to_syslog = false};
+    cg_mount mount = {
+        .attr_timeout_s = options->attr_timeout_s,
+        .entry_timeout_s = options->entry_timeout_s,
+        .wants_passthrough = options->passthrough,
+    };
+    const cg_fs_config config = {
+        .store = options->store,
+        .read_only = options->read_only,
+        .config_text = options->config_text,
+        .log = log_line,
+        .log_user = &target,
+    };
+    pthread_t adopter;
+    int result = EXIT_FAILURE;
+    const int error = cg_fs_new(&config, &mount.fs);
+    if (error != 0) {
+        fprintf(stderr, "cachegenfs: store %s: %s\n", options->store, strerror(error));
+        return result;
+    }
+    mount.stack_depth = stack_depth_of(cg_fs_root_fd(mount.fs));
+    mount.passthrough.nodes = cg_fs_nodes(mount.fs);
+    mount.passthrough.metrics = cg_fs_metrics(mount.fs);
+
+    struct fuse_session *session = fuse_session_new(&options->fuse, &CG_OPS, sizeof CG_OPS, &mount);
+    if (session == NULL) /* libfuse has said why */
+        goto no_session;
+    if (fuse_set_signal_handlers(session) != 0)
+        goto no_handlers;
+    if (fuse_session_mount(session, options->mountpoint) != 0)
+        goto no_mount;
+    if (!options->foreground) {
+        openlog("cachegenfs", LOG_PID, LOG_DAEMON);
+        target.to_syslog = true;
+    }
+    if (fuse_daemonize(options->foreground) != 0)
+        goto no_daemon;
+    const bool adopting = pthread_create(&adopter, NULL, adopt_tree, mount.fs) == 0;
+    const int loop_result = serve(session, options);
+    if (loop_result < 0)
+        log_line(&target, CG_LOG_ERROR, strerror(-loop_result));
+    result = loop_result < 0 ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal that ends us is a good end */
+    if (adopting)
+        pthread_join(adopter, NULL);
+no_daemon:
+    fuse_session_unmount(session);
+no_mount:
+    fuse_remove_signal_handlers(session);
+no_handlers:
+    fuse_session_destroy(session);
+no_session:
+    cg_fs_free(mount.fs);
+    return result;
+}
+
+int main(int argc, char **argv)
+{
+    cg_options options;
+    switch (cg_options_parse(argc, argv, &options)) {
+    case CG_OPTIONS_DONE:
+        return EXIT_SUCCESS;
+    case CG_OPTIONS_ERROR:
+        return EXIT_FAILURE;
+    default:
+        break;
+    }
+    umask(0); /* the kernel has applied the caller's */
+    raise_descriptor_limit();
+    const int result = run(&options);
+    cg_options_destroy(&options);
+    return result;
+}

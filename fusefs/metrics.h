@@ -1,0 +1,48 @@
+/* fusefs/metrics.h - what a mount counts, and its text for Prometheus (.cachegenfs/metrics).
+ *
+ * Threads: counters are atomic; any thread adds, any thread prints.
+ */
+#ifndef CG_FUSEFS_METRICS_H
+#define CG_FUSEFS_METRICS_H
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Why a file was refused under a strict name. */
+typedef enum cg_refusal {
+    CG_REFUSED_INCOMPLETE = 0, /* shorter than its header says */
+    CG_REFUSED_DAMAGED = 1,    /* a checksum, count or magic is wrong */
+    CG_REFUSED_MISPLACED = 2,  /* whole, but its header disagrees with its name */
+    CG_REFUSED_UNSUPPORTED = 3,
+    CG_N_REFUSALS = 4,
+} cg_refusal;
+
+typedef struct cg_metrics cg_metrics;
+struct cg_metrics {
+    _Atomic uint64_t opens_passthrough, opens_plain, opens_write;
+    _Atomic uint64_t read_bytes, written_bytes; /* what went through the daemon: passthrough reads do not */
+    _Atomic uint64_t published, published_bytes;
+    _Atomic uint64_t refused[CG_N_REFUSALS];
+    _Atomic uint64_t discarded;                 /* never became valid, thrown away at the last close */
+    _Atomic uint64_t adopted, adopt_errors;
+    _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC or ESTALE */
+    _Atomic uint64_t files_open, files_pending; /* now */
+    _Atomic uint32_t passthrough_in_use;        /* 1: the last open for reading a published file went past the daemon */
+};
+
+static inline void cg_metrics_add(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static inline void cg_metrics_sub(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_sub_explicit(counter, n, memory_order_relaxed);
+}
+
+/* Counts an errno value that goes to a caller; 0 and the everyday ones (ENOENT ...) are not counted. */
+void cg_metrics_error(cg_metrics *metrics, int error);
+
+/* The text, allocated with malloc(); NULL without memory. */
+char *cg_metrics_text(const cg_metrics *metrics);
+#endif

@@ -1,0 +1,391 @@
+/* fusefs/moves.c - rename and link: their part of fusefs/core.h.
+ *
+ * What comes under a strict name is checked first, with writers kept out (the gate) until it has the name. A directory
+ * is walked only when its new place has other rules than the old one: contexts/a -> contexts/b has not.
+ */
+#include "fusefs/files.h"
+#include "fusefs/fs.h"
+#include "fusefs/pending.h"
+#include "fusefs/places.h"
+#include "fusefs/reach.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_STRICT_DEPTH = 5 }; /* components of the longest strict path */
+
+/* What is to be adopted when the move is done. */
+typedef struct arrival {
+    char *path;
+    cg_tree_name name;
+    cg_chunk_header header;
+} arrival;
+
+typedef struct arrivals {
+    arrival *items;
+    size_t n_items, n_published;
+} arrivals;
+
+typedef struct place {
+    cg_fs_node *parent;
+    const char *leaf;
+    int dir_fd;
+    char *path;
+    cg_tree_name name;
+} place;
+
+static int place_open(cg_fs *fs, cg_fs_node *parent, const char *leaf, place *place_out)
+{
+    *place_out = (place){.parent = parent, .leaf = leaf, .dir_fd = -1};
+    int error = cg_fs_name_is_free(fs, parent, leaf);
+    if (error == 0)
+        error = cg_reach_dir(fs, parent, leaf, &place_out->dir_fd, &place_out->path);
+    if (error == 0)
+        cg_tree_parse(place_out->path, &place_out->name);
+    return error;
+}
+
+static void place_close(place *at)
+{
+    if (at->dir_fd >= 0 && at->path != NULL)
+        close(at->dir_fd);
+    free(at->path);
+}
+
+static bool same_rule(const cg_tree_name *a, const cg_tree_name *b)
+{
+    return a->kind == b->kind && a->level == b->level && cg_key_equal(&a->key, &b->key) &&
+           strcmp(a->fp8, b->fp8) == 0;
+}
+
+static bool is_adopted(cg_tree_kind kind)
+{
+    return kind == CG_TREE_CONTEXT_CHUNK || kind == CG_TREE_CONTEXT_PROFILE || kind == CG_TREE_CONTEXT_MODEL;
+}
+
+static int note_arrival(arrivals *list, const char *path, const cg_tree_name *name, const cg_chunk_header *header)
+{
+    list->n_published += cg_fs_is_strict(name);
+    if (!is_adopted(name->kind))
+        return 0;
+    arrival *items = realloc(list->items, (list->n_items + 1) * sizeof *items);
+    if (items == NULL)
+        return ENOMEM;
+    list->items = items;
+    items[list->n_items] = (arrival){.path = strdup(path), .name = *name, .header = *header};
+    return items[list->n_items].path == NULL ? ENOMEM : (list->n_items++, 0);
+}
+
+/* Adopts them, if the move succeeded, and frees the list. */
+static void end_arrivals(cg_fs *fs, arrivals *list, bool moved)
+{
+    for (size_t i = 0; i < list->n_items; i++) {
+        if (moved)
+            cg_fs_adopt(fs, list->items[i].path, &list->items[i].name,
+                        list->items[i].name.kind == CG_TREE_CONTEXT_CHUNK ? &list->items[i].header : NULL);
+        free(list->items[i].path);
+    }
+    free(list->items);
+    if (moved)
+        cg_metrics_add(&fs->metrics.published, list->n_published);
+}
+
+/* Whether the file in dir_fd, now at old_name, may stand at path. */
+static int check_file(cg_fs *fs, int dir_fd, const char *leaf, const cg_tree_name *old_name, const char *path,
+                      const cg_tree_name *name, bool in_directory, arrivals *list)
+{
+    cg_chunk_header header = {0};
+    struct stat attr;
+    int error = 0;
+    if (same_rule(old_name, name))
+        return 0;
+    if (!cg_fs_is_strict(name))
+        return is_adopted(name->kind) ? note_arrival(list, path, name, &header) : 0;
+    const int fd = openat(dir_fd, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ELOOP || errno == ENXIO ? EPERM : errno;
+    if (fstat(fd, &attr) != 0)
+        error = errno;
+    else if (!S_ISREG(attr.st_mode))
+        error = EPERM;
+    else if (in_directory && cg_files_is_being_written(&fs->nodes, &attr))
+        error = EBUSY;
+    else if ((error = cg_fs_check(fs, fd, path, name, &header)) == 0 && fsync(fd) != 0)
+        error = errno;
+    close(fd);
+    return error == 0 ? note_arrival(list, path, name, &header) : error;
+}
+
+static int depth_of(const char *path)
+{
+    int depth = 1;
+    for (; *path != '\0'; path++)
+        depth += *path == '/';
+    return depth;
+}
+
+/* Checks what lies below a directory that moves from old_path to path. */
+static int check_directory(cg_fs *fs, int parent_fd, const char *leaf, const char *old_path, const char *path,
+                           arrivals *list)
+{
+    if (depth_of(path) >= MAX_STRICT_DEPTH)
+        return 0;
+    const int fd = openat(parent_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        const int error = errno;
+        if (fd >= 0)
+            close(fd);
+        return error;
+    }
+    const size_t name_bytes = NAME_MAX + 2;
+    char *old_below = malloc(strlen(old_path) + name_bytes), *below = malloc(strlen(path) + name_bytes);
+    int error = old_below == NULL || below == NULL ? ENOMEM : 0;
+    for (struct dirent *entry; error == 0 && (errno = 0, entry = readdir(dir)) != NULL;) {
+        cg_tree_name old_name, name;
+        struct stat attr;
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        sprintf(old_below, "%s/%s", old_path, entry->d_name);
+        sprintf(below, "%s/%s", path, entry->d_name);
+        cg_tree_parse(old_below, &old_name);
+        cg_tree_parse(below, &name);
+        if (fstatat(fd, entry->d_name, &attr, AT_SYMLINK_NOFOLLOW) != 0)
+            error = errno == ENOENT ? 0 : errno;
+        else if (S_ISLNK(attr.st_mode) && cg_place_is_folder_of_rules(below))
+            error = EPERM;
+        else if (S_ISDIR(attr.st_mode) && !cg_fs_is_strict(&name))
+            error = check_directory(fs, fd, entry->d_name, old_below, below, list);
+        else
+            error = check_file(fs, fd, entry->d_name, &old_name, below, &name, true, list);
+    }
+    free(old_below);
+    free(below);
+    closedir(dir);
+    return error;
+}
+
+/* Whether what lies below the two directories obeys the same rules: a model and a model, a context and a context. */
+static bool same_rules_below(const char *old_path, const char *path)
+{
+    cg_tree_name old_name, name;
+    char *old_probe = NULL, *probe = NULL;
+    bool same = false;
+    const int depth = depth_of(path);
+    if (depth != depth_of(old_path) || (depth != 1 && depth != 3))
+        return false;
+    const char *rest = depth == 1 ? "contexts/probe/L1/00000.kv" : "L1/00000.kv";
+    if (asprintf(&old_probe, "%s/%s", old_path, rest) < 0)
+        old_probe = NULL;
+    if (asprintf(&probe, "%s/%s", path, rest) < 0)
+        probe = NULL;
+    if (old_probe != NULL && probe != NULL) {
+        cg_tree_parse(old_probe, &old_name);
+        cg_tree_parse(probe, &name);
+        same = old_name.kind == CG_TREE_CONTEXT_CHUNK && name.kind == CG_TREE_CONTEXT_CHUNK;
+    }
+    free(old_probe);
+    free(probe);
+    return same;
+}
+
+/* One direction of a move. */
+static int check_move(cg_fs *fs, const place *from, const place *to, mode_t type, arrivals *list)
+{
+    if (S_ISLNK(type) && cg_place_is_folder_of_rules(to->path))
+        return EPERM;
+    if (S_ISDIR(type) && !cg_fs_is_strict(&to->name))
+        return same_rules_below(from->path, to->path)
+                   ? 0
+                   : check_directory(fs, from->dir_fd, from->leaf, from->path, to->path, list);
+    return check_file(fs, from->dir_fd, from->leaf, &from->name, to->path, &to->name, false, list);
+}
+
+/* renameat2(), also without overwriting where the store has no RENAME_NOREPLACE. */
+static int move(const place *from, const place *to, unsigned flags)
+{
+    struct stat attr;
+    if (renameat2(from->dir_fd, from->leaf, to->dir_fd, to->leaf, flags) == 0)
+        return 0;
+    if (flags != RENAME_NOREPLACE || (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP))
+        return errno;
+    if (fstatat(from->dir_fd, from->leaf, &attr, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno;
+    if (S_ISDIR(attr.st_mode)) { /* only an empty directory can be overwritten */
+        if (fstatat(to->dir_fd, to->leaf, &attr, AT_SYMLINK_NOFOLLOW) == 0)
+            return EEXIST;
+        return renameat(from->dir_fd, from->leaf, to->dir_fd, to->leaf) == 0 ? 0 : errno;
+    }
+    if (linkat(from->dir_fd, from->leaf, to->dir_fd, to->leaf, 0) != 0)
+        return errno == EEXIST ? EEXIST : EINVAL;
+    return unlinkat(from->dir_fd, from->leaf, 0) == 0 ? 0 : errno;
+}
+
+static void sync_place(const place *at)
+{
+    const int fd = openat(at->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        fsync(fd);
+        close(fd);
+    }
+}
+
+/* The gates of up to two nodes, in the order of their addresses. */
+typedef struct gates {
+    cg_fs_node *node[2];
+    cg_gate before[2];
+} gates;
+
+static void gates_begin(cg_fs *fs, gates *g)
+{
+    if (g->node[0] == g->node[1] && g->node[1] != NULL) { /* found, and so pinned, twice */
+        cg_nodes_unpin(&fs->nodes, g->node[1]);
+        g->node[1] = NULL;
+    }
+    const int first = (uintptr_t)g->node[0] < (uintptr_t)g->node[1] ? 0 : 1;
+    for (int i = 0; i < 2; i++) {
+        const int which = i == 0 ? first : 1 - first;
+        if (g->node[which] != NULL)
+            g->before[which] = cg_gate_check_begin(&fs->nodes, g->node[which]);
+    }
+}
+
+/* seal: the node now stands under a strict name. */
+static void gates_end(cg_fs *fs, gates *g, const bool seal[2])
+{
+    for (int i = 0; i < 2; i++)
+        if (g->node[i] != NULL) {
+            cg_gate_check_end(&fs->nodes, g->node[i], seal[i] ? CG_GATE_SEALED : g->before[i]);
+            cg_nodes_unpin(&fs->nodes, g->node[i]);
+        }
+}
+
+static int rename_waiting(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *new_parent, const char *new_name,
+                          unsigned flags)
+{
+    int error = cg_fs_name_is_free(fs, new_parent, new_name);
+    if (error == 0 && (flags & ~(unsigned)RENAME_NOREPLACE) != 0)
+        error = EINVAL;
+    if (error == 0)
+        error = cg_pending_publish_as(fs, pending, new_parent, new_name, flags == 0);
+    cg_pending_put(fs, pending);
+    return error;
+}
+
+int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, cg_fs_node *new_parent,
+                 const char *new_name, unsigned flags)
+{
+    struct stat attr, other = {0};
+    arrivals list = {0};
+    gates g = {0};
+    place from = {.dir_fd = -1}, to = {.dir_fd = -1};
+    const bool exchange = (flags & RENAME_EXCHANGE) != 0;
+    if (fs->read_only)
+        return EROFS;
+    if ((flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) != 0)
+        return EINVAL;
+    cg_fs_pending *pending = cg_pending_find(fs, caller, parent, name);
+    if (pending != NULL)
+        return rename_waiting(fs, pending, new_parent, new_name, flags);
+
+    int error = place_open(fs, parent, name, &from);
+    if (error == 0)
+        error = place_open(fs, new_parent, new_name, &to);
+    if (error == 0 && fstatat(from.dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) != 0)
+        error = errno;
+    if (error == 0 && exchange && fstatat(to.dir_fd, new_name, &other, AT_SYMLINK_NOFOLLOW) != 0)
+        error = errno;
+    if (error != 0)
+        goto done;
+
+    if (S_ISREG(attr.st_mode))
+        g.node[0] = cg_nodes_find(&fs->nodes, parent, name);
+    if (exchange && S_ISREG(other.st_mode))
+        g.node[1] = cg_nodes_find(&fs->nodes, new_parent, new_name);
+    gates_begin(fs, &g);
+    error = check_move(fs, &from, &to, attr.st_mode, &list);
+    if (error == 0 && exchange)
+        error = check_move(fs, &to, &from, other.st_mode, &list);
+    if (error == 0) {
+        cg_nodes_rename_begin(&fs->nodes);
+        error = move(&from, &to, flags);
+        if (error == 0)
+            cg_nodes_move_name(&fs->nodes, parent, name, new_parent, new_name, exchange);
+        cg_nodes_rename_end(&fs->nodes);
+    }
+    const bool seal[2] = {error == 0 && cg_fs_is_strict(&to.name), error == 0 && exchange && cg_fs_is_strict(&from.name)};
+    gates_end(fs, &g, seal);
+    if (error == 0 && list.n_published > 0)
+        sync_place(&to);
+    end_arrivals(fs, &list, error == 0);
+done:
+    place_close(&from);
+    place_close(&to);
+    return error;
+}
+
+/* What already has a strict name needs no second look at its content. */
+static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to, cg_chunk_header *header_out)
+{
+    uint8_t first[CG_CHUNK_FIXED_BYTES];
+    if (to->name.kind == CG_TREE_PROFILE || !cg_files_is_published(fs, node))
+        return cg_fs_check(fs, fd, to->path, &to->name, header_out);
+    const ssize_t n = pread(fd, first, sizeof first, 0);
+    if (n < 0)
+        return errno;
+    cg_status status = cg_chunk_header_parse(first, (size_t)n, header_out);
+    if (status == CG_OK)
+        status = cg_tree_check(&to->name, header_out);
+    return cg_strict_errno(status);
+}
+
+int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *new_name, cg_fs_entry *entry_out)
+{
+    cg_chunk_header header = {0};
+    arrivals list = {0};
+    place to = {.dir_fd = -1};
+    int fd = -1, error;
+    if (fs->read_only)
+        return EROFS;
+    if (node->control != CG_CONTROL_NONE)
+        return EPERM;
+    cg_fs_pending *pending = cg_pending_of(fs, node);
+    if (pending != NULL) { /* it has no name to be linked from yet */
+        cg_pending_put(fs, pending);
+        return EBUSY;
+    }
+    if ((error = place_open(fs, new_parent, new_name, &to)) != 0)
+        goto done;
+    const bool is_strict = cg_fs_is_strict(&to.name);
+    if ((is_strict && !S_ISREG(node->type)) || (S_ISLNK(node->type) && cg_place_is_folder_of_rules(to.path))) {
+        error = EPERM;
+        goto done;
+    }
+    const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
+    error = cg_reach_open(fs, node, is_strict ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, NULL);
+    if (error == 0 && is_strict && (error = check_link(fs, node, fd, &to, &header)) == 0 && fsync(fd) != 0)
+        error = errno;
+    if (error == 0 &&
+        linkat(AT_FDCWD, cg_reach_proc_path(fd).text, to.dir_fd, new_name, AT_SYMLINK_FOLLOW) != 0)
+        error = errno;
+    if (error == 0)
+        error = note_arrival(&list, to.path, &to.name, &header);
+    if (error == 0 && is_strict)
+        sync_place(&to);
+    if (error == 0)
+        error = fstat(fd, &entry_out->attr) == 0 ? 0 : errno;
+    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, new_parent, new_name, &entry_out->attr)) == NULL)
+        error = ENOMEM;
+    entry_out->may_not_be_cached = false;
+    cg_gate_check_end(&fs->nodes, node, error == 0 && is_strict ? CG_GATE_SEALED : before);
+    end_arrivals(fs, &list, error == 0);
+done:
+    if (fd >= 0)
+        close(fd);
+    place_close(&to);
+    return error;
+}

@@ -1,0 +1,398 @@
+#include "fusefs/nodes.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { FIRST_BUCKETS = 1024 };
+
+struct cg_node_name {
+    cg_fs_node *parent; /* pinned */
+    cg_fs_node *node;
+    cg_node_name *next; /* of the same node */
+    cg_node_name *hash_next;
+    char text[];
+};
+
+static size_t mix(uint64_t a, uint64_t b)
+{
+    uint64_t h = (a ^ (b + 0x9e3779b97f4a7c15u + (a << 6))) * 0xff51afd7ed558ccdu;
+    return (size_t)(h ^ (h >> 32));
+}
+
+static size_t node_hash(dev_t dev, ino_t ino)
+{
+    return mix(dev, ino);
+}
+
+static size_t name_hash(const cg_fs_node *parent, const char *text)
+{
+    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a: names are short */
+    for (; *text != '\0'; text++)
+        h = (h ^ (unsigned char)*text) * 0x100000001b3u;
+    return mix((uint64_t)(uintptr_t)parent, h);
+}
+
+static cg_fs_node **node_bucket(const cg_nodes *nodes, dev_t dev, ino_t ino)
+{
+    return &nodes->node_buckets[node_hash(dev, ino) & (nodes->n_buckets - 1)];
+}
+
+static cg_node_name **name_bucket(const cg_nodes *nodes, const cg_fs_node *parent, const char *text)
+{
+    return &nodes->name_buckets[name_hash(parent, text) & (nodes->n_buckets - 1)];
+}
+
+/* Without memory the tables stay as they are: slower, not wrong. */
+static void grow(cg_nodes *nodes)
+{
+    if (nodes->n_nodes + nodes->n_names < 2 * nodes->n_buckets)
+        return;
+    cg_nodes larger = *nodes;
+    larger.n_buckets *= 4;
+    larger.node_buckets = calloc(larger.n_buckets, sizeof *larger.node_buckets);
+    larger.name_buckets = calloc(larger.n_buckets, sizeof *larger.name_buckets);
+    if (larger.node_buckets == NULL || larger.name_buckets == NULL) {
+        free(larger.node_buckets);
+        free(larger.name_buckets);
+        return;
+    }
+    for (size_t i = 0; i < nodes->n_buckets; i++) {
+        for (cg_fs_node *node = nodes->node_buckets[i], *next; node != NULL; node = next) {
+            cg_fs_node **bucket = node_bucket(&larger, node->dev, node->ino);
+            next = node->hash_next;
+            node->hash_next = *bucket;
+            *bucket = node;
+        }
+        for (cg_node_name *name = nodes->name_buckets[i], *next; name != NULL; name = next) {
+            cg_node_name **bucket = name_bucket(&larger, name->parent, name->text);
+            next = name->hash_next;
+            name->hash_next = *bucket;
+            *bucket = name;
+        }
+    }
+    free(nodes->node_buckets);
+    free(nodes->name_buckets);
+    nodes->n_buckets = larger.n_buckets;
+    nodes->node_buckets = larger.node_buckets;
+    nodes->name_buckets = larger.name_buckets;
+}
+
+static cg_node_name *find_name(const cg_nodes *nodes, const cg_fs_node *parent, const char *text)
+{
+    cg_node_name *name = *name_bucket(nodes, parent, text);
+    while (name != NULL && (name->parent != parent || strcmp(name->text, text) != 0))
+        name = name->hash_next;
+    return name;
+}
+
+static void remove_node_if_unused(cg_nodes *nodes, cg_fs_node *node);
+
+static void remove_name(cg_nodes *nodes, cg_node_name *name)
+{
+    cg_node_name **link = name_bucket(nodes, name->parent, name->text);
+    while (*link != name)
+        link = &(*link)->hash_next;
+    *link = name->hash_next;
+    for (link = &name->node->names; *link != name; link = &(*link)->next)
+        ;
+    *link = name->next;
+    nodes->n_names--;
+
+    cg_fs_node *parent = name->parent;
+    free(name);
+    parent->n_pins--;
+    remove_node_if_unused(nodes, parent); /* and so on upwards: the depth is that of a path */
+}
+
+static void remove_node_if_unused(cg_nodes *nodes, cg_fs_node *node)
+{
+    if (node->n_lookups > 0 || node->n_pins > 0)
+        return;
+    if (node->control == 0) {
+        cg_fs_node **link = node_bucket(nodes, node->dev, node->ino);
+        while (*link != node)
+            link = &(*link)->hash_next;
+        *link = node->hash_next;
+    }
+    nodes->n_nodes--;
+    node->n_pins = 1; /* its own names are going: no second visit */
+    while (node->names != NULL)
+        remove_name(nodes, node->names);
+    free(node);
+}
+
+static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *text)
+{
+    cg_node_name *name = find_name(nodes, parent, text);
+    if (name != NULL && name->node == node)
+        return;
+    if (name != NULL)
+        remove_name(nodes, name);
+    const size_t n_bytes = strlen(text) + 1;
+    name = malloc(sizeof *name + n_bytes);
+    if (name == NULL)
+        return;
+    memcpy(name->text, text, n_bytes);
+    name->parent = parent;
+    parent->n_pins++;
+    name->node = node;
+    name->next = node->names;
+    node->names = name;
+    cg_node_name **bucket = name_bucket(nodes, parent, text);
+    name->hash_next = *bucket;
+    *bucket = name;
+    nodes->n_names++;
+}
+
+static cg_fs_node *new_node(cg_nodes *nodes, const struct stat *attr)
+{
+    cg_fs_node *node = calloc(1, sizeof *node);
+    if (node == NULL)
+        return NULL;
+    node->dev = attr->st_dev;
+    node->ino = attr->st_ino;
+    node->type = attr->st_mode & S_IFMT;
+    node->generation = nodes->next_generation++;
+    nodes->n_nodes++;
+    return node;
+}
+
+static cg_fs_node *insert_node(cg_nodes *nodes, const struct stat *attr)
+{
+    grow(nodes);
+    cg_fs_node *node = new_node(nodes, attr);
+    if (node == NULL)
+        return NULL;
+    cg_fs_node **bucket = node_bucket(nodes, node->dev, node->ino);
+    node->hash_next = *bucket;
+    *bucket = node;
+    return node;
+}
+
+int cg_nodes_init(cg_nodes *nodes, const struct stat *root)
+{
+    struct timespec now;
+    memset(nodes, 0, sizeof *nodes);
+    clock_gettime(CLOCK_REALTIME, &now);
+    nodes->next_generation = (uint64_t)now.tv_sec << 30; /* an NFS handle of an earlier mount must not fit */
+    nodes->n_buckets = FIRST_BUCKETS;
+    nodes->node_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->node_buckets);
+    nodes->name_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->name_buckets);
+    if (nodes->node_buckets != NULL && nodes->name_buckets != NULL)
+        nodes->root = insert_node(nodes, root);
+    if (nodes->root == NULL) {
+        free(nodes->node_buckets);
+        free(nodes->name_buckets);
+        return ENOMEM;
+    }
+    nodes->root->n_pins = 1;
+    pthread_mutex_init(&nodes->lock, NULL);
+    pthread_cond_init(&nodes->changed, NULL);
+    return 0;
+}
+
+void cg_nodes_destroy(cg_nodes *nodes)
+{
+    for (size_t i = 0; i < nodes->n_buckets; i++) {
+        for (cg_node_name *name = nodes->name_buckets[i], *next; name != NULL; name = next) {
+            next = name->hash_next;
+            free(name);
+        }
+        for (cg_fs_node *node = nodes->node_buckets[i], *next; node != NULL; node = next) {
+            next = node->hash_next;
+            free(node);
+        }
+    }
+    free(nodes->node_buckets);
+    free(nodes->name_buckets);
+    pthread_mutex_destroy(&nodes->lock);
+    pthread_cond_destroy(&nodes->changed);
+}
+
+cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name, const struct stat *attr)
+{
+    pthread_mutex_lock(&nodes->lock);
+    cg_fs_node *node = *node_bucket(nodes, attr->st_dev, attr->st_ino);
+    /* An inode number that came back as another type is another file; a stale node of that number stays until the
+     * kernel forgets it, and is found stale by its names. */
+    while (node != NULL && (node->dev != attr->st_dev || node->ino != attr->st_ino ||
+                            node->type != (attr->st_mode & S_IFMT)))
+        node = node->hash_next;
+    if (node == NULL)
+        node = insert_node(nodes, attr);
+    if (node != NULL) {
+        node->n_lookups++;
+        if (name != NULL)
+            set_name(nodes, node, parent, name);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    return node;
+}
+
+cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type)
+{
+    const struct stat attr = {.st_mode = type};
+    pthread_mutex_lock(&nodes->lock);
+    cg_fs_node *node = new_node(nodes, &attr);
+    if (node != NULL) {
+        node->control = control;
+        node->n_lookups = 1;
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    return node;
+}
+
+void cg_nodes_forget(cg_nodes *nodes, cg_fs_node *node, uint64_t n_lookups)
+{
+    pthread_mutex_lock(&nodes->lock);
+    node->n_lookups -= n_lookups < node->n_lookups ? n_lookups : node->n_lookups;
+    remove_node_if_unused(nodes, node);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void cg_nodes_pin(cg_nodes *nodes, cg_fs_node *node)
+{
+    pthread_mutex_lock(&nodes->lock);
+    node->n_pins++;
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void cg_nodes_unpin(cg_nodes *nodes, cg_fs_node *node)
+{
+    pthread_mutex_lock(&nodes->lock);
+    node->n_pins--;
+    remove_node_if_unused(nodes, node);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void cg_nodes_add_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *name)
+{
+    pthread_mutex_lock(&nodes->lock);
+    set_name(nodes, node, parent, name);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *text)
+{
+    pthread_mutex_lock(&nodes->lock);
+    cg_node_name *name = find_name(nodes, parent, text);
+    if (name != NULL)
+        remove_name(nodes, name);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *text, cg_fs_node *new_parent,
+                        const char *new_text, bool exchange)
+{
+    pthread_mutex_lock(&nodes->lock);
+    cg_node_name *from = find_name(nodes, parent, text), *to = find_name(nodes, new_parent, new_text);
+    if (from != NULL && to != NULL && from->node == to->node) {
+        /* rename() of one link over another of the same file leaves both. */
+    } else {
+        cg_fs_node *node = from == NULL ? NULL : from->node, *other = to == NULL ? NULL : to->node;
+        if (from != NULL)
+            remove_name(nodes, from);
+        if (to != NULL)
+            remove_name(nodes, to);
+        if (node != NULL)
+            set_name(nodes, node, new_parent, new_text);
+        if (exchange && other != NULL)
+            set_name(nodes, other, parent, text);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *text)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const cg_node_name *name = find_name(nodes, parent, text);
+    cg_fs_node *node = name == NULL ? NULL : name->node;
+    if (node != NULL)
+        node->n_pins++;
+    pthread_mutex_unlock(&nodes->lock);
+    return node;
+}
+
+static const cg_node_name *name_at(const cg_fs_node *node, unsigned name_index)
+{
+    const cg_node_name *name = node->names;
+    while (name != NULL && name_index-- > 0)
+        name = name->next;
+    return name;
+}
+
+int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf, char **path_out)
+{
+    size_t n_bytes = leaf == NULL ? 1 : strlen(leaf) + 2;
+    int error = ENOENT;
+    char *path = NULL;
+    *path_out = NULL;
+    pthread_mutex_lock(&nodes->lock);
+    if (node == nodes->root && name_index > 0)
+        goto done;
+    unsigned index = name_index;
+    for (const cg_fs_node *at = node; at != nodes->root; index = 0) {
+        const cg_node_name *name = name_at(at, index);
+        if (name == NULL)
+            goto done;
+        n_bytes += strlen(name->text) + 1;
+        at = name->parent;
+    }
+    error = ENOMEM;
+    if ((path = malloc(n_bytes)) == NULL)
+        goto done;
+    char *end = path + n_bytes - 1;
+    *end = '\0';
+    if (leaf != NULL)
+        end = memcpy(end - strlen(leaf), leaf, strlen(leaf));
+    index = name_index;
+    for (const cg_fs_node *at = node; at != nodes->root; index = 0) {
+        const cg_node_name *name = name_at(at, index);
+        if (*end != '\0')
+            *--end = '/';
+        end = memcpy(end - strlen(name->text), name->text, strlen(name->text));
+        at = name->parent;
+    }
+    memmove(path, end, strlen(end) + 1);
+    *path_out = path;
+    error = 0;
+done:
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
+
+uint64_t cg_nodes_epoch(cg_nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const uint64_t epoch = nodes->rename_epoch;
+    pthread_mutex_unlock(&nodes->lock);
+    return epoch;
+}
+
+bool cg_nodes_changed_since(cg_nodes *nodes, uint64_t epoch)
+{
+    pthread_mutex_lock(&nodes->lock);
+    while (nodes->rename_epoch == epoch && nodes->n_renames > 0)
+        pthread_cond_wait(&nodes->changed, &nodes->lock);
+    const bool changed = nodes->rename_epoch != epoch;
+    pthread_mutex_unlock(&nodes->lock);
+    return changed;
+}
+
+void cg_nodes_rename_begin(cg_nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    nodes->n_renames++;
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void cg_nodes_rename_end(cg_nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    nodes->n_renames--;
+    nodes->rename_epoch++;
+    pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock);
+}

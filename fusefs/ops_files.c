@@ -1,0 +1,261 @@
+#include "fusefs/ops.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static cg_fs_file *file_of(const struct fuse_file_info *fi)
+{
+    return (cg_fs_file *)(uintptr_t)fi->fh;
+}
+
+typedef struct open_directory {
+    cg_fs_directory *directory;
+    cg_fs_node *node;
+} open_directory;
+
+static open_directory *directory_of(const struct fuse_file_info *fi)
+{
+    return (open_directory *)(uintptr_t)fi->fh;
+}
+
+/* Passthrough needs the request, so that it is chosen here and not in the core. */
+static int finish_open(cg_mount *mount, fuse_req_t req, cg_fs_file *file, struct fuse_file_info *fi)
+{
+    const int error = cg_passthrough_open(&mount->passthrough, req, file, fi);
+    if (error != 0)
+        cg_fs_release(mount->fs, file);
+    fi->fh = (uintptr_t)file;
+    return error;
+}
+
+static void undo_open(cg_mount *mount, fuse_req_t req, cg_fs_file *file)
+{
+    cg_passthrough_release(&mount->passthrough, req, file);
+    cg_fs_release(mount->fs, file);
+}
+
+void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
+{
+    cg_mount *mount = cg_ops_mount(req);
+    const cg_fs_caller caller = cg_ops_caller(req);
+    cg_fs_entry entry;
+    cg_fs_file *file;
+    int error = cg_fs_create(mount->fs, &caller, cg_ops_node(mount, parent), name, mode, fi->flags, &entry, &file);
+    if (error == 0 && (error = finish_open(mount, req, file, fi)) != 0)
+        cg_fs_forget(mount->fs, entry.node, 1);
+    if (error != 0) {
+        cg_ops_reply_error(req, error);
+        return;
+    }
+    const struct fuse_entry_param param = cg_ops_entry(mount, &entry);
+    if (fuse_reply_create(req, &param, fi) == -ENOENT) {
+        cg_fs_release(mount->fs, file);
+        cg_fs_forget(mount->fs, entry.node, 1);
+    }
+}
+
+void cg_ops_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    cg_mount *mount = cg_ops_mount(req);
+    cg_fs_file *file;
+    int error = cg_fs_open(mount->fs, cg_ops_node(mount, ino), fi->flags, &file);
+    if (error == 0)
+        error = finish_open(mount, req, file, fi);
+    if (error != 0) {
+        cg_ops_reply_error(req, error);
+        return;
+    }
+    if (fuse_reply_open(req, fi) == -ENOENT && !file->backed) {
+        /* The connection was aborted. req is gone, and with it the way to close a backing file. */
+        cg_fs_release(mount->fs, file);
+    }
+}
+
+void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+    const cg_fs_file *file = file_of(fi);
+    (void)ino;
+    if (file->fd < 0) {
+        const size_t from = (size_t)offset < file->text_bytes ? (size_t)offset : file->text_bytes;
+        const size_t left = file->text_bytes - from;
+        fuse_reply_buf(req, file->text + from, left < size ? left : size);
+        return;
+    }
+    struct fuse_bufvec bytes = FUSE_BUFVEC_INIT(size);
+    bytes.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY;
+    bytes.buf[0].fd = file->fd;
+    bytes.buf[0].pos = offset;
+    cg_metrics_add(&cg_fs_metrics(cg_ops_mount(req)->fs)->read_bytes, size);
+    fuse_reply_data(req, &bytes, FUSE_BUF_SPLICE_MOVE);
+}
+
+void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset, struct fuse_file_info *fi)
+{
+    cg_fs *fs = cg_ops_mount(req)->fs;
+    cg_fs_file *file = file_of(fi);
+    struct fuse_bufvec out = FUSE_BUFVEC_INIT(fuse_buf_size(in));
+    (void)ino;
+    const int error = cg_fs_write_begin(fs, file);
+    if (error != 0) {
+        cg_ops_reply_error(req, error);
+        return;
+    }
+    out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+    out.buf[0].fd = file->fd;
+    out.buf[0].pos = offset;
+    const ssize_t n = fuse_buf_copy(&out, in, 0);
+    cg_fs_write_end(fs, file, n > 0 ? (uint64_t)n : 0);
+    if (n < 0)
+        cg_ops_reply_error(req, (int)-n);
+    else
+        fuse_reply_write(req, (size_t)n);
+}
+
+void cg_ops_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    (void)ino;
+    cg_ops_reply_error(req, cg_fs_flush(cg_ops_mount(req)->fs, file_of(fi)));
+}
+
+void cg_ops_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi)
+{
+    (void)ino;
+    cg_ops_reply_error(req, cg_fs_fsync(cg_ops_mount(req)->fs, file_of(fi), data_only != 0));
+}
+
+void cg_ops_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    (void)ino;
+    undo_open(cg_ops_mount(req), req, file_of(fi));
+    fuse_reply_err(req, 0);
+}
+
+void cg_ops_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length, struct fuse_file_info *fi)
+{
+    (void)ino;
+    cg_ops_reply_error(req, cg_fs_fallocate(cg_ops_mount(req)->fs, file_of(fi), mode, offset, length));
+}
+
+void cg_ops_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, struct fuse_file_info *fi_in,
+                            fuse_ino_t ino_out, off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags)
+{
+    size_t n_copied;
+    (void)ino_in, (void)ino_out, (void)flags;
+    const int error = cg_fs_copy_range(cg_ops_mount(req)->fs, file_of(fi_in), off_in, file_of(fi_out), off_out, len,
+                                       &n_copied);
+    if (error != 0)
+        cg_ops_reply_error(req, error);
+    else
+        fuse_reply_write(req, n_copied);
+}
+
+void cg_ops_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
+{
+    off_t result;
+    (void)ino;
+    const int error = cg_fs_seek(file_of(fi), offset, whence, &result);
+    if (error != 0)
+        cg_ops_reply_error(req, error);
+    else
+        fuse_reply_lseek(req, result);
+}
+
+void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    const cg_mount *mount = cg_ops_mount(req);
+    open_directory *open = calloc(1, sizeof *open);
+    int error = ENOMEM;
+    if (open != NULL) {
+        open->node = cg_ops_node(mount, ino);
+        error = cg_fs_opendir(mount->fs, open->node, &open->directory);
+    }
+    if (error != 0) {
+        free(open);
+        cg_ops_reply_error(req, error);
+        return;
+    }
+    fi->fh = (uintptr_t)open;
+    if (fuse_reply_open(req, fi) == -ENOENT) {
+        cg_fs_closedir(open->directory);
+        free(open);
+    }
+}
+
+/* One entry into the reply; 0 bytes: it does not fit. *looked_up_out: the node to forget then. */
+static size_t add_entry(fuse_req_t req, const open_directory *open, const struct dirent *entry, bool plus, char *at,
+                        size_t left_bytes, off_t next, cg_fs_node **looked_up_out)
+{
+    const cg_mount *mount = cg_ops_mount(req);
+    const cg_fs_caller caller = cg_ops_caller(req);
+    struct stat attr = {.st_ino = entry->d_ino, .st_mode = DTTOIF(entry->d_type)};
+    cg_fs_entry found;
+    *looked_up_out = NULL;
+    if (!plus)
+        return fuse_add_direntry(req, at, left_bytes, entry->d_name, &attr, next);
+    struct fuse_entry_param param = {.attr = attr};
+    if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
+        cg_fs_lookup(mount->fs, &caller, open->node, entry->d_name, &found) == 0) {
+        param = cg_ops_entry(mount, &found);
+        *looked_up_out = found.node;
+    }
+    return fuse_add_direntry_plus(req, at, left_bytes, entry->d_name, &param, next);
+}
+
+static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info *fi, bool plus)
+{
+    cg_fs *fs = cg_ops_mount(req)->fs;
+    const open_directory *open = directory_of(fi);
+    char *bytes = malloc(size);
+    size_t n_bytes = 0;
+    int error = bytes == NULL ? ENOMEM : 0;
+    while (error == 0) {
+        const struct dirent *entry;
+        cg_fs_node *looked_up;
+        off_t next = 0;
+        error = cg_fs_readdir(fs, open->directory, offset, &entry, &next);
+        if (error != 0 || entry == NULL)
+            break;
+        const size_t entry_bytes =
+            add_entry(req, open, entry, plus, bytes + n_bytes, size - n_bytes, next, &looked_up);
+        if (entry_bytes > size - n_bytes) {
+            if (looked_up != NULL)
+                cg_fs_forget(fs, looked_up, 1);
+            break;
+        }
+        n_bytes += entry_bytes;
+        offset = next;
+    }
+    if (error != 0 && n_bytes == 0)
+        cg_ops_reply_error(req, error);
+    else /* an error after some entries comes again with the next call */
+        fuse_reply_buf(req, bytes, n_bytes);
+    free(bytes);
+}
+
+void cg_ops_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+    (void)ino;
+    read_directory(req, size, offset, fi, false);
+}
+
+void cg_ops_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+    (void)ino;
+    read_directory(req, size, offset, fi, true);
+}
+
+void cg_ops_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    open_directory *open = directory_of(fi);
+    (void)ino;
+    cg_fs_closedir(open->directory);
+    free(open);
+    fuse_reply_err(req, 0);
+}
+
+void cg_ops_fsyncdir(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi)
+{
+    (void)ino, (void)data_only;
+    cg_ops_reply_error(req, cg_fs_syncdir(directory_of(fi)->directory));
+}

@@ -1,0 +1,251 @@
+#include "fusefs/options.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#ifndef CG_VERSION
+#define CG_VERSION "unknown"
+#endif
+
+typedef struct parsed {
+    cg_options *options;
+    char *store, *mountpoint;
+    char *passthrough;
+    int foreground, debug, read_only, io_uring, help, version, single_thread;
+    bool failed;
+} parsed;
+
+enum { KEY_IGNORED = 1 };
+
+#define FLAG(text, member) {text, offsetof(parsed, member), 1}
+static const struct fuse_opt SPEC[] = {
+    FLAG("-h", help),
+    FLAG("--help", help),
+    FLAG("-V", version),
+    FLAG("--version", version),
+    FLAG("-f", foreground),
+    FLAG("-s", single_thread),
+    FLAG("-d", debug),
+    FLAG("debug", debug),
+    FLAG("ro", read_only),
+    FLAG("io_uring", io_uring),
+    {"passthrough=%s", offsetof(parsed, passthrough), 0},
+    FUSE_OPT_KEY("attr_timeout=", KEY_IGNORED + 1),
+    FUSE_OPT_KEY("entry_timeout=", KEY_IGNORED + 2),
+    /* Always on. */
+    FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
+    /* What mount(8) and fstab may leave for us. */
+    FUSE_OPT_KEY("rw", KEY_IGNORED),
+    FUSE_OPT_KEY("defaults", KEY_IGNORED),
+    FUSE_OPT_KEY("_netdev", KEY_IGNORED),
+    FUSE_OPT_KEY("nofail", KEY_IGNORED),
+    FUSE_OPT_KEY("auto", KEY_IGNORED),
+    FUSE_OPT_KEY("noauto", KEY_IGNORED),
+    FUSE_OPT_KEY("user", KEY_IGNORED),
+    FUSE_OPT_KEY("x-", KEY_IGNORED),
+    FUSE_OPT_END,
+};
+
+static void usage(void)
+{
+    printf("usage: cachegenfs STORE MOUNTPOINT [options]\n\n"
+           "Shows the store (a directory of KV caches) at MOUNTPOINT. Chunks that are copied in are checked\n"
+           "when they are closed; a damaged one is refused and never seen.\n\n"
+           "    -f                      stay in the foreground, messages to stderr\n"
+           "    -d                      as -f, and show every request\n"
+           "    -s                      one thread\n"
+           "    -V, --version           print versions\n"
+           "    -h, --help              print this\n"
+           "    -o ro                   read-only\n"
+           "    -o allow_other          let other users in (file modes decide what they may do)\n"
+           "    -o default_permissions  the kernel checks file modes; always on\n"
+           "    -o attr_timeout=S       seconds for which the kernel trusts attributes (1)\n"
+           "    -o entry_timeout=S      seconds for which the kernel trusts names (1)\n"
+           "    -o passthrough=auto|off reads of published chunks go straight to the store's file system (auto)\n"
+           "    -o io_uring             talk to the kernel over io_uring%s\n"
+           "    -o OPT[,OPT...]         other mount options (noexec, nosuid, noatime, fsname=..., max_read=...)\n",
+           CG_FUSE_HAS_IO_URING ? "" : " (this build has not)");
+}
+
+static void version(void)
+{
+    printf("cachegenfs %s, built with libfuse %d.%d (passthrough: %s), running with libfuse %s\n", CG_VERSION,
+           FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION, CG_FUSE_HAS_PASSTHROUGH ? "yes" : "no", fuse_pkgversion());
+}
+
+static bool parse_seconds(const char *text, double *seconds_out)
+{
+    char *end;
+    const char *value = strchr(text, '=') + 1;
+    const double seconds = strtod(value, &end);
+    if (*value == '\0' || *end != '\0' || !(seconds >= 0 && seconds <= 1e6)) {
+        fprintf(stderr, "cachegenfs: %s: seconds from 0 to 1000000 are wanted\n", text);
+        return false;
+    }
+    *seconds_out = seconds;
+    return true;
+}
+
+static int take_argument(void *data, const char *argument, int key, struct fuse_args *out)
+{
+    parsed *p = data;
+    (void)out;
+    switch (key) {
+    case KEY_IGNORED:
+        return 0;
+    case KEY_IGNORED + 1:
+        p->failed |= !parse_seconds(argument, &p->options->attr_timeout_s);
+        return 0;
+    case KEY_IGNORED + 2:
+        p->failed |= !parse_seconds(argument, &p->options->entry_timeout_s);
+        return 0;
+    case FUSE_OPT_KEY_NONOPT:
+        if (p->store == NULL) {
+            p->store = strdup(argument);
+        } else if (p->mountpoint == NULL) {
+            p->mountpoint = strdup(argument);
+        } else {
+            fprintf(stderr, "cachegenfs: one argument too many: %s\n", argument);
+            p->failed = true;
+        }
+        return 0;
+    default:
+        return 1; /* libfuse knows it, or refuses it by name */
+    }
+}
+
+static bool is_directory(const char *path)
+{
+    struct stat attr;
+    return stat(path, &attr) == 0 && S_ISDIR(attr.st_mode);
+}
+
+static char *resolve(const char *what, const char *path)
+{
+    char *real = realpath(path, NULL);
+    if (real != NULL && !is_directory(real)) {
+        free(real);
+        real = NULL;
+        errno = ENOTDIR;
+    }
+    if (real == NULL)
+        fprintf(stderr, "cachegenfs: %s %s: %s\n", what, path, strerror(errno));
+    return real;
+}
+
+/* Mounted over its store, the store could not be reached again; inside it, the mount would show itself. */
+static bool is_apart(const char *store, const char *mountpoint)
+{
+    const size_t n_bytes = strlen(store);
+    if (strncmp(store, mountpoint, n_bytes) != 0 ||
+        (mountpoint[n_bytes] != '\0' && mountpoint[n_bytes] != '/' && strcmp(store, "/") != 0))
+        return true;
+    fprintf(stderr, "cachegenfs: the mount point %s is %s the store %s; choose one outside it\n", mountpoint,
+            mountpoint[n_bytes] == '\0' ? "also" : "inside", store);
+    return false;
+}
+
+static bool add_option(struct fuse_args *fuse, const char *format, const char *value)
+{
+    char *option;
+    if (asprintf(&option, format, value) < 0)
+        return false;
+    const bool added = fuse_opt_add_arg(fuse, "-o") == 0 && fuse_opt_add_arg(fuse, option) == 0;
+    free(option);
+    return added;
+}
+
+/* A comma in an option of libfuse would begin the next one. */
+static char *escaped(const char *text)
+{
+    char *out = malloc(2 * strlen(text) + 1), *at = out;
+    for (; out != NULL && *text != '\0'; *at++ = *text++)
+        if (*text == ',' || *text == '\\')
+            *at++ = '\\';
+    if (out != NULL)
+        *at = '\0';
+    return out;
+}
+
+static bool complete(cg_options *options, const parsed *p)
+{
+    options->foreground = p->foreground || p->debug;
+    options->debug = p->debug;
+    options->single_thread = p->single_thread;
+    options->read_only = p->read_only;
+    options->io_uring = p->io_uring;
+    options->passthrough = p->passthrough == NULL || strcmp(p->passthrough, "auto") == 0;
+    if (!options->passthrough && strcmp(p->passthrough, "off") != 0) {
+        fprintf(stderr, "cachegenfs: passthrough=%s: auto or off is wanted\n", p->passthrough);
+        return false;
+    }
+    if (options->io_uring && !CG_FUSE_HAS_IO_URING) {
+        fprintf(stderr, "cachegenfs: this build's libfuse (%d.%d) has no io_uring transport\n", FUSE_MAJOR_VERSION,
+                FUSE_MINOR_VERSION);
+        return false;
+    }
+    if (p->store == NULL || p->mountpoint == NULL) {
+        fprintf(stderr, "cachegenfs: a store and a mount point are wanted; cachegenfs --help says more\n");
+        return false;
+    }
+    if ((options->store = resolve("store", p->store)) == NULL ||
+        (options->mountpoint = resolve("mount point", p->mountpoint)) == NULL ||
+        !is_apart(options->store, options->mountpoint))
+        return false;
+
+    char *name = escaped(options->store);
+    const bool added = name != NULL && add_option(&options->fuse, "default_permissions,subtype=cachegenfs", "") &&
+                       add_option(&options->fuse, "fsname=%s", name) &&
+                       (!options->read_only || add_option(&options->fuse, "ro", "")) &&
+                       (!options->io_uring || add_option(&options->fuse, "io_uring", "")) &&
+                       (!options->debug || fuse_opt_add_arg(&options->fuse, "-d") == 0);
+    free(name);
+    return added && asprintf(&options->config_text,
+                             "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
+                             "attr_timeout = %g\nentry_timeout = %g\nlibfuse = %s\n",
+                             options->store, options->mountpoint, options->read_only ? "yes" : "no",
+                             options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
+                             options->io_uring ? "yes" : "no", options->attr_timeout_s, options->entry_timeout_s,
+                             fuse_pkgversion()) >= 0;
+}
+
+cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out)
+{
+    cg_options options = {.attr_timeout_s = 1.0, .entry_timeout_s = 1.0};
+    parsed p = {.options = &options};
+    cg_options_result result = CG_OPTIONS_ERROR;
+    const struct fuse_args arguments = FUSE_ARGS_INIT(argc, argv);
+    options.fuse = arguments;
+    if (fuse_opt_parse(&options.fuse, &p, SPEC, take_argument) != 0) {
+        p.failed = true;
+    } else if (p.help || p.version) {
+        if (p.help)
+            usage();
+        else
+            version();
+        result = CG_OPTIONS_DONE;
+    }
+    if (result == CG_OPTIONS_ERROR && !p.failed && complete(&options, &p))
+        result = CG_OPTIONS_RUN;
+    free(p.store);
+    free(p.mountpoint);
+    free(p.passthrough);
+    if (result != CG_OPTIONS_RUN)
+        cg_options_destroy(&options);
+    else
+        *options_out = options;
+    return result;
+}
+
+void cg_options_destroy(cg_options *options)
+{
+    free(options->store);
+    free(options->mountpoint);
+    free(options->config_text);
+    fuse_opt_free_args(&options->fuse);
+}

@@ -1,0 +1,25 @@
+/* fusefs/options.h - the command line: cachegenfs STORE MOUNTPOINT [-o ...]. */
+#ifndef CG_FUSEFS_OPTIONS_H
+#define CG_FUSEFS_OPTIONS_H
+#include "fusefs/fuse_api.h"
+#include <stdbool.h>
+
+typedef struct cg_options {
+    char *store, *mountpoint; /* absolute, without symbolic links */
+    bool foreground, debug, read_only, single_thread;
+    bool passthrough;         /* auto, not off */
+    bool io_uring;
+    double attr_timeout_s, entry_timeout_s;
+    struct fuse_args fuse;    /* for fuse_session_new() */
+    char *config_text;        /* for .cachegenfs/config */
+} cg_options;
+
+typedef enum cg_options_result {
+    CG_OPTIONS_RUN = 0,
+    CG_OPTIONS_DONE = 1,  /* --help or --version: printed */
+    CG_OPTIONS_ERROR = 2, /* printed to stderr */
+} cg_options_result;
+
+cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out);
+void cg_options_destroy(cg_options *options);
+#endif

@@ -1,0 +1,108 @@
+#include "fusefs/passthrough.h"
+
+#include <errno.h>
+
+static int backing_open(fuse_req_t req, int fd)
+{
+#if CG_FUSE_HAS_PASSTHROUGH
+    return fuse_passthrough_open(req, fd);
+#else
+    (void)req, (void)fd;
+    return 0;
+#endif
+}
+
+static void backing_close(fuse_req_t req, int backing_id)
+{
+#if CG_FUSE_HAS_PASSTHROUGH
+    if (backing_id > 0)
+        fuse_passthrough_close(req, backing_id);
+#else
+    (void)req, (void)backing_id;
+#endif
+}
+
+/* Counts the file as backed, if that agrees with the others of the node. *backing_id_out: of the node; 0: none yet. */
+static bool join_backed(cg_nodes *nodes, cg_fs_node *node, bool wanted, int *backing_id_out)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const bool backed = node->n_backed > 0 || (wanted && node->n_cached == 0);
+    if (backed)
+        node->n_backed++;
+    else
+        node->n_cached++;
+    *backing_id_out = node->backing_id;
+    pthread_mutex_unlock(&nodes->lock);
+    return backed;
+}
+
+/* Takes the id that was made for a file, unless another file was faster: then *backing_id is the one not to use. */
+static int settle(cg_nodes *nodes, cg_fs_node *node, int *backing_id)
+{
+    pthread_mutex_lock(&nodes->lock);
+    if (node->backing_id <= 0 && *backing_id > 0) {
+        node->backing_id = *backing_id;
+        *backing_id = 0;
+    }
+    const int settled = node->backing_id;
+    if (settled <= 0) { /* the kernel refused */
+        node->n_backed--;
+        node->n_cached++;
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    return settled;
+}
+
+int cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file, struct fuse_file_info *fi)
+{
+    int backing_id;
+    if (file->fd < 0 || file->pending != NULL) {
+        fi->direct_io = 1; /* not cached, no shared mappings: nothing to keep apart */
+        return 0;
+    }
+    const bool wanted = CG_FUSE_HAS_PASSTHROUGH && p->enabled && file->immutable;
+    file->backed = join_backed(p->nodes, file->node, wanted, &backing_id);
+    if (file->backed && file->writable) {
+        cg_passthrough_release(p, req, file);
+        file->backed = false;
+        return ETXTBSY;
+    }
+    if (file->backed && backing_id <= 0) {
+        int made = backing_open(req, file->fd);
+        if (made <= 0)
+            p->enabled = p->enabled && made != -EPERM;
+        backing_id = settle(p->nodes, file->node, &made);
+        backing_close(req, made);
+        file->backed = backing_id > 0;
+    }
+#if CG_FUSE_HAS_PASSTHROUGH
+    if (file->backed)
+        fi->backing_id = backing_id;
+#endif
+    if (!file->backed)
+        fi->keep_cache = file->immutable;
+    if (!file->writable) {
+        fi->noflush = 1;
+        cg_metrics_add(file->backed ? &p->metrics->opens_passthrough : &p->metrics->opens_plain, 1);
+    }
+    if (file->immutable)
+        p->metrics->passthrough_in_use = file->backed;
+    return 0;
+}
+
+void cg_passthrough_release(cg_passthrough *p, fuse_req_t req, cg_fs_file *file)
+{
+    cg_fs_node *node = file->node;
+    int backing_id = 0;
+    if (file->fd < 0 || file->pending != NULL)
+        return;
+    pthread_mutex_lock(&p->nodes->lock);
+    if (!file->backed) {
+        node->n_cached--;
+    } else if (--node->n_backed == 0) {
+        backing_id = node->backing_id;
+        node->backing_id = 0;
+    }
+    pthread_mutex_unlock(&p->nodes->lock);
+    backing_close(req, backing_id);
+}

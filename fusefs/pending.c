@@ -1,0 +1,396 @@
+#include "fusefs/pending.h"
+
+#include "fusefs/fs.h"
+#include "fusefs/reach.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The process of a thread: that which the kernel tells us is a thread. */
+static pid_t process_of(pid_t thread)
+{
+    char path[64], line[128];
+    long process = thread;
+    snprintf(path, sizeof path, "/proc/%ld/status", (long)thread);
+    FILE *status = thread > 0 ? fopen(path, "re") : NULL;
+    if (status == NULL)
+        return thread;
+    while (fgets(line, sizeof line, status) != NULL)
+        if (sscanf(line, "Tgid: %ld", &process) == 1)
+            break;
+    fclose(status);
+    return (pid_t)process;
+}
+
+int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd, const char *name,
+                   mode_t mode, bool stays, cg_fs_entry *entry_out, cg_fs_pending **pending_out)
+{
+    struct stat dir;
+    int error = EROFS;
+    if (fs->staging.dir_fd < 0)
+        return error;
+    if (fstat(dir_fd, &dir) != 0)
+        return errno;
+    if (dir.st_dev != fs->staging.dev) /* it could not be moved there: say so before it is written */
+        return EXDEV;
+    if (dir.st_nlink == 0)
+        return ENOENT;
+    cg_fs_pending *pending = calloc(1, sizeof *pending);
+    if (pending == NULL || (pending->name = strdup(name)) == NULL) {
+        free(pending);
+        return ENOMEM;
+    }
+    pending->fd = -1;
+    if ((error = cg_staging_create(&fs->staging, pending->temporary, &pending->fd)) != 0)
+        goto fail;
+    if ((error = cg_fs_give_away_fd(fs, caller, dir_fd, pending->fd, mode)) != 0)
+        goto fail_created;
+    if (fstat(pending->fd, &entry_out->attr) != 0) {
+        error = errno;
+        goto fail_created;
+    }
+    pending->creator = process_of(caller->pid);
+    pending->stays = stays;
+    pending->n_users = stays ? 2 : 1;
+    if ((entry_out->node = cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr)) == NULL) {
+        error = ENOMEM;
+        goto fail_created;
+    }
+    entry_out->may_not_be_cached = true;
+
+    pthread_mutex_lock(&fs->nodes.lock);
+    pending->node = entry_out->node;
+    pending->node->n_pins++;
+    pending->node->pending = pending;
+    pending->node->gate = CG_GATE_OPEN; /* the inode number may have been a published file's */
+    pending->parent = parent;
+    parent->n_pins++;
+    pending->next = fs->pendings;
+    fs->pendings = pending;
+    pthread_mutex_unlock(&fs->nodes.lock);
+    cg_metrics_add(&fs->metrics.files_pending, 1);
+    *pending_out = pending;
+    return 0;
+
+fail_created:
+    unlinkat(fs->staging.dir_fd, pending->temporary, 0);
+fail:
+    if (pending->fd >= 0)
+        close(pending->fd);
+    free(pending->name);
+    free(pending);
+    return error;
+}
+
+cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name)
+{
+    bool is_there = false;
+    pthread_mutex_lock(&fs->nodes.lock);
+    for (const cg_fs_pending *p = fs->pendings; p != NULL && !is_there; p = p->next)
+        is_there = p->parent == parent && strcmp(p->name, name) == 0;
+    pthread_mutex_unlock(&fs->nodes.lock);
+    if (!is_there) /* nearly always: without a look into /proc */
+        return NULL;
+
+    const pid_t process = process_of(caller->pid);
+    pthread_mutex_lock(&fs->nodes.lock);
+    cg_fs_pending *found = fs->pendings;
+    while (found != NULL && (found->parent != parent || found->creator != process || found->n_users == 0 ||
+                             strcmp(found->name, name) != 0))
+        found = found->next;
+    if (found != NULL)
+        found->n_users++;
+    pthread_mutex_unlock(&fs->nodes.lock);
+    return found;
+}
+
+cg_fs_pending *cg_pending_of(cg_fs *fs, cg_fs_node *node)
+{
+    pthread_mutex_lock(&fs->nodes.lock);
+    cg_fs_pending *pending = node->pending;
+    if (pending != NULL && (pending->state != CG_PENDING_WAITING || pending->n_users == 0))
+        pending = NULL;
+    if (pending != NULL)
+        pending->n_users++;
+    pthread_mutex_unlock(&fs->nodes.lock);
+    return pending;
+}
+
+/* Ends the waiting; the nodes' lock is held. */
+static void leave_list(cg_fs *fs, cg_fs_pending *pending, cg_pending_state state)
+{
+    cg_fs_pending **link = &fs->pendings;
+    while (*link != NULL && *link != pending)
+        link = &(*link)->next;
+    if (*link == NULL)
+        return;
+    *link = pending->next;
+    if (pending->node->pending == pending)
+        pending->node->pending = NULL;
+    pending->state = state;
+    cg_metrics_sub(&fs->metrics.files_pending, 1);
+}
+
+static void discard(cg_fs *fs, cg_fs_pending *pending)
+{
+    struct stat attr;
+    if (fstat(pending->fd, &attr) == 0 && attr.st_size > 0)
+        cg_metrics_add(&fs->metrics.discarded, 1);
+    unlinkat(fs->staging.dir_fd, pending->temporary, 0);
+}
+
+void cg_pending_put(cg_fs *fs, cg_fs_pending *pending)
+{
+    pthread_mutex_lock(&fs->nodes.lock);
+    const bool is_last = --pending->n_users == 0;
+    const bool was_waiting = pending->state == CG_PENDING_WAITING;
+    if (is_last)
+        leave_list(fs, pending, CG_PENDING_CANCELLED);
+    pthread_mutex_unlock(&fs->nodes.lock);
+    if (!is_last)
+        return;
+    if (was_waiting)
+        discard(fs, pending);
+    close(pending->fd);
+    cg_nodes_unpin(&fs->nodes, pending->node);
+    cg_nodes_unpin(&fs->nodes, pending->parent);
+    free(pending->name);
+    free(pending);
+}
+
+/* The user that mknod left, if it is still there: the caller has to put it. The nodes' lock is held. */
+static cg_fs_pending *take_stay(cg_fs_pending *pending)
+{
+    if (pending == NULL || !pending->stays)
+        return NULL;
+    pending->stays = false;
+    return pending;
+}
+
+void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups)
+{
+    pthread_mutex_lock(&fs->nodes.lock);
+    cg_fs_pending *pending = node->n_lookups <= n_lookups ? take_stay(node->pending) : NULL;
+    pthread_mutex_unlock(&fs->nodes.lock);
+    if (pending != NULL)
+        cg_pending_put(fs, pending);
+}
+
+static bool same_content(int a, int b)
+{
+    enum { PIECE_BYTES = 1 << 16 };
+    char *pieces = malloc(2 * PIECE_BYTES);
+    off_t offset = 0;
+    bool same = pieces != NULL;
+    while (same) {
+        const ssize_t n = pread(a, pieces, PIECE_BYTES, offset);
+        const ssize_t m = n < 0 ? -1 : pread(b, pieces + PIECE_BYTES, PIECE_BYTES, offset);
+        same = n >= 0 && n == m && memcmp(pieces, pieces + PIECE_BYTES, (size_t)n) == 0;
+        if (n <= 0)
+            break;
+        offset += n;
+    }
+    free(pieces);
+    return same;
+}
+
+/* The name is taken. A valid file there stays: for us as good as ours if it is equal, or is an object (an encoder may
+ * choose its symbols, and the first publisher wins). One that was damaged in the store makes room. */
+static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, int dir_fd, const cg_tree_name *name,
+                         bool *replace_out)
+{
+    cg_chunk_header header;
+    *replace_out = false;
+    const int fd = openat(dir_fd, pending->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return EEXIST;
+    int error = EEXIST;
+    if (same_content(fd, pending->fd)) {
+        error = 0;
+    } else if (cg_fs_is_strict(name)) {
+        const cg_status status = cg_strict_check(fd, name, &fs->budget, fs->max_file_bytes, &header);
+        *replace_out = cg_strict_errno(status) == EBADMSG;
+        if (status == CG_OK && name->kind != CG_TREE_CONTEXT_CHUNK)
+            error = 0;
+    }
+    close(fd);
+    return error;
+}
+
+/* Gives the staged file its name without replacing another, whatever the store can do. */
+static int move_without_replacing(int staging_fd, const char *temporary, int dir_fd, const char *name)
+{
+    struct stat attr;
+    if (renameat2(staging_fd, temporary, dir_fd, name, RENAME_NOREPLACE) == 0)
+        return 0;
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
+        return errno;
+    if (linkat(staging_fd, temporary, dir_fd, name, 0) == 0) {
+        unlinkat(staging_fd, temporary, 0);
+        return 0;
+    }
+    if (errno != EPERM && errno != ENOSYS && errno != EOPNOTSUPP && errno != EMLINK)
+        return errno;
+    if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0)
+        return EEXIST;
+    return renameat(staging_fd, temporary, dir_fd, name) == 0 ? 0 : errno;
+}
+
+static int sync_directory(int dir_fd)
+{
+    const int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return 0; /* we may search it but not read it: no way to ask */
+    const int error = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
+    close(fd);
+    return error;
+}
+
+/* The gate is in CHECKING. */
+static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool replace, bool *is_strict_out)
+{
+    cg_tree_name name;
+    cg_chunk_header header;
+    struct stat attr;
+    char *path;
+    int dir_fd;
+    int error = cg_reach_dir(fs, pending->parent, pending->name, &dir_fd, &path);
+    if (error != 0)
+        return error;
+    cg_tree_parse(path, &name);
+    *is_strict_out = cg_fs_is_strict(&name);
+    if (*is_strict_out && (error = cg_fs_check(fs, pending->fd, path, &name, &header)) != 0)
+        goto done;
+    if (fsync(pending->fd) != 0 || fstat(pending->fd, &attr) != 0) {
+        error = errno;
+        goto done;
+    }
+    bool is_ours = true;
+    if (!replace) {
+        error = move_without_replacing(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name);
+        if (error == EEXIST) {
+            error = meet_existing(fs, pending, dir_fd, &name, &replace);
+            is_ours = replace;
+            if (error == 0)
+                unlinkat(fs->staging.dir_fd, pending->temporary, 0);
+        }
+    }
+    if (replace)
+        error = renameat(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name) == 0 ? 0 : errno;
+    if (error != 0 || (error = sync_directory(dir_fd)) != 0)
+        goto done;
+    if (is_ours)
+        cg_nodes_add_name(&fs->nodes, pending->node, pending->parent, pending->name);
+    if (*is_strict_out) {
+        cg_metrics_add(&fs->metrics.published, 1);
+        cg_metrics_add(&fs->metrics.published_bytes, (uint64_t)attr.st_size);
+    }
+    cg_fs_adopt(fs, path, &name, name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
+done:
+    free(path);
+    close(dir_fd);
+    return error;
+}
+
+/* The gate is in CHECKING. *stay_out: a user to put after the gate is open, or NULL. */
+static int publish(cg_fs *fs, cg_fs_pending *pending, bool replace, cg_gate *gate_out, cg_fs_pending **stay_out)
+{
+    bool is_strict = false;
+    const int error = publish_checked(fs, pending, replace, &is_strict);
+    *stay_out = NULL;
+    *gate_out = error == 0 && is_strict ? CG_GATE_SEALED : CG_GATE_OPEN;
+    if (error == 0) {
+        pthread_mutex_lock(&fs->nodes.lock);
+        leave_list(fs, pending, CG_PENDING_PUBLISHED);
+        *stay_out = take_stay(pending);
+        pthread_mutex_unlock(&fs->nodes.lock);
+    }
+    return error;
+}
+
+int cg_pending_publish(cg_fs *fs, cg_fs_pending *pending)
+{
+    struct stat attr;
+    cg_gate gate;
+    cg_fs_pending *stay;
+    const cg_gate before = cg_gate_check_begin(&fs->nodes, pending->node);
+    /* Size 0 comes before any write: the shell's redirection opens, duplicates and closes. */
+    if (pending->state != CG_PENDING_WAITING || (fstat(pending->fd, &attr) == 0 && attr.st_size == 0)) {
+        cg_gate_check_end(&fs->nodes, pending->node, before);
+        return 0;
+    }
+    const int error = publish(fs, pending, false, &gate, &stay);
+    cg_gate_check_end(&fs->nodes, pending->node, gate);
+    if (stay != NULL)
+        cg_pending_put(fs, stay);
+    return error;
+}
+
+static void set_target(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, char *name)
+{
+    pthread_mutex_lock(&fs->nodes.lock);
+    pending->parent = parent;
+    pending->name = name;
+    pthread_mutex_unlock(&fs->nodes.lock);
+}
+
+int cg_pending_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const char *name, bool replace)
+{
+    cg_gate gate;
+    cg_fs_pending *stay;
+    char *new_name = strdup(name);
+    if (new_name == NULL)
+        return ENOMEM;
+    cg_nodes_pin(&fs->nodes, parent);
+    const cg_gate before = cg_gate_check_begin(&fs->nodes, pending->node);
+    if (pending->state != CG_PENDING_WAITING) {
+        cg_gate_check_end(&fs->nodes, pending->node, before);
+        cg_nodes_unpin(&fs->nodes, parent);
+        free(new_name);
+        return ENOENT; /* it was published or taken away since the look-up */
+    }
+    cg_fs_node *old_parent = pending->parent;
+    char *old_name = pending->name;
+    set_target(fs, pending, parent, new_name);
+    const int error = publish(fs, pending, replace, &gate, &stay);
+    if (error != 0) {
+        set_target(fs, pending, old_parent, old_name);
+        old_parent = parent;
+        old_name = new_name;
+    }
+    cg_gate_check_end(&fs->nodes, pending->node, gate);
+    if (stay != NULL)
+        cg_pending_put(fs, stay);
+    cg_nodes_unpin(&fs->nodes, old_parent);
+    free(old_name);
+    return error;
+}
+
+void cg_pending_cancel(cg_fs *fs, cg_fs_pending *pending)
+{
+    cg_fs_pending *stay = NULL;
+    const cg_gate before = cg_gate_check_begin(&fs->nodes, pending->node);
+    if (pending->state == CG_PENDING_WAITING) {
+        discard(fs, pending);
+        pthread_mutex_lock(&fs->nodes.lock);
+        leave_list(fs, pending, CG_PENDING_CANCELLED);
+        stay = take_stay(pending);
+        pthread_mutex_unlock(&fs->nodes.lock);
+    }
+    cg_gate_check_end(&fs->nodes, pending->node, before);
+    if (stay != NULL)
+        cg_pending_put(fs, stay);
+}
+
+void cg_pending_discard_all(cg_fs *fs)
+{
+    while (fs->pendings != NULL) {
+        cg_fs_pending *pending = fs->pendings;
+        pending->n_users = 1;
+        cg_pending_put(fs, pending);
+    }
+}

@@ -1,0 +1,142 @@
+#include "fusefs/staging.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { HOST_BYTES = 65, FOREIGN_SECONDS = 24 * 60 * 60 };
+
+static void host_name(char host_out[HOST_BYTES])
+{
+    if (gethostname(host_out, HOST_BYTES) != 0)
+        strcpy(host_out, "localhost");
+    host_out[HOST_BYTES - 1] = '\0';
+    for (char *c = host_out; *c != '\0'; c++)
+        if (*c == '/' || *c == '@')
+            *c = '_';
+}
+
+/* Whether the daemon that made this directory is gone. */
+static bool is_stale(int all_fd, const char *name, const char *host)
+{
+    struct stat attr;
+    char path[CG_STAGING_OWN_BYTES + 8];
+    const char *at = strrchr(name, '@');
+    const bool is_ours = at != NULL && strcmp(at + 1, host) == 0 && name[0] != '.'; /* '.': not locked yet */
+    if (snprintf(path, sizeof path, "%s/lock", name) >= (int)sizeof path)
+        return false;
+    if (!is_ours &&
+        (fstatat(all_fd, name, &attr, AT_SYMLINK_NOFOLLOW) != 0 || time(NULL) - attr.st_mtime < FOREIGN_SECONDS))
+        return false;
+    const int fd = openat(all_fd, path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT;
+    const bool is_free = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    close(fd);
+    return is_free;
+}
+
+static uint64_t remove_directory(int all_fd, const char *name)
+{
+    uint64_t n_removed = 0;
+    const int fd = openat(all_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        if (fd >= 0)
+            close(fd);
+        return 0;
+    }
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+        if (entry->d_name[0] != '.' && unlinkat(fd, entry->d_name, 0) == 0 && strcmp(entry->d_name, "lock") != 0)
+            n_removed++;
+    closedir(dir);
+    unlinkat(all_fd, name, AT_REMOVEDIR);
+    return n_removed;
+}
+
+static uint64_t remove_stale(int all_fd, const char *host)
+{
+    uint64_t n_removed = 0;
+    const int fd = openat(all_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        if (fd >= 0)
+            close(fd);
+        return 0;
+    }
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
+            is_stale(all_fd, entry->d_name, host))
+            n_removed += remove_directory(all_fd, entry->d_name);
+    closedir(dir);
+    return n_removed;
+}
+
+/* The lock is taken before the directory gets the name under which others look for stale ones. */
+static int make_own(cg_staging *staging, const char *host)
+{
+    struct timespec now;
+    char path[CG_STAGING_OWN_BYTES + 8], fresh[CG_STAGING_OWN_BYTES];
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(staging->own, sizeof staging->own, "%ld-%" PRIx64 "@%s", (long)getpid(),
+             (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec, host);
+    snprintf(fresh, sizeof fresh, ".%.126s", staging->own);
+    if (mkdirat(staging->all_fd, fresh, 0700) != 0)
+        return errno;
+    staging->dir_fd = openat(staging->all_fd, fresh, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    snprintf(path, sizeof path, "%s/lock", fresh);
+    staging->lock_fd = openat(staging->all_fd, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    struct stat attr;
+    if (staging->dir_fd < 0 || staging->lock_fd < 0 || fstat(staging->dir_fd, &attr) != 0)
+        return errno;
+    staging->dev = attr.st_dev;
+    flock(staging->lock_fd, LOCK_EX | LOCK_NB); /* a file system without locks: only we look for our own */
+    return renameat(staging->all_fd, fresh, staging->all_fd, staging->own) == 0 ? 0 : errno;
+}
+
+int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out)
+{
+    char host[HOST_BYTES];
+    *staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
+    *n_removed_out = 0;
+    host_name(host);
+    if (mkdirat(root_fd, CG_STAGING_DIRECTORY, 0700) != 0 && errno != EEXIST)
+        return errno;
+    staging->all_fd = openat(root_fd, CG_STAGING_DIRECTORY, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (staging->all_fd < 0)
+        return errno;
+    *n_removed_out = remove_stale(staging->all_fd, host);
+    const int error = make_own(staging, host);
+    if (error != 0)
+        cg_staging_close(staging);
+    return error;
+}
+
+void cg_staging_close(cg_staging *staging)
+{
+    if (staging->dir_fd >= 0) {
+        unlinkat(staging->dir_fd, "lock", 0);
+        unlinkat(staging->all_fd, staging->own, AT_REMOVEDIR);
+        close(staging->dir_fd);
+    }
+    if (staging->lock_fd >= 0)
+        close(staging->lock_fd);
+    if (staging->all_fd >= 0)
+        close(staging->all_fd);
+    *staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
+}
+
+int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES], int *fd_out)
+{
+    const uint64_t number = atomic_fetch_add(&staging->n_created, 1);
+    snprintf(name_out, CG_STAGING_NAME_BYTES, "%" PRIu64, number);
+    *fd_out = openat(staging->dir_fd, name_out, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    return *fd_out < 0 ? errno : 0;
+}
