@@ -38,7 +38,8 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
  * opens: it serves L0. Reads model.json and the profile; starts no thread before the first operation. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
-/* Cancels what is under way, waits for its completion (abandoning reads of hung mounts) and frees. NULL is fine. */
+/* Cancels look-ups and loads, runs queued saves to their end, waits for all of it (abandoning reads of hung mounts) and
+ * frees. Free the operations' handles before: they are invalid afterwards. NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
 CACHEGEN_API uint32_t cachegen_abi_version(void);
@@ -88,7 +89,8 @@ CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector, const cac
 
 /* ---- look-up ---- */
 
-/* What identifies KV, and what a request accepts. Pointers are copied by the call that takes them. */
+/* What identifies KV, and what a request accepts. What pointers point to is copied by the call that takes them.
+ * This struct never grows: cachegen_save_request holds it by value. */
 typedef struct cachegen_request {
     uint32_t struct_size, abi_version;
     const uint32_t *tokens;   /* the whole prompt */
@@ -168,7 +170,7 @@ CACHEGEN_API int cachegen_eventfd(cachegen *connector);
 
 typedef struct cachegen_save_request {
     uint32_t struct_size, abi_version;
-    cachegen_request request;        /* the prompt, salt, extra; the levels in it are ignored */
+    cachegen_request request;        /* the prompt, salt, extra; its struct_size, levels and budget are ignored */
     uint32_t kv_id;
     uint32_t from_token, to_token;   /* saves the chunks that lie in [from, to) whole: chunk starts are multiples of
                                         chunk_tokens; with is_last also the tail that ends at to */
@@ -193,7 +195,7 @@ CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 /* The engine computed n_tokens of prefill in duration_ns: feeds the estimate of recomputing. */
 CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens, uint64_t duration_ns);
 
-/* Counters since open, monotonic; times in ns, sizes in bytes. */
+/* Counters since open (in a child after fork(): since its first use), monotonic; times in ns, sizes in bytes. */
 typedef struct cachegen_stats {
     uint32_t struct_size, abi_version;
     uint64_t lookups, lookup_hits, lookup_errors, lookup_ns;

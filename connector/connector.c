@@ -1,0 +1,193 @@
+#include "connector/runtime.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+uint32_t cachegen_abi_version(void)
+{
+    return CACHEGEN_ABI_VERSION;
+}
+
+const char *cachegen_strerror(cachegen_status status)
+{
+    return cg_strerror((cg_status)status);
+}
+
+__attribute__((format(printf, 3, 4))) static void say(char *error, size_t error_bytes, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (error != NULL && error_bytes > 0)
+        vsnprintf(error, error_bytes, format, arguments);
+    va_end(arguments);
+}
+
+/* Which backend `auto` means here; an io_uring that was asked for and does not work is an error that says why. */
+static cg_status resolve_backend(cachegen *c, char *error, size_t error_bytes)
+{
+    char reason[256];
+    c->backend = (cg_io_backend)c->config->io_backend;
+    if (c->backend == CG_IO_THREADS)
+        return CG_OK;
+    if (cg_io_uring_reason(reason, sizeof reason)) {
+        c->backend = CG_IO_URING;
+    } else if (c->backend == CG_IO_URING) {
+        say(error, error_bytes, "\"io_backend\" is \"io_uring\", which does not work here: %s", reason);
+        return CG_ERR_UNSUPPORTED;
+    } else {
+        c->backend = CG_IO_THREADS;
+    }
+    return CG_OK;
+}
+
+/* Whether threads can be bound to the configured CPUs: only the kernel knows, so this thread tries. */
+static cg_status check_affinity(const cg_config *config, char *error, size_t error_bytes)
+{
+    cpu_set_t before, wanted;
+    if (config->n_cpus == 0 || sched_getaffinity(0, sizeof before, &before) != 0)
+        return CG_OK;
+    CPU_ZERO(&wanted);
+    for (uint32_t i = 0; i < config->n_cpus; i++)
+        CPU_SET(config->cpus[i], &wanted);
+    if (sched_setaffinity(0, sizeof wanted, &wanted) != 0) {
+        say(error, error_bytes, "\"cpu_affinity\" names no CPU that this process may use");
+        return CG_ERR_INVALID_ARGUMENT;
+    }
+    sched_setaffinity(0, sizeof before, &before);
+    return CG_OK;
+}
+
+cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out, char *error, size_t error_bytes)
+{
+    cg_status status = CG_ERR_NO_MEMORY;
+    cg_key key;
+    if (out == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    *out = NULL;
+    say(error, error_bytes, "%s", cg_strerror(CG_ERR_NO_MEMORY));
+    cachegen *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return status;
+    if ((status = cg_config_parse(json, json_bytes, &c->config, error, error_bytes)) != CG_OK)
+        goto failed;
+    if ((status = check_affinity(c->config, error, error_bytes)) != CG_OK)
+        goto failed;
+    if (access(c->config->root, F_OK) != 0) {
+        say(error, error_bytes, "\"root\": %s does not exist", c->config->root);
+        status = CG_ERR_NOT_FOUND;
+        goto failed;
+    }
+    if ((status = cg_model_init(&c->model, c->config, error, error_bytes)) != CG_OK ||
+        (status = resolve_backend(c, error, error_bytes)) != CG_OK)
+        goto failed;
+    status = cg_store_open(c->config->root, c->config->model, !c->config->read_only, &c->store);
+    if (status != CG_OK) {
+        say(error, error_bytes, "\"root\": %s/%s: %s", c->config->root, c->config->model, cg_strerror(status));
+        goto failed;
+    }
+    c->store_levels = c->model.profile != NULL ? c->config->store_levels : 1u << CG_L0;
+    memcpy(key.bytes, c->model.fingerprint.bytes, sizeof key.bytes);
+    cg_key_to_hex(&key, c->model_hex);
+    if (c->model.profile != NULL) {
+        memcpy(key.bytes, c->model.profile_fingerprint.bytes, sizeof key.bytes);
+        cg_key_to_hex(&key, c->profile_hex);
+    }
+    say(error, error_bytes, "%s", "");
+    *out = c;
+    return CG_OK;
+failed:
+    cachegen_close(c);
+    return status;
+}
+
+void cachegen_close(cachegen *c)
+{
+    if (c == NULL)
+        return;
+    cg_runtime *rt = cg_runtime_peek(c); /* a parent's runtime is left alone */
+    if (rt != NULL) {
+        pthread_mutex_lock(&rt->lock);
+        cg_lookups_cancel(rt);
+        cg_loads_cancel(rt);
+        while (rt->loads != NULL)
+            pthread_cond_wait(&rt->changed, &rt->lock);
+        pthread_mutex_unlock(&rt->lock);
+        cg_runtime_free(rt); /* runs the saves to their end */
+    }
+    for (int i = 0; i < CG_MAX_KV_LAYOUTS; i++)
+        free(atomic_load(&c->layouts[i]));
+    cg_store_free(c->store);
+    cg_model_destroy(&c->model);
+    cg_config_free(c->config);
+    free(c);
+}
+
+cachegen_status cachegen_get_info(cachegen *c, cachegen_info *info_out)
+{
+    if (c == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    const cg_geometry *g = &c->model.geometry;
+    const cachegen_info info = {.abi_version = CACHEGEN_ABI_VERSION, .n_layers = g->n_layers,
+                                .n_kv_heads = g->n_kv_heads, .head_dim = g->head_dim, .dtype = g->dtype,
+                                .chunk_tokens = c->config->chunk_tokens, .has_profile = c->model.profile != NULL,
+                                .store_levels = c->store_levels, .io_backend = (uint32_t)c->backend,
+                                .model = c->config->model, .model_fingerprint_hex = c->model_hex,
+                                .profile_fingerprint_hex = c->profile_hex};
+    return cg_abi_give(info_out, &info, sizeof info) ? CG_OK : CG_ERR_INVALID_ARGUMENT;
+}
+
+cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *given, uint32_t *kv_id_out)
+{
+    cachegen_kv_layout layout;
+    cg_kv_layout *made;
+    if (c == NULL || kv_id_out == NULL || !cg_abi_take(given, &layout, sizeof layout))
+        return CG_ERR_INVALID_ARGUMENT;
+    const cg_status status = cg_kv_layout_new(&layout, &c->model.geometry, &made);
+    if (status != CG_OK)
+        return status;
+    for (uint32_t i = 0; i < CG_MAX_KV_LAYOUTS; i++) {
+        cg_kv_layout *none = NULL;
+        if (atomic_compare_exchange_strong(&c->layouts[i], &none, made)) {
+            *kv_id_out = i;
+            return CG_OK;
+        }
+    }
+    free(made);
+    return CG_ERR_NO_MEMORY;
+}
+
+int cachegen_eventfd(cachegen *c)
+{
+    const cg_runtime *rt = c != NULL ? cg_runtime_get(c) : NULL;
+    return rt != NULL ? rt->event_fd : -1;
+}
+
+void cachegen_report_prefill(cachegen *c, uint32_t n_tokens, uint64_t duration_ns)
+{
+    cg_runtime *rt = c != NULL && n_tokens > 0 && duration_ns > 0 ? cg_runtime_get(c) : NULL;
+    if (rt == NULL)
+        return;
+    const double KEEP = 0.8; /* of what was measured before: the last handful of prefills decide */
+    pthread_mutex_lock(&rt->lock);
+    rt->prefill_tokens = KEEP * rt->prefill_tokens + n_tokens;
+    rt->prefill_ns = KEEP * rt->prefill_ns + (double)duration_ns;
+    pthread_mutex_unlock(&rt->lock);
+}
+
+cachegen_status cachegen_get_stats(cachegen *c, cachegen_stats *stats_out)
+{
+    cachegen_stats stats = {0};
+    cg_runtime *rt = c != NULL ? cg_runtime_get(c) : NULL;
+    if (rt == NULL)
+        return c == NULL ? CG_ERR_INVALID_ARGUMENT : CG_ERR_NO_MEMORY;
+    pthread_mutex_lock(&rt->lock);
+    stats = rt->stats;
+    stats.throughput_bps = (uint64_t)cg_estimator_bps(&rt->estimator);
+    pthread_mutex_unlock(&rt->lock);
+    stats.abi_version = CACHEGEN_ABI_VERSION;
+    return cg_abi_give(stats_out, &stats, sizeof stats) ? CG_OK : CG_ERR_INVALID_ARGUMENT;
+}

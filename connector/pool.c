@@ -1,0 +1,183 @@
+#include "connector/pool.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct cg_pool {
+    pthread_mutex_t lock; /* of all below; nothing is called with it held */
+    pthread_cond_t work;
+    cg_job *head[CG_N_JOB_QUEUES], *tail[CG_N_JOB_QUEUES];
+    uint32_t n_busy;      /* tasks under way: their jobs may submit more */
+    bool stop;
+    bool started;
+    uint32_t n_threads, n_running, n_cpus;
+    pthread_t *threads;
+    uint32_t cpus[];
+};
+
+static cg_status reserve(void **piece, size_t *have_bytes, size_t n_bytes)
+{
+    if (n_bytes <= *have_bytes)
+        return CG_OK;
+    const size_t rounded = (n_bytes + 4095) / 4096 * 4096;
+    void *larger = aligned_alloc(64, rounded);
+    if (rounded < n_bytes || larger == NULL) {
+        free(larger);
+        return CG_ERR_NO_MEMORY;
+    }
+    free(*piece);
+    *piece = larger;
+    *have_bytes = rounded;
+    return CG_OK;
+}
+
+cg_status cg_scratch_reserve(cg_scratch *s, size_t codec_bytes, size_t tile_bytes)
+{
+    const cg_status status = reserve(&s->codec, &s->codec_bytes, codec_bytes);
+    return status == CG_OK ? reserve(&s->tile, &s->tile_bytes, tile_bytes) : status;
+}
+
+cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_t *cpus, uint32_t n_cpus,
+                          void *(*body)(void *), void *argument)
+{
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0)
+        return CG_ERR_NO_MEMORY;
+    if (n_cpus > 0) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        for (uint32_t i = 0; i < n_cpus; i++)
+            CPU_SET(cpus[i], &set);
+        pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
+    }
+    /* The host's signal handlers must not run on our threads, whose stacks and locks they don't expect. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(thread_out, &attributes, body, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (error == 0)
+        pthread_setname_np(*thread_out, name);
+    return cg_status_from_errno(error);
+}
+
+cg_status cg_pool_new(uint32_t n_threads, const uint32_t *cpus, uint32_t n_cpus, cg_pool **pool_out)
+{
+    *pool_out = NULL;
+    cg_pool *pool = calloc(1, sizeof *pool + n_cpus * sizeof pool->cpus[0]);
+    if (pool == NULL || (pool->threads = calloc(n_threads, sizeof *pool->threads)) == NULL) {
+        free(pool);
+        return CG_ERR_NO_MEMORY;
+    }
+    pool->n_threads = n_threads;
+    pool->n_cpus = n_cpus;
+    if (n_cpus > 0)
+        memcpy(pool->cpus, cpus, n_cpus * sizeof pool->cpus[0]);
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->work, NULL);
+    *pool_out = pool;
+    return CG_OK;
+}
+
+/* With the lock held: the next task, or NULL. A job leaves its queue with its last task. */
+static cg_job *take(cg_pool *pool, uint32_t *task_out)
+{
+    for (int queue = 0; queue < CG_N_JOB_QUEUES; queue++) {
+        cg_job *job = pool->head[queue];
+        if (job == NULL)
+            continue;
+        *task_out = job->next_task++;
+        if (job->next_task == job->n_tasks && (pool->head[queue] = job->next) == NULL)
+            pool->tail[queue] = NULL;
+        return job;
+    }
+    return NULL;
+}
+
+static void *worker(void *argument)
+{
+    cg_pool *pool = argument;
+    cg_scratch scratch = {0};
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        uint32_t task;
+        cg_job *job = take(pool, &task);
+        if (job == NULL) {
+            if (pool->stop && pool->n_busy == 0)
+                break;
+            pthread_cond_wait(&pool->work, &pool->lock);
+            continue;
+        }
+        pool->n_busy++;
+        pthread_mutex_unlock(&pool->lock);
+        job->run(job, task, &scratch);
+        pthread_mutex_lock(&pool->lock);
+        if (++job->n_done == job->n_tasks) {
+            pthread_mutex_unlock(&pool->lock);
+            job->done(job); /* the job may be gone after this */
+            pthread_mutex_lock(&pool->lock);
+        }
+        pool->n_busy--;
+        if (pool->stop)
+            pthread_cond_broadcast(&pool->work);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    free(scratch.codec);
+    free(scratch.tile);
+    return NULL;
+}
+
+/* With the lock held. */
+static cg_status start_threads(cg_pool *pool)
+{
+    cg_status status = CG_OK;
+    while (pool->n_running < pool->n_threads && status == CG_OK) {
+        status = cg_thread_start(&pool->threads[pool->n_running], "cachegen-work", pool->cpus, pool->n_cpus, worker,
+                                 pool);
+        if (status == CG_OK)
+            pool->n_running++;
+    }
+    pool->started = pool->n_running > 0; /* fewer threads are slower, not wrong */
+    return pool->started ? CG_OK : status;
+}
+
+cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job)
+{
+    pthread_mutex_lock(&pool->lock);
+    const cg_status status = pool->started ? CG_OK : start_threads(pool);
+    if (status == CG_OK) {
+        job->next = NULL;
+        job->next_task = job->n_done = 0;
+        if (pool->tail[queue] != NULL)
+            pool->tail[queue]->next = job;
+        else
+            pool->head[queue] = job;
+        pool->tail[queue] = job;
+        if (job->n_tasks > 1)
+            pthread_cond_broadcast(&pool->work);
+        else
+            pthread_cond_signal(&pool->work);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return status;
+}
+
+void cg_pool_free(cg_pool *pool)
+{
+    if (pool == NULL)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    for (uint32_t i = 0; i < pool->n_running; i++)
+        pthread_join(pool->threads[i], NULL);
+    pthread_cond_destroy(&pool->work);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool->threads);
+    free(pool);
+}

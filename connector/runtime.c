@@ -1,0 +1,163 @@
+#include "connector/runtime.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+uint64_t cg_now_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t cg_realtime_ns(void)
+{
+    return clock_ns(CLOCK_REALTIME);
+}
+
+static cg_runtime *runtime_new(cachegen *connector)
+{
+    const cg_config *config = connector->config;
+    cg_runtime *rt = calloc(1, sizeof *rt);
+    if (rt == NULL)
+        return NULL;
+    rt->pid = getpid();
+    rt->connector = connector;
+    if (cg_pool_new(config->threads, config->cpus, config->n_cpus, &rt->pool) != CG_OK ||
+        cg_known_new(config->positive_ttl_ms * UINT64_C(1000000), config->negative_ttl_ms * UINT64_C(1000000),
+                     &rt->known) != CG_OK) {
+        cg_pool_free(rt->pool);
+        free(rt);
+        return NULL;
+    }
+    rt->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&rt->lock, NULL);
+    pthread_cond_init(&rt->changed, NULL);
+    pthread_cond_init(&rt->lookups_queued, NULL);
+    pthread_cond_init(&rt->saves_queued, NULL);
+    cg_estimator_init(&rt->estimator, (cg_estimator_kind)config->estimator, config->prior_mbps * 1e6);
+    return rt;
+}
+
+cg_runtime *cg_runtime_peek(cachegen *connector)
+{
+    cg_runtime *rt = atomic_load_explicit(&connector->runtime, memory_order_acquire);
+    return rt != NULL && rt->pid == getpid() ? rt : NULL;
+}
+
+cg_runtime *cg_runtime_get(cachegen *connector)
+{
+    cg_runtime *rt = atomic_load_explicit(&connector->runtime, memory_order_acquire);
+    const pid_t pid = getpid();
+    if (rt != NULL && rt->pid == pid)
+        return rt;
+    cg_runtime *made = runtime_new(connector);
+    if (made == NULL)
+        return NULL;
+    /* Several threads may come here at once: one wins. rt, of the parent, is left as it is: see runtime.h. */
+    if (atomic_compare_exchange_strong(&connector->runtime, &rt, made))
+        return made;
+    cg_runtime_free(made);
+    return rt;
+}
+
+cg_status cg_runtime_start(cg_runtime *rt, cg_worker *worker, const char *name, void *(*body)(void *))
+{
+    if (worker->started)
+        return CG_OK;
+    const cg_config *config = rt->connector->config;
+    const cg_status status = cg_thread_start(&worker->thread, name, config->cpus, config->n_cpus, body, rt);
+    worker->started = status == CG_OK;
+    return status;
+}
+
+void cg_runtime_free(cg_runtime *rt)
+{
+    if (rt == NULL)
+        return;
+    pthread_mutex_lock(&rt->lock);
+    rt->stop = true;
+    pthread_cond_broadcast(&rt->lookups_queued);
+    pthread_cond_broadcast(&rt->saves_queued);
+    if (rt->reader_io != NULL)
+        cg_io_wake(rt->reader_io);
+    const cg_worker workers[] = {rt->looker, rt->reader, rt->writer};
+    pthread_mutex_unlock(&rt->lock);
+    for (int i = 0; i < 3; i++)
+        if (workers[i].started)
+            pthread_join(workers[i].thread, NULL);
+    cg_pool_free(rt->pool);
+    cg_known_free(rt->known);
+    if (rt->event_fd >= 0)
+        close(rt->event_fd);
+    pthread_cond_destroy(&rt->saves_queued);
+    pthread_cond_destroy(&rt->lookups_queued);
+    pthread_cond_destroy(&rt->changed);
+    pthread_mutex_destroy(&rt->lock);
+    free(rt);
+}
+
+void cg_runtime_notify(cg_runtime *rt)
+{
+    const uint64_t one = 1;
+    pthread_cond_broadcast(&rt->changed);
+    /* An eventfd takes 2^64 - 2 events before this could fail. */
+    if (rt->event_fd >= 0 && write(rt->event_fd, &one, sizeof one) != (ssize_t)sizeof one)
+        return;
+}
+
+double cg_runtime_recompute_speed(const cg_runtime *rt)
+{
+    if (rt->connector->config->recompute_tokens_per_s > 0)
+        return rt->connector->config->recompute_tokens_per_s;
+    return rt->prefill_ns > 0 ? rt->prefill_tokens * 1e9 / rt->prefill_ns : 0;
+}
+
+void cg_runtime_decode_speed(const cg_runtime *rt, double ns_per_token_out[CG_N_LEVELS])
+{
+    for (int level = 0; level < CG_N_LEVELS; level++)
+        ns_per_token_out[level] = rt->decode_ns_per_token[level] / rt->connector->config->threads;
+}
+
+cg_io_config cg_runtime_io_config(const cachegen *connector)
+{
+    const cg_config *config = connector->config;
+    return (cg_io_config){.backend = connector->backend, .queue_depth = config->queue_depth,
+                          .max_abandoned = config->max_abandoned_reads};
+}
+
+enum { ABI_HEAD_BYTES = 8 };
+
+bool cg_abi_take(const void *given, void *out, size_t own_bytes)
+{
+    uint32_t struct_size;
+    if (given == NULL)
+        return false;
+    memcpy(&struct_size, given, sizeof struct_size);
+    if (struct_size < ABI_HEAD_BYTES)
+        return false;
+    memset(out, 0, own_bytes);
+    memcpy(out, given, struct_size < own_bytes ? struct_size : own_bytes);
+    return true;
+}
+
+bool cg_abi_give(void *given, const void *own, size_t own_bytes)
+{
+    uint32_t struct_size;
+    if (given == NULL)
+        return false;
+    memcpy(&struct_size, given, sizeof struct_size);
+    if (struct_size < ABI_HEAD_BYTES)
+        return false;
+    memcpy(given, own, struct_size < own_bytes ? struct_size : own_bytes);
+    memcpy(given, &struct_size, sizeof struct_size);
+    return true;
+}

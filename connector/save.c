@@ -1,0 +1,219 @@
+#include "connector/save.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+uint8_t cg_save_levels(uint32_t store_levels, uint8_t prefix_level)
+{
+    uint8_t levels = (uint8_t)store_levels;
+    if (prefix_level > CG_L0)
+        levels &= (uint8_t)~(1u << CG_L0);
+    if (prefix_level > CG_L1)
+        levels &= (uint8_t)~(1u << CG_L1);
+    return levels;
+}
+
+static void save_destroy(cachegen_save *save)
+{
+    for (uint32_t i = 0; i < save->n_chunks && save->chunks != NULL; i++)
+        free(save->chunks[i].raw);
+    free(save->chunks);
+    free(save->tokens);
+    free(save->keys);
+    free(save->context);
+    free(save);
+}
+
+/* The keys of all chunks of the prompt's first r->to_token tokens, a tail included if this save ends the prompt. */
+static cg_status fill_keys(cachegen_save *save, const cachegen_save_request *r)
+{
+    const cachegen *c = save->connector;
+    const uint32_t chunk_tokens = c->config->chunk_tokens;
+    const uint32_t n_full = r->to_token / chunk_tokens, rest = r->to_token % chunk_tokens;
+    const uint32_t tail = r->is_last ? rest - rest % c->config->tail_multiple : 0;
+    save->n_keys = n_full + (tail > 0);
+    save->n_tokens = n_full * chunk_tokens + tail;
+    save->tokens = malloc((save->n_tokens + (size_t)1) * sizeof *save->tokens);
+    save->keys = malloc((save->n_keys + (size_t)1) * sizeof *save->keys);
+    save->chunks = calloc(save->n_keys + (size_t)1, sizeof *save->chunks);
+    if (save->tokens == NULL || save->keys == NULL || save->chunks == NULL)
+        return CG_ERR_NO_MEMORY;
+    memcpy(save->tokens, r->request.tokens, save->n_tokens * sizeof *save->tokens);
+    save->root = cg_key_root(&c->model.key_fingerprint, r->request.salt, r->request.salt_bytes);
+    if (r->request.extra_bytes > 0)
+        save->extra = cg_key_of_bytes(r->request.extra, r->request.extra_bytes);
+    for (uint32_t i = 0; i < save->n_keys; i++)
+        save->keys[i] = cg_key_chunk(i > 0 ? &save->keys[i - 1] : &save->root, &save->extra,
+                                     save->tokens + (size_t)i * chunk_tokens, i < n_full ? chunk_tokens : tail);
+    return CG_OK;
+}
+
+/* With the lock held: which chunks are to be copied, and how many bytes that takes. */
+static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, uint64_t *staging_bytes_out)
+{
+    const cachegen *c = save->connector;
+    cg_runtime *rt = save->runtime;
+    const cg_geometry *g = &c->model.geometry;
+    const uint32_t chunk_tokens = c->config->chunk_tokens;
+    const uint8_t levels = cg_save_levels(c->store_levels, save->prefix_level);
+    const uint64_t now_ns = cg_now_ns(), limit = (uint64_t)c->config->staging_mib << 20;
+    *staging_bytes_out = 0;
+    for (uint32_t i = (r->from_token + chunk_tokens - 1) / chunk_tokens; i < save->n_keys; i++) {
+        const uint32_t first_token = i * chunk_tokens;
+        const uint32_t left = save->n_tokens - first_token, n_tokens = left < chunk_tokens ? left : chunk_tokens;
+        const uint64_t raw_bytes = cg_geometry_elements(g, n_tokens) * cg_dtype_bytes(g->dtype);
+        cg_known_entry known;
+        if (levels == 0) {
+            rt->stats.saves_dropped++;
+            continue;
+        }
+        if (cg_known_find(rt->known, &save->keys[i], levels, now_ns, &known) &&
+            (levels & ~(known.entry.levels & ~known.bad)) == 0) {
+            rt->stats.chunks_existed++;
+            continue;
+        }
+        /* More than the staging memory ever holds: what fits is a prefix, and a prefix is worth having. */
+        if (*staging_bytes_out + raw_bytes > limit && save->n_chunks > 0) {
+            rt->stats.saves_dropped += save->n_keys - i;
+            break;
+        }
+        *staging_bytes_out += raw_bytes;
+        save->chunks[save->n_chunks++] = (cg_save_chunk){.save = save, .index = i, .first_token = first_token,
+                                                         .n_tokens = n_tokens, .raw_bytes = raw_bytes,
+                                                         .levels = levels};
+    }
+}
+
+static cg_status copy_chunks(cachegen_save *save, const cg_kv_layout *layout, const int64_t *table)
+{
+    const cg_geometry *g = &save->connector->model.geometry;
+    for (uint32_t i = 0; i < save->n_chunks; i++) {
+        cg_save_chunk *chunk = &save->chunks[i];
+        if ((chunk->raw = malloc(chunk->raw_bytes)) == NULL)
+            return CG_ERR_NO_MEMORY;
+        const size_t tile_bytes = chunk->raw_bytes / CG_N_PLANES / g->n_layers;
+        for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
+            for (uint32_t layer = 0; layer < g->n_layers; layer++)
+                cg_blocks_read(layout, table, layer, plane, chunk->first_token, chunk->n_tokens,
+                               chunk->raw + ((size_t)plane * g->n_layers + layer) * tile_bytes);
+    }
+    return CG_OK;
+}
+
+static bool request_is_valid(const cachegen_save_request *r)
+{
+    const cachegen_request *q = &r->request;
+    return r->kv_id < CG_MAX_KV_LAYOUTS && q->tokens != NULL && r->from_token <= r->to_token &&
+           r->to_token <= q->n_tokens && r->to_token > 0 && (q->salt != NULL || q->salt_bytes == 0) &&
+           (q->extra != NULL || q->extra_bytes == 0) && r->prefix_level < CG_N_LEVELS &&
+           (r->context == NULL || cg_tree_name_is_valid(r->context));
+}
+
+cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_request *request, cachegen_save **out)
+{
+    cachegen_save_request r;
+    if (out == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    *out = NULL;
+    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || !request_is_valid(&r))
+        return CG_ERR_INVALID_ARGUMENT;
+    if (connector->config->read_only)
+        return CG_ERR_READ_ONLY;
+    const cg_kv_layout *layout = atomic_load_explicit(&connector->layouts[r.kv_id], memory_order_acquire);
+    if (layout == NULL || !cg_kv_layout_covers(layout, r.block_table, r.n_blocks, r.to_token))
+        return CG_ERR_INVALID_ARGUMENT;
+    if (layout->given.n_layers != connector->model.geometry.n_layers)
+        return CG_ERR_UNSUPPORTED; /* a pipeline stage has a part of each chunk only */
+
+    cg_runtime *rt = cg_runtime_get(connector);
+    cachegen_save *save = calloc(1, sizeof *save);
+    cg_status status = CG_ERR_NO_MEMORY;
+    uint64_t staging_bytes = 0;
+    if (rt == NULL || save == NULL)
+        goto done;
+    save->connector = connector;
+    save->runtime = rt;
+    save->pid = rt->pid;
+    save->started_ns = cg_now_ns();
+    save->prefix_level = (uint8_t)r.prefix_level;
+    save->progress.abi_version = CACHEGEN_ABI_VERSION;
+    if ((status = fill_keys(save, &r)) != CG_OK)
+        goto done;
+    if (r.is_last && r.context != NULL && (save->context = strdup(r.context)) == NULL) {
+        status = CG_ERR_NO_MEMORY;
+        goto done;
+    }
+    pthread_mutex_lock(&rt->lock);
+    const cachegen_stats before = rt->stats;
+    choose_chunks(save, &r, &staging_bytes);
+    if (rt->staging_bytes > 0 && rt->staging_bytes + staging_bytes > (uint64_t)connector->config->staging_mib << 20) {
+        rt->stats = before; /* nothing was taken */
+        status = CG_ERR_AGAIN;
+        staging_bytes = 0;
+    }
+    rt->staging_bytes += staging_bytes;
+    pthread_mutex_unlock(&rt->lock);
+    if (status != CG_OK)
+        goto done;
+    if ((status = copy_chunks(save, layout, r.block_table)) != CG_OK)
+        goto give_back;
+
+    pthread_mutex_lock(&rt->lock);
+    if (save->n_chunks == 0 && save->context == NULL) { /* the store has it all */
+        save->done = true;
+        save->progress.done = 1;
+        save->progress.loaded_tokens = save->n_tokens;
+        cg_runtime_notify(rt);
+    } else if ((status = cg_runtime_start(rt, &rt->writer, "cachegen-save", cg_save_writer)) == CG_OK) {
+        if (rt->saves_tail != NULL)
+            rt->saves_tail->next = save;
+        else
+            rt->saves_head = save;
+        rt->saves_tail = save;
+        pthread_cond_signal(&rt->saves_queued);
+    }
+    pthread_mutex_unlock(&rt->lock);
+    if (status == CG_OK) {
+        *out = save;
+        return CG_OK;
+    }
+give_back:
+    pthread_mutex_lock(&rt->lock);
+    rt->staging_bytes -= staging_bytes;
+    rt->stats.saves_dropped += save->n_chunks;
+    pthread_mutex_unlock(&rt->lock);
+done:
+    if (save != NULL)
+        save_destroy(save);
+    return status;
+}
+
+cachegen_status cachegen_save_poll(cachegen_save *save, cachegen_progress *progress_out)
+{
+    cachegen_progress p = {.abi_version = CACHEGEN_ABI_VERSION, .done = 1, .status = CG_ERR_CANCELLED};
+    if (save == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    if (save->pid == getpid()) { /* else the parent's, which sees to it */
+        pthread_mutex_lock(&save->runtime->lock);
+        p = save->progress;
+        pthread_mutex_unlock(&save->runtime->lock);
+        if (!p.done)
+            p.total_ns = cg_now_ns() - save->started_ns;
+    }
+    if (!cg_abi_give(progress_out, &p, sizeof p))
+        return CG_ERR_INVALID_ARGUMENT;
+    return p.done ? CACHEGEN_OK : CACHEGEN_AGAIN;
+}
+
+void cachegen_save_free(cachegen_save *save)
+{
+    if (save == NULL || save->pid != getpid())
+        return;
+    cg_runtime *rt = save->runtime;
+    pthread_mutex_lock(&rt->lock);
+    while (!save->done)
+        pthread_cond_wait(&rt->changed, &rt->lock);
+    pthread_mutex_unlock(&rt->lock);
+    save_destroy(save);
+}

@@ -1,0 +1,323 @@
+/* The thread that encodes and publishes saves: encoding runs on the pool, a few chunks ahead of publishing. */
+#include "connector/save.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ENCODE_AHEAD = 2 };
+
+static cg_save_chunk *chunk_of(cg_job *job)
+{
+    return (cg_save_chunk *)((char *)job - offsetof(cg_save_chunk, job));
+}
+
+static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
+{
+    cg_save_chunk *chunk = chunk_of(job);
+    cg_runtime *rt = chunk->save->runtime;
+    const cg_geometry *g = &chunk->save->connector->model.geometry;
+    const cg_task_shape shape = cg_encoder_task_shape(chunk->encoder, task_index);
+    const size_t layer_bytes = chunk->raw_bytes / CG_N_PLANES / g->n_layers;
+    const uint8_t *in = chunk->raw + ((size_t)shape.plane * g->n_layers + shape.first_layer) * layer_bytes;
+    const uint64_t began_ns = cg_now_ns();
+    cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder), 0);
+    if (status == CG_OK)
+        status = cg_encoder_run(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes, in);
+    pthread_mutex_lock(&rt->lock);
+    rt->stats.encode_ns += cg_now_ns() - began_ns;
+    if (status != CG_OK && chunk->status == CG_OK)
+        chunk->status = status;
+    pthread_mutex_unlock(&rt->lock);
+}
+
+static void encode_done(cg_job *job)
+{
+    cg_save_chunk *chunk = chunk_of(job);
+    cg_runtime *rt = chunk->save->runtime;
+    pthread_mutex_lock(&rt->lock);
+    chunk->encoded = true;
+    pthread_cond_broadcast(&rt->changed);
+    pthread_mutex_unlock(&rt->lock);
+}
+
+/* Gives a chunk to the pool. What fails here is found by wait_encoded(). */
+static void begin_encode(cg_save_chunk *chunk)
+{
+    const cachegen_save *save = chunk->save;
+    const cachegen *c = save->connector;
+    cg_runtime *rt = save->runtime;
+    cg_chunk_header header = {.geometry = c->model.geometry, .first_position = chunk->first_token,
+                              .n_tokens = chunk->n_tokens, .prefix_level = save->prefix_level,
+                              .model = c->model.fingerprint, .extra = save->extra,
+                              .parent = chunk->index > 0 ? save->keys[chunk->index - 1] : save->root};
+    cg_status status = CG_OK;
+    bool submitted = false;
+    if (chunk->levels != 0) {
+        status = cg_encoder_new(c->model.profile, &header, save->tokens + chunk->first_token, chunk->levels,
+                                &chunk->encoder);
+        if (status == CG_OK) {
+            chunk->job = (cg_job){.run = run_encode, .done = encode_done, .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
+            status = cg_pool_submit(rt->pool, CG_JOB_ENCODE, &chunk->job);
+            submitted = status == CG_OK;
+        }
+    }
+    if (!submitted) {
+        pthread_mutex_lock(&rt->lock);
+        chunk->status = status;
+        chunk->encoded = true;
+        pthread_mutex_unlock(&rt->lock);
+    }
+}
+
+static cg_status wait_encoded(cg_save_chunk *chunk)
+{
+    cg_runtime *rt = chunk->save->runtime;
+    pthread_mutex_lock(&rt->lock);
+    while (!chunk->encoded)
+        pthread_cond_wait(&rt->changed, &rt->lock);
+    const cg_status status = chunk->status;
+    pthread_mutex_unlock(&rt->lock);
+    return status;
+}
+
+static void release_raw(cg_save_chunk *chunk)
+{
+    cg_runtime *rt = chunk->save->runtime;
+    if (chunk->raw == NULL)
+        return;
+    free(chunk->raw);
+    chunk->raw = NULL;
+    pthread_mutex_lock(&rt->lock);
+    rt->staging_bytes -= chunk->raw_bytes;
+    pthread_mutex_unlock(&rt->lock);
+}
+
+static cg_status write_file(const cachegen *c, cg_io *io, const char *path, const void *bytes, size_t n_bytes,
+                            bool replace)
+{
+    cg_io_completion completion = {0};
+    size_t n = 0;
+    cg_status status = cg_io_write(io, cg_store_root_fd(c->store), path, bytes, n_bytes, replace, 0);
+    while (status == CG_OK && n == 0)
+        status = cg_io_wait(io, UINT64_MAX, &completion, 1, &n);
+    return status == CG_OK ? completion.status : status;
+}
+
+/* The first publisher wins, but not with a file that a load found to be wrong: that one is replaced. */
+static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, cg_level level, const uint8_t *bytes,
+                                 size_t n_bytes, bool *existed)
+{
+    const cachegen_save *save = chunk->save;
+    const cachegen *c = save->connector;
+    cg_runtime *rt = save->runtime;
+    const cg_key *key = &save->keys[chunk->index];
+    char path[CG_TREE_PATH_BYTES];
+    cg_known_entry known;
+    pthread_mutex_lock(&rt->lock);
+    cg_known_find(rt->known, key, 0, cg_now_ns(), &known);
+    pthread_mutex_unlock(&rt->lock);
+    if ((known.damaged >> level & 1) == 0)
+        return CG_OK;
+    *existed = false;
+    const cg_status status = cg_tree_object_path(cg_store_model(c->store), key, level, &c->model.profile_fingerprint,
+                                                 path, sizeof path);
+    return status == CG_OK ? write_file(c, io, path, bytes, n_bytes, true) : status;
+}
+
+static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level level)
+{
+    const cachegen_save *save = chunk->save;
+    cg_runtime *rt = save->runtime;
+    const cg_key *key = &save->keys[chunk->index];
+    uint8_t *bytes = NULL;
+    size_t n_bytes = 0;
+    bool existed = false;
+    cg_status status = cg_encoder_finish(chunk->encoder, level, &bytes, &n_bytes);
+    if (status == CG_OK)
+        status = cg_store_publish(save->connector->store, io, bytes, n_bytes, &existed);
+    if (status == CG_OK && existed)
+        status = replace_damaged(chunk, io, level, bytes, n_bytes, &existed);
+    free(bytes);
+    if (status != CG_OK)
+        return status;
+    pthread_mutex_lock(&rt->lock);
+    const uint64_t now_ns = cg_now_ns();
+    cg_known_saved(rt->known, key, (uint8_t)level, n_bytes, now_ns);
+    if (existed) {
+        rt->stats.chunks_existed++;
+    } else {
+        rt->stats.chunks_saved[level]++;
+        rt->stats.bytes_written += n_bytes;
+        if (save->prefix_level > level)
+            cg_known_provenance(rt->known, key, (uint8_t)level, save->prefix_level,
+                                now_ns + save->connector->config->retry_ms * UINT64_C(1000000));
+    }
+    pthread_mutex_unlock(&rt->lock);
+    return CG_OK;
+}
+
+static cg_status publish_chunk(const cg_save_chunk *chunk, cg_io *io)
+{
+    cg_status status = CG_OK;
+    for (int level = CG_N_LEVELS - 1; level >= 0 && status == CG_OK; level--) /* the smallest is the first to be of use */
+        if (chunk->levels >> level & 1)
+            status = publish_level(chunk, io, (cg_level)level);
+    return status;
+}
+
+/* Levels that the store has already are not made again. */
+static void skip_existing(cachegen_save *save, cg_io *io)
+{
+    const cachegen *c = save->connector;
+    cg_key *keys = malloc((save->n_chunks + (size_t)1) * sizeof *keys);
+    cg_store_entry *entries = calloc(save->n_chunks + (size_t)1, sizeof *entries);
+    if (keys != NULL && entries != NULL) {
+        for (uint32_t i = 0; i < save->n_chunks; i++)
+            keys[i] = save->keys[save->chunks[i].index];
+        cg_store_lookup(c->store, io, keys, save->n_chunks,
+                        c->model.profile != NULL ? &c->model.profile_fingerprint : NULL, (uint8_t)c->store_levels,
+                        cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000), entries, NULL);
+        pthread_mutex_lock(&save->runtime->lock);
+        for (uint32_t i = 0; i < save->n_chunks; i++) {
+            cg_save_chunk *chunk = &save->chunks[i];
+            cg_known_entry known; /* a chunk that failed to load looks present: publishing decides */
+            const uint64_t now_ns = cg_now_ns();
+            cg_known_find(save->runtime->known, &keys[i], 0, now_ns, &known);
+            if (entries[i].levels != 0)
+                cg_known_put(save->runtime->known, &keys[i], (uint8_t)c->store_levels, &entries[i], now_ns);
+            chunk->levels &= (uint8_t)~(entries[i].levels & ~known.bad);
+            if (chunk->levels == 0)
+                save->runtime->stats.chunks_existed++;
+        }
+        pthread_mutex_unlock(&save->runtime->lock);
+    }
+    free(keys);
+    free(entries);
+}
+
+/* Contexts hold every chunk of the prompt; one that lacks some is published as far as it goes without a hole. */
+static cg_status publish_context(cachegen_save *save, cg_io *io)
+{
+    const cachegen *c = save->connector;
+    const cg_fingerprint *profile = c->model.profile != NULL ? &c->model.profile_fingerprint : NULL;
+    cg_store_entry *entries = calloc(save->n_keys + (size_t)1, sizeof *entries);
+    cg_store_link *links = calloc(save->n_keys + (size_t)1, sizeof *links);
+    cg_status status = CG_ERR_NO_MEMORY;
+    if (entries == NULL || links == NULL)
+        goto done;
+    status = cg_store_lookup(c->store, io, save->keys, save->n_keys, profile, 0xf, 0, entries, NULL);
+    if (status != CG_OK)
+        goto done;
+    uint32_t n = 0;
+    while (n < save->n_keys && entries[n].levels != 0) {
+        links[n] = (cg_store_link){.key = save->keys[n], .levels = entries[n].levels};
+        n++;
+    }
+    const uint32_t n_tokens = n < save->n_keys ? n * c->config->chunk_tokens : save->n_tokens;
+    status = n > 0 ? cg_store_context_publish(c->store, io, save->context, links, n, profile, save->tokens, n_tokens)
+                   : CG_ERR_NOT_FOUND;
+    if (status == CG_OK && n < save->n_keys)
+        status = CG_ERR_NOT_FOUND;
+done:
+    free(entries);
+    free(links);
+    return status;
+}
+
+static cg_status write_model_json(const cachegen *c, cg_io *io)
+{
+    char path[CG_TREE_PATH_BYTES];
+    if (c->model.has_json)
+        return CG_OK;
+    char *text = cg_model_json(&c->model);
+    if (text == NULL)
+        return CG_ERR_NO_MEMORY;
+    snprintf(path, sizeof path, "%s/model.json", cg_store_model(c->store));
+    const cg_status status = write_file(c, io, path, text, strlen(text), false);
+    free(text);
+    return status == CG_ERR_EXISTS ? CG_OK : status;
+}
+
+static void run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
+{
+    cg_runtime *rt = save->runtime;
+    cg_status status = CG_OK, context_status = CG_OK;
+    uint32_t n_begun = 0, n_saved = 0;
+    if (!*model_json_written && (status = write_model_json(save->connector, io)) == CG_OK)
+        *model_json_written = true;
+    if (status == CG_OK)
+        skip_existing(save, io);
+    for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++) {
+        while (n_begun < save->n_chunks && n_begun < i + 1 + ENCODE_AHEAD)
+            begin_encode(&save->chunks[n_begun++]);
+        cg_save_chunk *chunk = &save->chunks[i];
+        status = wait_encoded(chunk);
+        release_raw(chunk);
+        if (status == CG_OK)
+            status = publish_chunk(chunk, io);
+        n_saved += status == CG_OK;
+    }
+    /* After a failure the rest is given up: nothing that follows a hole in the chain can be found. */
+    for (uint32_t i = 0; i < save->n_chunks; i++) {
+        if (i < n_begun)
+            wait_encoded(&save->chunks[i]);
+        release_raw(&save->chunks[i]);
+        cg_encoder_free(save->chunks[i].encoder);
+        save->chunks[i].encoder = NULL;
+    }
+    if (save->context != NULL)
+        context_status = publish_context(save, io);
+
+    pthread_mutex_lock(&rt->lock);
+    cachegen_progress *p = &save->progress;
+    p->status = status != CG_OK ? status : context_status;
+    rt->stats.save_errors += (status != CG_OK) + (context_status != CG_OK);
+    rt->stats.saves_dropped += save->n_chunks - n_saved;
+    p->loaded_tokens = n_saved == save->n_chunks ? save->n_tokens : save->chunks[n_saved].first_token;
+    p->total_ns = cg_now_ns() - save->started_ns;
+    p->done = 1;
+    save->done = true;
+    cg_runtime_notify(rt);
+    pthread_mutex_unlock(&rt->lock);
+}
+
+void *cg_save_writer(void *argument)
+{
+    cg_runtime *rt = argument;
+    const cg_io_config io_config = cg_runtime_io_config(rt->connector);
+    cg_io *io = NULL;
+    bool model_json_written = false;
+    pthread_mutex_lock(&rt->lock);
+    for (;;) {
+        cachegen_save *save = rt->saves_head;
+        if (save == NULL) {
+            if (rt->stop)
+                break;
+            pthread_cond_wait(&rt->saves_queued, &rt->lock);
+            continue;
+        }
+        if ((rt->saves_head = save->next) == NULL)
+            rt->saves_tail = NULL;
+        cg_status status = CG_OK;
+        pthread_mutex_unlock(&rt->lock);
+        if (io == NULL)
+            status = cg_io_new(&io_config, &io);
+        if (status == CG_OK)
+            run_save(save, io, &model_json_written);
+        pthread_mutex_lock(&rt->lock);
+        if (status != CG_OK) {
+            save->progress.status = status;
+            save->progress.done = 1;
+            rt->stats.save_errors++;
+            rt->stats.saves_dropped += save->n_chunks;
+            for (uint32_t i = 0; i < save->n_chunks; i++)
+                rt->staging_bytes -= save->chunks[i].raw_bytes; /* the memory goes with the handle */
+            save->done = true;
+            cg_runtime_notify(rt);
+        }
+    }
+    pthread_mutex_unlock(&rt->lock);
+    cg_io_free(io, 0);
+    return NULL;
+}
