@@ -124,6 +124,21 @@ cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index)
     return section;
 }
 
+void cg_chunk_sections(const cg_chunk *chunk, cg_section *sections_out)
+{
+    const uint8_t *row = chunk->bytes + CG_CHUNK_FIXED_BYTES;
+    uint64_t offset = chunk->header.header_bytes;
+    for (uint32_t i = 0; i < chunk->header.n_sections; i++, row += CG_CHUNK_SECTION_BYTES) {
+        sections_out[i] = (cg_section){.kind = row[0],
+                                       .plane = row[1],
+                                       .group = (uint16_t)cg_load_le(row + 2, 2),
+                                       .offset = offset,
+                                       .bytes = (uint32_t)cg_load_le(row + 4, 4),
+                                       .hash = cg_load_le(row + 8, 8)};
+        offset += sections_out[i].bytes;
+    }
+}
+
 cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *section)
 {
     return XXH3_64bits(chunk->bytes + section->offset, section->bytes) == section->hash ? CG_OK : CG_ERR_CORRUPT;

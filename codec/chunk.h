@@ -76,6 +76,9 @@ cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index);
  * parent, extra and tokens. What a store runs before it publishes. */
 cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes);
 
+/* All rows: sections_out[header.n_sections]. */
+void cg_chunk_sections(const cg_chunk *chunk, cg_section *sections_out);
+
 /* CG_ERR_CORRUPT unless the section's bytes have its checksum. section: from cg_chunk_section(). */
 cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *section);
 

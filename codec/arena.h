@@ -1,0 +1,23 @@
+/* codec/arena.h - cuts a caller's scratch memory into aligned pieces.
+ *
+ * With base NULL it only counts: the same code that lays scratch out tells how much is needed.
+ */
+#ifndef CG_CODEC_ARENA_H
+#define CG_CODEC_ARENA_H
+#include <stddef.h>
+#include <stdint.h>
+
+enum { CG_ARENA_ALIGN = 64 };
+
+typedef struct cg_arena {
+    uint8_t *base; /* aligned to CG_ARENA_ALIGN, or NULL to count */
+    size_t used_bytes;
+} cg_arena;
+
+static inline void *cg_arena_take(cg_arena *arena, size_t n_bytes)
+{
+    uint8_t *piece = arena->base != NULL ? arena->base + arena->used_bytes : NULL;
+    arena->used_bytes += (n_bytes + CG_ARENA_ALIGN - 1) / CG_ARENA_ALIGN * CG_ARENA_ALIGN;
+    return piece;
+}
+#endif

@@ -1,0 +1,65 @@
+/* codec/bf16.h - conversions between f32 and the cache's 16-bit types, to nearest, ties to even.
+ *
+ * Threads: pure functions. Shared with CUDA code.
+ */
+#ifndef CG_CODEC_BF16_H
+#define CG_CODEC_BF16_H
+#include <stdint.h>
+#include <string.h>
+
+static inline float cg_f32_from_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t cg_f32_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float cg_bf16_to_f32(uint16_t value)
+{
+    return cg_f32_from_bits((uint32_t)value << 16);
+}
+
+/* Finite values stay finite where bf16 has them; a NaN stays one. */
+static inline uint16_t cg_bf16_from_f32(float value)
+{
+    const uint32_t bits = cg_f32_bits(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+static inline float cg_fp16_to_f32(uint16_t value)
+{
+    const uint32_t sign = (uint32_t)(value & 0x8000) << 16, exponent = value >> 10 & 31, mantissa = value & 0x3ff;
+    if (exponent == 31)
+        return cg_f32_from_bits(sign | 0x7f800000u | mantissa << 13);
+    if (exponent != 0)
+        return cg_f32_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+    const float tiny = (float)mantissa * 0x1p-24f; /* exact */
+    return sign != 0 ? -tiny : tiny;
+}
+
+/* What exceeds fp16 becomes its largest finite number (FORMAT.md, step 5); NaN stays NaN. */
+static inline uint16_t cg_fp16_from_f32(float value)
+{
+    const uint32_t bits = cg_f32_bits(value);
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00);
+    if (magnitude >= 0x477ff000u) /* 65520 and above round past 65504 */
+        return (uint16_t)(sign | 0x7bff);
+    if (magnitude < 0x38800000u) { /* below 2^-14: subnormal; adding 0.5 rounds at 2^-24 */
+        const float rounded = cg_f32_from_bits(magnitude) + 0.5f;
+        return (uint16_t)(sign | (cg_f32_bits(rounded) - 0x3f000000u));
+    }
+    return (uint16_t)(sign | ((magnitude + 0xfffu + (magnitude >> 13 & 1) - 0x38000000u) >> 13));
+}
+#endif

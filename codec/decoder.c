@@ -1,0 +1,155 @@
+#include "codec/codec.h"
+
+#include "codec/arena.h"
+#include "codec/lossless.h"
+#include "codec/lossy.h"
+#include "codec/section_plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct cg_decoder {
+    cg_chunk chunk;
+    cg_lossy_context lossy; /* profile NULL at L0 */
+    uint32_t n_sink_tokens;
+    cg_section *sections;   /* [chunk.header.n_sections] */
+    float *rotation;        /* cosines, then sines */
+};
+
+cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes, cg_decoder **decoder_out)
+{
+    *decoder_out = NULL;
+    cg_decoder *d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return CG_ERR_NO_MEMORY;
+    cg_status status = cg_chunk_open(bytes, n_bytes, &d->chunk);
+    if (status != CG_OK)
+        goto done;
+    const cg_chunk_header *h = &d->chunk.header;
+    if (h->level == CG_L0)
+        profile = NULL;
+    else if ((status = cg_section_plan_profile_check(profile, h)) != CG_OK)
+        goto done;
+
+    status = CG_ERR_NO_MEMORY;
+    d->sections = malloc(h->n_sections * sizeof *d->sections);
+    if (d->sections == NULL)
+        goto done;
+    if ((status = cg_section_plan_check(profile, &d->chunk, d->sections)) != CG_OK)
+        goto done;
+    if (profile != NULL) {
+        const size_t n = (size_t)h->n_tokens * (profile->rotary_dim / 2);
+        d->n_sink_tokens = cg_section_plan_n_sinks(profile, h);
+        d->rotation = malloc((2 * n + 1) * sizeof *d->rotation);
+        if (d->rotation == NULL) {
+            status = CG_ERR_NO_MEMORY;
+            goto done;
+        }
+        cg_lossy_rotation(profile, h->first_position, h->n_tokens, d->rotation, d->rotation + n);
+        d->lossy = (cg_lossy_context){.profile = profile,
+                                      .kernels = cg_kernels_best(),
+                                      .first_position = h->first_position,
+                                      .n_tokens = h->n_tokens,
+                                      .dtype = h->geometry.dtype,
+                                      .cosine = d->rotation,
+                                      .sine = d->rotation + n};
+    }
+    *decoder_out = d;
+    d = NULL;
+done:
+    cg_decoder_free(d);
+    return status;
+}
+
+void cg_decoder_free(cg_decoder *d)
+{
+    if (d == NULL)
+        return;
+    free(d->sections);
+    free(d->rotation);
+    free(d);
+}
+
+const cg_chunk *cg_decoder_chunk(const cg_decoder *d) { return &d->chunk; }
+
+uint32_t cg_decoder_n_tasks(const cg_decoder *d)
+{
+    return CG_N_PLANES * (d->lossy.profile != NULL ? d->lossy.profile->n_groups : d->chunk.header.geometry.n_layers);
+}
+
+cg_task_shape cg_decoder_task_shape(const cg_decoder *d, uint32_t task_index)
+{
+    return cg_section_plan_task(d->lossy.profile, &d->chunk.header, task_index);
+}
+
+static size_t sinks_bytes(const cg_decoder *d, const cg_group *group)
+{
+    return (size_t)d->n_sink_tokens * group->n_channels * cg_dtype_bytes(d->chunk.header.geometry.dtype);
+}
+
+size_t cg_decoder_scratch_bytes(const cg_decoder *d)
+{
+    const cg_chunk_header *h = &d->chunk.header;
+    const cg_profile *p = d->lossy.profile;
+    size_t most = 0;
+    if (p == NULL)
+        return cg_lossless_scratch_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry), h->n_tokens);
+    for (uint32_t g = 0; g < p->n_groups; g++) {
+        for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+            const size_t bytes = cg_lossy_decode_scratch_bytes(p, h->level, &p->groups[g], plane, h->n_tokens);
+            most = bytes > most ? bytes : most;
+        }
+        cg_arena arena = {0};
+        (void)cg_arena_take(&arena, sinks_bytes(d, &p->groups[g]));
+        (void)cg_arena_take(&arena, cg_lossless_scratch_bytes(h->geometry.dtype, p->groups[g].n_channels,
+                                                              d->n_sink_tokens));
+        most = arena.used_bytes > most ? arena.used_bytes : most;
+    }
+    return most;
+}
+
+/* Lays the exact first tokens on top of what was decoded. */
+static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const cg_section *section, void *scratch,
+                              uint8_t *out)
+{
+    const cg_geometry *g = &d->chunk.header.geometry;
+    const size_t row_bytes = cg_geometry_channels(g) * cg_dtype_bytes(g->dtype);
+    cg_arena arena = {scratch, 0};
+    uint8_t *sinks = cg_arena_take(&arena, sinks_bytes(d, group));
+    void *work = cg_arena_take(&arena, 0);
+    const cg_status status = cg_lossless_decode(g->dtype, d->chunk.bytes + section->offset, section->bytes,
+                                                group->n_channels, d->n_sink_tokens, work, sinks);
+    if (status != CG_OK)
+        return status;
+    for (uint32_t t = 0; t < d->n_sink_tokens; t++) {
+        for (uint32_t layer = 0; layer < group->n_layers; layer++)
+            memcpy(out + ((size_t)layer * d->chunk.header.n_tokens + t) * row_bytes,
+                   sinks + ((size_t)t * group->n_layers + layer) * row_bytes, row_bytes);
+    }
+    return CG_OK;
+}
+
+cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch, size_t scratch_bytes, void *out)
+{
+    const cg_chunk_header *h = &d->chunk.header;
+    const cg_profile *p = d->lossy.profile;
+    if (task_index >= cg_decoder_n_tasks(d) || scratch_bytes < cg_decoder_scratch_bytes(d) ||
+        (uintptr_t)scratch % CG_ARENA_ALIGN != 0)
+        return CG_ERR_INVALID_ARGUMENT;
+    const uint32_t n_kinds = d->n_sink_tokens > 0 ? 2 : 1;
+    const cg_section *section = &d->sections[1 + task_index * n_kinds];
+    cg_status status = cg_chunk_section_check(&d->chunk, section);
+    if (status == CG_OK && n_kinds == 2)
+        status = cg_chunk_section_check(&d->chunk, section + 1);
+    if (status != CG_OK)
+        return status;
+    const uint8_t *bytes = d->chunk.bytes + section->offset;
+    if (p == NULL)
+        return cg_lossless_decode(h->geometry.dtype, bytes, section->bytes, cg_geometry_channels(&h->geometry),
+                                  h->n_tokens, scratch, out);
+    const cg_group *group = &p->groups[task_index / CG_N_PLANES];
+    status = cg_lossy_decode(&d->lossy, h->level, group, task_index % CG_N_PLANES, bytes, section->bytes, scratch, out);
+    if (status == CG_OK && n_kinds == 2)
+        status = decode_sinks(d, group, section + 1, scratch, out);
+    return status;
+}

@@ -1,0 +1,179 @@
+/* Compiled once per instruction set, with CG_KERNELS the name of the table and CG_KERNELS_NAME its string, and with
+ * contraction on: see kernels.h. Loops are written so that gcc vectorizes them; the 64-byte vectors are lowered to
+ * what the instruction set has. */
+#include "codec/kernels.h"
+
+#include "codec/bf16.h"
+
+#include <math.h>
+
+typedef float v16f __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t v16u __attribute__((vector_size(64), aligned(4)));
+
+/* Pairs of v16f accumulators that fit in the registers. */
+#if defined(__AVX512F__)
+enum { PARTS_A_PASS = 8 };
+#elif defined(__AVX2__)
+enum { PARTS_A_PASS = 2 };
+#else
+enum { PARTS_A_PASS = 1 };
+#endif
+
+static size_t list_nonzero(const int16_t *cells, size_t n_cells, cg_nonzero *list_out)
+{
+    size_t n = 0;
+    size_t i = 0;
+    for (; i + 4 <= n_cells; i += 4) { /* most cells are zero: four at a time */
+        uint64_t four;
+        memcpy(&four, cells + i, sizeof four);
+        while (four != 0) {
+            const unsigned lane = (unsigned)__builtin_ctzll(four) / 16;
+            list_out[n++] = (cg_nonzero){(uint32_t)(i + lane), (float)cells[i + lane]};
+            four &= ~((uint64_t)0xffff << 16 * lane);
+        }
+    }
+    for (; i < n_cells; i++) {
+        if (cells[i] != 0)
+            list_out[n++] = (cg_nonzero){(uint32_t)i, (float)cells[i]};
+    }
+    return n;
+}
+
+/* n_parts is a constant where this is inlined: the accumulators then live in registers. */
+static inline __attribute__((always_inline)) void accumulate_parts(const uint32_t *panel, const cg_nonzero *list,
+                                                                   size_t n_list, const unsigned n_parts, float *y)
+{
+    v16f low[PARTS_A_PASS], high[PARTS_A_PASS];
+    for (unsigned k = 0; k < n_parts; k++)
+        low[k] = high[k] = (v16f){0};
+    for (size_t i = 0; i < n_list; i++) {
+        const uint32_t *row = panel + (size_t)list[i].component * (CG_PANEL_CHANNELS / 2);
+        const float value = list[i].value;
+#pragma GCC unroll 8
+        for (unsigned k = 0; k < n_parts; k++) {
+            const v16u words = *(const v16u *)(const void *)(row + 16 * k);
+            low[k] += value * (v16f)(words << 16);
+            high[k] += value * (v16f)(words & 0xffff0000u);
+        }
+    }
+    for (unsigned k = 0; k < n_parts; k++) {
+        *(v16f *)(void *)(y + 32 * k) = low[k];
+        *(v16f *)(void *)(y + 32 * k + 16) = high[k];
+    }
+}
+
+static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_list, unsigned n_parts, float *y)
+{
+    unsigned k = 0;
+    for (; k + PARTS_A_PASS <= n_parts; k += PARTS_A_PASS)
+        accumulate_parts(panel + 16 * k, list, n_list, PARTS_A_PASS, y + 32 * k);
+    for (; k + 2 <= n_parts && PARTS_A_PASS > 2; k += 2)
+        accumulate_parts(panel + 16 * k, list, n_list, 2, y + 32 * k);
+    for (; k < n_parts; k++)
+        accumulate_parts(panel + 16 * k, list, n_list, 1, y + 32 * k);
+}
+
+static void inverse_dct(const float *y, const float *scale, const float *mean, unsigned n_channels, float *x,
+                        size_t x_stride)
+{
+    for (unsigned ch = 0; ch < n_channels; ch++) {
+        const float *in = y + ch;
+        /* D[f][7 - t] is D[f][t] for even f and -D[f][t] for odd f. */
+        for (unsigned t = 0; t < CG_DCT / 2; t++) {
+            float even = cg_dct8[0][t] * in[0], odd = cg_dct8[1][t] * in[CG_PANEL_CHANNELS];
+            for (unsigned f = 2; f < CG_DCT; f += 2) {
+                even += cg_dct8[f][t] * in[f * CG_PANEL_CHANNELS];
+                odd += cg_dct8[f + 1][t] * in[(f + 1) * CG_PANEL_CHANNELS];
+            }
+            x[t * x_stride + ch] = (even + odd) * scale[ch] + mean[ch];
+            x[(CG_DCT - 1 - t) * x_stride + ch] = (even - odd) * scale[ch] + mean[ch];
+        }
+    }
+}
+
+static void forward_dct(const float *x, size_t x_stride, unsigned n_channels, float *y, size_t y_stride)
+{
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        for (unsigned ch = 0; ch < n_channels; ch++) {
+            float sum = 0;
+            for (unsigned t = 0; t < CG_DCT; t++)
+                sum += cg_dct8[f][t] * x[t * x_stride + ch];
+            y[f * y_stride + ch] = sum;
+        }
+    }
+}
+
+static void rotate(float *head, const float *cosine, const float *sine, unsigned half)
+{
+    for (unsigned i = 0; i < half; i++) {
+        const float a = head[i], b = head[i + half];
+        head[i] = a * cosine[i] - b * sine[i];
+        head[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+static void to_bf16(const float *values, size_t n_values, uint16_t *out)
+{
+    for (size_t i = 0; i < n_values; i++)
+        out[i] = cg_bf16_from_f32(values[i]);
+}
+
+/* 4 components by n_vectors * 16 rows, whose sums stay in registers. */
+static inline __attribute__((always_inline)) void project_tile(const float *rows, size_t row_stride,
+                                                               const float *wide, size_t n_channels,
+                                                               const unsigned n_vectors, const unsigned n_wide,
+                                                               float *coef)
+{
+    v16f sum[4][4];
+    for (unsigned c = 0; c < n_wide; c++) {
+        for (unsigned k = 0; k < n_vectors; k++)
+            sum[c][k] = (v16f){0};
+    }
+    for (size_t ch = 0; ch < n_channels; ch++) {
+        v16f in[4];
+#pragma GCC unroll 4
+        for (unsigned k = 0; k < n_vectors; k++)
+            in[k] = *(const v16f *)(const void *)(rows + ch * row_stride + 16 * k);
+#pragma GCC unroll 4
+        for (unsigned c = 0; c < n_wide; c++) {
+            const float b = wide[c * n_channels + ch];
+#pragma GCC unroll 4
+            for (unsigned k = 0; k < n_vectors; k++)
+                sum[c][k] += b * in[k];
+        }
+    }
+    for (unsigned c = 0; c < n_wide; c++) {
+        for (unsigned k = 0; k < n_vectors; k++)
+            *(v16f *)(void *)(coef + c * row_stride + 16 * k) = sum[c][k];
+    }
+}
+
+static void project(const float *rows, size_t row_stride, size_t n_rows, const uint16_t *basis, size_t n_channels,
+                    size_t n_components, float *wide, float *coef)
+{
+    for (size_t c = 0; c < n_components; c += 4) {
+        const size_t n = n_components - c < 4 ? n_components - c : 4;
+        for (size_t i = 0; i < n * n_channels; i++)
+            wide[i] = cg_bf16_to_f32(basis[c * n_channels + i]);
+        size_t r = 0;
+        for (; n == 4 && r + 64 <= n_rows; r += 64)
+            project_tile(rows + r, row_stride, wide, n_channels, 4, 4, coef + c * row_stride + r);
+        for (; r < n_rows; r += 16) {
+            for (size_t i = 0; i < n; i++)
+                project_tile(rows + r, row_stride, wide + i * n_channels, n_channels, 1, 1,
+                             coef + (c + i) * row_stride + r);
+        }
+    }
+}
+
+static void quantize(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride)
+{
+    for (size_t r = 0; r < n_rows; r++) {
+        float q = coef[r] * inv_step;
+        q = q > 32767.0f ? 32767.0f : q < -32767.0f ? -32767.0f : q;
+        out[r * out_stride] = (int16_t)(q + (q < 0 ? -0.5f : 0.5f)); /* |q| + 0.5 is exact enough below 2^15 */
+    }
+}
+
+const cg_kernels CG_KERNELS = {CG_KERNELS_NAME, list_nonzero, accumulate, inverse_dct, forward_dct,
+                               rotate, to_bf16, project, quantize};

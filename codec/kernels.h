@@ -1,0 +1,61 @@
+/* codec/kernels.h - the inner loops of the lossy levels, one table of them per instruction set.
+ *
+ * kernels.c is compiled once per instruction set (CMakeLists.txt); the scalar meaning is the same C everywhere. Sums
+ * may be fused (FORMAT.md, "What the lossy levels mean"), so results agree within its tolerance, not bit for bit.
+ * Threads: pure functions; cg_kernels_best() is set by the CPU alone.
+ */
+#ifndef CG_CODEC_KERNELS_H
+#define CG_CODEC_KERNELS_H
+#include "codec/profile_data.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One symbol that is not zero. */
+typedef struct cg_nonzero {
+    uint32_t component;
+    float value;
+} cg_nonzero;
+
+typedef struct cg_kernels {
+    const char *name; /* "baseline", "avx2", "avx512" */
+    /* cells[n_cells] to the list of those that are not zero, in order; list_out has room for n_cells. Returns their
+     * number. */
+    size_t (*list_nonzero)(const int16_t *cells, size_t n_cells, cg_nonzero *list_out);
+    /* y[CG_PANEL_CHANNELS] = sum over list of value * row component of the panel; the first 32 * n_parts channels. */
+    void (*accumulate)(const uint32_t *panel, const cg_nonzero *list, size_t n_list, unsigned n_parts, float *y);
+    /* x[t][ch] = fmaf(sum over f of D[f][t] y[f][ch], scale[ch], mean[ch]); y[8][CG_PANEL_CHANNELS], x[8][x_stride]. */
+    void (*inverse_dct)(const float *y, const float *scale, const float *mean, unsigned n_channels, float *x,
+                        size_t x_stride);
+    /* y[f][ch] = sum over t of D[f][t] x[t][ch]; rows lie stride apart in both. */
+    void (*forward_dct)(const float *x, size_t x_stride, unsigned n_channels, float *y, size_t y_stride);
+    /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
+    void (*rotate)(float *head, const float *cosine, const float *sine, unsigned half);
+    void (*to_bf16)(const float *values, size_t n_values, uint16_t *out);
+    /* coef[c][r] = sum over ch of rows[ch][r] * basis[c][ch] for c < n_components and r < n_rows.
+     * rows[n_channels][row_stride], coef[n_components][row_stride]; row_stride and n_rows multiples of 16;
+     * basis: bf16, [n_components][n_channels]; wide: room for 4 * n_channels floats. */
+    void (*project)(const float *rows, size_t row_stride, size_t n_rows, const uint16_t *basis, size_t n_channels,
+                    size_t n_components, float *wide, float *coef);
+    /* out[r * out_stride] = coef[r] * inv_step, to nearest, within int16. */
+    void (*quantize)(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride);
+} cg_kernels;
+
+/* The best table of this CPU. */
+const cg_kernels *cg_kernels_best(void);
+/* The table of that name, or NULL where this CPU or build has none: lets a test run each. */
+const cg_kernels *cg_kernels_named(const char *name);
+
+extern const cg_kernels cg_kernels_baseline;
+#if defined(__x86_64__)
+extern const cg_kernels cg_kernels_avx2, cg_kernels_avx512;
+#endif
+
+/* D[f][t] of the 8-point DCT. */
+extern const float cg_dct8[CG_DCT][CG_DCT];
+
+#ifdef __cplusplus
+}
+#endif
+#endif

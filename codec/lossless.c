@@ -1,0 +1,272 @@
+#include "codec/lossless.h"
+
+#include "codec/arena.h"
+#include "codec/cursor.h"
+#include "codec/rans.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_CLASSES = 8, MIN_ROWS_FOR_CLASSES = 64, CLASS_HEAD_BYTES = 2 + 2 * CG_RANS_MAX_SYMBOLS };
+
+/* How a dtype's bits are cut: exponent | high rest bits go through rANS, low_bytes bytes are stored. */
+typedef struct split {
+    unsigned element_bytes, mantissa_bits, exponent_bits, shift, low_bytes;
+} split;
+
+static split split_of(unsigned dtype)
+{
+    switch (dtype) {
+    case CG_DTYPE_BF16: return (split){2, 7, 8, 0, 1};
+    case CG_DTYPE_FP16: return (split){2, 10, 5, 3, 1};
+    default: return (split){4, 23, 8, 0, 3};
+    }
+}
+
+typedef struct work {
+    int16_t *cells;            /* [n_rows][n_columns] */
+    uint8_t *column_class;     /* [n_columns] */
+    cg_rans_strip *strips;
+    size_t n_strips;
+    cg_rans_class *classes;    /* [16] */
+    uint32_t *column_sum;      /* [n_columns] */
+    uint8_t *words;
+} work;
+
+static work take_work(cg_arena *arena, size_t n_columns, size_t n_rows)
+{
+    work w;
+    w.n_strips = (n_columns + CG_RANS_LANES - 1) / CG_RANS_LANES;
+    w.cells = cg_arena_take(arena, n_rows * n_columns * sizeof *w.cells);
+    w.column_class = cg_arena_take(arena, n_columns);
+    w.strips = cg_arena_take(arena, w.n_strips * sizeof *w.strips);
+    w.classes = cg_arena_take(arena, 16 * sizeof *w.classes);
+    w.column_sum = cg_arena_take(arena, n_columns * sizeof *w.column_sum);
+    w.words = cg_arena_take(arena, 4 + w.n_strips * CG_RANS_STREAM_BYTES + n_rows * n_columns * CG_RANS_CELL_BYTES);
+    return w;
+}
+
+static void lay_strips(work *w, size_t n_columns)
+{
+    for (size_t s = 0; s < w->n_strips; s++) {
+        const size_t first = s * CG_RANS_LANES, left = n_columns - first;
+        w->strips[s] = (cg_rans_strip){.cells = w->cells + first,
+                                       .row_stride = n_columns,
+                                       .lane_class = w->column_class + first,
+                                       .n_lanes = left < CG_RANS_LANES ? (uint32_t)left : CG_RANS_LANES};
+    }
+}
+
+size_t cg_lossless_scratch_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
+{
+    cg_arena arena = {0};
+    (void)dtype;
+    (void)take_work(&arena, n_columns, n_rows);
+    return arena.used_bytes;
+}
+
+size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
+{
+    const size_t n_strips = (n_columns + CG_RANS_LANES - 1) / CG_RANS_LANES;
+    return 2 + MAX_CLASSES * CLASS_HEAD_BYTES + n_columns + 4 + n_strips * CG_RANS_STREAM_BYTES +
+           n_rows * n_columns * (CG_RANS_CELL_BYTES + split_of(dtype).low_bytes);
+}
+
+/* Columns of alike exponents share a table: equal parts of the columns, ordered by their mean exponent. */
+static unsigned choose_classes(work *w, size_t n_columns, size_t n_rows, unsigned shift)
+{
+    memset(w->column_class, 0, n_columns);
+    if (n_rows < MIN_ROWS_FOR_CLASSES || n_columns < 2 * MAX_CLASSES)
+        return 1;
+    uint32_t lowest = UINT32_MAX, highest = 0;
+    for (size_t c = 0; c < n_columns; c++)
+        w->column_sum[c] = 0;
+    for (size_t r = 0; r < n_rows; r++) {
+        for (size_t c = 0; c < n_columns; c++)
+            w->column_sum[c] += (uint32_t)w->cells[r * n_columns + c] >> shift;
+    }
+    for (size_t c = 0; c < n_columns; c++) {
+        w->column_sum[c] = (uint32_t)((uint64_t)w->column_sum[c] * 16 / n_rows); /* 1/16 exponents */
+        lowest = w->column_sum[c] < lowest ? w->column_sum[c] : lowest;
+        highest = w->column_sum[c] > highest ? w->column_sum[c] : highest;
+    }
+    /* Quantiles by counting: means lie in [0, 16 * 255]. */
+    uint32_t counts[16 * 256] = {0};
+    uint8_t class_of[16 * 256];
+    for (size_t c = 0; c < n_columns; c++)
+        counts[w->column_sum[c]]++;
+    size_t before = 0;
+    unsigned n_classes = 0, last = UINT32_MAX;
+    for (uint32_t mean = lowest; mean <= highest; mean++) {
+        const unsigned part = (unsigned)(before * MAX_CLASSES / n_columns);
+        if (counts[mean] > 0 && part != last) {
+            n_classes++;
+            last = part;
+        }
+        class_of[mean] = (uint8_t)(n_classes - 1);
+        before += counts[mean];
+    }
+    for (size_t c = 0; c < n_columns; c++)
+        w->column_class[c] = class_of[w->column_sum[c]];
+    return n_classes;
+}
+
+/* Writes the table of each class and readies it. */
+static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, size_t n_rows, unsigned shift,
+                              uint8_t *out)
+{
+    static const size_t n_exponents = 256;
+    uint32_t counts[MAX_CLASSES][256];
+    memset(counts, 0, sizeof counts);
+    for (size_t r = 0; r < n_rows; r++) {
+        for (size_t c = 0; c < n_columns; c++)
+            counts[w->column_class[c]][w->cells[r * n_columns + c] >> shift]++;
+    }
+    for (unsigned k = 0; k < n_classes; k++) {
+        uint16_t freq[CG_RANS_MAX_SYMBOLS];
+        uint32_t index_counts[CG_RANS_MAX_SYMBOLS] = {0};
+        unsigned top = 0, bottom = 255;
+        for (unsigned e = 0; e < n_exponents; e++) {
+            if (counts[k][e] > 0) {
+                top = e;
+                bottom = e < bottom ? e : bottom;
+            }
+        }
+        bottom = bottom > top ? top : bottom;
+        unsigned n_symbols = top - bottom + 2;
+        n_symbols = n_symbols > CG_RANS_MAX_SYMBOLS ? CG_RANS_MAX_SYMBOLS : n_symbols;
+        for (unsigned e = 0; e <= top; e++)
+            index_counts[top - e < n_symbols - 1 ? top - e : n_symbols - 1] += counts[k][e];
+        cg_rans_normalize(index_counts, n_symbols, freq);
+        (void)cg_rans_class_init_exponents(&w->classes[k], shift, top, n_symbols, freq); /* right by construction */
+        out[0] = (uint8_t)top;
+        out[1] = (uint8_t)n_symbols;
+        for (unsigned i = 0; i < n_symbols; i++)
+            cg_store_le(out + 2 + 2 * i, 2, freq[i]);
+        out += 2 + 2 * n_symbols;
+    }
+    return out;
+}
+
+size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns, size_t n_rows, void *scratch,
+                          uint8_t *dst, size_t dst_bytes)
+{
+    const split s = split_of(dtype);
+    const size_t n_elements = n_columns * n_rows;
+    if (dst_bytes < cg_lossless_bound_bytes(dtype, n_columns, n_rows))
+        return 0;
+    cg_arena arena = {scratch, 0};
+    work w = take_work(&arena, n_columns, n_rows);
+    const uint32_t exponent_mask = (1u << s.exponent_bits) - 1;
+    const unsigned low_bits = 8 * s.low_bytes;
+    for (size_t i = 0; i < n_elements; i++) {
+        const uint32_t bits = (uint32_t)cg_load_le((const uint8_t *)elements + i * s.element_bytes, s.element_bytes);
+        const uint32_t sign = bits >> (8 * s.element_bytes - 1);
+        const uint32_t rest = sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
+        w.cells[i] = (int16_t)((bits >> s.mantissa_bits & exponent_mask) << s.shift | rest >> low_bits);
+    }
+    const unsigned n_classes = choose_classes(&w, n_columns, n_rows, s.shift);
+    uint8_t *out = dst;
+    *out++ = (uint8_t)n_classes;
+    *out++ = 0;
+    out = write_classes(&w, n_classes, n_columns, n_rows, s.shift, out);
+    if (n_classes > 1) {
+        memcpy(out, w.column_class, n_columns);
+        out += n_columns;
+    }
+    lay_strips(&w, n_columns);
+    const size_t n_streams = cg_rans_choose_streams(
+        cg_rans_estimate_bits(w.classes, w.strips, w.n_strips, n_rows), w.n_strips);
+    out += cg_rans_encode(w.classes, w.strips, w.n_strips, n_rows, n_streams, out, (size_t)(dst + dst_bytes - out),
+                          w.words);
+    for (size_t i = 0; i < n_elements; i++) {
+        const uint32_t bits = (uint32_t)cg_load_le((const uint8_t *)elements + i * s.element_bytes, s.element_bytes);
+        const uint32_t sign = bits >> (8 * s.element_bytes - 1);
+        const uint32_t rest = sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
+        cg_store_le(out, s.low_bytes, rest);
+        out += s.low_bytes;
+    }
+    return (size_t)(out - dst);
+}
+
+static cg_status read_classes(cg_cursor *in, work *w, unsigned *n_classes_out, size_t n_columns, split s)
+{
+    uint8_t n_classes, reserved;
+    if (!cg_cursor_u8(in, &n_classes) || !cg_cursor_u8(in, &reserved))
+        return CG_ERR_TRUNCATED;
+    if (n_classes == 0 || n_classes > 16 || reserved != 0)
+        return CG_ERR_CORRUPT;
+    for (unsigned k = 0; k < n_classes; k++) {
+        uint8_t top, n_symbols;
+        uint16_t freq[CG_RANS_MAX_SYMBOLS];
+        if (!cg_cursor_u8(in, &top) || !cg_cursor_u8(in, &n_symbols))
+            return CG_ERR_TRUNCATED;
+        if (n_symbols > CG_RANS_MAX_SYMBOLS || top >> s.exponent_bits != 0)
+            return CG_ERR_CORRUPT;
+        for (unsigned i = 0; i < n_symbols; i++) {
+            if (!cg_cursor_u16(in, &freq[i]))
+                return CG_ERR_TRUNCATED;
+        }
+        const cg_status status = cg_rans_class_init_exponents(&w->classes[k], s.shift, top, n_symbols, freq);
+        if (status != CG_OK)
+            return status;
+    }
+    memset(w->column_class, 0, n_columns);
+    if (n_classes > 1) {
+        const uint8_t *bytes;
+        if (!cg_cursor_bytes(in, n_columns, &bytes))
+            return CG_ERR_TRUNCATED;
+        for (size_t c = 0; c < n_columns; c++) {
+            if (bytes[c] >= n_classes)
+                return CG_ERR_CORRUPT;
+        }
+        memcpy(w->column_class, bytes, n_columns);
+    }
+    *n_classes_out = n_classes;
+    return CG_OK;
+}
+
+cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_bytes, size_t n_columns, size_t n_rows,
+                             void *scratch, void *elements_out)
+{
+    const split s = split_of(dtype);
+    const size_t n_elements = n_columns * n_rows;
+    cg_cursor in = {src, src_bytes};
+    cg_arena arena = {scratch, 0};
+    work w = take_work(&arena, n_columns, n_rows);
+    unsigned n_classes;
+    size_t used_bytes;
+    cg_status status = read_classes(&in, &w, &n_classes, n_columns, s);
+    if (status != CG_OK)
+        return status;
+    lay_strips(&w, n_columns);
+    status = cg_rans_decode(w.classes, w.strips, w.n_strips, n_rows, in.at, in.left_bytes, &used_bytes);
+    if (status != CG_OK)
+        return status;
+    (void)cg_cursor_skip(&in, used_bytes);
+    if (in.left_bytes != n_elements * s.low_bytes)
+        return in.left_bytes < n_elements * s.low_bytes ? CG_ERR_TRUNCATED : CG_ERR_CORRUPT;
+
+    if (dtype == CG_DTYPE_BF16) { /* the common case, in a loop that vectorizes */
+        uint16_t *out = elements_out;
+        for (size_t i = 0; i < n_elements; i++) {
+            const unsigned rest = in.at[i];
+            out[i] = (uint16_t)((rest & 0x80u) << 8 | (unsigned)w.cells[i] << 7 | (rest & 0x7fu));
+        }
+        uint16_t bad = 0; /* an escape's raw(8) always fits bf16's exponent */
+        for (size_t i = 0; i < n_elements; i++)
+            bad |= (uint16_t)w.cells[i];
+        return bad > 0xff ? CG_ERR_CORRUPT : CG_OK;
+    }
+    for (size_t i = 0; i < n_elements; i++) {
+        const uint32_t cell = (uint32_t)w.cells[i], exponent = cell >> s.shift;
+        const uint32_t rest = (cell & ((1u << s.shift) - 1)) << (8 * s.low_bytes) |
+                              (uint32_t)cg_load_le(in.at + i * s.low_bytes, s.low_bytes);
+        if (exponent >> s.exponent_bits != 0)
+            return CG_ERR_CORRUPT;
+        const uint32_t bits = rest >> s.mantissa_bits << (8 * s.element_bytes - 1) | exponent << s.mantissa_bits |
+                              (rest & ((1u << s.mantissa_bits) - 1));
+        cg_store_le((uint8_t *)elements_out + i * s.element_bytes, s.element_bytes, bits);
+    }
+    return CG_OK;
+}

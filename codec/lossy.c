@@ -1,0 +1,385 @@
+#include "codec/lossy.h"
+
+#include "codec/arena.h"
+#include "codec/bf16.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void cg_lossy_rotation(const cg_profile *profile, uint32_t first_position, uint32_t n_tokens, float *cosine_out,
+                       float *sine_out)
+{
+    const size_t half = profile->rotary_dim / 2;
+    for (size_t t = 0; t < n_tokens; t++) {
+        for (size_t i = 0; i < half; i++) {
+            const double angle = (double)(first_position + t) * profile->inv_freq[i];
+            cosine_out[t * half + i] = (float)cos(angle);
+            sine_out[t * half + i] = (float)sin(angle);
+        }
+    }
+}
+
+/* ---- symbols ---- */
+
+size_t cg_lossy_symbols_bytes(const cg_level_columns *columns, size_t n_blocks)
+{
+    cg_arena arena = {0};
+    (void)cg_arena_take(&arena, columns->n_columns * n_blocks * sizeof(int16_t));
+    (void)cg_arena_take(&arena, columns->n_strips * sizeof(cg_rans_strip));
+    return arena.used_bytes;
+}
+
+cg_symbols cg_lossy_lay_symbols(const cg_level_columns *columns, size_t n_blocks, void *memory)
+{
+    cg_symbols symbols;
+    cg_arena arena = {memory, 0};
+    int16_t *cells = cg_arena_take(&arena, columns->n_columns * n_blocks * sizeof *cells);
+    symbols.strips = cg_arena_take(&arena, columns->n_strips * sizeof *symbols.strips);
+    cg_rans_strip *strip = symbols.strips;
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        const uint32_t n_active = columns->n_active[f];
+        symbols.cells[f] = cells;
+        for (uint32_t c = 0; c < n_active; c += CG_RANS_LANES, strip++) {
+            *strip = (cg_rans_strip){.cells = cells + c,
+                                     .row_stride = n_active,
+                                     .lane_class = columns->column_class[f] + c,
+                                     .n_lanes = n_active - c < CG_RANS_LANES ? n_active - c : CG_RANS_LANES};
+        }
+        cells += n_active * n_blocks;
+    }
+    return symbols;
+}
+
+uint8_t *cg_lossy_code_symbols(const cg_profile *profile, const cg_level_columns *columns, const cg_symbols *symbols,
+                               size_t n_blocks, size_t *n_bytes_out)
+{
+    const uint64_t bits = cg_rans_estimate_bits(profile->classes, symbols->strips, columns->n_strips, n_blocks);
+    const size_t n_streams = cg_rans_choose_streams(bits, columns->n_strips);
+    const size_t bound_bytes = cg_rans_bound_bytes(symbols->strips, columns->n_strips, n_blocks, n_streams);
+    uint8_t *buffer = malloc(2 * bound_bytes); /* result, and the words on their way there */
+    if (buffer == NULL)
+        return NULL;
+    *n_bytes_out = cg_rans_encode(profile->classes, symbols->strips, columns->n_strips, n_blocks, n_streams, buffer,
+                                  bound_bytes, buffer + bound_bytes);
+    uint8_t *fitted = realloc(buffer, *n_bytes_out);
+    return fitted != NULL ? fitted : buffer;
+}
+
+/* ---- decoding ---- */
+
+typedef struct decode_work {
+    void *symbols;
+    cg_nonzero *list;        /* of all blocks and frequencies */
+    uint32_t *list_end;      /* [n_blocks][CG_DCT]: where each list ends */
+    float *scale, *mean;     /* [n_channels] */
+    float *y;                /* [CG_DCT][CG_PANEL_CHANNELS] */
+    float *x;                /* [CG_DCT][unit_channels] */
+} decode_work;
+
+/* A unit is whole heads, one panel of them or the panels of one head: what is rotated together. */
+static uint32_t unit_channels(const cg_profile *profile)
+{
+    return profile->panel_channels > profile->geometry.head_dim ? profile->panel_channels
+                                                                : profile->geometry.head_dim;
+}
+
+static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, const cg_level_columns *columns,
+                                    const cg_group *group, size_t n_blocks)
+{
+    decode_work w;
+    w.symbols = cg_arena_take(arena, cg_lossy_symbols_bytes(columns, n_blocks));
+    w.list = cg_arena_take(arena, columns->n_columns * n_blocks * sizeof *w.list);
+    w.list_end = cg_arena_take(arena, n_blocks * CG_DCT * sizeof *w.list_end);
+    w.scale = cg_arena_take(arena, group->n_channels * sizeof *w.scale);
+    w.mean = cg_arena_take(arena, group->n_channels * sizeof *w.mean);
+    w.y = cg_arena_take(arena, CG_DCT * CG_PANEL_CHANNELS * sizeof *w.y);
+    w.x = cg_arena_take(arena, (size_t)CG_DCT * unit_channels(profile) * sizeof *w.x);
+    return w;
+}
+
+size_t cg_lossy_decode_scratch_bytes(const cg_profile *profile, unsigned level, const cg_group *group, unsigned plane,
+                                     uint32_t n_tokens)
+{
+    cg_arena arena = {0};
+    (void)take_decode_work(&arena, profile, &group->columns[level - 1][plane], group, cg_lossy_n_blocks(n_tokens));
+    return arena.used_bytes;
+}
+
+static void store_head(const cg_lossy_context *context, const float *values, void *out, size_t element)
+{
+    const size_t n = context->profile->geometry.head_dim;
+    if (context->dtype == CG_DTYPE_BF16) {
+        context->kernels->to_bf16(values, n, (uint16_t *)out + element);
+    } else if (context->dtype == CG_DTYPE_FP16) {
+        for (size_t i = 0; i < n; i++)
+            ((uint16_t *)out)[element + i] = cg_fp16_from_f32(values[i]);
+    } else {
+        memcpy((float *)out + element, values, n * sizeof *values);
+    }
+}
+
+/* Steps 4 and 5 of FORMAT.md for the n_heads heads of a unit, in one block's tokens. */
+static void finish_unit(const cg_lossy_context *context, unsigned plane, uint32_t first_head, uint32_t n_heads,
+                        size_t block, float *x, size_t x_stride, void *out)
+{
+    const cg_geometry *g = &context->profile->geometry;
+    const uint32_t half = context->profile->rotary_dim / 2;
+    for (uint32_t i = 0; i < CG_DCT; i++) {
+        const size_t t = block * CG_DCT + i;
+        if (t >= context->n_tokens)
+            break;
+        for (uint32_t h = 0; h < n_heads; h++) {
+            const uint32_t layer = (first_head + h) / g->n_kv_heads, head = (first_head + h) % g->n_kv_heads;
+            float *values = x + i * x_stride + (size_t)h * g->head_dim;
+            if (plane == CG_K && half > 0)
+                context->kernels->rotate(values, context->cosine + t * half, context->sine + t * half, half);
+            store_head(context, values, out,
+                       (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim);
+        }
+    }
+}
+
+cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, const cg_group *group, unsigned plane,
+                          const uint8_t *section, size_t section_bytes, void *scratch, void *out)
+{
+    const cg_profile *p = context->profile;
+    const cg_level_columns *columns = &group->columns[level - 1][plane];
+    const cg_basis *basis = &group->basis[plane];
+    const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), channels = cg_geometry_channels(&p->geometry);
+    cg_arena arena = {scratch, 0};
+    decode_work w = take_decode_work(&arena, p, columns, group, n_blocks);
+
+    const cg_symbols symbols = cg_lossy_lay_symbols(columns, n_blocks, w.symbols);
+    size_t used_bytes;
+    const cg_status status = cg_rans_decode(p->classes, symbols.strips, columns->n_strips, n_blocks, section,
+                                            section_bytes, &used_bytes);
+    if (status != CG_OK)
+        return status;
+    if (used_bytes != section_bytes)
+        return CG_ERR_CORRUPT;
+
+    uint32_t n_list = 0;
+    for (size_t b = 0; b < n_blocks; b++) {
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const size_t n_active = columns->n_active[f];
+            n_list += (uint32_t)context->kernels->list_nonzero(symbols.cells[f] + b * n_active, n_active,
+                                                               w.list + n_list);
+            w.list_end[b * CG_DCT + f] = n_list;
+        }
+    }
+    for (uint32_t layer = 0; layer < group->n_layers; layer++) {
+        const float *weight = cg_profile_row(p, p->weight, group->first_layer + layer, plane);
+        const float *mean = cg_profile_row(p, p->mean, group->first_layer + layer, plane);
+        for (size_t ch = 0; ch < channels; ch++) {
+            w.scale[layer * channels + ch] = p->step[level - 1][plane] / weight[ch];
+            w.mean[layer * channels + ch] = mean[ch];
+        }
+    }
+
+    /* Panels outside, blocks inside: a panel's basis stays in the cache for all blocks. */
+    const uint32_t unit = unit_channels(p), head_dim = p->geometry.head_dim;
+    for (uint32_t first = 0; first < group->n_channels; first += unit) {
+        const uint32_t n_unit = group->n_channels - first < unit ? group->n_channels - first : unit;
+        for (size_t b = 0; b < n_blocks; b++) {
+            for (uint32_t at = 0; at < n_unit; at += p->panel_channels) {
+                const uint32_t n = n_unit - at < p->panel_channels ? n_unit - at : p->panel_channels;
+                const uint32_t *panel = basis->panels + (size_t)((first + at) / p->panel_channels) *
+                                                            basis->n_components * (CG_PANEL_CHANNELS / 2);
+                for (unsigned f = 0; f < CG_DCT; f++) {
+                    const size_t i = b * CG_DCT + f, begin = i > 0 ? w.list_end[i - 1] : 0;
+                    context->kernels->accumulate(panel, w.list + begin, w.list_end[i] - begin, (n + 31) / 32,
+                                                 w.y + f * CG_PANEL_CHANNELS);
+                }
+                context->kernels->inverse_dct(w.y, w.scale + first + at, w.mean + first + at, n, w.x + at, unit);
+            }
+            finish_unit(context, plane, first / head_dim, n_unit / head_dim, b, w.x, unit, out);
+        }
+    }
+    return CG_OK;
+}
+
+/* ---- encoding ---- */
+
+enum { ROW_ALIGN = 16 }; /* of project() */
+
+typedef struct encode_work {
+    size_t row_stride;  /* n_blocks * CG_DCT, rounded up */
+    float *block;       /* [CG_DCT][n_channels]: the tokens of a block */
+    float *spectrum;    /* the same, by frequency */
+    float *rows;        /* [n_channels][row_stride]: row f * n_blocks + b */
+    float *coef;        /* [n_components][row_stride] */
+    float *wide;        /* [4][n_channels] */
+    void *symbols;
+} encode_work;
+
+static uint32_t most_active(const cg_group *group, unsigned plane, unsigned f)
+{
+    uint32_t most = 0;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        const uint32_t n = group->columns[level][plane].n_active[f];
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsigned plane, size_t n_blocks)
+{
+    encode_work w;
+    const size_t n = group->n_channels;
+    size_t symbols_bytes = 0;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        const size_t bytes = cg_lossy_symbols_bytes(&group->columns[level][plane], n_blocks);
+        symbols_bytes = bytes > symbols_bytes ? bytes : symbols_bytes;
+    }
+    w.row_stride = (n_blocks * CG_DCT + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
+    w.block = cg_arena_take(arena, CG_DCT * n * sizeof *w.block);
+    w.spectrum = cg_arena_take(arena, CG_DCT * n * sizeof *w.spectrum);
+    w.rows = cg_arena_take(arena, n * w.row_stride * sizeof *w.rows);
+    w.coef = cg_arena_take(arena, group->basis[plane].n_components * w.row_stride * sizeof *w.coef);
+    w.wide = cg_arena_take(arena, 4 * n * sizeof *w.wide);
+    w.symbols = cg_arena_take(arena, symbols_bytes);
+    return w;
+}
+
+size_t cg_lossy_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned plane,
+                                     uint32_t n_tokens)
+{
+    cg_arena arena = {0};
+    (void)profile;
+    (void)take_encode_work(&arena, group, plane, cg_lossy_n_blocks(n_tokens));
+    return arena.used_bytes;
+}
+
+static bool load_head(unsigned dtype, const void *in, size_t element, size_t n, float *values)
+{
+    bool finite = true;
+    if (dtype == CG_DTYPE_FP32)
+        memcpy(values, (const float *)in + element, n * sizeof *values);
+    for (size_t i = 0; i < n; i++) {
+        if (dtype != CG_DTYPE_FP32) {
+            const uint16_t bits = ((const uint16_t *)in)[element + i];
+            values[i] = dtype == CG_DTYPE_BF16 ? cg_bf16_to_f32(bits) : cg_fp16_to_f32(bits);
+        }
+        finite &= (cg_f32_bits(values[i]) & 0x7f800000u) != 0x7f800000u;
+    }
+    return finite;
+}
+
+/* One token's row [n_channels]: rotated back, centred, weighted. */
+static bool load_token(const cg_lossy_context *context, const cg_group *group, unsigned plane, size_t t,
+                       const void *in, float *row)
+{
+    const cg_profile *p = context->profile;
+    const cg_geometry *g = &p->geometry;
+    const uint32_t half = p->rotary_dim / 2;
+    bool finite = true;
+    for (uint32_t layer = 0; layer < group->n_layers; layer++) {
+        const float *weight = cg_profile_row(p, p->weight, group->first_layer + layer, plane);
+        const float *mean = cg_profile_row(p, p->mean, group->first_layer + layer, plane);
+        float *layer_row = row + layer * cg_geometry_channels(g);
+        for (uint32_t head = 0; head < g->n_kv_heads; head++) {
+            const size_t element = (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim;
+            float *values = layer_row + (size_t)head * g->head_dim;
+            finite &= load_head(context->dtype, in, element, g->head_dim, values);
+            if (plane == CG_K) {
+                const float *cosine = context->cosine + t * half, *sine = context->sine + t * half;
+                for (uint32_t i = 0; i < half; i++) {
+                    const float a = values[i], b = values[i + half];
+                    values[i] = a * cosine[i] + b * sine[i];
+                    values[i + half] = b * cosine[i] - a * sine[i];
+                }
+            }
+        }
+        for (size_t ch = 0; ch < cg_geometry_channels(g); ch++)
+            layer_row[ch] = (layer_row[ch] - mean[ch]) * weight[ch];
+    }
+    return finite;
+}
+
+/* Rows of a block that are no coded tokens (sinks, which lie exactly on top, and what is past the end) become the mean
+ * of those that are: that leaves the fewest coefficients. */
+static void fill_rows(float *block, size_t n_channels, unsigned first, unsigned end)
+{
+    for (size_t ch = 0; ch < n_channels; ch++) {
+        float mean = 0;
+        for (unsigned t = first; t < end; t++)
+            mean += block[t * n_channels + ch];
+        mean = end > first ? mean / (float)(end - first) : 0;
+        for (unsigned t = 0; t < CG_DCT; t++) {
+            if (t < first || t >= end)
+                block[t * n_channels + ch] = mean;
+        }
+    }
+}
+
+static bool load_rows(const cg_lossy_context *context, const cg_group *group, unsigned plane, const void *in,
+                      size_t n_blocks, encode_work *w)
+{
+    const size_t n = group->n_channels;
+    bool finite = true;
+    for (size_t i = 0; i < n; i++) {
+        for (size_t r = n_blocks * CG_DCT; r < w->row_stride; r++)
+            w->rows[i * w->row_stride + r] = 0;
+    }
+    for (size_t b = 0; b < n_blocks; b++) {
+        const uint32_t position = context->first_position + (uint32_t)b * CG_DCT;
+        const uint32_t n_sinks = context->profile->n_sinks;
+        const unsigned first = position < n_sinks ? n_sinks - position : 0;
+        const size_t left = context->n_tokens - b * CG_DCT;
+        const unsigned end = left < CG_DCT ? (unsigned)left : CG_DCT;
+        for (unsigned t = 0; t < end; t++)
+            finite &= load_token(context, group, plane, b * CG_DCT + t, in, w->block + t * n);
+        if (first > 0 || end < CG_DCT)
+            fill_rows(w->block, n, first < end ? first : end, end);
+        context->kernels->forward_dct(w->block, n, (unsigned)n, w->spectrum, n);
+        for (size_t ch = 0; ch < n; ch++) {
+            for (unsigned f = 0; f < CG_DCT; f++)
+                w->rows[ch * w->row_stride + f * n_blocks + b] = w->spectrum[f * n + ch];
+        }
+    }
+    return finite;
+}
+
+cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, const cg_group *group, unsigned plane,
+                          const void *in, void *scratch, uint8_t *sections_out[CG_N_LEVELS],
+                          size_t section_bytes_out[CG_N_LEVELS])
+{
+    const cg_profile *p = context->profile;
+    const cg_basis *basis = &group->basis[plane];
+    const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), n = group->n_channels;
+    cg_arena arena = {scratch, 0};
+    encode_work w = take_encode_work(&arena, group, plane, n_blocks);
+    if (!load_rows(context, group, plane, in, n_blocks, &w))
+        return CG_ERR_INVALID_ARGUMENT;
+
+    if (n_blocks % ROW_ALIGN == 0) {
+        for (unsigned f = 0; f < CG_DCT; f++)
+            context->kernels->project(w.rows + f * n_blocks, w.row_stride, n_blocks, basis->rows, n,
+                                      most_active(group, plane, f), w.wide, w.coef + f * n_blocks);
+    } else {
+        uint32_t most = 0;
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const uint32_t n_active = most_active(group, plane, f);
+            most = n_active > most ? n_active : most;
+        }
+        context->kernels->project(w.rows, w.row_stride, w.row_stride, basis->rows, n, most, w.wide, w.coef);
+    }
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        if ((level_mask >> level & 1) == 0)
+            continue;
+        const cg_level_columns *columns = &group->columns[level - 1][plane];
+        const cg_symbols symbols = cg_lossy_lay_symbols(columns, n_blocks, w.symbols);
+        const float inv_step = 1.0f / p->step[level - 1][plane];
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const size_t n_active = columns->n_active[f];
+            for (size_t c = 0; c < n_active; c++)
+                context->kernels->quantize(w.coef + c * w.row_stride + f * n_blocks, n_blocks, inv_step,
+                                           symbols.cells[f] + c, n_active);
+        }
+        sections_out[level] = cg_lossy_code_symbols(p, columns, &symbols, n_blocks, &section_bytes_out[level]);
+        if (sections_out[level] == NULL)
+            return CG_ERR_NO_MEMORY;
+    }
+    return CG_OK;
+}

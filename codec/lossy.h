@@ -1,0 +1,62 @@
+/* codec/lossy.h - one layer group's plane to symbols and back: rotation, mean, weight, KLT, DCT, quantizer.
+ *
+ * Method: DESIGN.md section 3, preset klt; bytes and arithmetic: codec/FORMAT.md, "What the lossy levels mean".
+ * Elements are in the canonical layout of codec/codec.h. scratch: 64-byte aligned, cg_lossy_..._scratch_bytes().
+ * Threads: pure functions on the caller's memory and a shared profile.
+ */
+#ifndef CG_CODEC_LOSSY_H
+#define CG_CODEC_LOSSY_H
+#include "codec/kernels.h"
+#include "codec/profile_data.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What the sections of one chunk have in common. */
+typedef struct cg_lossy_context {
+    const cg_profile *profile;
+    const cg_kernels *kernels;
+    uint32_t first_position, n_tokens; /* first_position is a multiple of CG_DCT */
+    unsigned dtype;
+    const float *cosine, *sine;        /* [n_tokens][rotary_dim / 2], of the tokens' positions */
+} cg_lossy_context;
+
+/* cosine_out, sine_out: [n_tokens][rotary_dim / 2]. */
+void cg_lossy_rotation(const cg_profile *profile, uint32_t first_position, uint32_t n_tokens, float *cosine_out,
+                       float *sine_out);
+
+/* The symbols of a section: for each frequency f, [n_blocks][n_active[f]], one after another. */
+typedef struct cg_symbols {
+    int16_t *cells[CG_DCT];
+    cg_rans_strip *strips; /* [columns->n_strips] */
+} cg_symbols;
+
+static inline size_t cg_lossy_n_blocks(uint32_t n_tokens) { return (n_tokens + CG_DCT - 1u) / CG_DCT; }
+
+size_t cg_lossy_symbols_bytes(const cg_level_columns *columns, size_t n_blocks);
+/* Lays symbols out in memory[cg_lossy_symbols_bytes()], 64-byte aligned. */
+cg_symbols cg_lossy_lay_symbols(const cg_level_columns *columns, size_t n_blocks, void *memory);
+
+size_t cg_lossy_decode_scratch_bytes(const cg_profile *profile, unsigned level, const cg_group *group, unsigned plane,
+                                     uint32_t n_tokens);
+/* Decodes a symbols section into out. CG_ERR_TRUNCATED, CG_ERR_CORRUPT. */
+cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, const cg_group *group, unsigned plane,
+                          const uint8_t *section, size_t section_bytes, void *scratch, void *out);
+
+size_t cg_lossy_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned plane,
+                                     uint32_t n_tokens);
+/* Encodes in at every lossy level of level_mask: sections_out[level] is malloc'ed, the caller's, also after an error
+ * (free all three). CG_ERR_NO_MEMORY; CG_ERR_INVALID_ARGUMENT: an element is not finite. */
+cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, const cg_group *group, unsigned plane,
+                          const void *in, void *scratch, uint8_t *sections_out[CG_N_LEVELS],
+                          size_t section_bytes_out[CG_N_LEVELS]);
+
+/* Writes a matrix of symbols as a section's bytes: malloc'ed, the caller's. NULL: no memory. */
+uint8_t *cg_lossy_code_symbols(const cg_profile *profile, const cg_level_columns *columns, const cg_symbols *symbols,
+                               size_t n_blocks, size_t *n_bytes_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

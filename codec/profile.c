@@ -1,0 +1,337 @@
+#include "codec/profile.h"
+
+#include "codec/bf16.h"
+#include "codec/cursor.h"
+#include "codec/profile_data.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
+
+enum { FIXED_BYTES = 80, CHANNEL_KLT = 1, TOKEN_DCT8 = 1, ROPE_NONE = 0, ROPE_TABLE = 1 };
+
+static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
+{
+    for (size_t i = 0; i < n_values; i++) {
+        if (!cg_cursor_f32(in, &values[i]) || !isfinite(values[i]) || (positive && !(values[i] > 0)))
+            return false;
+    }
+    return true;
+}
+
+static cg_status read_fixed(cg_cursor *in, cg_profile *p)
+{
+    const uint8_t *at = in->at;
+    if (in->left_bytes < sizeof MAGIC)
+        return CG_ERR_TRUNCATED;
+    if (memcmp(at, MAGIC, sizeof MAGIC) != 0)
+        return CG_ERR_BAD_MAGIC;
+    if (in->left_bytes < FIXED_BYTES + 8)
+        return CG_ERR_TRUNCATED;
+    if (cg_load_le(at + 8, 4) != CG_PROFILE_VERSION)
+        return CG_ERR_UNSUPPORTED_VERSION;
+    const uint64_t file_bytes = cg_load_le(at + 16, 8);
+    if (file_bytes > in->left_bytes)
+        return CG_ERR_TRUNCATED;
+    if (file_bytes < in->left_bytes || XXH3_64bits(at, file_bytes - 8) != cg_load_le(at + file_bytes - 8, 8))
+        return CG_ERR_CORRUPT;
+    if (cg_load_le(at + 12, 4) != 0 || at[67] != 0 || cg_load_le(at + 76, 4) != 0)
+        return CG_ERR_CORRUPT;
+
+    const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
+    memcpy(p->fingerprint.bytes, fingerprint.bytes, sizeof p->fingerprint.bytes);
+    memcpy(p->model.bytes, at + 24, sizeof p->model.bytes);
+    p->geometry.n_layers = (uint16_t)cg_load_le(at + 40, 2);
+    p->geometry.n_kv_heads = (uint16_t)cg_load_le(at + 42, 2);
+    p->geometry.head_dim = (uint16_t)cg_load_le(at + 44, 2);
+    p->geometry.dtype = at[46];
+    p->geometry.n_planes = at[47];
+    memcpy(p->preset, at + 48, 16);
+    const unsigned rope = at[66];
+    if (at[64] != CHANNEL_KLT || at[65] != TOKEN_DCT8 || rope > ROPE_TABLE)
+        return CG_ERR_UNSUPPORTED;
+    p->rotary_dim = (uint32_t)cg_load_le(at + 68, 2);
+    p->n_sinks = (uint32_t)cg_load_le(at + 70, 2);
+    p->n_groups = (uint32_t)cg_load_le(at + 72, 2);
+    p->n_classes = (uint32_t)cg_load_le(at + 74, 2);
+    const cg_status status = cg_geometry_check(&p->geometry);
+    if (status != CG_OK)
+        return status == CG_ERR_UNSUPPORTED ? status : CG_ERR_CORRUPT;
+    if (p->rotary_dim % 2 != 0 || p->rotary_dim > p->geometry.head_dim || (rope == ROPE_NONE) != (p->rotary_dim == 0) ||
+        p->n_sinks > CG_MAX_SINKS || p->n_groups == 0 || p->n_groups > p->geometry.n_layers || p->n_classes == 0 ||
+        p->n_classes > 256)
+        return CG_ERR_CORRUPT;
+    in->left_bytes = file_bytes - 8;
+    (void)cg_cursor_skip(in, FIXED_BYTES);
+    return CG_OK;
+}
+
+/* Everything with a size known from the header: rotation, groups, steps, channel tables. */
+static cg_status read_tables(cg_cursor *in, cg_profile *p)
+{
+    const size_t channels = cg_geometry_channels(&p->geometry);
+    const size_t n_table = (size_t)p->geometry.n_layers * CG_N_PLANES * channels;
+    uint32_t layer = 0;
+    if (in->left_bytes / 8 < n_table) /* mean and weight: nothing is allocated that the file can't hold */
+        return CG_ERR_TRUNCATED;
+    p->inv_freq = calloc(p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
+    p->groups = calloc(p->n_groups, sizeof *p->groups);
+    p->mean = malloc(n_table * sizeof *p->mean);
+    p->weight = malloc(n_table * sizeof *p->weight);
+    if (p->inv_freq == NULL || p->groups == NULL || p->mean == NULL || p->weight == NULL)
+        return CG_ERR_NO_MEMORY;
+
+    for (uint32_t i = 0; i < p->rotary_dim / 2; i++) {
+        if (!cg_cursor_f64(in, &p->inv_freq[i]) || !isfinite(p->inv_freq[i]))
+            return CG_ERR_CORRUPT;
+    }
+    for (uint32_t g = 0; g < p->n_groups; g++) {
+        uint16_t n_layers;
+        if (!cg_cursor_u16(in, &n_layers) || n_layers == 0 || n_layers > p->geometry.n_layers - layer)
+            return CG_ERR_CORRUPT;
+        p->groups[g].first_layer = layer;
+        p->groups[g].n_layers = n_layers;
+        p->groups[g].n_channels = (uint32_t)(n_layers * channels);
+        layer += n_layers;
+    }
+    if (layer != p->geometry.n_layers)
+        return CG_ERR_CORRUPT;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        if (!read_finite(in, p->step[level], CG_N_PLANES, true))
+            return CG_ERR_CORRUPT;
+    }
+    return read_finite(in, p->mean, n_table, false) && read_finite(in, p->weight, n_table, true) ? CG_OK
+                                                                                                : CG_ERR_CORRUPT;
+}
+
+static cg_status read_classes(cg_cursor *in, cg_profile *p)
+{
+    p->classes = calloc(p->n_classes, sizeof *p->classes);
+    if (p->classes == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < p->n_classes; i++) {
+        uint8_t shift, n_symbols;
+        uint16_t freq[CG_RANS_MAX_SYMBOLS];
+        if (!cg_cursor_u8(in, &shift) || !cg_cursor_u8(in, &n_symbols) || n_symbols > CG_RANS_MAX_SYMBOLS)
+            return CG_ERR_CORRUPT;
+        for (unsigned s = 0; s < n_symbols; s++) {
+            if (!cg_cursor_u16(in, &freq[s]))
+                return CG_ERR_TRUNCATED;
+        }
+        const cg_status status = cg_rans_class_init_signed(&p->classes[i], shift, n_symbols, freq);
+        if (status != CG_OK)
+            return status;
+    }
+    return CG_OK;
+}
+
+static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_components)
+{
+    /* The classes' bytes are copied whole: the cursor's memory is the caller's. */
+    const uint8_t *start = in->at;
+    p->column_classes = malloc(in->left_bytes > 0 ? in->left_bytes : 1);
+    if (p->column_classes == NULL)
+        return CG_ERR_NO_MEMORY;
+    memcpy(p->column_classes, in->at, in->left_bytes);
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        for (uint32_t g = 0; g < p->n_groups; g++) {
+            for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+                cg_level_columns *columns = &p->groups[g].columns[level][plane];
+                for (unsigned f = 0; f < CG_DCT; f++) {
+                    if (!cg_cursor_u16(in, &columns->n_active[f]) ||
+                        columns->n_active[f] > n_components[g * CG_N_PLANES + plane])
+                        return CG_ERR_CORRUPT;
+                    columns->n_columns += columns->n_active[f];
+                    columns->n_strips += (columns->n_active[f] + CG_RANS_LANES - 1u) / CG_RANS_LANES;
+                }
+                for (unsigned f = 0; f < CG_DCT; f++) {
+                    const uint8_t *bytes;
+                    if (!cg_cursor_bytes(in, columns->n_active[f], &bytes))
+                        return CG_ERR_TRUNCATED;
+                    columns->column_class[f] = p->column_classes + (bytes - start);
+                    for (unsigned c = 0; c < columns->n_active[f]; c++) {
+                        if (bytes[c] >= p->n_classes)
+                            return CG_ERR_CORRUPT;
+                    }
+                }
+            }
+        }
+    }
+    return CG_OK;
+}
+
+static cg_status pack_panels(const cg_profile *p, const cg_group *group, cg_basis *basis)
+{
+    const size_t words = CG_PANEL_CHANNELS / 2;
+    size_t n_words;
+    basis->n_panels = (group->n_channels + p->panel_channels - 1) / p->panel_channels;
+    if (!cg_size_mul((size_t)basis->n_panels * words, basis->n_components, &n_words) ||
+        !cg_size_mul(n_words, sizeof *basis->panels, &n_words))
+        return CG_ERR_NO_MEMORY;
+    basis->panels = aligned_alloc(64, n_words > 0 ? n_words : 64);
+    if (basis->panels == NULL)
+        return CG_ERR_NO_MEMORY;
+    memset(basis->panels, 0, n_words);
+    for (uint32_t panel = 0; panel < basis->n_panels; panel++) {
+        const uint32_t first = panel * p->panel_channels;
+        const uint32_t left = group->n_channels - first;
+        const uint32_t n = left < p->panel_channels ? left : p->panel_channels;
+        for (uint32_t c = 0; c < basis->n_components; c++) {
+            const uint16_t *row = basis->rows + (size_t)c * group->n_channels + first;
+            uint32_t *out = basis->panels + ((size_t)panel * basis->n_components + c) * words;
+            for (uint32_t ch = 0; ch < n; ch++)
+                out[ch / 32 * 16 + ch % 16] |= (uint32_t)row[ch] << (ch % 32 < 16 ? 0 : 16);
+        }
+    }
+    return CG_OK;
+}
+
+static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *group, unsigned n_components,
+                            unsigned n_wide, cg_basis *basis)
+{
+    const size_t n_channels = group->n_channels;
+    const uint8_t *bytes;
+    if (n_components * n_channels > in->left_bytes) /* at least one byte an element */
+        return CG_ERR_TRUNCATED;
+    basis->n_components = n_components;
+    basis->rows = malloc((n_components * n_channels + 1) * sizeof *basis->rows);
+    if (basis->rows == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (unsigned c = 0; c < n_components; c++) {
+        uint16_t *row = basis->rows + c * n_channels;
+        if (c < n_wide) {
+            if (!cg_cursor_bytes(in, 2 * n_channels, &bytes))
+                return CG_ERR_TRUNCATED;
+            for (size_t ch = 0; ch < n_channels; ch++) {
+                row[ch] = (uint16_t)cg_load_le(bytes + 2 * ch, 2);
+                if (!isfinite(cg_bf16_to_f32(row[ch])))
+                    return CG_ERR_CORRUPT;
+            }
+        } else {
+            float scale;
+            if (!read_finite(in, &scale, 1, false) || fabsf(scale) > 1e30f)
+                return CG_ERR_CORRUPT;
+            if (!cg_cursor_bytes(in, n_channels, &bytes))
+                return CG_ERR_TRUNCATED;
+            for (size_t ch = 0; ch < n_channels; ch++)
+                row[ch] = cg_bf16_from_f32(scale * (float)(int8_t)bytes[ch]);
+        }
+    }
+    return pack_panels(p, group, basis);
+}
+
+static cg_status read_body(cg_cursor *in, cg_profile *p)
+{
+    cg_status status;
+    uint16_t *n_components = NULL, *n_wide = NULL;
+    if ((status = read_tables(in, p)) != CG_OK || (status = read_classes(in, p)) != CG_OK)
+        goto done;
+    const size_t n_bases = (size_t)p->n_groups * CG_N_PLANES;
+    status = CG_ERR_NO_MEMORY;
+    n_components = malloc(n_bases * sizeof *n_components);
+    n_wide = malloc(n_bases * sizeof *n_wide);
+    if (n_components == NULL || n_wide == NULL)
+        goto done;
+    for (size_t i = 0; i < n_bases; i++) {
+        status = CG_ERR_CORRUPT;
+        if (!cg_cursor_u16(in, &n_components[i]) || !cg_cursor_u16(in, &n_wide[i]) ||
+            n_wide[i] > n_components[i] || n_components[i] > p->groups[i / CG_N_PLANES].n_channels)
+            goto done;
+    }
+    if ((status = read_columns(in, p, n_components)) != CG_OK)
+        goto done;
+    for (size_t i = 0; i < n_bases; i++) {
+        cg_group *group = &p->groups[i / CG_N_PLANES];
+        status = read_basis(in, p, group, n_components[i], n_wide[i], &group->basis[i % CG_N_PLANES]);
+        if (status != CG_OK)
+            goto done;
+    }
+    status = in->left_bytes == 0 ? CG_OK : CG_ERR_CORRUPT;
+done:
+    free(n_components);
+    free(n_wide);
+    return status;
+}
+
+cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out)
+{
+    cg_cursor in = {bytes, n_bytes};
+    *profile_out = NULL;
+    cg_profile *p = calloc(1, sizeof *p);
+    if (p == NULL)
+        return CG_ERR_NO_MEMORY;
+    cg_status status = read_fixed(&in, p);
+    if (status == CG_OK) {
+        const uint32_t head_dim = p->geometry.head_dim;
+        p->panel_channels = CG_PANEL_CHANNELS / head_dim * head_dim;
+        for (uint32_t n = CG_PANEL_CHANNELS; p->panel_channels == 0; n--)
+            p->panel_channels = head_dim % n == 0 ? n : 0;
+        status = read_body(&in, p);
+    }
+    if (status != CG_OK) {
+        cg_profile_free(p);
+        return status;
+    }
+    *profile_out = p;
+    return CG_OK;
+}
+
+cg_status cg_profile_open_file(const char *path, cg_profile **profile_out)
+{
+    cg_status status = CG_ERR_NO_MEMORY;
+    uint8_t *bytes = NULL;
+    *profile_out = NULL;
+    FILE *file = fopen(path, "rbe");
+    if (file == NULL)
+        return cg_status_from_errno(errno);
+    if (fseek(file, 0, SEEK_END) != 0) {
+        status = CG_ERR_IO;
+        goto done;
+    }
+    const long n_bytes = ftell(file);
+    if (n_bytes < 0 || n_bytes > CG_PROFILE_MAX_BYTES) {
+        status = n_bytes < 0 ? CG_ERR_IO : CG_ERR_CORRUPT;
+        goto done;
+    }
+    rewind(file);
+    bytes = malloc((size_t)n_bytes + 1);
+    if (bytes == NULL)
+        goto done;
+    status = fread(bytes, 1, (size_t)n_bytes, file) == (size_t)n_bytes
+                 ? cg_profile_open(bytes, (size_t)n_bytes, profile_out)
+                 : CG_ERR_IO;
+done:
+    free(bytes);
+    fclose(file);
+    return status;
+}
+
+void cg_profile_free(cg_profile *p)
+{
+    if (p == NULL)
+        return;
+    for (uint32_t g = 0; p->groups != NULL && g < p->n_groups; g++) {
+        for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+            free(p->groups[g].basis[plane].rows);
+            free(p->groups[g].basis[plane].panels);
+        }
+    }
+    free(p->inv_freq);
+    free(p->groups);
+    free(p->mean);
+    free(p->weight);
+    free(p->classes);
+    free(p->column_classes);
+    free(p);
+}
+
+const cg_geometry *cg_profile_geometry(const cg_profile *p) { return &p->geometry; }
+const cg_fingerprint *cg_profile_fingerprint(const cg_profile *p) { return &p->fingerprint; }
+const cg_fingerprint *cg_profile_model(const cg_profile *p) { return &p->model; }
+const char *cg_profile_preset(const cg_profile *p) { return p->preset; }
+uint32_t cg_profile_n_groups(const cg_profile *p) { return p->n_groups; }

@@ -1,0 +1,68 @@
+/* codec/profile_data.h - what is inside a cg_profile, for the codec's own modules. Bytes: codec/FORMAT.md, "Profile".
+ *
+ * Threads: read-only once opened.
+ */
+#ifndef CG_CODEC_PROFILE_DATA_H
+#define CG_CODEC_PROFILE_DATA_H
+#include "codec/profile.h"
+#include "codec/rans.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CG_DCT = 8,               /* tokens of a DCT block, and its frequencies */
+    CG_N_LOSSY = CG_N_LEVELS - 1,
+    CG_MAX_SINKS = 8,
+    CG_PANEL_CHANNELS = 256,  /* channels that a decoding kernel holds in registers */
+};
+
+/* The columns of one level, group and plane. */
+typedef struct cg_level_columns {
+    uint16_t n_active[CG_DCT];
+    const uint8_t *column_class[CG_DCT]; /* [n_active[f]] */
+    uint32_t n_columns;                  /* sum of n_active */
+    uint32_t n_strips;
+} cg_level_columns;
+
+/* One layer group's plane. */
+typedef struct cg_basis {
+    uint32_t n_components;
+    uint16_t *rows;          /* bf16 [n_components][n_channels]: for encoding */
+    /* For decoding: [n_panels][n_components][CG_PANEL_CHANNELS / 2] words; word 16k + i holds the panel's channel
+     * 32k + i in its low half and 32k + 16 + i in its high half. A panel is whole heads where one fits, else an even
+     * part of a head. Missing channels are zero. */
+    uint32_t *panels;
+    uint32_t n_panels;
+} cg_basis;
+
+typedef struct cg_group {
+    uint32_t first_layer, n_layers, n_channels; /* n_channels: of one plane, all the group's layers */
+    cg_basis basis[CG_N_PLANES];
+    cg_level_columns columns[CG_N_LOSSY][CG_N_PLANES];
+} cg_group;
+
+struct cg_profile {
+    cg_geometry geometry;
+    cg_fingerprint fingerprint, model;
+    char preset[17];
+    uint32_t rotary_dim, n_sinks, n_groups, n_classes;
+    double *inv_freq;        /* [rotary_dim / 2] */
+    float step[CG_N_LOSSY][CG_N_PLANES];
+    float *mean, *weight;    /* [n_layers][2][channels] */
+    cg_rans_class *classes;
+    cg_group *groups;
+    uint8_t *column_classes; /* what column_class points into */
+    uint32_t panel_channels; /* channels of a panel that count, at most CG_PANEL_CHANNELS */
+};
+
+static inline const float *cg_profile_row(const cg_profile *p, const float *table, uint32_t layer, unsigned plane)
+{
+    return table + ((size_t)layer * CG_N_PLANES + plane) * cg_geometry_channels(&p->geometry);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,50 @@
+/* codec/section_plan.h - which sections a chunk has, and which tasks they make: shared by decoder, encoder, transcoder.
+ *
+ * Threads: pure functions.
+ */
+#ifndef CG_CODEC_SECTION_PLAN_H
+#define CG_CODEC_SECTION_PLAN_H
+#include "codec/codec.h"
+#include "codec/profile_data.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Tokens of the chunk that are kept exact: those at positions below the profile's n_sinks. */
+static inline uint32_t cg_section_plan_n_sinks(const cg_profile *profile, const cg_chunk_header *header)
+{
+    if (header->first_position >= profile->n_sinks)
+        return 0;
+    const uint32_t n = profile->n_sinks - header->first_position;
+    return n < header->n_tokens ? n : header->n_tokens;
+}
+
+/* profile NULL: one task a layer and plane. */
+static inline cg_task_shape cg_section_plan_task(const cg_profile *profile, const cg_chunk_header *header,
+                                                 uint32_t task_index)
+{
+    const uint32_t group = task_index / CG_N_PLANES;
+    const size_t layer_bytes = (size_t)header->n_tokens * cg_geometry_channels(&header->geometry) *
+                               cg_dtype_bytes(header->geometry.dtype);
+    cg_task_shape shape = {.first_layer = group, .n_layers = 1, .plane = task_index % CG_N_PLANES};
+    if (profile != NULL) {
+        shape.first_layer = profile->groups[group].first_layer;
+        shape.n_layers = profile->groups[group].n_layers;
+    }
+    shape.elements_bytes = shape.n_layers * layer_bytes;
+    return shape;
+}
+
+/* Whether a lossy chunk can be coded with the profile: CG_ERR_FOREIGN_PROFILE (also without a profile),
+ * CG_ERR_FOREIGN_MODEL, CG_ERR_CORRUPT (geometry, alignment of the first position). */
+cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header);
+
+/* sections_out[header.n_sections], in file order, with offsets. CG_ERR_CORRUPT: not the sections that the chunk's
+ * level and profile ask for. */
+cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk, cg_section *sections_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
