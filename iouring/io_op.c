@@ -229,7 +229,10 @@ static void read_data(cg_io_op *op, int result)
         return; /* the same step again */
     }
     if (result < 0) {
-        read_failed(op, -result);
+        if (op->size_is_known)
+            read_failed(op, -result);
+        else
+            read_stat(op); /* no regular file, perhaps: that is the better answer */
         return;
     }
     const size_t end = (size_t)op->step.offset + (size_t)result;

@@ -132,7 +132,8 @@ static void push_chain(uring *u, flight *f)
         return;
     }
     cg_io_ring_register(&u->ring, op->buffer);
-    f->how = (struct open_how){.flags = O_RDONLY | O_NOFOLLOW | O_NOCTTY | (op->direct ? O_DIRECT : 0u),
+    /* O_NONBLOCK: opening a FIFO must not wait for its writer. */
+    f->how = (struct open_how){.flags = O_RDONLY | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | (op->direct ? O_DIRECT : 0u),
                                .resolve = local ? RESOLVE_NO_XDEV : 0};
 
     struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring.ring);
@@ -148,7 +149,8 @@ static void push_chain(uring *u, flight *f)
     else
         io_uring_prep_read(sqe, (int)slot, op->buffer->buffer.data, n_bytes, 0);
     /* Hard: the read is nearly always short of n_bytes, which would break a plain link and leave the file open. */
-    sqe->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK;
+    /* Async: O_NONBLOCK makes io_uring believe that the file never blocks, which FUSE and NFS do all the same. */
+    sqe->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK | (local ? 0 : IOSQE_ASYNC);
     io_uring_sqe_set_data64(sqe, user_data(u, f, TAG_READ));
 
     sqe = io_uring_get_sqe(&u->ring.ring);
@@ -189,6 +191,7 @@ static void next_step(cg_io *io, flight *f)
 static void start_steps(cg_io *io, flight *f)
 {
     f->mode = MODE_STEPS;
+    f->op->expected_bytes = 0; /* look before reading: pread() refuses a FIFO, io_uring waits for its writer */
     cg_io_op_start(f->op);
     next_step(io, f);
 }

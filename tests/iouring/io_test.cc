@@ -1,0 +1,387 @@
+#include "iouring/io.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "tests/iouring/io_fixture.h"
+
+namespace {
+
+using cg_test::Buffer;
+using cg_test::draw_bytes;
+using cg_test::NEVER_BYTES;
+using cg_test::SECOND_NS;
+
+const size_t SIZES[] = {0, 1, 4095, 4096, 4097, (1 << 20) + 3};
+
+class IoTest : public cg_test::IoFixture {};
+CG_ON_BOTH_BACKENDS(IoTest);
+
+TEST_P(IoTest, ReadsWhatIsThereWhateverSizeIsExpected) {
+    for (size_t n : SIZES) {
+        const std::vector<uint8_t> bytes = draw_bytes(n, n);
+        dir.write("file", bytes);
+        for (size_t expected : {size_t{0}, n, n + 1, n / 2, n + 4096, size_t{1}})
+            for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
+                SCOPED_TRACE(testing::Message() << "bytes=" << n << " expected=" << expected << " cache=" << cache);
+                std::vector<uint8_t> got;
+                ASSERT_EQ(read("file", &got, expected, NEVER_BYTES, cache), CG_OK);
+                ASSERT_EQ(got == bytes, true);
+            }
+    }
+}
+
+TEST_P(IoTest, ReadsFilesOfAtMostMaxBytes) {
+    for (size_t n : SIZES) {
+        if (n == 0) continue;
+        dir.write("file", draw_bytes(n, n));
+        for (size_t expected : {size_t{0}, n, n - 1, n + 1}) {
+            SCOPED_TRACE(testing::Message() << "bytes=" << n << " expected=" << expected);
+            std::vector<uint8_t> got;
+            EXPECT_EQ(read("file", &got, expected, n - 1), CG_ERR_BUFFER_TOO_SMALL);
+            EXPECT_EQ(read("file", &got, expected, n), CG_OK);
+            EXPECT_EQ(got.size(), n);
+        }
+    }
+}
+
+TEST_P(IoTest, RefusesWhatIsNoRegularFile) {
+    ASSERT_EQ(mkdirat(dir.fd, "folder", 0700), 0);
+    ASSERT_EQ(mkfifo((dir.path + "/fifo").c_str(), 0600), 0);
+    dir.write("file", std::string("text"));
+    ASSERT_EQ(symlinkat("file", dir.fd, "symlink"), 0);
+    ASSERT_EQ(symlinkat("nowhere", dir.fd, "dangling"), 0);
+    const struct {
+        const char *path;
+        cg_status want;
+        int error;
+    } cases[] = {
+        {"missing", CG_ERR_NOT_FOUND, ENOENT},
+        {"missing/too", CG_ERR_NOT_FOUND, ENOENT},
+        {"file/below", CG_ERR_NOT_FOUND, ENOTDIR},
+        {"folder", CG_ERR_INVALID_ARGUMENT, EISDIR},
+        {"symlink", CG_ERR_INVALID_ARGUMENT, ELOOP},
+        {"dangling", CG_ERR_INVALID_ARGUMENT, ELOOP},
+        {"fifo", CG_ERR_INVALID_ARGUMENT, EINVAL},
+    };
+    for (const auto &c : cases) {
+        for (uint64_t expected : {0, 4})
+            for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
+                std::vector<uint8_t> got;
+                EXPECT_EQ(read(c.path, &got, expected, 1000, cache), c.want)
+                    << c.path << " expected=" << expected << " cache=" << cache;
+                EXPECT_EQ(last.error, c.error) << c.path << " expected=" << expected;
+            }
+        EXPECT_EQ(stat(c.path), c.want) << c.path;
+        EXPECT_EQ(last.error, c.error) << c.path;
+    }
+    std::vector<uint8_t> got;
+    EXPECT_EQ(read("file", &got), CG_OK);
+}
+
+TEST_P(IoTest, StatsRegularFiles) {
+    for (size_t n : SIZES) {
+        dir.write("file", draw_bytes(n, n));
+        ASSERT_EQ(stat("file"), CG_OK);
+        EXPECT_EQ(last.file_bytes, n);
+        EXPECT_EQ(last.buffer, nullptr);
+        EXPECT_LE(last.submitted_ns, last.completed_ns);
+    }
+}
+
+TEST_P(IoTest, RefusesBadPathsAtOnce) {
+    EXPECT_EQ(cg_io_stat(io, dir.fd, "", 1), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_io_stat(io, dir.fd, std::string(5000, 'x').c_str(), 1), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_io_n_under_way(io), 0u);
+}
+
+TEST_P(IoTest, KeepsManyReadsUnderWay) {
+    constexpr unsigned N = 200, DEPTH = 8;
+    restart({CG_IO_AUTO, DEPTH, 3, 0});
+    std::map<uint64_t, std::vector<uint8_t>> files;
+    for (unsigned i = 0; i < N; i++) {
+        files[i] = draw_bytes((i * 7919) % 100000, i);
+        dir.write(std::to_string(i), files[i]);
+    }
+    unsigned submitted = 0, done = 0;
+    std::set<uint64_t> seen;
+    while (done < N) {
+        while (submitted < N) {
+            const cg_status status =
+                cg_io_read(io, dir.fd, std::to_string(submitted).c_str(),
+                           submitted % 3 == 0 ? 0 : files[submitted].size(), NEVER_BYTES,
+                           submitted % 2 == 0 ? CG_IO_DIRECT : CG_IO_CACHED, submitted);
+            if (status == CG_ERR_AGAIN) break;
+            ASSERT_EQ(status, CG_OK);
+            submitted++;
+            ASSERT_LE(cg_io_n_under_way(io), DEPTH);
+        }
+        cg_io_completion completions[3];
+        size_t n;
+        ASSERT_EQ(cg_io_wait(io, 20 * SECOND_NS, completions, 3, &n), CG_OK);
+        ASSERT_GT(n, 0u);
+        for (size_t i = 0; i < n; i++) {
+            const Buffer buffer(completions[i].buffer);
+            ASSERT_EQ(completions[i].status, CG_OK);
+            EXPECT_TRUE(seen.insert(completions[i].user).second) << "twice";
+            const std::vector<uint8_t> &want = files[completions[i].user];
+            ASSERT_EQ(buffer->n_bytes, want.size());
+            EXPECT_TRUE(std::equal(want.begin(), want.end(), buffer->data)) << completions[i].user;
+        }
+        done += n;
+    }
+}
+
+TEST_P(IoTest, ReadsAPrefixOfAFileThatGrowsMeanwhile) {
+    constexpr size_t TOTAL = 3 << 20, STEP = 4099;
+    const std::vector<uint8_t> all = draw_bytes(TOTAL, 5);
+    dir.write("file", std::vector<uint8_t>());
+    std::atomic<bool> grown{false};
+    std::thread writer([&] {
+        const int fd = openat(dir.fd, "file", O_WRONLY | O_APPEND);
+        for (size_t at = 0; at < TOTAL; at += STEP)
+            if (::write(fd, all.data() + at, std::min(STEP, TOTAL - at)) < 0) abort();
+        close(fd);
+        grown = true;
+    });
+    for (bool last_round = false; !last_round;) {
+        last_round = grown;
+        std::vector<uint8_t> got;
+        const cg_status status = read("file", &got);
+        if (status == CG_ERR_IO) {
+            EXPECT_EQ(last.error, EBUSY) << "or it outran the reader";
+            continue;
+        }
+        ASSERT_EQ(status, CG_OK);
+        ASSERT_TRUE(std::equal(got.begin(), got.end(), all.begin()));
+        if (last_round) {
+            EXPECT_EQ(got.size(), TOTAL);
+        }
+    }
+    writer.join();
+}
+
+TEST_P(IoTest, WritesWholeFilesAndMakesTheirFolders) {
+    for (size_t n : SIZES) {
+        const std::vector<uint8_t> bytes = draw_bytes(n, n);
+        const std::string path = "a/b" + std::to_string(n) + "/c/file";
+        ASSERT_EQ(write(path, bytes), CG_OK) << n;
+        EXPECT_TRUE(dir.read(path) == bytes) << n;
+    }
+    EXPECT_EQ(dir.files().size(), std::size(SIZES)) << "a temporary file is left";
+    struct stat s;
+    ASSERT_EQ(fstatat(dir.fd, "a/b1/c/file", &s, 0), 0);
+    EXPECT_EQ(s.st_mode & 07777, 0600u);
+    ASSERT_EQ(fstatat(dir.fd, "a/b1", &s, 0), 0);
+    EXPECT_EQ(s.st_mode & 07777, 0700u);
+}
+
+TEST_P(IoTest, LetsTheExistingFileWinUnlessReplacing) {
+    const std::vector<uint8_t> first = draw_bytes(5000, 1), second = draw_bytes(100, 2);
+    ASSERT_EQ(write("file", first), CG_OK);
+    EXPECT_EQ(write("file", second), CG_ERR_EXISTS);
+    EXPECT_TRUE(dir.read("file") == first);
+    EXPECT_EQ(write("file", second, true), CG_OK);
+    EXPECT_TRUE(dir.read("file") == second);
+    EXPECT_EQ(dir.files().size(), 1u) << "a temporary file is left";
+}
+
+TEST_P(IoTest, LetsExactlyOneOfManyWritersWin) {
+    constexpr unsigned N = 12;
+    std::vector<std::vector<uint8_t>> contents;
+    for (unsigned i = 0; i < N; i++) contents.push_back(draw_bytes(20000, i));
+    for (unsigned i = 0; i < N; i++)
+        ASSERT_EQ(cg_io_write(io, dir.fd, "x/y/file", contents[i].data(), contents[i].size(), false, i), CG_OK);
+    unsigned n_won = 0, winner = N;
+    for (unsigned i = 0; i < N; i++) {
+        const cg_io_completion c = wait_for_one();
+        EXPECT_TRUE(c.status == CG_OK || c.status == CG_ERR_EXISTS) << c.status;
+        if (c.status != CG_OK) continue;
+        n_won++;
+        winner = static_cast<unsigned>(c.user);
+    }
+    ASSERT_EQ(n_won, 1u);
+    EXPECT_TRUE(dir.read("x/y/file") == contents[winner]);
+    EXPECT_EQ(dir.files().size(), 1u) << "a temporary file is left";
+}
+
+TEST_P(IoTest, LeavesNothingWhenAFileMayNotGrowThatLarge) {
+    struct sigaction ignore = {}, before;
+    ignore.sa_handler = SIG_IGN;
+    sigaction(SIGXFSZ, &ignore, &before);
+    struct rlimit old;
+    ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+    const struct rlimit small = {10000, old.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+    const cg_status status = write("file", draw_bytes(50000, 1));
+    setrlimit(RLIMIT_FSIZE, &old);
+    sigaction(SIGXFSZ, &before, nullptr);
+    EXPECT_EQ(status, CG_ERR_IO);
+    EXPECT_EQ(last.error, EFBIG);
+    EXPECT_TRUE(dir.files().empty());
+}
+
+TEST_P(IoTest, LeavesNothingOnAFullDisk) {
+    ASSERT_EQ(mkdirat(dir.fd, "small", 0700), 0);
+    const std::string mount_point = dir.path + "/small";
+    if (mount("tmpfs", mount_point.c_str(), "tmpfs", MS_NOSUID | MS_NODEV, "size=64k") != 0)
+        GTEST_SKIP() << "cannot mount a small tmpfs: a full disk is not tested";
+    EXPECT_EQ(write("small/file", draw_bytes(200000, 1)), CG_ERR_NO_SPACE);
+    EXPECT_TRUE(dir.files("small").empty());
+    EXPECT_EQ(write("small/file", draw_bytes(20000, 1)), CG_OK) << "the space is free again";
+    std::vector<uint8_t> got;
+    EXPECT_EQ(read("small/file", &got, 20000, NEVER_BYTES, CG_IO_DIRECT), CG_OK) << "across a mount point";
+    EXPECT_TRUE(got == draw_bytes(20000, 1));
+    umount2(mount_point.c_str(), MNT_DETACH);
+}
+
+TEST_P(IoTest, SaysWhyAFileCannotBeWritten) {
+    ASSERT_EQ(mkdirat(dir.fd, "folder", 0700), 0);
+    dir.write("file", std::string("x"));
+    EXPECT_EQ(write("folder", draw_bytes(10, 1)), CG_ERR_EXISTS);
+    EXPECT_NE(write("folder", draw_bytes(10, 1), true), CG_OK);
+    EXPECT_EQ(write("file/below", draw_bytes(10, 1)), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(write("file/further/below", draw_bytes(10, 1), true), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(dir.files().size(), 1u) << "a temporary file is left";
+}
+
+TEST_P(IoTest, WakesAWaiterFromAnyThread) {
+    cg_io_completion completion;
+    size_t n = 99;
+    cg_io_wake(io); // before the wait
+    ASSERT_EQ(cg_io_wait(io, UINT64_MAX, &completion, 1, &n), CG_OK);
+    EXPECT_EQ(n, 0u);
+    std::thread waker([&] { cg_io_wake(io); });
+    ASSERT_EQ(cg_io_wait(io, UINT64_MAX, &completion, 1, &n), CG_OK);
+    EXPECT_EQ(n, 0u);
+    waker.join();
+    for (int i = 0; i < 3; i++) ASSERT_EQ(cg_io_wait(io, 1000, &completion, 1, &n), CG_OK) << "a time-out is no error";
+}
+
+TEST_P(IoTest, LetsBuffersOutliveTheQueue) {
+    const std::vector<uint8_t> bytes = draw_bytes(300000, 1);
+    dir.write("file", bytes);
+    std::vector<Buffer> buffers;
+    for (int i = 0; i < 5; i++) {
+        ASSERT_EQ(cg_io_read(io, dir.fd, "file", 0, NEVER_BYTES, CG_IO_DIRECT, 1), CG_OK);
+        buffers.emplace_back(wait_for_one().buffer);
+    }
+    cg_io_free(io, SECOND_NS);
+    io = nullptr;
+    for (const Buffer &buffer : buffers) {
+        ASSERT_NE(buffer, nullptr);
+        EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), buffer->data));
+    }
+    std::vector<std::thread> threads;
+    for (Buffer &buffer : buffers)
+        threads.emplace_back([b = std::move(buffer)]() mutable { b.reset(); });
+    for (std::thread &thread : threads) thread.join();
+}
+
+TEST_P(IoTest, ReusesBuffers) {
+    dir.write("file", draw_bytes(300000, 1));
+    std::set<const uint8_t *> seen;
+    for (int i = 0; i < 50; i++) {
+        ASSERT_EQ(cg_io_read(io, dir.fd, "file", 300000, NEVER_BYTES, CG_IO_DIRECT, 1), CG_OK);
+        const Buffer buffer(wait_for_one().buffer);
+        ASSERT_NE(buffer, nullptr);
+        seen.insert(buffer->data);
+    }
+    EXPECT_EQ(seen.size(), 1u);
+}
+
+TEST_P(IoTest, StaysWholeWhileOthersKeepManyBuffers) {
+    const size_t n = 3 << 20; // past what the pool keeps and the ring registers
+    const std::vector<uint8_t> bytes = draw_bytes(n, 1);
+    dir.write("file", bytes);
+    for (int round = 0; round < 3; round++) {
+        std::vector<Buffer> held;
+        for (int i = 0; i < 100; i++) {
+            ASSERT_EQ(cg_io_read(io, dir.fd, "file", n, NEVER_BYTES, CG_IO_CACHED, 1), CG_OK);
+            held.emplace_back(wait_for_one().buffer);
+            ASSERT_NE(held.back(), nullptr);
+        }
+        for (const Buffer &buffer : held) ASSERT_EQ(memcmp(buffer->data, bytes.data(), n), 0);
+    }
+}
+
+TEST_P(IoTest, CanBeFreedWithEverythingUnderWay) {
+    const std::vector<uint8_t> bytes = draw_bytes(1 << 20, 1);
+    for (int i = 0; i < 8; i++) dir.write("file" + std::to_string(i), bytes);
+    for (int i = 0; i < 8; i++)
+        ASSERT_EQ(cg_io_read(io, dir.fd, ("file" + std::to_string(i)).c_str(), 0, NEVER_BYTES, CG_IO_DIRECT, 1), CG_OK);
+    for (int i = 0; i < 4; i++)
+        ASSERT_EQ(cg_io_write(io, dir.fd, ("new" + std::to_string(i)).c_str(), bytes.data(), bytes.size(), false, 2), CG_OK);
+    cg_io_free(io, 20 * SECOND_NS);
+    io = nullptr;
+    for (int i = 0; i < 4; i++) EXPECT_TRUE(dir.read("new" + std::to_string(i)) == bytes) << "writes are finished";
+    EXPECT_EQ(dir.files().size(), 12u) << "a temporary file is left";
+}
+
+TEST_P(IoTest, CompletesAbandonedOperationsOnce) {
+    dir.write("file", draw_bytes(1 << 20, 1));
+    for (uint64_t i = 0; i < 10; i++)
+        ASSERT_EQ(cg_io_read(io, dir.fd, "file", 0, NEVER_BYTES, CG_IO_DIRECT, i), CG_OK);
+    for (uint64_t i = 0; i < 10; i += 2) cg_io_abandon(io, i);
+    cg_io_abandon(io, 12345);
+    std::set<uint64_t> seen;
+    for (int i = 0; i < 10; i++) {
+        const cg_io_completion c = wait_for_one();
+        const Buffer buffer(c.buffer);
+        EXPECT_TRUE(seen.insert(c.user).second) << "twice";
+        EXPECT_TRUE(c.status == CG_OK || (c.status == CG_ERR_TIMED_OUT && c.user % 2 == 0)) << c.status;
+    }
+    EXPECT_EQ(cg_io_n_under_way(io), 0u);
+    // What was abandoned and is not hung is let go of.
+    cg_io_completion completion;
+    size_t n;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (cg_io_n_abandoned(io) > 0 && std::chrono::steady_clock::now() < deadline)
+        ASSERT_EQ(cg_io_wait(io, 1000000, &completion, 1, &n), CG_OK);
+    EXPECT_EQ(cg_io_n_abandoned(io), 0u);
+    std::vector<uint8_t> got;
+    EXPECT_EQ(read("file", &got), CG_OK);
+}
+
+TEST_P(IoTest, PublishesNothingOfAWriteAbandonedEarlyOrAllOfIt) {
+    const std::vector<uint8_t> bytes = draw_bytes(1 << 20, 1);
+    for (int i = 0; i < 20; i++) {
+        const std::string name = "file" + std::to_string(i);
+        ASSERT_EQ(cg_io_write(io, dir.fd, name.c_str(), bytes.data(), bytes.size(), false, 5), CG_OK);
+        cg_io_abandon(io, 5);
+        wait_for_one();
+    }
+    cg_io_free(io, 20 * SECOND_NS); // waits for their clean-up
+    io = nullptr;
+    for (const std::string &name : dir.files()) {
+        EXPECT_NE(name[0], '.') << "a temporary file is left";
+        EXPECT_TRUE(dir.read(name) == bytes) << name;
+    }
+}
+
+TEST(IoNewTest, ChoosesABackend) {
+    cg_io *io;
+    ASSERT_EQ(cg_io_new(nullptr, &io), CG_OK);
+    char reason[256] = "unset";
+    EXPECT_EQ(cg_io_backend_in_use(io),
+              cg_io_uring_reason(reason, sizeof reason) ? CG_IO_URING : CG_IO_THREADS);
+    EXPECT_EQ(cg_io_backend_in_use(io) == CG_IO_URING, reason[0] == '\0');
+    cg_io_free(io, 0);
+    cg_io_free(nullptr, 0);
+    cg_io_buffer_release(nullptr);
+    cg_io_config bad = {};
+    bad.backend = static_cast<cg_io_backend>(3);
+    EXPECT_EQ(cg_io_new(&bad, &io), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_STREQ(cg_io_backend_name(CG_IO_URING), "io_uring");
+}
+
+}  // namespace
