@@ -1,0 +1,151 @@
+#define FUSE_USE_VERSION 312
+#include "tests/iouring/odd_fs.h"
+
+#include <fcntl.h>
+#include <fuse.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+namespace cg_test {
+
+struct OddFs::State {
+    int backing_fd = -1;
+    struct fuse *fuse = nullptr;
+    std::thread loop;
+    std::mutex lock; // of the two below
+    std::condition_variable released_changed;
+    bool released = false;
+    int n_hanging = 0;
+};
+
+namespace {
+
+int result_of(long result) { return result < 0 ? -errno : static_cast<int>(result); }
+const char *below(const char *path) { return path[1] == '\0' ? "." : path + 1; }
+bool is_named(const char *path, const char *what) { return strstr(path, what) != nullptr; }
+
+} // namespace
+
+struct OddFsCalls {
+    static OddFs::State *state() { return static_cast<OddFs::State *>(fuse_get_context()->private_data); }
+
+    static void hang() {
+        OddFs::State *s = state();
+        std::unique_lock<std::mutex> guard(s->lock);
+        s->n_hanging++;
+        s->released_changed.notify_all();
+        s->released_changed.wait(guard, [s] { return s->released; });
+        s->n_hanging--;
+    }
+
+    static int getattr(const char *path, struct stat *out, struct fuse_file_info *) {
+        if (is_named(path, "hang_stat")) hang();
+        return result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
+    }
+    static int mkdir(const char *path, mode_t mode) {
+        return result_of(mkdirat(state()->backing_fd, below(path), mode));
+    }
+    static int unlink(const char *path) { return result_of(unlinkat(state()->backing_fd, below(path), 0)); }
+    static int rename(const char *from, const char *to, unsigned flags) {
+        if (flags != 0) return -EINVAL;
+        return result_of(renameat(state()->backing_fd, below(from), state()->backing_fd, below(to)));
+    }
+    static int link(const char *, const char *) { return -EPERM; }
+    static int open(const char *path, struct fuse_file_info *info) {
+        if (is_named(path, "hang_open")) hang();
+        if (is_named(path, "nodirect") && (info->flags & O_DIRECT)) return -EINVAL;
+        const int fd = openat(state()->backing_fd, below(path), info->flags & ~(O_DIRECT | O_NOFOLLOW));
+        if (fd < 0) return -errno;
+        info->fh = static_cast<uint64_t>(fd);
+        info->direct_io = is_named(path, "short"); // a short answer is a short read, not a cache fill
+        return 0;
+    }
+    static int create(const char *path, mode_t mode, struct fuse_file_info *info) {
+        const int fd = openat(state()->backing_fd, below(path), info->flags & ~O_DIRECT, mode);
+        if (fd < 0) return -errno;
+        info->fh = static_cast<uint64_t>(fd);
+        return 0;
+    }
+    static int read(const char *path, char *bytes, size_t n, off_t offset, struct fuse_file_info *info) {
+        if (is_named(path, "hang_read")) hang();
+        if (is_named(path, "latedirect") && (info->flags & O_DIRECT)) return -EINVAL;
+        if (is_named(path, "short")) n = std::min<size_t>(n, 1000);
+        return result_of(pread(static_cast<int>(info->fh), bytes, n, offset));
+    }
+    static int write(const char *path, const char *bytes, size_t n, off_t offset, struct fuse_file_info *info) {
+        if (is_named(path, "hang_write")) hang();
+        return result_of(pwrite(static_cast<int>(info->fh), bytes, n, offset));
+    }
+    static int fsync(const char *, int, struct fuse_file_info *info) {
+        return result_of(::fsync(static_cast<int>(info->fh)));
+    }
+    static int release(const char *, struct fuse_file_info *info) {
+        return result_of(close(static_cast<int>(info->fh)));
+    }
+};
+
+OddFs::OddFs(const std::string &backing, const std::string &mount_point) : state_(new State) {
+    state_->backing_fd = open(backing.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct fuse_operations calls = {};
+    calls.getattr = OddFsCalls::getattr;
+    calls.mkdir = OddFsCalls::mkdir;
+    calls.unlink = OddFsCalls::unlink;
+    calls.rename = OddFsCalls::rename;
+    calls.link = OddFsCalls::link;
+    calls.open = OddFsCalls::open;
+    calls.create = OddFsCalls::create;
+    calls.read = OddFsCalls::read;
+    calls.write = OddFsCalls::write;
+    calls.fsync = OddFsCalls::fsync;
+    calls.release = OddFsCalls::release;
+    char name[] = "odd_fs", option[] = "-oattr_timeout=0,entry_timeout=0";
+    char *arguments[] = {name, option, nullptr};
+    struct fuse_args args = FUSE_ARGS_INIT(2, arguments);
+    state_->fuse = fuse_new(&args, &calls, sizeof calls, state_);
+    fuse_opt_free_args(&args);
+    if (state_->fuse == nullptr || fuse_mount(state_->fuse, mount_point.c_str()) != 0) {
+        why_ = "cannot mount a FUSE file system";
+        if (state_->fuse != nullptr) fuse_destroy(state_->fuse);
+        state_->fuse = nullptr;
+        return;
+    }
+    state_->loop = std::thread([s = state_] {
+        struct fuse_loop_config *config = fuse_loop_cfg_create();
+        fuse_loop_cfg_set_max_threads(config, 64); // hanging ones must not hold up the others
+        fuse_loop_mt(s->fuse, config);
+        fuse_loop_cfg_destroy(config);
+    });
+}
+
+OddFs::~OddFs() {
+    release();
+    if (state_->fuse != nullptr) {
+        fuse_exit(state_->fuse);
+        fuse_unmount(state_->fuse); // wakes the loop
+        state_->loop.join();
+        fuse_destroy(state_->fuse);
+    }
+    close(state_->backing_fd);
+    delete state_;
+}
+
+void OddFs::release() {
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    state_->released = true;
+    state_->released_changed.notify_all();
+}
+
+int OddFs::n_hanging() const {
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    return state_->n_hanging;
+}
+
+} // namespace cg_test

@@ -1,0 +1,32 @@
+// tests/iouring/odd_fs.h - a FUSE file system over a directory that misbehaves by name.
+//
+// "hang_stat", "hang_open", "hang_read", "hang_write" in a name: answered only after release().
+// "short": a read gives at most 1000 bytes. "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is.
+// Hard links are refused (EPERM), as on vfat or some network file systems.
+#ifndef CG_TESTS_IOURING_ODD_FS_H
+#define CG_TESTS_IOURING_ODD_FS_H
+#include <string>
+
+namespace cg_test {
+
+class OddFs {
+public:
+    // Mounts backing at mount_point. why() is not empty when that failed.
+    OddFs(const std::string &backing, const std::string &mount_point);
+    ~OddFs(); // releases, unmounts
+    OddFs(const OddFs &) = delete;
+    OddFs &operator=(const OddFs &) = delete;
+
+    void release(); // all that hangs, and what would hang from now on
+    int n_hanging() const;
+    const std::string &why() const { return why_; }
+
+    struct State; // odd_fs.cc
+
+private:
+    State *state_;
+    std::string why_;
+};
+
+}  // namespace cg_test
+#endif

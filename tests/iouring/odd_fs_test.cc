@@ -1,0 +1,186 @@
+// What cg_io does on file systems that hang, refuse and fall short.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#if __has_include(<sanitizer/lsan_interface.h>)
+#include <sanitizer/lsan_interface.h>
+#endif
+
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "tests/iouring/io_fixture.h"
+#ifdef CG_TEST_HAS_FUSE
+#include "tests/iouring/odd_fs.h"
+#endif
+
+namespace {
+
+using cg_test::Buffer;
+using cg_test::draw_bytes;
+using cg_test::NEVER_BYTES;
+using cg_test::SECOND_NS;
+
+#ifndef CG_TEST_HAS_FUSE
+TEST(OddFsTest, IsNotTested) { CG_SKIP_OR_FAIL("fuse", "built without libfuse 3: hung mounts are not tested"); }
+#else
+
+// What the kernel may still write to when a queue is freed is left to it, on purpose.
+#if defined(__SANITIZE_ADDRESS__)
+using LeakOnPurpose = __lsan::ScopedDisabler;
+#else
+struct LeakOnPurpose {
+    LeakOnPurpose() {}
+};
+#endif
+
+class OddFsTest : public cg_test::IoFixture {
+protected:
+    void SetUp() override {
+        IoFixture::SetUp();
+        if (io == nullptr) return;
+        ASSERT_EQ(mkdirat(dir.fd, "backing", 0700), 0);
+        ASSERT_EQ(mkdirat(dir.fd, "odd", 0700), 0);
+        odd = std::make_unique<cg_test::OddFs>(dir.path + "/backing", dir.path + "/odd");
+        if (!odd->why().empty()) CG_SKIP_OR_FAIL("fuse", odd->why() << ": hung mounts are not tested");
+    }
+    void TearDown() override {
+        if (odd != nullptr) odd->release();
+        IoFixture::TearDown();
+        odd.reset();
+    }
+
+    // Waits until n requests hang in the file system.
+    void wait_for_hanging(int n) {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (odd->n_hanging() < n && std::chrono::steady_clock::now() < deadline) {
+            cg_io_completion completion;
+            size_t n_done;
+            ASSERT_EQ(cg_io_wait(io, 1000000, &completion, 1, &n_done), CG_OK);
+            ASSERT_EQ(n_done, 0u);
+        }
+        ASSERT_GE(odd->n_hanging(), n);
+    }
+
+    void wait_for_none_abandoned() {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (cg_io_n_abandoned(io) > 0 && std::chrono::steady_clock::now() < deadline) {
+            cg_io_completion completion;
+            size_t n_done;
+            ASSERT_EQ(cg_io_wait(io, 1000000, &completion, 1, &n_done), CG_OK);
+            ASSERT_EQ(n_done, 0u) << "an abandoned operation completes twice";
+        }
+        ASSERT_EQ(cg_io_n_abandoned(io), 0u);
+    }
+
+    std::unique_ptr<cg_test::OddFs> odd;
+};
+CG_ON_BOTH_BACKENDS(OddFsTest);
+
+TEST_P(OddFsTest, ContinuesShortReads) {
+    for (size_t n : {0, 1, 999, 1000, 1001, 4096, 5000, 100000}) {
+        const std::vector<uint8_t> bytes = draw_bytes(n, n);
+        dir.write("backing/short", bytes);
+        for (size_t expected : {size_t{0}, n, size_t{1000}}) {
+            std::vector<uint8_t> got;
+            ASSERT_EQ(read("odd/short", &got, expected), CG_OK) << n << " expected " << expected;
+            EXPECT_TRUE(got == bytes) << n << " expected " << expected;
+        }
+    }
+}
+
+TEST_P(OddFsTest, ReadsThroughTheCacheWhereThereIsNoDirectIo) {
+    const std::vector<uint8_t> bytes = draw_bytes(10000, 1);
+    for (const char *name : {"nodirect", "latedirect", "plain"}) {
+        dir.write(std::string("backing/") + name, bytes);
+        for (size_t expected : {0, 10000}) {
+            std::vector<uint8_t> got;
+            ASSERT_EQ(read(std::string("odd/") + name, &got, expected, NEVER_BYTES, CG_IO_DIRECT), CG_OK) << name;
+            EXPECT_TRUE(got == bytes) << name;
+        }
+    }
+}
+
+TEST_P(OddFsTest, RenamesWhereThereAreNoLinks) {
+    const std::vector<uint8_t> first = draw_bytes(5000, 1), second = draw_bytes(6000, 2);
+    EXPECT_EQ(write("odd/a/file", first), CG_OK);
+    EXPECT_EQ(write("odd/a/file", second), CG_ERR_EXISTS);
+    EXPECT_TRUE(dir.read("backing/a/file") == first);
+    EXPECT_EQ(write("odd/a/file", second, true), CG_OK);
+    EXPECT_TRUE(dir.read("backing/a/file") == second);
+    EXPECT_EQ(dir.files("backing").size(), 1u) << "a temporary file is left";
+}
+
+TEST_P(OddFsTest, NeverBlocksInSubmit) {
+    const char *names[] = {"hang_stat", "hang_open", "hang_read"};
+    for (const char *name : names) dir.write(std::string("backing/") + name, draw_bytes(8192, 1));
+    dir.write("backing/good", draw_bytes(8192, 2));
+    uint64_t user = 0;
+    for (const char *name : names)
+        for (uint64_t expected : {0, 8192})
+            for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT})
+                ASSERT_EQ(cg_io_read(io, dir.fd, (std::string("odd/") + name).c_str(), expected, NEVER_BYTES, cache,
+                                     user++),
+                          CG_OK); // returning is the test
+    const std::vector<uint8_t> bytes = draw_bytes(100, 1);
+    ASSERT_EQ(cg_io_write(io, dir.fd, "odd/hang_write", bytes.data(), bytes.size(), false, user++), CG_OK);
+    for (uint64_t u = 0; u < user; u++) cg_io_abandon(io, u);
+    for (uint64_t u = 0; u < user; u++) EXPECT_EQ(wait_for_one().status, CG_ERR_TIMED_OUT);
+    std::vector<uint8_t> got;
+    EXPECT_EQ(read("odd/good", &got), CG_OK) << "what hangs does not hold up what does not";
+    odd->release();
+    wait_for_none_abandoned();
+    EXPECT_EQ(dir.files("backing").size(), 4u) << "the abandoned write is gone, and its temporary file";
+}
+
+TEST_P(OddFsTest, AbandonsWhatHangsAndLimitsIt) {
+    constexpr uint32_t LIMIT = 3;
+    restart({CG_IO_AUTO, 4, 2, LIMIT});
+    dir.write("backing/hang_read", draw_bytes(8192, 1));
+    dir.write("good", draw_bytes(8192, 2));
+    for (uint64_t i = 0; i < LIMIT; i++) {
+        ASSERT_EQ(cg_io_read(io, dir.fd, "odd/hang_read", 8192, NEVER_BYTES, CG_IO_DIRECT, i), CG_OK);
+        wait_for_hanging(static_cast<int>(i) + 1);
+        EXPECT_EQ(cg_io_n_abandoned(io), i);
+        cg_io_abandon(io, i);
+        const cg_io_completion c = wait_for_one();
+        EXPECT_EQ(c.status, CG_ERR_TIMED_OUT);
+        EXPECT_EQ(c.user, i);
+        EXPECT_EQ(c.buffer, nullptr);
+        EXPECT_EQ(cg_io_n_abandoned(io), i + 1);
+        EXPECT_EQ(cg_io_n_under_way(io), 0u);
+        if (i + 1 < LIMIT) {
+            std::vector<uint8_t> got;
+            EXPECT_EQ(read("good", &got), CG_OK) << "more hang than there are threads";
+            EXPECT_TRUE(got == draw_bytes(8192, 2)) << "in no buffer that may still be written to";
+        }
+    }
+    EXPECT_EQ(cg_io_stat(io, dir.fd, "good", 1), CG_ERR_TIMED_OUT) << "past the limit";
+    odd->release();
+    wait_for_none_abandoned();
+    std::vector<uint8_t> got;
+    EXPECT_EQ(read("good", &got), CG_OK) << "the mount is back";
+}
+
+TEST_P(OddFsTest, CanBeFreedWhileOperationsHang) {
+    const LeakOnPurpose leak;
+    restart({});
+    dir.write("backing/hang_read", draw_bytes(8192, 1));
+    dir.write("backing/hang_stat", draw_bytes(8192, 1));
+    const std::vector<uint8_t> bytes = draw_bytes(8192, 2);
+    ASSERT_EQ(cg_io_read(io, dir.fd, "odd/hang_read", 8192, NEVER_BYTES, CG_IO_CACHED, 1), CG_OK);
+    ASSERT_EQ(cg_io_read(io, dir.fd, "odd/hang_read", 8192, NEVER_BYTES, CG_IO_DIRECT, 1), CG_OK);
+    ASSERT_EQ(cg_io_stat(io, dir.fd, "odd/hang_stat", 2), CG_OK);
+    ASSERT_EQ(cg_io_write(io, dir.fd, "odd/hang_write", bytes.data(), bytes.size(), false, 3), CG_OK);
+    wait_for_hanging(3); // one stat and one read at least: the kernel may hold the second read back
+    cg_io_abandon(io, 1);
+    cg_io_free(io, SECOND_NS / 20); // returning is the test: nothing is released before
+    io = nullptr;
+    EXPECT_GE(odd->n_hanging(), 3);
+    odd->release();
+}
+
+#endif
+
+} // namespace

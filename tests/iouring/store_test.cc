@@ -1,0 +1,472 @@
+#include "iouring/store.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "codec/cursor.h"
+#include "tests/iouring/chunk_maker.h"
+#include "tests/iouring/io_fixture.h"
+
+namespace {
+
+using cg_test::Chunk;
+using cg_test::fingerprint_of;
+using cg_test::make_chain;
+using cg_test::make_chunk;
+using cg_test::SECOND_NS;
+
+std::string hex(const cg_key &key) {
+    char text[CG_KEY_HEX_BYTES];
+    cg_key_to_hex(&key, text);
+    return text;
+}
+
+std::string object_dir(const Chunk &chunk) {
+    const std::string key = hex(chunk.header.key);
+    return "m/objects/" + key.substr(0, 2) + "/" + key + "/";
+}
+
+std::string object_path(const Chunk &chunk, const std::string &model = "m") {
+    char path[CG_TREE_PATH_BYTES];
+    EXPECT_EQ(cg_tree_object_path(model.c_str(), &chunk.header.key, cg_level(chunk.header.level),
+                                  &chunk.header.profile, path, sizeof path),
+              CG_OK);
+    return path;
+}
+
+std::vector<uint8_t> token_bytes(const std::vector<uint32_t> &tokens) {
+    std::vector<uint8_t> bytes(4 * tokens.size());
+    for (size_t i = 0; i < tokens.size(); i++) cg_store_le(&bytes[4 * i], 4, tokens[i]);
+    return bytes;
+}
+
+std::vector<uint32_t> all_tokens(const std::vector<Chunk> &chain) {
+    std::vector<uint32_t> tokens;
+    for (const Chunk &chunk : chain) tokens.insert(tokens.end(), chunk.tokens.begin(), chunk.tokens.end());
+    return tokens;
+}
+
+class StoreTest : public cg_test::IoFixture {
+protected:
+    void SetUp() override {
+        IoFixture::SetUp();
+        if (io == nullptr) return;
+        ASSERT_EQ(cg_store_open(dir.path.c_str(), "m", true, &store), CG_OK);
+    }
+    void TearDown() override {
+        cg_store_free(store);
+        IoFixture::TearDown();
+    }
+
+    cg_status publish(const Chunk &chunk, bool *existed = nullptr) {
+        return cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), existed);
+    }
+    void publish_all(const std::vector<Chunk> &chain) {
+        for (const Chunk &chunk : chain) ASSERT_EQ(publish(chunk), CG_OK);
+    }
+
+    std::vector<cg_store_entry> look_up(const std::vector<Chunk> &chain, const cg_fingerprint *profile,
+                                        uint8_t level_mask = 0xf) {
+        std::vector<cg_key> keys;
+        for (const Chunk &chunk : chain) keys.push_back(chunk.header.key);
+        std::vector<cg_store_entry> entries(keys.size(), cg_store_entry{0xff, {1, 1, 1, 1}});
+        n_errors = 99;
+        EXPECT_EQ(cg_store_lookup(store, io, keys.data(), keys.size(), profile, level_mask, 0, entries.data(), &n_errors),
+                  CG_OK);
+        EXPECT_EQ(cg_io_n_under_way(io), 0u);
+        return entries;
+    }
+
+    // Installs a profile that lossy contexts can link to.
+    cg_fingerprint install_profile(const std::string &text) {
+        const std::string profile = std::string("CGPF\r\n\x1a\n", 8) + text;
+        const cg_fingerprint fp = fingerprint_of(profile.c_str());
+        char path[CG_TREE_PATH_BYTES];
+        EXPECT_EQ(cg_tree_profile_path("m", &fp, path, sizeof path), CG_OK);
+        dir.write(path, profile);
+        return fp;
+    }
+
+    cg_status context(const std::string &name, const std::vector<Chunk> &chain, uint8_t levels,
+                      const cg_fingerprint *profile = nullptr) {
+        std::vector<cg_store_link> links;
+        for (const Chunk &chunk : chain) links.push_back({chunk.header.key, levels});
+        const std::vector<uint32_t> tokens = all_tokens(chain);
+        return cg_store_context_publish(store, io, name.c_str(), links.data(), links.size(), profile, tokens.data(),
+                                        tokens.size());
+    }
+
+    cg_store *store = nullptr;
+    uint32_t n_errors = 0;
+};
+CG_ON_BOTH_BACKENDS(StoreTest);
+
+TEST_P(StoreTest, OpensWhatIsThereAndMakesWhatIsNot) {
+    cg_store *other;
+    EXPECT_EQ(cg_store_open(dir.path.c_str(), "absent", false, &other), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(other, nullptr);
+    EXPECT_EQ(cg_store_open((dir.path + "/nowhere/further").c_str(), "m", true, &other), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(cg_store_open(dir.path.c_str(), "../m", true, &other), CG_ERR_INVALID_ARGUMENT);
+    dir.write("file", std::string("x"));
+    EXPECT_EQ(cg_store_open(dir.path.c_str(), "file", false, &other), CG_ERR_NOT_FOUND);
+    ASSERT_EQ(cg_store_open((dir.path + "/fresh").c_str(), "m", true, &other), CG_OK);
+    EXPECT_STREQ(cg_store_model(other), "m");
+    cg_store_free(other);
+    cg_store_free(nullptr);
+    struct stat s;
+    ASSERT_EQ(fstatat(dir.fd, "fresh/m/objects", &s, 0), 0);
+    EXPECT_EQ(s.st_mode & 07777, 0700u);
+    ASSERT_EQ(cg_store_open((dir.path + "/fresh").c_str(), "m", false, &other), CG_OK);
+    cg_store_free(other);
+}
+
+TEST_P(StoreTest, FindsWhatWasPublished) {
+    const cg_fingerprint profile = fingerprint_of("p"), other = fingerprint_of("q");
+    const std::vector<Chunk> chain = make_chain(40, CG_L0);
+    std::vector<Chunk> lossy;
+    for (size_t i = 0; i < chain.size(); i++)
+        lossy.push_back(make_chunk(i == 0 ? nullptr : &chain[i - 1], chain[i].tokens, CG_L2, &profile, 100 + i));
+    for (size_t i = 0; i < chain.size(); i++) {
+        ASSERT_EQ(i % 2 == 0 ? publish(chain[i]) : CG_OK, CG_OK);
+        ASSERT_EQ(i % 3 == 0 ? publish(lossy[i]) : CG_OK, CG_OK);
+    }
+    const auto check = [&](const cg_fingerprint *fp, uint8_t mask, bool sees_lossy) {
+        const std::vector<cg_store_entry> entries = look_up(chain, fp, mask);
+        EXPECT_EQ(n_errors, 0u);
+        for (size_t i = 0; i < chain.size(); i++) {
+            const bool l0 = (mask & 1) && i % 2 == 0, l2 = sees_lossy && (mask & 4) && i % 3 == 0;
+            EXPECT_EQ(entries[i].levels, (l0 ? 1 : 0) | (l2 ? 4 : 0)) << i;
+            EXPECT_EQ(entries[i].level_bytes[0], l0 ? chain[i].bytes.size() : 0);
+            EXPECT_EQ(entries[i].level_bytes[2], l2 ? lossy[i].bytes.size() : 0);
+            EXPECT_EQ(entries[i].level_bytes[1] + entries[i].level_bytes[3], 0u);
+        }
+    };
+    check(&profile, 0xf, true);
+    check(&profile, 1, true);
+    check(&profile, 4, true);
+    check(&other, 0xf, false);
+    check(nullptr, 0xf, false);
+}
+
+TEST_P(StoreTest, WritesChunkAndTokensWhereTheTreeSays) {
+    const Chunk chunk = make_chain(1, CG_L0)[0];
+    bool existed = true;
+    ASSERT_EQ(publish(chunk, &existed), CG_OK);
+    EXPECT_FALSE(existed);
+    EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
+    EXPECT_TRUE(dir.read(object_dir(chunk) + "tokens") == token_bytes(chunk.tokens));
+    EXPECT_EQ(dir.files().size(), 2u) << "a temporary file is left";
+}
+
+TEST_P(StoreTest, LetsTheFirstPublisherWin) {
+    const Chunk first = make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L0, nullptr, 1000, /*seed=*/1);
+    const Chunk second = make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L0, nullptr, 1000, /*seed=*/2);
+    ASSERT_TRUE(cg_key_equal(&first.header.key, &second.header.key));
+    bool existed;
+    ASSERT_EQ(publish(first), CG_OK);
+    ASSERT_EQ(publish(second, &existed), CG_OK);
+    EXPECT_TRUE(existed);
+    EXPECT_TRUE(dir.read(object_path(first)) == first.bytes);
+}
+
+TEST_P(StoreTest, PublishesNothingThatIsNoChunk) {
+    const Chunk good = make_chain(1, CG_L0)[0];
+    for (size_t at : {size_t{0}, size_t{20}, size_t{130}, size_t{200}, good.bytes.size() - 1}) {
+        Chunk bad = good;
+        bad.bytes[at] ^= 1;
+        EXPECT_NE(publish(bad), CG_OK) << "flipped a bit of byte " << at;
+    }
+    Chunk cut = good;
+    cut.bytes.pop_back();
+    EXPECT_EQ(publish(cut), CG_ERR_TRUNCATED);
+    EXPECT_TRUE(dir.files().empty());
+}
+
+TEST_P(StoreTest, PublishesFromManyThreadsAtOnce) {
+    constexpr unsigned N_THREADS = 4, N_CHUNKS = 12;
+    const std::vector<Chunk> chain = make_chain(N_CHUNKS, CG_L0);
+    std::atomic<unsigned> n_first{0};
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < N_THREADS; t++)
+        threads.emplace_back([&] {
+            cg_io_config config = {};
+            config.backend = GetParam();
+            cg_io *own;
+            ASSERT_EQ(cg_io_new(&config, &own), CG_OK);
+            for (const Chunk &chunk : chain) {
+                bool existed = false;
+                EXPECT_EQ(cg_store_publish(store, own, chunk.bytes.data(), chunk.bytes.size(), &existed), CG_OK);
+                n_first += !existed;
+            }
+            cg_io_free(own, SECOND_NS);
+        });
+    for (std::thread &thread : threads) thread.join();
+    EXPECT_EQ(n_first, N_CHUNKS);
+    EXPECT_EQ(dir.files().size(), 2 * N_CHUNKS) << "temporary files are left";
+    for (const Chunk &chunk : chain) EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
+}
+
+TEST_P(StoreTest, LooksUpNeitherLeftoversNorStubs) {
+    const std::vector<Chunk> chain = make_chain(3, CG_L0);
+    dir.write(object_dir(chain[0]) + ".L0.kv.0123456789abcdef.tmp", chain[0].bytes);
+    dir.write(object_path(chain[1]), std::vector<uint8_t>(100));
+    dir.write(object_dir(chain[2]) + "L0.kv/file", std::string("a folder in a chunk's place"));
+    for (const cg_store_entry &entry : look_up(chain, nullptr)) EXPECT_EQ(entry.levels, 0);
+    EXPECT_EQ(n_errors, 1u) << "the folder";
+}
+
+TEST_P(StoreTest, StopsALookUpAtItsDeadline) {
+    const std::vector<Chunk> chain = make_chain(50, CG_L0);
+    publish_all(chain);
+    std::vector<cg_key> keys;
+    for (const Chunk &chunk : chain) keys.push_back(chunk.header.key);
+    std::vector<cg_store_entry> entries(keys.size());
+    EXPECT_EQ(cg_store_lookup(store, io, keys.data(), keys.size(), nullptr, 1, /*deadline_ns=*/1, entries.data(), nullptr),
+              CG_ERR_TIMED_OUT);
+    EXPECT_EQ(cg_io_n_under_way(io), 0u);
+    for (const cg_store_entry &entry : look_up(chain, nullptr)) EXPECT_EQ(entry.levels, 1) << "the next one is whole";
+}
+
+TEST_P(StoreTest, WantsAnIdleQueue) {
+    const Chunk chunk = make_chain(1, CG_L0)[0];
+    cg_store_entry entry;
+    ASSERT_EQ(cg_io_stat(io, dir.fd, "x", 1), CG_OK);
+    EXPECT_EQ(publish(chunk), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_store_lookup(store, io, &chunk.header.key, 1, nullptr, 1, 0, &entry, nullptr), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(context("c", {chunk}, 1), CG_ERR_INVALID_ARGUMENT);
+    wait_for_one();
+}
+
+TEST_P(StoreTest, MakesContexts) {
+    const cg_fingerprint profile = install_profile("x");
+    const std::vector<Chunk> chain = make_chain(3, CG_L0);
+    std::vector<Chunk> lossy;
+    for (size_t i = 0; i < 3; i++)
+        lossy.push_back(make_chunk(i == 0 ? nullptr : &chain[i - 1], chain[i].tokens, CG_L2, &profile));
+    publish_all(chain);
+    publish_all(lossy);
+    dir.write("m/model.json", std::string("{\"some\":1}"));
+    ASSERT_EQ(context("a \"context\"", chain, 1 | 4, &profile), CG_OK);
+
+    const std::string at = "m/contexts/a \"context\"/";
+    for (size_t i = 0; i < 3; i++) {
+        EXPECT_TRUE(dir.read(at + "L0/0000" + std::to_string(i) + ".kv") == chain[i].bytes);
+        EXPECT_TRUE(dir.read(at + "L2/0000" + std::to_string(i) + ".kv") == lossy[i].bytes);
+    }
+    EXPECT_TRUE(dir.read(at + "tokens") == token_bytes(all_tokens(chain)));
+    EXPECT_EQ(dir.read_text(at + "model.json"), "{\"some\":1}");
+    EXPECT_EQ(dir.read_text(at + "profile.cgp").substr(0, 4), "CGPF");
+    std::string want = "{\"version\":1,\n\"model\":\"m\",\n\"model_fingerprint\":\"";
+    cg_key key;
+    memcpy(key.bytes, cg_test::model_fingerprint().bytes, sizeof key.bytes);
+    want += hex(key) + "\",\n\"profile\":\"";
+    memcpy(key.bytes, profile.bytes, sizeof key.bytes);
+    want += hex(key) + "\",\n\"n_tokens\":48,\n\"chunks\":[\n";
+    for (size_t i = 0; i < 3; i++)
+        want += std::string(i == 0 ? "" : ",\n") + "{\"key\":\"" + hex(chain[i].header.key) + "\",\"first_position\":" +
+                std::to_string(16 * i) + ",\"n_tokens\":16,\"levels\":[\"L0\",\"L2\"]}";
+    EXPECT_EQ(dir.read_text(at + "context.json"), want + "\n]}\n");
+    EXPECT_EQ(dir.files(at).size(), 10u) << "a temporary file is left";
+}
+
+TEST_P(StoreTest, EscapesNamesInJson) {
+    const std::string model = "a\"b\\c \xc3\xa4 \xff\xc3";
+    cg_store *other;
+    ASSERT_EQ(cg_store_open(dir.path.c_str(), model.c_str(), true, &other), CG_OK);
+    const Chunk chunk = make_chain(1, CG_L0)[0];
+    ASSERT_EQ(cg_store_publish(other, io, chunk.bytes.data(), chunk.bytes.size(), nullptr), CG_OK);
+    const cg_store_link link = {chunk.header.key, 1};
+    ASSERT_EQ(cg_store_context_publish(other, io, "c", &link, 1, nullptr, chunk.tokens.data(), 16), CG_OK);
+    cg_store_free(other);
+    const std::string json = dir.read_text(model + "/contexts/c/context.json");
+    EXPECT_NE(json.find("\"model\":\"a\\\"b\\\\c \xc3\xa4 \\ufffd\\ufffd\","), std::string::npos) << json;
+    EXPECT_NE(json.find("\"profile\":null"), std::string::npos) << json;
+}
+
+TEST_P(StoreTest, RepublishesAContextWithoutTouchingIt) {
+    const std::vector<Chunk> chain = make_chain(3, CG_L0);
+    publish_all(chain);
+    ASSERT_EQ(context("c", chain, 1), CG_OK);
+    struct stat before, after;
+    ASSERT_EQ(fstatat(dir.fd, "m/contexts/c/context.json", &before, 0), 0);
+    ASSERT_EQ(context("c", chain, 1), CG_OK);
+    ASSERT_EQ(fstatat(dir.fd, "m/contexts/c/context.json", &after, 0), 0);
+    EXPECT_EQ(before.st_ino, after.st_ino);
+    unlinkat(dir.fd, "m/contexts/c/L0/00001.kv", 0);
+    ASSERT_EQ(context("c", chain, 1), CG_OK);
+    EXPECT_TRUE(dir.read("m/contexts/c/L0/00001.kv") == chain[1].bytes) << "a lost link is made again";
+    dir.write("m/contexts/c/L0/00002.kv.new", std::string("damage"));
+    ASSERT_EQ(renameat(dir.fd, "m/contexts/c/L0/00002.kv.new", dir.fd, "m/contexts/c/L0/00002.kv"), 0);
+    ASSERT_EQ(context("c", chain, 1), CG_OK);
+    EXPECT_TRUE(dir.read("m/contexts/c/L0/00002.kv") == chain[2].bytes) << "a bad one is replaced";
+}
+
+TEST_P(StoreTest, ReplacesAContextByAnother) {
+    const std::vector<Chunk> first = make_chain(4, CG_L0, nullptr, 1), second = make_chain(2, CG_L0, nullptr, 2);
+    publish_all(first);
+    publish_all(second);
+    ASSERT_EQ(context("c", first, 1), CG_OK);
+    ASSERT_EQ(context("c", second, 1), CG_OK);
+    EXPECT_TRUE(dir.read("m/contexts/c/L0/00000.kv") == second[0].bytes);
+    EXPECT_TRUE(dir.read("m/contexts/c/L0/00001.kv") == second[1].bytes);
+    EXPECT_FALSE(dir.has("m/contexts/c/L0/00002.kv")) << "stale";
+    EXPECT_TRUE(dir.read("m/contexts/c/tokens") == token_bytes(all_tokens(second)));
+    const std::string json = dir.read_text("m/contexts/c/context.json");
+    EXPECT_NE(json.find(hex(second[1].header.key)), std::string::npos);
+    EXPECT_EQ(json.find(hex(first[1].header.key)), std::string::npos);
+    for (const Chunk &chunk : first)
+        EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes) << "objects are nobody's, and stay as they are";
+}
+
+TEST_P(StoreTest, RefusesContextsThatAreNoChainOfTheirTokens) {
+    const cg_fingerprint profile = install_profile("x"), other_profile = install_profile("y");
+    const std::vector<Chunk> chain = make_chain(3, CG_L0), other = make_chain(3, CG_L0, nullptr, 2);
+    const Chunk lossy = make_chunk(nullptr, chain[0].tokens, CG_L1, &profile);
+    publish_all(chain);
+    publish_all(other);
+    ASSERT_EQ(publish(lossy), CG_OK);
+    const std::vector<uint32_t> tokens = all_tokens(chain);
+    const auto link = [](const Chunk &chunk, uint8_t levels) { return cg_store_link{chunk.header.key, levels}; };
+    const struct {
+        const char *what;
+        const char *name;
+        std::vector<cg_store_link> links;
+        const cg_fingerprint *profile;
+        size_t n_tokens;
+        cg_status want;
+    } cases[] = {
+        {"nothing", "c", {}, nullptr, 0, CG_ERR_INVALID_ARGUMENT},
+        {"bad name", "a/b", {link(chain[0], 1)}, nullptr, 16, CG_ERR_INVALID_ARGUMENT},
+        {"hidden name", ".c", {link(chain[0], 1)}, nullptr, 16, CG_ERR_INVALID_ARGUMENT},
+        {"no level", "c", {link(chain[0], 0)}, nullptr, 16, CG_ERR_INVALID_ARGUMENT},
+        {"level 4", "c", {link(chain[0], 1 | 16)}, nullptr, 16, CG_ERR_INVALID_ARGUMENT},
+        {"absent level", "c", {link(chain[0], 1 | 8)}, &profile, 16, CG_ERR_NOT_FOUND},
+        {"lossy without a profile", "c", {link(lossy, 2)}, nullptr, 16, CG_ERR_INVALID_ARGUMENT},
+        {"other profile", "c", {link(lossy, 2)}, &other_profile, 16, CG_ERR_NOT_FOUND},
+        {"one left out", "c", {link(chain[0], 1), link(chain[2], 1)}, nullptr, 48, CG_ERR_FOREIGN_TOKENS},
+        {"not from the start", "c", {link(chain[1], 1)}, nullptr, 48, CG_ERR_FOREIGN_TOKENS},
+        {"of two chains", "c", {link(chain[0], 1), link(other[1], 1)}, nullptr, 32, CG_ERR_FOREIGN_TOKENS},
+        {"other tokens", "c", {link(other[0], 1)}, nullptr, 16, CG_ERR_FOREIGN_TOKENS},
+        {"too few tokens", "c", {link(chain[0], 1)}, nullptr, 15, CG_ERR_FOREIGN_TOKENS},
+        {"too many tokens", "c", {link(chain[0], 1)}, nullptr, 17, CG_ERR_FOREIGN_TOKENS},
+        {"the first two", "c", {link(chain[0], 1 | 2), link(chain[1], 1)}, &profile, 32, CG_OK},
+    };
+    for (const auto &c : cases) {
+        EXPECT_EQ(cg_store_context_publish(store, io, c.name, c.links.data(), c.links.size(), c.profile, tokens.data(),
+                                           c.n_tokens),
+                  c.want)
+            << c.what;
+        EXPECT_EQ(dir.has("m/contexts/c/context.json"), c.want == CG_OK) << c.what;
+    }
+}
+
+TEST_P(StoreTest, WantsTheProfileOfALossyContext) {
+    const cg_fingerprint profile = fingerprint_of("nowhere installed");
+    const std::vector<Chunk> chain = make_chain(2, CG_L2, &profile);
+    publish_all(chain);
+    EXPECT_EQ(context("c", chain, 4, &profile), CG_ERR_NOT_FOUND);
+    EXPECT_FALSE(dir.has("m/contexts/c/context.json"));
+}
+
+// --- adoption ---
+
+TEST_P(StoreTest, AdoptsAContextThatWasCopiedIn) {
+    const std::vector<Chunk> chain = make_chain(3, CG_L0);
+    publish_all(chain);
+    ASSERT_EQ(context("c", chain, 1), CG_OK);
+    ASSERT_EQ(mkdirat(dir.fd, "n", 0700), 0);
+    ASSERT_EQ(mkdirat(dir.fd, "n/contexts", 0700), 0);
+    std::filesystem::copy(dir.path + "/m/contexts/c", dir.path + "/n/contexts/copy",
+                          std::filesystem::copy_options::recursive);
+    cg_store *other;
+    ASSERT_EQ(cg_store_open(dir.path.c_str(), "n", false, &other), CG_OK);
+    std::swap(store, other);
+    for (const cg_store_entry &entry : look_up(chain, nullptr)) EXPECT_EQ(entry.levels, 0);
+    ASSERT_EQ(cg_store_adopt(dir.fd, "n/contexts/copy/L0/00001.kv", &chain[1].header), CG_OK);
+    EXPECT_EQ(look_up(chain, nullptr)[1].levels, 1);
+    EXPECT_TRUE(dir.read(object_path(chain[1], "n")) == chain[1].bytes);
+    EXPECT_TRUE(dir.read(std::filesystem::path(object_path(chain[1], "n")).parent_path().string() + "/tokens") ==
+                token_bytes(chain[1].tokens));
+    ASSERT_EQ(cg_store_adopt(dir.fd, "n/contexts/copy/L0/00001.kv", &chain[1].header), CG_OK) << "again";
+
+    uint32_t n_adopted = 99;
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    EXPECT_EQ(n_adopted, 2u);
+    for (const cg_store_entry &entry : look_up(chain, nullptr)) EXPECT_EQ(entry.levels, 1);
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    EXPECT_EQ(n_adopted, 0u);
+    std::swap(store, other);
+    cg_store_free(other);
+}
+
+TEST_P(StoreTest, AdoptsOnlyChunksInContexts) {
+    const Chunk chunk = make_chain(1, CG_L0)[0];
+    for (const char *path : {"m/contexts/c/L0/00000.kv", "m/contexts/c/L0/0.kv", "m/contexts/c/L1/00000.kv"})
+        dir.write(path, chunk.bytes);
+    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L0/0.kv", &chunk.header), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L1/00000.kv", &chunk.header), CG_ERR_INVALID_ARGUMENT) << "level";
+    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/x/L0/00000.kv", &chunk.header), CG_ERR_NOT_FOUND);
+    EXPECT_FALSE(dir.has(object_path(chunk)));
+    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L0/00000.kv", &chunk.header), CG_OK);
+    EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
+}
+
+TEST_P(StoreTest, AdoptsNothingBadFromATree) {
+    const std::vector<Chunk> chain = make_chain(6, CG_L0);
+    const auto place = [](unsigned i) { return "m/contexts/c/L0/0000" + std::to_string(i) + ".kv"; };
+    dir.write(place(0), chain[0].bytes);
+    std::vector<uint8_t> bad = chain[1].bytes;
+    bad.back() ^= 1; // its section's checksum
+    dir.write(place(1), bad);
+    dir.write(place(2), std::vector<uint8_t>(chain[2].bytes.begin(), chain[2].bytes.end() - 1));
+    dir.write("m/contexts/c/L1/00003.kv", chain[3].bytes); // level
+    dir.write("m/contexts/c/L0/.00004.kv.x.tmp", chain[4].bytes);
+    dir.write("outside.kv", chain[5].bytes);
+    ASSERT_EQ(symlinkat("../../../../outside.kv", dir.fd, place(5).c_str()), 0);
+    dir.write("m/contexts/c/context.json", std::string("no JSON"));
+    dir.write("m/contexts/c/profile.cgp", std::string("no profile"));
+    dir.write("m/contexts/c/model.json", std::string("no JSON"));
+    dir.write("m/contexts/file", std::string("x"));
+    dir.write("m/contexts/d/L0", std::string("x"));
+    dir.write(".hidden/contexts/c/L0/00000.kv", chain[5].bytes);
+    ASSERT_EQ(mkdirat(dir.fd, "empty", 0700), 0);
+    uint32_t n_adopted;
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    EXPECT_EQ(n_adopted, 1u);
+    const std::vector<cg_store_entry> entries = look_up(chain, nullptr);
+    for (size_t i = 0; i < chain.size(); i++) EXPECT_EQ(entries[i].levels, i == 0 ? 1 : 0) << i;
+    EXPECT_FALSE(dir.has("m/model.json"));
+    EXPECT_FALSE(dir.has("m/profiles/default"));
+}
+
+TEST_P(StoreTest, HealsADamagedObject) {
+    const Chunk chunk = make_chain(1, CG_L0)[0];
+    dir.write(object_path(chunk), std::vector<uint8_t>(chunk.bytes.begin(), chunk.bytes.begin() + 170));
+    dir.write("m/contexts/c/L0/00000.kv", chunk.bytes);
+    uint32_t n_adopted;
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    EXPECT_EQ(n_adopted, 1u);
+    EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
+    for (const std::string &name : dir.files()) EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+}
+
+TEST_P(StoreTest, AdoptsModelDescriptionsOnlyWhereNoneIs) {
+    dir.write("m/contexts/a/model.json", std::string(" \n{\"a\":1}"));
+    dir.write("m/contexts/b/model.json", std::string("{\"b\":1}"));
+    dir.write("m/contexts/c/model.json", std::string(" "));
+    EXPECT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/c/model.json"), CG_ERR_CORRUPT);
+    EXPECT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/c/tokens"), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/d/model.json"), CG_ERR_NOT_FOUND);
+    ASSERT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/a/model.json"), CG_OK);
+    ASSERT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/b/model.json"), CG_OK);
+    EXPECT_EQ(dir.read_text("m/model.json"), " \n{\"a\":1}");
+    dir.write("m/contexts/a/model.json", std::string("{}")); // in place
+    EXPECT_EQ(dir.read_text("m/model.json"), " \n{\"a\":1}") << "it is a copy";
+}
+
+} // namespace
