@@ -1,0 +1,140 @@
+"""A causal language model as the profile tool sees it: KV caches out, log-likelihoods given a cache, their gradients.
+
+Needs torch and transformers. K and V are [n_layers][n_tokens][n_kv_heads][head_dim], K rotated, as engines hold it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from .rope import Rope, Unsupported, rope_of
+
+REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
+
+
+@dataclass
+class Context:
+    """A stretch of text: n tokens whose KV is coded, and what follows them."""
+
+    name: str
+    ids: torch.Tensor
+    n: int
+
+
+def _refuse_by_config(config):
+    if getattr(config, "is_encoder_decoder", False):
+        raise Unsupported("an encoder-decoder model")
+    if getattr(config, "kv_lora_rank", None):
+        raise Unsupported("multi-head latent attention (MLA)")
+    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "attention"}
+    if kinds:
+        raise Unsupported(f"layers of the kind {', '.join(sorted(kinds))}")
+    window = getattr(config, "sliding_window", None)
+    if window and not getattr(config, "layer_types", None) and getattr(config, "use_sliding_window", True):
+        raise Unsupported(f"sliding-window attention ({window} tokens)")
+    for name in ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "attn_layer_period"):
+        if getattr(config, name, None):
+            raise Unsupported(f"a hybrid model ({name} in its configuration)")
+
+
+class KvModel:
+    """Unsupported: the model's cache is none that version 1 codes; the message names what it is."""
+
+    def __init__(self, model_dir, device="cpu", dtype=None):
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(model_dir)
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        _refuse_by_config(config)
+        heads = config.num_attention_heads
+        self.n_layers = config.num_hidden_layers
+        self.n_kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        if getattr(config, "multi_query", False) and not hasattr(config, "num_key_value_heads"):
+            self.n_kv_heads = 1
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.rope: Rope = rope_of(config, self.head_dim)
+        dtype = dtype or getattr(config, "dtype", None) or torch.bfloat16
+        self.device, self.dtype = torch.device(device), dtype
+        self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval().to(self.device)
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
+        self.weights_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        self._check_rope()
+
+    @property
+    def channels(self):
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def dtype_name(self):
+        return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[self.dtype]
+
+    def _stack(self, cache):
+        layers = getattr(cache, "layers", None)
+        if layers is None or len(layers) != self.n_layers:
+            raise Unsupported("a KV cache that is not one pair of K and V a layer")
+        shape = (1, self.n_kv_heads, self.head_dim)
+        for layer in layers:
+            keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+            if keys is None or values is None:
+                raise Unsupported("a layer without K and V (hybrid model)")
+            for x in (keys, values):
+                if (x.shape[0], x.shape[1], x.shape[3]) != shape:
+                    raise Unsupported(f"a layer whose cache is {tuple(x.shape)}, not {shape} by tokens")
+        return tuple(torch.stack([getattr(x, name)[0].transpose(0, 1) for x in layers]) for name in ("keys", "values"))
+
+    @torch.no_grad()
+    def _check_rope(self):
+        """The same token at every position has the same K but for the rotation, in every layer: so this finds rope
+        kinds and pairings that the configuration does not tell, and layers without rotation."""
+        if not self.rope.rotary_dim:
+            return
+        positions = torch.tensor([0, 1, 2, 7, 60, 300, 1000], device=self.device)
+        ids = torch.full_like(positions, min(100, self.model.get_input_embeddings().num_embeddings - 1))
+        cache = self.model(ids[None], position_ids=positions[None], use_cache=True).past_key_values
+        k = self.rope.rotate(self._stack(cache)[0].float(), positions, inverse=True)
+        error = (k - k[:, :1]).flatten(1).norm(dim=1) / (k.flatten(1).norm(dim=1) + 1e-9)
+        worst = int(error.argmax())
+        self.rope_error = error.max().item()
+        if error[worst] > 0.1:  # bf16: about 0.01; a wrong rotation: about 1
+            raise Unsupported(
+                f"K of layer {worst} is not rotated as its configuration says (kind {self.rope.kind}, "
+                f"{self.rope.rotary_dim} dimensions, NeoX pairing): {error[worst]:.2f} off"
+            )
+
+    @torch.no_grad()
+    def prefill(self, context):
+        """K, V of the first n tokens, of the model's dtype."""
+        ids = context.ids[: context.n].to(self.device)
+        out = self.model(ids[None], use_cache=True, logits_to_keep=1)
+        return self._stack(out.past_key_values)
+
+    def log_probs(self, context, k, v):
+        """log p of the tokens after the context, f32 [n_continuation][vocabulary]."""
+        from transformers.cache_utils import DynamicCache
+
+        cache = DynamicCache()
+        for layer in range(self.n_layers):
+            cache.update(k[layer].transpose(0, 1)[None], v[layer].transpose(0, 1)[None], layer)
+        ids = context.ids[context.n :].to(self.device)
+        return self.model(ids[None], past_key_values=cache).logits[0].float().log_softmax(-1)
+
+    @torch.enable_grad()
+    def fisher(self, context, k, v, n_sinks, generator):
+        """Diagonal Fisher information of K and V by channel: f32 [n_layers][2][C].
+
+        Mean over the tokens of the squared gradient of the log-likelihood of sampled continuations. One backward pass
+        serves all positions: their gradients are added with random signs, so that cross terms vanish on average.
+        """
+        k, v = k.clone().requires_grad_(True), v.clone().requires_grad_(True)
+        log_p = self.log_probs(context, k, v)
+        sampled = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(self.device)
+        sign = torch.randint(0, 2, sampled.shape, generator=generator).to(self.device) * 2.0 - 1
+        (log_p.gather(1, sampled) * sign).sum().backward()
+        positions = torch.arange(k.shape[1], device=self.device)
+        gradient_k = self.rope.rotate(k.grad.float(), positions, inverse=True)[:, n_sinks:]
+        gradient_v = v.grad.float()[:, n_sinks:]
+        scale = (k.shape[1] - n_sinks) / REFERENCE_TOKENS * 256 / len(sampled)
+        f_k = self.rope.pair_mean(gradient_k.pow(2).mean(1))
+        f_v = gradient_v.pow(2).mean(1)
+        return torch.stack([f_k.flatten(1), f_v.flatten(1)], 1) * scale

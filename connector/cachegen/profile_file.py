@@ -1,0 +1,208 @@
+"""Codec profiles (*.cgp) as bytes: codec/FORMAT.md, "Profile". Writer and reader, numpy only.
+
+The reader is for tools and tests: it checks structure and checksum and raises ValueError. What a server trusts is
+read by codec/profile.c.
+"""
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .xxh3 import xxh3_64, xxh3_128
+
+MAGIC = b"CGPF\r\n\x1a\n"
+VERSION = 1
+HEADER_BYTES = 80
+N_LEVELS = 3  # the lossy ones
+BLOCK_TOKENS = 8  # of the DCT
+SCALE = 1 << 14  # frequencies of a class sum to it
+MAX_SYMBOLS = 64
+MAX_CLASSES = 256
+MAX_SHIFT = 12
+DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
+
+
+def to_bf16_bits(x):
+    """The bf16 numbers nearest to x, ties to even, as u16."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16_bits(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@dataclass
+class Basis:
+    """Components as rows over the channels of a layer group: the first ones bf16, the others 8 bits and a scale."""
+
+    wide: np.ndarray  # u16 [n_wide][N]
+    scale: np.ndarray  # f32 [n_narrow]
+    narrow: np.ndarray  # s8 [n_narrow][N]
+
+    @classmethod
+    def quantize(cls, rows, n_wide):
+        narrow = rows[n_wide:].astype(np.float32)
+        peak = np.abs(narrow).max(1, initial=0) if len(narrow) else np.zeros(0)
+        scale = (np.maximum(peak, 1e-30) / 127).astype(np.float32)
+        return cls(to_bf16_bits(rows[:n_wide]), scale, np.rint(narrow / scale[:, None]).astype(np.int8))
+
+    @property
+    def n_components(self):
+        return len(self.wide) + len(self.narrow)
+
+    def rows(self):
+        """f32 [n_components][N], the numbers that a decoder multiplies with."""
+        narrow = self.scale[:, None] * self.narrow.astype(np.float32)
+        return np.concatenate([from_bf16_bits(self.wide), from_bf16_bits(to_bf16_bits(narrow))])
+
+
+@dataclass
+class SymbolClass:
+    shift: int
+    freq: np.ndarray  # u16 [n_symbols]: values 0, +1, -1, +2, -2 ..., last the escape
+
+
+@dataclass
+class Profile:
+    model_fingerprint: bytes
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    dtype: str
+    inv_freq: np.ndarray  # f64 [rotary_dim / 2]; empty: no rope
+    n_sinks: int
+    group_layers: list
+    step: np.ndarray  # f32 [3][2]
+    mean: np.ndarray  # f32 [n_layers][2][C]
+    weight: np.ndarray  # f32 [n_layers][2][C]
+    classes: list  # SymbolClass
+    basis: list  # [group][plane] Basis
+    class_of: list  # [level][group][plane][frequency] u8 [n_active]
+    preset: str = "klt"
+    fingerprint: bytes = field(default=b"", compare=False)
+
+    def n_active(self, level, group, plane):
+        return [len(c) for c in self.class_of[level][group][plane]]
+
+    def to_bytes(self):
+        """The file. Sets fingerprint."""
+        body = [np.asarray(self.inv_freq, "<f8"), np.asarray(self.group_layers, "<u2")]
+        body += [np.asarray(a, "<f4") for a in (self.step, self.mean, self.weight)]
+        for c in self.classes:
+            body += [np.array([c.shift, len(c.freq)], "u1"), np.asarray(c.freq, "<u2")]
+        for planes in self.basis:
+            body += [np.array([b.n_components, len(b.wide)], "<u2") for b in planes]
+        for level in self.class_of:
+            for planes in level:
+                for columns in planes:
+                    body.append(np.array([len(c) for c in columns], "<u2"))
+                    body += [np.asarray(c, "u1") for c in columns]
+        for planes in self.basis:
+            for b in planes:
+                body.append(np.asarray(b.wide, "<u2"))
+                for scale, row in zip(b.scale, b.narrow):
+                    body += [np.array([scale], "<f4"), row]
+        payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
+        n_bytes = HEADER_BYTES + len(payload) + 8
+        rotary_dim = 2 * len(self.inv_freq)
+        head = struct.pack(
+            "<8sIIQ16sHHHBB16sBBBBHHHHI",
+            MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
+            self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
+            self.preset.encode(), 1, 1, 1 if rotary_dim else 0, 0,
+            rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), 0,
+        )  # fmt: skip
+        assert len(head) == HEADER_BYTES
+        data = head + payload
+        data += struct.pack("<Q", xxh3_64(data))
+        self.fingerprint = xxh3_128(data)
+        return data
+
+
+class _Cursor:
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, kind, *shape):
+        kind = np.dtype(kind)
+        n_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        if n_bytes > len(self.data) - self.at:
+            raise ValueError("profile: ends early")
+        part = np.frombuffer(self.data, kind, n_bytes // kind.itemsize, self.at).reshape(shape)
+        self.at += n_bytes
+        return part
+
+    def number(self, kind):
+        return int(self.take(kind, 1)[0])
+
+
+def _require(condition, what):
+    if not condition:
+        raise ValueError(f"profile: {what}")
+
+
+def read_profile(data):
+    """A Profile from the bytes of a file."""
+    _require(data[:8] == MAGIC, "not a profile")
+    _require(len(data) >= HEADER_BYTES + 8, "ends early")
+    (_, version, reserved, n_bytes, model, n_layers, n_kv_heads, head_dim, dtype, n_planes, preset,
+     channel, token, rope, pad, rotary_dim, n_sinks, n_groups, n_classes, pad2) = struct.unpack(
+        "<8sIIQ16sHHHBB16sBBBBHHHHI", data[:HEADER_BYTES])  # fmt: skip
+    _require(version == VERSION, f"version {version} is not supported")
+    _require(n_bytes == len(data), "its size is not the file's")
+    _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
+    _require(not (reserved or pad or pad2), "reserved bytes are set")
+    _require(n_planes == 2 and channel == 1 and token == 1 and rope in (0, 1), "unknown transform")
+    _require(rotary_dim % 2 == 0 and rotary_dim <= head_dim and bool(rotary_dim) == bool(rope), "rotary_dim")
+    _require(n_sinks <= 8 and 1 <= n_classes <= MAX_CLASSES, "n_sinks or n_classes")
+    names = {number: name for name, number in DTYPES.items()}
+    _require(dtype in names, "unknown dtype")
+    channels = n_kv_heads * head_dim
+    cursor = _Cursor(data[:-8])
+    cursor.at = HEADER_BYTES
+    inv_freq = cursor.take("<f8", rotary_dim // 2)
+    group_layers = [int(n) for n in cursor.take("<u2", n_groups)]
+    _require(sum(group_layers) == n_layers and all(group_layers), "groups do not sum to the layers")
+    step = cursor.take("<f4", N_LEVELS, 2)
+    mean = cursor.take("<f4", n_layers, 2, channels)
+    weight = cursor.take("<f4", n_layers, 2, channels)
+    _require((step > 0).all() and (weight > 0).all(), "a step or weight is not positive")
+    classes = []
+    for _ in range(n_classes):
+        shift, n_symbols = cursor.take("u1", 2)
+        freq = cursor.take("<u2", int(n_symbols))
+        _require(shift <= MAX_SHIFT and 2 <= n_symbols <= MAX_SYMBOLS and n_symbols % 2 == 0, "a class")
+        _require(freq.min() >= 1 and int(freq.astype(int).sum()) == SCALE, "frequencies of a class")
+        classes.append(SymbolClass(int(shift), freq))
+    counts = cursor.take("<u2", n_groups, 2, 2)
+    class_of = []
+    for _ in range(N_LEVELS):
+        level = []
+        for g in range(n_groups):
+            planes = []
+            for p in range(2):
+                n_active = cursor.take("<u2", BLOCK_TOKENS)
+                _require((n_active <= counts[g, p, 0]).all(), "more active components than there are")
+                planes.append([cursor.take("u1", int(n)) for n in n_active])
+                _require(all((c < n_classes).all() for c in planes[-1]), "a class that is not there")
+            level.append(planes)
+        class_of.append(level)
+    basis = []
+    for g in range(n_groups):
+        planes = []
+        for p in range(2):
+            n_components, n_wide = (int(n) for n in counts[g, p])
+            n_channels = group_layers[g] * channels
+            _require(n_wide <= n_components <= n_channels, "component counts")
+            wide = cursor.take("<u2", n_wide, n_channels)
+            row = np.dtype([("scale", "<f4"), ("row", "i1", (n_channels,))])
+            narrow = cursor.take(row, n_components - n_wide)
+            planes.append(Basis(wide, narrow["scale"], narrow["row"]))
+        basis.append(planes)
+    _require(cursor.at == len(cursor.data), "bytes are left over")
+    return Profile(
+        model, n_layers, n_kv_heads, head_dim, names[dtype], inv_freq, n_sinks, group_layers, step, mean, weight,
+        classes, basis, class_of, preset.rstrip(b"\0").decode(), xxh3_128(data),
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""Size and quality of a profile on text: what the levels cost, and what the model still says after a coded context.
+
+Sizes are estimates from the class tables (rANS reaches them within a fraction of a percent) plus every byte that a file
+of CHUNK_TOKENS tokens has besides. Quality is what the model does next: KL divergence over the tokens that follow the
+context, and how often the most likely token stays the same.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .klt import Planes, Transform, quantize
+from .profile_file import BLOCK_TOKENS, N_LEVELS
+from .tables import N_BINS, class_costs, magnitude_bins
+
+CHUNK_TOKENS = 256
+_STREAM_BYTES = 132  # lane states and the stream's size
+_SINK_BITS = 11.5  # an exact element of the first tokens, about
+
+
+@dataclass
+class Score:
+    bits: float = 0.0  # of the files, all told
+    elements: float = 0.0
+    kl: float = 0.0
+    top1: float = 0.0
+    nll: float = 0.0  # its change
+    n_contexts: int = 0
+
+    def add(self, other):
+        for name in ("bits", "elements", "kl", "top1", "nll", "n_contexts"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def as_json(self):
+        n = max(self.n_contexts, 1)
+        return {
+            "bits_per_element": self.bits / max(self.elements, 1),
+            "kl": self.kl / n,
+            "top1": self.top1 / n,
+            "nll_change": self.nll / n,
+        }
+
+
+class Coder:
+    """Symbols, sizes and reconstructions of a profile's lossy levels."""
+
+    def __init__(self, profile, device="cpu"):
+        self.profile = profile
+        self.transform = Transform.of_profile(profile, device)
+        self.costs = torch.from_numpy(np.stack([class_costs(c) for c in profile.classes])).float().to(device)
+        self.shifts = torch.tensor([c.shift for c in profile.classes], dtype=torch.int32, device=device)
+        self.device = device
+
+    def _columns(self, level, g, p):
+        """Mask and class [8][n_components] of the active columns."""
+        of = self.profile.class_of[level][g][p]
+        active = torch.zeros(BLOCK_TOKENS, self.profile.basis[g][p].n_components, dtype=torch.bool)
+        classes = torch.zeros(active.shape, dtype=torch.int64)
+        for f, row in enumerate(of):
+            active[f, : len(row)] = True
+            classes[f, : len(row)] = torch.from_numpy(np.array(row, np.int64))
+        return active.to(self.device), classes.to(self.device)
+
+    def _symbol_bits(self, q, classes, active):
+        bins = magnitude_bins(q.int(), self.shifts[classes]).long()
+        cost = self.costs.flatten()[classes * N_BINS + bins]
+        return float((cost * active).sum(dtype=torch.float64))
+
+    def _overhead_bits(self, n_tokens, token_bytes):
+        n_sections = 2 * len(self.profile.group_layers)
+        bits = 0.0
+        for at in range(0, n_tokens, CHUNK_TOKENS):
+            rows = 1 + n_sections * (2 if at == 0 else 1)
+            bits += 8 * (160 + 16 * rows + n_sections * (4 + _STREAM_BYTES))
+            bits += 8 * token_bytes * min(CHUNK_TOKENS, n_tokens - at)
+        return bits
+
+    def code(self, x, level, token_bytes=2):
+        """(x after coding, bits): x [2][n_layers][n_tokens][C] of a context from position 0."""
+        profile, n_tokens = self.profile, x.shape[2]
+        out, bits = torch.empty_like(x), self._overhead_bits(n_tokens, token_bytes)
+        for g, n in enumerate(profile.group_layers):
+            layers = slice(self.transform.first[g], self.transform.first[g] + n)
+            for p in range(2):
+                step = float(profile.step[level][p])
+                active, classes = self._columns(level, g, p)
+                q = quantize(self.transform.coefficients(x, g, p), step) * active
+                bits += self._symbol_bits(q, classes, active)
+                out[p, layers] = self.transform.synthesize(q * step, g, p, n_tokens)
+        out[:, :, : profile.n_sinks] = x[:, :, : profile.n_sinks]
+        bits += _SINK_BITS * x[:, :, : profile.n_sinks].numel()
+        return out, bits
+
+
+def score(log_p, reference, ids):
+    """(KL, agreement of the most likely token, change of NLL) of log_p; ids are the tokens that were predicted from."""
+    kl = (reference.exp() * (reference - log_p)).sum(-1).mean().item()
+    top1 = (reference.argmax(-1) == log_p.argmax(-1)).float().mean().item()
+    nll = (reference - log_p)[:-1].gather(1, ids[1:, None].to(log_p.device)).mean().item()
+    return kl, top1, nll
+
+
+@torch.no_grad()
+def measure(model, profile, contexts, progress=lambda done, total: None, levels=range(N_LEVELS)):
+    """A Score for each level over contexts."""
+    coder, planes = Coder(profile, model.device), Planes(model)
+    scores = {level: Score() for level in levels}
+    token_bytes = 2 if model.model.get_input_embeddings().num_embeddings <= 65536 else 3
+    for i, context in enumerate(contexts):
+        k, v = model.prefill(context)
+        reference = model.log_probs(context, k, v)
+        x = planes.flat(k, v)
+        for level in levels:
+            coded, bits = coder.code(x, level, token_bytes)
+            log_p = model.log_probs(context, *planes.heads(coded))
+            kl, top1, nll = score(log_p, reference, context.ids[context.n :])
+            scores[level].add(Score(bits, x.numel(), kl, top1, nll, 1))
+        progress(i + 1, len(contexts))
+    return scores
