@@ -239,9 +239,13 @@ static void read_data(cg_io_op *op, int result)
     const bool at_end = result == 0 || end <= op->done_bytes;
     if (end > op->done_bytes)
         op->done_bytes = end;
-    /* The buffer has room for more than size_bytes: exactly that many is a whole file. */
-    if (op->done_bytes == op->size_bytes || (at_end && op->size_is_known)) {
+    /* The buffer has room for more than size_bytes: exactly that many is a whole file, unless the size is only
+     * expected and this read just happened to stop there. */
+    const bool all_there = op->done_bytes == op->size_bytes;
+    if ((all_there && op->size_is_known) || (at_end && (all_there || op->size_is_known))) {
         read_complete(op);
+    } else if (all_there) {
+        read_next(op); /* confirms the end */
     } else if (!op->size_is_known || op->done_bytes == op->buffer->buffer.capacity_bytes) {
         /* Not the file that was expected, or one that grows: look at it, and read it from its start. */
         if (++op->n_retries > MAX_RETRIES)

@@ -27,6 +27,7 @@ typedef struct flight {
     flight_mode mode;
     uint32_t n_pending; /* entries in the kernel, cancellations aside */
     bool is_stalled;    /* the submission queue had no room: to be pushed */
+    bool crosses_mounts;
     int open_result, read_result;
     struct open_how how;
 } flight;
@@ -125,7 +126,7 @@ static void push_chain(uring *u, flight *f)
 {
     cg_io_op *op = f->op;
     const unsigned slot = (unsigned)(f - u->flights);
-    const bool local = is_local(op);
+    const bool local = !f->crosses_mounts && is_local(op);
     f->mode = MODE_CHAIN;
     if (!has_room(u, 3)) { /* links must be submitted together */
         stall(u, f);
@@ -238,12 +239,17 @@ static void chain_landed(cg_io *io, flight *f)
     } else if (open_result >= 0 && result == -EBADF) {
         u->ring.has_chains = false; /* the read was bound to the slot before the open filled it */
         start_steps(io, f);
-    } else if (open_result == -EXDEV || open_result == -EINVAL || is_transient(result)) {
+    } else if (open_result == -EXDEV && f->how.resolve != 0) {
+        f->crosses_mounts = true;
+        push_chain(u, f);
+    } else if (open_result == -EINVAL || is_transient(result)) {
         start_steps(io, f);
     } else if (result < 0) {
         cg_io_op_record_error(op, -result);
         end_flight(io, f);
     } else if ((uint64_t)result == op->size_bytes) {
+        /* Whole, or a file that has grown since its size was looked up, read short just there: no file system that
+         * is known does that to a regular file, and a second read would cost a round trip on a network. */
         op->file_bytes = op->size_bytes;
         op->buffer->buffer.n_bytes = (size_t)op->size_bytes;
         end_flight(io, f);
