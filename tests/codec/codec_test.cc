@@ -1,0 +1,572 @@
+#include "codec/codec.h"
+
+#include "codec/lossy.h"
+#include "profile_maker.h"
+
+#include <gtest/gtest.h>
+#include <limits>
+#include <thread>
+
+namespace {
+
+using namespace cg_test;
+
+const unsigned all_dtypes[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32};
+
+// Index of an element of [n_layers][2][n_tokens][channels].
+size_t element(const cg_chunk_header &h, size_t layer, size_t plane, size_t t, size_t ch) {
+    return ((layer * 2 + plane) * h.n_tokens + t) * cg_geometry_channels(&h.geometry) + ch;
+}
+
+struct Coded {
+    cg_chunk_header header;
+    std::vector<uint32_t> tokens;
+    Bytes elements, chunk;
+    cg_status status;
+};
+
+Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype, uint32_t first_position,
+           uint32_t n_tokens, cg_level level, uint64_t seed = 1) {
+    Coded c;
+    c.header = make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
+    c.tokens = make_tokens(n_tokens, seed);
+    c.elements = make_elements(c.header, seed);
+    c.status = encode(profile, c.header, c.tokens, c.elements, level, &c.chunk);
+    return c;
+}
+
+// The symbols of every section, as decoded from the chunk's bytes: [group][plane], cells in storage order.
+std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const Bytes &bytes) {
+    std::vector<std::vector<int16_t>> all;
+    cg_chunk chunk;
+    EXPECT_EQ(cg_chunk_open(bytes.data(), bytes.size(), &chunk), CG_OK);
+    const size_t n_blocks = cg_lossy_n_blocks(chunk.header.n_tokens);
+    for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
+        const cg_section s = cg_chunk_section(&chunk, i);
+        if (s.kind != CG_SECTION_SYMBOLS)
+            continue;
+        const cg_level_columns &columns = profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
+        const std::unique_ptr<void, MallocFree> memory(
+            aligned_alloc(64, cg_lossy_symbols_bytes(&columns, n_blocks) + 64));
+        const cg_symbols symbols = cg_lossy_lay_symbols(&columns, n_blocks, memory.get());
+        size_t used;
+        EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, columns.n_strips, n_blocks,
+                                 bytes.data() + s.offset, s.bytes, &used),
+                  CG_OK);
+        EXPECT_EQ(used, s.bytes);
+        all.emplace_back(symbols.cells[0], symbols.cells[0] + columns.n_columns * n_blocks);
+    }
+    return all;
+}
+
+TEST(Codec, L0IsBitExactInEveryDtypeAndForAnyBits) {
+    const ProfileSpec spec;
+    for (const unsigned dtype : all_dtypes) {
+        for (const uint32_t n_tokens : {1, 9, 33, 256}) {
+            SCOPED_TRACE(testing::Message() << cg_dtype_name(dtype) << " n_tokens=" << n_tokens);
+            cg_chunk_header header = make_header(spec, static_cast<uint8_t>(dtype), 5, n_tokens);
+            Bytes elements = make_elements(header, n_tokens), chunk, decoded;
+            Random random(n_tokens);
+            for (int i = 0; i < 200; i++) // NaNs, infinities, subnormals
+                elements[random.below(static_cast<uint32_t>(elements.size()))] = static_cast<uint8_t>(random.below(256));
+            const auto tokens = make_tokens(n_tokens, 1);
+            ASSERT_EQ(encode(nullptr, header, tokens, elements, CG_L0, &chunk), CG_OK);
+            EXPECT_EQ(cg_chunk_verify(chunk.data(), chunk.size()), CG_OK);
+            ASSERT_EQ(decode(nullptr, chunk, &decoded), CG_OK);
+            ASSERT_EQ(decoded, elements);
+        }
+    }
+}
+
+// With all components active and a basis that is orthonormal, a coefficient is off by at most half a step, and so is
+// the weighted error of a block, in its norm: sqrt(8 * channels of the group) / 2 steps.
+TEST(Codec, LossyErrorsStayWithinTheStep) {
+    ProfileSpec spec;
+    spec.wide_share = 1;
+    const Profile profile = make_profile(spec);
+    const size_t channels = 32;
+    for (const uint32_t first_position : {0u, 8u, 25600u}) {
+        for (const uint32_t n_tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 255, 256}) {
+            for (int level = CG_L1; level <= CG_L3; level++) {
+                SCOPED_TRACE(testing::Message() << "L" << level << " n_tokens=" << n_tokens << " at " << first_position);
+                const Coded c = code(spec, profile.get(), CG_DTYPE_FP32, first_position, n_tokens,
+                                     static_cast<cg_level>(level), n_tokens);
+                ASSERT_EQ(c.status, CG_OK);
+                ASSERT_EQ(cg_chunk_verify(c.chunk.data(), c.chunk.size()), CG_OK);
+                Bytes decoded;
+                ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
+                const auto want = to_floats(c.elements, CG_DTYPE_FP32), got = to_floats(decoded, CG_DTYPE_FP32);
+                const uint32_t n_sinks = first_position == 0 ? std::min(n_tokens, 4u) : 0;
+                for (size_t g = 0, layer = 0; g < spec.group_layers.size(); layer += spec.group_layers[g++]) {
+                    for (unsigned plane = 0; plane < 2; plane++) {
+                        const double n = 8.0 * static_cast<double>(channels * spec.group_layers[g]);
+                        // bf16 bases are not quite orthonormal: 2^-9 of each value, and of the error.
+                        const double bound = 0.5 * spec.step[level - 1][plane] * std::sqrt(n) * 1.02 + 0.02 * std::sqrt(n);
+                        for (uint32_t b = 0; b < n_tokens; b += 8) {
+                            double error = 0;
+                            for (size_t l = 0; l < spec.group_layers[g]; l++) {
+                                for (uint32_t t = b; t < std::min(b + 8, n_tokens); t++) {
+                                    for (size_t ch = 0; ch < channels; ch++) {
+                                        const size_t e = element(c.header, layer + l, plane, t, ch);
+                                        if (t < n_sinks) {
+                                            ASSERT_EQ(got[e], want[e]);
+                                        } else {
+                                            // A rotation turns pairs of channels whose weights may differ: 2 at most.
+                                            const float w = profile->weight[(2 * (layer + l) + plane) * channels + ch];
+                                            const double factor = plane == CG_K ? 0.5 : w;
+                                            error += std::pow((got[e] - want[e]) * factor, 2);
+                                        }
+                                    }
+                                }
+                            }
+                            ASSERT_LE(std::sqrt(error), bound) << "block at " << b << " plane " << plane << " group " << g;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST(Codec, FinerLevelsAreCloserAndLarger) {
+    ProfileSpec spec;
+    spec.all_active = false;
+    const Profile profile = make_profile(spec);
+    double last_error = 0;
+    size_t last_bytes = std::numeric_limits<size_t>::max();
+    for (int level = CG_L1; level <= CG_L3; level++) {
+        const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 64, 256, static_cast<cg_level>(level));
+        Bytes decoded;
+        ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
+        const auto want = to_floats(c.elements, CG_DTYPE_BF16), got = to_floats(decoded, CG_DTYPE_BF16);
+        double error = 0;
+        for (size_t i = 0; i < want.size(); i++)
+            error += std::pow(got[i] - want[i], 2);
+        EXPECT_GT(error, last_error) << level;
+        EXPECT_LT(c.chunk.size(), last_bytes) << level;
+        last_error = error;
+        last_bytes = c.chunk.size();
+    }
+}
+
+TEST(Codec, TheFirstTokensAreExactInEveryDtype) {
+    for (const uint16_t n_sinks : {0, 1, 4, 8}) {
+        ProfileSpec spec;
+        spec.n_sinks = n_sinks;
+        const Profile profile = make_profile(spec);
+        for (const unsigned dtype : all_dtypes) {
+            for (const uint32_t n_tokens : {1, 3, 8, 20}) {
+                const Coded c = code(spec, profile.get(), dtype, 0, n_tokens, CG_L3);
+                ASSERT_EQ(c.status, CG_OK);
+                Bytes decoded;
+                ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
+                const size_t n_bytes = 32 * cg_dtype_bytes(dtype) * std::min<size_t>(n_tokens, n_sinks);
+                for (size_t plane = 0; plane < 2u * spec.n_layers; plane++) {
+                    const size_t at = plane * n_tokens * 32 * cg_dtype_bytes(dtype);
+                    EXPECT_TRUE(std::equal(decoded.begin() + at, decoded.begin() + at + n_bytes, c.elements.begin() + at));
+                }
+            }
+        }
+    }
+}
+
+TEST(Codec, ShapesOfHeadsAndRotations) {
+    const struct { uint16_t heads, head_dim, rotary_dim; } shapes[] = {
+        {1, 2, 2}, {1, 2, 0}, {3, 6, 4}, {5, 64, 64}, {1, 66, 32}, {2, 128, 128}, {1, 256, 256}, {1, 258, 258}, {1, 320, 64},
+    };
+    for (const auto &shape : shapes) {
+        SCOPED_TRACE(testing::Message() << shape.heads << " x " << shape.head_dim << " rotary " << shape.rotary_dim);
+        ProfileSpec spec;
+        spec.n_layers = 2;
+        spec.n_kv_heads = shape.heads;
+        spec.head_dim = shape.head_dim;
+        spec.rotary_dim = shape.rotary_dim;
+        spec.group_layers = {1, 1};
+        spec.n_sinks = 0;
+        const Profile profile = make_profile(spec);
+        const Coded c = code(spec, profile.get(), CG_DTYPE_FP32, 800, 20, CG_L1);
+        ASSERT_EQ(c.status, CG_OK);
+        Bytes decoded;
+        ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
+        const auto want = to_floats(c.elements, CG_DTYPE_FP32), got = to_floats(decoded, CG_DTYPE_FP32);
+        double error = 0;
+        for (size_t i = 0; i < want.size(); i++)
+            error += std::pow(got[i] - want[i], 2);
+        // Uniform errors of a step: 1/16 / sqrt(12), weights between 1/2 and 2.
+        EXPECT_LT(std::sqrt(error / static_cast<double>(want.size())), 0.05);
+    }
+}
+
+TEST(Codec, WhatExceedsFp16BecomesItsLargestNumber) {
+    ProfileSpec spec;
+    spec.step[2][CG_V] = 4000;
+    const Profile profile = make_profile(spec);
+    Coded c = code(spec, profile.get(), CG_DTYPE_FP16, 8, 16, CG_L3);
+    Random random(1);
+    Bytes large;
+    for (size_t i = 0; i < c.elements.size() / 2; i++)
+        put_element(&large, CG_DTYPE_FP16, random.below(2) ? 65504.f : -65504.f);
+    ASSERT_EQ(encode(profile.get(), c.header, c.tokens, large, CG_L3, &c.chunk), CG_OK);
+    Bytes decoded;
+    ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
+    bool clamped = false;
+    for (const float value : to_floats(decoded, CG_DTYPE_FP16)) {
+        ASSERT_TRUE(std::isfinite(value));
+        clamped |= std::fabs(value) == 65504.f;
+    }
+    EXPECT_TRUE(clamped);
+}
+
+TEST(Codec, CodesHugeFiniteNumbersWithoutHarm) {
+    const ProfileSpec spec;
+    const Profile profile = make_profile(spec);
+    Coded c = code(spec, profile.get(), CG_DTYPE_FP32, 0, 24, CG_L1);
+    Random random(2);
+    for (size_t i = 0; i < c.elements.size(); i += 4)
+        cg_store_le(&c.elements[i], 4, cg_f32_bits(random.below(2) ? 3.4e38f : -3.4e38f)); // the sums overflow
+    ASSERT_EQ(encode(profile.get(), c.header, c.tokens, c.elements, CG_L1, &c.chunk), CG_OK);
+    Bytes decoded;
+    EXPECT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
+}
+
+TEST(Codec, LossyLevelsRefuseWhatIsNotFinite) {
+    const ProfileSpec spec;
+    const Profile profile = make_profile(spec);
+    for (const unsigned dtype : all_dtypes) {
+        for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+            Coded c = code(spec, profile.get(), dtype, 0, 10, CG_L2);
+            Bytes one, chunk;
+            if (dtype == CG_DTYPE_FP16)
+                put(&one, std::isnan(bad) ? 0x7e00 : 0x7c00, 2);
+            else
+                put_element(&one, dtype, bad);
+            std::copy(one.begin(), one.end(), c.elements.end() - static_cast<long>(one.size()));
+            EXPECT_EQ(encode(profile.get(), c.header, c.tokens, c.elements, CG_L2, &chunk), CG_ERR_INVALID_ARGUMENT);
+            EXPECT_EQ(encode(nullptr, c.header, c.tokens, c.elements, CG_L0, &chunk), CG_OK);
+        }
+    }
+}
+
+TEST(Codec, ManyLevelsAtOnceEqualOneAtATime) {
+    ProfileSpec spec;
+    spec.all_active = false;
+    const Profile profile = make_profile(spec);
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 40);
+    const auto tokens = make_tokens(40, 3, 1u << 25);
+    const Bytes elements = make_elements(header, 3);
+    cg_encoder *encoder;
+    ASSERT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), 0xf, &encoder), CG_OK);
+    const size_t scratch_bytes = cg_encoder_scratch_bytes(encoder);
+    const std::unique_ptr<void, MallocFree> scratch(aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
+    const size_t plane_bytes = 40 * 32 * 2;
+    for (uint32_t task = cg_encoder_n_tasks(encoder); task-- > 0;) { // in any order
+        const cg_task_shape shape = cg_encoder_task_shape(encoder, task);
+        EXPECT_EQ(shape.plane, task % 2);
+        EXPECT_EQ(shape.elements_bytes, shape.n_layers * plane_bytes);
+        Bytes in;
+        for (uint32_t l = 0; l < shape.n_layers; l++) {
+            const auto at = elements.begin() + ((shape.first_layer + l) * 2 + shape.plane) * plane_bytes;
+            in.insert(in.end(), at, at + plane_bytes);
+        }
+        ASSERT_EQ(cg_encoder_run(encoder, task, scratch.get(), scratch_bytes, in.data()), CG_OK);
+    }
+    for (int level = CG_L0; level <= CG_L3; level++) {
+        uint8_t *bytes;
+        size_t n_bytes;
+        ASSERT_EQ(cg_encoder_finish(encoder, static_cast<cg_level>(level), &bytes, &n_bytes), CG_OK);
+        const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
+        Bytes alone;
+        ASSERT_EQ(encode(level == CG_L0 ? nullptr : profile.get(), header, tokens, elements,
+                         static_cast<cg_level>(level), &alone, /*n_threads=*/3),
+                  CG_OK);
+        EXPECT_EQ(Bytes(bytes, bytes + n_bytes), alone) << "L" << level;
+        EXPECT_EQ(cg_chunk_verify(bytes, n_bytes), CG_OK);
+    }
+    cg_encoder_free(encoder);
+}
+
+TEST(Codec, FinishingBeforeAllTasksHaveRunIsRefused) {
+    const ProfileSpec spec;
+    const Profile profile = make_profile(spec);
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 8);
+    const auto tokens = make_tokens(8, 1);
+    cg_encoder *encoder;
+    ASSERT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), 1 << CG_L2, &encoder), CG_OK);
+    uint8_t *bytes;
+    size_t n_bytes;
+    EXPECT_EQ(cg_encoder_finish(encoder, CG_L2, &bytes, &n_bytes), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_encoder_finish(encoder, CG_L1, &bytes, &n_bytes), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(bytes, nullptr);
+    cg_encoder_free(encoder);
+    cg_encoder_free(nullptr);
+    cg_decoder_free(nullptr);
+}
+
+TEST(Codec, RecordsAndRefusesLossyPrefixes) {
+    const ProfileSpec spec;
+    const Profile profile = make_profile(spec);
+    for (int prefix = CG_L0; prefix <= CG_L3; prefix++) {
+        for (int level = CG_L0; level <= CG_L3; level++) {
+            cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 8, 8);
+            header.prefix_level = static_cast<uint8_t>(prefix);
+            Bytes chunk;
+            const bool refused = level < CG_L2 && prefix > level;
+            EXPECT_EQ(encode(profile.get(), header, make_tokens(8, 1), make_elements(header, 1),
+                             static_cast<cg_level>(level), &chunk),
+                      refused ? CG_ERR_LOSSY_PREFIX : CG_OK)
+                << "L" << level << " on L" << prefix;
+            cg_chunk opened;
+            if (!refused) {
+                ASSERT_EQ(cg_chunk_open(chunk.data(), chunk.size(), &opened), CG_OK);
+                EXPECT_EQ(opened.header.prefix_level, prefix);
+            }
+        }
+    }
+}
+
+TEST(Codec, RefusesForeignProfilesModelsAndShapes) {
+    ProfileSpec spec, other_spec;
+    other_spec.seed = 2; // another model, too
+    const Profile profile = make_profile(spec), other = make_profile(other_spec);
+    const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 16, CG_L2);
+    ASSERT_EQ(c.status, CG_OK);
+    Bytes decoded;
+    EXPECT_EQ(decode(other.get(), c.chunk, &decoded), CG_ERR_FOREIGN_PROFILE);
+    EXPECT_EQ(decode(nullptr, c.chunk, &decoded), CG_ERR_FOREIGN_PROFILE);
+    uint8_t *bytes;
+    size_t n_bytes;
+    EXPECT_EQ(cg_transcode(other.get(), c.chunk.data(), c.chunk.size(), CG_L3, &bytes, &n_bytes), CG_ERR_FOREIGN_PROFILE);
+
+    Bytes foreign = c.chunk; // the right profile, another model: a lie
+    foreign[56] ^= 1;
+    seal_chunk(&foreign);
+    EXPECT_EQ(decode(profile.get(), foreign, &decoded), CG_ERR_FOREIGN_MODEL);
+
+    Bytes shifted = c.chunk;
+    cg_store_le(shifted.data() + 36, 4, 4);
+    seal_chunk(&shifted);
+    EXPECT_NE(decode(profile.get(), shifted, &decoded), CG_OK);
+    cg_store_le(shifted.data() + 36, 4, 8); // past the sinks: their sections are too many
+    seal_chunk(&shifted);
+    EXPECT_EQ(decode(profile.get(), shifted, &decoded), CG_ERR_CORRUPT);
+
+    cg_chunk_header header = c.header;
+    Bytes chunk;
+    header.first_position = 4;
+    EXPECT_EQ(encode(profile.get(), header, c.tokens, c.elements, CG_L2, &chunk), CG_ERR_INVALID_ARGUMENT);
+    header = c.header;
+    header.model.bytes[0] ^= 1;
+    EXPECT_EQ(encode(profile.get(), header, c.tokens, c.elements, CG_L2, &chunk), CG_ERR_FOREIGN_MODEL);
+    EXPECT_NE(encode(nullptr, c.header, c.tokens, c.elements, CG_L2, &chunk), CG_OK);
+    header = c.header;
+    header.geometry.n_kv_heads = 1;
+    EXPECT_NE(encode(profile.get(), header, c.tokens, c.elements, CG_L2, &chunk), CG_OK);
+}
+
+TEST(Codec, RefusesDamageOfEverySection) {
+    ProfileSpec spec;
+    spec.group_layers = {4};
+    const Profile profile = make_profile(spec);
+    for (int level = CG_L0; level <= CG_L3; level++) {
+        const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 9, static_cast<cg_level>(level));
+        ASSERT_EQ(c.status, CG_OK);
+        Bytes decoded;
+        Random random(static_cast<uint64_t>(level));
+        cg_chunk chunk;
+        ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
+        for (uint32_t i = 1; i < chunk.header.n_sections; i++) {
+            const cg_section s = cg_chunk_section(&chunk, i);
+            Bytes damaged = c.chunk;
+            damaged[s.offset + random.below(s.bytes)] ^= 1 << random.below(8);
+            EXPECT_EQ(decode(profile.get(), damaged, &decoded), CG_ERR_CORRUPT) << "L" << level << " section " << i;
+        }
+        // With checksums put right, anything but a read outside may happen.
+        for (int i = 0; i < 300; i++) {
+            Bytes damaged = c.chunk;
+            const size_t at = chunk.header.header_bytes + 18;
+            for (uint32_t n = 1 + random.below(4); n > 0; n--)
+                damaged[at + random.below(static_cast<uint32_t>(damaged.size() - at))] = static_cast<uint8_t>(random.below(256));
+            seal_chunk(&damaged);
+            (void)decode(profile.get(), damaged, &decoded);
+            uint8_t *bytes = nullptr;
+            size_t n_bytes;
+            if (level > CG_L0 && level < CG_L3)
+                (void)cg_transcode(profile.get(), damaged.data(), damaged.size(), CG_L3, &bytes, &n_bytes);
+            free(bytes);
+        }
+    }
+}
+
+TEST(Codec, RefusesAChunkWhoseSectionsAreShortened) {
+    ProfileSpec spec;
+    spec.group_layers = {4};
+    const Profile profile = make_profile(spec);
+    for (int level = CG_L0; level <= CG_L3; level++) {
+        const Coded c = code(spec, profile.get(), CG_DTYPE_FP16, 0, 9, static_cast<cg_level>(level));
+        cg_chunk chunk;
+        ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
+        const uint32_t last = chunk.header.n_sections - 1;
+        const cg_section s = cg_chunk_section(&chunk, last);
+        for (uint32_t n = 0; n < s.bytes; n += s.bytes < 64 ? 1 : 1 + s.bytes / 64) {
+            Bytes shorter(c.chunk.begin(), c.chunk.begin() + static_cast<long>(s.offset + n)), decoded;
+            cg_store_le(shorter.data() + 16, 8, shorter.size());
+            cg_store_le(shorter.data() + 160 + 16 * last + 4, 4, n);
+            seal_chunk(&shorter);
+            EXPECT_NE(decode(profile.get(), shorter, &decoded), CG_OK) << "L" << level << " " << n;
+        }
+        Bytes longer = c.chunk, decoded;
+        longer.push_back(0);
+        cg_store_le(longer.data() + 16, 8, longer.size());
+        cg_store_le(longer.data() + 160 + 16 * last + 4, 4, s.bytes + 1);
+        seal_chunk(&longer);
+        EXPECT_EQ(decode(profile.get(), longer, &decoded), CG_ERR_CORRUPT) << "L" << level;
+    }
+}
+
+TEST(Codec, RefusesMissingAndAdditionalSections) {
+    ProfileSpec spec;
+    const Profile profile = make_profile(spec);
+    const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 9, CG_L2);
+    cg_chunk chunk;
+    ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
+    std::vector<cg_section> all(chunk.header.n_sections);
+    for (uint32_t i = 0; i < all.size(); i++)
+        all[i] = cg_chunk_section(&chunk, i);
+    const auto rebuild = [&](const std::vector<cg_section> &sections, cg_chunk_header header) {
+        header.n_sections = static_cast<uint32_t>(sections.size());
+        Bytes bytes(CG_CHUNK_FIXED_BYTES + sections.size() * CG_CHUNK_SECTION_BYTES);
+        for (const cg_section &s : sections)
+            bytes.insert(bytes.end(), c.chunk.begin() + static_cast<long>(s.offset),
+                         c.chunk.begin() + static_cast<long>(s.offset + s.bytes));
+        EXPECT_EQ(cg_chunk_finish(&header, sections.data(), bytes.data(), bytes.size()), CG_OK);
+        return bytes;
+    };
+    Bytes decoded;
+    EXPECT_EQ(rebuild(all, chunk.header), c.chunk);
+    for (size_t i = 1; i < all.size(); i++) {
+        auto fewer = all;
+        fewer.erase(fewer.begin() + static_cast<long>(i));
+        EXPECT_EQ(decode(profile.get(), rebuild(fewer, chunk.header), &decoded), CG_ERR_CORRUPT) << i;
+        auto renamed = all;
+        renamed[i].kind = CG_SECTION_LOSSLESS;
+        EXPECT_EQ(decode(profile.get(), rebuild(renamed, chunk.header), &decoded), CG_ERR_CORRUPT) << i;
+    }
+    auto more = all;
+    more.push_back(all.back());
+    more.back().group++;
+    EXPECT_EQ(decode(profile.get(), rebuild(more, chunk.header), &decoded), CG_ERR_CORRUPT);
+    cg_chunk_header lossless = chunk.header;
+    lossless.level = CG_L0;
+    EXPECT_NE(decode(profile.get(), rebuild(all, lossless), &decoded), CG_OK);
+}
+
+TEST(Codec, TranscodedSymbolsEqualThoseCodedDirectly) {
+    for (const bool all_active : {true, false}) {
+        ProfileSpec spec;
+        spec.all_active = all_active;
+        const Profile profile = make_profile(spec);
+        for (const uint32_t n_tokens : {5, 64, 133}) {
+            std::vector<Coded> direct;
+            for (int level = CG_L1; level <= CG_L3; level++)
+                direct.push_back(code(spec, profile.get(), CG_DTYPE_BF16, 0, n_tokens, static_cast<cg_level>(level), 5));
+            for (const auto &step : {std::pair<int, int>{1, 2}, {2, 3}, {1, 3}}) {
+                SCOPED_TRACE(testing::Message() << "L" << step.first << " to L" << step.second << " n_tokens=" << n_tokens);
+                const Coded &from = direct[step.first - 1], &to = direct[step.second - 1];
+                uint8_t *bytes;
+                size_t n_bytes;
+                ASSERT_EQ(cg_transcode(profile.get(), from.chunk.data(), from.chunk.size(),
+                                       static_cast<cg_level>(step.second), &bytes, &n_bytes),
+                          CG_OK);
+                const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
+                const Bytes transcoded(bytes, bytes + n_bytes);
+                EXPECT_EQ(cg_chunk_verify(bytes, n_bytes), CG_OK);
+                EXPECT_EQ(transcoded.size(), to.chunk.size());
+                EXPECT_EQ(symbols_of(profile.get(), transcoded), symbols_of(profile.get(), to.chunk));
+                Bytes a, b;
+                ASSERT_EQ(decode(profile.get(), transcoded, &a), CG_OK);
+                ASSERT_EQ(decode(profile.get(), to.chunk, &b), CG_OK);
+                EXPECT_EQ(a, b);
+            }
+        }
+    }
+}
+
+TEST(Codec, TranscodingGoesOnlyFromFinerToCoarserLossyLevels) {
+    const ProfileSpec spec;
+    const Profile profile = make_profile(spec);
+    for (int from = CG_L0; from <= CG_L3; from++) {
+        const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 9, static_cast<cg_level>(from));
+        for (int to = CG_L0; to <= CG_L3 + 1; to++) {
+            uint8_t *bytes;
+            size_t n_bytes;
+            const bool fine = from != CG_L0 && to > from && to <= CG_L3;
+            EXPECT_EQ(cg_transcode(profile.get(), c.chunk.data(), c.chunk.size(), static_cast<cg_level>(to), &bytes, &n_bytes),
+                      fine ? CG_OK : CG_ERR_INVALID_ARGUMENT)
+                << from << " to " << to;
+            EXPECT_EQ(bytes != nullptr, fine);
+            free(bytes);
+        }
+    }
+}
+
+TEST(Codec, TasksRunOnAnyThreads) {
+    ProfileSpec spec;
+    spec.n_layers = 8;
+    spec.group_layers = {2, 2, 2, 2};
+    const Profile profile = make_profile(spec);
+    for (int level = CG_L0; level <= CG_L3; level++) {
+        const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 100, static_cast<cg_level>(level));
+        Bytes alone;
+        ASSERT_EQ(decode(profile.get(), c.chunk, &alone), CG_OK);
+        // Four threads share one decoder, and each decodes everything.
+        cg_decoder *decoder;
+        ASSERT_EQ(cg_decoder_new(profile.get(), c.chunk.data(), c.chunk.size(), &decoder), CG_OK);
+        std::vector<std::thread> threads;
+        std::vector<int> n_wrong(4);
+        for (unsigned i = 0; i < 4; i++) {
+            threads.emplace_back([&, i] {
+                const size_t scratch_bytes = cg_decoder_scratch_bytes(decoder);
+                const std::unique_ptr<void, MallocFree> scratch(aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
+                const uint32_t n_tasks = cg_decoder_n_tasks(decoder);
+                for (uint32_t k = 0; k < n_tasks; k++) {
+                    const uint32_t task = (k + i) % n_tasks;
+                    const cg_task_shape shape = cg_decoder_task_shape(decoder, task);
+                    Bytes out(shape.elements_bytes);
+                    n_wrong[i] += cg_decoder_run(decoder, task, scratch.get(), scratch_bytes, out.data()) != CG_OK;
+                    const size_t plane_bytes = out.size() / shape.n_layers;
+                    for (uint32_t l = 0; l < shape.n_layers; l++)
+                        n_wrong[i] += !std::equal(out.begin() + l * plane_bytes, out.begin() + (l + 1) * plane_bytes,
+                                                  alone.begin() + ((shape.first_layer + l) * 2 + shape.plane) * plane_bytes);
+                }
+            });
+        }
+        for (std::thread &thread : threads)
+            thread.join();
+        EXPECT_EQ(n_wrong, std::vector<int>(4));
+        cg_decoder_free(decoder);
+        Bytes together;
+        ASSERT_EQ(decode(profile.get(), c.chunk, &together, /*n_threads=*/4), CG_OK);
+        EXPECT_EQ(together, alone);
+    }
+}
+
+TEST(Codec, RefusesSmallScratchAndOutput) {
+    const ProfileSpec spec;
+    const Profile profile = make_profile(spec);
+    const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 9, CG_L1);
+    cg_decoder *decoder;
+    ASSERT_EQ(cg_decoder_new(profile.get(), c.chunk.data(), c.chunk.size(), &decoder), CG_OK);
+    const size_t n = cg_decoder_scratch_bytes(decoder);
+    alignas(64) static uint8_t scratch[1 << 20];
+    ASSERT_LE(n, sizeof scratch);
+    Bytes out(cg_decoder_task_shape(decoder, 0).elements_bytes);
+    EXPECT_EQ(cg_decoder_run(decoder, 0, scratch, n - 1, out.data()), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_decoder_run(decoder, cg_decoder_n_tasks(decoder), scratch, n, out.data()), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_decoder_run(decoder, 0, scratch, n, out.data()), CG_OK);
+    cg_decoder_free(decoder);
+    Bytes small(c.elements.size() - 1);
+    EXPECT_EQ(cg_decode_chunk(profile.get(), c.chunk.data(), c.chunk.size(), 1, small.data(), small.size()),
+              CG_ERR_BUFFER_TOO_SMALL);
+}
+
+} // namespace

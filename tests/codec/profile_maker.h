@@ -1,0 +1,344 @@
+/* tests/codec/profile_maker.h - small synthetic profiles and caches for tests.
+ *
+ * A profile here has random orthonormal bases, random means and weights, and classes of every shape (small and large
+ * alphabets, shifts), dealt out to the columns at random: real profiles are tamer. Bytes: codec/FORMAT.md, "Profile".
+ * Everything follows from a seed.
+ */
+#ifndef CG_TESTS_CODEC_PROFILE_MAKER_H
+#define CG_TESTS_CODEC_PROFILE_MAKER_H
+#include "codec/bf16.h"
+#include "codec/codec.h"
+#include "codec/cursor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+#include <xxhash.h>
+
+namespace cg_test {
+
+using Bytes = std::vector<uint8_t>;
+
+class Random {
+public:
+    explicit Random(uint64_t seed) : engine_(seed) {}
+    uint32_t below(uint32_t n) { return static_cast<uint32_t>(engine_() % n); }
+    double uniform(double from, double to) {
+        return from + (to - from) * static_cast<double>(engine_() >> 11) * 0x1p-53;
+    }
+    // Of the standard normal distribution, nearly: a sum of twelve.
+    double normal() {
+        double sum = -6;
+        for (int i = 0; i < 12; i++)
+            sum += uniform(0, 1);
+        return sum;
+    }
+
+private:
+    std::mt19937_64 engine_;
+};
+
+inline void put(Bytes *out, uint64_t value, size_t n_bytes) {
+    out->resize(out->size() + n_bytes);
+    cg_store_le(out->data() + out->size() - n_bytes, n_bytes, value);
+}
+inline void put_f32(Bytes *out, float value) { put(out, cg_f32_bits(value), 4); }
+inline void put_f64(Bytes *out, double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put(out, bits, 8);
+}
+
+struct ProfileSpec {
+    uint16_t n_layers = 4, n_kv_heads = 2, head_dim = 16;
+    uint8_t dtype = CG_DTYPE_BF16;
+    std::vector<uint16_t> group_layers = {3, 1}; // uneven
+    uint16_t rotary_dim = 16; // 0: no rope
+    uint16_t n_sinks = 4;
+    // Factor 3 apart, and exact in binary: coarser levels nest exactly.
+    float step[3][2] = {{1 / 16.f, 3 / 64.f}, {3 / 16.f, 9 / 64.f}, {9 / 16.f, 27 / 64.f}};
+    bool all_active = true; // else fewer components, fewest at L3 and high frequencies
+    double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
+    uint64_t seed = 1;
+};
+
+// Frequencies of n symbols that fall by `fall` from one index to the next, as integers that sum to 1 << 14.
+inline std::vector<uint16_t> falling_freq(unsigned n_symbols, double fall) {
+    std::vector<double> share(n_symbols);
+    for (unsigned i = 0; i < n_symbols; i++)
+        share[i] = std::pow(fall, i);
+    const double sum = std::accumulate(share.begin(), share.end(), 0.0);
+    std::vector<uint16_t> freq(n_symbols);
+    int left = 1 << 14;
+    for (unsigned i = 0; i < n_symbols; i++) {
+        freq[i] = static_cast<uint16_t>(1 + (((1 << 14) - static_cast<int>(n_symbols)) * share[i] / sum));
+        left -= freq[i];
+    }
+    freq[0] = static_cast<uint16_t>(freq[0] + left);
+    return freq;
+}
+
+struct ClassSpec {
+    uint8_t shift;
+    std::vector<uint16_t> freq;
+};
+
+inline std::vector<ClassSpec> mixed_classes() {
+    return {{0, falling_freq(16, 0.7)}, {0, falling_freq(2, 0.1)},  {0, falling_freq(64, 0.9)},
+            {2, falling_freq(8, 0.6)},  {5, falling_freq(4, 0.3)},  {12, falling_freq(2, 0.01)},
+            {0, falling_freq(6, 0.05)}, {1, falling_freq(64, 0.95)}};
+}
+
+// Rows are orthonormal: Gram-Schmidt, twice, of random rows.
+inline std::vector<std::vector<double>> random_orthonormal(size_t n, Random *random) {
+    std::vector<std::vector<double>> rows(n, std::vector<double>(n));
+    for (size_t i = 0; i < n; i++) {
+        for (double &x : rows[i])
+            x = random->normal();
+        for (int pass = 0; pass < 2; pass++) {
+            for (size_t k = 0; k < i; k++) {
+                const double dot =
+                    std::inner_product(rows[i].begin(), rows[i].end(), rows[k].begin(), 0.0);
+                for (size_t j = 0; j < n; j++)
+                    rows[i][j] -= dot * rows[k][j];
+            }
+        }
+        const double norm =
+            std::sqrt(std::inner_product(rows[i].begin(), rows[i].end(), rows[i].begin(), 0.0));
+        for (double &x : rows[i])
+            x /= norm;
+    }
+    return rows;
+}
+
+// Fills in file_bytes and the hash at the end, after the bytes were changed.
+inline void seal_profile(Bytes *bytes) {
+    cg_store_le(bytes->data() + 16, 8, bytes->size());
+    cg_store_le(bytes->data() + bytes->size() - 8, 8, XXH3_64bits(bytes->data(), bytes->size() - 8));
+}
+
+inline cg_fingerprint model_of(const ProfileSpec &spec) {
+    cg_fingerprint model;
+    for (size_t i = 0; i < sizeof model.bytes; i++)
+        model.bytes[i] = static_cast<uint8_t>(0xa0 + i + spec.seed);
+    return model;
+}
+
+inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<ClassSpec> &classes = mixed_classes()) {
+    Random random(spec.seed);
+    const size_t channels = size_t{spec.n_kv_heads} * spec.head_dim;
+    const size_t n_table = size_t{spec.n_layers} * 2 * channels;
+    Bytes out = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
+    put(&out, 1, 4);
+    put(&out, 0, 4);
+    put(&out, 0, 8); // file_bytes
+    const cg_fingerprint model = model_of(spec);
+    out.insert(out.end(), model.bytes, model.bytes + 16);
+    put(&out, spec.n_layers, 2);
+    put(&out, spec.n_kv_heads, 2);
+    put(&out, spec.head_dim, 2);
+    put(&out, spec.dtype, 1);
+    put(&out, 2, 1);
+    const char preset[16] = "klt";
+    out.insert(out.end(), preset, preset + 16);
+    put(&out, 1, 1);
+    put(&out, 1, 1);
+    put(&out, spec.rotary_dim > 0, 1);
+    put(&out, 0, 1);
+    put(&out, spec.rotary_dim, 2);
+    put(&out, spec.n_sinks, 2);
+    put(&out, spec.group_layers.size(), 2);
+    put(&out, classes.size(), 2);
+    put(&out, 0, 4);
+
+    for (unsigned i = 0; i < spec.rotary_dim / 2u; i++)
+        put_f64(&out, std::pow(10000.0, -2.0 * i / spec.rotary_dim));
+    for (const uint16_t n : spec.group_layers)
+        put(&out, n, 2);
+    for (const auto &level : spec.step) {
+        put_f32(&out, level[CG_K]);
+        put_f32(&out, level[CG_V]);
+    }
+    for (size_t i = 0; i < n_table; i++)
+        put_f32(&out, static_cast<float>(random.uniform(-2, 2)));
+    for (size_t i = 0; i < n_table; i++)
+        put_f32(&out, static_cast<float>(std::exp2(random.uniform(-1, 1))));
+    for (const ClassSpec &c : classes) {
+        put(&out, c.shift, 1);
+        put(&out, c.freq.size(), 1);
+        for (const uint16_t f : c.freq)
+            put(&out, f, 2);
+    }
+    std::vector<size_t> n_components, n_wide; // [group][plane]
+    for (const uint16_t n_layers : spec.group_layers) {
+        for (unsigned plane = 0; plane < 2; plane++) {
+            const size_t n = n_layers * channels;
+            n_components.push_back(spec.all_active ? n : n * 7 / 8);
+            n_wide.push_back(static_cast<size_t>(spec.wide_share * static_cast<double>(n_components.back())));
+            put(&out, n_components.back(), 2);
+            put(&out, n_wide.back(), 2);
+        }
+    }
+    for (unsigned level = 1; level <= 3; level++) {
+        for (const size_t n : n_components) {
+            std::vector<size_t> n_active(8, n);
+            for (unsigned f = 0; f < 8 && !spec.all_active; f++)
+                n_active[f] = f + 2 * level >= 12 ? 0 : n - n * (f + 2 * (level - 1)) / 12; // 0 of some
+            for (const size_t active : n_active)
+                put(&out, active, 2);
+            for (const size_t active : n_active) {
+                for (size_t c = 0; c < active; c++)
+                    put(&out, random.below(static_cast<uint32_t>(classes.size())), 1);
+            }
+        }
+    }
+    for (size_t i = 0; i < n_components.size(); i++) {
+        const size_t n = spec.group_layers[i / 2] * channels;
+        const auto basis = random_orthonormal(n, &random);
+        for (size_t c = 0; c < n_components[i]; c++) {
+            if (c < n_wide[i]) {
+                for (const double x : basis[c])
+                    put(&out, cg_bf16_from_f32(static_cast<float>(x)), 2);
+                continue;
+            }
+            double largest = 0;
+            for (const double x : basis[c])
+                largest = std::max(largest, std::fabs(x));
+            const float scale = static_cast<float>(largest / 127);
+            put_f32(&out, scale);
+            for (const double x : basis[c])
+                put(&out, static_cast<uint8_t>(static_cast<int8_t>(std::lrint(x / scale))), 1);
+        }
+    }
+    put(&out, 0, 8);
+    seal_profile(&out);
+    return out;
+}
+
+struct ProfileFree {
+    void operator()(cg_profile *profile) const { cg_profile_free(profile); }
+};
+using Profile = std::unique_ptr<cg_profile, ProfileFree>;
+
+inline Profile open_profile(const Bytes &bytes) {
+    cg_profile *profile;
+    const cg_status status = cg_profile_open(bytes.data(), bytes.size(), &profile);
+    if (status != CG_OK)
+        throw std::runtime_error(std::string("profile_maker: ") + cg_strerror(status));
+    return Profile(profile);
+}
+inline Profile make_profile(const ProfileSpec &spec) { return open_profile(make_profile_bytes(spec)); }
+
+// n_tokens of a context at first_position, with keys that follow from it.
+inline cg_chunk_header make_header(const ProfileSpec &spec, uint8_t dtype, uint32_t first_position, uint32_t n_tokens) {
+    cg_chunk_header header = {};
+    header.geometry = {spec.n_layers, spec.n_kv_heads, spec.head_dim, dtype, 2};
+    header.first_position = first_position;
+    header.n_tokens = n_tokens;
+    header.model = model_of(spec);
+    header.parent = cg_key_root(&header.model, nullptr, 0);
+    return header;
+}
+
+inline std::vector<uint32_t> make_tokens(uint32_t n_tokens, uint64_t seed, uint32_t vocabulary = 49152) {
+    Random random(seed);
+    std::vector<uint32_t> tokens(n_tokens);
+    for (uint32_t &token : tokens)
+        token = random.below(vocabulary);
+    return tokens;
+}
+
+// Elements of one dtype, from and to floats.
+inline void put_element(Bytes *out, unsigned dtype, float value) {
+    if (dtype == CG_DTYPE_FP32)
+        put(out, cg_f32_bits(value), 4);
+    else
+        put(out, dtype == CG_DTYPE_BF16 ? cg_bf16_from_f32(value) : cg_fp16_from_f32(value), 2);
+}
+inline std::vector<float> to_floats(const Bytes &elements, unsigned dtype) {
+    const size_t n_bytes = cg_dtype_bytes(dtype);
+    std::vector<float> values(elements.size() / n_bytes);
+    for (size_t i = 0; i < values.size(); i++) {
+        const auto bits = static_cast<uint32_t>(cg_load_le(elements.data() + i * n_bytes, n_bytes));
+        values[i] = dtype == CG_DTYPE_FP32   ? cg_f32_from_bits(bits)
+                    : dtype == CG_DTYPE_BF16 ? cg_bf16_to_f32(static_cast<uint16_t>(bits))
+                                             : cg_fp16_to_f32(static_cast<uint16_t>(bits));
+    }
+    return values;
+}
+
+// A cache [n_layers][2][n_tokens][n_kv_heads][head_dim] that is smooth along tokens, as real ones are somewhat.
+inline Bytes make_elements(const cg_chunk_header &header, uint64_t seed, double scale = 1.0) {
+    const cg_geometry &g = header.geometry;
+    Random random(seed);
+    const size_t channels = cg_geometry_channels(&g);
+    Bytes out;
+    out.reserve(static_cast<size_t>(cg_geometry_elements(&g, header.n_tokens)) * cg_dtype_bytes(g.dtype));
+    for (unsigned plane = 0; plane < 2u * g.n_layers; plane++) {
+        std::vector<double> state(channels);
+        for (double &x : state)
+            x = random.normal();
+        for (uint32_t t = 0; t < header.n_tokens; t++) {
+            for (double &x : state) {
+                x = 0.8 * x + 0.6 * random.normal();
+                put_element(&out, g.dtype, static_cast<float>(scale * x));
+            }
+        }
+    }
+    return out;
+}
+
+struct MallocFree {
+    void operator()(void *memory) const { free(memory); }
+};
+
+inline cg_status encode(const cg_profile *profile, const cg_chunk_header &header, const std::vector<uint32_t> &tokens,
+                        const Bytes &elements, cg_level level, Bytes *chunk_out, unsigned n_threads = 1) {
+    uint8_t *bytes = nullptr;
+    size_t n_bytes = 0;
+    const cg_status status = cg_encode_chunk(profile, &header, tokens.data(), elements.data(), elements.size(), level,
+                                             n_threads, &bytes, &n_bytes);
+    const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
+    chunk_out->clear();
+    if (status == CG_OK)
+        chunk_out->assign(bytes, bytes + n_bytes);
+    return status;
+}
+
+// From an exact copy, so that ASan sees an over-read.
+inline cg_status decode(const cg_profile *profile, const Bytes &chunk, Bytes *elements_out, unsigned n_threads = 1) {
+    cg_chunk_header header;
+    cg_status status = cg_chunk_header_parse(chunk.data(), chunk.size(), &header);
+    if (status != CG_OK)
+        return status;
+    elements_out->assign(static_cast<size_t>(cg_geometry_elements(&header.geometry, header.n_tokens)) *
+                             cg_dtype_bytes(header.geometry.dtype),
+                         0xcc);
+    const std::unique_ptr<uint8_t[]> exact(new uint8_t[chunk.size()]);
+    memcpy(exact.get(), chunk.data(), chunk.size());
+    return cg_decode_chunk(profile, exact.get(), chunk.size(), n_threads, elements_out->data(), elements_out->size());
+}
+
+// Corrects the checksums of a chunk whose sections were changed: what an attacker does, too.
+inline void seal_chunk(Bytes *chunk) {
+    const size_t n_sections = cg_load_le(chunk->data() + 44, 4);
+    size_t at = CG_CHUNK_FIXED_BYTES + n_sections * CG_CHUNK_SECTION_BYTES;
+    Bytes hashed(chunk->begin(), chunk->begin() + 152);
+    for (size_t i = 0; i < n_sections; i++) {
+        uint8_t *row = chunk->data() + CG_CHUNK_FIXED_BYTES + i * CG_CHUNK_SECTION_BYTES;
+        const size_t n_bytes = cg_load_le(row + 4, 4);
+        cg_store_le(row + 8, 8, XXH3_64bits(chunk->data() + at, n_bytes));
+        at += n_bytes;
+        hashed.insert(hashed.end(), row, row + CG_CHUNK_SECTION_BYTES);
+    }
+    cg_store_le(chunk->data() + 152, 8, XXH3_64bits(hashed.data(), hashed.size()));
+}
+
+} // namespace cg_test
+#endif

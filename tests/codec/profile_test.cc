@@ -1,0 +1,180 @@
+#include "codec/profile.h"
+
+#include "profile_maker.h"
+
+#include <functional>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace {
+
+using namespace cg_test;
+
+cg_status open(const Bytes &bytes) {
+    const std::unique_ptr<uint8_t[]> exact(new uint8_t[bytes.size()]);
+    memcpy(exact.get(), bytes.data(), bytes.size());
+    cg_profile *profile;
+    const cg_status status = cg_profile_open(exact.get(), bytes.size(), &profile);
+    EXPECT_EQ(profile != nullptr, status == CG_OK);
+    cg_profile_free(profile);
+    return status;
+}
+
+TEST(Profile, TellsWhatItIsFor) {
+    ProfileSpec spec;
+    const Bytes bytes = make_profile_bytes(spec);
+    const Profile profile = open_profile(bytes);
+    const cg_geometry geometry = {4, 2, 16, CG_DTYPE_BF16, 2};
+    EXPECT_TRUE(cg_geometry_equal(cg_profile_geometry(profile.get()), &geometry));
+    EXPECT_STREQ(cg_profile_preset(profile.get()), "klt");
+    EXPECT_EQ(cg_profile_n_groups(profile.get()), 2u);
+    const cg_fingerprint model = model_of(spec);
+    EXPECT_EQ(0, memcmp(cg_profile_model(profile.get())->bytes, model.bytes, 16));
+    const cg_key fingerprint = cg_key_of_bytes(bytes.data(), bytes.size());
+    EXPECT_EQ(0, memcmp(cg_profile_fingerprint(profile.get())->bytes, fingerprint.bytes, 16));
+}
+
+TEST(Profile, OpensManyShapes) {
+    for (ProfileSpec spec : {ProfileSpec{1, 1, 2, CG_DTYPE_FP16, {1}, 0, 0},
+                             ProfileSpec{2, 1, 66, CG_DTYPE_FP32, {1, 1}, 64, 8},
+                             ProfileSpec{1, 1, 256, CG_DTYPE_BF16, {1}, 128, 1},
+                             ProfileSpec{1, 2, 258, CG_DTYPE_BF16, {1}, 258, 1}}) {
+        EXPECT_EQ(open(make_profile_bytes(spec)), CG_OK);
+        spec.all_active = false;
+        EXPECT_EQ(open(make_profile_bytes(spec)), CG_OK);
+    }
+}
+
+TEST(Profile, RefusesEveryTruncation) {
+    ProfileSpec spec;
+    spec.head_dim = spec.rotary_dim = 4;
+    const Bytes good = make_profile_bytes(spec);
+    for (size_t n = 0; n < good.size(); n++) {
+        Bytes bytes(good.begin(), good.begin() + n);
+        EXPECT_EQ(open(bytes), CG_ERR_TRUNCATED) << n;
+        if (n >= 96) { // and with size and checksum put right
+            seal_profile(&bytes);
+            EXPECT_NE(open(bytes), CG_OK) << n;
+        }
+    }
+    Bytes longer = good;
+    longer.push_back(0);
+    EXPECT_EQ(open(longer), CG_ERR_CORRUPT);
+    seal_profile(&longer);
+    EXPECT_NE(open(longer), CG_OK);
+}
+
+TEST(Profile, RefusesEveryFlippedBit) {
+    ProfileSpec spec;
+    spec.head_dim = spec.rotary_dim = 4;
+    const Bytes good = make_profile_bytes(spec);
+    for (size_t bit = 0; bit < 8 * good.size(); bit++) {
+        Bytes damaged = good;
+        damaged[bit / 8] ^= 1 << bit % 8;
+        EXPECT_NE(open(damaged), CG_OK) << bit;
+    }
+}
+
+TEST(Profile, RefusesHostileFields) {
+    ProfileSpec spec; // C = 32, groups of 3 and 1 layers
+    const Bytes good = make_profile_bytes(spec);
+    const size_t groups_at = 80 + 8 * 8, steps_at = groups_at + 4, mean_at = steps_at + 24;
+    const size_t weight_at = mean_at + 4 * 2 * 32 * 4, classes_at = weight_at + 4 * 2 * 32 * 4;
+    size_t components_at = classes_at;
+    for (const ClassSpec &c : mixed_classes())
+        components_at += 2 + 2 * c.freq.size();
+    const size_t columns_at = components_at + 16;
+    size_t basis_at = columns_at;
+    for (unsigned level = 0; level < 3; level++)
+        basis_at += 4 * 16 + 8 * 2 * (96 + 32);
+    const size_t scale_at = basis_at + 48 * 96 * 2;
+    const uint64_t nan = 0x7fc00000, infinity = 0x7f800000;
+
+    const struct { const char *what; size_t offset, bytes; uint64_t value; cg_status want; } cases[] = {
+        {"unchanged", 12, 4, 0, CG_OK},
+        {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
+        {"version", 8, 4, 2, CG_ERR_UNSUPPORTED_VERSION},
+        {"reserved at 12", 12, 4, 1, CG_ERR_CORRUPT},
+        {"reserved at 67", 67, 1, 1, CG_ERR_CORRUPT},
+        {"reserved at 76", 76, 4, 1, CG_ERR_CORRUPT},
+        {"no layers", 40, 2, 0, CG_ERR_CORRUPT},
+        {"more layers than the groups have", 40, 2, 5, CG_ERR_CORRUPT},
+        {"fewer layers than the groups have", 40, 2, 3, CG_ERR_CORRUPT},
+        {"too many layers", 40, 2, 0xffff, CG_ERR_CORRUPT},
+        {"heads that the file can't hold", 42, 2, 1024, CG_ERR_TRUNCATED},
+        {"head_dim that the file can't hold", 44, 2, 1024, CG_ERR_TRUNCATED},
+        {"odd head_dim", 44, 2, 15, CG_ERR_UNSUPPORTED},
+        {"dtype", 46, 1, 9, CG_ERR_UNSUPPORTED},
+        {"one plane", 47, 1, 1, CG_ERR_UNSUPPORTED},
+        {"channel transform", 64, 1, 2, CG_ERR_UNSUPPORTED},
+        {"token transform", 65, 1, 2, CG_ERR_UNSUPPORTED},
+        {"rope kind", 66, 1, 2, CG_ERR_UNSUPPORTED},
+        {"rotary_dim without rope", 66, 1, 0, CG_ERR_CORRUPT},
+        {"odd rotary_dim", 68, 2, 15, CG_ERR_CORRUPT},
+        {"rotary_dim above head_dim", 68, 2, 18, CG_ERR_CORRUPT},
+        {"rope without rotary_dim", 68, 2, 0, CG_ERR_CORRUPT},
+        {"n_sinks", 70, 2, 9, CG_ERR_CORRUPT},
+        {"no groups", 72, 2, 0, CG_ERR_CORRUPT},
+        {"more groups than layers", 72, 2, 5, CG_ERR_CORRUPT},
+        {"no classes", 74, 2, 0, CG_ERR_CORRUPT},
+        {"257 classes", 74, 2, 257, CG_ERR_CORRUPT},
+        {"inv_freq is NaN", 80, 8, 0x7ff8000000000000, CG_ERR_CORRUPT},
+        {"an empty group", groups_at, 2, 0, CG_ERR_CORRUPT},
+        {"a group past the last layer", groups_at, 2, 4, CG_ERR_CORRUPT},
+        {"step 0", steps_at, 4, 0, CG_ERR_CORRUPT},
+        {"step negative", steps_at, 4, 0xbf800000, CG_ERR_CORRUPT},
+        {"step NaN", steps_at + 20, 4, nan, CG_ERR_CORRUPT},
+        {"mean infinite", mean_at, 4, infinity, CG_ERR_CORRUPT},
+        {"weight 0", weight_at, 4, 0, CG_ERR_CORRUPT},
+        {"weight NaN", classes_at - 4, 4, nan, CG_ERR_CORRUPT},
+        {"shift 13", classes_at, 1, 13, CG_ERR_CORRUPT},
+        {"alphabet of 0", classes_at + 1, 1, 0, CG_ERR_CORRUPT},
+        {"alphabet of 15", classes_at + 1, 1, 15, CG_ERR_CORRUPT},
+        {"alphabet of 65", classes_at + 1, 1, 65, CG_ERR_CORRUPT},
+        {"frequency 0", classes_at + 2, 2, 0, CG_ERR_CORRUPT},
+        {"frequencies that don't add up", classes_at + 2, 2, 1, CG_ERR_CORRUPT},
+        {"more components than channels", components_at, 2, 97, CG_ERR_CORRUPT},
+        {"more wide rows than components", components_at + 2, 2, 97, CG_ERR_CORRUPT},
+        {"more active columns than components", columns_at, 2, 97, CG_ERR_CORRUPT},
+        {"a class that is none", columns_at + 16, 1, 8, CG_ERR_CORRUPT},
+        {"basis infinite", basis_at, 2, 0x7f80, CG_ERR_CORRUPT},
+        {"scale NaN", scale_at, 4, nan, CG_ERR_CORRUPT},
+        {"scale infinite", scale_at, 4, infinity, CG_ERR_CORRUPT},
+    };
+    for (const auto &c : cases) {
+        Bytes hostile = good;
+        cg_store_le(hostile.data() + c.offset, c.bytes, c.value);
+        seal_profile(&hostile);
+        EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
+    }
+    Bytes smaller = good;
+    cg_store_le(smaller.data() + 16, 8, good.size() - 1);
+    EXPECT_EQ(open(smaller), CG_ERR_CORRUPT);
+    for (const uint64_t size : {uint64_t{0}, uint64_t{1}, uint64_t{7}, uint64_t{80}, uint64_t{87}}) {
+        cg_store_le(smaller.data() + 16, 8, size);
+        EXPECT_EQ(open(smaller), CG_ERR_CORRUPT) << size;
+    }
+    cg_store_le(smaller.data() + 16, 8, ~0ull);
+    EXPECT_EQ(open(smaller), CG_ERR_TRUNCATED);
+}
+
+TEST(Profile, OpensAFile) {
+    char path[] = "/tmp/cg_profile_test.XXXXXX";
+    const int fd = mkstemp(path);
+    ASSERT_GE(fd, 0);
+    const Bytes bytes = make_profile_bytes({});
+    ASSERT_EQ(write(fd, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    cg_profile *profile;
+    EXPECT_EQ(cg_profile_open_file(path, &profile), CG_OK);
+    cg_profile_free(profile);
+    ASSERT_EQ(ftruncate(fd, static_cast<off_t>(bytes.size() - 1)), 0);
+    EXPECT_EQ(cg_profile_open_file(path, &profile), CG_ERR_TRUNCATED);
+    close(fd);
+    unlink(path);
+    EXPECT_EQ(cg_profile_open_file(path, &profile), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(profile, nullptr);
+    EXPECT_NE(cg_profile_open_file("/tmp", &profile), CG_OK);
+    cg_profile_free(nullptr);
+}
+
+} // namespace

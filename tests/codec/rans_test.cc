@@ -1,0 +1,291 @@
+#include "codec/rans.h"
+
+#include "profile_maker.h"
+
+#include <gtest/gtest.h>
+
+namespace {
+
+using cg_test::Bytes;
+using cg_test::Random;
+
+// A matrix whose columns stand next to each other, cut into strips of given widths.
+struct Matrix {
+    size_t n_rows = 0, n_columns = 0;
+    std::vector<int16_t> cells;
+    std::vector<uint8_t> column_class;
+    std::vector<cg_rans_strip> strips;
+
+    Matrix(size_t rows, const std::vector<uint32_t> &widths, size_t n_classes, Random *random) : n_rows(rows) {
+        for (const uint32_t w : widths)
+            n_columns += w;
+        cells.resize(n_rows * n_columns);
+        for (size_t c = 0; c < n_columns; c++)
+            column_class.push_back(static_cast<uint8_t>(random->below(static_cast<uint32_t>(n_classes))));
+        size_t at = 0;
+        for (const uint32_t w : widths) {
+            strips.push_back({cells.data() + at, n_columns, column_class.data() + at, w});
+            at += w;
+        }
+    }
+    Matrix(const Matrix &) = delete;
+};
+
+std::vector<cg_rans_class> signed_classes() {
+    std::vector<cg_rans_class> classes;
+    for (const auto &spec : cg_test::mixed_classes()) {
+        cg_rans_class cls;
+        EXPECT_EQ(cg_rans_class_init_signed(&cls, spec.shift, static_cast<unsigned>(spec.freq.size()),
+                                            spec.freq.data()),
+                  CG_OK);
+        classes.push_back(cls);
+    }
+    return classes;
+}
+
+Bytes encode(const std::vector<cg_rans_class> &classes, const Matrix &m, size_t n_streams) {
+    const size_t bound =
+        cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, n_streams);
+    Bytes out(bound), scratch(bound);
+    const size_t n = cg_rans_encode(classes.data(), m.strips.data(), m.strips.size(), m.n_rows, n_streams, out.data(),
+                                    out.size(), scratch.data());
+    EXPECT_GT(n, 0u);
+    EXPECT_LE(n, bound);
+    out.resize(n);
+    return out;
+}
+
+// From an exact copy, into the matrix's cells.
+cg_status decode(const std::vector<cg_rans_class> &classes, Matrix *m, const Bytes &src, size_t *used_bytes) {
+    const std::unique_ptr<uint8_t[]> exact(new uint8_t[src.size()]);
+    memcpy(exact.get(), src.data(), src.size());
+    std::fill(m->cells.begin(), m->cells.end(), int16_t{0x5555});
+    return cg_rans_decode(classes.data(), m->strips.data(), m->strips.size(), m->n_rows, exact.get(), src.size(),
+                          used_bytes);
+}
+
+int16_t draw(Random *random) {
+    switch (random->below(16)) {
+    case 0: return static_cast<int16_t>(random->below(65536)); // mostly escapes
+    case 1: return static_cast<int16_t>(random->below(2) ? INT16_MAX : INT16_MIN);
+    case 2: return static_cast<int16_t>(static_cast<int>(random->below(256)) - 128);
+    default: return static_cast<int16_t>(std::lrint(1.5 * random->normal()));
+    }
+}
+
+TEST(Rans, DecodesWhatWasEncoded) {
+    const auto classes = signed_classes();
+    const std::vector<std::vector<uint32_t>> shapes = {
+        {1}, {31}, {32}, {32, 1}, {32, 32, 7, 32, 5}, {3, 32, 32, 32, 32, 32, 32, 9}};
+    for (size_t n_rows : {1, 2, 7, 32, 129}) {
+        for (size_t shape = 0; shape < shapes.size(); shape++) {
+            for (size_t n_streams = 1; n_streams <= shapes[shape].size(); n_streams++) {
+                const uint64_t seed = n_rows * 100 + shape * 10 + n_streams;
+                SCOPED_TRACE(testing::Message() << "n_rows=" << n_rows << " shape=" << shape
+                                                << " n_streams=" << n_streams << " seed=" << seed);
+                Random random(seed);
+                Matrix m(n_rows, shapes[shape], classes.size(), &random);
+                for (int16_t &cell : m.cells)
+                    cell = draw(&random);
+                const auto cells = m.cells;
+                Bytes coded = encode(classes, m, n_streams);
+                const size_t n_coded = coded.size();
+                size_t used = 0;
+                ASSERT_EQ(decode(classes, &m, coded, &used), CG_OK);
+                EXPECT_EQ(used, n_coded);
+                ASSERT_EQ(m.cells, cells);
+                coded.push_back(1); // what follows is the caller's
+                ASSERT_EQ(decode(classes, &m, coded, &used), CG_OK);
+                EXPECT_EQ(used, n_coded);
+            }
+        }
+    }
+}
+
+TEST(Rans, EveryValueOfEveryClassRoundTrips) {
+    const auto classes = signed_classes();
+    for (size_t k = 0; k < classes.size(); k++) {
+        SCOPED_TRACE(k);
+        Random random(k);
+        Matrix m(65536 / 32, {32}, 1, &random);
+        std::fill(m.column_class.begin(), m.column_class.end(), static_cast<uint8_t>(k));
+        for (size_t i = 0; i < m.cells.size(); i++)
+            m.cells[i] = static_cast<int16_t>(static_cast<int>(i) - 32768);
+        const auto cells = m.cells;
+        size_t used;
+        ASSERT_EQ(decode(classes, &m, encode(classes, m, 1), &used), CG_OK);
+        ASSERT_EQ(m.cells, cells);
+    }
+}
+
+TEST(Rans, ExponentsRoundTripWithEscapesAboveAndBelow) {
+    for (const unsigned shift : {0u, 3u}) {
+        const unsigned top = shift == 0 ? 130 : 20, n_exponents = shift == 0 ? 256 : 32;
+        const auto freq = cg_test::falling_freq(10, 0.7);
+        std::vector<cg_rans_class> classes(1);
+        ASSERT_EQ(cg_rans_class_init_exponents(&classes[0], shift, top, 10, freq.data()), CG_OK);
+        Random random(shift);
+        Matrix m(n_exponents, {32, 3}, 1, &random);
+        for (size_t i = 0; i < m.cells.size(); i++)
+            m.cells[i] = static_cast<int16_t>((i / m.n_columns) << shift | random.below(1u << shift));
+        const auto cells = m.cells;
+        size_t used;
+        ASSERT_EQ(decode(classes, &m, encode(classes, m, 2), &used), CG_OK);
+        EXPECT_EQ(m.cells, cells);
+    }
+}
+
+TEST(Rans, NoStripsTakeFourBytes) {
+    const auto classes = signed_classes();
+    Random random(1);
+    Matrix m(5, {}, 1, &random);
+    const Bytes coded = encode(classes, m, 0);
+    EXPECT_EQ(coded, Bytes(4));
+    size_t used;
+    EXPECT_EQ(decode(classes, &m, coded, &used), CG_OK);
+    EXPECT_EQ(used, 4u);
+    EXPECT_EQ(decode(classes, &m, {1, 0, 0, 0, 128, 0, 0, 0}, &used), CG_ERR_CORRUPT);
+}
+
+TEST(Rans, CodesCloseToTheEntropy) {
+    std::vector<cg_rans_class> classes(1);
+    const auto freq = cg_test::falling_freq(8, 0.4);
+    ASSERT_EQ(cg_rans_class_init_signed(&classes[0], 0, 8, freq.data()), CG_OK);
+    Random random(3);
+    Matrix m(4096, {32}, 1, &random);
+    double bits = 0;
+    for (int16_t &cell : m.cells) { // drawn from the table itself
+        const uint32_t slot = random.below(1 << 14);
+        unsigned i = 0;
+        while (slot >= classes[0].cum[i + 1])
+            i++;
+        cell = i == 7 ? 4 : classes[0].value[i];
+        bits += 14 - std::log2(freq[i]) + (i == 7 ? 5 : 0);
+    }
+    const Bytes coded = encode(classes, m, 1);
+    EXPECT_NEAR(8.0 * static_cast<double>(coded.size() - 4 - CG_RANS_STREAM_BYTES), bits, 0.001 * bits + 16 * 32);
+    EXPECT_NEAR(static_cast<double>(cg_rans_estimate_bits(classes.data(), m.strips.data(), 1, m.n_rows)), bits,
+                0.01 * bits);
+}
+
+TEST(Rans, RefusesDamagedMatrices) {
+    const auto classes = signed_classes();
+    Random random(7);
+    Matrix m(40, {32, 20}, classes.size(), &random);
+    for (int16_t &cell : m.cells)
+        cell = draw(&random);
+    const Bytes good = encode(classes, m, 2);
+    const size_t first_bytes = cg_load_le(good.data() + 4, 4);
+    size_t used;
+    for (size_t n = 0; n < good.size(); n++)
+        EXPECT_EQ(decode(classes, &m, Bytes(good.begin(), good.begin() + n), &used), CG_ERR_TRUNCATED) << n;
+
+    const struct { const char *what; size_t offset, bytes; uint64_t value; } cases[] = {
+        {"no streams", 0, 2, 0},
+        {"more streams than strips", 0, 2, 3},
+        {"reserved", 2, 2, 1},
+        {"a stream of 0 bytes", 4, 4, 0},
+        {"a stream without all its lane states", 4, 4, 126},
+        {"an odd stream", 4, 4, first_bytes + 1},
+        {"a stream that starts late", 4, 4, first_bytes + 2},
+        {"a stream that ends early", 4, 4, first_bytes - 2},
+        {"a huge stream", 4, 4, 0xffffffff},
+        {"a lane state below 2^16", 12, 4, 0xffff},
+        {"another lane state", 12, 4, 0x7654321},
+    };
+    for (const auto &c : cases) {
+        Bytes damaged = good;
+        cg_store_le(damaged.data() + c.offset, c.bytes, c.value);
+        EXPECT_NE(decode(classes, &m, damaged, &used), CG_OK) << c.what;
+    }
+    // A word too many in the first stream.
+    Bytes longer = good;
+    longer.insert(longer.begin() + 12 + first_bytes, 2, 0);
+    cg_store_le(longer.data() + 4, 4, first_bytes + 2);
+    EXPECT_NE(decode(classes, &m, longer, &used), CG_OK);
+}
+
+// Raw bits carry no redundancy, so most damage decodes; a section's checksum is what sees it. Here: nothing is read
+// outside, and what decodes does so again from its own encoding.
+TEST(Rans, FlippedBitsAreRefusedOrOtherSymbols) {
+    const auto classes = signed_classes();
+    Random random(9);
+    Matrix m(20, {32, 9}, classes.size(), &random);
+    for (int16_t &cell : m.cells)
+        cell = draw(&random);
+    const auto cells = m.cells;
+    const Bytes good = encode(classes, m, 1);
+    size_t used;
+    for (size_t bit = 0; bit < 8 * good.size(); bit++) {
+        Bytes damaged = good;
+        damaged[bit / 8] ^= 1 << bit % 8;
+        if (decode(classes, &m, damaged, &used) != CG_OK)
+            continue;
+        EXPECT_NE(m.cells, cells) << "bit " << bit;
+        const auto others = m.cells;
+        ASSERT_EQ(decode(classes, &m, encode(classes, m, 1), &used), CG_OK) << "bit " << bit;
+        ASSERT_EQ(m.cells, others) << "bit " << bit;
+    }
+}
+
+TEST(Rans, RefusesImpossibleClasses) {
+    const auto init = [](unsigned shift, std::vector<uint16_t> freq) {
+        cg_rans_class cls;
+        return cg_rans_class_init_signed(&cls, shift, static_cast<unsigned>(freq.size()), freq.data());
+    };
+    EXPECT_EQ(init(0, {16383, 1}), CG_OK);
+    EXPECT_EQ(init(12, {16383, 1}), CG_OK);
+    EXPECT_EQ(init(13, {16383, 1}), CG_ERR_CORRUPT);
+    EXPECT_EQ(init(0, {16384}), CG_ERR_CORRUPT);
+    EXPECT_EQ(init(0, {}), CG_ERR_CORRUPT);
+    EXPECT_EQ(init(0, {16384, 0}), CG_ERR_CORRUPT);
+    EXPECT_EQ(init(0, {16382, 1}), CG_ERR_CORRUPT);
+    EXPECT_EQ(init(0, {16383, 2}), CG_ERR_CORRUPT);
+    EXPECT_EQ(init(0, {65535, 1}), CG_ERR_CORRUPT);
+    EXPECT_EQ(init(0, {16382, 1, 1}), CG_ERR_CORRUPT); // signed alphabets are even
+    EXPECT_EQ(init(0, cg_test::falling_freq(66, 0.9)), CG_ERR_CORRUPT);
+
+    cg_rans_class cls;
+    const auto freq = cg_test::falling_freq(10, 0.7);
+    EXPECT_EQ(cg_rans_class_init_exponents(&cls, 0, 8, 10, freq.data()), CG_OK); // 8 ... 0, escape
+    EXPECT_EQ(cg_rans_class_init_exponents(&cls, 0, 7, 10, freq.data()), CG_ERR_CORRUPT);
+    EXPECT_EQ(cg_rans_class_init_exponents(&cls, 0, 255, 10, freq.data()), CG_OK);
+    EXPECT_EQ(cg_rans_class_init_exponents(&cls, 0, 256, 10, freq.data()), CG_ERR_CORRUPT);
+}
+
+TEST(Rans, RefusesSymbolsPastSixteenBits) {
+    // One escaped symbol of a class with shift 12: v = 8 is the first whose v * 2^12 no longer fits.
+    std::vector<cg_rans_class> classes(2);
+    const uint16_t freq[] = {16383, 1};
+    ASSERT_EQ(cg_rans_class_init_signed(&classes[0], 12, 2, freq), CG_OK);
+    ASSERT_EQ(cg_rans_class_init_signed(&classes[1], 11, 2, freq), CG_OK);
+    Random random(1);
+    Matrix m(1, {1}, 1, &random);
+    m.column_class[0] = 1;
+    m.cells[0] = 8 << 11;
+    const Bytes coded = encode(classes, m, 1);
+    size_t used;
+    EXPECT_EQ(decode(classes, &m, coded, &used), CG_OK);
+    EXPECT_EQ(m.cells[0], 8 << 11);
+    m.column_class[0] = 0; // the same bits, read with one bit more of shift, are 2^15 or end elsewhere
+    EXPECT_EQ(decode(classes, &m, coded, &used), CG_ERR_CORRUPT);
+}
+
+TEST(Rans, NormalizedFrequenciesSumUpAndLeaveNoneOut) {
+    Random random(5);
+    for (unsigned n : {2u, 3u, 17u, 64u}) {
+        for (int kind = 0; kind < 4; kind++) {
+            std::vector<uint32_t> counts(n);
+            for (uint32_t &c : counts)
+                c = kind == 0 ? 0 : kind == 1 ? random.below(10) : kind == 2 ? random.below(1u << 31) : 0;
+            if (kind == 3)
+                counts[n / 2] = 0xffffffff;
+            std::vector<uint16_t> freq(n);
+            cg_rans_normalize(counts.data(), n, freq.data());
+            EXPECT_EQ(std::accumulate(freq.begin(), freq.end(), 0u), 1u << 14) << n << " " << kind;
+            EXPECT_GT(*std::min_element(freq.begin(), freq.end()), 0);
+        }
+    }
+}
+
+} // namespace
