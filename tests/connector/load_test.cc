@@ -1,0 +1,550 @@
+// Save, look up and load through the ABI over a real directory, with either backend.
+#include "tests/connector/engine.h"
+
+#include <sys/stat.h>
+
+#include <thread>
+
+namespace {
+
+using namespace cg_test;
+
+class LoadTest : public testing::TestWithParam<const char *> {
+protected:
+    std::string with(const std::string &more = "") const {
+        return std::string("\"io_backend\": \"") + GetParam() + "\"" + (more.empty() ? "" : ", " + more);
+    }
+    void SetUp() override {
+        char reason[256];
+        if (std::string(GetParam()) == "io_uring" && !cg_io_uring_reason(reason, sizeof reason))
+            GTEST_SKIP() << "no io_uring here (" << reason << "): loads tested on threads only";
+    }
+};
+
+TEST_P(LoadTest, WhatWasSavedComesBackBitForBitAtL0) {
+    const Store store;
+    Engine cold(store, with()), warm(store, with());
+    ASSERT_EQ(cold.open_status, CACHEGEN_OK) << cold.error;
+    const Tokens tokens = prompt(32 * 5 + 19);  // five chunks and a tail of 16
+    ASSERT_EQ(cold.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(cold.stats().chunks_saved[0], 6u);
+
+    const Load l = warm.load(tokens);
+    EXPECT_EQ(l.status, CACHEGEN_OK);
+    EXPECT_EQ(l.hit.hit_tokens, 176u);
+    EXPECT_EQ(l.hit.stored_tokens, 176u);
+    EXPECT_EQ(l.hit.n_chunks, 6u);
+    EXPECT_EQ(l.hit.worst_level, 0u);
+    EXPECT_EQ(l.progress.loaded_tokens, 176u);
+    EXPECT_EQ(l.progress.worst_level, 0u);
+    EXPECT_EQ(l.progress.bytes_read, l.hit.bytes);
+    EXPECT_EQ(warm.error_of(tokens, 0, 176), 0);
+    EXPECT_TRUE(warm.is_untouched(176, 179));
+    const cachegen_stats s = warm.stats();
+    EXPECT_EQ(s.chunks_loaded[0], 6u);
+    EXPECT_EQ(s.tokens_loaded, 176u);
+    EXPECT_EQ(s.loads, 1u);
+    EXPECT_EQ(s.loads_failed, 0u);
+    EXPECT_EQ(s.lookups, 1u);
+    EXPECT_EQ(s.lookup_hits, 1u);
+    EXPECT_EQ(s.lookup_errors, 0u);
+}
+
+TEST_P(LoadTest, AColdStoreIsAMissAndAnEmptyPlanLoadsNothing) {
+    const Store store;
+    Engine engine(store, with());
+    const Load l = engine.load(prompt(100));
+    EXPECT_EQ(l.hit.hit_tokens, 0u);
+    EXPECT_EQ(l.status, CACHEGEN_OK);
+    EXPECT_EQ(l.progress.loaded_tokens, 0u);
+    EXPECT_TRUE(engine.is_poison());
+}
+
+TEST_P(LoadTest, TheEngineComputesTheLastToken) {
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(64);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    const Load l = engine.load(tokens);
+    EXPECT_EQ(l.hit.hit_tokens, 63u);
+    EXPECT_EQ(l.progress.loaded_tokens, 63u);
+    EXPECT_EQ(engine.error_of(tokens, 0, 63), 0);
+    EXPECT_TRUE(engine.is_untouched(63, 64));
+}
+
+TEST_P(LoadTest, ALocalHitMayEndInsideAChunk) {
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(160);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    for (uint32_t from : {16u, 31u, 32u, 48u, 150u}) {
+        SCOPED_TRACE(from);
+        const Load l = engine.load(tokens, from);
+        EXPECT_EQ(l.hit.hit_tokens, 159u);
+        EXPECT_EQ(l.hit.n_chunks, 5 - from / 32) << "chunks that the engine has are not read";
+        EXPECT_EQ(l.progress.loaded_tokens, 159u);
+        EXPECT_EQ(engine.error_of(tokens, from, 159), 0);
+    }
+    EXPECT_EQ(engine.load(tokens, 159).hit.hit_tokens, 0u) << "nothing beyond what the engine has";
+}
+
+TEST_P(LoadTest, APrefixIsSharedAndATailIsFoundAtTheFirstHole) {
+    const Store store;
+    Engine engine(store, with());
+    const Tokens first = prompt(32 * 3 + 24);
+    ASSERT_EQ(engine.save(first), CACHEGEN_OK);
+    Tokens longer = first;
+    const Tokens more = prompt(100, 2);
+    longer.insert(longer.end(), more.begin(), more.end());
+    Load l = engine.load(longer);
+    EXPECT_EQ(l.hit.hit_tokens, 120u);
+    EXPECT_EQ(engine.error_of(longer, 0, 120), 0);
+    longer[110]++;  // the tail differs
+    l = engine.load(longer);
+    EXPECT_EQ(l.hit.hit_tokens, 96u);
+    EXPECT_EQ(engine.error_of(longer, 0, 96), 0);
+}
+
+TEST_P(LoadTest, SavesInStepsMakeOneChain) {
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(150);
+    engine.prefill(tokens);
+    const struct { uint32_t from, to; bool is_last; } steps[] = {{0, 50, false}, {32, 100, false}, {96, 150, true}};
+    for (const auto &step : steps) {
+        cachegen_save *save;
+        ASSERT_EQ(engine.save_start(tokens, step.from, step.to, step.is_last, "a-context", 0, &save), CACHEGEN_OK);
+        EXPECT_EQ(engine.finish(save).status, CACHEGEN_OK);
+    }
+    EXPECT_EQ(engine.load(tokens).hit.hit_tokens, 144u);
+    EXPECT_EQ(engine.error_of(tokens, 0, 144), 0);
+    EXPECT_TRUE(store.dir.has("m/contexts/a-context/context.json"));
+    EXPECT_EQ(store.dir.files("m/contexts/a-context/L0").size(), 5u);
+}
+
+TEST_P(LoadTest, WhatTheStoreHasIsNotSavedAgain) {
+    const Store store;
+    Engine engine(store, with()), other(store, with("\"positive_ttl_ms\": 60000"));
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ(other.save(tokens), CACHEGEN_OK);
+        const cachegen_stats s = other.stats();
+        EXPECT_EQ(s.chunks_saved[0], 0u);
+        EXPECT_EQ(s.chunks_existed, 3u * (i + 1));
+        EXPECT_EQ(s.bytes_written, 0u);
+    }
+}
+
+TEST_P(LoadTest, TheBlocksMayBeReusedAsSoonAsASaveHasStarted) {
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(128);
+    engine.prefill(tokens);
+    cachegen_save *save;
+    ASSERT_EQ(engine.save_start(tokens, 0, 128, true, nullptr, 0, &save), CACHEGEN_OK);
+    engine.poison();
+    EXPECT_EQ(engine.finish(save).status, CACHEGEN_OK);
+    engine.load(tokens);
+    EXPECT_EQ(engine.error_of(tokens, 0, 127), 0);
+}
+
+TEST_P(LoadTest, SaltsExtraKeysAndDtypesNeverShare) {
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(64);
+    engine.salt = "tenant a";
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 63u);
+    for (const char *salt : {"tenant b", "", "tenant a2"}) {
+        engine.salt = salt;
+        EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u) << salt;
+    }
+    engine.salt = "tenant a";
+    engine.extra = "lora 1";
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u);
+    Engine fp32(store, with("\"geometry\": {\"dtype\": \"fp32\"}"));
+    ASSERT_EQ(fp32.open_status, CACHEGEN_OK) << fp32.error;
+    fp32.salt = "tenant a";
+    EXPECT_EQ(fp32.look_up(tokens).hit_tokens, 0u);
+    ASSERT_EQ(fp32.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(fp32.load(tokens).progress.loaded_tokens, 63u);
+    EXPECT_EQ(fp32.error_of(tokens, 0, 63), 0);
+}
+
+TEST_P(LoadTest, ResultsAreRememberedForTheirTime) {
+    const Store store;
+    const std::string for_a_minute = "\"negative_ttl_ms\": 60000, \"positive_ttl_ms\": 60000";
+    Engine writer(store, with()), early(store, with(for_a_minute)), late(store, with(for_a_minute));
+    const Tokens tokens = prompt(96);
+    EXPECT_EQ(early.look_up(tokens).hit_tokens, 0u);
+    ASSERT_EQ(writer.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(early.look_up(tokens).hit_tokens, 0u);
+    EXPECT_EQ(late.look_up(tokens).hit_tokens, 95u);
+    for (const std::string &path : store.chunks("L0")) std::filesystem::remove(store.dir.path + "/" + path);
+    EXPECT_EQ(late.look_up(tokens).hit_tokens, 95u);
+    EXPECT_EQ(writer.look_up(tokens).hit_tokens, 0u) << "remembers nothing";
+    // What is remembered is answered at once, without a thread: the first poll says so.
+    const cachegen_request r = late.request(tokens);
+    cachegen_lookup *lookup;
+    cachegen_hit hit = {};
+    hit.struct_size = sizeof hit;
+    ASSERT_EQ(cachegen_lookup_start(late.c, &r, 0, &lookup), CACHEGEN_OK);
+    EXPECT_EQ(cachegen_lookup_poll(lookup, &hit), CACHEGEN_OK);
+    cachegen_lookup_free(lookup);
+}
+
+// ---- damage: each shortens the load, is counted, and is not offered again ----
+
+struct Damage {
+    const char *name;
+    void (*apply)(const Store &store, const std::string &path);
+    uint64_t cachegen_stats::*counter;
+};
+
+void edit(const Store &store, const std::string &path, void (*change)(Bytes *)) {
+    Bytes bytes = store.dir.read(path);
+    change(&bytes);
+    std::filesystem::remove(store.dir.path + "/" + path); // the file may have links
+    store.dir.write(path, bytes);
+}
+
+const Damage DAMAGES[] = {
+    {"missing", [](const Store &s, const std::string &p) { std::filesystem::remove(s.dir.path + "/" + p); },
+     &cachegen_stats::chunks_missing},
+    {"truncated", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->resize(b->size() / 2); }); },
+     &cachegen_stats::chunks_truncated},
+    {"longer", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->push_back(0); }); },
+     &cachegen_stats::chunks_corrupt},
+    {"a bit in its header", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { (*b)[60] ^= 1; }); },
+     &cachegen_stats::chunks_corrupt},
+    {"a bit in its last section", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->back() ^= 8; }); },
+     &cachegen_stats::chunks_corrupt},
+    {"a bit in its token ids", [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { (*b)[cg_load_le(b->data() + 12, 4)] ^= 1; }); },
+     &cachegen_stats::chunks_corrupt},
+    {"other token ids, sealed", [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { (*b)[cg_load_le(b->data() + 12, 4)] ^= 1; seal_chunk(b); }); },
+     &cachegen_stats::chunks_foreign_tokens},
+    {"another position, sealed", [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { (*b)[36] ^= 32; seal_chunk(b); }); },
+     &cachegen_stats::chunks_foreign_tokens},
+    {"another parent, sealed", [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { (*b)[88] ^= 1; seal_chunk(b); }); },
+     &cachegen_stats::chunks_foreign_tokens},
+    {"another extra key, sealed", [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { (*b)[104] ^= 1; seal_chunk(b); }); },
+     &cachegen_stats::chunks_foreign_tokens},
+    {"another model, sealed", [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { (*b)[56] ^= 1; seal_chunk(b); }); },
+     &cachegen_stats::chunks_foreign_model},
+    {"another dtype, sealed", [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { (*b)[27] = CG_DTYPE_FP16; seal_chunk(b); }); },
+     &cachegen_stats::chunks_foreign_model},
+    {"a lossy prefix, sealed", [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { (*b)[25] = CG_L2; seal_chunk(b); }); },
+     &cachegen_stats::chunks_lossy_prefix},
+    {"not a regular file", [](const Store &s, const std::string &p) {
+         std::filesystem::rename(s.dir.path + "/" + p, s.dir.path + "/elsewhere");
+         std::filesystem::create_symlink(s.dir.path + "/elsewhere", s.dir.path + "/" + p); },
+     &cachegen_stats::chunks_io_error},
+};
+
+TEST_P(LoadTest, DamageIsAShorterLoadACounterAndNoSecondOffer) {
+    for (const Damage &damage : DAMAGES) {
+        SCOPED_TRACE(damage.name);
+        const Store store;
+        Engine engine(store, with());
+        engine.worst_level_plus_1 = 1;
+        const Tokens tokens = prompt(32 * 5);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        engine.look_up(tokens);  // the plan is made before the damage is done
+        const cg_key root = root_of(store), third = key_of(root, tokens, 2);
+        char path[CG_TREE_PATH_BYTES];
+        ASSERT_EQ(cg_tree_object_path("m", &third, CG_L0, nullptr, path, sizeof path), CG_OK);
+        damage.apply(store, path);
+
+        engine.poison();
+        cachegen_load *op;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        ASSERT_EQ(engine.load_start(0, 159, &op), CACHEGEN_OK);
+        ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+        cachegen_load_free(op);
+        EXPECT_EQ(p.loaded_tokens, 64u);
+        EXPECT_NE(p.status, CACHEGEN_OK);
+        EXPECT_EQ(engine.error_of(tokens, 0, 64), 0);
+        const cachegen_stats s = engine.stats();
+        EXPECT_EQ(s.*damage.counter, 1u);
+        EXPECT_EQ(s.chunks_missing + s.chunks_truncated + s.chunks_corrupt + s.chunks_foreign_model +
+                      s.chunks_foreign_profile + s.chunks_foreign_tokens + s.chunks_lossy_prefix +
+                      s.chunks_timed_out + s.chunks_io_error, 1u);
+        EXPECT_EQ(s.loads_failed, 1u);
+        EXPECT_EQ(engine.look_up(tokens).hit_tokens, 64u) << "a chunk that failed is not offered again";
+
+        // The engine recomputes and saves: what was damaged is replaced.
+        if (damage.counter == &cachegen_stats::chunks_io_error || damage.counter == &cachegen_stats::chunks_lossy_prefix)
+            continue;
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        const Load healed = engine.load(tokens);
+        EXPECT_EQ(healed.progress.loaded_tokens, 159u);
+        EXPECT_EQ(engine.error_of(tokens, 0, 159), 0);
+    }
+}
+
+TEST_P(LoadTest, SwappedChunksAreForeign) {
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(32 * 3), others = prompt(32 * 3, 2);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.save(others), CACHEGEN_OK);
+    const std::vector<std::string> files = store.chunks("L0");
+    ASSERT_EQ(files.size(), 6u);
+    std::vector<Bytes> contents;
+    for (const auto &file : files) contents.push_back(store.dir.read(file));
+    for (size_t i = 0; i < files.size(); i++) {
+        std::filesystem::remove(store.dir.path + "/" + files[i]);
+        store.dir.write(files[i], contents[(i + 1) % files.size()]);
+    }
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 0u);
+    EXPECT_EQ(engine.load(others).progress.loaded_tokens, 0u);
+    EXPECT_EQ(engine.stats().chunks_foreign_tokens, 2u);
+}
+
+TEST_P(LoadTest, AForgottenPlanIsNotOfferedUntilItIsSavedAnew) {
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 95u);
+    EXPECT_EQ(cachegen_forget(engine.c, engine.plan.data(), engine.plan.size()), CACHEGEN_OK);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u);
+    engine.plan.back() ^= 1;
+    EXPECT_NE(cachegen_forget(engine.c, engine.plan.data(), engine.plan.size()), CACHEGEN_OK);
+}
+
+// ---- lossy levels ----
+
+TEST_P(LoadTest, LossyLevelsComeBackNearly) {
+    const Store store(true);
+    Engine engine(store, with("\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]"));
+    ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
+    const Tokens tokens = prompt(32 * 4 + 8);
+    ASSERT_EQ(engine.save(tokens, "all-levels"), CACHEGEN_OK);
+    for (int level = 0; level < 4; level++) {
+        EXPECT_EQ(store.chunks("L" + std::to_string(level)).size(), 5u);
+        EXPECT_EQ(store.dir.files("m/contexts/all-levels/L" + std::to_string(level)).size(), 5u);
+    }
+    double before = -1;
+    for (uint32_t level = 0; level < 4; level++) {
+        SCOPED_TRACE(level);
+        engine.level_plus_1 = level + 1;
+        const Load l = engine.load(tokens);
+        EXPECT_EQ(l.progress.loaded_tokens, 135u);
+        EXPECT_EQ(l.hit.worst_level, level);
+        EXPECT_EQ(l.progress.worst_level, level);
+        const double error = engine.error_of(tokens, 0, 135);
+        EXPECT_GT(error, before) << "coarser levels are worse";
+        EXPECT_LT(error, 4);
+        before = error;
+        EXPECT_EQ(engine.stats().chunks_loaded[level], 5u);
+    }
+    // Without a wish: L2 first, then by what the disk allows, the finest that is accepted.
+    engine.level_plus_1 = 0;
+    engine.worst_level_plus_1 = 2;
+    const Load l = engine.load(tokens);
+    EXPECT_EQ(l.progress.loaded_tokens, 135u);
+    EXPECT_LE(l.progress.worst_level, 1u);
+}
+
+TEST_P(LoadTest, ARequestThatAcceptsL1IsNotGivenL2) {
+    const Store store(true);
+    Engine engine(store, with("\"store_levels\": [\"L2\", \"L3\"]"));
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    engine.worst_level_plus_1 = 2;
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u);
+    engine.worst_level_plus_1 = 3;
+    EXPECT_EQ(engine.load(tokens).progress.worst_level, 2u);
+}
+
+TEST_P(LoadTest, NothingFineIsMadeOfALossyPrefixAndProvenanceCounts) {
+    const Store store(true);
+    Engine engine(store, with("\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]"));
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens, nullptr, /*prefix_level=*/3), CACHEGEN_OK);
+    EXPECT_EQ(store.chunks("L0").size(), 0u);
+    EXPECT_EQ(store.chunks("L1").size(), 0u);
+    EXPECT_EQ(store.chunks("L2").size(), 3u);
+    Engine fresh(store, with());
+    fresh.worst_level_plus_1 = 1;
+    EXPECT_EQ(fresh.look_up(tokens).hit_tokens, 0u);
+    // An L2 chunk computed on an L3 prefix is as bad as L3: the load finds out, and then the look-up knows.
+    fresh.worst_level_plus_1 = 3;
+    const Load l = fresh.load(tokens);
+    EXPECT_EQ(l.hit.hit_tokens, 95u);
+    EXPECT_EQ(l.progress.loaded_tokens, 0u);
+    EXPECT_EQ(l.status, CG_ERR_LOSSY_PREFIX);
+    EXPECT_EQ(fresh.stats().chunks_lossy_prefix, 1u);
+    EXPECT_EQ(fresh.look_up(tokens).hit_tokens, 0u);
+    EXPECT_EQ(engine.stats().chunks_saved[2], 3u);
+    fresh.worst_level_plus_1 = 4;
+    const Load accepted = fresh.load(tokens);
+    EXPECT_EQ(accepted.progress.loaded_tokens, 95u);
+    EXPECT_EQ(accepted.progress.worst_level, 3u);
+}
+
+TEST_P(LoadTest, ChunksOfAnotherProfileAreForeign) {
+    const Store store(true);
+    Engine engine(store, with("\"store_levels\": [\"L2\"]"));
+    const Tokens tokens = prompt(64);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    for (const std::string &path : store.chunks("L2"))
+        edit(store, path, [](Bytes *b) { (*b)[87] ^= 1; seal_chunk(b); });  // not in the digits that name it
+    const Load l = engine.load(tokens);
+    EXPECT_EQ(l.hit.hit_tokens, 63u);
+    EXPECT_EQ(l.progress.loaded_tokens, 0u);
+    EXPECT_EQ(engine.stats().chunks_foreign_profile, 1u);
+}
+
+TEST_P(LoadTest, AStoreWithoutAProfileKeepsL0) {
+    const Store store;
+    Engine engine(store, with());
+    cachegen_info info = {};
+    info.struct_size = sizeof info;
+    ASSERT_EQ(cachegen_get_info(engine.c, &info), CACHEGEN_OK);
+    EXPECT_EQ(info.has_profile, 0u);
+    EXPECT_EQ(info.store_levels, 1u);
+    EXPECT_STREQ(info.profile_fingerprint_hex, "");
+    EXPECT_EQ(info.io_backend, std::string(GetParam()) == "io_uring" ? 1u : 2u);
+    ASSERT_EQ(engine.save(prompt(64)), CACHEGEN_OK);
+    // On a lossily loaded prefix nothing can be kept, and that is no error.
+    ASSERT_EQ(engine.save(prompt(64, 9), nullptr, 2), CACHEGEN_OK);
+    EXPECT_EQ(store.chunks("L0").size(), 2u);
+    EXPECT_EQ(engine.stats().saves_dropped, 2u);
+}
+
+// ---- cancelling, and many at once ----
+
+TEST_P(LoadTest, NothingIsWrittenAfterACancelledLoadIsDone) {
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(32 * 18);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    for (int round = 0; round < 50; round++) {
+        const cachegen_hit hit = engine.look_up(tokens);
+        ASSERT_EQ(hit.hit_tokens, 575u);
+        engine.poison();
+        cachegen_load *op;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        ASSERT_EQ(engine.load_start(0, hit.hit_tokens, &op), CACHEGEN_OK);
+        for (int i = 0; i < round && cachegen_load_poll(op, &p) == CACHEGEN_AGAIN; i++) std::this_thread::yield();
+        cachegen_load_cancel(op);
+        ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+        EXPECT_EQ(p.done, 1u);
+        EXPECT_TRUE(p.status == CG_ERR_CANCELLED || p.loaded_tokens == 575u);
+        EXPECT_EQ(engine.error_of(tokens, 0, p.loaded_tokens), 0);
+        engine.poison(); // the blocks are another request's now
+        std::this_thread::yield();
+        cachegen_load_free(op);
+        EXPECT_TRUE(engine.is_poison());
+    }
+    EXPECT_TRUE(engine.is_poison());
+}
+
+TEST_P(LoadTest, FreeingCancelsAndClosingCompletes) {
+    const Store store;
+    const Tokens tokens = prompt(32 * 16);
+    {
+        Engine engine(store, with());
+        engine.prefill(tokens);
+        cachegen_save *save;
+        ASSERT_EQ(engine.save_start(tokens, 0, 512, true, "at-exit", 0, &save), CACHEGEN_OK);
+        cachegen_save_free(save); // waits
+        engine.look_up(tokens);
+        engine.poison();
+        cachegen_load *load;
+        ASSERT_EQ(engine.load_start(0, 511, &load), CACHEGEN_OK);
+        cachegen_load_free(load);
+        engine.poison();
+        const cachegen_request r = engine.request(tokens);
+        cachegen_lookup *lookup;
+        ASSERT_EQ(cachegen_lookup_start(engine.c, &r, 0, &lookup), CACHEGEN_OK);
+        cachegen_lookup_free(lookup);
+        EXPECT_TRUE(engine.is_poison());
+    }
+    EXPECT_TRUE(store.dir.has("m/contexts/at-exit/context.json"));
+}
+
+TEST_P(LoadTest, ManyConnectorsAndThreadsShareAStore) {
+    const Store store(true);
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < 4; i++)
+        threads.emplace_back([&, i] {
+            Engine engine(store, with("\"threads\": 1, \"store_levels\": [\"L0\", \"L2\"]"));
+            ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
+            engine.level_plus_1 = 1;
+            for (uint32_t round = 0; round < 3; round++) {
+                const Tokens tokens = prompt(100, (i + round) % 3 + 1);
+                ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+                const Load l = engine.load(tokens);
+                EXPECT_EQ(l.progress.loaded_tokens, 96u);
+                EXPECT_EQ(engine.error_of(tokens, 0, 96), 0);
+            }
+        });
+    for (auto &thread : threads) thread.join();
+    EXPECT_EQ(store.chunks("L0").size(), 9u);
+}
+
+TEST_P(LoadTest, LoadsAtOnceAllComplete) {
+    const Store store;
+    Engine engine(store, with("\"queue_depth\": 3, \"staging_mib\": 1"));
+    const Tokens tokens = prompt(32 * 6);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 191u);
+    const std::vector<int64_t> all = engine.table;
+    std::vector<cachegen_load *> loads(3);
+    engine.poison();
+    for (size_t i = 0; i < loads.size(); i++) { // twelve blocks each
+        engine.table.assign(all.begin() + static_cast<long>(12 * i), all.begin() + static_cast<long>(12 * i + 12));
+        ASSERT_EQ(engine.load_start(0, 191, &loads[i]), CACHEGEN_OK);
+    }
+    for (size_t i = 0; i < loads.size(); i++) {
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(loads[i], &p); }), CACHEGEN_OK);
+        EXPECT_EQ(p.loaded_tokens, 191u);
+        engine.table.assign(all.begin() + static_cast<long>(12 * i), all.begin() + static_cast<long>(12 * i + 12));
+        EXPECT_EQ(engine.error_of(tokens, 0, 191), 0);
+        cachegen_load_free(loads[i]);
+    }
+}
+
+TEST_P(LoadTest, FullStagingMemoryIsAskAgain) {
+    const Store store;
+    Engine engine(store, with("\"staging_mib\": 1, \"threads\": 1"));
+    int again = 0;
+    std::vector<cachegen_save *> saves;
+    for (uint32_t seed = 1; seed <= 20; seed++) { // 295 KB each
+        const Tokens tokens = prompt(32 * 18, seed);
+        engine.prefill(tokens);
+        cachegen_save *save;
+        const cachegen_status status = engine.save_start(tokens, 0, 576, false, nullptr, 0, &save);
+        if (status == CACHEGEN_AGAIN) again++;
+        else saves.push_back(save);
+    }
+    for (cachegen_save *save : saves) EXPECT_EQ(engine.finish(save).status, CACHEGEN_OK);
+    EXPECT_EQ(saves.size() + static_cast<size_t>(again), 20u);
+    EXPECT_EQ(store.chunks("L0").size(), 18 * saves.size());
+    cachegen_save *save;
+    ASSERT_EQ(engine.save_start(prompt(576, 99), 0, 576, false, nullptr, 0, &save), CACHEGEN_OK) << "it came back";
+    engine.finish(save);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, LoadTest, testing::Values("io_uring", "threads"),
+                         [](const auto &chosen) { return std::string(chosen.param) == "io_uring" ? "uring" : "threads"; });
+
+}  // namespace

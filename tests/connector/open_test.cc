@@ -1,0 +1,242 @@
+// Opening: what model.json, the configuration and the profile say must agree; and the edges of the ABI's calls.
+#include "tests/connector/engine.h"
+
+#include <sys/wait.h>
+
+namespace {
+
+using namespace cg_test;
+
+class OpenTest : public testing::Test {
+protected:
+    // The sentence of an open that must fail.
+    std::string refused(const std::string &more = "", const std::string &root = "") {
+        const Engine engine(root.empty() ? store.dir.path : root, store.spec, more);
+        EXPECT_NE(engine.open_status, CACHEGEN_OK);
+        EXPECT_EQ(engine.c, nullptr);
+        return engine.error;
+    }
+    static bool has(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
+    Store store;
+};
+
+TEST_F(OpenTest, TellsWhatWasOpened) {
+    const Store lossy(true);
+    const Engine engine(lossy);
+    cachegen_info info = {};
+    info.struct_size = sizeof info;
+    ASSERT_EQ(cachegen_get_info(engine.c, &info), CACHEGEN_OK);
+    EXPECT_EQ(info.n_layers, 4u);
+    EXPECT_EQ(info.n_kv_heads, 2u);
+    EXPECT_EQ(info.head_dim, 16u);
+    EXPECT_EQ(info.dtype, 1u);
+    EXPECT_EQ(info.chunk_tokens, 32u);
+    EXPECT_EQ(info.has_profile, 1u);
+    EXPECT_EQ(info.store_levels, 0xeu);
+    EXPECT_STREQ(info.model, "m");
+    EXPECT_EQ(info.model_fingerprint_hex, hex(model_of(lossy.spec)));
+    EXPECT_EQ(info.profile_fingerprint_hex, hex(*cg_profile_fingerprint(lossy.profile.get())));
+}
+
+TEST_F(OpenTest, AModelWithoutModelJsonNeedsAWholeGeometryAndGetsAModelJson) {
+    const std::string whole = store.model_json();
+    std::filesystem::remove(store.dir.path + "/m/model.json");
+    EXPECT_TRUE(has(refused(), "\"geometry\""));
+    EXPECT_TRUE(has(refused("\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, \"dtype\": \"bf16\"}"),
+                    "model_fingerprint"));
+    {
+        Engine engine(store, "\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, \"dtype\": \"bf16\", "
+                             "\"model_fingerprint\": \"" + hex(model_of(store.spec)) + "\"}");
+        ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
+        EXPECT_FALSE(store.dir.has("m/model.json"));
+        ASSERT_EQ(engine.save(prompt(64)), CACHEGEN_OK);
+        EXPECT_TRUE(store.dir.has("m/model.json"));
+    }
+    Engine plain(store); // now it suffices
+    ASSERT_EQ(plain.open_status, CACHEGEN_OK) << plain.error;
+    EXPECT_EQ(plain.look_up(prompt(64)).hit_tokens, 63u);
+}
+
+TEST_F(OpenTest, DisagreementNamesBothSides) {
+    const char *cases[][2] = {{"\"n_layers\": 5", "geometry.n_layers"},
+                              {"\"n_kv_heads\": 1", "geometry.n_kv_heads"},
+                              {"\"head_dim\": 32", "geometry.head_dim"},
+                              {"\"model_fingerprint\": \"00000000000000000000000000000000\"", "geometry.model_fingerprint"}};
+    for (const auto &c : cases) {
+        const std::string sentence = refused(std::string("\"geometry\": {") + c[0] + "}");
+        EXPECT_TRUE(has(sentence, c[1]) && has(sentence, "model.json")) << sentence;
+    }
+}
+
+TEST_F(OpenTest, AModelJsonThatIsNoneIsRefusedByName) {
+    for (const char *text : {"", "[]", "{\"version\": 2}", "{\"version\": 1}",
+                             "{\"version\": 1, \"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 15, \"dtype\": \"bf16\", "
+                             "\"model_fingerprint\": \"a0a1a2a3a4a5a6a7a8a9aaabacadaeaf\"}"}) {
+        store.dir.write("m/model.json", std::string(text));
+        EXPECT_TRUE(has(refused(), text[0] == '{' && has(text, "15") ? "geometry" : "model.json")) << text;
+    }
+}
+
+TEST_F(OpenTest, ADamagedOrForeignProfileIsRefusedByName) {
+    store.dir.write("m/profiles/default", std::string("no digits\n"));
+    EXPECT_TRUE(has(refused(), "profiles/default"));
+    const std::string missing(32, 'a');
+    store.dir.write("m/profiles/default", missing + "\n");
+    EXPECT_TRUE(has(refused(), missing));
+    ProfileSpec other = store.spec;
+    other.seed = 2; // another model's fingerprint
+    const Bytes bytes = make_profile_bytes(other);
+    const std::string name = hex(*cg_profile_fingerprint(open_profile(bytes).get()));
+    store.dir.write("m/profiles/" + name + ".cgp", bytes);
+    store.dir.write("m/profiles/default", name + "\n");
+    EXPECT_TRUE(has(refused(), "another model"));
+    store.dir.write("m/profiles/" + missing + ".cgp", bytes);
+    store.dir.write("m/profiles/default", missing);
+    EXPECT_TRUE(has(refused(), missing));
+}
+
+TEST_F(OpenTest, AMissingRootIsRefused) { EXPECT_TRUE(has(refused("", store.dir.path + "/nowhere"), "\"root\"")); }
+
+TEST_F(OpenTest, CpusThatDoNotExistAreRefused) {
+    EXPECT_TRUE(has(refused("\"cpu_affinity\": [1023]"), "\"cpu_affinity\""));
+    Engine bound(store, "\"cpu_affinity\": [0]");
+    ASSERT_EQ(bound.open_status, CACHEGEN_OK) << bound.error;
+    ASSERT_EQ(bound.save(prompt(64)), CACHEGEN_OK);
+    EXPECT_EQ(bound.load(prompt(64)).progress.loaded_tokens, 63u);
+}
+
+TEST_F(OpenTest, AReadOnlyConnectorSavesNothing) {
+    { Engine writer(store); ASSERT_EQ(writer.save(prompt(64)), CACHEGEN_OK); }
+    Engine reader(store, "\"read_only\": true");
+    EXPECT_EQ(reader.save(prompt(64, 2)), CG_ERR_READ_ONLY);
+    EXPECT_EQ(reader.load(prompt(64)).progress.loaded_tokens, 63u);
+}
+
+TEST_F(OpenTest, CallsRefuseNonsense) {
+    Engine engine(store);
+    const Tokens tokens = prompt(64);
+    cachegen_lookup *lookup;
+    cachegen_load *load;
+    cachegen_save *save;
+    cachegen_request r = engine.request(tokens);
+    EXPECT_EQ(cachegen_lookup_start(nullptr, &r, 0, &lookup), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cachegen_lookup_start(engine.c, nullptr, 0, &lookup), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cachegen_lookup_start(engine.c, &r, 65, &lookup), CG_ERR_INVALID_ARGUMENT);
+    r.n_tokens = 0;
+    EXPECT_EQ(cachegen_lookup_start(engine.c, &r, 0, &lookup), CG_ERR_INVALID_ARGUMENT);
+    r = engine.request(tokens);
+    r.level_plus_1 = 5;
+    EXPECT_EQ(cachegen_lookup_start(engine.c, &r, 0, &lookup), CG_ERR_INVALID_ARGUMENT);
+
+    EXPECT_EQ(engine.save_start(tokens, 0, 65, true, nullptr, 0, &save), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(engine.save_start(tokens, 0, 64, true, "../up", 0, &save), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(engine.save_start(tokens, 0, 64, true, nullptr, 4, &save), CG_ERR_INVALID_ARGUMENT);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 63u);
+    EXPECT_EQ(engine.load_start(0, 64, &load), CG_ERR_INVALID_ARGUMENT) << "beyond the hit";
+    EXPECT_EQ(engine.load_start(5, 4, &load), CG_ERR_INVALID_ARGUMENT);
+    const std::vector<int64_t> table = engine.table;
+    engine.table.resize(3);
+    EXPECT_EQ(engine.load_start(0, 63, &load), CG_ERR_INVALID_ARGUMENT) << "blocks are missing";
+    EXPECT_EQ(engine.save_start(tokens, 0, 64, true, nullptr, 0, &save), CG_ERR_INVALID_ARGUMENT);
+    engine.table = table;
+    engine.table[0] = 40;
+    EXPECT_EQ(engine.load_start(0, 63, &load), CG_ERR_INVALID_ARGUMENT) << "no such block";
+    engine.table = table;
+    engine.kv_id = 1;
+    EXPECT_EQ(engine.load_start(0, 63, &load), CG_ERR_INVALID_ARGUMENT) << "no such layout";
+    engine.kv_id = 0;
+    engine.plan[100] ^= 1;
+    EXPECT_EQ(engine.load_start(0, 63, &load), CG_ERR_CORRUPT);
+    cachegen_lookup_free(nullptr);
+    cachegen_load_free(nullptr);
+    cachegen_load_cancel(nullptr);
+    cachegen_save_free(nullptr);
+    cachegen_close(nullptr);
+}
+
+TEST_F(OpenTest, APlanOfAnotherModelOrDtypeIsRefused) {
+    Engine engine(store), fp32(store, "\"geometry\": {\"dtype\": \"fp32\"}");
+    const Tokens tokens = prompt(64);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    engine.look_up(tokens);
+    fp32.plan = engine.plan;
+    cachegen_load *load;
+    EXPECT_EQ(fp32.load_start(0, 63, &load), CG_ERR_FOREIGN_MODEL);
+}
+
+TEST_F(OpenTest, APlanCrossesConnectors) {
+    Engine scheduler(store), worker(store);
+    const Tokens tokens = prompt(64);
+    ASSERT_EQ(scheduler.save(tokens), CACHEGEN_OK);
+    scheduler.look_up(tokens);
+    worker.plan = scheduler.plan;
+    worker.poison();
+    cachegen_load *load;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    ASSERT_EQ(worker.load_start(0, 63, &load), CACHEGEN_OK);
+    EXPECT_EQ(wait_for(worker.c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
+    cachegen_load_free(load);
+    EXPECT_EQ(p.loaded_tokens, 63u);
+    EXPECT_EQ(worker.error_of(tokens, 0, 63), 0);
+}
+
+TEST_F(OpenTest, RecomputingIsPreferredWhereItIsFaster) {
+    Engine engine(store, "\"prior_mbps\": 0.001, \"ttft_budget_ms\": 100");
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u) << "speed of recomputing unknown";
+    cachegen_report_prefill(engine.c, 1000, 1000000);
+    const cachegen_hit hit = engine.look_up(tokens);
+    EXPECT_EQ(hit.hit_tokens, 0u);
+    EXPECT_EQ(hit.stored_tokens, 95u);
+}
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool under_tsan = true;
+#elif defined(__has_feature)
+constexpr bool under_tsan = __has_feature(thread_sanitizer);
+#else
+constexpr bool under_tsan = false;
+#endif
+
+TEST_F(OpenTest, AHandleWorksInAForkedChild) {
+    if (under_tsan) GTEST_SKIP() << "TSan does not start threads in children of threaded processes: fork() not tested";
+    for (const char *backend : {"io_uring", "threads"}) {
+        char reason[256];
+        if (std::string(backend) == "io_uring" && !cg_io_uring_reason(reason, sizeof reason)) continue;
+        SCOPED_TRACE(backend);
+        Engine engine(store, std::string("\"io_backend\": \"") + backend + "\"");
+        const Tokens tokens = prompt(96), others = prompt(96, 2);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, 95u); // all threads run
+        const cachegen_request r = engine.request(tokens);
+        cachegen_lookup *parents;
+        ASSERT_EQ(cachegen_lookup_start(engine.c, &r, 0, &parents), CACHEGEN_OK);
+        fflush(nullptr);
+        const pid_t child = fork();
+        ASSERT_GE(child, 0);
+        if (child == 0) {
+            cachegen_hit hit = {};
+            hit.struct_size = sizeof hit;
+            int wrong = cachegen_lookup_poll(parents, &hit) != CACHEGEN_OK || hit.hit_tokens != 0;
+            cachegen_lookup_free(parents);
+            wrong |= (engine.load(tokens).progress.loaded_tokens != 95) << 1;
+            wrong |= (engine.error_of(tokens, 0, 95) != 0) << 2;
+            wrong |= (engine.save(others) != CACHEGEN_OK) << 3;
+            wrong |= (engine.stats().loads != 1) << 4;
+            cachegen_close(engine.c);
+            _exit(wrong);
+        }
+        int status = -1;
+        ASSERT_EQ(waitpid(child, &status, 0), child);
+        EXPECT_TRUE(WIFEXITED(status));
+        EXPECT_EQ(WEXITSTATUS(status), 0) << "a bit a check";
+        cachegen_lookup_free(parents);
+        EXPECT_EQ(engine.load(others).progress.loaded_tokens, 95u) << "what the child saved";
+    }
+}
+
+} // namespace
