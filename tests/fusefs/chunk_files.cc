@@ -1,0 +1,77 @@
+// chunk_files - makes contexts of chunks that cg_chunk_verify() takes, and verifies chunk files. For tests of structure.
+//   chunk_files make DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED    one context, levels L0 and L1
+//   chunk_files verify FILE...                                1 and a line for each that is no valid chunk
+//   chunk_files key FILE                                      the chunk's key
+#include "tests/iouring/chunk_maker.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace {
+
+std::vector<uint8_t> read_file(const std::string &path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+void write_file(const std::string &path, const std::vector<uint8_t> &bytes) {
+    std::ofstream out(path, std::ios::binary);
+    out.write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    if (!out.flush()) throw std::runtime_error("cannot write " + path);
+}
+
+int make(const std::string &directory, size_t n_chunks, size_t payload_bytes, uint32_t seed) {
+    const cg_fingerprint profile = cg_test::fingerprint_of("a profile");
+    for (cg_level level : {CG_L0, CG_L1}) {
+        const std::string folder = directory + "/L" + std::to_string(level);
+        std::filesystem::create_directories(folder);
+        const auto chain = cg_test::make_chain(n_chunks, level, &profile, seed, payload_bytes);
+        for (size_t i = 0; i < chain.size(); i++) {
+            char name[32];
+            snprintf(name, sizeof name, "/%05zu.kv", i);
+            write_file(folder + name, chain[i].bytes);
+        }
+    }
+    write_file(directory + "/context.json", {'{', '}', '\n'});
+    write_file(directory + "/tokens", std::vector<uint8_t>(4 * 16 * n_chunks, 7));
+    return 0;
+}
+
+int verify(int n_files, char **files) {
+    int n_bad = 0;
+    for (int i = 0; i < n_files; i++) {
+        const std::vector<uint8_t> bytes = read_file(files[i]);
+        const cg_status status = cg_chunk_verify(bytes.data(), bytes.size());
+        if (status == CG_OK) continue;
+        printf("%s: %s\n", files[i], cg_strerror(status));
+        n_bad++;
+    }
+    return n_bad == 0 ? 0 : 1;
+}
+
+int print_key(const std::string &file) {
+    const std::vector<uint8_t> bytes = read_file(file);
+    cg_chunk_header header;
+    char hex[CG_KEY_HEX_BYTES];
+    if (cg_chunk_header_parse(bytes.data(), bytes.size(), &header) != CG_OK) return 1;
+    cg_key_to_hex(&header.key, hex);
+    puts(hex);
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+    const std::string what = argc > 1 ? argv[1] : "";
+    if (what == "make" && argc == 6)
+        return make(argv[2], strtoul(argv[3], nullptr, 10), strtoul(argv[4], nullptr, 10),
+                    static_cast<uint32_t>(strtoul(argv[5], nullptr, 10)));
+    if (what == "verify" && argc > 2) return verify(argc - 2, argv + 2);
+    if (what == "key" && argc == 3) return print_key(argv[2]);
+    fprintf(stderr, "usage: chunk_files make DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED | verify FILE... | key FILE\n");
+    return 2;
+}

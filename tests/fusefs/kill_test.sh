@@ -1,0 +1,38 @@
+#!/bin/bash
+# A daemon that is killed in the middle of copies leaves whole chunks or none. usage: kill_test.sh CACHEGENFS CHUNK_FILES
+# shellcheck source=tests/fusefs/mount.sh
+. "$(dirname "$0")/mount.sh" "$@"
+
+for i in 1 2 3 4; do
+    "$chunk_files" make "$tmp/source/$i" 20 300000 "$i"
+done
+mkdir -p "$store/m/contexts"
+some_published() { [ "$(find "$store/m/contexts" -name '*.kv' | wc -l)" -ge "$1" ]; }
+
+for round in 1 2 3 4; do
+    mount_store
+    rm -rf "$mnt"/m/contexts/*
+    copies=()
+    for i in 1 2 3 4; do
+        cp -r "$tmp/source/$i" "$mnt/m/contexts/" 2> /dev/null &
+        copies+=($!)
+    done
+    check "round $round: copies are under way" wait_for 30 some_published $((round * 7))
+    kill -KILL "$daemon"
+    wait "$daemon" 2> /dev/null
+    daemon=
+    for copy in "${copies[@]}"; do
+        wait "$copy"
+    done
+    umount -l "$mnt"
+    check "round $round: every chunk in the store is whole" \
+        sh -c 'find "$2/m" -name "*.kv" -print0 | xargs -0 "$1" verify' sh "$chunk_files" "$store"
+    mount_store
+    check "round $round: what was being written is gone" \
+        equal "$(find "$store/.cachegenfs-tmp" -type f ! -name lock | wc -l)" 0
+    check "round $round: one daemon's folder" equal "$(ls "$store/.cachegenfs-tmp" | wc -l)" 1
+    check "round $round: the rest can be copied" rsync -a "$tmp/source/" "$mnt/m/contexts/"
+    check "round $round: everything is there" same_tree "$tmp/source" "$mnt/m/contexts"
+    unmount
+done
+report

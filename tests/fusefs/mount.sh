@@ -1,0 +1,93 @@
+# tests/fusefs/mount.sh - for the mount tests: a store, a mount, and checks. Sourced; $1 is cachegenfs, $2 cg_chunk_files.
+set -u
+cachegenfs=$1
+chunk_files=$2
+n_checks=0
+n_failed=0
+daemon=
+
+skip() {
+    case ",${CG_TEST_REQUIRE:-}," in
+    *",$1,"*)
+        echo "FAILED: required: $1: $2"
+        exit 1
+        ;;
+    esac
+    echo "SKIPPED: $2"
+    exit 77
+}
+
+[ -c /dev/fuse ] && [ -w /dev/fuse ] || skip fuse "no /dev/fuse: nothing of the mount is checked"
+
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/cg_fusefs_XXXXXX")
+store=$tmp/store
+mnt=$tmp/mnt
+mkdir "$store" "$mnt"
+
+unmount() {
+    if mountpoint -q "$mnt"; then
+        umount "$mnt" 2> /dev/null || fusermount3 -u "$mnt" 2> /dev/null || umount -l "$mnt"
+    fi
+    if [ -n "$daemon" ]; then
+        wait "$daemon" 2> /dev/null
+        daemon=
+    fi
+}
+
+# What a test adds with `at_end` runs first.
+at_end() { :; }
+finish() {
+    at_end
+    unmount
+    rm -rf "$tmp"
+}
+trap finish EXIT
+
+# wait_for SECONDS COMMAND...: until the command succeeds.
+wait_for() {
+    local deadline=$((SECONDS + $1))
+    shift
+    until "$@" > /dev/null 2>&1; do
+        [ $SECONDS -lt $deadline ] || return 1
+        read -r -t 0.05 < /dev/zero 2> /dev/null || :
+    done
+}
+
+# mount_store [OPTIONS]: in the foreground of this shell's job $daemon, so that it can be ended by its id.
+mount_store() {
+    "$cachegenfs" "$store" "$mnt" -f "$@" 2>> "$tmp/log" &
+    daemon=$!
+    wait_for 20 test -e "$mnt/.cachegenfs/version" || {
+        cat "$tmp/log"
+        echo "FAILED: the mount does not come up"
+        exit 1
+    }
+}
+
+# check WHAT COMMAND...: the command must succeed.
+check() {
+    local what=$1
+    shift
+    n_checks=$((n_checks + 1))
+    if ! "$@" > "$tmp/out" 2>&1; then
+        n_failed=$((n_failed + 1))
+        echo "FAILED: $what: $*"
+        sed 's/^/    /' "$tmp/out"
+    fi
+}
+fails() { ! "$@"; }
+equal() { [ "$1" = "$2" ] || { echo "'$1' is not '$2'"; return 1; }; }
+same_tree() { diff -r "$1" "$2"; }
+nothing_at() { [ ! -e "$1" ] && [ -z "$(ls -A "$(dirname "$1")" | grep -F "$(basename "$1")")" ]; }
+n_objects() { find "$store/m/objects" -name '*.kv' 2> /dev/null | wc -l; }
+metric() { sed -n "s/^cachegenfs_$1 //p" "$mnt/.cachegenfs/metrics"; }
+
+report() {
+    if [ $n_failed -gt 0 ]; then
+        echo "$n_failed of $n_checks checks failed; the daemon's log:"
+        tail -n 20 "$tmp/log"
+        exit 1
+    fi
+    echo "$n_checks checks passed"
+    exit 0
+}

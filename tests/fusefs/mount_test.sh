@@ -1,0 +1,201 @@
+#!/bin/bash
+# The mount as its users see it: cp, mv, rm, rsync, tar, dd, tee, the shell. usage: mount_test.sh CACHEGENFS CHUNK_FILES
+# shellcheck source=tests/fusefs/mount.sh
+. "$(dirname "$0")/mount.sh" "$@"
+
+source=$tmp/source/good
+"$chunk_files" make "$source" 4 100000 1
+"$chunk_files" make "$tmp/source/second" 2 100000 2
+good=$source/L1/00000.kv
+flipped=$tmp/flipped.kv
+short=$tmp/short.kv
+cp "$good" "$flipped"
+printf 'X' | dd of="$flipped" bs=1 seek=50000 conv=notrunc status=none
+head -c 60000 "$good" > "$short"
+contexts=$mnt/m/contexts
+
+ways_in() {
+    mkdir -p "$contexts"
+    check "cp -r" cp -r "$source" "$contexts/cp"
+    check "what cp -r brought" same_tree "$source" "$contexts/cp"
+    check "an object for each chunk" equal "$(n_objects)" 8
+    check "cp -a" cp -a "$source" "$contexts/cp_a"
+    check "rsync -a" rsync -a "$source/" "$contexts/rsync/"
+    check "rsync -a again" rsync -a "$source/" "$contexts/rsync/"
+    check "what rsync brought" same_tree "$source" "$contexts/rsync"
+    check "rsync -a --inplace" rsync -a --inplace "$source/" "$contexts/inplace/"
+    check "rsync -a --inplace again" rsync -a --inplace "$source/" "$contexts/inplace/"
+    check "what rsync --inplace brought" same_tree "$source" "$contexts/inplace"
+    check "rsync keeps times" equal "$(stat -c %Y "$contexts/rsync/L1/00000.kv")" "$(stat -c %Y "$good")"
+    check "tar x" sh -c 'tar cf - -C "$1" . | (mkdir "$2" && tar xf - -C "$2")' sh "$source" "$contexts/tar"
+    check "what tar brought" same_tree "$source" "$contexts/tar"
+    mkdir -p "$contexts/one/L1"
+    check "dd" dd if="$good" of="$contexts/one/L1/00000.kv" bs=4k conv=fsync status=none
+    check "tee" sh -c 'tee "$2" < "$1" > /dev/null' sh "$good" "$contexts/one/L1/00001.kv"
+    check "cat >" sh -c 'cat "$1" > "$2"' sh "$good" "$contexts/one/L1/00002.kv"
+    check "python" python3 -c '
+import sys
+with open(sys.argv[2], "wb") as out:
+    out.write(open(sys.argv[1], "rb").read())' "$good" "$contexts/one/L1/00003.kv"
+    check "ln" ln "$contexts/one/L1/00000.kv" "$contexts/one/L1/00004.kv"
+    for i in 0 1 2 3 4; do
+        check "way $i" cmp "$good" "$contexts/one/L1/0000$i.kv"
+    done
+    check "mv of a context" mv "$contexts/tar" "$contexts/moved"
+    check "what mv brought" same_tree "$source" "$contexts/moved"
+    mkdir "$mnt/m/upload"
+    check "cp -r to an ordinary place" cp -r "$tmp/source/second" "$mnt/m/upload/second"
+    check "mv from an ordinary place" mv "$mnt/m/upload/second" "$contexts/second"
+    check "objects of the second" equal "$(n_objects)" 12
+    check "rm -r of a context" rm -r "$contexts/moved"
+    check "it is gone" fails test -e "$contexts/moved"
+    check "its objects are not" equal "$(n_objects)" 12
+    check "nothing is left in staging" equal "$(find "$store/.cachegenfs-tmp" -type f ! -name lock | wc -l)" 0
+    check "every chunk is valid" sh -c 'find "$2" -name "*.kv" -print0 | xargs -0 "$1" verify' sh "$chunk_files" "$store"
+}
+
+damaged_chunks() {
+    local bad n_before
+    n_before=$(n_objects)
+    mkdir -p "$contexts/bad/L1"
+    for bad in "$flipped" "$short"; do
+        local to=$contexts/bad/L1/00000.kv
+        check "cp refuses $bad" fails cp "$bad" "$to"
+        check "cp leaves nothing" nothing_at "$to"
+        check "dd refuses $bad" fails dd if="$bad" of="$to" bs=4k status=none
+        check "dd with fsync refuses $bad" fails dd if="$bad" of="$to" bs=4k conv=fsync status=none
+        check "tee refuses $bad" fails sh -c 'tee "$2" < "$1" > /dev/null' sh "$bad" "$to"
+        check "cat refuses $bad" fails sh -c 'cat "$1" > "$2"' sh "$bad" "$to"
+        check "rsync refuses $bad" fails rsync "$bad" "$to"
+        check "rsync --inplace refuses $bad" fails rsync --inplace "$bad" "$to"
+        check "python refuses $bad" fails python3 -c '
+import sys
+with open(sys.argv[2], "wb") as out:
+    out.write(open(sys.argv[1], "rb").read())' "$bad" "$to"
+        cp "$bad" "$mnt/m/ordinary"
+        check "mv refuses $bad" fails mv -T "$mnt/m/ordinary" "$to"
+        check "ln refuses $bad" fails ln "$mnt/m/ordinary" "$to"
+        check "nothing is left" nothing_at "$to"
+        rm -f "$mnt/m/ordinary"
+    done
+    check "the message is telling" sh -c 'LC_ALL=C cp "$1" "$2" 2>&1 | grep "Bad message"' sh "$flipped" "$contexts/bad/L1/00000.kv"
+    check "L1 is no L0" fails cp "$good" "$contexts/bad/L0.kv/00000.kv"
+    mkdir -p "$contexts/bad/L0"
+    check "L1 is no L0" fails cp "$good" "$contexts/bad/L0/00000.kv"
+    check "tar refuses" fails sh -c 'cp "$1" "$3/00001.kv" && tar cf - -C "$3" 00001.kv | tar xf - -C "$2"' sh "$flipped" "$contexts/bad/L1" "$tmp"
+    check "no object appeared" equal "$(n_objects)" "$n_before"
+    check "nothing is there" equal "$(ls -A "$contexts/bad/L1" "$contexts/bad/L0" | grep -c kv)" 0
+    check "refusals are counted" test "$(metric 'refused_total{reason="damaged"}')" -gt 5
+    check "a good one is still welcome" cp "$good" "$contexts/bad/L1/00000.kv"
+}
+
+immutability() {
+    local chunk=$contexts/cp/L1/00000.kv
+    check "no writing" fails sh -c 'echo x >> "$1"' sh "$chunk"
+    check "no truncation" fails truncate -s 10 "$chunk"
+    check "no overwriting" fails cp "$good" "$chunk"
+    check "chmod" chmod 600 "$chunk"
+    check "touch" touch -d 2001-02-03 "$chunk"
+    check "mode and time are set" equal "$(stat -c '%a %y' "$chunk" | cut -c 1-14)" "600 2001-02-03"
+    check "replacing by rename" sh -c 'cp "$1" "$2.new" && mv -f "$2.new" "$2"' sh "$source/L1/00001.kv" "$chunk"
+    check "what replaced it" cmp "$source/L1/00001.kv" "$chunk"
+    check "symbolic links for ordinary names" ln -s chunk "$contexts/cp/link"
+    check "not for strict ones" fails ln -s chunk "$contexts/cp/L1/00099.kv"
+    check "not for folders" fails ln -s /etc "$mnt/m/profiles"
+}
+
+reading_while_writing() {
+    mkdir -p "$contexts/rw/L1"
+    local to=$contexts/rw/L1/00000.kv
+    exec 9> "$to"
+    head -c 60000 "$good" >&9
+    check "not seen while it is written" fails cat "$to"
+    check "not listed while it is written" equal "$(ls -A "$contexts/rw/L1" | wc -l)" 0
+    tail -c +60001 "$good" >&9
+    exec 9>&-
+    check "seen when it is closed" cmp "$good" "$to"
+    local readers=() i
+    for i in 1 2 3 4 5 6; do
+        sh -c 'for i in 1 2 3 4 5 6 7 8 9 10; do cmp "$1" "$2" || exit 1; done' sh "$good" "$to" &
+        readers+=($!)
+    done
+    for i in "${readers[@]}"; do
+        check "reader $i" wait "$i"
+    done
+    check "df tells the store's size" equal "$(df -P "$mnt" | awk 'END{print $2}')" "$(df -P "$store" | awk 'END{print $2}')"
+    check "the metrics name published files" test "$(metric published_total)" -gt 10
+    check "nothing is pending" equal "$(metric files_pending)" 0
+    check "the version is told" grep -q '^cachegenfs [0-9]' "$mnt/.cachegenfs/version"
+    check "the configuration is told" grep -q "^store = $store" "$mnt/.cachegenfs/config"
+}
+
+others_work() {
+    [ "$(id -u)" = 0 ] || return 0
+    mkdir -m 777 "$mnt/m/open"
+    chmod 755 "$tmp"
+    check "files belong to who makes them" setpriv --reuid 12345 --regid 23456 --clear-groups \
+        sh -c 'umask 027; : > "$1/f"; mkdir "$1/d"; ln -s x "$1/l"' sh "$mnt/m/open"
+    check "file" equal "$(stat -c '%u %g %a' "$store/m/open/f")" "12345 23456 640"
+    check "directory" equal "$(stat -c '%u %g %a' "$store/m/open/d")" "12345 23456 750"
+    check "link" equal "$(stat -c '%u %g' "$store/m/open/l")" "12345 23456"
+    mkdir -m 777 "$contexts/open" "$contexts/open/L1"
+    check "a user's chunk" setpriv --reuid 12345 --regid 23456 --clear-groups cp "$good" "$contexts/open/L1/00000.kv"
+    check "belongs to the user" equal "$(stat -c '%u %g' "$store/m/contexts/open/L1/00000.kv")" "12345 23456"
+    chmod 600 "$store/m/contexts/open/L1/00000.kv"
+    check "modes are obeyed" fails setpriv --reuid 54321 --regid 54321 --clear-groups cat "$contexts/open/L1/00000.kv"
+}
+
+kernel_is() {
+    local major minor
+    IFS=.- read -r major minor _ <<< "$(uname -r)"
+    [ "$major" -gt "$1" ] || { [ "$major" = "$1" ] && [ "$minor" -ge "$2" ]; }
+}
+
+options=(-o allow_other)
+[ "$(id -u)" = 0 ] || options=()
+for passthrough in auto off; do
+    mount_store -o "passthrough=$passthrough" "${options[@]}"
+    ways_in
+    damaged_chunks
+    immutability
+    reading_while_writing
+    others_work
+    if [ "$passthrough" = off ]; then
+        check "no passthrough" equal "$(metric 'opens_total{way="passthrough"}')" 0
+    elif [ "$(id -u)" = 0 ] && "$cachegenfs" --version | grep -q 'passthrough: yes' && kernel_is 6 9; then
+        check "passthrough" equal "$(metric passthrough_in_use)" 1
+        check "for most" test "$(metric 'opens_total{way="passthrough"}')" -gt 50
+    else
+        echo "passthrough is not checked: it takes root, Linux 6.9 and libfuse 3.17"
+    fi
+    kill -TERM "$daemon"
+    wait "$daemon"
+    check "SIGTERM is a good end" equal $? 0
+    daemon=
+    check "and unmounts" fails mountpoint -q "$mnt"
+    check "and leaves nothing behind" equal "$(ls -A "$mnt" "$store/.cachegenfs-tmp" | grep -v : | grep -c .)" 0
+    find "$store" -mindepth 1 -delete
+done
+
+mount_store -o ro
+check "ro: no writing" fails touch "$mnt/x"
+unmount
+"$chunk_files" make "$store/m/contexts/put" 1 100 3 # behind the daemon's back
+mount_store -o attr_timeout=0,entry_timeout=0
+check "contexts that came past the daemon are adopted" wait_for 20 sh -c '[ "$(find "$1/m/objects" -name "*.kv" | wc -l)" = 2 ]' sh "$store"
+unmount
+
+check "unknown options are named" sh -c '"$1" "$2" "$3" -o nonsense 2>&1 | grep nonsense' sh "$cachegenfs" "$store" "$mnt"
+check "and refused" fails "$cachegenfs" "$store" "$mnt" -o nonsense
+check "no store" fails "$cachegenfs" "$tmp/none" "$mnt"
+check "no mount over the store" fails "$cachegenfs" "$store" "$store"
+check "no mount inside the store" fails "$cachegenfs" "$store" "$store/m"
+check "--help" "$cachegenfs" --help
+check "--version" "$cachegenfs" --version
+if "$cachegenfs" "$store" "$mnt"; then
+    check "in the background: mounted when the command returns" test -e "$mnt/.cachegenfs/version"
+    unmount
+else
+    check "in the background" false
+fi
+report

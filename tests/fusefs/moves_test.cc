@@ -1,0 +1,164 @@
+// rename and link: what comes under a strict name is checked first. No mount.
+#include "tests/fusefs/fs_fixture.h"
+
+using namespace cg_test;
+
+namespace {
+
+class MovesTest : public FsTest {
+protected:
+    Bytes damaged() const {
+        Bytes bytes = chunk.bytes;
+        bytes[bytes.size() - 1] ^= 1;
+        return bytes;
+    }
+};
+
+TEST_F(MovesTest, TemporaryNamesOfRsyncAreOrdinaryAndTheRenamePublishes) {
+    const std::string temporary = L1 + "/.00000.kv.Ab3dEf";
+    ASSERT_EQ(fs.put(temporary, chunk.bytes), 0);
+    EXPECT_FALSE(store.has("m/objects"));
+    EXPECT_EQ(fs.rename(temporary, CHUNK), 0);
+    EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
+    EXPECT_EQ(store.read(object_of(chunk)), chunk.bytes);
+    EXPECT_EQ(fs.metric("published_total"), 1u);
+}
+
+TEST_F(MovesTest, RenameAndLinkOfADamagedFileToAStrictNameFailAndChangeNothing) {
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    ASSERT_EQ(fs.put("m/part", damaged()), 0);
+    EXPECT_EQ(fs.rename("m/part", CHUNK), EBADMSG);
+    EXPECT_EQ(fs.rename("m/part", L1 + "/00001.kv"), EBADMSG);
+    EXPECT_EQ(fs.link("m/part", L1 + "/00001.kv"), EBADMSG);
+    EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
+    EXPECT_EQ(store.read("m/part"), damaged());
+    EXPECT_EQ(fs.list(L1), std::vector<std::string>{"00000.kv"});
+}
+
+TEST_F(MovesTest, RenameReplacesAPublishedChunk) {
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    ASSERT_EQ(fs.put("m/part", other.bytes), 0);
+    EXPECT_EQ(fs.rename("m/part", CHUNK, RENAME_NOREPLACE), EEXIST);
+    EXPECT_EQ(fs.rename("m/part", CHUNK), 0);
+    EXPECT_EQ(fs.get(CHUNK), other.bytes);
+}
+
+TEST_F(MovesTest, ExchangeChecksBothDirections) {
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    ASSERT_EQ(fs.put("m/good", other.bytes), 0);
+    ASSERT_EQ(fs.put("m/bad", damaged()), 0);
+    EXPECT_EQ(fs.rename("m/bad", CHUNK, RENAME_EXCHANGE), EBADMSG);
+    EXPECT_EQ(fs.rename(CHUNK, "m/bad", RENAME_EXCHANGE), EBADMSG);
+    EXPECT_EQ(fs.rename(CHUNK, "m/good", RENAME_EXCHANGE), 0);
+    EXPECT_EQ(fs.get(CHUNK), other.bytes);
+    EXPECT_EQ(fs.get("m/good"), chunk.bytes);
+}
+
+TEST_F(MovesTest, HandleThatIsOpenForWritingIsSealedByTheRename) {
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create("m/part", &file), 0);
+    ASSERT_EQ(fs.write(file, chunk.bytes), 0);
+    EXPECT_EQ(fs.rename("m/part", CHUNK), 0);
+    EXPECT_EQ(fs.write(file, Bytes{0}), EPERM);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
+}
+
+TEST_F(MovesTest, ChunkMovedToAnOrdinaryNameIsOrdinary) {
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    ASSERT_EQ(fs.unlink(object_of(chunk)), 0);
+    ASSERT_EQ(fs.rename(CHUNK, "m/file"), 0);
+    cg_fs_file *file;
+    ASSERT_EQ(fs.open("m/file", O_RDWR, &file), 0);
+    EXPECT_EQ(fs.write(file, Bytes{0}), 0);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(fs.rename("m/file", CHUNK), EBADMSG);
+}
+
+TEST_F(MovesTest, ContextIsRenamedWithoutReadingItsChunks) {
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    store.write(L1 + "/00001.kv", damaged()); /* only one who reads it would notice */
+    EXPECT_EQ(fs.rename("m/contexts/c", "m/contexts/d"), 0);
+    EXPECT_EQ(fs.get("m/contexts/d/L1/00000.kv"), chunk.bytes);
+    EXPECT_EQ(fs.rename("m", "n"), 0);
+    EXPECT_EQ(fs.get("n/contexts/d/L1/00000.kv"), chunk.bytes);
+}
+
+TEST_F(MovesTest, DirectoryThatComesUnderTheRulesIsCheckedWhole) {
+    fs.mkdirs("m/upload/L1");
+    ASSERT_EQ(fs.put("m/upload/L1/00000.kv", chunk.bytes), 0);
+    ASSERT_EQ(fs.put("m/upload/L1/00001.kv", damaged()), 0);
+    ASSERT_EQ(fs.put("m/upload/context.json", Bytes{'{', '}'}), 0);
+    EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), EBADMSG);
+    EXPECT_FALSE(store.has("m/contexts/d"));
+    EXPECT_FALSE(store.has("m/objects"));
+    ASSERT_EQ(fs.unlink("m/upload/L1/00001.kv"), 0);
+    cg_fs_file *file;
+    ASSERT_EQ(fs.open("m/upload/L1/00000.kv", O_RDWR, &file), 0);
+    EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), EBUSY);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), 0);
+    EXPECT_EQ(store.read(object_of(chunk)), chunk.bytes);
+    EXPECT_EQ(fs.open("m/contexts/d/L1/00000.kv", O_RDWR, &file), EPERM);
+}
+
+TEST_F(MovesTest, LevelFolderCannotBecomeAnotherLevel) {
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    EXPECT_EQ(fs.rename(L1, "m/contexts/c/L2"), EINVAL);
+    EXPECT_EQ(fs.rename(L1, "m/contexts/c/old"), 0);
+    EXPECT_EQ(fs.rename("m/contexts/c/old", L1), 0);
+}
+
+TEST_F(MovesTest, DirectoryWithASymbolicLinkInPlaceOfAFolderIsRefused) {
+    fs.mkdirs("m/upload");
+    ASSERT_EQ(fs.symlink("/etc", "m/upload/L1"), 0);
+    EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), EPERM);
+}
+
+TEST_F(MovesTest, ChunkIsWrittenToItsEndWhileItsContextIsRenamed) {
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    ASSERT_EQ(fs.write(file, chunk.bytes), 0);
+    ASSERT_EQ(fs.rename("m/contexts/c", "m/contexts/d"), 0);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(fs.get("m/contexts/d/L1/00000.kv"), chunk.bytes);
+}
+
+TEST_F(MovesTest, CreatorRenamesWhatItIsWriting) {
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    ASSERT_EQ(fs.write(file, Bytes(chunk.bytes.begin(), chunk.bytes.begin() + 100)), 0);
+    EXPECT_EQ(fs.rename(CHUNK, L1 + "/00001.kv"), EBADMSG);
+    EXPECT_EQ(fs.rename(CHUNK, L1 + "/.partial"), 0) << "as an ordinary file it is what it is";
+    EXPECT_EQ(fs.write(file, Bytes(chunk.bytes.begin() + 100, chunk.bytes.end()), 100), 0);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(store.read(L1 + "/.partial"), chunk.bytes);
+    EXPECT_EQ(fs.rename(L1 + "/.partial", L1 + "/00001.kv"), 0);
+}
+
+TEST_F(MovesTest, LinkFromAnObjectToAContextChecksThePlaceOnly) {
+    const std::string object = object_of(chunk);
+    fs.mkdirs(object.substr(0, object.rfind('/')));
+    ASSERT_EQ(fs.put(object, chunk.bytes), 0);
+    EXPECT_EQ(fs.link(object, CHUNK), 0);
+    fs.mkdirs("m/contexts/c/L2");
+    EXPECT_EQ(fs.link(object, "m/contexts/c/L2/00000.kv"), EINVAL);
+    struct stat attr;
+    EXPECT_EQ(cg_fs_getattr(fs.fs, fs.find(CHUNK), &attr), 0);
+    EXPECT_EQ(attr.st_nlink, 2u);
+    EXPECT_EQ(fs.find(CHUNK), fs.find(object)) << "two names, one node";
+}
+
+TEST_F(MovesTest, NamesOfANodeFollowRenamesOfAllTheirDirectories) {
+    fs.mkdirs("m/a/b/c");
+    ASSERT_EQ(fs.put("m/a/b/c/f", Bytes{1}), 0);
+    cg_fs_node *node = fs.find("m/a/b/c/f");
+    ASSERT_EQ(fs.link("m/a/b/c/f", "m/g"), 0);
+    ASSERT_EQ(fs.rename("m/a", "m/x"), 0);
+    ASSERT_EQ(fs.unlink("m/g"), 0);
+    struct stat attr;
+    EXPECT_EQ(cg_fs_getattr(fs.fs, node, &attr), 0);
+    EXPECT_EQ(fs.get("m/x/b/c/f"), Bytes{1});
+}
+
+}  // namespace

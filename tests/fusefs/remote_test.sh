@@ -1,0 +1,62 @@
+#!/bin/bash
+# The mount through sshfs, over a server of our own on the loopback. usage: remote_test.sh CACHEGENFS CHUNK_FILES
+# shellcheck source=tests/fusefs/mount.sh
+. "$(dirname "$0")/mount.sh" "$@"
+
+sshd=$(command -v sshd || ls /usr/sbin/sshd 2> /dev/null) || skip sshfs "no sshd: the mount is not checked through sshfs"
+command -v sshfs > /dev/null || skip sshfs "no sshfs: the mount is not checked through it"
+sftp_server=$(ls /usr/lib/openssh/sftp-server /usr/libexec/sftp-server /usr/libexec/openssh/sftp-server 2> /dev/null | head -n 1)
+[ "$(id -u)" = 0 ] || skip sshfs "not root: sshd lets in nobody"
+
+remote=$tmp/remote
+server=
+mkdir "$remote" "$tmp/ssh"
+chmod 700 "$tmp/ssh"
+at_end() {
+    if mountpoint -q "$remote"; then
+        umount "$remote" || umount -l "$remote"
+    fi
+    [ -z "$server" ] || kill "$server"
+}
+ssh-keygen -q -t ed25519 -N '' -f "$tmp/ssh/host"
+ssh-keygen -q -t ed25519 -N '' -f "$tmp/ssh/user"
+cp "$tmp/ssh/user.pub" "$tmp/ssh/authorized"
+mkdir -p /run/sshd
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+"$sshd" -D -e -f /dev/null -p "$port" -h "$tmp/ssh/host" -o ListenAddress=127.0.0.1 -o UsePAM=no -o StrictModes=no \
+    -o AuthorizedKeysFile="$tmp/ssh/authorized" -o PermitRootLogin=prohibit-password -o PidFile=none \
+    -o Subsystem="sftp $sftp_server" 2> "$tmp/ssh/log" &
+server=$!
+mount_store
+mkdir -p "$mnt/m/contexts"
+connect() {
+    mountpoint -q "$remote" || sshfs -p "$port" -o IdentityFile="$tmp/ssh/user" -o UserKnownHostsFile=/dev/null \
+        -o StrictHostKeyChecking=no -o LogLevel=ERROR -o BatchMode=yes "$@" "$(id -un)@127.0.0.1:$mnt" "$remote"
+}
+wait_for 20 connect || {
+    cat "$tmp/ssh/log"
+    skip sshfs "sshfs cannot reach a server on the loopback: the mount is not checked through it"
+}
+
+"$chunk_files" make "$tmp/source/good" 3 100000 1
+good=$tmp/source/good/L1/00000.kv
+cp "$good" "$tmp/flipped.kv"
+printf 'X' | dd of="$tmp/flipped.kv" bs=1 seek=50000 conv=notrunc status=none
+
+check "cp -r through sshfs" cp -r "$tmp/source/good" "$remote/m/contexts/cp"
+check "what it brought" same_tree "$tmp/source/good" "$mnt/m/contexts/cp"
+check "and how it reads" same_tree "$tmp/source/good" "$remote/m/contexts/cp"
+check "rsync -a through sshfs" rsync -a "$tmp/source/good/" "$remote/m/contexts/rsync/"
+check "what rsync brought" same_tree "$tmp/source/good" "$mnt/m/contexts/rsync"
+check "objects" equal "$(n_objects)" 6
+mkdir -p "$remote/m/contexts/bad/L1"
+cp "$tmp/flipped.kv" "$remote/m/contexts/bad/L1/00000.kv" # sshfs drops the status of close
+check "a damaged chunk stays away, even if sshfs does not say so" wait_for 10 nothing_at "$mnt/m/contexts/bad/L1/00000.kv"
+check "fsync says so" fails dd if="$tmp/flipped.kv" of="$remote/m/contexts/bad/L1/00001.kv" bs=4k conv=fsync status=none
+check "so does rsync's rename" fails rsync "$tmp/flipped.kv" "$remote/m/contexts/bad/L1/00002.kv"
+check "nothing is there" equal "$(find "$store/m/contexts/bad" -type f | wc -l)" 0
+check "mv of a context" mv "$remote/m/contexts/rsync" "$remote/m/contexts/moved"
+check "what mv brought" same_tree "$tmp/source/good" "$mnt/m/contexts/moved"
+check "rm -r" rm -r "$remote/m/contexts/moved"
+check "it is gone" fails test -e "$mnt/m/contexts/moved"
+report
