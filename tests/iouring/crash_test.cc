@@ -1,10 +1,10 @@
 // A publisher that is killed at any moment leaves a store in which everything that has a name is whole.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <random>
 
 #include "iouring/store.h"
@@ -16,32 +16,29 @@ namespace {
 using cg_test::Chunk;
 using cg_test::make_chain;
 
-constexpr unsigned N_CHAINS = 40, N_CHUNKS = 4, N_KILLS = 30;
+constexpr unsigned N_KILLS = 30;
 
 class CrashTest : public cg_test::IoFixture {};
 CG_ON_BOTH_BACKENDS(CrashTest);
 
-// In the child: publishes chains, and contexts of them that replace one another, until it is killed.
-[[noreturn]] void publish_for_ever(const std::string &root, cg_io_backend backend, unsigned round) {
-    cg_io_config config = {};
-    config.backend = backend;
-    cg_io *io;
-    cg_store *store;
-    if (cg_io_new(&config, &io) != CG_OK || cg_store_open(root.c_str(), "m", true, &store) != CG_OK) _exit(1);
-    for (unsigned i = round;; i++) {
-        const std::vector<Chunk> chain = make_chain(N_CHUNKS, CG_L0, nullptr, i % N_CHAINS, 20000);
-        std::vector<cg_store_link> links;
-        std::vector<uint32_t> tokens;
-        for (const Chunk &chunk : chain) {
-            if (cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), nullptr) != CG_OK) _exit(2);
-            links.push_back({chunk.header.key, 1});
-            tokens.insert(tokens.end(), chunk.tokens.begin(), chunk.tokens.end());
-            if (cg_store_context_publish(store, io, ("c" + std::to_string(i % 3)).c_str(), links.data(), links.size(),
-                                         nullptr, tokens.data(), tokens.size()) != CG_OK)
-                _exit(3);
-        }
-        if (i % 5 == 0) std::filesystem::remove_all(root + "/m/objects"); // so that there is more to do
-    }
+// Starts crash_publisher and waits until it is at work.
+pid_t start_publisher(const std::string &root, cg_io_backend backend, unsigned round) {
+    int ready[2];
+    pid_t child = -1;
+    if (pipe2(ready, O_CLOEXEC) != 0) return -1;
+    const std::string backend_text = std::to_string(backend), round_text = std::to_string(round);
+    const char *arguments[] = {CG_CRASH_PUBLISHER, root.c_str(), backend_text.c_str(), round_text.c_str(), nullptr};
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ready[1], STDOUT_FILENO);
+    if (posix_spawn(&child, CG_CRASH_PUBLISHER, &actions, nullptr, const_cast<char **>(arguments), environ) != 0)
+        child = -1;
+    posix_spawn_file_actions_destroy(&actions);
+    close(ready[1]);
+    char byte;
+    if (child >= 0 && read(ready[0], &byte, 1) != 1) ADD_FAILURE() << "the publisher does not start";
+    close(ready[0]);
+    return child;
 }
 
 // Every chunk named by a context.json is there, under its index, and is that chunk.
@@ -64,14 +61,13 @@ void check_context(const cg_test::TempDir &dir, const std::string &json_path) {
 }
 
 TEST_P(CrashTest, LeavesOnlyWholeFilesWhenKilledAtAnyMoment) {
-    std::mt19937 random(testing::UnitTest::GetInstance()->random_seed());
-    cg_io_free(io, 0); // no thread of ours across fork
-    io = nullptr;
+    const unsigned seed = std::random_device()();
+    SCOPED_TRACE(testing::Message() << "seed=" << seed);
+    std::mt19937 random(seed);
     unsigned n_killed = 0;
     for (unsigned round = 0; round < N_KILLS; round++) {
-        const pid_t child = fork();
+        const pid_t child = start_publisher(dir.path, GetParam(), round);
         ASSERT_GE(child, 0);
-        if (child == 0) publish_for_ever(dir.path, GetParam(), round);
         usleep(1000 + random() % 40000); // the moment is random; nothing waits for it
         kill(child, SIGKILL);
         int status;
@@ -98,9 +94,8 @@ TEST_P(CrashTest, LeavesOnlyWholeFilesWhenKilledAtAnyMoment) {
 
     // And the next publisher finds its way.
     cg_store *store;
-    restart({});
     ASSERT_EQ(cg_store_open(dir.path.c_str(), "m", true, &store), CG_OK);
-    const std::vector<Chunk> chain = make_chain(N_CHUNKS, CG_L0, nullptr, 0, 20000);
+    const std::vector<Chunk> chain = make_chain(4, CG_L0, nullptr, 0, 20000);
     for (const Chunk &chunk : chain) {
         EXPECT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), nullptr), CG_OK);
         cg_store_entry entry;

@@ -170,7 +170,7 @@ TEST_P(OddFsTest, CanBeFreedWhileOperationsHang) {
     restart({});
     dir.write("backing/hang_read", draw_bytes(8192, 1));
     dir.write("backing/a/hang_stat", draw_bytes(8192, 1));
-    const std::vector<uint8_t> bytes = draw_bytes(8192, 2);
+    const std::vector<uint8_t> &bytes = *new std::vector<uint8_t>(draw_bytes(8192, 2)); // a hung write may read it
     ASSERT_EQ(cg_io_read(io, dir.fd, "odd/hang_read", 8192, NEVER_BYTES, CG_IO_CACHED, 1), CG_OK);
     ASSERT_EQ(cg_io_read(io, dir.fd, "odd/hang_read", 8192, NEVER_BYTES, CG_IO_DIRECT, 1), CG_OK);
     ASSERT_EQ(cg_io_stat(io, dir.fd, "odd/a/hang_stat", 2), CG_OK);
