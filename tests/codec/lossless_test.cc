@@ -31,7 +31,7 @@ protected:
     cg_status decode(const Bytes &coded, size_t n_columns, size_t n_rows, Bytes *elements) {
         elements->assign(n_columns * n_rows * cg_dtype_bytes(dtype()), 0xcc);
         const std::unique_ptr<uint8_t[]> exact(new uint8_t[coded.size()]);
-        memcpy(exact.get(), coded.data(), coded.size());
+        std::copy(coded.begin(), coded.end(), exact.get());
         return cg_lossless_decode(dtype(), exact.get(), coded.size(), n_columns, n_rows, scratch(n_columns, n_rows),
                                   elements->data());
     }

@@ -321,7 +321,7 @@ inline cg_status decode(const cg_profile *profile, const Bytes &chunk, Bytes *el
                              cg_dtype_bytes(header.geometry.dtype),
                          0xcc);
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[chunk.size()]);
-    memcpy(exact.get(), chunk.data(), chunk.size());
+    std::copy(chunk.begin(), chunk.end(), exact.get());
     return cg_decode_chunk(profile, exact.get(), chunk.size(), n_threads, elements_out->data(), elements_out->size());
 }
 

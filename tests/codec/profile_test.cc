@@ -12,7 +12,7 @@ using namespace cg_test;
 
 cg_status open(const Bytes &bytes) {
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[bytes.size()]);
-    memcpy(exact.get(), bytes.data(), bytes.size());
+    std::copy(bytes.begin(), bytes.end(), exact.get());
     cg_profile *profile;
     const cg_status status = cg_profile_open(exact.get(), bytes.size(), &profile);
     EXPECT_EQ(profile != nullptr, status == CG_OK);

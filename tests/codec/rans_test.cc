@@ -58,7 +58,7 @@ Bytes encode(const std::vector<cg_rans_class> &classes, const Matrix &m, size_t 
 // From an exact copy, into the matrix's cells.
 cg_status decode(const std::vector<cg_rans_class> &classes, Matrix *m, const Bytes &src, size_t *used_bytes) {
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[src.size()]);
-    memcpy(exact.get(), src.data(), src.size());
+    std::copy(src.begin(), src.end(), exact.get());
     std::fill(m->cells.begin(), m->cells.end(), int16_t{0x5555});
     return cg_rans_decode(classes.data(), m->strips.data(), m->strips.size(), m->n_rows, exact.get(), src.size(),
                           used_bytes);

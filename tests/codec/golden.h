@@ -1,0 +1,50 @@
+/* tests/codec/golden.h - which golden files there are: shared by the program that made them and the test. */
+#ifndef CG_TESTS_CODEC_GOLDEN_H
+#define CG_TESTS_CODEC_GOLDEN_H
+#include "profile_maker.h"
+
+namespace cg_test {
+
+struct GoldenChunk {
+    const char *name; // NAME.kv, and NAME.raw with the elements that it decodes to
+    unsigned dtype;
+    int level;
+    int chunk; // 0: 24 tokens at position 0, with sinks; 1: the 13 that follow, a tail
+    size_t n_streams = 1;
+};
+
+inline const GoldenChunk golden_chunks[] = {
+    {"bf16-0-L0", CG_DTYPE_BF16, 0, 0}, {"bf16-0-L1", CG_DTYPE_BF16, 1, 0}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0},
+    {"bf16-0-L3", CG_DTYPE_BF16, 3, 0}, {"bf16-1-L0", CG_DTYPE_BF16, 0, 1}, {"bf16-1-L1", CG_DTYPE_BF16, 1, 1},
+    {"bf16-1-L2", CG_DTYPE_BF16, 2, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1}, {"fp16-0-L0", CG_DTYPE_FP16, 0, 0},
+    {"fp16-0-L2", CG_DTYPE_FP16, 2, 0}, {"fp32-0-L0", CG_DTYPE_FP32, 0, 0}, {"fp32-0-L2", CG_DTYPE_FP32, 2, 0},
+    {"bf16-1-L1-streams", CG_DTYPE_BF16, 1, 1, 3},
+};
+
+inline ProfileSpec golden_spec() {
+    ProfileSpec spec;
+    spec.n_layers = 3;
+    spec.n_kv_heads = 2;
+    spec.head_dim = 8;
+    spec.group_layers = {2, 1};
+    spec.rotary_dim = 6; // less than head_dim
+    spec.all_active = false;
+    spec.seed = 2026;
+    return spec;
+}
+
+// The key of chunk 0, which is chunk 1's parent, needs chunk 0's tokens.
+inline cg_chunk_header golden_header(unsigned dtype, int chunk, std::vector<uint32_t> *tokens_out) {
+    const std::vector<uint32_t> all = make_tokens(37, 2026);
+    cg_chunk_header header =
+        make_header(golden_spec(), static_cast<uint8_t>(dtype), chunk == 0 ? 0 : 24, chunk == 0 ? 24 : 13);
+    header.parent = cg_key_root(&header.model, "golden", 6);
+    header.extra = cg_key_of_bytes("lora", 4);
+    if (chunk == 1)
+        header.parent = cg_key_chunk(&header.parent, &header.extra, all.data(), 24);
+    tokens_out->assign(all.begin() + header.first_position, all.begin() + header.first_position + header.n_tokens);
+    return header;
+}
+
+} // namespace cg_test
+#endif

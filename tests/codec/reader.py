@@ -1,0 +1,429 @@
+#!/usr/bin/env python3
+"""A second, slow reader of chunks and profiles, written from codec/FORMAT.md alone: a check on that document.
+
+usage: reader.py DIRECTORY    decodes every *.kv of it (with its profile.cgp) and compares with the *.raw beside it
+       reader.py --profile P.cgp CHUNK.kv OUT.raw
+
+Needs numpy; exits 77 without (ctest: skipped). Checksums and keys are checked where the package xxhash is installed.
+"""
+
+import math
+import os
+import struct
+import sys
+
+try:
+    import numpy as np
+except ImportError:
+    print("SKIP: no numpy: golden files not read by the second reader")
+    sys.exit(77)
+try:
+    import xxhash
+except ImportError:
+    xxhash = None
+
+BF16, FP16, FP32 = 1, 2, 3
+ELEMENT_BYTES = {BF16: 2, FP16: 2, FP32: 4}
+LANES = 32
+
+
+class Corrupt(Exception):
+    pass
+
+
+def require(condition, what):
+    if not condition:
+        raise Corrupt(what)
+
+
+class Fields:
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, layout):
+        values = struct.unpack_from("<" + layout, self.data, self.at)
+        self.at += struct.calcsize("<" + layout)
+        return values if len(values) > 1 else values[0]
+
+    def array(self, dtype, count):
+        values = np.frombuffer(self.data, dtype, count, self.at)
+        self.at += values.nbytes
+        return values
+
+    def left(self):
+        return len(self.data) - self.at
+
+
+# --- matrix of symbols ------------------------------------------------------------------------------------------------
+
+
+class Class:
+    def __init__(self, shift, freq):
+        require(2 <= len(freq) <= 64 and min(freq) >= 1 and sum(freq) == 1 << 14, "frequencies")
+        self.shift, self.freq = shift, freq
+        self.cum = np.concatenate(([0], np.cumsum(freq))).tolist()
+
+    def find(self, slot):
+        for i in range(len(self.freq)):
+            if self.cum[i] <= slot < self.cum[i + 1]:
+                return i
+        raise AssertionError
+
+
+class Stream:
+    def __init__(self, data):
+        require(len(data) >= 4 * LANES and len(data) % 2 == 0, "stream size")
+        self.state = list(struct.unpack_from("<32I", data))
+        require(all(x >= 1 << 16 for x in self.state), "lane state")
+        self.words = np.frombuffer(data, "<u2", -1, 4 * LANES).tolist()
+        self.next = 0
+
+    def renormalize(self, lane):
+        if self.state[lane] < 1 << 16:
+            require(self.next < len(self.words), "stream ends early")
+            self.state[lane] = (self.state[lane] << 16) + self.words[self.next]
+            self.next += 1
+
+    def symbol(self, lane, cls):
+        x = self.state[lane]
+        slot = x % (1 << 14)
+        i = cls.find(slot)
+        self.state[lane] = cls.freq[i] * (x >> 14) + slot - cls.cum[i]
+        self.renormalize(lane)
+        return i
+
+    def raw(self, lane, n):
+        value = self.state[lane] & ((1 << n) - 1)
+        self.state[lane] >>= n
+        self.renormalize(lane)
+        return value
+
+    def finish(self):
+        require(self.next == len(self.words), "words left over")
+        require(all(x == 1 << 16 for x in self.state), "final state")
+
+
+def signed_value(i):
+    return (i + 1) // 2 if i % 2 else -i // 2
+
+
+def decode_row(stream, classes, top):
+    """One row of one strip: the values of its lanes. top: None for symbols, else each class's top exponent."""
+    lanes = range(len(classes))
+    index = [stream.symbol(lane, classes[lane]) for lane in lanes]
+    escaped = [lane for lane in lanes if index[lane] == len(classes[lane].freq) - 1]
+    value = [signed_value(index[lane]) if top is None else top[lane] - index[lane] for lane in lanes]
+    if top is None:
+        head = {lane: stream.raw(lane, 5) for lane in escaped}
+        for lane in escaped:
+            n = head[lane] & 15
+            m = (1 << n) + (stream.raw(lane, n) if n > 0 else 0)
+            v = (len(classes[lane].freq) - 2) // 2 + m
+            value[lane] = -v if head[lane] & 16 else v
+    else:
+        for lane in escaped:
+            value[lane] = stream.raw(lane, 8)
+        require(min(value) >= 0, "exponent")
+    for lane in lanes:
+        shift = classes[lane].shift
+        if shift > 0:
+            value[lane] = (value[lane] << shift) + stream.raw(lane, shift)
+        require(-32768 <= value[lane] <= 32767, "symbol")
+    return value
+
+
+def decode_matrix(data, runs, n_rows, top=None):
+    """runs: for each run of columns, the class of each. Returns an array [n_rows][n_columns] a run, bytes used."""
+    strips = [(run, first) for run in range(len(runs)) for first in range(0, len(runs[run]), LANES)]
+    out = [np.zeros((n_rows, len(run)), np.int32) for run in runs]
+    fields = Fields(data)
+    n_streams, reserved = fields.take("HH")
+    require(reserved == 0 and n_streams <= len(strips) and (n_streams > 0) == (len(strips) > 0), "stream count")
+    sizes = [fields.take("I") for _ in range(n_streams)]
+    for s, size in enumerate(sizes):
+        require(size <= fields.left(), "stream past the end")
+        stream = Stream(data[fields.at : fields.at + size])
+        fields.at += size
+        for run, first in strips[s::n_streams]:
+            classes = runs[run][first : first + LANES]
+            tops = None if top is None else top[first : first + LANES]
+            for row in range(n_rows):
+                out[run][row, first : first + len(classes)] = decode_row(stream, classes, tops)
+        stream.finish()
+    return out, fields.at
+
+
+# --- lossless payload -------------------------------------------------------------------------------------------------
+
+
+def decode_lossless(data, dtype, n_rows, n_columns):
+    """Bits of the elements, [n_rows][n_columns]."""
+    exponent_bits, mantissa_bits, low_bytes, shift = {BF16: (8, 7, 1, 0), FP16: (5, 10, 1, 3), FP32: (8, 23, 3, 0)}[dtype]
+    fields = Fields(data)
+    n_classes, reserved = fields.take("BB")
+    require(1 <= n_classes <= 16 and reserved == 0, "class count")
+    classes, tops = [], []
+    for _ in range(n_classes):
+        top, n_symbols = fields.take("BB")
+        require(top - (n_symbols - 2) >= 0, "class reaches below exponent 0")
+        classes.append(Class(shift, fields.array("<u2", n_symbols).tolist()))
+        tops.append(top)
+    column_class = fields.array("u1", n_columns) if n_classes > 1 else np.zeros(n_columns, np.uint8)
+    require(int(column_class.max()) < n_classes, "class of a column")
+    (cells,), used = decode_matrix(
+        data[fields.at :], [[classes[k] for k in column_class]], n_rows, [tops[k] for k in column_class]
+    )
+    fields.at += used
+    low = fields.array("u1", n_rows * n_columns * low_bytes).reshape(n_rows, n_columns, low_bytes).astype(np.uint64)
+    require(fields.left() == 0, "bytes behind the rest")
+    rest = sum(low[..., i] << np.uint64(8 * i) for i in range(low_bytes))
+    exponent = (cells >> shift).astype(np.uint64)
+    require(int(exponent.max()) < 1 << exponent_bits, "exponent")
+    rest |= (cells & ((1 << shift) - 1)).astype(np.uint64) << np.uint64(8 * low_bytes)
+    sign = rest >> np.uint64(mantissa_bits)
+    mantissa = rest & np.uint64((1 << mantissa_bits) - 1)
+    return (sign << np.uint64(exponent_bits + mantissa_bits)) | (exponent << np.uint64(mantissa_bits)) | mantissa
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def bf16_from_f32(values):
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def bf16_to_f32(bits):
+    return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
+def to_dtype(values, dtype):
+    if dtype == BF16:
+        return bf16_from_f32(values)
+    if dtype == FP16:
+        return np.clip(values, -65504, 65504).astype(np.float16).view(np.uint16)
+    return values.astype(np.float32).view(np.uint32)
+
+
+def from_bits(bits, dtype):
+    if dtype == BF16:
+        return bf16_to_f32(bits)
+    return bits.astype("<u2" if dtype == FP16 else "<u4").view(np.float16 if dtype == FP16 else np.float32)
+
+
+# --- profile ----------------------------------------------------------------------------------------------------------
+
+
+class Profile:
+    def __init__(self, data):
+        fields = Fields(data)
+        require(bytes(fields.take("8s")) == b"CGPF\r\n\x1a\n", "magic")
+        version, reserved, size = fields.take("IIQ")
+        require(version == 1 and reserved == 0 and size == len(data), "profile header")
+        self.model = fields.take("16s")
+        self.n_layers, self.n_kv_heads, self.head_dim, _, n_planes = fields.take("HHHBB")
+        self.preset = fields.take("16s").rstrip(b"\0")
+        channel, token, rope, reserved = fields.take("BBBB")
+        self.rotary_dim, self.n_sinks, n_groups, n_classes, reserved2 = fields.take("HHHHI")
+        require((n_planes, self.preset, channel, token, reserved, reserved2) == (2, b"klt", 1, 1, 0, 0), "profile header")
+        require(rope in (0, 1) and (rope == 1) == (self.rotary_dim > 0), "rope")
+        channels = self.n_kv_heads * self.head_dim
+        self.inv_freq = fields.array("<f8", self.rotary_dim // 2)
+        self.group_layers = fields.array("<u2", n_groups).tolist()
+        require(sum(self.group_layers) == self.n_layers, "groups")
+        self.step = fields.array("<f4", 6).reshape(3, 2)
+        self.mean = fields.array("<f4", self.n_layers * 2 * channels).reshape(self.n_layers, 2, channels)
+        self.weight = fields.array("<f4", self.n_layers * 2 * channels).reshape(self.n_layers, 2, channels)
+        classes = []
+        for _ in range(n_classes):
+            shift, n_symbols = fields.take("BB")
+            classes.append(Class(shift, fields.array("<u2", n_symbols).tolist()))
+        counts = [[fields.take("HH") for _ in range(2)] for _ in range(n_groups)]
+        self.columns = {}  # [level, group, plane]: for each frequency, the classes of its columns
+        for level in (1, 2, 3):
+            for group in range(n_groups):
+                for plane in range(2):
+                    n_active = fields.array("<u2", 8).tolist()
+                    require(max(n_active) <= counts[group][plane][0], "active columns")
+                    self.columns[level, group, plane] = [
+                        [classes[k] for k in fields.array("u1", n).tolist()] for n in n_active
+                    ]
+        self.basis = {}
+        for group in range(n_groups):
+            n = channels * self.group_layers[group]
+            for plane in range(2):
+                n_components, n_wide = counts[group][plane]
+                rows = np.zeros((n_components, n), np.float32)
+                for c in range(n_components):
+                    if c < n_wide:
+                        rows[c] = bf16_to_f32(fields.array("<u2", n))
+                    else:
+                        scale = fields.array("<f4", 1)
+                        rows[c] = bf16_to_f32(bf16_from_f32(scale * fields.array("i1", n).astype(np.float32)))
+                self.basis[group, plane] = rows
+        require(fields.left() == 8, "profile size")
+        self.fingerprint = None
+        if xxhash is not None:
+            require(fields.take("Q") == xxhash.xxh3_64_intdigest(data[:-8]), "profile checksum")
+            self.fingerprint = xxhash.xxh3_128_digest(data)
+
+
+# --- chunk ------------------------------------------------------------------------------------------------------------
+
+
+class Chunk:
+    def __init__(self, data):
+        fields = Fields(data)
+        require(bytes(fields.take("8s")) == b"CGKV\r\n\x1a\n", "magic")
+        version, header_bytes, file_bytes = fields.take("IIQ")
+        require(version == 1 and file_bytes == len(data), "header")
+        self.level, self.prefix_level, token_bytes, self.dtype = fields.take("BBBB")
+        self.n_layers, self.n_kv_heads, self.head_dim, n_planes, reserved = fields.take("HHHBB")
+        self.first_position, self.n_tokens, n_sections = fields.take("III")
+        reserved2 = fields.take("Q")
+        self.model, self.profile, parent, extra, key = fields.take("16s16s16s16s16s")
+        reserved3 = fields.take("16s")
+        require((n_planes, reserved, reserved2, reserved3) == (2, 0, 0, bytes(16)), "header")
+        require(header_bytes == 160 + 16 * n_sections, "header")
+        checksum = fields.take("Q")
+        table = [fields.take("BBHIQ") for _ in range(n_sections)]
+        self.sections = {}
+        for kind, plane, group, size, hash64 in table:
+            section = data[fields.at : fields.at + size]
+            require(len(section) == size, "section past the end")
+            if xxhash is not None:
+                require(xxhash.xxh3_64_intdigest(section) == hash64, "section checksum")
+            self.sections[kind, plane, group] = section
+            fields.at += size
+        require(fields.left() == 0, "bytes behind the last section")
+        order = [(group, plane, kind) for kind, plane, group, _, _ in table[1:]]
+        require(table[0][:3] == (1, 0, 0) and order == sorted(set(order)), "order of the sections")
+        tokens = self.sections[1, 0, 0]
+        require(len(tokens) == token_bytes * self.n_tokens, "tokens")
+        self.tokens = [int.from_bytes(tokens[i : i + token_bytes], "little") for i in range(0, len(tokens), token_bytes)]
+        if xxhash is not None:
+            require(xxhash.xxh3_64_intdigest(data[:152] + data[160:header_bytes]) == checksum, "header checksum")
+            ids = struct.pack(f"<{self.n_tokens}I", *self.tokens)
+            require(xxhash.xxh3_128_digest(parent + extra + ids) == key, "key")
+
+    def expect_sections(self, expected):
+        require(set(self.sections) == set(expected) | {(1, 0, 0)}, "missing or additional sections")
+
+    def decode(self, profile):
+        """Bits of the elements [n_layers][2][n_tokens][n_kv_heads * head_dim]."""
+        channels = self.n_kv_heads * self.head_dim
+        out = np.zeros((self.n_layers, 2, self.n_tokens, channels), np.uint64)
+        if self.level == 0:
+            require(self.profile == bytes(16), "a profile at L0")
+            self.expect_sections([(2, plane, layer) for layer in range(self.n_layers) for plane in range(2)])
+            for layer in range(self.n_layers):
+                for plane in range(2):
+                    out[layer, plane] = decode_lossless(
+                        self.sections[2, plane, layer], self.dtype, self.n_tokens, channels
+                    )
+            return out
+        require(profile.fingerprint in (None, self.profile) and profile.model == self.model, "foreign profile")
+        shape = (self.n_layers, self.n_kv_heads, self.head_dim)
+        require(shape == (profile.n_layers, profile.n_kv_heads, profile.head_dim), "geometry")
+        require(self.first_position % 8 == 0, "position")
+        n_sinks = max(0, min(profile.n_sinks - self.first_position, self.n_tokens))
+        kinds = (3, 4) if n_sinks > 0 else (3,)
+        groups = range(len(profile.group_layers))
+        self.expect_sections([(kind, plane, group) for group in groups for plane in range(2) for kind in kinds])
+        first_layer = 0
+        for group in groups:
+            layers = slice(first_layer, first_layer + profile.group_layers[group])
+            for plane in range(2):
+                out[layers, plane] = self.decode_symbols(profile, group, plane, layers)
+                if n_sinks > 0:
+                    n = profile.group_layers[group] * channels
+                    sinks = decode_lossless(self.sections[4, plane, group], self.dtype, n_sinks, n)
+                    out[layers, plane, :n_sinks] = sinks.reshape(n_sinks, -1, channels).swapaxes(0, 1)
+            first_layer += profile.group_layers[group]
+        return out
+
+    def decode_symbols(self, profile, group, plane, layers):
+        section = self.sections[3, plane, group]
+        n_blocks = (self.n_tokens + 7) // 8
+        runs = profile.columns[self.level, group, plane]
+        symbols, used = decode_matrix(section, runs, n_blocks)
+        require(used == len(section), "bytes behind the matrix")
+        basis = profile.basis[group, plane].astype(np.float64)
+        step = profile.step[self.level - 1, plane]
+        scale = (step / profile.weight[layers, plane]).reshape(-1).astype(np.float64)
+        mean = profile.mean[layers, plane].reshape(-1).astype(np.float64)
+        dct = np.array(
+            [
+                [np.float32(math.sqrt((2 if f else 1) / 8) * math.cos(math.pi * (t + 0.5) * f / 8)) for t in range(8)]
+                for f in range(8)
+            ],
+            np.float64,
+        )
+        y = np.stack([symbols[f] @ basis[: len(runs[f])] for f in range(8)])  # [f][block][channel]
+        z = np.einsum("ft,fbc->btc", dct, y).reshape(8 * n_blocks, -1)
+        x = (z * scale + mean)[: self.n_tokens]
+        x = x.reshape(self.n_tokens, -1, self.n_kv_heads, self.head_dim)
+        if plane == 0 and profile.rotary_dim > 0:
+            half = profile.rotary_dim // 2
+            position = self.first_position + np.arange(self.n_tokens, dtype=np.float64)
+            angle = position[:, None] * profile.inv_freq
+            c = np.cos(angle).astype(np.float32)[:, None, None, :]
+            s = np.sin(angle).astype(np.float32)[:, None, None, :]
+            low, high = x[..., :half].copy(), x[..., half : 2 * half].copy()
+            x[..., :half] = low * c - high * s
+            x[..., half : 2 * half] = high * c + low * s
+        x = x.reshape(self.n_tokens, -1, self.n_kv_heads * self.head_dim).swapaxes(0, 1)
+        return to_dtype(x.astype(np.float32), self.dtype)
+
+
+def within_tolerance(got, want, head_dim):
+    """One unit in the last place of bf16 in 99.9 % of the elements, two elsewhere."""
+    got, want = got.astype(np.float64).reshape(-1, head_dim), want.astype(np.float64).reshape(-1, head_dim)
+
+    def unit(values):
+        return np.ldexp(1.0, np.frexp(values)[1] - 8)
+
+    units = np.maximum(unit(want), unit(np.abs(want).max(axis=1, keepdims=True) / 256))
+    error = np.abs(got - want) / units
+    return error.max() <= 2 and np.count_nonzero(error > 1) <= error.size / 1000
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def compare(directory):
+    profile = Profile(read(os.path.join(directory, "profile.cgp")))
+    names = sorted(name[:-3] for name in os.listdir(directory) if name.endswith(".kv"))
+    n_bad = 0
+    for name in names:
+        chunk = Chunk(read(os.path.join(directory, name + ".kv")))
+        got = chunk.decode(profile).reshape(-1)
+        want = np.frombuffer(read(os.path.join(directory, name + ".raw")), f"<u{ELEMENT_BYTES[chunk.dtype]}")
+        if chunk.level == 0:
+            same = np.array_equal(got, want)
+        else:
+            same = within_tolerance(from_bits(got, chunk.dtype), from_bits(want, chunk.dtype), chunk.head_dim)
+        n_bad += not same
+        equal = np.count_nonzero(got == want)
+        print(f"{name}: {'ok' if same else 'DIFFERS'}, {equal} of {got.size} elements bit-identical")
+    print(f"{len(names)} chunks, {n_bad} differ, checksums {'' if xxhash else 'not '}checked")
+    return 1 if n_bad or not names else 0
+
+
+def main(arguments):
+    if len(arguments) == 1:
+        return compare(arguments[0])
+    if len(arguments) == 4 and arguments[0] == "--profile":
+        chunk = Chunk(read(arguments[2]))
+        bits = chunk.decode(Profile(read(arguments[1])))
+        with open(arguments[3], "wb") as file:
+            file.write(bits.astype(f"<u{ELEMENT_BYTES[chunk.dtype]}").tobytes())
+        return 0
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
