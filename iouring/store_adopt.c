@@ -85,10 +85,10 @@ cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *h
 
 static cg_status check_profile(const uint8_t *bytes, size_t n_bytes)
 {
-    static const uint8_t magic[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
-    if (n_bytes < sizeof magic)
-        return CG_ERR_TRUNCATED;
-    return memcmp(bytes, magic, sizeof magic) == 0 ? CG_OK : CG_ERR_BAD_MAGIC;
+    cg_profile *profile;
+    const cg_status status = cg_profile_open(bytes, n_bytes, &profile);
+    cg_profile_free(profile); /* NULL after an error */
+    return status;
 }
 
 cg_status cg_store_adopt_profile(int root_fd, const char *path)

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "codec/cursor.h"
+#include "tests/codec/profile_maker.h"
 #include "tests/iouring/chunk_maker.h"
 #include "tests/iouring/io_fixture.h"
 
@@ -453,6 +454,39 @@ TEST_P(StoreTest, HealsADamagedObject) {
     EXPECT_EQ(n_adopted, 1u);
     EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
     for (const std::string &name : dir.files()) EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+}
+
+TEST_P(StoreTest, AdoptsProfilesByTheirFingerprint) {
+    cg_test::ProfileSpec spec;
+    spec.n_layers = 1;
+    spec.group_layers = {1};
+    const std::vector<uint8_t> first = cg_test::make_profile_bytes(spec);
+    spec.seed = 2;
+    const std::vector<uint8_t> second = cg_test::make_profile_bytes(spec);
+    const auto hex_of = [](const std::vector<uint8_t> &bytes) { return hex(cg_key_of_bytes(bytes.data(), bytes.size())); };
+    std::vector<uint8_t> damaged = second;
+    damaged[damaged.size() / 2] ^= 1;
+    dir.write("m/contexts/a/profile.cgp", first);
+    dir.write("m/contexts/b/profile.cgp", second);
+    dir.write("m/contexts/bad/profile.cgp", damaged);
+    dir.write("m/contexts/cut/profile.cgp", std::vector<uint8_t>(first.begin(), first.end() - 1));
+    dir.write("m/contexts/no/profile.cgp", std::string("no profile at all"));
+
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/bad/profile.cgp"), CG_ERR_CORRUPT);
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/cut/profile.cgp"), CG_ERR_TRUNCATED);
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/no/profile.cgp"), CG_ERR_BAD_MAGIC);
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/missing/profile.cgp"), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/a/tokens"), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_TRUE(dir.files("m/profiles").empty());
+
+    ASSERT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/a/profile.cgp"), CG_OK);
+    EXPECT_TRUE(dir.read("m/profiles/" + hex_of(first) + ".cgp") == first);
+    EXPECT_EQ(dir.read_text("m/profiles/default"), hex_of(first) + "\n");
+    ASSERT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/a/profile.cgp"), CG_OK) << "again";
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr), CG_OK);
+    EXPECT_TRUE(dir.read("m/profiles/" + hex_of(second) + ".cgp") == second);
+    EXPECT_EQ(dir.read_text("m/profiles/default"), hex_of(first) + "\n") << "the default stays";
+    EXPECT_EQ(dir.files("m/profiles").size(), 3u);
 }
 
 TEST_P(StoreTest, AdoptsModelDescriptionsOnlyWhereNoneIs) {
