@@ -226,13 +226,14 @@ static void verify_done(cg_job *job)
 {
     cg_load_chunk *chunk = chunk_of(job);
     cg_runtime *rt = chunk->load->runtime;
-    if (chunk->status == CG_OK) {
+    cg_status status = chunk->status;
+    if (status == CG_OK) {
         *job = (cg_job){.run = run_decode, .done = decode_done, .n_tasks = cg_decoder_n_tasks(chunk->decoder)};
-        if (job->n_tasks > 0 && (chunk->status = cg_pool_submit(rt->pool, CG_JOB_DECODE, job)) == CG_OK)
-            return;
-        if (chunk->status == CG_OK)
-            chunk->status = CG_ERR_CORRUPT;
+        status = job->n_tasks > 0 ? cg_pool_submit(rt->pool, CG_JOB_DECODE, job) : CG_ERR_CORRUPT;
+        if (status == CG_OK)
+            return; /* the chunk is its tasks' now, and may be gone */
     }
+    chunk->status = status;
     decode_done(job);
 }
 
