@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -44,7 +45,7 @@ protected:
     // Parses from memory of exactly that size, so that ASan sees over-reads.
     static cg_status parse(const std::vector<uint8_t> &bytes) {
         uint8_t *copy = static_cast<uint8_t *>(malloc(bytes.size() + 1));
-        memcpy(copy + 1, bytes.data(), bytes.size()); // at an odd address
+        std::copy(bytes.begin(), bytes.end(), copy + 1); // at an odd address
         cg_plan *parsed = nullptr;
         const cg_status status = cg_plan_parse(copy + 1, bytes.size(), &parsed);
         EXPECT_EQ(parsed != nullptr, status == CG_OK);
@@ -81,7 +82,9 @@ TEST_F(PlanTest, ComesBackAsItWasWritten) {
     for (uint32_t i = 0; i < 3; i++) {
         EXPECT_EQ(back->chunks[i].first_token, 32 + 16 * i);
         EXPECT_EQ(back->chunks[i].level, chunks[i].level);
-        EXPECT_EQ(memcmp(&back->chunks[i].sizes, &chunks[i].sizes, sizeof chunks[i].sizes), 0);
+        EXPECT_EQ(back->chunks[i].sizes.n_tokens, chunks[i].sizes.n_tokens);
+        for (int level = 0; level < CG_N_LEVELS; level++)
+            EXPECT_EQ(back->chunks[i].sizes.bytes[level], chunks[i].sizes.bytes[level]);
         const cg_key key = cg_key_chunk(&parent, &plan.extra, &tokens[16 * i], chunks[i].sizes.n_tokens);
         EXPECT_TRUE(cg_key_equal(&back->chunks[i].parent, &parent));
         EXPECT_TRUE(cg_key_equal(&back->chunks[i].key, &key));
