@@ -1,0 +1,142 @@
+/* tests/fuzz/chunk_fuzz.c - chunks of hostile bytes: open, verify, decode, transcode.
+ *
+ * An input is tried twice: as it is, and after repair, with the golden profile's fingerprints, a small geometry and all
+ * checksums put right, since no mutation would get past those. Bit 0 of byte 48, a reserved byte, tells whether the
+ * section table is repaired, too.
+ */
+#include "codec/codec.h"
+#include "codec/cursor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
+
+enum { MAX_ELEMENTS = 1 << 20 }; /* decoders take memory by what the header says: their callers decide how much */
+
+static cg_profile *profile;
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    const cg_status status = cg_profile_open_file(CG_GOLDEN_DIR "/profile.cgp", &profile);
+    if (status != CG_OK) {
+        fprintf(stderr, "%s: %s\n", CG_GOLDEN_DIR "/profile.cgp", cg_strerror(status));
+        abort();
+    }
+    return 0;
+}
+
+static void decode(const uint8_t *bytes, size_t n_bytes)
+{
+    cg_decoder *decoder;
+    if (cg_decoder_new(profile, bytes, n_bytes, &decoder) != CG_OK)
+        return;
+    const size_t scratch_bytes = cg_decoder_scratch_bytes(decoder);
+    void *scratch = aligned_alloc(64, (scratch_bytes + 63) / 64 * 64);
+    for (uint32_t task = 0; scratch != NULL && task < cg_decoder_n_tasks(decoder); task++) {
+        void *out = malloc(cg_decoder_task_shape(decoder, task).elements_bytes);
+        if (out != NULL)
+            (void)cg_decoder_run(decoder, task, scratch, scratch_bytes, out);
+        free(out);
+    }
+    free(scratch);
+    cg_decoder_free(decoder);
+}
+
+static void exercise(const uint8_t *bytes, size_t n_bytes)
+{
+    cg_chunk_header header;
+    (void)cg_chunk_verify(bytes, n_bytes);
+    if (cg_chunk_header_parse(bytes, n_bytes, &header) != CG_OK ||
+        cg_geometry_elements(&header.geometry, header.n_tokens) > MAX_ELEMENTS)
+        return;
+    decode(bytes, n_bytes);
+    for (int level = CG_L1; level < CG_N_LEVELS; level++) {
+        uint8_t *coarse;
+        size_t n_coarse;
+        if (cg_transcode(profile, bytes, n_bytes, (cg_level)level, &coarse, &n_coarse) == CG_OK) {
+            if (cg_chunk_verify(coarse, n_coarse) == CG_ERR_TRUNCATED)
+                abort(); /* what we write, we read */
+            decode(coarse, n_coarse);
+            free(coarse);
+        }
+    }
+}
+
+/* The sections that a chunk of this header must have. Returns their number. */
+static uint32_t plan_sections(const cg_chunk_header *h, cg_section *sections)
+{
+    const uint32_t n_groups = h->level == CG_L0 ? h->geometry.n_layers : cg_profile_n_groups(profile);
+    const bool has_sinks = h->level != CG_L0 && h->first_position == 0; /* the golden profile has sinks */
+    uint32_t n = 0;
+    sections[n++] = (cg_section){.kind = CG_SECTION_TOKENS, .bytes = h->token_bytes * h->n_tokens};
+    for (uint16_t group = 0; group < n_groups; group++) {
+        for (uint8_t plane = 0; plane < CG_N_PLANES; plane++) {
+            const uint8_t kind = h->level == CG_L0 ? CG_SECTION_LOSSLESS : CG_SECTION_SYMBOLS;
+            sections[n++] = (cg_section){.kind = kind, .plane = plane, .group = group};
+            if (has_sinks)
+                sections[n++] = (cg_section){.kind = CG_SECTION_SINKS, .plane = plane, .group = group};
+        }
+    }
+    return n;
+}
+
+static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
+{
+    enum { MAX_SECTIONS = 64 };
+    cg_section sections[MAX_SECTIONS];
+    if (n_bytes < CG_CHUNK_FIXED_BYTES)
+        return;
+    const bool repair_table = (bytes[48] & 1) == 0;
+    cg_chunk_header h = {
+        .level = bytes[24] % CG_N_LEVELS,
+        .token_bytes = (uint8_t)(2 + bytes[26] % 3),
+        .first_position = (uint32_t)(bytes[36] / 8 % 8 * 8),
+        .n_tokens = 1 + (uint32_t)cg_load_le(bytes + 40, 4) % 64,
+        .n_sections = (uint32_t)cg_load_le(bytes + 44, 4) % MAX_SECTIONS,
+        .geometry = *cg_profile_geometry(profile),
+        .model = *cg_profile_model(profile),
+    };
+    h.geometry.dtype = (uint8_t)(1 + bytes[27] % 3);
+    if (h.level == CG_L0)
+        h.geometry = (cg_geometry){(uint16_t)(1 + bytes[28] % 4), (uint16_t)(1 + bytes[30] % 3),
+                                   (uint16_t)(2 + bytes[32] % 32 * 2), h.geometry.dtype, CG_N_PLANES};
+    else
+        h.profile = *cg_profile_fingerprint(profile);
+    const uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES;
+    const uint32_t n_rows = h.n_sections;
+    if (repair_table)
+        h.n_sections = plan_sections(&h, sections);
+    const size_t header_bytes = CG_CHUNK_FIXED_BYTES + (size_t)n_rows * CG_CHUNK_SECTION_BYTES;
+    if (n_bytes < header_bytes || h.n_sections == 0)
+        return;
+    size_t left = n_bytes - header_bytes;
+    for (uint32_t i = 0; i < h.n_sections; i++, row += CG_CHUNK_SECTION_BYTES) {
+        if (!repair_table)
+            sections[i] = (cg_section){.kind = row[0], .plane = row[1], .group = (uint16_t)cg_load_le(row + 2, 2)};
+        uint32_t claimed = i < n_rows ? (uint32_t)cg_load_le(row + 4, 4) : 0;
+        if (repair_table && i == 0)
+            claimed = sections[0].bytes;
+        sections[i].bytes = (uint32_t)(claimed < left && i + 1 < h.n_sections ? claimed : left);
+        left -= sections[i].bytes;
+    }
+    const size_t n_payload = n_bytes - header_bytes - left;
+    const size_t n_repaired = CG_CHUNK_FIXED_BYTES + (size_t)h.n_sections * CG_CHUNK_SECTION_BYTES + n_payload;
+    uint8_t *repaired = malloc(n_repaired);
+    if (repaired == NULL)
+        return;
+    memcpy(repaired + n_repaired - n_payload, bytes + header_bytes, n_payload);
+    if (cg_chunk_finish(&h, sections, repaired, n_repaired) == CG_OK)
+        exercise(repaired, n_repaired);
+    free(repaired);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
+{
+    exercise(bytes, n_bytes);
+    exercise_repaired(bytes, n_bytes);
+    return 0;
+}
