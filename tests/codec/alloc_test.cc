@@ -1,0 +1,222 @@
+// Every allocation of the codec may fail: the call reports it, leaks nothing, and leaves nothing half-made.
+// malloc and its kin are wrapped at link time (CMakeLists.txt).
+#include "codec/codec.h"
+#include "codec/safetensors.h"
+#include "profile_maker.h"
+
+#include <atomic>
+#include <functional>
+#include <gtest/gtest.h>
+#include <jansson.h>
+
+static std::atomic<long> n_until_failure{-1}; // -1: never
+static std::atomic<long> n_live{0};
+static std::atomic<bool> failed{false};
+
+static bool fails() {
+    long n = n_until_failure.load();
+    while (n >= 0 && !n_until_failure.compare_exchange_weak(n, n - 1))
+        ;
+    if (n == 0)
+        failed = true;
+    return n == 0;
+}
+static void *counted(void *memory) {
+    n_live += memory != nullptr;
+    return memory;
+}
+
+extern "C" {
+void *__real_malloc(size_t n_bytes);
+void *__real_calloc(size_t n, size_t n_bytes);
+void *__real_realloc(void *memory, size_t n_bytes);
+void *__real_aligned_alloc(size_t align, size_t n_bytes);
+void __real_free(void *memory);
+void *__wrap_malloc(size_t n_bytes) { return fails() ? nullptr : counted(__real_malloc(n_bytes)); }
+void *__wrap_calloc(size_t n, size_t n_bytes) { return fails() ? nullptr : counted(__real_calloc(n, n_bytes)); }
+void *__wrap_realloc(void *memory, size_t n_bytes) {
+    if (fails())
+        return nullptr;
+    n_live -= memory != nullptr;
+    return counted(__real_realloc(memory, n_bytes));
+}
+void *__wrap_aligned_alloc(size_t align, size_t n_bytes) {
+    return fails() ? nullptr : counted(__real_aligned_alloc(align, n_bytes));
+}
+void __wrap_free(void *memory) {
+    n_live -= memory != nullptr;
+    __real_free(memory);
+}
+}
+
+namespace {
+
+using namespace cg_test;
+
+// Fails the first allocation of a call, then the second ... until it gets through. run() returns the call's status
+// and frees what it made.
+void expect_survives(const char *what, const std::function<cg_status()> &run) {
+    ASSERT_EQ(run(), CG_OK) << what;
+    int n_refused = 0;
+    for (long n = 0; n < 10000; n++) {
+        const long live = n_live;
+        failed = false;
+        n_until_failure = n;
+        const cg_status status = run();
+        n_until_failure = -1;
+        ASSERT_EQ(n_live, live) << what << ": leaks when allocation " << n << " fails";
+        if (!failed) {
+            EXPECT_EQ(status, CG_OK) << what;
+            EXPECT_GT(n_refused, 0) << what << ": the wrapping does not work";
+            return;
+        }
+        ASSERT_TRUE(status == CG_ERR_NO_MEMORY || status == CG_OK) << what << ": " << cg_strerror(status);
+        n_refused += status == CG_ERR_NO_MEMORY;
+    }
+    FAIL() << what << ": never gets through";
+}
+
+class AllocTest : public testing::Test {
+protected:
+    AllocTest() {
+        spec.all_active = false;
+        profile_bytes = make_profile_bytes(spec);
+        profile = open_profile(profile_bytes);
+        header = make_header(spec, CG_DTYPE_BF16, 0, 20);
+        tokens = make_tokens(20, 1);
+        elements = make_elements(header, 1);
+        for (int level = CG_L0; level <= CG_L3; level++)
+            EXPECT_EQ(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(level), &chunks[level]), CG_OK);
+        decoded.resize(elements.size());
+    }
+
+    ProfileSpec spec;
+    Bytes profile_bytes, elements, chunks[4], decoded;
+    Profile profile;
+    cg_chunk_header header;
+    std::vector<uint32_t> tokens;
+};
+
+TEST_F(AllocTest, OpeningAProfile) {
+    expect_survives("open", [&] {
+        cg_profile *opened;
+        const cg_status status = cg_profile_open(profile_bytes.data(), profile_bytes.size(), &opened);
+        EXPECT_EQ(opened != nullptr, status == CG_OK);
+        cg_profile_free(opened);
+        return status;
+    });
+}
+
+TEST_F(AllocTest, Decoding) {
+    for (int level = CG_L0; level <= CG_L3; level++) {
+        for (unsigned n_threads : {1, 3}) {
+            expect_survives("decode", [&] {
+                return cg_decode_chunk(profile.get(), chunks[level].data(), chunks[level].size(), n_threads, decoded.data(),
+                                       decoded.size());
+            });
+        }
+        expect_survives("verify", [&] { return cg_chunk_verify(chunks[level].data(), chunks[level].size()); });
+    }
+}
+
+TEST_F(AllocTest, Encoding) {
+    for (int level = CG_L0; level <= CG_L3; level++) {
+        for (unsigned n_threads : {1, 3}) {
+            expect_survives("encode", [&] {
+                uint8_t *bytes;
+                size_t n_bytes;
+                const cg_status status = cg_encode_chunk(profile.get(), &header, tokens.data(), elements.data(),
+                                                         elements.size(), static_cast<cg_level>(level), n_threads, &bytes, &n_bytes);
+                EXPECT_EQ(bytes != nullptr, status == CG_OK);
+                if (status == CG_OK) {
+                    EXPECT_EQ(Bytes(bytes, bytes + n_bytes), chunks[level]);
+                }
+                free(bytes);
+                return status;
+            });
+        }
+    }
+}
+
+TEST_F(AllocTest, ATaskThatFailedCanRunAgain) {
+    cg_encoder *encoder;
+    ASSERT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), 0xf, &encoder), CG_OK);
+    const size_t scratch_bytes = cg_encoder_scratch_bytes(encoder);
+    const std::unique_ptr<void, MallocFree> scratch(aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
+    const size_t plane_bytes = 20 * 32 * 2;
+    for (uint32_t task = 0; task < cg_encoder_n_tasks(encoder); task++) {
+        const cg_task_shape shape = cg_encoder_task_shape(encoder, task);
+        Bytes in;
+        for (uint32_t l = 0; l < shape.n_layers; l++) {
+            const auto at = elements.begin() + static_cast<long>(((shape.first_layer + l) * 2 + shape.plane) * plane_bytes);
+            in.insert(in.end(), at, at + static_cast<long>(plane_bytes));
+        }
+        for (long n = 0;; n++) {
+            failed = false;
+            n_until_failure = n;
+            const cg_status status = cg_encoder_run(encoder, task, scratch.get(), scratch_bytes, in.data());
+            n_until_failure = -1;
+            if (!failed && status == CG_OK)
+                break;
+            ASSERT_LT(n, 1000);
+        }
+    }
+    for (int level = CG_L0; level <= CG_L3; level++) {
+        uint8_t *bytes;
+        size_t n_bytes;
+        ASSERT_EQ(cg_encoder_finish(encoder, static_cast<cg_level>(level), &bytes, &n_bytes), CG_OK);
+        EXPECT_EQ(Bytes(bytes, bytes + n_bytes), chunks[level]);
+        free(bytes);
+    }
+    cg_encoder_free(encoder);
+}
+
+TEST_F(AllocTest, Transcoding) {
+    expect_survives("transcode", [&] {
+        uint8_t *bytes;
+        size_t n_bytes;
+        const cg_status status = cg_transcode(profile.get(), chunks[1].data(), chunks[1].size(), CG_L3, &bytes, &n_bytes);
+        EXPECT_EQ(bytes != nullptr, status == CG_OK);
+        free(bytes);
+        return status;
+    });
+}
+
+TEST(Alloc, Safetensors) {
+    json_set_alloc_funcs(__wrap_malloc, __wrap_free);
+    cg_safetensor tensor = {};
+    strcpy(tensor.name, "K");
+    strcpy(tensor.dtype, "F32");
+    tensor.rank = 1;
+    tensor.shape[0] = 2;
+    tensor.data_bytes = 8;
+    Bytes file;
+    expect_survives("write", [&] {
+        uint8_t *bytes;
+        size_t n_bytes;
+        const cg_status status = cg_safetensors_header(&tensor, 1, &bytes, &n_bytes);
+        EXPECT_EQ(bytes != nullptr, status == CG_OK);
+        if (status == CG_OK)
+            file.assign(bytes, bytes + n_bytes);
+        free(bytes);
+        return status;
+    });
+    file.resize(file.size() + 8);
+    for (long n = 0;; n++) { // jansson does not tell no memory from bad JSON
+        const long live = n_live;
+        failed = false;
+        n_until_failure = n;
+        cg_safetensors *tensors;
+        const cg_status status = cg_safetensors_open(file.data(), file.size(), &tensors, nullptr);
+        cg_safetensors_free(tensors);
+        n_until_failure = -1;
+        ASSERT_EQ(n_live, live) << n;
+        if (!failed) {
+            EXPECT_EQ(status, CG_OK);
+            break;
+        }
+        ASSERT_LT(n, 1000);
+    }
+}
+
+} // namespace
