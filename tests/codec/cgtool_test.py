@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""cgtool from outside: exit codes, --json, atomic writes, and round trips of safetensors.
+
+usage: cgtool_test.py CGTOOL GOLDEN_DIRECTORY        standard library only
+"""
+
+import json
+import os
+import pty
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CGTOOL, GOLDEN = sys.argv.pop(1), sys.argv.pop(1)
+LAYERS, HEADS, DIM = 3, 2, 8  # of the golden profile
+PROFILE = os.path.join(GOLDEN, "profile.cgp")
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write_safetensors(path, tensors):
+    """tensors: {name: (dtype, shape, bytes)}"""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    write(path, struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+
+
+def read_safetensors(path):
+    data = read(path)
+    (size,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + size])
+    data = data[8 + size :]
+    return {
+        name: (about["dtype"], about["shape"], data[slice(*about["data_offsets"])]) for name, about in header.items()
+    }
+
+
+def make_kv(n_tokens, dtype="BF16", seed=1):
+    rng = random.Random(seed)
+    n = LAYERS * n_tokens * HEADS * DIM
+    values = [[rng.gauss(0, 1) for _ in range(n)] for _ in range(2)]
+    shape = [LAYERS, n_tokens, HEADS, DIM]
+
+    def pack(plane):
+        if dtype == "F32":
+            return struct.pack(f"<{n}f", *plane)
+        if dtype == "F16":
+            return struct.pack(f"<{n}e", *plane)
+        return b"".join(struct.pack("<f", x)[2:] for x in plane)
+
+    tokens = [rng.randrange(49152) for _ in range(n_tokens)]
+    return {
+        "K": (dtype, shape, pack(values[0])),
+        "V": (dtype, shape, pack(values[1])),
+        "tokens": ("I64", [n_tokens], struct.pack(f"<{n_tokens}q", *tokens)),
+    }, tokens
+
+
+class CgtoolTest(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.mkdtemp(prefix="cgtool_test.")
+        self.addCleanup(shutil.rmtree, self.directory)
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def run_tool(self, *arguments, want=0):
+        done = subprocess.run([CGTOOL, *arguments], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, want, f"{arguments}\n{done.stdout}{done.stderr}")
+        return done
+
+    def encode(self, tensors, out, *options, level="L2", want=0):
+        write_safetensors(self.path("in.safetensors"), tensors)
+        return self.run_tool(
+            "encode", "--profile", PROFILE, "--level", level, *options, self.path("in.safetensors"), out, want=want
+        )
+
+    def assert_no_leftovers(self, *names):
+        self.assertEqual(sorted(os.listdir(self.directory)), sorted(["in.safetensors", *names]))
+
+    def test_help_and_version_say_what_they_should(self):
+        text = self.run_tool("--help").stdout
+        for word in ("info", "verify", "encode", "decode", "transcode", "Exit codes", "--json", "--threads", "--salt"):
+            self.assertIn(word, text)
+        self.assertRegex(self.run_tool("--version").stdout, r"^cgtool \d+\.\d+\.\d+ ")
+
+    def test_wrong_usage_is_2(self):
+        for arguments in (
+            [],
+            ["fly"],
+            ["info"],
+            ["decode", "a"],
+            ["decode", "a", "b", "c"],
+            ["--bad"],
+            ["encode", "a", "b"],
+            ["encode", "--level", "L4", "a", "b"],
+            ["encode", "--level", "L2", "a", "b"],
+            ["encode", "--level", "L0", "a", "b"],
+            ["encode", "--level", "L0", "--model-fingerprint", "123", "a", "b"],
+            ["encode", "--level", "L0", "--chunk-tokens", "12", "a", "b"],
+            ["verify", "--threads", "0", "a"],
+            ["verify", "--threads", "-1", "a"],
+            ["info", "--level", "L1", "a"],
+        ):
+            done = self.run_tool(*arguments, want=2)
+            self.assertTrue(done.stderr.startswith(("cgtool: ", "usage: ")) or "option" in done.stderr, done.stderr)
+            self.assertEqual(done.stdout, "")
+
+    def test_missing_files_are_3(self):
+        missing = self.path("missing")
+        for arguments in (
+            ["info", missing],
+            ["verify", missing],
+            ["decode", missing, "x"],
+            ["transcode", "--level", "L3", missing, "x"],
+            ["encode", "--level", "L2", "--profile", missing, "x", "y"],
+            ["encode", "--level", "L2", "--profile", PROFILE, missing, "y"],
+        ):
+            done = self.run_tool(*arguments, want=3)
+            self.assertEqual(done.stderr, f"cgtool: {missing}: " + done.stderr.split(": ", 2)[2])
+            self.assertEqual(done.stderr.count("\n"), 1)
+
+    def test_info_of_chunks_and_profiles(self):
+        chunk = os.path.join(GOLDEN, "bf16-0-L2.kv")
+        about = json.loads(self.run_tool("info", "--json", chunk).stdout)
+        self.assertEqual((about["type"], about["level"], about["ok"]), ("chunk", "L2", True))
+        self.assertEqual(about["geometry"]["n_layers"], LAYERS)
+        self.assertEqual(about["file_bytes"], os.path.getsize(chunk))
+        self.assertEqual(about["elements"], LAYERS * 2 * 24 * HEADS * DIM)
+        self.assertAlmostEqual(about["bits_per_element"], 8 * about["file_bytes"] / about["elements"])
+        self.assertEqual(sum(s["bytes"] for s in about["sections"]) + about["header_bytes"], about["file_bytes"])
+        self.assertEqual(len(about["tokens_head"]), 16)
+        profile = json.loads(self.run_tool("info", "--json", PROFILE).stdout)
+        self.assertEqual((profile["type"], profile["preset"], profile["n_sinks"]), ("profile", "klt", 4))
+        self.assertEqual(profile["fingerprint"], about["profile"])
+        self.assertEqual([g["n_layers"] for g in profile["groups"]], [2, 1])
+        self.assertEqual(len(profile["groups"][0]["planes"]["K"]["n_active"]["L3"]), 8)
+        text = self.run_tool("info", chunk, PROFILE).stdout
+        self.assertIn("level L2, whole", text)
+        self.assertIn("bits per element", text)
+        self.assertIn("preset klt", text)
+
+    def test_info_shows_a_damaged_chunk_and_fails(self):
+        data = bytearray(read(os.path.join(GOLDEN, "bf16-0-L2.kv")))
+        data[-1] ^= 1
+        write(self.path("bad.kv"), data)
+        done = self.run_tool("info", "--json", self.path("bad.kv"), want=1)
+        self.assertFalse(json.loads(done.stdout)["ok"])
+        write(self.path("cut.kv"), data[:200])
+        self.assertIn("truncated", self.run_tool("info", self.path("cut.kv"), want=1).stderr)
+        self.assertIn("not a file of this kind", self.run_tool("info", os.path.join(GOLDEN, "..", "README"), want=1).stderr)
+
+    def test_verify_walks_directories_and_names_the_bad(self):
+        shutil.copytree(GOLDEN, self.path("store/deep/er"))
+        good = json.loads(self.run_tool("verify", "--json", "--decode", self.path("store")).stdout)
+        n_files = len([name for name in os.listdir(GOLDEN) if name.endswith((".kv", ".cgp"))])
+        self.assertEqual((good["ok"], good["files"], good["bad"]), (True, n_files, 0))
+        for name in ("bf16-0-L0.kv", "profile.cgp"):
+            bad = self.path("store/deep/er/" + name)
+            data = bytearray(read(bad))
+            data[len(data) // 2] ^= 4
+            write(bad, data)
+        done = self.run_tool("verify", "--json", self.path("store"), want=1)
+        result = json.loads(done.stdout)
+        self.assertEqual((result["ok"], result["files"], result["bad"]), (False, n_files, 2))
+        self.assertEqual(
+            sorted(os.path.basename(r["path"]) for r in result["results"] if not r["ok"]), ["bf16-0-L0.kv", "profile.cgp"]
+        )
+        self.assertEqual(done.stderr.count("\n"), 2)
+        self.assertIn("2 bad", self.run_tool("verify", self.path("store"), want=1).stdout)
+
+    def test_verify_sees_files_in_the_wrong_place(self):
+        about = json.loads(self.run_tool("info", "--json", os.path.join(GOLDEN, "bf16-0-L0.kv")).stdout)
+        for key, want in ((about["key"], 0), ("0" * 32, 1)):
+            os.makedirs(self.path(f"objects/{key}"))
+            shutil.copy(os.path.join(GOLDEN, "bf16-0-L0.kv"), self.path(f"objects/{key}/L0.kv"))
+            self.run_tool("verify", self.path(f"objects/{key}"), want=want)
+        fingerprint = json.loads(self.run_tool("info", "--json", PROFILE).stdout)["fingerprint"]
+        for name, want in ((fingerprint, 0), ("f" * 32, 1)):
+            shutil.copy(PROFILE, self.path(name + ".cgp"))
+            self.run_tool("verify", self.path(name + ".cgp"), want=want)
+
+    def test_names_that_are_not_utf8(self):
+        path = os.fsencode(self.directory) + b"/\xff.kv"
+        shutil.copy(os.path.join(GOLDEN, "bf16-0-L0.kv"), path)
+        done = subprocess.run([os.fsencode(CGTOOL), b"verify", b"--json", path], capture_output=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(json.loads(done.stdout)["results"][0]["path"].endswith("/?.kv"))
+
+    def test_l0_round_trip_is_bit_exact(self):
+        for dtype in ("BF16", "F16", "F32"):
+            tensors, tokens = make_kv(20, dtype)
+            out = self.path(dtype + ".kv")
+            result = json.loads(self.encode(tensors, out, "--json", level="L0").stdout)
+            self.assertEqual([c["path"] for c in result["chunks"]], [out])
+            self.run_tool("decode", out, self.path(dtype + ".safetensors"))
+            got = read_safetensors(self.path(dtype + ".safetensors"))
+            self.assertEqual(got, tensors)
+
+    def test_long_inputs_become_a_directory_of_chained_chunks(self):
+        tensors, tokens = make_kv(600)
+        for level in ("L0", "L1", "L2", "L3"):
+            out = self.path(level)
+            result = json.loads(self.encode(tensors, out, "--json", "--salt", "tenant", level=level).stdout)
+            self.assertEqual(sorted(os.listdir(out)), ["00000.kv", "00001.kv", "00002.kv"])
+            self.assertEqual([(c["first_position"], c["n_tokens"]) for c in result["chunks"]], [(0, 256), (256, 256), (512, 88)])
+            about = [json.loads(line) for line in self.run_tool("info", "--json", *(c["path"] for c in result["chunks"])).stdout.splitlines()]
+            self.assertEqual(about[1]["parent"], about[0]["key"])
+            self.assertEqual(about[2]["parent"], about[1]["key"])
+            self.run_tool("decode", "--profile", PROFILE, "--json", out, self.path("out.safetensors"))
+            got = read_safetensors(self.path("out.safetensors"))
+            self.assertEqual(got["tokens"], tensors["tokens"])
+            self.assertEqual(got["K"][:2], tensors["K"][:2])
+            if level == "L0":
+                self.assertEqual(got, tensors)
+        self.assert_no_leftovers("L0", "L1", "L2", "L3", "out.safetensors")
+        self.assertEqual(os.stat(self.path("L0")).st_mode & 0o777, 0o777 & ~self.umask())
+        # Out of order, or one missing: refused.
+        os.remove(self.path("L0/00001.kv"))
+        self.assertIn("does not follow", self.run_tool("decode", self.path("L0"), self.path("x"), want=1).stderr)
+        # Never into a directory that holds something.
+        self.encode(tensors, self.path("L1"), level="L1", want=3)
+        self.assertEqual(sorted(os.listdir(self.path("L1"))), ["00000.kv", "00001.kv", "00002.kv"])
+
+    @staticmethod
+    def umask():
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask
+
+    def test_chunk_size_and_keys_are_chosen(self):
+        tensors, tokens = make_kv(32)
+        keys = set()
+        for options in ([], ["--salt", "a"], ["--salt", "b"], ["--model-fingerprint", "0123456789abcdef" * 2]):
+            result = json.loads(self.encode(tensors, self.path("x.kv"), "--json", *options, level="L0").stdout)
+            keys.add(result["chunks"][0]["key"])
+        self.assertEqual(len(keys), 4)
+        self.encode(tensors, self.path("d"), "--chunk-tokens", "16", "--threads", "3")
+        self.assertEqual(sorted(os.listdir(self.path("d"))), ["00000.kv", "00001.kv"])
+
+    def test_tokens_from_a_file(self):
+        tensors, tokens = make_kv(9)
+        self.encode(tensors, self.path("a.kv"))
+        del tensors["tokens"]
+        self.encode(tensors, self.path("b.kv"), want=1)
+        write(self.path("ids"), struct.pack("<9I", *tokens))
+        write(self.path("ids.txt"), str(tokens).encode())
+        for name in ("ids", "ids.txt"):
+            self.encode(tensors, self.path("b.kv"), "--tokens", self.path(name))
+            self.assertEqual(read(self.path("a.kv")), read(self.path("b.kv")))
+            os.remove(self.path("b.kv"))
+        for bad in (b"1 2 3", struct.pack("<8I", *tokens[:8]), b"1 2 3 4 5 6 7 8 99999999999", b"\0\1\2", b""):
+            write(self.path("bad"), bad)
+            self.encode(tensors, self.path("b.kv"), "--tokens", self.path("bad"), want=1)
+        self.assert_no_leftovers("a.kv", "ids", "ids.txt", "bad")
+
+    def test_bad_inputs_are_1_and_write_nothing(self):
+        tensors, tokens = make_kv(9)
+        other_shape = dict(tensors, V=("BF16", [LAYERS, 9, HEADS * DIM], tensors["V"][2]))
+        nan = dict(tensors, K=("BF16", tensors["K"][1], b"\xc0\x7f" + tensors["K"][2][2:]))
+        negative = dict(tensors, tokens=("I32", [9], struct.pack("<9i", *([-1] * 9))))
+        wide = dict(tensors, K=("BF16", [LAYERS, 9, 1, 16], tensors["K"][2]), V=("BF16", [LAYERS, 9, 1, 16], tensors["V"][2]))
+        no_v = {"K": tensors["K"], "tokens": tensors["tokens"]}
+        for bad in (other_shape, nan, negative, wide, no_v):
+            done = self.encode(bad, self.path("out.kv"), want=1)
+            self.assertEqual(done.stderr.count("\n"), 1)
+            self.assertIn("in.safetensors", done.stderr)
+        self.encode(nan, self.path("out.kv"), level="L0")
+        os.remove(self.path("out.kv"))
+        self.encode(tensors, self.path("out.kv"), "--prefix-level", "L2", level="L1", want=1)
+        self.encode(tensors, self.path("out.kv"), "--model-fingerprint", "0" * 32, want=1)
+        self.assert_no_leftovers()
+        write(self.path("in.safetensors"), read(self.path("in.safetensors"))[:-1])
+        self.run_tool("encode", "--level", "L2", "--profile", PROFILE, self.path("in.safetensors"), "x", want=1)
+
+    def test_output_that_cannot_be_written_is_3(self):
+        tensors, tokens = make_kv(9)
+        self.encode(tensors, self.path("no/such/directory.kv"), want=3)
+        os.mkdir(self.path("full"))
+        write(self.path("full/x"), b"")
+        self.encode(tensors, self.path("full"), want=3)
+        self.assert_no_leftovers("full")
+
+    def test_foreign_and_missing_profiles(self):
+        shutil.copy(os.path.join(GOLDEN, "bf16-0-L1.kv"), self.path("a.kv"))
+        done = self.run_tool("decode", self.path("a.kv"), self.path("out"), want=1)
+        self.assertIn("--profile", done.stderr)
+        os.makedirs(self.path("context/L1"))
+        shutil.copy(self.path("a.kv"), self.path("context/L1/00000.kv"))
+        shutil.copy(PROFILE, self.path("context/profile.cgp"))
+        self.run_tool("decode", self.path("context/L1/00000.kv"), self.path("out"))
+        self.run_tool("verify", "--decode", self.path("context"))
+
+    def test_transcode(self):
+        tensors, tokens = make_kv(300)
+        for level in ("L0", "L1", "L3"):
+            self.encode(tensors, self.path(level), level=level)
+        self.run_tool("transcode", "--profile", PROFILE, "--level", "L3", self.path("L1"), self.path("from-L1"))
+        self.run_tool("transcode", "--profile", PROFILE, "--level", "L3", self.path("L0"), self.path("from-L0"))
+        for source in ("from-L1", "from-L0"):
+            for name in ("00000.kv", "00001.kv"):
+                self.assertEqual(read(self.path(f"{source}/{name}")), read(self.path(f"L3/{name}")))
+        one = self.path("one.kv")
+        self.run_tool("transcode", "--profile", PROFILE, "--level", "L2", self.path("L1/00000.kv"), one)
+        self.assertEqual(json.loads(self.run_tool("info", "--json", one).stdout)["level"], "L2")
+        done = self.run_tool("transcode", "--profile", PROFILE, "--level", "L1", one, self.path("x"), want=1)
+        self.assertIn("coarser", done.stderr)
+        self.run_tool("transcode", "--level", "L1", self.path("L0"), self.path("x"), want=2)
+        self.assertFalse(os.path.exists(self.path("x")))
+
+    def test_progress_only_on_a_terminal(self):
+        done = self.run_tool("verify", GOLDEN)
+        self.assertEqual(done.stderr, "")
+        leader, follower = pty.openpty()
+        subprocess.run([CGTOOL, "verify", GOLDEN], stderr=follower, stdout=subprocess.DEVNULL, check=True)
+        os.close(follower)
+        shown = os.read(leader, 65536)
+        os.close(leader)
+        self.assertIn(b"verifying: 1 of ", shown)
+        self.assertTrue(shown.endswith(b"\r\x1b[K"), shown)
+
+
+if __name__ == "__main__":
+    unittest.main()
