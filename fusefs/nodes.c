@@ -110,12 +110,10 @@ static void remove_node_if_unused(cg_nodes *nodes, cg_fs_node *node)
 {
     if (node->n_lookups > 0 || node->n_pins > 0)
         return;
-    if (node->control == 0) {
-        cg_fs_node **link = node_bucket(nodes, node->dev, node->ino);
-        while (*link != node)
-            link = &(*link)->hash_next;
-        *link = node->hash_next;
-    }
+    cg_fs_node **link = node_bucket(nodes, node->dev, node->ino);
+    while (*link != node)
+        link = &(*link)->hash_next;
+    *link = node->hash_next;
     nodes->n_nodes--;
     node->n_pins = 1; /* its own names are going: no second visit */
     while (node->names != NULL)
@@ -205,6 +203,8 @@ void cg_nodes_destroy(cg_nodes *nodes)
             free(node);
         }
     }
+    for (int control = 0; control < CG_NODES_N_CONTROLS; control++)
+        free(nodes->controls[control]);
     free(nodes->node_buckets);
     free(nodes->name_buckets);
     pthread_mutex_destroy(&nodes->lock);
@@ -235,11 +235,14 @@ cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type)
 {
     const struct stat attr = {.st_mode = type};
     pthread_mutex_lock(&nodes->lock);
-    cg_fs_node *node = new_node(nodes, &attr);
-    if (node != NULL) {
+    cg_fs_node *node = nodes->controls[control];
+    if (node == NULL && (node = new_node(nodes, &attr)) != NULL) {
         node->control = control;
-        node->n_lookups = 1;
+        node->n_pins = 1;
+        nodes->controls[control] = node;
     }
+    if (node != NULL)
+        node->n_lookups++;
     pthread_mutex_unlock(&nodes->lock);
     return node;
 }

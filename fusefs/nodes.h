@@ -53,10 +53,13 @@ struct cg_fs_node {
     cg_fs_node *hash_next;
 };
 
+enum { CG_NODES_N_CONTROLS = 8 };
+
 typedef struct cg_nodes {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a gate, or n_renames */
     cg_fs_node *root;
+    cg_fs_node *controls[CG_NODES_N_CONTROLS]; /* once looked up, they stay */
     uint64_t next_generation;
     uint64_t rename_epoch;  /* renames that ended */
     uint32_t n_renames;     /* under way */
@@ -74,7 +77,7 @@ void cg_nodes_destroy(cg_nodes *nodes);
 /* The node of the file that attr describes, with one more look-up, now also known as name in parent (name NULL: as
  * nothing). A node that had this name before loses it. NULL without memory. */
 cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name, const struct stat *attr);
-/* A node that is no file of the store: has no names, and one look-up. */
+/* The node number control of those that are no files of the store (fusefs/control.h), with one more look-up. */
 cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type);
 /* Takes n look-ups away; the node may be gone after that. */
 void cg_nodes_forget(cg_nodes *nodes, cg_fs_node *node, uint64_t n_lookups);
