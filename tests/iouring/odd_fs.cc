@@ -20,10 +20,10 @@ struct OddFs::State {
     int backing_fd = -1;
     struct fuse *fuse = nullptr;
     std::thread loop;
-    std::mutex lock; // of the two below
+    std::mutex lock; // of all below
     std::condition_variable released_changed;
     bool released = false;
-    int n_hanging = 0;
+    int n_hanging = 0, n_open = 0;
 };
 
 namespace {
@@ -46,9 +46,17 @@ struct OddFsCalls {
         s->n_hanging--;
     }
 
+    static int count_open(int change, int result) {
+        const std::lock_guard<std::mutex> guard(state()->lock);
+        state()->n_open += change;
+        return result;
+    }
+
     static int getattr(const char *path, struct stat *out, struct fuse_file_info *) {
         if (is_named(path, "hang_stat")) hang();
-        return result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
+        const int result = result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
+        if (is_named(path, "longer")) out->st_size -= 100;
+        return result;
     }
     static int mkdir(const char *path, mode_t mode) {
         return result_of(mkdirat(state()->backing_fd, below(path), mode));
@@ -65,14 +73,14 @@ struct OddFsCalls {
         const int fd = openat(state()->backing_fd, below(path), info->flags & ~(O_DIRECT | O_NOFOLLOW));
         if (fd < 0) return -errno;
         info->fh = static_cast<uint64_t>(fd);
-        info->direct_io = is_named(path, "short"); // a short answer is a short read, not a cache fill
-        return 0;
+        info->direct_io = is_named(path, "short") || is_named(path, "longer"); // no page cache in between
+        return count_open(1, 0);
     }
     static int create(const char *path, mode_t mode, struct fuse_file_info *info) {
         const int fd = openat(state()->backing_fd, below(path), info->flags & ~O_DIRECT, mode);
         if (fd < 0) return -errno;
         info->fh = static_cast<uint64_t>(fd);
-        return 0;
+        return count_open(1, 0);
     }
     static int read(const char *path, char *bytes, size_t n, off_t offset, struct fuse_file_info *info) {
         if (is_named(path, "hang_read")) hang();
@@ -88,7 +96,7 @@ struct OddFsCalls {
         return result_of(::fsync(static_cast<int>(info->fh)));
     }
     static int release(const char *, struct fuse_file_info *info) {
-        return result_of(close(static_cast<int>(info->fh)));
+        return count_open(-1, result_of(close(static_cast<int>(info->fh))));
     }
 };
 
@@ -106,7 +114,7 @@ OddFs::OddFs(const std::string &backing, const std::string &mount_point) : state
     calls.write = OddFsCalls::write;
     calls.fsync = OddFsCalls::fsync;
     calls.release = OddFsCalls::release;
-    char name[] = "odd_fs", option[] = "-oattr_timeout=0,entry_timeout=0";
+    char name[] = "odd_fs", option[] = "-oattr_timeout=0,entry_timeout=60";
     char *arguments[] = {name, option, nullptr};
     struct fuse_args args = FUSE_ARGS_INIT(2, arguments);
     state_->fuse = fuse_new(&args, &calls, sizeof calls, state_);
@@ -146,6 +154,11 @@ void OddFs::release() {
 int OddFs::n_hanging() const {
     const std::lock_guard<std::mutex> guard(state_->lock);
     return state_->n_hanging;
+}
+
+int OddFs::n_open() const {
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    return state_->n_open;
 }
 
 } // namespace cg_test

@@ -1,7 +1,7 @@
 // tests/iouring/odd_fs.h - a FUSE file system over a directory that misbehaves by name.
 //
 // "hang_stat", "hang_open", "hang_read", "hang_write" in a name: answered only after release().
-// "short": a read gives at most 1000 bytes. "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is.
+// "longer": has 100 bytes more than its status says. "short": a read gives at most 1000 bytes. "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is.
 // Hard links are refused (EPERM), as on vfat or some network file systems.
 #ifndef CG_TESTS_IOURING_ODD_FS_H
 #define CG_TESTS_IOURING_ODD_FS_H
@@ -19,6 +19,7 @@ public:
 
     void release(); // all that hangs, and what would hang from now on
     int n_hanging() const;
+    int n_open() const; // files; their release follows their close some time later
     const std::string &why() const { return why_; }
 
     struct State; // odd_fs.cc

@@ -114,6 +114,47 @@ TEST_P(OddFsTest, RenamesWhereThereAreNoLinks) {
     EXPECT_EQ(dir.files("backing").size(), 1u) << "a temporary file is left";
 }
 
+TEST_P(OddFsTest, ClosesWhatItReads) {
+    dir.write("backing/file", draw_bytes(5000, 1));
+    for (size_t expected : {0, 5000, 4000}) {
+        std::vector<uint8_t> got;
+        ASSERT_EQ(read("odd/file", &got, expected), CG_OK);
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (odd->n_open() > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+        EXPECT_EQ(odd->n_open(), 0) << "expected " << expected;
+    }
+}
+
+TEST_P(OddFsTest, DeliversNoMoreThanMaxBytesOfAFileThatIsLongerThanItSays) {
+    dir.write("backing/longer", draw_bytes(300, 1));
+    std::vector<uint8_t> got;
+    EXPECT_EQ(read("odd/longer", &got, 0, 250), CG_ERR_BUFFER_TOO_SMALL);
+    EXPECT_EQ(read("odd/longer", &got, 0, 300), CG_OK);
+    EXPECT_TRUE(got == draw_bytes(300, 1));
+}
+
+TEST_P(OddFsTest, PublishesNothingOfAnAbandonedWrite) {
+    const std::vector<uint8_t> bytes = draw_bytes(100, 1);
+    ASSERT_EQ(cg_io_write(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), false, 1), CG_OK);
+    wait_for_hanging(1);
+    cg_io_abandon(io, 1);
+    EXPECT_EQ(wait_for_one().status, CG_ERR_TIMED_OUT);
+    odd->release();
+    wait_for_none_abandoned();
+    EXPECT_TRUE(dir.files("backing").empty()) << "neither the file nor its temporary file stays";
+}
+
+TEST_P(OddFsTest, NeverBlocksInOpenAlsoWhereTheNameIsCached) {
+    dir.write("backing/hang_open", draw_bytes(8192, 1));
+    const int fd = openat(dir.fd, "odd", O_RDONLY | O_DIRECTORY);
+    ASSERT_EQ(stat("odd/hang_open"), CG_OK); // the kernel knows the name from now on
+    ASSERT_EQ(cg_io_read(io, fd, "hang_open", 8192, NEVER_BYTES, CG_IO_CACHED, 1), CG_OK); // returning is the test
+    wait_for_hanging(1);
+    cg_io_abandon(io, 1);
+    EXPECT_EQ(wait_for_one().status, CG_ERR_TIMED_OUT);
+    close(fd);
+}
+
 TEST_P(OddFsTest, NeverBlocksInSubmit) {
     const char *names[] = {"hang_stat", "hang_open", "hang_read"};
     for (const char *name : names) dir.write(std::string("backing/a/") + name, draw_bytes(8192, 1));
