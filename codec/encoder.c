@@ -301,9 +301,9 @@ static cg_status transcode_section(const cg_profile *profile, const cg_group *gr
             for (size_t b = 0; b < n_blocks; b++) {
                 for (size_t c = 0; c < n_out; c++) {
                     const float q = c < n_in ? (float)in.cells[f][b * n_in + c] * ratio : 0;
-                    const float rounded = q < 0 ? ceilf(q - 0.5f) : floorf(q + 0.5f);
-                    symbols.cells[f][b * n_out + c] =
-                        (int16_t)(rounded > 32767.0f ? 32767.0f : rounded < -32767.0f ? -32767.0f : rounded);
+                    float rounded = q < 0 ? ceilf(q - 0.5f) : floorf(q + 0.5f);
+                    rounded = rounded < 32767.0f ? rounded : 32767.0f; /* a NaN, of a hostile ratio, too */
+                    symbols.cells[f][b * n_out + c] = (int16_t)(rounded > -32767.0f ? rounded : -32767.0f);
                 }
             }
         }

@@ -170,7 +170,8 @@ static void quantize(const float *coef, size_t n_rows, float inv_step, int16_t *
 {
     for (size_t r = 0; r < n_rows; r++) {
         float q = coef[r] * inv_step;
-        q = q > 32767.0f ? 32767.0f : q < -32767.0f ? -32767.0f : q;
+        q = q < 32767.0f ? q : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
+        q = q > -32767.0f ? q : -32767.0f;
         out[r * out_stride] = (int16_t)(q + (q < 0 ? -0.5f : 0.5f)); /* |q| + 0.5 is exact enough below 2^15 */
     }
 }
