@@ -44,14 +44,73 @@ static cg_status make_folders(cg_fs *fs, const char *object_path)
     return status;
 }
 
+/* A file that adopting may make beside what it links, and would make as ours. */
+typedef struct companion {
+    char path[CG_TREE_PATH_BYTES];
+    bool is_new;
+} companion;
+
+static companion companion_at(const cg_fs *fs, const char *folder, size_t folder_bytes, const char *leaf)
+{
+    companion c = {.is_new = false};
+    struct stat attr;
+    if (snprintf(c.path, sizeof c.path, "%.*s%s", (int)folder_bytes, folder, leaf) < (int)sizeof c.path)
+        c.is_new = fs->is_root && fstatat(fs->root_fd, c.path, &attr, AT_SYMLINK_NOFOLLOW) != 0;
+    return c;
+}
+
+/* Gives it the owner and mode of the file in the context. One that was there before keeps its own: it may be an
+ * administrator's. */
+static void hand_down(const cg_fs *fs, const companion *c, const char *path)
+{
+    struct stat from, attr;
+    const int from_fd = c->is_new ? cg_beneath_open(fs->root_fd, path, O_PATH) : -1;
+    const int fd = from_fd < 0 ? -1 : cg_beneath_open(fs->root_fd, c->path, O_RDONLY | O_NONBLOCK);
+    if (fd >= 0 && fstat(from_fd, &from) == 0 && fstat(fd, &attr) == 0 && S_ISREG(attr.st_mode) &&
+        attr.st_nlink == 1 && fchown(fd, from.st_uid, from.st_gid) == 0)
+        fchmod(fd, from.st_mode & 0666);
+    if (fd >= 0)
+        close(fd);
+    if (from_fd >= 0)
+        close(from_fd);
+}
+
 static cg_status adopt_chunk(cg_fs *fs, const char *path, const cg_tree_name *name, const cg_chunk_header *header)
 {
-    char object_path[CG_TREE_PATH_BYTES];
+    char object[CG_TREE_PATH_BYTES];
     cg_status status = cg_tree_object_path(name->model, &header->key, (cg_level)header->level, &header->profile,
-                                           object_path, sizeof object_path);
+                                           object, sizeof object);
     if (status == CG_OK)
-        status = make_folders(fs, object_path);
-    return status == CG_OK ? cg_store_adopt(fs->root_fd, path, header) : status;
+        status = make_folders(fs, object);
+    if (status != CG_OK)
+        return status;
+    const size_t folder_bytes = (size_t)(strrchr(object, '/') + 1 - object);
+    const companion tokens = companion_at(fs, object, folder_bytes, "tokens");
+    const companion copy = companion_at(fs, object, strlen(object), ""); /* where there are no hard links */
+    status = cg_store_adopt(fs->root_fd, path, header);
+    hand_down(fs, &tokens, path);
+    hand_down(fs, &copy, path);
+    return status;
+}
+
+static cg_status adopt_profile(cg_fs *fs, const char *path, const cg_tree_name *name)
+{
+    const companion current = companion_at(fs, name->model, strlen(name->model), "/profiles/default");
+    cg_status status = make_folders(fs, current.path);
+    if (status == CG_OK)
+        status = cg_store_adopt_profile(fs->root_fd, path);
+    hand_down(fs, &current, path);
+    return status;
+}
+
+static cg_status adopt_model(cg_fs *fs, const char *path, const cg_tree_name *name)
+{
+    const companion model = companion_at(fs, name->model, strlen(name->model), "/model.json");
+    cg_status status = make_folders(fs, model.path);
+    if (status == CG_OK)
+        status = cg_store_adopt_model(fs->root_fd, path);
+    hand_down(fs, &model, path);
+    return status;
 }
 
 void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, const cg_chunk_header *header)
@@ -60,9 +119,9 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, const cg
     if (header != NULL && name->kind == CG_TREE_CONTEXT_CHUNK)
         status = adopt_chunk(fs, path, name, header);
     else if (name->kind == CG_TREE_CONTEXT_PROFILE)
-        status = cg_store_adopt_profile(fs->root_fd, path);
+        status = adopt_profile(fs, path, name);
     else if (name->kind == CG_TREE_CONTEXT_MODEL)
-        status = cg_store_adopt_model(fs->root_fd, path);
+        status = adopt_model(fs, path, name);
     else
         return;
     cg_metrics_add(status == CG_OK ? &fs->metrics.adopted : &fs->metrics.adopt_errors, 1);

@@ -58,18 +58,11 @@ static cg_status read_at(int fd, uint8_t *bytes, size_t n_bytes, size_t offset)
 
 static cg_status check_profile(const uint8_t *bytes, size_t n_bytes, const cg_tree_name *name)
 {
-#ifdef CG_FUSEFS_HAVE_PROFILE
     cg_profile *profile;
     const cg_status status = cg_profile_open(bytes, n_bytes, &profile);
     if (status != CG_OK)
         return status;
     cg_profile_free(profile);
-#else
-    if (n_bytes < 4)
-        return CG_ERR_TRUNCATED;
-    if (memcmp(bytes, "CGPF", 4) != 0)
-        return CG_ERR_BAD_MAGIC;
-#endif
     const cg_key fingerprint = cg_key_of_bytes(bytes, n_bytes);
     return cg_key_equal(&fingerprint, &name->key) ? CG_OK : CG_ERR_FOREIGN_PROFILE;
 }

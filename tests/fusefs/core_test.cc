@@ -4,6 +4,8 @@
 #include <sys/xattr.h>
 
 #include <atomic>
+#include <fstream>
+#include <iterator>
 #include <thread>
 
 using namespace cg_test;
@@ -60,13 +62,52 @@ TEST_F(FsTest, ChunkUnderAnObjectNameMustHaveItsKeyAndProfile) {
     EXPECT_EQ(fs.put(folder + "/00000000-L1.kv", chunk.bytes), EINVAL) << "another profile's";
 }
 
-TEST_F(FsTest, ProfileMustHaveItsFingerprint) {
+class ProfileTest : public FsTest {
+protected:
+    static Bytes read_file(const std::string &path) {
+        std::ifstream in(path, std::ios::binary);
+        return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    }
+    static std::string path_of(const Bytes &profile) {
+        char hex[CG_KEY_HEX_BYTES];
+        const cg_key key = cg_key_of_bytes(profile.data(), profile.size());
+        cg_key_to_hex(&key, hex);
+        return "m/profiles/" + std::string(hex) + ".cgp";
+    }
+    const Bytes good = read_file(CG_GOLDEN "/profile.cgp");
+};
+
+TEST_F(ProfileTest, HasItsFingerprintAsItsNameAndIsImmutable) {
     fs.mkdirs("m/profiles");
-    const std::string wrong = "m/profiles/00000000000000000000000000000000.cgp";
-    EXPECT_EQ(fs.put(wrong, Bytes{'C', 'G', 'P', 'X', 1, 2, 3}), EBADMSG);
-    EXPECT_NE(fs.put(wrong, Bytes{'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'}), 0);
+    Bytes damaged = good;
+    damaged[good.size() / 2] ^= 1;
+    EXPECT_EQ(fs.put(path_of(damaged), damaged), EBADMSG);
+    EXPECT_EQ(fs.put("m/profiles/00000000000000000000000000000000.cgp", good), EINVAL);
     EXPECT_TRUE(fs.list("m/profiles").empty());
+    EXPECT_EQ(fs.put(path_of(good), good), 0);
+    EXPECT_EQ(fs.put(path_of(good), good), EPERM);
+    EXPECT_EQ(fs.get(path_of(good)), good);
     EXPECT_EQ(fs.put("m/profiles/default", Bytes{'x'}), 0) << "an ordinary file";
+}
+
+TEST_F(ProfileTest, OfAContextIsInstalledForTheModelAndIsThenNoWayToChangeIt) {
+    EXPECT_EQ(fs.put("m/contexts/c/profile.cgp", good), 0);
+    EXPECT_EQ(fs.get(path_of(good)), good);
+    cg_fs_file *file;
+    EXPECT_EQ(fs.open("m/contexts/c/profile.cgp", O_RDWR, &file), EPERM);
+    EXPECT_EQ(fs.put("m/contexts/c/model.json", Bytes{'{', '}'}), 0);
+    EXPECT_EQ(fs.get("m/model.json"), (Bytes{'{', '}'}));
+    EXPECT_EQ(fs.put("m/.profile.tmp", good), 0);
+    EXPECT_EQ(fs.unlink(path_of(good)), 0);
+    EXPECT_EQ(fs.rename("m/.profile.tmp", "m/contexts/c/profile.cgp"), 0) << "as rsync does";
+    EXPECT_EQ(fs.get(path_of(good)), good);
+}
+
+TEST_F(FsTest, TakesWhatTheEncoderMakes) {
+    std::ifstream in(CG_GOLDEN "/bf16-0-L1.kv", std::ios::binary);
+    const Bytes real{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    EXPECT_EQ(fs.put(CHUNK, real), 0);
+    EXPECT_EQ(fs.get(CHUNK), real);
 }
 
 TEST_F(FsTest, FlushBeforeTheFirstWriteIsFine) {

@@ -139,8 +139,12 @@ others_work() {
     check "directory" equal "$(stat -c '%u %g %a' "$store/m/open/d")" "12345 23456 750"
     check "link" equal "$(stat -c '%u %g' "$store/m/open/l")" "12345 23456"
     mkdir -m 777 "$contexts/open" "$contexts/open/L1"
+    chown 12345:23456 "$store/m"
+    rm -rf "$store/m/objects"
     check "a user's chunk" setpriv --reuid 12345 --regid 23456 --clear-groups cp "$good" "$contexts/open/L1/00000.kv"
     check "belongs to the user" equal "$(stat -c '%u %g' "$store/m/contexts/open/L1/00000.kv")" "12345 23456"
+    check "so do its object, the tokens beside it and their folders" \
+        equal "$(find "$store/m/objects" -printf '%u:%g\n' | sort -u)" 12345:23456
     chmod 600 "$store/m/contexts/open/L1/00000.kv"
     check "modes are obeyed" fails setpriv --reuid 54321 --regid 54321 --clear-groups cat "$contexts/open/L1/00000.kv"
 }
