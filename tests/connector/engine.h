@@ -31,7 +31,7 @@ inline std::string hex(const cg_fingerprint &fingerprint) {
 
 // A store with model.json, and with the profile of spec unless told otherwise.
 struct Store {
-    explicit Store(bool with_profile = false) {
+    explicit Store(bool with_profile = false, const ProfileSpec &chosen = {}) : spec(chosen) {
         dir.write("m/model.json", model_json());
         if (with_profile) {
             const Bytes bytes = make_profile_bytes(spec);
@@ -83,7 +83,8 @@ public:
     enum { BLOCK_TOKENS = 16, N_BLOCKS = 40 };
     explicit Engine(const Store &store, const std::string &more = "") : Engine(store.dir.path, store.spec, more) {}
     Engine(const std::string &root, const ProfileSpec &spec, const std::string &more) : spec_(spec) {
-        std::string json = "{\"root\": \"" + root + "\", \"model\": \"m\", \"chunk_tokens\": 32, \"tail_multiple\": 8";
+        std::string json = "{\"root\": \"" + root + "\", \"model\": \"m\", \"tail_multiple\": 8";
+        if (more.find("chunk_tokens") == std::string::npos) json += ", \"chunk_tokens\": 32";
         for (const char *ttl : {"negative_ttl_ms", "positive_ttl_ms"}) // remembers nothing unless told to
             if (more.find(ttl) == std::string::npos) json += std::string(", \"") + ttl + "\": 0";
         json += (more.empty() ? "" : ", " + more) + "}";
