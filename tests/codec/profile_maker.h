@@ -95,22 +95,38 @@ inline std::vector<ClassSpec> mixed_classes() {
             {0, falling_freq(6, 0.05)}, {1, falling_freq(64, 0.95)}};
 }
 
-// Rows are orthonormal: Gram-Schmidt, twice, of random rows.
+inline double dot(const std::vector<double> &a, const std::vector<double> &b) {
+    return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+}
+inline void add_scaled(std::vector<double> *a, double factor, const std::vector<double> &b) {
+    for (size_t i = 0; i < b.size(); i++)
+        (*a)[i] += factor * b[i];
+}
+
+// Rows are orthonormal: Gram-Schmidt, twice, of random rows; for large n a few random reflections, which are faster.
 inline std::vector<std::vector<double>> random_orthonormal(size_t n, Random *random) {
     std::vector<std::vector<double>> rows(n, std::vector<double>(n));
+    if (n > 64) {
+        for (size_t i = 0; i < n; i++)
+            rows[i][i] = 1;
+        for (int reflection = 0; reflection < 4; reflection++) {
+            std::vector<double> v(n);
+            for (double &x : v)
+                x = random->normal();
+            const double squared = dot(v, v);
+            for (auto &row : rows)
+                add_scaled(&row, -2 * dot(row, v) / squared, v);
+        }
+        return rows;
+    }
     for (size_t i = 0; i < n; i++) {
         for (double &x : rows[i])
             x = random->normal();
         for (int pass = 0; pass < 2; pass++) {
-            for (size_t k = 0; k < i; k++) {
-                const double dot =
-                    std::inner_product(rows[i].begin(), rows[i].end(), rows[k].begin(), 0.0);
-                for (size_t j = 0; j < n; j++)
-                    rows[i][j] -= dot * rows[k][j];
-            }
+            for (size_t k = 0; k < i; k++)
+                add_scaled(&rows[i], -dot(rows[i], rows[k]), rows[k]);
         }
-        const double norm =
-            std::sqrt(std::inner_product(rows[i].begin(), rows[i].end(), rows[i].begin(), 0.0));
+        const double norm = std::sqrt(dot(rows[i], rows[i]));
         for (double &x : rows[i])
             x /= norm;
     }
