@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/fsuid.h>
 #include <unistd.h>
 
 static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
@@ -133,11 +132,21 @@ static gid_t group_in(int dir_fd, gid_t gid)
     return fstat(dir_fd, &dir) == 0 && (dir.st_mode & S_ISGID) != 0 ? dir.st_gid : gid;
 }
 
+/* What already has its owner is left alone: some stores cannot chown everything, as sshfs a symbolic link. */
+static bool has_owner(const struct stat *attr, uid_t uid, gid_t gid)
+{
+    return attr->st_uid == uid && attr->st_gid == gid;
+}
+
 int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const char *name, mode_t mode)
 {
+    struct stat attr;
     if (!fs->is_root)
         return 0;
-    if (fchownat(dir_fd, name, caller->uid, group_in(dir_fd, caller->gid), AT_SYMLINK_NOFOLLOW) != 0)
+    const gid_t gid = group_in(dir_fd, caller->gid);
+    if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0 && has_owner(&attr, caller->uid, gid))
+        return 0;
+    if (fchownat(dir_fd, name, caller->uid, gid, AT_SYMLINK_NOFOLLOW) != 0)
         return errno;
     return S_ISREG(mode) && (mode & (S_ISUID | S_ISGID)) != 0 && fchmodat(dir_fd, name, mode & 07777, 0) != 0
                ? errno
@@ -146,7 +155,10 @@ int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const cha
 
 int cg_fs_give_away_fd(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, int fd, mode_t mode)
 {
-    if (fs->is_root && fchown(fd, caller->uid, group_in(dir_fd, caller->gid)) != 0)
+    struct stat attr;
+    const gid_t gid = group_in(dir_fd, caller->gid);
+    if (fs->is_root && (fstat(fd, &attr) != 0 || !has_owner(&attr, caller->uid, gid)) &&
+        fchown(fd, caller->uid, gid) != 0)
         return errno;
     return fchmod(fd, mode & 07777) != 0 ? errno : 0;
 }

@@ -14,7 +14,7 @@
 #include <syslog.h>
 #include <unistd.h>
 
-enum { OVERLAYFS_MAGIC = 0x794c7630, MAX_IDLE_THREADS = 8, MAX_THREADS = 32 };
+enum { OVERLAYFS_MAGIC = 0x794c7630, FUSE_MAGIC = 0x65735546, MAX_IDLE_THREADS = 8, MAX_THREADS = 32 };
 
 typedef struct log_target {
     bool to_syslog;
@@ -39,11 +39,12 @@ static void raise_descriptor_limit(void)
     }
 }
 
-/* A store on overlayfs is one level of stacking itself. */
-static int stack_depth_of(int fd)
+/* Passthrough over a file system that is stacked itself (overlayfs, a FUSE mount with passthrough) has to be announced,
+ * and then nothing can be stacked over us. */
+static bool is_stacked(int fd)
 {
     struct statfs store;
-    return fstatfs(fd, &store) == 0 && store.f_type == OVERLAYFS_MAGIC ? 2 : 1;
+    return fstatfs(fd, &store) == 0 && (store.f_type == OVERLAYFS_MAGIC || store.f_type == FUSE_MAGIC);
 }
 
 /* In the background, since a large store takes a while; links are atomic, so that ending in the middle is fine. */
@@ -89,7 +90,7 @@ static int run(cg_options *options)
         fprintf(stderr, "cachegenfs: store %s: %s\n", options->store, strerror(error));
         return result;
     }
-    mount.stack_depth = stack_depth_of(cg_fs_root_fd(mount.fs));
+    mount.store_is_stacked = is_stacked(cg_fs_root_fd(mount.fs));
     mount.passthrough.nodes = cg_fs_nodes(mount.fs);
     mount.passthrough.metrics = cg_fs_metrics(mount.fs);
 

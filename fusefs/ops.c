@@ -57,7 +57,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     cg_mount *mount = userdata;
 #if CG_FUSE_HAS_PASSTHROUGH
     if (mount->wants_passthrough && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
-        conn->max_backing_stack_depth = (uint32_t)mount->stack_depth;
+        conn->max_backing_stack_depth = mount->store_is_stacked ? 1 : 0;
         mount->passthrough.enabled = true;
     }
     fuse_set_feature_flag(conn, FUSE_CAP_SPLICE_READ);

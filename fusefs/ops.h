@@ -11,7 +11,7 @@ typedef struct cg_mount {
     cg_fs *fs;
     double attr_timeout_s, entry_timeout_s;
     bool wants_passthrough;
-    int stack_depth; /* 2: the store itself is a stacked file system */
+    bool store_is_stacked;
     cg_passthrough passthrough;
 } cg_mount;
 

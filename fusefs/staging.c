@@ -121,13 +121,13 @@ int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out)
 
 void cg_staging_close(cg_staging *staging)
 {
+    if (staging->lock_fd >= 0) /* first: an open file that is removed keeps sshfs and NFS from removing its directory */
+        close(staging->lock_fd);
     if (staging->dir_fd >= 0) {
         unlinkat(staging->dir_fd, "lock", 0);
         unlinkat(staging->all_fd, staging->own, AT_REMOVEDIR);
         close(staging->dir_fd);
     }
-    if (staging->lock_fd >= 0)
-        close(staging->lock_fd);
     if (staging->all_fd >= 0)
         close(staging->all_fd);
     *staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
