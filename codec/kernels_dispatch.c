@@ -17,7 +17,11 @@ const cg_kernels *cg_kernels_named(const char *name)
 {
 #if defined(__x86_64__)
     if (strcmp(name, "avx512") == 0)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") ? &cg_kernels_avx512 : NULL;
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                       __builtin_cpu_supports("fma")
+                   ? &cg_kernels_avx512
+                   : NULL;
     if (strcmp(name, "avx2") == 0)
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &cg_kernels_avx2 : NULL;
 #endif
