@@ -1,0 +1,195 @@
+// Each instruction set's kernels against the baseline's: integers bit for bit, sums within float's rounding.
+#include "codec/kernels.h"
+
+#include "profile_maker.h"
+
+#include <gtest/gtest.h>
+
+namespace {
+
+using namespace cg_test;
+
+class KernelsTest : public testing::TestWithParam<const char *> {
+protected:
+    void SetUp() override {
+        kernels = cg_kernels_named(GetParam());
+        if (kernels == nullptr)
+            GTEST_SKIP() << "this CPU or build has no " << GetParam() << ": its kernels are not compared";
+        EXPECT_STREQ(kernels->name, GetParam());
+    }
+    std::vector<float> draw(size_t n, Random *random) {
+        std::vector<float> values(n);
+        for (float &x : values)
+            x = static_cast<float>(random->normal());
+        return values;
+    }
+    static void expect_near(const std::vector<float> &got, const std::vector<float> &want, double tolerance) {
+        ASSERT_EQ(got.size(), want.size());
+        for (size_t i = 0; i < want.size(); i++)
+            ASSERT_NEAR(got[i], want[i], tolerance) << "element " << i;
+    }
+    const cg_kernels *kernels = nullptr, *baseline = &cg_kernels_baseline;
+};
+
+TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder) {
+    for (size_t n : {0, 1, 3, 4, 5, 7, 8, 31, 32, 33, 100}) {
+        for (uint32_t one_in : {1u, 2u, 10u}) {
+            Random random(n + one_in);
+            SCOPED_TRACE(testing::Message() << "n=" << n << " one_in=" << one_in);
+            std::vector<int16_t> cells(n);
+            std::vector<std::pair<uint32_t, float>> want, got;
+            for (size_t i = 0; i < n; i++) {
+                cells[i] = random.below(one_in) == 0 ? static_cast<int16_t>(random.below(65536)) : int16_t{0};
+                if (cells[i] != 0)
+                    want.emplace_back(i, cells[i]);
+            }
+            std::vector<cg_nonzero> list(n);
+            list.resize(kernels->list_nonzero(cells.data(), n, list.data()));
+            for (const cg_nonzero &x : list)
+                got.emplace_back(x.component, x.value);
+            EXPECT_EQ(got, want);
+        }
+    }
+}
+
+TEST_P(KernelsTest, AccumulatesPanels) {
+    const size_t n_components = 50;
+    Random random(1);
+    std::vector<uint32_t> panel(n_components * CG_PANEL_CHANNELS / 2);
+    for (uint32_t &word : panel)
+        word = static_cast<uint32_t>(cg_bf16_from_f32(static_cast<float>(random.normal()))) << 16 |
+               cg_bf16_from_f32(static_cast<float>(random.normal()));
+    for (uint32_t n_list : {0u, 1u, 2u, 50u}) {
+        std::vector<cg_nonzero> list(n_list);
+        for (uint32_t i = 0; i < n_list; i++)
+            list[i] = {i, static_cast<float>(static_cast<int>(random.below(201)) - 100)};
+        for (unsigned n_parts = 1; n_parts <= 8; n_parts++) {
+            SCOPED_TRACE(testing::Message() << "n_list=" << n_list << " n_parts=" << n_parts);
+            std::vector<float> want(CG_PANEL_CHANNELS, 7), got(CG_PANEL_CHANNELS, 7), direct(32 * n_parts);
+            baseline->accumulate(panel.data(), list.data(), n_list, n_parts, want.data());
+            kernels->accumulate(panel.data(), list.data(), n_list, n_parts, got.data());
+            for (size_t ch = 0; ch < direct.size(); ch++) { // kernels.h says where a channel lies
+                double sum = 0;
+                for (const cg_nonzero &x : list) {
+                    const uint32_t word = panel[x.component * (CG_PANEL_CHANNELS / 2) + ch / 32 * 16 + ch % 16];
+                    sum += x.value * cg_bf16_to_f32(static_cast<uint16_t>(ch % 32 < 16 ? word : word >> 16));
+                }
+                direct[ch] = static_cast<float>(sum);
+            }
+            expect_near(got, want, 2e-3);
+            expect_near(std::vector<float>(got.begin(), got.begin() + 32 * n_parts), direct, 2e-3);
+        }
+    }
+}
+
+TEST_P(KernelsTest, TransformsBackAndForth) {
+    for (unsigned n : {1u, 15u, 16u, 17u, 63u, 64u, 255u, 256u}) {
+        SCOPED_TRACE(testing::Message() << "n_channels=" << n);
+        Random random(n);
+        const size_t stride = n + 3;
+        const auto x = draw(8 * stride, &random), scale = draw(n, &random), mean = draw(n, &random);
+        std::vector<float> want(8 * CG_PANEL_CHANNELS), got = want, a(8 * stride), b = a;
+        baseline->forward_dct(x.data(), stride, n, want.data(), CG_PANEL_CHANNELS);
+        kernels->forward_dct(x.data(), stride, n, got.data(), CG_PANEL_CHANNELS);
+        expect_near(got, want, 1e-5);
+        baseline->inverse_dct(want.data(), scale.data(), mean.data(), n, a.data(), stride);
+        kernels->inverse_dct(want.data(), scale.data(), mean.data(), n, b.data(), stride);
+        expect_near(b, a, 1e-5);
+        for (unsigned t = 0; t < 8; t++) {
+            for (unsigned ch = 0; ch < n; ch++)
+                ASSERT_NEAR(b[t * stride + ch], x[t * stride + ch] * scale[ch] + mean[ch], 2e-5);
+        }
+    }
+}
+
+TEST_P(KernelsTest, RotatesPairsNeoxWise) {
+    for (unsigned half : {1u, 7u, 16u, 32u, 33u, 64u}) {
+        Random random(half);
+        const auto head = draw(2 * half + 5, &random);
+        std::vector<float> cosine(half), sine(half), got = head;
+        for (unsigned i = 0; i < half; i++) {
+            cosine[i] = static_cast<float>(std::cos(0.1 * i));
+            sine[i] = static_cast<float>(std::sin(0.1 * i));
+        }
+        kernels->rotate(got.data(), cosine.data(), sine.data(), half);
+        auto want = head; // what lies past rotary_dim stays
+        for (unsigned i = 0; i < half; i++) {
+            want[i] = head[i] * cosine[i] - head[i + half] * sine[i];
+            want[i + half] = head[i + half] * cosine[i] + head[i] * sine[i];
+        }
+        expect_near(got, want, 1e-6);
+    }
+}
+
+TEST_P(KernelsTest, RoundsToBf16BitForBit) {
+    std::vector<float> values;
+    for (uint32_t high = 0; high < 0x10000; high += 7) {
+        for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+            values.push_back(cg_f32_from_bits(high << 16 | low));
+    }
+    std::vector<uint16_t> want(values.size()), got(values.size());
+    for (size_t i = 0; i < values.size(); i++)
+        want[i] = cg_bf16_from_f32(values[i]);
+    kernels->to_bf16(values.data(), values.size(), got.data());
+    EXPECT_EQ(got, want);
+}
+
+TEST_P(KernelsTest, ProjectsOnTheBasis) {
+    for (size_t n_components : {1, 3, 4, 5, 9}) {
+        for (size_t n_rows : {16, 48, 64, 80, 128}) {
+            SCOPED_TRACE(testing::Message() << "n_components=" << n_components << " n_rows=" << n_rows);
+            const size_t n_channels = 37, stride = n_rows + 16;
+            Random random(n_components + n_rows);
+            const auto rows = draw(n_channels * stride, &random);
+            std::vector<uint16_t> basis;
+            for (const float x : draw(n_components * n_channels, &random))
+                basis.push_back(cg_bf16_from_f32(x));
+            std::vector<float> wide(4 * n_channels), got(n_components * stride, 7), want = got;
+            kernels->project(rows.data(), stride, n_rows, basis.data(), n_channels, n_components, wide.data(), got.data());
+            for (size_t c = 0; c < n_components; c++) {
+                for (size_t r = 0; r < n_rows; r++) {
+                    double sum = 0;
+                    for (size_t ch = 0; ch < n_channels; ch++)
+                        sum += rows[ch * stride + r] * cg_bf16_to_f32(basis[c * n_channels + ch]);
+                    want[c * stride + r] = static_cast<float>(sum);
+                }
+            }
+            expect_near(got, want, 1e-4);
+        }
+    }
+}
+
+TEST_P(KernelsTest, QuantizesLikeTheBaselineAndKeepsToInt16) {
+    Random random(3);
+    auto coef = draw(100, &random);
+    for (float &x : coef)
+        x *= 10;
+    for (const float x : {0.5f, -0.5f, 1.5f, -1.5f, 0.49999997f, 32767.f, 32768.f, -32768.f, 3e38f, -3e38f, 0.f, -0.f})
+        coef.push_back(x);
+    coef.push_back(std::numeric_limits<float>::infinity());
+    coef.push_back(-std::numeric_limits<float>::infinity());
+    coef.push_back(std::numeric_limits<float>::quiet_NaN());
+    for (size_t stride : {1, 5}) {
+        std::vector<int16_t> want(coef.size() * stride, 77), got = want;
+        baseline->quantize(coef.data(), coef.size(), 1, want.data(), stride);
+        kernels->quantize(coef.data(), coef.size(), 1, got.data(), stride);
+        EXPECT_EQ(got, want);
+        EXPECT_EQ(got[100 * stride], 1); // ties away from zero
+        EXPECT_EQ(got[101 * stride], -1);
+        EXPECT_EQ(got[102 * stride], 2);
+        EXPECT_EQ(got[106 * stride], 32767);
+        EXPECT_EQ(got[107 * stride], -32767);
+        for (size_t i = 0; i < 100; i++)
+            ASSERT_EQ(got[i * stride], std::lround(coef[i])) << coef[i];
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest, testing::Values("baseline", "avx2", "avx512"),
+                         [](const auto &isa) { return std::string(isa.param); });
+
+TEST(Kernels, TheBestIsOneOfTheNamed) {
+    EXPECT_EQ(cg_kernels_best(), cg_kernels_named(cg_kernels_best()->name));
+    EXPECT_EQ(cg_kernels_named("none"), nullptr);
+}
+
+} // namespace
