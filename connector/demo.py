@@ -32,6 +32,7 @@ REPEATS = 3
 LINK_MBPS = 100
 LEVELS = ("L0", "L1", "L2", "L3")
 CONTEXT = "demo"
+PROMPT = "tests/data/prompt/longchat_topics.txt"
 STARTED = time.monotonic()
 
 
@@ -74,11 +75,13 @@ def prepare_profile(arguments, name):
         say(f"profile: made before, {made}")
         return os.path.join(made, name)
     say(f"profile: running the model over {len(texts)} calibration texts (once for model, text and tool)")
+    # A third of the tool's default of tokens a text: the demo is to end soon, on two cores.
+    held_out = os.path.join(arguments.checkout, PROMPT)
     os.makedirs(cache, exist_ok=True)
     making = f"{made}.{os.getpid()}"
-    command = [sys.executable, "-m", "cachegen.profile", arguments.model, "--texts", *texts]
+    command = [sys.executable, "-m", "cachegen.profile", arguments.model, "--tokens", "1024", "--held-out", held_out]
     try:
-        run_group([*command, "--out", os.path.join(making, name)], timeout_s=900)
+        run_group([*command, "--out", os.path.join(making, name), "--texts", *texts], timeout_s=900)
         with contextlib.suppress(OSError):  # another run was faster
             os.rename(making, made)
     finally:
@@ -272,7 +275,7 @@ class Demo:
         self.runs = []
         self.splits = []
         checkout = arguments.checkout
-        with open(os.path.join(checkout, "tests/data/prompt/longchat_topics.txt"), encoding="utf-8") as file:
+        with open(os.path.join(checkout, PROMPT), encoding="utf-8") as file:
             self.prompt = file.read()
         with open(os.path.join(checkout, "tests/data/calibration/novel_en.txt"), encoding="utf-8") as file:
             self.other_text = file.read()[:2500]

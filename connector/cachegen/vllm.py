@@ -289,6 +289,7 @@ class CachegenConnector(KVConnectorBase_V1):
         # scheduler side
         self._states: dict[str, RequestState] = {}
         self._planned_loads: list[LoadPlan] = []
+        self._recomputed: list = []  # requests that are not to use vLLM's own prefix cache
         self._block_level: dict[int, int] = {}  # block -> provenance, where it is not lossless
         self._lossy_blocks: set[int] = set()  # of these, the ones that hold loaded tokens: never encoded again
         # worker side
@@ -426,8 +427,9 @@ class CachegenConnector(KVConnectorBase_V1):
         blocks = self._kv_cache_manager.get_computed_blocks(request)[0].get_block_ids()[0]
         if max((self._block_level.get(block, 0) for block in blocks), default=0) <= worst:
             return None
-        request.skip_reading_prefix_cache = True
-        return None, False  # ask again: without the local hit
+        # Asked again in the next step, without the local hit: set now, the flag would let this step's hit pass.
+        self._recomputed.append(request)
+        return None, False
 
     def _looked_up(self, state):
         """Whether the look-up has answered; starts it. Waits a little: a further step costs the engine more."""
@@ -517,6 +519,9 @@ class CachegenConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output):
         metadata = Metadata(loads=self._planned_loads)
         self._planned_loads = []
+        for request in self._recomputed:
+            request.skip_reading_prefix_cache = True
+        self._recomputed = []
         if self._cg is None:
             return metadata
         try:

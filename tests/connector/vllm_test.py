@@ -1,0 +1,457 @@
+"""End to end with vLLM: what the connector loads is what the engine would have computed, and nothing else.
+
+usage: vllm_test.py            (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
+Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most of
+its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+
+CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.environ.get("CG_BUILD_DIR", os.path.join(CHECKOUT, "build"))
+MODEL = os.environ.get("CG_MODEL_DIR", "")
+NAME = "model"  # its folder in the store
+CHUNK, BLOCK = 256, 128
+PHASE_TIMEOUT_S = 900  # most of it for machines that are busy with other tests
+
+# ---- inside a phase ----
+
+
+class Cases:
+    """Runs cases one after the other and remembers which failed."""
+
+    def __init__(self):
+        self.failed = []
+
+    @contextlib.contextmanager
+    def __call__(self, sentence):
+        started = time.monotonic()
+        try:
+            yield
+            verdict = "ok    "
+        except Exception as e:
+            self.failed.append(sentence)
+            verdict = "FAILED"
+            print(f"    {type(e).__name__}: {e}", flush=True)
+        print(f"{verdict} {sentence} ({time.monotonic() - started:.1f} s)", flush=True)
+
+
+def equal(got, want, what):
+    if got != want:
+        raise AssertionError(f"{what}: {got!r}, not {want!r}")
+
+
+def holds(condition, what):
+    if not condition:
+        raise AssertionError(what)
+
+
+class Engine:
+    def __init__(self, root, dtype, n_blocks=64, **config):
+        os.environ.update(
+            VLLM_CPU_KVCACHE_SPACE="1",
+            HF_HUB_OFFLINE="1",
+            VLLM_CPU_CI_ENV="1",
+            VLLM_NO_USAGE_STATS="1",
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            CACHEGEN_LIBRARY=os.path.join(BUILD, "connector", "libcachegen.so"),
+        )
+        from vllm import LLM, SamplingParams
+
+        self._params = SamplingParams
+        extra = {
+            **{"root": root, "model": NAME, "ttft_budget_ms": 600000},
+            # Every look-up sees the store as it is: the cases change it behind the connector's back.
+            **{"positive_ttl_ms": 0, "negative_ttl_ms": 0, "retry_ms": 0},
+            **config,
+        }
+        self.llm = LLM(
+            model=MODEL,
+            dtype=dtype,
+            max_model_len=3072,
+            max_num_batched_tokens=1024,  # prompts come in several steps
+            enforce_eager=True,
+            disable_log_stats=False,
+            num_gpu_blocks_override=n_blocks,
+            kv_transfer_config={
+                "kv_connector": "CachegenConnector",
+                "kv_connector_module_path": "cachegen.vllm",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": extra,
+            },
+        )
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        self.worker = get_kv_transfer_group()
+        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler.connector
+
+    def params(self, max_tokens=12, **transfer):
+        named = {f"cachegen.{key}": value for key, value in transfer.items()}
+        return self._params(
+            max_tokens=max_tokens, temperature=0, ignore_eos=True, extra_args={"kv_transfer_params": named}
+        )
+
+    def ask_all(self, prompts, salt=None, fresh=True, max_tokens=12, **transfer):
+        """The answers to prompts that come at the same time. fresh: vLLM's own prefix cache is emptied before."""
+        if fresh:
+            self.settle()
+            holds(self.llm.reset_prefix_cache(), "blocks are still held before the request")
+        requests = [{"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})} for prompt in prompts]
+        outputs = self.llm.generate(requests, self.params(max_tokens, **transfer), use_tqdm=False)
+        return [
+            types.SimpleNamespace(
+                tokens=list(output.outputs[0].token_ids),
+                hit=output.kv_transfer_params["cachegen.hit_tokens"],
+                level=output.kv_transfer_params.get("cachegen.level"),
+                cached=output.num_cached_tokens,
+                preempted=output.metrics.num_preemptions,
+            )
+            for output in outputs
+        ]
+
+    def ask(self, prompt, **options):
+        return self.ask_all([prompt], **options)[0]
+
+    def settle(self):
+        """Waits until what is being saved is saved."""
+        deadline = time.monotonic() + 120
+        while self.worker._saves:
+            self.worker._collect_saves()
+            holds(time.monotonic() < deadline, "saves do not end")
+            time.sleep(0.005)
+
+    def stats(self):
+        return self.worker._cg.get_stats().as_dict()
+
+
+def read_prompts():
+    """Token ids: long; forked, which shares its first 900; other; killed."""
+    from transformers import AutoTokenizer
+
+    with open(os.path.join(CHECKOUT, "tests/data/prompt/longchat_topics.txt"), encoding="utf-8") as file:
+        ids = AutoTokenizer.from_pretrained(MODEL)(file.read()).input_ids
+    return {
+        "long": ids[:1530],
+        "forked": ids[:900] + ids[1700:2200],
+        "other": ids[1000:2020],
+        "short": ids[300:930],
+        "killed": ids[700:2236],
+    }
+
+
+def cold_phase(work, cases):
+    """Stores prompts; ends by being killed while it saves one."""
+    engine = Engine(os.path.join(work, "store"), "float32")
+    prompts = read_prompts()
+    cold = {}
+    with cases("prompts that nothing is stored of are computed"):
+        for name, prompt in prompts.items():  # a salt each: no prompt finds a part of another
+            answer = engine.ask(prompt, salt=f"reference {name}", max_tokens=24)
+            equal(answer.hit, 0, "tokens loaded")
+            cold[name] = answer.tokens
+    for name in ("long", "other"):
+        engine.ask(prompts[name], context=name, max_tokens=1)
+    engine.settle()
+    with open(os.path.join(work, "cold.json"), "w") as file:
+        json.dump(cold, file)
+    if cases.failed:
+        return
+    engine.ask(prompts["killed"], max_tokens=1)
+    time.sleep(random.Random(work).uniform(0, 0.05))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def warm_phase(work, cases):
+    root = os.path.join(work, "store")
+    engine = Engine(root, "float32", n_blocks=38)
+    prompts = read_prompts()
+    with open(os.path.join(work, "cold.json")) as file:
+        cold = json.load(file)
+    long = prompts["long"]
+    whole = len(long) // 32 * 32  # with the short last chunk
+    backup = os.path.join(work, "backup")
+    shutil.copytree(os.path.join(root, NAME), backup, copy_function=os.link)
+
+    def as_cold(name, answer):
+        equal(answer.tokens, cold[name][: len(answer.tokens)], f"answer to {name}")
+
+    with cases("a prompt stored by another process is loaded, and answered as if computed"):
+        answer = engine.ask(long, max_tokens=24)
+        equal(answer.hit, whole, "tokens loaded")
+        equal(answer.level, "L0", "level")
+        as_cold("long", answer)
+    with cases("what a killed engine has saved is whole"):
+        answer = engine.ask(prompts["killed"])
+        as_cold("killed", answer)
+        equal(engine.stats()["chunks_corrupt"] + engine.stats()["chunks_truncated"], 0, "damaged chunks")
+    with cases("a prompt that shares a beginning loads the chunks of that beginning"):
+        answer = engine.ask(prompts["forked"])
+        equal(answer.hit, 900 // CHUNK * CHUNK, "tokens loaded")
+        as_cold("forked", answer)
+    with cases("a load begins inside a chunk, where vLLM's own prefix cache ends"):
+        engine.ask(long[:700], max_tokens=1)
+        answer = engine.ask(long, fresh=False)
+        equal(answer.hit, whole - 700 // BLOCK * BLOCK, "tokens loaded")
+        as_cold("long", answer)
+    with cases("requests that come together, two of them identical, don't disturb each other"):
+        names = ["other", "long", "short", "other"]
+        for name, answer in zip(names, engine.ask_all([prompts[name] for name in names])):
+            as_cold(name, answer)
+    with cases("a preempted request goes on as if nothing had happened"):
+        # 38 blocks, one of them reserved: three prompts of 12 blocks fit, and 24 tokens later they need 39.
+        names = ["long", "killed", "long"]
+        answers = engine.ask_all([prompts[name] for name in names], max_tokens=24)
+        for name, answer in zip(names, answers):
+            as_cold(name, answer)
+        holds(sum(answer.preempted for answer in answers) > 0, "nothing was preempted: the case tests nothing")
+    with cases("two salts never share, and one shares with itself"):
+        for salt, hit in (("tenant a", 0), ("tenant b", 0), ("tenant a", len(prompts["short"]) // 32 * 32)):
+            answer = engine.ask(prompts["short"], salt=salt)
+            equal(answer.hit, hit, f"tokens loaded for {salt}")
+            as_cold("short", answer)
+
+    def chunk_file(n):
+        with open(os.path.join(root, NAME, "contexts", "long", "context.json")) as file:
+            key = json.load(file)["chunks"][n]["key"]
+        return glob.glob(os.path.join(root, NAME, "objects", key[:2], key, "*L0.kv"))[0]
+
+    def restore():
+        engine.settle()
+        shutil.rmtree(os.path.join(root, NAME))
+        shutil.copytree(backup, os.path.join(root, NAME))
+
+    def flip(path):
+        with open(path, "r+b") as file:
+            file.seek(os.path.getsize(path) * 2 // 3)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 0x10]))
+
+    damages = {
+        "missing": os.remove,
+        "truncated": lambda path: os.truncate(path, os.path.getsize(path) // 2),
+        "bit-flipped": flip,
+        "swapped": lambda path: shutil.copy(chunk_file(3), path),
+    }
+    for damage, do in damages.items():
+        for n in (2, 0):
+            with cases(f"chunk {n} {damage}: a shorter hit, a counter, and the answer of a recompute"):
+                restore()
+                do(chunk_file(n))
+                before, started = {**engine.stats(), **scheduler_refusals(engine)}, time.monotonic()
+                answer = engine.ask(long)
+                as_cold("long", answer)
+                holds(answer.hit <= n * CHUNK, f"{answer.hit} tokens loaded")
+                holds(time.monotonic() - started < 60, "took as long as a loop")
+                after = {**engine.stats(), **scheduler_refusals(engine)}
+                counted = [name for name in after if "chunks_" in name and after[name] > before[name]]
+                reasons = {"missing", "truncated", "corrupt", "foreign_tokens", "foreign_model", "io_error"}
+                holds(any(name.split("chunks_")[1] in reasons for name in counted), f"only {counted} counted")
+    restore()
+
+    with cases("a load that is aborted frees its blocks"):
+        engine.llm.reset_prefix_cache()
+        core = engine.llm.llm_engine
+        core.add_request("aborted", {"prompt_token_ids": long}, engine.params(4))
+        deadline = time.monotonic() + 60
+        while not engine.worker._loads:
+            core.step()
+            holds(time.monotonic() < deadline and core.has_unfinished_requests(), "never loaded anything")
+        core.abort_request(list(engine.scheduler._states), internal=True)
+        while engine.worker._loads:
+            core.step()
+            holds(time.monotonic() < deadline, "the load never ends")
+        core.step()
+        holds(engine.llm.reset_prefix_cache(), "blocks are still held")
+        equal(engine.scheduler._states, {}, "states of requests")
+        as_cold("long", engine.ask(long))
+    with cases("inputs that cannot be keyed are refused, others are told apart"):
+        extra_keys(work)
+
+
+def scheduler_refusals(engine):
+    """A chunk that the look-up finds unfit is counted by the scheduler's connector."""
+    return {f"scheduler {name}": value for name, value in engine.scheduler._cg.get_stats().as_dict().items()}
+
+
+def extra_keys(work):
+    from cachegen.vllm import extra_key, parse_options
+
+    def request(**fields):
+        defaults = dict(
+            prompt_token_ids=[1], prompt_embeds=None, prompt_is_token_ids=None, lora_request=None, mm_features=[]
+        )
+        return types.SimpleNamespace(**{**defaults, **fields})
+
+    def adapter(name, weights):
+        path = os.path.join(work, name)
+        os.makedirs(path, exist_ok=True)
+        with open(os.path.join(path, "adapter_model.safetensors"), "wb") as file:
+            file.write(weights)
+        return types.SimpleNamespace(lora_name=name, lora_path=path, lora_int_id=1)
+
+    def image(identifier, offset):
+        return types.SimpleNamespace(
+            identifier=identifier, mm_position=types.SimpleNamespace(offset=offset, length=4)
+        )
+
+    equal(extra_key(request()), b"", "key of plain tokens")
+    equal(extra_key(request(prompt_embeds=object())), None, "key of embeddings")
+    equal(extra_key(request(prompt_is_token_ids=[True])), None, "key of mixed input")
+    gone = types.SimpleNamespace(lora_name="gone", lora_path="/nonexistent", lora_int_id=1)
+    equal(extra_key(request(lora_request=gone)), None, "key of an adapter that cannot be read")
+    keys = [
+        extra_key(request()),
+        extra_key(request(lora_request=adapter("a", b"1" * 64))),
+        extra_key(request(lora_request=adapter("b", b"2" * 64))),
+        extra_key(request(mm_features=[image("x", 1)])),
+        extra_key(request(mm_features=[image("y", 1)])),
+        extra_key(request(mm_features=[image("x", 2)])),
+    ]
+    equal(len(set(keys)), len(keys), "different keys")
+    equal(parse_options({"cachegen.worst_level": "L1"}).worst_level, 1, "worst level")
+    try:
+        parse_options({"cachegen.level": "L4"})
+    except ValueError:
+        return
+    raise AssertionError("level L4 was taken")
+
+
+def lossy_phase(work, cases):
+    """bf16, with a profile that was made in haste: that lossy KV is used and remembered as such, not how good it is."""
+    root = os.path.join(work, "lossy")
+    engine = Engine(root, "bfloat16", store_levels=["L0", "L1", "L2", "L3"])
+    prompts = read_prompts()
+    longer, start = prompts["long"], prompts["long"][: 3 * CHUNK + 40]
+    cold = engine.ask(longer, salt="reference")
+    engine.ask(start, max_tokens=1)
+    for level in ("L0", "L1", "L2", "L3"):
+        with cases(f"{level} is loaded when asked for, and reported"):
+            answer = engine.ask(start, level=level)
+            equal(answer.hit, len(start) // 32 * 32, "tokens loaded")
+            equal(answer.level, level, "level")
+    with cases("what is computed after lossy KV is never taken for lossless"):
+        answer = engine.ask(longer, level="L3")
+        equal(answer.hit, 3 * CHUNK, "tokens loaded")
+        answer = engine.ask(longer, worst_level="L0", fresh=False)
+        equal(answer.cached, 0, "tokens taken from vLLM's own prefix cache, which holds lossy ones")
+        answer = engine.ask(longer)
+        equal(answer.hit, len(longer) // 32 * 32, "tokens loaded by a request that takes all levels")
+        answer = engine.ask(longer, worst_level="L0", salt="reference")
+        equal(answer.hit, len(longer) // 32 * 32, "tokens loaded where all is lossless")
+        equal(answer.tokens[0], cold.tokens[0], "first token")
+    with cases("a request that demands lossless KV gets only the lossless beginning"):
+        shutil.rmtree(root_objects(root))
+        os.makedirs(root_objects(root))
+        engine.ask(start, max_tokens=1)
+        engine.ask(longer, level="L3")
+        answer = engine.ask(longer, worst_level="L0")
+        equal(answer.hit, 3 * CHUNK, "tokens loaded")
+        equal(answer.level, "L0", "level")
+
+
+def root_objects(root):
+    return os.path.join(root, NAME, "objects")
+
+
+PHASES = {"cold": cold_phase, "warm": warm_phase, "lossy": lossy_phase}
+
+# ---- the driver ----
+
+
+def skip(reason):
+    if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(","):
+        sys.exit(f"vllm_test: required, but {reason}")
+    print(f"SKIPPED: {reason}: loads into vLLM stay unchecked")
+    sys.exit(77)
+
+
+def run(*command, name, killed=False):
+    """Runs a phase in a process group of its own; its engine's log is shown if it fails."""
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": os.path.join(CHECKOUT, "connector")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            # Only the phase's own lines: vLLM's are in between.
+            output, _ = process.communicate(timeout=PHASE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            output = ""
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for line in output.splitlines():
+            if line.startswith(("ok  ", "FAILED", "    ")):
+                print(line)
+        as_meant = process.returncode == (-signal.SIGKILL if killed else 0)
+        if not as_meant:
+            log.seek(0)
+            print(f"== {name}: exit status {process.returncode}; the end of its log:")
+            print("".join(line[:300] + "\n" for line in (output + log.read()).splitlines()[-60:]))
+        return as_meant
+
+
+def main():
+    python = os.environ.get("CG_ENGINE_PYTHON") or sys.executable
+    has_vllm = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    if not os.access(python, os.X_OK) or subprocess.run([python, "-c", has_vllm]).returncode:
+        skip("no Python with vLLM (CG_ENGINE_PYTHON; sh configs/dependencies.sh engine)")
+    if not os.path.exists(os.path.join(MODEL, "config.json")):
+        skip("no model (CG_MODEL_DIR; sh configs/dependencies.sh model)")
+    library = os.path.join(BUILD, "connector", "libcachegen.so")
+    if not os.path.exists(library):
+        sys.exit(f"vllm_test: {library} is missing (CG_BUILD_DIR)")
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="cg-vllm-test.") as work:
+        for name in ("store", "lossy"):
+            os.makedirs(os.path.join(work, name))
+        phase = [python, os.path.abspath(__file__), "--phase"]
+        print("== cold: float32, lossless", flush=True)
+        if not run(*phase, "cold", work, name="cold", killed=True):
+            failed.append("cold")
+        verify = [os.path.join(BUILD, "codec", "cgtool"), "verify"]
+        chunks = glob.glob(os.path.join(work, "store", NAME, "objects", "*", "*", "*.kv"))
+        verified = subprocess.run([*verify, *chunks], capture_output=True, text=True)
+        if verified.returncode != 0 or not chunks:
+            print(f"FAILED every chunk of a killed engine is whole\n{verified.stdout[-1000:]}{verified.stderr[-1000:]}")
+            failed.append("verify")
+        else:
+            print(f"ok     every one of {len(chunks)} chunks that a killed engine leaves is whole")
+        print("== warm: a fresh process", flush=True)
+        if not run(*phase, "warm", work, name="warm"):
+            failed.append("warm")
+        print("== lossy: bf16, with a hasty profile", flush=True)
+        text = os.path.join(CHECKOUT, "tests/data/calibration/chat_mtbench.txt")
+        profile = ["-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--quiet"]
+        made = run(python, *profile, "--out", os.path.join(work, "lossy", NAME), name="profile")
+        if not made or not run(*phase, "lossy", work, name="lossy"):
+            failed.append("lossy")
+    if failed:
+        sys.exit(f"vllm_test: failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--phase"]:
+        all_cases = Cases()
+        PHASES[sys.argv[2]](sys.argv[3], all_cases)
+        sys.exit(bool(all_cases.failed))
+    main()
