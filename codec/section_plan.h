@@ -27,11 +27,10 @@ static inline cg_task_shape cg_section_plan_task(const cg_profile *profile, cons
     const uint32_t group = task_index / CG_N_PLANES;
     const size_t layer_bytes = (size_t)header->n_tokens * cg_geometry_channels(&header->geometry) *
                                cg_dtype_bytes(header->geometry.dtype);
-    cg_task_shape shape = {.first_layer = group, .n_layers = 1, .plane = task_index % CG_N_PLANES};
-    if (profile != NULL) {
-        shape.first_layer = profile->groups[group].first_layer;
-        shape.n_layers = profile->groups[group].n_layers;
-    }
+    cg_task_shape shape;
+    shape.first_layer = profile != NULL ? profile->groups[group].first_layer : group;
+    shape.n_layers = profile != NULL ? profile->groups[group].n_layers : 1;
+    shape.plane = task_index % CG_N_PLANES;
     shape.elements_bytes = shape.n_layers * layer_bytes;
     return shape;
 }
