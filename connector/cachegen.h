@@ -195,6 +195,10 @@ CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 /* The engine computed n_tokens of prefill in duration_ns: feeds the estimate of recomputing. */
 CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens, uint64_t duration_ns);
 
+/* A load in another process (an engine's worker) read bytes_read in read_ns and decoded loaded_tokens - from_token
+ * tokens of worst_level in decode_ns: so a connector that plans but does not load knows the link. */
+CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token, const cachegen_progress *progress);
+
 /* Counters since open (in a child after fork(): since its first use), monotonic; times in ns, sizes in bytes. */
 typedef struct cachegen_stats {
     uint32_t struct_size, abi_version;

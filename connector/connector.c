@@ -178,6 +178,19 @@ void cachegen_report_prefill(cachegen *c, uint32_t n_tokens, uint64_t duration_n
     pthread_mutex_unlock(&rt->lock);
 }
 
+void cachegen_report_load(cachegen *c, uint32_t from_token, const cachegen_progress *progress)
+{
+    cachegen_progress p;
+    cg_runtime *rt = c != NULL && cg_abi_take(progress, &p, sizeof p) ? cg_runtime_get(c) : NULL;
+    if (rt == NULL)
+        return;
+    pthread_mutex_lock(&rt->lock);
+    cg_estimator_add(&rt->estimator, p.bytes_read, p.read_ns);
+    if (p.loaded_tokens > from_token && p.worst_level < CG_N_LEVELS)
+        cg_runtime_decoded(rt, p.worst_level, p.loaded_tokens - from_token, p.decode_ns);
+    pthread_mutex_unlock(&rt->lock);
+}
+
 cachegen_status cachegen_get_stats(cachegen *c, cachegen_stats *stats_out)
 {
     cachegen_stats stats = {0};

@@ -317,9 +317,7 @@ static void decode_done(cg_job *job)
     if (chunk->status != CG_OK) {
         fail(chunk, chunk->level, chunk->status);
     } else if (!load->cancelled && chunk->index < load->fail_index) { /* else tasks may have been skipped */
-        const double ns_per_token = (double)chunk->decode_ns / load->plan->chunks[chunk->index].sizes.n_tokens;
-        double *mean = &rt->decode_ns_per_token[chunk->level];
-        *mean = *mean > 0 ? 0.8 * *mean + 0.2 * ns_per_token : ns_per_token;
+        cg_runtime_decoded(rt, chunk->level, load->plan->chunks[chunk->index].sizes.n_tokens, chunk->decode_ns);
         chunk->state = CG_LOAD_DONE;
         rt->stats.chunks_loaded[chunk->level]++;
         advance(load);

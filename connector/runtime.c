@@ -127,6 +127,13 @@ void cg_runtime_decode_speed(const cg_runtime *rt, double ns_per_token_out[CG_N_
         ns_per_token_out[level] = rt->decode_ns_per_token[level] / rt->connector->config->threads;
 }
 
+void cg_runtime_decoded(cg_runtime *rt, unsigned level, uint32_t n_tokens, uint64_t decode_ns)
+{
+    const double ns_per_token = (double)decode_ns / n_tokens;
+    double *mean = &rt->decode_ns_per_token[level];
+    *mean = *mean > 0 ? 0.8 * *mean + 0.2 * ns_per_token : ns_per_token;
+}
+
 cg_io_config cg_runtime_io_config(const cachegen *connector)
 {
     const cg_config *config = connector->config;

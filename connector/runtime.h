@@ -78,6 +78,8 @@ void cg_runtime_notify(cg_runtime *runtime);
 
 /* With the lock held: prefill speed, configured or measured; 0 unknown. */
 double cg_runtime_recompute_speed(const cg_runtime *runtime);
+/* With the lock held: n_tokens of a level took decode_ns of thread time. */
+void cg_runtime_decoded(cg_runtime *runtime, unsigned level, uint32_t n_tokens, uint64_t decode_ns);
 /* With the lock held: what decoding costs in wall time, for the controller. */
 void cg_runtime_decode_speed(const cg_runtime *runtime, double ns_per_token_out[CG_N_LEVELS]);
 /* A configuration for a cg_io of this connector. */

@@ -154,6 +154,7 @@ _FUNCTIONS = {  # result type, argument types
     "save_start": (c_int32, [c_void_p, POINTER(SaveRequest), POINTER(c_void_p)]),
     "save_poll": (c_int32, [c_void_p, POINTER(Progress)]),
     "save_free": (None, [c_void_p]),
+    "report_load": (None, [c_void_p, c_uint32, c_void_p]),
     "report_prefill": (None, [c_void_p, c_uint32, c_uint64]),
     "get_stats": (c_int32, [c_void_p, POINTER(Stats)]),
 }
@@ -311,6 +312,16 @@ class Connector:
 
     def save_free(self, save):
         self._c.cachegen_save_free(save)
+
+    def report_load(self, from_token, loaded_tokens, worst_level, bytes_read, read_ns, decode_ns):
+        progress = Progress(
+            loaded_tokens=loaded_tokens,
+            worst_level=worst_level,
+            bytes_read=bytes_read,
+            read_ns=read_ns,
+            decode_ns=decode_ns,
+        )
+        self._c.cachegen_report_load(self._handle, from_token, byref(progress))
 
     def report_prefill(self, n_tokens, duration_ns):
         self._c.cachegen_report_prefill(self._handle, n_tokens, duration_ns)

@@ -194,6 +194,20 @@ TEST_F(OpenTest, RecomputingIsPreferredWhereItIsFaster) {
     EXPECT_EQ(hit.stored_tokens, 95u);
 }
 
+TEST_F(OpenTest, LoadsThatAnotherProcessReportedTeachTheLink) {
+    Engine engine(store, "\"ttft_budget_ms\": 100, \"recompute_tokens_per_s\": 1e6");
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u) << "the link is unknown";
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    p.abi_version = CACHEGEN_ABI_VERSION;
+    p.bytes_read = 100;
+    p.read_ns = 1000000000;
+    cachegen_report_load(engine.c, 0, &p);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u) << "100 bytes a second";
+}
+
 #if defined(__SANITIZE_THREAD__)
 constexpr bool under_tsan = true;
 #elif defined(__has_feature)
