@@ -602,6 +602,9 @@ class CachegenConnector(KVConnectorBase_V1):
             if state is None or state.load is None:  # aborted meanwhile
                 continue
             plan = state.load
+            self._cg.report_load(
+                plan.from_token, load.loaded_tokens, load.worst_level, load.bytes_read, load.read_ns, load.decode_ns
+            )
             if load.loaded_tokens < plan.to_token:
                 state.failed = True
                 try:
