@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-
-/* The folders above an object belong to whom the model's folder belongs to, not to the daemon: mode and owner are
- * handed down from it. CG_ERR_PERMISSION: a symbolic link is among them, and may lead out of the store. */
+/* The folders above an object belong to whom the model's folder belongs to, not to the daemon:
+ * mode and owner are handed down from it. CG_ERR_PERMISSION: a symbolic link is among them, and
+ * may lead out of the store. */
 static cg_status make_folders(cg_fs *fs, const char *object_path)
 {
     char path[CG_TREE_PATH_BYTES];
@@ -50,17 +50,19 @@ typedef struct companion {
     bool is_new;
 } companion;
 
-static companion companion_at(const cg_fs *fs, const char *folder, size_t folder_bytes, const char *leaf)
+static companion companion_at(const cg_fs *fs, const char *folder, size_t folder_bytes,
+                              const char *leaf)
 {
     companion c = {.is_new = false};
     struct stat attr;
-    if (snprintf(c.path, sizeof c.path, "%.*s%s", (int)folder_bytes, folder, leaf) < (int)sizeof c.path)
+    if (snprintf(c.path, sizeof c.path, "%.*s%s", (int)folder_bytes, folder, leaf) <
+        (int)sizeof c.path)
         c.is_new = fs->is_root && fstatat(fs->root_fd, c.path, &attr, AT_SYMLINK_NOFOLLOW) != 0;
     return c;
 }
 
-/* Gives it the owner and mode of the file in the context. One that was there before keeps its own: it may be an
- * administrator's. */
+/* Gives it the owner and mode of the file in the context. One that was there before keeps its
+ * own: it may be an administrator's. */
 static void hand_down(const cg_fs *fs, const companion *c, const char *path)
 {
     struct stat from, attr;
@@ -75,18 +77,20 @@ static void hand_down(const cg_fs *fs, const companion *c, const char *path)
         close(from_fd);
 }
 
-static cg_status adopt_chunk(cg_fs *fs, const char *path, const cg_tree_name *name, const cg_chunk_header *header)
+static cg_status adopt_chunk(cg_fs *fs, const char *path, const cg_tree_name *name,
+                             const cg_chunk_header *header)
 {
     char object[CG_TREE_PATH_BYTES];
-    cg_status status = cg_tree_object_path(name->model, &header->key, (cg_level)header->level, &header->profile,
-                                           object, sizeof object);
+    cg_status status = cg_tree_object_path(name->model, &header->key, (cg_level)header->level,
+                                           &header->profile, object, sizeof object);
     if (status == CG_OK)
         status = make_folders(fs, object);
     if (status != CG_OK)
         return status;
     const size_t folder_bytes = (size_t)(strrchr(object, '/') + 1 - object);
     const companion tokens = companion_at(fs, object, folder_bytes, "tokens");
-    const companion copy = companion_at(fs, object, strlen(object), ""); /* where there are no hard links */
+    /* Where there are no hard links. */
+    const companion copy = companion_at(fs, object, strlen(object), "");
     status = cg_store_adopt(fs->root_fd, path, header);
     hand_down(fs, &tokens, path);
     hand_down(fs, &copy, path);
@@ -95,7 +99,8 @@ static cg_status adopt_chunk(cg_fs *fs, const char *path, const cg_tree_name *na
 
 static cg_status adopt_profile(cg_fs *fs, const char *path, const cg_tree_name *name)
 {
-    const companion current = companion_at(fs, name->model, strlen(name->model), "/profiles/default");
+    const companion current =
+        companion_at(fs, name->model, strlen(name->model), "/profiles/default");
     cg_status status = make_folders(fs, current.path);
     if (status == CG_OK)
         status = cg_store_adopt_profile(fs->root_fd, path);
@@ -113,7 +118,8 @@ static cg_status adopt_model(cg_fs *fs, const char *path, const cg_tree_name *na
     return status;
 }
 
-void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, const cg_chunk_header *header)
+void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
+                 const cg_chunk_header *header)
 {
     cg_status status;
     if (header != NULL && name->kind == CG_TREE_CONTEXT_CHUNK)
@@ -126,7 +132,8 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, const cg
         return;
     cg_metrics_add(status == CG_OK ? &fs->metrics.adopted : &fs->metrics.adopt_errors, 1);
     if (status != CG_OK)
-        cg_fs_log(fs, CG_LOG_WARNING, "%s cannot be found by its key: %s", path, cg_strerror(status));
+        cg_fs_log(fs, CG_LOG_WARNING, "%s cannot be found by its key: %s", path,
+                  cg_strerror(status));
 }
 
 void cg_fs_adopt_tree(cg_fs *fs)

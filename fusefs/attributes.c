@@ -64,7 +64,8 @@ static int set_times(int fd, const struct stat *attr, int mask)
     return utimensat(AT_FDCWD, cg_reach_proc_path(fd).text, times, 0) == 0 ? 0 : errno;
 }
 
-int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask, struct stat *attr_out)
+int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask,
+                  struct stat *attr_out)
 {
     cg_reached reached;
     int error = 0;
@@ -79,11 +80,13 @@ int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask
     /* The owner before the mode: chown clears set-id bits. */
     if ((mask & (CG_SET_UID | CG_SET_GID)) != 0 &&
         fchownat(reached.fd, "", (mask & CG_SET_UID) != 0 ? attr->st_uid : (uid_t)-1,
-                 (mask & CG_SET_GID) != 0 ? attr->st_gid : (gid_t)-1, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0)
+                 (mask & CG_SET_GID) != 0 ? attr->st_gid : (gid_t)-1,
+                 AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0)
         error = errno;
     if (error == 0 && (mask & CG_SET_MODE) != 0 &&
-        (S_ISLNK(node->type) ? (errno = EOPNOTSUPP, -1)
-                             : chmod(cg_reach_proc_path(reached.fd).text, attr->st_mode & 07777)) != 0)
+        (S_ISLNK(node->type)
+             ? (errno = EOPNOTSUPP, -1)
+             : chmod(cg_reach_proc_path(reached.fd).text, attr->st_mode & 07777)) != 0)
         error = errno;
     if (error == 0 && (mask & (CG_SET_ATIME | CG_SET_MTIME)) != 0)
         error = set_times(reached.fd, attr, mask);
@@ -98,9 +101,10 @@ int cg_fs_statfs(cg_fs *fs, struct statvfs *out)
     return fstatvfs(fs->root_fd, out) == 0 ? 0 : errno;
 }
 
-/* ACLs (system.*) would ask the kernel's permission check for more than it does; strict files carry nothing that a
- * copy on another store would lose. */
-static int reach_for_xattr(cg_fs *fs, cg_fs_node *node, const char *name, bool changes, cg_reached *reached_out)
+/* ACLs (system.*) would ask the kernel's permission check for more than it does; strict files
+ * carry nothing that a copy on another store would lose. */
+static int reach_for_xattr(cg_fs *fs, cg_fs_node *node, const char *name, bool changes,
+                           cg_reached *reached_out)
 {
     if (node->control != CG_CONTROL_NONE)
         return EOPNOTSUPP;
@@ -116,10 +120,12 @@ static int reach_for_xattr(cg_fs *fs, cg_fs_node *node, const char *name, bool c
         cg_pending_put(fs, pending);
         return EOPNOTSUPP;
     }
-    return S_ISREG(node->type) && cg_files_is_published(fs, node) ? EOPNOTSUPP : cg_reach(fs, node, reached_out);
+    return S_ISREG(node->type) && cg_files_is_published(fs, node) ? EOPNOTSUPP
+                                                                  : cg_reach(fs, node, reached_out);
 }
 
-int cg_fs_getxattr(cg_fs *fs, cg_fs_node *node, const char *name, void *value, size_t size, size_t *n_bytes_out)
+int cg_fs_getxattr(cg_fs *fs, cg_fs_node *node, const char *name, void *value, size_t size,
+                   size_t *n_bytes_out)
 {
     cg_reached reached;
     int error = reach_for_xattr(fs, node, name, false, &reached);
@@ -145,13 +151,15 @@ int cg_fs_listxattr(cg_fs *fs, cg_fs_node *node, char *list, size_t size, size_t
     return error;
 }
 
-int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *value, size_t size, int flags)
+int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *value, size_t size,
+                   int flags)
 {
     cg_reached reached;
     int error = reach_for_xattr(fs, node, name, true, &reached);
     if (error != 0)
         return error;
-    error = setxattr(cg_reach_proc_path(reached.fd).text, name, value, size, flags) == 0 ? 0 : errno;
+    error =
+        setxattr(cg_reach_proc_path(reached.fd).text, name, value, size, flags) == 0 ? 0 : errno;
     cg_reach_end(fs, &reached);
     return error;
 }

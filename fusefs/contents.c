@@ -27,7 +27,8 @@ int cg_fs_write(cg_fs *fs, cg_fs_file *file, const void *bytes, size_t n_bytes, 
     if (error != 0)
         return error;
     while (n_done < n_bytes && error == 0) {
-        const ssize_t n = pwrite(file->fd, (const char *)bytes + n_done, n_bytes - n_done, offset + (off_t)n_done);
+        const ssize_t n = pwrite(file->fd, (const char *)bytes + n_done, n_bytes - n_done,
+                                 offset + (off_t)n_done);
         if (n >= 0)
             n_done += (size_t)n;
         else if (errno != EINTR)
@@ -37,7 +38,8 @@ int cg_fs_write(cg_fs *fs, cg_fs_file *file, const void *bytes, size_t n_bytes, 
     return error;
 }
 
-int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t offset, size_t *n_read_out)
+int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t offset,
+               size_t *n_read_out)
 {
     size_t n_done = 0;
     if (file->fd < 0) {
@@ -48,7 +50,8 @@ int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t o
         return 0;
     }
     while (n_done < n_bytes) {
-        const ssize_t n = pread(file->fd, (char *)bytes + n_done, n_bytes - n_done, offset + (off_t)n_done);
+        const ssize_t n =
+            pread(file->fd, (char *)bytes + n_done, n_bytes - n_done, offset + (off_t)n_done);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && n_done == 0)
@@ -72,8 +75,8 @@ int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n
     return result;
 }
 
-int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file *to, off_t to_offset, size_t n_bytes,
-                     size_t *n_copied_out)
+int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file *to,
+                     off_t to_offset, size_t n_bytes, size_t *n_copied_out)
 {
     if (from->fd < 0 || to->fd < 0)
         return EOPNOTSUPP; /* the kernel copies by reading and writing */
@@ -81,7 +84,9 @@ int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file 
     if (error != 0)
         return error;
     const ssize_t n = copy_file_range(from->fd, &from_offset, to->fd, &to_offset, n_bytes, 0);
-    const int result = n >= 0 ? 0 : errno == ENOSYS || errno == EXDEV || errno == EBADF ? EOPNOTSUPP : errno;
+    const int result = n >= 0                                                ? 0
+                       : errno == ENOSYS || errno == EXDEV || errno == EBADF ? EOPNOTSUPP
+                                                                             : errno;
     cg_fs_write_end(fs, to, n > 0 ? (uint64_t)n : 0);
     *n_copied_out = n > 0 ? (size_t)n : 0;
     return result;
@@ -91,7 +96,8 @@ int cg_fs_seek(cg_fs_file *file, off_t offset, int whence, off_t *offset_out)
 {
     if (file->fd < 0)
         return EINVAL;
-    *offset_out = lseek(file->fd, offset, whence); /* our descriptor's own offset is not used for anything */
+    /* The offset of our descriptor is not used for anything else. */
+    *offset_out = lseek(file->fd, offset, whence);
     return *offset_out < 0 ? errno : 0;
 }
 
@@ -101,7 +107,8 @@ int cg_fs_flush(cg_fs *fs, cg_fs_file *file)
         return 0;
     if (file->pending != NULL)
         return cg_pending_publish(fs, file->pending);
-    const int fd = fcntl(file->fd, F_DUPFD_CLOEXEC, 0); /* a store on NFS reports at close what writing cost */
+    /* A store on NFS reports at close what writing came to. */
+    const int fd = fcntl(file->fd, F_DUPFD_CLOEXEC, 0);
     return fd >= 0 && close(fd) != 0 && errno != EINTR ? errno : 0;
 }
 

@@ -13,7 +13,8 @@
 /* Inode numbers that file systems don't hand out. */
 static const ino_t FIRST_INO = 0xcac4e000u;
 
-static const char *const NAMES[CG_N_CONTROLS] = {"", CG_CONTROL_DIRECTORY, "version", "config", "metrics"};
+static const char *const NAMES[CG_N_CONTROLS] = {"", CG_CONTROL_DIRECTORY, "version", "config",
+                                                 "metrics"};
 
 int cg_control_init(cg_control *control, const char *config_text)
 {
@@ -61,11 +62,8 @@ void cg_control_attr(const cg_control *control, int file, struct stat *attr_out)
 char *cg_control_text(const cg_control *control, int file, const cg_metrics *metrics)
 {
     switch (file) {
-    case CG_CONTROL_VERSION:
-        return strdup("cachegenfs " CG_VERSION "\n");
-    case CG_CONTROL_CONFIG:
-        return strdup(control->config_text);
-    default:
-        return cg_metrics_text(metrics);
+    case CG_CONTROL_VERSION: return strdup("cachegenfs " CG_VERSION "\n");
+    case CG_CONTROL_CONFIG: return strdup(control->config_text);
+    default: return cg_metrics_text(metrics);
     }
 }

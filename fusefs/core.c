@@ -40,7 +40,8 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
         return ENOMEM;
     fs->read_only = config->read_only;
     fs->is_root = geteuid() == 0;
-    fs->max_file_bytes = config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
+    fs->max_file_bytes =
+        config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
     fs->log = config->log;
     fs->log_user = config->log_user;
     fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
@@ -55,7 +56,8 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     if (!fs->read_only) {
         error = cg_staging_open(&fs->staging, fs->root_fd, &n_removed);
         if (error == EROFS || error == EACCES || error == EPERM) {
-            cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only", strerror(error));
+            cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only",
+                      strerror(error));
             fs->read_only = true;
         } else if (error != 0) {
             goto fail;
@@ -132,23 +134,27 @@ static gid_t group_in(int dir_fd, gid_t gid)
     return fstat(dir_fd, &dir) == 0 && (dir.st_mode & S_ISGID) != 0 ? dir.st_gid : gid;
 }
 
-/* What already has its owner is left alone: some stores cannot chown everything, as sshfs a symbolic link. */
+/* What already has its owner is left alone: some stores cannot chown everything, as sshfs a
+ * symbolic link. */
 static bool has_owner(const struct stat *attr, uid_t uid, gid_t gid)
 {
     return attr->st_uid == uid && attr->st_gid == gid;
 }
 
-int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const char *name, mode_t mode)
+int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const char *name,
+                    mode_t mode)
 {
     struct stat attr;
     if (!fs->is_root)
         return 0;
     const gid_t gid = group_in(dir_fd, caller->gid);
-    if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0 && has_owner(&attr, caller->uid, gid))
+    if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0 &&
+        has_owner(&attr, caller->uid, gid))
         return 0;
     if (fchownat(dir_fd, name, caller->uid, gid, AT_SYMLINK_NOFOLLOW) != 0)
         return errno;
-    return S_ISREG(mode) && (mode & (S_ISUID | S_ISGID)) != 0 && fchmodat(dir_fd, name, mode & 07777, 0) != 0
+    return S_ISREG(mode) && (mode & (S_ISUID | S_ISGID)) != 0 &&
+                   fchmodat(dir_fd, name, mode & 07777, 0) != 0
                ? errno
                : 0;
 }
@@ -166,16 +172,14 @@ int cg_fs_give_away_fd(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, int fd
 static cg_refusal refusal_of(cg_status status)
 {
     switch (cg_strict_errno(status)) {
-    case EINVAL:
-        return CG_REFUSED_MISPLACED;
-    case EOPNOTSUPP:
-        return CG_REFUSED_UNSUPPORTED;
-    default:
-        return status == CG_ERR_TRUNCATED ? CG_REFUSED_INCOMPLETE : CG_REFUSED_DAMAGED;
+    case EINVAL: return CG_REFUSED_MISPLACED;
+    case EOPNOTSUPP: return CG_REFUSED_UNSUPPORTED;
+    default: return status == CG_ERR_TRUNCATED ? CG_REFUSED_INCOMPLETE : CG_REFUSED_DAMAGED;
     }
 }
 
-int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name, cg_chunk_header *header_out)
+int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
+                cg_chunk_header *header_out)
 {
     const cg_status status = cg_strict_check(fd, name, &fs->budget, fs->max_file_bytes, header_out);
     const int error = cg_strict_errno(status);

@@ -1,11 +1,13 @@
 /* fusefs/core.h - the file system without FUSE: what each operation does to a store.
  *
- * The tree of a store is shown as it is, with one rule on top (iouring/tree.h): a name that must hold a chunk or a
- * profile holds a whole, valid one or nothing. fusefs/SEMANTICS.md says operation by operation what that means for a
- * user. fusefs/ops.c puts this behind the kernel; tests/fusefs/core_test.cc calls it directly.
+ * The tree of a store is shown as it is, with one rule on top (iouring/tree.h): a name that must
+ * hold a chunk or a profile holds a whole, valid one or nothing. fusefs/SEMANTICS.md says operation
+ * by operation what that means for a user. fusefs/ops.c puts this behind the kernel;
+ * tests/fusefs/core_test.cc calls it directly.
  *
- * Every function returns 0 or an errno value. Entries that come out of a function hold one look-up of their node,
- * which cg_fs_forget() gives back, as FUSE's do. Permissions are the kernel's business (default_permissions).
+ * Every function returns 0 or an errno value. Entries that come out of a function hold one look-up
+ * of their node, which cg_fs_forget() gives back, as FUSE's do. Permissions are the kernel's
+ * business (default_permissions).
  * Threads: any thread may call anything at any time, cg_fs_new() and cg_fs_free() excepted.
  */
 #ifndef CG_FUSEFS_CORE_H
@@ -25,10 +27,14 @@ extern "C" {
 typedef struct cg_fs cg_fs;
 typedef struct cg_metrics cg_metrics; /* fusefs/metrics.h */
 
-typedef enum cg_log_level { CG_LOG_ERROR = 3, CG_LOG_WARNING = 4, CG_LOG_INFO = 6 } cg_log_level; /* of syslog */
+typedef enum cg_log_level {
+    CG_LOG_ERROR = 3,
+    CG_LOG_WARNING = 4,
+    CG_LOG_INFO = 6
+} cg_log_level; /* of syslog */
 
 typedef struct cg_fs_config {
-    const char *store;       /* an existing directory */
+    const char *store; /* an existing directory */
     bool read_only;
     const char *config_text; /* what .cachegenfs/config says; copied; NULL: nothing */
     uint64_t max_file_bytes; /* of a strict file; 0 = 4 GiB */
@@ -37,7 +43,8 @@ typedef struct cg_fs_config {
     void *log_user;
 } cg_fs_config;
 
-/* On whose behalf: what is created belongs to uid and gid when we run as root. pid is a process or thread id. */
+/* On whose behalf: what is created belongs to uid and gid when we run as root. pid is a process
+ * or thread id. */
 typedef struct cg_fs_caller {
     uid_t uid;
     gid_t gid;
@@ -47,20 +54,20 @@ typedef struct cg_fs_caller {
 typedef struct cg_fs_entry {
     cg_fs_node *node;
     struct stat attr;
-    bool may_not_be_cached; /* the name is visible to this caller only: a file that is being written */
+    bool may_not_be_cached; /* a file that is being written: only this caller sees the name */
 } cg_fs_entry;
 
 /* An open file. */
 struct cg_fs_file {
-    cg_fs_node *node;       /* pinned */
-    int fd;                 /* -1: text */
-    char *text;             /* of a file in .cachegenfs */
+    cg_fs_node *node; /* pinned */
+    int fd;           /* -1: text */
+    char *text;       /* of a file in .cachegenfs */
     size_t text_bytes;
     cg_fs_pending *pending; /* being written under a strict name */
     bool writable;
-    bool immutable;         /* a published file: bytes that were read stay right */
-    bool backed;            /* fusefs/passthrough.h */
-    cg_fs_file *next;       /* of the node; under the nodes' lock, as is n_users */
+    bool immutable;   /* a published file: bytes that were read stay right */
+    bool backed;      /* fusefs/passthrough.h */
+    cg_fs_file *next; /* of the node; under the nodes' lock, as is n_users */
     uint32_t n_users;
 };
 
@@ -84,59 +91,69 @@ cg_fs_node *cg_fs_root(cg_fs *fs);
 cg_nodes *cg_fs_nodes(cg_fs *fs);
 cg_metrics *cg_fs_metrics(cg_fs *fs);
 int cg_fs_root_fd(const cg_fs *fs);
-/* Makes the chunks of contexts that came into the store past this daemon findable by key. Can take long. */
+/* Makes the chunks of contexts that came into the store past this daemon findable by key. Can
+ * take long. */
 void cg_fs_adopt_tree(cg_fs *fs);
 
 /* Names. */
-int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, cg_fs_entry *entry_out);
+int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                 cg_fs_entry *entry_out);
 void cg_fs_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups);
-int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, mode_t mode,
-                cg_fs_entry *entry_out);
-int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, mode_t mode, dev_t rdev,
-                cg_fs_entry *entry_out);
-int cg_fs_symlink(cg_fs *fs, const cg_fs_caller *caller, const char *target, cg_fs_node *parent, const char *name,
-                  cg_fs_entry *entry_out);
+int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                mode_t mode, cg_fs_entry *entry_out);
+int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                mode_t mode, dev_t rdev, cg_fs_entry *entry_out);
+int cg_fs_symlink(cg_fs *fs, const cg_fs_caller *caller, const char *target, cg_fs_node *parent,
+                  const char *name, cg_fs_entry *entry_out);
 int cg_fs_readlink(cg_fs *fs, cg_fs_node *node, char *target_out, size_t target_bytes);
 int cg_fs_unlink(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name);
 int cg_fs_rmdir(cg_fs *fs, cg_fs_node *parent, const char *name);
 /* flags: RENAME_NOREPLACE, RENAME_EXCHANGE */
-int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, cg_fs_node *new_parent,
-                 const char *new_name, unsigned flags);
-int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *new_name, cg_fs_entry *entry_out);
+int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                 cg_fs_node *new_parent, const char *new_name, unsigned flags);
+int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *new_name,
+               cg_fs_entry *entry_out);
 
 /* Attributes. */
 int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out);
 /* mask: CG_SET_...; times: attr->st_atim, st_mtim (tv_nsec may be UTIME_NOW). */
-int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask, struct stat *attr_out);
+int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask,
+                  struct stat *attr_out);
 int cg_fs_statfs(cg_fs *fs, struct statvfs *out);
 /* As getxattr(2): *n_bytes_out is the size, also when size is 0. */
-int cg_fs_getxattr(cg_fs *fs, cg_fs_node *node, const char *name, void *value, size_t size, size_t *n_bytes_out);
+int cg_fs_getxattr(cg_fs *fs, cg_fs_node *node, const char *name, void *value, size_t size,
+                   size_t *n_bytes_out);
 int cg_fs_listxattr(cg_fs *fs, cg_fs_node *node, char *list, size_t size, size_t *n_bytes_out);
-int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *value, size_t size, int flags);
+int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *value, size_t size,
+                   int flags);
 int cg_fs_removexattr(cg_fs *fs, cg_fs_node *node, const char *name);
 
 /* Directories: entries by offset, as readdir(3) and seekdir(3). "." and ".." included. */
 int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out);
-/* *entry_out stays valid until the next call; NULL at the end. *next_out: the offset of the entry after it. */
-int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset, const struct dirent **entry_out,
-                  off_t *next_out);
+/* *entry_out stays valid until the next call; NULL at the end. *next_out: the offset of the
+ * entry after it. */
+int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
+                  const struct dirent **entry_out, off_t *next_out);
 int cg_fs_syncdir(cg_fs_directory *directory);
 void cg_fs_closedir(cg_fs_directory *directory);
 
 /* Files. */
-int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, mode_t mode, int flags,
-                 cg_fs_entry *entry_out, cg_fs_file **file_out);
+int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                 mode_t mode, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out);
 int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out);
 /* Around each change of the content. EPERM: the file is published. */
 int cg_fs_write_begin(cg_fs *fs, cg_fs_file *file);
 void cg_fs_write_end(cg_fs *fs, cg_fs_file *file, uint64_t written_bytes);
-int cg_fs_write(cg_fs *fs, cg_fs_file *file, const void *bytes, size_t n_bytes, off_t offset); /* all or an error */
-int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t offset, size_t *n_read_out);
+int cg_fs_write(cg_fs *fs, cg_fs_file *file, const void *bytes, size_t n_bytes,
+                off_t offset); /* all or an error */
+int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t offset,
+               size_t *n_read_out);
 int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n_bytes);
-int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file *to, off_t to_offset, size_t n_bytes,
-                     size_t *n_copied_out);
+int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file *to,
+                     off_t to_offset, size_t n_bytes, size_t *n_copied_out);
 int cg_fs_seek(cg_fs_file *file, off_t offset, int whence, off_t *offset_out);
-/* Each close of a descriptor: publishes what is valid, EBADMSG, EINVAL or EOPNOTSUPP for what is not. */
+/* Each close of a descriptor: publishes what is valid, EBADMSG, EINVAL or EOPNOTSUPP for what is
+ * not. */
 int cg_fs_flush(cg_fs *fs, cg_fs_file *file);
 int cg_fs_fsync(cg_fs *fs, cg_fs_file *file, bool data_only);
 /* The last close. What never became valid is discarded. */

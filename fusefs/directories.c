@@ -11,13 +11,14 @@
 #include <unistd.h>
 
 struct cg_fs_directory {
-    DIR *dir;            /* NULL: .cachegenfs */
+    DIR *dir; /* NULL: .cachegenfs */
     bool is_root;
     off_t offset;        /* where dir stands */
     struct dirent entry; /* that we made up */
 };
 
-/* Of the entry after .cachegenfs, which comes last in the root. No real one: ext4 ends at INT64_MAX. */
+/* Of the entry after .cachegenfs, which comes last in the root. No real one: ext4 ends at
+ * INT64_MAX. */
 static const off_t CONTROL_OFFSET = INT64_MAX - 0x1e;
 
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)
@@ -26,8 +27,8 @@ int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)
         return EACCES;
     if (strlen(name) > NAME_MAX)
         return ENAMETOOLONG;
-    return parent == fs->nodes.root &&
-                   (strcmp(name, CG_CONTROL_DIRECTORY) == 0 || strcmp(name, CG_STAGING_DIRECTORY) == 0)
+    return parent == fs->nodes.root && (strcmp(name, CG_CONTROL_DIRECTORY) == 0 ||
+                                        strcmp(name, CG_STAGING_DIRECTORY) == 0)
                ? EPERM
                : 0;
 }
@@ -40,7 +41,8 @@ static int enter_control(cg_fs *fs, int control, cg_fs_entry *entry_out)
     return entry_out->node == NULL ? ENOMEM : 0;
 }
 
-int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, cg_fs_entry *entry_out)
+int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                 cg_fs_entry *entry_out)
 {
     int dir_fd, error;
     if (parent->control != CG_CONTROL_NONE) {
@@ -57,7 +59,8 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     cg_fs_pending *pending = cg_pending_find(fs, caller, parent, name);
     if (pending != NULL) {
         error = fstat(pending->fd, &entry_out->attr) != 0 ? errno : 0;
-        entry_out->node = error == 0 ? cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr) : NULL;
+        entry_out->node =
+            error == 0 ? cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr) : NULL;
         entry_out->may_not_be_cached = true;
         cg_pending_put(fs, pending);
         return error == 0 && entry_out->node == NULL ? ENOMEM : error;
@@ -70,16 +73,18 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         error = errno;
         if (error == ENOENT)
             cg_nodes_drop_name(&fs->nodes, parent, name);
-    } else if ((entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL) {
+    } else if ((entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) ==
+               NULL) {
         error = ENOMEM;
     }
     close(dir_fd);
     return error;
 }
 
-/* Before something is made: where, and whether a rule speaks of the name. type: of a folder of rules, links are kept
- * away. */
-static int prepare(cg_fs *fs, cg_fs_node *parent, const char *name, mode_t type, bool *is_strict_out, int *dir_fd_out)
+/* Before something is made: where, and whether a rule speaks of the name. type: of a folder of
+ * rules, links are kept away. */
+static int prepare(cg_fs *fs, cg_fs_node *parent, const char *name, mode_t type,
+                   bool *is_strict_out, int *dir_fd_out)
 {
     cg_tree_name tree;
     char *path;
@@ -97,14 +102,15 @@ static int prepare(cg_fs *fs, cg_fs_node *parent, const char *name, mode_t type,
 }
 
 /* After it was made. */
-static int give_and_enter(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd, const char *name,
-                          mode_t mode, cg_fs_entry *entry_out)
+static int give_and_enter(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
+                          const char *name, mode_t mode, cg_fs_entry *entry_out)
 {
     int error = cg_fs_give_away(fs, caller, dir_fd, name, mode);
     entry_out->may_not_be_cached = false;
     if (error == 0 && fstatat(dir_fd, name, &entry_out->attr, AT_SYMLINK_NOFOLLOW) != 0)
         error = errno;
-    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL)
+    if (error == 0 &&
+        (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL)
         error = ENOMEM;
     if (error != 0)
         unlinkat(dir_fd, name, S_ISDIR(mode) ? AT_REMOVEDIR : 0);
@@ -113,8 +119,8 @@ static int give_and_enter(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *par
     return error;
 }
 
-int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, mode_t mode,
-                cg_fs_entry *entry_out)
+int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                mode_t mode, cg_fs_entry *entry_out)
 {
     bool is_strict;
     int dir_fd;
@@ -131,8 +137,8 @@ int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const
     return error;
 }
 
-int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, mode_t mode, dev_t rdev,
-                cg_fs_entry *entry_out)
+int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                mode_t mode, dev_t rdev, cg_fs_entry *entry_out)
 {
     struct stat attr;
     bool is_strict;
@@ -159,8 +165,8 @@ int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const
     return error;
 }
 
-int cg_fs_symlink(cg_fs *fs, const cg_fs_caller *caller, const char *target, cg_fs_node *parent, const char *name,
-                  cg_fs_entry *entry_out)
+int cg_fs_symlink(cg_fs *fs, const cg_fs_caller *caller, const char *target, cg_fs_node *parent,
+                  const char *name, cg_fs_entry *entry_out)
 {
     bool is_strict;
     int dir_fd;
@@ -244,7 +250,8 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
     return error;
 }
 
-static const struct dirent *control_entry(cg_fs *fs, cg_fs_directory *directory, int control, const char *name)
+static const struct dirent *control_entry(cg_fs *fs, cg_fs_directory *directory, int control,
+                                          const char *name)
 {
     struct stat attr;
     cg_control_attr(&fs->control, control, &attr);
@@ -265,8 +272,8 @@ static const struct dirent *read_control(cg_fs *fs, cg_fs_directory *directory, 
                : NULL;
 }
 
-int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset, const struct dirent **entry_out,
-                  off_t *next_out)
+int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
+                  const struct dirent **entry_out, off_t *next_out)
 {
     *entry_out = NULL;
     if (directory->dir == NULL) {

@@ -80,8 +80,8 @@ bool cg_files_is_published(cg_fs *fs, cg_fs_node *node)
     return found;
 }
 
-/* A chunk or a profile with a second name. Chunks in contexts are links of objects, profile.cgp is one of a profile;
- * the other name may be one that we have never seen. */
+/* A chunk or a profile with a second name. Chunks in contexts are links of objects, profile.cgp
+ * is one of a profile; the other name may be one that we have never seen. */
 static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
 {
     uint8_t first[CG_CHUNK_FIXED_BYTES];
@@ -97,8 +97,9 @@ static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
         return has_links;
     const ssize_t n = pread(fd, first, sizeof first, 0);
     close(fd);
-    return n >= 4 && (memcmp(first, "CGPF", 4) == 0 ||
-                      (n == sizeof first && cg_chunk_header_parse(first, sizeof first, &header) == CG_OK));
+    return n >= 4 &&
+           (memcmp(first, "CGPF", 4) == 0 ||
+            (n == sizeof first && cg_chunk_header_parse(first, sizeof first, &header) == CG_OK));
 }
 
 int cg_files_allow_change(cg_fs *fs, cg_fs_node *node)
@@ -171,7 +172,8 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
     } else {
         if (writable && (error = cg_files_allow_change(fs, node)) != 0)
             return error;
-        /* The caller's O_DIRECT is for its buffers, not for ours; creation and truncation are done apart. */
+        /* The caller's O_DIRECT is for its buffers, not for ours; creation and truncation are
+         * done apart. */
         flags &= ~(O_CREAT | O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
         if ((flags & O_ACCMODE) == O_RDONLY && writable)
             flags |= O_RDWR; /* O_RDONLY | O_TRUNC */
@@ -191,8 +193,8 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
 }
 
 /* The name was taken between the kernel's look-up and now, by somebody else. */
-static int open_existing(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, int flags,
-                         cg_fs_entry *entry_out, cg_fs_file **file_out)
+static int open_existing(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent,
+                         const char *name, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out)
 {
     if ((flags & O_EXCL) != 0)
         return EEXIST;
@@ -202,8 +204,8 @@ static int open_existing(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *pare
     return error;
 }
 
-int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, mode_t mode, int flags,
-                 cg_fs_entry *entry_out, cg_fs_file **file_out)
+int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                 mode_t mode, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out)
 {
     cg_tree_name tree;
     struct stat attr;
@@ -224,7 +226,8 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         cg_fs_pending *pending = NULL;
         if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0)
             error = open_existing(fs, caller, parent, name, flags, entry_out, file_out);
-        else if ((error = cg_pending_new(fs, caller, parent, dir_fd, name, mode, false, entry_out, &pending)) == 0 &&
+        else if ((error = cg_pending_new(fs, caller, parent, dir_fd, name, mode, false, entry_out,
+                                         &pending)) == 0 &&
                  (error = open_pending(fs, pending, true, file_out)) != 0)
             cg_fs_forget(fs, entry_out->node, 1);
         if (error == 0 && pending != NULL)
@@ -234,16 +237,20 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     }
 
     const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
-    fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode & 07777);
+    fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                mode & 07777);
     if (fd < 0) {
-        error = errno == EEXIST ? open_existing(fs, caller, parent, name, flags, entry_out, file_out) : errno;
+        error = errno == EEXIST
+                    ? open_existing(fs, caller, parent, name, flags, entry_out, file_out)
+                    : errno;
         close(dir_fd);
         return error;
     }
     error = cg_fs_give_away_fd(fs, caller, dir_fd, fd, mode);
     if (error == 0 && fstat(fd, &entry_out->attr) != 0)
         error = errno;
-    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL)
+    if (error == 0 &&
+        (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL)
         error = ENOMEM;
     if (error != 0) {
         close(fd);
@@ -252,7 +259,8 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         return error;
     }
     close(dir_fd);
-    cg_gate_unseal(&fs->nodes, entry_out->node); /* the inode number may have been a published file's */
+    cg_gate_unseal(&fs->nodes,
+                   entry_out->node); /* the inode number may have been a published file's */
     if ((*file_out = cg_files_new(fs, entry_out->node, fd, true)) == NULL) {
         cg_fs_forget(fs, entry_out->node, 1);
         return ENOMEM;
@@ -261,7 +269,8 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     return 0;
 }
 
-/* profile.cgp and model.json of a context are ordinary files, and of use to others once they are written. */
+/* profile.cgp and model.json of a context are ordinary files, and of use to others once they are
+ * written. */
 static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
 {
     struct stat attr;

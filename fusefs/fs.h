@@ -10,9 +10,9 @@
 
 struct cg_fs {
     int root_fd;
-    int proc_fd;      /* /proc/self/fd */
-    bool read_only;   /* asked for, or the store is */
-    bool is_root;     /* what is created is given to its caller */
+    int proc_fd;    /* /proc/self/fd */
+    bool read_only; /* asked for, or the store is */
+    bool is_root;   /* what is created is given to its caller */
     uint64_t max_file_bytes;
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;
@@ -24,19 +24,25 @@ struct cg_fs {
     cg_metrics metrics;
 };
 
-void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
-/* Whether a name can be made or removed here: EPERM for what cachegenfs keeps for itself, EACCES in .cachegenfs. */
+/* Whether a name can be made or removed here: EPERM for what cachegenfs keeps for itself, EACCES
+ * in .cachegenfs. */
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name);
 
-/* Gives a new file or directory in dir_fd to its caller; mode's set-id bits, which chown clears, are set again. */
-int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const char *name, mode_t mode);
+/* Gives a new file or directory in dir_fd to its caller; mode's set-id bits, which chown clears,
+ * are set again. */
+int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const char *name,
+                    mode_t mode);
 /* The same for an open file that will be seen in dir_fd. */
 int cg_fs_give_away_fd(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, int fd, mode_t mode);
 
-/* After a file of the store became visible at path: what makes it findable (fusefs/adopt.c). header is NULL unless
- * the file is a chunk. Failures are logged and counted: the file itself stays. */
-void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, const cg_chunk_header *header);
+/* After a file of the store became visible at path: what makes it findable (fusefs/adopt.c).
+ * header is NULL unless the file is a chunk. Failures are logged and counted: the file itself
+ * stays. */
+void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
+                 const cg_chunk_header *header);
 
 /* Whether a strict rule speaks of this path. */
 static inline bool cg_fs_is_strict(const cg_tree_name *name)
@@ -46,5 +52,6 @@ static inline bool cg_fs_is_strict(const cg_tree_name *name)
 }
 
 /* Checks the content of fd for the name; logs and counts a refusal. */
-int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name, cg_chunk_header *header_out);
+int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
+                cg_chunk_header *header_out);
 #endif

@@ -14,7 +14,12 @@
 #include <syslog.h>
 #include <unistd.h>
 
-enum { OVERLAYFS_MAGIC = 0x794c7630, FUSE_MAGIC = 0x65735546, MAX_IDLE_THREADS = 8, MAX_THREADS = 32 };
+enum {
+    OVERLAYFS_MAGIC = 0x794c7630,
+    FUSE_MAGIC = 0x65735546,
+    MAX_IDLE_THREADS = 8,
+    MAX_THREADS = 32
+};
 
 typedef struct log_target {
     bool to_syslog;
@@ -39,15 +44,17 @@ static void raise_descriptor_limit(void)
     }
 }
 
-/* Passthrough over a file system that is stacked itself (overlayfs, a FUSE mount with passthrough) has to be announced,
- * and then nothing can be stacked over us. */
+/* Passthrough over a file system that is stacked itself (overlayfs, a FUSE mount with
+ * passthrough) has to be announced, and then nothing can be stacked over us. */
 static bool is_stacked(int fd)
 {
     struct statfs store;
-    return fstatfs(fd, &store) == 0 && (store.f_type == OVERLAYFS_MAGIC || store.f_type == FUSE_MAGIC);
+    return fstatfs(fd, &store) == 0 &&
+           (store.f_type == OVERLAYFS_MAGIC || store.f_type == FUSE_MAGIC);
 }
 
-/* In the background, since a large store takes a while; links are atomic, so that ending in the middle is fine. */
+/* In the background, since a large store takes a while; links are atomic, so that ending in the
+ * middle is fine. */
 static void *adopt_tree(void *fs)
 {
     cg_fs_adopt_tree(fs);
@@ -111,7 +118,8 @@ static int run(cg_options *options)
     const int loop_result = serve(session, options);
     if (loop_result < 0)
         log_line(&target, CG_LOG_ERROR, strerror(-loop_result));
-    result = loop_result < 0 ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal that ends us is a good end */
+    /* A signal that ends us is a good end. */
+    result = loop_result < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
     if (adopting)
         pthread_join(adopter, NULL);
 no_daemon:
@@ -129,12 +137,9 @@ int main(int argc, char **argv)
 {
     cg_options options;
     switch (cg_options_parse(argc, argv, &options)) {
-    case CG_OPTIONS_DONE:
-        return EXIT_SUCCESS;
-    case CG_OPTIONS_ERROR:
-        return EXIT_FAILURE;
-    default:
-        break;
+    case CG_OPTIONS_DONE: return EXIT_SUCCESS;
+    case CG_OPTIONS_ERROR: return EXIT_FAILURE;
+    default: break;
     }
     umask(0); /* the kernel has applied the caller's */
     raise_descriptor_limit();

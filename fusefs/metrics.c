@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const REFUSAL_NAMES[CG_N_REFUSALS] = {"incomplete", "damaged", "misplaced", "unsupported"};
+static const char *const REFUSAL_NAMES[CG_N_REFUSALS] = {"incomplete", "damaged", "misplaced",
+                                                         "unsupported"};
 
 void cg_metrics_error(cg_metrics *metrics, int error)
 {
@@ -35,24 +36,29 @@ char *cg_metrics_text(const cg_metrics *m)
     fprintf(out, "cachegenfs_opens_total{way=\"passthrough\"} %" PRIu64 "\n", m->opens_passthrough);
     fprintf(out, "cachegenfs_opens_total{way=\"daemon\"} %" PRIu64 "\n", m->opens_plain);
     fprintf(out, "cachegenfs_opens_total{way=\"write\"} %" PRIu64 "\n", m->opens_write);
-    single(out, "read_bytes_total", "counter", "Bytes asked of the daemon (passthrough reads are not seen).",
-           m->read_bytes);
-    single(out, "written_bytes_total", "counter", "Bytes written through the daemon.", m->written_bytes);
-    single(out, "published_total", "counter", "Chunks and profiles that became visible.", m->published);
+    single(out, "read_bytes_total", "counter",
+           "Bytes asked of the daemon (passthrough reads are not seen).", m->read_bytes);
+    single(out, "written_bytes_total", "counter", "Bytes written through the daemon.",
+           m->written_bytes);
+    single(out, "published_total", "counter", "Chunks and profiles that became visible.",
+           m->published);
     single(out, "published_bytes_total", "counter", "Bytes of them.", m->published_bytes);
     family(out, "refused_total", "counter", "Validations that failed, by reason.");
     for (int i = 0; i < CG_N_REFUSALS; i++)
-        fprintf(out, "cachegenfs_refused_total{reason=\"%s\"} %" PRIu64 "\n", REFUSAL_NAMES[i], m->refused[i]);
-    single(out, "discarded_total", "counter", "Files that never became valid, thrown away at their last close.",
-           m->discarded);
-    single(out, "adopted_total", "counter", "Chunks, profiles and model files made findable by key.", m->adopted);
+        fprintf(out, "cachegenfs_refused_total{reason=\"%s\"} %" PRIu64 "\n", REFUSAL_NAMES[i],
+                m->refused[i]);
+    single(out, "discarded_total", "counter",
+           "Files that never became valid, thrown away at their last close.", m->discarded);
+    single(out, "adopted_total", "counter",
+           "Chunks, profiles and model files made findable by key.", m->adopted);
     single(out, "adopt_errors_total", "counter", "Published files that could not be made findable.",
            m->adopt_errors);
     single(out, "errors_total", "counter", "Replies of EIO, ENOSPC, EDQUOT or ESTALE.", m->errors);
     single(out, "files_open", "gauge", "Files open now.", m->files_open);
-    single(out, "files_pending", "gauge", "Files being written under strict names now.", m->files_pending);
-    single(out, "passthrough_in_use", "gauge", "1 when reads of published files go past the daemon.",
-           m->passthrough_in_use);
+    single(out, "files_pending", "gauge", "Files being written under strict names now.",
+           m->files_pending);
+    single(out, "passthrough_in_use", "gauge",
+           "1 when reads of published files go past the daemon.", m->passthrough_in_use);
     if (fclose(out) != 0) {
         free(text);
         return NULL;

@@ -20,14 +20,15 @@ typedef enum cg_refusal {
 typedef struct cg_metrics cg_metrics;
 struct cg_metrics {
     _Atomic uint64_t opens_passthrough, opens_plain, opens_write;
-    _Atomic uint64_t read_bytes, written_bytes; /* what went through the daemon: passthrough reads do not */
+    _Atomic uint64_t read_bytes,
+        written_bytes; /* what went through the daemon: passthrough reads do not */
     _Atomic uint64_t published, published_bytes;
     _Atomic uint64_t refused[CG_N_REFUSALS];
-    _Atomic uint64_t discarded;                 /* never became valid, thrown away at the last close */
+    _Atomic uint64_t discarded; /* never became valid, thrown away at the last close */
     _Atomic uint64_t adopted, adopt_errors;
     _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC or ESTALE */
     _Atomic uint64_t files_open, files_pending; /* now */
-    _Atomic uint32_t passthrough_in_use;        /* 1: the last open for reading a published file went past the daemon */
+    _Atomic uint32_t passthrough_in_use; /* of the last published file that was opened: 0 or 1 */
 };
 
 static inline void cg_metrics_add(_Atomic uint64_t *counter, uint64_t n)
@@ -40,7 +41,8 @@ static inline void cg_metrics_sub(_Atomic uint64_t *counter, uint64_t n)
     atomic_fetch_sub_explicit(counter, n, memory_order_relaxed);
 }
 
-/* Counts an errno value that goes to a caller; 0 and the everyday ones (ENOENT ...) are not counted. */
+/* Counts an errno value that goes to a caller; 0 and the everyday ones (ENOENT ...) are not
+ * counted. */
 void cg_metrics_error(cg_metrics *metrics, int error);
 
 /* The text, allocated with malloc(); NULL without memory. */

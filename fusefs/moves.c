@@ -1,7 +1,8 @@
 /* fusefs/moves.c - rename and link: their part of fusefs/core.h.
  *
- * What comes under a strict name is checked first, with writers kept out (the gate) until it has the name. A directory
- * is walked only when its new place has other rules than the old one: contexts/a -> contexts/b has not.
+ * What comes under a strict name is checked first, with writers kept out (the gate) until it has
+ * the name. A directory is walked only when its new place has other rules than the old one:
+ * contexts/a -> contexts/b has not.
  */
 #include "fusefs/files.h"
 #include "fusefs/fs.h"
@@ -64,10 +65,12 @@ static bool same_rule(const cg_tree_name *a, const cg_tree_name *b)
 
 static bool is_adopted(cg_tree_kind kind)
 {
-    return kind == CG_TREE_CONTEXT_CHUNK || kind == CG_TREE_CONTEXT_PROFILE || kind == CG_TREE_CONTEXT_MODEL;
+    return kind == CG_TREE_CONTEXT_CHUNK || kind == CG_TREE_CONTEXT_PROFILE ||
+           kind == CG_TREE_CONTEXT_MODEL;
 }
 
-static int note_arrival(arrivals *list, const char *path, const cg_tree_name *name, const cg_chunk_header *header)
+static int note_arrival(arrivals *list, const char *path, const cg_tree_name *name,
+                        const cg_chunk_header *header)
 {
     list->n_published += cg_fs_is_strict(name);
     if (!is_adopted(name->kind))
@@ -86,7 +89,8 @@ static void end_arrivals(cg_fs *fs, arrivals *list, bool moved)
     for (size_t i = 0; i < list->n_items; i++) {
         if (moved)
             cg_fs_adopt(fs, list->items[i].path, &list->items[i].name,
-                        list->items[i].name.kind == CG_TREE_CONTEXT_CHUNK ? &list->items[i].header : NULL);
+                        list->items[i].name.kind == CG_TREE_CONTEXT_CHUNK ? &list->items[i].header
+                                                                          : NULL);
         free(list->items[i].path);
     }
     free(list->items);
@@ -95,8 +99,8 @@ static void end_arrivals(cg_fs *fs, arrivals *list, bool moved)
 }
 
 /* Whether the file in dir_fd, now at old_name, may stand at path. */
-static int check_file(cg_fs *fs, int dir_fd, const char *leaf, const cg_tree_name *old_name, const char *path,
-                      const cg_tree_name *name, bool in_directory, arrivals *list)
+static int check_file(cg_fs *fs, int dir_fd, const char *leaf, const cg_tree_name *old_name,
+                      const char *path, const cg_tree_name *name, bool in_directory, arrivals *list)
 {
     cg_chunk_header header = {0};
     struct stat attr;
@@ -129,8 +133,8 @@ static int depth_of(const char *path)
 }
 
 /* Checks what lies below a directory that moves from old_path to path. */
-static int check_directory(cg_fs *fs, int parent_fd, const char *leaf, const char *old_path, const char *path,
-                           arrivals *list)
+static int check_directory(cg_fs *fs, int parent_fd, const char *leaf, const char *old_path,
+                           const char *path, arrivals *list)
 {
     if (depth_of(path) >= MAX_STRICT_DEPTH)
         return 0;
@@ -143,7 +147,8 @@ static int check_directory(cg_fs *fs, int parent_fd, const char *leaf, const cha
         return error;
     }
     const size_t name_bytes = NAME_MAX + 2;
-    char *old_below = malloc(strlen(old_path) + name_bytes), *below = malloc(strlen(path) + name_bytes);
+    char *old_below = malloc(strlen(old_path) + name_bytes),
+         *below = malloc(strlen(path) + name_bytes);
     int error = old_below == NULL || below == NULL ? ENOMEM : 0;
     for (struct dirent *entry; error == 0 && (errno = 0, entry = readdir(dir)) != NULL;) {
         cg_tree_name old_name, name;
@@ -169,7 +174,8 @@ static int check_directory(cg_fs *fs, int parent_fd, const char *leaf, const cha
     return error;
 }
 
-/* Whether what lies below the two directories obeys the same rules: a model and a model, a context and a context. */
+/* Whether what lies below the two directories obeys the same rules: a model and a model, a
+ * context and a context. */
 static bool same_rules_below(const char *old_path, const char *path)
 {
     cg_tree_name old_name, name;
@@ -264,8 +270,8 @@ static void gates_end(cg_fs *fs, gates *g, const bool seal[2])
         }
 }
 
-static int rename_waiting(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *new_parent, const char *new_name,
-                          unsigned flags)
+static int rename_waiting(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *new_parent,
+                          const char *new_name, unsigned flags)
 {
     int error = cg_fs_name_is_free(fs, new_parent, new_name);
     if (error == 0 && (flags & ~(unsigned)RENAME_NOREPLACE) != 0)
@@ -276,8 +282,8 @@ static int rename_waiting(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *new_par
     return error;
 }
 
-int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name, cg_fs_node *new_parent,
-                 const char *new_name, unsigned flags)
+int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                 cg_fs_node *new_parent, const char *new_name, unsigned flags)
 {
     struct stat attr, other = {0};
     arrivals list = {0};
@@ -317,7 +323,8 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
             cg_nodes_move_name(&fs->nodes, parent, name, new_parent, new_name, exchange);
         cg_nodes_rename_end(&fs->nodes);
     }
-    const bool seal[2] = {error == 0 && cg_fs_is_strict(&to.name), error == 0 && exchange && cg_fs_is_strict(&from.name)};
+    const bool seal[2] = {error == 0 && cg_fs_is_strict(&to.name),
+                          error == 0 && exchange && cg_fs_is_strict(&from.name)};
     gates_end(fs, &g, seal);
     if (error == 0 && list.n_published > 0)
         sync_place(&to);
@@ -329,7 +336,8 @@ done:
 }
 
 /* What already has a strict name needs no second look at its content. */
-static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to, cg_chunk_header *header_out)
+static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to,
+                      cg_chunk_header *header_out)
 {
     uint8_t first[CG_CHUNK_FIXED_BYTES];
     if (to->name.kind == CG_TREE_PROFILE || !cg_files_is_published(fs, node))
@@ -343,7 +351,8 @@ static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to, cg_c
     return cg_strict_errno(status);
 }
 
-int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *new_name, cg_fs_entry *entry_out)
+int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *new_name,
+               cg_fs_entry *entry_out)
 {
     cg_chunk_header header = {0};
     arrivals list = {0};
@@ -361,13 +370,15 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     if ((error = place_open(fs, new_parent, new_name, &to)) != 0)
         goto done;
     const bool is_strict = cg_fs_is_strict(&to.name);
-    if ((is_strict && !S_ISREG(node->type)) || (S_ISLNK(node->type) && cg_place_is_folder_of_rules(to.path))) {
+    if ((is_strict && !S_ISREG(node->type)) ||
+        (S_ISLNK(node->type) && cg_place_is_folder_of_rules(to.path))) {
         error = EPERM;
         goto done;
     }
     const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
     error = cg_reach_open(fs, node, is_strict ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, NULL);
-    if (error == 0 && is_strict && (error = check_link(fs, node, fd, &to, &header)) == 0 && fsync(fd) != 0)
+    if (error == 0 && is_strict && (error = check_link(fs, node, fd, &to, &header)) == 0 &&
+        fsync(fd) != 0)
         error = errno;
     if (error == 0 &&
         linkat(AT_FDCWD, cg_reach_proc_path(fd).text, to.dir_fd, new_name, AT_SYMLINK_FOLLOW) != 0)
@@ -378,7 +389,8 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
         sync_place(&to);
     if (error == 0)
         error = fstat(fd, &entry_out->attr) == 0 ? 0 : errno;
-    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, new_parent, new_name, &entry_out->attr)) == NULL)
+    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, new_parent, new_name,
+                                                        &entry_out->attr)) == NULL)
         error = ENOMEM;
     entry_out->may_not_be_cached = false;
     cg_gate_check_end(&fs->nodes, node, error == 0 && is_strict ? CG_GATE_SEALED : before);

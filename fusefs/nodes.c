@@ -174,7 +174,8 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root)
     struct timespec now;
     memset(nodes, 0, sizeof *nodes);
     clock_gettime(CLOCK_REALTIME, &now);
-    nodes->next_generation = (uint64_t)now.tv_sec << 30; /* an NFS handle of an earlier mount must not fit */
+    nodes->next_generation = (uint64_t)now.tv_sec
+                             << 30; /* an NFS handle of an earlier mount must not fit */
     nodes->n_buckets = FIRST_BUCKETS;
     nodes->node_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->node_buckets);
     nodes->name_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->name_buckets);
@@ -211,12 +212,13 @@ void cg_nodes_destroy(cg_nodes *nodes)
     pthread_cond_destroy(&nodes->changed);
 }
 
-cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name, const struct stat *attr)
+cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
+                           const struct stat *attr)
 {
     pthread_mutex_lock(&nodes->lock);
     cg_fs_node *node = *node_bucket(nodes, attr->st_dev, attr->st_ino);
-    /* An inode number that came back as another type is another file; a stale node of that number stays until the
-     * kernel forgets it, and is found stale by its names. */
+    /* An inode number that came back as another type is another file; a stale node of that
+     * number stays until the kernel forgets it, and is found stale by its names. */
     while (node != NULL && (node->dev != attr->st_dev || node->ino != attr->st_ino ||
                             node->type != (attr->st_mode & S_IFMT)))
         node = node->hash_next;
@@ -286,11 +288,12 @@ void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *text)
     pthread_mutex_unlock(&nodes->lock);
 }
 
-void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *text, cg_fs_node *new_parent,
-                        const char *new_text, bool exchange)
+void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *text,
+                        cg_fs_node *new_parent, const char *new_text, bool exchange)
 {
     pthread_mutex_lock(&nodes->lock);
-    cg_node_name *from = find_name(nodes, parent, text), *to = find_name(nodes, new_parent, new_text);
+    cg_node_name *from = find_name(nodes, parent, text),
+                 *to = find_name(nodes, new_parent, new_text);
     if (from != NULL && to != NULL && from->node == to->node) {
         /* rename() of one link over another of the same file leaves both. */
     } else {
@@ -326,7 +329,8 @@ static const cg_node_name *name_at(const cg_fs_node *node, unsigned name_index)
     return name;
 }
 
-int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf, char **path_out)
+int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
+                  char **path_out)
 {
     size_t n_bytes = leaf == NULL ? 1 : strlen(leaf) + 2;
     int error = ENOENT;

@@ -1,15 +1,18 @@
-/* fusefs/nodes.h - the kernel's inodes: which files of the store they are, and by which names we reach them.
+/* fusefs/nodes.h - the kernel's inodes: which files of the store they are, and by which names we
+ * reach them.
  *
- * A node is one file (device and inode number). It has no descriptor of its own - a million O_PATH descriptors would
- * hit the kernel's limit - but names: places (parent node, text) where it was last seen. Hard links are one node with
- * several names. Another daemon, or someone at work on the store itself, can make a name wrong at any time; so
- * fusefs/reach.h compares device and inode number after opening by name.
+ * A node is one file (device and inode number). It has no descriptor of its own - a million O_PATH
+ * descriptors would hit the kernel's limit - but names: places (parent node, text) where it was
+ * last seen. Hard links are one node with several names. Another daemon, or someone at work on the
+ * store itself, can make a name wrong at any time; so fusefs/reach.h compares device and inode
+ * number after opening by name.
  *
- * A node also carries what belongs to the file as a whole: who writes it at this moment (the gate), and through which
- * backing file it is read (passthrough).
+ * A node also carries what belongs to the file as a whole: who writes it at this moment (the gate),
+ * and through which backing file it is read (passthrough).
  *
- * Threads: every function takes the table's lock; nothing is called back, and no system call is made, under it.
- * Fields of a node that no comment claims for a function are protected by that lock.
+ * Threads: every function takes the table's lock; nothing is called back, and no system call is
+ * made, under it. Fields of a node that no comment claims for a function are protected by that
+ * lock.
  */
 #ifndef CG_FUSEFS_NODES_H
 #define CG_FUSEFS_NODES_H
@@ -31,7 +34,7 @@ typedef struct cg_node_name cg_node_name;
 typedef enum cg_gate { CG_GATE_OPEN = 0, CG_GATE_CHECKING = 1, CG_GATE_SEALED = 2 } cg_gate;
 
 struct cg_fs_node {
-    dev_t dev;           /* these four never change */
+    dev_t dev; /* these four never change */
     ino_t ino;
     mode_t type;         /* S_IFMT bits */
     uint64_t generation; /* of the node: the address can be used again */
@@ -43,12 +46,12 @@ struct cg_fs_node {
     cg_fs_file *files;   /* open files of the store, the latest first */
     cg_fs_pending *pending;
 
-    uint8_t gate;        /* cg_gate */
-    uint32_t n_writes;   /* under way */
+    uint8_t gate;      /* cg_gate */
+    uint32_t n_writes; /* under way */
 
-    int backing_id;      /* of fuse_passthrough_open(); 0: none */
-    uint32_t n_backed;   /* files open through it */
-    uint32_t n_cached;   /* files open through the page cache of this inode */
+    int backing_id;    /* of fuse_passthrough_open(); 0: none */
+    uint32_t n_backed; /* files open through it */
+    uint32_t n_cached; /* files open through the page cache of this inode */
 
     cg_fs_node *hash_next;
 };
@@ -61,10 +64,10 @@ typedef struct cg_nodes {
     cg_fs_node *root;
     cg_fs_node *controls[CG_NODES_N_CONTROLS]; /* once looked up, they stay */
     uint64_t next_generation;
-    uint64_t rename_epoch;  /* renames that ended */
-    uint32_t n_renames;     /* under way */
+    uint64_t rename_epoch; /* renames that ended */
+    uint32_t n_renames;    /* under way */
     size_t n_nodes, n_names;
-    size_t n_buckets;       /* a power of 2, of both tables */
+    size_t n_buckets; /* a power of 2, of both tables */
     cg_fs_node **node_buckets;
     cg_node_name **name_buckets;
 } cg_nodes;
@@ -74,41 +77,47 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root);
 /* Frees all nodes; no file may be open. */
 void cg_nodes_destroy(cg_nodes *nodes);
 
-/* The node of the file that attr describes, with one more look-up, now also known as name in parent (name NULL: as
- * nothing). A node that had this name before loses it. NULL without memory. */
-cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name, const struct stat *attr);
-/* The node number control of those that are no files of the store (fusefs/control.h), with one more look-up. */
+/* The node of the file that attr describes, with one more look-up, now also known as name in
+ * parent (name NULL: as nothing). A node that had this name before loses it. NULL without
+ * memory. */
+cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
+                           const struct stat *attr);
+/* The node number control of those that are no files of the store (fusefs/control.h), with one
+ * more look-up. */
 cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type);
 /* Takes n look-ups away; the node may be gone after that. */
 void cg_nodes_forget(cg_nodes *nodes, cg_fs_node *node, uint64_t n_lookups);
 void cg_nodes_pin(cg_nodes *nodes, cg_fs_node *node);
 void cg_nodes_unpin(cg_nodes *nodes, cg_fs_node *node);
 
-/* A node that the kernel already knows got this name (by link, or by publishing). Without memory the next look-up
- * repairs it. */
+/* A node that the kernel already knows got this name (by link, or by publishing). Without memory
+ * the next look-up repairs it. */
 void cg_nodes_add_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *name);
 void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *name);
-void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *name, cg_fs_node *new_parent,
-                        const char *new_name, bool exchange);
+void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *name,
+                        cg_fs_node *new_parent, const char *new_name, bool exchange);
 /* The node known by this name, pinned; or NULL. */
 cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *name);
 
-/* The path of the node by its name number name_index, and below that leaf (may be NULL); malloc()ed.
+/* The path of the node by its name number name_index, and below that leaf (may be NULL);
+ * malloc()ed.
  * ENOENT: it has no such name. ENOMEM. */
-int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf, char **path_out);
+int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
+                  char **path_out);
 
-/* Renames: a path that was made before one may lead nowhere. A path operation notes the epoch before it makes the
- * path, and when the path fails it asks whether to try again. */
+/* Renames: a path that was made before one may lead nowhere. A path operation notes the epoch
+ * before it makes the path, and when the path fails it asks whether to try again. */
 uint64_t cg_nodes_epoch(cg_nodes *nodes);
 bool cg_nodes_changed_since(cg_nodes *nodes, uint64_t epoch); /* waits for renames under way */
 void cg_nodes_rename_begin(cg_nodes *nodes);
 void cg_nodes_rename_end(cg_nodes *nodes);
 
-/* The gate: writers pass in numbers; a check waits for them to leave, keeps others out and closes for good if the
- * file is published by it. */
+/* The gate: writers pass in numbers; a check waits for them to leave, keeps others out and
+ * closes for good if the file is published by it. */
 bool cg_gate_enter(cg_nodes *nodes, cg_fs_node *node); /* false: sealed */
 void cg_gate_leave(cg_nodes *nodes, cg_fs_node *node);
-cg_gate cg_gate_check_begin(cg_nodes *nodes, cg_fs_node *node); /* the state to return to: OPEN or SEALED */
+cg_gate cg_gate_check_begin(cg_nodes *nodes,
+                            cg_fs_node *node); /* the state to return to: OPEN or SEALED */
 void cg_gate_check_end(cg_nodes *nodes, cg_fs_node *node, cg_gate gate);
 /* An ordinary file again. */
 void cg_gate_unseal(cg_nodes *nodes, cg_fs_node *node);

@@ -10,7 +10,8 @@ cg_mount *cg_ops_mount(fuse_req_t req)
     return fuse_req_userdata(req);
 }
 
-/* A node's number is its address; the kernel gives back only what it got, and until it forgets it. */
+/* A node's number is its address; the kernel gives back only what it got, and until it forgets
+ * it. */
 cg_fs_node *cg_ops_node(const cg_mount *mount, fuse_ino_t ino)
 {
     return ino == FUSE_ROOT_ID ? cg_fs_root(mount->fs) : (cg_fs_node *)(uintptr_t)ino;
@@ -65,7 +66,8 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     fuse_set_feature_flag(conn, FUSE_CAP_SPLICE_MOVE);
 #else
     (void)mount;
-    conn->want |= conn->capable & (FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+    conn->want |=
+        conn->capable & (FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
 #endif
 }
 
@@ -74,7 +76,8 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     const cg_mount *mount = cg_ops_mount(req);
     const cg_fs_caller caller = cg_ops_caller(req);
     cg_fs_entry entry;
-    reply_entry(req, cg_fs_lookup(mount->fs, &caller, cg_ops_node(mount, parent), name, &entry), &entry);
+    reply_entry(req, cg_fs_lookup(mount->fs, &caller, cg_ops_node(mount, parent), name, &entry),
+                &entry);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n_lookups)
@@ -108,11 +111,15 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     reply_attr(req, cg_fs_getattr(mount->fs, cg_ops_node(mount, ino), &attr), &attr);
 }
 
-static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
+static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
+                       struct fuse_file_info *fi)
 {
-    static const struct { int fuse, core; } bits[] = {
-        {FUSE_SET_ATTR_MODE, CG_SET_MODE},   {FUSE_SET_ATTR_UID, CG_SET_UID},     {FUSE_SET_ATTR_GID, CG_SET_GID},
-        {FUSE_SET_ATTR_SIZE, CG_SET_SIZE},   {FUSE_SET_ATTR_ATIME, CG_SET_ATIME}, {FUSE_SET_ATTR_MTIME, CG_SET_MTIME},
+    static const struct {
+        int fuse, core;
+    } bits[] = {
+        {FUSE_SET_ATTR_MODE, CG_SET_MODE},   {FUSE_SET_ATTR_UID, CG_SET_UID},
+        {FUSE_SET_ATTR_GID, CG_SET_GID},     {FUSE_SET_ATTR_SIZE, CG_SET_SIZE},
+        {FUSE_SET_ATTR_ATIME, CG_SET_ATIME}, {FUSE_SET_ATTR_MTIME, CG_SET_MTIME},
     };
     const cg_mount *mount = cg_ops_mount(req);
     struct stat result;
@@ -129,7 +136,8 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
         mask |= CG_SET_MTIME;
         attr->st_mtim.tv_nsec = UTIME_NOW;
     }
-    reply_attr(req, cg_fs_setattr(mount->fs, cg_ops_node(mount, ino), attr, mask, &result), &result);
+    reply_attr(req, cg_fs_setattr(mount->fs, cg_ops_node(mount, ino), attr, mask, &result),
+               &result);
 }
 
 static void op_readlink(fuse_req_t req, fuse_ino_t ino)
@@ -148,7 +156,9 @@ static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
     const cg_mount *mount = cg_ops_mount(req);
     const cg_fs_caller caller = cg_ops_caller(req);
     cg_fs_entry entry;
-    reply_entry(req, cg_fs_mknod(mount->fs, &caller, cg_ops_node(mount, parent), name, mode, rdev, &entry), &entry);
+    reply_entry(
+        req, cg_fs_mknod(mount->fs, &caller, cg_ops_node(mount, parent), name, mode, rdev, &entry),
+        &entry);
 }
 
 static void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
@@ -156,7 +166,9 @@ static void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
     const cg_mount *mount = cg_ops_mount(req);
     const cg_fs_caller caller = cg_ops_caller(req);
     cg_fs_entry entry;
-    reply_entry(req, cg_fs_mkdir(mount->fs, &caller, cg_ops_node(mount, parent), name, mode, &entry), &entry);
+    reply_entry(req,
+                cg_fs_mkdir(mount->fs, &caller, cg_ops_node(mount, parent), name, mode, &entry),
+                &entry);
 }
 
 static void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
@@ -164,14 +176,18 @@ static void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, co
     const cg_mount *mount = cg_ops_mount(req);
     const cg_fs_caller caller = cg_ops_caller(req);
     cg_fs_entry entry;
-    reply_entry(req, cg_fs_symlink(mount->fs, &caller, target, cg_ops_node(mount, parent), name, &entry), &entry);
+    reply_entry(req,
+                cg_fs_symlink(mount->fs, &caller, target, cg_ops_node(mount, parent), name, &entry),
+                &entry);
 }
 
 static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const char *new_name)
 {
     const cg_mount *mount = cg_ops_mount(req);
     cg_fs_entry entry;
-    reply_entry(req, cg_fs_link(mount->fs, cg_ops_node(mount, ino), cg_ops_node(mount, new_parent), new_name, &entry),
+    reply_entry(req,
+                cg_fs_link(mount->fs, cg_ops_node(mount, ino), cg_ops_node(mount, new_parent),
+                           new_name, &entry),
                 &entry);
 }
 
@@ -224,9 +240,9 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
     const cg_mount *mount = cg_ops_mount(req);
     size_t n_bytes = 0;
     char *value = size == 0 ? NULL : malloc(size);
-    const int error = size > 0 && value == NULL
-                          ? ENOMEM
-                          : cg_fs_getxattr(mount->fs, cg_ops_node(mount, ino), name, value, size, &n_bytes);
+    const int error = size > 0 && value == NULL ? ENOMEM
+                                                : cg_fs_getxattr(mount->fs, cg_ops_node(mount, ino),
+                                                                 name, value, size, &n_bytes);
     reply_xattr(req, error, value, size, n_bytes);
     free(value);
 }
@@ -236,17 +252,19 @@ static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
     const cg_mount *mount = cg_ops_mount(req);
     size_t n_bytes = 0;
     char *list = size == 0 ? NULL : malloc(size);
-    const int error = size > 0 && list == NULL
-                          ? ENOMEM
-                          : cg_fs_listxattr(mount->fs, cg_ops_node(mount, ino), list, size, &n_bytes);
+    const int error = size > 0 && list == NULL ? ENOMEM
+                                               : cg_fs_listxattr(mount->fs, cg_ops_node(mount, ino),
+                                                                 list, size, &n_bytes);
     reply_xattr(req, error, list, size, n_bytes);
     free(list);
 }
 
-static void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
+static void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value,
+                        size_t size, int flags)
 {
     const cg_mount *mount = cg_ops_mount(req);
-    cg_ops_reply_error(req, cg_fs_setxattr(mount->fs, cg_ops_node(mount, ino), name, value, size, flags));
+    cg_ops_reply_error(
+        req, cg_fs_setxattr(mount->fs, cg_ops_node(mount, ino), name, value, size, flags));
 }
 
 static void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)

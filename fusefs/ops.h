@@ -1,4 +1,5 @@
-/* fusefs/ops.h - the operations of libfuse's low-level API, each one call of fusefs/core.h and one reply. */
+/* fusefs/ops.h - the operations of libfuse's low-level API, each one call of fusefs/core.h and
+ * one reply. */
 #ifndef CG_FUSEFS_OPS_H
 #define CG_FUSEFS_OPS_H
 #include "fusefs/core.h"
@@ -24,20 +25,28 @@ cg_fs_caller cg_ops_caller(fuse_req_t req);
 void cg_ops_reply_error(fuse_req_t req, int error);
 struct fuse_entry_param cg_ops_entry(const cg_mount *mount, const cg_fs_entry *entry);
 /* Fills in the operations of open files and directories. */
-void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi);
+void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+                   struct fuse_file_info *fi);
 void cg_ops_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi);
-void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset, struct fuse_file_info *fi);
+void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                 struct fuse_file_info *fi);
+void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
+                      struct fuse_file_info *fi);
 void cg_ops_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void cg_ops_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi);
 void cg_ops_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void cg_ops_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length, struct fuse_file_info *fi);
-void cg_ops_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, struct fuse_file_info *fi_in,
-                            fuse_ino_t ino_out, off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags);
-void cg_ops_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi);
+void cg_ops_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
+                      struct fuse_file_info *fi);
+void cg_ops_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
+                            struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
+                            struct fuse_file_info *fi_out, size_t len, int flags);
+void cg_ops_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence,
+                  struct fuse_file_info *fi);
 void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void cg_ops_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi);
-void cg_ops_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi);
+void cg_ops_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                    struct fuse_file_info *fi);
+void cg_ops_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                        struct fuse_file_info *fi);
 void cg_ops_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void cg_ops_fsyncdir(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi);
 #endif

@@ -35,13 +35,15 @@ static void undo_open(cg_mount *mount, fuse_req_t req, cg_fs_file *file)
     cg_fs_release(mount->fs, file);
 }
 
-void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
+void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+                   struct fuse_file_info *fi)
 {
     cg_mount *mount = cg_ops_mount(req);
     const cg_fs_caller caller = cg_ops_caller(req);
     cg_fs_entry entry;
     cg_fs_file *file;
-    int error = cg_fs_create(mount->fs, &caller, cg_ops_node(mount, parent), name, mode, fi->flags, &entry, &file);
+    int error = cg_fs_create(mount->fs, &caller, cg_ops_node(mount, parent), name, mode, fi->flags,
+                             &entry, &file);
     if (error == 0 && (error = finish_open(mount, req, file, fi)) != 0)
         cg_fs_forget(mount->fs, entry.node, 1);
     if (error != 0) {
@@ -72,7 +74,8 @@ void cg_ops_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     }
 }
 
-void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                 struct fuse_file_info *fi)
 {
     const cg_fs_file *file = file_of(fi);
     (void)ino;
@@ -90,7 +93,8 @@ void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, stru
     fuse_reply_data(req, &bytes, FUSE_BUF_SPLICE_MOVE);
 }
 
-void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset, struct fuse_file_info *fi)
+void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
+                      struct fuse_file_info *fi)
 {
     cg_fs *fs = cg_ops_mount(req)->fs;
     cg_fs_file *file = file_of(fi);
@@ -131,26 +135,30 @@ void cg_ops_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     fuse_reply_err(req, 0);
 }
 
-void cg_ops_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length, struct fuse_file_info *fi)
+void cg_ops_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
+                      struct fuse_file_info *fi)
 {
     (void)ino;
-    cg_ops_reply_error(req, cg_fs_fallocate(cg_ops_mount(req)->fs, file_of(fi), mode, offset, length));
+    cg_ops_reply_error(req,
+                       cg_fs_fallocate(cg_ops_mount(req)->fs, file_of(fi), mode, offset, length));
 }
 
-void cg_ops_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, struct fuse_file_info *fi_in,
-                            fuse_ino_t ino_out, off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags)
+void cg_ops_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
+                            struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
+                            struct fuse_file_info *fi_out, size_t len, int flags)
 {
     size_t n_copied;
     (void)ino_in, (void)ino_out, (void)flags;
-    const int error = cg_fs_copy_range(cg_ops_mount(req)->fs, file_of(fi_in), off_in, file_of(fi_out), off_out, len,
-                                       &n_copied);
+    const int error = cg_fs_copy_range(cg_ops_mount(req)->fs, file_of(fi_in), off_in,
+                                       file_of(fi_out), off_out, len, &n_copied);
     if (error != 0)
         cg_ops_reply_error(req, error);
     else
         fuse_reply_write(req, n_copied);
 }
 
-void cg_ops_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
+void cg_ops_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence,
+                  struct fuse_file_info *fi)
 {
     off_t result;
     (void)ino;
@@ -183,8 +191,9 @@ void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 }
 
 /* One entry into the reply; 0 bytes: it does not fit. *looked_up_out: the node to forget then. */
-static size_t add_entry(fuse_req_t req, const open_directory *open, const struct dirent *entry, bool plus, char *at,
-                        size_t left_bytes, off_t next, cg_fs_node **looked_up_out)
+static size_t add_entry(fuse_req_t req, const open_directory *open, const struct dirent *entry,
+                        bool plus, char *at, size_t left_bytes, off_t next,
+                        cg_fs_node **looked_up_out)
 {
     const cg_mount *mount = cg_ops_mount(req);
     const cg_fs_caller caller = cg_ops_caller(req);
@@ -202,7 +211,8 @@ static size_t add_entry(fuse_req_t req, const open_directory *open, const struct
     return fuse_add_direntry_plus(req, at, left_bytes, entry->d_name, &param, next);
 }
 
-static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info *fi, bool plus)
+static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info *fi,
+                           bool plus)
 {
     cg_fs *fs = cg_ops_mount(req)->fs;
     const open_directory *open = directory_of(fi);
@@ -233,13 +243,15 @@ static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fus
     free(bytes);
 }
 
-void cg_ops_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+void cg_ops_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                    struct fuse_file_info *fi)
 {
     (void)ino;
     read_directory(req, size, offset, fi, false);
 }
 
-void cg_ops_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+void cg_ops_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                        struct fuse_file_info *fi)
 {
     (void)ino;
     read_directory(req, size, offset, fi, true);

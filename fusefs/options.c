@@ -20,8 +20,9 @@ typedef struct parsed {
     bool failed;
 } parsed;
 
-enum { KEY_IGNORED = 1 };
+enum { KEY_IGNORED = 1, KEY_ATTR_TIMEOUT, KEY_ENTRY_TIMEOUT };
 
+/* clang-format off */
 #define FLAG(text, member) {text, offsetof(parsed, member), 1}
 static const struct fuse_opt SPEC[] = {
     FLAG("-h", help),
@@ -35,8 +36,8 @@ static const struct fuse_opt SPEC[] = {
     FLAG("ro", read_only),
     FLAG("io_uring", io_uring),
     {"passthrough=%s", offsetof(parsed, passthrough), 0},
-    FUSE_OPT_KEY("attr_timeout=", KEY_IGNORED + 1),
-    FUSE_OPT_KEY("entry_timeout=", KEY_IGNORED + 2),
+    FUSE_OPT_KEY("attr_timeout=", KEY_ATTR_TIMEOUT),
+    FUSE_OPT_KEY("entry_timeout=", KEY_ENTRY_TIMEOUT),
     /* Always on. */
     FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
     /* What mount(8) and fstab may leave for us. */
@@ -47,15 +48,15 @@ static const struct fuse_opt SPEC[] = {
     FUSE_OPT_KEY("auto", KEY_IGNORED),
     FUSE_OPT_KEY("noauto", KEY_IGNORED),
     FUSE_OPT_KEY("user", KEY_IGNORED),
-    FUSE_OPT_KEY("x-", KEY_IGNORED),
     FUSE_OPT_END,
 };
+/* clang-format on */
 
 static void usage(void)
 {
     printf("usage: cachegenfs STORE MOUNTPOINT [options]\n\n"
-           "Shows the store (a directory of KV caches) at MOUNTPOINT. Chunks that are copied in are checked\n"
-           "when they are closed; a damaged one is refused and never seen.\n\n"
+           "Shows the store (a directory of KV caches) at MOUNTPOINT. Chunks that are copied in\n"
+           "are checked when they are closed; a damaged one is refused and never seen.\n\n"
            "    -f                      stay in the foreground, messages to stderr\n"
            "    -d                      as -f, and show every request\n"
            "    -s                      one thread\n"
@@ -66,16 +67,17 @@ static void usage(void)
            "    -o default_permissions  the kernel checks file modes; always on\n"
            "    -o attr_timeout=S       seconds for which the kernel trusts attributes (1)\n"
            "    -o entry_timeout=S      seconds for which the kernel trusts names (1)\n"
-           "    -o passthrough=auto|off reads of published chunks go straight to the store's file system (auto)\n"
+           "    -o passthrough=auto|off read published chunks past the daemon (auto)\n"
            "    -o io_uring             talk to the kernel over io_uring%s\n"
-           "    -o OPT[,OPT...]         other mount options (noexec, nosuid, noatime, fsname=..., max_read=...)\n",
+           "    -o OPT[,OPT...]         other mount options (noexec, noatime, fsname=...)\n",
            CG_FUSE_HAS_IO_URING ? "" : " (this build has not)");
 }
 
 static void version(void)
 {
-    printf("cachegenfs %s, built with libfuse %d.%d (passthrough: %s), running with libfuse %s\n", CG_VERSION,
-           FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION, CG_FUSE_HAS_PASSTHROUGH ? "yes" : "no", fuse_pkgversion());
+    printf("cachegenfs %s, built with libfuse %d.%d (passthrough: %s), running with libfuse %s\n",
+           CG_VERSION, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION,
+           CG_FUSE_HAS_PASSTHROUGH ? "yes" : "no", fuse_pkgversion());
 }
 
 static bool parse_seconds(const char *text, double *seconds_out)
@@ -96,12 +98,11 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
     parsed *p = data;
     (void)out;
     switch (key) {
-    case KEY_IGNORED:
-        return 0;
-    case KEY_IGNORED + 1:
+    case KEY_IGNORED: return 0;
+    case KEY_ATTR_TIMEOUT:
         p->failed |= !parse_seconds(argument, &p->options->attr_timeout_s);
         return 0;
-    case KEY_IGNORED + 2:
+    case KEY_ENTRY_TIMEOUT:
         p->failed |= !parse_seconds(argument, &p->options->entry_timeout_s);
         return 0;
     case FUSE_OPT_KEY_NONOPT:
@@ -115,6 +116,8 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
         }
         return 0;
     default:
+        if (key == FUSE_OPT_KEY_OPT && strncmp(argument, "x-", 2) == 0)
+            return 0; /* of fstab, for others */
         return 1; /* libfuse knows it, or refuses it by name */
     }
 }
@@ -138,15 +141,16 @@ static char *resolve(const char *what, const char *path)
     return real;
 }
 
-/* Mounted over its store, the store could not be reached again; inside it, the mount would show itself. */
+/* Mounted over its store, the store could not be reached again; inside it, the mount would show
+ * itself. */
 static bool is_apart(const char *store, const char *mountpoint)
 {
     const size_t n_bytes = strlen(store);
     if (strncmp(store, mountpoint, n_bytes) != 0 ||
         (mountpoint[n_bytes] != '\0' && mountpoint[n_bytes] != '/' && strcmp(store, "/") != 0))
         return true;
-    fprintf(stderr, "cachegenfs: the mount point %s is %s the store %s; choose one outside it\n", mountpoint,
-            mountpoint[n_bytes] == '\0' ? "also" : "inside", store);
+    fprintf(stderr, "cachegenfs: the mount point %s is %s the store %s; choose one outside it\n",
+            mountpoint, mountpoint[n_bytes] == '\0' ? "also" : "inside", store);
     return false;
 }
 
@@ -185,12 +189,13 @@ static bool complete(cg_options *options, const parsed *p)
         return false;
     }
     if (options->io_uring && !CG_FUSE_HAS_IO_URING) {
-        fprintf(stderr, "cachegenfs: this build's libfuse (%d.%d) has no io_uring transport\n", FUSE_MAJOR_VERSION,
-                FUSE_MINOR_VERSION);
+        fprintf(stderr, "cachegenfs: this build's libfuse (%d.%d) has no io_uring transport\n",
+                FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
         return false;
     }
     if (p->store == NULL || p->mountpoint == NULL) {
-        fprintf(stderr, "cachegenfs: a store and a mount point are wanted; cachegenfs --help says more\n");
+        fprintf(stderr,
+                "cachegenfs: a store and a mount point are wanted; cachegenfs --help says more\n");
         return false;
     }
     if ((options->store = resolve("store", p->store)) == NULL ||
@@ -199,19 +204,21 @@ static bool complete(cg_options *options, const parsed *p)
         return false;
 
     char *name = escaped(options->store);
-    const bool added = name != NULL && add_option(&options->fuse, "default_permissions,subtype=cachegenfs", "") &&
+    const bool added = name != NULL &&
+                       add_option(&options->fuse, "default_permissions,subtype=cachegenfs", "") &&
                        add_option(&options->fuse, "fsname=%s", name) &&
                        (!options->read_only || add_option(&options->fuse, "ro", "")) &&
                        (!options->io_uring || add_option(&options->fuse, "io_uring", "")) &&
                        (!options->debug || fuse_opt_add_arg(&options->fuse, "-d") == 0);
     free(name);
-    return added && asprintf(&options->config_text,
-                             "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
-                             "attr_timeout = %g\nentry_timeout = %g\nlibfuse = %s\n",
-                             options->store, options->mountpoint, options->read_only ? "yes" : "no",
-                             options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
-                             options->io_uring ? "yes" : "no", options->attr_timeout_s, options->entry_timeout_s,
-                             fuse_pkgversion()) >= 0;
+    return added &&
+           asprintf(&options->config_text,
+                    "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
+                    "attr_timeout = %g\nentry_timeout = %g\nlibfuse = %s\n",
+                    options->store, options->mountpoint, options->read_only ? "yes" : "no",
+                    options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
+                    options->io_uring ? "yes" : "no", options->attr_timeout_s,
+                    options->entry_timeout_s, fuse_pkgversion()) >= 0;
 }
 
 cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out)

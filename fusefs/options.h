@@ -7,11 +7,11 @@
 typedef struct cg_options {
     char *store, *mountpoint; /* absolute, without symbolic links */
     bool foreground, debug, read_only, single_thread;
-    bool passthrough;         /* auto, not off */
+    bool passthrough; /* auto, not off */
     bool io_uring;
     double attr_timeout_s, entry_timeout_s;
-    struct fuse_args fuse;    /* for fuse_session_new() */
-    char *config_text;        /* for .cachegenfs/config */
+    struct fuse_args fuse; /* for fuse_session_new() */
+    char *config_text;     /* for .cachegenfs/config */
 } cg_options;
 
 typedef enum cg_options_result {

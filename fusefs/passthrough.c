@@ -22,7 +22,8 @@ static void backing_close(fuse_req_t req, int backing_id)
 #endif
 }
 
-/* Counts the file as backed, if that agrees with the others of the node. *backing_id_out: of the node; 0: none yet. */
+/* Counts the file as backed, if that agrees with the others of the node. *backing_id_out: of the
+ * node; 0: none yet. */
 static bool join_backed(cg_nodes *nodes, cg_fs_node *node, bool wanted, int *backing_id_out)
 {
     pthread_mutex_lock(&nodes->lock);
@@ -36,7 +37,8 @@ static bool join_backed(cg_nodes *nodes, cg_fs_node *node, bool wanted, int *bac
     return backed;
 }
 
-/* Takes the id that was made for a file, unless another file was faster: then *backing_id is the one not to use. */
+/* Takes the id that was made for a file, unless another file was faster: then *backing_id is the
+ * one not to use. */
 static int settle(cg_nodes *nodes, cg_fs_node *node, int *backing_id)
 {
     pthread_mutex_lock(&nodes->lock);
@@ -53,7 +55,8 @@ static int settle(cg_nodes *nodes, cg_fs_node *node, int *backing_id)
     return settled;
 }
 
-int cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file, struct fuse_file_info *fi)
+int cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
+                        struct fuse_file_info *fi)
 {
     int backing_id;
     if (file->fd < 0 || file->pending != NULL) {

@@ -1,8 +1,9 @@
-/* fusefs/passthrough.h - reads of published files that go past the daemon (FUSE passthrough, Linux 6.9).
+/* fusefs/passthrough.h - reads of published files that go past the daemon (FUSE passthrough, Linux
+ * 6.9).
  *
- * The kernel wants one backing file an inode, and no mix of backed and cached files in it. So what an inode's first
- * open file is, its next ones are; where the kernel refuses (no CAP_SYS_ADMIN, another passthrough mount below), reads
- * go through the daemon.
+ * The kernel wants one backing file an inode, and no mix of backed and cached files in it. So what
+ * an inode's first open file is, its next ones are; where the kernel refuses (no CAP_SYS_ADMIN,
+ * another passthrough mount below), reads go through the daemon.
  * Threads: any.
  */
 #ifndef CG_FUSEFS_PASSTHROUGH_H
@@ -18,8 +19,9 @@ typedef struct cg_passthrough {
     _Atomic bool enabled; /* until the kernel says that it may not be */
 } cg_passthrough;
 
-/* Chooses how the open file is read and sets fi accordingly. ETXTBSY: it cannot be opened this way while others read
- * it past the daemon. */
-int cg_passthrough_open(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file, struct fuse_file_info *fi);
+/* Chooses how the open file is read and sets fi accordingly. ETXTBSY: it cannot be opened this
+ * way while others read it past the daemon. */
+int cg_passthrough_open(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file,
+                        struct fuse_file_info *fi);
 void cg_passthrough_release(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file);
 #endif

@@ -26,8 +26,9 @@ static pid_t process_of(pid_t thread)
     return (pid_t)process;
 }
 
-int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd, const char *name,
-                   mode_t mode, bool stays, cg_fs_entry *entry_out, cg_fs_pending **pending_out)
+int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
+                   const char *name, mode_t mode, bool stays, cg_fs_entry *entry_out,
+                   cg_fs_pending **pending_out)
 {
     struct stat dir;
     int error = EROFS;
@@ -35,7 +36,8 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
         return error;
     if (fstat(dir_fd, &dir) != 0)
         return errno;
-    if (dir.st_dev != fs->staging.dev) /* it could not be moved there: say so before it is written */
+    if (dir.st_dev !=
+        fs->staging.dev) /* it could not be moved there: say so before it is written */
         return EXDEV;
     if (dir.st_nlink == 0)
         return ENOENT;
@@ -86,7 +88,8 @@ fail:
     return error;
 }
 
-cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name)
+cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent,
+                               const char *name)
 {
     bool is_there = false;
     pthread_mutex_lock(&fs->nodes.lock);
@@ -99,8 +102,8 @@ cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node
     const pid_t process = process_of(caller->pid);
     pthread_mutex_lock(&fs->nodes.lock);
     cg_fs_pending *found = fs->pendings;
-    while (found != NULL && (found->parent != parent || found->creator != process || found->n_users == 0 ||
-                             strcmp(found->name, name) != 0))
+    while (found != NULL && (found->parent != parent || found->creator != process ||
+                             found->n_users == 0 || strcmp(found->name, name) != 0))
         found = found->next;
     if (found != NULL)
         found->n_users++;
@@ -162,7 +165,8 @@ void cg_pending_put(cg_fs *fs, cg_fs_pending *pending)
     free(pending);
 }
 
-/* The user that mknod left, if it is still there: the caller has to put it. The nodes' lock is held. */
+/* The user that mknod left, if it is still there: the caller has to put it. The nodes' lock is
+ * held. */
 static cg_fs_pending *take_stay(cg_fs_pending *pending)
 {
     if (pending == NULL || !pending->stays)
@@ -198,10 +202,11 @@ static bool same_content(int a, int b)
     return same;
 }
 
-/* The name is taken. A valid file there stays: for us as good as ours if it is equal, or is an object (an encoder may
- * choose its symbols, and the first publisher wins). One that was damaged in the store makes room. */
-static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, int dir_fd, const cg_tree_name *name,
-                         bool *replace_out)
+/* The name is taken. A valid file there stays: for us as good as ours if it is equal, or is an
+ * object (an encoder may choose its symbols, and the first publisher wins). One that was damaged
+ * in the store makes room. */
+static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, int dir_fd,
+                         const cg_tree_name *name, bool *replace_out)
 {
     cg_chunk_header header;
     *replace_out = false;
@@ -212,7 +217,8 @@ static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, int dir_fd, co
     if (same_content(fd, pending->fd)) {
         error = 0;
     } else if (cg_fs_is_strict(name)) {
-        const cg_status status = cg_strict_check(fd, name, &fs->budget, fs->max_file_bytes, &header);
+        const cg_status status =
+            cg_strict_check(fd, name, &fs->budget, fs->max_file_bytes, &header);
         *replace_out = cg_strict_errno(status) == EBADMSG;
         if (status == CG_OK && name->kind != CG_TREE_CONTEXT_CHUNK)
             error = 0;
@@ -222,7 +228,8 @@ static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, int dir_fd, co
 }
 
 /* Gives the staged file its name without replacing another, whatever the store can do. */
-static int move_without_replacing(int staging_fd, const char *temporary, int dir_fd, const char *name)
+static int move_without_replacing(int staging_fd, const char *temporary, int dir_fd,
+                                  const char *name)
 {
     struct stat attr;
     if (renameat2(staging_fd, temporary, dir_fd, name, RENAME_NOREPLACE) == 0)
@@ -271,7 +278,8 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool replace, bool
     }
     bool is_ours = true;
     if (!replace) {
-        error = move_without_replacing(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name);
+        error =
+            move_without_replacing(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name);
         if (error == EEXIST) {
             error = meet_existing(fs, pending, dir_fd, &name, &replace);
             is_ours = replace;
@@ -280,7 +288,9 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool replace, bool
         }
     }
     if (replace)
-        error = renameat(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name) == 0 ? 0 : errno;
+        error = renameat(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name) == 0
+                    ? 0
+                    : errno;
     if (error != 0 || (error = sync_directory(dir_fd)) != 0)
         goto done;
     if (is_ours)
@@ -297,7 +307,8 @@ done:
 }
 
 /* The gate is in CHECKING. *stay_out: a user to put after the gate is open, or NULL. */
-static int publish(cg_fs *fs, cg_fs_pending *pending, bool replace, cg_gate *gate_out, cg_fs_pending **stay_out)
+static int publish(cg_fs *fs, cg_fs_pending *pending, bool replace, cg_gate *gate_out,
+                   cg_fs_pending **stay_out)
 {
     bool is_strict = false;
     const int error = publish_checked(fs, pending, replace, &is_strict);
@@ -319,7 +330,8 @@ int cg_pending_publish(cg_fs *fs, cg_fs_pending *pending)
     cg_fs_pending *stay;
     const cg_gate before = cg_gate_check_begin(&fs->nodes, pending->node);
     /* Size 0 comes before any write: the shell's redirection opens, duplicates and closes. */
-    if (pending->state != CG_PENDING_WAITING || (fstat(pending->fd, &attr) == 0 && attr.st_size == 0)) {
+    if (pending->state != CG_PENDING_WAITING ||
+        (fstat(pending->fd, &attr) == 0 && attr.st_size == 0)) {
         cg_gate_check_end(&fs->nodes, pending->node, before);
         return 0;
     }
@@ -338,7 +350,8 @@ static void set_target(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, ch
     pthread_mutex_unlock(&fs->nodes.lock);
 }
 
-int cg_pending_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const char *name, bool replace)
+int cg_pending_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const char *name,
+                          bool replace)
 {
     cg_gate gate;
     cg_fs_pending *stay;

@@ -7,10 +7,10 @@
  *      (forget, after mknod)   v
  *                          discarded
  *
- * While WAITING the file lies in the staging directory. Its name exists for the process that created it (sftp-server
- * asks for attributes by name between open and write) and for nobody else.
- * Threads: the list and n_users are under the nodes' lock; state, parent and name change only while the thread that
- * changes them holds the node's gate in CHECKING, and the nodes' lock.
+ * While WAITING the file lies in the staging directory. Its name exists for the process that
+ * created it (sftp-server asks for attributes by name between open and write) and for nobody else.
+ * Threads: the list and n_users are under the nodes' lock; state, parent and name change only while
+ * the thread that changes them holds the node's gate in CHECKING, and the nodes' lock.
  */
 #ifndef CG_FUSEFS_PENDING_H
 #define CG_FUSEFS_PENDING_H
@@ -28,18 +28,20 @@ struct cg_fs_pending {
     char *name;
     char temporary[CG_STAGING_NAME_BYTES];
     int fd;
-    pid_t creator;             /* a process */
+    pid_t creator; /* a process */
     cg_pending_state state;
-    bool stays;                /* made by mknod: outlives its files until the kernel forgets it (NFS has no close) */
+    bool stays; /* made by mknod: outlives its files until it is forgotten (NFS has no close) */
     uint32_t n_users;
     cg_fs_pending *next;
 };
 
 /* A new file that will be name in parent (dir_fd), with one look-up of its node and one user. */
-int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd, const char *name,
-                   mode_t mode, bool stays, cg_fs_entry *entry_out, cg_fs_pending **pending_out);
+int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
+                   const char *name, mode_t mode, bool stays, cg_fs_entry *entry_out,
+                   cg_fs_pending **pending_out);
 /* The caller's own waiting file of this name, or NULL; with one more user. */
-cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name);
+cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent,
+                               const char *name);
 /* The node's waiting file, or NULL; with one more user. */
 cg_fs_pending *cg_pending_of(cg_fs *fs, cg_fs_node *node);
 /* Takes a user away; the last one discards a file that is still waiting. */
@@ -47,11 +49,13 @@ void cg_pending_put(cg_fs *fs, cg_fs_pending *pending);
 /* The kernel forgets the node. */
 void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups);
 
-/* Publishes if the file is valid; nothing to do for an empty or published one. Errors are of cg_strict_errno(), or
- * EEXIST: another valid file of other content took the name first. The file stays waiting after an error. */
+/* Publishes if the file is valid; nothing to do for an empty or published one. After an error the
+ * file stays waiting. Errors are those of cg_strict_errno(), or EEXIST: another valid file of other
+ * content took the name first. */
 int cg_pending_publish(cg_fs *fs, cg_fs_pending *pending);
 /* rename() of a waiting file: publishes it under another name, also an ordinary one. */
-int cg_pending_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const char *name, bool replace);
+int cg_pending_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const char *name,
+                          bool replace);
 void cg_pending_cancel(cg_fs *fs, cg_fs_pending *pending);
 /* At the end: all that wait are discarded. */
 void cg_pending_discard_all(cg_fs *fs);

@@ -9,7 +9,8 @@ enum { MAX_DEPTH = 4 };
 static bool equals(const char *component, const char *text)
 {
     const size_t n_bytes = strlen(text);
-    return strncmp(component, text, n_bytes) == 0 && (component[n_bytes] == '/' || component[n_bytes] == '\0');
+    return strncmp(component, text, n_bytes) == 0 &&
+           (component[n_bytes] == '/' || component[n_bytes] == '\0');
 }
 
 bool cg_place_is_folder_of_rules(const char *path)
@@ -29,5 +30,6 @@ bool cg_place_is_folder_of_rules(const char *path)
         return true;
     if (equals(component[1], "profiles"))
         return depth == 2;
-    return equals(component[1], "contexts") && (depth < 4 || (component[3][0] == 'L' && strlen(component[3]) == 2));
+    return equals(component[1], "contexts") &&
+           (depth < 4 || (component[3][0] == 'L' && strlen(component[3]) == 2));
 }

@@ -25,7 +25,8 @@ static bool is_node(int fd, const cg_fs_node *node)
 }
 
 /* ENOENT: no such name. */
-static int open_by_name(cg_fs *fs, cg_fs_node *node, unsigned name_index, int flags, int *fd_out, char **path_out)
+static int open_by_name(cg_fs *fs, cg_fs_node *node, unsigned name_index, int flags, int *fd_out,
+                        char **path_out)
 {
     int error = cg_nodes_path(&fs->nodes, node, name_index, NULL, path_out);
     if (error != 0)

@@ -1,7 +1,8 @@
 /* fusefs/reach.h - from a node to a descriptor of its file.
  *
- * Opened by name and compared with the node's device and inode number, so that a file that was put in its place is
- * never taken for it (ESTALE; the kernel then looks the name up again). Tried again when a rename was under way.
+ * Opened by name and compared with the node's device and inode number, so that a file that was put
+ * in its place is never taken for it (ESTALE; the kernel then looks the name up again). Tried again
+ * when a rename was under way.
  */
 #ifndef CG_FUSEFS_REACH_H
 #define CG_FUSEFS_REACH_H
@@ -12,8 +13,9 @@ typedef struct cg_reached {
     cg_fs_file *file; /* whose fd this is; NULL: ours */
 } cg_reached;
 
-/* A new descriptor with these open flags. path_out (may be NULL): the path that led there, malloc()ed, "" when the
- * file has no name any more. ESTALE: all its names hold other files or nothing. ENOENT: it has none. */
+/* A new descriptor with these open flags. path_out (may be NULL): the path that led there,
+ * malloc()ed, "" when the file has no name any more. ESTALE: all its names hold other files or
+ * nothing. ENOENT: it has none. */
 int cg_reach_open(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out, char **path_out);
 /* An O_PATH descriptor of a directory, and in path_out (may be NULL) the path of leaf in it. */
 int cg_reach_dir(cg_fs *fs, cg_fs_node *node, const char *leaf, int *fd_out, char **path_out);
@@ -22,6 +24,8 @@ int cg_reach(cg_fs *fs, cg_fs_node *node, cg_reached *reached_out);
 void cg_reach_end(cg_fs *fs, cg_reached *reached);
 
 /* "/proc/self/fd/<fd>", for system calls that take no O_PATH descriptor. */
-typedef struct cg_proc_path { char text[32]; } cg_proc_path;
+typedef struct cg_proc_path {
+    char text[32];
+} cg_proc_path;
 cg_proc_path cg_reach_proc_path(int fd);
 #endif

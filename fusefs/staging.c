@@ -29,11 +29,12 @@ static bool is_stale(int all_fd, const char *name, const char *host)
     struct stat attr;
     char path[CG_STAGING_OWN_BYTES + 8];
     const char *at = strrchr(name, '@');
-    const bool is_ours = at != NULL && strcmp(at + 1, host) == 0 && name[0] != '.'; /* '.': not locked yet */
+    /* A name that starts with '.' is not locked yet. */
+    const bool is_ours = at != NULL && strcmp(at + 1, host) == 0 && name[0] != '.';
     if (snprintf(path, sizeof path, "%s/lock", name) >= (int)sizeof path)
         return false;
-    if (!is_ours &&
-        (fstatat(all_fd, name, &attr, AT_SYMLINK_NOFOLLOW) != 0 || time(NULL) - attr.st_mtime < FOREIGN_SECONDS))
+    if (!is_ours && (fstatat(all_fd, name, &attr, AT_SYMLINK_NOFOLLOW) != 0 ||
+                     time(NULL) - attr.st_mtime < FOREIGN_SECONDS))
         return false;
     const int fd = openat(all_fd, path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
@@ -54,7 +55,8 @@ static uint64_t remove_directory(int all_fd, const char *name)
         return 0;
     }
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
-        if (entry->d_name[0] != '.' && unlinkat(fd, entry->d_name, 0) == 0 && strcmp(entry->d_name, "lock") != 0)
+        if (entry->d_name[0] != '.' && unlinkat(fd, entry->d_name, 0) == 0 &&
+            strcmp(entry->d_name, "lock") != 0)
             n_removed++;
     closedir(dir);
     unlinkat(all_fd, name, AT_REMOVEDIR);
@@ -90,14 +92,17 @@ static int make_own(cg_staging *staging, const char *host)
     snprintf(fresh, sizeof fresh, ".%.126s", staging->own);
     if (mkdirat(staging->all_fd, fresh, 0700) != 0)
         return errno;
-    staging->dir_fd = openat(staging->all_fd, fresh, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    staging->dir_fd =
+        openat(staging->all_fd, fresh, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     snprintf(path, sizeof path, "%s/lock", fresh);
-    staging->lock_fd = openat(staging->all_fd, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    staging->lock_fd =
+        openat(staging->all_fd, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     struct stat attr;
     if (staging->dir_fd < 0 || staging->lock_fd < 0 || fstat(staging->dir_fd, &attr) != 0)
         return errno;
     staging->dev = attr.st_dev;
-    flock(staging->lock_fd, LOCK_EX | LOCK_NB); /* a file system without locks: only we look for our own */
+    flock(staging->lock_fd,
+          LOCK_EX | LOCK_NB); /* a file system without locks: only we look for our own */
     return renameat(staging->all_fd, fresh, staging->all_fd, staging->own) == 0 ? 0 : errno;
 }
 
@@ -109,7 +114,8 @@ int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out)
     host_name(host);
     if (mkdirat(root_fd, CG_STAGING_DIRECTORY, 0700) != 0 && errno != EEXIST)
         return errno;
-    staging->all_fd = openat(root_fd, CG_STAGING_DIRECTORY, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    staging->all_fd =
+        openat(root_fd, CG_STAGING_DIRECTORY, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (staging->all_fd < 0)
         return errno;
     *n_removed_out = remove_stale(staging->all_fd, host);
@@ -121,7 +127,8 @@ int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out)
 
 void cg_staging_close(cg_staging *staging)
 {
-    if (staging->lock_fd >= 0) /* first: an open file that is removed keeps sshfs and NFS from removing its directory */
+    if (staging->lock_fd >=
+        0) /* first: an open file that is removed keeps sshfs and NFS from removing its directory */
         close(staging->lock_fd);
     if (staging->dir_fd >= 0) {
         unlinkat(staging->dir_fd, "lock", 0);
@@ -137,6 +144,7 @@ int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES],
 {
     const uint64_t number = atomic_fetch_add(&staging->n_created, 1);
     snprintf(name_out, CG_STAGING_NAME_BYTES, "%" PRIu64, number);
-    *fd_out = openat(staging->dir_fd, name_out, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    *fd_out =
+        openat(staging->dir_fd, name_out, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     return *fd_out < 0 ? errno : 0;
 }

@@ -1,8 +1,10 @@
-/* fusefs/staging.h - where files live while they are written under strict names: <root>/.cachegenfs-tmp/<daemon>/.
+/* fusefs/staging.h - where files live while they are written under strict names:
+ * <root>/.cachegenfs-tmp/<daemon>/.
  *
- * One directory a daemon, with a lock file that the daemon holds: a directory whose lock is free is of a daemon that
- * was killed, and is removed when the next one mounts. Directories of other hosts, whose locks a network file system
- * may not carry, are left alone for a day. The mount hides .cachegenfs-tmp.
+ * One directory a daemon, with a lock file that the daemon holds: a directory whose lock is free is
+ * of a daemon that was killed, and is removed when the next one mounts. Directories of other hosts,
+ * whose locks a network file system may not carry, are left alone for a day. The mount hides
+ * .cachegenfs-tmp.
  * Threads: cg_staging_create() from any; the rest from one.
  */
 #ifndef CG_FUSEFS_STAGING_H
@@ -16,15 +18,16 @@
 enum { CG_STAGING_NAME_BYTES = 24, CG_STAGING_OWN_BYTES = 128 };
 
 typedef struct cg_staging {
-    int dir_fd;  /* ours; -1: none */
-    int all_fd;  /* .cachegenfs-tmp */
+    int dir_fd; /* ours; -1: none */
+    int all_fd; /* .cachegenfs-tmp */
     int lock_fd;
     dev_t dev;
     char own[CG_STAGING_OWN_BYTES];
     _Atomic uint64_t n_created;
 } cg_staging;
 
-/* Removes what killed daemons left and makes our own directory. 0 or an errno value; n_removed_out: files. */
+/* Removes what killed daemons left and makes our own directory. 0 or an errno value;
+ * n_removed_out: files. */
 int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out);
 void cg_staging_close(cg_staging *staging);
 /* A new file in dir_fd, open for reading and writing, mode 0600. 0 or an errno value. */

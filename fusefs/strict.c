@@ -76,8 +76,8 @@ static cg_status check_chunk(const uint8_t *bytes, size_t n_bytes, const cg_tree
     return status == CG_OK ? cg_tree_check(name, header_out) : status;
 }
 
-cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *budget, uint64_t max_bytes,
-                          cg_chunk_header *header_out)
+cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *budget,
+                          uint64_t max_bytes, cg_chunk_header *header_out)
 {
     const bool is_profile = name->kind == CG_TREE_PROFILE;
     struct stat attr;
@@ -89,7 +89,7 @@ cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *bu
     if (n_bytes == 0)
         return CG_ERR_TRUNCATED;
 
-    if (!is_profile) { /* the usual refusal, a file that is not there to its end, costs one small read */
+    if (!is_profile) { /* the usual refusal, a file that is not complete, costs one small read */
         uint8_t first[CG_CHUNK_FIXED_BYTES];
         cg_chunk_header header;
         const size_t n_first = n_bytes < sizeof first ? (size_t)n_bytes : sizeof first;
@@ -108,7 +108,8 @@ cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *bu
     cg_status status = CG_ERR_NO_MEMORY;
     uint8_t *bytes = malloc(n_bytes);
     if (bytes != NULL && (status = read_at(fd, bytes, n_bytes, 0)) == CG_OK)
-        status = is_profile ? check_profile(bytes, n_bytes, name) : check_chunk(bytes, n_bytes, name, header_out);
+        status = is_profile ? check_profile(bytes, n_bytes, name)
+                            : check_chunk(bytes, n_bytes, name, header_out);
     free(bytes);
     give_back(budget, n_bytes);
     return status;
@@ -117,25 +118,18 @@ cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *bu
 int cg_strict_errno(cg_status status)
 {
     switch (status) {
-    case CG_OK:
-        return 0;
+    case CG_OK: return 0;
     case CG_ERR_TRUNCATED:
     case CG_ERR_CORRUPT:
-    case CG_ERR_BAD_MAGIC:
-        return EBADMSG;
+    case CG_ERR_BAD_MAGIC: return EBADMSG;
     case CG_ERR_INVALID_ARGUMENT:
     case CG_ERR_FOREIGN_MODEL:
     case CG_ERR_FOREIGN_PROFILE:
-    case CG_ERR_FOREIGN_TOKENS:
-        return EINVAL;
+    case CG_ERR_FOREIGN_TOKENS: return EINVAL;
     case CG_ERR_UNSUPPORTED:
-    case CG_ERR_UNSUPPORTED_VERSION:
-        return EOPNOTSUPP;
-    case CG_ERR_NO_MEMORY:
-        return ENOMEM;
-    case CG_ERR_PERMISSION:
-        return EACCES;
-    default:
-        return EIO;
+    case CG_ERR_UNSUPPORTED_VERSION: return EOPNOTSUPP;
+    case CG_ERR_NO_MEMORY: return ENOMEM;
+    case CG_ERR_PERMISSION: return EACCES;
+    default: return EIO;
     }
 }

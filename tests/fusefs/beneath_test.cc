@@ -13,19 +13,16 @@ TEST(BeneathTest, OpensWhatIsBelowAndNothingElse) {
     dir.write("a/b/file", std::string("x"));
     ASSERT_EQ(symlink("a", (dir.path + "/link").c_str()), 0);
     ASSERT_EQ(symlink("/etc", (dir.path + "/a/out").c_str()), 0);
-    const struct { const char *path; int flags, want; } cases[] = {
-        {"", O_PATH | O_DIRECTORY, 0},
-        {"a/b/file", O_RDONLY, 0},
-        {"a/b", O_RDONLY | O_DIRECTORY, 0},
-        {"a/b/none", O_RDONLY, ENOENT},
-        {"none/b", O_RDONLY, ENOENT},
-        {"a/b/file/x", O_RDONLY, ENOTDIR},
-        {"link", O_RDONLY, ELOOP},
-        {"link", O_PATH, 0},
-        {"link/b/file", O_RDONLY, ELOOP},
-        {"a/out/passwd", O_RDONLY, ELOOP},
-        {"../a", O_RDONLY, EXDEV},
-        {"a/../../x", O_RDONLY, EXDEV},
+    const struct {
+        const char *path;
+        int flags, want;
+    } cases[] = {
+        {"", O_PATH | O_DIRECTORY, 0},      {"a/b/file", O_RDONLY, 0},
+        {"a/b", O_RDONLY | O_DIRECTORY, 0}, {"a/b/none", O_RDONLY, ENOENT},
+        {"none/b", O_RDONLY, ENOENT},       {"a/b/file/x", O_RDONLY, ENOTDIR},
+        {"link", O_RDONLY, ELOOP},          {"link", O_PATH, 0},
+        {"link/b/file", O_RDONLY, ELOOP},   {"a/out/passwd", O_RDONLY, ELOOP},
+        {"../a", O_RDONLY, EXDEV},          {"a/../../x", O_RDONLY, EXDEV},
     };
     for (const auto &c : cases) {
         SCOPED_TRACE(c.path);
@@ -34,7 +31,8 @@ TEST(BeneathTest, OpensWhatIsBelowAndNothingElse) {
             const int fd = open(dir.fd, c.path, c.flags);
             const int error = fd < 0 ? errno : 0;
             if (open == cg_beneath_open_by_step && c.want == ELOOP)
-                EXPECT_TRUE(error == ELOOP || error == ENOTDIR) << error; /* O_NOFOLLOW says so of a middle one */
+                EXPECT_TRUE(error == ELOOP || error == ENOTDIR)
+                    << error; /* O_NOFOLLOW says so of a middle one */
             else
                 EXPECT_EQ(error, c.want);
             if (fd >= 0) close(fd);
@@ -62,11 +60,12 @@ TEST(BeneathTest, PathsLongerThanPathMaxAreWalked) {
 }
 
 TEST(PlacesTest, KnowTheFoldersOfTheRules) {
-    for (const char *path : {"m", "m/objects", "m/objects/ab", "m/objects/ab/00112233445566778899aabbccddeeff",
-                             "m/contexts", "m/contexts/c", "m/contexts/c/L1", "m/profiles"})
+    for (const char *path :
+         {"m", "m/objects", "m/objects/ab", "m/objects/ab/00112233445566778899aabbccddeeff",
+          "m/contexts", "m/contexts/c", "m/contexts/c/L1", "m/profiles"})
         EXPECT_TRUE(cg_place_is_folder_of_rules(path)) << path;
-    for (const char *path : {"", ".hidden", "m/notes", "m/contexts/c/tokens", "m/contexts/c/L1/x", "m/profiles/x",
-                             "m/objects/ab/key/x"})
+    for (const char *path : {"", ".hidden", "m/notes", "m/contexts/c/tokens", "m/contexts/c/L1/x",
+                             "m/profiles/x", "m/objects/ab/key/x"})
         EXPECT_FALSE(cg_place_is_folder_of_rules(path)) << path;
 }
 

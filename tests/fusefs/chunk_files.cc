@@ -1,7 +1,7 @@
-// chunk_files - makes contexts of chunks that cg_chunk_verify() takes, and verifies chunk files. For tests of structure.
+// chunk_files - makes contexts of chunks that cg_chunk_verify() takes, and verifies chunk files.
 //   chunk_files make DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED    one context, levels L0 and L1
-//   chunk_files verify FILE...                                1 and a line for each that is no valid chunk
-//   chunk_files key FILE                                      the chunk's key
+//   chunk_files verify FILE...     1, and a line for each that is no valid chunk
+//   chunk_files key FILE           the chunk's key
 #include "tests/iouring/chunk_maker.h"
 
 #include <cstdio>
@@ -20,7 +20,8 @@ std::vector<uint8_t> read_file(const std::string &path) {
 
 void write_file(const std::string &path, const std::vector<uint8_t> &bytes) {
     std::ofstream out(path, std::ios::binary);
-    out.write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    out.write(reinterpret_cast<const char *>(bytes.data()),
+              static_cast<std::streamsize>(bytes.size()));
     if (!out.flush()) throw std::runtime_error("cannot write " + path);
 }
 
@@ -72,6 +73,7 @@ int main(int argc, char **argv) {
                     static_cast<uint32_t>(strtoul(argv[5], nullptr, 10)));
     if (what == "verify" && argc > 2) return verify(argc - 2, argv + 2);
     if (what == "key" && argc == 3) return print_key(argv[2]);
-    fprintf(stderr, "usage: chunk_files make DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED | verify FILE... | key FILE\n");
+    fprintf(stderr, "usage: chunk_files make DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED | verify "
+                    "FILE... | key FILE\n");
     return 2;
 }

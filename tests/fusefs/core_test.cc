@@ -1,4 +1,4 @@
-// What the core promises about files: validation at close, atomic publishing, immutability. No mount.
+// What the core promises about files: checked at close, published atomically, immutable. No mount.
 #include "tests/fusefs/fs_fixture.h"
 
 #include <sys/xattr.h>
@@ -29,11 +29,17 @@ TEST_F(FsTest, RefusesWhatIsNoValidChunkAndLeavesNothing) {
     Bytes flipped = chunk.bytes, longer = chunk.bytes;
     flipped[flipped.size() - 5] ^= 1;
     longer.push_back(0);
-    const Bytes half(chunk.bytes.begin(), chunk.bytes.begin() + static_cast<long>(chunk.bytes.size() / 2));
+    const Bytes half(chunk.bytes.begin(),
+                     chunk.bytes.begin() + static_cast<long>(chunk.bytes.size() / 2));
     const Chunk level_0 = make_chunk(nullptr, draw_tokens(16, 3), CG_L0);
     Bytes version_9 = chunk.bytes;
     version_9[8] = 9;
-    const struct { const char *what; Bytes bytes; int want; const char *metric; } cases[] = {
+    const struct {
+        const char *what;
+        Bytes bytes;
+        int want;
+        const char *metric;
+    } cases[] = {
         {"one bit", flipped, EBADMSG, "refused_total{reason=\"damaged\"}"},
         {"truncated", half, EBADMSG, "refused_total{reason=\"incomplete\"}"},
         {"one byte too many", longer, EBADMSG, "refused_total{reason=\"damaged\"}"},
@@ -120,7 +126,8 @@ TEST_F(FsTest, FlushBeforeTheFirstWriteIsFine) {
 }
 
 TEST_F(FsTest, FlushHalfWayFailsAndTheFileMayBeCompleted) {
-    const Bytes first(chunk.bytes.begin(), chunk.bytes.begin() + 300), rest(chunk.bytes.begin() + 300, chunk.bytes.end());
+    const Bytes first(chunk.bytes.begin(), chunk.bytes.begin() + 300),
+        rest(chunk.bytes.begin() + 300, chunk.bytes.end());
     cg_fs_file *file;
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
     EXPECT_EQ(fs.write(file, first), 0);
@@ -237,8 +244,10 @@ TEST_F(FsTest, UnlinkWhileWritingMeansNeverPublished) {
 TEST_F(FsTest, FileMadeByMknodOutlivesItsHandlesAsNfsNeedsIt) {
     cg_fs_entry entry;
     cg_fs_file *file;
-    ASSERT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find(L1), "00000.kv", S_IFREG | 0644, 0, &entry), 0);
-    const Bytes first(chunk.bytes.begin(), chunk.bytes.begin() + 300), rest(chunk.bytes.begin() + 300, chunk.bytes.end());
+    ASSERT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find(L1), "00000.kv", S_IFREG | 0644, 0, &entry),
+              0);
+    const Bytes first(chunk.bytes.begin(), chunk.bytes.begin() + 300),
+        rest(chunk.bytes.begin() + 300, chunk.bytes.end());
     ASSERT_EQ(cg_fs_open(fs.fs, entry.node, O_WRONLY, &file), 0);
     EXPECT_EQ(fs.write(file, first), 0);
     EXPECT_EQ(fs.close(file), EBADMSG);
@@ -248,7 +257,8 @@ TEST_F(FsTest, FileMadeByMknodOutlivesItsHandlesAsNfsNeedsIt) {
     EXPECT_EQ(store.read(CHUNK), chunk.bytes);
     cg_fs_forget(fs.fs, entry.node, 1);
 
-    ASSERT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find(L1), "00001.kv", S_IFREG | 0644, 0, &entry), 0);
+    ASSERT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find(L1), "00001.kv", S_IFREG | 0644, 0, &entry),
+              0);
     EXPECT_EQ(fs.metric("files_pending"), 1u);
     cg_fs_forget(fs.fs, entry.node, 1);
     EXPECT_EQ(fs.metric("files_pending"), 0u) << "forgotten, so discarded";
@@ -258,7 +268,8 @@ TEST_F(FsTest, StrictNameHoldsNothingButAFile) {
     cg_fs_entry entry;
     EXPECT_EQ(fs.mkdir(CHUNK), EPERM);
     EXPECT_EQ(fs.symlink("/etc/passwd", CHUNK), EPERM);
-    EXPECT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find(L1), "00000.kv", S_IFIFO | 0644, 0, &entry), EPERM);
+    EXPECT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find(L1), "00000.kv", S_IFIFO | 0644, 0, &entry),
+              EPERM);
 }
 
 TEST_F(FsTest, SymbolicLinkStandsForNoFolderOfTheRules) {
@@ -337,16 +348,19 @@ TEST_F(FsTest, ExtendedAttributesAreForOrdinaryFiles) {
     ASSERT_EQ(fs.put("m/a", Bytes{1}), 0);
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     if (setxattr((store.path + "/m/a").c_str(), "user.probe", "x", 1, 0) != 0)
-        GTEST_SKIP() << "the temporary directory has no user.* attributes: passing them on not checked";
+        GTEST_SKIP()
+            << "the temporary directory has no user.* attributes: passing them on not checked";
     EXPECT_EQ(cg_fs_setxattr(fs.fs, fs.find("m/a"), "user.color", "red", 3, 0), 0);
     EXPECT_EQ(cg_fs_getxattr(fs.fs, fs.find("m/a"), "user.color", value, sizeof value, &n), 0);
     EXPECT_EQ(std::string(value, n), "red");
     EXPECT_EQ(cg_fs_listxattr(fs.fs, fs.find("m/a"), nullptr, 0, &n), 0);
     EXPECT_GT(n, 0u);
     EXPECT_EQ(cg_fs_removexattr(fs.fs, fs.find("m/a"), "user.color"), 0);
-    EXPECT_EQ(cg_fs_getxattr(fs.fs, fs.find("m/a"), "user.color", value, sizeof value, &n), ENODATA);
+    EXPECT_EQ(cg_fs_getxattr(fs.fs, fs.find("m/a"), "user.color", value, sizeof value, &n),
+              ENODATA);
     EXPECT_EQ(cg_fs_setxattr(fs.fs, fs.find(CHUNK), "user.color", "red", 3, 0), EOPNOTSUPP);
-    EXPECT_EQ(cg_fs_setxattr(fs.fs, fs.find("m/a"), "system.posix_acl_access", "red", 3, 0), EOPNOTSUPP);
+    EXPECT_EQ(cg_fs_setxattr(fs.fs, fs.find("m/a"), "system.posix_acl_access", "red", 3, 0),
+              EOPNOTSUPP);
 }
 
 TEST_F(FsTest, ReadOnlyRefusesEveryChange) {
@@ -385,19 +399,24 @@ TEST_F(FsTest, WritersReadersAndPublishersOfOneDirectoryGetAlong) {
             for (int i = 0; i < n_rounds; i++) {
                 const std::string path = L1 + "/0000" + std::to_string((i + t) % 5) + ".kv";
                 const int error = fs.put(path, chunk.bytes);
-                /* Another thread may be writing it (its creator sees it), have it, or take it away. */
-                n_bad += error != 0 && error != EPERM && error != EEXIST && error != ENOENT && error != ESTALE;
+                /* Another thread may be writing it (its creator sees it), or take it away. */
+                n_bad += error != 0 && error != EPERM && error != EEXIST && error != ENOENT &&
+                         error != ESTALE;
                 const Bytes bytes = fs.get(path);
-                n_bad += !bytes.empty() && bytes != chunk.bytes && bytes.size() > chunk.bytes.size();
+                n_bad +=
+                    !bytes.empty() && bytes != chunk.bytes && bytes.size() > chunk.bytes.size();
                 if (i % 3 == 0) fs.unlink(path);
-                if (i % 7 == 0) fs.rename("m/contexts/c", "m/contexts/d"), fs.rename("m/contexts/d", "m/contexts/c");
+                if (i % 7 == 0)
+                    fs.rename("m/contexts/c", "m/contexts/d"),
+                        fs.rename("m/contexts/d", "m/contexts/c");
             }
         });
     for (std::thread &thread : threads) thread.join();
     EXPECT_EQ(n_bad, 0);
     EXPECT_EQ(fs.metric("files_pending"), 0u);
     EXPECT_EQ(fs.metric("files_open"), 0u);
-    for (const std::string &name : fs.list(L1)) EXPECT_EQ(store.read(L1 + "/" + name), chunk.bytes) << name;
+    for (const std::string &name : fs.list(L1))
+        EXPECT_EQ(store.read(L1 + "/" + name), chunk.bytes) << name;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// tests/fusefs/fs_fixture.h - a file system core over a temporary store, used by path instead of by node.
+// tests/fusefs/fs_fixture.h - a file system core over a temporary store, used by path, not node.
 #ifndef CG_TESTS_FUSEFS_FS_FIXTURE_H
 #define CG_TESTS_FUSEFS_FS_FIXTURE_H
 #include "fusefs/core.h"
@@ -49,7 +49,8 @@ public:
         for (size_t at = 0; at < path.size();) {
             const size_t end = std::min(path.find('/', at), path.size());
             cg_fs_entry entry;
-            const int result = cg_fs_lookup(fs, &caller, node, path.substr(at, end - at).c_str(), &entry);
+            const int result =
+                cg_fs_lookup(fs, &caller, node, path.substr(at, end - at).c_str(), &entry);
             if (error != nullptr) *error = result;
             if (result != 0) return nullptr;
             node = keep(entry.node);
@@ -70,7 +71,8 @@ public:
 
     int mkdir(const std::string &path) {
         cg_fs_entry entry;
-        const int error = cg_fs_mkdir(fs, &caller, parent_of(path), leaf_of(path).c_str(), 0755, &entry);
+        const int error =
+            cg_fs_mkdir(fs, &caller, parent_of(path), leaf_of(path).c_str(), 0755, &entry);
         if (error == 0) keep(entry.node);
         return error;
     }
@@ -122,7 +124,8 @@ public:
     int rename(const std::string &from, const std::string &to, unsigned flags = 0) {
         cg_fs_node *parent = parent_of(from), *new_parent = parent_of(to);
         if (parent == nullptr || new_parent == nullptr) return ENOENT;
-        return cg_fs_rename(fs, &caller, parent, leaf_of(from).c_str(), new_parent, leaf_of(to).c_str(), flags);
+        return cg_fs_rename(fs, &caller, parent, leaf_of(from).c_str(), new_parent,
+                            leaf_of(to).c_str(), flags);
     }
     int link(const std::string &from, const std::string &to) {
         cg_fs_entry entry;
@@ -132,16 +135,19 @@ public:
     }
     int symlink(const std::string &target, const std::string &path) {
         cg_fs_entry entry;
-        const int error =
-            cg_fs_symlink(fs, &caller, target.c_str(), parent_of(path), leaf_of(path).c_str(), &entry);
+        const int error = cg_fs_symlink(fs, &caller, target.c_str(), parent_of(path),
+                                        leaf_of(path).c_str(), &entry);
         if (error == 0) keep(entry.node);
         return error;
     }
     int unlink(const std::string &path) {
         cg_fs_node *parent = parent_of(path);
-        return parent == nullptr ? ENOENT : cg_fs_unlink(fs, &caller, parent, leaf_of(path).c_str());
+        return parent == nullptr ? ENOENT
+                                 : cg_fs_unlink(fs, &caller, parent, leaf_of(path).c_str());
     }
-    int rmdir(const std::string &path) { return cg_fs_rmdir(fs, parent_of(path), leaf_of(path).c_str()); }
+    int rmdir(const std::string &path) {
+        return cg_fs_rmdir(fs, parent_of(path), leaf_of(path).c_str());
+    }
     int truncate(const std::string &path, off_t size) {
         struct stat attr = {};
         attr.st_size = size;
@@ -152,7 +158,8 @@ public:
         cg_fs_directory *directory;
         if (cg_fs_opendir(fs, find(path), &directory) != 0) return {"not a directory"};
         const struct dirent *entry;
-        for (off_t at = 0, next = 0; cg_fs_readdir(fs, directory, at, &entry, &next) == 0 && entry != nullptr; at = next)
+        for (off_t at = 0, next = 0;
+             cg_fs_readdir(fs, directory, at, &entry, &next) == 0 && entry != nullptr; at = next)
             if (entry->d_name[0] != '.' || entry->d_name[1] == 'c') names.push_back(entry->d_name);
         cg_fs_closedir(directory);
         std::sort(names.begin(), names.end());
@@ -163,7 +170,8 @@ public:
         const Bytes bytes = get(".cachegenfs/metrics");
         const std::string text = "\n" + std::string(bytes.begin(), bytes.end());
         const size_t at = text.find("\ncachegenfs_" + name + " ");
-        return at == std::string::npos ? UINT64_MAX : std::stoull(text.substr(at + name.size() + 13));
+        return at == std::string::npos ? UINT64_MAX
+                                       : std::stoull(text.substr(at + name.size() + 13));
     }
     std::string log() {
         const std::lock_guard<std::mutex> hold(lock_);
@@ -191,7 +199,8 @@ protected:
     // What an object of this chunk is called.
     static std::string object_of(const Chunk &chunk) {
         char path[CG_TREE_PATH_BYTES];
-        EXPECT_EQ(cg_tree_object_path("m", &chunk.header.key, static_cast<cg_level>(chunk.header.level),
+        EXPECT_EQ(cg_tree_object_path("m", &chunk.header.key,
+                                      static_cast<cg_level>(chunk.header.level),
                                       &chunk.header.profile, path, sizeof path),
                   CG_OK);
         return path;
