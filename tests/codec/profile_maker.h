@@ -66,6 +66,7 @@ struct ProfileSpec {
     bool all_active = true; // else fewer components, fewest at L3 and high frequencies
     double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
     uint64_t seed = 1;
+    size_t excess_active = 0; // columns beyond the components: a lie
 };
 
 // Frequencies of n symbols that fall by `fall` from one index to the next, as integers that sum to 1 << 14.
@@ -206,8 +207,8 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
             std::vector<size_t> n_active(8, n);
             for (unsigned f = 0; f < 8 && !spec.all_active; f++)
                 n_active[f] = f + 2 * level >= 12 ? 0 : n - n * (f + 2 * (level - 1)) / 12; // 0 of some
-            for (const size_t active : n_active)
-                put(&out, active, 2);
+            for (size_t &active : n_active)
+                put(&out, active += spec.excess_active, 2);
             for (const size_t active : n_active) {
                 for (size_t c = 0; c < active; c++)
                     put(&out, random.below(static_cast<uint32_t>(classes.size())), 1);

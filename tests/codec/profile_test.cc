@@ -158,6 +158,12 @@ TEST(Profile, RefusesHostileFields) {
     EXPECT_EQ(open(smaller), CG_ERR_TRUNCATED);
 }
 
+TEST(Profile, RefusesColumnsWithoutAComponent) {
+    ProfileSpec spec;
+    spec.excess_active = 1; // nothing else is wrong: the decoder would read past the basis
+    EXPECT_EQ(open(make_profile_bytes(spec)), CG_ERR_CORRUPT);
+}
+
 TEST(Profile, OpensAFile) {
     char path[] = "/tmp/cg_profile_test.XXXXXX";
     const int fd = mkstemp(path);
