@@ -57,6 +57,11 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
         h.header_bytes != CG_CHUNK_FIXED_BYTES + h.n_sections * CG_CHUNK_SECTION_BYTES ||
         h.file_bytes < h.header_bytes)
         return CG_ERR_CORRUPT;
+    static const cg_fingerprint none;
+    if (h.level == CG_L0 && memcmp(&h.profile, &none, sizeof none) != 0)
+        return CG_ERR_CORRUPT;
+    if (h.level <= CG_L1 && h.prefix_level > h.level) /* a quality that this KV cannot have */
+        return CG_ERR_CORRUPT;
     *header_out = h;
     return CG_OK;
 }

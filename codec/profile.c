@@ -271,7 +271,9 @@ cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **pro
         p->panel_channels = CG_PANEL_CHANNELS / head_dim * head_dim;
         for (uint32_t n = CG_PANEL_CHANNELS; p->panel_channels == 0; n--)
             p->panel_channels = head_dim % n == 0 ? n : 0;
-        status = read_body(&in, p);
+        /* A head of 514 would make panels of 2 channels, and 128 times the basis in memory. */
+        status = p->panel_channels >= CG_PANEL_CHANNELS / 8 || head_dim <= CG_PANEL_CHANNELS ? read_body(&in, p)
+                                                                                          : CG_ERR_UNSUPPORTED;
     }
     if (status != CG_OK) {
         cg_profile_free(p);
