@@ -66,7 +66,11 @@ struct OddFsCalls {
         if (flags != 0) return -EINVAL;
         return result_of(renameat(state()->backing_fd, below(from), state()->backing_fd, below(to)));
     }
-    static int link(const char *, const char *) { return -EPERM; }
+    static int link(const char *from, const char *to) {
+        if (is_named(from, "full")) return -EMLINK;
+        if (!is_named(to, "links")) return -EPERM;
+        return result_of(linkat(state()->backing_fd, below(from), state()->backing_fd, below(to), 0));
+    }
     static int open(const char *path, struct fuse_file_info *info) {
         if (is_named(path, "hang_open")) hang();
         if (is_named(path, "nodirect") && (info->flags & O_DIRECT)) return -EINVAL;

@@ -2,7 +2,8 @@
 //
 // "hang_stat", "hang_open", "hang_read", "hang_write" in a name: answered only after release().
 // "longer": has 100 bytes more than its status says. "short": a read gives at most 1000 bytes. "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is.
-// Hard links are refused (EPERM), as on vfat or some network file systems.
+// Hard links are refused (EPERM), as on vfat or some network file systems, except to names with "links" in them; a
+// file with "full" in its name has all the links that it can have (EMLINK).
 #ifndef CG_TESTS_IOURING_ODD_FS_H
 #define CG_TESTS_IOURING_ODD_FS_H
 #include <string>

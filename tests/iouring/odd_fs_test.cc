@@ -6,10 +6,13 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
+#include <filesystem>
 #include <memory>
-#include <optional>
 #include <thread>
 
+#include "iouring/file.h"
+#include "iouring/store.h"
+#include "tests/iouring/chunk_maker.h"
 #include "tests/iouring/io_fixture.h"
 #ifdef CG_TEST_HAS_FUSE
 #include "tests/iouring/odd_fs.h"
@@ -112,6 +115,54 @@ TEST_P(OddFsTest, RenamesWhereThereAreNoLinks) {
     EXPECT_EQ(write("odd/a/file", second, true), CG_OK);
     EXPECT_TRUE(dir.read("backing/a/file") == second);
     EXPECT_EQ(dir.files("backing").size(), 1u) << "a temporary file is left";
+}
+
+TEST_P(OddFsTest, CopiesWhereAFileCanHaveNoMoreLinks) {
+    const std::vector<uint8_t> bytes = draw_bytes(3 << 20, 1), other = draw_bytes(10, 2);
+    dir.write("backing/source", bytes);
+    dir.write("backing/full", bytes);
+    for (const char *from : {"odd/source", "odd/full"})
+        for (const char *to : {"odd/a/copy", "odd/links/copy"}) {
+            SCOPED_TRACE(testing::Message() << from << " to " << to);
+            const std::string made = "backing" + std::string(to).substr(3);
+            ASSERT_EQ(cg_file_install(dir.fd, from, to, false), CG_OK);
+            EXPECT_TRUE(dir.read(made) == bytes);
+            EXPECT_EQ(cg_file_install(dir.fd, from, to, false), CG_ERR_EXISTS);
+            dir.write(made + ".other", other);
+            std::filesystem::rename(dir.path + "/" + made + ".other", dir.path + "/" + made);
+            EXPECT_EQ(cg_file_install(dir.fd, from, to, false), CG_ERR_EXISTS);
+            EXPECT_TRUE(dir.read(made) == other);
+            EXPECT_EQ(cg_file_install(dir.fd, from, to, true), CG_OK);
+            EXPECT_TRUE(dir.read(made) == bytes);
+            EXPECT_EQ(cg_file_install(dir.fd, from, to, true), CG_OK) << "also over itself";
+            EXPECT_EQ(dir.files("backing").size(), 3u) << "a temporary file is left";
+            std::filesystem::remove(dir.path + "/" + to);
+        }
+}
+
+TEST_P(OddFsTest, HoldsAStoreWithoutLinks) {
+    cg_store *store;
+    ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), "m", true, &store), CG_OK);
+    const std::vector<cg_test::Chunk> chain = cg_test::make_chain(2, CG_L0);
+    std::vector<cg_store_link> links;
+    std::vector<uint32_t> tokens;
+    bool existed;
+    for (const cg_test::Chunk &chunk : chain) {
+        EXPECT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), &existed), CG_OK);
+        EXPECT_FALSE(existed);
+        EXPECT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), &existed), CG_OK);
+        EXPECT_TRUE(existed);
+        links.push_back({chunk.header.key, 1});
+        tokens.insert(tokens.end(), chunk.tokens.begin(), chunk.tokens.end());
+    }
+    for (int i = 0; i < 2; i++)
+        ASSERT_EQ(cg_store_context_publish(store, io, "c", links.data(), links.size(), nullptr, tokens.data(),
+                                           tokens.size()),
+                  CG_OK);
+    EXPECT_TRUE(dir.read("backing/m/contexts/c/L0/00001.kv") == chain[1].bytes);
+    EXPECT_TRUE(dir.has("backing/m/contexts/c/context.json"));
+    EXPECT_EQ(dir.files("backing").size(), 8u) << "a temporary file is left";
+    cg_store_free(store);
 }
 
 TEST_P(OddFsTest, ClosesWhatItReads) {

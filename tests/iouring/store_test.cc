@@ -328,9 +328,11 @@ TEST_P(StoreTest, RefusesContextsThatAreNoChainOfTheirTokens) {
     const cg_fingerprint profile = install_profile("x"), other_profile = install_profile("y");
     const std::vector<Chunk> chain = make_chain(3, CG_L0), other = make_chain(3, CG_L0, nullptr, 2);
     const Chunk lossy = make_chunk(nullptr, chain[0].tokens, CG_L1, &profile);
+    const Chunk elsewhere = make_chunk(&other[0], chain[1].tokens, CG_L0); // same tokens and position, other parent
     publish_all(chain);
     publish_all(other);
     ASSERT_EQ(publish(lossy), CG_OK);
+    ASSERT_EQ(publish(elsewhere), CG_OK);
     const std::vector<uint32_t> tokens = all_tokens(chain);
     const auto link = [](const Chunk &chunk, uint8_t levels) { return cg_store_link{chunk.header.key, levels}; };
     const struct {
@@ -352,6 +354,7 @@ TEST_P(StoreTest, RefusesContextsThatAreNoChainOfTheirTokens) {
         {"one left out", "c", {link(chain[0], 1), link(chain[2], 1)}, nullptr, 48, CG_ERR_FOREIGN_TOKENS},
         {"not from the start", "c", {link(chain[1], 1)}, nullptr, 48, CG_ERR_FOREIGN_TOKENS},
         {"of two chains", "c", {link(chain[0], 1), link(other[1], 1)}, nullptr, 32, CG_ERR_FOREIGN_TOKENS},
+        {"other parent", "c", {link(chain[0], 1), link(elsewhere, 1)}, nullptr, 32, CG_ERR_FOREIGN_TOKENS},
         {"other tokens", "c", {link(other[0], 1)}, nullptr, 16, CG_ERR_FOREIGN_TOKENS},
         {"too few tokens", "c", {link(chain[0], 1)}, nullptr, 15, CG_ERR_FOREIGN_TOKENS},
         {"too many tokens", "c", {link(chain[0], 1)}, nullptr, 17, CG_ERR_FOREIGN_TOKENS},
