@@ -33,6 +33,7 @@ LINK_MBPS = 100
 LEVELS = ("L0", "L1", "L2", "L3")
 CONTEXT = "demo"
 PROMPT = "tests/data/prompt/longchat_topics.txt"
+STEPS = ("lookup", "load", "read", "decode", "copy")
 STARTED = time.monotonic()
 
 
@@ -174,6 +175,10 @@ class Server:
                 if self._process.poll() is not None:
                     raise RuntimeError(f"vLLM ended with {self._process.returncode}; the end of its log:\n{self._tail()}")
                 waiting.tick()
+            with open(self._log, errors="replace") as log:
+                disabled = [line for line in log if "connector disabled" in line]
+            if disabled:
+                raise RuntimeError(disabled[0])
         except BaseException:
             self.__exit__()
             raise
@@ -225,7 +230,7 @@ class Measurement:
             if counters:
                 loads = client.counters_since(before, lambda since: since.get("loads", 0) >= 1)
                 sample["bytes"] = int(loads.get("bytes_read", 0))
-                for step in ("lookup", "read", "decode", "copy"):
+                for step in STEPS:
                     sample[f"{step}_s"] = loads.get(f"{step}_seconds", 0)
             if link:
                 sample["bytes"] = link.received_bytes() - received
@@ -311,7 +316,7 @@ class Demo:
         self.runs.append(run_row(connector, level, link_mbps, measurement, bytes_moved, bits, self.cold_text))
 
     def split(self, label, measurement):
-        steps = {step: median_of(measurement.samples, f"{step}_s") for step in ("lookup", "read", "decode", "copy")}
+        steps = {step: median_of(measurement.samples, f"{step}_s") for step in STEPS}
         self.splits.append((label, measurement.ttft_s, steps))
 
     # the parts, in order
@@ -449,13 +454,15 @@ class Demo:
             + ("yes" if copied.same_output(self.cold_text) else "no",)
         )
         print_table(heading, rows)
-        print("\nWhere the time of a load goes, in ms. Read is wall time; decode and copy are thread time and overlap it")
-        print("and each other, so the engine's share (prefill of the rest, HTTP, scheduling) is at least the last column.\n")
+        print("\nWhere the time goes, in ms: TTFT = look-up + load + engine (prefill of the rest, scheduling, HTTP).")
+        print("A load reads, decodes and copies at once: read is the time that reads are under way, decode and copy")
+        print("(into the engine's blocks) are sums over threads.\n")
         rows = []
         for label, ttft_s, steps in self.splits:
-            times = [steps[step] * 1e3 for step in ("lookup", "read", "decode", "copy")]
-            rows.append((label, f"{ttft_s * 1e3:.0f}", *(f"{t:.1f}" for t in times), f"{ttft_s * 1e3 - sum(times):.0f}"))
-        print_table(("cachegen", "TTFT", "look-up", "read", "decode", "copy into blocks", "engine"), rows)
+            engine_s = ttft_s - steps["lookup"] - steps["load"]
+            times = (ttft_s, steps["lookup"], steps["load"], engine_s, steps["read"], steps["decode"], steps["copy"])
+            rows.append((label, *(f"{seconds * 1e3:.1f}" for seconds in times)))
+        print_table(("cachegen", "TTFT", "look-up", "load", "engine", "(read", "decode", "copy)"), rows)
         result = {
             "model": self.model,
             "prompt_tokens": self.prompt_tokens,

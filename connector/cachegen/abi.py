@@ -202,7 +202,9 @@ class Connector:
         self._handle = c_void_p()
         self._c = ctypes.CDLL(library or find_library())
         for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(self._c, f"cachegen_{name}")
+            function = getattr(self._c, f"cachegen_{name}", None)
+            if function is None:
+                raise OSError(f"{self._c._name} is older than this package: it has no cachegen_{name}")
             function.restype, function.argtypes = result, arguments
         text = json.dumps(config).encode()
         error = ctypes.create_string_buffer(512)

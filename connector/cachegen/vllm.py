@@ -48,6 +48,7 @@ PREFIX = "cachegen."
 OWN_KEYS = ("library", "lookup_wait_ms")
 SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 SAVE_RETRY_S = 0.2
+IDLE_WAIT_S = 0.01  # a new request waits that long at most
 
 
 class Unsupported(Exception):
@@ -85,6 +86,7 @@ class Metadata(KVConnectorMetadata):
     loads: list[LoadPlan] = field(default_factory=list)
     saves: list[SavePlan] = field(default_factory=list)
     prefill_tokens: int = 0  # 0: this step says nothing about the speed of prefilling
+    is_idle: bool = False  # nothing is scheduled in this step
 
 
 @dataclass
@@ -113,7 +115,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
 
 class Stats(KVConnectorStats):
-    """Increments of the library's counters since the last report; throughput_bps is the newest value."""
+    """Increments of the library's counters since the last report, and load_ns, the wall time of loads; throughput_bps is
+    the newest value."""
 
     def reset(self):
         self.data = {}
@@ -140,7 +143,7 @@ class PromMetrics(KVConnectorPromMetrics):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._metrics = {}  # counter -> (metric by engine, factor)
         made = {}
-        for counter in abi.Stats().as_dict():
+        for counter in (*abi.Stats().as_dict(), "load_ns"):
             name, level = (counter[:-3], counter[-1]) if counter[-3:-1] == "_l" else (counter, None)
             factor = 1
             if name.endswith("_ns"):
@@ -301,6 +304,7 @@ class CachegenConnector(KVConnectorBase_V1):
         self._waiting_saves: list[SavePlan] = []
         self._unsaved: set[str] = set()  # requests with a chunk that was dropped: what follows could not be reached
         self._worker_report = WorkerReport()
+        self._load_ns = 0
         self._submitted = None
         self._step_started_ns = 0
         try:
@@ -458,10 +462,9 @@ class CachegenConnector(KVConnectorBase_V1):
         return True
 
     def _wait(self, seconds):
-        """Until an operation of the connector completes, or so: other threads may clear the eventfd first."""
-        seconds = min(seconds, 1e-3)
+        """Until an operation of the connector completes. Nobody else reads this connector's eventfd."""
         if self._eventfd < 0:
-            time.sleep(seconds)
+            time.sleep(min(seconds, 1e-3))
         elif select.select([self._eventfd], [], [], seconds)[0]:
             os.read(self._eventfd, 8)
 
@@ -532,6 +535,7 @@ class CachegenConnector(KVConnectorBase_V1):
 
     def _plan_step(self, scheduler_output, metadata):
         n_prefill = 0
+        metadata.is_idle = scheduler_output.total_num_scheduled_tokens == 0
         cached = scheduler_output.scheduled_cached_reqs
         new = ((r.req_id, r.num_computed_tokens, None) for r in scheduler_output.scheduled_new_reqs)
         old = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids)
@@ -734,15 +738,22 @@ class CachegenConnector(KVConnectorBase_V1):
         for plan in failed:
             self._finish_load(plan, LoadReport(plan.from_token, 0))
             finished.add(plan.req_id)
+        self._poll_loads(finished_req_ids, finished)
+        # vLLM asks again at once, in a busy loop that takes the CPU from our decoding threads.
+        if self._loads and not finished and self.has_connector_metadata() and self._get_connector_metadata().is_idle:
+            self._wait(IDLE_WAIT_S)
+            self._poll_loads(finished_req_ids, finished)
+        if self._cg is not None:
+            self._collect_saves()
+        return None, finished or None
+
+    def _poll_loads(self, cancelled, finished):
         for req_id, (plan, load) in list(self._loads.items()):
-            report = self._poll_load(plan, load, cancel=req_id in finished_req_ids)
+            report = self._poll_load(plan, load, cancel=req_id in cancelled)
             if report is not None:
                 del self._loads[req_id]
                 self._finish_load(plan, report)
                 finished.add(req_id)
-        if self._cg is not None:
-            self._collect_saves()
-        return None, finished or None
 
     def _poll_load(self, plan, load, cancel):
         """A LoadReport once nothing is written to the blocks any more."""
@@ -781,6 +792,7 @@ class CachegenConnector(KVConnectorBase_V1):
         if report.loaded_tokens < plan.to_token:
             self._bad_blocks.update(plan.block_ids[first_bad:])
         self._worker_report.loads[plan.req_id] = report
+        self._load_ns += report.total_ns
 
     def _collect_saves(self):
         under_way = []
@@ -809,7 +821,7 @@ class CachegenConnector(KVConnectorBase_V1):
 
     @_guarded(_nothing)
     def get_kv_connector_stats(self):
-        counters = self._cg.get_stats().as_dict()
+        counters = {**self._cg.get_stats().as_dict(), "load_ns": self._load_ns}
         if counters == self._reported:
             return None
         increments = {name: value - self._reported.get(name, 0) for name, value in counters.items()}
