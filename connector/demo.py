@@ -64,7 +64,8 @@ class Waiting:
 def prepare_profile(arguments, name):
     """The model's folder of a store (model.json, profile), made once for a model, calibration text and tool."""
     texts = sorted(glob.glob(os.path.join(arguments.checkout, "tests/data/calibration/*.txt")))
-    tools = sorted(glob.glob(os.path.join(arguments.checkout, "connector/cachegen/profile*.py")))
+    modules = glob.glob(os.path.join(arguments.checkout, "connector/cachegen/*.py"))
+    tools = sorted(path for path in modules if os.path.basename(path) not in ("abi.py", "vllm.py"))
     identity = hashlib.sha256(model_fingerprint(arguments.model).encode())
     for path in (*texts, *tools):
         with open(path, "rb") as file:
