@@ -244,9 +244,9 @@ const Damage DAMAGES[] = {
     {"another dtype, sealed", [](const Store &s, const std::string &p) {
          edit(s, p, [](Bytes *b) { (*b)[27] = CG_DTYPE_FP16; seal_chunk(b); }); },
      &cachegen_stats::chunks_foreign_model},
-    {"a lossy prefix, sealed", [](const Store &s, const std::string &p) {
+    {"L0 on a lossy prefix, sealed", [](const Store &s, const std::string &p) {
          edit(s, p, [](Bytes *b) { (*b)[25] = CG_L2; seal_chunk(b); }); },
-     &cachegen_stats::chunks_lossy_prefix},
+     &cachegen_stats::chunks_corrupt},
     {"not a regular file", [](const Store &s, const std::string &p) {
          std::filesystem::rename(s.dir.path + "/" + p, s.dir.path + "/elsewhere");
          std::filesystem::create_symlink(s.dir.path + "/elsewhere", s.dir.path + "/" + p); },
