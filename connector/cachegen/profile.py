@@ -12,24 +12,22 @@ import sys
 import tempfile
 import time
 
-import numpy as np
 import torch
 
+from .assemble import N_SINKS, assemble, plan_columns
 from .fingerprint import model_fingerprint
 from .klt import Moments, Planes, Transform, quantize, split_layers
 from .kv_model import Context, KvModel
-from .profile_file import BLOCK_TOKENS, N_LEVELS, Basis, Profile
+from .profile_file import BLOCK_TOKENS, N_LEVELS
 from .quality import CHUNK_TOKENS, measure
 from .rope import Unsupported
-from .tables import Histograms, cluster, shift_of
+from .steps import DEFAULT, find_steps, parse_steps
+from .tables import Histograms, shift_of
 
 CONTINUATION = 256  # tokens after a context: Fisher information and quality come from them
-N_SINKS = 4
-DEFAULT_STEPS = (0.0005, 0.0015, 0.0045)
 MAX_GROUP_CHANNELS = 5120
 PROFILE_SHARE = 0.05  # of the weights' bytes: a profile's largest size
-LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
-NARROW_MEAN_SQUARE = 30.0  # of L1 symbols: components below it are stored in 8 bits
+LEAST_BUDGET_BYTES = 1 << 20  # the share of a tiny model is no use
 
 
 class Progress:
@@ -175,72 +173,6 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
     return histograms, mean_square
 
 
-def active_components(counts, least):
-    """How many components of each frequency carry bits: counts [8][n_components][bin]. A prefix; the share of symbols
-    other than 0 is averaged over neighbours, since it falls along the components but for noise."""
-    nonzero = 1 - counts[..., 0] / counts.sum(-1)
-    kernel = np.ones(9) / 9
-    result = []
-    for row in nonzero:
-        smooth = np.convolve(np.pad(row, 4, mode="edge"), kernel, mode="valid")
-        above = np.flatnonzero(smooth >= least)
-        result.append(int(above[-1]) + 1 if len(above) else 0)
-    return result
-
-
-def assemble(model, fingerprint, transform, histograms, mean_square, steps, n_classes, least, narrow):
-    """The Profile from statistics."""
-    n_groups = len(transform.groups)
-    each = [(g, p) for g in range(n_groups) for p in range(2)]
-    active, rows, shifts, n_components = {}, [], [], dict.fromkeys(each, 0)
-    for level in range(N_LEVELS):
-        for g, p in each:
-            h = histograms[level][g, p]
-            counts = h.rows().reshape(*h.shift.shape, -1)
-            n = active_components(np.where(h.shift.cpu().numpy()[..., None] > 0, 1.0, counts) + 0.0, least)
-            if level:  # no coarser level holds what the finer one does not: transcoding needs it
-                n = [min(a, b) for a, b in zip(n, active[level - 1, g, p])]
-            active[level, g, p] = n
-            n_components[g, p] = max(n_components[g, p], *n)
-            for f in range(BLOCK_TOKENS):
-                rows.append(counts[f, : n[f]])
-                shifts.append(h.shift[f, : n[f]].cpu().numpy())
-    classes, of = cluster(np.concatenate(rows), np.concatenate(shifts), n_classes)
-    order = np.split(of.astype(np.uint8), np.cumsum([len(r) for r in rows])[:-1])
-    columns = iter(order)
-    class_of = [
-        [[[next(columns) for _ in range(BLOCK_TOKENS)] for _ in range(2)] for _ in range(n_groups)]
-        for _ in range(N_LEVELS)
-    ]
-    basis = []
-    for g in range(n_groups):
-        planes = []
-        for p in range(2):
-            wide = (mean_square[g, p].mean(0) >= narrow).nonzero().flatten()
-            n_wide = min(int(wide[-1]) + 1 if len(wide) else 0, n_components[g, p])
-            planes.append(Basis.quantize(transform.rows[g][p][: n_components[g, p]].cpu().numpy(), n_wide))
-        basis.append(planes)
-    return Profile(
-        bytes.fromhex(fingerprint), model.n_layers, model.n_kv_heads, model.head_dim, model.dtype_name,
-        model.rope.inv_freq.numpy(), N_SINKS, transform.groups, np.array(steps, np.float32),
-        transform.mean.cpu().numpy(), transform.weight.cpu().numpy(), classes, basis, class_of,
-    )  # fmt: skip
-
-
-def fit_size(make, budget_bytes):
-    """(profile, bytes): the one that make(least, narrow) makes, with more cut until it fits in budget_bytes."""
-    least, narrow = LEAST_NONZERO, NARROW_MEAN_SQUARE
-    while True:
-        profile = make(least, narrow)
-        data = profile.to_bytes()
-        if len(data) <= budget_bytes or least > 0.5:
-            return profile, data
-        if any(len(b.wide) for both in profile.basis for b in both):
-            narrow *= 4
-        else:
-            least *= 1.5
-
-
 def write_atomically(path, data):
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -280,6 +212,9 @@ def write_store(out, model, fingerprint, profile, data):
 def print_report(report):
     print(f"profile {report['profile']}: {report['profile_bytes']:,} bytes, "
           f"{100 * report['profile_share']:.1f} % of the weights; {report['n_classes']} classes")  # fmt: skip
+    if not report["held_out"]:
+        print("not measured: the texts are too short to hold a part out")
+        return
     print(f"held-out: {report['n_held_out']} contexts of {', '.join(report['held_out'])}")
     print(f"sizes are of files of {CHUNK_TOKENS} tokens, estimated within about 1 %; "
           f"active: multiply-adds an element, as a share of the channels of a group")  # fmt: skip
@@ -327,9 +262,10 @@ def parse_arguments(arguments):
     add("--out", required=True, metavar="STORE/MODEL")
     add("--held-out", nargs="+", metavar="FILE", help="text for the report (default: the last part of each text)")
     add("--tokens", type=int, default=3072, help="tokens of a context (default %(default)s)")
+    add("--report-contexts", type=int, default=5, help="held-out contexts measured, 0 for all (default %(default)s)")
     add("--contexts", type=int, default=1, help="contexts of each text, 0 for all (default %(default)s)")
     add("--group-layers", default=None, help="layers that share a KLT: a number, or a list like 4,4,6")
-    add("--steps", default=",".join(map(str, DEFAULT_STEPS)), help="of L1, L2, L3 (default %(default)s)")
+    add("--steps", default=DEFAULT, help='of L1, L2, L3, or "auto": by the KL divergence of L2 (default %(default)s)')
     add("--classes", type=int, default=192, help=argparse.SUPPRESS)
     add("--device", default="cpu")
     add("--dtype", choices=("bf16", "fp16", "fp32"), help="of weights and caches (default: the model's)")
@@ -355,25 +291,32 @@ def run(options):
         sizes = [int(n) for n in options.group_layers.split(",")]
         group_layers = sizes if len(sizes) > 1 else sizes[0]
     groups = split_layers(model.n_layers, group_layers)
-    steps = [[float(s)] * 2 for s in options.steps.split(",")]
-    if len(steps) != N_LEVELS:
-        raise SystemExit("profile: --steps needs three numbers")
+    held_out = pick(held_out, options.report_contexts)
+    try:
+        steps = None if options.steps == "auto" else parse_steps(options.steps)
+    except ValueError as error:
+        raise SystemExit(f"profile: {error}") from error
 
     caches = Caches(model, int(options.memory_gib * 2**30))
     moments = calibrate(model, caches, contexts, groups, progress, options.seed)
     transform = fill_transform(moments, groups, model.device, progress)
     del moments
+    if steps is None:
+        if not held_out:
+            raise SystemExit("profile: --steps auto needs held-out text, or texts of more than one context")
+        progress.start("steps")
+        steps = find_steps(model, transform, held_out, progress)
     histograms, mean_square = count_symbols(model, caches, contexts, transform, steps, progress)
     caches.kept.clear()
     progress.start("classes")
 
-    def make(least, narrow):
-        return assemble(model, fingerprint, transform, histograms, mean_square, steps, options.classes, least, narrow)
-
-    profile, data = fit_size(make, PROFILE_SHARE * model.weights_bytes)
+    budget_bytes = max(PROFILE_SHARE * model.weights_bytes, LEAST_BUDGET_BYTES)
+    plan = plan_columns(transform, histograms, mean_square, budget_bytes)
+    profile = assemble(model, fingerprint, transform, histograms, plan, steps, options.classes)
+    data = profile.to_bytes()
     write_store(options.out, model, fingerprint, profile, data)
     progress.start("quality on held-out text")
-    scores = measure(model, profile, held_out, progress)
+    scores = measure(model, profile, held_out, progress) if held_out else {}
     report = make_report(model, profile, data, held_out, scores, time.monotonic() - progress.began)
     print_report(report)
     if options.json:

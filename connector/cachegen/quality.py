@@ -15,7 +15,8 @@ from .profile_file import BLOCK_TOKENS, N_LEVELS
 from .tables import N_BINS, class_costs, magnitude_bins
 
 CHUNK_TOKENS = 256
-_STREAM_BYTES = 132  # lane states and the stream's size
+_STREAM_BYTES = 132  # lane states and the stream's size; the codec makes so many that they cost 2 %
+_STREAM_SHARE = 50
 _SINK_BITS = 11.5  # an exact element of the first tokens, about
 
 
@@ -65,21 +66,26 @@ class Coder:
     def _symbol_bits(self, q, classes, active):
         bins = magnitude_bins(q.int(), self.shifts[classes]).long()
         cost = self.costs.flatten()[classes * N_BINS + bins]
-        return float((cost * active).sum(dtype=torch.float64))
+        bits = float((cost * active).sum(dtype=torch.float64))
+        n_chunks = -(-len(q) * BLOCK_TOKENS // CHUNK_TOKENS)
+        n_streams = max(1, int(bits / n_chunks / 8 / (_STREAM_SHARE * _STREAM_BYTES)))
+        # 8 of the 32 bits of a lane state are entropy that is already counted.
+        return bits + 8 * n_chunks * n_streams * (_STREAM_BYTES - 32)
 
-    def _overhead_bits(self, n_tokens, token_bytes):
+    def other_bits(self, n_tokens, token_bytes):
+        """Of the files of a context: headers, section tables, token ids and exact first tokens."""
         n_sections = 2 * len(self.profile.group_layers)
-        bits = 0.0
+        bits = _SINK_BITS * 2 * self.profile.mean[:, 0].size * self.profile.n_sinks
         for at in range(0, n_tokens, CHUNK_TOKENS):
             rows = 1 + n_sections * (2 if at == 0 else 1)
-            bits += 8 * (160 + 16 * rows + n_sections * (4 + _STREAM_BYTES))
+            bits += 8 * (160 + 16 * rows + 4 * n_sections)
             bits += 8 * token_bytes * min(CHUNK_TOKENS, n_tokens - at)
         return bits
 
-    def code(self, x, level, token_bytes=2):
-        """(x after coding, bits): x [2][n_layers][n_tokens][C] of a context from position 0."""
+    def code(self, x, level):
+        """(x after coding, bits of its symbols): x [2][n_layers][n_tokens][C] of a context from position 0."""
         profile, n_tokens = self.profile, x.shape[2]
-        out, bits = torch.empty_like(x), self._overhead_bits(n_tokens, token_bytes)
+        out, bits = torch.empty_like(x), 0.0
         for g, n in enumerate(profile.group_layers):
             layers = slice(self.transform.first[g], self.transform.first[g] + n)
             for p in range(2):
@@ -89,7 +95,6 @@ class Coder:
                 bits += self._symbol_bits(q, classes, active)
                 out[p, layers] = self.transform.synthesize(q * step, g, p, n_tokens)
         out[:, :, : profile.n_sinks] = x[:, :, : profile.n_sinks]
-        bits += _SINK_BITS * x[:, :, : profile.n_sinks].numel()
         return out, bits
 
 
@@ -112,7 +117,8 @@ def measure(model, profile, contexts, progress=lambda done, total: None, levels=
         reference = model.log_probs(context, k, v)
         x = planes.flat(k, v)
         for level in levels:
-            coded, bits = coder.code(x, level, token_bytes)
+            coded, bits = coder.code(x, level)
+            bits += coder.other_bits(context.n, token_bytes)
             log_p = model.log_probs(context, *planes.heads(coded))
             kl, top1, nll = score(log_p, reference, context.ids[context.n :])
             scores[level].add(Score(bits, x.numel(), kl, top1, nll, 1))

@@ -1,4 +1,5 @@
-"""The rotation that a model applies to K, and its inverse. Kinds that are no fixed rotation of NeoX pairing are refused.
+"""The rotation that a model applies to K, and its inverse. Kinds that are no fixed rotation of NeoX pairing are
+refused.
 
 The codec stores K without rotation: neighbouring tokens are alike there. inv_freq is what the engines compute (in f32),
 widened; the profile carries it, so that a decoder knows nothing of rope kinds.
@@ -23,7 +24,8 @@ class Rope:
     scaling: dict = field(default_factory=dict)
 
     def as_json(self):
-        return {"kind": self.kind, "theta": self.theta, "rotary_dim": self.rotary_dim, "pairing": "neox", **self.scaling}
+        kind = {"kind": self.kind, "theta": self.theta, "rotary_dim": self.rotary_dim, "pairing": "neox"}
+        return {**kind, **self.scaling}
 
     def rotate(self, k, positions, inverse=False):
         """k f32 [...][n_tokens][n_kv_heads][head_dim], rotated; positions [n_tokens]."""

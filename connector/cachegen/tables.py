@@ -115,8 +115,9 @@ def _k_means(rows, shift, n_classes, n_rounds):
     of = np.clip(np.searchsorted(edges, spread, side="right") - 1, 0, n_classes - 1)
     for _ in range(n_rounds):
         used, of = np.unique(of, return_inverse=True)
-        pooled = np.zeros((len(used), N_BINS))
-        np.add.at(pooled, of, rows)
+        order = np.argsort(of, kind="stable")
+        firsts = np.searchsorted(of[order], np.arange(len(used)))
+        pooled = np.add.reduceat(rows[order].astype(np.float64), firsts)
         classes = [make_class(row, shift) for row in pooled]
         costs = np.stack([class_costs(c) for c in classes]).astype(np.float32)
         of = _cheapest(rows, costs)
@@ -142,4 +143,6 @@ def cluster(rows, shift, n_classes=192, n_rounds=12):
         found, found_of = _k_means(rows[at], s, int(min(share[s], len(at))), n_rounds)
         of[at] = found_of + len(classes)
         classes += found
+    if not classes:  # a format's must: every column is cut
+        classes = [make_class(np.eye(N_BINS)[0], 0)]
     return classes, of

@@ -1,0 +1,107 @@
+"""From statistics to a profile: which columns and components are worth their bytes, and the file's parts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .profile_file import BLOCK_TOKENS, N_LEVELS, Basis, Profile
+from .tables import cluster
+
+N_SINKS = 4
+LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
+NARROW_MEAN_SQUARE = 30.0  # of L1 symbols: components below it are stored in 8 bits
+_NEIGHBOURS = 9
+
+
+@dataclass
+class Plan:
+    active: dict  # (level, group, plane): components of each frequency
+    n_components: dict  # (group, plane)
+    n_wide: dict
+
+
+def _nonzero_share(histogram):
+    """[8][n_components]: how often the symbol is not 0. Averaged over neighbours: it falls along the components but for
+    noise, and what is kept is a prefix."""
+    counts = histogram.rows().reshape(*histogram.shift.shape, -1)
+    share = 1 - counts[..., 0] / counts.sum(-1)
+    share[histogram.shift.cpu().numpy() > 0] = 1
+    pad = _NEIGHBOURS // 2
+    padded = np.pad(share, ((0, 0), (pad, pad)), mode="edge")
+    return np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS, axis=1).mean(-1)
+
+
+def _prefix(above):
+    """Length of the shortest prefix that holds every True."""
+    found = np.flatnonzero(above)
+    return int(found[-1]) + 1 if len(found) else 0
+
+
+def _plan(shares, wide_squares, least, narrow):
+    active, n_components, n_wide = {}, {}, {}
+    for level, group, plane in sorted(shares):  # levels ascend
+        n = [_prefix(row >= least) for row in shares[level, group, plane]]
+        if level:  # no coarser level holds what the finer one does not: transcoding needs it
+            n = [min(a, b) for a, b in zip(n, active[level - 1, group, plane])]
+        else:
+            n_components[group, plane] = max(n)
+            n_wide[group, plane] = min(_prefix(wide_squares[group, plane] >= narrow), max(n))
+        active[level, group, plane] = n
+    return Plan(active, n_components, n_wide)
+
+
+def plan_columns(transform, histograms, mean_square, budget_bytes):
+    """The Plan whose profile fits in budget_bytes: first more components go to 8 bits, then more are cut."""
+    n_groups = len(transform.groups)
+    shares = {
+        (level, *gp): _nonzero_share(h) for level in range(N_LEVELS) for gp, h in histograms[level].items()
+    }  # fmt: skip
+    squares = {gp: square.mean(0).cpu().numpy() for gp, square in mean_square.items()}
+    channels = [rows[0].shape[1] for rows in transform.rows]
+    fixed_bytes = 2 * 2 * 4 * transform.mean.shape[0] * transform.mean.shape[2] + (32 << 10)
+    least, narrow = LEAST_NONZERO, NARROW_MEAN_SQUARE
+    while True:
+        plan = _plan(shares, squares, least, narrow)
+        n_bytes = fixed_bytes + sum(map(sum, plan.active.values()))
+        for g in range(n_groups):
+            for p in range(2):
+                wide, narrows = plan.n_wide[g, p], plan.n_components[g, p] - plan.n_wide[g, p]
+                n_bytes += 2 * wide * channels[g] + narrows * (channels[g] + 4)
+        if n_bytes <= budget_bytes or least > 0.5:
+            return plan
+        if any(plan.n_wide.values()):
+            narrow *= 4
+        else:
+            least *= 1.25
+
+
+def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
+    """The Profile of a plan."""
+    n_groups = len(transform.groups)
+    rows, shifts = [], []
+    for level in range(N_LEVELS):
+        for g in range(n_groups):
+            for p in range(2):
+                h = histograms[level][g, p]
+                counts, shift = h.rows().reshape(*h.shift.shape, -1), h.shift.cpu().numpy()
+                for f, n in enumerate(plan.active[level, g, p]):
+                    rows.append(counts[f, :n])
+                    shifts.append(shift[f, :n])
+    classes, of = cluster(np.concatenate(rows), np.concatenate(shifts), n_classes)
+    columns = iter(np.split(of.astype(np.uint8), np.cumsum([len(r) for r in rows])[:-1]))
+    class_of = [
+        [[[next(columns) for _ in range(BLOCK_TOKENS)] for _ in range(2)] for _ in range(n_groups)]
+        for _ in range(N_LEVELS)
+    ]
+    basis = [
+        [
+            Basis.quantize(transform.rows[g][p][: plan.n_components[g, p]].cpu().numpy(), plan.n_wide[g, p])
+            for p in range(2)
+        ]
+        for g in range(n_groups)
+    ]
+    return Profile(
+        bytes.fromhex(fingerprint), model.n_layers, model.n_kv_heads, model.head_dim, model.dtype_name,
+        model.rope.inv_freq.numpy(), N_SINKS, transform.groups, np.array(steps, np.float32),
+        transform.mean.cpu().numpy(), transform.weight.cpu().numpy(), classes, basis, class_of,
+    )  # fmt: skip

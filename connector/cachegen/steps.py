@@ -1,0 +1,72 @@
+"""Quantizer steps of the levels: given, or found for a model.
+
+Steps are in units of the model's own Fisher weights, so that one number means about the same loss for every model, but
+only about: find_steps() looks for the L2 step whose KL divergence is what 0.0015 costs on SmolLM2-135M.
+"""
+
+import math
+
+import torch
+
+from .klt import Planes, quantize
+from .profile_file import N_LEVELS
+from .quality import score
+
+DEFAULT = "0.0005,0.0015,0.0045"
+TARGET_KL = 0.011  # of L2, on calibration domains
+_FIRST_GUESS = 0.0015
+_KL_EXPONENT = 1.85  # KL grows about as this power of the step
+_MAX_TRIALS = 6
+
+
+def nested_steps(first):
+    """[L1, L2, L3][K, V] a factor 3 apart, exactly so in f32: a coarser level then has the same symbols whether it is
+    coded directly or from a finer one."""
+    mantissa, exponent = math.frexp(first)
+    first = math.ldexp(round(mantissa * 2**20), exponent - 20)  # leaves room for 9 times it
+    return [[first * 3**level] * 2 for level in range(N_LEVELS)]
+
+
+def parse_steps(text):
+    """[L1, L2, L3][K, V] of "A,B,C"; ValueError."""
+    steps = [float(s) for s in text.split(",")]
+    if len(steps) != N_LEVELS or not all(0 < step < math.inf for step in steps):
+        raise ValueError(f'steps must be three numbers above 0, or "auto", not "{text}"')
+    if all(abs(step / steps[0] / 3**level - 1) < 1e-3 for level, step in enumerate(steps)):
+        return nested_steps(steps[0])
+    return [[step] * 2 for step in steps]
+
+
+@torch.no_grad()
+def _divergence(model, transform, prepared, step):
+    planes, total = Planes(model), 0.0
+    for context, x, reference in prepared:
+        out = torch.empty_like(x)
+        for g in range(len(transform.groups)):
+            layers = slice(transform.first[g], transform.first[g + 1])
+            for p in range(2):
+                z = quantize(transform.coefficients(x, g, p), step) * step
+                out[p, layers] = transform.synthesize(z, g, p, x.shape[2])
+        out[:, :, : transform.n_sinks] = x[:, :, : transform.n_sinks]
+        log_p = model.log_probs(context, *planes.heads(out))
+        total += score(log_p, reference, context.ids[context.n :])[0]
+    return total / len(prepared)
+
+
+@torch.no_grad()
+def find_steps(model, transform, contexts, progress):
+    """Steps whose L2 has TARGET_KL over contexts, to two digits; as parse_steps()."""
+    prepared = []
+    for context in contexts:
+        k, v = model.prefill(context)
+        prepared.append((context, Planes(model).flat(k, v), model.log_probs(context, k, v)))
+    step = _FIRST_GUESS
+    for trial in range(_MAX_TRIALS):
+        kl = _divergence(model, transform, prepared, step)
+        progress(trial + 1, _MAX_TRIALS)
+        ratio = (TARGET_KL / max(kl, 1e-9)) ** (1 / _KL_EXPONENT)
+        step *= min(max(ratio, 0.1), 10)
+        if 0.85 < ratio < 1.18:
+            break
+    digits = 1 - math.floor(math.log10(step))
+    return nested_steps(round(step, digits) / 3)
