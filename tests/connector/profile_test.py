@@ -1,0 +1,236 @@
+"""Profiles of tiny random models: the C codec opens them and round-trips every level; unsupported kinds are refused.
+
+usage: profile_test.py CGTOOL
+Random weights show structure only: geometry, rope kinds, sinks, errors that follow the step. Not quality.
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "connector"))
+CGTOOL = os.path.join(ROOT, "build", "codec", "cgtool")
+try:
+    import numpy as np
+    import tokenizers
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    from cachegen import profile
+    from cachegen.assemble import N_SINKS
+    from cachegen.klt import Planes
+    from cachegen.kv_model import Context, KvModel
+    from cachegen.profile_file import read_profile, to_bf16_bits
+    from cachegen.quality import Coder
+    from cachegen.rope import Unsupported
+    from cachegen.tables import Histograms, class_costs, cluster, shift_of
+except ImportError as error:
+    print(f"skipped: {error}: no profile was made, nothing of the tool is checked")
+    sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
+
+N_TOKENS = 192
+LAYERS = 3
+SMALL = dict(
+    vocab_size=256, hidden_size=128, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=4,
+    initializer_range=0.15, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
+)  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def config(kind, **changes):
+    return getattr(transformers, kind + "Config")(**{**SMALL, **changes})
+
+
+CODED = {
+    "Llama, GQA, head 64": lambda: config("Llama", num_key_value_heads=2, head_dim=64),
+    "Llama, MQA, head 256": lambda: config("Llama", num_key_value_heads=1, head_dim=256),
+    "Llama, llama3 rope": lambda: config("Llama", num_key_value_heads=2, head_dim=64, rope_parameters=LLAMA3),
+    "Llama, linear rope": lambda: config(
+        "Llama", num_key_value_heads=2, head_dim=64,
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    "Qwen2, biased keys, head 64": lambda: config("Qwen2", num_key_value_heads=2, hidden_size=256),
+    "Qwen3, normed keys, head 128": lambda: config("Qwen3", num_key_value_heads=2, head_dim=128),
+    "StableLm, partial rotary": lambda: config(
+        "StableLm", num_key_value_heads=2, hidden_size=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}),
+}  # fmt: skip
+
+REFUSED = {
+    "yarn": lambda: config("Llama", num_key_value_heads=2, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}),
+    "dynamic": lambda: config("Llama", num_key_value_heads=2, rope_parameters={
+        "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}),
+    "sliding-window": lambda: config("Mistral", num_key_value_heads=2, sliding_window=128),
+    "sliding_attention": lambda: config("Qwen2", num_key_value_heads=2, use_sliding_window=True, sliding_window=64,
+                                        max_window_layers=1),
+    "not rotated as its configuration says": lambda: config("Cohere", num_key_value_heads=2),
+    "MLA": lambda: config("DeepseekV3", num_key_value_heads=4),
+}  # fmt: skip
+
+
+def make_model(folder, model_config):
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(model_config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("k_proj.bias"):
+            torch.nn.init.normal_(parameter, std=20.0)  # trained Qwen2 has such keys
+    model.to(torch.float32).save_pretrained(folder)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+def run_cgtool(*arguments):
+    done = subprocess.run([CGTOOL, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        raise AssertionError(f"cgtool {arguments[0]}: {done.stderr}")
+    return done.stdout
+
+
+class ProfileTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.text = os.path.join(self.folder, "text")
+        rng = np.random.default_rng(5)
+        words = ["".join(rng.choice(list("etaoinshrdlu"), rng.integers(2, 8))) for _ in range(60)]
+        with open(self.text, "w") as file:
+            file.write(" ".join(rng.choice(words, 400)))
+
+    def path(self, *parts):
+        return os.path.join(self.folder, *parts)
+
+    def profile(self, *options):
+        with contextlib.redirect_stdout(io.StringIO()):
+            report = profile.run(profile.parse_arguments(
+                [self.path("model"), "--texts", self.text, "--out", self.path("store", "tiny"),
+                 "--tokens", str(N_TOKENS), "--group-layers", "2,1", "--classes", "24", "--quiet", *options]))  # fmt: skip
+        return report, self.path("store", "tiny", "profiles", report["profile"] + ".cgp")
+
+    def typical_weighted_size(self, path, x):
+        """Root mean square of K and V as the transform sees them: what steps are small against."""
+        with open(path, "rb") as file:
+            made = read_profile(file.read())
+        weighted = (x - torch.tensor(made.mean).transpose(0, 1)[:, :, None])
+        weighted = weighted * torch.tensor(made.weight).transpose(0, 1)[:, :, None]
+        return made, weighted.pow(2).mean().sqrt().item()
+
+    def check_levels(self, made, path, model, context, x, k, v):
+        save_file({"K": k.contiguous(), "V": v.contiguous(), "tokens": context.ids[: context.n].int().contiguous()},
+                  self.path("in.safetensors"))  # fmt: skip
+        weight = torch.tensor(made.weight).transpose(0, 1)[:, :, None]
+        errors, sizes, coder = [], [], Coder(made)
+        for level in (1, 2, 3):
+            run_cgtool("encode", "--level", f"L{level}", "--profile", path, self.path("in.safetensors"),
+                       self.path("chunk.kv"))  # fmt: skip
+            run_cgtool("decode", "--profile", path, self.path("chunk.kv"), self.path("out.safetensors"))
+            out = load_file(self.path("out.safetensors"))
+            y = Planes(model).flat(out["K"], out["V"])
+            self.assertTrue(torch.equal(out["K"][:, : N_SINKS], k[:, : N_SINKS]), "sinks are exact")
+            step = float(made.step[level - 1, 0])
+            errors.append(((y - x) * weight)[:, :, N_SINKS :].pow(2).mean().sqrt().item() / step)
+            info = json.loads(run_cgtool("info", "--json", self.path("chunk.kv")))
+            sizes.append(sum(s["bytes"] for s in info["sections"] if s["kind"] == "symbols"))
+            estimate = coder.code(x, level - 1)[1] / 8
+            self.assertLess(abs(sizes[-1] / estimate - 1), (0.01, 0.02, 0.1)[level - 1], f"L{level}: {sizes[-1]} bytes, not {estimate}")
+        # A uniform quantizer errs by step / sqrt(12); components that are cut, or smaller than a step, by less or more.
+        for level, error in enumerate(errors, 1):
+            self.assertLess(error, 0.4, f"L{level}: {errors}")
+        self.assertGreater(errors[0], 0.1, f"{errors}")
+        self.assertGreater(sizes[0], sizes[1])
+        self.assertGreater(sizes[1], sizes[2])
+
+    def test_codec_opens_profiles_and_errs_by_the_step(self):
+        for name, make_config in CODED.items():
+            with self.subTest(name):
+                make_model(self.path("model"), make_config())
+                model = KvModel(self.path("model"), dtype=torch.float32)
+                tokenizer = transformers.AutoTokenizer.from_pretrained(self.path("model"))
+                with open(self.text) as file:
+                    ids = torch.tensor(tokenizer(file.read(N_TOKENS + 8)).input_ids)
+                context = Context("text", ids, N_TOKENS)
+                k, v = model.prefill(context)
+                x = Planes(model).flat(k, v)
+                _, path = self.profile("--dtype", "fp32")
+                _, size = self.typical_weighted_size(path, x)
+                steps = ",".join(repr(size * ratio) for ratio in (0.25, 0.75, 2.25))
+                report, path = self.profile("--dtype", "fp32", "--steps", steps)
+                made, _ = self.typical_weighted_size(path, x)
+                np.testing.assert_array_equal(made.inv_freq, model.rope.inv_freq.numpy())
+                self.assertEqual((made.step / made.step[0]).astype(float).tolist(), [[1, 1], [3, 3], [9, 9]])
+                self.assertEqual(float(made.step[2, 0]), 9 * float(made.step[0, 0]), "levels nest exactly")
+                narrow = [len(b.narrow) for planes in made.basis for b in planes]
+                wide = [len(b.wide) for planes in made.basis for b in planes]
+                self.assertTrue(any(narrow) and any(wide), f"both kinds of rows are tried: {narrow}, {wide}")
+                run_cgtool("verify", path)
+                for rows in (b.rows() for planes in made.basis for b in planes):
+                    np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=0.03)
+                self.check_levels(made, path, model, context, x, k, v)
+                with open(self.path("store", "tiny", "profiles", "default")) as file:
+                    self.assertEqual(file.read(), report["profile"] + "\n")
+                with open(self.path("store", "tiny", "model.json")) as file:
+                    self.assertEqual(json.load(file)["model_fingerprint"], made.model_fingerprint.hex())
+                self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+
+    def test_the_same_input_gives_the_same_profile(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        self.assertEqual(self.profile()[0]["profile"], self.profile()[0]["profile"])
+
+    def test_unsupported_kinds_are_refused_by_name(self):
+        for name, make_config in REFUSED.items():
+            with self.subTest(name):
+                make_model(self.path("model"), make_config())
+                with self.assertRaisesRegex(Unsupported, name):
+                    KvModel(self.path("model"), dtype=torch.float32)
+
+    def test_damaged_profiles_are_refused(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        with open(self.profile()[1], "rb") as file:
+            data = file.read()
+        read_profile(data)
+        for what, damaged in (("short", data[:-1]), ("long", data + b"\0"), ("bit", data[:200] + b"\1" + data[201:])):
+            with self.subTest(what), self.assertRaises(ValueError):
+                read_profile(damaged)
+
+    def test_classes_cost_the_entropy(self):
+        generator = torch.Generator().manual_seed(7)
+        for sigma in (2.0, 6.0, 40.0, 700.0):  # without a shift, at its edge, with a small and a large one
+            with self.subTest(sigma=sigma):
+                q = (torch.randn(20000, 8, 4, generator=generator) * sigma).round().int()
+                shift = shift_of(torch.full((8, 4), sigma**2))
+                histogram = Histograms(shift, "cpu")
+                histogram.add(q)
+                classes, of = cluster(histogram.rows(), shift.flatten().numpy(), 1)
+                costs = np.stack([class_costs(c) for c in classes])[of]
+                bits = (histogram.rows() * costs).sum() / q.numel()
+                entropy = math.log2(2 * math.pi * math.e * (sigma**2 + 1 / 12)) / 2  # of rounded numbers
+                self.assertAlmostEqual(bits, entropy, delta=0.006)
+
+    def test_bf16_is_rounded_to_nearest_even(self):
+        x = torch.randn(10000, generator=torch.Generator().manual_seed(1))
+        x[:3] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -0.0])  # two ties
+        want = x.bfloat16().view(torch.int16).numpy().view(np.uint16)
+        np.testing.assert_array_equal(to_bf16_bits(x.numpy()), want)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        CGTOOL = sys.argv.pop(1)
+    if not os.access(CGTOOL, os.X_OK):
+        print(f"skipped: no cgtool at {CGTOOL}: profiles were not compared with the C codec")
+        sys.exit(77)
+    torch.set_num_threads(2)
+    unittest.main(verbosity=2)
