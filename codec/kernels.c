@@ -6,6 +6,9 @@
 #include "codec/bf16.h"
 
 #include <math.h>
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
 
 typedef float v16f __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t v16u __attribute__((vector_size(64), aligned(4)));
@@ -23,6 +26,22 @@ static size_t list_nonzero(const int16_t *cells, size_t n_cells, cg_nonzero *lis
 {
     size_t n = 0;
     size_t i = 0;
+#if defined(__AVX512BW__)
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    for (; i + 16 <= n_cells; i += 16) { /* squeezed together in registers; the stores reach past the list's end */
+        const __m256i sixteen = _mm256_loadu_si256((const __m256i *)(const void *)(cells + i));
+        const __mmask16 found = _mm256_test_epi16_mask(sixteen, sixteen);
+        const __m512i values = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(sixteen)));
+        const __m512i component =
+            _mm512_maskz_compress_epi32(found, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)i)));
+        const __m512i value = _mm512_maskz_compress_epi32(found, values);
+        _mm512_storeu_si512(list_out + n, _mm512_permutex2var_epi32(component, low, value));
+        _mm512_storeu_si512(list_out + n + 8, _mm512_permutex2var_epi32(component, high, value));
+        n += (size_t)__builtin_popcount(found);
+    }
+#endif
     for (; i + 4 <= n_cells; i += 4) { /* most cells are zero: four at a time */
         uint64_t four;
         memcpy(&four, cells + i, sizeof four);
@@ -43,7 +62,7 @@ static size_t list_nonzero(const int16_t *cells, size_t n_cells, cg_nonzero *lis
 static inline __attribute__((always_inline)) void accumulate_parts(const uint32_t *panel, const cg_nonzero *list,
                                                                    size_t n_list, const unsigned n_parts, float *y)
 {
-    v16f low[PARTS_A_PASS], high[PARTS_A_PASS];
+    v16f low[8], high[8]; /* n_parts of them */
     for (unsigned k = 0; k < n_parts; k++)
         low[k] = high[k] = (v16f){0};
     for (size_t i = 0; i < n_list; i++) {
@@ -67,14 +86,16 @@ static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_l
     unsigned k = 0;
     for (; k + PARTS_A_PASS <= n_parts; k += PARTS_A_PASS)
         accumulate_parts(panel + 16 * k, list, n_list, PARTS_A_PASS, y + 32 * k);
+    for (; k + 6 <= n_parts && PARTS_A_PASS > 6; k += 6) /* heads of 64 leave 6 parts */
+        accumulate_parts(panel + 16 * k, list, n_list, 6, y + 32 * k);
     for (; k + 2 <= n_parts && PARTS_A_PASS > 2; k += 2)
         accumulate_parts(panel + 16 * k, list, n_list, 2, y + 32 * k);
     for (; k < n_parts; k++)
         accumulate_parts(panel + 16 * k, list, n_list, 1, y + 32 * k);
 }
 
-static void inverse_dct(const float *y, const float *scale, const float *mean, unsigned n_channels, float *x,
-                        size_t x_stride)
+static void inverse_dct(const float *restrict y, const float *restrict scale, const float *restrict mean,
+                        unsigned n_channels, float *restrict x, size_t x_stride)
 {
     for (unsigned ch = 0; ch < n_channels; ch++) {
         const float *in = y + ch;
@@ -91,7 +112,8 @@ static void inverse_dct(const float *y, const float *scale, const float *mean, u
     }
 }
 
-static void forward_dct(const float *x, size_t x_stride, unsigned n_channels, float *y, size_t y_stride)
+static void forward_dct(const float *restrict x, size_t x_stride, unsigned n_channels, float *restrict y,
+                        size_t y_stride)
 {
     for (unsigned f = 0; f < CG_DCT; f++) {
         for (unsigned ch = 0; ch < n_channels; ch++) {
@@ -103,7 +125,7 @@ static void forward_dct(const float *x, size_t x_stride, unsigned n_channels, fl
     }
 }
 
-static void rotate(float *head, const float *cosine, const float *sine, unsigned half)
+static void rotate(float *restrict head, const float *restrict cosine, const float *restrict sine, unsigned half)
 {
     for (unsigned i = 0; i < half; i++) {
         const float a = head[i], b = head[i + half];

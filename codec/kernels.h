@@ -12,6 +12,8 @@
 extern "C" {
 #endif
 
+enum { CG_LIST_SLACK = 16 };
+
 /* One symbol that is not zero. */
 typedef struct cg_nonzero {
     uint32_t component;
@@ -20,8 +22,8 @@ typedef struct cg_nonzero {
 
 typedef struct cg_kernels {
     const char *name; /* "baseline", "avx2", "avx512" */
-    /* cells[n_cells] to the list of those that are not zero, in order; list_out has room for n_cells. Returns their
-     * number. */
+    /* cells[n_cells] to the list of those that are not zero, in order; returns their number. list_out has room for
+     * n_cells + CG_LIST_SLACK: what lies behind the list may be overwritten. */
     size_t (*list_nonzero)(const int16_t *cells, size_t n_cells, cg_nonzero *list_out);
     /* y[CG_PANEL_CHANNELS] = sum over list of value * row component of the panel; the first 32 * n_parts channels. */
     void (*accumulate)(const uint32_t *panel, const cg_nonzero *list, size_t n_list, unsigned n_parts, float *y);

@@ -89,7 +89,7 @@ static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, 
 {
     decode_work w;
     w.symbols = cg_arena_take(arena, cg_lossy_symbols_bytes(columns, n_blocks));
-    w.list = cg_arena_take(arena, columns->n_columns * n_blocks * sizeof *w.list);
+    w.list = cg_arena_take(arena, (columns->n_columns * n_blocks + CG_LIST_SLACK) * sizeof *w.list);
     w.list_end = cg_arena_take(arena, n_blocks * CG_DCT * sizeof *w.list_end);
     w.scale = cg_arena_take(arena, group->n_channels * sizeof *w.scale);
     w.mean = cg_arena_take(arena, group->n_channels * sizeof *w.mean);

@@ -43,7 +43,7 @@ TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder) {
                 if (cells[i] != 0)
                     want.emplace_back(i, cells[i]);
             }
-            std::vector<cg_nonzero> list(n);
+            std::vector<cg_nonzero> list(n + CG_LIST_SLACK);
             list.resize(kernels->list_nonzero(cells.data(), n, list.data()));
             for (const cg_nonzero &x : list)
                 got.emplace_back(x.component, x.value);
