@@ -5,5 +5,5 @@ const char *__lsan_default_suppressions();
 const char *__tsan_default_suppressions();
 
 const char *__lsan_default_suppressions() { return "leak:libfuse3\nleak:fuse_lib_\n"; }
-const char *__tsan_default_suppressions() { return "race:libfuse3\nrace:^fuse_lib_\n"; }
+const char *__tsan_default_suppressions() { return "race:libfuse3\nrace:^fuse_lib_\nrace:^fuse_kern_unmount\n"; }
 }
