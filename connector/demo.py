@@ -77,11 +77,10 @@ def prepare_profile(arguments, name):
         say(f"profile: made before, {made}")
         return os.path.join(made, name)
     say(f"profile: running the model over {len(texts)} calibration texts (once for model, text and tool)")
-    # A third of the tool's default of tokens a text: the demo is to end soon, on two cores.
     held_out = os.path.join(arguments.checkout, PROMPT)
     os.makedirs(cache, exist_ok=True)
     making = f"{made}.{os.getpid()}"
-    command = [sys.executable, "-m", "cachegen.profile", arguments.model, "--tokens", "1024", "--held-out", held_out]
+    command = [sys.executable, "-m", "cachegen.profile", arguments.model, "--held-out", held_out]
     try:
         run_group([*command, "--out", os.path.join(making, name), "--texts", *texts], timeout_s=900)
         with contextlib.suppress(OSError):  # another run was faster

@@ -52,7 +52,7 @@ cmake -C "$checkout/configs/release.cmake" -S "$checkout" -B "$build" -G Ninja \
     -DCMAKE_PREFIX_PATH="${CG_LIBFUSE_PREFIX:-}" \
     -DCG_BUILD_TESTS=OFF > "$build/configure.log" 2>&1 ||
     { cat "$build/configure.log"; exit 1; }
-cmake --build "$build"
+cmake --build "$build" --target cachegenfs cachegen cgtool
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/cachegenfs-demo.XXXXXX")
 echo "== running in $work"
