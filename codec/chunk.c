@@ -66,6 +66,29 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     return CG_OK;
 }
 
+/* A row of the section table; where its section begins is known from the rows before it. */
+static cg_section table_row(const uint8_t *bytes, uint32_t section_index, uint64_t offset)
+{
+    const uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES + (size_t)section_index * CG_CHUNK_SECTION_BYTES;
+    return (cg_section){.kind = row[0],
+                        .plane = row[1],
+                        .group = (uint16_t)cg_load_le(row + 2, 2),
+                        .offset = offset,
+                        .bytes = (uint32_t)cg_load_le(row + 4, 4),
+                        .hash = cg_load_le(row + 8, 8)};
+}
+
+/* Of the fixed header but for the hash itself, and of the section table. */
+static uint64_t header_hash(const uint8_t *bytes, uint32_t header_bytes)
+{
+    XXH3_state_t state;
+    XXH3_INITSTATE(&state);
+    XXH3_64bits_reset(&state);
+    XXH3_64bits_update(&state, bytes, HASH_OFFSET);
+    XXH3_64bits_update(&state, bytes + CG_CHUNK_FIXED_BYTES, header_bytes - CG_CHUNK_FIXED_BYTES);
+    return XXH3_64bits_digest(&state);
+}
+
 /* Sections lie in the order of their table, without gaps: first the tokens, then by layer group. */
 static bool section_follows(const cg_section *before, const cg_section *section)
 {
@@ -90,24 +113,18 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
     if (n_bytes > h->file_bytes)
         return CG_ERR_CORRUPT;
 
-    XXH3_state_t state;
-    XXH3_INITSTATE(&state);
-    XXH3_64bits_reset(&state);
-    XXH3_64bits_update(&state, bytes, HASH_OFFSET);
-    XXH3_64bits_update(&state, bytes + CG_CHUNK_FIXED_BYTES, h->header_bytes - CG_CHUNK_FIXED_BYTES);
-    if (XXH3_64bits_digest(&state) != cg_load_le(bytes + HASH_OFFSET, 8))
+    if (header_hash(bytes, h->header_bytes) != cg_load_le(bytes + HASH_OFFSET, 8))
         return CG_ERR_CORRUPT;
 
     cg_section before = {0};
     uint64_t end = h->header_bytes;
     for (uint32_t i = 0; i < h->n_sections; i++) {
-        const uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES + (size_t)i * CG_CHUNK_SECTION_BYTES;
-        const cg_section section = {.kind = row[0], .plane = row[1], .group = (uint16_t)cg_load_le(row + 2, 2)};
+        const cg_section section = table_row(bytes, i, end);
         if (i == 0 ? section.kind != CG_SECTION_TOKENS || section.plane != 0 || section.group != 0
                    : !section_follows(&before, &section))
             return CG_ERR_CORRUPT;
         before = section;
-        end += cg_load_le(row + 4, 4); /* at most 8192 * 4 GiB: cannot overflow */
+        end += section.bytes; /* at most 8192 * 4 GiB: cannot overflow */
     }
     if (h->n_sections == 0 || end != h->file_bytes)
         return CG_ERR_CORRUPT;
@@ -117,29 +134,17 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
 
 cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index)
 {
-    cg_section section = {.offset = chunk->header.header_bytes};
-    const uint8_t *row = chunk->bytes + CG_CHUNK_FIXED_BYTES;
-    for (uint32_t i = 0; i < section_index; i++, row += CG_CHUNK_SECTION_BYTES)
-        section.offset += cg_load_le(row + 4, 4);
-    section.kind = row[0];
-    section.plane = row[1];
-    section.group = (uint16_t)cg_load_le(row + 2, 2);
-    section.bytes = (uint32_t)cg_load_le(row + 4, 4);
-    section.hash = cg_load_le(row + 8, 8);
-    return section;
+    uint64_t offset = chunk->header.header_bytes;
+    for (uint32_t i = 0; i < section_index; i++)
+        offset += table_row(chunk->bytes, i, 0).bytes;
+    return table_row(chunk->bytes, section_index, offset);
 }
 
 void cg_chunk_sections(const cg_chunk *chunk, cg_section *sections_out)
 {
-    const uint8_t *row = chunk->bytes + CG_CHUNK_FIXED_BYTES;
     uint64_t offset = chunk->header.header_bytes;
-    for (uint32_t i = 0; i < chunk->header.n_sections; i++, row += CG_CHUNK_SECTION_BYTES) {
-        sections_out[i] = (cg_section){.kind = row[0],
-                                       .plane = row[1],
-                                       .group = (uint16_t)cg_load_le(row + 2, 2),
-                                       .offset = offset,
-                                       .bytes = (uint32_t)cg_load_le(row + 4, 4),
-                                       .hash = cg_load_le(row + 8, 8)};
+    for (uint32_t i = 0; i < chunk->header.n_sections; i++) {
+        sections_out[i] = table_row(chunk->bytes, i, offset);
         offset += sections_out[i].bytes;
     }
 }
@@ -166,8 +171,10 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
     cg_status status = cg_chunk_open(bytes, n_bytes, &chunk);
     if (status != CG_OK)
         return status;
+    uint64_t offset = chunk.header.header_bytes;
     for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
-        const cg_section section = cg_chunk_section(&chunk, i);
+        const cg_section section = table_row(bytes, i, offset);
+        offset += section.bytes;
         if ((status = cg_chunk_section_check(&chunk, &section)) != CG_OK)
             return status;
     }
@@ -226,11 +233,6 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         cg_store_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
         payload += sections[i].bytes;
     }
-    XXH3_state_t state;
-    XXH3_INITSTATE(&state);
-    XXH3_64bits_reset(&state);
-    XXH3_64bits_update(&state, bytes, HASH_OFFSET);
-    XXH3_64bits_update(&state, bytes + CG_CHUNK_FIXED_BYTES, header_bytes - CG_CHUNK_FIXED_BYTES);
-    cg_store_le(bytes + HASH_OFFSET, 8, XXH3_64bits_digest(&state));
+    cg_store_le(bytes + HASH_OFFSET, 8, header_hash(bytes, header_bytes));
     return CG_OK;
 }

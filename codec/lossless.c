@@ -23,6 +23,18 @@ static split split_of(unsigned dtype)
     }
 }
 
+static uint32_t element_bits(split s, const void *elements, size_t i)
+{
+    return (uint32_t)cg_load_le((const uint8_t *)elements + i * s.element_bytes, s.element_bytes);
+}
+
+/* The sign above the mantissa. */
+static uint32_t rest_of(split s, uint32_t bits)
+{
+    const uint32_t sign = bits >> (8 * s.element_bytes - 1);
+    return sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
+}
+
 typedef struct work {
     int16_t *cells;            /* [n_rows][n_columns] */
     uint8_t *column_class;     /* [n_columns] */
@@ -160,9 +172,7 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     const uint32_t exponent_mask = (1u << s.exponent_bits) - 1;
     const unsigned low_bits = 8 * s.low_bytes;
     for (size_t i = 0; i < n_elements; i++) {
-        const uint32_t bits = (uint32_t)cg_load_le((const uint8_t *)elements + i * s.element_bytes, s.element_bytes);
-        const uint32_t sign = bits >> (8 * s.element_bytes - 1);
-        const uint32_t rest = sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
+        const uint32_t bits = element_bits(s, elements, i), rest = rest_of(s, bits);
         w.cells[i] = (int16_t)((bits >> s.mantissa_bits & exponent_mask) << s.shift | rest >> low_bits);
     }
     const unsigned n_classes = choose_classes(&w, n_columns, n_rows, s.shift);
@@ -180,16 +190,14 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     out += cg_rans_encode(w.classes, w.strips, w.n_strips, n_rows, n_streams, out, (size_t)(dst + dst_bytes - out),
                           w.words);
     for (size_t i = 0; i < n_elements; i++) {
-        const uint32_t bits = (uint32_t)cg_load_le((const uint8_t *)elements + i * s.element_bytes, s.element_bytes);
-        const uint32_t sign = bits >> (8 * s.element_bytes - 1);
-        const uint32_t rest = sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
+        const uint32_t bits = element_bits(s, elements, i), rest = rest_of(s, bits);
         cg_store_le(out, s.low_bytes, rest);
         out += s.low_bytes;
     }
     return (size_t)(out - dst);
 }
 
-static cg_status read_classes(cg_cursor *in, work *w, unsigned *n_classes_out, size_t n_columns, split s)
+static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, split s)
 {
     uint8_t n_classes, reserved;
     if (!cg_cursor_u8(in, &n_classes) || !cg_cursor_u8(in, &reserved))
@@ -222,7 +230,6 @@ static cg_status read_classes(cg_cursor *in, work *w, unsigned *n_classes_out, s
         }
         memcpy(w->column_class, bytes, n_columns);
     }
-    *n_classes_out = n_classes;
     return CG_OK;
 }
 
@@ -234,9 +241,8 @@ cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_byte
     cg_cursor in = {src, src_bytes};
     cg_arena arena = {scratch, 0};
     work w = take_work(&arena, n_columns, n_rows);
-    unsigned n_classes;
     size_t used_bytes;
-    cg_status status = read_classes(&in, &w, &n_classes, n_columns, s);
+    cg_status status = read_classes(&in, &w, n_columns, s);
     if (status != CG_OK)
         return status;
     lay_strips(&w, n_columns);
