@@ -85,7 +85,7 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
             goto done;
         cg_lossy_rotation(profile, header->first_position, header->n_tokens, e->rotation, e->rotation + n);
         e->lossy = (cg_lossy_context){.profile = profile,
-                                      .kernels = cg_kernels_best(),
+                                      .kernels = profile->kernels,
                                       .first_position = header->first_position,
                                       .n_tokens = header->n_tokens,
                                       .dtype = header->geometry.dtype,

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-enum { CG_LIST_SLACK = 16 };
+enum { CG_LIST_SLACK = 16, CG_TILE = 32 };
 
 /* One symbol that is not zero. */
 typedef struct cg_nonzero {
@@ -20,16 +20,33 @@ typedef struct cg_nonzero {
     float value;
 } cg_nonzero;
 
+/* A frequency's symbols as matrix units take them: tiles of 32 blocks by 32 components, bf16, row by row. Symbols beyond
+ * 256, which bf16 rounds, have what is missing in a second tile of the same components. */
+typedef struct cg_tiled_symbols {
+    const uint16_t *tiles;           /* [n_tiles][CG_TILE][CG_TILE] */
+    const uint16_t *tile_components; /* [n_tiles]: which 32 components, as n-th of them */
+    size_t n_tiles;
+} cg_tiled_symbols;
+
 typedef struct cg_kernels {
-    const char *name; /* "baseline", "avx2", "avx512" */
+    const char *name; /* "baseline", "avx2", "avx512", "amx" */
     /* cells[n_cells] to the list of those that are not zero, in order; returns their number. list_out has room for
      * n_cells + CG_LIST_SLACK: what lies behind the list may be overwritten. */
     size_t (*list_nonzero)(const int16_t *cells, size_t n_cells, cg_nonzero *list_out);
     /* y[CG_PANEL_CHANNELS] = sum over list of value * row component of the panel; the first 32 * n_parts channels. */
     void (*accumulate)(const uint32_t *panel, const cg_nonzero *list, size_t n_list, unsigned n_parts, float *y);
-    /* x[t][ch] = fmaf(sum over f of D[f][t] y[f][ch], scale[ch], mean[ch]); y[8][CG_PANEL_CHANNELS], x[8][x_stride]. */
-    void (*inverse_dct)(const float *y, const float *scale, const float *mean, unsigned n_channels, float *x,
-                        size_t x_stride);
+    /* Where matrix units do the inverse KLT (else NULL, both): tiles of the first n_blocks rows of cells, at most CG_TILE,
+     * and zeros below. Returns n_tiles, at most 2 * ceil(n_active / CG_TILE). */
+    size_t (*tile_symbols)(const int16_t *cells, size_t n_blocks, size_t n_active, uint16_t *tiles,
+                           uint16_t *tile_components);
+    /* y[f][b][ch] = sum over c of S[f][b][c] * basis[c][ch] for CG_TILE blocks and channels. y_strides: of f and of b.
+     * panel: bf16 [n_components / CG_TILE][2][16][32]; element i of row p of half h is component 2p + i % 2 of channel
+     * 16h + i / 2. */
+    void (*synthesize)(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks, const uint16_t *panel, float *y,
+                       size_t f_stride, size_t b_stride);
+    /* x[t][ch] = fmaf(sum over f of D[f][t] y[f][ch], scale[ch], mean[ch]); y[8][y_stride], x[8][x_stride]. */
+    void (*inverse_dct)(const float *y, size_t y_stride, const float *scale, const float *mean, unsigned n_channels,
+                        float *x, size_t x_stride);
     /* y[f][ch] = sum over t of D[f][t] x[t][ch]; rows lie stride apart in both. */
     void (*forward_dct)(const float *x, size_t x_stride, unsigned n_channels, float *y, size_t y_stride);
     /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
@@ -51,7 +68,7 @@ const cg_kernels *cg_kernels_named(const char *name);
 
 extern const cg_kernels cg_kernels_baseline;
 #if defined(__x86_64__)
-extern const cg_kernels cg_kernels_avx2, cg_kernels_avx512;
+extern const cg_kernels cg_kernels_avx2, cg_kernels_avx512, cg_kernels_amx;
 #endif
 
 /* D[f][t] of the 8-point DCT. */

@@ -2,6 +2,7 @@
 
 #include "codec/bf16.h"
 #include "codec/cursor.h"
+#include "codec/kernels.h"
 #include "codec/profile_data.h"
 
 #include <errno.h>
@@ -191,6 +192,27 @@ static cg_status pack_panels(const cg_profile *p, const cg_group *group, cg_basi
     return CG_OK;
 }
 
+static cg_status pack_tiles(const cg_group *group, cg_basis *basis)
+{
+    const size_t n_panels = (group->n_channels + CG_TILE - 1) / CG_TILE;
+    const size_t n_deep = (basis->n_components + CG_TILE - 1) / CG_TILE;
+    size_t n_bytes;
+    if (!cg_size_mul(n_panels * n_deep, CG_TILE * CG_TILE * sizeof *basis->tiles, &n_bytes))
+        return CG_ERR_NO_MEMORY;
+    basis->tiles = aligned_alloc(64, n_bytes > 0 ? n_bytes : 64);
+    if (basis->tiles == NULL)
+        return CG_ERR_NO_MEMORY;
+    memset(basis->tiles, 0, n_bytes);
+    for (uint32_t c = 0; c < basis->n_components; c++) {
+        const uint16_t *row = basis->rows + (size_t)c * group->n_channels;
+        uint16_t *out = basis->tiles + (c / CG_TILE) * (CG_TILE * CG_TILE) + c % CG_TILE / 2 * CG_TILE + c % 2;
+        for (uint32_t ch = 0; ch < group->n_channels; ch++)
+            out[ch / CG_TILE * n_deep * CG_TILE * CG_TILE + ch % CG_TILE / 16 * (CG_TILE * CG_TILE / 2) +
+                ch % 16 * 2] = row[ch];
+    }
+    return CG_OK;
+}
+
 static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *group, unsigned n_components,
                             unsigned n_wide, cg_basis *basis)
 {
@@ -222,7 +244,7 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
                 row[ch] = cg_bf16_from_f32(scale * (float)(int8_t)bytes[ch]);
         }
     }
-    return pack_panels(p, group, basis);
+    return p->is_tiled ? pack_tiles(group, basis) : pack_panels(p, group, basis);
 }
 
 static cg_status read_body(cg_cursor *in, cg_profile *p)
@@ -260,17 +282,35 @@ done:
 
 cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out)
 {
+    return cg_profile_open_for(cg_kernels_best(), bytes, n_bytes, profile_out);
+}
+
+static void choose_layout(cg_profile *p)
+{
+    const uint32_t head_dim = p->geometry.head_dim;
+    uint32_t tiled = head_dim;
+    while (tiled % CG_TILE != 0)
+        tiled += head_dim;
+    p->is_tiled = p->kernels->synthesize != NULL && tiled <= 16 * CG_TILE;
+    p->unit_channels = p->is_tiled ? tiled : p->panel_channels > head_dim ? p->panel_channels : head_dim;
+}
+
+cg_status cg_profile_open_for(const cg_kernels *kernels, const uint8_t *bytes, size_t n_bytes,
+                              cg_profile **profile_out)
+{
     cg_cursor in = {bytes, n_bytes};
     *profile_out = NULL;
     cg_profile *p = calloc(1, sizeof *p);
     if (p == NULL)
         return CG_ERR_NO_MEMORY;
+    p->kernels = kernels;
     cg_status status = read_fixed(&in, p);
     if (status == CG_OK) {
         const uint32_t head_dim = p->geometry.head_dim;
         p->panel_channels = CG_PANEL_CHANNELS / head_dim * head_dim;
         for (uint32_t n = CG_PANEL_CHANNELS; p->panel_channels == 0; n--)
             p->panel_channels = head_dim % n == 0 ? n : 0;
+        choose_layout(p);
         /* A head of 514 would make panels of 2 channels, and 128 times the basis in memory. */
         status = p->panel_channels >= CG_PANEL_CHANNELS / 8 || head_dim <= CG_PANEL_CHANNELS ? read_body(&in, p)
                                                                                           : CG_ERR_UNSUPPORTED;
@@ -321,6 +361,7 @@ void cg_profile_free(cg_profile *p)
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
             free(p->groups[g].basis[plane].rows);
             free(p->groups[g].basis[plane].panels);
+            free(p->groups[g].basis[plane].tiles);
         }
     }
     free(p->inv_freq);

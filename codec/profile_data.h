@@ -6,6 +6,7 @@
 #define CG_CODEC_PROFILE_DATA_H
 #include "codec/profile.h"
 #include "codec/rans.h"
+#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,7 +31,9 @@ typedef struct cg_level_columns {
 typedef struct cg_basis {
     uint32_t n_components;
     uint16_t *rows;          /* bf16 [n_components][n_channels]: for encoding */
-    /* For decoding: [n_panels][n_components][CG_PANEL_CHANNELS / 2] words; word 16k + i holds the panel's channel
+    /* For decoding, where the profile is_tiled: cg_kernels.synthesize()'s panels, one each 32 channels. */
+    uint16_t *tiles;
+    /* For decoding otherwise: [n_panels][n_components][CG_PANEL_CHANNELS / 2] words; word 16k + i holds the panel's channel
      * 32k + i in its low half and 32k + 16 + i in its high half. A panel is whole heads where one fits, else an even
      * part of a head. Missing channels are zero. */
     uint32_t *panels;
@@ -43,7 +46,10 @@ typedef struct cg_group {
     cg_level_columns columns[CG_N_LOSSY][CG_N_PLANES];
 } cg_group;
 
+struct cg_kernels;
+
 struct cg_profile {
+    const struct cg_kernels *kernels; /* what the bases are laid out for */
     cg_geometry geometry;
     cg_fingerprint fingerprint, model;
     char preset[17];
@@ -55,7 +61,13 @@ struct cg_profile {
     cg_group *groups;
     uint8_t *column_classes; /* what column_class points into */
     uint32_t panel_channels; /* channels of a panel that count, at most CG_PANEL_CHANNELS */
+    uint32_t unit_channels;  /* whole heads that are rotated and stored together */
+    bool is_tiled;           /* unit_channels is whole tiles, too, and the kernels have synthesize() */
 };
+
+/* cg_profile_open() for a certain table of kernels: lets a test compare them. */
+cg_status cg_profile_open_for(const struct cg_kernels *kernels, const uint8_t *bytes, size_t n_bytes,
+                              cg_profile **profile_out);
 
 static inline const float *cg_profile_row(const cg_profile *p, const float *table, uint32_t layer, unsigned plane)
 {

@@ -92,8 +92,8 @@ TEST_P(KernelsTest, TransformsBackAndForth) {
         baseline->forward_dct(x.data(), stride, n, want.data(), CG_PANEL_CHANNELS);
         kernels->forward_dct(x.data(), stride, n, got.data(), CG_PANEL_CHANNELS);
         expect_near(got, want, 1e-5);
-        baseline->inverse_dct(want.data(), scale.data(), mean.data(), n, a.data(), stride);
-        kernels->inverse_dct(want.data(), scale.data(), mean.data(), n, b.data(), stride);
+        baseline->inverse_dct(want.data(), CG_PANEL_CHANNELS, scale.data(), mean.data(), n, a.data(), stride);
+        kernels->inverse_dct(want.data(), CG_PANEL_CHANNELS, scale.data(), mean.data(), n, b.data(), stride);
         expect_near(b, a, 1e-5);
         for (unsigned t = 0; t < 8; t++) {
             for (unsigned ch = 0; ch < n; ch++)
@@ -184,7 +184,7 @@ TEST_P(KernelsTest, QuantizesLikeTheBaselineAndKeepsToInt16) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest, testing::Values("baseline", "avx2", "avx512"),
+INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest, testing::Values("baseline", "avx2", "avx512", "amx"),
                          [](const auto &isa) { return std::string(isa.param); });
 
 TEST(Kernels, TheBestIsOneOfTheNamed) {
