@@ -28,8 +28,14 @@ const cg_kernels *cg_kernels_named(const char *name)
     return strcmp(name, "baseline") == 0 ? &cg_kernels_baseline : NULL;
 }
 
+static const cg_kernels *chosen;
+
+void cg_kernels_use(const cg_kernels *kernels) { chosen = kernels; }
+
 const cg_kernels *cg_kernels_best(void)
 {
+    if (chosen != NULL)
+        return chosen;
     const cg_kernels *kernels = cg_kernels_named("avx512");
     if (kernels == NULL)
         kernels = cg_kernels_named("avx2");

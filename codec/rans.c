@@ -1,12 +1,13 @@
 #include "codec/rans.h"
 
 #include "codec/cursor.h"
+#include "codec/kernels.h"
+#include "codec/rans_kernels.h"
 
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-enum { SCALE = 1 << CG_RANS_SCALE_BITS, SLOT_MASK = SCALE - 1, FIRST_SHIFT = CG_RANS_SCALE_BITS - 8 };
 static const uint32_t STATE_LOW = 1u << 16;
 
 /* ---- classes ---- */
@@ -24,18 +25,20 @@ static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbo
             return CG_ERR_CORRUPT;
         cls->freq[i] = freq[i];
         cls->cum[i] = (uint16_t)sum;
+        cls->packed[i] = freq[i] | sum << 16;
         cls->cost[i] = (uint16_t)lrintf(256.0f * (CG_RANS_SCALE_BITS - log2f(freq[i])));
         sum += freq[i];
-        if (sum > SCALE)
+        if (sum > CG_RANS_SCALE)
             return CG_ERR_CORRUPT;
     }
-    if (sum != SCALE)
+    if (sum != CG_RANS_SCALE)
         return CG_ERR_CORRUPT;
-    cls->cum[n_symbols] = SCALE;
-    for (unsigned slot = 0, i = 0; slot < SCALE; slot += 1u << FIRST_SHIFT) {
+    cls->cum[n_symbols] = CG_RANS_SCALE;
+    for (unsigned slot = 0, i = 0; slot < CG_RANS_SCALE; slot += 1u << CG_RANS_BUCKET_SHIFT) {
         while (slot >= cls->cum[i + 1])
             i++;
-        cls->first[slot >> FIRST_SHIFT] = (uint8_t)i;
+        cls->first[slot >> CG_RANS_BUCKET_SHIFT] = (uint8_t)i;
+        cls->bucket[slot >> CG_RANS_BUCKET_SHIFT] = cls->packed[i];
     }
     return CG_OK;
 }
@@ -74,13 +77,13 @@ void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *fre
     for (unsigned i = 0; i < n_symbols; i++)
         total += counts[i];
     for (unsigned i = 0; i < n_symbols; i++) {
-        const uint64_t share = total > 0 ? ((uint64_t)counts[i] * (SCALE - n_symbols)) / total : 0;
+        const uint64_t share = total > 0 ? ((uint64_t)counts[i] * (CG_RANS_SCALE - n_symbols)) / total : 0;
         freq_out[i] = (uint16_t)(share + 1);
         sum += freq_out[i];
         if (freq_out[i] > freq_out[largest])
             largest = i;
     }
-    freq_out[largest] = (uint16_t)(freq_out[largest] + SCALE - sum); /* rounding down leaves sum <= SCALE */
+    freq_out[largest] = (uint16_t)(freq_out[largest] + CG_RANS_SCALE - sum); /* rounding down leaves sum <= CG_RANS_SCALE */
 }
 
 /* ---- what a cell is coded as ---- */
@@ -243,119 +246,6 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
 
 /* ---- decoding ---- */
 
-typedef struct word_reader {
-    const uint8_t *at, *end;
-    bool ended; /* a word was missing: the state is garbage from there on */
-} word_reader;
-
-static inline uint32_t renormalize(uint32_t state, word_reader *words)
-{
-    if (state >= STATE_LOW)
-        return state;
-    if (words->at == words->end) {
-        words->ended = true;
-        return STATE_LOW;
-    }
-    state = state << 16 | (uint32_t)words->at[0] | (uint32_t)words->at[1] << 8;
-    words->at += 2;
-    return state;
-}
-
-static inline uint32_t take_raw(uint32_t *state, word_reader *words, unsigned n_bits)
-{
-    const uint32_t value = *state & ((1u << n_bits) - 1);
-    *state = renormalize(*state >> n_bits, words);
-    return value;
-}
-
-/* Phases B and C of a row. */
-static void take_escapes(const cg_rans_class *const cls[CG_RANS_LANES], uint32_t escaped, int32_t v[CG_RANS_LANES],
-                         uint32_t states[CG_RANS_LANES], word_reader *words)
-{
-    uint32_t n_bits[CG_RANS_LANES] = {0};
-    for (uint32_t left = escaped; left != 0; left &= left - 1) {
-        const unsigned lane = (unsigned)__builtin_ctz(left);
-        const uint32_t raw = take_raw(&states[lane], words, cls[lane]->escape_bits);
-        v[lane] = (int32_t)raw;
-        n_bits[lane] = cls[lane]->escape_bits == 5 ? raw & 15 : 0;
-    }
-    for (uint32_t left = escaped; left != 0; left &= left - 1) {
-        const unsigned lane = (unsigned)__builtin_ctz(left);
-        if (cls[lane]->escape_bits != 5)
-            continue;
-        uint32_t m = 1u << n_bits[lane];
-        if (n_bits[lane] > 0)
-            m += take_raw(&states[lane], words, n_bits[lane]);
-        const int32_t magnitude = (int32_t)(m + (cls[lane]->n_symbols - 2u) / 2);
-        v[lane] = v[lane] & 16 ? -magnitude : magnitude;
-    }
-}
-
-static cg_status decode_stream(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                               size_t n_rows, size_t first_strip, size_t strip_step, const uint8_t *src,
-                               size_t src_bytes)
-{
-    uint32_t states[CG_RANS_LANES];
-    if (src_bytes < 4 * CG_RANS_LANES || src_bytes % 2 != 0)
-        return CG_ERR_CORRUPT;
-    for (unsigned lane = 0; lane < CG_RANS_LANES; lane++) {
-        states[lane] = (uint32_t)cg_load_le(src + 4 * lane, 4);
-        if (states[lane] < STATE_LOW)
-            return CG_ERR_CORRUPT;
-    }
-    word_reader words = {src + 4 * CG_RANS_LANES, src + src_bytes, false};
-    for (size_t s = first_strip; s < n_strips; s += strip_step) {
-        const cg_rans_strip *strip = &strips[s];
-        const cg_rans_class *cls[CG_RANS_LANES];
-        uint32_t shifted = 0;
-        for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-            cls[lane] = &classes[strip->lane_class[lane]];
-            shifted |= (uint32_t)(cls[lane]->shift > 0) << lane;
-        }
-        for (size_t row = 0; row < n_rows; row++) {
-            int16_t *cells = strip->cells + row * strip->row_stride;
-            uint32_t escaped = 0;
-            for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-                const cg_rans_class *c = cls[lane];
-                const uint32_t x = states[lane], slot = x & SLOT_MASK;
-                unsigned i = c->first[slot >> FIRST_SHIFT];
-                while (slot >= c->cum[i + 1])
-                    i++;
-                states[lane] = renormalize(c->freq[i] * (x >> CG_RANS_SCALE_BITS) + slot - c->cum[i], &words);
-                cells[lane] = c->value[i];
-                escaped |= (uint32_t)(i == c->n_symbols - 1u) << lane;
-            }
-            if ((escaped | shifted) != 0) {
-                int32_t v[CG_RANS_LANES];
-                for (uint32_t lane = 0; lane < strip->n_lanes; lane++)
-                    v[lane] = cells[lane];
-                if (escaped != 0)
-                    take_escapes(cls, escaped, v, states, &words);
-                for (uint32_t left = shifted; left != 0; left &= left - 1) {
-                    const unsigned lane = (unsigned)__builtin_ctz(left);
-                    v[lane] = v[lane] * (1 << cls[lane]->shift) +
-                              (int32_t)take_raw(&states[lane], &words, cls[lane]->shift);
-                }
-                for (uint32_t left = escaped | shifted; left != 0; left &= left - 1) {
-                    const unsigned lane = (unsigned)__builtin_ctz(left);
-                    if (v[lane] < INT16_MIN || v[lane] > INT16_MAX)
-                        return CG_ERR_CORRUPT;
-                    cells[lane] = (int16_t)v[lane];
-                }
-            }
-        }
-        if (words.ended)
-            return CG_ERR_TRUNCATED;
-    }
-    if (words.at != words.end)
-        return CG_ERR_CORRUPT;
-    for (unsigned lane = 0; lane < CG_RANS_LANES; lane++) {
-        if (states[lane] != STATE_LOW)
-            return CG_ERR_CORRUPT;
-    }
-    return CG_OK;
-}
-
 cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
                          const uint8_t *src, size_t src_bytes, size_t *used_bytes_out)
 {
@@ -367,13 +257,14 @@ cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *stri
         return CG_ERR_TRUNCATED;
     if (reserved != 0 || n_streams > n_strips || (n_streams == 0 && n_strips > 0))
         return CG_ERR_CORRUPT;
+    const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, n_streams};
+    const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; s < n_streams; s++) {
         const uint8_t *stream;
         const size_t stream_bytes = (size_t)cg_load_le(table + 4 * s, 4);
         if (!cg_cursor_bytes(&in, stream_bytes, &stream))
             return CG_ERR_TRUNCATED;
-        const cg_status status =
-            decode_stream(classes, strips, n_strips, n_rows, s, n_streams, stream, stream_bytes);
+        const cg_status status = kernels->decode_stream(&matrix, s, stream, stream_bytes);
         if (status != CG_OK)
             return status;
     }
