@@ -5,10 +5,7 @@
 #include "codec/rans_kernels.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
-
-static const uint32_t STATE_LOW = 1u << 16;
 
 /* ---- classes ---- */
 
@@ -83,45 +80,7 @@ void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *fre
         if (freq_out[i] > freq_out[largest])
             largest = i;
     }
-    freq_out[largest] = (uint16_t)(freq_out[largest] + CG_RANS_SCALE - sum); /* rounding down leaves sum <= CG_RANS_SCALE */
-}
-
-/* ---- what a cell is coded as ---- */
-
-typedef struct coded_cell {
-    uint32_t index;
-    uint32_t escape_raw;  /* phase B */
-    uint32_t extra_bits;  /* phase C: 0 = none */
-    uint32_t extra_raw;
-    uint32_t shift_raw;   /* phase D */
-    bool is_escape;
-} coded_cell;
-
-static coded_cell code_cell(const cg_rans_class *cls, int cell)
-{
-    coded_cell c = {0};
-    const int v = cell >> cls->shift; /* arithmetic: floor */
-    c.shift_raw = (uint32_t)cell & ((1u << cls->shift) - 1);
-    const unsigned escape = cls->n_symbols - 1u;
-    if (cls->escape_bits == 8) {
-        const int i = cls->top - v;
-        c.is_escape = i < 0 || i >= (int)escape;
-        c.index = c.is_escape ? escape : (uint32_t)i;
-        c.escape_raw = (uint32_t)v;
-        return c;
-    }
-    const uint32_t magnitude = (uint32_t)(v < 0 ? -v : v), largest = (cls->n_symbols - 2u) / 2;
-    if (magnitude <= largest) {
-        c.index = v > 0 ? 2 * magnitude - 1 : 2 * magnitude;
-        return c;
-    }
-    const uint32_t m = magnitude - largest; /* 1 ... 32768 */
-    c.is_escape = true;
-    c.index = escape;
-    c.extra_bits = 31u - (uint32_t)__builtin_clz(m);
-    c.extra_raw = m - (1u << c.extra_bits);
-    c.escape_raw = c.extra_bits | (v < 0 ? 16u : 0u);
-    return c;
+    freq_out[largest] = (uint16_t)(freq_out[largest] + CG_RANS_SCALE - sum); /* sum is not above: rounded down */
 }
 
 /* ---- encoding ---- */
@@ -137,19 +96,10 @@ size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t 
 uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
                                size_t n_rows)
 {
+    const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     uint64_t cost = 0;
-    for (size_t s = 0; s < n_strips; s++) {
-        for (size_t row = 0; row < n_rows; row++) {
-            const int16_t *cells = strips[s].cells + row * strips[s].row_stride;
-            for (uint32_t lane = 0; lane < strips[s].n_lanes; lane++) {
-                const cg_rans_class *cls = &classes[strips[s].lane_class[lane]];
-                const coded_cell c = code_cell(cls, cells[lane]);
-                cost += cls->cost[c.index] + 256u * cls->shift;
-                if (c.is_escape)
-                    cost += 256u * (cls->escape_bits + c.extra_bits);
-            }
-        }
-    }
+    for (size_t s = 0; s < n_strips; s++)
+        cost += kernels->estimate_strip(classes, &strips[s], n_rows);
     return cost / 256;
 }
 
@@ -162,59 +112,6 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips)
     return (size_t)(affordable < 1 ? 1 : affordable > most ? most : affordable);
 }
 
-static inline void put_raw(uint32_t *state, uint8_t **at, uint32_t value, unsigned n_bits)
-{
-    if ((uint64_t)*state >= (uint64_t)1 << (32 - n_bits)) {
-        *at -= 2;
-        cg_store_le(*at, 2, *state);
-        *state >>= 16;
-    }
-    *state = *state << n_bits | value;
-}
-
-static inline void put_symbol(uint32_t *state, uint8_t **at, uint32_t freq, uint32_t cum)
-{
-    if ((uint64_t)*state >= (uint64_t)freq << (32 - CG_RANS_SCALE_BITS)) {
-        *at -= 2;
-        cg_store_le(*at, 2, *state);
-        *state >>= 16;
-    }
-    *state = (*state / freq << CG_RANS_SCALE_BITS) + *state % freq + cum;
-}
-
-/* The decoder's phases A, B, C, D of a row, lanes 0 to 31 in each: here everything the other way round. */
-static void put_row(const cg_rans_class *classes, const cg_rans_strip *strip, const int16_t *cells,
-                    uint32_t states[CG_RANS_LANES], uint8_t **at)
-{
-    coded_cell coded[CG_RANS_LANES];
-    const cg_rans_class *cls[CG_RANS_LANES];
-    bool any_escape = false, any_shift = false;
-    for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-        cls[lane] = &classes[strip->lane_class[lane]];
-        coded[lane] = code_cell(cls[lane], cells[lane]);
-        any_escape |= coded[lane].is_escape;
-        any_shift |= cls[lane]->shift > 0;
-    }
-    if (any_shift) {
-        for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
-            if (cls[lane]->shift > 0)
-                put_raw(&states[lane], at, coded[lane].shift_raw, cls[lane]->shift);
-        }
-    }
-    if (any_escape) {
-        for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
-            if (coded[lane].extra_bits > 0)
-                put_raw(&states[lane], at, coded[lane].extra_raw, coded[lane].extra_bits);
-        }
-        for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
-            if (coded[lane].is_escape)
-                put_raw(&states[lane], at, coded[lane].escape_raw, cls[lane]->escape_bits);
-        }
-    }
-    for (uint32_t lane = strip->n_lanes; lane-- > 0;)
-        put_symbol(&states[lane], at, cls[lane]->freq[coded[lane].index], cls[lane]->cum[coded[lane].index]);
-}
-
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
                       size_t n_streams, uint8_t *dst, size_t dst_bytes, uint8_t *scratch_words)
 {
@@ -224,17 +121,12 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
     uint8_t *out = dst + 4 + 4 * n_streams;
     cg_store_le(dst, 2, n_streams);
     cg_store_le(dst + 2, 2, 0);
+    const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, n_streams};
+    const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; s < n_streams; s++) {
         uint32_t states[CG_RANS_LANES];
-        uint8_t *const end = scratch_words + bound_bytes, *at = end;
-        for (unsigned lane = 0; lane < CG_RANS_LANES; lane++)
-            states[lane] = STATE_LOW;
-        for (size_t i = s + (n_strips - 1 - s) / n_streams * n_streams;; i -= n_streams) {
-            for (size_t row = n_rows; row-- > 0;)
-                put_row(classes, &strips[i], strips[i].cells + row * strips[i].row_stride, states, &at);
-            if (i == s)
-                break;
-        }
+        uint8_t *const end = scratch_words + bound_bytes;
+        const uint8_t *const at = kernels->encode_stream(&matrix, s, end, states);
         for (unsigned lane = 0; lane < CG_RANS_LANES; lane++, out += 4)
             cg_store_le(out, 4, states[lane]);
         memcpy(out, at, (size_t)(end - at));

@@ -58,6 +58,69 @@ static void take_escapes(const cg_rans_class *classes, const cg_rans_strip *stri
     }
 }
 
+/* What a cell is coded as. */
+typedef struct coded_cell {
+    uint32_t index;
+    uint32_t escape_raw;  /* phase B */
+    uint32_t extra_bits;  /* phase C: 0 = none */
+    uint32_t extra_raw;
+    uint32_t shift_raw;   /* phase D */
+    bool is_escape;
+} coded_cell;
+
+static coded_cell code_cell(const cg_rans_class *cls, int cell)
+{
+    coded_cell c = {0};
+    const int v = cell >> cls->shift; /* arithmetic: floor */
+    c.shift_raw = (uint32_t)cell & ((1u << cls->shift) - 1);
+    const unsigned escape = cls->n_symbols - 1u;
+    if (cls->escape_bits == 8) {
+        const int i = cls->top - v;
+        c.is_escape = i < 0 || i >= (int)escape;
+        c.index = c.is_escape ? escape : (uint32_t)i;
+        c.escape_raw = (uint32_t)v;
+        return c;
+    }
+    const uint32_t magnitude = (uint32_t)(v < 0 ? -v : v), largest = (cls->n_symbols - 2u) / 2;
+    if (magnitude <= largest) {
+        c.index = v > 0 ? 2 * magnitude - 1 : 2 * magnitude;
+        return c;
+    }
+    const uint32_t m = magnitude - largest; /* 1 ... 32768 */
+    c.is_escape = true;
+    c.index = escape;
+    c.extra_bits = 31u - (uint32_t)__builtin_clz(m);
+    c.extra_raw = m - (1u << c.extra_bits);
+    c.escape_raw = c.extra_bits | (v < 0 ? 16u : 0u);
+    return c;
+}
+
+static inline void put_raw(uint32_t *state, uint8_t **at, uint32_t value, unsigned n_bits)
+{
+    if ((uint64_t)*state >= (uint64_t)1 << (32 - n_bits)) {
+        *at -= 2;
+        cg_store_le(*at, 2, *state);
+        *state >>= 16;
+    }
+    *state = *state << n_bits | value;
+}
+
+/* Phases B and C of a row, the other way round. */
+static void put_escapes(const cg_rans_class *classes, const cg_rans_strip *strip, const int16_t *cells,
+                        uint32_t states[CG_RANS_LANES], uint8_t **at)
+{
+    coded_cell coded[CG_RANS_LANES];
+    for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
+        coded[lane] = code_cell(&classes[strip->lane_class[lane]], cells[lane]);
+        if (coded[lane].extra_bits > 0)
+            put_raw(&states[lane], at, coded[lane].extra_raw, coded[lane].extra_bits);
+    }
+    for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
+        if (coded[lane].is_escape)
+            put_raw(&states[lane], at, coded[lane].escape_raw, classes[strip->lane_class[lane]].escape_bits);
+    }
+}
+
 #if defined(__AVX512BW__)
 
 /* 16 lanes of a strip. Lanes without a column have one symbol that takes every slot: their states stay as they are. */
@@ -222,6 +285,131 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
     return CG_OK;
 }
 
+/* Cells of 16 lanes. */
+static inline __m512i load_cells(const lanes16 *l, const int16_t *cells)
+{
+    return _mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(l->columns, cells));
+}
+
+/* What 16 cells are coded as, shifts apart; *escaped_out: those that are escaped. */
+static inline __m512i index_cells(const lanes16 *l, __m512i cells, __mmask16 *escaped_out)
+{
+    const __m512i v = _mm512_srav_epi32(cells, l->shift), magnitude = _mm512_abs_epi32(v);
+    const __mmask16 positive = _mm512_cmpgt_epi32_mask(v, _mm512_setzero_si512());
+    __m512i index = _mm512_sub_epi32(l->top, v);
+    index = _mm512_mask_add_epi32(index, l->is_signed, magnitude, magnitude);
+    index = _mm512_mask_sub_epi32(index, l->is_signed & positive, index, _mm512_set1_epi32(1));
+    *escaped_out = _mm512_mask_cmpge_epu32_mask(l->columns, index, l->last);
+    return _mm512_min_epu32(index, l->last);
+}
+
+/* Writes the low words of the lanes that are full before `at`, lanes in order, and takes them out of the states. */
+static inline void emit32(__m512i x[2], __mmask16 full0, __mmask16 full1, uint8_t **at)
+{
+    const unsigned n0 = (unsigned)__builtin_popcount(full0), n1 = (unsigned)__builtin_popcount(full1);
+    *at -= 2 * (n0 + n1);
+    _mm256_mask_storeu_epi16(*at, (__mmask16)((1u << n0) - 1),
+                             _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(full0, x[0])));
+    _mm256_mask_storeu_epi16(*at + 2 * n0, (__mmask16)((1u << n1) - 1),
+                             _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(full1, x[1])));
+    x[0] = _mm512_mask_srli_epi32(x[0], full0, x[0], 16);
+    x[1] = _mm512_mask_srli_epi32(x[1], full1, x[1], 16);
+}
+
+/* x / freq, and the remainder: floats are off by one at most, since x / freq < 2^18. */
+static inline __m512i divide(__m512i x, __m512i freq, __m512i *remainder_out)
+{
+    const __m512i one = _mm512_set1_epi32(1);
+    __m512i q = _mm512_cvttps_epi32(_mm512_div_ps(_mm512_cvtepu32_ps(x), _mm512_cvtepi32_ps(freq)));
+    __m512i r = _mm512_sub_epi32(x, _mm512_mullo_epi32(q, freq));
+    const __mmask16 above = _mm512_cmplt_epi32_mask(r, _mm512_setzero_si512());
+    q = _mm512_mask_sub_epi32(q, above, q, one);
+    r = _mm512_mask_add_epi32(r, above, r, freq);
+    const __mmask16 below = _mm512_cmpge_epi32_mask(r, freq);
+    q = _mm512_mask_add_epi32(q, below, q, one);
+    *remainder_out = _mm512_mask_sub_epi32(r, below, r, freq);
+    return q;
+}
+
+static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
+                         uint32_t states[CG_RANS_LANES], uint8_t **at)
+{
+    const lanes16 lanes[2] = {load_lanes(classes, strip, 0), load_lanes(classes, strip, 16)};
+    const __m512i shifts = _mm512_or_si512(lanes[0].shift, lanes[1].shift), low16 = _mm512_set1_epi32(0xffff);
+    const bool any_shift = _mm512_test_epi32_mask(shifts, shifts) != 0;
+    uint8_t *out = *at;
+    __m512i x[2] = {_mm512_loadu_si512(states), _mm512_loadu_si512(states + 16)};
+    for (size_t row = n_rows; row-- > 0;) {
+        const int16_t *cells = strip->cells + row * strip->row_stride;
+        __m512i c[2], freq[2], cum[2];
+        __mmask16 escaped[2], full[2];
+        for (unsigned i = 0; i < 2; i++) {
+            const lanes16 *l = &lanes[i];
+            c[i] = load_cells(l, cells + 16 * i);
+            const __m512i index = index_cells(l, c[i], &escaped[i]);
+            const __mmask16 others = _mm512_test_epi32_mask(index, index);
+            freq[i] = l->freq0;
+            if (others != 0)
+                freq[i] = _mm512_mask_i32gather_epi32(freq[i], others, _mm512_add_epi32(l->packed, index), classes, 4);
+            cum[i] = _mm512_srli_epi32(freq[i], 16);
+            freq[i] = _mm512_and_si512(freq[i], low16);
+        }
+        if (any_shift) {
+            for (unsigned i = 0; i < 2; i++) {
+                const __m512i room = _mm512_sub_epi32(_mm512_set1_epi32(32), lanes[i].shift);
+                const __m512i over = _mm512_srlv_epi32(x[i], room);
+                full[i] = _mm512_test_epi32_mask(over, over);
+            }
+            emit32(x, full[0], full[1], &out);
+            for (unsigned i = 0; i < 2; i++) {
+                const __m512i kept = _mm512_sllv_epi32(_mm512_set1_epi32(-1), lanes[i].shift);
+                x[i] = _mm512_or_si512(_mm512_sllv_epi32(x[i], lanes[i].shift), _mm512_andnot_si512(kept, c[i]));
+            }
+        }
+        if ((escaped[0] | escaped[1]) != 0) {
+            _mm512_storeu_si512(states, x[0]);
+            _mm512_storeu_si512(states + 16, x[1]);
+            put_escapes(classes, strip, cells, states, &out);
+            x[0] = _mm512_loadu_si512(states);
+            x[1] = _mm512_loadu_si512(states + 16);
+        }
+        for (unsigned i = 0; i < 2; i++)
+            full[i] = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x[i], 32 - CG_RANS_SCALE_BITS), freq[i]);
+        emit32(x, full[0], full[1], &out);
+        for (unsigned i = 0; i < 2; i++) {
+            __m512i r;
+            const __m512i q = divide(x[i], freq[i], &r);
+            x[i] = _mm512_add_epi32(_mm512_slli_epi32(q, CG_RANS_SCALE_BITS), _mm512_add_epi32(r, cum[i]));
+        }
+    }
+    _mm512_storeu_si512(states, x[0]);
+    _mm512_storeu_si512(states + 16, x[1]);
+    *at = out;
+}
+
+static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+{
+    uint64_t cost = 0;
+    for (uint32_t first = 0; first < strip->n_lanes; first += 16) {
+        const lanes16 l = load_lanes(classes, strip, first);
+        cost += n_rows * 256 * (uint64_t)_mm512_reduce_add_epi32(l.shift);
+        for (size_t row = 0; row < n_rows; row++) {
+            const int16_t *cells = strip->cells + row * strip->row_stride + first;
+            __mmask16 escaped;
+            const __m512i index = index_cells(&l, load_cells(&l, cells), &escaped);
+            const __m512i costs = _mm512_mask_i32gather_epi32(
+                _mm512_setzero_si512(), l.columns, _mm512_add_epi32(l.cost, _mm512_slli_epi32(index, 1)), classes, 1);
+            cost += (uint32_t)_mm512_reduce_add_epi32(_mm512_and_si512(costs, _mm512_set1_epi32(0xffff)));
+            for (uint32_t left = escaped; left != 0; left &= left - 1) {
+                const unsigned lane = (unsigned)__builtin_ctz(left);
+                const cg_rans_class *cls = &classes[strip->lane_class[first + lane]];
+                cost += 256u * (cls->escape_bits + code_cell(cls, cells[lane]).extra_bits);
+            }
+        }
+    }
+    return cost;
+}
+
 #else
 
 static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
@@ -268,6 +456,55 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
     return CG_OK;
 }
 
+static inline void put_symbol(uint32_t *state, uint8_t **at, uint32_t freq, uint32_t cum)
+{
+    if (*state >> (32 - CG_RANS_SCALE_BITS) >= freq) {
+        *at -= 2;
+        cg_store_le(*at, 2, *state);
+        *state >>= 16;
+    }
+    *state = (*state / freq << CG_RANS_SCALE_BITS) + *state % freq + cum;
+}
+
+/* The decoder's phases A, B, C, D of a row, lanes 0 to 31 in each: here everything the other way round. */
+static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
+                         uint32_t states[CG_RANS_LANES], uint8_t **at)
+{
+    for (size_t row = n_rows; row-- > 0;) {
+        const int16_t *cells = strip->cells + row * strip->row_stride;
+        uint32_t packed[CG_RANS_LANES];
+        bool any_escape = false;
+        for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
+            const cg_rans_class *cls = &classes[strip->lane_class[lane]];
+            const coded_cell coded = code_cell(cls, cells[lane]);
+            packed[lane] = cls->packed[coded.index];
+            any_escape |= coded.is_escape;
+            if (cls->shift > 0)
+                put_raw(&states[lane], at, coded.shift_raw, cls->shift);
+        }
+        if (any_escape)
+            put_escapes(classes, strip, cells, states, at);
+        for (uint32_t lane = strip->n_lanes; lane-- > 0;)
+            put_symbol(&states[lane], at, packed[lane] & 0xffff, packed[lane] >> 16);
+    }
+}
+
+static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+{
+    uint64_t cost = 0;
+    for (size_t row = 0; row < n_rows; row++) {
+        const int16_t *cells = strip->cells + row * strip->row_stride;
+        for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
+            const cg_rans_class *cls = &classes[strip->lane_class[lane]];
+            const coded_cell c = code_cell(cls, cells[lane]);
+            cost += cls->cost[c.index] + 256u * cls->shift;
+            if (c.is_escape)
+                cost += 256u * (cls->escape_bits + c.extra_bits);
+        }
+    }
+    return cost;
+}
+
 #endif
 
 static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uint8_t *src, size_t src_bytes)
@@ -297,4 +534,17 @@ static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uin
     return CG_OK;
 }
 
-const cg_rans_kernels CG_RANS_KERNELS = {decode_stream};
+static uint8_t *encode_stream(const cg_rans_matrix *m, size_t stream, uint8_t *words_end,
+                              uint32_t states_out[CG_RANS_LANES])
+{
+    uint8_t *at = words_end;
+    for (unsigned lane = 0; lane < CG_RANS_LANES; lane++)
+        states_out[lane] = STATE_LOW;
+    for (size_t s = stream + (m->n_strips - 1 - stream) / m->n_streams * m->n_streams;; s -= m->n_streams) {
+        encode_strip(m->classes, &m->strips[s], m->n_rows, states_out, &at);
+        if (s == stream)
+            return at;
+    }
+}
+
+const cg_rans_kernels CG_RANS_KERNELS = {decode_stream, encode_stream, estimate_strip};

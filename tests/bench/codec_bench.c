@@ -290,7 +290,8 @@ int main(int argc, char **argv)
         }
     }
     if (optind == argc || n_rounds < 1 || n_rounds > MAX_ROUNDS) {
-        fprintf(stderr, "usage: codec_bench [-p PROFILE.cgp] [-r ROUNDS] [-k KERNELS,...] [-t THREADS,...] FILE.kv...\n");
+        fprintf(stderr, "usage: codec_bench [-p PROFILE.cgp] [-r ROUNDS] [-k KERNELS,...] [-t THREADS,...] "
+                        "FILE.kv...\n");
         return 2;
     }
     char *kernel_at, *thread_at;

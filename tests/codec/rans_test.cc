@@ -294,6 +294,30 @@ TEST_P(RansKernelsTest, DecodesWhatTheScalarCodeDecodes) {
     }
 }
 
+TEST_P(RansKernelsTest, EncodesAndEstimatesAsTheScalarCodeDoes) {
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        SCOPED_TRACE(testing::Message() << "seed=" << seed);
+        Random random(seed);
+        const auto classes = draw_classes(1 + random.below(4), &random);
+        Matrix m(1 + random.below(60), {32, 1 + random.below(32), 32}, classes.size(), &random);
+        draw_cells(classes, &m, &random);
+        for (const cg_rans_strip &strip : m.strips)
+            EXPECT_EQ(rans->estimate_strip(classes.data(), &strip, m.n_rows),
+                      baseline->estimate_strip(classes.data(), &strip, m.n_rows));
+        const cg_rans_matrix matrix = m.of(classes, 2);
+        Bytes want(cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, 2)), got(want.size());
+        for (size_t stream = 0; stream < 2; stream++) {
+            uint32_t want_states[CG_RANS_LANES], got_states[CG_RANS_LANES];
+            const uint8_t *end = want.data() + want.size();
+            const uint8_t *at = baseline->encode_stream(&matrix, stream, want.data() + want.size(), want_states);
+            ASSERT_EQ(end - at, got.data() + got.size() -
+                                    rans->encode_stream(&matrix, stream, got.data() + got.size(), got_states));
+            ASSERT_TRUE(std::equal(at, end, got.data() + got.size() - (end - at)));
+            ASSERT_TRUE(std::equal(want_states, want_states + CG_RANS_LANES, got_states));
+        }
+    }
+}
+
 TEST_P(RansKernelsTest, RefusesWhatTheScalarCodeRefuses) {
     for (uint64_t seed = 0; seed < 6; seed++) {
         SCOPED_TRACE(testing::Message() << "seed=" << seed);
