@@ -287,4 +287,4 @@ static void quantize(const float *coef, size_t n_rows, float inv_step, int16_t *
 }
 
 const cg_kernels CG_KERNELS = {CG_KERNELS_NAME, list_nonzero, accumulate, tile_symbols, synthesize, inverse_dct,
-                               forward_dct, rotate, to_bf16, project, quantize};
+                               forward_dct, rotate, to_bf16, project, quantize, &CG_RANS_KERNELS};

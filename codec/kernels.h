@@ -2,11 +2,12 @@
  *
  * kernels.c is compiled once per instruction set (CMakeLists.txt); the scalar meaning is the same C everywhere. Sums
  * may be fused (FORMAT.md, "What the lossy levels mean"), so results agree within its tolerance, not bit for bit.
- * Threads: pure functions; cg_kernels_best() is set by the CPU alone.
+ * Threads: pure functions; cg_kernels_best() is set by the CPU, unless a benchmark calls cg_kernels_use().
  */
 #ifndef CG_CODEC_KERNELS_H
 #define CG_CODEC_KERNELS_H
 #include "codec/profile_data.h"
+#include "codec/rans_kernels.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -59,12 +60,15 @@ typedef struct cg_kernels {
                     size_t n_components, float *wide, float *coef);
     /* out[r * out_stride] = coef[r] * inv_step, to nearest, within int16. */
     void (*quantize)(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride);
+    const cg_rans_kernels *rans;
 } cg_kernels;
 
 /* The best table of this CPU. */
 const cg_kernels *cg_kernels_best(void);
 /* The table of that name, or NULL where this CPU or build has none: lets a test run each. */
 const cg_kernels *cg_kernels_named(const char *name);
+/* cg_kernels_best() is this table from now on; NULL: the CPU's best again. For benchmarks; no other thread may run. */
+void cg_kernels_use(const cg_kernels *kernels);
 
 extern const cg_kernels cg_kernels_baseline;
 #if defined(__x86_64__)

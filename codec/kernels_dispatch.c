@@ -57,9 +57,15 @@ const cg_kernels *cg_kernels_named(const char *name)
     return strcmp(name, "baseline") == 0 ? &cg_kernels_baseline : NULL;
 }
 
+static const cg_kernels *chosen;
+
+void cg_kernels_use(const cg_kernels *kernels) { chosen = kernels; }
+
 const cg_kernels *cg_kernels_best(void)
 {
     static const char *const names[] = {"amx", "avx512", "avx2"};
+    if (chosen != NULL)
+        return chosen;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const cg_kernels *kernels = cg_kernels_named(names[i]);
         if (kernels != NULL)

@@ -280,11 +280,6 @@ done:
     return status;
 }
 
-cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out)
-{
-    return cg_profile_open_for(cg_kernels_best(), bytes, n_bytes, profile_out);
-}
-
 static void choose_layout(cg_profile *p)
 {
     const uint32_t head_dim = p->geometry.head_dim;
@@ -295,15 +290,14 @@ static void choose_layout(cg_profile *p)
     p->unit_channels = p->is_tiled ? tiled : p->panel_channels > head_dim ? p->panel_channels : head_dim;
 }
 
-cg_status cg_profile_open_for(const cg_kernels *kernels, const uint8_t *bytes, size_t n_bytes,
-                              cg_profile **profile_out)
+cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out)
 {
     cg_cursor in = {bytes, n_bytes};
     *profile_out = NULL;
     cg_profile *p = calloc(1, sizeof *p);
     if (p == NULL)
         return CG_ERR_NO_MEMORY;
-    p->kernels = kernels;
+    p->kernels = cg_kernels_best();
     cg_status status = read_fixed(&in, p);
     if (status == CG_OK) {
         const uint32_t head_dim = p->geometry.head_dim;

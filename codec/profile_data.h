@@ -65,10 +65,6 @@ struct cg_profile {
     bool is_tiled;           /* unit_channels is whole tiles, too, and the kernels have synthesize() */
 };
 
-/* cg_profile_open() for a certain table of kernels: lets a test compare them. */
-cg_status cg_profile_open_for(const struct cg_kernels *kernels, const uint8_t *bytes, size_t n_bytes,
-                              cg_profile **profile_out);
-
 static inline const float *cg_profile_row(const cg_profile *p, const float *table, uint32_t layer, unsigned plane)
 {
     return table + ((size_t)layer * CG_N_PLANES + plane) * cg_geometry_channels(&p->geometry);
