@@ -106,7 +106,7 @@ size_t cg_lossy_decode_scratch_bytes(const cg_profile *profile, unsigned level, 
     return arena.used_bytes;
 }
 
-static void store_head(const cg_lossy_context *context, const float *values, void *out, size_t element)
+void cg_lossy_store_head(const cg_lossy_context *context, const float *values, void *out, size_t element)
 {
     const size_t n = context->profile->geometry.head_dim;
     if (context->dtype == CG_DTYPE_BF16) {
@@ -134,8 +134,8 @@ static void finish_unit(const cg_lossy_context *context, unsigned plane, uint32_
             float *values = x + i * x_stride + (size_t)h * g->head_dim;
             if (plane == CG_K && half > 0)
                 context->kernels->rotate(values, context->cosine + t * half, context->sine + t * half, half);
-            store_head(context, values, out,
-                       (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim);
+            cg_lossy_store_head(context, values, out,
+                                (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim);
         }
     }
 }
@@ -251,8 +251,10 @@ size_t cg_lossy_encode_scratch_bytes(const cg_profile *profile, const cg_group *
     return arena.used_bytes;
 }
 
-static bool load_head(unsigned dtype, const void *in, size_t element, size_t n, float *values)
+bool cg_lossy_load_head(const cg_lossy_context *context, const void *in, size_t element, float *values)
 {
+    const unsigned dtype = context->dtype;
+    const size_t n = context->profile->geometry.head_dim;
     bool finite = true;
     if (dtype == CG_DTYPE_FP32)
         memcpy(values, (const float *)in + element, n * sizeof *values);
@@ -281,7 +283,7 @@ static bool load_token(const cg_lossy_context *context, const cg_group *group, u
         for (uint32_t head = 0; head < g->n_kv_heads; head++) {
             const size_t element = (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim;
             float *values = layer_row + (size_t)head * g->head_dim;
-            finite &= load_head(context->dtype, in, element, g->head_dim, values);
+            finite &= cg_lossy_load_head(context, in, element, values);
             if (plane == CG_K) {
                 const float *cosine = context->cosine + t * half, *sine = context->sine + t * half;
                 for (uint32_t i = 0; i < half; i++) {

@@ -52,6 +52,11 @@ cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, 
                           const void *in, void *scratch, uint8_t *sections_out[CG_N_LEVELS],
                           size_t section_bytes_out[CG_N_LEVELS]);
 
+/* A head's values[head_dim] to out, the dtype's elements from index element on, rounded (FORMAT.md, step 5); and back:
+ * false when one is not finite. */
+void cg_lossy_store_head(const cg_lossy_context *context, const float *values, void *out, size_t element);
+bool cg_lossy_load_head(const cg_lossy_context *context, const void *in, size_t element, float *values);
+
 /* Writes a matrix of symbols as a section's bytes: malloc'ed, the caller's. NULL: no memory. */
 uint8_t *cg_lossy_code_symbols(const cg_profile *profile, const cg_level_columns *columns, const cg_symbols *symbols,
                                size_t n_blocks, size_t *n_bytes_out);
