@@ -2,6 +2,7 @@
 
 #include "codec/arena.h"
 #include "codec/bf16.h"
+#include "codec/paper.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -102,6 +103,8 @@ size_t cg_lossy_decode_scratch_bytes(const cg_profile *profile, unsigned level, 
                                      uint32_t n_tokens)
 {
     cg_arena arena = {0};
+    if (profile->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_decode_scratch_bytes(profile, group, n_tokens);
     (void)take_decode_work(&arena, profile, &group->columns[level - 1][plane], group, cg_lossy_n_blocks(n_tokens));
     return arena.used_bytes;
 }
@@ -144,6 +147,8 @@ cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, const
                           const uint8_t *section, size_t section_bytes, void *scratch, void *out)
 {
     const cg_profile *p = context->profile;
+    if (p->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_decode(context, level, group, plane, section, section_bytes, scratch, out);
     const cg_level_columns *columns = &group->columns[level - 1][plane];
     const cg_basis *basis = &group->basis[plane];
     const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), channels = cg_geometry_channels(&p->geometry);
@@ -246,7 +251,8 @@ size_t cg_lossy_encode_scratch_bytes(const cg_profile *profile, const cg_group *
                                      uint32_t n_tokens)
 {
     cg_arena arena = {0};
-    (void)profile;
+    if (profile->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_encode_scratch_bytes(profile, group, n_tokens);
     (void)take_encode_work(&arena, group, plane, cg_lossy_n_blocks(n_tokens));
     return arena.used_bytes;
 }
@@ -348,6 +354,8 @@ cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, 
                           size_t section_bytes_out[CG_N_LEVELS])
 {
     const cg_profile *p = context->profile;
+    if (p->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_encode(context, level_mask, group, plane, in, scratch, sections_out, section_bytes_out);
     const cg_basis *basis = &group->basis[plane];
     const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), n = group->n_channels;
     cg_arena arena = {scratch, 0};
