@@ -255,7 +255,11 @@ TEST(Paper, RefusesSectionsThatAreNotTwoMatrices) {
     }
     Bytes bad = good;
     bad.push_back(0);
-    EXPECT_EQ(decode(profile.get(), with_section(c.chunk, bad), &decoded), CG_ERR_CORRUPT);
+    const Bytes longer = with_section(c.chunk, bad);
+    EXPECT_EQ(decode(profile.get(), longer, &decoded), CG_ERR_CORRUPT);
+    uint8_t *coarse;
+    size_t n_coarse;
+    EXPECT_EQ(cg_transcode(profile.get(), longer.data(), longer.size(), CG_L2, &coarse, &n_coarse), CG_ERR_CORRUPT);
     bad = good;
     bad.insert(bad.end(), good.begin(), border); // a third matrix
     EXPECT_EQ(decode(profile.get(), with_section(c.chunk, bad), &decoded), CG_ERR_CORRUPT);
