@@ -276,15 +276,33 @@ static void project(const float *rows, size_t row_stride, size_t n_rows, const u
     }
 }
 
+static inline int16_t nearest_cell(float q)
+{
+    q = q < 32767.0f ? q : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
+    q = q > -32767.0f ? q : -32767.0f;
+    return (int16_t)(q + (q < 0 ? -0.5f : 0.5f)); /* |q| + 0.5 is exact enough below 2^15 */
+}
+
 static void quantize(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride)
 {
-    for (size_t r = 0; r < n_rows; r++) {
-        float q = coef[r] * inv_step;
-        q = q < 32767.0f ? q : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
-        q = q > -32767.0f ? q : -32767.0f;
-        out[r * out_stride] = (int16_t)(q + (q < 0 ? -0.5f : 0.5f)); /* |q| + 0.5 is exact enough below 2^15 */
-    }
+    for (size_t r = 0; r < n_rows; r++)
+        out[r * out_stride] = nearest_cell(coef[r] * inv_step);
+}
+
+static void quantize_channels(const float *restrict x, const float *restrict base, const float *restrict inv_step,
+                              size_t n_channels, int16_t *restrict cells)
+{
+    for (size_t ch = 0; ch < n_channels; ch++)
+        cells[ch] = nearest_cell((x[ch] - base[ch]) * inv_step[ch]);
+}
+
+static void dequantize_channels(const int16_t *restrict cells, const float *restrict step,
+                                const float *restrict base, size_t n_channels, float *restrict x)
+{
+    for (size_t ch = 0; ch < n_channels; ch++)
+        x[ch] = (float)cells[ch] * step[ch] + base[ch];
 }
 
 const cg_kernels CG_KERNELS = {CG_KERNELS_NAME, list_nonzero, accumulate, tile_symbols, synthesize, inverse_dct,
-                               forward_dct, rotate, to_bf16, project, quantize, &CG_RANS_KERNELS};
+                               forward_dct, rotate, to_bf16, project, quantize, quantize_channels,
+                               dequantize_channels, &CG_RANS_KERNELS};

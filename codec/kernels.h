@@ -60,6 +60,12 @@ typedef struct cg_kernels {
                     size_t n_components, float *wide, float *coef);
     /* out[r * out_stride] = coef[r] * inv_step, to nearest, within int16. */
     void (*quantize)(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride);
+    /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within int16. */
+    void (*quantize_channels)(const float *x, const float *base, const float *inv_step, size_t n_channels,
+                              int16_t *cells);
+    /* x[ch] = fmaf(cells[ch], step[ch], base[ch]). */
+    void (*dequantize_channels)(const int16_t *cells, const float *step, const float *base, size_t n_channels,
+                                float *x);
     const cg_rans_kernels *rans;
 } cg_kernels;
 

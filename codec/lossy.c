@@ -2,6 +2,7 @@
 
 #include "codec/arena.h"
 #include "codec/bf16.h"
+#include "codec/paper.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -107,11 +108,13 @@ size_t cg_lossy_decode_scratch_bytes(const cg_profile *profile, unsigned level, 
                                      uint32_t n_tokens)
 {
     cg_arena arena = {0};
+    if (profile->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_decode_scratch_bytes(profile, group, n_tokens);
     (void)take_decode_work(&arena, profile, &group->columns[level - 1][plane], group, cg_lossy_n_blocks(n_tokens));
     return arena.used_bytes;
 }
 
-static void store_head(const cg_lossy_context *context, const float *values, void *out, size_t element)
+void cg_lossy_store_head(const cg_lossy_context *context, const float *values, void *out, size_t element)
 {
     const size_t n = context->profile->geometry.head_dim;
     if (context->dtype == CG_DTYPE_BF16) {
@@ -139,8 +142,8 @@ static void finish_unit(const cg_lossy_context *context, unsigned plane, uint32_
             float *values = x + i * x_stride + (size_t)h * g->head_dim;
             if (plane == CG_K && half > 0)
                 context->kernels->rotate(values, context->cosine + t * half, context->sine + t * half, half);
-            store_head(context, values, out,
-                       (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim);
+            cg_lossy_store_head(context, values, out,
+                                (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim);
         }
     }
 }
@@ -220,6 +223,8 @@ cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, const
                           const uint8_t *section, size_t section_bytes, void *scratch, void *out)
 {
     const cg_profile *p = context->profile;
+    if (p->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_decode(context, level, group, plane, section, section_bytes, scratch, out);
     const cg_level_columns *columns = &group->columns[level - 1][plane];
     const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), channels = cg_geometry_channels(&p->geometry);
     cg_arena arena = {scratch, 0};
@@ -292,13 +297,16 @@ size_t cg_lossy_encode_scratch_bytes(const cg_profile *profile, const cg_group *
                                      uint32_t n_tokens)
 {
     cg_arena arena = {0};
-    (void)profile;
+    if (profile->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_encode_scratch_bytes(profile, group, n_tokens);
     (void)take_encode_work(&arena, group, plane, cg_lossy_n_blocks(n_tokens));
     return arena.used_bytes;
 }
 
-static bool load_head(unsigned dtype, const void *in, size_t element, size_t n, float *values)
+bool cg_lossy_load_head(const cg_lossy_context *context, const void *in, size_t element, float *values)
 {
+    const unsigned dtype = context->dtype;
+    const size_t n = context->profile->geometry.head_dim;
     bool finite = true;
     if (dtype == CG_DTYPE_FP32)
         memcpy(values, (const float *)in + element, n * sizeof *values);
@@ -327,7 +335,7 @@ static bool load_token(const cg_lossy_context *context, const cg_group *group, u
         for (uint32_t head = 0; head < g->n_kv_heads; head++) {
             const size_t element = (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim;
             float *values = layer_row + (size_t)head * g->head_dim;
-            finite &= load_head(context->dtype, in, element, g->head_dim, values);
+            finite &= cg_lossy_load_head(context, in, element, values);
             if (plane == CG_K) {
                 const float *cosine = context->cosine + t * half, *sine = context->sine + t * half;
                 for (uint32_t i = 0; i < half; i++) {
@@ -392,6 +400,8 @@ cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, 
                           size_t section_bytes_out[CG_N_LEVELS])
 {
     const cg_profile *p = context->profile;
+    if (p->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_encode(context, level_mask, group, plane, in, scratch, sections_out, section_bytes_out);
     const cg_basis *basis = &group->basis[plane];
     const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), n = group->n_channels;
     cg_arena arena = {scratch, 0};

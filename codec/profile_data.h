@@ -17,9 +17,16 @@ enum {
     CG_N_LOSSY = CG_N_LEVELS - 1,
     CG_MAX_SINKS = 8,
     CG_PANEL_CHANNELS = 256,  /* channels that a decoding kernel holds in registers */
+    CG_ANCHOR_TOKENS = 10,    /* an anchor, and the tokens that are coded as differences from it */
 };
 
-/* The columns of one level, group and plane. */
+/* What a profile does along the tokens, and with it across the channels; numbers are those of the file. */
+typedef enum cg_token_transform {
+    CG_TOKENS_DCT = 1,     /* 8 tokens; KLT over the channels of a group */
+    CG_TOKENS_ANCHORS = 2, /* anchor and deltas over 10 tokens; channels as they are */
+} cg_token_transform;
+
+/* The columns of one level, group and plane. With anchors they are the channels, as frequency 0. */
 typedef struct cg_level_columns {
     uint16_t n_active[CG_DCT];
     const uint8_t *column_class[CG_DCT]; /* [n_active[f]] */
@@ -27,7 +34,7 @@ typedef struct cg_level_columns {
     uint32_t n_strips;
 } cg_level_columns;
 
-/* One layer group's plane. */
+/* One layer group's plane; empty with anchors. */
 typedef struct cg_basis {
     uint32_t n_components;
     uint16_t *rows;          /* bf16 [n_components][n_channels]: for encoding */
@@ -44,6 +51,7 @@ typedef struct cg_group {
     uint32_t first_layer, n_layers, n_channels; /* n_channels: of one plane, all the group's layers */
     cg_basis basis[CG_N_PLANES];
     cg_level_columns columns[CG_N_LOSSY][CG_N_PLANES];
+    cg_level_columns anchors[CG_N_PLANES]; /* of every level; empty without anchors */
 } cg_group;
 
 struct cg_kernels;
@@ -53,10 +61,12 @@ struct cg_profile {
     cg_geometry geometry;
     cg_fingerprint fingerprint, model;
     char preset[17];
+    cg_token_transform token_transform;
     uint32_t rotary_dim, n_sinks, n_groups, n_classes;
     double *inv_freq;        /* [rotary_dim / 2] */
     float step[CG_N_LOSSY][CG_N_PLANES];
     float *mean, *weight;    /* [n_layers][2][channels] */
+    float *anchor_step;      /* the same; NULL without anchors */
     cg_rans_class *classes;
     cg_group *groups;
     uint8_t *column_classes; /* what column_class points into */

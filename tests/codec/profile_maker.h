@@ -67,7 +67,17 @@ struct ProfileSpec {
     double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
     uint64_t seed = 1;
     size_t excess_active = 0; // columns beyond the components: a lie
+    bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
 };
+
+// Steps of anchors are far below those of deltas: a token on the wrong side of a group's border shows in its error.
+inline ProfileSpec paper_spec() {
+    ProfileSpec spec;
+    spec.rotary_dim = 0;
+    spec.n_sinks = 0;
+    spec.paper = true;
+    return spec;
+}
 
 // Frequencies of n symbols that fall by `fall` from one index to the next, as integers that sum to 1 << 14.
 inline std::vector<uint16_t> falling_freq(unsigned n_symbols, double fall) {
@@ -162,10 +172,11 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
     put(&out, spec.head_dim, 2);
     put(&out, spec.dtype, 1);
     put(&out, 2, 1);
-    const char preset[16] = "klt";
+    char preset[16] = {};
+    strcpy(preset, spec.paper ? "paper" : "klt");
     out.insert(out.end(), preset, preset + 16);
-    put(&out, 1, 1);
-    put(&out, 1, 1);
+    put(&out, spec.paper ? 0 : 1, 1);
+    put(&out, spec.paper ? 2 : 1, 1);
     put(&out, spec.rotary_dim > 0, 1);
     put(&out, 0, 1);
     put(&out, spec.rotary_dim, 2);
@@ -186,11 +197,20 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
         put_f32(&out, static_cast<float>(random.uniform(-2, 2)));
     for (size_t i = 0; i < n_table; i++)
         put_f32(&out, static_cast<float>(std::exp2(random.uniform(-1, 1))));
+    for (size_t i = 0; spec.paper && i < n_table; i++)
+        put_f32(&out, static_cast<float>(std::exp2(random.uniform(-9, -8))));
     for (const ClassSpec &c : classes) {
         put(&out, c.shift, 1);
         put(&out, c.freq.size(), 1);
         for (const uint16_t f : c.freq)
             put(&out, f, 2);
+    }
+    if (spec.paper) { // the classes of every channel's anchors, and of its deltas at each level
+        for (size_t i = 0; i < 4 * n_table; i++)
+            put(&out, random.below(static_cast<uint32_t>(classes.size())), 1);
+        put(&out, 0, 8);
+        seal_profile(&out);
+        return out;
     }
     std::vector<size_t> n_components, n_wide; // [group][plane]
     for (const uint16_t n_layers : spec.group_layers) {
