@@ -41,7 +41,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
         return CG_ERR_TRUNCATED;
     if (file_bytes < in->left_bytes || XXH3_64bits(at, file_bytes - 8) != cg_load_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
-    if (cg_load_le(at + 12, 4) != 0 || at[67] != 0 || cg_load_le(at + 76, 4) != 0)
+    if (cg_load_le(at + 12, 4) != 0 || at[67] > 1 || cg_load_le(at + 76, 4) != 0)
         return CG_ERR_CORRUPT;
 
     const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
@@ -58,6 +58,9 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
                                 : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
         return CG_ERR_UNSUPPORTED;
     p->token_transform = at[65];
+    p->is_packed = at[67] == 1;
+    if (p->is_packed && at[64] != CHANNEL_KLT)
+        return CG_ERR_CORRUPT;
     p->rotary_dim = (uint32_t)cg_load_le(at + 68, 2);
     p->n_sinks = (uint32_t)cg_load_le(at + 70, 2);
     p->n_groups = (uint32_t)cg_load_le(at + 72, 2);
@@ -237,12 +240,36 @@ static cg_status pack_tiles(const cg_group *group, cg_basis *basis)
     return CG_OK;
 }
 
+/* A component in signed numbers of few bits, one after another from the lowest bit of the first byte, and their scale. */
+static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channels, uint16_t *row)
+{
+    uint8_t bits = 8;
+    float scale;
+    const uint8_t *bytes;
+    if (is_packed && (!cg_cursor_u8(in, &bits) || bits < 2 || bits > 8))
+        return CG_ERR_CORRUPT;
+    if (!read_finite(in, &scale, 1, false) || fabsf(scale) > 1e30f)
+        return CG_ERR_CORRUPT;
+    const size_t n_bytes = (n_channels * bits + 7) / 8;
+    if (!cg_cursor_bytes(in, n_bytes, &bytes))
+        return CG_ERR_TRUNCATED;
+    if (n_channels * bits % 8 != 0 && bytes[n_bytes - 1] >> (n_channels * bits % 8) != 0)
+        return CG_ERR_CORRUPT;
+    for (size_t ch = 0; ch < n_channels; ch++) {
+        const size_t at = ch * bits / 8, left = n_bytes - at;
+        const unsigned two = (unsigned)cg_load_le(bytes + at, left < 2 ? left : 2) >> (ch * bits % 8);
+        const int value = (int)(two & ((1u << bits) - 1)) - (int)((two >> (bits - 1) & 1) << bits);
+        row[ch] = cg_bf16_from_f32(scale * (float)value);
+    }
+    return CG_OK;
+}
+
 static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *group, unsigned n_components,
                             unsigned n_wide, cg_basis *basis)
 {
     const size_t n_channels = group->n_channels;
     const uint8_t *bytes;
-    if (n_components * n_channels > in->left_bytes) /* at least one byte an element */
+    if (n_components * n_channels / 4 > in->left_bytes) /* at least two bits an element */
         return CG_ERR_TRUNCATED;
     basis->n_components = n_components;
     basis->rows = malloc((n_components * n_channels + 1) * sizeof *basis->rows);
@@ -259,13 +286,9 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
                     return CG_ERR_CORRUPT;
             }
         } else {
-            float scale;
-            if (!read_finite(in, &scale, 1, false) || fabsf(scale) > 1e30f)
-                return CG_ERR_CORRUPT;
-            if (!cg_cursor_bytes(in, n_channels, &bytes))
-                return CG_ERR_TRUNCATED;
-            for (size_t ch = 0; ch < n_channels; ch++)
-                row[ch] = cg_bf16_from_f32(scale * (float)(int8_t)bytes[ch]);
+            const cg_status status = read_narrow_row(in, p->is_packed, n_channels, row);
+            if (status != CG_OK)
+                return status;
         }
     }
     return p->is_tiled ? pack_tiles(group, basis) : pack_panels(p, group, basis);

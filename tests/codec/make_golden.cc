@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
     write_file(directory + "profile.cgp", profile_bytes);
     for (const GoldenChunk &golden : set->chunks) {
         std::vector<uint32_t> tokens;
-        const cg_chunk_header header = golden_header(golden.dtype, golden.chunk, &tokens);
+        const cg_chunk_header header = golden_header(*set, golden.dtype, golden.chunk, &tokens);
         Bytes elements = make_elements(header, 100 + golden.chunk), chunk, decoded;
         if (golden.level == 0 && golden.chunk == 0) // every exponent and sign, NaNs and infinities too
             for (size_t i = 0; i < elements.size(); i += 7)

@@ -65,6 +65,7 @@ struct ProfileSpec {
     float step[3][2] = {{1 / 16.f, 3 / 64.f}, {3 / 16.f, 9 / 64.f}, {9 / 16.f, 27 / 64.f}};
     bool all_active = true; // else fewer components, fewest at L3 and high frequencies
     double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
+    bool packed = false;     // narrow components of 2 to 8 bits
     uint64_t seed = 1;
     size_t excess_active = 0; // columns beyond the components: a lie
     bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
@@ -178,7 +179,7 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
     put(&out, spec.paper ? 0 : 1, 1);
     put(&out, spec.paper ? 2 : 1, 1);
     put(&out, spec.rotary_dim > 0, 1);
-    put(&out, 0, 1);
+    put(&out, spec.packed, 1);
     put(&out, spec.rotary_dim, 2);
     put(&out, spec.n_sinks, 2);
     put(&out, spec.group_layers.size(), 2);
@@ -247,10 +248,20 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
             double largest = 0;
             for (const double x : basis[c])
                 largest = std::max(largest, std::fabs(x));
-            const float scale = static_cast<float>(largest / 127);
+            const unsigned bits = spec.packed ? 8 - static_cast<unsigned>(c % 7) : 8;
+            const float scale = static_cast<float>(largest / ((1 << (bits - 1)) - 1));
+            if (spec.packed)
+                put(&out, bits, 1);
             put_f32(&out, scale);
-            for (const double x : basis[c])
-                put(&out, static_cast<uint8_t>(static_cast<int8_t>(std::lrint(x / scale))), 1);
+            uint32_t pending = 0;
+            unsigned n_pending = 0;
+            for (const double x : basis[c]) {
+                pending |= (static_cast<uint32_t>(std::lrint(x / scale)) & ((1u << bits) - 1)) << n_pending;
+                for (n_pending += bits; n_pending >= 8; n_pending -= 8, pending >>= 8)
+                    put(&out, pending & 0xff, 1);
+            }
+            if (n_pending > 0)
+                put(&out, pending, 1);
         }
     }
     put(&out, 0, 8);

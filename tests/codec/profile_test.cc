@@ -103,7 +103,7 @@ TEST(Profile, RefusesHostileFields) {
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"version", 8, 4, 2, CG_ERR_UNSUPPORTED_VERSION},
         {"reserved at 12", 12, 4, 1, CG_ERR_CORRUPT},
-        {"reserved at 67", 67, 1, 1, CG_ERR_CORRUPT},
+        {"narrow components of a kind that is none", 67, 1, 2, CG_ERR_CORRUPT},
         {"reserved at 76", 76, 4, 1, CG_ERR_CORRUPT},
         {"no layers", 40, 2, 0, CG_ERR_CORRUPT},
         {"more layers than the groups have", 40, 2, 5, CG_ERR_CORRUPT},
@@ -166,6 +166,34 @@ TEST(Profile, RefusesHostileFields) {
     EXPECT_EQ(open(smaller), CG_ERR_TRUNCATED);
 }
 
+TEST(Profile, RefusesHostileNarrowComponents) {
+    ProfileSpec spec;
+    spec.packed = true;
+    spec.wide_share = 0;
+    spec.n_kv_heads = 1;
+    spec.head_dim = 18; // 18 numbers of 7 bits end inside a byte
+    spec.group_layers = {1, 1, 1, 1};
+    const Bytes good = make_profile_bytes(spec);
+    EXPECT_EQ(open(good), CG_OK);
+    size_t group = 0; // bytes of a group's plane: 18 components of 8, 7, 6 ... bits
+    for (size_t c = 0; c < 18; c++)
+        group += 5 + (18 * (8 - c % 7) + 7) / 8;
+    const size_t first = good.size() - 8 - 8 * group, second = first + 5 + 18;
+    const struct { const char *what; size_t offset; uint8_t value; cg_status want; } cases[] = {
+        {"unchanged", first, 8, CG_OK},
+        {"1 bit", first, 1, CG_ERR_CORRUPT},
+        {"9 bits", first, 9, CG_ERR_CORRUPT},
+        {"a scale that is no number", first + 4, 0x7f, CG_ERR_CORRUPT},
+        {"a bit behind the last number", second + 5 + 15, 0x80, CG_ERR_CORRUPT},
+    };
+    for (const auto &c : cases) {
+        Bytes hostile = good;
+        hostile[c.offset] = c.value;
+        seal_profile(&hostile);
+        EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
+    }
+}
+
 TEST(Profile, RefusesHostileFieldsOfAnchors) {
     const Bytes good = make_profile_bytes(paper_spec()); // C = 32, 4 layers: tables of 256 channels
     const size_t steps_at = 80 + 4, anchor_step_at = steps_at + 24 + 2 * 1024, classes_at = anchor_step_at + 1024;
@@ -177,6 +205,7 @@ TEST(Profile, RefusesHostileFieldsOfAnchors) {
         {"token transform 1 without a KLT", 65, 1, 1, CG_ERR_UNSUPPORTED},
         {"token transform 3", 65, 1, 3, CG_ERR_UNSUPPORTED},
         {"rope", 66, 1, 1, CG_ERR_UNSUPPORTED},
+        {"narrow components", 67, 1, 1, CG_ERR_CORRUPT},
         {"rotary_dim", 68, 2, 16, CG_ERR_CORRUPT},
         {"heads that the file can't hold", 42, 2, 1024, CG_ERR_TRUNCATED},
         {"step of anchors 0", anchor_step_at, 4, 0, CG_ERR_CORRUPT},

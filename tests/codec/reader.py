@@ -223,9 +223,9 @@ class Profile:
         self.model = fields.take("16s")
         self.n_layers, self.n_kv_heads, self.head_dim, _, n_planes = fields.take("HHHBB")
         self.preset = fields.take("16s").rstrip(b"\0")
-        channel, token, rope, reserved = fields.take("BBBB")
+        channel, token, rope, self.is_packed = fields.take("BBBB")
         self.rotary_dim, self.n_sinks, n_groups, n_classes, reserved2 = fields.take("HHHHI")
-        require((n_planes, reserved, reserved2) == (2, 0, 0), "profile header")
+        require((n_planes, reserved2) == (2, 0) and self.is_packed <= (channel == 1), "profile header")
         self.has_anchors = (channel, token) == (0, 2)
         require(self.has_anchors or (channel, token) == (1, 1), "transforms")
         require(rope in ((0,) if self.has_anchors else (0, 1)) and (rope == 1) == (self.rotary_dim > 0), "rope")
@@ -281,8 +281,14 @@ class Profile:
                     if c < n_wide:
                         rows[c] = bf16_to_f32(fields.array("<u2", n))
                     else:
+                        bits = fields.take("B") if self.is_packed else 8
+                        require(2 <= bits <= 8, "bits of a component")
                         scale = fields.array("<f4", 1)
-                        rows[c] = bf16_to_f32(bf16_from_f32(scale * fields.array("i1", n).astype(np.float32)))
+                        string = int.from_bytes(fields.array("u1", (n * bits + 7) // 8).tobytes(), "little")
+                        require(string >> n * bits == 0, "bits behind a component")
+                        numbers = [string >> i * bits & (1 << bits) - 1 for i in range(n)]
+                        numbers = [x - (x >> bits - 1 << bits) for x in numbers]
+                        rows[c] = bf16_to_f32(bf16_from_f32(scale * np.array(numbers, np.float32)))
                 self.basis[group, plane] = rows
 
 
