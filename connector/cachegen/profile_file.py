@@ -33,22 +33,6 @@ def from_bf16_bits(bits):
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def _nearest(rows, scale, bits):
-    limit = 2 ** (int(bits) - 1) - 1
-    return np.clip(np.rint(rows / scale[:, None]), -limit, limit)
-
-
-def best_scales(rows, bits):
-    """(scale, squared error) f32 [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut."""
-    peak = np.maximum(np.abs(rows).max(1, initial=0), 1e-30)
-    best, least = np.zeros(len(rows), np.float32), np.full(len(rows), np.inf, np.float32)
-    for cut in np.arange(1.0, 0.2, -0.08):
-        scale = (peak * cut / (2 ** (int(bits) - 1) - 1)).astype(np.float32)
-        error = np.square(rows - scale[:, None] * _nearest(rows, scale, bits)).sum(1)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
-    return best, least
-
-
 @dataclass
 class Basis:
     """Components as rows over the channels of a layer group: the first ones bf16, the others of few bits and a scale."""
@@ -57,17 +41,6 @@ class Basis:
     bits: np.ndarray  # u8 [n_narrow], 2 to 8
     scale: np.ndarray  # f32 [n_narrow]
     narrow: np.ndarray  # s8 [n_narrow][N]
-
-    @classmethod
-    def quantize(cls, rows, n_wide, bits):
-        """rows f32 [n][N]; bits of those behind the first n_wide."""
-        rest, bits = rows[n_wide:].astype(np.float32), np.asarray(bits, np.uint8)
-        scale, narrow = np.zeros(len(rest), np.float32), np.zeros(rest.shape, np.int8)
-        for n in np.unique(bits):
-            at = np.flatnonzero(bits == n)
-            scale[at] = best_scales(rest[at], n)[0]
-            narrow[at] = _nearest(rest[at], scale[at], n)
-        return cls(to_bf16_bits(rows[:n_wide]), bits, scale, narrow)
 
     @property
     def n_components(self):
