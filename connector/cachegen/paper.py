@@ -2,10 +2,10 @@
 calibration text to a profile, and its levels in torch for measuring quality. codec/FORMAT.md, "Anchors and deltas", is
 the contract.
 
-Every tenth token of a chunk is an anchor with 8 bits, the others are differences from it, with steps that grow over the
-layer thirds. The unit of a step is the root mean square of a layer and plane's differences: one for all channels, as the
-paper's vectorwise quantization has one for a token's whole vector. Tables are static, of each channel, layer and plane,
-apart for anchors and differences; channels of alike distribution share one, of which the format has 256.
+Every tenth token of a chunk is an anchor with 8 bits, the others are differences from it, with steps that grow over
+the layer thirds. The unit of a step is the root mean square of a layer and plane's differences: one for all channels,
+as the paper's vectorwise quantization has one for a token's whole vector. Tables are static, of each channel, layer
+and plane, apart for anchors and differences; channels of alike distribution share one, of which the format has 256.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from .quality import CHUNK_TOKENS, Sizes
 from .tables import Histograms, cluster, shift_of
 
 GROUP_TOKENS = 10  # an anchor and the tokens that differ from it
-STEPS = "0.34375,0.6875,1.03125"  # of L1, L2, L3, in units of the differences' root mean square
+STEPS = "0.4375,0.875,1.3125"  # of L1, L2, L3, in units of the differences' root mean square: 1, 2, 3 times one base
 THIRDS = (0.5, 1.0, 1.5)  # factor of the steps in each third of the layers
 ANCHOR_STEPS = 255  # in the range that a channel has
 SECTION_CHANNELS = 512  # layers share a section until it has so many: below, lane states cost more than 2 % of it
