@@ -20,6 +20,7 @@ SCALE = 1 << 14  # frequencies of a class sum to it
 MAX_SYMBOLS = 64
 MAX_CLASSES = 256
 MAX_SHIFT = 12
+KLT_DCT, ANCHORS = (1, 1), (0, 2)  # transforms of channels and tokens
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
 
 
@@ -96,9 +97,11 @@ class Profile:
     mean: np.ndarray  # f32 [n_layers][2][C]
     weight: np.ndarray  # f32 [n_layers][2][C]
     classes: list  # SymbolClass
-    basis: list  # [group][plane] Basis
-    class_of: list  # [level][group][plane][frequency] u8 [n_active]
+    basis: list  # [group][plane] Basis; None: preset paper
+    class_of: list  # [level][group][plane][frequency] u8 [n_active]; paper: of its deltas, one frequency
     preset: str = "klt"
+    anchor_step: np.ndarray = None  # f32 [n_layers][2][C]; with the next one: paper only
+    anchor_class: list = None  # [group][plane] u8 [N]
     fingerprint: bytes = field(default=b"", compare=False)
 
     def n_active(self, level, group, plane):
@@ -107,9 +110,33 @@ class Profile:
     def to_bytes(self):
         """The file. Sets fingerprint."""
         body = [np.asarray(self.inv_freq, "<f8"), np.asarray(self.group_layers, "<u2")]
-        body += [np.asarray(a, "<f4") for a in (self.step, self.mean, self.weight)]
+        channels = [a for a in (self.mean, self.weight, self.anchor_step) if a is not None]
+        body += [np.asarray(a, "<f4") for a in (self.step, *channels)]
         for c in self.classes:
             body += [np.array([c.shift, len(c.freq)], "u1"), np.asarray(c.freq, "<u2")]
+        body += self._klt_body() if self.anchor_step is None else self._paper_body()
+        payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
+        n_bytes = HEADER_BYTES + len(payload) + 8
+        rotary_dim = 2 * len(self.inv_freq)
+        head = struct.pack(
+            "<8sIIQ16sHHHBB16sBBBBHHHHI",
+            MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
+            self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
+            self.preset.encode(), *self._transforms(), 1 if rotary_dim else 0, self.anchor_step is None,
+            rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), 0,
+        )  # fmt: skip
+        assert len(head) == HEADER_BYTES
+        data = head + payload
+        data += struct.pack("<Q", xxh3_64(data))
+        self.fingerprint = xxh3_128(data)
+        return data
+
+    def _transforms(self):
+        """Of channels and of tokens."""
+        return KLT_DCT if self.anchor_step is None else ANCHORS
+
+    def _klt_body(self):
+        body = []
         for planes in self.basis:
             body += [np.array([b.n_components, len(b.wide)], "<u2") for b in planes]
         for level in self.class_of:
@@ -120,21 +147,11 @@ class Profile:
         for planes in self.basis:
             for b in planes:
                 body += b.to_arrays()
-        payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
-        n_bytes = HEADER_BYTES + len(payload) + 8
-        rotary_dim = 2 * len(self.inv_freq)
-        head = struct.pack(
-            "<8sIIQ16sHHHBB16sBBBBHHHHI",
-            MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
-            self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
-            self.preset.encode(), 1, 1, 1 if rotary_dim else 0, 1,
-            rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), 0,
-        )  # fmt: skip
-        assert len(head) == HEADER_BYTES
-        data = head + payload
-        data += struct.pack("<Q", xxh3_64(data))
-        self.fingerprint = xxh3_128(data)
-        return data
+        return body
+
+    def _paper_body(self):
+        body = [np.asarray(classes, "u1") for planes in self.anchor_class for classes in planes]
+        return body + [np.asarray(runs[0], "u1") for level in self.class_of for planes in level for runs in planes]
 
 
 class _Cursor:
@@ -169,8 +186,10 @@ def read_profile(data):
     _require(version == VERSION, f"version {version} is not supported")
     _require(n_bytes == len(data), "its size is not the file's")
     _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
-    _require(not (reserved or pad2) and is_packed <= 1, "reserved bytes are set")
-    _require(n_planes == 2 and channel == 1 and token == 1 and rope in (0, 1), "unknown transform")
+    has_anchors = (channel, token) == ANCHORS
+    _require(not (reserved or pad2) and is_packed <= (not has_anchors), "reserved bytes are set")
+    _require(n_planes == 2 and (has_anchors or (channel, token) == KLT_DCT), "unknown transform")
+    _require(rope in (0, 1) and not (has_anchors and rope), "unknown rope")
     _require(rotary_dim % 2 == 0 and rotary_dim <= head_dim and bool(rotary_dim) == bool(rope), "rotary_dim")
     _require(n_sinks <= 8 and 1 <= n_classes <= MAX_CLASSES, "n_sinks or n_classes")
     names = {number: name for name, number in DTYPES.items()}
@@ -184,6 +203,8 @@ def read_profile(data):
     step = cursor.take("<f4", N_LEVELS, 2)
     mean = cursor.take("<f4", n_layers, 2, channels)
     weight = cursor.take("<f4", n_layers, 2, channels)
+    anchor_step = cursor.take("<f4", n_layers, 2, channels) if has_anchors else None
+    _require(not has_anchors or (anchor_step > 0).all(), "a step of anchors is not positive")
     _require((step > 0).all() and (weight > 0).all(), "a step or weight is not positive")
     classes = []
     for _ in range(n_classes):
@@ -192,6 +213,25 @@ def read_profile(data):
         _require(shift <= MAX_SHIFT and 2 <= n_symbols <= MAX_SYMBOLS and n_symbols % 2 == 0, "a class")
         _require(freq.min() >= 1 and int(freq.astype(int).sum()) == SCALE, "frequencies of a class")
         classes.append(SymbolClass(int(shift), freq))
+    anchor_class = None
+    if has_anchors:
+        basis, (anchor_class, *class_of) = None, [
+            [[cursor.take("u1", n * channels) for _ in range(2)] for n in group_layers] for _ in range(1 + N_LEVELS)
+        ]  # fmt: skip
+        _require(all((c < n_classes).all() for part in (anchor_class, *class_of) for both in part for c in both),
+                 "a class that is not there")  # fmt: skip
+        class_of = [[[[c] for c in both] for both in part] for part in class_of]
+    else:
+        basis, class_of = _read_klt(cursor, group_layers, channels, n_classes, is_packed)
+    _require(cursor.at == len(cursor.data), "bytes are left over")
+    return Profile(
+        model, n_layers, n_kv_heads, head_dim, names[dtype], inv_freq, n_sinks, group_layers, step, mean, weight,
+        classes, basis, class_of, preset.rstrip(b"\0").decode(), anchor_step, anchor_class, xxh3_128(data),
+    )  # fmt: skip
+
+
+def _read_klt(cursor, group_layers, channels, n_classes, is_packed):
+    n_groups = len(group_layers)
     counts = cursor.take("<u2", n_groups, 2, 2)
     class_of = []
     for _ in range(N_LEVELS):
@@ -214,8 +254,4 @@ def read_profile(data):
             _require(n_wide <= n_components <= n_channels, "component counts")
             planes.append(Basis.take(cursor, n_components, n_wide, n_channels, is_packed))
         basis.append(planes)
-    _require(cursor.at == len(cursor.data), "bytes are left over")
-    return Profile(
-        model, n_layers, n_kv_heads, head_dim, names[dtype], inv_freq, n_sinks, group_layers, step, mean, weight,
-        classes, basis, class_of, preset.rstrip(b"\0").decode(), xxh3_128(data),
-    )  # fmt: skip
+    return basis, class_of
