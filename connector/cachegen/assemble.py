@@ -8,7 +8,7 @@ from .profile_file import BLOCK_TOKENS, N_LEVELS, Basis, Profile, to_bf16_bits
 from .tables import cluster
 
 N_SINKS = 4
-LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
+LEAST_NONZERO = 4e-3  # columns with fewer symbols other than 0 are cut
 BASIS_NOISE = 1e-3  # what rounding a component of the basis may add to an L1 symbol's variance (its own is 1/12)
 MOST_BASIS_NOISE = 2e-2
 _NEIGHBOURS = 9
@@ -24,21 +24,21 @@ def _best_scales(rows, bits):
     """(scale, squared error) f32 [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut."""
     peak = np.maximum(np.abs(rows).max(1, initial=0), 1e-30)
     best, least = np.zeros(len(rows), np.float32), np.full(len(rows), np.inf, np.float32)
-    for cut in np.arange(1.0, 0.2, -0.08):
+    for cut in (1.0, 0.85, 0.7, 0.6, 0.5, 0.4):
         scale = (peak * cut / (2 ** (int(bits) - 1) - 1)).astype(np.float32)
         error = np.square(rows - scale[:, None] * _nearest(rows, scale, bits)).sum(1)
         best, least = np.where(error < least, scale, best), np.minimum(error, least)
     return best, least
 
 
-def _round_rows(rows, scale, bits, second_moment):
+def _round_rows(rows, scale, bits, inverse):
     """s8 [n][N]: rows [n][N] over scale, rounded so that what is rounded away is small where the data are large.
 
     An encoder projects on rounded rows: d = row - rounded adds d' M d to a coefficient's variance, M the second moment of
-    the data [N][N]. Element by element, the error of one is made up for by the next ones (GPTQ: Frantar et al., ICLR
-    2023, arXiv:2210.17323, algorithm 1)."""
+    the data; inverse [N][N] is that of M. Element by element, the error of one is made up for by the next ones (GPTQ:
+    Frantar et al., ICLR 2023, arXiv:2210.17323, algorithm 1)."""
     left, result = rows.astype(np.float64), np.zeros(rows.shape, np.int8)
-    upper = np.linalg.cholesky(np.linalg.inv(second_moment)).T
+    upper = np.linalg.cholesky(inverse).T
     for at in range(0, rows.shape[1], _BLOCK):
         end = min(at + _BLOCK, rows.shape[1])
         errors = np.zeros((len(rows), end - at))
@@ -62,7 +62,7 @@ def quantize_basis(rows, n_wide, bits, mean_square):
         scale[at] = _best_scales(rest[at], n)[0]
         # A decoder multiplies d with the component's own coefficient, in all directions alike.
         own = max(squares[n_wide + at].mean(), 1e-3)
-        narrow[at] = _round_rows(rest[at], scale[at], n, (full.T * (squares + own)) @ full)
+        narrow[at] = _round_rows(rest[at], scale[at], n, (full.T / (squares + own)) @ full)
     return Basis(to_bf16_bits(rows[:n_wide]), bits, scale, narrow)
 
 

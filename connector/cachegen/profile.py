@@ -30,6 +30,7 @@ from .tables import Histograms, shift_of
 CONTINUATION = 256  # tokens after a context: Fisher information and quality come from them
 MAX_GROUP_CHANNELS = 5120
 PROFILE_SHARE = 0.05  # of the weights' bytes: a profile's largest size
+BASIS_BYTES = 0.55  # of an element of a basis, on average: what is cut counts as nothing
 LEAST_BUDGET_BYTES = 1 << 20  # the share of a tiny model is no use
 
 
@@ -126,9 +127,9 @@ class Caches:
 
 def default_group_layers(model):
     """Layers a group: more are better, but the bases must fit into the profile's share of the weights."""
-    for n in range(5, 1, -1):
-        n_bytes = 2 * model.n_layers * model.channels * n * model.channels
-        if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < 0.9 * PROFILE_SHARE * model.weights_bytes:
+    for n in range(10, 1, -1):
+        n_bytes = BASIS_BYTES * 2 * model.n_layers * model.channels * n * model.channels
+        if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < PROFILE_SHARE * model.weights_bytes:
             return n
     return 1
 
@@ -172,14 +173,15 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
         for level in range(N_LEVELS)
     ]
     progress.start("statistics of the symbols")
+    mean_square = {gp: 0.0 for gp in each}
     for i, context in enumerate(contexts):
         x = planes.flat(*caches.get(context))
         for g, p in each:
             z = transform.coefficients(x, g, p)[1:]  # the first block has the sinks
+            mean_square[g, p] = mean_square[g, p] + z.pow(2).mean(0) / (len(contexts) * steps[0][p] ** 2)
             for level in range(N_LEVELS):
                 histograms[level][g, p].add(quantize(z, steps[level][p]).int())
         progress(i + 1, len(contexts))
-    mean_square = {(g, p): square[g, p] / steps[0][p] ** 2 for g, p in each}
     return histograms, mean_square
 
 
