@@ -8,7 +8,7 @@ from .profile_file import BLOCK_TOKENS, N_LEVELS, Basis, Profile, to_bf16_bits
 from .tables import cluster
 
 N_SINKS = 4
-LEAST_NONZERO = 4e-3  # columns with fewer symbols other than 0 are cut
+LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
 BASIS_NOISE = 1e-3  # what rounding a component of the basis may add to an L1 symbol's variance (its own is 1/12)
 MOST_BASIS_NOISE = 2e-2
 _NEIGHBOURS = 9
