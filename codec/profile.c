@@ -13,7 +13,7 @@
 
 static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
 
-enum { FIXED_BYTES = 80, CHANNEL_KLT = 1, TOKEN_DCT8 = 1, ROPE_NONE = 0, ROPE_TABLE = 1 };
+enum { FIXED_BYTES = 80, CHANNEL_KLT = 1, TOKEN_DCT8 = 1, ROPE_NONE = 0, ROPE_TABLE = 1, ROPE_BY_LAYER = 2 };
 
 static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
 {
@@ -40,7 +40,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
         return CG_ERR_TRUNCATED;
     if (file_bytes < in->left_bytes || XXH3_64bits(at, file_bytes - 8) != cg_load_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
-    if (cg_load_le(at + 12, 4) != 0 || at[67] != 0 || cg_load_le(at + 76, 4) != 0)
+    if (cg_load_le(at + 12, 4) != 0 || cg_load_le(at + 76, 4) != 0)
         return CG_ERR_CORRUPT;
 
     const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
@@ -53,8 +53,11 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     p->geometry.n_planes = at[47];
     memcpy(p->preset, at + 48, 16);
     const unsigned rope = at[66];
-    if (at[64] != CHANNEL_KLT || at[65] != TOKEN_DCT8 || rope > ROPE_TABLE)
+    if (at[64] != CHANNEL_KLT || at[65] != TOKEN_DCT8 || rope > ROPE_BY_LAYER)
         return CG_ERR_UNSUPPORTED;
+    if (rope == ROPE_BY_LAYER ? at[67] < 2 || at[67] > CG_MAX_ROPES : at[67] != 0)
+        return CG_ERR_CORRUPT;
+    p->n_ropes = rope == ROPE_BY_LAYER ? at[67] : 1;
     p->rotary_dim = (uint32_t)cg_load_le(at + 68, 2);
     p->n_sinks = (uint32_t)cg_load_le(at + 70, 2);
     p->n_groups = (uint32_t)cg_load_le(at + 72, 2);
@@ -79,15 +82,20 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     uint32_t layer = 0;
     if (in->left_bytes / 8 < n_table) /* mean and weight: nothing is allocated that the file can't hold */
         return CG_ERR_TRUNCATED;
-    p->inv_freq = calloc(p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
+    p->inv_freq = calloc(p->n_ropes * p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
+    p->layer_rope = calloc(p->geometry.n_layers, sizeof *p->layer_rope);
     p->groups = calloc(p->n_groups, sizeof *p->groups);
     p->mean = malloc(n_table * sizeof *p->mean);
     p->weight = malloc(n_table * sizeof *p->weight);
-    if (p->inv_freq == NULL || p->groups == NULL || p->mean == NULL || p->weight == NULL)
+    if (p->inv_freq == NULL || p->layer_rope == NULL || p->groups == NULL || p->mean == NULL || p->weight == NULL)
         return CG_ERR_NO_MEMORY;
 
-    for (uint32_t i = 0; i < p->rotary_dim / 2; i++) {
+    for (uint32_t i = 0; i < p->n_ropes * p->rotary_dim / 2; i++) {
         if (!cg_cursor_f64(in, &p->inv_freq[i]) || !isfinite(p->inv_freq[i]))
+            return CG_ERR_CORRUPT;
+    }
+    for (uint32_t i = 0; p->n_ropes > 1 && i < p->geometry.n_layers; i++) {
+        if (!cg_cursor_u8(in, &p->layer_rope[i]) || p->layer_rope[i] >= p->n_ropes)
             return CG_ERR_CORRUPT;
     }
     for (uint32_t g = 0; g < p->n_groups; g++) {
@@ -324,6 +332,7 @@ void cg_profile_free(cg_profile *p)
         }
     }
     free(p->inv_freq);
+    free(p->layer_rope);
     free(p->groups);
     free(p->mean);
     free(p->weight);

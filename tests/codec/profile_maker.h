@@ -67,6 +67,8 @@ struct ProfileSpec {
     double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
     uint64_t seed = 1;
     size_t excess_active = 0; // columns beyond the components: a lie
+    std::vector<double> theta = {10000.0}; // of each rope table
+    std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
 };
 
 // Frequencies of n symbols that fall by `fall` from one index to the next, as integers that sum to 1 << 14.
@@ -166,16 +168,20 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
     out.insert(out.end(), preset, preset + 16);
     put(&out, 1, 1);
     put(&out, 1, 1);
-    put(&out, spec.rotary_dim > 0, 1);
-    put(&out, 0, 1);
+    const bool by_layer = spec.theta.size() > 1;
+    put(&out, by_layer ? 2 : spec.rotary_dim > 0, 1);
+    put(&out, by_layer ? spec.theta.size() : 0, 1);
     put(&out, spec.rotary_dim, 2);
     put(&out, spec.n_sinks, 2);
     put(&out, spec.group_layers.size(), 2);
     put(&out, classes.size(), 2);
     put(&out, 0, 4);
 
-    for (unsigned i = 0; i < spec.rotary_dim / 2u; i++)
-        put_f64(&out, std::pow(10000.0, -2.0 * i / spec.rotary_dim));
+    for (const double theta : spec.theta) {
+        for (unsigned i = 0; i < spec.rotary_dim / 2u; i++)
+            put_f64(&out, std::pow(theta, -2.0 * i / spec.rotary_dim));
+    }
+    out.insert(out.end(), spec.layer_rope.begin(), spec.layer_rope.end());
     for (const uint16_t n : spec.group_layers)
         put(&out, n, 2);
     for (const auto &level : spec.step) {
