@@ -20,6 +20,7 @@ SCALE = 1 << 14  # frequencies of a class sum to it
 MAX_SYMBOLS = 64
 MAX_CLASSES = 256
 MAX_SHIFT = 12
+MAX_ROPES = 4
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
 
 
@@ -71,7 +72,7 @@ class Profile:
     n_kv_heads: int
     head_dim: int
     dtype: str
-    inv_freq: np.ndarray  # f64 [rotary_dim / 2]; empty: no rope
+    inv_freq: np.ndarray  # f64 [rotary_dim / 2]; [n_layers][rotary_dim / 2] where layers differ; empty: no rope
     n_sinks: int
     group_layers: list
     step: np.ndarray  # f32 [3][2]
@@ -88,7 +89,12 @@ class Profile:
 
     def to_bytes(self):
         """The file. Sets fingerprint."""
-        body = [np.asarray(self.inv_freq, "<f8"), np.asarray(self.group_layers, "<u2")]
+        ropes, layer_rope = np.asarray(self.inv_freq, "<f8")[None], None
+        if self.inv_freq.ndim == 2:
+            ropes, layer_rope = np.unique(ropes[0], axis=0, return_inverse=True)
+        n_ropes = len(ropes)
+        assert n_ropes <= MAX_ROPES
+        body = [ropes, np.asarray(layer_rope if n_ropes > 1 else [], "u1"), np.asarray(self.group_layers, "<u2")]
         body += [np.asarray(a, "<f4") for a in (self.step, self.mean, self.weight)]
         for c in self.classes:
             body += [np.array([c.shift, len(c.freq)], "u1"), np.asarray(c.freq, "<u2")]
@@ -106,12 +112,12 @@ class Profile:
                     body += [np.array([scale], "<f4"), row]
         payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
         n_bytes = HEADER_BYTES + len(payload) + 8
-        rotary_dim = 2 * len(self.inv_freq)
+        rotary_dim = 2 * self.inv_freq.shape[-1]
         head = struct.pack(
             "<8sIIQ16sHHHBB16sBBBBHHHHI",
             MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
             self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
-            self.preset.encode(), 1, 1, 1 if rotary_dim else 0, 0,
+            self.preset.encode(), 1, 1, (2 if n_ropes > 1 else 1) if rotary_dim else 0, n_ropes if n_ropes > 1 else 0,
             rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), 0,
         )  # fmt: skip
         assert len(head) == HEADER_BYTES
@@ -148,13 +154,14 @@ def read_profile(data):
     _require(data[:8] == MAGIC, "not a profile")
     _require(len(data) >= HEADER_BYTES + 8, "ends early")
     (_, version, reserved, n_bytes, model, n_layers, n_kv_heads, head_dim, dtype, n_planes, preset,
-     channel, token, rope, pad, rotary_dim, n_sinks, n_groups, n_classes, pad2) = struct.unpack(
+     channel, token, rope, n_ropes, rotary_dim, n_sinks, n_groups, n_classes, pad2) = struct.unpack(
         "<8sIIQ16sHHHBB16sBBBBHHHHI", data[:HEADER_BYTES])  # fmt: skip
     _require(version == VERSION, f"version {version} is not supported")
     _require(n_bytes == len(data), "its size is not the file's")
     _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
-    _require(not (reserved or pad or pad2), "reserved bytes are set")
-    _require(n_planes == 2 and channel == 1 and token == 1 and rope in (0, 1), "unknown transform")
+    _require(not (reserved or pad2 or (n_ropes and rope != 2)), "reserved bytes are set")
+    _require(n_planes == 2 and channel == 1 and token == 1 and rope in (0, 1, 2), "unknown transform")
+    _require(rope != 2 or 2 <= n_ropes <= MAX_ROPES, "number of rope tables")
     _require(rotary_dim % 2 == 0 and rotary_dim <= head_dim and bool(rotary_dim) == bool(rope), "rotary_dim")
     _require(n_sinks <= 8 and 1 <= n_classes <= MAX_CLASSES, "n_sinks or n_classes")
     names = {number: name for name, number in DTYPES.items()}
@@ -162,7 +169,10 @@ def read_profile(data):
     channels = n_kv_heads * head_dim
     cursor = _Cursor(data[:-8])
     cursor.at = HEADER_BYTES
-    inv_freq = cursor.take("<f8", rotary_dim // 2)
+    ropes = cursor.take("<f8", max(n_ropes, 1), rotary_dim // 2)
+    layer_rope = cursor.take("u1", n_layers) if n_ropes else 0
+    _require(np.all(layer_rope < len(ropes)), "a rope table that is not there")
+    inv_freq = ropes[layer_rope]
     group_layers = [int(n) for n in cursor.take("<u2", n_groups)]
     _require(sum(group_layers) == n_layers and all(group_layers), "groups do not sum to the layers")
     step = cursor.take("<f4", N_LEVELS, 2)
