@@ -209,8 +209,8 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
                                                  "n_symbols", p->classes[i].n_symbols));
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const cg_group *group = &p->groups[g];
-        json_t *planes = json_object();
-        for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+        json_t *planes = json_object(); /* empty with anchors: their columns are the channels */
+        for (unsigned plane = 0; plane < CG_N_PLANES && p->token_transform == CG_TOKENS_DCT; plane++) {
             json_t *active = json_object();
             for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
                 json_object_set_new(active, cg_tool_level_name(level),
@@ -258,6 +258,13 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
         printf("  steps of %s  K %g, V %g\n", cg_tool_level_name(level),
                (double)p->step[level - 1][CG_K], (double)p->step[level - 1][CG_V]);
 
+    if (p->token_transform == CG_TOKENS_ANCHORS) {
+        printf("  tokens       anchors and deltas in groups of %d\n", CG_ANCHOR_TOKENS);
+        for (uint32_t g = 0; g < p->n_groups; g++)
+            printf("  group %-6" PRIu32 " layers %" PRIu32 "-%" PRIu32 "\n", g, p->groups[g].first_layer,
+                   p->groups[g].first_layer + p->groups[g].n_layers - 1);
+        return;
+    }
     printf("\n  %-8s %-9s %-5s %10s   %s\n", "group", "layers", "plane", "components",
            "active by level and DCT frequency");
     for (uint32_t g = 0; g < p->n_groups; g++) {

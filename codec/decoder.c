@@ -47,7 +47,7 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
         }
         cg_lossy_rotation(profile, h->first_position, h->n_tokens, d->rotation, d->rotation + n);
         d->lossy = (cg_lossy_context){.profile = profile,
-                                      .kernels = cg_kernels_best(),
+                                      .kernels = profile->kernels,
                                       .first_position = h->first_position,
                                       .n_tokens = h->n_tokens,
                                       .dtype = h->geometry.dtype,

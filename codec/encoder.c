@@ -4,6 +4,7 @@
 #include "codec/cursor.h"
 #include "codec/lossless.h"
 #include "codec/lossy.h"
+#include "codec/paper.h"
 #include "codec/section_plan.h"
 
 #include <math.h>
@@ -85,7 +86,7 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
             goto done;
         cg_lossy_rotation(profile, header->first_position, header->n_tokens, e->rotation, e->rotation + n);
         e->lossy = (cg_lossy_context){.profile = profile,
-                                      .kernels = cg_kernels_best(),
+                                      .kernels = profile->kernels,
                                       .first_position = header->first_position,
                                       .n_tokens = header->n_tokens,
                                       .dtype = header->geometry.dtype,
@@ -278,21 +279,33 @@ done:
 
 /* ---- transcoding ---- */
 
-/* Decodes a section's symbols at one level and codes them at another. */
+/* Decodes a section's symbols at one level and codes them at another; anchors stay as they are. */
 static cg_status transcode_section(const cg_profile *profile, const cg_group *group, unsigned plane, unsigned from,
-                                   unsigned to, size_t n_blocks, const uint8_t *src, size_t src_bytes, piece *out)
+                                   unsigned to, uint32_t n_tokens, const uint8_t *src, size_t src_bytes, piece *out)
 {
     const cg_level_columns *fine = &group->columns[from - 1][plane], *coarse = &group->columns[to - 1][plane];
+    const bool has_anchors = profile->token_transform == CG_TOKENS_ANCHORS;
+    const size_t n_anchors = has_anchors ? cg_paper_n_anchors(n_tokens) : 0;
+    const size_t n_blocks = has_anchors ? n_tokens - n_anchors : cg_lossy_n_blocks(n_tokens);
     const size_t fine_bytes = cg_lossy_symbols_bytes(fine, n_blocks);
     const size_t coarse_bytes = cg_lossy_symbols_bytes(coarse, n_blocks);
-    size_t used_bytes;
-    uint8_t *memory = aligned_alloc(CG_ARENA_ALIGN, fine_bytes + coarse_bytes + CG_ARENA_ALIGN);
+    const size_t anchor_bytes = cg_lossy_symbols_bytes(&group->anchors[plane], n_anchors);
+    size_t kept_bytes = 0, used_bytes;
+    uint8_t *memory = aligned_alloc(CG_ARENA_ALIGN, fine_bytes + coarse_bytes + anchor_bytes + CG_ARENA_ALIGN);
     if (memory == NULL)
         return CG_ERR_NO_MEMORY;
     const cg_symbols in = cg_lossy_lay_symbols(fine, n_blocks, memory);
     const cg_symbols symbols = cg_lossy_lay_symbols(coarse, n_blocks, memory + fine_bytes);
-    cg_status status = cg_rans_decode(profile->classes, in.strips, fine->n_strips, n_blocks, src, src_bytes, &used_bytes);
-    if (status == CG_OK && used_bytes != src_bytes)
+    const cg_symbols anchors =
+        cg_lossy_lay_symbols(&group->anchors[plane], n_anchors, memory + fine_bytes + coarse_bytes);
+    cg_status status = CG_OK;
+    if (has_anchors)
+        status = cg_rans_decode(profile->classes, anchors.strips, group->anchors[plane].n_strips, n_anchors, src,
+                                src_bytes, &kept_bytes);
+    if (status == CG_OK)
+        status = cg_rans_decode(profile->classes, in.strips, fine->n_strips, n_blocks, src + kept_bytes,
+                                src_bytes - kept_bytes, &used_bytes);
+    if (status == CG_OK && used_bytes != src_bytes - kept_bytes)
         status = CG_ERR_CORRUPT;
     if (status == CG_OK) {
         const float ratio = profile->step[from - 1][plane] / profile->step[to - 1][plane];
@@ -308,6 +321,8 @@ static cg_status transcode_section(const cg_profile *profile, const cg_group *gr
             }
         }
         out->bytes = cg_lossy_code_symbols(profile, coarse, &symbols, n_blocks, &out->n_bytes);
+        if (has_anchors && out->bytes != NULL)
+            out->bytes = cg_paper_join(src, kept_bytes, out->bytes, &out->n_bytes);
         status = out->bytes != NULL ? CG_OK : CG_ERR_NO_MEMORY;
     }
     free(memory);
@@ -341,7 +356,7 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
             goto done;
         if (sections[i].kind == CG_SECTION_SYMBOLS) {
             status = transcode_section(profile, &profile->groups[sections[i].group], sections[i].plane, header.level,
-                                       level, cg_lossy_n_blocks(header.n_tokens), src, sections[i].bytes, &pieces[i]);
+                                       level, header.n_tokens, src, sections[i].bytes, &pieces[i]);
         } else {
             pieces[i].n_bytes = sections[i].bytes;
             pieces[i].bytes = malloc(sections[i].bytes + (size_t)1);

@@ -10,17 +10,17 @@
 #include <immintrin.h>
 #endif
 
-typedef float v16f __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t v16u __attribute__((vector_size(64), aligned(4)));
-
-/* Pairs of v16f accumulators that fit in the registers. */
+/* One register of the instruction set: longer vectors than that gcc keeps in memory. */
 #if defined(__AVX512F__)
-enum { PARTS_A_PASS = 8 };
+enum { LANES = 16, PARTS_A_PASS = 8, ROW_VECTORS = 4 };
 #elif defined(__AVX2__)
-enum { PARTS_A_PASS = 2 };
+enum { LANES = 8, PARTS_A_PASS = 2, ROW_VECTORS = 2 };
 #else
-enum { PARTS_A_PASS = 1 };
+enum { LANES = 4, PARTS_A_PASS = 1, ROW_VECTORS = 2 };
 #endif
+typedef float vector_f32 __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t vector_u32 __attribute__((vector_size(4 * LANES), aligned(4)));
+enum { VECTORS_A_PART = 16 / LANES }; /* of the low halves of a part's words, and of the high ones */
 
 static size_t list_nonzero(const int16_t *cells, size_t n_cells, cg_nonzero *list_out)
 {
@@ -62,22 +62,24 @@ static size_t list_nonzero(const int16_t *cells, size_t n_cells, cg_nonzero *lis
 static inline __attribute__((always_inline)) void accumulate_parts(const uint32_t *panel, const cg_nonzero *list,
                                                                    size_t n_list, const unsigned n_parts, float *y)
 {
-    v16f low[8], high[8]; /* n_parts of them */
-    for (unsigned k = 0; k < n_parts; k++)
-        low[k] = high[k] = (v16f){0};
+    vector_f32 low[8], high[8]; /* n of them */
+    const unsigned n = n_parts * VECTORS_A_PART;
+    for (unsigned k = 0; k < n; k++)
+        low[k] = high[k] = (vector_f32){0};
     for (size_t i = 0; i < n_list; i++) {
         const uint32_t *row = panel + (size_t)list[i].component * (CG_PANEL_CHANNELS / 2);
         const float value = list[i].value;
 #pragma GCC unroll 8
-        for (unsigned k = 0; k < n_parts; k++) {
-            const v16u words = *(const v16u *)(const void *)(row + 16 * k);
-            low[k] += value * (v16f)(words << 16);
-            high[k] += value * (v16f)(words & 0xffff0000u);
+        for (unsigned k = 0; k < n; k++) {
+            const vector_u32 words = *(const vector_u32 *)(const void *)(row + LANES * k);
+            low[k] += value * (vector_f32)(words << 16);
+            high[k] += value * (vector_f32)(words & 0xffff0000u);
         }
     }
-    for (unsigned k = 0; k < n_parts; k++) {
-        *(v16f *)(void *)(y + 32 * k) = low[k];
-        *(v16f *)(void *)(y + 32 * k + 16) = high[k];
+    for (unsigned k = 0; k < n; k++) {
+        float *part = y + k / VECTORS_A_PART * 32 + k % VECTORS_A_PART * LANES;
+        *(vector_f32 *)(void *)part = low[k];
+        *(vector_f32 *)(void *)(part + 16) = high[k];
     }
 }
 
@@ -94,17 +96,102 @@ static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_l
         accumulate_parts(panel + 16 * k, list, n_list, 1, y + 32 * k);
 }
 
-static void inverse_dct(const float *restrict y, const float *restrict scale, const float *restrict mean,
-                        unsigned n_channels, float *restrict x, size_t x_stride)
+#if defined(__AMX_BF16__)
+static size_t tile_symbols(const int16_t *cells, size_t n_blocks, size_t n_active, uint16_t *tiles,
+                           uint16_t *tile_components)
+{
+    size_t n_tiles = 0;
+    for (size_t c = 0; c < n_active; c += CG_TILE) {
+        const size_t n = n_active - c < CG_TILE ? n_active - c : CG_TILE;
+        const __mmask32 lanes = n < CG_TILE ? (1u << n) - 1 : ~0u;
+        uint16_t *rounded = tiles + n_tiles * CG_TILE * CG_TILE, *missing = rounded + CG_TILE * CG_TILE;
+        __mmask32 any_large = 0;
+        tile_components[n_tiles++] = (uint16_t)(c / CG_TILE);
+        for (size_t b = 0; b < CG_TILE; b++) {
+            const __m512i row = b < n_blocks ? _mm512_maskz_loadu_epi16(lanes, cells + b * n_active + c)
+                                             : _mm512_setzero_si512();
+            const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(row)));
+            const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(row, 1)));
+            const __m512i bits = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+            _mm512_storeu_si512(rounded + b * CG_TILE, bits);
+            any_large |= _mm512_cmpgt_epi16_mask(_mm512_abs_epi16(row), _mm512_set1_epi16(256)) |
+                         _mm512_cmpeq_epi16_mask(row, _mm512_set1_epi16(INT16_MIN));
+        }
+        if (any_large == 0)
+            continue;
+        for (size_t b = 0; b < CG_TILE; b++) {
+            for (size_t i = 0; i < CG_TILE; i++) {
+                const float symbol = b < n_blocks && i < n ? cells[b * n_active + c + i] : 0;
+                missing[b * CG_TILE + i] = cg_bf16_from_f32(symbol - cg_bf16_to_f32(rounded[b * CG_TILE + i]));
+            }
+        }
+        tile_components[n_tiles++] = (uint16_t)(c / CG_TILE);
+    }
+    return n_tiles;
+}
+
+/* Eight tiles of 16 rows of 64 bytes: 0 to 3 are sums, 4 and 5 left factors, 6 and 7 right ones. */
+static void configure_tiles(void)
+{
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t n_rows[16];
+    } config = {.palette = 1};
+    for (unsigned i = 0; i < 8; i++) {
+        config.row_bytes[i] = 64;
+        config.n_rows[i] = 16;
+    }
+    _tile_loadconfig(&config);
+}
+
+static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks, const uint16_t *panel, float *y,
+                       size_t f_stride, size_t b_stride)
+{
+    const size_t half = CG_TILE * CG_TILE / 2, row_bytes = b_stride * sizeof *y;
+    configure_tiles();
+    for (unsigned f = 0; f < CG_DCT; f++, y += f_stride) {
+        const cg_tiled_symbols *s = &symbols[f];
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (size_t i = 0; i < s->n_tiles; i++) {
+            const uint16_t *left = s->tiles + i * 2 * half, *right = panel + s->tile_components[i] * 2 * half;
+            _tile_loadd(6, right, 64);
+            _tile_loadd(7, right + half, 64);
+            _tile_loadd(4, left, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            if (n_blocks > CG_TILE / 2) {
+                _tile_loadd(5, left + half, 64);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_stored(0, y, row_bytes);
+        _tile_stored(1, y + 16, row_bytes);
+        _tile_stored(2, y + 16 * b_stride, row_bytes);
+        _tile_stored(3, y + 16 * b_stride + 16, row_bytes);
+    }
+    _tile_release();
+}
+#else
+#define tile_symbols NULL
+#define synthesize NULL
+#endif
+
+static void inverse_dct(const float *restrict y, size_t y_stride, const float *restrict scale,
+                        const float *restrict mean, unsigned n_channels, float *restrict x, size_t x_stride)
 {
     for (unsigned ch = 0; ch < n_channels; ch++) {
         const float *in = y + ch;
         /* D[f][7 - t] is D[f][t] for even f and -D[f][t] for odd f. */
         for (unsigned t = 0; t < CG_DCT / 2; t++) {
-            float even = cg_dct8[0][t] * in[0], odd = cg_dct8[1][t] * in[CG_PANEL_CHANNELS];
+            float even = cg_dct8[0][t] * in[0], odd = cg_dct8[1][t] * in[y_stride];
             for (unsigned f = 2; f < CG_DCT; f += 2) {
-                even += cg_dct8[f][t] * in[f * CG_PANEL_CHANNELS];
-                odd += cg_dct8[f + 1][t] * in[(f + 1) * CG_PANEL_CHANNELS];
+                even += cg_dct8[f][t] * in[f * y_stride];
+                odd += cg_dct8[f + 1][t] * in[(f + 1) * y_stride];
             }
             x[t * x_stride + ch] = (even + odd) * scale[ch] + mean[ch];
             x[(CG_DCT - 1 - t) * x_stride + ch] = (even - odd) * scale[ch] + mean[ch];
@@ -140,22 +227,22 @@ static void to_bf16(const float *values, size_t n_values, uint16_t *out)
         out[i] = cg_bf16_from_f32(values[i]);
 }
 
-/* 4 components by n_vectors * 16 rows, whose sums stay in registers. */
+/* n_wide components by n_vectors * LANES rows, whose sums stay in registers. */
 static inline __attribute__((always_inline)) void project_tile(const float *rows, size_t row_stride,
                                                                const float *wide, size_t n_channels,
                                                                const unsigned n_vectors, const unsigned n_wide,
                                                                float *coef)
 {
-    v16f sum[4][4];
+    vector_f32 sum[4][ROW_VECTORS];
     for (unsigned c = 0; c < n_wide; c++) {
         for (unsigned k = 0; k < n_vectors; k++)
-            sum[c][k] = (v16f){0};
+            sum[c][k] = (vector_f32){0};
     }
     for (size_t ch = 0; ch < n_channels; ch++) {
-        v16f in[4];
+        vector_f32 in[ROW_VECTORS];
 #pragma GCC unroll 4
         for (unsigned k = 0; k < n_vectors; k++)
-            in[k] = *(const v16f *)(const void *)(rows + ch * row_stride + 16 * k);
+            in[k] = *(const vector_f32 *)(const void *)(rows + ch * row_stride + LANES * k);
 #pragma GCC unroll 4
         for (unsigned c = 0; c < n_wide; c++) {
             const float b = wide[c * n_channels + ch];
@@ -166,21 +253,22 @@ static inline __attribute__((always_inline)) void project_tile(const float *rows
     }
     for (unsigned c = 0; c < n_wide; c++) {
         for (unsigned k = 0; k < n_vectors; k++)
-            *(v16f *)(void *)(coef + c * row_stride + 16 * k) = sum[c][k];
+            *(vector_f32 *)(void *)(coef + c * row_stride + LANES * k) = sum[c][k];
     }
 }
 
 static void project(const float *rows, size_t row_stride, size_t n_rows, const uint16_t *basis, size_t n_channels,
                     size_t n_components, float *wide, float *coef)
 {
+    const size_t step = LANES * ROW_VECTORS;
     for (size_t c = 0; c < n_components; c += 4) {
         const size_t n = n_components - c < 4 ? n_components - c : 4;
         for (size_t i = 0; i < n * n_channels; i++)
             wide[i] = cg_bf16_to_f32(basis[c * n_channels + i]);
         size_t r = 0;
-        for (; n == 4 && r + 64 <= n_rows; r += 64)
-            project_tile(rows + r, row_stride, wide, n_channels, 4, 4, coef + c * row_stride + r);
-        for (; r < n_rows; r += 16) {
+        for (; n == 4 && r + step <= n_rows; r += step)
+            project_tile(rows + r, row_stride, wide, n_channels, ROW_VECTORS, 4, coef + c * row_stride + r);
+        for (; r < n_rows; r += LANES) {
             for (size_t i = 0; i < n; i++)
                 project_tile(rows + r, row_stride, wide + i * n_channels, n_channels, 1, 1,
                              coef + (c + i) * row_stride + r);
@@ -188,15 +276,33 @@ static void project(const float *rows, size_t row_stride, size_t n_rows, const u
     }
 }
 
-static void quantize(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride)
+static inline int16_t nearest_cell(float q)
 {
-    for (size_t r = 0; r < n_rows; r++) {
-        float q = coef[r] * inv_step;
-        q = q < 32767.0f ? q : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
-        q = q > -32767.0f ? q : -32767.0f;
-        out[r * out_stride] = (int16_t)(q + (q < 0 ? -0.5f : 0.5f)); /* |q| + 0.5 is exact enough below 2^15 */
-    }
+    q = q < 32767.0f ? q : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
+    q = q > -32767.0f ? q : -32767.0f;
+    return (int16_t)(q + (q < 0 ? -0.5f : 0.5f)); /* |q| + 0.5 is exact enough below 2^15 */
 }
 
-const cg_kernels CG_KERNELS = {CG_KERNELS_NAME, list_nonzero, accumulate, inverse_dct, forward_dct,
-                               rotate, to_bf16, project, quantize};
+static void quantize(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride)
+{
+    for (size_t r = 0; r < n_rows; r++)
+        out[r * out_stride] = nearest_cell(coef[r] * inv_step);
+}
+
+static void quantize_channels(const float *restrict x, const float *restrict base, const float *restrict inv_step,
+                              size_t n_channels, int16_t *restrict cells)
+{
+    for (size_t ch = 0; ch < n_channels; ch++)
+        cells[ch] = nearest_cell((x[ch] - base[ch]) * inv_step[ch]);
+}
+
+static void dequantize_channels(const int16_t *restrict cells, const float *restrict step,
+                                const float *restrict base, size_t n_channels, float *restrict x)
+{
+    for (size_t ch = 0; ch < n_channels; ch++)
+        x[ch] = (float)cells[ch] * step[ch] + base[ch];
+}
+
+const cg_kernels CG_KERNELS = {CG_KERNELS_NAME, list_nonzero, accumulate, tile_symbols, synthesize, inverse_dct,
+                               forward_dct, rotate, to_bf16, project, quantize, quantize_channels,
+                               dequantize_channels, &CG_RANS_KERNELS};

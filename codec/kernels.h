@@ -2,17 +2,18 @@
  *
  * kernels.c is compiled once per instruction set (CMakeLists.txt); the scalar meaning is the same C everywhere. Sums
  * may be fused (FORMAT.md, "What the lossy levels mean"), so results agree within its tolerance, not bit for bit.
- * Threads: pure functions; cg_kernels_best() is set by the CPU alone.
+ * Threads: pure functions; cg_kernels_best() is set by the CPU, unless a benchmark calls cg_kernels_use().
  */
 #ifndef CG_CODEC_KERNELS_H
 #define CG_CODEC_KERNELS_H
 #include "codec/profile_data.h"
+#include "codec/rans_kernels.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { CG_LIST_SLACK = 16 };
+enum { CG_LIST_SLACK = 16, CG_TILE = 32 };
 
 /* One symbol that is not zero. */
 typedef struct cg_nonzero {
@@ -20,16 +21,33 @@ typedef struct cg_nonzero {
     float value;
 } cg_nonzero;
 
+/* A frequency's symbols as matrix units take them: tiles of 32 blocks by 32 components, bf16, row by row. Symbols beyond
+ * 256, which bf16 rounds, have what is missing in a second tile of the same components. */
+typedef struct cg_tiled_symbols {
+    const uint16_t *tiles;           /* [n_tiles][CG_TILE][CG_TILE] */
+    const uint16_t *tile_components; /* [n_tiles]: which 32 components, as n-th of them */
+    size_t n_tiles;
+} cg_tiled_symbols;
+
 typedef struct cg_kernels {
-    const char *name; /* "baseline", "avx2", "avx512" */
+    const char *name; /* "baseline", "avx2", "avx512", "amx" */
     /* cells[n_cells] to the list of those that are not zero, in order; returns their number. list_out has room for
      * n_cells + CG_LIST_SLACK: what lies behind the list may be overwritten. */
     size_t (*list_nonzero)(const int16_t *cells, size_t n_cells, cg_nonzero *list_out);
     /* y[CG_PANEL_CHANNELS] = sum over list of value * row component of the panel; the first 32 * n_parts channels. */
     void (*accumulate)(const uint32_t *panel, const cg_nonzero *list, size_t n_list, unsigned n_parts, float *y);
-    /* x[t][ch] = fmaf(sum over f of D[f][t] y[f][ch], scale[ch], mean[ch]); y[8][CG_PANEL_CHANNELS], x[8][x_stride]. */
-    void (*inverse_dct)(const float *y, const float *scale, const float *mean, unsigned n_channels, float *x,
-                        size_t x_stride);
+    /* Where matrix units do the inverse KLT (else NULL, both): tiles of the first n_blocks rows of cells, at most CG_TILE,
+     * and zeros below. Returns n_tiles, at most 2 * ceil(n_active / CG_TILE). */
+    size_t (*tile_symbols)(const int16_t *cells, size_t n_blocks, size_t n_active, uint16_t *tiles,
+                           uint16_t *tile_components);
+    /* y[f][b][ch] = sum over c of S[f][b][c] * basis[c][ch] for CG_TILE blocks and channels. y_strides: of f and of b.
+     * panel: bf16 [n_components / CG_TILE][2][16][32]; element i of row p of half h is component 2p + i % 2 of channel
+     * 16h + i / 2. */
+    void (*synthesize)(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks, const uint16_t *panel, float *y,
+                       size_t f_stride, size_t b_stride);
+    /* x[t][ch] = fmaf(sum over f of D[f][t] y[f][ch], scale[ch], mean[ch]); y[8][y_stride], x[8][x_stride]. */
+    void (*inverse_dct)(const float *y, size_t y_stride, const float *scale, const float *mean, unsigned n_channels,
+                        float *x, size_t x_stride);
     /* y[f][ch] = sum over t of D[f][t] x[t][ch]; rows lie stride apart in both. */
     void (*forward_dct)(const float *x, size_t x_stride, unsigned n_channels, float *y, size_t y_stride);
     /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
@@ -42,16 +60,25 @@ typedef struct cg_kernels {
                     size_t n_components, float *wide, float *coef);
     /* out[r * out_stride] = coef[r] * inv_step, to nearest, within int16. */
     void (*quantize)(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride);
+    /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within int16. */
+    void (*quantize_channels)(const float *x, const float *base, const float *inv_step, size_t n_channels,
+                              int16_t *cells);
+    /* x[ch] = fmaf(cells[ch], step[ch], base[ch]). */
+    void (*dequantize_channels)(const int16_t *cells, const float *step, const float *base, size_t n_channels,
+                                float *x);
+    const cg_rans_kernels *rans;
 } cg_kernels;
 
 /* The best table of this CPU. */
 const cg_kernels *cg_kernels_best(void);
 /* The table of that name, or NULL where this CPU or build has none: lets a test run each. */
 const cg_kernels *cg_kernels_named(const char *name);
+/* cg_kernels_best() is this table from now on; NULL: the CPU's best again. For benchmarks; no other thread may run. */
+void cg_kernels_use(const cg_kernels *kernels);
 
 extern const cg_kernels cg_kernels_baseline;
 #if defined(__x86_64__)
-extern const cg_kernels cg_kernels_avx2, cg_kernels_avx512;
+extern const cg_kernels cg_kernels_avx2, cg_kernels_avx512, cg_kernels_amx;
 #endif
 
 /* D[f][t] of the 8-point DCT. */

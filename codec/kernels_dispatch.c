@@ -1,6 +1,14 @@
 #include "codec/kernels.h"
 
+#include <stdbool.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
 
 const float cg_dct8[CG_DCT][CG_DCT] = {
     {0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f},
@@ -13,9 +21,30 @@ const float cg_dct8[CG_DCT][CG_DCT] = {
     {0.097545161f, -0.277785117f, 0.415734806f, -0.49039264f, 0.49039264f, -0.415734806f, 0.277785117f, -0.097545161f},
 };
 
+#if defined(__x86_64__)
+/* Matrix units: the CPU has them, and the kernel lets this process use them. The permission is the process's, is asked
+ * for again at no harm, and is refused where a thread's alternate signal stack is too small for the tiles. */
+static bool has_amx(void)
+{
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE_BF16_BIT = 1 << 22, TILE_BIT = 1 << 24, BF16_BIT = 1 << 5 };
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE_BF16_BIT) == 0 || (d & TILE_BIT) == 0)
+        return false;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a & BF16_BIT) == 0)
+        return false;
+    return syscall(SYS_arch_prctl, (long)REQUEST_PERMISSION, (long)TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+#endif
+
 const cg_kernels *cg_kernels_named(const char *name)
 {
 #if defined(__x86_64__)
+    if (strcmp(name, "amx") == 0)
+        return cg_kernels_named("avx512") != NULL && has_amx() ? &cg_kernels_amx : NULL;
     if (strcmp(name, "avx512") == 0)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -28,10 +57,19 @@ const cg_kernels *cg_kernels_named(const char *name)
     return strcmp(name, "baseline") == 0 ? &cg_kernels_baseline : NULL;
 }
 
+static const cg_kernels *chosen;
+
+void cg_kernels_use(const cg_kernels *kernels) { chosen = kernels; }
+
 const cg_kernels *cg_kernels_best(void)
 {
-    const cg_kernels *kernels = cg_kernels_named("avx512");
-    if (kernels == NULL)
-        kernels = cg_kernels_named("avx2");
-    return kernels != NULL ? kernels : &cg_kernels_baseline;
+    static const char *const names[] = {"amx", "avx512", "avx2"};
+    if (chosen != NULL)
+        return chosen;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const cg_kernels *kernels = cg_kernels_named(names[i]);
+        if (kernels != NULL)
+            return kernels;
+    }
+    return &cg_kernels_baseline;
 }

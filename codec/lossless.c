@@ -4,7 +4,7 @@
 #include "codec/cursor.h"
 #include "codec/rans.h"
 
-#include <stdlib.h>
+#include <stdbool.h>
 #include <string.h>
 
 enum { MAX_CLASSES = 8, MIN_ROWS_FOR_CLASSES = 64, CLASS_HEAD_BYTES = 2 + 2 * CG_RANS_MAX_SYMBOLS };
@@ -14,7 +14,7 @@ typedef struct split {
     unsigned element_bytes, mantissa_bits, exponent_bits, shift, low_bytes;
 } split;
 
-static split split_of(unsigned dtype)
+static inline split split_of(unsigned dtype)
 {
     switch (dtype) {
     case CG_DTYPE_BF16: return (split){2, 7, 8, 0, 1};
@@ -23,16 +23,81 @@ static split split_of(unsigned dtype)
     }
 }
 
-static uint32_t element_bits(split s, const void *elements, size_t i)
+/* The loops over elements are inlined for each dtype, where the split is a constant: then they vectorize. */
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE uint32_t load_element(split s, const void *elements, size_t i)
 {
-    return (uint32_t)cg_load_le((const uint8_t *)elements + i * s.element_bytes, s.element_bytes);
+    return s.element_bytes == 2 ? ((const uint16_t *)elements)[i] : ((const uint32_t *)elements)[i];
 }
 
 /* The sign above the mantissa. */
-static uint32_t rest_of(split s, uint32_t bits)
+INLINE uint32_t rest_of(split s, uint32_t bits)
 {
     const uint32_t sign = bits >> (8 * s.element_bytes - 1);
     return sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
+}
+
+INLINE void cut_cells(split s, const void *restrict elements, size_t n_elements, int16_t *restrict cells)
+{
+    for (size_t i = 0; i < n_elements; i++) {
+        const uint32_t bits = load_element(s, elements, i);
+        const uint32_t exponent = bits >> s.mantissa_bits & ((1u << s.exponent_bits) - 1);
+        cells[i] = (int16_t)(exponent << s.shift | rest_of(s, bits) >> 8 * s.low_bytes);
+    }
+}
+
+INLINE void cut_low_bytes(split s, const void *restrict elements, size_t n_elements, uint8_t *restrict out)
+{
+    for (size_t i = 0; i < n_elements; i++)
+        cg_store_le(out + i * s.low_bytes, s.low_bytes, rest_of(s, load_element(s, elements, i)));
+}
+
+/* false: an exponent that the dtype does not have. */
+INLINE bool join(split s, const int16_t *restrict cells, const uint8_t *restrict low, size_t n_elements,
+                 void *restrict elements_out)
+{
+    uint32_t exponents = 0;
+    for (size_t i = 0; i < n_elements; i++) {
+        const uint32_t cell = (uint16_t)cells[i], exponent = cell >> s.shift;
+        const uint32_t rest = (cell & ((1u << s.shift) - 1)) << 8 * s.low_bytes |
+                              (uint32_t)cg_load_le(low + i * s.low_bytes, s.low_bytes);
+        const uint32_t bits = rest >> s.mantissa_bits << (8 * s.element_bytes - 1) | exponent << s.mantissa_bits |
+                              (rest & ((1u << s.mantissa_bits) - 1));
+        exponents |= exponent;
+        if (s.element_bytes == 2)
+            ((uint16_t *)elements_out)[i] = (uint16_t)bits;
+        else
+            ((uint32_t *)elements_out)[i] = bits;
+    }
+    return exponents >> s.exponent_bits == 0;
+}
+
+static void cut_all_cells(unsigned dtype, const void *elements, size_t n_elements, int16_t *cells)
+{
+    switch (dtype) {
+    case CG_DTYPE_BF16: cut_cells(split_of(CG_DTYPE_BF16), elements, n_elements, cells); break;
+    case CG_DTYPE_FP16: cut_cells(split_of(CG_DTYPE_FP16), elements, n_elements, cells); break;
+    default: cut_cells(split_of(CG_DTYPE_FP32), elements, n_elements, cells);
+    }
+}
+
+static void cut_all_low_bytes(unsigned dtype, const void *elements, size_t n_elements, uint8_t *out)
+{
+    switch (dtype) {
+    case CG_DTYPE_BF16: cut_low_bytes(split_of(CG_DTYPE_BF16), elements, n_elements, out); break;
+    case CG_DTYPE_FP16: cut_low_bytes(split_of(CG_DTYPE_FP16), elements, n_elements, out); break;
+    default: cut_low_bytes(split_of(CG_DTYPE_FP32), elements, n_elements, out);
+    }
+}
+
+static bool join_all(unsigned dtype, const int16_t *cells, const uint8_t *low, size_t n_elements, void *elements_out)
+{
+    switch (dtype) {
+    case CG_DTYPE_BF16: return join(split_of(CG_DTYPE_BF16), cells, low, n_elements, elements_out);
+    case CG_DTYPE_FP16: return join(split_of(CG_DTYPE_FP16), cells, low, n_elements, elements_out);
+    default: return join(split_of(CG_DTYPE_FP32), cells, low, n_elements, elements_out);
+    }
 }
 
 typedef struct work {
@@ -123,22 +188,31 @@ static unsigned choose_classes(work *w, size_t n_columns, size_t n_rows, unsigne
     return n_classes;
 }
 
-/* Writes the table of each class and readies it. */
+/* Writes the table of each class and readies it. *estimated_bits_out: roughly what the cells take. */
 static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, size_t n_rows, unsigned shift,
-                              uint8_t *out)
+                              uint8_t *out, uint64_t *estimated_bits_out)
 {
     static const size_t n_exponents = 256;
-    uint32_t counts[MAX_CLASSES][256];
+    uint32_t counts[MAX_CLASSES][256], odd_counts[MAX_CLASSES][256]; /* neighbours are alike: they do not wait */
+    uint64_t cost = (uint64_t)n_columns * n_rows * shift * 256;
     memset(counts, 0, sizeof counts);
+    memset(odd_counts, 0, sizeof odd_counts);
     for (size_t r = 0; r < n_rows; r++) {
-        for (size_t c = 0; c < n_columns; c++)
-            counts[w->column_class[c]][w->cells[r * n_columns + c] >> shift]++;
+        const int16_t *cells = w->cells + r * n_columns;
+        size_t c = 0;
+        for (; c + 2 <= n_columns; c += 2) {
+            counts[w->column_class[c]][cells[c] >> shift]++;
+            odd_counts[w->column_class[c + 1]][cells[c + 1] >> shift]++;
+        }
+        if (c < n_columns)
+            counts[w->column_class[c]][cells[c] >> shift]++;
     }
     for (unsigned k = 0; k < n_classes; k++) {
         uint16_t freq[CG_RANS_MAX_SYMBOLS];
         uint32_t index_counts[CG_RANS_MAX_SYMBOLS] = {0};
         unsigned top = 0, bottom = 255;
         for (unsigned e = 0; e < n_exponents; e++) {
+            counts[k][e] += odd_counts[k][e];
             if (counts[k][e] > 0) {
                 top = e;
                 bottom = e < bottom ? e : bottom;
@@ -151,12 +225,16 @@ static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, siz
             index_counts[top - e < n_symbols - 1 ? top - e : n_symbols - 1] += counts[k][e];
         cg_rans_normalize(index_counts, n_symbols, freq);
         (void)cg_rans_class_init_exponents(&w->classes[k], shift, top, n_symbols, freq); /* right by construction */
+        for (unsigned i = 0; i < n_symbols; i++)
+            cost += (uint64_t)index_counts[i] * w->classes[k].cost[i];
+        cost += (uint64_t)index_counts[n_symbols - 1] * 256 * w->classes[k].escape_bits;
         out[0] = (uint8_t)top;
         out[1] = (uint8_t)n_symbols;
         for (unsigned i = 0; i < n_symbols; i++)
             cg_store_le(out + 2 + 2 * i, 2, freq[i]);
         out += 2 + 2 * n_symbols;
     }
+    *estimated_bits_out = cost / 256;
     return out;
 }
 
@@ -169,32 +247,23 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
         return 0;
     cg_arena arena = {scratch, 0};
     work w = take_work(&arena, n_columns, n_rows);
-    const uint32_t exponent_mask = (1u << s.exponent_bits) - 1;
-    const unsigned low_bits = 8 * s.low_bytes;
-    for (size_t i = 0; i < n_elements; i++) {
-        const uint32_t bits = element_bits(s, elements, i), rest = rest_of(s, bits);
-        w.cells[i] = (int16_t)((bits >> s.mantissa_bits & exponent_mask) << s.shift | rest >> low_bits);
-    }
+    cut_all_cells(dtype, elements, n_elements, w.cells);
     const unsigned n_classes = choose_classes(&w, n_columns, n_rows, s.shift);
     uint8_t *out = dst;
     *out++ = (uint8_t)n_classes;
     *out++ = 0;
-    out = write_classes(&w, n_classes, n_columns, n_rows, s.shift, out);
+    uint64_t estimated_bits;
+    out = write_classes(&w, n_classes, n_columns, n_rows, s.shift, out, &estimated_bits);
     if (n_classes > 1) {
         memcpy(out, w.column_class, n_columns);
         out += n_columns;
     }
     lay_strips(&w, n_columns);
-    const size_t n_streams = cg_rans_choose_streams(
-        cg_rans_estimate_bits(w.classes, w.strips, w.n_strips, n_rows), w.n_strips);
+    const size_t n_streams = cg_rans_choose_streams(estimated_bits, w.n_strips);
     out += cg_rans_encode(w.classes, w.strips, w.n_strips, n_rows, n_streams, out, (size_t)(dst + dst_bytes - out),
                           w.words);
-    for (size_t i = 0; i < n_elements; i++) {
-        const uint32_t bits = element_bits(s, elements, i), rest = rest_of(s, bits);
-        cg_store_le(out, s.low_bytes, rest);
-        out += s.low_bytes;
-    }
-    return (size_t)(out - dst);
+    cut_all_low_bytes(dtype, elements, n_elements, out);
+    return (size_t)(out - dst) + n_elements * s.low_bytes;
 }
 
 static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, split s)
@@ -252,27 +321,5 @@ cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_byte
     (void)cg_cursor_skip(&in, used_bytes);
     if (in.left_bytes != n_elements * s.low_bytes)
         return in.left_bytes < n_elements * s.low_bytes ? CG_ERR_TRUNCATED : CG_ERR_CORRUPT;
-
-    if (dtype == CG_DTYPE_BF16) { /* the common case, in a loop that vectorizes */
-        uint16_t *out = elements_out;
-        for (size_t i = 0; i < n_elements; i++) {
-            const unsigned rest = in.at[i];
-            out[i] = (uint16_t)((rest & 0x80u) << 8 | (unsigned)w.cells[i] << 7 | (rest & 0x7fu));
-        }
-        uint16_t bad = 0; /* an escape's raw(8) always fits bf16's exponent */
-        for (size_t i = 0; i < n_elements; i++)
-            bad |= (uint16_t)w.cells[i];
-        return bad > 0xff ? CG_ERR_CORRUPT : CG_OK;
-    }
-    for (size_t i = 0; i < n_elements; i++) {
-        const uint32_t cell = (uint32_t)w.cells[i], exponent = cell >> s.shift;
-        const uint32_t rest = (cell & ((1u << s.shift) - 1)) << (8 * s.low_bytes) |
-                              (uint32_t)cg_load_le(in.at + i * s.low_bytes, s.low_bytes);
-        if (exponent >> s.exponent_bits != 0)
-            return CG_ERR_CORRUPT;
-        const uint32_t bits = rest >> s.mantissa_bits << (8 * s.element_bytes - 1) | exponent << s.mantissa_bits |
-                              (rest & ((1u << s.mantissa_bits) - 1));
-        cg_store_le((uint8_t *)elements_out + i * s.element_bytes, s.element_bytes, bits);
-    }
-    return CG_OK;
+    return join_all(dtype, w.cells, in.at, n_elements, elements_out) ? CG_OK : CG_ERR_CORRUPT;
 }

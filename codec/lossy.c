@@ -2,6 +2,7 @@
 
 #include "codec/arena.h"
 #include "codec/bf16.h"
+#include "codec/paper.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -83,31 +84,36 @@ uint8_t *cg_lossy_code_symbols(const cg_profile *profile, const cg_level_columns
 
 typedef struct decode_work {
     void *symbols;
-    cg_nonzero *list;        /* of all blocks and frequencies */
-    uint32_t *list_end;      /* [n_blocks][CG_DCT]: where each list ends */
-    float *scale, *mean;     /* [n_channels] */
-    float *y;                /* [CG_DCT][CG_PANEL_CHANNELS] */
-    float *x;                /* [CG_DCT][unit_channels] */
+    float *scale, *mean;        /* [n_channels] */
+    float *x;                   /* [CG_DCT][unit_channels] */
+    /* Lists of symbols that are not zero, and a panel at a time. */
+    cg_nonzero *list;           /* of all blocks and frequencies */
+    uint32_t *list_end;         /* [n_blocks][CG_DCT]: where each list ends */
+    float *y;                   /* [CG_DCT][CG_PANEL_CHANNELS]; tiled: [CG_DCT][CG_TILE][unit_channels] */
+    /* Or tiles, and CG_TILE blocks at a time. */
+    uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];
 } decode_work;
-
-/* A unit is whole heads, one panel of them or the panels of one head: what is rotated together. */
-static uint32_t unit_channels(const cg_profile *profile)
-{
-    return profile->panel_channels > profile->geometry.head_dim ? profile->panel_channels
-                                                                : profile->geometry.head_dim;
-}
 
 static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, const cg_level_columns *columns,
                                     const cg_group *group, size_t n_blocks)
 {
-    decode_work w;
+    decode_work w = {0};
     w.symbols = cg_arena_take(arena, cg_lossy_symbols_bytes(columns, n_blocks));
-    w.list = cg_arena_take(arena, (columns->n_columns * n_blocks + CG_LIST_SLACK) * sizeof *w.list);
-    w.list_end = cg_arena_take(arena, n_blocks * CG_DCT * sizeof *w.list_end);
     w.scale = cg_arena_take(arena, group->n_channels * sizeof *w.scale);
     w.mean = cg_arena_take(arena, group->n_channels * sizeof *w.mean);
-    w.y = cg_arena_take(arena, CG_DCT * CG_PANEL_CHANNELS * sizeof *w.y);
-    w.x = cg_arena_take(arena, (size_t)CG_DCT * unit_channels(profile) * sizeof *w.x);
+    w.x = cg_arena_take(arena, (size_t)CG_DCT * profile->unit_channels * sizeof *w.x);
+    if (profile->is_tiled) {
+        w.y = cg_arena_take(arena, (size_t)CG_DCT * CG_TILE * profile->unit_channels * sizeof *w.y);
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const size_t n_tiles = 2 * ((columns->n_active[f] + CG_TILE - 1u) / CG_TILE);
+            w.tiles[f] = cg_arena_take(arena, n_tiles * CG_TILE * CG_TILE * sizeof *w.tiles[f]);
+            w.tile_components[f] = cg_arena_take(arena, n_tiles * sizeof *w.tile_components[f]);
+        }
+    } else {
+        w.y = cg_arena_take(arena, CG_DCT * CG_PANEL_CHANNELS * sizeof *w.y);
+        w.list = cg_arena_take(arena, (columns->n_columns * n_blocks + CG_LIST_SLACK) * sizeof *w.list);
+        w.list_end = cg_arena_take(arena, n_blocks * CG_DCT * sizeof *w.list_end);
+    }
     return w;
 }
 
@@ -115,11 +121,13 @@ size_t cg_lossy_decode_scratch_bytes(const cg_profile *profile, unsigned level, 
                                      uint32_t n_tokens)
 {
     cg_arena arena = {0};
+    if (profile->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_decode_scratch_bytes(profile, group, n_tokens);
     (void)take_decode_work(&arena, profile, &group->columns[level - 1][plane], group, cg_lossy_n_blocks(n_tokens));
     return arena.used_bytes;
 }
 
-static void store_head(const cg_lossy_context *context, const float *values, void *out, size_t element)
+void cg_lossy_store_head(const cg_lossy_context *context, const float *values, void *out, size_t element)
 {
     const size_t n = context->profile->geometry.head_dim;
     if (context->dtype == CG_DTYPE_BF16) {
@@ -149,8 +157,79 @@ static void finish_unit(const cg_lossy_context *context, const cg_group *group, 
                 const size_t at = rotation_at(context, group->first_layer + layer, t);
                 context->kernels->rotate(values, context->cosine + at, context->sine + at, half);
             }
-            store_head(context, values, out,
-                       (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim);
+            cg_lossy_store_head(context, values, out,
+                                (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim);
+        }
+    }
+}
+
+/* Steps 1 to 5 from lists of the symbols that are not zero. Panels outside, blocks inside: a panel's basis stays in the
+ * cache for all blocks. */
+static void synthesize_lists(const cg_lossy_context *context, const cg_group *group, unsigned plane,
+                             const cg_level_columns *columns, const cg_symbols *symbols, const decode_work *w, void *out)
+{
+    const cg_profile *p = context->profile;
+    const cg_basis *basis = &group->basis[plane];
+    const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens);
+    const uint32_t unit = p->unit_channels, head_dim = p->geometry.head_dim;
+    uint32_t n_list = 0;
+    for (size_t b = 0; b < n_blocks; b++) {
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const size_t n_active = columns->n_active[f];
+            n_list += (uint32_t)context->kernels->list_nonzero(symbols->cells[f] + b * n_active, n_active,
+                                                               w->list + n_list);
+            w->list_end[b * CG_DCT + f] = n_list;
+        }
+    }
+    for (uint32_t first = 0; first < group->n_channels; first += unit) {
+        const uint32_t n_unit = group->n_channels - first < unit ? group->n_channels - first : unit;
+        for (size_t b = 0; b < n_blocks; b++) {
+            for (uint32_t at = 0; at < n_unit; at += p->panel_channels) {
+                const uint32_t n = n_unit - at < p->panel_channels ? n_unit - at : p->panel_channels;
+                const uint32_t *panel = basis->panels + (size_t)((first + at) / p->panel_channels) *
+                                                            basis->n_components * (CG_PANEL_CHANNELS / 2);
+                for (unsigned f = 0; f < CG_DCT; f++) {
+                    const size_t i = b * CG_DCT + f, begin = i > 0 ? w->list_end[i - 1] : 0;
+                    context->kernels->accumulate(panel, w->list + begin, w->list_end[i] - begin, (n + 31) / 32,
+                                                 w->y + f * CG_PANEL_CHANNELS);
+                }
+                context->kernels->inverse_dct(w->y, CG_PANEL_CHANNELS, w->scale + first + at, w->mean + first + at, n,
+                                              w->x + at, unit);
+            }
+            finish_unit(context, group, plane, first / head_dim, n_unit / head_dim, b, w->x, unit, out);
+        }
+    }
+}
+
+/* The same on matrix units. Batches of blocks outside: their symbols stay in the cache for all channels. */
+static void synthesize_tiles(const cg_lossy_context *context, const cg_group *group, unsigned plane,
+                             const cg_level_columns *columns, const cg_symbols *symbols, const decode_work *w, void *out)
+{
+    const cg_profile *p = context->profile;
+    const cg_basis *basis = &group->basis[plane];
+    const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens);
+    const size_t panel_elements = (size_t)((basis->n_components + CG_TILE - 1) / CG_TILE) * CG_TILE * CG_TILE;
+    const uint32_t unit = p->unit_channels, head_dim = p->geometry.head_dim;
+    for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
+        const size_t n = n_blocks - batch < CG_TILE ? n_blocks - batch : CG_TILE;
+        cg_tiled_symbols tiled[CG_DCT];
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const size_t n_active = columns->n_active[f];
+            tiled[f].tiles = w->tiles[f];
+            tiled[f].tile_components = w->tile_components[f];
+            tiled[f].n_tiles = context->kernels->tile_symbols(symbols->cells[f] + batch * n_active, n, n_active,
+                                                              w->tiles[f], w->tile_components[f]);
+        }
+        for (uint32_t first = 0; first < group->n_channels; first += unit) {
+            const uint32_t n_unit = group->n_channels - first < unit ? group->n_channels - first : unit;
+            for (uint32_t at = 0; at < n_unit; at += CG_TILE)
+                context->kernels->synthesize(tiled, n, basis->tiles + (first + at) / CG_TILE * panel_elements,
+                                             w->y + at, (size_t)CG_TILE * unit, unit);
+            for (size_t b = 0; b < n; b++) {
+                context->kernels->inverse_dct(w->y + b * unit, (size_t)CG_TILE * unit, w->scale + first,
+                                              w->mean + first, n_unit, w->x, unit);
+                finish_unit(context, group, plane, first / head_dim, n_unit / head_dim, batch + b, w->x, unit, out);
+            }
         }
     }
 }
@@ -159,11 +238,12 @@ cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, const
                           const uint8_t *section, size_t section_bytes, void *scratch, void *out)
 {
     const cg_profile *p = context->profile;
+    if (p->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_decode(context, level, group, plane, section, section_bytes, scratch, out);
     const cg_level_columns *columns = &group->columns[level - 1][plane];
-    const cg_basis *basis = &group->basis[plane];
     const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), channels = cg_geometry_channels(&p->geometry);
     cg_arena arena = {scratch, 0};
-    decode_work w = take_decode_work(&arena, p, columns, group, n_blocks);
+    const decode_work w = take_decode_work(&arena, p, columns, group, n_blocks);
 
     const cg_symbols symbols = cg_lossy_lay_symbols(columns, n_blocks, w.symbols);
     size_t used_bytes;
@@ -173,16 +253,6 @@ cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, const
         return status;
     if (used_bytes != section_bytes)
         return CG_ERR_CORRUPT;
-
-    uint32_t n_list = 0;
-    for (size_t b = 0; b < n_blocks; b++) {
-        for (unsigned f = 0; f < CG_DCT; f++) {
-            const size_t n_active = columns->n_active[f];
-            n_list += (uint32_t)context->kernels->list_nonzero(symbols.cells[f] + b * n_active, n_active,
-                                                               w.list + n_list);
-            w.list_end[b * CG_DCT + f] = n_list;
-        }
-    }
     for (uint32_t layer = 0; layer < group->n_layers; layer++) {
         const float *weight = cg_profile_row(p, p->weight, group->first_layer + layer, plane);
         const float *mean = cg_profile_row(p, p->mean, group->first_layer + layer, plane);
@@ -191,26 +261,7 @@ cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, const
             w.mean[layer * channels + ch] = mean[ch];
         }
     }
-
-    /* Panels outside, blocks inside: a panel's basis stays in the cache for all blocks. */
-    const uint32_t unit = unit_channels(p), head_dim = p->geometry.head_dim;
-    for (uint32_t first = 0; first < group->n_channels; first += unit) {
-        const uint32_t n_unit = group->n_channels - first < unit ? group->n_channels - first : unit;
-        for (size_t b = 0; b < n_blocks; b++) {
-            for (uint32_t at = 0; at < n_unit; at += p->panel_channels) {
-                const uint32_t n = n_unit - at < p->panel_channels ? n_unit - at : p->panel_channels;
-                const uint32_t *panel = basis->panels + (size_t)((first + at) / p->panel_channels) *
-                                                            basis->n_components * (CG_PANEL_CHANNELS / 2);
-                for (unsigned f = 0; f < CG_DCT; f++) {
-                    const size_t i = b * CG_DCT + f, begin = i > 0 ? w.list_end[i - 1] : 0;
-                    context->kernels->accumulate(panel, w.list + begin, w.list_end[i] - begin, (n + 31) / 32,
-                                                 w.y + f * CG_PANEL_CHANNELS);
-                }
-                context->kernels->inverse_dct(w.y, w.scale + first + at, w.mean + first + at, n, w.x + at, unit);
-            }
-            finish_unit(context, group, plane, first / head_dim, n_unit / head_dim, b, w.x, unit, out);
-        }
-    }
+    (p->is_tiled ? synthesize_tiles : synthesize_lists)(context, group, plane, columns, &symbols, &w, out);
     return CG_OK;
 }
 
@@ -261,13 +312,16 @@ size_t cg_lossy_encode_scratch_bytes(const cg_profile *profile, const cg_group *
                                      uint32_t n_tokens)
 {
     cg_arena arena = {0};
-    (void)profile;
+    if (profile->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_encode_scratch_bytes(profile, group, n_tokens);
     (void)take_encode_work(&arena, group, plane, cg_lossy_n_blocks(n_tokens));
     return arena.used_bytes;
 }
 
-static bool load_head(unsigned dtype, const void *in, size_t element, size_t n, float *values)
+bool cg_lossy_load_head(const cg_lossy_context *context, const void *in, size_t element, float *values)
 {
+    const unsigned dtype = context->dtype;
+    const size_t n = context->profile->geometry.head_dim;
     bool finite = true;
     if (dtype == CG_DTYPE_FP32)
         memcpy(values, (const float *)in + element, n * sizeof *values);
@@ -296,7 +350,7 @@ static bool load_token(const cg_lossy_context *context, const cg_group *group, u
         for (uint32_t head = 0; head < g->n_kv_heads; head++) {
             const size_t element = (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim;
             float *values = layer_row + (size_t)head * g->head_dim;
-            finite &= load_head(context->dtype, in, element, g->head_dim, values);
+            finite &= cg_lossy_load_head(context, in, element, values);
             if (plane == CG_K) {
                 const size_t at = rotation_at(context, group->first_layer + layer, t);
                 const float *cosine = context->cosine + at, *sine = context->sine + at;
@@ -362,6 +416,8 @@ cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, 
                           size_t section_bytes_out[CG_N_LEVELS])
 {
     const cg_profile *p = context->profile;
+    if (p->token_transform == CG_TOKENS_ANCHORS)
+        return cg_paper_encode(context, level_mask, group, plane, in, scratch, sections_out, section_bytes_out);
     const cg_basis *basis = &group->basis[plane];
     const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), n = group->n_channels;
     cg_arena arena = {scratch, 0};

@@ -1,6 +1,7 @@
 /* codec/lossy.h - one layer group's plane to symbols and back: rotation, mean, weight, KLT, DCT, quantizer.
  *
- * Method: DESIGN.md section 3, preset klt; bytes and arithmetic: codec/FORMAT.md, "What the lossy levels mean".
+ * Method: DESIGN.md section 3, preset klt; preset paper, behind the same functions, is codec/paper.h's.
+ * Bytes and arithmetic: codec/FORMAT.md, "What the lossy levels mean".
  * Elements are in the canonical layout of codec/codec.h. scratch: 64-byte aligned, cg_lossy_..._scratch_bytes().
  * Threads: pure functions on the caller's memory and a shared profile.
  */
@@ -17,7 +18,7 @@ extern "C" {
 typedef struct cg_lossy_context {
     const cg_profile *profile;
     const cg_kernels *kernels;
-    uint32_t first_position, n_tokens; /* first_position is a multiple of CG_DCT */
+    uint32_t first_position, n_tokens; /* with a DCT first_position is a multiple of CG_DCT */
     unsigned dtype;
     const float *cosine, *sine;        /* [n_ropes][n_tokens][rotary_dim / 2], of the tokens' positions */
 } cg_lossy_context;
@@ -28,7 +29,8 @@ size_t cg_lossy_rotation_elements(const cg_profile *profile, uint32_t n_tokens);
 void cg_lossy_rotation(const cg_profile *profile, uint32_t first_position, uint32_t n_tokens, float *cosine_out,
                        float *sine_out);
 
-/* The symbols of a section: for each frequency f, [n_blocks][n_active[f]], one after another. */
+/* A matrix of symbols: for each frequency f, [n_blocks][n_active[f]], one after another. Anchors and deltas are one
+ * matrix each, all of it of frequency 0: n_blocks is then the number of rows. */
 typedef struct cg_symbols {
     int16_t *cells[CG_DCT];
     cg_rans_strip *strips; /* [columns->n_strips] */
@@ -53,6 +55,11 @@ size_t cg_lossy_encode_scratch_bytes(const cg_profile *profile, const cg_group *
 cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, const cg_group *group, unsigned plane,
                           const void *in, void *scratch, uint8_t *sections_out[CG_N_LEVELS],
                           size_t section_bytes_out[CG_N_LEVELS]);
+
+/* A head's values[head_dim] to out, the dtype's elements from index element on, rounded (FORMAT.md, step 5); and back:
+ * false when one is not finite. */
+void cg_lossy_store_head(const cg_lossy_context *context, const float *values, void *out, size_t element);
+bool cg_lossy_load_head(const cg_lossy_context *context, const void *in, size_t element, float *values);
 
 /* Writes a matrix of symbols as a section's bytes: malloc'ed, the caller's. NULL: no memory. */
 uint8_t *cg_lossy_code_symbols(const cg_profile *profile, const cg_level_columns *columns, const cg_symbols *symbols,

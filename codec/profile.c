@@ -2,6 +2,7 @@
 
 #include "codec/bf16.h"
 #include "codec/cursor.h"
+#include "codec/kernels.h"
 #include "codec/profile_data.h"
 
 #include <errno.h>
@@ -13,7 +14,7 @@
 
 static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
 
-enum { FIXED_BYTES = 80, CHANNEL_KLT = 1, TOKEN_DCT8 = 1, ROPE_NONE = 0, ROPE_TABLE = 1, ROPE_BY_LAYER = 2 };
+enum { FIXED_BYTES = 80, CHANNEL_NONE = 0, CHANNEL_KLT = 1, ROPE_NONE = 0, ROPE_TABLE = 1, ROPE_BY_LAYER = 2 };
 
 static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
 {
@@ -40,7 +41,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
         return CG_ERR_TRUNCATED;
     if (file_bytes < in->left_bytes || XXH3_64bits(at, file_bytes - 8) != cg_load_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
-    if (cg_load_le(at + 12, 4) != 0 || cg_load_le(at + 76, 4) != 0)
+    if (cg_load_le(at + 12, 4) != 0 || at[67] > 1 || cg_load_le(at + 77, 3) != 0)
         return CG_ERR_CORRUPT;
 
     const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
@@ -53,11 +54,16 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     p->geometry.n_planes = at[47];
     memcpy(p->preset, at + 48, 16);
     const unsigned rope = at[66];
-    if (at[64] != CHANNEL_KLT || at[65] != TOKEN_DCT8 || rope > ROPE_BY_LAYER)
+    if (at[65] == CG_TOKENS_DCT ? at[64] != CHANNEL_KLT || rope > ROPE_BY_LAYER
+                                : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
         return CG_ERR_UNSUPPORTED;
-    if (rope == ROPE_BY_LAYER ? at[67] < 2 || at[67] > CG_MAX_ROPES : at[67] != 0)
+    p->token_transform = at[65];
+    p->is_packed = at[67] == 1;
+    if (p->is_packed && at[64] != CHANNEL_KLT)
         return CG_ERR_CORRUPT;
-    p->n_ropes = rope == ROPE_BY_LAYER ? at[67] : 1;
+    if (rope == ROPE_BY_LAYER ? at[76] < 2 || at[76] > CG_MAX_ROPES : at[76] != 0)
+        return CG_ERR_CORRUPT;
+    p->n_ropes = rope == ROPE_BY_LAYER ? at[76] : 1;
     p->rotary_dim = (uint32_t)cg_load_le(at + 68, 2);
     p->n_sinks = (uint32_t)cg_load_le(at + 70, 2);
     p->n_groups = (uint32_t)cg_load_le(at + 72, 2);
@@ -80,14 +86,17 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     const size_t channels = cg_geometry_channels(&p->geometry);
     const size_t n_table = (size_t)p->geometry.n_layers * CG_N_PLANES * channels;
     uint32_t layer = 0;
-    if (in->left_bytes / 8 < n_table) /* mean and weight: nothing is allocated that the file can't hold */
+    const bool has_anchors = p->token_transform == CG_TOKENS_ANCHORS;
+    if (in->left_bytes / (has_anchors ? 12 : 8) < n_table) /* nothing is allocated that the file can't hold */
         return CG_ERR_TRUNCATED;
     p->inv_freq = calloc(p->n_ropes * p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
     p->layer_rope = calloc(p->geometry.n_layers, sizeof *p->layer_rope);
     p->groups = calloc(p->n_groups, sizeof *p->groups);
     p->mean = malloc(n_table * sizeof *p->mean);
     p->weight = malloc(n_table * sizeof *p->weight);
-    if (p->inv_freq == NULL || p->layer_rope == NULL || p->groups == NULL || p->mean == NULL || p->weight == NULL)
+    p->anchor_step = has_anchors ? malloc(n_table * sizeof *p->anchor_step) : NULL;
+    if (p->inv_freq == NULL || p->layer_rope == NULL || p->groups == NULL || p->mean == NULL || p->weight == NULL ||
+        (has_anchors && p->anchor_step == NULL))
         return CG_ERR_NO_MEMORY;
 
     for (uint32_t i = 0; i < p->n_ropes * p->rotary_dim / 2; i++) {
@@ -113,8 +122,10 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
         if (!read_finite(in, p->step[level], CG_N_PLANES, true))
             return CG_ERR_CORRUPT;
     }
-    return read_finite(in, p->mean, n_table, false) && read_finite(in, p->weight, n_table, true) ? CG_OK
-                                                                                                : CG_ERR_CORRUPT;
+    return read_finite(in, p->mean, n_table, false) && read_finite(in, p->weight, n_table, true) &&
+                   (!has_anchors || read_finite(in, p->anchor_step, n_table, true))
+               ? CG_OK
+               : CG_ERR_CORRUPT;
 }
 
 static cg_status read_classes(cg_cursor *in, cg_profile *p)
@@ -138,14 +149,39 @@ static cg_status read_classes(cg_cursor *in, cg_profile *p)
     return CG_OK;
 }
 
-static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_components)
+/* Where the bytes of the columns' classes begin: they are copied whole, the cursor's memory is the caller's. */
+static cg_status keep_column_classes(const cg_cursor *in, cg_profile *p)
 {
-    /* The classes' bytes are copied whole: the cursor's memory is the caller's. */
-    const uint8_t *start = in->at;
     p->column_classes = malloc(in->left_bytes > 0 ? in->left_bytes : 1);
     if (p->column_classes == NULL)
         return CG_ERR_NO_MEMORY;
     memcpy(p->column_classes, in->at, in->left_bytes);
+    return CG_OK;
+}
+
+/* The classes of a run of columns->n_active[f] columns; start: what column_classes was copied from. */
+static cg_status read_run(cg_cursor *in, const cg_profile *p, const uint8_t *start, unsigned f,
+                          cg_level_columns *columns)
+{
+    const uint8_t *bytes;
+    if (!cg_cursor_bytes(in, columns->n_active[f], &bytes))
+        return CG_ERR_TRUNCATED;
+    for (unsigned c = 0; c < columns->n_active[f]; c++) {
+        if (bytes[c] >= p->n_classes)
+            return CG_ERR_CORRUPT;
+    }
+    columns->column_class[f] = p->column_classes + (bytes - start);
+    columns->n_columns += columns->n_active[f];
+    columns->n_strips += (columns->n_active[f] + CG_RANS_LANES - 1u) / CG_RANS_LANES;
+    return CG_OK;
+}
+
+static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_components)
+{
+    const uint8_t *start = in->at;
+    cg_status status = keep_column_classes(in, p);
+    if (status != CG_OK)
+        return status;
     for (unsigned level = 0; level < CG_N_LOSSY; level++) {
         for (uint32_t g = 0; g < p->n_groups; g++) {
             for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
@@ -154,18 +190,10 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_co
                     if (!cg_cursor_u16(in, &columns->n_active[f]) ||
                         columns->n_active[f] > n_components[g * CG_N_PLANES + plane])
                         return CG_ERR_CORRUPT;
-                    columns->n_columns += columns->n_active[f];
-                    columns->n_strips += (columns->n_active[f] + CG_RANS_LANES - 1u) / CG_RANS_LANES;
                 }
                 for (unsigned f = 0; f < CG_DCT; f++) {
-                    const uint8_t *bytes;
-                    if (!cg_cursor_bytes(in, columns->n_active[f], &bytes))
-                        return CG_ERR_TRUNCATED;
-                    columns->column_class[f] = p->column_classes + (bytes - start);
-                    for (unsigned c = 0; c < columns->n_active[f]; c++) {
-                        if (bytes[c] >= p->n_classes)
-                            return CG_ERR_CORRUPT;
-                    }
+                    if ((status = read_run(in, p, start, f, columns)) != CG_OK)
+                        return status;
                 }
             }
         }
@@ -199,12 +227,57 @@ static cg_status pack_panels(const cg_profile *p, const cg_group *group, cg_basi
     return CG_OK;
 }
 
+static cg_status pack_tiles(const cg_group *group, cg_basis *basis)
+{
+    const size_t n_panels = (group->n_channels + CG_TILE - 1) / CG_TILE;
+    const size_t n_deep = (basis->n_components + CG_TILE - 1) / CG_TILE;
+    size_t n_bytes;
+    if (!cg_size_mul(n_panels * n_deep, CG_TILE * CG_TILE * sizeof *basis->tiles, &n_bytes))
+        return CG_ERR_NO_MEMORY;
+    basis->tiles = aligned_alloc(64, n_bytes > 0 ? n_bytes : 64);
+    if (basis->tiles == NULL)
+        return CG_ERR_NO_MEMORY;
+    memset(basis->tiles, 0, n_bytes);
+    for (uint32_t c = 0; c < basis->n_components; c++) {
+        const uint16_t *row = basis->rows + (size_t)c * group->n_channels;
+        uint16_t *out = basis->tiles + (c / CG_TILE) * (CG_TILE * CG_TILE) + c % CG_TILE / 2 * CG_TILE + c % 2;
+        for (uint32_t ch = 0; ch < group->n_channels; ch++)
+            out[ch / CG_TILE * n_deep * CG_TILE * CG_TILE + ch % CG_TILE / 16 * (CG_TILE * CG_TILE / 2) +
+                ch % 16 * 2] = row[ch];
+    }
+    return CG_OK;
+}
+
+/* A component in signed numbers of few bits, one after another from the lowest bit of the first byte, and their scale. */
+static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channels, uint16_t *row)
+{
+    uint8_t bits = 8;
+    float scale;
+    const uint8_t *bytes;
+    if (is_packed && (!cg_cursor_u8(in, &bits) || bits < 2 || bits > 8))
+        return CG_ERR_CORRUPT;
+    if (!read_finite(in, &scale, 1, false) || fabsf(scale) > 1e30f)
+        return CG_ERR_CORRUPT;
+    const size_t n_bytes = (n_channels * bits + 7) / 8;
+    if (!cg_cursor_bytes(in, n_bytes, &bytes))
+        return CG_ERR_TRUNCATED;
+    if (n_channels * bits % 8 != 0 && bytes[n_bytes - 1] >> (n_channels * bits % 8) != 0)
+        return CG_ERR_CORRUPT;
+    for (size_t ch = 0; ch < n_channels; ch++) {
+        const size_t at = ch * bits / 8, left = n_bytes - at;
+        const unsigned two = (unsigned)cg_load_le(bytes + at, left < 2 ? left : 2) >> (ch * bits % 8);
+        const int value = (int)(two & ((1u << bits) - 1)) - (int)((two >> (bits - 1) & 1) << bits);
+        row[ch] = cg_bf16_from_f32(scale * (float)value);
+    }
+    return CG_OK;
+}
+
 static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *group, unsigned n_components,
                             unsigned n_wide, cg_basis *basis)
 {
     const size_t n_channels = group->n_channels;
     const uint8_t *bytes;
-    if (n_components * n_channels > in->left_bytes) /* at least one byte an element */
+    if (n_components * n_channels / 4 > in->left_bytes) /* at least two bits an element */
         return CG_ERR_TRUNCATED;
     basis->n_components = n_components;
     basis->rows = malloc((n_components * n_channels + 1) * sizeof *basis->rows);
@@ -221,28 +294,33 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
                     return CG_ERR_CORRUPT;
             }
         } else {
-            float scale;
-            if (!read_finite(in, &scale, 1, false) || fabsf(scale) > 1e30f)
-                return CG_ERR_CORRUPT;
-            if (!cg_cursor_bytes(in, n_channels, &bytes))
-                return CG_ERR_TRUNCATED;
-            for (size_t ch = 0; ch < n_channels; ch++)
-                row[ch] = cg_bf16_from_f32(scale * (float)(int8_t)bytes[ch]);
+            const cg_status status = read_narrow_row(in, p->is_packed, n_channels, row);
+            if (status != CG_OK)
+                return status;
         }
     }
-    return pack_panels(p, group, basis);
+    return p->is_tiled ? pack_tiles(group, basis) : pack_panels(p, group, basis);
 }
 
-static cg_status read_body(cg_cursor *in, cg_profile *p)
+/* What follows the classes, with a KLT. */
+static cg_status read_klt(cg_cursor *in, cg_profile *p)
 {
-    cg_status status;
-    uint16_t *n_components = NULL, *n_wide = NULL;
-    if ((status = read_tables(in, p)) != CG_OK || (status = read_classes(in, p)) != CG_OK)
-        goto done;
+    const uint32_t head_dim = p->geometry.head_dim;
+    p->panel_channels = CG_PANEL_CHANNELS / head_dim * head_dim;
+    for (uint32_t n = CG_PANEL_CHANNELS; p->panel_channels == 0; n--)
+        p->panel_channels = head_dim % n == 0 ? n : 0;
+    /* A head of 514 would make panels of 2 channels, and 128 times the basis in memory. */
+    if (p->panel_channels < CG_PANEL_CHANNELS / 8 && head_dim > CG_PANEL_CHANNELS)
+        return CG_ERR_UNSUPPORTED;
+    uint32_t tiled = head_dim;
+    while (tiled % CG_TILE != 0)
+        tiled += head_dim;
+    p->is_tiled = p->kernels->synthesize != NULL && tiled <= 16 * CG_TILE;
+    p->unit_channels = p->is_tiled ? tiled : p->panel_channels > head_dim ? p->panel_channels : head_dim;
     const size_t n_bases = (size_t)p->n_groups * CG_N_PLANES;
-    status = CG_ERR_NO_MEMORY;
-    n_components = malloc(n_bases * sizeof *n_components);
-    n_wide = malloc(n_bases * sizeof *n_wide);
+    cg_status status = CG_ERR_NO_MEMORY;
+    uint16_t *n_components = malloc(n_bases * sizeof *n_components);
+    uint16_t *n_wide = malloc(n_bases * sizeof *n_wide);
     if (n_components == NULL || n_wide == NULL)
         goto done;
     for (size_t i = 0; i < n_bases; i++) {
@@ -259,11 +337,39 @@ static cg_status read_body(cg_cursor *in, cg_profile *p)
         if (status != CG_OK)
             goto done;
     }
-    status = in->left_bytes == 0 ? CG_OK : CG_ERR_CORRUPT;
 done:
     free(n_components);
     free(n_wide);
     return status;
+}
+
+/* What follows the classes, with anchors. */
+static cg_status read_anchors(cg_cursor *in, cg_profile *p)
+{
+    const uint8_t *start = in->at;
+    cg_status status = keep_column_classes(in, p);
+    for (unsigned level = 0; level <= CG_N_LOSSY && status == CG_OK; level++) { /* before the levels the anchors */
+        for (uint32_t i = 0; i < p->n_groups * CG_N_PLANES && status == CG_OK; i++) {
+            cg_group *group = &p->groups[i / CG_N_PLANES];
+            cg_level_columns *columns =
+                level == 0 ? &group->anchors[i % CG_N_PLANES] : &group->columns[level - 1][i % CG_N_PLANES];
+            if (group->n_channels > UINT16_MAX)
+                return CG_ERR_UNSUPPORTED;
+            columns->n_active[0] = (uint16_t)group->n_channels;
+            status = read_run(in, p, start, 0, columns);
+        }
+    }
+    return status;
+}
+
+static cg_status read_body(cg_cursor *in, cg_profile *p)
+{
+    cg_status status = read_tables(in, p);
+    if (status == CG_OK)
+        status = read_classes(in, p);
+    if (status == CG_OK)
+        status = p->token_transform == CG_TOKENS_ANCHORS ? read_anchors(in, p) : read_klt(in, p);
+    return status == CG_OK && in->left_bytes > 0 ? CG_ERR_CORRUPT : status;
 }
 
 cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out)
@@ -273,16 +379,10 @@ cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **pro
     cg_profile *p = calloc(1, sizeof *p);
     if (p == NULL)
         return CG_ERR_NO_MEMORY;
+    p->kernels = cg_kernels_best();
     cg_status status = read_fixed(&in, p);
-    if (status == CG_OK) {
-        const uint32_t head_dim = p->geometry.head_dim;
-        p->panel_channels = CG_PANEL_CHANNELS / head_dim * head_dim;
-        for (uint32_t n = CG_PANEL_CHANNELS; p->panel_channels == 0; n--)
-            p->panel_channels = head_dim % n == 0 ? n : 0;
-        /* A head of 514 would make panels of 2 channels, and 128 times the basis in memory. */
-        status = p->panel_channels >= CG_PANEL_CHANNELS / 8 || head_dim <= CG_PANEL_CHANNELS ? read_body(&in, p)
-                                                                                          : CG_ERR_UNSUPPORTED;
-    }
+    if (status == CG_OK)
+        status = read_body(&in, p);
     if (status != CG_OK) {
         cg_profile_free(p);
         return status;
@@ -329,6 +429,7 @@ void cg_profile_free(cg_profile *p)
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
             free(p->groups[g].basis[plane].rows);
             free(p->groups[g].basis[plane].panels);
+            free(p->groups[g].basis[plane].tiles);
         }
     }
     free(p->inv_freq);
@@ -336,6 +437,7 @@ void cg_profile_free(cg_profile *p)
     free(p->groups);
     free(p->mean);
     free(p->weight);
+    free(p->anchor_step);
     free(p->classes);
     free(p->column_classes);
     free(p);

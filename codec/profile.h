@@ -29,7 +29,7 @@ void cg_profile_free(cg_profile *profile); /* NULL is fine */
 const cg_geometry *cg_profile_geometry(const cg_profile *profile);
 const cg_fingerprint *cg_profile_fingerprint(const cg_profile *profile);
 const cg_fingerprint *cg_profile_model(const cg_profile *profile);
-const char *cg_profile_preset(const cg_profile *profile); /* "klt" */
+const char *cg_profile_preset(const cg_profile *profile); /* "klt", "paper" */
 uint32_t cg_profile_n_groups(const cg_profile *profile);
 
 #ifdef __cplusplus

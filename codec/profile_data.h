@@ -6,6 +6,7 @@
 #define CG_CODEC_PROFILE_DATA_H
 #include "codec/profile.h"
 #include "codec/rans.h"
+#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,9 +18,16 @@ enum {
     CG_MAX_SINKS = 8,
     CG_MAX_ROPES = 4,
     CG_PANEL_CHANNELS = 256,  /* channels that a decoding kernel holds in registers */
+    CG_ANCHOR_TOKENS = 10,    /* an anchor, and the tokens that are coded as differences from it */
 };
 
-/* The columns of one level, group and plane. */
+/* What a profile does along the tokens, and with it across the channels; numbers are those of the file. */
+typedef enum cg_token_transform {
+    CG_TOKENS_DCT = 1,     /* 8 tokens; KLT over the channels of a group */
+    CG_TOKENS_ANCHORS = 2, /* anchor and deltas over 10 tokens; channels as they are */
+} cg_token_transform;
+
+/* The columns of one level, group and plane. With anchors they are the channels, as frequency 0. */
 typedef struct cg_level_columns {
     uint16_t n_active[CG_DCT];
     const uint8_t *column_class[CG_DCT]; /* [n_active[f]] */
@@ -27,11 +35,13 @@ typedef struct cg_level_columns {
     uint32_t n_strips;
 } cg_level_columns;
 
-/* One layer group's plane. */
+/* One layer group's plane; empty with anchors. */
 typedef struct cg_basis {
     uint32_t n_components;
     uint16_t *rows;          /* bf16 [n_components][n_channels]: for encoding */
-    /* For decoding: [n_panels][n_components][CG_PANEL_CHANNELS / 2] words; word 16k + i holds the panel's channel
+    /* For decoding, where the profile is_tiled: cg_kernels.synthesize()'s panels, one each 32 channels. */
+    uint16_t *tiles;
+    /* For decoding otherwise: [n_panels][n_components][CG_PANEL_CHANNELS / 2] words; word 16k + i holds the panel's channel
      * 32k + i in its low half and 32k + 16 + i in its high half. A panel is whole heads where one fits, else an even
      * part of a head. Missing channels are zero. */
     uint32_t *panels;
@@ -42,21 +52,30 @@ typedef struct cg_group {
     uint32_t first_layer, n_layers, n_channels; /* n_channels: of one plane, all the group's layers */
     cg_basis basis[CG_N_PLANES];
     cg_level_columns columns[CG_N_LOSSY][CG_N_PLANES];
+    cg_level_columns anchors[CG_N_PLANES]; /* of every level; empty without anchors */
 } cg_group;
 
+struct cg_kernels;
+
 struct cg_profile {
+    const struct cg_kernels *kernels; /* what the bases are laid out for */
     cg_geometry geometry;
     cg_fingerprint fingerprint, model;
     char preset[17];
+    cg_token_transform token_transform;
     uint32_t rotary_dim, n_ropes, n_sinks, n_groups, n_classes; /* n_ropes: at least 1 */
     double *inv_freq;        /* [n_ropes][rotary_dim / 2] */
     uint8_t *layer_rope;     /* [n_layers] */
     float step[CG_N_LOSSY][CG_N_PLANES];
     float *mean, *weight;    /* [n_layers][2][channels] */
+    float *anchor_step;      /* the same; NULL without anchors */
     cg_rans_class *classes;
     cg_group *groups;
     uint8_t *column_classes; /* what column_class points into */
     uint32_t panel_channels; /* channels of a panel that count, at most CG_PANEL_CHANNELS */
+    uint32_t unit_channels;  /* whole heads that are rotated and stored together */
+    bool is_packed;          /* the file's narrow components have bits of their own */
+    bool is_tiled;           /* unit_channels is whole tiles, too, and the kernels have synthesize() */
 };
 
 static inline const float *cg_profile_row(const cg_profile *p, const float *table, uint32_t layer, unsigned plane)

@@ -1,13 +1,11 @@
 #include "codec/rans.h"
 
 #include "codec/cursor.h"
+#include "codec/kernels.h"
+#include "codec/rans_kernels.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
-
-enum { SCALE = 1 << CG_RANS_SCALE_BITS, SLOT_MASK = SCALE - 1, FIRST_SHIFT = CG_RANS_SCALE_BITS - 8 };
-static const uint32_t STATE_LOW = 1u << 16;
 
 /* ---- classes ---- */
 
@@ -24,18 +22,20 @@ static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbo
             return CG_ERR_CORRUPT;
         cls->freq[i] = freq[i];
         cls->cum[i] = (uint16_t)sum;
+        cls->packed[i] = freq[i] | sum << 16;
         cls->cost[i] = (uint16_t)lrintf(256.0f * (CG_RANS_SCALE_BITS - log2f(freq[i])));
         sum += freq[i];
-        if (sum > SCALE)
+        if (sum > CG_RANS_SCALE)
             return CG_ERR_CORRUPT;
     }
-    if (sum != SCALE)
+    if (sum != CG_RANS_SCALE)
         return CG_ERR_CORRUPT;
-    cls->cum[n_symbols] = SCALE;
-    for (unsigned slot = 0, i = 0; slot < SCALE; slot += 1u << FIRST_SHIFT) {
+    cls->cum[n_symbols] = CG_RANS_SCALE;
+    for (unsigned slot = 0, i = 0; slot < CG_RANS_SCALE; slot += 1u << CG_RANS_BUCKET_SHIFT) {
         while (slot >= cls->cum[i + 1])
             i++;
-        cls->first[slot >> FIRST_SHIFT] = (uint8_t)i;
+        cls->first[slot >> CG_RANS_BUCKET_SHIFT] = (uint8_t)i;
+        cls->bucket[slot >> CG_RANS_BUCKET_SHIFT] = cls->packed[i];
     }
     return CG_OK;
 }
@@ -74,51 +74,13 @@ void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *fre
     for (unsigned i = 0; i < n_symbols; i++)
         total += counts[i];
     for (unsigned i = 0; i < n_symbols; i++) {
-        const uint64_t share = total > 0 ? ((uint64_t)counts[i] * (SCALE - n_symbols)) / total : 0;
+        const uint64_t share = total > 0 ? ((uint64_t)counts[i] * (CG_RANS_SCALE - n_symbols)) / total : 0;
         freq_out[i] = (uint16_t)(share + 1);
         sum += freq_out[i];
         if (freq_out[i] > freq_out[largest])
             largest = i;
     }
-    freq_out[largest] = (uint16_t)(freq_out[largest] + SCALE - sum); /* rounding down leaves sum <= SCALE */
-}
-
-/* ---- what a cell is coded as ---- */
-
-typedef struct coded_cell {
-    uint32_t index;
-    uint32_t escape_raw;  /* phase B */
-    uint32_t extra_bits;  /* phase C: 0 = none */
-    uint32_t extra_raw;
-    uint32_t shift_raw;   /* phase D */
-    bool is_escape;
-} coded_cell;
-
-static coded_cell code_cell(const cg_rans_class *cls, int cell)
-{
-    coded_cell c = {0};
-    const int v = cell >> cls->shift; /* arithmetic: floor */
-    c.shift_raw = (uint32_t)cell & ((1u << cls->shift) - 1);
-    const unsigned escape = cls->n_symbols - 1u;
-    if (cls->escape_bits == 8) {
-        const int i = cls->top - v;
-        c.is_escape = i < 0 || i >= (int)escape;
-        c.index = c.is_escape ? escape : (uint32_t)i;
-        c.escape_raw = (uint32_t)v;
-        return c;
-    }
-    const uint32_t magnitude = (uint32_t)(v < 0 ? -v : v), largest = (cls->n_symbols - 2u) / 2;
-    if (magnitude <= largest) {
-        c.index = v > 0 ? 2 * magnitude - 1 : 2 * magnitude;
-        return c;
-    }
-    const uint32_t m = magnitude - largest; /* 1 ... 32768 */
-    c.is_escape = true;
-    c.index = escape;
-    c.extra_bits = 31u - (uint32_t)__builtin_clz(m);
-    c.extra_raw = m - (1u << c.extra_bits);
-    c.escape_raw = c.extra_bits | (v < 0 ? 16u : 0u);
-    return c;
+    freq_out[largest] = (uint16_t)(freq_out[largest] + CG_RANS_SCALE - sum); /* sum is not above: rounded down */
 }
 
 /* ---- encoding ---- */
@@ -134,19 +96,10 @@ size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t 
 uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
                                size_t n_rows)
 {
+    const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     uint64_t cost = 0;
-    for (size_t s = 0; s < n_strips; s++) {
-        for (size_t row = 0; row < n_rows; row++) {
-            const int16_t *cells = strips[s].cells + row * strips[s].row_stride;
-            for (uint32_t lane = 0; lane < strips[s].n_lanes; lane++) {
-                const cg_rans_class *cls = &classes[strips[s].lane_class[lane]];
-                const coded_cell c = code_cell(cls, cells[lane]);
-                cost += cls->cost[c.index] + 256u * cls->shift;
-                if (c.is_escape)
-                    cost += 256u * (cls->escape_bits + c.extra_bits);
-            }
-        }
-    }
+    for (size_t s = 0; s < n_strips; s++)
+        cost += kernels->estimate_strip(classes, &strips[s], n_rows);
     return cost / 256;
 }
 
@@ -159,59 +112,6 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips)
     return (size_t)(affordable < 1 ? 1 : affordable > most ? most : affordable);
 }
 
-static inline void put_raw(uint32_t *state, uint8_t **at, uint32_t value, unsigned n_bits)
-{
-    if ((uint64_t)*state >= (uint64_t)1 << (32 - n_bits)) {
-        *at -= 2;
-        cg_store_le(*at, 2, *state);
-        *state >>= 16;
-    }
-    *state = *state << n_bits | value;
-}
-
-static inline void put_symbol(uint32_t *state, uint8_t **at, uint32_t freq, uint32_t cum)
-{
-    if ((uint64_t)*state >= (uint64_t)freq << (32 - CG_RANS_SCALE_BITS)) {
-        *at -= 2;
-        cg_store_le(*at, 2, *state);
-        *state >>= 16;
-    }
-    *state = (*state / freq << CG_RANS_SCALE_BITS) + *state % freq + cum;
-}
-
-/* The decoder's phases A, B, C, D of a row, lanes 0 to 31 in each: here everything the other way round. */
-static void put_row(const cg_rans_class *classes, const cg_rans_strip *strip, const int16_t *cells,
-                    uint32_t states[CG_RANS_LANES], uint8_t **at)
-{
-    coded_cell coded[CG_RANS_LANES];
-    const cg_rans_class *cls[CG_RANS_LANES];
-    bool any_escape = false, any_shift = false;
-    for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-        cls[lane] = &classes[strip->lane_class[lane]];
-        coded[lane] = code_cell(cls[lane], cells[lane]);
-        any_escape |= coded[lane].is_escape;
-        any_shift |= cls[lane]->shift > 0;
-    }
-    if (any_shift) {
-        for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
-            if (cls[lane]->shift > 0)
-                put_raw(&states[lane], at, coded[lane].shift_raw, cls[lane]->shift);
-        }
-    }
-    if (any_escape) {
-        for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
-            if (coded[lane].extra_bits > 0)
-                put_raw(&states[lane], at, coded[lane].extra_raw, coded[lane].extra_bits);
-        }
-        for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
-            if (coded[lane].is_escape)
-                put_raw(&states[lane], at, coded[lane].escape_raw, cls[lane]->escape_bits);
-        }
-    }
-    for (uint32_t lane = strip->n_lanes; lane-- > 0;)
-        put_symbol(&states[lane], at, cls[lane]->freq[coded[lane].index], cls[lane]->cum[coded[lane].index]);
-}
-
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
                       size_t n_streams, uint8_t *dst, size_t dst_bytes, uint8_t *scratch_words)
 {
@@ -221,17 +121,12 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
     uint8_t *out = dst + 4 + 4 * n_streams;
     cg_store_le(dst, 2, n_streams);
     cg_store_le(dst + 2, 2, 0);
+    const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, n_streams};
+    const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; s < n_streams; s++) {
         uint32_t states[CG_RANS_LANES];
-        uint8_t *const end = scratch_words + bound_bytes, *at = end;
-        for (unsigned lane = 0; lane < CG_RANS_LANES; lane++)
-            states[lane] = STATE_LOW;
-        for (size_t i = s + (n_strips - 1 - s) / n_streams * n_streams;; i -= n_streams) {
-            for (size_t row = n_rows; row-- > 0;)
-                put_row(classes, &strips[i], strips[i].cells + row * strips[i].row_stride, states, &at);
-            if (i == s)
-                break;
-        }
+        uint8_t *const end = scratch_words + bound_bytes;
+        const uint8_t *const at = kernels->encode_stream(&matrix, s, end, states);
         for (unsigned lane = 0; lane < CG_RANS_LANES; lane++, out += 4)
             cg_store_le(out, 4, states[lane]);
         memcpy(out, at, (size_t)(end - at));
@@ -242,119 +137,6 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
 }
 
 /* ---- decoding ---- */
-
-typedef struct word_reader {
-    const uint8_t *at, *end;
-    bool ended; /* a word was missing: the state is garbage from there on */
-} word_reader;
-
-static inline uint32_t renormalize(uint32_t state, word_reader *words)
-{
-    if (state >= STATE_LOW)
-        return state;
-    if (words->at == words->end) {
-        words->ended = true;
-        return STATE_LOW;
-    }
-    state = state << 16 | (uint32_t)words->at[0] | (uint32_t)words->at[1] << 8;
-    words->at += 2;
-    return state;
-}
-
-static inline uint32_t take_raw(uint32_t *state, word_reader *words, unsigned n_bits)
-{
-    const uint32_t value = *state & ((1u << n_bits) - 1);
-    *state = renormalize(*state >> n_bits, words);
-    return value;
-}
-
-/* Phases B and C of a row. */
-static void take_escapes(const cg_rans_class *const cls[CG_RANS_LANES], uint32_t escaped, int32_t v[CG_RANS_LANES],
-                         uint32_t states[CG_RANS_LANES], word_reader *words)
-{
-    uint32_t n_bits[CG_RANS_LANES] = {0};
-    for (uint32_t left = escaped; left != 0; left &= left - 1) {
-        const unsigned lane = (unsigned)__builtin_ctz(left);
-        const uint32_t raw = take_raw(&states[lane], words, cls[lane]->escape_bits);
-        v[lane] = (int32_t)raw;
-        n_bits[lane] = cls[lane]->escape_bits == 5 ? raw & 15 : 0;
-    }
-    for (uint32_t left = escaped; left != 0; left &= left - 1) {
-        const unsigned lane = (unsigned)__builtin_ctz(left);
-        if (cls[lane]->escape_bits != 5)
-            continue;
-        uint32_t m = 1u << n_bits[lane];
-        if (n_bits[lane] > 0)
-            m += take_raw(&states[lane], words, n_bits[lane]);
-        const int32_t magnitude = (int32_t)(m + (cls[lane]->n_symbols - 2u) / 2);
-        v[lane] = v[lane] & 16 ? -magnitude : magnitude;
-    }
-}
-
-static cg_status decode_stream(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                               size_t n_rows, size_t first_strip, size_t strip_step, const uint8_t *src,
-                               size_t src_bytes)
-{
-    uint32_t states[CG_RANS_LANES];
-    if (src_bytes < 4 * CG_RANS_LANES || src_bytes % 2 != 0)
-        return CG_ERR_CORRUPT;
-    for (unsigned lane = 0; lane < CG_RANS_LANES; lane++) {
-        states[lane] = (uint32_t)cg_load_le(src + 4 * lane, 4);
-        if (states[lane] < STATE_LOW)
-            return CG_ERR_CORRUPT;
-    }
-    word_reader words = {src + 4 * CG_RANS_LANES, src + src_bytes, false};
-    for (size_t s = first_strip; s < n_strips; s += strip_step) {
-        const cg_rans_strip *strip = &strips[s];
-        const cg_rans_class *cls[CG_RANS_LANES];
-        uint32_t shifted = 0;
-        for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-            cls[lane] = &classes[strip->lane_class[lane]];
-            shifted |= (uint32_t)(cls[lane]->shift > 0) << lane;
-        }
-        for (size_t row = 0; row < n_rows; row++) {
-            int16_t *cells = strip->cells + row * strip->row_stride;
-            uint32_t escaped = 0;
-            for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-                const cg_rans_class *c = cls[lane];
-                const uint32_t x = states[lane], slot = x & SLOT_MASK;
-                unsigned i = c->first[slot >> FIRST_SHIFT];
-                while (slot >= c->cum[i + 1])
-                    i++;
-                states[lane] = renormalize(c->freq[i] * (x >> CG_RANS_SCALE_BITS) + slot - c->cum[i], &words);
-                cells[lane] = c->value[i];
-                escaped |= (uint32_t)(i == c->n_symbols - 1u) << lane;
-            }
-            if ((escaped | shifted) != 0) {
-                int32_t v[CG_RANS_LANES];
-                for (uint32_t lane = 0; lane < strip->n_lanes; lane++)
-                    v[lane] = cells[lane];
-                if (escaped != 0)
-                    take_escapes(cls, escaped, v, states, &words);
-                for (uint32_t left = shifted; left != 0; left &= left - 1) {
-                    const unsigned lane = (unsigned)__builtin_ctz(left);
-                    v[lane] = v[lane] * (1 << cls[lane]->shift) +
-                              (int32_t)take_raw(&states[lane], &words, cls[lane]->shift);
-                }
-                for (uint32_t left = escaped | shifted; left != 0; left &= left - 1) {
-                    const unsigned lane = (unsigned)__builtin_ctz(left);
-                    if (v[lane] < INT16_MIN || v[lane] > INT16_MAX)
-                        return CG_ERR_CORRUPT;
-                    cells[lane] = (int16_t)v[lane];
-                }
-            }
-        }
-        if (words.ended)
-            return CG_ERR_TRUNCATED;
-    }
-    if (words.at != words.end)
-        return CG_ERR_CORRUPT;
-    for (unsigned lane = 0; lane < CG_RANS_LANES; lane++) {
-        if (states[lane] != STATE_LOW)
-            return CG_ERR_CORRUPT;
-    }
-    return CG_OK;
-}
 
 cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
                          const uint8_t *src, size_t src_bytes, size_t *used_bytes_out)
@@ -367,13 +149,14 @@ cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *stri
         return CG_ERR_TRUNCATED;
     if (reserved != 0 || n_streams > n_strips || (n_streams == 0 && n_strips > 0))
         return CG_ERR_CORRUPT;
+    const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, n_streams};
+    const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; s < n_streams; s++) {
         const uint8_t *stream;
         const size_t stream_bytes = (size_t)cg_load_le(table + 4 * s, 4);
         if (!cg_cursor_bytes(&in, stream_bytes, &stream))
             return CG_ERR_TRUNCATED;
-        const cg_status status =
-            decode_stream(classes, strips, n_strips, n_rows, s, n_streams, stream, stream_bytes);
+        const cg_status status = kernels->decode_stream(&matrix, s, stream, stream_bytes);
         if (status != CG_OK)
             return status;
     }

@@ -19,6 +19,8 @@ extern "C" {
 enum {
     CG_RANS_LANES = 32,
     CG_RANS_SCALE_BITS = 14, /* frequencies sum to 1 << 14 */
+    CG_RANS_SCALE = 1 << CG_RANS_SCALE_BITS,
+    CG_RANS_BUCKET_SHIFT = CG_RANS_SCALE_BITS - 8, /* slots of a bucket, where a search begins */
     CG_RANS_MAX_SYMBOLS = 64,
     CG_RANS_MAX_SHIFT = 12,
     CG_RANS_MAX_STREAMS = 65535,
@@ -28,15 +30,17 @@ enum {
 
 /* A frequency table and what its indices mean. */
 typedef struct cg_rans_class {
-    uint8_t shift;
+    uint8_t shift;                             /* these four come first, in this order: kernels load them at once */
     uint8_t n_symbols;
     uint8_t escape_bits;                       /* 5: signed symbols; 8: exponents */
     uint8_t top;                               /* exponents: the value of index 0 */
     uint16_t freq[CG_RANS_MAX_SYMBOLS];
     uint16_t cum[CG_RANS_MAX_SYMBOLS + 1];
     int16_t value[CG_RANS_MAX_SYMBOLS];        /* of each index but the escape */
-    uint8_t first[256];                        /* first[slot >> 6]: where the search for a slot begins */
+    uint8_t first[256];                        /* of slot >> CG_RANS_BUCKET_SHIFT: where the search begins */
     uint16_t cost[CG_RANS_MAX_SYMBOLS];        /* 1/256 bits, for estimates; the escape's without its raw bits */
+    uint32_t packed[CG_RANS_MAX_SYMBOLS];      /* freq | cum << 16, for gathers */
+    uint32_t bucket[256];                      /* packed[first[...]] */
 } cg_rans_class;
 
 /* Up to 32 columns of a matrix. Cell (row, lane) is cells[row * row_stride + lane]. */

@@ -11,7 +11,9 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
         return CG_ERR_FOREIGN_MODEL;
     cg_geometry geometry = header->geometry;
     geometry.dtype = profile->geometry.dtype; /* a profile serves caches of any dtype */
-    if (!cg_geometry_equal(&geometry, &profile->geometry) || header->first_position % CG_DCT != 0)
+    if (!cg_geometry_equal(&geometry, &profile->geometry))
+        return CG_ERR_CORRUPT;
+    if (profile->token_transform == CG_TOKENS_DCT && header->first_position % CG_DCT != 0)
         return CG_ERR_CORRUPT;
     return CG_OK;
 }

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .profile_file import BLOCK_TOKENS, N_LEVELS, Basis, Profile
+from .profile_file import BLOCK_TOKENS, N_LEVELS, Basis, Profile, best_scales
 from .tables import cluster
 
 N_SINKS = 4
 LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
-NARROW_MEAN_SQUARE = 30.0  # of L1 symbols: components below it are stored in 8 bits
+BASIS_NOISE = 1e-3  # what rounding a component of the basis may add to an L1 symbol's variance (its own is 1/12)
+MOST_BASIS_NOISE = 2e-2
 _NEIGHBOURS = 9
 
 
@@ -18,6 +19,7 @@ class Plan:
     active: dict  # (level, group, plane): components of each frequency
     n_components: dict  # (group, plane)
     n_wide: dict
+    bits: dict  # (group, plane): of the components behind the wide ones
 
 
 def _nonzero_share(histogram):
@@ -37,40 +39,46 @@ def _prefix(above):
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def _plan(shares, wide_squares, least, narrow):
-    active, n_components, n_wide = {}, {}, {}
+def _fewest_bits(rows):
+    """[7][n]: squared error of rows f32 [n][N] in 2 to 8 bits."""
+    return np.stack([best_scales(rows, bits)[1] for bits in range(2, 9)])
+
+
+def _plan(shares, squares, errors, least, noise):
+    active, n_components, n_wide, bits_of = {}, {}, {}, {}
     for level, group, plane in sorted(shares):  # levels ascend
         n = [_prefix(row >= least) for row in shares[level, group, plane]]
         if level:  # no coarser level holds what the finer one does not: transcoding needs it
             n = [min(a, b) for a, b in zip(n, active[level - 1, group, plane])]
         else:
-            n_components[group, plane] = max(n)
-            n_wide[group, plane] = min(_prefix(wide_squares[group, plane] >= narrow), max(n))
+            most = max(n)
+            fits = errors[group, plane][:, :most] * squares[group, plane][:most] <= noise
+            wide = _prefix(~fits[-1])
+            n_components[group, plane], n_wide[group, plane] = most, wide
+            bits_of[group, plane] = 2 + fits[:, wide:].argmax(0)
         active[level, group, plane] = n
-    return Plan(active, n_components, n_wide)
+    return Plan(active, n_components, n_wide, bits_of)
 
 
 def plan_columns(transform, histograms, mean_square, budget_bytes):
-    """The Plan whose profile fits in budget_bytes: first more components go to 8 bits, then more are cut."""
-    n_groups = len(transform.groups)
+    """The Plan whose profile fits in budget_bytes: first components get fewer bits, then more are cut."""
     shares = {
         (level, *gp): _nonzero_share(h) for level in range(N_LEVELS) for gp, h in histograms[level].items()
     }  # fmt: skip
     squares = {gp: square.mean(0).cpu().numpy() for gp, square in mean_square.items()}
+    errors = {(g, p): _fewest_bits(transform.rows[g][p].cpu().numpy()) for g, p in squares}
     channels = [rows[0].shape[1] for rows in transform.rows]
     fixed_bytes = 2 * 2 * 4 * transform.mean.shape[0] * transform.mean.shape[2] + (32 << 10)
-    least, narrow = LEAST_NONZERO, NARROW_MEAN_SQUARE
+    least, noise = LEAST_NONZERO, BASIS_NOISE
     while True:
-        plan = _plan(shares, squares, least, narrow)
+        plan = _plan(shares, squares, errors, least, noise)
         n_bytes = fixed_bytes + sum(map(sum, plan.active.values()))
-        for g in range(n_groups):
-            for p in range(2):
-                wide, narrows = plan.n_wide[g, p], plan.n_components[g, p] - plan.n_wide[g, p]
-                n_bytes += 2 * wide * channels[g] + narrows * (channels[g] + 4)
+        for (g, p), bits in plan.bits.items():
+            n_bytes += 2 * plan.n_wide[g, p] * channels[g] + int((channels[g] * bits // 8 + 6).sum())
         if n_bytes <= budget_bytes or least > 0.5:
             return plan
-        if any(plan.n_wide.values()):
-            narrow *= 4
+        if noise < MOST_BASIS_NOISE:
+            noise *= 1.5
         else:
             least *= 1.25
 
@@ -95,7 +103,9 @@ def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
     ]
     basis = [
         [
-            Basis.quantize(transform.rows[g][p][: plan.n_components[g, p]].cpu().numpy(), plan.n_wide[g, p])
+            Basis.quantize(
+                transform.rows[g][p][: plan.n_components[g, p]].cpu().numpy(), plan.n_wide[g, p], plan.bits[g, p]
+            )
             for p in range(2)
         ]
         for g in range(n_groups)

@@ -108,13 +108,17 @@ class KvModel:
         out = self.model(ids[None], past_key_values=self.new_cache(), use_cache=True, logits_to_keep=1)
         return self._stack(out.past_key_values)
 
-    def log_probs(self, context, k, v):
-        """log p of the tokens after the context, f32 [n_continuation][vocabulary]."""
+    def cache(self, k, v):
+        """A transformers cache that holds k and v."""
         cache = self.new_cache()
         for layer in range(self.n_layers):
             cache.update(k[layer].transpose(0, 1)[None], v[layer].transpose(0, 1)[None], layer)
+        return cache
+
+    def log_probs(self, context, k, v):
+        """log p of the tokens after the context, f32 [n_continuation][vocabulary]."""
         ids = context.ids[context.n :].to(self.device)
-        return self.model(ids[None], past_key_values=cache).logits[0].float().log_softmax(-1)
+        return self.model(ids[None], past_key_values=self.cache(k, v)).logits[0].float().log_softmax(-1)
 
     @torch.enable_grad()
     def fisher(self, context, k, v, n_sinks, generator):

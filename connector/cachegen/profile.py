@@ -97,10 +97,12 @@ def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):
 
 
 class Caches:
-    """KV caches of contexts, kept while they fit in limit_bytes and computed again when they don't."""
+    """KV caches of contexts, kept while they fit in limit_bytes and computed again when they don't; and the Fisher
+    information of each, computed once: profiles from other selections of the same contexts share both."""
 
-    def __init__(self, model, limit_bytes):
+    def __init__(self, model, limit_bytes, seed=1):
         self.model, self.left_bytes, self.kept = model, limit_bytes, {}
+        self.information, self.generator = {}, torch.Generator().manual_seed(seed)
 
     def get(self, context):
         if context.name in self.kept:
@@ -112,6 +114,12 @@ class Caches:
             self.kept[context.name] = (k, v)
         return k, v
 
+    def fisher(self, context, k, v):
+        """Of the context whose cache is k, v: as KvModel.fisher()."""
+        if context.name not in self.information:
+            self.information[context.name] = self.model.fisher(context, k, v, N_SINKS, self.generator)
+        return self.information[context.name]
+
 
 def default_group_layers(model):
     """Layers a group: more are better, but the bases must fit into the profile's share of the weights."""
@@ -122,14 +130,13 @@ def default_group_layers(model):
     return 1
 
 
-def calibrate(model, caches, contexts, groups, progress, seed):
+def calibrate(model, caches, contexts, groups, progress):
     progress.start("mean, covariance and Fisher information")
     planes = Planes(model)
     moments = Moments(model.n_layers, model.channels, groups, model.device)
-    generator = torch.Generator().manual_seed(seed)
     for i, context in enumerate(contexts):
         k, v = caches.get(context)
-        fisher = model.fisher(context, k, v, N_SINKS, generator)
+        fisher = caches.fisher(context, k, v)
         with torch.no_grad():
             moments.add(planes.flat(k, v)[:, :, N_SINKS:], fisher)
         progress(i + 1, len(contexts))
@@ -171,6 +178,22 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
         progress(i + 1, len(contexts))
     mean_square = {(g, p): square[g, p] / steps[0][p] ** 2 for g, p in each}
     return histograms, mean_square
+
+
+def make_profile(model, fingerprint, caches, contexts, groups, steps, n_classes, progress, held_out=()):
+    """The Profile of model, with fingerprint as its model's, from contexts. steps: as parse_steps() gives them, or
+    None, to find them on held_out. Caches serve later profiles, too."""
+    moments = calibrate(model, caches, contexts, groups, progress)
+    transform = fill_transform(moments, groups, model.device, progress)
+    del moments
+    if steps is None:
+        progress.start("steps")
+        steps = find_steps(model, transform, held_out, progress)
+    histograms, mean_square = count_symbols(model, caches, contexts, transform, steps, progress)
+    progress.start("classes")
+    budget_bytes = max(PROFILE_SHARE * model.weights_bytes, LEAST_BUDGET_BYTES)
+    plan = plan_columns(transform, histograms, mean_square, budget_bytes)
+    return assemble(model, fingerprint, transform, histograms, plan, steps, n_classes)
 
 
 def write_atomically(path, data):
@@ -297,22 +320,14 @@ def run(options):
     except ValueError as error:
         raise SystemExit(f"profile: {error}") from error
 
-    caches = Caches(model, int(options.memory_gib * 2**30))
-    moments = calibrate(model, caches, contexts, groups, progress, options.seed)
-    transform = fill_transform(moments, groups, model.device, progress)
-    del moments
-    if steps is None:
-        if not held_out:
-            raise SystemExit("profile: --steps auto needs held-out text, or texts of more than one context")
-        progress.start("steps")
-        steps = find_steps(model, transform, held_out, progress)
-    histograms, mean_square = count_symbols(model, caches, contexts, transform, steps, progress)
-    caches.kept.clear()
-    progress.start("classes")
+    if steps is None and not held_out:
+        raise SystemExit("profile: --steps auto needs held-out text, or texts of more than one context")
 
-    budget_bytes = max(PROFILE_SHARE * model.weights_bytes, LEAST_BUDGET_BYTES)
-    plan = plan_columns(transform, histograms, mean_square, budget_bytes)
-    profile = assemble(model, fingerprint, transform, histograms, plan, steps, options.classes)
+    caches = Caches(model, int(options.memory_gib * 2**30), options.seed)
+    profile = make_profile(
+        model, fingerprint, caches, contexts, groups, steps, options.classes, progress, held_out
+    )  # fmt: skip
+    caches.kept.clear()
     data = profile.to_bytes()
     write_store(options.out, model, fingerprint, profile, data)
     progress.start("quality on held-out text")

@@ -34,20 +34,41 @@ def from_bf16_bits(bits):
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def _nearest(rows, scale, bits):
+    limit = 2 ** (int(bits) - 1) - 1
+    return np.clip(np.rint(rows / scale[:, None]), -limit, limit)
+
+
+def best_scales(rows, bits):
+    """(scale, squared error) f32 [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut."""
+    peak = np.maximum(np.abs(rows).max(1, initial=0), 1e-30)
+    best, least = np.zeros(len(rows), np.float32), np.full(len(rows), np.inf, np.float32)
+    for cut in np.arange(1.0, 0.2, -0.08):
+        scale = (peak * cut / (2 ** (int(bits) - 1) - 1)).astype(np.float32)
+        error = np.square(rows - scale[:, None] * _nearest(rows, scale, bits)).sum(1)
+        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+    return best, least
+
+
 @dataclass
 class Basis:
-    """Components as rows over the channels of a layer group: the first ones bf16, the others 8 bits and a scale."""
+    """Components as rows over the channels of a layer group: the first ones bf16, the others of few bits and a scale."""
 
     wide: np.ndarray  # u16 [n_wide][N]
+    bits: np.ndarray  # u8 [n_narrow], 2 to 8
     scale: np.ndarray  # f32 [n_narrow]
     narrow: np.ndarray  # s8 [n_narrow][N]
 
     @classmethod
-    def quantize(cls, rows, n_wide):
-        narrow = rows[n_wide:].astype(np.float32)
-        peak = np.abs(narrow).max(1, initial=0) if len(narrow) else np.zeros(0)
-        scale = (np.maximum(peak, 1e-30) / 127).astype(np.float32)
-        return cls(to_bf16_bits(rows[:n_wide]), scale, np.rint(narrow / scale[:, None]).astype(np.int8))
+    def quantize(cls, rows, n_wide, bits):
+        """rows f32 [n][N]; bits of those behind the first n_wide."""
+        rest, bits = rows[n_wide:].astype(np.float32), np.asarray(bits, np.uint8)
+        scale, narrow = np.zeros(len(rest), np.float32), np.zeros(rest.shape, np.int8)
+        for n in np.unique(bits):
+            at = np.flatnonzero(bits == n)
+            scale[at] = best_scales(rest[at], n)[0]
+            narrow[at] = _nearest(rest[at], scale[at], n)
+        return cls(to_bf16_bits(rows[:n_wide]), bits, scale, narrow)
 
     @property
     def n_components(self):
@@ -57,6 +78,30 @@ class Basis:
         """f32 [n_components][N], the numbers that a decoder multiplies with."""
         narrow = self.scale[:, None] * self.narrow.astype(np.float32)
         return np.concatenate([from_bf16_bits(self.wide), from_bf16_bits(to_bf16_bits(narrow))])
+
+    def to_arrays(self):
+        """The parts of the file."""
+        parts = [np.asarray(self.wide, "<u2")]
+        for bits, scale, row in zip(self.bits, self.scale, self.narrow):
+            one = (row.view(np.uint8)[:, None] >> np.arange(bits)) & 1
+            parts += [np.array([bits], "u1"), np.array([scale], "<f4"), np.packbits(one, bitorder="little")]
+        return parts
+
+    @classmethod
+    def take(cls, cursor, n_components, n_wide, n_channels, is_packed):
+        """From the file."""
+        wide = cursor.take("<u2", n_wide, n_channels)
+        bits, scale, narrow = [], [], []
+        for _ in range(n_components - n_wide):
+            bits.append(cursor.number("u1") if is_packed else 8)
+            _require(2 <= bits[-1] <= 8, "bits of a component")
+            scale.append(cursor.take("<f4", 1)[0])
+            packed = cursor.take("u1", -(-n_channels * bits[-1] // 8))
+            one = np.unpackbits(packed, count=n_channels * bits[-1], bitorder="little").reshape(n_channels, bits[-1])
+            value = (one.astype(np.int16) << np.arange(bits[-1])).sum(1) - (one[:, -1].astype(np.int16) << bits[-1])
+            narrow.append(value.astype(np.int8))
+        shape = (len(narrow), n_channels)
+        return cls(wide, np.array(bits, np.uint8), np.array(scale, np.float32), np.array(narrow, np.int8).reshape(shape))
 
 
 @dataclass
@@ -107,9 +152,7 @@ class Profile:
                     body += [np.asarray(c, "u1") for c in columns]
         for planes in self.basis:
             for b in planes:
-                body.append(np.asarray(b.wide, "<u2"))
-                for scale, row in zip(b.scale, b.narrow):
-                    body += [np.array([scale], "<f4"), row]
+                body += b.to_arrays()
         payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
         n_bytes = HEADER_BYTES + len(payload) + 8
         rotary_dim = 2 * self.inv_freq.shape[-1]
@@ -117,8 +160,8 @@ class Profile:
             "<8sIIQ16sHHHBB16sBBBBHHHHI",
             MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
             self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
-            self.preset.encode(), 1, 1, (2 if n_ropes > 1 else 1) if rotary_dim else 0, n_ropes if n_ropes > 1 else 0,
-            rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), 0,
+            self.preset.encode(), 1, 1, (2 if n_ropes > 1 else 1) if rotary_dim else 0, 1,
+            rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), n_ropes if n_ropes > 1 else 0,
         )  # fmt: skip
         assert len(head) == HEADER_BYTES
         data = head + payload
@@ -154,12 +197,12 @@ def read_profile(data):
     _require(data[:8] == MAGIC, "not a profile")
     _require(len(data) >= HEADER_BYTES + 8, "ends early")
     (_, version, reserved, n_bytes, model, n_layers, n_kv_heads, head_dim, dtype, n_planes, preset,
-     channel, token, rope, n_ropes, rotary_dim, n_sinks, n_groups, n_classes, pad2) = struct.unpack(
+     channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, n_ropes) = struct.unpack(
         "<8sIIQ16sHHHBB16sBBBBHHHHI", data[:HEADER_BYTES])  # fmt: skip
     _require(version == VERSION, f"version {version} is not supported")
     _require(n_bytes == len(data), "its size is not the file's")
     _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
-    _require(not (reserved or pad2 or (n_ropes and rope != 2)), "reserved bytes are set")
+    _require(not (reserved or n_ropes >> 8 or (n_ropes and rope != 2)) and is_packed <= 1, "reserved bytes are set")
     _require(n_planes == 2 and channel == 1 and token == 1 and rope in (0, 1, 2), "unknown transform")
     _require(rope != 2 or 2 <= n_ropes <= MAX_ROPES, "number of rope tables")
     _require(rotary_dim % 2 == 0 and rotary_dim <= head_dim and bool(rotary_dim) == bool(rope), "rotary_dim")
@@ -206,10 +249,7 @@ def read_profile(data):
             n_components, n_wide = (int(n) for n in counts[g, p])
             n_channels = group_layers[g] * channels
             _require(n_wide <= n_components <= n_channels, "component counts")
-            wide = cursor.take("<u2", n_wide, n_channels)
-            row = np.dtype([("scale", "<f4"), ("row", "i1", (n_channels,))])
-            narrow = cursor.take(row, n_components - n_wide)
-            planes.append(Basis(wide, narrow["scale"], narrow["row"]))
+            planes.append(Basis.take(cursor, n_components, n_wide, n_channels, is_packed))
         basis.append(planes)
     _require(cursor.at == len(cursor.data), "bytes are left over")
     return Profile(

@@ -76,9 +76,11 @@ void expect_survives(const char *what, const std::function<cg_status()> &run) {
     FAIL() << what << ": never gets through";
 }
 
-class AllocTest : public testing::Test {
+class AllocTest : public testing::TestWithParam<bool> { // whether the preset is paper
 protected:
     AllocTest() {
+        if (GetParam())
+            spec = paper_spec();
         spec.all_active = false;
         profile_bytes = make_profile_bytes(spec);
         profile = open_profile(profile_bytes);
@@ -97,7 +99,7 @@ protected:
     std::vector<uint32_t> tokens;
 };
 
-TEST_F(AllocTest, OpeningAProfile) {
+TEST_P(AllocTest, OpeningAProfile) {
     expect_survives("open", [&] {
         cg_profile *opened;
         const cg_status status = cg_profile_open(profile_bytes.data(), profile_bytes.size(), &opened);
@@ -107,7 +109,7 @@ TEST_F(AllocTest, OpeningAProfile) {
     });
 }
 
-TEST_F(AllocTest, Decoding) {
+TEST_P(AllocTest, Decoding) {
     for (int level = CG_L0; level <= CG_L3; level++) {
         for (unsigned n_threads : {1, 3}) {
             expect_survives("decode", [&] {
@@ -119,7 +121,7 @@ TEST_F(AllocTest, Decoding) {
     }
 }
 
-TEST_F(AllocTest, Encoding) {
+TEST_P(AllocTest, Encoding) {
     for (int level = CG_L0; level <= CG_L3; level++) {
         for (unsigned n_threads : {1, 3}) {
             expect_survives("encode", [&] {
@@ -138,7 +140,7 @@ TEST_F(AllocTest, Encoding) {
     }
 }
 
-TEST_F(AllocTest, ATaskThatFailedCanRunAgain) {
+TEST_P(AllocTest, ATaskThatFailedCanRunAgain) {
     cg_encoder *encoder;
     ASSERT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), 0xf, &encoder), CG_OK);
     const size_t scratch_bytes = cg_encoder_scratch_bytes(encoder);
@@ -171,7 +173,7 @@ TEST_F(AllocTest, ATaskThatFailedCanRunAgain) {
     cg_encoder_free(encoder);
 }
 
-TEST_F(AllocTest, Transcoding) {
+TEST_P(AllocTest, Transcoding) {
     expect_survives("transcode", [&] {
         uint8_t *bytes;
         size_t n_bytes;
@@ -181,6 +183,9 @@ TEST_F(AllocTest, Transcoding) {
         return status;
     });
 }
+
+INSTANTIATE_TEST_SUITE_P(Presets, AllocTest, testing::Bool(),
+                         [](const auto &paper) { return std::string(paper.param ? "paper" : "klt"); });
 
 TEST(Alloc, Safetensors) {
     json_set_alloc_funcs(__wrap_malloc, __wrap_free);

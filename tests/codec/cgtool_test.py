@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """cgtool from outside: exit codes, --json, atomic writes, and round trips of safetensors.
 
-usage: cgtool_test.py CGTOOL GOLDEN_DIRECTORY        standard library only
+usage: cgtool_test.py CGTOOL GOLDEN_V1 GOLDEN_V1_PAPER        standard library only
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import unittest
 
-CGTOOL, GOLDEN = sys.argv.pop(1), sys.argv.pop(1)
+CGTOOL, GOLDEN, PAPER = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
 LAYERS, HEADS, DIM = 3, 2, 8  # of the golden profile
 PROFILE = os.path.join(GOLDEN, "profile.cgp")
 
@@ -322,6 +322,30 @@ class CgtoolTest(unittest.TestCase):
         self.assertIn("coarser", done.stderr)
         self.run_tool("transcode", "--level", "L1", self.path("L0"), self.path("x"), want=2)
         self.assertFalse(os.path.exists(self.path("x")))
+
+    def test_preset_paper(self):
+        profile = os.path.join(PAPER, "profile.cgp")
+        self.run_tool("verify", "--decode", PAPER)
+        about = json.loads(self.run_tool("info", "--json", profile).stdout)
+        self.assertEqual((about["preset"], about["n_sinks"], about["rotary_dim"]), ("paper", 0, 0))
+        text = self.run_tool("info", profile).stdout
+        self.assertIn("preset paper", text)
+        self.assertIn("anchors and deltas in groups of 10", text)
+        tensors, tokens = make_kv(300)
+        write_safetensors(self.path("in.safetensors"), tensors)
+        for level in ("L1", "L3"):
+            options = ("--profile", profile, "--level", level)
+            self.run_tool("encode", *options, self.path("in.safetensors"), self.path(level))
+        self.run_tool("transcode", "--profile", profile, "--level", "L3", self.path("L1"), self.path("from-L1"))
+        for name in ("00000.kv", "00001.kv"):
+            self.assertEqual(read(self.path(f"from-L1/{name}")), read(self.path(f"L3/{name}")))
+        self.run_tool("decode", "--profile", profile, self.path("L1"), self.path("out.safetensors"))
+        out = read_safetensors(self.path("out.safetensors"))
+        self.assertEqual(struct.unpack("<300q", out["tokens"][2]), tuple(tokens))
+        for name in ("K", "V"):
+            pairs = zip(*(struct.unpack(f"<{len(t[name][2]) // 2}H", t[name][2]) for t in (tensors, out)))
+            pairs = [struct.unpack("<2f", struct.pack("<2I", a << 16, b << 16)) for a, b in pairs]
+            self.assertLess(max(abs(a - b) for a, b in pairs), 0.16)  # half a step by a weight of at least 1/2
 
     def test_progress_only_on_a_terminal(self):
         done = self.run_tool("verify", GOLDEN)

@@ -13,7 +13,7 @@ struct GoldenChunk {
     size_t n_streams = 1;
 };
 
-inline const GoldenChunk golden_chunks[] = {
+inline const std::vector<GoldenChunk> klt_chunks = {
     {"bf16-0-L0", CG_DTYPE_BF16, 0, 0}, {"bf16-0-L1", CG_DTYPE_BF16, 1, 0}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0},
     {"bf16-0-L3", CG_DTYPE_BF16, 3, 0}, {"bf16-1-L0", CG_DTYPE_BF16, 0, 1}, {"bf16-1-L1", CG_DTYPE_BF16, 1, 1},
     {"bf16-1-L2", CG_DTYPE_BF16, 2, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1}, {"fp16-0-L0", CG_DTYPE_FP16, 0, 0},
@@ -21,23 +21,59 @@ inline const GoldenChunk golden_chunks[] = {
     {"bf16-1-L1-streams", CG_DTYPE_BF16, 1, 1, 3},
 };
 
-inline ProfileSpec golden_spec() {
-    ProfileSpec spec;
+// Groups of 10, 10 and 4 tokens, and of 10 and 3.
+inline const std::vector<GoldenChunk> paper_chunks = {
+    {"bf16-0-L1", CG_DTYPE_BF16, 1, 0}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0}, {"bf16-0-L3", CG_DTYPE_BF16, 3, 0},
+    {"bf16-1-L1", CG_DTYPE_BF16, 1, 1}, {"bf16-1-L2", CG_DTYPE_BF16, 2, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1},
+    {"fp16-1-L2", CG_DTYPE_FP16, 2, 1}, {"fp32-1-L2", CG_DTYPE_FP32, 2, 1},
+};
+
+inline ProfileSpec golden_spec(bool paper) {
+    ProfileSpec spec = paper ? paper_spec() : ProfileSpec();
     spec.n_layers = 3;
     spec.n_kv_heads = 2;
     spec.head_dim = 8;
     spec.group_layers = {2, 1};
-    spec.rotary_dim = 6; // less than head_dim
+    spec.rotary_dim = paper ? 0 : 6; // less than head_dim
     spec.all_active = false;
     spec.seed = 2026;
     return spec;
 }
 
+inline const std::vector<GoldenChunk> packed_chunks = {
+    {"bf16-0-L1", CG_DTYPE_BF16, 1, 0}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0}, {"bf16-0-L3", CG_DTYPE_BF16, 3, 0},
+    {"bf16-1-L1", CG_DTYPE_BF16, 1, 1}, {"bf16-1-L2", CG_DTYPE_BF16, 2, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1},
+};
+
+// Narrow components of 2 to 8 bits, whose ends lie anywhere in a byte.
+inline ProfileSpec packed_spec() {
+    ProfileSpec spec = golden_spec(false);
+    spec.packed = true;
+    spec.wide_share = 0.2;
+    spec.n_kv_heads = 1;
+    spec.head_dim = 18;
+    return spec;
+}
+
+struct GoldenSet {
+    const char *directory;
+    ProfileSpec spec;
+    const std::vector<GoldenChunk> &chunks;
+    const char *profile_fingerprint;
+};
+
+inline const GoldenSet golden_sets[] = {
+    {"v1", golden_spec(false), klt_chunks, "f26e208904773a2dcc5e063a8f84d734"},
+    {"v1-paper", golden_spec(true), paper_chunks, "7bc0ea4292054883eba592ed74ae55a9"},
+    {"v1-packed", packed_spec(), packed_chunks, "41478fd68c0ec6c9c2f817918e800168"},
+};
+
 // The key of chunk 0, which is chunk 1's parent, needs chunk 0's tokens.
-inline cg_chunk_header golden_header(unsigned dtype, int chunk, std::vector<uint32_t> *tokens_out) {
+inline cg_chunk_header golden_header(const GoldenSet &set, unsigned dtype, int chunk,
+                                     std::vector<uint32_t> *tokens_out) {
     const std::vector<uint32_t> all = make_tokens(37, 2026);
     cg_chunk_header header =
-        make_header(golden_spec(), static_cast<uint8_t>(dtype), chunk == 0 ? 0 : 24, chunk == 0 ? 24 : 13);
+        make_header(set.spec, static_cast<uint8_t>(dtype), chunk == 0 ? 0 : 24, chunk == 0 ? 24 : 13);
     header.parent = cg_key_root(&header.model, "golden", 6);
     header.extra = cg_key_of_bytes("lora", 4);
     if (chunk == 1)

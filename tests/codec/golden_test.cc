@@ -43,66 +43,79 @@ void expect_within_tolerance(const std::vector<float> &got, const std::vector<fl
     EXPECT_LE(n_past_one, want.size() / 1000);
 }
 
-TEST(Golden, ProfileHasItsFingerprint) {
-    const Profile profile = open_profile(read_file("profile.cgp"));
-    const cg_fingerprint fingerprint = *cg_profile_fingerprint(profile.get());
-    cg_key key;
-    memcpy(key.bytes, fingerprint.bytes, 16);
-    char hex[CG_KEY_HEX_BYTES];
-    cg_key_to_hex(&key, hex);
-    EXPECT_STREQ(hex, CG_GOLDEN_FINGERPRINT);
+TEST(Golden, ProfilesHaveTheirFingerprints) {
+    for (const GoldenSet &set : golden_sets) {
+        const Profile profile = open_profile(read_file(set.directory + std::string("/profile.cgp")));
+        const cg_fingerprint fingerprint = *cg_profile_fingerprint(profile.get());
+        cg_key key;
+        memcpy(key.bytes, fingerprint.bytes, 16);
+        char hex[CG_KEY_HEX_BYTES];
+        cg_key_to_hex(&key, hex);
+        EXPECT_STREQ(hex, set.profile_fingerprint);
+    }
 }
 
 TEST(Golden, ChunksDecodeToTheSameElements) {
-    const Profile profile = open_profile(read_file("profile.cgp"));
-    for (const GoldenChunk &golden : golden_chunks) {
-        SCOPED_TRACE(golden.name);
-        const Bytes chunk = read_file(std::string(golden.name) + ".kv"), want = read_file(std::string(golden.name) + ".raw");
-        ASSERT_EQ(cg_chunk_verify(chunk.data(), chunk.size()), CG_OK);
-        Bytes got;
-        ASSERT_EQ(decode(golden.level == 0 ? nullptr : profile.get(), chunk, &got), CG_OK);
-        if (golden.level == 0)
-            EXPECT_EQ(got, want);
-        else
-            expect_within_tolerance(to_floats(got, golden.dtype), to_floats(want, golden.dtype), 8);
+    for (const GoldenSet &set : golden_sets) {
+        const std::string directory = set.directory + std::string("/");
+        const Profile profile = open_profile(read_file(directory + "profile.cgp"));
+        for (const GoldenChunk &golden : set.chunks) {
+            SCOPED_TRACE(directory + golden.name);
+            const Bytes chunk = read_file(directory + golden.name + ".kv");
+            const Bytes want = read_file(directory + golden.name + ".raw");
+            ASSERT_EQ(cg_chunk_verify(chunk.data(), chunk.size()), CG_OK);
+            Bytes got;
+            ASSERT_EQ(decode(golden.level == 0 ? nullptr : profile.get(), chunk, &got), CG_OK);
+            if (golden.level == 0)
+                EXPECT_EQ(got, want);
+            else
+                expect_within_tolerance(to_floats(got, golden.dtype), to_floats(want, golden.dtype),
+                                        set.spec.head_dim);
+        }
     }
 }
 
 TEST(Golden, ChunksCarryTheirHeader) {
-    for (const GoldenChunk &golden : golden_chunks) {
-        SCOPED_TRACE(golden.name);
-        const Bytes bytes = read_file(std::string(golden.name) + ".kv");
-        cg_chunk chunk;
-        ASSERT_EQ(cg_chunk_open(bytes.data(), bytes.size(), &chunk), CG_OK);
-        std::vector<uint32_t> want_tokens, tokens(chunk.header.n_tokens);
-        const cg_chunk_header want = golden_header(golden.dtype, golden.chunk, &want_tokens);
-        EXPECT_EQ(chunk.header.level, golden.level);
-        EXPECT_EQ(chunk.header.first_position, want.first_position);
-        EXPECT_TRUE(cg_geometry_equal(&chunk.header.geometry, &want.geometry));
-        EXPECT_TRUE(cg_key_equal(&chunk.header.parent, &want.parent));
-        EXPECT_TRUE(cg_key_equal(&chunk.header.extra, &want.extra));
-        ASSERT_EQ(cg_chunk_tokens(&chunk, tokens.data()), CG_OK);
-        EXPECT_EQ(tokens, want_tokens);
+    for (const GoldenSet &set : golden_sets) {
+        for (const GoldenChunk &golden : set.chunks) {
+            const std::string name = set.directory + std::string("/") + golden.name;
+            SCOPED_TRACE(name);
+            const Bytes bytes = read_file(name + ".kv");
+            cg_chunk chunk;
+            ASSERT_EQ(cg_chunk_open(bytes.data(), bytes.size(), &chunk), CG_OK);
+            std::vector<uint32_t> want_tokens, tokens(chunk.header.n_tokens);
+            const cg_chunk_header want = golden_header(set, golden.dtype, golden.chunk, &want_tokens);
+            EXPECT_EQ(chunk.header.level, golden.level);
+            EXPECT_EQ(chunk.header.first_position, want.first_position);
+            EXPECT_TRUE(cg_geometry_equal(&chunk.header.geometry, &want.geometry));
+            EXPECT_TRUE(cg_key_equal(&chunk.header.parent, &want.parent));
+            EXPECT_TRUE(cg_key_equal(&chunk.header.extra, &want.extra));
+            ASSERT_EQ(cg_chunk_tokens(&chunk, tokens.data()), CG_OK);
+            EXPECT_EQ(tokens, want_tokens);
+        }
     }
 }
 
 TEST(Golden, TranscodingGivesTheCoarserFilesSymbols) {
-    const Profile profile = open_profile(read_file("profile.cgp"));
-    for (int level = 1; level < 3; level++) {
-        for (const char *chunk : {"bf16-0-L", "bf16-1-L"}) {
-            const Bytes fine = read_file(chunk + std::to_string(level) + ".kv");
-            const Bytes coarse = read_file(chunk + std::to_string(level + 1) + ".kv");
-            uint8_t *bytes;
-            size_t n_bytes;
-            ASSERT_EQ(cg_transcode(profile.get(), fine.data(), fine.size(), static_cast<cg_level>(level + 1), &bytes,
-                                   &n_bytes),
-                      CG_OK);
-            const Bytes transcoded(bytes, bytes + n_bytes);
-            free(bytes);
-            Bytes a, b;
-            ASSERT_EQ(decode(profile.get(), transcoded, &a), CG_OK);
-            ASSERT_EQ(decode(profile.get(), coarse, &b), CG_OK);
-            EXPECT_EQ(a, b) << chunk << level;
+    for (const GoldenSet &set : golden_sets) {
+        const std::string directory = set.directory + std::string("/");
+        const Profile profile = open_profile(read_file(directory + "profile.cgp"));
+        for (int level = 1; level < 3; level++) {
+            for (const char *chunk : {"bf16-0-L", "bf16-1-L"}) {
+                const Bytes fine = read_file(directory + chunk + std::to_string(level) + ".kv");
+                const Bytes coarse = read_file(directory + chunk + std::to_string(level + 1) + ".kv");
+                uint8_t *bytes;
+                size_t n_bytes;
+                ASSERT_EQ(cg_transcode(profile.get(), fine.data(), fine.size(), static_cast<cg_level>(level + 1),
+                                       &bytes, &n_bytes),
+                          CG_OK);
+                const Bytes transcoded(bytes, bytes + n_bytes);
+                free(bytes);
+                Bytes a, b;
+                ASSERT_EQ(decode(profile.get(), transcoded, &a), CG_OK);
+                ASSERT_EQ(decode(profile.get(), coarse, &b), CG_OK);
+                EXPECT_EQ(a, b) << directory << chunk << level;
+            }
         }
     }
 }

@@ -92,8 +92,8 @@ TEST_P(KernelsTest, TransformsBackAndForth) {
         baseline->forward_dct(x.data(), stride, n, want.data(), CG_PANEL_CHANNELS);
         kernels->forward_dct(x.data(), stride, n, got.data(), CG_PANEL_CHANNELS);
         expect_near(got, want, 1e-5);
-        baseline->inverse_dct(want.data(), scale.data(), mean.data(), n, a.data(), stride);
-        kernels->inverse_dct(want.data(), scale.data(), mean.data(), n, b.data(), stride);
+        baseline->inverse_dct(want.data(), CG_PANEL_CHANNELS, scale.data(), mean.data(), n, a.data(), stride);
+        kernels->inverse_dct(want.data(), CG_PANEL_CHANNELS, scale.data(), mean.data(), n, b.data(), stride);
         expect_near(b, a, 1e-5);
         for (unsigned t = 0; t < 8; t++) {
             for (unsigned ch = 0; ch < n; ch++)
@@ -184,7 +184,33 @@ TEST_P(KernelsTest, QuantizesLikeTheBaselineAndKeepsToInt16) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest, testing::Values("baseline", "avx2", "avx512"),
+TEST_P(KernelsTest, QuantizesChannelsWithinHalfAStepAndKeepsToInt16) {
+    for (size_t n : {1, 7, 8, 15, 16, 17, 192}) {
+        SCOPED_TRACE(n);
+        Random random(n);
+        const auto base = draw(n, &random), x = draw(n, &random);
+        std::vector<float> step(n), inv_step(n), back(n);
+        for (size_t i = 0; i < n; i++) {
+            step[i] = static_cast<float>(random.uniform(0.01, 1));
+            inv_step[i] = 1 / step[i];
+        }
+        std::vector<int16_t> cells(n + 1, 77);
+        kernels->quantize_channels(x.data(), base.data(), inv_step.data(), n, cells.data());
+        EXPECT_EQ(cells[n], 77);
+        kernels->dequantize_channels(cells.data(), step.data(), base.data(), n, back.data());
+        for (size_t i = 0; i < n; i++)
+            ASSERT_NEAR(back[i], x[i], 0.5001 * step[i]) << i;
+        std::vector<float> zero(n), huge(n, 3e38f), ones(n, 1), below(n, -3e38f), nan(n, NAN);
+        kernels->quantize_channels(huge.data(), zero.data(), ones.data(), n, cells.data());
+        EXPECT_EQ(cells[n - 1], 32767);
+        kernels->quantize_channels(below.data(), huge.data(), ones.data(), n, cells.data()); // the difference overflows
+        EXPECT_EQ(cells[n - 1], -32767);
+        kernels->quantize_channels(nan.data(), zero.data(), ones.data(), n, cells.data());
+        EXPECT_EQ(cells[n - 1], 32767);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest, testing::Values("baseline", "avx2", "avx512", "amx"),
                          [](const auto &isa) { return std::string(isa.param); });
 
 TEST(Kernels, TheBestIsOneOfTheNamed) {

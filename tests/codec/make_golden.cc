@@ -1,5 +1,5 @@
 // tests/codec/make_golden.cc - makes the golden files of a format version: tests/golden/README says when.
-// usage: make_golden DIRECTORY
+// usage: make_golden DIRECTORY    which is named like one of golden.h's sets
 #include "codec/lossy.h"
 #include "golden.h"
 
@@ -56,13 +56,16 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
 int main(int argc, char **argv) {
     require(argc == 2, "usage: make_golden DIRECTORY");
     const std::string directory = std::string(argv[1]) + "/";
-    const ProfileSpec spec = golden_spec();
-    const Bytes profile_bytes = make_profile_bytes(spec);
+    const auto set = std::find_if(std::begin(golden_sets), std::end(golden_sets), [&](const GoldenSet &s) {
+        return std::string(argv[1]).substr(std::string(argv[1]).find_last_of('/') + 1) == s.directory;
+    });
+    require(set != std::end(golden_sets), "no such set");
+    const Bytes profile_bytes = make_profile_bytes(set->spec);
     const Profile profile = open_profile(profile_bytes);
     write_file(directory + "profile.cgp", profile_bytes);
-    for (const GoldenChunk &golden : golden_chunks) {
+    for (const GoldenChunk &golden : set->chunks) {
         std::vector<uint32_t> tokens;
-        const cg_chunk_header header = golden_header(golden.dtype, golden.chunk, &tokens);
+        const cg_chunk_header header = golden_header(*set, golden.dtype, golden.chunk, &tokens);
         Bytes elements = make_elements(header, 100 + golden.chunk), chunk, decoded;
         if (golden.level == 0 && golden.chunk == 0) // every exponent and sign, NaNs and infinities too
             for (size_t i = 0; i < elements.size(); i += 7)

@@ -65,11 +65,22 @@ struct ProfileSpec {
     float step[3][2] = {{1 / 16.f, 3 / 64.f}, {3 / 16.f, 9 / 64.f}, {9 / 16.f, 27 / 64.f}};
     bool all_active = true; // else fewer components, fewest at L3 and high frequencies
     double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
+    bool packed = false;     // narrow components of 2 to 8 bits
     uint64_t seed = 1;
     size_t excess_active = 0; // columns beyond the components: a lie
     std::vector<double> theta = {10000.0}; // of each rope table
     std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
+    bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
 };
+
+// Steps of anchors are far below those of deltas: a token on the wrong side of a group's border shows in its error.
+inline ProfileSpec paper_spec() {
+    ProfileSpec spec;
+    spec.rotary_dim = 0;
+    spec.n_sinks = 0;
+    spec.paper = true;
+    return spec;
+}
 
 // Frequencies of n symbols that fall by `fall` from one index to the next, as integers that sum to 1 << 14.
 inline std::vector<uint16_t> falling_freq(unsigned n_symbols, double fall) {
@@ -164,18 +175,19 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
     put(&out, spec.head_dim, 2);
     put(&out, spec.dtype, 1);
     put(&out, 2, 1);
-    const char preset[16] = "klt";
+    char preset[16] = {};
+    strcpy(preset, spec.paper ? "paper" : "klt");
     out.insert(out.end(), preset, preset + 16);
-    put(&out, 1, 1);
-    put(&out, 1, 1);
     const bool by_layer = spec.theta.size() > 1;
+    put(&out, spec.paper ? 0 : 1, 1);
+    put(&out, spec.paper ? 2 : 1, 1);
     put(&out, by_layer ? 2 : spec.rotary_dim > 0, 1);
-    put(&out, by_layer ? spec.theta.size() : 0, 1);
+    put(&out, spec.packed, 1);
     put(&out, spec.rotary_dim, 2);
     put(&out, spec.n_sinks, 2);
     put(&out, spec.group_layers.size(), 2);
     put(&out, classes.size(), 2);
-    put(&out, 0, 4);
+    put(&out, by_layer ? spec.theta.size() : 0, 4);
 
     for (const double theta : spec.theta) {
         for (unsigned i = 0; i < spec.rotary_dim / 2u; i++)
@@ -192,11 +204,20 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
         put_f32(&out, static_cast<float>(random.uniform(-2, 2)));
     for (size_t i = 0; i < n_table; i++)
         put_f32(&out, static_cast<float>(std::exp2(random.uniform(-1, 1))));
+    for (size_t i = 0; spec.paper && i < n_table; i++)
+        put_f32(&out, static_cast<float>(std::exp2(random.uniform(-9, -8))));
     for (const ClassSpec &c : classes) {
         put(&out, c.shift, 1);
         put(&out, c.freq.size(), 1);
         for (const uint16_t f : c.freq)
             put(&out, f, 2);
+    }
+    if (spec.paper) { // the classes of every channel's anchors, and of its deltas at each level
+        for (size_t i = 0; i < 4 * n_table; i++)
+            put(&out, random.below(static_cast<uint32_t>(classes.size())), 1);
+        put(&out, 0, 8);
+        seal_profile(&out);
+        return out;
     }
     std::vector<size_t> n_components, n_wide; // [group][plane]
     for (const uint16_t n_layers : spec.group_layers) {
@@ -233,10 +254,20 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
             double largest = 0;
             for (const double x : basis[c])
                 largest = std::max(largest, std::fabs(x));
-            const float scale = static_cast<float>(largest / 127);
+            const unsigned bits = spec.packed ? 8 - static_cast<unsigned>(c % 7) : 8;
+            const float scale = static_cast<float>(largest / ((1 << (bits - 1)) - 1));
+            if (spec.packed)
+                put(&out, bits, 1);
             put_f32(&out, scale);
-            for (const double x : basis[c])
-                put(&out, static_cast<uint8_t>(static_cast<int8_t>(std::lrint(x / scale))), 1);
+            uint32_t pending = 0;
+            unsigned n_pending = 0;
+            for (const double x : basis[c]) {
+                pending |= (static_cast<uint32_t>(std::lrint(x / scale)) & ((1u << bits) - 1)) << n_pending;
+                for (n_pending += bits; n_pending >= 8; n_pending -= 8, pending >>= 8)
+                    put(&out, pending & 0xff, 1);
+            }
+            if (n_pending > 0)
+                put(&out, pending, 1);
         }
     }
     put(&out, 0, 8);

@@ -45,10 +45,14 @@ TEST(Profile, OpensManyShapes) {
     }
 }
 
-TEST(Profile, RefusesEveryTruncation) {
-    ProfileSpec spec;
-    spec.head_dim = spec.rotary_dim = 4;
-    const Bytes good = make_profile_bytes(spec);
+// Of few channels: one of each preset.
+std::vector<Bytes> small_profiles() {
+    ProfileSpec klt, paper = paper_spec();
+    klt.head_dim = klt.rotary_dim = paper.head_dim = 4;
+    return {make_profile_bytes(klt), make_profile_bytes(paper)};
+}
+
+void expect_truncations_refused(const Bytes &good) {
     for (size_t n = 0; n < good.size(); n++) {
         Bytes bytes(good.begin(), good.begin() + n);
         EXPECT_EQ(open(bytes), CG_ERR_TRUNCATED) << n;
@@ -64,14 +68,18 @@ TEST(Profile, RefusesEveryTruncation) {
     EXPECT_NE(open(longer), CG_OK);
 }
 
+TEST(Profile, RefusesEveryTruncation) {
+    for (const Bytes &good : small_profiles())
+        expect_truncations_refused(good);
+}
+
 TEST(Profile, RefusesEveryFlippedBit) {
-    ProfileSpec spec;
-    spec.head_dim = spec.rotary_dim = 4;
-    const Bytes good = make_profile_bytes(spec);
-    for (size_t bit = 0; bit < 8 * good.size(); bit++) {
-        Bytes damaged = good;
-        damaged[bit / 8] ^= 1 << bit % 8;
-        EXPECT_NE(open(damaged), CG_OK) << bit;
+    for (const Bytes &good : small_profiles()) {
+        for (size_t bit = 0; bit < 8 * good.size(); bit++) {
+            Bytes damaged = good;
+            damaged[bit / 8] ^= 1 << bit % 8;
+            EXPECT_NE(open(damaged), CG_OK) << bit;
+        }
     }
 }
 
@@ -95,8 +103,8 @@ TEST(Profile, RefusesHostileFields) {
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"version", 8, 4, 2, CG_ERR_UNSUPPORTED_VERSION},
         {"reserved at 12", 12, 4, 1, CG_ERR_CORRUPT},
-        {"reserved at 67", 67, 1, 1, CG_ERR_CORRUPT},
-        {"reserved at 76", 76, 4, 1, CG_ERR_CORRUPT},
+        {"narrow components of a kind that is none", 67, 1, 2, CG_ERR_CORRUPT},
+        {"tables without a rope by layer", 76, 4, 1, CG_ERR_CORRUPT},
         {"no layers", 40, 2, 0, CG_ERR_CORRUPT},
         {"more layers than the groups have", 40, 2, 5, CG_ERR_CORRUPT},
         {"fewer layers than the groups have", 40, 2, 3, CG_ERR_CORRUPT},
@@ -167,9 +175,12 @@ TEST(Profile, RefusesRopeTablesThatAreNotThere) {
     const size_t layer_rope_at = 80 + 2 * 8 * 8;
     const struct { const char *what; size_t offset; uint8_t value; cg_status want; } cases[] = {
         {"unchanged", 12, 0, CG_OK},
-        {"no table", 67, 0, CG_ERR_CORRUPT},
-        {"one table", 67, 1, CG_ERR_CORRUPT},
-        {"too many tables", 67, 5, CG_ERR_CORRUPT},
+        {"no table", 76, 0, CG_ERR_CORRUPT},
+        {"one table", 76, 1, CG_ERR_CORRUPT},
+        {"too many tables", 76, 5, CG_ERR_CORRUPT},
+        {"tables of a rope that is one for all layers", 66, 1, CG_ERR_CORRUPT},
+        {"reserved", 77, 1, CG_ERR_CORRUPT},
+        {"reserved", 79, 1, CG_ERR_CORRUPT},
         {"by layer without rotary_dim", 68, 0, CG_ERR_CORRUPT},
         {"a table that is not there", layer_rope_at + 3, 2, CG_ERR_CORRUPT},
     };
@@ -179,6 +190,69 @@ TEST(Profile, RefusesRopeTablesThatAreNotThere) {
         seal_profile(&hostile);
         EXPECT_EQ(open(hostile), c.want) << c.what;
     }
+}
+
+TEST(Profile, RefusesHostileNarrowComponents) {
+    ProfileSpec spec;
+    spec.packed = true;
+    spec.wide_share = 0;
+    spec.n_kv_heads = 1;
+    spec.head_dim = 18; // 18 numbers of 7 bits end inside a byte
+    spec.group_layers = {1, 1, 1, 1};
+    const Bytes good = make_profile_bytes(spec);
+    EXPECT_EQ(open(good), CG_OK);
+    size_t group = 0; // bytes of a group's plane: 18 components of 8, 7, 6 ... bits
+    for (size_t c = 0; c < 18; c++)
+        group += 5 + (18 * (8 - c % 7) + 7) / 8;
+    const size_t first = good.size() - 8 - 8 * group, second = first + 5 + 18;
+    const struct { const char *what; size_t offset; uint8_t value; cg_status want; } cases[] = {
+        {"unchanged", first, 8, CG_OK},
+        {"1 bit", first, 1, CG_ERR_CORRUPT},
+        {"9 bits", first, 9, CG_ERR_CORRUPT},
+        {"a scale that is no number", first + 4, 0x7f, CG_ERR_CORRUPT},
+        {"a bit behind the last number", second + 5 + 15, 0x80, CG_ERR_CORRUPT},
+    };
+    for (const auto &c : cases) {
+        Bytes hostile = good;
+        hostile[c.offset] = c.value;
+        seal_profile(&hostile);
+        EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
+    }
+}
+
+TEST(Profile, RefusesHostileFieldsOfAnchors) {
+    const Bytes good = make_profile_bytes(paper_spec()); // C = 32, 4 layers: tables of 256 channels
+    const size_t steps_at = 80 + 4, anchor_step_at = steps_at + 24 + 2 * 1024, classes_at = anchor_step_at + 1024;
+    const size_t columns_at = good.size() - 8 - 4 * 256;
+    const uint64_t nan = 0x7fc00000;
+    const struct { const char *what; size_t offset, bytes; uint64_t value; cg_status want; } cases[] = {
+        {"unchanged", 12, 4, 0, CG_OK},
+        {"channel transform", 64, 1, 1, CG_ERR_UNSUPPORTED},
+        {"token transform 1 without a KLT", 65, 1, 1, CG_ERR_UNSUPPORTED},
+        {"token transform 3", 65, 1, 3, CG_ERR_UNSUPPORTED},
+        {"rope", 66, 1, 1, CG_ERR_UNSUPPORTED},
+        {"narrow components", 67, 1, 1, CG_ERR_CORRUPT},
+        {"rotary_dim", 68, 2, 16, CG_ERR_CORRUPT},
+        {"heads that the file can't hold", 42, 2, 1024, CG_ERR_TRUNCATED},
+        {"step of anchors 0", anchor_step_at, 4, 0, CG_ERR_CORRUPT},
+        {"step of anchors negative", classes_at - 4, 4, 0xbf800000, CG_ERR_CORRUPT},
+        {"step of anchors NaN", classes_at - 4, 4, nan, CG_ERR_CORRUPT},
+        {"a class of anchors that is none", columns_at, 1, 8, CG_ERR_CORRUPT},
+        {"a class of deltas that is none", good.size() - 9, 1, 8, CG_ERR_CORRUPT},
+    };
+    for (const auto &c : cases) {
+        Bytes hostile = good;
+        cg_store_le(hostile.data() + c.offset, c.bytes, c.value);
+        seal_profile(&hostile);
+        EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
+    }
+    ProfileSpec wide = paper_spec();
+    wide.n_layers = 2;
+    wide.group_layers = {2};
+    wide.n_kv_heads = wide.head_dim = 182; // 66,248 columns a section
+    EXPECT_EQ(open(make_profile_bytes(wide)), CG_ERR_UNSUPPORTED);
+    wide.group_layers = {1, 1};
+    EXPECT_EQ(open(make_profile_bytes(wide)), CG_OK);
 }
 
 TEST(Profile, RefusesColumnsWithoutAComponent) {

@@ -1,5 +1,6 @@
 #include "codec/rans.h"
 
+#include "codec/kernels.h"
 #include "profile_maker.h"
 
 #include <gtest/gtest.h>
@@ -29,6 +30,10 @@ struct Matrix {
         }
     }
     Matrix(const Matrix &) = delete;
+
+    cg_rans_matrix of(const std::vector<cg_rans_class> &classes, size_t n_streams) const {
+        return {classes.data(), strips.data(), strips.size(), n_rows, n_streams};
+    }
 };
 
 std::vector<cg_rans_class> signed_classes() {
@@ -204,6 +209,148 @@ TEST(Rans, RefusesDamagedMatrices) {
     cg_store_le(longer.data() + 4, 4, first_bytes + 2);
     EXPECT_NE(decode(classes, &m, longer, &used), CG_OK);
 }
+
+class RansKernelsTest : public testing::TestWithParam<const char *> {
+protected:
+    void SetUp() override {
+        const cg_kernels *kernels = cg_kernels_named(GetParam());
+        if (kernels == nullptr)
+            GTEST_SKIP() << "this CPU or build has no " << GetParam() << ": its rANS is not compared";
+        rans = kernels->rans;
+    }
+    // From an exact copy, into the matrix's cells; the first error of a stream.
+    static cg_status decode_streams(const cg_rans_kernels *kernels, const std::vector<cg_rans_class> &classes,
+                                    size_t n_streams, const std::vector<Bytes> &streams, Matrix *m) {
+        const cg_rans_matrix matrix = m->of(classes, n_streams);
+        std::fill(m->cells.begin(), m->cells.end(), int16_t{0x5555});
+        for (size_t s = 0; s < n_streams; s++) {
+            const std::unique_ptr<uint8_t[]> exact(new uint8_t[streams[s].size()]);
+            std::copy(streams[s].begin(), streams[s].end(), exact.get());
+            const cg_status status = kernels->decode_stream(&matrix, s, exact.get(), streams[s].size());
+            if (status != CG_OK)
+                return status;
+        }
+        return CG_OK;
+    }
+    static std::vector<Bytes> cut(const Bytes &coded, size_t n_streams) {
+        std::vector<Bytes> streams;
+        auto at = coded.begin() + 4 + 4 * n_streams;
+        for (size_t s = 0; s < n_streams; s++) {
+            const size_t n = cg_load_le(coded.data() + 4 + 4 * s, 4);
+            streams.emplace_back(at, at + n);
+            at += n;
+        }
+        return streams;
+    }
+    // Classes of every kind that can meet in one matrix, exponents and signed symbols too: n_classes of them.
+    static std::vector<cg_rans_class> draw_classes(size_t n_classes, Random *random) {
+        std::vector<cg_rans_class> classes(n_classes);
+        for (cg_rans_class &cls : classes) {
+            const unsigned n_symbols = 2 + 2 * random->below(32), shift = random->below(2) ? random->below(13) : 0;
+            const auto freq = cg_test::falling_freq(n_symbols, random->uniform(0.05, 1));
+            const unsigned top = n_symbols - 2 + random->below(100);
+            EXPECT_EQ(random->below(3) > 0
+                          ? cg_rans_class_init_signed(&cls, shift, n_symbols, freq.data())
+                          : cg_rans_class_init_exponents(&cls, shift % 8, top, n_symbols, freq.data()),
+                      CG_OK);
+        }
+        return classes;
+    }
+    static void draw_cells(const std::vector<cg_rans_class> &classes, Matrix *m, Random *random) {
+        const bool calm = random->below(2); // few escapes, as in real columns
+        for (size_t i = 0; i < m->cells.size(); i++) {
+            const cg_rans_class &cls = classes[m->column_class[i % m->n_columns]];
+            const int bound = 1 << (8 + cls.shift);
+            const double spread = calm ? 1 << cls.shift : 2 << cls.shift;
+            const int noise = static_cast<int>(std::lrint(spread * random->normal()));
+            if (cls.escape_bits == 8) // below the top; without calm, above it too
+                m->cells[i] = static_cast<int16_t>(
+                    std::clamp((cls.top << cls.shift) - (calm ? std::abs(noise) : noise), 0, bound - 1));
+            else
+                m->cells[i] = calm ? static_cast<int16_t>(std::clamp(noise, -32768, 32767)) : draw(random);
+        }
+    }
+
+    const cg_rans_kernels *rans = nullptr, *baseline = cg_kernels_baseline.rans;
+};
+
+TEST_P(RansKernelsTest, DecodesWhatTheScalarCodeDecodes) {
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        SCOPED_TRACE(testing::Message() << "seed=" << seed);
+        Random random(seed);
+        const auto classes = draw_classes(1 + random.below(seed % 3 ? 4 : 100), &random);
+        std::vector<uint32_t> widths(1 + random.below(6));
+        for (uint32_t &width : widths)
+            width = random.below(2) ? 32 : 1 + random.below(32);
+        Matrix m(1 + random.below(60), widths, classes.size(), &random);
+        draw_cells(classes, &m, &random);
+        const auto cells = m.cells;
+        const size_t n_streams = 1 + random.below(static_cast<uint32_t>(widths.size()));
+        const auto streams = cut(encode(classes, m, n_streams), n_streams);
+        ASSERT_EQ(decode_streams(baseline, classes, n_streams, streams, &m), CG_OK);
+        ASSERT_EQ(m.cells, cells);
+        ASSERT_EQ(decode_streams(rans, classes, n_streams, streams, &m), CG_OK);
+        ASSERT_EQ(m.cells, cells);
+    }
+}
+
+TEST_P(RansKernelsTest, EncodesAndEstimatesAsTheScalarCodeDoes) {
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        SCOPED_TRACE(testing::Message() << "seed=" << seed);
+        Random random(seed);
+        const auto classes = draw_classes(1 + random.below(4), &random);
+        Matrix m(1 + random.below(60), {32, 1 + random.below(32), 32}, classes.size(), &random);
+        draw_cells(classes, &m, &random);
+        for (const cg_rans_strip &strip : m.strips)
+            EXPECT_EQ(rans->estimate_strip(classes.data(), &strip, m.n_rows),
+                      baseline->estimate_strip(classes.data(), &strip, m.n_rows));
+        const cg_rans_matrix matrix = m.of(classes, 2);
+        Bytes want(cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, 2)), got(want.size());
+        for (size_t stream = 0; stream < 2; stream++) {
+            uint32_t want_states[CG_RANS_LANES], got_states[CG_RANS_LANES];
+            const uint8_t *end = want.data() + want.size();
+            const uint8_t *at = baseline->encode_stream(&matrix, stream, want.data() + want.size(), want_states);
+            ASSERT_EQ(end - at, got.data() + got.size() -
+                                    rans->encode_stream(&matrix, stream, got.data() + got.size(), got_states));
+            ASSERT_TRUE(std::equal(at, end, got.data() + got.size() - (end - at)));
+            ASSERT_TRUE(std::equal(want_states, want_states + CG_RANS_LANES, got_states));
+        }
+    }
+}
+
+TEST_P(RansKernelsTest, RefusesWhatTheScalarCodeRefuses) {
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        SCOPED_TRACE(testing::Message() << "seed=" << seed);
+        Random random(seed);
+        const auto classes = draw_classes(3, &random);
+        Matrix m(1 + random.below(20), {32, 1 + random.below(32)}, classes.size(), &random);
+        draw_cells(classes, &m, &random);
+        const auto streams = cut(encode(classes, m, 1), 1);
+        for (size_t n = 0; n < streams[0].size(); n++)
+            ASSERT_NE(decode_streams(rans, classes, 1, {Bytes(streams[0].begin(), streams[0].begin() + n)}, &m), CG_OK)
+                << n << " bytes left";
+        Bytes longer = streams[0];
+        longer.resize(longer.size() + 2);
+        EXPECT_EQ(decode_streams(rans, classes, 1, {longer}, &m), CG_ERR_CORRUPT);
+        for (int i = 0; i < 2000; i++) {
+            Bytes damaged = streams[0];
+            for (uint32_t n_flips = 1 + random.below(3); n_flips > 0; n_flips--) {
+                const uint32_t bit = random.below(static_cast<uint32_t>(8 * damaged.size()));
+                damaged[bit / 8] ^= 1 << bit % 8;
+            }
+            const cg_status want = decode_streams(baseline, classes, 1, {damaged}, &m);
+            const auto cells = m.cells;
+            const cg_status got = decode_streams(rans, classes, 1, {damaged}, &m);
+            ASSERT_EQ(got == CG_OK, want == CG_OK) << "damage " << i << ": " << cg_strerror(got);
+            if (want == CG_OK) {
+                ASSERT_EQ(m.cells, cells) << "damage " << i;
+            }
+        }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, RansKernelsTest, testing::Values("avx2", "avx512"),
+                         [](const auto &isa) { return std::string(isa.param); });
 
 // Raw bits carry no redundancy, so most damage decodes; a section's checksum is what sees it. Here: nothing is read
 // outside, and what decodes does so again from its own encoding.

@@ -223,10 +223,12 @@ class Profile:
         self.model = fields.take("16s")
         self.n_layers, self.n_kv_heads, self.head_dim, _, n_planes = fields.take("HHHBB")
         self.preset = fields.take("16s").rstrip(b"\0")
-        channel, token, rope, n_ropes = fields.take("BBBB")
-        self.rotary_dim, self.n_sinks, n_groups, n_classes, reserved2 = fields.take("HHHHI")
-        require((n_planes, self.preset, channel, token, reserved2) == (2, b"klt", 1, 1, 0), "profile header")
-        require(rope in (0, 1, 2) and (rope > 0) == (self.rotary_dim > 0), "rope")
+        channel, token, rope, self.is_packed = fields.take("BBBB")
+        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes = fields.take("HHHHI")
+        require(n_planes == 2 and self.is_packed <= (channel == 1), "profile header")
+        self.has_anchors = (channel, token) == (0, 2)
+        require(self.has_anchors or (channel, token) == (1, 1), "transforms")
+        require(rope in ((0,) if self.has_anchors else (0, 1, 2)) and (rope > 0) == (self.rotary_dim > 0), "rope")
         require(2 <= n_ropes <= 4 if rope == 2 else n_ropes == 0, "rope tables")
         channels = self.n_kv_heads * self.head_dim
         ropes = fields.array("<f8", max(n_ropes, 1) * (self.rotary_dim // 2)).reshape(max(n_ropes, 1), -1)
@@ -238,10 +240,31 @@ class Profile:
         self.step = fields.array("<f4", 6).reshape(3, 2)
         self.mean = fields.array("<f4", self.n_layers * 2 * channels).reshape(self.n_layers, 2, channels)
         self.weight = fields.array("<f4", self.n_layers * 2 * channels).reshape(self.n_layers, 2, channels)
+        if self.has_anchors:
+            self.anchor_step = fields.array("<f4", self.mean.size).reshape(self.mean.shape)
         classes = []
         for _ in range(n_classes):
             shift, n_symbols = fields.take("BB")
             classes.append(Class(shift, fields.array("<u2", n_symbols).tolist()))
+        if self.has_anchors:
+            self.read_anchors(fields, classes, channels)
+        else:
+            self.read_klt(fields, classes, channels, n_groups)
+        require(fields.left() == 8, "profile size")
+        self.fingerprint = None
+        if xxhash is not None:
+            require(fields.take("Q") == xxhash.xxh3_64_intdigest(data[:-8]), "profile checksum")
+            self.fingerprint = xxhash.xxh3_128_digest(data)
+
+    def read_anchors(self, fields, classes, channels):
+        self.columns = {}  # [level, group, plane]: the classes of its columns; level 0: of the anchors
+        for level in range(4):
+            for group, n_layers in enumerate(self.group_layers):
+                for plane in range(2):
+                    of = fields.array("u1", n_layers * channels).tolist()
+                    self.columns[level, group, plane] = [classes[k] for k in of]
+
+    def read_klt(self, fields, classes, channels, n_groups):
         counts = [[fields.take("HH") for _ in range(2)] for _ in range(n_groups)]
         self.columns = {}  # [level, group, plane]: for each frequency, the classes of its columns
         for level in (1, 2, 3):
@@ -262,14 +285,15 @@ class Profile:
                     if c < n_wide:
                         rows[c] = bf16_to_f32(fields.array("<u2", n))
                     else:
+                        bits = fields.take("B") if self.is_packed else 8
+                        require(2 <= bits <= 8, "bits of a component")
                         scale = fields.array("<f4", 1)
-                        rows[c] = bf16_to_f32(bf16_from_f32(scale * fields.array("i1", n).astype(np.float32)))
+                        string = int.from_bytes(fields.array("u1", (n * bits + 7) // 8).tobytes(), "little")
+                        require(string >> n * bits == 0, "bits behind a component")
+                        numbers = [string >> i * bits & (1 << bits) - 1 for i in range(n)]
+                        numbers = [x - (x >> bits - 1 << bits) for x in numbers]
+                        rows[c] = bf16_to_f32(bf16_from_f32(scale * np.array(numbers, np.float32)))
                 self.basis[group, plane] = rows
-        require(fields.left() == 8, "profile size")
-        self.fingerprint = None
-        if xxhash is not None:
-            require(fields.take("Q") == xxhash.xxh3_64_intdigest(data[:-8]), "profile checksum")
-            self.fingerprint = xxhash.xxh3_128_digest(data)
 
 
 # --- chunk ------------------------------------------------------------------------------------------------------------
@@ -329,7 +353,7 @@ class Chunk:
         require(profile.fingerprint in (None, self.profile) and profile.model == self.model, "foreign profile")
         shape = (self.n_layers, self.n_kv_heads, self.head_dim)
         require(shape == (profile.n_layers, profile.n_kv_heads, profile.head_dim), "geometry")
-        require(self.first_position % 8 == 0, "position")
+        require(profile.has_anchors or self.first_position % 8 == 0, "position")
         n_sinks = max(0, min(profile.n_sinks - self.first_position, self.n_tokens))
         kinds = (3, 4) if n_sinks > 0 else (3,)
         groups = range(len(profile.group_layers))
@@ -338,13 +362,33 @@ class Chunk:
         for group in groups:
             layers = slice(first_layer, first_layer + profile.group_layers[group])
             for plane in range(2):
-                out[layers, plane] = self.decode_symbols(profile, group, plane, layers)
+                decode = self.decode_anchors if profile.has_anchors else self.decode_symbols
+                out[layers, plane] = decode(profile, group, plane, layers)
                 if n_sinks > 0:
                     n = profile.group_layers[group] * channels
                     sinks = decode_lossless(self.sections[4, plane, group], self.dtype, n_sinks, n)
                     out[layers, plane, :n_sinks] = sinks.reshape(n_sinks, -1, channels).swapaxes(0, 1)
             first_layer += profile.group_layers[group]
         return out
+
+    def decode_anchors(self, profile, group, plane, layers):
+        section = self.sections[3, plane, group]
+        n_anchors = -(-self.n_tokens // 10)
+        runs = [profile.columns[0, group, plane]], [profile.columns[self.level, group, plane]]
+        a, used = decode_matrix(section, runs[0], n_anchors)
+        d, used_by_deltas = decode_matrix(section[used:], runs[1], self.n_tokens - n_anchors)
+        require(used + used_by_deltas == len(section), "bytes behind the matrices")
+        tables = (profile.mean, profile.weight, profile.anchor_step)
+        mean, weight, anchor_step = (x[layers, plane].reshape(-1) for x in tables)
+        scale = (profile.step[self.level - 1, plane] / weight).astype(np.float64)
+        x, deltas = np.zeros((self.n_tokens, len(mean))), iter(d[0])
+        for t in range(self.n_tokens):
+            if t % 10 == 0:
+                x[t] = anchor = (a[0][t // 10] * anchor_step.astype(np.float64) + mean).astype(np.float32)
+            else:
+                x[t] = anchor + next(deltas) * scale
+        x = x.reshape(self.n_tokens, -1, self.n_kv_heads * self.head_dim).swapaxes(0, 1)
+        return to_dtype(x.astype(np.float32), self.dtype)
 
     def decode_symbols(self, profile, group, plane, layers):
         section = self.sections[3, plane, group]

@@ -1,8 +1,8 @@
 /* tests/fuzz/chunk_fuzz.c - chunks of hostile bytes: open, verify, decode, transcode.
  *
- * An input is tried twice: as it is, and after repair, with the golden profile's fingerprints, a small geometry and all
+ * An input is tried twice: as it is, and after repair, with a golden profile's fingerprints, a small geometry and all
  * checksums put right, since no mutation would get past those. Bit 0 of byte 48, a reserved byte, tells whether the
- * section table is repaired, too.
+ * section table is repaired, too; bit 0 of byte 49, another, whose profile it is: klt's or paper's.
  */
 #include "codec/codec.h"
 #include "codec/cursor.h"
@@ -15,21 +15,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 
 enum { MAX_ELEMENTS = 1 << 20 }; /* decoders take memory by what the header says: their callers decide how much */
 
-static cg_profile *profile;
+enum { KLT, PAPER, N_PROFILES };
+static cg_profile *profiles[N_PROFILES];
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc;
     (void)argv;
-    const cg_status status = cg_profile_open_file(CG_GOLDEN_DIR "/profile.cgp", &profile);
-    if (status != CG_OK) {
-        fprintf(stderr, "%s: %s\n", CG_GOLDEN_DIR "/profile.cgp", cg_strerror(status));
-        abort();
+    const char *const paths[N_PROFILES] = {CG_GOLDEN_DIR "/v1/profile.cgp", CG_GOLDEN_DIR "/v1-paper/profile.cgp"};
+    for (int i = 0; i < N_PROFILES; i++) {
+        const cg_status status = cg_profile_open_file(paths[i], &profiles[i]);
+        if (status != CG_OK) {
+            fprintf(stderr, "%s: %s\n", paths[i], cg_strerror(status));
+            abort();
+        }
     }
     return 0;
 }
 
-static void decode(const uint8_t *bytes, size_t n_bytes)
+static void decode(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes)
 {
     cg_decoder *decoder;
     if (cg_decoder_new(profile, bytes, n_bytes, &decoder) != CG_OK)
@@ -46,31 +50,31 @@ static void decode(const uint8_t *bytes, size_t n_bytes)
     cg_decoder_free(decoder);
 }
 
-static void exercise(const uint8_t *bytes, size_t n_bytes)
+static void exercise(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes)
 {
     cg_chunk_header header;
     (void)cg_chunk_verify(bytes, n_bytes);
     if (cg_chunk_header_parse(bytes, n_bytes, &header) != CG_OK ||
         cg_geometry_elements(&header.geometry, header.n_tokens) > MAX_ELEMENTS)
         return;
-    decode(bytes, n_bytes);
+    decode(profile, bytes, n_bytes);
     for (int level = CG_L1; level < CG_N_LEVELS; level++) {
         uint8_t *coarse;
         size_t n_coarse;
         if (cg_transcode(profile, bytes, n_bytes, (cg_level)level, &coarse, &n_coarse) == CG_OK) {
             if (cg_chunk_verify(coarse, n_coarse) == CG_ERR_TRUNCATED)
                 abort(); /* what we write, we read */
-            decode(coarse, n_coarse);
+            decode(profile, coarse, n_coarse);
             free(coarse);
         }
     }
 }
 
 /* The sections that a chunk of this header must have. Returns their number. */
-static uint32_t plan_sections(const cg_chunk_header *h, cg_section *sections)
+static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *h, cg_section *sections)
 {
     const uint32_t n_groups = h->level == CG_L0 ? h->geometry.n_layers : cg_profile_n_groups(profile);
-    const bool has_sinks = h->level != CG_L0 && h->first_position == 0; /* the golden profile has sinks */
+    const bool has_sinks = h->level != CG_L0 && h->first_position == 0 && profile == profiles[KLT];
     uint32_t n = 0;
     sections[n++] = (cg_section){.kind = CG_SECTION_TOKENS, .bytes = h->token_bytes * h->n_tokens};
     for (uint16_t group = 0; group < n_groups; group++) {
@@ -91,6 +95,7 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
     if (n_bytes < CG_CHUNK_FIXED_BYTES)
         return;
     const bool repair_table = (bytes[48] & 1) == 0;
+    const cg_profile *profile = profiles[bytes[49] & 1];
     cg_chunk_header h = {
         .level = bytes[24] % CG_N_LEVELS,
         .token_bytes = (uint8_t)(2 + bytes[26] % 3),
@@ -109,7 +114,7 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
     const uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES;
     const uint32_t n_rows = h.n_sections;
     if (repair_table)
-        h.n_sections = plan_sections(&h, sections);
+        h.n_sections = plan_sections(profile, &h, sections);
     const size_t header_bytes = CG_CHUNK_FIXED_BYTES + (size_t)n_rows * CG_CHUNK_SECTION_BYTES;
     if (n_bytes < header_bytes || h.n_sections == 0)
         return;
@@ -130,13 +135,14 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
         return;
     memcpy(repaired + n_repaired - n_payload, bytes + header_bytes, n_payload);
     if (cg_chunk_finish(&h, sections, repaired, n_repaired) == CG_OK)
-        exercise(repaired, n_repaired);
+        exercise(profile, repaired, n_repaired);
     free(repaired);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 {
-    exercise(bytes, n_bytes);
+    for (int i = 0; i < N_PROFILES; i++)
+        exercise(profiles[i], bytes, n_bytes);
     exercise_repaired(bytes, n_bytes);
     return 0;
 }

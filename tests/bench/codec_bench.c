@@ -1,0 +1,318 @@
+/* codec_bench - decoding and encoding of chunk files, per instruction set and number of threads, as JSON.
+ *
+ * usage: codec_bench [-p PROFILE.cgp] [-r ROUNDS] [-k KERNELS,...] [-t THREADS,...] FILE.kv...
+ *
+ * Files of real KV: random tensors code to a different size and speed. Each is decoded once, and what comes out is
+ * encoded again at the file's own level. A round runs every variant once, one after another. Timed: everything from the
+ * file's bytes in memory to its elements in tiles of memory (checksums, decoder, tables, rotation), and from elements
+ * to a file's bytes in memory; threads are started within. Not timed: the first touch of tiles and scratch, which are
+ * the threads' own and are reused. Rates count the elements as bf16, whatever their dtype: MB = 10^6 bytes; a second of
+ * _mb_s is the wall's, of _mb_cpu_s all threads' CPU time: what a core does.
+ */
+#include "codec/arena.h"
+#include "codec/codec.h"
+#include "codec/cursor.h"
+#include "codec/kernels.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_ROUNDS = 1000, MAX_THREADS = 64, MAX_VARIANTS = 32 };
+
+typedef struct chunk_file {
+    const char *path;
+    const cg_profile *profile; /* NULL at L0 */
+    uint8_t *bytes;
+    size_t n_bytes;
+    cg_chunk_header header;
+    uint32_t *tokens;
+    uint8_t **tiles; /* [n_tasks]: the elements that an encoder's tasks read */
+} chunk_file;
+
+/* Of the wall clock, and of all threads' CPU time: a machine with other work to do tells less by the first. */
+typedef struct seconds {
+    double wall, cpu;
+} seconds;
+
+typedef struct variant {
+    const cg_kernels *kernels;
+    unsigned n_threads;
+    seconds decode[MAX_ROUNDS], encode[MAX_ROUNDS];
+} variant;
+
+/* One thread's memory. */
+typedef struct worker {
+    struct pool *pool;
+    uint8_t *scratch, *tile;
+} worker;
+
+typedef struct pool {
+    const chunk_file *file;
+    const cg_decoder *decoder; /* one of the two */
+    cg_encoder *encoder;
+    size_t scratch_bytes;
+    uint32_t n_tasks;
+    atomic_uint next_task;
+    worker workers[MAX_THREADS];
+} pool;
+
+static double clock_s(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static seconds since(seconds begin)
+{
+    return (seconds){clock_s(CLOCK_MONOTONIC) - begin.wall, clock_s(CLOCK_PROCESS_CPUTIME_ID) - begin.cpu};
+}
+
+static void check(cg_status status, const char *what)
+{
+    if (status == CG_OK)
+        return;
+    fprintf(stderr, "codec_bench: %s: %s\n", what, cg_strerror(status));
+    exit(1);
+}
+
+static void *take(size_t n_bytes)
+{
+    const size_t rounded = (n_bytes + CG_ARENA_ALIGN) / CG_ARENA_ALIGN * CG_ARENA_ALIGN;
+    void *memory = aligned_alloc(CG_ARENA_ALIGN, rounded);
+    check(memory != NULL ? CG_OK : CG_ERR_NO_MEMORY, "memory");
+    memset(memory, 0, rounded); /* touched */
+    return memory;
+}
+
+static void *work(void *arg)
+{
+    const worker *w = arg;
+    pool *p = w->pool;
+    for (;;) {
+        const uint32_t task = atomic_fetch_add(&p->next_task, 1);
+        if (task >= p->n_tasks)
+            return NULL;
+        check(p->decoder != NULL
+                  ? cg_decoder_run(p->decoder, task, w->scratch, p->scratch_bytes, w->tile)
+                  : cg_encoder_run(p->encoder, task, w->scratch, p->scratch_bytes, p->file->tiles[task]),
+              p->file->path);
+    }
+}
+
+static void run_tasks(pool *p, unsigned n_threads)
+{
+    pthread_t threads[MAX_THREADS];
+    atomic_store(&p->next_task, 0);
+    for (unsigned i = 1; i < n_threads; i++)
+        check(pthread_create(&threads[i], NULL, work, &p->workers[i]) == 0 ? CG_OK : CG_ERR_NO_MEMORY, "a thread");
+    (void)work(&p->workers[0]);
+    for (unsigned i = 1; i < n_threads; i++)
+        (void)pthread_join(threads[i], NULL);
+}
+
+static cg_encoder *new_encoder(const chunk_file *file)
+{
+    cg_encoder *encoder;
+    check(cg_encoder_new(file->profile, &file->header, file->tokens, (uint8_t)(1u << file->header.level), &encoder),
+          file->path);
+    return encoder;
+}
+
+static seconds decode(pool *p, unsigned n_threads)
+{
+    const seconds begin = since((seconds){0});
+    cg_decoder *decoder;
+    check(cg_decoder_new(p->file->profile, p->file->bytes, p->file->n_bytes, &decoder), p->file->path);
+    p->decoder = decoder;
+    run_tasks(p, n_threads);
+    cg_decoder_free(decoder);
+    p->decoder = NULL;
+    return since(begin);
+}
+
+static seconds encode(pool *p, unsigned n_threads)
+{
+    uint8_t *bytes;
+    size_t n_bytes;
+    const seconds begin = since((seconds){0});
+    p->encoder = new_encoder(p->file);
+    run_tasks(p, n_threads);
+    check(cg_encoder_finish(p->encoder, (cg_level)p->file->header.level, &bytes, &n_bytes), p->file->path);
+    cg_encoder_free(p->encoder);
+    const seconds taken = since(begin);
+    free(bytes);
+    return taken;
+}
+
+static void read_file(const char *path, const cg_profile *profile, chunk_file *file)
+{
+    cg_chunk chunk;
+    FILE *stream = fopen(path, "rb");
+    *file = (chunk_file){.path = path};
+    check(stream != NULL && fseek(stream, 0, SEEK_END) == 0 ? CG_OK : CG_ERR_IO, path);
+    const long n_bytes = ftell(stream);
+    rewind(stream);
+    file->n_bytes = n_bytes > 0 ? (size_t)n_bytes : 0;
+    file->bytes = take(file->n_bytes);
+    check(fread(file->bytes, 1, file->n_bytes, stream) == file->n_bytes ? CG_OK : CG_ERR_IO, path);
+    (void)fclose(stream);
+    check(cg_chunk_open(file->bytes, file->n_bytes, &chunk), path);
+    file->header = chunk.header;
+    file->profile = chunk.header.level == CG_L0 ? NULL : profile;
+    file->tokens = take(chunk.header.n_tokens * sizeof *file->tokens);
+    check(cg_chunk_tokens(&chunk, file->tokens), path);
+}
+
+/* Decodes the file into its tiles and readies the workers' memory. */
+static void prepare(chunk_file *file, unsigned most_threads, pool *p)
+{
+    cg_decoder *decoder;
+    check(cg_decoder_new(file->profile, file->bytes, file->n_bytes, &decoder), file->path);
+    cg_encoder *encoder = new_encoder(file);
+    const size_t scratch_bytes = cg_decoder_scratch_bytes(decoder), encoder_bytes = cg_encoder_scratch_bytes(encoder);
+    size_t tile_bytes = 0;
+    *p = (pool){.file = file,
+                .scratch_bytes = scratch_bytes > encoder_bytes ? scratch_bytes : encoder_bytes,
+                .n_tasks = cg_decoder_n_tasks(decoder)};
+    void *scratch = take(p->scratch_bytes);
+    file->tiles = take(p->n_tasks * sizeof *file->tiles);
+    for (uint32_t task = 0; task < p->n_tasks; task++) {
+        const size_t bytes = cg_decoder_task_shape(decoder, task).elements_bytes;
+        tile_bytes = bytes > tile_bytes ? bytes : tile_bytes;
+        file->tiles[task] = take(bytes);
+        check(cg_decoder_run(decoder, task, scratch, p->scratch_bytes, file->tiles[task]), file->path);
+    }
+    for (unsigned i = 0; i < most_threads; i++)
+        p->workers[i] = (worker){p, take(p->scratch_bytes), take(tile_bytes)};
+    free(scratch);
+    cg_encoder_free(encoder);
+    cg_decoder_free(decoder);
+}
+
+static void release(chunk_file *file, unsigned most_threads, pool *p)
+{
+    for (unsigned i = 0; i < most_threads; i++) {
+        free(p->workers[i].scratch);
+        free(p->workers[i].tile);
+    }
+    for (uint32_t task = 0; task < p->n_tasks; task++)
+        free(file->tiles[task]);
+    free(file->tiles);
+    free(file->tokens);
+    free(file->bytes);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void print_rates(const char *name, const seconds *rounds, bool cpu, unsigned n_rounds, double mb)
+{
+    double sorted[MAX_ROUNDS];
+    for (unsigned i = 0; i < n_rounds; i++)
+        sorted[i] = cpu ? rounds[i].cpu : rounds[i].wall;
+    qsort(sorted, n_rounds, sizeof *sorted, by_value);
+    printf(", \"%s\": {\"min\": %.1f, \"median\": %.1f, \"max\": %.1f}", name, mb / sorted[n_rounds - 1],
+           mb / sorted[n_rounds / 2], mb / sorted[0]);
+}
+
+static void bench_file(const char *path, const cg_profile *profile, variant *variants, unsigned n_variants,
+                       unsigned n_rounds, unsigned most_threads, bool is_first)
+{
+    chunk_file file;
+    pool *p = take(sizeof *p);
+    read_file(path, profile, &file);
+    prepare(&file, most_threads, p);
+    for (unsigned round = 0; round < n_rounds + 1; round++) { /* the first warms up */
+        for (unsigned i = 0; i < n_variants; i++) {
+            variant *v = &variants[i];
+            cg_kernels_use(v->kernels);
+            v->decode[round > 0 ? round - 1 : 0] = decode(p, v->n_threads);
+            v->encode[round > 0 ? round - 1 : 0] = encode(p, v->n_threads);
+        }
+    }
+    const size_t n_elements = cg_geometry_elements(&file.header.geometry, file.header.n_tokens);
+    for (unsigned i = 0; i < n_variants; i++) {
+        const variant *v = &variants[i];
+        printf("%s\n  {\"codec\": \"%s\", \"level\": %u, \"dtype\": \"%s\", \"kernels\": \"%s\", \"threads\": %u",
+               is_first && i == 0 ? "" : ",",
+               file.profile != NULL ? cg_profile_preset(file.profile) : "lossless", file.header.level,
+               cg_dtype_name(file.header.geometry.dtype), v->kernels->name, v->n_threads);
+        printf(", \"chunk_tokens\": %u, \"chunk_bytes\": %zu, \"bits_per_element\": %.3f", file.header.n_tokens,
+               file.n_bytes, 8 * (double)file.n_bytes / (double)n_elements);
+        const double mb = 2e-6 * (double)n_elements;
+        print_rates("decode_mb_s", v->decode, false, n_rounds, mb);
+        print_rates("encode_mb_s", v->encode, false, n_rounds, mb);
+        print_rates("decode_mb_cpu_s", v->decode, true, n_rounds, mb);
+        print_rates("encode_mb_cpu_s", v->encode, true, n_rounds, mb);
+        printf("}");
+    }
+    release(&file, most_threads, p);
+    free(p);
+}
+
+static void print_cpu(void)
+{
+    char line[256];
+    FILE *cpuinfo = fopen("/proc/cpuinfo", "r");
+    while (cpuinfo != NULL && fgets(line, sizeof line, cpuinfo) != NULL) {
+        if (strncmp(line, "model name", 10) == 0 && strchr(line, ':') != NULL) {
+            line[strcspn(line, "\n")] = 0;
+            printf("\"cpu\": \"%s\", ", strchr(line, ':') + 2);
+            break;
+        }
+    }
+    if (cpuinfo != NULL)
+        (void)fclose(cpuinfo);
+}
+
+int main(int argc, char **argv)
+{
+    static variant variants[MAX_VARIANTS];
+    cg_profile *profile = NULL;
+    char kernels[] = "baseline,avx2,avx512", *kernel_list = kernels, threads[] = "1,2", *thread_list = threads;
+    unsigned n_rounds = 21, n_variants = 0, most_threads = 1;
+    for (int option; (option = getopt(argc, argv, "p:r:k:t:")) != -1;) {
+        switch (option) {
+        case 'p': check(cg_profile_open_file(optarg, &profile), optarg); break;
+        case 'r': n_rounds = (unsigned)atoi(optarg); break;
+        case 'k': kernel_list = optarg; break;
+        case 't': thread_list = optarg; break;
+        default: return 2;
+        }
+    }
+    if (optind == argc || n_rounds < 1 || n_rounds > MAX_ROUNDS) {
+        fprintf(stderr, "usage: codec_bench [-p PROFILE.cgp] [-r ROUNDS] [-k KERNELS,...] [-t THREADS,...] "
+                        "FILE.kv...\n");
+        return 2;
+    }
+    char *kernel_at, *thread_at;
+    for (char *t = strtok_r(thread_list, ",", &thread_at); t != NULL; t = strtok_r(NULL, ",", &thread_at)) {
+        const int n = atoi(t);
+        const unsigned n_threads = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : (unsigned)n;
+        char copy[64];
+        snprintf(copy, sizeof copy, "%s", kernel_list);
+        for (char *k = strtok_r(copy, ",", &kernel_at); k != NULL; k = strtok_r(NULL, ",", &kernel_at)) {
+            const cg_kernels *named = cg_kernels_named(k);
+            if (named != NULL && n_variants < MAX_VARIANTS)
+                variants[n_variants++] = (variant){.kernels = named, .n_threads = n_threads};
+        }
+        most_threads = n_threads > most_threads ? n_threads : most_threads;
+    }
+    printf("{");
+    print_cpu();
+    printf("\"rounds\": %u, \"rows\": [", n_rounds);
+    for (int i = optind; i < argc; i++)
+        bench_file(argv[i], profile, variants, n_variants, n_rounds, most_threads, i == optind);
+    printf("\n]}\n");
+    cg_profile_free(profile);
+    return 0;
+}
