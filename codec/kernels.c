@@ -6,17 +6,18 @@
 #include "codec/bf16.h"
 
 #include <math.h>
+#include <stdbool.h>
 #if defined(__AVX512BW__)
 #include <immintrin.h>
 #endif
 
 /* One register of the instruction set: longer vectors than that gcc keeps in memory. */
 #if defined(__AVX512F__)
-enum { LANES = 16, PARTS_A_PASS = 8, ROW_VECTORS = 4 };
+enum { LANES = 16, PARTS_A_PASS = 8, ROWS_A_PASS = 8 };
 #elif defined(__AVX2__)
-enum { LANES = 8, PARTS_A_PASS = 2, ROW_VECTORS = 2 };
+enum { LANES = 8, PARTS_A_PASS = 2, ROWS_A_PASS = 4 };
 #else
-enum { LANES = 4, PARTS_A_PASS = 1, ROW_VECTORS = 2 };
+enum { LANES = 4, PARTS_A_PASS = 1, ROWS_A_PASS = 2 };
 #endif
 typedef float vector_f32 __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t vector_u32 __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -227,54 +228,112 @@ static void to_bf16(const float *values, size_t n_values, uint16_t *out)
         out[i] = cg_bf16_from_f32(values[i]);
 }
 
-/* n_wide components by n_vectors * LANES rows, whose sums stay in registers. */
-static inline __attribute__((always_inline)) void project_tile(const float *rows, size_t row_stride,
-                                                               const float *wide, size_t n_channels,
-                                                               const unsigned n_vectors, const unsigned n_wide,
-                                                               float *coef)
+#if defined(__AMX_BF16__)
+/* Rows in two bf16 numbers each, together exact to 16 bits: tiles [n_pairs / 16][2 halves][16 rows][32 channels]. */
+static void split_rows(const float *rows, size_t row_stride, size_t n_rows, size_t n_pairs, uint16_t *split)
 {
-    vector_f32 sum[4][ROW_VECTORS];
-    for (unsigned c = 0; c < n_wide; c++) {
-        for (unsigned k = 0; k < n_vectors; k++)
-            sum[c][k] = (vector_f32){0};
-    }
-    for (size_t ch = 0; ch < n_channels; ch++) {
-        vector_f32 in[ROW_VECTORS];
-#pragma GCC unroll 4
-        for (unsigned k = 0; k < n_vectors; k++)
-            in[k] = *(const vector_f32 *)(const void *)(rows + ch * row_stride + LANES * k);
-#pragma GCC unroll 4
-        for (unsigned c = 0; c < n_wide; c++) {
-            const float b = wide[c * n_channels + ch];
-#pragma GCC unroll 4
-            for (unsigned k = 0; k < n_vectors; k++)
-                sum[c][k] += b * in[k];
+    for (size_t r = 0; r < 16; r++) {
+        for (size_t ch = 0; ch < 2 * n_pairs; ch += 32) {
+            uint16_t *out = split + ch / 32 * 1024 + r * 32;
+            __m512 a = _mm512_setzero_ps(), b = a;
+            if (r < n_rows) {
+                a = _mm512_loadu_ps(rows + r * row_stride + ch);
+                b = _mm512_loadu_ps(rows + r * row_stride + ch + 16);
+            }
+            const __m512bh high = _mm512_cvtne2ps_pbh(b, a);
+            const __m256i a_bits = _mm512_castsi512_si256((__m512i)high);
+            const __m256i b_bits = _mm512_extracti64x4_epi64((__m512i)high, 1);
+            a = _mm512_sub_ps(a, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a_bits), 16)));
+            b = _mm512_sub_ps(b, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(b_bits), 16)));
+            _mm512_storeu_si512(out, (__m512i)high);
+            _mm512_storeu_si512(out + 512, (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }
-    }
-    for (unsigned c = 0; c < n_wide; c++) {
-        for (unsigned k = 0; k < n_vectors; k++)
-            *(vector_f32 *)(void *)(coef + c * row_stride + LANES * k) = sum[c][k];
     }
 }
 
-static void project(const float *rows, size_t row_stride, size_t n_rows, const uint16_t *basis, size_t n_channels,
-                    size_t n_components, float *wide, float *coef)
+static void project(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis, size_t n_pairs,
+                    size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride)
 {
-    const size_t step = LANES * ROW_VECTORS;
-    for (size_t c = 0; c < n_components; c += 4) {
-        const size_t n = n_components - c < 4 ? n_components - c : 4;
-        for (size_t i = 0; i < n * n_channels; i++)
-            wide[i] = cg_bf16_to_f32(basis[c * n_channels + i]);
-        size_t r = 0;
-        for (; n == 4 && r + step <= n_rows; r += step)
-            project_tile(rows + r, row_stride, wide, n_channels, ROW_VECTORS, 4, coef + c * row_stride + r);
-        for (; r < n_rows; r += LANES) {
-            for (size_t i = 0; i < n; i++)
-                project_tile(rows + r, row_stride, wide + i * n_channels, n_channels, 1, 1,
-                             coef + (c + i) * row_stride + r);
+    const size_t tile_row_elements = n_pairs / 16 * 1024, row_bytes = coef_stride * sizeof *coef;
+    configure_tiles();
+    for (size_t r = 0; r < n_rows; r += CG_TILE) {
+        const size_t n = n_rows - r;
+        split_rows(rows + r * row_stride, row_stride, n, n_pairs, split);
+        split_rows(rows + (r + 16) * row_stride, row_stride, n > 16 ? n - 16 : 0, n_pairs, split + tile_row_elements);
+        for (size_t c = 0; c < n_sixteens; c += 2) {
+            const bool has_two = c + 1 < n_sixteens;
+            const uint32_t *right = analysis + c * n_pairs * 16, *second = has_two ? right + n_pairs * 16 : right;
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (size_t k = 0; k < n_pairs / 16; k++) {
+                const uint16_t *left = split + k * 1024;
+                _tile_loadd(6, right + k * 256, 64);
+                _tile_loadd(7, second + k * 256, 64);
+                for (unsigned part = 0; part < 2; part++, left += 512) {
+                    _tile_loadd(4, left, 64);
+                    _tile_loadd(5, left + tile_row_elements, 64);
+                    _tile_dpbf16ps(0, 4, 6);
+                    _tile_dpbf16ps(1, 4, 7);
+                    _tile_dpbf16ps(2, 5, 6);
+                    _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            float *out = coef + r * coef_stride + 16 * c;
+            _tile_stored(0, out, row_bytes);
+            _tile_stored(2, out + 16 * coef_stride, row_bytes);
+            if (has_two) {
+                _tile_stored(1, out + 16, row_bytes);
+                _tile_stored(3, out + 16 * coef_stride + 16, row_bytes);
+            }
         }
     }
+    _tile_release();
 }
+#else
+/* n_rows rows by 16 components, whose sums stay in registers. */
+static inline __attribute__((always_inline)) void project_tile(const float *rows, size_t row_stride,
+                                                               const unsigned n_rows, const uint32_t *analysis,
+                                                               size_t n_pairs, float *coef, size_t coef_stride)
+{
+    enum { N = 16 / LANES };
+    vector_f32 sum[ROWS_A_PASS][N];
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N; k++)
+            sum[r][k] = (vector_f32){0};
+    }
+    for (size_t p = 0; p < n_pairs; p++) {
+#pragma GCC unroll 4
+        for (unsigned k = 0; k < N; k++) {
+            const vector_u32 words = *(const vector_u32 *)(const void *)(analysis + p * 16 + LANES * k);
+            const vector_f32 low = (vector_f32)(words << 16), high = (vector_f32)(words & 0xffff0000u);
+#pragma GCC unroll 8
+            for (unsigned r = 0; r < n_rows; r++)
+                sum[r][k] += rows[r * row_stride + 2 * p] * low + rows[r * row_stride + 2 * p + 1] * high;
+        }
+    }
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N; k++)
+            *(vector_f32 *)(void *)(coef + r * coef_stride + LANES * k) = sum[r][k];
+    }
+}
+
+static void project(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis, size_t n_pairs,
+                    size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride)
+{
+    (void)split;
+    for (size_t c = 0; c < n_sixteens; c++) {
+        size_t r = 0;
+        for (; r + ROWS_A_PASS <= n_rows; r += ROWS_A_PASS)
+            project_tile(rows + r * row_stride, row_stride, ROWS_A_PASS, analysis + c * n_pairs * 16, n_pairs,
+                         coef + r * coef_stride + 16 * c, coef_stride);
+        for (; r < n_rows; r++)
+            project_tile(rows + r * row_stride, row_stride, 1, analysis + c * n_pairs * 16, n_pairs,
+                         coef + r * coef_stride + 16 * c, coef_stride);
+    }
+}
+#endif
 
 static inline int16_t nearest_cell(float q)
 {
@@ -283,10 +342,10 @@ static inline int16_t nearest_cell(float q)
     return (int16_t)(q + (q < 0 ? -0.5f : 0.5f)); /* |q| + 0.5 is exact enough below 2^15 */
 }
 
-static void quantize(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride)
+static void quantize(const float *restrict coef, size_t n_columns, float inv_step, int16_t *restrict out)
 {
-    for (size_t r = 0; r < n_rows; r++)
-        out[r * out_stride] = nearest_cell(coef[r] * inv_step);
+    for (size_t c = 0; c < n_columns; c++)
+        out[c] = nearest_cell(coef[c] * inv_step);
 }
 
 static void quantize_channels(const float *restrict x, const float *restrict base, const float *restrict inv_step,

@@ -53,13 +53,14 @@ typedef struct cg_kernels {
     /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
     void (*rotate)(float *head, const float *cosine, const float *sine, unsigned half);
     void (*to_bf16)(const float *values, size_t n_values, uint16_t *out);
-    /* coef[c][r] = sum over ch of rows[ch][r] * basis[c][ch] for c < n_components and r < n_rows.
-     * rows[n_channels][row_stride], coef[n_components][row_stride]; row_stride and n_rows multiples of 16;
-     * basis: bf16, [n_components][n_channels]; wide: room for 4 * n_channels floats. */
-    void (*project)(const float *rows, size_t row_stride, size_t n_rows, const uint16_t *basis, size_t n_channels,
-                    size_t n_components, float *wide, float *coef);
-    /* out[r * out_stride] = coef[r] * inv_step, to nearest, within int16. */
-    void (*quantize)(const float *coef, size_t n_rows, float inv_step, int16_t *out, size_t out_stride);
+    /* coef[r][c] = sum over ch of rows[r][ch] * basis[c][ch], for 16 * n_sixteens components; coef has rows up to the next
+     * multiple of CG_TILE, which become garbage. rows[n_rows][row_stride], zeros from n_channels to 2 * n_pairs.
+     * analysis: bf16 pairs [n_sixteens][n_pairs][16]: the low half of word c of row p is basis[c][2p], the high one
+     * basis[c][2p + 1]; n_pairs is a multiple of 16. split: room for 64 * 2 * n_pairs bf16, 64-byte aligned. */
+    void (*project)(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis, size_t n_pairs,
+                    size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride);
+    /* out[c] = coef[c] * inv_step, to nearest, within int16. */
+    void (*quantize)(const float *coef, size_t n_columns, float inv_step, int16_t *out);
     /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within int16. */
     void (*quantize_channels)(const float *x, const float *base, const float *inv_step, size_t n_channels,
                               int16_t *cells);

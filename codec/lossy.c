@@ -267,44 +267,25 @@ cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, const
 
 /* ---- encoding ---- */
 
-enum { ROW_ALIGN = 16 }; /* of project() */
-
 typedef struct encode_work {
-    size_t row_stride;  /* n_blocks * CG_DCT, rounded up */
+    size_t row_stride, coef_stride;
     float *block;       /* [CG_DCT][n_channels]: the tokens of a block */
-    float *spectrum;    /* the same, by frequency */
-    float *rows;        /* [n_channels][row_stride]: row f * n_blocks + b */
-    float *coef;        /* [n_components][row_stride] */
-    float *wide;        /* [4][n_channels] */
-    void *symbols;
+    float *rows;        /* [CG_DCT][n_blocks][row_stride]: their spectra */
+    float *coef;        /* [n_blocks, in whole tiles][coef_stride]: of one frequency */
+    uint16_t *split;
+    void *symbols[CG_N_LEVELS];  /* of the lossy levels */
 } encode_work;
-
-static uint32_t most_active(const cg_group *group, unsigned plane, unsigned f)
-{
-    uint32_t most = 0;
-    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
-        const uint32_t n = group->columns[level][plane].n_active[f];
-        most = n > most ? n : most;
-    }
-    return most;
-}
 
 static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsigned plane, size_t n_blocks)
 {
-    encode_work w;
-    const size_t n = group->n_channels;
-    size_t symbols_bytes = 0;
-    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
-        const size_t bytes = cg_lossy_symbols_bytes(&group->columns[level][plane], n_blocks);
-        symbols_bytes = bytes > symbols_bytes ? bytes : symbols_bytes;
-    }
-    w.row_stride = (n_blocks * CG_DCT + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
-    w.block = cg_arena_take(arena, CG_DCT * n * sizeof *w.block);
-    w.spectrum = cg_arena_take(arena, CG_DCT * n * sizeof *w.spectrum);
-    w.rows = cg_arena_take(arena, n * w.row_stride * sizeof *w.rows);
-    w.coef = cg_arena_take(arena, group->basis[plane].n_components * w.row_stride * sizeof *w.coef);
-    w.wide = cg_arena_take(arena, 4 * n * sizeof *w.wide);
-    w.symbols = cg_arena_take(arena, symbols_bytes);
+    encode_work w = {.row_stride = 2 * cg_group_pairs(group),
+                     .coef_stride = (group->basis[plane].n_components + 15u) / 16 * 16};
+    w.block = cg_arena_take(arena, (size_t)CG_DCT * group->n_channels * sizeof *w.block);
+    w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
+    w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride * sizeof *w.coef);
+    w.split = cg_arena_take(arena, 64 * w.row_stride * sizeof *w.split);
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+        w.symbols[level] = cg_arena_take(arena, cg_lossy_symbols_bytes(&group->columns[level - 1][plane], n_blocks));
     return w;
 }
 
@@ -386,12 +367,10 @@ static void fill_rows(float *block, size_t n_channels, unsigned first, unsigned 
 static bool load_rows(const cg_lossy_context *context, const cg_group *group, unsigned plane, const void *in,
                       size_t n_blocks, encode_work *w)
 {
-    const size_t n = group->n_channels;
+    const size_t n = group->n_channels, f_stride = n_blocks * w->row_stride;
     bool finite = true;
-    for (size_t i = 0; i < n; i++) {
-        for (size_t r = n_blocks * CG_DCT; r < w->row_stride; r++)
-            w->rows[i * w->row_stride + r] = 0;
-    }
+    for (size_t r = 0; r < CG_DCT * n_blocks; r++)
+        memset(w->rows + r * w->row_stride + n, 0, (w->row_stride - n) * sizeof *w->rows);
     for (size_t b = 0; b < n_blocks; b++) {
         const uint32_t position = context->first_position + (uint32_t)b * CG_DCT;
         const uint32_t n_sinks = context->profile->n_sinks;
@@ -402,11 +381,7 @@ static bool load_rows(const cg_lossy_context *context, const cg_group *group, un
             finite &= load_token(context, group, plane, b * CG_DCT + t, in, w->block + t * n);
         if (first > 0 || end < CG_DCT)
             fill_rows(w->block, n, first < end ? first : end, end);
-        context->kernels->forward_dct(w->block, n, (unsigned)n, w->spectrum, n);
-        for (size_t ch = 0; ch < n; ch++) {
-            for (unsigned f = 0; f < CG_DCT; f++)
-                w->rows[ch * w->row_stride + f * n_blocks + b] = w->spectrum[f * n + ch];
-        }
+        context->kernels->forward_dct(w->block, n, (unsigned)n, w->rows + b * w->row_stride, f_stride);
     }
     return finite;
 }
@@ -419,37 +394,38 @@ cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, 
     if (p->token_transform == CG_TOKENS_ANCHORS)
         return cg_paper_encode(context, level_mask, group, plane, in, scratch, sections_out, section_bytes_out);
     const cg_basis *basis = &group->basis[plane];
-    const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), n = group->n_channels;
+    const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens);
     cg_arena arena = {scratch, 0};
     encode_work w = take_encode_work(&arena, group, plane, n_blocks);
     if (!load_rows(context, group, plane, in, n_blocks, &w))
         return CG_ERR_INVALID_ARGUMENT;
 
-    if (n_blocks % ROW_ALIGN == 0) {
-        for (unsigned f = 0; f < CG_DCT; f++)
-            context->kernels->project(w.rows + f * n_blocks, w.row_stride, n_blocks, basis->rows, n,
-                                      most_active(group, plane, f), w.wide, w.coef + f * n_blocks);
-    } else {
+    cg_symbols symbols[CG_N_LEVELS];
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+        symbols[level] = cg_lossy_lay_symbols(&group->columns[level - 1][plane], n_blocks, w.symbols[level]);
+    for (unsigned f = 0; f < CG_DCT; f++) {
         uint32_t most = 0;
-        for (unsigned f = 0; f < CG_DCT; f++) {
-            const uint32_t n_active = most_active(group, plane, f);
-            most = n_active > most ? n_active : most;
+        for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+            const uint32_t n_active = group->columns[level - 1][plane].n_active[f];
+            most = (level_mask >> level & 1) != 0 && n_active > most ? n_active : most;
         }
-        context->kernels->project(w.rows, w.row_stride, w.row_stride, basis->rows, n, most, w.wide, w.coef);
+        context->kernels->project(w.rows + f * n_blocks * w.row_stride, w.row_stride, n_blocks, basis->analysis,
+                                  w.row_stride / 2, (most + 15) / 16, w.split, w.coef, w.coef_stride);
+        for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+            if ((level_mask >> level & 1) == 0)
+                continue;
+            const cg_level_columns *columns = &group->columns[level - 1][plane];
+            const size_t n_active = columns->n_active[f];
+            for (size_t b = 0; b < n_blocks; b++)
+                context->kernels->quantize(w.coef + b * w.coef_stride, n_active, 1.0f / p->step[level - 1][plane],
+                                           symbols[level].cells[f] + b * n_active);
+        }
     }
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if ((level_mask >> level & 1) == 0)
             continue;
-        const cg_level_columns *columns = &group->columns[level - 1][plane];
-        const cg_symbols symbols = cg_lossy_lay_symbols(columns, n_blocks, w.symbols);
-        const float inv_step = 1.0f / p->step[level - 1][plane];
-        for (unsigned f = 0; f < CG_DCT; f++) {
-            const size_t n_active = columns->n_active[f];
-            for (size_t c = 0; c < n_active; c++)
-                context->kernels->quantize(w.coef + c * w.row_stride + f * n_blocks, n_blocks, inv_step,
-                                           symbols.cells[f] + c, n_active);
-        }
-        sections_out[level] = cg_lossy_code_symbols(p, columns, &symbols, n_blocks, &section_bytes_out[level]);
+        sections_out[level] = cg_lossy_code_symbols(p, &group->columns[level - 1][plane], &symbols[level], n_blocks,
+                                                    &section_bytes_out[level]);
         if (sections_out[level] == NULL)
             return CG_ERR_NO_MEMORY;
     }

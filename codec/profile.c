@@ -201,6 +201,22 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_co
     return CG_OK;
 }
 
+static cg_status pack_analysis(const cg_group *group, cg_basis *basis)
+{
+    const size_t n_pairs = cg_group_pairs(group), n_sixteens = (basis->n_components + 15u) / 16;
+    basis->analysis = aligned_alloc(64, (n_sixteens + 1) * n_pairs * 16 * sizeof *basis->analysis);
+    if (basis->analysis == NULL)
+        return CG_ERR_NO_MEMORY;
+    memset(basis->analysis, 0, (n_sixteens + 1) * n_pairs * 16 * sizeof *basis->analysis);
+    for (uint32_t c = 0; c < basis->n_components; c++) {
+        const uint16_t *row = basis->rows + (size_t)c * group->n_channels;
+        uint32_t *out = basis->analysis + c / 16 * n_pairs * 16 + c % 16;
+        for (uint32_t ch = 0; ch < group->n_channels; ch++)
+            out[ch / 2 * 16] |= (uint32_t)row[ch] << (ch % 2 * 16);
+    }
+    return CG_OK;
+}
+
 static cg_status pack_panels(const cg_profile *p, const cg_group *group, cg_basis *basis)
 {
     const size_t words = CG_PANEL_CHANNELS / 2;
@@ -299,7 +315,12 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
                 return status;
         }
     }
-    return p->is_tiled ? pack_tiles(group, basis) : pack_panels(p, group, basis);
+    cg_status status = pack_analysis(group, basis);
+    if (status == CG_OK)
+        status = p->is_tiled ? pack_tiles(group, basis) : pack_panels(p, group, basis);
+    free(basis->rows);
+    basis->rows = NULL;
+    return status;
 }
 
 /* What follows the classes, with a KLT. */
@@ -428,6 +449,7 @@ void cg_profile_free(cg_profile *p)
     for (uint32_t g = 0; p->groups != NULL && g < p->n_groups; g++) {
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
             free(p->groups[g].basis[plane].rows);
+            free(p->groups[g].basis[plane].analysis);
             free(p->groups[g].basis[plane].panels);
             free(p->groups[g].basis[plane].tiles);
         }

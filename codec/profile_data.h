@@ -38,7 +38,8 @@ typedef struct cg_level_columns {
 /* One layer group's plane; empty with anchors. */
 typedef struct cg_basis {
     uint32_t n_components;
-    uint16_t *rows;          /* bf16 [n_components][n_channels]: for encoding */
+    uint16_t *rows;          /* bf16 [n_components][n_channels]; only while the profile is read */
+    uint32_t *analysis;      /* the same for encoding: cg_kernels.project()'s pairs, zeros behind channels and components */
     /* For decoding, where the profile is_tiled: cg_kernels.synthesize()'s panels, one each 32 channels. */
     uint16_t *tiles;
     /* For decoding otherwise: [n_panels][n_components][CG_PANEL_CHANNELS / 2] words; word 16k + i holds the panel's channel
@@ -77,6 +78,9 @@ struct cg_profile {
     bool is_packed;          /* the file's narrow components have bits of their own */
     bool is_tiled;           /* unit_channels is whole tiles, too, and the kernels have synthesize() */
 };
+
+/* Pairs of channels that a projection walks: whole tiles. */
+static inline size_t cg_group_pairs(const cg_group *group) { return ((size_t)group->n_channels + 31) / 32 * 16; }
 
 static inline const float *cg_profile_row(const cg_profile *p, const float *table, uint32_t layer, unsigned plane)
 {

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .profile_file import BLOCK_TOKENS, N_LEVELS, Basis, Profile, best_scales
+from .profile_file import BLOCK_TOKENS, N_LEVELS, Basis, Profile, to_bf16_bits
 from .tables import cluster
 
 N_SINKS = 4
@@ -12,6 +12,58 @@ LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
 BASIS_NOISE = 1e-3  # what rounding a component of the basis may add to an L1 symbol's variance (its own is 1/12)
 MOST_BASIS_NOISE = 2e-2
 _NEIGHBOURS = 9
+_BLOCK = 64  # columns between updates of the whole matrix
+
+
+def _nearest(rows, scale, bits):
+    limit = 2 ** (int(bits) - 1) - 1
+    return np.clip(np.rint(rows / scale[:, None]), -limit, limit)
+
+
+def _best_scales(rows, bits):
+    """(scale, squared error) f32 [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut."""
+    peak = np.maximum(np.abs(rows).max(1, initial=0), 1e-30)
+    best, least = np.zeros(len(rows), np.float32), np.full(len(rows), np.inf, np.float32)
+    for cut in np.arange(1.0, 0.2, -0.08):
+        scale = (peak * cut / (2 ** (int(bits) - 1) - 1)).astype(np.float32)
+        error = np.square(rows - scale[:, None] * _nearest(rows, scale, bits)).sum(1)
+        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+    return best, least
+
+
+def _round_rows(rows, scale, bits, second_moment):
+    """s8 [n][N]: rows [n][N] over scale, rounded so that what is rounded away is small where the data are large.
+
+    An encoder projects on rounded rows: d = row - rounded adds d' M d to a coefficient's variance, M the second moment of
+    the data [N][N]. Element by element, the error of one is made up for by the next ones (GPTQ: Frantar et al., ICLR
+    2023, arXiv:2210.17323, algorithm 1)."""
+    left, result = rows.astype(np.float64), np.zeros(rows.shape, np.int8)
+    upper = np.linalg.cholesky(np.linalg.inv(second_moment)).T
+    for at in range(0, rows.shape[1], _BLOCK):
+        end = min(at + _BLOCK, rows.shape[1])
+        errors = np.zeros((len(rows), end - at))
+        for i in range(at, end):
+            result[:, i] = _nearest(left[:, i : i + 1], scale, bits)[:, 0]
+            errors[:, i - at] = (left[:, i] - scale * result[:, i]) / upper[i, i]
+            left[:, i + 1 : end] -= errors[:, i - at, None] * upper[i, i + 1 : end]
+        left[:, end:] -= errors @ upper[at:end, end:]
+    return result
+
+
+def quantize_basis(rows, n_wide, bits, mean_square):
+    """The Basis of rows f32 [N][N], all components: n_wide as bf16, len(bits) in that many bits, the rest cut.
+    mean_square [N]: of the components' coefficients, in steps of L1."""
+    n_components = n_wide + len(bits)
+    rest, bits = rows[n_wide:n_components].astype(np.float32), np.asarray(bits, np.uint8)
+    scale, narrow = np.zeros(len(rest), np.float32), np.zeros(rest.shape, np.int8)
+    full, squares = rows.astype(np.float64), mean_square.astype(np.float64)
+    for n in np.unique(bits):
+        at = np.flatnonzero(bits == n)
+        scale[at] = _best_scales(rest[at], n)[0]
+        # A decoder multiplies d with the component's own coefficient, in all directions alike.
+        own = max(squares[n_wide + at].mean(), 1e-3)
+        narrow[at] = _round_rows(rest[at], scale[at], n, (full.T * (squares + own)) @ full)
+    return Basis(to_bf16_bits(rows[:n_wide]), bits, scale, narrow)
 
 
 @dataclass
@@ -20,6 +72,7 @@ class Plan:
     n_components: dict  # (group, plane)
     n_wide: dict
     bits: dict  # (group, plane): of the components behind the wide ones
+    squares: dict  # (group, plane): mean square of the components' L1 symbols
 
 
 def _nonzero_share(histogram):
@@ -41,7 +94,7 @@ def _prefix(above):
 
 def _fewest_bits(rows):
     """[7][n]: squared error of rows f32 [n][N] in 2 to 8 bits."""
-    return np.stack([best_scales(rows, bits)[1] for bits in range(2, 9)])
+    return np.stack([_best_scales(rows, bits)[1] for bits in range(2, 9)])
 
 
 def _plan(shares, squares, errors, least, noise):
@@ -57,7 +110,7 @@ def _plan(shares, squares, errors, least, noise):
             n_components[group, plane], n_wide[group, plane] = most, wide
             bits_of[group, plane] = 2 + fits[:, wide:].argmax(0)
         active[level, group, plane] = n
-    return Plan(active, n_components, n_wide, bits_of)
+    return Plan(active, n_components, n_wide, bits_of, squares)
 
 
 def plan_columns(transform, histograms, mean_square, budget_bytes):
@@ -103,8 +156,8 @@ def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
     ]
     basis = [
         [
-            Basis.quantize(
-                transform.rows[g][p][: plan.n_components[g, p]].cpu().numpy(), plan.n_wide[g, p], plan.bits[g, p]
+            quantize_basis(
+                transform.rows[g][p].cpu().numpy(), plan.n_wide[g, p], plan.bits[g, p], plan.squares[g, p]
             )
             for p in range(2)
         ]

@@ -2,7 +2,9 @@
 
 Runs the model over calibration text and writes STORE/MODEL/model.json, profiles/<fingerprint>.cgp and profiles/default.
 Ends with size and quality of each level on text that the calibration did not see. A 135M model takes minutes on two CPU
-cores. Needs torch and transformers.
+cores. Needs torch and transformers. --preset paper makes CacheGen's codec as its paper describes it, to compare with.
+The new profile is what the store uses from then on (profiles/default); chunks of the one before it stay readable by its
+fingerprint, and come back when profiles/default names it again. --no-default leaves that file alone.
 """
 
 import argparse
@@ -14,12 +16,13 @@ import time
 
 import torch
 
+from . import paper, quality
 from .assemble import N_SINKS, assemble, plan_columns
 from .fingerprint import model_fingerprint
 from .klt import Moments, Planes, Transform, quantize, split_layers
 from .kv_model import Context, KvModel
 from .profile_file import BLOCK_TOKENS, N_LEVELS
-from .quality import CHUNK_TOKENS, measure
+from .quality import CHUNK_TOKENS
 from .rope import Unsupported
 from .steps import DEFAULT, find_steps, parse_steps
 from .tables import Histograms, shift_of
@@ -214,7 +217,7 @@ def write_atomically(path, data):
     os.close(folder)
 
 
-def write_store(out, model, fingerprint, profile, data):
+def write_store(out, model, fingerprint, profile, data, make_default):
     description = {
         "version": 1,
         "name": os.path.basename(os.path.abspath(out)),
@@ -229,45 +232,46 @@ def write_store(out, model, fingerprint, profile, data):
     name = profile.fingerprint.hex()
     write_atomically(os.path.join(out, "model.json"), text)
     write_atomically(os.path.join(out, "profiles", name + ".cgp"), data)
-    write_atomically(os.path.join(out, "profiles", "default"), name.encode() + b"\n")
+    if make_default:
+        write_atomically(os.path.join(out, "profiles", "default"), name.encode() + b"\n")
 
 
 def print_report(report):
-    print(f"profile {report['profile']}: {report['profile_bytes']:,} bytes, "
+    print(f"profile {report['profile']}, preset {report['preset']}: {report['profile_bytes']:,} bytes, "
           f"{100 * report['profile_share']:.1f} % of the weights; {report['n_classes']} classes")  # fmt: skip
     if not report["held_out"]:
         print("not measured: the texts are too short to hold a part out")
         return
     print(f"held-out: {report['n_held_out']} contexts of {', '.join(report['held_out'])}")
-    print(f"sizes are of files of {CHUNK_TOKENS} tokens, estimated within about 1 %; "
-          f"active: multiply-adds an element, as a share of the channels of a group")  # fmt: skip
+    has_active = "active" in report["levels"][0]
+    print(f"sizes are of files of {CHUNK_TOKENS} tokens, estimated within about 1 %"
+          + ("; active: multiply-adds an element, as a share of the channels of a group" if has_active else ""))  # fmt: skip
     print(f"{'level':5s} {'step':>8s} {'bits/el':>8s} {'x ' + report['dtype']:>7s} {'KL':>9s} {'dNLL':>8s} "
-          f"{'top-1':>6s} {'active':>7s}")  # fmt: skip
+          f"{'top-1':>6s}" + f" {'active':>7s}" * has_active)  # fmt: skip
     width = {"fp32": 32}.get(report["dtype"], 16)
     for row in report["levels"]:
         print(f"L{row['level']:<4d} {row['step'][0]:8.5f} {row['bits_per_element']:8.4f} "
               f"{width / row['bits_per_element']:7.1f} {row['kl']:9.5f} {row['nll_change']:+8.4f} "
-              f"{row['top1']:6.3f} {row['active']:7.3f}")  # fmt: skip
+              f"{row['top1']:6.3f}" + (f" {row['active']:7.3f}" if has_active else ""))  # fmt: skip
 
 
 def make_report(model, profile, data, held_out, scores, seconds):
     channels = [n * model.channels for n in profile.group_layers]
     levels = []
     for level, result in scores.items():
-        n_active = sum(sum(profile.n_active(level, g, p)) for g in range(len(channels)) for p in range(2))
-        levels.append({
-            "level": level + 1,
-            "step": [float(s) for s in profile.step[level]],
-            **result.as_json(),
-            "active": n_active / (2 * BLOCK_TOKENS * sum(channels)),
-        })  # fmt: skip
+        row = {"level": level + 1, "step": [float(s) for s in profile.step[level]], **result.as_json()}
+        if profile.basis:
+            n_active = sum(sum(profile.n_active(level, g, p)) for g in range(len(channels)) for p in range(2))
+            row["active"] = n_active / (2 * BLOCK_TOKENS * sum(channels))
+        levels.append(row)
     return {
         "profile": profile.fingerprint.hex(),
+        "preset": profile.preset,
         "profile_bytes": len(data),
         "profile_share": len(data) / model.weights_bytes,
         "n_classes": len(profile.classes),
-        "n_components": [[b.n_components for b in both] for both in profile.basis],
-        "n_wide": [[len(b.wide) for b in both] for both in profile.basis],
+        "n_components": [[b.n_components for b in both] for both in profile.basis or ()],
+        "n_wide": [[len(b.wide) for b in both] for both in profile.basis or ()],
         "group_layers": profile.group_layers,
         "dtype": model.dtype_name,
         "held_out": [context.name for context in held_out],
@@ -283,13 +287,16 @@ def parse_arguments(arguments):
     add("model_dir")
     add("--texts", nargs="+", required=True, metavar="FILE", help="calibration text: many domains, much text")
     add("--out", required=True, metavar="STORE/MODEL")
+    add("--preset", choices=("klt", "paper"), default="klt", help="of the codec (default %(default)s)")
+    add("--no-default", action="store_true", help="the store goes on with the profile that it has")
     add("--held-out", nargs="+", metavar="FILE", help="text for the report (default: the last part of each text)")
     add("--tokens", type=int, default=3072, help="tokens of a context (default %(default)s)")
     add("--report-contexts", type=int, default=5, help="held-out contexts measured, 0 for all (default %(default)s)")
     add("--contexts", type=int, default=1, help="contexts of each text, 0 for all (default %(default)s)")
-    add("--group-layers", default=None, help="layers that share a KLT: a number, or a list like 4,4,6")
-    add("--steps", default=DEFAULT, help='of L1, L2, L3, or "auto": by the KL divergence of L2 (default %(default)s)')
-    add("--classes", type=int, default=192, help=argparse.SUPPRESS)
+    add("--group-layers", default=None, help="layers that share a section (and a KLT): a number, or a list like 4,4,6")
+    add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
+                        f'(default {DEFAULT}; paper: {paper.STEPS})')  # fmt: skip
+    add("--classes", type=int, help=argparse.SUPPRESS)
     add("--device", default="cpu")
     add("--dtype", choices=("bf16", "fp16", "fp32"), help="of weights and caches (default: the model's)")
     add("--memory-gib", type=float, default=4.0, help="for KV caches between the passes (default %(default)s)")
@@ -309,14 +316,15 @@ def run(options):
     fingerprint = model_fingerprint(options.model_dir)
     tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
     contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)
-    group_layers = default_group_layers(model)
+    group_layers = None
     if options.group_layers:
         sizes = [int(n) for n in options.group_layers.split(",")]
         group_layers = sizes if len(sizes) > 1 else sizes[0]
-    groups = split_layers(model.n_layers, group_layers)
     held_out = pick(held_out, options.report_contexts)
+    is_paper = options.preset == "paper"
     try:
-        steps = None if options.steps == "auto" else parse_steps(options.steps)
+        auto = options.steps == "auto" and not is_paper
+        steps = None if auto else parse_steps(options.steps or (paper.STEPS if is_paper else DEFAULT))
     except ValueError as error:
         raise SystemExit(f"profile: {error}") from error
 
@@ -324,14 +332,21 @@ def run(options):
         raise SystemExit("profile: --steps auto needs held-out text, or texts of more than one context")
 
     caches = Caches(model, int(options.memory_gib * 2**30), options.seed)
-    profile = make_profile(
-        model, fingerprint, caches, contexts, groups, steps, options.classes, progress, held_out
-    )  # fmt: skip
+    if is_paper:
+        profile = paper.make(model, fingerprint, caches, contexts, steps, group_layers, options.classes, progress)
+    else:
+        groups = split_layers(model.n_layers, group_layers or default_group_layers(model))
+        profile = make_profile(
+            model, fingerprint, caches, contexts, groups, steps, options.classes or 192, progress, held_out
+        )  # fmt: skip
     caches.kept.clear()
     data = profile.to_bytes()
-    write_store(options.out, model, fingerprint, profile, data)
+    write_store(options.out, model, fingerprint, profile, data, not options.no_default)
     progress.start("quality on held-out text")
-    scores = measure(model, profile, held_out, progress) if held_out else {}
+    scores = {}
+    if held_out:
+        coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
+        scores = quality.measure(model, coder(profile, model.device), planes(model), held_out, progress)
     report = make_report(model, profile, data, held_out, scores, time.monotonic() - progress.began)
     print_report(report)
     if options.json:

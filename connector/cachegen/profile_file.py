@@ -21,6 +21,7 @@ MAX_SYMBOLS = 64
 MAX_CLASSES = 256
 MAX_SHIFT = 12
 MAX_ROPES = 4
+KLT_DCT, ANCHORS = (1, 1), (0, 2)  # transforms of channels and tokens
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
 
 
@@ -34,22 +35,6 @@ def from_bf16_bits(bits):
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def _nearest(rows, scale, bits):
-    limit = 2 ** (int(bits) - 1) - 1
-    return np.clip(np.rint(rows / scale[:, None]), -limit, limit)
-
-
-def best_scales(rows, bits):
-    """(scale, squared error) f32 [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut."""
-    peak = np.maximum(np.abs(rows).max(1, initial=0), 1e-30)
-    best, least = np.zeros(len(rows), np.float32), np.full(len(rows), np.inf, np.float32)
-    for cut in np.arange(1.0, 0.2, -0.08):
-        scale = (peak * cut / (2 ** (int(bits) - 1) - 1)).astype(np.float32)
-        error = np.square(rows - scale[:, None] * _nearest(rows, scale, bits)).sum(1)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
-    return best, least
-
-
 @dataclass
 class Basis:
     """Components as rows over the channels of a layer group: the first ones bf16, the others of few bits and a scale."""
@@ -58,17 +43,6 @@ class Basis:
     bits: np.ndarray  # u8 [n_narrow], 2 to 8
     scale: np.ndarray  # f32 [n_narrow]
     narrow: np.ndarray  # s8 [n_narrow][N]
-
-    @classmethod
-    def quantize(cls, rows, n_wide, bits):
-        """rows f32 [n][N]; bits of those behind the first n_wide."""
-        rest, bits = rows[n_wide:].astype(np.float32), np.asarray(bits, np.uint8)
-        scale, narrow = np.zeros(len(rest), np.float32), np.zeros(rest.shape, np.int8)
-        for n in np.unique(bits):
-            at = np.flatnonzero(bits == n)
-            scale[at] = best_scales(rest[at], n)[0]
-            narrow[at] = _nearest(rest[at], scale[at], n)
-        return cls(to_bf16_bits(rows[:n_wide]), bits, scale, narrow)
 
     @property
     def n_components(self):
@@ -124,9 +98,11 @@ class Profile:
     mean: np.ndarray  # f32 [n_layers][2][C]
     weight: np.ndarray  # f32 [n_layers][2][C]
     classes: list  # SymbolClass
-    basis: list  # [group][plane] Basis
-    class_of: list  # [level][group][plane][frequency] u8 [n_active]
+    basis: list  # [group][plane] Basis; None: preset paper
+    class_of: list  # [level][group][plane][frequency] u8 [n_active]; paper: of its deltas, one frequency
     preset: str = "klt"
+    anchor_step: np.ndarray = None  # f32 [n_layers][2][C]; with the next one: paper only
+    anchor_class: list = None  # [group][plane] u8 [N]
     fingerprint: bytes = field(default=b"", compare=False)
 
     def n_active(self, level, group, plane):
@@ -140,9 +116,34 @@ class Profile:
         n_ropes = len(ropes)
         assert n_ropes <= MAX_ROPES
         body = [ropes, np.asarray(layer_rope if n_ropes > 1 else [], "u1"), np.asarray(self.group_layers, "<u2")]
-        body += [np.asarray(a, "<f4") for a in (self.step, self.mean, self.weight)]
+        channels = [a for a in (self.mean, self.weight, self.anchor_step) if a is not None]
+        body += [np.asarray(a, "<f4") for a in (self.step, *channels)]
         for c in self.classes:
             body += [np.array([c.shift, len(c.freq)], "u1"), np.asarray(c.freq, "<u2")]
+        body += self._klt_body() if self.anchor_step is None else self._paper_body()
+        payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
+        n_bytes = HEADER_BYTES + len(payload) + 8
+        rotary_dim = 2 * self.inv_freq.shape[-1]
+        rope = 0 if rotary_dim == 0 else 1 if n_ropes == 1 else 2
+        head = struct.pack(
+            "<8sIIQ16sHHHBB16sBBBBHHHHI",
+            MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
+            self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
+            self.preset.encode(), *self._transforms(), rope, self.anchor_step is None,
+            rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), n_ropes if rope == 2 else 0,
+        )  # fmt: skip
+        assert len(head) == HEADER_BYTES
+        data = head + payload
+        data += struct.pack("<Q", xxh3_64(data))
+        self.fingerprint = xxh3_128(data)
+        return data
+
+    def _transforms(self):
+        """Of channels and of tokens."""
+        return KLT_DCT if self.anchor_step is None else ANCHORS
+
+    def _klt_body(self):
+        body = []
         for planes in self.basis:
             body += [np.array([b.n_components, len(b.wide)], "<u2") for b in planes]
         for level in self.class_of:
@@ -153,21 +154,11 @@ class Profile:
         for planes in self.basis:
             for b in planes:
                 body += b.to_arrays()
-        payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
-        n_bytes = HEADER_BYTES + len(payload) + 8
-        rotary_dim = 2 * self.inv_freq.shape[-1]
-        head = struct.pack(
-            "<8sIIQ16sHHHBB16sBBBBHHHHI",
-            MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
-            self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
-            self.preset.encode(), 1, 1, (2 if n_ropes > 1 else 1) if rotary_dim else 0, 1,
-            rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), n_ropes if n_ropes > 1 else 0,
-        )  # fmt: skip
-        assert len(head) == HEADER_BYTES
-        data = head + payload
-        data += struct.pack("<Q", xxh3_64(data))
-        self.fingerprint = xxh3_128(data)
-        return data
+        return body
+
+    def _paper_body(self):
+        body = [np.asarray(classes, "u1") for planes in self.anchor_class for classes in planes]
+        return body + [np.asarray(runs[0], "u1") for level in self.class_of for planes in level for runs in planes]
 
 
 class _Cursor:
@@ -202,9 +193,12 @@ def read_profile(data):
     _require(version == VERSION, f"version {version} is not supported")
     _require(n_bytes == len(data), "its size is not the file's")
     _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
-    _require(not (reserved or n_ropes >> 8 or (n_ropes and rope != 2)) and is_packed <= 1, "reserved bytes are set")
-    _require(n_planes == 2 and channel == 1 and token == 1 and rope in (0, 1, 2), "unknown transform")
-    _require(rope != 2 or 2 <= n_ropes <= MAX_ROPES, "number of rope tables")
+    has_anchors = (channel, token) == ANCHORS
+    _require(not (reserved or n_ropes >> 8), "reserved bytes are set")
+    _require(is_packed <= (not has_anchors), "reserved bytes are set")
+    _require(n_planes == 2 and (has_anchors or (channel, token) == KLT_DCT), "unknown transform")
+    _require(rope in (0, 1, 2) and not (has_anchors and rope), "unknown rope")
+    _require(2 <= n_ropes <= MAX_ROPES if rope == 2 else n_ropes == 0, "number of rope tables")
     _require(rotary_dim % 2 == 0 and rotary_dim <= head_dim and bool(rotary_dim) == bool(rope), "rotary_dim")
     _require(n_sinks <= 8 and 1 <= n_classes <= MAX_CLASSES, "n_sinks or n_classes")
     names = {number: name for name, number in DTYPES.items()}
@@ -221,6 +215,8 @@ def read_profile(data):
     step = cursor.take("<f4", N_LEVELS, 2)
     mean = cursor.take("<f4", n_layers, 2, channels)
     weight = cursor.take("<f4", n_layers, 2, channels)
+    anchor_step = cursor.take("<f4", n_layers, 2, channels) if has_anchors else None
+    _require(not has_anchors or (anchor_step > 0).all(), "a step of anchors is not positive")
     _require((step > 0).all() and (weight > 0).all(), "a step or weight is not positive")
     classes = []
     for _ in range(n_classes):
@@ -229,6 +225,25 @@ def read_profile(data):
         _require(shift <= MAX_SHIFT and 2 <= n_symbols <= MAX_SYMBOLS and n_symbols % 2 == 0, "a class")
         _require(freq.min() >= 1 and int(freq.astype(int).sum()) == SCALE, "frequencies of a class")
         classes.append(SymbolClass(int(shift), freq))
+    anchor_class = None
+    if has_anchors:
+        basis, (anchor_class, *class_of) = None, [
+            [[cursor.take("u1", n * channels) for _ in range(2)] for n in group_layers] for _ in range(1 + N_LEVELS)
+        ]  # fmt: skip
+        _require(all((c < n_classes).all() for part in (anchor_class, *class_of) for both in part for c in both),
+                 "a class that is not there")  # fmt: skip
+        class_of = [[[[c] for c in both] for both in part] for part in class_of]
+    else:
+        basis, class_of = _read_klt(cursor, group_layers, channels, n_classes, is_packed)
+    _require(cursor.at == len(cursor.data), "bytes are left over")
+    return Profile(
+        model, n_layers, n_kv_heads, head_dim, names[dtype], inv_freq, n_sinks, group_layers, step, mean, weight,
+        classes, basis, class_of, preset.rstrip(b"\0").decode(), anchor_step, anchor_class, xxh3_128(data),
+    )  # fmt: skip
+
+
+def _read_klt(cursor, group_layers, channels, n_classes, is_packed):
+    n_groups = len(group_layers)
     counts = cursor.take("<u2", n_groups, 2, 2)
     class_of = []
     for _ in range(N_LEVELS):
@@ -251,8 +266,4 @@ def read_profile(data):
             _require(n_wide <= n_components <= n_channels, "component counts")
             planes.append(Basis.take(cursor, n_components, n_wide, n_channels, is_packed))
         basis.append(planes)
-    _require(cursor.at == len(cursor.data), "bytes are left over")
-    return Profile(
-        model, n_layers, n_kv_heads, head_dim, names[dtype], inv_freq, n_sinks, group_layers, step, mean, weight,
-        classes, basis, class_of, preset.rstrip(b"\0").decode(), xxh3_128(data),
-    )  # fmt: skip
+    return basis, class_of

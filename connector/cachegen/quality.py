@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .klt import Planes, Transform, quantize
+from .klt import Transform, quantize
 from .profile_file import BLOCK_TOKENS, N_LEVELS
 from .tables import N_BINS, class_costs, magnitude_bins
 
@@ -43,15 +43,41 @@ class Score:
         }
 
 
-class Coder:
-    """Symbols, sizes and reconstructions of a profile's lossy levels."""
+class Sizes:
+    """What a profile's symbols cost; what the symbols are is a subclass's, of a preset."""
 
     def __init__(self, profile, device="cpu"):
         self.profile = profile
-        self.transform = Transform.of_profile(profile, device)
         self.costs = torch.from_numpy(np.stack([class_costs(c) for c in profile.classes])).float().to(device)
         self.shifts = torch.tensor([c.shift for c in profile.classes], dtype=torch.int32, device=device)
         self.device = device
+
+    def symbol_bits(self, q, classes, n_chunks, active=1.0):
+        """Of a matrix a chunk: q integers [n_rows][...], of all chunks; classes and active (1 or 0) of its columns."""
+        bins = magnitude_bins(q.int(), self.shifts[classes]).long()
+        cost = self.costs.flatten()[classes * N_BINS + bins]
+        bits = float((cost * active).sum(dtype=torch.float64))
+        n_streams = max(1, int(bits / n_chunks / 8 / (_STREAM_SHARE * _STREAM_BYTES)))
+        # 8 of the 32 bits of a lane state are entropy that is already counted.
+        return bits + 8 * n_chunks * n_streams * (_STREAM_BYTES - 32)
+
+    def other_bits(self, n_tokens, token_bytes):
+        """Of the files of a context: headers, section tables, token ids and exact first tokens."""
+        n_sections = 2 * len(self.profile.group_layers)
+        bits = _SINK_BITS * 2 * self.profile.mean[:, 0].size * self.profile.n_sinks
+        for at in range(0, n_tokens, CHUNK_TOKENS):
+            rows = 1 + n_sections * (2 if at == 0 and self.profile.n_sinks else 1)
+            bits += 8 * (160 + 16 * rows + 4 * n_sections)
+            bits += 8 * token_bytes * min(CHUNK_TOKENS, n_tokens - at)
+        return bits
+
+
+class Coder(Sizes):
+    """Symbols, sizes and reconstructions of a profile's lossy levels: preset klt."""
+
+    def __init__(self, profile, device="cpu"):
+        super().__init__(profile, device)
+        self.transform = Transform.of_profile(profile, device)
 
     def _columns(self, level, g, p):
         """Mask and class [8][n_components] of the active columns."""
@@ -63,25 +89,6 @@ class Coder:
             classes[f, : len(row)] = torch.from_numpy(np.array(row, np.int64))
         return active.to(self.device), classes.to(self.device)
 
-    def _symbol_bits(self, q, classes, active):
-        bins = magnitude_bins(q.int(), self.shifts[classes]).long()
-        cost = self.costs.flatten()[classes * N_BINS + bins]
-        bits = float((cost * active).sum(dtype=torch.float64))
-        n_chunks = -(-len(q) * BLOCK_TOKENS // CHUNK_TOKENS)
-        n_streams = max(1, int(bits / n_chunks / 8 / (_STREAM_SHARE * _STREAM_BYTES)))
-        # 8 of the 32 bits of a lane state are entropy that is already counted.
-        return bits + 8 * n_chunks * n_streams * (_STREAM_BYTES - 32)
-
-    def other_bits(self, n_tokens, token_bytes):
-        """Of the files of a context: headers, section tables, token ids and exact first tokens."""
-        n_sections = 2 * len(self.profile.group_layers)
-        bits = _SINK_BITS * 2 * self.profile.mean[:, 0].size * self.profile.n_sinks
-        for at in range(0, n_tokens, CHUNK_TOKENS):
-            rows = 1 + n_sections * (2 if at == 0 else 1)
-            bits += 8 * (160 + 16 * rows + 4 * n_sections)
-            bits += 8 * token_bytes * min(CHUNK_TOKENS, n_tokens - at)
-        return bits
-
     def code(self, x, level):
         """(x after coding, bits of its symbols): x [2][n_layers][n_tokens][C] of a context from position 0."""
         profile, n_tokens = self.profile, x.shape[2]
@@ -92,7 +99,7 @@ class Coder:
                 step = float(profile.step[level][p])
                 active, classes = self._columns(level, g, p)
                 q = quantize(self.transform.coefficients(x, g, p), step) * active
-                bits += self._symbol_bits(q, classes, active)
+                bits += self.symbol_bits(q, classes, -(-len(q) * BLOCK_TOKENS // CHUNK_TOKENS), active)
                 out[p, layers] = self.transform.synthesize(q * step, g, p, n_tokens)
         out[:, :, : profile.n_sinks] = x[:, :, : profile.n_sinks]
         return out, bits
@@ -107,9 +114,8 @@ def score(log_p, reference, ids):
 
 
 @torch.no_grad()
-def measure(model, profile, contexts, progress=lambda done, total: None, levels=range(N_LEVELS)):
-    """A Score for each level over contexts."""
-    coder, planes = Coder(profile, model.device), Planes(model)
+def measure(model, coder, planes, contexts, progress=lambda done, total: None, levels=range(N_LEVELS)):
+    """A Score for each level over contexts; coder and planes are of one preset."""
     scores = {level: Score() for level in levels}
     token_bytes = 2 if model.model.get_input_embeddings().num_embeddings <= 65536 else 3
     for i, context in enumerate(contexts):

@@ -4,6 +4,8 @@
 #include "profile_maker.h"
 
 #include <gtest/gtest.h>
+#include <limits>
+#include <memory>
 
 namespace {
 
@@ -135,26 +137,81 @@ TEST_P(KernelsTest, RoundsToBf16BitForBit) {
 }
 
 TEST_P(KernelsTest, ProjectsOnTheBasis) {
-    for (size_t n_components : {1, 3, 4, 5, 9}) {
-        for (size_t n_rows : {16, 48, 64, 80, 128}) {
+    for (size_t n_components : {1, 15, 16, 17, 50}) {
+        for (size_t n_rows : {1, 2, 7, 16, 17, 32, 33, 40}) {
             SCOPED_TRACE(testing::Message() << "n_components=" << n_components << " n_rows=" << n_rows);
-            const size_t n_channels = 37, stride = n_rows + 16;
+            const size_t n_channels = 37, n_pairs = 32, stride = 2 * n_pairs, n_sixteens = (n_components + 15) / 16;
             Random random(n_components + n_rows);
-            const auto rows = draw(n_channels * stride, &random);
-            std::vector<uint16_t> basis;
-            for (const float x : draw(n_components * n_channels, &random))
-                basis.push_back(cg_bf16_from_f32(x));
-            std::vector<float> wide(4 * n_channels), got(n_components * stride, 7), want = got;
-            kernels->project(rows.data(), stride, n_rows, basis.data(), n_channels, n_components, wide.data(), got.data());
-            for (size_t c = 0; c < n_components; c++) {
-                for (size_t r = 0; r < n_rows; r++) {
+            auto rows = draw(n_rows * stride, &random);
+            for (size_t i = 0; i < rows.size(); i++)
+                rows[i] = i % stride < n_channels ? rows[i] : 0;
+            std::vector<uint32_t> analysis(n_sixteens * n_pairs * 16);
+            std::vector<float> basis(n_components * n_channels);
+            for (size_t i = 0; i < basis.size(); i++) {
+                const size_t c = i / n_channels, ch = i % n_channels;
+                const uint16_t bits = cg_bf16_from_f32(static_cast<float>(random.normal()));
+                basis[i] = cg_bf16_to_f32(bits);
+                analysis[(c / 16 * n_pairs + ch / 2) * 16 + c % 16] |= static_cast<uint32_t>(bits) << (ch % 2 * 16);
+            }
+            const size_t coef_stride = 16 * n_sixteens + 16;
+            const std::unique_ptr<void, MallocFree> split(aligned_alloc(64, 64 * stride * 2));
+            std::vector<float> got((n_rows + 31) / 32 * 32 * coef_stride, 7);
+            kernels->project(rows.data(), stride, n_rows, analysis.data(), n_pairs, n_sixteens,
+                             static_cast<uint16_t *>(split.get()), got.data(), coef_stride);
+            for (size_t r = 0; r < n_rows; r++) {
+                for (size_t c = 0; c < 16 * n_sixteens; c++) {
                     double sum = 0;
-                    for (size_t ch = 0; ch < n_channels; ch++)
-                        sum += rows[ch * stride + r] * cg_bf16_to_f32(basis[c * n_channels + ch]);
-                    want[c * stride + r] = static_cast<float>(sum);
+                    for (size_t ch = 0; ch < n_channels && c < n_components; ch++)
+                        sum += rows[r * stride + ch] * basis[c * n_channels + ch];
+                    ASSERT_NEAR(got[r * coef_stride + c], sum, 5e-4) << r << " " << c;
+                }
+                ASSERT_EQ(got[r * coef_stride + 16 * n_sixteens], 7) << "a column behind the last";
+            }
+        }
+    }
+}
+
+TEST_P(KernelsTest, SynthesizesTiles) {
+    if (kernels->synthesize == nullptr)
+        GTEST_SKIP() << kernels->name << " has no matrix units";
+    for (size_t n_blocks : {1, 15, 16, 17, 32}) {
+        for (size_t n_active : {0, 1, 31, 32, 33, 70}) {
+            SCOPED_TRACE(testing::Message() << "n_blocks=" << n_blocks << " n_active=" << n_active);
+            const size_t n_deep = 3, y_stride = 48, tile = CG_TILE * CG_TILE;
+            Random random(n_blocks * 100 + n_active);
+            std::vector<int16_t> cells(n_blocks * n_active);
+            for (int16_t &x : cells) // all sizes: bf16 has 8 bits
+                x = static_cast<int16_t>(static_cast<int>(random.below(65536)) - 32768) >> random.below(16);
+            if (!cells.empty())
+                cells[0] = -32768;
+            std::vector<uint16_t> basis(n_deep * tile), panel(basis.size());
+            for (size_t c = 0; c < 32 * n_deep; c++) {
+                for (size_t ch = 0; ch < 32; ch++) {
+                    basis[c * 32 + ch] = cg_bf16_from_f32(static_cast<float>(random.normal()));
+                    panel[c / 32 * tile + ch / 16 * (tile / 2) + c % 32 / 2 * 32 + ch % 16 * 2 + c % 2] = basis[c * 32 + ch];
                 }
             }
-            expect_near(got, want, 1e-4);
+            std::vector<uint16_t> tiles(2 * n_deep * tile), of(2 * n_deep);
+            cg_tiled_symbols symbols[CG_DCT] = {};
+            symbols[3] = {tiles.data(), of.data(),
+                          kernels->tile_symbols(cells.data(), n_blocks, n_active, tiles.data(), of.data())};
+            ASSERT_LE(symbols[3].n_tiles, 2 * ((n_active + 31) / 32));
+            std::vector<float> y(CG_DCT * 32 * y_stride, 7);
+            kernels->synthesize(symbols, n_blocks, panel.data(), y.data(), 32 * y_stride, y_stride);
+            for (size_t f = 0; f < CG_DCT; f++) {
+                for (size_t b = 0; b < n_blocks; b++) {
+                    for (size_t ch = 0; ch < 32; ch++) {
+                        double sum = 0, size = 1;
+                        for (size_t c = 0; f == 3 && c < n_active; c++) {
+                            const double x = cells[b * n_active + c] * cg_bf16_to_f32(basis[c * 32 + ch]);
+                            sum += x;
+                            size += std::fabs(x);
+                        }
+                        ASSERT_NEAR(y[(f * 32 + b) * y_stride + ch], sum, 1e-6 * size) << f << " " << b << " " << ch;
+                    }
+                    ASSERT_EQ(y[(f * 32 + b) * y_stride + 32], 7) << "a channel behind the last";
+                }
+            }
         }
     }
 }
@@ -169,19 +226,17 @@ TEST_P(KernelsTest, QuantizesLikeTheBaselineAndKeepsToInt16) {
     coef.push_back(std::numeric_limits<float>::infinity());
     coef.push_back(-std::numeric_limits<float>::infinity());
     coef.push_back(std::numeric_limits<float>::quiet_NaN());
-    for (size_t stride : {1, 5}) {
-        std::vector<int16_t> want(coef.size() * stride, 77), got = want;
-        baseline->quantize(coef.data(), coef.size(), 1, want.data(), stride);
-        kernels->quantize(coef.data(), coef.size(), 1, got.data(), stride);
-        EXPECT_EQ(got, want);
-        EXPECT_EQ(got[100 * stride], 1); // ties away from zero
-        EXPECT_EQ(got[101 * stride], -1);
-        EXPECT_EQ(got[102 * stride], 2);
-        EXPECT_EQ(got[106 * stride], 32767);
-        EXPECT_EQ(got[107 * stride], -32767);
-        for (size_t i = 0; i < 100; i++)
-            ASSERT_EQ(got[i * stride], std::lround(coef[i])) << coef[i];
-    }
+    std::vector<int16_t> want(coef.size(), 77), got = want;
+    baseline->quantize(coef.data(), coef.size(), 1, want.data());
+    kernels->quantize(coef.data(), coef.size(), 1, got.data());
+    EXPECT_EQ(got, want);
+    EXPECT_EQ(got[100], 1); // ties away from zero
+    EXPECT_EQ(got[101], -1);
+    EXPECT_EQ(got[102], 2);
+    EXPECT_EQ(got[106], 32767);
+    EXPECT_EQ(got[107], -32767);
+    for (size_t i = 0; i < 100; i++)
+        ASSERT_EQ(got[i], std::lround(coef[i])) << coef[i];
 }
 
 TEST_P(KernelsTest, QuantizesChannelsWithinHalfAStepAndKeepsToInt16) {

@@ -330,6 +330,27 @@ TEST_P(LoadTest, AForgottenPlanIsNotOfferedUntilItIsSavedAnew) {
 
 // ---- lossy levels ----
 
+// Chunks of 24 tokens: groups of 10, 10 and 4, the next chunk's begin at its own first token.
+TEST_P(LoadTest, AnchorsAndDeltasComeBackNearly) {
+    const Store store(true, paper_spec());
+    Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"], \"chunk_tokens\": 24"));
+    ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
+    const Tokens tokens = prompt(24 * 4 + 8);
+    ASSERT_EQ(engine.save(tokens, "paper"), CACHEGEN_OK);
+    double before = 0;
+    for (uint32_t level = 1; level < 4; level++) {
+        SCOPED_TRACE(level);
+        engine.level_plus_1 = level + 1;
+        const Load l = engine.load(tokens);
+        EXPECT_EQ(l.progress.loaded_tokens, 103u);
+        EXPECT_EQ(l.progress.worst_level, level);
+        const double error = engine.error_of(tokens, 0, 103);
+        EXPECT_GT(error, before) << "coarser levels are worse";
+        EXPECT_LT(error, store.spec.step[level - 1][CG_K] * 1.01 + 0.02) << "half a step, weights of at least a half";
+        before = error;
+    }
+}
+
 TEST_P(LoadTest, LossyLevelsComeBackNearly) {
     const Store store(true);
     Engine engine(store, with("\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]"));

@@ -24,7 +24,7 @@ try:
     import transformers
     from safetensors.torch import load_file, save_file
 
-    from cachegen import profile
+    from cachegen import paper, profile
     from cachegen.assemble import N_SINKS
     from cachegen.klt import Planes
     from cachegen.kv_model import Context, KvModel
@@ -181,6 +181,56 @@ class ProfileTest(unittest.TestCase):
                 with open(self.path("store", "tiny", "model.json")) as file:
                     self.assertEqual(json.load(file)["model_fingerprint"], made.model_fingerprint.hex())
                 self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+
+    def test_preset_paper_errs_by_half_a_step_and_as_its_coder_says(self):
+        make_model(self.path("model"), CODED["StableLm, partial rotary"]())
+        model = KvModel(self.path("model"), dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.path("model"))
+        with open(self.text) as file:
+            ids = torch.tensor(tokenizer(file.read(N_TOKENS + 8)).input_ids)
+        context = Context("text", ids, N_TOKENS)
+        k, v = model.prefill(context)
+        x = paper.Planes(model).flat(k, v)
+        default = self.path("store", "tiny", "profiles", "default")
+        report, path = self.profile("--dtype", "fp32", "--preset", "paper", "--no-default")
+        self.assertFalse(os.path.exists(default))
+        self.assertEqual(report["preset"], "paper")
+        self.profile("--dtype", "fp32", "--preset", "paper")
+        with open(default) as file:
+            self.assertEqual(file.read(), report["profile"] + "\n")
+        run_cgtool("verify", path)
+        with open(path, "rb") as file:
+            data = file.read()
+        made = read_profile(data)
+        self.assertEqual(made.to_bytes(), data)
+        self.assertEqual((made.preset, made.n_sinks, len(made.inv_freq), made.group_layers), ("paper", 0, 0, [2, 1]))
+        np.testing.assert_allclose(made.step, [[1, 1], [2, 2], [3, 3]] * made.step[0])
+        unit = 1 / made.weight  # one a layer and plane, over the thirds
+        np.testing.assert_array_equal(unit, unit[:, :, :1].repeat(unit.shape[2], 2))
+        anchors, deltas = paper.split(x[:, :, : N_TOKENS])
+        self.assertEqual(anchors.shape[2] + deltas.shape[2], N_TOKENS)
+        np.testing.assert_allclose(unit[:, :, 0].T / paper.THIRDS, deltas.pow(2).mean((2, 3)).sqrt().numpy(), rtol=0.3)
+
+        save_file({"K": k.contiguous(), "V": v.contiguous(), "tokens": ids[:N_TOKENS].int().contiguous()},
+                  self.path("in.safetensors"))  # fmt: skip
+        is_anchor = torch.arange(N_TOKENS) % 10 == 0
+        anchor_step = torch.tensor(made.anchor_step).transpose(0, 1)[:, :, None]
+        for level in (1, 2, 3):
+            run_cgtool("encode", "--level", f"L{level}", "--profile", path, self.path("in.safetensors"),
+                       self.path("chunk.kv"))  # fmt: skip
+            run_cgtool("decode", "--profile", path, self.path("chunk.kv"), self.path("out.safetensors"))
+            out = load_file(self.path("out.safetensors"))
+            y = paper.Planes(model).flat(out["K"], out["V"])
+            weight = torch.tensor(made.weight).transpose(0, 1)[:, :, None]
+            step = torch.tensor(made.step[level - 1])[:, None, None, None] / weight
+            bound = torch.where(is_anchor[:, None], anchor_step, step) * 0.5001 + 1e-5
+            self.assertTrue(((y - x).abs() <= bound).all(), f"L{level}")
+            coded, bits = paper.Coder(made).code(x, level - 1)
+            self.assertLess((coded - y).abs().max().item(), 1.01 * step.max().item())  # a tie may fall either way
+            self.assertLess(((coded - y).abs() > 1e-4).float().mean().item(), 1e-3)
+            info = json.loads(run_cgtool("info", "--json", self.path("chunk.kv")))
+            size = sum(s["bytes"] for s in info["sections"] if s["kind"] == "symbols")
+            self.assertLess(abs(8 * size / bits - 1), 0.03, f"L{level}: {size} bytes, not {bits / 8}")
 
     def test_the_same_input_gives_the_same_profile(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
