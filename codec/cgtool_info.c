@@ -243,7 +243,8 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
     print_geometry(&p->geometry);
     printf("  rope         %s", p->rotary_dim > 0 ? "" : "none\n");
     if (p->rotary_dim > 0)
-        printf("NeoX pairing, %" PRIu32 " of %u dimensions\n", p->rotary_dim, p->geometry.head_dim);
+        printf("NeoX pairing, %" PRIu32 " of %u dimensions%s\n", p->rotary_dim, p->geometry.head_dim,
+               p->n_ropes > 1 ? ", not alike in all layers" : "");
     printf("  sinks        the first %" PRIu32 " tokens of a context are exact\n", p->n_sinks);
     printf("  classes      %" PRIu32, p->n_classes);
     unsigned max_symbols = 0, max_shift = 0;

@@ -38,7 +38,7 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
     if ((status = cg_section_plan_check(profile, &d->chunk, d->sections)) != CG_OK)
         goto done;
     if (profile != NULL) {
-        const size_t n = (size_t)h->n_tokens * (profile->rotary_dim / 2);
+        const size_t n = cg_lossy_rotation_elements(profile, h->n_tokens);
         d->n_sink_tokens = cg_section_plan_n_sinks(profile, h);
         d->rotation = malloc((2 * n + 1) * sizeof *d->rotation);
         if (d->rotation == NULL) {

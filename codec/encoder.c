@@ -80,7 +80,7 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     e->header.token_bytes = largest >> 24 != 0 ? 4 : largest >> 16 != 0 ? 3 : 2;
     e->header.key = cg_key_chunk(&header->parent, &header->extra, tokens, header->n_tokens);
     if (e->profile != NULL) {
-        const size_t n = (size_t)header->n_tokens * (profile->rotary_dim / 2);
+        const size_t n = cg_lossy_rotation_elements(profile, header->n_tokens);
         e->rotation = malloc((2 * n + 1) * sizeof *e->rotation);
         if (e->rotation == NULL)
             goto done;

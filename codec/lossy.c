@@ -8,17 +8,30 @@
 #include <stdlib.h>
 #include <string.h>
 
+size_t cg_lossy_rotation_elements(const cg_profile *profile, uint32_t n_tokens)
+{
+    return (size_t)profile->n_ropes * n_tokens * (profile->rotary_dim / 2);
+}
+
 void cg_lossy_rotation(const cg_profile *profile, uint32_t first_position, uint32_t n_tokens, float *cosine_out,
                        float *sine_out)
 {
     const size_t half = profile->rotary_dim / 2;
-    for (size_t t = 0; t < n_tokens; t++) {
+    for (size_t row = 0; row < (size_t)profile->n_ropes * n_tokens; row++) {
+        const double *inv_freq = profile->inv_freq + row / n_tokens * half;
         for (size_t i = 0; i < half; i++) {
-            const double angle = (double)(first_position + t) * profile->inv_freq[i];
-            cosine_out[t * half + i] = (float)cos(angle);
-            sine_out[t * half + i] = (float)sin(angle);
+            const double angle = (double)(first_position + row % n_tokens) * inv_freq[i];
+            cosine_out[row * half + i] = (float)cos(angle);
+            sine_out[row * half + i] = (float)sin(angle);
         }
     }
+}
+
+/* Where a token's cosines and sines are, for a layer of the model. */
+static size_t rotation_at(const cg_lossy_context *context, uint32_t layer, size_t t)
+{
+    const cg_profile *p = context->profile;
+    return ((size_t)p->layer_rope[layer] * context->n_tokens + t) * (p->rotary_dim / 2);
 }
 
 /* ---- symbols ---- */
@@ -128,8 +141,8 @@ void cg_lossy_store_head(const cg_lossy_context *context, const float *values, v
 }
 
 /* Steps 4 and 5 of FORMAT.md for the n_heads heads of a unit, in one block's tokens. */
-static void finish_unit(const cg_lossy_context *context, unsigned plane, uint32_t first_head, uint32_t n_heads,
-                        size_t block, float *x, size_t x_stride, void *out)
+static void finish_unit(const cg_lossy_context *context, const cg_group *group, unsigned plane, uint32_t first_head,
+                        uint32_t n_heads, size_t block, float *x, size_t x_stride, void *out)
 {
     const cg_geometry *g = &context->profile->geometry;
     const uint32_t half = context->profile->rotary_dim / 2;
@@ -140,8 +153,10 @@ static void finish_unit(const cg_lossy_context *context, unsigned plane, uint32_
         for (uint32_t h = 0; h < n_heads; h++) {
             const uint32_t layer = (first_head + h) / g->n_kv_heads, head = (first_head + h) % g->n_kv_heads;
             float *values = x + i * x_stride + (size_t)h * g->head_dim;
-            if (plane == CG_K && half > 0)
-                context->kernels->rotate(values, context->cosine + t * half, context->sine + t * half, half);
+            if (plane == CG_K && half > 0) {
+                const size_t at = rotation_at(context, group->first_layer + layer, t);
+                context->kernels->rotate(values, context->cosine + at, context->sine + at, half);
+            }
             cg_lossy_store_head(context, values, out,
                                 (((size_t)layer * context->n_tokens + t) * g->n_kv_heads + head) * g->head_dim);
         }
@@ -181,7 +196,7 @@ static void synthesize_lists(const cg_lossy_context *context, const cg_group *gr
                 context->kernels->inverse_dct(w->y, CG_PANEL_CHANNELS, w->scale + first + at, w->mean + first + at, n,
                                               w->x + at, unit);
             }
-            finish_unit(context, plane, first / head_dim, n_unit / head_dim, b, w->x, unit, out);
+            finish_unit(context, group, plane, first / head_dim, n_unit / head_dim, b, w->x, unit, out);
         }
     }
 }
@@ -213,7 +228,7 @@ static void synthesize_tiles(const cg_lossy_context *context, const cg_group *gr
             for (size_t b = 0; b < n; b++) {
                 context->kernels->inverse_dct(w->y + b * unit, (size_t)CG_TILE * unit, w->scale + first,
                                               w->mean + first, n_unit, w->x, unit);
-                finish_unit(context, plane, first / head_dim, n_unit / head_dim, batch + b, w->x, unit, out);
+                finish_unit(context, group, plane, first / head_dim, n_unit / head_dim, batch + b, w->x, unit, out);
             }
         }
     }
@@ -318,7 +333,8 @@ static bool load_token(const cg_lossy_context *context, const cg_group *group, u
             float *values = layer_row + (size_t)head * g->head_dim;
             finite &= cg_lossy_load_head(context, in, element, values);
             if (plane == CG_K) {
-                const float *cosine = context->cosine + t * half, *sine = context->sine + t * half;
+                const size_t at = rotation_at(context, group->first_layer + layer, t);
+                const float *cosine = context->cosine + at, *sine = context->sine + at;
                 for (uint32_t i = 0; i < half; i++) {
                     const float a = values[i], b = values[i + half];
                     values[i] = a * cosine[i] + b * sine[i];

@@ -20,10 +20,12 @@ typedef struct cg_lossy_context {
     const cg_kernels *kernels;
     uint32_t first_position, n_tokens; /* with a DCT first_position is a multiple of CG_DCT */
     unsigned dtype;
-    const float *cosine, *sine;        /* [n_tokens][rotary_dim / 2], of the tokens' positions */
+    const float *cosine, *sine;        /* [n_ropes][n_tokens][rotary_dim / 2], of the tokens' positions */
 } cg_lossy_context;
 
-/* cosine_out, sine_out: [n_tokens][rotary_dim / 2]. */
+/* Elements of cosine and of sine. */
+size_t cg_lossy_rotation_elements(const cg_profile *profile, uint32_t n_tokens);
+/* cosine_out, sine_out: [cg_lossy_rotation_elements()]. */
 void cg_lossy_rotation(const cg_profile *profile, uint32_t first_position, uint32_t n_tokens, float *cosine_out,
                        float *sine_out);
 

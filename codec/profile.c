@@ -14,7 +14,7 @@
 
 static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
 
-enum { FIXED_BYTES = 80, CHANNEL_NONE = 0, CHANNEL_KLT = 1, ROPE_NONE = 0, ROPE_TABLE = 1 };
+enum { FIXED_BYTES = 80, CHANNEL_NONE = 0, CHANNEL_KLT = 1, ROPE_NONE = 0, ROPE_TABLE = 1, ROPE_BY_LAYER = 2 };
 
 static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
 {
@@ -41,7 +41,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
         return CG_ERR_TRUNCATED;
     if (file_bytes < in->left_bytes || XXH3_64bits(at, file_bytes - 8) != cg_load_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
-    if (cg_load_le(at + 12, 4) != 0 || at[67] > 1 || cg_load_le(at + 76, 4) != 0)
+    if (cg_load_le(at + 12, 4) != 0 || at[67] > 1 || cg_load_le(at + 77, 3) != 0)
         return CG_ERR_CORRUPT;
 
     const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
@@ -54,13 +54,16 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     p->geometry.n_planes = at[47];
     memcpy(p->preset, at + 48, 16);
     const unsigned rope = at[66];
-    if (at[65] == CG_TOKENS_DCT ? at[64] != CHANNEL_KLT || rope > ROPE_TABLE
+    if (at[65] == CG_TOKENS_DCT ? at[64] != CHANNEL_KLT || rope > ROPE_BY_LAYER
                                 : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
         return CG_ERR_UNSUPPORTED;
     p->token_transform = at[65];
     p->is_packed = at[67] == 1;
     if (p->is_packed && at[64] != CHANNEL_KLT)
         return CG_ERR_CORRUPT;
+    if (rope == ROPE_BY_LAYER ? at[76] < 2 || at[76] > CG_MAX_ROPES : at[76] != 0)
+        return CG_ERR_CORRUPT;
+    p->n_ropes = rope == ROPE_BY_LAYER ? at[76] : 1;
     p->rotary_dim = (uint32_t)cg_load_le(at + 68, 2);
     p->n_sinks = (uint32_t)cg_load_le(at + 70, 2);
     p->n_groups = (uint32_t)cg_load_le(at + 72, 2);
@@ -86,17 +89,22 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     const bool has_anchors = p->token_transform == CG_TOKENS_ANCHORS;
     if (in->left_bytes / (has_anchors ? 12 : 8) < n_table) /* nothing is allocated that the file can't hold */
         return CG_ERR_TRUNCATED;
-    p->inv_freq = calloc(p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
+    p->inv_freq = calloc(p->n_ropes * p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
+    p->layer_rope = calloc(p->geometry.n_layers, sizeof *p->layer_rope);
     p->groups = calloc(p->n_groups, sizeof *p->groups);
     p->mean = malloc(n_table * sizeof *p->mean);
     p->weight = malloc(n_table * sizeof *p->weight);
     p->anchor_step = has_anchors ? malloc(n_table * sizeof *p->anchor_step) : NULL;
-    if (p->inv_freq == NULL || p->groups == NULL || p->mean == NULL || p->weight == NULL ||
+    if (p->inv_freq == NULL || p->layer_rope == NULL || p->groups == NULL || p->mean == NULL || p->weight == NULL ||
         (has_anchors && p->anchor_step == NULL))
         return CG_ERR_NO_MEMORY;
 
-    for (uint32_t i = 0; i < p->rotary_dim / 2; i++) {
+    for (uint32_t i = 0; i < p->n_ropes * p->rotary_dim / 2; i++) {
         if (!cg_cursor_f64(in, &p->inv_freq[i]) || !isfinite(p->inv_freq[i]))
+            return CG_ERR_CORRUPT;
+    }
+    for (uint32_t i = 0; p->n_ropes > 1 && i < p->geometry.n_layers; i++) {
+        if (!cg_cursor_u8(in, &p->layer_rope[i]) || p->layer_rope[i] >= p->n_ropes)
             return CG_ERR_CORRUPT;
     }
     for (uint32_t g = 0; g < p->n_groups; g++) {
@@ -447,6 +455,7 @@ void cg_profile_free(cg_profile *p)
         }
     }
     free(p->inv_freq);
+    free(p->layer_rope);
     free(p->groups);
     free(p->mean);
     free(p->weight);

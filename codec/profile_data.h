@@ -16,6 +16,7 @@ enum {
     CG_DCT = 8,               /* tokens of a DCT block, and its frequencies */
     CG_N_LOSSY = CG_N_LEVELS - 1,
     CG_MAX_SINKS = 8,
+    CG_MAX_ROPES = 4,
     CG_PANEL_CHANNELS = 256,  /* channels that a decoding kernel holds in registers */
     CG_ANCHOR_TOKENS = 10,    /* an anchor, and the tokens that are coded as differences from it */
 };
@@ -63,8 +64,9 @@ struct cg_profile {
     cg_fingerprint fingerprint, model;
     char preset[17];
     cg_token_transform token_transform;
-    uint32_t rotary_dim, n_sinks, n_groups, n_classes;
-    double *inv_freq;        /* [rotary_dim / 2] */
+    uint32_t rotary_dim, n_ropes, n_sinks, n_groups, n_classes; /* n_ropes: at least 1 */
+    double *inv_freq;        /* [n_ropes][rotary_dim / 2] */
+    uint8_t *layer_rope;     /* [n_layers] */
     float step[CG_N_LOSSY][CG_N_PLANES];
     float *mean, *weight;    /* [n_layers][2][channels] */
     float *anchor_step;      /* the same; NULL without anchors */

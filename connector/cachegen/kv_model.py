@@ -1,6 +1,8 @@
 """A causal language model as the profile tool sees it: KV caches out, log-likelihoods given a cache, their gradients.
 
 Needs torch and transformers. K and V are [n_layers][n_tokens][n_kv_heads][head_dim], K rotated, as engines hold it.
+Layers with a sliding window keep the K and V of all tokens, like the others: the window is the attention mask's. So a
+DynamicCache is made without the configuration, with which it would cut these layers to their window.
 """
 
 from dataclasses import dataclass
@@ -26,12 +28,9 @@ def _refuse_by_config(config):
         raise Unsupported("an encoder-decoder model")
     if getattr(config, "kv_lora_rank", None):
         raise Unsupported("multi-head latent attention (MLA)")
-    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "attention"}
+    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "attention", "sliding_attention"}
     if kinds:
         raise Unsupported(f"layers of the kind {', '.join(sorted(kinds))}")
-    window = getattr(config, "sliding_window", None)
-    if window and not getattr(config, "layer_types", None) and getattr(config, "use_sliding_window", True):
-        raise Unsupported(f"sliding-window attention ({window} tokens)")
     for name in ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "attn_layer_period"):
         if getattr(config, name, None):
             raise Unsupported(f"a hybrid model ({name} in its configuration)")
@@ -41,7 +40,7 @@ class KvModel:
     """Unsupported: the model's cache is none that version 1 codes; the message names what it is."""
 
     def __init__(self, model_dir, device="cpu", dtype=None):
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
         config = AutoConfig.from_pretrained(model_dir)
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -54,7 +53,7 @@ class KvModel:
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.rope: Rope = rope_of(config, self.head_dim)
         dtype = dtype or getattr(config, "dtype", None) or torch.bfloat16
-        self.device, self.dtype = torch.device(device), dtype
+        self.device, self.dtype, self.new_cache = torch.device(device), dtype, DynamicCache
         self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval().to(self.device)
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
@@ -91,8 +90,8 @@ class KvModel:
             return
         positions = torch.tensor([0, 1, 2, 7, 60, 300, 1000], device=self.device)
         ids = torch.full_like(positions, min(100, self.model.get_input_embeddings().num_embeddings - 1))
-        cache = self.model(ids[None], position_ids=positions[None], use_cache=True).past_key_values
-        k = self.rope.rotate(self._stack(cache)[0].float(), positions, inverse=True)
+        out = self.model(ids[None], position_ids=positions[None], past_key_values=self.new_cache(), use_cache=True)
+        k = self.rope.rotate(self._stack(out.past_key_values)[0].float(), positions, inverse=True)
         error = (k - k[:, :1]).flatten(1).norm(dim=1) / (k.flatten(1).norm(dim=1) + 1e-9)
         worst = int(error.argmax())
         self.rope_error = error.max().item()
@@ -106,14 +105,12 @@ class KvModel:
     def prefill(self, context):
         """K, V of the first n tokens, of the model's dtype."""
         ids = context.ids[: context.n].to(self.device)
-        out = self.model(ids[None], use_cache=True, logits_to_keep=1)
+        out = self.model(ids[None], past_key_values=self.new_cache(), use_cache=True, logits_to_keep=1)
         return self._stack(out.past_key_values)
 
     def cache(self, k, v):
         """A transformers cache that holds k and v."""
-        from transformers.cache_utils import DynamicCache
-
-        cache = DynamicCache()
+        cache = self.new_cache()
         for layer in range(self.n_layers):
             cache.update(k[layer].transpose(0, 1)[None], v[layer].transpose(0, 1)[None], layer)
         return cache

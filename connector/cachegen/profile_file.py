@@ -20,6 +20,7 @@ SCALE = 1 << 14  # frequencies of a class sum to it
 MAX_SYMBOLS = 64
 MAX_CLASSES = 256
 MAX_SHIFT = 12
+MAX_ROPES = 4
 KLT_DCT, ANCHORS = (1, 1), (0, 2)  # transforms of channels and tokens
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
 
@@ -90,7 +91,7 @@ class Profile:
     n_kv_heads: int
     head_dim: int
     dtype: str
-    inv_freq: np.ndarray  # f64 [rotary_dim / 2]; empty: no rope
+    inv_freq: np.ndarray  # f64 [rotary_dim / 2]; [n_layers][rotary_dim / 2] where layers differ; empty: no rope
     n_sinks: int
     group_layers: list
     step: np.ndarray  # f32 [3][2]
@@ -109,7 +110,12 @@ class Profile:
 
     def to_bytes(self):
         """The file. Sets fingerprint."""
-        body = [np.asarray(self.inv_freq, "<f8"), np.asarray(self.group_layers, "<u2")]
+        ropes, layer_rope = np.asarray(self.inv_freq, "<f8")[None], None
+        if self.inv_freq.ndim == 2:
+            ropes, layer_rope = np.unique(ropes[0], axis=0, return_inverse=True)
+        n_ropes = len(ropes)
+        assert n_ropes <= MAX_ROPES
+        body = [ropes, np.asarray(layer_rope if n_ropes > 1 else [], "u1"), np.asarray(self.group_layers, "<u2")]
         channels = [a for a in (self.mean, self.weight, self.anchor_step) if a is not None]
         body += [np.asarray(a, "<f4") for a in (self.step, *channels)]
         for c in self.classes:
@@ -117,13 +123,14 @@ class Profile:
         body += self._klt_body() if self.anchor_step is None else self._paper_body()
         payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
         n_bytes = HEADER_BYTES + len(payload) + 8
-        rotary_dim = 2 * len(self.inv_freq)
+        rotary_dim = 2 * self.inv_freq.shape[-1]
+        rope = 0 if rotary_dim == 0 else 1 if n_ropes == 1 else 2
         head = struct.pack(
             "<8sIIQ16sHHHBB16sBBBBHHHHI",
             MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
             self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
-            self.preset.encode(), *self._transforms(), 1 if rotary_dim else 0, self.anchor_step is None,
-            rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), 0,
+            self.preset.encode(), *self._transforms(), rope, self.anchor_step is None,
+            rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), n_ropes if rope == 2 else 0,
         )  # fmt: skip
         assert len(head) == HEADER_BYTES
         data = head + payload
@@ -181,15 +188,17 @@ def read_profile(data):
     _require(data[:8] == MAGIC, "not a profile")
     _require(len(data) >= HEADER_BYTES + 8, "ends early")
     (_, version, reserved, n_bytes, model, n_layers, n_kv_heads, head_dim, dtype, n_planes, preset,
-     channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, pad2) = struct.unpack(
+     channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, n_ropes) = struct.unpack(
         "<8sIIQ16sHHHBB16sBBBBHHHHI", data[:HEADER_BYTES])  # fmt: skip
     _require(version == VERSION, f"version {version} is not supported")
     _require(n_bytes == len(data), "its size is not the file's")
     _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
     has_anchors = (channel, token) == ANCHORS
-    _require(not (reserved or pad2) and is_packed <= (not has_anchors), "reserved bytes are set")
+    _require(not (reserved or n_ropes >> 8), "reserved bytes are set")
+    _require(is_packed <= (not has_anchors), "reserved bytes are set")
     _require(n_planes == 2 and (has_anchors or (channel, token) == KLT_DCT), "unknown transform")
-    _require(rope in (0, 1) and not (has_anchors and rope), "unknown rope")
+    _require(rope in (0, 1, 2) and not (has_anchors and rope), "unknown rope")
+    _require(2 <= n_ropes <= MAX_ROPES if rope == 2 else n_ropes == 0, "number of rope tables")
     _require(rotary_dim % 2 == 0 and rotary_dim <= head_dim and bool(rotary_dim) == bool(rope), "rotary_dim")
     _require(n_sinks <= 8 and 1 <= n_classes <= MAX_CLASSES, "n_sinks or n_classes")
     names = {number: name for name, number in DTYPES.items()}
@@ -197,7 +206,10 @@ def read_profile(data):
     channels = n_kv_heads * head_dim
     cursor = _Cursor(data[:-8])
     cursor.at = HEADER_BYTES
-    inv_freq = cursor.take("<f8", rotary_dim // 2)
+    ropes = cursor.take("<f8", max(n_ropes, 1), rotary_dim // 2)
+    layer_rope = cursor.take("u1", n_layers) if n_ropes else 0
+    _require(np.all(layer_rope < len(ropes)), "a rope table that is not there")
+    inv_freq = ropes[layer_rope]
     group_layers = [int(n) for n in cursor.take("<u2", n_groups)]
     _require(sum(group_layers) == n_layers and all(group_layers), "groups do not sum to the layers")
     step = cursor.take("<f4", N_LEVELS, 2)

@@ -5,10 +5,15 @@ The codec stores K without rotation: neighbouring tokens are alike there. inv_fr
 widened; the profile carries it, so that a decoder knows nothing of rope kinds.
 """
 
+import json
 import math
 from dataclasses import dataclass, field
 
 import torch
+
+from .profile_file import MAX_ROPES
+
+KINDS = ("default", "linear", "llama3")
 
 
 class Unsupported(Exception):
@@ -17,9 +22,9 @@ class Unsupported(Exception):
 
 @dataclass
 class Rope:
-    kind: str  # none, default, linear, llama3
+    kind: str  # none, default, linear, llama3, by_layer
     rotary_dim: int
-    inv_freq: torch.Tensor  # f64 [rotary_dim / 2]
+    inv_freq: torch.Tensor  # f64 [rotary_dim / 2]; kind by_layer: [n_layers][rotary_dim / 2]
     theta: float = 0.0
     scaling: dict = field(default_factory=dict)
 
@@ -28,11 +33,12 @@ class Rope:
         return {**kind, **self.scaling}
 
     def rotate(self, k, positions, inverse=False):
-        """k f32 [...][n_tokens][n_kv_heads][head_dim], rotated; positions [n_tokens]."""
+        """k f32 [...][n_tokens][n_kv_heads][head_dim] ([n_layers][n_tokens]... where layers differ), rotated; positions
+        [n_tokens]."""
         if not self.rotary_dim:
             return k
-        angle = torch.outer(positions.double(), self.inv_freq.to(positions.device))
-        cos, sin = angle.cos().float()[:, None], angle.sin().float()[:, None]
+        angle = positions.double()[:, None] * self.inv_freq.to(positions.device).unsqueeze(-2)
+        cos, sin = angle.cos().float().unsqueeze(-2), angle.sin().float().unsqueeze(-2)
         if inverse:
             sin = -sin
         half = self.rotary_dim // 2
@@ -48,29 +54,62 @@ class Rope:
         return torch.cat([mean, mean, x[..., 2 * half :]], -1)
 
 
-def _parameters(config):
-    """kind, theta, partial factor and the rest, from the spellings of transformers 4 and 5."""
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if found and all(isinstance(value, dict) for value in found.values()):
-        raise Unsupported(f"rope parameters by layer type ({', '.join(sorted(found))})")
-    found = dict(found)
-    kind = found.pop("rope_type", None) or found.pop("type", None) or "default"
-    found.pop("type", None)
-    theta = found.pop("rope_theta", None) or getattr(config, "rope_theta", None)
-    partial = found.pop("partial_rotary_factor", None) or getattr(config, "partial_rotary_factor", None) or 1.0
-    return kind, theta, partial, found
+NO_ROPE = Rope("none", 0, torch.zeros(0, dtype=torch.float64))
+
+
+def _by_layer(ropes):
+    """One Rope of each layer's; layers without rotation are turned by no angle."""
+    if all(rope.as_json() == ropes[0].as_json() for rope in ropes):
+        return ropes[0]
+    dims = {rope.rotary_dim for rope in ropes if rope.rotary_dim}
+    tables = {json.dumps(rope.as_json()) for rope in ropes}
+    if len(dims) > 1 or len(tables) > MAX_ROPES:
+        raise Unsupported(f"layers of {len(tables)} ropes with rotary dimensions {sorted(dims)}")
+    rotary_dim = dims.pop()
+    still = torch.zeros(rotary_dim // 2, dtype=torch.float64)
+    inv_freq = torch.stack([rope.inv_freq if rope.rotary_dim else still for rope in ropes])
+    return Rope("by_layer", rotary_dim, inv_freq, scaling={"layers": [rope.as_json() for rope in ropes]})
 
 
 def rope_of(config, head_dim):
     """The Rope of a transformers configuration. Unsupported: a kind that this version refuses."""
-    kind, theta, partial, rest = _parameters(config)
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if found and all(isinstance(value, dict) for value in found.values()):  # by layer type, as Gemma 3
+        return _by_layer([_rope_of_parameters(config, found[kind], head_dim) for kind in config.layer_types])
+    rope = _rope_of_parameters(config, found, head_dim)
+    rotated = getattr(config, "no_rope_layers", None)  # SmolLM3's: 1 for layers that have one
+    return _by_layer([rope if has else NO_ROPE for has in rotated]) if rotated else rope
+
+
+def _rope_of_parameters(config, found, head_dim):
+    """From the spellings of transformers 4 and 5."""
+    rest = dict(found)
+    kind = rest.pop("rope_type", None) or rest.pop("type", None) or "default"
+    rest.pop("type", None)
+    theta = rest.pop("rope_theta", None) or getattr(config, "rope_theta", None)
+    partial = rest.pop("partial_rotary_factor", None) or getattr(config, "partial_rotary_factor", None) or 1.0
     if theta is None:
-        return Rope("none", 0, torch.zeros(0, dtype=torch.float64))
-    if kind not in ("default", "linear", "llama3"):
-        raise Unsupported(f'rope kind "{kind}" (supported: default, linear, llama3)')
+        return NO_ROPE
+    if kind not in KINDS:
+        raise Unsupported(f'rope kind "{kind}" (supported: {", ".join(KINDS)})')
     rotary_dim = int(head_dim * partial)
     if rotary_dim % 2:
         raise Unsupported(f"an odd rotary dimension ({rotary_dim})")
+    return _rope(kind, rotary_dim, float(theta), rest)
+
+
+def rope_from_json(found):
+    """The Rope that as_json() described. Unsupported: it describes none that this version knows."""
+    if found.get("kind") == "none":
+        return NO_ROPE
+    if found.get("kind") == "by_layer":
+        return _by_layer([rope_from_json(of_layer) for of_layer in found["layers"]])
+    if found.get("kind") not in KINDS or found.get("pairing") != "neox":
+        raise Unsupported(f"the rope {found}")
+    return _rope(found["kind"], found["rotary_dim"], found["theta"], found)
+
+
+def _rope(kind, rotary_dim, theta, rest):
     inv = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
     scaling = {}
     if kind == "linear":
@@ -84,4 +123,4 @@ def rope_of(config, head_dim):
         smooth = (length / wave - low) / (high - low)
         middle = (1 - smooth) * inv / factor + smooth * inv
         inv = torch.where(wave > length / low, inv / factor, torch.where(wave < length / high, inv, middle))
-    return Rope(kind, rotary_dim, inv.double(), float(theta), scaling)
+    return Rope(kind, rotary_dim, inv.double(), theta, scaling)

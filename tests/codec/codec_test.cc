@@ -198,6 +198,35 @@ TEST(Codec, ShapesOfHeadsAndRotations) {
     }
 }
 
+TEST(Codec, EachLayerIsRotatedByItsOwnTable) {
+    // Groups of layers of one table: each layer is as in a profile that has only that table.
+    ProfileSpec spec;
+    spec.group_layers = {2, 2};
+    std::vector<Bytes> only(2);
+    const auto decoded = [&](uint32_t first_position) {
+        const Profile profile = make_profile(spec);
+        const Coded c = code(spec, profile.get(), CG_DTYPE_FP32, first_position, 24, CG_L1);
+        Bytes out;
+        EXPECT_EQ(c.status, CG_OK);
+        EXPECT_EQ(decode(profile.get(), c.chunk, &out), CG_OK);
+        return out;
+    };
+    for (const uint32_t first_position : {0u, 256u}) {
+        spec.layer_rope.clear();
+        for (unsigned i = 0; i < 2; i++) {
+            spec.theta = {i == 0 ? 10000.0 : 100.0};
+            only[i] = decoded(first_position);
+        }
+        spec.theta = {10000.0, 100.0};
+        spec.layer_rope = {0, 0, 1, 1};
+        const Bytes both = decoded(first_position);
+        const auto half = static_cast<std::ptrdiff_t>(both.size() / 2); // 2 of 4 layers
+        EXPECT_FALSE(std::equal(only[0].begin(), only[0].begin() + half, only[1].begin()));
+        EXPECT_TRUE(std::equal(both.begin(), both.begin() + half, only[0].begin())) << first_position;
+        EXPECT_TRUE(std::equal(both.begin() + half, both.end(), only[1].begin() + half)) << first_position;
+    }
+}
+
 TEST(Codec, WhatExceedsFp16BecomesItsLargestNumber) {
     ProfileSpec spec;
     spec.step[2][CG_V] = 4000;

@@ -68,6 +68,8 @@ struct ProfileSpec {
     bool packed = false;     // narrow components of 2 to 8 bits
     uint64_t seed = 1;
     size_t excess_active = 0; // columns beyond the components: a lie
+    std::vector<double> theta = {10000.0}; // of each rope table
+    std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
     bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
 };
 
@@ -176,18 +178,22 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
     char preset[16] = {};
     strcpy(preset, spec.paper ? "paper" : "klt");
     out.insert(out.end(), preset, preset + 16);
+    const bool by_layer = spec.theta.size() > 1;
     put(&out, spec.paper ? 0 : 1, 1);
     put(&out, spec.paper ? 2 : 1, 1);
-    put(&out, spec.rotary_dim > 0, 1);
+    put(&out, by_layer ? 2 : spec.rotary_dim > 0, 1);
     put(&out, spec.packed, 1);
     put(&out, spec.rotary_dim, 2);
     put(&out, spec.n_sinks, 2);
     put(&out, spec.group_layers.size(), 2);
     put(&out, classes.size(), 2);
-    put(&out, 0, 4);
+    put(&out, by_layer ? spec.theta.size() : 0, 4);
 
-    for (unsigned i = 0; i < spec.rotary_dim / 2u; i++)
-        put_f64(&out, std::pow(10000.0, -2.0 * i / spec.rotary_dim));
+    for (const double theta : spec.theta) {
+        for (unsigned i = 0; i < spec.rotary_dim / 2u; i++)
+            put_f64(&out, std::pow(theta, -2.0 * i / spec.rotary_dim));
+    }
+    out.insert(out.end(), spec.layer_rope.begin(), spec.layer_rope.end());
     for (const uint16_t n : spec.group_layers)
         put(&out, n, 2);
     for (const auto &level : spec.step) {

@@ -104,7 +104,7 @@ TEST(Profile, RefusesHostileFields) {
         {"version", 8, 4, 2, CG_ERR_UNSUPPORTED_VERSION},
         {"reserved at 12", 12, 4, 1, CG_ERR_CORRUPT},
         {"narrow components of a kind that is none", 67, 1, 2, CG_ERR_CORRUPT},
-        {"reserved at 76", 76, 4, 1, CG_ERR_CORRUPT},
+        {"tables without a rope by layer", 76, 4, 1, CG_ERR_CORRUPT},
         {"no layers", 40, 2, 0, CG_ERR_CORRUPT},
         {"more layers than the groups have", 40, 2, 5, CG_ERR_CORRUPT},
         {"fewer layers than the groups have", 40, 2, 3, CG_ERR_CORRUPT},
@@ -116,7 +116,8 @@ TEST(Profile, RefusesHostileFields) {
         {"one plane", 47, 1, 1, CG_ERR_UNSUPPORTED},
         {"channel transform", 64, 1, 2, CG_ERR_UNSUPPORTED},
         {"token transform", 65, 1, 2, CG_ERR_UNSUPPORTED},
-        {"rope kind", 66, 1, 2, CG_ERR_UNSUPPORTED},
+        {"rope kind", 66, 1, 3, CG_ERR_UNSUPPORTED},
+        {"ropes by layer without a number of tables", 66, 1, 2, CG_ERR_CORRUPT},
         {"rotary_dim without rope", 66, 1, 0, CG_ERR_CORRUPT},
         {"odd rotary_dim", 68, 2, 15, CG_ERR_CORRUPT},
         {"rotary_dim above head_dim", 68, 2, 18, CG_ERR_CORRUPT},
@@ -164,6 +165,31 @@ TEST(Profile, RefusesHostileFields) {
     }
     cg_store_le(smaller.data() + 16, 8, ~0ull);
     EXPECT_EQ(open(smaller), CG_ERR_TRUNCATED);
+}
+
+TEST(Profile, RefusesRopeTablesThatAreNotThere) {
+    ProfileSpec spec;
+    spec.theta = {10000.0, 1e6};
+    spec.layer_rope = {0, 1, 1, 0};
+    const Bytes good = make_profile_bytes(spec);
+    const size_t layer_rope_at = 80 + 2 * 8 * 8;
+    const struct { const char *what; size_t offset; uint8_t value; cg_status want; } cases[] = {
+        {"unchanged", 12, 0, CG_OK},
+        {"no table", 76, 0, CG_ERR_CORRUPT},
+        {"one table", 76, 1, CG_ERR_CORRUPT},
+        {"too many tables", 76, 5, CG_ERR_CORRUPT},
+        {"tables of a rope that is one for all layers", 66, 1, CG_ERR_CORRUPT},
+        {"reserved", 77, 1, CG_ERR_CORRUPT},
+        {"reserved", 79, 1, CG_ERR_CORRUPT},
+        {"by layer without rotary_dim", 68, 0, CG_ERR_CORRUPT},
+        {"a table that is not there", layer_rope_at + 3, 2, CG_ERR_CORRUPT},
+    };
+    for (const auto &c : cases) {
+        Bytes hostile = good;
+        hostile[c.offset] = c.value;
+        seal_profile(&hostile);
+        EXPECT_EQ(open(hostile), c.want) << c.what;
+    }
 }
 
 TEST(Profile, RefusesHostileNarrowComponents) {

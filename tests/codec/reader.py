@@ -224,13 +224,17 @@ class Profile:
         self.n_layers, self.n_kv_heads, self.head_dim, _, n_planes = fields.take("HHHBB")
         self.preset = fields.take("16s").rstrip(b"\0")
         channel, token, rope, self.is_packed = fields.take("BBBB")
-        self.rotary_dim, self.n_sinks, n_groups, n_classes, reserved2 = fields.take("HHHHI")
-        require((n_planes, reserved2) == (2, 0) and self.is_packed <= (channel == 1), "profile header")
+        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes = fields.take("HHHHI")
+        require(n_planes == 2 and self.is_packed <= (channel == 1), "profile header")
         self.has_anchors = (channel, token) == (0, 2)
         require(self.has_anchors or (channel, token) == (1, 1), "transforms")
-        require(rope in ((0,) if self.has_anchors else (0, 1)) and (rope == 1) == (self.rotary_dim > 0), "rope")
+        require(rope in ((0,) if self.has_anchors else (0, 1, 2)) and (rope > 0) == (self.rotary_dim > 0), "rope")
+        require(2 <= n_ropes <= 4 if rope == 2 else n_ropes == 0, "rope tables")
         channels = self.n_kv_heads * self.head_dim
-        self.inv_freq = fields.array("<f8", self.rotary_dim // 2)
+        ropes = fields.array("<f8", max(n_ropes, 1) * (self.rotary_dim // 2)).reshape(max(n_ropes, 1), -1)
+        layer_rope = fields.array("u1", self.n_layers) if rope == 2 else np.zeros(self.n_layers, np.int64)
+        require((layer_rope < len(ropes)).all(), "a layer's rope table")
+        self.inv_freq = ropes[layer_rope]  # [n_layers][rotary_dim / 2]
         self.group_layers = fields.array("<u2", n_groups).tolist()
         require(sum(self.group_layers) == self.n_layers, "groups")
         self.step = fields.array("<f4", 6).reshape(3, 2)
@@ -410,9 +414,9 @@ class Chunk:
         if plane == 0 and profile.rotary_dim > 0:
             half = profile.rotary_dim // 2
             position = self.first_position + np.arange(self.n_tokens, dtype=np.float64)
-            angle = position[:, None] * profile.inv_freq
-            c = np.cos(angle).astype(np.float32)[:, None, None, :]
-            s = np.sin(angle).astype(np.float32)[:, None, None, :]
+            angle = position[:, None, None] * profile.inv_freq[layers]
+            c = np.cos(angle).astype(np.float32)[:, :, None, :]
+            s = np.sin(angle).astype(np.float32)[:, :, None, :]
             low, high = x[..., :half].copy(), x[..., half : 2 * half].copy()
             x[..., :half] = low * c - high * s
             x[..., half : 2 * half] = high * c + low * s

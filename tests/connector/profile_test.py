@@ -71,9 +71,6 @@ REFUSED = {
         "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}),
     "dynamic": lambda: config("Llama", num_key_value_heads=2, rope_parameters={
         "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}),
-    "sliding-window": lambda: config("Mistral", num_key_value_heads=2, sliding_window=128),
-    "sliding_attention": lambda: config("Qwen2", num_key_value_heads=2, use_sliding_window=True, sliding_window=64,
-                                        max_window_layers=1),
     "not rotated as its configuration says": lambda: config("Cohere", num_key_value_heads=2),
     "MLA": lambda: config("DeepseekV3", num_key_value_heads=4),
 }  # fmt: skip
