@@ -5,14 +5,19 @@
  * Files of real KV: random tensors code to a different size and speed. Each is decoded once, and what comes out is
  * encoded again at the file's own level. A round runs every variant once, one after another. Timed: everything from the
  * file's bytes in memory to its elements in tiles of memory (checksums, decoder, tables, rotation), and from elements
- * to a file's bytes in memory; threads are started within. Not timed: the first touch of tiles and scratch, which are
+ * to a file's bytes in memory, REPEATS times as for as many chunks; threads are started within. Not timed: the first touch of tiles and scratch, which are
  * the threads' own and are reused. Rates count the elements as bf16, whatever their dtype: MB = 10^6 bytes; a second of
  * _mb_s is the wall's, of _mb_cpu_s all threads' CPU time: what a core does.
+ *
+ * Roofline of klt: symbols an element; multiply_adds an element of the inverse KLT with all active components, and
+ * nonzero_multiply_adds, with the symbols that are not zero only: kernels with bf16 products do the first, the others
+ * the second. peak_gmac_s is what the same kernel does with operands in the first cache.
  */
 #include "codec/arena.h"
 #include "codec/codec.h"
 #include "codec/cursor.h"
 #include "codec/kernels.h"
+#include "codec/lossy.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,11 +27,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_ROUNDS = 1000, MAX_THREADS = 64, MAX_VARIANTS = 32 };
+enum { MAX_ROUNDS = 1000, MAX_THREADS = 64, MAX_VARIANTS = 32, REPEATS = 8 };
 
 typedef struct chunk_file {
     const char *path;
-    const cg_profile *profile; /* NULL at L0 */
     uint8_t *bytes;
     size_t n_bytes;
     cg_chunk_header header;
@@ -41,6 +45,7 @@ typedef struct seconds {
 
 typedef struct variant {
     const cg_kernels *kernels;
+    cg_profile *profile; /* opened for the kernels; NULL when none is given */
     unsigned n_threads;
     seconds decode[MAX_ROUNDS], encode[MAX_ROUNDS];
 } variant;
@@ -53,8 +58,8 @@ typedef struct worker {
 
 typedef struct pool {
     const chunk_file *file;
-    const cg_decoder *decoder; /* one of the two */
-    cg_encoder *encoder;
+    cg_decoder *decoders[REPEATS]; /* one of the two */
+    cg_encoder *encoders[REPEATS];
     size_t scratch_bytes;
     uint32_t n_tasks;
     atomic_uint next_task;
@@ -95,12 +100,12 @@ static void *work(void *arg)
     const worker *w = arg;
     pool *p = w->pool;
     for (;;) {
-        const uint32_t task = atomic_fetch_add(&p->next_task, 1);
-        if (task >= p->n_tasks)
+        const uint32_t next = atomic_fetch_add(&p->next_task, 1), chunk = next / p->n_tasks, task = next % p->n_tasks;
+        if (chunk >= REPEATS)
             return NULL;
-        check(p->decoder != NULL
-                  ? cg_decoder_run(p->decoder, task, w->scratch, p->scratch_bytes, w->tile)
-                  : cg_encoder_run(p->encoder, task, w->scratch, p->scratch_bytes, p->file->tiles[task]),
+        check(p->decoders[0] != NULL
+                  ? cg_decoder_run(p->decoders[chunk], task, w->scratch, p->scratch_bytes, w->tile)
+                  : cg_encoder_run(p->encoders[chunk], task, w->scratch, p->scratch_bytes, p->file->tiles[task]),
               p->file->path);
     }
 }
@@ -116,41 +121,53 @@ static void run_tasks(pool *p, unsigned n_threads)
         (void)pthread_join(threads[i], NULL);
 }
 
-static cg_encoder *new_encoder(const chunk_file *file)
+static cg_decoder *new_decoder(const chunk_file *file, const cg_profile *profile)
+{
+    cg_decoder *decoder;
+    check(cg_decoder_new(profile, file->bytes, file->n_bytes, &decoder), file->path);
+    return decoder;
+}
+
+static cg_encoder *new_encoder(const chunk_file *file, const cg_profile *profile)
 {
     cg_encoder *encoder;
-    check(cg_encoder_new(file->profile, &file->header, file->tokens, (uint8_t)(1u << file->header.level), &encoder),
+    check(cg_encoder_new(file->header.level == CG_L0 ? NULL : profile, &file->header, file->tokens,
+                         (uint8_t)(1u << file->header.level), &encoder),
           file->path);
     return encoder;
 }
 
-static seconds decode(pool *p, unsigned n_threads)
+static seconds decode(pool *p, const variant *v)
 {
     const seconds begin = since((seconds){0});
-    cg_decoder *decoder;
-    check(cg_decoder_new(p->file->profile, p->file->bytes, p->file->n_bytes, &decoder), p->file->path);
-    p->decoder = decoder;
-    run_tasks(p, n_threads);
-    cg_decoder_free(decoder);
-    p->decoder = NULL;
+    for (unsigned i = 0; i < REPEATS; i++)
+        p->decoders[i] = new_decoder(p->file, v->profile);
+    run_tasks(p, v->n_threads);
+    for (unsigned i = 0; i < REPEATS; i++) {
+        cg_decoder_free(p->decoders[i]);
+        p->decoders[i] = NULL;
+    }
     return since(begin);
 }
 
-static seconds encode(pool *p, unsigned n_threads)
+static seconds encode(pool *p, const variant *v)
 {
-    uint8_t *bytes;
-    size_t n_bytes;
     const seconds begin = since((seconds){0});
-    p->encoder = new_encoder(p->file);
-    run_tasks(p, n_threads);
-    check(cg_encoder_finish(p->encoder, (cg_level)p->file->header.level, &bytes, &n_bytes), p->file->path);
-    cg_encoder_free(p->encoder);
-    const seconds taken = since(begin);
-    free(bytes);
-    return taken;
+    for (unsigned i = 0; i < REPEATS; i++)
+        p->encoders[i] = new_encoder(p->file, v->profile);
+    run_tasks(p, v->n_threads);
+    for (unsigned i = 0; i < REPEATS; i++) {
+        uint8_t *bytes;
+        size_t n_bytes;
+        check(cg_encoder_finish(p->encoders[i], (cg_level)p->file->header.level, &bytes, &n_bytes), p->file->path);
+        free(bytes);
+        cg_encoder_free(p->encoders[i]);
+        p->encoders[i] = NULL;
+    }
+    return since(begin);
 }
 
-static void read_file(const char *path, const cg_profile *profile, chunk_file *file)
+static void read_file(const char *path, chunk_file *file)
 {
     cg_chunk chunk;
     FILE *stream = fopen(path, "rb");
@@ -164,22 +181,25 @@ static void read_file(const char *path, const cg_profile *profile, chunk_file *f
     (void)fclose(stream);
     check(cg_chunk_open(file->bytes, file->n_bytes, &chunk), path);
     file->header = chunk.header;
-    file->profile = chunk.header.level == CG_L0 ? NULL : profile;
     file->tokens = take(chunk.header.n_tokens * sizeof *file->tokens);
     check(cg_chunk_tokens(&chunk, file->tokens), path);
 }
 
 /* Decodes the file into its tiles and readies the workers' memory. */
-static void prepare(chunk_file *file, unsigned most_threads, pool *p)
+static void prepare(chunk_file *file, const variant *variants, unsigned n_variants, unsigned most_threads, pool *p)
 {
-    cg_decoder *decoder;
-    check(cg_decoder_new(file->profile, file->bytes, file->n_bytes, &decoder), file->path);
-    cg_encoder *encoder = new_encoder(file);
-    const size_t scratch_bytes = cg_decoder_scratch_bytes(decoder), encoder_bytes = cg_encoder_scratch_bytes(encoder);
+    cg_decoder *decoder = new_decoder(file, variants[0].profile);
     size_t tile_bytes = 0;
-    *p = (pool){.file = file,
-                .scratch_bytes = scratch_bytes > encoder_bytes ? scratch_bytes : encoder_bytes,
-                .n_tasks = cg_decoder_n_tasks(decoder)};
+    *p = (pool){.file = file, .n_tasks = cg_decoder_n_tasks(decoder)};
+    for (unsigned i = 0; i < n_variants; i++) {
+        cg_decoder *d = new_decoder(file, variants[i].profile);
+        cg_encoder *e = new_encoder(file, variants[i].profile);
+        const size_t bytes[2] = {cg_decoder_scratch_bytes(d), cg_encoder_scratch_bytes(e)};
+        for (unsigned k = 0; k < 2; k++)
+            p->scratch_bytes = bytes[k] > p->scratch_bytes ? bytes[k] : p->scratch_bytes;
+        cg_encoder_free(e);
+        cg_decoder_free(d);
+    }
     void *scratch = take(p->scratch_bytes);
     file->tiles = take(p->n_tasks * sizeof *file->tiles);
     for (uint32_t task = 0; task < p->n_tasks; task++) {
@@ -191,7 +211,6 @@ static void prepare(chunk_file *file, unsigned most_threads, pool *p)
     for (unsigned i = 0; i < most_threads; i++)
         p->workers[i] = (worker){p, take(p->scratch_bytes), take(tile_bytes)};
     free(scratch);
-    cg_encoder_free(encoder);
     cg_decoder_free(decoder);
 }
 
@@ -224,31 +243,111 @@ static void print_rates(const char *name, const seconds *rounds, bool cpu, unsig
            mb / sorted[n_rounds / 2], mb / sorted[0]);
 }
 
-static void bench_file(const char *path, const cg_profile *profile, variant *variants, unsigned n_variants,
-                       unsigned n_rounds, unsigned most_threads, bool is_first)
+/* 10^9 multiply-adds a second of the kernel's inverse KLT, its operands in the first cache: the best of many runs. */
+static double peak_gmac_s(const cg_kernels *kernels)
+{
+    enum { DEEP = 6 * CG_TILE, N_LIST = 64 };
+    uint16_t *panel = take(DEEP * CG_TILE * sizeof *panel), *tiles = take(DEEP * CG_TILE * sizeof *tiles);
+    float *y = take((size_t)CG_DCT * CG_TILE * CG_TILE * sizeof *y);
+    uint32_t *rows = take((size_t)N_LIST * CG_PANEL_CHANNELS / 2 * sizeof *rows);
+    uint16_t components[DEEP / CG_TILE] = {0};
+    cg_nonzero list[N_LIST];
+    cg_tiled_symbols symbols[CG_DCT];
+    double best = 0;
+    for (unsigned f = 0; f < CG_DCT; f++)
+        symbols[f] = (cg_tiled_symbols){tiles, components, DEEP / CG_TILE};
+    for (unsigned i = 0; i < N_LIST; i++)
+        list[i] = (cg_nonzero){i, 1};
+    for (unsigned run = 0; run < 200; run++) {
+        double n = 0;
+        const double begin = clock_s(CLOCK_MONOTONIC);
+        for (unsigned i = 0; i < 50; i++) {
+            if (kernels->synthesize != NULL) {
+                kernels->synthesize(symbols, CG_TILE, panel, y, (size_t)CG_TILE * CG_TILE, CG_TILE);
+                n += (double)CG_DCT * DEEP * CG_TILE * CG_TILE;
+            } else {
+                kernels->accumulate(rows, list, N_LIST, CG_PANEL_CHANNELS / 32, y);
+                n += (double)N_LIST * CG_PANEL_CHANNELS;
+            }
+        }
+        const double rate = n / (clock_s(CLOCK_MONOTONIC) - begin);
+        best = rate > best ? rate : best;
+    }
+    free(panel);
+    free(tiles);
+    free(y);
+    free(rows);
+    return 1e-9 * best;
+}
+
+/* Symbols of one section that are not zero. */
+static size_t count_nonzero(const cg_profile *profile, const cg_level_columns *columns, size_t n_blocks,
+                            const uint8_t *section, size_t section_bytes)
+{
+    size_t used_bytes, n = 0;
+    void *memory = take(cg_lossy_symbols_bytes(columns, n_blocks));
+    const cg_symbols symbols = cg_lossy_lay_symbols(columns, n_blocks, memory);
+    check(cg_rans_decode(profile->classes, symbols.strips, columns->n_strips, n_blocks, section, section_bytes,
+                         &used_bytes),
+          "symbols");
+    for (size_t i = 0; i < columns->n_columns * n_blocks; i++)
+        n += symbols.cells[0][i] != 0;
+    free(memory);
+    return n;
+}
+
+static void print_roofline(const chunk_file *file, const cg_profile *profile)
+{
+    cg_chunk chunk;
+    check(cg_chunk_open(file->bytes, file->n_bytes, &chunk), file->path);
+    cg_section *sections = take(chunk.header.n_sections * sizeof *sections);
+    cg_chunk_sections(&chunk, sections);
+    const size_t n_blocks = cg_lossy_n_blocks(chunk.header.n_tokens);
+    double symbols = 0, products = 0, nonzero = 0;
+    for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
+        if (sections[i].kind != CG_SECTION_SYMBOLS)
+            continue;
+        const cg_group *group = &profile->groups[sections[i].group];
+        const cg_level_columns *columns = &group->columns[chunk.header.level - 1][sections[i].plane];
+        symbols += (double)columns->n_columns * (double)n_blocks;
+        products += (double)columns->n_columns * (double)n_blocks * group->n_channels;
+        nonzero += (double)count_nonzero(profile, columns, n_blocks, file->bytes + sections[i].offset,
+                                         sections[i].bytes) * group->n_channels;
+    }
+    const double n = (double)cg_geometry_elements(&chunk.header.geometry, chunk.header.n_tokens);
+    printf(", \"symbols\": %.3f, \"multiply_adds\": %.1f, \"nonzero_multiply_adds\": %.1f", symbols / n, products / n,
+           nonzero / n);
+    free(sections);
+}
+
+static void bench_file(const char *path, variant *variants, unsigned n_variants, unsigned n_rounds,
+                       unsigned most_threads, bool is_first)
 {
     chunk_file file;
     pool *p = take(sizeof *p);
-    read_file(path, profile, &file);
-    prepare(&file, most_threads, p);
+    read_file(path, &file);
+    prepare(&file, variants, n_variants, most_threads, p);
     for (unsigned round = 0; round < n_rounds + 1; round++) { /* the first warms up */
         for (unsigned i = 0; i < n_variants; i++) {
             variant *v = &variants[i];
             cg_kernels_use(v->kernels);
-            v->decode[round > 0 ? round - 1 : 0] = decode(p, v->n_threads);
-            v->encode[round > 0 ? round - 1 : 0] = encode(p, v->n_threads);
+            v->decode[round > 0 ? round - 1 : 0] = decode(p, v);
+            v->encode[round > 0 ? round - 1 : 0] = encode(p, v);
         }
     }
     const size_t n_elements = cg_geometry_elements(&file.header.geometry, file.header.n_tokens);
     for (unsigned i = 0; i < n_variants; i++) {
         const variant *v = &variants[i];
+        const bool is_lossy = file.header.level != CG_L0;
         printf("%s\n  {\"codec\": \"%s\", \"level\": %u, \"dtype\": \"%s\", \"kernels\": \"%s\", \"threads\": %u",
                is_first && i == 0 ? "" : ",",
-               file.profile != NULL ? cg_profile_preset(file.profile) : "lossless", file.header.level,
+               is_lossy ? cg_profile_preset(v->profile) : "lossless", file.header.level,
                cg_dtype_name(file.header.geometry.dtype), v->kernels->name, v->n_threads);
         printf(", \"chunk_tokens\": %u, \"chunk_bytes\": %zu, \"bits_per_element\": %.3f", file.header.n_tokens,
                file.n_bytes, 8 * (double)file.n_bytes / (double)n_elements);
-        const double mb = 2e-6 * (double)n_elements;
+        if (is_lossy && v->profile->token_transform == CG_TOKENS_DCT)
+            print_roofline(&file, v->profile);
+        const double mb = REPEATS * 2e-6 * (double)n_elements;
         print_rates("decode_mb_s", v->decode, false, n_rounds, mb);
         print_rates("encode_mb_s", v->encode, false, n_rounds, mb);
         print_rates("decode_mb_cpu_s", v->decode, true, n_rounds, mb);
@@ -277,12 +376,12 @@ static void print_cpu(void)
 int main(int argc, char **argv)
 {
     static variant variants[MAX_VARIANTS];
-    cg_profile *profile = NULL;
-    char kernels[] = "baseline,avx2,avx512", *kernel_list = kernels, threads[] = "1,2", *thread_list = threads;
+    const char *profile_path = NULL;
+    char kernels[] = "baseline,avx2,avx512,amx", *kernel_list = kernels, threads[] = "1,2", *thread_list = threads;
     unsigned n_rounds = 21, n_variants = 0, most_threads = 1;
     for (int option; (option = getopt(argc, argv, "p:r:k:t:")) != -1;) {
         switch (option) {
-        case 'p': check(cg_profile_open_file(optarg, &profile), optarg); break;
+        case 'p': profile_path = optarg; break;
         case 'r': n_rounds = (unsigned)atoi(optarg); break;
         case 'k': kernel_list = optarg; break;
         case 't': thread_list = optarg; break;
@@ -302,17 +401,26 @@ int main(int argc, char **argv)
         snprintf(copy, sizeof copy, "%s", kernel_list);
         for (char *k = strtok_r(copy, ",", &kernel_at); k != NULL; k = strtok_r(NULL, ",", &kernel_at)) {
             const cg_kernels *named = cg_kernels_named(k);
-            if (named != NULL && n_variants < MAX_VARIANTS)
-                variants[n_variants++] = (variant){.kernels = named, .n_threads = n_threads};
+            if (named == NULL || n_variants == MAX_VARIANTS)
+                continue;
+            variant *v = &variants[n_variants++];
+            *v = (variant){.kernels = named, .n_threads = n_threads};
+            cg_kernels_use(named);
+            if (profile_path != NULL)
+                check(cg_profile_open_file(profile_path, &v->profile), profile_path);
         }
         most_threads = n_threads > most_threads ? n_threads : most_threads;
     }
     printf("{");
     print_cpu();
-    printf("\"rounds\": %u, \"rows\": [", n_rounds);
+    printf("\"rounds\": %u, \"peak_gmac_s\": {", n_rounds);
+    for (unsigned i = 0; i < n_variants && variants[i].n_threads == variants[0].n_threads; i++)
+        printf("%s\"%s\": %.1f", i > 0 ? ", " : "", variants[i].kernels->name, peak_gmac_s(variants[i].kernels));
+    printf("}, \"rows\": [");
     for (int i = optind; i < argc; i++)
-        bench_file(argv[i], profile, variants, n_variants, n_rounds, most_threads, i == optind);
+        bench_file(argv[i], variants, n_variants, n_rounds, most_threads, i == optind);
     printf("\n]}\n");
-    cg_profile_free(profile);
+    for (unsigned i = 0; i < n_variants; i++)
+        cg_profile_free(variants[i].profile);
     return 0;
 }
