@@ -270,7 +270,7 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
     uint8_t bits = 8;
     float scale;
     const uint8_t *bytes;
-    if (is_packed && (!cg_cursor_u8(in, &bits) || bits < 2 || bits > 8))
+    if (is_packed && (!cg_cursor_u8(in, &bits) || bits < 2 || bits > CG_MAX_NARROW_BITS))
         return CG_ERR_CORRUPT;
     if (!read_finite(in, &scale, 1, false) || fabsf(scale) > 1e30f)
         return CG_ERR_CORRUPT;
@@ -281,8 +281,8 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
         return CG_ERR_CORRUPT;
     for (size_t ch = 0; ch < n_channels; ch++) {
         const size_t at = ch * bits / 8, left = n_bytes - at;
-        const unsigned two = (unsigned)cg_load_le(bytes + at, left < 2 ? left : 2) >> (ch * bits % 8);
-        const int value = (int)(two & ((1u << bits) - 1)) - (int)((two >> (bits - 1) & 1) << bits);
+        const unsigned three = (unsigned)cg_load_le(bytes + at, left < 3 ? left : 3) >> (ch * bits % 8);
+        const int value = (int)(three & ((1u << bits) - 1)) - (int)((three >> (bits - 1) & 1) << bits);
         row[ch] = cg_bf16_from_f32(scale * (float)value);
     }
     return CG_OK;

@@ -16,6 +16,7 @@ enum {
     CG_DCT = 8,               /* tokens of a DCT block, and its frequencies */
     CG_N_LOSSY = CG_N_LEVELS - 1,
     CG_MAX_SINKS = 8,
+    CG_MAX_NARROW_BITS = 12,  /* of an element of a basis that is no bf16 */
     CG_MAX_ROPES = 4,
     CG_PANEL_CHANNELS = 256,  /* channels that a decoding kernel holds in registers */
     CG_ANCHOR_TOKENS = 10,    /* an anchor, and the tokens that are coded as differences from it */

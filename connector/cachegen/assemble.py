@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .profile_file import BLOCK_TOKENS, N_LEVELS, Basis, Profile, to_bf16_bits
+from .profile_file import BLOCK_TOKENS, MAX_NARROW_BITS, N_LEVELS, Basis, Profile, to_bf16_bits
 from .tables import cluster
 
 N_SINKS = 4
@@ -32,12 +32,12 @@ def _best_scales(rows, bits):
 
 
 def _round_rows(rows, scale, bits, inverse):
-    """s8 [n][N]: rows [n][N] over scale, rounded so that what is rounded away is small where the data are large.
+    """s16 [n][N]: rows [n][N] over scale, rounded so that what is rounded away is small where the data are large.
 
     An encoder projects on rounded rows: d = row - rounded adds d' M d to a coefficient's variance, M the second moment of
     the data; inverse [N][N] is that of M. Element by element, the error of one is made up for by the next ones (GPTQ:
     Frantar et al., ICLR 2023, arXiv:2210.17323, algorithm 1)."""
-    left, result = rows.astype(np.float64), np.zeros(rows.shape, np.int8)
+    left, result = rows.astype(np.float64), np.zeros(rows.shape, np.int16)
     upper = np.linalg.cholesky(inverse).T
     for at in range(0, rows.shape[1], _BLOCK):
         end = min(at + _BLOCK, rows.shape[1])
@@ -55,7 +55,7 @@ def quantize_basis(rows, n_wide, bits, mean_square):
     mean_square [N]: of the components' coefficients, in steps of L1."""
     n_components = n_wide + len(bits)
     rest, bits = rows[n_wide:n_components].astype(np.float32), np.asarray(bits, np.uint8)
-    scale, narrow = np.zeros(len(rest), np.float32), np.zeros(rest.shape, np.int8)
+    scale, narrow = np.zeros(len(rest), np.float32), np.zeros(rest.shape, np.int16)
     full, squares = rows.astype(np.float64), mean_square.astype(np.float64)
     for n in np.unique(bits):
         at = np.flatnonzero(bits == n)
@@ -93,8 +93,8 @@ def _prefix(above):
 
 
 def _fewest_bits(rows):
-    """[7][n]: squared error of rows f32 [n][N] in 2 to 8 bits."""
-    return np.stack([_best_scales(rows, bits)[1] for bits in range(2, 9)])
+    """Squared error of rows f32 [n][N] in 2 to MAX_NARROW_BITS bits: [bits][n]."""
+    return np.stack([_best_scales(rows, bits)[1] for bits in range(2, MAX_NARROW_BITS + 1)])
 
 
 def _plan(shares, squares, errors, least, noise):
@@ -131,7 +131,7 @@ def plan_columns(transform, histograms, mean_square, budget_bytes):
         if n_bytes <= budget_bytes or least > 0.5:
             return plan
         if noise < MOST_BASIS_NOISE:
-            noise *= 1.5
+            noise *= 1.1
         else:
             least *= 1.25
 

@@ -127,7 +127,7 @@ class Caches:
 
 def default_group_layers(model):
     """Layers a group: more are better, but the bases must fit into the profile's share of the weights."""
-    for n in range(10, 1, -1):
+    for n in range(8, 1, -1):
         n_bytes = BASIS_BYTES * 2 * model.n_layers * model.channels * n * model.channels
         if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < PROFILE_SHARE * model.weights_bytes:
             return n
@@ -294,7 +294,7 @@ def parse_arguments(arguments):
     add("--held-out", nargs="+", metavar="FILE", help="text for the report (default: the last part of each text)")
     add("--tokens", type=int, default=3072, help="tokens of a context (default %(default)s)")
     add("--report-contexts", type=int, default=5, help="held-out contexts measured, 0 for all (default %(default)s)")
-    add("--contexts", type=int, default=2, help="contexts of each text, 0 for all (default %(default)s)")
+    add("--contexts", type=int, default=1, help="contexts of each text, 0 for all (default %(default)s)")
     add("--group-layers", default=None, help="layers that share a section (and a KLT): a number, or a list like 4,4,6")
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
                         f'(default {DEFAULT}; paper: {paper.STEPS})')  # fmt: skip

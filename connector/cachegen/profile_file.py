@@ -20,6 +20,7 @@ SCALE = 1 << 14  # frequencies of a class sum to it
 MAX_SYMBOLS = 64
 MAX_CLASSES = 256
 MAX_SHIFT = 12
+MAX_NARROW_BITS = 12
 MAX_ROPES = 4
 KLT_DCT, ANCHORS = (1, 1), (0, 2)  # transforms of channels and tokens
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
@@ -40,9 +41,9 @@ class Basis:
     """Components as rows over the channels of a layer group: the first ones bf16, the others of few bits and a scale."""
 
     wide: np.ndarray  # u16 [n_wide][N]
-    bits: np.ndarray  # u8 [n_narrow], 2 to 8
+    bits: np.ndarray  # u8 [n_narrow], 2 to MAX_NARROW_BITS
     scale: np.ndarray  # f32 [n_narrow]
-    narrow: np.ndarray  # s8 [n_narrow][N]
+    narrow: np.ndarray  # s16 [n_narrow][N]
 
     @property
     def n_components(self):
@@ -57,7 +58,7 @@ class Basis:
         """The parts of the file."""
         parts = [np.asarray(self.wide, "<u2")]
         for bits, scale, row in zip(self.bits, self.scale, self.narrow):
-            one = (row.view(np.uint8)[:, None] >> np.arange(bits)) & 1
+            one = (row.view(np.uint16)[:, None] >> np.arange(bits)) & 1
             parts += [np.array([bits], "u1"), np.array([scale], "<f4"), np.packbits(one, bitorder="little")]
         return parts
 
@@ -68,14 +69,14 @@ class Basis:
         bits, scale, narrow = [], [], []
         for _ in range(n_components - n_wide):
             bits.append(cursor.number("u1") if is_packed else 8)
-            _require(2 <= bits[-1] <= 8, "bits of a component")
+            _require(2 <= bits[-1] <= MAX_NARROW_BITS, "bits of a component")
             scale.append(cursor.take("<f4", 1)[0])
             packed = cursor.take("u1", -(-n_channels * bits[-1] // 8))
             one = np.unpackbits(packed, count=n_channels * bits[-1], bitorder="little").reshape(n_channels, bits[-1])
-            value = (one.astype(np.int16) << np.arange(bits[-1])).sum(1) - (one[:, -1].astype(np.int16) << bits[-1])
-            narrow.append(value.astype(np.int8))
+            value = (one.astype(np.int32) << np.arange(bits[-1])).sum(1) - (one[:, -1].astype(np.int32) << bits[-1])
+            narrow.append(value.astype(np.int16))
         shape = (len(narrow), n_channels)
-        return cls(wide, np.array(bits, np.uint8), np.array(scale, np.float32), np.array(narrow, np.int8).reshape(shape))
+        return cls(wide, np.array(bits, np.uint8), np.array(scale, np.float32), np.array(narrow, np.int16).reshape(shape))
 
 
 @dataclass

@@ -65,7 +65,7 @@ struct ProfileSpec {
     float step[3][2] = {{1 / 16.f, 3 / 64.f}, {3 / 16.f, 9 / 64.f}, {9 / 16.f, 27 / 64.f}};
     bool all_active = true; // else fewer components, fewest at L3 and high frequencies
     double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
-    bool packed = false;     // narrow components of 2 to 8 bits
+    bool packed = false;     // narrow components of 2 to 12 bits
     uint64_t seed = 1;
     size_t excess_active = 0; // columns beyond the components: a lie
     std::vector<double> theta = {10000.0}; // of each rope table
@@ -254,7 +254,7 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
             double largest = 0;
             for (const double x : basis[c])
                 largest = std::max(largest, std::fabs(x));
-            const unsigned bits = spec.packed ? 8 - static_cast<unsigned>(c % 7) : 8;
+            const unsigned bits = spec.packed ? 12 - static_cast<unsigned>(c % 11) : 8;
             const float scale = static_cast<float>(largest / ((1 << (bits - 1)) - 1));
             if (spec.packed)
                 put(&out, bits, 1);

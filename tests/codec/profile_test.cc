@@ -197,20 +197,20 @@ TEST(Profile, RefusesHostileNarrowComponents) {
     spec.packed = true;
     spec.wide_share = 0;
     spec.n_kv_heads = 1;
-    spec.head_dim = 18; // 18 numbers of 7 bits end inside a byte
+    spec.head_dim = 18; // 18 numbers of 11 bits end inside a byte
     spec.group_layers = {1, 1, 1, 1};
     const Bytes good = make_profile_bytes(spec);
     EXPECT_EQ(open(good), CG_OK);
-    size_t group = 0; // bytes of a group's plane: 18 components of 8, 7, 6 ... bits
+    size_t group = 0; // bytes of a group's plane: 18 components of 12, 11, 10 ... bits
     for (size_t c = 0; c < 18; c++)
-        group += 5 + (18 * (8 - c % 7) + 7) / 8;
-    const size_t first = good.size() - 8 - 8 * group, second = first + 5 + 18;
+        group += 5 + (18 * (12 - c % 11) + 7) / 8;
+    const size_t first = good.size() - 8 - 8 * group, second = first + 5 + 27;
     const struct { const char *what; size_t offset; uint8_t value; cg_status want; } cases[] = {
-        {"unchanged", first, 8, CG_OK},
+        {"unchanged", first, 12, CG_OK},
         {"1 bit", first, 1, CG_ERR_CORRUPT},
-        {"9 bits", first, 9, CG_ERR_CORRUPT},
+        {"13 bits", first, 13, CG_ERR_CORRUPT},
         {"a scale that is no number", first + 4, 0x7f, CG_ERR_CORRUPT},
-        {"a bit behind the last number", second + 5 + 15, 0x80, CG_ERR_CORRUPT},
+        {"a bit behind the last number", second + 5 + 24, 0x80, CG_ERR_CORRUPT},
     };
     for (const auto &c : cases) {
         Bytes hostile = good;

@@ -286,7 +286,7 @@ class Profile:
                         rows[c] = bf16_to_f32(fields.array("<u2", n))
                     else:
                         bits = fields.take("B") if self.is_packed else 8
-                        require(2 <= bits <= 8, "bits of a component")
+                        require(2 <= bits <= 12, "bits of a component")
                         scale = fields.array("<f4", 1)
                         string = int.from_bytes(fields.array("u1", (n * bits + 7) // 8).tobytes(), "little")
                         require(string >> n * bits == 0, "bits behind a component")
