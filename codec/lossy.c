@@ -272,6 +272,7 @@ typedef struct encode_work {
     float *block;       /* [CG_DCT][n_channels]: the tokens of a block */
     float *rows;        /* [CG_DCT][n_blocks][row_stride]: their spectra */
     float *coef;        /* [n_blocks, in whole tiles][coef_stride]: of one frequency */
+    float *known;       /* [n_blocks, in whole tiles][row_stride]: what the exact components make of it */
     uint16_t *split;
     void *symbols[CG_N_LEVELS];  /* of the lossy levels */
 } encode_work;
@@ -279,10 +280,11 @@ typedef struct encode_work {
 static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsigned plane, size_t n_blocks)
 {
     encode_work w = {.row_stride = 2 * cg_group_pairs(group),
-                     .coef_stride = (group->basis[plane].n_components + 15u) / 16 * 16};
+                     .coef_stride = (group->basis[plane].n_components + 31u) / 32 * 32};
     w.block = cg_arena_take(arena, (size_t)CG_DCT * group->n_channels * sizeof *w.block);
     w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
     w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride * sizeof *w.coef);
+    w.known = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.row_stride * sizeof *w.known);
     w.split = cg_arena_take(arena, 64 * w.row_stride * sizeof *w.split);
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
         w.symbols[level] = cg_arena_take(arena, cg_lossy_symbols_bytes(&group->columns[level - 1][plane], n_blocks));
@@ -386,6 +388,31 @@ static bool load_rows(const cg_lossy_context *context, const cg_group *group, un
     return finite;
 }
 
+/* Coefficients of the first n components, in sixteens, of the rows of one frequency; the rows are used up. */
+static void project(const cg_kernels *kernels, const cg_group *group, const cg_basis *basis, size_t n_blocks, uint32_t n,
+                    float *rows, const encode_work *w)
+{
+    const size_t n_pairs = cg_group_pairs(group), n_exact_pairs = cg_basis_exact_pairs(basis);
+    const size_t n_sixteens = (n + 15u) / 16, n_exact = (basis->n_exact + 15u) / 16;
+    if (n_exact == 0 || n_exact >= n_sixteens) {
+        kernels->project(rows, w->row_stride, n_blocks, basis->analysis, n_pairs, n_sixteens, w->split, w->coef,
+                         w->coef_stride);
+        return;
+    }
+    kernels->project(rows, w->row_stride, n_blocks, basis->analysis, n_pairs, n_exact, w->split, w->coef,
+                     w->coef_stride);
+    for (size_t b = 0; b < n_blocks && n_exact % 2 != 0; b++)
+        memset(w->coef + b * w->coef_stride + 16 * n_exact, 0, 16 * sizeof *w->coef);
+    kernels->project(w->coef, w->coef_stride, n_blocks, basis->exact, n_exact_pairs, (group->n_channels + 15u) / 16,
+                     w->split, w->known, w->row_stride);
+    for (size_t b = 0; b < n_blocks; b++) {
+        for (size_t ch = 0; ch < group->n_channels; ch++)
+            rows[b * w->row_stride + ch] -= w->known[b * w->row_stride + ch];
+    }
+    kernels->project(rows, w->row_stride, n_blocks, basis->analysis + n_exact * n_pairs * 16, n_pairs,
+                     n_sixteens - n_exact, w->split, w->coef + 16 * n_exact, w->coef_stride);
+}
+
 cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, const cg_group *group, unsigned plane,
                           const void *in, void *scratch, uint8_t *sections_out[CG_N_LEVELS],
                           size_t section_bytes_out[CG_N_LEVELS])
@@ -409,8 +436,7 @@ cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, 
             const uint32_t n_active = group->columns[level - 1][plane].n_active[f];
             most = (level_mask >> level & 1) != 0 && n_active > most ? n_active : most;
         }
-        context->kernels->project(w.rows + f * n_blocks * w.row_stride, w.row_stride, n_blocks, basis->analysis,
-                                  w.row_stride / 2, (most + 15) / 16, w.split, w.coef, w.coef_stride);
+        project(context->kernels, group, basis, n_blocks, most, w.rows + f * n_blocks * w.row_stride, &w);
         for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
             if ((level_mask >> level & 1) == 0)
                 continue;

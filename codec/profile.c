@@ -201,18 +201,32 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_co
     return CG_OK;
 }
 
+/* Memory for project()'s pairs, zeros. */
+static uint32_t *take_pairs(size_t n_sixteens, size_t n_pairs)
+{
+    size_t n_bytes;
+    if (!cg_size_mul(n_sixteens + 1, n_pairs * 16 * sizeof(uint32_t), &n_bytes))
+        return NULL;
+    uint32_t *pairs = aligned_alloc(64, n_bytes > 0 ? n_bytes : 64);
+    if (pairs != NULL)
+        memset(pairs, 0, n_bytes);
+    return pairs;
+}
+
 static cg_status pack_analysis(const cg_group *group, cg_basis *basis)
 {
-    const size_t n_pairs = cg_group_pairs(group), n_sixteens = (basis->n_components + 15u) / 16;
-    basis->analysis = aligned_alloc(64, (n_sixteens + 1) * n_pairs * 16 * sizeof *basis->analysis);
-    if (basis->analysis == NULL)
+    const size_t n_pairs = cg_group_pairs(group), n_exact_pairs = cg_basis_exact_pairs(basis);
+    basis->analysis = take_pairs((basis->n_components + 15u) / 16, n_pairs);
+    basis->exact = take_pairs((group->n_channels + 15u) / 16, n_exact_pairs);
+    if (basis->analysis == NULL || basis->exact == NULL)
         return CG_ERR_NO_MEMORY;
-    memset(basis->analysis, 0, (n_sixteens + 1) * n_pairs * 16 * sizeof *basis->analysis);
     for (uint32_t c = 0; c < basis->n_components; c++) {
         const uint16_t *row = basis->rows + (size_t)c * group->n_channels;
         uint32_t *out = basis->analysis + c / 16 * n_pairs * 16 + c % 16;
         for (uint32_t ch = 0; ch < group->n_channels; ch++)
             out[ch / 2 * 16] |= (uint32_t)row[ch] << (ch % 2 * 16);
+        for (uint32_t ch = 0; ch < group->n_channels && c < basis->n_exact; ch++)
+            basis->exact[(ch / 16 * n_exact_pairs + c / 2) * 16 + ch % 16] |= (uint32_t)row[ch] << (c % 2 * 16);
     }
     return CG_OK;
 }
@@ -265,7 +279,7 @@ static cg_status pack_tiles(const cg_group *group, cg_basis *basis)
 }
 
 /* A component in signed numbers of few bits, one after another from the lowest bit of the first byte, and their scale. */
-static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channels, uint16_t *row)
+static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channels, uint16_t *row, uint8_t *bits_out)
 {
     uint8_t bits = 8;
     float scale;
@@ -285,6 +299,7 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
         const int value = (int)(three & ((1u << bits) - 1)) - (int)((three >> (bits - 1) & 1) << bits);
         row[ch] = cg_bf16_from_f32(scale * (float)value);
     }
+    *bits_out = bits;
     return CG_OK;
 }
 
@@ -296,6 +311,7 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
     if (n_components * n_channels / 4 > in->left_bytes) /* at least two bits an element */
         return CG_ERR_TRUNCATED;
     basis->n_components = n_components;
+    basis->n_exact = n_wide;
     basis->rows = malloc((n_components * n_channels + 1) * sizeof *basis->rows);
     if (basis->rows == NULL)
         return CG_ERR_NO_MEMORY;
@@ -310,11 +326,14 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
                     return CG_ERR_CORRUPT;
             }
         } else {
-            const cg_status status = read_narrow_row(in, p->is_packed, n_channels, row);
+            uint8_t bits;
+            const cg_status status = read_narrow_row(in, p->is_packed, n_channels, row, &bits);
             if (status != CG_OK)
                 return status;
+            basis->n_exact += basis->n_exact == c && bits >= CG_EXACT_BITS;
         }
     }
+    basis->n_exact = (basis->n_exact + 15) / 16 * 16 < n_components ? (basis->n_exact + 15) / 16 * 16 : n_components;
     cg_status status = pack_analysis(group, basis);
     if (status == CG_OK)
         status = p->is_tiled ? pack_tiles(group, basis) : pack_panels(p, group, basis);
@@ -450,6 +469,7 @@ void cg_profile_free(cg_profile *p)
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
             free(p->groups[g].basis[plane].rows);
             free(p->groups[g].basis[plane].analysis);
+            free(p->groups[g].basis[plane].exact);
             free(p->groups[g].basis[plane].panels);
             free(p->groups[g].basis[plane].tiles);
         }

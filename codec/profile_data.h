@@ -16,6 +16,7 @@ enum {
     CG_DCT = 8,               /* tokens of a DCT block, and its frequencies */
     CG_N_LOSSY = CG_N_LEVELS - 1,
     CG_MAX_SINKS = 8,
+    CG_EXACT_BITS = 9,        /* of a component that an encoder takes for exact */
     CG_MAX_NARROW_BITS = 12,  /* of an element of a basis that is no bf16 */
     CG_MAX_ROPES = 4,
     CG_PANEL_CHANNELS = 256,  /* channels that a decoding kernel holds in registers */
@@ -40,6 +41,11 @@ typedef struct cg_level_columns {
 typedef struct cg_basis {
     uint32_t n_components;
     uint16_t *rows;          /* bf16 [n_components][n_channels]; only while the profile is read */
+    /* Components, a multiple of 16 unless all of them, that are stored finely. An encoder takes them out of its data
+     * before it projects on the others, whose coarser rows would pick them up; exact: their project() pairs, of
+     * components, [channels, in sixteens][exact_pairs][16]. */
+    uint32_t n_exact;
+    uint32_t *exact;
     uint32_t *analysis;      /* the same for encoding: cg_kernels.project()'s pairs, zeros behind channels and components */
     /* For decoding, where the profile is_tiled: cg_kernels.synthesize()'s panels, one each 32 channels. */
     uint16_t *tiles;
@@ -82,6 +88,9 @@ struct cg_profile {
 
 /* Pairs of channels that a projection walks: whole tiles. */
 static inline size_t cg_group_pairs(const cg_group *group) { return ((size_t)group->n_channels + 31) / 32 * 16; }
+
+/* Pairs of components that their taking out walks. */
+static inline size_t cg_basis_exact_pairs(const cg_basis *basis) { return ((size_t)basis->n_exact + 31) / 32 * 16; }
 
 static inline const float *cg_profile_row(const cg_profile *p, const float *table, uint32_t layer, unsigned plane)
 {

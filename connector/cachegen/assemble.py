@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .profile_file import BLOCK_TOKENS, MAX_NARROW_BITS, N_LEVELS, Basis, Profile, to_bf16_bits
+from .profile_file import BLOCK_TOKENS, EXACT_BITS, MAX_NARROW_BITS, N_LEVELS, Basis, Profile, to_bf16_bits
 from .tables import cluster
 
 N_SINKS = 4
 LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
 BASIS_NOISE = 1e-3  # what rounding a component of the basis may add to an L1 symbol's variance (its own is 1/12)
 MOST_BASIS_NOISE = 2e-2
+LEAST_LEAK = 0.02  # of the data into a rounded component, as a mean square of L1 symbols
+EXACT_SQUARE = 300.0  # components above it are stored in EXACT_BITS and more, about
 _NEIGHBOURS = 9
 _BLOCK = 64  # columns between updates of the whole matrix
 
@@ -57,11 +59,13 @@ def quantize_basis(rows, n_wide, bits, mean_square):
     rest, bits = rows[n_wide:n_components].astype(np.float32), np.asarray(bits, np.uint8)
     scale, narrow = np.zeros(len(rest), np.float32), np.zeros(rest.shape, np.int16)
     full, squares = rows.astype(np.float64), mean_square.astype(np.float64)
+    coarse = np.flatnonzero(bits < EXACT_BITS)
+    squares[: n_wide + (coarse[0] if len(coarse) else len(bits))] = 0  # taken out before
     for n in np.unique(bits):
         at = np.flatnonzero(bits == n)
         scale[at] = _best_scales(rest[at], n)[0]
         # A decoder multiplies d with the component's own coefficient, in all directions alike.
-        own = max(squares[n_wide + at].mean(), 1e-3)
+        own = max(mean_square[n_wide + at].mean(), LEAST_LEAK)
         narrow[at] = _round_rows(rest[at], scale[at], n, (full.T / (squares + own)) @ full)
     return Basis(to_bf16_bits(rows[:n_wide]), bits, scale, narrow)
 
@@ -105,7 +109,10 @@ def _plan(shares, squares, errors, least, noise):
             n = [min(a, b) for a, b in zip(n, active[level - 1, group, plane])]
         else:
             most = max(n)
-            fits = errors[group, plane][:, :most] * squares[group, plane][:most] <= noise
+            square = squares[group, plane][:most]
+            # What _round_rows() leaves: the data's geometric mean over all directions.
+            leak = np.exp(np.log(np.where(square < EXACT_SQUARE, square, 0) + LEAST_LEAK).mean())
+            fits = errors[group, plane][:, :most] * (square + leak) <= noise
             wide = _prefix(~fits[-1])
             n_components[group, plane], n_wide[group, plane] = most, wide
             bits_of[group, plane] = 2 + fits[:, wide:].argmax(0)

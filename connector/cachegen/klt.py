@@ -113,8 +113,9 @@ class Moments:
 class Transform:
     """Coefficients of a context and back, with the bases of a calibration or of a profile."""
 
-    def __init__(self, groups, mean, weight, rows, n_sinks, device):
+    def __init__(self, groups, mean, weight, rows, n_sinks, device, n_exact=None):
         self.groups, self.n_sinks, self.device = groups, n_sinks, device
+        self.n_exact = n_exact or [[0, 0] for _ in groups]  # as Basis has it; 0 where no row is rounded
         self.mean, self.weight = mean.to(device), weight.to(device)
         self.rows = [[r.to(device) for r in planes] for planes in rows]
         self.dct = dct_matrix(device)
@@ -124,7 +125,8 @@ class Transform:
     def of_profile(cls, profile, device="cpu"):
         rows = [[torch.from_numpy(b.rows()) for b in planes] for planes in profile.basis]
         mean, weight = (torch.from_numpy(np.array(a)) for a in (profile.mean, profile.weight))
-        return cls(profile.group_layers, mean, weight, rows, profile.n_sinks, device)
+        n_exact = [[b.n_exact for b in planes] for planes in profile.basis]
+        return cls(profile.group_layers, mean, weight, rows, profile.n_sinks, device, n_exact)
 
     def coefficients(self, x, g, p):
         """f32 [n_blocks][8][n_components] of plane p of group g. x: [2][n_layers][n_tokens][C], from position 0.
@@ -132,7 +134,9 @@ class Transform:
         both are dropped by a decoder, and so cost little."""
         layers = slice(self.first[g], self.first[g + 1])
         y = (x[p, layers] - self.mean[layers, p, None]) * self.weight[layers, p, None]
-        y = y.transpose(0, 1).flatten(1) @ self.rows[g][p].T
+        y, rows, n_exact = y.transpose(0, 1).flatten(1), self.rows[g][p], self.n_exact[g][p]
+        exact = y @ rows[:n_exact].T
+        y = torch.cat([exact, (y - exact @ rows[:n_exact]) @ rows[n_exact:].T], 1)
         rest = -len(y) % BLOCK_TOKENS
         if rest:
             y = torch.cat([y, y[-1:].expand(rest, -1)])

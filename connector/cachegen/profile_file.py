@@ -21,6 +21,7 @@ MAX_SYMBOLS = 64
 MAX_CLASSES = 256
 MAX_SHIFT = 12
 MAX_NARROW_BITS = 12
+EXACT_BITS = 9
 MAX_ROPES = 4
 KLT_DCT, ANCHORS = (1, 1), (0, 2)  # transforms of channels and tokens
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
@@ -48,6 +49,13 @@ class Basis:
     @property
     def n_components(self):
         return len(self.wide) + len(self.narrow)
+
+    @property
+    def n_exact(self):
+        """Components that an encoder takes out of its data before it projects on the others (codec/profile_data.h)."""
+        coarse = np.flatnonzero(self.bits < EXACT_BITS)
+        n_fine = len(self.wide) + (int(coarse[0]) if len(coarse) else len(self.bits))
+        return min(-(-n_fine // 16) * 16, self.n_components)
 
     def rows(self):
         """f32 [n_components][N], the numbers that a decoder multiplies with."""
