@@ -113,9 +113,10 @@ def markdown(result):
     lines = []
     for t in result["tasks"]:
         score, n = f"{t['score']:.3f}", f"{t['n_cases']} ({t['n_skipped']} too long)"
-        told = [score, f"{t['same_answer']:.3f}", f"{t['bits_per_element']:.3f}"] if t["reported"] else [""] * 3
         if t["codec"] == "none":
             told = [score + ("" if t["reported"] else ": too low, not reported"), "", "16"]
+        else:
+            told = [score, f"{t['same_answer']:.3f}", f"{t['bits_per_element']:.3f}"]
         lines.append([t["model"], t["task"], n, t["codec"], t["level"], *told])
     if lines:
         head = ["model", "task", "cases", "codec", "level", "score", "same answer", "bits/element"]
