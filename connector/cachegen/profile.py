@@ -121,11 +121,11 @@ class Caches:
         return self.information[context.name]
 
 
-def default_group_layers(model):
-    """Layers a group: more are better, but the bases must fit into the profile's share of the weights."""
+def default_group_layers(model, budget_bytes):
+    """Layers a group: more are better, but the bases must fit into the profile's bytes."""
     for n in range(5, 1, -1):
         n_bytes = 2 * model.n_layers * model.channels * n * model.channels
-        if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < 0.9 * PROFILE_SHARE * model.weights_bytes:
+        if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < 0.9 * budget_bytes:
             return n
     return 1
 
@@ -214,7 +214,8 @@ def write_atomically(path, data):
     os.close(folder)
 
 
-def write_store(out, model, fingerprint, profile, data):
+def write_store(out, model, fingerprint, profile, data, described=None):
+    """described: what model.json says already, which stays."""
     description = {
         "version": 1,
         "name": os.path.basename(os.path.abspath(out)),
@@ -224,6 +225,7 @@ def write_store(out, model, fingerprint, profile, data):
         "dtype": model.dtype_name,
         "model_fingerprint": fingerprint,
         "rope": model.rope.as_json(),
+        **(described or {}),
     }
     text = json.dumps(description, indent=1).encode() + b"\n"
     name = profile.fingerprint.hex()
@@ -309,7 +311,7 @@ def run(options):
     fingerprint = model_fingerprint(options.model_dir)
     tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
     contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)
-    group_layers = default_group_layers(model)
+    group_layers = default_group_layers(model, PROFILE_SHARE * model.weights_bytes)
     if options.group_layers:
         sizes = [int(n) for n in options.group_layers.split(",")]
         group_layers = sizes if len(sizes) > 1 else sizes[0]
