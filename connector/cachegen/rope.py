@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+KINDS = ("default", "linear", "llama3")
+
 
 class Unsupported(Exception):
     """A model that this version refuses; the text names what it has."""
@@ -48,6 +50,9 @@ class Rope:
         return torch.cat([mean, mean, x[..., 2 * half :]], -1)
 
 
+NO_ROPE = Rope("none", 0, torch.zeros(0, dtype=torch.float64))
+
+
 def _parameters(config):
     """kind, theta, partial factor and the rest, from the spellings of transformers 4 and 5."""
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -65,12 +70,28 @@ def rope_of(config, head_dim):
     """The Rope of a transformers configuration. Unsupported: a kind that this version refuses."""
     kind, theta, partial, rest = _parameters(config)
     if theta is None:
-        return Rope("none", 0, torch.zeros(0, dtype=torch.float64))
-    if kind not in ("default", "linear", "llama3"):
-        raise Unsupported(f'rope kind "{kind}" (supported: default, linear, llama3)')
+        return NO_ROPE
+    if kind not in KINDS:
+        raise Unsupported(f'rope kind "{kind}" (supported: {", ".join(KINDS)})')
     rotary_dim = int(head_dim * partial)
     if rotary_dim % 2:
         raise Unsupported(f"an odd rotary dimension ({rotary_dim})")
+    return _rope(kind, rotary_dim, float(theta), rest)
+
+
+def rope_from_json(found):
+    """The Rope that as_json() described. Unsupported: it describes none that this version knows."""
+    if found == NO_ROPE.as_json():
+        return NO_ROPE
+    try:
+        if found["kind"] in KINDS and found["pairing"] == "neox":
+            return _rope(found["kind"], found["rotary_dim"], found["theta"], found)
+    except (KeyError, TypeError):
+        pass
+    raise Unsupported(f"the rope {found}")
+
+
+def _rope(kind, rotary_dim, theta, rest):
     inv = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
     scaling = {}
     if kind == "linear":
@@ -84,4 +105,4 @@ def rope_of(config, head_dim):
         smooth = (length / wave - low) / (high - low)
         middle = (1 - smooth) * inv / factor + smooth * inv
         inv = torch.where(wave > length / low, inv / factor, torch.where(wave < length / high, inv, middle))
-    return Rope(kind, rotary_dim, inv.double(), float(theta), scaling)
+    return Rope(kind, rotary_dim, inv.double(), theta, scaling)
