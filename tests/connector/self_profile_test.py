@@ -155,7 +155,8 @@ class RealModelTest(unittest.TestCase):
 
     def test_the_mean_is_that_of_unrotated_k(self):
         x = torch.stack([Planes(self.model).flat(*kv)[:, :, tiny.N_SINKS :] for kv in self.caches.values()])
-        mean = torch.tensor(read_profile(open(self.path, "rb").read()).mean).transpose(0, 1)
+        with open(self.path, "rb") as file:
+            mean = torch.tensor(read_profile(file.read()).mean).transpose(0, 1)
         spread = x.std((0, 3))
         # An eighth of the chunks was held out, so not the same to the last digit. K rotated wrongly: off by about 1.
         self.assertLess(((mean - x.mean((0, 3))) / spread).pow(2).mean().sqrt().item(), 0.1)
