@@ -84,6 +84,14 @@ class Moments:
         """f32 [n_layers][2][C]"""
         return (self.center[:, :, 0] + self.sum / self.n_tokens).transpose(0, 1).float()
 
+    def variance(self):
+        """f64 [n_layers][2][C], of each channel about its mean."""
+        result = []
+        for p in (K, V):
+            square = torch.cat([both[p].diagonal() for both in self.products]).double().reshape(self.sum[p].shape)
+            result.append(square / self.n_tokens - (self.sum[p] / self.n_tokens) ** 2)
+        return torch.stack(result, 1).clamp(min=0)
+
     def weight(self):
         """f32 [n_layers][2][C]: square root of the Fisher information. Channels that nothing depends on get a floor:
         their error would otherwise be unbounded."""

@@ -125,11 +125,11 @@ class Caches:
         return self.information[context.name]
 
 
-def default_group_layers(model):
-    """Layers a group: more are better, but the bases must fit into the profile's share of the weights."""
+def default_group_layers(model, budget_bytes):
+    """Layers a group: more are better, but the bases must fit into the profile's bytes."""
     for n in range(8, 1, -1):
         n_bytes = BASIS_BYTES * 2 * model.n_layers * model.channels * n * model.channels
-        if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < PROFILE_SHARE * model.weights_bytes:
+        if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < budget_bytes:
             return n
     return 1
 
@@ -219,7 +219,8 @@ def write_atomically(path, data):
     os.close(folder)
 
 
-def write_store(out, model, fingerprint, profile, data, make_default):
+def write_store(out, model, fingerprint, profile, data, make_default=True, described=None):
+    """described: what model.json says already, which stays."""
     description = {
         "version": 1,
         "name": os.path.basename(os.path.abspath(out)),
@@ -229,6 +230,7 @@ def write_store(out, model, fingerprint, profile, data, make_default):
         "dtype": model.dtype_name,
         "model_fingerprint": fingerprint,
         "rope": model.rope.as_json(),
+        **(described or {}),
     }
     text = json.dumps(description, indent=1).encode() + b"\n"
     name = profile.fingerprint.hex()
@@ -337,7 +339,8 @@ def run(options):
     if is_paper:
         profile = paper.make(model, fingerprint, caches, contexts, steps, group_layers, options.classes, progress)
     else:
-        groups = split_layers(model.n_layers, group_layers or default_group_layers(model))
+        group_layers = group_layers or default_group_layers(model, PROFILE_SHARE * model.weights_bytes)
+        groups = split_layers(model.n_layers, group_layers)
         profile = make_profile(
             model, fingerprint, caches, contexts, groups, steps, options.classes or 192, progress, held_out
         )  # fmt: skip

@@ -275,11 +275,16 @@ class ProfileTest(unittest.TestCase):
         np.testing.assert_array_equal(to_bf16_bits(x.numpy()), want)
 
 
-if __name__ == "__main__":
+def main():
+    global CGTOOL
     if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
         CGTOOL = sys.argv.pop(1)
     if not os.access(CGTOOL, os.X_OK):
         print(f"skipped: no cgtool at {CGTOOL}: profiles were not compared with the C codec")
         sys.exit(77)
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
     unittest.main(verbosity=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""Makes a codec profile from what a store already holds: python -m cachegen.self_profile STORE/MODEL
+
+For a model that was served without a profile: its chunks at L0 are decoded by cgtool, and their statistics give the
+mean, the KLT and the tables. The model does not run, so there are no gradients to weigh channels with: a channel's
+weight comes from how much it varies. That loses some quality at equal bytes against cachegen.profile (the README has
+the numbers), and needs neither the weights nor calibration text. Completes model.json and writes
+profiles/<fingerprint>.cgp and profiles/default. Needs torch, and transformers for --model-dir.
+
+One chunk is in memory at a time, besides sums by channel and a few hundred tokens of others. Chunks are those of
+objects/ and contexts/, each once.
+"""
+
+import argparse
+import contextlib
+import glob
+import json
+import math
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from dataclasses import dataclass
+
+import torch
+from safetensors.torch import load_file
+
+from .assemble import N_SINKS, assemble, plan_columns
+from .klt import K, Moments, Planes, Transform, V, quantize, split_layers
+from .profile import Progress, count_symbols, default_group_layers, pick, write_store
+from .profile_file import DTYPES, N_LEVELS
+from .quality import Coder
+from .rope import Rope, Unsupported, rope_from_json, rope_of
+from .steps import nested_steps
+from .tables import N_BINS, class_costs, magnitude_bins, make_class, shift_of
+
+LEAST_TOKENS = 2048
+LEAST_RATIO = 2  # tokens a channel of a group: fewer make a KLT of noise
+LEAST_CHUNK_TOKENS = 64
+HELD_OUT = 8  # one chunk of so many is measured, not learnt from
+_SAMPLE_CHUNKS, _SAMPLE_TOKENS = 6, 256  # of the held-out ones, kept in memory to find the steps on
+_BUCKETS, _LEAST_BUCKET = 256, -64  # half octaves of the columns' mean squares, in the estimate of sizes
+_SEARCH_OCTAVES, _SEARCH_ROUNDS = 20, 11  # steps are found within 1 %
+_CHUNK_HEADER = struct.Struct("<8sIIQBBBBHHHBBIIIQ16s16s16s16s16s")  # codec/FORMAT.md, "Chunk", to the key
+_MAGIC = b"CGKV\r\n\x1a\n"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    dtype: str
+    model_fingerprint: str  # 32 hex digits
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    path: str
+    key: bytes
+    first_position: int
+    n_tokens: int
+
+
+class StoredModel:
+    """What the calibration asks of a model, from a store: all but running it."""
+
+    def __init__(self, geometry, rope):
+        self.n_layers, self.n_kv_heads, self.head_dim = geometry.n_layers, geometry.n_kv_heads, geometry.head_dim
+        self.dtype_name, self.rope, self.device = geometry.dtype, rope, torch.device("cpu")
+        self.channels = geometry.n_kv_heads * geometry.head_dim
+
+
+class Chunks:
+    """KV of stored chunks, decoded each time it is asked for."""
+
+    def __init__(self, cgtool, rope: Rope):
+        self.cgtool, self.rope = cgtool, rope
+
+    def get(self, chunk):
+        """K, V [n_layers][n_tokens][n_kv_heads][head_dim], K rotated as if the chunk began at position 0."""
+        with tempfile.TemporaryDirectory(prefix="cachegen-") as folder:
+            out = os.path.join(folder, "kv.safetensors")
+            done = subprocess.run([self.cgtool, "decode", chunk.path, out], capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"self_profile: {done.stderr.strip()}")
+            tensors = load_file(out)
+        back = torch.full((chunk.n_tokens,), chunk.first_position)
+        return self.rope.rotate(tensors["K"].float(), back, inverse=True), tensors["V"]
+
+
+def read_header(path):
+    """(Geometry, StoredChunk) of a chunk at L0, which is one of an exact prefix, too; None for other files."""
+    with open(path, "rb") as file:
+        head = file.read(_CHUNK_HEADER.size)
+    if len(head) < _CHUNK_HEADER.size:
+        return None
+    (magic, version, _, _, level, _, _, dtype, n_layers, n_kv_heads, head_dim, n_planes, _,
+     first_position, n_tokens, _, _, model, _, _, _, key) = _CHUNK_HEADER.unpack(head)  # fmt: skip
+    names = {number: name for name, number in DTYPES.items()}
+    if magic != _MAGIC or version != 1 or level or n_planes != 2 or dtype not in names:
+        return None
+    geometry = Geometry(n_layers, n_kv_heads, head_dim, names[dtype], model.hex())
+    return geometry, StoredChunk(path, key, first_position, n_tokens)
+
+
+def read_description(folder):
+    """model.json of a model's folder as a dict; empty without one. SystemExit: it is no JSON object."""
+    path = os.path.join(folder, "model.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            described = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise SystemExit(f"self_profile: {path}: {error}") from error
+    if not isinstance(described, dict):
+        raise SystemExit(f"self_profile: {path} is no JSON object")
+    return described
+
+
+def find_chunks(folder, described):
+    """(Geometry, chunks in the order of their keys) of the L0 chunks in a model's folder, each chunk once.
+
+    described: what model.json says; chunks of another model are left out. Without a fingerprint there, all chunks must
+    be of one model. SystemExit: there are none, they differ, or model.json says another geometry.
+    """
+    found, fingerprint = {}, described.get("model_fingerprint")
+    for pattern in ("objects/*/*/L0.kv", "contexts/*/L0/*.kv"):
+        for path in glob.iglob(os.path.join(glob.escape(folder), pattern)):
+            with contextlib.suppress(FileNotFoundError):  # others may delete while this runs
+                header = read_header(path)
+                if header and fingerprint in (None, header[0].model_fingerprint):
+                    found.setdefault(header[1].key, header)
+    if not found:
+        raise SystemExit(f"self_profile: {folder} holds no chunk at L0 of the model in its model.json: serve "
+                         "prompts without a profile first, or with level L0")  # fmt: skip
+    geometries = {geometry for geometry, _ in found.values()}
+    if len(geometries) > 1:
+        texts = "; ".join(sorted(map(str, geometries)))
+        raise SystemExit(f"self_profile: chunks of different models in {folder}: {texts}")
+    geometry = geometries.pop()
+    for name, value in vars(geometry).items():
+        if described.get(name, value) != value:
+            raise SystemExit(f"self_profile: model.json says {name} {described[name]}, the chunks say {value}")
+    # Keys are hashes: their order mixes the contexts.
+    return geometry, [found[key][1] for key in sorted(found)]
+
+
+def find_rope(described, model_dir, head_dim):
+    """The Rope of model.json, or of model_dir's config.json. SystemExit: neither tells, or they differ."""
+    if not model_dir and "rope" not in described:
+        raise SystemExit("self_profile: model.json does not say how K is rotated: give --model-dir (its config.json "
+                         "is enough)")  # fmt: skip
+    rope = rope_from_json(described["rope"]) if "rope" in described else None
+    if rope and rope.rotary_dim > head_dim:
+        raise SystemExit(f"self_profile: model.json says rotary_dim {rope.rotary_dim}, head_dim is {head_dim}")
+    if not model_dir:
+        return rope
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_dir)
+    found = rope_of(config.get_text_config() if hasattr(config, "get_text_config") else config, head_dim)
+    if rope and rope.as_json() != found.as_json():
+        raise SystemExit(f"self_profile: model.json says rope {rope.as_json()}, {model_dir} {found.as_json()}")
+    return found
+
+
+def take(chunks, n_tokens):
+    """Chunks of about n_tokens together (0: all), spread over all; (to learn from, held out: one at least)."""
+    chunks = [chunk for chunk in chunks if chunk.n_tokens >= LEAST_CHUNK_TOKENS]
+    if n_tokens and chunks:
+        mean_tokens = sum(chunk.n_tokens for chunk in chunks) / len(chunks)
+        chunks = pick(chunks, max(1, int(n_tokens / mean_tokens)))
+    held_out = chunks[HELD_OUT - 1 :: HELD_OUT] or chunks[-1:]
+    return [chunk for chunk in chunks if chunk not in held_out], held_out
+
+
+def choose_groups(model, n_tokens, most_bytes):
+    """Layers of each group: as many as their bytes and the tokens to learn from allow. SystemExit: too few tokens."""
+    n = default_group_layers(model, most_bytes)
+    while n > 1 and n_tokens < LEAST_RATIO * n * model.channels:
+        n -= 1
+    least = max(LEAST_TOKENS, LEAST_RATIO * model.channels)
+    if n_tokens < least:
+        raise SystemExit(f"self_profile: {n_tokens} tokens to learn from, in chunks of {LEAST_CHUNK_TOKENS} or more; "
+                         f"{least} are needed: store more prompts, or give a larger --max-tokens")  # fmt: skip
+    return split_layers(model.n_layers, n)
+
+
+def weights(moments, model):
+    """f32 [n_layers][2][C], in place of Moments.weight(), from the channels' variances."""
+    square = moments.variance().reshape(model.n_layers, 2, model.n_kv_heads, model.head_dim)
+    layer = square.mean((2, 3), keepdim=True).clamp(min=1e-30)
+    head = square.mean(3, keepdim=True).clamp(min=1e-6 * layer)
+    of_k = model.rope.pair_mean(square[:, K]).sqrt() / head[:, K]
+    of_v = layer[:, V].rsqrt().expand_as(of_k)
+    weight = torch.stack([of_k, of_v], 1).flatten(2)
+    floor = weight.mean((0, 2), keepdim=True) * 1e-3  # channels that never vary
+    return torch.maximum(weight, floor).clamp(min=1e-12).float()
+
+
+@torch.no_grad()
+def learn(model, source, chunks, groups, progress):
+    """The Transform of the chunks' statistics."""
+    progress.start("mean and covariance")
+    planes, moments = Planes(model), Moments(model.n_layers, model.channels, groups, model.device)
+    for i, chunk in enumerate(chunks):
+        n_sinks = max(0, N_SINKS - chunk.first_position)
+        moments.add(planes.flat(*source.get(chunk))[:, :, n_sinks:], 0.0)
+        progress(i + 1, len(chunks))
+    progress.start("eigenvectors")
+    weight = weights(moments, model)
+    rows = [[component for component, _ in both] for both in moments.basis(weight)]
+    return Transform(groups, moments.mean(), weight, rows, N_SINKS, model.device)
+
+
+@torch.no_grad()
+def sample_coefficients(model, source, transform, chunks):
+    """Coefficients of the first tokens of some chunks: f32 [n_blocks][8][n_components] of each group and plane."""
+    parts = []
+    for chunk in pick(chunks, _SAMPLE_CHUNKS):
+        x = Planes(model).flat(*source.get(chunk))[:, :, :_SAMPLE_TOKENS]
+        parts.append([transform.coefficients(x, g, p) for g in range(len(transform.groups)) for p in (K, V)])
+    return [torch.cat(of_chunks) for of_chunks in zip(*parts)]
+
+
+def estimate_bits(sample, step):
+    """Bits an element of the symbols of sample_coefficients() at a step. The tables are not known yet: columns whose
+    spread is alike share one, as they will."""
+    counts = torch.zeros(_BUCKETS * N_BINS, dtype=torch.int64)
+    for z in sample:
+        square = (z.pow(2).mean(0) / step**2).clamp(min=2.0 ** (_LEAST_BUCKET / 2))
+        bucket = ((2 * square.log2()).round().int() - _LEAST_BUCKET).clamp(max=_BUCKETS - 1)
+        bins = magnitude_bins(quantize(z, step).int(), _bucket_shift(bucket))
+        counts += torch.bincount((bucket * N_BINS + bins).flatten(), minlength=len(counts))
+    shifts, bits = _bucket_shift(torch.arange(_BUCKETS)), 0.0
+    for shift, row in zip(shifts.tolist(), counts.reshape(_BUCKETS, N_BINS).double().numpy()):
+        if row.any():
+            bits += float(row @ class_costs(make_class(row, shift)))
+    return bits / sum(z.numel() for z in sample)
+
+
+def _bucket_shift(bucket):
+    return shift_of(torch.exp2((bucket + _LEAST_BUCKET) / 2))
+
+
+def steps_of_bits(sample, bits, progress):
+    """Steps as nested_steps() gives them; L2's symbols take about so many bits an element."""
+    middle = sum(z.pow(2).sum().item() for z in sample) / sum(z.numel() for z in sample)
+    middle, width = math.log2(middle) / 2, _SEARCH_OCTAVES / 2
+    for done in range(_SEARCH_ROUNDS):
+        width /= 2
+        middle += width if estimate_bits(sample, 2**middle) > bits else -width
+        progress(done + 1, _SEARCH_ROUNDS)
+    return nested_steps(2**middle / 3)
+
+
+@torch.no_grad()
+def measure_sizes(model, source, profile, chunks, progress):
+    """[(bits an element of the symbols, relative error of K, of V)] of L1, L2, L3 over chunks. The error is that of the
+    reconstruction, root mean square, as a share of the deviation from the mean."""
+    coder, planes = Coder(profile), Planes(model)
+    mean = coder.transform.mean.transpose(0, 1)[:, :, None]
+    bits, elements, error = [0.0] * N_LEVELS, 0, torch.zeros(N_LEVELS, 2, dtype=torch.float64)
+    for i, chunk in enumerate(chunks):
+        x = planes.flat(*source.get(chunk))
+        scale = (x - mean).pow(2).mean((2, 3), keepdim=True).clamp(min=1e-30)  # layers differ: each counts alike
+        for level in range(N_LEVELS):
+            coded, n_bits = coder.code(x, level)
+            bits[level] += n_bits
+            error[level] += ((coded - x).pow(2) / scale).mean((1, 2, 3))
+        elements += x.numel()
+        progress(i + 1, len(chunks))
+    relative = (error / len(chunks)).sqrt().tolist()
+    return [(n_bits / elements, *relative[level]) for level, n_bits in enumerate(bits)]
+
+
+def parse_arguments(arguments):
+    parser = argparse.ArgumentParser(prog="python -m cachegen.self_profile", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("store", metavar="STORE/MODEL")
+    add("--model-dir", metavar="DIR", help="where config.json is, when model.json does not say how K is rotated")
+    add("--max-tokens", type=int, default=32768, help="read about so many, 0 for all (default %(default)s)")
+    add("--max-mib", type=float, default=256, help="size of the profile at most (default %(default)s)")
+    add("--bits", type=float, default=0.75, help="of L2 an element; L1's step is a third, L3's three times as large "
+        "(default %(default)s)")  # fmt: skip
+    add("--classes", type=int, default=192, help=argparse.SUPPRESS)
+    add("--cgtool", default=shutil.which("cgtool"), help="path of cgtool (default: the one on PATH)")
+    add("--quiet", action="store_true", help="no progress")
+    return parser.parse_args(arguments)
+
+
+def run(options):
+    """Makes the profile; a report as a dict."""
+    if not options.cgtool:
+        raise SystemExit("self_profile: no cgtool on PATH: give --cgtool")
+    if not 0.01 <= options.bits <= 8:
+        raise SystemExit(f"self_profile: --bits must be from 0.01 to 8, not {options.bits}")
+    described = read_description(options.store)
+    geometry, chunks = find_chunks(options.store, described)
+    rope = find_rope(described, options.model_dir, geometry.head_dim)
+    model, most_bytes = StoredModel(geometry, rope), options.max_mib * 2**20
+    chunks, held_out = take(chunks, options.max_tokens)
+    n_tokens = sum(chunk.n_tokens for chunk in chunks)
+    groups = choose_groups(model, n_tokens, most_bytes)
+
+    progress, source = Progress(options.quiet), Chunks(options.cgtool, rope)
+    transform = learn(model, source, chunks, groups, progress)
+    progress.start("steps")
+    steps = steps_of_bits(sample_coefficients(model, source, transform, held_out), options.bits, progress)
+    histograms, mean_square = count_symbols(model, source, chunks, transform, steps, progress)
+    progress.start("classes")
+    plan = plan_columns(transform, histograms, mean_square, most_bytes)
+    profile = assemble(model, geometry.model_fingerprint, transform, histograms, plan, steps, options.classes)
+    data = profile.to_bytes()
+    write_store(options.store, model, geometry.model_fingerprint, profile, data, described=described)
+    progress.start("sizes of chunks that were held out")
+    sizes = measure_sizes(model, source, profile, held_out, progress)
+    report = {"profile": profile.fingerprint.hex(), "profile_bytes": len(data), "n_tokens": n_tokens,
+              "group_layers": groups, "levels": sizes}  # fmt: skip
+    print(f"profile {report['profile']}: {len(data):,} bytes, from {n_tokens} tokens; of {len(held_out)} other chunks:")
+    for level, (bits, error_k, error_v) in enumerate(sizes, 1):
+        print(f"L{level} {bits:8.4f} bits/element of symbols, relative error of K {error_k:.3f}, of V {error_v:.3f}")
+    return report
+
+
+def main(arguments=None):
+    options = parse_arguments(arguments)
+    try:
+        run(options)
+    except Unsupported as error:
+        raise SystemExit(f"self_profile: {options.store} is not supported: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
