@@ -127,7 +127,7 @@ class Caches:
 
 def default_group_layers(model, budget_bytes):
     """Layers a group: more are better, but the bases must fit into the profile's bytes."""
-    for n in range(8, 1, -1):
+    for n in range(10, 1, -1):
         n_bytes = BASIS_BYTES * 2 * model.n_layers * model.channels * n * model.channels
         if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < budget_bytes:
             return n
