@@ -169,9 +169,6 @@ class ProfileTest(unittest.TestCase):
                 np.testing.assert_array_equal(made.inv_freq, model.rope.inv_freq.numpy())
                 self.assertEqual((made.step / made.step[0]).astype(float).tolist(), [[1, 1], [3, 3], [9, 9]])
                 self.assertEqual(float(made.step[2, 0]), 9 * float(made.step[0, 0]), "levels nest exactly")
-                narrow = [len(b.narrow) for planes in made.basis for b in planes]
-                wide = [len(b.wide) for planes in made.basis for b in planes]
-                self.assertTrue(any(narrow) and any(wide), f"both kinds of rows are tried: {narrow}, {wide}")
                 run_cgtool("verify", path)
                 for b in (b for planes in made.basis for b in planes):
                     product, n = b.rows() @ b.rows().T - np.eye(b.n_components), b.n_exact
@@ -283,6 +280,17 @@ def main():
         print(f"skipped: no cgtool at {CGTOOL}: profiles were not compared with the C codec")
         sys.exit(77)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
+    unittest.main(verbosity=2)
+
+
+def main():
+    global CGTOOL
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        CGTOOL = sys.argv.pop(1)
+    if not os.access(CGTOOL, os.X_OK):
+        print(f"skipped: no cgtool at {CGTOOL}: profiles were not compared with the C codec")
+        sys.exit(77)
+    torch.set_num_threads(1)  # tiny models: a second thread is waited for longer than it helps
     unittest.main(verbosity=2)
 
 
