@@ -301,21 +301,23 @@ size_t cg_lossy_encode_scratch_bytes(const cg_profile *profile, const cg_group *
     return arena.used_bytes;
 }
 
-bool cg_lossy_load_head(const cg_lossy_context *context, const void *in, size_t element, float *values)
+bool cg_lossy_load_head(const cg_lossy_context *context, const void *in, size_t element, float *restrict values)
 {
-    const unsigned dtype = context->dtype;
+    const uint16_t *restrict halves = (const uint16_t *)in + element;
     const size_t n = context->profile->geometry.head_dim;
-    bool finite = true;
-    if (dtype == CG_DTYPE_FP32)
+    uint32_t any_not_finite = 0; /* in loops that vectorize */
+    if (context->dtype == CG_DTYPE_BF16) {
+        for (size_t i = 0; i < n; i++)
+            values[i] = cg_bf16_to_f32(halves[i]);
+    } else if (context->dtype == CG_DTYPE_FP16) {
+        for (size_t i = 0; i < n; i++)
+            values[i] = cg_fp16_to_f32(halves[i]);
+    } else {
         memcpy(values, (const float *)in + element, n * sizeof *values);
-    for (size_t i = 0; i < n; i++) {
-        if (dtype != CG_DTYPE_FP32) {
-            const uint16_t bits = ((const uint16_t *)in)[element + i];
-            values[i] = dtype == CG_DTYPE_BF16 ? cg_bf16_to_f32(bits) : cg_fp16_to_f32(bits);
-        }
-        finite &= (cg_f32_bits(values[i]) & 0x7f800000u) != 0x7f800000u;
     }
-    return finite;
+    for (size_t i = 0; i < n; i++)
+        any_not_finite |= (cg_f32_bits(values[i]) & 0x7f800000u) == 0x7f800000u;
+    return any_not_finite == 0;
 }
 
 /* One token's row [n_channels]: rotated back, centred, weighted. */
