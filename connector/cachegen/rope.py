@@ -100,13 +100,16 @@ def _rope_of_parameters(config, found, head_dim):
 
 def rope_from_json(found):
     """The Rope that as_json() described. Unsupported: it describes none that this version knows."""
-    if found.get("kind") == "none":
-        return NO_ROPE
-    if found.get("kind") == "by_layer":
-        return _by_layer([rope_from_json(of_layer) for of_layer in found["layers"]])
-    if found.get("kind") not in KINDS or found.get("pairing") != "neox":
-        raise Unsupported(f"the rope {found}")
-    return _rope(found["kind"], found["rotary_dim"], found["theta"], found)
+    try:
+        if found["kind"] == "none":
+            return NO_ROPE
+        if found["kind"] == "by_layer":
+            return _by_layer([rope_from_json(of_layer) for of_layer in found["layers"]])
+        if found["kind"] in KINDS and found["pairing"] == "neox":
+            return _rope(found["kind"], found["rotary_dim"], found["theta"], found)
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise Unsupported(f"the rope {found}")
 
 
 def _rope(kind, rotary_dim, theta, rest):
