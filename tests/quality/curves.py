@@ -144,6 +144,10 @@ def plot(result, path):
         for codec, points in curves.items():
             axis.plot(*zip(*sorted(points)), marker="o", label=codec)
         axis.set(xscale="log", yscale="log", title=", ".join(panel), xlabel="bits per element", ylabel="KL divergence")
+        limits = axis.get_xlim()
+        axis.set_xticks([2.0**i for i in range(-3, 5)], labels=[f"{2.0**i:g}" for i in range(-3, 5)], minor=False)
+        axis.set_xticks([], minor=True)
+        axis.set_xlim(limits)
         axis.grid(True, which="both", alpha=0.3)
         axis.legend()
     figure.tight_layout()
