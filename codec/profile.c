@@ -201,23 +201,23 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_co
     return CG_OK;
 }
 
-/* Memory for project()'s pairs, zeros. */
-static uint32_t *take_pairs(size_t n_sixteens, size_t n_pairs)
+/* n pieces of zeros for a basis as the kernels read it; NULL: no memory. each_bytes: a multiple of 64. */
+static void *take_zeros(size_t n, size_t each_bytes)
 {
     size_t n_bytes;
-    if (!cg_size_mul(n_sixteens + 1, n_pairs * 16 * sizeof(uint32_t), &n_bytes))
+    if (!cg_size_mul(n, each_bytes, &n_bytes))
         return NULL;
-    uint32_t *pairs = aligned_alloc(64, n_bytes > 0 ? n_bytes : 64);
-    if (pairs != NULL)
-        memset(pairs, 0, n_bytes);
-    return pairs;
+    void *memory = aligned_alloc(64, n_bytes > 0 ? n_bytes : 64);
+    if (memory != NULL)
+        memset(memory, 0, n_bytes);
+    return memory;
 }
 
 static cg_status pack_analysis(const cg_group *group, cg_basis *basis)
 {
     const size_t n_pairs = cg_group_pairs(group), n_exact_pairs = cg_basis_exact_pairs(basis);
-    basis->analysis = take_pairs((basis->n_components + 15u) / 16, n_pairs);
-    basis->exact = take_pairs((group->n_channels + 15u) / 16, n_exact_pairs);
+    basis->analysis = take_zeros((basis->n_components + 15u) / 16 + 1, n_pairs * 16 * sizeof *basis->analysis);
+    basis->exact = take_zeros((group->n_channels + 15u) / 16 + 1, n_exact_pairs * 16 * sizeof *basis->exact);
     if (basis->analysis == NULL || basis->exact == NULL)
         return CG_ERR_NO_MEMORY;
     for (uint32_t c = 0; c < basis->n_components; c++) {
@@ -234,15 +234,10 @@ static cg_status pack_analysis(const cg_group *group, cg_basis *basis)
 static cg_status pack_panels(const cg_profile *p, const cg_group *group, cg_basis *basis)
 {
     const size_t words = CG_PANEL_CHANNELS / 2;
-    size_t n_words;
     basis->n_panels = (group->n_channels + p->panel_channels - 1) / p->panel_channels;
-    if (!cg_size_mul((size_t)basis->n_panels * words, basis->n_components, &n_words) ||
-        !cg_size_mul(n_words, sizeof *basis->panels, &n_words))
-        return CG_ERR_NO_MEMORY;
-    basis->panels = aligned_alloc(64, n_words > 0 ? n_words : 64);
+    basis->panels = take_zeros((size_t)basis->n_panels * basis->n_components, words * sizeof *basis->panels);
     if (basis->panels == NULL)
         return CG_ERR_NO_MEMORY;
-    memset(basis->panels, 0, n_words);
     for (uint32_t panel = 0; panel < basis->n_panels; panel++) {
         const uint32_t first = panel * p->panel_channels;
         const uint32_t left = group->n_channels - first;
@@ -261,13 +256,9 @@ static cg_status pack_tiles(const cg_group *group, cg_basis *basis)
 {
     const size_t n_panels = (group->n_channels + CG_TILE - 1) / CG_TILE;
     const size_t n_deep = (basis->n_components + CG_TILE - 1) / CG_TILE;
-    size_t n_bytes;
-    if (!cg_size_mul(n_panels * n_deep, CG_TILE * CG_TILE * sizeof *basis->tiles, &n_bytes))
-        return CG_ERR_NO_MEMORY;
-    basis->tiles = aligned_alloc(64, n_bytes > 0 ? n_bytes : 64);
+    basis->tiles = take_zeros(n_panels * n_deep, CG_TILE * CG_TILE * sizeof *basis->tiles);
     if (basis->tiles == NULL)
         return CG_ERR_NO_MEMORY;
-    memset(basis->tiles, 0, n_bytes);
     for (uint32_t c = 0; c < basis->n_components; c++) {
         const uint16_t *row = basis->rows + (size_t)c * group->n_channels;
         uint16_t *out = basis->tiles + (c / CG_TILE) * (CG_TILE * CG_TILE) + c % CG_TILE / 2 * CG_TILE + c % 2;
