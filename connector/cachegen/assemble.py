@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .profile_file import BLOCK_TOKENS, EXACT_BITS, MAX_NARROW_BITS, N_LEVELS, Basis, Profile, to_bf16_bits
+from .profile_file import BLOCK_TOKENS, MAX_NARROW_BITS, N_LEVELS, Basis, Profile, n_fine, to_bf16_bits
 from .tables import cluster
 
 N_SINKS = 4
@@ -59,8 +59,7 @@ def quantize_basis(rows, n_wide, bits, mean_square):
     rest, bits = rows[n_wide:n_components].astype(np.float32), np.asarray(bits, np.uint8)
     scale, narrow = np.zeros(len(rest), np.float32), np.zeros(rest.shape, np.int16)
     full, squares = rows.astype(np.float64), mean_square.astype(np.float64)
-    coarse = np.flatnonzero(bits < EXACT_BITS)
-    squares[: n_wide + (coarse[0] if len(coarse) else len(bits))] = 0  # taken out before
+    squares[: n_fine(n_wide, bits)] = 0  # taken out before
     for n in np.unique(bits):
         at = np.flatnonzero(bits == n)
         scale[at] = _best_scales(rest[at], n)[0]

@@ -37,6 +37,12 @@ def from_bf16_bits(bits):
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def n_fine(n_wide, bits):
+    """Components before the first of less than EXACT_BITS; bits u8: of those behind the wide ones."""
+    coarse = np.flatnonzero(bits < EXACT_BITS)
+    return n_wide + (int(coarse[0]) if len(coarse) else len(bits))
+
+
 @dataclass
 class Basis:
     """Components as rows over the channels of a layer group: the first ones bf16, the others of few bits and a scale."""
@@ -53,9 +59,7 @@ class Basis:
     @property
     def n_exact(self):
         """Components that an encoder takes out of its data before it projects on the others (codec/profile_data.h)."""
-        coarse = np.flatnonzero(self.bits < EXACT_BITS)
-        n_fine = len(self.wide) + (int(coarse[0]) if len(coarse) else len(self.bits))
-        return min(-(-n_fine // 16) * 16, self.n_components)
+        return min(-(-n_fine(len(self.wide), self.bits) // 16) * 16, self.n_components)
 
     def rows(self):
         """f32 [n_components][N], the numbers that a decoder multiplies with."""
