@@ -2,7 +2,7 @@
  *
  * kernels.c is compiled once per instruction set (CMakeLists.txt); the scalar meaning is the same C everywhere. Sums
  * may be fused (FORMAT.md, "What the lossy levels mean"), so results agree within its tolerance, not bit for bit.
- * Threads: pure functions; cg_kernels_best() is set by the CPU, unless a benchmark calls cg_kernels_use().
+ * Threads: pure functions; cg_kernels_best() is set by the CPU, unless a test calls cg_kernels_use().
  */
 #ifndef CG_CODEC_KERNELS_H
 #define CG_CODEC_KERNELS_H
@@ -74,7 +74,8 @@ typedef struct cg_kernels {
 const cg_kernels *cg_kernels_best(void);
 /* The table of that name, or NULL where this CPU or build has none: lets a test run each. */
 const cg_kernels *cg_kernels_named(const char *name);
-/* cg_kernels_best() is this table from now on; NULL: the CPU's best again. For benchmarks; no other thread may run. */
+/* cg_kernels_best() is this table from now on; NULL: the CPU's best again. For tests and benchmarks; no other thread
+ * may run. */
 void cg_kernels_use(const cg_kernels *kernels);
 
 extern const cg_kernels cg_kernels_baseline;

@@ -279,17 +279,6 @@ def main():
     if not os.access(CGTOOL, os.X_OK):
         print(f"skipped: no cgtool at {CGTOOL}: profiles were not compared with the C codec")
         sys.exit(77)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
-    unittest.main(verbosity=2)
-
-
-def main():
-    global CGTOOL
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        CGTOOL = sys.argv.pop(1)
-    if not os.access(CGTOOL, os.X_OK):
-        print(f"skipped: no cgtool at {CGTOOL}: profiles were not compared with the C codec")
-        sys.exit(77)
     torch.set_num_threads(1)  # tiny models: a second thread is waited for longer than it helps
     unittest.main(verbosity=2)
 
