@@ -8,7 +8,23 @@
 
 static const uint8_t MAGIC[8] = {'C', 'G', 'K', 'V', '\r', '\n', 0x1a, '\n'};
 
-enum { HASH_OFFSET = CG_CHUNK_FIXED_BYTES - 8 };
+enum { HASH_OFFSET = CG_CHUNK_FIXED_BYTES - 8, LEVEL_END_OFFSET = 136 };
+
+/* level_bytes has what the file says of L3 and L2, and gets what is said by file_bytes: the finest level's. */
+static bool check_levels(cg_chunk_header *h)
+{
+    const bool nested = h->version == CG_CHUNK_VERSION_NESTED;
+    h->coarsest = h->level_bytes[CG_L3] != 0 ? CG_L3 : h->level_bytes[CG_L2] != 0 ? CG_L2 : h->level;
+    if (nested != (h->level_bytes[CG_L3] != 0 || h->level_bytes[CG_L2] != 0) ||
+        (nested && (h->level == CG_L0 || h->level >= h->coarsest)) || h->level_bytes[h->level] != 0)
+        return false;
+    h->level_bytes[h->level] = h->file_bytes;
+    for (unsigned level = h->level; level < h->coarsest; level++) {
+        if (h->level_bytes[level] <= h->level_bytes[level + 1])
+            return false;
+    }
+    return h->level_bytes[h->coarsest] >= h->header_bytes;
+}
 
 cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_header *header_out)
 {
@@ -22,7 +38,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     const uint8_t *at = bytes + sizeof MAGIC;
     cg_chunk_header h = {0};
     h.version = (uint32_t)cg_load_le(at, 4);
-    if (h.version != CG_CHUNK_VERSION)
+    if (h.version != CG_CHUNK_VERSION && h.version != CG_CHUNK_VERSION_NESTED)
         return CG_ERR_UNSUPPORTED_VERSION;
     h.header_bytes = (uint32_t)cg_load_le(at + 4, 4);
     h.file_bytes = cg_load_le(at + 8, 8);
@@ -45,7 +61,9 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     memcpy(h.parent.bytes, at + 32, 16);
     memcpy(h.extra.bytes, at + 48, 16);
     memcpy(h.key.bytes, at + 64, 16);
-    if (!reserved_is_zero || cg_load_le(bytes + 136, 8) != 0 || cg_load_le(bytes + 144, 8) != 0)
+    for (unsigned level = CG_L2; level <= CG_L3; level++)
+        h.level_bytes[level] = cg_load_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8);
+    if (!reserved_is_zero)
         return CG_ERR_CORRUPT;
 
     const cg_status status = cg_geometry_check(&h.geometry);
@@ -62,8 +80,25 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
         return CG_ERR_CORRUPT;
     if (h.level <= CG_L1 && h.prefix_level > h.level) /* a quality that this KV cannot have */
         return CG_ERR_CORRUPT;
+    if (!check_levels(&h))
+        return CG_ERR_CORRUPT;
     *header_out = h;
     return CG_OK;
+}
+
+cg_status cg_chunk_header_cut(cg_chunk_header *h, uint64_t n_bytes)
+{
+    if (n_bytes > h->file_bytes)
+        return CG_ERR_CORRUPT;
+    for (unsigned level = h->level; level <= h->coarsest; level++) {
+        if (h->level_bytes[level] == n_bytes) {
+            h->level = (uint8_t)level;
+            h->file_bytes = n_bytes;
+            return CG_OK;
+        }
+        h->level_bytes[level] = 0;
+    }
+    return CG_ERR_TRUNCATED;
 }
 
 /* A row of the section table; where its section begins is known from the rows before it. */
@@ -89,12 +124,21 @@ static uint64_t header_hash(const uint8_t *bytes, uint32_t header_bytes)
     return XXH3_64bits_digest(&state);
 }
 
-/* Sections lie in the order of their table, without gaps: first the tokens, then by layer group. */
-static bool section_follows(const cg_section *before, const cg_section *section)
+/* The level that a section is part of: the coarsest's come first, then what refines it. */
+static unsigned section_level(const cg_chunk_header *h, const cg_section *section)
 {
-    if (section->kind < CG_SECTION_LOSSLESS || section->kind > CG_SECTION_SINKS || section->plane >= CG_N_PLANES)
+    return section->kind < CG_SECTION_TO_L2 ? h->coarsest : (unsigned)(CG_SECTION_TO_L1 + CG_L1 - section->kind);
+}
+
+/* Sections lie in the order of their table, without gaps: first the tokens, then level by level, then by layer group. */
+static bool section_follows(const cg_chunk_header *h, const cg_section *before, const cg_section *section)
+{
+    if (section->kind < CG_SECTION_LOSSLESS || section->kind > CG_SECTION_TO_L1 || section->plane >= CG_N_PLANES)
         return false;
-    if (before->kind == CG_SECTION_TOKENS)
+    const unsigned level = section_level(h, section), level_before = section_level(h, before);
+    if (level < h->level || level > level_before || (level == h->coarsest && section->kind >= CG_SECTION_TO_L2))
+        return false;
+    if (before->kind == CG_SECTION_TOKENS || level < level_before)
         return true;
     return section->group > before->group ||
            (section->group == before->group &&
@@ -107,27 +151,33 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
     const cg_status status = cg_chunk_header_parse(bytes, n_bytes, &chunk.header);
     if (status != CG_OK)
         return status;
-    const cg_chunk_header *h = &chunk.header;
-    if (n_bytes < h->file_bytes)
-        return CG_ERR_TRUNCATED;
-    if (n_bytes > h->file_bytes)
-        return CG_ERR_CORRUPT;
-
+    cg_chunk_header *h = &chunk.header;
+    cg_chunk_header held = *h;
+    const cg_status cut = cg_chunk_header_cut(&held, n_bytes);
+    if (cut != CG_OK)
+        return cut;
     if (header_hash(bytes, h->header_bytes) != cg_load_le(bytes + HASH_OFFSET, 8))
         return CG_ERR_CORRUPT;
 
     cg_section before = {0};
     uint64_t end = h->header_bytes;
+    held.n_sections = 0;
     for (uint32_t i = 0; i < h->n_sections; i++) {
         const cg_section section = table_row(bytes, i, end);
         if (i == 0 ? section.kind != CG_SECTION_TOKENS || section.plane != 0 || section.group != 0
-                   : !section_follows(&before, &section))
+                   : !section_follows(h, &before, &section))
             return CG_ERR_CORRUPT;
+        for (unsigned level = section_level(h, &before); i > 0 && level > section_level(h, &section); level--) {
+            if (end != h->level_bytes[level])
+                return CG_ERR_CORRUPT;
+        }
         before = section;
+        held.n_sections += section_level(h, &section) >= held.level;
         end += section.bytes; /* at most 8192 * 4 GiB: cannot overflow */
     }
-    if (h->n_sections == 0 || end != h->file_bytes)
+    if (h->n_sections == 0 || section_level(h, &before) != h->level || end != h->file_bytes)
         return CG_ERR_CORRUPT;
+    *h = held;
     *chunk_out = chunk;
     return CG_OK;
 }
@@ -203,7 +253,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
 
     memset(bytes, 0, header_bytes);
     memcpy(bytes, MAGIC, sizeof MAGIC);
-    cg_store_le(bytes + 8, 4, CG_CHUNK_VERSION);
+    cg_store_le(bytes + 8, 4, h->coarsest > h->level ? CG_CHUNK_VERSION_NESTED : CG_CHUNK_VERSION);
     cg_store_le(bytes + 12, 4, header_bytes);
     cg_store_le(bytes + 16, 8, n_bytes);
     bytes[24] = h->level;
@@ -232,6 +282,9 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         cg_store_le(row + 4, 4, sections[i].bytes);
         cg_store_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
         payload += sections[i].bytes;
+        const unsigned level = section_level(h, &sections[i]);
+        if (level > h->level) /* where it ends, if no more of it follows */
+            cg_store_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8, (uint64_t)(payload - bytes));
     }
     cg_store_le(bytes + HASH_OFFSET, 8, header_hash(bytes, header_bytes));
     return CG_OK;

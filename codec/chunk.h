@@ -1,7 +1,9 @@
 /* codec/chunk.h - the chunk file: header, section table, checksums. Bytes: codec/FORMAT.md, "Chunk".
  *
- * A chunk holds K and V of consecutive tokens of a context at one level. This module knows where things are and
- * whether they are whole; what the sections hold is decoded by codec/codec.h.
+ * A chunk holds K and V of consecutive tokens of a context, at one level or, nested, at several lossy ones: a nested
+ * file begins with its coarsest level, and what follows refines it a level at a time. So its first bytes, cut where a
+ * level ends, are the same chunk at that level. This module knows where things are and whether they are whole; what the
+ * sections hold is decoded by codec/codec.h.
  * Threads: a cg_chunk is plain data that points into the caller's bytes; share it read-only.
  */
 #ifndef CG_CODEC_CHUNK_H
@@ -15,7 +17,8 @@ extern "C" {
 #endif
 
 enum {
-    CG_CHUNK_VERSION = 1,
+    CG_CHUNK_VERSION = 1,         /* one level */
+    CG_CHUNK_VERSION_NESTED = 2,
     CG_CHUNK_FIXED_BYTES = 160,   /* the fixed header; enough of a file to read header_bytes and file_bytes */
     CG_CHUNK_SECTION_BYTES = 16,  /* one row of the section table */
     CG_CHUNK_MAX_SECTIONS = 8192,
@@ -26,7 +29,12 @@ typedef enum cg_section_kind {
     CG_SECTION_LOSSLESS = 2, /* one layer group and plane, exact */
     CG_SECTION_SYMBOLS = 3,  /* one layer group and plane, transformed and quantized */
     CG_SECTION_SINKS = 4,    /* one layer group and plane, the exact first tokens of a context */
+    CG_SECTION_TO_L2 = 5,    /* one layer group and plane: what L2's symbols are, given those of L3 */
+    CG_SECTION_TO_L1 = 6,    /* ... and L1's, given those of L2 */
 } cg_section_kind;
+
+/* The kind of what refines the level below (coarser) to this one, L1 or L2. */
+static inline uint8_t cg_section_to_level(unsigned level) { return (uint8_t)(CG_SECTION_TO_L1 + CG_L1 - level); }
 
 typedef struct cg_section {
     uint8_t kind;   /* cg_section_kind */
@@ -41,7 +49,9 @@ typedef struct cg_chunk_header {
     uint32_t version;
     uint32_t header_bytes; /* fixed header and section table */
     uint64_t file_bytes;
-    uint8_t level;         /* cg_level */
+    uint8_t level;         /* cg_level: the finest held */
+    uint8_t coarsest;      /* cg_level: level itself, unless nested */
+    uint64_t level_bytes[CG_N_LEVELS]; /* of levels held: bytes from the start of the file; else 0 */
     uint8_t prefix_level;  /* provenance: worst level of the prefix that this KV was computed on; 0 = exact */
     uint8_t token_bytes;   /* 2, 3 or 4 bytes a token id */
     uint32_t first_position;
@@ -52,6 +62,12 @@ typedef struct cg_chunk_header {
     cg_fingerprint profile; /* zeros at L0 */
     cg_key parent, extra, key;
 } cg_chunk_header;
+
+/* Whether the level can be read from the file alone. */
+static inline bool cg_chunk_holds(const cg_chunk_header *header, unsigned level)
+{
+    return level == header->level || (level > header->level && level <= header->coarsest);
+}
 
 typedef struct cg_chunk {
     cg_chunk_header header;
@@ -64,9 +80,13 @@ typedef struct cg_chunk {
  * CG_ERR_TRUNCATED, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION, CG_ERR_UNSUPPORTED, CG_ERR_CORRUPT. */
 cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_header *header_out);
 
-/* Parses a whole chunk and checks its header, section table (order, bounds, no gap, no overlap, nothing after the
+/* The header of a file of which only the first n_bytes are there: level, file_bytes and level_bytes become those of what
+ * they hold. CG_ERR_TRUNCATED: no level ends there. CG_ERR_CORRUPT: there are more than the file has. */
+cg_status cg_chunk_header_cut(cg_chunk_header *header, uint64_t n_bytes);
+
+/* Parses a whole chunk, or a nested one that is cut where a level ends, and checks its header, section table (order, bounds, no gap, no overlap, nothing after the
  * last section) and the header's checksum. Sections' own checksums are checked by cg_chunk_verify() or as they are
- * decoded. *chunk_out points into bytes. */
+ * decoded. *chunk_out points into bytes; its header is that of what is there (n_sections too). */
 cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_out);
 
 /* Row section_index of the table. The index must be below header.n_sections. */
@@ -87,7 +107,7 @@ cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
 
 /* Writes header and section table into the first bytes of bytes[n_bytes], whose payload the caller has laid out behind
  * them: sections in table order without gaps (kind, plane, group and bytes of each are used). Fills all checksums.
- * version, header_bytes and file_bytes of header are ignored.
+ * Nested when coarsest is above level. version, header_bytes, file_bytes and level_bytes of header are ignored.
  * CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
 cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes, size_t n_bytes);
 

@@ -162,7 +162,8 @@ static void fp8_of(const cg_fingerprint *profile, char fp8_out[CG_TREE_FP8_DIGIT
 cg_status cg_tree_check(const cg_tree_name *name, const cg_chunk_header *header)
 {
     char fp8[CG_TREE_FP8_DIGITS + 1];
-    if ((name->kind != CG_TREE_OBJECT_CHUNK && name->kind != CG_TREE_CONTEXT_CHUNK) || name->level != header->level)
+    if ((name->kind != CG_TREE_OBJECT_CHUNK && name->kind != CG_TREE_CONTEXT_CHUNK) ||
+        !cg_chunk_holds(header, name->level))
         return CG_ERR_INVALID_ARGUMENT;
     if (name->kind == CG_TREE_CONTEXT_CHUNK)
         return CG_OK;

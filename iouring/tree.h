@@ -43,7 +43,8 @@ typedef struct cg_tree_name {
  * too long or has an empty, "." or ".." component is ORDINARY. */
 void cg_tree_parse(const char *path, cg_tree_name *name_out);
 
-/* Whether a chunk with this header may be published under this name: level, and for objects key and fp8, agree.
+/* Whether a chunk with this header may be published under this name: it holds the level (a nested one holds several, and
+ * may have a name of each), and for objects key and fp8 agree.
  * CG_OK, or CG_ERR_FOREIGN_TOKENS (key), CG_ERR_FOREIGN_PROFILE (fp8), CG_ERR_INVALID_ARGUMENT (level). */
 cg_status cg_tree_check(const cg_tree_name *name, const cg_chunk_header *header);
 

@@ -296,4 +296,94 @@ TEST_F(ChunkTest, TheFixedHeaderAloneTellsSizeAndKey) {
     EXPECT_EQ(cg_chunk_header_parse(head.data(), head.size() - 1, &h), CG_ERR_TRUNCATED);
 }
 
+// Tokens, two groups of L3, then what makes L2 and L1 of them.
+class NestedChunkTest : public ChunkTest {
+protected:
+    NestedChunkTest() {
+        header.level = CG_L1;
+        header.coarsest = CG_L3;
+        sections = {section(CG_SECTION_TOKENS, 0, 0, 15), section(CG_SECTION_SYMBOLS, CG_K, 0, 40),
+                    section(CG_SECTION_SINKS, CG_K, 0, 7), section(CG_SECTION_SYMBOLS, CG_V, 0, 9),
+                    section(CG_SECTION_TO_L2, CG_K, 0, 20), section(CG_SECTION_TO_L2, CG_V, 0, 21),
+                    section(CG_SECTION_TO_L1, CG_K, 0, 30), section(CG_SECTION_TO_L1, CG_V, 0, 31)};
+    }
+    static Bytes cut(const Bytes &file, size_t n_bytes) { return Bytes(file.begin(), file.begin() + n_bytes); }
+};
+
+TEST_F(NestedChunkTest, IsAChunkAtEveryLevelWhereThatLevelEnds) {
+    const Bytes file = make();
+    EXPECT_EQ(cg_load_le(file.data() + 8, 4), 2u);
+    const size_t ends[] = {0, file.size(), file.size() - 61, file.size() - 61 - 41};
+    EXPECT_EQ(cg_load_le(file.data() + 136, 8), ends[CG_L3]);
+    EXPECT_EQ(cg_load_le(file.data() + 144, 8), ends[CG_L2]);
+    for (unsigned level = CG_L1; level <= CG_L3; level++) {
+        SCOPED_TRACE(level);
+        const Bytes held = cut(file, ends[level]);
+        EXPECT_EQ(verify(held), CG_OK);
+        cg_chunk chunk;
+        ASSERT_EQ(cg_chunk_open(held.data(), held.size(), &chunk), CG_OK);
+        EXPECT_EQ(chunk.header.level, level);
+        EXPECT_EQ(chunk.header.coarsest, CG_L3);
+        EXPECT_EQ(chunk.header.file_bytes, held.size());
+        EXPECT_EQ(chunk.header.n_sections, 8 - 2 * (level - 1));
+        for (unsigned other = 0; other < CG_N_LEVELS; other++) {
+            EXPECT_EQ(chunk.header.level_bytes[other], other >= level ? ends[other] : 0);
+            EXPECT_EQ(cg_chunk_holds(&chunk.header, other), other >= level);
+        }
+    }
+}
+
+TEST_F(NestedChunkTest, CutElsewhereIsTruncated) {
+    const Bytes file = make();
+    for (size_t n = 0; n < file.size(); n++) {
+        const bool is_level = n == file.size() - 61 || n == file.size() - 102;
+        EXPECT_EQ(verify(cut(file, n)), is_level ? CG_OK : CG_ERR_TRUNCATED) << n;
+    }
+    Bytes longer = file;
+    longer.push_back(0);
+    EXPECT_EQ(verify(longer), CG_ERR_CORRUPT);
+}
+
+TEST_F(NestedChunkTest, RefusesLevelsThatDoNotEndWhereTheHeaderSays) {
+    const Bytes good = make();
+    const size_t l3 = good.size() - 102;
+    const struct { const char *what; size_t offset, bytes; uint64_t value; } cases[] = {
+        {"L3 ends earlier", 136, 8, l3 - 1},    {"L3 ends later", 136, 8, l3 + 1},
+        {"L3 ends nowhere", 136, 8, 0},         {"L2 ends nowhere", 144, 8, 0},
+        {"L2 ends before L3", 144, 8, l3 - 1},  {"L2 ends with the file", 144, 8, good.size()},
+        {"L2 ends past the file", 144, 8, ~0ull}, {"version 1", 8, 4, 1},
+        {"level 0", 24, 1, 0},                  {"level 2", 24, 1, 2},
+        {"level 3", 24, 1, 3},                  {"kind of L1 where L2 belongs", 160 + 4 * 16, 1, 6},
+        {"kind of L2 where L1 belongs", 160 + 6 * 16, 1, 5}, {"symbols where L1 belongs", 160 + 6 * 16, 1, 3},
+        {"a kind that there is not", 160 + 7 * 16, 1, 7},
+    };
+    for (const auto &c : cases) {
+        SCOPED_TRACE(c.what);
+        Bytes bad = good;
+        cg_store_le(bad.data() + c.offset, c.bytes, c.value);
+        rehash(&bad);
+        EXPECT_EQ(verify(bad), CG_ERR_CORRUPT);
+    }
+    Bytes single = good;
+    cg_store_le(single.data() + 136, 8, 0);
+    cg_store_le(single.data() + 144, 8, 0);
+    rehash(&single);
+    EXPECT_EQ(verify(single), CG_ERR_CORRUPT);
+}
+
+TEST_F(NestedChunkTest, HoldsTwoLevelsToo) {
+    header.level = CG_L2;
+    sections.resize(6);
+    const Bytes file = make();
+    EXPECT_EQ(verify(file), CG_OK);
+    EXPECT_EQ(verify(cut(file, file.size() - 41)), CG_OK);
+    header.level = CG_L1;
+    header.coarsest = CG_L2;
+    for (size_t i = 4; i < 6; i++) sections[i].kind = CG_SECTION_TO_L1;
+    const Bytes finer = make();
+    EXPECT_EQ(verify(finer), CG_OK);
+    EXPECT_EQ(cg_load_le(finer.data() + 136, 8), 0u);
+    EXPECT_EQ(cg_load_le(finer.data() + 144, 8), finer.size() - 41);
+}
+
 } // namespace

@@ -5,6 +5,7 @@
 #define CG_TESTS_IOURING_CHUNK_MAKER_H
 #include "codec/chunk.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -36,16 +37,18 @@ inline std::vector<uint32_t> draw_tokens(size_t n, uint32_t seed) {
 }
 
 // A chunk of these tokens; before: the chunk that it follows, or nullptr. payload_bytes are drawn from seed: same
-// arguments, same file. profile: of levels 1 to 3.
+// arguments, same file. profile: of levels 1 to 3. coarsest: above level, a nested chunk, payload_bytes a level.
 inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens, cg_level level,
-                        const cg_fingerprint *profile = nullptr, size_t payload_bytes = 1000, uint32_t seed = 1) {
+                        const cg_fingerprint *profile = nullptr, size_t payload_bytes = 1000, uint32_t seed = 1,
+                        cg_level coarsest = CG_L0) {
     Chunk chunk;
     chunk.tokens = tokens;
     cg_chunk_header h = {};
     h.level = static_cast<uint8_t>(level);
     h.token_bytes = 2;
     h.n_tokens = static_cast<uint32_t>(tokens.size());
-    h.n_sections = 2;
+    h.coarsest = static_cast<uint8_t>(std::max(level, coarsest));
+    h.n_sections = 2u + h.coarsest - h.level;
     h.geometry = {2, 1, 8, CG_DTYPE_BF16, CG_N_PLANES};
     h.model = model_fingerprint();
     if (level != CG_L0) h.profile = *profile;
@@ -53,12 +56,16 @@ inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens
     h.first_position = before != nullptr ? before->header.first_position + before->header.n_tokens : 0;
     h.key = cg_key_chunk(&h.parent, &h.extra, tokens.data(), tokens.size());
 
-    cg_section sections[2] = {};
+    cg_section sections[CG_N_LEVELS] = {};
     sections[0].kind = CG_SECTION_TOKENS;
     sections[0].bytes = 2 * h.n_tokens;
-    sections[1].kind = level == CG_L0 ? CG_SECTION_LOSSLESS : CG_SECTION_SYMBOLS;
-    sections[1].bytes = static_cast<uint32_t>(payload_bytes);
-    const size_t header_bytes = CG_CHUNK_FIXED_BYTES + 2 * CG_CHUNK_SECTION_BYTES;
+    for (uint32_t i = 1; i < h.n_sections; i++) {
+        sections[i].kind = level == CG_L0 ? CG_SECTION_LOSSLESS : CG_SECTION_SYMBOLS;
+        if (i > 1) sections[i].kind = cg_section_to_level(h.coarsest + 1u - i);
+        sections[i].bytes = static_cast<uint32_t>(payload_bytes);
+    }
+    const size_t header_bytes = CG_CHUNK_FIXED_BYTES + h.n_sections * CG_CHUNK_SECTION_BYTES;
+    payload_bytes *= h.n_sections - 1;
     chunk.bytes.resize(header_bytes + sections[0].bytes + payload_bytes);
     uint8_t *at = chunk.bytes.data() + header_bytes;
     for (uint32_t token : tokens) {
