@@ -10,8 +10,8 @@
 static const char USAGE[] =
     "usage: cgtool info FILE... [--json]\n"
     "       cgtool verify PATH... [--decode] [--profile P.cgp] [--json]\n"
-    "       cgtool encode --level L2 --profile P.cgp [--tokens FILE] IN.safetensors OUT\n"
-    "       cgtool decode [--profile P.cgp] IN OUT.safetensors\n"
+    "       cgtool encode --level L2 --profile P.cgp [--nested] [--tokens FILE] IN.safetensors OUT\n"
+    "       cgtool decode [--level L3] [--profile P.cgp] IN OUT.safetensors\n"
     "       cgtool transcode --level L3 [--profile P.cgp] IN OUT\n";
 
 static const char HELP[] =
@@ -30,7 +30,10 @@ static const char HELP[] =
     "             without decoding\n"
     "\n"
     "      --json                   machine-readable output; info prints one object a FILE\n"
-    "      --level L0|L1|L2|L3      quality to encode to: L0 lossless, L1 finest, L3 smallest\n"
+    "      --level L0|L1|L2|L3      quality to encode to: L0 lossless, L1 finest, L3 smallest;\n"
+    "                               decode: which level of nested chunks (default: the finest)\n"
+    "      --nested                 encode: the coarser levels in the same file; cut where one\n"
+    "                               ends it is the chunk at that level\n"
     "      --profile P.cgp          the profile of lossy levels. verify, decode and transcode\n"
     "                               also look beside the chunk (profile.cgp) and in its store.\n"
     "      --tokens FILE            token ids: u32 little-endian, like a store's `tokens`, or\n"
@@ -60,6 +63,7 @@ enum {
     OPTION_PREFIX_LEVEL,
     OPTION_DECODE,
     OPTION_THREADS,
+    OPTION_NESTED,
 };
 
 static const struct option OPTIONS[] = {
@@ -73,6 +77,7 @@ static const struct option OPTIONS[] = {
     {"prefix-level", required_argument, NULL, OPTION_PREFIX_LEVEL},
     {"decode", no_argument, NULL, OPTION_DECODE},
     {"threads", required_argument, NULL, OPTION_THREADS},
+    {"nested", no_argument, NULL, OPTION_NESTED},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
     {NULL, 0, NULL, 0},
@@ -91,7 +96,7 @@ static const struct command {
      TAKES(OPTION_JSON) | TAKES(OPTION_PROFILE) | TAKES(OPTION_DECODE) | TAKES(OPTION_THREADS)},
     {"encode", cg_tool_encode, 2, 2, true, ~TAKES(OPTION_DECODE)},
     {"decode", cg_tool_decode, 2, 2, false,
-     TAKES(OPTION_JSON) | TAKES(OPTION_PROFILE) | TAKES(OPTION_THREADS)},
+     TAKES(OPTION_JSON) | TAKES(OPTION_PROFILE) | TAKES(OPTION_LEVEL) | TAKES(OPTION_THREADS)},
     {"transcode", cg_tool_transcode, 2, 2, true,
      TAKES(OPTION_JSON) | TAKES(OPTION_PROFILE) | TAKES(OPTION_LEVEL) | TAKES(OPTION_THREADS)},
 #undef TAKES
@@ -146,6 +151,7 @@ static bool take_option(int option, const char *value, cg_tool_options *options)
     switch (option) {
     case OPTION_JSON: options->json = true; return true;
     case OPTION_DECODE: options->decode = true; return true;
+    case OPTION_NESTED: options->nested = true; return true;
     case OPTION_PROFILE: options->profile_path = value; return true;
     case OPTION_TOKENS: options->tokens_path = value; return true;
     case OPTION_SALT: options->salt = value; return true;
@@ -200,7 +206,7 @@ int main(int argc, char **argv)
         return usage(name, "wrong number of paths");
     if (command->needs_level && options.level < 0)
         return usage(name, "needs --level");
-    for (int option = OPTION_JSON; option <= OPTION_THREADS; option++) {
+    for (int option = OPTION_JSON; option <= OPTION_NESTED; option++) {
         if ((given & ~command->takes) >> (option - 256) & 1)
             return usage(option_name(option), "not an option of this command");
     }

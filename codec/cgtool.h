@@ -29,6 +29,7 @@ typedef struct cg_tool_options {
     int n_paths;
     bool json;
     bool decode;              /* verify: decode, too */
+    bool nested;              /* encode: the coarser levels in the same file */
     unsigned n_threads;
     unsigned chunk_tokens;
     int level;                /* -1: not given */

@@ -41,7 +41,8 @@ static int open_chunk(const char *path, cg_tool_file *file, cg_chunk_header *hea
         return code;
     if ((code = cg_tool_fail(path, cg_chunk_verify(file->bytes, file->n_bytes))) != CG_TOOL_OK)
         return code;
-    return cg_tool_fail(path, cg_chunk_header_parse(file->bytes, file->n_bytes, header));
+    cg_chunk_header_parse(file->bytes, file->n_bytes, header);
+    return cg_tool_fail(path, cg_chunk_header_cut(header, file->n_bytes));
 }
 
 static bool follows(const cg_chunk_header *before, const cg_chunk_header *header)
@@ -195,6 +196,13 @@ int cg_tool_decode(const cg_tool_options *options)
             cg_tool_complain(paths.path[i], "changed while it was read");
             code = CG_TOOL_BAD_DATA;
         }
+        if (code == CG_TOOL_OK && options->level >= 0) {
+            file.n_bytes = cg_chunk_holds(&header, (unsigned)options->level) ? header.level_bytes[options->level] : 0;
+            if (file.n_bytes == 0) {
+                cg_tool_complain(paths.path[i], "does not hold %s", cg_tool_level_name((unsigned)options->level));
+                code = CG_TOOL_BAD_DATA;
+            }
+        }
         if (code == CG_TOOL_OK)
             code = decode_chunk(options, paths.path[i], &file, &header, &profile, &elements);
         if (code == CG_TOOL_OK)
@@ -257,7 +265,7 @@ static int transcode_chunk(const cg_tool_options *options, const char *path, con
     if (code == CG_TOOL_OK)
         code = cg_tool_fail(path, cg_encode_chunk(*profile, &chunk.header, tokens, elements.bytes,
                                                   elements.n_bytes, (cg_level)options->level,
-                                                  options->n_threads, &coded_out->bytes, &coded_out->n_bytes));
+                                                  (cg_level)options->level, options->n_threads, &coded_out->bytes, &coded_out->n_bytes));
     free(elements.bytes);
     free(tokens);
     return code;

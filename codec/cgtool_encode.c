@@ -166,7 +166,8 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
         const cg_status status = cg_encode_chunk(
             options->level == CG_L0 ? NULL : profile, &header, tokens + first, elements,
             (size_t)cg_geometry_elements(&kv->geometry, (uint32_t)n) * element_bytes,
-            (cg_level)options->level, options->n_threads, &bytes, &n_bytes);
+            (cg_level)options->level, options->nested ? CG_L3 : (cg_level)options->level, options->n_threads, &bytes,
+            &n_bytes);
         if (status == CG_ERR_INVALID_ARGUMENT) {
             cg_tool_complain(options->paths[0], "K or V holds infinities or NaNs, which only L0 can code");
             code = CG_TOOL_BAD_DATA;
@@ -215,8 +216,16 @@ int cg_tool_encode(const cg_tool_options *options)
         cg_tool_complain("encode", "a lossy level needs --profile");
         return CG_TOOL_USAGE;
     }
+    if (options->nested && options->level == CG_L0) {
+        cg_tool_complain("encode", "lossless chunks do not nest");
+        return CG_TOOL_USAGE;
+    }
     if (options->profile_path != NULL)
         code = cg_tool_fail(options->profile_path, cg_profile_open_file(options->profile_path, &profile));
+    if (code == CG_TOOL_OK && options->nested && !cg_profile_nests(profile)) {
+        cg_tool_complain(options->profile_path, "its levels do not nest");
+        code = CG_TOOL_BAD_DATA;
+    }
     if (code == CG_TOOL_OK)
         code = model_fingerprint(options, profile, &model);
     if (code == CG_TOOL_OK)

@@ -27,6 +27,8 @@ static const char *section_name(unsigned kind)
     case CG_SECTION_LOSSLESS: return "lossless";
     case CG_SECTION_SYMBOLS: return "symbols";
     case CG_SECTION_SINKS: return "sinks";
+    case CG_SECTION_TO_L2: return "to L2";
+    case CG_SECTION_TO_L1: return "to L1";
     default: return "unknown";
     }
 }
@@ -62,9 +64,11 @@ static cg_status view_chunk(const cg_tool_file *file, chunk_view *view)
     view->status = cg_chunk_verify(file->bytes, file->n_bytes);
     view->has_sections = cg_chunk_open(file->bytes, file->n_bytes, &view->chunk) == CG_OK;
     cg_chunk_header *h = &view->chunk.header;
-    const cg_status status = cg_chunk_header_parse(file->bytes, file->n_bytes, h);
-    if (status != CG_OK)
-        return status;
+    if (!view->has_sections) {
+        const cg_status status = cg_chunk_header_parse(file->bytes, file->n_bytes, h);
+        if (status != CG_OK)
+            return status;
+    }
     const double n_elements = (double)cg_geometry_elements(&h->geometry, h->n_tokens);
     view->bits_per_element = 8.0 * (double)h->file_bytes / n_elements;
     view->ratio = 8.0 * (double)cg_dtype_bytes(h->geometry.dtype) / view->bits_per_element;
@@ -81,7 +85,9 @@ static cg_status view_chunk(const cg_tool_file *file, chunk_view *view)
 static json_t *chunk_json(const char *path, const chunk_view *view)
 {
     const cg_chunk_header *h = &view->chunk.header;
-    json_t *tokens = json_array(), *sections = json_array();
+    json_t *tokens = json_array(), *sections = json_array(), *level_bytes = json_object();
+    for (unsigned level = h->level; level <= h->coarsest; level++)
+        json_object_set_new(level_bytes, cg_tool_level_name(level), json_integer((json_int_t)h->level_bytes[level]));
     for (uint32_t i = 0; i < view->n_tokens_shown; i++)
         json_array_append_new(tokens, json_integer(view->tokens[i]));
     for (uint32_t i = 0; view->has_sections && i < h->n_sections; i++) {
@@ -95,7 +101,7 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
     }
     return json_pack(
         "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:s, s:s, s:s, s:s, s:s, s:I, s:I, "
-        "s:I, s:f, s:f, s:o, s:o}",
+        "s:I, s:f, s:f, s:o, s:o, s:o}",
         "path", cg_tool_json_text(path), "type", "chunk", "status", cg_strerror(view->status), "ok",
         view->status == CG_OK, "version", (int)h->version, "level", cg_tool_level_name(h->level),
         "prefix_level", cg_tool_level_name(h->prefix_level), "geometry", geometry_json(&h->geometry),
@@ -105,7 +111,8 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
         hex(h->extra.bytes).text, "key", hex(h->key.bytes).text, "file_bytes",
         (json_int_t)h->file_bytes, "header_bytes", (json_int_t)h->header_bytes, "elements",
         (json_int_t)cg_geometry_elements(&h->geometry, h->n_tokens), "bits_per_element",
-        view->bits_per_element, "ratio", view->ratio, "tokens_head", tokens, "sections", sections);
+        view->bits_per_element, "ratio", view->ratio, "tokens_head", tokens, "sections", sections,
+        "level_bytes", level_bytes);
 }
 
 static void print_row(const char *kind, const char *where, uint64_t bytes, const cg_chunk_header *h)
@@ -117,7 +124,7 @@ static void print_row(const char *kind, const char *where, uint64_t bytes, const
 static void print_sections(const chunk_view *view)
 {
     const cg_chunk_header *h = &view->chunk.header;
-    uint64_t total[CG_SECTION_SINKS + 1][CG_N_PLANES] = {{0}};
+    uint64_t total[CG_SECTION_TO_L1 + 1][CG_N_PLANES] = {{0}};
     printf("\n  %-10s %-12s %12s  %8s\n", "section", "", "bytes", "share");
     print_row("header", "", h->header_bytes, h);
     for (uint32_t i = 0; i < h->n_sections; i++) {
@@ -129,7 +136,7 @@ static void print_sections(const chunk_view *view)
         print_row(section_name(s.kind), where, s.bytes, h);
         total[s.kind][s.plane] += s.bytes;
     }
-    for (unsigned kind = CG_SECTION_LOSSLESS; kind <= CG_SECTION_SINKS; kind++) {
+    for (unsigned kind = CG_SECTION_LOSSLESS; kind <= CG_SECTION_TO_L1; kind++) {
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
             if (total[kind][plane] > 0)
                 print_row(section_name(kind), plane == CG_K ? "all K" : "all V", total[kind][plane], h);
@@ -157,6 +164,8 @@ static void print_chunk(const char *path, const chunk_view *view)
     printf("  key          %s\n", hex(h->key.bytes).text);
     printf("  size         %" PRIu64 " bytes, %.4f bits per element, 1/%.1f of %s\n", h->file_bytes,
            view->bits_per_element, view->ratio, cg_dtype_name(h->geometry.dtype));
+    for (unsigned level = h->level + 1u; level <= h->coarsest; level++)
+        printf("  holds        %s, in its first %" PRIu64 " bytes\n", cg_tool_level_name(level), h->level_bytes[level]);
     if (view->n_tokens_shown > 0) {
         printf("  token ids   ");
         for (uint32_t i = 0; i < view->n_tokens_shown; i++)

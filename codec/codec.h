@@ -28,7 +28,8 @@ typedef struct cg_task_shape {
 
 typedef struct cg_decoder cg_decoder;
 
-/* Prepares bytes[n_bytes], a whole chunk file, for decoding; bytes must outlive the decoder. profile: NULL for L0.
+/* Prepares bytes[n_bytes], a whole chunk file, for decoding; bytes must outlive the decoder. profile: NULL for L0. A
+ * nested file is decoded at its finest level; at a coarser one when n_bytes is that level's header.level_bytes.
  * What is checked: the header, that profile and model fingerprints agree with the profile, and the geometry.
  * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY. */
 cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes, cg_decoder **decoder_out);
@@ -45,7 +46,11 @@ cg_status cg_decoder_run(const cg_decoder *decoder, uint32_t task_index, void *s
 
 typedef struct cg_encoder cg_encoder;
 
-/* Prepares the encoding of one chunk to all levels of level_mask (bit n: level n) at once: the transform is shared.
+enum { CG_NESTED = 1 << 7 };
+
+/* Prepares the encoding of one chunk to all levels of level_mask (bit n: level n) at once: the transform is shared. With
+ * CG_NESTED in the mask, its lossy levels, neighbours, are nested: cg_encoder_finish() of one makes a file that holds the
+ * coarser ones of the mask too. Only where cg_profile_nests().
  * header: geometry, first_position, n_tokens, prefix_level, model, parent, extra are used; the rest is computed.
  * tokens[n_tokens]: copied. profile: may be NULL when level_mask is only L0; its model must be header->model.
  * CG_ERR_LOSSY_PREFIX: L0 or L1 on a prefix lossier than that level (DESIGN.md section 2, generation loss). */
@@ -58,23 +63,24 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
 /* Encodes one task from in (canonical layout) at every level. Any thread; tasks may run concurrently.
  * CG_ERR_NO_MEMORY (the coded bytes are allocated), CG_ERR_INVALID_ARGUMENT: not finite elements at a lossy level. */
 cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch, size_t scratch_bytes, const void *in);
-/* After all tasks: the chunk file of one level, malloc'ed: the caller frees it with free(). */
+/* After all tasks: the chunk file of one level, nested with the mask's coarser ones if asked for, malloc'ed: the caller
+ * frees it with free(). */
 cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes_out, size_t *n_bytes_out);
 
 /* ---- transcoding ---- */
 
-/* The same chunk at a coarser lossy level, made in the transform domain (no KLT, no rotation). From L0 use a decoder
- * and an encoder. *bytes_out is malloc'ed, the caller's. CG_ERR_INVALID_ARGUMENT: level is not coarser, or the chunk
+/* The same chunk at a coarser lossy level, made in the transform domain (no KLT, no rotation), or the first bytes of a
+ * nested one that holds it. From L0 use a decoder and an encoder. *bytes_out is malloc'ed, the caller's. CG_ERR_INVALID_ARGUMENT: level is not coarser, or the chunk
  * is L0. Errors of cg_decoder_new(). One thread. */
 cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes, cg_level level,
                        uint8_t **bytes_out, size_t *n_bytes_out);
 
-/* ---- convenience: whole chunks on n_threads own threads, for tools; [n_layers][2][n_tokens][n_kv_heads][head_dim] ---- */
+/* ---- convenience: whole chunks on n_threads own threads, for tools; coarsest above level: nested; [n_layers][2][n_tokens][n_kv_heads][head_dim] ---- */
 
 cg_status cg_decode_chunk(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes, unsigned n_threads,
                           void *out, size_t out_bytes);
 cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *header, const uint32_t *tokens,
-                          const void *in, size_t in_bytes, cg_level level, unsigned n_threads,
+                          const void *in, size_t in_bytes, cg_level level, cg_level coarsest, unsigned n_threads,
                           uint8_t **bytes_out, size_t *n_bytes_out);
 
 #ifdef __cplusplus

@@ -96,7 +96,8 @@ size_t cg_decoder_scratch_bytes(const cg_decoder *d)
         return cg_lossless_scratch_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry), h->n_tokens);
     for (uint32_t g = 0; g < p->n_groups; g++) {
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
-            const size_t bytes = cg_lossy_decode_scratch_bytes(p, h->level, &p->groups[g], plane, h->n_tokens);
+            const size_t bytes =
+                cg_lossy_decode_scratch_bytes(p, h->level, h->coarsest, &p->groups[g], plane, h->n_tokens);
             most = bytes > most ? bytes : most;
         }
         cg_arena arena = {0};
@@ -136,20 +137,27 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
     if (task_index >= cg_decoder_n_tasks(d) || scratch_bytes < cg_decoder_scratch_bytes(d) ||
         (uintptr_t)scratch % CG_ARENA_ALIGN != 0)
         return CG_ERR_INVALID_ARGUMENT;
-    const uint32_t n_kinds = d->n_sink_tokens > 0 ? 2 : 1;
-    const cg_section *section = &d->sections[1 + task_index * n_kinds];
-    cg_status status = cg_chunk_section_check(&d->chunk, section);
-    if (status == CG_OK && n_kinds == 2)
-        status = cg_chunk_section_check(&d->chunk, section + 1);
+    cg_coded coded[CG_N_LEVELS] = {0};
+    cg_status status = CG_OK;
+    for (unsigned level = h->coarsest; level >= h->level && status == CG_OK; level--) {
+        const cg_section *section = &d->sections[cg_section_plan_index(p, h, task_index, level)];
+        coded[level] = (cg_coded){d->chunk.bytes + section->offset, section->bytes};
+        status = cg_chunk_section_check(&d->chunk, section);
+        if (level == 0)
+            break;
+    }
+    const cg_section *sinks = d->n_sink_tokens > 0 ? &d->sections[cg_section_plan_index(p, h, task_index, h->coarsest) + 1]
+                                                   : NULL;
+    if (status == CG_OK && sinks != NULL)
+        status = cg_chunk_section_check(&d->chunk, sinks);
     if (status != CG_OK)
         return status;
-    const uint8_t *bytes = d->chunk.bytes + section->offset;
     if (p == NULL)
-        return cg_lossless_decode(h->geometry.dtype, bytes, section->bytes, cg_geometry_channels(&h->geometry),
-                                  h->n_tokens, scratch, out);
+        return cg_lossless_decode(h->geometry.dtype, coded[CG_L0].bytes, coded[CG_L0].n_bytes,
+                                  cg_geometry_channels(&h->geometry), h->n_tokens, scratch, out);
     const cg_group *group = &p->groups[task_index / CG_N_PLANES];
-    status = cg_lossy_decode(&d->lossy, h->level, group, task_index % CG_N_PLANES, bytes, section->bytes, scratch, out);
-    if (status == CG_OK && n_kinds == 2)
-        status = decode_sinks(d, group, section + 1, scratch, out);
+    status = cg_lossy_decode(&d->lossy, h->level, h->coarsest, group, task_index % CG_N_PLANES, coded, scratch, out);
+    if (status == CG_OK && sinks != NULL)
+        status = decode_sinks(d, group, sinks, scratch, out);
     return status;
 }

@@ -19,7 +19,7 @@ typedef struct piece {
 struct cg_encoder {
     cg_chunk_header header;
     uint32_t *tokens;
-    unsigned level_mask;
+    unsigned level_mask; /* CG_NESTED apart */
     const cg_profile *profile;
     cg_lossy_context lossy;
     float *rotation;
@@ -36,8 +36,13 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
 {
     *encoder_out = NULL;
     cg_status status = cg_geometry_check(&header->geometry);
+    const bool is_nested = (level_mask & CG_NESTED) != 0;
+    const unsigned lossy_mask = (level_mask & ~(unsigned)CG_NESTED) >> 1, lowest = lossy_mask & -lossy_mask;
+    level_mask &= (uint8_t)~CG_NESTED;
     if (status != CG_OK)
         return status;
+    if (is_nested && (lossy_mask == 0 || (lossy_mask & (lossy_mask + lowest)) != 0 || profile == NULL || !profile->nests))
+        return CG_ERR_INVALID_ARGUMENT;
     if (header->n_tokens == 0 || header->n_tokens > CG_MAX_CHUNK_TOKENS || level_mask == 0 ||
         level_mask >> CG_N_LEVELS != 0 || header->prefix_level >= CG_N_LEVELS ||
         header->first_position > UINT32_MAX - header->n_tokens)
@@ -50,7 +55,9 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     if (e == NULL)
         return CG_ERR_NO_MEMORY;
     e->header = *header;
+    e->header.level = e->header.coarsest = 0;
     e->level_mask = level_mask;
+    e->lossy.is_nested = is_nested;
     if (level_mask >> 1 != 0) {
         e->profile = profile;
         if (profile != NULL)
@@ -85,7 +92,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
         if (e->rotation == NULL)
             goto done;
         cg_lossy_rotation(profile, header->first_position, header->n_tokens, e->rotation, e->rotation + n);
-        e->lossy = (cg_lossy_context){.profile = profile,
+        e->lossy = (cg_lossy_context){.is_nested = is_nested,
+                                      .profile = profile,
                                       .kernels = profile->kernels,
                                       .first_position = header->first_position,
                                       .n_tokens = header->n_tokens,
@@ -230,16 +238,29 @@ static cg_status assemble(const cg_chunk_header *header, const cg_section *secti
     return CG_OK;
 }
 
+static const piece *piece_of(const cg_encoder *e, const cg_chunk_header *header, const cg_section *section)
+{
+    const uint32_t task = section->group * (uint32_t)CG_N_PLANES + section->plane;
+    switch (section->kind) {
+    case CG_SECTION_LOSSLESS: return &e->lossless[task];
+    case CG_SECTION_SINKS: return &e->sinks[task];
+    case CG_SECTION_TO_L2: return &e->symbols[CG_L2][task];
+    case CG_SECTION_TO_L1: return &e->symbols[CG_L1][task];
+    default: return &e->symbols[header->coarsest][task];
+    }
+}
+
 cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, size_t *n_bytes_out)
 {
     *bytes_out = NULL;
     if (level < 0 || level >= CG_N_LEVELS || (e->level_mask >> level & 1) == 0)
         return CG_ERR_INVALID_ARGUMENT;
     cg_chunk_header header = e->header;
-    const uint32_t n_kinds = level != CG_L0 && e->n_sink_tokens > 0 ? 2 : 1;
-    const uint32_t n_tasks = level == CG_L0 ? (uint32_t)header.geometry.n_layers * CG_N_PLANES : e->n_tasks;
-    header.level = (uint8_t)level;
-    header.n_sections = 1 + n_tasks * n_kinds;
+    const cg_profile *profile = level == CG_L0 ? NULL : e->profile;
+    header.level = header.coarsest = (uint8_t)level;
+    while (level != CG_L0 && e->lossy.is_nested && (e->level_mask >> (header.coarsest + 1) & 1) != 0)
+        header.coarsest++;
+    header.n_sections = cg_section_plan_n_sections(profile, &header);
     if (level == CG_L0)
         memset(&header.profile, 0, sizeof header.profile);
 
@@ -255,19 +276,13 @@ cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, 
     sections[0] = (cg_section){.kind = CG_SECTION_TOKENS, .bytes = (uint32_t)tokens_bytes};
     pieces[0] = (piece){tokens, tokens_bytes};
     for (uint32_t i = 1; i < header.n_sections; i++) {
-        const uint32_t task = (i - 1) / n_kinds;
-        const bool is_sinks = (i - 1) % n_kinds == 1;
-        pieces[i] = level == CG_L0 ? e->lossless[task] : is_sinks ? e->sinks[task] : e->symbols[level][task];
+        sections[i] = cg_section_plan_row(profile, &header, i);
+        pieces[i] = *piece_of(e, &header, &sections[i]);
         if (pieces[i].bytes == NULL || pieces[i].n_bytes > UINT32_MAX) {
             status = CG_ERR_INVALID_ARGUMENT; /* a task has not run, or failed */
             goto done;
         }
-        sections[i] = (cg_section){.kind = level == CG_L0 ? CG_SECTION_LOSSLESS
-                                           : is_sinks     ? CG_SECTION_SINKS
-                                                          : CG_SECTION_SYMBOLS,
-                                   .plane = task % CG_N_PLANES,
-                                   .group = (uint16_t)(task / CG_N_PLANES),
-                                   .bytes = (uint32_t)pieces[i].n_bytes};
+        sections[i].bytes = (uint32_t)pieces[i].n_bytes;
     }
     status = assemble(&header, sections, pieces, bytes_out, n_bytes_out);
 done:
@@ -294,16 +309,16 @@ static cg_status transcode_section(const cg_profile *profile, const cg_group *gr
     uint8_t *memory = aligned_alloc(CG_ARENA_ALIGN, fine_bytes + coarse_bytes + anchor_bytes + CG_ARENA_ALIGN);
     if (memory == NULL)
         return CG_ERR_NO_MEMORY;
-    const cg_symbols in = cg_lossy_lay_symbols(fine, n_blocks, memory);
-    const cg_symbols symbols = cg_lossy_lay_symbols(coarse, n_blocks, memory + fine_bytes);
+    const cg_symbols in = cg_lossy_lay_symbols(fine, NULL, n_blocks, memory);
+    const cg_symbols symbols = cg_lossy_lay_symbols(coarse, NULL, n_blocks, memory + fine_bytes);
     const cg_symbols anchors =
-        cg_lossy_lay_symbols(&group->anchors[plane], n_anchors, memory + fine_bytes + coarse_bytes);
+        cg_lossy_lay_symbols(&group->anchors[plane], NULL, n_anchors, memory + fine_bytes + coarse_bytes);
     cg_status status = CG_OK;
     if (has_anchors)
-        status = cg_rans_decode(profile->classes, anchors.strips, group->anchors[plane].n_strips, n_anchors, src,
+        status = cg_rans_decode(profile->classes, anchors.strips, anchors.n_strips, n_anchors, src,
                                 src_bytes, &kept_bytes);
     if (status == CG_OK)
-        status = cg_rans_decode(profile->classes, in.strips, fine->n_strips, n_blocks, src + kept_bytes,
+        status = cg_rans_decode(profile->classes, in.strips, in.n_strips, n_blocks, src + kept_bytes,
                                 src_bytes - kept_bytes, &used_bytes);
     if (status == CG_OK && used_bytes != src_bytes - kept_bytes)
         status = CG_ERR_CORRUPT;
@@ -320,13 +335,28 @@ static cg_status transcode_section(const cg_profile *profile, const cg_group *gr
                 }
             }
         }
-        out->bytes = cg_lossy_code_symbols(profile, coarse, &symbols, n_blocks, &out->n_bytes);
+        out->bytes = cg_lossy_code_symbols(profile, &symbols, n_blocks, &out->n_bytes);
         if (has_anchors && out->bytes != NULL)
             out->bytes = cg_paper_join(src, kept_bytes, out->bytes, &out->n_bytes);
         status = out->bytes != NULL ? CG_OK : CG_ERR_NO_MEMORY;
     }
     free(memory);
     return status;
+}
+
+/* A copy, its sections checked. */
+static cg_status copy_chunk(const cg_chunk *chunk, const cg_section *sections, uint8_t **bytes_out, size_t *n_bytes_out)
+{
+    for (uint32_t i = 0; i < chunk->header.n_sections; i++) {
+        const cg_status status = cg_chunk_section_check(chunk, &sections[i]);
+        if (status != CG_OK)
+            return status;
+    }
+    if ((*bytes_out = malloc(chunk->n_bytes)) == NULL)
+        return CG_ERR_NO_MEMORY;
+    memcpy(*bytes_out, chunk->bytes, chunk->n_bytes);
+    *n_bytes_out = chunk->n_bytes;
+    return CG_OK;
 }
 
 cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes, cg_level level,
@@ -337,9 +367,14 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
     cg_status status = cg_chunk_open(bytes, n_bytes, &chunk);
     if (status != CG_OK)
         return status;
-    cg_chunk_header header = chunk.header;
-    if (header.level == CG_L0 || level <= (cg_level)header.level || level >= CG_N_LEVELS)
+    if (chunk.header.level == CG_L0 || level <= (cg_level)chunk.header.level || level >= CG_N_LEVELS)
         return CG_ERR_INVALID_ARGUMENT;
+    if (chunk.header.coarsest > chunk.header.level) { /* what it holds at that level, or at its coarsest */
+        const unsigned held = level < (cg_level)chunk.header.coarsest ? (unsigned)level : chunk.header.coarsest;
+        if ((status = cg_chunk_open(bytes, chunk.header.level_bytes[held], &chunk)) != CG_OK)
+            return status;
+    }
+    cg_chunk_header header = chunk.header;
     if ((status = cg_section_plan_profile_check(profile, &header)) != CG_OK)
         return status;
 
@@ -350,6 +385,10 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
         goto done;
     if ((status = cg_section_plan_check(profile, &chunk, sections)) != CG_OK)
         goto done;
+    if (header.level == level) {
+        status = copy_chunk(&chunk, sections, bytes_out, n_bytes_out);
+        goto done;
+    }
     for (uint32_t i = 0; i < header.n_sections; i++) {
         const uint8_t *src = bytes + sections[i].offset;
         if ((status = cg_chunk_section_check(&chunk, &sections[i])) != CG_OK)
@@ -368,7 +407,7 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
             goto done;
         sections[i].bytes = (uint32_t)pieces[i].n_bytes;
     }
-    header.level = (uint8_t)level;
+    header.level = header.coarsest = (uint8_t)level;
     status = assemble(&header, sections, pieces, bytes_out, n_bytes_out);
 done:
     for (uint32_t i = 0; pieces != NULL && i < header.n_sections; i++)

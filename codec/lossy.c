@@ -40,41 +40,46 @@ size_t cg_lossy_symbols_bytes(const cg_level_columns *columns, size_t n_blocks)
 {
     cg_arena arena = {0};
     (void)cg_arena_take(&arena, columns->n_columns * n_blocks * sizeof(int16_t));
-    (void)cg_arena_take(&arena, columns->n_strips * sizeof(cg_rans_strip));
+    (void)cg_arena_take(&arena, (columns->n_strips + CG_DCT) * sizeof(cg_rans_strip));
     return arena.used_bytes;
 }
 
-cg_symbols cg_lossy_lay_symbols(const cg_level_columns *columns, size_t n_blocks, void *memory)
+cg_symbols cg_lossy_lay_symbols(const cg_level_columns *columns, const cg_symbols *coarse, size_t n_blocks,
+                                void *memory)
 {
-    cg_symbols symbols;
+    cg_symbols symbols = {.columns = columns};
     cg_arena arena = {memory, 0};
     int16_t *cells = cg_arena_take(&arena, columns->n_columns * n_blocks * sizeof *cells);
-    symbols.strips = cg_arena_take(&arena, columns->n_strips * sizeof *symbols.strips);
-    cg_rans_strip *strip = symbols.strips;
+    /* A run that is cut in two, the columns that refine others and the rest, may have one more. */
+    symbols.strips = cg_arena_take(&arena, (columns->n_strips + CG_DCT) * sizeof *symbols.strips);
     for (unsigned f = 0; f < CG_DCT; f++) {
-        const uint32_t n_active = columns->n_active[f];
+        const uint32_t n_active = columns->n_active[f], n_coarse = coarse != NULL ? coarse->columns->n_active[f] : 0;
         symbols.cells[f] = cells;
-        for (uint32_t c = 0; c < n_active; c += CG_RANS_LANES, strip++) {
-            *strip = (cg_rans_strip){.cells = cells + c,
-                                     .row_stride = n_active,
-                                     .lane_class = columns->column_class[f] + c,
-                                     .n_lanes = n_active - c < CG_RANS_LANES ? n_active - c : CG_RANS_LANES};
+        for (uint32_t c = 0, n; c < n_active; c += n) {
+            const uint32_t end = c < n_coarse ? n_coarse : n_active;
+            n = end - c < CG_RANS_LANES ? end - c : CG_RANS_LANES;
+            symbols.strips[symbols.n_strips++] = (cg_rans_strip){.cells = cells + c,
+                                                                 .row_stride = n_active,
+                                                                 .lane_class = columns->column_class[f] + c,
+                                                                 .n_lanes = n,
+                                                                 .coarse = c < n_coarse ? coarse->cells[f] + c : NULL,
+                                                                 .coarse_stride = n_coarse};
         }
         cells += n_active * n_blocks;
     }
     return symbols;
 }
 
-uint8_t *cg_lossy_code_symbols(const cg_profile *profile, const cg_level_columns *columns, const cg_symbols *symbols,
-                               size_t n_blocks, size_t *n_bytes_out)
+uint8_t *cg_lossy_code_symbols(const cg_profile *profile, const cg_symbols *symbols, size_t n_blocks,
+                               size_t *n_bytes_out)
 {
-    const uint64_t bits = cg_rans_estimate_bits(profile->classes, symbols->strips, columns->n_strips, n_blocks);
-    const size_t n_streams = cg_rans_choose_streams(bits, columns->n_strips);
-    const size_t bound_bytes = cg_rans_bound_bytes(symbols->strips, columns->n_strips, n_blocks, n_streams);
+    const uint64_t bits = cg_rans_estimate_bits(profile->classes, symbols->strips, symbols->n_strips, n_blocks);
+    const size_t n_streams = cg_rans_choose_streams(bits, symbols->n_strips);
+    const size_t bound_bytes = cg_rans_bound_bytes(symbols->strips, symbols->n_strips, n_blocks, n_streams);
     uint8_t *buffer = malloc(2 * bound_bytes); /* result, and the words on their way there */
     if (buffer == NULL)
         return NULL;
-    *n_bytes_out = cg_rans_encode(profile->classes, symbols->strips, columns->n_strips, n_blocks, n_streams, buffer,
+    *n_bytes_out = cg_rans_encode(profile->classes, symbols->strips, symbols->n_strips, n_blocks, n_streams, buffer,
                                   bound_bytes, buffer + bound_bytes);
     uint8_t *fitted = realloc(buffer, *n_bytes_out);
     return fitted != NULL ? fitted : buffer;
@@ -83,7 +88,7 @@ uint8_t *cg_lossy_code_symbols(const cg_profile *profile, const cg_level_columns
 /* ---- decoding ---- */
 
 typedef struct decode_work {
-    void *symbols;
+    void *symbols[CG_N_LEVELS]; /* of the levels from this one to the coarsest */
     float *scale, *mean;        /* [n_channels] */
     float *x;                   /* [CG_DCT][unit_channels] */
     /* Lists of symbols that are not zero, and a panel at a time. */
@@ -94,11 +99,13 @@ typedef struct decode_work {
     uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];
 } decode_work;
 
-static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, const cg_level_columns *columns,
-                                    const cg_group *group, size_t n_blocks)
+static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, unsigned level, unsigned coarsest,
+                                    const cg_group *group, unsigned plane, size_t n_blocks)
 {
     decode_work w = {0};
-    w.symbols = cg_arena_take(arena, cg_lossy_symbols_bytes(columns, n_blocks));
+    const cg_level_columns *columns = &group->columns[level - 1][plane];
+    for (unsigned i = level; i <= coarsest; i++)
+        w.symbols[i] = cg_arena_take(arena, cg_lossy_symbols_bytes(&group->columns[i - 1][plane], n_blocks));
     w.scale = cg_arena_take(arena, group->n_channels * sizeof *w.scale);
     w.mean = cg_arena_take(arena, group->n_channels * sizeof *w.mean);
     w.x = cg_arena_take(arena, (size_t)CG_DCT * profile->unit_channels * sizeof *w.x);
@@ -117,13 +124,13 @@ static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, 
     return w;
 }
 
-size_t cg_lossy_decode_scratch_bytes(const cg_profile *profile, unsigned level, const cg_group *group, unsigned plane,
-                                     uint32_t n_tokens)
+size_t cg_lossy_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest, const cg_group *group,
+                                     unsigned plane, uint32_t n_tokens)
 {
     cg_arena arena = {0};
     if (profile->token_transform == CG_TOKENS_ANCHORS)
         return cg_paper_decode_scratch_bytes(profile, group, n_tokens);
-    (void)take_decode_work(&arena, profile, &group->columns[level - 1][plane], group, cg_lossy_n_blocks(n_tokens));
+    (void)take_decode_work(&arena, profile, level, coarsest, group, plane, cg_lossy_n_blocks(n_tokens));
     return arena.used_bytes;
 }
 
@@ -234,25 +241,31 @@ static void synthesize_tiles(const cg_lossy_context *context, const cg_group *gr
     }
 }
 
-cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, const cg_group *group, unsigned plane,
-                          const uint8_t *section, size_t section_bytes, void *scratch, void *out)
+cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, unsigned coarsest, const cg_group *group,
+                          unsigned plane, const cg_coded sections[CG_N_LEVELS], void *scratch, void *out)
 {
     const cg_profile *p = context->profile;
     if (p->token_transform == CG_TOKENS_ANCHORS)
-        return cg_paper_decode(context, level, group, plane, section, section_bytes, scratch, out);
+        return cg_paper_decode(context, level, group, plane, sections[level].bytes, sections[level].n_bytes, scratch,
+                               out);
     const cg_level_columns *columns = &group->columns[level - 1][plane];
     const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens), channels = cg_geometry_channels(&p->geometry);
     cg_arena arena = {scratch, 0};
-    const decode_work w = take_decode_work(&arena, p, columns, group, n_blocks);
+    const decode_work w = take_decode_work(&arena, p, level, coarsest, group, plane, n_blocks);
 
-    const cg_symbols symbols = cg_lossy_lay_symbols(columns, n_blocks, w.symbols);
-    size_t used_bytes;
-    const cg_status status = cg_rans_decode(p->classes, symbols.strips, columns->n_strips, n_blocks, section,
-                                            section_bytes, &used_bytes);
-    if (status != CG_OK)
-        return status;
-    if (used_bytes != section_bytes)
-        return CG_ERR_CORRUPT;
+    cg_symbols symbols = {0}, coarse;
+    for (unsigned i = coarsest; i >= level; i--) {
+        size_t used_bytes;
+        coarse = symbols;
+        symbols = cg_lossy_lay_symbols(&group->columns[i - 1][plane], i < coarsest ? &coarse : NULL, n_blocks,
+                                       w.symbols[i]);
+        const cg_status status = cg_rans_decode(p->classes, symbols.strips, symbols.n_strips, n_blocks,
+                                                sections[i].bytes, sections[i].n_bytes, &used_bytes);
+        if (status != CG_OK)
+            return status;
+        if (used_bytes != sections[i].n_bytes)
+            return CG_ERR_CORRUPT;
+    }
     for (uint32_t layer = 0; layer < group->n_layers; layer++) {
         const float *weight = cg_profile_row(p, p->weight, group->first_layer + layer, plane);
         const float *mean = cg_profile_row(p, p->mean, group->first_layer + layer, plane);
@@ -415,6 +428,13 @@ static void project(const cg_kernels *kernels, const cg_group *group, const cg_b
                      n_sixteens - n_exact, w->split, w->coef + 16 * n_exact, w->coef_stride);
 }
 
+/* The symbols of a step three times as large: to nearest, there are no ties. */
+static void coarsen(const int16_t *fine, size_t n, int16_t *coarse)
+{
+    for (size_t c = 0; c < n; c++)
+        coarse[c] = (int16_t)((fine[c] + (fine[c] < 0 ? -1 : 1)) / CG_RANS_REFINE_STEP);
+}
+
 cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, const cg_group *group, unsigned plane,
                           const void *in, void *scratch, uint8_t *sections_out[CG_N_LEVELS],
                           size_t section_bytes_out[CG_N_LEVELS])
@@ -430,8 +450,11 @@ cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, 
         return CG_ERR_INVALID_ARGUMENT;
 
     cg_symbols symbols[CG_N_LEVELS];
-    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
-        symbols[level] = cg_lossy_lay_symbols(&group->columns[level - 1][plane], n_blocks, w.symbols[level]);
+    for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
+        const bool refines = context->is_nested && level < CG_N_LEVELS - 1 && (level_mask >> (level + 1) & 1) != 0;
+        symbols[level] = cg_lossy_lay_symbols(&group->columns[level - 1][plane], refines ? &symbols[level + 1] : NULL,
+                                              n_blocks, w.symbols[level]);
+    }
     for (unsigned f = 0; f < CG_DCT; f++) {
         uint32_t most = 0;
         for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
@@ -444,16 +467,21 @@ cg_status cg_lossy_encode(const cg_lossy_context *context, unsigned level_mask, 
                 continue;
             const cg_level_columns *columns = &group->columns[level - 1][plane];
             const size_t n_active = columns->n_active[f];
-            for (size_t b = 0; b < n_blocks; b++)
-                context->kernels->quantize(w.coef + b * w.coef_stride, n_active, 1.0f / p->step[level - 1][plane],
-                                           symbols[level].cells[f] + b * n_active);
+            const bool has_finer = context->is_nested && (level_mask >> (level - 1) & 1) != 0 && level > CG_L1;
+            for (size_t b = 0; b < n_blocks; b++) {
+                int16_t *cells = symbols[level].cells[f] + b * n_active;
+                if (has_finer)
+                    coarsen(symbols[level - 1].cells[f] + b * symbols[level - 1].columns->n_active[f], n_active, cells);
+                else
+                    context->kernels->quantize(w.coef + b * w.coef_stride, n_active, 1.0f / p->step[level - 1][plane],
+                                               cells);
+            }
         }
     }
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if ((level_mask >> level & 1) == 0)
             continue;
-        sections_out[level] = cg_lossy_code_symbols(p, &group->columns[level - 1][plane], &symbols[level], n_blocks,
-                                                    &section_bytes_out[level]);
+        sections_out[level] = cg_lossy_code_symbols(p, &symbols[level], n_blocks, &section_bytes_out[level]);
         if (sections_out[level] == NULL)
             return CG_ERR_NO_MEMORY;
     }

@@ -27,8 +27,8 @@ static work take_work(cg_arena *arena, const cg_profile *profile, const cg_group
     w.step = cg_arena_take(arena, channels * sizeof *w.step);
     w.token = cg_arena_take(arena, channels * sizeof *w.token);
     if (arena->base != NULL) {
-        w.anchors = cg_lossy_lay_symbols(&group->anchors[plane], n_anchors, anchors);
-        w.deltas = cg_lossy_lay_symbols(columns, n_tokens - n_anchors, deltas);
+        w.anchors = cg_lossy_lay_symbols(&group->anchors[plane], NULL, n_anchors, anchors);
+        w.deltas = cg_lossy_lay_symbols(columns, NULL, n_tokens - n_anchors, deltas);
     }
     return w;
 }
@@ -42,15 +42,15 @@ size_t cg_paper_decode_scratch_bytes(const cg_profile *profile, const cg_group *
     return arena.used_bytes;
 }
 
-static cg_status decode_symbols(const cg_profile *p, unsigned level, const cg_group *group, unsigned plane,
-                                uint32_t n_tokens, const work *w, const uint8_t *section, size_t section_bytes)
+static cg_status decode_symbols(const cg_profile *p, uint32_t n_tokens, const work *w, const uint8_t *section,
+                                size_t section_bytes)
 {
     const size_t n_anchors = cg_paper_n_anchors(n_tokens);
     size_t anchors_bytes, deltas_bytes;
-    cg_status status = cg_rans_decode(p->classes, w->anchors.strips, group->anchors[plane].n_strips, n_anchors,
+    cg_status status = cg_rans_decode(p->classes, w->anchors.strips, w->anchors.n_strips, n_anchors,
                                       section, section_bytes, &anchors_bytes);
     if (status == CG_OK)
-        status = cg_rans_decode(p->classes, w->deltas.strips, group->columns[level - 1][plane].n_strips,
+        status = cg_rans_decode(p->classes, w->deltas.strips, w->deltas.n_strips,
                                 n_tokens - n_anchors, section + anchors_bytes, section_bytes - anchors_bytes,
                                 &deltas_bytes);
     return status == CG_OK && anchors_bytes + deltas_bytes != section_bytes ? CG_ERR_CORRUPT : status;
@@ -71,7 +71,7 @@ cg_status cg_paper_decode(const cg_lossy_context *context, unsigned level, const
     const uint32_t n_tokens = context->n_tokens;
     cg_arena arena = {scratch, 0};
     work w = take_work(&arena, p, group, plane, level, n_tokens, 1);
-    const cg_status status = decode_symbols(p, level, group, plane, n_tokens, &w, section, section_bytes);
+    const cg_status status = decode_symbols(p, n_tokens, &w, section, section_bytes);
     if (status != CG_OK)
         return status;
 
@@ -190,7 +190,6 @@ cg_status cg_paper_encode(const cg_lossy_context *context, unsigned level_mask, 
     for (unsigned level = CG_L1; level < CG_N_LEVELS && status == CG_OK; level++) {
         if ((level_mask >> level & 1) == 0)
             continue;
-        const cg_level_columns *columns = &group->columns[level - 1][plane];
         cg_arena arena = {scratch, 0}; /* the anchors lie where they lay at the level before */
         work w = take_work(&arena, p, group, plane, level, context->n_tokens, n_anchors * group->n_layers);
         bool finite = anchors != NULL || quantize_anchors(context, group, plane, in, &w);
@@ -201,10 +200,10 @@ cg_status cg_paper_encode(const cg_lossy_context *context, unsigned level_mask, 
         }
         status = CG_ERR_NO_MEMORY;
         if (anchors == NULL)
-            anchors = cg_lossy_code_symbols(p, &group->anchors[plane], &w.anchors, n_anchors, &anchors_bytes);
+            anchors = cg_lossy_code_symbols(p, &w.anchors, n_anchors, &anchors_bytes);
         if (anchors == NULL)
             break;
-        uint8_t *deltas = cg_lossy_code_symbols(p, columns, &w.deltas, context->n_tokens - n_anchors,
+        uint8_t *deltas = cg_lossy_code_symbols(p, &w.deltas, context->n_tokens - n_anchors,
                                                 &section_bytes_out[level]);
         if (deltas != NULL)
             sections_out[level] = cg_paper_join(anchors, anchors_bytes, deltas, &section_bytes_out[level]);

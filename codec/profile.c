@@ -41,7 +41,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
         return CG_ERR_TRUNCATED;
     if (file_bytes < in->left_bytes || XXH3_64bits(at, file_bytes - 8) != cg_load_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
-    if (cg_load_le(at + 12, 4) != 0 || at[67] > 1 || cg_load_le(at + 77, 3) != 0)
+    if (cg_load_le(at + 12, 4) != 0 || at[67] > 1 || at[77] > 1 || cg_load_le(at + 78, 2) != 0)
         return CG_ERR_CORRUPT;
 
     const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
@@ -59,7 +59,8 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
         return CG_ERR_UNSUPPORTED;
     p->token_transform = at[65];
     p->is_packed = at[67] == 1;
-    if (p->is_packed && at[64] != CHANNEL_KLT)
+    p->nests = at[77] == 1;
+    if ((p->is_packed || p->nests) && at[64] != CHANNEL_KLT)
         return CG_ERR_CORRUPT;
     if (rope == ROPE_BY_LAYER ? at[76] < 2 || at[76] > CG_MAX_ROPES : at[76] != 0)
         return CG_ERR_CORRUPT;
@@ -146,7 +147,37 @@ static cg_status read_classes(cg_cursor *in, cg_profile *p)
         if (status != CG_OK)
             return status;
     }
+    for (uint32_t i = 0; p->nests && i < p->n_classes; i++) {
+        uint16_t freq[CG_RANS_REFINE_CONTEXTS][2];
+        for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
+            if (!cg_cursor_u16(in, &freq[c][0]) || !cg_cursor_u16(in, &freq[c][1]))
+                return CG_ERR_TRUNCATED;
+        }
+        const cg_status status = cg_rans_class_init_refinement(&p->classes[i], freq);
+        if (status != CG_OK)
+            return status;
+    }
     return CG_OK;
+}
+
+/* What nested chunks rely on: steps a factor 3 apart, and no coarser level has columns that the finer one has not. */
+static bool levels_nest(const cg_profile *p)
+{
+    for (unsigned level = 1; level < CG_N_LOSSY; level++) {
+        for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+            if (fabsf(p->step[level][plane] / p->step[level - 1][plane] - CG_RANS_REFINE_STEP) > 1e-6f)
+                return false;
+            for (uint32_t g = 0; g < p->n_groups; g++) {
+                const cg_level_columns *fine = &p->groups[g].columns[level - 1][plane];
+                const cg_level_columns *coarse = &p->groups[g].columns[level][plane];
+                for (unsigned f = 0; f < CG_DCT; f++) {
+                    if (coarse->n_active[f] > fine->n_active[f])
+                        return false;
+                }
+            }
+        }
+    }
+    return true;
 }
 
 /* Where the bytes of the columns' classes begin: they are copied whole, the cursor's memory is the caller's. */
@@ -400,7 +431,7 @@ static cg_status read_body(cg_cursor *in, cg_profile *p)
         status = read_classes(in, p);
     if (status == CG_OK)
         status = p->token_transform == CG_TOKENS_ANCHORS ? read_anchors(in, p) : read_klt(in, p);
-    return status == CG_OK && in->left_bytes > 0 ? CG_ERR_CORRUPT : status;
+    return status == CG_OK && (in->left_bytes > 0 || (p->nests && !levels_nest(p))) ? CG_ERR_CORRUPT : status;
 }
 
 cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out)
@@ -481,3 +512,4 @@ const cg_fingerprint *cg_profile_fingerprint(const cg_profile *p) { return &p->f
 const cg_fingerprint *cg_profile_model(const cg_profile *p) { return &p->model; }
 const char *cg_profile_preset(const cg_profile *p) { return p->preset; }
 uint32_t cg_profile_n_groups(const cg_profile *p) { return p->n_groups; }
+bool cg_profile_nests(const cg_profile *p) { return p->nests; }

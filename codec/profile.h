@@ -31,6 +31,8 @@ const cg_fingerprint *cg_profile_fingerprint(const cg_profile *profile);
 const cg_fingerprint *cg_profile_model(const cg_profile *profile);
 const char *cg_profile_preset(const cg_profile *profile); /* "klt", "paper" */
 uint32_t cg_profile_n_groups(const cg_profile *profile);
+/* Whether chunks can be nested (codec/chunk.h): the levels' steps lie a factor 3 apart, and it has tables for that. */
+bool cg_profile_nests(const cg_profile *profile);
 
 #ifdef __cplusplus
 }

@@ -83,6 +83,7 @@ struct cg_profile {
     uint32_t panel_channels; /* channels of a panel that count, at most CG_PANEL_CHANNELS */
     uint32_t unit_channels;  /* whole heads that are rotated and stored together */
     bool is_packed;          /* the file's narrow components have bits of their own */
+    bool nests;              /* a finer level can be coded given the next coarser one: nested chunks */
     bool is_tiled;           /* unit_channels is whole tiles, too, and the kernels have synthesize() */
 };
 

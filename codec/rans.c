@@ -66,6 +66,19 @@ cg_status cg_rans_class_init_exponents(cg_rans_class *cls, unsigned shift, unsig
     return CG_OK;
 }
 
+cg_status cg_rans_class_init_refinement(cg_rans_class *cls, const uint16_t freq[CG_RANS_REFINE_CONTEXTS][2])
+{
+    for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
+        if (freq[c][0] == 0 || freq[c][1] == 0 || freq[c][0] + freq[c][1] >= CG_RANS_SCALE)
+            return CG_ERR_CORRUPT;
+        const int all[3] = {freq[c][0], freq[c][1], CG_RANS_SCALE - freq[c][0] - freq[c][1]};
+        cls->refine[c] = freq[c][0] | (uint32_t)freq[c][1] << 16;
+        for (unsigned i = 0; i < 3; i++)
+            cls->refine_cost[c][i] = (uint16_t)lrintf(256.0f * (CG_RANS_SCALE_BITS - log2f((float)all[i])));
+    }
+    return CG_OK;
+}
+
 void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *freq_out)
 {
     uint64_t total = 0;

@@ -26,6 +26,8 @@ enum {
     CG_RANS_MAX_STREAMS = 65535,
     CG_RANS_STREAM_BYTES = 4 + 4 * CG_RANS_LANES, /* table entry and lane states: what a stream costs */
     CG_RANS_CELL_BYTES = 8, /* most bytes that one cell can add to a stream: four phases of a word each */
+    CG_RANS_REFINE_STEP = 3,     /* a refined cell is 3 times the coarse one, and -1, 0 or 1 */
+    CG_RANS_REFINE_CONTEXTS = 3, /* the coarse one is 0, +-1, or larger */
 };
 
 /* A frequency table and what its indices mean. */
@@ -41,14 +43,19 @@ typedef struct cg_rans_class {
     uint16_t cost[CG_RANS_MAX_SYMBOLS];        /* 1/256 bits, for estimates; the escape's without its raw bits */
     uint32_t packed[CG_RANS_MAX_SYMBOLS];      /* freq | cum << 16, for gathers */
     uint32_t bucket[256];                      /* packed[first[...]] */
+    uint32_t refine[CG_RANS_REFINE_CONTEXTS];  /* frequency of 0 | of what leads away from zero << 16; the rest leads back */
+    uint16_t refine_cost[CG_RANS_REFINE_CONTEXTS][3]; /* 1/256 bits */
 } cg_rans_class;
 
-/* Up to 32 columns of a matrix. Cell (row, lane) is cells[row * row_stride + lane]. */
+/* Up to 32 columns of a matrix. Cell (row, lane) is cells[row * row_stride + lane]. With coarse, the same cells at a
+ * coarser level, known to both sides, only what distinguishes the cell from the others of that coarse one is coded. */
 typedef struct cg_rans_strip {
     int16_t *cells;
     size_t row_stride;
     const uint8_t *lane_class; /* [n_lanes], indices into the classes */
     uint32_t n_lanes;
+    const int16_t *coarse;     /* NULL: none */
+    size_t coarse_stride;
 } cg_rans_strip;
 
 /* Signed symbols: 0, +1, -1, +2 ...; n_symbols even. CG_ERR_CORRUPT: a count, shift or sum is wrong. */
@@ -56,6 +63,9 @@ cg_status cg_rans_class_init_signed(cg_rans_class *cls, unsigned shift, unsigned
 /* Exponents top, top - 1, ...; exponents lie in [0, 1 << exponent_bits). CG_ERR_CORRUPT as above. */
 cg_status cg_rans_class_init_exponents(cg_rans_class *cls, unsigned shift, unsigned top, unsigned n_symbols,
                                        const uint16_t *freq);
+
+/* How a class's cells refine coarse ones: freq[context][0, away from zero]. CG_ERR_CORRUPT: one of the three is below 1. */
+cg_status cg_rans_class_init_refinement(cg_rans_class *cls, const uint16_t freq[CG_RANS_REFINE_CONTEXTS][2]);
 
 /* Integer frequencies that sum to 1 << 14 and are at least 1, nearest to counts[n]. */
 void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *freq_out);
@@ -71,7 +81,8 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
 size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips);
 
 /* Writes the matrix (stream table and streams) to dst; n_streams at most n_strips, 0 only without strips.
- * scratch_words: as many bytes as dst. Every cell must lie in [-32768, 32767] and, for exponents, in range.
+ * scratch_words: as many bytes as dst. Every cell must lie in [-32768, 32767] and, for exponents, in range; with coarse,
+ * at most 1 from 3 times the coarse one.
  * Returns the bytes written, 0 when dst_bytes is below cg_rans_bound_bytes(). */
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
                       size_t n_streams, uint8_t *dst, size_t dst_bytes, uint8_t *scratch_words);

@@ -95,6 +95,20 @@ static coded_cell code_cell(const cg_rans_class *cls, int cell)
     return c;
 }
 
+/* What a cell is, given its coarse one: index 0 three times the coarse one, 1 away from zero from there, 2 back towards it
+ * (where the coarse one is 0: 1 and -1). */
+typedef struct refined_cell {
+    unsigned context, index;
+} refined_cell;
+
+static inline unsigned refinement_context(int coarse) { return coarse == 0 ? 0 : coarse == 1 || coarse == -1 ? 1 : 2; }
+
+static inline refined_cell refine_cell(int cell, int coarse)
+{
+    const int d = cell - CG_RANS_REFINE_STEP * coarse;
+    return (refined_cell){refinement_context(coarse), d == 0 ? 0 : (d > 0) == (coarse >= 0) ? 1 : 2};
+}
+
 static inline void put_raw(uint32_t *state, uint8_t **at, uint32_t value, unsigned n_bits)
 {
     if ((uint64_t)*state >= (uint64_t)1 << (32 - n_bits)) {
@@ -286,9 +300,90 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
 }
 
 /* Cells of 16 lanes. */
-static inline __m512i load_cells(const lanes16 *l, const int16_t *cells)
+static inline __m512i load_cells(__mmask16 columns, const int16_t *cells)
 {
-    return _mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(l->columns, cells));
+    return _mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(columns, cells));
+}
+
+/* 16 lanes of a strip with coarse cells: where index 0 and index 1 end, by context. */
+typedef struct refining16 {
+    __mmask16 columns;
+    __m512i end0[CG_RANS_REFINE_CONTEXTS], end1[CG_RANS_REFINE_CONTEXTS];
+} refining16;
+
+static inline refining16 load_refining(const cg_rans_class *classes, const cg_rans_strip *strip, uint32_t first_lane)
+{
+    const __m512i all_slots = _mm512_set1_epi32(CG_RANS_SCALE);
+    const uint32_t n = strip->n_lanes > first_lane ? strip->n_lanes - first_lane : 0;
+    refining16 l;
+    l.columns = (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
+    const __m512i k = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(l.columns, strip->lane_class + first_lane));
+    const __m512i base = _mm512_mullo_epi32(k, _mm512_set1_epi32(sizeof(cg_rans_class) / 4));
+    for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
+        const __m512i at = _mm512_add_epi32(base, _mm512_set1_epi32((int)(offsetof(cg_rans_class, refine) / 4 + c)));
+        const __m512i packed = _mm512_mask_i32gather_epi32(all_slots, l.columns, at, classes, 4);
+        l.end0[c] = _mm512_and_si512(packed, _mm512_set1_epi32(0xffff));
+        l.end1[c] = _mm512_add_epi32(l.end0[c], _mm512_srli_epi32(packed, 16));
+    }
+    return l;
+}
+
+/* The ends that coarse cells choose. */
+static inline void choose_ends(const refining16 *l, __m512i coarse, __m512i *end0, __m512i *end1)
+{
+    const __m512i magnitude = _mm512_abs_epi32(coarse), one = _mm512_set1_epi32(1);
+    const __mmask16 is_one = _mm512_cmpeq_epi32_mask(magnitude, one), is_more = _mm512_cmpgt_epi32_mask(magnitude, one);
+    *end0 = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end0[0], is_one, l->end0[1]), is_more, l->end0[2]);
+    *end1 = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end1[0], is_one, l->end1[1]), is_more, l->end1[2]);
+}
+
+/* Of lanes at index 1 (past0 and not past1) and 2 (past1): where they begin and how many slots they have. */
+static inline __m512i choose_slots(__m512i end0, __m512i end1, __mmask16 past0, __mmask16 past1, __m512i *freq_out)
+{
+    const __m512i cum = _mm512_mask_mov_epi32(_mm512_maskz_mov_epi32(past0, end0), past1, end1);
+    const __m512i end = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(end0, past0, end1), past1,
+                                              _mm512_set1_epi32(CG_RANS_SCALE));
+    *freq_out = _mm512_sub_epi32(end, cum);
+    return cum;
+}
+
+/* The cells of 16 lanes, without renormalization. */
+static inline __m512i take_refined(const refining16 *l, __m512i coarse, __m512i *x)
+{
+    __m512i end0, end1, freq;
+    choose_ends(l, coarse, &end0, &end1);
+    const __m512i slot = _mm512_and_si512(*x, _mm512_set1_epi32(CG_RANS_SCALE - 1));
+    const __mmask16 past0 = _mm512_cmpge_epu32_mask(slot, end0), past1 = _mm512_cmpge_epu32_mask(slot, end1);
+    const __m512i cum = choose_slots(end0, end1, past0, past1, &freq);
+    *x = _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_SCALE_BITS)),
+                          _mm512_sub_epi32(slot, cum));
+    /* away from zero is up where the coarse cell is not negative */
+    const __mmask16 down = past1 ^ _mm512_movepi32_mask(coarse), back = past0 & down;
+    const __m512i three = _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse)), one = _mm512_set1_epi32(1);
+    return _mm512_mask_sub_epi32(_mm512_mask_add_epi32(three, past0, three, one), back, three, one);
+}
+
+static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
+                                      uint32_t states[CG_RANS_LANES], word_reader *words)
+{
+    const refining16 low = load_refining(classes, strip, 0), high = load_refining(classes, strip, 16);
+    word_reader in = *words;
+    __mmask16 bad = 0;
+    __m512i x[2] = {_mm512_loadu_si512(states), _mm512_loadu_si512(states + 16)};
+    for (size_t row = 0; row < n_rows; row++) {
+        const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
+        int16_t *cells = strip->cells + row * strip->row_stride;
+        const __m512i v0 = take_refined(&low, load_cells(low.columns, coarse), &x[0]);
+        const __m512i v1 = take_refined(&high, load_cells(high.columns, coarse + 16), &x[1]);
+        renormalize32(x, &in);
+        bad |= past_int16(v0) | past_int16(v1);
+        _mm256_mask_storeu_epi16(cells, low.columns, _mm512_cvtepi32_epi16(v0));
+        _mm256_mask_storeu_epi16(cells + 16, high.columns, _mm512_cvtepi32_epi16(v1));
+    }
+    _mm512_storeu_si512(states, x[0]);
+    _mm512_storeu_si512(states + 16, x[1]);
+    *words = in;
+    return bad == 0 ? CG_OK : CG_ERR_CORRUPT;
 }
 
 /* What 16 cells are coded as, shifts apart; *escaped_out: those that are escaped. */
@@ -331,6 +426,47 @@ static inline __m512i divide(__m512i x, __m512i freq, __m512i *remainder_out)
     return q;
 }
 
+/* Phase A of 32 lanes, the other way round. */
+static inline void put_symbols(__m512i x[2], const __m512i freq[2], const __m512i cum[2], uint8_t **at)
+{
+    __mmask16 full[2];
+    for (unsigned i = 0; i < 2; i++)
+        full[i] = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x[i], 32 - CG_RANS_SCALE_BITS), freq[i]);
+    emit32(x, full[0], full[1], at);
+    for (unsigned i = 0; i < 2; i++) {
+        __m512i r;
+        const __m512i q = divide(x[i], freq[i], &r);
+        x[i] = _mm512_add_epi32(_mm512_slli_epi32(q, CG_RANS_SCALE_BITS), _mm512_add_epi32(r, cum[i]));
+    }
+}
+
+static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
+                                 uint32_t states[CG_RANS_LANES], uint8_t **at)
+{
+    const refining16 lanes[2] = {load_refining(classes, strip, 0), load_refining(classes, strip, 16)};
+    uint8_t *out = *at;
+    __m512i x[2] = {_mm512_loadu_si512(states), _mm512_loadu_si512(states + 16)};
+    for (size_t row = n_rows; row-- > 0;) {
+        const int16_t *coarse_row = strip->coarse + row * strip->coarse_stride;
+        const int16_t *cells = strip->cells + row * strip->row_stride;
+        __m512i freq[2], cum[2];
+        for (unsigned i = 0; i < 2; i++) {
+            __m512i end0, end1;
+            const __m512i coarse = load_cells(lanes[i].columns, coarse_row + 16 * i);
+            const __m512i three = _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse));
+            const __m512i d = _mm512_sub_epi32(load_cells(lanes[i].columns, cells + 16 * i), three);
+            const __mmask16 past0 = _mm512_test_epi32_mask(d, d);
+            const __mmask16 past1 = past0 & (_mm512_movepi32_mask(d) ^ _mm512_movepi32_mask(coarse));
+            choose_ends(&lanes[i], coarse, &end0, &end1);
+            cum[i] = choose_slots(end0, end1, past0, past1, &freq[i]);
+        }
+        put_symbols(x, freq, cum, &out);
+    }
+    _mm512_storeu_si512(states, x[0]);
+    _mm512_storeu_si512(states + 16, x[1]);
+    *at = out;
+}
+
 static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
                          uint32_t states[CG_RANS_LANES], uint8_t **at)
 {
@@ -345,7 +481,7 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
         __mmask16 escaped[2], full[2];
         for (unsigned i = 0; i < 2; i++) {
             const lanes16 *l = &lanes[i];
-            c[i] = load_cells(l, cells + 16 * i);
+            c[i] = load_cells(l->columns, cells + 16 * i);
             const __m512i index = index_cells(l, c[i], &escaped[i]);
             const __mmask16 others = _mm512_test_epi32_mask(index, index);
             freq[i] = l->freq0;
@@ -373,14 +509,7 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
             x[0] = _mm512_loadu_si512(states);
             x[1] = _mm512_loadu_si512(states + 16);
         }
-        for (unsigned i = 0; i < 2; i++)
-            full[i] = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x[i], 32 - CG_RANS_SCALE_BITS), freq[i]);
-        emit32(x, full[0], full[1], &out);
-        for (unsigned i = 0; i < 2; i++) {
-            __m512i r;
-            const __m512i q = divide(x[i], freq[i], &r);
-            x[i] = _mm512_add_epi32(_mm512_slli_epi32(q, CG_RANS_SCALE_BITS), _mm512_add_epi32(r, cum[i]));
-        }
+        put_symbols(x, freq, cum, &out);
     }
     _mm512_storeu_si512(states, x[0]);
     _mm512_storeu_si512(states + 16, x[1]);
@@ -396,7 +525,7 @@ static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip
         for (size_t row = 0; row < n_rows; row++) {
             const int16_t *cells = strip->cells + row * strip->row_stride + first;
             __mmask16 escaped;
-            const __m512i index = index_cells(&l, load_cells(&l, cells), &escaped);
+            const __m512i index = index_cells(&l, load_cells(l.columns, cells), &escaped);
             const __m512i costs = _mm512_mask_i32gather_epi32(
                 _mm512_setzero_si512(), l.columns, _mm512_add_epi32(l.cost, _mm512_slli_epi32(index, 1)), classes, 1);
             cost += (uint32_t)_mm512_reduce_add_epi32(_mm512_and_si512(costs, _mm512_set1_epi32(0xffff)));
@@ -456,6 +585,29 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
     return CG_OK;
 }
 
+static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
+                                      uint32_t states[CG_RANS_LANES], word_reader *words)
+{
+    bool bad = false;
+    for (size_t row = 0; row < n_rows; row++) {
+        const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
+        int16_t *cells = strip->cells + row * strip->row_stride;
+        for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
+            const uint32_t packed = classes[strip->lane_class[lane]].refine[refinement_context(coarse[lane])];
+            const uint32_t end0 = packed & 0xffff, end1 = end0 + (packed >> 16);
+            const uint32_t x = states[lane], slot = x & (CG_RANS_SCALE - 1);
+            const uint32_t cum = slot < end0 ? 0 : slot < end1 ? end0 : end1;
+            const uint32_t freq = (slot < end0 ? end0 : slot < end1 ? end1 : CG_RANS_SCALE) - cum;
+            const int away = coarse[lane] >= 0 ? 1 : -1;
+            const int v = CG_RANS_REFINE_STEP * coarse[lane] + (slot < end0 ? 0 : slot < end1 ? away : -away);
+            states[lane] = renormalize(freq * (x >> CG_RANS_SCALE_BITS) + slot - cum, words);
+            bad |= v < INT16_MIN || v > INT16_MAX;
+            cells[lane] = (int16_t)v;
+        }
+    }
+    return bad ? CG_ERR_CORRUPT : CG_OK;
+}
+
 static inline void put_symbol(uint32_t *state, uint8_t **at, uint32_t freq, uint32_t cum)
 {
     if (*state >> (32 - CG_RANS_SCALE_BITS) >= freq) {
@@ -489,6 +641,21 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
     }
 }
 
+static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
+                                 uint32_t states[CG_RANS_LANES], uint8_t **at)
+{
+    for (size_t row = n_rows; row-- > 0;) {
+        const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
+        const int16_t *cells = strip->cells + row * strip->row_stride;
+        for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
+            const refined_cell c = refine_cell(cells[lane], coarse[lane]);
+            const uint32_t packed = classes[strip->lane_class[lane]].refine[c.context];
+            const uint32_t ends[4] = {0, packed & 0xffff, (packed & 0xffff) + (packed >> 16), CG_RANS_SCALE};
+            put_symbol(&states[lane], at, ends[c.index + 1] - ends[c.index], ends[c.index]);
+        }
+    }
+}
+
 static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
 {
     uint64_t cost = 0;
@@ -519,7 +686,9 @@ static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uin
     }
     word_reader words = {src + 4 * CG_RANS_LANES, src + src_bytes, false};
     for (size_t s = stream; s < m->n_strips; s += m->n_streams) {
-        const cg_status status = decode_strip(m->classes, &m->strips[s], m->n_rows, states, &words);
+        const cg_rans_strip *strip = &m->strips[s];
+        const cg_status status = (strip->coarse != NULL ? decode_refined_strip : decode_strip)(m->classes, strip, m->n_rows,
+                                                                                               states, &words);
         if (status != CG_OK)
             return status;
         if (words.ended)
@@ -541,10 +710,29 @@ static uint8_t *encode_stream(const cg_rans_matrix *m, size_t stream, uint8_t *w
     for (unsigned lane = 0; lane < CG_RANS_LANES; lane++)
         states_out[lane] = STATE_LOW;
     for (size_t s = stream + (m->n_strips - 1 - stream) / m->n_streams * m->n_streams;; s -= m->n_streams) {
-        encode_strip(m->classes, &m->strips[s], m->n_rows, states_out, &at);
+        const cg_rans_strip *strip = &m->strips[s];
+        (strip->coarse != NULL ? encode_refined_strip : encode_strip)(m->classes, strip, m->n_rows, states_out, &at);
         if (s == stream)
             return at;
     }
 }
 
-const cg_rans_kernels CG_RANS_KERNELS = {decode_stream, encode_stream, estimate_strip};
+static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+{
+    uint64_t cost = 0;
+    for (size_t row = 0; row < n_rows; row++) {
+        for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
+            const refined_cell c = refine_cell(strip->cells[row * strip->row_stride + lane],
+                                               strip->coarse[row * strip->coarse_stride + lane]);
+            cost += classes[strip->lane_class[lane]].refine_cost[c.context][c.index];
+        }
+    }
+    return cost;
+}
+
+static uint64_t estimate(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+{
+    return (strip->coarse != NULL ? estimate_refined_strip : estimate_strip)(classes, strip, n_rows);
+}
+
+const cg_rans_kernels CG_RANS_KERNELS = {decode_stream, encode_stream, estimate};

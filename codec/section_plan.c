@@ -15,23 +15,54 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
         return CG_ERR_CORRUPT;
     if (profile->token_transform == CG_TOKENS_DCT && header->first_position % CG_DCT != 0)
         return CG_ERR_CORRUPT;
+    if (header->coarsest > header->level && !profile->nests)
+        return CG_ERR_CORRUPT;
     return CG_OK;
+}
+
+uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header)
+{
+    const uint32_t n_tasks = CG_N_PLANES * (profile != NULL ? profile->n_groups : header->geometry.n_layers);
+    const uint32_t n_kinds = profile != NULL && cg_section_plan_n_sinks(profile, header) > 0 ? 2 : 1;
+    return 1 + n_tasks * (n_kinds + header->coarsest - header->level);
+}
+
+cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header, uint32_t section_index)
+{
+    const uint32_t n_kinds = profile != NULL && cg_section_plan_n_sinks(profile, header) > 0 ? 2 : 1;
+    const uint32_t n_tasks = CG_N_PLANES * (profile != NULL ? profile->n_groups : header->geometry.n_layers);
+    if (section_index == 0)
+        return (cg_section){.kind = CG_SECTION_TOKENS};
+    const uint32_t i = section_index - 1;
+    const bool refines = i >= n_tasks * n_kinds;
+    const uint32_t j = refines ? i - n_tasks * n_kinds : i, task = refines ? j % n_tasks : j / n_kinds;
+    return (cg_section){.kind = profile == NULL      ? CG_SECTION_LOSSLESS
+                                : refines            ? cg_section_to_level(header->coarsest - 1u - j / n_tasks)
+                                : j % n_kinds == 1 ? CG_SECTION_SINKS
+                                                     : CG_SECTION_SYMBOLS,
+                        .plane = task % CG_N_PLANES,
+                        .group = (uint16_t)(task / CG_N_PLANES)};
+}
+
+uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header, uint32_t task_index,
+                               unsigned level)
+{
+    const uint32_t n_tasks = CG_N_PLANES * (profile != NULL ? profile->n_groups : header->geometry.n_layers);
+    const uint32_t n_kinds = profile != NULL && cg_section_plan_n_sinks(profile, header) > 0 ? 2 : 1;
+    return level == header->coarsest ? 1 + task_index * n_kinds
+                                     : 1 + n_tasks * (n_kinds + header->coarsest - 1 - level) + task_index;
 }
 
 cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk, cg_section *sections_out)
 {
     const cg_chunk_header *h = &chunk->header;
-    const uint32_t n_sinks = profile != NULL ? cg_section_plan_n_sinks(profile, h) : 0;
-    const uint32_t n_groups = profile != NULL ? profile->n_groups : h->geometry.n_layers;
-    const uint32_t n_kinds = n_sinks > 0 ? 2 : 1;
-    const uint8_t kinds[2] = {profile != NULL ? CG_SECTION_SYMBOLS : CG_SECTION_LOSSLESS, CG_SECTION_SINKS};
-    if (h->n_sections != 1 + n_groups * CG_N_PLANES * n_kinds)
+    if (h->n_sections != cg_section_plan_n_sections(profile, h))
         return CG_ERR_CORRUPT;
     cg_chunk_sections(chunk, sections_out);
     for (uint32_t i = 1; i < h->n_sections; i++) {
-        const uint32_t task = (i - 1) / n_kinds;
-        if (sections_out[i].kind != kinds[(i - 1) % n_kinds] || sections_out[i].group != task / CG_N_PLANES ||
-            sections_out[i].plane != task % CG_N_PLANES)
+        const cg_section want = cg_section_plan_row(profile, h, i);
+        if (sections_out[i].kind != want.kind || sections_out[i].group != want.group ||
+            sections_out[i].plane != want.plane)
             return CG_ERR_CORRUPT;
     }
     return CG_OK;

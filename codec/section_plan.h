@@ -36,8 +36,15 @@ static inline cg_task_shape cg_section_plan_task(const cg_profile *profile, cons
 }
 
 /* Whether a lossy chunk can be coded with the profile: CG_ERR_FOREIGN_PROFILE (also without a profile),
- * CG_ERR_FOREIGN_MODEL, CG_ERR_CORRUPT (geometry, alignment of the first position). */
+ * CG_ERR_FOREIGN_MODEL, CG_ERR_CORRUPT (geometry, alignment of the first position, nested without tables for it). */
 cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header);
+
+/* The sections of a chunk with the header's levels: how many, and kind, plane and group of one. */
+uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header);
+cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header, uint32_t section_index);
+/* Where the section of a task is at a level that the chunk holds; the sinks are behind the coarsest level's. */
+uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header, uint32_t task_index,
+                               unsigned level);
 
 /* sections_out[header.n_sections], in file order, with offsets. CG_ERR_CORRUPT: not the sections that the chunk's
  * level and profile ask for. */

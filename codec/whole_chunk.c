@@ -106,14 +106,15 @@ cg_status cg_decode_chunk(const cg_profile *profile, const uint8_t *bytes, size_
 }
 
 cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *header, const uint32_t *tokens,
-                          const void *in, size_t in_bytes, cg_level level, unsigned n_threads,
+                          const void *in, size_t in_bytes, cg_level level, cg_level coarsest, unsigned n_threads,
                           uint8_t **bytes_out, size_t *n_bytes_out)
 {
     cg_encoder *encoder;
     *bytes_out = NULL;
-    if ((unsigned)level >= CG_N_LEVELS)
+    if ((unsigned)level >= CG_N_LEVELS || (unsigned)coarsest >= CG_N_LEVELS || coarsest < level)
         return CG_ERR_INVALID_ARGUMENT;
-    cg_status status = cg_encoder_new(profile, header, tokens, (uint8_t)(1u << level), &encoder);
+    const unsigned levels = (2u << coarsest) - (1u << level), nested = coarsest > level ? CG_NESTED : 0;
+    cg_status status = cg_encoder_new(profile, header, tokens, (uint8_t)(levels | nested), &encoder);
     if (status != CG_OK)
         return status;
     /* Tasks of an encoder only read elements. */

@@ -286,8 +286,8 @@ static size_t count_nonzero(const cg_profile *profile, const cg_level_columns *c
 {
     size_t used_bytes, n = 0;
     void *memory = take(cg_lossy_symbols_bytes(columns, n_blocks));
-    const cg_symbols symbols = cg_lossy_lay_symbols(columns, n_blocks, memory);
-    check(cg_rans_decode(profile->classes, symbols.strips, columns->n_strips, n_blocks, section, section_bytes,
+    const cg_symbols symbols = cg_lossy_lay_symbols(columns, NULL, n_blocks, memory);
+    check(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks, section, section_bytes,
                          &used_bytes),
           "symbols");
     for (size_t i = 0; i < columns->n_columns * n_blocks; i++)

@@ -128,7 +128,8 @@ TEST_P(AllocTest, Encoding) {
                 uint8_t *bytes;
                 size_t n_bytes;
                 const cg_status status = cg_encode_chunk(profile.get(), &header, tokens.data(), elements.data(),
-                                                         elements.size(), static_cast<cg_level>(level), n_threads, &bytes, &n_bytes);
+                                                         elements.size(), static_cast<cg_level>(level),
+                                                         static_cast<cg_level>(level), n_threads, &bytes, &n_bytes);
                 EXPECT_EQ(bytes != nullptr, status == CG_OK);
                 if (status == CG_OK) {
                     EXPECT_EQ(Bytes(bytes, bytes + n_bytes), chunks[level]);

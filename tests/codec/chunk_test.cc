@@ -175,7 +175,7 @@ TEST_F(ChunkTest, RefusesHostileHeaders) {
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"magic, line end converted", 4, 1, '\n', CG_ERR_BAD_MAGIC},
         {"version 0", 8, 4, 0, CG_ERR_UNSUPPORTED_VERSION},
-        {"version 2", 8, 4, 2, CG_ERR_UNSUPPORTED_VERSION},
+        {"version 3", 8, 4, 3, CG_ERR_UNSUPPORTED_VERSION},
         {"header_bytes too small", 12, 4, 240, CG_ERR_CORRUPT},
         {"header_bytes too large", 12, 4, 272, CG_ERR_CORRUPT},
         {"header_bytes huge", 12, 4, 0xffffffff, CG_ERR_CORRUPT},

@@ -48,9 +48,9 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
         const cg_level_columns &columns = profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
         const std::unique_ptr<void, MallocFree> memory(
             aligned_alloc(64, cg_lossy_symbols_bytes(&columns, n_blocks) + 64));
-        const cg_symbols symbols = cg_lossy_lay_symbols(&columns, n_blocks, memory.get());
+        const cg_symbols symbols = cg_lossy_lay_symbols(&columns, nullptr, n_blocks, memory.get());
         size_t used;
-        EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, columns.n_strips, n_blocks,
+        EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
                                  bytes.data() + s.offset, s.bytes, &used),
                   CG_OK);
         EXPECT_EQ(used, s.bytes);
@@ -537,6 +537,124 @@ TEST(Codec, TranscodingGoesOnlyFromFinerToCoarserLossyLevels) {
             free(bytes);
         }
     }
+}
+
+Coded code_nested(const ProfileSpec &spec, const cg_profile *profile, uint32_t first_position, uint32_t n_tokens,
+                  cg_level level, cg_level coarsest) {
+    Coded c;
+    c.header = make_header(spec, CG_DTYPE_BF16, first_position, n_tokens);
+    c.tokens = make_tokens(n_tokens, 5);
+    c.elements = make_elements(c.header, 5);
+    c.status = encode(profile, c.header, c.tokens, c.elements, level, &c.chunk, 1, coarsest);
+    return c;
+}
+
+// A nested chunk, cut where a level ends, decodes to what that level alone decodes to; at its finest it is hardly larger.
+TEST(NestedCodec, EveryLevelDecodesAsIfCodedAlone) {
+    for (const bool all_active : {true, false}) {
+        ProfileSpec spec;
+        spec.all_active = all_active;
+        spec.nests = true;
+        const Profile profile = make_profile(spec);
+        ASSERT_TRUE(cg_profile_nests(profile.get()));
+        for (const auto &[finest, coarsest] : {std::pair{CG_L1, CG_L3}, {CG_L2, CG_L3}, {CG_L1, CG_L2}}) {
+            for (const uint32_t first_position : {0u, 256u}) {
+                for (const uint32_t n_tokens : {1, 5, 133}) {
+                    const Coded c = code_nested(spec, profile.get(), first_position, n_tokens, finest, coarsest);
+                    ASSERT_EQ(c.status, CG_OK);
+                    ASSERT_EQ(cg_chunk_verify(c.chunk.data(), c.chunk.size()), CG_OK);
+                    cg_chunk chunk;
+                    ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
+                    for (int level = finest; level <= coarsest; level++) {
+                        SCOPED_TRACE(testing::Message() << "L" << level << " of L" << finest << " to L" << coarsest
+                                                        << " n_tokens=" << n_tokens << " at " << first_position);
+                        const Bytes cut(c.chunk.begin(), c.chunk.begin() + static_cast<long>(chunk.header.level_bytes[level]));
+                        const Coded alone = code(spec, profile.get(), CG_DTYPE_BF16, first_position, n_tokens,
+                                                 static_cast<cg_level>(level), 5);
+                        Bytes got, want;
+                        ASSERT_EQ(decode(profile.get(), alone.chunk, &want), CG_OK);
+                        ASSERT_EQ(decode(profile.get(), cut, &got), CG_OK);
+                        ASSERT_EQ(got, want);
+                        if (level == finest)
+                            continue;
+                        uint8_t *bytes;
+                        size_t n_bytes;
+                        ASSERT_EQ(cg_transcode(profile.get(), c.chunk.data(), c.chunk.size(), static_cast<cg_level>(level),
+                                               &bytes, &n_bytes), CG_OK);
+                        const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
+                        EXPECT_EQ(Bytes(bytes, bytes + n_bytes), cut);
+                    }
+                    if (coarsest == CG_L3)
+                        continue;
+                    uint8_t *bytes; // coarser than what it holds
+                    size_t n_bytes;
+                    ASSERT_EQ(cg_transcode(profile.get(), c.chunk.data(), c.chunk.size(), CG_L3, &bytes, &n_bytes), CG_OK);
+                    const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
+                    Bytes got, want;
+                    ASSERT_EQ(decode(profile.get(), Bytes(bytes, bytes + n_bytes), &got), CG_OK);
+                    ASSERT_EQ(decode(profile.get(), code(spec, profile.get(), CG_DTYPE_BF16, first_position, n_tokens,
+                                                         CG_L3, 5).chunk, &want), CG_OK);
+                    EXPECT_EQ(got, want);
+                }
+            }
+        }
+    }
+}
+
+TEST(NestedCodec, RefusesDamageOfEverySectionThatALevelNeeds) {
+    ProfileSpec spec;
+    spec.nests = true;
+    spec.group_layers = {4};
+    const Profile profile = make_profile(spec);
+    const Coded c = code_nested(spec, profile.get(), 0, 9, CG_L1, CG_L3);
+    cg_chunk chunk;
+    ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
+    Random random(1);
+    Bytes decoded;
+    for (uint32_t i = 1; i < chunk.header.n_sections; i++) {
+        const cg_section s = cg_chunk_section(&chunk, i);
+        Bytes damaged = c.chunk;
+        damaged[s.offset + random.below(s.bytes)] ^= 1 << random.below(8);
+        for (int level = CG_L1; level <= CG_L3; level++) {
+            const uint64_t n = chunk.header.level_bytes[level];
+            const Bytes cut(damaged.begin(), damaged.begin() + static_cast<long>(n));
+            EXPECT_EQ(decode(profile.get(), cut, &decoded), s.offset < n ? CG_ERR_CORRUPT : CG_OK) << level << " " << i;
+        }
+    }
+    // With checksums put right, anything but a read outside may happen.
+    for (int i = 0; i < 1000; i++) {
+        Bytes damaged = c.chunk;
+        const size_t at = chunk.header.header_bytes + 18;
+        for (uint32_t n = 1 + random.below(4); n > 0; n--)
+            damaged[at + random.below(static_cast<uint32_t>(damaged.size() - at))] = static_cast<uint8_t>(random.below(256));
+        seal_chunk(&damaged);
+        (void)decode(profile.get(), damaged, &decoded);
+    }
+}
+
+TEST(NestedCodec, NeedsNeighbouringLevelsAndAProfileThatNests) {
+    ProfileSpec spec;
+    const Profile plain = make_profile(spec);
+    EXPECT_FALSE(cg_profile_nests(plain.get()));
+    EXPECT_EQ(code_nested(spec, plain.get(), 0, 9, CG_L1, CG_L3).status, CG_ERR_INVALID_ARGUMENT);
+    spec.nests = true;
+    const Profile profile = make_profile(spec);
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 9);
+    const auto tokens = make_tokens(9, 1);
+    for (unsigned mask = 0; mask < 1 << CG_N_LEVELS; mask++) {
+        const bool neighbours = mask >> 1 == 1 || mask >> 1 == 2 || mask >> 1 == 3 || mask >> 1 == 4 || mask >> 1 == 6 ||
+                                mask >> 1 == 7;
+        cg_encoder *encoder = nullptr;
+        EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), static_cast<uint8_t>(mask | CG_NESTED), &encoder),
+                  neighbours ? CG_OK : CG_ERR_INVALID_ARGUMENT) << mask;
+        cg_encoder_free(encoder);
+    }
+    // A nested chunk under a profile that says nothing of nesting, its fingerprint put right.
+    Coded c = code_nested(spec, profile.get(), 0, 9, CG_L1, CG_L3);
+    memcpy(c.chunk.data() + 72, cg_profile_fingerprint(plain.get())->bytes, 16);
+    seal_chunk(&c.chunk);
+    Bytes decoded;
+    EXPECT_EQ(decode(plain.get(), c.chunk, &decoded), CG_ERR_CORRUPT);
 }
 
 TEST(Codec, TasksRunOnAnyThreads) {

@@ -130,7 +130,7 @@ TEST(Lossless, RefusesAnExponentThatFp16DoesNotHave) {
     for (const int exponent : {31, 32, 255}) {
         int16_t cell = static_cast<int16_t>(exponent << 3);
         const uint8_t column_class = 0;
-        const cg_rans_strip strip = {&cell, 1, &column_class, 1};
+        const cg_rans_strip strip = {&cell, 1, &column_class, 1, nullptr, 0};
         Bytes coded = {1, 0, 1, 2, 0xff, 0x3f, 1, 0}, matrix(1000), scratch(1000);
         matrix.resize(cg_rans_encode(classes.data(), &strip, 1, 1, 1, matrix.data(), matrix.size(), scratch.data()));
         coded.insert(coded.end(), matrix.begin(), matrix.end());

@@ -35,14 +35,14 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
         if (s.kind == CG_SECTION_SYMBOLS) {
             const cg_level_columns &columns = profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
             const std::unique_ptr<void, MallocFree> memory(aligned_alloc(64, cg_lossy_symbols_bytes(&columns, n_blocks)));
-            const cg_symbols symbols = cg_lossy_lay_symbols(&columns, n_blocks, memory.get());
+            const cg_symbols symbols = cg_lossy_lay_symbols(&columns, nullptr, n_blocks, memory.get());
             size_t used;
-            require(cg_rans_decode(profile->classes, symbols.strips, columns.n_strips, n_blocks, section.data(),
+            require(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks, section.data(),
                                    section.size(), &used) == CG_OK,
                     "with_streams");
-            section.resize(cg_rans_bound_bytes(symbols.strips, columns.n_strips, n_blocks, n_streams));
+            section.resize(cg_rans_bound_bytes(symbols.strips, symbols.n_strips, n_blocks, n_streams));
             Bytes words(section.size());
-            section.resize(cg_rans_encode(profile->classes, symbols.strips, columns.n_strips, n_blocks, n_streams,
+            section.resize(cg_rans_encode(profile->classes, symbols.strips, symbols.n_strips, n_blocks, n_streams,
                                           section.data(), section.size(), words.data()));
             require(!section.empty(), "with_streams");
         }

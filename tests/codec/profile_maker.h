@@ -66,6 +66,7 @@ struct ProfileSpec {
     bool all_active = true; // else fewer components, fewest at L3 and high frequencies
     double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
     bool packed = false;     // narrow components of 2 to 12 bits
+    bool nests = false;      // has tables for nested chunks
     uint64_t seed = 1;
     size_t excess_active = 0; // columns beyond the components: a lie
     std::vector<double> theta = {10000.0}; // of each rope table
@@ -187,7 +188,9 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
     put(&out, spec.n_sinks, 2);
     put(&out, spec.group_layers.size(), 2);
     put(&out, classes.size(), 2);
-    put(&out, by_layer ? spec.theta.size() : 0, 4);
+    put(&out, by_layer ? spec.theta.size() : 0, 1);
+    put(&out, spec.nests, 1);
+    put(&out, 0, 2);
 
     for (const double theta : spec.theta) {
         for (unsigned i = 0; i < spec.rotary_dim / 2u; i++)
@@ -211,6 +214,11 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
         put(&out, c.freq.size(), 1);
         for (const uint16_t f : c.freq)
             put(&out, f, 2);
+    }
+    for (size_t i = 0; spec.nests && i < 3 * classes.size(); i++) { // by class and context
+        const uint32_t same = 5000 + random.below(5000);
+        put(&out, same, 2);
+        put(&out, 1000 + random.below(((1 << 14) - same) / 2), 2);
     }
     if (spec.paper) { // the classes of every channel's anchors, and of its deltas at each level
         for (size_t i = 0; i < 4 * n_table; i++)
@@ -353,11 +361,12 @@ struct MallocFree {
 };
 
 inline cg_status encode(const cg_profile *profile, const cg_chunk_header &header, const std::vector<uint32_t> &tokens,
-                        const Bytes &elements, cg_level level, Bytes *chunk_out, unsigned n_threads = 1) {
+                        const Bytes &elements, cg_level level, Bytes *chunk_out, unsigned n_threads = 1,
+                        cg_level coarsest = CG_L0) {
     uint8_t *bytes = nullptr;
     size_t n_bytes = 0;
     const cg_status status = cg_encode_chunk(profile, &header, tokens.data(), elements.data(), elements.size(), level,
-                                             n_threads, &bytes, &n_bytes);
+                                             std::max(level, coarsest), n_threads, &bytes, &n_bytes);
     const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
     chunk_out->clear();
     if (status == CG_OK)

@@ -3,6 +3,7 @@
 #include "codec/kernels.h"
 #include "profile_maker.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
 
 namespace {
@@ -13,7 +14,7 @@ using cg_test::Random;
 // A matrix whose columns stand next to each other, cut into strips of given widths.
 struct Matrix {
     size_t n_rows = 0, n_columns = 0;
-    std::vector<int16_t> cells;
+    std::vector<int16_t> cells, coarse;
     std::vector<uint8_t> column_class;
     std::vector<cg_rans_strip> strips;
 
@@ -25,16 +26,46 @@ struct Matrix {
             column_class.push_back(static_cast<uint8_t>(random->below(static_cast<uint32_t>(n_classes))));
         size_t at = 0;
         for (const uint32_t w : widths) {
-            strips.push_back({cells.data() + at, n_columns, column_class.data() + at, w});
+            strips.push_back({cells.data() + at, n_columns, column_class.data() + at, w, nullptr, 0});
             at += w;
         }
     }
     Matrix(const Matrix &) = delete;
 
+    // Makes every second strip or so one that refines coarse cells.
+    void refine_some(Random *random) {
+        coarse.resize(cells.size());
+        size_t at = 0;
+        for (cg_rans_strip &strip : strips) {
+            if (random->below(2)) {
+                strip.coarse = coarse.data() + at;
+                strip.coarse_stride = n_columns;
+                const double spread = random->below(4) ? 1 : 3000;
+                for (size_t row = 0; row < n_rows; row++) {
+                    for (uint32_t lane = 0; lane < strip.n_lanes; lane++) {
+                        const size_t i = at + row * n_columns + lane;
+                        coarse[i] = static_cast<int16_t>(std::clamp(std::lrint(spread * random->normal()), -10922L, 10922L));
+                        cells[i] = static_cast<int16_t>(3 * coarse[i] + static_cast<int>(random->below(3)) - 1);
+                    }
+                }
+            }
+            at += strip.n_lanes;
+        }
+    }
+
     cg_rans_matrix of(const std::vector<cg_rans_class> &classes, size_t n_streams) const {
         return {classes.data(), strips.data(), strips.size(), n_rows, n_streams};
     }
 };
+
+void draw_refinement(cg_rans_class *cls, Random *random) {
+    uint16_t freq[CG_RANS_REFINE_CONTEXTS][2];
+    for (auto &of_context : freq) {
+        of_context[0] = static_cast<uint16_t>(1 + random->below(CG_RANS_SCALE - 2));
+        of_context[1] = static_cast<uint16_t>(1 + random->below(CG_RANS_SCALE - 1u - of_context[0]));
+    }
+    EXPECT_EQ(cg_rans_class_init_refinement(cls, freq), CG_OK);
+}
 
 std::vector<cg_rans_class> signed_classes() {
     std::vector<cg_rans_class> classes;
@@ -43,6 +74,8 @@ std::vector<cg_rans_class> signed_classes() {
         EXPECT_EQ(cg_rans_class_init_signed(&cls, spec.shift, static_cast<unsigned>(spec.freq.size()),
                                             spec.freq.data()),
                   CG_OK);
+        Random random(classes.size());
+        draw_refinement(&cls, &random);
         classes.push_back(cls);
     }
     return classes;
@@ -92,6 +125,7 @@ TEST(Rans, DecodesWhatWasEncoded) {
                 Matrix m(n_rows, shapes[shape], classes.size(), &random);
                 for (int16_t &cell : m.cells)
                     cell = draw(&random);
+                m.refine_some(&random);
                 const auto cells = m.cells;
                 Bytes coded = encode(classes, m, n_streams);
                 const size_t n_coded = coded.size();
@@ -253,6 +287,7 @@ protected:
                           ? cg_rans_class_init_signed(&cls, shift, n_symbols, freq.data())
                           : cg_rans_class_init_exponents(&cls, shift % 8, top, n_symbols, freq.data()),
                       CG_OK);
+            draw_refinement(&cls, random);
         }
         return classes;
     }
@@ -269,6 +304,7 @@ protected:
             else
                 m->cells[i] = calm ? static_cast<int16_t>(std::clamp(noise, -32768, 32767)) : draw(random);
         }
+        m->refine_some(random);
     }
 
     const cg_rans_kernels *rans = nullptr, *baseline = cg_kernels_baseline.rans;
@@ -398,6 +434,34 @@ TEST(Rans, RefusesImpossibleClasses) {
     EXPECT_EQ(cg_rans_class_init_exponents(&cls, 0, 7, 10, freq.data()), CG_ERR_CORRUPT);
     EXPECT_EQ(cg_rans_class_init_exponents(&cls, 0, 255, 10, freq.data()), CG_OK);
     EXPECT_EQ(cg_rans_class_init_exponents(&cls, 0, 256, 10, freq.data()), CG_ERR_CORRUPT);
+}
+
+TEST(Rans, RefusesImpossibleRefinements) {
+    cg_rans_class cls = signed_classes()[0];
+    const uint16_t good[3][2] = {{1, 1}, {16382, 1}, {1, 16382}};
+    EXPECT_EQ(cg_rans_class_init_refinement(&cls, good), CG_OK);
+    const uint16_t values[][2] = {{0, 1}, {1, 0}, {16383, 1}, {8192, 8192}, {65535, 65535}};
+    for (const auto &value : values) {
+        uint16_t bad[3][2] = {{1, 1}, {1, 1}, {1, 1}};
+        bad[2][0] = value[0];
+        bad[2][1] = value[1];
+        EXPECT_EQ(cg_rans_class_init_refinement(&cls, bad), CG_ERR_CORRUPT) << value[0] << " " << value[1];
+    }
+}
+
+TEST(Rans, RefusesRefinedSymbolsPastSixteenBits) {
+    const auto classes = signed_classes();
+    Random random(1);
+    Matrix m(4, {32}, classes.size(), &random);
+    m.coarse.assign(m.cells.size(), 10922);
+    m.strips[0].coarse = m.coarse.data();
+    m.strips[0].coarse_stride = m.n_columns;
+    for (int16_t &cell : m.cells) cell = 32767;
+    const Bytes coded = encode(classes, m, 1);
+    size_t used;
+    EXPECT_EQ(decode(classes, &m, coded, &used), CG_OK);
+    for (int16_t &cell : m.coarse) cell = 10923; // the same words mean 32,770
+    EXPECT_EQ(decode(classes, &m, coded, &used), CG_ERR_CORRUPT);
 }
 
 TEST(Rans, RefusesSymbolsPastSixteenBits) {

@@ -28,7 +28,8 @@ static void use(const cg_profile *profile)
     for (int level = CG_L1; elements != NULL && decoded != NULL && level < CG_N_LEVELS; level++) {
         uint8_t *chunk, *coarse = NULL;
         size_t n_chunk, n_coarse;
-        const cg_status status = cg_encode_chunk(profile, &header, tokens, elements, n_bytes, (cg_level)level, 1, &chunk, &n_chunk);
+        const cg_status status = cg_encode_chunk(profile, &header, tokens, elements, n_bytes, (cg_level)level,
+                                                 (cg_level)level, 1, &chunk, &n_chunk);
         if (status != CG_OK)
             continue;
         if (cg_decode_chunk(profile, chunk, n_chunk, 1, decoded, n_bytes) != CG_OK)
