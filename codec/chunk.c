@@ -283,7 +283,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         cg_store_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
         payload += sections[i].bytes;
         const unsigned level = section_level(h, &sections[i]);
-        if (level > h->level) /* where it ends, if no more of it follows */
+        if (level > h->level && level <= h->coarsest) /* where it ends, if no more of it follows */
             cg_store_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8, (uint64_t)(payload - bytes));
     }
     cg_store_le(bytes + HASH_OFFSET, 8, header_hash(bytes, header_bytes));

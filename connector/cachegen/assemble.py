@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .profile_file import BLOCK_TOKENS, MAX_NARROW_BITS, N_LEVELS, Basis, Profile, n_fine, to_bf16_bits
-from .tables import cluster
+from .tables import cluster, refinement
 
 N_SINKS = 4
 LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
@@ -145,7 +145,7 @@ def plan_columns(transform, histograms, mean_square, budget_bytes):
 def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
     """The Profile of a plan."""
     n_groups = len(transform.groups)
-    rows, shifts = [], []
+    rows, shifts, refines = [], [], []
     for level in range(N_LEVELS):
         for g in range(n_groups):
             for p in range(2):
@@ -154,7 +154,13 @@ def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
                 for f, n in enumerate(plan.active[level, g, p]):
                     rows.append(counts[f, :n])
                     shifts.append(shift[f, :n])
-    classes, of = cluster(np.concatenate(rows), np.concatenate(shifts), n_classes)
+                    refines.append(np.arange(n) < (plan.active[level + 1, g, p][f] if level + 1 < N_LEVELS else 0))
+    every = np.concatenate(rows)
+    classes, of = cluster(every, np.concatenate(shifts), n_classes)
+    steps, refine = np.array(steps, np.float32), None
+    if np.allclose(steps[1:] / steps[:-1], 3, rtol=0, atol=1e-6):
+        at = np.flatnonzero(np.concatenate(refines))
+        refine = refinement(every[at], of[at], classes)
     columns = iter(np.split(of.astype(np.uint8), np.cumsum([len(r) for r in rows])[:-1]))
     class_of = [
         [[[next(columns) for _ in range(BLOCK_TOKENS)] for _ in range(2)] for _ in range(n_groups)]
@@ -171,6 +177,6 @@ def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
     ]
     return Profile(
         bytes.fromhex(fingerprint), model.n_layers, model.n_kv_heads, model.head_dim, model.dtype_name,
-        model.rope.inv_freq.numpy(), N_SINKS, transform.groups, np.array(steps, np.float32),
-        transform.mean.cpu().numpy(), transform.weight.cpu().numpy(), classes, basis, class_of,
+        model.rope.inv_freq.numpy(), N_SINKS, transform.groups, steps,
+        transform.mean.cpu().numpy(), transform.weight.cpu().numpy(), classes, basis, class_of, refine=refine,
     )  # fmt: skip

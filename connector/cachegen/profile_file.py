@@ -116,6 +116,7 @@ class Profile:
     preset: str = "klt"
     anchor_step: np.ndarray = None  # f32 [n_layers][2][C]; with the next one: paper only
     anchor_class: list = None  # [group][plane] u8 [N]
+    refine: np.ndarray = None  # u16 [n_classes][3][2]: a level given the next coarser one; None: levels don't nest
     fingerprint: bytes = field(default=b"", compare=False)
 
     def n_active(self, level, group, plane):
@@ -133,17 +134,19 @@ class Profile:
         body += [np.asarray(a, "<f4") for a in (self.step, *channels)]
         for c in self.classes:
             body += [np.array([c.shift, len(c.freq)], "u1"), np.asarray(c.freq, "<u2")]
+        body += [] if self.refine is None else [np.asarray(self.refine, "<u2")]
         body += self._klt_body() if self.anchor_step is None else self._paper_body()
         payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
         n_bytes = HEADER_BYTES + len(payload) + 8
         rotary_dim = 2 * self.inv_freq.shape[-1]
         rope = 0 if rotary_dim == 0 else 1 if n_ropes == 1 else 2
         head = struct.pack(
-            "<8sIIQ16sHHHBB16sBBBBHHHHI",
+            "<8sIIQ16sHHHBB16sBBBBHHHHBBH",
             MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
             self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
             self.preset.encode(), *self._transforms(), rope, self.anchor_step is None,
             rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), n_ropes if rope == 2 else 0,
+            self.refine is not None, 0,
         )  # fmt: skip
         assert len(head) == HEADER_BYTES
         data = head + payload
@@ -201,13 +204,13 @@ def read_profile(data):
     _require(data[:8] == MAGIC, "not a profile")
     _require(len(data) >= HEADER_BYTES + 8, "ends early")
     (_, version, reserved, n_bytes, model, n_layers, n_kv_heads, head_dim, dtype, n_planes, preset,
-     channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, n_ropes) = struct.unpack(
-        "<8sIIQ16sHHHBB16sBBBBHHHHI", data[:HEADER_BYTES])  # fmt: skip
+     channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, n_ropes, nests, more) = struct.unpack(
+        "<8sIIQ16sHHHBB16sBBBBHHHHBBH", data[:HEADER_BYTES])  # fmt: skip
     _require(version == VERSION, f"version {version} is not supported")
     _require(n_bytes == len(data), "its size is not the file's")
     _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
     has_anchors = (channel, token) == ANCHORS
-    _require(not (reserved or n_ropes >> 8), "reserved bytes are set")
+    _require(not (reserved or more) and nests <= (not has_anchors), "reserved bytes are set")
     _require(is_packed <= (not has_anchors), "reserved bytes are set")
     _require(n_planes == 2 and (has_anchors or (channel, token) == KLT_DCT), "unknown transform")
     _require(rope in (0, 1, 2) and not (has_anchors and rope), "unknown rope")
@@ -238,6 +241,8 @@ def read_profile(data):
         _require(shift <= MAX_SHIFT and 2 <= n_symbols <= MAX_SYMBOLS and n_symbols % 2 == 0, "a class")
         _require(freq.min() >= 1 and int(freq.astype(int).sum()) == SCALE, "frequencies of a class")
         classes.append(SymbolClass(int(shift), freq))
+    refine = cursor.take("<u2", n_classes, 3, 2) if nests else None
+    _require(not nests or (refine.min() >= 1 and refine.astype(int).sum(2).max() < SCALE), "frequencies of a refinement")
     anchor_class = None
     if has_anchors:
         basis, (anchor_class, *class_of) = None, [
@@ -251,7 +256,7 @@ def read_profile(data):
     _require(cursor.at == len(cursor.data), "bytes are left over")
     return Profile(
         model, n_layers, n_kv_heads, head_dim, names[dtype], inv_freq, n_sinks, group_layers, step, mean, weight,
-        classes, basis, class_of, preset.rstrip(b"\0").decode(), anchor_step, anchor_class, xxh3_128(data),
+        classes, basis, class_of, preset.rstrip(b"\0").decode(), anchor_step, anchor_class, refine, xxh3_128(data),
     )  # fmt: skip
 
 

@@ -129,6 +129,28 @@ def _cheapest(rows, costs):
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
+def refinement(rows, of, classes):
+    """u16 [n_classes][3][2]: how each class's symbols refine those of a step three times as large (FORMAT.md, "A level given
+    the next coarser one"). rows f32 [column][N_BINS] and of, each column's class: of the columns that refine others."""
+    pooled = np.zeros((len(classes), N_BINS))
+    np.add.at(pooled, of, rows)
+    m = np.arange(N_EXACT)
+    coarse = (m + 1) // 3
+    index = np.choose(m - 3 * coarse + 1, [2, 0, 1])
+    counts = np.ones((len(classes), 3, 3))  # by class, context and index
+    for row, c, count in zip(pooled, classes, counts):
+        if c.shift > 0:  # wide, and raw bits are even
+            count[2] += row.sum() / 3
+            continue
+        np.add.at(count, (np.minimum(coarse, 2), index), row[:N_EXACT])
+        count[2] += row[N_EXACT:].sum() / 3
+    counts[:, 0, 1:] = counts[:, 0, 1:].mean(1, keepdims=True)  # +1 and -1 alike
+    freq = np.clip(np.rint(counts / counts.sum(2, keepdims=True) * SCALE), 1, SCALE - 2).astype(np.int64)
+    largest = freq.argmax(2)[..., None]
+    np.put_along_axis(freq, largest, np.take_along_axis(freq, largest, 2) - (freq.sum(2) - SCALE)[..., None], 2)
+    return freq[..., :2].astype(np.uint16)
+
+
 def cluster(rows, shift, n_classes=192, n_rounds=12):
     """(classes, class of each column): rows f32 [column][N_BINS], shift [column].
 

@@ -18,6 +18,7 @@
 #include "codec/cursor.h"
 #include "codec/kernels.h"
 #include "codec/lossy.h"
+#include "codec/section_plan.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -131,8 +132,10 @@ static cg_decoder *new_decoder(const chunk_file *file, const cg_profile *profile
 static cg_encoder *new_encoder(const chunk_file *file, const cg_profile *profile)
 {
     cg_encoder *encoder;
-    check(cg_encoder_new(file->header.level == CG_L0 ? NULL : profile, &file->header, file->tokens,
-                         (uint8_t)(1u << file->header.level), &encoder),
+    const cg_chunk_header *h = &file->header;
+    const unsigned levels = (2u << h->coarsest) - (1u << h->level);
+    check(cg_encoder_new(h->level == CG_L0 ? NULL : profile, h, file->tokens,
+                         (uint8_t)(levels | (h->coarsest > h->level ? CG_NESTED : 0)), &encoder),
           file->path);
     return encoder;
 }
@@ -280,20 +283,32 @@ static double peak_gmac_s(const cg_kernels *kernels)
     return 1e-9 * best;
 }
 
-/* Symbols of one section that are not zero. */
-static size_t count_nonzero(const cg_profile *profile, const cg_level_columns *columns, size_t n_blocks,
-                            const uint8_t *section, size_t section_bytes)
+/* Of one task: the symbols that are decoded, at all levels that the chunk holds, and those of its own level that are not
+ * zero. */
+static void count_symbols(const cg_profile *profile, const cg_chunk *chunk, const cg_section *sections, uint32_t task,
+                          double *coded, double *nonzero)
 {
-    size_t used_bytes, n = 0;
-    void *memory = take(cg_lossy_symbols_bytes(columns, n_blocks));
-    const cg_symbols symbols = cg_lossy_lay_symbols(columns, NULL, n_blocks, memory);
-    check(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks, section, section_bytes,
-                         &used_bytes),
-          "symbols");
-    for (size_t i = 0; i < columns->n_columns * n_blocks; i++)
-        n += symbols.cells[0][i] != 0;
-    free(memory);
-    return n;
+    const cg_chunk_header *h = &chunk->header;
+    const cg_group *group = &profile->groups[task / CG_N_PLANES];
+    const size_t n_blocks = cg_lossy_n_blocks(h->n_tokens);
+    cg_symbols symbols = {0}, coarse;
+    void *memory[CG_N_LEVELS] = {0};
+    for (unsigned level = h->coarsest; level >= h->level; level--) {
+        const cg_level_columns *columns = &group->columns[level - 1][task % CG_N_PLANES];
+        const cg_section *section = &sections[cg_section_plan_index(profile, h, task, level)];
+        size_t used_bytes;
+        memory[level] = take(cg_lossy_symbols_bytes(columns, n_blocks));
+        coarse = symbols;
+        symbols = cg_lossy_lay_symbols(columns, level < h->coarsest ? &coarse : NULL, n_blocks, memory[level]);
+        check(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
+                             chunk->bytes + section->offset, section->bytes, &used_bytes),
+              "symbols");
+        *coded += (double)columns->n_columns * (double)n_blocks;
+    }
+    for (size_t i = 0; i < symbols.columns->n_columns * n_blocks; i++)
+        *nonzero += symbols.cells[0][i] != 0;
+    for (unsigned level = 0; level < CG_N_LEVELS; level++)
+        free(memory[level]);
 }
 
 static void print_roofline(const chunk_file *file, const cg_profile *profile)
@@ -303,20 +318,18 @@ static void print_roofline(const chunk_file *file, const cg_profile *profile)
     cg_section *sections = take(chunk.header.n_sections * sizeof *sections);
     cg_chunk_sections(&chunk, sections);
     const size_t n_blocks = cg_lossy_n_blocks(chunk.header.n_tokens);
-    double symbols = 0, products = 0, nonzero = 0;
-    for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
-        if (sections[i].kind != CG_SECTION_SYMBOLS)
-            continue;
-        const cg_group *group = &profile->groups[sections[i].group];
-        const cg_level_columns *columns = &group->columns[chunk.header.level - 1][sections[i].plane];
-        symbols += (double)columns->n_columns * (double)n_blocks;
-        products += (double)columns->n_columns * (double)n_blocks * group->n_channels;
-        nonzero += (double)count_nonzero(profile, columns, n_blocks, file->bytes + sections[i].offset,
-                                         sections[i].bytes) * group->n_channels;
+    double symbols = 0, products = 0, nonzero_products = 0;
+    for (uint32_t task = 0; task < CG_N_PLANES * profile->n_groups; task++) {
+        const cg_group *group = &profile->groups[task / CG_N_PLANES];
+        double nonzero = 0;
+        count_symbols(profile, &chunk, sections, task, &symbols, &nonzero);
+        products += (double)group->columns[chunk.header.level - 1][task % CG_N_PLANES].n_columns * (double)n_blocks *
+                    group->n_channels;
+        nonzero_products += nonzero * group->n_channels;
     }
     const double n = (double)cg_geometry_elements(&chunk.header.geometry, chunk.header.n_tokens);
-    printf(", \"symbols\": %.3f, \"multiply_adds\": %.1f, \"nonzero_multiply_adds\": %.1f", symbols / n, products / n,
-           nonzero / n);
+    printf(", \"coarsest\": %u, \"symbols\": %.3f, \"multiply_adds\": %.1f, \"nonzero_multiply_adds\": %.1f",
+           chunk.header.coarsest, symbols / n, products / n, nonzero_products / n);
     free(sections);
 }
 

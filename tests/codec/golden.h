@@ -11,6 +11,7 @@ struct GoldenChunk {
     int level;
     int chunk; // 0: 24 tokens at position 0, with sinks; 1: the 13 that follow, a tail
     size_t n_streams = 1;
+    int finest = 0; // above 0: nested from there to L3, and cut where level ends
 };
 
 inline const std::vector<GoldenChunk> klt_chunks = {
@@ -55,6 +56,26 @@ inline ProfileSpec packed_spec() {
     return spec;
 }
 
+inline const std::vector<GoldenChunk> nested_chunks = {
+    {"bf16-0-L1", CG_DTYPE_BF16, 1, 0, 1, 1}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0, 1, 1},
+    {"bf16-0-L3", CG_DTYPE_BF16, 3, 0, 1, 1}, {"bf16-1-L1", CG_DTYPE_BF16, 1, 1, 1, 1},
+    {"bf16-1-L2", CG_DTYPE_BF16, 2, 1, 1, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1, 1, 1},
+    {"fp32-1-L2", CG_DTYPE_FP32, 2, 1, 1, 2},
+};
+
+// Levels given the next coarser one; and two tables of rotation, which layers use in turn.
+inline ProfileSpec nested_spec() {
+    ProfileSpec spec = golden_spec(false);
+    spec.nests = true;
+    spec.packed = true;
+    spec.n_kv_heads = 1;
+    spec.head_dim = 40; // more than a strip of columns
+    spec.rotary_dim = 40;
+    spec.theta = {10000.0, 500.0};
+    spec.layer_rope = {0, 1, 0};
+    return spec;
+}
+
 struct GoldenSet {
     const char *directory;
     ProfileSpec spec;
@@ -66,6 +87,7 @@ inline const GoldenSet golden_sets[] = {
     {"v1", golden_spec(false), klt_chunks, "f26e208904773a2dcc5e063a8f84d734"},
     {"v1-paper", golden_spec(true), paper_chunks, "7bc0ea4292054883eba592ed74ae55a9"},
     {"v1-packed", packed_spec(), packed_chunks, "fb55b41cdccd9486739dda60443444c9"},
+    {"v2-nested", nested_spec(), nested_chunks, "7fc1c2a12aa28c0d29162e3fd4ae3d89"},
 };
 
 // The key of chunk 0, which is chunk 1's parent, needs chunk 0's tokens.

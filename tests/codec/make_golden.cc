@@ -70,8 +70,13 @@ int main(int argc, char **argv) {
         if (golden.level == 0 && golden.chunk == 0) // every exponent and sign, NaNs and infinities too
             for (size_t i = 0; i < elements.size(); i += 7)
                 elements[i] = static_cast<uint8_t>(i * 37);
-        require(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(golden.level), &chunk) == CG_OK,
+        const int finest = golden.finest > 0 ? golden.finest : golden.level;
+        require(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(finest), &chunk, 1,
+                       golden.finest > 0 ? CG_L3 : CG_L0) == CG_OK,
                 golden.name);
+        cg_chunk_header made;
+        require(cg_chunk_header_parse(chunk.data(), chunk.size(), &made) == CG_OK, golden.name);
+        chunk.resize(made.level_bytes[golden.level]);
         if (golden.n_streams > 1)
             chunk = with_streams(profile.get(), chunk, golden.n_streams);
         require(decode(profile.get(), chunk, &decoded) == CG_OK, golden.name);

@@ -67,6 +67,7 @@ struct ProfileSpec {
     double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
     bool packed = false;     // narrow components of 2 to 12 bits
     bool nests = false;      // has tables for nested chunks
+    bool rising_active = false; // L1 has fewer components than coarser levels
     uint64_t seed = 1;
     size_t excess_active = 0; // columns beyond the components: a lie
     std::vector<double> theta = {10000.0}; // of each rope table
@@ -239,7 +240,7 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
     }
     for (unsigned level = 1; level <= 3; level++) {
         for (const size_t n : n_components) {
-            std::vector<size_t> n_active(8, n);
+            std::vector<size_t> n_active(8, spec.rising_active && level == 1 ? n - 1 : n);
             for (unsigned f = 0; f < 8 && !spec.all_active; f++)
                 n_active[f] = f + 2 * level >= 12 ? 0 : n - n * (f + 2 * (level - 1)) / 12; // 0 of some
             for (size_t &active : n_active)

@@ -1,5 +1,7 @@
 #include "codec/profile.h"
 
+#include "codec/profile_data.h"
+
 #include "profile_maker.h"
 
 #include <functional>
@@ -105,6 +107,9 @@ TEST(Profile, RefusesHostileFields) {
         {"reserved at 12", 12, 4, 1, CG_ERR_CORRUPT},
         {"narrow components of a kind that is none", 67, 1, 2, CG_ERR_CORRUPT},
         {"tables without a rope by layer", 76, 4, 1, CG_ERR_CORRUPT},
+        {"nests by something unknown", 77, 1, 2, CG_ERR_CORRUPT},
+        {"reserved at 78", 78, 1, 1, CG_ERR_CORRUPT},
+        {"reserved at 79", 79, 1, 1, CG_ERR_CORRUPT},
         {"no layers", 40, 2, 0, CG_ERR_CORRUPT},
         {"more layers than the groups have", 40, 2, 5, CG_ERR_CORRUPT},
         {"fewer layers than the groups have", 40, 2, 3, CG_ERR_CORRUPT},
@@ -165,6 +170,41 @@ TEST(Profile, RefusesHostileFields) {
     }
     cg_store_le(smaller.data() + 16, 8, ~0ull);
     EXPECT_EQ(open(smaller), CG_ERR_TRUNCATED);
+}
+
+TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas) {
+    ProfileSpec spec; // C = 32, groups of 3 and 1 layers
+    spec.nests = true;
+    const Bytes good = make_profile_bytes(spec);
+    const Profile profile = open_profile(good);
+    EXPECT_TRUE(cg_profile_nests(profile.get()));
+    const size_t steps_at = 80 + 8 * 8 + 4;
+    size_t refine_at = steps_at + 24 + 2 * 4 * 2 * 32 * 4;
+    for (const ClassSpec &c : mixed_classes())
+        refine_at += 2 + 2 * c.freq.size();
+    EXPECT_EQ(profile->classes[0].refine[0], cg_load_le(good.data() + refine_at, 4));
+    const struct { const char *what; size_t offset, bytes; uint64_t value; } cases[] = {
+        {"no zeros", refine_at, 2, 0},          {"nothing away", refine_at + 2, 2, 0},
+        {"nothing back", refine_at + 4, 4, 8192u | 8192u << 16},
+        {"step of L2's V", steps_at + 12, 4, cg_f32_bits(9 / 64.f * 1.001f)},
+        {"step of L3's K", steps_at + 16, 4, cg_f32_bits(9 / 16.f * 0.999f)},
+        {"paper", 64, 2, 0x200},
+    };
+    for (const auto &c : cases) {
+        Bytes hostile = good;
+        cg_store_le(hostile.data() + c.offset, c.bytes, c.value);
+        if (c.offset == 64) hostile[66] = hostile[68] = 0;
+        seal_profile(&hostile);
+        EXPECT_EQ(open(hostile), CG_ERR_CORRUPT) << c.what;
+    }
+    Bytes unsaid = good; // the tables are then taken for columns
+    unsaid[77] = 0;
+    seal_profile(&unsaid);
+    EXPECT_NE(open(unsaid), CG_OK);
+    spec.rising_active = true;
+    EXPECT_EQ(open(make_profile_bytes(spec)), CG_ERR_CORRUPT);
+    spec.nests = false;
+    EXPECT_EQ(open(make_profile_bytes(spec)), CG_OK);
 }
 
 TEST(Profile, RefusesRopeTablesThatAreNotThere) {

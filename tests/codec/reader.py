@@ -62,6 +62,7 @@ class Class:
         require(2 <= len(freq) <= 64 and min(freq) >= 1 and sum(freq) == 1 << 14, "frequencies")
         self.shift, self.freq = shift, freq
         self.cum = np.concatenate(([0], np.cumsum(freq))).tolist()
+        self.refine = None  # by context: a Class of 0, away and back
 
     def find(self, slot):
         for i in range(len(self.freq)):
@@ -132,8 +133,18 @@ def decode_row(stream, classes, top):
     return value
 
 
-def decode_matrix(data, runs, n_rows, top=None):
-    """runs: for each run of columns, the class of each. Returns an array [n_rows][n_columns] a run, bytes used."""
+def refine_row(stream, classes, coarse):
+    value = []
+    for lane, s in enumerate(coarse):
+        i = stream.symbol(lane, classes[lane].refine[min(abs(s), 2)])
+        value.append(3 * s + (0, 1, -1)[i] * (1 if s >= 0 else -1))
+    require(all(-32768 <= v <= 32767 for v in value), "symbol")
+    return value
+
+
+def decode_matrix(data, runs, n_rows, top=None, coarse=()):
+    """runs: for each run of columns, the class of each; coarse[run], where there is one: the symbols that it refines.
+    Returns an array [n_rows][n_columns] a run, bytes used."""
     strips = [(run, first) for run in range(len(runs)) for first in range(0, len(runs[run]), LANES)]
     out = [np.zeros((n_rows, len(run)), np.int32) for run in runs]
     fields = Fields(data)
@@ -148,7 +159,12 @@ def decode_matrix(data, runs, n_rows, top=None):
             classes = runs[run][first : first + LANES]
             tops = None if top is None else top[first : first + LANES]
             for row in range(n_rows):
-                out[run][row, first : first + len(classes)] = decode_row(stream, classes, tops)
+                known = coarse[run] if run < len(coarse) else None
+                if known is None:
+                    values = decode_row(stream, classes, tops)
+                else:
+                    values = refine_row(stream, classes, known[row, first : first + len(classes)].tolist())
+                out[run][row, first : first + len(classes)] = values
         stream.finish()
     return out, fields.at
 
@@ -224,8 +240,9 @@ class Profile:
         self.n_layers, self.n_kv_heads, self.head_dim, _, n_planes = fields.take("HHHBB")
         self.preset = fields.take("16s").rstrip(b"\0")
         channel, token, rope, self.is_packed = fields.take("BBBB")
-        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes = fields.take("HHHHI")
-        require(n_planes == 2 and self.is_packed <= (channel == 1), "profile header")
+        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes, self.nests, reserved = fields.take("HHHHBBH")
+        require(n_planes == 2 and self.is_packed <= (channel == 1) and reserved == 0, "profile header")
+        require(self.nests <= (channel == 1), "nests")
         self.has_anchors = (channel, token) == (0, 2)
         require(self.has_anchors or (channel, token) == (1, 1), "transforms")
         require(rope in ((0,) if self.has_anchors else (0, 1, 2)) and (rope > 0) == (self.rotary_dim > 0), "rope")
@@ -246,6 +263,9 @@ class Profile:
         for _ in range(n_classes):
             shift, n_symbols = fields.take("BB")
             classes.append(Class(shift, fields.array("<u2", n_symbols).tolist()))
+        for one in classes if self.nests else ():
+            contexts = fields.array("<u2", 6).reshape(3, 2).tolist()
+            one.refine = [Class(0, [same, away, (1 << 14) - same - away]) for same, away in contexts]
         if self.has_anchors:
             self.read_anchors(fields, classes, channels)
         else:
@@ -304,27 +324,38 @@ class Chunk:
         fields = Fields(data)
         require(bytes(fields.take("8s")) == b"CGKV\r\n\x1a\n", "magic")
         version, header_bytes, file_bytes = fields.take("IIQ")
-        require(version == 1 and file_bytes == len(data), "header")
-        self.level, self.prefix_level, token_bytes, self.dtype = fields.take("BBBB")
+        require(version in (1, 2), "header")
+        finest, self.prefix_level, token_bytes, self.dtype = fields.take("BBBB")
         self.n_layers, self.n_kv_heads, self.head_dim, n_planes, reserved = fields.take("HHHBB")
         self.first_position, self.n_tokens, n_sections = fields.take("III")
         reserved2 = fields.take("Q")
         self.model, self.profile, parent, extra, key = fields.take("16s16s16s16s16s")
-        reserved3 = fields.take("16s")
-        require((n_planes, reserved, reserved2, reserved3) == (2, 0, 0, bytes(16)), "header")
+        ends = dict(zip((3, 2), fields.take("QQ")))
+        require((n_planes, reserved, reserved2) == (2, 0, 0), "header")
+        require((version == 2) == (ends[3] > 0 or ends[2] > 0), "header")
+        self.coarsest = 3 if ends[3] else 2 if ends[2] else finest
+        require(version == 1 or 0 < finest < self.coarsest and ends.get(finest, 0) == 0, "header")
+        ends[finest] = file_bytes
+        held = [level for level in range(finest, self.coarsest + 1) if ends[level] == len(data)]
+        require(len(held) == 1, "the file ends where no level does")
+        self.level = held[0]
         require(header_bytes == 160 + 16 * n_sections, "header")
         checksum = fields.take("Q")
         table = [fields.take("BBHIQ") for _ in range(n_sections)]
         self.sections = {}
-        for kind, plane, group, size, hash64 in table:
+        level_of = [7 - kind if kind > 4 else self.coarsest for kind, *_ in table]
+        for (kind, plane, group, size, hash64), level, following in zip(table, level_of, [*level_of[1:], finest - 1]):
+            if level < self.level:
+                continue
             section = data[fields.at : fields.at + size]
             require(len(section) == size, "section past the end")
             if xxhash is not None:
                 require(xxhash.xxh3_64_intdigest(section) == hash64, "section checksum")
             self.sections[kind, plane, group] = section
             fields.at += size
+            require(following >= level or fields.at == ends[level], "where a level ends")
         require(fields.left() == 0, "bytes behind the last section")
-        order = [(group, plane, kind) for kind, plane, group, _, _ in table[1:]]
+        order = [(-level, group, plane, kind) for (kind, plane, group, _, _), level in zip(table, level_of)][1:]
         require(table[0][:3] == (1, 0, 0) and order == sorted(set(order)), "order of the sections")
         tokens = self.sections[1, 0, 0]
         require(len(tokens) == token_bytes * self.n_tokens, "tokens")
@@ -357,6 +388,8 @@ class Chunk:
         n_sinks = max(0, min(profile.n_sinks - self.first_position, self.n_tokens))
         kinds = (3, 4) if n_sinks > 0 else (3,)
         groups = range(len(profile.group_layers))
+        kinds += tuple(7 - level for level in range(self.level, self.coarsest))
+        require(self.level == self.coarsest or profile.nests, "nested")
         self.expect_sections([(kind, plane, group) for group in groups for plane in range(2) for kind in kinds])
         first_layer = 0
         for group in groups:
@@ -390,12 +423,25 @@ class Chunk:
         x = x.reshape(self.n_tokens, -1, self.n_kv_heads * self.head_dim).swapaxes(0, 1)
         return to_dtype(x.astype(np.float32), self.dtype)
 
-    def decode_symbols(self, profile, group, plane, layers):
-        section = self.sections[3, plane, group]
-        n_blocks = (self.n_tokens + 7) // 8
-        runs = profile.columns[self.level, group, plane]
-        symbols, used = decode_matrix(section, runs, n_blocks)
+    def symbols(self, profile, group, plane, level):
+        """Of each frequency, [block][column]."""
+        columns, n_blocks = profile.columns[level, group, plane], (self.n_tokens + 7) // 8
+        if level == self.coarsest:
+            section, runs, coarse = self.sections[3, plane, group], columns, ()
+        else:  # what the coarser level has, and the rest
+            section, runs, coarse = self.sections[7 - level, plane, group], [], []
+            for of, known in zip(columns, self.symbols(profile, group, plane, level + 1)):
+                n = known.shape[1]
+                require(n <= len(of), "active columns")
+                runs += [of[:n], of[n:]]
+                coarse += [known, None]
+        symbols, used = decode_matrix(section, runs, n_blocks, None, coarse)
         require(used == len(section), "bytes behind the matrix")
+        return symbols if level == self.coarsest else [np.hstack(symbols[2 * f : 2 * f + 2]) for f in range(8)]
+
+    def decode_symbols(self, profile, group, plane, layers):
+        n_blocks = (self.n_tokens + 7) // 8
+        symbols = self.symbols(profile, group, plane, self.level)
         basis = profile.basis[group, plane].astype(np.float64)
         step = profile.step[self.level - 1, plane]
         scale = (step / profile.weight[layers, plane]).reshape(-1).astype(np.float64)
@@ -407,7 +453,7 @@ class Chunk:
             ],
             np.float64,
         )
-        y = np.stack([symbols[f] @ basis[: len(runs[f])] for f in range(8)])  # [f][block][channel]
+        y = np.stack([symbols[f] @ basis[: symbols[f].shape[1]] for f in range(8)])  # [f][block][channel]
         z = np.einsum("ft,fbc->btc", dct, y).reshape(8 * n_blocks, -1)
         x = (z * scale + mean)[: self.n_tokens]
         x = x.reshape(self.n_tokens, -1, self.n_kv_heads, self.head_dim)

@@ -2,7 +2,8 @@
  *
  * An input is tried twice: as it is, and after repair, with a golden profile's fingerprints, a small geometry and all
  * checksums put right, since no mutation would get past those. Bit 0 of byte 48, a reserved byte, tells whether the
- * section table is repaired, too; bit 0 of byte 49, another, whose profile it is: klt's or paper's.
+ * section table is repaired, too; the low bits of byte 49, another, whose profile it is, and those of byte 50 how many
+ * levels are nested, where the profile lets them.
  */
 #include "codec/codec.h"
 #include "codec/cursor.h"
@@ -15,14 +16,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 
 enum { MAX_ELEMENTS = 1 << 20 }; /* decoders take memory by what the header says: their callers decide how much */
 
-enum { KLT, PAPER, N_PROFILES };
+enum { KLT, PAPER, NESTED, N_PROFILES };
 static cg_profile *profiles[N_PROFILES];
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc;
     (void)argv;
-    const char *const paths[N_PROFILES] = {CG_GOLDEN_DIR "/v1/profile.cgp", CG_GOLDEN_DIR "/v1-paper/profile.cgp"};
+    const char *const paths[N_PROFILES] = {CG_GOLDEN_DIR "/v1/profile.cgp", CG_GOLDEN_DIR "/v1-paper/profile.cgp",
+                                           CG_GOLDEN_DIR "/v2-nested/profile.cgp"};
     for (int i = 0; i < N_PROFILES; i++) {
         const cg_status status = cg_profile_open_file(paths[i], &profiles[i]);
         if (status != CG_OK) {
@@ -74,7 +76,7 @@ static void exercise(const cg_profile *profile, const uint8_t *bytes, size_t n_b
 static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *h, cg_section *sections)
 {
     const uint32_t n_groups = h->level == CG_L0 ? h->geometry.n_layers : cg_profile_n_groups(profile);
-    const bool has_sinks = h->level != CG_L0 && h->first_position == 0 && profile == profiles[KLT];
+    const bool has_sinks = h->level != CG_L0 && h->first_position == 0 && profile != profiles[PAPER];
     uint32_t n = 0;
     sections[n++] = (cg_section){.kind = CG_SECTION_TOKENS, .bytes = h->token_bytes * h->n_tokens};
     for (uint16_t group = 0; group < n_groups; group++) {
@@ -84,6 +86,11 @@ static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *
             if (has_sinks)
                 sections[n++] = (cg_section){.kind = CG_SECTION_SINKS, .plane = plane, .group = group};
         }
+    }
+    for (unsigned level = h->coarsest; level-- > h->level;) {
+        for (uint16_t task = 0; task < CG_N_PLANES * n_groups; task++)
+            sections[n++] = (cg_section){.kind = cg_section_to_level(level), .plane = task % CG_N_PLANES,
+                                         .group = task / CG_N_PLANES};
     }
     return n;
 }
@@ -95,7 +102,7 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
     if (n_bytes < CG_CHUNK_FIXED_BYTES)
         return;
     const bool repair_table = (bytes[48] & 1) == 0;
-    const cg_profile *profile = profiles[bytes[49] & 1];
+    const cg_profile *profile = profiles[(bytes[49] & 3) % N_PROFILES];
     cg_chunk_header h = {
         .level = bytes[24] % CG_N_LEVELS,
         .token_bytes = (uint8_t)(2 + bytes[26] % 3),
@@ -106,6 +113,9 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
         .model = *cg_profile_model(profile),
     };
     h.geometry.dtype = (uint8_t)(1 + bytes[27] % 3);
+    h.coarsest = h.level;
+    if (h.level != CG_L0 && cg_profile_nests(profile))
+        h.coarsest = (uint8_t)(h.level + (bytes[50] & 3) % (CG_N_LEVELS - h.level));
     if (h.level == CG_L0)
         h.geometry = (cg_geometry){(uint16_t)(1 + bytes[28] % 4), (uint16_t)(1 + bytes[30] % 3),
                                    (uint16_t)(2 + bytes[32] % 32 * 2), h.geometry.dtype, CG_N_PLANES};
