@@ -82,6 +82,14 @@ void cg_known_saved(cg_known *known, const cg_key *key, uint8_t level, uint64_t 
     place->damaged &= (uint8_t)~(1u << level);
 }
 
+void cg_known_exists(cg_known *known, const cg_key *key, uint8_t levels)
+{
+    cg_known_entry *place = place_of(known, key, true);
+    place->probed &= (uint8_t)~levels;
+    place->bad &= (uint8_t)~levels;
+    place->damaged &= (uint8_t)~levels;
+}
+
 void cg_known_failed(cg_known *known, const cg_key *key, uint8_t levels, bool damaged, uint64_t until_ns)
 {
     cg_known_entry *place = place_of(known, key, true);

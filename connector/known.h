@@ -33,6 +33,9 @@ void cg_known_free(cg_known *known);
 bool cg_known_find(cg_known *known, const cg_key *key, uint8_t needed, uint64_t now_ns, cg_known_entry *entry_out);
 /* The store answered. */
 void cg_known_put(cg_known *known, const cg_key *key, uint8_t probed, const cg_store_entry *entry, uint64_t now_ns);
+/* Its levels were found in the store by who wanted to save them: what was held against them no longer counts, and the next
+ * look-up asks. */
+void cg_known_exists(cg_known *known, const cg_key *key, uint8_t levels);
 /* A save published a level, or found it: it is there, and no longer bad. */
 void cg_known_saved(cg_known *known, const cg_key *key, uint8_t level, uint64_t level_bytes, uint64_t now_ns);
 /* The levels of the mask failed: not offered until until_ns. damaged: their files are wrong, a save may replace them. */

@@ -41,6 +41,14 @@ static void encode_done(cg_job *job)
     pthread_mutex_unlock(&rt->lock);
 }
 
+/* Lossy levels that are neighbours go to one nested file, which takes no more than its finest level alone. */
+static bool is_nested(const cg_save_chunk *chunk)
+{
+    const cg_profile *profile = chunk->save->connector->model.profile;
+    const unsigned lossy = chunk->levels >> CG_L1, lowest = lossy & -lossy;
+    return profile != NULL && cg_profile_nests(profile) && lossy != lowest && (lossy & (lossy + lowest)) == 0;
+}
+
 /* Gives a chunk to the pool. What fails here is found by wait_encoded(). */
 static void begin_encode(cg_save_chunk *chunk)
 {
@@ -54,8 +62,8 @@ static void begin_encode(cg_save_chunk *chunk)
     cg_status status = CG_OK;
     bool submitted = false;
     if (chunk->levels != 0) {
-        status = cg_encoder_new(c->model.profile, &header, save->tokens + chunk->first_token, chunk->levels,
-                                &chunk->encoder);
+        status = cg_encoder_new(c->model.profile, &header, save->tokens + chunk->first_token,
+                                (uint8_t)(chunk->levels | (is_nested(chunk) ? CG_NESTED : 0)), &chunk->encoder);
         if (status == CG_OK) {
             chunk->job = (cg_job){.run = run_encode, .done = encode_done, .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
             status = cg_pool_submit(rt->pool, CG_JOB_ENCODE, &chunk->job);
@@ -105,8 +113,8 @@ static cg_status write_file(const cachegen *c, cg_io *io, const char *path, cons
 }
 
 /* The first publisher wins, but not with a file that a load found to be wrong: that one is replaced. */
-static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, cg_level level, const uint8_t *bytes,
-                                 size_t n_bytes, bool *existed)
+static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const cg_chunk_header *header,
+                                 const uint8_t *bytes, bool *existed)
 {
     const cachegen_save *save = chunk->save;
     const cachegen *c = save->connector;
@@ -114,43 +122,55 @@ static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, cg_level
     const cg_key *key = &save->keys[chunk->index];
     char path[CG_TREE_PATH_BYTES];
     cg_known_entry known;
+    cg_status status = CG_OK;
     pthread_mutex_lock(&rt->lock);
     cg_known_find(rt->known, key, 0, cg_now_ns(), &known);
     pthread_mutex_unlock(&rt->lock);
-    if ((known.damaged >> level & 1) == 0)
-        return CG_OK;
-    *existed = false;
-    const cg_status status = cg_tree_object_path(cg_store_model(c->store), key, level, &c->model.profile_fingerprint,
-                                                 path, sizeof path);
-    return status == CG_OK ? write_file(c, io, path, bytes, n_bytes, true) : status;
+    for (unsigned level = header->level; level <= header->coarsest && status == CG_OK; level++) {
+        if ((known.damaged >> level & 1) == 0)
+            continue;
+        *existed = false;
+        status = cg_tree_object_path(cg_store_model(c->store), key, (cg_level)level, &c->model.profile_fingerprint, path,
+                                     sizeof path);
+        if (status == CG_OK)
+            status = write_file(c, io, path, bytes, header->level_bytes[level], true);
+    }
+    return status;
 }
 
+/* The file whose finest level this is. */
 static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level level)
 {
     const cachegen_save *save = chunk->save;
     cg_runtime *rt = save->runtime;
     const cg_key *key = &save->keys[chunk->index];
+    cg_chunk_header header;
     uint8_t *bytes = NULL;
     size_t n_bytes = 0;
     bool existed = false;
     cg_status status = cg_encoder_finish(chunk->encoder, level, &bytes, &n_bytes);
     if (status == CG_OK)
+        status = cg_chunk_header_parse(bytes, n_bytes, &header);
+    if (status == CG_OK)
         status = cg_store_publish(save->connector->store, io, bytes, n_bytes, &existed);
-    if (status == CG_OK && existed)
-        status = replace_damaged(chunk, io, level, bytes, n_bytes, &existed);
+    if (status == CG_OK)
+        status = replace_damaged(chunk, io, &header, bytes, &existed);
     free(bytes);
     if (status != CG_OK)
         return status;
     pthread_mutex_lock(&rt->lock);
     const uint64_t now_ns = cg_now_ns();
-    cg_known_saved(rt->known, key, (uint8_t)level, n_bytes, now_ns);
-    if (existed) {
-        rt->stats.chunks_existed++;
-    } else {
-        rt->stats.chunks_saved[level]++;
-        rt->stats.bytes_written += n_bytes;
-        if (save->prefix_level > level)
-            cg_known_provenance(rt->known, key, (uint8_t)level, save->prefix_level,
+    rt->stats.chunks_existed += existed;
+    rt->stats.bytes_written += existed ? 0 : n_bytes;
+    for (unsigned held = level; held <= header.coarsest; held++) {
+        if (existed) {
+            cg_known_exists(rt->known, key, (uint8_t)(1u << held));
+            continue;
+        }
+        cg_known_saved(rt->known, key, (uint8_t)held, header.level_bytes[held], now_ns);
+        rt->stats.chunks_saved[held]++;
+        if (save->prefix_level > held)
+            cg_known_provenance(rt->known, key, (uint8_t)held, save->prefix_level,
                                 now_ns + save->connector->config->retry_ms * UINT64_C(1000000));
     }
     pthread_mutex_unlock(&rt->lock);
@@ -160,9 +180,12 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
 static cg_status publish_chunk(const cg_save_chunk *chunk, cg_io *io)
 {
     cg_status status = CG_OK;
-    for (int level = CG_N_LEVELS - 1; level >= 0 && status == CG_OK; level--) /* the smallest is the first to be of use */
-        if (chunk->levels >> level & 1)
+    const bool nested = is_nested(chunk);
+    for (int level = CG_N_LEVELS - 1; level >= 0 && status == CG_OK; level--) { /* the smallest is the first to be of use */
+        const bool is_in_finer = nested && level > CG_L1 && (chunk->levels >> (level - 1) & 1) != 0;
+        if ((chunk->levels >> level & 1) != 0 && !is_in_finer)
             status = publish_level(chunk, io, (cg_level)level);
+    }
     return status;
 }
 
