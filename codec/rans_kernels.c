@@ -467,6 +467,41 @@ static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_str
     *at = out;
 }
 
+static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+{
+    uint64_t cost = 0;
+    for (uint32_t first = 0; first < strip->n_lanes; first += 16) {
+        const __m512i one = _mm512_set1_epi32(1);
+        __m512i n[CG_RANS_REFINE_CONTEXTS][3] = {{_mm512_setzero_si512()}}; /* how often, by lane */
+        const __mmask16 columns = load_refining(classes, strip, first).columns;
+        for (size_t row = 0; row < n_rows; row++) {
+            const __m512i coarse = load_cells(columns, strip->coarse + row * strip->coarse_stride + first);
+            const __m512i three = _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse));
+            const __m512i d = _mm512_sub_epi32(load_cells(columns, strip->cells + row * strip->row_stride + first), three);
+            const __m512i magnitude = _mm512_abs_epi32(coarse);
+            const __mmask16 past0 = _mm512_test_epi32_mask(d, d);
+            const __mmask16 past1 = past0 & (_mm512_movepi32_mask(d) ^ _mm512_movepi32_mask(coarse));
+            const __mmask16 index[3] = {columns & (__mmask16)~past0, past0 & (__mmask16)~past1, past1};
+            const __mmask16 context[3] = {_mm512_testn_epi32_mask(coarse, coarse),
+                                          _mm512_cmpeq_epi32_mask(magnitude, one),
+                                          _mm512_cmpgt_epi32_mask(magnitude, one)};
+            for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
+                for (unsigned i = 0; i < 3; i++)
+                    n[c][i] = _mm512_mask_add_epi32(n[c][i], context[c] & index[i], n[c][i], one);
+            }
+        }
+        for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
+            for (unsigned i = 0; i < 3; i++) {
+                uint32_t lane_n[16];
+                _mm512_storeu_si512(lane_n, n[c][i]);
+                for (uint32_t lane = 0; lane < 16 && first + lane < strip->n_lanes; lane++)
+                    cost += (uint64_t)lane_n[lane] * classes[strip->lane_class[first + lane]].refine_cost[c][i];
+            }
+        }
+    }
+    return cost;
+}
+
 static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
                          uint32_t states[CG_RANS_LANES], uint8_t **at)
 {
@@ -656,6 +691,19 @@ static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_str
     }
 }
 
+static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+{
+    uint64_t cost = 0;
+    for (size_t row = 0; row < n_rows; row++) {
+        for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
+            const refined_cell c = refine_cell(strip->cells[row * strip->row_stride + lane],
+                                               strip->coarse[row * strip->coarse_stride + lane]);
+            cost += classes[strip->lane_class[lane]].refine_cost[c.context][c.index];
+        }
+    }
+    return cost;
+}
+
 static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
 {
     uint64_t cost = 0;
@@ -715,19 +763,6 @@ static uint8_t *encode_stream(const cg_rans_matrix *m, size_t stream, uint8_t *w
         if (s == stream)
             return at;
     }
-}
-
-static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
-{
-    uint64_t cost = 0;
-    for (size_t row = 0; row < n_rows; row++) {
-        for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-            const refined_cell c = refine_cell(strip->cells[row * strip->row_stride + lane],
-                                               strip->coarse[row * strip->coarse_stride + lane]);
-            cost += classes[strip->lane_class[lane]].refine_cost[c.context][c.index];
-        }
-    }
-    return cost;
 }
 
 static uint64_t estimate(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
