@@ -182,10 +182,12 @@ static cg_status verify(cg_load_chunk *chunk)
     const cg_plan *plan = load->plan;
     const cg_plan_chunk *wanted = &plan->chunks[chunk->index];
     cg_chunk parsed;
+    const cg_chunk_header *h = &parsed.header;
     cg_status status = cg_chunk_open(chunk->buffer->data, chunk->buffer->n_bytes, &parsed);
+    if (status == CG_OK && h->level < chunk->level && cg_chunk_holds(h, chunk->level)) /* more was read than asked for */
+        status = cg_chunk_open(chunk->buffer->data, h->level_bytes[chunk->level], &parsed);
     if (status != CG_OK)
         return status;
-    const cg_chunk_header *h = &parsed.header;
     if (memcmp(&h->model, &model->fingerprint, sizeof h->model) != 0 ||
         !cg_geometry_equal(&h->geometry, &model->geometry))
         return CG_ERR_FOREIGN_MODEL;
@@ -210,8 +212,7 @@ static cg_status verify(cg_load_chunk *chunk)
     chunk->worst_level = h->prefix_level > h->level ? h->prefix_level : h->level;
     if (chunk->worst_level > plan->worst_level)
         return CG_ERR_LOSSY_PREFIX;
-    return cg_decoder_new(h->level == CG_L0 ? NULL : model->profile, chunk->buffer->data, chunk->buffer->n_bytes,
-                          &chunk->decoder);
+    return cg_decoder_new(h->level == CG_L0 ? NULL : model->profile, parsed.bytes, parsed.n_bytes, &chunk->decoder);
 }
 
 static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)

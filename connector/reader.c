@@ -150,9 +150,11 @@ static void submit_read(reader *r, const read_slot *entered)
                                cg_dtype_bytes(g->dtype);
     cg_status status = cg_tree_object_path(cg_store_model(c->store), &load->plan->chunks[slot.chunk->index].key,
                                            (cg_level)slot.level, &c->model.profile_fingerprint, path, sizeof path);
-    if (status == CG_OK)
-        status = cg_io_read(r->io, cg_store_root_fd(c->store), path, slot.bytes, 2 * raw_bytes + (1 << 20),
-                            (cg_io_cache)c->config->io_cache, slot.user);
+    if (status == CG_OK && slot.bytes > 2 * raw_bytes + (1 << 20))
+        status = CG_ERR_BUFFER_TOO_SMALL; /* no chunk is that large */
+    if (status == CG_OK) /* of a nested file what the level needs */
+        status = cg_io_read_start(r->io, cg_store_root_fd(c->store), path, slot.bytes,
+                                  (cg_io_cache)c->config->io_cache, slot.user);
     if (status == CG_OK)
         return;
     pthread_mutex_lock(&r->rt->lock);
