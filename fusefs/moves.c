@@ -340,12 +340,15 @@ static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to,
                       cg_chunk_header *header_out)
 {
     uint8_t first[CG_CHUNK_FIXED_BYTES];
+    struct stat attr;
     if (to->name.kind == CG_TREE_PROFILE || !cg_files_is_published(fs, node))
         return cg_fs_check(fs, fd, to->path, &to->name, header_out);
     const ssize_t n = pread(fd, first, sizeof first, 0);
-    if (n < 0)
+    if (n < 0 || fstat(fd, &attr) != 0)
         return errno;
     cg_status status = cg_chunk_header_parse(first, (size_t)n, header_out);
+    if (status == CG_OK)
+        status = cg_chunk_header_cut(header_out, (uint64_t)attr.st_size);
     if (status == CG_OK)
         status = cg_tree_check(&to->name, header_out);
     return cg_strict_errno(status);

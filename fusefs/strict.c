@@ -73,6 +73,8 @@ static cg_status check_chunk(const uint8_t *bytes, size_t n_bytes, const cg_tree
     cg_status status = cg_chunk_verify(bytes, n_bytes);
     if (status == CG_OK)
         status = cg_chunk_header_parse(bytes, n_bytes, header_out);
+    if (status == CG_OK)
+        status = cg_chunk_header_cut(header_out, n_bytes);
     return status == CG_OK ? cg_tree_check(name, header_out) : status;
 }
 
@@ -96,8 +98,8 @@ cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *bu
         cg_status status = read_at(fd, first, n_first, 0);
         if (status == CG_OK)
             status = cg_chunk_header_parse(first, n_first, &header);
-        if (status == CG_OK && n_bytes != header.file_bytes)
-            status = n_bytes < header.file_bytes ? CG_ERR_TRUNCATED : CG_ERR_CORRUPT;
+        if (status == CG_OK) /* a nested one may end where any of its levels does */
+            status = cg_chunk_header_cut(&header, n_bytes);
         if (status != CG_OK)
             return status;
     }

@@ -25,8 +25,8 @@ typedef struct cg_strict_budget {
 void cg_strict_budget_init(cg_strict_budget *budget, uint64_t limit_bytes);
 void cg_strict_budget_destroy(cg_strict_budget *budget);
 
-/* CG_OK: the file of fd may have this name, which is a CHUNK kind or PROFILE; *header_out is a
- * chunk's header.
+/* CG_OK: the file of fd may have this name, which is a CHUNK kind or PROFILE; *header_out is that
+ * of what a chunk's file holds. A nested chunk may hold finer levels than the name says.
  * CG_ERR_TRUNCATED (incomplete), CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED...,
  * CG_ERR_FOREIGN_TOKENS,
  * CG_ERR_FOREIGN_PROFILE and CG_ERR_INVALID_ARGUMENT (whole, but not what the name says),
