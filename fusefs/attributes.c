@@ -21,6 +21,8 @@ int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out)
     if (error != 0)
         return error;
     error = fstat(reached.fd, attr_out) == 0 ? 0 : errno;
+    if (error == 0)
+        cg_view_attr(&node->view, attr_out);
     cg_reach_end(fs, &reached);
     return error;
 }
@@ -92,6 +94,8 @@ int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask
         error = set_times(reached.fd, attr, mask);
     if (error == 0 && fstat(reached.fd, attr_out) != 0)
         error = errno;
+    if (error == 0)
+        cg_view_attr(&node->view, attr_out);
     cg_reach_end(fs, &reached);
     return error;
 }

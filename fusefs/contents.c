@@ -49,6 +49,7 @@ int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t o
         *n_read_out = n_done;
         return 0;
     }
+    n_bytes = cg_view_clamp(&file->node->view, offset, n_bytes);
     while (n_done < n_bytes) {
         const ssize_t n =
             pread(file->fd, (char *)bytes + n_done, n_bytes - n_done, offset + (off_t)n_done);
@@ -83,6 +84,7 @@ int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file 
     const int error = cg_fs_write_begin(fs, to);
     if (error != 0)
         return error;
+    n_bytes = cg_view_clamp(&from->node->view, from_offset, n_bytes);
     const ssize_t n = copy_file_range(from->fd, &from_offset, to->fd, &to_offset, n_bytes, 0);
     const int result = n >= 0                                                ? 0
                        : errno == ENOSYS || errno == EXDEV || errno == EBADF ? EOPNOTSUPP
@@ -96,9 +98,19 @@ int cg_fs_seek(cg_fs_file *file, off_t offset, int whence, off_t *offset_out)
 {
     if (file->fd < 0)
         return EINVAL;
+    const cg_view *view = &file->node->view;
+    if (view->level != 0 && (offset < 0 || (uint64_t)offset >= view->bytes))
+        return ENXIO;
     /* The offset of our descriptor is not used for anything else. */
     *offset_out = lseek(file->fd, offset, whence);
-    return *offset_out < 0 ? errno : 0;
+    if (*offset_out < 0)
+        return errno;
+    if (view->level != 0 && (uint64_t)*offset_out >= view->bytes) {
+        if (whence == SEEK_DATA)
+            return ENXIO;
+        *offset_out = (off_t)view->bytes; /* every file ends in a hole */
+    }
+    return 0;
 }
 
 int cg_fs_flush(cg_fs *fs, cg_fs_file *file)

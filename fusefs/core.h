@@ -151,6 +151,7 @@ int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t o
 int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n_bytes);
 int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file *to,
                      off_t to_offset, size_t n_bytes, size_t *n_copied_out);
+/* whence: SEEK_DATA or SEEK_HOLE; the kernel does the others. */
 int cg_fs_seek(cg_fs_file *file, off_t offset, int whence, off_t *offset_out);
 /* Each close of a descriptor: publishes what is valid, EBADMSG, EINVAL or EOPNOTSUPP for what is
  * not. */

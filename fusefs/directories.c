@@ -41,9 +41,23 @@ static int enter_control(cg_fs *fs, int control, cg_fs_entry *entry_out)
     return entry_out->node == NULL ? ENOMEM : 0;
 }
 
+int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
+                cg_fs_entry *entry_out)
+{
+    cg_view view;
+    const int error = cg_view_stat(dir_fd, name, path, &entry_out->attr, &view);
+    if (error != 0)
+        return error;
+    entry_out->may_not_be_cached = false;
+    entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr, &view);
+    cg_view_attr(&view, &entry_out->attr);
+    return entry_out->node == NULL ? ENOMEM : 0;
+}
+
 int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
                  cg_fs_entry *entry_out)
 {
+    char *path = NULL;
     int dir_fd, error;
     if (parent->control != CG_CONTROL_NONE) {
         const int control = cg_control_find(name);
@@ -60,23 +74,18 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     if (pending != NULL) {
         error = fstat(pending->fd, &entry_out->attr) != 0 ? errno : 0;
         entry_out->node =
-            error == 0 ? cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr) : NULL;
+            error == 0 ? cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr, NULL) : NULL;
         entry_out->may_not_be_cached = true;
         cg_pending_put(fs, pending);
         return error == 0 && entry_out->node == NULL ? ENOMEM : error;
     }
 
-    if ((error = cg_reach_dir(fs, parent, NULL, &dir_fd, NULL)) != 0)
+    error = cg_reach_dir(fs, parent, name, &dir_fd, cg_view_is_possible(name) ? &path : NULL);
+    if (error != 0)
         return error;
-    entry_out->may_not_be_cached = false;
-    if (fstatat(dir_fd, name, &entry_out->attr, AT_SYMLINK_NOFOLLOW) != 0) {
-        error = errno;
-        if (error == ENOENT)
-            cg_nodes_drop_name(&fs->nodes, parent, name);
-    } else if ((entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) ==
-               NULL) {
-        error = ENOMEM;
-    }
+    if ((error = cg_fs_enter(fs, parent, dir_fd, name, path, entry_out)) == ENOENT)
+        cg_nodes_drop_name(&fs->nodes, parent, name);
+    free(path);
     close(dir_fd);
     return error;
 }
@@ -106,12 +115,8 @@ static int give_and_enter(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *par
                           const char *name, mode_t mode, cg_fs_entry *entry_out)
 {
     int error = cg_fs_give_away(fs, caller, dir_fd, name, mode);
-    entry_out->may_not_be_cached = false;
-    if (error == 0 && fstatat(dir_fd, name, &entry_out->attr, AT_SYMLINK_NOFOLLOW) != 0)
-        error = errno;
-    if (error == 0 &&
-        (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL)
-        error = ENOMEM;
+    if (error == 0) /* no rule speaks of it: no path */
+        error = cg_fs_enter(fs, parent, dir_fd, name, NULL, entry_out);
     if (error != 0)
         unlinkat(dir_fd, name, S_ISDIR(mode) ? AT_REMOVEDIR : 0);
     else

@@ -56,7 +56,7 @@ void cg_files_unuse(cg_nodes *nodes, cg_fs_file *file)
 bool cg_files_is_being_written(cg_nodes *nodes, const struct stat *attr)
 {
     bool found = false;
-    cg_fs_node *node = cg_nodes_enter(nodes, NULL, NULL, attr);
+    cg_fs_node *node = cg_nodes_enter(nodes, NULL, NULL, attr, NULL); /* no view is */
     if (node == NULL)
         return true;
     pthread_mutex_lock(&nodes->lock);
@@ -72,12 +72,27 @@ bool cg_files_is_published(cg_fs *fs, cg_fs_node *node)
     cg_tree_name name = {0};
     char *path;
     bool found = false;
-    for (unsigned i = 0; !found && cg_nodes_path(&fs->nodes, node, i, NULL, &path) == 0; i++) {
+    for (unsigned i = 0; !found && cg_nodes_path_of_file(&fs->nodes, node, i, &path) == 0; i++) {
         cg_tree_parse(path, &name);
         found = cg_fs_is_strict(&name);
         free(path);
     }
     return found;
+}
+
+/* Whether what the node shows is still what path, by which fd was opened, shows of the file: its
+ * bytes may have been changed in the store, or could not be read when the node was made. */
+static bool shows_what_path_shows(const cg_fs_node *node, int fd, const char *path)
+{
+    cg_tree_name name;
+    struct stat attr;
+    if (!cg_view_is_possible(path))
+        return true;
+    cg_tree_parse(path, &name);
+    if (fstat(fd, &attr) != 0)
+        return false;
+    const cg_view view = cg_view_of_file(&name, fd, &attr);
+    return cg_view_equal(&view, &node->view);
 }
 
 /* A chunk or a profile with a second name. Chunks in contexts are links of objects, profile.cgp
@@ -104,6 +119,8 @@ static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
 
 int cg_files_allow_change(cg_fs *fs, cg_fs_node *node)
 {
+    if (node->view.level != 0)
+        return EPERM;
     const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
     const bool may_change = !cg_files_is_published(fs, node) && !is_shared_content(fs, node);
     cg_gate_check_end(&fs->nodes, node, may_change ? CG_GATE_OPEN : before);
@@ -177,8 +194,15 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
         flags &= ~(O_CREAT | O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
         if ((flags & O_ACCMODE) == O_RDONLY && writable)
             flags |= O_RDWR; /* O_RDONLY | O_TRUNC */
-        if ((error = cg_reach_open(fs, node, flags | O_NONBLOCK, &fd, NULL)) != 0)
+        char *path;
+        if ((error = cg_reach_open(fs, node, flags | O_NONBLOCK, &fd, &path)) != 0)
             return error;
+        const bool is_right = shows_what_path_shows(node, fd, path);
+        free(path);
+        if (!is_right) {
+            close(fd);
+            return ESTALE; /* the kernel looks the name up again */
+        }
         if ((*file_out = cg_files_new(fs, node, fd, writable)) == NULL)
             return ENOMEM;
         (*file_out)->immutable = !writable && cg_files_is_published(fs, node);
@@ -249,8 +273,8 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     error = cg_fs_give_away_fd(fs, caller, dir_fd, fd, mode);
     if (error == 0 && fstat(fd, &entry_out->attr) != 0)
         error = errno;
-    if (error == 0 &&
-        (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr)) == NULL)
+    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr,
+                                                        NULL)) == NULL)
         error = ENOMEM;
     if (error != 0) {
         close(fd);

@@ -11,9 +11,10 @@ void cg_files_unuse(cg_nodes *nodes, cg_fs_file *file);
 /* Whether the file that attr describes is open for writing. */
 bool cg_files_is_being_written(cg_nodes *nodes, const struct stat *attr);
 
-/* Whether a name of the node is strict: what it holds is published. */
+/* Whether a name of the node's file is strict, by whatever node: what it holds is published. */
 bool cg_files_is_published(cg_fs *fs, cg_fs_node *node);
 /* Waits for the gate and opens it for good if the file is an ordinary one. EPERM: it is
- * published, or it is a chunk or profile with a second link, which may well be a published name. */
+ * published, or it is a chunk or profile with a second link, which may well be a published name, or
+ * a view. */
 int cg_files_allow_change(cg_fs *fs, cg_fs_node *node);
 #endif

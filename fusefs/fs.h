@@ -31,6 +31,11 @@ void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
  * in .cachegenfs. */
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name);
 
+/* Stats name in dir_fd, which is parent's, and enters its node. path: the same relative to the
+ * store, or NULL where no rule can speak of it. */
+int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
+                cg_fs_entry *entry_out);
+
 /* Gives a new file or directory in dir_fd to its caller; mode's set-id bits, which chown clears,
  * are set again. */
 int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const char *name,

@@ -28,7 +28,7 @@ struct cg_metrics {
     _Atomic uint64_t adopted, adopt_errors;
     _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC or ESTALE */
     _Atomic uint64_t files_open, files_pending; /* now */
-    _Atomic uint32_t passthrough_in_use; /* of the last published file that was opened: 0 or 1 */
+    _Atomic uint32_t passthrough_in_use; /* of the last published file (no view) opened: 0 or 1 */
 };
 
 static inline void cg_metrics_add(_Atomic uint64_t *counter, uint64_t n)

@@ -391,11 +391,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     if (error == 0 && is_strict)
         sync_place(&to);
     if (error == 0)
-        error = fstat(fd, &entry_out->attr) == 0 ? 0 : errno;
-    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, new_parent, new_name,
-                                                        &entry_out->attr)) == NULL)
-        error = ENOMEM;
-    entry_out->may_not_be_cached = false;
+        error = cg_fs_enter(fs, new_parent, to.dir_fd, new_name, to.path, entry_out);
     cg_gate_check_end(&fs->nodes, node, error == 0 && is_strict ? CG_GATE_SEALED : before);
     end_arrivals(fs, &list, error == 0);
 done:

@@ -7,6 +7,8 @@
 
 enum { FIRST_BUCKETS = 1024 };
 
+static const cg_view WHOLE = {.level = 0};
+
 struct cg_node_name {
     cg_fs_node *parent; /* pinned */
     cg_fs_node *node;
@@ -144,23 +146,24 @@ static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, cons
     nodes->n_names++;
 }
 
-static cg_fs_node *new_node(cg_nodes *nodes, const struct stat *attr)
+static cg_fs_node *new_node(cg_nodes *nodes, const struct stat *attr, const cg_view *view)
 {
     cg_fs_node *node = calloc(1, sizeof *node);
     if (node == NULL)
         return NULL;
     node->dev = attr->st_dev;
     node->ino = attr->st_ino;
+    node->view = *view;
     node->type = attr->st_mode & S_IFMT;
     node->generation = nodes->next_generation++;
     nodes->n_nodes++;
     return node;
 }
 
-static cg_fs_node *insert_node(cg_nodes *nodes, const struct stat *attr)
+static cg_fs_node *insert_node(cg_nodes *nodes, const struct stat *attr, const cg_view *view)
 {
     grow(nodes);
-    cg_fs_node *node = new_node(nodes, attr);
+    cg_fs_node *node = new_node(nodes, attr, view);
     if (node == NULL)
         return NULL;
     cg_fs_node **bucket = node_bucket(nodes, node->dev, node->ino);
@@ -180,7 +183,7 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root)
     nodes->node_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->node_buckets);
     nodes->name_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->name_buckets);
     if (nodes->node_buckets != NULL && nodes->name_buckets != NULL)
-        nodes->root = insert_node(nodes, root);
+        nodes->root = insert_node(nodes, root, &WHOLE);
     if (nodes->root == NULL) {
         free(nodes->node_buckets);
         free(nodes->name_buckets);
@@ -213,17 +216,20 @@ void cg_nodes_destroy(cg_nodes *nodes)
 }
 
 cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
-                           const struct stat *attr)
+                           const struct stat *attr, const cg_view *view)
 {
+    if (view == NULL)
+        view = &WHOLE;
     pthread_mutex_lock(&nodes->lock);
     cg_fs_node *node = *node_bucket(nodes, attr->st_dev, attr->st_ino);
     /* An inode number that came back as another type is another file; a stale node of that
      * number stays until the kernel forgets it, and is found stale by its names. */
-    while (node != NULL && (node->dev != attr->st_dev || node->ino != attr->st_ino ||
-                            node->type != (attr->st_mode & S_IFMT)))
+    while (node != NULL &&
+           (node->dev != attr->st_dev || node->ino != attr->st_ino ||
+            node->type != (attr->st_mode & S_IFMT) || !cg_view_equal(&node->view, view)))
         node = node->hash_next;
     if (node == NULL)
-        node = insert_node(nodes, attr);
+        node = insert_node(nodes, attr, view);
     if (node != NULL) {
         node->n_lookups++;
         if (name != NULL)
@@ -238,7 +244,7 @@ cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type)
     const struct stat attr = {.st_mode = type};
     pthread_mutex_lock(&nodes->lock);
     cg_fs_node *node = nodes->controls[control];
-    if (node == NULL && (node = new_node(nodes, &attr)) != NULL) {
+    if (node == NULL && (node = new_node(nodes, &attr, &WHOLE)) != NULL) {
         node->control = control;
         node->n_pins = 1;
         nodes->controls[control] = node;
@@ -329,27 +335,25 @@ static const cg_node_name *name_at(const cg_fs_node *node, unsigned name_index)
     return name;
 }
 
-int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
-                  char **path_out)
+/* cg_nodes_path() with the lock held. */
+static int make_path(const cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
+                     const char *leaf, char **path_out)
 {
     size_t n_bytes = leaf == NULL ? 1 : strlen(leaf) + 2;
-    int error = ENOENT;
-    char *path = NULL;
-    *path_out = NULL;
-    pthread_mutex_lock(&nodes->lock);
-    if (node == nodes->root && name_index > 0)
-        goto done;
     unsigned index = name_index;
+    *path_out = NULL;
+    if (node == nodes->root && name_index > 0)
+        return ENOENT;
     for (const cg_fs_node *at = node; at != nodes->root; index = 0) {
         const cg_node_name *name = name_at(at, index);
         if (name == NULL)
-            goto done;
+            return ENOENT;
         n_bytes += strlen(name->text) + 1;
         at = name->parent;
     }
-    error = ENOMEM;
-    if ((path = malloc(n_bytes)) == NULL)
-        goto done;
+    char *path = malloc(n_bytes);
+    if (path == NULL)
+        return ENOMEM;
     char *end = path + n_bytes - 1;
     *end = '\0';
     if (leaf != NULL)
@@ -364,8 +368,37 @@ int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, 
     }
     memmove(path, end, strlen(end) + 1);
     *path_out = path;
-    error = 0;
-done:
+    return 0;
+}
+
+int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
+                  char **path_out)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const int error = make_path(nodes, node, name_index, leaf, path_out);
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
+
+int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
+                          char **path_out)
+{
+    int error = ENOENT;
+    *path_out = NULL;
+    pthread_mutex_lock(&nodes->lock);
+    const cg_fs_node *at = *node_bucket(nodes, node->dev, node->ino);
+    for (; at != NULL; at = at->hash_next) {
+        if (at->dev != node->dev || at->ino != node->ino || at->type != node->type)
+            continue;
+        unsigned n_names = 0;
+        for (const cg_node_name *name = at->names; name != NULL; name = name->next)
+            n_names++;
+        if (name_index < n_names) {
+            error = make_path(nodes, at, name_index, NULL, path_out);
+            break;
+        }
+        name_index -= n_names;
+    }
     pthread_mutex_unlock(&nodes->lock);
     return error;
 }

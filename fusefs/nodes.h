@@ -1,14 +1,15 @@
 /* fusefs/nodes.h - the kernel's inodes: which files of the store they are, and by which names we
  * reach them.
  *
- * A node is one file (device and inode number). It has no descriptor of its own - a million O_PATH
- * descriptors would hit the kernel's limit - but names: places (parent node, text) where it was
- * last seen. Hard links are one node with several names. Another daemon, or someone at work on the
- * store itself, can make a name wrong at any time; so fusefs/reach.h compares device and inode
- * number after opening by name.
+ * A node is one file (device and inode number), or a view of it (fusefs/views.h). It has no
+ * descriptor of its own - a million O_PATH descriptors would hit the kernel's limit - but names:
+ * places (parent node, text) where it was last seen. Hard links that show the same are one node
+ * with several names. Another daemon, or someone at work on the store itself, can make a name wrong
+ * at any time; so fusefs/reach.h compares device and inode number after opening by name.
  *
- * A node also carries what belongs to the file as a whole: who writes it at this moment (the gate),
- * and through which backing file it is read (passthrough).
+ * A node also carries who writes the file at this moment (the gate), and through which backing file
+ * it is read (passthrough). Views are neither written nor read past us: both concern the node of
+ * the whole file.
  *
  * Threads: every function takes the table's lock; nothing is called back, and no system call is
  * made, under it. Fields of a node that no comment claims for a function are protected by that
@@ -16,6 +17,7 @@
  */
 #ifndef CG_FUSEFS_NODES_H
 #define CG_FUSEFS_NODES_H
+#include "fusefs/views.h"
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,8 +36,9 @@ typedef struct cg_node_name cg_node_name;
 typedef enum cg_gate { CG_GATE_OPEN = 0, CG_GATE_CHECKING = 1, CG_GATE_SEALED = 2 } cg_gate;
 
 struct cg_fs_node {
-    dev_t dev; /* these four never change */
+    dev_t dev; /* these five never change */
     ino_t ino;
+    cg_view view;
     mode_t type;         /* S_IFMT bits */
     uint64_t generation; /* of the node: the address can be used again */
     int control;         /* fusefs/control.h: CG_CONTROL_NONE for files of the store */
@@ -77,11 +80,11 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root);
 /* Frees all nodes; no file may be open. */
 void cg_nodes_destroy(cg_nodes *nodes);
 
-/* The node of the file that attr describes, with one more look-up, now also known as name in
- * parent (name NULL: as nothing). A node that had this name before loses it. NULL without
- * memory. */
+/* The node of the file that attr (the store's) describes and of this view of it (NULL: the whole),
+ * with one more look-up, now also known as name in parent (name NULL: as nothing). A node that had
+ * this name before loses it. NULL without memory. */
 cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
-                           const struct stat *attr);
+                           const struct stat *attr, const cg_view *view);
 /* The node number control of those that are no files of the store (fusefs/control.h), with one
  * more look-up. */
 cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type);
@@ -104,6 +107,9 @@ cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *name)
  * ENOENT: it has no such name. ENOMEM. */
 int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
                   char **path_out);
+/* The same for the names of the node's file: its own, and those of all that show the same file. */
+int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
+                          char **path_out);
 
 /* Renames: a path that was made before one may lead nowhere. A path operation notes the epoch
  * before it makes the path, and when the path fails it asks whether to try again. */

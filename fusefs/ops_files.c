@@ -85,6 +85,11 @@ void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
         fuse_reply_buf(req, file->text + from, left < size ? left : size);
         return;
     }
+    size = cg_view_clamp(&file->node->view, offset, size);
+    if (size == 0) {
+        fuse_reply_buf(req, NULL, 0);
+        return;
+    }
     struct fuse_bufvec bytes = FUSE_BUFVEC_INIT(size);
     bytes.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY;
     bytes.buf[0].fd = file->fd;

@@ -63,7 +63,9 @@ int cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
         fi->direct_io = 1; /* not cached, no shared mappings: nothing to keep apart */
         return 0;
     }
-    const bool wanted = CG_FUSE_HAS_PASSTHROUGH && p->enabled && file->immutable;
+    /* Of a view the kernel would read on behind its end. */
+    const bool is_view = file->node->view.level != 0;
+    const bool wanted = CG_FUSE_HAS_PASSTHROUGH && p->enabled && file->immutable && !is_view;
     file->backed = join_backed(p->nodes, file->node, wanted, &backing_id);
     if (file->backed && file->writable) {
         cg_passthrough_release(p, req, file);
@@ -88,7 +90,7 @@ int cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
         fi->noflush = 1;
         cg_metrics_add(file->backed ? &p->metrics->opens_passthrough : &p->metrics->opens_plain, 1);
     }
-    if (file->immutable)
+    if (file->immutable && !is_view)
         p->metrics->passthrough_in_use = file->backed;
     return 0;
 }

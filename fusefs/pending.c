@@ -58,7 +58,8 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     pending->creator = process_of(caller->pid);
     pending->stays = stays;
     pending->n_users = stays ? 2 : 1;
-    if ((entry_out->node = cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr)) == NULL) {
+    if ((entry_out->node = cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr, NULL)) ==
+        NULL) {
         error = ENOMEM;
         goto fail_created;
     }

@@ -54,6 +54,103 @@ protected:
     const Chunk nested = make_chunk(nullptr, draw_tokens(16, 7), CG_L1, &profile, 5000, 7, CG_L3);
 };
 
+TEST_F(ViewsTest, EachLevelIsAValidChunkOfItsOwnSize) {
+    lay_out();
+    for (int level = 1; level <= 3; level++) {
+        SCOPED_TRACE(level);
+        const Bytes bytes = fs.get(at(level));
+        EXPECT_EQ(bytes, cut(level));
+        EXPECT_EQ(cg_chunk_verify(bytes.data(), bytes.size()), CG_OK);
+        EXPECT_EQ(attr_of(at(level)).st_size, static_cast<off_t>(bytes.size()));
+        EXPECT_LE(attr_of(at(level)).st_blocks, static_cast<blkcnt_t>(bytes.size() / 512 + 8));
+        cg_fs_entry entry;
+        ASSERT_EQ(cg_fs_lookup(fs.fs, &fs.caller, fs.parent_of(at(level)), "00000.kv", &entry), 0);
+        EXPECT_EQ(entry.attr.st_size, static_cast<off_t>(bytes.size()));
+        EXPECT_EQ(entry.attr.st_ino, attr_of(at(level)).st_ino);
+        cg_fs_forget(fs.fs, entry.node, 1);
+    }
+    EXPECT_LT(attr_of(at(3)).st_blocks, attr_of(at(1)).st_blocks);
+    EXPECT_EQ(store.read(at(3)), nested.bytes) << "one file beneath";
+}
+
+TEST_F(ViewsTest, LevelsAreDifferentFilesAndLinksOfALevelAreOne) {
+    lay_out();
+    const ino_t one = attr_of(at(1)).st_ino, two = attr_of(at(2)).st_ino,
+                three = attr_of(at(3)).st_ino;
+    EXPECT_NE(one, two);
+    EXPECT_NE(one, three);
+    EXPECT_NE(two, three);
+    fs.mkdirs("m/contexts/d/L2");
+    ASSERT_EQ(fs.link(at(2), at(2, "d")), 0);
+    EXPECT_EQ(fs.find(at(2)), fs.find(at(2, "d")));
+    EXPECT_EQ(attr_of(at(2, "d")).st_ino, two);
+    EXPECT_NE(fs.find(at(2)), fs.find(at(3)));
+    EXPECT_GT(attr_of(at(2)).st_nlink, 1u) << "so that du, tar and rsync -H look for the others";
+}
+
+TEST_F(ViewsTest, NothingBehindAViewIsDelivered) {
+    lay_out();
+    const Bytes want = cut(3);
+    const off_t end = static_cast<off_t>(want.size());
+    cg_fs_file *file, *copy;
+    ASSERT_EQ(fs.open(at(3), O_RDONLY, &file), 0);
+    Bytes bytes(1000);
+    size_t n = 0;
+    ASSERT_EQ(cg_fs_read(fs.fs, file, bytes.data(), bytes.size(), end - 10, &n), 0);
+    EXPECT_EQ(n, 10u);
+    for (off_t offset : {end, end + 1, static_cast<off_t>(nested.bytes.size()) - 1}) {
+        ASSERT_EQ(cg_fs_read(fs.fs, file, bytes.data(), bytes.size(), offset, &n), 0);
+        EXPECT_EQ(n, 0u) << offset;
+    }
+    ASSERT_EQ(fs.create("m/copy", &copy), 0);
+    n = 1;
+    ASSERT_EQ(cg_fs_copy_range(fs.fs, file, end, copy, 0, 1000, &n), 0);
+    EXPECT_EQ(n, 0u);
+    ASSERT_EQ(cg_fs_copy_range(fs.fs, file, 0, copy, 0, 1 << 20, &n), 0);
+    EXPECT_EQ(n, want.size());
+    EXPECT_EQ(fs.close(copy), 0);
+    EXPECT_EQ(fs.get("m/copy"), want);
+    off_t at = 0;
+    EXPECT_EQ(cg_fs_seek(file, 0, SEEK_HOLE, &at), 0);
+    EXPECT_EQ(at, end);
+    EXPECT_EQ(cg_fs_seek(file, 5, SEEK_DATA, &at), 0);
+    EXPECT_EQ(at, 5);
+    EXPECT_EQ(cg_fs_seek(file, end, SEEK_DATA, &at), ENXIO);
+    EXPECT_EQ(cg_fs_seek(file, end, SEEK_HOLE, &at), ENXIO);
+    EXPECT_EQ(fs.close(file), 0);
+}
+
+TEST_F(ViewsTest, LinkOfThePublishedFileMakesAView) {
+    publish();
+    for (int level = 1; level <= 3; level++) {
+        EXPECT_EQ(fs.get(at(level)), cut(level));
+        EXPECT_EQ(attr_of(at(level)).st_size, static_cast<off_t>(cut(level).size()));
+    }
+    cg_fs_entry entry;
+    fs.mkdirs("m/contexts/d/L3");
+    ASSERT_EQ(cg_fs_link(fs.fs, fs.find(at(1)), fs.find("m/contexts/d/L3"), "00000.kv", &entry), 0);
+    EXPECT_EQ(entry.attr.st_size, static_cast<off_t>(cut(3).size())) << "what link() itself says";
+    EXPECT_EQ(entry.node, fs.find(at(3)));
+    cg_fs_forget(fs.fs, entry.node, 1);
+    EXPECT_EQ(fs.get(object(1)), nested.bytes) << "adopted";
+    struct stat a, b;
+    ASSERT_EQ(::stat((store.path + "/" + at(1)).c_str(), &a), 0);
+    ASSERT_EQ(::stat((store.path + "/" + at(3)).c_str(), &b), 0);
+    EXPECT_EQ(a.st_ino, b.st_ino);
+    const Chunk no_l3 = make_chunk(nullptr, draw_tokens(16, 8), CG_L1, &profile, 100, 8, CG_L2);
+    ASSERT_EQ(fs.put("m/contexts/c/L1/00001.kv", no_l3.bytes), 0);
+    EXPECT_EQ(fs.link("m/contexts/c/L1/00001.kv", "m/contexts/c/L3/00001.kv"), EINVAL);
+}
+
+TEST_F(ViewsTest, ObjectsHaveViewsToo) {
+    fs.mkdirs(object(1).substr(0, object(1).rfind('/')));
+    ASSERT_EQ(fs.put(object(1), nested.bytes), 0);
+    ASSERT_EQ(fs.link(object(1), object(2)), 0);
+    EXPECT_EQ(fs.get(object(2)), cut(2));
+    EXPECT_EQ(fs.link(object(2), at(2)), 0);
+    EXPECT_EQ(fs.find(object(2)), fs.find(at(2)));
+}
+
 TEST_F(ViewsTest, WhatEndsWhereALevelEndsIsAnOrdinaryChunkOfThatLevel) {
     for (int level = 3; level >= 1; level--) {
         EXPECT_EQ(fs.put(at(level), cut(level)), 0);
@@ -70,6 +167,106 @@ TEST_F(ViewsTest, WhatEndsWhereALevelEndsIsAnOrdinaryChunkOfThatLevel) {
     flipped[flipped.size() - 1] ^= 1;
     EXPECT_EQ(fs.put(at(2, "d"), flipped), EBADMSG);
     EXPECT_EQ(fs.put(at(2, "d"), cut(2)), 0);
+}
+
+TEST_F(ViewsTest, UnlinkTakesOneNameAway) {
+    publish();
+    cg_fs_file *file;
+    Bytes bytes(nested.bytes.size());
+    size_t n = 0;
+    ASSERT_EQ(fs.open(at(3), O_RDONLY, &file), 0);
+    EXPECT_EQ(fs.unlink(at(3)), 0);
+    EXPECT_EQ(fs.look(at(3)), ENOENT);
+    ASSERT_EQ(cg_fs_read(fs.fs, file, bytes.data(), bytes.size(), 0, &n), 0);
+    EXPECT_EQ(n, cut(3).size()) << "who has it open keeps the view";
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(fs.get(at(1)), nested.bytes);
+    EXPECT_EQ(fs.get(at(2)), cut(2));
+    EXPECT_EQ(fs.unlink(at(1)), 0);
+    EXPECT_EQ(fs.get(at(2)), cut(2)) << "the finest name is no better than others";
+}
+
+TEST_F(ViewsTest, ModeIsOfTheFileBeneathAndContentIsNobodysToChange) {
+    publish();
+    ASSERT_EQ(fs.unlink(object(1)), 0);
+    struct stat attr = {};
+    attr.st_mode = 0600;
+    ASSERT_EQ(cg_fs_setattr(fs.fs, fs.find(at(2)), &attr, CG_SET_MODE, &attr), 0);
+    EXPECT_EQ(attr.st_size, static_cast<off_t>(cut(2).size()));
+    EXPECT_EQ(attr.st_ino, attr_of(at(2)).st_ino);
+    EXPECT_EQ(attr_of(at(1)).st_mode & 07777, 0600u);
+    EXPECT_EQ(attr_of(at(3)).st_mode & 07777, 0600u);
+    cg_fs_file *file;
+    EXPECT_EQ(fs.open(at(2), O_RDWR, &file), EPERM);
+    EXPECT_EQ(fs.truncate(at(2), 10), EPERM);
+    EXPECT_EQ(fs.put(at(2), cut(2)), EPERM);
+}
+
+TEST_F(ViewsTest, OrdinaryNameOfAFileThatHasViewsIsImmutable) {
+    cg_fs_file *writer, *file;
+    ASSERT_EQ(fs.create("m/part", &writer), 0);
+    ASSERT_EQ(fs.write(writer, nested.bytes), 0);
+    ASSERT_EQ(fs.link("m/part", at(2)), 0);
+    EXPECT_EQ(fs.write(writer, Bytes{0}), EPERM) << "sealed by the link";
+    EXPECT_EQ(fs.close(writer), 0);
+    EXPECT_EQ(fs.open("m/part", O_RDWR, &file), EPERM);
+    EXPECT_EQ(fs.truncate("m/part", 0), EPERM);
+    EXPECT_EQ(cg_fs_setxattr(fs.fs, fs.find("m/part"), "user.color", "red", 3, 0), EOPNOTSUPP)
+        << "published, if by another node";
+    EXPECT_EQ(fs.get(at(2)), cut(2));
+    EXPECT_EQ(fs.get("m/part"), nested.bytes);
+}
+
+TEST_F(ViewsTest, ViewWithoutAnyNameIsStillNotWritable) {
+    lay_out();
+    cg_fs_file *file, *again;
+    ASSERT_EQ(fs.open(at(2), O_RDONLY, &file), 0);
+    for (int level = 1; level <= 3; level++) ASSERT_EQ(fs.unlink(at(level)), 0);
+    EXPECT_EQ(cg_fs_open(fs.fs, file->node, O_RDWR, &again), EPERM);
+    ASSERT_EQ(cg_fs_open(fs.fs, file->node, O_RDONLY, &again), 0);
+    Bytes bytes(nested.bytes.size());
+    size_t n = 0;
+    EXPECT_EQ(cg_fs_read(fs.fs, again, bytes.data(), bytes.size(), 0, &n), 0);
+    EXPECT_EQ(n, cut(2).size());
+    EXPECT_EQ(fs.close(again), 0);
+    EXPECT_EQ(fs.close(file), 0);
+}
+
+TEST_F(ViewsTest, LookingAtAViewIsNoAccess) {
+    lay_out();
+    const struct timespec times[2] = {{1000000000, 0}, {1100000000, 0}};
+    ASSERT_EQ(utimensat(store.fd, at(1).c_str(), times, 0), 0);
+    EXPECT_EQ(fs.look(at(2)), 0);
+    EXPECT_EQ(attr_of(at(2)).st_atim.tv_sec, 1000000000);
+    EXPECT_EQ(attr_of(at(2)).st_size, static_cast<off_t>(cut(2).size()));
+}
+
+TEST_F(ViewsTest, FileThatBecameAnotherIsStaleAndFoundAgainByName) {
+    lay_out();
+    cg_fs_node *before = fs.find(at(2));
+    cg_fs_file *file;
+    /* In place: the same inode is now a chunk of one level. */
+    const Chunk plain = make_chunk(nullptr, draw_tokens(16, 7), CG_L2, &profile, 20000);
+    store.write(at(2), plain.bytes);
+    EXPECT_EQ(cg_fs_open(fs.fs, before, O_RDONLY, &file), ESTALE);
+    EXPECT_EQ(fs.get(at(2)), plain.bytes);
+    cg_fs_node *whole = fs.find(at(2));
+    store.write(at(2), nested.bytes);
+    EXPECT_EQ(cg_fs_open(fs.fs, whole, O_RDONLY, &file), ESTALE) << "all of it would be read";
+    EXPECT_EQ(fs.get(at(2)), cut(2));
+}
+
+TEST_F(ViewsTest, WhatIsNoWholeNestedChunkIsShownAsItIs) {
+    Bytes torn = nested.bytes;
+    torn.resize(torn.size() - 1);
+    store.write(at(2), torn);
+    EXPECT_EQ(fs.get(at(2)), torn);
+    store.write(at(3), Bytes(50, 'x'));
+    EXPECT_EQ(fs.get(at(3)), Bytes(50, 'x'));
+    store.write("m/contexts/c/L2/00001.kv", cut(2));
+    EXPECT_EQ(fs.get("m/contexts/c/L2/00001.kv"), cut(2));
+    store.write("m/contexts/c/L2/part.kv", nested.bytes);
+    EXPECT_EQ(fs.get("m/contexts/c/L2/part.kv"), nested.bytes) << "an ordinary name";
 }
 
 }  // namespace

@@ -1,0 +1,58 @@
+/* fusefs/views.h - what a name shows of its file: all of it or, of a nested chunk, one level.
+ *
+ * The levels of a nested chunk are one file (codec/FORMAT.md), which has a name of each level. A
+ * name of the finest level shows it whole; a name of a coarser one shows the bytes up to that
+ * level's end, which are the chunk at that level: a view. Names that show the same of a file are
+ * hard links of each other; names that show different bytes of it are, for whoever looks at the
+ * mount, different files.
+ * Threads: pure but for the system calls.
+ */
+#ifndef CG_FUSEFS_VIEWS_H
+#define CG_FUSEFS_VIEWS_H
+#include "iouring/tree.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cg_view {
+    uint64_t bytes; /* shown, from the file's start */
+    uint8_t level;  /* cg_level; 0: no view, the whole file */
+} cg_view;
+
+static inline bool cg_view_equal(const cg_view *a, const cg_view *b)
+{
+    return a->level == b->level && a->bytes == b->bytes;
+}
+
+/* Whether a file of this name (path, or the last component of one) may have to be looked into to
+ * know what is shown of it. Everything else is shown whole. */
+bool cg_view_is_possible(const char *name);
+
+/* What the name shows of a file with this header, which is that of what the file holds
+ * (cg_chunk_header_cut). */
+cg_view cg_view_of_header(const cg_tree_name *name, const cg_chunk_header *header);
+/* What the name shows of the open file, which attr describes. The whole, where no header that fits
+ * the file is found. */
+cg_view cg_view_of_file(const cg_tree_name *name, int fd, const struct stat *attr);
+/* Attributes of leaf in dir_fd as fstatat() gives them, without following a link, and what path,
+ * the same relative to the store's root, shows of it (NULL: all). A file that we may not read is
+ * shown whole: nobody can read it through us. 0 or an errno value. */
+int cg_view_stat(int dir_fd, const char *leaf, const char *path, struct stat *attr_out,
+                 cg_view *view_out);
+
+/* From the file's attributes to the view's: size, blocks, and an inode number of its own. The link
+ * count stays the file's, so that du, tar and rsync -H know names of one view for links. */
+void cg_view_attr(const cg_view *view, struct stat *attr);
+/* How many of n_bytes at offset are shown. */
+size_t cg_view_clamp(const cg_view *view, off_t offset, size_t n_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
