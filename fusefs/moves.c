@@ -3,6 +3,10 @@
  * What comes under a strict name is checked first, with writers kept out (the gate) until it has
  * the name. A directory is walked only when its new place has other rules than the old one:
  * contexts/a -> contexts/b has not.
+ *
+ * A rename does not change what a file shows: where its old name shows another part of a nested
+ * chunk than the new one would (fusefs/views.h) it is EXDEV, and mv copies. A link to a chunk's
+ * name may show less than the file that it is made of; that is how a nested chunk gets its names.
  */
 #include "fusefs/files.h"
 #include "fusefs/fs.h"
@@ -107,6 +111,8 @@ static int check_file(cg_fs *fs, int dir_fd, const char *leaf, const cg_tree_nam
     int error = 0;
     if (same_rule(old_name, name))
         return 0;
+    if (!cg_view_is_same(dir_fd, leaf, old_name, name))
+        return EXDEV;
     if (!cg_fs_is_strict(name))
         return is_adopted(name->kind) ? note_arrival(list, path, name, &header) : 0;
     const int fd = openat(dir_fd, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -136,7 +142,7 @@ static int depth_of(const char *path)
 static int check_directory(cg_fs *fs, int parent_fd, const char *leaf, const char *old_path,
                            const char *path, arrivals *list)
 {
-    if (depth_of(path) >= MAX_STRICT_DEPTH)
+    if (depth_of(path) >= MAX_STRICT_DEPTH && depth_of(old_path) >= MAX_STRICT_DEPTH)
         return 0;
     const int fd = openat(parent_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
@@ -335,7 +341,8 @@ done:
     return error;
 }
 
-/* What already has a strict name needs no second look at its content. */
+/* Whether the name to may be given to the file of fd, the node's. What already has a strict name
+ * needs no second look at its content. */
 static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to,
                       cg_chunk_header *header_out)
 {
@@ -352,6 +359,13 @@ static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to,
     if (status == CG_OK)
         status = cg_tree_check(&to->name, header_out);
     return cg_strict_errno(status);
+}
+
+/* A view's links show what it shows. */
+static bool may_link_view(const cg_fs_node *node, const place *to, const cg_chunk_header *header)
+{
+    const cg_view view = cg_view_of_header(&to->name, header);
+    return node->view.level == 0 || cg_view_equal(&node->view, &view);
 }
 
 int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *new_name,
@@ -380,8 +394,11 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     }
     const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
     error = cg_reach_open(fs, node, is_strict ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, NULL);
-    if (error == 0 && is_strict && (error = check_link(fs, node, fd, &to, &header)) == 0 &&
-        fsync(fd) != 0)
+    if (error == 0 && is_strict)
+        error = check_link(fs, node, fd, &to, &header);
+    if (error == 0 && !may_link_view(node, &to, &header))
+        error = EXDEV;
+    if (error == 0 && is_strict && fsync(fd) != 0)
         error = errno;
     if (error == 0 &&
         linkat(AT_FDCWD, cg_reach_proc_path(fd).text, to.dir_fd, new_name, AT_SYMLINK_FOLLOW) != 0)

@@ -76,6 +76,20 @@ int cg_view_stat(int dir_fd, const char *leaf, const char *path, struct stat *at
     return 0;
 }
 
+bool cg_view_is_same(int dir_fd, const char *leaf, const cg_tree_name *a, const cg_tree_name *b)
+{
+    struct stat attr;
+    if (!is_coarse_name(a) && !is_coarse_name(b))
+        return true;
+    const int fd = open_unnoticed(dir_fd, leaf);
+    if (fd < 0 || fstat(fd, &attr) != 0)
+        attr.st_mode = 0; /* shown whole */
+    const cg_view view_a = cg_view_of_file(a, fd, &attr), view_b = cg_view_of_file(b, fd, &attr);
+    if (fd >= 0)
+        close(fd);
+    return cg_view_equal(&view_a, &view_b);
+}
+
 void cg_view_attr(const cg_view *view, struct stat *attr)
 {
     if (view->level == 0)

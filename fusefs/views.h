@@ -46,6 +46,9 @@ cg_view cg_view_of_file(const cg_tree_name *name, int fd, const struct stat *att
 int cg_view_stat(int dir_fd, const char *leaf, const char *path, struct stat *attr_out,
                  cg_view *view_out);
 
+/* Whether leaf in dir_fd shows the same by both names, whichever of them it has. */
+bool cg_view_is_same(int dir_fd, const char *leaf, const cg_tree_name *a, const cg_tree_name *b);
+
 /* From the file's attributes to the view's: size, blocks, and an inode number of its own. The link
  * count stays the file's, so that du, tar and rsync -H know names of one view for links. */
 void cg_view_attr(const cg_view *view, struct stat *attr);

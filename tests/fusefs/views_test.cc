@@ -169,6 +169,60 @@ TEST_F(ViewsTest, WhatEndsWhereALevelEndsIsAnOrdinaryChunkOfThatLevel) {
     EXPECT_EQ(fs.put(at(2, "d"), cut(2)), 0);
 }
 
+TEST_F(ViewsTest, RenameNeverChangesWhatAFileShows) {
+    lay_out();
+    fs.mkdirs("m/contexts/d/L1");
+    fs.mkdirs("m/contexts/d/L2");
+    fs.mkdirs("m/contexts/d/L3");
+    EXPECT_EQ(fs.rename(at(2), "m/file"), EXDEV);
+    EXPECT_EQ(fs.rename(at(2), "m/contexts/c/L2/.00000.kv.new"), EXDEV);
+    EXPECT_EQ(fs.rename(at(2), at(3, "d")), EXDEV);
+    EXPECT_EQ(fs.rename(at(2), at(1, "d")), EXDEV);
+    EXPECT_EQ(fs.rename(at(1), at(2, "d")), EXDEV);
+    EXPECT_EQ(fs.rename(at(2), at(3), RENAME_EXCHANGE), EXDEV);
+    EXPECT_EQ(fs.link(at(2), "m/file"), EXDEV);
+    EXPECT_EQ(fs.link(at(2), at(3, "d")), EXDEV);
+    EXPECT_EQ(fs.link(at(2), at(1, "d")), EXDEV);
+    EXPECT_FALSE(store.has("m/file"));
+    EXPECT_TRUE(fs.list("m/contexts/d/L3").empty());
+    for (int level = 1; level <= 3; level++) EXPECT_EQ(fs.get(at(level)), cut(level));
+
+    EXPECT_EQ(fs.rename(at(2), at(2, "d")), 0);
+    EXPECT_EQ(fs.get(at(2, "d")), cut(2));
+    EXPECT_EQ(fs.look(at(2)), ENOENT);
+    fs.mkdirs(object(2).substr(0, object(2).rfind('/')));
+    EXPECT_EQ(fs.rename(at(2, "d"), object(2)), 0) << "another rule, the same level";
+    EXPECT_EQ(fs.get(object(2)), cut(2));
+    EXPECT_EQ(fs.rename(at(1), "m/whole"), 0) << "the finest level's name shows all there is";
+    EXPECT_EQ(fs.get("m/whole"), nested.bytes);
+    EXPECT_EQ(fs.rename("m/whole", at(2)), EXDEV);
+    EXPECT_EQ(fs.rename("m/whole", at(1)), 0);
+}
+
+TEST_F(ViewsTest, ContextMovesAmongContextsAndNotToAnOrdinaryPlace) {
+    lay_out();
+    EXPECT_EQ(fs.rename("m/contexts/c", "m/backup"), EXDEV);
+    fs.mkdirs("m/a/b/c/d/e/f");
+    EXPECT_EQ(fs.rename("m/contexts/c", "m/a/b/c/d/e/f/g"), EXDEV);
+    EXPECT_EQ(fs.rename("m/contexts/c/L2", "m/a/b/c/d/e/f/g"), EXDEV);
+    EXPECT_EQ(fs.rename("m/contexts/c", "m/contexts/d"), 0);
+    for (int level = 1; level <= 3; level++) EXPECT_EQ(fs.get(at(level, "d")), cut(level));
+    EXPECT_EQ(fs.rename("m", "n"), 0);
+    EXPECT_EQ(fs.get("n/" + at(3, "d").substr(2)), cut(3));
+    EXPECT_EQ(fs.rename("n", "n2/m"), ENOENT);
+    EXPECT_EQ(fs.rename("n", "m"), 0);
+    EXPECT_EQ(fs.rename("m/contexts/d/L1", "m/L1"), 0) << "no view in it";
+    EXPECT_EQ(fs.rename("m/L1", "m/contexts/d/L1"), 0);
+
+    fs.mkdirs("m/upload/L2");
+    ASSERT_EQ(fs.put("m/upload/L2/00000.kv", nested.bytes), 0);
+    EXPECT_EQ(fs.rename("m/upload", "m/contexts/e"), EXDEV);
+    ASSERT_EQ(fs.put("m/upload/L2/cut", cut(2)), 0);
+    ASSERT_EQ(fs.rename("m/upload/L2/cut", "m/upload/L2/00000.kv"), 0);
+    EXPECT_EQ(fs.rename("m/upload", "m/contexts/e"), 0);
+    EXPECT_EQ(fs.get(at(2, "e")), cut(2));
+}
+
 TEST_F(ViewsTest, UnlinkTakesOneNameAway) {
     publish();
     cg_fs_file *file;
