@@ -185,14 +185,15 @@ void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups)
         cg_pending_put(fs, pending);
 }
 
-static bool same_content(int a, int b)
+/* Whether what the view shows of a is all that is in b. */
+static bool same_content(int a, const cg_view *view, int b)
 {
     enum { PIECE_BYTES = 1 << 16 };
     char *pieces = malloc(2 * PIECE_BYTES);
     off_t offset = 0;
     bool same = pieces != NULL;
     while (same) {
-        const ssize_t n = pread(a, pieces, PIECE_BYTES, offset);
+        const ssize_t n = pread(a, pieces, cg_view_clamp(view, offset, PIECE_BYTES), offset);
         const ssize_t m = n < 0 ? -1 : pread(b, pieces + PIECE_BYTES, PIECE_BYTES, offset);
         same = n >= 0 && n == m && memcmp(pieces, pieces + PIECE_BYTES, (size_t)n) == 0;
         if (n <= 0)
@@ -210,14 +211,16 @@ static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, int dir_fd,
                          const cg_tree_name *name, bool *replace_out)
 {
     cg_chunk_header header;
+    struct stat attr = {0};
     *replace_out = false;
     const int fd = openat(dir_fd, pending->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return EEXIST;
-    int error = EEXIST;
-    if (same_content(fd, pending->fd)) {
+    int error = fstat(fd, &attr) == 0 ? EEXIST : errno;
+    const cg_view view = cg_view_of_file(name, fd, &attr);
+    if (error == EEXIST && same_content(fd, &view, pending->fd)) {
         error = 0;
-    } else if (cg_fs_is_strict(name)) {
+    } else if (error == EEXIST && cg_fs_is_strict(name)) {
         const cg_status status =
             cg_strict_check(fd, name, &fs->budget, fs->max_file_bytes, &header);
         *replace_out = cg_strict_errno(status) == EBADMSG;
@@ -258,11 +261,25 @@ static int sync_directory(int dir_fd)
     return error;
 }
 
-/* The gate is in CHECKING. */
-static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool replace, bool *is_strict_out)
+/* A nested chunk under a name of a coarser level: what the name would not show goes, so that the
+ * file is what it shows. The time of its last change stays: cp -p has set it before it closes. */
+static int cut_to_view(int fd, const cg_view *view, cg_chunk_header *header)
+{
+    struct stat attr;
+    if (fstat(fd, &attr) != 0 || ftruncate(fd, (off_t)view->bytes) != 0)
+        return errno;
+    const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, attr.st_mtim};
+    if (futimens(fd, times) != 0)
+        return errno;
+    return cg_strict_errno(cg_chunk_header_cut(header, view->bytes));
+}
+
+/* The gate is in CHECKING. renames: this is a rename, which leaves the bytes as they are. */
+static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool replace,
+                           bool *is_strict_out)
 {
     cg_tree_name name;
-    cg_chunk_header header;
+    cg_chunk_header header = {0};
     struct stat attr;
     char *path;
     int dir_fd;
@@ -272,6 +289,10 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool replace, bool
     cg_tree_parse(path, &name);
     *is_strict_out = cg_fs_is_strict(&name);
     if (*is_strict_out && (error = cg_fs_check(fs, pending->fd, path, &name, &header)) != 0)
+        goto done;
+    const cg_view view = cg_view_of_header(&name, &header);
+    if (view.level != 0 &&
+        (error = renames ? EXDEV : cut_to_view(pending->fd, &view, &header)) != 0)
         goto done;
     if (fsync(pending->fd) != 0 || fstat(pending->fd, &attr) != 0) {
         error = errno;
@@ -308,11 +329,11 @@ done:
 }
 
 /* The gate is in CHECKING. *stay_out: a user to put after the gate is open, or NULL. */
-static int publish(cg_fs *fs, cg_fs_pending *pending, bool replace, cg_gate *gate_out,
+static int publish(cg_fs *fs, cg_fs_pending *pending, bool renames, bool replace, cg_gate *gate_out,
                    cg_fs_pending **stay_out)
 {
     bool is_strict = false;
-    const int error = publish_checked(fs, pending, replace, &is_strict);
+    const int error = publish_checked(fs, pending, renames, replace, &is_strict);
     *stay_out = NULL;
     *gate_out = error == 0 && is_strict ? CG_GATE_SEALED : CG_GATE_OPEN;
     if (error == 0) {
@@ -336,7 +357,7 @@ int cg_pending_publish(cg_fs *fs, cg_fs_pending *pending)
         cg_gate_check_end(&fs->nodes, pending->node, before);
         return 0;
     }
-    const int error = publish(fs, pending, false, &gate, &stay);
+    const int error = publish(fs, pending, false, false, &gate, &stay);
     cg_gate_check_end(&fs->nodes, pending->node, gate);
     if (stay != NULL)
         cg_pending_put(fs, stay);
@@ -370,7 +391,7 @@ int cg_pending_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent,
     cg_fs_node *old_parent = pending->parent;
     char *old_name = pending->name;
     set_target(fs, pending, parent, new_name);
-    const int error = publish(fs, pending, replace, &gate, &stay);
+    const int error = publish(fs, pending, true, replace, &gate, &stay);
     if (error != 0) {
         set_target(fs, pending, old_parent, old_name);
         old_parent = parent;

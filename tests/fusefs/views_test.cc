@@ -169,6 +169,34 @@ TEST_F(ViewsTest, WhatEndsWhereALevelEndsIsAnOrdinaryChunkOfThatLevel) {
     EXPECT_EQ(fs.put(at(2, "d"), cut(2)), 0);
 }
 
+TEST_F(ViewsTest, FinerLevelsWrittenUnderACoarseNameAreCutOff) {
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create(at(2), &file), 0);
+    ASSERT_EQ(fs.write(file, nested.bytes), 0);
+    struct stat attr = {};
+    attr.st_mtim.tv_sec = 1000000000;
+    ASSERT_EQ(cg_fs_setattr(fs.fs, file->node, &attr, CG_SET_MTIME, &attr), 0);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(store.read(at(2)), cut(2));
+    EXPECT_EQ(fs.get(at(2)), cut(2));
+    EXPECT_EQ(attr_of(at(2)).st_mtim.tv_sec, 1000000000) << "as cp -p has set it";
+    EXPECT_EQ(store.read(object(2)), cut(2));
+    EXPECT_FALSE(store.has(object(1)));
+}
+
+TEST_F(ViewsTest, EqualContentUnderATakenNameIsNoError) {
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create(at(2), &file), 0);
+    ASSERT_EQ(fs.write(file, cut(2)), 0);
+    lay_out();
+    EXPECT_EQ(fs.close(file), 0) << "the view there shows the same";
+    ASSERT_EQ(fs.unlink(at(3)), 0);
+    ASSERT_EQ(fs.create(at(3), &file), 0);
+    ASSERT_EQ(fs.write(file, cut(3)), 0);
+    store.write(at(3), make_chunk(nullptr, draw_tokens(16, 9), CG_L3, &profile).bytes);
+    EXPECT_EQ(fs.close(file), EEXIST);
+}
+
 TEST_F(ViewsTest, RenameNeverChangesWhatAFileShows) {
     lay_out();
     fs.mkdirs("m/contexts/d/L1");
@@ -197,6 +225,20 @@ TEST_F(ViewsTest, RenameNeverChangesWhatAFileShows) {
     EXPECT_EQ(fs.get("m/whole"), nested.bytes);
     EXPECT_EQ(fs.rename("m/whole", at(2)), EXDEV);
     EXPECT_EQ(fs.rename("m/whole", at(1)), 0);
+}
+
+TEST_F(ViewsTest, CreatorRenamesWhatItIsWritingOnlyToANameThatShowsAllOfIt) {
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create(at(1), &file), 0);
+    ASSERT_EQ(fs.write(file, nested.bytes), 0);
+    EXPECT_EQ(fs.rename(at(1), at(2)), EXDEV);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(fs.get(at(1)), nested.bytes);
+    ASSERT_EQ(fs.create("m/contexts/c/L1/00001.kv", &file), 0);
+    ASSERT_EQ(fs.write(file, cut(2)), 0);
+    EXPECT_EQ(fs.rename("m/contexts/c/L1/00001.kv", at(2)), 0);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(fs.get(at(2)), cut(2));
 }
 
 TEST_F(ViewsTest, ContextMovesAmongContextsAndNotToAnOrdinaryPlace) {
