@@ -81,19 +81,25 @@ static cg_status adopt_chunk(cg_fs *fs, const char *path, const cg_tree_name *na
                              const cg_chunk_header *header)
 {
     char object[CG_TREE_PATH_BYTES];
-    cg_status status = cg_tree_object_path(name->model, &header->key, (cg_level)header->level,
-                                           &header->profile, object, sizeof object);
+    companion copies[CG_N_LEVELS]; /* where there are no hard links */
+    size_t n_copies = 0;
+    cg_status status = CG_OK;
+    for (unsigned level = header->level; level <= header->coarsest && status == CG_OK; level++) {
+        status = cg_tree_object_path(name->model, &header->key, (cg_level)level, &header->profile,
+                                     object, sizeof object);
+        if (status == CG_OK)
+            copies[n_copies++] = companion_at(fs, object, strlen(object), "");
+    }
     if (status == CG_OK)
         status = make_folders(fs, object);
     if (status != CG_OK)
         return status;
     const size_t folder_bytes = (size_t)(strrchr(object, '/') + 1 - object);
     const companion tokens = companion_at(fs, object, folder_bytes, "tokens");
-    /* Where there are no hard links. */
-    const companion copy = companion_at(fs, object, strlen(object), "");
     status = cg_store_adopt(fs->root_fd, path, header);
     hand_down(fs, &tokens, path);
-    hand_down(fs, &copy, path);
+    for (size_t i = 0; i < n_copies; i++)
+        hand_down(fs, &copies[i], path);
     return status;
 }
 
