@@ -1,5 +1,7 @@
 // chunk_files - makes contexts of chunks that cg_chunk_verify() takes, and verifies chunk files.
 //   chunk_files make DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED    one context, levels L0 and L1
+//   chunk_files nest DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED    the same of nested ones, L1 to L3
+//   chunk_files cut FILE LEVEL     the chunk of this level that a nested one begins with, on stdout
 //   chunk_files verify FILE...     1, and a line for each that is no valid chunk
 //   chunk_files key FILE           the chunk's key
 #include "tests/iouring/chunk_maker.h"
@@ -42,6 +44,38 @@ int make(const std::string &directory, size_t n_chunks, size_t payload_bytes, ui
     return 0;
 }
 
+// As it lies in a store: PAYLOAD_BYTES more for each finer level.
+int nest(const std::string &directory, size_t n_chunks, size_t payload_bytes, uint32_t seed) {
+    const cg_fingerprint profile = cg_test::fingerprint_of("a profile");
+    std::vector<cg_test::Chunk> chain;
+    for (int level = 1; level <= 3; level++)
+        std::filesystem::create_directories(directory + "/L" + std::to_string(level));
+    for (size_t i = 0; i < n_chunks; i++) {
+        const uint32_t chunk_seed = seed * 1000 + static_cast<uint32_t>(i);
+        chain.push_back(cg_test::make_chunk(i == 0 ? nullptr : &chain.back(),
+                                            cg_test::draw_tokens(16, chunk_seed), CG_L1, &profile,
+                                            payload_bytes, chunk_seed, CG_L3));
+        char name[32];
+        snprintf(name, sizeof name, "/%05zu.kv", i);
+        write_file(directory + "/L1" + name, chain[i].bytes);
+        for (const char *folder : {"/L2", "/L3"})
+            std::filesystem::create_hard_link(directory + "/L1" + name, directory + folder + name);
+    }
+    write_file(directory + "/context.json", {'{', '}', '\n'});
+    return 0;
+}
+
+int cut(const std::string &file, unsigned long level) {
+    const std::vector<uint8_t> bytes = read_file(file);
+    cg_chunk_header header;
+    if (cg_chunk_header_parse(bytes.data(), bytes.size(), &header) != CG_OK ||
+        level >= CG_N_LEVELS || header.level_bytes[level] == 0)
+        return 1;
+    return fwrite(bytes.data(), 1, header.level_bytes[level], stdout) == header.level_bytes[level]
+               ? 0
+               : 1;
+}
+
 int verify(int n_files, char **files) {
     int n_bad = 0;
     for (int i = 0; i < n_files; i++) {
@@ -71,9 +105,13 @@ int main(int argc, char **argv) {
     if (what == "make" && argc == 6)
         return make(argv[2], strtoul(argv[3], nullptr, 10), strtoul(argv[4], nullptr, 10),
                     static_cast<uint32_t>(strtoul(argv[5], nullptr, 10)));
+    if (what == "nest" && argc == 6)
+        return nest(argv[2], strtoul(argv[3], nullptr, 10), strtoul(argv[4], nullptr, 10),
+                    static_cast<uint32_t>(strtoul(argv[5], nullptr, 10)));
+    if (what == "cut" && argc == 4) return cut(argv[2], strtoul(argv[3], nullptr, 10));
     if (what == "verify" && argc > 2) return verify(argc - 2, argv + 2);
     if (what == "key" && argc == 3) return print_key(argv[2]);
-    fprintf(stderr, "usage: chunk_files make DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED | verify "
-                    "FILE... | key FILE\n");
+    fprintf(stderr, "usage: chunk_files make|nest DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED | cut FILE "
+                    "LEVEL | verify FILE... | key FILE\n");
     return 2;
 }

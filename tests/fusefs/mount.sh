@@ -82,6 +82,16 @@ nothing_at() { [ ! -e "$1" ] && [ -z "$(ls -A "$(dirname "$1")" | grep -F "$(bas
 n_objects() { find "$store/m/objects" -name '*.kv' 2> /dev/null | wc -l; }
 metric() { sed -n "s/^cachegenfs_$1 //p" "$mnt/.cachegenfs/metrics"; }
 
+kernel_is() {
+    local major minor
+    IFS=.- read -r major minor _ <<< "$(uname -r)"
+    [ "$major" -gt "$1" ] || { [ "$major" = "$1" ] && [ "$minor" -ge "$2" ]; }
+}
+
+has_passthrough() {
+    [ "$(id -u)" = 0 ] && "$cachegenfs" --version | grep -q 'passthrough: yes' && kernel_is 6 9
+}
+
 report() {
     if [ $n_failed -gt 0 ]; then
         echo "$n_failed of $n_checks checks failed; the daemon's log:"

@@ -149,12 +149,6 @@ others_work() {
     check "modes are obeyed" fails setpriv --reuid 54321 --regid 54321 --clear-groups cat "$contexts/open/L1/00000.kv"
 }
 
-kernel_is() {
-    local major minor
-    IFS=.- read -r major minor _ <<< "$(uname -r)"
-    [ "$major" -gt "$1" ] || { [ "$major" = "$1" ] && [ "$minor" -ge "$2" ]; }
-}
-
 options=(-o allow_other)
 [ "$(id -u)" = 0 ] || options=()
 for passthrough in auto off; do
@@ -166,7 +160,7 @@ for passthrough in auto off; do
     others_work
     if [ "$passthrough" = off ]; then
         check "no passthrough" equal "$(metric 'opens_total{way="passthrough"}')" 0
-    elif [ "$(id -u)" = 0 ] && "$cachegenfs" --version | grep -q 'passthrough: yes' && kernel_is 6 9; then
+    elif has_passthrough; then
         check "passthrough" equal "$(metric passthrough_in_use)" 1
         check "for most" test "$(metric 'opens_total{way="passthrough"}')" -gt 50
     else

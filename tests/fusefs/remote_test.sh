@@ -57,6 +57,16 @@ check "so does rsync's rename" fails rsync "$tmp/flipped.kv" "$remote/m/contexts
 check "nothing is there" equal "$(find "$store/m/contexts/bad" -type f | wc -l)" 0
 check "mv of a context" mv "$remote/m/contexts/rsync" "$remote/m/contexts/moved"
 check "what mv brought" same_tree "$tmp/source/good" "$mnt/m/contexts/moved"
+"$chunk_files" nest "$tmp/source/nested" 2 100000 3
+cp -a "$tmp/source/nested" "$store/m/contexts/nested"
+for level in 1 2 3; do
+    "$chunk_files" cut "$tmp/source/nested/L1/00001.kv" $level > "$tmp/cut.kv"
+    check "L$level of a nested chunk through sshfs" cmp "$remote/m/contexts/nested/L$level/00001.kv" "$tmp/cut.kv"
+done
+check "cp -r of it through sshfs" cp -r "$remote/m/contexts/nested" "$remote/m/contexts/again"
+check "what it brought" wait_for 10 same_tree "$mnt/m/contexts/nested" "$store/m/contexts/again" # sshfs waits for no close
+check "ln makes a view through sshfs" ln "$remote/m/contexts/nested/L1/00001.kv" "$remote/m/contexts/nested/L2/00002.kv"
+check "which it is" cmp "$remote/m/contexts/nested/L2/00002.kv" "$remote/m/contexts/nested/L2/00001.kv"
 check "rm -r" rm -r "$remote/m/contexts/moved"
 check "it is gone" fails test -e "$mnt/m/contexts/moved"
 report
