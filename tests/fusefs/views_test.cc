@@ -3,6 +3,9 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
+#include <thread>
+
 using namespace cg_test;
 
 namespace {
@@ -363,6 +366,38 @@ TEST_F(ViewsTest, WhatIsNoWholeNestedChunkIsShownAsItIs) {
     EXPECT_EQ(fs.get("m/contexts/c/L2/00001.kv"), cut(2));
     store.write("m/contexts/c/L2/part.kv", nested.bytes);
     EXPECT_EQ(fs.get("m/contexts/c/L2/part.kv"), nested.bytes) << "an ordinary name";
+}
+
+TEST_F(ViewsTest, ReadersOfALevelNeverSeeAnotherWhileNamesComeAndGo) {
+    publish();
+    ASSERT_EQ(fs.link(at(1), "m/whole"), 0);
+    std::atomic<int> n_bad{0}, n_read{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++)
+        threads.emplace_back([&, t] {
+            for (int i = 0; i < 40; i++) {
+                const int level = 2 + (i + t) % 2;
+                const std::string path = at(level);
+                const Bytes bytes = fs.get(path); /* nothing while the name is away */
+                n_bad += !bytes.empty() && bytes != cut(level);
+                n_read += !bytes.empty();
+                cg_fs_node *whole = fs.find("m/whole"), *folder = fs.parent_of(path);
+                if (i % 4 == 0) fs.unlink(path);
+                cg_fs_entry entry;
+                if (folder != nullptr &&
+                    cg_fs_link(fs.fs, whole, folder, "00000.kv", &entry) == 0) {
+                    n_bad += entry.attr.st_size != static_cast<off_t>(cut(level).size());
+                    cg_fs_forget(fs.fs, entry.node, 1);
+                }
+                if (i % 7 == 0)
+                    fs.rename("m/contexts/c", "m/contexts/d"),
+                        fs.rename("m/contexts/d", "m/contexts/c");
+                n_bad += fs.get("m/whole") != nested.bytes;
+            }
+        });
+    for (std::thread &thread : threads) thread.join();
+    EXPECT_EQ(n_bad, 0);
+    EXPECT_GT(n_read, 0);
 }
 
 }  // namespace
