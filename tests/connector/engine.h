@@ -29,9 +29,16 @@ inline std::string hex(const cg_fingerprint &fingerprint) {
     return text;
 }
 
+// As the profile tool makes them: levels nest.
+inline ProfileSpec nesting_spec() {
+    ProfileSpec spec;
+    spec.nests = true;
+    return spec;
+}
+
 // A store with model.json, and with the profile of spec unless told otherwise.
 struct Store {
-    explicit Store(bool with_profile = false, const ProfileSpec &chosen = {}) : spec(chosen) {
+    explicit Store(bool with_profile = false, const ProfileSpec &chosen = nesting_spec()) : spec(chosen) {
         dir.write("m/model.json", model_json());
         if (with_profile) {
             const Bytes bytes = make_profile_bytes(spec);

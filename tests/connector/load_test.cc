@@ -214,8 +214,6 @@ const Damage DAMAGES[] = {
      &cachegen_stats::chunks_missing},
     {"truncated", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->resize(b->size() / 2); }); },
      &cachegen_stats::chunks_truncated},
-    {"longer", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->push_back(0); }); },
-     &cachegen_stats::chunks_corrupt},
     {"a bit in its header", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { (*b)[60] ^= 1; }); },
      &cachegen_stats::chunks_corrupt},
     {"a bit in its last section", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->back() ^= 8; }); },
@@ -292,6 +290,80 @@ TEST_P(LoadTest, DamageIsAShorterLoadACounterAndNoSecondOffer) {
         const Load healed = engine.load(tokens);
         EXPECT_EQ(healed.progress.loaded_tokens, 159u);
         EXPECT_EQ(engine.error_of(tokens, 0, 159), 0);
+    }
+}
+
+// A load reads what its level needs of a file, and no more.
+TEST_P(LoadTest, WhatFollowsAChunkInItsFileIsNotRead) {
+    const Store store;
+    Engine engine(store, with("\"positive_ttl_ms\": 60000"));
+    const Tokens tokens = prompt(32 * 3);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    engine.look_up(tokens);
+    for (const std::string &path : store.chunks("L0"))
+        edit(store, path, [](Bytes *b) { b->push_back(0); });
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 95u);
+    EXPECT_EQ(engine.error_of(tokens, 0, 95), 0);
+    Engine fresh(store, with()); // before the look-up it is a file that is no chunk
+    EXPECT_EQ(fresh.load(tokens).progress.loaded_tokens, 0u);
+    EXPECT_EQ(fresh.stats().chunks_corrupt, 1u);
+}
+
+TEST_P(LoadTest, LossyLevelsAreNamesOfOneFileAndEachLoadReadsItsOwnPart) {
+    const Store store(true);
+    Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+    const Tokens tokens = prompt(32 * 3);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    cachegen_stats s = engine.stats();
+    uint64_t stored_bytes = 0;
+    for (const std::string &path : store.chunks("L1")) {
+        struct stat finest, coarsest;
+        ASSERT_EQ(fstatat(store.dir.fd, path.c_str(), &finest, 0), 0);
+        ASSERT_EQ(fstatat(store.dir.fd, (path.substr(0, path.size() - 5) + "L3.kv").c_str(), &coarsest, 0), 0);
+        EXPECT_EQ(finest.st_ino, coarsest.st_ino);
+        stored_bytes += static_cast<uint64_t>(finest.st_size);
+    }
+    EXPECT_EQ(s.bytes_written, stored_bytes);
+    for (unsigned level = 1; level <= 3; level++) EXPECT_EQ(s.chunks_saved[level], 3u);
+    double error = 0;
+    std::vector<uint64_t> read_bytes;
+    for (int level = 1; level <= 3; level++) {
+        SCOPED_TRACE(level);
+        Engine fresh(store, with());
+        fresh.level_plus_1 = static_cast<uint32_t>(level + 1);
+        const Load l = fresh.load(tokens);
+        EXPECT_EQ(l.progress.loaded_tokens, 95u);
+        EXPECT_EQ(l.progress.worst_level, static_cast<uint32_t>(level));
+        EXPECT_GT(fresh.error_of(tokens, 0, 95), error); // each coarser than the one before
+        error = fresh.error_of(tokens, 0, 95);
+        read_bytes.push_back(fresh.stats().bytes_read);
+    }
+    EXPECT_EQ(read_bytes[0], stored_bytes);
+    EXPECT_LT(read_bytes[1], read_bytes[0]);
+    EXPECT_LT(read_bytes[2], read_bytes[1]);
+
+    // An administrator took the finer names away: what is left still loads, at the level of its name.
+    for (const char *level : {"L1", "L2"})
+        for (const std::string &path : store.chunks(level)) ASSERT_EQ(unlinkat(store.dir.fd, path.c_str(), 0), 0);
+    Engine left(store, with());
+    const Load l = left.load(tokens);
+    EXPECT_EQ(l.progress.loaded_tokens, 95u);
+    EXPECT_EQ(l.progress.worst_level, 3u);
+}
+
+TEST_P(LoadTest, AProfileThatDoesNotNestKeepsAFileALevel) {
+    const Store store(true, ProfileSpec());
+    Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+    const Tokens tokens = prompt(32 * 3);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    for (const std::string &path : store.chunks("L1")) {
+        struct stat attr;
+        ASSERT_EQ(fstatat(store.dir.fd, path.c_str(), &attr, 0), 0);
+        EXPECT_EQ(attr.st_nlink, 1u);
+    }
+    for (int level = 1; level <= 3; level++) {
+        engine.level_plus_1 = static_cast<uint32_t>(level + 1);
+        EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 95u);
     }
 }
 
