@@ -125,8 +125,8 @@ static cg_status new_op(cg_io *io, cg_io_op_kind kind, int dir_fd, const char *p
     return status;
 }
 
-cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes, uint64_t max_bytes,
-                     cg_io_cache cache, uint64_t user)
+static cg_status submit_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes, uint64_t max_bytes,
+                             bool start_only, cg_io_cache cache, uint64_t user)
 {
     cg_io_op *op;
     const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, &op);
@@ -134,8 +134,21 @@ cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_
         return status;
     op->expected_bytes = expected_bytes;
     op->max_bytes = max_bytes;
+    op->start_only = start_only;
     op->direct = cache == CG_IO_DIRECT;
     return submit(io, op);
+}
+
+cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes, uint64_t max_bytes,
+                     cg_io_cache cache, uint64_t user)
+{
+    return submit_read(io, dir_fd, path, expected_bytes, max_bytes, false, cache, user);
+}
+
+cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes, cg_io_cache cache, uint64_t user)
+{
+    return n_bytes == 0 ? CG_ERR_INVALID_ARGUMENT
+                        : submit_read(io, dir_fd, path, n_bytes, n_bytes, true, cache, user);
 }
 
 cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user)

@@ -1,4 +1,4 @@
-/* iouring/io.h - a queue of whole-file reads, stats and atomic writes, on io_uring or on a pool of threads.
+/* iouring/io.h - a queue of reads, stats and atomic writes of whole files, on io_uring or on a pool of threads.
  *
  * One queue belongs to one thread: all calls on a cg_io come from the thread that uses it (cg_io_wake() excepted).
  * Both backends promise the same: short reads and EINTR are continued, unaligned tails are handled, completions
@@ -42,7 +42,7 @@ typedef struct cg_io_config {
 /* A buffer filled by a read. data is page-aligned and the caller's until cg_io_buffer_release(). */
 typedef struct cg_io_buffer {
     uint8_t *data;
-    size_t n_bytes;        /* bytes of the file */
+    size_t n_bytes;        /* bytes of the file, or of its start */
     size_t capacity_bytes;
 } cg_io_buffer;
 
@@ -73,6 +73,9 @@ const char *cg_io_backend_name(cg_io_backend backend);
  * spares the size look-up, so it should come from one; a file of another size is still read whole. */
 cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes, uint64_t max_bytes,
                      cg_io_cache cache, uint64_t user);
+/* Reads the first n_bytes of a file, exactly; CG_ERR_TRUNCATED: it has fewer. Nothing looks at it before, so a device
+ * that has so many bytes to give passes for a file. CG_ERR_INVALID_ARGUMENT at once: n_bytes is 0. */
+cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes, cg_io_cache cache, uint64_t user);
 /* Completes with CG_OK and file_bytes for a regular file, CG_ERR_NOT_FOUND, or another error. */
 cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user);
 /* Writes a new file at path, whole or not at all, durably: temporary file beside it, write, fsync, link (so that an

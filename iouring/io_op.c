@@ -144,7 +144,8 @@ static void read_next(cg_io_op *op)
 {
     /* O_DIRECT wants aligned offsets: after an odd end its last block is read again. */
     const size_t offset = op->direct ? op->done_bytes / CG_IO_PAGE_BYTES * CG_IO_PAGE_BYTES : op->done_bytes;
-    const size_t left_bytes = op->buffer->buffer.capacity_bytes - offset;
+    const size_t end = op->start_only ? cg_io_op_start_end(op) : op->buffer->buffer.capacity_bytes;
+    const size_t left_bytes = end - offset;
     op->state = READ_DATA;
     op->step = (cg_io_step){
         .kind = CG_IO_STEP_READ,
@@ -204,7 +205,7 @@ static void read_statted(cg_io_op *op, int result)
         return;
     }
     op->size_is_known = true;
-    read_begin(op, op->statx.stx_size);
+    read_begin(op, op->start_only ? op->max_bytes : op->statx.stx_size);
 }
 
 static void read_complete(cg_io_op *op)
@@ -214,6 +215,22 @@ static void read_complete(cg_io_op *op)
     op->file_bytes = op->done_bytes;
     op->buffer->buffer.n_bytes = op->done_bytes;
     read_close(op, READ_CLOSE);
+}
+
+/* done_bytes of a start have been read. */
+static void read_start_data(cg_io_op *op, bool at_end)
+{
+    if (op->done_bytes >= op->size_bytes) {
+        op->done_bytes = (size_t)op->size_bytes;
+        read_complete(op);
+    } else if (!at_end) {
+        read_next(op);
+    } else if (!op->size_is_known) {
+        read_stat(op); /* no regular file, perhaps: that is the better answer */
+    } else {
+        op->status = CG_ERR_TRUNCATED;
+        read_close(op, READ_CLOSE);
+    }
 }
 
 static void read_data(cg_io_op *op, int result)
@@ -239,6 +256,10 @@ static void read_data(cg_io_op *op, int result)
     const bool at_end = result == 0 || end <= op->done_bytes;
     if (end > op->done_bytes)
         op->done_bytes = end;
+    if (op->start_only) {
+        read_start_data(op, at_end);
+        return;
+    }
     /* The buffer has room for more than size_bytes: exactly that many is a whole file, unless the size is only
      * expected and this read just happened to stop there. */
     const bool all_there = op->done_bytes == op->size_bytes;

@@ -46,6 +46,7 @@ typedef struct cg_io_op {
     bool abandoned; /* atomic, see cg_io_op_abandon(): stop after the step under way, clean up, report to nobody */
 
     uint64_t expected_bytes, max_bytes; /* reads */
+    bool start_only;                    /* read max_bytes from the start, and no more */
     bool direct;
     cg_io_pool *pool;
     cg_io_pool_buffer *buffer;
@@ -65,7 +66,7 @@ typedef struct cg_io_op {
     int fd;
     struct statx statx;
     bool size_is_known;    /* statx speaks of the open file */
-    uint64_t size_bytes;   /* of the file, as known or expected */
+    uint64_t size_bytes;   /* to read: of the file, as known or expected, or of its start */
     size_t done_bytes;
     unsigned n_retries;
 
@@ -107,6 +108,12 @@ cg_status cg_io_op_check_regular(cg_io_op *op, const struct statx *statx);
 /* A buffer for a file of file_bytes and at least one byte more, which shows that a file has grown.
  * False: op->status says why. */
 bool cg_io_op_reserve(cg_io_op *op, uint64_t file_bytes);
+/* Where reading for a start ends: it may be behind it, for O_DIRECT wants whole pages. */
+static inline size_t cg_io_op_start_end(const cg_io_op *op)
+{
+    const size_t n_pages = ((size_t)op->size_bytes + CG_IO_PAGE_BYTES - 1) / CG_IO_PAGE_BYTES;
+    return op->direct ? n_pages * CG_IO_PAGE_BYTES : (size_t)op->size_bytes;
+}
 /* Records a failure unless there is one already. CG_ERR_INVALID_ARGUMENT for ELOOP and EISDIR: not a regular file. */
 void cg_io_op_record_error(cg_io_op *op, int error);
 #endif

@@ -1,9 +1,10 @@
 /* The io_uring backend.
  *
- * A read of known size is one chain: openat2 into a fixed file slot, read into a registered buffer, close. Whatever
- * the chain meets that is unusual (another size, a short read, no O_DIRECT) is left to the steps of io_op.c, which
- * are also how stats and writes run. One operation is one flight; entries name it by its index, so a late completion
- * can never be taken for another operation's: a flight is reused only when nothing of it is in the kernel.
+ * A read of known size, or of a file's start, is one chain: openat2 into a fixed file slot, read into a registered
+ * buffer, close. Whatever the chain meets that is unusual (another size, a short read, no O_DIRECT) is left to the steps
+ * of io_op.c, which are also how stats and writes run. One operation is one flight; entries name it by its index, so a
+ * late completion can never be taken for another operation's: a flight is reused only when nothing of it is in the
+ * kernel.
  */
 #include "iouring/io_backend.h"
 #include "iouring/io_uring_ring.h"
@@ -143,7 +144,8 @@ static void push_chain(uring *u, flight *f)
     io_uring_sqe_set_data64(sqe, user_data(u, f, TAG_OPEN));
 
     /* One byte more than the file has, or it could have grown unnoticed. */
-    const unsigned n_bytes = (unsigned)((op->size_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES);
+    const unsigned n_bytes = op->start_only ? (unsigned)cg_io_op_start_end(op)
+                                            : (unsigned)((op->size_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES);
     sqe = io_uring_get_sqe(&u->ring.ring);
     if (op->buffer->slot != CG_IO_NO_SLOT)
         io_uring_prep_read_fixed(sqe, (int)slot, op->buffer->buffer.data, n_bytes, 0, op->buffer->slot);
@@ -247,7 +249,7 @@ static void chain_landed(cg_io *io, flight *f)
     } else if (result < 0) {
         cg_io_op_record_error(op, -result);
         end_flight(io, f);
-    } else if ((uint64_t)result == op->size_bytes) {
+    } else if ((uint64_t)result == op->size_bytes || (op->start_only && (uint64_t)result > op->size_bytes)) {
         /* Whole, or a file that has grown since its size was looked up, read short just there: no file system that
          * is known does that to a regular file, and a second read would cost a round trip on a network. */
         op->file_bytes = op->size_bytes;

@@ -61,8 +61,18 @@ protected:
     // What a read of path gives: its status, and in *bytes_out what the file holds.
     cg_status read(const std::string &path, std::vector<uint8_t> *bytes_out, uint64_t expected_bytes = 0,
                    uint64_t max_bytes = NEVER_BYTES, cg_io_cache cache = CG_IO_CACHED) {
-        bytes_out->clear();
         EXPECT_EQ(cg_io_read(io, dir.fd, path.c_str(), expected_bytes, max_bytes, cache, 77), CG_OK);
+        return take_read(bytes_out);
+    }
+
+    cg_status read_start(const std::string &path, std::vector<uint8_t> *bytes_out, uint64_t n_bytes,
+                         cg_io_cache cache = CG_IO_CACHED) {
+        EXPECT_EQ(cg_io_read_start(io, dir.fd, path.c_str(), n_bytes, cache, 77), CG_OK);
+        return take_read(bytes_out);
+    }
+
+    cg_status take_read(std::vector<uint8_t> *bytes_out) {
+        bytes_out->clear();
         last = wait_for_one();
         EXPECT_EQ(last.user, 77u);
         EXPECT_EQ(last.buffer != nullptr, last.status == CG_OK);

@@ -54,6 +54,23 @@ TEST_P(IoTest, ReadsFilesOfAtMostMaxBytes) {
     }
 }
 
+TEST_P(IoTest, ReadsTheStartOfAFileAndNoMore) {
+    for (size_t n : SIZES) {
+        const std::vector<uint8_t> bytes = draw_bytes(n, n);
+        dir.write("file", bytes);
+        for (size_t wanted : {size_t{1}, size_t{160}, size_t{4095}, size_t{4096}, size_t{4097}, n / 2 + 1, n, n + 1})
+            for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
+                if (wanted == 0) continue;
+                SCOPED_TRACE(testing::Message() << "bytes=" << n << " wanted=" << wanted << " cache=" << cache);
+                std::vector<uint8_t> got;
+                ASSERT_EQ(read_start("file", &got, wanted, cache), wanted <= n ? CG_OK : CG_ERR_TRUNCATED);
+                if (wanted > n) continue;
+                ASSERT_EQ(got.size(), wanted);
+                ASSERT_TRUE(std::equal(got.begin(), got.end(), bytes.begin()));
+            }
+    }
+}
+
 TEST_P(IoTest, RefusesWhatIsNoRegularFile) {
     ASSERT_EQ(mkdirat(dir.fd, "folder", 0700), 0);
     ASSERT_EQ(mkfifo((dir.path + "/fifo").c_str(), 0600), 0);
@@ -80,6 +97,9 @@ TEST_P(IoTest, RefusesWhatIsNoRegularFile) {
                 EXPECT_EQ(read(c.path, &got, expected, 1000, cache), c.want)
                     << c.path << " expected=" << expected << " cache=" << cache;
                 EXPECT_EQ(last.error, c.error) << c.path << " expected=" << expected;
+                if (expected == 0) continue;
+                EXPECT_EQ(read_start(c.path, &got, expected, cache), c.want) << c.path << " cache=" << cache;
+                EXPECT_EQ(last.error, c.error) << c.path;
             }
         EXPECT_EQ(stat(c.path), c.want) << c.path;
         EXPECT_EQ(last.error, c.error) << c.path;
@@ -100,6 +120,7 @@ TEST_P(IoTest, StatsRegularFiles) {
 
 TEST_P(IoTest, RefusesBadPathsAtOnce) {
     EXPECT_EQ(cg_io_stat(io, dir.fd, "", 1), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_io_read_start(io, dir.fd, "file", 0, CG_IO_CACHED, 1), CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_io_stat(io, dir.fd, std::string(5000, 'x').c_str(), 1), CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
 }
@@ -117,7 +138,10 @@ TEST_P(IoTest, KeepsManyReadsUnderWay) {
     while (done < N) {
         while (submitted < N) {
             const cg_status status =
-                cg_io_read(io, dir.fd, std::to_string(submitted).c_str(),
+                submitted % 5 == 4
+                    ? cg_io_read_start(io, dir.fd, std::to_string(submitted).c_str(), files[submitted].size(),
+                                       submitted % 2 == 0 ? CG_IO_DIRECT : CG_IO_CACHED, submitted)
+                    : cg_io_read(io, dir.fd, std::to_string(submitted).c_str(),
                            submitted % 3 == 0 ? 0 : files[submitted].size(), NEVER_BYTES,
                            submitted % 2 == 0 ? CG_IO_DIRECT : CG_IO_CACHED, submitted);
             if (status == CG_ERR_AGAIN) break;
@@ -330,7 +354,9 @@ TEST_P(IoTest, CanBeFreedWithEverythingUnderWay) {
 TEST_P(IoTest, CompletesAbandonedOperationsOnce) {
     dir.write("file", draw_bytes(1 << 20, 1));
     for (uint64_t i = 0; i < 10; i++)
-        ASSERT_EQ(cg_io_read(io, dir.fd, "file", 0, NEVER_BYTES, CG_IO_DIRECT, i), CG_OK);
+        ASSERT_EQ(i % 4 == 0 ? cg_io_read_start(io, dir.fd, "file", 500000, CG_IO_DIRECT, i)
+                             : cg_io_read(io, dir.fd, "file", 0, NEVER_BYTES, CG_IO_DIRECT, i),
+                  CG_OK);
     for (uint64_t i = 0; i < 10; i += 2) cg_io_abandon(io, i);
     cg_io_abandon(io, 12345);
     std::set<uint64_t> seen;

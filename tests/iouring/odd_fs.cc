@@ -24,6 +24,7 @@ struct OddFs::State {
     std::condition_variable released_changed;
     bool released = false;
     int n_hanging = 0, n_open = 0;
+    size_t most_asked = 0;
 };
 
 namespace {
@@ -88,6 +89,10 @@ struct OddFsCalls {
     }
     static int read(const char *path, char *bytes, size_t n, off_t offset, struct fuse_file_info *info) {
         if (is_named(path, "hang_read")) hang();
+        {
+            const std::lock_guard<std::mutex> guard(state()->lock);
+            state()->most_asked = std::max(state()->most_asked, n);
+        }
         if (is_named(path, "latedirect") && (info->flags & O_DIRECT)) return -EINVAL;
         if (is_named(path, "short")) n = std::min<size_t>(n, 1000);
         return result_of(pread(static_cast<int>(info->fh), bytes, n, offset));
@@ -163,6 +168,11 @@ int OddFs::n_hanging() const {
 int OddFs::n_open() const {
     const std::lock_guard<std::mutex> guard(state_->lock);
     return state_->n_open;
+}
+
+size_t OddFs::most_asked() const {
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    return state_->most_asked;
 }
 
 } // namespace cg_test

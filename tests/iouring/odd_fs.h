@@ -6,6 +6,7 @@
 // file with "full" in its name has all the links that it can have (EMLINK).
 #ifndef CG_TESTS_IOURING_ODD_FS_H
 #define CG_TESTS_IOURING_ODD_FS_H
+#include <cstddef>
 #include <string>
 
 namespace cg_test {
@@ -21,6 +22,7 @@ public:
     void release(); // all that hangs, and what would hang from now on
     int n_hanging() const;
     int n_open() const; // files; their release follows their close some time later
+    size_t most_asked() const; // bytes that a read wanted
     const std::string &why() const { return why_; }
 
     struct State; // odd_fs.cc

@@ -95,6 +95,24 @@ TEST_P(OddFsTest, ContinuesShortReads) {
     }
 }
 
+TEST_P(OddFsTest, ContinuesShortReadsOfAStart) {
+    const std::vector<uint8_t> bytes = draw_bytes(10000, 1);
+    dir.write("backing/short", bytes);
+    for (size_t n : {1, 999, 1000, 1001, 4096, 9999, 10000}) {
+        std::vector<uint8_t> got;
+        ASSERT_EQ(read_start("odd/short", &got, n), CG_OK) << n;
+        EXPECT_TRUE(got == std::vector<uint8_t>(bytes.begin(), bytes.begin() + static_cast<long>(n))) << n;
+        ASSERT_EQ(read_start("odd/short", &got, n + 10000), CG_ERR_TRUNCATED) << n;
+    }
+}
+
+TEST_P(OddFsTest, AsksForNoMoreThanTheStart) {
+    dir.write("backing/short_counted", draw_bytes(1 << 20, 1)); // past the page cache, which would read ahead
+    std::vector<uint8_t> got;
+    ASSERT_EQ(read_start("odd/short_counted", &got, 160), CG_OK);
+    EXPECT_EQ(odd->most_asked(), 160u);
+}
+
 TEST_P(OddFsTest, ReadsThroughTheCacheWhereThereIsNoDirectIo) {
     const std::vector<uint8_t> bytes = draw_bytes(10000, 1);
     for (const char *name : {"nodirect", "latedirect", "plain"}) {
@@ -103,6 +121,8 @@ TEST_P(OddFsTest, ReadsThroughTheCacheWhereThereIsNoDirectIo) {
             std::vector<uint8_t> got;
             ASSERT_EQ(read(std::string("odd/") + name, &got, expected, NEVER_BYTES, CG_IO_DIRECT), CG_OK) << name;
             EXPECT_TRUE(got == bytes) << name;
+            ASSERT_EQ(read_start(std::string("odd/") + name, &got, 5000, CG_IO_DIRECT), CG_OK) << name;
+            EXPECT_TRUE(got == std::vector<uint8_t>(bytes.begin(), bytes.begin() + 5000)) << name;
         }
     }
 }
@@ -170,6 +190,7 @@ TEST_P(OddFsTest, ClosesWhatItReads) {
     for (size_t expected : {0, 5000, 4000}) {
         std::vector<uint8_t> got;
         ASSERT_EQ(read("odd/file", &got, expected), CG_OK);
+        ASSERT_EQ(read_start("odd/file", &got, expected + 1), expected == 5000 ? CG_ERR_TRUNCATED : CG_OK);
         const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
         while (odd->n_open() > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
         EXPECT_EQ(odd->n_open(), 0) << "expected " << expected;
@@ -211,6 +232,9 @@ TEST_P(OddFsTest, NeverBlocksInSubmit) {
     for (const char *name : names) dir.write(std::string("backing/a/") + name, draw_bytes(8192, 1));
     dir.write("good", draw_bytes(8192, 2)); // the kernel itself lets a hanging look-up hold up its directory
     uint64_t user = 0;
+    for (const char *name : names)
+        ASSERT_EQ(cg_io_read_start(io, dir.fd, (std::string("odd/a/") + name).c_str(), 160, CG_IO_CACHED, user++),
+                  CG_OK);
     for (const char *name : names)
         for (uint64_t expected : {0, 8192})
             for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT})
