@@ -98,9 +98,7 @@ cg_status cg_file_chunk_header(int dir_fd, const char *path, cg_chunk_header *he
     cg_status status = cg_file_read_start(dir_fd, path, bytes, sizeof bytes, &file_bytes);
     if (status == CG_OK)
         status = cg_chunk_header_parse(bytes, sizeof bytes, header_out);
-    if (status == CG_OK && header_out->file_bytes != file_bytes)
-        status = header_out->file_bytes > file_bytes ? CG_ERR_TRUNCATED : CG_ERR_CORRUPT;
-    return status;
+    return status == CG_OK ? cg_chunk_header_cut(header_out, file_bytes) : status;
 }
 
 cg_status cg_file_write(int dir_fd, const char *path, const void *bytes, size_t n_bytes, bool replace)
@@ -189,7 +187,7 @@ static cg_status write_fully(int fd, const uint8_t *bytes, size_t n_bytes)
     return CG_OK;
 }
 
-static cg_status copy_bytes(int from_fd, int to_fd)
+static cg_status copy_start(int from_fd, int to_fd, uint64_t n_bytes)
 {
     cg_status status;
     size_t n_read;
@@ -198,7 +196,8 @@ static cg_status copy_bytes(int from_fd, int to_fd)
         return CG_ERR_NO_MEMORY;
     uint64_t offset = 0;
     do {
-        if ((status = read_fully(from_fd, bytes, COPY_BYTES, offset, &n_read)) == CG_OK)
+        const size_t wanted = n_bytes - offset < COPY_BYTES ? (size_t)(n_bytes - offset) : COPY_BYTES;
+        if ((status = read_fully(from_fd, bytes, wanted, offset, &n_read)) == CG_OK)
             status = write_fully(to_fd, bytes, n_read);
         offset += n_read;
     } while (status == CG_OK && n_read == COPY_BYTES);
@@ -208,13 +207,13 @@ static cg_status copy_bytes(int from_fd, int to_fd)
     return status;
 }
 
-/* Copies from_fd to a new temporary file. */
-static cg_status copy_to_temp(int from_fd, int dir_fd, const char *temp)
+/* Copies the start of from_fd to a new temporary file. */
+static cg_status copy_to_temp(int from_fd, int dir_fd, const char *temp, uint64_t n_bytes)
 {
     const int to_fd = openat(dir_fd, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (to_fd < 0)
         return cg_status_from_errno(errno);
-    cg_status status = copy_bytes(from_fd, to_fd);
+    cg_status status = copy_start(from_fd, to_fd, n_bytes);
     if (close(to_fd) != 0 && status == CG_OK)
         status = cg_status_from_errno(errno);
     if (status != CG_OK)
@@ -246,7 +245,7 @@ static cg_status name_temp_file(int dir_fd, const char *temp, const char *to, bo
     return cg_status_from_errno(error);
 }
 
-cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace)
+cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace, uint64_t copy_bytes)
 {
     char temp[PATH_MAX];
     uint64_t file_bytes;
@@ -267,7 +266,7 @@ cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool rep
     const int error = linkat(dir_fd, from, dir_fd, link_to, 0) == 0 ? 0 : errno;
     status = cg_status_from_errno(error);
     if (means_no_links(error)) {
-        if ((status = copy_to_temp(from_fd, dir_fd, temp)) == CG_OK)
+        if ((status = copy_to_temp(from_fd, dir_fd, temp, copy_bytes)) == CG_OK)
             status = name_temp_file(dir_fd, temp, to, replace);
     } else if (error == 0 && replace) {
         status = name_temp_file(dir_fd, temp, to, true);
@@ -275,4 +274,11 @@ cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool rep
 done:
     close(from_fd);
     return status;
+}
+
+cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t copy_bytes)
+{
+    if (linkat(dir_fd, from, dir_fd, to, 0) == 0)
+        return CG_OK;
+    return means_no_links(errno) ? cg_file_install(dir_fd, from, to, false, copy_bytes) : cg_status_from_errno(errno);
 }

@@ -16,17 +16,20 @@ extern "C" {
 cg_status cg_file_read(int dir_fd, const char *path, size_t max_bytes, uint8_t **bytes_out, size_t *n_bytes_out);
 /* Reads the first n_bytes; CG_ERR_TRUNCATED when there are fewer. file_bytes_out may be NULL. */
 cg_status cg_file_read_start(int dir_fd, const char *path, void *bytes_out, size_t n_bytes, uint64_t *file_bytes_out);
-/* The fixed header of a chunk file; CG_ERR_TRUNCATED also when the file is not as long as the header says. */
+/* The fixed header of a chunk file, of what it holds (cg_chunk_header_cut()); CG_ERR_TRUNCATED also when the file does
+ * not end where a level ends. */
 cg_status cg_file_chunk_header(int dir_fd, const char *path, cg_chunk_header *header_out);
 /* As cg_io_write(), in this thread. */
 cg_status cg_file_write(int dir_fd, const char *path, const void *bytes, size_t n_bytes, bool replace);
 /* cg_file_write() with replace, unless the file has these bytes already. */
 cg_status cg_file_update(int dir_fd, const char *path, const void *bytes, size_t n_bytes);
 
-/* Gives a file a second name: a hard link, or where there are none (EPERM, EMLINK, EXDEV, EOPNOTSUPP) a copy. The
- * content is on disk before the name is there. Makes missing directories above `to`.
- * CG_ERR_EXISTS without replace. */
-cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace);
+/* Gives a file a second name: a hard link, or where there are none (EPERM, EMLINK, EXDEV, EOPNOTSUPP) a copy of its
+ * first copy_bytes (UINT64_MAX: of all). The content is on disk before the name is there. Makes missing directories
+ * above `to`. CG_ERR_EXISTS without replace. */
+cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace, uint64_t copy_bytes);
+/* cg_file_install() without replace, of a file that is on disk already, into a directory that is there. */
+cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t copy_bytes);
 /* fsync of the directory that holds path. A file system that cannot is no error. */
 cg_status cg_file_sync_dir(int dir_fd, const char *path);
 /* mkdir -p (0700), durable, of the directories above path. */

@@ -1,6 +1,7 @@
 #include "iouring/store.h"
 
 #include "codec/cursor.h"
+#include "iouring/file.h"
 #include "iouring/io_op.h"
 #include "iouring/store_internal.h"
 
@@ -92,6 +93,19 @@ cg_status cg_store_sibling_path(const char *path, const char *leaf, char *path_o
     const int dir_bytes = slash == NULL ? 0 : (int)(slash - path) + 1;
     const int n = snprintf(path_out, CG_TREE_PATH_BYTES, "%.*s%s", dir_bytes, path, leaf);
     return n < CG_TREE_PATH_BYTES ? CG_OK : CG_ERR_BUFFER_TOO_SMALL;
+}
+
+cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, const cg_key *key,
+                                const cg_fingerprint *profile, cg_chunk_header *header_out)
+{
+    const cg_status status = cg_file_chunk_header(root_fd, path, header_out);
+    if (status != CG_OK)
+        return status;
+    if (!cg_chunk_holds(header_out, level) || !cg_key_equal(&header_out->key, key))
+        return CG_ERR_FOREIGN_TOKENS;
+    return level == CG_L0 || memcmp(header_out->profile.bytes, profile->bytes, sizeof profile->bytes) == 0
+               ? CG_OK
+               : CG_ERR_FOREIGN_PROFILE;
 }
 
 /* --- look-up --- */
@@ -239,6 +253,45 @@ done:
     return status;
 }
 
+/* Makes path another name of the file that stands under a finer level's and holds this one, too: where this chunk's own
+ * was there before, of another's. CG_ERR_NOT_FOUND: no finer name is of such a file. */
+static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_level level, const char *path)
+{
+    char from[CG_TREE_PATH_BYTES];
+    cg_chunk_header there;
+    for (unsigned finer = h->level; finer < level; finer++) {
+        const cg_status status =
+            cg_tree_object_path(store->model, &h->key, (cg_level)finer, &h->profile, from, sizeof from);
+        if (status != CG_OK)
+            return status;
+        if (cg_store_chunk_header(store->root_fd, from, level, &h->key, &h->profile, &there) == CG_OK)
+            return cg_file_link(store->root_fd, from, path, there.level_bytes[level]);
+    }
+    return CG_ERR_NOT_FOUND;
+}
+
+/* Coarser levels get names of the finest's file, which is there. Any that is there already stays as it is. */
+static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chunk *chunk)
+{
+    const cg_chunk_header *h = &chunk->header;
+    char path[CG_TREE_PATH_BYTES];
+    cg_status status = CG_OK;
+    bool linked = false;
+    for (unsigned level = h->level + 1u; level <= h->coarsest; level++) {
+        if (status != CG_OK && status != CG_ERR_EXISTS)
+            return status;
+        status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile, path, sizeof path);
+        if (status != CG_OK || (status = stat_file(store, io, path)) != CG_ERR_NOT_FOUND)
+            continue;
+        if ((status = link_level(store, h, (cg_level)level, path)) == CG_ERR_NOT_FOUND)
+            status = cg_store_write(store, io, path, chunk->bytes, h->level_bytes[level], false);
+        linked = linked || status == CG_OK;
+    }
+    if (status == CG_ERR_EXISTS)
+        status = CG_OK;
+    return status == CG_OK && linked ? cg_file_sync_dir(store->root_fd, path) : status;
+}
+
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk_bytes, size_t n_bytes,
                            bool *existed_out)
 {
@@ -270,5 +323,5 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
     }
     if (existed_out != NULL)
         *existed_out = existed;
-    return existed ? CG_OK : status;
+    return existed || status == CG_OK ? publish_coarser(store, io, &chunk) : status;
 }

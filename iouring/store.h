@@ -39,7 +39,10 @@ cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, 
                           cg_store_entry *entries_out, uint32_t *n_errors_out);
 
 /* Publishes a chunk under its own key, level and profile, and `tokens` beside it; verifies it first
- * (cg_chunk_verify). CG_OK also when the chunk is there already (*existed_out, may be NULL). The cg_io must be idle. */
+ * (cg_chunk_verify). A nested one is written under its finest level's name; names of the coarser ones that are not there
+ * become links of it, or copies of what they need. CG_OK also when the chunk is there already, at its finest level
+ * (*existed_out, may be NULL): then only missing names are added, of the file that is there where it holds their level.
+ * The cg_io must be idle. */
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk, size_t chunk_bytes,
                            bool *existed_out);
 
@@ -49,9 +52,10 @@ typedef struct cg_store_link {
     uint8_t levels;    /* bit n: link level n */
 } cg_store_link;
 
-/* Makes contexts/<name> from published chunks: links (or copies) of them, tokens, profile.cgp, model.json, and
- * context.json last (its presence makes the context). An existing context of that name is replaced when its chunk
- * list differs; if that changes files that its context.json speaks of, that context.json goes first.
+/* Makes contexts/<name> from published chunks: links of them (or copies, of nested ones to the end of the level),
+ * tokens, profile.cgp, model.json, and context.json last (its presence makes the context). An existing context of that
+ * name is replaced when its chunk list differs; if that changes files that its context.json speaks of, that context.json
+ * goes first.
  *
  * context.json, in UTF-8:
  *   {"version":1,"model":"<model>","model_fingerprint":"<32 hex>","profile":"<32 hex>" or null,"n_tokens":N,

@@ -75,7 +75,7 @@ cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *h
         return adopt_tokens(root_fd, object, header);
     /* What stands there and is no such chunk was damaged behind the daemon's back: this one heals it. */
     const bool replace = fstatat(root_fd, object, &s, AT_SYMLINK_NOFOLLOW) == 0;
-    status = cg_file_install(root_fd, path, object, replace);
+    status = cg_file_install(root_fd, path, object, replace, UINT64_MAX);
     if (status != CG_OK && status != CG_ERR_EXISTS)
         return status;
     if ((status = adopt_tokens(root_fd, object, header)) != CG_OK)
@@ -113,7 +113,7 @@ cg_status cg_store_adopt_profile(int root_fd, const char *path)
     if ((status = cg_tree_profile_path(name.model, &fingerprint, installed, sizeof installed)) != CG_OK ||
         (status = cg_store_sibling_path(installed, "default", by_default)) != CG_OK)
         return status;
-    status = cg_file_install(root_fd, path, installed, false);
+    status = cg_file_install(root_fd, path, installed, false, UINT64_MAX);
     if (status != CG_OK && status != CG_ERR_EXISTS)
         return status;
     cg_key_to_hex(&key, line);

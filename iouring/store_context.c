@@ -42,12 +42,9 @@ static cg_status check_level(const context *c, size_t index, cg_level level, boo
     const cg_store_link *link = &c->links[index];
     cg_chunk_header *agreed = &c->headers[index];
     cg_status status = cg_tree_object_path(c->store->model, &link->key, level, c->profile, path, sizeof path);
-    if (status != CG_OK || (status = cg_file_chunk_header(c->store->root_fd, path, &h)) != CG_OK)
+    if (status != CG_OK ||
+        (status = cg_store_chunk_header(c->store->root_fd, path, level, &link->key, c->profile, &h)) != CG_OK)
         return status;
-    if (h.level != level || !cg_key_equal(&h.key, &link->key))
-        return CG_ERR_FOREIGN_TOKENS;
-    if (level != CG_L0 && memcmp(h.profile.bytes, c->profile->bytes, sizeof h.profile.bytes) != 0)
-        return CG_ERR_FOREIGN_PROFILE;
     if (first)
         *agreed = h;
     else if (h.n_tokens != agreed->n_tokens || h.first_position != agreed->first_position)
@@ -193,12 +190,9 @@ typedef enum presence { ABSENT, SAME, OTHER } presence;
 static presence chunk_presence(const context *c, const char *path, size_t index, cg_level level)
 {
     cg_chunk_header h;
-    const cg_status status = cg_file_chunk_header(c->store->root_fd, path, &h);
-    if (status == CG_ERR_NOT_FOUND)
-        return ABSENT;
-    if (status != CG_OK || h.level != level || !cg_key_equal(&h.key, &c->links[index].key))
-        return OTHER;
-    return level == CG_L0 || memcmp(h.profile.bytes, c->profile->bytes, sizeof h.profile.bytes) == 0 ? SAME : OTHER;
+    const cg_status status =
+        cg_store_chunk_header(c->store->root_fd, path, level, &c->links[index].key, c->profile, &h);
+    return status == CG_OK ? SAME : status == CG_ERR_NOT_FOUND ? ABSENT : OTHER;
 }
 
 /* Equal when they are one file, or have the same bytes. */
@@ -286,6 +280,7 @@ static cg_status retire_json(const context *c, const char *json_path)
 static cg_status install_chunks(const context *c)
 {
     char path[CG_TREE_PATH_BYTES], object[CG_TREE_PATH_BYTES];
+    cg_chunk_header h;
     for (unsigned level = 0; level < CG_N_LEVELS; level++) {
         bool changed = false;
         for (size_t i = 0; i < c->n_links; i++) {
@@ -300,7 +295,10 @@ static cg_status install_chunks(const context *c)
             const presence there = chunk_presence(c, path, i, (cg_level)level);
             if (there == SAME)
                 continue;
-            status = cg_file_install(c->store->root_fd, object, path, there == OTHER);
+            status = cg_store_chunk_header(c->store->root_fd, object, (cg_level)level, &c->links[i].key, c->profile,
+                                           &h);
+            if (status == CG_OK)
+                status = cg_file_install(c->store->root_fd, object, path, there == OTHER, h.level_bytes[level]);
             if (status != CG_OK && status != CG_ERR_EXISTS) /* another publisher, of the same or to lose to */
                 return status;
             changed = true;
@@ -323,7 +321,7 @@ static cg_status install_profile(const context *c)
     const presence there = file_presence(c->store->root_fd, in_context, installed);
     if (there == SAME)
         return CG_OK;
-    status = cg_file_install(c->store->root_fd, installed, in_context, there == OTHER);
+    status = cg_file_install(c->store->root_fd, installed, in_context, there == OTHER, UINT64_MAX);
     return status == CG_ERR_EXISTS ? CG_OK : status;
 }
 

@@ -5,8 +5,9 @@
  *   <model>/objects/ab/<key hex>/L0.kv, <fp8>-L1.kv ... <fp8>-L3.kv, tokens     ab: first two digits of the key
  *   <model>/contexts/<name>/context.json, tokens, model.json, profile.cgp, L0/00000.kv ... L3/00012.kv
  *
- * fp8 is the first 8 hexadecimal digits of the profile's fingerprint. Only *.kv at these places is strict: it holds
- * one whole, valid chunk whose header agrees with its name, or it cannot be found. Everything else is ordinary.
+ * fp8 is the first 8 hexadecimal digits of the profile's fingerprint. A nested chunk has a name for each of its levels,
+ * hard links of one file (a coarser one may also be a file that ends where its level does). Only *.kv at these places is
+ * strict: it holds one whole, valid chunk that agrees with its name, or it cannot be found. Everything else is ordinary.
  * Threads: pure functions.
  */
 #ifndef CG_IOURING_TREE_H

@@ -145,16 +145,16 @@ TEST_P(OddFsTest, CopiesWhereAFileCanHaveNoMoreLinks) {
         for (const char *to : {"odd/a/copy", "odd/links/copy"}) {
             SCOPED_TRACE(testing::Message() << from << " to " << to);
             const std::string made = "backing" + std::string(to).substr(3);
-            ASSERT_EQ(cg_file_install(dir.fd, from, to, false), CG_OK);
+            ASSERT_EQ(cg_file_install(dir.fd, from, to, false, UINT64_MAX), CG_OK);
             EXPECT_TRUE(dir.read(made) == bytes);
-            EXPECT_EQ(cg_file_install(dir.fd, from, to, false), CG_ERR_EXISTS);
+            EXPECT_EQ(cg_file_install(dir.fd, from, to, false, UINT64_MAX), CG_ERR_EXISTS);
             dir.write(made + ".other", other);
             std::filesystem::rename(dir.path + "/" + made + ".other", dir.path + "/" + made);
-            EXPECT_EQ(cg_file_install(dir.fd, from, to, false), CG_ERR_EXISTS);
+            EXPECT_EQ(cg_file_install(dir.fd, from, to, false, UINT64_MAX), CG_ERR_EXISTS);
             EXPECT_TRUE(dir.read(made) == other);
-            EXPECT_EQ(cg_file_install(dir.fd, from, to, true), CG_OK);
+            EXPECT_EQ(cg_file_install(dir.fd, from, to, true, UINT64_MAX), CG_OK);
             EXPECT_TRUE(dir.read(made) == bytes);
-            EXPECT_EQ(cg_file_install(dir.fd, from, to, true), CG_OK) << "also over itself";
+            EXPECT_EQ(cg_file_install(dir.fd, from, to, true, UINT64_MAX), CG_OK) << "also over itself";
             EXPECT_EQ(dir.files("backing").size(), 3u) << "a temporary file is left";
             std::filesystem::remove(dir.path + "/" + to);
         }
@@ -183,6 +183,40 @@ TEST_P(OddFsTest, HoldsAStoreWithoutLinks) {
     EXPECT_TRUE(dir.has("backing/m/contexts/c/context.json"));
     EXPECT_EQ(dir.files("backing").size(), 8u) << "a temporary file is left";
     cg_store_free(store);
+}
+
+TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels) {
+    const std::string text = std::string("CGPF\r\n\x1a\n", 8) + "x";
+    const cg_fingerprint profile = cg_test::fingerprint_of(text.c_str());
+    const cg_test::Chunk chunk =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile, 1 << 20, 1, CG_L3);
+    const cg_store_link link = {chunk.header.key, 2 | 4 | 8};
+    for (const std::string objects_in : {"/odd", "/backing"}) { // copies from the start, or only in the context
+        const char *model = objects_in == "/odd" ? "a" : "b";
+        cg_store *store, *objects;
+        char path[CG_TREE_PATH_BYTES];
+        ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), model, true, &store), CG_OK);
+        ASSERT_EQ(cg_store_open((dir.path + objects_in).c_str(), model, true, &objects), CG_OK);
+        ASSERT_EQ(cg_tree_profile_path(model, &profile, path, sizeof path), CG_OK);
+        dir.write(std::string("backing/") + path, text);
+        for (int i = 0; i < 2; i++) {
+            ASSERT_EQ(cg_store_publish(objects, io, chunk.bytes.data(), chunk.bytes.size(), nullptr), CG_OK);
+            ASSERT_EQ(cg_store_context_publish(store, io, "c", &link, 1, &profile, chunk.tokens.data(), 16), CG_OK);
+        }
+        const std::string at = "backing/" + std::string(model);
+        for (unsigned level = CG_L1; level <= CG_L3; level++) {
+            const std::vector<uint8_t> want(chunk.bytes.begin(),
+                                            chunk.bytes.begin() + static_cast<long>(chunk.header.level_bytes[level]));
+            ASSERT_EQ(cg_tree_object_path(model, &chunk.header.key, cg_level(level), &profile, path, sizeof path),
+                      CG_OK);
+            EXPECT_TRUE(dir.read("backing/" + std::string(path)) == (objects_in == "/odd" ? want : chunk.bytes))
+                << level;
+            EXPECT_TRUE(dir.read(at + "/contexts/c/L" + std::to_string(level) + "/00000.kv") == want) << level;
+        }
+        EXPECT_EQ(dir.files(at).size(), 11u) << "a temporary file is left";
+        cg_store_free(objects);
+        cg_store_free(store);
+    }
 }
 
 TEST_P(OddFsTest, ClosesWhatItReads) {
