@@ -33,7 +33,14 @@ typedef struct cg_store_entry {
 /* Probes keys[n_keys] at the levels of level_mask (profile: whose L1..L3; NULL: L0 only) with one batch of stats kept
  * queue_depth deep. entries_out[n_keys]. A path that errs is "not there"; *n_errors_out (may be NULL) counts those
  * errors that are not CG_ERR_NOT_FOUND. Stops at deadline_ns (CLOCK_MONOTONIC, 0 = none): CG_ERR_TIMED_OUT, and
- * what came back until then stands in entries_out. The cg_io must be idle. */
+ * what came back until then stands in entries_out. The cg_io must be idle.
+ *
+ * level_bytes is what a reader of the level has to read. Names of several lossy levels that are as long as one another
+ * are one nested file: a second batch reads the fixed headers of such files; where one is no good, those levels are "not
+ * there". For this to show, L2 or L3 without the next finer level in level_mask costs one stat more. Where that one's
+ * name is missing in the store, or the deadline ends the second batch, the size may be that of the whole file: there a
+ * finer level ends, and who reads so far has the chunk at that one. On a cachegenfs mount each name ends with its level,
+ * and there is no second batch. */
 cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out);

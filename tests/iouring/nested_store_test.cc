@@ -110,6 +110,86 @@ TEST_P(NestedStoreTest, PublishesCoarserLevelsWhereTheFinestIsOfAnother) {
     EXPECT_EQ(dir.files().size(), 4u) << "a temporary file is left";
 }
 
+// --- look-up ---
+
+TEST_P(NestedStoreTest, FindsWhatEachLevelNeedsAtEachMask) {
+    const auto chunk = [&](cg_level level, size_t payload, uint32_t seed, cg_level coarsest = CG_L0) {
+        return make_chunk(nullptr, draw_tokens(16, seed), level, level == CG_L0 ? nullptr : &profile, payload, seed,
+                          coarsest);
+    };
+    const std::vector<std::vector<Chunk>> files = {
+        {chunk(CG_L1, 300, 1, CG_L3)},
+        {chunk(CG_L2, 300, 2, CG_L3), chunk(CG_L0, 5000, 2)},
+        {chunk(CG_L1, 300, 3, CG_L2), chunk(CG_L3, 200, 3)},
+        {chunk(CG_L1, 300, 4), chunk(CG_L2, 200, 4), chunk(CG_L3, 100, 4)},
+        {chunk(CG_L1, 300, 5), chunk(CG_L2, 300, 5), chunk(CG_L3, 300, 5)}, // as long as one another
+        {chunk(CG_L3, 300, 6)},
+        {},
+    };
+    std::vector<Chunk> chain;
+    for (const std::vector<Chunk> &of_one : files) {
+        publish_all(of_one);
+        chain.push_back(of_one.empty() ? chunk(CG_L0, 10, 7) : of_one[0]);
+    }
+    for (unsigned mask = 0; mask < 16; mask++) {
+        const std::vector<cg_store_entry> entries = look_up(chain, &profile, static_cast<uint8_t>(mask));
+        EXPECT_EQ(n_errors, 0u);
+        for (size_t i = 0; i < files.size(); i++) {
+            cg_store_entry want = {};
+            for (const Chunk &file : files[i])
+                for (unsigned level = 0; level < CG_N_LEVELS; level++)
+                    if ((mask >> level & 1) && cg_chunk_holds(&file.header, level)) {
+                        want.levels |= static_cast<uint8_t>(1u << level);
+                        want.level_bytes[level] = file.header.level_bytes[level];
+                    }
+            EXPECT_EQ(entries[i].levels, want.levels) << "chunk " << i << " mask " << mask;
+            for (unsigned level = 0; level < CG_N_LEVELS; level++)
+                EXPECT_EQ(entries[i].level_bytes[level], want.level_bytes[level])
+                    << "chunk " << i << " mask " << mask << " level " << level;
+        }
+    }
+}
+
+TEST_P(NestedStoreTest, FindsManyNestedChunks) {
+    std::vector<Chunk> chain;
+    for (uint32_t i = 0; i < 100; i++)
+        chain.push_back(make_chunk(nullptr, draw_tokens(16, i), CG_L1, &profile, 100 + i, i, CG_L3));
+    publish_all(chain);
+    const std::vector<cg_store_entry> entries = look_up(chain, &profile);
+    for (size_t i = 0; i < chain.size(); i++)
+        for (unsigned level = CG_L1; level <= CG_L3; level++)
+            EXPECT_EQ(entries[i].level_bytes[level], chain[i].header.level_bytes[level]) << i;
+}
+
+TEST_P(NestedStoreTest, TakesALoneNameForTheWholeFile) {
+    ASSERT_EQ(publish(whole), CG_OK);
+    for (unsigned level : {CG_L1, CG_L3}) ASSERT_EQ(unlinkat(dir.fd, level_path(whole, level).c_str(), 0), 0);
+    const cg_store_entry entry = look_up({whole}, &profile)[0];
+    EXPECT_EQ(entry.levels, 4);
+    EXPECT_EQ(entry.level_bytes[CG_L2], whole.bytes.size());
+}
+
+TEST_P(NestedStoreTest, FindsTheLevelsOfAFileWhoseFinestNameIsGone) {
+    ASSERT_EQ(publish(whole), CG_OK);
+    ASSERT_EQ(unlinkat(dir.fd, level_path(whole, CG_L1).c_str(), 0), 0);
+    const cg_store_entry entry = look_up({whole}, &profile)[0];
+    EXPECT_EQ(entry.levels, 4 | 8);
+    EXPECT_EQ(entry.level_bytes[CG_L2], whole.header.level_bytes[CG_L2]);
+    EXPECT_EQ(entry.level_bytes[CG_L3], whole.header.level_bytes[CG_L3]);
+}
+
+TEST_P(NestedStoreTest, FindsNothingInSharedFilesThatAreNoChunks) {
+    const std::vector<uint8_t> good = whole.bytes;
+    std::vector<uint8_t> unreadable = good, longer = good, cut(good.begin(), good.end() - 1);
+    unreadable[0] ^= 1;
+    longer.push_back(0);
+    for (const std::vector<uint8_t> &bytes : {unreadable, longer, cut, prefix(whole, CG_L2)}) {
+        for (unsigned level = CG_L1; level <= CG_L3; level++) dir.write(level_path(whole, level), bytes);
+        EXPECT_EQ(look_up({whole}, &profile)[0].levels, 0) << bytes.size();
+        EXPECT_EQ(n_errors, 0u) << "damage is no error of the disk";
+    }
+}
+
 // --- contexts ---
 
 TEST_P(NestedStoreTest, MakesContextsOfLinksOfOneFile) {

@@ -38,6 +38,12 @@ struct LeakOnPurpose {
 };
 #endif
 
+uint64_t now_ns() {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * SECOND_NS + static_cast<uint64_t>(now.tv_nsec);
+}
+
 class OddFsTest : public cg_test::IoFixture {
 protected:
     void SetUp() override {
@@ -217,6 +223,61 @@ TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels) {
         cg_store_free(objects);
         cg_store_free(store);
     }
+}
+
+// A store in the backing directory whose one chunk is looked up through the odd file system.
+struct NestedLookup {
+    NestedLookup(cg_test::TempDir &dir, cg_io *io, const char *model, bool names_differ) {
+        cg_store *below;
+        EXPECT_EQ(cg_store_open((dir.path + "/backing").c_str(), model, true, &below), CG_OK);
+        EXPECT_EQ(cg_store_publish(below, io, chunk.bytes.data(), chunk.bytes.size(), nullptr), CG_OK);
+        cg_store_free(below);
+        for (unsigned level = CG_L1; level <= CG_L3 && names_differ; level++) {
+            char path[CG_TREE_PATH_BYTES];
+            EXPECT_EQ(cg_tree_object_path(model, &chunk.header.key, cg_level(level), &profile, path, sizeof path),
+                      CG_OK);
+            EXPECT_EQ(unlinkat(dir.fd, (std::string("backing/") + path).c_str(), 0), 0);
+            dir.write(std::string("backing/") + path,
+                      std::vector<uint8_t>(chunk.bytes.begin(),
+                                           chunk.bytes.begin() + static_cast<long>(chunk.header.level_bytes[level])));
+        }
+        EXPECT_EQ(cg_store_open((dir.path + "/odd").c_str(), model, false, &store), CG_OK);
+    }
+    ~NestedLookup() { cg_store_free(store); }
+    cg_status run(cg_io *io, uint64_t deadline_ns) {
+        return cg_store_lookup(store, io, &chunk.header.key, 1, &profile, 0xf, deadline_ns, &entry, nullptr);
+    }
+
+    const cg_fingerprint profile = cg_test::fingerprint_of("p");
+    const cg_test::Chunk chunk =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile, 1000, 1, CG_L3);
+    cg_store *store = nullptr;
+    cg_store_entry entry = {};
+};
+
+TEST_P(OddFsTest, LooksIntoFilesOnlyWhereTheirNamesShareASize) {
+    for (const bool names_differ : {true, false}) {
+        NestedLookup lookup(dir, io, names_differ ? "a" : "b", names_differ);
+        ASSERT_EQ(lookup.run(io, 0), CG_OK);
+        EXPECT_EQ(lookup.entry.levels, 2 | 4 | 8);
+        for (unsigned level = CG_L1; level <= CG_L3; level++)
+            EXPECT_EQ(lookup.entry.level_bytes[level], lookup.chunk.header.level_bytes[level]) << level;
+        EXPECT_EQ(odd->most_asked() > 0, !names_differ);
+    }
+}
+
+TEST_P(OddFsTest, StopsALookUpThatHangsInAHeader) {
+    NestedLookup lookup(dir, io, "hang_read", false);
+    EXPECT_EQ(lookup.run(io, now_ns() + SECOND_NS / 10), CG_ERR_TIMED_OUT);
+    EXPECT_EQ(odd->n_hanging(), 1);
+    EXPECT_EQ(cg_io_n_under_way(io), 0u);
+    EXPECT_EQ(lookup.entry.levels, 2 | 4 | 8);
+    for (unsigned level = CG_L1; level <= CG_L3; level++)
+        EXPECT_EQ(lookup.entry.level_bytes[level], lookup.chunk.bytes.size()) << "the file, whose start is the level";
+    odd->release();
+    wait_for_none_abandoned();
+    ASSERT_EQ(lookup.run(io, 0), CG_OK);
+    EXPECT_EQ(lookup.entry.level_bytes[CG_L3], lookup.chunk.header.level_bytes[CG_L3]);
 }
 
 TEST_P(OddFsTest, ClosesWhatItReads) {
