@@ -1,4 +1,5 @@
-// crash_publisher ROOT BACKEND ROUND: publishes chains, and contexts that replace one another, until it is killed.
+// crash_publisher ROOT BACKEND ROUND: publishes chains, nested chunks, and contexts that replace one another, until it
+// is killed.
 // A program of its own, so that the test that kills it need not fork with threads. Says "r" on stdout when it starts.
 #include <unistd.h>
 
@@ -22,6 +23,9 @@ int main(int argc, char **argv) {
     for (unsigned i = static_cast<unsigned>(atoi(argv[3]));; i++) {
         const std::vector<cg_test::Chunk> chain =
             cg_test::make_chain(N_CHUNKS, CG_L0, nullptr, i % N_CHAINS, /*payload_bytes=*/20000);
+        const cg_fingerprint profile = cg_test::fingerprint_of("p");
+        const cg_test::Chunk nested = cg_test::make_chunk(nullptr, chain[0].tokens, CG_L1, &profile, 20000, i, CG_L3);
+        if (cg_store_publish(store, io, nested.bytes.data(), nested.bytes.size(), nullptr) != CG_OK) return 5;
         const std::string context = "c" + std::to_string(i % 3);
         std::vector<cg_store_link> links;
         std::vector<uint32_t> tokens;

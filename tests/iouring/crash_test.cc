@@ -79,7 +79,10 @@ TEST_P(CrashTest, LeavesOnlyWholeFilesWhenKilledAtAnyMoment) {
             cg_tree_parse(path.c_str(), &name);
             if (name.kind == CG_TREE_OBJECT_CHUNK || name.kind == CG_TREE_CONTEXT_CHUNK) {
                 const std::vector<uint8_t> bytes = dir.read(path);
-                EXPECT_EQ(cg_chunk_verify(bytes.data(), bytes.size()), CG_OK) << path;
+                cg_chunk_header header;
+                ASSERT_EQ(cg_chunk_verify(bytes.data(), bytes.size()), CG_OK) << path;
+                ASSERT_EQ(cg_chunk_header_parse(bytes.data(), bytes.size(), &header), CG_OK) << path;
+                EXPECT_EQ(cg_tree_check(&name, &header), CG_OK) << path;
             } else if (name.kind == CG_TREE_CONTEXT_JSON) {
                 check_context(dir, path);
             } else {
@@ -102,6 +105,13 @@ TEST_P(CrashTest, LeavesOnlyWholeFilesWhenKilledAtAnyMoment) {
         EXPECT_EQ(cg_store_lookup(store, io, &chunk.header.key, 1, nullptr, 1, 0, &entry, nullptr), CG_OK);
         EXPECT_EQ(entry.levels, 1);
     }
+    const cg_fingerprint profile = cg_test::fingerprint_of("p");
+    const Chunk nested = cg_test::make_chunk(nullptr, chain[0].tokens, CG_L1, &profile, 20000, 0, CG_L3);
+    cg_store_entry entry;
+    EXPECT_EQ(cg_store_publish(store, io, nested.bytes.data(), nested.bytes.size(), nullptr), CG_OK);
+    EXPECT_EQ(cg_store_lookup(store, io, &nested.header.key, 1, &profile, 0xe, 0, &entry, nullptr), CG_OK);
+    for (unsigned level = CG_L1; level <= CG_L3; level++)
+        EXPECT_EQ(entry.level_bytes[level], nested.header.level_bytes[level]) << level;
     cg_store_free(store);
 }
 
