@@ -282,3 +282,77 @@ cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t co
         return CG_OK;
     return means_no_links(errno) ? cg_file_install(dir_fd, from, to, false, copy_bytes) : cg_status_from_errno(errno);
 }
+
+static cg_status check_start(int whole_fd, int start_fd)
+{
+    cg_status status = CG_ERR_NO_MEMORY;
+    uint64_t offset = 0;
+    size_t n_whole = 0, n_start = 0;
+    uint8_t *bytes = malloc(2 * (size_t)COPY_BYTES);
+    if (bytes == NULL)
+        return status;
+    do {
+        if ((status = read_fully(start_fd, bytes, COPY_BYTES, offset, &n_start)) == CG_OK)
+            status = read_fully(whole_fd, bytes + COPY_BYTES, n_start, offset, &n_whole);
+        if (status == CG_OK && (n_whole != n_start || memcmp(bytes, bytes + COPY_BYTES, n_start) != 0))
+            status = CG_ERR_FOREIGN_TOKENS;
+        offset += n_start;
+    } while (status == CG_OK && n_start == COPY_BYTES);
+    free(bytes);
+    return status;
+}
+
+static bool is_same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* from_fd: of `from`, under whatever name. */
+static cg_status may_share(int from_fd, int dir_fd, const char *to)
+{
+    struct stat from_stat, to_stat, now;
+    uint64_t to_bytes;
+    cg_status status;
+    const int to_fd = open_regular(dir_fd, to, &to_bytes, &status);
+    if (to_fd < 0)
+        return status;
+    if (fstat(from_fd, &from_stat) != 0 || fstat(to_fd, &to_stat) != 0)
+        status = cg_status_from_errno(errno);
+    else if (from_stat.st_uid != to_stat.st_uid || from_stat.st_gid != to_stat.st_gid ||
+             from_stat.st_mode != to_stat.st_mode)
+        status = CG_ERR_PERMISSION;
+    else if ((status = check_start(from_fd, to_fd)) == CG_OK && fsync(from_fd) != 0)
+        status = cg_status_from_errno(errno);
+    /* Whoever gave the name to another file meanwhile is right. */
+    if (status == CG_OK && (fstatat(dir_fd, to, &now, AT_SYMLINK_NOFOLLOW) != 0 || !is_same_file(&to_stat, &now)))
+        status = CG_ERR_FOREIGN_TOKENS;
+    close(to_fd);
+    return status;
+}
+
+cg_status cg_file_share(int dir_fd, const char *from, const char *to)
+{
+    char temp[PATH_MAX];
+    struct stat from_stat, to_stat;
+    uint64_t from_bytes;
+    cg_status status;
+    if (strnlen(to, PATH_MAX) + CG_IO_TEMP_SUFFIX_BYTES > PATH_MAX)
+        return CG_ERR_INVALID_ARGUMENT;
+    if (fstatat(dir_fd, from, &from_stat, AT_SYMLINK_NOFOLLOW) != 0 ||
+        fstatat(dir_fd, to, &to_stat, AT_SYMLINK_NOFOLLOW) != 0)
+        return cg_status_from_errno(errno);
+    if (is_same_file(&from_stat, &to_stat))
+        return CG_OK;
+    cg_io_temp_path(to, temp);
+    if (linkat(dir_fd, from, dir_fd, temp, 0) != 0) /* first: without links nothing needs to be compared */
+        return means_no_links(errno) ? CG_ERR_UNSUPPORTED : cg_status_from_errno(errno);
+    const int from_fd = open_regular(dir_fd, temp, &from_bytes, &status);
+    if (from_fd >= 0) {
+        status = may_share(from_fd, dir_fd, to);
+        close(from_fd);
+    }
+    if (status == CG_OK)
+        return name_temp_file(dir_fd, temp, to, true);
+    unlinkat(dir_fd, temp, 0);
+    return status;
+}

@@ -77,9 +77,11 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
                                    size_t n_links, const cg_fingerprint *profile, const uint32_t *tokens,
                                    size_t n_tokens);
 
-/* Makes sure that the chunk file at path (relative to the root, a CG_TREE_CONTEXT_CHUNK that cg_chunk_verify took)
- * can be found by its key: links or copies it to its object path unless that exists. What cachegenfs calls when a
- * context is copied in. */
+/* Makes sure that the chunk file at path (relative to the root, a CG_TREE_CONTEXT_CHUNK that cg_chunk_verify took;
+ * header: its fixed header) can be found by its key, at all levels that it holds: links or copies it to its object paths
+ * unless they exist. What cachegenfs calls when a context is copied in. Of a nested chunk, the names in its context and
+ * of its objects whose files are starts of one and the same (byte by byte, same owner and mode) become links of the
+ * longest, so that a context takes the space of its finest level, whatever came first. */
 cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *header);
 
 /* The same for contexts/<name>/profile.cgp: installs it as profiles/<fingerprint>.cgp, and `default` if there is none.
@@ -89,7 +91,7 @@ cg_status cg_store_adopt_profile(int root_fd, const char *path);
  * CG_ERR_CORRUPT: it does not start as a JSON object. */
 cg_status cg_store_adopt_model(int root_fd, const char *path);
 /* Adopts all chunks, profiles and model.json below contexts/ of all models: at the start of a mount, and after contexts
- * were copied behind its back. Chunks that can be found already cost a look at two headers; others are verified whole
+ * were copied behind its back. Chunks that can be found already cost a look at a few headers; others are verified whole
  * first. Files that are no good are passed over. *n_adopted_out (may be NULL): chunks that could not be found before.
  * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. */
 cg_status cg_store_adopt_tree(int root_fd, uint32_t *n_adopted_out);

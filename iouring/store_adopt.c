@@ -22,8 +22,8 @@ static bool has_tokens(int root_fd, const char *path)
     return fstatat(root_fd, path, &s, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/* Writes `tokens` beside an object from the object's own first section, unless it is there. */
-static cg_status adopt_tokens(int root_fd, const char *object_path, const cg_chunk_header *h)
+/* Writes `tokens` beside an object from the first section of the chunk at path, unless it is there. */
+static cg_status adopt_tokens(int root_fd, const char *chunk_path, const char *object_path, const cg_chunk_header *h)
 {
     char path[CG_TREE_PATH_BYTES];
     cg_status status = cg_store_sibling_path(object_path, "tokens", path);
@@ -36,7 +36,7 @@ static cg_status adopt_tokens(int root_fd, const char *object_path, const cg_chu
     status = CG_ERR_NO_MEMORY;
     if (bytes == NULL || tokens == NULL)
         goto done;
-    if ((status = cg_file_read_start(root_fd, object_path, bytes, n_bytes, NULL)) != CG_OK)
+    if ((status = cg_file_read_start(root_fd, chunk_path, bytes, n_bytes, NULL)) != CG_OK)
         goto done;
     for (size_t i = 0; i < h->n_tokens; i++)
         cg_store_le(tokens + 4 * i, 4, cg_load_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
@@ -49,38 +49,82 @@ done:
     return status;
 }
 
-static bool is_object(int root_fd, const char *object_path, const cg_chunk_header *header)
+static cg_status object_path_of(const cg_tree_name *name, const cg_chunk_header *h, unsigned level, char *path_out)
+{
+    return cg_tree_object_path(name->model, &h->key, (cg_level)level, &h->profile, path_out, CG_TREE_PATH_BYTES);
+}
+
+static bool is_object(int root_fd, const char *object_path, unsigned level, const cg_chunk_header *header)
 {
     cg_chunk_header h;
-    cg_tree_name name;
-    cg_tree_parse(object_path, &name);
-    return cg_file_chunk_header(root_fd, object_path, &h) == CG_OK && cg_tree_check(&name, &h) == CG_OK &&
-           memcmp(h.profile.bytes, header->profile.bytes, sizeof h.profile.bytes) == 0;
+    return cg_store_chunk_header(root_fd, object_path, (cg_level)level, &header->key, &header->profile, &h) == CG_OK;
+}
+
+/* Objects of one chunk and files of one context that are starts of one nested file become links of the longest of them:
+ * its levels may have come one by one, in any order, or each with a file of its own. Only space is at stake. */
+static void share(int root_fd, const char *path, const cg_tree_name *name, const cg_chunk_header *h)
+{
+    enum { N_LOSSY = CG_N_LEVELS - CG_L1, N_NAMES = 2 * N_LOSSY };
+    char names[N_NAMES][CG_TREE_PATH_BYTES];
+    uint8_t ours[CG_CHUNK_FIXED_BYTES], start[CG_CHUNK_FIXED_BYTES];
+    bool is_ours[N_NAMES];
+    uint64_t file_bytes, longest_bytes = 0;
+    size_t longest = 0;
+    if (cg_file_read_start(root_fd, path, ours, sizeof ours, NULL) != CG_OK)
+        return;
+    for (size_t i = 0; i < N_NAMES; i++) { /* objects first: of equally long ones they stay, and what links to them */
+        const unsigned level = CG_L1 + i % N_LOSSY;
+        cg_status status = i < N_LOSSY ? object_path_of(name, h, level, names[i])
+                                       : cg_tree_context_path(name->model, name->context, (cg_level)level, name->index,
+                                                              names[i], sizeof names[i]);
+        if (status == CG_OK)
+            status = cg_file_read_start(root_fd, names[i], start, sizeof start, &file_bytes);
+        /* The fixed header has a checksum of itself and of those of all sections. */
+        is_ours[i] = status == CG_OK && memcmp(start, ours, sizeof start) == 0;
+        if (is_ours[i] && file_bytes > longest_bytes) {
+            longest = i;
+            longest_bytes = file_bytes;
+        }
+    }
+    for (size_t i = 0; i < N_NAMES; i++)
+        if (is_ours[i] && i != longest)
+            cg_file_share(root_fd, names[longest], names[i]);
 }
 
 cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *header)
 {
     cg_tree_name name;
+    cg_chunk_header h = *header;
     char object[CG_TREE_PATH_BYTES];
     struct stat s;
     cg_status status;
+    bool installed = false;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_CHUNK)
         return CG_ERR_INVALID_ARGUMENT;
-    if ((status = cg_tree_check(&name, header)) != CG_OK ||
-        (status = cg_tree_object_path(name.model, &header->key, (cg_level)header->level, &header->profile, object,
-                                      sizeof object)) != CG_OK)
+    if (fstatat(root_fd, path, &s, AT_SYMLINK_NOFOLLOW) != 0)
+        return cg_status_from_errno(errno);
+    if ((status = cg_chunk_header_cut(&h, (uint64_t)s.st_size)) != CG_OK ||
+        (status = cg_tree_check(&name, &h)) != CG_OK)
         return status;
-    if (is_object(root_fd, object, header))
-        return adopt_tokens(root_fd, object, header);
-    /* What stands there and is no such chunk was damaged behind the daemon's back: this one heals it. */
-    const bool replace = fstatat(root_fd, object, &s, AT_SYMLINK_NOFOLLOW) == 0;
-    status = cg_file_install(root_fd, path, object, replace, UINT64_MAX);
-    if (status != CG_OK && status != CG_ERR_EXISTS)
+    for (unsigned level = h.level; level <= h.coarsest; level++) {
+        if ((status = object_path_of(&name, &h, level, object)) != CG_OK)
+            return status;
+        if (is_object(root_fd, object, level, &h))
+            continue;
+        /* What stands there and is no such chunk was damaged behind the daemon's back: this one heals it. */
+        const bool replace = fstatat(root_fd, object, &s, AT_SYMLINK_NOFOLLOW) == 0;
+        status = cg_file_install(root_fd, path, object, replace, h.level_bytes[level]);
+        if (status != CG_OK && status != CG_ERR_EXISTS)
+            return status;
+        installed = true;
+    }
+    if ((status = adopt_tokens(root_fd, path, object, &h)) != CG_OK ||
+        (installed && (status = cg_file_sync_dir(root_fd, object)) != CG_OK))
         return status;
-    if ((status = adopt_tokens(root_fd, object, header)) != CG_OK)
-        return status;
-    return cg_file_sync_dir(root_fd, object);
+    if (h.version == CG_CHUNK_VERSION_NESTED)
+        share(root_fd, path, &name, &h);
+    return CG_OK;
 }
 
 static cg_status check_profile(const uint8_t *bytes, size_t n_bytes)
@@ -146,22 +190,49 @@ cg_status cg_store_adopt_model(int root_fd, const char *path)
 
 /* --- the whole tree --- */
 
+static bool is_one_file(int root_fd, const char *path, const char *other)
+{
+    struct stat a, b;
+    return fstatat(root_fd, path, &a, AT_SYMLINK_NOFOLLOW) == 0 &&
+           fstatat(root_fd, other, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* Whether there are objects of all levels of a chunk; shared_out: of one file with it. */
+static bool can_be_found(int root_fd, const char *path, const cg_tree_name *name, const cg_chunk_header *h,
+                         bool *shared_out)
+{
+    char object[CG_TREE_PATH_BYTES];
+    *shared_out = true;
+    for (unsigned level = h->level; level <= h->coarsest; level++) {
+        if (object_path_of(name, h, level, object) != CG_OK)
+            return false;
+        if (is_one_file(root_fd, path, object))
+            continue;
+        *shared_out = false;
+        if (!is_object(root_fd, object, level, h))
+            return false;
+    }
+    return true;
+}
+
 static cg_status adopt_chunk_file(int root_fd, const char *path, uint32_t *n_adopted)
 {
     cg_tree_name name;
-    char object[CG_TREE_PATH_BYTES];
     cg_chunk_header header;
+    bool shared;
     uint8_t *bytes;
     size_t n_bytes;
     cg_tree_parse(path, &name);
     cg_status status = cg_file_chunk_header(root_fd, path, &header);
     if (status == CG_OK)
         status = cg_tree_check(&name, &header);
-    if (status == CG_OK)
-        status = cg_tree_object_path(name.model, &header.key, (cg_level)header.level, &header.profile, object,
-                                     sizeof object);
-    if (status != CG_OK || is_object(root_fd, object, &header))
+    if (status != CG_OK)
         return status;
+    if (can_be_found(root_fd, path, &name, &header, &shared)) {
+        if (!shared && header.version == CG_CHUNK_VERSION_NESTED)
+            share(root_fd, path, &name, &header);
+        return CG_OK;
+    }
     if ((status = cg_file_read(root_fd, path, MAX_CHUNK_BYTES, &bytes, &n_bytes)) != CG_OK)
         return status;
     status = cg_chunk_verify(bytes, n_bytes);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "tests/iouring/store_fixture.h"
@@ -212,6 +213,124 @@ TEST_P(NestedStoreTest, MakesContextsOfLinksOfOneFile) {
     const ino_t before = inode("m/contexts/c/context.json");
     ASSERT_EQ(context("c", chain, 2 | 4 | 8, &fp), CG_OK);
     EXPECT_EQ(inode("m/contexts/c/context.json"), before) << "nothing has changed";
+}
+
+// --- adoption ---
+
+std::string context_path(unsigned level) { return "m/contexts/c/L" + std::to_string(level) + "/00000.kv"; }
+
+class NestedAdoptionTest : public NestedStoreTest {
+protected:
+    cg_status adopt(unsigned level, const std::vector<uint8_t> &bytes) {
+        dir.write(context_path(level), bytes);
+        cg_chunk_header header;
+        EXPECT_EQ(cg_chunk_header_parse(bytes.data(), bytes.size(), &header), CG_OK);
+        return cg_store_adopt(dir.fd, context_path(level).c_str(), &header);
+    }
+    // How many different files have these names.
+    size_t n_files(const std::vector<std::string> &names) {
+        std::vector<ino_t> inodes;
+        for (const std::string &name : names) inodes.push_back(inode(name));
+        std::sort(inodes.begin(), inodes.end());
+        return static_cast<size_t>(std::unique(inodes.begin(), inodes.end()) - inodes.begin());
+    }
+    std::vector<std::string> names(const Chunk &chunk) {
+        std::vector<std::string> all;
+        for (unsigned level = CG_L1; level <= CG_L3; level++) {
+            all.push_back(level_path(chunk, level));
+            all.push_back(context_path(level));
+        }
+        return all;
+    }
+};
+CG_ON_BOTH_BACKENDS(NestedAdoptionTest);
+
+TEST_P(NestedAdoptionTest, FindsAChunkAtAllLevelsThatItsFileHolds) {
+    ASSERT_EQ(adopt(CG_L2, prefix(whole, CG_L2)), CG_OK);
+    const cg_store_entry entry = look_up({whole}, &profile)[0];
+    EXPECT_EQ(entry.levels, 4 | 8);
+    EXPECT_EQ(entry.level_bytes[CG_L3], whole.header.level_bytes[CG_L3]);
+    EXPECT_EQ(n_files({context_path(CG_L2), level_path(whole, CG_L2), level_path(whole, CG_L3)}), 1u);
+    EXPECT_TRUE(dir.read(object_dir(whole) + "tokens") == token_bytes(tokens));
+    EXPECT_EQ(dir.files().size(), 4u) << "a temporary file is left";
+    EXPECT_EQ(adopt(CG_L1, prefix(whole, CG_L2)), CG_ERR_INVALID_ARGUMENT) << "it does not hold that level";
+}
+
+TEST_P(NestedAdoptionTest, TakesTheSpaceOfTheFinestLevelWhateverComesFirst) {
+    for (const bool are_whole : {false, true}) { // as a mount shows them, and as a plain store does
+        std::vector<unsigned> order = {CG_L1, CG_L2, CG_L3};
+        do {
+            for (const bool by_tree : {false, true}) {
+                SCOPED_TRACE(testing::Message() << order[0] << order[1] << order[2] << are_whole << by_tree);
+                std::filesystem::remove_all(dir.path + "/m");
+                for (unsigned level : order) {
+                    const std::vector<uint8_t> bytes = are_whole ? whole.bytes : prefix(whole, level);
+                    dir.write(context_path(level), bytes);
+                    ASSERT_EQ(by_tree ? cg_store_adopt_tree(dir.fd, nullptr)
+                                      : cg_store_adopt(dir.fd, context_path(level).c_str(), &whole.header),
+                              CG_OK);
+                }
+                EXPECT_EQ(n_files(names(whole)), 1u);
+                for (const std::string &name : names(whole)) EXPECT_TRUE(dir.read(name) == whole.bytes) << name;
+                for (const std::string &name : dir.files()) EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+            }
+        } while (std::next_permutation(order.begin(), order.end()));
+    }
+}
+
+TEST_P(NestedAdoptionTest, AdoptsACopiedTreeInOneGo) {
+    for (unsigned level = CG_L1; level <= CG_L3; level++) dir.write(context_path(level), prefix(whole, level));
+    uint32_t n_adopted;
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    EXPECT_GE(n_adopted, 1u);
+    EXPECT_EQ(n_files(names(whole)), 1u);
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    EXPECT_EQ(n_adopted, 0u);
+}
+
+TEST_P(NestedAdoptionTest, LeavesObjectsOfAnotherEncoding) {
+    ASSERT_EQ(publish(others), CG_OK);
+    for (unsigned level : {CG_L3, CG_L1, CG_L2}) ASSERT_EQ(adopt(level, prefix(whole, level)), CG_OK);
+    EXPECT_EQ(n_files({level_path(whole, CG_L1), level_path(whole, CG_L2), level_path(whole, CG_L3)}), 1u);
+    EXPECT_TRUE(dir.read(level_path(whole, CG_L3)) == others.bytes);
+    EXPECT_EQ(n_files({context_path(CG_L1), context_path(CG_L2), context_path(CG_L3)}), 1u);
+    EXPECT_TRUE(dir.read(context_path(CG_L3)) == whole.bytes);
+}
+
+TEST_P(NestedAdoptionTest, HealsDamagedObjectsOfCoarserLevels) {
+    ASSERT_EQ(adopt(CG_L1, whole.bytes), CG_OK);
+    ASSERT_EQ(unlinkat(dir.fd, level_path(whole, CG_L3).c_str(), 0), 0);
+    dir.write(level_path(whole, CG_L3), std::vector<uint8_t>(whole.bytes.begin(), whole.bytes.begin() + 170));
+    ASSERT_EQ(adopt(CG_L2, prefix(whole, CG_L2)), CG_OK);
+    EXPECT_EQ(n_files({level_path(whole, CG_L1), level_path(whole, CG_L3), context_path(CG_L2)}), 1u);
+    EXPECT_TRUE(dir.read(level_path(whole, CG_L3)) == whole.bytes);
+}
+
+TEST_P(NestedAdoptionTest, SharesNothingThatDiffersOrBelongsToOthers) {
+    std::vector<uint8_t> damaged = whole.bytes;
+    damaged[whole.header.level_bytes[CG_L3] - 1] ^= 1; // behind the header, which says nothing of it
+    dir.write(level_path(whole, CG_L1), damaged);
+    ASSERT_EQ(adopt(CG_L3, prefix(whole, CG_L3)), CG_OK);
+    EXPECT_TRUE(dir.read(context_path(CG_L3)) == prefix(whole, CG_L3)) << "the good one stays";
+
+    dir.write(context_path(CG_L2), prefix(whole, CG_L2));
+    ASSERT_EQ(fchmodat(dir.fd, context_path(CG_L2).c_str(), 0600, 0), 0);
+    ASSERT_EQ(fchmodat(dir.fd, context_path(CG_L3).c_str(), 0640, 0), 0);
+    std::filesystem::remove(dir.path + "/" + level_path(whole, CG_L1));
+    ASSERT_EQ(cg_store_adopt(dir.fd, context_path(CG_L2).c_str(), &whole.header), CG_OK);
+    EXPECT_EQ(n_files({context_path(CG_L2), context_path(CG_L3)}), 2u);
+    struct stat s;
+    ASSERT_EQ(fstatat(dir.fd, context_path(CG_L3).c_str(), &s, 0), 0);
+    EXPECT_EQ(s.st_mode & 0777u, 0640u);
+    for (const std::string &name : dir.files()) EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+}
+
+TEST_P(NestedAdoptionTest, ReadsTheTokensOfTheFileThatItAdopts) {
+    const Chunk plain = make_chunk(nullptr, tokens, CG_L3, &profile, 500); // its section table is shorter
+    dir.write(level_path(whole, CG_L3), plain.bytes);
+    ASSERT_EQ(adopt(CG_L1, whole.bytes), CG_OK);
+    EXPECT_TRUE(dir.read(level_path(whole, CG_L3)) == plain.bytes);
+    EXPECT_TRUE(dir.read(object_dir(whole) + "tokens") == token_bytes(tokens));
 }
 
 } // namespace

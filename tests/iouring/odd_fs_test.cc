@@ -225,6 +225,24 @@ TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels) {
     }
 }
 
+TEST_P(OddFsTest, AdoptsNestedChunksAsCopiesOfTheirLevels) {
+    const cg_fingerprint profile = cg_test::fingerprint_of("p");
+    const cg_test::Chunk chunk =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile, 1000, 1, CG_L3);
+    for (unsigned level : {CG_L2, CG_L1, CG_L3})
+        dir.write("backing/m/contexts/c/L" + std::to_string(level) + "/00000.kv", chunk.bytes);
+    const int fd = openat(dir.fd, "odd", O_RDONLY | O_DIRECTORY);
+    for (const char *path : {"m/contexts/c/L3/00000.kv", "m/contexts/c/L1/00000.kv", "m/contexts/c/L1/00000.kv"})
+        ASSERT_EQ(cg_store_adopt(fd, path, &chunk.header), CG_OK);
+    close(fd);
+    for (unsigned level = CG_L1; level <= CG_L3; level++) {
+        char path[CG_TREE_PATH_BYTES];
+        ASSERT_EQ(cg_tree_object_path("m", &chunk.header.key, cg_level(level), &profile, path, sizeof path), CG_OK);
+        EXPECT_EQ(dir.read("backing/" + std::string(path)).size(), chunk.header.level_bytes[level]);
+    }
+    EXPECT_EQ(dir.files("backing").size(), 7u) << "a temporary file is left";
+}
+
 // A store in the backing directory whose one chunk is looked up through the odd file system.
 struct NestedLookup {
     NestedLookup(cg_test::TempDir &dir, cg_io *io, const char *model, bool names_differ) {
