@@ -1,5 +1,6 @@
 #include "codec/kernels.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -24,7 +25,7 @@ const float cg_dct8[CG_DCT][CG_DCT] = {
 #if defined(__x86_64__)
 /* Matrix units: the CPU has them, and the kernel lets this process use them. The permission is the process's, is asked
  * for again at no harm, and is refused where a thread's alternate signal stack is too small for the tiles. */
-static bool has_amx(void)
+static bool ask_for_amx(void)
 {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE_BF16_BIT = 1 << 22, TILE_BIT = 1 << 24, BF16_BIT = 1 << 5 };
@@ -37,6 +38,18 @@ static bool has_amx(void)
 #else
     return false;
 #endif
+}
+
+/* Asked once: in a virtual machine each CPUID is a visit to the host. */
+static bool has_amx(void)
+{
+    static atomic_int known; /* 0: not yet; 1: no; 2: yes */
+    int answer = atomic_load_explicit(&known, memory_order_relaxed);
+    if (answer == 0) {
+        answer = ask_for_amx() ? 2 : 1;
+        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    }
+    return answer == 2;
 }
 #endif
 
