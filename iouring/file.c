@@ -307,6 +307,13 @@ static bool is_same_file(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
+/* Links have these in common, and nobody should find those of one file changed by the other's. */
+static bool same_attributes(const struct stat *a, const struct stat *b)
+{
+    return a->st_uid == b->st_uid && a->st_gid == b->st_gid && a->st_mode == b->st_mode &&
+           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
 /* from_fd: of `from`, under whatever name. */
 static cg_status may_share(int from_fd, int dir_fd, const char *to)
 {
@@ -318,8 +325,7 @@ static cg_status may_share(int from_fd, int dir_fd, const char *to)
         return status;
     if (fstat(from_fd, &from_stat) != 0 || fstat(to_fd, &to_stat) != 0)
         status = cg_status_from_errno(errno);
-    else if (from_stat.st_uid != to_stat.st_uid || from_stat.st_gid != to_stat.st_gid ||
-             from_stat.st_mode != to_stat.st_mode)
+    else if (!same_attributes(&from_stat, &to_stat))
         status = CG_ERR_PERMISSION;
     else if ((status = check_start(from_fd, to_fd)) == CG_OK && fsync(from_fd) != 0)
         status = cg_status_from_errno(errno);
@@ -343,6 +349,8 @@ cg_status cg_file_share(int dir_fd, const char *from, const char *to)
         return cg_status_from_errno(errno);
     if (is_same_file(&from_stat, &to_stat))
         return CG_OK;
+    if (!same_attributes(&from_stat, &to_stat)) /* before the directory is touched */
+        return CG_ERR_PERMISSION;
     cg_io_temp_path(to, temp);
     if (linkat(dir_fd, from, dir_fd, temp, 0) != 0) /* first: without links nothing needs to be compared */
         return means_no_links(errno) ? CG_ERR_UNSUPPORTED : cg_status_from_errno(errno);

@@ -30,9 +30,10 @@ cg_status cg_file_update(int dir_fd, const char *path, const void *bytes, size_t
 cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace, uint64_t copy_bytes);
 /* cg_file_install() without replace, of a file that is on disk already, into a directory that is there. */
 cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t copy_bytes);
-/* Makes `to` another link of `from`, of the same owner and mode, if that begins with all that `to` has. What `to` had it
- * still has, so nothing needs to be synced after it. CG_ERR_FOREIGN_TOKENS: it does not. CG_ERR_PERMISSION: another
- * owner or mode. CG_ERR_UNSUPPORTED: no hard links. */
+/* Makes `to` another link of `from`, of the same owner, mode and time of modification (by which rsync knows what it has
+ * brought), if that begins with all that `to` has. What `to` had it still has, so nothing needs to be synced after it.
+ * CG_ERR_FOREIGN_TOKENS: it does not. CG_ERR_PERMISSION: another owner, mode or time. CG_ERR_UNSUPPORTED: no hard
+ * links. */
 cg_status cg_file_share(int dir_fd, const char *from, const char *to);
 /* fsync of the directory that holds path. A file system that cannot is no error. */
 cg_status cg_file_sync_dir(int dir_fd, const char *path);

@@ -68,8 +68,7 @@ static void share(int root_fd, const char *path, const cg_tree_name *name, const
     char names[N_NAMES][CG_TREE_PATH_BYTES];
     uint8_t ours[CG_CHUNK_FIXED_BYTES], start[CG_CHUNK_FIXED_BYTES];
     bool is_ours[N_NAMES];
-    uint64_t file_bytes, longest_bytes = 0;
-    size_t longest = 0;
+    uint64_t file_bytes[N_NAMES], longest_bytes = 0;
     if (cg_file_read_start(root_fd, path, ours, sizeof ours, NULL) != CG_OK)
         return;
     for (size_t i = 0; i < N_NAMES; i++) { /* objects first: of equally long ones they stay, and what links to them */
@@ -78,17 +77,18 @@ static void share(int root_fd, const char *path, const cg_tree_name *name, const
                                        : cg_tree_context_path(name->model, name->context, (cg_level)level, name->index,
                                                               names[i], sizeof names[i]);
         if (status == CG_OK)
-            status = cg_file_read_start(root_fd, names[i], start, sizeof start, &file_bytes);
+            status = cg_file_read_start(root_fd, names[i], start, sizeof start, &file_bytes[i]);
         /* The fixed header has a checksum of itself and of those of all sections. */
         is_ours[i] = status == CG_OK && memcmp(start, ours, sizeof start) == 0;
-        if (is_ours[i] && file_bytes > longest_bytes) {
-            longest = i;
-            longest_bytes = file_bytes;
-        }
+        if (is_ours[i] && file_bytes[i] > longest_bytes)
+            longest_bytes = file_bytes[i];
     }
-    for (size_t i = 0; i < N_NAMES; i++)
-        if (is_ours[i] && i != longest)
-            cg_file_share(root_fd, names[longest], names[i]);
+    for (size_t i = 0; i < N_NAMES; i++) {
+        for (size_t from = 0; from < N_NAMES && is_ours[i]; from++)
+            if (is_ours[from] && file_bytes[from] == longest_bytes &&
+                cg_file_share(root_fd, names[from], names[i]) == CG_OK)
+                break;
+    }
 }
 
 cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *header)

@@ -64,7 +64,7 @@ for level in 1 2 3; do
     check "L$level of a nested chunk through sshfs" cmp "$remote/m/contexts/nested/L$level/00001.kv" "$tmp/cut.kv"
 done
 check "cp -r of it through sshfs" cp -r "$remote/m/contexts/nested" "$remote/m/contexts/again"
-check "what it brought" wait_for 10 same_tree "$mnt/m/contexts/nested" "$store/m/contexts/again" # sshfs waits for no close
+check "what it brought" wait_for 10 same_tree "$mnt/m/contexts/nested" "$mnt/m/contexts/again" # sshfs waits for no close
 check "ln makes a view through sshfs" ln "$remote/m/contexts/nested/L1/00001.kv" "$remote/m/contexts/nested/L2/00002.kv"
 check "which it is" cmp "$remote/m/contexts/nested/L2/00002.kv" "$remote/m/contexts/nested/L2/00001.kv"
 check "rm -r" rm -r "$remote/m/contexts/moved"

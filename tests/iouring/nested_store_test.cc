@@ -221,8 +221,14 @@ std::string context_path(unsigned level) { return "m/contexts/c/L" + std::to_str
 
 class NestedAdoptionTest : public NestedStoreTest {
 protected:
-    cg_status adopt(unsigned level, const std::vector<uint8_t> &bytes) {
+    // With the times that rsync -a and cp -a bring from a mount: those of one file.
+    void write(unsigned level, const std::vector<uint8_t> &bytes, time_t mtime = 1000) {
         dir.write(context_path(level), bytes);
+        const struct timespec times[2] = {{mtime, 0}, {mtime, 0}};
+        ASSERT_EQ(utimensat(dir.fd, context_path(level).c_str(), times, 0), 0);
+    }
+    cg_status adopt(unsigned level, const std::vector<uint8_t> &bytes) {
+        write(level, bytes);
         cg_chunk_header header;
         EXPECT_EQ(cg_chunk_header_parse(bytes.data(), bytes.size(), &header), CG_OK);
         return cg_store_adopt(dir.fd, context_path(level).c_str(), &header);
@@ -265,7 +271,7 @@ TEST_P(NestedAdoptionTest, TakesTheSpaceOfTheFinestLevelWhateverComesFirst) {
                 std::filesystem::remove_all(dir.path + "/m");
                 for (unsigned level : order) {
                     const std::vector<uint8_t> bytes = are_whole ? whole.bytes : prefix(whole, level);
-                    dir.write(context_path(level), bytes);
+                    write(level, bytes);
                     ASSERT_EQ(by_tree ? cg_store_adopt_tree(dir.fd, nullptr)
                                       : cg_store_adopt(dir.fd, context_path(level).c_str(), &whole.header),
                               CG_OK);
@@ -279,7 +285,7 @@ TEST_P(NestedAdoptionTest, TakesTheSpaceOfTheFinestLevelWhateverComesFirst) {
 }
 
 TEST_P(NestedAdoptionTest, AdoptsACopiedTreeInOneGo) {
-    for (unsigned level = CG_L1; level <= CG_L3; level++) dir.write(context_path(level), prefix(whole, level));
+    for (unsigned level = CG_L1; level <= CG_L3; level++) write(level, prefix(whole, level));
     uint32_t n_adopted;
     ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
     EXPECT_GE(n_adopted, 1u);
@@ -313,7 +319,7 @@ TEST_P(NestedAdoptionTest, SharesNothingThatDiffersOrBelongsToOthers) {
     ASSERT_EQ(adopt(CG_L3, prefix(whole, CG_L3)), CG_OK);
     EXPECT_TRUE(dir.read(context_path(CG_L3)) == prefix(whole, CG_L3)) << "the good one stays";
 
-    dir.write(context_path(CG_L2), prefix(whole, CG_L2));
+    write(CG_L2, prefix(whole, CG_L2));
     ASSERT_EQ(fchmodat(dir.fd, context_path(CG_L2).c_str(), 0600, 0), 0);
     ASSERT_EQ(fchmodat(dir.fd, context_path(CG_L3).c_str(), 0640, 0), 0);
     std::filesystem::remove(dir.path + "/" + level_path(whole, CG_L1));
@@ -323,6 +329,13 @@ TEST_P(NestedAdoptionTest, SharesNothingThatDiffersOrBelongsToOthers) {
     ASSERT_EQ(fstatat(dir.fd, context_path(CG_L3).c_str(), &s, 0), 0);
     EXPECT_EQ(s.st_mode & 0777u, 0640u);
     for (const std::string &name : dir.files()) EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+
+    ASSERT_EQ(fchmodat(dir.fd, context_path(CG_L3).c_str(), 0600, 0), 0);
+    write(CG_L2, prefix(whole, CG_L2), 2000); // what rsync set stays, or it would bring the file anew each time
+    ASSERT_EQ(cg_store_adopt(dir.fd, context_path(CG_L2).c_str(), &whole.header), CG_OK);
+    EXPECT_EQ(n_files({context_path(CG_L2), context_path(CG_L3)}), 2u);
+    ASSERT_EQ(fstatat(dir.fd, context_path(CG_L3).c_str(), &s, 0), 0);
+    EXPECT_EQ(s.st_mtime, 1000);
 }
 
 TEST_P(NestedAdoptionTest, ReadsTheTokensOfTheFileThatItAdopts) {
