@@ -13,13 +13,27 @@
 extern "C" {
 #endif
 
-enum { CG_LIST_SLACK = 16, CG_TILE = 32 };
+enum { CG_QUAD_SLACK = 16, CG_TILE = 32, CG_QUAD_COMPONENTS = 4 };
 
 /* One symbol that is not zero. */
 typedef struct cg_nonzero {
     uint32_t component;
     float value;
 } cg_nonzero;
+
+/* The symbols of four neighbouring components, not all of them zero. */
+typedef struct cg_quad {
+    uint32_t index; /* in its slab */
+    int8_t symbols[CG_QUAD_COMPONENTS];
+} cg_quad;
+
+/* A row of symbols (one block and frequency) in one slab of components. */
+typedef struct cg_quad_row {
+    const cg_quad *quads;
+    uint32_t n_quads;
+    int32_t sum;   /* of the quads' symbols */
+    int32_t limit; /* symbols beyond it are in the quads as the limit; INT32_MAX: there are none */
+} cg_quad_row;
 
 /* A frequency's symbols as matrix units take them: tiles of 32 blocks by 32 components, bf16, row by row. Symbols beyond
  * 256, which bf16 rounds, have what is missing in a second tile of the same components. */
@@ -30,14 +44,23 @@ typedef struct cg_tiled_symbols {
 } cg_tiled_symbols;
 
 typedef struct cg_kernels {
-    const char *name; /* "baseline", "avx2", "avx512", "amx" */
-    /* cells[n_cells] to the list of those that are not zero, in order; returns their number. list_out has room for
-     * n_cells + CG_LIST_SLACK: what lies behind the list may be overwritten. */
+    const char *name; /* "baseline", "avx2", "avx512", "vnni", "amx" */
+    /* An inverse KLT is done in one of three ways, the last that the kernels have; what they lack is NULL. */
+    /* 1. Lists, in floats. cells[n_cells] to the list of those that are not zero, in order; returns their number.
+     * list_out has room for n_cells. */
     size_t (*list_nonzero)(const int16_t *cells, size_t n_cells, cg_nonzero *list_out);
     /* y[CG_PANEL_CHANNELS] = sum over list of value * row component of the panel; the first 32 * n_parts channels. */
     void (*accumulate)(const uint32_t *panel, const cg_nonzero *list, size_t n_list, unsigned n_parts, float *y);
-    /* Where matrix units do the inverse KLT (else NULL, both): tiles of the first n_blocks rows of cells, at most CG_TILE,
-     * and zeros below. Returns n_tiles, at most 2 * ceil(n_active / CG_TILE). */
+    /* 2. Quads, in integers of 8 bits. cells[n_cells] to the quads that are not all zero, in order. quads_out has room for
+     * n_cells / 4 + CG_QUAD_SLACK: what lies behind the quads may be overwritten. */
+    void (*list_quads)(const int16_t *cells, size_t n_cells, cg_quad *quads_out, cg_quad_row *row_out);
+    int quad_limit; /* of the symbols in a quad */
+    /* y[r][ch] = unit * sum over rows[r] of symbol * (byte - 128), for n_rows rows and 16 * n_sixteens channels; added
+     * to what y holds unless is_first. slab: bytes [n_quads][CG_PANEL_CHANNELS][4]. */
+    void (*accumulate_quads)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows, unsigned n_sixteens,
+                             float unit, bool is_first, float *y, size_t y_stride);
+    /* 3. Matrix units. Tiles of the first n_blocks rows of cells, at most CG_TILE, and zeros below. Returns n_tiles, at
+     * most 2 * ceil(n_active / CG_TILE). */
     size_t (*tile_symbols)(const int16_t *cells, size_t n_blocks, size_t n_active, uint16_t *tiles,
                            uint16_t *tile_components);
     /* y[f][b][ch] = sum over c of S[f][b][c] * basis[c][ch] for CG_TILE blocks and channels. y_strides: of f and of b.
@@ -80,7 +103,7 @@ void cg_kernels_use(const cg_kernels *kernels);
 
 extern const cg_kernels cg_kernels_baseline;
 #if defined(__x86_64__)
-extern const cg_kernels cg_kernels_avx2, cg_kernels_avx512, cg_kernels_amx;
+extern const cg_kernels cg_kernels_avx2, cg_kernels_avx512, cg_kernels_vnni, cg_kernels_amx;
 #endif
 
 /* D[f][t] of the 8-point DCT. */

@@ -58,6 +58,8 @@ const cg_kernels *cg_kernels_named(const char *name)
 #if defined(__x86_64__)
     if (strcmp(name, "amx") == 0)
         return cg_kernels_named("avx512") != NULL && has_amx() ? &cg_kernels_amx : NULL;
+    if (strcmp(name, "vnni") == 0)
+        return cg_kernels_named("avx512") != NULL && __builtin_cpu_supports("avx512vnni") ? &cg_kernels_vnni : NULL;
     if (strcmp(name, "avx512") == 0)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -76,7 +78,7 @@ void cg_kernels_use(const cg_kernels *kernels) { chosen = kernels; }
 
 const cg_kernels *cg_kernels_best(void)
 {
-    static const char *const names[] = {"amx", "avx512", "avx2"};
+    static const char *const names[] = {"amx", "vnni", "avx512", "avx2"};
     if (chosen != NULL)
         return chosen;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

@@ -94,23 +94,40 @@ typedef struct decode_work {
     /* Lists of symbols that are not zero, and a panel at a time. */
     cg_nonzero *list;           /* of all blocks and frequencies */
     uint32_t *list_end;         /* [n_blocks][CG_DCT]: where each list ends */
-    float *y;                   /* [CG_DCT][CG_PANEL_CHANNELS]; tiled: [CG_DCT][CG_TILE][unit_channels] */
+    float *y;                   /* [CG_DCT][CG_PANEL_CHANNELS]; otherwise: [CG_DCT][CG_TILE][y_stride] */
+    size_t y_stride;            /* unit_channels; quads write whole sixteens */
+    /* Or quads of symbols, and CG_TILE blocks at a time. */
+    cg_quad *quads;             /* of a batch's blocks and all frequencies */
+    cg_quad_row *quad_rows;     /* [n_slabs][CG_DCT][blocks of the batch] */
     /* Or tiles, and CG_TILE blocks at a time. */
     uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];
 } decode_work;
+
+/* Quads of n blocks; as much again is taken for large symbols. */
+static size_t most_quads(const cg_level_columns *columns, size_t n)
+{
+    return (columns->n_columns / CG_QUAD_COMPONENTS + CG_DCT) * n;
+}
 
 static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, unsigned level, unsigned coarsest,
                                     const cg_group *group, unsigned plane, size_t n_blocks)
 {
     decode_work w = {0};
+    const cg_basis *basis = &group->basis[plane];
     const cg_level_columns *columns = &group->columns[level - 1][plane];
     for (unsigned i = level; i <= coarsest; i++)
         w.symbols[i] = cg_arena_take(arena, cg_lossy_symbols_bytes(&group->columns[i - 1][plane], n_blocks));
     w.scale = cg_arena_take(arena, group->n_channels * sizeof *w.scale);
     w.mean = cg_arena_take(arena, group->n_channels * sizeof *w.mean);
     w.x = cg_arena_take(arena, (size_t)CG_DCT * profile->unit_channels * sizeof *w.x);
-    if (profile->is_tiled) {
-        w.y = cg_arena_take(arena, (size_t)CG_DCT * CG_TILE * profile->unit_channels * sizeof *w.y);
+    w.y_stride = profile->unit_channels + (profile->has_quads ? 16 : 0);
+    if (profile->is_tiled || profile->has_quads)
+        w.y = cg_arena_take(arena, CG_DCT * CG_TILE * w.y_stride * sizeof *w.y);
+    if (profile->has_quads) {
+        const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE, n_rows = basis->n_slabs * n * CG_DCT;
+        w.quads = cg_arena_take(arena, (2 * most_quads(columns, n) + CG_QUAD_SLACK) * sizeof *w.quads);
+        w.quad_rows = cg_arena_take(arena, n_rows * sizeof *w.quad_rows);
+    } else if (profile->is_tiled) {
         for (unsigned f = 0; f < CG_DCT; f++) {
             const size_t n_tiles = 2 * ((columns->n_active[f] + CG_TILE - 1u) / CG_TILE);
             w.tiles[f] = cg_arena_take(arena, n_tiles * CG_TILE * CG_TILE * sizeof *w.tiles[f]);
@@ -118,7 +135,7 @@ static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, 
         }
     } else {
         w.y = cg_arena_take(arena, CG_DCT * CG_PANEL_CHANNELS * sizeof *w.y);
-        w.list = cg_arena_take(arena, (columns->n_columns * n_blocks + CG_LIST_SLACK) * sizeof *w.list);
+        w.list = cg_arena_take(arena, columns->n_columns * n_blocks * sizeof *w.list);
         w.list_end = cg_arena_take(arena, n_blocks * CG_DCT * sizeof *w.list_end);
     }
     return w;
@@ -208,6 +225,118 @@ static void synthesize_lists(const cg_lossy_context *context, const cg_group *gr
     }
 }
 
+static int beyond(int symbol, int limit)
+{
+    return symbol > limit ? symbol - limit : symbol < -limit ? symbol + limit : 0;
+}
+
+/* What the row's quads lack of large symbols becomes more quads of the same components, while there is room. */
+static void list_large(const cg_kernels *kernels, const int16_t *cells, size_t n_cells, cg_quad *quads,
+                       const cg_quad *end, cg_quad_row *row)
+{
+    int16_t rest[CG_SLAB_QUADS * CG_QUAD_COMPONENTS];
+    while (row->limit != INT32_MAX && end - (quads + row->n_quads) >= CG_SLAB_QUADS) {
+        cg_quad_row more;
+        for (size_t c = 0; c < n_cells; c++)
+            rest[c] = (int16_t)beyond(cells[c], row->limit);
+        kernels->list_quads(rest, n_cells, quads + row->n_quads, &more);
+        row->n_quads += more.n_quads;
+        row->sum += more.sum;
+        row->limit = more.limit == INT32_MAX ? INT32_MAX : row->limit + more.limit;
+    }
+}
+
+/* Symbols of a batch of n blocks as quads, a slab's rows together. */
+static void list_batch(const cg_kernels *kernels, const cg_basis *basis, const cg_level_columns *columns,
+                       const cg_symbols *symbols, size_t batch, size_t n, const decode_work *w)
+{
+    cg_quad *quads = w->quads, *end = quads + most_quads(columns, n);
+    cg_quad_row *row = w->quad_rows;
+    for (uint32_t i = 0; i < basis->n_slabs; i++) {
+        const uint32_t first = basis->slabs[i].first_component;
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const size_t n_active = columns->n_active[f], left = n_active > first ? n_active - first : 0;
+            const size_t most = (size_t)basis->slabs[i].n_quads * CG_QUAD_COMPONENTS, n_cells = left < most ? left : most;
+            for (size_t b = 0; b < n; b++, row++) {
+                const int16_t *cells = symbols->cells[f] + (batch + b) * n_active + n_active - left;
+                kernels->list_quads(cells, n_cells, quads, row);
+                end += (n_cells + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
+                list_large(kernels, cells, n_cells, quads, end, row);
+                quads += row->n_quads;
+            }
+        }
+    }
+}
+
+/* What a row's quads lack of symbols beyond their limit: y[n] of it. */
+static void add_large(const cg_quad_row *row, const cg_slab *slab, const uint8_t *bytes, const int16_t *cells,
+                      size_t n_cells, uint32_t n, float *y)
+{
+    const size_t limb_bytes = (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
+    for (size_t c = 0; c < n_cells && c < (size_t)slab->n_quads * CG_QUAD_COMPONENTS; c++) {
+        const int more = beyond(cells[c], row->limit);
+        for (uint32_t limb = 0; limb < slab->n_limbs && more != 0; limb++) {
+            const uint8_t *at = bytes + limb * limb_bytes + c / 4 * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS + c % 4;
+            for (uint32_t ch = 0; ch < n; ch++)
+                y[ch] += (float)more * slab->unit[limb] * (float)(at[ch * CG_QUAD_COMPONENTS] - 128);
+        }
+    }
+}
+
+/* y[f][b][n] of a panel, in rows of y_stride. Slabs outside, rows inside: a slab stays in the first cache for all rows. */
+static void accumulate_batch(const cg_kernels *kernels, const cg_basis *basis, const cg_level_columns *columns,
+                             const cg_symbols *symbols, size_t batch, size_t n_blocks, const uint8_t *panel,
+                             uint32_t n, const decode_work *w, float *y, size_t y_stride)
+{
+    const cg_quad_row *rows = w->quad_rows;
+    for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
+        const uint8_t *bytes = panel + slab->offset;
+        for (uint32_t limb = 0; limb < slab->n_limbs; limb++) {
+            const bool is_first = slab == basis->slabs && limb == 0;
+            for (unsigned f = 0; f < CG_DCT; f++)
+                if (is_first || columns->n_active[f] > slab->first_component)
+                    kernels->accumulate_quads(bytes, rows + f * n_blocks, n_blocks, (n + 15) / 16, slab->unit[limb],
+                                              is_first, y + f * CG_TILE * y_stride, y_stride);
+            bytes += (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
+        }
+        for (size_t r = 0; r < CG_DCT * n_blocks; r++, rows++) {
+            const size_t f = r / n_blocks, b = r % n_blocks, n_active = columns->n_active[f];
+            if (rows->limit != INT32_MAX)
+                add_large(rows, slab, panel + slab->offset,
+                          symbols->cells[f] + (batch + b) * n_active + slab->first_component,
+                          n_active - slab->first_component, n, y + (f * CG_TILE + b) * y_stride);
+        }
+    }
+}
+
+/* Steps 1 to 5 in integers of 8 bits. */
+static void synthesize_quads(const cg_lossy_context *context, const cg_group *group, unsigned plane,
+                             const cg_level_columns *columns, const cg_symbols *symbols, const decode_work *w, void *out)
+{
+    const cg_profile *p = context->profile;
+    const cg_basis *basis = &group->basis[plane];
+    const size_t n_blocks = cg_lossy_n_blocks(context->n_tokens);
+    const uint32_t unit = p->unit_channels, head_dim = p->geometry.head_dim;
+    for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
+        const size_t n = n_blocks - batch < CG_TILE ? n_blocks - batch : CG_TILE;
+        list_batch(context->kernels, basis, columns, symbols, batch, n, w);
+        for (uint32_t first = 0; first < group->n_channels; first += unit) {
+            const uint32_t n_unit = group->n_channels - first < unit ? group->n_channels - first : unit;
+            for (uint32_t at = 0; at < n_unit; at += p->panel_channels) {
+                const uint32_t n_panel = n_unit - at < p->panel_channels ? n_unit - at : p->panel_channels;
+                accumulate_batch(context->kernels, basis, columns, symbols, batch, n,
+                                 basis->quads + (first + at) / p->panel_channels * basis->panel_bytes, n_panel, w,
+                                 w->y + at, w->y_stride);
+            }
+            for (size_t b = 0; b < n; b++) {
+                context->kernels->inverse_dct(w->y + b * w->y_stride, CG_TILE * w->y_stride, w->scale + first,
+                                              w->mean + first, n_unit, w->x, unit);
+                finish_unit(context, group, plane, first / head_dim, n_unit / head_dim, batch + b, w->x, unit, out);
+            }
+        }
+    }
+}
+
 /* The same on matrix units. Batches of blocks outside: their symbols stay in the cache for all channels. */
 static void synthesize_tiles(const cg_lossy_context *context, const cg_group *group, unsigned plane,
                              const cg_level_columns *columns, const cg_symbols *symbols, const decode_work *w, void *out)
@@ -274,7 +403,9 @@ cg_status cg_lossy_decode(const cg_lossy_context *context, unsigned level, unsig
             w.mean[layer * channels + ch] = mean[ch];
         }
     }
-    (p->is_tiled ? synthesize_tiles : synthesize_lists)(context, group, plane, columns, &symbols, &w, out);
+    (p->is_tiled    ? synthesize_tiles
+     : p->has_quads ? synthesize_quads
+                    : synthesize_lists)(context, group, plane, columns, &symbols, &w, out);
     return CG_OK;
 }
 

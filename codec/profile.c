@@ -265,11 +265,11 @@ static cg_status pack_analysis(const cg_group *group, cg_basis *basis)
 static cg_status pack_panels(const cg_profile *p, const cg_group *group, cg_basis *basis)
 {
     const size_t words = CG_PANEL_CHANNELS / 2;
-    basis->n_panels = (group->n_channels + p->panel_channels - 1) / p->panel_channels;
-    basis->panels = take_zeros((size_t)basis->n_panels * basis->n_components, words * sizeof *basis->panels);
+    const uint32_t n_panels = (group->n_channels + p->panel_channels - 1) / p->panel_channels;
+    basis->panels = take_zeros((size_t)n_panels * basis->n_components, words * sizeof *basis->panels);
     if (basis->panels == NULL)
         return CG_ERR_NO_MEMORY;
-    for (uint32_t panel = 0; panel < basis->n_panels; panel++) {
+    for (uint32_t panel = 0; panel < n_panels; panel++) {
         const uint32_t first = panel * p->panel_channels;
         const uint32_t left = group->n_channels - first;
         const uint32_t n = left < p->panel_channels ? left : p->panel_channels;
@@ -296,6 +296,88 @@ static cg_status pack_tiles(const cg_group *group, cg_basis *basis)
         for (uint32_t ch = 0; ch < group->n_channels; ch++)
             out[ch / CG_TILE * n_deep * CG_TILE * CG_TILE + ch % CG_TILE / 16 * (CG_TILE * CG_TILE / 2) +
                 ch % 16 * 2] = row[ch];
+    }
+    return CG_OK;
+}
+
+/* To an integer; |x| is below 2^22. */
+static float nearest(float x) { return x + 0x1.8p23f - 0x1.8p23f; }
+
+/* Limbs of an element, the largest first; returns how many are not zero, but for zeros between them. */
+static uint32_t split_element(const cg_slab *slab, float element, int limbs[CG_MAX_LIMBS])
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < CG_MAX_LIMBS; i++) {
+        const float limb = nearest(element / slab->unit[i]);
+        element -= limb * slab->unit[i];
+        limbs[i] = (int)limb;
+        n = limb != 0 ? i + 1 : n;
+    }
+    return n;
+}
+
+/* The slab's units and number of limbs; its elements are [n_elements] of the basis's rows. */
+static void choose_units(const uint16_t *elements, size_t n_elements, cg_slab *slab)
+{
+    float largest = 0;
+    int exponent, limbs[CG_MAX_LIMBS];
+    for (size_t i = 0; i < n_elements; i++)
+        largest = fmaxf(largest, fabsf(cg_bf16_to_f32(elements[i])));
+    const bool is_exact = frexpf(largest / 127, &exponent) == 0.5f; /* a power of two */
+    exponent = exponent - is_exact > -100 ? exponent - is_exact : -100;
+    for (int i = 0; i < CG_MAX_LIMBS; i++)
+        slab->unit[i] = ldexpf(1, exponent - 7 * i);
+    slab->n_limbs = 1;
+    for (size_t i = 0; i < n_elements && slab->n_limbs < CG_MAX_LIMBS; i++) {
+        const uint32_t n = split_element(slab, cg_bf16_to_f32(elements[i]), limbs);
+        slab->n_limbs = n > slab->n_limbs ? n : slab->n_limbs;
+    }
+}
+
+static cg_status lay_slabs(const cg_group *group, cg_basis *basis)
+{
+    const uint32_t n_quads = (basis->n_components + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
+    basis->slabs = calloc(n_quads / CG_SLAB_QUADS + 2, sizeof *basis->slabs);
+    if (basis->slabs == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (uint32_t first = 0; first < n_quads;) {
+        cg_slab *slab = &basis->slabs[basis->n_slabs++];
+        const uint32_t most = first == 0 ? CG_FIRST_SLAB_QUADS : CG_SLAB_QUADS;
+        slab->first_component = first * CG_QUAD_COMPONENTS;
+        slab->n_quads = n_quads - first < most ? n_quads - first : most;
+        first += slab->n_quads;
+        const uint32_t end = first < n_quads ? first * CG_QUAD_COMPONENTS : basis->n_components;
+        choose_units(basis->rows + (size_t)slab->first_component * group->n_channels,
+                     (size_t)(end - slab->first_component) * group->n_channels, slab);
+        slab->offset = basis->panel_bytes;
+        basis->panel_bytes += (size_t)slab->n_limbs * slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
+    }
+    return CG_OK;
+}
+
+static cg_status pack_quads(const cg_profile *p, const cg_group *group, cg_basis *basis)
+{
+    const uint32_t n_panels = (group->n_channels + p->panel_channels - 1) / p->panel_channels;
+    const cg_status status = lay_slabs(group, basis);
+    if (status != CG_OK)
+        return status;
+    basis->quads = take_zeros(n_panels, basis->panel_bytes);
+    if (basis->quads == NULL)
+        return CG_ERR_NO_MEMORY;
+    memset(basis->quads, 128, n_panels * basis->panel_bytes);
+    for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
+        const size_t limb_bytes = (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
+        for (uint32_t i = 0; i < slab->n_quads * CG_QUAD_COMPONENTS; i++) {
+            const uint32_t c = slab->first_component + i;
+            for (uint32_t ch = 0; ch < group->n_channels && c < basis->n_components; ch++) {
+                int limbs[CG_MAX_LIMBS];
+                (void)split_element(slab, cg_bf16_to_f32(basis->rows[(size_t)c * group->n_channels + ch]), limbs);
+                uint8_t *out = basis->quads + ch / p->panel_channels * basis->panel_bytes + slab->offset +
+                               ((size_t)i / 4 * CG_PANEL_CHANNELS + ch % p->panel_channels) * CG_QUAD_COMPONENTS + i % 4;
+                for (uint32_t limb = 0; limb < slab->n_limbs; limb++)
+                    out[limb * limb_bytes] = (uint8_t)(limbs[limb] + 128);
+            }
+        }
     }
     return CG_OK;
 }
@@ -358,7 +440,9 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
     basis->n_exact = (basis->n_exact + 15) / 16 * 16 < n_components ? (basis->n_exact + 15) / 16 * 16 : n_components;
     cg_status status = pack_analysis(group, basis);
     if (status == CG_OK)
-        status = p->is_tiled ? pack_tiles(group, basis) : pack_panels(p, group, basis);
+        status = p->is_tiled    ? pack_tiles(group, basis)
+                 : p->has_quads ? pack_quads(p, group, basis)
+                                : pack_panels(p, group, basis);
     free(basis->rows);
     basis->rows = NULL;
     return status;
@@ -378,6 +462,7 @@ static cg_status read_klt(cg_cursor *in, cg_profile *p)
     while (tiled % CG_TILE != 0)
         tiled += head_dim;
     p->is_tiled = p->kernels->synthesize != NULL && tiled <= 16 * CG_TILE;
+    p->has_quads = !p->is_tiled && p->kernels->accumulate_quads != NULL;
     p->unit_channels = p->is_tiled ? tiled : p->panel_channels > head_dim ? p->panel_channels : head_dim;
     const size_t n_bases = (size_t)p->n_groups * CG_N_PLANES;
     cg_status status = CG_ERR_NO_MEMORY;
@@ -494,6 +579,8 @@ void cg_profile_free(cg_profile *p)
             free(p->groups[g].basis[plane].exact);
             free(p->groups[g].basis[plane].panels);
             free(p->groups[g].basis[plane].tiles);
+            free(p->groups[g].basis[plane].slabs);
+            free(p->groups[g].basis[plane].quads);
         }
     }
     free(p->inv_freq);

@@ -20,6 +20,9 @@ enum {
     CG_MAX_NARROW_BITS = 12,  /* of an element of a basis that is no bf16 */
     CG_MAX_ROPES = 4,
     CG_PANEL_CHANNELS = 256,  /* channels that a decoding kernel holds in registers */
+    CG_FIRST_SLAB_QUADS = 8,  /* quads of components (kernels.h) that are summed together: in a basis the first, */
+    CG_SLAB_QUADS = 24,       /* and the others */
+    CG_MAX_LIMBS = 3,         /* numbers of 8 bits that an element of a basis is cut into */
     CG_ANCHOR_TOKENS = 10,    /* an anchor, and the tokens that are coded as differences from it */
 };
 
@@ -37,6 +40,14 @@ typedef struct cg_level_columns {
     uint32_t n_strips;
 } cg_level_columns;
 
+/* Neighbouring components of a basis in integers of 8 bits: element = sum over limbs of unit * (byte - 128). */
+typedef struct cg_slab {
+    uint32_t first_component, n_quads;
+    uint32_t n_limbs;        /* as few as make the elements, at most CG_MAX_LIMBS */
+    float unit[CG_MAX_LIMBS];
+    size_t offset;           /* in each panel's bytes */
+} cg_slab;
+
 /* One layer group's plane; empty with anchors. */
 typedef struct cg_basis {
     uint32_t n_components;
@@ -49,11 +60,16 @@ typedef struct cg_basis {
     uint32_t *analysis;      /* the same for encoding: cg_kernels.project()'s pairs, zeros behind channels and components */
     /* For decoding, where the profile is_tiled: cg_kernels.synthesize()'s panels, one each 32 channels. */
     uint16_t *tiles;
+    /* For decoding with cg_kernels.accumulate_quads(): [n_panels][panel_bytes], in them the slabs, in them a slab for
+     * each limb. */
+    cg_slab *slabs;
+    uint8_t *quads;
+    uint32_t n_slabs;
+    size_t panel_bytes;
     /* For decoding otherwise: [n_panels][n_components][CG_PANEL_CHANNELS / 2] words; word 16k + i holds the panel's channel
      * 32k + i in its low half and 32k + 16 + i in its high half. A panel is whole heads where one fits, else an even
      * part of a head. Missing channels are zero. */
     uint32_t *panels;
-    uint32_t n_panels;
 } cg_basis;
 
 typedef struct cg_group {
@@ -85,6 +101,7 @@ struct cg_profile {
     bool is_packed;          /* the file's narrow components have bits of their own */
     bool nests;              /* a finer level can be coded given the next coarser one: nested chunks */
     bool is_tiled;           /* unit_channels is whole tiles, too, and the kernels have synthesize() */
+    bool has_quads;          /* not is_tiled, and the kernels have accumulate_quads() */
 };
 
 /* Pairs of channels that a projection walks: whole tiles. */

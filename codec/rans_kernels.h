@@ -32,7 +32,7 @@ typedef struct cg_rans_kernels {
 
 extern const cg_rans_kernels cg_rans_kernels_baseline;
 #if defined(__x86_64__)
-extern const cg_rans_kernels cg_rans_kernels_avx2, cg_rans_kernels_avx512, cg_rans_kernels_amx;
+extern const cg_rans_kernels cg_rans_kernels_avx2, cg_rans_kernels_avx512, cg_rans_kernels_vnni, cg_rans_kernels_amx;
 #endif
 
 #ifdef __cplusplus

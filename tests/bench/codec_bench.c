@@ -249,18 +249,24 @@ static void print_rates(const char *name, const seconds *rounds, bool cpu, unsig
 /* 10^9 multiply-adds a second of the kernel's inverse KLT, its operands in the first cache: the best of many runs. */
 static double peak_gmac_s(const cg_kernels *kernels)
 {
-    enum { DEEP = 6 * CG_TILE, N_LIST = 64 };
+    enum { DEEP = 6 * CG_TILE, N_LIST = 64, N_ROWS = 16 };
     uint16_t *panel = take(DEEP * CG_TILE * sizeof *panel), *tiles = take(DEEP * CG_TILE * sizeof *tiles);
     float *y = take((size_t)CG_DCT * CG_TILE * CG_TILE * sizeof *y);
-    uint32_t *rows = take((size_t)N_LIST * CG_PANEL_CHANNELS / 2 * sizeof *rows);
+    uint32_t *basis = take((size_t)N_LIST * CG_PANEL_CHANNELS / 2 * sizeof *basis);
     uint16_t components[DEEP / CG_TILE] = {0};
     cg_nonzero list[N_LIST];
+    cg_quad quads[CG_SLAB_QUADS];
+    cg_quad_row rows[N_ROWS];
     cg_tiled_symbols symbols[CG_DCT];
     double best = 0;
     for (unsigned f = 0; f < CG_DCT; f++)
         symbols[f] = (cg_tiled_symbols){tiles, components, DEEP / CG_TILE};
     for (unsigned i = 0; i < N_LIST; i++)
         list[i] = (cg_nonzero){i, 1};
+    for (unsigned i = 0; i < CG_SLAB_QUADS; i++)
+        quads[i] = (cg_quad){i, {1, 1, 1, 1}};
+    for (unsigned i = 0; i < N_ROWS; i++)
+        rows[i] = (cg_quad_row){.quads = quads, .n_quads = CG_SLAB_QUADS};
     for (unsigned run = 0; run < 200; run++) {
         double n = 0;
         const double begin = clock_s(CLOCK_MONOTONIC);
@@ -268,8 +274,12 @@ static double peak_gmac_s(const cg_kernels *kernels)
             if (kernels->synthesize != NULL) {
                 kernels->synthesize(symbols, CG_TILE, panel, y, (size_t)CG_TILE * CG_TILE, CG_TILE);
                 n += (double)CG_DCT * DEEP * CG_TILE * CG_TILE;
+            } else if (kernels->accumulate_quads != NULL) {
+                kernels->accumulate_quads((const uint8_t *)basis, rows, N_ROWS, CG_PANEL_CHANNELS / 16, 1, true, y,
+                                          CG_PANEL_CHANNELS);
+                n += (double)N_ROWS * CG_SLAB_QUADS * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
             } else {
-                kernels->accumulate(rows, list, N_LIST, CG_PANEL_CHANNELS / 32, y);
+                kernels->accumulate(basis, list, N_LIST, CG_PANEL_CHANNELS / 32, y);
                 n += (double)N_LIST * CG_PANEL_CHANNELS;
             }
         }
@@ -279,7 +289,7 @@ static double peak_gmac_s(const cg_kernels *kernels)
     free(panel);
     free(tiles);
     free(y);
-    free(rows);
+    free(basis);
     return 1e-9 * best;
 }
 
@@ -390,7 +400,7 @@ int main(int argc, char **argv)
 {
     static variant variants[MAX_VARIANTS];
     const char *profile_path = NULL;
-    char kernels[] = "baseline,avx2,avx512,amx", *kernel_list = kernels, threads[] = "1,2", *thread_list = threads;
+    char kernels[] = "baseline,avx2,avx512,vnni,amx", *kernel_list = kernels, threads[] = "1,2", *thread_list = threads;
     unsigned n_rounds = 21, n_variants = 0, most_threads = 1;
     for (int option; (option = getopt(argc, argv, "p:r:k:t:")) != -1;) {
         switch (option) {

@@ -86,7 +86,26 @@ TEST_P(GoldenTest, ChunksDecodeToTheSameElements) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, GoldenTest, testing::Values("baseline", "avx2", "avx512", "amx"),
+// Symbols of all sizes: integer kernels take what is small at once.
+TEST_P(GoldenTest, LargeSymbolsDecodeAsTheBaselineDecodesThem) {
+    for (const double scale : {1.0, 50.0, 3000.0}) {
+        SCOPED_TRACE(scale);
+        ProfileSpec spec;
+        spec.packed = true;
+        const Bytes bytes = make_profile_bytes(spec);
+        const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 300);
+        const std::vector<uint32_t> tokens = make_tokens(header.n_tokens, 1);
+        Bytes chunk, got, want;
+        ASSERT_EQ(encode(open_profile(bytes).get(), header, tokens, make_elements(header, 1, scale), CG_L1, &chunk), CG_OK);
+        ASSERT_EQ(decode(open_profile(bytes).get(), chunk, &got), CG_OK);
+        cg_kernels_use(&cg_kernels_baseline);
+        ASSERT_EQ(decode(open_profile(bytes).get(), chunk, &want), CG_OK);
+        cg_kernels_use(cg_kernels_named(GetParam()));
+        expect_within_tolerance(to_floats(got, CG_DTYPE_BF16), to_floats(want, CG_DTYPE_BF16), spec.head_dim);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, GoldenTest, testing::Values("baseline", "avx2", "avx512", "vnni", "amx"),
                          [](const auto &isa) { return std::string(isa.param); });
 
 TEST(Golden, ChunksCarryTheirHeader) {

@@ -34,6 +34,8 @@ protected:
 };
 
 TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder) {
+    if (kernels->list_nonzero == nullptr)
+        GTEST_SKIP() << GetParam() << " has quads or tiles instead";
     for (size_t n : {0, 1, 3, 4, 5, 7, 8, 31, 32, 33, 100}) {
         for (uint32_t one_in : {1u, 2u, 10u}) {
             Random random(n + one_in);
@@ -45,7 +47,7 @@ TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder) {
                 if (cells[i] != 0)
                     want.emplace_back(i, cells[i]);
             }
-            std::vector<cg_nonzero> list(n + CG_LIST_SLACK);
+            std::vector<cg_nonzero> list(n);
             list.resize(kernels->list_nonzero(cells.data(), n, list.data()));
             for (const cg_nonzero &x : list)
                 got.emplace_back(x.component, x.value);
@@ -55,6 +57,8 @@ TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder) {
 }
 
 TEST_P(KernelsTest, AccumulatesPanels) {
+    if (kernels->accumulate == nullptr)
+        GTEST_SKIP() << GetParam() << " has quads or tiles instead";
     const size_t n_components = 50;
     Random random(1);
     std::vector<uint32_t> panel(n_components * CG_PANEL_CHANNELS / 2);
@@ -67,19 +71,105 @@ TEST_P(KernelsTest, AccumulatesPanels) {
             list[i] = {i, static_cast<float>(static_cast<int>(random.below(201)) - 100)};
         for (unsigned n_parts = 1; n_parts <= 8; n_parts++) {
             SCOPED_TRACE(testing::Message() << "n_list=" << n_list << " n_parts=" << n_parts);
-            std::vector<float> want(CG_PANEL_CHANNELS, 7), got(CG_PANEL_CHANNELS, 7), direct(32 * n_parts);
-            baseline->accumulate(panel.data(), list.data(), n_list, n_parts, want.data());
+            std::vector<float> got(CG_PANEL_CHANNELS, 7), want = got;
             kernels->accumulate(panel.data(), list.data(), n_list, n_parts, got.data());
-            for (size_t ch = 0; ch < direct.size(); ch++) { // kernels.h says where a channel lies
+            for (size_t ch = 0; ch < 32 * n_parts; ch++) { // profile_data.h says where a channel lies
                 double sum = 0;
                 for (const cg_nonzero &x : list) {
                     const uint32_t word = panel[x.component * (CG_PANEL_CHANNELS / 2) + ch / 32 * 16 + ch % 16];
                     sum += x.value * cg_bf16_to_f32(static_cast<uint16_t>(ch % 32 < 16 ? word : word >> 16));
                 }
-                direct[ch] = static_cast<float>(sum);
+                want[ch] = static_cast<float>(sum);
             }
             expect_near(got, want, 2e-3);
-            expect_near(std::vector<float>(got.begin(), got.begin() + 32 * n_parts), direct, 2e-3);
+        }
+    }
+}
+
+TEST_P(KernelsTest, ListsEveryQuadWithASymbol) {
+    if (kernels->list_quads == nullptr)
+        GTEST_SKIP() << GetParam() << " has lists instead";
+    const int limit = kernels->quad_limit;
+    for (size_t n : {0, 1, 3, 4, 5, 31, 32, 33, 63, 64, 65, 92, 95, 96}) {
+        for (uint32_t one_in : {1u, 2u, 10u}) {
+            for (int largest : {1, limit, limit + 1, 32768}) {
+                Random random(n + one_in);
+                SCOPED_TRACE(testing::Message() << "n=" << n << " one_in=" << one_in << " largest=" << largest);
+                std::vector<int16_t> cells(n), got(n);
+                for (int16_t &cell : cells)
+                    cell = static_cast<int16_t>(random.below(one_in) == 0 ? random.below(2 * largest) - largest : 0);
+                std::vector<cg_quad> quads((n + 3) / 4 + CG_QUAD_SLACK);
+                cg_quad_row row = {};
+                kernels->list_quads(cells.data(), n, quads.data(), &row);
+                ASSERT_EQ(row.quads, quads.data());
+                int sum = 0;
+                for (uint32_t i = 0; i < row.n_quads; i++) {
+                    ASSERT_TRUE(i == 0 || quads[i].index > quads[i - 1].index);
+                    int any = 0;
+                    for (size_t k = 0; k < 4; k++) {
+                        const size_t c = 4 * quads[i].index + k;
+                        any |= quads[i].symbols[k];
+                        sum += quads[i].symbols[k];
+                        if (c < n)
+                            got[c] = quads[i].symbols[k];
+                        else
+                            ASSERT_EQ(quads[i].symbols[k], 0);
+                    }
+                    ASSERT_NE(any, 0);
+                }
+                EXPECT_EQ(row.sum, sum);
+                bool any_large = false;
+                for (int16_t &cell : cells) {
+                    any_large |= cell > limit || cell < -limit;
+                    cell = std::min<int16_t>(std::max<int16_t>(cell, -limit), limit);
+                }
+                EXPECT_EQ(got, cells);
+                EXPECT_EQ(row.limit, any_large ? limit : INT32_MAX);
+            }
+        }
+    }
+}
+
+TEST_P(KernelsTest, AccumulatesQuads) {
+    if (kernels->accumulate_quads == nullptr)
+        GTEST_SKIP() << GetParam() << " has lists instead";
+    const int limit = kernels->quad_limit;
+    Random random(1);
+    std::vector<uint8_t> slab(CG_SLAB_QUADS * CG_PANEL_CHANNELS * 4);
+    for (uint8_t &byte : slab) // the largest sums are those of the largest bytes
+        byte = random.below(2) == 0 ? 255 : static_cast<uint8_t>(random.below(256));
+    const size_t stride = CG_PANEL_CHANNELS + 5;
+    for (unsigned n_sixteens = 1; n_sixteens <= CG_PANEL_CHANNELS / 16; n_sixteens++) {
+        for (bool is_first : {true, false}) {
+            SCOPED_TRACE(testing::Message() << "n_sixteens=" << n_sixteens << " is_first=" << is_first);
+            std::vector<cg_quad_row> rows;
+            std::vector<std::vector<cg_quad>> quads;
+            for (uint32_t n_quads : {0, 1, 2, 3, int{CG_SLAB_QUADS}}) {
+                quads.emplace_back(n_quads);
+                int sum = 0;
+                for (uint32_t i = 0; i < n_quads; i++) {
+                    quads.back()[i].index = i * CG_SLAB_QUADS / n_quads;
+                    for (int8_t &symbol : quads.back()[i].symbols) {
+                        symbol = static_cast<int8_t>(random.below(4) == 0 ? int(random.below(2 * limit + 1)) - limit : limit);
+                        sum += symbol;
+                    }
+                }
+                rows.push_back({quads.back().data(), n_quads, sum, INT32_MAX});
+            }
+            std::vector<float> got(rows.size() * stride, 7), want = got;
+            kernels->accumulate_quads(slab.data(), rows.data(), rows.size(), n_sixteens, 0.25f, is_first, got.data(),
+                                      stride);
+            for (size_t r = 0; r < rows.size(); r++) {
+                for (size_t ch = 0; ch < 16 * n_sixteens; ch++) {
+                    int sum = 0;
+                    for (const cg_quad &quad : quads[r]) {
+                        for (size_t k = 0; k < 4; k++)
+                            sum += quad.symbols[k] * (slab[(quad.index * CG_PANEL_CHANNELS + ch) * 4 + k] - 128);
+                    }
+                    want[r * stride + ch] = (is_first ? 0.f : 7.f) + 0.25f * static_cast<float>(sum);
+                }
+            }
+            EXPECT_EQ(got, want);
         }
     }
 }
@@ -220,7 +310,7 @@ TEST_P(KernelsTest, QuantizesChannelsWithinHalfAStepAndKeepsToInt16) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest, testing::Values("baseline", "avx2", "avx512", "amx"),
+INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest, testing::Values("baseline", "avx2", "avx512", "vnni", "amx"),
                          [](const auto &isa) { return std::string(isa.param); });
 
 TEST(Kernels, TheBestIsOneOfTheNamed) {
