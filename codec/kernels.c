@@ -83,11 +83,13 @@ static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_l
 /* Vectors of integers, and what is done with them: bytes of a basis, which are unsigned, by symbols. */
 #if defined(__AVX512BW__)
 typedef __m512i vector_i;
+typedef __m512 vector_ps;
 enum { QUADS_A_PASS = 16 };
 #define V(name) _mm512_##name
 #define V_SI(name) _mm512_##name##_si512
 #else
 typedef __m256i vector_i;
+typedef __m256 vector_ps;
 enum { QUADS_A_PASS = 8 };
 #define V(name) _mm256_##name
 #define V_SI(name) _mm256_##name##_si256
@@ -439,7 +441,10 @@ static inline __attribute__((always_inline)) void project_tile(const float *rows
             const vector_f32 low = (vector_f32)(words << 16), high = (vector_f32)(words & 0xffff0000u);
 #pragma GCC unroll 8
             for (unsigned r = 0; r < n_rows; r++)
-                sum[r][k] += rows[r * row_stride + 2 * p] * low + rows[r * row_stride + 2 * p + 1] * high;
+                sum[r][k] += rows[r * row_stride + 2 * p] * low;
+#pragma GCC unroll 8
+            for (unsigned r = 0; r < n_rows; r++)
+                sum[r][k] += rows[r * row_stride + 2 * p + 1] * high;
         }
     }
     for (unsigned r = 0; r < n_rows; r++) {
@@ -468,7 +473,7 @@ static inline int16_t nearest_cell(float q)
 {
     q = q < 32767.0f ? q : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
     q = q > -32767.0f ? q : -32767.0f;
-    return (int16_t)(q + (q < 0 ? -0.5f : 0.5f)); /* |q| + 0.5 is exact enough below 2^15 */
+    return (int16_t)(int32_t)(q + copysignf(0.5f, q)); /* |q| + 0.5 is exact enough below 2^15 */
 }
 
 static void quantize(const float *restrict coef, size_t n_columns, float inv_step, int16_t *restrict out)
@@ -476,6 +481,113 @@ static void quantize(const float *restrict coef, size_t n_columns, float inv_ste
     for (size_t c = 0; c < n_columns; c++)
         out[c] = nearest_cell(coef[c] * inv_step);
 }
+
+#if defined(__AVX2__) && !defined(__AMX_BF16__)
+/* A row of [n] as int16, rounded. Returns what it was multiplied with: the sums of its products with numbers of that norm
+ * stay within int32. */
+static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
+{
+    const vector_u32 no_sign = {0};
+    vector_f32 largest = {0}, square = {0};
+    float peak = 1e-30f, sum = 0;
+    for (size_t i = 0; i < n; i += LANES) {
+        const vector_f32 x = *(const vector_f32 *)(const void *)(row + i);
+        largest = (vector_f32)V(max_ps)(largest, (vector_f32)((vector_u32)x & (no_sign + 0x7fffffffu)));
+        square += x * x;
+    }
+    for (unsigned i = 0; i < LANES; i++) {
+        peak = largest[i] > peak ? largest[i] : peak;
+        sum += square[i];
+    }
+    float factor = 2.1e9f / (norm * sqrtf(sum) + 1e-20f);
+    factor = factor < 32767 / peak ? factor : 32767 / peak;
+    for (size_t i = 0; i < n; i += LANES) {
+        const vector_f32 scaled = factor * *(const vector_f32 *)(const void *)(row + i);
+        const vector_i x = V(cvtps_epi32)((vector_ps)scaled);
+#if defined(__AVX512BW__)
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm512_cvtsepi32_epi16(x));
+#else
+        const __m128i eight = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+        _mm_storeu_si128((__m128i *)(void *)(out + i), eight);
+#endif
+    }
+    return factor;
+}
+
+static inline vector_i add_pairs(vector_i sum, vector_i numbers, vector_i row)
+{
+#if defined(__AVX512VNNI__)
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(numbers), "v"(row)); /* as add_products() */
+    return sum;
+#else
+    return V(add_epi32)(sum, V(madd_epi16)(numbers, row));
+#endif
+}
+
+/* n_rows rows by n_sixteens of components. inv_factor: of the rows. */
+static inline __attribute__((always_inline)) void narrow_tile(const uint16_t *rows, const float *inv_factor,
+                                                              const unsigned n_rows, const uint32_t *analysis,
+                                                              const float *scale, size_t n_pairs,
+                                                              const unsigned n_sixteens, float *coef,
+                                                              size_t coef_stride)
+{
+    enum { N = 16 / LANES };
+    vector_i sum[ROWS_A_PASS][2 * N];
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N * n_sixteens; k++)
+            sum[r][k] = V_SI(setzero)();
+    }
+    for (size_t p = 0; p < n_pairs; p++) {
+        vector_i numbers[2 * N];
+#pragma GCC unroll 4
+        for (unsigned k = 0; k < N * n_sixteens; k++)
+            numbers[k] = V_SI(loadu)((const void *)(analysis + (k / N * n_pairs + p) * 16 + k % N * LANES));
+#pragma GCC unroll 8
+        for (unsigned r = 0; r < n_rows; r++) {
+            int32_t pair;
+            memcpy(&pair, rows + (r * n_pairs + p) * 2, sizeof pair);
+#pragma GCC unroll 4
+            for (unsigned k = 0; k < N * n_sixteens; k++)
+                sum[r][k] = add_pairs(sum[r][k], numbers[k], V(set1_epi32)(pair));
+        }
+    }
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N * n_sixteens; k++) {
+            const vector_f32 unit = inv_factor[r] * *(const vector_f32 *)(const void *)(scale + LANES * k);
+            *(vector_f32 *)(void *)(coef + r * coef_stride + LANES * k) = unit * (vector_f32)V(cvtepi32_ps)(sum[r][k]);
+        }
+    }
+}
+
+static void project_narrow(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
+                           const float *scale, float norm, size_t n_pairs, size_t n_sixteens, uint16_t *split,
+                           float *coef, size_t coef_stride)
+{
+    enum { N_TOGETHER = LANES == 16 ? 2 : 1, BATCH = 64 };
+    float inv_factor[BATCH];
+    for (size_t at = 0; at < n_rows; at += BATCH, rows += BATCH * row_stride, coef += BATCH * coef_stride) {
+        const size_t n = n_rows - at < BATCH ? n_rows - at : BATCH;
+        for (size_t r = 0; r < n; r++)
+            inv_factor[r] = 1 / narrow_row(rows + r * row_stride, 2 * n_pairs, norm, split + r * 2 * n_pairs);
+        for (size_t c = 0, n_now; c < n_sixteens; c += n_now) {
+            const uint32_t *numbers = analysis + c * n_pairs * 16;
+            float *out = coef + 16 * c;
+            size_t r = 0;
+            n_now = n_sixteens - c < N_TOGETHER ? 1 : N_TOGETHER;
+            for (; r + ROWS_A_PASS <= n && n_now == N_TOGETHER; r += ROWS_A_PASS)
+                narrow_tile(split + r * 2 * n_pairs, inv_factor + r, ROWS_A_PASS, numbers, scale + 16 * c, n_pairs,
+                            N_TOGETHER, out + r * coef_stride, coef_stride);
+            for (; r < n; r++) {
+                for (size_t k = 0; k < n_now; k++)
+                    narrow_tile(split + r * 2 * n_pairs, inv_factor + r, 1, numbers + k * n_pairs * 16,
+                                scale + 16 * (c + k), n_pairs, 1, out + r * coef_stride + 16 * k, coef_stride);
+            }
+        }
+    }
+}
+#else
+#define project_narrow NULL
+#endif
 
 static void quantize_channels(const float *restrict x, const float *restrict base, const float *restrict inv_step,
                               size_t n_channels, int16_t *restrict cells)
@@ -492,5 +604,5 @@ static void dequantize_channels(const int16_t *restrict cells, const float *rest
 }
 
 const cg_kernels CG_KERNELS = {CG_KERNELS_NAME, list_nonzero, accumulate, list_quads, QUAD_LIMIT, accumulate_quads,
-                               tile_symbols, synthesize, inverse_dct, forward_dct, rotate, to_bf16, project, quantize,
-                               quantize_channels, dequantize_channels, &CG_RANS_KERNELS};
+                               tile_symbols, synthesize, inverse_dct, forward_dct, rotate, to_bf16, project,
+                               project_narrow, quantize, quantize_channels, dequantize_channels, &CG_RANS_KERNELS};

@@ -82,6 +82,12 @@ typedef struct cg_kernels {
      * basis[c][2p + 1]; n_pairs is a multiple of 16. split: room for 64 * 2 * n_pairs bf16, 64-byte aligned. */
     void (*project)(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis, size_t n_pairs,
                     size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride);
+    /* Where integers are faster (else NULL): the same, but analysis holds int16, whose sums are multiplied by scale[c]. The
+     * rows are rounded to 16 bits, or to as few as keep the sums within 32. norm: the largest Euclidean norm of a
+     * component's numbers. */
+    void (*project_narrow)(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
+                           const float *scale, float norm, size_t n_pairs, size_t n_sixteens, uint16_t *split,
+                           float *coef, size_t coef_stride);
     /* out[c] = coef[c] * inv_step, to nearest, within int16. */
     void (*quantize)(const float *coef, size_t n_columns, float inv_step, int16_t *out);
     /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within int16. */

@@ -244,13 +244,35 @@ static void *take_zeros(size_t n, size_t each_bytes)
     return memory;
 }
 
-static cg_status pack_analysis(const cg_group *group, cg_basis *basis)
+/* To an integer; |x| is below 2^22. */
+static float nearest(float x) { return x + 0x1.8p23f - 0x1.8p23f; }
+
+/* Of the components behind the first n_exact, in place: bf16 to the numbers that they are scales of. */
+static void find_numbers(size_t n_channels, cg_basis *basis)
+{
+    for (uint32_t c = basis->n_exact; c < basis->n_components; c++) {
+        uint16_t *row = basis->rows + c * n_channels;
+        const float scale = basis->scale[c], most = 1 << CG_MAX_NARROW_BITS;
+        float square = 0;
+        for (size_t ch = 0; ch < n_channels; ch++) {
+            float number = scale != 0 ? cg_bf16_to_f32(row[ch]) / scale : 0;
+            number = nearest(number > most ? most : number < -most ? -most : number);
+            square += number * number;
+            row[ch] = (uint16_t)(int16_t)number;
+        }
+        basis->narrow_norm = fmaxf(basis->narrow_norm, sqrtf(square));
+    }
+}
+
+static cg_status pack_analysis(const cg_profile *p, const cg_group *group, cg_basis *basis)
 {
     const size_t n_pairs = cg_group_pairs(group), n_exact_pairs = cg_basis_exact_pairs(basis);
     basis->analysis = take_zeros((basis->n_components + 15u) / 16 + 1, n_pairs * 16 * sizeof *basis->analysis);
     basis->exact = take_zeros((group->n_channels + 15u) / 16 + 1, n_exact_pairs * 16 * sizeof *basis->exact);
     if (basis->analysis == NULL || basis->exact == NULL)
         return CG_ERR_NO_MEMORY;
+    if (p->kernels->project_narrow != NULL)
+        find_numbers(group->n_channels, basis);
     for (uint32_t c = 0; c < basis->n_components; c++) {
         const uint16_t *row = basis->rows + (size_t)c * group->n_channels;
         uint32_t *out = basis->analysis + c / 16 * n_pairs * 16 + c % 16;
@@ -299,9 +321,6 @@ static cg_status pack_tiles(const cg_group *group, cg_basis *basis)
     }
     return CG_OK;
 }
-
-/* To an integer; |x| is below 2^22. */
-static float nearest(float x) { return x + 0x1.8p23f - 0x1.8p23f; }
 
 /* Limbs of an element, the largest first; returns how many are not zero, but for zeros between them. */
 static uint32_t split_element(const cg_slab *slab, float element, int limbs[CG_MAX_LIMBS])
@@ -383,7 +402,8 @@ static cg_status pack_quads(const cg_profile *p, const cg_group *group, cg_basis
 }
 
 /* A component in signed numbers of few bits, one after another from the lowest bit of the first byte, and their scale. */
-static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channels, uint16_t *row, uint8_t *bits_out)
+static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channels, uint16_t *row, uint8_t *bits_out,
+                                 float *scale_out)
 {
     uint8_t bits = 8;
     float scale;
@@ -404,6 +424,7 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
         row[ch] = cg_bf16_from_f32(scale * (float)value);
     }
     *bits_out = bits;
+    *scale_out = scale;
     return CG_OK;
 }
 
@@ -417,7 +438,8 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
     basis->n_components = n_components;
     basis->n_exact = n_wide;
     basis->rows = malloc((n_components * n_channels + 1) * sizeof *basis->rows);
-    if (basis->rows == NULL)
+    basis->scale = calloc((n_components + 15) / 16 + 1, 16 * sizeof *basis->scale);
+    if (basis->rows == NULL || basis->scale == NULL)
         return CG_ERR_NO_MEMORY;
     for (unsigned c = 0; c < n_components; c++) {
         uint16_t *row = basis->rows + c * n_channels;
@@ -431,18 +453,18 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
             }
         } else {
             uint8_t bits;
-            const cg_status status = read_narrow_row(in, p->is_packed, n_channels, row, &bits);
+            const cg_status status = read_narrow_row(in, p->is_packed, n_channels, row, &bits, &basis->scale[c]);
             if (status != CG_OK)
                 return status;
             basis->n_exact += basis->n_exact == c && bits >= CG_EXACT_BITS;
         }
     }
     basis->n_exact = (basis->n_exact + 15) / 16 * 16 < n_components ? (basis->n_exact + 15) / 16 * 16 : n_components;
-    cg_status status = pack_analysis(group, basis);
+    cg_status status = p->is_tiled    ? pack_tiles(group, basis)
+                       : p->has_quads ? pack_quads(p, group, basis)
+                                      : pack_panels(p, group, basis);
     if (status == CG_OK)
-        status = p->is_tiled    ? pack_tiles(group, basis)
-                 : p->has_quads ? pack_quads(p, group, basis)
-                                : pack_panels(p, group, basis);
+        status = pack_analysis(p, group, basis);
     free(basis->rows);
     basis->rows = NULL;
     return status;
@@ -577,6 +599,7 @@ void cg_profile_free(cg_profile *p)
             free(p->groups[g].basis[plane].rows);
             free(p->groups[g].basis[plane].analysis);
             free(p->groups[g].basis[plane].exact);
+            free(p->groups[g].basis[plane].scale);
             free(p->groups[g].basis[plane].panels);
             free(p->groups[g].basis[plane].tiles);
             free(p->groups[g].basis[plane].slabs);

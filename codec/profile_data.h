@@ -58,6 +58,10 @@ typedef struct cg_basis {
     uint32_t n_exact;
     uint32_t *exact;
     uint32_t *analysis;      /* the same for encoding: cg_kernels.project()'s pairs, zeros behind channels and components */
+    /* Where the kernels have project_narrow(), the components behind the first n_exact are its numbers; [n_components, in
+     * sixteens]: scales of the narrow ones. */
+    float *scale;
+    float narrow_norm;
     /* For decoding, where the profile is_tiled: cg_kernels.synthesize()'s panels, one each 32 channels. */
     uint16_t *tiles;
     /* For decoding with cg_kernels.accumulate_quads(): [n_panels][panel_bytes], in them the slabs, in them a slab for

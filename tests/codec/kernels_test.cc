@@ -261,6 +261,63 @@ TEST_P(KernelsTest, ProjectsOnTheBasis) {
     }
 }
 
+TEST_P(KernelsTest, ProjectsOnNarrowNumbers) {
+    if (kernels->project_narrow == nullptr)
+        GTEST_SKIP() << GetParam() << " projects on bf16 only";
+    for (size_t n_sixteens : {1, 2, 3}) {
+        for (size_t n_rows : {1, 7, 8, 9, 33, 70}) {
+            for (bool is_alike : {false, true}) { // alike: no sums are larger for numbers of that norm
+                SCOPED_TRACE(testing::Message() << n_sixteens << " " << n_rows << " " << is_alike);
+                const size_t n_channels = 1000, n_pairs = 512, stride = 2 * n_pairs;
+                Random random(n_sixteens + n_rows);
+                std::vector<float> rows(n_rows * stride), scale(16 * n_sixteens);
+                std::vector<int> numbers(16 * n_sixteens * n_channels);
+                std::vector<uint32_t> analysis(n_sixteens * n_pairs * 16);
+                double norm = 0;
+                for (size_t c = 0; c < scale.size(); c++) {
+                    double square = 0;
+                    scale[c] = static_cast<float>(random.uniform(0.001, 0.1));
+                    for (size_t ch = 0; ch < n_channels; ch++) {
+                        const int x = is_alike ? 4096 : static_cast<int>(random.below(1 << (c % 12))) - (1 << (c % 12)) / 2;
+                        square += x * x;
+                        numbers[c * n_channels + ch] = x;
+                        analysis[(c / 16 * n_pairs + ch / 2) * 16 + c % 16] |= static_cast<uint32_t>(x & 0xffff)
+                                                                               << (ch % 2 * 16);
+                    }
+                    norm = std::max(norm, std::sqrt(square));
+                }
+                for (size_t i = 0; i < rows.size(); i++)
+                    rows[i] = i % stride < n_channels ? static_cast<float>(is_alike ? -100 : random.normal()) : 0;
+                const size_t coef_stride = 16 * n_sixteens + 16;
+                const std::unique_ptr<void, MallocFree> split(aligned_alloc(64, 64 * stride * 2));
+                std::vector<float> got((n_rows + 31) / 32 * 32 * coef_stride, 7);
+                kernels->project_narrow(rows.data(), stride, n_rows, analysis.data(), scale.data(),
+                                        static_cast<float>(norm), n_pairs, n_sixteens,
+                                        static_cast<uint16_t *>(split.get()), got.data(), coef_stride);
+                for (size_t r = 0; r < n_rows; r++) {
+                    double square = 0, largest = 0;
+                    for (size_t ch = 0; ch < n_channels; ch++) {
+                        square += std::pow(rows[r * stride + ch], 2);
+                        largest = std::max<double>(largest, std::fabs(rows[r * stride + ch]));
+                    }
+                    const double unit = std::max(largest / 32767, std::sqrt(square) * norm / 2.1e9);
+                    for (size_t c = 0; c < 16 * n_sixteens; c++) {
+                        double sum = 0, size = 0;
+                        for (size_t ch = 0; ch < n_channels; ch++) {
+                            sum += rows[r * stride + ch] * numbers[c * n_channels + ch];
+                            size += std::abs(numbers[c * n_channels + ch]);
+                        }
+                        ASSERT_NEAR(got[r * coef_stride + c], scale[c] * sum,
+                                    scale[c] * (0.5001 * unit * size + 1e-6 * std::fabs(sum)))
+                            << r << " " << c;
+                    }
+                    ASSERT_EQ(got[r * coef_stride + 16 * n_sixteens], 7) << "a column behind the last";
+                }
+            }
+        }
+    }
+}
+
 TEST_P(KernelsTest, QuantizesLikeTheBaselineAndKeepsToInt16) {
     Random random(3);
     auto coef = draw(100, &random);
