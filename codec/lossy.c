@@ -98,7 +98,7 @@ typedef struct decode_work {
     size_t y_stride;            /* unit_channels; quads write whole sixteens */
     /* Or quads of symbols, and CG_TILE blocks at a time. */
     cg_quad *quads;             /* of a batch's blocks and all frequencies */
-    cg_quad_row *quad_rows;     /* [n_slabs][CG_DCT][blocks of the batch] */
+    cg_quad_row *quad_rows;     /* [n_slabs][CG_MAX_LIMBS][CG_DCT][blocks of the batch] */
     /* Or tiles, and CG_TILE blocks at a time. */
     uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];
 } decode_work;
@@ -124,8 +124,8 @@ static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, 
     if (profile->is_tiled || profile->has_quads)
         w.y = cg_arena_take(arena, CG_DCT * CG_TILE * w.y_stride * sizeof *w.y);
     if (profile->has_quads) {
-        const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE, n_rows = basis->n_slabs * n * CG_DCT;
-        w.quads = cg_arena_take(arena, (2 * most_quads(columns, n) + CG_QUAD_SLACK) * sizeof *w.quads);
+        const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE, n_rows = basis->n_slabs * CG_MAX_LIMBS * n * CG_DCT;
+        w.quads = cg_arena_take(arena, (2 * CG_MAX_LIMBS * most_quads(columns, n) + CG_QUAD_SLACK) * sizeof *w.quads);
         w.quad_rows = cg_arena_take(arena, n_rows * sizeof *w.quad_rows);
     } else if (profile->is_tiled) {
         for (unsigned f = 0; f < CG_DCT; f++) {
@@ -246,37 +246,63 @@ static void list_large(const cg_kernels *kernels, const int16_t *cells, size_t n
     }
 }
 
-/* Symbols of a batch of n blocks as quads, a slab's rows together. */
+/* The quads of a row that are in limb_quads, to quads_out. */
+static cg_quad_row list_limb(const cg_quad_row *row, uint32_t limb_quads, cg_quad *quads_out)
+{
+    cg_quad_row limb = {.quads = quads_out, .limit = row->limit};
+    for (const cg_quad *quad = row->quads; quad < row->quads + row->n_quads; quad++) {
+        quads_out[limb.n_quads] = *quad;
+        if ((limb_quads >> quad->index & 1) != 0) {
+            limb.n_quads++;
+            limb.sum += quad->symbols[0] + quad->symbols[1] + quad->symbols[2] + quad->symbols[3];
+        }
+    }
+    return limb;
+}
+
+/* Symbols of a batch of n blocks as quads, a slab's and limb's rows together. */
 static void list_batch(const cg_kernels *kernels, const cg_basis *basis, const cg_level_columns *columns,
                        const cg_symbols *symbols, size_t batch, size_t n, const decode_work *w)
 {
     cg_quad *quads = w->quads, *end = quads + most_quads(columns, n);
     cg_quad_row *row = w->quad_rows;
-    for (uint32_t i = 0; i < basis->n_slabs; i++) {
-        const uint32_t first = basis->slabs[i].first_component;
-        for (unsigned f = 0; f < CG_DCT; f++) {
-            const size_t n_active = columns->n_active[f], left = n_active > first ? n_active - first : 0;
-            const size_t most = (size_t)basis->slabs[i].n_quads * CG_QUAD_COMPONENTS, n_cells = left < most ? left : most;
-            for (size_t b = 0; b < n; b++, row++) {
-                const int16_t *cells = symbols->cells[f] + (batch + b) * n_active + n_active - left;
-                kernels->list_quads(cells, n_cells, quads, row);
-                end += (n_cells + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
-                list_large(kernels, cells, n_cells, quads, end, row);
-                quads += row->n_quads;
+    const size_t n_rows = CG_DCT * n;
+    for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
+        const size_t first = slab->first_component, most = (size_t)slab->n_quads * CG_QUAD_COMPONENTS;
+        const uint32_t all = (uint32_t)((1ull << slab->n_quads) - 1);
+        for (size_t r = 0; r < n_rows; r++, row++) {
+            const size_t f = r / n, b = r % n, n_active = columns->n_active[f];
+            const size_t left = n_active > first ? n_active - first : 0, n_cells = left < most ? left : most;
+            const int16_t *cells = symbols->cells[f] + (batch + b) * n_active + n_active - left;
+            cg_quad_row whole;
+            kernels->list_quads(cells, n_cells, quads, &whole);
+            end += (n_cells + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
+            list_large(kernels, cells, n_cells, quads, end, &whole);
+            quads += whole.n_quads;
+            for (unsigned limb = 0; limb < CG_MAX_LIMBS; limb++) {
+                cg_quad_row *out = row + limb * n_rows;
+                *out = whole;
+                if (slab->limb_quads[limb] != all && slab->limb_quads[limb] != 0) {
+                    *out = list_limb(&whole, slab->limb_quads[limb], quads);
+                    quads += out->n_quads;
+                    end += out->n_quads;
+                }
             }
         }
+        row += (CG_MAX_LIMBS - 1) * n_rows;
     }
 }
 
 /* What a row's quads lack of symbols beyond their limit: y[n] of it. */
-static void add_large(const cg_quad_row *row, const cg_slab *slab, const uint8_t *bytes, const int16_t *cells,
+static void add_large(const cg_quad_row *row, const cg_slab *slab, const uint8_t *panel, const int16_t *cells,
                       size_t n_cells, uint32_t n, float *y)
 {
-    const size_t limb_bytes = (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
     for (size_t c = 0; c < n_cells && c < (size_t)slab->n_quads * CG_QUAD_COMPONENTS; c++) {
         const int more = beyond(cells[c], row->limit);
-        for (uint32_t limb = 0; limb < slab->n_limbs && more != 0; limb++) {
-            const uint8_t *at = bytes + limb * limb_bytes + c / 4 * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS + c % 4;
+        for (unsigned limb = 0; limb < CG_MAX_LIMBS && more != 0; limb++) {
+            if ((slab->limb_quads[limb] >> c / 4 & 1) == 0)
+                continue;
+            const uint8_t *at = panel + slab->offset[limb] + c / 4 * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS + c % 4;
             for (uint32_t ch = 0; ch < n; ch++)
                 y[ch] += (float)more * slab->unit[limb] * (float)(at[ch * CG_QUAD_COMPONENTS] - 128);
         }
@@ -289,24 +315,27 @@ static void accumulate_batch(const cg_kernels *kernels, const cg_basis *basis, c
                              uint32_t n, const decode_work *w, float *y, size_t y_stride)
 {
     const cg_quad_row *rows = w->quad_rows;
+    bool is_first = true;
     for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
-        const uint8_t *bytes = panel + slab->offset;
-        for (uint32_t limb = 0; limb < slab->n_limbs; limb++) {
-            const bool is_first = slab == basis->slabs && limb == 0;
-            for (unsigned f = 0; f < CG_DCT; f++)
+        for (unsigned limb = 0; limb < CG_MAX_LIMBS; limb++) {
+            for (unsigned f = 0; f < CG_DCT && slab->limb_quads[limb] != 0; f++) {
                 if (is_first || columns->n_active[f] > slab->first_component)
-                    kernels->accumulate_quads(bytes, rows + f * n_blocks, n_blocks, (n + 15) / 16, slab->unit[limb],
-                                              is_first, y + f * CG_TILE * y_stride, y_stride);
-            bytes += (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
+                    kernels->accumulate_quads(panel + slab->offset[limb], rows + (limb * CG_DCT + f) * n_blocks,
+                                              n_blocks, (n + 15) / 16, slab->unit[limb], is_first,
+                                              y + f * CG_TILE * y_stride, y_stride);
+            }
+            is_first &= slab->limb_quads[limb] == 0;
         }
-        for (size_t r = 0; r < CG_DCT * n_blocks; r++, rows++) {
+        for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
             const size_t f = r / n_blocks, b = r % n_blocks, n_active = columns->n_active[f];
-            if (rows->limit != INT32_MAX)
-                add_large(rows, slab, panel + slab->offset,
-                          symbols->cells[f] + (batch + b) * n_active + slab->first_component,
+            if (rows[r].limit != INT32_MAX)
+                add_large(&rows[r], slab, panel, symbols->cells[f] + (batch + b) * n_active + slab->first_component,
                           n_active - slab->first_component, n, y + (f * CG_TILE + b) * y_stride);
         }
+        rows += CG_MAX_LIMBS * CG_DCT * n_blocks;
     }
+    for (size_t r = 0; r < (size_t)CG_DCT * CG_TILE && is_first; r++) /* a basis of nothing */
+        memset(y + r * y_stride, 0, n * sizeof *y);
 }
 
 /* Steps 1 to 5 in integers of 8 bits. */

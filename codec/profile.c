@@ -6,6 +6,7 @@
 #include "codec/profile_data.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -322,54 +323,96 @@ static cg_status pack_tiles(const cg_group *group, cg_basis *basis)
     return CG_OK;
 }
 
-/* Limbs of an element, the largest first; returns how many are not zero, but for zeros between them. */
-static uint32_t split_element(const cg_slab *slab, float element, int limbs[CG_MAX_LIMBS])
+/* What decides on the limbs of a quad: its largest element, and the lowest bit that is set in one of them. */
+typedef struct quad_range {
+    float largest, lowest;
+} quad_range;
+
+static quad_range find_range(const uint16_t *elements, size_t n_elements)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < CG_MAX_LIMBS; i++) {
-        const float limb = nearest(element / slab->unit[i]);
-        element -= limb * slab->unit[i];
-        limbs[i] = (int)limb;
-        n = limb != 0 ? i + 1 : n;
+    unsigned largest = 0, lowest = 0xff + 7;
+    for (size_t i = 0; i < n_elements; i++) {
+        const unsigned magnitude = elements[i] & 0x7fffu;
+        const unsigned bit = (magnitude >> 7) + (unsigned)__builtin_ctz(magnitude | 0x80);
+        largest = magnitude > largest ? magnitude : largest;
+        lowest = magnitude != 0 && bit < lowest ? bit : lowest;
     }
-    return n;
+    return (quad_range){cg_bf16_to_f32((uint16_t)largest), ldexpf(1, (int)lowest - 127 - 7)};
 }
 
-/* The slab's units and number of limbs; its elements are [n_elements] of the basis's rows. */
-static void choose_units(const uint16_t *elements, size_t n_elements, cg_slab *slab)
+/* The slab's units, the first of them 2^exponent, and the quads of each limb. Returns what they cost. */
+static unsigned try_units(const quad_range *ranges, int exponent, cg_slab *slab)
+{
+    unsigned cost = 0;
+    for (int i = 0; i < CG_MAX_LIMBS; i++) {
+        slab->unit[i] = ldexpf(1, exponent - 7 * i);
+        slab->limb_quads[i] = 0;
+    }
+    for (uint32_t q = 0; q < slab->n_quads; q++) {
+        for (unsigned i = 0; i < CG_MAX_LIMBS; i++) {
+            const bool is_last = i == CG_MAX_LIMBS - 1;
+            const bool has_high = i == 0 || ranges[q].lowest < slab->unit[i - 1];
+            if (has_high && (is_last || ranges[q].largest > 127 * slab->unit[i + 1])) {
+                slab->limb_quads[i] |= 1u << q;
+                cost++;
+            }
+        }
+        cost += ranges[q].lowest < slab->unit[CG_MAX_LIMBS - 1] ? 1000 : 0; /* not exact */
+    }
+    return cost;
+}
+
+static void choose_units(const quad_range *ranges, cg_slab *slab)
 {
     float largest = 0;
-    int exponent, limbs[CG_MAX_LIMBS];
-    for (size_t i = 0; i < n_elements; i++)
-        largest = fmaxf(largest, fabsf(cg_bf16_to_f32(elements[i])));
-    const bool is_exact = frexpf(largest / 127, &exponent) == 0.5f; /* a power of two */
-    exponent = exponent - is_exact > -100 ? exponent - is_exact : -100;
-    for (int i = 0; i < CG_MAX_LIMBS; i++)
-        slab->unit[i] = ldexpf(1, exponent - 7 * i);
-    slab->n_limbs = 1;
-    for (size_t i = 0; i < n_elements && slab->n_limbs < CG_MAX_LIMBS; i++) {
-        const uint32_t n = split_element(slab, cg_bf16_to_f32(elements[i]), limbs);
-        slab->n_limbs = n > slab->n_limbs ? n : slab->n_limbs;
+    int exponent, best = 0;
+    unsigned least = UINT_MAX;
+    for (uint32_t q = 0; q < slab->n_quads; q++)
+        largest = fmaxf(largest, ranges[q].largest);
+    exponent = frexpf(largest / 127, &exponent) == 0.5f ? exponent - 1 : exponent; /* a power of two */
+    exponent = exponent > -100 ? exponent : -100;
+    for (int e = exponent; e < exponent + 7; e++) { /* a higher one where few quads have large elements */
+        const unsigned cost = try_units(ranges, e, slab);
+        best = cost < least ? e : best;
+        least = cost < least ? cost : least;
+    }
+    (void)try_units(ranges, best, slab);
+}
+
+static void split_element(const cg_slab *slab, float element, int limbs[CG_MAX_LIMBS])
+{
+    for (unsigned i = 0; i < CG_MAX_LIMBS; i++) {
+        const bool is_small = i + 1 < CG_MAX_LIMBS && fabsf(element) <= 127 * slab->unit[i + 1];
+        const float limb = is_small ? 0 : nearest(element / slab->unit[i]);
+        element -= limb * slab->unit[i];
+        limbs[i] = (int)limb;
     }
 }
 
 static cg_status lay_slabs(const cg_group *group, cg_basis *basis)
 {
     const uint32_t n_quads = (basis->n_components + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
+    const size_t n_elements = (size_t)basis->n_components * group->n_channels;
     basis->slabs = calloc(n_quads / CG_SLAB_QUADS + 2, sizeof *basis->slabs);
     if (basis->slabs == NULL)
         return CG_ERR_NO_MEMORY;
     for (uint32_t first = 0; first < n_quads;) {
         cg_slab *slab = &basis->slabs[basis->n_slabs++];
         const uint32_t most = first == 0 ? CG_FIRST_SLAB_QUADS : CG_SLAB_QUADS;
+        quad_range ranges[CG_SLAB_QUADS];
         slab->first_component = first * CG_QUAD_COMPONENTS;
         slab->n_quads = n_quads - first < most ? n_quads - first : most;
-        first += slab->n_quads;
-        const uint32_t end = first < n_quads ? first * CG_QUAD_COMPONENTS : basis->n_components;
-        choose_units(basis->rows + (size_t)slab->first_component * group->n_channels,
-                     (size_t)(end - slab->first_component) * group->n_channels, slab);
-        slab->offset = basis->panel_bytes;
-        basis->panel_bytes += (size_t)slab->n_limbs * slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
+        for (uint32_t q = 0; q < slab->n_quads; q++, first++) {
+            const size_t n = (size_t)CG_QUAD_COMPONENTS * group->n_channels, at = first * n;
+            ranges[q] = find_range(basis->rows + at, n_elements - at < n ? n_elements - at : n);
+        }
+        choose_units(ranges, slab);
+        for (unsigned i = 0; i < CG_MAX_LIMBS; i++) {
+            slab->offset[i] = basis->panel_bytes;
+            basis->panel_bytes += slab->limb_quads[i] != 0
+                                      ? (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS
+                                      : 0;
+        }
     }
     return CG_OK;
 }
@@ -385,16 +428,17 @@ static cg_status pack_quads(const cg_profile *p, const cg_group *group, cg_basis
         return CG_ERR_NO_MEMORY;
     memset(basis->quads, 128, n_panels * basis->panel_bytes);
     for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
-        const size_t limb_bytes = (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
         for (uint32_t i = 0; i < slab->n_quads * CG_QUAD_COMPONENTS; i++) {
             const uint32_t c = slab->first_component + i;
             for (uint32_t ch = 0; ch < group->n_channels && c < basis->n_components; ch++) {
                 int limbs[CG_MAX_LIMBS];
-                (void)split_element(slab, cg_bf16_to_f32(basis->rows[(size_t)c * group->n_channels + ch]), limbs);
-                uint8_t *out = basis->quads + ch / p->panel_channels * basis->panel_bytes + slab->offset +
+                split_element(slab, cg_bf16_to_f32(basis->rows[(size_t)c * group->n_channels + ch]), limbs);
+                uint8_t *out = basis->quads + ch / p->panel_channels * basis->panel_bytes +
                                ((size_t)i / 4 * CG_PANEL_CHANNELS + ch % p->panel_channels) * CG_QUAD_COMPONENTS + i % 4;
-                for (uint32_t limb = 0; limb < slab->n_limbs; limb++)
-                    out[limb * limb_bytes] = (uint8_t)(limbs[limb] + 128);
+                for (unsigned limb = 0; limb < CG_MAX_LIMBS; limb++) {
+                    if (slab->limb_quads[limb] != 0)
+                        out[slab->offset[limb]] = (uint8_t)(limbs[limb] + 128);
+                }
             }
         }
     }

@@ -21,7 +21,7 @@ enum {
     CG_MAX_ROPES = 4,
     CG_PANEL_CHANNELS = 256,  /* channels that a decoding kernel holds in registers */
     CG_FIRST_SLAB_QUADS = 8,  /* quads of components (kernels.h) that are summed together: in a basis the first, */
-    CG_SLAB_QUADS = 24,       /* and the others */
+    CG_SLAB_QUADS = 24,       /* and the others; at most 32 */
     CG_MAX_LIMBS = 3,         /* numbers of 8 bits that an element of a basis is cut into */
     CG_ANCHOR_TOKENS = 10,    /* an anchor, and the tokens that are coded as differences from it */
 };
@@ -43,9 +43,9 @@ typedef struct cg_level_columns {
 /* Neighbouring components of a basis in integers of 8 bits: element = sum over limbs of unit * (byte - 128). */
 typedef struct cg_slab {
     uint32_t first_component, n_quads;
-    uint32_t n_limbs;        /* as few as make the elements, at most CG_MAX_LIMBS */
-    float unit[CG_MAX_LIMBS];
-    size_t offset;           /* in each panel's bytes */
+    uint32_t limb_quads[CG_MAX_LIMBS]; /* bits: quads with a limb other than zero. One is enough for most components */
+    size_t offset[CG_MAX_LIMBS];       /* in each panel's bytes, where the limb has quads */
+    float unit[CG_MAX_LIMBS];          /* each 1/128 of the one before */
 } cg_slab;
 
 /* One layer group's plane; empty with anchors. */
@@ -64,8 +64,7 @@ typedef struct cg_basis {
     float narrow_norm;
     /* For decoding, where the profile is_tiled: cg_kernels.synthesize()'s panels, one each 32 channels. */
     uint16_t *tiles;
-    /* For decoding with cg_kernels.accumulate_quads(): [n_panels][panel_bytes], in them the slabs, in them a slab for
-     * each limb. */
+    /* For decoding with cg_kernels.accumulate_quads(): [n_panels][panel_bytes], in them the slabs' limbs. */
     cg_slab *slabs;
     uint8_t *quads;
     uint32_t n_slabs;
