@@ -12,6 +12,8 @@ LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
 BASIS_NOISE = 1e-3  # what rounding a component of the basis may add to an L1 symbol's variance (its own is 1/12)
 MOST_BASIS_NOISE = 2e-2
 LEAST_LEAK = 0.02  # of the data into a rounded component, as a mean square of L1 symbols
+INT8_BITS = 8  # components of that many and fewer: multiples of one unit, within 127 of it
+_FINER = 16  # the others' unit
 EXACT_SQUARE = 300.0  # components above it are stored in EXACT_BITS and more, about
 _NEIGHBOURS = 9
 _BLOCK = 64  # columns between updates of the whole matrix
@@ -22,12 +24,25 @@ def _nearest(rows, scale, bits):
     return np.clip(np.rint(rows / scale[:, None]), -limit, limit)
 
 
+def _unit(n_channels):
+    """A power of two: 127 times it is five to ten times the root mean square of a component's elements."""
+    return 2.0 ** np.ceil(np.log2(5 / 127 / np.sqrt(n_channels)))
+
+
 def _best_scales(rows, bits):
-    """(scale, squared error) f32 [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut."""
-    peak = np.maximum(np.abs(rows).max(1, initial=0), 1e-30)
+    """(scale, squared error) f32 [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut.
+
+    Scales are multiples of a unit that all components have in common: scale times number is the unit times an integer, of
+    8 bits where INT8_BITS says so, and a decoder can add up integers (codec/profile_data.h, cg_slab)."""
+    limit = 2 ** (int(bits) - 1) - 1
+    unit = _unit(rows.shape[1]) / (1 if bits <= INT8_BITS else _FINER)
+    peak = np.abs(rows).max(1, initial=0) / (limit * unit)
     best, least = np.zeros(len(rows), np.float32), np.full(len(rows), np.inf, np.float32)
     for cut in (1.0, 0.85, 0.7, 0.6, 0.5, 0.4):
-        scale = (peak * cut / (2 ** (int(bits) - 1) - 1)).astype(np.float32)
+        multiple = np.maximum(np.ceil(peak * cut), 1)
+        if bits <= INT8_BITS:
+            multiple = np.minimum(multiple, 127 // limit)
+        scale = (multiple * unit).astype(np.float32)
         error = np.square(rows - scale[:, None] * _nearest(rows, scale, bits)).sum(1)
         best, least = np.where(error < least, scale, best), np.minimum(error, least)
     return best, least
@@ -137,7 +152,7 @@ def plan_columns(transform, histograms, mean_square, budget_bytes):
         if n_bytes <= budget_bytes or least > 0.5:
             return plan
         if noise < MOST_BASIS_NOISE:
-            noise *= 1.1
+            noise *= 1.02
         else:
             least *= 1.25
 
