@@ -10,8 +10,8 @@
  * _mb_s is the wall's, of _mb_cpu_s all threads' CPU time: what a core does.
  *
  * Roofline of klt: symbols an element; multiply_adds an element of the inverse KLT with all active components, and
- * nonzero_multiply_adds, with the symbols that are not zero only: kernels with bf16 products do the first, the others
- * the second. peak_gmac_s is what the same kernel does with operands in the first cache.
+ * nonzero_multiply_adds, with the symbols that are not zero only: matrix units do the first, the baseline the second,
+ * the others something between. peak_gmac_s is what the same kernel does with operands in the first cache.
  */
 #include "codec/arena.h"
 #include "codec/codec.h"
