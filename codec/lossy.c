@@ -103,7 +103,7 @@ typedef struct decode_work {
     uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];
 } decode_work;
 
-/* Quads of n blocks; as much again is taken for large symbols. */
+/* Quads of n blocks; as much again is taken for large symbols, and all that may be listed anew for each limb. */
 static size_t most_quads(const cg_level_columns *columns, size_t n)
 {
     return (columns->n_columns / CG_QUAD_COMPONENTS + CG_DCT) * n;
@@ -125,7 +125,7 @@ static decode_work take_decode_work(cg_arena *arena, const cg_profile *profile, 
         w.y = cg_arena_take(arena, CG_DCT * CG_TILE * w.y_stride * sizeof *w.y);
     if (profile->has_quads) {
         const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE, n_rows = basis->n_slabs * CG_MAX_LIMBS * n * CG_DCT;
-        w.quads = cg_arena_take(arena, (2 * CG_MAX_LIMBS * most_quads(columns, n) + CG_QUAD_SLACK) * sizeof *w.quads);
+        w.quads = cg_arena_take(arena, (2 * (1 + CG_MAX_LIMBS) * most_quads(columns, n) + CG_QUAD_SLACK) * sizeof *w.quads);
         w.quad_rows = cg_arena_take(arena, n_rows * sizeof *w.quad_rows);
     } else if (profile->is_tiled) {
         for (unsigned f = 0; f < CG_DCT; f++) {

@@ -1,5 +1,6 @@
 #include "codec/codec.h"
 
+#include "codec/kernels.h"
 #include "codec/lossy.h"
 #include "profile_maker.h"
 
@@ -547,6 +548,40 @@ Coded code_nested(const ProfileSpec &spec, const cg_profile *profile, uint32_t f
     c.elements = make_elements(c.header, 5);
     c.status = encode(profile, c.header, c.tokens, c.elements, level, &c.chunk, 1, coarsest);
     return c;
+}
+
+// The most that lists of symbols can grow to: all of them large, and a basis whose elements need every limb but in one
+// quad. Each instruction set, so that ASan sees what it writes.
+TEST(Codec, LargeSymbolsAndElementsOfEverySizeStayInTheirMemory) {
+    ProfileSpec spec;
+    spec.group_layers = {4};
+    spec.wide_share = 1;
+    Bytes bytes = make_profile_bytes(spec);
+    const size_t n = size_t{4} * spec.n_kv_heads * spec.head_dim, basis_at = bytes.size() - 8 - 2 * 2 * n * n;
+    Random random(1);
+    for (size_t i = 0; i < 2 * n * n; i++) {
+        const size_t component = i / n % n;
+        const float element = std::ldexp(1.0f + static_cast<float>(random.uniform(0, 1)), -static_cast<int>(random.below(16)));
+        cg_store_le(bytes.data() + basis_at + 2 * i, 2, component % 96 < 4 ? 0 : cg_bf16_from_f32(element));
+    }
+    seal_profile(&bytes);
+    for (const char *name : {"baseline", "avx2", "avx512", "vnni", "amx"}) {
+        SCOPED_TRACE(name);
+        if (cg_kernels_named(name) == nullptr)
+            continue;
+        cg_kernels_use(cg_kernels_named(name));
+        const Profile profile = open_profile(bytes);
+        for (const int level : {CG_L1, CG_L3}) {
+            const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 0, 256);
+            const auto tokens = make_tokens(256, 1);
+            Bytes elements = make_elements(header, 1), chunk, decoded;
+            for (size_t i = 0; i < elements.size(); i += 4)
+                cg_store_le(elements.data() + i, 4, cg_f32_bits(random.below(2) ? 1e7f : -1e7f));
+            EXPECT_EQ(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(level), &chunk), CG_OK);
+            EXPECT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
+        }
+        cg_kernels_use(nullptr);
+    }
 }
 
 // A nested chunk, cut where a level ends, decodes to what that level alone decodes to; at its finest it is hardly larger.
