@@ -17,6 +17,9 @@ static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
 
 enum { FIXED_BYTES = 80, CHANNEL_NONE = 0, CHANNEL_KLT = 1, ROPE_NONE = 0, ROPE_TABLE = 1, ROPE_BY_LAYER = 2 };
 
+/* Of an element or a scale of a basis, whose rows are about orthonormal: sums and units of elements stay finite. */
+static const float MOST_BASIS = 1e30f;
+
 static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
 {
     for (size_t i = 0; i < n_values; i++) {
@@ -454,7 +457,7 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
     const uint8_t *bytes;
     if (is_packed && (!cg_cursor_u8(in, &bits) || bits < 2 || bits > CG_MAX_NARROW_BITS))
         return CG_ERR_CORRUPT;
-    if (!read_finite(in, &scale, 1, false) || fabsf(scale) > 1e30f)
+    if (!read_finite(in, &scale, 1, false) || fabsf(scale) > MOST_BASIS)
         return CG_ERR_CORRUPT;
     const size_t n_bytes = (n_channels * bits + 7) / 8;
     if (!cg_cursor_bytes(in, n_bytes, &bytes))
@@ -492,7 +495,7 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
                 return CG_ERR_TRUNCATED;
             for (size_t ch = 0; ch < n_channels; ch++) {
                 row[ch] = (uint16_t)cg_load_le(bytes + 2 * ch, 2);
-                if (!isfinite(cg_bf16_to_f32(row[ch])))
+                if (!(fabsf(cg_bf16_to_f32(row[ch])) <= MOST_BASIS))
                     return CG_ERR_CORRUPT;
             }
         } else {

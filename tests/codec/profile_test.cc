@@ -152,6 +152,9 @@ TEST(Profile, RefusesHostileFields) {
         {"more active columns than components", columns_at, 2, 97, CG_ERR_CORRUPT},
         {"a class that is none", columns_at + 16, 1, 8, CG_ERR_CORRUPT},
         {"basis infinite", basis_at, 2, 0x7f80, CG_ERR_CORRUPT},
+        {"basis NaN", basis_at, 2, 0x7fc0, CG_ERR_CORRUPT},
+        {"basis huge", basis_at, 2, 0xff7f, CG_ERR_CORRUPT},
+        {"basis of 10^30", basis_at, 2, cg_bf16_from_f32(0.99e30f), CG_OK},
         {"scale NaN", scale_at, 4, nan, CG_ERR_CORRUPT},
         {"scale infinite", scale_at, 4, infinity, CG_ERR_CORRUPT},
     };
