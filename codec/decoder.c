@@ -139,12 +139,10 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
         return CG_ERR_INVALID_ARGUMENT;
     cg_coded coded[CG_N_LEVELS] = {0};
     cg_status status = CG_OK;
-    for (unsigned level = h->coarsest; level >= h->level && status == CG_OK; level--) {
+    for (unsigned level = h->level; level <= h->coarsest && status == CG_OK; level++) {
         const cg_section *section = &d->sections[cg_section_plan_index(p, h, task_index, level)];
         coded[level] = (cg_coded){d->chunk.bytes + section->offset, section->bytes};
         status = cg_chunk_section_check(&d->chunk, section);
-        if (level == 0)
-            break;
     }
     const cg_section *sinks = d->n_sink_tokens > 0 ? &d->sections[cg_section_plan_index(p, h, task_index, h->coarsest) + 1]
                                                    : NULL;

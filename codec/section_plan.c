@@ -20,17 +20,26 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
     return CG_OK;
 }
 
+static uint32_t count_tasks(const cg_profile *profile, const cg_chunk_header *header)
+{
+    return CG_N_PLANES * (profile != NULL ? profile->n_groups : header->geometry.n_layers);
+}
+
+/* Sections of a task at the coarsest level: with sinks they are two. */
+static uint32_t count_kinds(const cg_profile *profile, const cg_chunk_header *header)
+{
+    return profile != NULL && cg_section_plan_n_sinks(profile, header) > 0 ? 2 : 1;
+}
+
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header)
 {
-    const uint32_t n_tasks = CG_N_PLANES * (profile != NULL ? profile->n_groups : header->geometry.n_layers);
-    const uint32_t n_kinds = profile != NULL && cg_section_plan_n_sinks(profile, header) > 0 ? 2 : 1;
+    const uint32_t n_tasks = count_tasks(profile, header), n_kinds = count_kinds(profile, header);
     return 1 + n_tasks * (n_kinds + header->coarsest - header->level);
 }
 
 cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header, uint32_t section_index)
 {
-    const uint32_t n_kinds = profile != NULL && cg_section_plan_n_sinks(profile, header) > 0 ? 2 : 1;
-    const uint32_t n_tasks = CG_N_PLANES * (profile != NULL ? profile->n_groups : header->geometry.n_layers);
+    const uint32_t n_tasks = count_tasks(profile, header), n_kinds = count_kinds(profile, header);
     if (section_index == 0)
         return (cg_section){.kind = CG_SECTION_TOKENS};
     const uint32_t i = section_index - 1;
@@ -47,8 +56,7 @@ cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header 
 uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header, uint32_t task_index,
                                unsigned level)
 {
-    const uint32_t n_tasks = CG_N_PLANES * (profile != NULL ? profile->n_groups : header->geometry.n_layers);
-    const uint32_t n_kinds = profile != NULL && cg_section_plan_n_sinks(profile, header) > 0 ? 2 : 1;
+    const uint32_t n_tasks = count_tasks(profile, header), n_kinds = count_kinds(profile, header);
     return level == header->coarsest ? 1 + task_index * n_kinds
                                      : 1 + n_tasks * (n_kinds + header->coarsest - 1 - level) + task_index;
 }
