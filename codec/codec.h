@@ -48,9 +48,12 @@ typedef struct cg_encoder cg_encoder;
 
 enum { CG_NESTED = 1 << 7 };
 
+/* Whether the lossy levels of the mask can be nested: the profile (may be NULL) nests, and they are neighbours. */
+bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
+
 /* Prepares the encoding of one chunk to all levels of level_mask (bit n: level n) at once: the transform is shared. With
  * CG_NESTED in the mask, its lossy levels, neighbours, are nested: cg_encoder_finish() of one makes a file that holds the
- * coarser ones of the mask too. Only where cg_profile_nests().
+ * coarser ones of the mask too. Only where cg_encoder_can_nest().
  * header: geometry, first_position, n_tokens, prefix_level, model, parent, extra are used; the rest is computed.
  * tokens[n_tokens]: copied. profile: may be NULL when level_mask is only L0; its model must be header->model.
  * CG_ERR_LOSSY_PREFIX: L0 or L1 on a prefix lossier than that level (DESIGN.md section 2, generation loss). */

@@ -31,17 +31,22 @@ struct cg_encoder {
     piece *lossless;             /* [n_layers * 2] */
 };
 
+bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask)
+{
+    const unsigned lossy = (unsigned)level_mask >> CG_L1, lowest = lossy & -lossy;
+    return profile != NULL && profile->nests && lossy != 0 && (lossy & (lossy + lowest)) == 0;
+}
+
 cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header, const uint32_t *tokens,
                          uint8_t level_mask, cg_encoder **encoder_out)
 {
     *encoder_out = NULL;
     cg_status status = cg_geometry_check(&header->geometry);
     const bool is_nested = (level_mask & CG_NESTED) != 0;
-    const unsigned lossy_mask = (level_mask & ~(unsigned)CG_NESTED) >> 1, lowest = lossy_mask & -lossy_mask;
     level_mask &= (uint8_t)~CG_NESTED;
     if (status != CG_OK)
         return status;
-    if (is_nested && (lossy_mask == 0 || (lossy_mask & (lossy_mask + lowest)) != 0 || profile == NULL || !profile->nests))
+    if (is_nested && !cg_encoder_can_nest(profile, level_mask))
         return CG_ERR_INVALID_ARGUMENT;
     if (header->n_tokens == 0 || header->n_tokens > CG_MAX_CHUNK_TOKENS || level_mask == 0 ||
         level_mask >> CG_N_LEVELS != 0 || header->prefix_level >= CG_N_LEVELS ||

@@ -440,6 +440,14 @@ static inline void put_symbols(__m512i x[2], const __m512i freq[2], const __m512
     }
 }
 
+/* Which of 16 cells are past index 0, and which past index 1. */
+static inline void index_refined(__m512i cells, __m512i coarse, __mmask16 *past0_out, __mmask16 *past1_out)
+{
+    const __m512i d = _mm512_sub_epi32(cells, _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse)));
+    *past0_out = _mm512_test_epi32_mask(d, d);
+    *past1_out = *past0_out & (_mm512_movepi32_mask(d) ^ _mm512_movepi32_mask(coarse));
+}
+
 static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
                                  uint32_t states[CG_RANS_LANES], uint8_t **at)
 {
@@ -453,10 +461,8 @@ static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_str
         for (unsigned i = 0; i < 2; i++) {
             __m512i end0, end1;
             const __m512i coarse = load_cells(lanes[i].columns, coarse_row + 16 * i);
-            const __m512i three = _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse));
-            const __m512i d = _mm512_sub_epi32(load_cells(lanes[i].columns, cells + 16 * i), three);
-            const __mmask16 past0 = _mm512_test_epi32_mask(d, d);
-            const __mmask16 past1 = past0 & (_mm512_movepi32_mask(d) ^ _mm512_movepi32_mask(coarse));
+            __mmask16 past0, past1;
+            index_refined(load_cells(lanes[i].columns, cells + 16 * i), coarse, &past0, &past1);
             choose_ends(&lanes[i], coarse, &end0, &end1);
             cum[i] = choose_slots(end0, end1, past0, past1, &freq[i]);
         }
@@ -476,11 +482,9 @@ static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_ra
         const __mmask16 columns = load_refining(classes, strip, first).columns;
         for (size_t row = 0; row < n_rows; row++) {
             const __m512i coarse = load_cells(columns, strip->coarse + row * strip->coarse_stride + first);
-            const __m512i three = _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse));
-            const __m512i d = _mm512_sub_epi32(load_cells(columns, strip->cells + row * strip->row_stride + first), three);
             const __m512i magnitude = _mm512_abs_epi32(coarse);
-            const __mmask16 past0 = _mm512_test_epi32_mask(d, d);
-            const __mmask16 past1 = past0 & (_mm512_movepi32_mask(d) ^ _mm512_movepi32_mask(coarse));
+            __mmask16 past0, past1;
+            index_refined(load_cells(columns, strip->cells + row * strip->row_stride + first), coarse, &past0, &past1);
             const __mmask16 index[3] = {columns & (__mmask16)~past0, past0 & (__mmask16)~past1, past1};
             const __mmask16 context[3] = {_mm512_testn_epi32_mask(coarse, coarse),
                                           _mm512_cmpeq_epi32_mask(magnitude, one),

@@ -36,7 +36,7 @@ void cg_known_put(cg_known *known, const cg_key *key, uint8_t probed, const cg_s
 /* Its levels were found in the store by who wanted to save them: what was held against them no longer counts, and the next
  * look-up asks. */
 void cg_known_exists(cg_known *known, const cg_key *key, uint8_t levels);
-/* A save published a level, or found it: it is there, and no longer bad. */
+/* A save published a level: it is there, and no longer bad. */
 void cg_known_saved(cg_known *known, const cg_key *key, uint8_t level, uint64_t level_bytes, uint64_t now_ns);
 /* The levels of the mask failed: not offered until until_ns. damaged: their files are wrong, a save may replace them. */
 void cg_known_failed(cg_known *known, const cg_key *key, uint8_t levels, bool damaged, uint64_t until_ns);

@@ -44,9 +44,9 @@ static void encode_done(cg_job *job)
 /* Lossy levels that are neighbours go to one nested file, which takes no more than its finest level alone. */
 static bool is_nested(const cg_save_chunk *chunk)
 {
-    const cg_profile *profile = chunk->save->connector->model.profile;
-    const unsigned lossy = chunk->levels >> CG_L1, lowest = lossy & -lossy;
-    return profile != NULL && cg_profile_nests(profile) && lossy != lowest && (lossy & (lossy + lowest)) == 0;
+    const unsigned lossy = (unsigned)chunk->levels >> CG_L1;
+    const bool is_one = (lossy & (lossy - 1)) == 0;
+    return !is_one && cg_encoder_can_nest(chunk->save->connector->model.profile, chunk->levels);
 }
 
 /* Gives a chunk to the pool. What fails here is found by wait_encoded(). */
