@@ -117,7 +117,7 @@ static cg_status collect(collection *all, size_t at, const cg_tool_file *file, c
         return CG_ERR_NO_MEMORY;
     if ((status = cg_chunk_tokens(&chunk, tokens)) == CG_OK) {
         for (size_t i = 0; i < n; i++)
-            cg_store_le(all->ids + 8 * (at + i), 8, tokens[i]);
+            cg_put_le(all->ids + 8 * (at + i), 8, tokens[i]);
         for (size_t layer = 0; layer < all->geometry.n_layers; layer++) {
             for (size_t plane = 0; plane < CG_N_PLANES; plane++, elements += n * n_row)
                 memcpy(all->plane[plane] + (layer * all->n_tokens + at) * n_row, elements, n * n_row);

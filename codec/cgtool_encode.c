@@ -63,7 +63,7 @@ static int parse_ids(const char *path, const cg_tool_file *file, size_t n_tokens
     if (!is_text(file)) {
         n = file->n_bytes % 4 == 0 ? file->n_bytes / 4 : SIZE_MAX;
         for (size_t i = 0; n == n_tokens && i < n; i++)
-            tokens[i] = (uint32_t)cg_load_le(file->bytes + 4 * i, 4);
+            tokens[i] = (uint32_t)cg_get_le(file->bytes + 4 * i, 4);
     } else {
         for (size_t at = 0; at < file->n_bytes;) {
             uint64_t id = 0;
@@ -102,7 +102,7 @@ static int tensor_ids(const char *path, const cg_safetensors *tensors, size_t n_
     }
     const size_t id_bytes = cg_safetensors_dtype_bytes(ids->dtype);
     for (size_t i = 0; i < n_tokens; i++) {
-        const uint64_t id = cg_load_le(ids->data + i * id_bytes, id_bytes);
+        const uint64_t id = cg_get_le(ids->data + i * id_bytes, id_bytes);
         if (id > UINT32_MAX || (ids->dtype[0] == 'I' && id > INT32_MAX)) {
             cg_tool_complain(path, "token %zu is negative or too large", i);
             return CG_TOOL_BAD_DATA;

@@ -37,24 +37,24 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
 
     const uint8_t *at = bytes + sizeof MAGIC;
     cg_chunk_header h = {0};
-    h.version = (uint32_t)cg_load_le(at, 4);
+    h.version = (uint32_t)cg_get_le(at, 4);
     if (h.version != CG_CHUNK_VERSION && h.version != CG_CHUNK_VERSION_NESTED)
         return CG_ERR_UNSUPPORTED_VERSION;
-    h.header_bytes = (uint32_t)cg_load_le(at + 4, 4);
-    h.file_bytes = cg_load_le(at + 8, 8);
+    h.header_bytes = (uint32_t)cg_get_le(at + 4, 4);
+    h.file_bytes = cg_get_le(at + 8, 8);
     at = bytes + 24;
     h.level = at[0];
     h.prefix_level = at[1];
     h.token_bytes = at[2];
     h.geometry.dtype = at[3];
-    h.geometry.n_layers = (uint16_t)cg_load_le(at + 4, 2);
-    h.geometry.n_kv_heads = (uint16_t)cg_load_le(at + 6, 2);
-    h.geometry.head_dim = (uint16_t)cg_load_le(at + 8, 2);
+    h.geometry.n_layers = (uint16_t)cg_get_le(at + 4, 2);
+    h.geometry.n_kv_heads = (uint16_t)cg_get_le(at + 6, 2);
+    h.geometry.head_dim = (uint16_t)cg_get_le(at + 8, 2);
     h.geometry.n_planes = at[10];
-    const bool reserved_is_zero = at[11] == 0 && cg_load_le(bytes + 48, 8) == 0;
-    h.first_position = (uint32_t)cg_load_le(bytes + 36, 4);
-    h.n_tokens = (uint32_t)cg_load_le(bytes + 40, 4);
-    h.n_sections = (uint32_t)cg_load_le(bytes + 44, 4);
+    const bool reserved_is_zero = at[11] == 0 && cg_get_le(bytes + 48, 8) == 0;
+    h.first_position = (uint32_t)cg_get_le(bytes + 36, 4);
+    h.n_tokens = (uint32_t)cg_get_le(bytes + 40, 4);
+    h.n_sections = (uint32_t)cg_get_le(bytes + 44, 4);
     at = bytes + 56;
     memcpy(h.model.bytes, at, 16);
     memcpy(h.profile.bytes, at + 16, 16);
@@ -62,7 +62,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     memcpy(h.extra.bytes, at + 48, 16);
     memcpy(h.key.bytes, at + 64, 16);
     for (unsigned level = CG_L2; level <= CG_L3; level++)
-        h.level_bytes[level] = cg_load_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8);
+        h.level_bytes[level] = cg_get_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8);
     if (!reserved_is_zero)
         return CG_ERR_CORRUPT;
 
@@ -107,10 +107,10 @@ static cg_section table_row(const uint8_t *bytes, uint32_t section_index, uint64
     const uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES + (size_t)section_index * CG_CHUNK_SECTION_BYTES;
     return (cg_section){.kind = row[0],
                         .plane = row[1],
-                        .group = (uint16_t)cg_load_le(row + 2, 2),
+                        .group = (uint16_t)cg_get_le(row + 2, 2),
                         .offset = offset,
-                        .bytes = (uint32_t)cg_load_le(row + 4, 4),
-                        .hash = cg_load_le(row + 8, 8)};
+                        .bytes = (uint32_t)cg_get_le(row + 4, 4),
+                        .hash = cg_get_le(row + 8, 8)};
 }
 
 /* Of the fixed header but for the hash itself, and of the section table. */
@@ -156,7 +156,7 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
     const cg_status cut = cg_chunk_header_cut(&held, n_bytes);
     if (cut != CG_OK)
         return cut;
-    if (header_hash(bytes, h->header_bytes) != cg_load_le(bytes + HASH_OFFSET, 8))
+    if (header_hash(bytes, h->header_bytes) != cg_get_le(bytes + HASH_OFFSET, 8))
         return CG_ERR_CORRUPT;
 
     cg_section before = {0};
@@ -211,7 +211,7 @@ cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out)
     if (section.bytes != token_bytes * n_tokens || cg_chunk_section_check(chunk, &section) != CG_OK)
         return CG_ERR_CORRUPT;
     for (size_t i = 0; i < n_tokens; i++)
-        tokens_out[i] = (uint32_t)cg_load_le(chunk->bytes + section.offset + i * token_bytes, token_bytes);
+        tokens_out[i] = (uint32_t)cg_get_le(chunk->bytes + section.offset + i * token_bytes, token_bytes);
     return CG_OK;
 }
 
@@ -253,20 +253,20 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
 
     memset(bytes, 0, header_bytes);
     memcpy(bytes, MAGIC, sizeof MAGIC);
-    cg_store_le(bytes + 8, 4, h->coarsest > h->level ? CG_CHUNK_VERSION_NESTED : CG_CHUNK_VERSION);
-    cg_store_le(bytes + 12, 4, header_bytes);
-    cg_store_le(bytes + 16, 8, n_bytes);
+    cg_put_le(bytes + 8, 4, h->coarsest > h->level ? CG_CHUNK_VERSION_NESTED : CG_CHUNK_VERSION);
+    cg_put_le(bytes + 12, 4, header_bytes);
+    cg_put_le(bytes + 16, 8, n_bytes);
     bytes[24] = h->level;
     bytes[25] = h->prefix_level;
     bytes[26] = h->token_bytes;
     bytes[27] = h->geometry.dtype;
-    cg_store_le(bytes + 28, 2, h->geometry.n_layers);
-    cg_store_le(bytes + 30, 2, h->geometry.n_kv_heads);
-    cg_store_le(bytes + 32, 2, h->geometry.head_dim);
+    cg_put_le(bytes + 28, 2, h->geometry.n_layers);
+    cg_put_le(bytes + 30, 2, h->geometry.n_kv_heads);
+    cg_put_le(bytes + 32, 2, h->geometry.head_dim);
     bytes[34] = h->geometry.n_planes;
-    cg_store_le(bytes + 36, 4, h->first_position);
-    cg_store_le(bytes + 40, 4, h->n_tokens);
-    cg_store_le(bytes + 44, 4, h->n_sections);
+    cg_put_le(bytes + 36, 4, h->first_position);
+    cg_put_le(bytes + 40, 4, h->n_tokens);
+    cg_put_le(bytes + 44, 4, h->n_sections);
     memcpy(bytes + 56, h->model.bytes, 16);
     memcpy(bytes + 72, h->profile.bytes, 16);
     memcpy(bytes + 88, h->parent.bytes, 16);
@@ -278,14 +278,14 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES + (size_t)i * CG_CHUNK_SECTION_BYTES;
         row[0] = sections[i].kind;
         row[1] = sections[i].plane;
-        cg_store_le(row + 2, 2, sections[i].group);
-        cg_store_le(row + 4, 4, sections[i].bytes);
-        cg_store_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
+        cg_put_le(row + 2, 2, sections[i].group);
+        cg_put_le(row + 4, 4, sections[i].bytes);
+        cg_put_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
         payload += sections[i].bytes;
         const unsigned level = section_level(h, &sections[i]);
         if (level > h->level && level <= h->coarsest) /* where it ends, if no more of it follows */
-            cg_store_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8, (uint64_t)(payload - bytes));
+            cg_put_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8, (uint64_t)(payload - bytes));
     }
-    cg_store_le(bytes + HASH_OFFSET, 8, header_hash(bytes, header_bytes));
+    cg_put_le(bytes + HASH_OFFSET, 8, header_hash(bytes, header_bytes));
     return CG_OK;
 }

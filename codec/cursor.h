@@ -46,7 +46,7 @@ static inline bool cg_cursor_bytes(cg_cursor *in, size_t n_bytes, const uint8_t 
     return true;
 }
 
-static inline uint64_t cg_load_le(const uint8_t *bytes, size_t n_bytes)
+static inline uint64_t cg_get_le(const uint8_t *bytes, size_t n_bytes)
 {
     uint64_t value = 0;
     for (size_t i = 0; i < n_bytes; i++)
@@ -54,7 +54,7 @@ static inline uint64_t cg_load_le(const uint8_t *bytes, size_t n_bytes)
     return value;
 }
 
-static inline void cg_store_le(uint8_t *bytes, size_t n_bytes, uint64_t value)
+static inline void cg_put_le(uint8_t *bytes, size_t n_bytes, uint64_t value)
 {
     for (size_t i = 0; i < n_bytes; i++)
         bytes[i] = (uint8_t)(value >> (8 * i));
@@ -74,7 +74,7 @@ static inline bool cg_cursor_u16(cg_cursor *in, uint16_t *value_out)
     const uint8_t *bytes;
     if (!cg_cursor_bytes(in, 2, &bytes))
         return false;
-    *value_out = (uint16_t)cg_load_le(bytes, 2);
+    *value_out = (uint16_t)cg_get_le(bytes, 2);
     return true;
 }
 
@@ -83,7 +83,7 @@ static inline bool cg_cursor_u32(cg_cursor *in, uint32_t *value_out)
     const uint8_t *bytes;
     if (!cg_cursor_bytes(in, 4, &bytes))
         return false;
-    *value_out = (uint32_t)cg_load_le(bytes, 4);
+    *value_out = (uint32_t)cg_get_le(bytes, 4);
     return true;
 }
 
@@ -92,7 +92,7 @@ static inline bool cg_cursor_u64(cg_cursor *in, uint64_t *value_out)
     const uint8_t *bytes;
     if (!cg_cursor_bytes(in, 8, &bytes))
         return false;
-    *value_out = cg_load_le(bytes, 8);
+    *value_out = cg_get_le(bytes, 8);
     return true;
 }
 

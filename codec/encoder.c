@@ -277,7 +277,7 @@ cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, 
     if (tokens == NULL || sections == NULL || pieces == NULL)
         goto done;
     for (uint32_t i = 0; i < header.n_tokens; i++)
-        cg_store_le(tokens + i * token_bytes, token_bytes, e->tokens[i]);
+        cg_put_le(tokens + i * token_bytes, token_bytes, e->tokens[i]);
     sections[0] = (cg_section){.kind = CG_SECTION_TOKENS, .bytes = (uint32_t)tokens_bytes};
     pieces[0] = (piece){tokens, tokens_bytes};
     for (uint32_t i = 1; i < header.n_sections; i++) {

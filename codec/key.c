@@ -23,7 +23,7 @@ cg_key cg_key_root(const cg_fingerprint *model, const void *salt, size_t salt_by
     XXH3_128bits_reset(&state);
     XXH3_128bits_update(&state, domain, sizeof domain - 1);
     XXH3_128bits_update(&state, model->bytes, sizeof model->bytes);
-    cg_store_le(length, sizeof length, (uint32_t)salt_bytes);
+    cg_put_le(length, sizeof length, (uint32_t)salt_bytes);
     XXH3_128bits_update(&state, length, sizeof length);
     if (salt_bytes > 0)
         XXH3_128bits_update(&state, salt, salt_bytes);
@@ -41,7 +41,7 @@ cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *t
     while (n_tokens > 0) {
         const size_t n = n_tokens < 256 ? n_tokens : 256;
         for (size_t i = 0; i < n; i++)
-            cg_store_le(bytes + 4 * i, 4, tokens[i]);
+            cg_put_le(bytes + 4 * i, 4, tokens[i]);
         XXH3_128bits_update(&state, bytes, 4 * n);
         tokens += n;
         n_tokens -= n;

@@ -50,7 +50,7 @@ INLINE void cut_cells(split s, const void *restrict elements, size_t n_elements,
 INLINE void cut_low_bytes(split s, const void *restrict elements, size_t n_elements, uint8_t *restrict out)
 {
     for (size_t i = 0; i < n_elements; i++)
-        cg_store_le(out + i * s.low_bytes, s.low_bytes, rest_of(s, load_element(s, elements, i)));
+        cg_put_le(out + i * s.low_bytes, s.low_bytes, rest_of(s, load_element(s, elements, i)));
 }
 
 /* false: an exponent that the dtype does not have. */
@@ -61,7 +61,7 @@ INLINE bool join(split s, const int16_t *restrict cells, const uint8_t *restrict
     for (size_t i = 0; i < n_elements; i++) {
         const uint32_t cell = (uint16_t)cells[i], exponent = cell >> s.shift;
         const uint32_t rest = (cell & ((1u << s.shift) - 1)) << 8 * s.low_bytes |
-                              (uint32_t)cg_load_le(low + i * s.low_bytes, s.low_bytes);
+                              (uint32_t)cg_get_le(low + i * s.low_bytes, s.low_bytes);
         const uint32_t bits = rest >> s.mantissa_bits << (8 * s.element_bytes - 1) | exponent << s.mantissa_bits |
                               (rest & ((1u << s.mantissa_bits) - 1));
         exponents |= exponent;
@@ -231,7 +231,7 @@ static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, siz
         out[0] = (uint8_t)top;
         out[1] = (uint8_t)n_symbols;
         for (unsigned i = 0; i < n_symbols; i++)
-            cg_store_le(out + 2 + 2 * i, 2, freq[i]);
+            cg_put_le(out + 2 + 2 * i, 2, freq[i]);
         out += 2 + 2 * n_symbols;
     }
     *estimated_bits_out = cost / 256;

@@ -38,22 +38,22 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
         return CG_ERR_BAD_MAGIC;
     if (in->left_bytes < FIXED_BYTES + 8)
         return CG_ERR_TRUNCATED;
-    if (cg_load_le(at + 8, 4) != CG_PROFILE_VERSION)
+    if (cg_get_le(at + 8, 4) != CG_PROFILE_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
-    const uint64_t file_bytes = cg_load_le(at + 16, 8);
+    const uint64_t file_bytes = cg_get_le(at + 16, 8);
     if (file_bytes > in->left_bytes)
         return CG_ERR_TRUNCATED;
-    if (file_bytes < in->left_bytes || XXH3_64bits(at, file_bytes - 8) != cg_load_le(at + file_bytes - 8, 8))
+    if (file_bytes < in->left_bytes || XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
-    if (cg_load_le(at + 12, 4) != 0 || at[67] > 1 || at[77] > 1 || cg_load_le(at + 78, 2) != 0)
+    if (cg_get_le(at + 12, 4) != 0 || at[67] > 1 || at[77] > 1 || cg_get_le(at + 78, 2) != 0)
         return CG_ERR_CORRUPT;
 
     const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
     memcpy(p->fingerprint.bytes, fingerprint.bytes, sizeof p->fingerprint.bytes);
     memcpy(p->model.bytes, at + 24, sizeof p->model.bytes);
-    p->geometry.n_layers = (uint16_t)cg_load_le(at + 40, 2);
-    p->geometry.n_kv_heads = (uint16_t)cg_load_le(at + 42, 2);
-    p->geometry.head_dim = (uint16_t)cg_load_le(at + 44, 2);
+    p->geometry.n_layers = (uint16_t)cg_get_le(at + 40, 2);
+    p->geometry.n_kv_heads = (uint16_t)cg_get_le(at + 42, 2);
+    p->geometry.head_dim = (uint16_t)cg_get_le(at + 44, 2);
     p->geometry.dtype = at[46];
     p->geometry.n_planes = at[47];
     memcpy(p->preset, at + 48, 16);
@@ -69,10 +69,10 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     if (rope == ROPE_BY_LAYER ? at[76] < 2 || at[76] > CG_MAX_ROPES : at[76] != 0)
         return CG_ERR_CORRUPT;
     p->n_ropes = rope == ROPE_BY_LAYER ? at[76] : 1;
-    p->rotary_dim = (uint32_t)cg_load_le(at + 68, 2);
-    p->n_sinks = (uint32_t)cg_load_le(at + 70, 2);
-    p->n_groups = (uint32_t)cg_load_le(at + 72, 2);
-    p->n_classes = (uint32_t)cg_load_le(at + 74, 2);
+    p->rotary_dim = (uint32_t)cg_get_le(at + 68, 2);
+    p->n_sinks = (uint32_t)cg_get_le(at + 70, 2);
+    p->n_groups = (uint32_t)cg_get_le(at + 72, 2);
+    p->n_classes = (uint32_t)cg_get_le(at + 74, 2);
     const cg_status status = cg_geometry_check(&p->geometry);
     if (status != CG_OK)
         return status == CG_ERR_UNSUPPORTED ? status : CG_ERR_CORRUPT;
@@ -466,7 +466,7 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
         return CG_ERR_CORRUPT;
     for (size_t ch = 0; ch < n_channels; ch++) {
         const size_t at = ch * bits / 8, left = n_bytes - at;
-        const unsigned three = (unsigned)cg_load_le(bytes + at, left < 3 ? left : 3) >> (ch * bits % 8);
+        const unsigned three = (unsigned)cg_get_le(bytes + at, left < 3 ? left : 3) >> (ch * bits % 8);
         const int value = (int)(three & ((1u << bits) - 1)) - (int)((three >> (bits - 1) & 1) << bits);
         row[ch] = cg_bf16_from_f32(scale * (float)value);
     }
@@ -494,7 +494,7 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
             if (!cg_cursor_bytes(in, 2 * n_channels, &bytes))
                 return CG_ERR_TRUNCATED;
             for (size_t ch = 0; ch < n_channels; ch++) {
-                row[ch] = (uint16_t)cg_load_le(bytes + 2 * ch, 2);
+                row[ch] = (uint16_t)cg_get_le(bytes + 2 * ch, 2);
                 if (!(fabsf(cg_bf16_to_f32(row[ch])) <= MOST_BASIS))
                     return CG_ERR_CORRUPT;
             }

@@ -132,8 +132,8 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
     if (dst_bytes < bound_bytes || n_streams > n_strips || (n_streams == 0 && n_strips > 0))
         return 0;
     uint8_t *out = dst + 4 + 4 * n_streams;
-    cg_store_le(dst, 2, n_streams);
-    cg_store_le(dst + 2, 2, 0);
+    cg_put_le(dst, 2, n_streams);
+    cg_put_le(dst + 2, 2, 0);
     const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, n_streams};
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; s < n_streams; s++) {
@@ -141,10 +141,10 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
         uint8_t *const end = scratch_words + bound_bytes;
         const uint8_t *const at = kernels->encode_stream(&matrix, s, end, states);
         for (unsigned lane = 0; lane < CG_RANS_LANES; lane++, out += 4)
-            cg_store_le(out, 4, states[lane]);
+            cg_put_le(out, 4, states[lane]);
         memcpy(out, at, (size_t)(end - at));
         out += end - at;
-        cg_store_le(dst + 4 + 4 * s, 4, 4 * CG_RANS_LANES + (size_t)(end - at));
+        cg_put_le(dst + 4 + 4 * s, 4, 4 * CG_RANS_LANES + (size_t)(end - at));
     }
     return (size_t)(out - dst);
 }
@@ -166,7 +166,7 @@ cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *stri
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; s < n_streams; s++) {
         const uint8_t *stream;
-        const size_t stream_bytes = (size_t)cg_load_le(table + 4 * s, 4);
+        const size_t stream_bytes = (size_t)cg_get_le(table + 4 * s, 4);
         if (!cg_cursor_bytes(&in, stream_bytes, &stream))
             return CG_ERR_TRUNCATED;
         const cg_status status = kernels->decode_stream(&matrix, s, stream, stream_bytes);

@@ -113,7 +113,7 @@ static inline void put_raw(uint32_t *state, uint8_t **at, uint32_t value, unsign
 {
     if ((uint64_t)*state >= (uint64_t)1 << (32 - n_bits)) {
         *at -= 2;
-        cg_store_le(*at, 2, *state);
+        cg_put_le(*at, 2, *state);
         *state >>= 16;
     }
     *state = *state << n_bits | value;
@@ -651,7 +651,7 @@ static inline void put_symbol(uint32_t *state, uint8_t **at, uint32_t freq, uint
 {
     if (*state >> (32 - CG_RANS_SCALE_BITS) >= freq) {
         *at -= 2;
-        cg_store_le(*at, 2, *state);
+        cg_put_le(*at, 2, *state);
         *state >>= 16;
     }
     *state = (*state / freq << CG_RANS_SCALE_BITS) + *state % freq + cum;
@@ -732,7 +732,7 @@ static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uin
     if (src_bytes < 4 * CG_RANS_LANES || src_bytes % 2 != 0)
         return CG_ERR_CORRUPT;
     for (unsigned lane = 0; lane < CG_RANS_LANES; lane++) {
-        states[lane] = (uint32_t)cg_load_le(src + 4 * lane, 4);
+        states[lane] = (uint32_t)cg_get_le(src + 4 * lane, 4);
         if (states[lane] < STATE_LOW)
             return CG_ERR_CORRUPT;
     }

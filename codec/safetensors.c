@@ -233,7 +233,7 @@ cg_status cg_safetensors_header(const cg_safetensor *tensors, size_t n_tensors, 
     uint8_t *bytes = malloc(8 + padded_bytes);
     if (bytes == NULL)
         goto done;
-    cg_store_le(bytes, 8, padded_bytes);
+    cg_put_le(bytes, 8, padded_bytes);
     memcpy(bytes + 8, text, text_bytes);
     memset(bytes + 8 + text_bytes, ' ', padded_bytes - text_bytes);
     *bytes_out = bytes;

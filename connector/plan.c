@@ -16,7 +16,7 @@ size_t cg_plan_bytes(const cg_plan *plan)
 
 static uint8_t *put(uint8_t *at, size_t n_bytes, uint64_t value)
 {
-    cg_store_le(at, n_bytes, value);
+    cg_put_le(at, n_bytes, value);
     return at + n_bytes;
 }
 

@@ -84,7 +84,7 @@ const char *cg_store_model(const cg_store *store)
 void cg_store_put_tokens(const uint32_t *tokens, size_t n_tokens, uint8_t *bytes_out)
 {
     for (size_t i = 0; i < n_tokens; i++)
-        cg_store_le(bytes_out + 4 * i, 4, tokens[i]);
+        cg_put_le(bytes_out + 4 * i, 4, tokens[i]);
 }
 
 cg_status cg_store_sibling_path(const char *path, const char *leaf, char *path_out)

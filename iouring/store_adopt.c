@@ -39,7 +39,7 @@ static cg_status adopt_tokens(int root_fd, const char *chunk_path, const char *o
     if ((status = cg_file_read_start(root_fd, chunk_path, bytes, n_bytes, NULL)) != CG_OK)
         goto done;
     for (size_t i = 0; i < h->n_tokens; i++)
-        cg_store_le(tokens + 4 * i, 4, cg_load_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
+        cg_put_le(tokens + 4 * i, 4, cg_get_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
     status = cg_file_write(root_fd, path, tokens, (size_t)h->n_tokens * 4, false);
     if (status == CG_ERR_EXISTS)
         status = CG_OK;

@@ -85,7 +85,7 @@ static void make_files(const bench *b)
     for (uint32_t i = 0; i < b->n_files; i++) {
         name_of(i, name);
         fill(source, bytes, b->file_bytes);
-        cg_store_le(bytes, HEAD_BYTES, i);
+        cg_put_le(bytes, HEAD_BYTES, i);
         const int fd = openat(b->dir_fd, name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
         if (fd < 0 || write(fd, bytes, b->file_bytes) != (ssize_t)b->file_bytes || fsync(fd) != 0)
             die(name, errno);
@@ -113,7 +113,7 @@ static void set_cache(const bench *b, bool hot)
 
 static void check(const uint8_t *bytes, size_t n_bytes, size_t want_bytes, uint64_t i)
 {
-    if (n_bytes != want_bytes || cg_load_le(bytes, HEAD_BYTES) != i) {
+    if (n_bytes != want_bytes || cg_get_le(bytes, HEAD_BYTES) != i) {
         fprintf(stderr, "io_bench: file %llu came back wrong\n", (unsigned long long)i);
         exit(1);
     }

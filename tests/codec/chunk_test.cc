@@ -18,12 +18,12 @@ constexpr size_t kHashOffset = 152;
 // Header and table hash, as FORMAT.md says: over bytes 0..151 and the section table.
 void rehash(Bytes *file) {
     const size_t header_bytes =
-        std::min<size_t>(cg_load_le(file->data() + 12, 4), file->size());
+        std::min<size_t>(cg_get_le(file->data() + 12, 4), file->size());
     Bytes hashed(file->begin(), file->begin() + kHashOffset);
     if (header_bytes > CG_CHUNK_FIXED_BYTES)
         hashed.insert(hashed.end(), file->begin() + CG_CHUNK_FIXED_BYTES,
                       file->begin() + header_bytes);
-    cg_store_le(file->data() + kHashOffset, 8, XXH3_64bits(hashed.data(), hashed.size()));
+    cg_put_le(file->data() + kHashOffset, 8, XXH3_64bits(hashed.data(), hashed.size()));
 }
 
 cg_section section(uint8_t kind, uint8_t plane, uint16_t group, uint32_t bytes) {
@@ -62,7 +62,7 @@ protected:
         for (size_t i = tokens_at; i < at; i++)
             file[i] = static_cast<uint8_t>(i);
         for (size_t i = 0; i < tokens.size(); i++)
-            cg_store_le(file.data() + tokens_at + i * header.token_bytes, header.token_bytes,
+            cg_put_le(file.data() + tokens_at + i * header.token_bytes, header.token_bytes,
                         tokens[i]);
         EXPECT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), file.size()), want);
         return file;
@@ -140,7 +140,7 @@ TEST_F(ChunkTest, PutsFieldsWhereTheFormatSays) {
         {180, 4, 40},
     };
     for (const auto &f : fields)
-        EXPECT_EQ(cg_load_le(file.data() + f.offset, f.bytes), f.want) << "offset " << f.offset;
+        EXPECT_EQ(cg_get_le(file.data() + f.offset, f.bytes), f.want) << "offset " << f.offset;
     Bytes again = file;
     rehash(&again);
     EXPECT_EQ(again, file);
@@ -227,7 +227,7 @@ TEST_F(ChunkTest, RefusesHostileHeaders) {
     ASSERT_EQ(file.size(), 352u);
     for (const auto &c : cases) {
         Bytes hostile = file;
-        cg_store_le(hostile.data() + c.offset, c.bytes, c.value);
+        cg_put_le(hostile.data() + c.offset, c.bytes, c.value);
         rehash(&hostile);
         EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
     }
@@ -275,7 +275,7 @@ TEST_F(ChunkTest, TokensTakeTwoToFourBytes) {
         header.key = cg_key_chunk(&header.parent, &header.extra, ids.data(), ids.size());
         Bytes file = make();
         for (size_t i = 0; i < ids.size(); i++)
-            cg_store_le(file.data() + 256 + i * token_bytes, token_bytes, ids[i]);
+            cg_put_le(file.data() + 256 + i * token_bytes, token_bytes, ids[i]);
         ASSERT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), file.size()), CG_OK);
         EXPECT_EQ(verify(file), CG_OK);
         cg_chunk chunk;
@@ -312,10 +312,10 @@ protected:
 
 TEST_F(NestedChunkTest, IsAChunkAtEveryLevelWhereThatLevelEnds) {
     const Bytes file = make();
-    EXPECT_EQ(cg_load_le(file.data() + 8, 4), 2u);
+    EXPECT_EQ(cg_get_le(file.data() + 8, 4), 2u);
     const size_t ends[] = {0, file.size(), file.size() - 61, file.size() - 61 - 41};
-    EXPECT_EQ(cg_load_le(file.data() + 136, 8), ends[CG_L3]);
-    EXPECT_EQ(cg_load_le(file.data() + 144, 8), ends[CG_L2]);
+    EXPECT_EQ(cg_get_le(file.data() + 136, 8), ends[CG_L3]);
+    EXPECT_EQ(cg_get_le(file.data() + 144, 8), ends[CG_L2]);
     for (unsigned level = CG_L1; level <= CG_L3; level++) {
         SCOPED_TRACE(level);
         const Bytes held = cut(file, ends[level]);
@@ -360,13 +360,13 @@ TEST_F(NestedChunkTest, RefusesLevelsThatDoNotEndWhereTheHeaderSays) {
     for (const auto &c : cases) {
         SCOPED_TRACE(c.what);
         Bytes bad = good;
-        cg_store_le(bad.data() + c.offset, c.bytes, c.value);
+        cg_put_le(bad.data() + c.offset, c.bytes, c.value);
         rehash(&bad);
         EXPECT_EQ(verify(bad), CG_ERR_CORRUPT);
     }
     Bytes single = good;
-    cg_store_le(single.data() + 136, 8, 0);
-    cg_store_le(single.data() + 144, 8, 0);
+    cg_put_le(single.data() + 136, 8, 0);
+    cg_put_le(single.data() + 144, 8, 0);
     rehash(&single);
     EXPECT_EQ(verify(single), CG_ERR_CORRUPT);
 }
@@ -382,8 +382,8 @@ TEST_F(NestedChunkTest, HoldsTwoLevelsToo) {
     for (size_t i = 4; i < 6; i++) sections[i].kind = CG_SECTION_TO_L1;
     const Bytes finer = make();
     EXPECT_EQ(verify(finer), CG_OK);
-    EXPECT_EQ(cg_load_le(finer.data() + 136, 8), 0u);
-    EXPECT_EQ(cg_load_le(finer.data() + 144, 8), finer.size() - 41);
+    EXPECT_EQ(cg_get_le(finer.data() + 136, 8), 0u);
+    EXPECT_EQ(cg_get_le(finer.data() + 144, 8), finer.size() - 41);
 }
 
 } // namespace

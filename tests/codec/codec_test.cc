@@ -254,7 +254,7 @@ TEST(Codec, CodesHugeFiniteNumbersWithoutHarm) {
     Coded c = code(spec, profile.get(), CG_DTYPE_FP32, 0, 24, CG_L1);
     Random random(2);
     for (size_t i = 0; i < c.elements.size(); i += 4)
-        cg_store_le(&c.elements[i], 4, cg_f32_bits(random.below(2) ? 3.4e38f : -3.4e38f)); // the sums overflow
+        cg_put_le(&c.elements[i], 4, cg_f32_bits(random.below(2) ? 3.4e38f : -3.4e38f)); // the sums overflow
     ASSERT_EQ(encode(profile.get(), c.header, c.tokens, c.elements, CG_L1, &c.chunk), CG_OK);
     Bytes decoded;
     EXPECT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
@@ -374,10 +374,10 @@ TEST(Codec, RefusesForeignProfilesModelsAndShapes) {
     EXPECT_EQ(decode(profile.get(), foreign, &decoded), CG_ERR_FOREIGN_MODEL);
 
     Bytes shifted = c.chunk;
-    cg_store_le(shifted.data() + 36, 4, 4);
+    cg_put_le(shifted.data() + 36, 4, 4);
     seal_chunk(&shifted);
     EXPECT_NE(decode(profile.get(), shifted, &decoded), CG_OK);
-    cg_store_le(shifted.data() + 36, 4, 8); // past the sinks: their sections are too many
+    cg_put_le(shifted.data() + 36, 4, 8); // past the sinks: their sections are too many
     seal_chunk(&shifted);
     EXPECT_EQ(decode(profile.get(), shifted, &decoded), CG_ERR_CORRUPT);
 
@@ -440,15 +440,15 @@ TEST(Codec, RefusesAChunkWhoseSectionsAreShortened) {
         const cg_section s = cg_chunk_section(&chunk, last);
         for (uint32_t n = 0; n < s.bytes; n += s.bytes < 64 ? 1 : 1 + s.bytes / 64) {
             Bytes shorter(c.chunk.begin(), c.chunk.begin() + static_cast<long>(s.offset + n)), decoded;
-            cg_store_le(shorter.data() + 16, 8, shorter.size());
-            cg_store_le(shorter.data() + 160 + 16 * last + 4, 4, n);
+            cg_put_le(shorter.data() + 16, 8, shorter.size());
+            cg_put_le(shorter.data() + 160 + 16 * last + 4, 4, n);
             seal_chunk(&shorter);
             EXPECT_NE(decode(profile.get(), shorter, &decoded), CG_OK) << "L" << level << " " << n;
         }
         Bytes longer = c.chunk, decoded;
         longer.push_back(0);
-        cg_store_le(longer.data() + 16, 8, longer.size());
-        cg_store_le(longer.data() + 160 + 16 * last + 4, 4, s.bytes + 1);
+        cg_put_le(longer.data() + 16, 8, longer.size());
+        cg_put_le(longer.data() + 160 + 16 * last + 4, 4, s.bytes + 1);
         seal_chunk(&longer);
         EXPECT_EQ(decode(profile.get(), longer, &decoded), CG_ERR_CORRUPT) << "L" << level;
     }
@@ -562,7 +562,7 @@ TEST(Codec, LargeSymbolsAndElementsOfEverySizeStayInTheirMemory) {
     for (size_t i = 0; i < 2 * n * n; i++) {
         const size_t component = i / n % n;
         const float element = std::ldexp(1.0f + static_cast<float>(random.uniform(0, 1)), -static_cast<int>(random.below(16)));
-        cg_store_le(bytes.data() + basis_at + 2 * i, 2, component % 96 < 4 ? 0 : cg_bf16_from_f32(element));
+        cg_put_le(bytes.data() + basis_at + 2 * i, 2, component % 96 < 4 ? 0 : cg_bf16_from_f32(element));
     }
     seal_profile(&bytes);
     for (const char *name : {"baseline", "avx2", "avx512", "vnni", "amx"}) {
@@ -576,7 +576,7 @@ TEST(Codec, LargeSymbolsAndElementsOfEverySizeStayInTheirMemory) {
             const auto tokens = make_tokens(256, 1);
             Bytes elements = make_elements(header, 1), chunk, decoded;
             for (size_t i = 0; i < elements.size(); i += 4)
-                cg_store_le(elements.data() + i, 4, cg_f32_bits(random.below(2) ? 1e7f : -1e7f));
+                cg_put_le(elements.data() + i, 4, cg_f32_bits(random.below(2) ? 1e7f : -1e7f));
             EXPECT_EQ(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(level), &chunk), CG_OK);
             EXPECT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
         }

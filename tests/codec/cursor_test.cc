@@ -70,10 +70,10 @@ TEST(Cursor, WhatIsStoredIsLoadedAtEveryWidth) {
     for (size_t n_bytes = 0; n_bytes <= 8; n_bytes++) {
         SCOPED_TRACE(n_bytes);
         std::vector<uint8_t> bytes(9, 0xee);
-        cg_store_le(bytes.data(), n_bytes, value);
+        cg_put_le(bytes.data(), n_bytes, value);
         EXPECT_EQ(bytes[n_bytes], 0xee);
         const uint64_t mask = n_bytes == 8 ? ~0ull : (1ull << (8 * n_bytes)) - 1;
-        EXPECT_EQ(cg_load_le(bytes.data(), n_bytes), value & mask);
+        EXPECT_EQ(cg_get_le(bytes.data(), n_bytes), value & mask);
     }
 }
 

@@ -206,7 +206,7 @@ TEST(Paper, CodesHugeFiniteNumbersWithoutHarm) {
     Coded c = code(spec, profile.get(), CG_DTYPE_FP32, 0, 24, CG_L1);
     Random random(2);
     for (size_t i = 0; i < c.elements.size(); i += 4)
-        cg_store_le(&c.elements[i], 4, cg_f32_bits(random.below(2) ? 3.4e38f : -3.4e38f)); // differences overflow
+        cg_put_le(&c.elements[i], 4, cg_f32_bits(random.below(2) ? 3.4e38f : -3.4e38f)); // differences overflow
     ASSERT_EQ(encode(profile.get(), c.header, c.tokens, c.elements, CG_L1, &c.chunk), CG_OK);
     Bytes decoded;
     EXPECT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
@@ -239,8 +239,8 @@ TEST(Paper, RefusesSectionsThatAreNotTwoMatrices) {
     const Bytes good(c.chunk.begin() + static_cast<long>(s.offset),
                      c.chunk.begin() + static_cast<long>(s.offset + s.bytes));
     size_t anchors_bytes = 4; // one stream: its size stands behind the count
-    ASSERT_EQ(cg_load_le(good.data(), 2), 1u);
-    anchors_bytes += 4 + cg_load_le(good.data() + 4, 4);
+    ASSERT_EQ(cg_get_le(good.data(), 2), 1u);
+    anchors_bytes += 4 + cg_get_le(good.data() + 4, 4);
     const auto border = good.begin() + static_cast<long>(anchors_bytes);
     Bytes decoded;
     EXPECT_EQ(decode(profile.get(), with_section(c.chunk, good), &decoded), CG_OK);

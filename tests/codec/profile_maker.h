@@ -46,7 +46,7 @@ private:
 
 inline void put(Bytes *out, uint64_t value, size_t n_bytes) {
     out->resize(out->size() + n_bytes);
-    cg_store_le(out->data() + out->size() - n_bytes, n_bytes, value);
+    cg_put_le(out->data() + out->size() - n_bytes, n_bytes, value);
 }
 inline void put_f32(Bytes *out, float value) { put(out, cg_f32_bits(value), 4); }
 inline void put_f64(Bytes *out, double value) {
@@ -151,8 +151,8 @@ inline std::vector<std::vector<double>> random_orthonormal(size_t n, Random *ran
 
 // Fills in file_bytes and the hash at the end, after the bytes were changed.
 inline void seal_profile(Bytes *bytes) {
-    cg_store_le(bytes->data() + 16, 8, bytes->size());
-    cg_store_le(bytes->data() + bytes->size() - 8, 8, XXH3_64bits(bytes->data(), bytes->size() - 8));
+    cg_put_le(bytes->data() + 16, 8, bytes->size());
+    cg_put_le(bytes->data() + bytes->size() - 8, 8, XXH3_64bits(bytes->data(), bytes->size() - 8));
 }
 
 inline cg_fingerprint model_of(const ProfileSpec &spec) {
@@ -328,7 +328,7 @@ inline std::vector<float> to_floats(const Bytes &elements, unsigned dtype) {
     const size_t n_bytes = cg_dtype_bytes(dtype);
     std::vector<float> values(elements.size() / n_bytes);
     for (size_t i = 0; i < values.size(); i++) {
-        const auto bits = static_cast<uint32_t>(cg_load_le(elements.data() + i * n_bytes, n_bytes));
+        const auto bits = static_cast<uint32_t>(cg_get_le(elements.data() + i * n_bytes, n_bytes));
         values[i] = dtype == CG_DTYPE_FP32   ? cg_f32_from_bits(bits)
                     : dtype == CG_DTYPE_BF16 ? cg_bf16_to_f32(static_cast<uint16_t>(bits))
                                              : cg_fp16_to_f32(static_cast<uint16_t>(bits));
@@ -391,17 +391,17 @@ inline cg_status decode(const cg_profile *profile, const Bytes &chunk, Bytes *el
 
 // Corrects the checksums of a chunk whose sections were changed: what an attacker does, too.
 inline void seal_chunk(Bytes *chunk) {
-    const size_t n_sections = cg_load_le(chunk->data() + 44, 4);
+    const size_t n_sections = cg_get_le(chunk->data() + 44, 4);
     size_t at = CG_CHUNK_FIXED_BYTES + n_sections * CG_CHUNK_SECTION_BYTES;
     Bytes hashed(chunk->begin(), chunk->begin() + 152);
     for (size_t i = 0; i < n_sections; i++) {
         uint8_t *row = chunk->data() + CG_CHUNK_FIXED_BYTES + i * CG_CHUNK_SECTION_BYTES;
-        const size_t n_bytes = cg_load_le(row + 4, 4);
-        cg_store_le(row + 8, 8, XXH3_64bits(chunk->data() + at, n_bytes));
+        const size_t n_bytes = cg_get_le(row + 4, 4);
+        cg_put_le(row + 8, 8, XXH3_64bits(chunk->data() + at, n_bytes));
         at += n_bytes;
         hashed.insert(hashed.end(), row, row + CG_CHUNK_SECTION_BYTES);
     }
-    cg_store_le(chunk->data() + 152, 8, XXH3_64bits(hashed.data(), hashed.size()));
+    cg_put_le(chunk->data() + 152, 8, XXH3_64bits(hashed.data(), hashed.size()));
 }
 
 } // namespace cg_test

@@ -160,18 +160,18 @@ TEST(Profile, RefusesHostileFields) {
     };
     for (const auto &c : cases) {
         Bytes hostile = good;
-        cg_store_le(hostile.data() + c.offset, c.bytes, c.value);
+        cg_put_le(hostile.data() + c.offset, c.bytes, c.value);
         seal_profile(&hostile);
         EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
     }
     Bytes smaller = good;
-    cg_store_le(smaller.data() + 16, 8, good.size() - 1);
+    cg_put_le(smaller.data() + 16, 8, good.size() - 1);
     EXPECT_EQ(open(smaller), CG_ERR_CORRUPT);
     for (const uint64_t size : {uint64_t{0}, uint64_t{1}, uint64_t{7}, uint64_t{80}, uint64_t{87}}) {
-        cg_store_le(smaller.data() + 16, 8, size);
+        cg_put_le(smaller.data() + 16, 8, size);
         EXPECT_EQ(open(smaller), CG_ERR_CORRUPT) << size;
     }
-    cg_store_le(smaller.data() + 16, 8, ~0ull);
+    cg_put_le(smaller.data() + 16, 8, ~0ull);
     EXPECT_EQ(open(smaller), CG_ERR_TRUNCATED);
 }
 
@@ -185,7 +185,7 @@ TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas)
     size_t refine_at = steps_at + 24 + 2 * 4 * 2 * 32 * 4;
     for (const ClassSpec &c : mixed_classes())
         refine_at += 2 + 2 * c.freq.size();
-    EXPECT_EQ(profile->classes[0].refine[0], cg_load_le(good.data() + refine_at, 4));
+    EXPECT_EQ(profile->classes[0].refine[0], cg_get_le(good.data() + refine_at, 4));
     const struct { const char *what; size_t offset, bytes; uint64_t value; } cases[] = {
         {"no zeros", refine_at, 2, 0},          {"nothing away", refine_at + 2, 2, 0},
         {"nothing back", refine_at + 4, 4, 8192u | 8192u << 16},
@@ -195,7 +195,7 @@ TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas)
     };
     for (const auto &c : cases) {
         Bytes hostile = good;
-        cg_store_le(hostile.data() + c.offset, c.bytes, c.value);
+        cg_put_le(hostile.data() + c.offset, c.bytes, c.value);
         if (c.offset == 64) hostile[66] = hostile[68] = 0;
         seal_profile(&hostile);
         EXPECT_EQ(open(hostile), CG_ERR_CORRUPT) << c.what;
@@ -285,7 +285,7 @@ TEST(Profile, RefusesHostileFieldsOfAnchors) {
     };
     for (const auto &c : cases) {
         Bytes hostile = good;
-        cg_store_le(hostile.data() + c.offset, c.bytes, c.value);
+        cg_put_le(hostile.data() + c.offset, c.bytes, c.value);
         seal_profile(&hostile);
         EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
     }

@@ -214,7 +214,7 @@ TEST(Rans, RefusesDamagedMatrices) {
     for (int16_t &cell : m.cells)
         cell = draw(&random);
     const Bytes good = encode(classes, m, 2);
-    const size_t first_bytes = cg_load_le(good.data() + 4, 4);
+    const size_t first_bytes = cg_get_le(good.data() + 4, 4);
     size_t used;
     for (size_t n = 0; n < good.size(); n++)
         EXPECT_EQ(decode(classes, &m, Bytes(good.begin(), good.begin() + n), &used), CG_ERR_TRUNCATED) << n;
@@ -234,13 +234,13 @@ TEST(Rans, RefusesDamagedMatrices) {
     };
     for (const auto &c : cases) {
         Bytes damaged = good;
-        cg_store_le(damaged.data() + c.offset, c.bytes, c.value);
+        cg_put_le(damaged.data() + c.offset, c.bytes, c.value);
         EXPECT_NE(decode(classes, &m, damaged, &used), CG_OK) << c.what;
     }
     // A word too many in the first stream.
     Bytes longer = good;
     longer.insert(longer.begin() + 12 + first_bytes, 2, 0);
-    cg_store_le(longer.data() + 4, 4, first_bytes + 2);
+    cg_put_le(longer.data() + 4, 4, first_bytes + 2);
     EXPECT_NE(decode(classes, &m, longer, &used), CG_OK);
 }
 
@@ -270,7 +270,7 @@ protected:
         std::vector<Bytes> streams;
         auto at = coded.begin() + 4 + 4 * n_streams;
         for (size_t s = 0; s < n_streams; s++) {
-            const size_t n = cg_load_le(coded.data() + 4 + 4 * s, 4);
+            const size_t n = cg_get_le(coded.data() + 4 + 4 * s, 4);
             streams.emplace_back(at, at + n);
             at += n;
         }

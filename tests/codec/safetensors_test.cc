@@ -87,9 +87,9 @@ TEST(Safetensors, RefusesHostileHeaders) {
     Bytes file = file_of("{}", 0);
     for (size_t n = 0; n < file.size(); n++)
         EXPECT_EQ(open(Bytes(file.begin(), file.begin() + static_cast<long>(n))), CG_ERR_TRUNCATED) << n;
-    cg_store_le(file.data(), 8, ~0ull);
+    cg_put_le(file.data(), 8, ~0ull);
     EXPECT_EQ(open(file), CG_ERR_CORRUPT);
-    cg_store_le(file.data(), 8, CG_SAFETENSORS_MAX_HEADER_BYTES);
+    cg_put_le(file.data(), 8, CG_SAFETENSORS_MAX_HEADER_BYTES);
     EXPECT_EQ(open(file), CG_ERR_TRUNCATED);
     EXPECT_EQ(open(file_of(std::string(100000, '['), 0)), CG_ERR_CORRUPT); // deep nesting
 }

@@ -219,10 +219,10 @@ const Damage DAMAGES[] = {
     {"a bit in its last section", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->back() ^= 8; }); },
      &cachegen_stats::chunks_corrupt},
     {"a bit in its token ids", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[cg_load_le(b->data() + 12, 4)] ^= 1; }); },
+         edit(s, p, [](Bytes *b) { (*b)[cg_get_le(b->data() + 12, 4)] ^= 1; }); },
      &cachegen_stats::chunks_corrupt},
     {"other token ids, sealed", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[cg_load_le(b->data() + 12, 4)] ^= 1; seal_chunk(b); }); },
+         edit(s, p, [](Bytes *b) { (*b)[cg_get_le(b->data() + 12, 4)] ^= 1; seal_chunk(b); }); },
      &cachegen_stats::chunks_foreign_tokens},
     {"another position, sealed", [](const Store &s, const std::string &p) {
          edit(s, p, [](Bytes *b) { (*b)[36] ^= 32; seal_chunk(b); }); },

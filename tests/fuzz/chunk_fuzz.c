@@ -107,8 +107,8 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
         .level = bytes[24] % CG_N_LEVELS,
         .token_bytes = (uint8_t)(2 + bytes[26] % 3),
         .first_position = (uint32_t)(bytes[36] / 8 % 8 * 8),
-        .n_tokens = 1 + (uint32_t)cg_load_le(bytes + 40, 4) % 64,
-        .n_sections = (uint32_t)cg_load_le(bytes + 44, 4) % MAX_SECTIONS,
+        .n_tokens = 1 + (uint32_t)cg_get_le(bytes + 40, 4) % 64,
+        .n_sections = (uint32_t)cg_get_le(bytes + 44, 4) % MAX_SECTIONS,
         .geometry = *cg_profile_geometry(profile),
         .model = *cg_profile_model(profile),
     };
@@ -131,8 +131,8 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
     size_t left = n_bytes - header_bytes;
     for (uint32_t i = 0; i < h.n_sections; i++, row += CG_CHUNK_SECTION_BYTES) {
         if (!repair_table)
-            sections[i] = (cg_section){.kind = row[0], .plane = row[1], .group = (uint16_t)cg_load_le(row + 2, 2)};
-        uint32_t claimed = i < n_rows ? (uint32_t)cg_load_le(row + 4, 4) : 0;
+            sections[i] = (cg_section){.kind = row[0], .plane = row[1], .group = (uint16_t)cg_get_le(row + 2, 2)};
+        uint32_t claimed = i < n_rows ? (uint32_t)cg_get_le(row + 4, 4) : 0;
         if (repair_table && i == 0)
             claimed = sections[0].bytes;
         sections[i].bytes = (uint32_t)(claimed < left && i + 1 < h.n_sections ? claimed : left);

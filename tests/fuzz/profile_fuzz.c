@@ -62,9 +62,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
         return 0;
     memcpy(repaired, bytes, n_bytes);
     memcpy(repaired, "CGPF\r\n\x1a\n", 8);
-    cg_store_le(repaired + 8, 8, CG_PROFILE_VERSION);
-    cg_store_le(repaired + 16, 8, n_bytes);
-    cg_store_le(repaired + n_bytes - 8, 8, XXH3_64bits(repaired, n_bytes - 8));
+    cg_put_le(repaired + 8, 8, CG_PROFILE_VERSION);
+    cg_put_le(repaired + 16, 8, n_bytes);
+    cg_put_le(repaired + n_bytes - 8, 8, XXH3_64bits(repaired, n_bytes - 8));
     exercise(repaired, n_bytes);
     free(repaired);
     return 0;

@@ -29,7 +29,7 @@ inline std::string object_path(const Chunk &chunk, const std::string &model = "m
 
 inline std::vector<uint8_t> token_bytes(const std::vector<uint32_t> &tokens) {
     std::vector<uint8_t> bytes(4 * tokens.size());
-    for (size_t i = 0; i < tokens.size(); i++) cg_store_le(&bytes[4 * i], 4, tokens[i]);
+    for (size_t i = 0; i < tokens.size(); i++) cg_put_le(&bytes[4 * i], 4, tokens[i]);
     return bytes;
 }
 
