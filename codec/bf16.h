@@ -37,7 +37,8 @@ static inline uint16_t cg_bf16_from_f32(float value)
 
 static inline float cg_fp16_to_f32(uint16_t value)
 {
-    const uint32_t sign = (uint32_t)(value & 0x8000) << 16, exponent = value >> 10 & 31, mantissa = value & 0x3ff;
+    const uint32_t sign = (uint32_t)(value & 0x8000) << 16, exponent = value >> 10 & 31,
+                   mantissa = value & 0x3ff;
     if (exponent == 31)
         return cg_f32_from_bits(sign | 0x7f800000u | mantissa << 13);
     if (exponent != 0)

@@ -90,7 +90,7 @@ static const struct command {
     bool needs_level;
     unsigned takes; /* bits of the options past --json that it takes, by OPTION_ - 256 */
 } COMMANDS[] = {
-#define TAKES(option) (1u << ((option) - 256))
+#define TAKES(option) (1u << (option - 256))
     {"info", cg_tool_info, 1, INT32_MAX, false, TAKES(OPTION_JSON)},
     {"verify", cg_tool_verify, 1, INT32_MAX, false,
      TAKES(OPTION_JSON) | TAKES(OPTION_PROFILE) | TAKES(OPTION_DECODE) | TAKES(OPTION_THREADS)},
@@ -104,8 +104,8 @@ static const struct command {
 
 static int usage(const char *about, const char *what)
 {
-    fprintf(stderr, "cgtool: %s%s%s\n%s", about, what != NULL ? ": " : "",
-            what != NULL ? what : "", USAGE);
+    fprintf(stderr, "cgtool: %s%s%s\n%s", about, what != NULL ? ": " : "", what != NULL ? what : "",
+            USAGE);
     return CG_TOOL_USAGE;
 }
 
@@ -174,16 +174,12 @@ int main(int argc, char **argv)
     unsigned given = 0;
     for (int option; (option = getopt_long(argc, argv, "hV", OPTIONS, NULL)) != -1;) {
         switch (option) {
-        case 'h':
-            printf("%s%s", USAGE, HELP);
-            return CG_TOOL_OK;
+        case 'h': printf("%s%s", USAGE, HELP); return CG_TOOL_OK;
         case 'V':
             printf("cgtool %s (chunk version %d, profile version %d)\n", CG_VERSION,
                    CG_CHUNK_VERSION, CG_PROFILE_VERSION);
             return CG_TOOL_OK;
-        case '?': /* getopt has said what */
-            fputs(USAGE, stderr);
-            return CG_TOOL_USAGE;
+        case '?': fputs(USAGE, stderr); return CG_TOOL_USAGE; /* getopt has said what */
         default:
             if (!take_option(option, optarg, &options))
                 return usage(option_name(option), "the value makes no sense");

@@ -1,6 +1,7 @@
 /* codec/cgtool.h - what the commands of cgtool share: options, files, messages, progress.
  *
- * Functions that return int return an exit code, cg_tool_exit, and have said on stderr why it is not 0.
+ * Functions that return int return an exit code, cg_tool_exit, and have said on stderr why it is
+ * not 0.
  * Threads: the program's main thread only.
  */
 #ifndef CG_CODEC_CGTOOL_H
@@ -28,11 +29,11 @@ typedef struct cg_tool_options {
     char **paths;
     int n_paths;
     bool json;
-    bool decode;              /* verify: decode, too */
-    bool nested;              /* encode: the coarser levels in the same file */
+    bool decode; /* verify: decode, too */
+    bool nested; /* encode: the coarser levels in the same file */
     unsigned n_threads;
     unsigned chunk_tokens;
-    int level;                /* -1: not given */
+    int level; /* -1: not given */
     int prefix_level;
     const char *profile_path; /* NULL: not given; so are the strings below */
     const char *tokens_path;
@@ -47,7 +48,8 @@ int cg_tool_decode(const cg_tool_options *options);
 int cg_tool_transcode(const cg_tool_options *options);
 
 /* "cgtool: PATH: MESSAGE" on stderr, one line. */
-void cg_tool_complain(const char *path, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void cg_tool_complain(const char *path, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 /* Complains with cg_strerror(); the exit code that belongs to the status. */
 int cg_tool_fail(const char *path, cg_status status);
 
@@ -61,22 +63,24 @@ int cg_tool_read(const char *path, cg_tool_file *file_out);
 /* Writes the pieces to a temporary file beside path, fsyncs it and renames it to path. */
 int cg_tool_write(const char *path, const cg_tool_file *pieces, size_t n_pieces);
 
-/* The paths of files below directory whose names end in one of the suffixes (NULL at the end), recursively or
- * not, sorted. Links to directories are not followed. The caller frees the list with cg_tool_paths_free(). */
+/* The paths of files below directory whose names end in one of the suffixes (NULL at the end),
+ * recursively or not, sorted. Links to directories are not followed. The caller frees the list with
+ * cg_tool_paths_free(). */
 typedef struct cg_tool_paths {
     char **path;
     size_t n_paths;
 } cg_tool_paths;
-int cg_tool_list(const char *directory, const char *const *suffixes, bool recursive, cg_tool_paths *paths_out);
+int cg_tool_list(const char *directory, const char *const *suffixes, bool recursive,
+                 cg_tool_paths *paths_out);
 void cg_tool_paths_free(cg_tool_paths *paths);
 bool cg_tool_is_directory(const char *path);
 bool cg_tool_has_suffix(const char *path, const char *suffix);
 
-/* Opens the profile that decodes a chunk: options->profile_path, or else profile.cgp beside the chunk or one
- * directory up (a context), or profiles/<fingerprint>.cgp of the chunk's store. *profile_inout is freed and replaced
- * when it is not that profile; it stays NULL for L0. */
-int cg_tool_profile_for(const cg_tool_options *options, const char *chunk_path, const cg_chunk_header *header,
-                        cg_profile **profile_inout);
+/* Opens the profile that decodes a chunk: options->profile_path, or else profile.cgp beside the
+ * chunk or one directory up (a context), or profiles/<fingerprint>.cgp of the chunk's store.
+ * *profile_inout is freed and replaced when it is not that profile; it stays NULL for L0. */
+int cg_tool_profile_for(const cg_tool_options *options, const char *chunk_path,
+                        const cg_chunk_header *header, cg_profile **profile_inout);
 
 /* Where the chunks of a run go: one file, or a directory that appears whole or not at all. */
 typedef struct cg_tool_output {
@@ -86,19 +90,23 @@ typedef struct cg_tool_output {
     json_t *chunks; /* for --json; NULL without */
 } cg_tool_output;
 
-int cg_tool_output_open(cg_tool_output *out, const cg_tool_options *options, const char *path, bool is_directory);
+int cg_tool_output_open(cg_tool_output *out, const cg_tool_options *options, const char *path,
+                        bool is_directory);
 int cg_tool_output_chunk(cg_tool_output *out, const uint8_t *bytes, size_t n_bytes);
-/* Publishes what was put out or, when code is not 0, removes it. Returns code, or what went wrong here. */
+/* Publishes what was put out or, when code is not 0, removes it. Returns code, or what went wrong
+ * here. */
 int cg_tool_output_close(cg_tool_output *out, int code);
 
 /* "L2", of a cg_level. */
 const char *cg_tool_level_name(unsigned level);
 
-/* A line on stderr, only when that is a terminal: "verb: 12 of 340, 1.2 GB". Call it as often as you like. */
+/* A line on stderr, only when that is a terminal: "verb: 12 of 340, 1.2 GB". Call it as often as
+ * you like. */
 void cg_tool_progress(const char *verb, size_t n_done, size_t n_all, uint64_t n_bytes);
 void cg_tool_progress_end(void); /* wipes the line */
 
-/* A JSON string of text whose bytes may be anything, as paths' are: what is not UTF-8 becomes '?'. */
+/* A JSON string of text whose bytes may be anything, as paths' are: what is not UTF-8 becomes
+ * '?'. */
 json_t *cg_tool_json_text(const char *text);
 /* Prints a JSON value on stdout, followed by a newline, and releases it. */
 int cg_tool_print_json(json_t *value, size_t flags);

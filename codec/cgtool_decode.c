@@ -1,4 +1,5 @@
-/* codec/cgtool_decode.c - `cgtool decode` and `transcode`: chunks to tensors, and to coarser chunks. */
+/* codec/cgtool_decode.c - `cgtool decode` and `transcode`: chunks to tensors, and to coarser
+ * chunks. */
 #include "codec/cgtool.h"
 
 #include "codec/codec.h"
@@ -93,8 +94,9 @@ static cg_status collection_new(const cg_geometry *geometry, size_t n_tokens, co
     all->plane[CG_K] = malloc(n_bytes);
     all->plane[CG_V] = malloc(n_bytes);
     all->ids = malloc(8 * n_tokens);
-    return all->plane[CG_K] == NULL || all->plane[CG_V] == NULL || all->ids == NULL ? CG_ERR_NO_MEMORY
-                                                                                    : CG_OK;
+    return all->plane[CG_K] == NULL || all->plane[CG_V] == NULL || all->ids == NULL
+               ? CG_ERR_NO_MEMORY
+               : CG_OK;
 }
 
 static void collection_free(collection *all)
@@ -105,7 +107,8 @@ static void collection_free(collection *all)
 }
 
 /* Puts a chunk's elements and token ids at token at. */
-static cg_status collect(collection *all, size_t at, const cg_tool_file *file, const uint8_t *elements)
+static cg_status collect(collection *all, size_t at, const cg_tool_file *file,
+                         const uint8_t *elements)
 {
     cg_chunk chunk;
     cg_status status = cg_chunk_open(file->bytes, file->n_bytes, &chunk);
@@ -120,7 +123,8 @@ static cg_status collect(collection *all, size_t at, const cg_tool_file *file, c
             cg_put_le(all->ids + 8 * (at + i), 8, tokens[i]);
         for (size_t layer = 0; layer < all->geometry.n_layers; layer++) {
             for (size_t plane = 0; plane < CG_N_PLANES; plane++, elements += n * n_row)
-                memcpy(all->plane[plane] + (layer * all->n_tokens + at) * n_row, elements, n * n_row);
+                memcpy(all->plane[plane] + (layer * all->n_tokens + at) * n_row, elements,
+                       n * n_row);
         }
     }
     free(tokens);
@@ -134,16 +138,23 @@ static int write_tensors(const char *path, const collection *all)
     cg_safetensor tensors[3] = {
         {.name = "K", .rank = 4, .data_bytes = plane_bytes},
         {.name = "V", .rank = 4, .data_bytes = plane_bytes},
-        {.name = "tokens", .dtype = "I64", .rank = 1, .shape = {all->n_tokens}, .data_bytes = 8 * all->n_tokens},
+        {.name = "tokens",
+         .dtype = "I64",
+         .rank = 1,
+         .shape = {all->n_tokens},
+         .data_bytes = 8 * all->n_tokens},
     };
     for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
         const uint64_t shape[4] = {g->n_layers, all->n_tokens, g->n_kv_heads, g->head_dim};
         memcpy(tensors[plane].shape, shape, sizeof shape);
         strcpy(tensors[plane].dtype, dtype_name(g->dtype));
     }
-    cg_tool_file pieces[4] = {
-        {0}, {all->plane[CG_K], plane_bytes}, {all->plane[CG_V], plane_bytes}, {all->ids, 8 * all->n_tokens}};
-    const cg_status status = cg_safetensors_header(tensors, 3, &pieces[0].bytes, &pieces[0].n_bytes);
+    cg_tool_file pieces[4] = {{0},
+                              {all->plane[CG_K], plane_bytes},
+                              {all->plane[CG_V], plane_bytes},
+                              {all->ids, 8 * all->n_tokens}};
+    const cg_status status =
+        cg_safetensors_header(tensors, 3, &pieces[0].bytes, &pieces[0].n_bytes);
     if (status != CG_OK)
         return cg_tool_fail(path, status);
     const int code = cg_tool_write(path, pieces, 4);
@@ -197,9 +208,12 @@ int cg_tool_decode(const cg_tool_options *options)
             code = CG_TOOL_BAD_DATA;
         }
         if (code == CG_TOOL_OK && options->level >= 0) {
-            file.n_bytes = cg_chunk_holds(&header, (unsigned)options->level) ? header.level_bytes[options->level] : 0;
+            file.n_bytes = cg_chunk_holds(&header, (unsigned)options->level)
+                               ? header.level_bytes[options->level]
+                               : 0;
             if (file.n_bytes == 0) {
-                cg_tool_complain(paths.path[i], "does not hold %s", cg_tool_level_name((unsigned)options->level));
+                cg_tool_complain(paths.path[i], "does not hold %s",
+                                 cg_tool_level_name((unsigned)options->level));
                 code = CG_TOOL_BAD_DATA;
             }
         }
@@ -217,11 +231,11 @@ int cg_tool_decode(const cg_tool_options *options)
     if (code == CG_TOOL_OK)
         code = write_tensors(options->paths[1], &all);
     if (code == CG_TOOL_OK && options->json)
-        code = cg_tool_print_json(json_pack("{s:b, s:o, s:I, s:I, s:I}", "ok", 1, "path",
-                                            cg_tool_json_text(options->paths[1]), "n_chunks",
-                                            (json_int_t)paths.n_paths, "n_tokens", (json_int_t)n_tokens,
-                                            "chunk_bytes", (json_int_t)read_bytes),
-                                  JSON_COMPACT);
+        code = cg_tool_print_json(
+            json_pack("{s:b, s:o, s:I, s:I, s:I}", "ok", 1, "path",
+                      cg_tool_json_text(options->paths[1]), "n_chunks", (json_int_t)paths.n_paths,
+                      "n_tokens", (json_int_t)n_tokens, "chunk_bytes", (json_int_t)read_bytes),
+            JSON_COMPACT);
     collection_free(&all);
     cg_profile_free(profile);
     cg_tool_paths_free(&paths);
@@ -229,8 +243,8 @@ int cg_tool_decode(const cg_tool_options *options)
 }
 
 /* The chunk at options->level, malloc'ed. */
-static int transcode_chunk(const cg_tool_options *options, const char *path, const cg_tool_file *file,
-                           cg_profile **profile, cg_tool_file *coded_out)
+static int transcode_chunk(const cg_tool_options *options, const char *path,
+                           const cg_tool_file *file, cg_profile **profile, cg_tool_file *coded_out)
 {
     cg_chunk chunk;
     cg_tool_file elements = {0};
@@ -246,15 +260,17 @@ static int transcode_chunk(const cg_tool_options *options, const char *path, con
     if (chunk.header.level != CG_L0) {
         if ((code = cg_tool_profile_for(options, path, &chunk.header, profile)) != CG_TOOL_OK)
             return code;
-        return cg_tool_fail(path, cg_transcode(*profile, file->bytes, file->n_bytes, (cg_level)options->level,
-                                               &coded_out->bytes, &coded_out->n_bytes));
+        return cg_tool_fail(path, cg_transcode(*profile, file->bytes, file->n_bytes,
+                                               (cg_level)options->level, &coded_out->bytes,
+                                               &coded_out->n_bytes));
     }
     if (options->profile_path == NULL) {
         cg_tool_complain(path, "is at L0, which names no profile: use --profile");
         return CG_TOOL_USAGE;
     }
     if (*profile == NULL)
-        code = cg_tool_fail(options->profile_path, cg_profile_open_file(options->profile_path, profile));
+        code = cg_tool_fail(options->profile_path,
+                            cg_profile_open_file(options->profile_path, profile));
     tokens = malloc(chunk.header.n_tokens * sizeof *tokens);
     if (code == CG_TOOL_OK && tokens == NULL)
         code = cg_tool_fail(path, CG_ERR_NO_MEMORY);
@@ -265,7 +281,8 @@ static int transcode_chunk(const cg_tool_options *options, const char *path, con
     if (code == CG_TOOL_OK)
         code = cg_tool_fail(path, cg_encode_chunk(*profile, &chunk.header, tokens, elements.bytes,
                                                   elements.n_bytes, (cg_level)options->level,
-                                                  (cg_level)options->level, options->n_threads, &coded_out->bytes, &coded_out->n_bytes));
+                                                  (cg_level)options->level, options->n_threads,
+                                                  &coded_out->bytes, &coded_out->n_bytes));
     free(elements.bytes);
     free(tokens);
     return code;
@@ -280,7 +297,8 @@ int cg_tool_transcode(const cg_tool_options *options)
     int code = input_paths(options->paths[0], &paths);
     if (code != CG_TOOL_OK)
         goto done;
-    code = cg_tool_output_open(&out, options, options->paths[1], cg_tool_is_directory(options->paths[0]));
+    code = cg_tool_output_open(&out, options, options->paths[1],
+                               cg_tool_is_directory(options->paths[0]));
     for (size_t i = 0; code == CG_TOOL_OK && i < paths.n_paths; i++) {
         cg_tool_file file, coded = {0};
         cg_chunk_header header;

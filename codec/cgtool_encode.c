@@ -26,7 +26,8 @@ typedef struct kv_tensors {
 
 static int read_kv(const char *path, const cg_safetensors *tensors, kv_tensors *kv)
 {
-    const cg_safetensor *k = cg_safetensors_find(tensors, "K"), *v = cg_safetensors_find(tensors, "V");
+    const cg_safetensor *k = cg_safetensors_find(tensors, "K"),
+                        *v = cg_safetensors_find(tensors, "V");
     if (k == NULL || v == NULL || k->rank != 4 || v->rank != 4 || strcmp(k->dtype, v->dtype) != 0 ||
         memcmp(k->shape, v->shape, sizeof k->shape) != 0 || dtype_of(k->dtype) == 0) {
         cg_tool_complain(path, "needs tensors \"K\" and \"V\" of one shape [n_layers, n_tokens, "
@@ -91,13 +92,15 @@ static int parse_ids(const char *path, const cg_tool_file *file, size_t n_tokens
     return CG_TOOL_OK;
 }
 
-static int tensor_ids(const char *path, const cg_safetensors *tensors, size_t n_tokens, uint32_t *tokens)
+static int tensor_ids(const char *path, const cg_safetensors *tensors, size_t n_tokens,
+                      uint32_t *tokens)
 {
     const cg_safetensor *ids = cg_safetensors_find(tensors, "tokens");
     if (ids == NULL || ids->rank != 1 || ids->shape[0] != n_tokens ||
         (strcmp(ids->dtype, "I32") != 0 && strcmp(ids->dtype, "U32") != 0 &&
          strcmp(ids->dtype, "I64") != 0)) {
-        cg_tool_complain(path, "needs a tensor \"tokens\" [n_tokens] of I32, I64 or U32, or --tokens");
+        cg_tool_complain(path,
+                         "needs a tensor \"tokens\" [n_tokens] of I32, I64 or U32, or --tokens");
         return CG_TOOL_BAD_DATA;
     }
     const size_t id_bytes = cg_safetensors_dtype_bytes(ids->dtype);
@@ -128,10 +131,12 @@ static int read_ids(const cg_tool_options *options, const cg_safetensors *tensor
 /* Tokens first..first+n of K and V to [n_layers][2][n][n_kv_heads][head_dim]. */
 static void gather(const kv_tensors *kv, size_t first, size_t n, uint8_t *chunk)
 {
-    const size_t token_bytes = cg_geometry_channels(&kv->geometry) * cg_dtype_bytes(kv->geometry.dtype);
+    const size_t token_bytes =
+        cg_geometry_channels(&kv->geometry) * cg_dtype_bytes(kv->geometry.dtype);
     for (size_t layer = 0; layer < kv->geometry.n_layers; layer++) {
         for (size_t plane = 0; plane < CG_N_PLANES; plane++, chunk += n * token_bytes)
-            memcpy(chunk, kv->data[plane] + (layer * kv->n_tokens + first) * token_bytes, n * token_bytes);
+            memcpy(chunk, kv->data[plane] + (layer * kv->n_tokens + first) * token_bytes,
+                   n * token_bytes);
     }
 }
 
@@ -141,7 +146,8 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
     const size_t step = options->chunk_tokens, element_bytes = cg_dtype_bytes(kv->geometry.dtype);
     const char *salt = options->salt != NULL ? options->salt : "";
     const size_t max_tokens = kv->n_tokens < step ? kv->n_tokens : step;
-    const size_t max_bytes = (size_t)cg_geometry_elements(&kv->geometry, (uint32_t)max_tokens) * element_bytes;
+    const size_t max_bytes =
+        (size_t)cg_geometry_elements(&kv->geometry, (uint32_t)max_tokens) * element_bytes;
     uint8_t *elements = malloc(max_bytes);
     if (elements == NULL)
         return cg_tool_fail(options->paths[0], CG_ERR_NO_MEMORY);
@@ -166,10 +172,11 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
         const cg_status status = cg_encode_chunk(
             options->level == CG_L0 ? NULL : profile, &header, tokens + first, elements,
             (size_t)cg_geometry_elements(&kv->geometry, (uint32_t)n) * element_bytes,
-            (cg_level)options->level, options->nested ? CG_L3 : (cg_level)options->level, options->n_threads, &bytes,
-            &n_bytes);
+            (cg_level)options->level, options->nested ? CG_L3 : (cg_level)options->level,
+            options->n_threads, &bytes, &n_bytes);
         if (status == CG_ERR_INVALID_ARGUMENT) {
-            cg_tool_complain(options->paths[0], "K or V holds infinities or NaNs, which only L0 can code");
+            cg_tool_complain(options->paths[0],
+                             "K or V holds infinities or NaNs, which only L0 can code");
             code = CG_TOOL_BAD_DATA;
         } else if (status != CG_OK) {
             code = cg_tool_fail(options->paths[0], status);
@@ -177,7 +184,8 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
             code = cg_tool_output_chunk(&out, bytes, n_bytes);
             parent = cg_key_chunk(&parent, &header.extra, tokens + first, n);
             written_bytes += n_bytes;
-            cg_tool_progress("encoding", out.n_chunks, (kv->n_tokens + step - 1) / step, written_bytes);
+            cg_tool_progress("encoding", out.n_chunks, (kv->n_tokens + step - 1) / step,
+                             written_bytes);
         }
         free(bytes);
     }
@@ -221,7 +229,8 @@ int cg_tool_encode(const cg_tool_options *options)
         return CG_TOOL_USAGE;
     }
     if (options->profile_path != NULL)
-        code = cg_tool_fail(options->profile_path, cg_profile_open_file(options->profile_path, &profile));
+        code = cg_tool_fail(options->profile_path,
+                            cg_profile_open_file(options->profile_path, &profile));
     if (code == CG_TOOL_OK && options->nested && !cg_profile_nests(profile)) {
         cg_tool_complain(options->profile_path, "its levels do not nest");
         code = CG_TOOL_BAD_DATA;
@@ -251,7 +260,8 @@ int cg_tool_encode(const cg_tool_options *options)
         cg_geometry of_profile = *cg_profile_geometry(profile);
         of_profile.dtype = kv.geometry.dtype; /* any dtype can be coded */
         if (!cg_geometry_equal(&of_profile, &kv.geometry)) {
-            cg_tool_complain(in_path, "K is %u layers x %u KV heads x %u, the profile is for %u x %u x %u",
+            cg_tool_complain(in_path,
+                             "K is %u layers x %u KV heads x %u, the profile is for %u x %u x %u",
                              kv.geometry.n_layers, kv.geometry.n_kv_heads, kv.geometry.head_dim,
                              of_profile.n_layers, of_profile.n_kv_heads, of_profile.head_dim);
             code = CG_TOOL_BAD_DATA;

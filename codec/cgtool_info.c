@@ -9,7 +9,9 @@
 
 enum { HEAD_TOKENS = 16 }; /* token ids that are shown */
 
-typedef struct cg_hex { char text[CG_KEY_HEX_BYTES]; } cg_hex;
+typedef struct cg_hex {
+    char text[CG_KEY_HEX_BYTES];
+} cg_hex;
 
 static cg_hex hex(const uint8_t bytes[16])
 {
@@ -51,10 +53,10 @@ static void print_geometry(const cg_geometry *g)
 /* What is whole of a chunk. A damaged one is shown as far as its header goes. */
 typedef struct chunk_view {
     cg_chunk chunk;
-    cg_status status;          /* of cg_chunk_verify() */
+    cg_status status; /* of cg_chunk_verify() */
     bool has_sections;
-    uint32_t n_tokens_shown;   /* 0 when the tokens are damaged */
-    uint32_t *tokens;          /* free() */
+    uint32_t n_tokens_shown; /* 0 when the tokens are damaged */
+    uint32_t *tokens;        /* free() */
     double bits_per_element, ratio;
 } chunk_view;
 
@@ -87,27 +89,30 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
     const cg_chunk_header *h = &view->chunk.header;
     json_t *tokens = json_array(), *sections = json_array(), *level_bytes = json_object();
     for (unsigned level = h->level; level <= h->coarsest; level++)
-        json_object_set_new(level_bytes, cg_tool_level_name(level), json_integer((json_int_t)h->level_bytes[level]));
+        json_object_set_new(level_bytes, cg_tool_level_name(level),
+                            json_integer((json_int_t)h->level_bytes[level]));
     for (uint32_t i = 0; i < view->n_tokens_shown; i++)
         json_array_append_new(tokens, json_integer(view->tokens[i]));
     for (uint32_t i = 0; view->has_sections && i < h->n_sections; i++) {
         const cg_section s = cg_chunk_section(&view->chunk, i);
-        json_array_append_new(
-            sections,
-            json_pack("{s:s, s:s, s:i, s:I, s:I, s:f}", "kind", section_name(s.kind), "plane",
-                      s.kind == CG_SECTION_TOKENS ? "" : s.plane == CG_K ? "K" : "V", "group",
-                      s.group, "offset", (json_int_t)s.offset, "bytes", (json_int_t)s.bytes, "share",
-                      (double)s.bytes / (double)h->file_bytes));
+        json_array_append_new(sections, json_pack("{s:s, s:s, s:i, s:I, s:I, s:f}", "kind",
+                                                  section_name(s.kind), "plane",
+                                                  s.kind == CG_SECTION_TOKENS ? ""
+                                                  : s.plane == CG_K           ? "K"
+                                                                              : "V",
+                                                  "group", s.group, "offset", (json_int_t)s.offset,
+                                                  "bytes", (json_int_t)s.bytes, "share",
+                                                  (double)s.bytes / (double)h->file_bytes));
     }
     return json_pack(
         "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:s, s:s, s:s, s:s, s:s, s:I, s:I, "
         "s:I, s:f, s:f, s:o, s:o, s:o}",
         "path", cg_tool_json_text(path), "type", "chunk", "status", cg_strerror(view->status), "ok",
         view->status == CG_OK, "version", (int)h->version, "level", cg_tool_level_name(h->level),
-        "prefix_level", cg_tool_level_name(h->prefix_level), "geometry", geometry_json(&h->geometry),
-        "first_position", (json_int_t)h->first_position, "n_tokens", (json_int_t)h->n_tokens,
-        "token_bytes", h->token_bytes, "model", hex(h->model.bytes).text, "profile",
-        hex(h->profile.bytes).text, "parent", hex(h->parent.bytes).text, "extra",
+        "prefix_level", cg_tool_level_name(h->prefix_level), "geometry",
+        geometry_json(&h->geometry), "first_position", (json_int_t)h->first_position, "n_tokens",
+        (json_int_t)h->n_tokens, "token_bytes", h->token_bytes, "model", hex(h->model.bytes).text,
+        "profile", hex(h->profile.bytes).text, "parent", hex(h->parent.bytes).text, "extra",
         hex(h->extra.bytes).text, "key", hex(h->key.bytes).text, "file_bytes",
         (json_int_t)h->file_bytes, "header_bytes", (json_int_t)h->header_bytes, "elements",
         (json_int_t)cg_geometry_elements(&h->geometry, h->n_tokens), "bits_per_element",
@@ -131,15 +136,17 @@ static void print_sections(const chunk_view *view)
         const cg_section s = cg_chunk_section(&view->chunk, i);
         char where[32] = "";
         if (s.kind != CG_SECTION_TOKENS)
-            snprintf(where, sizeof where, "%s %s %u", s.kind == CG_SECTION_LOSSLESS ? "layer" : "group",
-                     s.plane == CG_K ? "K" : "V", s.group);
+            snprintf(where, sizeof where, "%s %s %u",
+                     s.kind == CG_SECTION_LOSSLESS ? "layer" : "group", s.plane == CG_K ? "K" : "V",
+                     s.group);
         print_row(section_name(s.kind), where, s.bytes, h);
         total[s.kind][s.plane] += s.bytes;
     }
     for (unsigned kind = CG_SECTION_LOSSLESS; kind <= CG_SECTION_TO_L1; kind++) {
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
             if (total[kind][plane] > 0)
-                print_row(section_name(kind), plane == CG_K ? "all K" : "all V", total[kind][plane], h);
+                print_row(section_name(kind), plane == CG_K ? "all K" : "all V", total[kind][plane],
+                          h);
         }
     }
 }
@@ -149,7 +156,8 @@ static void print_chunk(const char *path, const chunk_view *view)
     const cg_chunk_header *h = &view->chunk.header;
     printf("%s\n", path);
     printf("  chunk        version %" PRIu32 ", level %s, %s\n", h->version,
-           cg_tool_level_name(h->level), view->status == CG_OK ? "whole" : cg_strerror(view->status));
+           cg_tool_level_name(h->level),
+           view->status == CG_OK ? "whole" : cg_strerror(view->status));
     printf("  tokens       %" PRIu32 ", positions %" PRIu32 " to %" PRIu32 "\n", h->n_tokens,
            h->first_position, h->first_position + h->n_tokens - 1);
     print_geometry(&h->geometry);
@@ -165,7 +173,8 @@ static void print_chunk(const char *path, const chunk_view *view)
     printf("  size         %" PRIu64 " bytes, %.4f bits per element, 1/%.1f of %s\n", h->file_bytes,
            view->bits_per_element, view->ratio, cg_dtype_name(h->geometry.dtype));
     for (unsigned level = h->level + 1u; level <= h->coarsest; level++)
-        printf("  holds        %s, in its first %" PRIu64 " bytes\n", cg_tool_level_name(level), h->level_bytes[level]);
+        printf("  holds        %s, in its first %" PRIu64 " bytes\n", cg_tool_level_name(level),
+               h->level_bytes[level]);
     if (view->n_tokens_shown > 0) {
         printf("  token ids   ");
         for (uint32_t i = 0; i < view->n_tokens_shown; i++)
@@ -219,7 +228,8 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const cg_group *group = &p->groups[g];
         json_t *planes = json_object(); /* empty with anchors: their columns are the channels */
-        for (unsigned plane = 0; plane < CG_N_PLANES && p->token_transform == CG_TOKENS_DCT; plane++) {
+        for (unsigned plane = 0; plane < CG_N_PLANES && p->token_transform == CG_TOKENS_DCT;
+             plane++) {
             json_t *active = json_object();
             for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
                 json_object_set_new(active, cg_tool_level_name(level),
@@ -234,13 +244,14 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
                                                 (json_int_t)group->n_layers, "n_channels",
                                                 (json_int_t)group->n_channels, "planes", planes));
     }
-    return json_pack(
-        "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:o}", "path",
-        cg_tool_json_text(path), "type", "profile", "status", cg_strerror(CG_OK), "ok", 1, "version", CG_PROFILE_VERSION,
-        "fingerprint", hex(p->fingerprint.bytes).text, "model", hex(p->model.bytes).text, "preset",
-        cg_tool_json_text(p->preset), "geometry", geometry_json(&p->geometry), "rotary_dim", (json_int_t)p->rotary_dim,
-        "n_sinks", (json_int_t)p->n_sinks, "file_bytes", (json_int_t)n_bytes, "steps", steps,
-        "classes", classes, "groups", groups);
+    return json_pack("{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:o}",
+                     "path", cg_tool_json_text(path), "type", "profile", "status",
+                     cg_strerror(CG_OK), "ok", 1, "version", CG_PROFILE_VERSION, "fingerprint",
+                     hex(p->fingerprint.bytes).text, "model", hex(p->model.bytes).text, "preset",
+                     cg_tool_json_text(p->preset), "geometry", geometry_json(&p->geometry),
+                     "rotary_dim", (json_int_t)p->rotary_dim, "n_sinks", (json_int_t)p->n_sinks,
+                     "file_bytes", (json_int_t)n_bytes, "steps", steps, "classes", classes,
+                     "groups", groups);
 }
 
 static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
@@ -252,8 +263,8 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
     print_geometry(&p->geometry);
     printf("  rope         %s", p->rotary_dim > 0 ? "" : "none\n");
     if (p->rotary_dim > 0)
-        printf("NeoX pairing, %" PRIu32 " of %u dimensions%s\n", p->rotary_dim, p->geometry.head_dim,
-               p->n_ropes > 1 ? ", not alike in all layers" : "");
+        printf("NeoX pairing, %" PRIu32 " of %u dimensions%s\n", p->rotary_dim,
+               p->geometry.head_dim, p->n_ropes > 1 ? ", not alike in all layers" : "");
     printf("  sinks        the first %" PRIu32 " tokens of a context are exact\n", p->n_sinks);
     printf("  classes      %" PRIu32, p->n_classes);
     unsigned max_symbols = 0, max_shift = 0;
@@ -270,8 +281,8 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
     if (p->token_transform == CG_TOKENS_ANCHORS) {
         printf("  tokens       anchors and deltas in groups of %d\n", CG_ANCHOR_TOKENS);
         for (uint32_t g = 0; g < p->n_groups; g++)
-            printf("  group %-6" PRIu32 " layers %" PRIu32 "-%" PRIu32 "\n", g, p->groups[g].first_layer,
-                   p->groups[g].first_layer + p->groups[g].n_layers - 1);
+            printf("  group %-6" PRIu32 " layers %" PRIu32 "-%" PRIu32 "\n", g,
+                   p->groups[g].first_layer, p->groups[g].first_layer + p->groups[g].n_layers - 1);
         return;
     }
     printf("\n  %-8s %-9s %-5s %10s   %s\n", "group", "layers", "plane", "components",

@@ -89,7 +89,8 @@ int cg_tool_output_close(cg_tool_output *out, int code)
         rmdir(out->temporary);
     }
     if (code == CG_TOOL_OK && out->chunks != NULL) {
-        code = cg_tool_print_json(json_pack("{s:b, s:O}", "ok", 1, "chunks", out->chunks), JSON_COMPACT);
+        code = cg_tool_print_json(json_pack("{s:b, s:O}", "ok", 1, "chunks", out->chunks),
+                                  JSON_COMPACT);
     }
     cg_tool_progress_end();
     json_decref(out->chunks);

@@ -9,7 +9,8 @@
 
 static const char *const SUFFIXES[] = {".kv", ".cgp", NULL};
 
-/* The 32 digits of a name in a store, whether a directory's or a file's: false when it has none there. */
+/* The 32 digits of a name in a store, whether a directory's or a file's: false when it has none
+ * there. */
 static bool hex_before(const char *path, const char *end, cg_key *key_out)
 {
     const char *begin = end - (CG_KEY_HEX_BYTES - 1);
@@ -27,8 +28,8 @@ static bool name_agrees(const char *path, const uint8_t bytes[CG_KEY_BYTES], con
 static cg_status decode(const cg_profile *profile, const cg_tool_file *file,
                         const cg_chunk_header *h, unsigned n_threads)
 {
-    const size_t n_bytes = (size_t)cg_geometry_elements(&h->geometry, h->n_tokens) *
-                           cg_dtype_bytes(h->geometry.dtype);
+    const size_t n_bytes =
+        (size_t)cg_geometry_elements(&h->geometry, h->n_tokens) * cg_dtype_bytes(h->geometry.dtype);
     void *out = malloc(n_bytes);
     if (out == NULL)
         return CG_ERR_NO_MEMORY;
@@ -105,9 +106,8 @@ static int verify_file(verify_run *run, const char *path)
     run->n_bad += code != CG_TOOL_OK;
     if (run->results != NULL)
         json_array_append_new(run->results,
-                              json_pack("{s:o, s:b, s:s, s:I}", "path",
-                                        cg_tool_json_text(path), "ok",
-                                        code == CG_TOOL_OK, "status", what, "bytes",
+                              json_pack("{s:o, s:b, s:s, s:I}", "path", cg_tool_json_text(path),
+                                        "ok", code == CG_TOOL_OK, "status", what, "bytes",
                                         (json_int_t)file.n_bytes));
     cg_tool_progress("verifying", run->n_files, run->n_all, run->n_bytes);
     free(file.bytes);

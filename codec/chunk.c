@@ -10,11 +10,14 @@ static const uint8_t MAGIC[8] = {'C', 'G', 'K', 'V', '\r', '\n', 0x1a, '\n'};
 
 enum { HASH_OFFSET = CG_CHUNK_FIXED_BYTES - 8, LEVEL_END_OFFSET = 136 };
 
-/* level_bytes has what the file says of L3 and L2, and gets what is said by file_bytes: the finest level's. */
+/* level_bytes has what the file says of L3 and L2, and gets what is said by file_bytes: the finest
+ * level's. */
 static bool check_levels(cg_chunk_header *h)
 {
     const bool nested = h->version == CG_CHUNK_VERSION_NESTED;
-    h->coarsest = h->level_bytes[CG_L3] != 0 ? CG_L3 : h->level_bytes[CG_L2] != 0 ? CG_L2 : h->level;
+    h->coarsest = h->level_bytes[CG_L3] != 0   ? CG_L3
+                  : h->level_bytes[CG_L2] != 0 ? CG_L2
+                                               : h->level;
     if (nested != (h->level_bytes[CG_L3] != 0 || h->level_bytes[CG_L2] != 0) ||
         (nested && (h->level == CG_L0 || h->level >= h->coarsest)) || h->level_bytes[h->level] != 0)
         return false;
@@ -69,8 +72,8 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     const cg_status status = cg_geometry_check(&h.geometry);
     if (status != CG_OK)
         return status == CG_ERR_UNSUPPORTED ? status : CG_ERR_CORRUPT;
-    if (h.level >= CG_N_LEVELS || h.prefix_level >= CG_N_LEVELS || h.token_bytes < 2 || h.token_bytes > 4 ||
-        h.n_tokens == 0 || h.n_tokens > CG_MAX_CHUNK_TOKENS ||
+    if (h.level >= CG_N_LEVELS || h.prefix_level >= CG_N_LEVELS || h.token_bytes < 2 ||
+        h.token_bytes > 4 || h.n_tokens == 0 || h.n_tokens > CG_MAX_CHUNK_TOKENS ||
         h.first_position > UINT32_MAX - h.n_tokens || h.n_sections > CG_CHUNK_MAX_SECTIONS ||
         h.header_bytes != CG_CHUNK_FIXED_BYTES + h.n_sections * CG_CHUNK_SECTION_BYTES ||
         h.file_bytes < h.header_bytes)
@@ -104,7 +107,8 @@ cg_status cg_chunk_header_cut(cg_chunk_header *h, uint64_t n_bytes)
 /* A row of the section table; where its section begins is known from the rows before it. */
 static cg_section table_row(const uint8_t *bytes, uint32_t section_index, uint64_t offset)
 {
-    const uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES + (size_t)section_index * CG_CHUNK_SECTION_BYTES;
+    const uint8_t *row =
+        bytes + CG_CHUNK_FIXED_BYTES + (size_t)section_index * CG_CHUNK_SECTION_BYTES;
     return (cg_section){.kind = row[0],
                         .plane = row[1],
                         .group = (uint16_t)cg_get_le(row + 2, 2),
@@ -127,22 +131,28 @@ static uint64_t header_hash(const uint8_t *bytes, uint32_t header_bytes)
 /* The level that a section is part of: the coarsest's come first, then what refines it. */
 static unsigned section_level(const cg_chunk_header *h, const cg_section *section)
 {
-    return section->kind < CG_SECTION_TO_L2 ? h->coarsest : (unsigned)(CG_SECTION_TO_L1 + CG_L1 - section->kind);
+    return section->kind < CG_SECTION_TO_L2 ? h->coarsest
+                                            : (unsigned)(CG_SECTION_TO_L1 + CG_L1 - section->kind);
 }
 
-/* Sections lie in the order of their table, without gaps: first the tokens, then level by level, then by layer group. */
-static bool section_follows(const cg_chunk_header *h, const cg_section *before, const cg_section *section)
+/* Sections lie in the order of their table, without gaps: first the tokens, then level by level,
+ * then by layer group. */
+static bool section_follows(const cg_chunk_header *h, const cg_section *before,
+                            const cg_section *section)
 {
-    if (section->kind < CG_SECTION_LOSSLESS || section->kind > CG_SECTION_TO_L1 || section->plane >= CG_N_PLANES)
+    if (section->kind < CG_SECTION_LOSSLESS || section->kind > CG_SECTION_TO_L1 ||
+        section->plane >= CG_N_PLANES)
         return false;
     const unsigned level = section_level(h, section), level_before = section_level(h, before);
-    if (level < h->level || level > level_before || (level == h->coarsest && section->kind >= CG_SECTION_TO_L2))
+    if (level < h->level || level > level_before ||
+        (level == h->coarsest && section->kind >= CG_SECTION_TO_L2))
         return false;
     if (before->kind == CG_SECTION_TOKENS || level < level_before)
         return true;
     return section->group > before->group ||
            (section->group == before->group &&
-            (section->plane > before->plane || (section->plane == before->plane && section->kind > before->kind)));
+            (section->plane > before->plane ||
+             (section->plane == before->plane && section->kind > before->kind)));
 }
 
 cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_out)
@@ -167,7 +177,8 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
         if (i == 0 ? section.kind != CG_SECTION_TOKENS || section.plane != 0 || section.group != 0
                    : !section_follows(h, &before, &section))
             return CG_ERR_CORRUPT;
-        for (unsigned level = section_level(h, &before); i > 0 && level > section_level(h, &section); level--) {
+        for (unsigned level = section_level(h, &before);
+             i > 0 && level > section_level(h, &section); level--) {
             if (end != h->level_bytes[level])
                 return CG_ERR_CORRUPT;
         }
@@ -201,7 +212,9 @@ void cg_chunk_sections(const cg_chunk *chunk, cg_section *sections_out)
 
 cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *section)
 {
-    return XXH3_64bits(chunk->bytes + section->offset, section->bytes) == section->hash ? CG_OK : CG_ERR_CORRUPT;
+    return XXH3_64bits(chunk->bytes + section->offset, section->bytes) == section->hash
+               ? CG_OK
+               : CG_ERR_CORRUPT;
 }
 
 cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out)
@@ -211,7 +224,8 @@ cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out)
     if (section.bytes != token_bytes * n_tokens || cg_chunk_section_check(chunk, &section) != CG_OK)
         return CG_ERR_CORRUPT;
     for (size_t i = 0; i < n_tokens; i++)
-        tokens_out[i] = (uint32_t)cg_get_le(chunk->bytes + section.offset + i * token_bytes, token_bytes);
+        tokens_out[i] =
+            (uint32_t)cg_get_le(chunk->bytes + section.offset + i * token_bytes, token_bytes);
     return CG_OK;
 }
 
@@ -232,7 +246,8 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
     if (tokens == NULL)
         return CG_ERR_NO_MEMORY;
     if ((status = cg_chunk_tokens(&chunk, tokens)) == CG_OK) {
-        const cg_key key = cg_key_chunk(&chunk.header.parent, &chunk.header.extra, tokens, chunk.header.n_tokens);
+        const cg_key key =
+            cg_key_chunk(&chunk.header.parent, &chunk.header.extra, tokens, chunk.header.n_tokens);
         if (!cg_key_equal(&key, &chunk.header.key))
             status = CG_ERR_CORRUPT;
     }
@@ -240,7 +255,8 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
     return status;
 }
 
-cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, uint8_t *bytes, size_t n_bytes)
+cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, uint8_t *bytes,
+                          size_t n_bytes)
 {
     if (h->n_sections > CG_CHUNK_MAX_SECTIONS || n_bytes < CG_CHUNK_FIXED_BYTES)
         return CG_ERR_INVALID_ARGUMENT;
@@ -284,7 +300,8 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         payload += sections[i].bytes;
         const unsigned level = section_level(h, &sections[i]);
         if (level > h->level && level <= h->coarsest) /* where it ends, if no more of it follows */
-            cg_put_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8, (uint64_t)(payload - bytes));
+            cg_put_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8,
+                      (uint64_t)(payload - bytes));
     }
     cg_put_le(bytes + HASH_OFFSET, 8, header_hash(bytes, header_bytes));
     return CG_OK;

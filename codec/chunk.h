@@ -1,9 +1,11 @@
-/* codec/chunk.h - the chunk file: header, section table, checksums. Bytes: codec/FORMAT.md, "Chunk".
+/* codec/chunk.h - the chunk file: header, section table, checksums. Bytes: codec/FORMAT.md,
+ * "Chunk".
  *
- * A chunk holds K and V of consecutive tokens of a context, at one level or, nested, at several lossy ones: a nested
- * file begins with its coarsest level, and what follows refines it a level at a time. So its first bytes, cut where a
- * level ends, are the same chunk at that level. This module knows where things are and whether they are whole; what the
- * sections hold is decoded by codec/codec.h.
+ * A chunk holds K and V of consecutive tokens of a context, at one level or, nested, at several
+ * lossy ones: a nested file begins with its coarsest level, and what follows refines it a level at
+ * a time. So its first bytes, cut where a level ends, are the same chunk at that level. This module
+ * knows where things are and whether they are whole; what the sections hold is decoded by
+ * codec/codec.h.
  * Threads: a cg_chunk is plain data that points into the caller's bytes; share it read-only.
  */
 #ifndef CG_CODEC_CHUNK_H
@@ -17,10 +19,11 @@ extern "C" {
 #endif
 
 enum {
-    CG_CHUNK_VERSION = 1,         /* one level */
+    CG_CHUNK_VERSION = 1, /* one level */
     CG_CHUNK_VERSION_NESTED = 2,
-    CG_CHUNK_FIXED_BYTES = 160,   /* the fixed header; enough of a file to read header_bytes and file_bytes */
-    CG_CHUNK_SECTION_BYTES = 16,  /* one row of the section table */
+    CG_CHUNK_FIXED_BYTES =
+        160, /* the fixed header; enough of a file to read header_bytes and file_bytes */
+    CG_CHUNK_SECTION_BYTES = 16, /* one row of the section table */
     CG_CHUNK_MAX_SECTIONS = 8192,
 };
 
@@ -29,12 +32,15 @@ typedef enum cg_section_kind {
     CG_SECTION_LOSSLESS = 2, /* one layer group and plane, exact */
     CG_SECTION_SYMBOLS = 3,  /* one layer group and plane, transformed and quantized */
     CG_SECTION_SINKS = 4,    /* one layer group and plane, the exact first tokens of a context */
-    CG_SECTION_TO_L2 = 5,    /* one layer group and plane: what L2's symbols are, given those of L3 */
-    CG_SECTION_TO_L1 = 6,    /* ... and L1's, given those of L2 */
+    CG_SECTION_TO_L2 = 5, /* one layer group and plane: what L2's symbols are, given those of L3 */
+    CG_SECTION_TO_L1 = 6, /* ... and L1's, given those of L2 */
 } cg_section_kind;
 
 /* The kind of what refines the level below (coarser) to this one, L1 or L2. */
-static inline uint8_t cg_section_to_level(unsigned level) { return (uint8_t)(CG_SECTION_TO_L1 + CG_L1 - level); }
+static inline uint8_t cg_section_to_level(unsigned level)
+{
+    return (uint8_t)(CG_SECTION_TO_L1 + CG_L1 - level);
+}
 
 typedef struct cg_section {
     uint8_t kind;   /* cg_section_kind */
@@ -42,18 +48,20 @@ typedef struct cg_section {
     uint16_t group; /* layer group; 0 for tokens */
     uint64_t offset;
     uint32_t bytes;
-    uint64_t hash;  /* xxh3-64 of the section's bytes */
+    uint64_t hash; /* xxh3-64 of the section's bytes */
 } cg_section;
 
 typedef struct cg_chunk_header {
     uint32_t version;
     uint32_t header_bytes; /* fixed header and section table */
     uint64_t file_bytes;
-    uint8_t level;         /* cg_level: the finest held */
-    uint8_t coarsest;      /* cg_level: level itself, unless nested */
-    uint64_t level_bytes[CG_N_LEVELS]; /* of levels held: bytes from the start of the file; else 0 */
-    uint8_t prefix_level;  /* provenance: worst level of the prefix that this KV was computed on; 0 = exact */
-    uint8_t token_bytes;   /* 2, 3 or 4 bytes a token id */
+    uint8_t level;    /* cg_level: the finest held */
+    uint8_t coarsest; /* cg_level: level itself, unless nested */
+    uint64_t
+        level_bytes[CG_N_LEVELS]; /* of levels held: bytes from the start of the file; else 0 */
+    uint8_t prefix_level; /* provenance: worst level of the prefix that this KV was computed on; 0 =
+                             exact */
+    uint8_t token_bytes;  /* 2, 3 or 4 bytes a token id */
     uint32_t first_position;
     uint32_t n_tokens;
     uint32_t n_sections;
@@ -75,25 +83,29 @@ typedef struct cg_chunk {
     size_t n_bytes;
 } cg_chunk;
 
-/* Parses the fixed header from the first bytes of a file (at least CG_CHUNK_FIXED_BYTES); does not see the section
- * table, so the header's checksum is not checked. For `ls`-like readers that want sizes and keys.
- * CG_ERR_TRUNCATED, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION, CG_ERR_UNSUPPORTED, CG_ERR_CORRUPT. */
+/* Parses the fixed header from the first bytes of a file (at least CG_CHUNK_FIXED_BYTES); does not
+ * see the section table, so the header's checksum is not checked. For `ls`-like readers that want
+ * sizes and keys.
+ * CG_ERR_TRUNCATED, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION, CG_ERR_UNSUPPORTED,
+ * CG_ERR_CORRUPT. */
 cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_header *header_out);
 
-/* The header of a file of which only the first n_bytes are there: level, file_bytes and level_bytes become those of what
- * they hold. CG_ERR_TRUNCATED: no level ends there. CG_ERR_CORRUPT: there are more than the file has. */
+/* The header of a file of which only the first n_bytes are there: level, file_bytes and level_bytes
+ * become those of what they hold. CG_ERR_TRUNCATED: no level ends there. CG_ERR_CORRUPT: there are
+ * more than the file has. */
 cg_status cg_chunk_header_cut(cg_chunk_header *header, uint64_t n_bytes);
 
-/* Parses a whole chunk, or a nested one that is cut where a level ends, and checks its header, section table (order, bounds, no gap, no overlap, nothing after the
- * last section) and the header's checksum. Sections' own checksums are checked by cg_chunk_verify() or as they are
+/* Parses a whole chunk, or a nested one that is cut where a level ends, and checks its header,
+ * section table (order, bounds, no gap, no overlap, nothing after the last section) and the
+ * header's checksum. Sections' own checksums are checked by cg_chunk_verify() or as they are
  * decoded. *chunk_out points into bytes; its header is that of what is there (n_sections too). */
 cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_out);
 
 /* Row section_index of the table. The index must be below header.n_sections. */
 cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index);
 
-/* Everything that can be checked without a profile: cg_chunk_open(), all section checksums, that key is the hash of
- * parent, extra and tokens. What a store runs before it publishes. */
+/* Everything that can be checked without a profile: cg_chunk_open(), all section checksums, that
+ * key is the hash of parent, extra and tokens. What a store runs before it publishes. */
 cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes);
 
 /* All rows: sections_out[header.n_sections]. */
@@ -105,11 +117,13 @@ cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *sectio
 /* tokens_out[n_tokens]. Checks the section's checksum. */
 cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
 
-/* Writes header and section table into the first bytes of bytes[n_bytes], whose payload the caller has laid out behind
- * them: sections in table order without gaps (kind, plane, group and bytes of each are used). Fills all checksums.
- * Nested when coarsest is above level. version, header_bytes, file_bytes and level_bytes of header are ignored.
+/* Writes header and section table into the first bytes of bytes[n_bytes], whose payload the caller
+ * has laid out behind them: sections in table order without gaps (kind, plane, group and bytes of
+ * each are used). Fills all checksums. Nested when coarsest is above level. version, header_bytes,
+ * file_bytes and level_bytes of header are ignored.
  * CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
-cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes, size_t n_bytes);
+cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes,
+                          size_t n_bytes);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,8 @@
-/* codec/cursor.h - reading and writing little-endian fields of bytes that we did not write, and sizes that can overflow.
+/* codec/cursor.h - reading and writing little-endian fields of bytes that we did not write, and
+ * sizes that can overflow.
  *
- * A read that does not fit returns false and leaves the cursor where it was. Fields are assembled byte by byte:
- * file bytes are never cast to a struct.
+ * A read that does not fit returns false and leaves the cursor where it was. Fields are assembled
+ * byte by byte: file bytes are never cast to a struct.
  * Threads: pure functions on the caller's memory.
  */
 #ifndef CG_CODEC_CURSOR_H

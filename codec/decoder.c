@@ -12,11 +12,12 @@ struct cg_decoder {
     cg_chunk chunk;
     cg_lossy_context lossy; /* profile NULL at L0 */
     uint32_t n_sink_tokens;
-    cg_section *sections;   /* [chunk.header.n_sections] */
-    float *rotation;        /* cosines, then sines */
+    cg_section *sections; /* [chunk.header.n_sections] */
+    float *rotation;      /* cosines, then sines */
 };
 
-cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes, cg_decoder **decoder_out)
+cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
+                         cg_decoder **decoder_out)
 {
     *decoder_out = NULL;
     cg_decoder *d = calloc(1, sizeof *d);
@@ -70,11 +71,15 @@ void cg_decoder_free(cg_decoder *d)
     free(d);
 }
 
-const cg_chunk *cg_decoder_chunk(const cg_decoder *d) { return &d->chunk; }
+const cg_chunk *cg_decoder_chunk(const cg_decoder *d)
+{
+    return &d->chunk;
+}
 
 uint32_t cg_decoder_n_tasks(const cg_decoder *d)
 {
-    return CG_N_PLANES * (d->lossy.profile != NULL ? d->lossy.profile->n_groups : d->chunk.header.geometry.n_layers);
+    return CG_N_PLANES * (d->lossy.profile != NULL ? d->lossy.profile->n_groups
+                                                   : d->chunk.header.geometry.n_layers);
 }
 
 cg_task_shape cg_decoder_task_shape(const cg_decoder *d, uint32_t task_index)
@@ -84,7 +89,8 @@ cg_task_shape cg_decoder_task_shape(const cg_decoder *d, uint32_t task_index)
 
 static size_t sinks_bytes(const cg_decoder *d, const cg_group *group)
 {
-    return (size_t)d->n_sink_tokens * group->n_channels * cg_dtype_bytes(d->chunk.header.geometry.dtype);
+    return (size_t)d->n_sink_tokens * group->n_channels *
+           cg_dtype_bytes(d->chunk.header.geometry.dtype);
 }
 
 size_t cg_decoder_scratch_bytes(const cg_decoder *d)
@@ -93,33 +99,36 @@ size_t cg_decoder_scratch_bytes(const cg_decoder *d)
     const cg_profile *p = d->lossy.profile;
     size_t most = 0;
     if (p == NULL)
-        return cg_lossless_scratch_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry), h->n_tokens);
+        return cg_lossless_scratch_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry),
+                                         h->n_tokens);
     for (uint32_t g = 0; g < p->n_groups; g++) {
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
-            const size_t bytes =
-                cg_lossy_decode_scratch_bytes(p, h->level, h->coarsest, &p->groups[g], plane, h->n_tokens);
+            const size_t bytes = cg_lossy_decode_scratch_bytes(p, h->level, h->coarsest,
+                                                               &p->groups[g], plane, h->n_tokens);
             most = bytes > most ? bytes : most;
         }
         cg_arena arena = {0};
         (void)cg_arena_take(&arena, sinks_bytes(d, &p->groups[g]));
-        (void)cg_arena_take(&arena, cg_lossless_scratch_bytes(h->geometry.dtype, p->groups[g].n_channels,
-                                                              d->n_sink_tokens));
+        (void)cg_arena_take(&arena,
+                            cg_lossless_scratch_bytes(h->geometry.dtype, p->groups[g].n_channels,
+                                                      d->n_sink_tokens));
         most = arena.used_bytes > most ? arena.used_bytes : most;
     }
     return most;
 }
 
 /* Lays the exact first tokens on top of what was decoded. */
-static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const cg_section *section, void *scratch,
-                              uint8_t *out)
+static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const cg_section *section,
+                              void *scratch, uint8_t *out)
 {
     const cg_geometry *g = &d->chunk.header.geometry;
     const size_t row_bytes = cg_geometry_channels(g) * cg_dtype_bytes(g->dtype);
     cg_arena arena = {scratch, 0};
     uint8_t *sinks = cg_arena_take(&arena, sinks_bytes(d, group));
     void *work = cg_arena_take(&arena, 0);
-    const cg_status status = cg_lossless_decode(g->dtype, d->chunk.bytes + section->offset, section->bytes,
-                                                group->n_channels, d->n_sink_tokens, work, sinks);
+    const cg_status status =
+        cg_lossless_decode(g->dtype, d->chunk.bytes + section->offset, section->bytes,
+                           group->n_channels, d->n_sink_tokens, work, sinks);
     if (status != CG_OK)
         return status;
     for (uint32_t t = 0; t < d->n_sink_tokens; t++) {
@@ -130,7 +139,8 @@ static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const 
     return CG_OK;
 }
 
-cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch, size_t scratch_bytes, void *out)
+cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch,
+                         size_t scratch_bytes, void *out)
 {
     const cg_chunk_header *h = &d->chunk.header;
     const cg_profile *p = d->lossy.profile;
@@ -144,8 +154,10 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
         coded[level] = (cg_coded){d->chunk.bytes + section->offset, section->bytes};
         status = cg_chunk_section_check(&d->chunk, section);
     }
-    const cg_section *sinks = d->n_sink_tokens > 0 ? &d->sections[cg_section_plan_index(p, h, task_index, h->coarsest) + 1]
-                                                   : NULL;
+    const cg_section *sinks =
+        d->n_sink_tokens > 0
+            ? &d->sections[cg_section_plan_index(p, h, task_index, h->coarsest) + 1]
+            : NULL;
     if (status == CG_OK && sinks != NULL)
         status = cg_chunk_section_check(&d->chunk, sinks);
     if (status != CG_OK)
@@ -154,7 +166,8 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
         return cg_lossless_decode(h->geometry.dtype, coded[CG_L0].bytes, coded[CG_L0].n_bytes,
                                   cg_geometry_channels(&h->geometry), h->n_tokens, scratch, out);
     const cg_group *group = &p->groups[task_index / CG_N_PLANES];
-    status = cg_lossy_decode(&d->lossy, h->level, h->coarsest, group, task_index % CG_N_PLANES, coded, scratch, out);
+    status = cg_lossy_decode(&d->lossy, h->level, h->coarsest, group, task_index % CG_N_PLANES,
+                             coded, scratch, out);
     if (status == CG_OK && sinks != NULL)
         status = decode_sinks(d, group, sinks, scratch, out);
     return status;

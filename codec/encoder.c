@@ -37,8 +37,8 @@ bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask)
     return profile != NULL && profile->nests && lossy != 0 && (lossy & (lossy + lowest)) == 0;
 }
 
-cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header, const uint32_t *tokens,
-                         uint8_t level_mask, cg_encoder **encoder_out)
+cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header,
+                         const uint32_t *tokens, uint8_t level_mask, cg_encoder **encoder_out)
 {
     *encoder_out = NULL;
     cg_status status = cg_geometry_check(&header->geometry);
@@ -73,7 +73,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
         }
         e->n_sink_tokens = cg_section_plan_n_sinks(profile, &e->header);
     }
-    e->n_tasks = CG_N_PLANES * (e->profile != NULL ? e->profile->n_groups : header->geometry.n_layers);
+    e->n_tasks =
+        CG_N_PLANES * (e->profile != NULL ? e->profile->n_groups : header->geometry.n_layers);
 
     status = CG_ERR_NO_MEMORY;
     e->tokens = malloc(header->n_tokens * sizeof *e->tokens);
@@ -96,7 +97,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
         e->rotation = malloc((2 * n + 1) * sizeof *e->rotation);
         if (e->rotation == NULL)
             goto done;
-        cg_lossy_rotation(profile, header->first_position, header->n_tokens, e->rotation, e->rotation + n);
+        cg_lossy_rotation(profile, header->first_position, header->n_tokens, e->rotation,
+                          e->rotation + n);
         e->lossy = (cg_lossy_context){.is_nested = is_nested,
                                       .profile = profile,
                                       .kernels = profile->kernels,
@@ -125,7 +127,8 @@ void cg_encoder_free(cg_encoder *e)
     }
     for (uint32_t i = 0; e->sinks != NULL && i < e->n_tasks; i++)
         free(e->sinks[i].bytes);
-    for (uint32_t i = 0; e->lossless != NULL && i < (uint32_t)e->header.geometry.n_layers * CG_N_PLANES; i++)
+    for (uint32_t i = 0;
+         e->lossless != NULL && i < (uint32_t)e->header.geometry.n_layers * CG_N_PLANES; i++)
         free(e->lossless[i].bytes);
     free(e->sinks);
     free(e->lossless);
@@ -134,7 +137,10 @@ void cg_encoder_free(cg_encoder *e)
     free(e);
 }
 
-uint32_t cg_encoder_n_tasks(const cg_encoder *e) { return e->n_tasks; }
+uint32_t cg_encoder_n_tasks(const cg_encoder *e)
+{
+    return e->n_tasks;
+}
 
 cg_task_shape cg_encoder_task_shape(const cg_encoder *e, uint32_t task_index)
 {
@@ -148,31 +154,36 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
     size_t most = cg_lossless_scratch_bytes(h->geometry.dtype, channels, h->n_tokens);
     for (uint32_t i = 0; e->profile != NULL && i < e->n_tasks; i++) {
         const cg_group *group = &e->profile->groups[i / CG_N_PLANES];
-        const size_t lossy = cg_lossy_encode_scratch_bytes(e->profile, group, i % CG_N_PLANES, h->n_tokens);
+        const size_t lossy =
+            cg_lossy_encode_scratch_bytes(e->profile, group, i % CG_N_PLANES, h->n_tokens);
         cg_arena arena = {0};
-        (void)cg_arena_take(&arena, (size_t)e->n_sink_tokens * group->n_channels * cg_dtype_bytes(h->geometry.dtype));
-        (void)cg_arena_take(&arena, cg_lossless_scratch_bytes(h->geometry.dtype, group->n_channels, e->n_sink_tokens));
+        (void)cg_arena_take(&arena, (size_t)e->n_sink_tokens * group->n_channels *
+                                        cg_dtype_bytes(h->geometry.dtype));
+        (void)cg_arena_take(&arena, cg_lossless_scratch_bytes(h->geometry.dtype, group->n_channels,
+                                                              e->n_sink_tokens));
         most = lossy > most ? lossy : most;
         most = arena.used_bytes > most ? arena.used_bytes : most;
     }
     return most;
 }
 
-static cg_status encode_lossless(unsigned dtype, const void *in, size_t n_columns, size_t n_rows, void *scratch,
-                                 piece *out)
+static cg_status encode_lossless(unsigned dtype, const void *in, size_t n_columns, size_t n_rows,
+                                 void *scratch, piece *out)
 {
     const size_t bound_bytes = cg_lossless_bound_bytes(dtype, n_columns, n_rows);
     free(out->bytes);
     out->bytes = malloc(bound_bytes);
     if (out->bytes == NULL)
         return CG_ERR_NO_MEMORY;
-    out->n_bytes = cg_lossless_encode(dtype, in, n_columns, n_rows, scratch, out->bytes, bound_bytes);
+    out->n_bytes =
+        cg_lossless_encode(dtype, in, n_columns, n_rows, scratch, out->bytes, bound_bytes);
     uint8_t *fitted = realloc(out->bytes, out->n_bytes);
     out->bytes = fitted != NULL ? fitted : out->bytes;
     return CG_OK;
 }
 
-static cg_status encode_sinks(cg_encoder *e, const cg_group *group, const uint8_t *in, void *scratch, piece *out)
+static cg_status encode_sinks(cg_encoder *e, const cg_group *group, const uint8_t *in,
+                              void *scratch, piece *out)
 {
     const cg_geometry *g = &e->header.geometry;
     const size_t row_bytes = cg_geometry_channels(g) * cg_dtype_bytes(g->dtype);
@@ -183,10 +194,12 @@ static cg_status encode_sinks(cg_encoder *e, const cg_group *group, const uint8_
             memcpy(sinks + ((size_t)t * group->n_layers + layer) * row_bytes,
                    in + ((size_t)layer * e->header.n_tokens + t) * row_bytes, row_bytes);
     }
-    return encode_lossless(g->dtype, sinks, group->n_channels, e->n_sink_tokens, cg_arena_take(&arena, 0), out);
+    return encode_lossless(g->dtype, sinks, group->n_channels, e->n_sink_tokens,
+                           cg_arena_take(&arena, 0), out);
 }
 
-cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size_t scratch_bytes, const void *in)
+cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size_t scratch_bytes,
+                         const void *in)
 {
     const cg_chunk_header *h = &e->header;
     cg_status status = CG_OK;
@@ -197,9 +210,10 @@ cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size
     if ((e->level_mask & 1 << CG_L0) != 0) {
         const size_t layer_bytes = shape.elements_bytes / shape.n_layers;
         for (uint32_t i = 0; i < shape.n_layers && status == CG_OK; i++)
-            status = encode_lossless(h->geometry.dtype, (const uint8_t *)in + i * layer_bytes,
-                                     cg_geometry_channels(&h->geometry), h->n_tokens, scratch,
-                                     &e->lossless[(shape.first_layer + i) * CG_N_PLANES + shape.plane]);
+            status =
+                encode_lossless(h->geometry.dtype, (const uint8_t *)in + i * layer_bytes,
+                                cg_geometry_channels(&h->geometry), h->n_tokens, scratch,
+                                &e->lossless[(shape.first_layer + i) * CG_N_PLANES + shape.plane]);
     }
     if (status != CG_OK || e->profile == NULL)
         return status;
@@ -209,7 +223,8 @@ cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size
         return status;
     uint8_t *sections[CG_N_LEVELS] = {0};
     size_t section_bytes[CG_N_LEVELS] = {0};
-    status = cg_lossy_encode(&e->lossy, e->level_mask, group, shape.plane, in, scratch, sections, section_bytes);
+    status = cg_lossy_encode(&e->lossy, e->level_mask, group, shape.plane, in, scratch, sections,
+                             section_bytes);
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         free(e->symbols[level][task_index].bytes);
         e->symbols[level][task_index] = (piece){sections[level], section_bytes[level]};
@@ -218,8 +233,8 @@ cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size
 }
 
 /* Lays the pieces out behind header and table. pieces[n_sections]. */
-static cg_status assemble(const cg_chunk_header *header, const cg_section *sections, const piece *pieces,
-                          uint8_t **bytes_out, size_t *n_bytes_out)
+static cg_status assemble(const cg_chunk_header *header, const cg_section *sections,
+                          const piece *pieces, uint8_t **bytes_out, size_t *n_bytes_out)
 {
     size_t n_bytes = CG_CHUNK_FIXED_BYTES + (size_t)header->n_sections * CG_CHUNK_SECTION_BYTES;
     size_t at = n_bytes;
@@ -243,7 +258,8 @@ static cg_status assemble(const cg_chunk_header *header, const cg_section *secti
     return CG_OK;
 }
 
-static const piece *piece_of(const cg_encoder *e, const cg_chunk_header *header, const cg_section *section)
+static const piece *piece_of(const cg_encoder *e, const cg_chunk_header *header,
+                             const cg_section *section)
 {
     const uint32_t task = section->group * (uint32_t)CG_N_PLANES + section->plane;
     switch (section->kind) {
@@ -263,7 +279,8 @@ cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, 
     cg_chunk_header header = e->header;
     const cg_profile *profile = level == CG_L0 ? NULL : e->profile;
     header.level = header.coarsest = (uint8_t)level;
-    while (level != CG_L0 && e->lossy.is_nested && (e->level_mask >> (header.coarsest + 1) & 1) != 0)
+    while (level != CG_L0 && e->lossy.is_nested &&
+           (e->level_mask >> (header.coarsest + 1) & 1) != 0)
         header.coarsest++;
     header.n_sections = cg_section_plan_n_sections(profile, &header);
     if (level == CG_L0)
@@ -300,10 +317,12 @@ done:
 /* ---- transcoding ---- */
 
 /* Decodes a section's symbols at one level and codes them at another; anchors stay as they are. */
-static cg_status transcode_section(const cg_profile *profile, const cg_group *group, unsigned plane, unsigned from,
-                                   unsigned to, uint32_t n_tokens, const uint8_t *src, size_t src_bytes, piece *out)
+static cg_status transcode_section(const cg_profile *profile, const cg_group *group, unsigned plane,
+                                   unsigned from, unsigned to, uint32_t n_tokens,
+                                   const uint8_t *src, size_t src_bytes, piece *out)
 {
-    const cg_level_columns *fine = &group->columns[from - 1][plane], *coarse = &group->columns[to - 1][plane];
+    const cg_level_columns *fine = &group->columns[from - 1][plane],
+                           *coarse = &group->columns[to - 1][plane];
     const bool has_anchors = profile->token_transform == CG_TOKENS_ANCHORS;
     const size_t n_anchors = has_anchors ? cg_paper_n_anchors(n_tokens) : 0;
     const size_t n_blocks = has_anchors ? n_tokens - n_anchors : cg_lossy_n_blocks(n_tokens);
@@ -311,20 +330,21 @@ static cg_status transcode_section(const cg_profile *profile, const cg_group *gr
     const size_t coarse_bytes = cg_lossy_symbols_bytes(coarse, n_blocks);
     const size_t anchor_bytes = cg_lossy_symbols_bytes(&group->anchors[plane], n_anchors);
     size_t kept_bytes = 0, used_bytes;
-    uint8_t *memory = aligned_alloc(CG_ARENA_ALIGN, fine_bytes + coarse_bytes + anchor_bytes + CG_ARENA_ALIGN);
+    uint8_t *memory =
+        aligned_alloc(CG_ARENA_ALIGN, fine_bytes + coarse_bytes + anchor_bytes + CG_ARENA_ALIGN);
     if (memory == NULL)
         return CG_ERR_NO_MEMORY;
     const cg_symbols in = cg_lossy_lay_symbols(fine, NULL, n_blocks, memory);
     const cg_symbols symbols = cg_lossy_lay_symbols(coarse, NULL, n_blocks, memory + fine_bytes);
-    const cg_symbols anchors =
-        cg_lossy_lay_symbols(&group->anchors[plane], NULL, n_anchors, memory + fine_bytes + coarse_bytes);
+    const cg_symbols anchors = cg_lossy_lay_symbols(&group->anchors[plane], NULL, n_anchors,
+                                                    memory + fine_bytes + coarse_bytes);
     cg_status status = CG_OK;
     if (has_anchors)
         status = cg_rans_decode(profile->classes, anchors.strips, anchors.n_strips, n_anchors, src,
                                 src_bytes, &kept_bytes);
     if (status == CG_OK)
-        status = cg_rans_decode(profile->classes, in.strips, in.n_strips, n_blocks, src + kept_bytes,
-                                src_bytes - kept_bytes, &used_bytes);
+        status = cg_rans_decode(profile->classes, in.strips, in.n_strips, n_blocks,
+                                src + kept_bytes, src_bytes - kept_bytes, &used_bytes);
     if (status == CG_OK && used_bytes != src_bytes - kept_bytes)
         status = CG_ERR_CORRUPT;
     if (status == CG_OK) {
@@ -335,8 +355,10 @@ static cg_status transcode_section(const cg_profile *profile, const cg_group *gr
                 for (size_t c = 0; c < n_out; c++) {
                     const float q = c < n_in ? (float)in.cells[f][b * n_in + c] * ratio : 0;
                     float rounded = q < 0 ? ceilf(q - 0.5f) : floorf(q + 0.5f);
-                    rounded = rounded < 32767.0f ? rounded : 32767.0f; /* a NaN, of a hostile ratio, too */
-                    symbols.cells[f][b * n_out + c] = (int16_t)(rounded > -32767.0f ? rounded : -32767.0f);
+                    rounded = rounded < 32767.0f ? rounded
+                                                 : 32767.0f; /* a NaN, of a hostile ratio, too */
+                    symbols.cells[f][b * n_out + c] =
+                        (int16_t)(rounded > -32767.0f ? rounded : -32767.0f);
                 }
             }
         }
@@ -350,7 +372,8 @@ static cg_status transcode_section(const cg_profile *profile, const cg_group *gr
 }
 
 /* A copy, its sections checked. */
-static cg_status copy_chunk(const cg_chunk *chunk, const cg_section *sections, uint8_t **bytes_out, size_t *n_bytes_out)
+static cg_status copy_chunk(const cg_chunk *chunk, const cg_section *sections, uint8_t **bytes_out,
+                            size_t *n_bytes_out)
 {
     for (uint32_t i = 0; i < chunk->header.n_sections; i++) {
         const cg_status status = cg_chunk_section_check(chunk, &sections[i]);
@@ -364,18 +387,21 @@ static cg_status copy_chunk(const cg_chunk *chunk, const cg_section *sections, u
     return CG_OK;
 }
 
-cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes, cg_level level,
-                       uint8_t **bytes_out, size_t *n_bytes_out)
+cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
+                       cg_level level, uint8_t **bytes_out, size_t *n_bytes_out)
 {
     cg_chunk chunk;
     *bytes_out = NULL;
     cg_status status = cg_chunk_open(bytes, n_bytes, &chunk);
     if (status != CG_OK)
         return status;
-    if (chunk.header.level == CG_L0 || level <= (cg_level)chunk.header.level || level >= CG_N_LEVELS)
+    if (chunk.header.level == CG_L0 || level <= (cg_level)chunk.header.level ||
+        level >= CG_N_LEVELS)
         return CG_ERR_INVALID_ARGUMENT;
-    if (chunk.header.coarsest > chunk.header.level) { /* what it holds at that level, or at its coarsest */
-        const unsigned held = level < (cg_level)chunk.header.coarsest ? (unsigned)level : chunk.header.coarsest;
+    if (chunk.header.coarsest >
+        chunk.header.level) { /* what it holds at that level, or at its coarsest */
+        const unsigned held =
+            level < (cg_level)chunk.header.coarsest ? (unsigned)level : chunk.header.coarsest;
         if ((status = cg_chunk_open(bytes, chunk.header.level_bytes[held], &chunk)) != CG_OK)
             return status;
     }
@@ -399,8 +425,9 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
         if ((status = cg_chunk_section_check(&chunk, &sections[i])) != CG_OK)
             goto done;
         if (sections[i].kind == CG_SECTION_SYMBOLS) {
-            status = transcode_section(profile, &profile->groups[sections[i].group], sections[i].plane, header.level,
-                                       level, header.n_tokens, src, sections[i].bytes, &pieces[i]);
+            status = transcode_section(profile, &profile->groups[sections[i].group],
+                                       sections[i].plane, header.level, level, header.n_tokens, src,
+                                       sections[i].bytes, &pieces[i]);
         } else {
             pieces[i].n_bytes = sections[i].bytes;
             pieces[i].bytes = malloc(sections[i].bytes + (size_t)1);

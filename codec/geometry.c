@@ -34,6 +34,6 @@ cg_status cg_geometry_check(const cg_geometry *g)
 
 bool cg_geometry_equal(const cg_geometry *a, const cg_geometry *b)
 {
-    return a->n_layers == b->n_layers && a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim &&
-           a->dtype == b->dtype && a->n_planes == b->n_planes;
+    return a->n_layers == b->n_layers && a->n_kv_heads == b->n_kv_heads &&
+           a->head_dim == b->head_dim && a->dtype == b->dtype && a->n_planes == b->n_planes;
 }

@@ -30,9 +30,9 @@ enum { CG_K = 0, CG_V = 1, CG_N_PLANES = 2 };
 typedef struct cg_geometry {
     uint16_t n_layers;
     uint16_t n_kv_heads;
-    uint16_t head_dim;   /* of K and of V */
-    uint8_t dtype;       /* cg_dtype */
-    uint8_t n_planes;    /* 2; 1 (an MLA latent) is in the format, and refused by this version */
+    uint16_t head_dim; /* of K and of V */
+    uint8_t dtype;     /* cg_dtype */
+    uint8_t n_planes;  /* 2; 1 (an MLA latent) is in the format, and refused by this version */
 } cg_geometry;
 
 /* 2 or 4; 0 for an unknown dtype. */
@@ -45,15 +45,15 @@ static inline size_t cg_geometry_channels(const cg_geometry *g)
     return (size_t)g->n_kv_heads * g->head_dim;
 }
 
-/* Elements of a chunk, K and V of all layers. Cannot overflow for a geometry that cg_geometry_check() took
- * and n_tokens <= CG_MAX_CHUNK_TOKENS. */
+/* Elements of a chunk, K and V of all layers. Cannot overflow for a geometry that
+ * cg_geometry_check() took and n_tokens <= CG_MAX_CHUNK_TOKENS. */
 static inline uint64_t cg_geometry_elements(const cg_geometry *g, uint32_t n_tokens)
 {
     return (uint64_t)g->n_layers * g->n_planes * n_tokens * cg_geometry_channels(g);
 }
 
-/* CG_ERR_INVALID_ARGUMENT: a count is 0 or above its CG_MAX_. CG_ERR_UNSUPPORTED: unknown dtype, n_planes != 2,
- * or an odd head_dim. */
+/* CG_ERR_INVALID_ARGUMENT: a count is 0 or above its CG_MAX_. CG_ERR_UNSUPPORTED: unknown dtype,
+ * n_planes != 2, or an odd head_dim. */
 cg_status cg_geometry_check(const cg_geometry *geometry);
 bool cg_geometry_equal(const cg_geometry *a, const cg_geometry *b);
 

@@ -1,6 +1,6 @@
-/* Compiled once per instruction set, with CG_KERNELS the name of the table and CG_KERNELS_NAME its string, and with
- * contraction on: see kernels.h. Loops are written so that gcc vectorizes them; the 64-byte vectors are lowered to
- * what the instruction set has. */
+/* Compiled once per instruction set, with CG_KERNELS the name of the table and CG_KERNELS_NAME its
+ * string, and with contraction on: see kernels.h. Loops are written so that gcc vectorizes them;
+ * the 64-byte vectors are lowered to what the instruction set has. */
 #include "codec/kernels.h"
 
 #include "codec/bf16.h"
@@ -22,7 +22,8 @@ enum { LANES = 4, ROWS_A_PASS = 2 };
 #endif
 typedef float vector_f32 __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t vector_u32 __attribute__((vector_size(4 * LANES), aligned(4)));
-enum { VECTORS_A_PART = 16 / LANES }; /* of the low halves of a part's words, and of the high ones */
+/* Vectors of the low halves of a part's words, and as many of the high ones. */
+enum { VECTORS_A_PART = 16 / LANES };
 
 #if !defined(__AVX2__)
 enum { QUAD_LIMIT = 0 };
@@ -71,7 +72,8 @@ static void accumulate_part(const uint32_t *panel, const cg_nonzero *list, size_
     }
 }
 
-static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_list, unsigned n_parts, float *y)
+static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_list,
+                       unsigned n_parts, float *y)
 {
     for (unsigned k = 0; k < n_parts; k++)
         accumulate_part(panel + 16 * k, list, n_list, y + 32 * k);
@@ -80,7 +82,8 @@ static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_l
 #define list_nonzero NULL
 #define accumulate NULL
 
-/* Vectors of integers, and what is done with them: bytes of a basis, which are unsigned, by symbols. */
+/* Vectors of integers, and what is done with them: bytes of a basis, which are unsigned, by
+ * symbols. */
 #if defined(__AVX512BW__)
 typedef __m512i vector_i;
 typedef __m512 vector_ps;
@@ -98,7 +101,8 @@ enum { QUADS_A_PASS = 8 };
 #if defined(__AVX512VNNI__)
 enum { QUAD_LIMIT = 127, QUADS_AT_ONCE = 1 };
 
-static inline vector_i add_products(vector_i sum, const uint8_t *const at[], const vector_i symbols[])
+static inline vector_i add_products(vector_i sum, const uint8_t *const at[],
+                                    const vector_i symbols[])
 {
     /* gcc 12 copies the sums of the intrinsic in each round. */
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(V_SI(loadu)(at[0])), "v"(symbols[0]));
@@ -108,7 +112,8 @@ static inline vector_i add_products(vector_i sum, const uint8_t *const at[], con
 /* Two quads at once: 4 x 255 x 32 is still within int16. */
 enum { QUAD_LIMIT = 32, QUADS_AT_ONCE = 2 };
 
-static inline vector_i add_products(vector_i sum, const uint8_t *const at[], const vector_i symbols[])
+static inline vector_i add_products(vector_i sum, const uint8_t *const at[],
+                                    const vector_i symbols[])
 {
     const vector_i a = V(maddubs_epi16)(V_SI(loadu)((const void *)at[0]), symbols[0]);
     const vector_i b = V(maddubs_epi16)(V_SI(loadu)((const void *)at[1]), symbols[1]);
@@ -116,7 +121,8 @@ static inline vector_i add_products(vector_i sum, const uint8_t *const at[], con
 }
 #endif
 
-static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out, cg_quad_row *row_out)
+static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
+                       cg_quad_row *row_out)
 {
     uint32_t n = 0;
     int sum = 0;
@@ -124,14 +130,17 @@ static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
 #if defined(__AVX512BW__)
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    const __m512i high =
+        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     const __m512i most = _mm512_set1_epi16(QUAD_LIMIT), least = _mm512_set1_epi16(-QUAD_LIMIT);
     __m512i sums = _mm512_setzero_si512(), large = sums;
-    for (size_t i = 0; i < n_cells; i += 64) { /* squeezed together in registers; the stores reach past the list's end */
+    for (size_t i = 0; i < n_cells;
+         i += 64) { /* squeezed together in registers; the stores reach past the list's end */
         __m256i bytes[2];
         for (unsigned k = 0; k < 2; k++) {
             const size_t at = i + 32 * k, left = n_cells > at ? n_cells - at : 0;
-            const __m512i cell = _mm512_maskz_loadu_epi16(left < 32 ? (1u << left) - 1 : ~0u, cells + at);
+            const __m512i cell =
+                _mm512_maskz_loadu_epi16(left < 32 ? (1u << left) - 1 : ~0u, cells + at);
             const __m512i kept = _mm512_max_epi16(_mm512_min_epi16(cell, most), least);
             sums = _mm512_add_epi32(sums, _mm512_madd_epi16(kept, _mm512_set1_epi16(1)));
             large = _mm512_or_si512(large, _mm512_xor_si512(cell, kept));
@@ -139,8 +148,8 @@ static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
         }
         const __m512i quads = _mm512_inserti64x4(_mm512_castsi256_si512(bytes[0]), bytes[1], 1);
         const __mmask16 found = _mm512_test_epi32_mask(quads, quads);
-        const __m512i index =
-            _mm512_maskz_compress_epi32(found, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(i / 4))));
+        const __m512i index = _mm512_maskz_compress_epi32(
+            found, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(i / 4))));
         const __m512i symbols = _mm512_maskz_compress_epi32(found, quads);
         _mm512_storeu_si512(quads_out + n, _mm512_permutex2var_epi32(index, low, symbols));
         _mm512_storeu_si512(quads_out + n + 8, _mm512_permutex2var_epi32(index, high, symbols));
@@ -157,7 +166,9 @@ static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
         quads_out[n].index = (uint32_t)(i / 4);
         for (unsigned k = 0; k < 4; k++) {
             const int cell = (int16_t)(four >> 16 * k);
-            const int kept = cell > QUAD_LIMIT ? QUAD_LIMIT : cell < -QUAD_LIMIT ? -QUAD_LIMIT : cell;
+            const int kept = cell > QUAD_LIMIT    ? QUAD_LIMIT
+                             : cell < -QUAD_LIMIT ? -QUAD_LIMIT
+                                                  : cell;
             quads_out[n].symbols[k] = (int8_t)kept;
             sum += kept;
             has_large |= kept != cell;
@@ -169,8 +180,10 @@ static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
 }
 
 /* n is a constant where this is inlined: the sums then live in registers. */
-static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *slab, const cg_quad_row *row,
-                                                                 const unsigned n, float unit, bool is_first, float *y)
+static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *slab,
+                                                                 const cg_quad_row *row,
+                                                                 const unsigned n, float unit,
+                                                                 bool is_first, float *y)
 {
     vector_i sum[QUADS_A_PASS];
     for (unsigned k = 0; k < n; k++)
@@ -201,25 +214,27 @@ static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *
     }
 }
 
-static inline __attribute__((always_inline)) void accumulate_rows(const uint8_t *slab, const cg_quad_row *rows,
-                                                                  size_t n_rows, const unsigned n, float unit,
-                                                                  bool is_first, float *y, size_t y_stride)
+static inline __attribute__((always_inline)) void
+accumulate_rows(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows, const unsigned n,
+                float unit, bool is_first, float *y, size_t y_stride)
 {
     for (size_t r = 0; r < n_rows; r++)
         accumulate_row(slab, &rows[r], n, unit, is_first, y + r * y_stride);
 }
 
-static void accumulate_quads(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows, unsigned n_sixteens,
-                             float unit, bool is_first, float *y, size_t y_stride)
+static void accumulate_quads(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
+                             unsigned n_sixteens, float unit, bool is_first, float *y,
+                             size_t y_stride)
 {
     for (unsigned k = 0, n; k < n_sixteens * VECTORS_A_PART; k += n) {
         const unsigned left = n_sixteens * VECTORS_A_PART - k;
         const uint8_t *at = slab + k * sizeof(vector_i);
         if (left >= QUADS_A_PASS)
-            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS, unit, is_first, y + LANES * k, y_stride);
-        else if (left >= 12) /* heads of 64 or 96 */
-            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS < 12 ? QUADS_A_PASS : 12, unit, is_first, y + LANES * k,
+            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS, unit, is_first, y + LANES * k,
                             y_stride);
+        else if (left >= 12) /* heads of 64 or 96 */
+            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS < 12 ? QUADS_A_PASS : 12, unit,
+                            is_first, y + LANES * k, y_stride);
         else if (left >= 4)
             accumulate_rows(at, rows, n_rows, n = 4, unit, is_first, y + LANES * k, y_stride);
         else
@@ -236,14 +251,18 @@ static size_t tile_symbols(const int16_t *cells, size_t n_blocks, size_t n_activ
     for (size_t c = 0; c < n_active; c += CG_TILE) {
         const size_t n = n_active - c < CG_TILE ? n_active - c : CG_TILE;
         const __mmask32 lanes = n < CG_TILE ? (1u << n) - 1 : ~0u;
-        uint16_t *rounded = tiles + n_tiles * CG_TILE * CG_TILE, *missing = rounded + CG_TILE * CG_TILE;
+        uint16_t *rounded = tiles + n_tiles * CG_TILE * CG_TILE,
+                 *missing = rounded + CG_TILE * CG_TILE;
         __mmask32 any_large = 0;
         tile_components[n_tiles++] = (uint16_t)(c / CG_TILE);
         for (size_t b = 0; b < CG_TILE; b++) {
-            const __m512i row = b < n_blocks ? _mm512_maskz_loadu_epi16(lanes, cells + b * n_active + c)
-                                             : _mm512_setzero_si512();
-            const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(row)));
-            const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(row, 1)));
+            const __m512i row = b < n_blocks
+                                    ? _mm512_maskz_loadu_epi16(lanes, cells + b * n_active + c)
+                                    : _mm512_setzero_si512();
+            const __m512 low =
+                _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(row)));
+            const __m512 high =
+                _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(row, 1)));
             const __m512i bits = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             _mm512_storeu_si512(rounded + b * CG_TILE, bits);
             any_large |= _mm512_cmpgt_epi16_mask(_mm512_abs_epi16(row), _mm512_set1_epi16(256)) |
@@ -254,7 +273,8 @@ static size_t tile_symbols(const int16_t *cells, size_t n_blocks, size_t n_activ
         for (size_t b = 0; b < CG_TILE; b++) {
             for (size_t i = 0; i < CG_TILE; i++) {
                 const float symbol = b < n_blocks && i < n ? cells[b * n_active + c + i] : 0;
-                missing[b * CG_TILE + i] = cg_bf16_from_f32(symbol - cg_bf16_to_f32(rounded[b * CG_TILE + i]));
+                missing[b * CG_TILE + i] =
+                    cg_bf16_from_f32(symbol - cg_bf16_to_f32(rounded[b * CG_TILE + i]));
             }
         }
         tile_components[n_tiles++] = (uint16_t)(c / CG_TILE);
@@ -277,8 +297,8 @@ static void configure_tiles(void)
     _tile_loadconfig(&config);
 }
 
-static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks, const uint16_t *panel, float *y,
-                       size_t f_stride, size_t b_stride)
+static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks,
+                       const uint16_t *panel, float *y, size_t f_stride, size_t b_stride)
 {
     const size_t half = CG_TILE * CG_TILE / 2, row_bytes = b_stride * sizeof *y;
     configure_tiles();
@@ -289,7 +309,8 @@ static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks, 
         _tile_zero(2);
         _tile_zero(3);
         for (size_t i = 0; i < s->n_tiles; i++) {
-            const uint16_t *left = s->tiles + i * 2 * half, *right = panel + s->tile_components[i] * 2 * half;
+            const uint16_t *left = s->tiles + i * 2 * half,
+                           *right = panel + s->tile_components[i] * 2 * half;
             _tile_loadd(6, right, 64);
             _tile_loadd(7, right + half, 64);
             _tile_loadd(4, left, 64);
@@ -314,7 +335,8 @@ static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks, 
 #endif
 
 static void inverse_dct(const float *restrict y, size_t y_stride, const float *restrict scale,
-                        const float *restrict mean, unsigned n_channels, float *restrict x, size_t x_stride)
+                        const float *restrict mean, unsigned n_channels, float *restrict x,
+                        size_t x_stride)
 {
     for (unsigned ch = 0; ch < n_channels; ch++) {
         const float *in = y + ch;
@@ -331,8 +353,8 @@ static void inverse_dct(const float *restrict y, size_t y_stride, const float *r
     }
 }
 
-static void forward_dct(const float *restrict x, size_t x_stride, unsigned n_channels, float *restrict y,
-                        size_t y_stride)
+static void forward_dct(const float *restrict x, size_t x_stride, unsigned n_channels,
+                        float *restrict y, size_t y_stride)
 {
     for (unsigned f = 0; f < CG_DCT; f++) {
         for (unsigned ch = 0; ch < n_channels; ch++) {
@@ -344,7 +366,8 @@ static void forward_dct(const float *restrict x, size_t x_stride, unsigned n_cha
     }
 }
 
-static void rotate(float *restrict head, const float *restrict cosine, const float *restrict sine, unsigned half)
+static void rotate(float *restrict head, const float *restrict cosine, const float *restrict sine,
+                   unsigned half)
 {
     for (unsigned i = 0; i < half; i++) {
         const float a = head[i], b = head[i + half];
@@ -360,8 +383,10 @@ static void to_bf16(const float *values, size_t n_values, uint16_t *out)
 }
 
 #if defined(__AMX_BF16__)
-/* Rows in two bf16 numbers each, together exact to 16 bits: tiles [n_pairs / 16][2 halves][16 rows][32 channels]. */
-static void split_rows(const float *rows, size_t row_stride, size_t n_rows, size_t n_pairs, uint16_t *split)
+/* Rows in two bf16 numbers each, together exact to 16 bits: tiles [n_pairs / 16][2 halves][16
+ * rows][32 channels]. */
+static void split_rows(const float *rows, size_t row_stride, size_t n_rows, size_t n_pairs,
+                       uint16_t *split)
 {
     for (size_t r = 0; r < 16; r++) {
         for (size_t ch = 0; ch < 2 * n_pairs; ch += 32) {
@@ -374,26 +399,31 @@ static void split_rows(const float *rows, size_t row_stride, size_t n_rows, size
             const __m512bh high = _mm512_cvtne2ps_pbh(b, a);
             const __m256i a_bits = _mm512_castsi512_si256((__m512i)high);
             const __m256i b_bits = _mm512_extracti64x4_epi64((__m512i)high, 1);
-            a = _mm512_sub_ps(a, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a_bits), 16)));
-            b = _mm512_sub_ps(b, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(b_bits), 16)));
+            a = _mm512_sub_ps(
+                a, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a_bits), 16)));
+            b = _mm512_sub_ps(
+                b, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(b_bits), 16)));
             _mm512_storeu_si512(out, (__m512i)high);
             _mm512_storeu_si512(out + 512, (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }
     }
 }
 
-static void project(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis, size_t n_pairs,
-                    size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride)
+static void project(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
+                    size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
+                    size_t coef_stride)
 {
     const size_t tile_row_elements = n_pairs / 16 * 1024, row_bytes = coef_stride * sizeof *coef;
     configure_tiles();
     for (size_t r = 0; r < n_rows; r += CG_TILE) {
         const size_t n = n_rows - r;
         split_rows(rows + r * row_stride, row_stride, n, n_pairs, split);
-        split_rows(rows + (r + 16) * row_stride, row_stride, n > 16 ? n - 16 : 0, n_pairs, split + tile_row_elements);
+        split_rows(rows + (r + 16) * row_stride, row_stride, n > 16 ? n - 16 : 0, n_pairs,
+                   split + tile_row_elements);
         for (size_t c = 0; c < n_sixteens; c += 2) {
             const bool has_two = c + 1 < n_sixteens;
-            const uint32_t *right = analysis + c * n_pairs * 16, *second = has_two ? right + n_pairs * 16 : right;
+            const uint32_t *right = analysis + c * n_pairs * 16,
+                           *second = has_two ? right + n_pairs * 16 : right;
             _tile_zero(0);
             _tile_zero(1);
             _tile_zero(2);
@@ -424,9 +454,9 @@ static void project(const float *rows, size_t row_stride, size_t n_rows, const u
 }
 #else
 /* n_rows rows by 16 components, whose sums stay in registers. */
-static inline __attribute__((always_inline)) void project_tile(const float *rows, size_t row_stride,
-                                                               const unsigned n_rows, const uint32_t *analysis,
-                                                               size_t n_pairs, float *coef, size_t coef_stride)
+static inline __attribute__((always_inline)) void
+project_tile(const float *rows, size_t row_stride, const unsigned n_rows, const uint32_t *analysis,
+             size_t n_pairs, float *coef, size_t coef_stride)
 {
     enum { N = 16 / LANES };
     vector_f32 sum[ROWS_A_PASS][N];
@@ -437,8 +467,10 @@ static inline __attribute__((always_inline)) void project_tile(const float *rows
     for (size_t p = 0; p < n_pairs; p++) {
 #pragma GCC unroll 4
         for (unsigned k = 0; k < N; k++) {
-            const vector_u32 words = *(const vector_u32 *)(const void *)(analysis + p * 16 + LANES * k);
-            const vector_f32 low = (vector_f32)(words << 16), high = (vector_f32)(words & 0xffff0000u);
+            const vector_u32 words =
+                *(const vector_u32 *)(const void *)(analysis + p * 16 + LANES * k);
+            const vector_f32 low = (vector_f32)(words << 16),
+                             high = (vector_f32)(words & 0xffff0000u);
 #pragma GCC unroll 8
             for (unsigned r = 0; r < n_rows; r++)
                 sum[r][k] += rows[r * row_stride + 2 * p] * low;
@@ -453,15 +485,17 @@ static inline __attribute__((always_inline)) void project_tile(const float *rows
     }
 }
 
-static void project(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis, size_t n_pairs,
-                    size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride)
+static void project(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
+                    size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
+                    size_t coef_stride)
 {
     (void)split;
     for (size_t c = 0; c < n_sixteens; c++) {
         size_t r = 0;
         for (; r + ROWS_A_PASS <= n_rows; r += ROWS_A_PASS)
-            project_tile(rows + r * row_stride, row_stride, ROWS_A_PASS, analysis + c * n_pairs * 16, n_pairs,
-                         coef + r * coef_stride + 16 * c, coef_stride);
+            project_tile(rows + r * row_stride, row_stride, ROWS_A_PASS,
+                         analysis + c * n_pairs * 16, n_pairs, coef + r * coef_stride + 16 * c,
+                         coef_stride);
         for (; r < n_rows; r++)
             project_tile(rows + r * row_stride, row_stride, 1, analysis + c * n_pairs * 16, n_pairs,
                          coef + r * coef_stride + 16 * c, coef_stride);
@@ -471,20 +505,23 @@ static void project(const float *rows, size_t row_stride, size_t n_rows, const u
 
 static inline int16_t nearest_cell(float q)
 {
-    q = q < 32767.0f ? q : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
+    q = q < 32767.0f
+            ? q
+            : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
     q = q > -32767.0f ? q : -32767.0f;
     return (int16_t)(int32_t)(q + copysignf(0.5f, q)); /* |q| + 0.5 is exact enough below 2^15 */
 }
 
-static void quantize(const float *restrict coef, size_t n_columns, float inv_step, int16_t *restrict out)
+static void quantize(const float *restrict coef, size_t n_columns, float inv_step,
+                     int16_t *restrict out)
 {
     for (size_t c = 0; c < n_columns; c++)
         out[c] = nearest_cell(coef[c] * inv_step);
 }
 
 #if defined(__AVX2__) && !defined(__AMX_BF16__)
-/* A row of [n] as int16, rounded. Returns what it was multiplied with: the sums of its products with numbers of that norm
- * stay within int32. */
+/* A row of [n] as int16, rounded. Returns what it was multiplied with: the sums of its products
+ * with numbers of that norm stay within int32. */
 static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
 {
     const vector_u32 no_sign = {0};
@@ -492,7 +529,8 @@ static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
     float peak = 1e-30f, sum = 0;
     for (size_t i = 0; i < n; i += LANES) {
         const vector_f32 x = *(const vector_f32 *)(const void *)(row + i);
-        largest = (vector_f32)V(max_ps)(largest, (vector_f32)((vector_u32)x & (no_sign + 0x7fffffffu)));
+        largest =
+            (vector_f32)V(max_ps)(largest, (vector_f32)((vector_u32)x & (no_sign + 0x7fffffffu)));
         square += x * x;
     }
     for (unsigned i = 0; i < LANES; i++) {
@@ -507,7 +545,8 @@ static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
 #if defined(__AVX512BW__)
         _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm512_cvtsepi32_epi16(x));
 #else
-        const __m128i eight = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+        const __m128i eight =
+            _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
         _mm_storeu_si128((__m128i *)(void *)(out + i), eight);
 #endif
     }
@@ -525,11 +564,10 @@ static inline vector_i add_pairs(vector_i sum, vector_i numbers, vector_i row)
 }
 
 /* n_rows rows by n_sixteens of components. inv_factor: of the rows. */
-static inline __attribute__((always_inline)) void narrow_tile(const uint16_t *rows, const float *inv_factor,
-                                                              const unsigned n_rows, const uint32_t *analysis,
-                                                              const float *scale, size_t n_pairs,
-                                                              const unsigned n_sixteens, float *coef,
-                                                              size_t coef_stride)
+static inline __attribute__((always_inline)) void
+narrow_tile(const uint16_t *rows, const float *inv_factor, const unsigned n_rows,
+            const uint32_t *analysis, const float *scale, size_t n_pairs, const unsigned n_sixteens,
+            float *coef, size_t coef_stride)
 {
     enum { N = 16 / LANES };
     vector_i sum[ROWS_A_PASS][2 * N];
@@ -541,7 +579,8 @@ static inline __attribute__((always_inline)) void narrow_tile(const uint16_t *ro
         vector_i numbers[2 * N];
 #pragma GCC unroll 4
         for (unsigned k = 0; k < N * n_sixteens; k++)
-            numbers[k] = V_SI(loadu)((const void *)(analysis + (k / N * n_pairs + p) * 16 + k % N * LANES));
+            numbers[k] =
+                V_SI(loadu)((const void *)(analysis + (k / N * n_pairs + p) * 16 + k % N * LANES));
 #pragma GCC unroll 8
         for (unsigned r = 0; r < n_rows; r++) {
             int32_t pair;
@@ -553,34 +592,40 @@ static inline __attribute__((always_inline)) void narrow_tile(const uint16_t *ro
     }
     for (unsigned r = 0; r < n_rows; r++) {
         for (unsigned k = 0; k < N * n_sixteens; k++) {
-            const vector_f32 unit = inv_factor[r] * *(const vector_f32 *)(const void *)(scale + LANES * k);
-            *(vector_f32 *)(void *)(coef + r * coef_stride + LANES * k) = unit * (vector_f32)V(cvtepi32_ps)(sum[r][k]);
+            const vector_f32 unit =
+                inv_factor[r] * *(const vector_f32 *)(const void *)(scale + LANES * k);
+            *(vector_f32 *)(void *)(coef + r * coef_stride + LANES * k) =
+                unit * (vector_f32)V(cvtepi32_ps)(sum[r][k]);
         }
     }
 }
 
-static void project_narrow(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
-                           const float *scale, float norm, size_t n_pairs, size_t n_sixteens, uint16_t *split,
-                           float *coef, size_t coef_stride)
+static void project_narrow(const float *rows, size_t row_stride, size_t n_rows,
+                           const uint32_t *analysis, const float *scale, float norm, size_t n_pairs,
+                           size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride)
 {
     enum { N_TOGETHER = LANES == 16 ? 2 : 1, BATCH = 64 };
     float inv_factor[BATCH];
-    for (size_t at = 0; at < n_rows; at += BATCH, rows += BATCH * row_stride, coef += BATCH * coef_stride) {
+    for (size_t at = 0; at < n_rows;
+         at += BATCH, rows += BATCH * row_stride, coef += BATCH * coef_stride) {
         const size_t n = n_rows - at < BATCH ? n_rows - at : BATCH;
         for (size_t r = 0; r < n; r++)
-            inv_factor[r] = 1 / narrow_row(rows + r * row_stride, 2 * n_pairs, norm, split + r * 2 * n_pairs);
+            inv_factor[r] =
+                1 / narrow_row(rows + r * row_stride, 2 * n_pairs, norm, split + r * 2 * n_pairs);
         for (size_t c = 0, n_now; c < n_sixteens; c += n_now) {
             const uint32_t *numbers = analysis + c * n_pairs * 16;
             float *out = coef + 16 * c;
             size_t r = 0;
             n_now = n_sixteens - c < N_TOGETHER ? 1 : N_TOGETHER;
             for (; r + ROWS_A_PASS <= n && n_now == N_TOGETHER; r += ROWS_A_PASS)
-                narrow_tile(split + r * 2 * n_pairs, inv_factor + r, ROWS_A_PASS, numbers, scale + 16 * c, n_pairs,
-                            N_TOGETHER, out + r * coef_stride, coef_stride);
+                narrow_tile(split + r * 2 * n_pairs, inv_factor + r, ROWS_A_PASS, numbers,
+                            scale + 16 * c, n_pairs, N_TOGETHER, out + r * coef_stride,
+                            coef_stride);
             for (; r < n; r++) {
                 for (size_t k = 0; k < n_now; k++)
-                    narrow_tile(split + r * 2 * n_pairs, inv_factor + r, 1, numbers + k * n_pairs * 16,
-                                scale + 16 * (c + k), n_pairs, 1, out + r * coef_stride + 16 * k, coef_stride);
+                    narrow_tile(split + r * 2 * n_pairs, inv_factor + r, 1,
+                                numbers + k * n_pairs * 16, scale + 16 * (c + k), n_pairs, 1,
+                                out + r * coef_stride + 16 * k, coef_stride);
             }
         }
     }
@@ -589,8 +634,9 @@ static void project_narrow(const float *rows, size_t row_stride, size_t n_rows, 
 #define project_narrow NULL
 #endif
 
-static void quantize_channels(const float *restrict x, const float *restrict base, const float *restrict inv_step,
-                              size_t n_channels, int16_t *restrict cells)
+static void quantize_channels(const float *restrict x, const float *restrict base,
+                              const float *restrict inv_step, size_t n_channels,
+                              int16_t *restrict cells)
 {
     for (size_t ch = 0; ch < n_channels; ch++)
         cells[ch] = nearest_cell((x[ch] - base[ch]) * inv_step[ch]);
@@ -603,6 +649,21 @@ static void dequantize_channels(const int16_t *restrict cells, const float *rest
         x[ch] = (float)cells[ch] * step[ch] + base[ch];
 }
 
-const cg_kernels CG_KERNELS = {CG_KERNELS_NAME, list_nonzero, accumulate, list_quads, QUAD_LIMIT, accumulate_quads,
-                               tile_symbols, synthesize, inverse_dct, forward_dct, rotate, to_bf16, project,
-                               project_narrow, quantize, quantize_channels, dequantize_channels, &CG_RANS_KERNELS};
+const cg_kernels CG_KERNELS = {CG_KERNELS_NAME,
+                               list_nonzero,
+                               accumulate,
+                               list_quads,
+                               QUAD_LIMIT,
+                               accumulate_quads,
+                               tile_symbols,
+                               synthesize,
+                               inverse_dct,
+                               forward_dct,
+                               rotate,
+                               to_bf16,
+                               project,
+                               project_narrow,
+                               quantize,
+                               quantize_channels,
+                               dequantize_channels,
+                               &CG_RANS_KERNELS};

@@ -1,8 +1,10 @@
 /* codec/kernels.h - the inner loops of the lossy levels, one table of them per instruction set.
  *
- * kernels.c is compiled once per instruction set (CMakeLists.txt); the scalar meaning is the same C everywhere. Sums
- * may be fused (FORMAT.md, "What the lossy levels mean"), so results agree within its tolerance, not bit for bit.
- * Threads: pure functions; cg_kernels_best() is set by the CPU, unless a test calls cg_kernels_use().
+ * kernels.c is compiled once per instruction set (CMakeLists.txt); the scalar meaning is the same C
+ * everywhere. Sums may be fused (FORMAT.md, "What the lossy levels mean"), so results agree within
+ * its tolerance, not bit for bit.
+ * Threads: pure functions; cg_kernels_best() is set by the CPU, unless a test calls
+ * cg_kernels_use().
  */
 #ifndef CG_CODEC_KERNELS_H
 #define CG_CODEC_KERNELS_H
@@ -35,8 +37,9 @@ typedef struct cg_quad_row {
     int32_t limit; /* symbols beyond it are in the quads as the limit; INT32_MAX: there are none */
 } cg_quad_row;
 
-/* A frequency's symbols as matrix units take them: tiles of 32 blocks by 32 components, bf16, row by row. Symbols beyond
- * 256, which bf16 rounds, have what is missing in a second tile of the same components. */
+/* A frequency's symbols as matrix units take them: tiles of 32 blocks by 32 components, bf16, row
+ * by row. Symbols beyond 256, which bf16 rounds, have what is missing in a second tile of the same
+ * components. */
 typedef struct cg_tiled_symbols {
     const uint16_t *tiles;           /* [n_tiles][CG_TILE][CG_TILE] */
     const uint16_t *tile_components; /* [n_tiles]: which 32 components, as n-th of them */
@@ -45,57 +48,68 @@ typedef struct cg_tiled_symbols {
 
 typedef struct cg_kernels {
     const char *name; /* "baseline", "avx2", "avx512", "vnni", "amx" */
-    /* An inverse KLT is done in one of three ways, the last that the kernels have; what they lack is NULL. */
-    /* 1. Lists, in floats. cells[n_cells] to the list of those that are not zero, in order; returns their number.
-     * list_out has room for n_cells. */
+    /* An inverse KLT is done in one of three ways, the last that the kernels have; what they lack
+     * is NULL. */
+    /* 1. Lists, in floats. cells[n_cells] to the list of those that are not zero, in order; returns
+     * their number. list_out has room for n_cells. */
     size_t (*list_nonzero)(const int16_t *cells, size_t n_cells, cg_nonzero *list_out);
-    /* y[CG_PANEL_CHANNELS] = sum over list of value * row component of the panel; the first 32 * n_parts channels. */
-    void (*accumulate)(const uint32_t *panel, const cg_nonzero *list, size_t n_list, unsigned n_parts, float *y);
-    /* 2. Quads, in integers of 8 bits. cells[n_cells] to the quads that are not all zero, in order. quads_out has room for
-     * n_cells / 4 + CG_QUAD_SLACK: what lies behind the quads may be overwritten. */
-    void (*list_quads)(const int16_t *cells, size_t n_cells, cg_quad *quads_out, cg_quad_row *row_out);
+    /* y[CG_PANEL_CHANNELS] = sum over list of value * row component of the panel; the first 32 *
+     * n_parts channels. */
+    void (*accumulate)(const uint32_t *panel, const cg_nonzero *list, size_t n_list,
+                       unsigned n_parts, float *y);
+    /* 2. Quads, in integers of 8 bits. cells[n_cells] to the quads that are not all zero, in order.
+     * quads_out has room for n_cells / 4 + CG_QUAD_SLACK: what lies behind the quads may be
+     * overwritten. */
+    void (*list_quads)(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
+                       cg_quad_row *row_out);
     int quad_limit; /* of the symbols in a quad */
-    /* y[r][ch] = unit * sum over rows[r] of symbol * (byte - 128), for n_rows rows and 16 * n_sixteens channels; added
-     * to what y holds unless is_first. slab: bytes [n_quads][CG_PANEL_CHANNELS][4]. */
-    void (*accumulate_quads)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows, unsigned n_sixteens,
-                             float unit, bool is_first, float *y, size_t y_stride);
-    /* 3. Matrix units. Tiles of the first n_blocks rows of cells, at most CG_TILE, and zeros below. Returns n_tiles, at
-     * most 2 * ceil(n_active / CG_TILE). */
+    /* y[r][ch] = unit * sum over rows[r] of symbol * (byte - 128), for n_rows rows and 16 *
+     * n_sixteens channels; added to what y holds unless is_first. slab: bytes
+     * [n_quads][CG_PANEL_CHANNELS][4]. */
+    void (*accumulate_quads)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
+                             unsigned n_sixteens, float unit, bool is_first, float *y,
+                             size_t y_stride);
+    /* 3. Matrix units. Tiles of the first n_blocks rows of cells, at most CG_TILE, and zeros below.
+     * Returns n_tiles, at most 2 * ceil(n_active / CG_TILE). */
     size_t (*tile_symbols)(const int16_t *cells, size_t n_blocks, size_t n_active, uint16_t *tiles,
                            uint16_t *tile_components);
-    /* y[f][b][ch] = sum over c of S[f][b][c] * basis[c][ch] for CG_TILE blocks and channels. y_strides: of f and of b.
-     * panel: bf16 [n_components / CG_TILE][2][16][32]; element i of row p of half h is component 2p + i % 2 of channel
-     * 16h + i / 2. */
-    void (*synthesize)(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks, const uint16_t *panel, float *y,
-                       size_t f_stride, size_t b_stride);
-    /* x[t][ch] = fmaf(sum over f of D[f][t] y[f][ch], scale[ch], mean[ch]); y[8][y_stride], x[8][x_stride]. */
-    void (*inverse_dct)(const float *y, size_t y_stride, const float *scale, const float *mean, unsigned n_channels,
-                        float *x, size_t x_stride);
+    /* y[f][b][ch] = sum over c of S[f][b][c] * basis[c][ch] for CG_TILE blocks and channels.
+     * y_strides: of f and of b. panel: bf16 [n_components / CG_TILE][2][16][32]; element i of row p
+     * of half h is component 2p + i % 2 of channel 16h + i / 2. */
+    void (*synthesize)(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks,
+                       const uint16_t *panel, float *y, size_t f_stride, size_t b_stride);
+    /* x[t][ch] = fmaf(sum over f of D[f][t] y[f][ch], scale[ch], mean[ch]); y[8][y_stride],
+     * x[8][x_stride]. */
+    void (*inverse_dct)(const float *y, size_t y_stride, const float *scale, const float *mean,
+                        unsigned n_channels, float *x, size_t x_stride);
     /* y[f][ch] = sum over t of D[f][t] x[t][ch]; rows lie stride apart in both. */
-    void (*forward_dct)(const float *x, size_t x_stride, unsigned n_channels, float *y, size_t y_stride);
+    void (*forward_dct)(const float *x, size_t x_stride, unsigned n_channels, float *y,
+                        size_t y_stride);
     /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
     void (*rotate)(float *head, const float *cosine, const float *sine, unsigned half);
     void (*to_bf16)(const float *values, size_t n_values, uint16_t *out);
-    /* coef[r][c] = sum over ch of rows[r][ch] * basis[c][ch], for 16 * n_sixteens components; coef has rows up to the next
-     * multiple of CG_TILE, which become garbage. rows[n_rows][row_stride], zeros from n_channels to 2 * n_pairs.
-     * analysis: bf16 pairs [n_sixteens][n_pairs][16]: the low half of word c of row p is basis[c][2p], the high one
-     * basis[c][2p + 1]; n_pairs is a multiple of 16. split: room for 64 * 2 * n_pairs bf16, 64-byte aligned. */
-    void (*project)(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis, size_t n_pairs,
-                    size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride);
-    /* Where integers are faster (else NULL): the same, but analysis holds int16, whose sums are multiplied by scale[c]. The
-     * rows are rounded to 16 bits, or to as few as keep the sums within 32. norm: the largest Euclidean norm of a
-     * component's numbers. */
-    void (*project_narrow)(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
-                           const float *scale, float norm, size_t n_pairs, size_t n_sixteens, uint16_t *split,
-                           float *coef, size_t coef_stride);
+    /* coef[r][c] = sum over ch of rows[r][ch] * basis[c][ch], for 16 * n_sixteens components; coef
+     * has rows up to the next multiple of CG_TILE, which become garbage. rows[n_rows][row_stride],
+     * zeros from n_channels to 2 * n_pairs. analysis: bf16 pairs [n_sixteens][n_pairs][16]: the low
+     * half of word c of row p is basis[c][2p], the high one basis[c][2p + 1]; n_pairs is a multiple
+     * of 16. split: room for 64 * 2 * n_pairs bf16, 64-byte aligned. */
+    void (*project)(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
+                    size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
+                    size_t coef_stride);
+    /* Where integers are faster (else NULL): the same, but analysis holds int16, whose sums are
+     * multiplied by scale[c]. The rows are rounded to 16 bits, or to as few as keep the sums within
+     * 32. norm: the largest Euclidean norm of a component's numbers. */
+    void (*project_narrow)(const float *rows, size_t row_stride, size_t n_rows,
+                           const uint32_t *analysis, const float *scale, float norm, size_t n_pairs,
+                           size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride);
     /* out[c] = coef[c] * inv_step, to nearest, within int16. */
     void (*quantize)(const float *coef, size_t n_columns, float inv_step, int16_t *out);
     /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within int16. */
-    void (*quantize_channels)(const float *x, const float *base, const float *inv_step, size_t n_channels,
-                              int16_t *cells);
+    void (*quantize_channels)(const float *x, const float *base, const float *inv_step,
+                              size_t n_channels, int16_t *cells);
     /* x[ch] = fmaf(cells[ch], step[ch], base[ch]). */
-    void (*dequantize_channels)(const int16_t *cells, const float *step, const float *base, size_t n_channels,
-                                float *x);
+    void (*dequantize_channels)(const int16_t *cells, const float *step, const float *base,
+                                size_t n_channels, float *x);
     const cg_rans_kernels *rans;
 } cg_kernels;
 
@@ -103,8 +117,8 @@ typedef struct cg_kernels {
 const cg_kernels *cg_kernels_best(void);
 /* The table of that name, or NULL where this CPU or build has none: lets a test run each. */
 const cg_kernels *cg_kernels_named(const char *name);
-/* cg_kernels_best() is this table from now on; NULL: the CPU's best again. For tests and benchmarks; no other thread
- * may run. */
+/* cg_kernels_best() is this table from now on; NULL: the CPU's best again. For tests and
+ * benchmarks; no other thread may run. */
 void cg_kernels_use(const cg_kernels *kernels);
 
 extern const cg_kernels cg_kernels_baseline;

@@ -12,23 +12,38 @@
 #endif
 
 const float cg_dct8[CG_DCT][CG_DCT] = {
-    {0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f},
-    {0.49039264f, 0.415734806f, 0.277785117f, 0.097545161f, -0.097545161f, -0.277785117f, -0.415734806f, -0.49039264f},
-    {0.461939766f, 0.191341716f, -0.191341716f, -0.461939766f, -0.461939766f, -0.191341716f, 0.191341716f, 0.461939766f},
-    {0.415734806f, -0.097545161f, -0.49039264f, -0.277785117f, 0.277785117f, 0.49039264f, 0.097545161f, -0.415734806f},
-    {0.353553391f, -0.353553391f, -0.353553391f, 0.353553391f, 0.353553391f, -0.353553391f, -0.353553391f, 0.353553391f},
-    {0.277785117f, -0.49039264f, 0.097545161f, 0.415734806f, -0.415734806f, -0.097545161f, 0.49039264f, -0.277785117f},
-    {0.191341716f, -0.461939766f, 0.461939766f, -0.191341716f, -0.191341716f, 0.461939766f, -0.461939766f, 0.191341716f},
-    {0.097545161f, -0.277785117f, 0.415734806f, -0.49039264f, 0.49039264f, -0.415734806f, 0.277785117f, -0.097545161f},
+    {0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f,
+     0.353553391f, 0.353553391f},
+    {0.49039264f, 0.415734806f, 0.277785117f, 0.097545161f, -0.097545161f, -0.277785117f,
+     -0.415734806f, -0.49039264f},
+    {0.461939766f, 0.191341716f, -0.191341716f, -0.461939766f, -0.461939766f, -0.191341716f,
+     0.191341716f, 0.461939766f},
+    {0.415734806f, -0.097545161f, -0.49039264f, -0.277785117f, 0.277785117f, 0.49039264f,
+     0.097545161f, -0.415734806f},
+    {0.353553391f, -0.353553391f, -0.353553391f, 0.353553391f, 0.353553391f, -0.353553391f,
+     -0.353553391f, 0.353553391f},
+    {0.277785117f, -0.49039264f, 0.097545161f, 0.415734806f, -0.415734806f, -0.097545161f,
+     0.49039264f, -0.277785117f},
+    {0.191341716f, -0.461939766f, 0.461939766f, -0.191341716f, -0.191341716f, 0.461939766f,
+     -0.461939766f, 0.191341716f},
+    {0.097545161f, -0.277785117f, 0.415734806f, -0.49039264f, 0.49039264f, -0.415734806f,
+     0.277785117f, -0.097545161f},
 };
 
 #if defined(__x86_64__)
-/* Matrix units: the CPU has them, and the kernel lets this process use them. The permission is the process's, is asked
- * for again at no harm, and is refused where a thread's alternate signal stack is too small for the tiles. */
+/* Matrix units: the CPU has them, and the kernel lets this process use them. The permission is the
+ * process's, is asked for again at no harm, and is refused where a thread's alternate signal stack
+ * is too small for the tiles. */
 static bool ask_for_amx(void)
 {
 #if defined(__linux__) && defined(SYS_arch_prctl)
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE_BF16_BIT = 1 << 22, TILE_BIT = 1 << 24, BF16_BIT = 1 << 5 };
+    enum {
+        REQUEST_PERMISSION = 0x1023,
+        TILE_DATA = 18,
+        TILE_BF16_BIT = 1 << 22,
+        TILE_BIT = 1 << 24,
+        BF16_BIT = 1 << 5
+    };
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE_BF16_BIT) == 0 || (d & TILE_BIT) == 0)
         return false;
@@ -59,7 +74,9 @@ const cg_kernels *cg_kernels_named(const char *name)
     if (strcmp(name, "amx") == 0)
         return cg_kernels_named("avx512") != NULL && has_amx() ? &cg_kernels_amx : NULL;
     if (strcmp(name, "vnni") == 0)
-        return cg_kernels_named("avx512") != NULL && __builtin_cpu_supports("avx512vnni") ? &cg_kernels_vnni : NULL;
+        return cg_kernels_named("avx512") != NULL && __builtin_cpu_supports("avx512vnni")
+                   ? &cg_kernels_vnni
+                   : NULL;
     if (strcmp(name, "avx512") == 0)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -67,14 +84,18 @@ const cg_kernels *cg_kernels_named(const char *name)
                    ? &cg_kernels_avx512
                    : NULL;
     if (strcmp(name, "avx2") == 0)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &cg_kernels_avx2 : NULL;
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &cg_kernels_avx2
+                                                                               : NULL;
 #endif
     return strcmp(name, "baseline") == 0 ? &cg_kernels_baseline : NULL;
 }
 
 static const cg_kernels *chosen;
 
-void cg_kernels_use(const cg_kernels *kernels) { chosen = kernels; }
+void cg_kernels_use(const cg_kernels *kernels)
+{
+    chosen = kernels;
+}
 
 const cg_kernels *cg_kernels_best(void)
 {

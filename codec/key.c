@@ -30,7 +30,8 @@ cg_key cg_key_root(const cg_fingerprint *model, const void *salt, size_t salt_by
     return canonical(XXH3_128bits_digest(&state));
 }
 
-cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *tokens, size_t n_tokens)
+cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *tokens,
+                    size_t n_tokens)
 {
     uint8_t bytes[4 * 256];
     XXH3_state_t state;
@@ -89,7 +90,8 @@ bool cg_key_from_hex(const char *hex, cg_key *key_out)
     cg_key key;
     for (size_t i = 0; i < sizeof key.bytes; i++) {
         const int high = digit_value(hex[2 * i]);
-        const int low = high < 0 ? -1 : digit_value(hex[2 * i + 1]); /* hex may end at the first bad digit */
+        const int low =
+            high < 0 ? -1 : digit_value(hex[2 * i + 1]); /* hex may end at the first bad digit */
         if (low < 0)
             return false;
         key.bytes[i] = (uint8_t)(high << 4 | low);

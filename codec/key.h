@@ -3,9 +3,10 @@
  *   root    = xxh3-128("cachegenfs.key.1" | model fingerprint | u32 salt_bytes | salt)
  *   key(i)  = xxh3-128(key(i-1) | extra(i) | token ids as u32 little-endian)      key(-1) = root
  *
- * extra is the xxh3-128 of whatever else makes this KV differ (LoRA, multi-modal hashes), or zeros. Keys are the
- * canonical (big-endian) form of xxh3-128, so that their hexadecimal reads the same everywhere. xxh3 is not
- * collision-proof against an attacker: a load also compares token ids. FORMAT.md, "Keys".
+ * extra is the xxh3-128 of whatever else makes this KV differ (LoRA, multi-modal hashes), or zeros.
+ * Keys are the canonical (big-endian) form of xxh3-128, so that their hexadecimal reads the same
+ * everywhere. xxh3 is not collision-proof against an attacker: a load also compares token ids.
+ * FORMAT.md, "Keys".
  * Threads: pure functions.
  */
 #ifndef CG_CODEC_KEY_H
@@ -16,13 +17,18 @@
 extern "C" {
 #endif
 
-typedef struct cg_key { uint8_t bytes[CG_KEY_BYTES]; } cg_key;
-typedef struct cg_fingerprint { uint8_t bytes[CG_FINGERPRINT_BYTES]; } cg_fingerprint;
+typedef struct cg_key {
+    uint8_t bytes[CG_KEY_BYTES];
+} cg_key;
+typedef struct cg_fingerprint {
+    uint8_t bytes[CG_FINGERPRINT_BYTES];
+} cg_fingerprint;
 
 enum { CG_KEY_HEX_BYTES = 2 * CG_KEY_BYTES + 1 }; /* with the terminating zero */
 
 cg_key cg_key_root(const cg_fingerprint *model, const void *salt, size_t salt_bytes);
-cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *tokens, size_t n_tokens);
+cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *tokens,
+                    size_t n_tokens);
 /* xxh3-128 of bytes: for extra keys and fingerprints. */
 cg_key cg_key_of_bytes(const void *bytes, size_t n_bytes);
 

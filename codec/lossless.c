@@ -9,7 +9,8 @@
 
 enum { MAX_CLASSES = 8, MIN_ROWS_FOR_CLASSES = 64, CLASS_HEAD_BYTES = 2 + 2 * CG_RANS_MAX_SYMBOLS };
 
-/* How a dtype's bits are cut: exponent | high rest bits go through rANS, low_bytes bytes are stored. */
+/* How a dtype's bits are cut: exponent | high rest bits go through rANS, low_bytes bytes are
+ * stored. */
 typedef struct split {
     unsigned element_bytes, mantissa_bits, exponent_bits, shift, low_bytes;
 } split;
@@ -23,7 +24,8 @@ static inline split split_of(unsigned dtype)
     }
 }
 
-/* The loops over elements are inlined for each dtype, where the split is a constant: then they vectorize. */
+/* The loops over elements are inlined for each dtype, where the split is a constant: then they
+ * vectorize. */
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE uint32_t load_element(split s, const void *elements, size_t i)
@@ -38,7 +40,8 @@ INLINE uint32_t rest_of(split s, uint32_t bits)
     return sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
 }
 
-INLINE void cut_cells(split s, const void *restrict elements, size_t n_elements, int16_t *restrict cells)
+INLINE void cut_cells(split s, const void *restrict elements, size_t n_elements,
+                      int16_t *restrict cells)
 {
     for (size_t i = 0; i < n_elements; i++) {
         const uint32_t bits = load_element(s, elements, i);
@@ -47,23 +50,24 @@ INLINE void cut_cells(split s, const void *restrict elements, size_t n_elements,
     }
 }
 
-INLINE void cut_low_bytes(split s, const void *restrict elements, size_t n_elements, uint8_t *restrict out)
+INLINE void cut_low_bytes(split s, const void *restrict elements, size_t n_elements,
+                          uint8_t *restrict out)
 {
     for (size_t i = 0; i < n_elements; i++)
         cg_put_le(out + i * s.low_bytes, s.low_bytes, rest_of(s, load_element(s, elements, i)));
 }
 
 /* false: an exponent that the dtype does not have. */
-INLINE bool join(split s, const int16_t *restrict cells, const uint8_t *restrict low, size_t n_elements,
-                 void *restrict elements_out)
+INLINE bool join(split s, const int16_t *restrict cells, const uint8_t *restrict low,
+                 size_t n_elements, void *restrict elements_out)
 {
     uint32_t exponents = 0;
     for (size_t i = 0; i < n_elements; i++) {
         const uint32_t cell = (uint16_t)cells[i], exponent = cell >> s.shift;
         const uint32_t rest = (cell & ((1u << s.shift) - 1)) << 8 * s.low_bytes |
                               (uint32_t)cg_get_le(low + i * s.low_bytes, s.low_bytes);
-        const uint32_t bits = rest >> s.mantissa_bits << (8 * s.element_bytes - 1) | exponent << s.mantissa_bits |
-                              (rest & ((1u << s.mantissa_bits) - 1));
+        const uint32_t bits = rest >> s.mantissa_bits << (8 * s.element_bytes - 1) |
+                              exponent << s.mantissa_bits | (rest & ((1u << s.mantissa_bits) - 1));
         exponents |= exponent;
         if (s.element_bytes == 2)
             ((uint16_t *)elements_out)[i] = (uint16_t)bits;
@@ -91,7 +95,8 @@ static void cut_all_low_bytes(unsigned dtype, const void *elements, size_t n_ele
     }
 }
 
-static bool join_all(unsigned dtype, const int16_t *cells, const uint8_t *low, size_t n_elements, void *elements_out)
+static bool join_all(unsigned dtype, const int16_t *cells, const uint8_t *low, size_t n_elements,
+                     void *elements_out)
 {
     switch (dtype) {
     case CG_DTYPE_BF16: return join(split_of(CG_DTYPE_BF16), cells, low, n_elements, elements_out);
@@ -101,12 +106,12 @@ static bool join_all(unsigned dtype, const int16_t *cells, const uint8_t *low, s
 }
 
 typedef struct work {
-    int16_t *cells;            /* [n_rows][n_columns] */
-    uint8_t *column_class;     /* [n_columns] */
+    int16_t *cells;        /* [n_rows][n_columns] */
+    uint8_t *column_class; /* [n_columns] */
     cg_rans_strip *strips;
     size_t n_strips;
-    cg_rans_class *classes;    /* [16] */
-    uint32_t *column_sum;      /* [n_columns] */
+    cg_rans_class *classes; /* [16] */
+    uint32_t *column_sum;   /* [n_columns] */
     uint8_t *words;
 } work;
 
@@ -119,7 +124,8 @@ static work take_work(cg_arena *arena, size_t n_columns, size_t n_rows)
     w.strips = cg_arena_take(arena, w.n_strips * sizeof *w.strips);
     w.classes = cg_arena_take(arena, 16 * sizeof *w.classes);
     w.column_sum = cg_arena_take(arena, n_columns * sizeof *w.column_sum);
-    w.words = cg_arena_take(arena, 4 + w.n_strips * CG_RANS_STREAM_BYTES + n_rows * n_columns * CG_RANS_CELL_BYTES);
+    w.words = cg_arena_take(arena, 4 + w.n_strips * CG_RANS_STREAM_BYTES +
+                                       n_rows * n_columns * CG_RANS_CELL_BYTES);
     return w;
 }
 
@@ -127,10 +133,11 @@ static void lay_strips(work *w, size_t n_columns)
 {
     for (size_t s = 0; s < w->n_strips; s++) {
         const size_t first = s * CG_RANS_LANES, left = n_columns - first;
-        w->strips[s] = (cg_rans_strip){.cells = w->cells + first,
-                                       .row_stride = n_columns,
-                                       .lane_class = w->column_class + first,
-                                       .n_lanes = left < CG_RANS_LANES ? (uint32_t)left : CG_RANS_LANES};
+        w->strips[s] =
+            (cg_rans_strip){.cells = w->cells + first,
+                            .row_stride = n_columns,
+                            .lane_class = w->column_class + first,
+                            .n_lanes = left < CG_RANS_LANES ? (uint32_t)left : CG_RANS_LANES};
     }
 }
 
@@ -149,7 +156,8 @@ size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
            n_rows * n_columns * (CG_RANS_CELL_BYTES + split_of(dtype).low_bytes);
 }
 
-/* Columns of alike exponents share a table: equal parts of the columns, ordered by their mean exponent. */
+/* Columns of alike exponents share a table: equal parts of the columns, ordered by their mean
+ * exponent. */
 static unsigned choose_classes(work *w, size_t n_columns, size_t n_rows, unsigned shift)
 {
     memset(w->column_class, 0, n_columns);
@@ -163,7 +171,8 @@ static unsigned choose_classes(work *w, size_t n_columns, size_t n_rows, unsigne
             w->column_sum[c] += (uint32_t)w->cells[r * n_columns + c] >> shift;
     }
     for (size_t c = 0; c < n_columns; c++) {
-        w->column_sum[c] = (uint32_t)((uint64_t)w->column_sum[c] * 16 / n_rows); /* 1/16 exponents */
+        w->column_sum[c] =
+            (uint32_t)((uint64_t)w->column_sum[c] * 16 / n_rows); /* 1/16 exponents */
         lowest = w->column_sum[c] < lowest ? w->column_sum[c] : lowest;
         highest = w->column_sum[c] > highest ? w->column_sum[c] : highest;
     }
@@ -188,12 +197,14 @@ static unsigned choose_classes(work *w, size_t n_columns, size_t n_rows, unsigne
     return n_classes;
 }
 
-/* Writes the table of each class and readies it. *estimated_bits_out: roughly what the cells take. */
-static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, size_t n_rows, unsigned shift,
-                              uint8_t *out, uint64_t *estimated_bits_out)
+/* Writes the table of each class and readies it. *estimated_bits_out: roughly what the cells
+ * take. */
+static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, size_t n_rows,
+                              unsigned shift, uint8_t *out, uint64_t *estimated_bits_out)
 {
     static const size_t n_exponents = 256;
-    uint32_t counts[MAX_CLASSES][256], odd_counts[MAX_CLASSES][256]; /* neighbours are alike: they do not wait */
+    uint32_t counts[MAX_CLASSES][256],
+        odd_counts[MAX_CLASSES][256]; /* neighbours are alike: they do not wait */
     uint64_t cost = (uint64_t)n_columns * n_rows * shift * 256;
     memset(counts, 0, sizeof counts);
     memset(odd_counts, 0, sizeof odd_counts);
@@ -224,7 +235,8 @@ static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, siz
         for (unsigned e = 0; e <= top; e++)
             index_counts[top - e < n_symbols - 1 ? top - e : n_symbols - 1] += counts[k][e];
         cg_rans_normalize(index_counts, n_symbols, freq);
-        (void)cg_rans_class_init_exponents(&w->classes[k], shift, top, n_symbols, freq); /* right by construction */
+        (void)cg_rans_class_init_exponents(&w->classes[k], shift, top, n_symbols,
+                                           freq); /* right by construction */
         for (unsigned i = 0; i < n_symbols; i++)
             cost += (uint64_t)index_counts[i] * w->classes[k].cost[i];
         cost += (uint64_t)index_counts[n_symbols - 1] * 256 * w->classes[k].escape_bits;
@@ -238,8 +250,8 @@ static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, siz
     return out;
 }
 
-size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns, size_t n_rows, void *scratch,
-                          uint8_t *dst, size_t dst_bytes)
+size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns, size_t n_rows,
+                          void *scratch, uint8_t *dst, size_t dst_bytes)
 {
     const split s = split_of(dtype);
     const size_t n_elements = n_columns * n_rows;
@@ -260,8 +272,8 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     }
     lay_strips(&w, n_columns);
     const size_t n_streams = cg_rans_choose_streams(estimated_bits, w.n_strips);
-    out += cg_rans_encode(w.classes, w.strips, w.n_strips, n_rows, n_streams, out, (size_t)(dst + dst_bytes - out),
-                          w.words);
+    out += cg_rans_encode(w.classes, w.strips, w.n_strips, n_rows, n_streams, out,
+                          (size_t)(dst + dst_bytes - out), w.words);
     cut_all_low_bytes(dtype, elements, n_elements, out);
     return (size_t)(out - dst) + n_elements * s.low_bytes;
 }
@@ -284,7 +296,8 @@ static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, split s)
             if (!cg_cursor_u16(in, &freq[i]))
                 return CG_ERR_TRUNCATED;
         }
-        const cg_status status = cg_rans_class_init_exponents(&w->classes[k], s.shift, top, n_symbols, freq);
+        const cg_status status =
+            cg_rans_class_init_exponents(&w->classes[k], s.shift, top, n_symbols, freq);
         if (status != CG_OK)
             return status;
     }
@@ -302,8 +315,8 @@ static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, split s)
     return CG_OK;
 }
 
-cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_bytes, size_t n_columns, size_t n_rows,
-                             void *scratch, void *elements_out)
+cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_bytes, size_t n_columns,
+                             size_t n_rows, void *scratch, void *elements_out)
 {
     const split s = split_of(dtype);
     const size_t n_elements = n_columns * n_rows;
@@ -315,7 +328,8 @@ cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_byte
     if (status != CG_OK)
         return status;
     lay_strips(&w, n_columns);
-    status = cg_rans_decode(w.classes, w.strips, w.n_strips, n_rows, in.at, in.left_bytes, &used_bytes);
+    status =
+        cg_rans_decode(w.classes, w.strips, w.n_strips, n_rows, in.at, in.left_bytes, &used_bytes);
     if (status != CG_OK)
         return status;
     (void)cg_cursor_skip(&in, used_bytes);

@@ -1,8 +1,10 @@
 /* codec/lossless.h - elements bit for bit: exponents through rANS, signs and mantissas as they are.
  *
- * The exponents of a KV cache's channel take few values; sign and mantissa are noise. Tables are part of the payload:
- * a lossless chunk needs no profile. Bytes: codec/FORMAT.md, "Lossless payload".
- * Elements are a matrix [n_rows][n_columns] of the dtype. scratch: cg_lossless_scratch_bytes() bytes, 64-byte aligned.
+ * The exponents of a KV cache's channel take few values; sign and mantissa are noise. Tables are
+ * part of the payload: a lossless chunk needs no profile. Bytes: codec/FORMAT.md, "Lossless
+ * payload".
+ * Elements are a matrix [n_rows][n_columns] of the dtype. scratch: cg_lossless_scratch_bytes()
+ * bytes, 64-byte aligned.
  * Threads: pure functions on the caller's memory.
  */
 #ifndef CG_CODEC_LOSSLESS_H
@@ -17,11 +19,12 @@ size_t cg_lossless_scratch_bytes(unsigned dtype, size_t n_columns, size_t n_rows
 /* The most that encoding can take. */
 size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows);
 /* Returns the bytes written to dst[dst_bytes], 0 when that is below the bound. */
-size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns, size_t n_rows, void *scratch,
-                          uint8_t *dst, size_t dst_bytes);
-/* CG_ERR_TRUNCATED, CG_ERR_CORRUPT: elements_out is garbage. Reads nothing outside src, which must be used up. */
-cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_bytes, size_t n_columns, size_t n_rows,
-                             void *scratch, void *elements_out);
+size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns, size_t n_rows,
+                          void *scratch, uint8_t *dst, size_t dst_bytes);
+/* CG_ERR_TRUNCATED, CG_ERR_CORRUPT: elements_out is garbage. Reads nothing outside src, which must
+ * be used up. */
+cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_bytes, size_t n_columns,
+                             size_t n_rows, void *scratch, void *elements_out);
 
 #ifdef __cplusplus
 }

@@ -15,15 +15,24 @@
 
 static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
 
-enum { FIXED_BYTES = 80, CHANNEL_NONE = 0, CHANNEL_KLT = 1, ROPE_NONE = 0, ROPE_TABLE = 1, ROPE_BY_LAYER = 2 };
+enum {
+    FIXED_BYTES = 80,
+    CHANNEL_NONE = 0,
+    CHANNEL_KLT = 1,
+    ROPE_NONE = 0,
+    ROPE_TABLE = 1,
+    ROPE_BY_LAYER = 2
+};
 
-/* Of an element or a scale of a basis, whose rows are about orthonormal: sums and units of elements stay finite. */
+/* Of an element or a scale of a basis, whose rows are about orthonormal: sums and units of elements
+ * stay finite. */
 static const float MOST_BASIS = 1e30f;
 
 static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
 {
     for (size_t i = 0; i < n_values; i++) {
-        if (!cg_cursor_f32(in, &values[i]) || !isfinite(values[i]) || (positive && !(values[i] > 0)))
+        if (!cg_cursor_f32(in, &values[i]) || !isfinite(values[i]) ||
+            (positive && !(values[i] > 0)))
             return false;
     }
     return true;
@@ -43,7 +52,8 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     const uint64_t file_bytes = cg_get_le(at + 16, 8);
     if (file_bytes > in->left_bytes)
         return CG_ERR_TRUNCATED;
-    if (file_bytes < in->left_bytes || XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
+    if (file_bytes < in->left_bytes ||
+        XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
     if (cg_get_le(at + 12, 4) != 0 || at[67] > 1 || at[77] > 1 || cg_get_le(at + 78, 2) != 0)
         return CG_ERR_CORRUPT;
@@ -58,8 +68,9 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     p->geometry.n_planes = at[47];
     memcpy(p->preset, at + 48, 16);
     const unsigned rope = at[66];
-    if (at[65] == CG_TOKENS_DCT ? at[64] != CHANNEL_KLT || rope > ROPE_BY_LAYER
-                                : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
+    if (at[65] == CG_TOKENS_DCT
+            ? at[64] != CHANNEL_KLT || rope > ROPE_BY_LAYER
+            : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
         return CG_ERR_UNSUPPORTED;
     p->token_transform = at[65];
     p->is_packed = at[67] == 1;
@@ -76,8 +87,9 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     const cg_status status = cg_geometry_check(&p->geometry);
     if (status != CG_OK)
         return status == CG_ERR_UNSUPPORTED ? status : CG_ERR_CORRUPT;
-    if (p->rotary_dim % 2 != 0 || p->rotary_dim > p->geometry.head_dim || (rope == ROPE_NONE) != (p->rotary_dim == 0) ||
-        p->n_sinks > CG_MAX_SINKS || p->n_groups == 0 || p->n_groups > p->geometry.n_layers || p->n_classes == 0 ||
+    if (p->rotary_dim % 2 != 0 || p->rotary_dim > p->geometry.head_dim ||
+        (rope == ROPE_NONE) != (p->rotary_dim == 0) || p->n_sinks > CG_MAX_SINKS ||
+        p->n_groups == 0 || p->n_groups > p->geometry.n_layers || p->n_classes == 0 ||
         p->n_classes > 256)
         return CG_ERR_CORRUPT;
     in->left_bytes = file_bytes - 8;
@@ -92,7 +104,8 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     const size_t n_table = (size_t)p->geometry.n_layers * CG_N_PLANES * channels;
     uint32_t layer = 0;
     const bool has_anchors = p->token_transform == CG_TOKENS_ANCHORS;
-    if (in->left_bytes / (has_anchors ? 12 : 8) < n_table) /* nothing is allocated that the file can't hold */
+    if (in->left_bytes / (has_anchors ? 12 : 8) <
+        n_table) /* nothing is allocated that the file can't hold */
         return CG_ERR_TRUNCATED;
     p->inv_freq = calloc(p->n_ropes * p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
     p->layer_rope = calloc(p->geometry.n_layers, sizeof *p->layer_rope);
@@ -100,8 +113,8 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     p->mean = malloc(n_table * sizeof *p->mean);
     p->weight = malloc(n_table * sizeof *p->weight);
     p->anchor_step = has_anchors ? malloc(n_table * sizeof *p->anchor_step) : NULL;
-    if (p->inv_freq == NULL || p->layer_rope == NULL || p->groups == NULL || p->mean == NULL || p->weight == NULL ||
-        (has_anchors && p->anchor_step == NULL))
+    if (p->inv_freq == NULL || p->layer_rope == NULL || p->groups == NULL || p->mean == NULL ||
+        p->weight == NULL || (has_anchors && p->anchor_step == NULL))
         return CG_ERR_NO_MEMORY;
 
     for (uint32_t i = 0; i < p->n_ropes * p->rotary_dim / 2; i++) {
@@ -114,7 +127,8 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     }
     for (uint32_t g = 0; g < p->n_groups; g++) {
         uint16_t n_layers;
-        if (!cg_cursor_u16(in, &n_layers) || n_layers == 0 || n_layers > p->geometry.n_layers - layer)
+        if (!cg_cursor_u16(in, &n_layers) || n_layers == 0 ||
+            n_layers > p->geometry.n_layers - layer)
             return CG_ERR_CORRUPT;
         p->groups[g].first_layer = layer;
         p->groups[g].n_layers = n_layers;
@@ -141,7 +155,8 @@ static cg_status read_classes(cg_cursor *in, cg_profile *p)
     for (uint32_t i = 0; i < p->n_classes; i++) {
         uint8_t shift, n_symbols;
         uint16_t freq[CG_RANS_MAX_SYMBOLS];
-        if (!cg_cursor_u8(in, &shift) || !cg_cursor_u8(in, &n_symbols) || n_symbols > CG_RANS_MAX_SYMBOLS)
+        if (!cg_cursor_u8(in, &shift) || !cg_cursor_u8(in, &n_symbols) ||
+            n_symbols > CG_RANS_MAX_SYMBOLS)
             return CG_ERR_CORRUPT;
         for (unsigned s = 0; s < n_symbols; s++) {
             if (!cg_cursor_u16(in, &freq[s]))
@@ -164,12 +179,14 @@ static cg_status read_classes(cg_cursor *in, cg_profile *p)
     return CG_OK;
 }
 
-/* What nested chunks rely on: steps a factor 3 apart, and no coarser level has columns that the finer one has not. */
+/* What nested chunks rely on: steps a factor 3 apart, and no coarser level has columns that the
+ * finer one has not. */
 static bool levels_nest(const cg_profile *p)
 {
     for (unsigned level = 1; level < CG_N_LOSSY; level++) {
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
-            if (fabsf(p->step[level][plane] / p->step[level - 1][plane] - CG_RANS_REFINE_STEP) > 1e-6f)
+            if (fabsf(p->step[level][plane] / p->step[level - 1][plane] - CG_RANS_REFINE_STEP) >
+                1e-6f)
                 return false;
             for (uint32_t g = 0; g < p->n_groups; g++) {
                 const cg_level_columns *fine = &p->groups[g].columns[level - 1][plane];
@@ -184,7 +201,8 @@ static bool levels_nest(const cg_profile *p)
     return true;
 }
 
-/* Where the bytes of the columns' classes begin: they are copied whole, the cursor's memory is the caller's. */
+/* Where the bytes of the columns' classes begin: they are copied whole, the cursor's memory is the
+ * caller's. */
 static cg_status keep_column_classes(const cg_cursor *in, cg_profile *p)
 {
     p->column_classes = malloc(in->left_bytes > 0 ? in->left_bytes : 1);
@@ -194,7 +212,8 @@ static cg_status keep_column_classes(const cg_cursor *in, cg_profile *p)
     return CG_OK;
 }
 
-/* The classes of a run of columns->n_active[f] columns; start: what column_classes was copied from. */
+/* The classes of a run of columns->n_active[f] columns; start: what column_classes was copied
+ * from. */
 static cg_status read_run(cg_cursor *in, const cg_profile *p, const uint8_t *start, unsigned f,
                           cg_level_columns *columns)
 {
@@ -236,7 +255,8 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_co
     return CG_OK;
 }
 
-/* n pieces of zeros for a basis as the kernels read it; NULL: no memory. each_bytes: a multiple of 64. */
+/* n pieces of zeros for a basis as the kernels read it; NULL: no memory. each_bytes: a multiple of
+ * 64. */
 static void *take_zeros(size_t n, size_t each_bytes)
 {
     size_t n_bytes;
@@ -249,9 +269,13 @@ static void *take_zeros(size_t n, size_t each_bytes)
 }
 
 /* To an integer; |x| is below 2^22. */
-static float nearest(float x) { return x + 0x1.8p23f - 0x1.8p23f; }
+static float nearest(float x)
+{
+    return x + 0x1.8p23f - 0x1.8p23f;
+}
 
-/* Of the components behind the first n_exact, in place: bf16 to the numbers that they are scales of. */
+/* Of the components behind the first n_exact, in place: bf16 to the numbers that they are scales
+ * of. */
 static void find_numbers(size_t n_channels, cg_basis *basis)
 {
     for (uint32_t c = basis->n_exact; c < basis->n_components; c++) {
@@ -271,8 +295,10 @@ static void find_numbers(size_t n_channels, cg_basis *basis)
 static cg_status pack_analysis(const cg_profile *p, const cg_group *group, cg_basis *basis)
 {
     const size_t n_pairs = cg_group_pairs(group), n_exact_pairs = cg_basis_exact_pairs(basis);
-    basis->analysis = take_zeros((basis->n_components + 15u) / 16 + 1, n_pairs * 16 * sizeof *basis->analysis);
-    basis->exact = take_zeros((group->n_channels + 15u) / 16 + 1, n_exact_pairs * 16 * sizeof *basis->exact);
+    basis->analysis =
+        take_zeros((basis->n_components + 15u) / 16 + 1, n_pairs * 16 * sizeof *basis->analysis);
+    basis->exact =
+        take_zeros((group->n_channels + 15u) / 16 + 1, n_exact_pairs * 16 * sizeof *basis->exact);
     if (basis->analysis == NULL || basis->exact == NULL)
         return CG_ERR_NO_MEMORY;
     if (p->kernels->project_narrow != NULL)
@@ -283,7 +309,8 @@ static cg_status pack_analysis(const cg_profile *p, const cg_group *group, cg_ba
         for (uint32_t ch = 0; ch < group->n_channels; ch++)
             out[ch / 2 * 16] |= (uint32_t)row[ch] << (ch % 2 * 16);
         for (uint32_t ch = 0; ch < group->n_channels && c < basis->n_exact; ch++)
-            basis->exact[(ch / 16 * n_exact_pairs + c / 2) * 16 + ch % 16] |= (uint32_t)row[ch] << (c % 2 * 16);
+            basis->exact[(ch / 16 * n_exact_pairs + c / 2) * 16 + ch % 16] |= (uint32_t)row[ch]
+                                                                              << (c % 2 * 16);
     }
     return CG_OK;
 }
@@ -292,7 +319,8 @@ static cg_status pack_panels(const cg_profile *p, const cg_group *group, cg_basi
 {
     const size_t words = CG_PANEL_CHANNELS / 2;
     const uint32_t n_panels = (group->n_channels + p->panel_channels - 1) / p->panel_channels;
-    basis->panels = take_zeros((size_t)n_panels * basis->n_components, words * sizeof *basis->panels);
+    basis->panels =
+        take_zeros((size_t)n_panels * basis->n_components, words * sizeof *basis->panels);
     if (basis->panels == NULL)
         return CG_ERR_NO_MEMORY;
     for (uint32_t panel = 0; panel < n_panels; panel++) {
@@ -318,15 +346,17 @@ static cg_status pack_tiles(const cg_group *group, cg_basis *basis)
         return CG_ERR_NO_MEMORY;
     for (uint32_t c = 0; c < basis->n_components; c++) {
         const uint16_t *row = basis->rows + (size_t)c * group->n_channels;
-        uint16_t *out = basis->tiles + (c / CG_TILE) * (CG_TILE * CG_TILE) + c % CG_TILE / 2 * CG_TILE + c % 2;
+        uint16_t *out =
+            basis->tiles + (c / CG_TILE) * (CG_TILE * CG_TILE) + c % CG_TILE / 2 * CG_TILE + c % 2;
         for (uint32_t ch = 0; ch < group->n_channels; ch++)
-            out[ch / CG_TILE * n_deep * CG_TILE * CG_TILE + ch % CG_TILE / 16 * (CG_TILE * CG_TILE / 2) +
-                ch % 16 * 2] = row[ch];
+            out[ch / CG_TILE * n_deep * CG_TILE * CG_TILE +
+                ch % CG_TILE / 16 * (CG_TILE * CG_TILE / 2) + ch % 16 * 2] = row[ch];
     }
     return CG_OK;
 }
 
-/* What decides on the limbs of a quad: its largest element, and the lowest bit that is set in one of them. */
+/* What decides on the limbs of a quad: its largest element, and the lowest bit that is set in one
+ * of them. */
 typedef struct quad_range {
     float largest, lowest;
 } quad_range;
@@ -343,7 +373,8 @@ static quad_range find_range(const uint16_t *elements, size_t n_elements)
     return (quad_range){cg_bf16_to_f32((uint16_t)largest), ldexpf(1, (int)lowest - 127 - 7)};
 }
 
-/* The slab's units, the first of them 2^exponent, and the quads of each limb. Returns what they cost. */
+/* The slab's units, the first of them 2^exponent, and the quads of each limb. Returns what they
+ * cost. */
 static unsigned try_units(const quad_range *ranges, int exponent, cg_slab *slab)
 {
     unsigned cost = 0;
@@ -372,9 +403,11 @@ static void choose_units(const quad_range *ranges, cg_slab *slab)
     unsigned least = UINT_MAX;
     for (uint32_t q = 0; q < slab->n_quads; q++)
         largest = fmaxf(largest, ranges[q].largest);
-    exponent = frexpf(largest / 127, &exponent) == 0.5f ? exponent - 1 : exponent; /* a power of two */
+    exponent =
+        frexpf(largest / 127, &exponent) == 0.5f ? exponent - 1 : exponent; /* a power of two */
     exponent = exponent > -100 ? exponent : -100;
-    for (int e = exponent; e < exponent + 7; e++) { /* a higher one where few quads have large elements */
+    for (int e = exponent; e < exponent + 7;
+         e++) { /* a higher one where few quads have large elements */
         const unsigned cost = try_units(ranges, e, slab);
         best = cost < least ? e : best;
         least = cost < least ? cost : least;
@@ -412,9 +445,10 @@ static cg_status lay_slabs(const cg_group *group, cg_basis *basis)
         choose_units(ranges, slab);
         for (unsigned i = 0; i < CG_MAX_LIMBS; i++) {
             slab->offset[i] = basis->panel_bytes;
-            basis->panel_bytes += slab->limb_quads[i] != 0
-                                      ? (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS
-                                      : 0;
+            basis->panel_bytes +=
+                slab->limb_quads[i] != 0
+                    ? (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS
+                    : 0;
         }
     }
     return CG_OK;
@@ -435,9 +469,12 @@ static cg_status pack_quads(const cg_profile *p, const cg_group *group, cg_basis
             const uint32_t c = slab->first_component + i;
             for (uint32_t ch = 0; ch < group->n_channels && c < basis->n_components; ch++) {
                 int limbs[CG_MAX_LIMBS];
-                split_element(slab, cg_bf16_to_f32(basis->rows[(size_t)c * group->n_channels + ch]), limbs);
+                split_element(slab, cg_bf16_to_f32(basis->rows[(size_t)c * group->n_channels + ch]),
+                              limbs);
                 uint8_t *out = basis->quads + ch / p->panel_channels * basis->panel_bytes +
-                               ((size_t)i / 4 * CG_PANEL_CHANNELS + ch % p->panel_channels) * CG_QUAD_COMPONENTS + i % 4;
+                               ((size_t)i / 4 * CG_PANEL_CHANNELS + ch % p->panel_channels) *
+                                   CG_QUAD_COMPONENTS +
+                               i % 4;
                 for (unsigned limb = 0; limb < CG_MAX_LIMBS; limb++) {
                     if (slab->limb_quads[limb] != 0)
                         out[slab->offset[limb]] = (uint8_t)(limbs[limb] + 128);
@@ -448,9 +485,10 @@ static cg_status pack_quads(const cg_profile *p, const cg_group *group, cg_basis
     return CG_OK;
 }
 
-/* A component in signed numbers of few bits, one after another from the lowest bit of the first byte, and their scale. */
-static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channels, uint16_t *row, uint8_t *bits_out,
-                                 float *scale_out)
+/* A component in signed numbers of few bits, one after another from the lowest bit of the first
+ * byte, and their scale. */
+static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channels, uint16_t *row,
+                                 uint8_t *bits_out, float *scale_out)
 {
     uint8_t bits = 8;
     float scale;
@@ -466,8 +504,10 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
         return CG_ERR_CORRUPT;
     for (size_t ch = 0; ch < n_channels; ch++) {
         const size_t at = ch * bits / 8, left = n_bytes - at;
-        const unsigned three = (unsigned)cg_get_le(bytes + at, left < 3 ? left : 3) >> (ch * bits % 8);
-        const int value = (int)(three & ((1u << bits) - 1)) - (int)((three >> (bits - 1) & 1) << bits);
+        const unsigned three =
+            (unsigned)cg_get_le(bytes + at, left < 3 ? left : 3) >> (ch * bits % 8);
+        const int value =
+            (int)(three & ((1u << bits) - 1)) - (int)((three >> (bits - 1) & 1) << bits);
         row[ch] = cg_bf16_from_f32(scale * (float)value);
     }
     *bits_out = bits;
@@ -475,8 +515,8 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
     return CG_OK;
 }
 
-static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *group, unsigned n_components,
-                            unsigned n_wide, cg_basis *basis)
+static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *group,
+                            unsigned n_components, unsigned n_wide, cg_basis *basis)
 {
     const size_t n_channels = group->n_channels;
     const uint8_t *bytes;
@@ -500,13 +540,16 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, const cg_group *
             }
         } else {
             uint8_t bits;
-            const cg_status status = read_narrow_row(in, p->is_packed, n_channels, row, &bits, &basis->scale[c]);
+            const cg_status status =
+                read_narrow_row(in, p->is_packed, n_channels, row, &bits, &basis->scale[c]);
             if (status != CG_OK)
                 return status;
             basis->n_exact += basis->n_exact == c && bits >= CG_EXACT_BITS;
         }
     }
-    basis->n_exact = (basis->n_exact + 15) / 16 * 16 < n_components ? (basis->n_exact + 15) / 16 * 16 : n_components;
+    basis->n_exact = (basis->n_exact + 15) / 16 * 16 < n_components
+                         ? (basis->n_exact + 15) / 16 * 16
+                         : n_components;
     cg_status status = p->is_tiled    ? pack_tiles(group, basis)
                        : p->has_quads ? pack_quads(p, group, basis)
                                       : pack_panels(p, group, basis);
@@ -532,7 +575,9 @@ static cg_status read_klt(cg_cursor *in, cg_profile *p)
         tiled += head_dim;
     p->is_tiled = p->kernels->synthesize != NULL && tiled <= 16 * CG_TILE;
     p->has_quads = !p->is_tiled && p->kernels->accumulate_quads != NULL;
-    p->unit_channels = p->is_tiled ? tiled : p->panel_channels > head_dim ? p->panel_channels : head_dim;
+    p->unit_channels = p->is_tiled                    ? tiled
+                       : p->panel_channels > head_dim ? p->panel_channels
+                                                      : head_dim;
     const size_t n_bases = (size_t)p->n_groups * CG_N_PLANES;
     cg_status status = CG_ERR_NO_MEMORY;
     uint16_t *n_components = malloc(n_bases * sizeof *n_components);
@@ -549,7 +594,8 @@ static cg_status read_klt(cg_cursor *in, cg_profile *p)
         goto done;
     for (size_t i = 0; i < n_bases; i++) {
         cg_group *group = &p->groups[i / CG_N_PLANES];
-        status = read_basis(in, p, group, n_components[i], n_wide[i], &group->basis[i % CG_N_PLANES]);
+        status =
+            read_basis(in, p, group, n_components[i], n_wide[i], &group->basis[i % CG_N_PLANES]);
         if (status != CG_OK)
             goto done;
     }
@@ -564,11 +610,12 @@ static cg_status read_anchors(cg_cursor *in, cg_profile *p)
 {
     const uint8_t *start = in->at;
     cg_status status = keep_column_classes(in, p);
-    for (unsigned level = 0; level <= CG_N_LOSSY && status == CG_OK; level++) { /* before the levels the anchors */
+    for (unsigned level = 0; level <= CG_N_LOSSY && status == CG_OK;
+         level++) { /* before the levels the anchors */
         for (uint32_t i = 0; i < p->n_groups * CG_N_PLANES && status == CG_OK; i++) {
             cg_group *group = &p->groups[i / CG_N_PLANES];
-            cg_level_columns *columns =
-                level == 0 ? &group->anchors[i % CG_N_PLANES] : &group->columns[level - 1][i % CG_N_PLANES];
+            cg_level_columns *columns = level == 0 ? &group->anchors[i % CG_N_PLANES]
+                                                   : &group->columns[level - 1][i % CG_N_PLANES];
             if (group->n_channels > UINT16_MAX)
                 return CG_ERR_UNSUPPORTED;
             columns->n_active[0] = (uint16_t)group->n_channels;
@@ -585,7 +632,8 @@ static cg_status read_body(cg_cursor *in, cg_profile *p)
         status = read_classes(in, p);
     if (status == CG_OK)
         status = p->token_transform == CG_TOKENS_ANCHORS ? read_anchors(in, p) : read_klt(in, p);
-    return status == CG_OK && (in->left_bytes > 0 || (p->nests && !levels_nest(p))) ? CG_ERR_CORRUPT : status;
+    return status == CG_OK && (in->left_bytes > 0 || (p->nests && !levels_nest(p))) ? CG_ERR_CORRUPT
+                                                                                    : status;
 }
 
 cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out)
@@ -664,9 +712,27 @@ void cg_profile_free(cg_profile *p)
     free(p);
 }
 
-const cg_geometry *cg_profile_geometry(const cg_profile *p) { return &p->geometry; }
-const cg_fingerprint *cg_profile_fingerprint(const cg_profile *p) { return &p->fingerprint; }
-const cg_fingerprint *cg_profile_model(const cg_profile *p) { return &p->model; }
-const char *cg_profile_preset(const cg_profile *p) { return p->preset; }
-uint32_t cg_profile_n_groups(const cg_profile *p) { return p->n_groups; }
-bool cg_profile_nests(const cg_profile *p) { return p->nests; }
+const cg_geometry *cg_profile_geometry(const cg_profile *p)
+{
+    return &p->geometry;
+}
+const cg_fingerprint *cg_profile_fingerprint(const cg_profile *p)
+{
+    return &p->fingerprint;
+}
+const cg_fingerprint *cg_profile_model(const cg_profile *p)
+{
+    return &p->model;
+}
+const char *cg_profile_preset(const cg_profile *p)
+{
+    return p->preset;
+}
+uint32_t cg_profile_n_groups(const cg_profile *p)
+{
+    return p->n_groups;
+}
+bool cg_profile_nests(const cg_profile *p)
+{
+    return p->nests;
+}

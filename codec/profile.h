@@ -1,6 +1,8 @@
-/* codec/profile.h - what the lossy levels of one model are coded with. Bytes: codec/FORMAT.md, "Profile".
+/* codec/profile.h - what the lossy levels of one model are coded with. Bytes: codec/FORMAT.md,
+ * "Profile".
  *
- * Made by the profile tool (connector/), immutable, named by its fingerprint: the xxh3-128 of the whole file.
+ * Made by the profile tool (connector/), immutable, named by its fingerprint: the xxh3-128 of the
+ * whole file.
  * Threads: read-only once opened; any number of threads may share it.
  */
 #ifndef CG_CODEC_PROFILE_H
@@ -17,21 +19,25 @@ enum { CG_PROFILE_VERSION = 1, CG_PROFILE_MAX_BYTES = 1 << 30 };
 
 typedef struct cg_profile cg_profile;
 
-/* Parses and checks a profile; copies what it needs, so bytes may go afterwards. The caller frees *profile_out with
- * cg_profile_free(). CG_ERR_TRUNCATED, CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION,
- * CG_ERR_UNSUPPORTED (a transform, rope kind or geometry that this version does not have), CG_ERR_NO_MEMORY. */
+/* Parses and checks a profile; copies what it needs, so bytes may go afterwards. The caller frees
+ * *profile_out with cg_profile_free(). CG_ERR_TRUNCATED, CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC,
+ * CG_ERR_UNSUPPORTED_VERSION,
+ * CG_ERR_UNSUPPORTED (a transform, rope kind or geometry that this version does not have),
+ * CG_ERR_NO_MEMORY. */
 cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out);
 /* Reads path whole, then cg_profile_open(). CG_ERR_NOT_FOUND, CG_ERR_IO ... */
 cg_status cg_profile_open_file(const char *path, cg_profile **profile_out);
 void cg_profile_free(cg_profile *profile); /* NULL is fine */
 
-/* dtype of the geometry is that of the cache the profile was made from: informative, other dtypes are coded too. */
+/* dtype of the geometry is that of the cache the profile was made from: informative, other dtypes
+ * are coded too. */
 const cg_geometry *cg_profile_geometry(const cg_profile *profile);
 const cg_fingerprint *cg_profile_fingerprint(const cg_profile *profile);
 const cg_fingerprint *cg_profile_model(const cg_profile *profile);
 const char *cg_profile_preset(const cg_profile *profile); /* "klt", "paper" */
 uint32_t cg_profile_n_groups(const cg_profile *profile);
-/* Whether chunks can be nested (codec/chunk.h): the levels' steps lie a factor 3 apart, and it has tables for that. */
+/* Whether chunks can be nested (codec/chunk.h): the levels' steps lie a factor 3 apart, and it has
+ * tables for that. */
 bool cg_profile_nests(const cg_profile *profile);
 
 #ifdef __cplusplus

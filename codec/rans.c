@@ -9,7 +9,8 @@
 
 /* ---- classes ---- */
 
-static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbols, const uint16_t *freq)
+static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbols,
+                            const uint16_t *freq)
 {
     uint32_t sum = 0;
     if (shift > CG_RANS_MAX_SHIFT || n_symbols < 2 || n_symbols > CG_RANS_MAX_SYMBOLS)
@@ -40,9 +41,11 @@ static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbo
     return CG_OK;
 }
 
-cg_status cg_rans_class_init_signed(cg_rans_class *cls, unsigned shift, unsigned n_symbols, const uint16_t *freq)
+cg_status cg_rans_class_init_signed(cg_rans_class *cls, unsigned shift, unsigned n_symbols,
+                                    const uint16_t *freq)
 {
-    const cg_status status = n_symbols % 2 == 0 ? class_init(cls, shift, n_symbols, freq) : CG_ERR_CORRUPT;
+    const cg_status status =
+        n_symbols % 2 == 0 ? class_init(cls, shift, n_symbols, freq) : CG_ERR_CORRUPT;
     if (status != CG_OK)
         return status;
     cls->escape_bits = 5;
@@ -51,10 +54,11 @@ cg_status cg_rans_class_init_signed(cg_rans_class *cls, unsigned shift, unsigned
     return CG_OK;
 }
 
-cg_status cg_rans_class_init_exponents(cg_rans_class *cls, unsigned shift, unsigned top, unsigned n_symbols,
-                                       const uint16_t *freq)
+cg_status cg_rans_class_init_exponents(cg_rans_class *cls, unsigned shift, unsigned top,
+                                       unsigned n_symbols, const uint16_t *freq)
 {
-    if (n_symbols < 2 || top + 2 < n_symbols || top > 255) /* the last but one index is top - (n_symbols - 2) >= 0 */
+    if (n_symbols < 2 || top + 2 < n_symbols ||
+        top > 255) /* the last but one index is top - (n_symbols - 2) >= 0 */
         return CG_ERR_CORRUPT;
     const cg_status status = class_init(cls, shift, n_symbols, freq);
     if (status != CG_OK)
@@ -66,7 +70,8 @@ cg_status cg_rans_class_init_exponents(cg_rans_class *cls, unsigned shift, unsig
     return CG_OK;
 }
 
-cg_status cg_rans_class_init_refinement(cg_rans_class *cls, const uint16_t freq[CG_RANS_REFINE_CONTEXTS][2])
+cg_status cg_rans_class_init_refinement(cg_rans_class *cls,
+                                        const uint16_t freq[CG_RANS_REFINE_CONTEXTS][2])
 {
     for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
         if (freq[c][0] == 0 || freq[c][1] == 0 || freq[c][0] + freq[c][1] >= CG_RANS_SCALE)
@@ -74,7 +79,8 @@ cg_status cg_rans_class_init_refinement(cg_rans_class *cls, const uint16_t freq[
         const int all[3] = {freq[c][0], freq[c][1], CG_RANS_SCALE - freq[c][0] - freq[c][1]};
         cls->refine[c] = freq[c][0] | (uint32_t)freq[c][1] << 16;
         for (unsigned i = 0; i < 3; i++)
-            cls->refine_cost[c][i] = (uint16_t)lrintf(256.0f * (CG_RANS_SCALE_BITS - log2f((float)all[i])));
+            cls->refine_cost[c][i] =
+                (uint16_t)lrintf(256.0f * (CG_RANS_SCALE_BITS - log2f((float)all[i])));
     }
     return CG_OK;
 }
@@ -87,18 +93,21 @@ void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *fre
     for (unsigned i = 0; i < n_symbols; i++)
         total += counts[i];
     for (unsigned i = 0; i < n_symbols; i++) {
-        const uint64_t share = total > 0 ? ((uint64_t)counts[i] * (CG_RANS_SCALE - n_symbols)) / total : 0;
+        const uint64_t share =
+            total > 0 ? ((uint64_t)counts[i] * (CG_RANS_SCALE - n_symbols)) / total : 0;
         freq_out[i] = (uint16_t)(share + 1);
         sum += freq_out[i];
         if (freq_out[i] > freq_out[largest])
             largest = i;
     }
-    freq_out[largest] = (uint16_t)(freq_out[largest] + CG_RANS_SCALE - sum); /* sum is not above: rounded down */
+    freq_out[largest] =
+        (uint16_t)(freq_out[largest] + CG_RANS_SCALE - sum); /* sum is not above: rounded down */
 }
 
 /* ---- encoding ---- */
 
-size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t n_rows, size_t n_streams)
+size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
+                           size_t n_streams)
 {
     size_t n_lanes = 0;
     for (size_t i = 0; i < n_strips; i++)
@@ -106,8 +115,8 @@ size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t 
     return 4 + n_streams * CG_RANS_STREAM_BYTES + n_lanes * n_rows * CG_RANS_CELL_BYTES;
 }
 
-uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                               size_t n_rows)
+uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips,
+                               size_t n_strips, size_t n_rows)
 {
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     uint64_t cost = 0;
@@ -125,8 +134,9 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips)
     return (size_t)(affordable < 1 ? 1 : affordable > most ? most : affordable);
 }
 
-size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
-                      size_t n_streams, uint8_t *dst, size_t dst_bytes, uint8_t *scratch_words)
+size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
+                      size_t n_rows, size_t n_streams, uint8_t *dst, size_t dst_bytes,
+                      uint8_t *scratch_words)
 {
     const size_t bound_bytes = cg_rans_bound_bytes(strips, n_strips, n_rows, n_streams);
     if (dst_bytes < bound_bytes || n_streams > n_strips || (n_streams == 0 && n_strips > 0))
@@ -151,8 +161,9 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
 
 /* ---- decoding ---- */
 
-cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
-                         const uint8_t *src, size_t src_bytes, size_t *used_bytes_out)
+cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
+                         size_t n_rows, const uint8_t *src, size_t src_bytes,
+                         size_t *used_bytes_out)
 {
     cg_cursor in = {src, src_bytes};
     const uint8_t *table;

@@ -1,10 +1,12 @@
 /* codec/rans.h - order-0 rANS of integer matrices, 32 lanes a stream, over static frequency tables.
  *
- * Surprises: (1) rANS is a stack: the encoder walks a stream backwards, the decoder forwards; (2) the lanes share one
- * sequence of words, in the order of FORMAT.md's phases; (3) a strip's cells lie row_stride apart a row, so that a
- * matrix need not be contiguous.
- * Method: Duda, arXiv:1311.2540; interleaving: Giesen, arXiv:1402.3392. Bytes: codec/FORMAT.md, "Matrix of symbols".
- * Threads: classes are read-only once made; streams of one matrix may be decoded by several threads.
+ * Surprises: (1) rANS is a stack: the encoder walks a stream backwards, the decoder forwards; (2)
+ * the lanes share one sequence of words, in the order of FORMAT.md's phases; (3) a strip's cells
+ * lie row_stride apart a row, so that a matrix need not be contiguous.
+ * Method: Duda, arXiv:1311.2540; interleaving: Giesen, arXiv:1402.3392. Bytes: codec/FORMAT.md,
+ * "Matrix of symbols".
+ * Threads: classes are read-only once made; streams of one matrix may be decoded by several
+ * threads.
  */
 #ifndef CG_CODEC_RANS_H
 #define CG_CODEC_RANS_H
@@ -24,75 +26,92 @@ enum {
     CG_RANS_MAX_SYMBOLS = 64,
     CG_RANS_MAX_SHIFT = 12,
     CG_RANS_MAX_STREAMS = 65535,
-    CG_RANS_STREAM_BYTES = 4 + 4 * CG_RANS_LANES, /* table entry and lane states: what a stream costs */
-    CG_RANS_CELL_BYTES = 8, /* most bytes that one cell can add to a stream: four phases of a word each */
+    CG_RANS_STREAM_BYTES =
+        4 + 4 * CG_RANS_LANES, /* table entry and lane states: what a stream costs */
+    CG_RANS_CELL_BYTES =
+        8, /* most bytes that one cell can add to a stream: four phases of a word each */
     CG_RANS_REFINE_STEP = 3,     /* a refined cell is 3 times the coarse one, and -1, 0 or 1 */
     CG_RANS_REFINE_CONTEXTS = 3, /* the coarse one is 0, +-1, or larger */
 };
 
 /* A frequency table and what its indices mean. */
 typedef struct cg_rans_class {
-    uint8_t shift;                             /* these four come first, in this order: kernels load them at once */
+    uint8_t shift; /* these four come first, in this order: kernels load them at once */
     uint8_t n_symbols;
-    uint8_t escape_bits;                       /* 5: signed symbols; 8: exponents */
-    uint8_t top;                               /* exponents: the value of index 0 */
+    uint8_t escape_bits; /* 5: signed symbols; 8: exponents */
+    uint8_t top;         /* exponents: the value of index 0 */
     uint16_t freq[CG_RANS_MAX_SYMBOLS];
     uint16_t cum[CG_RANS_MAX_SYMBOLS + 1];
-    int16_t value[CG_RANS_MAX_SYMBOLS];        /* of each index but the escape */
-    uint8_t first[256];                        /* of slot >> CG_RANS_BUCKET_SHIFT: where the search begins */
-    uint16_t cost[CG_RANS_MAX_SYMBOLS];        /* 1/256 bits, for estimates; the escape's without its raw bits */
-    uint32_t packed[CG_RANS_MAX_SYMBOLS];      /* freq | cum << 16, for gathers */
-    uint32_t bucket[256];                      /* packed[first[...]] */
-    uint32_t refine[CG_RANS_REFINE_CONTEXTS];  /* frequency of 0 | of what leads away from zero << 16; the rest leads back */
+    int16_t value[CG_RANS_MAX_SYMBOLS]; /* of each index but the escape */
+    uint8_t first[256]; /* of slot >> CG_RANS_BUCKET_SHIFT: where the search begins */
+    uint16_t cost[CG_RANS_MAX_SYMBOLS];   /* 1/256 bits, for estimates; the escape's without its raw
+                                             bits */
+    uint32_t packed[CG_RANS_MAX_SYMBOLS]; /* freq | cum << 16, for gathers */
+    uint32_t bucket[256];                 /* packed[first[...]] */
+    uint32_t refine[CG_RANS_REFINE_CONTEXTS]; /* frequency of 0 | of what leads away from zero <<
+                                                 16; the rest leads back */
     uint16_t refine_cost[CG_RANS_REFINE_CONTEXTS][3]; /* 1/256 bits */
 } cg_rans_class;
 
-/* Up to 32 columns of a matrix. Cell (row, lane) is cells[row * row_stride + lane]. With coarse, the same cells at a
- * coarser level, known to both sides, only what distinguishes the cell from the others of that coarse one is coded. */
+/* Up to 32 columns of a matrix. Cell (row, lane) is cells[row * row_stride + lane]. With coarse,
+ * the same cells at a coarser level, known to both sides, only what distinguishes the cell from the
+ * others of that coarse one is coded. */
 typedef struct cg_rans_strip {
     int16_t *cells;
     size_t row_stride;
     const uint8_t *lane_class; /* [n_lanes], indices into the classes */
     uint32_t n_lanes;
-    const int16_t *coarse;     /* NULL: none */
+    const int16_t *coarse; /* NULL: none */
     size_t coarse_stride;
 } cg_rans_strip;
 
-/* Signed symbols: 0, +1, -1, +2 ...; n_symbols even. CG_ERR_CORRUPT: a count, shift or sum is wrong. */
-cg_status cg_rans_class_init_signed(cg_rans_class *cls, unsigned shift, unsigned n_symbols, const uint16_t *freq);
-/* Exponents top, top - 1, ...; exponents lie in [0, 1 << exponent_bits). CG_ERR_CORRUPT as above. */
-cg_status cg_rans_class_init_exponents(cg_rans_class *cls, unsigned shift, unsigned top, unsigned n_symbols,
-                                       const uint16_t *freq);
+/* Signed symbols: 0, +1, -1, +2 ...; n_symbols even. CG_ERR_CORRUPT: a count, shift or sum is
+ * wrong. */
+cg_status cg_rans_class_init_signed(cg_rans_class *cls, unsigned shift, unsigned n_symbols,
+                                    const uint16_t *freq);
+/* Exponents top, top - 1, ...; exponents lie in [0, 1 << exponent_bits). CG_ERR_CORRUPT as
+ * above. */
+cg_status cg_rans_class_init_exponents(cg_rans_class *cls, unsigned shift, unsigned top,
+                                       unsigned n_symbols, const uint16_t *freq);
 
-/* How a class's cells refine coarse ones: freq[context][0, away from zero]. CG_ERR_CORRUPT: one of the three is below 1. */
-cg_status cg_rans_class_init_refinement(cg_rans_class *cls, const uint16_t freq[CG_RANS_REFINE_CONTEXTS][2]);
+/* How a class's cells refine coarse ones: freq[context][0, away from zero]. CG_ERR_CORRUPT: one of
+ * the three is below 1. */
+cg_status cg_rans_class_init_refinement(cg_rans_class *cls,
+                                        const uint16_t freq[CG_RANS_REFINE_CONTEXTS][2]);
 
 /* Integer frequencies that sum to 1 << 14 and are at least 1, nearest to counts[n]. */
 void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *freq_out);
 
 /* Bytes that encoding the strips needs at most. */
-size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t n_rows, size_t n_streams);
+size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
+                           size_t n_streams);
 
 /* Roughly the bits that the strips' cells take, lane states apart. */
-uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                               size_t n_rows);
+uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips,
+                               size_t n_strips, size_t n_rows);
 
-/* How many streams a matrix of that estimate is cut into: as many as cost at most 2 % of it, at least one. */
+/* How many streams a matrix of that estimate is cut into: as many as cost at most 2 % of it, at
+ * least one. */
 size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips);
 
-/* Writes the matrix (stream table and streams) to dst; n_streams at most n_strips, 0 only without strips.
- * scratch_words: as many bytes as dst. Every cell must lie in [-32768, 32767] and, for exponents, in range; with coarse,
- * at most 1 from 3 times the coarse one.
+/* Writes the matrix (stream table and streams) to dst; n_streams at most n_strips, 0 only without
+ * strips. scratch_words: as many bytes as dst. Every cell must lie in [-32768, 32767] and, for
+ * exponents, in range; with coarse, at most 1 from 3 times the coarse one.
  * Returns the bytes written, 0 when dst_bytes is below cg_rans_bound_bytes(). */
-size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
-                      size_t n_streams, uint8_t *dst, size_t dst_bytes, uint8_t *scratch_words);
+size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
+                      size_t n_rows, size_t n_streams, uint8_t *dst, size_t dst_bytes,
+                      uint8_t *scratch_words);
 
-/* Decodes a matrix from the start of src into the strips' cells; *used_bytes_out tells where it ends.
- * Never reads outside src, whatever its bytes are; allocates nothing; lane_class is believed (check it before).
- * CG_ERR_TRUNCATED: src ends early. CG_ERR_CORRUPT: counts are wrong, words are left over, a lane does not end in its
- * start state, or a symbol is out of range. After an error the cells are garbage. */
-cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
-                         const uint8_t *src, size_t src_bytes, size_t *used_bytes_out);
+/* Decodes a matrix from the start of src into the strips' cells; *used_bytes_out tells where it
+ * ends.
+ * Never reads outside src, whatever its bytes are; allocates nothing; lane_class is believed (check
+ * it before).
+ * CG_ERR_TRUNCATED: src ends early. CG_ERR_CORRUPT: counts are wrong, words are left over, a lane
+ * does not end in its start state, or a symbol is out of range. After an error the cells are
+ * garbage. */
+cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
+                         size_t n_rows, const uint8_t *src, size_t src_bytes,
+                         size_t *used_bytes_out);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,6 @@
-/* Compiled once per instruction set, with CG_RANS_KERNELS the name of the table: see rans_kernels.h. The scalar code is
- * FORMAT.md's "Matrix of symbols" as it stands there; the AVX-512 code holds the 32 states in two registers. */
+/* Compiled once per instruction set, with CG_RANS_KERNELS the name of the table: see
+ * rans_kernels.h. The scalar code is FORMAT.md's "Matrix of symbols" as it stands there; the
+ * AVX-512 code holds the 32 states in two registers. */
 #include "codec/rans_kernels.h"
 
 #include "codec/cursor.h"
@@ -37,7 +38,8 @@ static inline uint32_t take_raw(uint32_t *state, word_reader *words, unsigned n_
 
 /* Phases B and C of a row: v of the escaped lanes. */
 static void take_escapes(const cg_rans_class *classes, const cg_rans_strip *strip, uint32_t escaped,
-                         int32_t v[CG_RANS_LANES], uint32_t states[CG_RANS_LANES], word_reader *words)
+                         int32_t v[CG_RANS_LANES], uint32_t states[CG_RANS_LANES],
+                         word_reader *words)
 {
     uint32_t n_bits[CG_RANS_LANES], has_magnitude = 0;
     for (uint32_t left = escaped; left != 0; left &= left - 1) {
@@ -53,7 +55,8 @@ static void take_escapes(const cg_rans_class *classes, const cg_rans_strip *stri
         uint32_t m = 1u << n_bits[lane];
         if (n_bits[lane] > 0)
             m += take_raw(&states[lane], words, n_bits[lane]);
-        const int32_t magnitude = (int32_t)(m + (classes[strip->lane_class[lane]].n_symbols - 2u) / 2);
+        const int32_t magnitude =
+            (int32_t)(m + (classes[strip->lane_class[lane]].n_symbols - 2u) / 2);
         v[lane] = v[lane] & 16 ? -magnitude : magnitude;
     }
 }
@@ -61,10 +64,10 @@ static void take_escapes(const cg_rans_class *classes, const cg_rans_strip *stri
 /* What a cell is coded as. */
 typedef struct coded_cell {
     uint32_t index;
-    uint32_t escape_raw;  /* phase B */
-    uint32_t extra_bits;  /* phase C: 0 = none */
+    uint32_t escape_raw; /* phase B */
+    uint32_t extra_bits; /* phase C: 0 = none */
     uint32_t extra_raw;
-    uint32_t shift_raw;   /* phase D */
+    uint32_t shift_raw; /* phase D */
     bool is_escape;
 } coded_cell;
 
@@ -95,18 +98,23 @@ static coded_cell code_cell(const cg_rans_class *cls, int cell)
     return c;
 }
 
-/* What a cell is, given its coarse one: index 0 three times the coarse one, 1 away from zero from there, 2 back towards it
- * (where the coarse one is 0: 1 and -1). */
+/* What a cell is, given its coarse one: index 0 three times the coarse one, 1 away from zero from
+ * there, 2 back towards it (where the coarse one is 0: 1 and -1). */
 typedef struct refined_cell {
     unsigned context, index;
 } refined_cell;
 
-static inline unsigned refinement_context(int coarse) { return coarse == 0 ? 0 : coarse == 1 || coarse == -1 ? 1 : 2; }
+static inline unsigned refinement_context(int coarse)
+{
+    return coarse == 0 ? 0 : coarse == 1 || coarse == -1 ? 1 : 2;
+}
 
 static inline refined_cell refine_cell(int cell, int coarse)
 {
     const int d = cell - CG_RANS_REFINE_STEP * coarse;
-    return (refined_cell){refinement_context(coarse), d == 0 ? 0 : (d > 0) == (coarse >= 0) ? 1 : 2};
+    return (refined_cell){refinement_context(coarse), d == 0                     ? 0
+                                                      : (d > 0) == (coarse >= 0) ? 1
+                                                                                 : 2};
 }
 
 static inline void put_raw(uint32_t *state, uint8_t **at, uint32_t value, unsigned n_bits)
@@ -120,8 +128,8 @@ static inline void put_raw(uint32_t *state, uint8_t **at, uint32_t value, unsign
 }
 
 /* Phases B and C of a row, the other way round. */
-static void put_escapes(const cg_rans_class *classes, const cg_rans_strip *strip, const int16_t *cells,
-                        uint32_t states[CG_RANS_LANES], uint8_t **at)
+static void put_escapes(const cg_rans_class *classes, const cg_rans_strip *strip,
+                        const int16_t *cells, uint32_t states[CG_RANS_LANES], uint8_t **at)
 {
     coded_cell coded[CG_RANS_LANES];
     for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
@@ -131,30 +139,34 @@ static void put_escapes(const cg_rans_class *classes, const cg_rans_strip *strip
     }
     for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
         if (coded[lane].is_escape)
-            put_raw(&states[lane], at, coded[lane].escape_raw, classes[strip->lane_class[lane]].escape_bits);
+            put_raw(&states[lane], at, coded[lane].escape_raw,
+                    classes[strip->lane_class[lane]].escape_bits);
     }
 }
 
 #if defined(__AVX512BW__)
 
-/* 16 lanes of a strip. Lanes without a column have one symbol that takes every slot: their states stay as they are. */
+/* 16 lanes of a strip. Lanes without a column have one symbol that takes every slot: their states
+ * stay as they are. */
 typedef struct lanes16 {
     __mmask16 columns, is_signed;
-    __m512i freq0;           /* of index 0, whose cum is 0 */
-    __m512i escape;          /* the first slot of the escape */
-    __m512i last;            /* the escape's index */
-    __m512i packed, bucket;  /* where the class's tables begin, from classes: in u32 */
-    __m512i first, cost;     /* in bytes */
+    __m512i freq0;          /* of index 0, whose cum is 0 */
+    __m512i escape;         /* the first slot of the escape */
+    __m512i last;           /* the escape's index */
+    __m512i packed, bucket; /* where the class's tables begin, from classes: in u32 */
+    __m512i first, cost;    /* in bytes */
     __m512i halved, top, shift;
 } lanes16;
 
-static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_strip *strip, uint32_t first_lane)
+static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                 uint32_t first_lane)
 {
     const uint32_t n = strip->n_lanes > first_lane ? strip->n_lanes - first_lane : 0;
     const __m512i low8 = _mm512_set1_epi32(0xff);
     lanes16 l;
     l.columns = (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
-    const __m512i k = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(l.columns, strip->lane_class + first_lane));
+    const __m512i k =
+        _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(l.columns, strip->lane_class + first_lane));
     const __m512i base = _mm512_mullo_epi32(k, _mm512_set1_epi32(sizeof(cg_rans_class) / 4));
     const __m512i base_bytes = _mm512_slli_epi32(base, 2);
     l.packed = _mm512_add_epi32(base, _mm512_set1_epi32(offsetof(cg_rans_class, packed) / 4));
@@ -162,10 +174,13 @@ static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_str
     l.first = _mm512_add_epi32(base_bytes, _mm512_set1_epi32(offsetof(cg_rans_class, first)));
     l.cost = _mm512_add_epi32(base_bytes, _mm512_set1_epi32(offsetof(cg_rans_class, cost)));
     /* shift, n_symbols, escape_bits and top are a class's first four bytes */
-    const __m512i head = _mm512_mask_i32gather_epi32(_mm512_set1_epi32(1 << 8), l.columns, base, classes, 4);
+    const __m512i head =
+        _mm512_mask_i32gather_epi32(_mm512_set1_epi32(1 << 8), l.columns, base, classes, 4);
     l.shift = _mm512_and_si512(head, low8);
-    l.last = _mm512_sub_epi32(_mm512_and_si512(_mm512_srli_epi32(head, 8), low8), _mm512_set1_epi32(1));
-    l.is_signed = _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_srli_epi32(head, 16), low8), _mm512_set1_epi32(5));
+    l.last =
+        _mm512_sub_epi32(_mm512_and_si512(_mm512_srli_epi32(head, 8), low8), _mm512_set1_epi32(1));
+    l.is_signed = _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_srli_epi32(head, 16), low8),
+                                          _mm512_set1_epi32(5));
     l.halved = _mm512_maskz_set1_epi32(l.is_signed, 1);
     l.top = _mm512_srli_epi32(head, 24);
     const __m512i all_slots = _mm512_set1_epi32(CG_RANS_SCALE);
@@ -176,17 +191,20 @@ static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_str
     return l;
 }
 
-/* Phase A without its renormalization. Returns the values; *escaped_out the lanes whose value is yet to come. */
-static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *l, __m512i *x, __mmask16 *escaped_out)
+/* Phase A without its renormalization. Returns the values; *escaped_out the lanes whose value is
+ * yet to come. */
+static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *l, __m512i *x,
+                                   __mmask16 *escaped_out)
 {
     const __m512i low16 = _mm512_set1_epi32(0xffff), one = _mm512_set1_epi32(1);
     const __m512i slot = _mm512_and_si512(*x, _mm512_set1_epi32(CG_RANS_SCALE - 1));
-    const __mmask16 others = _mm512_cmpge_epu32_mask(slot, l->freq0); /* index 0 is often the only one */
-    __m512i v = l->top, freq = l->freq0, past = slot;                 /* past = slot - cum */
+    const __mmask16 others =
+        _mm512_cmpge_epu32_mask(slot, l->freq0);      /* index 0 is often the only one */
+    __m512i v = l->top, freq = l->freq0, past = slot; /* past = slot - cum */
     if (others != 0) {
         const __m512i bucket = _mm512_srli_epi32(slot, CG_RANS_BUCKET_SHIFT);
-        __m512i packed =
-            _mm512_mask_i32gather_epi32(l->freq0, others, _mm512_add_epi32(l->bucket, bucket), classes, 4);
+        __m512i packed = _mm512_mask_i32gather_epi32(
+            l->freq0, others, _mm512_add_epi32(l->bucket, bucket), classes, 4);
         __m512i index = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), others,
                                                     _mm512_add_epi32(l->first, bucket), classes, 1);
         index = _mm512_and_si512(index, _mm512_set1_epi32(0xff));
@@ -197,7 +215,8 @@ static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *
             if (missed == 0)
                 break;
             index = _mm512_mask_add_epi32(index, missed, index, one);
-            packed = _mm512_mask_i32gather_epi32(packed, missed, _mm512_add_epi32(l->packed, index), classes, 4);
+            packed = _mm512_mask_i32gather_epi32(packed, missed, _mm512_add_epi32(l->packed, index),
+                                                 classes, 4);
         }
         /* Signed: (index + 1) / 2, negated for even indices; exponents: top - index. */
         const __m512i negated = _mm512_sub_epi32(_mm512_and_si512(index, l->halved), one);
@@ -205,7 +224,8 @@ static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *
         v = _mm512_add_epi32(_mm512_sub_epi32(_mm512_xor_si512(v, negated), negated), l->top);
     }
     *escaped_out = _mm512_cmpge_epu32_mask(slot, l->escape);
-    *x = _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_SCALE_BITS)), past);
+    *x =
+        _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_SCALE_BITS)), past);
     return v;
 }
 
@@ -220,13 +240,16 @@ static inline __m512i load_words(const uint8_t *at, size_t n_left)
 static inline void renormalize32(__m512i x[2], word_reader *words)
 {
     const __m512i low = _mm512_set1_epi32((int)STATE_LOW);
-    const __mmask16 need0 = _mm512_cmplt_epu32_mask(x[0], low), need1 = _mm512_cmplt_epu32_mask(x[1], low);
+    const __mmask16 need0 = _mm512_cmplt_epu32_mask(x[0], low),
+                    need1 = _mm512_cmplt_epu32_mask(x[1], low);
     const size_t n0 = (size_t)__builtin_popcount(need0), n = n0 + (size_t)__builtin_popcount(need1);
     const size_t n_left = (size_t)(words->end - words->at) / 2;
     __m512i words0, words1;
     if (n_left >= 32) {
-        words0 = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)words->at));
-        words1 = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(words->at + 2 * n0)));
+        words0 =
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)words->at));
+        words1 = _mm512_cvtepu16_epi32(
+            _mm256_loadu_si256((const __m256i *)(const void *)(words->at + 2 * n0)));
         words->at += 2 * n;
     } else if (n <= n_left) {
         words0 = load_words(words->at, n_left);
@@ -236,8 +259,10 @@ static inline void renormalize32(__m512i x[2], word_reader *words)
         words0 = words1 = _mm512_setzero_si512();
         words->ended = true;
     }
-    x[0] = _mm512_mask_or_epi32(x[0], need0, _mm512_slli_epi32(x[0], 16), _mm512_maskz_expand_epi32(need0, words0));
-    x[1] = _mm512_mask_or_epi32(x[1], need1, _mm512_slli_epi32(x[1], 16), _mm512_maskz_expand_epi32(need1, words1));
+    x[0] = _mm512_mask_or_epi32(x[0], need0, _mm512_slli_epi32(x[0], 16),
+                                _mm512_maskz_expand_epi32(need0, words0));
+    x[1] = _mm512_mask_or_epi32(x[1], need1, _mm512_slli_epi32(x[1], 16),
+                                _mm512_maskz_expand_epi32(need1, words1));
 }
 
 /* Phase D of 16 lanes without its renormalization: what their values become. */
@@ -254,8 +279,8 @@ static inline __mmask16 past_int16(__m512i v)
     return _mm512_cmpneq_epi32_mask(_mm512_cvtepi16_epi32(_mm512_cvtepi32_epi16(v)), v);
 }
 
-static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
-                              uint32_t states[CG_RANS_LANES], word_reader *words)
+static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                              size_t n_rows, uint32_t states[CG_RANS_LANES], word_reader *words)
 {
     const lanes16 low = load_lanes(classes, strip, 0), high = load_lanes(classes, strip, 16);
     const __m512i shifts = _mm512_or_si512(low.shift, high.shift);
@@ -311,16 +336,19 @@ typedef struct refining16 {
     __m512i end0[CG_RANS_REFINE_CONTEXTS], end1[CG_RANS_REFINE_CONTEXTS];
 } refining16;
 
-static inline refining16 load_refining(const cg_rans_class *classes, const cg_rans_strip *strip, uint32_t first_lane)
+static inline refining16 load_refining(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                       uint32_t first_lane)
 {
     const __m512i all_slots = _mm512_set1_epi32(CG_RANS_SCALE);
     const uint32_t n = strip->n_lanes > first_lane ? strip->n_lanes - first_lane : 0;
     refining16 l;
     l.columns = (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
-    const __m512i k = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(l.columns, strip->lane_class + first_lane));
+    const __m512i k =
+        _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(l.columns, strip->lane_class + first_lane));
     const __m512i base = _mm512_mullo_epi32(k, _mm512_set1_epi32(sizeof(cg_rans_class) / 4));
     for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
-        const __m512i at = _mm512_add_epi32(base, _mm512_set1_epi32((int)(offsetof(cg_rans_class, refine) / 4 + c)));
+        const __m512i at = _mm512_add_epi32(
+            base, _mm512_set1_epi32((int)(offsetof(cg_rans_class, refine) / 4 + c)));
         const __m512i packed = _mm512_mask_i32gather_epi32(all_slots, l.columns, at, classes, 4);
         l.end0[c] = _mm512_and_si512(packed, _mm512_set1_epi32(0xffff));
         l.end1[c] = _mm512_add_epi32(l.end0[c], _mm512_srli_epi32(packed, 16));
@@ -332,13 +360,18 @@ static inline refining16 load_refining(const cg_rans_class *classes, const cg_ra
 static inline void choose_ends(const refining16 *l, __m512i coarse, __m512i *end0, __m512i *end1)
 {
     const __m512i magnitude = _mm512_abs_epi32(coarse), one = _mm512_set1_epi32(1);
-    const __mmask16 is_one = _mm512_cmpeq_epi32_mask(magnitude, one), is_more = _mm512_cmpgt_epi32_mask(magnitude, one);
-    *end0 = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end0[0], is_one, l->end0[1]), is_more, l->end0[2]);
-    *end1 = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end1[0], is_one, l->end1[1]), is_more, l->end1[2]);
+    const __mmask16 is_one = _mm512_cmpeq_epi32_mask(magnitude, one),
+                    is_more = _mm512_cmpgt_epi32_mask(magnitude, one);
+    *end0 = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end0[0], is_one, l->end0[1]), is_more,
+                                  l->end0[2]);
+    *end1 = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end1[0], is_one, l->end1[1]), is_more,
+                                  l->end1[2]);
 }
 
-/* Of lanes at index 1 (past0 and not past1) and 2 (past1): where they begin and how many slots they have. */
-static inline __m512i choose_slots(__m512i end0, __m512i end1, __mmask16 past0, __mmask16 past1, __m512i *freq_out)
+/* Of lanes at index 1 (past0 and not past1) and 2 (past1): where they begin and how many slots they
+ * have. */
+static inline __m512i choose_slots(__m512i end0, __m512i end1, __mmask16 past0, __mmask16 past1,
+                                   __m512i *freq_out)
 {
     const __m512i cum = _mm512_mask_mov_epi32(_mm512_maskz_mov_epi32(past0, end0), past1, end1);
     const __m512i end = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(end0, past0, end1), past1,
@@ -353,20 +386,24 @@ static inline __m512i take_refined(const refining16 *l, __m512i coarse, __m512i 
     __m512i end0, end1, freq;
     choose_ends(l, coarse, &end0, &end1);
     const __m512i slot = _mm512_and_si512(*x, _mm512_set1_epi32(CG_RANS_SCALE - 1));
-    const __mmask16 past0 = _mm512_cmpge_epu32_mask(slot, end0), past1 = _mm512_cmpge_epu32_mask(slot, end1);
+    const __mmask16 past0 = _mm512_cmpge_epu32_mask(slot, end0),
+                    past1 = _mm512_cmpge_epu32_mask(slot, end1);
     const __m512i cum = choose_slots(end0, end1, past0, past1, &freq);
     *x = _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_SCALE_BITS)),
                           _mm512_sub_epi32(slot, cum));
     /* away from zero is up where the coarse cell is not negative */
     const __mmask16 down = past1 ^ _mm512_movepi32_mask(coarse), back = past0 & down;
-    const __m512i three = _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse)), one = _mm512_set1_epi32(1);
+    const __m512i three = _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse)),
+                  one = _mm512_set1_epi32(1);
     return _mm512_mask_sub_epi32(_mm512_mask_add_epi32(three, past0, three, one), back, three, one);
 }
 
-static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
-                                      uint32_t states[CG_RANS_LANES], word_reader *words)
+static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                      size_t n_rows, uint32_t states[CG_RANS_LANES],
+                                      word_reader *words)
 {
-    const refining16 low = load_refining(classes, strip, 0), high = load_refining(classes, strip, 16);
+    const refining16 low = load_refining(classes, strip, 0),
+                     high = load_refining(classes, strip, 16);
     word_reader in = *words;
     __mmask16 bad = 0;
     __m512i x[2] = {_mm512_loadu_si512(states), _mm512_loadu_si512(states + 16)};
@@ -398,10 +435,12 @@ static inline __m512i index_cells(const lanes16 *l, __m512i cells, __mmask16 *es
     return _mm512_min_epu32(index, l->last);
 }
 
-/* Writes the low words of the lanes that are full before `at`, lanes in order, and takes them out of the states. */
+/* Writes the low words of the lanes that are full before `at`, lanes in order, and takes them out
+ * of the states. */
 static inline void emit32(__m512i x[2], __mmask16 full0, __mmask16 full1, uint8_t **at)
 {
-    const unsigned n0 = (unsigned)__builtin_popcount(full0), n1 = (unsigned)__builtin_popcount(full1);
+    const unsigned n0 = (unsigned)__builtin_popcount(full0),
+                   n1 = (unsigned)__builtin_popcount(full1);
     *at -= 2 * (n0 + n1);
     _mm256_mask_storeu_epi16(*at, (__mmask16)((1u << n0) - 1),
                              _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(full0, x[0])));
@@ -427,31 +466,37 @@ static inline __m512i divide(__m512i x, __m512i freq, __m512i *remainder_out)
 }
 
 /* Phase A of 32 lanes, the other way round. */
-static inline void put_symbols(__m512i x[2], const __m512i freq[2], const __m512i cum[2], uint8_t **at)
+static inline void put_symbols(__m512i x[2], const __m512i freq[2], const __m512i cum[2],
+                               uint8_t **at)
 {
     __mmask16 full[2];
     for (unsigned i = 0; i < 2; i++)
-        full[i] = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x[i], 32 - CG_RANS_SCALE_BITS), freq[i]);
+        full[i] =
+            _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x[i], 32 - CG_RANS_SCALE_BITS), freq[i]);
     emit32(x, full[0], full[1], at);
     for (unsigned i = 0; i < 2; i++) {
         __m512i r;
         const __m512i q = divide(x[i], freq[i], &r);
-        x[i] = _mm512_add_epi32(_mm512_slli_epi32(q, CG_RANS_SCALE_BITS), _mm512_add_epi32(r, cum[i]));
+        x[i] =
+            _mm512_add_epi32(_mm512_slli_epi32(q, CG_RANS_SCALE_BITS), _mm512_add_epi32(r, cum[i]));
     }
 }
 
 /* Which of 16 cells are past index 0, and which past index 1. */
-static inline void index_refined(__m512i cells, __m512i coarse, __mmask16 *past0_out, __mmask16 *past1_out)
+static inline void index_refined(__m512i cells, __m512i coarse, __mmask16 *past0_out,
+                                 __mmask16 *past1_out)
 {
-    const __m512i d = _mm512_sub_epi32(cells, _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse)));
+    const __m512i d =
+        _mm512_sub_epi32(cells, _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse)));
     *past0_out = _mm512_test_epi32_mask(d, d);
     *past1_out = *past0_out & (_mm512_movepi32_mask(d) ^ _mm512_movepi32_mask(coarse));
 }
 
-static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
-                                 uint32_t states[CG_RANS_LANES], uint8_t **at)
+static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                 size_t n_rows, uint32_t states[CG_RANS_LANES], uint8_t **at)
 {
-    const refining16 lanes[2] = {load_refining(classes, strip, 0), load_refining(classes, strip, 16)};
+    const refining16 lanes[2] = {load_refining(classes, strip, 0),
+                                 load_refining(classes, strip, 16)};
     uint8_t *out = *at;
     __m512i x[2] = {_mm512_loadu_si512(states), _mm512_loadu_si512(states + 16)};
     for (size_t row = n_rows; row-- > 0;) {
@@ -473,7 +518,8 @@ static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_str
     *at = out;
 }
 
-static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                       size_t n_rows)
 {
     uint64_t cost = 0;
     for (uint32_t first = 0; first < strip->n_lanes; first += 16) {
@@ -481,11 +527,14 @@ static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_ra
         __m512i n[CG_RANS_REFINE_CONTEXTS][3] = {{_mm512_setzero_si512()}}; /* how often, by lane */
         const __mmask16 columns = load_refining(classes, strip, first).columns;
         for (size_t row = 0; row < n_rows; row++) {
-            const __m512i coarse = load_cells(columns, strip->coarse + row * strip->coarse_stride + first);
+            const __m512i coarse =
+                load_cells(columns, strip->coarse + row * strip->coarse_stride + first);
             const __m512i magnitude = _mm512_abs_epi32(coarse);
             __mmask16 past0, past1;
-            index_refined(load_cells(columns, strip->cells + row * strip->row_stride + first), coarse, &past0, &past1);
-            const __mmask16 index[3] = {columns & (__mmask16)~past0, past0 & (__mmask16)~past1, past1};
+            index_refined(load_cells(columns, strip->cells + row * strip->row_stride + first),
+                          coarse, &past0, &past1);
+            const __mmask16 index[3] = {columns & (__mmask16)~past0, past0 & (__mmask16)~past1,
+                                        past1};
             const __mmask16 context[3] = {_mm512_testn_epi32_mask(coarse, coarse),
                                           _mm512_cmpeq_epi32_mask(magnitude, one),
                                           _mm512_cmpgt_epi32_mask(magnitude, one)};
@@ -499,7 +548,8 @@ static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_ra
                 uint32_t lane_n[16];
                 _mm512_storeu_si512(lane_n, n[c][i]);
                 for (uint32_t lane = 0; lane < 16 && first + lane < strip->n_lanes; lane++)
-                    cost += (uint64_t)lane_n[lane] * classes[strip->lane_class[first + lane]].refine_cost[c][i];
+                    cost += (uint64_t)lane_n[lane] *
+                            classes[strip->lane_class[first + lane]].refine_cost[c][i];
             }
         }
     }
@@ -510,7 +560,8 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
                          uint32_t states[CG_RANS_LANES], uint8_t **at)
 {
     const lanes16 lanes[2] = {load_lanes(classes, strip, 0), load_lanes(classes, strip, 16)};
-    const __m512i shifts = _mm512_or_si512(lanes[0].shift, lanes[1].shift), low16 = _mm512_set1_epi32(0xffff);
+    const __m512i shifts = _mm512_or_si512(lanes[0].shift, lanes[1].shift),
+                  low16 = _mm512_set1_epi32(0xffff);
     const bool any_shift = _mm512_test_epi32_mask(shifts, shifts) != 0;
     uint8_t *out = *at;
     __m512i x[2] = {_mm512_loadu_si512(states), _mm512_loadu_si512(states + 16)};
@@ -525,7 +576,8 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
             const __mmask16 others = _mm512_test_epi32_mask(index, index);
             freq[i] = l->freq0;
             if (others != 0)
-                freq[i] = _mm512_mask_i32gather_epi32(freq[i], others, _mm512_add_epi32(l->packed, index), classes, 4);
+                freq[i] = _mm512_mask_i32gather_epi32(
+                    freq[i], others, _mm512_add_epi32(l->packed, index), classes, 4);
             cum[i] = _mm512_srli_epi32(freq[i], 16);
             freq[i] = _mm512_and_si512(freq[i], low16);
         }
@@ -538,7 +590,8 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
             emit32(x, full[0], full[1], &out);
             for (unsigned i = 0; i < 2; i++) {
                 const __m512i kept = _mm512_sllv_epi32(_mm512_set1_epi32(-1), lanes[i].shift);
-                x[i] = _mm512_or_si512(_mm512_sllv_epi32(x[i], lanes[i].shift), _mm512_andnot_si512(kept, c[i]));
+                x[i] = _mm512_or_si512(_mm512_sllv_epi32(x[i], lanes[i].shift),
+                                       _mm512_andnot_si512(kept, c[i]));
             }
         }
         if ((escaped[0] | escaped[1]) != 0) {
@@ -555,7 +608,8 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
     *at = out;
 }
 
-static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                               size_t n_rows)
 {
     uint64_t cost = 0;
     for (uint32_t first = 0; first < strip->n_lanes; first += 16) {
@@ -566,8 +620,10 @@ static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip
             __mmask16 escaped;
             const __m512i index = index_cells(&l, load_cells(l.columns, cells), &escaped);
             const __m512i costs = _mm512_mask_i32gather_epi32(
-                _mm512_setzero_si512(), l.columns, _mm512_add_epi32(l.cost, _mm512_slli_epi32(index, 1)), classes, 1);
-            cost += (uint32_t)_mm512_reduce_add_epi32(_mm512_and_si512(costs, _mm512_set1_epi32(0xffff)));
+                _mm512_setzero_si512(), l.columns,
+                _mm512_add_epi32(l.cost, _mm512_slli_epi32(index, 1)), classes, 1);
+            cost += (uint32_t)_mm512_reduce_add_epi32(
+                _mm512_and_si512(costs, _mm512_set1_epi32(0xffff)));
             for (uint32_t left = escaped; left != 0; left &= left - 1) {
                 const unsigned lane = (unsigned)__builtin_ctz(left);
                 const cg_rans_class *cls = &classes[strip->lane_class[first + lane]];
@@ -580,8 +636,8 @@ static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip
 
 #else
 
-static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
-                              uint32_t states[CG_RANS_LANES], word_reader *words)
+static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                              size_t n_rows, uint32_t states[CG_RANS_LANES], word_reader *words)
 {
     const cg_rans_class *cls[CG_RANS_LANES];
     uint32_t shifted = 0;
@@ -598,7 +654,8 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
             unsigned i = c->first[slot >> CG_RANS_BUCKET_SHIFT];
             while (slot >= c->cum[i + 1])
                 i++;
-            states[lane] = renormalize(c->freq[i] * (x >> CG_RANS_SCALE_BITS) + slot - c->cum[i], words);
+            states[lane] =
+                renormalize(c->freq[i] * (x >> CG_RANS_SCALE_BITS) + slot - c->cum[i], words);
             cells[lane] = c->value[i];
             escaped |= (uint32_t)(i == c->n_symbols - 1u) << lane;
         }
@@ -624,21 +681,25 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
     return CG_OK;
 }
 
-static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
-                                      uint32_t states[CG_RANS_LANES], word_reader *words)
+static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                      size_t n_rows, uint32_t states[CG_RANS_LANES],
+                                      word_reader *words)
 {
     bool bad = false;
     for (size_t row = 0; row < n_rows; row++) {
         const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
         int16_t *cells = strip->cells + row * strip->row_stride;
         for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-            const uint32_t packed = classes[strip->lane_class[lane]].refine[refinement_context(coarse[lane])];
+            const uint32_t packed =
+                classes[strip->lane_class[lane]].refine[refinement_context(coarse[lane])];
             const uint32_t end0 = packed & 0xffff, end1 = end0 + (packed >> 16);
             const uint32_t x = states[lane], slot = x & (CG_RANS_SCALE - 1);
             const uint32_t cum = slot < end0 ? 0 : slot < end1 ? end0 : end1;
             const uint32_t freq = (slot < end0 ? end0 : slot < end1 ? end1 : CG_RANS_SCALE) - cum;
             const int away = coarse[lane] >= 0 ? 1 : -1;
-            const int v = CG_RANS_REFINE_STEP * coarse[lane] + (slot < end0 ? 0 : slot < end1 ? away : -away);
+            const int v = CG_RANS_REFINE_STEP * coarse[lane] + (slot < end0   ? 0
+                                                                : slot < end1 ? away
+                                                                              : -away);
             states[lane] = renormalize(freq * (x >> CG_RANS_SCALE_BITS) + slot - cum, words);
             bad |= v < INT16_MIN || v > INT16_MAX;
             cells[lane] = (int16_t)v;
@@ -657,7 +718,8 @@ static inline void put_symbol(uint32_t *state, uint8_t **at, uint32_t freq, uint
     *state = (*state / freq << CG_RANS_SCALE_BITS) + *state % freq + cum;
 }
 
-/* The decoder's phases A, B, C, D of a row, lanes 0 to 31 in each: here everything the other way round. */
+/* The decoder's phases A, B, C, D of a row, lanes 0 to 31 in each: here everything the other way
+ * round. */
 static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
                          uint32_t states[CG_RANS_LANES], uint8_t **at)
 {
@@ -680,8 +742,8 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
     }
 }
 
-static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
-                                 uint32_t states[CG_RANS_LANES], uint8_t **at)
+static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                 size_t n_rows, uint32_t states[CG_RANS_LANES], uint8_t **at)
 {
     for (size_t row = n_rows; row-- > 0;) {
         const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
@@ -689,13 +751,15 @@ static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_str
         for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
             const refined_cell c = refine_cell(cells[lane], coarse[lane]);
             const uint32_t packed = classes[strip->lane_class[lane]].refine[c.context];
-            const uint32_t ends[4] = {0, packed & 0xffff, (packed & 0xffff) + (packed >> 16), CG_RANS_SCALE};
+            const uint32_t ends[4] = {0, packed & 0xffff, (packed & 0xffff) + (packed >> 16),
+                                      CG_RANS_SCALE};
             put_symbol(&states[lane], at, ends[c.index + 1] - ends[c.index], ends[c.index]);
         }
     }
 }
 
-static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                       size_t n_rows)
 {
     uint64_t cost = 0;
     for (size_t row = 0; row < n_rows; row++) {
@@ -708,7 +772,8 @@ static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_ra
     return cost;
 }
 
-static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
+static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                               size_t n_rows)
 {
     uint64_t cost = 0;
     for (size_t row = 0; row < n_rows; row++) {
@@ -726,7 +791,8 @@ static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip
 
 #endif
 
-static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uint8_t *src, size_t src_bytes)
+static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uint8_t *src,
+                               size_t src_bytes)
 {
     uint32_t states[CG_RANS_LANES];
     if (src_bytes < 4 * CG_RANS_LANES || src_bytes % 2 != 0)
@@ -739,8 +805,8 @@ static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uin
     word_reader words = {src + 4 * CG_RANS_LANES, src + src_bytes, false};
     for (size_t s = stream; s < m->n_strips; s += m->n_streams) {
         const cg_rans_strip *strip = &m->strips[s];
-        const cg_status status = (strip->coarse != NULL ? decode_refined_strip : decode_strip)(m->classes, strip, m->n_rows,
-                                                                                               states, &words);
+        const cg_status status = (strip->coarse != NULL ? decode_refined_strip : decode_strip)(
+            m->classes, strip, m->n_rows, states, &words);
         if (status != CG_OK)
             return status;
         if (words.ended)
@@ -761,9 +827,11 @@ static uint8_t *encode_stream(const cg_rans_matrix *m, size_t stream, uint8_t *w
     uint8_t *at = words_end;
     for (unsigned lane = 0; lane < CG_RANS_LANES; lane++)
         states_out[lane] = STATE_LOW;
-    for (size_t s = stream + (m->n_strips - 1 - stream) / m->n_streams * m->n_streams;; s -= m->n_streams) {
+    for (size_t s = stream + (m->n_strips - 1 - stream) / m->n_streams * m->n_streams;;
+         s -= m->n_streams) {
         const cg_rans_strip *strip = &m->strips[s];
-        (strip->coarse != NULL ? encode_refined_strip : encode_strip)(m->classes, strip, m->n_rows, states_out, &at);
+        (strip->coarse != NULL ? encode_refined_strip : encode_strip)(m->classes, strip, m->n_rows,
+                                                                      states_out, &at);
         if (s == stream)
             return at;
     }
@@ -771,7 +839,8 @@ static uint8_t *encode_stream(const cg_rans_matrix *m, size_t stream, uint8_t *w
 
 static uint64_t estimate(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows)
 {
-    return (strip->coarse != NULL ? estimate_refined_strip : estimate_strip)(classes, strip, n_rows);
+    return (strip->coarse != NULL ? estimate_refined_strip : estimate_strip)(classes, strip,
+                                                                             n_rows);
 }
 
 const cg_rans_kernels CG_RANS_KERNELS = {decode_stream, encode_stream, estimate};

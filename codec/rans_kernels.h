@@ -1,7 +1,8 @@
 /* codec/rans_kernels.h - the inner loops of rans.c, one table of them per instruction set.
  *
- * rans_kernels.c is compiled once per instruction set (CMakeLists.txt). All tables decode a stream to the same cells
- * and encode cells to the same bytes. Where a stream is damaged they may refuse it for different reasons.
+ * rans_kernels.c is compiled once per instruction set (CMakeLists.txt). All tables decode a stream
+ * to the same cells and encode cells to the same bytes. Where a stream is damaged they may refuse
+ * it for different reasons.
  * Threads: pure functions on the caller's memory.
  */
 #ifndef CG_CODEC_RANS_KERNELS_H
@@ -20,19 +21,23 @@ typedef struct cg_rans_matrix {
 } cg_rans_matrix;
 
 typedef struct cg_rans_kernels {
-    /* One stream, src[src_bytes] with its lane states, into the cells of its strips. Errors of cg_rans_decode(). */
-    cg_status (*decode_stream)(const cg_rans_matrix *matrix, size_t stream, const uint8_t *src, size_t src_bytes);
-    /* One stream: its words end at words_end, and what is returned is where they begin; its lane states. Room: as
-     * cg_rans_bound_bytes() says. */
+    /* One stream, src[src_bytes] with its lane states, into the cells of its strips. Errors of
+     * cg_rans_decode(). */
+    cg_status (*decode_stream)(const cg_rans_matrix *matrix, size_t stream, const uint8_t *src,
+                               size_t src_bytes);
+    /* One stream: its words end at words_end, and what is returned is where they begin; its lane
+     * states. Room: as cg_rans_bound_bytes() says. */
     uint8_t *(*encode_stream)(const cg_rans_matrix *matrix, size_t stream, uint8_t *words_end,
                               uint32_t states_out[CG_RANS_LANES]);
     /* Roughly the 1/256 bits that a strip's cells take. */
-    uint64_t (*estimate_strip)(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows);
+    uint64_t (*estimate_strip)(const cg_rans_class *classes, const cg_rans_strip *strip,
+                               size_t n_rows);
 } cg_rans_kernels;
 
 extern const cg_rans_kernels cg_rans_kernels_baseline;
 #if defined(__x86_64__)
-extern const cg_rans_kernels cg_rans_kernels_avx2, cg_rans_kernels_avx512, cg_rans_kernels_vnni, cg_rans_kernels_amx;
+extern const cg_rans_kernels cg_rans_kernels_avx2, cg_rans_kernels_avx512, cg_rans_kernels_vnni,
+    cg_rans_kernels_amx;
 #endif
 
 #ifdef __cplusplus

@@ -16,8 +16,8 @@ size_t cg_safetensors_dtype_bytes(const char *dtype)
         const char *name;
         size_t bytes;
     } known[] = {
-        {"BF16", 2}, {"F16", 2}, {"F32", 4}, {"F64", 8},     {"I8", 1},      {"U8", 1},
-        {"I16", 2},  {"U16", 2}, {"I32", 4}, {"U32", 4},     {"I64", 8},     {"U64", 8},
+        {"BF16", 2}, {"F16", 2}, {"F32", 4},     {"F64", 8},     {"I8", 1},  {"U8", 1},
+        {"I16", 2},  {"U16", 2}, {"I32", 4},     {"U32", 4},     {"I64", 8}, {"U64", 8},
         {"BOOL", 1}, {"C64", 8}, {"F8_E5M2", 1}, {"F8_E4M3", 1},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -76,8 +76,9 @@ static cg_status read_tensor(const char *name, const json_t *about, cg_cursor da
     }
     uint64_t begin, end;
     size_t n_bytes;
-    if (!natural(json_array_get(offsets, 0), &begin) || !natural(json_array_get(offsets, 1), &end) ||
-        begin > end || !tensor_bytes(tensor, &n_bytes) || n_bytes != end - begin) {
+    if (!natural(json_array_get(offsets, 0), &begin) ||
+        !natural(json_array_get(offsets, 1), &end) || begin > end ||
+        !tensor_bytes(tensor, &n_bytes) || n_bytes != end - begin) {
         *what_out = "data_offsets that do not agree with dtype and shape";
         return CG_ERR_CORRUPT;
     }

@@ -4,8 +4,8 @@
 
 cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header)
 {
-    if (profile == NULL ||
-        memcmp(profile->fingerprint.bytes, header->profile.bytes, sizeof header->profile.bytes) != 0)
+    if (profile == NULL || memcmp(profile->fingerprint.bytes, header->profile.bytes,
+                                  sizeof header->profile.bytes) != 0)
         return CG_ERR_FOREIGN_PROFILE;
     if (memcmp(profile->model.bytes, header->model.bytes, sizeof header->model.bytes) != 0)
         return CG_ERR_FOREIGN_MODEL;
@@ -37,31 +37,35 @@ uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_he
     return 1 + n_tasks * (n_kinds + header->coarsest - header->level);
 }
 
-cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header, uint32_t section_index)
+cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header,
+                               uint32_t section_index)
 {
     const uint32_t n_tasks = count_tasks(profile, header), n_kinds = count_kinds(profile, header);
     if (section_index == 0)
         return (cg_section){.kind = CG_SECTION_TOKENS};
     const uint32_t i = section_index - 1;
     const bool refines = i >= n_tasks * n_kinds;
-    const uint32_t j = refines ? i - n_tasks * n_kinds : i, task = refines ? j % n_tasks : j / n_kinds;
-    return (cg_section){.kind = profile == NULL      ? CG_SECTION_LOSSLESS
-                                : refines            ? cg_section_to_level(header->coarsest - 1u - j / n_tasks)
+    const uint32_t j = refines ? i - n_tasks * n_kinds : i,
+                   task = refines ? j % n_tasks : j / n_kinds;
+    return (cg_section){.kind = profile == NULL ? CG_SECTION_LOSSLESS
+                                : refines ? cg_section_to_level(header->coarsest - 1u - j / n_tasks)
                                 : j % n_kinds == 1 ? CG_SECTION_SINKS
-                                                     : CG_SECTION_SYMBOLS,
+                                                   : CG_SECTION_SYMBOLS,
                         .plane = task % CG_N_PLANES,
                         .group = (uint16_t)(task / CG_N_PLANES)};
 }
 
-uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header, uint32_t task_index,
-                               unsigned level)
+uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
+                               uint32_t task_index, unsigned level)
 {
     const uint32_t n_tasks = count_tasks(profile, header), n_kinds = count_kinds(profile, header);
-    return level == header->coarsest ? 1 + task_index * n_kinds
-                                     : 1 + n_tasks * (n_kinds + header->coarsest - 1 - level) + task_index;
+    return level == header->coarsest
+               ? 1 + task_index * n_kinds
+               : 1 + n_tasks * (n_kinds + header->coarsest - 1 - level) + task_index;
 }
 
-cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk, cg_section *sections_out)
+cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk,
+                                cg_section *sections_out)
 {
     const cg_chunk_header *h = &chunk->header;
     if (h->n_sections != cg_section_plan_n_sections(profile, h))

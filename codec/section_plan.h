@@ -1,4 +1,5 @@
-/* codec/section_plan.h - which sections a chunk has, and which tasks they make: shared by decoder, encoder, transcoder.
+/* codec/section_plan.h - which sections a chunk has, and which tasks they make: shared by decoder,
+ * encoder, transcoder.
  *
  * Threads: pure functions.
  */
@@ -12,7 +13,8 @@ extern "C" {
 #endif
 
 /* Tokens of the chunk that are kept exact: those at positions below the profile's n_sinks. */
-static inline uint32_t cg_section_plan_n_sinks(const cg_profile *profile, const cg_chunk_header *header)
+static inline uint32_t cg_section_plan_n_sinks(const cg_profile *profile,
+                                               const cg_chunk_header *header)
 {
     if (header->first_position >= profile->n_sinks)
         return 0;
@@ -21,8 +23,8 @@ static inline uint32_t cg_section_plan_n_sinks(const cg_profile *profile, const 
 }
 
 /* profile NULL: one task a layer and plane. */
-static inline cg_task_shape cg_section_plan_task(const cg_profile *profile, const cg_chunk_header *header,
-                                                 uint32_t task_index)
+static inline cg_task_shape cg_section_plan_task(const cg_profile *profile,
+                                                 const cg_chunk_header *header, uint32_t task_index)
 {
     const uint32_t group = task_index / CG_N_PLANES;
     const size_t layer_bytes = (size_t)header->n_tokens * cg_geometry_channels(&header->geometry) *
@@ -35,20 +37,25 @@ static inline cg_task_shape cg_section_plan_task(const cg_profile *profile, cons
     return shape;
 }
 
-/* Whether a lossy chunk can be coded with the profile: CG_ERR_FOREIGN_PROFILE (also without a profile),
- * CG_ERR_FOREIGN_MODEL, CG_ERR_CORRUPT (geometry, alignment of the first position, nested without tables for it). */
+/* Whether a lossy chunk can be coded with the profile: CG_ERR_FOREIGN_PROFILE (also without a
+ * profile),
+ * CG_ERR_FOREIGN_MODEL, CG_ERR_CORRUPT (geometry, alignment of the first position, nested without
+ * tables for it). */
 cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header);
 
 /* The sections of a chunk with the header's levels: how many, and kind, plane and group of one. */
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header);
-cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header, uint32_t section_index);
-/* Where the section of a task is at a level that the chunk holds; the sinks are behind the coarsest level's. */
-uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header, uint32_t task_index,
-                               unsigned level);
+cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header,
+                               uint32_t section_index);
+/* Where the section of a task is at a level that the chunk holds; the sinks are behind the coarsest
+ * level's. */
+uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
+                               uint32_t task_index, unsigned level);
 
-/* sections_out[header.n_sections], in file order, with offsets. CG_ERR_CORRUPT: not the sections that the chunk's
- * level and profile ask for. */
-cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk, cg_section *sections_out);
+/* sections_out[header.n_sections], in file order, with offsets. CG_ERR_CORRUPT: not the sections
+ * that the chunk's level and profile ask for. */
+cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk,
+                                cg_section *sections_out);
 
 #ifdef __cplusplus
 }

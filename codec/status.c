@@ -35,17 +35,21 @@ cg_status cg_status_from_errno(int errno_value)
 {
     switch (errno_value) {
     case 0: return CG_OK;
-    case ENOENT: case ENOTDIR: return CG_ERR_NOT_FOUND;
+    case ENOENT:
+    case ENOTDIR: return CG_ERR_NOT_FOUND;
     case EEXIST: return CG_ERR_EXISTS;
     case ENOMEM: return CG_ERR_NO_MEMORY;
-    case ENOSPC: case EDQUOT: return CG_ERR_NO_SPACE;
-    case EACCES: case EPERM: return CG_ERR_PERMISSION;
+    case ENOSPC:
+    case EDQUOT: return CG_ERR_NO_SPACE;
+    case EACCES:
+    case EPERM: return CG_ERR_PERMISSION;
     case EINVAL: return CG_ERR_INVALID_ARGUMENT;
     case EROFS: return CG_ERR_READ_ONLY;
     case ETIMEDOUT: return CG_ERR_TIMED_OUT;
     case ECANCELED: return CG_ERR_CANCELLED;
     case EAGAIN: return CG_ERR_AGAIN;
-    case EOPNOTSUPP: case ENOSYS: return CG_ERR_UNSUPPORTED;
+    case EOPNOTSUPP:
+    case ENOSYS: return CG_ERR_UNSUPPORTED;
     default: return CG_ERR_IO;
     }
 }

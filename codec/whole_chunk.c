@@ -1,4 +1,5 @@
-/* Whole chunks on threads of their own: for tools. An engine's connector runs the tasks on its own threads instead. */
+/* Whole chunks on threads of their own: for tools. An engine's connector runs the tasks on its own
+ * threads instead. */
 #include "codec/arena.h"
 #include "codec/codec.h"
 
@@ -12,24 +13,27 @@ enum { MAX_THREADS = 64 };
 typedef struct job {
     const cg_decoder *decoder; /* one of the two */
     cg_encoder *encoder;
-    uint8_t *elements;         /* [n_layers][2][n_tokens][n_kv_heads][head_dim]; only read by an encoder */
+    uint8_t *elements; /* [n_layers][2][n_tokens][n_kv_heads][head_dim]; only read by an encoder */
     size_t scratch_bytes, plane_bytes;
     uint32_t n_tasks;
     atomic_uint next_task;
-    atomic_int status;         /* the first error */
+    atomic_int status; /* the first error */
 } job;
 
-/* A task's layers lie CG_N_PLANES planes apart in the caller's array, next to each other in the canonical layout. */
+/* A task's layers lie CG_N_PLANES planes apart in the caller's array, next to each other in the
+ * canonical layout. */
 static cg_status run_task(const job *j, uint32_t task, void *scratch, uint8_t *tile)
 {
-    const cg_task_shape shape =
-        j->decoder != NULL ? cg_decoder_task_shape(j->decoder, task) : cg_encoder_task_shape(j->encoder, task);
-    uint8_t *const first = j->elements + ((size_t)shape.first_layer * CG_N_PLANES + shape.plane) * j->plane_bytes;
+    const cg_task_shape shape = j->decoder != NULL ? cg_decoder_task_shape(j->decoder, task)
+                                                   : cg_encoder_task_shape(j->encoder, task);
+    uint8_t *const first =
+        j->elements + ((size_t)shape.first_layer * CG_N_PLANES + shape.plane) * j->plane_bytes;
     cg_status status;
     if (j->decoder != NULL) {
         status = cg_decoder_run(j->decoder, task, scratch, j->scratch_bytes, tile);
         for (uint32_t i = 0; i < shape.n_layers && status == CG_OK; i++)
-            memcpy(first + i * CG_N_PLANES * j->plane_bytes, tile + i * j->plane_bytes, j->plane_bytes);
+            memcpy(first + i * CG_N_PLANES * j->plane_bytes, tile + i * j->plane_bytes,
+                   j->plane_bytes);
         return status;
     }
     for (uint32_t i = 0; i < shape.n_layers; i++)
@@ -42,8 +46,9 @@ static void *work(void *arg)
     job *j = arg;
     size_t tile_bytes = 0;
     for (uint32_t i = 0; i < j->n_tasks; i++) {
-        const size_t bytes = j->decoder != NULL ? cg_decoder_task_shape(j->decoder, i).elements_bytes
-                                                : cg_encoder_task_shape(j->encoder, i).elements_bytes;
+        const size_t bytes = j->decoder != NULL
+                                 ? cg_decoder_task_shape(j->decoder, i).elements_bytes
+                                 : cg_encoder_task_shape(j->encoder, i).elements_bytes;
         tile_bytes = bytes > tile_bytes ? bytes : tile_bytes;
     }
     cg_arena arena = {0};
@@ -86,8 +91,8 @@ static size_t plane_bytes(const cg_geometry *g, uint32_t n_tokens)
     return (size_t)n_tokens * cg_geometry_channels(g) * cg_dtype_bytes(g->dtype);
 }
 
-cg_status cg_decode_chunk(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes, unsigned n_threads,
-                          void *out, size_t out_bytes)
+cg_status cg_decode_chunk(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
+                          unsigned n_threads, void *out, size_t out_bytes)
 {
     cg_decoder *decoder;
     cg_status status = cg_decoder_new(profile, bytes, n_bytes, &decoder);
@@ -99,22 +104,26 @@ cg_status cg_decode_chunk(const cg_profile *profile, const uint8_t *bytes, size_
              .scratch_bytes = cg_decoder_scratch_bytes(decoder),
              .plane_bytes = plane_bytes(&h->geometry, h->n_tokens),
              .n_tasks = cg_decoder_n_tasks(decoder)};
-    status = out_bytes >= j.plane_bytes * h->geometry.n_layers * CG_N_PLANES ? run(&j, n_threads)
-                                                                             : CG_ERR_BUFFER_TOO_SMALL;
+    status = out_bytes >= j.plane_bytes * h->geometry.n_layers * CG_N_PLANES
+                 ? run(&j, n_threads)
+                 : CG_ERR_BUFFER_TOO_SMALL;
     cg_decoder_free(decoder);
     return status;
 }
 
-cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *header, const uint32_t *tokens,
-                          const void *in, size_t in_bytes, cg_level level, cg_level coarsest, unsigned n_threads,
-                          uint8_t **bytes_out, size_t *n_bytes_out)
+cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *header,
+                          const uint32_t *tokens, const void *in, size_t in_bytes, cg_level level,
+                          cg_level coarsest, unsigned n_threads, uint8_t **bytes_out,
+                          size_t *n_bytes_out)
 {
     cg_encoder *encoder;
     *bytes_out = NULL;
     if ((unsigned)level >= CG_N_LEVELS || (unsigned)coarsest >= CG_N_LEVELS || coarsest < level)
         return CG_ERR_INVALID_ARGUMENT;
-    const unsigned levels = (2u << coarsest) - (1u << level), nested = coarsest > level ? CG_NESTED : 0;
-    cg_status status = cg_encoder_new(profile, header, tokens, (uint8_t)(levels | nested), &encoder);
+    const unsigned levels = (2u << coarsest) - (1u << level),
+                   nested = coarsest > level ? CG_NESTED : 0;
+    cg_status status =
+        cg_encoder_new(profile, header, tokens, (uint8_t)(levels | nested), &encoder);
     if (status != CG_OK)
         return status;
     /* Tasks of an encoder only read elements. */
@@ -123,8 +132,9 @@ cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *head
              .scratch_bytes = cg_encoder_scratch_bytes(encoder),
              .plane_bytes = plane_bytes(&header->geometry, header->n_tokens),
              .n_tasks = cg_encoder_n_tasks(encoder)};
-    status = in_bytes >= j.plane_bytes * header->geometry.n_layers * CG_N_PLANES ? run(&j, n_threads)
-                                                                                 : CG_ERR_BUFFER_TOO_SMALL;
+    status = in_bytes >= j.plane_bytes * header->geometry.n_layers * CG_N_PLANES
+                 ? run(&j, n_threads)
+                 : CG_ERR_BUFFER_TOO_SMALL;
     if (status == CG_OK)
         status = cg_encoder_finish(encoder, level, bytes_out, n_bytes_out);
     cg_encoder_free(encoder);

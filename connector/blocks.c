@@ -3,18 +3,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *model, cg_kv_layout **layout_out)
+cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *model,
+                           cg_kv_layout **layout_out)
 {
     *layout_out = NULL;
     if (given->memory != CACHEGEN_MEMORY_HOST || given->layout > CACHEGEN_LAYOUT_VLLM_CPU_AMX)
         return CG_ERR_UNSUPPORTED;
     if (given->n_layers == 0 || given->n_layers > model->n_layers ||
-        given->first_layer > model->n_layers - given->n_layers || given->n_kv_heads != model->n_kv_heads ||
-        given->head_dim != model->head_dim || given->dtype != model->dtype || given->block_tokens == 0 ||
-        given->n_blocks == 0 || given->base == NULL)
+        given->first_layer > model->n_layers - given->n_layers ||
+        given->n_kv_heads != model->n_kv_heads || given->head_dim != model->head_dim ||
+        given->dtype != model->dtype || given->block_tokens == 0 || given->n_blocks == 0 ||
+        given->base == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     if (given->layout == CACHEGEN_LAYOUT_VLLM_CPU_AMX &&
-        (given->dtype != CG_DTYPE_BF16 || given->block_tokens % 32 != 0 || given->head_dim % 32 != 0))
+        (given->dtype != CG_DTYPE_BF16 || given->block_tokens % 32 != 0 ||
+         given->head_dim % 32 != 0))
         return CG_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < given->n_layers; i++)
         if (given->base[i] == NULL)
@@ -31,9 +34,11 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
     return CG_OK;
 }
 
-bool cg_kv_layout_covers(const cg_kv_layout *layout, const int64_t *table, uint32_t n_blocks, uint32_t n_tokens)
+bool cg_kv_layout_covers(const cg_kv_layout *layout, const int64_t *table, uint32_t n_blocks,
+                         uint32_t n_tokens)
 {
-    if ((uint64_t)n_blocks * layout->given.block_tokens < n_tokens || (n_blocks > 0 && table == NULL))
+    if ((uint64_t)n_blocks * layout->given.block_tokens < n_tokens ||
+        (n_blocks > 0 && table == NULL))
         return false;
     for (uint32_t i = 0; i < n_blocks && (uint64_t)i * layout->given.block_tokens < n_tokens; i++)
         if (table[i] < 0 || (uint64_t)table[i] >= layout->given.n_blocks)
@@ -43,27 +48,28 @@ bool cg_kv_layout_covers(const cg_kv_layout *layout, const int64_t *table, uint3
 
 /* A piece of a tile that lies in one block and one head: n_tokens rows of head_dim elements. */
 typedef struct piece {
-    char *slots;        /* token `first` of the block, dim 0 */
-    char *rows;         /* in the tile */
-    size_t row_stride;  /* bytes from a token's row to the next: all heads */
+    char *slots;       /* token `first` of the block, dim 0 */
+    char *rows;        /* in the tile */
+    size_t row_stride; /* bytes from a token's row to the next: all heads */
     uint32_t first, n_tokens;
 } piece;
 
 enum { TRANSPOSE_TILE = 32 }; /* tokens x dims at a time: rows of both sides stay in L1 */
 
-/* dst[j * dst_stride + i] = src[i * src_stride + j] for i < n, j < m, in elements. Two sizes, spelt out so that the
- * compiler sees the element type; memory is aligned to its dtype. */
-#define DEFINE_TRANSPOSE(name, element)                                                                             \
-    static void name(element *dst, size_t dst_stride, const element *src, size_t src_stride, size_t n, size_t m)    \
-    {                                                                                                               \
-        for (size_t i0 = 0; i0 < n; i0 += TRANSPOSE_TILE)                                                           \
-            for (size_t j0 = 0; j0 < m; j0 += TRANSPOSE_TILE) {                                                     \
-                const size_t i_end = i0 + TRANSPOSE_TILE < n ? i0 + TRANSPOSE_TILE : n;                             \
-                const size_t j_end = j0 + TRANSPOSE_TILE < m ? j0 + TRANSPOSE_TILE : m;                             \
-                for (size_t j = j0; j < j_end; j++)                                                                 \
-                    for (size_t i = i0; i < i_end; i++)                                                             \
-                        dst[j * dst_stride + i] = src[i * src_stride + j];                                          \
-            }                                                                                                       \
+/* dst[j * dst_stride + i] = src[i * src_stride + j] for i < n, j < m, in elements. Two sizes, spelt
+ * out so that the compiler sees the element type; memory is aligned to its dtype. */
+#define DEFINE_TRANSPOSE(name, element)                                                            \
+    static void name(element *dst, size_t dst_stride, const element *src, size_t src_stride,       \
+                     size_t n, size_t m)                                                           \
+    {                                                                                              \
+        for (size_t i0 = 0; i0 < n; i0 += TRANSPOSE_TILE)                                          \
+            for (size_t j0 = 0; j0 < m; j0 += TRANSPOSE_TILE) {                                    \
+                const size_t i_end = i0 + TRANSPOSE_TILE < n ? i0 + TRANSPOSE_TILE : n;            \
+                const size_t j_end = j0 + TRANSPOSE_TILE < m ? j0 + TRANSPOSE_TILE : m;            \
+                for (size_t j = j0; j < j_end; j++)                                                \
+                    for (size_t i = i0; i < i_end; i++)                                            \
+                        dst[j * dst_stride + i] = src[i * src_stride + j];                         \
+            }                                                                                      \
     }
 DEFINE_TRANSPOSE(transpose_u16, uint16_t)
 DEFINE_TRANSPOSE(transpose_u32, uint32_t)
@@ -99,11 +105,13 @@ static void copy_bytes(void *slot, void *row, size_t n_bytes, bool write)
 static void copy_strided(const cg_kv_layout *l, uint32_t plane, const piece *p, bool write)
 {
     const size_t e = l->element_bytes, d = l->given.head_dim;
-    const int64_t token_stride = l->given.token_stride[plane], dim_stride = l->given.dim_stride[plane];
+    const int64_t token_stride = l->given.token_stride[plane],
+                  dim_stride = l->given.dim_stride[plane];
     if (dim_stride == (int64_t)e) {
         for (uint32_t t = 0; t < p->n_tokens; t++)
             copy_bytes(p->slots + t * token_stride, p->rows + t * p->row_stride, d * e, write);
-    } else if (token_stride == (int64_t)e && dim_stride > 0 && is_aligned(p->slots, dim_stride, e) &&
+    } else if (token_stride == (int64_t)e && dim_stride > 0 &&
+               is_aligned(p->slots, dim_stride, e) &&
                is_aligned(p->rows, (int64_t)p->row_stride, e)) {
         copy_transposed(l, p, dim_stride, write);
     } else {
@@ -114,7 +122,8 @@ static void copy_strided(const cg_kv_layout *l, uint32_t plane, const piece *p, 
     }
 }
 
-/* vLLM's packing for AMX tiles, bf16, found by running its cpu_attn_reshape_and_cache; N tokens a block, D dims:
+/* vLLM's packing for AMX tiles, bf16, found by running its cpu_attn_reshape_and_cache; N tokens a
+ * block, D dims:
  *   K(t, d) = (t / 16) * 16 D + (d / 2) * 32 + (t % 16) * 2 + d % 2
  *   V(t, d) = N D + (d / 16) * 16 N + (t / 2) * 32 + (d % 16) * 2 + t % 2
  * slots: the start of the (block, head) region. */
@@ -133,23 +142,29 @@ static void copy_amx(const cg_kv_layout *l, uint32_t plane, const piece *p, bool
     }
 }
 
-static void copy(const cg_kv_layout *l, const int64_t *table, uint32_t layer, uint32_t plane, uint32_t first_token,
-                 uint32_t n_tokens, char *tile, bool write)
+static void copy(const cg_kv_layout *l, const int64_t *table, uint32_t layer, uint32_t plane,
+                 uint32_t first_token, uint32_t n_tokens, char *tile, bool write)
 {
     const cachegen_kv_layout *g = &l->given;
     const bool amx = g->layout == CACHEGEN_LAYOUT_VLLM_CPU_AMX;
     const int64_t head_stride = g->head_stride[amx ? 0 : plane];
-    const size_t head_bytes = g->head_dim * l->element_bytes, token_bytes = g->n_kv_heads * head_bytes;
+    const size_t head_bytes = g->head_dim * l->element_bytes,
+                 token_bytes = g->n_kv_heads * head_bytes;
 
     for (uint32_t done = 0; done < n_tokens;) {
         const uint32_t token = first_token + done, first = token % g->block_tokens;
-        const uint32_t room = g->block_tokens - first, n = n_tokens - done < room ? n_tokens - done : room;
-        char *block = (char *)g->base[layer - g->first_layer] + table[token / g->block_tokens] * g->block_stride;
+        const uint32_t room = g->block_tokens - first,
+                       n = n_tokens - done < room ? n_tokens - done : room;
+        char *block = (char *)g->base[layer - g->first_layer] +
+                      table[token / g->block_tokens] * g->block_stride;
         if (!amx)
             block += g->offset_bytes[plane] + first * g->token_stride[plane];
         for (uint32_t h = 0; h < g->n_kv_heads; h++) {
-            const piece p = {.slots = block + h * head_stride, .rows = tile + done * token_bytes + h * head_bytes,
-                             .row_stride = token_bytes, .first = first, .n_tokens = n};
+            const piece p = {.slots = block + h * head_stride,
+                             .rows = tile + done * token_bytes + h * head_bytes,
+                             .row_stride = token_bytes,
+                             .first = first,
+                             .n_tokens = n};
             if (amx)
                 copy_amx(l, plane, &p, write);
             else
@@ -159,14 +174,15 @@ static void copy(const cg_kv_layout *l, const int64_t *table, uint32_t layer, ui
     }
 }
 
-void cg_blocks_write(const cg_kv_layout *layout, const int64_t *table, uint32_t layer, uint32_t plane,
-                     uint32_t first_token, uint32_t n_tokens, const void *tile)
+void cg_blocks_write(const cg_kv_layout *layout, const int64_t *table, uint32_t layer,
+                     uint32_t plane, uint32_t first_token, uint32_t n_tokens, const void *tile)
 {
-    copy(layout, table, layer, plane, first_token, n_tokens, (char *)tile, true); /* write: the tile is only read */
+    copy(layout, table, layer, plane, first_token, n_tokens, (char *)tile,
+         true); /* write: the tile is only read */
 }
 
-void cg_blocks_read(const cg_kv_layout *layout, const int64_t *table, uint32_t layer, uint32_t plane,
-                    uint32_t first_token, uint32_t n_tokens, void *tile)
+void cg_blocks_read(const cg_kv_layout *layout, const int64_t *table, uint32_t layer,
+                    uint32_t plane, uint32_t first_token, uint32_t n_tokens, void *tile)
 {
     copy(layout, table, layer, plane, first_token, n_tokens, tile, false);
 }

@@ -1,9 +1,12 @@
 /* connector/blocks.h - between the codec's canonical tiles and an engine's paged KV blocks.
  *
- * A tile is one layer and plane of consecutive tokens, [n_tokens][n_kv_heads][head_dim], of the model's dtype.
- * Layouts: cachegen.h, cachegen_kv_layout. Fast paths: a contiguous dim, and contiguous tokens (vLLM's CPU "vec"
- * layout keeps K transposed: head_dim rows of block_tokens tokens); everything else goes element by element.
- * Threads: a cg_kv_layout is read-only once made; the caller sees to it that no two threads write the same elements.
+ * A tile is one layer and plane of consecutive tokens, [n_tokens][n_kv_heads][head_dim], of the
+ * model's dtype.
+ * Layouts: cachegen.h, cachegen_kv_layout. Fast paths: a contiguous dim, and contiguous tokens
+ * (vLLM's CPU "vec" layout keeps K transposed: head_dim rows of block_tokens tokens); everything
+ * else goes element by element.
+ * Threads: a cg_kv_layout is read-only once made; the caller sees to it that no two threads write
+ * the same elements.
  */
 #ifndef CG_CONNECTOR_BLOCKS_H
 #define CG_CONNECTOR_BLOCKS_H
@@ -17,24 +20,27 @@ extern "C" {
 typedef struct cg_kv_layout {
     cachegen_kv_layout given; /* whole: all fields of this version; base is base_copy */
     size_t element_bytes;
-    void *base_copy[];        /* [n_layers] */
+    void *base_copy[]; /* [n_layers] */
 } cg_kv_layout;
 
-/* Checks and copies a layout; free it with free(). CG_ERR_INVALID_ARGUMENT: it does not agree with the model, or a
- * base or count is missing. CG_ERR_UNSUPPORTED: an unknown layout or memory kind; AMX packing of another dtype than
- * bf16 or of shapes that it does not have. */
-cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *model, cg_kv_layout **layout_out);
+/* Checks and copies a layout; free it with free(). CG_ERR_INVALID_ARGUMENT: it does not agree with
+ * the model, or a base or count is missing. CG_ERR_UNSUPPORTED: an unknown layout or memory kind;
+ * AMX packing of another dtype than bf16 or of shapes that it does not have. */
+cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *model,
+                           cg_kv_layout **layout_out);
 
 /* Whether table[n_blocks] names blocks that the layout has and covers tokens [0, n_tokens). */
-bool cg_kv_layout_covers(const cg_kv_layout *layout, const int64_t *table, uint32_t n_blocks, uint32_t n_tokens);
+bool cg_kv_layout_covers(const cg_kv_layout *layout, const int64_t *table, uint32_t n_blocks,
+                         uint32_t n_tokens);
 
-/* One layer (of the model; the layout must have it) and plane: tile[n_tokens][n_kv_heads][head_dim] into the slots of
- * tokens [first_token, first_token + n_tokens) of the sequence whose blocks table names. The table must cover them. */
-void cg_blocks_write(const cg_kv_layout *layout, const int64_t *table, uint32_t layer, uint32_t plane,
-                     uint32_t first_token, uint32_t n_tokens, const void *tile);
+/* One layer (of the model; the layout must have it) and plane: tile[n_tokens][n_kv_heads][head_dim]
+ * into the slots of tokens [first_token, first_token + n_tokens) of the sequence whose blocks table
+ * names. The table must cover them. */
+void cg_blocks_write(const cg_kv_layout *layout, const int64_t *table, uint32_t layer,
+                     uint32_t plane, uint32_t first_token, uint32_t n_tokens, const void *tile);
 /* The other way. */
-void cg_blocks_read(const cg_kv_layout *layout, const int64_t *table, uint32_t layer, uint32_t plane,
-                    uint32_t first_token, uint32_t n_tokens, void *tile);
+void cg_blocks_read(const cg_kv_layout *layout, const int64_t *table, uint32_t layer,
+                    uint32_t plane, uint32_t first_token, uint32_t n_tokens, void *tile);
 
 #ifdef __cplusplus
 }

@@ -1,12 +1,16 @@
-/* connector/cachegen.h - the C ABI of libcachegen.so: look up, load and save KV caches for a serving engine.
+/* connector/cachegen.h - the C ABI of libcachegen.so: look up, load and save KV caches for a
+ * serving engine.
  *
- * Guarantees: structs begin with struct_size and abi_version and grow only at their end; the library reads
- * min(struct_size, its own size) and takes the rest as zero, and zero is always the default. Symbols are versioned
- * (libcachegen.map). Nothing here aborts the host; every failure of a store is a cache miss.
- * Surprises: (1) look-ups, loads and saves are asynchronous: start, then poll or wait on the eventfd; (2) a plan made by
- * a look-up is plain bytes that may cross processes, so that an engine's scheduler and workers agree; (3) after fork()
- * a handle works in the child too: the child starts its own threads; operations that were under way stay the parent's.
- * Threads: every function may be called from any thread. One operation handle is used by one thread at a time.
+ * Guarantees: structs begin with struct_size and abi_version and grow only at their end; the
+ * library reads min(struct_size, its own size) and takes the rest as zero, and zero is always the
+ * default. Symbols are versioned (libcachegen.map). Nothing here aborts the host; every failure of
+ * a store is a cache miss.
+ * Surprises: (1) look-ups, loads and saves are asynchronous: start, then poll or wait on the
+ * eventfd; (2) a plan made by a look-up is plain bytes that may cross processes, so that an
+ * engine's scheduler and workers agree; (3) after fork() a handle works in the child too: the child
+ * starts its own threads; operations that were under way stay the parent's.
+ * Threads: every function may be called from any thread. One operation handle is used by one thread
+ * at a time.
  */
 #ifndef CACHEGEN_H
 #define CACHEGEN_H
@@ -22,7 +26,8 @@ extern "C" {
 #define CACHEGEN_API __attribute__((visibility("default")))
 #endif
 
-/* 0 is success; the numbers are those of codec/status.h and are pinned. 6 (CACHEGEN_AGAIN) means "not yet". */
+/* 0 is success; the numbers are those of codec/status.h and are pinned. 6 (CACHEGEN_AGAIN) means
+ * "not yet". */
 typedef int32_t cachegen_status;
 enum { CACHEGEN_OK = 0, CACHEGEN_AGAIN = 6 };
 
@@ -33,13 +38,15 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
 
 /* ---- a connector ---- */
 
-/* Opens a connector from a JSON object (keys and defaults: README.md, "Configuration"). On failure *out is NULL and
- * error[error_bytes] (may be NULL) holds one sentence that names the key. A store without a profile for the model
- * opens: it serves L0. Reads model.json and the profile; starts no thread before the first operation. */
+/* Opens a connector from a JSON object (keys and defaults: README.md, "Configuration"). On failure
+ * *out is NULL and error[error_bytes] (may be NULL) holds one sentence that names the key. A store
+ * without a profile for the model opens: it serves L0. Reads model.json and the profile; starts no
+ * thread before the first operation. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
-/* Cancels look-ups and loads, runs queued saves to their end, waits for all of it (abandoning reads of hung mounts) and
- * frees. Free the operations' handles before: they are invalid afterwards. NULL is fine. */
+/* Cancels look-ups and loads, runs queued saves to their end, waits for all of it (abandoning reads
+ * of hung mounts) and frees. Free the operations' handles before: they are invalid afterwards. NULL
+ * is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
 CACHEGEN_API uint32_t cachegen_abi_version(void);
@@ -50,10 +57,11 @@ typedef struct cachegen_info {
     uint32_t n_layers, n_kv_heads, head_dim, dtype; /* dtype: 1 bf16, 2 fp16, 3 fp32 */
     uint32_t chunk_tokens;
     uint32_t has_profile;
-    uint32_t store_levels;   /* bit n: saves make level n */
-    uint32_t io_backend;     /* 1 io_uring, 2 threads */
-    const char *model;       /* the folder's name in the store */
-    const char *model_fingerprint_hex, *profile_fingerprint_hex; /* 32 digits; "" without a profile */
+    uint32_t store_levels; /* bit n: saves make level n */
+    uint32_t io_backend;   /* 1 io_uring, 2 threads */
+    const char *model;     /* the folder's name in the store */
+    const char *model_fingerprint_hex,
+        *profile_fingerprint_hex; /* 32 digits; "" without a profile */
 } cachegen_info;
 CACHEGEN_API cachegen_status cachegen_get_info(cachegen *connector, cachegen_info *info_out);
 
@@ -64,153 +72,174 @@ enum { CACHEGEN_MEMORY_HOST = 0, CACHEGEN_MEMORY_CUDA = 1 };
 
 /* Where an engine keeps its paged KV blocks: one KV-cache group (layers that share block tables).
  * STRIDED: element (layer, plane, block, head, token in block, dim) lies at
- *   base[layer] + offset_bytes[plane] + block*block_stride + head*head_stride[plane] + token*token_stride[plane]
+ *   base[layer] + offset_bytes[plane] + block*block_stride + head*head_stride[plane] +
+ *   token*token_stride[plane]
  *   + dim*dim_stride[plane]      (all strides in bytes, plane 0 = K, 1 = V)
- * vLLM's CPU "vec" layout is STRIDED with a transposed K. VLLM_CPU_AMX: as vLLM's CPU attention packs bf16 for AMX;
- * base and block_stride and head_stride[0] count, the rest follows.
+ * vLLM's CPU "vec" layout is STRIDED with a transposed K. VLLM_CPU_AMX: as vLLM's CPU attention
+ * packs bf16 for AMX; base and block_stride and head_stride[0] count, the rest follows.
  * CACHEGEN_MEMORY_CUDA is refused with "not supported" by this version. */
 typedef struct cachegen_kv_layout {
     uint32_t struct_size, abi_version;
     uint32_t layout, memory;
     uint32_t n_layers, n_kv_heads, head_dim, dtype;
-    uint32_t block_tokens;   /* tokens a block */
-    uint32_t first_layer;    /* of the model; 0 unless pipeline parallel */
+    uint32_t block_tokens; /* tokens a block */
+    uint32_t first_layer;  /* of the model; 0 unless pipeline parallel */
     uint64_t n_blocks;
-    void *const *base;       /* [n_layers]; copied */
+    void *const *base; /* [n_layers]; copied */
     int64_t offset_bytes[2];
     int64_t block_stride;
     int64_t head_stride[2], token_stride[2], dim_stride[2];
 } cachegen_kv_layout;
 
-/* Registers a layout; the memory must stay until cachegen_close(). *kv_id_out names it in loads and saves.
- * Refused unless layers, heads, head_dim and dtype agree with the connector's model. */
-CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector, const cachegen_kv_layout *layout,
+/* Registers a layout; the memory must stay until cachegen_close(). *kv_id_out names it in loads and
+ * saves. Refused unless layers, heads, head_dim and dtype agree with the connector's model. */
+CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector,
+                                                  const cachegen_kv_layout *layout,
                                                   uint32_t *kv_id_out);
 
 /* ---- look-up ---- */
 
-/* What identifies KV, and what a request accepts. What pointers point to is copied by the call that takes them.
- * This struct never grows: cachegen_save_request holds it by value. */
+/* What identifies KV, and what a request accepts. What pointers point to is copied by the call that
+ * takes them. This struct never grows: cachegen_save_request holds it by value. */
 typedef struct cachegen_request {
     uint32_t struct_size, abi_version;
-    const uint32_t *tokens;   /* the whole prompt */
+    const uint32_t *tokens; /* the whole prompt */
     uint32_t n_tokens;
-    uint32_t salt_bytes;      /* cache_salt of the tenant */
+    uint32_t salt_bytes; /* cache_salt of the tenant */
     const void *salt;
-    const void *extra;        /* whatever else makes the KV differ (LoRA, multi-modal hashes); applies to every chunk */
+    const void *extra; /* whatever else makes the KV differ (LoRA, multi-modal hashes); applies to
+                          every chunk */
     uint32_t extra_bytes;
-    uint32_t worst_level_plus_1; /* worst level accepted, provenance counted: 1 demands L0 ... 4 takes all; 0 = 4 */
+    uint32_t worst_level_plus_1; /* worst level accepted, provenance counted: 1 demands L0 ... 4
+                                    takes all; 0 = 4 */
     uint32_t level_plus_1;       /* 1 + the one level to use; 0 = the controller chooses */
     uint64_t ttft_budget_ns;     /* 0: the configuration's */
 } cachegen_request;
 
 typedef struct cachegen_hit {
     uint32_t struct_size, abi_version;
-    uint32_t hit_tokens;      /* prefix that will be loaded, from token 0; a multiple of the chunk size or a tail's end,
-                                 cut where recomputing fits the budget better */
-    uint32_t stored_tokens;   /* prefix that the store has at an accepted level */
+    uint32_t hit_tokens; /* prefix that will be loaded, from token 0; a multiple of the chunk size
+                            or a tail's end, cut where recomputing fits the budget better */
+    uint32_t stored_tokens; /* prefix that the store has at an accepted level */
     uint32_t n_chunks;
-    uint32_t worst_level;     /* of the plan, provenance counted */
-    uint64_t bytes;           /* to read, by the plan */
-    uint64_t predicted_ns;    /* read and decode, by the estimator; 0 without a sample or prior */
+    uint32_t worst_level;  /* of the plan, provenance counted */
+    uint64_t bytes;        /* to read, by the plan */
+    uint64_t predicted_ns; /* read and decode, by the estimator; 0 without a sample or prior */
 } cachegen_hit;
 
-/* Starts looking up the prefix of a request, from_token on (what the engine has already: chunks that end there or
- * before are neither probed nor loaded). Never blocks on the store. */
-CACHEGEN_API cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_request *request,
+/* Starts looking up the prefix of a request, from_token on (what the engine has already: chunks
+ * that end there or before are neither probed nor loaded). Never blocks on the store. */
+CACHEGEN_API cachegen_status cachegen_lookup_start(cachegen *connector,
+                                                   const cachegen_request *request,
                                                    uint32_t from_token, cachegen_lookup **out);
-/* CACHEGEN_AGAIN: not yet. CACHEGEN_OK: *hit_out is filled (0 tokens is a miss, whatever the reason). */
+/* CACHEGEN_AGAIN: not yet. CACHEGEN_OK: *hit_out is filled (0 tokens is a miss, whatever the
+ * reason). */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
-/* Copies the plan: the bytes that cachegen_load_start() takes, in this or another process. Call with plan NULL for the
- * size. Only after poll said OK. */
-CACHEGEN_API cachegen_status cachegen_lookup_plan(cachegen_lookup *lookup, void *plan, size_t *plan_bytes);
+/* Copies the plan: the bytes that cachegen_load_start() takes, in this or another process. Call
+ * with plan NULL for the size. Only after poll said OK. */
+CACHEGEN_API cachegen_status cachegen_lookup_plan(cachegen_lookup *lookup, void *plan,
+                                                  size_t *plan_bytes);
 CACHEGEN_API void cachegen_lookup_free(cachegen_lookup *lookup); /* cancels; NULL is fine */
-/* The chunks of a plan failed: not offered again by this connector until they are saved anew or retry_ms passed. */
-CACHEGEN_API cachegen_status cachegen_forget(cachegen *connector, const void *plan, size_t plan_bytes);
+/* The chunks of a plan failed: not offered again by this connector until they are saved anew or
+ * retry_ms passed. */
+CACHEGEN_API cachegen_status cachegen_forget(cachegen *connector, const void *plan,
+                                             size_t plan_bytes);
 
 /* ---- load ---- */
 
 typedef struct cachegen_load_request {
     uint32_t struct_size, abi_version;
     uint32_t kv_id;
-    uint32_t from_token, to_token;   /* [from, to) of the prompt; to <= the plan's hit_tokens */
+    uint32_t from_token, to_token; /* [from, to) of the prompt; to <= the plan's hit_tokens */
     uint32_t n_blocks;
-    const int64_t *block_table;      /* [n_blocks] block ids from token 0 on; copied */
-    const void *plan;                /* from cachegen_lookup_plan(); copied. Any bytes are safe. */
+    const int64_t *block_table; /* [n_blocks] block ids from token 0 on; copied */
+    const void *plan;           /* from cachegen_lookup_plan(); copied. Any bytes are safe. */
     size_t plan_bytes;
 } cachegen_load_request;
 
 typedef struct cachegen_progress {
     uint32_t struct_size, abi_version;
-    uint32_t done;            /* 1: complete; nothing is written to the blocks any more */
-    cachegen_status status;   /* when done: OK, or why it stopped */
-    uint32_t loaded_tokens;   /* prefix [from, loaded_tokens) of the prompt is whole in the blocks */
-    uint32_t worst_level;     /* of what was loaded, provenance counted */
+    uint32_t done;          /* 1: complete; nothing is written to the blocks any more */
+    cachegen_status status; /* when done: OK, or why it stopped */
+    uint32_t loaded_tokens; /* prefix [from, loaded_tokens) of the prompt is whole in the blocks */
+    uint32_t worst_level;   /* of what was loaded, provenance counted */
     uint64_t bytes_read;
-    uint64_t read_ns;         /* wall time in which reads were under way */
-    uint64_t decode_ns;       /* thread time in decoding */
-    uint64_t copy_ns;         /* thread time in writing blocks */
-    uint64_t total_ns;        /* since start */
+    uint64_t read_ns;   /* wall time in which reads were under way */
+    uint64_t decode_ns; /* thread time in decoding */
+    uint64_t copy_ns;   /* thread time in writing blocks */
+    uint64_t total_ns;  /* since start */
 } cachegen_progress;
 
-CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_request *request,
+CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
+                                                 const cachegen_load_request *request,
                                                  cachegen_load **out);
-/* Always fills *progress_out; CACHEGEN_AGAIN until done. When done with loaded_tokens < to_token, the blocks from
- * loaded_tokens on hold garbage: the engine recomputes them. */
-CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load, cachegen_progress *progress_out);
+/* Always fills *progress_out; CACHEGEN_AGAIN until done. When done with loaded_tokens < to_token,
+ * the blocks from loaded_tokens on hold garbage: the engine recomputes them. */
+CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load,
+                                                cachegen_progress *progress_out);
 /* Asks to stop; poll until done. */
 CACHEGEN_API void cachegen_load_cancel(cachegen_load *load);
 /* Cancels, waits until nothing is written any more, frees. NULL is fine. */
 CACHEGEN_API void cachegen_load_free(cachegen_load *load);
-/* A descriptor that becomes readable when any operation of the connector completes (an eventfd; read it to clear).
- * The connector's: don't close it. -1 without one. */
+/* A descriptor that becomes readable when any operation of the connector completes (an eventfd;
+ * read it to clear). The connector's: don't close it. -1 without one. */
 CACHEGEN_API int cachegen_eventfd(cachegen *connector);
 
 /* ---- save ---- */
 
 typedef struct cachegen_save_request {
     uint32_t struct_size, abi_version;
-    cachegen_request request;        /* the prompt, salt, extra; its struct_size, levels and budget are ignored */
+    cachegen_request
+        request; /* the prompt, salt, extra; its struct_size, levels and budget are ignored */
     uint32_t kv_id;
-    uint32_t from_token, to_token;   /* saves the chunks that lie in [from, to) whole: chunk starts are multiples of
-                                        chunk_tokens; with is_last also the tail that ends at to */
-    uint32_t prefix_level;           /* worst level of anything loaded for this request (0: nothing lossy) */
-    uint32_t is_last;                /* 1: the prompt's KV ends at to; the context (if named) is published */
+    uint32_t from_token,
+        to_token; /* saves the chunks that lie in [from, to) whole: chunk starts are multiples of
+                     chunk_tokens; with is_last also the tail that ends at to */
+    uint32_t prefix_level; /* worst level of anything loaded for this request (0: nothing lossy) */
+    uint32_t is_last;      /* 1: the prompt's KV ends at to; the context (if named) is published */
     uint32_t n_blocks;
-    const int64_t *block_table;      /* [n_blocks] from token 0 on */
-    const char *context;             /* NULL, or the name to publish the prompt's chunks under when is_last */
+    const int64_t *block_table; /* [n_blocks] from token 0 on */
+    const char *context; /* NULL, or the name to publish the prompt's chunks under when is_last */
 } cachegen_save_request;
 
-/* Copies K and V out of the blocks before it returns (the engine may reuse them at once), then encodes and publishes
- * on the connector's threads. Chunks that the store has are not saved again. Errors are counted and reported by poll;
- * they never harm the store. CACHEGEN_AGAIN: the staging memory (configured) is full; nothing was taken. */
-CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_request *request,
+/* Copies K and V out of the blocks before it returns (the engine may reuse them at once), then
+ * encodes and publishes on the connector's threads. Chunks that the store has are not saved again.
+ * Errors are counted and reported by poll; they never harm the store. CACHEGEN_AGAIN: the staging
+ * memory (configured) is full; nothing was taken. */
+CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
+                                                 const cachegen_save_request *request,
                                                  cachegen_save **out);
-CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save, cachegen_progress *progress_out);
+CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
+                                                cachegen_progress *progress_out);
 /* Waits until it is complete (a save is never lost half-way), frees. NULL is fine. */
 CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 
 /* ---- measurement ---- */
 
 /* The engine computed n_tokens of prefill in duration_ns: feeds the estimate of recomputing. */
-CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens, uint64_t duration_ns);
+CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens,
+                                          uint64_t duration_ns);
 
-/* A load in another process (an engine's worker) read bytes_read in read_ns and decoded loaded_tokens - from_token
- * tokens of worst_level in decode_ns: so a connector that plans but does not load knows the link. */
-CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token, const cachegen_progress *progress);
+/* A load in another process (an engine's worker) read bytes_read in read_ns and decoded
+ * loaded_tokens - from_token tokens of worst_level in decode_ns: so a connector that plans but does
+ * not load knows the link. */
+CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token,
+                                       const cachegen_progress *progress);
 
-/* Counters since open (in a child after fork(): since its first use), monotonic; times in ns, sizes in bytes. */
+/* Counters since open (in a child after fork(): since its first use), monotonic; times in ns, sizes
+ * in bytes. */
 typedef struct cachegen_stats {
     uint32_t struct_size, abi_version;
     uint64_t lookups, lookup_hits, lookup_errors, lookup_ns;
     uint64_t loads, loads_failed, loads_cancelled;
-    uint64_t chunks_loaded[4];                /* by level */
+    uint64_t chunks_loaded[4]; /* by level */
     uint64_t tokens_loaded, bytes_read, read_ns, decode_ns, copy_ns;
-    uint64_t chunks_missing, chunks_truncated, chunks_corrupt, chunks_foreign_model, chunks_foreign_profile,
-             chunks_foreign_tokens, chunks_lossy_prefix, chunks_timed_out, chunks_io_error; /* refused, by reason */
+    uint64_t chunks_missing, chunks_truncated, chunks_corrupt, chunks_foreign_model,
+        chunks_foreign_profile, chunks_foreign_tokens, chunks_lossy_prefix, chunks_timed_out,
+        chunks_io_error; /* refused, by reason */
     uint64_t chunks_saved[4], chunks_existed, save_errors, saves_dropped, bytes_written, encode_ns;
     uint64_t abandoned_reads;
-    uint64_t throughput_bps;                  /* the estimator's now, coded bits a second; 0 unknown */
+    uint64_t throughput_bps; /* the estimator's now, coded bits a second; 0 unknown */
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);
 

@@ -8,7 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum value_type { STRING, INTEGER, NUMBER, BOOLEAN, CHOICE, LEVELS, CPUS, GEOMETRY } value_type;
+typedef enum value_type {
+    STRING,
+    INTEGER,
+    NUMBER,
+    BOOLEAN,
+    CHOICE,
+    LEVELS,
+    CPUS,
+    GEOMETRY
+} value_type;
 
 static const char *const LEVEL_NAMES[] = {"L0", "L1", "L2", "L3", NULL};
 static const char *const LEVEL_OR_AUTO[] = {"auto", "L0", "L1", "L2", "L3", NULL};
@@ -20,40 +29,56 @@ static const char *const CACHES[] = {"cached", "direct", NULL};
 typedef struct key_rule {
     const char *name;
     value_type type;
-    size_t offset;               /* in cg_config */
-    double preset, least, most;  /* numbers; preset also of choices (an index) and level sets (a mask) */
+    size_t offset; /* in cg_config */
+    double preset, least,
+        most; /* numbers; preset also of choices (an index) and level sets (a mask) */
     const char *const *choices;
 } key_rule;
 
 #define AT(field) offsetof(cg_config, field)
-/* key                        type      where                        default   range            choices */
+/* key                        type      where                        default   range
+ * choices */
 static const key_rule RULES[] = {
-    {"root",                   STRING,   AT(root),                    0,        0, 0,            NULL}, /* required: the store's directory or mount */
-    {"model",                  STRING,   AT(model),                   0,        0, 0,            NULL}, /* required: the model's folder in it */
-    {"chunk_tokens",           INTEGER,  AT(chunk_tokens),            256,      8, 65536,        NULL}, /* tokens a chunk */
-    {"tail_multiple",          INTEGER,  AT(tail_multiple),           32,       1, 65536,        NULL}, /* tails are stored at multiples of it; divides chunk_tokens */
-    {"store_levels",           LEVELS,   AT(store_levels),            0xe,      0, 0,            NULL}, /* levels that a save makes (L0 alone without a profile) */
-    {"level",                  CHOICE,   AT(level_plus_1),            0,        0, 0,            LEVEL_OR_AUTO}, /* the one level to load, or the controller's choice */
-    {"worst_level",            CHOICE,   AT(worst_level),             3,        0, 0,            LEVEL_NAMES}, /* nothing worse is loaded, provenance counted */
-    {"policy",                 CHOICE,   AT(policy),                  0,        0, 0,            POLICIES},
-    {"ttft_budget_ms",         INTEGER,  AT(ttft_budget_ms),          2000,     1, 86400000,     NULL},
-    {"prior_mbps",             NUMBER,   AT(prior_mbps),              0,        0, 1e9,          NULL}, /* the link's Mbit/s before the first sample; 0 = unknown */
-    {"estimator",              CHOICE,   AT(estimator),               0,        0, 0,            ESTIMATORS},
-    {"recompute_tokens_per_s", NUMBER,   AT(recompute_tokens_per_s),  0,        0, 1e12,         NULL}, /* prefill speed; 0 = measured */
-    {"threads",                INTEGER,  AT(threads),                 2,        1, 1024,         NULL}, /* that encode and decode */
-    {"cpu_affinity",           CPUS,     AT(cpus),                    0,        0, 0,            NULL}, /* CPUs of all of the connector's threads; [] = no binding */
-    {"io_backend",             CHOICE,   AT(io_backend),              0,        0, 0,            BACKENDS},
-    {"io_cache",               CHOICE,   AT(io_cache),                0,        0, 0,            CACHES}, /* page cache or O_DIRECT */
-    {"queue_depth",            INTEGER,  AT(queue_depth),             16,       1, 1024,         NULL}, /* reads under way at most */
-    {"read_timeout_ms",        INTEGER,  AT(read_timeout_ms),         10000,    1, 86400000,     NULL}, /* then a read is abandoned */
-    {"lookup_timeout_ms",      INTEGER,  AT(lookup_timeout_ms),       2000,     1, 86400000,     NULL}, /* then a look-up ends with what it knows */
-    {"staging_mib",            INTEGER,  AT(staging_mib),             1024,     1, 16777216,     NULL}, /* copied KV that waits to be saved; also chunks read and not yet decoded */
-    {"max_abandoned_reads",    INTEGER,  AT(max_abandoned_reads),     64,       1, 65536,        NULL},
-    {"negative_ttl_ms",        INTEGER,  AT(negative_ttl_ms),         1000,     0, 86400000,     NULL}, /* how long a missing chunk is remembered */
-    {"positive_ttl_ms",        INTEGER,  AT(positive_ttl_ms),         10000,    0, 86400000,     NULL}, /* how long a found chunk is remembered */
-    {"retry_ms",               INTEGER,  AT(retry_ms),                30000,    0, 86400000,     NULL}, /* how long a chunk that failed is not offered */
-    {"read_only",              BOOLEAN,  AT(read_only),               0,        0, 0,            NULL},
-    {"geometry",               GEOMETRY, AT(geometry),                0,        0, 0,            NULL}, /* for a model without model.json; dtype: also overrides it */
+    {"root", STRING, AT(root), 0, 0, 0, NULL},   /* required: the store's directory or mount */
+    {"model", STRING, AT(model), 0, 0, 0, NULL}, /* required: the model's folder in it */
+    {"chunk_tokens", INTEGER, AT(chunk_tokens), 256, 8, 65536, NULL}, /* tokens a chunk */
+    {"tail_multiple", INTEGER, AT(tail_multiple), 32, 1, 65536,
+     NULL}, /* tails are stored at multiples of it; divides chunk_tokens */
+    {"store_levels", LEVELS, AT(store_levels), 0xe, 0, 0,
+     NULL}, /* levels that a save makes (L0 alone without a profile) */
+    {"level", CHOICE, AT(level_plus_1), 0, 0, 0,
+     LEVEL_OR_AUTO}, /* the one level to load, or the controller's choice */
+    {"worst_level", CHOICE, AT(worst_level), 3, 0, 0,
+     LEVEL_NAMES}, /* nothing worse is loaded, provenance counted */
+    {"policy", CHOICE, AT(policy), 0, 0, 0, POLICIES},
+    {"ttft_budget_ms", INTEGER, AT(ttft_budget_ms), 2000, 1, 86400000, NULL},
+    {"prior_mbps", NUMBER, AT(prior_mbps), 0, 0, 1e9,
+     NULL}, /* the link's Mbit/s before the first sample; 0 = unknown */
+    {"estimator", CHOICE, AT(estimator), 0, 0, 0, ESTIMATORS},
+    {"recompute_tokens_per_s", NUMBER, AT(recompute_tokens_per_s), 0, 0, 1e12,
+     NULL},                                              /* prefill speed; 0 = measured */
+    {"threads", INTEGER, AT(threads), 2, 1, 1024, NULL}, /* that encode and decode */
+    {"cpu_affinity", CPUS, AT(cpus), 0, 0, 0,
+     NULL}, /* CPUs of all of the connector's threads; [] = no binding */
+    {"io_backend", CHOICE, AT(io_backend), 0, 0, 0, BACKENDS},
+    {"io_cache", CHOICE, AT(io_cache), 0, 0, 0, CACHES},          /* page cache or O_DIRECT */
+    {"queue_depth", INTEGER, AT(queue_depth), 16, 1, 1024, NULL}, /* reads under way at most */
+    {"read_timeout_ms", INTEGER, AT(read_timeout_ms), 10000, 1, 86400000,
+     NULL}, /* then a read is abandoned */
+    {"lookup_timeout_ms", INTEGER, AT(lookup_timeout_ms), 2000, 1, 86400000,
+     NULL}, /* then a look-up ends with what it knows */
+    {"staging_mib", INTEGER, AT(staging_mib), 1024, 1, 16777216,
+     NULL}, /* copied KV that waits to be saved; also chunks read and not yet decoded */
+    {"max_abandoned_reads", INTEGER, AT(max_abandoned_reads), 64, 1, 65536, NULL},
+    {"negative_ttl_ms", INTEGER, AT(negative_ttl_ms), 1000, 0, 86400000,
+     NULL}, /* how long a missing chunk is remembered */
+    {"positive_ttl_ms", INTEGER, AT(positive_ttl_ms), 10000, 0, 86400000,
+     NULL}, /* how long a found chunk is remembered */
+    {"retry_ms", INTEGER, AT(retry_ms), 30000, 0, 86400000,
+     NULL}, /* how long a chunk that failed is not offered */
+    {"read_only", BOOLEAN, AT(read_only), 0, 0, 0, NULL},
+    {"geometry", GEOMETRY, AT(geometry), 0, 0, 0,
+     NULL}, /* for a model without model.json; dtype: also overrides it */
 };
 enum { N_RULES = sizeof RULES / sizeof RULES[0] };
 
@@ -62,7 +87,8 @@ typedef struct parse_error {
     size_t bytes;
 } parse_error;
 
-__attribute__((format(printf, 2, 3))) static cg_status refuse(const parse_error *error, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static cg_status refuse(const parse_error *error,
+                                                              const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -88,7 +114,8 @@ static int choice_index(const char *const *choices, const json_t *value)
     return -1;
 }
 
-static cg_status refuse_choice(const parse_error *error, const char *name, const char *const *choices)
+static cg_status refuse_choice(const parse_error *error, const char *name,
+                               const char *const *choices)
 {
     char list[128] = "";
     for (int i = 0; choices[i] != NULL; i++) {
@@ -98,7 +125,8 @@ static cg_status refuse_choice(const parse_error *error, const char *name, const
     return refuse(error, "\"%s\" must be one of %s", name, list);
 }
 
-static cg_status set_levels(const char *name, const json_t *value, uint32_t *mask_out, const parse_error *error)
+static cg_status set_levels(const char *name, const json_t *value, uint32_t *mask_out,
+                            const parse_error *error)
 {
     uint32_t mask = 0;
     for (size_t i = 0; i < json_array_size(value); i++) {
@@ -113,14 +141,17 @@ static cg_status set_levels(const char *name, const json_t *value, uint32_t *mas
     return CG_OK;
 }
 
-static cg_status set_cpus(const char *name, const json_t *value, cg_config *config, const parse_error *error)
+static cg_status set_cpus(const char *name, const json_t *value, cg_config *config,
+                          const parse_error *error)
 {
     if (!json_is_array(value) || json_array_size(value) > CG_CONFIG_MAX_CPUS)
         return refuse(error, "\"%s\" must be a list of CPU numbers", name);
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *cpu = json_array_get(value, i);
-        if (!json_is_integer(cpu) || json_integer_value(cpu) < 0 || json_integer_value(cpu) >= CG_CONFIG_MAX_CPUS)
-            return refuse(error, "\"%s\" must be a list of CPU numbers from 0 to %d", name, CG_CONFIG_MAX_CPUS - 1);
+        if (!json_is_integer(cpu) || json_integer_value(cpu) < 0 ||
+            json_integer_value(cpu) >= CG_CONFIG_MAX_CPUS)
+            return refuse(error, "\"%s\" must be a list of CPU numbers from 0 to %d", name,
+                          CG_CONFIG_MAX_CPUS - 1);
         config->cpus[config->n_cpus++] = (uint32_t)json_integer_value(cpu);
     }
     return CG_OK;
@@ -128,7 +159,11 @@ static cg_status set_cpus(const char *name, const json_t *value, cg_config *conf
 
 static cg_status set_geometry(json_t *value, cg_config *config, const parse_error *error)
 {
-    static const struct { const char *name; size_t offset; uint32_t most; } counts[] = {
+    static const struct {
+        const char *name;
+        size_t offset;
+        uint32_t most;
+    } counts[] = {
         {"n_layers", offsetof(cg_config_geometry, n_layers), CG_MAX_LAYERS},
         {"n_kv_heads", offsetof(cg_config_geometry, n_kv_heads), CG_MAX_KV_HEADS},
         {"head_dim", offsetof(cg_config_geometry, head_dim), CG_MAX_HEAD_DIM},
@@ -140,7 +175,8 @@ static cg_status set_geometry(json_t *value, cg_config *config, const parse_erro
 
     const char *name;
     json_t *item;
-    json_object_foreach(value, name, item) {
+    json_object_foreach(value, name, item)
+    {
         const char *text = json_string_value(item); /* NULL: no string */
         size_t i = 0;
         while (i < 3 && strcmp(name, counts[i].name) != 0)
@@ -148,15 +184,20 @@ static cg_status set_geometry(json_t *value, cg_config *config, const parse_erro
         if (i < 3) {
             const json_int_t count = json_is_integer(item) ? json_integer_value(item) : 0;
             if (count < 1 || count > counts[i].most)
-                return refuse(error, "\"geometry.%s\" must be an integer from 1 to %u", name, counts[i].most);
+                return refuse(error, "\"geometry.%s\" must be an integer from 1 to %u", name,
+                              counts[i].most);
             *(uint32_t *)((char *)geometry + counts[i].offset) = (uint32_t)count;
         } else if (strcmp(name, "dtype") == 0) {
             if (text == NULL || (geometry->dtype = cg_dtype_from_name(text)) == 0)
-                return refuse(error, "\"geometry.dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"");
+                return refuse(error,
+                              "\"geometry.dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"");
         } else if (strcmp(name, "model_fingerprint") == 0) {
             cg_key key;
-            if (text == NULL || strlen(text) != CG_KEY_HEX_BYTES - 1 || !cg_key_from_hex(text, &key))
-                return refuse(error, "\"geometry.model_fingerprint\" must be 32 lower-case hexadecimal digits");
+            if (text == NULL || strlen(text) != CG_KEY_HEX_BYTES - 1 ||
+                !cg_key_from_hex(text, &key))
+                return refuse(
+                    error,
+                    "\"geometry.model_fingerprint\" must be 32 lower-case hexadecimal digits");
             memcpy(geometry->model_fingerprint.bytes, key.bytes, sizeof key.bytes);
             geometry->has_fingerprint = true;
         } else {
@@ -166,24 +207,28 @@ static cg_status set_geometry(json_t *value, cg_config *config, const parse_erro
     return CG_OK;
 }
 
-static cg_status set_value(const key_rule *rule, json_t *value, cg_config *config, const parse_error *error)
+static cg_status set_value(const key_rule *rule, json_t *value, cg_config *config,
+                           const parse_error *error)
 {
     void *field = (char *)config + rule->offset;
     switch (rule->type) {
     case STRING:
         if (!json_is_string(value) || json_string_length(value) == 0)
             return refuse(error, "\"%s\" must be a string that is not empty", rule->name);
-        return (*(char **)field = strdup(json_string_value(value))) != NULL ? CG_OK : CG_ERR_NO_MEMORY;
+        return (*(char **)field = strdup(json_string_value(value))) != NULL ? CG_OK
+                                                                            : CG_ERR_NO_MEMORY;
     case INTEGER:
         if (!json_is_integer(value) || (double)json_integer_value(value) < rule->least ||
             (double)json_integer_value(value) > rule->most)
-            return refuse(error, "\"%s\" must be an integer from %.0f to %.0f", rule->name, rule->least, rule->most);
+            return refuse(error, "\"%s\" must be an integer from %.0f to %.0f", rule->name,
+                          rule->least, rule->most);
         *(uint32_t *)field = (uint32_t)json_integer_value(value);
         return CG_OK;
     case NUMBER:
         if (!json_is_number(value) || !(json_number_value(value) >= rule->least) ||
             json_number_value(value) > rule->most)
-            return refuse(error, "\"%s\" must be a number from %.0f to %.0f", rule->name, rule->least, rule->most);
+            return refuse(error, "\"%s\" must be a number from %.0f to %.0f", rule->name,
+                          rule->least, rule->most);
         *(double *)field = json_number_value(value);
         return CG_OK;
     case BOOLEAN:
@@ -231,8 +276,8 @@ static cg_status check_together(const cg_config *config, const parse_error *erro
     return CG_OK;
 }
 
-cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **config_out, char *error_text,
-                          size_t error_bytes)
+cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **config_out,
+                          char *error_text, size_t error_bytes)
 {
     const parse_error error = {error_text, error_bytes};
     cg_status status = CG_ERR_NO_MEMORY;
@@ -246,7 +291,8 @@ cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **confi
     set_defaults(config);
     object = json_loadb(json != NULL ? json : "", json_bytes, JSON_REJECT_DUPLICATES, &json_error);
     if (object == NULL) {
-        status = refuse(&error, "the configuration is no JSON: %s at line %d", json_error.text, json_error.line);
+        status = refuse(&error, "the configuration is no JSON: %s at line %d", json_error.text,
+                        json_error.line);
         goto done;
     }
     if (!json_is_object(object)) {
@@ -255,11 +301,13 @@ cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **confi
     }
     const char *name;
     json_t *value;
-    json_object_foreach(object, name, value) {
+    json_object_foreach(object, name, value)
+    {
         size_t i = 0;
         while (i < N_RULES && strcmp(RULES[i].name, name) != 0)
             i++;
-        status = i < N_RULES ? set_value(&RULES[i], value, config, &error) : refuse(&error, "unknown key \"%s\"", name);
+        status = i < N_RULES ? set_value(&RULES[i], value, config, &error)
+                             : refuse(&error, "unknown key \"%s\"", name);
         if (status != CG_OK)
             goto done;
     }

@@ -1,7 +1,7 @@
 /* connector/config.h - the connector's configuration: one JSON object, every key checked.
  *
- * An unknown key, a wrong type and a value out of range are errors that name the key. The table of keys, with types,
- * defaults and ranges, is in config.c; README.md has it in words.
+ * An unknown key, a wrong type and a value out of range are errors that name the key. The table of
+ * keys, with types, defaults and ranges, is in config.c; README.md has it in words.
  * Threads: a cg_config is read-only once parsed.
  */
 #ifndef CG_CONNECTOR_CONFIG_H
@@ -28,18 +28,18 @@ typedef struct cg_config_geometry {
 typedef struct cg_config {
     char *root, *model;
     uint32_t chunk_tokens, tail_multiple;
-    uint32_t store_levels;   /* bit n: level n */
-    uint32_t level_plus_1;   /* 0: the controller chooses */
+    uint32_t store_levels; /* bit n: level n */
+    uint32_t level_plus_1; /* 0: the controller chooses */
     uint32_t worst_level;
-    uint32_t policy;         /* cg_policy */
+    uint32_t policy; /* cg_policy */
     uint32_t ttft_budget_ms;
     double prior_mbps;
-    uint32_t estimator;      /* cg_estimator_kind */
+    uint32_t estimator; /* cg_estimator_kind */
     double recompute_tokens_per_s;
     uint32_t threads;
     uint32_t cpus[CG_CONFIG_MAX_CPUS], n_cpus;
-    uint32_t io_backend;     /* cg_io_backend */
-    uint32_t io_cache;       /* cg_io_cache */
+    uint32_t io_backend; /* cg_io_backend */
+    uint32_t io_cache;   /* cg_io_cache */
     uint32_t queue_depth, read_timeout_ms, lookup_timeout_ms, staging_mib, max_abandoned_reads;
     uint32_t negative_ttl_ms, positive_ttl_ms, retry_ms;
     bool read_only;

@@ -17,7 +17,8 @@ const char *cachegen_strerror(cachegen_status status)
     return cg_strerror((cg_status)status);
 }
 
-__attribute__((format(printf, 3, 4))) static void say(char *error, size_t error_bytes, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void say(char *error, size_t error_bytes,
+                                                      const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -26,7 +27,8 @@ __attribute__((format(printf, 3, 4))) static void say(char *error, size_t error_
     va_end(arguments);
 }
 
-/* Which backend `auto` means here; an io_uring that was asked for and does not work is an error that says why. */
+/* Which backend `auto` means here; an io_uring that was asked for and does not work is an error
+ * that says why. */
 static cg_status resolve_backend(cachegen *c, char *error, size_t error_bytes)
 {
     char reason[256];
@@ -36,7 +38,8 @@ static cg_status resolve_backend(cachegen *c, char *error, size_t error_bytes)
     if (cg_io_uring_reason(reason, sizeof reason)) {
         c->backend = CG_IO_URING;
     } else if (c->backend == CG_IO_URING) {
-        say(error, error_bytes, "\"io_backend\" is \"io_uring\", which does not work here: %s", reason);
+        say(error, error_bytes, "\"io_backend\" is \"io_uring\", which does not work here: %s",
+            reason);
         return CG_ERR_UNSUPPORTED;
     } else {
         c->backend = CG_IO_THREADS;
@@ -44,7 +47,8 @@ static cg_status resolve_backend(cachegen *c, char *error, size_t error_bytes)
     return CG_OK;
 }
 
-/* Whether threads can be bound to the configured CPUs: only the kernel knows, so this thread tries. */
+/* Whether threads can be bound to the configured CPUs: only the kernel knows, so this thread
+ * tries. */
 static cg_status check_affinity(const cg_config *config, char *error, size_t error_bytes)
 {
     cpu_set_t before, wanted;
@@ -61,7 +65,8 @@ static cg_status check_affinity(const cg_config *config, char *error, size_t err
     return CG_OK;
 }
 
-cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out, char *error, size_t error_bytes)
+cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out, char *error,
+                              size_t error_bytes)
 {
     cg_status status = CG_ERR_NO_MEMORY;
     cg_key key;
@@ -86,7 +91,8 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
         goto failed;
     status = cg_store_open(c->config->root, c->config->model, !c->config->read_only, &c->store);
     if (status != CG_OK) {
-        say(error, error_bytes, "\"root\": %s/%s: %s", c->config->root, c->config->model, cg_strerror(status));
+        say(error, error_bytes, "\"root\": %s/%s: %s", c->config->root, c->config->model,
+            cg_strerror(status));
         goto failed;
     }
     c->store_levels = c->model.profile != NULL ? c->config->store_levels : 1u << CG_L0;
@@ -131,16 +137,23 @@ cachegen_status cachegen_get_info(cachegen *c, cachegen_info *info_out)
     if (c == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     const cg_geometry *g = &c->model.geometry;
-    const cachegen_info info = {.abi_version = CACHEGEN_ABI_VERSION, .n_layers = g->n_layers,
-                                .n_kv_heads = g->n_kv_heads, .head_dim = g->head_dim, .dtype = g->dtype,
-                                .chunk_tokens = c->config->chunk_tokens, .has_profile = c->model.profile != NULL,
-                                .store_levels = c->store_levels, .io_backend = (uint32_t)c->backend,
-                                .model = c->config->model, .model_fingerprint_hex = c->model_hex,
+    const cachegen_info info = {.abi_version = CACHEGEN_ABI_VERSION,
+                                .n_layers = g->n_layers,
+                                .n_kv_heads = g->n_kv_heads,
+                                .head_dim = g->head_dim,
+                                .dtype = g->dtype,
+                                .chunk_tokens = c->config->chunk_tokens,
+                                .has_profile = c->model.profile != NULL,
+                                .store_levels = c->store_levels,
+                                .io_backend = (uint32_t)c->backend,
+                                .model = c->config->model,
+                                .model_fingerprint_hex = c->model_hex,
                                 .profile_fingerprint_hex = c->profile_hex};
     return cg_abi_give(info_out, &info, sizeof info) ? CG_OK : CG_ERR_INVALID_ARGUMENT;
 }
 
-cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *given, uint32_t *kv_id_out)
+cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *given,
+                                     uint32_t *kv_id_out)
 {
     cachegen_kv_layout layout;
     cg_kv_layout *made;

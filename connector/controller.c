@@ -37,7 +37,9 @@ static double recompute_ns(const cg_controller_input *in, double n_tokens)
 }
 
 /* When a reader and a decoder that works behind it end. */
-typedef struct pipeline { double read_end_ns, decode_end_ns; } pipeline;
+typedef struct pipeline {
+    double read_end_ns, decode_end_ns;
+} pipeline;
 
 static void pipeline_add(pipeline *p, double read, double decode)
 {
@@ -52,9 +54,10 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-/* The finest levels for chunks [0, n) that end within budget_ns; where none does, the fastest. Sums of what remains
- * at each level make it one pass. Returns when the last chunk is decoded. */
-static double finest_in_time(const cg_controller_input *in, size_t n, double budget_ns, uint8_t *levels_out)
+/* The finest levels for chunks [0, n) that end within budget_ns; where none does, the fastest. Sums
+ * of what remains at each level make it one pass. Returns when the last chunk is decoded. */
+static double finest_in_time(const cg_controller_input *in, size_t n, double budget_ns,
+                             uint8_t *levels_out)
 {
     double read_left[CG_N_LEVELS] = {0}, decode_left[CG_N_LEVELS] = {0};
     for (uint8_t wish = 0; wish < CG_N_LEVELS; wish++)
@@ -67,8 +70,10 @@ static double finest_in_time(const cg_controller_input *in, size_t n, double bud
     for (size_t i = 0; i < n; i++) {
         uint8_t chosen = fastest(in, i);
         for (uint8_t wish = 0; wish < CG_N_LEVELS; wish++) {
-            const double last = decode_ns(in, n - 1, cg_controller_nearest(&in->chunks[n - 1], wish));
-            if (larger(p.read_end_ns + read_left[wish] + last, p.decode_end_ns + decode_left[wish]) <= budget_ns) {
+            const double last =
+                decode_ns(in, n - 1, cg_controller_nearest(&in->chunks[n - 1], wish));
+            if (larger(p.read_end_ns + read_left[wish] + last,
+                       p.decode_end_ns + decode_left[wish]) <= budget_ns) {
                 chosen = cg_controller_nearest(&in->chunks[i], wish);
                 break;
             }
@@ -85,7 +90,8 @@ static double finest_in_time(const cg_controller_input *in, size_t n, double bud
 }
 
 /* How many chunks to load, at their fastest, for the least total time; *load_ns_out: of those. */
-static size_t least_delay(const cg_controller_input *in, double tokens_in_all, uint8_t *levels_out, double *load_ns_out)
+static size_t least_delay(const cg_controller_input *in, double tokens_in_all, uint8_t *levels_out,
+                          double *load_ns_out)
 {
     const bool may_cut = in->recompute_tokens_per_s > 0;
     double tokens_left = tokens_in_all, best_total = recompute_ns(in, tokens_left);
@@ -125,14 +131,16 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8
         decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
     } else if (in->n_chunks > 0) {
         const double budget_ns = (double)in->budget_ns;
-        load_ns = finest_in_time(in, in->n_chunks, budget_ns - recompute_ns(in, tokens), levels_out);
+        load_ns =
+            finest_in_time(in, in->n_chunks, budget_ns - recompute_ns(in, tokens), levels_out);
         if (load_ns + recompute_ns(in, tokens) > budget_ns && in->recompute_tokens_per_s > 0) {
             decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
             double rest = tokens_in_all;
             for (size_t i = 0; i < decision.n_load; i++)
                 rest -= in->chunks[i].n_tokens;
             if (decision.n_load > 0 && load_ns + recompute_ns(in, rest) <= budget_ns)
-                load_ns = finest_in_time(in, decision.n_load, budget_ns - recompute_ns(in, rest), levels_out);
+                load_ns = finest_in_time(in, decision.n_load, budget_ns - recompute_ns(in, rest),
+                                         levels_out);
         }
     }
     for (size_t i = decision.n_load; i < in->n_chunks; i++)

@@ -1,11 +1,12 @@
-/* connector/controller.h - at which level each chunk is loaded, and how much of the prompt is recomputed instead.
+/* connector/controller.h - at which level each chunk is loaded, and how much of the prompt is
+ * recomputed instead.
  *
- * A pure function of sizes, speeds and the time that is left (DESIGN.md section 6; the idea: CacheGen, SIGCOMM 2024,
- * section 5.3). Model: chunks are read one after the other at the link's speed and decoded as they arrive, on all
- * of the connector's threads.
- * ttft_budget: per chunk the finest level with which all remaining chunks still end in time. If none does, the cut
- * between loading and recomputing with the least total time, then the finest levels that still fit before it.
- * min_delay: the least total time over the same choices.
+ * A pure function of sizes, speeds and the time that is left (DESIGN.md section 6; the idea:
+ * CacheGen, SIGCOMM 2024, section 5.3). Model: chunks are read one after the other at the link's
+ * speed and decoded as they arrive, on all of the connector's threads. ttft_budget: per chunk the
+ * finest level with which all remaining chunks still end in time. If none does, the cut between
+ * loading and recomputing with the least total time, then the finest levels that still fit before
+ * it. min_delay: the least total time over the same choices.
  * While the link's speed is unknown: L2, or what is nearest to it, and no cut.
  */
 #ifndef CG_CONNECTOR_CONTROLLER_H
@@ -27,11 +28,12 @@ typedef struct cg_controller_input {
     cg_policy policy;
     const cg_controller_chunk *chunks;
     size_t n_chunks;
-    uint64_t budget_ns;                       /* what is left of it */
-    double link_bps;                          /* 0: unknown */
-    double decode_ns_per_token[CG_N_LEVELS];  /* wall time, all threads at work; 0: unknown, taken as free */
-    double recompute_tokens_per_s;            /* 0: unknown: everything is loaded */
-    uint32_t other_tokens;                    /* that must be recomputed in any case */
+    uint64_t budget_ns;                      /* what is left of it */
+    double link_bps;                         /* 0: unknown */
+    double decode_ns_per_token[CG_N_LEVELS]; /* wall time, all threads at work; 0: unknown, taken as
+                                                free */
+    double recompute_tokens_per_s;           /* 0: unknown: everything is loaded */
+    uint32_t other_tokens;                   /* that must be recomputed in any case */
 } cg_controller_input;
 
 typedef struct cg_controller_decision {

@@ -34,7 +34,8 @@ static int changed(const cg_estimator *e, uint32_t n, int drop)
     const uint32_t n_before = e->n_samples - n;
     const double before = harmonic_mean(e->sample_bps, n_before);
     for (uint32_t i = n_before; i < e->n_samples; i++)
-        if (drop ? e->sample_bps[i] * CHANGE_FACTOR > before : e->sample_bps[i] < before * CHANGE_FACTOR)
+        if (drop ? e->sample_bps[i] * CHANGE_FACTOR > before
+                 : e->sample_bps[i] < before * CHANGE_FACTOR)
             return 0;
     return 1;
 }
@@ -62,10 +63,11 @@ double cg_estimator_bps(const cg_estimator *e)
     return harmonic_mean(e->sample_bps, e->n_samples);
 }
 
-void cg_link_meter_add(cg_link_meter *meter, uint64_t bytes, uint64_t submitted_ns, uint64_t completed_ns,
-                       int still_reading, cg_estimator *estimator)
+void cg_link_meter_add(cg_link_meter *meter, uint64_t bytes, uint64_t submitted_ns,
+                       uint64_t completed_ns, int still_reading, cg_estimator *estimator)
 {
-    const uint64_t begin_ns = submitted_ns > meter->counted_until_ns ? submitted_ns : meter->counted_until_ns;
+    const uint64_t begin_ns =
+        submitted_ns > meter->counted_until_ns ? submitted_ns : meter->counted_until_ns;
     if (completed_ns > begin_ns) {
         meter->busy_ns += completed_ns - begin_ns;
         meter->counted_until_ns = completed_ns;

@@ -1,8 +1,9 @@
 /* connector/estimator.h - how fast the link to the store is, from the reads that were made.
  *
- * Harmonic mean of the last 20 chunk throughputs, as in DESIGN.md section 6: robust to spikes, but alone it hides a
- * sudden drop for 20 chunks. So a change that the last two samples (a drop) or three (a rise) agree on, by a factor
- * of 2, forgets what was before. `last` is the paper's estimator: the last chunk's throughput.
+ * Harmonic mean of the last 20 chunk throughputs, as in DESIGN.md section 6: robust to spikes, but
+ * alone it hides a sudden drop for 20 chunks. So a change that the last two samples (a drop) or
+ * three (a rise) agree on, by a factor of 2, forgets what was before. `last` is the paper's
+ * estimator: the last chunk's throughput.
  * Threads: plain data; the owner locks.
  */
 #ifndef CG_CONNECTOR_ESTIMATOR_H
@@ -15,14 +16,17 @@ extern "C" {
 
 enum { CG_ESTIMATOR_WINDOW = 20 };
 
-typedef enum cg_estimator_kind { CG_ESTIMATOR_HARMONIC = 0, CG_ESTIMATOR_LAST = 1 } cg_estimator_kind;
+typedef enum cg_estimator_kind {
+    CG_ESTIMATOR_HARMONIC = 0,
+    CG_ESTIMATOR_LAST = 1
+} cg_estimator_kind;
 
 typedef struct cg_estimator {
     cg_estimator_kind kind;
-    double prior_bps;                     /* what holds before the first sample; 0: nothing */
+    double prior_bps;                       /* what holds before the first sample; 0: nothing */
     double sample_bps[CG_ESTIMATOR_WINDOW]; /* oldest first */
     uint32_t n_samples;
-    uint32_t generation;                  /* counts samples: who planned with an older one may plan anew */
+    uint32_t generation; /* counts samples: who planned with an older one may plan anew */
 } cg_estimator;
 
 void cg_estimator_init(cg_estimator *estimator, cg_estimator_kind kind, double prior_bps);
@@ -31,17 +35,17 @@ void cg_estimator_add(cg_estimator *estimator, uint64_t bytes, uint64_t duration
 /* Bits a second; 0: unknown. */
 double cg_estimator_bps(const cg_estimator *estimator);
 
-/* Turns overlapping reads into samples of the whole link: bytes over the wall time in which any read was under way.
- * Reads from a page cache end within microseconds of each other; they are gathered until a sample is long enough to
- * mean something. */
+/* Turns overlapping reads into samples of the whole link: bytes over the wall time in which any
+ * read was under way. Reads from a page cache end within microseconds of each other; they are
+ * gathered until a sample is long enough to mean something. */
 typedef struct cg_link_meter {
     uint64_t counted_until_ns;
     uint64_t bytes, busy_ns; /* not yet a sample */
 } cg_link_meter;
 
 /* One read of bytes was under way from submitted_ns to completed_ns; still_reading: others are. */
-void cg_link_meter_add(cg_link_meter *meter, uint64_t bytes, uint64_t submitted_ns, uint64_t completed_ns,
-                       int still_reading, cg_estimator *estimator);
+void cg_link_meter_add(cg_link_meter *meter, uint64_t bytes, uint64_t submitted_ns,
+                       uint64_t completed_ns, int still_reading, cg_estimator *estimator);
 
 #ifdef __cplusplus
 }

@@ -26,7 +26,8 @@ void cg_known_free(cg_known *known)
     free(known);
 }
 
-/* Keys are hashes already: any of their bits choose a bucket. With `make`, the place that matters least is emptied. */
+/* Keys are hashes already: any of their bits choose a bucket. With `make`, the place that matters
+ * least is emptied. */
 static cg_known_entry *place_of(cg_known *known, const cg_key *key, bool make)
 {
     cg_known_entry *bucket = known->places[(key->bytes[0] | key->bytes[1] << 8) % N_BUCKETS];
@@ -34,8 +35,10 @@ static cg_known_entry *place_of(cg_known *known, const cg_key *key, bool make)
     for (int i = 0; i < BUCKET_PLACES; i++) {
         if (cg_key_equal(&bucket[i].key, key))
             return &bucket[i];
-        const uint64_t age = bucket[i].probed_ns > bucket[i].bad_until_ns ? bucket[i].probed_ns : bucket[i].bad_until_ns;
-        const uint64_t oldest_age = oldest->probed_ns > oldest->bad_until_ns ? oldest->probed_ns : oldest->bad_until_ns;
+        const uint64_t age = bucket[i].probed_ns > bucket[i].bad_until_ns ? bucket[i].probed_ns
+                                                                          : bucket[i].bad_until_ns;
+        const uint64_t oldest_age =
+            oldest->probed_ns > oldest->bad_until_ns ? oldest->probed_ns : oldest->bad_until_ns;
         if (age < oldest_age)
             oldest = &bucket[i];
     }
@@ -46,7 +49,8 @@ static cg_known_entry *place_of(cg_known *known, const cg_key *key, bool make)
     return oldest;
 }
 
-bool cg_known_find(cg_known *known, const cg_key *key, uint8_t needed, uint64_t now_ns, cg_known_entry *entry_out)
+bool cg_known_find(cg_known *known, const cg_key *key, uint8_t needed, uint64_t now_ns,
+                   cg_known_entry *entry_out)
 {
     cg_known_entry *place = place_of(known, key, false);
     if (place == NULL) {
@@ -59,11 +63,14 @@ bool cg_known_find(cg_known *known, const cg_key *key, uint8_t needed, uint64_t 
         place->bad = place->damaged = 0;
     }
     *entry_out = *place;
-    const uint64_t ttl_ns = (place->entry.levels & needed) != 0 ? known->positive_ttl_ns : known->negative_ttl_ns;
-    return (needed & ~place->probed) == 0 && place->probed != 0 && now_ns - place->probed_ns < ttl_ns;
+    const uint64_t ttl_ns =
+        (place->entry.levels & needed) != 0 ? known->positive_ttl_ns : known->negative_ttl_ns;
+    return (needed & ~place->probed) == 0 && place->probed != 0 &&
+           now_ns - place->probed_ns < ttl_ns;
 }
 
-void cg_known_put(cg_known *known, const cg_key *key, uint8_t probed, const cg_store_entry *entry, uint64_t now_ns)
+void cg_known_put(cg_known *known, const cg_key *key, uint8_t probed, const cg_store_entry *entry,
+                  uint64_t now_ns)
 {
     cg_known_entry *place = place_of(known, key, true);
     place->probed = probed;
@@ -71,15 +78,16 @@ void cg_known_put(cg_known *known, const cg_key *key, uint8_t probed, const cg_s
     place->entry = *entry;
 }
 
-void cg_known_saved(cg_known *known, const cg_key *key, uint8_t level, uint64_t level_bytes, uint64_t now_ns)
+void cg_known_saved(cg_known *known, const cg_key *key, uint8_t level, uint64_t level_bytes,
+                    uint64_t now_ns)
 {
     cg_known_entry *place = place_of(known, key, true);
     place->probed |= (uint8_t)(1u << level);
     place->probed_ns = now_ns;
     place->entry.levels |= (uint8_t)(1u << level);
     place->entry.level_bytes[level] = level_bytes;
-    place->bad &= (uint8_t)~(1u << level);
-    place->damaged &= (uint8_t)~(1u << level);
+    place->bad &= (uint8_t) ~(1u << level);
+    place->damaged &= (uint8_t) ~(1u << level);
 }
 
 void cg_known_exists(cg_known *known, const cg_key *key, uint8_t levels)
@@ -90,7 +98,8 @@ void cg_known_exists(cg_known *known, const cg_key *key, uint8_t levels)
     place->damaged &= (uint8_t)~levels;
 }
 
-void cg_known_failed(cg_known *known, const cg_key *key, uint8_t levels, bool damaged, uint64_t until_ns)
+void cg_known_failed(cg_known *known, const cg_key *key, uint8_t levels, bool damaged,
+                     uint64_t until_ns)
 {
     cg_known_entry *place = place_of(known, key, true);
     place->bad |= levels;
@@ -100,7 +109,8 @@ void cg_known_failed(cg_known *known, const cg_key *key, uint8_t levels, bool da
         place->bad_until_ns = until_ns;
 }
 
-void cg_known_provenance(cg_known *known, const cg_key *key, uint8_t level, uint8_t prefix_level, uint64_t until_ns)
+void cg_known_provenance(cg_known *known, const cg_key *key, uint8_t level, uint8_t prefix_level,
+                         uint64_t until_ns)
 {
     cg_known_entry *place = place_of(known, key, true);
     place->prefix_level[level] = prefix_level;

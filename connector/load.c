@@ -35,7 +35,8 @@ bool cg_load_wants(const cachegen_load *load)
 void cg_load_settle(cachegen_load *load)
 {
     cg_runtime *rt = load->runtime;
-    if (load->done || load->n_jobs > 0 || (!load->cancelled && load->whole_index < load->fail_index))
+    if (load->done || load->n_jobs > 0 ||
+        (!load->cancelled && load->whole_index < load->fail_index))
         return;
     cachegen_progress *p = &load->progress;
     load->done = true;
@@ -66,7 +67,9 @@ static bool count_refusal(cachegen_stats *stats, cg_status status)
     case CG_ERR_IO:
     case CG_ERR_PERMISSION:
     case CG_ERR_NO_MEMORY:
-    case CG_ERR_INVALID_ARGUMENT: stats->chunks_io_error++; return false; /* the last: a folder or link in its place */
+    case CG_ERR_INVALID_ARGUMENT:
+        stats->chunks_io_error++;
+        return false; /* the last: a folder or link in its place */
     case CG_ERR_TRUNCATED: stats->chunks_truncated++; return true;
     case CG_ERR_FOREIGN_MODEL: stats->chunks_foreign_model++; return true;
     case CG_ERR_FOREIGN_PROFILE: stats->chunks_foreign_profile++; return true;
@@ -110,7 +113,8 @@ bool cg_load_read_ended(cg_load_chunk *chunk, uint8_t level, cg_status status, c
     bool submit = false;
     chunk->n_reads--;
     if (--load->n_reading == 0 && !load->done) {
-        const uint64_t read_ns = completed_ns > load->reading_since_ns ? completed_ns - load->reading_since_ns : 0;
+        const uint64_t read_ns =
+            completed_ns > load->reading_since_ns ? completed_ns - load->reading_since_ns : 0;
         load->progress.read_ns += read_ns;
         load->runtime->stats.read_ns += read_ns;
     }
@@ -118,7 +122,8 @@ bool cg_load_read_ended(cg_load_chunk *chunk, uint8_t level, cg_status status, c
     load->runtime->stats.bytes_read += n_bytes;
     if (!load->done)
         load->progress.bytes_read += n_bytes;
-    if (chunk->state != CG_LOAD_READING || load->cancelled || load->done || chunk->index >= load->fail_index) {
+    if (chunk->state != CG_LOAD_READING || load->cancelled || load->done ||
+        chunk->index >= load->fail_index) {
         cg_io_buffer_release(buffer); /* another read was faster, or it does not matter any more */
     } else if (status == CG_OK) {
         chunk->state = CG_LOAD_DECODING;
@@ -131,7 +136,8 @@ bool cg_load_read_ended(cg_load_chunk *chunk, uint8_t level, cg_status status, c
     }
     if (!submit)
         cg_load_settle(load);
-    cg_load_unref(load); /* the read's; jobs keep the load undone, and the list keeps it until then */
+    cg_load_unref(
+        load); /* the read's; jobs keep the load undone, and the list keeps it until then */
     return submit;
 }
 
@@ -143,12 +149,15 @@ uint8_t cg_load_level(cachegen_load *load)
     if (plan->level_plus_1 == 0 && cg_estimator_bps(&rt->estimator) > 0 &&
         (!load->decided || load->decided_generation != rt->estimator.generation)) {
         const uint64_t now_ns = cg_now_ns();
-        cg_controller_input input = {.policy = (cg_policy)plan->policy, .chunks = load->sizes + i,
-                                     .n_chunks = load->end - i,
-                                     .budget_ns = load->deadline_ns > now_ns ? load->deadline_ns - now_ns : 0,
-                                     .link_bps = cg_estimator_bps(&rt->estimator)};
+        cg_controller_input input = {
+            .policy = (cg_policy)plan->policy,
+            .chunks = load->sizes + i,
+            .n_chunks = load->end - i,
+            .budget_ns = load->deadline_ns > now_ns ? load->deadline_ns - now_ns : 0,
+            .link_bps = cg_estimator_bps(&rt->estimator)};
         cg_runtime_decode_speed(rt, input.decode_ns_per_token);
-        cg_controller_decide(&input, load->levels + i); /* no recompute speed: how much is loaded was decided */
+        cg_controller_decide(
+            &input, load->levels + i); /* no recompute speed: how much is loaded was decided */
         load->decided = true;
         load->decided_generation = rt->estimator.generation;
     }
@@ -184,7 +193,8 @@ static cg_status verify(cg_load_chunk *chunk)
     cg_chunk parsed;
     const cg_chunk_header *h = &parsed.header;
     cg_status status = cg_chunk_open(chunk->buffer->data, chunk->buffer->n_bytes, &parsed);
-    if (status == CG_OK && h->level < chunk->level && cg_chunk_holds(h, chunk->level)) /* more was read than asked for */
+    if (status == CG_OK && h->level < chunk->level &&
+        cg_chunk_holds(h, chunk->level)) /* more was read than asked for */
         status = cg_chunk_open(chunk->buffer->data, h->level_bytes[chunk->level], &parsed);
     if (status != CG_OK)
         return status;
@@ -193,7 +203,8 @@ static cg_status verify(cg_load_chunk *chunk)
         return CG_ERR_FOREIGN_MODEL;
     if (h->level != chunk->level)
         return CG_ERR_CORRUPT;
-    if (h->level != CG_L0 && memcmp(&h->profile, &model->profile_fingerprint, sizeof h->profile) != 0)
+    if (h->level != CG_L0 &&
+        memcmp(&h->profile, &model->profile_fingerprint, sizeof h->profile) != 0)
         return CG_ERR_FOREIGN_PROFILE;
     if (!cg_key_equal(&h->key, &wanted->key) || !cg_key_equal(&h->parent, &wanted->parent) ||
         !cg_key_equal(&h->extra, &plan->extra) || h->first_position != wanted->first_token ||
@@ -203,8 +214,9 @@ static cg_status verify(cg_load_chunk *chunk)
     if (tokens == NULL)
         return CG_ERR_NO_MEMORY;
     status = cg_chunk_tokens(&parsed, tokens);
-    if (status == CG_OK && memcmp(tokens, plan->tokens + (wanted->first_token - plan->first_position),
-                                  h->n_tokens * sizeof *tokens) != 0)
+    if (status == CG_OK &&
+        memcmp(tokens, plan->tokens + (wanted->first_token - plan->first_position),
+               h->n_tokens * sizeof *tokens) != 0)
         status = CG_ERR_FOREIGN_TOKENS;
     free(tokens);
     if (status != CG_OK)
@@ -212,7 +224,8 @@ static cg_status verify(cg_load_chunk *chunk)
     chunk->worst_level = h->prefix_level > h->level ? h->prefix_level : h->level;
     if (chunk->worst_level > plan->worst_level)
         return CG_ERR_LOSSY_PREFIX;
-    return cg_decoder_new(h->level == CG_L0 ? NULL : model->profile, parsed.bytes, parsed.n_bytes, &chunk->decoder);
+    return cg_decoder_new(h->level == CG_L0 ? NULL : model->profile, parsed.bytes, parsed.n_bytes,
+                          &chunk->decoder);
 }
 
 static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
@@ -229,7 +242,8 @@ static void verify_done(cg_job *job)
     cg_runtime *rt = chunk->load->runtime;
     cg_status status = chunk->status;
     if (status == CG_OK) {
-        *job = (cg_job){.run = run_decode, .done = decode_done, .n_tasks = cg_decoder_n_tasks(chunk->decoder)};
+        *job = (cg_job){
+            .run = run_decode, .done = decode_done, .n_tasks = cg_decoder_n_tasks(chunk->decoder)};
         status = job->n_tasks > 0 ? cg_pool_submit(rt->pool, CG_JOB_DECODE, job) : CG_ERR_CORRUPT;
         if (status == CG_OK)
             return; /* the chunk is its tasks' now, and may be gone */
@@ -239,12 +253,13 @@ static void verify_done(cg_job *job)
 }
 
 /* Writes what lies in [from, to) of one decoded tile group. */
-static void deliver(const cachegen_load *load, const cg_plan_chunk *planned, const cg_task_shape *shape,
-                    const uint8_t *tiles)
+static void deliver(const cachegen_load *load, const cg_plan_chunk *planned,
+                    const cg_task_shape *shape, const uint8_t *tiles)
 {
     const cachegen_kv_layout *g = &load->layout->given;
     const uint32_t chunk_end = planned->first_token + planned->sizes.n_tokens;
-    const uint32_t begin = planned->first_token > load->from_token ? planned->first_token : load->from_token;
+    const uint32_t begin =
+        planned->first_token > load->from_token ? planned->first_token : load->from_token;
     const uint32_t end = chunk_end < load->to_token ? chunk_end : load->to_token;
     const size_t tile_bytes = shape->elements_bytes / shape->n_layers;
     const size_t token_bytes = tile_bytes / planned->sizes.n_tokens;
@@ -262,7 +277,8 @@ static void run_decode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     cachegen_load *load = chunk->load;
     cg_runtime *rt = load->runtime;
     pthread_mutex_lock(&rt->lock);
-    const bool pointless = load->cancelled || chunk->index > load->fail_index || chunk->status != CG_OK;
+    const bool pointless =
+        load->cancelled || chunk->index > load->fail_index || chunk->status != CG_OK;
     pthread_mutex_unlock(&rt->lock);
     if (pointless)
         return;
@@ -270,9 +286,11 @@ static void run_decode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     const cg_task_shape shape = cg_decoder_task_shape(chunk->decoder, task_index);
     const uint64_t began_ns = cg_now_ns();
     uint64_t decoded_ns = began_ns, copied_ns = began_ns;
-    cg_status status = cg_scratch_reserve(scratch, cg_decoder_scratch_bytes(chunk->decoder), shape.elements_bytes);
+    cg_status status =
+        cg_scratch_reserve(scratch, cg_decoder_scratch_bytes(chunk->decoder), shape.elements_bytes);
     if (status == CG_OK)
-        status = cg_decoder_run(chunk->decoder, task_index, scratch->codec, scratch->codec_bytes, scratch->tile);
+        status = cg_decoder_run(chunk->decoder, task_index, scratch->codec, scratch->codec_bytes,
+                                scratch->tile);
     decoded_ns = copied_ns = cg_now_ns();
     if (status == CG_OK) {
         deliver(load, &load->plan->chunks[chunk->index], &shape, scratch->tile);
@@ -317,8 +335,10 @@ static void decode_done(cg_job *job)
     load->n_jobs--;
     if (chunk->status != CG_OK) {
         fail(chunk, chunk->level, chunk->status);
-    } else if (!load->cancelled && chunk->index < load->fail_index) { /* else tasks may have been skipped */
-        cg_runtime_decoded(rt, chunk->level, load->plan->chunks[chunk->index].sizes.n_tokens, chunk->decode_ns);
+    } else if (!load->cancelled &&
+               chunk->index < load->fail_index) { /* else tasks may have been skipped */
+        cg_runtime_decoded(rt, chunk->level, load->plan->chunks[chunk->index].sizes.n_tokens,
+                           chunk->decode_ns);
         chunk->state = CG_LOAD_DONE;
         rt->stats.chunks_loaded[chunk->level]++;
         advance(load);
@@ -371,9 +391,11 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
         load->levels[i] = plan->chunks[i].level;
         load->sizes[i] = plan->chunks[i].sizes;
     }
-    /* What has passed of the budget is counted by the wall clock: the plan may come from another process. */
+    /* What has passed of the budget is counted by the wall clock: the plan may come from another
+     * process. */
     const uint64_t wall_ns = cg_realtime_ns();
-    const uint64_t spent_ns = wall_ns > plan->started_realtime_ns ? wall_ns - plan->started_realtime_ns : 0;
+    const uint64_t spent_ns =
+        wall_ns > plan->started_realtime_ns ? wall_ns - plan->started_realtime_ns : 0;
     const uint64_t left_ns = plan->budget_ns > spent_ns ? plan->budget_ns - spent_ns : 0;
     load->started_ns = cg_now_ns();
     if (__builtin_add_overflow(load->started_ns, left_ns, &load->deadline_ns))
@@ -381,15 +403,18 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     return CG_OK;
 }
 
-cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_request *request, cachegen_load **out)
+cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_request *request,
+                                    cachegen_load **out)
 {
     cachegen_load_request r;
     if (out == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     *out = NULL;
-    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || r.kv_id >= CG_MAX_KV_LAYOUTS || r.plan == NULL)
+    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || r.kv_id >= CG_MAX_KV_LAYOUTS ||
+        r.plan == NULL)
         return CG_ERR_INVALID_ARGUMENT;
-    const cg_kv_layout *layout = atomic_load_explicit(&connector->layouts[r.kv_id], memory_order_acquire);
+    const cg_kv_layout *layout =
+        atomic_load_explicit(&connector->layouts[r.kv_id], memory_order_acquire);
     if (layout == NULL || !cg_kv_layout_covers(layout, r.block_table, r.n_blocks, r.to_token))
         return CG_ERR_INVALID_ARGUMENT;
     cg_runtime *rt = cg_runtime_get(connector);
@@ -402,7 +427,8 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     load->pid = rt->pid;
     load->layout = layout;
     if ((status = cg_plan_parse(r.plan, r.plan_bytes, &load->plan)) != CG_OK ||
-        (status = check_plan(connector, load->plan, &r)) != CG_OK || (status = fill(load, &r)) != CG_OK)
+        (status = check_plan(connector, load->plan, &r)) != CG_OK ||
+        (status = fill(load, &r)) != CG_OK)
         goto done;
 
     pthread_mutex_lock(&rt->lock);
@@ -427,7 +453,8 @@ done:
 
 cachegen_status cachegen_load_poll(cachegen_load *load, cachegen_progress *progress_out)
 {
-    cachegen_progress p = {.abi_version = CACHEGEN_ABI_VERSION, .done = 1, .status = CG_ERR_CANCELLED};
+    cachegen_progress p = {
+        .abi_version = CACHEGEN_ABI_VERSION, .done = 1, .status = CG_ERR_CANCELLED};
     if (load == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     if (load->pid == getpid()) {

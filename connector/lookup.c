@@ -1,4 +1,5 @@
-/* Look-ups: which prefix of a prompt the store has, at which levels, and what of it is worth loading. */
+/* Look-ups: which prefix of a prompt the store has, at which levels, and what of it is worth
+ * loading. */
 #include "connector/plan.h"
 #include "connector/runtime.h"
 
@@ -6,8 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Chunks in the first batch of probes; each next batch is BATCH_GROWTH times larger, so that a prompt of any length
- * takes a logarithmic number of round trips and a short hit does not probe all of a long prompt. */
+/* Chunks in the first batch of probes; each next batch is BATCH_GROWTH times larger, so that a
+ * prompt of any length takes a logarithmic number of round trips and a short hit does not probe all
+ * of a long prompt. */
 enum { FIRST_BATCH = 32, BATCH_GROWTH = 4 };
 
 struct cachegen_lookup {
@@ -25,10 +27,10 @@ struct cachegen_lookup {
 
     /* What is found so far: chunks [first_chunk, first_chunk + n_chunks), without holes. */
     uint32_t first_chunk, n_full;
-    cg_key *keys;                /* [n_full] */
-    cg_plan_chunk *chunks;       /* [n_full - first_chunk + 1] */
+    cg_key *keys;          /* [n_full] */
+    cg_plan_chunk *chunks; /* [n_full - first_chunk + 1] */
     uint32_t n_chunks;
-    bool ended;                  /* a hole was met: no further chunk can follow */
+    bool ended; /* a hole was met: no further chunk can follow */
 
     cachegen_hit hit;
     uint8_t *plan;
@@ -45,22 +47,24 @@ static void lookup_destroy(cachegen_lookup *l)
 }
 
 /* Sizes of the levels that this request may load; false: none. */
-static bool usable(const cachegen_lookup *l, const cg_known_entry *known, cg_controller_chunk *sizes_out)
+static bool usable(const cachegen_lookup *l, const cg_known_entry *known,
+                   cg_controller_chunk *sizes_out)
 {
     bool any = false;
     for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
         const bool there = (l->accepted & ~known->bad & known->entry.levels) >> level & 1;
-        sizes_out->bytes[level] =
-            there && known->prefix_level[level] <= l->worst_level ? known->entry.level_bytes[level] : 0;
+        sizes_out->bytes[level] = there && known->prefix_level[level] <= l->worst_level
+                                      ? known->entry.level_bytes[level]
+                                      : 0;
         any = any || sizes_out->bytes[level] > 0;
     }
     return any;
 }
 
-/* What is known of keys[n_keys], asking the store (with io) where need be. False: something is not known and there is
- * no io. */
-static bool resolve(cg_runtime *rt, cachegen_lookup *l, cg_io *io, const cg_key *keys, size_t n_keys,
-                    cg_known_entry *known_out)
+/* What is known of keys[n_keys], asking the store (with io) where need be. False: something is not
+ * known and there is no io. */
+static bool resolve(cg_runtime *rt, cachegen_lookup *l, cg_io *io, const cg_key *keys,
+                    size_t n_keys, cg_known_entry *known_out)
 {
     const cachegen *c = l->connector;
     size_t n_unknown = 0;
@@ -86,8 +90,8 @@ static bool resolve(cg_runtime *rt, cachegen_lookup *l, cg_io *io, const cg_key 
             if (known_out[i].probed == 0)
                 unknown[n++] = keys[i];
         status = cg_store_lookup(c->store, io, unknown, n_unknown,
-                                 c->model.profile != NULL ? &c->model.profile_fingerprint : NULL, l->accepted,
-                                 l->deadline_ns, entries, &n_errors);
+                                 c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
+                                 l->accepted, l->deadline_ns, entries, &n_errors);
     }
     pthread_mutex_lock(&rt->lock);
     rt->stats.lookup_errors += n_errors + (status != CG_OK);
@@ -109,7 +113,8 @@ static bool resolve(cg_runtime *rt, cachegen_lookup *l, cg_io *io, const cg_key 
     return true;
 }
 
-static void append(cachegen_lookup *l, uint32_t first_token, uint32_t n_tokens, const cg_controller_chunk *sizes)
+static void append(cachegen_lookup *l, uint32_t first_token, uint32_t n_tokens,
+                   const cg_controller_chunk *sizes)
 {
     cg_plan_chunk *chunk = &l->chunks[l->n_chunks++];
     chunk->first_token = first_token;
@@ -117,7 +122,8 @@ static void append(cachegen_lookup *l, uint32_t first_token, uint32_t n_tokens, 
     chunk->sizes.n_tokens = n_tokens;
 }
 
-/* Tails that may end the prefix at chunk index: how many, and their keys (may be NULL), the longest first. */
+/* Tails that may end the prefix at chunk index: how many, and their keys (may be NULL), the longest
+ * first. */
 static uint32_t tail_keys(const cachegen_lookup *l, uint32_t index, cg_key *keys_out)
 {
     const cg_config *config = l->connector->config;
@@ -126,11 +132,13 @@ static uint32_t tail_keys(const cachegen_lookup *l, uint32_t index, cg_key *keys
     const uint32_t n = longest / config->tail_multiple;
     const cg_key *parent = index > 0 ? &l->keys[index - 1] : &l->root;
     for (uint32_t i = 0; i < n && keys_out != NULL; i++)
-        keys_out[i] = cg_key_chunk(parent, &l->extra, l->tokens + first_token, (n - i) * config->tail_multiple);
+        keys_out[i] = cg_key_chunk(parent, &l->extra, l->tokens + first_token,
+                                   (n - i) * config->tail_multiple);
     return n;
 }
 
-static void take_tail(cachegen_lookup *l, uint32_t index, const cg_known_entry *known, uint32_t n_tails)
+static void take_tail(cachegen_lookup *l, uint32_t index, const cg_known_entry *known,
+                      uint32_t n_tails)
 {
     const cg_config *config = l->connector->config;
     cg_controller_chunk sizes;
@@ -141,7 +149,8 @@ static void take_tail(cachegen_lookup *l, uint32_t index, const cg_known_entry *
         }
 }
 
-/* Walks the prompt's chunks until a hole. False: an answer is not known and there is no io; call again with one. */
+/* Walks the prompt's chunks until a hole. False: an answer is not known and there is no io; call
+ * again with one. */
 static bool walk(cg_runtime *rt, cachegen_lookup *l, cg_io *io, bool *no_memory_out)
 {
     const uint32_t chunk_tokens = l->connector->config->chunk_tokens;
@@ -199,11 +208,17 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
     const uint64_t now_ns = cg_now_ns(), spent_ns = now_ns - l->started_ns;
     uint8_t *levels = malloc(l->n_chunks + (size_t)1);
     cg_controller_chunk *sizes = malloc((l->n_chunks + (size_t)1) * sizeof *sizes);
-    cg_plan plan = {.model = c->model.fingerprint, .profile = c->model.profile_fingerprint,
-                    .dtype = c->model.geometry.dtype, .worst_level = l->worst_level, .level_plus_1 = l->level_plus_1,
-                    .policy = (uint8_t)c->config->policy, .chunk_tokens = chunk_tokens,
-                    .first_position = l->first_chunk * chunk_tokens, .started_realtime_ns = l->started_realtime_ns,
-                    .extra = l->extra, .chunks = l->chunks};
+    cg_plan plan = {.model = c->model.fingerprint,
+                    .profile = c->model.profile_fingerprint,
+                    .dtype = c->model.geometry.dtype,
+                    .worst_level = l->worst_level,
+                    .level_plus_1 = l->level_plus_1,
+                    .policy = (uint8_t)c->config->policy,
+                    .chunk_tokens = chunk_tokens,
+                    .first_position = l->first_chunk * chunk_tokens,
+                    .started_realtime_ns = l->started_realtime_ns,
+                    .extra = l->extra,
+                    .chunks = l->chunks};
     if (levels == NULL || sizes == NULL)
         goto done;
 
@@ -212,11 +227,14 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
         sizes[i] = l->chunks[i].sizes;
         stored += sizes[i].n_tokens;
     }
-    cg_controller_input input = {.policy = (cg_policy)c->config->policy, .chunks = sizes, .n_chunks = l->n_chunks,
+    cg_controller_input input = {.policy = (cg_policy)c->config->policy,
+                                 .chunks = sizes,
+                                 .n_chunks = l->n_chunks,
                                  .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
                                  .link_bps = cg_estimator_bps(&rt->estimator),
                                  .recompute_tokens_per_s = cg_runtime_recompute_speed(rt),
-                                 .other_tokens = l->n_tokens - (stored > l->from_token ? stored : l->from_token)};
+                                 .other_tokens = l->n_tokens -
+                                                 (stored > l->from_token ? stored : l->from_token)};
     cg_runtime_decode_speed(rt, input.decode_ns_per_token);
     const cg_controller_decision decision = cg_controller_decide(&input, levels);
     plan.n_chunks = (uint32_t)decision.n_load;
@@ -236,7 +254,8 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
     l->hit.n_chunks = plan.n_chunks;
     l->hit.predicted_ns = decision.predicted_ns;
     if (plan.n_chunks > 0) {
-        plan.hit_tokens = plan.first_position + plan.n_tokens < most ? plan.first_position + plan.n_tokens : most;
+        plan.hit_tokens =
+            plan.first_position + plan.n_tokens < most ? plan.first_position + plan.n_tokens : most;
         if (plan.hit_tokens <= l->from_token) { /* nothing that the engine does not have */
             plan.n_chunks = plan.n_tokens = plan.hit_tokens = 0;
             memset(&l->hit, 0, sizeof l->hit);
@@ -316,14 +335,16 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r)
     const cg_config *config = l->connector->config;
     const uint8_t has_levels = l->connector->model.profile != NULL ? 0xf : 1;
     l->n_tokens = r->n_tokens;
-    l->worst_level = (uint8_t)(r->worst_level_plus_1 > 0 ? r->worst_level_plus_1 - 1 : config->worst_level);
+    l->worst_level =
+        (uint8_t)(r->worst_level_plus_1 > 0 ? r->worst_level_plus_1 - 1 : config->worst_level);
     if (l->worst_level > config->worst_level)
         l->worst_level = (uint8_t)config->worst_level;
     l->level_plus_1 = (uint8_t)(r->level_plus_1 > 0 ? r->level_plus_1 : config->level_plus_1);
     l->accepted = (uint8_t)(has_levels & ((2u << l->worst_level) - 1));
     if (l->level_plus_1 > 0)
         l->accepted &= (uint8_t)(1u << (l->level_plus_1 - 1));
-    l->budget_ns = r->ttft_budget_ns > 0 ? r->ttft_budget_ns : config->ttft_budget_ms * UINT64_C(1000000);
+    l->budget_ns =
+        r->ttft_budget_ns > 0 ? r->ttft_budget_ns : config->ttft_budget_ms * UINT64_C(1000000);
     l->started_ns = cg_now_ns();
     l->started_realtime_ns = cg_realtime_ns();
     l->deadline_ns = l->started_ns + config->lookup_timeout_ms * UINT64_C(1000000);
@@ -340,21 +361,23 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r)
     if (r->extra_bytes > 0)
         l->extra = cg_key_of_bytes(r->extra, r->extra_bytes);
     for (uint32_t i = 0; i < l->n_full; i++)
-        l->keys[i] = cg_key_chunk(i > 0 ? &l->keys[i - 1] : &l->root, &l->extra,
-                                  l->tokens + (size_t)i * config->chunk_tokens, config->chunk_tokens);
+        l->keys[i] =
+            cg_key_chunk(i > 0 ? &l->keys[i - 1] : &l->root, &l->extra,
+                         l->tokens + (size_t)i * config->chunk_tokens, config->chunk_tokens);
     return CG_OK;
 }
 
-cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_request *request, uint32_t from_token,
-                                      cachegen_lookup **out)
+cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_request *request,
+                                      uint32_t from_token, cachegen_lookup **out)
 {
     cachegen_request r;
     if (out == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     *out = NULL;
-    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || r.tokens == NULL || r.n_tokens == 0 ||
-        from_token > r.n_tokens || (r.salt == NULL && r.salt_bytes > 0) || (r.extra == NULL && r.extra_bytes > 0) ||
-        r.worst_level_plus_1 > CG_N_LEVELS || r.level_plus_1 > CG_N_LEVELS)
+    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || r.tokens == NULL ||
+        r.n_tokens == 0 || from_token > r.n_tokens || (r.salt == NULL && r.salt_bytes > 0) ||
+        (r.extra == NULL && r.extra_bytes > 0) || r.worst_level_plus_1 > CG_N_LEVELS ||
+        r.level_plus_1 > CG_N_LEVELS)
         return CG_ERR_INVALID_ARGUMENT;
     cg_runtime *rt = cg_runtime_get(connector);
     cachegen_lookup *l = calloc(1, sizeof *l);
@@ -374,7 +397,8 @@ cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_reques
     if (known) {
         finish(rt, l);
         cg_runtime_notify(rt);
-    } else if ((status = cg_runtime_start(rt, &rt->looker, "cachegen-look", cg_lookup_worker)) == CG_OK) {
+    } else if ((status = cg_runtime_start(rt, &rt->looker, "cachegen-look", cg_lookup_worker)) ==
+               CG_OK) {
         if (rt->lookups_tail != NULL)
             rt->lookups_tail->next = l;
         else

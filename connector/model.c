@@ -18,8 +18,8 @@ typedef struct sentence {
     size_t bytes;
 } sentence;
 
-__attribute__((format(printf, 3, 4))) static cg_status refuse(const sentence *error, cg_status status,
-                                                             const char *format, ...)
+__attribute__((format(printf, 3, 4))) static cg_status
+refuse(const sentence *error, cg_status status, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -58,22 +58,24 @@ static cg_status read_text(const char *path, char **text_out)
     return CG_OK;
 }
 
-static cg_status take_count(const json_t *object, const char *name, uint32_t most, uint32_t configured,
-                            const char *path, uint16_t *count_out, const sentence *error)
+static cg_status take_count(const json_t *object, const char *name, uint32_t most,
+                            uint32_t configured, const char *path, uint16_t *count_out,
+                            const sentence *error)
 {
     const json_t *item = json_object_get(object, name);
     const json_int_t count = json_is_integer(item) ? json_integer_value(item) : 0;
     if (count < 1 || count > most)
-        return refuse(error, CG_ERR_CORRUPT, "%s: \"%s\" must be an integer from 1 to %u", path, name, most);
+        return refuse(error, CG_ERR_CORRUPT, "%s: \"%s\" must be an integer from 1 to %u", path,
+                      name, most);
     if (configured != 0 && configured != count)
-        return refuse(error, CG_ERR_INVALID_ARGUMENT, "\"geometry.%s\" is %u, but %s says %lld", name, configured, path,
-                      (long long)count);
+        return refuse(error, CG_ERR_INVALID_ARGUMENT, "\"geometry.%s\" is %u, but %s says %lld",
+                      name, configured, path, (long long)count);
     *count_out = (uint16_t)count;
     return CG_OK;
 }
 
-static cg_status take_json(cg_model *model, const char *text, const cg_config_geometry *given, const char *path,
-                           const sentence *error)
+static cg_status take_json(cg_model *model, const char *text, const cg_config_geometry *given,
+                           const char *path, const sentence *error)
 {
     json_error_t json_error;
     json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, &json_error);
@@ -87,31 +89,35 @@ static cg_status take_json(cg_model *model, const char *text, const cg_config_ge
         status = refuse(error, CG_ERR_UNSUPPORTED_VERSION, "%s: \"version\" is not 1", path);
         goto done;
     }
-    if ((status = take_count(object, "n_layers", CG_MAX_LAYERS, given->n_layers, path, &model->geometry.n_layers,
-                             error)) != CG_OK ||
+    if ((status = take_count(object, "n_layers", CG_MAX_LAYERS, given->n_layers, path,
+                             &model->geometry.n_layers, error)) != CG_OK ||
         (status = take_count(object, "n_kv_heads", CG_MAX_KV_HEADS, given->n_kv_heads, path,
                              &model->geometry.n_kv_heads, error)) != CG_OK ||
-        (status = take_count(object, "head_dim", CG_MAX_HEAD_DIM, given->head_dim, path, &model->geometry.head_dim,
-                             error)) != CG_OK)
+        (status = take_count(object, "head_dim", CG_MAX_HEAD_DIM, given->head_dim, path,
+                             &model->geometry.head_dim, error)) != CG_OK)
         goto done;
     const char *dtype = json_string_value(json_object_get(object, "dtype"));
     model->geometry.dtype = (uint8_t)(dtype != NULL ? cg_dtype_from_name(dtype) : 0);
     if (model->geometry.dtype == 0) {
-        status = refuse(error, CG_ERR_CORRUPT, "%s: \"dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"", path);
+        status = refuse(error, CG_ERR_CORRUPT,
+                        "%s: \"dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"", path);
         goto done;
     }
     const char *hex = json_string_value(json_object_get(object, "model_fingerprint"));
     if (hex == NULL || strlen(hex) != CG_KEY_HEX_BYTES - 1 || !cg_key_from_hex(hex, &key)) {
-        status = refuse(error, CG_ERR_CORRUPT, "%s: \"model_fingerprint\" must be 32 hexadecimal digits", path);
+        status = refuse(error, CG_ERR_CORRUPT,
+                        "%s: \"model_fingerprint\" must be 32 hexadecimal digits", path);
         goto done;
     }
     memcpy(model->fingerprint.bytes, key.bytes, sizeof key.bytes);
-    if (given->has_fingerprint && memcmp(&given->model_fingerprint, &model->fingerprint, sizeof key.bytes) != 0) {
+    if (given->has_fingerprint &&
+        memcmp(&given->model_fingerprint, &model->fingerprint, sizeof key.bytes) != 0) {
         char given_hex[CG_KEY_HEX_BYTES];
         memcpy(key.bytes, given->model_fingerprint.bytes, sizeof key.bytes);
         cg_key_to_hex(&key, given_hex);
-        status = refuse(error, CG_ERR_INVALID_ARGUMENT, "\"geometry.model_fingerprint\" is %s, but %s says %s",
-                        given_hex, path, hex);
+        status =
+            refuse(error, CG_ERR_INVALID_ARGUMENT,
+                   "\"geometry.model_fingerprint\" is %s, but %s says %s", given_hex, path, hex);
         goto done;
     }
     status = CG_OK;
@@ -120,15 +126,19 @@ done:
     return status;
 }
 
-static cg_status take_configured(cg_model *model, const cg_config *config, const char *path, const sentence *error)
+static cg_status take_configured(cg_model *model, const cg_config *config, const char *path,
+                                 const sentence *error)
 {
     const cg_config_geometry *given = &config->geometry;
-    if (given->n_layers == 0 || given->n_kv_heads == 0 || given->head_dim == 0 || given->dtype == 0 ||
-        !given->has_fingerprint)
-        return refuse(error, CG_ERR_NOT_FOUND,
-                      "%s does not exist and \"geometry\" does not give n_layers, n_kv_heads, head_dim, dtype and "
-                      "model_fingerprint", path);
-    model->geometry = (cg_geometry){.n_layers = (uint16_t)given->n_layers, .n_kv_heads = (uint16_t)given->n_kv_heads,
+    if (given->n_layers == 0 || given->n_kv_heads == 0 || given->head_dim == 0 ||
+        given->dtype == 0 || !given->has_fingerprint)
+        return refuse(
+            error, CG_ERR_NOT_FOUND,
+            "%s does not exist and \"geometry\" does not give n_layers, n_kv_heads, head_dim, dtype and "
+            "model_fingerprint",
+            path);
+    model->geometry = (cg_geometry){.n_layers = (uint16_t)given->n_layers,
+                                    .n_kv_heads = (uint16_t)given->n_kv_heads,
                                     .head_dim = (uint16_t)given->head_dim};
     model->fingerprint = given->model_fingerprint;
     return CG_OK;
@@ -148,9 +158,11 @@ static cg_status open_profile(cg_model *model, const cg_config *config, const se
     const bool is_hex = cg_key_from_hex(text, &key) && (text[32] == '\n' || text[32] == '\0');
     free(text);
     if (!is_hex)
-        return refuse(error, CG_ERR_CORRUPT, "%s must hold the 32 hexadecimal digits of a profile", path);
+        return refuse(error, CG_ERR_CORRUPT, "%s must hold the 32 hexadecimal digits of a profile",
+                      path);
     memcpy(fingerprint.bytes, key.bytes, sizeof key.bytes);
-    if ((status = cg_tree_profile_path(config->model, &fingerprint, relative, sizeof relative)) != CG_OK)
+    if ((status = cg_tree_profile_path(config->model, &fingerprint, relative, sizeof relative)) !=
+        CG_OK)
         return refuse(error, status, "\"model\": %s", cg_strerror(status));
     snprintf(path, sizeof path, "%s/%s", config->root, relative);
     if ((status = cg_profile_open_file(path, &model->profile)) != CG_OK)
@@ -159,7 +171,8 @@ static cg_status open_profile(cg_model *model, const cg_config *config, const se
     cg_geometry geometry = *cg_profile_geometry(model->profile);
     geometry.dtype = model->geometry.dtype; /* any dtype is coded */
     if (memcmp(cg_profile_fingerprint(model->profile), &fingerprint, sizeof fingerprint) != 0)
-        return refuse(error, CG_ERR_FOREIGN_PROFILE, "%s is another profile than its name says", path);
+        return refuse(error, CG_ERR_FOREIGN_PROFILE, "%s is another profile than its name says",
+                      path);
     if (memcmp(cg_profile_model(model->profile), &model->fingerprint, sizeof fingerprint) != 0 ||
         !cg_geometry_equal(&geometry, &model->geometry))
         return refuse(error, CG_ERR_FOREIGN_MODEL, "%s is of another model", path);
@@ -167,14 +180,16 @@ static cg_status open_profile(cg_model *model, const cg_config *config, const se
     return CG_OK;
 }
 
-cg_status cg_model_init(cg_model *model, const cg_config *config, char *error_text, size_t error_bytes)
+cg_status cg_model_init(cg_model *model, const cg_config *config, char *error_text,
+                        size_t error_bytes)
 {
     const sentence error = {error_text, error_bytes};
     char path[PATH_BYTES], *text = NULL;
     cg_status status;
     memset(model, 0, sizeof *model);
 
-    if (snprintf(path, sizeof path, "%s/%s/model.json", config->root, config->model) > PATH_BYTES - CG_TREE_PATH_BYTES)
+    if (snprintf(path, sizeof path, "%s/%s/model.json", config->root, config->model) >
+        PATH_BYTES - CG_TREE_PATH_BYTES)
         return refuse(&error, CG_ERR_INVALID_ARGUMENT, "\"root\" is too long");
     status = read_text(path, &text);
     if (status == CG_ERR_NOT_FOUND)
@@ -215,11 +230,12 @@ char *cg_model_json(const cg_model *model)
     cg_key key;
     memcpy(key.bytes, model->fingerprint.bytes, sizeof key.bytes);
     cg_key_to_hex(&key, hex);
-    if (asprintf(&text,
-                 "{\"version\": 1, \"n_layers\": %u, \"n_kv_heads\": %u, \"head_dim\": %u, \"dtype\": \"%s\", "
-                 "\"model_fingerprint\": \"%s\"}\n",
-                 model->geometry.n_layers, model->geometry.n_kv_heads, model->geometry.head_dim,
-                 cg_dtype_name(model->geometry.dtype), hex) < 0)
+    if (asprintf(
+            &text,
+            "{\"version\": 1, \"n_layers\": %u, \"n_kv_heads\": %u, \"head_dim\": %u, \"dtype\": \"%s\", "
+            "\"model_fingerprint\": \"%s\"}\n",
+            model->geometry.n_layers, model->geometry.n_kv_heads, model->geometry.head_dim,
+            cg_dtype_name(model->geometry.dtype), hex) < 0)
         return NULL;
     return text;
 }

@@ -1,10 +1,13 @@
-/* connector/model.h - which model a connector serves: model.json, the configuration's geometry, the current profile.
+/* connector/model.h - which model a connector serves: model.json, the configuration's geometry, the
+ * current profile.
  *
  * <root>/<model>/model.json, as the profile tool writes it:
- *   {"version": 1, "n_layers": .., "n_kv_heads": .., "head_dim": .., "dtype": "bf16", "model_fingerprint": "<32 hex>", ..}
- * The configuration's `geometry` gives what is missing; where both speak they must agree, but for dtype: that is the
- * engine's cache's, and the configuration's wins. Keys are rooted in fingerprint and dtype together, so that engines
- * of one model with caches of different dtypes never share a chunk.
+ *   {"version": 1, "n_layers": .., "n_kv_heads": .., "head_dim": .., "dtype": "bf16",
+ *   "model_fingerprint": "<32 hex>", ..}
+ * The configuration's `geometry` gives what is missing; where both speak they must agree, but for
+ * dtype: that is the engine's cache's, and the configuration's wins. Keys are rooted in fingerprint
+ * and dtype together, so that engines of one model with caches of different dtypes never share a
+ * chunk.
  * Threads: read-only once opened.
  */
 #ifndef CG_CONNECTOR_MODEL_H
@@ -19,15 +22,17 @@ extern "C" {
 typedef struct cg_model {
     cg_geometry geometry;
     cg_fingerprint fingerprint;
-    cg_fingerprint key_fingerprint; /* xxh3-128(fingerprint | dtype's name, e.g. "bf16"): what cg_key_root() takes */
-    bool has_json;                  /* false: the first save writes model.json */
-    cg_profile *profile;            /* NULL: none, L0 only */
+    cg_fingerprint key_fingerprint;     /* xxh3-128(fingerprint | dtype's name, e.g. "bf16"): what
+                                           cg_key_root() takes */
+    bool has_json;                      /* false: the first save writes model.json */
+    cg_profile *profile;                /* NULL: none, L0 only */
     cg_fingerprint profile_fingerprint; /* zeros without */
 } cg_model;
 
 /* Reads model.json and profiles/default below the store's root. Owns what model_out points to until
  * cg_model_destroy(). Errors leave a sentence in error[error_bytes]. */
-cg_status cg_model_init(cg_model *model_out, const cg_config *config, char *error, size_t error_bytes);
+cg_status cg_model_init(cg_model *model_out, const cg_config *config, char *error,
+                        size_t error_bytes);
 void cg_model_destroy(cg_model *model);
 
 /* The text of a model.json for this model, malloc'ed, the caller's; NULL without memory. */

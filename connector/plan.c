@@ -5,13 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERSION = 1, FIXED_BYTES = 120, CHUNK_BYTES = 8 + 8 * CG_N_LEVELS, CHECK_BYTES = CG_KEY_BYTES };
+enum {
+    VERSION = 1,
+    FIXED_BYTES = 120,
+    CHUNK_BYTES = 8 + 8 * CG_N_LEVELS,
+    CHECK_BYTES = CG_KEY_BYTES
+};
 static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'L', 'A', 'N', '\r', '\n'};
 static const uint64_t MAX_LEVEL_BYTES = (uint64_t)1 << 40; /* keeps the controller's sums finite */
 
 size_t cg_plan_bytes(const cg_plan *plan)
 {
-    return FIXED_BYTES + (size_t)plan->n_chunks * CHUNK_BYTES + (size_t)plan->n_tokens * 4 + CHECK_BYTES;
+    return FIXED_BYTES + (size_t)plan->n_chunks * CHUNK_BYTES + (size_t)plan->n_tokens * 4 +
+           CHECK_BYTES;
 }
 
 static uint8_t *put(uint8_t *at, size_t n_bytes, uint64_t value)
@@ -70,17 +76,20 @@ static bool read_key(cg_cursor *in, uint8_t *bytes_out)
 
 static cg_status read_fixed(cg_cursor *in, cg_plan *plan)
 {
-    if (!read_key(in, plan->model.bytes) || !read_key(in, plan->profile.bytes) || !cg_cursor_u8(in, &plan->dtype) ||
-        !cg_cursor_u8(in, &plan->worst_level) || !cg_cursor_u8(in, &plan->level_plus_1) ||
-        !cg_cursor_u8(in, &plan->policy) || !cg_cursor_u32(in, &plan->chunk_tokens) ||
-        !cg_cursor_u32(in, &plan->first_position) || !cg_cursor_u32(in, &plan->n_tokens) ||
-        !cg_cursor_u32(in, &plan->hit_tokens) || !cg_cursor_u32(in, &plan->n_chunks) ||
-        !cg_cursor_u64(in, &plan->started_realtime_ns) || !cg_cursor_u64(in, &plan->budget_ns) ||
-        !read_key(in, plan->parent.bytes) || !read_key(in, plan->extra.bytes))
+    if (!read_key(in, plan->model.bytes) || !read_key(in, plan->profile.bytes) ||
+        !cg_cursor_u8(in, &plan->dtype) || !cg_cursor_u8(in, &plan->worst_level) ||
+        !cg_cursor_u8(in, &plan->level_plus_1) || !cg_cursor_u8(in, &plan->policy) ||
+        !cg_cursor_u32(in, &plan->chunk_tokens) || !cg_cursor_u32(in, &plan->first_position) ||
+        !cg_cursor_u32(in, &plan->n_tokens) || !cg_cursor_u32(in, &plan->hit_tokens) ||
+        !cg_cursor_u32(in, &plan->n_chunks) || !cg_cursor_u64(in, &plan->started_realtime_ns) ||
+        !cg_cursor_u64(in, &plan->budget_ns) || !read_key(in, plan->parent.bytes) ||
+        !read_key(in, plan->extra.bytes))
         return CG_ERR_TRUNCATED;
-    if (cg_dtype_bytes(plan->dtype) == 0 || plan->worst_level >= CG_N_LEVELS || plan->level_plus_1 > CG_N_LEVELS ||
-        plan->policy > CG_POLICY_MIN_DELAY || plan->chunk_tokens == 0 || plan->chunk_tokens > CG_MAX_CHUNK_TOKENS ||
-        plan->first_position % plan->chunk_tokens != 0 || plan->n_tokens > UINT32_MAX - plan->first_position ||
+    if (cg_dtype_bytes(plan->dtype) == 0 || plan->worst_level >= CG_N_LEVELS ||
+        plan->level_plus_1 > CG_N_LEVELS || plan->policy > CG_POLICY_MIN_DELAY ||
+        plan->chunk_tokens == 0 || plan->chunk_tokens > CG_MAX_CHUNK_TOKENS ||
+        plan->first_position % plan->chunk_tokens != 0 ||
+        plan->n_tokens > UINT32_MAX - plan->first_position ||
         plan->hit_tokens > plan->first_position + plan->n_tokens)
         return CG_ERR_CORRUPT;
     return CG_OK;
@@ -103,8 +112,9 @@ static cg_status read_chunks(cg_cursor *in, cg_plan *plan)
         }
         /* Only the last chunk may be a tail. */
         const uint32_t n = chunk->sizes.n_tokens;
-        if (level >= CG_N_LEVELS || chunk->sizes.bytes[level] == 0 || n == 0 || n > plan->chunk_tokens ||
-            n > end_token - first_token || (n < plan->chunk_tokens && i + 1 < plan->n_chunks))
+        if (level >= CG_N_LEVELS || chunk->sizes.bytes[level] == 0 || n == 0 ||
+            n > plan->chunk_tokens || n > end_token - first_token ||
+            (n < plan->chunk_tokens && i + 1 < plan->n_chunks))
             return CG_ERR_CORRUPT;
         chunk->level = (uint8_t)level;
         chunk->first_token = first_token;
@@ -145,8 +155,9 @@ cg_status cg_plan_parse(const uint8_t *bytes, size_t n_bytes, cg_plan **plan_out
     /* The counts are only a claim: they must be what is left, exactly. */
     status = CG_ERR_CORRUPT;
     if (n_bytes != total || !cg_size_mul(plan->n_chunks, CHUNK_BYTES, &chunks_bytes) ||
-        !cg_size_mul(plan->n_tokens, 4, &tokens_bytes) || !cg_size_add(chunks_bytes, tokens_bytes, &rest) ||
-        !cg_size_add(rest, CHECK_BYTES, &rest) || rest != in.left_bytes)
+        !cg_size_mul(plan->n_tokens, 4, &tokens_bytes) ||
+        !cg_size_add(chunks_bytes, tokens_bytes, &rest) || !cg_size_add(rest, CHECK_BYTES, &rest) ||
+        rest != in.left_bytes)
         goto done;
     const cg_key check = cg_key_of_bytes(bytes, n_bytes - CHECK_BYTES);
     check_bytes = bytes + n_bytes - CHECK_BYTES;
@@ -166,7 +177,8 @@ cg_status cg_plan_parse(const uint8_t *bytes, size_t n_bytes, cg_plan **plan_out
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         cg_plan_chunk *chunk = &plan->chunks[i];
         chunk->parent = parent;
-        chunk->key = cg_key_chunk(&parent, &plan->extra, plan->tokens + (chunk->first_token - plan->first_position),
+        chunk->key = cg_key_chunk(&parent, &plan->extra,
+                                  plan->tokens + (chunk->first_token - plan->first_position),
                                   chunk->sizes.n_tokens);
         parent = chunk->key;
     }

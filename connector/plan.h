@@ -1,14 +1,18 @@
 /* connector/plan.h - a look-up's result as bytes: what a load needs, in any process.
  *
- *   "CGPLAN\r\n" | u32 version = 1 | u32 bytes of all | model fingerprint 16 | profile fingerprint 16
- *   u8 dtype | u8 worst level accepted | u8 1 + fixed level | u8 policy | u32 chunk tokens | u32 first position
- *   u32 n_tokens | u32 hit tokens | u32 n_chunks | u64 started (CLOCK_REALTIME, ns) | u64 budget of the load, ns
+ *   "CGPLAN\r\n" | u32 version = 1 | u32 bytes of all | model fingerprint 16 | profile fingerprint
+ *   16
+ *   u8 dtype | u8 worst level accepted | u8 1 + fixed level | u8 policy | u32 chunk tokens | u32
+ *   first position
+ *   u32 n_tokens | u32 hit tokens | u32 n_chunks | u64 started (CLOCK_REALTIME, ns) | u64 budget of
+ *   the load, ns
  *   parent key 16 | extra key 16
- *   n_chunks times: u32 tokens | u8 level | 3 zeros | 4 times u64 bytes at that level, 0 = not there or not accepted
+ *   n_chunks times: u32 tokens | u8 level | 3 zeros | 4 times u64 bytes at that level, 0 = not
+ *   there or not accepted
  *   n_tokens times: u32 token id | xxh3-128 of all before, 16
  *
- * Little-endian. Chunk keys are not in it: they follow from parent, extra and token ids, so a plan cannot ask for a
- * chunk under other tokens than it names. Any bytes are safe to parse.
+ * Little-endian. Chunk keys are not in it: they follow from parent, extra and token ids, so a plan
+ * cannot ask for a chunk under other tokens than it names. Any bytes are safe to parse.
  */
 #ifndef CG_CONNECTOR_PLAN_H
 #define CG_CONNECTOR_PLAN_H
@@ -20,9 +24,9 @@ extern "C" {
 #endif
 
 typedef struct cg_plan_chunk {
-    cg_key key, parent;          /* computed, not in the bytes */
-    uint32_t first_token;        /* of the prompt */
-    uint8_t level;               /* as the controller chose */
+    cg_key key, parent;   /* computed, not in the bytes */
+    uint32_t first_token; /* of the prompt */
+    uint8_t level;        /* as the controller chose */
     cg_controller_chunk sizes;
 } cg_plan_chunk;
 
@@ -31,23 +35,24 @@ typedef struct cg_plan {
     uint8_t dtype;
     uint8_t worst_level;
     uint8_t level_plus_1;
-    uint8_t policy;                /* cg_policy */
+    uint8_t policy; /* cg_policy */
     uint32_t chunk_tokens;
-    uint32_t first_position;       /* of the first chunk; a multiple of chunk_tokens */
-    uint32_t n_tokens;             /* of all chunks */
-    uint32_t hit_tokens;           /* at most first_position + n_tokens */
+    uint32_t first_position; /* of the first chunk; a multiple of chunk_tokens */
+    uint32_t n_tokens;       /* of all chunks */
+    uint32_t hit_tokens;     /* at most first_position + n_tokens */
     uint64_t started_realtime_ns, budget_ns;
-    cg_key parent, extra;          /* parent of the first chunk */
+    cg_key parent, extra; /* parent of the first chunk */
     uint32_t n_chunks;
     cg_plan_chunk *chunks;
-    uint32_t *tokens;              /* [n_tokens] */
+    uint32_t *tokens; /* [n_tokens] */
 } cg_plan;
 
 size_t cg_plan_bytes(const cg_plan *plan);
 /* bytes[cg_plan_bytes(plan)]. keys and parents of the chunks are not used. */
 void cg_plan_write(const cg_plan *plan, uint8_t *bytes);
 
-/* The caller frees *plan_out with cg_plan_free(). CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION, CG_ERR_TRUNCATED,
+/* The caller frees *plan_out with cg_plan_free(). CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION,
+ * CG_ERR_TRUNCATED,
  * CG_ERR_CORRUPT, CG_ERR_NO_MEMORY. */
 cg_status cg_plan_parse(const uint8_t *bytes, size_t n_bytes, cg_plan **plan_out);
 void cg_plan_free(cg_plan *plan); /* NULL is fine */

@@ -10,7 +10,7 @@ struct cg_pool {
     pthread_mutex_t lock; /* of all below; nothing is called with it held */
     pthread_cond_t work;
     cg_job *head[CG_N_JOB_QUEUES], *tail[CG_N_JOB_QUEUES];
-    uint32_t n_busy;      /* tasks under way: their jobs may submit more */
+    uint32_t n_busy; /* tasks under way: their jobs may submit more */
     bool stop;
     bool started;
     uint32_t n_threads, n_running, n_cpus;
@@ -40,8 +40,8 @@ cg_status cg_scratch_reserve(cg_scratch *s, size_t codec_bytes, size_t tile_byte
     return status == CG_OK ? reserve(&s->tile, &s->tile_bytes, tile_bytes) : status;
 }
 
-cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_t *cpus, uint32_t n_cpus,
-                          void *(*body)(void *), void *argument)
+cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_t *cpus,
+                          uint32_t n_cpus, void *(*body)(void *), void *argument)
 {
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes) != 0)
@@ -53,7 +53,8 @@ cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_
             CPU_SET(cpus[i], &set);
         pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
     }
-    /* The host's signal handlers must not run on our threads, whose stacks and locks they don't expect. */
+    /* The host's signal handlers must not run on our threads, whose stacks and locks they don't
+     * expect. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -136,8 +137,8 @@ static cg_status start_threads(cg_pool *pool)
 {
     cg_status status = CG_OK;
     while (pool->n_running < pool->n_threads && status == CG_OK) {
-        status = cg_thread_start(&pool->threads[pool->n_running], "cachegen-work", pool->cpus, pool->n_cpus, worker,
-                                 pool);
+        status = cg_thread_start(&pool->threads[pool->n_running], "cachegen-work", pool->cpus,
+                                 pool->n_cpus, worker, pool);
         if (status == CG_OK)
             pool->n_running++;
     }

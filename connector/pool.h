@@ -1,9 +1,12 @@
-/* connector/pool.h - the connector's worker threads: run the codec's tasks beside an engine without fighting it.
+/* connector/pool.h - the connector's worker threads: run the codec's tasks beside an engine without
+ * fighting it.
  *
- * A job is n_tasks independent tasks. Jobs wait in one of two queues, decoding before encoding; within a queue the
- * oldest goes first. Jobs live in the caller's memory: submitting allocates nothing and cannot fail but for threads.
- * Threads start with the first job, on the CPUs of the configuration, with all signals blocked.
- * A pool belongs to the process that made it: after fork() the child makes its own (connector/runtime.h).
+ * A job is n_tasks independent tasks. Jobs wait in one of two queues, decoding before encoding;
+ * within a queue the oldest goes first. Jobs live in the caller's memory: submitting allocates
+ * nothing and cannot fail but for threads. Threads start with the first job, on the CPUs of the
+ * configuration, with all signals blocked.
+ * A pool belongs to the process that made it: after fork() the child makes its own
+ * (connector/runtime.h).
  */
 #ifndef CG_CONNECTOR_POOL_H
 #define CG_CONNECTOR_POOL_H
@@ -30,24 +33,31 @@ cg_status cg_scratch_reserve(cg_scratch *scratch, size_t codec_bytes, size_t til
 typedef struct cg_job cg_job;
 struct cg_job {
     void (*run)(cg_job *job, uint32_t task_index, cg_scratch *scratch);
-    void (*done)(cg_job *job);  /* after the last task, on its thread; may submit the job anew or free it */
-    uint32_t n_tasks;           /* at least 1 */
+    void (*done)(
+        cg_job *job); /* after the last task, on its thread; may submit the job anew or free it */
+    uint32_t n_tasks; /* at least 1 */
     uint32_t next_task, n_done; /* the pool's */
     cg_job *next;               /* the pool's */
 };
 
-typedef enum cg_job_queue { CG_JOB_DECODE = 0, CG_JOB_ENCODE = 1, CG_N_JOB_QUEUES = 2 } cg_job_queue;
+typedef enum cg_job_queue {
+    CG_JOB_DECODE = 0,
+    CG_JOB_ENCODE = 1,
+    CG_N_JOB_QUEUES = 2
+} cg_job_queue;
 
 /* cpus[n_cpus]: copied; n_cpus 0 binds nothing. */
-cg_status cg_pool_new(uint32_t n_threads, const uint32_t *cpus, uint32_t n_cpus, cg_pool **pool_out);
+cg_status cg_pool_new(uint32_t n_threads, const uint32_t *cpus, uint32_t n_cpus,
+                      cg_pool **pool_out);
 /* Runs what is queued, then ends the threads. NULL is fine. */
 void cg_pool_free(cg_pool *pool);
-/* Any thread, also from inside run and done. An error: no thread could be started; the job was not taken. */
+/* Any thread, also from inside run and done. An error: no thread could be started; the job was not
+ * taken. */
 cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job);
 
 /* Starts a thread as the pool's are: named (15 bytes), signals blocked, bound to cpus. */
-cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_t *cpus, uint32_t n_cpus,
-                          void *(*body)(void *), void *argument);
+cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_t *cpus,
+                          uint32_t n_cpus, void *(*body)(void *), void *argument);
 
 #ifdef __cplusplus
 }

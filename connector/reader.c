@@ -1,27 +1,29 @@
-/* The thread that reads the chunks of all loads: it decides what to read next and when to give a read up. */
+/* The thread that reads the chunks of all loads: it decides what to read next and when to give a
+ * read up. */
 #include "connector/load.h"
 
 #include <stdlib.h>
 
 enum {
     MAX_COMPLETIONS = 32,
-    WINDOW_MS = 250,      /* of the link's throughput is under way: more would only delay a change of level */
+    WINDOW_MS =
+        250, /* of the link's throughput is under way: more would only delay a change of level */
     MIN_READS = 2,
-    GRACE_MS = 200,       /* for reads under way when the connector closes */
+    GRACE_MS = 200, /* for reads under way when the connector closes */
 };
 
 typedef struct read_slot {
-    uint64_t user;        /* 0: free */
+    uint64_t user; /* 0: free */
     cg_load_chunk *chunk;
     uint8_t level;
-    uint64_t bytes;       /* expected */
+    uint64_t bytes;                                   /* expected */
     uint64_t submitted_ns, smaller_at_ns, give_up_ns; /* UINT64_MAX: never */
 } read_slot;
 
 typedef struct reader {
     cg_runtime *rt;
     cg_io *io;
-    read_slot *slots;     /* [depth] */
+    read_slot *slots; /* [depth] */
     uint32_t depth, n_reading;
     uint64_t last_user, bytes_reading;
 } reader;
@@ -31,7 +33,8 @@ static uint64_t add_ns(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Bytes of chunks that were read and are not decoded: with those under way, bounded by the staging memory. */
+/* Bytes of chunks that were read and are not decoded: with those under way, bounded by the staging
+ * memory. */
 static uint64_t bytes_decoding(const cg_runtime *rt)
 {
     uint64_t bytes = 0;
@@ -51,11 +54,14 @@ static bool has_room(const reader *r, uint64_t n_bytes)
         return true;
     if (r->n_reading >= r->depth)
         return false;
-    if (!(bps > 0)) /* the first chunk tells how fast the link is; until then nothing is staked on a guess */
+    if (!(bps > 0)) /* the first chunk tells how fast the link is; until then nothing is staked on a
+                       guess */
         return false;
-    if (r->n_reading >= MIN_READS && (double)(r->bytes_reading + n_bytes) > bps / 8 * WINDOW_MS / 1000)
+    if (r->n_reading >= MIN_READS &&
+        (double)(r->bytes_reading + n_bytes) > bps / 8 * WINDOW_MS / 1000)
         return false;
-    return r->bytes_reading + n_bytes + bytes_decoding(rt) <= (uint64_t)rt->connector->config->staging_mib << 20;
+    return r->bytes_reading + n_bytes + bytes_decoding(rt) <=
+           (uint64_t)rt->connector->config->staging_mib << 20;
 }
 
 /* With the lock held: the load whose next chunk is read next, the earliest deadline first. */
@@ -78,18 +84,23 @@ static read_slot *open_slot(reader *r, cg_load_chunk *chunk, uint8_t level)
     while (slot->user != 0)
         slot++;
     const uint64_t now_ns = cg_now_ns();
-    *slot = (read_slot){.user = ++r->last_user, .chunk = chunk, .level = level,
-                        .bytes = load->sizes[chunk->index].bytes[level], .submitted_ns = now_ns,
+    *slot = (read_slot){.user = ++r->last_user,
+                        .chunk = chunk,
+                        .level = level,
+                        .bytes = load->sizes[chunk->index].bytes[level],
+                        .submitted_ns = now_ns,
                         .smaller_at_ns = UINT64_MAX};
     r->n_reading++;
     r->bytes_reading += slot->bytes;
-    /* What waits before it on a slow link is no fault of the read: twice the time that all of it should take. */
+    /* What waits before it on a slow link is no fault of the read: twice the time that all of it
+     * should take. */
     const double queued_ns = bps > 0 ? 2 * (double)r->bytes_reading * 8e9 / bps : 0;
-    slot->give_up_ns = add_ns(now_ns, config->read_timeout_ms * UINT64_C(1000000) +
-                                          (queued_ns < 3600e9 ? (uint64_t)queued_ns : UINT64_C(3600000000000)));
+    slot->give_up_ns =
+        add_ns(now_ns, config->read_timeout_ms * UINT64_C(1000000) +
+                           (queued_ns < 3600e9 ? (uint64_t)queued_ns : UINT64_C(3600000000000)));
     /* With half of what is left of the budget gone, a smaller level may still be in time. */
-    if (load->plan->level_plus_1 == 0 && load->plan->policy == CG_POLICY_TTFT_BUDGET && !chunk->asked_smaller &&
-        load->deadline_ns > now_ns)
+    if (load->plan->level_plus_1 == 0 && load->plan->policy == CG_POLICY_TTFT_BUDGET &&
+        !chunk->asked_smaller && load->deadline_ns > now_ns)
         slot->smaller_at_ns = now_ns + (load->deadline_ns - now_ns) / 2;
     cg_load_read_begun(chunk, now_ns);
     return slot;
@@ -118,8 +129,9 @@ static read_slot *late_read(reader *r, uint64_t now_ns)
         cg_load_chunk *chunk = slot->chunk;
         const cachegen_load *load = chunk->load;
         const uint8_t smallest = cg_controller_nearest(&load->sizes[chunk->index], CG_L3);
-        if (chunk->state != CG_LOAD_READING || chunk->asked_smaller || load->cancelled || load->done ||
-            load->sizes[chunk->index].bytes[smallest] >= slot->bytes || r->n_reading >= r->depth)
+        if (chunk->state != CG_LOAD_READING || chunk->asked_smaller || load->cancelled ||
+            load->done || load->sizes[chunk->index].bytes[smallest] >= slot->bytes ||
+            r->n_reading >= r->depth)
             continue;
         chunk->asked_smaller = true;
         return open_slot(r, chunk, smallest);
@@ -128,7 +140,8 @@ static read_slot *late_read(reader *r, uint64_t now_ns)
 }
 
 /* With the lock held: forgets a slot. True: the chunk's job is to be submitted. */
-static bool close_slot(reader *r, read_slot *slot, cg_status status, cg_io_buffer *buffer, uint64_t completed_ns)
+static bool close_slot(reader *r, read_slot *slot, cg_status status, cg_io_buffer *buffer,
+                       uint64_t completed_ns)
 {
     cg_load_chunk *chunk = slot->chunk;
     const uint8_t level = slot->level;
@@ -146,13 +159,14 @@ static void submit_read(reader *r, const read_slot *entered)
     const cachegen *c = load->connector;
     char path[CG_TREE_PATH_BYTES];
     const cg_geometry *g = &c->model.geometry;
-    const uint64_t raw_bytes = cg_geometry_elements(g, load->sizes[slot.chunk->index].n_tokens) *
-                               cg_dtype_bytes(g->dtype);
-    cg_status status = cg_tree_object_path(cg_store_model(c->store), &load->plan->chunks[slot.chunk->index].key,
-                                           (cg_level)slot.level, &c->model.profile_fingerprint, path, sizeof path);
+    const uint64_t raw_bytes =
+        cg_geometry_elements(g, load->sizes[slot.chunk->index].n_tokens) * cg_dtype_bytes(g->dtype);
+    cg_status status =
+        cg_tree_object_path(cg_store_model(c->store), &load->plan->chunks[slot.chunk->index].key,
+                            (cg_level)slot.level, &c->model.profile_fingerprint, path, sizeof path);
     if (status == CG_OK && slot.bytes > 2 * raw_bytes + (1 << 20))
         status = CG_ERR_BUFFER_TOO_SMALL; /* no chunk is that large */
-    if (status == CG_OK) /* of a nested file what the level needs */
+    if (status == CG_OK)                  /* of a nested file what the level needs */
         status = cg_io_read_start(r->io, cg_store_root_fd(c->store), path, slot.bytes,
                                   (cg_io_cache)c->config->io_cache, slot.user);
     if (status == CG_OK)

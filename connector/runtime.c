@@ -32,8 +32,8 @@ static cg_runtime *runtime_new(cachegen *connector)
     rt->pid = getpid();
     rt->connector = connector;
     if (cg_pool_new(config->threads, config->cpus, config->n_cpus, &rt->pool) != CG_OK ||
-        cg_known_new(config->positive_ttl_ms * UINT64_C(1000000), config->negative_ttl_ms * UINT64_C(1000000),
-                     &rt->known) != CG_OK) {
+        cg_known_new(config->positive_ttl_ms * UINT64_C(1000000),
+                     config->negative_ttl_ms * UINT64_C(1000000), &rt->known) != CG_OK) {
         cg_pool_free(rt->pool);
         free(rt);
         return NULL;
@@ -43,7 +43,8 @@ static cg_runtime *runtime_new(cachegen *connector)
     pthread_cond_init(&rt->changed, NULL);
     pthread_cond_init(&rt->lookups_queued, NULL);
     pthread_cond_init(&rt->saves_queued, NULL);
-    cg_estimator_init(&rt->estimator, (cg_estimator_kind)config->estimator, config->prior_mbps * 1e6);
+    cg_estimator_init(&rt->estimator, (cg_estimator_kind)config->estimator,
+                      config->prior_mbps * 1e6);
     return rt;
 }
 
@@ -62,19 +63,22 @@ cg_runtime *cg_runtime_get(cachegen *connector)
     cg_runtime *made = runtime_new(connector);
     if (made == NULL)
         return NULL;
-    /* Several threads may come here at once: one wins. rt, of the parent, is left as it is: see runtime.h. */
+    /* Several threads may come here at once: one wins. rt, of the parent, is left as it is: see
+     * runtime.h. */
     if (atomic_compare_exchange_strong(&connector->runtime, &rt, made))
         return made;
     cg_runtime_free(made);
     return rt;
 }
 
-cg_status cg_runtime_start(cg_runtime *rt, cg_worker *worker, const char *name, void *(*body)(void *))
+cg_status cg_runtime_start(cg_runtime *rt, cg_worker *worker, const char *name,
+                           void *(*body)(void *))
 {
     if (worker->started)
         return CG_OK;
     const cg_config *config = rt->connector->config;
-    const cg_status status = cg_thread_start(&worker->thread, name, config->cpus, config->n_cpus, body, rt);
+    const cg_status status =
+        cg_thread_start(&worker->thread, name, config->cpus, config->n_cpus, body, rt);
     worker->started = status == CG_OK;
     return status;
 }
@@ -137,7 +141,8 @@ void cg_runtime_decoded(cg_runtime *rt, unsigned level, uint32_t n_tokens, uint6
 cg_io_config cg_runtime_io_config(const cachegen *connector)
 {
     const cg_config *config = connector->config;
-    return (cg_io_config){.backend = connector->backend, .queue_depth = config->queue_depth,
+    return (cg_io_config){.backend = connector->backend,
+                          .queue_depth = config->queue_depth,
                           .max_abandoned = config->max_abandoned_reads};
 }
 

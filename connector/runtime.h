@@ -1,12 +1,14 @@
 /* connector/runtime.h - what a connector is made of, and what of it lives in one process.
  *
- * A cachegen handle is read-only after cachegen_open() but for `runtime`: threads, locks, queues, counters and what was
- * learnt live in a cg_runtime, made at first use. After fork() the child finds a runtime of another process, leaves it
- * alone (its locks may be held by threads that the child does not have; its memory is lost to the child) and makes its
- * own. No pthread_atfork: handlers would be process-wide and outlive dlclose().
+ * A cachegen handle is read-only after cachegen_open() but for `runtime`: threads, locks, queues,
+ * counters and what was learnt live in a cg_runtime, made at first use. After fork() the child
+ * finds a runtime of another process, leaves it alone (its locks may be held by threads that the
+ * child does not have; its memory is lost to the child) and makes its own. No pthread_atfork:
+ * handlers would be process-wide and outlive dlclose().
  *
- * Locks: cg_runtime.lock guards every field of operations and of the runtime that does not say otherwise. It is never
- * held across a system call on files, a codec call or a callback. The pool's own lock is taken inside it, never outside.
+ * Locks: cg_runtime.lock guards every field of operations and of the runtime that does not say
+ * otherwise. It is never held across a system call on files, a codec call or a callback. The pool's
+ * own lock is taken inside it, never outside.
  */
 #ifndef CG_CONNECTOR_RUNTIME_H
 #define CG_CONNECTOR_RUNTIME_H
@@ -27,8 +29,8 @@ struct cachegen {
     cg_config *config;
     cg_model model;
     cg_store *store;
-    cg_io_backend backend;         /* resolved: never CG_IO_AUTO */
-    uint32_t store_levels;         /* mask; L0 alone without a profile */
+    cg_io_backend backend; /* resolved: never CG_IO_AUTO */
+    uint32_t store_levels; /* mask; L0 alone without a profile */
     char model_hex[CG_KEY_HEX_BYTES], profile_hex[CG_KEY_HEX_BYTES];
     _Atomic(cg_kv_layout *) layouts[CG_MAX_KV_LAYOUTS]; /* filled once each, from the front */
     _Atomic(cg_runtime *) runtime;
@@ -41,27 +43,27 @@ typedef struct cg_worker {
 } cg_worker;
 
 struct cg_runtime {
-    pid_t pid;                     /* whose it is; constant */
-    cachegen *connector;           /* constant */
-    cg_pool *pool;                 /* constant */
-    int event_fd;                  /* constant; -1: none */
+    pid_t pid;           /* whose it is; constant */
+    cachegen *connector; /* constant */
+    cg_pool *pool;       /* constant */
+    int event_fd;        /* constant; -1: none */
     pthread_mutex_t lock;
-    pthread_cond_t changed;        /* an operation ended, an encoding ended, staging memory came back */
+    pthread_cond_t changed; /* an operation ended, an encoding ended, staging memory came back */
     pthread_cond_t lookups_queued, saves_queued;
     bool stop;
     cg_worker looker, reader, writer;
 
     cachegen_lookup *lookups_head, *lookups_tail;
     cachegen_save *saves_head, *saves_tail;
-    cachegen_load *loads;          /* active ones, unordered */
-    cg_io *reader_io;              /* to wake; set while the reader runs */
+    cachegen_load *loads; /* active ones, unordered */
+    cg_io *reader_io;     /* to wake; set while the reader runs */
 
     cg_known *known;
     cg_estimator estimator;
     cg_link_meter meter;
     double decode_ns_per_token[CG_N_LEVELS]; /* thread time, running mean; 0: unknown */
     double prefill_tokens, prefill_ns;       /* decayed sums */
-    uint64_t staging_bytes;        /* copied KV that waits to be saved */
+    uint64_t staging_bytes;                  /* copied KV that waits to be saved */
     cachegen_stats stats;
 };
 
@@ -70,7 +72,8 @@ cg_runtime *cg_runtime_get(cachegen *connector);
 /* This process's runtime if there is one, else NULL. */
 cg_runtime *cg_runtime_peek(cachegen *connector);
 /* With the lock held: starts a worker unless it runs. */
-cg_status cg_runtime_start(cg_runtime *runtime, cg_worker *worker, const char *name, void *(*body)(void *));
+cg_status cg_runtime_start(cg_runtime *runtime, cg_worker *worker, const char *name,
+                           void *(*body)(void *));
 /* Ends all threads and frees. Operations must have ended. */
 void cg_runtime_free(cg_runtime *runtime);
 /* With the lock held or not: an operation completed. */
@@ -85,8 +88,8 @@ void cg_runtime_decode_speed(const cg_runtime *runtime, double ns_per_token_out[
 /* A configuration for a cg_io of this connector. */
 cg_io_config cg_runtime_io_config(const cachegen *connector);
 
-uint64_t cg_now_ns(void);          /* CLOCK_MONOTONIC */
-uint64_t cg_realtime_ns(void);     /* CLOCK_REALTIME */
+uint64_t cg_now_ns(void);      /* CLOCK_MONOTONIC */
+uint64_t cg_realtime_ns(void); /* CLOCK_REALTIME */
 
 /* Bodies of the workers; the argument is the runtime. */
 void *cg_lookup_worker(void *runtime);
@@ -98,9 +101,10 @@ void cg_loads_cancel(cg_runtime *runtime);
 
 /* ---- structs that cross the ABI ---- */
 
-/* Copies min(struct_size, own_bytes) of a caller's struct into out[own_bytes], the rest zero. False: no struct, or
- * struct_size smaller than its head. */
+/* Copies min(struct_size, own_bytes) of a caller's struct into out[own_bytes], the rest zero.
+ * False: no struct, or struct_size smaller than its head. */
 bool cg_abi_take(const void *given, void *out, size_t own_bytes);
-/* Copies own into the caller's struct, as much as its struct_size takes; struct_size stays the caller's. */
+/* Copies own into the caller's struct, as much as its struct_size takes; struct_size stays the
+ * caller's. */
 bool cg_abi_give(void *given, const void *own, size_t own_bytes);
 #endif

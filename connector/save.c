@@ -8,9 +8,9 @@ uint8_t cg_save_levels(uint32_t store_levels, uint8_t prefix_level)
 {
     uint8_t levels = (uint8_t)store_levels;
     if (prefix_level > CG_L0)
-        levels &= (uint8_t)~(1u << CG_L0);
+        levels &= (uint8_t) ~(1u << CG_L0);
     if (prefix_level > CG_L1)
-        levels &= (uint8_t)~(1u << CG_L1);
+        levels &= (uint8_t) ~(1u << CG_L1);
     return levels;
 }
 
@@ -25,7 +25,8 @@ static void save_destroy(cachegen_save *save)
     free(save);
 }
 
-/* The keys of all chunks of the prompt's first r->to_token tokens, a tail included if this save ends the prompt. */
+/* The keys of all chunks of the prompt's first r->to_token tokens, a tail included if this save
+ * ends the prompt. */
 static cg_status fill_keys(cachegen_save *save, const cachegen_save_request *r)
 {
     const cachegen *c = save->connector;
@@ -44,13 +45,15 @@ static cg_status fill_keys(cachegen_save *save, const cachegen_save_request *r)
     if (r->request.extra_bytes > 0)
         save->extra = cg_key_of_bytes(r->request.extra, r->request.extra_bytes);
     for (uint32_t i = 0; i < save->n_keys; i++)
-        save->keys[i] = cg_key_chunk(i > 0 ? &save->keys[i - 1] : &save->root, &save->extra,
-                                     save->tokens + (size_t)i * chunk_tokens, i < n_full ? chunk_tokens : tail);
+        save->keys[i] =
+            cg_key_chunk(i > 0 ? &save->keys[i - 1] : &save->root, &save->extra,
+                         save->tokens + (size_t)i * chunk_tokens, i < n_full ? chunk_tokens : tail);
     return CG_OK;
 }
 
 /* With the lock held: which chunks are to be copied, and how many bytes that takes. */
-static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, uint64_t *staging_bytes_out)
+static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
+                          uint64_t *staging_bytes_out)
 {
     const cachegen *c = save->connector;
     cg_runtime *rt = save->runtime;
@@ -61,7 +64,8 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, u
     *staging_bytes_out = 0;
     for (uint32_t i = (r->from_token + chunk_tokens - 1) / chunk_tokens; i < save->n_keys; i++) {
         const uint32_t first_token = i * chunk_tokens;
-        const uint32_t left = save->n_tokens - first_token, n_tokens = left < chunk_tokens ? left : chunk_tokens;
+        const uint32_t left = save->n_tokens - first_token,
+                       n_tokens = left < chunk_tokens ? left : chunk_tokens;
         const uint64_t raw_bytes = cg_geometry_elements(g, n_tokens) * cg_dtype_bytes(g->dtype);
         cg_known_entry known;
         if (levels == 0) {
@@ -73,14 +77,18 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, u
             rt->stats.chunks_existed++;
             continue;
         }
-        /* More than the staging memory ever holds: what fits is a prefix, and a prefix is worth having. */
+        /* More than the staging memory ever holds: what fits is a prefix, and a prefix is worth
+         * having. */
         if (*staging_bytes_out + raw_bytes > limit && save->n_chunks > 0) {
             rt->stats.saves_dropped += save->n_keys - i;
             break;
         }
         *staging_bytes_out += raw_bytes;
-        save->chunks[save->n_chunks++] = (cg_save_chunk){.save = save, .index = i, .first_token = first_token,
-                                                         .n_tokens = n_tokens, .raw_bytes = raw_bytes,
+        save->chunks[save->n_chunks++] = (cg_save_chunk){.save = save,
+                                                         .index = i,
+                                                         .first_token = first_token,
+                                                         .n_tokens = n_tokens,
+                                                         .raw_bytes = raw_bytes,
                                                          .levels = levels};
     }
 }
@@ -105,12 +113,14 @@ static bool request_is_valid(const cachegen_save_request *r)
 {
     const cachegen_request *q = &r->request;
     return r->kv_id < CG_MAX_KV_LAYOUTS && q->tokens != NULL && r->from_token <= r->to_token &&
-           r->to_token <= q->n_tokens && r->to_token > 0 && (q->salt != NULL || q->salt_bytes == 0) &&
-           (q->extra != NULL || q->extra_bytes == 0) && r->prefix_level < CG_N_LEVELS &&
+           r->to_token <= q->n_tokens && r->to_token > 0 &&
+           (q->salt != NULL || q->salt_bytes == 0) && (q->extra != NULL || q->extra_bytes == 0) &&
+           r->prefix_level < CG_N_LEVELS &&
            (r->context == NULL || cg_tree_name_is_valid(r->context));
 }
 
-cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_request *request, cachegen_save **out)
+cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_request *request,
+                                    cachegen_save **out)
 {
     cachegen_save_request r;
     if (out == NULL)
@@ -120,7 +130,8 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         return CG_ERR_INVALID_ARGUMENT;
     if (connector->config->read_only)
         return CG_ERR_READ_ONLY;
-    const cg_kv_layout *layout = atomic_load_explicit(&connector->layouts[r.kv_id], memory_order_acquire);
+    const cg_kv_layout *layout =
+        atomic_load_explicit(&connector->layouts[r.kv_id], memory_order_acquire);
     if (layout == NULL || !cg_kv_layout_covers(layout, r.block_table, r.n_blocks, r.to_token))
         return CG_ERR_INVALID_ARGUMENT;
     if (layout->given.n_layers != connector->model.geometry.n_layers)
@@ -147,7 +158,8 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
     pthread_mutex_lock(&rt->lock);
     const cachegen_stats before = rt->stats;
     choose_chunks(save, &r, &staging_bytes);
-    if (rt->staging_bytes > 0 && rt->staging_bytes + staging_bytes > (uint64_t)connector->config->staging_mib << 20) {
+    if (rt->staging_bytes > 0 &&
+        rt->staging_bytes + staging_bytes > (uint64_t)connector->config->staging_mib << 20) {
         rt->stats = before; /* nothing was taken */
         status = CG_ERR_AGAIN;
         staging_bytes = 0;
@@ -165,7 +177,8 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         save->progress.done = 1;
         save->progress.loaded_tokens = save->n_tokens;
         cg_runtime_notify(rt);
-    } else if ((status = cg_runtime_start(rt, &rt->writer, "cachegen-save", cg_save_writer)) == CG_OK) {
+    } else if ((status = cg_runtime_start(rt, &rt->writer, "cachegen-save", cg_save_writer)) ==
+               CG_OK) {
         if (rt->saves_tail != NULL)
             rt->saves_tail->next = save;
         else
@@ -191,7 +204,8 @@ done:
 
 cachegen_status cachegen_save_poll(cachegen_save *save, cachegen_progress *progress_out)
 {
-    cachegen_progress p = {.abi_version = CACHEGEN_ABI_VERSION, .done = 1, .status = CG_ERR_CANCELLED};
+    cachegen_progress p = {
+        .abi_version = CACHEGEN_ABI_VERSION, .done = 1, .status = CG_ERR_CANCELLED};
     if (save == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     if (save->pid == getpid()) { /* else the parent's, which sees to it */

@@ -1,8 +1,9 @@
-/* connector/save.h - a save: whole chunks out of paged blocks, encoded and published in the background. Between save.c
- * (the operation: what is to be saved, and the copy) and writer.c (the thread that encodes and publishes).
+/* connector/save.h - a save: whole chunks out of paged blocks, encoded and published in the
+ * background. Between save.c (the operation: what is to be saved, and the copy) and writer.c (the
+ * thread that encodes and publishes).
  *
- * Saves run in the order they came, so a chunk's prefix is published before it, and a context after its chunks.
- * Fields are constant once the save is queued, unless they say otherwise.
+ * Saves run in the order they came, so a chunk's prefix is published before it, and a context after
+ * its chunks. Fields are constant once the save is queued, unless they say otherwise.
  */
 #ifndef CG_CONNECTOR_SAVE_H
 #define CG_CONNECTOR_SAVE_H
@@ -12,36 +13,37 @@
 typedef struct cg_save_chunk {
     cg_job job;
     cachegen_save *save;
-    uint32_t index;          /* in the prompt */
+    uint32_t index; /* in the prompt */
     uint32_t first_token, n_tokens;
-    uint8_t *raw;            /* [2][n_layers][n_tokens][n_kv_heads][head_dim]: a plane's layers lie together, as a task
-                                of the encoder takes them; freed when encoded. The writer's */
+    uint8_t *raw; /* [2][n_layers][n_tokens][n_kv_heads][head_dim]: a plane's layers lie together,
+                     as a task of the encoder takes them; freed when encoded. The writer's */
     uint64_t raw_bytes;
-    uint8_t levels;          /* mask: to make. The writer's */
-    cg_encoder *encoder;     /* the writer's */
-    bool encoded;            /* the runtime's lock */
-    cg_status status;        /* the runtime's lock */
+    uint8_t levels;      /* mask: to make. The writer's */
+    cg_encoder *encoder; /* the writer's */
+    bool encoded;        /* the runtime's lock */
+    cg_status status;    /* the runtime's lock */
 } cg_save_chunk;
 
 struct cachegen_save {
     cachegen *connector;
     cg_runtime *runtime;
     pid_t pid;
-    cachegen_save *next;     /* the runtime's lock */
-    bool done;               /* the runtime's lock */
+    cachegen_save *next;        /* the runtime's lock */
+    bool done;                  /* the runtime's lock */
     cachegen_progress progress; /* the runtime's lock */
     uint64_t started_ns;
     uint32_t *tokens;
-    uint32_t n_tokens;       /* of all keys: the end of the last chunk */
+    uint32_t n_tokens; /* of all keys: the end of the last chunk */
     cg_key root, extra;
-    cg_key *keys;            /* [n_keys]: of the prompt's chunks from the first on */
+    cg_key *keys; /* [n_keys]: of the prompt's chunks from the first on */
     uint32_t n_keys;
     uint8_t prefix_level;
-    char *context;           /* NULL: none */
+    char *context; /* NULL: none */
     uint32_t n_chunks;
-    cg_save_chunk *chunks;   /* to be saved, in order */
+    cg_save_chunk *chunks; /* to be saved, in order */
 };
 
-/* Levels of mask that may be made of KV computed on a prefix of that level (DESIGN.md, "Generation loss"). */
+/* Levels of mask that may be made of KV computed on a prefix of that level (DESIGN.md, "Generation
+ * loss"). */
 uint8_t cg_save_levels(uint32_t store_levels, uint8_t prefix_level);
 #endif

@@ -1,4 +1,5 @@
-/* The thread that encodes and publishes saves: encoding runs on the pool, a few chunks ahead of publishing. */
+/* The thread that encodes and publishes saves: encoding runs on the pool, a few chunks ahead of
+ * publishing. */
 #include "connector/save.h"
 
 #include <stdio.h>
@@ -19,11 +20,13 @@ static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     const cg_geometry *g = &chunk->save->connector->model.geometry;
     const cg_task_shape shape = cg_encoder_task_shape(chunk->encoder, task_index);
     const size_t layer_bytes = chunk->raw_bytes / CG_N_PLANES / g->n_layers;
-    const uint8_t *in = chunk->raw + ((size_t)shape.plane * g->n_layers + shape.first_layer) * layer_bytes;
+    const uint8_t *in =
+        chunk->raw + ((size_t)shape.plane * g->n_layers + shape.first_layer) * layer_bytes;
     const uint64_t began_ns = cg_now_ns();
     cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder), 0);
     if (status == CG_OK)
-        status = cg_encoder_run(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes, in);
+        status =
+            cg_encoder_run(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes, in);
     pthread_mutex_lock(&rt->lock);
     rt->stats.encode_ns += cg_now_ns() - began_ns;
     if (status != CG_OK && chunk->status == CG_OK)
@@ -41,7 +44,8 @@ static void encode_done(cg_job *job)
     pthread_mutex_unlock(&rt->lock);
 }
 
-/* Lossy levels that are neighbours go to one nested file, which takes no more than its finest level alone. */
+/* Lossy levels that are neighbours go to one nested file, which takes no more than its finest level
+ * alone. */
 static bool is_nested(const cg_save_chunk *chunk)
 {
     const unsigned lossy = (unsigned)chunk->levels >> CG_L1;
@@ -55,17 +59,24 @@ static void begin_encode(cg_save_chunk *chunk)
     const cachegen_save *save = chunk->save;
     const cachegen *c = save->connector;
     cg_runtime *rt = save->runtime;
-    cg_chunk_header header = {.geometry = c->model.geometry, .first_position = chunk->first_token,
-                              .n_tokens = chunk->n_tokens, .prefix_level = save->prefix_level,
-                              .model = c->model.fingerprint, .extra = save->extra,
-                              .parent = chunk->index > 0 ? save->keys[chunk->index - 1] : save->root};
+    cg_chunk_header header = {.geometry = c->model.geometry,
+                              .first_position = chunk->first_token,
+                              .n_tokens = chunk->n_tokens,
+                              .prefix_level = save->prefix_level,
+                              .model = c->model.fingerprint,
+                              .extra = save->extra,
+                              .parent =
+                                  chunk->index > 0 ? save->keys[chunk->index - 1] : save->root};
     cg_status status = CG_OK;
     bool submitted = false;
     if (chunk->levels != 0) {
         status = cg_encoder_new(c->model.profile, &header, save->tokens + chunk->first_token,
-                                (uint8_t)(chunk->levels | (is_nested(chunk) ? CG_NESTED : 0)), &chunk->encoder);
+                                (uint8_t)(chunk->levels | (is_nested(chunk) ? CG_NESTED : 0)),
+                                &chunk->encoder);
         if (status == CG_OK) {
-            chunk->job = (cg_job){.run = run_encode, .done = encode_done, .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
+            chunk->job = (cg_job){.run = run_encode,
+                                  .done = encode_done,
+                                  .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
             status = cg_pool_submit(rt->pool, CG_JOB_ENCODE, &chunk->job);
             submitted = status == CG_OK;
         }
@@ -101,20 +112,22 @@ static void release_raw(cg_save_chunk *chunk)
     pthread_mutex_unlock(&rt->lock);
 }
 
-static cg_status write_file(const cachegen *c, cg_io *io, const char *path, const void *bytes, size_t n_bytes,
-                            bool replace)
+static cg_status write_file(const cachegen *c, cg_io *io, const char *path, const void *bytes,
+                            size_t n_bytes, bool replace)
 {
     cg_io_completion completion = {0};
     size_t n = 0;
-    cg_status status = cg_io_write(io, cg_store_root_fd(c->store), path, bytes, n_bytes, replace, 0);
+    cg_status status =
+        cg_io_write(io, cg_store_root_fd(c->store), path, bytes, n_bytes, replace, 0);
     while (status == CG_OK && n == 0)
         status = cg_io_wait(io, UINT64_MAX, &completion, 1, &n);
     return status == CG_OK ? completion.status : status;
 }
 
-/* The first publisher wins, but not with a file that a load found to be wrong: that one is replaced. */
-static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const cg_chunk_header *header,
-                                 const uint8_t *bytes, bool *existed)
+/* The first publisher wins, but not with a file that a load found to be wrong: that one is
+ * replaced. */
+static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io,
+                                 const cg_chunk_header *header, const uint8_t *bytes, bool *existed)
 {
     const cachegen_save *save = chunk->save;
     const cachegen *c = save->connector;
@@ -130,8 +143,8 @@ static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const cg
         if ((known.damaged >> level & 1) == 0)
             continue;
         *existed = false;
-        status = cg_tree_object_path(cg_store_model(c->store), key, (cg_level)level, &c->model.profile_fingerprint, path,
-                                     sizeof path);
+        status = cg_tree_object_path(cg_store_model(c->store), key, (cg_level)level,
+                                     &c->model.profile_fingerprint, path, sizeof path);
         if (status == CG_OK)
             status = write_file(c, io, path, bytes, header->level_bytes[level], true);
     }
@@ -181,7 +194,8 @@ static cg_status publish_chunk(const cg_save_chunk *chunk, cg_io *io)
 {
     cg_status status = CG_OK;
     const bool nested = is_nested(chunk);
-    for (int level = CG_N_LEVELS - 1; level >= 0 && status == CG_OK; level--) { /* the smallest is the first to be of use */
+    for (int level = CG_N_LEVELS - 1; level >= 0 && status == CG_OK;
+         level--) { /* the smallest is the first to be of use */
         const bool is_in_finer = nested && level > CG_L1 && (chunk->levels >> (level - 1) & 1) != 0;
         if ((chunk->levels >> level & 1) != 0 && !is_in_finer)
             status = publish_level(chunk, io, (cg_level)level);
@@ -199,17 +213,21 @@ static void skip_existing(cachegen_save *save, cg_io *io)
         for (uint32_t i = 0; i < save->n_chunks; i++)
             keys[i] = save->keys[save->chunks[i].index];
         cg_store_lookup(c->store, io, keys, save->n_chunks,
-                        c->model.profile != NULL ? &c->model.profile_fingerprint : NULL, (uint8_t)c->store_levels,
-                        cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000), entries, NULL);
+                        c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
+                        (uint8_t)c->store_levels,
+                        cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000), entries,
+                        NULL);
         pthread_mutex_lock(&save->runtime->lock);
         for (uint32_t i = 0; i < save->n_chunks; i++) {
             cg_save_chunk *chunk = &save->chunks[i];
-            cg_known_entry known; /* a chunk that failed to load looks present: publishing decides */
+            cg_known_entry
+                known; /* a chunk that failed to load looks present: publishing decides */
             const uint64_t now_ns = cg_now_ns();
             cg_known_find(save->runtime->known, &keys[i], 0, now_ns, &known);
             if (entries[i].levels != 0)
-                cg_known_put(save->runtime->known, &keys[i], (uint8_t)c->store_levels, &entries[i], now_ns);
-            chunk->levels &= (uint8_t)~(entries[i].levels & ~known.bad);
+                cg_known_put(save->runtime->known, &keys[i], (uint8_t)c->store_levels, &entries[i],
+                             now_ns);
+            chunk->levels &= (uint8_t) ~(entries[i].levels & ~known.bad);
             if (chunk->levels == 0)
                 save->runtime->stats.chunks_existed++;
         }
@@ -219,7 +237,8 @@ static void skip_existing(cachegen_save *save, cg_io *io)
     free(entries);
 }
 
-/* Contexts hold every chunk of the prompt; one that lacks some is published as far as it goes without a hole. */
+/* Contexts hold every chunk of the prompt; one that lacks some is published as far as it goes
+ * without a hole. */
 static cg_status publish_context(cachegen_save *save, cg_io *io)
 {
     const cachegen *c = save->connector;
@@ -229,7 +248,8 @@ static cg_status publish_context(cachegen_save *save, cg_io *io)
     cg_status status = CG_ERR_NO_MEMORY;
     if (entries == NULL || links == NULL)
         goto done;
-    status = cg_store_lookup(c->store, io, save->keys, save->n_keys, profile, 0xf, 0, entries, NULL);
+    status =
+        cg_store_lookup(c->store, io, save->keys, save->n_keys, profile, 0xf, 0, entries, NULL);
     if (status != CG_OK)
         goto done;
     uint32_t n = 0;
@@ -238,7 +258,8 @@ static cg_status publish_context(cachegen_save *save, cg_io *io)
         n++;
     }
     const uint32_t n_tokens = n < save->n_keys ? n * c->config->chunk_tokens : save->n_tokens;
-    status = n > 0 ? cg_store_context_publish(c->store, io, save->context, links, n, profile, save->tokens, n_tokens)
+    status = n > 0 ? cg_store_context_publish(c->store, io, save->context, links, n, profile,
+                                              save->tokens, n_tokens)
                    : CG_ERR_NOT_FOUND;
     if (status == CG_OK && n < save->n_keys)
         status = CG_ERR_NOT_FOUND;
@@ -281,7 +302,8 @@ static void run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
             status = publish_chunk(chunk, io);
         n_saved += status == CG_OK;
     }
-    /* After a failure the rest is given up: nothing that follows a hole in the chain can be found. */
+    /* After a failure the rest is given up: nothing that follows a hole in the chain can be
+     * found. */
     for (uint32_t i = 0; i < save->n_chunks; i++) {
         if (i < n_begun)
             wait_encoded(&save->chunks[i]);
@@ -297,7 +319,8 @@ static void run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
     p->status = status != CG_OK ? status : context_status;
     rt->stats.save_errors += (status != CG_OK) + (context_status != CG_OK);
     rt->stats.saves_dropped += save->n_chunks - n_saved;
-    p->loaded_tokens = n_saved == save->n_chunks ? save->n_tokens : save->chunks[n_saved].first_token;
+    p->loaded_tokens =
+        n_saved == save->n_chunks ? save->n_tokens : save->chunks[n_saved].first_token;
     p->total_ns = cg_now_ns() - save->started_ns;
     p->done = 1;
     save->done = true;
@@ -335,7 +358,8 @@ void *cg_save_writer(void *argument)
             rt->stats.save_errors++;
             rt->stats.saves_dropped += save->n_chunks;
             for (uint32_t i = 0; i < save->n_chunks; i++)
-                rt->staging_bytes -= save->chunks[i].raw_bytes; /* the memory goes with the handle */
+                rt->staging_bytes -=
+                    save->chunks[i].raw_bytes; /* the memory goes with the handle */
             save->done = true;
             cg_runtime_notify(rt);
         }

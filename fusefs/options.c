@@ -118,7 +118,7 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
     default:
         if (key == FUSE_OPT_KEY_OPT && strncmp(argument, "x-", 2) == 0)
             return 0; /* of fstab, for others */
-        return 1; /* libfuse knows it, or refuses it by name */
+        return 1;     /* libfuse knows it, or refuses it by name */
     }
 }
 

@@ -12,7 +12,8 @@
 
 enum { COPY_BYTES = 1 << 20 };
 
-static int open_regular(int dir_fd, const char *path, uint64_t *file_bytes_out, cg_status *status_out)
+static int open_regular(int dir_fd, const char *path, uint64_t *file_bytes_out,
+                        cg_status *status_out)
 {
     struct stat s;
     const int fd = openat(dir_fd, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
@@ -31,11 +32,13 @@ static int open_regular(int dir_fd, const char *path, uint64_t *file_bytes_out, 
 }
 
 /* Up to n_bytes from offset on: fewer only at the end of the file. */
-static cg_status read_fully(int fd, uint8_t *bytes, size_t n_bytes, uint64_t offset, size_t *n_read_out)
+static cg_status read_fully(int fd, uint8_t *bytes, size_t n_bytes, uint64_t offset,
+                            size_t *n_read_out)
 {
     size_t done_bytes = 0;
     while (done_bytes < n_bytes) {
-        const ssize_t n = pread(fd, bytes + done_bytes, n_bytes - done_bytes, (off_t)(offset + done_bytes));
+        const ssize_t n =
+            pread(fd, bytes + done_bytes, n_bytes - done_bytes, (off_t)(offset + done_bytes));
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -48,7 +51,8 @@ static cg_status read_fully(int fd, uint8_t *bytes, size_t n_bytes, uint64_t off
     return CG_OK;
 }
 
-cg_status cg_file_read(int dir_fd, const char *path, size_t max_bytes, uint8_t **bytes_out, size_t *n_bytes_out)
+cg_status cg_file_read(int dir_fd, const char *path, size_t max_bytes, uint8_t **bytes_out,
+                       size_t *n_bytes_out)
 {
     cg_status status;
     uint64_t file_bytes;
@@ -76,7 +80,8 @@ done:
     return status;
 }
 
-cg_status cg_file_read_start(int dir_fd, const char *path, void *bytes_out, size_t n_bytes, uint64_t *file_bytes_out)
+cg_status cg_file_read_start(int dir_fd, const char *path, void *bytes_out, size_t n_bytes,
+                             uint64_t *file_bytes_out)
 {
     cg_status status;
     uint64_t file_bytes;
@@ -101,7 +106,8 @@ cg_status cg_file_chunk_header(int dir_fd, const char *path, cg_chunk_header *he
     return status == CG_OK ? cg_chunk_header_cut(header_out, file_bytes) : status;
 }
 
-cg_status cg_file_write(int dir_fd, const char *path, const void *bytes, size_t n_bytes, bool replace)
+cg_status cg_file_write(int dir_fd, const char *path, const void *bytes, size_t n_bytes,
+                        bool replace)
 {
     cg_io_op *op;
     cg_status status = cg_io_op_new(CG_IO_OP_WRITE, dir_fd, path, &op);
@@ -146,7 +152,8 @@ cg_status cg_file_sync_dir(int dir_fd, const char *path)
     const int fd = openat(dir_fd, parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return cg_status_from_errno(errno);
-    const int error = fsync(fd) == 0 || errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP ? 0 : errno;
+    const int error =
+        fsync(fd) == 0 || errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP ? 0 : errno;
     close(fd);
     return cg_status_from_errno(error);
 }
@@ -196,7 +203,8 @@ static cg_status copy_start(int from_fd, int to_fd, uint64_t n_bytes)
         return CG_ERR_NO_MEMORY;
     uint64_t offset = 0;
     do {
-        const size_t wanted = n_bytes - offset < COPY_BYTES ? (size_t)(n_bytes - offset) : COPY_BYTES;
+        const size_t wanted =
+            n_bytes - offset < COPY_BYTES ? (size_t)(n_bytes - offset) : COPY_BYTES;
         if ((status = read_fully(from_fd, bytes, wanted, offset, &n_read)) == CG_OK)
             status = write_fully(to_fd, bytes, n_read);
         offset += n_read;
@@ -210,7 +218,8 @@ static cg_status copy_start(int from_fd, int to_fd, uint64_t n_bytes)
 /* Copies the start of from_fd to a new temporary file. */
 static cg_status copy_to_temp(int from_fd, int dir_fd, const char *temp, uint64_t n_bytes)
 {
-    const int to_fd = openat(dir_fd, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const int to_fd =
+        openat(dir_fd, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (to_fd < 0)
         return cg_status_from_errno(errno);
     cg_status status = copy_start(from_fd, to_fd, n_bytes);
@@ -223,7 +232,8 @@ static cg_status copy_to_temp(int from_fd, int dir_fd, const char *temp, uint64_
 
 static bool means_no_links(int error)
 {
-    return error == EPERM || error == EMLINK || error == EXDEV || error == EOPNOTSUPP || error == ENOSYS;
+    return error == EPERM || error == EMLINK || error == EXDEV || error == EOPNOTSUPP ||
+           error == ENOSYS;
 }
 
 /* Gives a temporary file its final name, or removes it. */
@@ -245,7 +255,8 @@ static cg_status name_temp_file(int dir_fd, const char *temp, const char *to, bo
     return cg_status_from_errno(error);
 }
 
-cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace, uint64_t copy_bytes)
+cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace,
+                          uint64_t copy_bytes)
 {
     char temp[PATH_MAX];
     uint64_t file_bytes;
@@ -280,7 +291,8 @@ cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t co
 {
     if (linkat(dir_fd, from, dir_fd, to, 0) == 0)
         return CG_OK;
-    return means_no_links(errno) ? cg_file_install(dir_fd, from, to, false, copy_bytes) : cg_status_from_errno(errno);
+    return means_no_links(errno) ? cg_file_install(dir_fd, from, to, false, copy_bytes)
+                                 : cg_status_from_errno(errno);
 }
 
 static cg_status check_start(int whole_fd, int start_fd)
@@ -294,7 +306,8 @@ static cg_status check_start(int whole_fd, int start_fd)
     do {
         if ((status = read_fully(start_fd, bytes, COPY_BYTES, offset, &n_start)) == CG_OK)
             status = read_fully(whole_fd, bytes + COPY_BYTES, n_start, offset, &n_whole);
-        if (status == CG_OK && (n_whole != n_start || memcmp(bytes, bytes + COPY_BYTES, n_start) != 0))
+        if (status == CG_OK &&
+            (n_whole != n_start || memcmp(bytes, bytes + COPY_BYTES, n_start) != 0))
             status = CG_ERR_FOREIGN_TOKENS;
         offset += n_start;
     } while (status == CG_OK && n_start == COPY_BYTES);
@@ -330,7 +343,8 @@ static cg_status may_share(int from_fd, int dir_fd, const char *to)
     else if ((status = check_start(from_fd, to_fd)) == CG_OK && fsync(from_fd) != 0)
         status = cg_status_from_errno(errno);
     /* Whoever gave the name to another file meanwhile is right. */
-    if (status == CG_OK && (fstatat(dir_fd, to, &now, AT_SYMLINK_NOFOLLOW) != 0 || !is_same_file(&to_stat, &now)))
+    if (status == CG_OK &&
+        (fstatat(dir_fd, to, &now, AT_SYMLINK_NOFOLLOW) != 0 || !is_same_file(&to_stat, &now)))
         status = CG_ERR_FOREIGN_TOKENS;
     close(to_fd);
     return status;
@@ -352,7 +366,8 @@ cg_status cg_file_share(int dir_fd, const char *from, const char *to)
     if (!same_attributes(&from_stat, &to_stat)) /* before the directory is touched */
         return CG_ERR_PERMISSION;
     cg_io_temp_path(to, temp);
-    if (linkat(dir_fd, from, dir_fd, temp, 0) != 0) /* first: without links nothing needs to be compared */
+    if (linkat(dir_fd, from, dir_fd, temp, 0) !=
+        0) /* first: without links nothing needs to be compared */
         return means_no_links(errno) ? CG_ERR_UNSUPPORTED : cg_status_from_errno(errno);
     const int from_fd = open_regular(dir_fd, temp, &from_bytes, &status);
     if (from_fd >= 0) {

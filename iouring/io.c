@@ -35,9 +35,11 @@ cg_status cg_io_new(const cg_io_config *config, cg_io **io_out)
     cg_io *io = calloc(1, sizeof *io);
     if (io == NULL)
         return status;
-    io->config.queue_depth = default_and_limit(config->queue_depth, DEFAULT_QUEUE_DEPTH, MAX_QUEUE_DEPTH);
+    io->config.queue_depth =
+        default_and_limit(config->queue_depth, DEFAULT_QUEUE_DEPTH, MAX_QUEUE_DEPTH);
     io->config.n_threads = default_and_limit(config->n_threads, DEFAULT_THREADS, MAX_THREADS);
-    io->config.max_abandoned = default_and_limit(config->max_abandoned, DEFAULT_MAX_ABANDONED, MAX_MAX_ABANDONED);
+    io->config.max_abandoned =
+        default_and_limit(config->max_abandoned, DEFAULT_MAX_ABANDONED, MAX_MAX_ABANDONED);
     io->ready = calloc(io->config.queue_depth, sizeof *io->ready);
     if (io->ready == NULL)
         goto failed;
@@ -111,7 +113,8 @@ static cg_status submit(cg_io *io, cg_io_op *op)
     return status;
 }
 
-static cg_status new_op(cg_io *io, cg_io_op_kind kind, int dir_fd, const char *path, uint64_t user, cg_io_op **op_out)
+static cg_status new_op(cg_io *io, cg_io_op_kind kind, int dir_fd, const char *path, uint64_t user,
+                        cg_io_op **op_out)
 {
     if (io->n_under_way == io->config.queue_depth)
         return CG_ERR_AGAIN;
@@ -125,8 +128,8 @@ static cg_status new_op(cg_io *io, cg_io_op_kind kind, int dir_fd, const char *p
     return status;
 }
 
-static cg_status submit_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes, uint64_t max_bytes,
-                             bool start_only, cg_io_cache cache, uint64_t user)
+static cg_status submit_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
+                             uint64_t max_bytes, bool start_only, cg_io_cache cache, uint64_t user)
 {
     cg_io_op *op;
     const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, &op);
@@ -139,13 +142,14 @@ static cg_status submit_read(cg_io *io, int dir_fd, const char *path, uint64_t e
     return submit(io, op);
 }
 
-cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes, uint64_t max_bytes,
-                     cg_io_cache cache, uint64_t user)
+cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
+                     uint64_t max_bytes, cg_io_cache cache, uint64_t user)
 {
     return submit_read(io, dir_fd, path, expected_bytes, max_bytes, false, cache, user);
 }
 
-cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes, cg_io_cache cache, uint64_t user)
+cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes,
+                           cg_io_cache cache, uint64_t user)
 {
     return n_bytes == 0 ? CG_ERR_INVALID_ARGUMENT
                         : submit_read(io, dir_fd, path, n_bytes, n_bytes, true, cache, user);
@@ -158,8 +162,8 @@ cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user)
     return status == CG_OK ? submit(io, op) : status;
 }
 
-cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes, size_t n_bytes, bool replace,
-                      uint64_t user)
+cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes, size_t n_bytes,
+                      bool replace, uint64_t user)
 {
     cg_io_op *op;
     const cg_status status = new_op(io, CG_IO_OP_WRITE, dir_fd, path, user, &op);
@@ -206,8 +210,8 @@ void cg_io_complete_abandoned(cg_io *io, const cg_io_op *op)
     };
 }
 
-cg_status cg_io_wait(cg_io *io, uint64_t timeout_ns, cg_io_completion *completions_out, size_t max_completions,
-                     size_t *n_out)
+cg_status cg_io_wait(cg_io *io, uint64_t timeout_ns, cg_io_completion *completions_out,
+                     size_t max_completions, size_t *n_out)
 {
     /* With something ready already, only collects what else has come in. */
     const cg_status status = io->calls->wait(io, io->n_ready > 0 ? 0 : timeout_ns);

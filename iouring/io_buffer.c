@@ -8,7 +8,8 @@ enum { SMALLEST_BYTES = 64 << 10 };
 
 struct cg_io_pool {
     pthread_mutex_t lock; /* of everything below */
-    cg_io_pool_buffer *free_list; /* the last released first: its pages are the likeliest in the CPU's caches */
+    cg_io_pool_buffer
+        *free_list; /* the last released first: its pages are the likeliest in the CPU's caches */
     size_t free_bytes, keep_bytes;
     size_t n_references; /* the owners', and one for each buffer that is out */
     bool closed;
@@ -30,7 +31,8 @@ static size_t round_up_capacity(size_t bytes)
     return (bytes + step - 1) / step * step;
 }
 
-cg_status cg_io_pool_new(size_t keep_bytes, void (*evict)(void *, int), void *context, cg_io_pool **pool_out)
+cg_status cg_io_pool_new(size_t keep_bytes, void (*evict)(void *, int), void *context,
+                         cg_io_pool **pool_out)
 {
     cg_io_pool *pool = calloc(1, sizeof *pool);
     *pool_out = NULL;
@@ -100,7 +102,8 @@ void cg_io_pool_drop(cg_io_pool *pool)
     drop_reference(pool);
 }
 
-/* Takes the best fit from the free list: at least capacity_bytes, at most twice that. With the lock. */
+/* Takes the best fit from the free list: at least capacity_bytes, at most twice that. With the
+ * lock. */
 static cg_io_pool_buffer *take_free(cg_io_pool *pool, size_t capacity_bytes)
 {
     cg_io_pool_buffer **best = NULL;
@@ -118,7 +121,8 @@ static cg_io_pool_buffer *take_free(cg_io_pool *pool, size_t capacity_bytes)
     return buffer;
 }
 
-/* Cuts what the pool need not keep off the end of the free list, the longest unused. With the lock. */
+/* Cuts what the pool need not keep off the end of the free list, the longest unused. With the
+ * lock. */
 static cg_io_pool_buffer *take_excess(cg_io_pool *pool)
 {
     size_t bytes = 0;
@@ -140,12 +144,14 @@ static cg_io_pool_buffer *map_new(cg_io_pool *pool, size_t capacity_bytes)
     cg_io_pool_buffer *buffer = calloc(1, sizeof *buffer);
     if (buffer == NULL)
         return NULL;
-    void *data = mmap(NULL, capacity_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *data =
+        mmap(NULL, capacity_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
         free(buffer);
         return NULL;
     }
-    madvise(data, capacity_bytes, MADV_DONTFORK); /* only saves copies: its failure changes nothing */
+    madvise(data, capacity_bytes,
+            MADV_DONTFORK); /* only saves copies: its failure changes nothing */
     buffer->buffer.data = data;
     buffer->buffer.capacity_bytes = capacity_bytes;
     buffer->pool = pool;

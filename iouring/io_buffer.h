@@ -1,8 +1,9 @@
 /* iouring/io_buffer.h - page-aligned buffers that reads fill, kept for reuse. Internal to iouring.
  *
- * Buffers may outlive the queue they came from: the pool is freed with its last reference. Sizes are rounded to four
- * steps an octave, so that files of about one size share buffers. Buffers are not inherited by forked children
- * (MADV_DONTFORK): a fork would otherwise copy every page that the kernel has pinned.
+ * Buffers may outlive the queue they came from: the pool is freed with its last reference. Sizes
+ * are rounded to four steps an octave, so that files of about one size share buffers. Buffers are
+ * not inherited by forked children (MADV_DONTFORK): a fork would otherwise copy every page that the
+ * kernel has pinned.
  * Threads: any thread may get and release; `evict` is called by the thread that gets.
  */
 #ifndef CG_IOURING_IO_BUFFER_H
@@ -18,17 +19,18 @@ enum { CG_IO_PAGE_BYTES = 4096, CG_IO_NO_SLOT = -1 };
 typedef struct cg_io_pool cg_io_pool;
 
 typedef struct cg_io_pool_buffer {
-    cg_io_buffer buffer; /* first: what callers see */
-    cg_io_pool *pool;    /* holds a reference while the buffer is out */
+    cg_io_buffer buffer;            /* first: what callers see */
+    cg_io_pool *pool;               /* holds a reference while the buffer is out */
     struct cg_io_pool_buffer *next; /* free list, under the pool's lock */
-    int slot;            /* of the ring's registered buffers, or CG_IO_NO_SLOT; of the thread that gets */
+    int slot; /* of the ring's registered buffers, or CG_IO_NO_SLOT; of the thread that gets */
 } cg_io_pool_buffer;
 
-/* keep_bytes: free buffers past this are unmapped at the next get. evict (may be NULL) is told before a buffer with a
- * slot is unmapped. */
+/* keep_bytes: free buffers past this are unmapped at the next get. evict (may be NULL) is told
+ * before a buffer with a slot is unmapped. */
 cg_status cg_io_pool_new(size_t keep_bytes, void (*evict)(void *context, int slot), void *context,
                          cg_io_pool **pool_out);
-/* Drops the owner's reference and unmaps the free buffers; evict is not called any more. NULL is fine. */
+/* Drops the owner's reference and unmaps the free buffers; evict is not called any more. NULL is
+ * fine. */
 void cg_io_pool_close(cg_io_pool *pool);
 /* Another owner, for whom the pool stays valid (not open) until it is dropped. */
 void cg_io_pool_hold(cg_io_pool *pool);

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 enum {
-    MAX_RETRIES = 64,        /* of EINTR, EAGAIN, and of files that change under the reader */
-    STEP_BYTES = 1 << 30,    /* Linux moves at most 0x7ffff000 bytes a call */
+    MAX_RETRIES = 64,     /* of EINTR, EAGAIN, and of files that change under the reader */
+    STEP_BYTES = 1 << 30, /* Linux moves at most 0x7ffff000 bytes a call */
 };
 
 enum { READ_OPEN, READ_STAT, READ_DATA, READ_REOPEN, READ_CLOSE, STAT_PATH };
@@ -39,7 +39,8 @@ cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_o
 
     const bool writes = kind == CG_IO_OP_WRITE;
     cg_io_op *op = calloc(1, sizeof *op);
-    char *paths = malloc(path_bytes + 1 + (writes ? 2 * (path_bytes + CG_IO_TEMP_SUFFIX_BYTES) : 0));
+    char *paths =
+        malloc(path_bytes + 1 + (writes ? 2 * (path_bytes + CG_IO_TEMP_SUFFIX_BYTES) : 0));
     if (op == NULL || paths == NULL) {
         free(op);
         free(paths);
@@ -74,7 +75,8 @@ void cg_io_op_record_error(cg_io_op *op, int error)
     if (op->status != CG_OK)
         return;
     op->error = error;
-    op->status = error == ELOOP || error == EISDIR ? CG_ERR_INVALID_ARGUMENT : cg_status_from_errno(error);
+    op->status =
+        error == ELOOP || error == EISDIR ? CG_ERR_INVALID_ARGUMENT : cg_status_from_errno(error);
 }
 
 cg_status cg_io_op_check_regular(cg_io_op *op, const struct statx *statx)
@@ -122,7 +124,8 @@ static void read_open(cg_io_op *op)
         .kind = CG_IO_STEP_OPEN,
         .fd = op->dir_fd,
         .path = op->path,
-        .flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (op->direct ? O_DIRECT : 0),
+        .flags =
+            O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (op->direct ? O_DIRECT : 0),
     };
 }
 
@@ -136,14 +139,18 @@ static void read_close(cg_io_op *op, int next_state)
 static void read_stat(cg_io_op *op)
 {
     op->state = READ_STAT;
-    op->step = (cg_io_step){
-        .kind = CG_IO_STEP_STATX, .fd = op->fd, .path = "", .flags = AT_EMPTY_PATH, .statx = &op->statx};
+    op->step = (cg_io_step){.kind = CG_IO_STEP_STATX,
+                            .fd = op->fd,
+                            .path = "",
+                            .flags = AT_EMPTY_PATH,
+                            .statx = &op->statx};
 }
 
 static void read_next(cg_io_op *op)
 {
     /* O_DIRECT wants aligned offsets: after an odd end its last block is read again. */
-    const size_t offset = op->direct ? op->done_bytes / CG_IO_PAGE_BYTES * CG_IO_PAGE_BYTES : op->done_bytes;
+    const size_t offset =
+        op->direct ? op->done_bytes / CG_IO_PAGE_BYTES * CG_IO_PAGE_BYTES : op->done_bytes;
     const size_t end = op->start_only ? cg_io_op_start_end(op) : op->buffer->buffer.capacity_bytes;
     const size_t left_bytes = end - offset;
     op->state = READ_DATA;
@@ -186,7 +193,8 @@ static void read_opened(cg_io_op *op, int result)
         return;
     }
     op->fd = result;
-    /* Off again before reading: io_uring takes a non-blocking file as one that never blocks, and reads inline. */
+    /* Off again before reading: io_uring takes a non-blocking file as one that never blocks, and
+     * reads inline. */
     fcntl(op->fd, F_SETFL, op->direct ? O_DIRECT : 0);
     if (op->expected_bytes > 0 && op->expected_bytes <= op->max_bytes && !op->size_is_known)
         read_begin(op, op->expected_bytes);
@@ -260,15 +268,16 @@ static void read_data(cg_io_op *op, int result)
         read_start_data(op, at_end);
         return;
     }
-    /* The buffer has room for more than size_bytes: exactly that many is a whole file, unless the size is only
-     * expected and this read just happened to stop there. */
+    /* The buffer has room for more than size_bytes: exactly that many is a whole file, unless the
+     * size is only expected and this read just happened to stop there. */
     const bool all_there = op->done_bytes == op->size_bytes;
     if ((all_there && op->size_is_known) || (at_end && (all_there || op->size_is_known))) {
         read_complete(op);
     } else if (all_there) {
         read_next(op); /* confirms the end */
     } else if (!op->size_is_known || op->done_bytes == op->buffer->buffer.capacity_bytes) {
-        /* Not the file that was expected, or one that grows: look at it, and read it from its start. */
+        /* Not the file that was expected, or one that grows: look at it, and read it from its
+         * start. */
         if (++op->n_retries > MAX_RETRIES)
             read_failed(op, EBUSY);
         else
@@ -290,9 +299,7 @@ static void stat_done(cg_io_op *op, int result)
 void cg_io_op_start(cg_io_op *op)
 {
     switch (op->kind) {
-    case CG_IO_OP_READ:
-        read_open(op);
-        break;
+    case CG_IO_OP_READ: read_open(op); break;
     case CG_IO_OP_STAT:
         op->state = STAT_PATH;
         op->step = (cg_io_step){.kind = CG_IO_STEP_STATX,
@@ -301,9 +308,7 @@ void cg_io_op_start(cg_io_op *op)
                                 .flags = AT_SYMLINK_NOFOLLOW,
                                 .statx = &op->statx};
         break;
-    case CG_IO_OP_WRITE:
-        cg_io_write_start(op);
-        break;
+    case CG_IO_OP_WRITE: cg_io_write_start(op); break;
     }
 }
 
@@ -340,7 +345,8 @@ static int64_t run(const cg_io_step *s)
 {
     switch (s->kind) {
     case CG_IO_STEP_OPEN: return openat(s->fd, s->path, s->flags, 0600);
-    case CG_IO_STEP_STATX: return statx(s->fd, s->path, s->flags, STATX_TYPE | STATX_SIZE, s->statx);
+    case CG_IO_STEP_STATX:
+        return statx(s->fd, s->path, s->flags, STATX_TYPE | STATX_SIZE, s->statx);
     case CG_IO_STEP_READ: return pread(s->fd, s->bytes, s->n_bytes, (off_t)s->offset);
     case CG_IO_STEP_WRITE: return pwrite(s->fd, s->bytes, s->n_bytes, (off_t)s->offset);
     case CG_IO_STEP_FSYNC: return fsync(s->fd);

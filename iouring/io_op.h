@@ -1,7 +1,8 @@
 /* iouring/io_op.h - an operation of a cg_io as a sequence of system calls. Internal to iouring.
  *
- * Both backends run the same sequence, so they cannot differ in what they promise: a thread runs each step with
- * cg_io_step_run(), io_uring submits it; either hands the result to cg_io_op_advance(), which says what comes next.
+ * Both backends run the same sequence, so they cannot differ in what they promise: a thread runs
+ * each step with cg_io_step_run(), io_uring submits it; either hands the result to
+ * cg_io_op_advance(), which says what comes next.
  * Threads: an op belongs to whoever runs it; only `abandoned` is set from outside.
  */
 #ifndef CG_IOURING_IO_OP_H
@@ -12,10 +13,10 @@
 
 typedef enum cg_io_step_kind {
     CG_IO_STEP_DONE = 0,
-    CG_IO_STEP_OPEN,   /* openat(fd, path, flags, 0600) */
-    CG_IO_STEP_STATX,  /* statx(fd, path, flags, type and size) */
-    CG_IO_STEP_READ,   /* pread */
-    CG_IO_STEP_WRITE,  /* pwrite */
+    CG_IO_STEP_OPEN,  /* openat(fd, path, flags, 0600) */
+    CG_IO_STEP_STATX, /* statx(fd, path, flags, type and size) */
+    CG_IO_STEP_READ,  /* pread */
+    CG_IO_STEP_WRITE, /* pwrite */
     CG_IO_STEP_FSYNC,
     CG_IO_STEP_CLOSE,
     CG_IO_STEP_LINK,   /* linkat(fd, path, fd, new_path) */
@@ -43,7 +44,8 @@ typedef struct cg_io_op {
     int dir_fd;
     uint64_t user, submitted_ns;
     char *path;
-    bool abandoned; /* atomic, see cg_io_op_abandon(): stop after the step under way, clean up, report to nobody */
+    bool abandoned; /* atomic, see cg_io_op_abandon(): stop after the step under way, clean up,
+                       report to nobody */
 
     uint64_t expected_bytes, max_bytes; /* reads */
     bool start_only;                    /* read max_bytes from the start, and no more */
@@ -55,9 +57,9 @@ typedef struct cg_io_op {
     size_t n_bytes;
     bool replace;
     char *temp_path;
-    char *prefix;          /* of path: a directory to make or to sync */
+    char *prefix; /* of path: a directory to make or to sync */
     size_t prefix_bytes;
-    uint64_t made_dirs;    /* bit n: we made the directory of n + 1 components */
+    uint64_t made_dirs; /* bit n: we made the directory of n + 1 components */
     bool temp_exists, tried_mkdir;
     int mkdir_error;
 
@@ -65,8 +67,8 @@ typedef struct cg_io_op {
     cg_io_step step;
     int fd;
     struct statx statx;
-    bool size_is_known;    /* statx speaks of the open file */
-    uint64_t size_bytes;   /* to read: of the file, as known or expected, or of its start */
+    bool size_is_known;  /* statx speaks of the open file */
+    uint64_t size_bytes; /* to read: of the file, as known or expected, or of its start */
     size_t done_bytes;
     unsigned n_retries;
 
@@ -88,14 +90,17 @@ static inline bool cg_io_op_is_abandoned(const cg_io_op *op)
     return __atomic_load_n(&op->abandoned, __ATOMIC_ACQUIRE);
 }
 
-/* Copies path. CG_ERR_INVALID_ARGUMENT: empty, longer than PATH_MAX, or too deep; CG_ERR_NO_MEMORY. */
+/* Copies path. CG_ERR_INVALID_ARGUMENT: empty, longer than PATH_MAX, or too deep;
+ * CG_ERR_NO_MEMORY. */
 cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_op **op_out);
-/* Releases the buffer too, unless it was taken out. NULL is fine. The op must not have a step under way. */
+/* Releases the buffer too, unless it was taken out. NULL is fine. The op must not have a step under
+ * way. */
 void cg_io_op_free(cg_io_op *op);
 
 /* Sets the first step. */
 void cg_io_op_start(cg_io_op *op);
-/* result: of op->step, or -errno. Sets the next step; CG_IO_STEP_DONE when status, error and the rest are final. */
+/* result: of op->step, or -errno. Sets the next step; CG_IO_STEP_DONE when status, error and the
+ * rest are final. */
 void cg_io_op_advance(cg_io_op *op, int result);
 /* Result or -errno. */
 int cg_io_step_run(const cg_io_step *step);
@@ -114,6 +119,7 @@ static inline size_t cg_io_op_start_end(const cg_io_op *op)
     const size_t n_pages = ((size_t)op->size_bytes + CG_IO_PAGE_BYTES - 1) / CG_IO_PAGE_BYTES;
     return op->direct ? n_pages * CG_IO_PAGE_BYTES : (size_t)op->size_bytes;
 }
-/* Records a failure unless there is one already. CG_ERR_INVALID_ARGUMENT for ELOOP and EISDIR: not a regular file. */
+/* Records a failure unless there is one already. CG_ERR_INVALID_ARGUMENT for ELOOP and EISDIR: not
+ * a regular file. */
 void cg_io_op_record_error(cg_io_op *op, int error);
 #endif

@@ -1,7 +1,8 @@
 /* The thread backend: a pool of workers that run operations with plain system calls.
  *
- * A worker that a hung mount holds cannot be stopped. Its operation is abandoned, a new worker takes its place, and
- * when the queue is freed it is detached; whatever it may still touch belongs to `threads`, which the last one frees.
+ * A worker that a hung mount holds cannot be stopped. Its operation is abandoned, a new worker
+ * takes its place, and when the queue is freed it is detached; whatever it may still touch belongs
+ * to `threads`, which the last one frees.
  */
 #include "iouring/io_backend.h"
 
@@ -28,8 +29,9 @@ typedef struct threads {
     pthread_mutex_t lock; /* of everything below, and of ops while they are in a list */
     pthread_cond_t work, done;
     op_list waiting, finished;
-    uint32_t n_running, n_abandoned; /* workers that are not finished; operations that are held up */
-    uint32_t n_wanted, n_workers;    /* workers to have besides the held ones; places in workers[] */
+    uint32_t n_running,
+        n_abandoned;              /* workers that are not finished; operations that are held up */
+    uint32_t n_wanted, n_workers; /* workers to have besides the held ones; places in workers[] */
     bool woken, stopping;
     cg_io_pool *pool;      /* held for workers that outlive the queue */
     uint32_t n_references; /* the queue's, and one for each worker */
@@ -115,7 +117,8 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* With the lock: makes a worker in a place that is free. Signals are the host's: workers take none. */
+/* With the lock: makes a worker in a place that is free. Signals are the host's: workers take
+ * none. */
 static int start_worker(threads *t)
 {
     worker *w = NULL;
@@ -125,7 +128,9 @@ static int start_worker(threads *t)
     if (w == NULL)
         return EAGAIN;
     if (w->is_started)
-        pthread_join(w->thread, NULL); /* it is on its last lines, and drop_reference() needs no lock that we hold */
+        pthread_join(
+            w->thread,
+            NULL); /* it is on its last lines, and drop_reference() needs no lock that we hold */
 
     pthread_attr_t attributes;
     sigset_t all, before;
@@ -199,7 +204,8 @@ static void threads_wake(cg_io *io)
 }
 
 /* Takes the ops of `waiting` that match out of it. With the lock. */
-static cg_io_op *take_waiting(threads *t, bool (*matches)(const cg_io_op *, uint64_t), uint64_t user)
+static cg_io_op *take_waiting(threads *t, bool (*matches)(const cg_io_op *, uint64_t),
+                              uint64_t user)
 {
     op_list keep;
     cg_io_op *taken = NULL, *op;
@@ -325,7 +331,8 @@ static int init_locks(threads *t)
     if (error != 0)
         return error;
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    if ((error = pthread_mutex_init(&t->lock, NULL)) == 0 && (error = pthread_cond_init(&t->work, NULL)) == 0)
+    if ((error = pthread_mutex_init(&t->lock, NULL)) == 0 &&
+        (error = pthread_cond_init(&t->work, NULL)) == 0)
         error = pthread_cond_init(&t->done, &attributes);
     pthread_condattr_destroy(&attributes);
     return error;
@@ -333,7 +340,8 @@ static int init_locks(threads *t)
 
 cg_status cg_io_threads_open(cg_io *io)
 {
-    const uint32_t n_workers = io->config.n_threads + io->config.max_abandoned + io->config.queue_depth;
+    const uint32_t n_workers =
+        io->config.n_threads + io->config.max_abandoned + io->config.queue_depth;
     cg_status status = cg_io_pool_new(KEEP_BYTES, NULL, NULL, &io->pool);
     if (status != CG_OK)
         return status;

@@ -1,10 +1,10 @@
 /* The io_uring backend.
  *
- * A read of known size, or of a file's start, is one chain: openat2 into a fixed file slot, read into a registered
- * buffer, close. Whatever the chain meets that is unusual (another size, a short read, no O_DIRECT) is left to the steps
- * of io_op.c, which are also how stats and writes run. One operation is one flight; entries name it by its index, so a
- * late completion can never be taken for another operation's: a flight is reused only when nothing of it is in the
- * kernel.
+ * A read of known size, or of a file's start, is one chain: openat2 into a fixed file slot, read
+ * into a registered buffer, close. Whatever the chain meets that is unusual (another size, a short
+ * read, no O_DIRECT) is left to the steps of io_op.c, which are also how stats and writes run. One
+ * operation is one flight; entries name it by its index, so a late completion can never be taken
+ * for another operation's: a flight is reused only when nothing of it is in the kernel.
  */
 #include "iouring/io_backend.h"
 #include "iouring/io_uring_ring.h"
@@ -74,18 +74,24 @@ static void prepare_step(struct io_uring_sqe *sqe, const cg_io_step *s)
     case CG_IO_STEP_STATX:
         io_uring_prep_statx(sqe, s->fd, s->path, s->flags, STATX_TYPE | STATX_SIZE, s->statx);
         break;
-    case CG_IO_STEP_READ: io_uring_prep_read(sqe, s->fd, s->bytes, (unsigned)s->n_bytes, s->offset); break;
-    case CG_IO_STEP_WRITE: io_uring_prep_write(sqe, s->fd, s->bytes, (unsigned)s->n_bytes, s->offset); break;
+    case CG_IO_STEP_READ:
+        io_uring_prep_read(sqe, s->fd, s->bytes, (unsigned)s->n_bytes, s->offset);
+        break;
+    case CG_IO_STEP_WRITE:
+        io_uring_prep_write(sqe, s->fd, s->bytes, (unsigned)s->n_bytes, s->offset);
+        break;
     case CG_IO_STEP_FSYNC: io_uring_prep_fsync(sqe, s->fd, 0); break;
     case CG_IO_STEP_CLOSE: io_uring_prep_close(sqe, s->fd); break;
     case CG_IO_STEP_LINK: io_uring_prep_linkat(sqe, s->fd, s->path, s->fd, s->new_path, 0); break;
-    case CG_IO_STEP_RENAME: io_uring_prep_renameat(sqe, s->fd, s->path, s->fd, s->new_path, 0); break;
+    case CG_IO_STEP_RENAME:
+        io_uring_prep_renameat(sqe, s->fd, s->path, s->fd, s->new_path, 0);
+        break;
     case CG_IO_STEP_UNLINK: io_uring_prep_unlinkat(sqe, s->fd, s->path, 0); break;
     case CG_IO_STEP_MKDIR: io_uring_prep_mkdirat(sqe, s->fd, s->path, 0700); break;
     case CG_IO_STEP_DONE: break;
     }
-    /* An open may ask a FUSE daemon, a buffered write may wait for the disk: never in the caller's thread. Reads the
-     * kernel itself hands to a worker where they cannot be asynchronous. */
+    /* An open may ask a FUSE daemon, a buffered write may wait for the disk: never in the caller's
+     * thread. Reads the kernel itself hands to a worker where they cannot be asynchronous. */
     if (s->kind != CG_IO_STEP_READ)
         sqe->flags |= IOSQE_ASYNC;
 }
@@ -113,8 +119,9 @@ static void push_look(uring *u, flight *f)
     push_step(u, f, &step);
 }
 
-/* Whether an open below dir_fd cannot ask anyone but the local kernel: its file system lies on a block device. The
- * answer does not ask a server itself (AT_STATX_DONT_SYNC). RESOLVE_NO_XDEV then keeps the open on that device. */
+/* Whether an open below dir_fd cannot ask anyone but the local kernel: its file system lies on a
+ * block device. The answer does not ask a server itself (AT_STATX_DONT_SYNC). RESOLVE_NO_XDEV then
+ * keeps the open on that device. */
 static bool is_local(const cg_io_op *op)
 {
     struct statx statx_dir;
@@ -135,7 +142,8 @@ static void push_chain(uring *u, flight *f)
     }
     cg_io_ring_register(&u->ring, op->buffer);
     /* O_NONBLOCK: opening a FIFO must not wait for its writer. */
-    f->how = (struct open_how){.flags = O_RDONLY | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | (op->direct ? O_DIRECT : 0u),
+    f->how = (struct open_how){.flags = O_RDONLY | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK |
+                                        (op->direct ? O_DIRECT : 0u),
                                .resolve = local ? RESOLVE_NO_XDEV : 0};
 
     struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring.ring);
@@ -144,15 +152,19 @@ static void push_chain(uring *u, flight *f)
     io_uring_sqe_set_data64(sqe, user_data(u, f, TAG_OPEN));
 
     /* One byte more than the file has, or it could have grown unnoticed. */
-    const unsigned n_bytes = op->start_only ? (unsigned)cg_io_op_start_end(op)
-                                            : (unsigned)((op->size_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES);
+    const unsigned n_bytes =
+        op->start_only ? (unsigned)cg_io_op_start_end(op)
+                       : (unsigned)((op->size_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES);
     sqe = io_uring_get_sqe(&u->ring.ring);
     if (op->buffer->slot != CG_IO_NO_SLOT)
-        io_uring_prep_read_fixed(sqe, (int)slot, op->buffer->buffer.data, n_bytes, 0, op->buffer->slot);
+        io_uring_prep_read_fixed(sqe, (int)slot, op->buffer->buffer.data, n_bytes, 0,
+                                 op->buffer->slot);
     else
         io_uring_prep_read(sqe, (int)slot, op->buffer->buffer.data, n_bytes, 0);
-    /* Hard: the read is nearly always short of n_bytes, which would break a plain link and leave the file open. */
-    /* Async: O_NONBLOCK makes io_uring believe that the file never blocks, which FUSE and NFS do all the same. */
+    /* Hard: the read is nearly always short of n_bytes, which would break a plain link and leave
+     * the file open. */
+    /* Async: O_NONBLOCK makes io_uring believe that the file never blocks, which FUSE and NFS do
+     * all the same. */
     sqe->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK | (local ? 0 : IOSQE_ASYNC);
     io_uring_sqe_set_data64(sqe, user_data(u, f, TAG_READ));
 
@@ -194,7 +206,8 @@ static void next_step(cg_io *io, flight *f)
 static void start_steps(cg_io *io, flight *f)
 {
     f->mode = MODE_STEPS;
-    f->op->expected_bytes = 0; /* look before reading: pread() refuses a FIFO, io_uring waits for its writer */
+    f->op->expected_bytes =
+        0; /* look before reading: pread() refuses a FIFO, io_uring waits for its writer */
     cg_io_op_start(f->op);
     next_step(io, f);
 }
@@ -249,9 +262,11 @@ static void chain_landed(cg_io *io, flight *f)
     } else if (result < 0) {
         cg_io_op_record_error(op, -result);
         end_flight(io, f);
-    } else if ((uint64_t)result == op->size_bytes || (op->start_only && (uint64_t)result > op->size_bytes)) {
-        /* Whole, or a file that has grown since its size was looked up, read short just there: no file system that
-         * is known does that to a regular file, and a second read would cost a round trip on a network. */
+    } else if ((uint64_t)result == op->size_bytes ||
+               (op->start_only && (uint64_t)result > op->size_bytes)) {
+        /* Whole, or a file that has grown since its size was looked up, read short just there: no
+         * file system that is known does that to a regular file, and a second read would cost a
+         * round trip on a network. */
         op->file_bytes = op->size_bytes;
         op->buffer->buffer.n_bytes = (size_t)op->size_bytes;
         end_flight(io, f);
@@ -392,10 +407,14 @@ static cg_status sleep_until(uring *u, uint64_t deadline_ns)
         left.tv_sec = (long long)((deadline_ns - now_ns) / 1000000000u);
         left.tv_nsec = (long long)((deadline_ns - now_ns) % 1000000000u);
     }
-    const int result =
-        io_uring_submit_and_wait_timeout(&u->ring.ring, &cqe, 1, deadline_ns == UINT64_MAX ? NULL : &left, NULL);
+    const int result = io_uring_submit_and_wait_timeout(
+        &u->ring.ring, &cqe, 1, deadline_ns == UINT64_MAX ? NULL : &left, NULL);
     switch (result < 0 ? -result : 0) {
-    case 0: case ETIME: case EINTR: case EAGAIN: case EBUSY: return CG_OK;
+    case 0:
+    case ETIME:
+    case EINTR:
+    case EAGAIN:
+    case EBUSY: return CG_OK;
     default: return CG_ERR_IO;
     }
 }
@@ -407,7 +426,8 @@ static cg_status uring_wait(cg_io *io, uint64_t timeout_ns)
     cg_status status = CG_OK;
     arm_wake(u);
     reap(io);
-    while (io->n_ready == 0 && !u->woken && timeout_ns > 0 && (status = sleep_until(u, deadline_ns)) == CG_OK)
+    while (io->n_ready == 0 && !u->woken && timeout_ns > 0 &&
+           (status = sleep_until(u, deadline_ns)) == CG_OK)
         reap(io);
     if (io->n_ready == 0)
         u->woken = false; /* with something to take, a wake-up stays for the next wait */
@@ -447,7 +467,8 @@ static void abandon_all(uring *u, bool writes_too)
 {
     for (uint32_t i = 0; i < u->n_flights; i++) {
         flight *f = &u->flights[i];
-        if (f->op != NULL && !cg_io_op_is_abandoned(f->op) && (writes_too || f->op->kind != CG_IO_OP_WRITE))
+        if (f->op != NULL && !cg_io_op_is_abandoned(f->op) &&
+            (writes_too || f->op->kind != CG_IO_OP_WRITE))
             abandon_flight(u, f);
     }
     flush(u);
@@ -463,7 +484,8 @@ static void uring_free(cg_io *io, uint64_t grace_ns)
         reap(io);
     abandon_all(u, true);
     reap(io);
-    /* What is still under way writes into memory of its op and its buffer some day: both are left to it. */
+    /* What is still under way writes into memory of its op and its buffer some day: both are left
+     * to it. */
     io_uring_queue_exit(&u->ring.ring);
     close(u->wake_fd);
     free(u);
@@ -480,7 +502,8 @@ static const cg_io_backend_calls CALLS = {
 
 cg_status cg_io_uring_open(cg_io *io)
 {
-    /* Fewer than max_abandoned are held up when an operation is submitted, and then queue_depth may hang too. */
+    /* Fewer than max_abandoned are held up when an operation is submitted, and then queue_depth may
+     * hang too. */
     const uint32_t n_flights = io->config.queue_depth + io->config.max_abandoned;
     cg_status status = CG_ERR_NO_MEMORY;
     uring *u = calloc(1, sizeof *u + n_flights * sizeof u->flights[0]);

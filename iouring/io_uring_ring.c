@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pinned memory counts against RLIMIT_MEMLOCK and cannot be swapped: enough for deep queues, not for everything. */
+/* Pinned memory counts against RLIMIT_MEMLOCK and cannot be swapped: enough for deep queues, not
+ * for everything. */
 static const uint64_t MAX_FIXED_BYTES = 256ull << 20;
 
 enum { MAX_RING_ENTRIES = 32768 };
@@ -24,10 +25,12 @@ static const char *missing_feature(struct io_uring *ring)
         int opcode;
         const char *name;
     } needed[] = {
-        {IORING_OP_OPENAT2, "openat2"}, {IORING_OP_STATX, "statx"},       {IORING_OP_READ, "read"},
-        {IORING_OP_WRITE, "write"},     {IORING_OP_FSYNC, "fsync"},       {IORING_OP_CLOSE, "close"},
-        {IORING_OP_LINKAT, "linkat"},   {IORING_OP_RENAMEAT, "renameat"}, {IORING_OP_UNLINKAT, "unlinkat"},
-        {IORING_OP_MKDIRAT, "mkdirat"}, {IORING_OP_POLL_ADD, "poll"},     {IORING_OP_ASYNC_CANCEL, "cancel"},
+        {IORING_OP_OPENAT2, "openat2"},   {IORING_OP_STATX, "statx"},
+        {IORING_OP_READ, "read"},         {IORING_OP_WRITE, "write"},
+        {IORING_OP_FSYNC, "fsync"},       {IORING_OP_CLOSE, "close"},
+        {IORING_OP_LINKAT, "linkat"},     {IORING_OP_RENAMEAT, "renameat"},
+        {IORING_OP_UNLINKAT, "unlinkat"}, {IORING_OP_MKDIRAT, "mkdirat"},
+        {IORING_OP_POLL_ADD, "poll"},     {IORING_OP_ASYNC_CANCEL, "cancel"},
     };
     if (!(ring->features & IORING_FEAT_EXT_ARG))
         return "waiting with a time-out";
@@ -56,7 +59,9 @@ bool cg_io_ring_init(cg_io_ring *r, uint32_t n_flights, char *reason_out, size_t
     if (error != 0) {
         if (reason_out != NULL)
             snprintf(reason_out, reason_bytes, "io_uring_setup: %s%s", strerror(error),
-                     error == EPERM || error == EACCES ? " (seccomp or kernel.io_uring_disabled forbids it)" : "");
+                     error == EPERM || error == EACCES
+                         ? " (seccomp or kernel.io_uring_disabled forbids it)"
+                         : "");
         return false;
     }
     const char *missing = missing_feature(&r->ring);
@@ -68,7 +73,8 @@ bool cg_io_ring_init(cg_io_ring *r, uint32_t n_flights, char *reason_out, size_t
     }
     io_uring_ring_dontfork(&r->ring);
 
-    /* By default 4 workers a CPU: a few hung reads would hold up all others. Older kernels cannot be told. */
+    /* By default 4 workers a CPU: a few hung reads would hold up all others. Older kernels cannot
+     * be told. */
     unsigned workers[2] = {n_flights, 0};
     io_uring_register_iowq_max_workers(&r->ring, workers);
     r->has_chains = (r->ring.features & IORING_FEAT_LINKED_FILE) != 0 &&
@@ -88,7 +94,8 @@ void cg_io_ring_register(cg_io_ring *r, cg_io_pool_buffer *buffer)
     const int slot = r->free_slots[r->n_free_slots - 1];
     const struct iovec memory = {buffer->buffer.data, bytes};
     const uint64_t tag = 0;
-    if (io_uring_register_buffers_update_tag(&r->ring, (unsigned)slot, &memory, (const __u64 *)&tag, 1) != 1) {
+    if (io_uring_register_buffers_update_tag(&r->ring, (unsigned)slot, &memory, (const __u64 *)&tag,
+                                             1) != 1) {
         r->has_fixed_buffers = false; /* RLIMIT_MEMLOCK: plain reads from now on */
         return;
     }

@@ -7,10 +7,22 @@
 #include <sys/random.h>
 
 enum {
-    WRITE_LOOK, WRITE_OPEN, WRITE_MKDIR, WRITE_DATA, WRITE_FSYNC, WRITE_CLOSE, WRITE_LINK, WRITE_LOOK_AGAIN,
+    WRITE_LOOK,
+    WRITE_OPEN,
+    WRITE_MKDIR,
+    WRITE_DATA,
+    WRITE_FSYNC,
+    WRITE_CLOSE,
+    WRITE_LINK,
+    WRITE_LOOK_AGAIN,
     WRITE_RENAME,
-    /* From here on the file has its name, or never gets it; these run for abandoned operations too. */
-    WRITE_UNLINK, WRITE_DIR_OPEN, WRITE_DIR_FSYNC, WRITE_DIR_CLOSE, WRITE_GIVE_UP,
+    /* From here on the file has its name, or never gets it; these run for abandoned operations
+     * too. */
+    WRITE_UNLINK,
+    WRITE_DIR_OPEN,
+    WRITE_DIR_FSYNC,
+    WRITE_DIR_CLOSE,
+    WRITE_GIVE_UP,
 };
 
 enum { MAX_RETRIES = 64, STEP_BYTES = 1 << 30, TEMP_NAME_BYTES = 200 };
@@ -21,7 +33,8 @@ void cg_io_temp_path(const char *path, char *temp_out)
     const int dir_bytes = slash == NULL ? 0 : (int)(slash - path) + 1;
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, GRND_NONBLOCK) != (ssize_t)sizeof random)
-        random = cg_io_now_ns() ^ (uint64_t)(uintptr_t)temp_out; /* O_EXCL and link() find a collision */
+        random =
+            cg_io_now_ns() ^ (uint64_t)(uintptr_t)temp_out; /* O_EXCL and link() find a collision */
     sprintf(temp_out, "%.*s.%.*s.%016llx.tmp", dir_bytes, path, TEMP_NAME_BYTES, path + dir_bytes,
             (unsigned long long)random);
 }
@@ -121,7 +134,8 @@ static void made_dir(cg_io_op *op, int result)
     if (result == 0)
         op->made_dirs |= 1ull << (prefix_components(op) - 1);
     else if (result != -EEXIST)
-        op->mkdir_error = -result; /* it may be there all the same (read-only parents): the open tells */
+        op->mkdir_error =
+            -result; /* it may be there all the same (read-only parents): the open tells */
     make_next_dir(op);
 }
 
@@ -214,9 +228,11 @@ static bool linked(cg_io_op *op, int result)
 {
     switch (-result) {
     case 0: return named(op);
-    case EPERM: case EOPNOTSUPP: case ENOSYS: case EMLINK: case EXDEV: /* no hard links here */
-        look(op, WRITE_LOOK_AGAIN);
-        return false;
+    case EPERM:
+    case EOPNOTSUPP:
+    case ENOSYS:
+    case EMLINK:
+    case EXDEV: /* no hard links here */ look(op, WRITE_LOOK_AGAIN); return false;
     default: return fail(op, -result);
     }
 }
@@ -262,7 +278,8 @@ bool cg_io_write_advance(cg_io_op *op, int result)
         return name_file(op, op->replace ? WRITE_RENAME : WRITE_LINK);
     case WRITE_LINK: return linked(op, result);
     case WRITE_LOOK_AGAIN:
-        return result == -ENOENT ? name_file(op, WRITE_RENAME) : fail(op, result < 0 ? -result : EEXIST);
+        return result == -ENOENT ? name_file(op, WRITE_RENAME)
+                                 : fail(op, result < 0 ? -result : EEXIST);
     case WRITE_RENAME:
         if (result < 0)
             return fail(op, -result);

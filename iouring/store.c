@@ -103,15 +103,17 @@ cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, c
         return status;
     if (!cg_chunk_holds(header_out, level) || !cg_key_equal(&header_out->key, key))
         return CG_ERR_FOREIGN_TOKENS;
-    return level == CG_L0 || memcmp(header_out->profile.bytes, profile->bytes, sizeof profile->bytes) == 0
+    return level == CG_L0 ||
+                   memcmp(header_out->profile.bytes, profile->bytes, sizeof profile->bytes) == 0
                ? CG_OK
                : CG_ERR_FOREIGN_PROFILE;
 }
 
 /* --- look-up ---
  *
- * A batch of stats, and then one of headers: names of several lossy levels that are as long as one another are one
- * nested file (on a cachegenfs mount they differ in length, for each ends with its level). */
+ * A batch of stats, and then one of headers: names of several lossy levels that are as long as one
+ * another are one nested file (on a cachegenfs mount they differ in length, for each ends with its
+ * level). */
 
 typedef struct lookup {
     const cg_store *store;
@@ -144,7 +146,7 @@ static bool is_finest_of_file(const cg_store_entry *entry, unsigned level)
 
 static void set_level(cg_store_entry *entry, unsigned level, uint64_t bytes)
 {
-    entry->levels &= (uint8_t)~(1u << level);
+    entry->levels &= (uint8_t) ~(1u << level);
     entry->levels |= (uint8_t)((bytes > 0) << level);
     entry->level_bytes[level] = bytes;
 }
@@ -154,14 +156,17 @@ static void take_header(cg_store_entry *entry, unsigned level, const cg_io_buffe
 {
     cg_chunk_header h = {0};
     const uint64_t file_bytes = entry->level_bytes[level];
-    const bool good = start != NULL && cg_chunk_header_parse(start->data, start->n_bytes, &h) == CG_OK &&
+    const bool good = start != NULL &&
+                      cg_chunk_header_parse(start->data, start->n_bytes, &h) == CG_OK &&
                       cg_chunk_header_cut(&h, file_bytes) == CG_OK && cg_chunk_holds(&h, level);
-    for (unsigned other = CG_L3; other >= level; other--) { /* its own last: the others are compared with it */
+    for (unsigned other = CG_L3; other >= level;
+         other--) { /* its own last: the others are compared with it */
         if (!are_as_long(entry, level, other))
             continue;
         if (!good)
             set_level(entry, other, 0);
-        else if (cg_chunk_holds(&h, other)) /* else it is another file, which happens to be as long */
+        else if (cg_chunk_holds(&h,
+                                other)) /* else it is another file, which happens to be as long */
             set_level(entry, other, h.level_bytes[other]);
     }
 }
@@ -172,7 +177,8 @@ static void take(lookup *l, const cg_io_completion *c)
     const unsigned level = c->user % CG_N_LEVELS;
     if (l->reads_headers)
         take_header(entry, level, c->buffer);
-    /* What is shorter than a header is no chunk: someone wrote past the rules and did not finish. */
+    /* What is shorter than a header is no chunk: someone wrote past the rules and did not
+     * finish. */
     else if (c->status == CG_OK && c->file_bytes >= CG_CHUNK_FIXED_BYTES)
         set_level(entry, level, c->file_bytes);
     if (c->status != CG_OK && c->status != CG_ERR_NOT_FOUND && c->status != CG_ERR_TRUNCATED)
@@ -200,14 +206,16 @@ static cg_status reap(lookup *l)
     return CG_OK;
 }
 
-/* Leaves the cg_io idle: takes what has come back, and gives the rest up. Flights are users [0, n_users). */
+/* Leaves the cg_io idle: takes what has come back, and gives the rest up. Flights are users [0,
+ * n_users). */
 static void give_up(lookup *l, uint64_t n_users)
 {
     cg_io_completion completions[REAP_AT_ONCE];
     size_t n;
     for (uint64_t user = 0; user < n_users && cg_io_n_under_way(l->io) > 0; user++)
         cg_io_abandon(l->io, user);
-    while (cg_io_n_under_way(l->io) > 0 && cg_io_wait(l->io, 0, completions, REAP_AT_ONCE, &n) == CG_OK)
+    while (cg_io_n_under_way(l->io) > 0 &&
+           cg_io_wait(l->io, 0, completions, REAP_AT_ONCE, &n) == CG_OK)
         for (size_t i = 0; i < n; i++) {
             if (completions[i].status == CG_OK || completions[i].status == CG_ERR_NOT_FOUND)
                 take(l, &completions[i]);
@@ -219,13 +227,13 @@ static cg_status ask(lookup *l, uint64_t user)
 {
     char path[CG_TREE_PATH_BYTES];
     const cg_level level = (cg_level)(user % CG_N_LEVELS);
-    cg_status status = cg_tree_object_path(l->store->model, &l->keys[user / CG_N_LEVELS], level, l->profile, path,
-                                           sizeof path);
+    cg_status status = cg_tree_object_path(l->store->model, &l->keys[user / CG_N_LEVELS], level,
+                                           l->profile, path, sizeof path);
     if (status != CG_OK)
         return status;
     for (;;) {
-        status = l->reads_headers ? cg_io_read_start(l->io, l->store->root_fd, path, CG_CHUNK_FIXED_BYTES, CG_IO_CACHED,
-                                                     user)
+        status = l->reads_headers ? cg_io_read_start(l->io, l->store->root_fd, path,
+                                                     CG_CHUNK_FIXED_BYTES, CG_IO_CACHED, user)
                                   : cg_io_stat(l->io, l->store->root_fd, path, user);
         if (status != CG_ERR_AGAIN || (status = reap(l)) != CG_OK)
             return status;
@@ -239,7 +247,8 @@ static cg_status run_batch(lookup *l, size_t n_keys)
     uint64_t user = 0;
     for (; user < (uint64_t)n_keys * CG_N_LEVELS && status == CG_OK; user++) {
         const unsigned level = user % CG_N_LEVELS;
-        if (l->reads_headers ? is_finest_of_file(&l->entries[user / CG_N_LEVELS], level) : l->level_mask >> level & 1)
+        if (l->reads_headers ? is_finest_of_file(&l->entries[user / CG_N_LEVELS], level)
+                             : l->level_mask >> level & 1)
             status = ask(l, user);
     }
     while (status == CG_OK && cg_io_n_under_way(l->io) > 0)
@@ -249,7 +258,8 @@ static cg_status run_batch(lookup *l, size_t n_keys)
     return status;
 }
 
-/* A name alone does not tell whether its file goes on behind its level. Beside that of the next finer level it does. */
+/* A name alone does not tell whether its file goes on behind its level. Beside that of the next
+ * finer level it does. */
 static uint8_t levels_to_probe(uint8_t level_mask)
 {
     return (uint8_t)(level_mask | (level_mask & (1u << CG_L2 | 1u << CG_L3)) >> 1);
@@ -259,7 +269,11 @@ cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, 
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out)
 {
-    lookup l = {.store = store, .io = io, .keys = keys, .profile = profile, .entries = entries_out,
+    lookup l = {.store = store,
+                .io = io,
+                .keys = keys,
+                .profile = profile,
+                .entries = entries_out,
                 .deadline_ns = deadline_ns};
     if (cg_io_n_under_way(io) > 0)
         return CG_ERR_INVALID_ARGUMENT;
@@ -295,8 +309,8 @@ static cg_status wait_for_one(cg_io *io, cg_io_completion *completion_out)
     return completion_out->status;
 }
 
-cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes, size_t n_bytes,
-                         bool replace)
+cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes,
+                         size_t n_bytes, bool replace)
 {
     cg_io_completion completion;
     const cg_status status = cg_io_write(io, store->root_fd, path, bytes, n_bytes, replace, 0);
@@ -310,7 +324,8 @@ static cg_status stat_file(const cg_store *store, cg_io *io, const char *path)
     return status == CG_OK ? wait_for_one(io, &completion) : status;
 }
 
-static cg_status publish_tokens(const cg_store *store, cg_io *io, const cg_chunk *chunk, const char *object_path)
+static cg_status publish_tokens(const cg_store *store, cg_io *io, const cg_chunk *chunk,
+                                const char *object_path)
 {
     char path[CG_TREE_PATH_BYTES];
     const size_t n_tokens = chunk->header.n_tokens;
@@ -332,24 +347,28 @@ done:
     return status;
 }
 
-/* Makes path another name of the file that stands under a finer level's and holds this one, too: where this chunk's own
- * was there before, of another's. CG_ERR_NOT_FOUND: no finer name is of such a file. */
-static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_level level, const char *path)
+/* Makes path another name of the file that stands under a finer level's and holds this one, too:
+ * where this chunk's own was there before, of another's. CG_ERR_NOT_FOUND: no finer name is of such
+ * a file. */
+static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_level level,
+                            const char *path)
 {
     char from[CG_TREE_PATH_BYTES];
     cg_chunk_header there;
     for (unsigned finer = h->level; finer < level; finer++) {
-        const cg_status status =
-            cg_tree_object_path(store->model, &h->key, (cg_level)finer, &h->profile, from, sizeof from);
+        const cg_status status = cg_tree_object_path(store->model, &h->key, (cg_level)finer,
+                                                     &h->profile, from, sizeof from);
         if (status != CG_OK)
             return status;
-        if (cg_store_chunk_header(store->root_fd, from, level, &h->key, &h->profile, &there) == CG_OK)
+        if (cg_store_chunk_header(store->root_fd, from, level, &h->key, &h->profile, &there) ==
+            CG_OK)
             return cg_file_link(store->root_fd, from, path, there.level_bytes[level]);
     }
     return CG_ERR_NOT_FOUND;
 }
 
-/* Coarser levels get names of the finest's file, which is there. Any that is there already stays as it is. */
+/* Coarser levels get names of the finest's file, which is there. Any that is there already stays as
+ * it is. */
 static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chunk *chunk)
 {
     const cg_chunk_header *h = &chunk->header;
@@ -359,7 +378,8 @@ static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chun
     for (unsigned level = h->level + 1u; level <= h->coarsest; level++) {
         if (status != CG_OK && status != CG_ERR_EXISTS)
             return status;
-        status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile, path, sizeof path);
+        status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile, path,
+                                     sizeof path);
         if (status != CG_OK || (status = stat_file(store, io, path)) != CG_ERR_NOT_FOUND)
             continue;
         if ((status = link_level(store, h, (cg_level)level, path)) == CG_ERR_NOT_FOUND)
@@ -371,8 +391,8 @@ static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chun
     return status == CG_OK && linked ? cg_file_sync_dir(store->root_fd, path) : status;
 }
 
-cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk_bytes, size_t n_bytes,
-                           bool *existed_out)
+cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk_bytes,
+                           size_t n_bytes, bool *existed_out)
 {
     cg_chunk chunk;
     char path[CG_TREE_PATH_BYTES];
@@ -386,8 +406,8 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
         (status = cg_chunk_open(chunk_bytes, n_bytes, &chunk)) != CG_OK)
         return status;
     const cg_chunk_header *h = &chunk.header;
-    if ((status = cg_tree_object_path(store->model, &h->key, (cg_level)h->level, &h->profile, path, sizeof path)) !=
-        CG_OK)
+    if ((status = cg_tree_object_path(store->model, &h->key, (cg_level)h->level, &h->profile, path,
+                                      sizeof path)) != CG_OK)
         return status;
 
     status = stat_file(store, io, path);

@@ -22,8 +22,10 @@ static bool has_tokens(int root_fd, const char *path)
     return fstatat(root_fd, path, &s, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/* Writes `tokens` beside an object from the first section of the chunk at path, unless it is there. */
-static cg_status adopt_tokens(int root_fd, const char *chunk_path, const char *object_path, const cg_chunk_header *h)
+/* Writes `tokens` beside an object from the first section of the chunk at path, unless it is
+ * there. */
+static cg_status adopt_tokens(int root_fd, const char *chunk_path, const char *object_path,
+                              const cg_chunk_header *h)
 {
     char path[CG_TREE_PATH_BYTES];
     cg_status status = cg_store_sibling_path(object_path, "tokens", path);
@@ -39,7 +41,8 @@ static cg_status adopt_tokens(int root_fd, const char *chunk_path, const char *o
     if ((status = cg_file_read_start(root_fd, chunk_path, bytes, n_bytes, NULL)) != CG_OK)
         goto done;
     for (size_t i = 0; i < h->n_tokens; i++)
-        cg_put_le(tokens + 4 * i, 4, cg_get_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
+        cg_put_le(tokens + 4 * i, 4,
+                  cg_get_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
     status = cg_file_write(root_fd, path, tokens, (size_t)h->n_tokens * 4, false);
     if (status == CG_ERR_EXISTS)
         status = CG_OK;
@@ -49,19 +52,24 @@ done:
     return status;
 }
 
-static cg_status object_path_of(const cg_tree_name *name, const cg_chunk_header *h, unsigned level, char *path_out)
+static cg_status object_path_of(const cg_tree_name *name, const cg_chunk_header *h, unsigned level,
+                                char *path_out)
 {
-    return cg_tree_object_path(name->model, &h->key, (cg_level)level, &h->profile, path_out, CG_TREE_PATH_BYTES);
+    return cg_tree_object_path(name->model, &h->key, (cg_level)level, &h->profile, path_out,
+                               CG_TREE_PATH_BYTES);
 }
 
-static bool is_object(int root_fd, const char *object_path, unsigned level, const cg_chunk_header *header)
+static bool is_object(int root_fd, const char *object_path, unsigned level,
+                      const cg_chunk_header *header)
 {
     cg_chunk_header h;
-    return cg_store_chunk_header(root_fd, object_path, (cg_level)level, &header->key, &header->profile, &h) == CG_OK;
+    return cg_store_chunk_header(root_fd, object_path, (cg_level)level, &header->key,
+                                 &header->profile, &h) == CG_OK;
 }
 
-/* Objects of one chunk and files of one context that are starts of one nested file become links of the longest of them:
- * its levels may have come one by one, in any order, or each with a file of its own. Only space is at stake. */
+/* Objects of one chunk and files of one context that are starts of one nested file become links of
+ * the longest of them: its levels may have come one by one, in any order, or each with a file of
+ * its own. Only space is at stake. */
 static void share(int root_fd, const char *path, const cg_tree_name *name, const cg_chunk_header *h)
 {
     enum { N_LOSSY = CG_N_LEVELS - CG_L1, N_NAMES = 2 * N_LOSSY };
@@ -71,11 +79,13 @@ static void share(int root_fd, const char *path, const cg_tree_name *name, const
     uint64_t file_bytes[N_NAMES], longest_bytes = 0;
     if (cg_file_read_start(root_fd, path, ours, sizeof ours, NULL) != CG_OK)
         return;
-    for (size_t i = 0; i < N_NAMES; i++) { /* objects first: of equally long ones they stay, and what links to them */
+    for (size_t i = 0; i < N_NAMES;
+         i++) { /* objects first: of equally long ones they stay, and what links to them */
         const unsigned level = CG_L1 + i % N_LOSSY;
-        cg_status status = i < N_LOSSY ? object_path_of(name, h, level, names[i])
-                                       : cg_tree_context_path(name->model, name->context, (cg_level)level, name->index,
-                                                              names[i], sizeof names[i]);
+        cg_status status = i < N_LOSSY
+                               ? object_path_of(name, h, level, names[i])
+                               : cg_tree_context_path(name->model, name->context, (cg_level)level,
+                                                      name->index, names[i], sizeof names[i]);
         if (status == CG_OK)
             status = cg_file_read_start(root_fd, names[i], start, sizeof start, &file_bytes[i]);
         /* The fixed header has a checksum of itself and of those of all sections. */
@@ -112,7 +122,8 @@ cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *h
             return status;
         if (is_object(root_fd, object, level, &h))
             continue;
-        /* What stands there and is no such chunk was damaged behind the daemon's back: this one heals it. */
+        /* What stands there and is no such chunk was damaged behind the daemon's back: this one
+         * heals it. */
         const bool replace = fstatat(root_fd, object, &s, AT_SYMLINK_NOFOLLOW) == 0;
         status = cg_file_install(root_fd, path, object, replace, h.level_bytes[level]);
         if (status != CG_OK && status != CG_ERR_EXISTS)
@@ -154,7 +165,8 @@ cg_status cg_store_adopt_profile(int root_fd, const char *path)
     if (status != CG_OK)
         return status;
     memcpy(fingerprint.bytes, key.bytes, sizeof fingerprint.bytes);
-    if ((status = cg_tree_profile_path(name.model, &fingerprint, installed, sizeof installed)) != CG_OK ||
+    if ((status = cg_tree_profile_path(name.model, &fingerprint, installed, sizeof installed)) !=
+            CG_OK ||
         (status = cg_store_sibling_path(installed, "default", by_default)) != CG_OK)
         return status;
     status = cg_file_install(root_fd, path, installed, false, UINT64_MAX);
@@ -162,7 +174,8 @@ cg_status cg_store_adopt_profile(int root_fd, const char *path)
         return status;
     cg_key_to_hex(&key, line);
     strcat(line, "\n");
-    status = cg_file_write(root_fd, by_default, line, strlen(line), false); /* syncs the directory */
+    status =
+        cg_file_write(root_fd, by_default, line, strlen(line), false); /* syncs the directory */
     return status == CG_ERR_EXISTS ? cg_file_sync_dir(root_fd, installed) : status;
 }
 
@@ -181,9 +194,11 @@ cg_status cg_store_adopt_model(int root_fd, const char *path)
     while (at < n_bytes && strchr(" \t\r\n", bytes[at]) != NULL && bytes[at] != '\0')
         at++;
     snprintf(in_model, sizeof in_model, "%s/model.json", name.model);
-    /* A copy: the model's file may be edited in place, and the context's must not change with it. */
-    status = at < n_bytes && bytes[at] == '{' ? cg_file_write(root_fd, in_model, bytes, n_bytes, false)
-                                              : CG_ERR_CORRUPT;
+    /* A copy: the model's file may be edited in place, and the context's must not change with
+     * it. */
+    status = at < n_bytes && bytes[at] == '{'
+                 ? cg_file_write(root_fd, in_model, bytes, n_bytes, false)
+                 : CG_ERR_CORRUPT;
     free(bytes);
     return status == CG_ERR_EXISTS ? CG_OK : status;
 }
@@ -194,12 +209,13 @@ static bool is_one_file(int root_fd, const char *path, const char *other)
 {
     struct stat a, b;
     return fstatat(root_fd, path, &a, AT_SYMLINK_NOFOLLOW) == 0 &&
-           fstatat(root_fd, other, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+           fstatat(root_fd, other, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
 }
 
 /* Whether there are objects of all levels of a chunk; shared_out: of one file with it. */
-static bool can_be_found(int root_fd, const char *path, const cg_tree_name *name, const cg_chunk_header *h,
-                         bool *shared_out)
+static bool can_be_found(int root_fd, const char *path, const cg_tree_name *name,
+                         const cg_chunk_header *h, bool *shared_out)
 {
     char object[CG_TREE_PATH_BYTES];
     *shared_out = true;
@@ -252,7 +268,8 @@ static bool is_fatal(cg_status status)
 
 typedef cg_status visitor(int root_fd, const char *path, uint32_t *n_adopted);
 
-/* Calls visit for each entry of a directory whose name does not start with '.'. A missing directory has none. */
+/* Calls visit for each entry of a directory whose name does not start with '.'. A missing directory
+ * has none. */
 static cg_status for_each(int root_fd, const char *dir_path, visitor *visit, uint32_t *n_adopted)
 {
     char path[CG_TREE_PATH_BYTES];
@@ -260,7 +277,8 @@ static cg_status for_each(int root_fd, const char *dir_path, visitor *visit, uin
     const int fd = openat(root_fd, dir_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (dir == NULL) {
-        status = errno == ENOTDIR || errno == ELOOP ? CG_ERR_NOT_FOUND : cg_status_from_errno(errno);
+        status =
+            errno == ENOTDIR || errno == ELOOP ? CG_ERR_NOT_FOUND : cg_status_from_errno(errno);
         if (fd >= 0)
             close(fd);
         return status;
@@ -306,7 +324,8 @@ static cg_status visit_model(int root_fd, const char *path, uint32_t *n_adopted)
 {
     char contexts[CG_TREE_PATH_BYTES];
     snprintf(contexts, sizeof contexts, "%.*s/contexts", CG_TREE_NAME_BYTES, path);
-    return cg_tree_name_is_valid(path) ? for_each(root_fd, contexts, visit_context, n_adopted) : CG_OK;
+    return cg_tree_name_is_valid(path) ? for_each(root_fd, contexts, visit_context, n_adopted)
+                                       : CG_OK;
 }
 
 cg_status cg_store_adopt_tree(int root_fd, uint32_t *n_adopted_out)

@@ -1,8 +1,9 @@
 /* Contexts: the directories contexts/<name>.
  *
- * A context is there when its context.json is. Everything else is installed first, in place, and durably; the JSON
- * comes last, by rename. When a file that the present context.json speaks of would have to change, that context.json
- * is removed first: at no moment does it name files of another context. (A context that only grows keeps its own.)
+ * A context is there when its context.json is. Everything else is installed first, in place, and
+ * durably; the JSON comes last, by rename. When a file that the present context.json speaks of
+ * would have to change, that context.json is removed first: at no moment does it name files of
+ * another context. (A context that only grows keeps its own.)
  */
 #include "codec/cursor.h"
 #include "iouring/file.h"
@@ -41,9 +42,10 @@ static cg_status check_level(const context *c, size_t index, cg_level level, boo
     cg_chunk_header h;
     const cg_store_link *link = &c->links[index];
     cg_chunk_header *agreed = &c->headers[index];
-    cg_status status = cg_tree_object_path(c->store->model, &link->key, level, c->profile, path, sizeof path);
-    if (status != CG_OK ||
-        (status = cg_store_chunk_header(c->store->root_fd, path, level, &link->key, c->profile, &h)) != CG_OK)
+    cg_status status =
+        cg_tree_object_path(c->store->model, &link->key, level, c->profile, path, sizeof path);
+    if (status != CG_OK || (status = cg_store_chunk_header(c->store->root_fd, path, level,
+                                                           &link->key, c->profile, &h)) != CG_OK)
         return status;
     if (first)
         *agreed = h;
@@ -54,12 +56,15 @@ static cg_status check_level(const context *c, size_t index, cg_level level, boo
     return CG_OK;
 }
 
-/* Chunk index must continue the chain, at the position where the one before ends, with these tokens. */
-static cg_status check_chain(const context *c, size_t index, const uint32_t *tokens, size_t n_tokens)
+/* Chunk index must continue the chain, at the position where the one before ends, with these
+ * tokens. */
+static cg_status check_chain(const context *c, size_t index, const uint32_t *tokens,
+                             size_t n_tokens)
 {
     const cg_chunk_header *h = &c->headers[index];
     const cg_chunk_header *before = index == 0 ? NULL : &c->headers[index - 1];
-    const uint64_t position = before == NULL ? 0 : (uint64_t)before->first_position + before->n_tokens;
+    const uint64_t position =
+        before == NULL ? 0 : (uint64_t)before->first_position + before->n_tokens;
     if (before != NULL && !cg_key_equal(&h->parent, &before->key))
         return CG_ERR_FOREIGN_TOKENS;
     if (before != NULL && memcmp(h->model.bytes, before->model.bytes, sizeof h->model.bytes) != 0)
@@ -90,7 +95,8 @@ static cg_status check_links(context *c, const uint32_t *tokens, size_t n_tokens
             return status;
     }
     const cg_chunk_header *last = &c->headers[c->n_links - 1];
-    return (uint64_t)last->first_position + last->n_tokens == n_tokens ? CG_OK : CG_ERR_FOREIGN_TOKENS;
+    return (uint64_t)last->first_position + last->n_tokens == n_tokens ? CG_OK
+                                                                       : CG_ERR_FOREIGN_TOKENS;
 }
 
 /* --- context.json --- */
@@ -111,7 +117,9 @@ static size_t utf8_bytes(const unsigned char *text)
                 return 0;
             code = code << 6 | (text[j] & 0x3fu);
         }
-        return code < forms[i].least || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : i + 1;
+        return code < forms[i].least || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)
+                   ? 0
+                   : i + 1;
     }
     return 0;
 }
@@ -149,7 +157,8 @@ static void print_chunk(FILE *out, const cg_chunk_header *h, uint8_t levels)
     const char *separator = "";
     fputs("{\"key\":", out);
     print_hex(out, h->key.bytes);
-    fprintf(out, ",\"first_position\":%u,\"n_tokens\":%u,\"levels\":[", h->first_position, h->n_tokens);
+    fprintf(out, ",\"first_position\":%u,\"n_tokens\":%u,\"levels\":[", h->first_position,
+            h->n_tokens);
     for (unsigned level = 0; level < CG_N_LEVELS; level++) {
         if ((levels >> level & 1) == 0)
             continue;
@@ -209,8 +218,8 @@ static presence file_presence(int dir_fd, const char *path, const char *wanted)
     if (a.st_dev == b.st_dev && a.st_ino == b.st_ino)
         return SAME;
     if (cg_file_read(dir_fd, path, SIZE_MAX / 2, &a_bytes, &a_size) == CG_OK &&
-        cg_file_read(dir_fd, wanted, SIZE_MAX / 2, &b_bytes, &b_size) == CG_OK && a_size == b_size &&
-        memcmp(a_bytes, b_bytes, a_size) == 0)
+        cg_file_read(dir_fd, wanted, SIZE_MAX / 2, &b_bytes, &b_size) == CG_OK &&
+        a_size == b_size && memcmp(a_bytes, b_bytes, a_size) == 0)
         result = SAME;
     free(a_bytes);
     free(b_bytes);
@@ -222,9 +231,10 @@ static bool tokens_continue(const context *c, const char *path)
 {
     uint8_t *old;
     size_t old_bytes;
-    const cg_status status = cg_file_read(c->store->root_fd, path, c->tokens_bytes, &old, &old_bytes);
-    const bool continues = status == CG_ERR_NOT_FOUND ||
-                           (status == CG_OK && memcmp(old, c->tokens, old_bytes) == 0);
+    const cg_status status =
+        cg_file_read(c->store->root_fd, path, c->tokens_bytes, &old, &old_bytes);
+    const bool continues =
+        status == CG_ERR_NOT_FOUND || (status == CG_OK && memcmp(old, c->tokens, old_bytes) == 0);
     free(old);
     return continues;
 }
@@ -234,8 +244,8 @@ static cg_status profile_paths(const context *c, char *installed_out, char *in_c
     const cg_status status =
         cg_tree_profile_path(c->store->model, c->profile, installed_out, CG_TREE_PATH_BYTES);
     return status != CG_OK ? status
-                           : cg_tree_context_file_path(c->store->model, c->name, "profile.cgp", in_context_out,
-                                                       CG_TREE_PATH_BYTES);
+                           : cg_tree_context_file_path(c->store->model, c->name, "profile.cgp",
+                                                       in_context_out, CG_TREE_PATH_BYTES);
 }
 
 /* Whether publishing changes a file of the context that is there, not only adds some. */
@@ -244,7 +254,8 @@ static cg_status find_conflict(const context *c, bool *conflict_out)
     char path[CG_TREE_PATH_BYTES], installed[CG_TREE_PATH_BYTES];
     cg_status status;
     *conflict_out = true;
-    if ((status = cg_tree_context_file_path(c->store->model, c->name, "tokens", path, sizeof path)) != CG_OK)
+    if ((status = cg_tree_context_file_path(c->store->model, c->name, "tokens", path,
+                                            sizeof path)) != CG_OK)
         return status;
     if (!tokens_continue(c, path))
         return CG_OK;
@@ -258,7 +269,8 @@ static cg_status find_conflict(const context *c, bool *conflict_out)
         for (unsigned level = 0; level < CG_N_LEVELS; level++) {
             if ((c->links[i].levels >> level & 1) == 0)
                 continue;
-            status = cg_tree_context_path(c->store->model, c->name, (cg_level)level, (uint32_t)i, path, sizeof path);
+            status = cg_tree_context_path(c->store->model, c->name, (cg_level)level, (uint32_t)i,
+                                          path, sizeof path);
             if (status != CG_OK)
                 return status;
             if (chunk_presence(c, path, i, (cg_level)level) == OTHER)
@@ -287,19 +299,21 @@ static cg_status install_chunks(const context *c)
             cg_status status;
             if ((c->links[i].levels >> level & 1) == 0)
                 continue;
-            if ((status = cg_tree_object_path(c->store->model, &c->links[i].key, (cg_level)level, c->profile, object,
-                                              sizeof object)) != CG_OK ||
-                (status = cg_tree_context_path(c->store->model, c->name, (cg_level)level, (uint32_t)i, path,
-                                               sizeof path)) != CG_OK)
+            if ((status = cg_tree_object_path(c->store->model, &c->links[i].key, (cg_level)level,
+                                              c->profile, object, sizeof object)) != CG_OK ||
+                (status = cg_tree_context_path(c->store->model, c->name, (cg_level)level,
+                                               (uint32_t)i, path, sizeof path)) != CG_OK)
                 return status;
             const presence there = chunk_presence(c, path, i, (cg_level)level);
             if (there == SAME)
                 continue;
-            status = cg_store_chunk_header(c->store->root_fd, object, (cg_level)level, &c->links[i].key, c->profile,
-                                           &h);
+            status = cg_store_chunk_header(c->store->root_fd, object, (cg_level)level,
+                                           &c->links[i].key, c->profile, &h);
             if (status == CG_OK)
-                status = cg_file_install(c->store->root_fd, object, path, there == OTHER, h.level_bytes[level]);
-            if (status != CG_OK && status != CG_ERR_EXISTS) /* another publisher, of the same or to lose to */
+                status = cg_file_install(c->store->root_fd, object, path, there == OTHER,
+                                         h.level_bytes[level]);
+            if (status != CG_OK &&
+                status != CG_ERR_EXISTS) /* another publisher, of the same or to lose to */
                 return status;
             changed = true;
         }
@@ -331,7 +345,8 @@ static cg_status install_model(const context *c)
     char path[CG_TREE_PATH_BYTES], in_context[CG_TREE_PATH_BYTES];
     uint8_t *bytes = NULL;
     size_t n_bytes;
-    cg_status status = cg_tree_context_file_path(c->store->model, c->name, "model.json", in_context, sizeof path);
+    cg_status status =
+        cg_tree_context_file_path(c->store->model, c->name, "model.json", in_context, sizeof path);
     if (status != CG_OK)
         return status;
     snprintf(path, sizeof path, "%s/model.json", c->store->model);
@@ -350,7 +365,8 @@ static void remove_stale(const context *c)
     char dir_path[CG_TREE_PATH_BYTES], path[CG_TREE_PATH_BYTES + CG_TREE_NAME_BYTES];
     for (unsigned level = 0; level < CG_N_LEVELS; level++) {
         snprintf(dir_path, sizeof dir_path, "%s/contexts/%s/L%u", c->store->model, c->name, level);
-        const int fd = openat(c->store->root_fd, dir_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        const int fd =
+            openat(c->store->root_fd, dir_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         DIR *dir = fd < 0 ? NULL : fdopendir(fd);
         if (dir == NULL) {
             if (fd >= 0)
@@ -376,11 +392,13 @@ static cg_status publish(context *c, cg_io *io)
     size_t old_bytes;
     bool conflict;
     const int root_fd = c->store->root_fd;
-    cg_status status = cg_tree_context_file_path(c->store->model, c->name, "context.json", json_path, sizeof path);
+    cg_status status =
+        cg_tree_context_file_path(c->store->model, c->name, "context.json", json_path, sizeof path);
     if (status != CG_OK)
         return status;
     status = cg_file_read(root_fd, json_path, MAX_SMALL_FILE_BYTES, &old, &old_bytes);
-    const bool same = status == CG_OK && old_bytes == c->json_bytes && memcmp(old, c->json, old_bytes) == 0;
+    const bool same =
+        status == CG_OK && old_bytes == c->json_bytes && memcmp(old, c->json, old_bytes) == 0;
     free(old);
     if (!same && status != CG_ERR_NOT_FOUND) {
         if ((status = find_conflict(c, &conflict)) != CG_OK)
@@ -392,24 +410,28 @@ static cg_status publish(context *c, cg_io *io)
         return status;
     if (c->has_lossy_level && (status = install_profile(c)) != CG_OK)
         return status;
-    if ((status = cg_tree_context_file_path(c->store->model, c->name, "tokens", path, sizeof path)) != CG_OK ||
+    if ((status = cg_tree_context_file_path(c->store->model, c->name, "tokens", path,
+                                            sizeof path)) != CG_OK ||
         (status = cg_file_update(root_fd, path, c->tokens, c->tokens_bytes)) != CG_OK)
         return status;
-    if (!same && ((status = cg_file_sync_dir(root_fd, json_path)) != CG_OK ||
-                  (status = cg_store_write(c->store, io, json_path, c->json, c->json_bytes, true)) != CG_OK))
+    if (!same &&
+        ((status = cg_file_sync_dir(root_fd, json_path)) != CG_OK ||
+         (status = cg_store_write(c->store, io, json_path, c->json, c->json_bytes, true)) != CG_OK))
         return status;
     remove_stale(c);
     return CG_OK;
 }
 
-cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char *name, const cg_store_link *links,
-                                   size_t n_links, const cg_fingerprint *profile, const uint32_t *tokens,
+cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char *name,
+                                   const cg_store_link *links, size_t n_links,
+                                   const cg_fingerprint *profile, const uint32_t *tokens,
                                    size_t n_tokens)
 {
-    context c = {.store = store, .name = name, .links = links, .n_links = n_links, .profile = profile};
+    context c = {
+        .store = store, .name = name, .links = links, .n_links = n_links, .profile = profile};
     cg_status status = CG_ERR_NO_MEMORY;
-    if (!cg_tree_name_is_valid(name) || n_links == 0 || n_links > CG_TREE_MAX_CHUNKS || cg_io_n_under_way(io) > 0 ||
-        !cg_size_mul(n_tokens, 4, &c.tokens_bytes))
+    if (!cg_tree_name_is_valid(name) || n_links == 0 || n_links > CG_TREE_MAX_CHUNKS ||
+        cg_io_n_under_way(io) > 0 || !cg_size_mul(n_tokens, 4, &c.tokens_bytes))
         return CG_ERR_INVALID_ARGUMENT;
     c.headers = calloc(n_links, sizeof *c.headers);
     c.tokens = malloc(c.tokens_bytes + 1);

@@ -12,11 +12,12 @@ struct cg_store {
 void cg_store_put_tokens(const uint32_t *tokens, size_t n_tokens, uint8_t *bytes_out);
 /* "dir/<leaf>" for "dir/name". path_out[CG_TREE_PATH_BYTES]. */
 cg_status cg_store_sibling_path(const char *path, const char *leaf, char *path_out);
-/* cg_file_chunk_header() of a chunk that must have this key and (unless at L0) this profile, and hold the level.
+/* cg_file_chunk_header() of a chunk that must have this key and (unless at L0) this profile, and
+ * hold the level.
  * CG_ERR_FOREIGN_TOKENS: another key, or not the level. CG_ERR_FOREIGN_PROFILE. */
 cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, const cg_key *key,
                                 const cg_fingerprint *profile, cg_chunk_header *header_out);
 /* Submits a write and waits for it. */
-cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes, size_t n_bytes,
-                         bool replace);
+cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes,
+                         size_t n_bytes, bool replace);
 #endif

@@ -31,7 +31,8 @@ bool cg_tree_name_is_valid(const char *text)
     return name_is_valid(text, strnlen(text, CG_TREE_NAME_BYTES));
 }
 
-/* False when the path has an empty, "." or ".." component, or more components than any rule speaks of. */
+/* False when the path has an empty, "." or ".." component, or more components than any rule speaks
+ * of. */
 static bool split(const char *path, component components[MAX_COMPONENTS], size_t *n_components_out)
 {
     size_t n = 0;
@@ -74,15 +75,16 @@ static bool parse_object_leaf(const component *leaf, cg_tree_name *name)
         return false;
     memcpy(name->fp8, at, CG_TREE_FP8_DIGITS);
     at += CG_TREE_FP8_DIGITS;
-    return at[0] == '-' && at[1] == 'L' && memcmp(at + 3, ".kv", 3) == 0 && parse_level(at[2], &name->level) &&
-           name->level != CG_L0;
+    return at[0] == '-' && at[1] == 'L' && memcmp(at + 3, ".kv", 3) == 0 &&
+           parse_level(at[2], &name->level) && name->level != CG_L0;
 }
 
 /* objects/ab/<key>/<leaf> */
 static bool parse_object(const component *c, cg_tree_name *name)
 {
-    return c[1].n_bytes == 2 && c[2].n_bytes == KEY_DIGITS && memcmp(c[1].text, c[2].text, 2) == 0 &&
-           cg_key_from_hex(c[2].text, &name->key) && parse_object_leaf(&c[3], name);
+    return c[1].n_bytes == 2 && c[2].n_bytes == KEY_DIGITS &&
+           memcmp(c[1].text, c[2].text, 2) == 0 && cg_key_from_hex(c[2].text, &name->key) &&
+           parse_object_leaf(&c[3], name);
 }
 
 /* profiles/<fp>.cgp */
@@ -96,7 +98,8 @@ static bool parse_profile(const component *c, cg_tree_name *name)
 static bool parse_context_chunk(const component *c, cg_tree_name *name)
 {
     if (c[0].n_bytes != 2 || c[0].text[0] != 'L' || !parse_level(c[0].text[1], &name->level) ||
-        c[1].n_bytes != INDEX_DIGITS + strlen(".kv") || memcmp(c[1].text + INDEX_DIGITS, ".kv", 3) != 0)
+        c[1].n_bytes != INDEX_DIGITS + strlen(".kv") ||
+        memcmp(c[1].text + INDEX_DIGITS, ".kv", 3) != 0)
         return false;
     for (size_t i = 0; i < INDEX_DIGITS; i++) {
         if (c[1].text[i] < '0' || c[1].text[i] > '9')
@@ -175,7 +178,8 @@ cg_status cg_tree_check(const cg_tree_name *name, const cg_chunk_header *header)
     return strcmp(name->fp8, fp8) == 0 ? CG_OK : CG_ERR_FOREIGN_PROFILE;
 }
 
-__attribute__((format(printf, 3, 4))) static cg_status print(char *path_out, size_t path_bytes, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static cg_status print(char *path_out, size_t path_bytes,
+                                                             const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -184,38 +188,41 @@ __attribute__((format(printf, 3, 4))) static cg_status print(char *path_out, siz
     return n >= 0 && (size_t)n < path_bytes ? CG_OK : CG_ERR_BUFFER_TOO_SMALL;
 }
 
-cg_status cg_tree_object_path(const char *model, const cg_key *key, cg_level level, const cg_fingerprint *profile,
-                              char *path_out, size_t path_bytes)
+cg_status cg_tree_object_path(const char *model, const cg_key *key, cg_level level,
+                              const cg_fingerprint *profile, char *path_out, size_t path_bytes)
 {
     char hex[CG_KEY_HEX_BYTES], fp8[CG_TREE_FP8_DIGITS + 1];
-    if (!cg_tree_name_is_valid(model) || (unsigned)level >= CG_N_LEVELS || (level != CG_L0 && profile == NULL))
+    if (!cg_tree_name_is_valid(model) || (unsigned)level >= CG_N_LEVELS ||
+        (level != CG_L0 && profile == NULL))
         return CG_ERR_INVALID_ARGUMENT;
     cg_key_to_hex(key, hex);
     if (level == CG_L0)
         return print(path_out, path_bytes, "%s/objects/%.2s/%s/L0.kv", model, hex, hex);
     fp8_of(profile, fp8);
-    return print(path_out, path_bytes, "%s/objects/%.2s/%s/%s-L%u.kv", model, hex, hex, fp8, (unsigned)level);
+    return print(path_out, path_bytes, "%s/objects/%.2s/%s/%s-L%u.kv", model, hex, hex, fp8,
+                 (unsigned)level);
 }
 
-cg_status cg_tree_context_path(const char *model, const char *context, cg_level level, uint32_t index,
-                               char *path_out, size_t path_bytes)
+cg_status cg_tree_context_path(const char *model, const char *context, cg_level level,
+                               uint32_t index, char *path_out, size_t path_bytes)
 {
-    if (!cg_tree_name_is_valid(model) || !cg_tree_name_is_valid(context) || (unsigned)level >= CG_N_LEVELS ||
-        index >= CG_TREE_MAX_CHUNKS)
+    if (!cg_tree_name_is_valid(model) || !cg_tree_name_is_valid(context) ||
+        (unsigned)level >= CG_N_LEVELS || index >= CG_TREE_MAX_CHUNKS)
         return CG_ERR_INVALID_ARGUMENT;
-    return print(path_out, path_bytes, "%s/contexts/%s/L%u/%05u.kv", model, context, (unsigned)level,
-                 (unsigned)index);
+    return print(path_out, path_bytes, "%s/contexts/%s/L%u/%05u.kv", model, context,
+                 (unsigned)level, (unsigned)index);
 }
 
-cg_status cg_tree_context_file_path(const char *model, const char *context, const char *leaf, char *path_out,
-                                    size_t path_bytes)
+cg_status cg_tree_context_file_path(const char *model, const char *context, const char *leaf,
+                                    char *path_out, size_t path_bytes)
 {
     if (!cg_tree_name_is_valid(model) || !cg_tree_name_is_valid(context))
         return CG_ERR_INVALID_ARGUMENT;
     return print(path_out, path_bytes, "%s/contexts/%s/%s", model, context, leaf);
 }
 
-cg_status cg_tree_profile_path(const char *model, const cg_fingerprint *profile, char *path_out, size_t path_bytes)
+cg_status cg_tree_profile_path(const char *model, const cg_fingerprint *profile, char *path_out,
+                               size_t path_bytes)
 {
     char hex[CG_KEY_HEX_BYTES];
     cg_key key;

@@ -1,13 +1,18 @@
-/* iouring/tree.h - the names in a store: which paths hold chunks, and what a chunk at a path must be.
+/* iouring/tree.h - the names in a store: which paths hold chunks, and what a chunk at a path must
+ * be.
  *
  *   <model>/model.json
- *   <model>/profiles/<fp32 hex>.cgp, <model>/profiles/default      (a text file: the hex fingerprint and a newline)
- *   <model>/objects/ab/<key hex>/L0.kv, <fp8>-L1.kv ... <fp8>-L3.kv, tokens     ab: first two digits of the key
- *   <model>/contexts/<name>/context.json, tokens, model.json, profile.cgp, L0/00000.kv ... L3/00012.kv
+ *   <model>/profiles/<fp32 hex>.cgp, <model>/profiles/default      (a text file: the hex
+ *   fingerprint and a newline)
+ *   <model>/objects/ab/<key hex>/L0.kv, <fp8>-L1.kv ... <fp8>-L3.kv, tokens     ab: first two
+ *   digits of the key
+ *   <model>/contexts/<name>/context.json, tokens, model.json, profile.cgp, L0/00000.kv ...
+ *   L3/00012.kv
  *
- * fp8 is the first 8 hexadecimal digits of the profile's fingerprint. A nested chunk has a name for each of its levels,
- * hard links of one file (a coarser one may also be a file that ends where its level does). Only *.kv at these places is
- * strict: it holds one whole, valid chunk that agrees with its name, or it cannot be found. Everything else is ordinary.
+ * fp8 is the first 8 hexadecimal digits of the profile's fingerprint. A nested chunk has a name for
+ * each of its levels, hard links of one file (a coarser one may also be a file that ends where its
+ * level does). Only *.kv at these places is strict: it holds one whole, valid chunk that agrees
+ * with its name, or it cannot be found. Everything else is ordinary.
  * Threads: pure functions.
  */
 #ifndef CG_IOURING_TREE_H
@@ -18,13 +23,18 @@
 extern "C" {
 #endif
 
-enum { CG_TREE_NAME_BYTES = 256, CG_TREE_PATH_BYTES = 1024, CG_TREE_FP8_DIGITS = 8, CG_TREE_MAX_CHUNKS = 100000 };
+enum {
+    CG_TREE_NAME_BYTES = 256,
+    CG_TREE_PATH_BYTES = 1024,
+    CG_TREE_FP8_DIGITS = 8,
+    CG_TREE_MAX_CHUNKS = 100000
+};
 
 typedef enum cg_tree_kind {
-    CG_TREE_ORDINARY = 0,      /* no rule speaks of it */
+    CG_TREE_ORDINARY = 0, /* no rule speaks of it */
     CG_TREE_OBJECT_CHUNK = 1,
     CG_TREE_CONTEXT_CHUNK = 2,
-    CG_TREE_PROFILE = 3,       /* profiles/<fp>.cgp: strict too, a valid profile of that fingerprint */
+    CG_TREE_PROFILE = 3, /* profiles/<fp>.cgp: strict too, a valid profile of that fingerprint */
     CG_TREE_CONTEXT_PROFILE = 4, /* contexts/<name>/profile.cgp */
     CG_TREE_CONTEXT_JSON = 5,
     CG_TREE_CONTEXT_MODEL = 6, /* contexts/<name>/model.json */
@@ -33,37 +43,42 @@ typedef enum cg_tree_kind {
 typedef struct cg_tree_name {
     cg_tree_kind kind;
     char model[CG_TREE_NAME_BYTES];
-    char context[CG_TREE_NAME_BYTES];    /* of the CONTEXT kinds */
-    cg_key key;                          /* OBJECT_CHUNK; PROFILE: the fingerprint */
-    char fp8[CG_TREE_FP8_DIGITS + 1];    /* OBJECT_CHUNK at L1..L3, else "" */
-    uint8_t level;                       /* the CHUNK kinds */
-    uint32_t index;                      /* CONTEXT_CHUNK: the chunk's place in the context */
+    char context[CG_TREE_NAME_BYTES]; /* of the CONTEXT kinds */
+    cg_key key;                       /* OBJECT_CHUNK; PROFILE: the fingerprint */
+    char fp8[CG_TREE_FP8_DIGITS + 1]; /* OBJECT_CHUNK at L1..L3, else "" */
+    uint8_t level;                    /* the CHUNK kinds */
+    uint32_t index;                   /* CONTEXT_CHUNK: the chunk's place in the context */
 } cg_tree_name;
 
-/* Reads a path relative to the store's root, without a leading slash. Never fails: a path that follows no rule, is
- * too long or has an empty, "." or ".." component is ORDINARY. */
+/* Reads a path relative to the store's root, without a leading slash. Never fails: a path that
+ * follows no rule, is too long or has an empty, "." or ".." component is ORDINARY. */
 void cg_tree_parse(const char *path, cg_tree_name *name_out);
 
-/* Whether a chunk with this header may be published under this name: it holds the level (a nested one holds several, and
- * may have a name of each), and for objects key and fp8 agree.
- * CG_OK, or CG_ERR_FOREIGN_TOKENS (key), CG_ERR_FOREIGN_PROFILE (fp8), CG_ERR_INVALID_ARGUMENT (level). */
+/* Whether a chunk with this header may be published under this name: it holds the level (a nested
+ * one holds several, and may have a name of each), and for objects key and fp8 agree.
+ * CG_OK, or CG_ERR_FOREIGN_TOKENS (key), CG_ERR_FOREIGN_PROFILE (fp8), CG_ERR_INVALID_ARGUMENT
+ * (level). */
 cg_status cg_tree_check(const cg_tree_name *name, const cg_chunk_header *header);
 
-/* Whether text can name a model or a context: 1..255 bytes, no '/', not starting with '.', no control characters. */
+/* Whether text can name a model or a context: 1..255 bytes, no '/', not starting with '.', no
+ * control characters. */
 bool cg_tree_name_is_valid(const char *text);
 
 /* "<model>/objects/ab/<key>/<fp8>-L2.kv" (or ".../L0.kv"; profile may be NULL at L0).
  * CG_ERR_INVALID_ARGUMENT: bad model name or level. CG_ERR_BUFFER_TOO_SMALL. */
-cg_status cg_tree_object_path(const char *model, const cg_key *key, cg_level level, const cg_fingerprint *profile,
-                              char *path_out, size_t path_bytes);
-/* "<model>/contexts/<context>/L2/00012.kv". CG_ERR_INVALID_ARGUMENT also for index >= CG_TREE_MAX_CHUNKS. */
-cg_status cg_tree_context_path(const char *model, const char *context, cg_level level, uint32_t index,
-                               char *path_out, size_t path_bytes);
-/* "<model>/contexts/<context>/<leaf>"; leaf is not checked: "context.json", "tokens", "profile.cgp", "model.json". */
-cg_status cg_tree_context_file_path(const char *model, const char *context, const char *leaf, char *path_out,
-                                    size_t path_bytes);
+cg_status cg_tree_object_path(const char *model, const cg_key *key, cg_level level,
+                              const cg_fingerprint *profile, char *path_out, size_t path_bytes);
+/* "<model>/contexts/<context>/L2/00012.kv". CG_ERR_INVALID_ARGUMENT also for index >=
+ * CG_TREE_MAX_CHUNKS. */
+cg_status cg_tree_context_path(const char *model, const char *context, cg_level level,
+                               uint32_t index, char *path_out, size_t path_bytes);
+/* "<model>/contexts/<context>/<leaf>"; leaf is not checked: "context.json", "tokens",
+ * "profile.cgp", "model.json". */
+cg_status cg_tree_context_file_path(const char *model, const char *context, const char *leaf,
+                                    char *path_out, size_t path_bytes);
 /* "<model>/profiles/<fp32 hex>.cgp" */
-cg_status cg_tree_profile_path(const char *model, const cg_fingerprint *profile, char *path_out, size_t path_bytes);
+cg_status cg_tree_profile_path(const char *model, const cg_fingerprint *profile, char *path_out,
+                               size_t path_bytes);
 
 #ifdef __cplusplus
 }

@@ -1,17 +1,21 @@
-/* codec_bench - decoding and encoding of chunk files, per instruction set and number of threads, as JSON.
+/* codec_bench - decoding and encoding of chunk files, per instruction set and number of threads, as
+ * JSON.
  *
  * usage: codec_bench [-p PROFILE.cgp] [-r ROUNDS] [-k KERNELS,...] [-t THREADS,...] FILE.kv...
  *
- * Files of real KV: random tensors code to a different size and speed. Each is decoded once, and what comes out is
- * encoded again at the file's own level. A round runs every variant once, one after another. Timed: everything from the
- * file's bytes in memory to its elements in tiles of memory (checksums, decoder, tables, rotation), and from elements
- * to a file's bytes in memory, REPEATS times as for as many chunks; threads are started within. Not timed: the first touch of tiles and scratch, which are
- * the threads' own and are reused. Rates count the elements as bf16, whatever their dtype: MB = 10^6 bytes; a second of
- * _mb_s is the wall's, of _mb_cpu_s all threads' CPU time: what a core does.
+ * Files of real KV: random tensors code to a different size and speed. Each is decoded once, and
+ * what comes out is encoded again at the file's own level. A round runs every variant once, one
+ * after another. Timed: everything from the file's bytes in memory to its elements in tiles of
+ * memory (checksums, decoder, tables, rotation), and from elements to a file's bytes in memory,
+ * REPEATS times as for as many chunks; threads are started within. Not timed: the first touch of
+ * tiles and scratch, which are the threads' own and are reused. Rates count the elements as bf16,
+ * whatever their dtype: MB = 10^6 bytes; a second of _mb_s is the wall's, of _mb_cpu_s all threads'
+ * CPU time: what a core does.
  *
- * Roofline of klt: symbols an element; multiply_adds an element of the inverse KLT with all active components, and
- * nonzero_multiply_adds, with the symbols that are not zero only: matrix units do the first, the baseline the second,
- * the others something between. peak_gmac_s is what the same kernel does with operands in the first cache.
+ * Roofline of klt: symbols an element; multiply_adds an element of the inverse KLT with all active
+ * components, and nonzero_multiply_adds, with the symbols that are not zero only: matrix units do
+ * the first, the baseline the second, the others something between. peak_gmac_s is what the same
+ * kernel does with operands in the first cache.
  */
 #include "codec/arena.h"
 #include "codec/codec.h"
@@ -39,7 +43,8 @@ typedef struct chunk_file {
     uint8_t **tiles; /* [n_tasks]: the elements that an encoder's tasks read */
 } chunk_file;
 
-/* Of the wall clock, and of all threads' CPU time: a machine with other work to do tells less by the first. */
+/* Of the wall clock, and of all threads' CPU time: a machine with other work to do tells less by
+ * the first. */
 typedef struct seconds {
     double wall, cpu;
 } seconds;
@@ -76,7 +81,8 @@ static double clock_s(clockid_t clock)
 
 static seconds since(seconds begin)
 {
-    return (seconds){clock_s(CLOCK_MONOTONIC) - begin.wall, clock_s(CLOCK_PROCESS_CPUTIME_ID) - begin.cpu};
+    return (seconds){clock_s(CLOCK_MONOTONIC) - begin.wall,
+                     clock_s(CLOCK_PROCESS_CPUTIME_ID) - begin.cpu};
 }
 
 static void check(cg_status status, const char *what)
@@ -101,12 +107,14 @@ static void *work(void *arg)
     const worker *w = arg;
     pool *p = w->pool;
     for (;;) {
-        const uint32_t next = atomic_fetch_add(&p->next_task, 1), chunk = next / p->n_tasks, task = next % p->n_tasks;
+        const uint32_t next = atomic_fetch_add(&p->next_task, 1), chunk = next / p->n_tasks,
+                       task = next % p->n_tasks;
         if (chunk >= REPEATS)
             return NULL;
         check(p->decoders[0] != NULL
                   ? cg_decoder_run(p->decoders[chunk], task, w->scratch, p->scratch_bytes, w->tile)
-                  : cg_encoder_run(p->encoders[chunk], task, w->scratch, p->scratch_bytes, p->file->tiles[task]),
+                  : cg_encoder_run(p->encoders[chunk], task, w->scratch, p->scratch_bytes,
+                                   p->file->tiles[task]),
               p->file->path);
     }
 }
@@ -116,7 +124,9 @@ static void run_tasks(pool *p, unsigned n_threads)
     pthread_t threads[MAX_THREADS];
     atomic_store(&p->next_task, 0);
     for (unsigned i = 1; i < n_threads; i++)
-        check(pthread_create(&threads[i], NULL, work, &p->workers[i]) == 0 ? CG_OK : CG_ERR_NO_MEMORY, "a thread");
+        check(pthread_create(&threads[i], NULL, work, &p->workers[i]) == 0 ? CG_OK
+                                                                           : CG_ERR_NO_MEMORY,
+              "a thread");
     (void)work(&p->workers[0]);
     for (unsigned i = 1; i < n_threads; i++)
         (void)pthread_join(threads[i], NULL);
@@ -162,7 +172,8 @@ static seconds encode(pool *p, const variant *v)
     for (unsigned i = 0; i < REPEATS; i++) {
         uint8_t *bytes;
         size_t n_bytes;
-        check(cg_encoder_finish(p->encoders[i], (cg_level)p->file->header.level, &bytes, &n_bytes), p->file->path);
+        check(cg_encoder_finish(p->encoders[i], (cg_level)p->file->header.level, &bytes, &n_bytes),
+              p->file->path);
         free(bytes);
         cg_encoder_free(p->encoders[i]);
         p->encoders[i] = NULL;
@@ -189,7 +200,8 @@ static void read_file(const char *path, chunk_file *file)
 }
 
 /* Decodes the file into its tiles and readies the workers' memory. */
-static void prepare(chunk_file *file, const variant *variants, unsigned n_variants, unsigned most_threads, pool *p)
+static void prepare(chunk_file *file, const variant *variants, unsigned n_variants,
+                    unsigned most_threads, pool *p)
 {
     cg_decoder *decoder = new_decoder(file, variants[0].profile);
     size_t tile_bytes = 0;
@@ -209,7 +221,8 @@ static void prepare(chunk_file *file, const variant *variants, unsigned n_varian
         const size_t bytes = cg_decoder_task_shape(decoder, task).elements_bytes;
         tile_bytes = bytes > tile_bytes ? bytes : tile_bytes;
         file->tiles[task] = take(bytes);
-        check(cg_decoder_run(decoder, task, scratch, p->scratch_bytes, file->tiles[task]), file->path);
+        check(cg_decoder_run(decoder, task, scratch, p->scratch_bytes, file->tiles[task]),
+              file->path);
     }
     for (unsigned i = 0; i < most_threads; i++)
         p->workers[i] = (worker){p, take(p->scratch_bytes), take(tile_bytes)};
@@ -236,21 +249,24 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void print_rates(const char *name, const seconds *rounds, bool cpu, unsigned n_rounds, double mb)
+static void print_rates(const char *name, const seconds *rounds, bool cpu, unsigned n_rounds,
+                        double mb)
 {
     double sorted[MAX_ROUNDS];
     for (unsigned i = 0; i < n_rounds; i++)
         sorted[i] = cpu ? rounds[i].cpu : rounds[i].wall;
     qsort(sorted, n_rounds, sizeof *sorted, by_value);
-    printf(", \"%s\": {\"min\": %.1f, \"median\": %.1f, \"max\": %.1f}", name, mb / sorted[n_rounds - 1],
-           mb / sorted[n_rounds / 2], mb / sorted[0]);
+    printf(", \"%s\": {\"min\": %.1f, \"median\": %.1f, \"max\": %.1f}", name,
+           mb / sorted[n_rounds - 1], mb / sorted[n_rounds / 2], mb / sorted[0]);
 }
 
-/* 10^9 multiply-adds a second of the kernel's inverse KLT, its operands in the first cache: the best of many runs. */
+/* 10^9 multiply-adds a second of the kernel's inverse KLT, its operands in the first cache: the
+ * best of many runs. */
 static double peak_gmac_s(const cg_kernels *kernels)
 {
     enum { DEEP = 6 * CG_TILE, N_LIST = 64, N_ROWS = 16 };
-    uint16_t *panel = take(DEEP * CG_TILE * sizeof *panel), *tiles = take(DEEP * CG_TILE * sizeof *tiles);
+    uint16_t *panel = take(DEEP * CG_TILE * sizeof *panel),
+             *tiles = take(DEEP * CG_TILE * sizeof *tiles);
     float *y = take((size_t)CG_DCT * CG_TILE * CG_TILE * sizeof *y);
     uint32_t *basis = take((size_t)N_LIST * CG_PANEL_CHANNELS / 2 * sizeof *basis);
     uint16_t components[DEEP / CG_TILE] = {0};
@@ -275,8 +291,8 @@ static double peak_gmac_s(const cg_kernels *kernels)
                 kernels->synthesize(symbols, CG_TILE, panel, y, (size_t)CG_TILE * CG_TILE, CG_TILE);
                 n += (double)CG_DCT * DEEP * CG_TILE * CG_TILE;
             } else if (kernels->accumulate_quads != NULL) {
-                kernels->accumulate_quads((const uint8_t *)basis, rows, N_ROWS, CG_PANEL_CHANNELS / 16, 1, true, y,
-                                          CG_PANEL_CHANNELS);
+                kernels->accumulate_quads((const uint8_t *)basis, rows, N_ROWS,
+                                          CG_PANEL_CHANNELS / 16, 1, true, y, CG_PANEL_CHANNELS);
                 n += (double)N_ROWS * CG_SLAB_QUADS * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
             } else {
                 kernels->accumulate(basis, list, N_LIST, CG_PANEL_CHANNELS / 32, y);
@@ -293,10 +309,10 @@ static double peak_gmac_s(const cg_kernels *kernels)
     return 1e-9 * best;
 }
 
-/* Of one task: the symbols that are decoded, at all levels that the chunk holds, and those of its own level that are not
- * zero. */
-static void count_symbols(const cg_profile *profile, const cg_chunk *chunk, const cg_section *sections, uint32_t task,
-                          double *coded, double *nonzero)
+/* Of one task: the symbols that are decoded, at all levels that the chunk holds, and those of its
+ * own level that are not zero. */
+static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
+                          const cg_section *sections, uint32_t task, double *coded, double *nonzero)
 {
     const cg_chunk_header *h = &chunk->header;
     const cg_group *group = &profile->groups[task / CG_N_PLANES];
@@ -309,7 +325,8 @@ static void count_symbols(const cg_profile *profile, const cg_chunk *chunk, cons
         size_t used_bytes;
         memory[level] = take(cg_lossy_symbols_bytes(columns, n_blocks));
         coarse = symbols;
-        symbols = cg_lossy_lay_symbols(columns, level < h->coarsest ? &coarse : NULL, n_blocks, memory[level]);
+        symbols = cg_lossy_lay_symbols(columns, level < h->coarsest ? &coarse : NULL, n_blocks,
+                                       memory[level]);
         check(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
                              chunk->bytes + section->offset, section->bytes, &used_bytes),
               "symbols");
@@ -333,13 +350,14 @@ static void print_roofline(const chunk_file *file, const cg_profile *profile)
         const cg_group *group = &profile->groups[task / CG_N_PLANES];
         double nonzero = 0;
         count_symbols(profile, &chunk, sections, task, &symbols, &nonzero);
-        products += (double)group->columns[chunk.header.level - 1][task % CG_N_PLANES].n_columns * (double)n_blocks *
-                    group->n_channels;
+        products += (double)group->columns[chunk.header.level - 1][task % CG_N_PLANES].n_columns *
+                    (double)n_blocks * group->n_channels;
         nonzero_products += nonzero * group->n_channels;
     }
     const double n = (double)cg_geometry_elements(&chunk.header.geometry, chunk.header.n_tokens);
-    printf(", \"coarsest\": %u, \"symbols\": %.3f, \"multiply_adds\": %.1f, \"nonzero_multiply_adds\": %.1f",
-           chunk.header.coarsest, symbols / n, products / n, nonzero_products / n);
+    printf(
+        ", \"coarsest\": %u, \"symbols\": %.3f, \"multiply_adds\": %.1f, \"nonzero_multiply_adds\": %.1f",
+        chunk.header.coarsest, symbols / n, products / n, nonzero_products / n);
     free(sections);
 }
 
@@ -362,12 +380,13 @@ static void bench_file(const char *path, variant *variants, unsigned n_variants,
     for (unsigned i = 0; i < n_variants; i++) {
         const variant *v = &variants[i];
         const bool is_lossy = file.header.level != CG_L0;
-        printf("%s\n  {\"codec\": \"%s\", \"level\": %u, \"dtype\": \"%s\", \"kernels\": \"%s\", \"threads\": %u",
-               is_first && i == 0 ? "" : ",",
-               is_lossy ? cg_profile_preset(v->profile) : "lossless", file.header.level,
-               cg_dtype_name(file.header.geometry.dtype), v->kernels->name, v->n_threads);
-        printf(", \"chunk_tokens\": %u, \"chunk_bytes\": %zu, \"bits_per_element\": %.3f", file.header.n_tokens,
-               file.n_bytes, 8 * (double)file.n_bytes / (double)n_elements);
+        printf(
+            "%s\n  {\"codec\": \"%s\", \"level\": %u, \"dtype\": \"%s\", \"kernels\": \"%s\", \"threads\": %u",
+            is_first && i == 0 ? "" : ",", is_lossy ? cg_profile_preset(v->profile) : "lossless",
+            file.header.level, cg_dtype_name(file.header.geometry.dtype), v->kernels->name,
+            v->n_threads);
+        printf(", \"chunk_tokens\": %u, \"chunk_bytes\": %zu, \"bits_per_element\": %.3f",
+               file.header.n_tokens, file.n_bytes, 8 * (double)file.n_bytes / (double)n_elements);
         if (is_lossy && v->profile->token_transform == CG_TOKENS_DCT)
             print_roofline(&file, v->profile);
         const double mb = REPEATS * 2e-6 * (double)n_elements;
@@ -400,7 +419,8 @@ int main(int argc, char **argv)
 {
     static variant variants[MAX_VARIANTS];
     const char *profile_path = NULL;
-    char kernels[] = "baseline,avx2,avx512,vnni,amx", *kernel_list = kernels, threads[] = "1,2", *thread_list = threads;
+    char kernels[] = "baseline,avx2,avx512,vnni,amx", *kernel_list = kernels, threads[] = "1,2",
+         *thread_list = threads;
     unsigned n_rounds = 21, n_variants = 0, most_threads = 1;
     for (int option; (option = getopt(argc, argv, "p:r:k:t:")) != -1;) {
         switch (option) {
@@ -412,17 +432,20 @@ int main(int argc, char **argv)
         }
     }
     if (optind == argc || n_rounds < 1 || n_rounds > MAX_ROUNDS) {
-        fprintf(stderr, "usage: codec_bench [-p PROFILE.cgp] [-r ROUNDS] [-k KERNELS,...] [-t THREADS,...] "
-                        "FILE.kv...\n");
+        fprintf(stderr,
+                "usage: codec_bench [-p PROFILE.cgp] [-r ROUNDS] [-k KERNELS,...] [-t THREADS,...] "
+                "FILE.kv...\n");
         return 2;
     }
     char *kernel_at, *thread_at;
-    for (char *t = strtok_r(thread_list, ",", &thread_at); t != NULL; t = strtok_r(NULL, ",", &thread_at)) {
+    for (char *t = strtok_r(thread_list, ",", &thread_at); t != NULL;
+         t = strtok_r(NULL, ",", &thread_at)) {
         const int n = atoi(t);
         const unsigned n_threads = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : (unsigned)n;
         char copy[64];
         snprintf(copy, sizeof copy, "%s", kernel_list);
-        for (char *k = strtok_r(copy, ",", &kernel_at); k != NULL; k = strtok_r(NULL, ",", &kernel_at)) {
+        for (char *k = strtok_r(copy, ",", &kernel_at); k != NULL;
+             k = strtok_r(NULL, ",", &kernel_at)) {
             const cg_kernels *named = cg_kernels_named(k);
             if (named == NULL || n_variants == MAX_VARIANTS)
                 continue;
@@ -438,7 +461,8 @@ int main(int argc, char **argv)
     print_cpu();
     printf("\"rounds\": %u, \"peak_gmac_s\": {", n_rounds);
     for (unsigned i = 0; i < n_variants && variants[i].n_threads == variants[0].n_threads; i++)
-        printf("%s\"%s\": %.1f", i > 0 ? ", " : "", variants[i].kernels->name, peak_gmac_s(variants[i].kernels));
+        printf("%s\"%s\": %.1f", i > 0 ? ", " : "", variants[i].kernels->name,
+               peak_gmac_s(variants[i].kernels));
     printf("}, \"rows\": [");
     for (int i = optind; i < argc; i++)
         bench_file(argv[i], variants, n_variants, n_rounds, most_threads, i == optind);

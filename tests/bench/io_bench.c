@@ -1,11 +1,14 @@
-/* io_bench - reads chunk files with io_uring (O_DIRECT and cached), the thread pool and plain pread(), alternately.
+/* io_bench - reads chunk files with io_uring (O_DIRECT and cached), the thread pool and plain
+ * pread(), alternately.
  *
  * usage: io_bench DIRECTORY [FILE_BYTES [N_FILES [N_ROUNDS [DEPTH]]]]
  *
- * Makes N_FILES files in DIRECTORY from the bytes of this program (no disk is known to compress them away), reads all of them with each method in turn, N_ROUNDS times, cold (POSIX_FADV_DONTNEED before) and hot (read
- * once before), and prints the median rate, CPU seconds a GB, and the ratio to pread() of the same round: median, least
- * and most. Timed: submission to the last completion, buffers reused; not timed: setting up the queue. Byte rates count
- * the files' bytes. The first bytes of every read are compared with the file's number.
+ * Makes N_FILES files in DIRECTORY from the bytes of this program (no disk is known to compress
+ * them away), reads all of them with each method in turn, N_ROUNDS times, cold (POSIX_FADV_DONTNEED
+ * before) and hot (read once before), and prints the median rate, CPU seconds a GB, and the ratio
+ * to pread() of the same round: median, least and most. Timed: submission to the last completion,
+ * buffers reused; not timed: setting up the queue. Byte rates count the files' bytes. The first
+ * bytes of every read are compared with the file's number.
  */
 #include "codec/cursor.h"
 #include "iouring/io.h"
@@ -141,8 +144,8 @@ static void read_queued(const bench *b, const method *m)
     while (n_done < b->n_files) {
         for (; n_submitted < b->n_files; n_submitted++) {
             name_of(n_submitted, name);
-            const cg_status status =
-                cg_io_read(m->io, b->dir_fd, name, b->file_bytes, b->file_bytes, m->cache, n_submitted);
+            const cg_status status = cg_io_read(m->io, b->dir_fd, name, b->file_bytes,
+                                                b->file_bytes, m->cache, n_submitted);
             if (status == CG_ERR_AGAIN)
                 break;
             if (status != CG_OK)
@@ -185,7 +188,8 @@ static void run(const bench *b, method *methods, size_t n_methods, bool hot)
             methods[m].ratios[round] = methods[m].rates[round] / methods[0].rates[round];
         }
     }
-    printf("%s\n  %-16s %8s %10s %24s\n", hot ? "hot" : "cold", "method", "GB/s", "CPU s/GB", "x pread (least, most)");
+    printf("%s\n  %-16s %8s %10s %24s\n", hot ? "hot" : "cold", "method", "GB/s", "CPU s/GB",
+           "x pread (least, most)");
     for (size_t m = 0; m < n_methods; m++) {
         method *at = &methods[m];
         qsort(at->rates, b->n_rounds, sizeof at->rates[0], by_value);
@@ -238,8 +242,8 @@ int main(int argc, char **argv)
             m--;
         }
     }
-    printf("%u files of %zu bytes in %s, %u rounds, depth %u, 4 threads\n", b.n_files, b.file_bytes, argv[1],
-           b.n_rounds, b.depth);
+    printf("%u files of %zu bytes in %s, %u rounds, depth %u, 4 threads\n", b.n_files, b.file_bytes,
+           argv[1], b.n_rounds, b.depth);
     run(&b, methods, n_methods, false);
     run(&b, methods, n_methods, true);
     for (size_t m = 1; m < n_methods; m++)

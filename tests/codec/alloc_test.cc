@@ -1,5 +1,5 @@
-// Every allocation of the codec may fail: the call reports it, leaks nothing, and leaves nothing half-made.
-// malloc and its kin are wrapped at link time (CMakeLists.txt).
+// Every allocation of the codec may fail: the call reports it, leaks nothing, and leaves nothing
+// half-made. malloc and its kin are wrapped at link time (CMakeLists.txt).
 #include "codec/codec.h"
 #include "codec/safetensors.h"
 #include "profile_maker.h"
@@ -13,7 +13,8 @@ static std::atomic<long> n_until_failure{-1}; // -1: never
 static std::atomic<long> n_live{0};
 static std::atomic<bool> failed{false};
 
-static bool fails() {
+static bool fails()
+{
     long n = n_until_failure.load();
     while (n >= 0 && !n_until_failure.compare_exchange_weak(n, n - 1))
         ;
@@ -21,7 +22,8 @@ static bool fails() {
         failed = true;
     return n == 0;
 }
-static void *counted(void *memory) {
+static void *counted(void *memory)
+{
     n_live += memory != nullptr;
     return memory;
 }
@@ -32,30 +34,41 @@ void *__real_calloc(size_t n, size_t n_bytes);
 void *__real_realloc(void *memory, size_t n_bytes);
 void *__real_aligned_alloc(size_t align, size_t n_bytes);
 void __real_free(void *memory);
-void *__wrap_malloc(size_t n_bytes) { return fails() ? nullptr : counted(__real_malloc(n_bytes)); }
-void *__wrap_calloc(size_t n, size_t n_bytes) { return fails() ? nullptr : counted(__real_calloc(n, n_bytes)); }
-void *__wrap_realloc(void *memory, size_t n_bytes) {
+void *__wrap_malloc(size_t n_bytes)
+{
+    return fails() ? nullptr : counted(__real_malloc(n_bytes));
+}
+void *__wrap_calloc(size_t n, size_t n_bytes)
+{
+    return fails() ? nullptr : counted(__real_calloc(n, n_bytes));
+}
+void *__wrap_realloc(void *memory, size_t n_bytes)
+{
     if (fails())
         return nullptr;
     n_live -= memory != nullptr;
     return counted(__real_realloc(memory, n_bytes));
 }
-void *__wrap_aligned_alloc(size_t align, size_t n_bytes) {
+void *__wrap_aligned_alloc(size_t align, size_t n_bytes)
+{
     return fails() ? nullptr : counted(__real_aligned_alloc(align, n_bytes));
 }
-void __wrap_free(void *memory) {
+void __wrap_free(void *memory)
+{
     n_live -= memory != nullptr;
     __real_free(memory);
 }
 }
 
-namespace {
+namespace
+{
 
 using namespace cg_test;
 
-// Fails the first allocation of a call, then the second ... until it gets through. run() returns the call's status
-// and frees what it made.
-void expect_survives(const char *what, const std::function<cg_status()> &run) {
+// Fails the first allocation of a call, then the second ... until it gets through. run() returns
+// the call's status and frees what it made.
+void expect_survives(const char *what, const std::function<cg_status()> &run)
+{
     ASSERT_EQ(run(), CG_OK) << what;
     int n_refused = 0;
     for (long n = 0; n < 10000; n++) {
@@ -70,15 +83,18 @@ void expect_survives(const char *what, const std::function<cg_status()> &run) {
             EXPECT_GT(n_refused, 0) << what << ": the wrapping does not work";
             return;
         }
-        ASSERT_TRUE(status == CG_ERR_NO_MEMORY || status == CG_OK) << what << ": " << cg_strerror(status);
+        ASSERT_TRUE(status == CG_ERR_NO_MEMORY || status == CG_OK)
+            << what << ": " << cg_strerror(status);
         n_refused += status == CG_ERR_NO_MEMORY;
     }
     FAIL() << what << ": never gets through";
 }
 
-class AllocTest : public testing::TestWithParam<bool> { // whether the preset is paper
-protected:
-    AllocTest() {
+class AllocTest : public testing::TestWithParam<bool>
+{ // whether the preset is paper
+  protected:
+    AllocTest()
+    {
         if (GetParam())
             spec = paper_spec();
         spec.all_active = false;
@@ -88,7 +104,9 @@ protected:
         tokens = make_tokens(20, 1);
         elements = make_elements(header, 1);
         for (int level = CG_L0; level <= CG_L3; level++)
-            EXPECT_EQ(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(level), &chunks[level]), CG_OK);
+            EXPECT_EQ(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(level),
+                             &chunks[level]),
+                      CG_OK);
         decoded.resize(elements.size());
     }
 
@@ -99,37 +117,43 @@ protected:
     std::vector<uint32_t> tokens;
 };
 
-TEST_P(AllocTest, OpeningAProfile) {
+TEST_P(AllocTest, OpeningAProfile)
+{
     expect_survives("open", [&] {
         cg_profile *opened;
-        const cg_status status = cg_profile_open(profile_bytes.data(), profile_bytes.size(), &opened);
+        const cg_status status =
+            cg_profile_open(profile_bytes.data(), profile_bytes.size(), &opened);
         EXPECT_EQ(opened != nullptr, status == CG_OK);
         cg_profile_free(opened);
         return status;
     });
 }
 
-TEST_P(AllocTest, Decoding) {
+TEST_P(AllocTest, Decoding)
+{
     for (int level = CG_L0; level <= CG_L3; level++) {
         for (unsigned n_threads : {1, 3}) {
             expect_survives("decode", [&] {
-                return cg_decode_chunk(profile.get(), chunks[level].data(), chunks[level].size(), n_threads, decoded.data(),
-                                       decoded.size());
+                return cg_decode_chunk(profile.get(), chunks[level].data(), chunks[level].size(),
+                                       n_threads, decoded.data(), decoded.size());
             });
         }
-        expect_survives("verify", [&] { return cg_chunk_verify(chunks[level].data(), chunks[level].size()); });
+        expect_survives(
+            "verify", [&] { return cg_chunk_verify(chunks[level].data(), chunks[level].size()); });
     }
 }
 
-TEST_P(AllocTest, Encoding) {
+TEST_P(AllocTest, Encoding)
+{
     for (int level = CG_L0; level <= CG_L3; level++) {
         for (unsigned n_threads : {1, 3}) {
             expect_survives("encode", [&] {
                 uint8_t *bytes;
                 size_t n_bytes;
-                const cg_status status = cg_encode_chunk(profile.get(), &header, tokens.data(), elements.data(),
-                                                         elements.size(), static_cast<cg_level>(level),
-                                                         static_cast<cg_level>(level), n_threads, &bytes, &n_bytes);
+                const cg_status status =
+                    cg_encode_chunk(profile.get(), &header, tokens.data(), elements.data(),
+                                    elements.size(), static_cast<cg_level>(level),
+                                    static_cast<cg_level>(level), n_threads, &bytes, &n_bytes);
                 EXPECT_EQ(bytes != nullptr, status == CG_OK);
                 if (status == CG_OK) {
                     EXPECT_EQ(Bytes(bytes, bytes + n_bytes), chunks[level]);
@@ -141,23 +165,28 @@ TEST_P(AllocTest, Encoding) {
     }
 }
 
-TEST_P(AllocTest, ATaskThatFailedCanRunAgain) {
+TEST_P(AllocTest, ATaskThatFailedCanRunAgain)
+{
     cg_encoder *encoder;
     ASSERT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), 0xf, &encoder), CG_OK);
     const size_t scratch_bytes = cg_encoder_scratch_bytes(encoder);
-    const std::unique_ptr<void, MallocFree> scratch(aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
+    const std::unique_ptr<void, MallocFree> scratch(
+        aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
     const size_t plane_bytes = 20 * 32 * 2;
     for (uint32_t task = 0; task < cg_encoder_n_tasks(encoder); task++) {
         const cg_task_shape shape = cg_encoder_task_shape(encoder, task);
         Bytes in;
         for (uint32_t l = 0; l < shape.n_layers; l++) {
-            const auto at = elements.begin() + static_cast<long>(((shape.first_layer + l) * 2 + shape.plane) * plane_bytes);
+            const auto at =
+                elements.begin() +
+                static_cast<long>(((shape.first_layer + l) * 2 + shape.plane) * plane_bytes);
             in.insert(in.end(), at, at + static_cast<long>(plane_bytes));
         }
         for (long n = 0;; n++) {
             failed = false;
             n_until_failure = n;
-            const cg_status status = cg_encoder_run(encoder, task, scratch.get(), scratch_bytes, in.data());
+            const cg_status status =
+                cg_encoder_run(encoder, task, scratch.get(), scratch_bytes, in.data());
             n_until_failure = -1;
             if (!failed && status == CG_OK)
                 break;
@@ -167,28 +196,33 @@ TEST_P(AllocTest, ATaskThatFailedCanRunAgain) {
     for (int level = CG_L0; level <= CG_L3; level++) {
         uint8_t *bytes;
         size_t n_bytes;
-        ASSERT_EQ(cg_encoder_finish(encoder, static_cast<cg_level>(level), &bytes, &n_bytes), CG_OK);
+        ASSERT_EQ(cg_encoder_finish(encoder, static_cast<cg_level>(level), &bytes, &n_bytes),
+                  CG_OK);
         EXPECT_EQ(Bytes(bytes, bytes + n_bytes), chunks[level]);
         free(bytes);
     }
     cg_encoder_free(encoder);
 }
 
-TEST_P(AllocTest, Transcoding) {
+TEST_P(AllocTest, Transcoding)
+{
     expect_survives("transcode", [&] {
         uint8_t *bytes;
         size_t n_bytes;
-        const cg_status status = cg_transcode(profile.get(), chunks[1].data(), chunks[1].size(), CG_L3, &bytes, &n_bytes);
+        const cg_status status = cg_transcode(profile.get(), chunks[1].data(), chunks[1].size(),
+                                              CG_L3, &bytes, &n_bytes);
         EXPECT_EQ(bytes != nullptr, status == CG_OK);
         free(bytes);
         return status;
     });
 }
 
-INSTANTIATE_TEST_SUITE_P(Presets, AllocTest, testing::Bool(),
-                         [](const auto &paper) { return std::string(paper.param ? "paper" : "klt"); });
+INSTANTIATE_TEST_SUITE_P(Presets, AllocTest, testing::Bool(), [](const auto &paper) {
+    return std::string(paper.param ? "paper" : "klt");
+});
 
-TEST(Alloc, Safetensors) {
+TEST(Alloc, Safetensors)
+{
     json_set_alloc_funcs(__wrap_malloc, __wrap_free);
     cg_safetensor tensor = {};
     strcpy(tensor.name, "K");

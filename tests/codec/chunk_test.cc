@@ -9,16 +9,17 @@
 #include <vector>
 #include <xxhash.h>
 
-namespace {
+namespace
+{
 
 using Bytes = std::vector<uint8_t>;
 
 constexpr size_t kHashOffset = 152;
 
 // Header and table hash, as FORMAT.md says: over bytes 0..151 and the section table.
-void rehash(Bytes *file) {
-    const size_t header_bytes =
-        std::min<size_t>(cg_get_le(file->data() + 12, 4), file->size());
+void rehash(Bytes *file)
+{
+    const size_t header_bytes = std::min<size_t>(cg_get_le(file->data() + 12, 4), file->size());
     Bytes hashed(file->begin(), file->begin() + kHashOffset);
     if (header_bytes > CG_CHUNK_FIXED_BYTES)
         hashed.insert(hashed.end(), file->begin() + CG_CHUNK_FIXED_BYTES,
@@ -26,13 +27,16 @@ void rehash(Bytes *file) {
     cg_put_le(file->data() + kHashOffset, 8, XXH3_64bits(hashed.data(), hashed.size()));
 }
 
-cg_section section(uint8_t kind, uint8_t plane, uint16_t group, uint32_t bytes) {
+cg_section section(uint8_t kind, uint8_t plane, uint16_t group, uint32_t bytes)
+{
     return {kind, plane, group, 0, bytes, 0};
 }
 
-class ChunkTest : public testing::Test {
-protected:
-    ChunkTest() {
+class ChunkTest : public testing::Test
+{
+  protected:
+    ChunkTest()
+    {
         header.level = CG_L2;
         header.token_bytes = 3;
         header.first_position = 256;
@@ -45,14 +49,15 @@ protected:
         header.parent = cg_key_root(&header.model, nullptr, 0);
         header.key = cg_key_chunk(&header.parent, &header.extra, tokens.data(), tokens.size());
         sections = {
-            section(CG_SECTION_TOKENS, 0, 0, 15), section(CG_SECTION_SYMBOLS, CG_K, 0, 40),
-            section(CG_SECTION_SINKS, CG_K, 0, 7), section(CG_SECTION_SYMBOLS, CG_V, 0, 0),
+            section(CG_SECTION_TOKENS, 0, 0, 15),    section(CG_SECTION_SYMBOLS, CG_K, 0, 40),
+            section(CG_SECTION_SINKS, CG_K, 0, 7),   section(CG_SECTION_SYMBOLS, CG_V, 0, 0),
             section(CG_SECTION_SYMBOLS, CG_K, 1, 1), section(CG_SECTION_SYMBOLS, CG_V, 1, 33),
         };
     }
 
     // The file that the sections make; their payload counts up, but for the tokens.
-    Bytes make(cg_status want = CG_OK) {
+    Bytes make(cg_status want = CG_OK)
+    {
         header.n_sections = static_cast<uint32_t>(sections.size());
         size_t at = CG_CHUNK_FIXED_BYTES + sections.size() * CG_CHUNK_SECTION_BYTES;
         const size_t tokens_at = at;
@@ -63,19 +68,21 @@ protected:
             file[i] = static_cast<uint8_t>(i);
         for (size_t i = 0; i < tokens.size(); i++)
             cg_put_le(file.data() + tokens_at + i * header.token_bytes, header.token_bytes,
-                        tokens[i]);
+                      tokens[i]);
         EXPECT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), file.size()), want);
         return file;
     }
 
-    static cg_status open(const Bytes &file) {
+    static cg_status open(const Bytes &file)
+    {
         // Of exactly its size on the heap: ASan sees an over-read.
         Bytes exact(file);
         exact.shrink_to_fit();
         cg_chunk chunk;
         return cg_chunk_open(exact.data(), exact.size(), &chunk);
     }
-    static cg_status verify(const Bytes &file) {
+    static cg_status verify(const Bytes &file)
+    {
         Bytes exact(file);
         exact.shrink_to_fit();
         return cg_chunk_verify(exact.data(), exact.size());
@@ -86,7 +93,8 @@ protected:
     std::vector<cg_section> sections;
 };
 
-TEST_F(ChunkTest, OpensWhatWasFinished) {
+TEST_F(ChunkTest, OpensWhatWasFinished)
+{
     const Bytes file = make();
     ASSERT_EQ(verify(file), CG_OK);
     cg_chunk chunk;
@@ -126,18 +134,21 @@ TEST_F(ChunkTest, OpensWhatWasFinished) {
     EXPECT_EQ(ids, tokens);
 }
 
-TEST_F(ChunkTest, PutsFieldsWhereTheFormatSays) {
+TEST_F(ChunkTest, PutsFieldsWhereTheFormatSays)
+{
     header.prefix_level = CG_L1;
     const Bytes file = make();
     const uint8_t magic[] = {0x43, 0x47, 0x4b, 0x56, 0x0d, 0x0a, 0x1a, 0x0a};
     EXPECT_TRUE(std::equal(magic, magic + 8, file.begin()));
-    const struct { size_t offset, bytes; uint64_t want; } fields[] = {
-        {8, 4, 1},   {12, 4, 256}, {16, 8, file.size()}, {24, 1, 2},  {25, 1, 1},
-        {26, 1, 3},  {27, 1, 1},   {28, 2, 4},           {30, 2, 2},  {32, 2, 8},
-        {34, 1, 2},  {35, 1, 0},   {36, 4, 256},         {40, 4, 5},  {44, 4, 6},
-        {48, 8, 0},  {56, 1, 0},   {72, 1, 16},          {136, 8, 0}, {144, 8, 0},
-        {160, 1, 1}, {164, 4, 15}, {176, 1, 3},          {177, 1, 0}, {178, 2, 0},
-        {180, 4, 40},
+    const struct {
+        size_t offset, bytes;
+        uint64_t want;
+    } fields[] = {
+        {8, 4, 1},    {12, 4, 256}, {16, 8, file.size()}, {24, 1, 2},   {25, 1, 1},  {26, 1, 3},
+        {27, 1, 1},   {28, 2, 4},   {30, 2, 2},           {32, 2, 8},   {34, 1, 2},  {35, 1, 0},
+        {36, 4, 256}, {40, 4, 5},   {44, 4, 6},           {48, 8, 0},   {56, 1, 0},  {72, 1, 16},
+        {136, 8, 0},  {144, 8, 0},  {160, 1, 1},          {164, 4, 15}, {176, 1, 3}, {177, 1, 0},
+        {178, 2, 0},  {180, 4, 40},
     };
     for (const auto &f : fields)
         EXPECT_EQ(cg_get_le(file.data() + f.offset, f.bytes), f.want) << "offset " << f.offset;
@@ -146,7 +157,8 @@ TEST_F(ChunkTest, PutsFieldsWhereTheFormatSays) {
     EXPECT_EQ(again, file);
 }
 
-TEST_F(ChunkTest, RefusesEveryTruncation) {
+TEST_F(ChunkTest, RefusesEveryTruncation)
+{
     const Bytes file = make();
     for (size_t n = 0; n < file.size(); n++)
         EXPECT_EQ(open(Bytes(file.begin(), file.begin() + n)), CG_ERR_TRUNCATED) << n;
@@ -155,7 +167,8 @@ TEST_F(ChunkTest, RefusesEveryTruncation) {
     EXPECT_EQ(open(longer), CG_ERR_CORRUPT);
 }
 
-TEST_F(ChunkTest, RefusesEveryFlippedBit) {
+TEST_F(ChunkTest, RefusesEveryFlippedBit)
+{
     const Bytes file = make();
     const size_t header_bytes = 160 + 16 * sections.size();
     for (size_t bit = 0; bit < 8 * file.size(); bit++) {
@@ -169,8 +182,14 @@ TEST_F(ChunkTest, RefusesEveryFlippedBit) {
 }
 
 // What an attacker can do, who writes the checksum as well.
-TEST_F(ChunkTest, RefusesHostileHeaders) {
-    const struct { const char *what; size_t offset, bytes; uint64_t value; cg_status want; } cases[] = {
+TEST_F(ChunkTest, RefusesHostileHeaders)
+{
+    const struct {
+        const char *what;
+        size_t offset, bytes;
+        uint64_t value;
+        cg_status want;
+    } cases[] = {
         {"unchanged", 24, 1, 2, CG_OK},
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"magic, line end converted", 4, 1, '\n', CG_ERR_BAD_MAGIC},
@@ -233,7 +252,8 @@ TEST_F(ChunkTest, RefusesHostileHeaders) {
     }
 }
 
-TEST_F(ChunkTest, RefusesTokensOfAnotherSize) {
+TEST_F(ChunkTest, RefusesTokensOfAnotherSize)
+{
     sections[0].bytes = 14;
     const Bytes shorter = make();
     EXPECT_EQ(open(shorter), CG_OK); // the container is whole
@@ -246,7 +266,8 @@ TEST_F(ChunkTest, RefusesTokensOfAnotherSize) {
     EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
 }
 
-TEST_F(ChunkTest, RefusesAKeyThatIsNotTheHashOfItsTokens) {
+TEST_F(ChunkTest, RefusesAKeyThatIsNotTheHashOfItsTokens)
+{
     header.key.bytes[3] ^= 1;
     EXPECT_EQ(open(make()), CG_OK);
     EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
@@ -255,7 +276,8 @@ TEST_F(ChunkTest, RefusesAKeyThatIsNotTheHashOfItsTokens) {
     EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
 }
 
-TEST_F(ChunkTest, FinishRefusesSectionsThatDoNotAddUp) {
+TEST_F(ChunkTest, FinishRefusesSectionsThatDoNotAddUp)
+{
     make();
     Bytes file(352);
     EXPECT_EQ(cg_chunk_finish(&header, sections.data(), file.data(), 351), CG_ERR_INVALID_ARGUMENT);
@@ -266,7 +288,8 @@ TEST_F(ChunkTest, FinishRefusesSectionsThatDoNotAddUp) {
     EXPECT_EQ(file, Bytes(352)); // nothing was written
 }
 
-TEST_F(ChunkTest, TokensTakeTwoToFourBytes) {
+TEST_F(ChunkTest, TokensTakeTwoToFourBytes)
+{
     for (const uint8_t token_bytes : {2, 3, 4}) {
         SCOPED_TRACE(int(token_bytes));
         const std::vector<uint32_t> ids = {0, 1, 0xffff, 0xffffffffu >> (32 - 8 * token_bytes), 7};
@@ -286,7 +309,8 @@ TEST_F(ChunkTest, TokensTakeTwoToFourBytes) {
     }
 }
 
-TEST_F(ChunkTest, TheFixedHeaderAloneTellsSizeAndKey) {
+TEST_F(ChunkTest, TheFixedHeaderAloneTellsSizeAndKey)
+{
     const Bytes file = make();
     const Bytes head(file.begin(), file.begin() + CG_CHUNK_FIXED_BYTES);
     cg_chunk_header h;
@@ -297,20 +321,27 @@ TEST_F(ChunkTest, TheFixedHeaderAloneTellsSizeAndKey) {
 }
 
 // Tokens, two groups of L3, then what makes L2 and L1 of them.
-class NestedChunkTest : public ChunkTest {
-protected:
-    NestedChunkTest() {
+class NestedChunkTest : public ChunkTest
+{
+  protected:
+    NestedChunkTest()
+    {
         header.level = CG_L1;
         header.coarsest = CG_L3;
-        sections = {section(CG_SECTION_TOKENS, 0, 0, 15), section(CG_SECTION_SYMBOLS, CG_K, 0, 40),
-                    section(CG_SECTION_SINKS, CG_K, 0, 7), section(CG_SECTION_SYMBOLS, CG_V, 0, 9),
-                    section(CG_SECTION_TO_L2, CG_K, 0, 20), section(CG_SECTION_TO_L2, CG_V, 0, 21),
-                    section(CG_SECTION_TO_L1, CG_K, 0, 30), section(CG_SECTION_TO_L1, CG_V, 0, 31)};
+        sections = {
+            section(CG_SECTION_TOKENS, 0, 0, 15),   section(CG_SECTION_SYMBOLS, CG_K, 0, 40),
+            section(CG_SECTION_SINKS, CG_K, 0, 7),  section(CG_SECTION_SYMBOLS, CG_V, 0, 9),
+            section(CG_SECTION_TO_L2, CG_K, 0, 20), section(CG_SECTION_TO_L2, CG_V, 0, 21),
+            section(CG_SECTION_TO_L1, CG_K, 0, 30), section(CG_SECTION_TO_L1, CG_V, 0, 31)};
     }
-    static Bytes cut(const Bytes &file, size_t n_bytes) { return Bytes(file.begin(), file.begin() + n_bytes); }
+    static Bytes cut(const Bytes &file, size_t n_bytes)
+    {
+        return Bytes(file.begin(), file.begin() + n_bytes);
+    }
 };
 
-TEST_F(NestedChunkTest, IsAChunkAtEveryLevelWhereThatLevelEnds) {
+TEST_F(NestedChunkTest, IsAChunkAtEveryLevelWhereThatLevelEnds)
+{
     const Bytes file = make();
     EXPECT_EQ(cg_get_le(file.data() + 8, 4), 2u);
     const size_t ends[] = {0, file.size(), file.size() - 61, file.size() - 61 - 41};
@@ -333,7 +364,8 @@ TEST_F(NestedChunkTest, IsAChunkAtEveryLevelWhereThatLevelEnds) {
     }
 }
 
-TEST_F(NestedChunkTest, CutElsewhereIsTruncated) {
+TEST_F(NestedChunkTest, CutElsewhereIsTruncated)
+{
     const Bytes file = make();
     for (size_t n = 0; n < file.size(); n++) {
         const bool is_level = n == file.size() - 61 || n == file.size() - 102;
@@ -344,17 +376,29 @@ TEST_F(NestedChunkTest, CutElsewhereIsTruncated) {
     EXPECT_EQ(verify(longer), CG_ERR_CORRUPT);
 }
 
-TEST_F(NestedChunkTest, RefusesLevelsThatDoNotEndWhereTheHeaderSays) {
+TEST_F(NestedChunkTest, RefusesLevelsThatDoNotEndWhereTheHeaderSays)
+{
     const Bytes good = make();
     const size_t l3 = good.size() - 102;
-    const struct { const char *what; size_t offset, bytes; uint64_t value; } cases[] = {
-        {"L3 ends earlier", 136, 8, l3 - 1},    {"L3 ends later", 136, 8, l3 + 1},
-        {"L3 ends nowhere", 136, 8, 0},         {"L2 ends nowhere", 144, 8, 0},
-        {"L2 ends before L3", 144, 8, l3 - 1},  {"L2 ends with the file", 144, 8, good.size()},
-        {"L2 ends past the file", 144, 8, ~0ull}, {"version 1", 8, 4, 1},
-        {"level 0", 24, 1, 0},                  {"level 2", 24, 1, 2},
-        {"level 3", 24, 1, 3},                  {"kind of L1 where L2 belongs", 160 + 4 * 16, 1, 6},
-        {"kind of L2 where L1 belongs", 160 + 6 * 16, 1, 5}, {"symbols where L1 belongs", 160 + 6 * 16, 1, 3},
+    const struct {
+        const char *what;
+        size_t offset, bytes;
+        uint64_t value;
+    } cases[] = {
+        {"L3 ends earlier", 136, 8, l3 - 1},
+        {"L3 ends later", 136, 8, l3 + 1},
+        {"L3 ends nowhere", 136, 8, 0},
+        {"L2 ends nowhere", 144, 8, 0},
+        {"L2 ends before L3", 144, 8, l3 - 1},
+        {"L2 ends with the file", 144, 8, good.size()},
+        {"L2 ends past the file", 144, 8, ~0ull},
+        {"version 1", 8, 4, 1},
+        {"level 0", 24, 1, 0},
+        {"level 2", 24, 1, 2},
+        {"level 3", 24, 1, 3},
+        {"kind of L1 where L2 belongs", 160 + 4 * 16, 1, 6},
+        {"kind of L2 where L1 belongs", 160 + 6 * 16, 1, 5},
+        {"symbols where L1 belongs", 160 + 6 * 16, 1, 3},
         {"a kind that there is not", 160 + 7 * 16, 1, 7},
     };
     for (const auto &c : cases) {
@@ -371,7 +415,8 @@ TEST_F(NestedChunkTest, RefusesLevelsThatDoNotEndWhereTheHeaderSays) {
     EXPECT_EQ(verify(single), CG_ERR_CORRUPT);
 }
 
-TEST_F(NestedChunkTest, HoldsTwoLevelsToo) {
+TEST_F(NestedChunkTest, HoldsTwoLevelsToo)
+{
     header.level = CG_L2;
     sections.resize(6);
     const Bytes file = make();
@@ -379,7 +424,8 @@ TEST_F(NestedChunkTest, HoldsTwoLevelsToo) {
     EXPECT_EQ(verify(cut(file, file.size() - 41)), CG_OK);
     header.level = CG_L1;
     header.coarsest = CG_L2;
-    for (size_t i = 4; i < 6; i++) sections[i].kind = CG_SECTION_TO_L1;
+    for (size_t i = 4; i < 6; i++)
+        sections[i].kind = CG_SECTION_TO_L1;
     const Bytes finer = make();
     EXPECT_EQ(verify(finer), CG_OK);
     EXPECT_EQ(cg_get_le(finer.data() + 136, 8), 0u);

@@ -8,14 +8,16 @@
 #include <limits>
 #include <thread>
 
-namespace {
+namespace
+{
 
 using namespace cg_test;
 
 const unsigned all_dtypes[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32};
 
 // Index of an element of [n_layers][2][n_tokens][channels].
-size_t element(const cg_chunk_header &h, size_t layer, size_t plane, size_t t, size_t ch) {
+size_t element(const cg_chunk_header &h, size_t layer, size_t plane, size_t t, size_t ch)
+{
     return ((layer * 2 + plane) * h.n_tokens + t) * cg_geometry_channels(&h.geometry) + ch;
 }
 
@@ -26,8 +28,9 @@ struct Coded {
     cg_status status;
 };
 
-Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype, uint32_t first_position,
-           uint32_t n_tokens, cg_level level, uint64_t seed = 1) {
+Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype,
+           uint32_t first_position, uint32_t n_tokens, cg_level level, uint64_t seed = 1)
+{
     Coded c;
     c.header = make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
     c.tokens = make_tokens(n_tokens, seed);
@@ -36,8 +39,10 @@ Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype, u
     return c;
 }
 
-// The symbols of every section, as decoded from the chunk's bytes: [group][plane], cells in storage order.
-std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const Bytes &bytes) {
+// The symbols of every section, as decoded from the chunk's bytes: [group][plane], cells in storage
+// order.
+std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const Bytes &bytes)
+{
     std::vector<std::vector<int16_t>> all;
     cg_chunk chunk;
     EXPECT_EQ(cg_chunk_open(bytes.data(), bytes.size(), &chunk), CG_OK);
@@ -46,7 +51,8 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
         const cg_section s = cg_chunk_section(&chunk, i);
         if (s.kind != CG_SECTION_SYMBOLS)
             continue;
-        const cg_level_columns &columns = profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
+        const cg_level_columns &columns =
+            profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
         const std::unique_ptr<void, MallocFree> memory(
             aligned_alloc(64, cg_lossy_symbols_bytes(&columns, n_blocks) + 64));
         const cg_symbols symbols = cg_lossy_lay_symbols(&columns, nullptr, n_blocks, memory.get());
@@ -60,7 +66,8 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
     return all;
 }
 
-TEST(Codec, L0IsBitExactInEveryDtypeAndForAnyBits) {
+TEST(Codec, L0IsBitExactInEveryDtypeAndForAnyBits)
+{
     const ProfileSpec spec;
     for (const unsigned dtype : all_dtypes) {
         for (const uint32_t n_tokens : {1, 9, 33, 256}) {
@@ -69,7 +76,8 @@ TEST(Codec, L0IsBitExactInEveryDtypeAndForAnyBits) {
             Bytes elements = make_elements(header, n_tokens), chunk, decoded;
             Random random(n_tokens);
             for (int i = 0; i < 200; i++) // NaNs, infinities, subnormals
-                elements[random.below(static_cast<uint32_t>(elements.size()))] = static_cast<uint8_t>(random.below(256));
+                elements[random.below(static_cast<uint32_t>(elements.size()))] =
+                    static_cast<uint8_t>(random.below(256));
             const auto tokens = make_tokens(n_tokens, 1);
             ASSERT_EQ(encode(nullptr, header, tokens, elements, CG_L0, &chunk), CG_OK);
             EXPECT_EQ(cg_chunk_verify(chunk.data(), chunk.size()), CG_OK);
@@ -79,9 +87,11 @@ TEST(Codec, L0IsBitExactInEveryDtypeAndForAnyBits) {
     }
 }
 
-// With all components active and a basis that is orthonormal, a coefficient is off by at most half a step, and so is
-// the weighted error of a block, in its norm: sqrt(8 * channels of the group) / 2 steps.
-TEST(Codec, LossyErrorsStayWithinTheStep) {
+// With all components active and a basis that is orthonormal, a coefficient is off by at most half
+// a step, and so is the weighted error of a block, in its norm: sqrt(8 * channels of the group) / 2
+// steps.
+TEST(Codec, LossyErrorsStayWithinTheStep)
+{
     ProfileSpec spec;
     spec.wide_share = 1;
     const Profile profile = make_profile(spec);
@@ -89,20 +99,26 @@ TEST(Codec, LossyErrorsStayWithinTheStep) {
     for (const uint32_t first_position : {0u, 8u, 25600u}) {
         for (const uint32_t n_tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 255, 256}) {
             for (int level = CG_L1; level <= CG_L3; level++) {
-                SCOPED_TRACE(testing::Message() << "L" << level << " n_tokens=" << n_tokens << " at " << first_position);
+                SCOPED_TRACE(testing::Message() << "L" << level << " n_tokens=" << n_tokens
+                                                << " at " << first_position);
                 const Coded c = code(spec, profile.get(), CG_DTYPE_FP32, first_position, n_tokens,
                                      static_cast<cg_level>(level), n_tokens);
                 ASSERT_EQ(c.status, CG_OK);
                 ASSERT_EQ(cg_chunk_verify(c.chunk.data(), c.chunk.size()), CG_OK);
                 Bytes decoded;
                 ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
-                const auto want = to_floats(c.elements, CG_DTYPE_FP32), got = to_floats(decoded, CG_DTYPE_FP32);
+                const auto want = to_floats(c.elements, CG_DTYPE_FP32),
+                           got = to_floats(decoded, CG_DTYPE_FP32);
                 const uint32_t n_sinks = first_position == 0 ? std::min(n_tokens, 4u) : 0;
-                for (size_t g = 0, layer = 0; g < spec.group_layers.size(); layer += spec.group_layers[g++]) {
+                for (size_t g = 0, layer = 0; g < spec.group_layers.size();
+                     layer += spec.group_layers[g++]) {
                     for (unsigned plane = 0; plane < 2; plane++) {
                         const double n = 8.0 * static_cast<double>(channels * spec.group_layers[g]);
-                        // bf16 bases are not quite orthonormal: 2^-9 of each value, and of the error.
-                        const double bound = 0.5 * spec.step[level - 1][plane] * std::sqrt(n) * 1.02 + 0.02 * std::sqrt(n);
+                        // bf16 bases are not quite orthonormal: 2^-9 of each value, and of the
+                        // error.
+                        const double bound =
+                            0.5 * spec.step[level - 1][plane] * std::sqrt(n) * 1.02 +
+                            0.02 * std::sqrt(n);
                         for (uint32_t b = 0; b < n_tokens; b += 8) {
                             double error = 0;
                             for (size_t l = 0; l < spec.group_layers[g]; l++) {
@@ -112,15 +128,20 @@ TEST(Codec, LossyErrorsStayWithinTheStep) {
                                         if (t < n_sinks) {
                                             ASSERT_EQ(got[e], want[e]);
                                         } else {
-                                            // A rotation turns pairs of channels whose weights may differ: 2 at most.
-                                            const float w = profile->weight[(2 * (layer + l) + plane) * channels + ch];
+                                            // A rotation turns pairs of channels whose weights may
+                                            // differ: 2 at most.
+                                            const float w =
+                                                profile
+                                                    ->weight[(2 * (layer + l) + plane) * channels +
+                                                             ch];
                                             const double factor = plane == CG_K ? 0.5 : w;
                                             error += std::pow((got[e] - want[e]) * factor, 2);
                                         }
                                     }
                                 }
                             }
-                            ASSERT_LE(std::sqrt(error), bound) << "block at " << b << " plane " << plane << " group " << g;
+                            ASSERT_LE(std::sqrt(error), bound)
+                                << "block at " << b << " plane " << plane << " group " << g;
                         }
                     }
                 }
@@ -129,17 +150,20 @@ TEST(Codec, LossyErrorsStayWithinTheStep) {
     }
 }
 
-TEST(Codec, FinerLevelsAreCloserAndLarger) {
+TEST(Codec, FinerLevelsAreCloserAndLarger)
+{
     ProfileSpec spec;
     spec.all_active = false;
     const Profile profile = make_profile(spec);
     double last_error = 0;
     size_t last_bytes = std::numeric_limits<size_t>::max();
     for (int level = CG_L1; level <= CG_L3; level++) {
-        const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 64, 256, static_cast<cg_level>(level));
+        const Coded c =
+            code(spec, profile.get(), CG_DTYPE_BF16, 64, 256, static_cast<cg_level>(level));
         Bytes decoded;
         ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
-        const auto want = to_floats(c.elements, CG_DTYPE_BF16), got = to_floats(decoded, CG_DTYPE_BF16);
+        const auto want = to_floats(c.elements, CG_DTYPE_BF16),
+                   got = to_floats(decoded, CG_DTYPE_BF16);
         double error = 0;
         for (size_t i = 0; i < want.size(); i++)
             error += std::pow(got[i] - want[i], 2);
@@ -150,7 +174,8 @@ TEST(Codec, FinerLevelsAreCloserAndLarger) {
     }
 }
 
-TEST(Codec, TheFirstTokensAreExactInEveryDtype) {
+TEST(Codec, TheFirstTokensAreExactInEveryDtype)
+{
     for (const uint16_t n_sinks : {0, 1, 4, 8}) {
         ProfileSpec spec;
         spec.n_sinks = n_sinks;
@@ -161,22 +186,29 @@ TEST(Codec, TheFirstTokensAreExactInEveryDtype) {
                 ASSERT_EQ(c.status, CG_OK);
                 Bytes decoded;
                 ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
-                const size_t n_bytes = 32 * cg_dtype_bytes(dtype) * std::min<size_t>(n_tokens, n_sinks);
+                const size_t n_bytes =
+                    32 * cg_dtype_bytes(dtype) * std::min<size_t>(n_tokens, n_sinks);
                 for (size_t plane = 0; plane < 2u * spec.n_layers; plane++) {
                     const size_t at = plane * n_tokens * 32 * cg_dtype_bytes(dtype);
-                    EXPECT_TRUE(std::equal(decoded.begin() + at, decoded.begin() + at + n_bytes, c.elements.begin() + at));
+                    EXPECT_TRUE(std::equal(decoded.begin() + at, decoded.begin() + at + n_bytes,
+                                           c.elements.begin() + at));
                 }
             }
         }
     }
 }
 
-TEST(Codec, ShapesOfHeadsAndRotations) {
-    const struct { uint16_t heads, head_dim, rotary_dim; } shapes[] = {
-        {1, 2, 2}, {1, 2, 0}, {3, 6, 4}, {5, 64, 64}, {1, 66, 32}, {2, 128, 128}, {1, 256, 256}, {1, 258, 258}, {1, 320, 64},
+TEST(Codec, ShapesOfHeadsAndRotations)
+{
+    const struct {
+        uint16_t heads, head_dim, rotary_dim;
+    } shapes[] = {
+        {1, 2, 2},     {1, 2, 0},     {3, 6, 4},     {5, 64, 64},  {1, 66, 32},
+        {2, 128, 128}, {1, 256, 256}, {1, 258, 258}, {1, 320, 64},
     };
     for (const auto &shape : shapes) {
-        SCOPED_TRACE(testing::Message() << shape.heads << " x " << shape.head_dim << " rotary " << shape.rotary_dim);
+        SCOPED_TRACE(testing::Message()
+                     << shape.heads << " x " << shape.head_dim << " rotary " << shape.rotary_dim);
         ProfileSpec spec;
         spec.n_layers = 2;
         spec.n_kv_heads = shape.heads;
@@ -190,7 +222,8 @@ TEST(Codec, ShapesOfHeadsAndRotations) {
         ASSERT_EQ(c.status, CG_OK);
         Bytes decoded;
         ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
-        const auto want = to_floats(c.elements, CG_DTYPE_FP32), got = to_floats(decoded, CG_DTYPE_FP32);
+        const auto want = to_floats(c.elements, CG_DTYPE_FP32),
+                   got = to_floats(decoded, CG_DTYPE_FP32);
         double error = 0;
         for (size_t i = 0; i < want.size(); i++)
             error += std::pow(got[i] - want[i], 2);
@@ -199,7 +232,8 @@ TEST(Codec, ShapesOfHeadsAndRotations) {
     }
 }
 
-TEST(Codec, EachLayerIsRotatedByItsOwnTable) {
+TEST(Codec, EachLayerIsRotatedByItsOwnTable)
+{
     // Groups of layers of one table: each layer is as in a profile that has only that table.
     ProfileSpec spec;
     spec.group_layers = {2, 2};
@@ -223,12 +257,15 @@ TEST(Codec, EachLayerIsRotatedByItsOwnTable) {
         const Bytes both = decoded(first_position);
         const auto half = static_cast<std::ptrdiff_t>(both.size() / 2); // 2 of 4 layers
         EXPECT_FALSE(std::equal(only[0].begin(), only[0].begin() + half, only[1].begin()));
-        EXPECT_TRUE(std::equal(both.begin(), both.begin() + half, only[0].begin())) << first_position;
-        EXPECT_TRUE(std::equal(both.begin() + half, both.end(), only[1].begin() + half)) << first_position;
+        EXPECT_TRUE(std::equal(both.begin(), both.begin() + half, only[0].begin()))
+            << first_position;
+        EXPECT_TRUE(std::equal(both.begin() + half, both.end(), only[1].begin() + half))
+            << first_position;
     }
 }
 
-TEST(Codec, WhatExceedsFp16BecomesItsLargestNumber) {
+TEST(Codec, WhatExceedsFp16BecomesItsLargestNumber)
+{
     ProfileSpec spec;
     spec.step[2][CG_V] = 4000;
     const Profile profile = make_profile(spec);
@@ -248,23 +285,27 @@ TEST(Codec, WhatExceedsFp16BecomesItsLargestNumber) {
     EXPECT_TRUE(clamped);
 }
 
-TEST(Codec, CodesHugeFiniteNumbersWithoutHarm) {
+TEST(Codec, CodesHugeFiniteNumbersWithoutHarm)
+{
     const ProfileSpec spec;
     const Profile profile = make_profile(spec);
     Coded c = code(spec, profile.get(), CG_DTYPE_FP32, 0, 24, CG_L1);
     Random random(2);
     for (size_t i = 0; i < c.elements.size(); i += 4)
-        cg_put_le(&c.elements[i], 4, cg_f32_bits(random.below(2) ? 3.4e38f : -3.4e38f)); // the sums overflow
+        cg_put_le(&c.elements[i], 4,
+                  cg_f32_bits(random.below(2) ? 3.4e38f : -3.4e38f)); // the sums overflow
     ASSERT_EQ(encode(profile.get(), c.header, c.tokens, c.elements, CG_L1, &c.chunk), CG_OK);
     Bytes decoded;
     EXPECT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
 }
 
-TEST(Codec, LossyLevelsRefuseWhatIsNotFinite) {
+TEST(Codec, LossyLevelsRefuseWhatIsNotFinite)
+{
     const ProfileSpec spec;
     const Profile profile = make_profile(spec);
     for (const unsigned dtype : all_dtypes) {
-        for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        for (const float bad :
+             {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
             Coded c = code(spec, profile.get(), dtype, 0, 10, CG_L2);
             Bytes one, chunk;
             if (dtype == CG_DTYPE_FP16)
@@ -272,13 +313,15 @@ TEST(Codec, LossyLevelsRefuseWhatIsNotFinite) {
             else
                 put_element(&one, dtype, bad);
             std::copy(one.begin(), one.end(), c.elements.end() - static_cast<long>(one.size()));
-            EXPECT_EQ(encode(profile.get(), c.header, c.tokens, c.elements, CG_L2, &chunk), CG_ERR_INVALID_ARGUMENT);
+            EXPECT_EQ(encode(profile.get(), c.header, c.tokens, c.elements, CG_L2, &chunk),
+                      CG_ERR_INVALID_ARGUMENT);
             EXPECT_EQ(encode(nullptr, c.header, c.tokens, c.elements, CG_L0, &chunk), CG_OK);
         }
     }
 }
 
-TEST(Codec, ManyLevelsAtOnceEqualOneAtATime) {
+TEST(Codec, ManyLevelsAtOnceEqualOneAtATime)
+{
     ProfileSpec spec;
     spec.all_active = false;
     const Profile profile = make_profile(spec);
@@ -288,7 +331,8 @@ TEST(Codec, ManyLevelsAtOnceEqualOneAtATime) {
     cg_encoder *encoder;
     ASSERT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), 0xf, &encoder), CG_OK);
     const size_t scratch_bytes = cg_encoder_scratch_bytes(encoder);
-    const std::unique_ptr<void, MallocFree> scratch(aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
+    const std::unique_ptr<void, MallocFree> scratch(
+        aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
     const size_t plane_bytes = 40 * 32 * 2;
     for (uint32_t task = cg_encoder_n_tasks(encoder); task-- > 0;) { // in any order
         const cg_task_shape shape = cg_encoder_task_shape(encoder, task);
@@ -296,7 +340,8 @@ TEST(Codec, ManyLevelsAtOnceEqualOneAtATime) {
         EXPECT_EQ(shape.elements_bytes, shape.n_layers * plane_bytes);
         Bytes in;
         for (uint32_t l = 0; l < shape.n_layers; l++) {
-            const auto at = elements.begin() + ((shape.first_layer + l) * 2 + shape.plane) * plane_bytes;
+            const auto at =
+                elements.begin() + ((shape.first_layer + l) * 2 + shape.plane) * plane_bytes;
             in.insert(in.end(), at, at + plane_bytes);
         }
         ASSERT_EQ(cg_encoder_run(encoder, task, scratch.get(), scratch_bytes, in.data()), CG_OK);
@@ -304,7 +349,8 @@ TEST(Codec, ManyLevelsAtOnceEqualOneAtATime) {
     for (int level = CG_L0; level <= CG_L3; level++) {
         uint8_t *bytes;
         size_t n_bytes;
-        ASSERT_EQ(cg_encoder_finish(encoder, static_cast<cg_level>(level), &bytes, &n_bytes), CG_OK);
+        ASSERT_EQ(cg_encoder_finish(encoder, static_cast<cg_level>(level), &bytes, &n_bytes),
+                  CG_OK);
         const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
         Bytes alone;
         ASSERT_EQ(encode(level == CG_L0 ? nullptr : profile.get(), header, tokens, elements,
@@ -316,7 +362,8 @@ TEST(Codec, ManyLevelsAtOnceEqualOneAtATime) {
     cg_encoder_free(encoder);
 }
 
-TEST(Codec, FinishingBeforeAllTasksHaveRunIsRefused) {
+TEST(Codec, FinishingBeforeAllTasksHaveRunIsRefused)
+{
     const ProfileSpec spec;
     const Profile profile = make_profile(spec);
     const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 8);
@@ -333,7 +380,8 @@ TEST(Codec, FinishingBeforeAllTasksHaveRunIsRefused) {
     cg_decoder_free(nullptr);
 }
 
-TEST(Codec, RecordsAndRefusesLossyPrefixes) {
+TEST(Codec, RecordsAndRefusesLossyPrefixes)
+{
     const ProfileSpec spec;
     const Profile profile = make_profile(spec);
     for (int prefix = CG_L0; prefix <= CG_L3; prefix++) {
@@ -355,7 +403,8 @@ TEST(Codec, RecordsAndRefusesLossyPrefixes) {
     }
 }
 
-TEST(Codec, RefusesForeignProfilesModelsAndShapes) {
+TEST(Codec, RefusesForeignProfilesModelsAndShapes)
+{
     ProfileSpec spec, other_spec;
     other_spec.seed = 2; // another model, too
     const Profile profile = make_profile(spec), other = make_profile(other_spec);
@@ -366,7 +415,8 @@ TEST(Codec, RefusesForeignProfilesModelsAndShapes) {
     EXPECT_EQ(decode(nullptr, c.chunk, &decoded), CG_ERR_FOREIGN_PROFILE);
     uint8_t *bytes;
     size_t n_bytes;
-    EXPECT_EQ(cg_transcode(other.get(), c.chunk.data(), c.chunk.size(), CG_L3, &bytes, &n_bytes), CG_ERR_FOREIGN_PROFILE);
+    EXPECT_EQ(cg_transcode(other.get(), c.chunk.data(), c.chunk.size(), CG_L3, &bytes, &n_bytes),
+              CG_ERR_FOREIGN_PROFILE);
 
     Bytes foreign = c.chunk; // the right profile, another model: a lie
     foreign[56] ^= 1;
@@ -384,22 +434,26 @@ TEST(Codec, RefusesForeignProfilesModelsAndShapes) {
     cg_chunk_header header = c.header;
     Bytes chunk;
     header.first_position = 4;
-    EXPECT_EQ(encode(profile.get(), header, c.tokens, c.elements, CG_L2, &chunk), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(encode(profile.get(), header, c.tokens, c.elements, CG_L2, &chunk),
+              CG_ERR_INVALID_ARGUMENT);
     header = c.header;
     header.model.bytes[0] ^= 1;
-    EXPECT_EQ(encode(profile.get(), header, c.tokens, c.elements, CG_L2, &chunk), CG_ERR_FOREIGN_MODEL);
+    EXPECT_EQ(encode(profile.get(), header, c.tokens, c.elements, CG_L2, &chunk),
+              CG_ERR_FOREIGN_MODEL);
     EXPECT_NE(encode(nullptr, c.header, c.tokens, c.elements, CG_L2, &chunk), CG_OK);
     header = c.header;
     header.geometry.n_kv_heads = 1;
     EXPECT_NE(encode(profile.get(), header, c.tokens, c.elements, CG_L2, &chunk), CG_OK);
 }
 
-TEST(Codec, RefusesDamageOfEverySection) {
+TEST(Codec, RefusesDamageOfEverySection)
+{
     ProfileSpec spec;
     spec.group_layers = {4};
     const Profile profile = make_profile(spec);
     for (int level = CG_L0; level <= CG_L3; level++) {
-        const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 9, static_cast<cg_level>(level));
+        const Coded c =
+            code(spec, profile.get(), CG_DTYPE_BF16, 0, 9, static_cast<cg_level>(level));
         ASSERT_EQ(c.status, CG_OK);
         Bytes decoded;
         Random random(static_cast<uint64_t>(level));
@@ -409,37 +463,43 @@ TEST(Codec, RefusesDamageOfEverySection) {
             const cg_section s = cg_chunk_section(&chunk, i);
             Bytes damaged = c.chunk;
             damaged[s.offset + random.below(s.bytes)] ^= 1 << random.below(8);
-            EXPECT_EQ(decode(profile.get(), damaged, &decoded), CG_ERR_CORRUPT) << "L" << level << " section " << i;
+            EXPECT_EQ(decode(profile.get(), damaged, &decoded), CG_ERR_CORRUPT)
+                << "L" << level << " section " << i;
         }
         // With checksums put right, anything but a read outside may happen.
         for (int i = 0; i < 300; i++) {
             Bytes damaged = c.chunk;
             const size_t at = chunk.header.header_bytes + 18;
             for (uint32_t n = 1 + random.below(4); n > 0; n--)
-                damaged[at + random.below(static_cast<uint32_t>(damaged.size() - at))] = static_cast<uint8_t>(random.below(256));
+                damaged[at + random.below(static_cast<uint32_t>(damaged.size() - at))] =
+                    static_cast<uint8_t>(random.below(256));
             seal_chunk(&damaged);
             (void)decode(profile.get(), damaged, &decoded);
             uint8_t *bytes = nullptr;
             size_t n_bytes;
             if (level > CG_L0 && level < CG_L3)
-                (void)cg_transcode(profile.get(), damaged.data(), damaged.size(), CG_L3, &bytes, &n_bytes);
+                (void)cg_transcode(profile.get(), damaged.data(), damaged.size(), CG_L3, &bytes,
+                                   &n_bytes);
             free(bytes);
         }
     }
 }
 
-TEST(Codec, RefusesAChunkWhoseSectionsAreShortened) {
+TEST(Codec, RefusesAChunkWhoseSectionsAreShortened)
+{
     ProfileSpec spec;
     spec.group_layers = {4};
     const Profile profile = make_profile(spec);
     for (int level = CG_L0; level <= CG_L3; level++) {
-        const Coded c = code(spec, profile.get(), CG_DTYPE_FP16, 0, 9, static_cast<cg_level>(level));
+        const Coded c =
+            code(spec, profile.get(), CG_DTYPE_FP16, 0, 9, static_cast<cg_level>(level));
         cg_chunk chunk;
         ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
         const uint32_t last = chunk.header.n_sections - 1;
         const cg_section s = cg_chunk_section(&chunk, last);
         for (uint32_t n = 0; n < s.bytes; n += s.bytes < 64 ? 1 : 1 + s.bytes / 64) {
-            Bytes shorter(c.chunk.begin(), c.chunk.begin() + static_cast<long>(s.offset + n)), decoded;
+            Bytes shorter(c.chunk.begin(), c.chunk.begin() + static_cast<long>(s.offset + n)),
+                decoded;
             cg_put_le(shorter.data() + 16, 8, shorter.size());
             cg_put_le(shorter.data() + 160 + 16 * last + 4, 4, n);
             seal_chunk(&shorter);
@@ -454,7 +514,8 @@ TEST(Codec, RefusesAChunkWhoseSectionsAreShortened) {
     }
 }
 
-TEST(Codec, RefusesMissingAndAdditionalSections) {
+TEST(Codec, RefusesMissingAndAdditionalSections)
+{
     ProfileSpec spec;
     const Profile profile = make_profile(spec);
     const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 9, CG_L2);
@@ -477,10 +538,12 @@ TEST(Codec, RefusesMissingAndAdditionalSections) {
     for (size_t i = 1; i < all.size(); i++) {
         auto fewer = all;
         fewer.erase(fewer.begin() + static_cast<long>(i));
-        EXPECT_EQ(decode(profile.get(), rebuild(fewer, chunk.header), &decoded), CG_ERR_CORRUPT) << i;
+        EXPECT_EQ(decode(profile.get(), rebuild(fewer, chunk.header), &decoded), CG_ERR_CORRUPT)
+            << i;
         auto renamed = all;
         renamed[i].kind = CG_SECTION_LOSSLESS;
-        EXPECT_EQ(decode(profile.get(), rebuild(renamed, chunk.header), &decoded), CG_ERR_CORRUPT) << i;
+        EXPECT_EQ(decode(profile.get(), rebuild(renamed, chunk.header), &decoded), CG_ERR_CORRUPT)
+            << i;
     }
     auto more = all;
     more.push_back(all.back());
@@ -491,7 +554,8 @@ TEST(Codec, RefusesMissingAndAdditionalSections) {
     EXPECT_NE(decode(profile.get(), rebuild(all, lossless), &decoded), CG_OK);
 }
 
-TEST(Codec, TranscodedSymbolsEqualThoseCodedDirectly) {
+TEST(Codec, TranscodedSymbolsEqualThoseCodedDirectly)
+{
     for (const bool all_active : {true, false}) {
         ProfileSpec spec;
         spec.all_active = all_active;
@@ -499,9 +563,11 @@ TEST(Codec, TranscodedSymbolsEqualThoseCodedDirectly) {
         for (const uint32_t n_tokens : {5, 64, 133}) {
             std::vector<Coded> direct;
             for (int level = CG_L1; level <= CG_L3; level++)
-                direct.push_back(code(spec, profile.get(), CG_DTYPE_BF16, 0, n_tokens, static_cast<cg_level>(level), 5));
+                direct.push_back(code(spec, profile.get(), CG_DTYPE_BF16, 0, n_tokens,
+                                      static_cast<cg_level>(level), 5));
             for (const auto &step : {std::pair<int, int>{1, 2}, {2, 3}, {1, 3}}) {
-                SCOPED_TRACE(testing::Message() << "L" << step.first << " to L" << step.second << " n_tokens=" << n_tokens);
+                SCOPED_TRACE(testing::Message() << "L" << step.first << " to L" << step.second
+                                                << " n_tokens=" << n_tokens);
                 const Coded &from = direct[step.first - 1], &to = direct[step.second - 1];
                 uint8_t *bytes;
                 size_t n_bytes;
@@ -512,7 +578,8 @@ TEST(Codec, TranscodedSymbolsEqualThoseCodedDirectly) {
                 const Bytes transcoded(bytes, bytes + n_bytes);
                 EXPECT_EQ(cg_chunk_verify(bytes, n_bytes), CG_OK);
                 EXPECT_EQ(transcoded.size(), to.chunk.size());
-                EXPECT_EQ(symbols_of(profile.get(), transcoded), symbols_of(profile.get(), to.chunk));
+                EXPECT_EQ(symbols_of(profile.get(), transcoded),
+                          symbols_of(profile.get(), to.chunk));
                 Bytes a, b;
                 ASSERT_EQ(decode(profile.get(), transcoded, &a), CG_OK);
                 ASSERT_EQ(decode(profile.get(), to.chunk, &b), CG_OK);
@@ -522,7 +589,8 @@ TEST(Codec, TranscodedSymbolsEqualThoseCodedDirectly) {
     }
 }
 
-TEST(Codec, TranscodingGoesOnlyFromFinerToCoarserLossyLevels) {
+TEST(Codec, TranscodingGoesOnlyFromFinerToCoarserLossyLevels)
+{
     const ProfileSpec spec;
     const Profile profile = make_profile(spec);
     for (int from = CG_L0; from <= CG_L3; from++) {
@@ -531,7 +599,8 @@ TEST(Codec, TranscodingGoesOnlyFromFinerToCoarserLossyLevels) {
             uint8_t *bytes;
             size_t n_bytes;
             const bool fine = from != CG_L0 && to > from && to <= CG_L3;
-            EXPECT_EQ(cg_transcode(profile.get(), c.chunk.data(), c.chunk.size(), static_cast<cg_level>(to), &bytes, &n_bytes),
+            EXPECT_EQ(cg_transcode(profile.get(), c.chunk.data(), c.chunk.size(),
+                                   static_cast<cg_level>(to), &bytes, &n_bytes),
                       fine ? CG_OK : CG_ERR_INVALID_ARGUMENT)
                 << from << " to " << to;
             EXPECT_EQ(bytes != nullptr, fine);
@@ -540,8 +609,9 @@ TEST(Codec, TranscodingGoesOnlyFromFinerToCoarserLossyLevels) {
     }
 }
 
-Coded code_nested(const ProfileSpec &spec, const cg_profile *profile, uint32_t first_position, uint32_t n_tokens,
-                  cg_level level, cg_level coarsest) {
+Coded code_nested(const ProfileSpec &spec, const cg_profile *profile, uint32_t first_position,
+                  uint32_t n_tokens, cg_level level, cg_level coarsest)
+{
     Coded c;
     c.header = make_header(spec, CG_DTYPE_BF16, first_position, n_tokens);
     c.tokens = make_tokens(n_tokens, 5);
@@ -550,19 +620,23 @@ Coded code_nested(const ProfileSpec &spec, const cg_profile *profile, uint32_t f
     return c;
 }
 
-// The most that lists of symbols can grow to: all of them large, and a basis whose elements need every limb but in one
-// quad. Each instruction set, so that ASan sees what it writes.
-TEST(Codec, LargeSymbolsAndElementsOfEverySizeStayInTheirMemory) {
+// The most that lists of symbols can grow to: all of them large, and a basis whose elements need
+// every limb but in one quad. Each instruction set, so that ASan sees what it writes.
+TEST(Codec, LargeSymbolsAndElementsOfEverySizeStayInTheirMemory)
+{
     ProfileSpec spec;
     spec.group_layers = {4};
     spec.wide_share = 1;
     Bytes bytes = make_profile_bytes(spec);
-    const size_t n = size_t{4} * spec.n_kv_heads * spec.head_dim, basis_at = bytes.size() - 8 - 2 * 2 * n * n;
+    const size_t n = size_t{4} * spec.n_kv_heads * spec.head_dim,
+                 basis_at = bytes.size() - 8 - 2 * 2 * n * n;
     Random random(1);
     for (size_t i = 0; i < 2 * n * n; i++) {
         const size_t component = i / n % n;
-        const float element = std::ldexp(1.0f + static_cast<float>(random.uniform(0, 1)), -static_cast<int>(random.below(16)));
-        cg_put_le(bytes.data() + basis_at + 2 * i, 2, component % 96 < 4 ? 0 : cg_bf16_from_f32(element));
+        const float element = std::ldexp(1.0f + static_cast<float>(random.uniform(0, 1)),
+                                         -static_cast<int>(random.below(16)));
+        cg_put_le(bytes.data() + basis_at + 2 * i, 2,
+                  component % 96 < 4 ? 0 : cg_bf16_from_f32(element));
     }
     seal_profile(&bytes);
     for (const char *name : {"baseline", "avx2", "avx512", "vnni", "amx"}) {
@@ -577,35 +651,44 @@ TEST(Codec, LargeSymbolsAndElementsOfEverySizeStayInTheirMemory) {
             Bytes elements = make_elements(header, 1), chunk, decoded;
             for (size_t i = 0; i < elements.size(); i += 4)
                 cg_put_le(elements.data() + i, 4, cg_f32_bits(random.below(2) ? 1e7f : -1e7f));
-            EXPECT_EQ(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(level), &chunk), CG_OK);
+            EXPECT_EQ(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(level),
+                             &chunk),
+                      CG_OK);
             EXPECT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
         }
         cg_kernels_use(nullptr);
     }
 }
 
-// A nested chunk, cut where a level ends, decodes to what that level alone decodes to; at its finest it is hardly larger.
-TEST(NestedCodec, EveryLevelDecodesAsIfCodedAlone) {
+// A nested chunk, cut where a level ends, decodes to what that level alone decodes to; at its
+// finest it is hardly larger.
+TEST(NestedCodec, EveryLevelDecodesAsIfCodedAlone)
+{
     for (const bool all_active : {true, false}) {
         ProfileSpec spec;
         spec.all_active = all_active;
         spec.nests = true;
         const Profile profile = make_profile(spec);
         ASSERT_TRUE(cg_profile_nests(profile.get()));
-        for (const auto &[finest, coarsest] : {std::pair{CG_L1, CG_L3}, {CG_L2, CG_L3}, {CG_L1, CG_L2}}) {
+        for (const auto &[finest, coarsest] :
+             {std::pair{CG_L1, CG_L3}, {CG_L2, CG_L3}, {CG_L1, CG_L2}}) {
             for (const uint32_t first_position : {0u, 256u}) {
                 for (const uint32_t n_tokens : {1, 5, 133}) {
-                    const Coded c = code_nested(spec, profile.get(), first_position, n_tokens, finest, coarsest);
+                    const Coded c = code_nested(spec, profile.get(), first_position, n_tokens,
+                                                finest, coarsest);
                     ASSERT_EQ(c.status, CG_OK);
                     ASSERT_EQ(cg_chunk_verify(c.chunk.data(), c.chunk.size()), CG_OK);
                     cg_chunk chunk;
                     ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
                     for (int level = finest; level <= coarsest; level++) {
-                        SCOPED_TRACE(testing::Message() << "L" << level << " of L" << finest << " to L" << coarsest
-                                                        << " n_tokens=" << n_tokens << " at " << first_position);
-                        const Bytes cut(c.chunk.begin(), c.chunk.begin() + static_cast<long>(chunk.header.level_bytes[level]));
-                        const Coded alone = code(spec, profile.get(), CG_DTYPE_BF16, first_position, n_tokens,
-                                                 static_cast<cg_level>(level), 5);
+                        SCOPED_TRACE(testing::Message()
+                                     << "L" << level << " of L" << finest << " to L" << coarsest
+                                     << " n_tokens=" << n_tokens << " at " << first_position);
+                        const Bytes cut(c.chunk.begin(),
+                                        c.chunk.begin() +
+                                            static_cast<long>(chunk.header.level_bytes[level]));
+                        const Coded alone = code(spec, profile.get(), CG_DTYPE_BF16, first_position,
+                                                 n_tokens, static_cast<cg_level>(level), 5);
                         Bytes got, want;
                         ASSERT_EQ(decode(profile.get(), alone.chunk, &want), CG_OK);
                         ASSERT_EQ(decode(profile.get(), cut, &got), CG_OK);
@@ -614,8 +697,9 @@ TEST(NestedCodec, EveryLevelDecodesAsIfCodedAlone) {
                             continue;
                         uint8_t *bytes;
                         size_t n_bytes;
-                        ASSERT_EQ(cg_transcode(profile.get(), c.chunk.data(), c.chunk.size(), static_cast<cg_level>(level),
-                                               &bytes, &n_bytes), CG_OK);
+                        ASSERT_EQ(cg_transcode(profile.get(), c.chunk.data(), c.chunk.size(),
+                                               static_cast<cg_level>(level), &bytes, &n_bytes),
+                                  CG_OK);
                         const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
                         EXPECT_EQ(Bytes(bytes, bytes + n_bytes), cut);
                     }
@@ -623,12 +707,18 @@ TEST(NestedCodec, EveryLevelDecodesAsIfCodedAlone) {
                         continue;
                     uint8_t *bytes; // coarser than what it holds
                     size_t n_bytes;
-                    ASSERT_EQ(cg_transcode(profile.get(), c.chunk.data(), c.chunk.size(), CG_L3, &bytes, &n_bytes), CG_OK);
+                    ASSERT_EQ(cg_transcode(profile.get(), c.chunk.data(), c.chunk.size(), CG_L3,
+                                           &bytes, &n_bytes),
+                              CG_OK);
                     const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
                     Bytes got, want;
                     ASSERT_EQ(decode(profile.get(), Bytes(bytes, bytes + n_bytes), &got), CG_OK);
-                    ASSERT_EQ(decode(profile.get(), code(spec, profile.get(), CG_DTYPE_BF16, first_position, n_tokens,
-                                                         CG_L3, 5).chunk, &want), CG_OK);
+                    ASSERT_EQ(decode(profile.get(),
+                                     code(spec, profile.get(), CG_DTYPE_BF16, first_position,
+                                          n_tokens, CG_L3, 5)
+                                         .chunk,
+                                     &want),
+                              CG_OK);
                     EXPECT_EQ(got, want);
                 }
             }
@@ -636,7 +726,8 @@ TEST(NestedCodec, EveryLevelDecodesAsIfCodedAlone) {
     }
 }
 
-TEST(NestedCodec, RefusesDamageOfEverySectionThatALevelNeeds) {
+TEST(NestedCodec, RefusesDamageOfEverySectionThatALevelNeeds)
+{
     ProfileSpec spec;
     spec.nests = true;
     spec.group_layers = {4};
@@ -653,7 +744,8 @@ TEST(NestedCodec, RefusesDamageOfEverySectionThatALevelNeeds) {
         for (int level = CG_L1; level <= CG_L3; level++) {
             const uint64_t n = chunk.header.level_bytes[level];
             const Bytes cut(damaged.begin(), damaged.begin() + static_cast<long>(n));
-            EXPECT_EQ(decode(profile.get(), cut, &decoded), s.offset < n ? CG_ERR_CORRUPT : CG_OK) << level << " " << i;
+            EXPECT_EQ(decode(profile.get(), cut, &decoded), s.offset < n ? CG_ERR_CORRUPT : CG_OK)
+                << level << " " << i;
         }
     }
     // With checksums put right, anything but a read outside may happen.
@@ -661,13 +753,15 @@ TEST(NestedCodec, RefusesDamageOfEverySectionThatALevelNeeds) {
         Bytes damaged = c.chunk;
         const size_t at = chunk.header.header_bytes + 18;
         for (uint32_t n = 1 + random.below(4); n > 0; n--)
-            damaged[at + random.below(static_cast<uint32_t>(damaged.size() - at))] = static_cast<uint8_t>(random.below(256));
+            damaged[at + random.below(static_cast<uint32_t>(damaged.size() - at))] =
+                static_cast<uint8_t>(random.below(256));
         seal_chunk(&damaged);
         (void)decode(profile.get(), damaged, &decoded);
     }
 }
 
-TEST(NestedCodec, NeedsNeighbouringLevelsAndAProfileThatNests) {
+TEST(NestedCodec, NeedsNeighbouringLevelsAndAProfileThatNests)
+{
     ProfileSpec spec;
     const Profile plain = make_profile(spec);
     EXPECT_FALSE(cg_profile_nests(plain.get()));
@@ -677,11 +771,13 @@ TEST(NestedCodec, NeedsNeighbouringLevelsAndAProfileThatNests) {
     const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 9);
     const auto tokens = make_tokens(9, 1);
     for (unsigned mask = 0; mask < 1 << CG_N_LEVELS; mask++) {
-        const bool neighbours = mask >> 1 == 1 || mask >> 1 == 2 || mask >> 1 == 3 || mask >> 1 == 4 || mask >> 1 == 6 ||
-                                mask >> 1 == 7;
+        const bool neighbours = mask >> 1 == 1 || mask >> 1 == 2 || mask >> 1 == 3 ||
+                                mask >> 1 == 4 || mask >> 1 == 6 || mask >> 1 == 7;
         cg_encoder *encoder = nullptr;
-        EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), static_cast<uint8_t>(mask | CG_NESTED), &encoder),
-                  neighbours ? CG_OK : CG_ERR_INVALID_ARGUMENT) << mask;
+        EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(),
+                                 static_cast<uint8_t>(mask | CG_NESTED), &encoder),
+                  neighbours ? CG_OK : CG_ERR_INVALID_ARGUMENT)
+            << mask;
         cg_encoder_free(encoder);
     }
     // A nested chunk under a profile that says nothing of nesting, its fingerprint put right.
@@ -692,13 +788,15 @@ TEST(NestedCodec, NeedsNeighbouringLevelsAndAProfileThatNests) {
     EXPECT_EQ(decode(plain.get(), c.chunk, &decoded), CG_ERR_CORRUPT);
 }
 
-TEST(Codec, TasksRunOnAnyThreads) {
+TEST(Codec, TasksRunOnAnyThreads)
+{
     ProfileSpec spec;
     spec.n_layers = 8;
     spec.group_layers = {2, 2, 2, 2};
     const Profile profile = make_profile(spec);
     for (int level = CG_L0; level <= CG_L3; level++) {
-        const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 100, static_cast<cg_level>(level));
+        const Coded c =
+            code(spec, profile.get(), CG_DTYPE_BF16, 0, 100, static_cast<cg_level>(level));
         Bytes alone;
         ASSERT_EQ(decode(profile.get(), c.chunk, &alone), CG_OK);
         // Four threads share one decoder, and each decodes everything.
@@ -709,17 +807,21 @@ TEST(Codec, TasksRunOnAnyThreads) {
         for (unsigned i = 0; i < 4; i++) {
             threads.emplace_back([&, i] {
                 const size_t scratch_bytes = cg_decoder_scratch_bytes(decoder);
-                const std::unique_ptr<void, MallocFree> scratch(aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
+                const std::unique_ptr<void, MallocFree> scratch(
+                    aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
                 const uint32_t n_tasks = cg_decoder_n_tasks(decoder);
                 for (uint32_t k = 0; k < n_tasks; k++) {
                     const uint32_t task = (k + i) % n_tasks;
                     const cg_task_shape shape = cg_decoder_task_shape(decoder, task);
                     Bytes out(shape.elements_bytes);
-                    n_wrong[i] += cg_decoder_run(decoder, task, scratch.get(), scratch_bytes, out.data()) != CG_OK;
+                    n_wrong[i] += cg_decoder_run(decoder, task, scratch.get(), scratch_bytes,
+                                                 out.data()) != CG_OK;
                     const size_t plane_bytes = out.size() / shape.n_layers;
                     for (uint32_t l = 0; l < shape.n_layers; l++)
-                        n_wrong[i] += !std::equal(out.begin() + l * plane_bytes, out.begin() + (l + 1) * plane_bytes,
-                                                  alone.begin() + ((shape.first_layer + l) * 2 + shape.plane) * plane_bytes);
+                        n_wrong[i] += !std::equal(
+                            out.begin() + l * plane_bytes, out.begin() + (l + 1) * plane_bytes,
+                            alone.begin() +
+                                ((shape.first_layer + l) * 2 + shape.plane) * plane_bytes);
                 }
             });
         }
@@ -733,7 +835,8 @@ TEST(Codec, TasksRunOnAnyThreads) {
     }
 }
 
-TEST(Codec, RefusesSmallScratchAndOutput) {
+TEST(Codec, RefusesSmallScratchAndOutput)
+{
     const ProfileSpec spec;
     const Profile profile = make_profile(spec);
     const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 9, CG_L1);
@@ -744,11 +847,13 @@ TEST(Codec, RefusesSmallScratchAndOutput) {
     ASSERT_LE(n, sizeof scratch);
     Bytes out(cg_decoder_task_shape(decoder, 0).elements_bytes);
     EXPECT_EQ(cg_decoder_run(decoder, 0, scratch, n - 1, out.data()), CG_ERR_INVALID_ARGUMENT);
-    EXPECT_EQ(cg_decoder_run(decoder, cg_decoder_n_tasks(decoder), scratch, n, out.data()), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_decoder_run(decoder, cg_decoder_n_tasks(decoder), scratch, n, out.data()),
+              CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_decoder_run(decoder, 0, scratch, n, out.data()), CG_OK);
     cg_decoder_free(decoder);
     Bytes small(c.elements.size() - 1);
-    EXPECT_EQ(cg_decode_chunk(profile.get(), c.chunk.data(), c.chunk.size(), 1, small.data(), small.size()),
+    EXPECT_EQ(cg_decode_chunk(profile.get(), c.chunk.data(), c.chunk.size(), 1, small.data(),
+                              small.size()),
               CG_ERR_BUFFER_TOO_SMALL);
 }
 

@@ -4,11 +4,13 @@
 #include <limits>
 #include <vector>
 
-namespace {
+namespace
+{
 
-TEST(Cursor, ReadsLittleEndianFieldsInTheirOrder) {
-    const std::vector<uint8_t> bytes = {0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07,
-                                        0x08, 0x09, 0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f};
+TEST(Cursor, ReadsLittleEndianFieldsInTheirOrder)
+{
+    const std::vector<uint8_t> bytes = {0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08,
+                                        0x09, 0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f};
     cg_cursor in = {bytes.data(), bytes.size()};
     uint8_t u8;
     uint16_t u16;
@@ -25,7 +27,8 @@ TEST(Cursor, ReadsLittleEndianFieldsInTheirOrder) {
     EXPECT_EQ(in.left_bytes, 0u);
 }
 
-TEST(Cursor, AFailedReadLeavesItWhereItWas) {
+TEST(Cursor, AFailedReadLeavesItWhereItWas)
+{
     const std::vector<uint8_t> bytes(7, 0xff); // of exactly its size: ASan sees an over-read
     cg_cursor in = {bytes.data(), bytes.size()};
     uint64_t u64 = 1;
@@ -54,7 +57,8 @@ TEST(Cursor, AFailedReadLeavesItWhereItWas) {
     EXPECT_TRUE(cg_cursor_bytes(&in, 0, &at));
 }
 
-TEST(Cursor, ReadsFloatsByTheirBits) {
+TEST(Cursor, ReadsFloatsByTheirBits)
+{
     const uint8_t bytes[] = {0, 0, 0x80, 0xbf, 0, 0, 0, 0, 0, 0, 0xf8, 0x3f};
     cg_cursor in = {bytes, sizeof bytes};
     float f32;
@@ -65,7 +69,8 @@ TEST(Cursor, ReadsFloatsByTheirBits) {
     EXPECT_EQ(f64, 1.5);
 }
 
-TEST(Cursor, WhatIsStoredIsLoadedAtEveryWidth) {
+TEST(Cursor, WhatIsStoredIsLoadedAtEveryWidth)
+{
     const uint64_t value = 0xf1e2d3c4b5a69788;
     for (size_t n_bytes = 0; n_bytes <= 8; n_bytes++) {
         SCOPED_TRACE(n_bytes);
@@ -77,12 +82,19 @@ TEST(Cursor, WhatIsStoredIsLoadedAtEveryWidth) {
     }
 }
 
-TEST(SizeMath, ReportsOverflow) {
+TEST(SizeMath, ReportsOverflow)
+{
     const size_t max = std::numeric_limits<size_t>::max();
-    const struct { size_t a, b; bool product_fits, sum_fits; } cases[] = {
-        {0, max, true, true},         {1, max, true, false},
-        {2, max / 2, true, true},     {2, max / 2 + 1, false, true},
-        {max, max, false, false},     {size_t{1} << 32, size_t{1} << 32, false, true},
+    const struct {
+        size_t a, b;
+        bool product_fits, sum_fits;
+    } cases[] = {
+        {0, max, true, true},
+        {1, max, true, false},
+        {2, max / 2, true, true},
+        {2, max / 2 + 1, false, true},
+        {max, max, false, false},
+        {size_t{1} << 32, size_t{1} << 32, false, true},
         {size_t{1} << 31, size_t{1} << 32, true, true},
     };
     for (const auto &c : cases) {

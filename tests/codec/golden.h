@@ -1,9 +1,11 @@
-/* tests/codec/golden.h - which golden files there are: shared by the program that made them and the test. */
+/* tests/codec/golden.h - which golden files there are: shared by the program that made them and the
+ * test. */
 #ifndef CG_TESTS_CODEC_GOLDEN_H
 #define CG_TESTS_CODEC_GOLDEN_H
 #include "profile_maker.h"
 
-namespace cg_test {
+namespace cg_test
+{
 
 struct GoldenChunk {
     const char *name; // NAME.kv, and NAME.raw with the elements that it decodes to
@@ -15,21 +17,31 @@ struct GoldenChunk {
 };
 
 inline const std::vector<GoldenChunk> klt_chunks = {
-    {"bf16-0-L0", CG_DTYPE_BF16, 0, 0}, {"bf16-0-L1", CG_DTYPE_BF16, 1, 0}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0},
-    {"bf16-0-L3", CG_DTYPE_BF16, 3, 0}, {"bf16-1-L0", CG_DTYPE_BF16, 0, 1}, {"bf16-1-L1", CG_DTYPE_BF16, 1, 1},
-    {"bf16-1-L2", CG_DTYPE_BF16, 2, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1}, {"fp16-0-L0", CG_DTYPE_FP16, 0, 0},
-    {"fp16-0-L2", CG_DTYPE_FP16, 2, 0}, {"fp32-0-L0", CG_DTYPE_FP32, 0, 0}, {"fp32-0-L2", CG_DTYPE_FP32, 2, 0},
+    {"bf16-0-L0", CG_DTYPE_BF16, 0, 0},
+    {"bf16-0-L1", CG_DTYPE_BF16, 1, 0},
+    {"bf16-0-L2", CG_DTYPE_BF16, 2, 0},
+    {"bf16-0-L3", CG_DTYPE_BF16, 3, 0},
+    {"bf16-1-L0", CG_DTYPE_BF16, 0, 1},
+    {"bf16-1-L1", CG_DTYPE_BF16, 1, 1},
+    {"bf16-1-L2", CG_DTYPE_BF16, 2, 1},
+    {"bf16-1-L3", CG_DTYPE_BF16, 3, 1},
+    {"fp16-0-L0", CG_DTYPE_FP16, 0, 0},
+    {"fp16-0-L2", CG_DTYPE_FP16, 2, 0},
+    {"fp32-0-L0", CG_DTYPE_FP32, 0, 0},
+    {"fp32-0-L2", CG_DTYPE_FP32, 2, 0},
     {"bf16-1-L1-streams", CG_DTYPE_BF16, 1, 1, 3},
 };
 
 // Groups of 10, 10 and 4 tokens, and of 10 and 3.
 inline const std::vector<GoldenChunk> paper_chunks = {
-    {"bf16-0-L1", CG_DTYPE_BF16, 1, 0}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0}, {"bf16-0-L3", CG_DTYPE_BF16, 3, 0},
-    {"bf16-1-L1", CG_DTYPE_BF16, 1, 1}, {"bf16-1-L2", CG_DTYPE_BF16, 2, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1},
+    {"bf16-0-L1", CG_DTYPE_BF16, 1, 0}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0},
+    {"bf16-0-L3", CG_DTYPE_BF16, 3, 0}, {"bf16-1-L1", CG_DTYPE_BF16, 1, 1},
+    {"bf16-1-L2", CG_DTYPE_BF16, 2, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1},
     {"fp16-1-L2", CG_DTYPE_FP16, 2, 1}, {"fp32-1-L2", CG_DTYPE_FP32, 2, 1},
 };
 
-inline ProfileSpec golden_spec(bool paper) {
+inline ProfileSpec golden_spec(bool paper)
+{
     ProfileSpec spec = paper ? paper_spec() : ProfileSpec();
     spec.n_layers = 3;
     spec.n_kv_heads = 2;
@@ -42,12 +54,14 @@ inline ProfileSpec golden_spec(bool paper) {
 }
 
 inline const std::vector<GoldenChunk> packed_chunks = {
-    {"bf16-0-L1", CG_DTYPE_BF16, 1, 0}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0}, {"bf16-0-L3", CG_DTYPE_BF16, 3, 0},
-    {"bf16-1-L1", CG_DTYPE_BF16, 1, 1}, {"bf16-1-L2", CG_DTYPE_BF16, 2, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1},
+    {"bf16-0-L1", CG_DTYPE_BF16, 1, 0}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0},
+    {"bf16-0-L3", CG_DTYPE_BF16, 3, 0}, {"bf16-1-L1", CG_DTYPE_BF16, 1, 1},
+    {"bf16-1-L2", CG_DTYPE_BF16, 2, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1},
 };
 
 // Narrow components of 2 to 12 bits, whose ends lie anywhere in a byte.
-inline ProfileSpec packed_spec() {
+inline ProfileSpec packed_spec()
+{
     ProfileSpec spec = golden_spec(false);
     spec.packed = true;
     spec.wide_share = 0.2;
@@ -64,7 +78,8 @@ inline const std::vector<GoldenChunk> nested_chunks = {
 };
 
 // Levels given the next coarser one; and two tables of rotation, which layers use in turn.
-inline ProfileSpec nested_spec() {
+inline ProfileSpec nested_spec()
+{
     ProfileSpec spec = golden_spec(false);
     spec.nests = true;
     spec.packed = true;
@@ -92,15 +107,17 @@ inline const GoldenSet golden_sets[] = {
 
 // The key of chunk 0, which is chunk 1's parent, needs chunk 0's tokens.
 inline cg_chunk_header golden_header(const GoldenSet &set, unsigned dtype, int chunk,
-                                     std::vector<uint32_t> *tokens_out) {
+                                     std::vector<uint32_t> *tokens_out)
+{
     const std::vector<uint32_t> all = make_tokens(37, 2026);
-    cg_chunk_header header =
-        make_header(set.spec, static_cast<uint8_t>(dtype), chunk == 0 ? 0 : 24, chunk == 0 ? 24 : 13);
+    cg_chunk_header header = make_header(set.spec, static_cast<uint8_t>(dtype), chunk == 0 ? 0 : 24,
+                                         chunk == 0 ? 24 : 13);
     header.parent = cg_key_root(&header.model, "golden", 6);
     header.extra = cg_key_of_bytes("lora", 4);
     if (chunk == 1)
         header.parent = cg_key_chunk(&header.parent, &header.extra, all.data(), 24);
-    tokens_out->assign(all.begin() + header.first_position, all.begin() + header.first_position + header.n_tokens);
+    tokens_out->assign(all.begin() + header.first_position,
+                       all.begin() + header.first_position + header.n_tokens);
     return header;
 }
 

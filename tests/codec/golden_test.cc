@@ -8,25 +8,30 @@
 #include <gtest/gtest.h>
 #include <iterator>
 
-namespace {
+namespace
+{
 
 using namespace cg_test;
 
-Bytes read_file(const std::string &name) {
+Bytes read_file(const std::string &name)
+{
     std::ifstream file(CG_GOLDEN_DIR "/" + name, std::ios::binary);
     EXPECT_TRUE(file.good()) << name;
     return Bytes(std::istreambuf_iterator<char>(file), {});
 }
 
-// FORMAT.md: one unit in the last place of bf16, which for elements near zero is that of 2^-8 times the head's
-// largest; two units in at most 0.1 % of the elements.
-double bf16_unit(double value) {
+// FORMAT.md: one unit in the last place of bf16, which for elements near zero is that of 2^-8 times
+// the head's largest; two units in at most 0.1 % of the elements.
+double bf16_unit(double value)
+{
     int exponent;
     std::frexp(value, &exponent);
     return value == 0 ? 0 : std::ldexp(1, exponent - 8);
 }
 
-void expect_within_tolerance(const std::vector<float> &got, const std::vector<float> &want, size_t head_dim) {
+void expect_within_tolerance(const std::vector<float> &got, const std::vector<float> &want,
+                             size_t head_dim)
+{
     ASSERT_EQ(got.size(), want.size());
     size_t n_past_one = 0;
     for (size_t head = 0; head < want.size(); head += head_dim) {
@@ -43,9 +48,11 @@ void expect_within_tolerance(const std::vector<float> &got, const std::vector<fl
     EXPECT_LE(n_past_one, want.size() / 1000);
 }
 
-TEST(Golden, ProfilesHaveTheirFingerprints) {
+TEST(Golden, ProfilesHaveTheirFingerprints)
+{
     for (const GoldenSet &set : golden_sets) {
-        const Profile profile = open_profile(read_file(set.directory + std::string("/profile.cgp")));
+        const Profile profile =
+            open_profile(read_file(set.directory + std::string("/profile.cgp")));
         const cg_fingerprint fingerprint = *cg_profile_fingerprint(profile.get());
         cg_key key;
         memcpy(key.bytes, fingerprint.bytes, 16);
@@ -55,18 +62,26 @@ TEST(Golden, ProfilesHaveTheirFingerprints) {
     }
 }
 
-// With every instruction set that this CPU has: profiles are laid out for it, and other loops do the work.
-class GoldenTest : public testing::TestWithParam<const char *> {
-protected:
-    void SetUp() override {
+// With every instruction set that this CPU has: profiles are laid out for it, and other loops do
+// the work.
+class GoldenTest : public testing::TestWithParam<const char *>
+{
+  protected:
+    void SetUp() override
+    {
         if (cg_kernels_named(GetParam()) == nullptr)
-            GTEST_SKIP() << "this CPU or build has no " << GetParam() << ": its decoding is not compared";
+            GTEST_SKIP() << "this CPU or build has no " << GetParam()
+                         << ": its decoding is not compared";
         cg_kernels_use(cg_kernels_named(GetParam()));
     }
-    void TearDown() override { cg_kernels_use(nullptr); }
+    void TearDown() override
+    {
+        cg_kernels_use(nullptr);
+    }
 };
 
-TEST_P(GoldenTest, ChunksDecodeToTheSameElements) {
+TEST_P(GoldenTest, ChunksDecodeToTheSameElements)
+{
     for (const GoldenSet &set : golden_sets) {
         const std::string directory = set.directory + std::string("/");
         const Profile profile = open_profile(read_file(directory + "profile.cgp"));
@@ -87,7 +102,8 @@ TEST_P(GoldenTest, ChunksDecodeToTheSameElements) {
 }
 
 // Symbols of all sizes: integer kernels take what is small at once.
-TEST_P(GoldenTest, LargeSymbolsDecodeAsTheBaselineDecodesThem) {
+TEST_P(GoldenTest, LargeSymbolsDecodeAsTheBaselineDecodesThem)
+{
     for (const double scale : {1.0, 50.0, 3000.0}) {
         SCOPED_TRACE(scale);
         ProfileSpec spec;
@@ -96,19 +112,24 @@ TEST_P(GoldenTest, LargeSymbolsDecodeAsTheBaselineDecodesThem) {
         const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 300);
         const std::vector<uint32_t> tokens = make_tokens(header.n_tokens, 1);
         Bytes chunk, got, want;
-        ASSERT_EQ(encode(open_profile(bytes).get(), header, tokens, make_elements(header, 1, scale), CG_L1, &chunk), CG_OK);
+        ASSERT_EQ(encode(open_profile(bytes).get(), header, tokens, make_elements(header, 1, scale),
+                         CG_L1, &chunk),
+                  CG_OK);
         ASSERT_EQ(decode(open_profile(bytes).get(), chunk, &got), CG_OK);
         cg_kernels_use(&cg_kernels_baseline);
         ASSERT_EQ(decode(open_profile(bytes).get(), chunk, &want), CG_OK);
         cg_kernels_use(cg_kernels_named(GetParam()));
-        expect_within_tolerance(to_floats(got, CG_DTYPE_BF16), to_floats(want, CG_DTYPE_BF16), spec.head_dim);
+        expect_within_tolerance(to_floats(got, CG_DTYPE_BF16), to_floats(want, CG_DTYPE_BF16),
+                                spec.head_dim);
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, GoldenTest, testing::Values("baseline", "avx2", "avx512", "vnni", "amx"),
+INSTANTIATE_TEST_SUITE_P(Isas, GoldenTest,
+                         testing::Values("baseline", "avx2", "avx512", "vnni", "amx"),
                          [](const auto &isa) { return std::string(isa.param); });
 
-TEST(Golden, ChunksCarryTheirHeader) {
+TEST(Golden, ChunksCarryTheirHeader)
+{
     for (const GoldenSet &set : golden_sets) {
         for (const GoldenChunk &golden : set.chunks) {
             const std::string name = set.directory + std::string("/") + golden.name;
@@ -117,7 +138,8 @@ TEST(Golden, ChunksCarryTheirHeader) {
             cg_chunk chunk;
             ASSERT_EQ(cg_chunk_open(bytes.data(), bytes.size(), &chunk), CG_OK);
             std::vector<uint32_t> want_tokens, tokens(chunk.header.n_tokens);
-            const cg_chunk_header want = golden_header(set, golden.dtype, golden.chunk, &want_tokens);
+            const cg_chunk_header want =
+                golden_header(set, golden.dtype, golden.chunk, &want_tokens);
             EXPECT_EQ(chunk.header.level, golden.level);
             EXPECT_EQ(chunk.header.first_position, want.first_position);
             EXPECT_TRUE(cg_geometry_equal(&chunk.header.geometry, &want.geometry));
@@ -129,18 +151,20 @@ TEST(Golden, ChunksCarryTheirHeader) {
     }
 }
 
-TEST(Golden, TranscodingGivesTheCoarserFilesSymbols) {
+TEST(Golden, TranscodingGivesTheCoarserFilesSymbols)
+{
     for (const GoldenSet &set : golden_sets) {
         const std::string directory = set.directory + std::string("/");
         const Profile profile = open_profile(read_file(directory + "profile.cgp"));
         for (int level = 1; level < 3; level++) {
             for (const char *chunk : {"bf16-0-L", "bf16-1-L"}) {
                 const Bytes fine = read_file(directory + chunk + std::to_string(level) + ".kv");
-                const Bytes coarse = read_file(directory + chunk + std::to_string(level + 1) + ".kv");
+                const Bytes coarse =
+                    read_file(directory + chunk + std::to_string(level + 1) + ".kv");
                 uint8_t *bytes;
                 size_t n_bytes;
-                ASSERT_EQ(cg_transcode(profile.get(), fine.data(), fine.size(), static_cast<cg_level>(level + 1),
-                                       &bytes, &n_bytes),
+                ASSERT_EQ(cg_transcode(profile.get(), fine.data(), fine.size(),
+                                       static_cast<cg_level>(level + 1), &bytes, &n_bytes),
                           CG_OK);
                 const Bytes transcoded(bytes, bytes + n_bytes);
                 free(bytes);

@@ -1,4 +1,5 @@
-// Each instruction set's kernels against the baseline's: integers bit for bit, sums within float's rounding.
+// Each instruction set's kernels against the baseline's: integers bit for bit, sums within float's
+// rounding.
 #include "codec/kernels.h"
 
 #include "profile_maker.h"
@@ -7,25 +8,32 @@
 #include <limits>
 #include <memory>
 
-namespace {
+namespace
+{
 
 using namespace cg_test;
 
-class KernelsTest : public testing::TestWithParam<const char *> {
-protected:
-    void SetUp() override {
+class KernelsTest : public testing::TestWithParam<const char *>
+{
+  protected:
+    void SetUp() override
+    {
         kernels = cg_kernels_named(GetParam());
         if (kernels == nullptr)
-            GTEST_SKIP() << "this CPU or build has no " << GetParam() << ": its kernels are not compared";
+            GTEST_SKIP() << "this CPU or build has no " << GetParam()
+                         << ": its kernels are not compared";
         EXPECT_STREQ(kernels->name, GetParam());
     }
-    std::vector<float> draw(size_t n, Random *random) {
+    std::vector<float> draw(size_t n, Random *random)
+    {
         std::vector<float> values(n);
         for (float &x : values)
             x = static_cast<float>(random->normal());
         return values;
     }
-    static void expect_near(const std::vector<float> &got, const std::vector<float> &want, double tolerance) {
+    static void expect_near(const std::vector<float> &got, const std::vector<float> &want,
+                            double tolerance)
+    {
         ASSERT_EQ(got.size(), want.size());
         for (size_t i = 0; i < want.size(); i++)
             ASSERT_NEAR(got[i], want[i], tolerance) << "element " << i;
@@ -33,7 +41,8 @@ protected:
     const cg_kernels *kernels = nullptr, *baseline = &cg_kernels_baseline;
 };
 
-TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder) {
+TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder)
+{
     if (kernels->list_nonzero == nullptr)
         GTEST_SKIP() << GetParam() << " has quads or tiles instead";
     for (size_t n : {0, 1, 3, 4, 5, 7, 8, 31, 32, 33, 100}) {
@@ -43,7 +52,8 @@ TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder) {
             std::vector<int16_t> cells(n);
             std::vector<std::pair<uint32_t, float>> want, got;
             for (size_t i = 0; i < n; i++) {
-                cells[i] = random.below(one_in) == 0 ? static_cast<int16_t>(random.below(65536)) : int16_t{0};
+                cells[i] = random.below(one_in) == 0 ? static_cast<int16_t>(random.below(65536))
+                                                     : int16_t{0};
                 if (cells[i] != 0)
                     want.emplace_back(i, cells[i]);
             }
@@ -56,7 +66,8 @@ TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder) {
     }
 }
 
-TEST_P(KernelsTest, AccumulatesPanels) {
+TEST_P(KernelsTest, AccumulatesPanels)
+{
     if (kernels->accumulate == nullptr)
         GTEST_SKIP() << GetParam() << " has quads or tiles instead";
     const size_t n_components = 50;
@@ -73,11 +84,14 @@ TEST_P(KernelsTest, AccumulatesPanels) {
             SCOPED_TRACE(testing::Message() << "n_list=" << n_list << " n_parts=" << n_parts);
             std::vector<float> got(CG_PANEL_CHANNELS, 7), want = got;
             kernels->accumulate(panel.data(), list.data(), n_list, n_parts, got.data());
-            for (size_t ch = 0; ch < 32 * n_parts; ch++) { // profile_data.h says where a channel lies
+            for (size_t ch = 0; ch < 32 * n_parts;
+                 ch++) { // profile_data.h says where a channel lies
                 double sum = 0;
                 for (const cg_nonzero &x : list) {
-                    const uint32_t word = panel[x.component * (CG_PANEL_CHANNELS / 2) + ch / 32 * 16 + ch % 16];
-                    sum += x.value * cg_bf16_to_f32(static_cast<uint16_t>(ch % 32 < 16 ? word : word >> 16));
+                    const uint32_t word =
+                        panel[x.component * (CG_PANEL_CHANNELS / 2) + ch / 32 * 16 + ch % 16];
+                    sum += x.value *
+                           cg_bf16_to_f32(static_cast<uint16_t>(ch % 32 < 16 ? word : word >> 16));
                 }
                 want[ch] = static_cast<float>(sum);
             }
@@ -86,7 +100,8 @@ TEST_P(KernelsTest, AccumulatesPanels) {
     }
 }
 
-TEST_P(KernelsTest, ListsEveryQuadWithASymbol) {
+TEST_P(KernelsTest, ListsEveryQuadWithASymbol)
+{
     if (kernels->list_quads == nullptr)
         GTEST_SKIP() << GetParam() << " has lists instead";
     const int limit = kernels->quad_limit;
@@ -94,10 +109,12 @@ TEST_P(KernelsTest, ListsEveryQuadWithASymbol) {
         for (uint32_t one_in : {1u, 2u, 10u}) {
             for (int largest : {1, limit, limit + 1, 32768}) {
                 Random random(n + one_in);
-                SCOPED_TRACE(testing::Message() << "n=" << n << " one_in=" << one_in << " largest=" << largest);
+                SCOPED_TRACE(testing::Message()
+                             << "n=" << n << " one_in=" << one_in << " largest=" << largest);
                 std::vector<int16_t> cells(n), got(n);
                 for (int16_t &cell : cells)
-                    cell = static_cast<int16_t>(random.below(one_in) == 0 ? random.below(2 * largest) - largest : 0);
+                    cell = static_cast<int16_t>(
+                        random.below(one_in) == 0 ? random.below(2 * largest) - largest : 0);
                 std::vector<cg_quad> quads((n + 3) / 4 + CG_QUAD_SLACK);
                 cg_quad_row row = {};
                 kernels->list_quads(cells.data(), n, quads.data(), &row);
@@ -130,7 +147,8 @@ TEST_P(KernelsTest, ListsEveryQuadWithASymbol) {
     }
 }
 
-TEST_P(KernelsTest, AccumulatesQuads) {
+TEST_P(KernelsTest, AccumulatesQuads)
+{
     if (kernels->accumulate_quads == nullptr)
         GTEST_SKIP() << GetParam() << " has lists instead";
     const int limit = kernels->quad_limit;
@@ -141,7 +159,8 @@ TEST_P(KernelsTest, AccumulatesQuads) {
     const size_t stride = CG_PANEL_CHANNELS + 5;
     for (unsigned n_sixteens = 1; n_sixteens <= CG_PANEL_CHANNELS / 16; n_sixteens++) {
         for (bool is_first : {true, false}) {
-            SCOPED_TRACE(testing::Message() << "n_sixteens=" << n_sixteens << " is_first=" << is_first);
+            SCOPED_TRACE(testing::Message()
+                         << "n_sixteens=" << n_sixteens << " is_first=" << is_first);
             std::vector<cg_quad_row> rows;
             std::vector<std::vector<cg_quad>> quads;
             for (uint32_t n_quads : {0, 1, 2, 3, int{CG_SLAB_QUADS}}) {
@@ -150,23 +169,27 @@ TEST_P(KernelsTest, AccumulatesQuads) {
                 for (uint32_t i = 0; i < n_quads; i++) {
                     quads.back()[i].index = i * CG_SLAB_QUADS / n_quads;
                     for (int8_t &symbol : quads.back()[i].symbols) {
-                        symbol = static_cast<int8_t>(random.below(4) == 0 ? int(random.below(2 * limit + 1)) - limit : limit);
+                        symbol = static_cast<int8_t>(random.below(4) == 0
+                                                         ? int(random.below(2 * limit + 1)) - limit
+                                                         : limit);
                         sum += symbol;
                     }
                 }
                 rows.push_back({quads.back().data(), n_quads, sum, INT32_MAX});
             }
             std::vector<float> got(rows.size() * stride, 7), want = got;
-            kernels->accumulate_quads(slab.data(), rows.data(), rows.size(), n_sixteens, 0.25f, is_first, got.data(),
-                                      stride);
+            kernels->accumulate_quads(slab.data(), rows.data(), rows.size(), n_sixteens, 0.25f,
+                                      is_first, got.data(), stride);
             for (size_t r = 0; r < rows.size(); r++) {
                 for (size_t ch = 0; ch < 16 * n_sixteens; ch++) {
                     int sum = 0;
                     for (const cg_quad &quad : quads[r]) {
                         for (size_t k = 0; k < 4; k++)
-                            sum += quad.symbols[k] * (slab[(quad.index * CG_PANEL_CHANNELS + ch) * 4 + k] - 128);
+                            sum += quad.symbols[k] *
+                                   (slab[(quad.index * CG_PANEL_CHANNELS + ch) * 4 + k] - 128);
                     }
-                    want[r * stride + ch] = (is_first ? 0.f : 7.f) + 0.25f * static_cast<float>(sum);
+                    want[r * stride + ch] =
+                        (is_first ? 0.f : 7.f) + 0.25f * static_cast<float>(sum);
                 }
             }
             EXPECT_EQ(got, want);
@@ -174,7 +197,8 @@ TEST_P(KernelsTest, AccumulatesQuads) {
     }
 }
 
-TEST_P(KernelsTest, TransformsBackAndForth) {
+TEST_P(KernelsTest, TransformsBackAndForth)
+{
     for (unsigned n : {1u, 15u, 16u, 17u, 63u, 64u, 255u, 256u}) {
         SCOPED_TRACE(testing::Message() << "n_channels=" << n);
         Random random(n);
@@ -184,8 +208,10 @@ TEST_P(KernelsTest, TransformsBackAndForth) {
         baseline->forward_dct(x.data(), stride, n, want.data(), CG_PANEL_CHANNELS);
         kernels->forward_dct(x.data(), stride, n, got.data(), CG_PANEL_CHANNELS);
         expect_near(got, want, 1e-5);
-        baseline->inverse_dct(want.data(), CG_PANEL_CHANNELS, scale.data(), mean.data(), n, a.data(), stride);
-        kernels->inverse_dct(want.data(), CG_PANEL_CHANNELS, scale.data(), mean.data(), n, b.data(), stride);
+        baseline->inverse_dct(want.data(), CG_PANEL_CHANNELS, scale.data(), mean.data(), n,
+                              a.data(), stride);
+        kernels->inverse_dct(want.data(), CG_PANEL_CHANNELS, scale.data(), mean.data(), n, b.data(),
+                             stride);
         expect_near(b, a, 1e-5);
         for (unsigned t = 0; t < 8; t++) {
             for (unsigned ch = 0; ch < n; ch++)
@@ -194,7 +220,8 @@ TEST_P(KernelsTest, TransformsBackAndForth) {
     }
 }
 
-TEST_P(KernelsTest, RotatesPairsNeoxWise) {
+TEST_P(KernelsTest, RotatesPairsNeoxWise)
+{
     for (unsigned half : {1u, 7u, 16u, 32u, 33u, 64u}) {
         Random random(half);
         const auto head = draw(2 * half + 5, &random);
@@ -213,7 +240,8 @@ TEST_P(KernelsTest, RotatesPairsNeoxWise) {
     }
 }
 
-TEST_P(KernelsTest, RoundsToBf16BitForBit) {
+TEST_P(KernelsTest, RoundsToBf16BitForBit)
+{
     std::vector<float> values;
     for (uint32_t high = 0; high < 0x10000; high += 7) {
         for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
@@ -226,11 +254,14 @@ TEST_P(KernelsTest, RoundsToBf16BitForBit) {
     EXPECT_EQ(got, want);
 }
 
-TEST_P(KernelsTest, ProjectsOnTheBasis) {
+TEST_P(KernelsTest, ProjectsOnTheBasis)
+{
     for (size_t n_components : {1, 15, 16, 17, 50}) {
         for (size_t n_rows : {1, 2, 7, 16, 17, 32, 33, 40}) {
-            SCOPED_TRACE(testing::Message() << "n_components=" << n_components << " n_rows=" << n_rows);
-            const size_t n_channels = 37, n_pairs = 32, stride = 2 * n_pairs, n_sixteens = (n_components + 15) / 16;
+            SCOPED_TRACE(testing::Message()
+                         << "n_components=" << n_components << " n_rows=" << n_rows);
+            const size_t n_channels = 37, n_pairs = 32, stride = 2 * n_pairs,
+                         n_sixteens = (n_components + 15) / 16;
             Random random(n_components + n_rows);
             auto rows = draw(n_rows * stride, &random);
             for (size_t i = 0; i < rows.size(); i++)
@@ -241,7 +272,8 @@ TEST_P(KernelsTest, ProjectsOnTheBasis) {
                 const size_t c = i / n_channels, ch = i % n_channels;
                 const uint16_t bits = cg_bf16_from_f32(static_cast<float>(random.normal()));
                 basis[i] = cg_bf16_to_f32(bits);
-                analysis[(c / 16 * n_pairs + ch / 2) * 16 + c % 16] |= static_cast<uint32_t>(bits) << (ch % 2 * 16);
+                analysis[(c / 16 * n_pairs + ch / 2) * 16 + c % 16] |= static_cast<uint32_t>(bits)
+                                                                       << (ch % 2 * 16);
             }
             const size_t coef_stride = 16 * n_sixteens + 16;
             const std::unique_ptr<void, MallocFree> split(aligned_alloc(64, 64 * stride * 2));
@@ -261,12 +293,14 @@ TEST_P(KernelsTest, ProjectsOnTheBasis) {
     }
 }
 
-TEST_P(KernelsTest, ProjectsOnNarrowNumbers) {
+TEST_P(KernelsTest, ProjectsOnNarrowNumbers)
+{
     if (kernels->project_narrow == nullptr)
         GTEST_SKIP() << GetParam() << " projects on bf16 only";
     for (size_t n_sixteens : {1, 2, 3}) {
         for (size_t n_rows : {1, 7, 8, 9, 33, 70}) {
-            for (bool is_alike : {false, true}) { // alike: no sums are larger for numbers of that norm
+            for (bool is_alike :
+                 {false, true}) { // alike: no sums are larger for numbers of that norm
                 SCOPED_TRACE(testing::Message() << n_sixteens << " " << n_rows << " " << is_alike);
                 const size_t n_channels = 1000, n_pairs = 512, stride = 2 * n_pairs;
                 Random random(n_sixteens + n_rows);
@@ -278,22 +312,27 @@ TEST_P(KernelsTest, ProjectsOnNarrowNumbers) {
                     double square = 0;
                     scale[c] = static_cast<float>(random.uniform(0.001, 0.1));
                     for (size_t ch = 0; ch < n_channels; ch++) {
-                        const int x = is_alike ? 4096 : static_cast<int>(random.below(1 << (c % 12))) - (1 << (c % 12)) / 2;
+                        const int x = is_alike ? 4096
+                                               : static_cast<int>(random.below(1 << (c % 12))) -
+                                                     (1 << (c % 12)) / 2;
                         square += x * x;
                         numbers[c * n_channels + ch] = x;
-                        analysis[(c / 16 * n_pairs + ch / 2) * 16 + c % 16] |= static_cast<uint32_t>(x & 0xffff)
-                                                                               << (ch % 2 * 16);
+                        analysis[(c / 16 * n_pairs + ch / 2) * 16 + c % 16] |=
+                            static_cast<uint32_t>(x & 0xffff) << (ch % 2 * 16);
                     }
                     norm = std::max(norm, std::sqrt(square));
                 }
                 for (size_t i = 0; i < rows.size(); i++)
-                    rows[i] = i % stride < n_channels ? static_cast<float>(is_alike ? -100 : random.normal()) : 0;
+                    rows[i] = i % stride < n_channels
+                                  ? static_cast<float>(is_alike ? -100 : random.normal())
+                                  : 0;
                 const size_t coef_stride = 16 * n_sixteens + 16;
                 const std::unique_ptr<void, MallocFree> split(aligned_alloc(64, 64 * stride * 2));
                 std::vector<float> got((n_rows + 31) / 32 * 32 * coef_stride, 7);
                 kernels->project_narrow(rows.data(), stride, n_rows, analysis.data(), scale.data(),
                                         static_cast<float>(norm), n_pairs, n_sixteens,
-                                        static_cast<uint16_t *>(split.get()), got.data(), coef_stride);
+                                        static_cast<uint16_t *>(split.get()), got.data(),
+                                        coef_stride);
                 for (size_t r = 0; r < n_rows; r++) {
                     double square = 0, largest = 0;
                     for (size_t ch = 0; ch < n_channels; ch++) {
@@ -311,19 +350,22 @@ TEST_P(KernelsTest, ProjectsOnNarrowNumbers) {
                                     scale[c] * (0.5001 * unit * size + 1e-6 * std::fabs(sum)))
                             << r << " " << c;
                     }
-                    ASSERT_EQ(got[r * coef_stride + 16 * n_sixteens], 7) << "a column behind the last";
+                    ASSERT_EQ(got[r * coef_stride + 16 * n_sixteens], 7)
+                        << "a column behind the last";
                 }
             }
         }
     }
 }
 
-TEST_P(KernelsTest, QuantizesLikeTheBaselineAndKeepsToInt16) {
+TEST_P(KernelsTest, QuantizesLikeTheBaselineAndKeepsToInt16)
+{
     Random random(3);
     auto coef = draw(100, &random);
     for (float &x : coef)
         x *= 10;
-    for (const float x : {0.5f, -0.5f, 1.5f, -1.5f, 0.49999997f, 32767.f, 32768.f, -32768.f, 3e38f, -3e38f, 0.f, -0.f})
+    for (const float x : {0.5f, -0.5f, 1.5f, -1.5f, 0.49999997f, 32767.f, 32768.f, -32768.f, 3e38f,
+                          -3e38f, 0.f, -0.f})
         coef.push_back(x);
     coef.push_back(std::numeric_limits<float>::infinity());
     coef.push_back(-std::numeric_limits<float>::infinity());
@@ -341,7 +383,8 @@ TEST_P(KernelsTest, QuantizesLikeTheBaselineAndKeepsToInt16) {
         ASSERT_EQ(got[i], std::lround(coef[i])) << coef[i];
 }
 
-TEST_P(KernelsTest, QuantizesChannelsWithinHalfAStepAndKeepsToInt16) {
+TEST_P(KernelsTest, QuantizesChannelsWithinHalfAStepAndKeepsToInt16)
+{
     for (size_t n : {1, 7, 8, 15, 16, 17, 192}) {
         SCOPED_TRACE(n);
         Random random(n);
@@ -360,22 +403,26 @@ TEST_P(KernelsTest, QuantizesChannelsWithinHalfAStepAndKeepsToInt16) {
         std::vector<float> zero(n), huge(n, 3e38f), ones(n, 1), below(n, -3e38f), nan(n, NAN);
         kernels->quantize_channels(huge.data(), zero.data(), ones.data(), n, cells.data());
         EXPECT_EQ(cells[n - 1], 32767);
-        kernels->quantize_channels(below.data(), huge.data(), ones.data(), n, cells.data()); // the difference overflows
+        kernels->quantize_channels(below.data(), huge.data(), ones.data(), n,
+                                   cells.data()); // the difference overflows
         EXPECT_EQ(cells[n - 1], -32767);
         kernels->quantize_channels(nan.data(), zero.data(), ones.data(), n, cells.data());
         EXPECT_EQ(cells[n - 1], 32767);
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest, testing::Values("baseline", "avx2", "avx512", "vnni", "amx"),
+INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest,
+                         testing::Values("baseline", "avx2", "avx512", "vnni", "amx"),
                          [](const auto &isa) { return std::string(isa.param); });
 
-TEST(Kernels, TheBestIsOneOfTheNamed) {
+TEST(Kernels, TheBestIsOneOfTheNamed)
+{
     EXPECT_EQ(cg_kernels_best(), cg_kernels_named(cg_kernels_best()->name));
     EXPECT_EQ(cg_kernels_named("none"), nullptr);
 }
 
-TEST(Kernels, SynthesizesTilesOnMatrixUnits) {
+TEST(Kernels, SynthesizesTilesOnMatrixUnits)
+{
     const cg_kernels *kernels = cg_kernels_named("amx");
     if (kernels == nullptr)
         GTEST_SKIP() << "this CPU or kernel has no AMX: its inverse KLT is not checked";
@@ -386,20 +433,23 @@ TEST(Kernels, SynthesizesTilesOnMatrixUnits) {
             Random random(n_blocks * 100 + n_active);
             std::vector<int16_t> cells(n_blocks * n_active);
             for (int16_t &x : cells) // all sizes: bf16 has 8 bits
-                x = static_cast<int16_t>(static_cast<int>(random.below(65536)) - 32768) >> random.below(16);
+                x = static_cast<int16_t>(static_cast<int>(random.below(65536)) - 32768) >>
+                    random.below(16);
             if (!cells.empty())
                 cells[0] = -32768;
             std::vector<uint16_t> basis(n_deep * tile), panel(basis.size());
             for (size_t c = 0; c < 32 * n_deep; c++) {
                 for (size_t ch = 0; ch < 32; ch++) {
                     basis[c * 32 + ch] = cg_bf16_from_f32(static_cast<float>(random.normal()));
-                    panel[c / 32 * tile + ch / 16 * (tile / 2) + c % 32 / 2 * 32 + ch % 16 * 2 + c % 2] = basis[c * 32 + ch];
+                    panel[c / 32 * tile + ch / 16 * (tile / 2) + c % 32 / 2 * 32 + ch % 16 * 2 +
+                          c % 2] = basis[c * 32 + ch];
                 }
             }
             std::vector<uint16_t> tiles(2 * n_deep * tile), of(2 * n_deep);
             cg_tiled_symbols symbols[CG_DCT] = {};
-            symbols[3] = {tiles.data(), of.data(),
-                          kernels->tile_symbols(cells.data(), n_blocks, n_active, tiles.data(), of.data())};
+            symbols[3] = {
+                tiles.data(), of.data(),
+                kernels->tile_symbols(cells.data(), n_blocks, n_active, tiles.data(), of.data())};
             ASSERT_LE(symbols[3].n_tiles, 2 * ((n_active + 31) / 32));
             std::vector<float> y(CG_DCT * 32 * y_stride, 7);
             kernels->synthesize(symbols, n_blocks, panel.data(), y.data(), 32 * y_stride, y_stride);
@@ -408,11 +458,13 @@ TEST(Kernels, SynthesizesTilesOnMatrixUnits) {
                     for (size_t ch = 0; ch < 32; ch++) {
                         double sum = 0, size = 1;
                         for (size_t c = 0; f == 3 && c < n_active; c++) {
-                            const double x = cells[b * n_active + c] * cg_bf16_to_f32(basis[c * 32 + ch]);
+                            const double x =
+                                cells[b * n_active + c] * cg_bf16_to_f32(basis[c * 32 + ch]);
                             sum += x;
                             size += std::fabs(x);
                         }
-                        ASSERT_NEAR(y[(f * 32 + b) * y_stride + ch], sum, 1e-6 * size) << f << " " << b << " " << ch;
+                        ASSERT_NEAR(y[(f * 32 + b) * y_stride + ch], sum, 1e-6 * size)
+                            << f << " " << b << " " << ch;
                     }
                     ASSERT_EQ(y[(f * 32 + b) * y_stride + 32], 7) << "a channel behind the last";
                 }

@@ -5,15 +5,18 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace
+{
 
-std::string hex(const cg_key &key) {
+std::string hex(const cg_key &key)
+{
     char text[CG_KEY_HEX_BYTES];
     cg_key_to_hex(&key, text);
     return text;
 }
 
-cg_fingerprint model_0_to_15() {
+cg_fingerprint model_0_to_15()
+{
     cg_fingerprint model;
     for (size_t i = 0; i < sizeof model.bytes; i++)
         model.bytes[i] = static_cast<uint8_t>(i);
@@ -27,7 +30,8 @@ cg_fingerprint model_0_to_15() {
 //   first = x(root + zero + struct.pack("<4I", 1, 2, 3, 70000))
 //   lora  = x(b"lora-7")
 //   next  = x(first + lora + struct.pack("<1000I", *[i * 2654435761 % 49152 for i in range(1000)]))
-TEST(Key, ChainEqualsThatOfAnotherImplementation) {
+TEST(Key, ChainEqualsThatOfAnotherImplementation)
+{
     const cg_fingerprint model = model_0_to_15();
     const cg_key zero = {};
     const cg_key root = cg_key_root(&model, nullptr, 0);
@@ -49,7 +53,8 @@ TEST(Key, ChainEqualsThatOfAnotherImplementation) {
     EXPECT_EQ(hex(next), "e1d1bb58b732c68d7cc9d35baed1078b");
 }
 
-TEST(Key, EveryInputMakesAnotherKey) {
+TEST(Key, EveryInputMakesAnotherKey)
+{
     const cg_fingerprint model = model_0_to_15();
     cg_fingerprint other_model = model;
     other_model.bytes[15] ^= 1;
@@ -71,7 +76,8 @@ TEST(Key, EveryInputMakesAnotherKey) {
     }
 }
 
-TEST(Key, HexIsThirtyTwoLowerCaseDigits) {
+TEST(Key, HexIsThirtyTwoLowerCaseDigits)
+{
     const std::string good = "0123456789abcdef00ff10e0a5b6c7d8";
     cg_key key;
     ASSERT_TRUE(cg_key_from_hex(good.c_str(), &key));
@@ -91,7 +97,8 @@ TEST(Key, HexIsThirtyTwoLowerCaseDigits) {
     EXPECT_TRUE(cg_key_equal(&key, &before));
 }
 
-TEST(Key, KnowsZero) {
+TEST(Key, KnowsZero)
+{
     cg_key key = {};
     EXPECT_TRUE(cg_key_is_zero(&key));
     key.bytes[15] = 1;

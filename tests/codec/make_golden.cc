@@ -1,5 +1,5 @@
-// tests/codec/make_golden.cc - makes the golden files of a format version: tests/golden/README says when.
-// usage: make_golden DIRECTORY    which is named like one of golden.h's sets
+// tests/codec/make_golden.cc - makes the golden files of a format version: tests/golden/README says
+// when. usage: make_golden DIRECTORY    which is named like one of golden.h's sets
 #include "codec/lossy.h"
 #include "golden.h"
 
@@ -9,21 +9,26 @@
 
 using namespace cg_test;
 
-static void require(bool ok, const std::string &what) {
+static void require(bool ok, const std::string &what)
+{
     if (ok)
         return;
     fprintf(stderr, "make_golden: %s\n", what.c_str());
     exit(1);
 }
 
-static void write_file(const std::string &path, const Bytes &bytes) {
+static void write_file(const std::string &path, const Bytes &bytes)
+{
     std::ofstream file(path, std::ios::binary);
-    file.write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    file.write(reinterpret_cast<const char *>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
     require(file.good(), path);
 }
 
-// The same chunk with the symbols of each section in n_streams streams: a small one has only one by itself.
-static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t n_streams) {
+// The same chunk with the symbols of each section in n_streams streams: a small one has only one by
+// itself.
+static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t n_streams)
+{
     cg_chunk chunk;
     require(cg_chunk_open(bytes.data(), bytes.size(), &chunk) == CG_OK, "with_streams");
     const size_t n_blocks = cg_lossy_n_blocks(chunk.header.n_tokens);
@@ -31,34 +36,44 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
     cg_chunk_sections(&chunk, sections.data());
     Bytes out(chunk.header.header_bytes);
     for (cg_section &s : sections) {
-        Bytes section(bytes.begin() + static_cast<long>(s.offset), bytes.begin() + static_cast<long>(s.offset + s.bytes));
+        Bytes section(bytes.begin() + static_cast<long>(s.offset),
+                      bytes.begin() + static_cast<long>(s.offset + s.bytes));
         if (s.kind == CG_SECTION_SYMBOLS) {
-            const cg_level_columns &columns = profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
-            const std::unique_ptr<void, MallocFree> memory(aligned_alloc(64, cg_lossy_symbols_bytes(&columns, n_blocks)));
-            const cg_symbols symbols = cg_lossy_lay_symbols(&columns, nullptr, n_blocks, memory.get());
+            const cg_level_columns &columns =
+                profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
+            const std::unique_ptr<void, MallocFree> memory(
+                aligned_alloc(64, cg_lossy_symbols_bytes(&columns, n_blocks)));
+            const cg_symbols symbols =
+                cg_lossy_lay_symbols(&columns, nullptr, n_blocks, memory.get());
             size_t used;
-            require(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks, section.data(),
-                                   section.size(), &used) == CG_OK,
+            require(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
+                                   section.data(), section.size(), &used) == CG_OK,
                     "with_streams");
-            section.resize(cg_rans_bound_bytes(symbols.strips, symbols.n_strips, n_blocks, n_streams));
+            section.resize(
+                cg_rans_bound_bytes(symbols.strips, symbols.n_strips, n_blocks, n_streams));
             Bytes words(section.size());
-            section.resize(cg_rans_encode(profile->classes, symbols.strips, symbols.n_strips, n_blocks, n_streams,
-                                          section.data(), section.size(), words.data()));
+            section.resize(cg_rans_encode(profile->classes, symbols.strips, symbols.n_strips,
+                                          n_blocks, n_streams, section.data(), section.size(),
+                                          words.data()));
             require(!section.empty(), "with_streams");
         }
         s.bytes = static_cast<uint32_t>(section.size());
         out.insert(out.end(), section.begin(), section.end());
     }
-    require(cg_chunk_finish(&chunk.header, sections.data(), out.data(), out.size()) == CG_OK, "with_streams");
+    require(cg_chunk_finish(&chunk.header, sections.data(), out.data(), out.size()) == CG_OK,
+            "with_streams");
     return out;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     require(argc == 2, "usage: make_golden DIRECTORY");
     const std::string directory = std::string(argv[1]) + "/";
-    const auto set = std::find_if(std::begin(golden_sets), std::end(golden_sets), [&](const GoldenSet &s) {
-        return std::string(argv[1]).substr(std::string(argv[1]).find_last_of('/') + 1) == s.directory;
-    });
+    const auto set =
+        std::find_if(std::begin(golden_sets), std::end(golden_sets), [&](const GoldenSet &s) {
+            return std::string(argv[1]).substr(std::string(argv[1]).find_last_of('/') + 1) ==
+                   s.directory;
+        });
     require(set != std::end(golden_sets), "no such set");
     const Bytes profile_bytes = make_profile_bytes(set->spec);
     const Profile profile = open_profile(profile_bytes);
@@ -67,12 +82,13 @@ int main(int argc, char **argv) {
         std::vector<uint32_t> tokens;
         const cg_chunk_header header = golden_header(*set, golden.dtype, golden.chunk, &tokens);
         Bytes elements = make_elements(header, 100 + golden.chunk), chunk, decoded;
-        if (golden.level == 0 && golden.chunk == 0) // every exponent and sign, NaNs and infinities too
+        if (golden.level == 0 &&
+            golden.chunk == 0) // every exponent and sign, NaNs and infinities too
             for (size_t i = 0; i < elements.size(); i += 7)
                 elements[i] = static_cast<uint8_t>(i * 37);
         const int finest = golden.finest > 0 ? golden.finest : golden.level;
-        require(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(finest), &chunk, 1,
-                       golden.finest > 0 ? CG_L3 : CG_L0) == CG_OK,
+        require(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(finest),
+                       &chunk, 1, golden.finest > 0 ? CG_L3 : CG_L0) == CG_OK,
                 golden.name);
         cg_chunk_header made;
         require(cg_chunk_header_parse(chunk.data(), chunk.size(), &made) == CG_OK, golden.name);

@@ -5,7 +5,8 @@
 #include <gtest/gtest.h>
 #include <limits>
 
-namespace {
+namespace
+{
 
 using namespace cg_test;
 
@@ -19,8 +20,9 @@ struct Coded {
     cg_status status;
 };
 
-Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype, uint32_t first_position,
-           uint32_t n_tokens, cg_level level) {
+Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype,
+           uint32_t first_position, uint32_t n_tokens, cg_level level)
+{
     Coded c;
     c.header = make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
     c.tokens = make_tokens(n_tokens, n_tokens);
@@ -29,7 +31,8 @@ Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype, u
     return c;
 }
 
-Bytes transcode(const cg_profile *profile, const Bytes &chunk, cg_level level) {
+Bytes transcode(const cg_profile *profile, const Bytes &chunk, cg_level level)
+{
     uint8_t *bytes = nullptr;
     size_t n_bytes = 0;
     EXPECT_EQ(cg_transcode(profile, chunk.data(), chunk.size(), level, &bytes, &n_bytes), CG_OK);
@@ -38,31 +41,39 @@ Bytes transcode(const cg_profile *profile, const Bytes &chunk, cg_level level) {
 }
 
 // A decoded element is off by at most `steps` of its steps, and what rounding to the dtype adds.
-void expect_errors_within(const cg_profile *p, const Coded &c, const Bytes &decoded, int level, double steps) {
+void expect_errors_within(const cg_profile *p, const Coded &c, const Bytes &decoded, int level,
+                          double steps)
+{
     const unsigned dtype = c.header.geometry.dtype;
-    const double relative = dtype == CG_DTYPE_BF16 ? 0x1p-8 : dtype == CG_DTYPE_FP16 ? 0x1p-11 : 0x1p-22;
+    const double relative = dtype == CG_DTYPE_BF16   ? 0x1p-8
+                            : dtype == CG_DTYPE_FP16 ? 0x1p-11
+                                                     : 0x1p-22;
     const auto want = to_floats(c.elements, dtype), got = to_floats(decoded, dtype);
     const uint32_t n_tokens = c.header.n_tokens;
     for (size_t plane = 0; plane < 2u * p->geometry.n_layers; plane++) {
         for (uint32_t t = 0; t < n_tokens; t++) {
             for (size_t ch = 0; ch < channels; ch++) {
                 const size_t of = plane * channels + ch, e = (plane * n_tokens + t) * channels + ch;
-                const double bound = t % 10 == 0 ? 0.5 * p->anchor_step[of]
-                                                 : steps * p->step[level - 1][plane % 2] / p->weight[of];
+                const double bound = t % 10 == 0
+                                         ? 0.5 * p->anchor_step[of]
+                                         : steps * p->step[level - 1][plane % 2] / p->weight[of];
                 ASSERT_NEAR(got[e], want[e], bound * 1.0001 + relative * (std::fabs(want[e]) + 4))
-                    << "layer " << plane / 2 << " plane " << plane % 2 << " token " << t << " channel " << ch;
+                    << "layer " << plane / 2 << " plane " << plane % 2 << " token " << t
+                    << " channel " << ch;
             }
         }
     }
 }
 
-TEST(Paper, ErrorsStayWithinHalfAStepAtAnyPosition) {
+TEST(Paper, ErrorsStayWithinHalfAStepAtAnyPosition)
+{
     const ProfileSpec spec = paper_spec();
     const Profile profile = make_profile(spec);
     for (const uint32_t first_position : {0u, 3u, 25600u}) {
         for (const uint32_t n_tokens : {1, 2, 9, 10, 11, 12, 20, 21, 255, 256}) {
             for (int level = CG_L1; level <= CG_L3; level++) {
-                SCOPED_TRACE(testing::Message() << "L" << level << " tokens=" << n_tokens << " at " << first_position);
+                SCOPED_TRACE(testing::Message()
+                             << "L" << level << " tokens=" << n_tokens << " at " << first_position);
                 const Coded c = code(spec, profile.get(), CG_DTYPE_FP32, first_position, n_tokens,
                                      static_cast<cg_level>(level));
                 ASSERT_EQ(c.status, CG_OK);
@@ -75,8 +86,10 @@ TEST(Paper, ErrorsStayWithinHalfAStepAtAnyPosition) {
     }
 }
 
-TEST(Paper, ErrorsStayWithinHalfAStepInEveryDtype) {
-    for (const uint16_t head_dim : {uint16_t{2}, uint16_t{16}, uint16_t{32}}) { // 32 channels are one to 16 heads
+TEST(Paper, ErrorsStayWithinHalfAStepInEveryDtype)
+{
+    for (const uint16_t head_dim :
+         {uint16_t{2}, uint16_t{16}, uint16_t{32}}) { // 32 channels are one to 16 heads
         ProfileSpec spec = paper_spec();
         spec.head_dim = head_dim;
         spec.n_kv_heads = static_cast<uint16_t>(channels / head_dim);
@@ -92,7 +105,8 @@ TEST(Paper, ErrorsStayWithinHalfAStepInEveryDtype) {
     }
 }
 
-TEST(Paper, ChannelsThatAreNoMultipleOfTheLanes) {
+TEST(Paper, ChannelsThatAreNoMultipleOfTheLanes)
+{
     ProfileSpec spec = paper_spec();
     spec.n_kv_heads = 3;
     spec.head_dim = 14;
@@ -107,7 +121,8 @@ TEST(Paper, ChannelsThatAreNoMultipleOfTheLanes) {
         ASSERT_NEAR(got[i], want[i], 0.5 * spec.step[1][0] * 2.001) << i; // no weight is below 1/2
 }
 
-TEST(Paper, TheFirstTokensAreExactWhereAProfileAsksForIt) {
+TEST(Paper, TheFirstTokensAreExactWhereAProfileAsksForIt)
+{
     ProfileSpec spec = paper_spec();
     spec.n_sinks = 4;
     const Profile profile = make_profile(spec);
@@ -117,24 +132,28 @@ TEST(Paper, TheFirstTokensAreExactWhereAProfileAsksForIt) {
     ASSERT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
     const size_t token_bytes = 2 * channels;
     for (size_t at = 0; at < decoded.size(); at += 24 * token_bytes)
-        EXPECT_TRUE(std::equal(decoded.begin() + at, decoded.begin() + at + 4 * token_bytes, c.elements.begin() + at));
+        EXPECT_TRUE(std::equal(decoded.begin() + at, decoded.begin() + at + 4 * token_bytes,
+                               c.elements.begin() + at));
     EXPECT_NE(decoded, c.elements);
 }
 
-TEST(Paper, ManyLevelsAtOnceEqualOneAtATime) {
+TEST(Paper, ManyLevelsAtOnceEqualOneAtATime)
+{
     const ProfileSpec spec = paper_spec();
     const Profile profile = make_profile(spec);
     Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 47, CG_L1);
     cg_encoder *encoder;
     ASSERT_EQ(cg_encoder_new(profile.get(), &c.header, c.tokens.data(), 0xe, &encoder), CG_OK);
     const size_t scratch_bytes = cg_encoder_scratch_bytes(encoder);
-    const std::unique_ptr<void, MallocFree> scratch(aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
+    const std::unique_ptr<void, MallocFree> scratch(
+        aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
     const size_t plane_bytes = 47 * channels * 2;
     for (uint32_t task = 0; task < cg_encoder_n_tasks(encoder); task++) {
         const cg_task_shape shape = cg_encoder_task_shape(encoder, task);
         Bytes in;
         for (uint32_t l = 0; l < shape.n_layers; l++) {
-            const auto at = c.elements.begin() + ((shape.first_layer + l) * 2 + shape.plane) * plane_bytes;
+            const auto at =
+                c.elements.begin() + ((shape.first_layer + l) * 2 + shape.plane) * plane_bytes;
             in.insert(in.end(), at, at + plane_bytes);
         }
         ASSERT_EQ(cg_encoder_run(encoder, task, scratch.get(), scratch_bytes, in.data()), CG_OK);
@@ -142,22 +161,27 @@ TEST(Paper, ManyLevelsAtOnceEqualOneAtATime) {
     for (int level = CG_L1; level <= CG_L3; level++) {
         uint8_t *bytes;
         size_t n_bytes;
-        ASSERT_EQ(cg_encoder_finish(encoder, static_cast<cg_level>(level), &bytes, &n_bytes), CG_OK);
+        ASSERT_EQ(cg_encoder_finish(encoder, static_cast<cg_level>(level), &bytes, &n_bytes),
+                  CG_OK);
         const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
-        EXPECT_EQ(Bytes(bytes, bytes + n_bytes),
-                  code(spec, profile.get(), CG_DTYPE_BF16, 0, 47, static_cast<cg_level>(level)).chunk)
+        EXPECT_EQ(
+            Bytes(bytes, bytes + n_bytes),
+            code(spec, profile.get(), CG_DTYPE_BF16, 0, 47, static_cast<cg_level>(level)).chunk)
             << "L" << level;
     }
     cg_encoder_free(encoder);
 }
 
-TEST(Paper, TranscodingAFactor3IsCodingDirectly) {
+TEST(Paper, TranscodingAFactor3IsCodingDirectly)
+{
     const ProfileSpec spec = paper_spec();
     const Profile profile = make_profile(spec);
     for (const uint32_t n_tokens : {1, 10, 133}) {
         for (const auto &step : {std::pair<int, int>{1, 2}, {2, 3}, {1, 3}}) {
-            SCOPED_TRACE(testing::Message() << "L" << step.first << " to L" << step.second << " n_tokens=" << n_tokens);
-            const auto from = static_cast<cg_level>(step.first), to = static_cast<cg_level>(step.second);
+            SCOPED_TRACE(testing::Message() << "L" << step.first << " to L" << step.second
+                                            << " n_tokens=" << n_tokens);
+            const auto from = static_cast<cg_level>(step.first),
+                       to = static_cast<cg_level>(step.second);
             const Bytes fine = code(spec, profile.get(), CG_DTYPE_BF16, 5, n_tokens, from).chunk;
             const Bytes direct = code(spec, profile.get(), CG_DTYPE_BF16, 5, n_tokens, to).chunk;
             EXPECT_EQ(transcode(profile.get(), fine, to), direct);
@@ -165,26 +189,32 @@ TEST(Paper, TranscodingAFactor3IsCodingDirectly) {
     }
 }
 
-TEST(Paper, TranscodingOtherRatiosErrsByBothSteps) {
+TEST(Paper, TranscodingOtherRatiosErrsByBothSteps)
+{
     ProfileSpec spec = paper_spec();
     for (unsigned level = 0; level < 3; level++)
         spec.step[level][CG_K] = spec.step[level][CG_V] = static_cast<float>(level + 1) / 16;
     const Profile profile = make_profile(spec);
     for (const auto &step : {std::pair<int, int>{1, 2}, {2, 3}}) {
-        const Coded c = code(spec, profile.get(), CG_DTYPE_FP32, 0, 64, static_cast<cg_level>(step.first));
+        const Coded c =
+            code(spec, profile.get(), CG_DTYPE_FP32, 0, 64, static_cast<cg_level>(step.first));
         Bytes decoded;
         const Bytes coarse = transcode(profile.get(), c.chunk, static_cast<cg_level>(step.second));
         ASSERT_EQ(decode(profile.get(), coarse, &decoded), CG_OK);
-        expect_errors_within(profile.get(), c, decoded, step.second, 0.5 + 0.5 * step.first / step.second);
+        expect_errors_within(profile.get(), c, decoded, step.second,
+                             0.5 + 0.5 * step.first / step.second);
     }
 }
 
-TEST(Paper, RefusesWhatIsNotFinite) {
+TEST(Paper, RefusesWhatIsNotFinite)
+{
     const ProfileSpec spec = paper_spec();
     const Profile profile = make_profile(spec);
     for (const unsigned dtype : all_dtypes) {
-        for (const size_t token : {0, 3, 20}) { // of 21: an anchor, a delta, the last group's only token
-            for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        for (const size_t token :
+             {0, 3, 20}) { // of 21: an anchor, a delta, the last group's only token
+            for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                                    std::numeric_limits<float>::infinity()}) {
                 Coded c = code(spec, profile.get(), dtype, 0, 21, CG_L2);
                 Bytes one;
                 if (dtype == CG_DTYPE_FP16)
@@ -200,20 +230,23 @@ TEST(Paper, RefusesWhatIsNotFinite) {
     }
 }
 
-TEST(Paper, CodesHugeFiniteNumbersWithoutHarm) {
+TEST(Paper, CodesHugeFiniteNumbersWithoutHarm)
+{
     const ProfileSpec spec = paper_spec();
     const Profile profile = make_profile(spec);
     Coded c = code(spec, profile.get(), CG_DTYPE_FP32, 0, 24, CG_L1);
     Random random(2);
     for (size_t i = 0; i < c.elements.size(); i += 4)
-        cg_put_le(&c.elements[i], 4, cg_f32_bits(random.below(2) ? 3.4e38f : -3.4e38f)); // differences overflow
+        cg_put_le(&c.elements[i], 4,
+                  cg_f32_bits(random.below(2) ? 3.4e38f : -3.4e38f)); // differences overflow
     ASSERT_EQ(encode(profile.get(), c.header, c.tokens, c.elements, CG_L1, &c.chunk), CG_OK);
     Bytes decoded;
     EXPECT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
 }
 
 // The chunk with its first symbols section replaced, and all checksums right.
-Bytes with_section(const Bytes &chunk, const Bytes &section) {
+Bytes with_section(const Bytes &chunk, const Bytes &section)
+{
     cg_chunk opened;
     EXPECT_EQ(cg_chunk_open(chunk.data(), chunk.size(), &opened), CG_OK);
     std::vector<cg_section> sections(opened.header.n_sections);
@@ -229,7 +262,8 @@ Bytes with_section(const Bytes &chunk, const Bytes &section) {
     return bytes;
 }
 
-TEST(Paper, RefusesSectionsThatAreNotTwoMatrices) {
+TEST(Paper, RefusesSectionsThatAreNotTwoMatrices)
+{
     const ProfileSpec spec = paper_spec();
     const Profile profile = make_profile(spec);
     const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 12, CG_L1);
@@ -245,12 +279,14 @@ TEST(Paper, RefusesSectionsThatAreNotTwoMatrices) {
     Bytes decoded;
     EXPECT_EQ(decode(profile.get(), with_section(c.chunk, good), &decoded), CG_OK);
     for (size_t n = 0; n < good.size(); n++) {
-        const Bytes chunk = with_section(c.chunk, Bytes(good.begin(), good.begin() + static_cast<long>(n)));
+        const Bytes chunk =
+            with_section(c.chunk, Bytes(good.begin(), good.begin() + static_cast<long>(n)));
         EXPECT_EQ(decode(profile.get(), chunk, &decoded), CG_ERR_TRUNCATED) << n;
         uint8_t *coarse;
         size_t n_coarse;
-        EXPECT_EQ(cg_transcode(profile.get(), chunk.data(), chunk.size(), CG_L2, &coarse, &n_coarse),
-                  CG_ERR_TRUNCATED)
+        EXPECT_EQ(
+            cg_transcode(profile.get(), chunk.data(), chunk.size(), CG_L2, &coarse, &n_coarse),
+            CG_ERR_TRUNCATED)
             << n;
     }
     Bytes bad = good;
@@ -259,7 +295,8 @@ TEST(Paper, RefusesSectionsThatAreNotTwoMatrices) {
     EXPECT_EQ(decode(profile.get(), longer, &decoded), CG_ERR_CORRUPT);
     uint8_t *coarse;
     size_t n_coarse;
-    EXPECT_EQ(cg_transcode(profile.get(), longer.data(), longer.size(), CG_L2, &coarse, &n_coarse), CG_ERR_CORRUPT);
+    EXPECT_EQ(cg_transcode(profile.get(), longer.data(), longer.size(), CG_L2, &coarse, &n_coarse),
+              CG_ERR_CORRUPT);
     bad = good;
     bad.insert(bad.end(), good.begin(), border); // a third matrix
     EXPECT_EQ(decode(profile.get(), with_section(c.chunk, bad), &decoded), CG_ERR_CORRUPT);
@@ -268,7 +305,8 @@ TEST(Paper, RefusesSectionsThatAreNotTwoMatrices) {
     EXPECT_NE(decode(profile.get(), with_section(c.chunk, bad), &decoded), CG_OK);
 }
 
-TEST(Paper, SurvivesDamagedSections) {
+TEST(Paper, SurvivesDamagedSections)
+{
     const ProfileSpec spec = paper_spec();
     const Profile profile = make_profile(spec);
     const Coded c = code(spec, profile.get(), CG_DTYPE_BF16, 0, 12, CG_L1);

@@ -1,8 +1,8 @@
 /* tests/codec/profile_maker.h - small synthetic profiles and caches for tests.
  *
- * A profile here has random orthonormal bases, random means and weights, and classes of every shape (small and large
- * alphabets, shifts), dealt out to the columns at random: real profiles are tamer. Bytes: codec/FORMAT.md, "Profile".
- * Everything follows from a seed.
+ * A profile here has random orthonormal bases, random means and weights, and classes of every shape
+ * (small and large alphabets, shifts), dealt out to the columns at random: real profiles are tamer.
+ * Bytes: codec/FORMAT.md, "Profile". Everything follows from a seed.
  */
 #ifndef CG_TESTS_CODEC_PROFILE_MAKER_H
 #define CG_TESTS_CODEC_PROFILE_MAKER_H
@@ -21,35 +21,49 @@
 #include <vector>
 #include <xxhash.h>
 
-namespace cg_test {
+namespace cg_test
+{
 
 using Bytes = std::vector<uint8_t>;
 
-class Random {
-public:
-    explicit Random(uint64_t seed) : engine_(seed) {}
-    uint32_t below(uint32_t n) { return static_cast<uint32_t>(engine_() % n); }
-    double uniform(double from, double to) {
+class Random
+{
+  public:
+    explicit Random(uint64_t seed) : engine_(seed)
+    {
+    }
+    uint32_t below(uint32_t n)
+    {
+        return static_cast<uint32_t>(engine_() % n);
+    }
+    double uniform(double from, double to)
+    {
         return from + (to - from) * static_cast<double>(engine_() >> 11) * 0x1p-53;
     }
     // Of the standard normal distribution, nearly: a sum of twelve.
-    double normal() {
+    double normal()
+    {
         double sum = -6;
         for (int i = 0; i < 12; i++)
             sum += uniform(0, 1);
         return sum;
     }
 
-private:
+  private:
     std::mt19937_64 engine_;
 };
 
-inline void put(Bytes *out, uint64_t value, size_t n_bytes) {
+inline void put(Bytes *out, uint64_t value, size_t n_bytes)
+{
     out->resize(out->size() + n_bytes);
     cg_put_le(out->data() + out->size() - n_bytes, n_bytes, value);
 }
-inline void put_f32(Bytes *out, float value) { put(out, cg_f32_bits(value), 4); }
-inline void put_f64(Bytes *out, double value) {
+inline void put_f32(Bytes *out, float value)
+{
+    put(out, cg_f32_bits(value), 4);
+}
+inline void put_f64(Bytes *out, double value)
+{
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     put(out, bits, 8);
@@ -59,24 +73,26 @@ struct ProfileSpec {
     uint16_t n_layers = 4, n_kv_heads = 2, head_dim = 16;
     uint8_t dtype = CG_DTYPE_BF16;
     std::vector<uint16_t> group_layers = {3, 1}; // uneven
-    uint16_t rotary_dim = 16; // 0: no rope
+    uint16_t rotary_dim = 16;                    // 0: no rope
     uint16_t n_sinks = 4;
     // Factor 3 apart, and exact in binary: coarser levels nest exactly.
     float step[3][2] = {{1 / 16.f, 3 / 64.f}, {3 / 16.f, 9 / 64.f}, {9 / 16.f, 27 / 64.f}};
-    bool all_active = true; // else fewer components, fewest at L3 and high frequencies
-    double wide_share = 0.5; // of the components whose basis is bf16, not scaled bytes
-    bool packed = false;     // narrow components of 2 to 12 bits
-    bool nests = false;      // has tables for nested chunks
+    bool all_active = true;     // else fewer components, fewest at L3 and high frequencies
+    double wide_share = 0.5;    // of the components whose basis is bf16, not scaled bytes
+    bool packed = false;        // narrow components of 2 to 12 bits
+    bool nests = false;         // has tables for nested chunks
     bool rising_active = false; // L1 has fewer components than coarser levels
     uint64_t seed = 1;
-    size_t excess_active = 0; // columns beyond the components: a lie
+    size_t excess_active = 0;              // columns beyond the components: a lie
     std::vector<double> theta = {10000.0}; // of each rope table
     std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
     bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
 };
 
-// Steps of anchors are far below those of deltas: a token on the wrong side of a group's border shows in its error.
-inline ProfileSpec paper_spec() {
+// Steps of anchors are far below those of deltas: a token on the wrong side of a group's border
+// shows in its error.
+inline ProfileSpec paper_spec()
+{
     ProfileSpec spec;
     spec.rotary_dim = 0;
     spec.n_sinks = 0;
@@ -84,8 +100,10 @@ inline ProfileSpec paper_spec() {
     return spec;
 }
 
-// Frequencies of n symbols that fall by `fall` from one index to the next, as integers that sum to 1 << 14.
-inline std::vector<uint16_t> falling_freq(unsigned n_symbols, double fall) {
+// Frequencies of n symbols that fall by `fall` from one index to the next, as integers that sum to
+// 1 << 14.
+inline std::vector<uint16_t> falling_freq(unsigned n_symbols, double fall)
+{
     std::vector<double> share(n_symbols);
     for (unsigned i = 0; i < n_symbols; i++)
         share[i] = std::pow(fall, i);
@@ -93,7 +111,8 @@ inline std::vector<uint16_t> falling_freq(unsigned n_symbols, double fall) {
     std::vector<uint16_t> freq(n_symbols);
     int left = 1 << 14;
     for (unsigned i = 0; i < n_symbols; i++) {
-        freq[i] = static_cast<uint16_t>(1 + (((1 << 14) - static_cast<int>(n_symbols)) * share[i] / sum));
+        freq[i] =
+            static_cast<uint16_t>(1 + (((1 << 14) - static_cast<int>(n_symbols)) * share[i] / sum));
         left -= freq[i];
     }
     freq[0] = static_cast<uint16_t>(freq[0] + left);
@@ -105,22 +124,27 @@ struct ClassSpec {
     std::vector<uint16_t> freq;
 };
 
-inline std::vector<ClassSpec> mixed_classes() {
+inline std::vector<ClassSpec> mixed_classes()
+{
     return {{0, falling_freq(16, 0.7)}, {0, falling_freq(2, 0.1)},  {0, falling_freq(64, 0.9)},
             {2, falling_freq(8, 0.6)},  {5, falling_freq(4, 0.3)},  {12, falling_freq(2, 0.01)},
             {0, falling_freq(6, 0.05)}, {1, falling_freq(64, 0.95)}};
 }
 
-inline double dot(const std::vector<double> &a, const std::vector<double> &b) {
+inline double dot(const std::vector<double> &a, const std::vector<double> &b)
+{
     return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
 }
-inline void add_scaled(std::vector<double> *a, double factor, const std::vector<double> &b) {
+inline void add_scaled(std::vector<double> *a, double factor, const std::vector<double> &b)
+{
     for (size_t i = 0; i < b.size(); i++)
         (*a)[i] += factor * b[i];
 }
 
-// Rows are orthonormal: Gram-Schmidt, twice, of random rows; for large n a few random reflections, which are faster.
-inline std::vector<std::vector<double>> random_orthonormal(size_t n, Random *random) {
+// Rows are orthonormal: Gram-Schmidt, twice, of random rows; for large n a few random reflections,
+// which are faster.
+inline std::vector<std::vector<double>> random_orthonormal(size_t n, Random *random)
+{
     std::vector<std::vector<double>> rows(n, std::vector<double>(n));
     if (n > 64) {
         for (size_t i = 0; i < n; i++)
@@ -150,19 +174,23 @@ inline std::vector<std::vector<double>> random_orthonormal(size_t n, Random *ran
 }
 
 // Fills in file_bytes and the hash at the end, after the bytes were changed.
-inline void seal_profile(Bytes *bytes) {
+inline void seal_profile(Bytes *bytes)
+{
     cg_put_le(bytes->data() + 16, 8, bytes->size());
     cg_put_le(bytes->data() + bytes->size() - 8, 8, XXH3_64bits(bytes->data(), bytes->size() - 8));
 }
 
-inline cg_fingerprint model_of(const ProfileSpec &spec) {
+inline cg_fingerprint model_of(const ProfileSpec &spec)
+{
     cg_fingerprint model;
     for (size_t i = 0; i < sizeof model.bytes; i++)
         model.bytes[i] = static_cast<uint8_t>(0xa0 + i + spec.seed);
     return model;
 }
 
-inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<ClassSpec> &classes = mixed_classes()) {
+inline Bytes make_profile_bytes(const ProfileSpec &spec,
+                                const std::vector<ClassSpec> &classes = mixed_classes())
+{
     Random random(spec.seed);
     const size_t channels = size_t{spec.n_kv_heads} * spec.head_dim;
     const size_t n_table = size_t{spec.n_layers} * 2 * channels;
@@ -233,7 +261,8 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
         for (unsigned plane = 0; plane < 2; plane++) {
             const size_t n = n_layers * channels;
             n_components.push_back(spec.all_active ? n : n * 7 / 8);
-            n_wide.push_back(static_cast<size_t>(spec.wide_share * static_cast<double>(n_components.back())));
+            n_wide.push_back(
+                static_cast<size_t>(spec.wide_share * static_cast<double>(n_components.back())));
             put(&out, n_components.back(), 2);
             put(&out, n_wide.back(), 2);
         }
@@ -242,7 +271,8 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
         for (const size_t n : n_components) {
             std::vector<size_t> n_active(8, spec.rising_active && level == 1 ? n - 1 : n);
             for (unsigned f = 0; f < 8 && !spec.all_active; f++)
-                n_active[f] = f + 2 * level >= 12 ? 0 : n - n * (f + 2 * (level - 1)) / 12; // 0 of some
+                n_active[f] =
+                    f + 2 * level >= 12 ? 0 : n - n * (f + 2 * (level - 1)) / 12; // 0 of some
             for (size_t &active : n_active)
                 put(&out, active += spec.excess_active, 2);
             for (const size_t active : n_active) {
@@ -271,7 +301,8 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
             uint32_t pending = 0;
             unsigned n_pending = 0;
             for (const double x : basis[c]) {
-                pending |= (static_cast<uint32_t>(std::lrint(x / scale)) & ((1u << bits) - 1)) << n_pending;
+                pending |= (static_cast<uint32_t>(std::lrint(x / scale)) & ((1u << bits) - 1))
+                           << n_pending;
                 for (n_pending += bits; n_pending >= 8; n_pending -= 8, pending >>= 8)
                     put(&out, pending & 0xff, 1);
             }
@@ -285,21 +316,30 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec, const std::vector<Class
 }
 
 struct ProfileFree {
-    void operator()(cg_profile *profile) const { cg_profile_free(profile); }
+    void operator()(cg_profile *profile) const
+    {
+        cg_profile_free(profile);
+    }
 };
 using Profile = std::unique_ptr<cg_profile, ProfileFree>;
 
-inline Profile open_profile(const Bytes &bytes) {
+inline Profile open_profile(const Bytes &bytes)
+{
     cg_profile *profile;
     const cg_status status = cg_profile_open(bytes.data(), bytes.size(), &profile);
     if (status != CG_OK)
         throw std::runtime_error(std::string("profile_maker: ") + cg_strerror(status));
     return Profile(profile);
 }
-inline Profile make_profile(const ProfileSpec &spec) { return open_profile(make_profile_bytes(spec)); }
+inline Profile make_profile(const ProfileSpec &spec)
+{
+    return open_profile(make_profile_bytes(spec));
+}
 
 // n_tokens of a context at first_position, with keys that follow from it.
-inline cg_chunk_header make_header(const ProfileSpec &spec, uint8_t dtype, uint32_t first_position, uint32_t n_tokens) {
+inline cg_chunk_header make_header(const ProfileSpec &spec, uint8_t dtype, uint32_t first_position,
+                                   uint32_t n_tokens)
+{
     cg_chunk_header header = {};
     header.geometry = {spec.n_layers, spec.n_kv_heads, spec.head_dim, dtype, 2};
     header.first_position = first_position;
@@ -309,7 +349,9 @@ inline cg_chunk_header make_header(const ProfileSpec &spec, uint8_t dtype, uint3
     return header;
 }
 
-inline std::vector<uint32_t> make_tokens(uint32_t n_tokens, uint64_t seed, uint32_t vocabulary = 49152) {
+inline std::vector<uint32_t> make_tokens(uint32_t n_tokens, uint64_t seed,
+                                         uint32_t vocabulary = 49152)
+{
     Random random(seed);
     std::vector<uint32_t> tokens(n_tokens);
     for (uint32_t &token : tokens)
@@ -318,13 +360,15 @@ inline std::vector<uint32_t> make_tokens(uint32_t n_tokens, uint64_t seed, uint3
 }
 
 // Elements of one dtype, from and to floats.
-inline void put_element(Bytes *out, unsigned dtype, float value) {
+inline void put_element(Bytes *out, unsigned dtype, float value)
+{
     if (dtype == CG_DTYPE_FP32)
         put(out, cg_f32_bits(value), 4);
     else
         put(out, dtype == CG_DTYPE_BF16 ? cg_bf16_from_f32(value) : cg_fp16_from_f32(value), 2);
 }
-inline std::vector<float> to_floats(const Bytes &elements, unsigned dtype) {
+inline std::vector<float> to_floats(const Bytes &elements, unsigned dtype)
+{
     const size_t n_bytes = cg_dtype_bytes(dtype);
     std::vector<float> values(elements.size() / n_bytes);
     for (size_t i = 0; i < values.size(); i++) {
@@ -336,13 +380,16 @@ inline std::vector<float> to_floats(const Bytes &elements, unsigned dtype) {
     return values;
 }
 
-// A cache [n_layers][2][n_tokens][n_kv_heads][head_dim] that is smooth along tokens, as real ones are somewhat.
-inline Bytes make_elements(const cg_chunk_header &header, uint64_t seed, double scale = 1.0) {
+// A cache [n_layers][2][n_tokens][n_kv_heads][head_dim] that is smooth along tokens, as real ones
+// are somewhat.
+inline Bytes make_elements(const cg_chunk_header &header, uint64_t seed, double scale = 1.0)
+{
     const cg_geometry &g = header.geometry;
     Random random(seed);
     const size_t channels = cg_geometry_channels(&g);
     Bytes out;
-    out.reserve(static_cast<size_t>(cg_geometry_elements(&g, header.n_tokens)) * cg_dtype_bytes(g.dtype));
+    out.reserve(static_cast<size_t>(cg_geometry_elements(&g, header.n_tokens)) *
+                cg_dtype_bytes(g.dtype));
     for (unsigned plane = 0; plane < 2u * g.n_layers; plane++) {
         std::vector<double> state(channels);
         for (double &x : state)
@@ -358,16 +405,21 @@ inline Bytes make_elements(const cg_chunk_header &header, uint64_t seed, double 
 }
 
 struct MallocFree {
-    void operator()(void *memory) const { free(memory); }
+    void operator()(void *memory) const
+    {
+        free(memory);
+    }
 };
 
-inline cg_status encode(const cg_profile *profile, const cg_chunk_header &header, const std::vector<uint32_t> &tokens,
-                        const Bytes &elements, cg_level level, Bytes *chunk_out, unsigned n_threads = 1,
-                        cg_level coarsest = CG_L0) {
+inline cg_status encode(const cg_profile *profile, const cg_chunk_header &header,
+                        const std::vector<uint32_t> &tokens, const Bytes &elements, cg_level level,
+                        Bytes *chunk_out, unsigned n_threads = 1, cg_level coarsest = CG_L0)
+{
     uint8_t *bytes = nullptr;
     size_t n_bytes = 0;
-    const cg_status status = cg_encode_chunk(profile, &header, tokens.data(), elements.data(), elements.size(), level,
-                                             std::max(level, coarsest), n_threads, &bytes, &n_bytes);
+    const cg_status status =
+        cg_encode_chunk(profile, &header, tokens.data(), elements.data(), elements.size(), level,
+                        std::max(level, coarsest), n_threads, &bytes, &n_bytes);
     const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
     chunk_out->clear();
     if (status == CG_OK)
@@ -376,21 +428,26 @@ inline cg_status encode(const cg_profile *profile, const cg_chunk_header &header
 }
 
 // From an exact copy, so that ASan sees an over-read.
-inline cg_status decode(const cg_profile *profile, const Bytes &chunk, Bytes *elements_out, unsigned n_threads = 1) {
+inline cg_status decode(const cg_profile *profile, const Bytes &chunk, Bytes *elements_out,
+                        unsigned n_threads = 1)
+{
     cg_chunk_header header;
     cg_status status = cg_chunk_header_parse(chunk.data(), chunk.size(), &header);
     if (status != CG_OK)
         return status;
-    elements_out->assign(static_cast<size_t>(cg_geometry_elements(&header.geometry, header.n_tokens)) *
-                             cg_dtype_bytes(header.geometry.dtype),
-                         0xcc);
+    elements_out->assign(
+        static_cast<size_t>(cg_geometry_elements(&header.geometry, header.n_tokens)) *
+            cg_dtype_bytes(header.geometry.dtype),
+        0xcc);
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[chunk.size()]);
     std::copy(chunk.begin(), chunk.end(), exact.get());
-    return cg_decode_chunk(profile, exact.get(), chunk.size(), n_threads, elements_out->data(), elements_out->size());
+    return cg_decode_chunk(profile, exact.get(), chunk.size(), n_threads, elements_out->data(),
+                           elements_out->size());
 }
 
 // Corrects the checksums of a chunk whose sections were changed: what an attacker does, too.
-inline void seal_chunk(Bytes *chunk) {
+inline void seal_chunk(Bytes *chunk)
+{
     const size_t n_sections = cg_get_le(chunk->data() + 44, 4);
     size_t at = CG_CHUNK_FIXED_BYTES + n_sections * CG_CHUNK_SECTION_BYTES;
     Bytes hashed(chunk->begin(), chunk->begin() + 152);

@@ -8,11 +8,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-namespace {
+namespace
+{
 
 using namespace cg_test;
 
-cg_status open(const Bytes &bytes) {
+cg_status open(const Bytes &bytes)
+{
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[bytes.size()]);
     std::copy(bytes.begin(), bytes.end(), exact.get());
     cg_profile *profile;
@@ -22,7 +24,8 @@ cg_status open(const Bytes &bytes) {
     return status;
 }
 
-TEST(Profile, TellsWhatItIsFor) {
+TEST(Profile, TellsWhatItIsFor)
+{
     ProfileSpec spec;
     const Bytes bytes = make_profile_bytes(spec);
     const Profile profile = open_profile(bytes);
@@ -36,7 +39,8 @@ TEST(Profile, TellsWhatItIsFor) {
     EXPECT_EQ(0, memcmp(cg_profile_fingerprint(profile.get())->bytes, fingerprint.bytes, 16));
 }
 
-TEST(Profile, OpensManyShapes) {
+TEST(Profile, OpensManyShapes)
+{
     for (ProfileSpec spec : {ProfileSpec{1, 1, 2, CG_DTYPE_FP16, {1}, 0, 0},
                              ProfileSpec{2, 1, 66, CG_DTYPE_FP32, {1, 1}, 64, 8},
                              ProfileSpec{1, 1, 256, CG_DTYPE_BF16, {1}, 128, 1},
@@ -48,13 +52,15 @@ TEST(Profile, OpensManyShapes) {
 }
 
 // Of few channels: one of each preset.
-std::vector<Bytes> small_profiles() {
+std::vector<Bytes> small_profiles()
+{
     ProfileSpec klt, paper = paper_spec();
     klt.head_dim = klt.rotary_dim = paper.head_dim = 4;
     return {make_profile_bytes(klt), make_profile_bytes(paper)};
 }
 
-void expect_truncations_refused(const Bytes &good) {
+void expect_truncations_refused(const Bytes &good)
+{
     for (size_t n = 0; n < good.size(); n++) {
         Bytes bytes(good.begin(), good.begin() + n);
         EXPECT_EQ(open(bytes), CG_ERR_TRUNCATED) << n;
@@ -70,12 +76,14 @@ void expect_truncations_refused(const Bytes &good) {
     EXPECT_NE(open(longer), CG_OK);
 }
 
-TEST(Profile, RefusesEveryTruncation) {
+TEST(Profile, RefusesEveryTruncation)
+{
     for (const Bytes &good : small_profiles())
         expect_truncations_refused(good);
 }
 
-TEST(Profile, RefusesEveryFlippedBit) {
+TEST(Profile, RefusesEveryFlippedBit)
+{
     for (const Bytes &good : small_profiles()) {
         for (size_t bit = 0; bit < 8 * good.size(); bit++) {
             Bytes damaged = good;
@@ -85,7 +93,8 @@ TEST(Profile, RefusesEveryFlippedBit) {
     }
 }
 
-TEST(Profile, RefusesHostileFields) {
+TEST(Profile, RefusesHostileFields)
+{
     ProfileSpec spec; // C = 32, groups of 3 and 1 layers
     const Bytes good = make_profile_bytes(spec);
     const size_t groups_at = 80 + 8 * 8, steps_at = groups_at + 4, mean_at = steps_at + 24;
@@ -100,7 +109,12 @@ TEST(Profile, RefusesHostileFields) {
     const size_t scale_at = basis_at + 48 * 96 * 2;
     const uint64_t nan = 0x7fc00000, infinity = 0x7f800000;
 
-    const struct { const char *what; size_t offset, bytes; uint64_t value; cg_status want; } cases[] = {
+    const struct {
+        const char *what;
+        size_t offset, bytes;
+        uint64_t value;
+        cg_status want;
+    } cases[] = {
         {"unchanged", 12, 4, 0, CG_OK},
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"version", 8, 4, 2, CG_ERR_UNSUPPORTED_VERSION},
@@ -167,7 +181,8 @@ TEST(Profile, RefusesHostileFields) {
     Bytes smaller = good;
     cg_put_le(smaller.data() + 16, 8, good.size() - 1);
     EXPECT_EQ(open(smaller), CG_ERR_CORRUPT);
-    for (const uint64_t size : {uint64_t{0}, uint64_t{1}, uint64_t{7}, uint64_t{80}, uint64_t{87}}) {
+    for (const uint64_t size :
+         {uint64_t{0}, uint64_t{1}, uint64_t{7}, uint64_t{80}, uint64_t{87}}) {
         cg_put_le(smaller.data() + 16, 8, size);
         EXPECT_EQ(open(smaller), CG_ERR_CORRUPT) << size;
     }
@@ -175,7 +190,8 @@ TEST(Profile, RefusesHostileFields) {
     EXPECT_EQ(open(smaller), CG_ERR_TRUNCATED);
 }
 
-TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas) {
+TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas)
+{
     ProfileSpec spec; // C = 32, groups of 3 and 1 layers
     spec.nests = true;
     const Bytes good = make_profile_bytes(spec);
@@ -186,8 +202,13 @@ TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas)
     for (const ClassSpec &c : mixed_classes())
         refine_at += 2 + 2 * c.freq.size();
     EXPECT_EQ(profile->classes[0].refine[0], cg_get_le(good.data() + refine_at, 4));
-    const struct { const char *what; size_t offset, bytes; uint64_t value; } cases[] = {
-        {"no zeros", refine_at, 2, 0},          {"nothing away", refine_at + 2, 2, 0},
+    const struct {
+        const char *what;
+        size_t offset, bytes;
+        uint64_t value;
+    } cases[] = {
+        {"no zeros", refine_at, 2, 0},
+        {"nothing away", refine_at + 2, 2, 0},
         {"nothing back", refine_at + 4, 4, 8192u | 8192u << 16},
         {"step of L2's V", steps_at + 12, 4, cg_f32_bits(9 / 64.f * 1.001f)},
         {"step of L3's K", steps_at + 16, 4, cg_f32_bits(9 / 16.f * 0.999f)},
@@ -196,7 +217,8 @@ TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas)
     for (const auto &c : cases) {
         Bytes hostile = good;
         cg_put_le(hostile.data() + c.offset, c.bytes, c.value);
-        if (c.offset == 64) hostile[66] = hostile[68] = 0;
+        if (c.offset == 64)
+            hostile[66] = hostile[68] = 0;
         seal_profile(&hostile);
         EXPECT_EQ(open(hostile), CG_ERR_CORRUPT) << c.what;
     }
@@ -210,13 +232,19 @@ TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas)
     EXPECT_EQ(open(make_profile_bytes(spec)), CG_OK);
 }
 
-TEST(Profile, RefusesRopeTablesThatAreNotThere) {
+TEST(Profile, RefusesRopeTablesThatAreNotThere)
+{
     ProfileSpec spec;
     spec.theta = {10000.0, 1e6};
     spec.layer_rope = {0, 1, 1, 0};
     const Bytes good = make_profile_bytes(spec);
     const size_t layer_rope_at = 80 + 2 * 8 * 8;
-    const struct { const char *what; size_t offset; uint8_t value; cg_status want; } cases[] = {
+    const struct {
+        const char *what;
+        size_t offset;
+        uint8_t value;
+        cg_status want;
+    } cases[] = {
         {"unchanged", 12, 0, CG_OK},
         {"no table", 76, 0, CG_ERR_CORRUPT},
         {"one table", 76, 1, CG_ERR_CORRUPT},
@@ -235,7 +263,8 @@ TEST(Profile, RefusesRopeTablesThatAreNotThere) {
     }
 }
 
-TEST(Profile, RefusesHostileNarrowComponents) {
+TEST(Profile, RefusesHostileNarrowComponents)
+{
     ProfileSpec spec;
     spec.packed = true;
     spec.wide_share = 0;
@@ -248,7 +277,12 @@ TEST(Profile, RefusesHostileNarrowComponents) {
     for (size_t c = 0; c < 18; c++)
         group += 5 + (18 * (12 - c % 11) + 7) / 8;
     const size_t first = good.size() - 8 - 8 * group, second = first + 5 + 27;
-    const struct { const char *what; size_t offset; uint8_t value; cg_status want; } cases[] = {
+    const struct {
+        const char *what;
+        size_t offset;
+        uint8_t value;
+        cg_status want;
+    } cases[] = {
         {"unchanged", first, 12, CG_OK},
         {"1 bit", first, 1, CG_ERR_CORRUPT},
         {"13 bits", first, 13, CG_ERR_CORRUPT},
@@ -263,12 +297,19 @@ TEST(Profile, RefusesHostileNarrowComponents) {
     }
 }
 
-TEST(Profile, RefusesHostileFieldsOfAnchors) {
+TEST(Profile, RefusesHostileFieldsOfAnchors)
+{
     const Bytes good = make_profile_bytes(paper_spec()); // C = 32, 4 layers: tables of 256 channels
-    const size_t steps_at = 80 + 4, anchor_step_at = steps_at + 24 + 2 * 1024, classes_at = anchor_step_at + 1024;
+    const size_t steps_at = 80 + 4, anchor_step_at = steps_at + 24 + 2 * 1024,
+                 classes_at = anchor_step_at + 1024;
     const size_t columns_at = good.size() - 8 - 4 * 256;
     const uint64_t nan = 0x7fc00000;
-    const struct { const char *what; size_t offset, bytes; uint64_t value; cg_status want; } cases[] = {
+    const struct {
+        const char *what;
+        size_t offset, bytes;
+        uint64_t value;
+        cg_status want;
+    } cases[] = {
         {"unchanged", 12, 4, 0, CG_OK},
         {"channel transform", 64, 1, 1, CG_ERR_UNSUPPORTED},
         {"token transform 1 without a KLT", 65, 1, 1, CG_ERR_UNSUPPORTED},
@@ -298,13 +339,15 @@ TEST(Profile, RefusesHostileFieldsOfAnchors) {
     EXPECT_EQ(open(make_profile_bytes(wide)), CG_OK);
 }
 
-TEST(Profile, RefusesColumnsWithoutAComponent) {
+TEST(Profile, RefusesColumnsWithoutAComponent)
+{
     ProfileSpec spec;
     spec.excess_active = 1; // nothing else is wrong: the decoder would read past the basis
     EXPECT_EQ(open(make_profile_bytes(spec)), CG_ERR_CORRUPT);
 }
 
-TEST(Profile, OpensAFile) {
+TEST(Profile, OpensAFile)
+{
     char path[] = "/tmp/cg_profile_test.XXXXXX";
     const int fd = mkstemp(path);
     ASSERT_GE(fd, 0);

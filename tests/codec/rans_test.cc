@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <gtest/gtest.h>
 
-namespace {
+namespace
+{
 
 using cg_test::Bytes;
 using cg_test::Random;
@@ -18,22 +19,27 @@ struct Matrix {
     std::vector<uint8_t> column_class;
     std::vector<cg_rans_strip> strips;
 
-    Matrix(size_t rows, const std::vector<uint32_t> &widths, size_t n_classes, Random *random) : n_rows(rows) {
+    Matrix(size_t rows, const std::vector<uint32_t> &widths, size_t n_classes, Random *random)
+        : n_rows(rows)
+    {
         for (const uint32_t w : widths)
             n_columns += w;
         cells.resize(n_rows * n_columns);
         for (size_t c = 0; c < n_columns; c++)
-            column_class.push_back(static_cast<uint8_t>(random->below(static_cast<uint32_t>(n_classes))));
+            column_class.push_back(
+                static_cast<uint8_t>(random->below(static_cast<uint32_t>(n_classes))));
         size_t at = 0;
         for (const uint32_t w : widths) {
-            strips.push_back({cells.data() + at, n_columns, column_class.data() + at, w, nullptr, 0});
+            strips.push_back(
+                {cells.data() + at, n_columns, column_class.data() + at, w, nullptr, 0});
             at += w;
         }
     }
     Matrix(const Matrix &) = delete;
 
     // Makes every second strip or so one that refines coarse cells.
-    void refine_some(Random *random) {
+    void refine_some(Random *random)
+    {
         coarse.resize(cells.size());
         size_t at = 0;
         for (cg_rans_strip &strip : strips) {
@@ -44,8 +50,10 @@ struct Matrix {
                 for (size_t row = 0; row < n_rows; row++) {
                     for (uint32_t lane = 0; lane < strip.n_lanes; lane++) {
                         const size_t i = at + row * n_columns + lane;
-                        coarse[i] = static_cast<int16_t>(std::clamp(std::lrint(spread * random->normal()), -10922L, 10922L));
-                        cells[i] = static_cast<int16_t>(3 * coarse[i] + static_cast<int>(random->below(3)) - 1);
+                        coarse[i] = static_cast<int16_t>(
+                            std::clamp(std::lrint(spread * random->normal()), -10922L, 10922L));
+                        cells[i] = static_cast<int16_t>(3 * coarse[i] +
+                                                        static_cast<int>(random->below(3)) - 1);
                     }
                 }
             }
@@ -53,26 +61,30 @@ struct Matrix {
         }
     }
 
-    cg_rans_matrix of(const std::vector<cg_rans_class> &classes, size_t n_streams) const {
+    cg_rans_matrix of(const std::vector<cg_rans_class> &classes, size_t n_streams) const
+    {
         return {classes.data(), strips.data(), strips.size(), n_rows, n_streams};
     }
 };
 
-void draw_refinement(cg_rans_class *cls, Random *random) {
+void draw_refinement(cg_rans_class *cls, Random *random)
+{
     uint16_t freq[CG_RANS_REFINE_CONTEXTS][2];
     for (auto &of_context : freq) {
         of_context[0] = static_cast<uint16_t>(1 + random->below(CG_RANS_SCALE - 2));
-        of_context[1] = static_cast<uint16_t>(1 + random->below(CG_RANS_SCALE - 1u - of_context[0]));
+        of_context[1] =
+            static_cast<uint16_t>(1 + random->below(CG_RANS_SCALE - 1u - of_context[0]));
     }
     EXPECT_EQ(cg_rans_class_init_refinement(cls, freq), CG_OK);
 }
 
-std::vector<cg_rans_class> signed_classes() {
+std::vector<cg_rans_class> signed_classes()
+{
     std::vector<cg_rans_class> classes;
     for (const auto &spec : cg_test::mixed_classes()) {
         cg_rans_class cls;
-        EXPECT_EQ(cg_rans_class_init_signed(&cls, spec.shift, static_cast<unsigned>(spec.freq.size()),
-                                            spec.freq.data()),
+        EXPECT_EQ(cg_rans_class_init_signed(
+                      &cls, spec.shift, static_cast<unsigned>(spec.freq.size()), spec.freq.data()),
                   CG_OK);
         Random random(classes.size());
         draw_refinement(&cls, &random);
@@ -81,12 +93,12 @@ std::vector<cg_rans_class> signed_classes() {
     return classes;
 }
 
-Bytes encode(const std::vector<cg_rans_class> &classes, const Matrix &m, size_t n_streams) {
-    const size_t bound =
-        cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, n_streams);
+Bytes encode(const std::vector<cg_rans_class> &classes, const Matrix &m, size_t n_streams)
+{
+    const size_t bound = cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, n_streams);
     Bytes out(bound), scratch(bound);
-    const size_t n = cg_rans_encode(classes.data(), m.strips.data(), m.strips.size(), m.n_rows, n_streams, out.data(),
-                                    out.size(), scratch.data());
+    const size_t n = cg_rans_encode(classes.data(), m.strips.data(), m.strips.size(), m.n_rows,
+                                    n_streams, out.data(), out.size(), scratch.data());
     EXPECT_GT(n, 0u);
     EXPECT_LE(n, bound);
     out.resize(n);
@@ -94,15 +106,18 @@ Bytes encode(const std::vector<cg_rans_class> &classes, const Matrix &m, size_t 
 }
 
 // From an exact copy, into the matrix's cells.
-cg_status decode(const std::vector<cg_rans_class> &classes, Matrix *m, const Bytes &src, size_t *used_bytes) {
+cg_status decode(const std::vector<cg_rans_class> &classes, Matrix *m, const Bytes &src,
+                 size_t *used_bytes)
+{
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[src.size()]);
     std::copy(src.begin(), src.end(), exact.get());
     std::fill(m->cells.begin(), m->cells.end(), int16_t{0x5555});
-    return cg_rans_decode(classes.data(), m->strips.data(), m->strips.size(), m->n_rows, exact.get(), src.size(),
-                          used_bytes);
+    return cg_rans_decode(classes.data(), m->strips.data(), m->strips.size(), m->n_rows,
+                          exact.get(), src.size(), used_bytes);
 }
 
-int16_t draw(Random *random) {
+int16_t draw(Random *random)
+{
     switch (random->below(16)) {
     case 0: return static_cast<int16_t>(random->below(65536)); // mostly escapes
     case 1: return static_cast<int16_t>(random->below(2) ? INT16_MAX : INT16_MIN);
@@ -111,7 +126,8 @@ int16_t draw(Random *random) {
     }
 }
 
-TEST(Rans, DecodesWhatWasEncoded) {
+TEST(Rans, DecodesWhatWasEncoded)
+{
     const auto classes = signed_classes();
     const std::vector<std::vector<uint32_t>> shapes = {
         {1}, {31}, {32}, {32, 1}, {32, 32, 7, 32, 5}, {3, 32, 32, 32, 32, 32, 32, 9}};
@@ -141,7 +157,8 @@ TEST(Rans, DecodesWhatWasEncoded) {
     }
 }
 
-TEST(Rans, EveryValueOfEveryClassRoundTrips) {
+TEST(Rans, EveryValueOfEveryClassRoundTrips)
+{
     const auto classes = signed_classes();
     for (size_t k = 0; k < classes.size(); k++) {
         SCOPED_TRACE(k);
@@ -157,7 +174,8 @@ TEST(Rans, EveryValueOfEveryClassRoundTrips) {
     }
 }
 
-TEST(Rans, ExponentsRoundTripWithEscapesAboveAndBelow) {
+TEST(Rans, ExponentsRoundTripWithEscapesAboveAndBelow)
+{
     for (const unsigned shift : {0u, 3u}) {
         const unsigned top = shift == 0 ? 130 : 20, n_exponents = shift == 0 ? 256 : 32;
         const auto freq = cg_test::falling_freq(10, 0.7);
@@ -166,7 +184,8 @@ TEST(Rans, ExponentsRoundTripWithEscapesAboveAndBelow) {
         Random random(shift);
         Matrix m(n_exponents, {32, 3}, 1, &random);
         for (size_t i = 0; i < m.cells.size(); i++)
-            m.cells[i] = static_cast<int16_t>((i / m.n_columns) << shift | random.below(1u << shift));
+            m.cells[i] =
+                static_cast<int16_t>((i / m.n_columns) << shift | random.below(1u << shift));
         const auto cells = m.cells;
         size_t used;
         ASSERT_EQ(decode(classes, &m, encode(classes, m, 2), &used), CG_OK);
@@ -174,7 +193,8 @@ TEST(Rans, ExponentsRoundTripWithEscapesAboveAndBelow) {
     }
 }
 
-TEST(Rans, NoStripsTakeFourBytes) {
+TEST(Rans, NoStripsTakeFourBytes)
+{
     const auto classes = signed_classes();
     Random random(1);
     Matrix m(5, {}, 1, &random);
@@ -186,7 +206,8 @@ TEST(Rans, NoStripsTakeFourBytes) {
     EXPECT_EQ(decode(classes, &m, {1, 0, 0, 0, 128, 0, 0, 0}, &used), CG_ERR_CORRUPT);
 }
 
-TEST(Rans, CodesCloseToTheEntropy) {
+TEST(Rans, CodesCloseToTheEntropy)
+{
     std::vector<cg_rans_class> classes(1);
     const auto freq = cg_test::falling_freq(8, 0.4);
     ASSERT_EQ(cg_rans_class_init_signed(&classes[0], 0, 8, freq.data()), CG_OK);
@@ -202,12 +223,15 @@ TEST(Rans, CodesCloseToTheEntropy) {
         bits += 14 - std::log2(freq[i]) + (i == 7 ? 5 : 0);
     }
     const Bytes coded = encode(classes, m, 1);
-    EXPECT_NEAR(8.0 * static_cast<double>(coded.size() - 4 - CG_RANS_STREAM_BYTES), bits, 0.001 * bits + 16 * 32);
-    EXPECT_NEAR(static_cast<double>(cg_rans_estimate_bits(classes.data(), m.strips.data(), 1, m.n_rows)), bits,
-                0.01 * bits);
+    EXPECT_NEAR(8.0 * static_cast<double>(coded.size() - 4 - CG_RANS_STREAM_BYTES), bits,
+                0.001 * bits + 16 * 32);
+    EXPECT_NEAR(
+        static_cast<double>(cg_rans_estimate_bits(classes.data(), m.strips.data(), 1, m.n_rows)),
+        bits, 0.01 * bits);
 }
 
-TEST(Rans, RefusesDamagedMatrices) {
+TEST(Rans, RefusesDamagedMatrices)
+{
     const auto classes = signed_classes();
     Random random(7);
     Matrix m(40, {32, 20}, classes.size(), &random);
@@ -217,9 +241,15 @@ TEST(Rans, RefusesDamagedMatrices) {
     const size_t first_bytes = cg_get_le(good.data() + 4, 4);
     size_t used;
     for (size_t n = 0; n < good.size(); n++)
-        EXPECT_EQ(decode(classes, &m, Bytes(good.begin(), good.begin() + n), &used), CG_ERR_TRUNCATED) << n;
+        EXPECT_EQ(decode(classes, &m, Bytes(good.begin(), good.begin() + n), &used),
+                  CG_ERR_TRUNCATED)
+            << n;
 
-    const struct { const char *what; size_t offset, bytes; uint64_t value; } cases[] = {
+    const struct {
+        const char *what;
+        size_t offset, bytes;
+        uint64_t value;
+    } cases[] = {
         {"no streams", 0, 2, 0},
         {"more streams than strips", 0, 2, 3},
         {"reserved", 2, 2, 1},
@@ -244,29 +274,36 @@ TEST(Rans, RefusesDamagedMatrices) {
     EXPECT_NE(decode(classes, &m, longer, &used), CG_OK);
 }
 
-class RansKernelsTest : public testing::TestWithParam<const char *> {
-protected:
-    void SetUp() override {
+class RansKernelsTest : public testing::TestWithParam<const char *>
+{
+  protected:
+    void SetUp() override
+    {
         const cg_kernels *kernels = cg_kernels_named(GetParam());
         if (kernels == nullptr)
-            GTEST_SKIP() << "this CPU or build has no " << GetParam() << ": its rANS is not compared";
+            GTEST_SKIP() << "this CPU or build has no " << GetParam()
+                         << ": its rANS is not compared";
         rans = kernels->rans;
     }
     // From an exact copy, into the matrix's cells; the first error of a stream.
-    static cg_status decode_streams(const cg_rans_kernels *kernels, const std::vector<cg_rans_class> &classes,
-                                    size_t n_streams, const std::vector<Bytes> &streams, Matrix *m) {
+    static cg_status decode_streams(const cg_rans_kernels *kernels,
+                                    const std::vector<cg_rans_class> &classes, size_t n_streams,
+                                    const std::vector<Bytes> &streams, Matrix *m)
+    {
         const cg_rans_matrix matrix = m->of(classes, n_streams);
         std::fill(m->cells.begin(), m->cells.end(), int16_t{0x5555});
         for (size_t s = 0; s < n_streams; s++) {
             const std::unique_ptr<uint8_t[]> exact(new uint8_t[streams[s].size()]);
             std::copy(streams[s].begin(), streams[s].end(), exact.get());
-            const cg_status status = kernels->decode_stream(&matrix, s, exact.get(), streams[s].size());
+            const cg_status status =
+                kernels->decode_stream(&matrix, s, exact.get(), streams[s].size());
             if (status != CG_OK)
                 return status;
         }
         return CG_OK;
     }
-    static std::vector<Bytes> cut(const Bytes &coded, size_t n_streams) {
+    static std::vector<Bytes> cut(const Bytes &coded, size_t n_streams)
+    {
         std::vector<Bytes> streams;
         auto at = coded.begin() + 4 + 4 * n_streams;
         for (size_t s = 0; s < n_streams; s++) {
@@ -276,22 +313,27 @@ protected:
         }
         return streams;
     }
-    // Classes of every kind that can meet in one matrix, exponents and signed symbols too: n_classes of them.
-    static std::vector<cg_rans_class> draw_classes(size_t n_classes, Random *random) {
+    // Classes of every kind that can meet in one matrix, exponents and signed symbols too:
+    // n_classes of them.
+    static std::vector<cg_rans_class> draw_classes(size_t n_classes, Random *random)
+    {
         std::vector<cg_rans_class> classes(n_classes);
         for (cg_rans_class &cls : classes) {
-            const unsigned n_symbols = 2 + 2 * random->below(32), shift = random->below(2) ? random->below(13) : 0;
+            const unsigned n_symbols = 2 + 2 * random->below(32),
+                           shift = random->below(2) ? random->below(13) : 0;
             const auto freq = cg_test::falling_freq(n_symbols, random->uniform(0.05, 1));
             const unsigned top = n_symbols - 2 + random->below(100);
-            EXPECT_EQ(random->below(3) > 0
-                          ? cg_rans_class_init_signed(&cls, shift, n_symbols, freq.data())
-                          : cg_rans_class_init_exponents(&cls, shift % 8, top, n_symbols, freq.data()),
-                      CG_OK);
+            EXPECT_EQ(
+                random->below(3) > 0
+                    ? cg_rans_class_init_signed(&cls, shift, n_symbols, freq.data())
+                    : cg_rans_class_init_exponents(&cls, shift % 8, top, n_symbols, freq.data()),
+                CG_OK);
             draw_refinement(&cls, random);
         }
         return classes;
     }
-    static void draw_cells(const std::vector<cg_rans_class> &classes, Matrix *m, Random *random) {
+    static void draw_cells(const std::vector<cg_rans_class> &classes, Matrix *m, Random *random)
+    {
         const bool calm = random->below(2); // few escapes, as in real columns
         for (size_t i = 0; i < m->cells.size(); i++) {
             const cg_rans_class &cls = classes[m->column_class[i % m->n_columns]];
@@ -299,10 +341,11 @@ protected:
             const double spread = calm ? 1 << cls.shift : 2 << cls.shift;
             const int noise = static_cast<int>(std::lrint(spread * random->normal()));
             if (cls.escape_bits == 8) // below the top; without calm, above it too
-                m->cells[i] = static_cast<int16_t>(
-                    std::clamp((cls.top << cls.shift) - (calm ? std::abs(noise) : noise), 0, bound - 1));
+                m->cells[i] = static_cast<int16_t>(std::clamp(
+                    (cls.top << cls.shift) - (calm ? std::abs(noise) : noise), 0, bound - 1));
             else
-                m->cells[i] = calm ? static_cast<int16_t>(std::clamp(noise, -32768, 32767)) : draw(random);
+                m->cells[i] =
+                    calm ? static_cast<int16_t>(std::clamp(noise, -32768, 32767)) : draw(random);
         }
         m->refine_some(random);
     }
@@ -310,7 +353,8 @@ protected:
     const cg_rans_kernels *rans = nullptr, *baseline = cg_kernels_baseline.rans;
 };
 
-TEST_P(RansKernelsTest, DecodesWhatTheScalarCodeDecodes) {
+TEST_P(RansKernelsTest, DecodesWhatTheScalarCodeDecodes)
+{
     for (uint64_t seed = 0; seed < 300; seed++) {
         SCOPED_TRACE(testing::Message() << "seed=" << seed);
         Random random(seed);
@@ -330,7 +374,8 @@ TEST_P(RansKernelsTest, DecodesWhatTheScalarCodeDecodes) {
     }
 }
 
-TEST_P(RansKernelsTest, EncodesAndEstimatesAsTheScalarCodeDoes) {
+TEST_P(RansKernelsTest, EncodesAndEstimatesAsTheScalarCodeDoes)
+{
     for (uint64_t seed = 0; seed < 300; seed++) {
         SCOPED_TRACE(testing::Message() << "seed=" << seed);
         Random random(seed);
@@ -341,20 +386,24 @@ TEST_P(RansKernelsTest, EncodesAndEstimatesAsTheScalarCodeDoes) {
             EXPECT_EQ(rans->estimate_strip(classes.data(), &strip, m.n_rows),
                       baseline->estimate_strip(classes.data(), &strip, m.n_rows));
         const cg_rans_matrix matrix = m.of(classes, 2);
-        Bytes want(cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, 2)), got(want.size());
+        Bytes want(cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, 2)),
+            got(want.size());
         for (size_t stream = 0; stream < 2; stream++) {
             uint32_t want_states[CG_RANS_LANES], got_states[CG_RANS_LANES];
             const uint8_t *end = want.data() + want.size();
-            const uint8_t *at = baseline->encode_stream(&matrix, stream, want.data() + want.size(), want_states);
+            const uint8_t *at =
+                baseline->encode_stream(&matrix, stream, want.data() + want.size(), want_states);
             ASSERT_EQ(end - at, got.data() + got.size() -
-                                    rans->encode_stream(&matrix, stream, got.data() + got.size(), got_states));
+                                    rans->encode_stream(&matrix, stream, got.data() + got.size(),
+                                                        got_states));
             ASSERT_TRUE(std::equal(at, end, got.data() + got.size() - (end - at)));
             ASSERT_TRUE(std::equal(want_states, want_states + CG_RANS_LANES, got_states));
         }
     }
 }
 
-TEST_P(RansKernelsTest, RefusesWhatTheScalarCodeRefuses) {
+TEST_P(RansKernelsTest, RefusesWhatTheScalarCodeRefuses)
+{
     for (uint64_t seed = 0; seed < 6; seed++) {
         SCOPED_TRACE(testing::Message() << "seed=" << seed);
         Random random(seed);
@@ -363,7 +412,9 @@ TEST_P(RansKernelsTest, RefusesWhatTheScalarCodeRefuses) {
         draw_cells(classes, &m, &random);
         const auto streams = cut(encode(classes, m, 1), 1);
         for (size_t n = 0; n < streams[0].size(); n++)
-            ASSERT_NE(decode_streams(rans, classes, 1, {Bytes(streams[0].begin(), streams[0].begin() + n)}, &m), CG_OK)
+            ASSERT_NE(decode_streams(rans, classes, 1,
+                                     {Bytes(streams[0].begin(), streams[0].begin() + n)}, &m),
+                      CG_OK)
                 << n << " bytes left";
         Bytes longer = streams[0];
         longer.resize(longer.size() + 2);
@@ -388,9 +439,10 @@ TEST_P(RansKernelsTest, RefusesWhatTheScalarCodeRefuses) {
 INSTANTIATE_TEST_SUITE_P(Isas, RansKernelsTest, testing::Values("avx2", "avx512"),
                          [](const auto &isa) { return std::string(isa.param); });
 
-// Raw bits carry no redundancy, so most damage decodes; a section's checksum is what sees it. Here: nothing is read
-// outside, and what decodes does so again from its own encoding.
-TEST(Rans, FlippedBitsAreRefusedOrOtherSymbols) {
+// Raw bits carry no redundancy, so most damage decodes; a section's checksum is what sees it. Here:
+// nothing is read outside, and what decodes does so again from its own encoding.
+TEST(Rans, FlippedBitsAreRefusedOrOtherSymbols)
+{
     const auto classes = signed_classes();
     Random random(9);
     Matrix m(20, {32, 9}, classes.size(), &random);
@@ -411,10 +463,12 @@ TEST(Rans, FlippedBitsAreRefusedOrOtherSymbols) {
     }
 }
 
-TEST(Rans, RefusesImpossibleClasses) {
+TEST(Rans, RefusesImpossibleClasses)
+{
     const auto init = [](unsigned shift, std::vector<uint16_t> freq) {
         cg_rans_class cls;
-        return cg_rans_class_init_signed(&cls, shift, static_cast<unsigned>(freq.size()), freq.data());
+        return cg_rans_class_init_signed(&cls, shift, static_cast<unsigned>(freq.size()),
+                                         freq.data());
     };
     EXPECT_EQ(init(0, {16383, 1}), CG_OK);
     EXPECT_EQ(init(12, {16383, 1}), CG_OK);
@@ -436,7 +490,8 @@ TEST(Rans, RefusesImpossibleClasses) {
     EXPECT_EQ(cg_rans_class_init_exponents(&cls, 0, 256, 10, freq.data()), CG_ERR_CORRUPT);
 }
 
-TEST(Rans, RefusesImpossibleRefinements) {
+TEST(Rans, RefusesImpossibleRefinements)
+{
     cg_rans_class cls = signed_classes()[0];
     const uint16_t good[3][2] = {{1, 1}, {16382, 1}, {1, 16382}};
     EXPECT_EQ(cg_rans_class_init_refinement(&cls, good), CG_OK);
@@ -445,27 +500,33 @@ TEST(Rans, RefusesImpossibleRefinements) {
         uint16_t bad[3][2] = {{1, 1}, {1, 1}, {1, 1}};
         bad[2][0] = value[0];
         bad[2][1] = value[1];
-        EXPECT_EQ(cg_rans_class_init_refinement(&cls, bad), CG_ERR_CORRUPT) << value[0] << " " << value[1];
+        EXPECT_EQ(cg_rans_class_init_refinement(&cls, bad), CG_ERR_CORRUPT)
+            << value[0] << " " << value[1];
     }
 }
 
-TEST(Rans, RefusesRefinedSymbolsPastSixteenBits) {
+TEST(Rans, RefusesRefinedSymbolsPastSixteenBits)
+{
     const auto classes = signed_classes();
     Random random(1);
     Matrix m(4, {32}, classes.size(), &random);
     m.coarse.assign(m.cells.size(), 10922);
     m.strips[0].coarse = m.coarse.data();
     m.strips[0].coarse_stride = m.n_columns;
-    for (int16_t &cell : m.cells) cell = 32767;
+    for (int16_t &cell : m.cells)
+        cell = 32767;
     const Bytes coded = encode(classes, m, 1);
     size_t used;
     EXPECT_EQ(decode(classes, &m, coded, &used), CG_OK);
-    for (int16_t &cell : m.coarse) cell = 10923; // the same words mean 32,770
+    for (int16_t &cell : m.coarse)
+        cell = 10923; // the same words mean 32,770
     EXPECT_EQ(decode(classes, &m, coded, &used), CG_ERR_CORRUPT);
 }
 
-TEST(Rans, RefusesSymbolsPastSixteenBits) {
-    // One escaped symbol of a class with shift 12: v = 8 is the first whose v * 2^12 no longer fits.
+TEST(Rans, RefusesSymbolsPastSixteenBits)
+{
+    // One escaped symbol of a class with shift 12: v = 8 is the first whose v * 2^12 no longer
+    // fits.
     std::vector<cg_rans_class> classes(2);
     const uint16_t freq[] = {16383, 1};
     ASSERT_EQ(cg_rans_class_init_signed(&classes[0], 12, 2, freq), CG_OK);
@@ -478,17 +539,22 @@ TEST(Rans, RefusesSymbolsPastSixteenBits) {
     size_t used;
     EXPECT_EQ(decode(classes, &m, coded, &used), CG_OK);
     EXPECT_EQ(m.cells[0], 8 << 11);
-    m.column_class[0] = 0; // the same bits, read with one bit more of shift, are 2^15 or end elsewhere
+    m.column_class[0] =
+        0; // the same bits, read with one bit more of shift, are 2^15 or end elsewhere
     EXPECT_EQ(decode(classes, &m, coded, &used), CG_ERR_CORRUPT);
 }
 
-TEST(Rans, NormalizedFrequenciesSumUpAndLeaveNoneOut) {
+TEST(Rans, NormalizedFrequenciesSumUpAndLeaveNoneOut)
+{
     Random random(5);
     for (unsigned n : {2u, 3u, 17u, 64u}) {
         for (int kind = 0; kind < 4; kind++) {
             std::vector<uint32_t> counts(n);
             for (uint32_t &c : counts)
-                c = kind == 0 ? 0 : kind == 1 ? random.below(10) : kind == 2 ? random.below(1u << 31) : 0;
+                c = kind == 0   ? 0
+                    : kind == 1 ? random.below(10)
+                    : kind == 2 ? random.below(1u << 31)
+                                : 0;
             if (kind == 3)
                 counts[n / 2] = 0xffffffff;
             std::vector<uint16_t> freq(n);

@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
-namespace {
+namespace
+{
 
 using cg_test::Bytes;
 
-Bytes file_of(const std::string &json, size_t n_data_bytes) {
+Bytes file_of(const std::string &json, size_t n_data_bytes)
+{
     Bytes file;
     cg_test::put(&file, json.size(), 8);
     file.insert(file.end(), json.begin(), json.end());
@@ -16,7 +18,8 @@ Bytes file_of(const std::string &json, size_t n_data_bytes) {
     return file;
 }
 
-cg_status open(const Bytes &file) {
+cg_status open(const Bytes &file)
+{
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[file.size()]);
     std::copy(file.begin(), file.end(), exact.get());
     cg_safetensors *tensors;
@@ -28,8 +31,10 @@ cg_status open(const Bytes &file) {
     return status;
 }
 
-TEST(Safetensors, FindsTensors) {
-    // As written by the reference implementation: metadata, padding, tensors of several dtypes, one without elements.
+TEST(Safetensors, FindsTensors)
+{
+    // As written by the reference implementation: metadata, padding, tensors of several dtypes, one
+    // without elements.
     const Bytes file = file_of(
         R"({"__metadata__":{"format":"pt"},"K":{"dtype":"BF16","shape":[2,3],"data_offsets":[8,20]},)"
         R"("tokens":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},"none":{"dtype":"F32","shape":[0,7],"data_offsets":[20,20]},)"
@@ -53,9 +58,15 @@ TEST(Safetensors, FindsTensors) {
     cg_safetensors_free(nullptr);
 }
 
-TEST(Safetensors, RefusesHostileHeaders) {
+TEST(Safetensors, RefusesHostileHeaders)
+{
     const auto k = [](const char *rest) { return std::string("{\"K\":{") + rest + "}}"; };
-    const struct { const char *what; std::string json; size_t n_data_bytes; cg_status want; } cases[] = {
+    const struct {
+        const char *what;
+        std::string json;
+        size_t n_data_bytes;
+        cg_status want;
+    } cases[] = {
         {"good", k(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])"), 8, CG_OK},
         {"empty", "{}", 0, CG_OK},
         {"data but no tensor", "{}", 1, CG_ERR_CORRUPT},
@@ -65,28 +76,47 @@ TEST(Safetensors, RefusesHostileHeaders) {
         {"no dtype", k(R"("shape":[2],"data_offsets":[0,8])"), 8, CG_ERR_CORRUPT},
         {"no shape", k(R"("dtype":"F32","data_offsets":[0,8])"), 8, CG_ERR_CORRUPT},
         {"no offsets", k(R"("dtype":"F32","shape":[2])"), 8, CG_ERR_CORRUPT},
-        {"three offsets", k(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,8])"), 8, CG_ERR_CORRUPT},
-        {"unknown dtype", k(R"("dtype":"F33","shape":[2],"data_offsets":[0,8])"), 8, CG_ERR_UNSUPPORTED},
-        {"rank 9", k(R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1])"), 1, CG_ERR_UNSUPPORTED},
-        {"past the end", k(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])"), 7, CG_ERR_TRUNCATED},
+        {"three offsets", k(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,8])"), 8,
+         CG_ERR_CORRUPT},
+        {"unknown dtype", k(R"("dtype":"F33","shape":[2],"data_offsets":[0,8])"), 8,
+         CG_ERR_UNSUPPORTED},
+        {"rank 9", k(R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1])"), 1,
+         CG_ERR_UNSUPPORTED},
+        {"past the end", k(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])"), 7,
+         CG_ERR_TRUNCATED},
         {"bytes behind", k(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])"), 9, CG_ERR_CORRUPT},
-        {"a hole in front", k(R"("dtype":"F32","shape":[2],"data_offsets":[1,9])"), 9, CG_ERR_CORRUPT},
+        {"a hole in front", k(R"("dtype":"F32","shape":[2],"data_offsets":[1,9])"), 9,
+         CG_ERR_CORRUPT},
         {"backwards", k(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), 8, CG_ERR_CORRUPT},
-        {"shape too small", k(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), 8, CG_ERR_CORRUPT},
-        {"shape negative", k(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"), 8, CG_ERR_CORRUPT},
-        {"shape fractional", k(R"("dtype":"F32","shape":[2.0],"data_offsets":[0,8])"), 8, CG_ERR_CORRUPT},
-        {"shape overflows", k(R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0])"), 0, CG_ERR_CORRUPT},
-        {"offset past 2^63", k(R"("dtype":"U8","shape":[1],"data_offsets":[9223372036854775808,1])"), 1, CG_ERR_CORRUPT},
-        {"names twice", R"({"K":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"K":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0, CG_ERR_CORRUPT},
-        {"overlap", R"({"K":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"V":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3, CG_ERR_CORRUPT},
-        {"the same bytes twice", R"({"K":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"V":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 2, CG_ERR_CORRUPT},
+        {"shape too small", k(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), 8,
+         CG_ERR_CORRUPT},
+        {"shape negative", k(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"), 8,
+         CG_ERR_CORRUPT},
+        {"shape fractional", k(R"("dtype":"F32","shape":[2.0],"data_offsets":[0,8])"), 8,
+         CG_ERR_CORRUPT},
+        {"shape overflows",
+         k(R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0])"), 0,
+         CG_ERR_CORRUPT},
+        {"offset past 2^63",
+         k(R"("dtype":"U8","shape":[1],"data_offsets":[9223372036854775808,1])"), 1,
+         CG_ERR_CORRUPT},
+        {"names twice",
+         R"({"K":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"K":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
+         0, CG_ERR_CORRUPT},
+        {"overlap",
+         R"({"K":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"V":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+         3, CG_ERR_CORRUPT},
+        {"the same bytes twice",
+         R"({"K":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"V":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+         2, CG_ERR_CORRUPT},
     };
     for (const auto &c : cases)
         EXPECT_EQ(open(file_of(c.json, c.n_data_bytes)), c.want) << c.what;
 
     Bytes file = file_of("{}", 0);
     for (size_t n = 0; n < file.size(); n++)
-        EXPECT_EQ(open(Bytes(file.begin(), file.begin() + static_cast<long>(n))), CG_ERR_TRUNCATED) << n;
+        EXPECT_EQ(open(Bytes(file.begin(), file.begin() + static_cast<long>(n))), CG_ERR_TRUNCATED)
+            << n;
     cg_put_le(file.data(), 8, ~0ull);
     EXPECT_EQ(open(file), CG_ERR_CORRUPT);
     cg_put_le(file.data(), 8, CG_SAFETENSORS_MAX_HEADER_BYTES);
@@ -94,7 +124,8 @@ TEST(Safetensors, RefusesHostileHeaders) {
     EXPECT_EQ(open(file_of(std::string(100000, '['), 0)), CG_ERR_CORRUPT); // deep nesting
 }
 
-TEST(Safetensors, ReadsItsOwnHeader) {
+TEST(Safetensors, ReadsItsOwnHeader)
+{
     cg_safetensor tensors[2] = {};
     strcpy(tensors[0].name, "K");
     strcpy(tensors[0].dtype, "F16");

@@ -6,10 +6,14 @@
 #include <set>
 #include <string>
 
-namespace {
+namespace
+{
 
 // They cross the ABI of libcachegen.so and appear in logs: this list only ever grows.
-const struct { cg_status status; int number; } pinned[] = {
+const struct {
+    cg_status status;
+    int number;
+} pinned[] = {
     {CG_OK, 0},
     {CG_ERR_INVALID_ARGUMENT, 1},
     {CG_ERR_NO_MEMORY, 2},
@@ -34,12 +38,14 @@ const struct { cg_status status; int number; } pinned[] = {
     {CG_ERR_READ_ONLY, 46},
 };
 
-TEST(Status, NumbersArePinned) {
+TEST(Status, NumbersArePinned)
+{
     for (const auto &p : pinned)
         EXPECT_EQ(static_cast<int>(p.status), p.number) << cg_strerror(p.status);
 }
 
-TEST(Status, EachHasItsOwnMessage) {
+TEST(Status, EachHasItsOwnMessage)
+{
     std::set<std::string> messages;
     for (const auto &p : pinned)
         EXPECT_TRUE(messages.insert(cg_strerror(p.status)).second) << cg_strerror(p.status);
@@ -50,7 +56,8 @@ TEST(Status, EachHasItsOwnMessage) {
     }
 }
 
-TEST(Status, ErrnoValuesAreMapped) {
+TEST(Status, ErrnoValuesAreMapped)
+{
     EXPECT_EQ(cg_status_from_errno(0), CG_OK);
     EXPECT_EQ(cg_status_from_errno(ENOENT), CG_ERR_NOT_FOUND);
     EXPECT_EQ(cg_status_from_errno(ENOSPC), CG_ERR_NO_SPACE);
@@ -61,9 +68,14 @@ TEST(Status, ErrnoValuesAreMapped) {
     EXPECT_EQ(cg_status_from_errno(12345), CG_ERR_IO);
 }
 
-TEST(Geometry, RefusesWhatCannotBe) {
+TEST(Geometry, RefusesWhatCannotBe)
+{
     const cg_geometry good = {30, 3, 64, CG_DTYPE_BF16, 2};
-    const struct { const char *what; cg_geometry geometry; cg_status want; } cases[] = {
+    const struct {
+        const char *what;
+        cg_geometry geometry;
+        cg_status want;
+    } cases[] = {
         {"good", good, CG_OK},
         {"largest", {1024, 1024, 1024, CG_DTYPE_FP32, 2}, CG_OK},
         {"smallest", {1, 1, 2, CG_DTYPE_FP16, 2}, CG_OK},
@@ -85,13 +97,15 @@ TEST(Geometry, RefusesWhatCannotBe) {
     }
 }
 
-TEST(Geometry, ElementsOfTheLargestChunkDoNotOverflow) {
+TEST(Geometry, ElementsOfTheLargestChunkDoNotOverflow)
+{
     const cg_geometry largest = {1024, 1024, 1024, CG_DTYPE_FP32, 2};
     EXPECT_EQ(cg_geometry_elements(&largest, CG_MAX_CHUNK_TOKENS), uint64_t{1} << 47);
     EXPECT_EQ(cg_geometry_channels(&largest), size_t{1} << 20);
 }
 
-TEST(Geometry, NamesDtypes) {
+TEST(Geometry, NamesDtypes)
+{
     EXPECT_EQ(cg_dtype_bytes(CG_DTYPE_BF16), 2u);
     EXPECT_EQ(cg_dtype_bytes(CG_DTYPE_FP16), 2u);
     EXPECT_EQ(cg_dtype_bytes(CG_DTYPE_FP32), 4u);

@@ -1,5 +1,6 @@
-/* A program of ABI 1: compiled against the frozen header abi1/cachegen.h, linked with today's library. It also behaves
- * as a caller whose structs were smaller, and one whose structs are larger than the library's. */
+/* A program of ABI 1: compiled against the frozen header abi1/cachegen.h, linked with today's
+ * library. It also behaves as a caller whose structs were smaller, and one whose structs are larger
+ * than the library's. */
 #include "tests/connector/abi1/cachegen.h"
 
 #include <stdio.h>
@@ -9,12 +10,12 @@
 #include <unistd.h>
 
 static int n_failed;
-#define CHECK(condition)                                                    \
-    do {                                                                    \
-        if (!(condition)) {                                                 \
-            printf("%s:%d: %s\n", __FILE__, __LINE__, #condition);          \
-            n_failed++;                                                     \
-        }                                                                   \
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            printf("%s:%d: %s\n", __FILE__, __LINE__, #condition);                                 \
+            n_failed++;                                                                            \
+        }                                                                                          \
     } while (0)
 
 /* Sizes that are part of ABI 1: 64-bit. */
@@ -32,9 +33,11 @@ int main(void)
     char root[] = "/tmp/cg_abi1_XXXXXX", json[512], error[256];
     if (mkdtemp(root) == NULL)
         return 1;
-    snprintf(json, sizeof json,
-             "{\"root\": \"%s\", \"model\": \"m\", \"geometry\": {\"n_layers\": 1, \"n_kv_heads\": 1, \"head_dim\": 2, "
-             "\"dtype\": \"bf16\", \"model_fingerprint\": \"00112233445566778899aabbccddeeff\"}}", root);
+    snprintf(
+        json, sizeof json,
+        "{\"root\": \"%s\", \"model\": \"m\", \"geometry\": {\"n_layers\": 1, \"n_kv_heads\": 1, \"head_dim\": 2, "
+        "\"dtype\": \"bf16\", \"model_fingerprint\": \"00112233445566778899aabbccddeeff\"}}",
+        root);
     cachegen *c = NULL;
     CHECK(cachegen_abi_version() >= CACHEGEN_ABI_VERSION);
     CHECK(cachegen_open(json, strlen(json), &c, error, sizeof error) == CACHEGEN_OK);
@@ -44,7 +47,9 @@ int main(void)
     }
 
     /* A smaller caller: nothing behind its struct_size is written. */
-    struct { cachegen_info info; } small;
+    struct {
+        cachegen_info info;
+    } small;
     memset(&small, 0x5a, sizeof small);
     small.info.struct_size = offsetof(cachegen_info, head_dim);
     CHECK(cachegen_get_info(c, &small.info) == CACHEGEN_OK);
@@ -52,7 +57,10 @@ int main(void)
     CHECK(small.info.n_kv_heads == 1 && small.info.head_dim == 0x5a5a5a5a);
 
     /* A larger caller, from the future: what the library does not know stays as it was. */
-    struct { cachegen_stats stats; uint64_t newer; } large;
+    struct {
+        cachegen_stats stats;
+        uint64_t newer;
+    } large;
     memset(&large, 0, sizeof large);
     large.stats.struct_size = sizeof large;
     large.newer = 7;
@@ -60,7 +68,9 @@ int main(void)
     CHECK(large.stats.struct_size == sizeof large && large.newer == 7 && large.stats.lookups == 0);
 
     /* A request whose levels and budget were not there yet: they are zero, whatever lies behind. */
-    struct { cachegen_request request; } old;
+    struct {
+        cachegen_request request;
+    } old;
     const uint32_t tokens[4] = {1, 2, 3, 4};
     memset(&old, 0xff, sizeof old);
     old.request.struct_size = offsetof(cachegen_request, worst_level_plus_1);

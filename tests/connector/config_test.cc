@@ -4,21 +4,30 @@
 
 #include <string>
 
-namespace {
+namespace
+{
 
 struct Parsed {
     cg_status status;
     cg_config *config = nullptr;
     char error[256] = "";
-    explicit Parsed(const std::string &json) {
+    explicit Parsed(const std::string &json)
+    {
         status = cg_config_parse(json.data(), json.size(), &config, error, sizeof error);
     }
-    ~Parsed() { cg_config_free(config); }
+    ~Parsed()
+    {
+        cg_config_free(config);
+    }
 };
 
-std::string with(const std::string &more) { return "{\"root\": \"/r\", \"model\": \"m\", " + more + "}"; }
+std::string with(const std::string &more)
+{
+    return "{\"root\": \"/r\", \"model\": \"m\", " + more + "}";
+}
 
-TEST(ConfigTest, TwoKeysAreEnoughAndTheRestHasDefaults) {
+TEST(ConfigTest, TwoKeysAreEnoughAndTheRestHasDefaults)
+{
     const Parsed p("{\"root\": \"/r\", \"model\": \"m\"}");
     ASSERT_EQ(p.status, CG_OK) << p.error;
     const cg_config &c = *p.config;
@@ -50,17 +59,19 @@ TEST(ConfigTest, TwoKeysAreEnoughAndTheRestHasDefaults) {
     EXPECT_FALSE(c.has_geometry);
 }
 
-TEST(ConfigTest, TakesEveryKey) {
-    const Parsed p(with("\"chunk_tokens\": 1536, \"tail_multiple\": 16, \"store_levels\": [\"L0\", \"L2\"],"
-                        "\"level\": \"L1\", \"worst_level\": \"L2\", \"policy\": \"min_delay\","
-                        "\"ttft_budget_ms\": 500, \"prior_mbps\": 100.5, \"estimator\": \"last\","
-                        "\"recompute_tokens_per_s\": 1000, \"threads\": 4, \"cpu_affinity\": [1, 3],"
-                        "\"io_backend\": \"threads\", \"io_cache\": \"direct\", \"queue_depth\": 8,"
-                        "\"read_timeout_ms\": 1, \"lookup_timeout_ms\": 2, \"staging_mib\": 3,"
-                        "\"negative_ttl_ms\": 4, \"positive_ttl_ms\": 5, \"retry_ms\": 6,"
-                        "\"max_abandoned_reads\": 7, \"read_only\": true,"
-                        "\"geometry\": {\"n_layers\": 30, \"n_kv_heads\": 3, \"head_dim\": 64, \"dtype\": \"fp32\","
-                        "\"model_fingerprint\": \"00112233445566778899aabbccddeeff\"}"));
+TEST(ConfigTest, TakesEveryKey)
+{
+    const Parsed p(with(
+        "\"chunk_tokens\": 1536, \"tail_multiple\": 16, \"store_levels\": [\"L0\", \"L2\"],"
+        "\"level\": \"L1\", \"worst_level\": \"L2\", \"policy\": \"min_delay\","
+        "\"ttft_budget_ms\": 500, \"prior_mbps\": 100.5, \"estimator\": \"last\","
+        "\"recompute_tokens_per_s\": 1000, \"threads\": 4, \"cpu_affinity\": [1, 3],"
+        "\"io_backend\": \"threads\", \"io_cache\": \"direct\", \"queue_depth\": 8,"
+        "\"read_timeout_ms\": 1, \"lookup_timeout_ms\": 2, \"staging_mib\": 3,"
+        "\"negative_ttl_ms\": 4, \"positive_ttl_ms\": 5, \"retry_ms\": 6,"
+        "\"max_abandoned_reads\": 7, \"read_only\": true,"
+        "\"geometry\": {\"n_layers\": 30, \"n_kv_heads\": 3, \"head_dim\": 64, \"dtype\": \"fp32\","
+        "\"model_fingerprint\": \"00112233445566778899aabbccddeeff\"}"));
     ASSERT_EQ(p.status, CG_OK) << p.error;
     const cg_config &c = *p.config;
     EXPECT_EQ(c.chunk_tokens, 1536u);
@@ -82,8 +93,11 @@ TEST(ConfigTest, TakesEveryKey) {
     EXPECT_EQ(c.geometry.model_fingerprint.bytes[15], 0xff);
 }
 
-TEST(ConfigTest, EveryErrorNamesItsKey) {
-    const struct { const char *json, *named; } cases[] = {
+TEST(ConfigTest, EveryErrorNamesItsKey)
+{
+    const struct {
+        const char *json, *named;
+    } cases[] = {
         {"", "no JSON"},
         {"[]", "object"},
         {"{\"root\": \"/r\"", "no JSON"},
@@ -105,7 +119,8 @@ TEST(ConfigTest, EveryErrorNamesItsKey) {
         {"{\"root\": \"/r\", \"model\": \"m\", \"store_levels\": [\"L4\"]}", "\"store_levels\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"level\": \"L4\"}", "\"level\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"level\": 2}", "\"level\""},
-        {"{\"root\": \"/r\", \"model\": \"m\", \"level\": \"L3\", \"worst_level\": \"L1\"}", "\"worst_level\""},
+        {"{\"root\": \"/r\", \"model\": \"m\", \"level\": \"L3\", \"worst_level\": \"L1\"}",
+         "\"worst_level\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"worst_level\": \"auto\"}", "\"worst_level\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"policy\": \"fast\"}", "\"policy\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"prior_mbps\": -1}", "\"prior_mbps\""},
@@ -117,20 +132,26 @@ TEST(ConfigTest, EveryErrorNamesItsKey) {
         {"{\"root\": \"/r\", \"model\": \"m\", \"io_backend\": \"aio\"}", "\"io_backend\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"read_only\": 1}", "\"read_only\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"geometry\": []}", "\"geometry\""},
-        {"{\"root\": \"/r\", \"model\": \"m\", \"geometry\": {\"layers\": 1}}", "\"geometry.layers\""},
-        {"{\"root\": \"/r\", \"model\": \"m\", \"geometry\": {\"n_layers\": 0}}", "\"geometry.n_layers\""},
-        {"{\"root\": \"/r\", \"model\": \"m\", \"geometry\": {\"dtype\": \"float32\"}}", "\"geometry.dtype\""},
-        {"{\"root\": \"/r\", \"model\": \"m\", \"geometry\": {\"model_fingerprint\": \"00\"}}", "\"geometry.model_fingerprint\""},
+        {"{\"root\": \"/r\", \"model\": \"m\", \"geometry\": {\"layers\": 1}}",
+         "\"geometry.layers\""},
+        {"{\"root\": \"/r\", \"model\": \"m\", \"geometry\": {\"n_layers\": 0}}",
+         "\"geometry.n_layers\""},
+        {"{\"root\": \"/r\", \"model\": \"m\", \"geometry\": {\"dtype\": \"float32\"}}",
+         "\"geometry.dtype\""},
+        {"{\"root\": \"/r\", \"model\": \"m\", \"geometry\": {\"model_fingerprint\": \"00\"}}",
+         "\"geometry.model_fingerprint\""},
     };
     for (const auto &c : cases) {
         const Parsed p(c.json);
         EXPECT_EQ(p.status, CG_ERR_INVALID_ARGUMENT) << c.json;
         EXPECT_EQ(p.config, nullptr);
-        EXPECT_NE(std::string(p.error).find(c.named), std::string::npos) << c.json << ": " << p.error;
+        EXPECT_NE(std::string(p.error).find(c.named), std::string::npos)
+            << c.json << ": " << p.error;
     }
 }
 
-TEST(ConfigTest, AnErrorNeedsNoRoomForItsSentence) {
+TEST(ConfigTest, AnErrorNeedsNoRoomForItsSentence)
+{
     cg_config *config;
     EXPECT_EQ(cg_config_parse("{}", 2, &config, nullptr, 0), CG_ERR_INVALID_ARGUMENT);
     char one;
@@ -138,4 +159,4 @@ TEST(ConfigTest, AnErrorNeedsNoRoomForItsSentence) {
     EXPECT_EQ(one, '\0');
 }
 
-}  // namespace
+} // namespace

@@ -5,26 +5,34 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace
+{
 
 constexpr uint64_t S = 1000000000;
 
-// Chunks of 256 tokens: L1 4 MB, L2 2 MB, L3 1 MB unless said otherwise; a link of 8 Mbit/s moves 1 MB a second.
-class ControllerTest : public testing::Test {
-protected:
-    void SetUp() override {
+// Chunks of 256 tokens: L1 4 MB, L2 2 MB, L3 1 MB unless said otherwise; a link of 8 Mbit/s moves 1
+// MB a second.
+class ControllerTest : public testing::Test
+{
+  protected:
+    void SetUp() override
+    {
         set_chunks(10);
         in.policy = CG_POLICY_TTFT_BUDGET;
         in.link_bps = 8e6;
         in.budget_ns = 100 * S;
     }
-    void set_chunks(size_t n) { chunks.assign(n, {256, {0, 4000000, 2000000, 1000000}}); }
-    void decide() {
+    void set_chunks(size_t n)
+    {
+        chunks.assign(n, {256, {0, 4000000, 2000000, 1000000}});
+    }
+    void decide()
+    {
         in.chunks = chunks.data();
         in.n_chunks = chunks.size();
         levels.assign(chunks.size() + 1, 9);
         out = cg_controller_decide(&in, levels.data());
-        EXPECT_EQ(levels.back(), 9);  // not written
+        EXPECT_EQ(levels.back(), 9); // not written
         levels.pop_back();
     }
     std::vector<cg_controller_chunk> chunks;
@@ -35,7 +43,8 @@ protected:
 
 using Levels = std::vector<uint8_t>;
 
-TEST_F(ControllerTest, TakesTheFinestLevelThatMeetsTheBudget) {
+TEST_F(ControllerTest, TakesTheFinestLevelThatMeetsTheBudget)
+{
     in.budget_ns = 41 * S;
     decide();
     EXPECT_EQ(levels, Levels(10, CG_L1));
@@ -46,7 +55,8 @@ TEST_F(ControllerTest, TakesTheFinestLevelThatMeetsTheBudget) {
     EXPECT_EQ(out.n_load, 10u);
 }
 
-TEST_F(ControllerTest, SpendsWhatIsLeftOfTheBudgetOnFinerLevelsAtTheEnd) {
+TEST_F(ControllerTest, SpendsWhatIsLeftOfTheBudgetOnFinerLevelsAtTheEnd)
+{
     in.budget_ns = 25 * S; // ten at L2 take 20
     decide();
     EXPECT_EQ(levels.front(), CG_L2);
@@ -54,17 +64,20 @@ TEST_F(ControllerTest, SpendsWhatIsLeftOfTheBudgetOnFinerLevelsAtTheEnd) {
     EXPECT_LE(out.predicted_ns, 25 * S);
 }
 
-TEST_F(ControllerTest, PrefersLosslessWhereItFits) {
-    for (auto &chunk : chunks) chunk.bytes[CG_L0] = 8000000;
+TEST_F(ControllerTest, PrefersLosslessWhereItFits)
+{
+    for (auto &chunk : chunks)
+        chunk.bytes[CG_L0] = 8000000;
     decide();
     EXPECT_EQ(levels, Levels(10, CG_L0));
 }
 
-TEST_F(ControllerTest, WithoutAnEstimateEverythingIsLoadedAtL2) {
+TEST_F(ControllerTest, WithoutAnEstimateEverythingIsLoadedAtL2)
+{
     in.link_bps = 0;
     in.budget_ns = 1;
     in.recompute_tokens_per_s = 1e6;
-    chunks[3].bytes[CG_L2] = 0;  // coarser first
+    chunks[3].bytes[CG_L2] = 0; // coarser first
     chunks[4].bytes[CG_L2] = chunks[4].bytes[CG_L3] = 0;
     decide();
     EXPECT_EQ(levels, (Levels{2, 2, 2, 3, 1, 2, 2, 2, 2, 2}));
@@ -72,7 +85,8 @@ TEST_F(ControllerTest, WithoutAnEstimateEverythingIsLoadedAtL2) {
     EXPECT_EQ(out.predicted_ns, 0u);
 }
 
-TEST_F(ControllerTest, LoadsTheSmallestWhenLateAndRecomputingIsUnknown) {
+TEST_F(ControllerTest, LoadsTheSmallestWhenLateAndRecomputingIsUnknown)
+{
     in.budget_ns = 3 * S;
     decide();
     EXPECT_EQ(levels, Levels(10, CG_L3));
@@ -80,41 +94,46 @@ TEST_F(ControllerTest, LoadsTheSmallestWhenLateAndRecomputingIsUnknown) {
     EXPECT_EQ(out.predicted_ns, 10 * S);
 }
 
-TEST_F(ControllerTest, CutsWhereRecomputingFitsBetter) {
+TEST_F(ControllerTest, CutsWhereRecomputingFitsBetter)
+{
     in.budget_ns = 3 * S;
-    in.recompute_tokens_per_s = 2560;  // a chunk in 0.1 s, ten times faster than L3 comes
+    in.recompute_tokens_per_s = 2560; // a chunk in 0.1 s, ten times faster than L3 comes
     decide();
     EXPECT_EQ(out.n_load, 0u);
     EXPECT_EQ(out.reserve_ns, 1 * S);
-    in.recompute_tokens_per_s = 25.6;  // ten times slower
+    in.recompute_tokens_per_s = 25.6; // ten times slower
     decide();
     EXPECT_EQ(out.n_load, 10u);
 }
 
-TEST_F(ControllerTest, CutsBeforeTheChunksThatAreLarge) {
+TEST_F(ControllerTest, CutsBeforeTheChunksThatAreLarge)
+{
     for (size_t i = 6; i < 10; i++)
-        for (uint64_t &bytes : chunks[i].bytes) bytes *= 100;
+        for (uint64_t &bytes : chunks[i].bytes)
+            bytes *= 100;
     in.budget_ns = 16 * S;
-    in.recompute_tokens_per_s = 128;  // a chunk in 2 s
+    in.recompute_tokens_per_s = 128; // a chunk in 2 s
     decide();
     EXPECT_EQ(out.n_load, 6u);
-    EXPECT_EQ(levels, (Levels{3, 3, 3, 3, 2, 2, 3, 3, 3, 3}));  // 8 s are left for the six
+    EXPECT_EQ(levels, (Levels{3, 3, 3, 3, 2, 2, 3, 3, 3, 3})); // 8 s are left for the six
     EXPECT_EQ(out.predicted_ns, 8 * S);
     EXPECT_EQ(out.reserve_ns, 8 * S);
 }
 
-TEST_F(ControllerTest, TheRestOfThePromptCountsAgainstTheBudget) {
+TEST_F(ControllerTest, TheRestOfThePromptCountsAgainstTheBudget)
+{
     in.budget_ns = 41 * S;
     in.recompute_tokens_per_s = 100;
-    in.other_tokens = 2000;  // 20 s
+    in.other_tokens = 2000; // 20 s
     decide();
     EXPECT_EQ(levels[0], CG_L2);
     EXPECT_LE(out.predicted_ns, 21 * S);
 }
 
-TEST_F(ControllerTest, DecodingCounts) {
-    in.link_bps = 8e12;                         // reading is free
-    in.decode_ns_per_token[CG_L1] = 1e9 / 256;  // a second a chunk
+TEST_F(ControllerTest, DecodingCounts)
+{
+    in.link_bps = 8e12;                        // reading is free
+    in.decode_ns_per_token[CG_L1] = 1e9 / 256; // a second a chunk
     in.decode_ns_per_token[CG_L2] = 0.25e9 / 256;
     in.budget_ns = 5 * S;
     decide();
@@ -123,24 +142,27 @@ TEST_F(ControllerTest, DecodingCounts) {
     EXPECT_GE(out.predicted_ns, 2 * S);
 }
 
-TEST_F(ControllerTest, MinDelayTakesTheFastestOfEachChunk) {
+TEST_F(ControllerTest, MinDelayTakesTheFastestOfEachChunk)
+{
     in.policy = CG_POLICY_MIN_DELAY;
-    in.decode_ns_per_token[CG_L3] = 10e9 / 256;  // L3 is small but slow to decode
+    in.decode_ns_per_token[CG_L3] = 10e9 / 256; // L3 is small but slow to decode
     decide();
     EXPECT_EQ(levels, Levels(10, CG_L2));
-    in.recompute_tokens_per_s = 256;  // a second a chunk: faster than 2 MB
+    in.recompute_tokens_per_s = 256; // a second a chunk: faster than 2 MB
     decide();
     EXPECT_EQ(out.n_load, 0u);
 }
 
-TEST_F(ControllerTest, UsesOnlyLevelsThatAreThere) {
+TEST_F(ControllerTest, UsesOnlyLevelsThatAreThere)
+{
     std::mt19937 random(7);
     for (int round = 0; round < 500; round++) {
         SCOPED_TRACE(round);
         set_chunks(1 + random() % 20);
         for (auto &chunk : chunks) {
             chunk.n_tokens = 1 + random() % 256;
-            for (uint64_t &bytes : chunk.bytes) bytes = random() % 2 ? 1 + random() % 10000000 : 0;
+            for (uint64_t &bytes : chunk.bytes)
+                bytes = random() % 2 ? 1 + random() % 10000000 : 0;
             chunk.bytes[random() % 4] = 1000;
         }
         in.policy = random() % 2 ? CG_POLICY_MIN_DELAY : CG_POLICY_TTFT_BUDGET;
@@ -148,7 +170,8 @@ TEST_F(ControllerTest, UsesOnlyLevelsThatAreThere) {
         in.budget_ns = random() % 3 ? random() * S : 0;
         in.recompute_tokens_per_s = random() % 2 ? random() % 10000 : 0;
         in.other_tokens = random() % 1000;
-        for (double &ns : in.decode_ns_per_token) ns = random() % 1000000;
+        for (double &ns : in.decode_ns_per_token)
+            ns = random() % 1000000;
         decide();
         EXPECT_LE(out.n_load, chunks.size());
         for (size_t i = 0; i < chunks.size(); i++) {
@@ -158,7 +181,8 @@ TEST_F(ControllerTest, UsesOnlyLevelsThatAreThere) {
     }
 }
 
-TEST_F(ControllerTest, NothingToLoadIsFine) {
+TEST_F(ControllerTest, NothingToLoadIsFine)
+{
     chunks.clear();
     in.other_tokens = 100;
     in.recompute_tokens_per_s = 100;
@@ -167,4 +191,4 @@ TEST_F(ControllerTest, NothingToLoadIsFine) {
     EXPECT_EQ(out.reserve_ns, 1 * S);
 }
 
-}  // namespace
+} // namespace

@@ -1,5 +1,6 @@
-// tests/connector/engine.h - an engine in small: a paged KV cache whose content follows from the tokens, a store in a
-// temporary directory, and the calls that an engine makes. Everything goes through the ABI, as in a real one.
+// tests/connector/engine.h - an engine in small: a paged KV cache whose content follows from the
+// tokens, a store in a temporary directory, and the calls that an engine makes. Everything goes
+// through the ABI, as in a real one.
 #ifndef CG_TESTS_CONNECTOR_ENGINE_H
 #define CG_TESTS_CONNECTOR_ENGINE_H
 #include "codec/codec.h"
@@ -17,11 +18,13 @@
 #include <chrono>
 #include <numeric>
 
-namespace cg_test {
+namespace cg_test
+{
 
 using Tokens = std::vector<uint32_t>;
 
-inline std::string hex(const cg_fingerprint &fingerprint) {
+inline std::string hex(const cg_fingerprint &fingerprint)
+{
     char text[CG_KEY_HEX_BYTES];
     cg_key key;
     memcpy(key.bytes, fingerprint.bytes, sizeof key.bytes);
@@ -30,7 +33,8 @@ inline std::string hex(const cg_fingerprint &fingerprint) {
 }
 
 // As the profile tool makes them: levels nest.
-inline ProfileSpec nesting_spec() {
+inline ProfileSpec nesting_spec()
+{
     ProfileSpec spec;
     spec.nests = true;
     return spec;
@@ -38,7 +42,9 @@ inline ProfileSpec nesting_spec() {
 
 // A store with model.json, and with the profile of spec unless told otherwise.
 struct Store {
-    explicit Store(bool with_profile = false, const ProfileSpec &chosen = nesting_spec()) : spec(chosen) {
+    explicit Store(bool with_profile = false, const ProfileSpec &chosen = nesting_spec())
+        : spec(chosen)
+    {
         dir.write("m/model.json", model_json());
         if (with_profile) {
             const Bytes bytes = make_profile_bytes(spec);
@@ -48,17 +54,21 @@ struct Store {
             dir.write("m/profiles/default", name + "\n");
         }
     }
-    std::string model_json() const {
+    std::string model_json() const
+    {
         return "{\"version\": 1, \"n_layers\": " + std::to_string(spec.n_layers) +
-               ", \"n_kv_heads\": " + std::to_string(spec.n_kv_heads) + ", \"head_dim\": " +
-               std::to_string(spec.head_dim) + ", \"dtype\": \"bf16\", \"model_fingerprint\": \"" +
-               hex(model_of(spec)) + "\", \"rope\": null}";
+               ", \"n_kv_heads\": " + std::to_string(spec.n_kv_heads) +
+               ", \"head_dim\": " + std::to_string(spec.head_dim) +
+               ", \"dtype\": \"bf16\", \"model_fingerprint\": \"" + hex(model_of(spec)) +
+               "\", \"rope\": null}";
     }
     // Objects at a level, in the order of their paths.
-    std::vector<std::string> chunks(const std::string &level) const {
+    std::vector<std::string> chunks(const std::string &level) const
+    {
         std::vector<std::string> found;
         for (const std::string &path : dir.files("m/objects"))
-            if (path.size() > 5 && path.substr(path.size() - 5) == level + ".kv") found.push_back(path);
+            if (path.size() > 5 && path.substr(path.size() - 5) == level + ".kv")
+                found.push_back(path);
         std::sort(found.begin(), found.end());
         return found;
     }
@@ -67,14 +77,17 @@ struct Store {
     TempDir dir;
 };
 
-// Polls op until it is done, sleeping on the connector's eventfd; fails the test after half a minute.
-template <typename Poll> inline cachegen_status wait_for(cachegen *c, Poll poll_op) {
+// Polls op until it is done, sleeping on the connector's eventfd; fails the test after half a
+// minute.
+template <typename Poll> inline cachegen_status wait_for(cachegen *c, Poll poll_op)
+{
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     cachegen_status status;
     while ((status = poll_op()) == CACHEGEN_AGAIN && std::chrono::steady_clock::now() < deadline) {
         pollfd fd = {cachegen_eventfd(c), POLLIN, 0};
         uint64_t events;
-        if (poll(&fd, 1, 100) > 0 && read(fd.fd, &events, sizeof events) < 0) errno = 0; // another waiter was faster
+        if (poll(&fd, 1, 100) > 0 && read(fd.fd, &events, sizeof events) < 0)
+            errno = 0; // another waiter was faster
     }
     return status;
 }
@@ -85,15 +98,23 @@ struct Load {
     cachegen_status status = -1; // of the start, then of the load
 };
 
-class Engine {
-public:
+class Engine
+{
+  public:
     enum { BLOCK_TOKENS = 16, N_BLOCKS = 40 };
-    explicit Engine(const Store &store, const std::string &more = "") : Engine(store.dir.path, store.spec, more) {}
-    Engine(const std::string &root, const ProfileSpec &spec, const std::string &more) : spec_(spec) {
+    explicit Engine(const Store &store, const std::string &more = "")
+        : Engine(store.dir.path, store.spec, more)
+    {
+    }
+    Engine(const std::string &root, const ProfileSpec &spec, const std::string &more) : spec_(spec)
+    {
         std::string json = "{\"root\": \"" + root + "\", \"model\": \"m\", \"tail_multiple\": 8";
-        if (more.find("chunk_tokens") == std::string::npos) json += ", \"chunk_tokens\": 32";
-        for (const char *ttl : {"negative_ttl_ms", "positive_ttl_ms"}) // remembers nothing unless told to
-            if (more.find(ttl) == std::string::npos) json += std::string(", \"") + ttl + "\": 0";
+        if (more.find("chunk_tokens") == std::string::npos)
+            json += ", \"chunk_tokens\": 32";
+        for (const char *ttl :
+             {"negative_ttl_ms", "positive_ttl_ms"}) // remembers nothing unless told to
+            if (more.find(ttl) == std::string::npos)
+                json += std::string(", \"") + ttl + "\": 0";
         json += (more.empty() ? "" : ", " + more) + "}";
         open_status = cachegen_open(json.data(), json.size(), &c, error, sizeof error);
         if (open_status == CACHEGEN_OK) {
@@ -104,31 +125,49 @@ public:
             register_kv();
         }
     }
-    ~Engine() { cachegen_close(c); }
+    ~Engine()
+    {
+        cachegen_close(c);
+    }
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;
 
-    size_t element_bytes() const { return cg_dtype_bytes(dtype_); }
+    size_t element_bytes() const
+    {
+        return cg_dtype_bytes(dtype_);
+    }
     // vLLM's CPU layout: a (block, head) is a transposed K area and a V area.
-    size_t region_bytes() const { return 2 * BLOCK_TOKENS * spec_.head_dim * element_bytes(); }
-    size_t layer_bytes() const { return N_BLOCKS * spec_.n_kv_heads * region_bytes(); }
+    size_t region_bytes() const
+    {
+        return 2 * BLOCK_TOKENS * spec_.head_dim * element_bytes();
+    }
+    size_t layer_bytes() const
+    {
+        return N_BLOCKS * spec_.n_kv_heads * region_bytes();
+    }
 
-    uint8_t *element(uint32_t layer, uint32_t plane, int64_t block, uint32_t t, uint32_t head, uint32_t d) {
+    uint8_t *element(uint32_t layer, uint32_t plane, int64_t block, uint32_t t, uint32_t head,
+                     uint32_t d)
+    {
         const size_t D = spec_.head_dim, N = BLOCK_TOKENS;
         const size_t at = plane == CG_K ? d * N + t : N * D + t * D + d;
-        return &memory[layer * layer_bytes() + (static_cast<size_t>(block) * spec_.n_kv_heads + head) * region_bytes() +
+        return &memory[layer * layer_bytes() +
+                       (static_cast<size_t>(block) * spec_.n_kv_heads + head) * region_bytes() +
                        at * element_bytes()];
     }
     // What the model computes: an element depends on everything before it.
-    void value(const Tokens &tokens, uint32_t token, uint32_t layer, uint32_t plane, uint32_t head, uint32_t d,
-               uint8_t *out) const {
+    void value(const Tokens &tokens, uint32_t token, uint32_t layer, uint32_t plane, uint32_t head,
+               uint32_t d, uint8_t *out) const
+    {
         if (prefix_hash_.size() != tokens.size() || memo_ != tokens) {
             memo_ = tokens;
             prefix_hash_.resize(tokens.size());
             uint32_t hash = 1;
-            for (size_t i = 0; i < tokens.size(); i++) prefix_hash_[i] = hash = hash * 16777619u ^ tokens[i];
+            for (size_t i = 0; i < tokens.size(); i++)
+                prefix_hash_[i] = hash = hash * 16777619u ^ tokens[i];
         }
-        uint32_t x = prefix_hash_[token] ^ (((layer * 2 + plane) * 64 + head) * 1024 + d) * 2654435761u;
+        uint32_t x =
+            prefix_hash_[token] ^ (((layer * 2 + plane) * 64 + head) * 1024 + d) * 2654435761u;
         x ^= x >> 15;
         x *= 2246822519u;
         x ^= x >> 13;
@@ -136,44 +175,62 @@ public:
         put_element(&bytes, dtype_, static_cast<float>(x % 4096) / 1024 - 2);
         memcpy(out, bytes.data(), bytes.size());
     }
-    template <typename Visit> void for_each(uint32_t from, uint32_t to, Visit visit) {
+    template <typename Visit> void for_each(uint32_t from, uint32_t to, Visit visit)
+    {
         for (uint32_t layer = 0; layer < spec_.n_layers; layer++)
             for (uint32_t plane = 0; plane < 2; plane++)
                 for (uint32_t token = from; token < to; token++)
                     for (uint32_t head = 0; head < spec_.n_kv_heads; head++)
                         for (uint32_t d = 0; d < spec_.head_dim; d++)
                             visit(token, layer, plane, head, d,
-                                  element(layer, plane, table[token / BLOCK_TOKENS], token % BLOCK_TOKENS, head, d));
+                                  element(layer, plane, table[token / BLOCK_TOKENS],
+                                          token % BLOCK_TOKENS, head, d));
     }
-    void prefill(const Tokens &tokens) {
-        for_each(0, static_cast<uint32_t>(tokens.size()), [&](uint32_t token, uint32_t layer, uint32_t plane,
-                 uint32_t head, uint32_t d, uint8_t *at) { value(tokens, token, layer, plane, head, d, at); });
+    void prefill(const Tokens &tokens)
+    {
+        for_each(0, static_cast<uint32_t>(tokens.size()),
+                 [&](uint32_t token, uint32_t layer, uint32_t plane, uint32_t head, uint32_t d,
+                     uint8_t *at) { value(tokens, token, layer, plane, head, d, at); });
     }
-    void poison() { std::fill(memory.begin(), memory.end(), 0xcd); }
-    bool is_poison() const { return std::all_of(memory.begin(), memory.end(), [](uint8_t b) { return b == 0xcd; }); }
+    void poison()
+    {
+        std::fill(memory.begin(), memory.end(), 0xcd);
+    }
+    bool is_poison() const
+    {
+        return std::all_of(memory.begin(), memory.end(), [](uint8_t b) { return b == 0xcd; });
+    }
     // Largest difference from what the model computes, over tokens [from, to).
-    double error_of(const Tokens &tokens, uint32_t from, uint32_t to) {
+    double error_of(const Tokens &tokens, uint32_t from, uint32_t to)
+    {
         double worst = 0;
-        for_each(from, to, [&](uint32_t token, uint32_t layer, uint32_t plane, uint32_t head, uint32_t d, uint8_t *at) {
-            uint8_t want[4];
-            value(tokens, token, layer, plane, head, d, want);
-            if (memcmp(want, at, element_bytes()) == 0) return;
-            const Bytes a(at, at + element_bytes()), b(want, want + element_bytes());
-            const double difference = std::fabs(to_floats(a, dtype_)[0] - to_floats(b, dtype_)[0]);
-            worst = std::max(worst, difference > 0 ? difference : 1e-9);
-        });
+        for_each(from, to,
+                 [&](uint32_t token, uint32_t layer, uint32_t plane, uint32_t head, uint32_t d,
+                     uint8_t *at) {
+                     uint8_t want[4];
+                     value(tokens, token, layer, plane, head, d, want);
+                     if (memcmp(want, at, element_bytes()) == 0)
+                         return;
+                     const Bytes a(at, at + element_bytes()), b(want, want + element_bytes());
+                     const double difference =
+                         std::fabs(to_floats(a, dtype_)[0] - to_floats(b, dtype_)[0]);
+                     worst = std::max(worst, difference > 0 ? difference : 1e-9);
+                 });
         return worst;
     }
     // Tokens [from, to) are still poison.
-    bool is_untouched(uint32_t from, uint32_t to) {
+    bool is_untouched(uint32_t from, uint32_t to)
+    {
         bool untouched = true;
         for_each(from, to, [&](uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint8_t *at) {
-            for (size_t i = 0; i < element_bytes(); i++) untouched = untouched && at[i] == 0xcd;
+            for (size_t i = 0; i < element_bytes(); i++)
+                untouched = untouched && at[i] == 0xcd;
         });
         return untouched;
     }
 
-    cachegen_request request(const Tokens &tokens) const {
+    cachegen_request request(const Tokens &tokens) const
+    {
         cachegen_request r = {};
         r.struct_size = sizeof r;
         r.abi_version = CACHEGEN_ABI_VERSION;
@@ -187,8 +244,9 @@ public:
         r.level_plus_1 = level_plus_1;
         return r;
     }
-    cachegen_status save_start(const Tokens &tokens, uint32_t from, uint32_t to, bool is_last, const char *context,
-                               uint32_t prefix_level, cachegen_save **save) {
+    cachegen_status save_start(const Tokens &tokens, uint32_t from, uint32_t to, bool is_last,
+                               const char *context, uint32_t prefix_level, cachegen_save **save)
+    {
         cachegen_save_request r = {};
         r.struct_size = sizeof r;
         r.abi_version = CACHEGEN_ABI_VERSION;
@@ -203,7 +261,8 @@ public:
         r.block_table = table.data();
         return cachegen_save_start(c, &r, save);
     }
-    cachegen_progress finish(cachegen_save *save) {
+    cachegen_progress finish(cachegen_save *save)
+    {
         cachegen_progress p = {};
         p.struct_size = sizeof p;
         EXPECT_EQ(wait_for(c, [&] { return cachegen_save_poll(save, &p); }), CACHEGEN_OK);
@@ -211,21 +270,25 @@ public:
         return p;
     }
     // Prefills and saves a whole prompt. The status of the save.
-    cachegen_status save(const Tokens &tokens, const char *context = nullptr, uint32_t prefix_level = 0) {
+    cachegen_status save(const Tokens &tokens, const char *context = nullptr,
+                         uint32_t prefix_level = 0)
+    {
         cachegen_save *op;
         prefill(tokens);
-        const cachegen_status status =
-            save_start(tokens, 0, static_cast<uint32_t>(tokens.size()), true, context, prefix_level, &op);
+        const cachegen_status status = save_start(tokens, 0, static_cast<uint32_t>(tokens.size()),
+                                                  true, context, prefix_level, &op);
         return status == CACHEGEN_OK ? finish(op).status : status;
     }
-    cachegen_hit look_up(const Tokens &tokens, uint32_t from = 0) {
+    cachegen_hit look_up(const Tokens &tokens, uint32_t from = 0)
+    {
         const cachegen_request r = request(tokens);
         cachegen_lookup *op;
         cachegen_hit hit = {};
         hit.struct_size = sizeof hit;
         const cachegen_status status = cachegen_lookup_start(c, &r, from, &op);
         EXPECT_EQ(status, CACHEGEN_OK) << cachegen_strerror(status);
-        if (status != CACHEGEN_OK) return hit;
+        if (status != CACHEGEN_OK)
+            return hit;
         EXPECT_EQ(wait_for(c, [&] { return cachegen_lookup_poll(op, &hit); }), CACHEGEN_OK);
         size_t n = 0;
         EXPECT_EQ(cachegen_lookup_plan(op, nullptr, &n), CACHEGEN_OK);
@@ -234,7 +297,8 @@ public:
         cachegen_lookup_free(op);
         return hit;
     }
-    cachegen_status load_start(uint32_t from, uint32_t to, cachegen_load **load) {
+    cachegen_status load_start(uint32_t from, uint32_t to, cachegen_load **load)
+    {
         cachegen_load_request r = {};
         r.struct_size = sizeof r;
         r.abi_version = CACHEGEN_ABI_VERSION;
@@ -248,21 +312,24 @@ public:
         return cachegen_load_start(c, &r, load);
     }
     // What an engine does for a request: look up, then load the hit into fresh blocks.
-    Load load(const Tokens &tokens, uint32_t from = 0) {
+    Load load(const Tokens &tokens, uint32_t from = 0)
+    {
         Load l;
         l.hit = look_up(tokens, from);
         poison();
         cachegen_load *op;
         l.progress.struct_size = sizeof l.progress;
         const uint32_t to = std::max(from, l.hit.hit_tokens);
-        if ((l.status = load_start(from, to, &op)) != CACHEGEN_OK) return l;
+        if ((l.status = load_start(from, to, &op)) != CACHEGEN_OK)
+            return l;
         EXPECT_EQ(wait_for(c, [&] { return cachegen_load_poll(op, &l.progress); }), CACHEGEN_OK);
         l.status = l.progress.status;
         cachegen_load_free(op);
         EXPECT_TRUE(is_untouched(0, from));
         return l;
     }
-    cachegen_stats stats() const {
+    cachegen_stats stats() const
+    {
         cachegen_stats s = {};
         s.struct_size = sizeof s;
         EXPECT_EQ(cachegen_get_stats(c, &s), CACHEGEN_OK);
@@ -279,12 +346,15 @@ public:
     std::string salt, extra;
     uint32_t worst_level_plus_1 = 0, level_plus_1 = 0;
 
-private:
-    void register_kv() {
-        const int64_t E = static_cast<int64_t>(element_bytes()), D = spec_.head_dim, N = BLOCK_TOKENS;
+  private:
+    void register_kv()
+    {
+        const int64_t E = static_cast<int64_t>(element_bytes()), D = spec_.head_dim,
+                      N = BLOCK_TOKENS;
         memory.assign(spec_.n_layers * layer_bytes(), 0xcd);
         std::vector<void *> base;
-        for (uint32_t i = 0; i < spec_.n_layers; i++) base.push_back(&memory[i * layer_bytes()]);
+        for (uint32_t i = 0; i < spec_.n_layers; i++)
+            base.push_back(&memory[i * layer_bytes()]);
         cachegen_kv_layout g = {};
         g.struct_size = sizeof g;
         g.abi_version = CACHEGEN_ABI_VERSION;
@@ -314,21 +384,28 @@ private:
 };
 
 // The root of the chain of keys, and the key of one of the chunks, of 32 tokens.
-inline cg_key root_of(const Store &store, const char *dtype = "bf16", const std::string &salt = "") {
+inline cg_key root_of(const Store &store, const char *dtype = "bf16", const std::string &salt = "")
+{
     const cg_fingerprint model = model_of(store.spec);
-    const std::string text = std::string(reinterpret_cast<const char *>(model.bytes), sizeof model.bytes) + dtype;
+    const std::string text =
+        std::string(reinterpret_cast<const char *>(model.bytes), sizeof model.bytes) + dtype;
     const cg_key key = cg_key_of_bytes(text.data(), text.size());
     cg_fingerprint rooted;
     memcpy(rooted.bytes, key.bytes, sizeof rooted.bytes);
     return cg_key_root(&rooted, salt.data(), salt.size());
 }
-inline cg_key key_of(cg_key parent, const Tokens &tokens, uint32_t index) {
+inline cg_key key_of(cg_key parent, const Tokens &tokens, uint32_t index)
+{
     const cg_key no_extra = {};
-    for (uint32_t i = 0; i <= index; i++) parent = cg_key_chunk(&parent, &no_extra, &tokens[i * 32], 32);
+    for (uint32_t i = 0; i <= index; i++)
+        parent = cg_key_chunk(&parent, &no_extra, &tokens[i * 32], 32);
     return parent;
 }
 
-inline Tokens prompt(uint32_t n_tokens, uint64_t seed = 1) { return make_tokens(n_tokens, seed); }
+inline Tokens prompt(uint32_t n_tokens, uint64_t seed = 1)
+{
+    return make_tokens(n_tokens, seed);
+}
 
 } // namespace cg_test
 #endif

@@ -5,27 +5,33 @@
 
 #include <thread>
 
-namespace {
+namespace
+{
 
 using namespace cg_test;
 
-class LoadTest : public testing::TestWithParam<const char *> {
-protected:
-    std::string with(const std::string &more = "") const {
-        return std::string("\"io_backend\": \"") + GetParam() + "\"" + (more.empty() ? "" : ", " + more);
+class LoadTest : public testing::TestWithParam<const char *>
+{
+  protected:
+    std::string with(const std::string &more = "") const
+    {
+        return std::string("\"io_backend\": \"") + GetParam() + "\"" +
+               (more.empty() ? "" : ", " + more);
     }
-    void SetUp() override {
+    void SetUp() override
+    {
         char reason[256];
         if (std::string(GetParam()) == "io_uring" && !cg_io_uring_reason(reason, sizeof reason))
             GTEST_SKIP() << "no io_uring here (" << reason << "): loads tested on threads only";
     }
 };
 
-TEST_P(LoadTest, WhatWasSavedComesBackBitForBitAtL0) {
+TEST_P(LoadTest, WhatWasSavedComesBackBitForBitAtL0)
+{
     const Store store;
     Engine cold(store, with()), warm(store, with());
     ASSERT_EQ(cold.open_status, CACHEGEN_OK) << cold.error;
-    const Tokens tokens = prompt(32 * 5 + 19);  // five chunks and a tail of 16
+    const Tokens tokens = prompt(32 * 5 + 19); // five chunks and a tail of 16
     ASSERT_EQ(cold.save(tokens), CACHEGEN_OK);
     EXPECT_EQ(cold.stats().chunks_saved[0], 6u);
 
@@ -50,7 +56,8 @@ TEST_P(LoadTest, WhatWasSavedComesBackBitForBitAtL0) {
     EXPECT_EQ(s.lookup_errors, 0u);
 }
 
-TEST_P(LoadTest, AColdStoreIsAMissAndAnEmptyPlanLoadsNothing) {
+TEST_P(LoadTest, AColdStoreIsAMissAndAnEmptyPlanLoadsNothing)
+{
     const Store store;
     Engine engine(store, with());
     const Load l = engine.load(prompt(100));
@@ -60,7 +67,8 @@ TEST_P(LoadTest, AColdStoreIsAMissAndAnEmptyPlanLoadsNothing) {
     EXPECT_TRUE(engine.is_poison());
 }
 
-TEST_P(LoadTest, TheEngineComputesTheLastToken) {
+TEST_P(LoadTest, TheEngineComputesTheLastToken)
+{
     const Store store;
     Engine engine(store, with());
     const Tokens tokens = prompt(64);
@@ -72,7 +80,8 @@ TEST_P(LoadTest, TheEngineComputesTheLastToken) {
     EXPECT_TRUE(engine.is_untouched(63, 64));
 }
 
-TEST_P(LoadTest, ALocalHitMayEndInsideAChunk) {
+TEST_P(LoadTest, ALocalHitMayEndInsideAChunk)
+{
     const Store store;
     Engine engine(store, with());
     const Tokens tokens = prompt(160);
@@ -88,7 +97,8 @@ TEST_P(LoadTest, ALocalHitMayEndInsideAChunk) {
     EXPECT_EQ(engine.load(tokens, 159).hit.hit_tokens, 0u) << "nothing beyond what the engine has";
 }
 
-TEST_P(LoadTest, APrefixIsSharedAndATailIsFoundAtTheFirstHole) {
+TEST_P(LoadTest, APrefixIsSharedAndATailIsFoundAtTheFirstHole)
+{
     const Store store;
     Engine engine(store, with());
     const Tokens first = prompt(32 * 3 + 24);
@@ -99,21 +109,27 @@ TEST_P(LoadTest, APrefixIsSharedAndATailIsFoundAtTheFirstHole) {
     Load l = engine.load(longer);
     EXPECT_EQ(l.hit.hit_tokens, 120u);
     EXPECT_EQ(engine.error_of(longer, 0, 120), 0);
-    longer[110]++;  // the tail differs
+    longer[110]++; // the tail differs
     l = engine.load(longer);
     EXPECT_EQ(l.hit.hit_tokens, 96u);
     EXPECT_EQ(engine.error_of(longer, 0, 96), 0);
 }
 
-TEST_P(LoadTest, SavesInStepsMakeOneChain) {
+TEST_P(LoadTest, SavesInStepsMakeOneChain)
+{
     const Store store;
     Engine engine(store, with());
     const Tokens tokens = prompt(150);
     engine.prefill(tokens);
-    const struct { uint32_t from, to; bool is_last; } steps[] = {{0, 50, false}, {32, 100, false}, {96, 150, true}};
+    const struct {
+        uint32_t from, to;
+        bool is_last;
+    } steps[] = {{0, 50, false}, {32, 100, false}, {96, 150, true}};
     for (const auto &step : steps) {
         cachegen_save *save;
-        ASSERT_EQ(engine.save_start(tokens, step.from, step.to, step.is_last, "a-context", 0, &save), CACHEGEN_OK);
+        ASSERT_EQ(
+            engine.save_start(tokens, step.from, step.to, step.is_last, "a-context", 0, &save),
+            CACHEGEN_OK);
         EXPECT_EQ(engine.finish(save).status, CACHEGEN_OK);
     }
     EXPECT_EQ(engine.load(tokens).hit.hit_tokens, 144u);
@@ -122,7 +138,8 @@ TEST_P(LoadTest, SavesInStepsMakeOneChain) {
     EXPECT_EQ(store.dir.files("m/contexts/a-context/L0").size(), 5u);
 }
 
-TEST_P(LoadTest, WhatTheStoreHasIsNotSavedAgain) {
+TEST_P(LoadTest, WhatTheStoreHasIsNotSavedAgain)
+{
     const Store store;
     Engine engine(store, with()), other(store, with("\"positive_ttl_ms\": 60000"));
     const Tokens tokens = prompt(96);
@@ -136,7 +153,8 @@ TEST_P(LoadTest, WhatTheStoreHasIsNotSavedAgain) {
     }
 }
 
-TEST_P(LoadTest, TheBlocksMayBeReusedAsSoonAsASaveHasStarted) {
+TEST_P(LoadTest, TheBlocksMayBeReusedAsSoonAsASaveHasStarted)
+{
     const Store store;
     Engine engine(store, with());
     const Tokens tokens = prompt(128);
@@ -149,7 +167,8 @@ TEST_P(LoadTest, TheBlocksMayBeReusedAsSoonAsASaveHasStarted) {
     EXPECT_EQ(engine.error_of(tokens, 0, 127), 0);
 }
 
-TEST_P(LoadTest, SaltsExtraKeysAndDtypesNeverShare) {
+TEST_P(LoadTest, SaltsExtraKeysAndDtypesNeverShare)
+{
     const Store store;
     Engine engine(store, with());
     const Tokens tokens = prompt(64);
@@ -172,7 +191,8 @@ TEST_P(LoadTest, SaltsExtraKeysAndDtypesNeverShare) {
     EXPECT_EQ(fp32.error_of(tokens, 0, 63), 0);
 }
 
-TEST_P(LoadTest, ResultsAreRememberedForTheirTime) {
+TEST_P(LoadTest, ResultsAreRememberedForTheirTime)
+{
     const Store store;
     const std::string for_a_minute = "\"negative_ttl_ms\": 60000, \"positive_ttl_ms\": 60000";
     Engine writer(store, with()), early(store, with(for_a_minute)), late(store, with(for_a_minute));
@@ -181,7 +201,8 @@ TEST_P(LoadTest, ResultsAreRememberedForTheirTime) {
     ASSERT_EQ(writer.save(tokens), CACHEGEN_OK);
     EXPECT_EQ(early.look_up(tokens).hit_tokens, 0u);
     EXPECT_EQ(late.look_up(tokens).hit_tokens, 95u);
-    for (const std::string &path : store.chunks("L0")) std::filesystem::remove(store.dir.path + "/" + path);
+    for (const std::string &path : store.chunks("L0"))
+        std::filesystem::remove(store.dir.path + "/" + path);
     EXPECT_EQ(late.look_up(tokens).hit_tokens, 95u);
     EXPECT_EQ(writer.look_up(tokens).hit_tokens, 0u) << "remembers nothing";
     // What is remembered is answered at once, without a thread: the first poll says so.
@@ -202,7 +223,8 @@ struct Damage {
     uint64_t cachegen_stats::*counter;
 };
 
-void edit(const Store &store, const std::string &path, void (*change)(Bytes *)) {
+void edit(const Store &store, const std::string &path, void (*change)(Bytes *))
+{
     Bytes bytes = store.dir.read(path);
     change(&bytes);
     std::filesystem::remove(store.dir.path + "/" + path); // the file may have links
@@ -210,48 +232,99 @@ void edit(const Store &store, const std::string &path, void (*change)(Bytes *)) 
 }
 
 const Damage DAMAGES[] = {
-    {"missing", [](const Store &s, const std::string &p) { std::filesystem::remove(s.dir.path + "/" + p); },
+    {"missing",
+     [](const Store &s, const std::string &p) { std::filesystem::remove(s.dir.path + "/" + p); },
      &cachegen_stats::chunks_missing},
-    {"truncated", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->resize(b->size() / 2); }); },
+    {"truncated",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { b->resize(b->size() / 2); });
+     },
      &cachegen_stats::chunks_truncated},
-    {"a bit in its header", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { (*b)[60] ^= 1; }); },
+    {"a bit in its header",
+     [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { (*b)[60] ^= 1; }); },
      &cachegen_stats::chunks_corrupt},
-    {"a bit in its last section", [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->back() ^= 8; }); },
+    {"a bit in its last section",
+     [](const Store &s, const std::string &p) { edit(s, p, [](Bytes *b) { b->back() ^= 8; }); },
      &cachegen_stats::chunks_corrupt},
-    {"a bit in its token ids", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[cg_get_le(b->data() + 12, 4)] ^= 1; }); },
+    {"a bit in its token ids",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) { (*b)[cg_get_le(b->data() + 12, 4)] ^= 1; });
+     },
      &cachegen_stats::chunks_corrupt},
-    {"other token ids, sealed", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[cg_get_le(b->data() + 12, 4)] ^= 1; seal_chunk(b); }); },
+    {"other token ids, sealed",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) {
+             (*b)[cg_get_le(b->data() + 12, 4)] ^= 1;
+             seal_chunk(b);
+         });
+     },
      &cachegen_stats::chunks_foreign_tokens},
-    {"another position, sealed", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[36] ^= 32; seal_chunk(b); }); },
+    {"another position, sealed",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) {
+             (*b)[36] ^= 32;
+             seal_chunk(b);
+         });
+     },
      &cachegen_stats::chunks_foreign_tokens},
-    {"another parent, sealed", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[88] ^= 1; seal_chunk(b); }); },
+    {"another parent, sealed",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) {
+             (*b)[88] ^= 1;
+             seal_chunk(b);
+         });
+     },
      &cachegen_stats::chunks_foreign_tokens},
-    {"another extra key, sealed", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[104] ^= 1; seal_chunk(b); }); },
+    {"another extra key, sealed",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) {
+             (*b)[104] ^= 1;
+             seal_chunk(b);
+         });
+     },
      &cachegen_stats::chunks_foreign_tokens},
-    {"another key, sealed", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[120] ^= 1; seal_chunk(b); }); },
+    {"another key, sealed",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) {
+             (*b)[120] ^= 1;
+             seal_chunk(b);
+         });
+     },
      &cachegen_stats::chunks_foreign_tokens},
-    {"another model, sealed", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[56] ^= 1; seal_chunk(b); }); },
+    {"another model, sealed",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) {
+             (*b)[56] ^= 1;
+             seal_chunk(b);
+         });
+     },
      &cachegen_stats::chunks_foreign_model},
-    {"another dtype, sealed", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[27] = CG_DTYPE_FP16; seal_chunk(b); }); },
+    {"another dtype, sealed",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) {
+             (*b)[27] = CG_DTYPE_FP16;
+             seal_chunk(b);
+         });
+     },
      &cachegen_stats::chunks_foreign_model},
-    {"L0 on a lossy prefix, sealed", [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) { (*b)[25] = CG_L2; seal_chunk(b); }); },
+    {"L0 on a lossy prefix, sealed",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) {
+             (*b)[25] = CG_L2;
+             seal_chunk(b);
+         });
+     },
      &cachegen_stats::chunks_corrupt},
-    {"not a regular file", [](const Store &s, const std::string &p) {
+    {"not a regular file",
+     [](const Store &s, const std::string &p) {
          std::filesystem::rename(s.dir.path + "/" + p, s.dir.path + "/elsewhere");
-         std::filesystem::create_symlink(s.dir.path + "/elsewhere", s.dir.path + "/" + p); },
+         std::filesystem::create_symlink(s.dir.path + "/elsewhere", s.dir.path + "/" + p);
+     },
      &cachegen_stats::chunks_io_error},
 };
 
-TEST_P(LoadTest, DamageIsAShorterLoadACounterAndNoSecondOffer) {
+TEST_P(LoadTest, DamageIsAShorterLoadACounterAndNoSecondOffer)
+{
     for (const Damage &damage : DAMAGES) {
         SCOPED_TRACE(damage.name);
         const Store store;
@@ -259,7 +332,7 @@ TEST_P(LoadTest, DamageIsAShorterLoadACounterAndNoSecondOffer) {
         engine.worst_level_plus_1 = 1;
         const Tokens tokens = prompt(32 * 5);
         ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
-        engine.look_up(tokens);  // the plan is made before the damage is done
+        engine.look_up(tokens); // the plan is made before the damage is done
         const cg_key root = root_of(store), third = key_of(root, tokens, 2);
         char path[CG_TREE_PATH_BYTES];
         ASSERT_EQ(cg_tree_object_path("m", &third, CG_L0, nullptr, path, sizeof path), CG_OK);
@@ -277,14 +350,17 @@ TEST_P(LoadTest, DamageIsAShorterLoadACounterAndNoSecondOffer) {
         EXPECT_EQ(engine.error_of(tokens, 0, 64), 0);
         const cachegen_stats s = engine.stats();
         EXPECT_EQ(s.*damage.counter, 1u);
-        EXPECT_EQ(s.chunks_missing + s.chunks_truncated + s.chunks_corrupt + s.chunks_foreign_model +
-                      s.chunks_foreign_profile + s.chunks_foreign_tokens + s.chunks_lossy_prefix +
-                      s.chunks_timed_out + s.chunks_io_error, 1u);
+        EXPECT_EQ(s.chunks_missing + s.chunks_truncated + s.chunks_corrupt +
+                      s.chunks_foreign_model + s.chunks_foreign_profile + s.chunks_foreign_tokens +
+                      s.chunks_lossy_prefix + s.chunks_timed_out + s.chunks_io_error,
+                  1u);
         EXPECT_EQ(s.loads_failed, 1u);
-        EXPECT_EQ(engine.look_up(tokens).hit_tokens, 64u) << "a chunk that failed is not offered again";
+        EXPECT_EQ(engine.look_up(tokens).hit_tokens, 64u)
+            << "a chunk that failed is not offered again";
 
         // The engine recomputes and saves: what was damaged is replaced.
-        if (damage.counter == &cachegen_stats::chunks_io_error || damage.counter == &cachegen_stats::chunks_lossy_prefix)
+        if (damage.counter == &cachegen_stats::chunks_io_error ||
+            damage.counter == &cachegen_stats::chunks_lossy_prefix)
             continue;
         ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
         const Load healed = engine.load(tokens);
@@ -294,7 +370,8 @@ TEST_P(LoadTest, DamageIsAShorterLoadACounterAndNoSecondOffer) {
 }
 
 // A load reads what its level needs of a file, and no more.
-TEST_P(LoadTest, WhatFollowsAChunkInItsFileIsNotRead) {
+TEST_P(LoadTest, WhatFollowsAChunkInItsFileIsNotRead)
+{
     const Store store;
     Engine engine(store, with("\"positive_ttl_ms\": 60000"));
     const Tokens tokens = prompt(32 * 3);
@@ -306,10 +383,12 @@ TEST_P(LoadTest, WhatFollowsAChunkInItsFileIsNotRead) {
     EXPECT_EQ(engine.error_of(tokens, 0, 95), 0);
     Engine fresh(store, with()); // before the look-up it is a file that is no chunk
     EXPECT_EQ(fresh.load(tokens).progress.loaded_tokens, 0u);
-    EXPECT_GE(fresh.stats().chunks_corrupt, 1u);  // more where a later chunk was read before the first was refused
+    EXPECT_GE(fresh.stats().chunks_corrupt,
+              1u); // more where a later chunk was read before the first was refused
 }
 
-TEST_P(LoadTest, LossyLevelsAreNamesOfOneFileAndEachLoadReadsItsOwnPart) {
+TEST_P(LoadTest, LossyLevelsAreNamesOfOneFileAndEachLoadReadsItsOwnPart)
+{
     const Store store(true);
     Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
     const Tokens tokens = prompt(32 * 3);
@@ -319,12 +398,15 @@ TEST_P(LoadTest, LossyLevelsAreNamesOfOneFileAndEachLoadReadsItsOwnPart) {
     for (const std::string &path : store.chunks("L1")) {
         struct stat finest, coarsest;
         ASSERT_EQ(fstatat(store.dir.fd, path.c_str(), &finest, 0), 0);
-        ASSERT_EQ(fstatat(store.dir.fd, (path.substr(0, path.size() - 5) + "L3.kv").c_str(), &coarsest, 0), 0);
+        ASSERT_EQ(fstatat(store.dir.fd, (path.substr(0, path.size() - 5) + "L3.kv").c_str(),
+                          &coarsest, 0),
+                  0);
         EXPECT_EQ(finest.st_ino, coarsest.st_ino);
         stored_bytes += static_cast<uint64_t>(finest.st_size);
     }
     EXPECT_EQ(s.bytes_written, stored_bytes);
-    for (unsigned level = 1; level <= 3; level++) EXPECT_EQ(s.chunks_saved[level], 3u);
+    for (unsigned level = 1; level <= 3; level++)
+        EXPECT_EQ(s.chunks_saved[level], 3u);
     double error = 0;
     std::vector<uint64_t> read_bytes;
     for (int level = 1; level <= 3; level++) {
@@ -342,16 +424,19 @@ TEST_P(LoadTest, LossyLevelsAreNamesOfOneFileAndEachLoadReadsItsOwnPart) {
     EXPECT_LT(read_bytes[1], read_bytes[0]);
     EXPECT_LT(read_bytes[2], read_bytes[1]);
 
-    // An administrator took the finer names away: what is left still loads, at the level of its name.
+    // An administrator took the finer names away: what is left still loads, at the level of its
+    // name.
     for (const char *level : {"L1", "L2"})
-        for (const std::string &path : store.chunks(level)) ASSERT_EQ(unlinkat(store.dir.fd, path.c_str(), 0), 0);
+        for (const std::string &path : store.chunks(level))
+            ASSERT_EQ(unlinkat(store.dir.fd, path.c_str(), 0), 0);
     Engine left(store, with());
     const Load l = left.load(tokens);
     EXPECT_EQ(l.progress.loaded_tokens, 95u);
     EXPECT_EQ(l.progress.worst_level, 3u);
 }
 
-TEST_P(LoadTest, AProfileThatDoesNotNestKeepsAFileALevel) {
+TEST_P(LoadTest, AProfileThatDoesNotNestKeepsAFileALevel)
+{
     const Store store(true, ProfileSpec());
     Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
     const Tokens tokens = prompt(32 * 3);
@@ -367,7 +452,8 @@ TEST_P(LoadTest, AProfileThatDoesNotNestKeepsAFileALevel) {
     }
 }
 
-TEST_P(LoadTest, SwappedChunksAreForeign) {
+TEST_P(LoadTest, SwappedChunksAreForeign)
+{
     const Store store;
     Engine engine(store, with());
     const Tokens tokens = prompt(32 * 3), others = prompt(32 * 3, 2);
@@ -376,17 +462,20 @@ TEST_P(LoadTest, SwappedChunksAreForeign) {
     const std::vector<std::string> files = store.chunks("L0");
     ASSERT_EQ(files.size(), 6u);
     std::vector<Bytes> contents;
-    for (const auto &file : files) contents.push_back(store.dir.read(file));
+    for (const auto &file : files)
+        contents.push_back(store.dir.read(file));
     for (size_t i = 0; i < files.size(); i++) {
         std::filesystem::remove(store.dir.path + "/" + files[i]);
         store.dir.write(files[i], contents[(i + 1) % files.size()]);
     }
     EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 0u);
     EXPECT_EQ(engine.load(others).progress.loaded_tokens, 0u);
-    EXPECT_GE(engine.stats().chunks_foreign_tokens, 2u);  // more where a later chunk was decoded first
+    EXPECT_GE(engine.stats().chunks_foreign_tokens,
+              2u); // more where a later chunk was decoded first
 }
 
-TEST_P(LoadTest, AForgottenPlanIsNotOfferedUntilItIsSavedAnew) {
+TEST_P(LoadTest, AForgottenPlanIsNotOfferedUntilItIsSavedAnew)
+{
     const Store store;
     Engine engine(store, with());
     const Tokens tokens = prompt(96);
@@ -403,7 +492,8 @@ TEST_P(LoadTest, AForgottenPlanIsNotOfferedUntilItIsSavedAnew) {
 // ---- lossy levels ----
 
 // Chunks of 24 tokens: groups of 10, 10 and 4, the next chunk's begin at its own first token.
-TEST_P(LoadTest, AnchorsAndDeltasComeBackNearly) {
+TEST_P(LoadTest, AnchorsAndDeltasComeBackNearly)
+{
     const Store store(true, paper_spec());
     Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"], \"chunk_tokens\": 24"));
     ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
@@ -418,12 +508,14 @@ TEST_P(LoadTest, AnchorsAndDeltasComeBackNearly) {
         EXPECT_EQ(l.progress.worst_level, level);
         const double error = engine.error_of(tokens, 0, 103);
         EXPECT_GT(error, before) << "coarser levels are worse";
-        EXPECT_LT(error, store.spec.step[level - 1][CG_K] * 1.01 + 0.02) << "half a step, weights of at least a half";
+        EXPECT_LT(error, store.spec.step[level - 1][CG_K] * 1.01 + 0.02)
+            << "half a step, weights of at least a half";
         before = error;
     }
 }
 
-TEST_P(LoadTest, LossyLevelsComeBackNearly) {
+TEST_P(LoadTest, LossyLevelsComeBackNearly)
+{
     const Store store(true);
     Engine engine(store, with("\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]"));
     ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
@@ -455,7 +547,8 @@ TEST_P(LoadTest, LossyLevelsComeBackNearly) {
     EXPECT_LE(l.progress.worst_level, 1u);
 }
 
-TEST_P(LoadTest, ARequestThatAcceptsL1IsNotGivenL2) {
+TEST_P(LoadTest, ARequestThatAcceptsL1IsNotGivenL2)
+{
     const Store store(true);
     Engine engine(store, with("\"store_levels\": [\"L2\", \"L3\"]"));
     const Tokens tokens = prompt(96);
@@ -466,7 +559,8 @@ TEST_P(LoadTest, ARequestThatAcceptsL1IsNotGivenL2) {
     EXPECT_EQ(engine.load(tokens).progress.worst_level, 2u);
 }
 
-TEST_P(LoadTest, NothingFineIsMadeOfALossyPrefixAndProvenanceCounts) {
+TEST_P(LoadTest, NothingFineIsMadeOfALossyPrefixAndProvenanceCounts)
+{
     const Store store(true);
     Engine engine(store, with("\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]"));
     const Tokens tokens = prompt(96);
@@ -477,13 +571,14 @@ TEST_P(LoadTest, NothingFineIsMadeOfALossyPrefixAndProvenanceCounts) {
     Engine fresh(store, with());
     fresh.worst_level_plus_1 = 1;
     EXPECT_EQ(fresh.look_up(tokens).hit_tokens, 0u);
-    // An L2 chunk computed on an L3 prefix is as bad as L3: the load finds out, and then the look-up knows.
+    // An L2 chunk computed on an L3 prefix is as bad as L3: the load finds out, and then the
+    // look-up knows.
     fresh.worst_level_plus_1 = 3;
     const Load l = fresh.load(tokens);
     EXPECT_EQ(l.hit.hit_tokens, 95u);
     EXPECT_EQ(l.progress.loaded_tokens, 0u);
     EXPECT_EQ(l.status, CG_ERR_LOSSY_PREFIX);
-    EXPECT_GE(fresh.stats().chunks_lossy_prefix, 1u);  // here, too
+    EXPECT_GE(fresh.stats().chunks_lossy_prefix, 1u); // here, too
     EXPECT_EQ(fresh.look_up(tokens).hit_tokens, 0u);
     EXPECT_EQ(engine.stats().chunks_saved[2], 3u);
     fresh.worst_level_plus_1 = 4;
@@ -492,20 +587,25 @@ TEST_P(LoadTest, NothingFineIsMadeOfALossyPrefixAndProvenanceCounts) {
     EXPECT_EQ(accepted.progress.worst_level, 3u);
 }
 
-TEST_P(LoadTest, ChunksOfAnotherProfileAreForeign) {
+TEST_P(LoadTest, ChunksOfAnotherProfileAreForeign)
+{
     const Store store(true);
     Engine engine(store, with("\"store_levels\": [\"L2\"]"));
     const Tokens tokens = prompt(64);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
     for (const std::string &path : store.chunks("L2"))
-        edit(store, path, [](Bytes *b) { (*b)[87] ^= 1; seal_chunk(b); });  // not in the digits that name it
+        edit(store, path, [](Bytes *b) {
+            (*b)[87] ^= 1;
+            seal_chunk(b);
+        }); // not in the digits that name it
     const Load l = engine.load(tokens);
     EXPECT_EQ(l.hit.hit_tokens, 63u);
     EXPECT_EQ(l.progress.loaded_tokens, 0u);
-    EXPECT_GE(engine.stats().chunks_foreign_profile, 1u);  // and here
+    EXPECT_GE(engine.stats().chunks_foreign_profile, 1u); // and here
 }
 
-TEST_P(LoadTest, AStoreWithoutAProfileKeepsL0) {
+TEST_P(LoadTest, AStoreWithoutAProfileKeepsL0)
+{
     const Store store;
     Engine engine(store, with());
     cachegen_info info = {};
@@ -524,7 +624,8 @@ TEST_P(LoadTest, AStoreWithoutAProfileKeepsL0) {
 
 // ---- cancelling, and many at once ----
 
-TEST_P(LoadTest, NothingIsWrittenAfterACancelledLoadIsDone) {
+TEST_P(LoadTest, NothingIsWrittenAfterACancelledLoadIsDone)
+{
     const Store store;
     Engine engine(store, with());
     const Tokens tokens = prompt(32 * 18);
@@ -537,7 +638,8 @@ TEST_P(LoadTest, NothingIsWrittenAfterACancelledLoadIsDone) {
         cachegen_progress p = {};
         p.struct_size = sizeof p;
         ASSERT_EQ(engine.load_start(0, hit.hit_tokens, &op), CACHEGEN_OK);
-        for (int i = 0; i < round && cachegen_load_poll(op, &p) == CACHEGEN_AGAIN; i++) std::this_thread::yield();
+        for (int i = 0; i < round && cachegen_load_poll(op, &p) == CACHEGEN_AGAIN; i++)
+            std::this_thread::yield();
         cachegen_load_cancel(op);
         ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
         EXPECT_EQ(p.done, 1u);
@@ -551,8 +653,10 @@ TEST_P(LoadTest, NothingIsWrittenAfterACancelledLoadIsDone) {
     EXPECT_TRUE(engine.is_poison());
 }
 
-// Tasks of milliseconds are under way when the load is cancelled: it may not be done before they are.
-TEST_P(LoadTest, ACancelledLoadIsDoneOnlyWhenItsTasksAre) {
+// Tasks of milliseconds are under way when the load is cancelled: it may not be done before they
+// are.
+TEST_P(LoadTest, ACancelledLoadIsDoneOnlyWhenItsTasksAre)
+{
     ProfileSpec wide;
     wide.n_layers = 2;
     wide.n_kv_heads = 4;
@@ -568,22 +672,28 @@ TEST_P(LoadTest, ACancelledLoadIsDoneOnlyWhenItsTasksAre) {
         cachegen_progress p = {};
         p.struct_size = sizeof p;
         ASSERT_EQ(engine.load_start(0, 511, &op), CACHEGEN_OK);
-        while (cachegen_load_poll(op, &p) == CACHEGEN_AGAIN && p.bytes_read == 0) std::this_thread::yield();
-        for (int i = 0; i < 200 * round; i++) std::this_thread::yield();
+        while (cachegen_load_poll(op, &p) == CACHEGEN_AGAIN && p.bytes_read == 0)
+            std::this_thread::yield();
+        for (int i = 0; i < 200 * round; i++)
+            std::this_thread::yield();
         cachegen_load_cancel(op);
         ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
         const std::vector<uint8_t> at_done = engine.memory;
         const uint64_t decoded_ns = engine.stats().decode_ns;
         EXPECT_EQ(cachegen_load_poll(op, &p), CACHEGEN_OK);
         cachegen_load_free(op);
-        // A task that still ran would count its time: give it some, for want of an event that must not come.
-        for (int i = 0; i < 10; i++) usleep(500);
-        EXPECT_EQ(engine.stats().decode_ns, decoded_ns) << "a task ended after the load was done, round " << round;
+        // A task that still ran would count its time: give it some, for want of an event that must
+        // not come.
+        for (int i = 0; i < 10; i++)
+            usleep(500);
+        EXPECT_EQ(engine.stats().decode_ns, decoded_ns)
+            << "a task ended after the load was done, round " << round;
         ASSERT_TRUE(at_done == engine.memory) << "written to after it was done, round " << round;
     }
 }
 
-TEST_P(LoadTest, FreeingCancelsAndClosingCompletes) {
+TEST_P(LoadTest, FreeingCancelsAndClosingCompletes)
+{
     const Store store;
     const Tokens tokens = prompt(32 * 16);
     {
@@ -607,7 +717,8 @@ TEST_P(LoadTest, FreeingCancelsAndClosingCompletes) {
     EXPECT_TRUE(store.dir.has("m/contexts/at-exit/context.json"));
 }
 
-TEST_P(LoadTest, ManyConnectorsAndThreadsShareAStore) {
+TEST_P(LoadTest, ManyConnectorsAndThreadsShareAStore)
+{
     const Store store(true);
     std::vector<std::thread> threads;
     for (uint32_t i = 0; i < 4; i++)
@@ -623,11 +734,13 @@ TEST_P(LoadTest, ManyConnectorsAndThreadsShareAStore) {
                 EXPECT_EQ(engine.error_of(tokens, 0, 96), 0);
             }
         });
-    for (auto &thread : threads) thread.join();
+    for (auto &thread : threads)
+        thread.join();
     EXPECT_EQ(store.chunks("L0").size(), 9u);
 }
 
-TEST_P(LoadTest, LoadsAtOnceAllComplete) {
+TEST_P(LoadTest, LoadsAtOnceAllComplete)
+{
     const Store store;
     Engine engine(store, with("\"queue_depth\": 3, \"staging_mib\": 1"));
     const Tokens tokens = prompt(32 * 6);
@@ -637,29 +750,35 @@ TEST_P(LoadTest, LoadsAtOnceAllComplete) {
     std::vector<cachegen_load *> loads(3);
     engine.poison();
     for (size_t i = 0; i < loads.size(); i++) { // twelve blocks each
-        engine.table.assign(all.begin() + static_cast<long>(12 * i), all.begin() + static_cast<long>(12 * i + 12));
+        engine.table.assign(all.begin() + static_cast<long>(12 * i),
+                            all.begin() + static_cast<long>(12 * i + 12));
         ASSERT_EQ(engine.load_start(0, 191, &loads[i]), CACHEGEN_OK);
     }
     for (size_t i = 0; i < loads.size(); i++) {
         cachegen_progress p = {};
         p.struct_size = sizeof p;
-        ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(loads[i], &p); }), CACHEGEN_OK);
+        ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(loads[i], &p); }),
+                  CACHEGEN_OK);
         EXPECT_EQ(p.loaded_tokens, 191u);
-        engine.table.assign(all.begin() + static_cast<long>(12 * i), all.begin() + static_cast<long>(12 * i + 12));
+        engine.table.assign(all.begin() + static_cast<long>(12 * i),
+                            all.begin() + static_cast<long>(12 * i + 12));
         EXPECT_EQ(engine.error_of(tokens, 0, 191), 0);
         cachegen_load_free(loads[i]);
     }
 }
 
-TEST_P(LoadTest, FullStagingMemoryIsAskAgain) {
+TEST_P(LoadTest, FullStagingMemoryIsAskAgain)
+{
     const Store store;
     Engine engine(store, with("\"staging_mib\": 1, \"threads\": 1"));
     engine.prefill(prompt(576));
     int again = 0;
     std::vector<cachegen_save *> saves;
-    for (uint32_t seed = 1; seed <= 40; seed++) { // 295 KB each, far faster than they are encoded and synced
+    for (uint32_t seed = 1; seed <= 40;
+         seed++) { // 295 KB each, far faster than they are encoded and synced
         cachegen_save *save;
-        const cachegen_status status = engine.save_start(prompt(576, seed), 0, 576, false, nullptr, 0, &save);
+        const cachegen_status status =
+            engine.save_start(prompt(576, seed), 0, 576, false, nullptr, 0, &save);
         if (status == CACHEGEN_AGAIN) {
             EXPECT_EQ(save, nullptr);
             again++;
@@ -670,15 +789,19 @@ TEST_P(LoadTest, FullStagingMemoryIsAskAgain) {
     }
     EXPECT_GT(again, 0);
     EXPECT_GE(saves.size(), 3u);
-    for (cachegen_save *save : saves) EXPECT_EQ(engine.finish(save).status, CACHEGEN_OK);
+    for (cachegen_save *save : saves)
+        EXPECT_EQ(engine.finish(save).status, CACHEGEN_OK);
     EXPECT_EQ(store.chunks("L0").size(), 18 * saves.size());
     EXPECT_EQ(engine.stats().saves_dropped, 0u) << "nothing was taken, so nothing was dropped";
     cachegen_save *save;
-    ASSERT_EQ(engine.save_start(prompt(576, 99), 0, 576, false, nullptr, 0, &save), CACHEGEN_OK) << "it came back";
+    ASSERT_EQ(engine.save_start(prompt(576, 99), 0, 576, false, nullptr, 0, &save), CACHEGEN_OK)
+        << "it came back";
     engine.finish(save);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, LoadTest, testing::Values("io_uring", "threads"),
-                         [](const auto &chosen) { return std::string(chosen.param) == "io_uring" ? "uring" : "threads"; });
+                         [](const auto &chosen) {
+                             return std::string(chosen.param) == "io_uring" ? "uring" : "threads";
+                         });
 
-}  // namespace
+} // namespace

@@ -1,26 +1,34 @@
-// Opening: what model.json, the configuration and the profile say must agree; and the edges of the ABI's calls.
+// Opening: what model.json, the configuration and the profile say must agree; and the edges of the
+// ABI's calls.
 #include "tests/connector/engine.h"
 
 #include <sys/wait.h>
 
-namespace {
+namespace
+{
 
 using namespace cg_test;
 
-class OpenTest : public testing::Test {
-protected:
+class OpenTest : public testing::Test
+{
+  protected:
     // The sentence of an open that must fail.
-    std::string refused(const std::string &more = "", const std::string &root = "") {
+    std::string refused(const std::string &more = "", const std::string &root = "")
+    {
         const Engine engine(root.empty() ? store.dir.path : root, store.spec, more);
         EXPECT_NE(engine.open_status, CACHEGEN_OK);
         EXPECT_EQ(engine.c, nullptr);
         return engine.error;
     }
-    static bool has(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
+    static bool has(const std::string &text, const std::string &part)
+    {
+        return text.find(part) != std::string::npos;
+    }
     Store store;
 };
 
-TEST_F(OpenTest, TellsWhatWasOpened) {
+TEST_F(OpenTest, TellsWhatWasOpened)
+{
     const Store lossy(true);
     const Engine engine(lossy);
     cachegen_info info = {};
@@ -38,15 +46,21 @@ TEST_F(OpenTest, TellsWhatWasOpened) {
     EXPECT_EQ(info.profile_fingerprint_hex, hex(*cg_profile_fingerprint(lossy.profile.get())));
 }
 
-TEST_F(OpenTest, AModelWithoutModelJsonNeedsAWholeGeometryAndGetsAModelJson) {
+TEST_F(OpenTest, AModelWithoutModelJsonNeedsAWholeGeometryAndGetsAModelJson)
+{
     const std::string whole = store.model_json();
     std::filesystem::remove(store.dir.path + "/m/model.json");
     EXPECT_TRUE(has(refused(), "\"geometry\""));
-    EXPECT_TRUE(has(refused("\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, \"dtype\": \"bf16\"}"),
-                    "model_fingerprint"));
+    EXPECT_TRUE(has(
+        refused(
+            "\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, \"dtype\": \"bf16\"}"),
+        "model_fingerprint"));
     {
-        Engine engine(store, "\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, \"dtype\": \"bf16\", "
-                             "\"model_fingerprint\": \"" + hex(model_of(store.spec)) + "\"}");
+        Engine engine(
+            store,
+            "\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, \"dtype\": \"bf16\", "
+            "\"model_fingerprint\": \"" +
+                hex(model_of(store.spec)) + "\"}");
         ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
         EXPECT_FALSE(store.dir.has("m/model.json"));
         ASSERT_EQ(engine.save(prompt(64)), CACHEGEN_OK);
@@ -57,27 +71,34 @@ TEST_F(OpenTest, AModelWithoutModelJsonNeedsAWholeGeometryAndGetsAModelJson) {
     EXPECT_EQ(plain.look_up(prompt(64)).hit_tokens, 63u);
 }
 
-TEST_F(OpenTest, DisagreementNamesBothSides) {
+TEST_F(OpenTest, DisagreementNamesBothSides)
+{
     const char *cases[][2] = {{"\"n_layers\": 5", "geometry.n_layers"},
                               {"\"n_kv_heads\": 1", "geometry.n_kv_heads"},
                               {"\"head_dim\": 32", "geometry.head_dim"},
-                              {"\"model_fingerprint\": \"00000000000000000000000000000000\"", "geometry.model_fingerprint"}};
+                              {"\"model_fingerprint\": \"00000000000000000000000000000000\"",
+                               "geometry.model_fingerprint"}};
     for (const auto &c : cases) {
         const std::string sentence = refused(std::string("\"geometry\": {") + c[0] + "}");
         EXPECT_TRUE(has(sentence, c[1]) && has(sentence, "model.json")) << sentence;
     }
 }
 
-TEST_F(OpenTest, AModelJsonThatIsNoneIsRefusedByName) {
-    for (const char *text : {"", "[]", "{\"version\": 2}", "{\"version\": 1}",
-                             "{\"version\": 1, \"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 15, \"dtype\": \"bf16\", "
-                             "\"model_fingerprint\": \"a0a1a2a3a4a5a6a7a8a9aaabacadaeaf\"}"}) {
+TEST_F(OpenTest, AModelJsonThatIsNoneIsRefusedByName)
+{
+    for (
+        const char *text :
+        {"", "[]", "{\"version\": 2}", "{\"version\": 1}",
+         "{\"version\": 1, \"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 15, \"dtype\": \"bf16\", "
+         "\"model_fingerprint\": \"a0a1a2a3a4a5a6a7a8a9aaabacadaeaf\"}"}) {
         store.dir.write("m/model.json", std::string(text));
-        EXPECT_TRUE(has(refused(), text[0] == '{' && has(text, "15") ? "geometry" : "model.json")) << text;
+        EXPECT_TRUE(has(refused(), text[0] == '{' && has(text, "15") ? "geometry" : "model.json"))
+            << text;
     }
 }
 
-TEST_F(OpenTest, ADamagedOrForeignProfileIsRefusedByName) {
+TEST_F(OpenTest, ADamagedOrForeignProfileIsRefusedByName)
+{
     store.dir.write("m/profiles/default", std::string("no digits\n"));
     EXPECT_TRUE(has(refused(), "profiles/default"));
     const std::string missing(32, 'a');
@@ -95,9 +116,13 @@ TEST_F(OpenTest, ADamagedOrForeignProfileIsRefusedByName) {
     EXPECT_TRUE(has(refused(), missing));
 }
 
-TEST_F(OpenTest, AMissingRootIsRefused) { EXPECT_TRUE(has(refused("", store.dir.path + "/nowhere"), "\"root\"")); }
+TEST_F(OpenTest, AMissingRootIsRefused)
+{
+    EXPECT_TRUE(has(refused("", store.dir.path + "/nowhere"), "\"root\""));
+}
 
-TEST_F(OpenTest, CpusThatDoNotExistAreRefused) {
+TEST_F(OpenTest, CpusThatDoNotExistAreRefused)
+{
     EXPECT_TRUE(has(refused("\"cpu_affinity\": [1023]"), "\"cpu_affinity\""));
     Engine bound(store, "\"cpu_affinity\": [0]");
     ASSERT_EQ(bound.open_status, CACHEGEN_OK) << bound.error;
@@ -105,14 +130,19 @@ TEST_F(OpenTest, CpusThatDoNotExistAreRefused) {
     EXPECT_EQ(bound.load(prompt(64)).progress.loaded_tokens, 63u);
 }
 
-TEST_F(OpenTest, AReadOnlyConnectorSavesNothing) {
-    { Engine writer(store); ASSERT_EQ(writer.save(prompt(64)), CACHEGEN_OK); }
+TEST_F(OpenTest, AReadOnlyConnectorSavesNothing)
+{
+    {
+        Engine writer(store);
+        ASSERT_EQ(writer.save(prompt(64)), CACHEGEN_OK);
+    }
     Engine reader(store, "\"read_only\": true");
     EXPECT_EQ(reader.save(prompt(64, 2)), CG_ERR_READ_ONLY);
     EXPECT_EQ(reader.load(prompt(64)).progress.loaded_tokens, 63u);
 }
 
-TEST_F(OpenTest, CallsRefuseNonsense) {
+TEST_F(OpenTest, CallsRefuseNonsense)
+{
     Engine engine(store);
     const Tokens tokens = prompt(64);
     cachegen_lookup *lookup;
@@ -156,7 +186,8 @@ TEST_F(OpenTest, CallsRefuseNonsense) {
     cachegen_close(nullptr);
 }
 
-TEST_F(OpenTest, APlanOfAnotherModelOrDtypeIsRefused) {
+TEST_F(OpenTest, APlanOfAnotherModelOrDtypeIsRefused)
+{
     Engine engine(store), fp32(store, "\"geometry\": {\"dtype\": \"fp32\"}");
     const Tokens tokens = prompt(64);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
@@ -166,7 +197,8 @@ TEST_F(OpenTest, APlanOfAnotherModelOrDtypeIsRefused) {
     EXPECT_EQ(fp32.load_start(0, 63, &load), CG_ERR_FOREIGN_MODEL);
 }
 
-TEST_F(OpenTest, APlanCrossesConnectors) {
+TEST_F(OpenTest, APlanCrossesConnectors)
+{
     Engine scheduler(store), worker(store);
     const Tokens tokens = prompt(64);
     ASSERT_EQ(scheduler.save(tokens), CACHEGEN_OK);
@@ -183,7 +215,8 @@ TEST_F(OpenTest, APlanCrossesConnectors) {
     EXPECT_EQ(worker.error_of(tokens, 0, 63), 0);
 }
 
-TEST_F(OpenTest, RecomputingIsPreferredWhereItIsFaster) {
+TEST_F(OpenTest, RecomputingIsPreferredWhereItIsFaster)
+{
     Engine engine(store, "\"prior_mbps\": 0.001, \"ttft_budget_ms\": 100");
     const Tokens tokens = prompt(96);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
@@ -194,7 +227,8 @@ TEST_F(OpenTest, RecomputingIsPreferredWhereItIsFaster) {
     EXPECT_EQ(hit.stored_tokens, 95u);
 }
 
-TEST_F(OpenTest, LoadsThatAnotherProcessReportedTeachTheLink) {
+TEST_F(OpenTest, LoadsThatAnotherProcessReportedTeachTheLink)
+{
     Engine engine(store, "\"ttft_budget_ms\": 100, \"recompute_tokens_per_s\": 1e6");
     const Tokens tokens = prompt(96);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
@@ -216,11 +250,15 @@ constexpr bool under_tsan = __has_feature(thread_sanitizer);
 constexpr bool under_tsan = false;
 #endif
 
-TEST_F(OpenTest, AHandleWorksInAForkedChild) {
-    if (under_tsan) GTEST_SKIP() << "TSan does not start threads in children of threaded processes: fork() not tested";
+TEST_F(OpenTest, AHandleWorksInAForkedChild)
+{
+    if (under_tsan)
+        GTEST_SKIP()
+            << "TSan does not start threads in children of threaded processes: fork() not tested";
     for (const char *backend : {"io_uring", "threads"}) {
         char reason[256];
-        if (std::string(backend) == "io_uring" && !cg_io_uring_reason(reason, sizeof reason)) continue;
+        if (std::string(backend) == "io_uring" && !cg_io_uring_reason(reason, sizeof reason))
+            continue;
         SCOPED_TRACE(backend);
         Engine engine(store, std::string("\"io_backend\": \"") + backend + "\"");
         const Tokens tokens = prompt(96), others = prompt(96, 2);
@@ -250,7 +288,8 @@ TEST_F(OpenTest, AHandleWorksInAForkedChild) {
         EXPECT_EQ(WEXITSTATUS(status), 0) << "a bit a check";
         cachegen_lookup_free(parents);
 
-        const pid_t idle = fork(); // a child that only closes leaves the parent's threads and locks alone
+        const pid_t idle =
+            fork(); // a child that only closes leaves the parent's threads and locks alone
         ASSERT_GE(idle, 0);
         if (idle == 0) {
             alarm(20);

@@ -8,12 +8,16 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace
+{
 
-class PlanTest : public testing::Test {
-protected:
-    void SetUp() override {
-        for (uint32_t i = 0; i < 40; i++) tokens.push_back(1000 + i);
+class PlanTest : public testing::Test
+{
+  protected:
+    void SetUp() override
+    {
+        for (uint32_t i = 0; i < 40; i++)
+            tokens.push_back(1000 + i);
         chunks.resize(3);
         for (uint32_t i = 0; i < 3; i++) {
             chunks[i].sizes = {i < 2 ? 16u : 8u, {0, 400, 200, 100}};
@@ -35,7 +39,8 @@ protected:
         plan.extra.bytes[5] = 6;
         plan.n_chunks = 3;
     }
-    std::vector<uint8_t> written() {
+    std::vector<uint8_t> written()
+    {
         plan.chunks = chunks.data();
         plan.tokens = tokens.data();
         std::vector<uint8_t> bytes(cg_plan_bytes(&plan));
@@ -43,7 +48,8 @@ protected:
         return bytes;
     }
     // Parses from memory of exactly that size, so that ASan sees over-reads.
-    static cg_status parse(const std::vector<uint8_t> &bytes) {
+    static cg_status parse(const std::vector<uint8_t> &bytes)
+    {
         uint8_t *copy = static_cast<uint8_t *>(malloc(bytes.size() + 1));
         std::copy(bytes.begin(), bytes.end(), copy + 1); // at an odd address
         cg_plan *parsed = nullptr;
@@ -53,7 +59,8 @@ protected:
         free(copy);
         return status;
     }
-    static void seal(std::vector<uint8_t> *bytes) {
+    static void seal(std::vector<uint8_t> *bytes)
+    {
         const cg_key check = cg_key_of_bytes(bytes->data(), bytes->size() - 16);
         memcpy(bytes->data() + bytes->size() - 16, check.bytes, 16);
     }
@@ -62,7 +69,8 @@ protected:
     std::vector<uint32_t> tokens;
 };
 
-TEST_F(PlanTest, ComesBackAsItWasWritten) {
+TEST_F(PlanTest, ComesBackAsItWasWritten)
+{
     const std::vector<uint8_t> bytes = written();
     cg_plan *back;
     ASSERT_EQ(cg_plan_parse(bytes.data(), bytes.size(), &back), CG_OK);
@@ -85,7 +93,8 @@ TEST_F(PlanTest, ComesBackAsItWasWritten) {
         EXPECT_EQ(back->chunks[i].sizes.n_tokens, chunks[i].sizes.n_tokens);
         for (int level = 0; level < CG_N_LEVELS; level++)
             EXPECT_EQ(back->chunks[i].sizes.bytes[level], chunks[i].sizes.bytes[level]);
-        const cg_key key = cg_key_chunk(&parent, &plan.extra, &tokens[16 * i], chunks[i].sizes.n_tokens);
+        const cg_key key =
+            cg_key_chunk(&parent, &plan.extra, &tokens[16 * i], chunks[i].sizes.n_tokens);
         EXPECT_TRUE(cg_key_equal(&back->chunks[i].parent, &parent));
         EXPECT_TRUE(cg_key_equal(&back->chunks[i].key, &key));
         parent = key;
@@ -93,21 +102,25 @@ TEST_F(PlanTest, ComesBackAsItWasWritten) {
     cg_plan_free(back);
 }
 
-TEST_F(PlanTest, APlanOfNothingIsAPlan) {
+TEST_F(PlanTest, APlanOfNothingIsAPlan)
+{
     plan.n_chunks = plan.n_tokens = plan.hit_tokens = 0;
     EXPECT_EQ(parse(written()), CG_OK);
 }
 
-TEST_F(PlanTest, RefusesEveryTruncation) {
+TEST_F(PlanTest, RefusesEveryTruncation)
+{
     const std::vector<uint8_t> good = written();
     for (size_t n = 0; n < good.size(); n++)
-        EXPECT_EQ(parse({good.begin(), good.begin() + static_cast<long>(n)}), CG_ERR_TRUNCATED) << n;
+        EXPECT_EQ(parse({good.begin(), good.begin() + static_cast<long>(n)}), CG_ERR_TRUNCATED)
+            << n;
     std::vector<uint8_t> longer = good;
     longer.push_back(0);
     EXPECT_EQ(parse(longer), CG_ERR_CORRUPT);
 }
 
-TEST_F(PlanTest, RefusesEveryFlippedBit) {
+TEST_F(PlanTest, RefusesEveryFlippedBit)
+{
     const std::vector<uint8_t> good = written();
     for (size_t bit = 0; bit < 8 * good.size(); bit++) {
         std::vector<uint8_t> bad = good;
@@ -116,9 +129,15 @@ TEST_F(PlanTest, RefusesEveryFlippedBit) {
     }
 }
 
-TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough) {
+TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
+{
     const size_t chunk_at = 120;
-    const struct { const char *what; size_t at, n; uint64_t value; cg_status want; } cases[] = {
+    const struct {
+        const char *what;
+        size_t at, n;
+        uint64_t value;
+        cg_status want;
+    } cases[] = {
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"version", 8, 4, 2, CG_ERR_UNSUPPORTED_VERSION},
         {"dtype", 48, 1, 0, CG_ERR_CORRUPT},
@@ -141,21 +160,24 @@ TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough) {
     };
     for (const auto &c : cases) {
         std::vector<uint8_t> bad = written();
-        for (size_t i = 0; i < c.n; i++) bad[c.at + i] = static_cast<uint8_t>(c.value >> (8 * i));
+        for (size_t i = 0; i < c.n; i++)
+            bad[c.at + i] = static_cast<uint8_t>(c.value >> (8 * i));
         seal(&bad);
         EXPECT_EQ(parse(bad), c.want) << c.what;
     }
 }
 
-TEST_F(PlanTest, NoiseIsSafe) {
+TEST_F(PlanTest, NoiseIsSafe)
+{
     std::mt19937 random(11);
     for (int round = 0; round < 3000; round++) {
         SCOPED_TRACE(round);
         std::vector<uint8_t> bytes = written();
-        for (int i = 0; i < 3; i++) bytes[16 + random() % (bytes.size() - 32)] = static_cast<uint8_t>(random());
+        for (int i = 0; i < 3; i++)
+            bytes[16 + random() % (bytes.size() - 32)] = static_cast<uint8_t>(random());
         seal(&bytes);
         parse(bytes); // whatever it says, it neither crashes nor leaks
     }
 }
 
-}  // namespace
+} // namespace

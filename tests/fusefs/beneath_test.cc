@@ -6,9 +6,11 @@
 #include <errno.h>
 #include <gtest/gtest.h>
 
-namespace {
+namespace
+{
 
-TEST(BeneathTest, OpensWhatIsBelowAndNothingElse) {
+TEST(BeneathTest, OpensWhatIsBelowAndNothingElse)
+{
     const cg_test::TempDir dir;
     dir.write("a/b/file", std::string("x"));
     ASSERT_EQ(symlink("a", (dir.path + "/link").c_str()), 0);
@@ -35,12 +37,14 @@ TEST(BeneathTest, OpensWhatIsBelowAndNothingElse) {
                     << error; /* O_NOFOLLOW says so of a middle one */
             else
                 EXPECT_EQ(error, c.want);
-            if (fd >= 0) close(fd);
+            if (fd >= 0)
+                close(fd);
         }
     }
 }
 
-TEST(BeneathTest, PathsLongerThanPathMaxAreWalked) {
+TEST(BeneathTest, PathsLongerThanPathMaxAreWalked)
+{
     const cg_test::TempDir dir;
     std::string path;
     int fd = dup(dir.fd);
@@ -59,7 +63,8 @@ TEST(BeneathTest, PathsLongerThanPathMaxAreWalked) {
     close(fd);
 }
 
-TEST(PlacesTest, KnowTheFoldersOfTheRules) {
+TEST(PlacesTest, KnowTheFoldersOfTheRules)
+{
     for (const char *path :
          {"m", "m/objects", "m/objects/ab", "m/objects/ab/00112233445566778899aabbccddeeff",
           "m/contexts", "m/contexts/c", "m/contexts/c/L1", "m/profiles"})
@@ -69,4 +74,4 @@ TEST(PlacesTest, KnowTheFoldersOfTheRules) {
         EXPECT_FALSE(cg_place_is_folder_of_rules(path)) << path;
 }
 
-}  // namespace
+} // namespace

@@ -13,21 +13,26 @@
 #include <iterator>
 #include <string>
 
-namespace {
+namespace
+{
 
-std::vector<uint8_t> read_file(const std::string &path) {
+std::vector<uint8_t> read_file(const std::string &path)
+{
     std::ifstream in(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-void write_file(const std::string &path, const std::vector<uint8_t> &bytes) {
+void write_file(const std::string &path, const std::vector<uint8_t> &bytes)
+{
     std::ofstream out(path, std::ios::binary);
     out.write(reinterpret_cast<const char *>(bytes.data()),
               static_cast<std::streamsize>(bytes.size()));
-    if (!out.flush()) throw std::runtime_error("cannot write " + path);
+    if (!out.flush())
+        throw std::runtime_error("cannot write " + path);
 }
 
-int make(const std::string &directory, size_t n_chunks, size_t payload_bytes, uint32_t seed) {
+int make(const std::string &directory, size_t n_chunks, size_t payload_bytes, uint32_t seed)
+{
     const cg_fingerprint profile = cg_test::fingerprint_of("a profile");
     for (cg_level level : {CG_L0, CG_L1}) {
         const std::string folder = directory + "/L" + std::to_string(level);
@@ -45,7 +50,8 @@ int make(const std::string &directory, size_t n_chunks, size_t payload_bytes, ui
 }
 
 // As it lies in a store: PAYLOAD_BYTES more for each finer level.
-int nest(const std::string &directory, size_t n_chunks, size_t payload_bytes, uint32_t seed) {
+int nest(const std::string &directory, size_t n_chunks, size_t payload_bytes, uint32_t seed)
+{
     const cg_fingerprint profile = cg_test::fingerprint_of("a profile");
     std::vector<cg_test::Chunk> chain;
     for (int level = 1; level <= 3; level++)
@@ -65,7 +71,8 @@ int nest(const std::string &directory, size_t n_chunks, size_t payload_bytes, ui
     return 0;
 }
 
-int cut(const std::string &file, unsigned long level) {
+int cut(const std::string &file, unsigned long level)
+{
     const std::vector<uint8_t> bytes = read_file(file);
     cg_chunk_header header;
     if (cg_chunk_header_parse(bytes.data(), bytes.size(), &header) != CG_OK ||
@@ -76,31 +83,36 @@ int cut(const std::string &file, unsigned long level) {
                : 1;
 }
 
-int verify(int n_files, char **files) {
+int verify(int n_files, char **files)
+{
     int n_bad = 0;
     for (int i = 0; i < n_files; i++) {
         const std::vector<uint8_t> bytes = read_file(files[i]);
         const cg_status status = cg_chunk_verify(bytes.data(), bytes.size());
-        if (status == CG_OK) continue;
+        if (status == CG_OK)
+            continue;
         printf("%s: %s\n", files[i], cg_strerror(status));
         n_bad++;
     }
     return n_bad == 0 ? 0 : 1;
 }
 
-int print_key(const std::string &file) {
+int print_key(const std::string &file)
+{
     const std::vector<uint8_t> bytes = read_file(file);
     cg_chunk_header header;
     char hex[CG_KEY_HEX_BYTES];
-    if (cg_chunk_header_parse(bytes.data(), bytes.size(), &header) != CG_OK) return 1;
+    if (cg_chunk_header_parse(bytes.data(), bytes.size(), &header) != CG_OK)
+        return 1;
     cg_key_to_hex(&header.key, hex);
     puts(hex);
     return 0;
 }
 
-}  // namespace
+} // namespace
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "make" && argc == 6)
         return make(argv[2], strtoul(argv[3], nullptr, 10), strtoul(argv[4], nullptr, 10),
@@ -108,9 +120,12 @@ int main(int argc, char **argv) {
     if (what == "nest" && argc == 6)
         return nest(argv[2], strtoul(argv[3], nullptr, 10), strtoul(argv[4], nullptr, 10),
                     static_cast<uint32_t>(strtoul(argv[5], nullptr, 10)));
-    if (what == "cut" && argc == 4) return cut(argv[2], strtoul(argv[3], nullptr, 10));
-    if (what == "verify" && argc > 2) return verify(argc - 2, argv + 2);
-    if (what == "key" && argc == 3) return print_key(argv[2]);
+    if (what == "cut" && argc == 4)
+        return cut(argv[2], strtoul(argv[3], nullptr, 10));
+    if (what == "verify" && argc > 2)
+        return verify(argc - 2, argv + 2);
+    if (what == "key" && argc == 3)
+        return print_key(argv[2]);
     fprintf(stderr, "usage: chunk_files make|nest DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED | cut FILE "
                     "LEVEL | verify FILE... | key FILE\n");
     return 2;

@@ -10,11 +10,13 @@
 
 using namespace cg_test;
 
-namespace {
+namespace
+{
 
 const cg_fs_caller STRANGER = {geteuid(), getegid(), 1};
 
-TEST_F(FsTest, PublishesAValidChunkAtCloseAndMakesItFindableByKey) {
+TEST_F(FsTest, PublishesAValidChunkAtCloseAndMakesItFindableByKey)
+{
     EXPECT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
     EXPECT_EQ(store.read(CHUNK), chunk.bytes);
@@ -25,7 +27,8 @@ TEST_F(FsTest, PublishesAValidChunkAtCloseAndMakesItFindableByKey) {
     EXPECT_EQ(store.files(".cachegenfs-tmp").size(), 1u) << "only the lock";
 }
 
-TEST_F(FsTest, RefusesWhatIsNoValidChunkAndLeavesNothing) {
+TEST_F(FsTest, RefusesWhatIsNoValidChunkAndLeavesNothing)
+{
     Bytes flipped = chunk.bytes, longer = chunk.bytes;
     flipped[flipped.size() - 5] ^= 1;
     longer.push_back(0);
@@ -60,7 +63,8 @@ TEST_F(FsTest, RefusesWhatIsNoValidChunkAndLeavesNothing) {
     EXPECT_NE(fs.log().find("refused " + CHUNK), std::string::npos);
 }
 
-TEST_F(FsTest, ChunkUnderAnObjectNameMustHaveItsKeyAndProfile) {
+TEST_F(FsTest, ChunkUnderAnObjectNameMustHaveItsKeyAndProfile)
+{
     const std::string path = object_of(chunk), folder = path.substr(0, path.rfind('/'));
     fs.mkdirs(folder);
     EXPECT_EQ(fs.put(path, other.bytes), EINVAL);
@@ -68,13 +72,16 @@ TEST_F(FsTest, ChunkUnderAnObjectNameMustHaveItsKeyAndProfile) {
     EXPECT_EQ(fs.put(folder + "/00000000-L1.kv", chunk.bytes), EINVAL) << "another profile's";
 }
 
-class ProfileTest : public FsTest {
-protected:
-    static Bytes read_file(const std::string &path) {
+class ProfileTest : public FsTest
+{
+  protected:
+    static Bytes read_file(const std::string &path)
+    {
         std::ifstream in(path, std::ios::binary);
         return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
     }
-    static std::string path_of(const Bytes &profile) {
+    static std::string path_of(const Bytes &profile)
+    {
         char hex[CG_KEY_HEX_BYTES];
         const cg_key key = cg_key_of_bytes(profile.data(), profile.size());
         cg_key_to_hex(&key, hex);
@@ -83,7 +90,8 @@ protected:
     const Bytes good = read_file(CG_GOLDEN "/profile.cgp");
 };
 
-TEST_F(ProfileTest, HasItsFingerprintAsItsNameAndIsImmutable) {
+TEST_F(ProfileTest, HasItsFingerprintAsItsNameAndIsImmutable)
+{
     fs.mkdirs("m/profiles");
     Bytes damaged = good;
     damaged[good.size() / 2] ^= 1;
@@ -96,7 +104,8 @@ TEST_F(ProfileTest, HasItsFingerprintAsItsNameAndIsImmutable) {
     EXPECT_EQ(fs.put("m/profiles/default", Bytes{'x'}), 0) << "an ordinary file";
 }
 
-TEST_F(ProfileTest, OfAContextIsInstalledForTheModelAndIsThenNoWayToChangeIt) {
+TEST_F(ProfileTest, OfAContextIsInstalledForTheModelAndIsThenNoWayToChangeIt)
+{
     EXPECT_EQ(fs.put("m/contexts/c/profile.cgp", good), 0);
     EXPECT_EQ(fs.get(path_of(good)), good);
     cg_fs_file *file;
@@ -109,14 +118,16 @@ TEST_F(ProfileTest, OfAContextIsInstalledForTheModelAndIsThenNoWayToChangeIt) {
     EXPECT_EQ(fs.get(path_of(good)), good);
 }
 
-TEST_F(FsTest, TakesWhatTheEncoderMakes) {
+TEST_F(FsTest, TakesWhatTheEncoderMakes)
+{
     std::ifstream in(CG_GOLDEN "/bf16-0-L1.kv", std::ios::binary);
     const Bytes real{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
     EXPECT_EQ(fs.put(CHUNK, real), 0);
     EXPECT_EQ(fs.get(CHUNK), real);
 }
 
-TEST_F(FsTest, FlushBeforeTheFirstWriteIsFine) {
+TEST_F(FsTest, FlushBeforeTheFirstWriteIsFine)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
     EXPECT_EQ(cg_fs_flush(fs.fs, file), 0);
@@ -125,7 +136,8 @@ TEST_F(FsTest, FlushBeforeTheFirstWriteIsFine) {
     EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
 }
 
-TEST_F(FsTest, FlushHalfWayFailsAndTheFileMayBeCompleted) {
+TEST_F(FsTest, FlushHalfWayFailsAndTheFileMayBeCompleted)
+{
     const Bytes first(chunk.bytes.begin(), chunk.bytes.begin() + 300),
         rest(chunk.bytes.begin() + 300, chunk.bytes.end());
     cg_fs_file *file;
@@ -139,7 +151,8 @@ TEST_F(FsTest, FlushHalfWayFailsAndTheFileMayBeCompleted) {
     EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
 }
 
-TEST_F(FsTest, FsyncPublishesAndSealsTheHandle) {
+TEST_F(FsTest, FsyncPublishesAndSealsTheHandle)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
     EXPECT_EQ(fs.write(file, chunk.bytes), 0);
@@ -152,7 +165,8 @@ TEST_F(FsTest, FsyncPublishesAndSealsTheHandle) {
     EXPECT_EQ(store.read(CHUNK), chunk.bytes);
 }
 
-TEST_F(FsTest, FileBeingWrittenIsSeenByItsCreatorOnly) {
+TEST_F(FsTest, FileBeingWrittenIsSeenByItsCreatorOnly)
+{
     cg_fs_file *file, *second;
     cg_fs_entry entry;
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
@@ -170,7 +184,8 @@ TEST_F(FsTest, FileBeingWrittenIsSeenByItsCreatorOnly) {
     cg_fs_forget(fs.fs, entry.node, 1);
 }
 
-TEST_F(FsTest, PublishedChunkIsImmutableButItsModeAndTimesAreNot) {
+TEST_F(FsTest, PublishedChunkIsImmutableButItsModeAndTimesAreNot)
+{
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     cg_fs_file *file;
     EXPECT_EQ(fs.open(CHUNK, O_WRONLY, &file), EPERM);
@@ -188,7 +203,8 @@ TEST_F(FsTest, PublishedChunkIsImmutableButItsModeAndTimesAreNot) {
     EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
 }
 
-TEST_F(FsTest, HardLinkOfAPublishedChunkIsNoWayToChangeIt) {
+TEST_F(FsTest, HardLinkOfAPublishedChunkIsNoWayToChangeIt)
+{
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     ASSERT_EQ(fs.link(CHUNK, "m/backup"), 0);
     ASSERT_EQ(fs.unlink(CHUNK), 0); /* the object is still there */
@@ -201,7 +217,8 @@ TEST_F(FsTest, HardLinkOfAPublishedChunkIsNoWayToChangeIt) {
     EXPECT_EQ(fs.close(file), 0);
 }
 
-TEST_F(FsTest, SecondWriterOfTheSameContentSucceedsAndOfOtherContentFails) {
+TEST_F(FsTest, SecondWriterOfTheSameContentSucceedsAndOfOtherContentFails)
+{
     cg_fs_file *a, *b, *c;
     const cg_fs_caller me = fs.caller;
     ASSERT_EQ(fs.create(CHUNK, &a), 0);
@@ -219,7 +236,8 @@ TEST_F(FsTest, SecondWriterOfTheSameContentSucceedsAndOfOtherContentFails) {
     EXPECT_EQ(store.read(CHUNK), chunk.bytes);
 }
 
-TEST_F(FsTest, ChunkDamagedInTheStoreIsReplacedByAWholeOne) {
+TEST_F(FsTest, ChunkDamagedInTheStoreIsReplacedByAWholeOne)
+{
     cg_fs_file *file;
     Bytes damaged = chunk.bytes;
     damaged[400] ^= 1;
@@ -230,7 +248,8 @@ TEST_F(FsTest, ChunkDamagedInTheStoreIsReplacedByAWholeOne) {
     EXPECT_EQ(store.read(CHUNK), chunk.bytes);
 }
 
-TEST_F(FsTest, UnlinkWhileWritingMeansNeverPublished) {
+TEST_F(FsTest, UnlinkWhileWritingMeansNeverPublished)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
     ASSERT_EQ(fs.write(file, chunk.bytes), 0);
@@ -241,7 +260,8 @@ TEST_F(FsTest, UnlinkWhileWritingMeansNeverPublished) {
     EXPECT_EQ(fs.metric("files_pending"), 0u);
 }
 
-TEST_F(FsTest, FileMadeByMknodOutlivesItsHandlesAsNfsNeedsIt) {
+TEST_F(FsTest, FileMadeByMknodOutlivesItsHandlesAsNfsNeedsIt)
+{
     cg_fs_entry entry;
     cg_fs_file *file;
     ASSERT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find(L1), "00000.kv", S_IFREG | 0644, 0, &entry),
@@ -264,7 +284,8 @@ TEST_F(FsTest, FileMadeByMknodOutlivesItsHandlesAsNfsNeedsIt) {
     EXPECT_EQ(fs.metric("files_pending"), 0u) << "forgotten, so discarded";
 }
 
-TEST_F(FsTest, StrictNameHoldsNothingButAFile) {
+TEST_F(FsTest, StrictNameHoldsNothingButAFile)
+{
     cg_fs_entry entry;
     EXPECT_EQ(fs.mkdir(CHUNK), EPERM);
     EXPECT_EQ(fs.symlink("/etc/passwd", CHUNK), EPERM);
@@ -272,7 +293,8 @@ TEST_F(FsTest, StrictNameHoldsNothingButAFile) {
               EPERM);
 }
 
-TEST_F(FsTest, SymbolicLinkStandsForNoFolderOfTheRules) {
+TEST_F(FsTest, SymbolicLinkStandsForNoFolderOfTheRules)
+{
     EXPECT_EQ(fs.symlink("/etc", "model"), EPERM);
     EXPECT_EQ(fs.symlink("/etc", "m/objects"), EPERM);
     EXPECT_EQ(fs.symlink("/etc", "m/contexts/x"), EPERM);
@@ -285,7 +307,8 @@ TEST_F(FsTest, SymbolicLinkStandsForNoFolderOfTheRules) {
     EXPECT_STREQ(target, "/etc");
 }
 
-TEST_F(FsTest, SymbolicLinkInTheStoreLeadsNowhere) {
+TEST_F(FsTest, SymbolicLinkInTheStoreLeadsNowhere)
+{
     TempDir outside;
     outside.write("secret", std::string("s"));
     ASSERT_EQ(::symlink(outside.path.c_str(), (store.path + "/m/way").c_str()), 0);
@@ -302,7 +325,8 @@ TEST_F(FsTest, SymbolicLinkInTheStoreLeadsNowhere) {
     EXPECT_EQ(cg_fs_lookup(fs.fs, &fs.caller, dir, "secret", &entry), ESTALE);
 }
 
-TEST_F(FsTest, FileReplacedBehindOurBackIsStaleAndFoundAgainByName) {
+TEST_F(FsTest, FileReplacedBehindOurBackIsStaleAndFoundAgainByName)
+{
     ASSERT_EQ(fs.put("m/a", Bytes{1}), 0);
     cg_fs_node *before = fs.find("m/a");
     store.write("m/new", Bytes{2, 2});
@@ -312,7 +336,8 @@ TEST_F(FsTest, FileReplacedBehindOurBackIsStaleAndFoundAgainByName) {
     EXPECT_EQ(fs.get("m/a"), (Bytes{2, 2}));
 }
 
-TEST_F(FsTest, UnlinkedFileLivesAsLongAsItIsOpen) {
+TEST_F(FsTest, UnlinkedFileLivesAsLongAsItIsOpen)
+{
     cg_fs_file *file, *again;
     struct stat attr;
     ASSERT_EQ(fs.create("m/a", &file, O_RDWR), 0);
@@ -328,7 +353,8 @@ TEST_F(FsTest, UnlinkedFileLivesAsLongAsItIsOpen) {
     EXPECT_EQ(cg_fs_getattr(fs.fs, node, &attr), ENOENT);
 }
 
-TEST_F(FsTest, ControlDirectoryTellsVersionConfigAndMetrics) {
+TEST_F(FsTest, ControlDirectoryTellsVersionConfigAndMetrics)
+{
     EXPECT_EQ(fs.list(""), (std::vector<std::string>{".cachegenfs", "m"}));
     EXPECT_EQ(fs.list(".cachegenfs"), (std::vector<std::string>{"config", "metrics", "version"}));
     EXPECT_EQ(fs.get(".cachegenfs/config"), (Bytes{'a', ' ', '=', ' ', 'b', '\n'}));
@@ -342,7 +368,8 @@ TEST_F(FsTest, ControlDirectoryTellsVersionConfigAndMetrics) {
     EXPECT_EQ(fs.mkdir(".cachegenfs-tmp"), EPERM);
 }
 
-TEST_F(FsTest, ExtendedAttributesAreForOrdinaryFiles) {
+TEST_F(FsTest, ExtendedAttributesAreForOrdinaryFiles)
+{
     size_t n = 0;
     char value[10];
     ASSERT_EQ(fs.put("m/a", Bytes{1}), 0);
@@ -363,7 +390,8 @@ TEST_F(FsTest, ExtendedAttributesAreForOrdinaryFiles) {
               EOPNOTSUPP);
 }
 
-TEST_F(FsTest, ReadOnlyRefusesEveryChange) {
+TEST_F(FsTest, ReadOnlyRefusesEveryChange)
+{
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     Fs ro(store.path, /*read_only=*/true);
     cg_fs_file *file;
@@ -375,7 +403,8 @@ TEST_F(FsTest, ReadOnlyRefusesEveryChange) {
     EXPECT_EQ(ro.open("m/contexts", O_RDWR, &file), EROFS);
 }
 
-TEST_F(FsTest, StagedFilesOfADeadDaemonAreRemovedAndOfALivingOneAreNot) {
+TEST_F(FsTest, StagedFilesOfADeadDaemonAreRemovedAndOfALivingOneAreNot)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
     ASSERT_EQ(fs.write(file, chunk.bytes), 0);
@@ -390,7 +419,8 @@ TEST_F(FsTest, StagedFilesOfADeadDaemonAreRemovedAndOfALivingOneAreNot) {
     EXPECT_EQ(second.get(CHUNK), chunk.bytes);
 }
 
-TEST_F(FsTest, WritersReadersAndPublishersOfOneDirectoryGetAlong) {
+TEST_F(FsTest, WritersReadersAndPublishersOfOneDirectoryGetAlong)
+{
     constexpr int n_threads = 4, n_rounds = 30;
     std::vector<std::thread> threads;
     std::atomic<int> n_bad{0};
@@ -405,13 +435,15 @@ TEST_F(FsTest, WritersReadersAndPublishersOfOneDirectoryGetAlong) {
                 const Bytes bytes = fs.get(path);
                 n_bad +=
                     !bytes.empty() && bytes != chunk.bytes && bytes.size() > chunk.bytes.size();
-                if (i % 3 == 0) fs.unlink(path);
+                if (i % 3 == 0)
+                    fs.unlink(path);
                 if (i % 7 == 0)
                     fs.rename("m/contexts/c", "m/contexts/d"),
                         fs.rename("m/contexts/d", "m/contexts/c");
             }
         });
-    for (std::thread &thread : threads) thread.join();
+    for (std::thread &thread : threads)
+        thread.join();
     EXPECT_EQ(n_bad, 0);
     EXPECT_EQ(fs.metric("files_pending"), 0u);
     EXPECT_EQ(fs.metric("files_open"), 0u);
@@ -419,4 +451,4 @@ TEST_F(FsTest, WritersReadersAndPublishersOfOneDirectoryGetAlong) {
         EXPECT_EQ(store.read(L1 + "/" + name), chunk.bytes) << name;
 }
 
-}  // namespace
+} // namespace

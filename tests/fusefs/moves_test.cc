@@ -3,18 +3,22 @@
 
 using namespace cg_test;
 
-namespace {
+namespace
+{
 
-class MovesTest : public FsTest {
-protected:
-    Bytes damaged() const {
+class MovesTest : public FsTest
+{
+  protected:
+    Bytes damaged() const
+    {
         Bytes bytes = chunk.bytes;
         bytes[bytes.size() - 1] ^= 1;
         return bytes;
     }
 };
 
-TEST_F(MovesTest, TemporaryNamesOfRsyncAreOrdinaryAndTheRenamePublishes) {
+TEST_F(MovesTest, TemporaryNamesOfRsyncAreOrdinaryAndTheRenamePublishes)
+{
     const std::string temporary = L1 + "/.00000.kv.Ab3dEf";
     ASSERT_EQ(fs.put(temporary, chunk.bytes), 0);
     EXPECT_FALSE(store.has("m/objects"));
@@ -24,7 +28,8 @@ TEST_F(MovesTest, TemporaryNamesOfRsyncAreOrdinaryAndTheRenamePublishes) {
     EXPECT_EQ(fs.metric("published_total"), 1u);
 }
 
-TEST_F(MovesTest, RenameAndLinkOfADamagedFileToAStrictNameFailAndChangeNothing) {
+TEST_F(MovesTest, RenameAndLinkOfADamagedFileToAStrictNameFailAndChangeNothing)
+{
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     ASSERT_EQ(fs.put("m/part", damaged()), 0);
     EXPECT_EQ(fs.rename("m/part", CHUNK), EBADMSG);
@@ -35,7 +40,8 @@ TEST_F(MovesTest, RenameAndLinkOfADamagedFileToAStrictNameFailAndChangeNothing) 
     EXPECT_EQ(fs.list(L1), std::vector<std::string>{"00000.kv"});
 }
 
-TEST_F(MovesTest, RenameReplacesAPublishedChunk) {
+TEST_F(MovesTest, RenameReplacesAPublishedChunk)
+{
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     ASSERT_EQ(fs.put("m/part", other.bytes), 0);
     EXPECT_EQ(fs.rename("m/part", CHUNK, RENAME_NOREPLACE), EEXIST);
@@ -43,7 +49,8 @@ TEST_F(MovesTest, RenameReplacesAPublishedChunk) {
     EXPECT_EQ(fs.get(CHUNK), other.bytes);
 }
 
-TEST_F(MovesTest, ExchangeChecksBothDirections) {
+TEST_F(MovesTest, ExchangeChecksBothDirections)
+{
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     ASSERT_EQ(fs.put("m/good", other.bytes), 0);
     ASSERT_EQ(fs.put("m/bad", damaged()), 0);
@@ -54,7 +61,8 @@ TEST_F(MovesTest, ExchangeChecksBothDirections) {
     EXPECT_EQ(fs.get("m/good"), chunk.bytes);
 }
 
-TEST_F(MovesTest, HandleThatIsOpenForWritingIsSealedByTheRename) {
+TEST_F(MovesTest, HandleThatIsOpenForWritingIsSealedByTheRename)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create("m/part", &file), 0);
     ASSERT_EQ(fs.write(file, chunk.bytes), 0);
@@ -64,7 +72,8 @@ TEST_F(MovesTest, HandleThatIsOpenForWritingIsSealedByTheRename) {
     EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
 }
 
-TEST_F(MovesTest, ChunkMovedToAnOrdinaryNameIsOrdinary) {
+TEST_F(MovesTest, ChunkMovedToAnOrdinaryNameIsOrdinary)
+{
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     ASSERT_EQ(fs.unlink(object_of(chunk)), 0);
     ASSERT_EQ(fs.rename(CHUNK, "m/file"), 0);
@@ -75,7 +84,8 @@ TEST_F(MovesTest, ChunkMovedToAnOrdinaryNameIsOrdinary) {
     EXPECT_EQ(fs.rename("m/file", CHUNK), EBADMSG);
 }
 
-TEST_F(MovesTest, ContextIsRenamedWithoutReadingItsChunks) {
+TEST_F(MovesTest, ContextIsRenamedWithoutReadingItsChunks)
+{
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     store.write(L1 + "/00001.kv", damaged()); /* only one who reads it would notice */
     EXPECT_EQ(fs.rename("m/contexts/c", "m/contexts/d"), 0);
@@ -84,7 +94,8 @@ TEST_F(MovesTest, ContextIsRenamedWithoutReadingItsChunks) {
     EXPECT_EQ(fs.get("n/contexts/d/L1/00000.kv"), chunk.bytes);
 }
 
-TEST_F(MovesTest, DirectoryThatComesUnderTheRulesIsCheckedWhole) {
+TEST_F(MovesTest, DirectoryThatComesUnderTheRulesIsCheckedWhole)
+{
     fs.mkdirs("m/upload/L1");
     ASSERT_EQ(fs.put("m/upload/L1/00000.kv", chunk.bytes), 0);
     ASSERT_EQ(fs.put("m/upload/L1/00001.kv", damaged()), 0);
@@ -102,20 +113,23 @@ TEST_F(MovesTest, DirectoryThatComesUnderTheRulesIsCheckedWhole) {
     EXPECT_EQ(fs.open("m/contexts/d/L1/00000.kv", O_RDWR, &file), EPERM);
 }
 
-TEST_F(MovesTest, LevelFolderCannotBecomeAnotherLevel) {
+TEST_F(MovesTest, LevelFolderCannotBecomeAnotherLevel)
+{
     ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     EXPECT_EQ(fs.rename(L1, "m/contexts/c/L2"), EINVAL);
     EXPECT_EQ(fs.rename(L1, "m/contexts/c/old"), 0);
     EXPECT_EQ(fs.rename("m/contexts/c/old", L1), 0);
 }
 
-TEST_F(MovesTest, DirectoryWithASymbolicLinkInPlaceOfAFolderIsRefused) {
+TEST_F(MovesTest, DirectoryWithASymbolicLinkInPlaceOfAFolderIsRefused)
+{
     fs.mkdirs("m/upload");
     ASSERT_EQ(fs.symlink("/etc", "m/upload/L1"), 0);
     EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), EPERM);
 }
 
-TEST_F(MovesTest, ChunkIsWrittenToItsEndWhileItsContextIsRenamed) {
+TEST_F(MovesTest, ChunkIsWrittenToItsEndWhileItsContextIsRenamed)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
     ASSERT_EQ(fs.write(file, chunk.bytes), 0);
@@ -124,7 +138,8 @@ TEST_F(MovesTest, ChunkIsWrittenToItsEndWhileItsContextIsRenamed) {
     EXPECT_EQ(fs.get("m/contexts/d/L1/00000.kv"), chunk.bytes);
 }
 
-TEST_F(MovesTest, CreatorRenamesWhatItIsWriting) {
+TEST_F(MovesTest, CreatorRenamesWhatItIsWriting)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
     ASSERT_EQ(fs.write(file, Bytes(chunk.bytes.begin(), chunk.bytes.begin() + 100)), 0);
@@ -136,7 +151,8 @@ TEST_F(MovesTest, CreatorRenamesWhatItIsWriting) {
     EXPECT_EQ(fs.rename(L1 + "/.partial", L1 + "/00001.kv"), 0);
 }
 
-TEST_F(MovesTest, LinkFromAnObjectToAContextChecksThePlaceOnly) {
+TEST_F(MovesTest, LinkFromAnObjectToAContextChecksThePlaceOnly)
+{
     const std::string object = object_of(chunk);
     fs.mkdirs(object.substr(0, object.rfind('/')));
     ASSERT_EQ(fs.put(object, chunk.bytes), 0);
@@ -149,7 +165,8 @@ TEST_F(MovesTest, LinkFromAnObjectToAContextChecksThePlaceOnly) {
     EXPECT_EQ(fs.find(CHUNK), fs.find(object)) << "two names, one node";
 }
 
-TEST_F(MovesTest, NamesOfANodeFollowRenamesOfAllTheirDirectories) {
+TEST_F(MovesTest, NamesOfANodeFollowRenamesOfAllTheirDirectories)
+{
     fs.mkdirs("m/a/b/c");
     ASSERT_EQ(fs.put("m/a/b/c/f", Bytes{1}), 0);
     cg_fs_node *node = fs.find("m/a/b/c/f");
@@ -161,4 +178,4 @@ TEST_F(MovesTest, NamesOfANodeFollowRenamesOfAllTheirDirectories) {
     EXPECT_EQ(fs.get("m/x/b/c/f"), Bytes{1});
 }
 
-}  // namespace
+} // namespace

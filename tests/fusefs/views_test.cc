@@ -8,43 +8,52 @@
 
 using namespace cg_test;
 
-namespace {
+namespace
+{
 
-class ViewsTest : public FsTest {
-protected:
-    void SetUp() override {
+class ViewsTest : public FsTest
+{
+  protected:
+    void SetUp() override
+    {
         for (int level = 1; level <= 3; level++)
             fs.mkdirs("m/contexts/c/L" + std::to_string(level));
     }
 
-    static std::string at(int level, const std::string &context = "c") {
+    static std::string at(int level, const std::string &context = "c")
+    {
         return "m/contexts/" + context + "/L" + std::to_string(level) + "/00000.kv";
     }
     // What a name of this level shows.
-    Bytes cut(int level) const {
+    Bytes cut(int level) const
+    {
         const auto n_bytes = static_cast<long>(nested.header.level_bytes[level]);
         return Bytes(nested.bytes.begin(), nested.bytes.begin() + n_bytes);
     }
-    std::string object(int level) const {
+    std::string object(int level) const
+    {
         char path[CG_TREE_PATH_BYTES];
         EXPECT_EQ(cg_tree_object_path("m", &nested.header.key, static_cast<cg_level>(level),
                                       &nested.header.profile, path, sizeof path),
                   CG_OK);
         return path;
     }
-    struct stat attr_of(const std::string &path) {
+    struct stat attr_of(const std::string &path)
+    {
         struct stat attr = {};
         EXPECT_EQ(cg_fs_getattr(fs.fs, fs.find(path), &attr), 0) << path;
         return attr;
     }
     // As a connector publishes through the mount: the finest, then its links.
-    void publish(const std::string &context = "c") {
+    void publish(const std::string &context = "c")
+    {
         ASSERT_EQ(fs.put(at(1, context), nested.bytes), 0);
         ASSERT_EQ(fs.link(at(1, context), at(2, context)), 0);
         ASSERT_EQ(fs.link(at(1, context), at(3, context)), 0);
     }
     // As it lies in a store: one file, a link a level.
-    void lay_out(const std::string &context = "c") const {
+    void lay_out(const std::string &context = "c") const
+    {
         store.write(at(1, context), nested.bytes);
         for (int level = 2; level <= 3; level++) {
             store.write(at(level, context), Bytes{});
@@ -57,7 +66,8 @@ protected:
     const Chunk nested = make_chunk(nullptr, draw_tokens(16, 7), CG_L1, &profile, 5000, 7, CG_L3);
 };
 
-TEST_F(ViewsTest, EachLevelIsAValidChunkOfItsOwnSize) {
+TEST_F(ViewsTest, EachLevelIsAValidChunkOfItsOwnSize)
+{
     lay_out();
     for (int level = 1; level <= 3; level++) {
         SCOPED_TRACE(level);
@@ -76,7 +86,8 @@ TEST_F(ViewsTest, EachLevelIsAValidChunkOfItsOwnSize) {
     EXPECT_EQ(store.read(at(3)), nested.bytes) << "one file beneath";
 }
 
-TEST_F(ViewsTest, LevelsAreDifferentFilesAndLinksOfALevelAreOne) {
+TEST_F(ViewsTest, LevelsAreDifferentFilesAndLinksOfALevelAreOne)
+{
     lay_out();
     const ino_t one = attr_of(at(1)).st_ino, two = attr_of(at(2)).st_ino,
                 three = attr_of(at(3)).st_ino;
@@ -91,7 +102,8 @@ TEST_F(ViewsTest, LevelsAreDifferentFilesAndLinksOfALevelAreOne) {
     EXPECT_GT(attr_of(at(2)).st_nlink, 1u) << "so that du, tar and rsync -H look for the others";
 }
 
-TEST_F(ViewsTest, NothingBehindAViewIsDelivered) {
+TEST_F(ViewsTest, NothingBehindAViewIsDelivered)
+{
     lay_out();
     const Bytes want = cut(3);
     const off_t end = static_cast<off_t>(want.size());
@@ -123,7 +135,8 @@ TEST_F(ViewsTest, NothingBehindAViewIsDelivered) {
     EXPECT_EQ(fs.close(file), 0);
 }
 
-TEST_F(ViewsTest, LinkOfThePublishedFileMakesAView) {
+TEST_F(ViewsTest, LinkOfThePublishedFileMakesAView)
+{
     publish();
     for (int level = 1; level <= 3; level++) {
         EXPECT_EQ(fs.get(at(level)), cut(level));
@@ -145,7 +158,8 @@ TEST_F(ViewsTest, LinkOfThePublishedFileMakesAView) {
     EXPECT_EQ(fs.link("m/contexts/c/L1/00001.kv", "m/contexts/c/L3/00001.kv"), EINVAL);
 }
 
-TEST_F(ViewsTest, ObjectsHaveViewsToo) {
+TEST_F(ViewsTest, ObjectsHaveViewsToo)
+{
     fs.mkdirs(object(1).substr(0, object(1).rfind('/')));
     ASSERT_EQ(fs.put(object(1), nested.bytes), 0);
     ASSERT_EQ(fs.link(object(1), object(2)), 0);
@@ -154,7 +168,8 @@ TEST_F(ViewsTest, ObjectsHaveViewsToo) {
     EXPECT_EQ(fs.find(object(2)), fs.find(at(2)));
 }
 
-TEST_F(ViewsTest, WhatEndsWhereALevelEndsIsAnOrdinaryChunkOfThatLevel) {
+TEST_F(ViewsTest, WhatEndsWhereALevelEndsIsAnOrdinaryChunkOfThatLevel)
+{
     for (int level = 3; level >= 1; level--) {
         EXPECT_EQ(fs.put(at(level), cut(level)), 0);
         EXPECT_EQ(store.read(at(level)), cut(level));
@@ -172,7 +187,8 @@ TEST_F(ViewsTest, WhatEndsWhereALevelEndsIsAnOrdinaryChunkOfThatLevel) {
     EXPECT_EQ(fs.put(at(2, "d"), cut(2)), 0);
 }
 
-TEST_F(ViewsTest, FinerLevelsWrittenUnderACoarseNameAreCutOff) {
+TEST_F(ViewsTest, FinerLevelsWrittenUnderACoarseNameAreCutOff)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create(at(2), &file), 0);
     ASSERT_EQ(fs.write(file, nested.bytes), 0);
@@ -187,7 +203,8 @@ TEST_F(ViewsTest, FinerLevelsWrittenUnderACoarseNameAreCutOff) {
     EXPECT_FALSE(store.has(object(1)));
 }
 
-TEST_F(ViewsTest, EqualContentUnderATakenNameIsNoError) {
+TEST_F(ViewsTest, EqualContentUnderATakenNameIsNoError)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create(at(2), &file), 0);
     ASSERT_EQ(fs.write(file, cut(2)), 0);
@@ -200,7 +217,8 @@ TEST_F(ViewsTest, EqualContentUnderATakenNameIsNoError) {
     EXPECT_EQ(fs.close(file), EEXIST);
 }
 
-TEST_F(ViewsTest, RenameNeverChangesWhatAFileShows) {
+TEST_F(ViewsTest, RenameNeverChangesWhatAFileShows)
+{
     lay_out();
     fs.mkdirs("m/contexts/d/L1");
     fs.mkdirs("m/contexts/d/L2");
@@ -216,7 +234,8 @@ TEST_F(ViewsTest, RenameNeverChangesWhatAFileShows) {
     EXPECT_EQ(fs.link(at(2), at(1, "d")), EXDEV);
     EXPECT_FALSE(store.has("m/file"));
     EXPECT_TRUE(fs.list("m/contexts/d/L3").empty());
-    for (int level = 1; level <= 3; level++) EXPECT_EQ(fs.get(at(level)), cut(level));
+    for (int level = 1; level <= 3; level++)
+        EXPECT_EQ(fs.get(at(level)), cut(level));
 
     EXPECT_EQ(fs.rename(at(2), at(2, "d")), 0);
     EXPECT_EQ(fs.get(at(2, "d")), cut(2));
@@ -230,7 +249,8 @@ TEST_F(ViewsTest, RenameNeverChangesWhatAFileShows) {
     EXPECT_EQ(fs.rename("m/whole", at(1)), 0);
 }
 
-TEST_F(ViewsTest, CreatorRenamesWhatItIsWritingOnlyToANameThatShowsAllOfIt) {
+TEST_F(ViewsTest, CreatorRenamesWhatItIsWritingOnlyToANameThatShowsAllOfIt)
+{
     cg_fs_file *file;
     ASSERT_EQ(fs.create(at(1), &file), 0);
     ASSERT_EQ(fs.write(file, nested.bytes), 0);
@@ -244,14 +264,16 @@ TEST_F(ViewsTest, CreatorRenamesWhatItIsWritingOnlyToANameThatShowsAllOfIt) {
     EXPECT_EQ(fs.get(at(2)), cut(2));
 }
 
-TEST_F(ViewsTest, ContextMovesAmongContextsAndNotToAnOrdinaryPlace) {
+TEST_F(ViewsTest, ContextMovesAmongContextsAndNotToAnOrdinaryPlace)
+{
     lay_out();
     EXPECT_EQ(fs.rename("m/contexts/c", "m/backup"), EXDEV);
     fs.mkdirs("m/a/b/c/d/e/f");
     EXPECT_EQ(fs.rename("m/contexts/c", "m/a/b/c/d/e/f/g"), EXDEV);
     EXPECT_EQ(fs.rename("m/contexts/c/L2", "m/a/b/c/d/e/f/g"), EXDEV);
     EXPECT_EQ(fs.rename("m/contexts/c", "m/contexts/d"), 0);
-    for (int level = 1; level <= 3; level++) EXPECT_EQ(fs.get(at(level, "d")), cut(level));
+    for (int level = 1; level <= 3; level++)
+        EXPECT_EQ(fs.get(at(level, "d")), cut(level));
     EXPECT_EQ(fs.rename("m", "n"), 0);
     EXPECT_EQ(fs.get("n/" + at(3, "d").substr(2)), cut(3));
     EXPECT_EQ(fs.rename("n", "n2/m"), ENOENT);
@@ -268,7 +290,8 @@ TEST_F(ViewsTest, ContextMovesAmongContextsAndNotToAnOrdinaryPlace) {
     EXPECT_EQ(fs.get(at(2, "e")), cut(2));
 }
 
-TEST_F(ViewsTest, UnlinkTakesOneNameAway) {
+TEST_F(ViewsTest, UnlinkTakesOneNameAway)
+{
     publish();
     cg_fs_file *file;
     Bytes bytes(nested.bytes.size());
@@ -285,7 +308,8 @@ TEST_F(ViewsTest, UnlinkTakesOneNameAway) {
     EXPECT_EQ(fs.get(at(2)), cut(2)) << "the finest name is no better than others";
 }
 
-TEST_F(ViewsTest, ModeIsOfTheFileBeneathAndContentIsNobodysToChange) {
+TEST_F(ViewsTest, ModeIsOfTheFileBeneathAndContentIsNobodysToChange)
+{
     publish();
     ASSERT_EQ(fs.unlink(object(1)), 0);
     struct stat attr = {};
@@ -301,7 +325,8 @@ TEST_F(ViewsTest, ModeIsOfTheFileBeneathAndContentIsNobodysToChange) {
     EXPECT_EQ(fs.put(at(2), cut(2)), EPERM);
 }
 
-TEST_F(ViewsTest, OrdinaryNameOfAFileThatHasViewsIsImmutable) {
+TEST_F(ViewsTest, OrdinaryNameOfAFileThatHasViewsIsImmutable)
+{
     cg_fs_file *writer, *file;
     ASSERT_EQ(fs.create("m/part", &writer), 0);
     ASSERT_EQ(fs.write(writer, nested.bytes), 0);
@@ -316,11 +341,13 @@ TEST_F(ViewsTest, OrdinaryNameOfAFileThatHasViewsIsImmutable) {
     EXPECT_EQ(fs.get("m/part"), nested.bytes);
 }
 
-TEST_F(ViewsTest, ViewWithoutAnyNameIsStillNotWritable) {
+TEST_F(ViewsTest, ViewWithoutAnyNameIsStillNotWritable)
+{
     lay_out();
     cg_fs_file *file, *again;
     ASSERT_EQ(fs.open(at(2), O_RDONLY, &file), 0);
-    for (int level = 1; level <= 3; level++) ASSERT_EQ(fs.unlink(at(level)), 0);
+    for (int level = 1; level <= 3; level++)
+        ASSERT_EQ(fs.unlink(at(level)), 0);
     EXPECT_EQ(cg_fs_open(fs.fs, file->node, O_RDWR, &again), EPERM);
     ASSERT_EQ(cg_fs_open(fs.fs, file->node, O_RDONLY, &again), 0);
     Bytes bytes(nested.bytes.size());
@@ -331,7 +358,8 @@ TEST_F(ViewsTest, ViewWithoutAnyNameIsStillNotWritable) {
     EXPECT_EQ(fs.close(file), 0);
 }
 
-TEST_F(ViewsTest, LookingAtAViewIsNoAccess) {
+TEST_F(ViewsTest, LookingAtAViewIsNoAccess)
+{
     lay_out();
     const struct timespec times[2] = {{1000000000, 0}, {1100000000, 0}};
     ASSERT_EQ(utimensat(store.fd, at(1).c_str(), times, 0), 0);
@@ -340,7 +368,8 @@ TEST_F(ViewsTest, LookingAtAViewIsNoAccess) {
     EXPECT_EQ(attr_of(at(2)).st_size, static_cast<off_t>(cut(2).size()));
 }
 
-TEST_F(ViewsTest, FileThatBecameAnotherIsStaleAndFoundAgainByName) {
+TEST_F(ViewsTest, FileThatBecameAnotherIsStaleAndFoundAgainByName)
+{
     lay_out();
     cg_fs_node *before = fs.find(at(2));
     cg_fs_file *file;
@@ -355,7 +384,8 @@ TEST_F(ViewsTest, FileThatBecameAnotherIsStaleAndFoundAgainByName) {
     EXPECT_EQ(fs.get(at(2)), cut(2));
 }
 
-TEST_F(ViewsTest, WhatIsNoWholeNestedChunkIsShownAsItIs) {
+TEST_F(ViewsTest, WhatIsNoWholeNestedChunkIsShownAsItIs)
+{
     Bytes torn = nested.bytes;
     torn.resize(torn.size() - 1);
     store.write(at(2), torn);
@@ -368,7 +398,8 @@ TEST_F(ViewsTest, WhatIsNoWholeNestedChunkIsShownAsItIs) {
     EXPECT_EQ(fs.get("m/contexts/c/L2/part.kv"), nested.bytes) << "an ordinary name";
 }
 
-TEST_F(ViewsTest, ReadersOfALevelNeverSeeAnotherWhileNamesComeAndGo) {
+TEST_F(ViewsTest, ReadersOfALevelNeverSeeAnotherWhileNamesComeAndGo)
+{
     publish();
     ASSERT_EQ(fs.link(at(1), "m/whole"), 0);
     std::atomic<int> n_bad{0}, n_read{0};
@@ -382,7 +413,8 @@ TEST_F(ViewsTest, ReadersOfALevelNeverSeeAnotherWhileNamesComeAndGo) {
                 n_bad += !bytes.empty() && bytes != cut(level);
                 n_read += !bytes.empty();
                 cg_fs_node *whole = fs.find("m/whole"), *folder = fs.parent_of(path);
-                if (i % 4 == 0) fs.unlink(path);
+                if (i % 4 == 0)
+                    fs.unlink(path);
                 cg_fs_entry entry;
                 if (folder != nullptr &&
                     cg_fs_link(fs.fs, whole, folder, "00000.kv", &entry) == 0) {
@@ -395,9 +427,10 @@ TEST_F(ViewsTest, ReadersOfALevelNeverSeeAnotherWhileNamesComeAndGo) {
                 n_bad += fs.get("m/whole") != nested.bytes;
             }
         });
-    for (std::thread &thread : threads) thread.join();
+    for (std::thread &thread : threads)
+        thread.join();
     EXPECT_EQ(n_bad, 0);
     EXPECT_GT(n_read, 0);
 }
 
-}  // namespace
+} // namespace

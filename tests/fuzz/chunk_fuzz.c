@@ -1,9 +1,10 @@
 /* tests/fuzz/chunk_fuzz.c - chunks of hostile bytes: open, verify, decode, transcode.
  *
- * An input is tried twice: as it is, and after repair, with a golden profile's fingerprints, a small geometry and all
- * checksums put right, since no mutation would get past those. Bit 0 of byte 48, a reserved byte, tells whether the
- * section table is repaired, too; the low bits of byte 49, another, whose profile it is, and those of byte 50 how many
- * levels are nested, where the profile lets them.
+ * An input is tried twice: as it is, and after repair, with a golden profile's fingerprints, a
+ * small geometry and all checksums put right, since no mutation would get past those. Bit 0 of byte
+ * 48, a reserved byte, tells whether the section table is repaired, too; the low bits of byte 49,
+ * another, whose profile it is, and those of byte 50 how many levels are nested, where the profile
+ * lets them.
  */
 #include "codec/codec.h"
 #include "codec/cursor.h"
@@ -14,7 +15,9 @@
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 
-enum { MAX_ELEMENTS = 1 << 20 }; /* decoders take memory by what the header says: their callers decide how much */
+enum {
+    MAX_ELEMENTS = 1 << 20
+}; /* decoders take memory by what the header says: their callers decide how much */
 
 enum { KLT, PAPER, NESTED, N_PROFILES };
 static cg_profile *profiles[N_PROFILES];
@@ -23,7 +26,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc;
     (void)argv;
-    const char *const paths[N_PROFILES] = {CG_GOLDEN_DIR "/v1/profile.cgp", CG_GOLDEN_DIR "/v1-paper/profile.cgp",
+    const char *const paths[N_PROFILES] = {CG_GOLDEN_DIR "/v1/profile.cgp",
+                                           CG_GOLDEN_DIR "/v1-paper/profile.cgp",
                                            CG_GOLDEN_DIR "/v2-nested/profile.cgp"};
     for (int i = 0; i < N_PROFILES; i++) {
         const cg_status status = cg_profile_open_file(paths[i], &profiles[i]);
@@ -73,10 +77,13 @@ static void exercise(const cg_profile *profile, const uint8_t *bytes, size_t n_b
 }
 
 /* The sections that a chunk of this header must have. Returns their number. */
-static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *h, cg_section *sections)
+static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *h,
+                              cg_section *sections)
 {
-    const uint32_t n_groups = h->level == CG_L0 ? h->geometry.n_layers : cg_profile_n_groups(profile);
-    const bool has_sinks = h->level != CG_L0 && h->first_position == 0 && profile != profiles[PAPER];
+    const uint32_t n_groups =
+        h->level == CG_L0 ? h->geometry.n_layers : cg_profile_n_groups(profile);
+    const bool has_sinks =
+        h->level != CG_L0 && h->first_position == 0 && profile != profiles[PAPER];
     uint32_t n = 0;
     sections[n++] = (cg_section){.kind = CG_SECTION_TOKENS, .bytes = h->token_bytes * h->n_tokens};
     for (uint16_t group = 0; group < n_groups; group++) {
@@ -84,12 +91,14 @@ static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *
             const uint8_t kind = h->level == CG_L0 ? CG_SECTION_LOSSLESS : CG_SECTION_SYMBOLS;
             sections[n++] = (cg_section){.kind = kind, .plane = plane, .group = group};
             if (has_sinks)
-                sections[n++] = (cg_section){.kind = CG_SECTION_SINKS, .plane = plane, .group = group};
+                sections[n++] =
+                    (cg_section){.kind = CG_SECTION_SINKS, .plane = plane, .group = group};
         }
     }
     for (unsigned level = h->coarsest; level-- > h->level;) {
         for (uint16_t task = 0; task < CG_N_PLANES * n_groups; task++)
-            sections[n++] = (cg_section){.kind = cg_section_to_level(level), .plane = task % CG_N_PLANES,
+            sections[n++] = (cg_section){.kind = cg_section_to_level(level),
+                                         .plane = task % CG_N_PLANES,
                                          .group = task / CG_N_PLANES};
     }
     return n;
@@ -117,8 +126,9 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
     if (h.level != CG_L0 && cg_profile_nests(profile))
         h.coarsest = (uint8_t)(h.level + (bytes[50] & 3) % (CG_N_LEVELS - h.level));
     if (h.level == CG_L0)
-        h.geometry = (cg_geometry){(uint16_t)(1 + bytes[28] % 4), (uint16_t)(1 + bytes[30] % 3),
-                                   (uint16_t)(2 + bytes[32] % 32 * 2), h.geometry.dtype, CG_N_PLANES};
+        h.geometry =
+            (cg_geometry){(uint16_t)(1 + bytes[28] % 4), (uint16_t)(1 + bytes[30] % 3),
+                          (uint16_t)(2 + bytes[32] % 32 * 2), h.geometry.dtype, CG_N_PLANES};
     else
         h.profile = *cg_profile_fingerprint(profile);
     const uint8_t *row = bytes + CG_CHUNK_FIXED_BYTES;
@@ -131,7 +141,8 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
     size_t left = n_bytes - header_bytes;
     for (uint32_t i = 0; i < h.n_sections; i++, row += CG_CHUNK_SECTION_BYTES) {
         if (!repair_table)
-            sections[i] = (cg_section){.kind = row[0], .plane = row[1], .group = (uint16_t)cg_get_le(row + 2, 2)};
+            sections[i] = (cg_section){
+                .kind = row[0], .plane = row[1], .group = (uint16_t)cg_get_le(row + 2, 2)};
         uint32_t claimed = i < n_rows ? (uint32_t)cg_get_le(row + 4, 4) : 0;
         if (repair_table && i == 0)
             claimed = sections[0].bytes;
@@ -139,7 +150,8 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
         left -= sections[i].bytes;
     }
     const size_t n_payload = n_bytes - header_bytes - left;
-    const size_t n_repaired = CG_CHUNK_FIXED_BYTES + (size_t)h.n_sections * CG_CHUNK_SECTION_BYTES + n_payload;
+    const size_t n_repaired =
+        CG_CHUNK_FIXED_BYTES + (size_t)h.n_sections * CG_CHUNK_SECTION_BYTES + n_payload;
     uint8_t *repaired = malloc(n_repaired);
     if (repaired == NULL)
         return;

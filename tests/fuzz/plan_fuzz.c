@@ -1,4 +1,5 @@
-/* A look-up's plan comes from another process: any bytes parse safely, and what parses keeps its own promises. */
+/* A look-up's plan comes from another process: any bytes parse safely, and what parses keeps its
+ * own promises. */
 #include "connector/plan.h"
 
 #include <stdlib.h>
@@ -22,11 +23,13 @@ static void use(const uint8_t *data, size_t size)
     uint32_t at = plan->first_position;
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         const cg_plan_chunk *chunk = &plan->chunks[i];
-        check(chunk->first_token == at && chunk->level < CG_N_LEVELS && chunk->sizes.bytes[chunk->level] > 0);
+        check(chunk->first_token == at && chunk->level < CG_N_LEVELS &&
+              chunk->sizes.bytes[chunk->level] > 0);
         at += chunk->sizes.n_tokens;
     }
     check(at == plan->first_position + plan->n_tokens && plan->hit_tokens <= at);
-    uint8_t *again = malloc(cg_plan_bytes(plan)); /* writing it gives the same bytes: nothing was ignored */
+    uint8_t *again =
+        malloc(cg_plan_bytes(plan)); /* writing it gives the same bytes: nothing was ignored */
     check(again != NULL && cg_plan_bytes(plan) == size);
     cg_plan_write(plan, again);
     check(memcmp(again, data, size) == 0);

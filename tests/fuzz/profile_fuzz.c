@@ -1,4 +1,5 @@
-/* tests/fuzz/profile_fuzz.c - profiles of hostile bytes: open, then code a small chunk with what opens.
+/* tests/fuzz/profile_fuzz.c - profiles of hostile bytes: open, then code a small chunk with what
+ * opens.
  *
  * An input is tried twice: as it is, and with magic, version, size and checksum put right.
  */
@@ -16,7 +17,9 @@ enum { MAX_ELEMENTS = 1 << 15, N_TOKENS = 11, FIXED_BYTES = 80 };
 /* Codes a cache at every level, back, and from finer to coarser. */
 static void use(const cg_profile *profile)
 {
-    cg_chunk_header header = {.geometry = *cg_profile_geometry(profile), .n_tokens = N_TOKENS, .model = *cg_profile_model(profile)};
+    cg_chunk_header header = {.geometry = *cg_profile_geometry(profile),
+                              .n_tokens = N_TOKENS,
+                              .model = *cg_profile_model(profile)};
     const uint64_t n_elements = cg_geometry_elements(&header.geometry, N_TOKENS);
     if (n_elements > MAX_ELEMENTS)
         return;
@@ -28,13 +31,15 @@ static void use(const cg_profile *profile)
     for (int level = CG_L1; elements != NULL && decoded != NULL && level < CG_N_LEVELS; level++) {
         uint8_t *chunk, *coarse = NULL;
         size_t n_chunk, n_coarse;
-        const cg_status status = cg_encode_chunk(profile, &header, tokens, elements, n_bytes, (cg_level)level,
-                                                 (cg_level)level, 1, &chunk, &n_chunk);
+        const cg_status status =
+            cg_encode_chunk(profile, &header, tokens, elements, n_bytes, (cg_level)level,
+                            (cg_level)level, 1, &chunk, &n_chunk);
         if (status != CG_OK)
             continue;
         if (cg_decode_chunk(profile, chunk, n_chunk, 1, decoded, n_bytes) != CG_OK)
             abort(); /* what we write, we read */
-        if (level < CG_L3 && cg_transcode(profile, chunk, n_chunk, CG_L3, &coarse, &n_coarse) == CG_OK &&
+        if (level < CG_L3 &&
+            cg_transcode(profile, chunk, n_chunk, CG_L3, &coarse, &n_coarse) == CG_OK &&
             cg_decode_chunk(profile, coarse, n_coarse, 1, decoded, n_bytes) != CG_OK)
             abort();
         free(coarse);

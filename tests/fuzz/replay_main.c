@@ -1,6 +1,8 @@
-/* tests/fuzz/replay_main.c - runs a fuzz target over its committed corpus, without a fuzzing engine.
+/* tests/fuzz/replay_main.c - runs a fuzz target over its committed corpus, without a fuzzing
+ * engine.
  *
- * usage: TARGET PATH...     files, or directories whose files are taken, in the order of their names
+ * usage: TARGET PATH...     files, or directories whose files are taken, in the order of their
+ * names
  * A target that crashes or aborts fails the test; the file it was given last is on stdout.
  * No file at all is a failure, too: an empty corpus would pass unnoticed.
  */

@@ -1,4 +1,5 @@
-/* tests/fuzz/safetensors_fuzz.c - safetensors files of hostile bytes: every tensor's bytes are read. */
+/* tests/fuzz/safetensors_fuzz.c - safetensors files of hostile bytes: every tensor's bytes are
+ * read. */
 #include "codec/safetensors.h"
 
 #include <stdlib.h>
@@ -33,7 +34,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     exercise(bytes, n_bytes);
     if (n_bytes < 8)
         return 0;
-    /* The length in front is what mutations hit least: also try where the JSON's last brace says it ends. */
+    /* The length in front is what mutations hit least: also try where the JSON's last brace says it
+     * ends. */
     const uint8_t *brace = memrchr(bytes + 8, '}', n_bytes - 8);
     uint8_t *repaired = brace != NULL ? malloc(n_bytes) : NULL;
     if (repaired == NULL)

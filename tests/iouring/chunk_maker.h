@@ -1,6 +1,8 @@
-// tests/iouring/chunk_maker.h - valid chunk files of arbitrary content, for tests of whatever moves chunks about.
+// tests/iouring/chunk_maker.h - valid chunk files of arbitrary content, for tests of whatever moves
+// chunks about.
 //
-// cg_chunk_verify() takes what is made here (tokens and one section of arbitrary bytes); a decoder does not.
+// cg_chunk_verify() takes what is made here (tokens and one section of arbitrary bytes); a decoder
+// does not.
 #ifndef CG_TESTS_IOURING_CHUNK_MAKER_H
 #define CG_TESTS_IOURING_CHUNK_MAKER_H
 #include "codec/chunk.h"
@@ -12,7 +14,8 @@
 #include <stdexcept>
 #include <vector>
 
-namespace cg_test {
+namespace cg_test
+{
 
 struct Chunk {
     std::vector<uint8_t> bytes;
@@ -20,27 +23,35 @@ struct Chunk {
     std::vector<uint32_t> tokens;
 };
 
-inline cg_fingerprint fingerprint_of(const char *text) {
+inline cg_fingerprint fingerprint_of(const char *text)
+{
     cg_fingerprint fingerprint;
     const cg_key key = cg_key_of_bytes(text, std::strlen(text));
     std::memcpy(fingerprint.bytes, key.bytes, sizeof fingerprint.bytes);
     return fingerprint;
 }
 
-inline cg_fingerprint model_fingerprint() { return fingerprint_of("a model"); }
+inline cg_fingerprint model_fingerprint()
+{
+    return fingerprint_of("a model");
+}
 
-inline std::vector<uint32_t> draw_tokens(size_t n, uint32_t seed) {
+inline std::vector<uint32_t> draw_tokens(size_t n, uint32_t seed)
+{
     std::mt19937 random(seed);
     std::vector<uint32_t> tokens(n);
-    for (uint32_t &token : tokens) token = random() % 50000;
+    for (uint32_t &token : tokens)
+        token = random() % 50000;
     return tokens;
 }
 
-// A chunk of these tokens; before: the chunk that it follows, or nullptr. payload_bytes are drawn from seed: same
-// arguments, same file. profile: of levels 1 to 3. coarsest: above level, a nested chunk, payload_bytes a level.
+// A chunk of these tokens; before: the chunk that it follows, or nullptr. payload_bytes are drawn
+// from seed: same arguments, same file. profile: of levels 1 to 3. coarsest: above level, a nested
+// chunk, payload_bytes a level.
 inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens, cg_level level,
-                        const cg_fingerprint *profile = nullptr, size_t payload_bytes = 1000, uint32_t seed = 1,
-                        cg_level coarsest = CG_L0) {
+                        const cg_fingerprint *profile = nullptr, size_t payload_bytes = 1000,
+                        uint32_t seed = 1, cg_level coarsest = CG_L0)
+{
     Chunk chunk;
     chunk.tokens = tokens;
     cg_chunk_header h = {};
@@ -51,9 +62,11 @@ inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens
     h.n_sections = 2u + h.coarsest - h.level;
     h.geometry = {2, 1, 8, CG_DTYPE_BF16, CG_N_PLANES};
     h.model = model_fingerprint();
-    if (level != CG_L0) h.profile = *profile;
+    if (level != CG_L0)
+        h.profile = *profile;
     h.parent = before != nullptr ? before->header.key : cg_key_root(&h.model, nullptr, 0);
-    h.first_position = before != nullptr ? before->header.first_position + before->header.n_tokens : 0;
+    h.first_position =
+        before != nullptr ? before->header.first_position + before->header.n_tokens : 0;
     h.key = cg_key_chunk(&h.parent, &h.extra, tokens.data(), tokens.size());
 
     cg_section sections[CG_N_LEVELS] = {};
@@ -61,7 +74,8 @@ inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens
     sections[0].bytes = 2 * h.n_tokens;
     for (uint32_t i = 1; i < h.n_sections; i++) {
         sections[i].kind = level == CG_L0 ? CG_SECTION_LOSSLESS : CG_SECTION_SYMBOLS;
-        if (i > 1) sections[i].kind = cg_section_to_level(h.coarsest + 1u - i);
+        if (i > 1)
+            sections[i].kind = cg_section_to_level(h.coarsest + 1u - i);
         sections[i].bytes = static_cast<uint32_t>(payload_bytes);
     }
     const size_t header_bytes = CG_CHUNK_FIXED_BYTES + h.n_sections * CG_CHUNK_SECTION_BYTES;
@@ -73,7 +87,8 @@ inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens
         *at++ = static_cast<uint8_t>(token >> 8);
     }
     std::mt19937 random(seed);
-    for (size_t i = 0; i < payload_bytes; i++) *at++ = static_cast<uint8_t>(random());
+    for (size_t i = 0; i < payload_bytes; i++)
+        *at++ = static_cast<uint8_t>(random());
     if (cg_chunk_finish(&h, sections, chunk.bytes.data(), chunk.bytes.size()) != CG_OK ||
         cg_chunk_verify(chunk.bytes.data(), chunk.bytes.size()) != CG_OK ||
         cg_chunk_header_parse(chunk.bytes.data(), chunk.bytes.size(), &chunk.header) != CG_OK)
@@ -82,16 +97,18 @@ inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens
 }
 
 // n_chunks chunks of 16 tokens, one after another.
-inline std::vector<Chunk> make_chain(size_t n_chunks, cg_level level, const cg_fingerprint *profile = nullptr,
-                                     uint32_t seed = 1, size_t payload_bytes = 1000) {
+inline std::vector<Chunk> make_chain(size_t n_chunks, cg_level level,
+                                     const cg_fingerprint *profile = nullptr, uint32_t seed = 1,
+                                     size_t payload_bytes = 1000)
+{
     std::vector<Chunk> chain;
     for (size_t i = 0; i < n_chunks; i++) {
         const uint32_t chunk_seed = seed * 1000 + static_cast<uint32_t>(i);
-        chain.push_back(make_chunk(i == 0 ? nullptr : &chain.back(), draw_tokens(16, chunk_seed), level, profile,
-                                   payload_bytes, chunk_seed));
+        chain.push_back(make_chunk(i == 0 ? nullptr : &chain.back(), draw_tokens(16, chunk_seed),
+                                   level, profile, payload_bytes, chunk_seed));
     }
     return chain;
 }
 
-}  // namespace cg_test
+} // namespace cg_test
 #endif

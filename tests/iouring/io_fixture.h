@@ -12,41 +12,54 @@
 #include "tests/iouring/require.h"
 #include "tests/iouring/temp_dir.h"
 
-namespace cg_test {
+namespace cg_test
+{
 
 constexpr uint64_t SECOND_NS = 1000000000u;
 constexpr uint64_t NEVER_BYTES = 1ull << 40;
 
-inline std::vector<uint8_t> draw_bytes(size_t n, uint32_t seed) {
+inline std::vector<uint8_t> draw_bytes(size_t n, uint32_t seed)
+{
     std::mt19937 random(seed);
     std::vector<uint8_t> bytes(n);
-    for (uint8_t &b : bytes) b = static_cast<uint8_t>(random());
+    for (uint8_t &b : bytes)
+        b = static_cast<uint8_t>(random());
     return bytes;
 }
 
 struct BufferRelease {
-    void operator()(cg_io_buffer *buffer) const { cg_io_buffer_release(buffer); }
+    void operator()(cg_io_buffer *buffer) const
+    {
+        cg_io_buffer_release(buffer);
+    }
 };
 using Buffer = std::unique_ptr<cg_io_buffer, BufferRelease>;
 
-class IoFixture : public testing::TestWithParam<cg_io_backend> {
-protected:
-    void SetUp() override {
+class IoFixture : public testing::TestWithParam<cg_io_backend>
+{
+  protected:
+    void SetUp() override
+    {
         char reason[256];
         if (GetParam() == CG_IO_URING && !cg_io_uring_reason(reason, sizeof reason))
             CG_SKIP_OR_FAIL("uring", "the io_uring backend is not tested: " << reason);
         restart({});
     }
-    void TearDown() override { cg_io_free(io, 10 * SECOND_NS); }
+    void TearDown() override
+    {
+        cg_io_free(io, 10 * SECOND_NS);
+    }
 
-    void restart(cg_io_config config) {
+    void restart(cg_io_config config)
+    {
         cg_io_free(io, 10 * SECOND_NS);
         config.backend = GetParam();
         ASSERT_EQ(cg_io_new(&config, &io), CG_OK);
         ASSERT_EQ(cg_io_backend_in_use(io), GetParam());
     }
 
-    cg_io_completion wait_for_one() {
+    cg_io_completion wait_for_one()
+    {
         cg_io_completion completion = {};
         size_t n = 0;
         while (n == 0) {
@@ -59,25 +72,31 @@ protected:
     }
 
     // What a read of path gives: its status, and in *bytes_out what the file holds.
-    cg_status read(const std::string &path, std::vector<uint8_t> *bytes_out, uint64_t expected_bytes = 0,
-                   uint64_t max_bytes = NEVER_BYTES, cg_io_cache cache = CG_IO_CACHED) {
-        EXPECT_EQ(cg_io_read(io, dir.fd, path.c_str(), expected_bytes, max_bytes, cache, 77), CG_OK);
+    cg_status read(const std::string &path, std::vector<uint8_t> *bytes_out,
+                   uint64_t expected_bytes = 0, uint64_t max_bytes = NEVER_BYTES,
+                   cg_io_cache cache = CG_IO_CACHED)
+    {
+        EXPECT_EQ(cg_io_read(io, dir.fd, path.c_str(), expected_bytes, max_bytes, cache, 77),
+                  CG_OK);
         return take_read(bytes_out);
     }
 
     cg_status read_start(const std::string &path, std::vector<uint8_t> *bytes_out, uint64_t n_bytes,
-                         cg_io_cache cache = CG_IO_CACHED) {
+                         cg_io_cache cache = CG_IO_CACHED)
+    {
         EXPECT_EQ(cg_io_read_start(io, dir.fd, path.c_str(), n_bytes, cache, 77), CG_OK);
         return take_read(bytes_out);
     }
 
-    cg_status take_read(std::vector<uint8_t> *bytes_out) {
+    cg_status take_read(std::vector<uint8_t> *bytes_out)
+    {
         bytes_out->clear();
         last = wait_for_one();
         EXPECT_EQ(last.user, 77u);
         EXPECT_EQ(last.buffer != nullptr, last.status == CG_OK);
         const Buffer buffer(last.buffer);
-        if (buffer == nullptr) return last.status;
+        if (buffer == nullptr)
+            return last.status;
         EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data) % 4096, 0u);
         EXPECT_LE(buffer->n_bytes, buffer->capacity_bytes);
         EXPECT_EQ(buffer->n_bytes, last.file_bytes);
@@ -85,14 +104,18 @@ protected:
         return last.status;
     }
 
-    cg_status write(const std::string &path, const std::vector<uint8_t> &bytes, bool replace = false) {
-        EXPECT_EQ(cg_io_write(io, dir.fd, path.c_str(), bytes.data(), bytes.size(), replace, 78), CG_OK);
+    cg_status write(const std::string &path, const std::vector<uint8_t> &bytes,
+                    bool replace = false)
+    {
+        EXPECT_EQ(cg_io_write(io, dir.fd, path.c_str(), bytes.data(), bytes.size(), replace, 78),
+                  CG_OK);
         last = wait_for_one();
         EXPECT_EQ(last.user, 78u);
         return last.status;
     }
 
-    cg_status stat(const std::string &path) {
+    cg_status stat(const std::string &path)
+    {
         EXPECT_EQ(cg_io_stat(io, dir.fd, path.c_str(), 79), CG_OK);
         last = wait_for_one();
         EXPECT_EQ(last.user, 79u);
@@ -104,13 +127,14 @@ protected:
     cg_io_completion last = {};
 };
 
-inline std::string backend_test_name(const testing::TestParamInfo<cg_io_backend> &info) {
+inline std::string backend_test_name(const testing::TestParamInfo<cg_io_backend> &info)
+{
     return info.param == CG_IO_URING ? "uring" : "threads";
 }
 
-}  // namespace cg_test
+} // namespace cg_test
 
-#define CG_ON_BOTH_BACKENDS(fixture)                                                                    \
-    INSTANTIATE_TEST_SUITE_P(Backends, fixture, testing::Values(CG_IO_URING, CG_IO_THREADS),            \
+#define CG_ON_BOTH_BACKENDS(fixture)                                                               \
+    INSTANTIATE_TEST_SUITE_P(Backends, fixture, testing::Values(CG_IO_URING, CG_IO_THREADS),       \
                              cg_test::backend_test_name)
 #endif

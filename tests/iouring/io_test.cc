@@ -14,7 +14,8 @@
 
 #include "tests/iouring/io_fixture.h"
 
-namespace {
+namespace
+{
 
 using cg_test::Buffer;
 using cg_test::draw_bytes;
@@ -23,16 +24,20 @@ using cg_test::SECOND_NS;
 
 const size_t SIZES[] = {0, 1, 4095, 4096, 4097, (1 << 20) + 3};
 
-class IoTest : public cg_test::IoFixture {};
+class IoTest : public cg_test::IoFixture
+{
+};
 CG_ON_BOTH_BACKENDS(IoTest);
 
-TEST_P(IoTest, ReadsWhatIsThereWhateverSizeIsExpected) {
+TEST_P(IoTest, ReadsWhatIsThereWhateverSizeIsExpected)
+{
     for (size_t n : SIZES) {
         const std::vector<uint8_t> bytes = draw_bytes(n, n);
         dir.write("file", bytes);
         for (size_t expected : {size_t{0}, n, n + 1, n / 2, n + 4096, size_t{1}})
             for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
-                SCOPED_TRACE(testing::Message() << "bytes=" << n << " expected=" << expected << " cache=" << cache);
+                SCOPED_TRACE(testing::Message()
+                             << "bytes=" << n << " expected=" << expected << " cache=" << cache);
                 std::vector<uint8_t> got;
                 ASSERT_EQ(read("file", &got, expected, NEVER_BYTES, cache), CG_OK);
                 ASSERT_EQ(got == bytes, true);
@@ -40,9 +45,11 @@ TEST_P(IoTest, ReadsWhatIsThereWhateverSizeIsExpected) {
     }
 }
 
-TEST_P(IoTest, ReadsFilesOfAtMostMaxBytes) {
+TEST_P(IoTest, ReadsFilesOfAtMostMaxBytes)
+{
     for (size_t n : SIZES) {
-        if (n == 0) continue;
+        if (n == 0)
+            continue;
         dir.write("file", draw_bytes(n, n));
         for (size_t expected : {size_t{0}, n, n - 1, n + 1}) {
             SCOPED_TRACE(testing::Message() << "bytes=" << n << " expected=" << expected);
@@ -54,24 +61,31 @@ TEST_P(IoTest, ReadsFilesOfAtMostMaxBytes) {
     }
 }
 
-TEST_P(IoTest, ReadsTheStartOfAFileAndNoMore) {
+TEST_P(IoTest, ReadsTheStartOfAFileAndNoMore)
+{
     for (size_t n : SIZES) {
         const std::vector<uint8_t> bytes = draw_bytes(n, n);
         dir.write("file", bytes);
-        for (size_t wanted : {size_t{1}, size_t{160}, size_t{4095}, size_t{4096}, size_t{4097}, n / 2 + 1, n, n + 1})
+        for (size_t wanted : {size_t{1}, size_t{160}, size_t{4095}, size_t{4096}, size_t{4097},
+                              n / 2 + 1, n, n + 1})
             for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
-                if (wanted == 0) continue;
-                SCOPED_TRACE(testing::Message() << "bytes=" << n << " wanted=" << wanted << " cache=" << cache);
+                if (wanted == 0)
+                    continue;
+                SCOPED_TRACE(testing::Message()
+                             << "bytes=" << n << " wanted=" << wanted << " cache=" << cache);
                 std::vector<uint8_t> got;
-                ASSERT_EQ(read_start("file", &got, wanted, cache), wanted <= n ? CG_OK : CG_ERR_TRUNCATED);
-                if (wanted > n) continue;
+                ASSERT_EQ(read_start("file", &got, wanted, cache),
+                          wanted <= n ? CG_OK : CG_ERR_TRUNCATED);
+                if (wanted > n)
+                    continue;
                 ASSERT_EQ(got.size(), wanted);
                 ASSERT_TRUE(std::equal(got.begin(), got.end(), bytes.begin()));
             }
     }
 }
 
-TEST_P(IoTest, RefusesWhatIsNoRegularFile) {
+TEST_P(IoTest, RefusesWhatIsNoRegularFile)
+{
     ASSERT_EQ(mkdirat(dir.fd, "folder", 0700), 0);
     ASSERT_EQ(mkfifo((dir.path + "/fifo").c_str(), 0600), 0);
     dir.write("file", std::string("text"));
@@ -82,12 +96,9 @@ TEST_P(IoTest, RefusesWhatIsNoRegularFile) {
         cg_status want;
         int error;
     } cases[] = {
-        {"missing", CG_ERR_NOT_FOUND, ENOENT},
-        {"missing/too", CG_ERR_NOT_FOUND, ENOENT},
-        {"file/below", CG_ERR_NOT_FOUND, ENOTDIR},
-        {"folder", CG_ERR_INVALID_ARGUMENT, EISDIR},
-        {"symlink", CG_ERR_INVALID_ARGUMENT, ELOOP},
-        {"dangling", CG_ERR_INVALID_ARGUMENT, ELOOP},
+        {"missing", CG_ERR_NOT_FOUND, ENOENT},       {"missing/too", CG_ERR_NOT_FOUND, ENOENT},
+        {"file/below", CG_ERR_NOT_FOUND, ENOTDIR},   {"folder", CG_ERR_INVALID_ARGUMENT, EISDIR},
+        {"symlink", CG_ERR_INVALID_ARGUMENT, ELOOP}, {"dangling", CG_ERR_INVALID_ARGUMENT, ELOOP},
         {"fifo", CG_ERR_INVALID_ARGUMENT, EINVAL},
     };
     for (const auto &c : cases) {
@@ -97,8 +108,10 @@ TEST_P(IoTest, RefusesWhatIsNoRegularFile) {
                 EXPECT_EQ(read(c.path, &got, expected, 1000, cache), c.want)
                     << c.path << " expected=" << expected << " cache=" << cache;
                 EXPECT_EQ(last.error, c.error) << c.path << " expected=" << expected;
-                if (expected == 0) continue;
-                EXPECT_EQ(read_start(c.path, &got, expected, cache), c.want) << c.path << " cache=" << cache;
+                if (expected == 0)
+                    continue;
+                EXPECT_EQ(read_start(c.path, &got, expected, cache), c.want)
+                    << c.path << " cache=" << cache;
                 EXPECT_EQ(last.error, c.error) << c.path;
             }
         EXPECT_EQ(stat(c.path), c.want) << c.path;
@@ -108,7 +121,8 @@ TEST_P(IoTest, RefusesWhatIsNoRegularFile) {
     EXPECT_EQ(read("file", &got), CG_OK);
 }
 
-TEST_P(IoTest, StatsRegularFiles) {
+TEST_P(IoTest, StatsRegularFiles)
+{
     for (size_t n : SIZES) {
         dir.write("file", draw_bytes(n, n));
         ASSERT_EQ(stat("file"), CG_OK);
@@ -118,14 +132,16 @@ TEST_P(IoTest, StatsRegularFiles) {
     }
 }
 
-TEST_P(IoTest, RefusesBadPathsAtOnce) {
+TEST_P(IoTest, RefusesBadPathsAtOnce)
+{
     EXPECT_EQ(cg_io_stat(io, dir.fd, "", 1), CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_io_read_start(io, dir.fd, "file", 0, CG_IO_CACHED, 1), CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_io_stat(io, dir.fd, std::string(5000, 'x').c_str(), 1), CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
 }
 
-TEST_P(IoTest, KeepsManyReadsUnderWay) {
+TEST_P(IoTest, KeepsManyReadsUnderWay)
+{
     constexpr unsigned N = 200, DEPTH = 8;
     restart({CG_IO_AUTO, DEPTH, 3, 0});
     std::map<uint64_t, std::vector<uint8_t>> files;
@@ -139,12 +155,14 @@ TEST_P(IoTest, KeepsManyReadsUnderWay) {
         while (submitted < N) {
             const cg_status status =
                 submitted % 5 == 4
-                    ? cg_io_read_start(io, dir.fd, std::to_string(submitted).c_str(), files[submitted].size(),
+                    ? cg_io_read_start(io, dir.fd, std::to_string(submitted).c_str(),
+                                       files[submitted].size(),
                                        submitted % 2 == 0 ? CG_IO_DIRECT : CG_IO_CACHED, submitted)
                     : cg_io_read(io, dir.fd, std::to_string(submitted).c_str(),
-                           submitted % 3 == 0 ? 0 : files[submitted].size(), NEVER_BYTES,
-                           submitted % 2 == 0 ? CG_IO_DIRECT : CG_IO_CACHED, submitted);
-            if (status == CG_ERR_AGAIN) break;
+                                 submitted % 3 == 0 ? 0 : files[submitted].size(), NEVER_BYTES,
+                                 submitted % 2 == 0 ? CG_IO_DIRECT : CG_IO_CACHED, submitted);
+            if (status == CG_ERR_AGAIN)
+                break;
             ASSERT_EQ(status, CG_OK);
             submitted++;
             ASSERT_LE(cg_io_n_under_way(io), DEPTH);
@@ -165,7 +183,8 @@ TEST_P(IoTest, KeepsManyReadsUnderWay) {
     }
 }
 
-TEST_P(IoTest, ReadsAPrefixOfAFileThatGrowsMeanwhile) {
+TEST_P(IoTest, ReadsAPrefixOfAFileThatGrowsMeanwhile)
+{
     constexpr size_t TOTAL = 3 << 20, STEP = 4099;
     const std::vector<uint8_t> all = draw_bytes(TOTAL, 5);
     dir.write("file", std::vector<uint8_t>());
@@ -173,7 +192,8 @@ TEST_P(IoTest, ReadsAPrefixOfAFileThatGrowsMeanwhile) {
     std::thread writer([&] {
         const int fd = openat(dir.fd, "file", O_WRONLY | O_APPEND);
         for (size_t at = 0; at < TOTAL; at += STEP)
-            if (::write(fd, all.data() + at, std::min(STEP, TOTAL - at)) < 0) abort();
+            if (::write(fd, all.data() + at, std::min(STEP, TOTAL - at)) < 0)
+                abort();
         close(fd);
         grown = true;
     });
@@ -194,7 +214,8 @@ TEST_P(IoTest, ReadsAPrefixOfAFileThatGrowsMeanwhile) {
     writer.join();
 }
 
-TEST_P(IoTest, WritesWholeFilesAndMakesTheirFolders) {
+TEST_P(IoTest, WritesWholeFilesAndMakesTheirFolders)
+{
     for (size_t n : SIZES) {
         const std::vector<uint8_t> bytes = draw_bytes(n, n);
         const std::string path = "a/b" + std::to_string(n) + "/c/file";
@@ -209,7 +230,8 @@ TEST_P(IoTest, WritesWholeFilesAndMakesTheirFolders) {
     EXPECT_EQ(s.st_mode & 07777, 0700u);
 }
 
-TEST_P(IoTest, LetsTheExistingFileWinUnlessReplacing) {
+TEST_P(IoTest, LetsTheExistingFileWinUnlessReplacing)
+{
     const std::vector<uint8_t> first = draw_bytes(5000, 1), second = draw_bytes(100, 2);
     ASSERT_EQ(write("file", first), CG_OK);
     EXPECT_EQ(write("file", second), CG_ERR_EXISTS);
@@ -219,17 +241,22 @@ TEST_P(IoTest, LetsTheExistingFileWinUnlessReplacing) {
     EXPECT_EQ(dir.files().size(), 1u) << "a temporary file is left";
 }
 
-TEST_P(IoTest, LetsExactlyOneOfManyWritersWin) {
+TEST_P(IoTest, LetsExactlyOneOfManyWritersWin)
+{
     constexpr unsigned N = 12;
     std::vector<std::vector<uint8_t>> contents;
-    for (unsigned i = 0; i < N; i++) contents.push_back(draw_bytes(20000, i));
     for (unsigned i = 0; i < N; i++)
-        ASSERT_EQ(cg_io_write(io, dir.fd, "x/y/file", contents[i].data(), contents[i].size(), false, i), CG_OK);
+        contents.push_back(draw_bytes(20000, i));
+    for (unsigned i = 0; i < N; i++)
+        ASSERT_EQ(
+            cg_io_write(io, dir.fd, "x/y/file", contents[i].data(), contents[i].size(), false, i),
+            CG_OK);
     unsigned n_won = 0, winner = N;
     for (unsigned i = 0; i < N; i++) {
         const cg_io_completion c = wait_for_one();
         EXPECT_TRUE(c.status == CG_OK || c.status == CG_ERR_EXISTS) << c.status;
-        if (c.status != CG_OK) continue;
+        if (c.status != CG_OK)
+            continue;
         n_won++;
         winner = static_cast<unsigned>(c.user);
     }
@@ -238,7 +265,8 @@ TEST_P(IoTest, LetsExactlyOneOfManyWritersWin) {
     EXPECT_EQ(dir.files().size(), 1u) << "a temporary file is left";
 }
 
-TEST_P(IoTest, LeavesNothingWhenAFileMayNotGrowThatLarge) {
+TEST_P(IoTest, LeavesNothingWhenAFileMayNotGrowThatLarge)
+{
     struct sigaction ignore = {}, before;
     ignore.sa_handler = SIG_IGN;
     sigaction(SIGXFSZ, &ignore, &before);
@@ -254,7 +282,8 @@ TEST_P(IoTest, LeavesNothingWhenAFileMayNotGrowThatLarge) {
     EXPECT_TRUE(dir.files().empty());
 }
 
-TEST_P(IoTest, LeavesNothingOnAFullDisk) {
+TEST_P(IoTest, LeavesNothingOnAFullDisk)
+{
     ASSERT_EQ(mkdirat(dir.fd, "small", 0700), 0);
     const std::string mount_point = dir.path + "/small";
     if (mount("tmpfs", mount_point.c_str(), "tmpfs", MS_NOSUID | MS_NODEV, "size=64k") != 0)
@@ -263,12 +292,14 @@ TEST_P(IoTest, LeavesNothingOnAFullDisk) {
     EXPECT_TRUE(dir.files("small").empty());
     EXPECT_EQ(write("small/file", draw_bytes(20000, 1)), CG_OK) << "the space is free again";
     std::vector<uint8_t> got;
-    EXPECT_EQ(read("small/file", &got, 20000, NEVER_BYTES, CG_IO_DIRECT), CG_OK) << "across a mount point";
+    EXPECT_EQ(read("small/file", &got, 20000, NEVER_BYTES, CG_IO_DIRECT), CG_OK)
+        << "across a mount point";
     EXPECT_TRUE(got == draw_bytes(20000, 1));
     umount2(mount_point.c_str(), MNT_DETACH);
 }
 
-TEST_P(IoTest, SaysWhyAFileCannotBeWritten) {
+TEST_P(IoTest, SaysWhyAFileCannotBeWritten)
+{
     ASSERT_EQ(mkdirat(dir.fd, "folder", 0700), 0);
     dir.write("file", std::string("x"));
     EXPECT_EQ(write("folder", draw_bytes(10, 1)), CG_ERR_EXISTS);
@@ -278,7 +309,8 @@ TEST_P(IoTest, SaysWhyAFileCannotBeWritten) {
     EXPECT_EQ(dir.files().size(), 1u) << "a temporary file is left";
 }
 
-TEST_P(IoTest, WakesAWaiterFromAnyThread) {
+TEST_P(IoTest, WakesAWaiterFromAnyThread)
+{
     cg_io_completion completion;
     size_t n = 99;
     cg_io_wake(io); // before the wait
@@ -288,10 +320,12 @@ TEST_P(IoTest, WakesAWaiterFromAnyThread) {
     ASSERT_EQ(cg_io_wait(io, UINT64_MAX, &completion, 1, &n), CG_OK);
     EXPECT_EQ(n, 0u);
     waker.join();
-    for (int i = 0; i < 3; i++) ASSERT_EQ(cg_io_wait(io, 1000, &completion, 1, &n), CG_OK) << "a time-out is no error";
+    for (int i = 0; i < 3; i++)
+        ASSERT_EQ(cg_io_wait(io, 1000, &completion, 1, &n), CG_OK) << "a time-out is no error";
 }
 
-TEST_P(IoTest, LetsBuffersOutliveTheQueue) {
+TEST_P(IoTest, LetsBuffersOutliveTheQueue)
+{
     const std::vector<uint8_t> bytes = draw_bytes(300000, 1);
     dir.write("file", bytes);
     std::vector<Buffer> buffers;
@@ -308,10 +342,12 @@ TEST_P(IoTest, LetsBuffersOutliveTheQueue) {
     std::vector<std::thread> threads;
     for (Buffer &buffer : buffers)
         threads.emplace_back([b = std::move(buffer)]() mutable { b.reset(); });
-    for (std::thread &thread : threads) thread.join();
+    for (std::thread &thread : threads)
+        thread.join();
 }
 
-TEST_P(IoTest, ReusesBuffers) {
+TEST_P(IoTest, ReusesBuffers)
+{
     dir.write("file", draw_bytes(300000, 1));
     std::set<const uint8_t *> seen;
     for (int i = 0; i < 50; i++) {
@@ -323,7 +359,8 @@ TEST_P(IoTest, ReusesBuffers) {
     EXPECT_EQ(seen.size(), 1u);
 }
 
-TEST_P(IoTest, StaysWholeWhileOthersKeepManyBuffers) {
+TEST_P(IoTest, StaysWholeWhileOthersKeepManyBuffers)
+{
     const size_t n = 3 << 20; // past what the pool keeps and the ring registers
     const std::vector<uint8_t> bytes = draw_bytes(n, 1);
     dir.write("file", bytes);
@@ -334,37 +371,48 @@ TEST_P(IoTest, StaysWholeWhileOthersKeepManyBuffers) {
             held.emplace_back(wait_for_one().buffer);
             ASSERT_NE(held.back(), nullptr);
         }
-        for (const Buffer &buffer : held) ASSERT_EQ(memcmp(buffer->data, bytes.data(), n), 0);
+        for (const Buffer &buffer : held)
+            ASSERT_EQ(memcmp(buffer->data, bytes.data(), n), 0);
     }
 }
 
-TEST_P(IoTest, CanBeFreedWithEverythingUnderWay) {
+TEST_P(IoTest, CanBeFreedWithEverythingUnderWay)
+{
     const std::vector<uint8_t> bytes = draw_bytes(1 << 20, 1);
-    for (int i = 0; i < 8; i++) dir.write("file" + std::to_string(i), bytes);
     for (int i = 0; i < 8; i++)
-        ASSERT_EQ(cg_io_read(io, dir.fd, ("file" + std::to_string(i)).c_str(), 0, NEVER_BYTES, CG_IO_DIRECT, 1), CG_OK);
+        dir.write("file" + std::to_string(i), bytes);
+    for (int i = 0; i < 8; i++)
+        ASSERT_EQ(cg_io_read(io, dir.fd, ("file" + std::to_string(i)).c_str(), 0, NEVER_BYTES,
+                             CG_IO_DIRECT, 1),
+                  CG_OK);
     for (int i = 0; i < 4; i++)
-        ASSERT_EQ(cg_io_write(io, dir.fd, ("new" + std::to_string(i)).c_str(), bytes.data(), bytes.size(), false, 2), CG_OK);
+        ASSERT_EQ(cg_io_write(io, dir.fd, ("new" + std::to_string(i)).c_str(), bytes.data(),
+                              bytes.size(), false, 2),
+                  CG_OK);
     cg_io_free(io, 20 * SECOND_NS);
     io = nullptr;
-    for (int i = 0; i < 4; i++) EXPECT_TRUE(dir.read("new" + std::to_string(i)) == bytes) << "writes are finished";
+    for (int i = 0; i < 4; i++)
+        EXPECT_TRUE(dir.read("new" + std::to_string(i)) == bytes) << "writes are finished";
     EXPECT_EQ(dir.files().size(), 12u) << "a temporary file is left";
 }
 
-TEST_P(IoTest, CompletesAbandonedOperationsOnce) {
+TEST_P(IoTest, CompletesAbandonedOperationsOnce)
+{
     dir.write("file", draw_bytes(1 << 20, 1));
     for (uint64_t i = 0; i < 10; i++)
         ASSERT_EQ(i % 4 == 0 ? cg_io_read_start(io, dir.fd, "file", 500000, CG_IO_DIRECT, i)
                              : cg_io_read(io, dir.fd, "file", 0, NEVER_BYTES, CG_IO_DIRECT, i),
                   CG_OK);
-    for (uint64_t i = 0; i < 10; i += 2) cg_io_abandon(io, i);
+    for (uint64_t i = 0; i < 10; i += 2)
+        cg_io_abandon(io, i);
     cg_io_abandon(io, 12345);
     std::set<uint64_t> seen;
     for (int i = 0; i < 10; i++) {
         const cg_io_completion c = wait_for_one();
         const Buffer buffer(c.buffer);
         EXPECT_TRUE(seen.insert(c.user).second) << "twice";
-        EXPECT_TRUE(c.status == CG_OK || (c.status == CG_ERR_TIMED_OUT && c.user % 2 == 0)) << c.status;
+        EXPECT_TRUE(c.status == CG_OK || (c.status == CG_ERR_TIMED_OUT && c.user % 2 == 0))
+            << c.status;
     }
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
     // What was abandoned and is not hung is let go of.
@@ -378,11 +426,13 @@ TEST_P(IoTest, CompletesAbandonedOperationsOnce) {
     EXPECT_EQ(read("file", &got), CG_OK);
 }
 
-TEST_P(IoTest, PublishesNothingOfAWriteAbandonedEarlyOrAllOfIt) {
+TEST_P(IoTest, PublishesNothingOfAWriteAbandonedEarlyOrAllOfIt)
+{
     const std::vector<uint8_t> bytes = draw_bytes(1 << 20, 1);
     for (int i = 0; i < 20; i++) {
         const std::string name = "file" + std::to_string(i);
-        ASSERT_EQ(cg_io_write(io, dir.fd, name.c_str(), bytes.data(), bytes.size(), false, 5), CG_OK);
+        ASSERT_EQ(cg_io_write(io, dir.fd, name.c_str(), bytes.data(), bytes.size(), false, 5),
+                  CG_OK);
         cg_io_abandon(io, 5);
         wait_for_one();
     }
@@ -394,7 +444,8 @@ TEST_P(IoTest, PublishesNothingOfAWriteAbandonedEarlyOrAllOfIt) {
     }
 }
 
-TEST(IoNewTest, ChoosesABackend) {
+TEST(IoNewTest, ChoosesABackend)
+{
     cg_io *io;
     ASSERT_EQ(cg_io_new(nullptr, &io), CG_OK);
     char reason[256] = "unset";
@@ -410,4 +461,4 @@ TEST(IoNewTest, ChoosesABackend) {
     EXPECT_STREQ(cg_io_backend_name(CG_IO_URING), "io_uring");
 }
 
-}  // namespace
+} // namespace

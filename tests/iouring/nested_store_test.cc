@@ -7,7 +7,8 @@
 
 #include "tests/iouring/store_fixture.h"
 
-namespace {
+namespace
+{
 
 using cg_test::all_tokens;
 using cg_test::Chunk;
@@ -17,25 +18,32 @@ using cg_test::make_chunk;
 using cg_test::object_dir;
 using cg_test::token_bytes;
 
-std::string level_path(const Chunk &chunk, unsigned level) {
+std::string level_path(const Chunk &chunk, unsigned level)
+{
     char path[CG_TREE_PATH_BYTES];
-    EXPECT_EQ(cg_tree_object_path("m", &chunk.header.key, cg_level(level), &chunk.header.profile, path, sizeof path),
+    EXPECT_EQ(cg_tree_object_path("m", &chunk.header.key, cg_level(level), &chunk.header.profile,
+                                  path, sizeof path),
               CG_OK);
     return path;
 }
 
-std::vector<uint8_t> prefix(const Chunk &chunk, unsigned level) {
-    return {chunk.bytes.begin(), chunk.bytes.begin() + static_cast<long>(chunk.header.level_bytes[level])};
+std::vector<uint8_t> prefix(const Chunk &chunk, unsigned level)
+{
+    return {chunk.bytes.begin(),
+            chunk.bytes.begin() + static_cast<long>(chunk.header.level_bytes[level])};
 }
 
-class NestedStoreTest : public cg_test::StoreFixture {
-protected:
-    ino_t inode(const std::string &path) {
+class NestedStoreTest : public cg_test::StoreFixture
+{
+  protected:
+    ino_t inode(const std::string &path)
+    {
         struct stat s = {};
         EXPECT_EQ(fstatat(dir.fd, path.c_str(), &s, 0), 0) << path;
         return s.st_ino;
     }
-    cg_status publish_bytes(const std::vector<uint8_t> &bytes, bool *existed = nullptr) {
+    cg_status publish_bytes(const std::vector<uint8_t> &bytes, bool *existed = nullptr)
+    {
         return cg_store_publish(store, io, bytes.data(), bytes.size(), existed);
     }
 
@@ -48,7 +56,8 @@ CG_ON_BOTH_BACKENDS(NestedStoreTest);
 
 // --- publishing ---
 
-TEST_P(NestedStoreTest, PublishesOneFileUnderTheNamesOfAllItsLevels) {
+TEST_P(NestedStoreTest, PublishesOneFileUnderTheNamesOfAllItsLevels)
+{
     bool existed = true;
     ASSERT_EQ(publish(whole, &existed), CG_OK);
     EXPECT_FALSE(existed);
@@ -64,7 +73,8 @@ TEST_P(NestedStoreTest, PublishesOneFileUnderTheNamesOfAllItsLevels) {
         EXPECT_TRUE(dir.read(level_path(whole, level)) == whole.bytes) << level;
 }
 
-TEST_P(NestedStoreTest, PublishesTheLevelsOfACutChunk) {
+TEST_P(NestedStoreTest, PublishesTheLevelsOfACutChunk)
+{
     ASSERT_EQ(publish_bytes(prefix(whole, CG_L2)), CG_OK);
     EXPECT_FALSE(dir.has(level_path(whole, CG_L1)));
     EXPECT_TRUE(dir.read(level_path(whole, CG_L2)) == prefix(whole, CG_L2));
@@ -73,12 +83,14 @@ TEST_P(NestedStoreTest, PublishesTheLevelsOfACutChunk) {
     ASSERT_EQ(publish(whole, &existed), CG_OK);
     EXPECT_FALSE(existed) << "its finest level is new";
     EXPECT_TRUE(dir.read(level_path(whole, CG_L1)) == whole.bytes);
-    EXPECT_TRUE(dir.read(level_path(whole, CG_L3)) == prefix(whole, CG_L2)) << "the first publisher wins";
+    EXPECT_TRUE(dir.read(level_path(whole, CG_L3)) == prefix(whole, CG_L2))
+        << "the first publisher wins";
     std::vector<uint8_t> cut_elsewhere(whole.bytes.begin(), whole.bytes.end() - 1);
     EXPECT_EQ(publish_bytes(cut_elsewhere), CG_ERR_TRUNCATED);
 }
 
-TEST_P(NestedStoreTest, GivesTheNamesThatAnInterruptedPublisherDidNot) {
+TEST_P(NestedStoreTest, GivesTheNamesThatAnInterruptedPublisherDidNot)
+{
     ASSERT_EQ(publish(whole), CG_OK);
     for (unsigned level : {CG_L3, CG_L2}) {
         ASSERT_EQ(unlinkat(dir.fd, level_path(whole, level).c_str(), 0), 0);
@@ -89,7 +101,8 @@ TEST_P(NestedStoreTest, GivesTheNamesThatAnInterruptedPublisherDidNot) {
     }
 }
 
-TEST_P(NestedStoreTest, LeavesTheNamesOfOtherPublishers) {
+TEST_P(NestedStoreTest, LeavesTheNamesOfOtherPublishers)
+{
     const Chunk plain = make_chunk(nullptr, tokens, CG_L2, &profile, 500, /*seed=*/3);
     ASSERT_EQ(publish(plain), CG_OK);
     bool existed = true;
@@ -99,7 +112,8 @@ TEST_P(NestedStoreTest, LeavesTheNamesOfOtherPublishers) {
     EXPECT_EQ(inode(level_path(whole, CG_L3)), inode(level_path(whole, CG_L1)));
 }
 
-TEST_P(NestedStoreTest, PublishesCoarserLevelsWhereTheFinestIsOfAnother) {
+TEST_P(NestedStoreTest, PublishesCoarserLevelsWhereTheFinestIsOfAnother)
+{
     const Chunk plain = make_chunk(nullptr, tokens, CG_L1, &profile, 500, /*seed=*/3);
     ASSERT_EQ(publish(plain), CG_OK);
     bool existed = false;
@@ -113,17 +127,20 @@ TEST_P(NestedStoreTest, PublishesCoarserLevelsWhereTheFinestIsOfAnother) {
 
 // --- look-up ---
 
-TEST_P(NestedStoreTest, FindsWhatEachLevelNeedsAtEachMask) {
-    const auto chunk = [&](cg_level level, size_t payload, uint32_t seed, cg_level coarsest = CG_L0) {
-        return make_chunk(nullptr, draw_tokens(16, seed), level, level == CG_L0 ? nullptr : &profile, payload, seed,
-                          coarsest);
+TEST_P(NestedStoreTest, FindsWhatEachLevelNeedsAtEachMask)
+{
+    const auto chunk = [&](cg_level level, size_t payload, uint32_t seed,
+                           cg_level coarsest = CG_L0) {
+        return make_chunk(nullptr, draw_tokens(16, seed), level,
+                          level == CG_L0 ? nullptr : &profile, payload, seed, coarsest);
     };
     const std::vector<std::vector<Chunk>> files = {
         {chunk(CG_L1, 300, 1, CG_L3)},
         {chunk(CG_L2, 300, 2, CG_L3), chunk(CG_L0, 5000, 2)},
         {chunk(CG_L1, 300, 3, CG_L2), chunk(CG_L3, 200, 3)},
         {chunk(CG_L1, 300, 4), chunk(CG_L2, 200, 4), chunk(CG_L3, 100, 4)},
-        {chunk(CG_L1, 300, 5), chunk(CG_L2, 300, 5), chunk(CG_L3, 300, 5)}, // as long as one another
+        {chunk(CG_L1, 300, 5), chunk(CG_L2, 300, 5),
+         chunk(CG_L3, 300, 5)}, // as long as one another
         {chunk(CG_L3, 300, 6)},
         {},
     };
@@ -133,7 +150,8 @@ TEST_P(NestedStoreTest, FindsWhatEachLevelNeedsAtEachMask) {
         chain.push_back(of_one.empty() ? chunk(CG_L0, 10, 7) : of_one[0]);
     }
     for (unsigned mask = 0; mask < 16; mask++) {
-        const std::vector<cg_store_entry> entries = look_up(chain, &profile, static_cast<uint8_t>(mask));
+        const std::vector<cg_store_entry> entries =
+            look_up(chain, &profile, static_cast<uint8_t>(mask));
         EXPECT_EQ(n_errors, 0u);
         for (size_t i = 0; i < files.size(); i++) {
             cg_store_entry want = {};
@@ -151,10 +169,12 @@ TEST_P(NestedStoreTest, FindsWhatEachLevelNeedsAtEachMask) {
     }
 }
 
-TEST_P(NestedStoreTest, FindsManyNestedChunks) {
+TEST_P(NestedStoreTest, FindsManyNestedChunks)
+{
     std::vector<Chunk> chain;
     for (uint32_t i = 0; i < 100; i++)
-        chain.push_back(make_chunk(nullptr, draw_tokens(16, i), CG_L1, &profile, 100 + i, i, CG_L3));
+        chain.push_back(
+            make_chunk(nullptr, draw_tokens(16, i), CG_L1, &profile, 100 + i, i, CG_L3));
     publish_all(chain);
     const std::vector<cg_store_entry> entries = look_up(chain, &profile);
     for (size_t i = 0; i < chain.size(); i++)
@@ -162,15 +182,18 @@ TEST_P(NestedStoreTest, FindsManyNestedChunks) {
             EXPECT_EQ(entries[i].level_bytes[level], chain[i].header.level_bytes[level]) << i;
 }
 
-TEST_P(NestedStoreTest, TakesALoneNameForTheWholeFile) {
+TEST_P(NestedStoreTest, TakesALoneNameForTheWholeFile)
+{
     ASSERT_EQ(publish(whole), CG_OK);
-    for (unsigned level : {CG_L1, CG_L3}) ASSERT_EQ(unlinkat(dir.fd, level_path(whole, level).c_str(), 0), 0);
+    for (unsigned level : {CG_L1, CG_L3})
+        ASSERT_EQ(unlinkat(dir.fd, level_path(whole, level).c_str(), 0), 0);
     const cg_store_entry entry = look_up({whole}, &profile)[0];
     EXPECT_EQ(entry.levels, 4);
     EXPECT_EQ(entry.level_bytes[CG_L2], whole.bytes.size());
 }
 
-TEST_P(NestedStoreTest, FindsTheLevelsOfAFileWhoseFinestNameIsGone) {
+TEST_P(NestedStoreTest, FindsTheLevelsOfAFileWhoseFinestNameIsGone)
+{
     ASSERT_EQ(publish(whole), CG_OK);
     ASSERT_EQ(unlinkat(dir.fd, level_path(whole, CG_L1).c_str(), 0), 0);
     const cg_store_entry entry = look_up({whole}, &profile)[0];
@@ -179,13 +202,15 @@ TEST_P(NestedStoreTest, FindsTheLevelsOfAFileWhoseFinestNameIsGone) {
     EXPECT_EQ(entry.level_bytes[CG_L3], whole.header.level_bytes[CG_L3]);
 }
 
-TEST_P(NestedStoreTest, FindsNothingInSharedFilesThatAreNoChunks) {
+TEST_P(NestedStoreTest, FindsNothingInSharedFilesThatAreNoChunks)
+{
     const std::vector<uint8_t> good = whole.bytes;
     std::vector<uint8_t> unreadable = good, longer = good, cut(good.begin(), good.end() - 1);
     unreadable[0] ^= 1;
     longer.push_back(0);
     for (const std::vector<uint8_t> &bytes : {unreadable, longer, cut, prefix(whole, CG_L2)}) {
-        for (unsigned level = CG_L1; level <= CG_L3; level++) dir.write(level_path(whole, level), bytes);
+        for (unsigned level = CG_L1; level <= CG_L3; level++)
+            dir.write(level_path(whole, level), bytes);
         EXPECT_EQ(look_up({whole}, &profile)[0].levels, 0) << bytes.size();
         EXPECT_EQ(n_errors, 0u) << "damage is no error of the disk";
     }
@@ -193,7 +218,8 @@ TEST_P(NestedStoreTest, FindsNothingInSharedFilesThatAreNoChunks) {
 
 // --- contexts ---
 
-TEST_P(NestedStoreTest, MakesContextsOfLinksOfOneFile) {
+TEST_P(NestedStoreTest, MakesContextsOfLinksOfOneFile)
+{
     const cg_fingerprint fp = install_profile("x");
     std::vector<Chunk> chain = {make_chunk(nullptr, draw_tokens(16, 1), CG_L1, &fp, 300, 1, CG_L3)};
     chain.push_back(make_chunk(&chain[0], draw_tokens(16, 2), CG_L1, &fp, 300, 2, CG_L3));
@@ -203,11 +229,14 @@ TEST_P(NestedStoreTest, MakesContextsOfLinksOfOneFile) {
     for (size_t i = 0; i < chain.size(); i++) {
         const std::string leaf = "/0000" + std::to_string(i) + ".kv";
         for (const std::string at : {"c/L1", "c/L2", "c/L3", "coarse/L3"})
-            EXPECT_EQ(inode("m/contexts/" + at + leaf), inode(level_path(chain[i], CG_L1))) << at << leaf;
+            EXPECT_EQ(inode("m/contexts/" + at + leaf), inode(level_path(chain[i], CG_L1)))
+                << at << leaf;
     }
     EXPECT_FALSE(dir.has("m/contexts/coarse/L1/00000.kv"));
-    EXPECT_NE(dir.read_text("m/contexts/c/context.json").find("\"levels\":[\"L1\",\"L2\",\"L3\"]"), std::string::npos);
-    EXPECT_NE(dir.read_text("m/contexts/coarse/context.json").find("\"levels\":[\"L3\"]"), std::string::npos);
+    EXPECT_NE(dir.read_text("m/contexts/c/context.json").find("\"levels\":[\"L1\",\"L2\",\"L3\"]"),
+              std::string::npos);
+    EXPECT_NE(dir.read_text("m/contexts/coarse/context.json").find("\"levels\":[\"L3\"]"),
+              std::string::npos);
     EXPECT_EQ(context("c", chain, 1 | 2, &fp), CG_ERR_NOT_FOUND);
 
     const ino_t before = inode("m/contexts/c/context.json");
@@ -217,30 +246,39 @@ TEST_P(NestedStoreTest, MakesContextsOfLinksOfOneFile) {
 
 // --- adoption ---
 
-std::string context_path(unsigned level) { return "m/contexts/c/L" + std::to_string(level) + "/00000.kv"; }
+std::string context_path(unsigned level)
+{
+    return "m/contexts/c/L" + std::to_string(level) + "/00000.kv";
+}
 
-class NestedAdoptionTest : public NestedStoreTest {
-protected:
+class NestedAdoptionTest : public NestedStoreTest
+{
+  protected:
     // With the times that rsync -a and cp -a bring from a mount: those of one file.
-    void write(unsigned level, const std::vector<uint8_t> &bytes, time_t mtime = 1000) {
+    void write(unsigned level, const std::vector<uint8_t> &bytes, time_t mtime = 1000)
+    {
         dir.write(context_path(level), bytes);
         const struct timespec times[2] = {{mtime, 0}, {mtime, 0}};
         ASSERT_EQ(utimensat(dir.fd, context_path(level).c_str(), times, 0), 0);
     }
-    cg_status adopt(unsigned level, const std::vector<uint8_t> &bytes) {
+    cg_status adopt(unsigned level, const std::vector<uint8_t> &bytes)
+    {
         write(level, bytes);
         cg_chunk_header header;
         EXPECT_EQ(cg_chunk_header_parse(bytes.data(), bytes.size(), &header), CG_OK);
         return cg_store_adopt(dir.fd, context_path(level).c_str(), &header);
     }
     // How many different files have these names.
-    size_t n_files(const std::vector<std::string> &names) {
+    size_t n_files(const std::vector<std::string> &names)
+    {
         std::vector<ino_t> inodes;
-        for (const std::string &name : names) inodes.push_back(inode(name));
+        for (const std::string &name : names)
+            inodes.push_back(inode(name));
         std::sort(inodes.begin(), inodes.end());
         return static_cast<size_t>(std::unique(inodes.begin(), inodes.end()) - inodes.begin());
     }
-    std::vector<std::string> names(const Chunk &chunk) {
+    std::vector<std::string> names(const Chunk &chunk)
+    {
         std::vector<std::string> all;
         for (unsigned level = CG_L1; level <= CG_L3; level++) {
             all.push_back(level_path(chunk, level));
@@ -251,41 +289,52 @@ protected:
 };
 CG_ON_BOTH_BACKENDS(NestedAdoptionTest);
 
-TEST_P(NestedAdoptionTest, FindsAChunkAtAllLevelsThatItsFileHolds) {
+TEST_P(NestedAdoptionTest, FindsAChunkAtAllLevelsThatItsFileHolds)
+{
     ASSERT_EQ(adopt(CG_L2, prefix(whole, CG_L2)), CG_OK);
     const cg_store_entry entry = look_up({whole}, &profile)[0];
     EXPECT_EQ(entry.levels, 4 | 8);
     EXPECT_EQ(entry.level_bytes[CG_L3], whole.header.level_bytes[CG_L3]);
-    EXPECT_EQ(n_files({context_path(CG_L2), level_path(whole, CG_L2), level_path(whole, CG_L3)}), 1u);
+    EXPECT_EQ(n_files({context_path(CG_L2), level_path(whole, CG_L2), level_path(whole, CG_L3)}),
+              1u);
     EXPECT_TRUE(dir.read(object_dir(whole) + "tokens") == token_bytes(tokens));
     EXPECT_EQ(dir.files().size(), 4u) << "a temporary file is left";
-    EXPECT_EQ(adopt(CG_L1, prefix(whole, CG_L2)), CG_ERR_INVALID_ARGUMENT) << "it does not hold that level";
+    EXPECT_EQ(adopt(CG_L1, prefix(whole, CG_L2)), CG_ERR_INVALID_ARGUMENT)
+        << "it does not hold that level";
 }
 
-TEST_P(NestedAdoptionTest, TakesTheSpaceOfTheFinestLevelWhateverComesFirst) {
+TEST_P(NestedAdoptionTest, TakesTheSpaceOfTheFinestLevelWhateverComesFirst)
+{
     for (const bool are_whole : {false, true}) { // as a mount shows them, and as a plain store does
         std::vector<unsigned> order = {CG_L1, CG_L2, CG_L3};
         do {
             for (const bool by_tree : {false, true}) {
-                SCOPED_TRACE(testing::Message() << order[0] << order[1] << order[2] << are_whole << by_tree);
+                SCOPED_TRACE(testing::Message()
+                             << order[0] << order[1] << order[2] << are_whole << by_tree);
                 std::filesystem::remove_all(dir.path + "/m");
                 for (unsigned level : order) {
-                    const std::vector<uint8_t> bytes = are_whole ? whole.bytes : prefix(whole, level);
+                    const std::vector<uint8_t> bytes =
+                        are_whole ? whole.bytes : prefix(whole, level);
                     write(level, bytes);
                     ASSERT_EQ(by_tree ? cg_store_adopt_tree(dir.fd, nullptr)
-                                      : cg_store_adopt(dir.fd, context_path(level).c_str(), &whole.header),
+                                      : cg_store_adopt(dir.fd, context_path(level).c_str(),
+                                                       &whole.header),
                               CG_OK);
                 }
                 EXPECT_EQ(n_files(names(whole)), 1u);
-                for (const std::string &name : names(whole)) EXPECT_TRUE(dir.read(name) == whole.bytes) << name;
-                for (const std::string &name : dir.files()) EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+                for (const std::string &name : names(whole))
+                    EXPECT_TRUE(dir.read(name) == whole.bytes) << name;
+                for (const std::string &name : dir.files())
+                    EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
             }
         } while (std::next_permutation(order.begin(), order.end()));
     }
 }
 
-TEST_P(NestedAdoptionTest, AdoptsACopiedTreeInOneGo) {
-    for (unsigned level = CG_L1; level <= CG_L3; level++) write(level, prefix(whole, level));
+TEST_P(NestedAdoptionTest, AdoptsACopiedTreeInOneGo)
+{
+    for (unsigned level = CG_L1; level <= CG_L3; level++)
+        write(level, prefix(whole, level));
     uint32_t n_adopted;
     ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
     EXPECT_GE(n_adopted, 1u);
@@ -294,27 +343,36 @@ TEST_P(NestedAdoptionTest, AdoptsACopiedTreeInOneGo) {
     EXPECT_EQ(n_adopted, 0u);
 }
 
-TEST_P(NestedAdoptionTest, LeavesObjectsOfAnotherEncoding) {
+TEST_P(NestedAdoptionTest, LeavesObjectsOfAnotherEncoding)
+{
     ASSERT_EQ(publish(others), CG_OK);
-    for (unsigned level : {CG_L3, CG_L1, CG_L2}) ASSERT_EQ(adopt(level, prefix(whole, level)), CG_OK);
-    EXPECT_EQ(n_files({level_path(whole, CG_L1), level_path(whole, CG_L2), level_path(whole, CG_L3)}), 1u);
+    for (unsigned level : {CG_L3, CG_L1, CG_L2})
+        ASSERT_EQ(adopt(level, prefix(whole, level)), CG_OK);
+    EXPECT_EQ(
+        n_files({level_path(whole, CG_L1), level_path(whole, CG_L2), level_path(whole, CG_L3)}),
+        1u);
     EXPECT_TRUE(dir.read(level_path(whole, CG_L3)) == others.bytes);
     EXPECT_EQ(n_files({context_path(CG_L1), context_path(CG_L2), context_path(CG_L3)}), 1u);
     EXPECT_TRUE(dir.read(context_path(CG_L3)) == whole.bytes);
 }
 
-TEST_P(NestedAdoptionTest, HealsDamagedObjectsOfCoarserLevels) {
+TEST_P(NestedAdoptionTest, HealsDamagedObjectsOfCoarserLevels)
+{
     ASSERT_EQ(adopt(CG_L1, whole.bytes), CG_OK);
     ASSERT_EQ(unlinkat(dir.fd, level_path(whole, CG_L3).c_str(), 0), 0);
-    dir.write(level_path(whole, CG_L3), std::vector<uint8_t>(whole.bytes.begin(), whole.bytes.begin() + 170));
+    dir.write(level_path(whole, CG_L3),
+              std::vector<uint8_t>(whole.bytes.begin(), whole.bytes.begin() + 170));
     ASSERT_EQ(adopt(CG_L2, prefix(whole, CG_L2)), CG_OK);
-    EXPECT_EQ(n_files({level_path(whole, CG_L1), level_path(whole, CG_L3), context_path(CG_L2)}), 1u);
+    EXPECT_EQ(n_files({level_path(whole, CG_L1), level_path(whole, CG_L3), context_path(CG_L2)}),
+              1u);
     EXPECT_TRUE(dir.read(level_path(whole, CG_L3)) == whole.bytes);
 }
 
-TEST_P(NestedAdoptionTest, SharesNothingThatDiffersOrBelongsToOthers) {
+TEST_P(NestedAdoptionTest, SharesNothingThatDiffersOrBelongsToOthers)
+{
     std::vector<uint8_t> damaged = whole.bytes;
-    damaged[whole.header.level_bytes[CG_L3] - 1] ^= 1; // behind the header, which says nothing of it
+    damaged[whole.header.level_bytes[CG_L3] - 1] ^=
+        1; // behind the header, which says nothing of it
     dir.write(level_path(whole, CG_L1), damaged);
     ASSERT_EQ(adopt(CG_L3, prefix(whole, CG_L3)), CG_OK);
     EXPECT_TRUE(dir.read(context_path(CG_L3)) == prefix(whole, CG_L3)) << "the good one stays";
@@ -328,18 +386,22 @@ TEST_P(NestedAdoptionTest, SharesNothingThatDiffersOrBelongsToOthers) {
     struct stat s;
     ASSERT_EQ(fstatat(dir.fd, context_path(CG_L3).c_str(), &s, 0), 0);
     EXPECT_EQ(s.st_mode & 0777u, 0640u);
-    for (const std::string &name : dir.files()) EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+    for (const std::string &name : dir.files())
+        EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
 
     ASSERT_EQ(fchmodat(dir.fd, context_path(CG_L3).c_str(), 0600, 0), 0);
-    write(CG_L2, prefix(whole, CG_L2), 2000); // what rsync set stays, or it would bring the file anew each time
+    write(CG_L2, prefix(whole, CG_L2),
+          2000); // what rsync set stays, or it would bring the file anew each time
     ASSERT_EQ(cg_store_adopt(dir.fd, context_path(CG_L2).c_str(), &whole.header), CG_OK);
     EXPECT_EQ(n_files({context_path(CG_L2), context_path(CG_L3)}), 2u);
     ASSERT_EQ(fstatat(dir.fd, context_path(CG_L3).c_str(), &s, 0), 0);
     EXPECT_EQ(s.st_mtime, 1000);
 }
 
-TEST_P(NestedAdoptionTest, ReadsTheTokensOfTheFileThatItAdopts) {
-    const Chunk plain = make_chunk(nullptr, tokens, CG_L3, &profile, 500); // its section table is shorter
+TEST_P(NestedAdoptionTest, ReadsTheTokensOfTheFileThatItAdopts)
+{
+    const Chunk plain =
+        make_chunk(nullptr, tokens, CG_L3, &profile, 500); // its section table is shorter
     dir.write(level_path(whole, CG_L3), plain.bytes);
     ASSERT_EQ(adopt(CG_L1, whole.bytes), CG_OK);
     EXPECT_TRUE(dir.read(level_path(whole, CG_L3)) == plain.bytes);

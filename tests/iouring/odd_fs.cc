@@ -14,7 +14,8 @@
 #include <mutex>
 #include <thread>
 
-namespace cg_test {
+namespace cg_test
+{
 
 struct OddFs::State {
     int backing_fd = -1;
@@ -27,18 +28,32 @@ struct OddFs::State {
     size_t most_asked = 0;
 };
 
-namespace {
+namespace
+{
 
-int result_of(long result) { return result < 0 ? -errno : static_cast<int>(result); }
-const char *below(const char *path) { return path[1] == '\0' ? "." : path + 1; }
-bool is_named(const char *path, const char *what) { return strstr(path, what) != nullptr; }
+int result_of(long result)
+{
+    return result < 0 ? -errno : static_cast<int>(result);
+}
+const char *below(const char *path)
+{
+    return path[1] == '\0' ? "." : path + 1;
+}
+bool is_named(const char *path, const char *what)
+{
+    return strstr(path, what) != nullptr;
+}
 
 } // namespace
 
 struct OddFsCalls {
-    static OddFs::State *state() { return static_cast<OddFs::State *>(fuse_get_context()->private_data); }
+    static OddFs::State *state()
+    {
+        return static_cast<OddFs::State *>(fuse_get_context()->private_data);
+    }
 
-    static void hang() {
+    static void hang()
+    {
         OddFs::State *s = state();
         std::unique_lock<std::mutex> guard(s->lock);
         s->n_hanging++;
@@ -47,69 +62,104 @@ struct OddFsCalls {
         s->n_hanging--;
     }
 
-    static int count_open(int change, int result) {
+    static int count_open(int change, int result)
+    {
         const std::lock_guard<std::mutex> guard(state()->lock);
         state()->n_open += change;
         return result;
     }
 
-    static int getattr(const char *path, struct stat *out, struct fuse_file_info *) {
-        if (is_named(path, "hang_stat")) hang();
-        const int result = result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
-        if (is_named(path, "longer")) out->st_size -= 100;
+    static int getattr(const char *path, struct stat *out, struct fuse_file_info *)
+    {
+        if (is_named(path, "hang_stat"))
+            hang();
+        const int result =
+            result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
+        if (is_named(path, "longer"))
+            out->st_size -= 100;
         return result;
     }
-    static int mkdir(const char *path, mode_t mode) {
+    static int mkdir(const char *path, mode_t mode)
+    {
         return result_of(mkdirat(state()->backing_fd, below(path), mode));
     }
-    static int unlink(const char *path) { return result_of(unlinkat(state()->backing_fd, below(path), 0)); }
-    static int rename(const char *from, const char *to, unsigned flags) {
-        if (flags != 0) return -EINVAL;
-        return result_of(renameat(state()->backing_fd, below(from), state()->backing_fd, below(to)));
+    static int unlink(const char *path)
+    {
+        return result_of(unlinkat(state()->backing_fd, below(path), 0));
     }
-    static int link(const char *from, const char *to) {
-        if (is_named(from, "full")) return -EMLINK;
-        if (!is_named(to, "links")) return -EPERM;
-        return result_of(linkat(state()->backing_fd, below(from), state()->backing_fd, below(to), 0));
+    static int rename(const char *from, const char *to, unsigned flags)
+    {
+        if (flags != 0)
+            return -EINVAL;
+        return result_of(
+            renameat(state()->backing_fd, below(from), state()->backing_fd, below(to)));
     }
-    static int open(const char *path, struct fuse_file_info *info) {
-        if (is_named(path, "hang_open")) hang();
-        if (is_named(path, "nodirect") && (info->flags & O_DIRECT)) return -EINVAL;
-        const int fd = openat(state()->backing_fd, below(path), info->flags & ~(O_DIRECT | O_NOFOLLOW));
-        if (fd < 0) return -errno;
+    static int link(const char *from, const char *to)
+    {
+        if (is_named(from, "full"))
+            return -EMLINK;
+        if (!is_named(to, "links"))
+            return -EPERM;
+        return result_of(
+            linkat(state()->backing_fd, below(from), state()->backing_fd, below(to), 0));
+    }
+    static int open(const char *path, struct fuse_file_info *info)
+    {
+        if (is_named(path, "hang_open"))
+            hang();
+        if (is_named(path, "nodirect") && (info->flags & O_DIRECT))
+            return -EINVAL;
+        const int fd =
+            openat(state()->backing_fd, below(path), info->flags & ~(O_DIRECT | O_NOFOLLOW));
+        if (fd < 0)
+            return -errno;
         info->fh = static_cast<uint64_t>(fd);
-        info->direct_io = is_named(path, "short") || is_named(path, "longer"); // no page cache in between
+        info->direct_io =
+            is_named(path, "short") || is_named(path, "longer"); // no page cache in between
         return count_open(1, 0);
     }
-    static int create(const char *path, mode_t mode, struct fuse_file_info *info) {
+    static int create(const char *path, mode_t mode, struct fuse_file_info *info)
+    {
         const int fd = openat(state()->backing_fd, below(path), info->flags & ~O_DIRECT, mode);
-        if (fd < 0) return -errno;
+        if (fd < 0)
+            return -errno;
         info->fh = static_cast<uint64_t>(fd);
         return count_open(1, 0);
     }
-    static int read(const char *path, char *bytes, size_t n, off_t offset, struct fuse_file_info *info) {
-        if (is_named(path, "hang_read")) hang();
+    static int read(const char *path, char *bytes, size_t n, off_t offset,
+                    struct fuse_file_info *info)
+    {
+        if (is_named(path, "hang_read"))
+            hang();
         {
             const std::lock_guard<std::mutex> guard(state()->lock);
             state()->most_asked = std::max(state()->most_asked, n);
         }
-        if (is_named(path, "latedirect") && (info->flags & O_DIRECT)) return -EINVAL;
-        if (is_named(path, "short")) n = std::min<size_t>(n, 1000);
+        if (is_named(path, "latedirect") && (info->flags & O_DIRECT))
+            return -EINVAL;
+        if (is_named(path, "short"))
+            n = std::min<size_t>(n, 1000);
         return result_of(pread(static_cast<int>(info->fh), bytes, n, offset));
     }
-    static int write(const char *path, const char *bytes, size_t n, off_t offset, struct fuse_file_info *info) {
-        if (is_named(path, "hang_write")) hang();
+    static int write(const char *path, const char *bytes, size_t n, off_t offset,
+                     struct fuse_file_info *info)
+    {
+        if (is_named(path, "hang_write"))
+            hang();
         return result_of(pwrite(static_cast<int>(info->fh), bytes, n, offset));
     }
-    static int fsync(const char *, int, struct fuse_file_info *info) {
+    static int fsync(const char *, int, struct fuse_file_info *info)
+    {
         return result_of(::fsync(static_cast<int>(info->fh)));
     }
-    static int release(const char *, struct fuse_file_info *info) {
+    static int release(const char *, struct fuse_file_info *info)
+    {
         return count_open(-1, result_of(close(static_cast<int>(info->fh))));
     }
 };
 
-OddFs::OddFs(const std::string &backing, const std::string &mount_point) : state_(new State) {
+OddFs::OddFs(const std::string &backing, const std::string &mount_point) : state_(new State)
+{
     state_->backing_fd = open(backing.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct fuse_operations calls = {};
     calls.getattr = OddFsCalls::getattr;
@@ -130,7 +180,8 @@ OddFs::OddFs(const std::string &backing, const std::string &mount_point) : state
     fuse_opt_free_args(&args);
     if (state_->fuse == nullptr || fuse_mount(state_->fuse, mount_point.c_str()) != 0) {
         why_ = "cannot mount a FUSE file system";
-        if (state_->fuse != nullptr) fuse_destroy(state_->fuse);
+        if (state_->fuse != nullptr)
+            fuse_destroy(state_->fuse);
         state_->fuse = nullptr;
         return;
     }
@@ -142,7 +193,8 @@ OddFs::OddFs(const std::string &backing, const std::string &mount_point) : state
     });
 }
 
-OddFs::~OddFs() {
+OddFs::~OddFs()
+{
     release();
     if (state_->fuse != nullptr) {
         fuse_exit(state_->fuse);
@@ -154,23 +206,27 @@ OddFs::~OddFs() {
     delete state_;
 }
 
-void OddFs::release() {
+void OddFs::release()
+{
     const std::lock_guard<std::mutex> guard(state_->lock);
     state_->released = true;
     state_->released_changed.notify_all();
 }
 
-int OddFs::n_hanging() const {
+int OddFs::n_hanging() const
+{
     const std::lock_guard<std::mutex> guard(state_->lock);
     return state_->n_hanging;
 }
 
-int OddFs::n_open() const {
+int OddFs::n_open() const
+{
     const std::lock_guard<std::mutex> guard(state_->lock);
     return state_->n_open;
 }
 
-size_t OddFs::most_asked() const {
+size_t OddFs::most_asked() const
+{
     const std::lock_guard<std::mutex> guard(state_->lock);
     return state_->most_asked;
 }

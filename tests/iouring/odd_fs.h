@@ -1,18 +1,21 @@
 // tests/iouring/odd_fs.h - a FUSE file system over a directory that misbehaves by name.
 //
 // "hang_stat", "hang_open", "hang_read", "hang_write" in a name: answered only after release().
-// "longer": has 100 bytes more than its status says. "short": a read gives at most 1000 bytes. "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is.
-// Hard links are refused (EPERM), as on vfat or some network file systems, except to names with "links" in them; a
-// file with "full" in its name has all the links that it can have (EMLINK).
+// "longer": has 100 bytes more than its status says. "short": a read gives at most 1000 bytes.
+// "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is. Hard links are refused
+// (EPERM), as on vfat or some network file systems, except to names with "links" in them; a file
+// with "full" in its name has all the links that it can have (EMLINK).
 #ifndef CG_TESTS_IOURING_ODD_FS_H
 #define CG_TESTS_IOURING_ODD_FS_H
 #include <cstddef>
 #include <string>
 
-namespace cg_test {
+namespace cg_test
+{
 
-class OddFs {
-public:
+class OddFs
+{
+  public:
     // Mounts backing at mount_point. why() is not empty when that failed.
     OddFs(const std::string &backing, const std::string &mount_point);
     ~OddFs(); // releases, unmounts
@@ -21,16 +24,19 @@ public:
 
     void release(); // all that hangs, and what would hang from now on
     int n_hanging() const;
-    int n_open() const; // files; their release follows their close some time later
+    int n_open() const;        // files; their release follows their close some time later
     size_t most_asked() const; // bytes that a read wanted
-    const std::string &why() const { return why_; }
+    const std::string &why() const
+    {
+        return why_;
+    }
 
     struct State; // odd_fs.cc
 
-private:
+  private:
     State *state_;
     std::string why_;
 };
 
-}  // namespace cg_test
+} // namespace cg_test
 #endif

@@ -18,7 +18,8 @@
 #include "tests/iouring/odd_fs.h"
 #endif
 
-namespace {
+namespace
+{
 
 using cg_test::Buffer;
 using cg_test::draw_bytes;
@@ -26,7 +27,10 @@ using cg_test::NEVER_BYTES;
 using cg_test::SECOND_NS;
 
 #ifndef CG_TEST_HAS_FUSE
-TEST(OddFsTest, IsNotTested) { CG_SKIP_OR_FAIL("fuse", "built without libfuse 3: hung mounts are not tested"); }
+TEST(OddFsTest, IsNotTested)
+{
+    CG_SKIP_OR_FAIL("fuse", "built without libfuse 3: hung mounts are not tested");
+}
 #else
 
 // What the kernel may still write to when a queue is freed is left to it, on purpose.
@@ -34,34 +38,44 @@ TEST(OddFsTest, IsNotTested) { CG_SKIP_OR_FAIL("fuse", "built without libfuse 3:
 using LeakOnPurpose = __lsan::ScopedDisabler;
 #else
 struct LeakOnPurpose {
-    LeakOnPurpose() {}
+    LeakOnPurpose()
+    {
+    }
 };
 #endif
 
-uint64_t now_ns() {
+uint64_t now_ns()
+{
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<uint64_t>(now.tv_sec) * SECOND_NS + static_cast<uint64_t>(now.tv_nsec);
 }
 
-class OddFsTest : public cg_test::IoFixture {
-protected:
-    void SetUp() override {
+class OddFsTest : public cg_test::IoFixture
+{
+  protected:
+    void SetUp() override
+    {
         IoFixture::SetUp();
-        if (io == nullptr) return;
+        if (io == nullptr)
+            return;
         ASSERT_EQ(mkdirat(dir.fd, "backing", 0700), 0);
         ASSERT_EQ(mkdirat(dir.fd, "odd", 0700), 0);
         odd = std::make_unique<cg_test::OddFs>(dir.path + "/backing", dir.path + "/odd");
-        if (!odd->why().empty()) CG_SKIP_OR_FAIL("fuse", odd->why() << ": hung mounts are not tested");
+        if (!odd->why().empty())
+            CG_SKIP_OR_FAIL("fuse", odd->why() << ": hung mounts are not tested");
     }
-    void TearDown() override {
-        if (odd != nullptr) odd->release();
+    void TearDown() override
+    {
+        if (odd != nullptr)
+            odd->release();
         IoFixture::TearDown();
         odd.reset();
     }
 
     // Waits until n requests hang in the file system.
-    void wait_for_hanging(int n) {
+    void wait_for_hanging(int n)
+    {
         const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
         while (odd->n_hanging() < n && std::chrono::steady_clock::now() < deadline) {
             cg_io_completion completion;
@@ -72,7 +86,8 @@ protected:
         ASSERT_GE(odd->n_hanging(), n);
     }
 
-    void wait_for_none_abandoned() {
+    void wait_for_none_abandoned()
+    {
         const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
         while (cg_io_n_abandoned(io) > 0 && std::chrono::steady_clock::now() < deadline) {
             cg_io_completion completion;
@@ -87,13 +102,15 @@ protected:
 };
 CG_ON_BOTH_BACKENDS(OddFsTest);
 
-TEST_P(OddFsTest, ContinuesShortReads) {
+TEST_P(OddFsTest, ContinuesShortReads)
+{
     for (size_t n : {0, 1, 999, 1000, 1001, 4096, 5000, 100000}) {
         const std::vector<uint8_t> bytes = draw_bytes(n, n);
         dir.write("backing/short", bytes);
         for (size_t expected : {size_t{0}, n, size_t{1001}, size_t{1000}}) {
             if (expected == 1000 && n > 1000 && GetParam() == CG_IO_URING)
-                continue; // short at the very size that the file no longer has: the chain takes it for whole
+                continue; // short at the very size that the file no longer has: the chain takes it
+                          // for whole
             std::vector<uint8_t> got;
             ASSERT_EQ(read("odd/short", &got, expected), CG_OK) << n << " expected " << expected;
             EXPECT_TRUE(got == bytes) << n << " expected " << expected;
@@ -101,39 +118,49 @@ TEST_P(OddFsTest, ContinuesShortReads) {
     }
 }
 
-TEST_P(OddFsTest, ContinuesShortReadsOfAStart) {
+TEST_P(OddFsTest, ContinuesShortReadsOfAStart)
+{
     const std::vector<uint8_t> bytes = draw_bytes(10000, 1);
     dir.write("backing/short", bytes);
     for (size_t n : {1, 999, 1000, 1001, 4096, 9999, 10000}) {
         std::vector<uint8_t> got;
         ASSERT_EQ(read_start("odd/short", &got, n), CG_OK) << n;
-        EXPECT_TRUE(got == std::vector<uint8_t>(bytes.begin(), bytes.begin() + static_cast<long>(n))) << n;
+        EXPECT_TRUE(got ==
+                    std::vector<uint8_t>(bytes.begin(), bytes.begin() + static_cast<long>(n)))
+            << n;
         ASSERT_EQ(read_start("odd/short", &got, n + 10000), CG_ERR_TRUNCATED) << n;
     }
 }
 
-TEST_P(OddFsTest, AsksForNoMoreThanTheStart) {
-    dir.write("backing/short_counted", draw_bytes(1 << 20, 1)); // past the page cache, which would read ahead
+TEST_P(OddFsTest, AsksForNoMoreThanTheStart)
+{
+    dir.write("backing/short_counted",
+              draw_bytes(1 << 20, 1)); // past the page cache, which would read ahead
     std::vector<uint8_t> got;
     ASSERT_EQ(read_start("odd/short_counted", &got, 160), CG_OK);
     EXPECT_EQ(odd->most_asked(), 160u);
 }
 
-TEST_P(OddFsTest, ReadsThroughTheCacheWhereThereIsNoDirectIo) {
+TEST_P(OddFsTest, ReadsThroughTheCacheWhereThereIsNoDirectIo)
+{
     const std::vector<uint8_t> bytes = draw_bytes(10000, 1);
     for (const char *name : {"nodirect", "latedirect", "plain"}) {
         dir.write(std::string("backing/") + name, bytes);
         for (size_t expected : {0, 10000}) {
             std::vector<uint8_t> got;
-            ASSERT_EQ(read(std::string("odd/") + name, &got, expected, NEVER_BYTES, CG_IO_DIRECT), CG_OK) << name;
+            ASSERT_EQ(read(std::string("odd/") + name, &got, expected, NEVER_BYTES, CG_IO_DIRECT),
+                      CG_OK)
+                << name;
             EXPECT_TRUE(got == bytes) << name;
-            ASSERT_EQ(read_start(std::string("odd/") + name, &got, 5000, CG_IO_DIRECT), CG_OK) << name;
+            ASSERT_EQ(read_start(std::string("odd/") + name, &got, 5000, CG_IO_DIRECT), CG_OK)
+                << name;
             EXPECT_TRUE(got == std::vector<uint8_t>(bytes.begin(), bytes.begin() + 5000)) << name;
         }
     }
 }
 
-TEST_P(OddFsTest, RenamesWhereThereAreNoLinks) {
+TEST_P(OddFsTest, RenamesWhereThereAreNoLinks)
+{
     const std::vector<uint8_t> first = draw_bytes(5000, 1), second = draw_bytes(6000, 2);
     EXPECT_EQ(write("odd/a/file", first), CG_OK);
     EXPECT_EQ(write("odd/a/file", second), CG_ERR_EXISTS);
@@ -143,7 +170,8 @@ TEST_P(OddFsTest, RenamesWhereThereAreNoLinks) {
     EXPECT_EQ(dir.files("backing").size(), 1u) << "a temporary file is left";
 }
 
-TEST_P(OddFsTest, CopiesWhereAFileCanHaveNoMoreLinks) {
+TEST_P(OddFsTest, CopiesWhereAFileCanHaveNoMoreLinks)
+{
     const std::vector<uint8_t> bytes = draw_bytes(3 << 20, 1), other = draw_bytes(10, 2);
     dir.write("backing/source", bytes);
     dir.write("backing/full", bytes);
@@ -160,13 +188,15 @@ TEST_P(OddFsTest, CopiesWhereAFileCanHaveNoMoreLinks) {
             EXPECT_TRUE(dir.read(made) == other);
             EXPECT_EQ(cg_file_install(dir.fd, from, to, true, UINT64_MAX), CG_OK);
             EXPECT_TRUE(dir.read(made) == bytes);
-            EXPECT_EQ(cg_file_install(dir.fd, from, to, true, UINT64_MAX), CG_OK) << "also over itself";
+            EXPECT_EQ(cg_file_install(dir.fd, from, to, true, UINT64_MAX), CG_OK)
+                << "also over itself";
             EXPECT_EQ(dir.files("backing").size(), 3u) << "a temporary file is left";
             std::filesystem::remove(dir.path + "/" + to);
         }
 }
 
-TEST_P(OddFsTest, HoldsAStoreWithoutLinks) {
+TEST_P(OddFsTest, HoldsAStoreWithoutLinks)
+{
     cg_store *store;
     ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), "m", true, &store), CG_OK);
     const std::vector<cg_test::Chunk> chain = cg_test::make_chain(2, CG_L0);
@@ -174,16 +204,18 @@ TEST_P(OddFsTest, HoldsAStoreWithoutLinks) {
     std::vector<uint32_t> tokens;
     bool existed;
     for (const cg_test::Chunk &chunk : chain) {
-        EXPECT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), &existed), CG_OK);
+        EXPECT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), &existed),
+                  CG_OK);
         EXPECT_FALSE(existed);
-        EXPECT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), &existed), CG_OK);
+        EXPECT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), &existed),
+                  CG_OK);
         EXPECT_TRUE(existed);
         links.push_back({chunk.header.key, 1});
         tokens.insert(tokens.end(), chunk.tokens.begin(), chunk.tokens.end());
     }
     for (int i = 0; i < 2; i++)
-        ASSERT_EQ(cg_store_context_publish(store, io, "c", links.data(), links.size(), nullptr, tokens.data(),
-                                           tokens.size()),
+        ASSERT_EQ(cg_store_context_publish(store, io, "c", links.data(), links.size(), nullptr,
+                                           tokens.data(), tokens.size()),
                   CG_OK);
     EXPECT_TRUE(dir.read("backing/m/contexts/c/L0/00001.kv") == chain[1].bytes);
     EXPECT_TRUE(dir.has("backing/m/contexts/c/context.json"));
@@ -191,13 +223,15 @@ TEST_P(OddFsTest, HoldsAStoreWithoutLinks) {
     cg_store_free(store);
 }
 
-TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels) {
+TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels)
+{
     const std::string text = std::string("CGPF\r\n\x1a\n", 8) + "x";
     const cg_fingerprint profile = cg_test::fingerprint_of(text.c_str());
-    const cg_test::Chunk chunk =
-        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile, 1 << 20, 1, CG_L3);
+    const cg_test::Chunk chunk = cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1,
+                                                     &profile, 1 << 20, 1, CG_L3);
     const cg_store_link link = {chunk.header.key, 2 | 4 | 8};
-    for (const std::string objects_in : {"/odd", "/backing"}) { // copies from the start, or only in the context
+    for (const std::string objects_in :
+         {"/odd", "/backing"}) { // copies from the start, or only in the context
         const char *model = objects_in == "/odd" ? "a" : "b";
         cg_store *store, *objects;
         char path[CG_TREE_PATH_BYTES];
@@ -206,18 +240,27 @@ TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels) {
         ASSERT_EQ(cg_tree_profile_path(model, &profile, path, sizeof path), CG_OK);
         dir.write(std::string("backing/") + path, text);
         for (int i = 0; i < 2; i++) {
-            ASSERT_EQ(cg_store_publish(objects, io, chunk.bytes.data(), chunk.bytes.size(), nullptr), CG_OK);
-            ASSERT_EQ(cg_store_context_publish(store, io, "c", &link, 1, &profile, chunk.tokens.data(), 16), CG_OK);
+            ASSERT_EQ(
+                cg_store_publish(objects, io, chunk.bytes.data(), chunk.bytes.size(), nullptr),
+                CG_OK);
+            ASSERT_EQ(cg_store_context_publish(store, io, "c", &link, 1, &profile,
+                                               chunk.tokens.data(), 16),
+                      CG_OK);
         }
         const std::string at = "backing/" + std::string(model);
         for (unsigned level = CG_L1; level <= CG_L3; level++) {
             const std::vector<uint8_t> want(chunk.bytes.begin(),
-                                            chunk.bytes.begin() + static_cast<long>(chunk.header.level_bytes[level]));
-            ASSERT_EQ(cg_tree_object_path(model, &chunk.header.key, cg_level(level), &profile, path, sizeof path),
+                                            chunk.bytes.begin() +
+                                                static_cast<long>(chunk.header.level_bytes[level]));
+            ASSERT_EQ(cg_tree_object_path(model, &chunk.header.key, cg_level(level), &profile, path,
+                                          sizeof path),
                       CG_OK);
-            EXPECT_TRUE(dir.read("backing/" + std::string(path)) == (objects_in == "/odd" ? want : chunk.bytes))
+            EXPECT_TRUE(dir.read("backing/" + std::string(path)) ==
+                        (objects_in == "/odd" ? want : chunk.bytes))
                 << level;
-            EXPECT_TRUE(dir.read(at + "/contexts/c/L" + std::to_string(level) + "/00000.kv") == want) << level;
+            EXPECT_TRUE(dir.read(at + "/contexts/c/L" + std::to_string(level) + "/00000.kv") ==
+                        want)
+                << level;
         }
         EXPECT_EQ(dir.files(at).size(), 11u) << "a temporary file is left";
         cg_store_free(objects);
@@ -225,19 +268,23 @@ TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels) {
     }
 }
 
-TEST_P(OddFsTest, AdoptsNestedChunksAsCopiesOfTheirLevels) {
+TEST_P(OddFsTest, AdoptsNestedChunksAsCopiesOfTheirLevels)
+{
     const cg_fingerprint profile = cg_test::fingerprint_of("p");
     const cg_test::Chunk chunk =
         cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile, 1000, 1, CG_L3);
     for (unsigned level : {CG_L2, CG_L1, CG_L3})
         dir.write("backing/m/contexts/c/L" + std::to_string(level) + "/00000.kv", chunk.bytes);
     const int fd = openat(dir.fd, "odd", O_RDONLY | O_DIRECTORY);
-    for (const char *path : {"m/contexts/c/L3/00000.kv", "m/contexts/c/L1/00000.kv", "m/contexts/c/L1/00000.kv"})
+    for (const char *path :
+         {"m/contexts/c/L3/00000.kv", "m/contexts/c/L1/00000.kv", "m/contexts/c/L1/00000.kv"})
         ASSERT_EQ(cg_store_adopt(fd, path, &chunk.header), CG_OK);
     close(fd);
     for (unsigned level = CG_L1; level <= CG_L3; level++) {
         char path[CG_TREE_PATH_BYTES];
-        ASSERT_EQ(cg_tree_object_path("m", &chunk.header.key, cg_level(level), &profile, path, sizeof path), CG_OK);
+        ASSERT_EQ(cg_tree_object_path("m", &chunk.header.key, cg_level(level), &profile, path,
+                                      sizeof path),
+                  CG_OK);
         EXPECT_EQ(dir.read("backing/" + std::string(path)).size(), chunk.header.level_bytes[level]);
     }
     EXPECT_EQ(dir.files("backing").size(), 7u) << "a temporary file is left";
@@ -245,25 +292,34 @@ TEST_P(OddFsTest, AdoptsNestedChunksAsCopiesOfTheirLevels) {
 
 // A store in the backing directory whose one chunk is looked up through the odd file system.
 struct NestedLookup {
-    NestedLookup(cg_test::TempDir &dir, cg_io *io, const char *model, bool names_differ) {
+    NestedLookup(cg_test::TempDir &dir, cg_io *io, const char *model, bool names_differ)
+    {
         cg_store *below;
         EXPECT_EQ(cg_store_open((dir.path + "/backing").c_str(), model, true, &below), CG_OK);
-        EXPECT_EQ(cg_store_publish(below, io, chunk.bytes.data(), chunk.bytes.size(), nullptr), CG_OK);
+        EXPECT_EQ(cg_store_publish(below, io, chunk.bytes.data(), chunk.bytes.size(), nullptr),
+                  CG_OK);
         cg_store_free(below);
         for (unsigned level = CG_L1; level <= CG_L3 && names_differ; level++) {
             char path[CG_TREE_PATH_BYTES];
-            EXPECT_EQ(cg_tree_object_path(model, &chunk.header.key, cg_level(level), &profile, path, sizeof path),
+            EXPECT_EQ(cg_tree_object_path(model, &chunk.header.key, cg_level(level), &profile, path,
+                                          sizeof path),
                       CG_OK);
             EXPECT_EQ(unlinkat(dir.fd, (std::string("backing/") + path).c_str(), 0), 0);
             dir.write(std::string("backing/") + path,
                       std::vector<uint8_t>(chunk.bytes.begin(),
-                                           chunk.bytes.begin() + static_cast<long>(chunk.header.level_bytes[level])));
+                                           chunk.bytes.begin() +
+                                               static_cast<long>(chunk.header.level_bytes[level])));
         }
         EXPECT_EQ(cg_store_open((dir.path + "/odd").c_str(), model, false, &store), CG_OK);
     }
-    ~NestedLookup() { cg_store_free(store); }
-    cg_status run(cg_io *io, uint64_t deadline_ns) {
-        return cg_store_lookup(store, io, &chunk.header.key, 1, &profile, 0xf, deadline_ns, &entry, nullptr);
+    ~NestedLookup()
+    {
+        cg_store_free(store);
+    }
+    cg_status run(cg_io *io, uint64_t deadline_ns)
+    {
+        return cg_store_lookup(store, io, &chunk.header.key, 1, &profile, 0xf, deadline_ns, &entry,
+                               nullptr);
     }
 
     const cg_fingerprint profile = cg_test::fingerprint_of("p");
@@ -273,44 +329,52 @@ struct NestedLookup {
     cg_store_entry entry = {};
 };
 
-TEST_P(OddFsTest, LooksIntoFilesOnlyWhereTheirNamesShareASize) {
+TEST_P(OddFsTest, LooksIntoFilesOnlyWhereTheirNamesShareASize)
+{
     for (const bool names_differ : {true, false}) {
         NestedLookup lookup(dir, io, names_differ ? "a" : "b", names_differ);
         ASSERT_EQ(lookup.run(io, 0), CG_OK);
         EXPECT_EQ(lookup.entry.levels, 2 | 4 | 8);
         for (unsigned level = CG_L1; level <= CG_L3; level++)
-            EXPECT_EQ(lookup.entry.level_bytes[level], lookup.chunk.header.level_bytes[level]) << level;
+            EXPECT_EQ(lookup.entry.level_bytes[level], lookup.chunk.header.level_bytes[level])
+                << level;
         EXPECT_EQ(odd->most_asked() > 0, !names_differ);
     }
 }
 
-TEST_P(OddFsTest, StopsALookUpThatHangsInAHeader) {
+TEST_P(OddFsTest, StopsALookUpThatHangsInAHeader)
+{
     NestedLookup lookup(dir, io, "hang_read", false);
     EXPECT_EQ(lookup.run(io, now_ns() + SECOND_NS / 10), CG_ERR_TIMED_OUT);
     EXPECT_EQ(odd->n_hanging(), 1);
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
     EXPECT_EQ(lookup.entry.levels, 2 | 4 | 8);
     for (unsigned level = CG_L1; level <= CG_L3; level++)
-        EXPECT_EQ(lookup.entry.level_bytes[level], lookup.chunk.bytes.size()) << "the file, whose start is the level";
+        EXPECT_EQ(lookup.entry.level_bytes[level], lookup.chunk.bytes.size())
+            << "the file, whose start is the level";
     odd->release();
     wait_for_none_abandoned();
     ASSERT_EQ(lookup.run(io, 0), CG_OK);
     EXPECT_EQ(lookup.entry.level_bytes[CG_L3], lookup.chunk.header.level_bytes[CG_L3]);
 }
 
-TEST_P(OddFsTest, ClosesWhatItReads) {
+TEST_P(OddFsTest, ClosesWhatItReads)
+{
     dir.write("backing/file", draw_bytes(5000, 1));
     for (size_t expected : {0, 5000, 4000}) {
         std::vector<uint8_t> got;
         ASSERT_EQ(read("odd/file", &got, expected), CG_OK);
-        ASSERT_EQ(read_start("odd/file", &got, expected + 1), expected == 5000 ? CG_ERR_TRUNCATED : CG_OK);
+        ASSERT_EQ(read_start("odd/file", &got, expected + 1),
+                  expected == 5000 ? CG_ERR_TRUNCATED : CG_OK);
         const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-        while (odd->n_open() > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+        while (odd->n_open() > 0 && std::chrono::steady_clock::now() < deadline)
+            std::this_thread::yield();
         EXPECT_EQ(odd->n_open(), 0) << "expected " << expected;
     }
 }
 
-TEST_P(OddFsTest, DeliversNoMoreThanMaxBytesOfAFileThatIsLongerThanItSays) {
+TEST_P(OddFsTest, DeliversNoMoreThanMaxBytesOfAFileThatIsLongerThanItSays)
+{
     dir.write("backing/longer", draw_bytes(300, 1));
     std::vector<uint8_t> got;
     EXPECT_EQ(read("odd/longer", &got, 0, 250), CG_ERR_BUFFER_TOO_SMALL);
@@ -318,9 +382,11 @@ TEST_P(OddFsTest, DeliversNoMoreThanMaxBytesOfAFileThatIsLongerThanItSays) {
     EXPECT_TRUE(got == draw_bytes(300, 1));
 }
 
-TEST_P(OddFsTest, PublishesNothingOfAnAbandonedWrite) {
+TEST_P(OddFsTest, PublishesNothingOfAnAbandonedWrite)
+{
     const std::vector<uint8_t> bytes = draw_bytes(100, 1);
-    ASSERT_EQ(cg_io_write(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), false, 1), CG_OK);
+    ASSERT_EQ(cg_io_write(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), false, 1),
+              CG_OK);
     wait_for_hanging(1);
     cg_io_abandon(io, 1);
     EXPECT_EQ(wait_for_one().status, CG_ERR_TIMED_OUT);
@@ -329,49 +395,63 @@ TEST_P(OddFsTest, PublishesNothingOfAnAbandonedWrite) {
     EXPECT_TRUE(dir.files("backing").empty()) << "neither the file nor its temporary file stays";
 }
 
-TEST_P(OddFsTest, NeverBlocksInOpenAlsoWhereTheNameIsCached) {
+TEST_P(OddFsTest, NeverBlocksInOpenAlsoWhereTheNameIsCached)
+{
     dir.write("backing/hang_open", draw_bytes(8192, 1));
     const int fd = openat(dir.fd, "odd", O_RDONLY | O_DIRECTORY);
     ASSERT_EQ(stat("odd/hang_open"), CG_OK); // the kernel knows the name from now on
-    ASSERT_EQ(cg_io_read(io, fd, "hang_open", 8192, NEVER_BYTES, CG_IO_CACHED, 1), CG_OK); // returning is the test
+    ASSERT_EQ(cg_io_read(io, fd, "hang_open", 8192, NEVER_BYTES, CG_IO_CACHED, 1),
+              CG_OK); // returning is the test
     wait_for_hanging(1);
     cg_io_abandon(io, 1);
     EXPECT_EQ(wait_for_one().status, CG_ERR_TIMED_OUT);
     close(fd);
 }
 
-TEST_P(OddFsTest, NeverBlocksInSubmit) {
+TEST_P(OddFsTest, NeverBlocksInSubmit)
+{
     const char *names[] = {"hang_stat", "hang_open", "hang_read"};
-    for (const char *name : names) dir.write(std::string("backing/a/") + name, draw_bytes(8192, 1));
-    dir.write("good", draw_bytes(8192, 2)); // the kernel itself lets a hanging look-up hold up its directory
+    for (const char *name : names)
+        dir.write(std::string("backing/a/") + name, draw_bytes(8192, 1));
+    dir.write(
+        "good",
+        draw_bytes(8192, 2)); // the kernel itself lets a hanging look-up hold up its directory
     uint64_t user = 0;
     for (const char *name : names)
-        ASSERT_EQ(cg_io_read_start(io, dir.fd, (std::string("odd/a/") + name).c_str(), 160, CG_IO_CACHED, user++),
+        ASSERT_EQ(cg_io_read_start(io, dir.fd, (std::string("odd/a/") + name).c_str(), 160,
+                                   CG_IO_CACHED, user++),
                   CG_OK);
     for (const char *name : names)
         for (uint64_t expected : {0, 8192})
             for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT})
-                ASSERT_EQ(cg_io_read(io, dir.fd, (std::string("odd/a/") + name).c_str(), expected, NEVER_BYTES, cache,
-                                     user++),
+                ASSERT_EQ(cg_io_read(io, dir.fd, (std::string("odd/a/") + name).c_str(), expected,
+                                     NEVER_BYTES, cache, user++),
                           CG_OK); // returning is the test
     const std::vector<uint8_t> bytes = draw_bytes(100, 1);
-    ASSERT_EQ(cg_io_write(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), false, user++), CG_OK);
-    for (uint64_t u = 0; u < user; u++) cg_io_abandon(io, u);
-    for (uint64_t u = 0; u < user; u++) EXPECT_EQ(wait_for_one().status, CG_ERR_TIMED_OUT);
+    ASSERT_EQ(
+        cg_io_write(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), false, user++),
+        CG_OK);
+    for (uint64_t u = 0; u < user; u++)
+        cg_io_abandon(io, u);
+    for (uint64_t u = 0; u < user; u++)
+        EXPECT_EQ(wait_for_one().status, CG_ERR_TIMED_OUT);
     std::vector<uint8_t> got;
     EXPECT_EQ(read("good", &got), CG_OK) << "what hangs does not hold up what does not";
     odd->release();
     wait_for_none_abandoned();
-    EXPECT_EQ(dir.files("backing").size(), 3u) << "the abandoned write is gone, and its temporary file";
+    EXPECT_EQ(dir.files("backing").size(), 3u)
+        << "the abandoned write is gone, and its temporary file";
 }
 
-TEST_P(OddFsTest, AbandonsWhatHangsAndLimitsIt) {
+TEST_P(OddFsTest, AbandonsWhatHangsAndLimitsIt)
+{
     constexpr uint32_t LIMIT = 3;
     restart({CG_IO_AUTO, 4, 2, LIMIT});
     dir.write("backing/hang_read", draw_bytes(8192, 1));
     dir.write("good", draw_bytes(8192, 2));
     for (uint64_t i = 0; i < LIMIT; i++) {
-        ASSERT_EQ(cg_io_read(io, dir.fd, "odd/hang_read", 8192, NEVER_BYTES, CG_IO_DIRECT, i), CG_OK);
+        ASSERT_EQ(cg_io_read(io, dir.fd, "odd/hang_read", 8192, NEVER_BYTES, CG_IO_DIRECT, i),
+                  CG_OK);
         wait_for_hanging(static_cast<int>(i) + 1);
         EXPECT_EQ(cg_io_n_abandoned(io), i);
         cg_io_abandon(io, i);
@@ -394,16 +474,19 @@ TEST_P(OddFsTest, AbandonsWhatHangsAndLimitsIt) {
     EXPECT_EQ(read("good", &got), CG_OK) << "the mount is back";
 }
 
-TEST_P(OddFsTest, CanBeFreedWhileOperationsHang) {
+TEST_P(OddFsTest, CanBeFreedWhileOperationsHang)
+{
     const LeakOnPurpose leak;
     restart({});
     dir.write("backing/hang_read", draw_bytes(8192, 1));
     dir.write("backing/a/hang_stat", draw_bytes(8192, 1));
-    const std::vector<uint8_t> &bytes = *new std::vector<uint8_t>(draw_bytes(8192, 2)); // a hung write may read it
+    const std::vector<uint8_t> &bytes =
+        *new std::vector<uint8_t>(draw_bytes(8192, 2)); // a hung write may read it
     ASSERT_EQ(cg_io_read(io, dir.fd, "odd/hang_read", 8192, NEVER_BYTES, CG_IO_CACHED, 1), CG_OK);
     ASSERT_EQ(cg_io_read(io, dir.fd, "odd/hang_read", 8192, NEVER_BYTES, CG_IO_DIRECT, 1), CG_OK);
     ASSERT_EQ(cg_io_stat(io, dir.fd, "odd/a/hang_stat", 2), CG_OK);
-    ASSERT_EQ(cg_io_write(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), false, 3), CG_OK);
+    ASSERT_EQ(cg_io_write(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), false, 3),
+              CG_OK);
     wait_for_hanging(3); // one stat and one read at least: the kernel may hold the second read back
     cg_io_abandon(io, 1);
     cg_io_free(io, SECOND_NS / 20); // returning is the test: nothing is released before

@@ -12,7 +12,8 @@
 #include "tests/iouring/chunk_maker.h"
 #include "tests/iouring/store_fixture.h"
 
-namespace {
+namespace
+{
 
 using cg_test::all_tokens;
 using cg_test::Chunk;
@@ -25,14 +26,18 @@ using cg_test::object_path;
 using cg_test::SECOND_NS;
 using cg_test::token_bytes;
 
-class StoreTest : public cg_test::StoreFixture {};
+class StoreTest : public cg_test::StoreFixture
+{
+};
 CG_ON_BOTH_BACKENDS(StoreTest);
 
-TEST_P(StoreTest, OpensWhatIsThereAndMakesWhatIsNot) {
+TEST_P(StoreTest, OpensWhatIsThereAndMakesWhatIsNot)
+{
     cg_store *other;
     EXPECT_EQ(cg_store_open(dir.path.c_str(), "absent", false, &other), CG_ERR_NOT_FOUND);
     EXPECT_EQ(other, nullptr);
-    EXPECT_EQ(cg_store_open((dir.path + "/nowhere/further").c_str(), "m", true, &other), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(cg_store_open((dir.path + "/nowhere/further").c_str(), "m", true, &other),
+              CG_ERR_NOT_FOUND);
     EXPECT_EQ(cg_store_open(dir.path.c_str(), "../m", true, &other), CG_ERR_INVALID_ARGUMENT);
     dir.write("file", std::string("x"));
     EXPECT_EQ(cg_store_open(dir.path.c_str(), "file", false, &other), CG_ERR_NOT_FOUND);
@@ -47,12 +52,14 @@ TEST_P(StoreTest, OpensWhatIsThereAndMakesWhatIsNot) {
     cg_store_free(other);
 }
 
-TEST_P(StoreTest, FindsWhatWasPublished) {
+TEST_P(StoreTest, FindsWhatWasPublished)
+{
     const cg_fingerprint profile = fingerprint_of("p"), other = fingerprint_of("q");
     const std::vector<Chunk> chain = make_chain(40, CG_L0);
     std::vector<Chunk> lossy;
     for (size_t i = 0; i < chain.size(); i++)
-        lossy.push_back(make_chunk(i == 0 ? nullptr : &chain[i - 1], chain[i].tokens, CG_L2, &profile, 100 + i));
+        lossy.push_back(make_chunk(i == 0 ? nullptr : &chain[i - 1], chain[i].tokens, CG_L2,
+                                   &profile, 100 + i));
     for (size_t i = 0; i < chain.size(); i++) {
         ASSERT_EQ(i % 2 == 0 ? publish(chain[i]) : CG_OK, CG_OK);
         ASSERT_EQ(i % 3 == 0 ? publish(lossy[i]) : CG_OK, CG_OK);
@@ -75,7 +82,8 @@ TEST_P(StoreTest, FindsWhatWasPublished) {
     check(nullptr, 0xf, false);
 }
 
-TEST_P(StoreTest, WritesChunkAndTokensWhereTheTreeSays) {
+TEST_P(StoreTest, WritesChunkAndTokensWhereTheTreeSays)
+{
     const Chunk chunk = make_chain(1, CG_L0)[0];
     bool existed = true;
     ASSERT_EQ(publish(chunk, &existed), CG_OK);
@@ -85,9 +93,12 @@ TEST_P(StoreTest, WritesChunkAndTokensWhereTheTreeSays) {
     EXPECT_EQ(dir.files().size(), 2u) << "a temporary file is left";
 }
 
-TEST_P(StoreTest, LetsTheFirstPublisherWin) {
-    const Chunk first = make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L0, nullptr, 1000, /*seed=*/1);
-    const Chunk second = make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L0, nullptr, 1000, /*seed=*/2);
+TEST_P(StoreTest, LetsTheFirstPublisherWin)
+{
+    const Chunk first =
+        make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L0, nullptr, 1000, /*seed=*/1);
+    const Chunk second =
+        make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L0, nullptr, 1000, /*seed=*/2);
     ASSERT_TRUE(cg_key_equal(&first.header.key, &second.header.key));
     bool existed;
     ASSERT_EQ(publish(first), CG_OK);
@@ -96,7 +107,8 @@ TEST_P(StoreTest, LetsTheFirstPublisherWin) {
     EXPECT_TRUE(dir.read(object_path(first)) == first.bytes);
 }
 
-TEST_P(StoreTest, PublishesNothingThatIsNoChunk) {
+TEST_P(StoreTest, PublishesNothingThatIsNoChunk)
+{
     const Chunk good = make_chain(1, CG_L0)[0];
     for (size_t at : {size_t{0}, size_t{20}, size_t{130}, size_t{200}, good.bytes.size() - 1}) {
         Chunk bad = good;
@@ -109,7 +121,8 @@ TEST_P(StoreTest, PublishesNothingThatIsNoChunk) {
     EXPECT_TRUE(dir.files().empty());
 }
 
-TEST_P(StoreTest, PublishesFromManyThreadsAtOnce) {
+TEST_P(StoreTest, PublishesFromManyThreadsAtOnce)
+{
     constexpr unsigned N_THREADS = 4, N_CHUNKS = 12;
     const std::vector<Chunk> chain = make_chain(N_CHUNKS, CG_L0);
     std::atomic<unsigned> n_first{0};
@@ -122,54 +135,68 @@ TEST_P(StoreTest, PublishesFromManyThreadsAtOnce) {
             ASSERT_EQ(cg_io_new(&config, &own), CG_OK);
             for (const Chunk &chunk : chain) {
                 bool existed = false;
-                EXPECT_EQ(cg_store_publish(store, own, chunk.bytes.data(), chunk.bytes.size(), &existed), CG_OK);
+                EXPECT_EQ(
+                    cg_store_publish(store, own, chunk.bytes.data(), chunk.bytes.size(), &existed),
+                    CG_OK);
                 n_first += !existed;
             }
             cg_io_free(own, SECOND_NS);
         });
-    for (std::thread &thread : threads) thread.join();
+    for (std::thread &thread : threads)
+        thread.join();
     EXPECT_EQ(n_first, N_CHUNKS);
     EXPECT_EQ(dir.files().size(), 2 * N_CHUNKS) << "temporary files are left";
-    for (const Chunk &chunk : chain) EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
+    for (const Chunk &chunk : chain)
+        EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
 }
 
-TEST_P(StoreTest, LooksUpNeitherLeftoversNorStubs) {
+TEST_P(StoreTest, LooksUpNeitherLeftoversNorStubs)
+{
     const std::vector<Chunk> chain = make_chain(3, CG_L0);
     dir.write(object_dir(chain[0]) + ".L0.kv.0123456789abcdef.tmp", chain[0].bytes);
     dir.write(object_path(chain[1]), std::vector<uint8_t>(100));
     dir.write(object_dir(chain[2]) + "L0.kv/file", std::string("a folder in a chunk's place"));
-    for (const cg_store_entry &entry : look_up(chain, nullptr)) EXPECT_EQ(entry.levels, 0);
+    for (const cg_store_entry &entry : look_up(chain, nullptr))
+        EXPECT_EQ(entry.levels, 0);
     EXPECT_EQ(n_errors, 1u) << "the folder";
 }
 
-TEST_P(StoreTest, StopsALookUpAtItsDeadline) {
+TEST_P(StoreTest, StopsALookUpAtItsDeadline)
+{
     const std::vector<Chunk> chain = make_chain(50, CG_L0);
     publish_all(chain);
     std::vector<cg_key> keys;
-    for (const Chunk &chunk : chain) keys.push_back(chunk.header.key);
+    for (const Chunk &chunk : chain)
+        keys.push_back(chunk.header.key);
     std::vector<cg_store_entry> entries(keys.size());
-    EXPECT_EQ(cg_store_lookup(store, io, keys.data(), keys.size(), nullptr, 1, /*deadline_ns=*/1, entries.data(), nullptr),
+    EXPECT_EQ(cg_store_lookup(store, io, keys.data(), keys.size(), nullptr, 1, /*deadline_ns=*/1,
+                              entries.data(), nullptr),
               CG_ERR_TIMED_OUT);
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
-    for (const cg_store_entry &entry : look_up(chain, nullptr)) EXPECT_EQ(entry.levels, 1) << "the next one is whole";
+    for (const cg_store_entry &entry : look_up(chain, nullptr))
+        EXPECT_EQ(entry.levels, 1) << "the next one is whole";
 }
 
-TEST_P(StoreTest, WantsAnIdleQueue) {
+TEST_P(StoreTest, WantsAnIdleQueue)
+{
     const Chunk chunk = make_chain(1, CG_L0)[0];
     cg_store_entry entry;
     ASSERT_EQ(cg_io_stat(io, dir.fd, "x", 1), CG_OK);
     EXPECT_EQ(publish(chunk), CG_ERR_INVALID_ARGUMENT);
-    EXPECT_EQ(cg_store_lookup(store, io, &chunk.header.key, 1, nullptr, 1, 0, &entry, nullptr), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_store_lookup(store, io, &chunk.header.key, 1, nullptr, 1, 0, &entry, nullptr),
+              CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(context("c", {chunk}, 1), CG_ERR_INVALID_ARGUMENT);
     wait_for_one();
 }
 
-TEST_P(StoreTest, MakesContexts) {
+TEST_P(StoreTest, MakesContexts)
+{
     const cg_fingerprint profile = install_profile("x");
     const std::vector<Chunk> chain = make_chain(3, CG_L0);
     std::vector<Chunk> lossy;
     for (size_t i = 0; i < 3; i++)
-        lossy.push_back(make_chunk(i == 0 ? nullptr : &chain[i - 1], chain[i].tokens, CG_L2, &profile));
+        lossy.push_back(
+            make_chunk(i == 0 ? nullptr : &chain[i - 1], chain[i].tokens, CG_L2, &profile));
     publish_all(chain);
     publish_all(lossy);
     dir.write("m/model.json", std::string("{\"some\":1}"));
@@ -190,27 +217,32 @@ TEST_P(StoreTest, MakesContexts) {
     memcpy(key.bytes, profile.bytes, sizeof key.bytes);
     want += hex(key) + "\",\n\"n_tokens\":48,\n\"chunks\":[\n";
     for (size_t i = 0; i < 3; i++)
-        want += std::string(i == 0 ? "" : ",\n") + "{\"key\":\"" + hex(chain[i].header.key) + "\",\"first_position\":" +
-                std::to_string(16 * i) + ",\"n_tokens\":16,\"levels\":[\"L0\",\"L2\"]}";
+        want += std::string(i == 0 ? "" : ",\n") + "{\"key\":\"" + hex(chain[i].header.key) +
+                "\",\"first_position\":" + std::to_string(16 * i) +
+                ",\"n_tokens\":16,\"levels\":[\"L0\",\"L2\"]}";
     EXPECT_EQ(dir.read_text(at + "context.json"), want + "\n]}\n");
     EXPECT_EQ(dir.files(at).size(), 10u) << "a temporary file is left";
 }
 
-TEST_P(StoreTest, EscapesNamesInJson) {
+TEST_P(StoreTest, EscapesNamesInJson)
+{
     const std::string model = "a\"b\\c \xc3\xa4 \xff\xc3";
     cg_store *other;
     ASSERT_EQ(cg_store_open(dir.path.c_str(), model.c_str(), true, &other), CG_OK);
     const Chunk chunk = make_chain(1, CG_L0)[0];
     ASSERT_EQ(cg_store_publish(other, io, chunk.bytes.data(), chunk.bytes.size(), nullptr), CG_OK);
     const cg_store_link link = {chunk.header.key, 1};
-    ASSERT_EQ(cg_store_context_publish(other, io, "c", &link, 1, nullptr, chunk.tokens.data(), 16), CG_OK);
+    ASSERT_EQ(cg_store_context_publish(other, io, "c", &link, 1, nullptr, chunk.tokens.data(), 16),
+              CG_OK);
     cg_store_free(other);
     const std::string json = dir.read_text(model + "/contexts/c/context.json");
-    EXPECT_NE(json.find("\"model\":\"a\\\"b\\\\c \xc3\xa4 \\ufffd\\ufffd\","), std::string::npos) << json;
+    EXPECT_NE(json.find("\"model\":\"a\\\"b\\\\c \xc3\xa4 \\ufffd\\ufffd\","), std::string::npos)
+        << json;
     EXPECT_NE(json.find("\"profile\":null"), std::string::npos) << json;
 }
 
-TEST_P(StoreTest, RepublishesAContextWithoutTouchingIt) {
+TEST_P(StoreTest, RepublishesAContextWithoutTouchingIt)
+{
     const std::vector<Chunk> chain = make_chain(3, CG_L0);
     publish_all(chain);
     ASSERT_EQ(context("c", chain, 1), CG_OK);
@@ -221,15 +253,19 @@ TEST_P(StoreTest, RepublishesAContextWithoutTouchingIt) {
     EXPECT_EQ(before.st_ino, after.st_ino);
     unlinkat(dir.fd, "m/contexts/c/L0/00001.kv", 0);
     ASSERT_EQ(context("c", chain, 1), CG_OK);
-    EXPECT_TRUE(dir.read("m/contexts/c/L0/00001.kv") == chain[1].bytes) << "a lost link is made again";
+    EXPECT_TRUE(dir.read("m/contexts/c/L0/00001.kv") == chain[1].bytes)
+        << "a lost link is made again";
     dir.write("m/contexts/c/L0/00002.kv.new", std::string("damage"));
-    ASSERT_EQ(renameat(dir.fd, "m/contexts/c/L0/00002.kv.new", dir.fd, "m/contexts/c/L0/00002.kv"), 0);
+    ASSERT_EQ(renameat(dir.fd, "m/contexts/c/L0/00002.kv.new", dir.fd, "m/contexts/c/L0/00002.kv"),
+              0);
     ASSERT_EQ(context("c", chain, 1), CG_OK);
     EXPECT_TRUE(dir.read("m/contexts/c/L0/00002.kv") == chain[2].bytes) << "a bad one is replaced";
 }
 
-TEST_P(StoreTest, ReplacesAContextByAnother) {
-    const std::vector<Chunk> first = make_chain(4, CG_L0, nullptr, 1), second = make_chain(2, CG_L0, nullptr, 2);
+TEST_P(StoreTest, ReplacesAContextByAnother)
+{
+    const std::vector<Chunk> first = make_chain(4, CG_L0, nullptr, 1),
+                             second = make_chain(2, CG_L0, nullptr, 2);
     publish_all(first);
     publish_all(second);
     ASSERT_EQ(context("c", first, 1), CG_OK);
@@ -242,20 +278,25 @@ TEST_P(StoreTest, ReplacesAContextByAnother) {
     EXPECT_NE(json.find(hex(second[1].header.key)), std::string::npos);
     EXPECT_EQ(json.find(hex(first[1].header.key)), std::string::npos);
     for (const Chunk &chunk : first)
-        EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes) << "objects are nobody's, and stay as they are";
+        EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes)
+            << "objects are nobody's, and stay as they are";
 }
 
-TEST_P(StoreTest, RefusesContextsThatAreNoChainOfTheirTokens) {
+TEST_P(StoreTest, RefusesContextsThatAreNoChainOfTheirTokens)
+{
     const cg_fingerprint profile = install_profile("x"), other_profile = install_profile("y");
     const std::vector<Chunk> chain = make_chain(3, CG_L0), other = make_chain(3, CG_L0, nullptr, 2);
     const Chunk lossy = make_chunk(nullptr, chain[0].tokens, CG_L1, &profile);
-    const Chunk elsewhere = make_chunk(&other[0], chain[1].tokens, CG_L0); // same tokens and position, other parent
+    const Chunk elsewhere =
+        make_chunk(&other[0], chain[1].tokens, CG_L0); // same tokens and position, other parent
     publish_all(chain);
     publish_all(other);
     ASSERT_EQ(publish(lossy), CG_OK);
     ASSERT_EQ(publish(elsewhere), CG_OK);
     const std::vector<uint32_t> tokens = all_tokens(chain);
-    const auto link = [](const Chunk &chunk, uint8_t levels) { return cg_store_link{chunk.header.key, levels}; };
+    const auto link = [](const Chunk &chunk, uint8_t levels) {
+        return cg_store_link{chunk.header.key, levels};
+    };
     const struct {
         const char *what;
         const char *name;
@@ -272,25 +313,41 @@ TEST_P(StoreTest, RefusesContextsThatAreNoChainOfTheirTokens) {
         {"absent level", "c", {link(chain[0], 1 | 8)}, &profile, 16, CG_ERR_NOT_FOUND},
         {"lossy without a profile", "c", {link(lossy, 2)}, nullptr, 16, CG_ERR_INVALID_ARGUMENT},
         {"other profile", "c", {link(lossy, 2)}, &other_profile, 16, CG_ERR_NOT_FOUND},
-        {"one left out", "c", {link(chain[0], 1), link(chain[2], 1)}, nullptr, 48, CG_ERR_FOREIGN_TOKENS},
+        {"one left out",
+         "c",
+         {link(chain[0], 1), link(chain[2], 1)},
+         nullptr,
+         48,
+         CG_ERR_FOREIGN_TOKENS},
         {"not from the start", "c", {link(chain[1], 1)}, nullptr, 48, CG_ERR_FOREIGN_TOKENS},
-        {"of two chains", "c", {link(chain[0], 1), link(other[1], 1)}, nullptr, 32, CG_ERR_FOREIGN_TOKENS},
-        {"other parent", "c", {link(chain[0], 1), link(elsewhere, 1)}, nullptr, 32, CG_ERR_FOREIGN_TOKENS},
+        {"of two chains",
+         "c",
+         {link(chain[0], 1), link(other[1], 1)},
+         nullptr,
+         32,
+         CG_ERR_FOREIGN_TOKENS},
+        {"other parent",
+         "c",
+         {link(chain[0], 1), link(elsewhere, 1)},
+         nullptr,
+         32,
+         CG_ERR_FOREIGN_TOKENS},
         {"other tokens", "c", {link(other[0], 1)}, nullptr, 16, CG_ERR_FOREIGN_TOKENS},
         {"too few tokens", "c", {link(chain[0], 1)}, nullptr, 15, CG_ERR_FOREIGN_TOKENS},
         {"too many tokens", "c", {link(chain[0], 1)}, nullptr, 17, CG_ERR_FOREIGN_TOKENS},
         {"the first two", "c", {link(chain[0], 1 | 2), link(chain[1], 1)}, &profile, 32, CG_OK},
     };
     for (const auto &c : cases) {
-        EXPECT_EQ(cg_store_context_publish(store, io, c.name, c.links.data(), c.links.size(), c.profile, tokens.data(),
-                                           c.n_tokens),
+        EXPECT_EQ(cg_store_context_publish(store, io, c.name, c.links.data(), c.links.size(),
+                                           c.profile, tokens.data(), c.n_tokens),
                   c.want)
             << c.what;
         EXPECT_EQ(dir.has("m/contexts/c/context.json"), c.want == CG_OK) << c.what;
     }
 }
 
-TEST_P(StoreTest, WantsTheProfileOfALossyContext) {
+TEST_P(StoreTest, WantsTheProfileOfALossyContext)
+{
     const cg_fingerprint profile = fingerprint_of("nowhere installed");
     const std::vector<Chunk> chain = make_chain(2, CG_L2, &profile);
     publish_all(chain);
@@ -300,7 +357,8 @@ TEST_P(StoreTest, WantsTheProfileOfALossyContext) {
 
 // --- adoption ---
 
-TEST_P(StoreTest, AdoptsAContextThatWasCopiedIn) {
+TEST_P(StoreTest, AdoptsAContextThatWasCopiedIn)
+{
     const std::vector<Chunk> chain = make_chain(3, CG_L0);
     publish_all(chain);
     ASSERT_EQ(context("c", chain, 1), CG_OK);
@@ -311,39 +369,50 @@ TEST_P(StoreTest, AdoptsAContextThatWasCopiedIn) {
     cg_store *other;
     ASSERT_EQ(cg_store_open(dir.path.c_str(), "n", false, &other), CG_OK);
     std::swap(store, other);
-    for (const cg_store_entry &entry : look_up(chain, nullptr)) EXPECT_EQ(entry.levels, 0);
+    for (const cg_store_entry &entry : look_up(chain, nullptr))
+        EXPECT_EQ(entry.levels, 0);
     ASSERT_EQ(cg_store_adopt(dir.fd, "n/contexts/copy/L0/00001.kv", &chain[1].header), CG_OK);
     EXPECT_EQ(look_up(chain, nullptr)[1].levels, 1);
     EXPECT_TRUE(dir.read(object_path(chain[1], "n")) == chain[1].bytes);
-    EXPECT_TRUE(dir.read(std::filesystem::path(object_path(chain[1], "n")).parent_path().string() + "/tokens") ==
-                token_bytes(chain[1].tokens));
-    ASSERT_EQ(cg_store_adopt(dir.fd, "n/contexts/copy/L0/00001.kv", &chain[1].header), CG_OK) << "again";
+    EXPECT_TRUE(dir.read(std::filesystem::path(object_path(chain[1], "n")).parent_path().string() +
+                         "/tokens") == token_bytes(chain[1].tokens));
+    ASSERT_EQ(cg_store_adopt(dir.fd, "n/contexts/copy/L0/00001.kv", &chain[1].header), CG_OK)
+        << "again";
 
     uint32_t n_adopted = 99;
     ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 2u);
-    for (const cg_store_entry &entry : look_up(chain, nullptr)) EXPECT_EQ(entry.levels, 1);
+    for (const cg_store_entry &entry : look_up(chain, nullptr))
+        EXPECT_EQ(entry.levels, 1);
     ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 0u);
     std::swap(store, other);
     cg_store_free(other);
 }
 
-TEST_P(StoreTest, AdoptsOnlyChunksInContexts) {
+TEST_P(StoreTest, AdoptsOnlyChunksInContexts)
+{
     const Chunk chunk = make_chain(1, CG_L0)[0];
-    for (const char *path : {"m/contexts/c/L0/00000.kv", "m/contexts/c/L0/0.kv", "m/contexts/c/L1/00000.kv"})
+    for (const char *path :
+         {"m/contexts/c/L0/00000.kv", "m/contexts/c/L0/0.kv", "m/contexts/c/L1/00000.kv"})
         dir.write(path, chunk.bytes);
-    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L0/0.kv", &chunk.header), CG_ERR_INVALID_ARGUMENT);
-    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L1/00000.kv", &chunk.header), CG_ERR_INVALID_ARGUMENT) << "level";
+    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L0/0.kv", &chunk.header),
+              CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L1/00000.kv", &chunk.header),
+              CG_ERR_INVALID_ARGUMENT)
+        << "level";
     EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/x/L0/00000.kv", &chunk.header), CG_ERR_NOT_FOUND);
     EXPECT_FALSE(dir.has(object_path(chunk)));
     EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L0/00000.kv", &chunk.header), CG_OK);
     EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
 }
 
-TEST_P(StoreTest, AdoptsNothingBadFromATree) {
+TEST_P(StoreTest, AdoptsNothingBadFromATree)
+{
     const std::vector<Chunk> chain = make_chain(6, CG_L0);
-    const auto place = [](unsigned i) { return "m/contexts/c/L0/0000" + std::to_string(i) + ".kv"; };
+    const auto place = [](unsigned i) {
+        return "m/contexts/c/L0/0000" + std::to_string(i) + ".kv";
+    };
     dir.write(place(0), chain[0].bytes);
     std::vector<uint8_t> bad = chain[1].bytes;
     bad.back() ^= 1; // its section's checksum
@@ -364,30 +433,37 @@ TEST_P(StoreTest, AdoptsNothingBadFromATree) {
     ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 1u);
     const std::vector<cg_store_entry> entries = look_up(chain, nullptr);
-    for (size_t i = 0; i < chain.size(); i++) EXPECT_EQ(entries[i].levels, i == 0 ? 1 : 0) << i;
+    for (size_t i = 0; i < chain.size(); i++)
+        EXPECT_EQ(entries[i].levels, i == 0 ? 1 : 0) << i;
     EXPECT_FALSE(dir.has("m/model.json"));
     EXPECT_FALSE(dir.has("m/profiles/default"));
 }
 
-TEST_P(StoreTest, HealsADamagedObject) {
+TEST_P(StoreTest, HealsADamagedObject)
+{
     const Chunk chunk = make_chain(1, CG_L0)[0];
-    dir.write(object_path(chunk), std::vector<uint8_t>(chunk.bytes.begin(), chunk.bytes.begin() + 170));
+    dir.write(object_path(chunk),
+              std::vector<uint8_t>(chunk.bytes.begin(), chunk.bytes.begin() + 170));
     dir.write("m/contexts/c/L0/00000.kv", chunk.bytes);
     uint32_t n_adopted;
     ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 1u);
     EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
-    for (const std::string &name : dir.files()) EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+    for (const std::string &name : dir.files())
+        EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
 }
 
-TEST_P(StoreTest, AdoptsProfilesByTheirFingerprint) {
+TEST_P(StoreTest, AdoptsProfilesByTheirFingerprint)
+{
     cg_test::ProfileSpec spec;
     spec.n_layers = 1;
     spec.group_layers = {1};
     const std::vector<uint8_t> first = cg_test::make_profile_bytes(spec);
     spec.seed = 2;
     const std::vector<uint8_t> second = cg_test::make_profile_bytes(spec);
-    const auto hex_of = [](const std::vector<uint8_t> &bytes) { return hex(cg_key_of_bytes(bytes.data(), bytes.size())); };
+    const auto hex_of = [](const std::vector<uint8_t> &bytes) {
+        return hex(cg_key_of_bytes(bytes.data(), bytes.size()));
+    };
     std::vector<uint8_t> damaged = second;
     damaged[damaged.size() / 2] ^= 1;
     dir.write("m/contexts/a/profile.cgp", first);
@@ -413,7 +489,8 @@ TEST_P(StoreTest, AdoptsProfilesByTheirFingerprint) {
     EXPECT_EQ(dir.files("m/profiles").size(), 3u);
 }
 
-TEST_P(StoreTest, AdoptsModelDescriptionsOnlyWhereNoneIs) {
+TEST_P(StoreTest, AdoptsModelDescriptionsOnlyWhereNoneIs)
+{
     dir.write("m/contexts/a/model.json", std::string(" \n{\"a\":1}"));
     dir.write("m/contexts/b/model.json", std::string("{\"b\":1}"));
     dir.write("m/contexts/c/model.json", std::string(" "));

@@ -13,18 +13,23 @@
 #include <string>
 #include <vector>
 
-namespace cg_test {
+namespace cg_test
+{
 
-class TempDir {
-public:
-    TempDir() {
+class TempDir
+{
+  public:
+    TempDir()
+    {
         const char *tmp = getenv("TMPDIR");
         std::string name = std::string(tmp != nullptr ? tmp : "/tmp") + "/cg_iouring_XXXXXX";
-        if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+        if (mkdtemp(name.data()) == nullptr)
+            throw std::runtime_error("mkdtemp");
         path = name;
         fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     }
-    ~TempDir() {
+    ~TempDir()
+    {
         close(fd);
         std::error_code ignored;
         std::filesystem::remove_all(path, ignored);
@@ -32,29 +37,39 @@ public:
     TempDir(const TempDir &) = delete;
     TempDir &operator=(const TempDir &) = delete;
 
-    void write(const std::string &name, const std::vector<uint8_t> &bytes) const {
+    void write(const std::string &name, const std::vector<uint8_t> &bytes) const
+    {
         std::filesystem::create_directories(std::filesystem::path(path + "/" + name).parent_path());
         std::ofstream(path + "/" + name, std::ios::binary)
-            .write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+            .write(reinterpret_cast<const char *>(bytes.data()),
+                   static_cast<std::streamsize>(bytes.size()));
     }
-    void write(const std::string &name, const std::string &text) const {
+    void write(const std::string &name, const std::string &text) const
+    {
         write(name, std::vector<uint8_t>(text.begin(), text.end()));
     }
-    std::vector<uint8_t> read(const std::string &name) const {
+    std::vector<uint8_t> read(const std::string &name) const
+    {
         std::ifstream in(path + "/" + name, std::ios::binary);
         return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
     }
-    std::string read_text(const std::string &name) const {
+    std::string read_text(const std::string &name) const
+    {
         const std::vector<uint8_t> bytes = read(name);
         return {bytes.begin(), bytes.end()};
     }
-    bool has(const std::string &name) const { return std::filesystem::exists(path + "/" + name); }
+    bool has(const std::string &name) const
+    {
+        return std::filesystem::exists(path + "/" + name);
+    }
 
     // Paths of all files below name, relative to the directory.
-    std::vector<std::string> files(const std::string &name = "") const {
+    std::vector<std::string> files(const std::string &name = "") const
+    {
         std::vector<std::string> found;
         for (const auto &entry : std::filesystem::recursive_directory_iterator(path + "/" + name))
-            if (!entry.is_directory()) found.push_back(std::filesystem::relative(entry.path(), path).string());
+            if (!entry.is_directory())
+                found.push_back(std::filesystem::relative(entry.path(), path).string());
         return found;
     }
 
@@ -62,5 +77,5 @@ public:
     int fd = -1;
 };
 
-}  // namespace cg_test
+} // namespace cg_test
 #endif
