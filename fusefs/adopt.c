@@ -1,4 +1,5 @@
-/* fusefs/adopt.c - what came in as part of a context becomes findable by key. */
+#include "fusefs/adopt.h"
+
 #include "fusefs/beneath.h"
 #include "fusefs/fs.h"
 #include "iouring/store.h"

@@ -1,7 +1,7 @@
 /* fusefs/attributes.c - attributes of files and of the file system: their part of fusefs/core.h. */
-#include "fusefs/files.h"
 #include "fusefs/fs.h"
 #include "fusefs/pending.h"
+#include "fusefs/published.h"
 #include "fusefs/reach.h"
 
 #include <errno.h>
@@ -34,7 +34,7 @@ static int set_size(cg_fs *fs, cg_fs_node *node, off_t size)
     if (pending != NULL) {
         fd = pending->fd;
     } else {
-        if ((error = cg_files_allow_change(fs, node)) != 0)
+        if ((error = cg_published_allow_change(fs, node)) != 0)
             return error;
         if ((error = cg_reach_open(fs, node, O_WRONLY | O_NONBLOCK, &fd, NULL)) != 0)
             return error;
@@ -124,8 +124,8 @@ static int reach_for_xattr(cg_fs *fs, cg_fs_node *node, const char *name, bool c
         cg_pending_put(fs, pending);
         return EOPNOTSUPP;
     }
-    return S_ISREG(node->type) && cg_files_is_published(fs, node) ? EOPNOTSUPP
-                                                                  : cg_reach(fs, node, reached_out);
+    return S_ISREG(node->type) && cg_published_by_name(fs, node) ? EOPNOTSUPP
+                                                                 : cg_reach(fs, node, reached_out);
 }
 
 int cg_fs_getxattr(cg_fs *fs, cg_fs_node *node, const char *name, void *value, size_t size,

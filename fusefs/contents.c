@@ -1,5 +1,6 @@
 /* fusefs/contents.c - what is done with an open file: its part of fusefs/core.h. */
 #include "fusefs/fs.h"
+#include "fusefs/open_files.h"
 #include "fusefs/pending.h"
 
 #include <errno.h>

@@ -57,20 +57,6 @@ typedef struct cg_fs_entry {
     bool may_not_be_cached; /* a file that is being written: only this caller sees the name */
 } cg_fs_entry;
 
-/* An open file. */
-struct cg_fs_file {
-    cg_fs_node *node; /* pinned */
-    int fd;           /* -1: text */
-    char *text;       /* of a file in .cachegenfs */
-    size_t text_bytes;
-    cg_fs_pending *pending; /* being written under a strict name */
-    bool writable;
-    bool immutable;   /* a published file: bytes that were read stay right */
-    bool backed;      /* fusefs/passthrough.h */
-    cg_fs_file *next; /* of the node; under the nodes' lock, as is n_users */
-    uint32_t n_users;
-};
-
 typedef struct cg_fs_directory cg_fs_directory;
 
 /* What cg_fs_setattr() changes. */

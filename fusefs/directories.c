@@ -21,36 +21,11 @@ struct cg_fs_directory {
  * INT64_MAX. */
 static const off_t CONTROL_OFFSET = INT64_MAX - 0x1e;
 
-int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)
-{
-    if (parent->control != CG_CONTROL_NONE)
-        return EACCES;
-    if (strlen(name) > NAME_MAX)
-        return ENAMETOOLONG;
-    return parent == fs->nodes.root && (strcmp(name, CG_CONTROL_DIRECTORY) == 0 ||
-                                        strcmp(name, CG_STAGING_DIRECTORY) == 0)
-               ? EPERM
-               : 0;
-}
-
 static int enter_control(cg_fs *fs, int control, cg_fs_entry *entry_out)
 {
     cg_control_attr(&fs->control, control, &entry_out->attr);
     entry_out->node = cg_nodes_enter_control(&fs->nodes, control, cg_control_mode(control));
     entry_out->may_not_be_cached = false;
-    return entry_out->node == NULL ? ENOMEM : 0;
-}
-
-int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
-                cg_fs_entry *entry_out)
-{
-    cg_view view;
-    const int error = cg_view_stat(dir_fd, name, path, &entry_out->attr, &view);
-    if (error != 0)
-        return error;
-    entry_out->may_not_be_cached = false;
-    entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr, &view);
-    cg_view_attr(&view, &entry_out->attr);
     return entry_out->node == NULL ? ENOMEM : 0;
 }
 
@@ -88,6 +63,14 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     free(path);
     close(dir_fd);
     return error;
+}
+
+void cg_fs_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups)
+{
+    if (node == fs->nodes.root)
+        return;
+    cg_pending_forget(fs, node, n_lookups);
+    cg_nodes_forget(&fs->nodes, node, n_lookups);
 }
 
 /* Before something is made: where, and whether a rule speaks of the name. type: of a folder of

@@ -1,7 +1,9 @@
-#include "fusefs/files.h"
-
+/* fusefs/files.c - opening, creating and releasing files: their part of fusefs/core.h. */
+#include "fusefs/adopt.h"
 #include "fusefs/fs.h"
+#include "fusefs/open_files.h"
 #include "fusefs/pending.h"
+#include "fusefs/published.h"
 #include "fusefs/reach.h"
 
 #include <errno.h>
@@ -9,76 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-cg_fs_file *cg_files_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable)
-{
-    cg_fs_file *file = calloc(1, sizeof *file);
-    if (file == NULL) {
-        close(fd);
-        return NULL;
-    }
-    file->node = node;
-    file->fd = fd;
-    file->writable = writable;
-    file->n_users = 1;
-    pthread_mutex_lock(&fs->nodes.lock);
-    node->n_pins++;
-    file->next = node->files;
-    node->files = file;
-    pthread_mutex_unlock(&fs->nodes.lock);
-    cg_metrics_add(&fs->metrics.files_open, 1);
-    return file;
-}
-
-cg_fs_file *cg_files_use_any(cg_nodes *nodes, cg_fs_node *node)
-{
-    pthread_mutex_lock(&nodes->lock);
-    cg_fs_file *file = node->files;
-    if (file != NULL)
-        file->n_users++;
-    pthread_mutex_unlock(&nodes->lock);
-    return file;
-}
-
-void cg_files_unuse(cg_nodes *nodes, cg_fs_file *file)
-{
-    cg_fs_node *node = file->node;
-    pthread_mutex_lock(&nodes->lock);
-    const bool is_last = --file->n_users == 0;
-    pthread_mutex_unlock(&nodes->lock);
-    if (!is_last)
-        return;
-    close(file->fd);
-    free(file);
-    cg_nodes_unpin(nodes, node);
-}
-
-bool cg_files_is_being_written(cg_nodes *nodes, const struct stat *attr)
-{
-    bool found = false;
-    cg_fs_node *node = cg_nodes_enter(nodes, NULL, NULL, attr, NULL); /* no view is */
-    if (node == NULL)
-        return true;
-    pthread_mutex_lock(&nodes->lock);
-    for (const cg_fs_file *file = node->files; file != NULL && !found; file = file->next)
-        found = file->writable;
-    pthread_mutex_unlock(&nodes->lock);
-    cg_nodes_forget(nodes, node, 1);
-    return found;
-}
-
-bool cg_files_is_published(cg_fs *fs, cg_fs_node *node)
-{
-    cg_tree_name name = {0};
-    char *path;
-    bool found = false;
-    for (unsigned i = 0; !found && cg_nodes_path_of_file(&fs->nodes, node, i, &path) == 0; i++) {
-        cg_tree_parse(path, &name);
-        found = cg_fs_is_strict(&name);
-        free(path);
-    }
-    return found;
-}
 
 /* Whether what the node shows is still what path, by which fd was opened, shows of the file: its
  * bytes may have been changed in the store, or could not be read when the node was made. */
@@ -93,38 +25,6 @@ static bool shows_what_path_shows(const cg_fs_node *node, int fd, const char *pa
         return false;
     const cg_view view = cg_view_of_file(&name, fd, &attr);
     return cg_view_equal(&view, &node->view);
-}
-
-/* A chunk or a profile with a second name. Chunks in contexts are links of objects, profile.cgp
- * is one of a profile; the other name may be one that we have never seen. */
-static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
-{
-    uint8_t first[CG_CHUNK_FIXED_BYTES];
-    cg_chunk_header header;
-    struct stat attr;
-    cg_reached reached;
-    if (cg_reach(fs, node, &reached) != 0)
-        return false;
-    const bool has_links = fstat(reached.fd, &attr) == 0 && attr.st_nlink > 1;
-    cg_reach_end(fs, &reached);
-    int fd;
-    if (!has_links || cg_reach_open(fs, node, O_RDONLY | O_NONBLOCK, &fd, NULL) != 0)
-        return has_links;
-    const ssize_t n = pread(fd, first, sizeof first, 0);
-    close(fd);
-    return n >= 4 &&
-           (memcmp(first, "CGPF", 4) == 0 ||
-            (n == sizeof first && cg_chunk_header_parse(first, sizeof first, &header) == CG_OK));
-}
-
-int cg_files_allow_change(cg_fs *fs, cg_fs_node *node)
-{
-    if (node->view.level != 0)
-        return EPERM;
-    const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
-    const bool may_change = !cg_files_is_published(fs, node) && !is_shared_content(fs, node);
-    cg_gate_check_end(&fs->nodes, node, may_change ? CG_GATE_OPEN : before);
-    return may_change ? 0 : EPERM;
 }
 
 static int open_control(cg_fs *fs, cg_fs_node *node, bool writable, cg_fs_file **file_out)
@@ -152,7 +52,7 @@ static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_
 {
     const int fd = fcntl(pending->fd, F_DUPFD_CLOEXEC, 0);
     const int error = fd < 0 ? errno : ENOMEM;
-    cg_fs_file *file = fd < 0 ? NULL : cg_files_new(fs, pending->node, fd, writable);
+    cg_fs_file *file = fd < 0 ? NULL : cg_open_file_new(fs, pending->node, fd, writable);
     if (file == NULL) {
         cg_pending_put(fs, pending);
         return error;
@@ -187,7 +87,7 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
     if (pending != NULL) {
         error = open_pending(fs, pending, writable, file_out);
     } else {
-        if (writable && (error = cg_files_allow_change(fs, node)) != 0)
+        if (writable && (error = cg_published_allow_change(fs, node)) != 0)
             return error;
         /* The caller's O_DIRECT is for its buffers, not for ours; creation and truncation are
          * done apart. */
@@ -203,9 +103,9 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
             close(fd);
             return ESTALE; /* the kernel looks the name up again */
         }
-        if ((*file_out = cg_files_new(fs, node, fd, writable)) == NULL)
+        if ((*file_out = cg_open_file_new(fs, node, fd, writable)) == NULL)
             return ENOMEM;
-        (*file_out)->immutable = !writable && cg_files_is_published(fs, node);
+        (*file_out)->immutable = !writable && cg_published_by_name(fs, node);
     }
     if (error == 0 && truncates && (error = truncate_file(fs, *file_out)) != 0) {
         cg_fs_release(fs, *file_out);
@@ -285,7 +185,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     close(dir_fd);
     cg_gate_unseal(&fs->nodes,
                    entry_out->node); /* the inode number may have been a published file's */
-    if ((*file_out = cg_files_new(fs, entry_out->node, fd, true)) == NULL) {
+    if ((*file_out = cg_open_file_new(fs, entry_out->node, fd, true)) == NULL) {
         cg_fs_forget(fs, entry_out->node, 1);
         return ENOMEM;
     }
@@ -305,7 +205,7 @@ static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
         return;
     cg_tree_parse(path, &name);
     if ((name.kind == CG_TREE_CONTEXT_PROFILE || name.kind == CG_TREE_CONTEXT_MODEL) &&
-        !cg_files_is_being_written(&fs->nodes, &attr))
+        !cg_open_file_is_being_written(&fs->nodes, &attr))
         cg_fs_adopt(fs, path, &name, NULL);
     free(path);
 }
@@ -318,16 +218,10 @@ void cg_fs_release(cg_fs *fs, cg_fs_file *file)
         free(file);
         return;
     }
-    pthread_mutex_lock(&fs->nodes.lock);
-    cg_fs_file **link = &file->node->files;
-    while (*link != file)
-        link = &(*link)->next;
-    *link = file->next;
-    pthread_mutex_unlock(&fs->nodes.lock);
-    cg_metrics_sub(&fs->metrics.files_open, 1);
+    cg_open_file_leave(fs, file);
     if (file->pending != NULL)
         cg_pending_put(fs, file->pending);
     else if (file->writable)
         adopt_ordinary(fs, file);
-    cg_files_unuse(&fs->nodes, file);
+    cg_open_file_unuse(&fs->nodes, file);
 }

@@ -43,12 +43,6 @@ int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const cha
 /* The same for an open file that will be seen in dir_fd. */
 int cg_fs_give_away_fd(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, int fd, mode_t mode);
 
-/* After a file of the store became visible at path: what makes it findable (fusefs/adopt.c).
- * header is NULL unless the file is a chunk. Failures are logged and counted: the file itself
- * stays. */
-void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
-                 const cg_chunk_header *header);
-
 /* Whether a strict rule speaks of this path. */
 static inline bool cg_fs_is_strict(const cg_tree_name *name)
 {

@@ -8,10 +8,12 @@
  * chunk than the new one would (fusefs/views.h) it is EXDEV, and mv copies. A link to a chunk's
  * name may show less than the file that it is made of; that is how a nested chunk gets its names.
  */
-#include "fusefs/files.h"
+#include "fusefs/adopt.h"
 #include "fusefs/fs.h"
+#include "fusefs/open_files.h"
 #include "fusefs/pending.h"
 #include "fusefs/places.h"
+#include "fusefs/published.h"
 #include "fusefs/reach.h"
 
 #include <errno.h>
@@ -122,7 +124,7 @@ static int check_file(cg_fs *fs, int dir_fd, const char *leaf, const cg_tree_nam
         error = errno;
     else if (!S_ISREG(attr.st_mode))
         error = EPERM;
-    else if (in_directory && cg_files_is_being_written(&fs->nodes, &attr))
+    else if (in_directory && cg_open_file_is_being_written(&fs->nodes, &attr))
         error = EBUSY;
     else if ((error = cg_fs_check(fs, fd, path, name, &header)) == 0 && fsync(fd) != 0)
         error = errno;
@@ -348,7 +350,7 @@ static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to,
 {
     uint8_t first[CG_CHUNK_FIXED_BYTES];
     struct stat attr;
-    if (to->name.kind == CG_TREE_PROFILE || !cg_files_is_published(fs, node))
+    if (to->name.kind == CG_TREE_PROFILE || !cg_published_by_name(fs, node))
         return cg_fs_check(fs, fd, to->path, &to->name, header_out);
     const ssize_t n = pread(fd, first, sizeof first, 0);
     if (n < 0 || fstat(fd, &attr) != 0)

@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 typedef struct cg_fs_node cg_fs_node;
-typedef struct cg_fs_file cg_fs_file;       /* fusefs/core.h */
+typedef struct cg_fs_file cg_fs_file;       /* fusefs/open_files.h */
 typedef struct cg_fs_pending cg_fs_pending; /* fusefs/pending.h */
 typedef struct cg_node_name cg_node_name;
 

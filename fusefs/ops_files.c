@@ -1,5 +1,7 @@
 #include "fusefs/ops.h"
 
+#include "fusefs/open_files.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

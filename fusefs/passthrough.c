@@ -1,5 +1,7 @@
 #include "fusefs/passthrough.h"
 
+#include "fusefs/open_files.h"
+
 #include <errno.h>
 
 static int backing_open(fuse_req_t req, int fd)

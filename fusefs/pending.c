@@ -1,5 +1,6 @@
 #include "fusefs/pending.h"
 
+#include "fusefs/adopt.h"
 #include "fusefs/fs.h"
 #include "fusefs/reach.h"
 

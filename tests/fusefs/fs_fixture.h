@@ -2,6 +2,7 @@
 #ifndef CG_TESTS_FUSEFS_FS_FIXTURE_H
 #define CG_TESTS_FUSEFS_FS_FIXTURE_H
 #include "fusefs/core.h"
+#include "fusefs/open_files.h"
 #include "iouring/tree.h"
 #include "tests/iouring/chunk_maker.h"
 #include "tests/iouring/temp_dir.h"

@@ -1,18 +1,12 @@
-#include "fusefs/core.h"
-
 #include "fusefs/fs.h"
-#include "fusefs/pending.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
-static const uint64_t VALIDATION_BYTES = UINT64_C(1) << 30; /* of files that are checked at once */
 
 void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
 {
@@ -27,76 +21,6 @@ void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
         if ((unsigned char)*c < 0x20 || *c == 0x7f)
             *c = '?';
     fs->log(fs->log_user, level, line);
-}
-
-int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
-{
-    struct stat attr;
-    uint64_t n_removed;
-    int error;
-    *fs_out = NULL;
-    cg_fs *fs = calloc(1, sizeof *fs);
-    if (fs == NULL)
-        return ENOMEM;
-    fs->read_only = config->read_only;
-    fs->is_root = geteuid() == 0;
-    fs->max_file_bytes =
-        config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
-    fs->log = config->log;
-    fs->log_user = config->log_user;
-    fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
-    fs->proc_fd = -1;
-    cg_strict_budget_init(&fs->budget, VALIDATION_BYTES);
-    fs->root_fd = open(config->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fs->root_fd < 0 || fstat(fs->root_fd, &attr) != 0 ||
-        (fs->proc_fd = open("/proc/self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0) {
-        error = errno;
-        goto fail;
-    }
-    if (!fs->read_only) {
-        error = cg_staging_open(&fs->staging, fs->root_fd, &n_removed);
-        if (error == EROFS || error == EACCES || error == EPERM) {
-            cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only",
-                      strerror(error));
-            fs->read_only = true;
-        } else if (error != 0) {
-            goto fail;
-        } else if (n_removed > 0) {
-            cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed daemons",
-                      (unsigned long long)n_removed);
-        }
-    }
-    if ((error = cg_control_init(&fs->control, config->config_text)) != 0)
-        goto fail;
-    if ((error = cg_nodes_init(&fs->nodes, &attr)) != 0) {
-        cg_control_destroy(&fs->control);
-        goto fail;
-    }
-    *fs_out = fs;
-    return 0;
-fail:
-    cg_staging_close(&fs->staging);
-    if (fs->proc_fd >= 0)
-        close(fs->proc_fd);
-    if (fs->root_fd >= 0)
-        close(fs->root_fd);
-    cg_strict_budget_destroy(&fs->budget);
-    free(fs);
-    return error;
-}
-
-void cg_fs_free(cg_fs *fs)
-{
-    if (fs == NULL)
-        return;
-    cg_pending_discard_all(fs);
-    cg_nodes_destroy(&fs->nodes);
-    cg_control_destroy(&fs->control);
-    cg_staging_close(&fs->staging);
-    close(fs->proc_fd);
-    close(fs->root_fd);
-    cg_strict_budget_destroy(&fs->budget);
-    free(fs);
 }
 
 cg_fs_node *cg_fs_root(cg_fs *fs)
@@ -119,12 +43,29 @@ int cg_fs_root_fd(const cg_fs *fs)
     return fs->root_fd;
 }
 
-void cg_fs_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups)
+int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)
 {
-    if (node == fs->nodes.root)
-        return;
-    cg_pending_forget(fs, node, n_lookups);
-    cg_nodes_forget(&fs->nodes, node, n_lookups);
+    if (parent->control != CG_CONTROL_NONE)
+        return EACCES;
+    if (strlen(name) > NAME_MAX)
+        return ENAMETOOLONG;
+    return parent == fs->nodes.root && (strcmp(name, CG_CONTROL_DIRECTORY) == 0 ||
+                                        strcmp(name, CG_STAGING_DIRECTORY) == 0)
+               ? EPERM
+               : 0;
+}
+
+int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
+                cg_fs_entry *entry_out)
+{
+    cg_view view;
+    const int error = cg_view_stat(dir_fd, name, path, &entry_out->attr, &view);
+    if (error != 0)
+        return error;
+    entry_out->may_not_be_cached = false;
+    entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr, &view);
+    cg_view_attr(&view, &entry_out->attr);
+    return entry_out->node == NULL ? ENOMEM : 0;
 }
 
 /* In a set-group-id directory the group is the directory's. */

@@ -1,0 +1,43 @@
+/* fusefs/open_files.h - the open files of a node.
+ *
+ * A node has no descriptor of its own. While somebody has its file open, that file's descriptor
+ * serves for the node, too: also for a file that has no name any more.
+ * Threads: any.
+ */
+#ifndef CG_FUSEFS_OPEN_FILES_H
+#define CG_FUSEFS_OPEN_FILES_H
+#include "fusefs/core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An open file. */
+struct cg_fs_file {
+    cg_fs_node *node; /* pinned */
+    int fd;           /* -1: text */
+    char *text;       /* of a file in .cachegenfs */
+    size_t text_bytes;
+    cg_fs_pending *pending; /* being written under a strict name */
+    bool writable;
+    bool immutable;   /* a published file: bytes that were read stay right */
+    bool backed;      /* fusefs/passthrough.h */
+    cg_fs_file *next; /* of the node; under the nodes' lock, as is n_users */
+    uint32_t n_users;
+};
+
+/* A file that is open in node, in the node's list, with one user; takes fd. NULL without memory (fd
+ * is closed then). */
+cg_fs_file *cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable);
+/* Takes the file out of the node's list. Its descriptor stays open until the last user is gone. */
+void cg_open_file_leave(cg_fs *fs, cg_fs_file *file);
+/* One of the node's open files, which stays until cg_open_file_unuse(); or NULL. */
+cg_fs_file *cg_open_file_use_any(cg_nodes *nodes, cg_fs_node *node);
+void cg_open_file_unuse(cg_nodes *nodes, cg_fs_file *file);
+/* Whether the file that attr describes is open for writing. */
+bool cg_open_file_is_being_written(cg_nodes *nodes, const struct stat *attr);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,55 @@
+#include "fusefs/published.h"
+
+#include "fusefs/fs.h"
+#include "fusefs/reach.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool cg_published_by_name(cg_fs *fs, cg_fs_node *node)
+{
+    cg_tree_name name = {0};
+    char *path;
+    bool found = false;
+    for (unsigned i = 0; !found && cg_nodes_path_of_file(&fs->nodes, node, i, &path) == 0; i++) {
+        cg_tree_parse(path, &name);
+        found = cg_fs_is_strict(&name);
+        free(path);
+    }
+    return found;
+}
+
+/* A chunk or a profile with a second name. Chunks in contexts are links of objects, profile.cgp
+ * is one of a profile; the other name may be one that we have never seen. */
+static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
+{
+    uint8_t first[CG_CHUNK_FIXED_BYTES];
+    cg_chunk_header header;
+    struct stat attr;
+    cg_reached reached;
+    if (cg_reach(fs, node, &reached) != 0)
+        return false;
+    const bool has_links = fstat(reached.fd, &attr) == 0 && attr.st_nlink > 1;
+    cg_reach_end(fs, &reached);
+    int fd;
+    if (!has_links || cg_reach_open(fs, node, O_RDONLY | O_NONBLOCK, &fd, NULL) != 0)
+        return has_links;
+    const ssize_t n = pread(fd, first, sizeof first, 0);
+    close(fd);
+    return n >= 4 &&
+           (memcmp(first, "CGPF", 4) == 0 ||
+            (n == sizeof first && cg_chunk_header_parse(first, sizeof first, &header) == CG_OK));
+}
+
+int cg_published_allow_change(cg_fs *fs, cg_fs_node *node)
+{
+    if (node->view.level != 0)
+        return EPERM;
+    const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
+    const bool may_change = !cg_published_by_name(fs, node) && !is_shared_content(fs, node);
+    cg_gate_check_end(&fs->nodes, node, may_change ? CG_GATE_OPEN : before);
+    return may_change ? 0 : EPERM;
+}

@@ -1,0 +1,82 @@
+/* fusefs/start.c - the life of a mount, from its start to its end: its part of fusefs/core.h. */
+#include "fusefs/fs.h"
+#include "fusefs/pending.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
+static const uint64_t VALIDATION_BYTES = UINT64_C(1) << 30; /* of files that are checked at once */
+
+int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
+{
+    struct stat attr;
+    uint64_t n_removed;
+    int error;
+    *fs_out = NULL;
+    cg_fs *fs = calloc(1, sizeof *fs);
+    if (fs == NULL)
+        return ENOMEM;
+    fs->read_only = config->read_only;
+    fs->is_root = geteuid() == 0;
+    fs->max_file_bytes =
+        config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
+    fs->log = config->log;
+    fs->log_user = config->log_user;
+    fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
+    fs->proc_fd = -1;
+    cg_strict_budget_init(&fs->budget, VALIDATION_BYTES);
+    fs->root_fd = open(config->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fs->root_fd < 0 || fstat(fs->root_fd, &attr) != 0 ||
+        (fs->proc_fd = open("/proc/self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0) {
+        error = errno;
+        goto fail;
+    }
+    if (!fs->read_only) {
+        error = cg_staging_open(&fs->staging, fs->root_fd, &n_removed);
+        if (error == EROFS || error == EACCES || error == EPERM) {
+            cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only",
+                      strerror(error));
+            fs->read_only = true;
+        } else if (error != 0) {
+            goto fail;
+        } else if (n_removed > 0) {
+            cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed daemons",
+                      (unsigned long long)n_removed);
+        }
+    }
+    if ((error = cg_control_init(&fs->control, config->config_text)) != 0)
+        goto fail;
+    if ((error = cg_nodes_init(&fs->nodes, &attr)) != 0) {
+        cg_control_destroy(&fs->control);
+        goto fail;
+    }
+    *fs_out = fs;
+    return 0;
+fail:
+    cg_staging_close(&fs->staging);
+    if (fs->proc_fd >= 0)
+        close(fs->proc_fd);
+    if (fs->root_fd >= 0)
+        close(fs->root_fd);
+    cg_strict_budget_destroy(&fs->budget);
+    free(fs);
+    return error;
+}
+
+void cg_fs_free(cg_fs *fs)
+{
+    if (fs == NULL)
+        return;
+    cg_pending_discard_all(fs);
+    cg_nodes_destroy(&fs->nodes);
+    cg_control_destroy(&fs->control);
+    cg_staging_close(&fs->staging);
+    close(fs->proc_fd);
+    close(fs->root_fd);
+    cg_strict_budget_destroy(&fs->budget);
+    free(fs);
+}
