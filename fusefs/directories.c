@@ -1,7 +1,6 @@
 /* fusefs/directories.c - names and directories: their part of fusefs/core.h. */
 #include "fusefs/fs.h"
 #include "fusefs/pending.h"
-#include "fusefs/places.h"
 #include "fusefs/reach.h"
 
 #include <errno.h>
@@ -88,7 +87,7 @@ static int prepare(cg_fs *fs, cg_fs_node *parent, const char *name, mode_t type,
     if (error != 0)
         return error;
     cg_tree_parse(path, &tree);
-    *is_strict_out = cg_fs_is_strict(&tree) || (S_ISLNK(type) && cg_place_is_folder_of_rules(path));
+    *is_strict_out = cg_fs_is_strict(&tree) || (S_ISLNK(type) && cg_tree_is_folder(path));
     free(path);
     return 0;
 }

@@ -12,7 +12,6 @@
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
 #include "fusefs/pending.h"
-#include "fusefs/places.h"
 #include "fusefs/published.h"
 #include "fusefs/reach.h"
 
@@ -169,7 +168,7 @@ static int check_directory(cg_fs *fs, int parent_fd, const char *leaf, const cha
         cg_tree_parse(below, &name);
         if (fstatat(fd, entry->d_name, &attr, AT_SYMLINK_NOFOLLOW) != 0)
             error = errno == ENOENT ? 0 : errno;
-        else if (S_ISLNK(attr.st_mode) && cg_place_is_folder_of_rules(below))
+        else if (S_ISLNK(attr.st_mode) && cg_tree_is_folder(below))
             error = EPERM;
         else if (S_ISDIR(attr.st_mode) && !cg_fs_is_strict(&name))
             error = check_directory(fs, fd, entry->d_name, old_below, below, list);
@@ -210,7 +209,7 @@ static bool same_rules_below(const char *old_path, const char *path)
 /* One direction of a move. */
 static int check_move(cg_fs *fs, const place *from, const place *to, mode_t type, arrivals *list)
 {
-    if (S_ISLNK(type) && cg_place_is_folder_of_rules(to->path))
+    if (S_ISLNK(type) && cg_tree_is_folder(to->path))
         return EPERM;
     if (S_ISDIR(type) && !cg_fs_is_strict(&to->name))
         return same_rules_below(from->path, to->path)
@@ -390,7 +389,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
         goto done;
     const bool is_strict = cg_fs_is_strict(&to.name);
     if ((is_strict && !S_ISREG(node->type)) ||
-        (S_ISLNK(node->type) && cg_place_is_folder_of_rules(to.path))) {
+        (S_ISLNK(node->type) && cg_tree_is_folder(to.path))) {
         error = EPERM;
         goto done;
     }

@@ -152,6 +152,19 @@ void cg_tree_parse(const char *path, cg_tree_name *name_out)
     *name_out = name;
 }
 
+bool cg_tree_is_folder(const char *path)
+{
+    component c[MAX_COMPONENTS];
+    size_t n;
+    if (!split(path, c, &n) || n == MAX_COMPONENTS || c[0].text[0] == '.')
+        return false;
+    if (n == 1 || equals(&c[1], "objects"))
+        return true;
+    if (equals(&c[1], "profiles"))
+        return n == 2;
+    return equals(&c[1], "contexts") && (n < 4 || (c[3].n_bytes == 2 && c[3].text[0] == 'L'));
+}
+
 static void fp8_of(const cg_fingerprint *profile, char fp8_out[CG_TREE_FP8_DIGITS + 1])
 {
     char hex[CG_KEY_HEX_BYTES];

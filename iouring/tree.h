@@ -60,6 +60,13 @@ void cg_tree_parse(const char *path, cg_tree_name *name_out);
  * (level). */
 cg_status cg_tree_check(const cg_tree_name *name, const cg_chunk_header *header);
 
+/* Whether path (relative to the store) is where <model>, objects, objects/ab, objects/ab/<key>,
+ * contexts, contexts/<name>, contexts/<name>/L0 ... or profiles are: the directories in which these
+ * rules look for files. What the store does on its own account (adopting) walks them by name. A
+ * symbolic link in place of one could lead a daemon that runs as root anywhere; so a mount lets
+ * nobody put one there. */
+bool cg_tree_is_folder(const char *path);
+
 /* Whether text can name a model or a context: 1..255 bytes, no '/', not starting with '.', no
  * control characters. */
 bool cg_tree_name_is_valid(const char *text);

@@ -1,6 +1,5 @@
 // Paths do not leave the store, with openat2 and without.
 #include "fusefs/beneath.h"
-#include "fusefs/places.h"
 #include "tests/iouring/temp_dir.h"
 
 #include <errno.h>
@@ -61,17 +60,6 @@ TEST(BeneathTest, PathsLongerThanPathMaxAreWalked)
     fd = cg_beneath_open(dir.fd, path.c_str(), O_PATH);
     EXPECT_GE(fd, 0);
     close(fd);
-}
-
-TEST(PlacesTest, KnowTheFoldersOfTheRules)
-{
-    for (const char *path :
-         {"m", "m/objects", "m/objects/ab", "m/objects/ab/00112233445566778899aabbccddeeff",
-          "m/contexts", "m/contexts/c", "m/contexts/c/L1", "m/profiles"})
-        EXPECT_TRUE(cg_place_is_folder_of_rules(path)) << path;
-    for (const char *path : {"", ".hidden", "m/notes", "m/contexts/c/tokens", "m/contexts/c/L1/x",
-                             "m/profiles/x", "m/objects/ab/key/x"})
-        EXPECT_FALSE(cg_place_is_folder_of_rules(path)) << path;
 }
 
 } // namespace

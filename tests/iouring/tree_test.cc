@@ -230,4 +230,15 @@ TEST(TreeTest, KnowsWhatCanBeAName)
     EXPECT_FALSE(cg_tree_name_is_valid(std::string(256, 'x').c_str()));
 }
 
+TEST(TreeTest, KnowsTheFoldersOfTheRules)
+{
+    for (const char *path :
+         {"m", "m/objects", "m/objects/ab", "m/objects/ab/00112233445566778899aabbccddeeff",
+          "m/contexts", "m/contexts/c", "m/contexts/c/L1", "m/profiles"})
+        EXPECT_TRUE(cg_tree_is_folder(path)) << path;
+    for (const char *path : {"", ".hidden", "m/notes", "m/contexts/c/tokens", "m/contexts/c/L1/x",
+                             "m/profiles/x", "m/objects/ab/key/x"})
+        EXPECT_FALSE(cg_tree_is_folder(path)) << path;
+}
+
 } // namespace
