@@ -1,7 +1,7 @@
 /* fusefs/contents.c - what is done with an open file: its part of fusefs/core.h. */
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
-#include "fusefs/pending.h"
+#include "fusefs/publish.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -119,7 +119,7 @@ int cg_fs_flush(cg_fs *fs, cg_fs_file *file)
     if (file->fd < 0 || !file->writable)
         return 0;
     if (file->pending != NULL)
-        return cg_pending_publish(fs, file->pending);
+        return cg_publish(fs, file->pending);
     /* A store on NFS reports at close what writing came to. */
     const int fd = fcntl(file->fd, F_DUPFD_CLOEXEC, 0);
     return fd >= 0 && close(fd) != 0 && errno != EINTR ? errno : 0;
@@ -131,5 +131,5 @@ int cg_fs_fsync(cg_fs *fs, cg_fs_file *file, bool data_only)
         return 0;
     if ((data_only ? fdatasync(file->fd) : fsync(file->fd)) != 0)
         return errno;
-    return file->pending != NULL && file->writable ? cg_pending_publish(fs, file->pending) : 0;
+    return file->pending != NULL && file->writable ? cg_publish(fs, file->pending) : 0;
 }

@@ -12,6 +12,7 @@
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
 #include "fusefs/pending.h"
+#include "fusefs/publish.h"
 #include "fusefs/published.h"
 #include "fusefs/reach.h"
 
@@ -284,7 +285,7 @@ static int rename_waiting(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *new_par
     if (error == 0 && (flags & ~(unsigned)RENAME_NOREPLACE) != 0)
         error = EINVAL;
     if (error == 0)
-        error = cg_pending_publish_as(fs, pending, new_parent, new_name, flags == 0);
+        error = cg_publish_as(fs, pending, new_parent, new_name, flags == 0);
     cg_pending_put(fs, pending);
     return error;
 }

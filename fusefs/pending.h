@@ -49,13 +49,10 @@ void cg_pending_put(cg_fs *fs, cg_fs_pending *pending);
 /* The kernel forgets the node. */
 void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups);
 
-/* Publishes if the file is valid; nothing to do for an empty or published one. After an error the
- * file stays waiting. Errors are those of cg_strict_errno(), or EEXIST: another valid file of other
- * content took the name first. */
-int cg_pending_publish(cg_fs *fs, cg_fs_pending *pending);
-/* rename() of a waiting file: publishes it under another name, also an ordinary one. */
-int cg_pending_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const char *name,
-                          bool replace);
+/* The file waits no more, and is of this state. The gate is in CHECKING. Returns the user that
+ * mknod left, for the caller to put when the gate is open again; or NULL. */
+cg_fs_pending *cg_pending_end(cg_fs *fs, cg_fs_pending *pending, cg_pending_state state);
+/* unlink() by the creator. */
 void cg_pending_cancel(cg_fs *fs, cg_fs_pending *pending);
 /* At the end: all that wait are discarded. */
 void cg_pending_discard_all(cg_fs *fs);

@@ -1,0 +1,228 @@
+#include "fusefs/publish.h"
+
+#include "fusefs/adopt.h"
+#include "fusefs/fs.h"
+#include "fusefs/reach.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Whether what the view shows of a is all that is in b. */
+static bool same_content(int a, const cg_view *view, int b)
+{
+    enum { PIECE_BYTES = 1 << 16 };
+    char *pieces = malloc(2 * PIECE_BYTES);
+    off_t offset = 0;
+    bool same = pieces != NULL;
+    while (same) {
+        const ssize_t n = pread(a, pieces, cg_view_clamp(view, offset, PIECE_BYTES), offset);
+        const ssize_t m = n < 0 ? -1 : pread(b, pieces + PIECE_BYTES, PIECE_BYTES, offset);
+        same = n >= 0 && n == m && memcmp(pieces, pieces + PIECE_BYTES, (size_t)n) == 0;
+        if (n <= 0)
+            break;
+        offset += n;
+    }
+    free(pieces);
+    return same;
+}
+
+/* The name is taken. A valid file there stays: for us as good as ours if it is equal, or is an
+ * object (an encoder may choose its symbols, and the first publisher wins). One that was damaged
+ * in the store makes room. */
+static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, int dir_fd,
+                         const cg_tree_name *name, bool *replace_out)
+{
+    cg_chunk_header header;
+    struct stat attr = {0};
+    *replace_out = false;
+    const int fd = openat(dir_fd, pending->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return EEXIST;
+    int error = fstat(fd, &attr) == 0 ? EEXIST : errno;
+    const cg_view view = cg_view_of_file(name, fd, &attr);
+    if (error == EEXIST && same_content(fd, &view, pending->fd)) {
+        error = 0;
+    } else if (error == EEXIST && cg_fs_is_strict(name)) {
+        const cg_status status =
+            cg_strict_check(fd, name, &fs->budget, fs->max_file_bytes, &header);
+        *replace_out = cg_strict_errno(status) == EBADMSG;
+        if (status == CG_OK && name->kind != CG_TREE_CONTEXT_CHUNK)
+            error = 0;
+    }
+    close(fd);
+    return error;
+}
+
+/* Gives the staged file its name without replacing another, whatever the store can do. */
+static int move_without_replacing(int staging_fd, const char *temporary, int dir_fd,
+                                  const char *name)
+{
+    struct stat attr;
+    if (renameat2(staging_fd, temporary, dir_fd, name, RENAME_NOREPLACE) == 0)
+        return 0;
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
+        return errno;
+    if (linkat(staging_fd, temporary, dir_fd, name, 0) == 0) {
+        unlinkat(staging_fd, temporary, 0);
+        return 0;
+    }
+    if (errno != EPERM && errno != ENOSYS && errno != EOPNOTSUPP && errno != EMLINK)
+        return errno;
+    if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0)
+        return EEXIST;
+    return renameat(staging_fd, temporary, dir_fd, name) == 0 ? 0 : errno;
+}
+
+static int sync_directory(int dir_fd)
+{
+    const int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return 0; /* we may search it but not read it: no way to ask */
+    const int error = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
+    close(fd);
+    return error;
+}
+
+/* A nested chunk under a name of a coarser level: what the name would not show goes, so that the
+ * file is what it shows. The time of its last change stays: cp -p has set it before it closes. */
+static int cut_to_view(int fd, const cg_view *view, cg_chunk_header *header)
+{
+    struct stat attr;
+    if (fstat(fd, &attr) != 0 || ftruncate(fd, (off_t)view->bytes) != 0)
+        return errno;
+    const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, attr.st_mtim};
+    if (futimens(fd, times) != 0)
+        return errno;
+    return cg_strict_errno(cg_chunk_header_cut(header, view->bytes));
+}
+
+/* The gate is in CHECKING. renames: this is a rename, which leaves the bytes as they are. */
+static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool replace,
+                           bool *is_strict_out)
+{
+    cg_tree_name name;
+    cg_chunk_header header = {0};
+    struct stat attr;
+    char *path;
+    int dir_fd;
+    int error = cg_reach_dir(fs, pending->parent, pending->name, &dir_fd, &path);
+    if (error != 0)
+        return error;
+    cg_tree_parse(path, &name);
+    *is_strict_out = cg_fs_is_strict(&name);
+    if (*is_strict_out && (error = cg_fs_check(fs, pending->fd, path, &name, &header)) != 0)
+        goto done;
+    const cg_view view = cg_view_of_header(&name, &header);
+    if (view.level != 0 &&
+        (error = renames ? EXDEV : cut_to_view(pending->fd, &view, &header)) != 0)
+        goto done;
+    if (fsync(pending->fd) != 0 || fstat(pending->fd, &attr) != 0) {
+        error = errno;
+        goto done;
+    }
+    bool is_ours = true;
+    if (!replace) {
+        error =
+            move_without_replacing(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name);
+        if (error == EEXIST) {
+            error = meet_existing(fs, pending, dir_fd, &name, &replace);
+            is_ours = replace;
+            if (error == 0)
+                unlinkat(fs->staging.dir_fd, pending->temporary, 0);
+        }
+    }
+    if (replace)
+        error = renameat(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name) == 0
+                    ? 0
+                    : errno;
+    if (error != 0 || (error = sync_directory(dir_fd)) != 0)
+        goto done;
+    if (is_ours)
+        cg_nodes_add_name(&fs->nodes, pending->node, pending->parent, pending->name);
+    if (*is_strict_out) {
+        cg_metrics_add(&fs->metrics.published, 1);
+        cg_metrics_add(&fs->metrics.published_bytes, (uint64_t)attr.st_size);
+    }
+    cg_fs_adopt(fs, path, &name, name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
+done:
+    free(path);
+    close(dir_fd);
+    return error;
+}
+
+/* The gate is in CHECKING. *stay_out: a user to put after the gate is open, or NULL. */
+static int publish(cg_fs *fs, cg_fs_pending *pending, bool renames, bool replace, cg_gate *gate_out,
+                   cg_fs_pending **stay_out)
+{
+    bool is_strict = false;
+    const int error = publish_checked(fs, pending, renames, replace, &is_strict);
+    *stay_out = NULL;
+    *gate_out = error == 0 && is_strict ? CG_GATE_SEALED : CG_GATE_OPEN;
+    if (error == 0)
+        *stay_out = cg_pending_end(fs, pending, CG_PENDING_PUBLISHED);
+    return error;
+}
+
+int cg_publish(cg_fs *fs, cg_fs_pending *pending)
+{
+    struct stat attr;
+    cg_gate gate;
+    cg_fs_pending *stay;
+    const cg_gate before = cg_gate_check_begin(&fs->nodes, pending->node);
+    /* Size 0 comes before any write: the shell's redirection opens, duplicates and closes. */
+    if (pending->state != CG_PENDING_WAITING ||
+        (fstat(pending->fd, &attr) == 0 && attr.st_size == 0)) {
+        cg_gate_check_end(&fs->nodes, pending->node, before);
+        return 0;
+    }
+    const int error = publish(fs, pending, false, false, &gate, &stay);
+    cg_gate_check_end(&fs->nodes, pending->node, gate);
+    if (stay != NULL)
+        cg_pending_put(fs, stay);
+    return error;
+}
+
+static void set_target(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, char *name)
+{
+    pthread_mutex_lock(&fs->nodes.lock);
+    pending->parent = parent;
+    pending->name = name;
+    pthread_mutex_unlock(&fs->nodes.lock);
+}
+
+int cg_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const char *name,
+                  bool replace)
+{
+    cg_gate gate;
+    cg_fs_pending *stay;
+    char *new_name = strdup(name);
+    if (new_name == NULL)
+        return ENOMEM;
+    cg_nodes_pin(&fs->nodes, parent);
+    const cg_gate before = cg_gate_check_begin(&fs->nodes, pending->node);
+    if (pending->state != CG_PENDING_WAITING) {
+        cg_gate_check_end(&fs->nodes, pending->node, before);
+        cg_nodes_unpin(&fs->nodes, parent);
+        free(new_name);
+        return ENOENT; /* it was published or taken away since the look-up */
+    }
+    cg_fs_node *old_parent = pending->parent;
+    char *old_name = pending->name;
+    set_target(fs, pending, parent, new_name);
+    const int error = publish(fs, pending, true, replace, &gate, &stay);
+    if (error != 0) {
+        set_target(fs, pending, old_parent, old_name);
+        old_parent = parent;
+        old_name = new_name;
+    }
+    cg_gate_check_end(&fs->nodes, pending->node, gate);
+    if (stay != NULL)
+        cg_pending_put(fs, stay);
+    cg_nodes_unpin(&fs->nodes, old_parent);
+    free(old_name);
+    return error;
+}
