@@ -1,4 +1,5 @@
 /* fusefs/attributes.c - attributes of files and of the file system: their part of fusefs/core.h. */
+#include "fusefs/contents.h"
 #include "fusefs/fs.h"
 #include "fusefs/pending.h"
 #include "fusefs/published.h"
@@ -39,12 +40,7 @@ static int set_size(cg_fs *fs, cg_fs_node *node, off_t size)
         if ((error = cg_reach_open(fs, node, O_WRONLY | O_NONBLOCK, &fd, NULL)) != 0)
             return error;
     }
-    if (cg_gate_enter(&fs->nodes, node)) {
-        error = ftruncate(fd, size) == 0 ? 0 : errno;
-        cg_gate_leave(&fs->nodes, node);
-    } else {
-        error = EPERM;
-    }
+    error = cg_contents_truncate(fs, node, fd, size);
     if (pending != NULL)
         cg_pending_put(fs, pending);
     else

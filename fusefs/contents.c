@@ -1,79 +1,76 @@
-/* fusefs/contents.c - what is done with an open file: its part of fusefs/core.h. */
+/* What is done with an open file: its part of fusefs/core.h. */
+#include "fusefs/contents.h"
+
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
 #include "fusefs/publish.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <unistd.h>
 
-int cg_fs_write_begin(cg_fs *fs, cg_fs_file *file)
+/* Around each change of the content: EPERM when the file is published, and a check of it waits
+ * until we are through. */
+static int begin_change(cg_fs *fs, const cg_fs_file *file)
 {
     if (!file->writable)
         return EBADF;
     return cg_gate_enter(&fs->nodes, file->node) ? 0 : EPERM;
 }
 
-void cg_fs_write_end(cg_fs *fs, cg_fs_file *file, uint64_t written_bytes)
+static void end_change(cg_fs *fs, const cg_fs_file *file, uint64_t written_bytes)
 {
     cg_gate_leave(&fs->nodes, file->node);
     cg_metrics_add(&fs->metrics.written_bytes, written_bytes);
 }
 
-int cg_fs_write(cg_fs *fs, cg_fs_file *file, const void *bytes, size_t n_bytes, off_t offset)
+int cg_fs_write(cg_fs *fs, cg_fs_file *file, off_t offset, cg_fs_move *move, void *source,
+                size_t *n_written_out)
 {
-    int error = cg_fs_write_begin(fs, file);
-    size_t n_done = 0;
+    *n_written_out = 0;
+    const int error = begin_change(fs, file);
     if (error != 0)
         return error;
-    while (n_done < n_bytes && error == 0) {
-        const ssize_t n = pwrite(file->fd, (const char *)bytes + n_done, n_bytes - n_done,
-                                 offset + (off_t)n_done);
-        if (n >= 0)
-            n_done += (size_t)n;
-        else if (errno != EINTR)
-            error = errno;
-    }
-    cg_fs_write_end(fs, file, n_done);
-    return error;
+    const ssize_t n = move(source, file->fd, offset);
+    if (n > 0)
+        *n_written_out = (size_t)n;
+    end_change(fs, file, *n_written_out);
+    return n < 0 ? (int)-n : 0;
 }
 
-int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t offset,
-               size_t *n_read_out)
+void cg_fs_read(cg_fs *fs, const cg_fs_file *file, off_t offset, size_t n_bytes,
+                cg_fs_bytes *bytes_out)
 {
-    size_t n_done = 0;
     if (file->fd < 0) {
         const size_t from = (size_t)offset < file->text_bytes ? (size_t)offset : file->text_bytes;
-        n_done = file->text_bytes - from < n_bytes ? file->text_bytes - from : n_bytes;
-        memcpy(bytes, file->text + from, n_done);
-        *n_read_out = n_done;
-        return 0;
+        const size_t left_bytes = file->text_bytes - from;
+        *bytes_out = (cg_fs_bytes){.text = file->text + from,
+                                   .fd = -1,
+                                   .n_bytes = left_bytes < n_bytes ? left_bytes : n_bytes};
+        return;
     }
-    n_bytes = cg_view_clamp(&file->node->view, offset, n_bytes);
-    while (n_done < n_bytes) {
-        const ssize_t n =
-            pread(file->fd, (char *)bytes + n_done, n_bytes - n_done, offset + (off_t)n_done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && n_done == 0)
-            return errno;
-        if (n <= 0)
-            break;
-        n_done += (size_t)n;
-    }
-    cg_metrics_add(&fs->metrics.read_bytes, n_done);
-    *n_read_out = n_done;
-    return 0;
+    *bytes_out = (cg_fs_bytes){.fd = file->fd,
+                               .offset = offset,
+                               .n_bytes = cg_view_clamp(&file->node->view, offset, n_bytes)};
+    cg_metrics_add(&fs->metrics.read_bytes, bytes_out->n_bytes);
+}
+
+int cg_contents_truncate(cg_fs *fs, cg_fs_node *node, int fd, off_t size)
+{
+    if (!cg_gate_enter(&fs->nodes, node))
+        return EPERM;
+    const int error = ftruncate(fd, size) == 0 ? 0 : errno;
+    cg_gate_leave(&fs->nodes, node);
+    return error;
 }
 
 int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n_bytes)
 {
-    const int error = cg_fs_write_begin(fs, file);
+    const int error = begin_change(fs, file);
     if (error != 0)
         return error;
     const int result = fallocate(file->fd, mode, offset, n_bytes) == 0 ? 0 : errno;
-    cg_fs_write_end(fs, file, 0);
+    end_change(fs, file, 0);
     return result;
 }
 
@@ -82,7 +79,7 @@ int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file 
 {
     if (from->fd < 0 || to->fd < 0)
         return EOPNOTSUPP; /* the kernel copies by reading and writing */
-    const int error = cg_fs_write_begin(fs, to);
+    const int error = begin_change(fs, to);
     if (error != 0)
         return error;
     n_bytes = cg_view_clamp(&from->node->view, from_offset, n_bytes);
@@ -90,7 +87,7 @@ int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file 
     const int result = n >= 0                                                ? 0
                        : errno == ENOSYS || errno == EXDEV || errno == EBADF ? EOPNOTSUPP
                                                                              : errno;
-    cg_fs_write_end(fs, to, n > 0 ? (uint64_t)n : 0);
+    end_change(fs, to, n > 0 ? (uint64_t)n : 0);
     *n_copied_out = n > 0 ? (size_t)n : 0;
     return result;
 }

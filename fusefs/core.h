@@ -59,6 +59,17 @@ typedef struct cg_fs_entry {
 
 typedef struct cg_fs_directory cg_fs_directory;
 
+/* The bytes of a read: text in memory, or what fd has from offset on. */
+typedef struct cg_fs_bytes {
+    const char *text; /* NULL: of fd */
+    int fd;
+    off_t offset;
+    size_t n_bytes; /* at most what the node shows of the file, which may end before */
+} cg_fs_bytes;
+
+/* Moves the bytes of a write from source to fd, from offset on. The number of bytes, or -errno. */
+typedef ssize_t cg_fs_move(void *source, int fd, off_t offset);
+
 /* What cg_fs_setattr() changes. */
 enum {
     CG_SET_MODE = 1,
@@ -127,13 +138,15 @@ void cg_fs_closedir(cg_fs_directory *directory);
 int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
                  mode_t mode, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out);
 int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out);
-/* Around each change of the content. EPERM: the file is published. */
-int cg_fs_write_begin(cg_fs *fs, cg_fs_file *file);
-void cg_fs_write_end(cg_fs *fs, cg_fs_file *file, uint64_t written_bytes);
-int cg_fs_write(cg_fs *fs, cg_fs_file *file, const void *bytes, size_t n_bytes,
-                off_t offset); /* all or an error */
-int cg_fs_read(cg_fs *fs, cg_fs_file *file, void *bytes, size_t n_bytes, off_t offset,
-               size_t *n_read_out);
+/* Where the bytes of a read are; nothing is copied, so that the kernel can take them from fd by
+ * itself (splice). They count as read. Good while the file is open. */
+void cg_fs_read(cg_fs *fs, const cg_fs_file *file, off_t offset, size_t n_bytes,
+                cg_fs_bytes *bytes_out);
+/* Calls move, which does the writing, unless the content must not change: EPERM, the file is
+ * published. A check of the content waits until move is done. *n_written_out may be less than move
+ * had; after an error it is 0. */
+int cg_fs_write(cg_fs *fs, cg_fs_file *file, off_t offset, cg_fs_move *move, void *source,
+                size_t *n_written_out);
 int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n_bytes);
 int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file *to,
                      off_t to_offset, size_t n_bytes, size_t *n_copied_out);

@@ -1,5 +1,6 @@
 /* fusefs/files.c - opening, creating and releasing files: their part of fusefs/core.h. */
 #include "fusefs/adopt.h"
+#include "fusefs/contents.h"
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
 #include "fusefs/pending.h"
@@ -62,16 +63,6 @@ static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_
     return 0;
 }
 
-static int truncate_file(cg_fs *fs, cg_fs_file *file)
-{
-    const int error = cg_fs_write_begin(fs, file);
-    if (error != 0)
-        return error;
-    const int result = ftruncate(file->fd, 0) == 0 ? 0 : errno;
-    cg_fs_write_end(fs, file, 0);
-    return result;
-}
-
 int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
 {
     const bool writable = (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0;
@@ -107,7 +98,8 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
             return ENOMEM;
         (*file_out)->immutable = !writable && cg_published_by_name(fs, node);
     }
-    if (error == 0 && truncates && (error = truncate_file(fs, *file_out)) != 0) {
+    if (error == 0 && truncates &&
+        (error = cg_contents_truncate(fs, node, (*file_out)->fd, 0)) != 0) {
         cg_fs_release(fs, *file_out);
         *file_out = NULL;
     }

@@ -79,48 +79,42 @@ void cg_ops_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                  struct fuse_file_info *fi)
 {
-    const cg_fs_file *file = file_of(fi);
+    cg_fs_bytes bytes;
     (void)ino;
-    if (file->fd < 0) {
-        const size_t from = (size_t)offset < file->text_bytes ? (size_t)offset : file->text_bytes;
-        const size_t left = file->text_bytes - from;
-        fuse_reply_buf(req, file->text + from, left < size ? left : size);
+    cg_fs_read(cg_ops_mount(req)->fs, file_of(fi), offset, size, &bytes);
+    if (bytes.text != NULL || bytes.n_bytes == 0) {
+        fuse_reply_buf(req, bytes.text, bytes.n_bytes);
         return;
     }
-    size = cg_view_clamp(&file->node->view, offset, size);
-    if (size == 0) {
-        fuse_reply_buf(req, NULL, 0);
-        return;
-    }
-    struct fuse_bufvec bytes = FUSE_BUFVEC_INIT(size);
-    bytes.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY;
-    bytes.buf[0].fd = file->fd;
-    bytes.buf[0].pos = offset;
-    cg_metrics_add(&cg_fs_metrics(cg_ops_mount(req)->fs)->read_bytes, size);
-    fuse_reply_data(req, &bytes, FUSE_BUF_SPLICE_MOVE);
+    struct fuse_bufvec out = FUSE_BUFVEC_INIT(bytes.n_bytes);
+    out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY;
+    out.buf[0].fd = bytes.fd;
+    out.buf[0].pos = bytes.offset;
+    fuse_reply_data(req, &out, FUSE_BUF_SPLICE_MOVE);
+}
+
+/* Where the kernel sent the bytes in a pipe, they are spliced to the file. */
+static ssize_t move_buffers(void *source, int fd, off_t offset)
+{
+    struct fuse_bufvec *in = source;
+    struct fuse_bufvec out = FUSE_BUFVEC_INIT(fuse_buf_size(in));
+    out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+    out.buf[0].fd = fd;
+    out.buf[0].pos = offset;
+    return fuse_buf_copy(&out, in, 0);
 }
 
 void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
                       struct fuse_file_info *fi)
 {
-    cg_fs *fs = cg_ops_mount(req)->fs;
-    cg_fs_file *file = file_of(fi);
-    struct fuse_bufvec out = FUSE_BUFVEC_INIT(fuse_buf_size(in));
+    size_t n_written;
     (void)ino;
-    const int error = cg_fs_write_begin(fs, file);
-    if (error != 0) {
+    const int error =
+        cg_fs_write(cg_ops_mount(req)->fs, file_of(fi), offset, move_buffers, in, &n_written);
+    if (error != 0)
         cg_ops_reply_error(req, error);
-        return;
-    }
-    out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
-    out.buf[0].fd = file->fd;
-    out.buf[0].pos = offset;
-    const ssize_t n = fuse_buf_copy(&out, in, 0);
-    cg_fs_write_end(fs, file, n > 0 ? (uint64_t)n : 0);
-    if (n < 0)
-        cg_ops_reply_error(req, (int)-n);
     else
-        fuse_reply_write(req, (size_t)n);
+        fuse_reply_write(req, n_written);
 }
 
 void cg_ops_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

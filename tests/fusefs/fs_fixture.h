@@ -113,7 +113,24 @@ class Fs
     }
     int write(cg_fs_file *file, const Bytes &bytes, off_t offset = 0)
     {
-        return cg_fs_write(fs, file, bytes.data(), bytes.size(), offset);
+        Bytes source = bytes;
+        size_t n = 0;
+        const int error = cg_fs_write(fs, file, offset, write_all, &source, &n);
+        EXPECT_EQ(n, error == 0 ? bytes.size() : 0);
+        return error;
+    }
+    int read(cg_fs_file *file, void *bytes, size_t n_bytes, off_t offset, size_t *n_read_out)
+    {
+        cg_fs_bytes found;
+        cg_fs_read(fs, file, offset, n_bytes, &found);
+        *n_read_out = found.n_bytes;
+        if (found.text != nullptr) {
+            memcpy(bytes, found.text, found.n_bytes);
+            return 0;
+        }
+        const ssize_t n = pread(found.fd, bytes, found.n_bytes, found.offset);
+        *n_read_out = n < 0 ? 0 : static_cast<size_t>(n);
+        return n < 0 ? errno : 0;
     }
     int close(cg_fs_file *file)
     {
@@ -144,7 +161,7 @@ class Fs
         size_t n = 0;
         if (open(path, O_RDONLY, &file) != 0)
             return {};
-        EXPECT_EQ(cg_fs_read(fs, file, bytes.data(), bytes.size(), 0, &n), 0);
+        EXPECT_EQ(read(file, bytes.data(), bytes.size(), 0, &n), 0);
         EXPECT_EQ(close(file), 0);
         bytes.resize(n);
         return bytes;
@@ -224,6 +241,12 @@ class Fs
     cg_fs_caller caller = {geteuid(), getegid(), getpid()};
 
   private:
+    static ssize_t write_all(void *source, int fd, off_t offset)
+    {
+        const Bytes &bytes = *static_cast<const Bytes *>(source);
+        const ssize_t n = pwrite(fd, bytes.data(), bytes.size(), offset);
+        return n < 0 ? -errno : n;
+    }
     cg_fs_node *keep(cg_fs_node *node)
     {
         const std::lock_guard<std::mutex> hold(lock_);

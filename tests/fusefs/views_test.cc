@@ -111,10 +111,10 @@ TEST_F(ViewsTest, NothingBehindAViewIsDelivered)
     ASSERT_EQ(fs.open(at(3), O_RDONLY, &file), 0);
     Bytes bytes(1000);
     size_t n = 0;
-    ASSERT_EQ(cg_fs_read(fs.fs, file, bytes.data(), bytes.size(), end - 10, &n), 0);
+    ASSERT_EQ(fs.read(file, bytes.data(), bytes.size(), end - 10, &n), 0);
     EXPECT_EQ(n, 10u);
     for (off_t offset : {end, end + 1, static_cast<off_t>(nested.bytes.size()) - 1}) {
-        ASSERT_EQ(cg_fs_read(fs.fs, file, bytes.data(), bytes.size(), offset, &n), 0);
+        ASSERT_EQ(fs.read(file, bytes.data(), bytes.size(), offset, &n), 0);
         EXPECT_EQ(n, 0u) << offset;
     }
     ASSERT_EQ(fs.create("m/copy", &copy), 0);
@@ -299,7 +299,7 @@ TEST_F(ViewsTest, UnlinkTakesOneNameAway)
     ASSERT_EQ(fs.open(at(3), O_RDONLY, &file), 0);
     EXPECT_EQ(fs.unlink(at(3)), 0);
     EXPECT_EQ(fs.look(at(3)), ENOENT);
-    ASSERT_EQ(cg_fs_read(fs.fs, file, bytes.data(), bytes.size(), 0, &n), 0);
+    ASSERT_EQ(fs.read(file, bytes.data(), bytes.size(), 0, &n), 0);
     EXPECT_EQ(n, cut(3).size()) << "who has it open keeps the view";
     EXPECT_EQ(fs.close(file), 0);
     EXPECT_EQ(fs.get(at(1)), nested.bytes);
@@ -352,7 +352,7 @@ TEST_F(ViewsTest, ViewWithoutAnyNameIsStillNotWritable)
     ASSERT_EQ(cg_fs_open(fs.fs, file->node, O_RDONLY, &again), 0);
     Bytes bytes(nested.bytes.size());
     size_t n = 0;
-    EXPECT_EQ(cg_fs_read(fs.fs, again, bytes.data(), bytes.size(), 0, &n), 0);
+    EXPECT_EQ(fs.read(again, bytes.data(), bytes.size(), 0, &n), 0);
     EXPECT_EQ(n, cut(2).size());
     EXPECT_EQ(fs.close(again), 0);
     EXPECT_EQ(fs.close(file), 0);
