@@ -86,27 +86,38 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
                                    const cg_fingerprint *profile, const uint32_t *tokens,
                                    size_t n_tokens);
 
+/* What adopting tells of each file and folder that it makes, right after it has made it: leaf in
+ * the directory dir_fd, with mode 0600 (a folder: 0700) and the owner that a new file of this
+ * process has. A hard link is not made anew. from: the file of a context for whose sake it was
+ * made, relative to the root. A status other than CG_OK ends the adopting with it. */
+typedef struct cg_store_hook {
+    cg_status (*created)(void *user, const char *from, int dir_fd, const char *leaf,
+                         bool is_folder);
+    void *user;
+} cg_store_hook;
+
 /* Makes sure that the chunk file at path (relative to the root, a CG_TREE_CONTEXT_CHUNK that
  * cg_chunk_verify took; header: its fixed header) can be found by its key, at all levels that it
  * holds: links or copies it to its object paths unless they exist. What cachegenfs calls when a
  * context is copied in. Of a nested chunk, the names in its context and of its objects whose files
  * are starts of one and the same (byte by byte, same owner and mode) become links of the longest,
  * so that a context takes the space of its finest level, whatever came first. */
-cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *header);
+cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *path,
+                         const cg_chunk_header *header);
 
 /* The same for contexts/<name>/profile.cgp: installs it as profiles/<fingerprint>.cgp, and
  * `default` if there is none. What cg_profile_open() refuses is refused. CG_ERR_INVALID_ARGUMENT:
  * path is no such name. */
-cg_status cg_store_adopt_profile(int root_fd, const char *path);
+cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path);
 /* The same for contexts/<name>/model.json: copies it to <model>/model.json unless that exists.
  * CG_ERR_CORRUPT: it does not start as a JSON object. */
-cg_status cg_store_adopt_model(int root_fd, const char *path);
+cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const char *path);
 /* Adopts all chunks, profiles and model.json below contexts/ of all models: at the start of a
  * mount, and after contexts were copied behind its back. Chunks that can be found already cost a
  * look at a few headers; others are verified whole first. Files that are no good are passed over.
  * *n_adopted_out (may be NULL): chunks that could not be found before.
  * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. */
-cg_status cg_store_adopt_tree(int root_fd, uint32_t *n_adopted_out);
+cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out);
 
 #ifdef __cplusplus
 }

@@ -16,6 +16,83 @@
 enum { MAX_MODEL_JSON_BYTES = 1 << 20 };
 static const uint64_t MAX_CHUNK_BYTES = 1ull << 32;
 
+/* One look at the store on somebody's behalf. */
+typedef struct adoption {
+    int root_fd;
+    const cg_store_hook *hook; /* NULL: nobody asks */
+    uint32_t n_adopted;        /* chunks */
+} adoption;
+
+/* Tells that path was made for the sake of `from`. dir_fd: its folder. */
+static cg_status tell(const adoption *a, const char *from, int dir_fd, const char *path,
+                      bool is_folder)
+{
+    const char *slash = strrchr(path, '/');
+    return a->hook == NULL ? CG_OK
+                           : a->hook->created(a->hook->user, from, dir_fd,
+                                              slash == NULL ? path : slash + 1, is_folder);
+}
+
+/* Opens the folder above path and makes what is missing on the way. They are not synced: what a
+ * power failure takes, the next look at the tree makes again.
+ * CG_ERR_PERMISSION: one of them is no folder. A symbolic link may lead out of the store. */
+static cg_status open_folder(const adoption *a, const char *from, const char *path, int *fd_out)
+{
+    const int flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    char folder[CG_TREE_PATH_BYTES];
+    cg_status status = CG_OK;
+    int fd = openat(a->root_fd, ".", flags);
+    if (fd < 0)
+        return cg_status_from_errno(errno);
+    for (const char *at = path, *slash; (slash = strchr(at, '/')) != NULL; at = slash + 1) {
+        memcpy(folder, at, (size_t)(slash - at));
+        folder[slash - at] = '\0';
+        int next = openat(fd, folder, flags);
+        if (next < 0 && errno == ENOENT) {
+            if (mkdirat(fd, folder, 0700) == 0)
+                status = tell(a, from, fd, folder, true);
+            else if (errno != EEXIST)
+                status = cg_status_from_errno(errno);
+            next = status == CG_OK ? openat(fd, folder, flags) : -1;
+        }
+        if (next < 0 && status == CG_OK)
+            status = errno == ENOTDIR || errno == ELOOP ? CG_ERR_PERMISSION
+                                                        : cg_status_from_errno(errno);
+        close(fd);
+        if (status != CG_OK)
+            return status;
+        fd = next;
+    }
+    *fd_out = fd;
+    return CG_OK;
+}
+
+static bool is_one_file(int root_fd, const char *path, const char *other)
+{
+    struct stat a, b;
+    return fstatat(root_fd, path, &a, AT_SYMLINK_NOFOLLOW) == 0 &&
+           fstatat(root_fd, other, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
+/* cg_file_install() into the folder dir_fd. A link belongs to the owner of `from`; a copy is new.
+ */
+static cg_status install(const adoption *a, const char *from, int dir_fd, const char *to,
+                         bool replace, uint64_t copy_bytes)
+{
+    const cg_status status = cg_file_install(a->root_fd, from, to, replace, copy_bytes);
+    return status == CG_OK && !is_one_file(a->root_fd, from, to) ? tell(a, from, dir_fd, to, false)
+                                                                 : status;
+}
+
+/* A new file beside others that stay as they are. */
+static cg_status write_new(const adoption *a, const char *from, int dir_fd, const char *path,
+                           const void *bytes, size_t n_bytes)
+{
+    const cg_status status = cg_file_write(a->root_fd, path, bytes, n_bytes, false);
+    return status == CG_OK ? tell(a, from, dir_fd, path, false) : status;
+}
+
 static bool has_tokens(int root_fd, const char *path)
 {
     struct stat s;
@@ -24,12 +101,12 @@ static bool has_tokens(int root_fd, const char *path)
 
 /* Writes `tokens` beside an object from the first section of the chunk at path, unless it is
  * there. */
-static cg_status adopt_tokens(int root_fd, const char *chunk_path, const char *object_path,
-                              const cg_chunk_header *h)
+static cg_status adopt_tokens(const adoption *a, const char *chunk_path, int dir_fd,
+                              const char *object_path, const cg_chunk_header *h)
 {
     char path[CG_TREE_PATH_BYTES];
     cg_status status = cg_store_sibling_path(object_path, "tokens", path);
-    if (status != CG_OK || has_tokens(root_fd, path))
+    if (status != CG_OK || has_tokens(a->root_fd, path))
         return status;
     /* cg_chunk_verify() took it: the first section is the tokens, right behind the table. */
     const size_t n_bytes = h->header_bytes + (size_t)h->token_bytes * h->n_tokens;
@@ -38,12 +115,12 @@ static cg_status adopt_tokens(int root_fd, const char *chunk_path, const char *o
     status = CG_ERR_NO_MEMORY;
     if (bytes == NULL || tokens == NULL)
         goto done;
-    if ((status = cg_file_read_start(root_fd, chunk_path, bytes, n_bytes, NULL)) != CG_OK)
+    if ((status = cg_file_read_start(a->root_fd, chunk_path, bytes, n_bytes, NULL)) != CG_OK)
         goto done;
     for (size_t i = 0; i < h->n_tokens; i++)
         cg_put_le(tokens + 4 * i, 4,
                   cg_get_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
-    status = cg_file_write(root_fd, path, tokens, (size_t)h->n_tokens * 4, false);
+    status = write_new(a, chunk_path, dir_fd, path, tokens, (size_t)h->n_tokens * 4);
     if (status == CG_ERR_EXISTS)
         status = CG_OK;
 done:
@@ -101,13 +178,15 @@ static void share(int root_fd, const char *path, const cg_tree_name *name, const
     }
 }
 
-cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *header)
+static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk_header *header)
 {
+    const int root_fd = a->root_fd;
     cg_tree_name name;
     cg_chunk_header h = *header;
     char object[CG_TREE_PATH_BYTES];
     struct stat s;
     cg_status status;
+    int dir_fd;
     bool installed = false;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_CHUNK)
@@ -117,25 +196,37 @@ cg_status cg_store_adopt(int root_fd, const char *path, const cg_chunk_header *h
     if ((status = cg_chunk_header_cut(&h, (uint64_t)s.st_size)) != CG_OK ||
         (status = cg_tree_check(&name, &h)) != CG_OK)
         return status;
+    if ((status = object_path_of(&name, &h, h.level, object)) != CG_OK ||
+        (status = open_folder(a, path, object, &dir_fd)) != CG_OK)
+        return status;
     for (unsigned level = h.level; level <= h.coarsest; level++) {
         if ((status = object_path_of(&name, &h, level, object)) != CG_OK)
-            return status;
+            goto done;
         if (is_object(root_fd, object, level, &h))
             continue;
         /* What stands there and is no such chunk was damaged behind the daemon's back: this one
          * heals it. */
         const bool replace = fstatat(root_fd, object, &s, AT_SYMLINK_NOFOLLOW) == 0;
-        status = cg_file_install(root_fd, path, object, replace, h.level_bytes[level]);
+        status = install(a, path, dir_fd, object, replace, h.level_bytes[level]);
         if (status != CG_OK && status != CG_ERR_EXISTS)
-            return status;
+            goto done;
         installed = true;
     }
-    if ((status = adopt_tokens(root_fd, path, object, &h)) != CG_OK ||
+    if ((status = adopt_tokens(a, path, dir_fd, object, &h)) != CG_OK ||
         (installed && (status = cg_file_sync_dir(root_fd, object)) != CG_OK))
-        return status;
+        goto done;
     if (h.version == CG_CHUNK_VERSION_NESTED)
         share(root_fd, path, &name, &h);
-    return CG_OK;
+done:
+    close(dir_fd);
+    return status;
+}
+
+cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *path,
+                         const cg_chunk_header *header)
+{
+    const adoption a = {.root_fd = root_fd, .hook = hook};
+    return adopt_chunk(&a, path, header);
 }
 
 static cg_status check_profile(const uint8_t *bytes, size_t n_bytes)
@@ -146,13 +237,15 @@ static cg_status check_profile(const uint8_t *bytes, size_t n_bytes)
     return status;
 }
 
-cg_status cg_store_adopt_profile(int root_fd, const char *path)
+cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path)
 {
+    const adoption a = {.root_fd = root_fd, .hook = hook};
     cg_tree_name name;
     char installed[CG_TREE_PATH_BYTES], by_default[CG_TREE_PATH_BYTES], line[CG_KEY_HEX_BYTES + 1];
     cg_fingerprint fingerprint;
     uint8_t *bytes;
     size_t n_bytes;
+    int dir_fd;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_PROFILE)
         return CG_ERR_INVALID_ARGUMENT;
@@ -167,24 +260,31 @@ cg_status cg_store_adopt_profile(int root_fd, const char *path)
     memcpy(fingerprint.bytes, key.bytes, sizeof fingerprint.bytes);
     if ((status = cg_tree_profile_path(name.model, &fingerprint, installed, sizeof installed)) !=
             CG_OK ||
-        (status = cg_store_sibling_path(installed, "default", by_default)) != CG_OK)
+        (status = cg_store_sibling_path(installed, "default", by_default)) != CG_OK ||
+        (status = open_folder(&a, path, installed, &dir_fd)) != CG_OK)
         return status;
-    status = cg_file_install(root_fd, path, installed, false, UINT64_MAX);
+    status = install(&a, path, dir_fd, installed, false, UINT64_MAX);
     if (status != CG_OK && status != CG_ERR_EXISTS)
-        return status;
+        goto done;
     cg_key_to_hex(&key, line);
     strcat(line, "\n");
-    status =
-        cg_file_write(root_fd, by_default, line, strlen(line), false); /* syncs the directory */
-    return status == CG_ERR_EXISTS ? cg_file_sync_dir(root_fd, installed) : status;
+    /* Which syncs the directory. */
+    status = write_new(&a, path, dir_fd, by_default, line, strlen(line));
+    if (status == CG_ERR_EXISTS)
+        status = cg_file_sync_dir(root_fd, installed);
+done:
+    close(dir_fd);
+    return status;
 }
 
-cg_status cg_store_adopt_model(int root_fd, const char *path)
+cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const char *path)
 {
+    const adoption a = {.root_fd = root_fd, .hook = hook};
     cg_tree_name name;
     char in_model[CG_TREE_PATH_BYTES];
     uint8_t *bytes;
     size_t n_bytes, at = 0;
+    int dir_fd;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_MODEL)
         return CG_ERR_INVALID_ARGUMENT;
@@ -194,24 +294,19 @@ cg_status cg_store_adopt_model(int root_fd, const char *path)
     while (at < n_bytes && strchr(" \t\r\n", bytes[at]) != NULL && bytes[at] != '\0')
         at++;
     snprintf(in_model, sizeof in_model, "%s/model.json", name.model);
-    /* A copy: the model's file may be edited in place, and the context's must not change with
-     * it. */
-    status = at < n_bytes && bytes[at] == '{'
-                 ? cg_file_write(root_fd, in_model, bytes, n_bytes, false)
-                 : CG_ERR_CORRUPT;
+    status = at < n_bytes && bytes[at] == '{' ? open_folder(&a, path, in_model, &dir_fd)
+                                              : CG_ERR_CORRUPT;
+    if (status == CG_OK) {
+        /* A copy: the model's file may be edited in place, and the context's must not change with
+         * it. */
+        status = write_new(&a, path, dir_fd, in_model, bytes, n_bytes);
+        close(dir_fd);
+    }
     free(bytes);
     return status == CG_ERR_EXISTS ? CG_OK : status;
 }
 
 /* --- the whole tree --- */
-
-static bool is_one_file(int root_fd, const char *path, const char *other)
-{
-    struct stat a, b;
-    return fstatat(root_fd, path, &a, AT_SYMLINK_NOFOLLOW) == 0 &&
-           fstatat(root_fd, other, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_dev == b.st_dev &&
-           a.st_ino == b.st_ino;
-}
 
 /* Whether there are objects of all levels of a chunk; shared_out: of one file with it. */
 static bool can_be_found(int root_fd, const char *path, const cg_tree_name *name,
@@ -231,8 +326,9 @@ static bool can_be_found(int root_fd, const char *path, const cg_tree_name *name
     return true;
 }
 
-static cg_status adopt_chunk_file(int root_fd, const char *path, uint32_t *n_adopted)
+static cg_status adopt_chunk_file(adoption *a, const char *path)
 {
+    const int root_fd = a->root_fd;
     cg_tree_name name;
     cg_chunk_header header;
     bool shared;
@@ -255,8 +351,8 @@ static cg_status adopt_chunk_file(int root_fd, const char *path, uint32_t *n_ado
     if (status == CG_OK) /* the file may be another one since its header was read */
         status = cg_chunk_header_parse(bytes, n_bytes, &header);
     free(bytes);
-    if (status == CG_OK && (status = cg_store_adopt(root_fd, path, &header)) == CG_OK)
-        ++*n_adopted;
+    if (status == CG_OK && (status = adopt_chunk(a, path, &header)) == CG_OK)
+        a->n_adopted++;
     return status;
 }
 
@@ -266,15 +362,15 @@ static bool is_fatal(cg_status status)
     return status == CG_ERR_NO_MEMORY || status == CG_ERR_NO_SPACE || status == CG_ERR_READ_ONLY;
 }
 
-typedef cg_status visitor(int root_fd, const char *path, uint32_t *n_adopted);
+typedef cg_status visitor(adoption *a, const char *path);
 
 /* Calls visit for each entry of a directory whose name does not start with '.'. A missing directory
  * has none. */
-static cg_status for_each(int root_fd, const char *dir_path, visitor *visit, uint32_t *n_adopted)
+static cg_status for_each(adoption *a, const char *dir_path, visitor *visit)
 {
     char path[CG_TREE_PATH_BYTES];
     cg_status status = CG_OK;
-    const int fd = openat(root_fd, dir_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int fd = openat(a->root_fd, dir_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (dir == NULL) {
         status =
@@ -288,51 +384,50 @@ static cg_status for_each(int root_fd, const char *dir_path, visitor *visit, uin
         const int n = at_root ? snprintf(path, sizeof path, "%s", e->d_name)
                               : snprintf(path, sizeof path, "%s/%s", dir_path, e->d_name);
         if (e->d_name[0] != '.' && n < (int)sizeof path)
-            status = visit(root_fd, path, n_adopted);
+            status = visit(a, path);
     }
     closedir(dir);
     return is_fatal(status) ? status : CG_OK;
 }
 
-static cg_status visit_chunk(int root_fd, const char *path, uint32_t *n_adopted)
+static cg_status visit_chunk(adoption *a, const char *path)
 {
     cg_tree_name name;
     cg_tree_parse(path, &name);
-    return name.kind == CG_TREE_CONTEXT_CHUNK ? adopt_chunk_file(root_fd, path, n_adopted) : CG_OK;
+    return name.kind == CG_TREE_CONTEXT_CHUNK ? adopt_chunk_file(a, path) : CG_OK;
 }
 
-static cg_status visit_context_entry(int root_fd, const char *path, uint32_t *n_adopted)
+static cg_status visit_context_entry(adoption *a, const char *path)
 {
     cg_tree_name name;
     const char *leaf = strrchr(path, '/') + 1;
     cg_tree_parse(path, &name);
     if (name.kind == CG_TREE_CONTEXT_PROFILE)
-        return cg_store_adopt_profile(root_fd, path);
+        return cg_store_adopt_profile(a->root_fd, a->hook, path);
     if (name.kind == CG_TREE_CONTEXT_MODEL)
-        return cg_store_adopt_model(root_fd, path);
+        return cg_store_adopt_model(a->root_fd, a->hook, path);
     if (leaf[0] == 'L' && leaf[1] >= '0' && leaf[1] < '0' + CG_N_LEVELS && leaf[2] == '\0')
-        return for_each(root_fd, path, visit_chunk, n_adopted);
+        return for_each(a, path, visit_chunk);
     return CG_OK;
 }
 
-static cg_status visit_context(int root_fd, const char *path, uint32_t *n_adopted)
+static cg_status visit_context(adoption *a, const char *path)
 {
-    return for_each(root_fd, path, visit_context_entry, n_adopted);
+    return for_each(a, path, visit_context_entry);
 }
 
-static cg_status visit_model(int root_fd, const char *path, uint32_t *n_adopted)
+static cg_status visit_model(adoption *a, const char *path)
 {
     char contexts[CG_TREE_PATH_BYTES];
     snprintf(contexts, sizeof contexts, "%.*s/contexts", CG_TREE_NAME_BYTES, path);
-    return cg_tree_name_is_valid(path) ? for_each(root_fd, contexts, visit_context, n_adopted)
-                                       : CG_OK;
+    return cg_tree_name_is_valid(path) ? for_each(a, contexts, visit_context) : CG_OK;
 }
 
-cg_status cg_store_adopt_tree(int root_fd, uint32_t *n_adopted_out)
+cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out)
 {
-    uint32_t n_adopted = 0;
-    const cg_status status = for_each(root_fd, ".", visit_model, &n_adopted);
+    adoption a = {.root_fd = root_fd, .hook = hook};
+    const cg_status status = for_each(&a, ".", visit_model);
     if (n_adopted_out != NULL)
-        *n_adopted_out = n_adopted;
+        *n_adopted_out = a.n_adopted;
     return status;
 }

@@ -179,9 +179,12 @@ mount_store -o ro
 check "ro: no writing" fails touch "$mnt/x"
 unmount
 "$chunk_files" make "$store/m/contexts/put" 1 100 3 # behind the daemon's back
+[ "$(id -u)" != 0 ] || chown -R 12345:23456 "$store/m"
 mount_store -o attr_timeout=0,entry_timeout=0
 check "contexts that came past the daemon are adopted" wait_for 20 sh -c '[ "$(find "$1/m/objects" -name "*.kv" | wc -l)" = 2 ]' sh "$store"
 unmount
+[ "$(id -u)" != 0 ] || check "and what that made belongs to their owner" \
+    equal "$(find "$store/m/objects" -printf '%u:%g\n' | sort -u)" 12345:23456
 
 check "unknown options are named" sh -c '"$1" "$2" "$3" -o nonsense 2>&1 | grep nonsense' sh "$cachegenfs" "$store" "$mnt"
 check "and refused" fails "$cachegenfs" "$store" "$mnt" -o nonsense

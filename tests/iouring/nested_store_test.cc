@@ -266,7 +266,7 @@ class NestedAdoptionTest : public NestedStoreTest
         write(level, bytes);
         cg_chunk_header header;
         EXPECT_EQ(cg_chunk_header_parse(bytes.data(), bytes.size(), &header), CG_OK);
-        return cg_store_adopt(dir.fd, context_path(level).c_str(), &header);
+        return cg_store_adopt(dir.fd, nullptr, context_path(level).c_str(), &header);
     }
     // How many different files have these names.
     size_t n_files(const std::vector<std::string> &names)
@@ -316,8 +316,8 @@ TEST_P(NestedAdoptionTest, TakesTheSpaceOfTheFinestLevelWhateverComesFirst)
                     const std::vector<uint8_t> bytes =
                         are_whole ? whole.bytes : prefix(whole, level);
                     write(level, bytes);
-                    ASSERT_EQ(by_tree ? cg_store_adopt_tree(dir.fd, nullptr)
-                                      : cg_store_adopt(dir.fd, context_path(level).c_str(),
+                    ASSERT_EQ(by_tree ? cg_store_adopt_tree(dir.fd, nullptr, nullptr)
+                                      : cg_store_adopt(dir.fd, nullptr, context_path(level).c_str(),
                                                        &whole.header),
                               CG_OK);
                 }
@@ -336,10 +336,10 @@ TEST_P(NestedAdoptionTest, AdoptsACopiedTreeInOneGo)
     for (unsigned level = CG_L1; level <= CG_L3; level++)
         write(level, prefix(whole, level));
     uint32_t n_adopted;
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
     EXPECT_GE(n_adopted, 1u);
     EXPECT_EQ(n_files(names(whole)), 1u);
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 0u);
 }
 
@@ -381,7 +381,7 @@ TEST_P(NestedAdoptionTest, SharesNothingThatDiffersOrBelongsToOthers)
     ASSERT_EQ(fchmodat(dir.fd, context_path(CG_L2).c_str(), 0600, 0), 0);
     ASSERT_EQ(fchmodat(dir.fd, context_path(CG_L3).c_str(), 0640, 0), 0);
     std::filesystem::remove(dir.path + "/" + level_path(whole, CG_L1));
-    ASSERT_EQ(cg_store_adopt(dir.fd, context_path(CG_L2).c_str(), &whole.header), CG_OK);
+    ASSERT_EQ(cg_store_adopt(dir.fd, nullptr, context_path(CG_L2).c_str(), &whole.header), CG_OK);
     EXPECT_EQ(n_files({context_path(CG_L2), context_path(CG_L3)}), 2u);
     struct stat s;
     ASSERT_EQ(fstatat(dir.fd, context_path(CG_L3).c_str(), &s, 0), 0);
@@ -392,7 +392,7 @@ TEST_P(NestedAdoptionTest, SharesNothingThatDiffersOrBelongsToOthers)
     ASSERT_EQ(fchmodat(dir.fd, context_path(CG_L3).c_str(), 0600, 0), 0);
     write(CG_L2, prefix(whole, CG_L2),
           2000); // what rsync set stays, or it would bring the file anew each time
-    ASSERT_EQ(cg_store_adopt(dir.fd, context_path(CG_L2).c_str(), &whole.header), CG_OK);
+    ASSERT_EQ(cg_store_adopt(dir.fd, nullptr, context_path(CG_L2).c_str(), &whole.header), CG_OK);
     EXPECT_EQ(n_files({context_path(CG_L2), context_path(CG_L3)}), 2u);
     ASSERT_EQ(fstatat(dir.fd, context_path(CG_L3).c_str(), &s, 0), 0);
     EXPECT_EQ(s.st_mtime, 1000);

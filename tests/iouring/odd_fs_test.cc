@@ -278,7 +278,7 @@ TEST_P(OddFsTest, AdoptsNestedChunksAsCopiesOfTheirLevels)
     const int fd = openat(dir.fd, "odd", O_RDONLY | O_DIRECTORY);
     for (const char *path :
          {"m/contexts/c/L3/00000.kv", "m/contexts/c/L1/00000.kv", "m/contexts/c/L1/00000.kv"})
-        ASSERT_EQ(cg_store_adopt(fd, path, &chunk.header), CG_OK);
+        ASSERT_EQ(cg_store_adopt(fd, nullptr, path, &chunk.header), CG_OK);
     close(fd);
     for (unsigned level = CG_L1; level <= CG_L3; level++) {
         char path[CG_TREE_PATH_BYTES];

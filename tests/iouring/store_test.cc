@@ -371,23 +371,75 @@ TEST_P(StoreTest, AdoptsAContextThatWasCopiedIn)
     std::swap(store, other);
     for (const cg_store_entry &entry : look_up(chain, nullptr))
         EXPECT_EQ(entry.levels, 0);
-    ASSERT_EQ(cg_store_adopt(dir.fd, "n/contexts/copy/L0/00001.kv", &chain[1].header), CG_OK);
+    ASSERT_EQ(cg_store_adopt(dir.fd, nullptr, "n/contexts/copy/L0/00001.kv", &chain[1].header),
+              CG_OK);
     EXPECT_EQ(look_up(chain, nullptr)[1].levels, 1);
     EXPECT_TRUE(dir.read(object_path(chain[1], "n")) == chain[1].bytes);
     EXPECT_TRUE(dir.read(std::filesystem::path(object_path(chain[1], "n")).parent_path().string() +
                          "/tokens") == token_bytes(chain[1].tokens));
-    ASSERT_EQ(cg_store_adopt(dir.fd, "n/contexts/copy/L0/00001.kv", &chain[1].header), CG_OK)
+    ASSERT_EQ(cg_store_adopt(dir.fd, nullptr, "n/contexts/copy/L0/00001.kv", &chain[1].header),
+              CG_OK)
         << "again";
 
     uint32_t n_adopted = 99;
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 2u);
     for (const cg_store_entry &entry : look_up(chain, nullptr))
         EXPECT_EQ(entry.levels, 1);
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 0u);
     std::swap(store, other);
     cg_store_free(other);
+}
+
+TEST_P(StoreTest, TellsWhatAdoptingMakes)
+{
+    const Chunk chunk = make_chain(1, CG_L0)[0];
+    const char *path = "n/contexts/c/L0/00000.kv", *json = "n/contexts/c/model.json";
+    dir.write(path, chunk.bytes);
+    dir.write(json, "{}");
+    struct Told {
+        std::vector<std::string> made;
+        cg_status answer = CG_OK;
+    } told;
+    const cg_store_hook hook = {
+        [](void *user, const char *from, int dir_fd, const char *leaf, bool is_folder) {
+            struct stat s = {};
+            EXPECT_EQ(fstatat(dir_fd, leaf, &s, AT_SYMLINK_NOFOLLOW), 0) << leaf;
+            EXPECT_EQ(S_ISDIR(s.st_mode), is_folder) << leaf;
+            EXPECT_EQ(s.st_mode & 07777, is_folder ? 0700u : 0600u) << leaf;
+            EXPECT_EQ(std::string(from).find("n/contexts/c/"), 0u);
+            static_cast<Told *>(user)->made.push_back(leaf);
+            return static_cast<Told *>(user)->answer;
+        },
+        &told};
+    char hex[CG_KEY_HEX_BYTES];
+    cg_key_to_hex(&chunk.header.key, hex);
+    const std::string key = hex;
+    ASSERT_EQ(cg_store_adopt(dir.fd, &hook, path, &chunk.header), CG_OK);
+    EXPECT_EQ(told.made, (std::vector<std::string>{"objects", key.substr(0, 2), key, "tokens"}))
+        << "the chunk is a link";
+    ASSERT_EQ(cg_store_adopt(dir.fd, &hook, path, &chunk.header), CG_OK) << "again";
+    EXPECT_EQ(told.made.size(), 4u);
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &hook, nullptr), CG_OK);
+    ASSERT_EQ(told.made.size(), 5u);
+    EXPECT_EQ(told.made.back(), "model.json");
+
+    std::filesystem::remove_all(dir.path + "/n/objects");
+    told = {{}, CG_ERR_NO_SPACE};
+    EXPECT_EQ(cg_store_adopt(dir.fd, &hook, path, &chunk.header), CG_ERR_NO_SPACE);
+    EXPECT_EQ(told.made, std::vector<std::string>{"objects"}) << "its error ends it";
+}
+
+TEST_P(StoreTest, AdoptsNothingThroughASymbolicLink)
+{
+    const Chunk chunk = make_chain(1, CG_L0)[0];
+    dir.write("n/contexts/c/L0/00000.kv", chunk.bytes);
+    ASSERT_EQ(mkdirat(dir.fd, "elsewhere", 0700), 0);
+    ASSERT_EQ(symlinkat("../elsewhere", dir.fd, "n/objects"), 0);
+    EXPECT_EQ(cg_store_adopt(dir.fd, nullptr, "n/contexts/c/L0/00000.kv", &chunk.header),
+              CG_ERR_PERMISSION);
+    EXPECT_TRUE(std::filesystem::is_empty(dir.path + "/elsewhere"));
 }
 
 TEST_P(StoreTest, AdoptsOnlyChunksInContexts)
@@ -396,14 +448,15 @@ TEST_P(StoreTest, AdoptsOnlyChunksInContexts)
     for (const char *path :
          {"m/contexts/c/L0/00000.kv", "m/contexts/c/L0/0.kv", "m/contexts/c/L1/00000.kv"})
         dir.write(path, chunk.bytes);
-    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L0/0.kv", &chunk.header),
+    EXPECT_EQ(cg_store_adopt(dir.fd, nullptr, "m/contexts/c/L0/0.kv", &chunk.header),
               CG_ERR_INVALID_ARGUMENT);
-    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L1/00000.kv", &chunk.header),
+    EXPECT_EQ(cg_store_adopt(dir.fd, nullptr, "m/contexts/c/L1/00000.kv", &chunk.header),
               CG_ERR_INVALID_ARGUMENT)
         << "level";
-    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/x/L0/00000.kv", &chunk.header), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(cg_store_adopt(dir.fd, nullptr, "m/contexts/x/L0/00000.kv", &chunk.header),
+              CG_ERR_NOT_FOUND);
     EXPECT_FALSE(dir.has(object_path(chunk)));
-    EXPECT_EQ(cg_store_adopt(dir.fd, "m/contexts/c/L0/00000.kv", &chunk.header), CG_OK);
+    EXPECT_EQ(cg_store_adopt(dir.fd, nullptr, "m/contexts/c/L0/00000.kv", &chunk.header), CG_OK);
     EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
 }
 
@@ -430,7 +483,7 @@ TEST_P(StoreTest, AdoptsNothingBadFromATree)
     dir.write(".hidden/contexts/c/L0/00000.kv", chain[5].bytes);
     ASSERT_EQ(mkdirat(dir.fd, "empty", 0700), 0);
     uint32_t n_adopted;
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 1u);
     const std::vector<cg_store_entry> entries = look_up(chain, nullptr);
     for (size_t i = 0; i < chain.size(); i++)
@@ -446,7 +499,7 @@ TEST_P(StoreTest, HealsADamagedObject)
               std::vector<uint8_t>(chunk.bytes.begin(), chunk.bytes.begin() + 170));
     dir.write("m/contexts/c/L0/00000.kv", chunk.bytes);
     uint32_t n_adopted;
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 1u);
     EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
     for (const std::string &name : dir.files())
@@ -472,18 +525,24 @@ TEST_P(StoreTest, AdoptsProfilesByTheirFingerprint)
     dir.write("m/contexts/cut/profile.cgp", std::vector<uint8_t>(first.begin(), first.end() - 1));
     dir.write("m/contexts/no/profile.cgp", std::string("no profile at all"));
 
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/bad/profile.cgp"), CG_ERR_CORRUPT);
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/cut/profile.cgp"), CG_ERR_TRUNCATED);
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/no/profile.cgp"), CG_ERR_BAD_MAGIC);
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/missing/profile.cgp"), CG_ERR_NOT_FOUND);
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/a/tokens"), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/bad/profile.cgp"),
+              CG_ERR_CORRUPT);
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/cut/profile.cgp"),
+              CG_ERR_TRUNCATED);
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/no/profile.cgp"),
+              CG_ERR_BAD_MAGIC);
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/missing/profile.cgp"),
+              CG_ERR_NOT_FOUND);
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/tokens"),
+              CG_ERR_INVALID_ARGUMENT);
     EXPECT_TRUE(dir.files("m/profiles").empty());
 
-    ASSERT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/a/profile.cgp"), CG_OK);
+    ASSERT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/profile.cgp"), CG_OK);
     EXPECT_TRUE(dir.read("m/profiles/" + hex_of(first) + ".cgp") == first);
     EXPECT_EQ(dir.read_text("m/profiles/default"), hex_of(first) + "\n");
-    ASSERT_EQ(cg_store_adopt_profile(dir.fd, "m/contexts/a/profile.cgp"), CG_OK) << "again";
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr), CG_OK);
+    ASSERT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/profile.cgp"), CG_OK)
+        << "again";
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, nullptr), CG_OK);
     EXPECT_TRUE(dir.read("m/profiles/" + hex_of(second) + ".cgp") == second);
     EXPECT_EQ(dir.read_text("m/profiles/default"), hex_of(first) + "\n") << "the default stays";
     EXPECT_EQ(dir.files("m/profiles").size(), 3u);
@@ -494,11 +553,12 @@ TEST_P(StoreTest, AdoptsModelDescriptionsOnlyWhereNoneIs)
     dir.write("m/contexts/a/model.json", std::string(" \n{\"a\":1}"));
     dir.write("m/contexts/b/model.json", std::string("{\"b\":1}"));
     dir.write("m/contexts/c/model.json", std::string(" "));
-    EXPECT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/c/model.json"), CG_ERR_CORRUPT);
-    EXPECT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/c/tokens"), CG_ERR_INVALID_ARGUMENT);
-    EXPECT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/d/model.json"), CG_ERR_NOT_FOUND);
-    ASSERT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/a/model.json"), CG_OK);
-    ASSERT_EQ(cg_store_adopt_model(dir.fd, "m/contexts/b/model.json"), CG_OK);
+    EXPECT_EQ(cg_store_adopt_model(dir.fd, nullptr, "m/contexts/c/model.json"), CG_ERR_CORRUPT);
+    EXPECT_EQ(cg_store_adopt_model(dir.fd, nullptr, "m/contexts/c/tokens"),
+              CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_store_adopt_model(dir.fd, nullptr, "m/contexts/d/model.json"), CG_ERR_NOT_FOUND);
+    ASSERT_EQ(cg_store_adopt_model(dir.fd, nullptr, "m/contexts/a/model.json"), CG_OK);
+    ASSERT_EQ(cg_store_adopt_model(dir.fd, nullptr, "m/contexts/b/model.json"), CG_OK);
     EXPECT_EQ(dir.read_text("m/model.json"), " \n{\"a\":1}");
     dir.write("m/contexts/a/model.json", std::string("{}")); // in place
     EXPECT_EQ(dir.read_text("m/model.json"), " \n{\"a\":1}") << "it is a copy";
