@@ -1,12 +1,17 @@
-/* fusefs/adopt.h - what comes in as part of a context becomes findable by its key. */
+/* fusefs/adopt.h - adopting: a chunk that comes in as part of a context becomes findable by its
+ * key.
+ *
+ * The store does the work (iouring/store.h). Here it is told whom to give the new files to.
+ * Threads: any.
+ */
 #ifndef CG_FUSEFS_ADOPT_H
 #define CG_FUSEFS_ADOPT_H
 #include "fusefs/core.h"
 #include "iouring/tree.h"
 
-/* After a file of the store became visible at path: what makes it findable.
- * header is NULL unless the file is a chunk. Failures are logged and counted: the file itself
- * stays. */
+/* To be called after a file became visible at path. Does something for chunks, profile.cgp and
+ * model.json of contexts, and nothing for other names. header: of a chunk, as cg_fs_check() gave
+ * it; else NULL. A failure is logged and counted. The file itself stays. */
 void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
                  const cg_chunk_header *header);
 #endif

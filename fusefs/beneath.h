@@ -1,8 +1,9 @@
 /* fusefs/beneath.h - opening paths that cannot leave the store.
  *
- * A symbolic link in the store is data: the kernel resolves it in the caller's view, never in ours.
- * Method: openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS; where a kernel or a seccomp
- * filter lacks it, one openat(O_NOFOLLOW) a component.
+ * A symbolic link in the store is data. The kernel resolves it where the caller sees it; the daemon
+ * never follows one.
+ * Method: openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS. Some kernels and seccomp filters
+ * lack it. There each component is opened on its own, with O_NOFOLLOW.
  * Threads: pure functions on descriptors.
  */
 #ifndef CG_FUSEFS_BENEATH_H
@@ -13,9 +14,9 @@
 extern "C" {
 #endif
 
-/* Opens path (relative to root_fd, "" is root_fd itself) with flags, O_CLOEXEC and O_NOFOLLOW;
- * no component may be a symbolic link, except the last with O_PATH. -1 and errno; ELOOP for a
- * link. Not for O_CREAT. */
+/* Opens path with flags, O_CLOEXEC and O_NOFOLLOW. path is relative to root_fd; "" is root_fd
+ * itself. No component may be a symbolic link: ELOOP. Only the last may be one, with O_PATH. Not
+ * for O_CREAT. After an error it is -1, with errno. */
 int cg_beneath_open(int root_fd, const char *path, int flags);
 /* The same without openat2. For kernels without it, for paths of PATH_MAX and more, and for
  * tests. */

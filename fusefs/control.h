@@ -1,6 +1,9 @@
-/* fusefs/control.h - the virtual directory <mount>/.cachegenfs: version, config and metrics.
+/* fusefs/control.h - the virtual directory <mount>/.cachegenfs with the files version, config and
+ * metrics.
  *
- * Threads: read-only once made.
+ * They are numbered (cg_control_file). A node of the mount says by that number that it is one of
+ * them, and no file of the store.
+ * Threads: a cg_control is read-only once made.
  */
 #ifndef CG_FUSEFS_CONTROL_H
 #define CG_FUSEFS_CONTROL_H
@@ -23,7 +26,7 @@ typedef struct cg_control {
     struct stat attr; /* owner and times */
 } cg_control;
 
-/* 0 or ENOMEM. config_text may be NULL. */
+/* 0 or ENOMEM. config_text is what the file config says; it is copied, and may be NULL. */
 int cg_control_init(cg_control *control, const char *config_text);
 void cg_control_destroy(cg_control *control);
 const char *cg_control_name(int file);
@@ -31,6 +34,6 @@ const char *cg_control_name(int file);
 int cg_control_find(const char *name);
 mode_t cg_control_mode(int file);
 void cg_control_attr(const cg_control *control, int file, struct stat *attr_out);
-/* malloc()ed; NULL without memory. */
+/* What the file holds now; the caller frees it. NULL without memory. */
 char *cg_control_text(const cg_control *control, int file, const cg_metrics *metrics);
 #endif

@@ -1,14 +1,17 @@
 /* fusefs/core.h - the file system without FUSE: what each operation does to a store.
  *
- * The tree of a store is shown as it is, with one rule on top (iouring/tree.h): a name that must
- * hold a chunk or a profile holds a whole, valid one or nothing. fusefs/SEMANTICS.md says operation
- * by operation what that means for a user. fusefs/ops.c puts this behind the kernel;
- * tests/fusefs/core_test.cc calls it directly.
+ * The tree of a store is shown as it is, with one rule on top: a name that must hold a chunk or a
+ * profile holds a whole, valid one or nothing. iouring/tree.h says which names these are. We call
+ * them strict. fusefs/SEMANTICS.md says for each operation what a user sees.
  *
- * Every function returns 0 or an errno value. Entries that come out of a function hold one look-up
- * of their node, which cg_fs_forget() gives back, as FUSE's do. Permissions are the kernel's
- * business (default_permissions).
- * Threads: any thread may call anything at any time, cg_fs_new() and cg_fs_free() excepted.
+ * fusefs/ops.c puts these functions behind the kernel. tests/fusefs/core_test.cc calls them
+ * directly. They are written in start.c (cg_fs_new, cg_fs_free), directories.c and moves.c (names),
+ * attributes.c, files.c (open, create, release) and contents.c (read, write and the like).
+ *
+ * Every function returns 0 or an errno value, unless it says otherwise. An entry that comes out of
+ * a function holds one look-up of its node, as FUSE's entries do; cg_fs_forget() gives it back.
+ * Nobody checks permissions here: the kernel does it (default_permissions). Threads: any thread may
+ * call anything at any time, cg_fs_new() and cg_fs_free() excepted.
  */
 #ifndef CG_FUSEFS_CORE_H
 #define CG_FUSEFS_CORE_H
@@ -43,8 +46,8 @@ typedef struct cg_fs_config {
     void *log_user;
 } cg_fs_config;
 
-/* On whose behalf: what is created belongs to uid and gid when we run as root. pid is a process
- * or thread id. */
+/* On whose behalf a call is made. What it creates belongs to uid and gid if we run as root. pid is
+ * a process or a thread id. */
 typedef struct cg_fs_caller {
     uid_t uid;
     gid_t gid;
@@ -80,15 +83,16 @@ enum {
     CG_SET_MTIME = 32,
 };
 
-/* ENOENT, ENOTDIR ...: the store cannot be opened. Removes what writers of killed daemons left. */
+/* ENOENT, ENOTDIR ...: the store cannot be opened. Removes files that were being written when their
+ * daemon was killed. */
 int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out);
-/* All files must be released. Discards files that never became valid. NULL is fine. */
+/* Discards files that never became valid. All files must be released. NULL is fine. */
 void cg_fs_free(cg_fs *fs);
 cg_fs_node *cg_fs_root(cg_fs *fs);
 cg_nodes *cg_fs_nodes(cg_fs *fs);
 cg_metrics *cg_fs_metrics(cg_fs *fs);
 int cg_fs_root_fd(const cg_fs *fs);
-/* Makes the chunks of contexts that came into the store past this daemon findable by key. Can
+/* Contexts may have come into the store past this daemon. Makes their chunks findable by key. Can
  * take long. */
 void cg_fs_adopt_tree(cg_fs *fs);
 
@@ -127,8 +131,8 @@ int cg_fs_removexattr(cg_fs *fs, cg_fs_node *node, const char *name);
 
 /* Directories: entries by offset, as readdir(3) and seekdir(3). "." and ".." included. */
 int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out);
-/* *entry_out stays valid until the next call; NULL at the end. *next_out: the offset of the
- * entry after it. */
+/* The entry at offset; *next_out is the offset of the one after it. At the end *entry_out is NULL.
+ * Else it stays valid until the next call. */
 int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
                   const struct dirent **entry_out, off_t *next_out);
 int cg_fs_syncdir(cg_fs_directory *directory);
@@ -152,11 +156,11 @@ int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file 
                      off_t to_offset, size_t n_bytes, size_t *n_copied_out);
 /* whence: SEEK_DATA or SEEK_HOLE; the kernel does the others. */
 int cg_fs_seek(cg_fs_file *file, off_t offset, int whence, off_t *offset_out);
-/* Each close of a descriptor: publishes what is valid, EBADMSG, EINVAL or EOPNOTSUPP for what is
- * not. */
+/* At each close of a descriptor. Publishes what is valid. EBADMSG, EINVAL or EOPNOTSUPP: it is not
+ * (fusefs/strict.h). */
 int cg_fs_flush(cg_fs *fs, cg_fs_file *file);
 int cg_fs_fsync(cg_fs *fs, cg_fs_file *file, bool data_only);
-/* The last close. What never became valid is discarded. */
+/* The last close; frees file. Discards what never became valid. */
 void cg_fs_release(cg_fs *fs, cg_fs_file *file);
 
 #ifdef __cplusplus

@@ -1,4 +1,15 @@
-/* fusefs/fs.h - the inside of a cg_fs, for the modules of the core. */
+/* fusefs/fs.h - the inside of a cg_fs, and what the modules of the core share.
+ *
+ * The modules lie in layers; each calls only what is below it:
+ *   start, attributes, files, moves     operations of fusefs/core.h
+ *   directories, contents               those, too: names; reading and writing
+ *   publish, published
+ *   pending, reach, adopt
+ *   open_files, fs
+ *   nodes, control
+ *   views, strict, staging, beneath, metrics
+ * The one lock that they share is the nodes' (fusefs/nodes.h). No system call is made under it.
+ */
 #ifndef CG_FUSEFS_FS_H
 #define CG_FUSEFS_FS_H
 #include "fusefs/control.h"
@@ -10,7 +21,7 @@
 
 struct cg_fs {
     int root_fd;
-    int proc_fd;    /* /proc/self/fd */
+    int proc_fd;    /* /proc/self/fd: that there is none shows at the start */
     bool read_only; /* asked for, or the store is */
     bool is_root;   /* what is created is given to its caller */
     uint64_t max_file_bytes;
@@ -24,20 +35,21 @@ struct cg_fs {
     cg_metrics metrics;
 };
 
+/* One line to the log; control characters, as in file names, become '?'. */
 void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Whether a name can be made or removed here: EPERM for what cachegenfs keeps for itself, EACCES
- * in .cachegenfs. */
+/* Whether a name can be made or removed here; it need not exist. EPERM: cachegenfs keeps it for
+ * itself. EACCES: parent is .cachegenfs. ENAMETOOLONG. */
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name);
 
-/* Stats name in dir_fd, which is parent's, and enters its node. path: the same relative to the
- * store, or NULL where no rule can speak of it. */
+/* Stats name in dir_fd, which is parent's, and enters its node into the table. path: of the same
+ * file, relative to the store. NULL: no rule speaks of it, so that it is no view. */
 int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
                 cg_fs_entry *entry_out);
 
-/* Gives a new file or directory in dir_fd to its caller; mode's set-id bits, which chown clears,
- * are set again. */
+/* Gives a new file or directory in dir_fd to its caller, if we run as root. chown clears set-id
+ * bits; those of mode are set again. */
 int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const char *name,
                     mode_t mode);
 /* The same for an open file that will be seen in dir_fd. */

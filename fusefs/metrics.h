@@ -20,8 +20,7 @@ typedef enum cg_refusal {
 typedef struct cg_metrics cg_metrics;
 struct cg_metrics {
     _Atomic uint64_t opens_passthrough, opens_plain, opens_write;
-    _Atomic uint64_t read_bytes,
-        written_bytes; /* what went through the daemon: passthrough reads do not */
+    _Atomic uint64_t read_bytes, written_bytes; /* through the daemon, not by passthrough */
     _Atomic uint64_t published, published_bytes;
     _Atomic uint64_t refused[CG_N_REFUSALS];
     _Atomic uint64_t discarded; /* never became valid, thrown away at the last close */
@@ -41,8 +40,8 @@ static inline void cg_metrics_sub(_Atomic uint64_t *counter, uint64_t n)
     atomic_fetch_sub_explicit(counter, n, memory_order_relaxed);
 }
 
-/* Counts an errno value that goes to a caller; 0 and the everyday ones (ENOENT ...) are not
- * counted. */
+/* Counts an errno value that goes to a caller, if an administrator should know of it. 0 and the
+ * everyday ones (ENOENT ...) are not counted. */
 void cg_metrics_error(cg_metrics *metrics, int error);
 
 /* The text, allocated with malloc(); NULL without memory. */

@@ -1,19 +1,23 @@
 /* fusefs/nodes.h - the kernel's inodes: which files of the store they are, and by which names we
  * reach them.
  *
- * A node is one file (device and inode number), or a view of it (fusefs/views.h). It has no
- * descriptor of its own - a million O_PATH descriptors would hit the kernel's limit - but names:
- * places (parent node, text) where it was last seen. Hard links that show the same are one node
- * with several names. Another daemon, or someone at work on the store itself, can make a name wrong
- * at any time; so fusefs/reach.h compares device and inode number after opening by name.
+ * A node is one file, known by its device and inode number, or a view of it (fusefs/views.h). It
+ * has no descriptor of its own: a million O_PATH descriptors would hit the kernel's limit. It has
+ * names: places (parent node, text) where it was last seen. Hard links that show the same are one
+ * node with several names. Another daemon, or someone at work on the store itself, can make a name
+ * wrong at any time. So fusefs/reach.h compares device and inode number after it has opened by
+ * name.
  *
- * A node also carries who writes the file at this moment (the gate), and through which backing file
- * it is read (passthrough). Views are neither written nor read past us: both concern the node of
- * the whole file.
+ * A node stays as long as somebody counts on it: the kernel (n_lookups), or we (n_pins).
  *
- * Threads: every function takes the table's lock; nothing is called back, and no system call is
- * made, under it. Fields of a node that no comment claims for a function are protected by that
- * lock.
+ * A node has a gate. Who changes the content passes it; who checks the content closes it first. A
+ * gate that is sealed stays closed: the file is published.
+ *
+ * A node also knows through which backing file it is read (fusefs/passthrough.h). Views are neither
+ * written nor read past us. So gate and backing file matter only for nodes of whole files.
+ *
+ * Threads: every function takes the table's lock. Nothing is called back under it, and no system
+ * call is made. The fields of a node are under that lock, too, but for the first six.
  */
 #ifndef CG_FUSEFS_NODES_H
 #define CG_FUSEFS_NODES_H
@@ -36,21 +40,21 @@ typedef struct cg_node_name cg_node_name;
 typedef enum cg_gate { CG_GATE_OPEN = 0, CG_GATE_CHECKING = 1, CG_GATE_SEALED = 2 } cg_gate;
 
 struct cg_fs_node {
-    dev_t dev; /* these five never change */
+    dev_t dev; /* these six never change */
     ino_t ino;
     cg_view view;
     mode_t type;         /* S_IFMT bits */
-    uint64_t generation; /* of the node: the address can be used again */
+    uint64_t generation; /* the node's address is its number, and can be used again: they differ */
     int control;         /* fusefs/control.h: CG_CONTROL_NONE for files of the store */
 
     uint64_t n_lookups;  /* the kernel's references */
     uint32_t n_pins;     /* ours: names below it, open files, pending files */
     cg_node_name *names; /* the latest first */
-    cg_fs_file *files;   /* open files of the store, the latest first */
+    cg_fs_file *files;   /* open now, the latest first */
     cg_fs_pending *pending;
 
     uint8_t gate;      /* cg_gate */
-    uint32_t n_writes; /* under way */
+    uint32_t n_writes; /* that passed the gate and have not left */
 
     int backing_id;    /* of fuse_passthrough_open(); 0: none */
     uint32_t n_backed; /* files open through it */
@@ -80,21 +84,20 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root);
 /* Frees all nodes; no file may be open. */
 void cg_nodes_destroy(cg_nodes *nodes);
 
-/* The node of the file that attr (the store's) describes and of this view of it (NULL: the whole),
- * with one more look-up, now also known as name in parent (name NULL: as nothing). A node that had
- * this name before loses it. NULL without memory. */
+/* The node of the file that attr (the store's) describes, and of this view of it (NULL: the whole).
+ * It gets one more look-up, and the name in parent (name NULL: no name). A node that had this name
+ * before loses it. NULL without memory. */
 cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
                            const struct stat *attr, const cg_view *view);
-/* The node number control of those that are no files of the store (fusefs/control.h), with one
- * more look-up. */
+/* The node of a virtual file (fusefs/control.h), by its number; with one more look-up. */
 cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type);
 /* Takes n look-ups away; the node may be gone after that. */
 void cg_nodes_forget(cg_nodes *nodes, cg_fs_node *node, uint64_t n_lookups);
 void cg_nodes_pin(cg_nodes *nodes, cg_fs_node *node);
 void cg_nodes_unpin(cg_nodes *nodes, cg_fs_node *node);
 
-/* A node that the kernel already knows got this name (by link, or by publishing). Without memory
- * the next look-up repairs it. */
+/* A node that the kernel knows already got this name, by link or by publishing. Without memory the
+ * name is not noted; the next look-up notes it. */
 void cg_nodes_add_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *name);
 void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *name);
 void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *name,
@@ -102,30 +105,30 @@ void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *name,
 /* The node known by this name, pinned; or NULL. */
 cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *name);
 
-/* The path of the node by its name number name_index, and below that leaf (may be NULL);
- * malloc()ed.
- * ENOENT: it has no such name. ENOMEM. */
+/* A path of the node, by its name number name_index, and below that leaf (may be NULL). The caller
+ * frees it. ENOENT: it has no such name. ENOMEM. */
 int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
                   char **path_out);
 /* The same for the names of the node's file: its own, and those of all that show the same file. */
 int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
                           char **path_out);
 
-/* Renames: a path that was made before one may lead nowhere. A path operation notes the epoch
- * before it makes the path, and when the path fails it asks whether to try again. */
+/* Renames. A path that was made before a rename may lead nowhere after it. So whoever opens by path
+ * notes the epoch before he makes the path. If the path fails, he asks whether there was a rename
+ * since, and tries again. */
 uint64_t cg_nodes_epoch(cg_nodes *nodes);
 bool cg_nodes_changed_since(cg_nodes *nodes, uint64_t epoch); /* waits for renames under way */
 void cg_nodes_rename_begin(cg_nodes *nodes);
 void cg_nodes_rename_end(cg_nodes *nodes);
 
-/* The gate: writers pass in numbers; a check waits for them to leave, keeps others out and
- * closes for good if the file is published by it. */
-bool cg_gate_enter(cg_nodes *nodes, cg_fs_node *node); /* false: sealed */
+/* The gate. Any number of writers can be inside. A check waits until they have left, and keeps
+ * others out while it lasts. If it publishes the file, the gate is sealed after it. */
+bool cg_gate_enter(cg_nodes *nodes, cg_fs_node *node); /* waits for a check; false: sealed */
 void cg_gate_leave(cg_nodes *nodes, cg_fs_node *node);
-cg_gate cg_gate_check_begin(cg_nodes *nodes,
-                            cg_fs_node *node); /* the state to return to: OPEN or SEALED */
+/* Returns the state before, OPEN or SEALED. */
+cg_gate cg_gate_check_begin(cg_nodes *nodes, cg_fs_node *node);
 void cg_gate_check_end(cg_nodes *nodes, cg_fs_node *node, cg_gate gate);
-/* An ordinary file again. */
+/* A sealed gate is open again: the inode number has come back with another file. */
 void cg_gate_unseal(cg_nodes *nodes, cg_fs_node *node);
 
 #ifdef __cplusplus

@@ -26,8 +26,8 @@ struct cg_fs_file {
     uint32_t n_users;
 };
 
-/* A file that is open in node, in the node's list, with one user; takes fd. NULL without memory (fd
- * is closed then). */
+/* Puts an open file into the node's list, with one user. It owns fd from now on. NULL without
+ * memory; then fd is closed. */
 cg_fs_file *cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable);
 /* Takes the file out of the node's list. Its descriptor stays open until the last user is gone. */
 void cg_open_file_leave(cg_fs *fs, cg_fs_file *file);

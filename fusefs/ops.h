@@ -1,5 +1,8 @@
-/* fusefs/ops.h - the operations of libfuse's low-level API, each one call of fusefs/core.h and
- * one reply. */
+/* fusefs/ops.h - the operations of libfuse's low-level API.
+ *
+ * Each is one call of fusefs/core.h and one reply. A request ends with its reply: after it, req is
+ * gone, and the kernel may use or forget the node at once.
+ */
 #ifndef CG_FUSEFS_OPS_H
 #define CG_FUSEFS_OPS_H
 #include "fusefs/core.h"
@@ -12,7 +15,7 @@ typedef struct cg_mount {
     cg_fs *fs;
     double attr_timeout_s, entry_timeout_s;
     bool wants_passthrough;
-    bool store_is_stacked;
+    bool store_is_stacked; /* the store's file system lies on another one, as overlayfs does */
     cg_passthrough passthrough;
 } cg_mount;
 
@@ -24,7 +27,7 @@ cg_fs_node *cg_ops_node(const cg_mount *mount, fuse_ino_t ino);
 cg_fs_caller cg_ops_caller(fuse_req_t req);
 void cg_ops_reply_error(fuse_req_t req, int error);
 struct fuse_entry_param cg_ops_entry(const cg_mount *mount, const cg_fs_entry *entry);
-/* Fills in the operations of open files and directories. */
+/* The operations of open files and directories (ops_files.c). */
 void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
                    struct fuse_file_info *fi);
 void cg_ops_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);

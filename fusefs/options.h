@@ -10,7 +10,7 @@ typedef struct cg_options {
     bool passthrough; /* auto, not off */
     bool io_uring;
     double attr_timeout_s, entry_timeout_s;
-    struct fuse_args fuse; /* for fuse_session_new() */
+    struct fuse_args fuse; /* what libfuse is to know, for fuse_session_new() */
     char *config_text;     /* for .cachegenfs/config */
 } cg_options;
 
@@ -20,6 +20,7 @@ typedef enum cg_options_result {
     CG_OPTIONS_ERROR = 2, /* printed to stderr */
 } cg_options_result;
 
+/* Checks all before it says RUN; then the caller destroys *options_out. */
 cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out);
 void cg_options_destroy(cg_options *options);
 #endif

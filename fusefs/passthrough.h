@@ -1,9 +1,11 @@
 /* fusefs/passthrough.h - reads of published files that go past the daemon (FUSE passthrough, Linux
  * 6.9).
  *
- * The kernel wants one backing file an inode, and no mix of backed and cached files in it. So what
- * an inode's first open file is, its next ones are; where the kernel refuses (no CAP_SYS_ADMIN,
- * another passthrough mount below), reads go through the daemon.
+ * We give the kernel a backing file: the store's own. It reads that itself. An open file is then
+ * backed; else it is cached, and read through the daemon and the page cache.
+ * The kernel takes one backing file for an inode, and no mix of backed and cached files in it. So
+ * what an inode's first open file is, its next ones are. Sometimes the kernel refuses: without
+ * CAP_SYS_ADMIN, or over another passthrough mount. Then the file is cached.
  * Threads: any.
  */
 #ifndef CG_FUSEFS_PASSTHROUGH_H
@@ -19,8 +21,8 @@ typedef struct cg_passthrough {
     _Atomic bool enabled; /* until the kernel says that it may not be */
 } cg_passthrough;
 
-/* Chooses how the open file is read and sets fi accordingly. ETXTBSY: it cannot be opened this
- * way while others read it past the daemon. */
+/* Chooses how the open file is read, and sets fi accordingly. ETXTBSY: it is open for writing, and
+ * others read it past the daemon. */
 int cg_passthrough_open(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file,
                         struct fuse_file_info *fi);
 void cg_passthrough_release(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file);

@@ -1,4 +1,4 @@
-/* fusefs/pending.h - files that are being written under strict names.
+/* fusefs/pending.h - pending files: those that are being written under strict names.
  *
  *            create, mknod                  flush or fsync of a valid file
  *   (nothing) ------------->  WAITING  ------------------------------------->  PUBLISHED
@@ -8,9 +8,10 @@
  *                          discarded
  *
  * While WAITING the file lies in the staging directory. Its name exists for the process that
- * created it (sftp-server asks for attributes by name between open and write) and for nobody else.
- * Threads: the list and n_users are under the nodes' lock; state, parent and name change only while
- * the thread that changes them holds the node's gate in CHECKING, and the nodes' lock.
+ * created it, and for nobody else. (That process may need it: sftp-server asks for attributes by
+ * name between open and write.)
+ * Threads: the list and n_users are under the nodes' lock. state, parent and name change only under
+ * that lock and with the node's gate in CHECKING. So either of the two is enough to read them.
  */
 #ifndef CG_FUSEFS_PENDING_H
 #define CG_FUSEFS_PENDING_H
@@ -30,7 +31,7 @@ struct cg_fs_pending {
     int fd;
     pid_t creator; /* a process */
     cg_pending_state state;
-    bool stays; /* made by mknod: outlives its files until it is forgotten (NFS has no close) */
+    bool stays; /* made by mknod: one user more, until the kernel forgets it (NFS has no close) */
     uint32_t n_users;
     cg_fs_pending *next;
 };

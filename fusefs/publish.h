@@ -1,13 +1,18 @@
-/* fusefs/publish.h - a pending file gets its name, if its content may have it. */
+/* fusefs/publish.h - publishing: a pending file gets its name, if its content may have it.
+ *
+ * Order: gate closed - content checked - fsync - rename to the name - fsync of the directory - gate
+ * sealed. So nobody sees a name whose content is not on disk, and nobody changes what was checked.
+ */
 #ifndef CG_FUSEFS_PUBLISH_H
 #define CG_FUSEFS_PUBLISH_H
 #include "fusefs/pending.h"
 
-/* Publishes if the file is valid; nothing to do for an empty or published one. After an error the
- * file stays waiting. Errors are those of cg_strict_errno(), or EEXIST: another valid file of other
- * content took the name first. */
+/* Publishes the file if it is valid. Does nothing for an empty or a published one. After an error
+ * the file still waits. Errors are those of cg_strict_errno(). EEXIST: another valid file, of other
+ * content, has taken the name. */
 int cg_publish(cg_fs *fs, cg_fs_pending *pending);
-/* rename() of a waiting file: publishes it under another name, also an ordinary one. */
+/* rename() of a waiting file: gives it another name, which may be an ordinary one. replace: also if
+ * the name is taken. */
 int cg_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const char *name,
                   bool replace);
 #endif

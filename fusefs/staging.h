@@ -1,11 +1,10 @@
 /* fusefs/staging.h - where files live while they are written under strict names:
  * <root>/.cachegenfs-tmp/<daemon>/.
  *
- * One directory a daemon, with a lock file that the daemon holds: a directory whose lock is free is
- * of a daemon that was killed, and is removed when the next one mounts. Directories of other hosts,
- * whose locks a network file system may not carry, are left alone for a day. The mount hides
- * .cachegenfs-tmp.
- * Threads: cg_staging_create() from any; the rest from one.
+ * Each daemon has a directory, and in it a lock file that it locks while it lives. A free lock
+ * means that the daemon was killed. The next one that mounts removes such a directory. A network
+ * file system may not carry locks between hosts; so directories of other hosts are left alone for a
+ * day. The mount hides .cachegenfs-tmp. Threads: cg_staging_create() from any; the rest from one.
  */
 #ifndef CG_FUSEFS_STAGING_H
 #define CG_FUSEFS_STAGING_H
@@ -21,13 +20,13 @@ typedef struct cg_staging {
     int dir_fd; /* ours; -1: none */
     int all_fd; /* .cachegenfs-tmp */
     int lock_fd;
-    dev_t dev;
+    dev_t dev; /* of all this: files can be renamed only within it */
     char own[CG_STAGING_OWN_BYTES];
     _Atomic uint64_t n_created;
 } cg_staging;
 
-/* Removes what killed daemons left and makes our own directory. 0 or an errno value;
- * n_removed_out: files. */
+/* Removes what killed daemons left (*n_removed_out files), and makes our own directory. 0 or an
+ * errno value. */
 int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out);
 void cg_staging_close(cg_staging *staging);
 /* A new file in dir_fd, open for reading and writing, mode 0600. 0 or an errno value. */

@@ -1,9 +1,9 @@
 /* fusefs/strict.h - whether the bytes of a file may stand under a strict name.
  *
- * A chunk passes cg_chunk_verify() and cg_tree_check(); a profile opens, and its fingerprint is its
- * name. The file is read into memory, not mapped: a device error or a truncation from elsewhere
- * must not be a SIGBUS.
- * Threads: pure but for the budget, which has its own lock.
+ * A chunk must pass cg_chunk_verify() and cg_tree_check(). A profile must open, and its fingerprint
+ * must be its name. The file is read into memory, not mapped: a device error, or a truncation from
+ * elsewhere, must not be a SIGBUS.
+ * Threads: any. The budget has its own lock.
  */
 #ifndef CG_FUSEFS_STRICT_H
 #define CG_FUSEFS_STRICT_H
@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* Memory for validations that run at once. A file larger than the limit is read when no other
- * is. */
+/* Memory for checks that run at once. A check waits until there is enough. A file larger than the
+ * limit is read when no other is. */
 typedef struct cg_strict_budget {
     pthread_mutex_t lock;
     pthread_cond_t freed;
@@ -25,17 +25,16 @@ typedef struct cg_strict_budget {
 void cg_strict_budget_init(cg_strict_budget *budget, uint64_t limit_bytes);
 void cg_strict_budget_destroy(cg_strict_budget *budget);
 
-/* CG_OK: the file of fd may have this name, which is a CHUNK kind or PROFILE; *header_out is that
- * of what a chunk's file holds. A nested chunk may hold finer levels than the name says.
- * CG_ERR_TRUNCATED (incomplete), CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED...,
- * CG_ERR_FOREIGN_TOKENS,
- * CG_ERR_FOREIGN_PROFILE and CG_ERR_INVALID_ARGUMENT (whole, but not what the name says),
- * CG_ERR_NO_MEMORY (also: larger than max_bytes), CG_ERR_IO. */
+/* Whether the file of fd may have this name, which is of a CHUNK kind or PROFILE. A nested chunk
+ * may hold finer levels than the name says. *header_out: of a chunk, what its file holds.
+ * CG_ERR_TRUNCATED: incomplete. CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC: damaged. CG_ERR_FOREIGN_TOKENS,
+ * CG_ERR_FOREIGN_PROFILE, CG_ERR_INVALID_ARGUMENT: whole, but not what the name says.
+ * CG_ERR_NO_MEMORY: also of a file larger than max_bytes. CG_ERR_UNSUPPORTED..., CG_ERR_IO. */
 cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *budget,
                           uint64_t max_bytes, cg_chunk_header *header_out);
 
-/* What a caller sees: EBADMSG for what is incomplete or damaged, EINVAL for a wrong place,
- * EOPNOTSUPP for what this version does not know, ENOMEM, EIO. */
+/* What the caller of an operation sees. EBADMSG: incomplete or damaged. EINVAL: not what the name
+ * says. EOPNOTSUPP: this version does not know it. ENOMEM. EACCES. EIO: all else. */
 int cg_strict_errno(cg_status status);
 
 #ifdef __cplusplus

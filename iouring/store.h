@@ -96,25 +96,28 @@ typedef struct cg_store_hook {
     void *user;
 } cg_store_hook;
 
-/* Makes sure that the chunk file at path (relative to the root, a CG_TREE_CONTEXT_CHUNK that
- * cg_chunk_verify took; header: its fixed header) can be found by its key, at all levels that it
- * holds: links or copies it to its object paths unless they exist. What cachegenfs calls when a
- * context is copied in. Of a nested chunk, the names in its context and of its objects whose files
- * are starts of one and the same (byte by byte, same owner and mode) become links of the longest,
- * so that a context takes the space of its finest level, whatever came first. */
+/* Adopts a chunk of a context: makes sure that it can be found by its key, at all levels that it
+ * holds. cachegenfs calls this when a context is copied in. Object names that are missing become
+ * links of the file, or copies. path, relative to the root, is a CG_TREE_CONTEXT_CHUNK that
+ * cg_chunk_verify took; header is its fixed header.
+ * The levels of a nested chunk may have come as files of their own, in any order. Then their names,
+ * in the context and among the objects, become links of the longest file. So a context takes the
+ * space of its finest level. A file takes part if it is, byte by byte, the start of the longest,
+ * and owner, mode and time of modification are the same (rsync knows by the time what it has
+ * brought). CG_ERR_PERMISSION: a folder above the object is a symbolic link. */
 cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *path,
                          const cg_chunk_header *header);
 
-/* The same for contexts/<name>/profile.cgp: installs it as profiles/<fingerprint>.cgp, and
- * `default` if there is none. What cg_profile_open() refuses is refused. CG_ERR_INVALID_ARGUMENT:
- * path is no such name. */
+/* The same for contexts/<name>/profile.cgp. Installs it as profiles/<fingerprint>.cgp, and writes
+ * `default` if there is none. Refuses what cg_profile_open() refuses. CG_ERR_INVALID_ARGUMENT: path
+ * is no such name. */
 cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path);
 /* The same for contexts/<name>/model.json: copies it to <model>/model.json unless that exists.
  * CG_ERR_CORRUPT: it does not start as a JSON object. */
 cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const char *path);
-/* Adopts all chunks, profiles and model.json below contexts/ of all models: at the start of a
- * mount, and after contexts were copied behind its back. Chunks that can be found already cost a
- * look at a few headers; others are verified whole first. Files that are no good are passed over.
+/* Adopts all chunks, profiles and model.json below contexts/ of all models. A mount does this at
+ * its start, for contexts that came past it. A chunk that can be found already costs a look at a
+ * few headers. Others are verified whole first. Files that are no good are passed over.
  * *n_adopted_out (may be NULL): chunks that could not be found before.
  * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. */
 cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out);

@@ -2,17 +2,22 @@
  * be.
  *
  *   <model>/model.json
- *   <model>/profiles/<fp32 hex>.cgp, <model>/profiles/default      (a text file: the hex
- *   fingerprint and a newline)
- *   <model>/objects/ab/<key hex>/L0.kv, <fp8>-L1.kv ... <fp8>-L3.kv, tokens     ab: first two
- *   digits of the key
- *   <model>/contexts/<name>/context.json, tokens, model.json, profile.cgp, L0/00000.kv ...
- *   L3/00012.kv
+ *   <model>/profiles/<fingerprint>.cgp
+ *   <model>/profiles/default                    a text file: a fingerprint and a newline
+ *   <model>/objects/ab/<key>/L0.kv              ab: the first two digits of the key
+ *   <model>/objects/ab/<key>/<fp8>-L1.kv        to <fp8>-L3.kv; fp8: the first 8 digits of the
+ *                                               profile's fingerprint
+ *   <model>/objects/ab/<key>/tokens
+ *   <model>/contexts/<name>/context.json        also tokens, model.json, profile.cgp
+ *   <model>/contexts/<name>/L0/00000.kv         to L3/99999.kv
  *
- * fp8 is the first 8 hexadecimal digits of the profile's fingerprint. A nested chunk has a name for
- * each of its levels, hard links of one file (a coarser one may also be a file that ends where its
- * level does). Only *.kv at these places is strict: it holds one whole, valid chunk that agrees
- * with its name, or it cannot be found. Everything else is ordinary.
+ * Keys and fingerprints are 32 lower-case hexadecimal digits. A nested chunk has a name for each of
+ * its levels: hard links of one file. The name of a coarser level may also be a file of its own,
+ * which ends where the level does.
+ *
+ * The *.kv and *.cgp at these places, but for profile.cgp, are strict names: such a name holds one
+ * whole, valid chunk or profile that agrees with it, or it cannot be found. Everything else is
+ * ordinary.
  * Threads: pure functions.
  */
 #ifndef CG_IOURING_TREE_H
@@ -50,21 +55,21 @@ typedef struct cg_tree_name {
     uint32_t index;                   /* CONTEXT_CHUNK: the chunk's place in the context */
 } cg_tree_name;
 
-/* Reads a path relative to the store's root, without a leading slash. Never fails: a path that
- * follows no rule, is too long or has an empty, "." or ".." component is ORDINARY. */
+/* Reads a path, which is relative to the store's root and has no leading slash. Never fails: a path
+ * that follows no rule is ORDINARY. So is one that is too long, or has an empty, "." or ".."
+ * component. */
 void cg_tree_parse(const char *path, cg_tree_name *name_out);
 
-/* Whether a chunk with this header may be published under this name: it holds the level (a nested
- * one holds several, and may have a name of each), and for objects key and fp8 agree.
- * CG_OK, or CG_ERR_FOREIGN_TOKENS (key), CG_ERR_FOREIGN_PROFILE (fp8), CG_ERR_INVALID_ARGUMENT
- * (level). */
+/* Whether a chunk with this header may be published under this name. It must hold the level; a
+ * nested one holds several, and may have a name for each. For an object, key and fp8 must agree.
+ * CG_ERR_FOREIGN_TOKENS: another key. CG_ERR_FOREIGN_PROFILE: another fp8. CG_ERR_INVALID_ARGUMENT:
+ * not this level. */
 cg_status cg_tree_check(const cg_tree_name *name, const cg_chunk_header *header);
 
-/* Whether path (relative to the store) is where <model>, objects, objects/ab, objects/ab/<key>,
- * contexts, contexts/<name>, contexts/<name>/L0 ... or profiles are: the directories in which these
- * rules look for files. What the store does on its own account (adopting) walks them by name. A
- * symbolic link in place of one could lead a daemon that runs as root anywhere; so a mount lets
- * nobody put one there. */
+/* Whether path, relative to the store, is a folder in which these rules look for files: <model>,
+ * objects, objects/ab, objects/ab/<key>, contexts, contexts/<name>, contexts/<name>/L0 ...,
+ * profiles. Adopting (iouring/store.h) walks these folders by name. A symbolic link in place of one
+ * could lead a daemon that runs as root anywhere. So a mount lets nobody put one there. */
 bool cg_tree_is_folder(const char *path);
 
 /* Whether text can name a model or a context: 1..255 bytes, no '/', not starting with '.', no
