@@ -58,7 +58,7 @@ int cg_beneath_open(int root_fd, const char *path, int flags)
             return fd;
         if (errno == EAGAIN) /* a rename elsewhere made ".." uncertain; there is none here: again */
             continue;
-        if (errno != ENOSYS && errno != EPERM)
+        if (errno != ENOSYS && errno != EPERM) /* EPERM: what seccomp filters answer */
             return -1;
         return cg_beneath_open_by_step(root_fd, path, flags);
     }

@@ -84,6 +84,8 @@ int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file 
         return error;
     n_bytes = cg_view_clamp(&from->node->view, from_offset, n_bytes);
     const ssize_t n = copy_file_range(from->fd, &from_offset, to->fd, &to_offset, n_bytes, 0);
+    /* EOPNOTSUPP makes the kernel read and write instead. Between file systems, and of descriptors
+     * that are not open for it (EBADF), that is the way that works. */
     const int result = n >= 0                                                ? 0
                        : errno == ENOSYS || errno == EXDEV || errno == EBADF ? EOPNOTSUPP
                                                                              : errno;
@@ -126,6 +128,8 @@ int cg_fs_fsync(cg_fs *fs, cg_fs_file *file, bool data_only)
 {
     if (file->fd < 0)
         return 0;
+    /* Before it is checked: the data of a file that is not valid yet reaches the disk, too,
+     * although the caller gets an error. */
     if ((data_only ? fdatasync(file->fd) : fsync(file->fd)) != 0)
         return errno;
     return file->pending != NULL && file->writable ? cg_publish(fs, file->pending) : 0;

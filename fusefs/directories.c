@@ -270,6 +270,7 @@ int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
     }
     if (offset == CONTROL_OFFSET)
         return 0;
+    /* The kernel may go back, or begin again: a reply had less room than we had read. */
     if (offset != directory->offset) {
         seekdir(directory->dir, offset);
         directory->offset = offset;

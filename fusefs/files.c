@@ -86,6 +86,7 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
         if ((flags & O_ACCMODE) == O_RDONLY && writable)
             flags |= O_RDWR; /* O_RDONLY | O_TRUNC */
         char *path;
+        /* O_NONBLOCK: a FIFO that was put in the file's place would hold us. */
         if ((error = cg_reach_open(fs, node, flags | O_NONBLOCK, &fd, &path)) != 0)
             return error;
         const bool is_right = shows_what_path_shows(node, fd, path);
@@ -152,6 +153,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         return error;
     }
 
+    /* O_EXCL whatever the caller said: an existing file must pass cg_fs_open() and its rules. */
     const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
     fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                 mode & 07777);
@@ -211,6 +213,7 @@ void cg_fs_release(cg_fs *fs, cg_fs_file *file)
         return;
     }
     cg_open_file_leave(fs, file);
+    /* After it has left the list: it must not count as one that is still being written. */
     if (file->pending != NULL)
         cg_pending_put(fs, file->pending);
     else if (file->writable)

@@ -112,6 +112,7 @@ static int run(cg_options *options)
         openlog("cachegenfs", LOG_PID, LOG_DAEMON);
         target.to_syslog = true;
     }
+    /* After mounting, so that its errors reach the terminal; before threads, which fork() loses. */
     if (fuse_daemonize(options->foreground) != 0)
         goto no_daemon;
     const bool adopting = pthread_create(&adopter, NULL, adopt_tree, mount.fs) == 0;

@@ -239,6 +239,7 @@ static int move(const place *from, const place *to, unsigned flags)
     return unlinkat(from->dir_fd, from->leaf, 0) == 0 ? 0 : errno;
 }
 
+/* The name is there already; an error here could not take it back. */
 static void sync_place(const place *at)
 {
     const int fd = openat(at->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -248,7 +249,8 @@ static void sync_place(const place *at)
     }
 }
 
-/* The gates of up to two nodes, in the order of their addresses. */
+/* The gates of up to two nodes, closed in the order of their addresses: two exchanges of the same
+ * files would else wait for each other. */
 typedef struct gates {
     cg_fs_node *node[2];
     cg_gate before[2];
@@ -256,6 +258,7 @@ typedef struct gates {
 
 static void gates_begin(cg_fs *fs, gates *g)
 {
+    /* A check waits for a check: the second on the same gate would wait for ever. */
     if (g->node[0] == g->node[1] && g->node[1] != NULL) { /* found, and so pinned, twice */
         cg_nodes_unpin(&fs->nodes, g->node[1]);
         g->node[1] = NULL;
@@ -394,6 +397,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
         error = EPERM;
         goto done;
     }
+    /* Closed until the name is there: what was checked must be what is published. */
     const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
     error = cg_reach_open(fs, node, is_strict ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, NULL);
     if (error == 0 && is_strict)

@@ -258,6 +258,7 @@ cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type)
 void cg_nodes_forget(cg_nodes *nodes, cg_fs_node *node, uint64_t n_lookups)
 {
     pthread_mutex_lock(&nodes->lock);
+    /* More than we gave: not to be believed, but no reason to keep the node for ever. */
     node->n_lookups -= n_lookups < node->n_lookups ? n_lookups : node->n_lookups;
     remove_node_if_unused(nodes, node);
     pthread_mutex_unlock(&nodes->lock);
@@ -301,7 +302,7 @@ void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *text,
     cg_node_name *from = find_name(nodes, parent, text),
                  *to = find_name(nodes, new_parent, new_text);
     if (from != NULL && to != NULL && from->node == to->node) {
-        /* rename() of one link over another of the same file leaves both. */
+        /* POSIX: rename() of one link over another of the same file leaves both. */
     } else {
         cg_fs_node *node = from == NULL ? NULL : from->node, *other = to == NULL ? NULL : to->node;
         if (from != NULL)
@@ -414,6 +415,8 @@ uint64_t cg_nodes_epoch(cg_nodes *nodes)
 bool cg_nodes_changed_since(cg_nodes *nodes, uint64_t epoch)
 {
     pthread_mutex_lock(&nodes->lock);
+    /* A rename under way may have moved the file already, and not yet its name here: a new path
+     * would be as wrong as the old one. */
     while (nodes->rename_epoch == epoch && nodes->n_renames > 0)
         pthread_cond_wait(&nodes->changed, &nodes->lock);
     const bool changed = nodes->rename_epoch != epoch;
@@ -442,6 +445,7 @@ bool cg_gate_enter(cg_nodes *nodes, cg_fs_node *node)
     pthread_mutex_lock(&nodes->lock);
     while (node->gate == CG_GATE_CHECKING)
         pthread_cond_wait(&nodes->changed, &nodes->lock);
+    /* Under one lock with the question, so that a check cannot begin between the two. */
     const bool may_write = node->gate == CG_GATE_OPEN;
     if (may_write)
         node->n_writes++;
@@ -463,7 +467,7 @@ cg_gate cg_gate_check_begin(cg_nodes *nodes, cg_fs_node *node)
     while (node->gate == CG_GATE_CHECKING)
         pthread_cond_wait(&nodes->changed, &nodes->lock);
     const cg_gate before = (cg_gate)node->gate;
-    node->gate = CG_GATE_CHECKING;
+    node->gate = CG_GATE_CHECKING; /* before the wait: with new writers it might never end */
     while (node->n_writes > 0)
         pthread_cond_wait(&nodes->changed, &nodes->lock);
     pthread_mutex_unlock(&nodes->lock);

@@ -43,7 +43,7 @@ void cg_open_file_unuse(cg_nodes *nodes, cg_fs_file *file)
     pthread_mutex_unlock(&nodes->lock);
     if (!is_last)
         return;
-    close(file->fd);
+    close(file->fd); /* not under the lock: on a network file system it can take long */
     free(file);
     cg_nodes_unpin(nodes, node);
 }
@@ -52,7 +52,7 @@ bool cg_open_file_is_being_written(cg_nodes *nodes, const struct stat *attr)
 {
     bool found = false;
     cg_fs_node *node = cg_nodes_enter(nodes, NULL, NULL, attr, NULL); /* no view is */
-    if (node == NULL)
+    if (node == NULL) /* no memory to know: the answer that harms nobody */
         return true;
     pthread_mutex_lock(&nodes->lock);
     for (const cg_fs_file *file = node->files; file != NULL && !found; file = file->next)

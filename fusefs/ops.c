@@ -49,6 +49,7 @@ static void reply_entry(fuse_req_t req, int error, const cg_fs_entry *entry)
     }
     const struct fuse_entry_param param = cg_ops_entry(mount, entry);
     cg_fs_node *node = entry->node;
+    /* From here on another thread may get the kernel's forget: the node can be gone. */
     if (fuse_reply_entry(req, &param) != 0) /* interrupted: the kernel did not get it */
         cg_fs_forget(mount->fs, node, 1);
 }
@@ -58,6 +59,8 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     cg_mount *mount = userdata;
 #if CG_FUSE_HAS_PASSTHROUGH
     if (mount->wants_passthrough && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
+        /* How many file systems lie below the backing file's. With 1, the kernel, which allows two
+         * in all, lets nothing be stacked over us. */
         conn->max_backing_stack_depth = mount->store_is_stacked ? 1 : 0;
         mount->passthrough.enabled = true;
     }

@@ -191,7 +191,9 @@ void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     }
 }
 
-/* One entry into the reply; 0 bytes: it does not fit. *looked_up_out: the node to forget then. */
+/* Puts one entry into the reply. Returns its bytes; if they are more than left_bytes, it is not in
+ * the reply, and *looked_up_out (may be NULL) is to be forgotten. With plus, an entry is a look-up,
+ * which the kernel gives back later; "." and ".." are none. */
 static size_t add_entry(fuse_req_t req, const open_directory *open, const struct dirent *entry,
                         bool plus, char *at, size_t left_bytes, off_t next,
                         cg_fs_node **looked_up_out)

@@ -76,7 +76,7 @@ int cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
     }
     if (file->backed && backing_id <= 0) {
         int made = backing_open(req, file->fd);
-        if (made <= 0)
+        if (made <= 0) /* EPERM, without CAP_SYS_ADMIN, stays: no further tries */
             p->enabled = p->enabled && made != -EPERM;
         backing_id = settle(p->nodes, file->node, &made);
         backing_close(req, made);
@@ -86,10 +86,10 @@ int cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
     if (file->backed)
         fi->backing_id = backing_id;
 #endif
-    if (!file->backed)
+    if (!file->backed) /* pages of an earlier open are good if the content cannot change */
         fi->keep_cache = file->immutable;
     if (!file->writable) {
-        fi->noflush = 1;
+        fi->noflush = 1; /* nothing can be published by this close: spare the daemon the call */
         cg_metrics_add(file->backed ? &p->metrics->opens_passthrough : &p->metrics->opens_plain, 1);
     }
     if (file->immutable && !is_view)

@@ -9,7 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The process of a thread: that which the kernel tells us is a thread. */
+/* The process of a thread. FUSE names the thread that made a call, and a program may create in one
+ * and close in another. */
 static pid_t process_of(pid_t thread)
 {
     char path[64], line[128];
@@ -102,6 +103,7 @@ cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node
     const pid_t process = process_of(caller->pid);
     pthread_mutex_lock(&fs->nodes.lock);
     cg_fs_pending *found = fs->pendings;
+    /* Without users it is on its way out. */
     while (found != NULL && (found->parent != parent || found->creator != process ||
                              found->n_users == 0 || strcmp(found->name, name) != 0))
         found = found->next;
@@ -208,7 +210,7 @@ void cg_pending_cancel(cg_fs *fs, cg_fs_pending *pending)
 
 void cg_pending_discard_all(cg_fs *fs)
 {
-    while (fs->pendings != NULL) {
+    while (fs->pendings != NULL) { /* at the end: nobody else has one */
         cg_fs_pending *pending = fs->pendings;
         pending->n_users = 1;
         cg_pending_put(fs, pending);

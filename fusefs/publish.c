@@ -109,6 +109,8 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
     struct stat attr;
     char *path;
     int dir_fd;
+    /* The path of now, not of its creation: the directory may have been renamed to where other
+     * rules hold. */
     int error = cg_reach_dir(fs, pending->parent, pending->name, &dir_fd, &path);
     if (error != 0)
         return error;
@@ -141,7 +143,7 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
                     : errno;
     if (error != 0 || (error = sync_directory(dir_fd)) != 0)
         goto done;
-    if (is_ours)
+    if (is_ours) /* else the name is that of the file that was there */
         cg_nodes_add_name(&fs->nodes, pending->node, pending->parent, pending->name);
     if (*is_strict_out) {
         cg_metrics_add(&fs->metrics.published, 1);

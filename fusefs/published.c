@@ -48,6 +48,8 @@ int cg_published_allow_change(cg_fs *fs, cg_fs_node *node)
 {
     if (node->view.level != 0)
         return EPERM;
+    /* Names and links are looked at behind a closed gate: a file that is published at this moment
+     * must not be opened again. */
     const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
     const bool may_change = !cg_published_by_name(fs, node) && !is_shared_content(fs, node);
     cg_gate_check_end(&fs->nodes, node, may_change ? CG_GATE_OPEN : before);

@@ -48,6 +48,8 @@ int cg_reach_open(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out, char **pa
 {
     char *path = NULL;
     int error;
+    /* All names are tried, since any may be stale. If all fail, a rename may have been between
+     * making a path and opening it. */
     for (;;) {
         const uint64_t epoch = cg_nodes_epoch(&fs->nodes);
         error = open_by_name(fs, node, 0, flags, fd_out, &path);
@@ -63,6 +65,7 @@ int cg_reach_open(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out, char **pa
     if (error == ESTALE || error == ENOENT) { /* unlinked, but perhaps open */
         cg_fs_file *file = cg_open_file_use_any(&fs->nodes, node);
         if (file != NULL) {
+            /* Not dup(): the flags may differ. */
             const cg_proc_path proc = cg_reach_proc_path(file->fd);
             *fd_out = open(proc.text, flags | O_CLOEXEC);
             error = *fd_out < 0 ? errno : 0;

@@ -71,7 +71,7 @@ void cg_fs_free(cg_fs *fs)
 {
     if (fs == NULL)
         return;
-    cg_pending_discard_all(fs);
+    cg_pending_discard_all(fs); /* first: they pin nodes and lie in the staging directory */
     cg_nodes_destroy(&fs->nodes);
     cg_control_destroy(&fs->control);
     cg_staging_close(&fs->staging);

@@ -25,6 +25,7 @@ void cg_strict_budget_destroy(cg_strict_budget *budget)
 static void take(cg_strict_budget *budget, uint64_t n_bytes)
 {
     pthread_mutex_lock(&budget->lock);
+    /* Alone, any size goes: else a file larger than the limit would wait for ever. */
     while (budget->used_bytes > 0 && budget->used_bytes + n_bytes > budget->limit_bytes)
         pthread_cond_wait(&budget->freed, &budget->lock);
     budget->used_bytes += n_bytes;
