@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What the store makes belongs to nobody's daemon: a folder to whom the folder above it belongs,
- * and a file to the owner of the context's file, with their modes. */
+/* What the store makes should not belong to the daemon. A folder gets owner and mode of the folder
+ * above it, a file those of the context's file. If we are not root, everything stays ours. */
 static cg_status give_away(void *user, const char *from, int dir_fd, const char *leaf,
                            bool is_folder)
 {
@@ -22,8 +22,8 @@ static cg_status give_away(void *user, const char *from, int dir_fd, const char 
     const bool is_known = fstat(is_folder ? dir_fd : from_fd, &like) == 0;
     if (from_fd >= 0)
         close(from_fd);
-    const int fd =
-        is_known ? openat(dir_fd, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC) : -1;
+    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    const int fd = is_known ? openat(dir_fd, leaf, is_folder ? flags | O_DIRECTORY : flags) : -1;
     if (fd < 0)
         return CG_OK;
     cg_status status = CG_OK;
