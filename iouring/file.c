@@ -1,5 +1,6 @@
 #include "iouring/file.h"
 
+#include "iouring/io_steps.h"
 #include "iouring/io_write.h"
 
 #include <errno.h>

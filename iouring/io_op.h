@@ -2,7 +2,7 @@
  *
  * Both backends run the same sequence, so they cannot differ in what they promise: a thread runs
  * each step with cg_io_step_run(), io_uring submits it; either hands the result to
- * cg_io_op_advance(), which says what comes next.
+ * cg_io_op_advance() of iouring/io_steps.h, which says what comes next.
  * Threads: an op belongs to whoever runs it; only `abandoned` is set from outside.
  */
 #ifndef CG_IOURING_IO_OP_H
@@ -10,6 +10,12 @@
 #include "iouring/io_buffer.h"
 
 #include <sys/stat.h>
+
+enum {
+    CG_IO_MAX_RETRIES = 64,       /* of EINTR, EAGAIN, and of files that change under the reader */
+    CG_IO_STEP_BYTES = 1 << 30,   /* Linux moves at most 0x7ffff000 bytes a call */
+    CG_IO_TEMP_SUFFIX_BYTES = 32, /* what a temporary file's path is longer than the file's */
+};
 
 typedef enum cg_io_step_kind {
     CG_IO_STEP_DONE = 0,
@@ -97,29 +103,11 @@ cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_o
  * way. */
 void cg_io_op_free(cg_io_op *op);
 
-/* Sets the first step. */
-void cg_io_op_start(cg_io_op *op);
-/* result: of op->step, or -errno. Sets the next step; CG_IO_STEP_DONE when status, error and the
- * rest are final. */
-void cg_io_op_advance(cg_io_op *op, int result);
 /* Result or -errno. */
 int cg_io_step_run(const cg_io_step *step);
-/* Starts the op and runs it to its end in this thread. */
-void cg_io_op_run(cg_io_op *op);
-
-/* Parts of advance that io_uring's chain of open, read and close shares. */
-/* Ends a read or stat: CG_OK for a regular file, else the refusal. Fills status and error of op. */
-cg_status cg_io_op_check_regular(cg_io_op *op, const struct statx *statx);
-/* A buffer for a file of file_bytes and at least one byte more, which shows that a file has grown.
- * False: op->status says why. */
-bool cg_io_op_reserve(cg_io_op *op, uint64_t file_bytes);
-/* Where reading for a start ends: it may be behind it, for O_DIRECT wants whole pages. */
-static inline size_t cg_io_op_start_end(const cg_io_op *op)
-{
-    const size_t n_pages = ((size_t)op->size_bytes + CG_IO_PAGE_BYTES - 1) / CG_IO_PAGE_BYTES;
-    return op->direct ? n_pages * CG_IO_PAGE_BYTES : (size_t)op->size_bytes;
-}
 /* Records a failure unless there is one already. CG_ERR_INVALID_ARGUMENT for ELOOP and EISDIR: not
  * a regular file. */
 void cg_io_op_record_error(cg_io_op *op, int error);
+/* Sets CG_IO_STEP_DONE: status, error and the rest are final. */
+void cg_io_op_finish(cg_io_op *op);
 #endif

@@ -5,6 +5,7 @@
  * to `threads`, which the last one frees.
  */
 #include "iouring/io_backend.h"
+#include "iouring/io_steps.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -2,11 +2,14 @@
  *
  * A read of known size, or of a file's start, is one chain: openat2 into a fixed file slot, read
  * into a registered buffer, close. Whatever the chain meets that is unusual (another size, a short
- * read, no O_DIRECT) is left to the steps of io_op.c, which are also how stats and writes run. One
- * operation is one flight; entries name it by its index, so a late completion can never be taken
- * for another operation's: a flight is reused only when nothing of it is in the kernel.
+ * read, no O_DIRECT) is left to the steps of iouring/io_steps.h, which are also how stats and
+ * writes run. One operation is one flight; entries name it by its index, so a late completion can
+ * never be taken for another operation's: a flight is reused only when nothing of it is in the
+ * kernel.
  */
 #include "iouring/io_backend.h"
+#include "iouring/io_read.h"
+#include "iouring/io_steps.h"
 #include "iouring/io_uring_ring.h"
 
 #include <errno.h>
@@ -153,7 +156,7 @@ static void push_chain(uring *u, flight *f)
 
     /* One byte more than the file has, or it could have grown unnoticed. */
     const unsigned n_bytes =
-        op->start_only ? (unsigned)cg_io_op_start_end(op)
+        op->start_only ? (unsigned)cg_io_read_start_end(op)
                        : (unsigned)((op->size_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES);
     sqe = io_uring_get_sqe(&u->ring.ring);
     if (op->buffer->slot != CG_IO_NO_SLOT)
@@ -216,7 +219,7 @@ static void start_chain(cg_io *io, flight *f, uint64_t file_bytes)
 {
     if (file_bytes > MAX_CHAIN_BYTES)
         start_steps(io, f);
-    else if (cg_io_op_reserve(f->op, file_bytes))
+    else if (cg_io_read_reserve(f->op, file_bytes))
         push_chain(io->backend, f);
     else
         end_flight(io, f);
@@ -229,7 +232,7 @@ static void looked(cg_io *io, flight *f, int result)
     } else if (result < 0) {
         cg_io_op_record_error(f->op, -result);
         end_flight(io, f);
-    } else if (cg_io_op_check_regular(f->op, &f->op->statx) != CG_OK) {
+    } else if (cg_io_read_check_regular(f->op, &f->op->statx) != CG_OK) {
         end_flight(io, f);
     } else {
         start_chain(io, f, f->op->statx.stx_size);

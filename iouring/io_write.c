@@ -25,7 +25,7 @@ enum {
     WRITE_GIVE_UP,
 };
 
-enum { MAX_RETRIES = 64, STEP_BYTES = 1 << 30, TEMP_NAME_BYTES = 200 };
+enum { TEMP_NAME_BYTES = 200 };
 
 void cg_io_temp_path(const char *path, char *temp_out)
 {
@@ -59,7 +59,7 @@ static void open_temp(cg_io_op *op)
                             .flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC};
 }
 
-void cg_io_write_start(cg_io_op *op)
+void cg_io_write_begin(cg_io_op *op)
 {
     if (op->replace)
         open_temp(op);
@@ -148,11 +148,12 @@ static void write_next(cg_io_op *op)
         return;
     }
     op->state = WRITE_DATA;
-    op->step = (cg_io_step){.kind = CG_IO_STEP_WRITE,
-                            .fd = op->fd,
-                            .bytes = (void *)(op->bytes + op->done_bytes), /* only read */
-                            .n_bytes = left_bytes < STEP_BYTES ? left_bytes : STEP_BYTES,
-                            .offset = op->done_bytes};
+    op->step =
+        (cg_io_step){.kind = CG_IO_STEP_WRITE,
+                     .fd = op->fd,
+                     .bytes = (void *)(op->bytes + op->done_bytes), /* only read */
+                     .n_bytes = left_bytes < CG_IO_STEP_BYTES ? left_bytes : CG_IO_STEP_BYTES,
+                     .offset = op->done_bytes};
 }
 
 static bool opened(cg_io_op *op, int result)
@@ -163,7 +164,7 @@ static bool opened(cg_io_op *op, int result)
         make_next_dir(op);
         return false;
     }
-    if (result == -EEXIST && ++op->n_retries <= MAX_RETRIES) {
+    if (result == -EEXIST && ++op->n_retries <= CG_IO_MAX_RETRIES) {
         open_temp(op);
         return false;
     }
@@ -178,7 +179,8 @@ static bool opened(cg_io_op *op, int result)
 static bool wrote(cg_io_op *op, int result)
 {
     if (result == -EINTR || result == -EAGAIN)
-        return ++op->n_retries > MAX_RETRIES ? fail(op, -result) : false; /* the same step again */
+        return ++op->n_retries > CG_IO_MAX_RETRIES ? fail(op, -result)
+                                                   : false; /* the same step again */
     if (result <= 0)
         return fail(op, result == 0 ? EIO : -result);
     op->done_bytes += (size_t)result;
@@ -247,7 +249,8 @@ static bool synced_dir(cg_io_op *op)
     return sync_dir(op);
 }
 
-bool cg_io_write_advance(cg_io_op *op, int result)
+/* True when nothing is left to do. */
+static bool advance(cg_io_op *op, int result)
 {
     if (cg_io_op_is_abandoned(op) && op->state < WRITE_UNLINK) {
         if (op->state == WRITE_OPEN && result >= 0) {
@@ -301,4 +304,10 @@ bool cg_io_write_advance(cg_io_op *op, int result)
     case WRITE_DIR_CLOSE: return synced_dir(op);
     default: return give_up(op);
     }
+}
+
+void cg_io_write_advance(cg_io_op *op, int result)
+{
+    if (advance(op, result))
+        cg_io_op_finish(op);
 }

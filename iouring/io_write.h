@@ -12,13 +12,10 @@
 #define CG_IOURING_IO_WRITE_H
 #include "iouring/io_op.h"
 
-enum { CG_IO_TEMP_SUFFIX_BYTES = 32 };
-
 /* "dir/.<name>.<16 random digits>.tmp" for "dir/name", into strlen(path) + CG_IO_TEMP_SUFFIX_BYTES
  * bytes. */
 void cg_io_temp_path(const char *path, char *temp_out);
 
-void cg_io_write_start(cg_io_op *op);
-/* True when the op is done. */
-bool cg_io_write_advance(cg_io_op *op, int result);
+void cg_io_write_begin(cg_io_op *op);
+void cg_io_write_advance(cg_io_op *op, int result);
 #endif

@@ -1,0 +1,252 @@
+#include "iouring/io_read.h"
+
+#include <errno.h>
+#include <fcntl.h>
+
+enum { READ_OPEN, READ_STAT, READ_DATA, READ_REOPEN, READ_CLOSE, STAT_PATH };
+
+cg_status cg_io_read_check_regular(cg_io_op *op, const struct statx *statx)
+{
+    if (S_ISREG(statx->stx_mode))
+        return CG_OK;
+    op->status = CG_ERR_INVALID_ARGUMENT;
+    op->error = S_ISDIR(statx->stx_mode) ? EISDIR : S_ISLNK(statx->stx_mode) ? ELOOP : EINVAL;
+    return op->status;
+}
+
+bool cg_io_read_reserve(cg_io_op *op, uint64_t file_bytes)
+{
+    if (file_bytes > op->max_bytes) {
+        op->status = CG_ERR_BUFFER_TOO_SMALL;
+        return false;
+    }
+    if (file_bytes > SIZE_MAX / 2) {
+        op->status = CG_ERR_NO_MEMORY;
+        return false;
+    }
+    const size_t need = ((size_t)file_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES;
+    op->size_bytes = file_bytes;
+    if (op->buffer != NULL && op->buffer->buffer.capacity_bytes >= need)
+        return true;
+    if (op->buffer != NULL)
+        cg_io_buffer_release(&op->buffer->buffer);
+    op->buffer = cg_io_pool_get(op->pool, need);
+    if (op->buffer == NULL)
+        op->status = CG_ERR_NO_MEMORY;
+    return op->buffer != NULL;
+}
+
+static void read_open(cg_io_op *op)
+{
+    op->state = READ_OPEN;
+    /* O_NONBLOCK: opening a FIFO must not wait for its writer. */
+    op->step = (cg_io_step){
+        .kind = CG_IO_STEP_OPEN,
+        .fd = op->dir_fd,
+        .path = op->path,
+        .flags =
+            O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (op->direct ? O_DIRECT : 0),
+    };
+}
+
+static void read_close(cg_io_op *op, int next_state)
+{
+    op->state = next_state;
+    op->step = (cg_io_step){.kind = CG_IO_STEP_CLOSE, .fd = op->fd};
+    op->fd = -1;
+}
+
+static void read_stat(cg_io_op *op)
+{
+    op->state = READ_STAT;
+    op->step = (cg_io_step){.kind = CG_IO_STEP_STATX,
+                            .fd = op->fd,
+                            .path = "",
+                            .flags = AT_EMPTY_PATH,
+                            .statx = &op->statx};
+}
+
+static void read_next(cg_io_op *op)
+{
+    /* O_DIRECT wants aligned offsets: after an odd end its last block is read again. */
+    const size_t offset =
+        op->direct ? op->done_bytes / CG_IO_PAGE_BYTES * CG_IO_PAGE_BYTES : op->done_bytes;
+    const size_t end =
+        op->start_only ? cg_io_read_start_end(op) : op->buffer->buffer.capacity_bytes;
+    const size_t left_bytes = end - offset;
+    op->state = READ_DATA;
+    op->step = (cg_io_step){
+        .kind = CG_IO_STEP_READ,
+        .fd = op->fd,
+        .bytes = op->buffer->buffer.data + offset,
+        .n_bytes = left_bytes < CG_IO_STEP_BYTES ? left_bytes : CG_IO_STEP_BYTES,
+        .offset = offset,
+    };
+}
+
+static void read_contents(cg_io_op *op, uint64_t file_bytes)
+{
+    op->done_bytes = 0;
+    if (cg_io_read_reserve(op, file_bytes))
+        read_next(op);
+    else
+        read_close(op, READ_CLOSE);
+}
+
+static void read_failed(cg_io_op *op, int error)
+{
+    cg_io_op_record_error(op, error);
+    if (op->fd >= 0)
+        read_close(op, READ_CLOSE);
+    else
+        cg_io_op_finish(op);
+}
+
+static void read_opened(cg_io_op *op, int result)
+{
+    if (result == -EINVAL && op->direct) {
+        op->direct = false; /* the file system has no O_DIRECT */
+        read_open(op);
+        return;
+    }
+    if (result < 0) {
+        read_failed(op, -result);
+        return;
+    }
+    op->fd = result;
+    /* Off again before reading: io_uring takes a non-blocking file as one that never blocks, and
+     * reads inline. */
+    fcntl(op->fd, F_SETFL, op->direct ? O_DIRECT : 0);
+    if (op->expected_bytes > 0 && op->expected_bytes <= op->max_bytes && !op->size_is_known)
+        read_contents(op, op->expected_bytes);
+    else
+        read_stat(op);
+}
+
+static void read_statted(cg_io_op *op, int result)
+{
+    if (result < 0) {
+        read_failed(op, -result);
+        return;
+    }
+    if (cg_io_read_check_regular(op, &op->statx) != CG_OK) {
+        read_close(op, READ_CLOSE);
+        return;
+    }
+    op->size_is_known = true;
+    read_contents(op, op->start_only ? op->max_bytes : op->statx.stx_size);
+}
+
+static void read_complete(cg_io_op *op)
+{
+    if (op->done_bytes > op->max_bytes)
+        op->status = CG_ERR_BUFFER_TOO_SMALL;
+    op->file_bytes = op->done_bytes;
+    op->buffer->buffer.n_bytes = op->done_bytes;
+    read_close(op, READ_CLOSE);
+}
+
+/* done_bytes of a start have been read. */
+static void read_start_data(cg_io_op *op, bool at_end)
+{
+    if (op->done_bytes >= op->size_bytes) {
+        op->done_bytes = (size_t)op->size_bytes;
+        read_complete(op);
+    } else if (!at_end) {
+        read_next(op);
+    } else if (!op->size_is_known) {
+        read_stat(op); /* no regular file, perhaps: that is the better answer */
+    } else {
+        op->status = CG_ERR_TRUNCATED;
+        read_close(op, READ_CLOSE);
+    }
+}
+
+static void read_data(cg_io_op *op, int result)
+{
+    if (result == -EINVAL && op->direct) {
+        op->direct = false;
+        read_close(op, READ_REOPEN);
+        return;
+    }
+    if (result == -EINTR || result == -EAGAIN) {
+        if (++op->n_retries > CG_IO_MAX_RETRIES)
+            read_failed(op, -result);
+        return; /* the same step again */
+    }
+    if (result < 0) {
+        if (op->size_is_known)
+            read_failed(op, -result);
+        else
+            read_stat(op); /* no regular file, perhaps: that is the better answer */
+        return;
+    }
+    const size_t end = (size_t)op->step.offset + (size_t)result;
+    const bool at_end = result == 0 || end <= op->done_bytes;
+    if (end > op->done_bytes)
+        op->done_bytes = end;
+    if (op->start_only) {
+        read_start_data(op, at_end);
+        return;
+    }
+    /* The buffer has room for more than size_bytes: exactly that many is a whole file, unless the
+     * size is only expected and this read just happened to stop there. */
+    const bool all_there = op->done_bytes == op->size_bytes;
+    if ((all_there && op->size_is_known) || (at_end && (all_there || op->size_is_known))) {
+        read_complete(op);
+    } else if (all_there) {
+        read_next(op); /* confirms the end */
+    } else if (!op->size_is_known || op->done_bytes == op->buffer->buffer.capacity_bytes) {
+        /* Not the file that was expected, or one that grows: look at it, and read it from its
+         * start. */
+        if (++op->n_retries > CG_IO_MAX_RETRIES)
+            read_failed(op, EBUSY);
+        else
+            read_stat(op);
+    } else {
+        read_next(op);
+    }
+}
+
+void cg_io_read_begin(cg_io_op *op)
+{
+    read_open(op);
+}
+
+void cg_io_read_advance(cg_io_op *op, int result)
+{
+    if (cg_io_op_is_abandoned(op) && op->state < READ_REOPEN) {
+        if (op->state == READ_OPEN && result >= 0)
+            op->fd = result;
+        read_failed(op, ETIMEDOUT);
+        return;
+    }
+    switch (op->state) {
+    case READ_OPEN: read_opened(op, result); break;
+    case READ_STAT: read_statted(op, result); break;
+    case READ_DATA: read_data(op, result); break;
+    case READ_REOPEN: read_open(op); break;
+    default:
+        cg_io_op_finish(op);
+        break; /* READ_CLOSE: of a file that was only read, nothing is lost */
+    }
+}
+
+void cg_io_stat_begin(cg_io_op *op)
+{
+    op->state = STAT_PATH;
+    op->step = (cg_io_step){.kind = CG_IO_STEP_STATX,
+                            .fd = op->dir_fd,
+                            .path = op->path,
+                            .flags = AT_SYMLINK_NOFOLLOW,
+                            .statx = &op->statx};
+}
+
+void cg_io_stat_advance(cg_io_op *op, int result)
+{
+    if (result < 0)
+        cg_io_op_record_error(op, -result);
+    else if (cg_io_read_check_regular(op, &op->statx) == CG_OK)
+        op->file_bytes = op->statx.stx_size;
+    cg_io_op_finish(op);
+}
