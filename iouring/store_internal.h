@@ -17,7 +17,8 @@ cg_status cg_store_sibling_path(const char *path, const char *leaf, char *path_o
  * CG_ERR_FOREIGN_TOKENS: another key, or not the level. CG_ERR_FOREIGN_PROFILE. */
 cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, const cg_key *key,
                                 const cg_fingerprint *profile, cg_chunk_header *header_out);
-/* Submits a write and waits for it. */
+/* Each submits one operation to an idle cg_io and waits for it. */
+cg_status cg_store_stat(const cg_store *store, cg_io *io, const char *path);
 cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes,
                          size_t n_bytes, bool replace);
 #endif
