@@ -51,6 +51,13 @@ cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, 
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out);
 
+/* Submits a read of an object's first n_bytes: of level_bytes, to have the chunk at that level. It
+ * completes in cg_io_wait() as one of cg_io_read_start(), which also says what it can return at
+ * once. CG_ERR_INVALID_ARGUMENT also: profile is NULL at L1..L3. Any number may be under way. */
+cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
+                        const cg_fingerprint *profile, uint64_t n_bytes, cg_io_cache cache,
+                        uint64_t user);
+
 /* Publishes a chunk under its own key, level and profile, and `tokens` beside it; verifies it first
  * (cg_chunk_verify). A nested one is written under its finest level's name; names of the coarser
  * ones that are not there become links of it, or copies of what they need. CG_OK also when the

@@ -116,18 +116,22 @@ static void give_up(lookup *l, uint64_t n_users)
         }
 }
 
-static cg_status ask(lookup *l, uint64_t user)
+static cg_status submit(lookup *l, const cg_key *key, cg_level level, uint64_t user)
 {
     char path[CG_TREE_PATH_BYTES];
-    const cg_level level = (cg_level)(user % CG_N_LEVELS);
-    cg_status status = cg_tree_object_path(l->store->model, &l->keys[user / CG_N_LEVELS], level,
-                                           l->profile, path, sizeof path);
-    if (status != CG_OK)
-        return status;
+    if (l->reads_headers)
+        return cg_store_read(l->store, l->io, key, level, l->profile, CG_CHUNK_FIXED_BYTES,
+                             CG_IO_CACHED, user);
+    const cg_status status =
+        cg_tree_object_path(l->store->model, key, level, l->profile, path, sizeof path);
+    return status == CG_OK ? cg_io_stat(l->io, l->store->root_fd, path, user) : status;
+}
+
+static cg_status ask(lookup *l, uint64_t user)
+{
     for (;;) {
-        status = l->reads_headers ? cg_io_read_start(l->io, l->store->root_fd, path,
-                                                     CG_CHUNK_FIXED_BYTES, CG_IO_CACHED, user)
-                                  : cg_io_stat(l->io, l->store->root_fd, path, user);
+        cg_status status =
+            submit(l, &l->keys[user / CG_N_LEVELS], (cg_level)(user % CG_N_LEVELS), user);
         if (status != CG_ERR_AGAIN || (status = reap(l)) != CG_OK)
             return status;
     }

@@ -216,6 +216,26 @@ TEST_P(NestedStoreTest, FindsNothingInSharedFilesThatAreNoChunks)
     }
 }
 
+TEST_P(NestedStoreTest, ReadsWhatALevelNeeds)
+{
+    ASSERT_EQ(publish(whole), CG_OK);
+    const cg_store_entry entry = look_up({whole}, &profile)[0];
+    std::vector<uint8_t> got;
+    for (unsigned level = CG_L1; level <= CG_L3; level++) {
+        ASSERT_EQ(cg_store_read(store, io, &whole.header.key, cg_level(level), &profile,
+                                entry.level_bytes[level], CG_IO_CACHED, 77),
+                  CG_OK);
+        ASSERT_EQ(take_read(&got), CG_OK);
+        EXPECT_TRUE(got == prefix(whole, level)) << level;
+    }
+    ASSERT_EQ(cg_store_read(store, io, &whole.header.key, CG_L0, nullptr, 1, CG_IO_CACHED, 77),
+              CG_OK);
+    EXPECT_EQ(take_read(&got), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(cg_store_read(store, io, &whole.header.key, CG_L1, nullptr, 1, CG_IO_CACHED, 77),
+              CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_io_n_under_way(io), 0u);
+}
+
 // --- contexts ---
 
 TEST_P(NestedStoreTest, MakesContextsOfLinksOfOneFile)
