@@ -157,18 +157,14 @@ static void submit_read(reader *r, const read_slot *entered)
     const read_slot slot = *entered;
     const cachegen_load *load = slot.chunk->load; /* kept by the read's reference */
     const cachegen *c = load->connector;
-    char path[CG_TREE_PATH_BYTES];
     const cg_geometry *g = &c->model.geometry;
     const uint64_t raw_bytes =
         cg_geometry_elements(g, load->sizes[slot.chunk->index].n_tokens) * cg_dtype_bytes(g->dtype);
-    cg_status status =
-        cg_tree_object_path(cg_store_model(c->store), &load->plan->chunks[slot.chunk->index].key,
-                            (cg_level)slot.level, &c->model.profile_fingerprint, path, sizeof path);
-    if (status == CG_OK && slot.bytes > 2 * raw_bytes + (1 << 20))
-        status = CG_ERR_BUFFER_TOO_SMALL; /* no chunk is that large */
-    if (status == CG_OK)                  /* of a nested file what the level needs */
-        status = cg_io_read_start(r->io, cg_store_root_fd(c->store), path, slot.bytes,
-                                  (cg_io_cache)c->config->io_cache, slot.user);
+    cg_status status = CG_ERR_BUFFER_TOO_SMALL;
+    if (slot.bytes <= 2 * raw_bytes + (1 << 20)) /* else no chunk is that large */
+        status = cg_store_read(c->store, r->io, &load->plan->chunks[slot.chunk->index].key,
+                               (cg_level)slot.level, &c->model.profile_fingerprint, slot.bytes,
+                               (cg_io_cache)c->config->io_cache, slot.user);
     if (status == CG_OK)
         return;
     pthread_mutex_lock(&r->rt->lock);
