@@ -47,28 +47,33 @@ static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_
     return CG_ERR_NOT_FOUND;
 }
 
-/* Coarser levels get names of the finest's file, which is there. Any that is there already stays as
- * it is. */
-static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chunk *chunk)
+/* Coarser levels get names of the finest's file, which is at finest_path. Any that is there already
+ * stays as it is. is_new: that file is this chunk's and has just come there, so that nothing needs
+ * to be looked at before linking. */
+static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chunk *chunk,
+                                 const char *finest_path, bool is_new)
 {
     const cg_chunk_header *h = &chunk->header;
     char path[CG_TREE_PATH_BYTES];
-    cg_status status = CG_OK;
     bool linked = false;
     for (unsigned level = h->level + 1u; level <= h->coarsest; level++) {
+        cg_status status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile,
+                                               path, sizeof path);
+        if (status != CG_OK)
+            return status;
+        if (is_new)
+            status = cg_file_link(store->root_fd, finest_path, path, h->level_bytes[level]);
+        else if ((status = cg_store_stat(store, io, path)) == CG_ERR_NOT_FOUND)
+            status = link_level(store, h, (cg_level)level, path);
+        else
+            status = status == CG_OK ? CG_ERR_EXISTS : status;
+        if (status == CG_ERR_NOT_FOUND)
+            status = cg_store_write(store, io, path, chunk->bytes, h->level_bytes[level], false);
         if (status != CG_OK && status != CG_ERR_EXISTS)
             return status;
-        status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile, path,
-                                     sizeof path);
-        if (status != CG_OK || (status = cg_store_stat(store, io, path)) != CG_ERR_NOT_FOUND)
-            continue;
-        if ((status = link_level(store, h, (cg_level)level, path)) == CG_ERR_NOT_FOUND)
-            status = cg_store_write(store, io, path, chunk->bytes, h->level_bytes[level], false);
         linked = linked || status == CG_OK;
     }
-    if (status == CG_ERR_EXISTS)
-        status = CG_OK;
-    return status == CG_OK && linked ? cg_file_sync_dir(store->root_fd, path) : status;
+    return linked ? cg_file_sync_dir(store->root_fd, path) : CG_OK;
 }
 
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk_bytes,
@@ -77,7 +82,6 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
     cg_chunk chunk;
     char path[CG_TREE_PATH_BYTES];
     cg_status status;
-    bool existed = false;
     if (existed_out != NULL)
         *existed_out = false;
     if (cg_io_n_under_way(io) > 0)
@@ -90,17 +94,14 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
                                       sizeof path)) != CG_OK)
         return status;
 
-    status = cg_store_stat(store, io, path);
-    if (status == CG_ERR_NOT_FOUND) {
-        /* Tokens first: where a chunk is, they are. */
-        if ((status = publish_tokens(store, io, &chunk, path)) != CG_OK)
-            return status;
-        status = cg_store_write(store, io, path, chunk_bytes, n_bytes, false);
-        existed = status == CG_ERR_EXISTS;
-    } else {
-        existed = status == CG_OK;
-    }
+    /* Tokens first: where a chunk is, they are. Whether the chunk is there nobody asks here: its
+     * write does, and a store may be a network away. */
+    if ((status = publish_tokens(store, io, &chunk, path)) != CG_OK)
+        return status;
+    status = cg_store_write(store, io, path, chunk_bytes, n_bytes, false);
+    if (status != CG_OK && status != CG_ERR_EXISTS)
+        return status;
     if (existed_out != NULL)
-        *existed_out = existed;
-    return existed || status == CG_OK ? publish_coarser(store, io, &chunk) : status;
+        *existed_out = status == CG_ERR_EXISTS;
+    return publish_coarser(store, io, &chunk, path, status == CG_OK);
 }

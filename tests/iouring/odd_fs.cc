@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -26,6 +27,7 @@ struct OddFs::State {
     bool released = false;
     int n_hanging = 0, n_open = 0;
     size_t most_asked = 0;
+    std::map<std::string, int> n_stats; // by path
 };
 
 namespace
@@ -73,6 +75,10 @@ struct OddFsCalls {
     {
         if (is_named(path, "hang_stat"))
             hang();
+        {
+            const std::lock_guard<std::mutex> guard(state()->lock);
+            state()->n_stats[below(path)]++;
+        }
         const int result =
             result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
         if (is_named(path, "longer"))
@@ -223,6 +229,13 @@ int OddFs::n_open() const
 {
     const std::lock_guard<std::mutex> guard(state_->lock);
     return state_->n_open;
+}
+
+int OddFs::n_stats(const std::string &path) const
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    const auto found = state_->n_stats.find(path);
+    return found == state_->n_stats.end() ? 0 : found->second;
 }
 
 size_t OddFs::most_asked() const

@@ -26,6 +26,8 @@ class OddFs
     int n_hanging() const;
     int n_open() const;        // files; their release follows their close some time later
     size_t most_asked() const; // bytes that a read wanted
+    // How often the status of this path below the mount was asked for.
+    int n_stats(const std::string &path) const;
     const std::string &why() const
     {
         return why_;

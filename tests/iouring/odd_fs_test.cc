@@ -223,6 +223,37 @@ TEST_P(OddFsTest, HoldsAStoreWithoutLinks)
     cg_store_free(store);
 }
 
+// On a network each question is a round trip. The kernel asks too, before it makes a name: so a
+// chunk of three levels is compared with a plain file that is given two more names.
+TEST_P(OddFsTest, IsAskedOnceWhetherAnObjectIsThere)
+{
+    const cg_fingerprint profile = cg_test::fingerprint_of("p");
+    const cg_test::Chunk chunk =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile, 1000, 1, CG_L3);
+    // A name's directory has to be there, or asking for it ends before the name.
+    char path[CG_TREE_PATH_BYTES];
+    ASSERT_EQ(cg_tree_object_path("links", &chunk.header.key, CG_L1, &profile, path, sizeof path),
+              CG_OK);
+    std::filesystem::create_directories(
+        std::filesystem::path(dir.path + "/backing/" + path).parent_path());
+
+    ASSERT_EQ(write("odd/links/plain", draw_bytes(1000, 1)), CG_OK);
+    for (const char *linked : {"odd/links/second", "odd/links/third"})
+        ASSERT_EQ(cg_file_link(dir.fd, "odd/links/plain", linked, 1000), CG_OK);
+    cg_store *store;
+    ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), "links", true, &store), CG_OK);
+    ASSERT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), nullptr), CG_OK);
+    cg_store_free(store);
+    for (unsigned level = CG_L1; level <= CG_L3; level++) {
+        ASSERT_EQ(cg_tree_object_path("links", &chunk.header.key, cg_level(level), &profile, path,
+                                      sizeof path),
+                  CG_OK);
+        const int wanted = odd->n_stats(level == CG_L1 ? "links/plain" : "links/third");
+        EXPECT_GE(wanted, 1);
+        EXPECT_EQ(odd->n_stats(path), wanted) << path;
+    }
+}
+
 TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels)
 {
     const std::string text = std::string("CGPF\r\n\x1a\n", 8) + "x";
