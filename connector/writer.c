@@ -2,11 +2,10 @@
  * publishing. */
 #include "connector/save.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ENCODE_AHEAD = 2 };
+enum { ENCODE_AHEAD = 2, LOSSY_LEVELS = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3 };
 
 static cg_save_chunk *chunk_of(cg_job *job)
 {
@@ -112,43 +111,21 @@ static void release_raw(cg_save_chunk *chunk)
     pthread_mutex_unlock(&rt->lock);
 }
 
-static cg_status write_file(const cachegen *c, cg_io *io, const char *path, const void *bytes,
-                            size_t n_bytes, bool replace)
-{
-    cg_io_completion completion = {0};
-    size_t n = 0;
-    cg_status status =
-        cg_io_write(io, cg_store_root_fd(c->store), path, bytes, n_bytes, replace, 0);
-    while (status == CG_OK && n == 0)
-        status = cg_io_wait(io, UINT64_MAX, &completion, 1, &n);
-    return status == CG_OK ? completion.status : status;
-}
-
 /* The first publisher wins, but not with a file that a load found to be wrong: that one is
- * replaced. */
-static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io,
-                                 const cg_chunk_header *header, const uint8_t *bytes, bool *existed)
+ * replaced. replaced_out: bit n: level n was. */
+static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const uint8_t *bytes,
+                                 size_t n_bytes, uint8_t *replaced_out)
 {
     const cachegen_save *save = chunk->save;
-    const cachegen *c = save->connector;
     cg_runtime *rt = save->runtime;
-    const cg_key *key = &save->keys[chunk->index];
-    char path[CG_TREE_PATH_BYTES];
     cg_known_entry known;
-    cg_status status = CG_OK;
+    *replaced_out = 0;
     pthread_mutex_lock(&rt->lock);
-    cg_known_find(rt->known, key, 0, cg_now_ns(), &known);
+    cg_known_find(rt->known, &save->keys[chunk->index], 0, cg_now_ns(), &known);
     pthread_mutex_unlock(&rt->lock);
-    for (unsigned level = header->level; level <= header->coarsest && status == CG_OK; level++) {
-        if ((known.damaged >> level & 1) == 0)
-            continue;
-        *existed = false;
-        status = cg_tree_object_path(cg_store_model(c->store), key, (cg_level)level,
-                                     &c->model.profile_fingerprint, path, sizeof path);
-        if (status == CG_OK)
-            status = write_file(c, io, path, bytes, header->level_bytes[level], true);
-    }
-    return status;
+    return known.damaged == 0 ? CG_OK
+                              : cg_store_replace(save->connector->store, io, bytes, n_bytes,
+                                                 known.damaged, replaced_out);
 }
 
 /* The file whose finest level this is. */
@@ -160,6 +137,7 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
     cg_chunk_header header;
     uint8_t *bytes = NULL;
     size_t n_bytes = 0;
+    uint8_t replaced = 0;
     bool existed = false;
     cg_status status = cg_encoder_finish(chunk->encoder, level, &bytes, &n_bytes);
     if (status == CG_OK)
@@ -167,16 +145,17 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
     if (status == CG_OK)
         status = cg_store_publish(save->connector->store, io, bytes, n_bytes, &existed);
     if (status == CG_OK)
-        status = replace_damaged(chunk, io, &header, bytes, &existed);
+        status = replace_damaged(chunk, io, bytes, n_bytes, &replaced);
     free(bytes);
     if (status != CG_OK)
         return status;
     pthread_mutex_lock(&rt->lock);
     const uint64_t now_ns = cg_now_ns();
-    rt->stats.chunks_existed += existed;
-    rt->stats.bytes_written += existed ? 0 : n_bytes;
+    const bool written = !existed || replaced != 0;
+    rt->stats.chunks_existed += !written;
+    rt->stats.bytes_written += written ? n_bytes : 0;
     for (unsigned held = level; held <= header.coarsest; held++) {
-        if (existed) {
+        if (existed && (replaced >> held & 1) == 0) {
             cg_known_exists(rt->known, key, (uint8_t)(1u << held));
             continue;
         }
@@ -227,7 +206,12 @@ static void skip_existing(cachegen_save *save, cg_io *io)
             if (entries[i].levels != 0)
                 cg_known_put(save->runtime->known, &keys[i], (uint8_t)c->store_levels, &entries[i],
                              now_ns);
-            chunk->levels &= (uint8_t) ~(entries[i].levels & ~known.bad);
+            /* Lossy levels that are one file are made anew together, or they would be one no
+             * more. */
+            const uint8_t damaged = chunk->levels & known.damaged & LOSSY_LEVELS;
+            const uint8_t healed =
+                damaged != 0 && is_nested(chunk) ? chunk->levels & LOSSY_LEVELS : 0;
+            chunk->levels &= (uint8_t)(~(entries[i].levels & ~known.bad) | healed);
             if (chunk->levels == 0)
                 save->runtime->stats.chunks_existed++;
         }
@@ -271,16 +255,14 @@ done:
 
 static cg_status write_model_json(const cachegen *c, cg_io *io)
 {
-    char path[CG_TREE_PATH_BYTES];
     if (c->model.has_json)
         return CG_OK;
     char *text = cg_model_json(&c->model);
     if (text == NULL)
         return CG_ERR_NO_MEMORY;
-    snprintf(path, sizeof path, "%s/model.json", cg_store_model(c->store));
-    const cg_status status = write_file(c, io, path, text, strlen(text), false);
+    const cg_status status = cg_store_publish_model(c->store, io, text, strlen(text));
     free(text);
-    return status == CG_ERR_EXISTS ? CG_OK : status;
+    return status;
 }
 
 static void run_save(cachegen_save *save, cg_io *io, bool *model_json_written)

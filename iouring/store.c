@@ -68,11 +68,6 @@ void cg_store_free(cg_store *store)
     free(store);
 }
 
-int cg_store_root_fd(const cg_store *store)
-{
-    return store->root_fd;
-}
-
 const char *cg_store_model(const cg_store *store)
 {
     return store->model;

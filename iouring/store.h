@@ -25,7 +25,6 @@ typedef struct cg_store cg_store;
  * CG_ERR_NOT_FOUND without. */
 cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out);
 void cg_store_free(cg_store *store);
-int cg_store_root_fd(const cg_store *store); /* for cg_io calls with paths of tree.h; the store's */
 const char *cg_store_model(const cg_store *store);
 
 /* What the store has of one chunk. */
@@ -65,6 +64,20 @@ cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_
  * are added, of the file that is there where it holds their level. The cg_io must be idle. */
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, bool *existed_out);
+
+/* Replaces objects that turned out to be damaged; publishing leaves what is there. The bytes are of
+ * a chunk that was published, or would be: verified first. Bit n of `damaged`: the object of level
+ * n is; levels that the chunk does not hold are passed over. Names of the chunk's other levels that
+ * are links of a damaged file get the new one, too, so that the levels stay one file. Objects of
+ * other publishers stay. *replaced_out: bit n: level n has the new file.
+ * Each name changes atomically. (On a cachegenfs mount the names of coarser levels are gone for a
+ * moment.) The cg_io must be idle. */
+cg_status cg_store_replace(const cg_store *store, cg_io *io, const uint8_t *chunk,
+                           size_t chunk_bytes, uint8_t damaged, uint8_t *replaced_out);
+
+/* Writes <model>/model.json, unless it is there. The cg_io must be idle. */
+cg_status cg_store_publish_model(const cg_store *store, cg_io *io, const char *json,
+                                 size_t n_bytes);
 
 /* One chunk of a context. */
 typedef struct cg_store_link {

@@ -1,8 +1,13 @@
-/* Publishing: a chunk, its tokens, and names of its coarser levels. */
+/* Publishing: a chunk, its tokens, and names of its coarser levels; replacing what is damaged. */
 #include "iouring/file.h"
 #include "iouring/store_internal.h"
 
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static cg_status publish_tokens(const cg_store *store, cg_io *io, const cg_chunk *chunk,
                                 const char *object_path)
@@ -104,4 +109,93 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
     if (existed_out != NULL)
         *existed_out = status == CG_ERR_EXISTS;
     return publish_coarser(store, io, &chunk, path, status == CG_OK);
+}
+
+cg_status cg_store_publish_model(const cg_store *store, cg_io *io, const char *json, size_t n_bytes)
+{
+    char path[CG_TREE_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/model.json", store->model);
+    const cg_status status = cg_store_write(store, io, path, json, n_bytes, false);
+    return status == CG_ERR_EXISTS ? CG_OK : status;
+}
+
+/* --- replacing --- */
+
+/* Whether two names are of one file. A cachegenfs mount numbers the levels of a file apart: there
+ * it shows by the fixed header, which has the checksums of all sections. A damaged file may be
+ * shorter than that, so the inode counts, too. */
+static bool are_one_file(int root_fd, const char *path, const char *other)
+{
+    struct stat a, b;
+    uint8_t a_start[CG_CHUNK_FIXED_BYTES], b_start[CG_CHUNK_FIXED_BYTES];
+    if (fstatat(root_fd, path, &a, AT_SYMLINK_NOFOLLOW) != 0 ||
+        fstatat(root_fd, other, &b, AT_SYMLINK_NOFOLLOW) != 0)
+        return false;
+    if (a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+        return true;
+    return cg_file_read_start(root_fd, path, a_start, sizeof a_start, NULL) == CG_OK &&
+           cg_file_read_start(root_fd, other, b_start, sizeof b_start, NULL) == CG_OK &&
+           memcmp(a_start, b_start, sizeof a_start) == 0;
+}
+
+/* Gives path to the file at from, which holds a finer level of the chunk. */
+static cg_status replace_name(const cg_store *store, cg_io *io, const cg_chunk *chunk,
+                              cg_level level, const char *from, const char *path)
+{
+    const uint64_t level_bytes = chunk->header.level_bytes[level];
+    cg_status status = cg_file_install(store->root_fd, from, path, true, level_bytes);
+    if (status != CG_ERR_IO)
+        return status;
+    /* EXDEV, perhaps: a cachegenfs mount renames no file to a name that shows a part of it, but
+     * makes links there. The name goes for a moment; what it had was no good. */
+    unlinkat(store->root_fd, path, 0);
+    status = cg_file_link(store->root_fd, from, path, level_bytes);
+    if (status != CG_OK && status != CG_ERR_EXISTS)
+        status = cg_store_write(store, io, path, chunk->bytes, level_bytes, true);
+    return status == CG_ERR_EXISTS ? CG_OK : status; /* somebody published meanwhile */
+}
+
+cg_status cg_store_replace(const cg_store *store, cg_io *io, const uint8_t *chunk_bytes,
+                           size_t n_bytes, uint8_t damaged, uint8_t *replaced_out)
+{
+    cg_chunk chunk;
+    char paths[CG_N_LEVELS][CG_TREE_PATH_BYTES];
+    uint8_t levels = 0;
+    unsigned finest = CG_N_LEVELS;
+    cg_status status;
+    *replaced_out = 0;
+    if (cg_io_n_under_way(io) > 0)
+        return CG_ERR_INVALID_ARGUMENT;
+    if ((status = cg_chunk_verify(chunk_bytes, n_bytes)) != CG_OK ||
+        (status = cg_chunk_open(chunk_bytes, n_bytes, &chunk)) != CG_OK)
+        return status;
+    const cg_chunk_header *h = &chunk.header;
+    for (unsigned level = h->level; level <= h->coarsest; level++) {
+        if ((status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile,
+                                          paths[level], sizeof paths[level])) != CG_OK)
+            return status;
+        levels |= damaged & 1u << level;
+    }
+    const uint8_t bad = levels;
+    for (unsigned level = h->level; level <= h->coarsest; level++)
+        for (unsigned other = h->level; other <= h->coarsest && (levels >> level & 1) == 0; other++)
+            if ((bad >> other & 1) != 0 && are_one_file(store->root_fd, paths[level], paths[other]))
+                levels |= (uint8_t)(1u << level);
+
+    for (unsigned level = h->level; level <= h->coarsest; level++) {
+        if ((levels >> level & 1) == 0)
+            continue;
+        if (finest == CG_N_LEVELS) {
+            finest = level;
+            status =
+                cg_store_write(store, io, paths[level], chunk_bytes, h->level_bytes[level], true);
+        } else {
+            status = replace_name(store, io, &chunk, (cg_level)level, paths[finest], paths[level]);
+        }
+        if (status != CG_OK)
+            return status;
+        *replaced_out |= (uint8_t)(1u << level);
+    }
+    /* The write synced the directory before the other names were there. */
+    return (levels & (levels - 1)) != 0 ? cg_file_sync_dir(store->root_fd, paths[finest]) : CG_OK;
 }

@@ -435,6 +435,34 @@ TEST_P(LoadTest, LossyLevelsAreNamesOfOneFileAndEachLoadReadsItsOwnPart)
     EXPECT_EQ(l.progress.worst_level, 3u);
 }
 
+TEST_P(LoadTest, ADamagedNestedFileIsReplacedAtAllItsLevels)
+{
+    for (uint32_t level = 1; level <= 3; level++) {
+        SCOPED_TRACE(level);
+        const Store store(true);
+        Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+        const Tokens tokens = prompt(32);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        engine.level_plus_1 = level + 1;
+        engine.look_up(tokens); // the plan is made before the damage is done
+        const std::string path = store.chunks("L1")[0], stem = path.substr(0, path.size() - 5);
+        const uint8_t changed = store.dir.read(path)[200] ^ 1;       // in what all levels need
+        const int fd = openat(store.dir.fd, path.c_str(), O_WRONLY); // the links stay
+        ASSERT_EQ(pwrite(fd, &changed, 1, 200), 1);
+        close(fd);
+        ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, 0u);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        for (const char *name : {"L1.kv", "L2.kv", "L3.kv"}) {
+            struct stat finest = {}, other = {};
+            ASSERT_EQ(fstatat(store.dir.fd, path.c_str(), &finest, 0), 0);
+            ASSERT_EQ(fstatat(store.dir.fd, (stem + name).c_str(), &other, 0), 0) << name;
+            EXPECT_EQ(finest.st_ino, other.st_ino) << name;
+        }
+        const Bytes healed = store.dir.read(path);
+        EXPECT_EQ(cg_chunk_verify(healed.data(), healed.size()), CG_OK);
+    }
+}
+
 TEST_P(LoadTest, AProfileThatDoesNotNestKeepsAFileALevel)
 {
     const Store store(true, ProfileSpec());

@@ -1,6 +1,7 @@
 // Nested chunks in a store: one file with a name for each level that it holds.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -123,6 +124,63 @@ TEST_P(NestedStoreTest, PublishesCoarserLevelsWhereTheFinestIsOfAnother)
     EXPECT_TRUE(dir.read(level_path(whole, CG_L2)) == prefix(whole, CG_L2));
     EXPECT_EQ(inode(level_path(whole, CG_L2)), inode(level_path(whole, CG_L3)));
     EXPECT_EQ(dir.files().size(), 4u) << "a temporary file is left";
+}
+
+// --- replacing ---
+
+TEST_P(NestedStoreTest, ReplacesADamagedFileAtAllNamesOfItsLevels)
+{
+    for (unsigned damaged = CG_L1; damaged <= CG_L3; damaged++) {
+        SCOPED_TRACE(damaged);
+        std::filesystem::remove_all(dir.path + "/m/objects");
+        ASSERT_EQ(publish(whole), CG_OK);
+        const ino_t before = inode(level_path(whole, CG_L1));
+        uint8_t replaced = 0xff;
+        ASSERT_EQ(cg_store_replace(store, io, others.bytes.data(), others.bytes.size(),
+                                   static_cast<uint8_t>(1 | 1u << damaged), &replaced),
+                  CG_OK);
+        EXPECT_EQ(replaced, 2 | 4 | 8);
+        for (unsigned level = CG_L1; level <= CG_L3; level++) {
+            EXPECT_EQ(inode(level_path(whole, level)), inode(level_path(whole, CG_L1))) << level;
+            EXPECT_NE(inode(level_path(whole, level)), before) << level;
+            EXPECT_TRUE(dir.read(level_path(whole, level)) == others.bytes) << level;
+        }
+        EXPECT_EQ(dir.files().size(), 4u) << "a temporary file is left";
+    }
+}
+
+TEST_P(NestedStoreTest, ReplacesWhatIsNoChunkAnyMore)
+{
+    ASSERT_EQ(publish(whole), CG_OK);
+    ASSERT_EQ(truncate((dir.path + "/" + level_path(whole, CG_L1)).c_str(), 100), 0);
+    ASSERT_EQ(unlinkat(dir.fd, level_path(whole, CG_L2).c_str(), 0), 0);
+    uint8_t replaced = 0;
+    ASSERT_EQ(cg_store_replace(store, io, whole.bytes.data(), whole.bytes.size(), 8, &replaced),
+              CG_OK);
+    EXPECT_EQ(replaced, 2 | 8);
+    EXPECT_TRUE(dir.read(level_path(whole, CG_L1)) == whole.bytes);
+    EXPECT_EQ(inode(level_path(whole, CG_L1)), inode(level_path(whole, CG_L3)));
+    EXPECT_FALSE(dir.has(level_path(whole, CG_L2))) << "publishing gives it its name";
+}
+
+TEST_P(NestedStoreTest, ReplacesNothingOfOtherPublishers)
+{
+    const Chunk plain = make_chunk(nullptr, tokens, CG_L1, &profile, 500, /*seed=*/3);
+    ASSERT_EQ(publish(plain), CG_OK);
+    ASSERT_EQ(publish(whole), CG_OK);
+    uint8_t replaced = 0;
+    ASSERT_EQ(cg_store_replace(store, io, others.bytes.data(), others.bytes.size(), 8, &replaced),
+              CG_OK);
+    EXPECT_EQ(replaced, 4 | 8);
+    EXPECT_TRUE(dir.read(level_path(whole, CG_L1)) == plain.bytes);
+    EXPECT_TRUE(dir.read(level_path(whole, CG_L2)) == prefix(others, CG_L2));
+    EXPECT_EQ(inode(level_path(whole, CG_L2)), inode(level_path(whole, CG_L3)));
+
+    std::vector<uint8_t> bad = others.bytes;
+    bad.back() ^= 1;
+    EXPECT_EQ(cg_store_replace(store, io, bad.data(), bad.size(), 2, &replaced), CG_ERR_CORRUPT);
+    EXPECT_EQ(replaced, 0);
+    EXPECT_TRUE(dir.read(level_path(whole, CG_L1)) == plain.bytes);
 }
 
 // --- look-up ---

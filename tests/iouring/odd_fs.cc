@@ -97,6 +97,8 @@ struct OddFsCalls {
     {
         if (flags != 0)
             return -EINVAL;
+        if (is_named(to, "views") && (is_named(to, "-L2") || is_named(to, "-L3")))
+            return -EXDEV;
         return result_of(
             renameat(state()->backing_fd, below(from), state()->backing_fd, below(to)));
     }

@@ -254,6 +254,48 @@ TEST_P(OddFsTest, IsAskedOnceWhetherAnObjectIsThere)
     }
 }
 
+TEST_P(OddFsTest, ReplacesNestedChunksWithoutRenamesAndWithoutLinks)
+{
+    const cg_fingerprint profile = cg_test::fingerprint_of("p");
+    const auto chunk = [&](uint32_t seed) {
+        return cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile, 1000,
+                                   seed, CG_L3);
+    };
+    const cg_test::Chunk first = chunk(1), second = chunk(2);
+    for (const std::string model : {"links_views", "copies"}) {
+        SCOPED_TRACE(model);
+        cg_store *store;
+        ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), model.c_str(), true, &store), CG_OK);
+        ASSERT_EQ(cg_store_publish(store, io, first.bytes.data(), first.bytes.size(), nullptr),
+                  CG_OK);
+        uint8_t replaced = 0;
+        ASSERT_EQ(
+            cg_store_replace(store, io, second.bytes.data(), second.bytes.size(), 4, &replaced),
+            CG_OK);
+        cg_store_free(store);
+        EXPECT_EQ(replaced, 2 | 4 | 8) << "copies begin alike, too";
+        std::vector<ino_t> inodes;
+        for (unsigned level = CG_L1; level <= CG_L3; level++) {
+            char path[CG_TREE_PATH_BYTES];
+            struct stat s = {};
+            ASSERT_EQ(cg_tree_object_path(model.c_str(), &first.header.key, cg_level(level),
+                                          &profile, path, sizeof path),
+                      CG_OK);
+            std::vector<uint8_t> got = dir.read(std::string("backing/") + path);
+            got.resize(second.header.level_bytes[level]);
+            EXPECT_TRUE(std::equal(got.begin(), got.end(), second.bytes.begin())) << level;
+            ASSERT_EQ(fstatat(dir.fd, (std::string("backing/") + path).c_str(), &s, 0), 0);
+            inodes.push_back(s.st_ino);
+        }
+        if (model == "links_views") {
+            EXPECT_EQ(inodes[0], inodes[1]);
+            EXPECT_EQ(inodes[0], inodes[2]);
+        }
+        for (const std::string &name : dir.files("backing"))
+            EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+    }
+}
+
 TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels)
 {
     const std::string text = std::string("CGPF\r\n\x1a\n", 8) + "x";
