@@ -1,8 +1,8 @@
 /* iouring/file.h - blocking file helpers of the store. Internal to iouring.
  *
- * Paths are relative to dir_fd; nothing follows a symbolic link in the last component, and only
- * regular files are read. Names are made durable with cg_file_sync_dir(), except by
- * cg_file_write(), which does it itself.
+ * Paths are relative to dir_fd. A symbolic link in the last component is not followed, and only
+ * regular files are read. A new name is durable after cg_file_sync_dir(); cg_file_write() does that
+ * itself.
  * Threads: each call stands alone.
  */
 #ifndef CG_IOURING_FILE_H
@@ -20,30 +20,32 @@ cg_status cg_file_read(int dir_fd, const char *path, size_t max_bytes, uint8_t *
 /* Reads the first n_bytes; CG_ERR_TRUNCATED when there are fewer. file_bytes_out may be NULL. */
 cg_status cg_file_read_start(int dir_fd, const char *path, void *bytes_out, size_t n_bytes,
                              uint64_t *file_bytes_out);
-/* The fixed header of a chunk file, of what it holds (cg_chunk_header_cut()); CG_ERR_TRUNCATED also
- * when the file does not end where a level ends. */
+/* The fixed header of a chunk file, changed to say what the file holds (cg_chunk_header_cut()).
+ * CG_ERR_TRUNCATED also when the file does not end where a level ends. */
 cg_status cg_file_chunk_header(int dir_fd, const char *path, cg_chunk_header *header_out);
-/* As cg_io_write(), in this thread. */
+/* cg_io_write(), but in this thread: returns when it is done. */
 cg_status cg_file_write(int dir_fd, const char *path, const void *bytes, size_t n_bytes,
                         bool replace);
 /* cg_file_write() with replace, unless the file has these bytes already. */
 cg_status cg_file_update(int dir_fd, const char *path, const void *bytes, size_t n_bytes);
 
-/* Gives a file a second name: a hard link, or where there are none (EPERM, EMLINK, EXDEV,
- * EOPNOTSUPP) a copy of its first copy_bytes (UINT64_MAX: of all). The content is on disk before
- * the name is there. Makes missing directories above `to`. CG_ERR_EXISTS without replace. */
+/* Gives a file a second name: a hard link or, where links fail (EPERM, EMLINK, EXDEV, EOPNOTSUPP,
+ * ENOSYS), a copy of its first copy_bytes (UINT64_MAX: of all). The content is on disk before the
+ * name is there. Makes missing directories above `to`. With replace a file that has the name loses
+ * it; without, CG_ERR_EXISTS. */
 cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace,
                           uint64_t copy_bytes);
-/* cg_file_install() without replace, of a file that is on disk already, into a directory that is
- * there. */
+/* cg_file_install() without replace and with less to do: the file is on disk already, and the
+ * directory is there. */
 cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t copy_bytes);
-/* Makes `to` another link of `from`, of the same owner, mode and time of modification (by which
- * rsync knows what it has brought), if that begins with all that `to` has. What `to` had it still
- * has, so nothing needs to be synced after it.
- * CG_ERR_FOREIGN_TOKENS: it does not. CG_ERR_PERMISSION: another owner, mode or time.
+/* Makes `to` another link of `from`, so that the two share their space. `from` must begin with all
+ * the bytes of `to`. Owner, mode and time of modification must agree, for links have them in
+ * common; the time is how rsync knows what it has brought. `to` keeps the bytes that it had, so
+ * nothing needs to be synced afterwards.
+ * CG_ERR_FOREIGN_TOKENS: the bytes differ. CG_ERR_PERMISSION: owner, mode or time do.
  * CG_ERR_UNSUPPORTED: no hard links. */
 cg_status cg_file_share(int dir_fd, const char *from, const char *to);
-/* fsync of the directory that holds path. A file system that cannot is no error. */
+/* fsync of the directory that holds path. CG_OK also on a file system that cannot. */
 cg_status cg_file_sync_dir(int dir_fd, const char *path);
 /* mkdir -p (0700), durable, of the directories above path. */
 cg_status cg_file_make_parents(int dir_fd, const char *path);

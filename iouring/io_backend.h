@@ -1,17 +1,22 @@
 /* iouring/io_backend.h - what a backend of cg_io provides. Internal to iouring.
  *
- * io.c owns what the caller sees: limits, and the completions that wait to be taken. A backend runs
- * operations and hands each result over, in the thread of the queue, with cg_io_complete().
+ * io.c owns what the caller sees: limits, and the completions that wait to be taken. A backend
+ * (io_uring.c, io_threads.c) runs operations. It hands each result over with cg_io_complete(), in
+ * the thread of the queue.
+ *
+ * io.c and the backends call each other: down through the table of functions below, up through the
+ * functions at the end. This is the one circle in this folder, and it is meant: io.c picks a
+ * backend when a queue is made and knows nothing of it afterwards.
  */
 #ifndef CG_IOURING_IO_BACKEND_H
 #define CG_IOURING_IO_BACKEND_H
 #include "iouring/io_op.h"
 
 typedef struct cg_io_backend_calls {
-    /* Takes the op. It can fail only with CG_ERR_NO_MEMORY or CG_ERR_IO, and then has not taken
-     * it. */
+    /* Takes the op. It can fail only with CG_ERR_NO_MEMORY or CG_ERR_IO; the op is the caller's
+     * then. */
     cg_status (*submit)(cg_io *io, cg_io_op *op);
-    /* Until a completion is there, cg_io_wake() was called or the time is up. */
+    /* Returns when a completion is there, cg_io_wake() was called or the time is up. */
     cg_status (*wait)(cg_io *io, uint64_t timeout_ns);
     void (*wake)(cg_io *io);
     void (*abandon)(cg_io *io, uint64_t user);

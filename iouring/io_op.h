@@ -1,9 +1,10 @@
-/* iouring/io_op.h - an operation of a cg_io as a sequence of system calls. Internal to iouring.
+/* iouring/io_op.h - an operation of a cg_io, and the system call that is its next step. Internal to
+ * iouring.
  *
- * Both backends run the same sequence, so they cannot differ in what they promise: a thread runs
- * each step with cg_io_step_run(), io_uring submits it; either hands the result to
- * cg_io_op_advance() of iouring/io_steps.h, which says what comes next.
- * Threads: an op belongs to whoever runs it; only `abandoned` is set from outside.
+ * An operation is a sequence of steps. A thread runs a step with cg_io_step_run(), io_uring submits
+ * it. Either hands the result to cg_io_op_advance() (iouring/io_steps.h), which sets the next step.
+ * So the backends run the same sequence, and cannot differ in what they promise.
+ * Threads: an op belongs to whoever runs it. Only `abandoned` is set from outside.
  */
 #ifndef CG_IOURING_IO_OP_H
 #define CG_IOURING_IO_OP_H
@@ -50,8 +51,8 @@ typedef struct cg_io_op {
     int dir_fd;
     uint64_t user, submitted_ns;
     char *path;
-    bool abandoned; /* atomic, see cg_io_op_abandon(): stop after the step under way, clean up,
-                       report to nobody */
+    bool abandoned; /* atomic, see cg_io_op_abandon(). It means: stop after the step that is under
+                       way, clean up, report to nobody */
 
     uint64_t expected_bytes, max_bytes; /* reads */
     bool start_only;                    /* read max_bytes from the start, and no more */
@@ -74,7 +75,7 @@ typedef struct cg_io_op {
     int fd;
     struct statx statx;
     bool size_is_known;  /* statx speaks of the open file */
-    uint64_t size_bytes; /* to read: of the file, as known or expected, or of its start */
+    uint64_t size_bytes; /* to read: the file, of known or expected size, or its start */
     size_t done_bytes;
     unsigned n_retries;
 
@@ -96,17 +97,17 @@ static inline bool cg_io_op_is_abandoned(const cg_io_op *op)
     return __atomic_load_n(&op->abandoned, __ATOMIC_ACQUIRE);
 }
 
-/* Copies path. CG_ERR_INVALID_ARGUMENT: empty, longer than PATH_MAX, or too deep;
- * CG_ERR_NO_MEMORY. */
+/* Copies path. CG_ERR_INVALID_ARGUMENT: it is empty, longer than PATH_MAX, or has more than 62
+ * slashes. CG_ERR_NO_MEMORY. */
 cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_op **op_out);
-/* Releases the buffer too, unless it was taken out. NULL is fine. The op must not have a step under
- * way. */
+/* Releases the buffer too, unless it was taken out. No step of the op may be under way. NULL is
+ * fine. */
 void cg_io_op_free(cg_io_op *op);
 
 /* Result or -errno. */
 int cg_io_step_run(const cg_io_step *step);
-/* Records a failure unless there is one already. CG_ERR_INVALID_ARGUMENT for ELOOP and EISDIR: not
- * a regular file. */
+/* Records a failure, unless there is one already. ELOOP and EISDIR are CG_ERR_INVALID_ARGUMENT: no
+ * regular file. */
 void cg_io_op_record_error(cg_io_op *op, int error);
 /* Sets CG_IO_STEP_DONE: status, error and the rest are final. */
 void cg_io_op_finish(cg_io_op *op);

@@ -9,8 +9,8 @@
 
 /* Sets the first step. */
 void cg_io_op_start(cg_io_op *op);
-/* result: of op->step, or -errno. Sets the next step; CG_IO_STEP_DONE when status, error and the
- * rest are final. */
+/* result: what op->step returned, or -errno. Sets the next step. CG_IO_STEP_DONE: status, error and
+ * the other results are final. */
 void cg_io_op_advance(cg_io_op *op, int result);
 /* Starts the op and runs it to its end in this thread. */
 void cg_io_op_run(cg_io_op *op);

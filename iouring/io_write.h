@@ -1,12 +1,14 @@
 /* iouring/io_write.h - the steps of an atomic, durable write; see cg_io_write(). Internal to
  * iouring.
  *
- * With `replace` false: is it there? - temporary file, write, fsync, close - link - unlink - fsync
- * of the directory. link() never overwrites, so the first writer wins also against other hosts.
- * Where a file system refuses links the temporary file is renamed; then two writers may both win,
- * with equal rights to the name.
- * A failure, or being abandoned, removes the temporary file: nothing half-written ever has the
- * final name.
+ * Without `replace`: stat (is it there?) - temporary file, write, fsync, close - link - unlink of
+ * the temporary name - fsync of the directory. link() never overwrites, so the first writer wins,
+ * also against other hosts. The stat only spares writing what would lose.
+ * Where a file system refuses links, the temporary file is renamed after another stat. Then two
+ * writers may both believe that they won; the later one's file stays.
+ * With `replace` there is no stat, and a rename in place of link and unlink.
+ * A failure removes the temporary file, and so does being abandoned: nothing half-written ever has
+ * the final name.
  */
 #ifndef CG_IOURING_IO_WRITE_H
 #define CG_IOURING_IO_WRITE_H

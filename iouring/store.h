@@ -1,12 +1,14 @@
-/* iouring/store.h - a model's part of a store: look-up by key, publishing, contexts. Names:
- * iouring/tree.h.
+/* iouring/store.h - a model's part of a store: look-up by key, reading, publishing, contexts.
  *
- * Publishing is atomic and the first publisher of a chunk wins; objects are immutable. The store
- * may be a local directory, a cachegenfs mount or a remote mount of either: nothing here relies on
- * link counts, O_TMPFILE, RENAME_NOREPLACE or nanosecond times, and where hard links fail (EPERM,
- * EMLINK, EXDEV, EOPNOTSUPP) copies are made.
- * Threads: a cg_store is read-only after cg_store_open() and may be shared; each call works on the
- * caller's cg_io.
+ * An object is a chunk under the name of its key and of a level that it holds (names:
+ * iouring/tree.h). Publishing an object is atomic, the first publisher wins, and an object never
+ * changes; only one that turns out to be damaged is replaced.
+ *
+ * The store may be a local directory, a cachegenfs mount or a remote mount of either. So nothing
+ * here relies on link counts, O_TMPFILE, RENAME_NOREPLACE or nanosecond times. Where hard links
+ * fail (EPERM, EMLINK, EXDEV, EOPNOTSUPP, ENOSYS) copies are made.
+ * Threads: a cg_store is read-only after cg_store_open() and may be shared. Each call works on the
+ * caller's cg_io. Most want it idle: with nothing under way.
  */
 #ifndef CG_IOURING_STORE_H
 #define CG_IOURING_STORE_H
@@ -20,58 +22,60 @@ extern "C" {
 
 typedef struct cg_store cg_store;
 
-/* Opens root/model; with create, makes root/model and its folders (0700), and root itself if only
- * that is missing.
- * CG_ERR_NOT_FOUND without. */
+/* Opens root/model. With create it makes root/model and its folders (0700), and root itself if its
+ * parent is there.
+ * CG_ERR_NOT_FOUND: there is no root, or without create no root/model. */
 cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out);
 void cg_store_free(cg_store *store);
 const char *cg_store_model(const cg_store *store);
 
 /* What the store has of one chunk. */
 typedef struct cg_store_entry {
-    uint8_t levels; /* bit n: level n is there */
-    uint64_t level_bytes[CG_N_LEVELS];
+    uint8_t levels;                    /* bit n: level n is there */
+    uint64_t level_bytes[CG_N_LEVELS]; /* what has to be read of its object, from the start on */
 } cg_store_entry;
 
-/* Probes keys[n_keys] at the levels of level_mask (profile: whose L1..L3; NULL: L0 only) with one
- * batch of stats kept queue_depth deep. entries_out[n_keys]. A path that errs is "not there";
- * *n_errors_out (may be NULL) counts those errors that are not CG_ERR_NOT_FOUND. Stops at
- * deadline_ns (CLOCK_MONOTONIC, 0 = none): CG_ERR_TIMED_OUT, and what came back until then stands
- * in entries_out. The cg_io must be idle.
+/* Asks for keys[n_keys] at the levels of level_mask, with stats that are kept queue_depth deep.
+ * profile: whose L1..L3 are asked for; NULL: L0 only. entries_out[n_keys].
+ * A name that errs counts as "not there". *n_errors_out (may be NULL) is the number of errors other
+ * than CG_ERR_NOT_FOUND. The call stops at deadline_ns (CLOCK_MONOTONIC, 0 = none) with
+ * CG_ERR_TIMED_OUT; entries_out then has the answers that came in time. The cg_io must be idle.
  *
- * level_bytes is what a reader of the level has to read. Names of several lossy levels that are as
- * long as one another are one nested file: a second batch reads the fixed headers of such files;
- * where one is no good, those levels are "not there". For this to show, L2 or L3 without the next
- * finer level in level_mask costs one stat more. Where that one's name is missing in the store, or
- * the deadline ends the second batch, the size may be that of the whole file: there a finer level
- * ends, and who reads so far has the chunk at that one. On a cachegenfs mount each name ends with
- * its level, and there is no second batch. */
+ * Of a nested file the sizes need a second batch. Names of several lossy levels that are equally
+ * long are taken for one nested file, and its fixed header is read: it says where each level ends.
+ * If the header is no good, those levels are "not there". To tell whether L2 or L3 is in a nested
+ * file, the name of the next finer level is asked for too, also when level_mask lacks it.
+ * If that name is missing, or the deadline ends the second batch, level_bytes may be the whole
+ * file's size. Reading that much is safe: it yields the chunk at a finer level.
+ * A cachegenfs mount shows each name as long as its level. It needs no second batch. */
 cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out);
 
-/* Submits a read of an object's first n_bytes: of level_bytes, to have the chunk at that level. It
- * completes in cg_io_wait() as one of cg_io_read_start(), which also says what it can return at
- * once. CG_ERR_INVALID_ARGUMENT also: profile is NULL at L1..L3. Any number may be under way. */
+/* Submits a read of an object's first n_bytes; level_bytes of them are the chunk at that level. The
+ * read completes in cg_io_wait() as one of cg_io_read_start() does, and the call returns what that
+ * one returns. CG_ERR_INVALID_ARGUMENT also: profile is NULL at L1..L3. Other operations may be
+ * under way. */
 cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
                         const cg_fingerprint *profile, uint64_t n_bytes, cg_io_cache cache,
                         uint64_t user);
 
-/* Publishes a chunk under its own key, level and profile, and `tokens` beside it; verifies it first
- * (cg_chunk_verify). A nested one is written under its finest level's name; names of the coarser
- * ones that are not there become links of it, or copies of what they need. CG_OK also when the
- * chunk is there already, at its finest level (*existed_out, may be NULL): then only missing names
- * are added, of the file that is there where it holds their level. The cg_io must be idle. */
+/* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile, with
+ * `tokens` beside it. A nested chunk is written under the name of its finest level. The names of
+ * its coarser levels become links of that file, or copies of what they need, unless they are there.
+ * If the chunk's finest level is there already, that is CG_OK, too, and *existed_out (may be NULL)
+ * is true. Then only missing names are added: links of the file that is there if it holds the
+ * level, else a copy of this chunk. The cg_io must be idle. */
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, bool *existed_out);
 
-/* Replaces objects that turned out to be damaged; publishing leaves what is there. The bytes are of
- * a chunk that was published, or would be: verified first. Bit n of `damaged`: the object of level
- * n is; levels that the chunk does not hold are passed over. Names of the chunk's other levels that
- * are links of a damaged file get the new one, too, so that the levels stay one file. Objects of
- * other publishers stay. *replaced_out: bit n: level n has the new file.
- * Each name changes atomically. (On a cachegenfs mount the names of coarser levels are gone for a
- * moment.) The cg_io must be idle. */
+/* Replaces objects that turned out to be damaged, which cg_store_publish() would leave. Verifies
+ * the chunk first. Bit n of `damaged`: the object of level n is damaged; levels that the chunk does
+ * not hold are passed over. If names of its other levels are links of a damaged file, they get the
+ * new file, too: the levels stay one file. Names of any other file keep it. *replaced_out: bit n:
+ * level n has the new file, also after an error. Each name changes atomically. A cachegenfs mount
+ * cannot rename a nested file to the name of a coarser level; there such a name is gone for a
+ * moment. The cg_io must be idle. */
 cg_status cg_store_replace(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, uint8_t damaged, uint8_t *replaced_out);
 
@@ -85,22 +89,23 @@ typedef struct cg_store_link {
     uint8_t levels; /* bit n: link level n */
 } cg_store_link;
 
-/* Makes contexts/<name> from published chunks: links of them (or copies, of nested ones to the end
- * of the level), tokens, profile.cgp, model.json, and context.json last (its presence makes the
- * context). An existing context of that name is replaced when its chunk list differs; if that
- * changes files that its context.json speaks of, that context.json goes first.
+/* Makes contexts/<name> from published chunks. It gets links of them (where links fail copies, of
+ * nested ones to the end of the level), tokens, profile.cgp and model.json. context.json comes
+ * last: its presence makes the context. A context of that name whose chunk list differs is
+ * replaced. If that changes files that the old context.json names, the old context.json goes
+ * first.
  *
  * context.json, in UTF-8:
  *   {"version":1,"model":"<model>","model_fingerprint":"<32 hex>",
  *    "profile":"<32 hex>" or null,"n_tokens":N,
  *    "chunks":[{"key":"<32 hex>","first_position":P,"n_tokens":n,"levels":["L0","L2"]}, ...]}
- * The chunks are in order, without gaps from position 0 to n_tokens; chunk i at level l is l/<i as
- * 5 digits>.kv. profile is null when no level but L0 is linked.
+ * The chunks are in order, without gaps from position 0 to n_tokens. Chunk i at level l is l/<i as
+ * 5 digits>.kv. profile is null when only L0 is linked.
  *
- * CG_ERR_INVALID_ARGUMENT: the name; no link; a link without levels. CG_ERR_NOT_FOUND: a chunk at a
- * linked level, or with L1..L3 the profile in profiles/. CG_ERR_FOREIGN_TOKENS: the links are no
- * chain of these tokens.
- * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL. The cg_io must be idle. */
+ * CG_ERR_INVALID_ARGUMENT: a name that cg_tree_name_is_valid() refuses; no links; a link without
+ * levels. CG_ERR_NOT_FOUND: the store lacks a chunk at a linked level or, with L1..L3, the profile.
+ * CG_ERR_FOREIGN_TOKENS: the links are no chain of these tokens. CG_ERR_FOREIGN_PROFILE and
+ * CG_ERR_FOREIGN_MODEL: a chunk is of another one. The cg_io must be idle. */
 cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char *name,
                                    const cg_store_link *links, size_t n_links,
                                    const cg_fingerprint *profile, const uint32_t *tokens,

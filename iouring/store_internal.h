@@ -8,13 +8,13 @@ struct cg_store {
     char model[CG_TREE_NAME_BYTES];
 };
 
-/* Writes the token ids as `tokens` has them: u32 little-endian, bytes_out[4 * n_tokens]. */
+/* Token ids as the file `tokens` has them: u32 little-endian, bytes_out[4 * n_tokens]. */
 void cg_store_put_tokens(const uint32_t *tokens, size_t n_tokens, uint8_t *bytes_out);
 /* "dir/<leaf>" for "dir/name". path_out[CG_TREE_PATH_BYTES]. */
 cg_status cg_store_sibling_path(const char *path, const char *leaf, char *path_out);
-/* cg_file_chunk_header() of a chunk that must have this key and (unless at L0) this profile, and
- * hold the level.
- * CG_ERR_FOREIGN_TOKENS: another key, or not the level. CG_ERR_FOREIGN_PROFILE. */
+/* cg_file_chunk_header() of a chunk that must have this key, hold the level and, unless that is L0,
+ * be of this profile.
+ * CG_ERR_FOREIGN_TOKENS: another key, or without the level. CG_ERR_FOREIGN_PROFILE. */
 cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, const cg_key *key,
                                 const cg_fingerprint *profile, cg_chunk_header *header_out);
 /* Each submits one operation to an idle cg_io and waits for it. */
