@@ -117,6 +117,7 @@ static void read_opened(cg_io_op *op, int result)
     /* Off again before reading: io_uring takes a non-blocking file as one that never blocks, and
      * reads inline. */
     fcntl(op->fd, F_SETFL, op->direct ? O_DIRECT : 0);
+    /* After a look the known size is the truth, and the expected one was wrong. */
     if (op->expected_bytes > 0 && op->expected_bytes <= op->max_bytes && !op->size_is_known)
         read_contents(op, op->expected_bytes);
     else
@@ -181,6 +182,7 @@ static void read_data(cg_io_op *op, int result)
             read_stat(op); /* no regular file, perhaps: that is the better answer */
         return;
     }
+    /* The step may have begun before done_bytes (O_DIRECT): only what goes beyond is new. */
     const size_t end = (size_t)op->step.offset + (size_t)result;
     const bool at_end = result == 0 || end <= op->done_bytes;
     if (end > op->done_bytes)
@@ -216,6 +218,7 @@ void cg_io_read_begin(cg_io_op *op)
 void cg_io_read_advance(cg_io_op *op, int result)
 {
     if (cg_io_op_is_abandoned(op) && op->state < READ_REOPEN) {
+        /* An open that came through after all: nobody else would close it. */
         if (op->state == READ_OPEN && result >= 0)
             op->fd = result;
         read_failed(op, ETIMEDOUT);

@@ -77,7 +77,7 @@ static void drop_reference(threads *t)
 /* The op has run to its end. With the lock. */
 static void hand_back(threads *t, cg_io_op *op)
 {
-    if (!cg_io_op_is_abandoned(op)) {
+    if (!cg_io_op_is_abandoned(op)) { /* asked under the lock, which whoever abandons has */
         list_push(&t->finished, op);
         pthread_cond_signal(&t->done);
         return;
@@ -341,6 +341,8 @@ static int init_locks(threads *t)
 
 cg_status cg_io_threads_open(cg_io *io)
 {
+    /* Fewer than max_abandoned are held up when an operation is submitted, and then queue_depth may
+     * hang too; each held worker has a successor. */
     const uint32_t n_workers =
         io->config.n_threads + io->config.max_abandoned + io->config.queue_depth;
     cg_status status = cg_io_pool_new(KEEP_BYTES, NULL, NULL, &io->pool);

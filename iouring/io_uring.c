@@ -47,8 +47,9 @@ static void next_step(cg_io *io, cg_io_flight *f)
 static void start_steps(cg_io *io, cg_io_flight *f)
 {
     f->mode = CG_IO_MODE_STEPS;
-    f->op->expected_bytes =
-        0; /* look before reading: pread() refuses a FIFO, io_uring waits for its writer */
+    /* So that the steps look before they read: pread() refuses a FIFO, but io_uring waits for its
+     * writer. */
+    f->op->expected_bytes = 0;
     cg_io_op_start(f->op);
     next_step(io, f);
 }
@@ -96,6 +97,7 @@ static void chain_landed(cg_io *io, cg_io_flight *f)
         u->ring.has_chains = false; /* the read was bound to the slot before the open filled it */
         start_steps(io, f);
     } else if (open_result == -EXDEV && f->how.resolve != 0) {
+        /* The path leaves the device that the open was kept to: once more, in a worker. */
         f->crosses_mounts = true;
         cg_io_flight_push_chain(u, f);
     } else if (open_result == -EINVAL || is_transient(result)) {
@@ -144,9 +146,10 @@ static void landed(cg_io *io, uint64_t data, int result)
     else if (tag == CG_IO_TAG_READ)
         f->read_result = result;
     if (f->n_pending > 0)
-        return;
+        return; /* the kernel may still write to the op and its buffer */
     switch (f->mode) {
     case CG_IO_MODE_STEPS:
+        /* Only an abandoned op has its step cancelled: the next ones clean up, as after EINTR. */
         cg_io_op_advance(f->op, result == -ECANCELED ? -EINTR : result);
         next_step(io, f);
         break;
@@ -184,6 +187,7 @@ static void reap(cg_io *io)
     while (io_uring_peek_cqe(&u->ring.ring, &cqe) == 0) {
         const uint64_t data = io_uring_cqe_get_data64(cqe);
         const int result = cqe->res;
+        /* Copied before: once it is seen the kernel may use the entry again. */
         io_uring_cqe_seen(&u->ring.ring, cqe);
         landed(io, data, result);
     }

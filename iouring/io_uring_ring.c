@@ -77,6 +77,8 @@ bool cg_io_ring_init(cg_io_ring *r, uint32_t n_flights, char *reason_out, size_t
      * be told. */
     unsigned workers[2] = {n_flights, 0};
     io_uring_register_iowq_max_workers(&r->ring, workers);
+    /* Without it a linked read takes its file when it is submitted, before the open has filled the
+     * slot. */
     r->has_chains = (r->ring.features & IORING_FEAT_LINKED_FILE) != 0 &&
                     io_uring_register_files_sparse(&r->ring, n_flights) == 0;
     r->has_fixed_buffers = io_uring_register_buffers_sparse(&r->ring, CG_IO_FIXED_BUFFERS) == 0;

@@ -158,6 +158,7 @@ static void write_next(cg_io_op *op)
 
 static bool opened(cg_io_op *op, int result)
 {
+    /* Directories are made only when they turn out to be missing: mostly they are there. */
     if (result == -ENOENT && !op->tried_mkdir) {
         op->tried_mkdir = true;
         set_prefix(op, 0);
@@ -218,6 +219,7 @@ static void set_prefix_to_parent(cg_io_op *op, size_t n_bytes)
     set_prefix(op, n_bytes); /* "/" stays "/" */
 }
 
+/* The temporary name goes before the directory is synced, so that one fsync covers both. */
 static bool named(cg_io_op *op)
 {
     if (op->temp_exists)
@@ -257,7 +259,7 @@ static bool advance(cg_io_op *op, int result)
             op->fd = result;
             op->temp_exists = true;
         } else if (op->state == WRITE_RENAME && result == 0) {
-            op->temp_exists = false;
+            op->temp_exists = false; /* it has the final name, which stays */
         }
         return fail(op, ETIMEDOUT);
     }
@@ -276,6 +278,7 @@ static bool advance(cg_io_op *op, int result)
         close_file(op, WRITE_CLOSE); /* before the name: FUSE and NFS report late errors here */
         return false;
     case WRITE_CLOSE:
+        /* Linux closes the file also when close() is interrupted: never close twice. */
         if (result < 0 && result != -EINTR)
             return fail(op, -result);
         return name_file(op, op->replace ? WRITE_RENAME : WRITE_LINK);

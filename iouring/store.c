@@ -112,6 +112,7 @@ cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_
                            : status;
 }
 
+/* CG_OK without a completion is a wake-up (cg_io_wake()): not ours. */
 static cg_status wait_for_one(cg_io *io, cg_io_completion *completion_out)
 {
     size_t n = 0;

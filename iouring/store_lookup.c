@@ -127,6 +127,7 @@ static cg_status submit(lookup *l, const cg_key *key, cg_level level, uint64_t u
     return status == CG_OK ? cg_io_stat(l->io, l->store->root_fd, path, user) : status;
 }
 
+/* user: of the completion, and which level of which key it is about. */
 static cg_status ask(lookup *l, uint64_t user)
 {
     for (;;) {
@@ -150,7 +151,7 @@ static cg_status run_batch(lookup *l, size_t n_keys)
     }
     while (status == CG_OK && cg_io_n_under_way(l->io) > 0)
         status = reap(l);
-    if (status != CG_OK)
+    if (status != CG_OK) /* a hung mount must not hold up the next caller of this queue */
         give_up(l, user);
     return status;
 }
