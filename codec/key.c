@@ -50,6 +50,17 @@ cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *t
     return canonical(XXH3_128bits_digest(&state));
 }
 
+void cg_key_chain(const cg_key *parent, const cg_key *extra, const uint32_t *tokens,
+                  size_t n_tokens, size_t chunk_tokens, cg_key *keys_out)
+{
+    for (size_t at = 0; at < n_tokens; at += chunk_tokens) {
+        const size_t left = n_tokens - at;
+        *keys_out =
+            cg_key_chunk(parent, extra, tokens + at, left < chunk_tokens ? left : chunk_tokens);
+        parent = keys_out++;
+    }
+}
+
 cg_key cg_key_of_bytes(const void *bytes, size_t n_bytes)
 {
     return canonical(XXH3_128bits(bytes, n_bytes));

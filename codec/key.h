@@ -29,6 +29,11 @@ enum { CG_KEY_HEX_BYTES = 2 * CG_KEY_BYTES + 1 }; /* with the terminating zero *
 cg_key cg_key_root(const cg_fingerprint *model, const void *salt, size_t salt_bytes);
 cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *tokens,
                     size_t n_tokens);
+/* The keys of tokens[n_tokens] cut into chunks of chunk_tokens (at least 1), the last with what is
+ * left: keys_out[ceil(n_tokens / chunk_tokens)]. parent is the first chunk's; extra is the same for
+ * all. */
+void cg_key_chain(const cg_key *parent, const cg_key *extra, const uint32_t *tokens,
+                  size_t n_tokens, size_t chunk_tokens, cg_key *keys_out);
 /* xxh3-128 of bytes: for extra keys and fingerprints. */
 cg_key cg_key_of_bytes(const void *bytes, size_t n_bytes);
 

@@ -87,7 +87,7 @@ static void fail(cg_load_chunk *chunk, uint8_t level, cg_status status)
         return; /* nobody waits for it */
     const bool damaged = count_refusal(&rt->stats, status);
     const uint64_t until_ns = cg_now_ns() + load->connector->config->retry_ms * UINT64_C(1000000);
-    const cg_key *key = &load->plan->chunks[chunk->index].key;
+    const cg_key *key = &load->plan->keys[chunk->index + 1];
     if (status == CG_ERR_LOSSY_PREFIX) /* good for others; chunk->worst_level is its provenance */
         cg_known_provenance(rt->known, key, level, chunk->worst_level, until_ns);
     else if (status != CG_ERR_NO_MEMORY)
@@ -206,7 +206,8 @@ static cg_status verify(cg_load_chunk *chunk)
     if (h->level != CG_L0 &&
         memcmp(&h->profile, &model->profile_fingerprint, sizeof h->profile) != 0)
         return CG_ERR_FOREIGN_PROFILE;
-    if (!cg_key_equal(&h->key, &wanted->key) || !cg_key_equal(&h->parent, &wanted->parent) ||
+    if (!cg_key_equal(&h->key, &plan->keys[chunk->index + 1]) ||
+        !cg_key_equal(&h->parent, &plan->keys[chunk->index]) ||
         !cg_key_equal(&h->extra, &plan->extra) || h->first_position != wanted->first_token ||
         h->n_tokens != wanted->sizes.n_tokens)
         return CG_ERR_FOREIGN_TOKENS;

@@ -360,10 +360,8 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r)
     l->root = cg_key_root(&l->connector->model.key_fingerprint, r->salt, r->salt_bytes);
     if (r->extra_bytes > 0)
         l->extra = cg_key_of_bytes(r->extra, r->extra_bytes);
-    for (uint32_t i = 0; i < l->n_full; i++)
-        l->keys[i] =
-            cg_key_chunk(i > 0 ? &l->keys[i - 1] : &l->root, &l->extra,
-                         l->tokens + (size_t)i * config->chunk_tokens, config->chunk_tokens);
+    cg_key_chain(&l->root, &l->extra, l->tokens, (size_t)l->n_full * config->chunk_tokens,
+                 config->chunk_tokens, l->keys);
     return CG_OK;
 }
 
@@ -489,7 +487,7 @@ cachegen_status cachegen_forget(cachegen *connector, const void *plan_bytes, siz
     pthread_mutex_lock(&rt->lock);
     const uint64_t until_ns = cg_now_ns() + connector->config->retry_ms * UINT64_C(1000000);
     for (uint32_t i = 0; i < plan->n_chunks; i++)
-        cg_known_failed(rt->known, &plan->chunks[i].key, 0xf, false, until_ns);
+        cg_known_failed(rt->known, &plan->keys[i + 1], 0xf, false, until_ns);
     pthread_mutex_unlock(&rt->lock);
     cg_plan_free(plan);
     return CG_OK;

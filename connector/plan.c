@@ -165,23 +165,18 @@ cg_status cg_plan_parse(const uint8_t *bytes, size_t n_bytes, cg_plan **plan_out
         goto done;
     plan->chunks = calloc(plan->n_chunks + (size_t)1, sizeof *plan->chunks);
     plan->tokens = calloc(plan->n_tokens + (size_t)1, sizeof *plan->tokens);
+    plan->keys = calloc(plan->n_chunks + (size_t)1, sizeof *plan->keys);
     status = CG_ERR_NO_MEMORY;
-    if (plan->chunks == NULL || plan->tokens == NULL)
+    if (plan->chunks == NULL || plan->tokens == NULL || plan->keys == NULL)
         goto done;
     if ((status = read_chunks(&in, plan)) != CG_OK)
         goto done;
     for (uint32_t i = 0; i < plan->n_tokens; i++)
         (void)cg_cursor_u32(&in, &plan->tokens[i]); /* fits: counted above */
 
-    cg_key parent = plan->parent;
-    for (uint32_t i = 0; i < plan->n_chunks; i++) {
-        cg_plan_chunk *chunk = &plan->chunks[i];
-        chunk->parent = parent;
-        chunk->key = cg_key_chunk(&parent, &plan->extra,
-                                  plan->tokens + (chunk->first_token - plan->first_position),
-                                  chunk->sizes.n_tokens);
-        parent = chunk->key;
-    }
+    plan->keys[0] = plan->parent; /* read_chunks() saw to it that only the last chunk is shorter */
+    cg_key_chain(&plan->parent, &plan->extra, plan->tokens, plan->n_tokens, plan->chunk_tokens,
+                 plan->keys + 1);
     *plan_out = plan;
     plan = NULL;
     status = CG_OK;
@@ -195,6 +190,7 @@ void cg_plan_free(cg_plan *plan)
     if (plan == NULL)
         return;
     free(plan->chunks);
+    free(plan->keys);
     free(plan->tokens);
     free(plan);
 }

@@ -24,7 +24,6 @@ extern "C" {
 #endif
 
 typedef struct cg_plan_chunk {
-    cg_key key, parent;   /* computed, not in the bytes */
     uint32_t first_token; /* of the prompt */
     uint8_t level;        /* as the controller chose */
     cg_controller_chunk sizes;
@@ -45,10 +44,12 @@ typedef struct cg_plan {
     uint32_t n_chunks;
     cg_plan_chunk *chunks;
     uint32_t *tokens; /* [n_tokens] */
+    cg_key *keys;     /* [1 + n_chunks]: keys[i] is chunk i's parent, keys[i + 1] its own. Computed,
+                         not in the bytes */
 } cg_plan;
 
 size_t cg_plan_bytes(const cg_plan *plan);
-/* bytes[cg_plan_bytes(plan)]. keys and parents of the chunks are not used. */
+/* bytes[cg_plan_bytes(plan)]. plan->keys is not used. */
 void cg_plan_write(const cg_plan *plan, uint8_t *bytes);
 
 /* The caller frees *plan_out with cg_plan_free(). CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION,

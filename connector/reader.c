@@ -162,7 +162,7 @@ static void submit_read(reader *r, const read_slot *entered)
         cg_geometry_elements(g, load->sizes[slot.chunk->index].n_tokens) * cg_dtype_bytes(g->dtype);
     cg_status status = CG_ERR_BUFFER_TOO_SMALL;
     if (slot.bytes <= 2 * raw_bytes + (1 << 20)) /* else no chunk is that large */
-        status = cg_store_read(c->store, r->io, &load->plan->chunks[slot.chunk->index].key,
+        status = cg_store_read(c->store, r->io, &load->plan->keys[slot.chunk->index + 1],
                                (cg_level)slot.level, &c->model.profile_fingerprint, slot.bytes,
                                (cg_io_cache)c->config->io_cache, slot.user);
     if (status == CG_OK)

@@ -44,10 +44,7 @@ static cg_status fill_keys(cachegen_save *save, const cachegen_save_request *r)
     save->root = cg_key_root(&c->model.key_fingerprint, r->request.salt, r->request.salt_bytes);
     if (r->request.extra_bytes > 0)
         save->extra = cg_key_of_bytes(r->request.extra, r->request.extra_bytes);
-    for (uint32_t i = 0; i < save->n_keys; i++)
-        save->keys[i] =
-            cg_key_chunk(i > 0 ? &save->keys[i - 1] : &save->root, &save->extra,
-                         save->tokens + (size_t)i * chunk_tokens, i < n_full ? chunk_tokens : tail);
+    cg_key_chain(&save->root, &save->extra, save->tokens, save->n_tokens, chunk_tokens, save->keys);
     return CG_OK;
 }
 

@@ -53,6 +53,27 @@ TEST(Key, ChainEqualsThatOfAnotherImplementation)
     EXPECT_EQ(hex(next), "e1d1bb58b732c68d7cc9d35baed1078b");
 }
 
+TEST(Key, AChainIsTheKeysOfItsChunks)
+{
+    const cg_key root = cg_key_of_bytes("root", 4), extra = cg_key_of_bytes("extra", 5);
+    std::vector<uint32_t> tokens(21);
+    for (size_t i = 0; i < tokens.size(); i++)
+        tokens[i] = static_cast<uint32_t>(70000 * i);
+    for (size_t n : {0, 1, 7, 8, 9, 16, 21}) {
+        SCOPED_TRACE(n);
+        const size_t n_keys = (n + 7) / 8;
+        std::vector<cg_key> keys(n_keys + 1, root); // one more: nothing may be written behind
+        cg_key_chain(&root, &extra, tokens.data(), n, 8, keys.data());
+        cg_key parent = root;
+        for (size_t i = 0; i < n_keys; i++) {
+            const size_t left = n - 8 * i;
+            parent = cg_key_chunk(&parent, &extra, &tokens[8 * i], left < 8 ? left : 8);
+            EXPECT_EQ(hex(keys[i]), hex(parent)) << i;
+        }
+        EXPECT_TRUE(cg_key_equal(&keys[n_keys], &root));
+    }
+}
+
 TEST(Key, EveryInputMakesAnotherKey)
 {
     const cg_fingerprint model = model_0_to_15();

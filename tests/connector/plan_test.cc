@@ -95,8 +95,8 @@ TEST_F(PlanTest, ComesBackAsItWasWritten)
             EXPECT_EQ(back->chunks[i].sizes.bytes[level], chunks[i].sizes.bytes[level]);
         const cg_key key =
             cg_key_chunk(&parent, &plan.extra, &tokens[16 * i], chunks[i].sizes.n_tokens);
-        EXPECT_TRUE(cg_key_equal(&back->chunks[i].parent, &parent));
-        EXPECT_TRUE(cg_key_equal(&back->chunks[i].key, &key));
+        EXPECT_TRUE(cg_key_equal(&back->keys[i], &parent));
+        EXPECT_TRUE(cg_key_equal(&back->keys[i + 1], &key));
         parent = key;
     }
     cg_plan_free(back);
