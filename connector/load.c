@@ -89,9 +89,9 @@ static void fail(cg_load_chunk *chunk, uint8_t level, cg_status status)
     const uint64_t until_ns = cg_now_ns() + load->connector->config->retry_ms * UINT64_C(1000000);
     const cg_key *key = &load->plan->keys[chunk->index + 1];
     if (status == CG_ERR_LOSSY_PREFIX) /* good for others; chunk->worst_level is its provenance */
-        cg_known_provenance(rt->known, key, level, chunk->worst_level, until_ns);
+        cg_chunk_memory_provenance(rt->chunk_memory, key, level, chunk->worst_level, until_ns);
     else if (status != CG_ERR_NO_MEMORY)
-        cg_known_failed(rt->known, key, (uint8_t)(1u << level), damaged, until_ns);
+        cg_chunk_memory_failed(rt->chunk_memory, key, (uint8_t)(1u << level), damaged, until_ns);
     load->fail_index = chunk->index;
     load->progress.status = status;
 }

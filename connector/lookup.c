@@ -47,7 +47,7 @@ static void lookup_destroy(cachegen_lookup *l)
 }
 
 /* Sizes of the levels that this request may load; false: none. */
-static bool usable(const cachegen_lookup *l, const cg_known_entry *known,
+static bool usable(const cachegen_lookup *l, const cg_chunk_memory_entry *known,
                    cg_controller_chunk *sizes_out)
 {
     bool any = false;
@@ -64,14 +64,14 @@ static bool usable(const cachegen_lookup *l, const cg_known_entry *known,
 /* What is known of keys[n_keys], asking the store (with io) where need be. False: something is not
  * known and there is no io. */
 static bool resolve(cg_runtime *rt, cachegen_lookup *l, cg_io *io, const cg_key *keys,
-                    size_t n_keys, cg_known_entry *known_out)
+                    size_t n_keys, cg_chunk_memory_entry *known_out)
 {
     const cachegen *c = l->connector;
     size_t n_unknown = 0;
     pthread_mutex_lock(&rt->lock);
     const uint64_t now_ns = cg_now_ns();
     for (size_t i = 0; i < n_keys; i++)
-        if (!cg_known_find(rt->known, &keys[i], l->accepted, now_ns, &known_out[i])) {
+        if (!cg_chunk_memory_find(rt->chunk_memory, &keys[i], l->accepted, now_ns, &known_out[i])) {
             known_out[i].probed = 0; /* stale: marks it for the question below */
             n_unknown++;
         }
@@ -104,7 +104,8 @@ static bool resolve(cg_runtime *rt, cachegen_lookup *l, cg_io *io, const cg_key 
             memset(&known_out[i].entry, 0, sizeof known_out[i].entry);
         /* After errors "not there" may be wrong: only what was seen is remembered. */
         if ((status == CG_OK && n_errors == 0) || known_out[i].entry.levels != 0)
-            cg_known_put(rt->known, &keys[i], l->accepted, &known_out[i].entry, cg_now_ns());
+            cg_chunk_memory_put(rt->chunk_memory, &keys[i], l->accepted, &known_out[i].entry,
+                                cg_now_ns());
         n++;
     }
     pthread_mutex_unlock(&rt->lock);
@@ -137,7 +138,7 @@ static uint32_t tail_keys(const cachegen_lookup *l, uint32_t index, cg_key *keys
     return n;
 }
 
-static void take_tail(cachegen_lookup *l, uint32_t index, const cg_known_entry *known,
+static void take_tail(cachegen_lookup *l, uint32_t index, const cg_chunk_memory_entry *known,
                       uint32_t n_tails)
 {
     const cg_config *config = l->connector->config;
@@ -157,7 +158,7 @@ static bool walk(cg_runtime *rt, cachegen_lookup *l, cg_io *io, bool *no_memory_
     uint32_t batch = FIRST_BATCH;
     bool answered = true;
     cg_key *keys = NULL;
-    cg_known_entry *known = NULL;
+    cg_chunk_memory_entry *known = NULL;
     l->n_chunks = 0;
     l->ended = false;
     for (uint32_t at = l->first_chunk; answered && !l->ended;) {
@@ -487,7 +488,7 @@ cachegen_status cachegen_forget(cachegen *connector, const void *plan_bytes, siz
     pthread_mutex_lock(&rt->lock);
     const uint64_t until_ns = cg_now_ns() + connector->config->retry_ms * UINT64_C(1000000);
     for (uint32_t i = 0; i < plan->n_chunks; i++)
-        cg_known_failed(rt->known, &plan->keys[i + 1], 0xf, false, until_ns);
+        cg_chunk_memory_failed(rt->chunk_memory, &plan->keys[i + 1], 0xf, false, until_ns);
     pthread_mutex_unlock(&rt->lock);
     cg_plan_free(plan);
     return CG_OK;

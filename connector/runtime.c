@@ -32,8 +32,9 @@ static cg_runtime *runtime_new(cachegen *connector)
     rt->pid = getpid();
     rt->connector = connector;
     if (cg_pool_new(config->threads, config->cpus, config->n_cpus, &rt->pool) != CG_OK ||
-        cg_known_new(config->positive_ttl_ms * UINT64_C(1000000),
-                     config->negative_ttl_ms * UINT64_C(1000000), &rt->known) != CG_OK) {
+        cg_chunk_memory_new(config->positive_ttl_ms * UINT64_C(1000000),
+                            config->negative_ttl_ms * UINT64_C(1000000),
+                            &rt->chunk_memory) != CG_OK) {
         cg_pool_free(rt->pool);
         free(rt);
         return NULL;
@@ -99,7 +100,7 @@ void cg_runtime_free(cg_runtime *rt)
         if (workers[i].started)
             pthread_join(workers[i].thread, NULL);
     cg_pool_free(rt->pool);
-    cg_known_free(rt->known);
+    cg_chunk_memory_free(rt->chunk_memory);
     if (rt->event_fd >= 0)
         close(rt->event_fd);
     pthread_cond_destroy(&rt->saves_queued);

@@ -13,7 +13,7 @@
 #ifndef CG_CONNECTOR_RUNTIME_H
 #define CG_CONNECTOR_RUNTIME_H
 #include "connector/blocks.h"
-#include "connector/known.h"
+#include "connector/chunk_memory.h"
 #include "connector/model.h"
 #include "connector/pool.h"
 
@@ -58,7 +58,7 @@ struct cg_runtime {
     cachegen_load *loads; /* active ones, unordered */
     cg_io *reader_io;     /* to wake; set while the reader runs */
 
-    cg_known *known;
+    cg_chunk_memory *chunk_memory;
     cg_estimator estimator;
     cg_link_meter meter;
     double decode_ns_per_token[CG_N_LEVELS]; /* thread time, running mean; 0: unknown */

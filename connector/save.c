@@ -64,12 +64,12 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
         const uint32_t left = save->n_tokens - first_token,
                        n_tokens = left < chunk_tokens ? left : chunk_tokens;
         const uint64_t raw_bytes = cg_geometry_elements(g, n_tokens) * cg_dtype_bytes(g->dtype);
-        cg_known_entry known;
+        cg_chunk_memory_entry known;
         if (levels == 0) {
             rt->stats.saves_dropped++;
             continue;
         }
-        if (cg_known_find(rt->known, &save->keys[i], levels, now_ns, &known) &&
+        if (cg_chunk_memory_find(rt->chunk_memory, &save->keys[i], levels, now_ns, &known) &&
             (levels & ~(known.entry.levels & ~known.bad)) == 0) {
             rt->stats.chunks_existed++;
             continue;

@@ -118,10 +118,10 @@ static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const ui
 {
     const cachegen_save *save = chunk->save;
     cg_runtime *rt = save->runtime;
-    cg_known_entry known;
+    cg_chunk_memory_entry known;
     *replaced_out = 0;
     pthread_mutex_lock(&rt->lock);
-    cg_known_find(rt->known, &save->keys[chunk->index], 0, cg_now_ns(), &known);
+    cg_chunk_memory_find(rt->chunk_memory, &save->keys[chunk->index], 0, cg_now_ns(), &known);
     pthread_mutex_unlock(&rt->lock);
     return known.damaged == 0 ? CG_OK
                               : cg_store_replace(save->connector->store, io, bytes, n_bytes,
@@ -156,14 +156,16 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
     rt->stats.bytes_written += written ? n_bytes : 0;
     for (unsigned held = level; held <= header.coarsest; held++) {
         if (existed && (replaced >> held & 1) == 0) {
-            cg_known_exists(rt->known, key, (uint8_t)(1u << held));
+            cg_chunk_memory_exists(rt->chunk_memory, key, (uint8_t)(1u << held));
             continue;
         }
-        cg_known_saved(rt->known, key, (uint8_t)held, header.level_bytes[held], now_ns);
+        cg_chunk_memory_saved(rt->chunk_memory, key, (uint8_t)held, header.level_bytes[held],
+                              now_ns);
         rt->stats.chunks_saved[held]++;
         if (save->prefix_level > held)
-            cg_known_provenance(rt->known, key, (uint8_t)held, save->prefix_level,
-                                now_ns + save->connector->config->retry_ms * UINT64_C(1000000));
+            cg_chunk_memory_provenance(rt->chunk_memory, key, (uint8_t)held, save->prefix_level,
+                                       now_ns +
+                                           save->connector->config->retry_ms * UINT64_C(1000000));
     }
     pthread_mutex_unlock(&rt->lock);
     return CG_OK;
@@ -199,13 +201,13 @@ static void skip_existing(cachegen_save *save, cg_io *io)
         pthread_mutex_lock(&save->runtime->lock);
         for (uint32_t i = 0; i < save->n_chunks; i++) {
             cg_save_chunk *chunk = &save->chunks[i];
-            cg_known_entry
+            cg_chunk_memory_entry
                 known; /* a chunk that failed to load looks present: publishing decides */
             const uint64_t now_ns = cg_now_ns();
-            cg_known_find(save->runtime->known, &keys[i], 0, now_ns, &known);
+            cg_chunk_memory_find(save->runtime->chunk_memory, &keys[i], 0, now_ns, &known);
             if (entries[i].levels != 0)
-                cg_known_put(save->runtime->known, &keys[i], (uint8_t)c->store_levels, &entries[i],
-                             now_ns);
+                cg_chunk_memory_put(save->runtime->chunk_memory, &keys[i], (uint8_t)c->store_levels,
+                                    &entries[i], now_ns);
             /* Lossy levels that are one file are made anew together, or they would be one no
              * more. */
             const uint8_t damaged = chunk->levels & known.damaged & LOSSY_LEVELS;

@@ -1,37 +1,40 @@
-#include "connector/known.h"
+#include "connector/chunk_memory.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { N_BUCKETS = 2048, BUCKET_PLACES = 8 };
 
-struct cg_known {
+struct cg_chunk_memory {
     uint64_t positive_ttl_ns, negative_ttl_ns;
-    cg_known_entry places[N_BUCKETS][BUCKET_PLACES];
+    cg_chunk_memory_entry places[N_BUCKETS][BUCKET_PLACES];
 };
 
-cg_status cg_known_new(uint64_t positive_ttl_ns, uint64_t negative_ttl_ns, cg_known **known_out)
+cg_status cg_chunk_memory_new(uint64_t positive_ttl_ns, uint64_t negative_ttl_ns,
+                              cg_chunk_memory **memory_out)
 {
-    cg_known *known = calloc(1, sizeof *known); /* 1.5 MiB of zero pages: touched as it fills */
-    *known_out = known;
-    if (known == NULL)
+    cg_chunk_memory *memory =
+        calloc(1, sizeof *memory); /* 1.5 MiB of zero pages: touched as it fills */
+    *memory_out = memory;
+    if (memory == NULL)
         return CG_ERR_NO_MEMORY;
-    known->positive_ttl_ns = positive_ttl_ns;
-    known->negative_ttl_ns = negative_ttl_ns;
+    memory->positive_ttl_ns = positive_ttl_ns;
+    memory->negative_ttl_ns = negative_ttl_ns;
     return CG_OK;
 }
 
-void cg_known_free(cg_known *known)
+void cg_chunk_memory_free(cg_chunk_memory *memory)
 {
-    free(known);
+    free(memory);
 }
 
 /* Keys are hashes already: any of their bits choose a bucket. With `make`, the place that matters
  * least is emptied. */
-static cg_known_entry *place_of(cg_known *known, const cg_key *key, bool make)
+static cg_chunk_memory_entry *place_of(cg_chunk_memory *memory, const cg_key *key, bool make)
 {
-    cg_known_entry *bucket = known->places[(key->bytes[0] | key->bytes[1] << 8) % N_BUCKETS];
-    cg_known_entry *oldest = bucket;
+    cg_chunk_memory_entry *bucket =
+        memory->places[(key->bytes[0] | key->bytes[1] << 8) % N_BUCKETS];
+    cg_chunk_memory_entry *oldest = bucket;
     for (int i = 0; i < BUCKET_PLACES; i++) {
         if (cg_key_equal(&bucket[i].key, key))
             return &bucket[i];
@@ -49,10 +52,10 @@ static cg_known_entry *place_of(cg_known *known, const cg_key *key, bool make)
     return oldest;
 }
 
-bool cg_known_find(cg_known *known, const cg_key *key, uint8_t needed, uint64_t now_ns,
-                   cg_known_entry *entry_out)
+bool cg_chunk_memory_find(cg_chunk_memory *memory, const cg_key *key, uint8_t needed,
+                          uint64_t now_ns, cg_chunk_memory_entry *entry_out)
 {
-    cg_known_entry *place = place_of(known, key, false);
+    cg_chunk_memory_entry *place = place_of(memory, key, false);
     if (place == NULL) {
         memset(entry_out, 0, sizeof *entry_out);
         entry_out->key = *key;
@@ -64,24 +67,24 @@ bool cg_known_find(cg_known *known, const cg_key *key, uint8_t needed, uint64_t 
     }
     *entry_out = *place;
     const uint64_t ttl_ns =
-        (place->entry.levels & needed) != 0 ? known->positive_ttl_ns : known->negative_ttl_ns;
+        (place->entry.levels & needed) != 0 ? memory->positive_ttl_ns : memory->negative_ttl_ns;
     return (needed & ~place->probed) == 0 && place->probed != 0 &&
            now_ns - place->probed_ns < ttl_ns;
 }
 
-void cg_known_put(cg_known *known, const cg_key *key, uint8_t probed, const cg_store_entry *entry,
-                  uint64_t now_ns)
+void cg_chunk_memory_put(cg_chunk_memory *memory, const cg_key *key, uint8_t probed,
+                         const cg_store_entry *entry, uint64_t now_ns)
 {
-    cg_known_entry *place = place_of(known, key, true);
+    cg_chunk_memory_entry *place = place_of(memory, key, true);
     place->probed = probed;
     place->probed_ns = now_ns;
     place->entry = *entry;
 }
 
-void cg_known_saved(cg_known *known, const cg_key *key, uint8_t level, uint64_t level_bytes,
-                    uint64_t now_ns)
+void cg_chunk_memory_saved(cg_chunk_memory *memory, const cg_key *key, uint8_t level,
+                           uint64_t level_bytes, uint64_t now_ns)
 {
-    cg_known_entry *place = place_of(known, key, true);
+    cg_chunk_memory_entry *place = place_of(memory, key, true);
     place->probed |= (uint8_t)(1u << level);
     place->probed_ns = now_ns;
     place->entry.levels |= (uint8_t)(1u << level);
@@ -90,18 +93,18 @@ void cg_known_saved(cg_known *known, const cg_key *key, uint8_t level, uint64_t 
     place->damaged &= (uint8_t) ~(1u << level);
 }
 
-void cg_known_exists(cg_known *known, const cg_key *key, uint8_t levels)
+void cg_chunk_memory_exists(cg_chunk_memory *memory, const cg_key *key, uint8_t levels)
 {
-    cg_known_entry *place = place_of(known, key, true);
+    cg_chunk_memory_entry *place = place_of(memory, key, true);
     place->probed &= (uint8_t)~levels;
     place->bad &= (uint8_t)~levels;
     place->damaged &= (uint8_t)~levels;
 }
 
-void cg_known_failed(cg_known *known, const cg_key *key, uint8_t levels, bool damaged,
-                     uint64_t until_ns)
+void cg_chunk_memory_failed(cg_chunk_memory *memory, const cg_key *key, uint8_t levels,
+                            bool damaged, uint64_t until_ns)
 {
-    cg_known_entry *place = place_of(known, key, true);
+    cg_chunk_memory_entry *place = place_of(memory, key, true);
     place->bad |= levels;
     if (damaged)
         place->damaged |= levels;
@@ -109,10 +112,10 @@ void cg_known_failed(cg_known *known, const cg_key *key, uint8_t levels, bool da
         place->bad_until_ns = until_ns;
 }
 
-void cg_known_provenance(cg_known *known, const cg_key *key, uint8_t level, uint8_t prefix_level,
-                         uint64_t until_ns)
+void cg_chunk_memory_provenance(cg_chunk_memory *memory, const cg_key *key, uint8_t level,
+                                uint8_t prefix_level, uint64_t until_ns)
 {
-    cg_known_entry *place = place_of(known, key, true);
+    cg_chunk_memory_entry *place = place_of(memory, key, true);
     place->prefix_level[level] = prefix_level;
     if (until_ns > place->bad_until_ns)
         place->bad_until_ns = until_ns;
