@@ -3,7 +3,6 @@
 #include "iouring/tree.h"
 
 #include <jansson.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,22 +81,6 @@ static const key_rule RULES[] = {
 };
 enum { N_RULES = sizeof RULES / sizeof RULES[0] };
 
-typedef struct parse_error {
-    char *text;
-    size_t bytes;
-} parse_error;
-
-__attribute__((format(printf, 2, 3))) static cg_status refuse(const parse_error *error,
-                                                              const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    if (error->text != NULL && error->bytes > 0)
-        vsnprintf(error->text, error->bytes, format, arguments);
-    va_end(arguments);
-    return CG_ERR_INVALID_ARGUMENT;
-}
-
 unsigned cg_dtype_from_name(const char *name)
 {
     for (unsigned dtype = CG_DTYPE_BF16; dtype <= CG_DTYPE_FP32; dtype++)
@@ -114,7 +97,7 @@ static int choice_index(const char *const *choices, const json_t *value)
     return -1;
 }
 
-static cg_status refuse_choice(const parse_error *error, const char *name,
+static cg_status refuse_choice(const cg_sentence *error, const char *name,
                                const char *const *choices)
 {
     char list[128] = "";
@@ -122,11 +105,11 @@ static cg_status refuse_choice(const parse_error *error, const char *name,
         const size_t used = strlen(list);
         snprintf(list + used, sizeof list - used, "%s\"%s\"", i > 0 ? ", " : "", choices[i]);
     }
-    return refuse(error, "\"%s\" must be one of %s", name, list);
+    return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT, "\"%s\" must be one of %s", name, list);
 }
 
 static cg_status set_levels(const char *name, const json_t *value, uint32_t *mask_out,
-                            const parse_error *error)
+                            const cg_sentence *error)
 {
     uint32_t mask = 0;
     for (size_t i = 0; i < json_array_size(value); i++) {
@@ -136,28 +119,31 @@ static cg_status set_levels(const char *name, const json_t *value, uint32_t *mas
         mask |= 1u << level;
     }
     if (mask == 0)
-        return refuse(error, "\"%s\" must be a list of at least one level", name);
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                               "\"%s\" must be a list of at least one level", name);
     *mask_out = mask;
     return CG_OK;
 }
 
 static cg_status set_cpus(const char *name, const json_t *value, cg_config *config,
-                          const parse_error *error)
+                          const cg_sentence *error)
 {
     if (!json_is_array(value) || json_array_size(value) > CG_CONFIG_MAX_CPUS)
-        return refuse(error, "\"%s\" must be a list of CPU numbers", name);
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                               "\"%s\" must be a list of CPU numbers", name);
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *cpu = json_array_get(value, i);
         if (!json_is_integer(cpu) || json_integer_value(cpu) < 0 ||
             json_integer_value(cpu) >= CG_CONFIG_MAX_CPUS)
-            return refuse(error, "\"%s\" must be a list of CPU numbers from 0 to %d", name,
-                          CG_CONFIG_MAX_CPUS - 1);
+            return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                   "\"%s\" must be a list of CPU numbers from 0 to %d", name,
+                                   CG_CONFIG_MAX_CPUS - 1);
         config->cpus[config->n_cpus++] = (uint32_t)json_integer_value(cpu);
     }
     return CG_OK;
 }
 
-static cg_status set_geometry(json_t *value, cg_config *config, const parse_error *error)
+static cg_status set_geometry(json_t *value, cg_config *config, const cg_sentence *error)
 {
     static const struct {
         const char *name;
@@ -170,7 +156,7 @@ static cg_status set_geometry(json_t *value, cg_config *config, const parse_erro
     };
     cg_config_geometry *geometry = &config->geometry;
     if (!json_is_object(value))
-        return refuse(error, "\"geometry\" must be an object");
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT, "\"geometry\" must be an object");
     config->has_geometry = true;
 
     const char *name;
@@ -184,56 +170,63 @@ static cg_status set_geometry(json_t *value, cg_config *config, const parse_erro
         if (i < 3) {
             const json_int_t count = json_is_integer(item) ? json_integer_value(item) : 0;
             if (count < 1 || count > counts[i].most)
-                return refuse(error, "\"geometry.%s\" must be an integer from 1 to %u", name,
-                              counts[i].most);
+                return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                       "\"geometry.%s\" must be an integer from 1 to %u", name,
+                                       counts[i].most);
             *(uint32_t *)((char *)geometry + counts[i].offset) = (uint32_t)count;
         } else if (strcmp(name, "dtype") == 0) {
             if (text == NULL || (geometry->dtype = cg_dtype_from_name(text)) == 0)
-                return refuse(error,
-                              "\"geometry.dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"");
+                return cg_sentence_say(
+                    error, CG_ERR_INVALID_ARGUMENT,
+                    "\"geometry.dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"");
         } else if (strcmp(name, "model_fingerprint") == 0) {
             cg_key key;
             if (text == NULL || strlen(text) != CG_KEY_HEX_BYTES - 1 ||
                 !cg_key_from_hex(text, &key))
-                return refuse(
-                    error,
+                return cg_sentence_say(
+                    error, CG_ERR_INVALID_ARGUMENT,
                     "\"geometry.model_fingerprint\" must be 32 lower-case hexadecimal digits");
             memcpy(geometry->model_fingerprint.bytes, key.bytes, sizeof key.bytes);
             geometry->has_fingerprint = true;
         } else {
-            return refuse(error, "unknown key \"geometry.%s\"", name);
+            return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT, "unknown key \"geometry.%s\"",
+                                   name);
         }
     }
     return CG_OK;
 }
 
 static cg_status set_value(const key_rule *rule, json_t *value, cg_config *config,
-                           const parse_error *error)
+                           const cg_sentence *error)
 {
     void *field = (char *)config + rule->offset;
     switch (rule->type) {
     case STRING:
         if (!json_is_string(value) || json_string_length(value) == 0)
-            return refuse(error, "\"%s\" must be a string that is not empty", rule->name);
+            return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                   "\"%s\" must be a string that is not empty", rule->name);
         return (*(char **)field = strdup(json_string_value(value))) != NULL ? CG_OK
                                                                             : CG_ERR_NO_MEMORY;
     case INTEGER:
         if (!json_is_integer(value) || (double)json_integer_value(value) < rule->least ||
             (double)json_integer_value(value) > rule->most)
-            return refuse(error, "\"%s\" must be an integer from %.0f to %.0f", rule->name,
-                          rule->least, rule->most);
+            return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                   "\"%s\" must be an integer from %.0f to %.0f", rule->name,
+                                   rule->least, rule->most);
         *(uint32_t *)field = (uint32_t)json_integer_value(value);
         return CG_OK;
     case NUMBER:
         if (!json_is_number(value) || !(json_number_value(value) >= rule->least) ||
             json_number_value(value) > rule->most)
-            return refuse(error, "\"%s\" must be a number from %.0f to %.0f", rule->name,
-                          rule->least, rule->most);
+            return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                   "\"%s\" must be a number from %.0f to %.0f", rule->name,
+                                   rule->least, rule->most);
         *(double *)field = json_number_value(value);
         return CG_OK;
     case BOOLEAN:
         if (!json_is_boolean(value))
-            return refuse(error, "\"%s\" must be true or false", rule->name);
+            return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT, "\"%s\" must be true or false",
+                                   rule->name);
         *(bool *)field = json_is_true(value);
         return CG_OK;
     case CHOICE: {
@@ -261,25 +254,29 @@ static void set_defaults(cg_config *config)
     }
 }
 
-static cg_status check_together(const cg_config *config, const parse_error *error)
+static cg_status check_together(const cg_config *config, const cg_sentence *error)
 {
     if (config->root == NULL)
-        return refuse(error, "\"root\" is missing: the directory of the store");
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                               "\"root\" is missing: the directory of the store");
     if (config->model == NULL)
-        return refuse(error, "\"model\" is missing: the name of the model's folder in the store");
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                               "\"model\" is missing: the name of the model's folder in the store");
     if (!cg_tree_name_is_valid(config->model))
-        return refuse(error, "\"model\" must be a folder's name without '/'");
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                               "\"model\" must be a folder's name without '/'");
     if (config->chunk_tokens % config->tail_multiple != 0)
-        return refuse(error, "\"tail_multiple\" must divide \"chunk_tokens\"");
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                               "\"tail_multiple\" must divide \"chunk_tokens\"");
     if (config->level_plus_1 > 0 && config->level_plus_1 - 1 > config->worst_level)
-        return refuse(error, "\"level\" is worse than \"worst_level\"");
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                               "\"level\" is worse than \"worst_level\"");
     return CG_OK;
 }
 
 cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **config_out,
-                          char *error_text, size_t error_bytes)
+                          const cg_sentence *error)
 {
-    const parse_error error = {error_text, error_bytes};
     cg_status status = CG_ERR_NO_MEMORY;
     json_error_t json_error;
     json_t *object = NULL;
@@ -291,12 +288,14 @@ cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **confi
     set_defaults(config);
     object = json_loadb(json != NULL ? json : "", json_bytes, JSON_REJECT_DUPLICATES, &json_error);
     if (object == NULL) {
-        status = refuse(&error, "the configuration is no JSON: %s at line %d", json_error.text,
-                        json_error.line);
+        status = cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                 "the configuration is no JSON: %s at line %d", json_error.text,
+                                 json_error.line);
         goto done;
     }
     if (!json_is_object(object)) {
-        status = refuse(&error, "the configuration must be a JSON object");
+        status = cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                 "the configuration must be a JSON object");
         goto done;
     }
     const char *name;
@@ -306,12 +305,13 @@ cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **confi
         size_t i = 0;
         while (i < N_RULES && strcmp(RULES[i].name, name) != 0)
             i++;
-        status = i < N_RULES ? set_value(&RULES[i], value, config, &error)
-                             : refuse(&error, "unknown key \"%s\"", name);
+        status = i < N_RULES
+                     ? set_value(&RULES[i], value, config, error)
+                     : cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT, "unknown key \"%s\"", name);
         if (status != CG_OK)
             goto done;
     }
-    if ((status = check_together(config, &error)) != CG_OK)
+    if ((status = check_together(config, error)) != CG_OK)
         goto done;
     *config_out = config;
     config = NULL;

@@ -9,6 +9,7 @@
 #include "codec/key.h"
 #include "connector/controller.h"
 #include "connector/estimator.h"
+#include "connector/sentence.h"
 #include "iouring/io.h"
 
 #ifdef __cplusplus
@@ -48,9 +49,9 @@ typedef struct cg_config {
 } cg_config;
 
 /* The caller frees *config_out with cg_config_free(). CG_ERR_INVALID_ARGUMENT with one sentence in
- * error[error_bytes]; CG_ERR_NO_MEMORY. */
-cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **config_out, char *error,
-                          size_t error_bytes);
+ * error; CG_ERR_NO_MEMORY. */
+cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **config_out,
+                          const cg_sentence *error);
 void cg_config_free(cg_config *config); /* NULL is fine */
 
 /* "bf16" -> CG_DTYPE_BF16; 0 for an unknown name. */

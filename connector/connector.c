@@ -1,8 +1,6 @@
 #include "connector/runtime.h"
 
 #include <sched.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,19 +15,9 @@ const char *cachegen_strerror(cachegen_status status)
     return cg_strerror((cg_status)status);
 }
 
-__attribute__((format(printf, 3, 4))) static void say(char *error, size_t error_bytes,
-                                                      const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    if (error != NULL && error_bytes > 0)
-        vsnprintf(error, error_bytes, format, arguments);
-    va_end(arguments);
-}
-
 /* Which backend `auto` means here; an io_uring that was asked for and does not work is an error
  * that says why. */
-static cg_status resolve_backend(cachegen *c, char *error, size_t error_bytes)
+static cg_status resolve_backend(cachegen *c, const cg_sentence *error)
 {
     char reason[256];
     c->backend = (cg_io_backend)c->config->io_backend;
@@ -38,9 +26,9 @@ static cg_status resolve_backend(cachegen *c, char *error, size_t error_bytes)
     if (cg_io_uring_reason(reason, sizeof reason)) {
         c->backend = CG_IO_URING;
     } else if (c->backend == CG_IO_URING) {
-        say(error, error_bytes, "\"io_backend\" is \"io_uring\", which does not work here: %s",
-            reason);
-        return CG_ERR_UNSUPPORTED;
+        return cg_sentence_say(error, CG_ERR_UNSUPPORTED,
+                               "\"io_backend\" is \"io_uring\", which does not work here: %s",
+                               reason);
     } else {
         c->backend = CG_IO_THREADS;
     }
@@ -49,7 +37,7 @@ static cg_status resolve_backend(cachegen *c, char *error, size_t error_bytes)
 
 /* Whether threads can be bound to the configured CPUs: only the kernel knows, so this thread
  * tries. */
-static cg_status check_affinity(const cg_config *config, char *error, size_t error_bytes)
+static cg_status check_affinity(const cg_config *config, const cg_sentence *error)
 {
     cpu_set_t before, wanted;
     if (config->n_cpus == 0 || sched_getaffinity(0, sizeof before, &before) != 0)
@@ -57,42 +45,42 @@ static cg_status check_affinity(const cg_config *config, char *error, size_t err
     CPU_ZERO(&wanted);
     for (uint32_t i = 0; i < config->n_cpus; i++)
         CPU_SET(config->cpus[i], &wanted);
-    if (sched_setaffinity(0, sizeof wanted, &wanted) != 0) {
-        say(error, error_bytes, "\"cpu_affinity\" names no CPU that this process may use");
-        return CG_ERR_INVALID_ARGUMENT;
-    }
+    if (sched_setaffinity(0, sizeof wanted, &wanted) != 0)
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                               "\"cpu_affinity\" names no CPU that this process may use");
     sched_setaffinity(0, sizeof before, &before);
     return CG_OK;
 }
 
-cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out, char *error,
+cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out, char *error_text,
                               size_t error_bytes)
 {
+    const cg_sentence error = {error_text, error_bytes};
     cg_status status = CG_ERR_NO_MEMORY;
     cg_key key;
     if (out == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     *out = NULL;
-    say(error, error_bytes, "%s", cg_strerror(CG_ERR_NO_MEMORY));
+    cg_sentence_say(&error, status, "%s", cg_strerror(status)); /* until something says more */
     cachegen *c = calloc(1, sizeof *c);
     if (c == NULL)
         return status;
-    if ((status = cg_config_parse(json, json_bytes, &c->config, error, error_bytes)) != CG_OK)
+    if ((status = cg_config_parse(json, json_bytes, &c->config, &error)) != CG_OK)
         goto failed;
-    if ((status = check_affinity(c->config, error, error_bytes)) != CG_OK)
+    if ((status = check_affinity(c->config, &error)) != CG_OK)
         goto failed;
     if (access(c->config->root, F_OK) != 0) {
-        say(error, error_bytes, "\"root\": %s does not exist", c->config->root);
-        status = CG_ERR_NOT_FOUND;
+        status = cg_sentence_say(&error, CG_ERR_NOT_FOUND, "\"root\": %s does not exist",
+                                 c->config->root);
         goto failed;
     }
-    if ((status = cg_model_init(&c->model, c->config, error, error_bytes)) != CG_OK ||
-        (status = resolve_backend(c, error, error_bytes)) != CG_OK)
+    if ((status = cg_model_init(&c->model, c->config, &error)) != CG_OK ||
+        (status = resolve_backend(c, &error)) != CG_OK)
         goto failed;
     status = cg_store_open(c->config->root, c->config->model, !c->config->read_only, &c->store);
     if (status != CG_OK) {
-        say(error, error_bytes, "\"root\": %s/%s: %s", c->config->root, c->config->model,
-            cg_strerror(status));
+        cg_sentence_say(&error, status, "\"root\": %s/%s: %s", c->config->root, c->config->model,
+                        cg_strerror(status));
         goto failed;
     }
     c->store_levels = c->model.profile != NULL ? c->config->store_levels : 1u << CG_L0;
@@ -102,7 +90,7 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
         memcpy(key.bytes, c->model.profile_fingerprint.bytes, sizeof key.bytes);
         cg_key_to_hex(&key, c->profile_hex);
     }
-    say(error, error_bytes, "%s", "");
+    cg_sentence_say(&error, CG_OK, "%s", "");
     *out = c;
     return CG_OK;
 failed:

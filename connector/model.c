@@ -5,29 +5,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { MAX_JSON_BYTES = 1 << 20, PATH_BYTES = 4096 };
-
-typedef struct sentence {
-    char *text;
-    size_t bytes;
-} sentence;
-
-__attribute__((format(printf, 3, 4))) static cg_status
-refuse(const sentence *error, cg_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    if (error->text != NULL && error->bytes > 0)
-        vsnprintf(error->text, error->bytes, format, arguments);
-    va_end(arguments);
-    return status;
-}
 
 /* A small file as a string, the caller's. */
 static cg_status read_text(const char *path, char **text_out)
@@ -60,33 +43,35 @@ static cg_status read_text(const char *path, char **text_out)
 
 static cg_status take_count(const json_t *object, const char *name, uint32_t most,
                             uint32_t configured, const char *path, uint16_t *count_out,
-                            const sentence *error)
+                            const cg_sentence *error)
 {
     const json_t *item = json_object_get(object, name);
     const json_int_t count = json_is_integer(item) ? json_integer_value(item) : 0;
     if (count < 1 || count > most)
-        return refuse(error, CG_ERR_CORRUPT, "%s: \"%s\" must be an integer from 1 to %u", path,
-                      name, most);
+        return cg_sentence_say(error, CG_ERR_CORRUPT, "%s: \"%s\" must be an integer from 1 to %u",
+                               path, name, most);
     if (configured != 0 && configured != count)
-        return refuse(error, CG_ERR_INVALID_ARGUMENT, "\"geometry.%s\" is %u, but %s says %lld",
-                      name, configured, path, (long long)count);
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                               "\"geometry.%s\" is %u, but %s says %lld", name, configured, path,
+                               (long long)count);
     *count_out = (uint16_t)count;
     return CG_OK;
 }
 
 static cg_status take_json(cg_model *model, const char *text, const cg_config_geometry *given,
-                           const char *path, const sentence *error)
+                           const char *path, const cg_sentence *error)
 {
     json_error_t json_error;
     json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, &json_error);
     cg_status status = CG_ERR_CORRUPT;
     cg_key key;
     if (!json_is_object(object)) {
-        status = refuse(error, CG_ERR_CORRUPT, "%s is no JSON object", path);
+        status = cg_sentence_say(error, CG_ERR_CORRUPT, "%s is no JSON object", path);
         goto done;
     }
     if (json_integer_value(json_object_get(object, "version")) != 1) {
-        status = refuse(error, CG_ERR_UNSUPPORTED_VERSION, "%s: \"version\" is not 1", path);
+        status =
+            cg_sentence_say(error, CG_ERR_UNSUPPORTED_VERSION, "%s: \"version\" is not 1", path);
         goto done;
     }
     if ((status = take_count(object, "n_layers", CG_MAX_LAYERS, given->n_layers, path,
@@ -99,14 +84,14 @@ static cg_status take_json(cg_model *model, const char *text, const cg_config_ge
     const char *dtype = json_string_value(json_object_get(object, "dtype"));
     model->geometry.dtype = (uint8_t)(dtype != NULL ? cg_dtype_from_name(dtype) : 0);
     if (model->geometry.dtype == 0) {
-        status = refuse(error, CG_ERR_CORRUPT,
-                        "%s: \"dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"", path);
+        status = cg_sentence_say(error, CG_ERR_CORRUPT,
+                                 "%s: \"dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"", path);
         goto done;
     }
     const char *hex = json_string_value(json_object_get(object, "model_fingerprint"));
     if (hex == NULL || strlen(hex) != CG_KEY_HEX_BYTES - 1 || !cg_key_from_hex(hex, &key)) {
-        status = refuse(error, CG_ERR_CORRUPT,
-                        "%s: \"model_fingerprint\" must be 32 hexadecimal digits", path);
+        status = cg_sentence_say(error, CG_ERR_CORRUPT,
+                                 "%s: \"model_fingerprint\" must be 32 hexadecimal digits", path);
         goto done;
     }
     memcpy(model->fingerprint.bytes, key.bytes, sizeof key.bytes);
@@ -115,9 +100,9 @@ static cg_status take_json(cg_model *model, const char *text, const cg_config_ge
         char given_hex[CG_KEY_HEX_BYTES];
         memcpy(key.bytes, given->model_fingerprint.bytes, sizeof key.bytes);
         cg_key_to_hex(&key, given_hex);
-        status =
-            refuse(error, CG_ERR_INVALID_ARGUMENT,
-                   "\"geometry.model_fingerprint\" is %s, but %s says %s", given_hex, path, hex);
+        status = cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                 "\"geometry.model_fingerprint\" is %s, but %s says %s", given_hex,
+                                 path, hex);
         goto done;
     }
     status = CG_OK;
@@ -127,12 +112,12 @@ done:
 }
 
 static cg_status take_configured(cg_model *model, const cg_config *config, const char *path,
-                                 const sentence *error)
+                                 const cg_sentence *error)
 {
     const cg_config_geometry *given = &config->geometry;
     if (given->n_layers == 0 || given->n_kv_heads == 0 || given->head_dim == 0 ||
         given->dtype == 0 || !given->has_fingerprint)
-        return refuse(
+        return cg_sentence_say(
             error, CG_ERR_NOT_FOUND,
             "%s does not exist and \"geometry\" does not give n_layers, n_kv_heads, head_dim, dtype and "
             "model_fingerprint",
@@ -144,7 +129,7 @@ static cg_status take_configured(cg_model *model, const cg_config *config, const
     return CG_OK;
 }
 
-static cg_status open_profile(cg_model *model, const cg_config *config, const sentence *error)
+static cg_status open_profile(cg_model *model, const cg_config *config, const cg_sentence *error)
 {
     char path[PATH_BYTES], relative[CG_TREE_PATH_BYTES], *text;
     cg_key key;
@@ -154,49 +139,47 @@ static cg_status open_profile(cg_model *model, const cg_config *config, const se
     if (status == CG_ERR_NOT_FOUND)
         return CG_OK; /* L0 only */
     if (status != CG_OK)
-        return refuse(error, status, "%s: %s", path, cg_strerror(status));
+        return cg_sentence_say(error, status, "%s: %s", path, cg_strerror(status));
     const bool is_hex = cg_key_from_hex(text, &key) && (text[32] == '\n' || text[32] == '\0');
     free(text);
     if (!is_hex)
-        return refuse(error, CG_ERR_CORRUPT, "%s must hold the 32 hexadecimal digits of a profile",
-                      path);
+        return cg_sentence_say(error, CG_ERR_CORRUPT,
+                               "%s must hold the 32 hexadecimal digits of a profile", path);
     memcpy(fingerprint.bytes, key.bytes, sizeof key.bytes);
     if ((status = cg_tree_profile_path(config->model, &fingerprint, relative, sizeof relative)) !=
         CG_OK)
-        return refuse(error, status, "\"model\": %s", cg_strerror(status));
+        return cg_sentence_say(error, status, "\"model\": %s", cg_strerror(status));
     snprintf(path, sizeof path, "%s/%s", config->root, relative);
     if ((status = cg_profile_open_file(path, &model->profile)) != CG_OK)
-        return refuse(error, status, "%s: %s", path, cg_strerror(status));
+        return cg_sentence_say(error, status, "%s: %s", path, cg_strerror(status));
 
     cg_geometry geometry = *cg_profile_geometry(model->profile);
     geometry.dtype = model->geometry.dtype; /* any dtype is coded */
     if (memcmp(cg_profile_fingerprint(model->profile), &fingerprint, sizeof fingerprint) != 0)
-        return refuse(error, CG_ERR_FOREIGN_PROFILE, "%s is another profile than its name says",
-                      path);
+        return cg_sentence_say(error, CG_ERR_FOREIGN_PROFILE,
+                               "%s is another profile than its name says", path);
     if (memcmp(cg_profile_model(model->profile), &model->fingerprint, sizeof fingerprint) != 0 ||
         !cg_geometry_equal(&geometry, &model->geometry))
-        return refuse(error, CG_ERR_FOREIGN_MODEL, "%s is of another model", path);
+        return cg_sentence_say(error, CG_ERR_FOREIGN_MODEL, "%s is of another model", path);
     model->profile_fingerprint = fingerprint;
     return CG_OK;
 }
 
-cg_status cg_model_init(cg_model *model, const cg_config *config, char *error_text,
-                        size_t error_bytes)
+cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sentence *error)
 {
-    const sentence error = {error_text, error_bytes};
     char path[PATH_BYTES], *text = NULL;
     cg_status status;
     memset(model, 0, sizeof *model);
 
     if (snprintf(path, sizeof path, "%s/%s/model.json", config->root, config->model) >
         PATH_BYTES - CG_TREE_PATH_BYTES)
-        return refuse(&error, CG_ERR_INVALID_ARGUMENT, "\"root\" is too long");
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT, "\"root\" is too long");
     status = read_text(path, &text);
     if (status == CG_ERR_NOT_FOUND)
-        status = take_configured(model, config, path, &error);
+        status = take_configured(model, config, path, error);
     else if (status != CG_OK)
-        return refuse(&error, status, "%s: %s", path, cg_strerror(status));
-    else if ((status = take_json(model, text, &config->geometry, path, &error)) == CG_OK)
+        return cg_sentence_say(error, status, "%s: %s", path, cg_strerror(status));
+    else if ((status = take_json(model, text, &config->geometry, path, error)) == CG_OK)
         model->has_json = true;
     free(text);
     if (status != CG_OK)
@@ -205,7 +188,7 @@ cg_status cg_model_init(cg_model *model, const cg_config *config, char *error_te
         model->geometry.dtype = (uint8_t)config->geometry.dtype;
     model->geometry.n_planes = CG_N_PLANES;
     if ((status = cg_geometry_check(&model->geometry)) != CG_OK)
-        return refuse(&error, status, "\"geometry\": %s", cg_strerror(status));
+        return cg_sentence_say(error, status, "\"geometry\": %s", cg_strerror(status));
 
     char rooted[CG_FINGERPRINT_BYTES + 8];
     const char *dtype = cg_dtype_name(model->geometry.dtype);
@@ -213,7 +196,7 @@ cg_status cg_model_init(cg_model *model, const cg_config *config, char *error_te
     memcpy(rooted + CG_FINGERPRINT_BYTES, dtype, strlen(dtype)); /* four letters */
     const cg_key key = cg_key_of_bytes(rooted, CG_FINGERPRINT_BYTES + strlen(dtype));
     memcpy(model->key_fingerprint.bytes, key.bytes, sizeof key.bytes);
-    if ((status = open_profile(model, config, &error)) != CG_OK)
+    if ((status = open_profile(model, config, error)) != CG_OK)
         cg_model_destroy(model);
     return status;
 }

@@ -30,9 +30,8 @@ typedef struct cg_model {
 } cg_model;
 
 /* Reads model.json and profiles/default below the store's root. Owns what model_out points to until
- * cg_model_destroy(). Errors leave a sentence in error[error_bytes]. */
-cg_status cg_model_init(cg_model *model_out, const cg_config *config, char *error,
-                        size_t error_bytes);
+ * cg_model_destroy(). Errors leave a sentence in error. */
+cg_status cg_model_init(cg_model *model_out, const cg_config *config, const cg_sentence *error);
 void cg_model_destroy(cg_model *model);
 
 /* The text of a model.json for this model, malloc'ed, the caller's; NULL without memory. */

@@ -13,7 +13,8 @@ struct Parsed {
     char error[256] = "";
     explicit Parsed(const std::string &json)
     {
-        status = cg_config_parse(json.data(), json.size(), &config, error, sizeof error);
+        const cg_sentence sentence = {error, sizeof error};
+        status = cg_config_parse(json.data(), json.size(), &config, &sentence);
     }
     ~Parsed()
     {
@@ -153,9 +154,11 @@ TEST(ConfigTest, EveryErrorNamesItsKey)
 TEST(ConfigTest, AnErrorNeedsNoRoomForItsSentence)
 {
     cg_config *config;
-    EXPECT_EQ(cg_config_parse("{}", 2, &config, nullptr, 0), CG_ERR_INVALID_ARGUMENT);
+    const cg_sentence none = {nullptr, 0};
+    EXPECT_EQ(cg_config_parse("{}", 2, &config, &none), CG_ERR_INVALID_ARGUMENT);
     char one;
-    EXPECT_EQ(cg_config_parse("{}", 2, &config, &one, 1), CG_ERR_INVALID_ARGUMENT);
+    const cg_sentence empty = {&one, 1};
+    EXPECT_EQ(cg_config_parse("{}", 2, &config, &empty), CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(one, '\0');
 }
 
