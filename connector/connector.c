@@ -1,3 +1,4 @@
+#include "connector/abi_struct.h"
 #include "connector/runtime.h"
 
 #include <sched.h>
@@ -172,10 +173,8 @@ void cachegen_report_prefill(cachegen *c, uint32_t n_tokens, uint64_t duration_n
     cg_runtime *rt = c != NULL && n_tokens > 0 && duration_ns > 0 ? cg_runtime_get(c) : NULL;
     if (rt == NULL)
         return;
-    const double KEEP = 0.8; /* of what was measured before: the last handful of prefills decide */
     pthread_mutex_lock(&rt->lock);
-    rt->prefill_tokens = KEEP * rt->prefill_tokens + n_tokens;
-    rt->prefill_ns = KEEP * rt->prefill_ns + (double)duration_ns;
+    cg_speeds_add_prefill(&rt->speeds, n_tokens, duration_ns);
     pthread_mutex_unlock(&rt->lock);
 }
 
@@ -186,9 +185,9 @@ void cachegen_report_load(cachegen *c, uint32_t from_token, const cachegen_progr
     if (rt == NULL)
         return;
     pthread_mutex_lock(&rt->lock);
-    cg_estimator_add(&rt->estimator, p.bytes_read, p.read_ns);
+    cg_estimator_add(&rt->speeds.link, p.bytes_read, p.read_ns);
     if (p.loaded_tokens > from_token && p.worst_level < CG_N_LEVELS)
-        cg_runtime_decoded(rt, p.worst_level, p.loaded_tokens - from_token, p.decode_ns);
+        cg_speeds_add_decode(&rt->speeds, p.worst_level, p.loaded_tokens - from_token, p.decode_ns);
     pthread_mutex_unlock(&rt->lock);
 }
 
@@ -200,7 +199,7 @@ cachegen_status cachegen_get_stats(cachegen *c, cachegen_stats *stats_out)
         return c == NULL ? CG_ERR_INVALID_ARGUMENT : CG_ERR_NO_MEMORY;
     pthread_mutex_lock(&rt->lock);
     stats = rt->stats;
-    stats.throughput_bps = (uint64_t)cg_estimator_bps(&rt->estimator);
+    stats.throughput_bps = (uint64_t)cg_estimator_bps(&rt->speeds.link);
     pthread_mutex_unlock(&rt->lock);
     stats.abi_version = CACHEGEN_ABI_VERSION;
     return cg_abi_give(stats_out, &stats, sizeof stats) ? CG_OK : CG_ERR_INVALID_ARGUMENT;

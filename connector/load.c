@@ -1,5 +1,8 @@
 #include "connector/load.h"
 
+#include "connector/abi_struct.h"
+#include "connector/clock.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -146,20 +149,20 @@ uint8_t cg_load_level(cachegen_load *load)
     cg_runtime *rt = load->runtime;
     const cg_plan *plan = load->plan;
     const uint32_t i = load->next_index;
-    if (plan->level_plus_1 == 0 && cg_estimator_bps(&rt->estimator) > 0 &&
-        (!load->decided || load->decided_generation != rt->estimator.generation)) {
+    if (plan->level_plus_1 == 0 && cg_estimator_bps(&rt->speeds.link) > 0 &&
+        (!load->decided || load->decided_generation != rt->speeds.link.generation)) {
         const uint64_t now_ns = cg_now_ns();
         cg_controller_input input = {
             .policy = (cg_policy)plan->policy,
             .chunks = load->sizes + i,
             .n_chunks = load->end - i,
             .budget_ns = load->deadline_ns > now_ns ? load->deadline_ns - now_ns : 0,
-            .link_bps = cg_estimator_bps(&rt->estimator)};
-        cg_runtime_decode_speed(rt, input.decode_ns_per_token);
+            .link_bps = cg_estimator_bps(&rt->speeds.link)};
+        cg_speeds_decode(&rt->speeds, input.decode_ns_per_token);
         cg_controller_decide(
             &input, load->levels + i); /* no recompute speed: how much is loaded was decided */
         load->decided = true;
-        load->decided_generation = rt->estimator.generation;
+        load->decided_generation = rt->speeds.link.generation;
     }
     return load->levels[i];
 }
@@ -338,8 +341,8 @@ static void decode_done(cg_job *job)
         fail(chunk, chunk->level, chunk->status);
     } else if (!load->cancelled &&
                chunk->index < load->fail_index) { /* else tasks may have been skipped */
-        cg_runtime_decoded(rt, chunk->level, load->plan->chunks[chunk->index].sizes.n_tokens,
-                           chunk->decode_ns);
+        cg_speeds_add_decode(&rt->speeds, chunk->level,
+                             load->plan->chunks[chunk->index].sizes.n_tokens, chunk->decode_ns);
         chunk->state = CG_LOAD_DONE;
         rt->stats.chunks_loaded[chunk->level]++;
         advance(load);
@@ -411,11 +414,9 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     if (out == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     *out = NULL;
-    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || r.kv_id >= CG_MAX_KV_LAYOUTS ||
-        r.plan == NULL)
+    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || r.plan == NULL)
         return CG_ERR_INVALID_ARGUMENT;
-    const cg_kv_layout *layout =
-        atomic_load_explicit(&connector->layouts[r.kv_id], memory_order_acquire);
+    const cg_kv_layout *layout = cg_handle_layout(connector, r.kv_id);
     if (layout == NULL || !cg_kv_layout_covers(layout, r.block_table, r.n_blocks, r.to_token))
         return CG_ERR_INVALID_ARGUMENT;
     cg_runtime *rt = cg_runtime_get(connector);

@@ -1,5 +1,7 @@
 /* Look-ups: which prefix of a prompt the store has, at which levels, and what of it is worth
  * loading. */
+#include "connector/abi_struct.h"
+#include "connector/clock.h"
 #include "connector/plan.h"
 #include "connector/runtime.h"
 
@@ -232,11 +234,11 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
                                  .chunks = sizes,
                                  .n_chunks = l->n_chunks,
                                  .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
-                                 .link_bps = cg_estimator_bps(&rt->estimator),
-                                 .recompute_tokens_per_s = cg_runtime_recompute_speed(rt),
+                                 .link_bps = cg_estimator_bps(&rt->speeds.link),
+                                 .recompute_tokens_per_s = cg_speeds_recompute(&rt->speeds),
                                  .other_tokens = l->n_tokens -
                                                  (stored > l->from_token ? stored : l->from_token)};
-    cg_runtime_decode_speed(rt, input.decode_ns_per_token);
+    cg_speeds_decode(&rt->speeds, input.decode_ns_per_token);
     const cg_controller_decision decision = cg_controller_decide(&input, levels);
     plan.n_chunks = (uint32_t)decision.n_load;
     plan.budget_ns = l->budget_ns > decision.reserve_ns ? l->budget_ns - decision.reserve_ns : 0;

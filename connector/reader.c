@@ -1,5 +1,6 @@
 /* The thread that reads the chunks of all loads: it decides what to read next and when to give a
  * read up. */
+#include "connector/clock.h"
 #include "connector/load.h"
 
 #include <stdlib.h>
@@ -49,7 +50,7 @@ static uint64_t bytes_decoding(const cg_runtime *rt)
 static bool has_room(const reader *r, uint64_t n_bytes)
 {
     const cg_runtime *rt = r->rt;
-    const double bps = cg_estimator_bps(&rt->estimator);
+    const double bps = cg_estimator_bps(&rt->speeds.link);
     if (r->n_reading == 0)
         return true;
     if (r->n_reading >= r->depth)
@@ -79,7 +80,7 @@ static read_slot *open_slot(reader *r, cg_load_chunk *chunk, uint8_t level)
 {
     cachegen_load *load = chunk->load;
     const cg_config *config = load->connector->config;
-    const double bps = cg_estimator_bps(&r->rt->estimator);
+    const double bps = cg_estimator_bps(&r->rt->speeds.link);
     read_slot *slot = r->slots;
     while (slot->user != 0)
         slot++;
@@ -196,8 +197,8 @@ static void take_completion(reader *r, const cg_io_completion *done)
             continue;
         cg_load_chunk *chunk = slot->chunk;
         if (done->status == CG_OK)
-            cg_link_meter_add(&rt->meter, done->file_bytes, slot->submitted_ns, done->completed_ns,
-                              r->n_reading > 1, &rt->estimator);
+            cg_link_meter_add(&rt->speeds.meter, done->file_bytes, slot->submitted_ns,
+                              done->completed_ns, r->n_reading > 1, &rt->speeds.link);
         if (close_slot(r, slot, done->status, done->buffer, done->completed_ns))
             ready = chunk;
         break;

@@ -1,27 +1,8 @@
 #include "connector/runtime.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
-
-static uint64_t clock_ns(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-uint64_t cg_now_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
-
-uint64_t cg_realtime_ns(void)
-{
-    return clock_ns(CLOCK_REALTIME);
-}
 
 static cg_runtime *runtime_new(cachegen *connector)
 {
@@ -44,8 +25,10 @@ static cg_runtime *runtime_new(cachegen *connector)
     pthread_cond_init(&rt->changed, NULL);
     pthread_cond_init(&rt->lookups_queued, NULL);
     pthread_cond_init(&rt->saves_queued, NULL);
-    cg_estimator_init(&rt->estimator, (cg_estimator_kind)config->estimator,
+    cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,
                       config->prior_mbps * 1e6);
+    rt->speeds.n_threads = config->threads;
+    rt->speeds.configured_tokens_per_s = config->recompute_tokens_per_s;
     return rt;
 }
 
@@ -119,58 +102,10 @@ void cg_runtime_notify(cg_runtime *rt)
         return;
 }
 
-double cg_runtime_recompute_speed(const cg_runtime *rt)
-{
-    if (rt->connector->config->recompute_tokens_per_s > 0)
-        return rt->connector->config->recompute_tokens_per_s;
-    return rt->prefill_ns > 0 ? rt->prefill_tokens * 1e9 / rt->prefill_ns : 0;
-}
-
-void cg_runtime_decode_speed(const cg_runtime *rt, double ns_per_token_out[CG_N_LEVELS])
-{
-    for (int level = 0; level < CG_N_LEVELS; level++)
-        ns_per_token_out[level] = rt->decode_ns_per_token[level] / rt->connector->config->threads;
-}
-
-void cg_runtime_decoded(cg_runtime *rt, unsigned level, uint32_t n_tokens, uint64_t decode_ns)
-{
-    const double ns_per_token = (double)decode_ns / n_tokens;
-    double *mean = &rt->decode_ns_per_token[level];
-    *mean = *mean > 0 ? 0.8 * *mean + 0.2 * ns_per_token : ns_per_token;
-}
-
 cg_io_config cg_runtime_io_config(const cachegen *connector)
 {
     const cg_config *config = connector->config;
     return (cg_io_config){.backend = connector->backend,
                           .queue_depth = config->queue_depth,
                           .max_abandoned = config->max_abandoned_reads};
-}
-
-enum { ABI_HEAD_BYTES = 8 };
-
-bool cg_abi_take(const void *given, void *out, size_t own_bytes)
-{
-    uint32_t struct_size;
-    if (given == NULL)
-        return false;
-    memcpy(&struct_size, given, sizeof struct_size);
-    if (struct_size < ABI_HEAD_BYTES)
-        return false;
-    memset(out, 0, own_bytes);
-    memcpy(out, given, struct_size < own_bytes ? struct_size : own_bytes);
-    return true;
-}
-
-bool cg_abi_give(void *given, const void *own, size_t own_bytes)
-{
-    uint32_t struct_size;
-    if (given == NULL)
-        return false;
-    memcpy(&struct_size, given, sizeof struct_size);
-    if (struct_size < ABI_HEAD_BYTES)
-        return false;
-    memcpy(given, own, struct_size < own_bytes ? struct_size : own_bytes);
-    memcpy(given, &struct_size, sizeof struct_size);
-    return true;
 }

@@ -1,10 +1,10 @@
-/* connector/runtime.h - what a connector is made of, and what of it lives in one process.
+/* connector/runtime.h - what of a connector lives in one process: threads, locks, queues, counters
+ * and what was learnt.
  *
- * A cachegen handle is read-only after cachegen_open() but for `runtime`: threads, locks, queues,
- * counters and what was learnt live in a cg_runtime, made at first use. After fork() the child
- * finds a runtime of another process, leaves it alone (its locks may be held by threads that the
- * child does not have; its memory is lost to the child) and makes its own. No pthread_atfork:
- * handlers would be process-wide and outlive dlclose().
+ * It is made at first use. After fork() the child finds a runtime of another process and leaves it
+ * alone: its locks may be held by threads that the child does not have. The child makes its own;
+ * the parent's memory is lost to it. There is no pthread_atfork: handlers would be process-wide and
+ * outlive dlclose().
  *
  * Locks: cg_runtime.lock guards every field of operations and of the runtime that does not say
  * otherwise. It is never held across a system call on files, a codec call or a callback. The pool's
@@ -12,29 +12,13 @@
  */
 #ifndef CG_CONNECTOR_RUNTIME_H
 #define CG_CONNECTOR_RUNTIME_H
-#include "connector/blocks.h"
 #include "connector/chunk_memory.h"
-#include "connector/model.h"
+#include "connector/handle.h"
 #include "connector/pool.h"
+#include "connector/speeds.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <sys/types.h>
-
-enum { CG_MAX_KV_LAYOUTS = 64 };
-
-typedef struct cg_runtime cg_runtime;
-
-struct cachegen {
-    cg_config *config;
-    cg_model model;
-    cg_store *store;
-    cg_io_backend backend; /* resolved: never CG_IO_AUTO */
-    uint32_t store_levels; /* mask; L0 alone without a profile */
-    char model_hex[CG_KEY_HEX_BYTES], profile_hex[CG_KEY_HEX_BYTES];
-    _Atomic(cg_kv_layout *) layouts[CG_MAX_KV_LAYOUTS]; /* filled once each, from the front */
-    _Atomic(cg_runtime *) runtime;
-};
 
 /* One of the three threads that do I/O: looks up, reads, or writes. Each makes its own cg_io. */
 typedef struct cg_worker {
@@ -59,11 +43,8 @@ struct cg_runtime {
     cg_io *reader_io;     /* to wake; set while the reader runs */
 
     cg_chunk_memory *chunk_memory;
-    cg_estimator estimator;
-    cg_link_meter meter;
-    double decode_ns_per_token[CG_N_LEVELS]; /* thread time, running mean; 0: unknown */
-    double prefill_tokens, prefill_ns;       /* decayed sums */
-    uint64_t staging_bytes;                  /* copied KV that waits to be saved */
+    cg_speeds speeds;
+    uint64_t staging_bytes; /* copied KV that waits to be saved */
     cachegen_stats stats;
 };
 
@@ -79,17 +60,8 @@ void cg_runtime_free(cg_runtime *runtime);
 /* With the lock held or not: an operation completed. */
 void cg_runtime_notify(cg_runtime *runtime);
 
-/* With the lock held: prefill speed, configured or measured; 0 unknown. */
-double cg_runtime_recompute_speed(const cg_runtime *runtime);
-/* With the lock held: n_tokens of a level took decode_ns of thread time. */
-void cg_runtime_decoded(cg_runtime *runtime, unsigned level, uint32_t n_tokens, uint64_t decode_ns);
-/* With the lock held: what decoding costs in wall time, for the controller. */
-void cg_runtime_decode_speed(const cg_runtime *runtime, double ns_per_token_out[CG_N_LEVELS]);
 /* A configuration for a cg_io of this connector. */
 cg_io_config cg_runtime_io_config(const cachegen *connector);
-
-uint64_t cg_now_ns(void);      /* CLOCK_MONOTONIC */
-uint64_t cg_realtime_ns(void); /* CLOCK_REALTIME */
 
 /* Bodies of the workers; the argument is the runtime. */
 void *cg_lookup_worker(void *runtime);
@@ -99,12 +71,4 @@ void *cg_save_writer(void *runtime);
 void cg_lookups_cancel(cg_runtime *runtime);
 void cg_loads_cancel(cg_runtime *runtime);
 
-/* ---- structs that cross the ABI ---- */
-
-/* Copies min(struct_size, own_bytes) of a caller's struct into out[own_bytes], the rest zero.
- * False: no struct, or struct_size smaller than its head. */
-bool cg_abi_take(const void *given, void *out, size_t own_bytes);
-/* Copies own into the caller's struct, as much as its struct_size takes; struct_size stays the
- * caller's. */
-bool cg_abi_give(void *given, const void *own, size_t own_bytes);
 #endif

@@ -1,5 +1,8 @@
 #include "connector/save.h"
 
+#include "connector/abi_struct.h"
+#include "connector/clock.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -109,10 +112,9 @@ static cg_status copy_chunks(cachegen_save *save, const cg_kv_layout *layout, co
 static bool request_is_valid(const cachegen_save_request *r)
 {
     const cachegen_request *q = &r->request;
-    return r->kv_id < CG_MAX_KV_LAYOUTS && q->tokens != NULL && r->from_token <= r->to_token &&
-           r->to_token <= q->n_tokens && r->to_token > 0 &&
-           (q->salt != NULL || q->salt_bytes == 0) && (q->extra != NULL || q->extra_bytes == 0) &&
-           r->prefix_level < CG_N_LEVELS &&
+    return q->tokens != NULL && r->from_token <= r->to_token && r->to_token <= q->n_tokens &&
+           r->to_token > 0 && (q->salt != NULL || q->salt_bytes == 0) &&
+           (q->extra != NULL || q->extra_bytes == 0) && r->prefix_level < CG_N_LEVELS &&
            (r->context == NULL || cg_tree_name_is_valid(r->context));
 }
 
@@ -127,8 +129,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         return CG_ERR_INVALID_ARGUMENT;
     if (connector->config->read_only)
         return CG_ERR_READ_ONLY;
-    const cg_kv_layout *layout =
-        atomic_load_explicit(&connector->layouts[r.kv_id], memory_order_acquire);
+    const cg_kv_layout *layout = cg_handle_layout(connector, r.kv_id);
     if (layout == NULL || !cg_kv_layout_covers(layout, r.block_table, r.n_blocks, r.to_token))
         return CG_ERR_INVALID_ARGUMENT;
     if (layout->given.n_layers != connector->model.geometry.n_layers)

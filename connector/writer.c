@@ -1,5 +1,6 @@
 /* The thread that encodes and publishes saves: encoding runs on the pool, a few chunks ahead of
  * publishing. */
+#include "connector/clock.h"
 #include "connector/save.h"
 
 #include <stdlib.h>

@@ -1,0 +1,34 @@
+#include "connector/abi_struct.h"
+
+#include <stdint.h>
+#include <string.h>
+
+enum { ABI_HEAD_BYTES = 8 };
+
+static bool has_head(const void *given, uint32_t *struct_size_out)
+{
+    if (given == NULL)
+        return false;
+    memcpy(struct_size_out, given, sizeof *struct_size_out);
+    return *struct_size_out >= ABI_HEAD_BYTES;
+}
+
+bool cg_abi_take(const void *given, void *out, size_t own_bytes)
+{
+    uint32_t struct_size;
+    if (!has_head(given, &struct_size))
+        return false;
+    memset(out, 0, own_bytes);
+    memcpy(out, given, struct_size < own_bytes ? struct_size : own_bytes);
+    return true;
+}
+
+bool cg_abi_give(void *given, const void *own, size_t own_bytes)
+{
+    uint32_t struct_size;
+    if (!has_head(given, &struct_size))
+        return false;
+    memcpy(given, own, struct_size < own_bytes ? struct_size : own_bytes);
+    memcpy(given, &struct_size, sizeof struct_size); /* own's stood there for a moment */
+    return true;
+}

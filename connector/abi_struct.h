@@ -1,0 +1,26 @@
+/* connector/abi_struct.h - structs that cross the ABI, whatever version their other side has.
+ *
+ * Each begins with uint32_t struct_size, abi_version and grows only at its end. A caller of an
+ * older version gives a shorter struct, one of a newer version a longer one: what both sides know
+ * is copied. What the caller does not know is taken as zero, which is the default of every field.
+ */
+#ifndef CG_CONNECTOR_ABI_STRUCT_H
+#define CG_CONNECTOR_ABI_STRUCT_H
+#include <stdbool.h>
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Copies min(struct_size, own_bytes) of a caller's struct into out[own_bytes], the rest zero.
+ * False: given is NULL, or its struct_size has no room for the two numbers at its head. */
+bool cg_abi_take(const void *given, void *out, size_t own_bytes);
+/* Copies own[own_bytes] into the caller's struct, as much as its struct_size takes; struct_size
+ * stays the caller's. False as above. */
+bool cg_abi_give(void *given, const void *own, size_t own_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

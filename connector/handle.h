@@ -1,0 +1,37 @@
+/* connector/handle.h - what a `cachegen` handle is made of.
+ *
+ * All of it is constant after cachegen_open(), but for the two fields that say otherwise. What
+ * changes while a connector works (threads, locks, queues, counters, what was learnt) is of one
+ * process and lies in a cg_runtime: connector/runtime.h.
+ */
+#ifndef CG_CONNECTOR_HANDLE_H
+#define CG_CONNECTOR_HANDLE_H
+#include "connector/blocks.h"
+#include "connector/model.h"
+#include "iouring/store.h"
+
+#include <stdatomic.h>
+
+enum { CG_MAX_KV_LAYOUTS = 64 };
+
+typedef struct cg_runtime cg_runtime;
+
+struct cachegen {
+    cg_config *config;
+    cg_model model;
+    cg_store *store;
+    cg_io_backend backend; /* resolved: never CG_IO_AUTO */
+    uint32_t store_levels; /* mask; L0 alone without a profile */
+    char model_hex[CG_KEY_HEX_BYTES], profile_hex[CG_KEY_HEX_BYTES];
+    _Atomic(cg_kv_layout *) layouts[CG_MAX_KV_LAYOUTS]; /* filled once each, from the front */
+    _Atomic(cg_runtime *) runtime;                      /* of the process that last made one */
+};
+
+/* Registered layout kv_id; NULL: there is none. */
+static inline const cg_kv_layout *cg_handle_layout(cachegen *connector, uint32_t kv_id)
+{
+    return kv_id < CG_MAX_KV_LAYOUTS
+               ? atomic_load_explicit(&connector->layouts[kv_id], memory_order_acquire)
+               : NULL;
+}
+#endif

@@ -1,0 +1,37 @@
+/* connector/speeds.h - how fast reading, decoding and recomputing go here, as far as a connector
+ * has seen them: what a controller decides by.
+ *
+ * Threads: plain data; the owner locks.
+ */
+#ifndef CG_CONNECTOR_SPEEDS_H
+#define CG_CONNECTOR_SPEEDS_H
+#include "codec/geometry.h"
+#include "connector/estimator.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cg_speeds {
+    cg_estimator link;
+    cg_link_meter meter;                  /* makes samples for link of this process's reads */
+    uint32_t n_threads;                   /* that decode */
+    double decode_thread_ns[CG_N_LEVELS]; /* a token of that level, running mean; 0: unknown */
+    double configured_tokens_per_s;       /* of prefill; 0: measured */
+    double prefill_tokens, prefill_ns;    /* sums in which older prefills count less and less */
+} cg_speeds;
+
+/* n_tokens of a level took decode_ns of thread time. */
+void cg_speeds_add_decode(cg_speeds *speeds, unsigned level, uint32_t n_tokens, uint64_t decode_ns);
+/* The engine computed n_tokens of prefill in duration_ns. */
+void cg_speeds_add_prefill(cg_speeds *speeds, uint32_t n_tokens, uint64_t duration_ns);
+
+/* What decoding costs a token in wall time with all threads at work; 0: unknown. */
+void cg_speeds_decode(const cg_speeds *speeds, double ns_per_token_out[CG_N_LEVELS]);
+/* Tokens of prefill a second, as configured or else as measured; 0: unknown. */
+double cg_speeds_recompute(const cg_speeds *speeds);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
