@@ -1,4 +1,6 @@
 #include "connector/abi_struct.h"
+#include "connector/load.h"
+#include "connector/lookup.h"
 #include "connector/runtime.h"
 
 #include <sched.h>

@@ -2,10 +2,10 @@
 
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
+#include "connector/reader.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch);
 static void run_decode(cg_job *job, uint32_t task_index, cg_scratch *scratch);
@@ -14,20 +14,15 @@ static void decode_done(cg_job *job);
 
 /* ---- the operation's life; the lock is held ---- */
 
-static void load_destroy(cachegen_load *load)
+static void load_destroy(cg_operation *op)
 {
+    cachegen_load *load = (cachegen_load *)op;
     cg_plan_free(load->plan);
     free(load->table);
     free(load->levels);
     free(load->sizes);
     free(load->chunks);
     free(load);
-}
-
-void cg_load_unref(cachegen_load *load)
-{
-    if (--load->n_refs == 0)
-        load_destroy(load);
 }
 
 bool cg_load_wants(const cachegen_load *load)
@@ -37,14 +32,12 @@ bool cg_load_wants(const cachegen_load *load)
 
 void cg_load_settle(cachegen_load *load)
 {
-    cg_runtime *rt = load->runtime;
-    if (load->done || load->n_jobs > 0 ||
+    cg_runtime *rt = load->op.runtime;
+    if (load->op.done || load->n_jobs > 0 ||
         (!load->cancelled && load->whole_index < load->fail_index))
         return;
     cachegen_progress *p = &load->progress;
-    load->done = true;
-    p->done = 1;
-    p->total_ns = cg_now_ns() - load->started_ns;
+    p->total_ns = cg_now_ns() - load->op.started_ns;
     if (p->status == CACHEGEN_OK && load->cancelled && load->whole_index < load->end)
         p->status = CG_ERR_CANCELLED;
     rt->stats.loads++;
@@ -56,8 +49,7 @@ void cg_load_settle(cachegen_load *load)
             *at = load->next;
             break;
         }
-    cg_runtime_notify(rt);
-    cg_load_unref(load); /* the list's */
+    cg_operation_finish(&load->op);
 }
 
 /* Counts a refusal; whether it means that the file itself is wrong. */
@@ -84,12 +76,13 @@ static bool count_refusal(cachegen_stats *stats, cg_status status)
 static void fail(cg_load_chunk *chunk, uint8_t level, cg_status status)
 {
     cachegen_load *load = chunk->load;
-    cg_runtime *rt = load->runtime;
+    cg_runtime *rt = load->op.runtime;
     chunk->state = CG_LOAD_FAILED;
     if (load->cancelled || chunk->index > load->fail_index)
         return; /* nobody waits for it */
     const bool damaged = count_refusal(&rt->stats, status);
-    const uint64_t until_ns = cg_now_ns() + load->connector->config->retry_ms * UINT64_C(1000000);
+    const uint64_t until_ns =
+        cg_now_ns() + load->op.connector->config->retry_ms * UINT64_C(1000000);
     const cg_key *key = &load->plan->keys[chunk->index + 1];
     if (status == CG_ERR_LOSSY_PREFIX) /* good for others; chunk->worst_level is its provenance */
         cg_chunk_memory_provenance(rt->chunk_memory, key, level, chunk->worst_level, until_ns);
@@ -104,7 +97,7 @@ void cg_load_read_begun(cg_load_chunk *chunk, uint64_t now_ns)
     cachegen_load *load = chunk->load;
     chunk->state = CG_LOAD_READING;
     chunk->n_reads++;
-    load->n_refs++;
+    load->op.n_refs++;
     if (load->n_reading++ == 0)
         load->reading_since_ns = now_ns;
 }
@@ -115,17 +108,17 @@ bool cg_load_read_ended(cg_load_chunk *chunk, uint8_t level, cg_status status, c
     cachegen_load *load = chunk->load;
     bool submit = false;
     chunk->n_reads--;
-    if (--load->n_reading == 0 && !load->done) {
+    if (--load->n_reading == 0 && !load->op.done) {
         const uint64_t read_ns =
             completed_ns > load->reading_since_ns ? completed_ns - load->reading_since_ns : 0;
         load->progress.read_ns += read_ns;
-        load->runtime->stats.read_ns += read_ns;
+        load->op.runtime->stats.read_ns += read_ns;
     }
     const size_t n_bytes = buffer != NULL ? buffer->n_bytes : 0;
-    load->runtime->stats.bytes_read += n_bytes;
-    if (!load->done)
+    load->op.runtime->stats.bytes_read += n_bytes;
+    if (!load->op.done)
         load->progress.bytes_read += n_bytes;
-    if (chunk->state != CG_LOAD_READING || load->cancelled || load->done ||
+    if (chunk->state != CG_LOAD_READING || load->cancelled || load->op.done ||
         chunk->index >= load->fail_index) {
         cg_io_buffer_release(buffer); /* another read was faster, or it does not matter any more */
     } else if (status == CG_OK) {
@@ -139,14 +132,14 @@ bool cg_load_read_ended(cg_load_chunk *chunk, uint8_t level, cg_status status, c
     }
     if (!submit)
         cg_load_settle(load);
-    cg_load_unref(
-        load); /* the read's; jobs keep the load undone, and the list keeps it until then */
+    /* The read's reference. Jobs keep the load undone, and the list keeps it until then. */
+    cg_operation_unref(&load->op);
     return submit;
 }
 
 uint8_t cg_load_level(cachegen_load *load)
 {
-    cg_runtime *rt = load->runtime;
+    cg_runtime *rt = load->op.runtime;
     const cg_plan *plan = load->plan;
     const uint32_t i = load->next_index;
     if (plan->level_plus_1 == 0 && cg_estimator_bps(&rt->speeds.link) > 0 &&
@@ -172,7 +165,7 @@ uint8_t cg_load_level(cachegen_load *load)
 void cg_load_submit(cg_load_chunk *chunk)
 {
     cachegen_load *load = chunk->load;
-    cg_runtime *rt = load->runtime;
+    cg_runtime *rt = load->op.runtime;
     chunk->job = (cg_job){.run = run_verify, .done = verify_done, .n_tasks = 1};
     const cg_status status = cg_pool_submit(rt->pool, CG_JOB_DECODE, &chunk->job);
     if (status != CG_OK) {
@@ -190,7 +183,7 @@ static cg_load_chunk *chunk_of(cg_job *job)
 static cg_status verify(cg_load_chunk *chunk)
 {
     const cachegen_load *load = chunk->load;
-    const cg_model *model = &load->connector->model;
+    const cg_model *model = &load->op.connector->model;
     const cg_plan *plan = load->plan;
     const cg_plan_chunk *wanted = &plan->chunks[chunk->index];
     cg_chunk parsed;
@@ -243,7 +236,7 @@ static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 static void verify_done(cg_job *job)
 {
     cg_load_chunk *chunk = chunk_of(job);
-    cg_runtime *rt = chunk->load->runtime;
+    cg_runtime *rt = chunk->load->op.runtime;
     cg_status status = chunk->status;
     if (status == CG_OK) {
         *job = (cg_job){
@@ -279,7 +272,7 @@ static void run_decode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     cg_load_chunk *chunk = chunk_of(job);
     cachegen_load *load = chunk->load;
-    cg_runtime *rt = load->runtime;
+    cg_runtime *rt = load->op.runtime;
     pthread_mutex_lock(&rt->lock);
     const bool pointless =
         load->cancelled || chunk->index > load->fail_index || chunk->status != CG_OK;
@@ -329,7 +322,7 @@ static void decode_done(cg_job *job)
 {
     cg_load_chunk *chunk = chunk_of(job);
     cachegen_load *load = chunk->load;
-    cg_runtime *rt = load->runtime;
+    cg_runtime *rt = load->op.runtime;
     cg_decoder_free(chunk->decoder);
     cg_io_buffer_release(chunk->buffer);
     chunk->decoder = NULL;
@@ -347,8 +340,7 @@ static void decode_done(cg_job *job)
         rt->stats.chunks_loaded[chunk->level]++;
         advance(load);
     }
-    if (rt->reader_io != NULL)
-        cg_io_wake(rt->reader_io);
+    cg_runtime_wake_reader(rt);
     cg_load_settle(load);
     pthread_mutex_unlock(&rt->lock);
 }
@@ -373,7 +365,6 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     const cg_plan *plan = load->plan;
     load->from_token = r->from_token;
     load->to_token = r->to_token;
-    load->progress.abi_version = CACHEGEN_ABI_VERSION;
     load->progress.loaded_tokens = r->from_token;
     load->table = malloc((r->n_blocks + (size_t)1) * sizeof *load->table);
     load->levels = malloc(plan->n_chunks + (size_t)1);
@@ -401,8 +392,7 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     const uint64_t spent_ns =
         wall_ns > plan->started_realtime_ns ? wall_ns - plan->started_realtime_ns : 0;
     const uint64_t left_ns = plan->budget_ns > spent_ns ? plan->budget_ns - spent_ns : 0;
-    load->started_ns = cg_now_ns();
-    if (__builtin_add_overflow(load->started_ns, left_ns, &load->deadline_ns))
+    if (__builtin_add_overflow(cg_now_ns(), left_ns, &load->deadline_ns))
         load->deadline_ns = UINT64_MAX;
     return CG_OK;
 }
@@ -419,14 +409,11 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     const cg_kv_layout *layout = cg_handle_layout(connector, r.kv_id);
     if (layout == NULL || !cg_kv_layout_covers(layout, r.block_table, r.n_blocks, r.to_token))
         return CG_ERR_INVALID_ARGUMENT;
-    cg_runtime *rt = cg_runtime_get(connector);
-    cachegen_load *load = calloc(1, sizeof *load);
+    cachegen_load *load = cg_operation_new(connector, sizeof *load, load_destroy);
     cg_status status = CG_ERR_NO_MEMORY;
-    if (rt == NULL || load == NULL)
+    if (load == NULL)
         goto done;
-    load->connector = connector;
-    load->runtime = rt;
-    load->pid = rt->pid;
+    cg_runtime *rt = load->op.runtime;
     load->layout = layout;
     if ((status = cg_plan_parse(r.plan, r.plan_bytes, &load->plan)) != CG_OK ||
         (status = check_plan(connector, load->plan, &r)) != CG_OK ||
@@ -437,11 +424,10 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     if (load->first < load->end)
         status = cg_runtime_start(rt, &rt->reader, "cachegen-read", cg_load_reader);
     if (status == CG_OK) {
-        load->n_refs = 2; /* the handle's and the list's */
+        cg_operation_begin(&load->op);
         load->next = rt->loads;
         rt->loads = load;
-        if (rt->reader_io != NULL)
-            cg_io_wake(rt->reader_io);
+        cg_runtime_wake_reader(rt);
         *out = load;
         cg_load_settle(load); /* an empty load is done */
         load = NULL;
@@ -449,46 +435,32 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     pthread_mutex_unlock(&rt->lock);
 done:
     if (load != NULL)
-        load_destroy(load);
+        load_destroy(&load->op);
     return status;
 }
 
 cachegen_status cachegen_load_poll(cachegen_load *load, cachegen_progress *progress_out)
 {
-    cachegen_progress p = {
-        .abi_version = CACHEGEN_ABI_VERSION, .done = 1, .status = CG_ERR_CANCELLED};
     if (load == NULL)
         return CG_ERR_INVALID_ARGUMENT;
-    if (load->pid == getpid()) {
-        pthread_mutex_lock(&load->runtime->lock);
-        p = load->progress;
-        pthread_mutex_unlock(&load->runtime->lock);
-        if (!p.done)
-            p.total_ns = cg_now_ns() - load->started_ns;
-    } else {
-        p.loaded_tokens = load->from_token; /* the parent's: nothing comes here */
-    }
-    if (!cg_abi_give(progress_out, &p, sizeof p))
-        return CG_ERR_INVALID_ARGUMENT;
-    return p.done ? CACHEGEN_OK : CACHEGEN_AGAIN;
+    return cg_operation_poll(&load->op, &load->progress, load->from_token, progress_out);
 }
 
 static void cancel(cachegen_load *load)
 {
     load->cancelled = true;
-    if (load->runtime->reader_io != NULL)
-        cg_io_wake(load->runtime->reader_io);
+    cg_runtime_wake_reader(load->op.runtime);
     cg_load_settle(load);
 }
 
 void cachegen_load_cancel(cachegen_load *load)
 {
-    if (load == NULL || load->pid != getpid())
+    if (load == NULL || !cg_operation_is_ours(&load->op))
         return;
-    pthread_mutex_lock(&load->runtime->lock);
-    if (!load->done)
+    pthread_mutex_lock(&load->op.runtime->lock);
+    if (!load->op.done)
         cancel(load);
-    pthread_mutex_unlock(&load->runtime->lock);
+    pthread_mutex_unlock(&load->op.runtime->lock);
 }
 
 void cg_loads_cancel(cg_runtime *rt)
@@ -501,16 +473,13 @@ void cg_loads_cancel(cg_runtime *rt)
 
 void cachegen_load_free(cachegen_load *load)
 {
-    if (load == NULL)
-        return;
-    if (load->pid != getpid()) /* copied by fork() in whatever state: not ours to free */
-        return;
-    cg_runtime *rt = load->runtime;
+    if (load == NULL || !cg_operation_is_ours(&load->op))
+        return; /* a parent's is left as it is */
+    cg_runtime *rt = load->op.runtime;
     pthread_mutex_lock(&rt->lock);
-    if (!load->done)
+    if (!load->op.done)
         cancel(load);
-    while (!load->done)
-        pthread_cond_wait(&rt->changed, &rt->lock);
-    cg_load_unref(load);
+    cg_operation_wait(&load->op);
+    cg_operation_unref(&load->op);
     pthread_mutex_unlock(&rt->lock);
 }

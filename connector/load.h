@@ -12,8 +12,8 @@
 #ifndef CG_CONNECTOR_LOAD_H
 #define CG_CONNECTOR_LOAD_H
 #include "codec/codec.h"
+#include "connector/operation.h"
 #include "connector/plan.h"
-#include "connector/runtime.h"
 
 typedef enum cg_load_state {
     CG_LOAD_WAITING = 0,
@@ -39,20 +39,17 @@ typedef struct cg_load_chunk {
 } cg_load_chunk;
 
 struct cachegen_load {
-    cachegen *connector;              /* constant */
-    cg_runtime *runtime;              /* constant; not to be touched in another process than pid */
-    pid_t pid;                        /* constant */
-    const cg_kv_layout *layout;       /* constant */
-    int64_t *table;                   /* constant */
-    cg_plan *plan;                    /* constant */
-    uint32_t from_token, to_token;    /* constant */
-    uint32_t first, end;              /* constant: the plan's chunks that hold them */
-    uint64_t started_ns, deadline_ns; /* constant; CLOCK_MONOTONIC */
+    cg_operation op;
+    const cg_kv_layout *layout;    /* constant */
+    int64_t *table;                /* constant */
+    cg_plan *plan;                 /* constant */
+    uint32_t from_token, to_token; /* constant */
+    uint32_t first, end;           /* constant: the plan's chunks that hold them */
+    uint64_t deadline_ns;          /* constant; CLOCK_MONOTONIC */
 
     cachegen_load *next; /* in the runtime's list, until done */
-    uint32_t n_refs;     /* the handle's, the list's, one a read under way */
-    uint32_t n_jobs;
-    bool cancelled, done;
+    uint32_t n_jobs;     /* each read under way holds the operation, too */
+    bool cancelled;
     uint32_t next_index;  /* the next chunk to read */
     uint32_t fail_index;  /* the first chunk that failed; end: none */
     uint32_t whole_index; /* chunks [first, whole_index) are in the blocks */
@@ -81,7 +78,8 @@ bool cg_load_wants(const cachegen_load *load);
 uint8_t cg_load_level(cachegen_load *load);
 /* Completes the load if nothing is left to do. */
 void cg_load_settle(cachegen_load *load);
-void cg_load_unref(cachegen_load *load);
+/* All loads are asked to end. */
+void cg_loads_cancel(cg_runtime *runtime);
 
 /* Without the lock: hands a chunk that was read to the pool. */
 void cg_load_submit(cg_load_chunk *chunk);

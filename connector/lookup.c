@@ -1,13 +1,12 @@
-/* Look-ups: which prefix of a prompt the store has, at which levels, and what of it is worth
- * loading. */
+#include "connector/lookup.h"
+
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
+#include "connector/operation.h"
 #include "connector/plan.h"
-#include "connector/runtime.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Chunks in the first batch of probes; each next batch is BATCH_GROWTH times larger, so that a
  * prompt of any length takes a logarithmic number of round trips and a short hit does not probe all
@@ -15,11 +14,9 @@
 enum { FIRST_BATCH = 32, BATCH_GROWTH = 4 };
 
 struct cachegen_lookup {
-    cachegen *connector;
-    pid_t pid;
-    bool done, cancelled, freed; /* the runtime's lock */
-    cachegen_lookup *next;       /* in the queue */
-    uint64_t started_ns, started_realtime_ns, deadline_ns;
+    cg_operation op;
+    bool cancelled; /* the runtime's lock */
+    uint64_t started_realtime_ns, deadline_ns;
 
     uint32_t *tokens;
     uint32_t n_tokens, from_token;
@@ -39,8 +36,9 @@ struct cachegen_lookup {
     size_t plan_bytes;
 };
 
-static void lookup_destroy(cachegen_lookup *l)
+static void lookup_destroy(cg_operation *op)
 {
+    cachegen_lookup *l = (cachegen_lookup *)op;
     free(l->tokens);
     free(l->keys);
     free(l->chunks);
@@ -68,7 +66,7 @@ static bool usable(const cachegen_lookup *l, const cg_chunk_memory_entry *known,
 static bool resolve(cg_runtime *rt, cachegen_lookup *l, cg_io *io, const cg_key *keys,
                     size_t n_keys, cg_chunk_memory_entry *known_out)
 {
-    const cachegen *c = l->connector;
+    const cachegen *c = l->op.connector;
     size_t n_unknown = 0;
     pthread_mutex_lock(&rt->lock);
     const uint64_t now_ns = cg_now_ns();
@@ -129,7 +127,7 @@ static void append(cachegen_lookup *l, uint32_t first_token, uint32_t n_tokens,
  * first. */
 static uint32_t tail_keys(const cachegen_lookup *l, uint32_t index, cg_key *keys_out)
 {
-    const cg_config *config = l->connector->config;
+    const cg_config *config = l->op.connector->config;
     const uint32_t first_token = index * config->chunk_tokens, left = l->n_tokens - first_token;
     const uint32_t longest = left < config->chunk_tokens ? left : config->chunk_tokens - 1;
     const uint32_t n = longest / config->tail_multiple;
@@ -143,7 +141,7 @@ static uint32_t tail_keys(const cachegen_lookup *l, uint32_t index, cg_key *keys
 static void take_tail(cachegen_lookup *l, uint32_t index, const cg_chunk_memory_entry *known,
                       uint32_t n_tails)
 {
-    const cg_config *config = l->connector->config;
+    const cg_config *config = l->op.connector->config;
     cg_controller_chunk sizes;
     for (uint32_t i = 0; i < n_tails; i++)
         if (usable(l, &known[i], &sizes)) {
@@ -156,7 +154,7 @@ static void take_tail(cachegen_lookup *l, uint32_t index, const cg_chunk_memory_
  * again with one. */
 static bool walk(cg_runtime *rt, cachegen_lookup *l, cg_io *io, bool *no_memory_out)
 {
-    const uint32_t chunk_tokens = l->connector->config->chunk_tokens;
+    const uint32_t chunk_tokens = l->op.connector->config->chunk_tokens;
     uint32_t batch = FIRST_BATCH;
     bool answered = true;
     cg_key *keys = NULL;
@@ -167,7 +165,7 @@ static bool walk(cg_runtime *rt, cachegen_lookup *l, cg_io *io, bool *no_memory_
         const uint32_t n_full = l->n_full - at < batch ? l->n_full - at : batch;
         const bool reaches_end = at + n_full == l->n_full;
         const uint32_t n_tails = reaches_end ? tail_keys(l, l->n_full, NULL) : 0;
-        const uint32_t most_tails = chunk_tokens / l->connector->config->tail_multiple;
+        const uint32_t most_tails = chunk_tokens / l->op.connector->config->tail_multiple;
         free(keys);
         free(known);
         keys = malloc((n_full + most_tails + 1) * sizeof *keys);
@@ -206,9 +204,9 @@ static bool walk(cg_runtime *rt, cachegen_lookup *l, cg_io *io, bool *no_memory_
 /* With the lock held: levels, cut, hit and plan from the chunks that were found. */
 static void decide(cg_runtime *rt, cachegen_lookup *l)
 {
-    const cachegen *c = l->connector;
+    const cachegen *c = l->op.connector;
     const uint32_t chunk_tokens = c->config->chunk_tokens;
-    const uint64_t now_ns = cg_now_ns(), spent_ns = now_ns - l->started_ns;
+    const uint64_t now_ns = cg_now_ns(), spent_ns = now_ns - l->op.started_ns;
     uint8_t *levels = malloc(l->n_chunks + (size_t)1);
     cg_controller_chunk *sizes = malloc((l->n_chunks + (size_t)1) * sizeof *sizes);
     cg_plan plan = {.model = c->model.fingerprint,
@@ -286,26 +284,19 @@ static void finish(cg_runtime *rt, cachegen_lookup *l)
     decide(rt, l);
     rt->stats.lookups++;
     rt->stats.lookup_hits += l->hit.hit_tokens > l->from_token;
-    rt->stats.lookup_ns += cg_now_ns() - l->started_ns;
-    l->done = true;
+    rt->stats.lookup_ns += cg_now_ns() - l->op.started_ns;
+    cg_operation_finish(&l->op);
 }
 
-void *cg_lookup_worker(void *argument)
+static void *look_up(void *argument)
 {
     cg_runtime *rt = argument;
     const cg_io_config io_config = cg_runtime_io_config(rt->connector);
     cg_io *io = NULL;
+    cg_operation *op;
     pthread_mutex_lock(&rt->lock);
-    for (;;) {
-        cachegen_lookup *l = rt->lookups_head;
-        if (l == NULL) {
-            if (rt->stop)
-                break;
-            pthread_cond_wait(&rt->lookups_queued, &rt->lock);
-            continue;
-        }
-        if ((rt->lookups_head = l->next) == NULL)
-            rt->lookups_tail = NULL;
+    while ((op = cg_operation_take(rt, &rt->lookups)) != NULL) {
+        cachegen_lookup *l = (cachegen_lookup *)op;
         if (!l->cancelled) {
             pthread_mutex_unlock(&rt->lock);
             bool no_memory = false;
@@ -317,9 +308,6 @@ void *cg_lookup_worker(void *argument)
             rt->stats.lookup_errors += no_memory;
         }
         finish(rt, l);
-        if (l->freed)
-            lookup_destroy(l);
-        cg_runtime_notify(rt);
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(io, 0);
@@ -328,15 +316,15 @@ void *cg_lookup_worker(void *argument)
 
 void cg_lookups_cancel(cg_runtime *rt)
 {
-    for (cachegen_lookup *l = rt->lookups_head; l != NULL; l = l->next)
-        l->cancelled = true;
+    for (cg_operation *op = rt->lookups.head; op != NULL; op = op->next)
+        ((cachegen_lookup *)op)->cancelled = true;
 }
 
 /* Everything that a look-up copies and computes from its request. */
 static cg_status fill(cachegen_lookup *l, const cachegen_request *r)
 {
-    const cg_config *config = l->connector->config;
-    const uint8_t has_levels = l->connector->model.profile != NULL ? 0xf : 1;
+    const cg_config *config = l->op.connector->config;
+    const uint8_t has_levels = l->op.connector->model.profile != NULL ? 0xf : 1;
     l->n_tokens = r->n_tokens;
     l->worst_level =
         (uint8_t)(r->worst_level_plus_1 > 0 ? r->worst_level_plus_1 - 1 : config->worst_level);
@@ -348,9 +336,8 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r)
         l->accepted &= (uint8_t)(1u << (l->level_plus_1 - 1));
     l->budget_ns =
         r->ttft_budget_ns > 0 ? r->ttft_budget_ns : config->ttft_budget_ms * UINT64_C(1000000);
-    l->started_ns = cg_now_ns();
     l->started_realtime_ns = cg_realtime_ns();
-    l->deadline_ns = l->started_ns + config->lookup_timeout_ms * UINT64_C(1000000);
+    l->deadline_ns = l->op.started_ns + config->lookup_timeout_ms * UINT64_C(1000000);
 
     l->n_full = r->n_tokens / config->chunk_tokens;
     l->first_chunk = l->from_token / config->chunk_tokens;
@@ -360,7 +347,7 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r)
     if (l->tokens == NULL || l->keys == NULL || l->chunks == NULL)
         return CG_ERR_NO_MEMORY;
     memcpy(l->tokens, r->tokens, r->n_tokens * sizeof *l->tokens);
-    l->root = cg_key_root(&l->connector->model.key_fingerprint, r->salt, r->salt_bytes);
+    l->root = cg_key_root(&l->op.connector->model.key_fingerprint, r->salt, r->salt_bytes);
     if (r->extra_bytes > 0)
         l->extra = cg_key_of_bytes(r->extra, r->extra_bytes);
     cg_key_chain(&l->root, &l->extra, l->tokens, (size_t)l->n_full * config->chunk_tokens,
@@ -380,14 +367,12 @@ cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_reques
         (r.extra == NULL && r.extra_bytes > 0) || r.worst_level_plus_1 > CG_N_LEVELS ||
         r.level_plus_1 > CG_N_LEVELS)
         return CG_ERR_INVALID_ARGUMENT;
-    cg_runtime *rt = cg_runtime_get(connector);
-    cachegen_lookup *l = calloc(1, sizeof *l);
+    cachegen_lookup *l = cg_operation_new(connector, sizeof *l, lookup_destroy);
     cg_status status = CG_ERR_NO_MEMORY;
     bool no_memory = false;
-    if (rt == NULL || l == NULL)
+    if (l == NULL)
         goto done;
-    l->connector = connector;
-    l->pid = rt->pid;
+    cg_runtime *rt = l->op.runtime;
     l->from_token = from_token;
     if ((status = fill(l, &r)) != CG_OK)
         goto done;
@@ -395,17 +380,14 @@ cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_reques
     /* What is remembered answers at once, on the caller's thread. */
     const bool known = l->accepted == 0 || walk(rt, l, NULL, &no_memory);
     pthread_mutex_lock(&rt->lock);
-    if (known) {
-        finish(rt, l);
-        cg_runtime_notify(rt);
-    } else if ((status = cg_runtime_start(rt, &rt->looker, "cachegen-look", cg_lookup_worker)) ==
-               CG_OK) {
-        if (rt->lookups_tail != NULL)
-            rt->lookups_tail->next = l;
+    if (!known)
+        status = cg_runtime_start(rt, &rt->looker, "cachegen-look", look_up);
+    if (status == CG_OK) {
+        cg_operation_begin(&l->op);
+        if (known)
+            finish(rt, l);
         else
-            rt->lookups_head = l;
-        rt->lookups_tail = l;
-        pthread_cond_signal(&rt->lookups_queued);
+            cg_operation_put(&rt->lookups, &l->op);
     }
     pthread_mutex_unlock(&rt->lock);
     if (status == CG_OK) {
@@ -414,7 +396,7 @@ cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_reques
     }
 done:
     if (l != NULL)
-        lookup_destroy(l);
+        lookup_destroy(&l->op);
     return status;
 }
 
@@ -424,10 +406,10 @@ cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_
     if (lookup == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     bool done = true;
-    if (lookup->pid == getpid()) { /* else the parent's: a miss here */
-        cg_runtime *rt = cg_runtime_get(lookup->connector);
+    if (cg_operation_is_ours(&lookup->op)) { /* else the parent's: a miss here */
+        cg_runtime *rt = lookup->op.runtime;
         pthread_mutex_lock(&rt->lock);
-        if ((done = lookup->done)) {
+        if ((done = lookup->op.done)) {
             hit = lookup->hit;
             hit.abi_version = CACHEGEN_ABI_VERSION;
         }
@@ -440,11 +422,11 @@ cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_
 
 cachegen_status cachegen_lookup_plan(cachegen_lookup *lookup, void *plan, size_t *plan_bytes)
 {
-    if (lookup == NULL || plan_bytes == NULL || lookup->pid != getpid())
+    if (lookup == NULL || plan_bytes == NULL || !cg_operation_is_ours(&lookup->op))
         return CG_ERR_INVALID_ARGUMENT;
-    cg_runtime *rt = cg_runtime_get(lookup->connector);
+    cg_runtime *rt = lookup->op.runtime;
     pthread_mutex_lock(&rt->lock);
-    const bool done = lookup->done; /* after it, hit and plan are constant */
+    const bool done = lookup->op.done; /* after it, hit and plan are constant */
     pthread_mutex_unlock(&rt->lock);
     if (!done)
         return CG_ERR_AGAIN;
@@ -464,16 +446,15 @@ void cachegen_lookup_free(cachegen_lookup *lookup)
 {
     if (lookup == NULL)
         return;
-    if (lookup->pid == getpid()) {
-        cg_runtime *rt = cg_runtime_get(lookup->connector);
-        pthread_mutex_lock(&rt->lock);
-        const bool done = lookup->done;
-        lookup->cancelled = lookup->freed = true; /* not done: the worker frees it */
-        pthread_mutex_unlock(&rt->lock);
-        if (!done)
-            return;
+    if (!cg_operation_is_ours(&lookup->op)) {
+        lookup_destroy(&lookup->op); /* this process's copy, which no thread works on */
+        return;
     }
-    lookup_destroy(lookup);
+    cg_runtime *rt = lookup->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    lookup->cancelled = true;
+    cg_operation_unref(&lookup->op); /* not done: the worker frees it */
+    pthread_mutex_unlock(&rt->lock);
 }
 
 cachegen_status cachegen_forget(cachegen *connector, const void *plan_bytes, size_t n_bytes)

@@ -1,5 +1,7 @@
 /* The thread that reads the chunks of all loads: it decides what to read next and when to give a
  * read up. */
+#include "connector/reader.h"
+
 #include "connector/clock.h"
 #include "connector/load.h"
 
@@ -79,7 +81,7 @@ static cachegen_load *next_load(const cg_runtime *rt)
 static read_slot *open_slot(reader *r, cg_load_chunk *chunk, uint8_t level)
 {
     cachegen_load *load = chunk->load;
-    const cg_config *config = load->connector->config;
+    const cg_config *config = load->op.connector->config;
     const double bps = cg_estimator_bps(&r->rt->speeds.link);
     read_slot *slot = r->slots;
     while (slot->user != 0)
@@ -131,7 +133,7 @@ static read_slot *late_read(reader *r, uint64_t now_ns)
         const cachegen_load *load = chunk->load;
         const uint8_t smallest = cg_controller_nearest(&load->sizes[chunk->index], CG_L3);
         if (chunk->state != CG_LOAD_READING || chunk->asked_smaller || load->cancelled ||
-            load->done || load->sizes[chunk->index].bytes[smallest] >= slot->bytes ||
+            load->op.done || load->sizes[chunk->index].bytes[smallest] >= slot->bytes ||
             r->n_reading >= r->depth)
             continue;
         chunk->asked_smaller = true;
@@ -157,7 +159,7 @@ static void submit_read(reader *r, const read_slot *entered)
 {
     const read_slot slot = *entered;
     const cachegen_load *load = slot.chunk->load; /* kept by the read's reference */
-    const cachegen *c = load->connector;
+    const cachegen *c = load->op.connector;
     const cg_geometry *g = &c->model.geometry;
     const uint64_t raw_bytes =
         cg_geometry_elements(g, load->sizes[slot.chunk->index].n_tokens) * cg_dtype_bytes(g->dtype);

@@ -23,8 +23,8 @@ static cg_runtime *runtime_new(cachegen *connector)
     rt->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&rt->lock, NULL);
     pthread_cond_init(&rt->changed, NULL);
-    pthread_cond_init(&rt->lookups_queued, NULL);
-    pthread_cond_init(&rt->saves_queued, NULL);
+    pthread_cond_init(&rt->lookups.filled, NULL);
+    pthread_cond_init(&rt->saves.filled, NULL);
     cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,
                       config->prior_mbps * 1e6);
     rt->speeds.n_threads = config->threads;
@@ -73,10 +73,9 @@ void cg_runtime_free(cg_runtime *rt)
         return;
     pthread_mutex_lock(&rt->lock);
     rt->stop = true;
-    pthread_cond_broadcast(&rt->lookups_queued);
-    pthread_cond_broadcast(&rt->saves_queued);
-    if (rt->reader_io != NULL)
-        cg_io_wake(rt->reader_io);
+    pthread_cond_broadcast(&rt->lookups.filled);
+    pthread_cond_broadcast(&rt->saves.filled);
+    cg_runtime_wake_reader(rt);
     const cg_worker workers[] = {rt->looker, rt->reader, rt->writer};
     pthread_mutex_unlock(&rt->lock);
     for (int i = 0; i < 3; i++)
@@ -86,8 +85,8 @@ void cg_runtime_free(cg_runtime *rt)
     cg_chunk_memory_free(rt->chunk_memory);
     if (rt->event_fd >= 0)
         close(rt->event_fd);
-    pthread_cond_destroy(&rt->saves_queued);
-    pthread_cond_destroy(&rt->lookups_queued);
+    pthread_cond_destroy(&rt->saves.filled);
+    pthread_cond_destroy(&rt->lookups.filled);
     pthread_cond_destroy(&rt->changed);
     pthread_mutex_destroy(&rt->lock);
     free(rt);
@@ -100,6 +99,12 @@ void cg_runtime_notify(cg_runtime *rt)
     /* An eventfd takes 2^64 - 2 events before this could fail. */
     if (rt->event_fd >= 0 && write(rt->event_fd, &one, sizeof one) != (ssize_t)sizeof one)
         return;
+}
+
+void cg_runtime_wake_reader(cg_runtime *rt)
+{
+    if (rt->reader_io != NULL)
+        cg_io_wake(rt->reader_io);
 }
 
 cg_io_config cg_runtime_io_config(const cachegen *connector)

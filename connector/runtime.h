@@ -26,6 +26,14 @@ typedef struct cg_worker {
     bool started;
 } cg_worker;
 
+typedef struct cg_operation cg_operation; /* connector/operation.h */
+
+/* Operations that wait for their worker, the oldest first. */
+typedef struct cg_operation_queue {
+    cg_operation *head, *tail;
+    pthread_cond_t filled;
+} cg_operation_queue;
+
 struct cg_runtime {
     pid_t pid;           /* whose it is; constant */
     cachegen *connector; /* constant */
@@ -33,12 +41,10 @@ struct cg_runtime {
     int event_fd;        /* constant; -1: none */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* an operation ended, an encoding ended, staging memory came back */
-    pthread_cond_t lookups_queued, saves_queued;
     bool stop;
     cg_worker looker, reader, writer;
 
-    cachegen_lookup *lookups_head, *lookups_tail;
-    cachegen_save *saves_head, *saves_tail;
+    cg_operation_queue lookups, saves;
     cachegen_load *loads; /* active ones, unordered */
     cg_io *reader_io;     /* to wake; set while the reader runs */
 
@@ -52,7 +58,7 @@ struct cg_runtime {
 cg_runtime *cg_runtime_get(cachegen *connector);
 /* This process's runtime if there is one, else NULL. */
 cg_runtime *cg_runtime_peek(cachegen *connector);
-/* With the lock held: starts a worker unless it runs. */
+/* With the lock held: starts a worker unless it runs. body's argument is the runtime. */
 cg_status cg_runtime_start(cg_runtime *runtime, cg_worker *worker, const char *name,
                            void *(*body)(void *));
 /* Ends all threads and frees. Operations must have ended. */
@@ -60,15 +66,10 @@ void cg_runtime_free(cg_runtime *runtime);
 /* With the lock held or not: an operation completed. */
 void cg_runtime_notify(cg_runtime *runtime);
 
+/* With the lock held: the reader looks at its loads again, if it runs. */
+void cg_runtime_wake_reader(cg_runtime *runtime);
+
 /* A configuration for a cg_io of this connector. */
 cg_io_config cg_runtime_io_config(const cachegen *connector);
-
-/* Bodies of the workers; the argument is the runtime. */
-void *cg_lookup_worker(void *runtime);
-void *cg_load_reader(void *runtime);
-void *cg_save_writer(void *runtime);
-/* With the lock held: asks all loads and look-ups to end; saves run to their end. */
-void cg_lookups_cancel(cg_runtime *runtime);
-void cg_loads_cancel(cg_runtime *runtime);
 
 #endif

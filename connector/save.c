@@ -2,12 +2,15 @@
 
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
+#include "connector/writer.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-uint8_t cg_save_levels(uint32_t store_levels, uint8_t prefix_level)
+/* Which of store_levels may be made of KV that was computed on a prefix of that level. What was
+ * computed on lossy KV is off by more than a fine level would add: stored at L0 or L1 it would
+ * claim a quality that it does not have, and it would pass its loss on with every turn. */
+static uint8_t levels_to_make(uint32_t store_levels, uint8_t prefix_level)
 {
     uint8_t levels = (uint8_t)store_levels;
     if (prefix_level > CG_L0)
@@ -17,8 +20,9 @@ uint8_t cg_save_levels(uint32_t store_levels, uint8_t prefix_level)
     return levels;
 }
 
-static void save_destroy(cachegen_save *save)
+static void save_destroy(cg_operation *op)
 {
+    cachegen_save *save = (cachegen_save *)op;
     for (uint32_t i = 0; i < save->n_chunks && save->chunks != NULL; i++)
         free(save->chunks[i].raw);
     free(save->chunks);
@@ -32,7 +36,7 @@ static void save_destroy(cachegen_save *save)
  * ends the prompt. */
 static cg_status fill_keys(cachegen_save *save, const cachegen_save_request *r)
 {
-    const cachegen *c = save->connector;
+    const cachegen *c = save->op.connector;
     const uint32_t chunk_tokens = c->config->chunk_tokens;
     const uint32_t n_full = r->to_token / chunk_tokens, rest = r->to_token % chunk_tokens;
     const uint32_t tail = r->is_last ? rest - rest % c->config->tail_multiple : 0;
@@ -55,11 +59,11 @@ static cg_status fill_keys(cachegen_save *save, const cachegen_save_request *r)
 static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
                           uint64_t *staging_bytes_out)
 {
-    const cachegen *c = save->connector;
-    cg_runtime *rt = save->runtime;
+    const cachegen *c = save->op.connector;
+    cg_runtime *rt = save->op.runtime;
     const cg_geometry *g = &c->model.geometry;
     const uint32_t chunk_tokens = c->config->chunk_tokens;
-    const uint8_t levels = cg_save_levels(c->store_levels, save->prefix_level);
+    const uint8_t levels = levels_to_make(c->store_levels, save->prefix_level);
     const uint64_t now_ns = cg_now_ns(), limit = (uint64_t)c->config->staging_mib << 20;
     *staging_bytes_out = 0;
     for (uint32_t i = (r->from_token + chunk_tokens - 1) / chunk_tokens; i < save->n_keys; i++) {
@@ -95,7 +99,7 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
 
 static cg_status copy_chunks(cachegen_save *save, const cg_kv_layout *layout, const int64_t *table)
 {
-    const cg_geometry *g = &save->connector->model.geometry;
+    const cg_geometry *g = &save->op.connector->model.geometry;
     for (uint32_t i = 0; i < save->n_chunks; i++) {
         cg_save_chunk *chunk = &save->chunks[i];
         if ((chunk->raw = malloc(chunk->raw_bytes)) == NULL)
@@ -135,18 +139,13 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
     if (layout->given.n_layers != connector->model.geometry.n_layers)
         return CG_ERR_UNSUPPORTED; /* a pipeline stage has a part of each chunk only */
 
-    cg_runtime *rt = cg_runtime_get(connector);
-    cachegen_save *save = calloc(1, sizeof *save);
+    cachegen_save *save = cg_operation_new(connector, sizeof *save, save_destroy);
     cg_status status = CG_ERR_NO_MEMORY;
     uint64_t staging_bytes = 0;
-    if (rt == NULL || save == NULL)
+    if (save == NULL)
         goto done;
-    save->connector = connector;
-    save->runtime = rt;
-    save->pid = rt->pid;
-    save->started_ns = cg_now_ns();
+    cg_runtime *rt = save->op.runtime;
     save->prefix_level = (uint8_t)r.prefix_level;
-    save->progress.abi_version = CACHEGEN_ABI_VERSION;
     if ((status = fill_keys(save, &r)) != CG_OK)
         goto done;
     if (r.is_last && r.context != NULL && (save->context = strdup(r.context)) == NULL) {
@@ -171,18 +170,13 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
 
     pthread_mutex_lock(&rt->lock);
     if (save->n_chunks == 0 && save->context == NULL) { /* the store has it all */
-        save->done = true;
-        save->progress.done = 1;
         save->progress.loaded_tokens = save->n_tokens;
-        cg_runtime_notify(rt);
+        cg_operation_begin(&save->op);
+        cg_operation_finish(&save->op);
     } else if ((status = cg_runtime_start(rt, &rt->writer, "cachegen-save", cg_save_writer)) ==
                CG_OK) {
-        if (rt->saves_tail != NULL)
-            rt->saves_tail->next = save;
-        else
-            rt->saves_head = save;
-        rt->saves_tail = save;
-        pthread_cond_signal(&rt->saves_queued);
+        cg_operation_begin(&save->op);
+        cg_operation_put(&rt->saves, &save->op);
     }
     pthread_mutex_unlock(&rt->lock);
     if (status == CG_OK) {
@@ -196,36 +190,24 @@ give_back:
     pthread_mutex_unlock(&rt->lock);
 done:
     if (save != NULL)
-        save_destroy(save);
+        save_destroy(&save->op);
     return status;
 }
 
 cachegen_status cachegen_save_poll(cachegen_save *save, cachegen_progress *progress_out)
 {
-    cachegen_progress p = {
-        .abi_version = CACHEGEN_ABI_VERSION, .done = 1, .status = CG_ERR_CANCELLED};
     if (save == NULL)
         return CG_ERR_INVALID_ARGUMENT;
-    if (save->pid == getpid()) { /* else the parent's, which sees to it */
-        pthread_mutex_lock(&save->runtime->lock);
-        p = save->progress;
-        pthread_mutex_unlock(&save->runtime->lock);
-        if (!p.done)
-            p.total_ns = cg_now_ns() - save->started_ns;
-    }
-    if (!cg_abi_give(progress_out, &p, sizeof p))
-        return CG_ERR_INVALID_ARGUMENT;
-    return p.done ? CACHEGEN_OK : CACHEGEN_AGAIN;
+    return cg_operation_poll(&save->op, &save->progress, 0, progress_out);
 }
 
 void cachegen_save_free(cachegen_save *save)
 {
-    if (save == NULL || save->pid != getpid())
-        return;
-    cg_runtime *rt = save->runtime;
+    if (save == NULL || !cg_operation_is_ours(&save->op))
+        return; /* a parent's is left as it is */
+    cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
-    while (!save->done)
-        pthread_cond_wait(&rt->changed, &rt->lock);
+    cg_operation_wait(&save->op);
+    cg_operation_unref(&save->op);
     pthread_mutex_unlock(&rt->lock);
-    save_destroy(save);
 }

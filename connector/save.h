@@ -8,7 +8,7 @@
 #ifndef CG_CONNECTOR_SAVE_H
 #define CG_CONNECTOR_SAVE_H
 #include "codec/codec.h"
-#include "connector/runtime.h"
+#include "connector/operation.h"
 
 typedef struct cg_save_chunk {
     cg_job job;
@@ -25,13 +25,8 @@ typedef struct cg_save_chunk {
 } cg_save_chunk;
 
 struct cachegen_save {
-    cachegen *connector;
-    cg_runtime *runtime;
-    pid_t pid;
-    cachegen_save *next;        /* the runtime's lock */
-    bool done;                  /* the runtime's lock */
+    cg_operation op;
     cachegen_progress progress; /* the runtime's lock */
-    uint64_t started_ns;
     uint32_t *tokens;
     uint32_t n_tokens; /* of all keys: the end of the last chunk */
     cg_key root, extra;
@@ -42,8 +37,4 @@ struct cachegen_save {
     uint32_t n_chunks;
     cg_save_chunk *chunks; /* to be saved, in order */
 };
-
-/* Levels of mask that may be made of KV computed on a prefix of that level (DESIGN.md, "Generation
- * loss"). */
-uint8_t cg_save_levels(uint32_t store_levels, uint8_t prefix_level);
 #endif

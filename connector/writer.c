@@ -1,11 +1,13 @@
-/* The thread that encodes and publishes saves: encoding runs on the pool, a few chunks ahead of
- * publishing. */
+#include "connector/writer.h"
+
 #include "connector/clock.h"
 #include "connector/save.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/* Chunks whose encoding runs on the pool while the one before them is published: enough to keep the
+ * pool busy, and few, because each holds its copy of K and V until then. */
 enum { ENCODE_AHEAD = 2, LOSSY_LEVELS = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3 };
 
 static cg_save_chunk *chunk_of(cg_job *job)
@@ -16,8 +18,8 @@ static cg_save_chunk *chunk_of(cg_job *job)
 static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     cg_save_chunk *chunk = chunk_of(job);
-    cg_runtime *rt = chunk->save->runtime;
-    const cg_geometry *g = &chunk->save->connector->model.geometry;
+    cg_runtime *rt = chunk->save->op.runtime;
+    const cg_geometry *g = &chunk->save->op.connector->model.geometry;
     const cg_task_shape shape = cg_encoder_task_shape(chunk->encoder, task_index);
     const size_t layer_bytes = chunk->raw_bytes / CG_N_PLANES / g->n_layers;
     const uint8_t *in =
@@ -37,7 +39,7 @@ static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 static void encode_done(cg_job *job)
 {
     cg_save_chunk *chunk = chunk_of(job);
-    cg_runtime *rt = chunk->save->runtime;
+    cg_runtime *rt = chunk->save->op.runtime;
     pthread_mutex_lock(&rt->lock);
     chunk->encoded = true;
     pthread_cond_broadcast(&rt->changed);
@@ -50,15 +52,15 @@ static bool is_nested(const cg_save_chunk *chunk)
 {
     const unsigned lossy = (unsigned)chunk->levels >> CG_L1;
     const bool is_one = (lossy & (lossy - 1)) == 0;
-    return !is_one && cg_encoder_can_nest(chunk->save->connector->model.profile, chunk->levels);
+    return !is_one && cg_encoder_can_nest(chunk->save->op.connector->model.profile, chunk->levels);
 }
 
 /* Gives a chunk to the pool. What fails here is found by wait_encoded(). */
 static void begin_encode(cg_save_chunk *chunk)
 {
     const cachegen_save *save = chunk->save;
-    const cachegen *c = save->connector;
-    cg_runtime *rt = save->runtime;
+    const cachegen *c = save->op.connector;
+    cg_runtime *rt = save->op.runtime;
     cg_chunk_header header = {.geometry = c->model.geometry,
                               .first_position = chunk->first_token,
                               .n_tokens = chunk->n_tokens,
@@ -91,7 +93,7 @@ static void begin_encode(cg_save_chunk *chunk)
 
 static cg_status wait_encoded(cg_save_chunk *chunk)
 {
-    cg_runtime *rt = chunk->save->runtime;
+    cg_runtime *rt = chunk->save->op.runtime;
     pthread_mutex_lock(&rt->lock);
     while (!chunk->encoded)
         pthread_cond_wait(&rt->changed, &rt->lock);
@@ -102,7 +104,7 @@ static cg_status wait_encoded(cg_save_chunk *chunk)
 
 static void release_raw(cg_save_chunk *chunk)
 {
-    cg_runtime *rt = chunk->save->runtime;
+    cg_runtime *rt = chunk->save->op.runtime;
     if (chunk->raw == NULL)
         return;
     free(chunk->raw);
@@ -118,14 +120,14 @@ static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const ui
                                  size_t n_bytes, uint8_t *replaced_out)
 {
     const cachegen_save *save = chunk->save;
-    cg_runtime *rt = save->runtime;
+    cg_runtime *rt = save->op.runtime;
     cg_chunk_memory_entry known;
     *replaced_out = 0;
     pthread_mutex_lock(&rt->lock);
     cg_chunk_memory_find(rt->chunk_memory, &save->keys[chunk->index], 0, cg_now_ns(), &known);
     pthread_mutex_unlock(&rt->lock);
     return known.damaged == 0 ? CG_OK
-                              : cg_store_replace(save->connector->store, io, bytes, n_bytes,
+                              : cg_store_replace(save->op.connector->store, io, bytes, n_bytes,
                                                  known.damaged, replaced_out);
 }
 
@@ -133,7 +135,7 @@ static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const ui
 static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level level)
 {
     const cachegen_save *save = chunk->save;
-    cg_runtime *rt = save->runtime;
+    cg_runtime *rt = save->op.runtime;
     const cg_key *key = &save->keys[chunk->index];
     cg_chunk_header header;
     uint8_t *bytes = NULL;
@@ -144,7 +146,7 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
     if (status == CG_OK)
         status = cg_chunk_header_parse(bytes, n_bytes, &header);
     if (status == CG_OK)
-        status = cg_store_publish(save->connector->store, io, bytes, n_bytes, &existed);
+        status = cg_store_publish(save->op.connector->store, io, bytes, n_bytes, &existed);
     if (status == CG_OK)
         status = replace_damaged(chunk, io, bytes, n_bytes, &replaced);
     free(bytes);
@@ -165,8 +167,8 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
         rt->stats.chunks_saved[held]++;
         if (save->prefix_level > held)
             cg_chunk_memory_provenance(rt->chunk_memory, key, (uint8_t)held, save->prefix_level,
-                                       now_ns +
-                                           save->connector->config->retry_ms * UINT64_C(1000000));
+                                       now_ns + save->op.connector->config->retry_ms *
+                                                    UINT64_C(1000000));
     }
     pthread_mutex_unlock(&rt->lock);
     return CG_OK;
@@ -188,7 +190,7 @@ static cg_status publish_chunk(const cg_save_chunk *chunk, cg_io *io)
 /* Levels that the store has already are not made again. */
 static void skip_existing(cachegen_save *save, cg_io *io)
 {
-    const cachegen *c = save->connector;
+    const cachegen *c = save->op.connector;
     cg_key *keys = malloc((save->n_chunks + (size_t)1) * sizeof *keys);
     cg_store_entry *entries = calloc(save->n_chunks + (size_t)1, sizeof *entries);
     if (keys != NULL && entries != NULL) {
@@ -199,16 +201,16 @@ static void skip_existing(cachegen_save *save, cg_io *io)
                         (uint8_t)c->store_levels,
                         cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000), entries,
                         NULL);
-        pthread_mutex_lock(&save->runtime->lock);
+        pthread_mutex_lock(&save->op.runtime->lock);
         for (uint32_t i = 0; i < save->n_chunks; i++) {
             cg_save_chunk *chunk = &save->chunks[i];
             cg_chunk_memory_entry
                 known; /* a chunk that failed to load looks present: publishing decides */
             const uint64_t now_ns = cg_now_ns();
-            cg_chunk_memory_find(save->runtime->chunk_memory, &keys[i], 0, now_ns, &known);
+            cg_chunk_memory_find(save->op.runtime->chunk_memory, &keys[i], 0, now_ns, &known);
             if (entries[i].levels != 0)
-                cg_chunk_memory_put(save->runtime->chunk_memory, &keys[i], (uint8_t)c->store_levels,
-                                    &entries[i], now_ns);
+                cg_chunk_memory_put(save->op.runtime->chunk_memory, &keys[i],
+                                    (uint8_t)c->store_levels, &entries[i], now_ns);
             /* Lossy levels that are one file are made anew together, or they would be one no
              * more. */
             const uint8_t damaged = chunk->levels & known.damaged & LOSSY_LEVELS;
@@ -216,9 +218,9 @@ static void skip_existing(cachegen_save *save, cg_io *io)
                 damaged != 0 && is_nested(chunk) ? chunk->levels & LOSSY_LEVELS : 0;
             chunk->levels &= (uint8_t)(~(entries[i].levels & ~known.bad) | healed);
             if (chunk->levels == 0)
-                save->runtime->stats.chunks_existed++;
+                save->op.runtime->stats.chunks_existed++;
         }
-        pthread_mutex_unlock(&save->runtime->lock);
+        pthread_mutex_unlock(&save->op.runtime->lock);
     }
     free(keys);
     free(entries);
@@ -228,7 +230,7 @@ static void skip_existing(cachegen_save *save, cg_io *io)
  * without a hole. */
 static cg_status publish_context(cachegen_save *save, cg_io *io)
 {
-    const cachegen *c = save->connector;
+    const cachegen *c = save->op.connector;
     const cg_fingerprint *profile = c->model.profile != NULL ? &c->model.profile_fingerprint : NULL;
     cg_store_entry *entries = calloc(save->n_keys + (size_t)1, sizeof *entries);
     cg_store_link *links = calloc(save->n_keys + (size_t)1, sizeof *links);
@@ -270,10 +272,10 @@ static cg_status write_model_json(const cachegen *c, cg_io *io)
 
 static void run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
 {
-    cg_runtime *rt = save->runtime;
+    cg_runtime *rt = save->op.runtime;
     cg_status status = CG_OK, context_status = CG_OK;
     uint32_t n_begun = 0, n_saved = 0;
-    if (!*model_json_written && (status = write_model_json(save->connector, io)) == CG_OK)
+    if (!*model_json_written && (status = write_model_json(save->op.connector, io)) == CG_OK)
         *model_json_written = true;
     if (status == CG_OK)
         skip_existing(save, io);
@@ -306,10 +308,8 @@ static void run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
     rt->stats.saves_dropped += save->n_chunks - n_saved;
     p->loaded_tokens =
         n_saved == save->n_chunks ? save->n_tokens : save->chunks[n_saved].first_token;
-    p->total_ns = cg_now_ns() - save->started_ns;
-    p->done = 1;
-    save->done = true;
-    cg_runtime_notify(rt);
+    p->total_ns = cg_now_ns() - save->op.started_ns;
+    cg_operation_finish(&save->op);
     pthread_mutex_unlock(&rt->lock);
 }
 
@@ -319,17 +319,10 @@ void *cg_save_writer(void *argument)
     const cg_io_config io_config = cg_runtime_io_config(rt->connector);
     cg_io *io = NULL;
     bool model_json_written = false;
+    cg_operation *op;
     pthread_mutex_lock(&rt->lock);
-    for (;;) {
-        cachegen_save *save = rt->saves_head;
-        if (save == NULL) {
-            if (rt->stop)
-                break;
-            pthread_cond_wait(&rt->saves_queued, &rt->lock);
-            continue;
-        }
-        if ((rt->saves_head = save->next) == NULL)
-            rt->saves_tail = NULL;
+    while ((op = cg_operation_take(rt, &rt->saves)) != NULL) {
+        cachegen_save *save = (cachegen_save *)op;
         cg_status status = CG_OK;
         pthread_mutex_unlock(&rt->lock);
         if (io == NULL)
@@ -339,14 +332,12 @@ void *cg_save_writer(void *argument)
         pthread_mutex_lock(&rt->lock);
         if (status != CG_OK) {
             save->progress.status = status;
-            save->progress.done = 1;
             rt->stats.save_errors++;
             rt->stats.saves_dropped += save->n_chunks;
             for (uint32_t i = 0; i < save->n_chunks; i++)
                 rt->staging_bytes -=
                     save->chunks[i].raw_bytes; /* the memory goes with the handle */
-            save->done = true;
-            cg_runtime_notify(rt);
+            cg_operation_finish(&save->op);
         }
     }
     pthread_mutex_unlock(&rt->lock);

@@ -1,0 +1,7 @@
+/* connector/reader.h - the thread that reads the chunks of all loads. */
+#ifndef CG_CONNECTOR_READER_H
+#define CG_CONNECTOR_READER_H
+
+/* The thread's body; the argument is the cg_runtime. */
+void *cg_load_reader(void *runtime);
+#endif
