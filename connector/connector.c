@@ -110,7 +110,7 @@ void cachegen_close(cachegen *c)
         pthread_mutex_lock(&rt->lock);
         cg_lookups_cancel(rt);
         cg_loads_cancel(rt);
-        while (rt->loads != NULL)
+        while (rt->stream_plan.streams != NULL)
             pthread_cond_wait(&rt->changed, &rt->lock);
         pthread_mutex_unlock(&rt->lock);
         cg_runtime_free(rt); /* runs the saves to their end */

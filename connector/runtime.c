@@ -15,7 +15,11 @@ static cg_runtime *runtime_new(cachegen *connector)
     if (cg_pool_new(config->threads, config->cpus, config->n_cpus, &rt->pool) != CG_OK ||
         cg_chunk_memory_new(config->positive_ttl_ms * UINT64_C(1000000),
                             config->negative_ttl_ms * UINT64_C(1000000),
-                            &rt->chunk_memory) != CG_OK) {
+                            &rt->chunk_memory) != CG_OK ||
+        cg_stream_plan_init(&rt->stream_plan, config->queue_depth,
+                            (uint64_t)config->staging_mib << 20,
+                            config->read_timeout_ms * UINT64_C(1000000)) != CG_OK) {
+        cg_chunk_memory_free(rt->chunk_memory);
         cg_pool_free(rt->pool);
         free(rt);
         return NULL;
@@ -83,6 +87,7 @@ void cg_runtime_free(cg_runtime *rt)
             pthread_join(workers[i].thread, NULL);
     cg_pool_free(rt->pool);
     cg_chunk_memory_free(rt->chunk_memory);
+    cg_stream_plan_destroy(&rt->stream_plan);
     if (rt->event_fd >= 0)
         close(rt->event_fd);
     pthread_cond_destroy(&rt->saves.filled);

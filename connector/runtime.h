@@ -16,6 +16,7 @@
 #include "connector/handle.h"
 #include "connector/pool.h"
 #include "connector/speeds.h"
+#include "connector/stream_plan.h"
 
 #include <pthread.h>
 #include <sys/types.h>
@@ -45,8 +46,8 @@ struct cg_runtime {
     cg_worker looker, reader, writer;
 
     cg_operation_queue lookups, saves;
-    cachegen_load *loads; /* active ones, unordered */
-    cg_io *reader_io;     /* to wake; set while the reader runs */
+    cg_stream_plan stream_plan; /* of the loads that are not done */
+    cg_io *reader_io;           /* to wake; set while the reader runs */
 
     cg_chunk_memory *chunk_memory;
     cg_speeds speeds;

@@ -1,0 +1,116 @@
+#include "connector/load_deliver.h"
+
+#include "connector/clock.h"
+#include "connector/load_verify.h"
+
+static cg_load_chunk *chunk_of(cg_job *job)
+{
+    return (cg_load_chunk *)((char *)job - offsetof(cg_load_chunk, job));
+}
+
+/* Writes what lies in [from, to) of one decoded tile group. */
+static void deliver(const cachegen_load *load, const cg_plan_chunk *planned,
+                    const cg_task_shape *shape, const uint8_t *tiles)
+{
+    const cachegen_kv_layout *g = &load->layout->given;
+    const uint32_t chunk_end = planned->first_token + planned->sizes.n_tokens;
+    const uint32_t begin =
+        planned->first_token > load->from_token ? planned->first_token : load->from_token;
+    const uint32_t end = chunk_end < load->to_token ? chunk_end : load->to_token;
+    const size_t tile_bytes = shape->elements_bytes / shape->n_layers;
+    const size_t token_bytes = tile_bytes / planned->sizes.n_tokens;
+    for (uint32_t i = 0; i < shape->n_layers; i++) {
+        const uint32_t layer = shape->first_layer + i;
+        if (layer >= g->first_layer && layer < g->first_layer + g->n_layers)
+            cg_blocks_write(load->layout, load->table, layer, shape->plane, begin, end - begin,
+                            tiles + i * tile_bytes + (begin - planned->first_token) * token_bytes);
+    }
+}
+
+static void run_decode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
+{
+    cg_load_chunk *chunk = chunk_of(job);
+    cachegen_load *load = chunk->load;
+    cg_runtime *rt = load->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    const bool is_wanted = cg_load_wants(chunk);
+    pthread_mutex_unlock(&rt->lock);
+    if (!is_wanted)
+        return;
+
+    const cg_task_shape shape = cg_decoder_task_shape(chunk->decoder, task_index);
+    const uint64_t began_ns = cg_now_ns();
+    uint64_t decoded_ns = began_ns, copied_ns = began_ns;
+    cg_status status =
+        cg_scratch_reserve(scratch, cg_decoder_scratch_bytes(chunk->decoder), shape.elements_bytes);
+    if (status == CG_OK)
+        status = cg_decoder_run(chunk->decoder, task_index, scratch->codec, scratch->codec_bytes,
+                                scratch->tile);
+    decoded_ns = copied_ns = cg_now_ns();
+    if (status == CG_OK) {
+        deliver(load, &load->plan->chunks[chunk->index], &shape, scratch->tile);
+        copied_ns = cg_now_ns();
+    }
+    pthread_mutex_lock(&rt->lock);
+    if (status != CG_OK && chunk->status == CG_OK)
+        chunk->status = status;
+    chunk->decode_ns += decoded_ns - began_ns;
+    load->progress.decode_ns += decoded_ns - began_ns;
+    load->progress.copy_ns += copied_ns - decoded_ns;
+    rt->stats.decode_ns += decoded_ns - began_ns;
+    rt->stats.copy_ns += copied_ns - decoded_ns;
+    pthread_mutex_unlock(&rt->lock);
+}
+
+/* The job's last word on a chunk. */
+static void decode_done(cg_job *job)
+{
+    cg_load_chunk *chunk = chunk_of(job);
+    cg_runtime *rt = chunk->load->op.runtime;
+    cg_decoder_free(chunk->decoder);
+    cg_io_buffer_release(chunk->buffer);
+    chunk->decoder = NULL;
+    chunk->buffer = NULL;
+    pthread_mutex_lock(&rt->lock);
+    cg_load_decode_ended(chunk);
+    pthread_mutex_unlock(&rt->lock);
+}
+
+static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
+{
+    (void)task_index;
+    (void)scratch;
+    cg_load_chunk *chunk = chunk_of(job);
+    const cachegen_load *load = chunk->load;
+    /* The level was set when the chunk arrived and stays until this job has ended. */
+    chunk->status = cg_load_verify(&load->op.connector->model, load->plan, chunk->index,
+                                   load->stream.chunks[chunk->index].level, chunk->buffer->data,
+                                   chunk->buffer->n_bytes, &chunk->worst_level, &chunk->decoder);
+}
+
+static void verify_done(cg_job *job)
+{
+    cg_load_chunk *chunk = chunk_of(job);
+    cg_runtime *rt = chunk->load->op.runtime;
+    cg_status status = chunk->status;
+    if (status == CG_OK) {
+        *job = (cg_job){
+            .run = run_decode, .done = decode_done, .n_tasks = cg_decoder_n_tasks(chunk->decoder)};
+        status = job->n_tasks > 0 ? cg_pool_submit(rt->pool, CG_JOB_DECODE, job) : CG_ERR_CORRUPT;
+        if (status == CG_OK)
+            return; /* the chunk is its tasks' now, and may be gone */
+    }
+    chunk->status = status;
+    decode_done(job);
+}
+
+void cg_load_submit(cg_load_chunk *chunk)
+{
+    cg_runtime *rt = chunk->load->op.runtime;
+    chunk->job = (cg_job){.run = run_verify, .done = verify_done, .n_tasks = 1};
+    const cg_status status = cg_pool_submit(rt->pool, CG_JOB_DECODE, &chunk->job);
+    if (status != CG_OK) {
+        chunk->status = status;
+        decode_done(&chunk->job);
+    }
+}

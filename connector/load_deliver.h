@@ -1,0 +1,14 @@
+/* connector/load_deliver.h - a chunk that arrived: verified, decoded and delivered into the
+ * engine's blocks, by jobs of the pool.
+ *
+ * One task verifies it; then there is a task for each group of layers and plane, which decodes into
+ * the thread's memory and copies from there what the load asked for.
+ */
+#ifndef CG_CONNECTOR_LOAD_DELIVER_H
+#define CG_CONNECTOR_LOAD_DELIVER_H
+#include "connector/load_state.h"
+
+/* Without the lock: hands a chunk that cg_load_read_ended() returned to the pool. Its last job
+ * calls cg_load_decode_ended(). */
+void cg_load_submit(cg_load_chunk *chunk);
+#endif

@@ -1,0 +1,164 @@
+#include "connector/load_state.h"
+
+#include "connector/clock.h"
+
+#include <stdlib.h>
+
+cachegen_load *cg_load_of_stream(cg_stream *stream)
+{
+    return (cachegen_load *)((char *)stream - offsetof(cachegen_load, stream));
+}
+
+void cg_load_settle(cachegen_load *load)
+{
+    cg_runtime *rt = load->op.runtime;
+    const cg_stream *stream = &load->stream;
+    if (load->op.done || load->n_jobs > 0 || !cg_stream_is_settled(stream))
+        return;
+    cachegen_progress *p = &load->progress;
+    p->total_ns = cg_now_ns() - load->op.started_ns;
+    if (p->status == CACHEGEN_OK && stream->is_cancelled &&
+        stream->first + stream->n_whole < stream->end)
+        p->status = CG_ERR_CANCELLED;
+    rt->stats.loads++;
+    rt->stats.loads_cancelled += p->status == CG_ERR_CANCELLED;
+    rt->stats.loads_failed += p->status != CACHEGEN_OK && p->status != CG_ERR_CANCELLED;
+    rt->stats.tokens_loaded += p->loaded_tokens - load->from_token;
+    cg_stream_plan_remove(&rt->stream_plan, &load->stream);
+    cg_operation_finish(&load->op);
+}
+
+/* Counts a refusal; whether it means that the file itself is wrong. */
+static bool count_refusal(cachegen_stats *stats, cg_status status)
+{
+    switch (status) {
+    case CG_ERR_NOT_FOUND: stats->chunks_missing++; return false;
+    case CG_ERR_LOSSY_PREFIX: stats->chunks_lossy_prefix++; return false;
+    case CG_ERR_TIMED_OUT: stats->chunks_timed_out++; return false;
+    case CG_ERR_IO:
+    case CG_ERR_PERMISSION:
+    case CG_ERR_NO_MEMORY:
+    case CG_ERR_INVALID_ARGUMENT:
+        stats->chunks_io_error++;
+        return false; /* the last: a folder or link in its place */
+    case CG_ERR_TRUNCATED: stats->chunks_truncated++; return true;
+    case CG_ERR_FOREIGN_MODEL: stats->chunks_foreign_model++; return true;
+    case CG_ERR_FOREIGN_PROFILE: stats->chunks_foreign_profile++; return true;
+    case CG_ERR_FOREIGN_TOKENS: stats->chunks_foreign_tokens++; return true;
+    default: stats->chunks_corrupt++; return true;
+    }
+}
+
+static void fail(cg_load_chunk *chunk, uint8_t level, cg_status status)
+{
+    cachegen_load *load = chunk->load;
+    cg_runtime *rt = load->op.runtime;
+    if (!cg_stream_failed(&load->stream, chunk->index))
+        return; /* nobody waits for it */
+    const bool damaged = count_refusal(&rt->stats, status);
+    const uint64_t until_ns =
+        cg_now_ns() + load->op.connector->config->retry_ms * UINT64_C(1000000);
+    const cg_key *key = &load->plan->keys[chunk->index + 1];
+    if (status == CG_ERR_LOSSY_PREFIX) /* good for others; chunk->worst_level is its provenance */
+        cg_chunk_memory_provenance(rt->chunk_memory, key, level, chunk->worst_level, until_ns);
+    else if (status != CG_ERR_NO_MEMORY)
+        cg_chunk_memory_failed(rt->chunk_memory, key, (uint8_t)(1u << level), damaged, until_ns);
+    load->progress.status = status;
+}
+
+void cg_load_read_begun(cachegen_load *load, uint64_t now_ns)
+{
+    load->op.n_refs++;
+    if (load->n_reading++ == 0)
+        load->reading_since_ns = now_ns;
+}
+
+cg_load_chunk *cg_load_read_ended(cg_runtime *rt, const cg_stream_read *read, cg_status status,
+                                  cg_io_buffer *buffer, uint64_t ended_ns)
+{
+    cachegen_load *load = cg_load_of_stream(read->stream);
+    cg_load_chunk *chunk = &load->chunks[read->chunk_index];
+    const uint8_t level = read->level; /* read is gone once it has ended */
+    if (--load->n_reading == 0 && !load->op.done) {
+        const uint64_t read_ns =
+            ended_ns > load->reading_since_ns ? ended_ns - load->reading_since_ns : 0;
+        load->progress.read_ns += read_ns;
+        rt->stats.read_ns += read_ns;
+    }
+    const size_t n_bytes = buffer != NULL ? buffer->n_bytes : 0;
+    rt->stats.bytes_read += n_bytes;
+    if (!load->op.done)
+        load->progress.bytes_read += n_bytes;
+
+    const cg_stream_verdict verdict =
+        cg_stream_read_ended(&rt->stream_plan, read->id, status == CG_OK);
+    if (verdict == CG_STREAM_DECODE) {
+        chunk->buffer = buffer;
+        load->n_jobs++;
+    } else {
+        cg_io_buffer_release(buffer);
+        if (verdict == CG_STREAM_FAIL)
+            fail(chunk, level, status);
+        cg_load_settle(load);
+    }
+    /* The read's reference. Jobs keep the load undone, and the connector holds it until then. */
+    cg_operation_unref(&load->op);
+    return verdict == CG_STREAM_DECODE ? chunk : NULL;
+}
+
+bool cg_load_wants(const cg_load_chunk *chunk)
+{
+    return cg_stream_wants(&chunk->load->stream, chunk->index) && chunk->status == CG_OK;
+}
+
+/* Counts a chunk that now belongs to the prefix that is whole in the blocks. */
+static void add_to_prefix(cachegen_load *load, const cg_load_chunk *chunk)
+{
+    cachegen_progress *p = &load->progress;
+    const cg_plan_chunk *planned = &load->plan->chunks[chunk->index];
+    const uint32_t chunk_end = planned->first_token + planned->sizes.n_tokens;
+    p->loaded_tokens = chunk_end < load->to_token ? chunk_end : load->to_token;
+    if (chunk->worst_level > p->worst_level)
+        p->worst_level = chunk->worst_level;
+}
+
+void cg_load_decode_ended(cg_load_chunk *chunk)
+{
+    cachegen_load *load = chunk->load;
+    cg_runtime *rt = load->op.runtime;
+    cg_stream *stream = &load->stream;
+    const uint8_t level = stream->chunks[chunk->index].level;
+    const uint32_t n_whole = stream->n_whole;
+    load->n_jobs--;
+    /* A chunk that is not wanted any more may have skipped tasks: it does not count as loaded. */
+    if (cg_stream_decode_ended(&rt->stream_plan, stream, chunk->index, chunk->status == CG_OK)) {
+        cg_speeds_add_decode(&rt->speeds, level, stream->sizes[chunk->index].n_tokens,
+                             chunk->decode_ns);
+        rt->stats.chunks_loaded[level]++;
+        for (uint32_t i = n_whole; i < stream->n_whole; i++)
+            add_to_prefix(load, &load->chunks[stream->first + i]);
+    } else if (chunk->status != CG_OK) {
+        fail(chunk, level, chunk->status);
+    }
+    cg_runtime_wake_reader(rt); /* there is room for one more */
+    cg_load_settle(load);
+}
+
+void cg_load_cancel(cachegen_load *load)
+{
+    load->stream.is_cancelled = true;
+    cg_runtime_wake_reader(load->op.runtime);
+    cg_load_settle(load);
+}
+
+void cg_loads_refuse(cg_runtime *rt, cg_status status)
+{
+    for (cg_stream *stream = rt->stream_plan.streams, *next; stream != NULL; stream = next) {
+        next = stream->next; /* settling takes it off the list */
+        cachegen_load *load = cg_load_of_stream(stream);
+        load->progress.status = status;
+        stream->first_failed = stream->first + stream->n_whole;
+        rt->stats.chunks_io_error++;
+        cg_load_settle(load);
+    }
+}

@@ -1,0 +1,67 @@
+/* connector/load_state.h - a load under way, and what happens to it: chunks of a plan into paged
+ * blocks.
+ *
+ * The reader (reader.c) reads the chunks of all loads. A chunk that arrived is verified
+ * (load_verify.c), then decoded and delivered into the blocks on the pool (load_deliver.c). The
+ * engine's calls are in load.c. All of them meet here. What state a chunk is in, and what is read
+ * next, says connector/stream_plan.h; here is what that means for the load: its progress, the
+ * counters, the memory of chunks.
+ *
+ * Blocks are written by decoding tasks only, so a load without jobs under way writes nothing: that
+ * is when it may be done.
+ * Threads: fields are guarded by the runtime's lock, but for those marked constant and those of a
+ * chunk that its own job writes. Functions want the lock held.
+ */
+#ifndef CG_CONNECTOR_LOAD_STATE_H
+#define CG_CONNECTOR_LOAD_STATE_H
+#include "codec/codec.h"
+#include "connector/operation.h"
+#include "connector/plan.h"
+
+typedef struct cg_load_chunk {
+    cg_job job;
+    cachegen_load *load;  /* constant */
+    uint32_t index;       /* constant: in the plan */
+    cg_io_buffer *buffer; /* the job's, while it runs */
+    cg_decoder *decoder;  /* the job's */
+    uint8_t worst_level; /* the job's: the level that was decoded, or that of its prefix if worse */
+    cg_status status;    /* the first task that failed, or CG_OK */
+    uint64_t decode_ns;  /* thread time */
+} cg_load_chunk;
+
+struct cachegen_load {
+    cg_operation op;
+    const cg_kv_layout *layout;    /* constant */
+    int64_t *table;                /* constant */
+    cg_plan *plan;                 /* constant */
+    uint32_t from_token, to_token; /* constant: of the prompt */
+    cg_stream stream;              /* in the runtime's plan until done */
+    uint32_t n_jobs;               /* of chunks, on the pool */
+    uint32_t n_reading;            /* reads under way (each holds the operation), and since when */
+    uint64_t reading_since_ns;
+    cachegen_progress progress;
+    cg_load_chunk *chunks; /* [plan->n_chunks] */
+};
+
+/* The load that a stream of the runtime's plan is part of. */
+cachegen_load *cg_load_of_stream(cg_stream *stream);
+
+/* A read of a chunk was begun. */
+void cg_load_read_begun(cachegen_load *load, uint64_t now_ns);
+/* The read ended at ended_ns, with the chunk's bytes or with an error. Returns the chunk that is
+ * now to be handed to cg_load_submit(), which owns the buffer; else NULL, and the buffer is
+ * released. */
+cg_load_chunk *cg_load_read_ended(cg_runtime *runtime, const cg_stream_read *read, cg_status status,
+                                  cg_io_buffer *buffer, uint64_t ended_ns);
+/* The last job of a chunk ended, with what stands in the chunk. */
+void cg_load_decode_ended(cg_load_chunk *chunk);
+/* Whether the chunk is still worth decoding. */
+bool cg_load_wants(const cg_load_chunk *chunk);
+
+/* Completes the load if nothing is left to do. It may be gone afterwards. */
+void cg_load_settle(cachegen_load *load);
+/* Asks it to end. It may be gone afterwards. */
+void cg_load_cancel(cachegen_load *load);
+/* There is nothing to read with: ends all loads with status. */
+void cg_loads_refuse(cg_runtime *runtime, cg_status status);
+#endif
