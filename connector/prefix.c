@@ -1,0 +1,195 @@
+#include "connector/prefix.h"
+
+#include "connector/clock.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Chunks in the first batch of probes; each next batch is BATCH_GROWTH times larger, so that a
+ * prompt of any length takes a logarithmic number of round trips and a short hit does not probe all
+ * of a long prompt. */
+enum { FIRST_BATCH = 32, BATCH_GROWTH = 4 };
+
+cg_status cg_prefix_init(cg_prefix *p, cg_runtime *runtime, const cachegen_request *r,
+                         uint32_t from_token)
+{
+    const cg_config *config = runtime->connector->config;
+    *p = (cg_prefix){.runtime = runtime,
+                     .n_tokens = r->n_tokens,
+                     .n_full = r->n_tokens / config->chunk_tokens,
+                     .first_chunk = from_token / config->chunk_tokens};
+    p->tokens = malloc(r->n_tokens * sizeof *p->tokens);
+    p->keys = malloc((p->n_full + (size_t)1) * sizeof *p->keys);
+    p->chunks = calloc(p->n_full - p->first_chunk + (size_t)1, sizeof *p->chunks);
+    if (p->tokens == NULL || p->keys == NULL || p->chunks == NULL)
+        return CG_ERR_NO_MEMORY;
+    memcpy(p->tokens, r->tokens, r->n_tokens * sizeof *p->tokens);
+    p->root = cg_key_root(&runtime->connector->model.key_fingerprint, r->salt, r->salt_bytes);
+    if (r->extra_bytes > 0)
+        p->extra = cg_key_of_bytes(r->extra, r->extra_bytes);
+    cg_key_chain(&p->root, &p->extra, p->tokens, (size_t)p->n_full * config->chunk_tokens,
+                 config->chunk_tokens, p->keys);
+    return CG_OK;
+}
+
+void cg_prefix_destroy(cg_prefix *p)
+{
+    free(p->tokens);
+    free(p->keys);
+    free(p->chunks);
+}
+
+/* Sizes of the levels that this request may load; false: none. */
+static bool usable(const cg_prefix *p, const cg_chunk_memory_entry *known,
+                   cg_controller_chunk *sizes_out)
+{
+    bool any = false;
+    for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
+        const bool there = (p->accepted & ~known->bad & known->entry.levels) >> level & 1;
+        sizes_out->bytes[level] = there && known->prefix_level[level] <= p->worst_level
+                                      ? known->entry.level_bytes[level]
+                                      : 0;
+        any = any || sizes_out->bytes[level] > 0;
+    }
+    return any;
+}
+
+/* What is known of keys[n_keys], asking the store (with io) where need be. CG_ERR_AGAIN: something
+ * is not known and there is no io. */
+static cg_status resolve(cg_prefix *p, cg_io *io, const cg_key *keys, size_t n_keys,
+                         cg_chunk_memory_entry *known_out)
+{
+    cg_runtime *rt = p->runtime;
+    const cachegen *c = rt->connector;
+    size_t n_unknown = 0;
+    pthread_mutex_lock(&rt->lock);
+    const uint64_t now_ns = cg_now_ns();
+    for (size_t i = 0; i < n_keys; i++)
+        if (!cg_chunk_memory_find(rt->chunk_memory, &keys[i], p->accepted, now_ns, &known_out[i])) {
+            known_out[i].probed = 0; /* stale: marks it for the question below */
+            n_unknown++;
+        }
+    pthread_mutex_unlock(&rt->lock);
+    if (n_unknown == 0)
+        return CG_OK;
+    if (io == NULL)
+        return CG_ERR_AGAIN;
+
+    cg_key *unknown = malloc(n_unknown * sizeof *unknown);
+    cg_store_entry *entries = calloc(n_unknown, sizeof *entries);
+    cg_status status = CG_ERR_NO_MEMORY;
+    uint32_t n_errors = 0;
+    if (unknown != NULL && entries != NULL) {
+        for (size_t i = 0, n = 0; i < n_keys; i++)
+            if (known_out[i].probed == 0)
+                unknown[n++] = keys[i];
+        status = cg_store_lookup(c->store, io, unknown, n_unknown,
+                                 c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
+                                 p->accepted, p->deadline_ns, entries, &n_errors);
+    }
+    pthread_mutex_lock(&rt->lock);
+    rt->stats.lookup_errors += n_errors + (status != CG_OK);
+    for (size_t i = 0, n = 0; i < n_keys; i++) {
+        if (known_out[i].probed != 0)
+            continue;
+        if (entries != NULL)
+            known_out[i].entry = entries[n];
+        else
+            memset(&known_out[i].entry, 0, sizeof known_out[i].entry);
+        /* After errors "not there" may be wrong: only what was seen is remembered. */
+        if ((status == CG_OK && n_errors == 0) || known_out[i].entry.levels != 0)
+            cg_chunk_memory_put(rt->chunk_memory, &keys[i], p->accepted, &known_out[i].entry,
+                                cg_now_ns());
+        n++;
+    }
+    pthread_mutex_unlock(&rt->lock);
+    free(unknown);
+    free(entries);
+    return CG_OK; /* errors are misses; the store's are counted above */
+}
+
+static void append(cg_prefix *p, uint32_t first_token, uint32_t n_tokens,
+                   const cg_controller_chunk *sizes)
+{
+    cg_plan_chunk *chunk = &p->chunks[p->n_chunks++];
+    chunk->first_token = first_token;
+    chunk->sizes = *sizes;
+    chunk->sizes.n_tokens = n_tokens;
+}
+
+/* Tails that may end the prefix at chunk index: how many, and their keys (may be NULL), the longest
+ * first. */
+static uint32_t tail_keys(const cg_prefix *p, uint32_t index, cg_key *keys_out)
+{
+    const cg_config *config = p->runtime->connector->config;
+    const uint32_t first_token = index * config->chunk_tokens, left = p->n_tokens - first_token;
+    const uint32_t longest = left < config->chunk_tokens ? left : config->chunk_tokens - 1;
+    const uint32_t n = longest / config->tail_multiple;
+    const cg_key *parent = index > 0 ? &p->keys[index - 1] : &p->root;
+    for (uint32_t i = 0; i < n && keys_out != NULL; i++)
+        keys_out[i] = cg_key_chunk(parent, &p->extra, p->tokens + first_token,
+                                   (n - i) * config->tail_multiple);
+    return n;
+}
+
+static void take_tail(cg_prefix *p, uint32_t index, const cg_chunk_memory_entry *known,
+                      uint32_t n_tails)
+{
+    const cg_config *config = p->runtime->connector->config;
+    cg_controller_chunk sizes;
+    for (uint32_t i = 0; i < n_tails; i++)
+        if (usable(p, &known[i], &sizes)) {
+            append(p, index * config->chunk_tokens, (n_tails - i) * config->tail_multiple, &sizes);
+            return;
+        }
+}
+
+cg_status cg_prefix_find(cg_prefix *p, cg_io *io)
+{
+    const cg_config *config = p->runtime->connector->config;
+    const uint32_t chunk_tokens = config->chunk_tokens;
+    const uint32_t most_tails = chunk_tokens / config->tail_multiple;
+    uint32_t batch = FIRST_BATCH;
+    cg_status status = CG_OK;
+    cg_key *keys = NULL;
+    cg_chunk_memory_entry *known = NULL;
+    p->n_chunks = 0;
+    bool has_ended = false; /* a hole was met: no further chunk can follow */
+    for (uint32_t at = p->first_chunk; status == CG_OK && !has_ended;) {
+        const uint32_t n_full = p->n_full - at < batch ? p->n_full - at : batch;
+        const bool reaches_end = at + n_full == p->n_full;
+        const uint32_t n_tails = reaches_end ? tail_keys(p, p->n_full, NULL) : 0;
+        free(keys);
+        free(known);
+        keys = malloc((n_full + most_tails + 1) * sizeof *keys);
+        known = malloc((n_full + most_tails + 1) * sizeof *known);
+        if (keys == NULL || known == NULL) {
+            status = CG_ERR_NO_MEMORY;
+            break;
+        }
+        memcpy(keys, p->keys + at, n_full * sizeof *keys);
+        tail_keys(p, p->n_full, reaches_end ? keys + n_full : NULL);
+        if ((status = resolve(p, io, keys, n_full + n_tails, known)) != CG_OK)
+            break;
+        uint32_t i = 0;
+        cg_controller_chunk sizes;
+        while (i < n_full && usable(p, &known[i], &sizes)) {
+            append(p, (at + i) * chunk_tokens, chunk_tokens, &sizes);
+            i++;
+        }
+        if (i < n_full) { /* a hole before the end: a prompt that ended here may have left a tail */
+            const uint32_t n = tail_keys(p, at + i, keys);
+            if ((status = resolve(p, io, keys, n, known)) == CG_OK)
+                take_tail(p, at + i, known, n);
+            has_ended = true;
+        } else if (reaches_end) {
+            take_tail(p, p->n_full, known + n_full, n_tails);
+            has_ended = true;
+        }
+        at += n_full;
+        batch *= BATCH_GROWTH;
+    }
+    free(keys);
+    free(known);
+    return status;
+}
