@@ -1,11 +1,12 @@
-/* connector/blocks.h - between the codec's canonical tiles and an engine's paged KV blocks.
+/* connector/blocks.h - between the codec's tiles and an engine's paged KV blocks.
  *
- * A tile is one layer and plane of consecutive tokens, [n_tokens][n_kv_heads][head_dim], of the
- * model's dtype.
- * Layouts: cachegen.h, cachegen_kv_layout. Fast paths: a contiguous dim, and contiguous tokens
- * (vLLM's CPU "vec" layout keeps K transposed: head_dim rows of block_tokens tokens); everything
- * else goes element by element.
- * Threads: a cg_kv_layout is read-only once made; the caller sees to it that no two threads write
+ * A tile is one layer and one plane (K or V) of consecutive tokens,
+ * [n_tokens][n_kv_heads][head_dim], of the model's dtype. Layouts of blocks: cachegen.h,
+ * cachegen_kv_layout.
+ * Fast are layouts whose dims are contiguous, and those whose tokens are: vLLM's CPU "vec" layout
+ * keeps K transposed, as head_dim rows of block_tokens tokens. Everything else goes element by
+ * element.
+ * Threads: a cg_kv_layout is read-only once made. The caller sees to it that no two threads write
  * the same elements.
  */
 #ifndef CG_CONNECTOR_BLOCKS_H

@@ -1,16 +1,24 @@
 /* connector/cachegen.h - the C ABI of libcachegen.so: look up, load and save KV caches for a
  * serving engine.
  *
- * Guarantees: structs begin with struct_size and abi_version and grow only at their end; the
- * library reads min(struct_size, its own size) and takes the rest as zero, and zero is always the
- * default. Symbols are versioned (libcachegen.map). Nothing here aborts the host; every failure of
+ * An engine keeps the K and V that its model computed in paged blocks. A store keeps them coded, in
+ * chunks of some hundred tokens, each at one or more levels: L0 gives back every bit; L1, L2 and L3
+ * are lossy, each coarser and smaller than the one before. A look-up finds the prefix of a prompt
+ * that the store has, and makes a plan: what to load, at which levels. A load carries a plan out. A
+ * save copies K and V out of the blocks, codes them and publishes them.
+ * What was computed on a lossy prefix is no better than that prefix, at whatever level it is
+ * stored. A chunk carries the worst level that it was computed on: its provenance. Where a comment
+ * says "provenance counted", a chunk is as bad as the worse of its level and its provenance.
+ *
+ * Guarantees. Structs begin with struct_size and abi_version and grow only at their end. The
+ * library reads min(struct_size, its own size) and takes the rest as zero; zero is always the
+ * default. Symbols are versioned (libcachegen.map). Nothing here aborts the host. Every failure of
  * a store is a cache miss.
- * Surprises: (1) look-ups, loads and saves are asynchronous: start, then poll or wait on the
- * eventfd; (2) a plan made by a look-up is plain bytes that may cross processes, so that an
- * engine's scheduler and workers agree; (3) after fork() a handle works in the child too: the child
- * starts its own threads; operations that were under way stay the parent's.
- * Threads: every function may be called from any thread. One operation handle is used by one thread
- * at a time.
+ * Surprises. (1) Look-ups, loads and saves are asynchronous: start one, then poll it or wait on the
+ * eventfd. (2) A plan is plain bytes that may cross processes, so that an engine's scheduler and
+ * its workers agree. (3) After fork() a handle works in the child, too: the child starts threads of
+ * its own. Operations that were under way stay the parent's.
+ * Threads: any thread may call any function. An operation's handle is used by one thread at a time.
  */
 #ifndef CACHEGEN_H
 #define CACHEGEN_H
@@ -38,15 +46,16 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
 
 /* ---- a connector ---- */
 
-/* Opens a connector from a JSON object (keys and defaults: README.md, "Configuration"). On failure
- * *out is NULL and error[error_bytes] (may be NULL) holds one sentence that names the key. A store
- * without a profile for the model opens: it serves L0. Reads model.json and the profile; starts no
- * thread before the first operation. */
+/* Opens a connector from a JSON object (keys and defaults: README.md, "Configuration"). It reads
+ * the store's model.json and the model's profile: the tables that lossy levels are coded with. A
+ * store without a profile opens, too, and serves L0. No thread starts before the first operation.
+ * On failure *out is NULL, and error[error_bytes] (may be NULL) holds one sentence that names the
+ * key. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
-/* Cancels look-ups and loads, runs queued saves to their end, waits for all of it (abandoning reads
- * of hung mounts) and frees. Free the operations' handles before: they are invalid afterwards. NULL
- * is fine. */
+/* Cancels look-ups and loads, runs queued saves to their end, waits for all of it and frees. Reads
+ * of hung mounts are abandoned. Free the operations' handles before: they are invalid afterwards.
+ * NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
 CACHEGEN_API uint32_t cachegen_abi_version(void);
@@ -70,13 +79,14 @@ CACHEGEN_API cachegen_status cachegen_get_info(cachegen *connector, cachegen_inf
 enum { CACHEGEN_LAYOUT_STRIDED = 0, CACHEGEN_LAYOUT_VLLM_CPU_AMX = 1 };
 enum { CACHEGEN_MEMORY_HOST = 0, CACHEGEN_MEMORY_CUDA = 1 };
 
-/* Where an engine keeps its paged KV blocks: one KV-cache group (layers that share block tables).
+/* Where an engine keeps its paged KV blocks. One layout is one KV-cache group: layers that share
+ * block tables. A plane is K (0) or V (1); strides are in bytes.
  * STRIDED: element (layer, plane, block, head, token in block, dim) lies at
  *   base[layer] + offset_bytes[plane] + block*block_stride + head*head_stride[plane] +
- *   token*token_stride[plane]
- *   + dim*dim_stride[plane]      (all strides in bytes, plane 0 = K, 1 = V)
- * vLLM's CPU "vec" layout is STRIDED with a transposed K. VLLM_CPU_AMX: as vLLM's CPU attention
- * packs bf16 for AMX; base and block_stride and head_stride[0] count, the rest follows.
+ *   token*token_stride[plane] + dim*dim_stride[plane]
+ * vLLM's CPU "vec" layout is STRIDED with a transposed K.
+ * VLLM_CPU_AMX: as vLLM's CPU attention packs bf16 for AMX. Here base, block_stride and
+ * head_stride[0] count; the rest follows from them.
  * CACHEGEN_MEMORY_CUDA is refused with "not supported" by this version. */
 typedef struct cachegen_kv_layout {
     uint32_t struct_size, abi_version;
@@ -99,8 +109,8 @@ CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector,
 
 /* ---- look-up ---- */
 
-/* What identifies KV, and what a request accepts. What pointers point to is copied by the call that
- * takes them. This struct never grows: cachegen_save_request holds it by value. */
+/* What identifies KV, and what a request accepts. The call that takes it copies what its pointers
+ * point to. This struct never grows: cachegen_save_request holds it by value. */
 typedef struct cachegen_request {
     uint32_t struct_size, abi_version;
     const uint32_t *tokens; /* the whole prompt */
@@ -127,21 +137,22 @@ typedef struct cachegen_hit {
     uint64_t predicted_ns; /* read and decode, by the estimator; 0 without a sample or prior */
 } cachegen_hit;
 
-/* Starts looking up the prefix of a request, from_token on (what the engine has already: chunks
- * that end there or before are neither probed nor loaded). Never blocks on the store. */
+/* Starts looking up the prefix of a request. The engine has the first from_token tokens already:
+ * chunks that end there or before are neither probed nor loaded. Never blocks on the store. */
 CACHEGEN_API cachegen_status cachegen_lookup_start(cachegen *connector,
                                                    const cachegen_request *request,
                                                    uint32_t from_token, cachegen_lookup **out);
-/* CACHEGEN_AGAIN: not yet. CACHEGEN_OK: *hit_out is filled (0 tokens is a miss, whatever the
- * reason). */
+/* CACHEGEN_AGAIN: not yet. CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever
+ * the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
-/* Copies the plan: the bytes that cachegen_load_start() takes, in this or another process. Call
- * with plan NULL for the size. Only after poll said OK. */
+/* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.
+ * *plan_bytes is the room at plan, then the plan's size; with plan NULL only the size is told. Only
+ * after poll said OK. */
 CACHEGEN_API cachegen_status cachegen_lookup_plan(cachegen_lookup *lookup, void *plan,
                                                   size_t *plan_bytes);
 CACHEGEN_API void cachegen_lookup_free(cachegen_lookup *lookup); /* cancels; NULL is fine */
-/* The chunks of a plan failed: not offered again by this connector until they are saved anew or
- * retry_ms passed. */
+/* The chunks of a plan failed. This connector does not offer them again until they are saved anew
+ * or retry_ms (configured) has passed. */
 CACHEGEN_API cachegen_status cachegen_forget(cachegen *connector, const void *plan,
                                              size_t plan_bytes);
 
@@ -173,16 +184,16 @@ typedef struct cachegen_progress {
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
                                                  const cachegen_load_request *request,
                                                  cachegen_load **out);
-/* Always fills *progress_out; CACHEGEN_AGAIN until done. When done with loaded_tokens < to_token,
- * the blocks from loaded_tokens on hold garbage: the engine recomputes them. */
+/* Always fills *progress_out; CACHEGEN_AGAIN until done. Done with loaded_tokens < to_token means
+ * that the blocks from loaded_tokens on hold garbage: the engine recomputes them. */
 CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load,
                                                 cachegen_progress *progress_out);
 /* Asks to stop; poll until done. */
 CACHEGEN_API void cachegen_load_cancel(cachegen_load *load);
 /* Cancels, waits until nothing is written any more, frees. NULL is fine. */
 CACHEGEN_API void cachegen_load_free(cachegen_load *load);
-/* A descriptor that becomes readable when any operation of the connector completes (an eventfd;
- * read it to clear). The connector's: don't close it. -1 without one. */
+/* An eventfd that becomes readable when any operation of the connector completes; read it to clear
+ * it. It is the connector's: don't close it. -1: there is none. */
 CACHEGEN_API int cachegen_eventfd(cachegen *connector);
 
 /* ---- save ---- */
@@ -202,32 +213,33 @@ typedef struct cachegen_save_request {
     const char *context; /* NULL, or the name to publish the prompt's chunks under when is_last */
 } cachegen_save_request;
 
-/* Copies K and V out of the blocks before it returns (the engine may reuse them at once), then
- * encodes and publishes on the connector's threads. Chunks that the store has are not saved again.
- * Errors are counted and reported by poll; they never harm the store. CACHEGEN_AGAIN: the staging
- * memory (configured) is full; nothing was taken. */
+/* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once.
+ * The connector's threads then encode and publish. Chunks that the store has are not saved again.
+ * Errors are counted and reported by poll; they never harm the store. CACHEGEN_AGAIN: the memory
+ * for such copies (staging_mib, configured) is full; nothing was taken. */
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  const cachegen_save_request *request,
                                                  cachegen_save **out);
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
-/* Waits until it is complete (a save is never lost half-way), frees. NULL is fine. */
+/* Waits until it is complete, since a save is never lost half-way, and frees. NULL is fine. */
 CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 
 /* ---- measurement ---- */
 
-/* The engine computed n_tokens of prefill in duration_ns: feeds the estimate of recomputing. */
+/* The engine computed n_tokens of prefill in duration_ns. Look-ups weigh loading against that
+ * speed. */
 CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens,
                                           uint64_t duration_ns);
 
-/* A load in another process (an engine's worker) read bytes_read in read_ns and decoded
- * loaded_tokens - from_token tokens of worst_level in decode_ns: so a connector that plans but does
- * not load knows the link. */
+/* Tells a connector that plans but does not load (an engine's scheduler) how a load in another
+ * process (a worker) went, so that it knows the link: bytes_read were read in read_ns, and
+ * loaded_tokens - from_token tokens of worst_level were decoded in decode_ns. */
 CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token,
                                        const cachegen_progress *progress);
 
-/* Counters since open (in a child after fork(): since its first use), monotonic; times in ns, sizes
- * in bytes. */
+/* Counters since open, or in a child after fork() since its first use. They never fall. Times are
+ * in ns, sizes in bytes. */
 typedef struct cachegen_stats {
     uint32_t struct_size, abi_version;
     uint64_t lookups, lookup_hits, lookup_errors, lookup_ns;

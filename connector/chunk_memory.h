@@ -1,10 +1,10 @@
-/* connector/chunk_memory.h - what look-ups, loads and saves have learnt about chunks of the store,
- * for a while.
+/* connector/chunk_memory.h - what a connector remembers of chunks, for a while.
  *
- * A bounded table, 8 places a bucket, the oldest goes first: it forgets rather than grows. An
- * answer from it can be stale by its time to live; a load finds out and the chunk is not offered
- * again until retry_ms have passed.
- * Threads: the owner locks.
+ * Look-ups learn which levels of a chunk the store has; loads learn that a level is bad; saves
+ * learn that it is there. All of it is kept by the chunk's key, so that the next look-up need not
+ * ask. It may be out of date by its time to live. Then a load finds out, and the level is not
+ * offered again until retry_ms (configured) have passed. The memory is bounded: 2,048 buckets of 8
+ * entries. It forgets the oldest rather than grow. Threads: the owner locks.
  */
 #ifndef CG_CONNECTOR_CHUNK_MEMORY_H
 #define CG_CONNECTOR_CHUNK_MEMORY_H
@@ -32,25 +32,25 @@ cg_status cg_chunk_memory_new(uint64_t positive_ttl_ns, uint64_t negative_ttl_ns
                               cg_chunk_memory **memory_out);
 void cg_chunk_memory_free(cg_chunk_memory *memory);
 
-/* True: the levels of `needed` are known at now_ns, and *entry_out tells (bad ones are cleared from
- * bad when their time is over). False: ask the store; *entry_out still has key, bad, damaged and
- * prefix_level. */
+/* Fills *entry_out with what is known at now_ns; what was bad for its time is bad no longer. True:
+ * that answers for the levels of `needed`. False: ask the store. Then key, bad, damaged and
+ * prefix_level of *entry_out count, and the rest does not. */
 bool cg_chunk_memory_find(cg_chunk_memory *memory, const cg_key *key, uint8_t needed,
                           uint64_t now_ns, cg_chunk_memory_entry *entry_out);
-/* The store answered. */
+/* The store was asked for the levels of `probed` and answered with entry. */
 void cg_chunk_memory_put(cg_chunk_memory *memory, const cg_key *key, uint8_t probed,
                          const cg_store_entry *entry, uint64_t now_ns);
-/* Its levels were found in the store by who wanted to save them: what was held against them no
- * longer counts, and the next look-up asks. */
+/* A save found these levels in the store. What was held against them no longer counts; the next
+ * look-up asks. */
 void cg_chunk_memory_exists(cg_chunk_memory *memory, const cg_key *key, uint8_t levels);
-/* A save published a level: it is there, and no longer bad. */
+/* A save published a level. It is there, and no longer bad. */
 void cg_chunk_memory_saved(cg_chunk_memory *memory, const cg_key *key, uint8_t level,
                            uint64_t level_bytes, uint64_t now_ns);
-/* The levels of the mask failed: not offered until until_ns. damaged: their files are wrong, a save
- * may replace them. */
+/* Loading these levels (a mask) failed: they are not offered until until_ns. damaged: their files
+ * are wrong, and a save may replace them. */
 void cg_chunk_memory_failed(cg_chunk_memory *memory, const cg_key *key, uint8_t levels,
                             bool damaged, uint64_t until_ns);
-/* A load or a save knows the provenance of a level, which holds until until_ns. */
+/* A load or a save found out what prefix a level was computed on; that is known until until_ns. */
 void cg_chunk_memory_provenance(cg_chunk_memory *memory, const cg_key *key, uint8_t level,
                                 uint8_t prefix_level, uint64_t until_ns);
 

@@ -1,7 +1,7 @@
 /* connector/config.h - the connector's configuration: one JSON object, every key checked.
  *
  * An unknown key, a wrong type and a value out of range are errors that name the key. The table of
- * keys, with types, defaults and ranges, is in config.c; README.md has it in words.
+ * keys with types, defaults and ranges is in config.c; the README has it in words.
  * Threads: a cg_config is read-only once parsed.
  */
 #ifndef CG_CONNECTOR_CONFIG_H

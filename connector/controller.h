@@ -1,13 +1,17 @@
 /* connector/controller.h - at which level each chunk is loaded, and how much of the prompt is
  * recomputed instead.
  *
- * A pure function of sizes, speeds and the time that is left (DESIGN.md section 6; the idea:
- * CacheGen, SIGCOMM 2024, section 5.3). Model: chunks are read one after the other at the link's
- * speed and decoded as they arrive, on all of the connector's threads. ttft_budget: per chunk the
- * finest level with which all remaining chunks still end in time. If none does, the cut between
- * loading and recomputing with the least total time, then the finest levels that still fit before
- * it. min_delay: the least total time over the same choices.
- * While the link's speed is unknown: L2, or what is nearest to it, and no cut.
+ * A pure function of sizes, speeds and the time that is left. The idea is that of CacheGen, SIGCOMM
+ * 2024, section 5.3: when the link is slow, a coarser level now is better than a fine one too late.
+ * The model of a load: chunks are read one after the other at the link's speed, and decoded as they
+ * arrive, on all of the connector's threads.
+ *
+ * ttft_budget (time to first token): each chunk gets the finest level with which it and all that
+ * remain still end in time. If no level ends in time, part of the prompt is recomputed: the cut
+ * between loading and recomputing is the one with the least total time, and what is loaded gets the
+ * finest levels that still fit before the recomputing.
+ * min_delay: the least total time over the same choices, whatever the budget.
+ * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it.
  */
 #ifndef CG_CONNECTOR_CONTROLLER_H
 #define CG_CONNECTOR_CONTROLLER_H

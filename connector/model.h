@@ -1,13 +1,13 @@
-/* connector/model.h - which model a connector serves: model.json, the configuration's geometry, the
- * current profile.
+/* connector/model.h - which model a connector serves: its geometry, its fingerprint and its current
+ * profile.
  *
- * <root>/<model>/model.json, as the profile tool writes it:
+ * Two sources say so. One is <root>/<model>/model.json, as the profile tool writes it:
  *   {"version": 1, "n_layers": .., "n_kv_heads": .., "head_dim": .., "dtype": "bf16",
  *   "model_fingerprint": "<32 hex>", ..}
- * The configuration's `geometry` gives what is missing; where both speak they must agree, but for
- * dtype: that is the engine's cache's, and the configuration's wins. Keys are rooted in fingerprint
- * and dtype together, so that engines of one model with caches of different dtypes never share a
- * chunk.
+ * The other is the key `geometry` of the configuration. It gives what is missing; where both speak
+ * they must agree. Only dtype may differ: it is that of the engine's cache, and the configuration's
+ * wins. Keys of chunks are rooted in fingerprint and dtype together, so that engines of one model
+ * with caches of different dtypes never share a chunk.
  * Threads: read-only once opened.
  */
 #ifndef CG_CONNECTOR_MODEL_H
@@ -29,8 +29,8 @@ typedef struct cg_model {
     cg_fingerprint profile_fingerprint; /* zeros without */
 } cg_model;
 
-/* Reads model.json and profiles/default below the store's root. Owns what model_out points to until
- * cg_model_destroy(). Errors leave a sentence in error. */
+/* Reads <model>/model.json and <model>/profiles/default below the store's root. The caller ends it
+ * with cg_model_destroy(). Errors leave a sentence in error. */
 cg_status cg_model_init(cg_model *model_out, const cg_config *config, const cg_sentence *error);
 void cg_model_destroy(cg_model *model);
 

@@ -1,18 +1,17 @@
 /* connector/plan.h - a look-up's result as bytes: what a load needs, in any process.
  *
- *   "CGPLAN\r\n" | u32 version = 1 | u32 bytes of all | model fingerprint 16 | profile fingerprint
- *   16
- *   u8 dtype | u8 worst level accepted | u8 1 + fixed level | u8 policy | u32 chunk tokens | u32
- *   first position
- *   u32 n_tokens | u32 hit tokens | u32 n_chunks | u64 started (CLOCK_REALTIME, ns) | u64 budget of
- *   the load, ns
- *   parent key 16 | extra key 16
- *   n_chunks times: u32 tokens | u8 level | 3 zeros | 4 times u64 bytes at that level, 0 = not
- *   there or not accepted
- *   n_tokens times: u32 token id | xxh3-128 of all before, 16
+ *   "CGPLAN\r\n" | u32 version = 1 | u32 bytes of all | model fingerprint 16 |
+ *   profile fingerprint 16 | u8 dtype | u8 worst level accepted | u8 1 + fixed level | u8 policy |
+ *   u32 chunk tokens | u32 first position | u32 n_tokens | u32 hit tokens | u32 n_chunks |
+ *   u64 started (CLOCK_REALTIME, ns) | u64 budget of the load, ns | parent key 16 | extra key 16
+ *   n_chunks times: u32 tokens | u8 level | 3 zeros |
+ *                   4 times u64 bytes at that level, 0 = not there or not accepted
+ *   n_tokens times: u32 token id
+ *   xxh3-128 of all before, 16
  *
- * Little-endian. Chunk keys are not in it: they follow from parent, extra and token ids, so a plan
- * cannot ask for a chunk under other tokens than it names. Any bytes are safe to parse.
+ * Numbers are little-endian. Chunk keys are not in it: they follow from parent, extra and token
+ * ids. So a plan cannot ask for a chunk under other tokens than it names. Any bytes are safe to
+ * parse.
  */
 #ifndef CG_CONNECTOR_PLAN_H
 #define CG_CONNECTOR_PLAN_H

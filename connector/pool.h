@@ -1,11 +1,12 @@
-/* connector/pool.h - the connector's worker threads: run the codec's tasks beside an engine without
- * fighting it.
+/* connector/pool.h - the connector's worker threads, which run the codec's tasks beside an engine
+ * without fighting it.
  *
- * A job is n_tasks independent tasks. Jobs wait in one of two queues, decoding before encoding;
- * within a queue the oldest goes first. Jobs live in the caller's memory: submitting allocates
- * nothing and cannot fail but for threads. Threads start with the first job, on the CPUs of the
+ * A job is n_tasks independent tasks. Jobs wait in two queues, one to decode and one to encode. A
+ * request waits for what is decoded and for no encoding, so decoding goes first; within a queue the
+ * oldest job does. Jobs live in the caller's memory: submitting allocates nothing, and fails only
+ * where no thread can be started. Threads start with the first job, on the CPUs of the
  * configuration, with all signals blocked.
- * A pool belongs to the process that made it: after fork() the child makes its own
+ * A pool belongs to the process that made it. After fork() the child makes its own
  * (connector/runtime.h).
  */
 #ifndef CG_CONNECTOR_POOL_H

@@ -1,9 +1,10 @@
 /* connector/save.h - a save: whole chunks out of paged blocks, encoded and published in the
- * background. Between save.c (the operation: what is to be saved, and the copy) and writer.c (the
- * thread that encodes and publishes).
+ * background.
  *
- * Saves run in the order they came, so a chunk's prefix is published before it, and a context after
- * its chunks. Fields are constant once the save is queued, unless they say otherwise.
+ * save.c decides what is to be saved and copies it out of the blocks; writer.c encodes and
+ * publishes. Both know this struct. Saves run in the order they came: a chunk's prefix is published
+ * before it, and a context after its chunks.
+ * Threads: fields are constant once the save is queued, unless they say otherwise.
  */
 #ifndef CG_CONNECTOR_SAVE_H
 #define CG_CONNECTOR_SAVE_H
@@ -15,8 +16,8 @@ typedef struct cg_save_chunk {
     cachegen_save *save;
     uint32_t index; /* in the prompt */
     uint32_t first_token, n_tokens;
-    uint8_t *raw; /* [2][n_layers][n_tokens][n_kv_heads][head_dim]: a plane's layers lie together,
-                     as a task of the encoder takes them; freed when encoded. The writer's */
+    uint8_t *raw; /* [2][n_layers][n_tokens][n_kv_heads][head_dim], so that a task of the encoder
+                     finds a plane's layers together; freed when encoded. The writer's */
     uint64_t raw_bytes;
     uint8_t levels;      /* mask: to make. The writer's */
     cg_encoder *encoder; /* the writer's */
