@@ -1,7 +1,6 @@
-#include "connector/save.h"
-
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
+#include "connector/save_state.h"
 #include "connector/writer.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #include "connector/writer.h"
 
 #include "connector/clock.h"
-#include "connector/save.h"
+#include "connector/save_state.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Includes point only down the layers: fusefs and connector use iouring and codec, iouring uses codec,
 # cuda uses codec; connector and fusefs know nothing of each other. Only fusefs knows libfuse, only
-# iouring liburing.
+# iouring liburing. In the connector no modules include one another in a circle.
 # usage: layers.sh REPOSITORY
 set -eu
 cd "$1"
@@ -25,9 +25,21 @@ check() {
     fi
 }
 
+# no_circle LAYER: its modules, each a header with its source, know one another in one direction only.
+no_circle() {
+    for source in "$1"/*.[ch]; do
+        module=$(basename "${source%.*}")
+        sed -n "s|^[[:space:]]*#[[:space:]]*include[[:space:]]*\"$1/\(.*\)\.h\".*|$module \1|p" "$source"
+    done | awk '$1 != $2' | tsort > /dev/null || {
+        echo "error: these modules of $1 include one another in a circle" >&2
+        found=1
+    }
+}
+
 check codec 'codec' 'fuse|liburing|cuda|linux/'
 check iouring 'iouring|codec' 'fuse|cuda'
 check cuda 'cuda|codec' 'fuse|liburing'
 check fusefs 'fusefs|iouring|codec' 'liburing|cuda'
 check connector 'connector|iouring|codec' 'fuse|liburing|cuda'
+no_circle connector
 exit $found

@@ -1,4 +1,4 @@
-/* connector/save.h - a save: whole chunks out of paged blocks, encoded and published in the
+/* connector/save_state.h - a save: whole chunks out of paged blocks, encoded and published in the
  * background.
  *
  * save.c decides what is to be saved and copies it out of the blocks; writer.c encodes and
@@ -6,8 +6,8 @@
  * before it, and a context after its chunks.
  * Threads: fields are constant once the save is queued, unless they say otherwise.
  */
-#ifndef CG_CONNECTOR_SAVE_H
-#define CG_CONNECTOR_SAVE_H
+#ifndef CG_CONNECTOR_SAVE_STATE_H
+#define CG_CONNECTOR_SAVE_STATE_H
 #include "codec/codec.h"
 #include "connector/operation.h"
 
