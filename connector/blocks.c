@@ -37,6 +37,7 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
 bool cg_kv_layout_covers(const cg_kv_layout *layout, const int64_t *table, uint32_t n_blocks,
                          uint32_t n_tokens)
 {
+    /* In 64 bits: both counts are the engine's, and their product need not fit 32. */
     if ((uint64_t)n_blocks * layout->given.block_tokens < n_tokens ||
         (n_blocks > 0 && table == NULL))
         return false;

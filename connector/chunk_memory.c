@@ -66,6 +66,8 @@ bool cg_chunk_memory_find(cg_chunk_memory *memory, const cg_key *key, uint8_t ne
         place->bad = place->damaged = 0;
     }
     *entry_out = *place;
+    /* What is missing may be saved by another engine at any time; what is there rarely goes. So the
+     * two have times to live of their own. */
     const uint64_t ttl_ns =
         (place->entry.levels & needed) != 0 ? memory->positive_ttl_ns : memory->negative_ttl_ns;
     return (needed & ~place->probed) == 0 && place->probed != 0 &&

@@ -72,6 +72,8 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
         goto failed;
     if ((status = check_affinity(c->config, &error)) != CG_OK)
         goto failed;
+    /* cg_store_open() would make it: a misspelt root, or one that is not mounted yet, would become
+     * an empty store beside the real one. */
     if (access(c->config->root, F_OK) != 0) {
         status = cg_sentence_say(&error, CG_ERR_NOT_FOUND, "\"root\": %s does not exist",
                                  c->config->root);

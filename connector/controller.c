@@ -133,6 +133,8 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8
         const double budget_ns = (double)in->budget_ns;
         load_ns =
             finest_in_time(in, in->n_chunks, budget_ns - recompute_ns(in, tokens), levels_out);
+        /* Late at every level. Recompute so much that the total is least; if that leaves time,
+         * spend it on the levels of what is loaded. */
         if (load_ns + recompute_ns(in, tokens) > budget_ns && in->recompute_tokens_per_s > 0) {
             decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
             double rest = tokens_in_all;

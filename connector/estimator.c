@@ -2,8 +2,9 @@
 
 #include <string.h>
 
-enum { DROP_SAMPLES = 2, RISE_SAMPLES = 3, MIN_SAMPLE_NS = 100 * 1000 };
+enum { DROP_SAMPLES = 2, RISE_SAMPLES = 3 };
 static const double CHANGE_FACTOR = 2.0;
+enum { MIN_SAMPLE_NS = 100 * 1000 }; /* shorter times measure system calls rather than the link */
 
 void cg_estimator_init(cg_estimator *e, cg_estimator_kind kind, double prior_bps)
 {

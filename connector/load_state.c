@@ -61,7 +61,7 @@ static void fail(cg_load_chunk *chunk, uint8_t level, cg_status status)
     const cg_key *key = &load->plan->keys[chunk->index + 1];
     if (status == CG_ERR_LOSSY_PREFIX) /* good for others; chunk->worst_level is its provenance */
         cg_chunk_memory_provenance(rt->chunk_memory, key, level, chunk->worst_level, until_ns);
-    else if (status != CG_ERR_NO_MEMORY)
+    else if (status != CG_ERR_NO_MEMORY) /* which says nothing of the chunk */
         cg_chunk_memory_failed(rt->chunk_memory, key, (uint8_t)(1u << level), damaged, until_ns);
     load->progress.status = status;
 }

@@ -32,13 +32,32 @@ static void lookup_destroy(cg_operation *op)
     free(l);
 }
 
+/* With the lock held: what the controller says to chunks of those sizes, of which the last ends at
+ * stored tokens. */
+static cg_controller_decision ask_controller(const cg_runtime *rt, const cachegen_lookup *l,
+                                             const cg_controller_chunk *sizes, uint32_t stored,
+                                             uint8_t *levels_out)
+{
+    const uint64_t spent_ns = cg_now_ns() - l->op.started_ns;
+    /* Neither the store nor the engine has what follows. */
+    const uint32_t had = stored > l->from_token ? stored : l->from_token;
+    cg_controller_input input = {.policy = (cg_policy)l->op.connector->config->policy,
+                                 .chunks = sizes,
+                                 .n_chunks = l->prefix.n_chunks,
+                                 .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
+                                 .link_bps = cg_estimator_bps(&rt->speeds.link),
+                                 .recompute_tokens_per_s = cg_speeds_recompute(&rt->speeds),
+                                 .other_tokens = l->prefix.n_tokens - had};
+    cg_speeds_decode(&rt->speeds, input.decode_ns_per_token);
+    return cg_controller_decide(&input, levels_out);
+}
+
 /* With the lock held: levels, cut, hit and plan from the chunks that were found. */
 static void decide(cg_runtime *rt, cachegen_lookup *l)
 {
     const cachegen *c = l->op.connector;
     const cg_prefix *prefix = &l->prefix;
     const uint32_t chunk_tokens = c->config->chunk_tokens;
-    const uint64_t now_ns = cg_now_ns(), spent_ns = now_ns - l->op.started_ns;
     uint8_t *levels = malloc(prefix->n_chunks + (size_t)1);
     cg_controller_chunk *sizes = malloc((prefix->n_chunks + (size_t)1) * sizeof *sizes);
     cg_plan plan = {.model = c->model.fingerprint,
@@ -60,17 +79,9 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
         sizes[i] = prefix->chunks[i].sizes;
         stored += sizes[i].n_tokens;
     }
-    cg_controller_input input = {.policy = (cg_policy)c->config->policy,
-                                 .chunks = sizes,
-                                 .n_chunks = prefix->n_chunks,
-                                 .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
-                                 .link_bps = cg_estimator_bps(&rt->speeds.link),
-                                 .recompute_tokens_per_s = cg_speeds_recompute(&rt->speeds),
-                                 .other_tokens = prefix->n_tokens -
-                                                 (stored > l->from_token ? stored : l->from_token)};
-    cg_speeds_decode(&rt->speeds, input.decode_ns_per_token);
-    const cg_controller_decision decision = cg_controller_decide(&input, levels);
+    const cg_controller_decision decision = ask_controller(rt, l, sizes, stored, levels);
     plan.n_chunks = (uint32_t)decision.n_load;
+    /* The load leaves time for what is recomputed after it. */
     plan.budget_ns = l->budget_ns > decision.reserve_ns ? l->budget_ns - decision.reserve_ns : 0;
 
     for (uint32_t i = 0; i < plan.n_chunks; i++) {

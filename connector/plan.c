@@ -159,6 +159,7 @@ cg_status cg_plan_parse(const uint8_t *bytes, size_t n_bytes, cg_plan **plan_out
         !cg_size_add(chunks_bytes, tokens_bytes, &rest) || !cg_size_add(rest, CHECK_BYTES, &rest) ||
         rest != in.left_bytes)
         goto done;
+    /* Finds accidents only: who made the bytes can make their hash. All else is checked as well. */
     const cg_key check = cg_key_of_bytes(bytes, n_bytes - CHECK_BYTES);
     check_bytes = bytes + n_bytes - CHECK_BYTES;
     if (memcmp(check.bytes, check_bytes, CHECK_BYTES) != 0)

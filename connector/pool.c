@@ -117,7 +117,7 @@ static void *worker(void *argument)
         pthread_mutex_unlock(&pool->lock);
         job->run(job, task, &scratch);
         pthread_mutex_lock(&pool->lock);
-        if (++job->n_done == job->n_tasks) {
+        if (++job->n_done == job->n_tasks) { /* the last to end, not the last to begin */
             pthread_mutex_unlock(&pool->lock);
             job->done(job); /* the job may be gone after this */
             pthread_mutex_lock(&pool->lock);

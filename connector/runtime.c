@@ -24,7 +24,7 @@ static cg_runtime *runtime_new(cachegen *connector)
         free(rt);
         return NULL;
     }
-    rt->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rt->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); /* -1: an engine can still poll */
     pthread_mutex_init(&rt->lock, NULL);
     pthread_cond_init(&rt->changed, NULL);
     pthread_cond_init(&rt->lookups.filled, NULL);

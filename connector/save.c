@@ -96,6 +96,26 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
     }
 }
 
+/* Chooses the chunks and takes the staging memory for them. CG_ERR_AGAIN: it is not free now. */
+static cg_status reserve_staging(cachegen_save *save, const cachegen_save_request *r,
+                                 uint64_t *staging_bytes_out)
+{
+    cg_runtime *rt = save->op.runtime;
+    const uint64_t limit = (uint64_t)save->op.connector->config->staging_mib << 20;
+    pthread_mutex_lock(&rt->lock);
+    const cachegen_stats before = rt->stats;
+    choose_chunks(save, r, staging_bytes_out);
+    /* While nothing else is staged a save is always taken, or a chunk larger than the limit would
+     * be asked for again for ever. */
+    const bool is_full = rt->staging_bytes > 0 && rt->staging_bytes + *staging_bytes_out > limit;
+    if (is_full)
+        rt->stats = before; /* nothing was taken */
+    else
+        rt->staging_bytes += *staging_bytes_out;
+    pthread_mutex_unlock(&rt->lock);
+    return is_full ? CG_ERR_AGAIN : CG_OK;
+}
+
 static cg_status copy_chunks(cachegen_save *save, const cg_kv_layout *layout, const int64_t *table)
 {
     const cg_geometry *g = &save->op.connector->model.geometry;
@@ -151,18 +171,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         status = CG_ERR_NO_MEMORY;
         goto done;
     }
-    pthread_mutex_lock(&rt->lock);
-    const cachegen_stats before = rt->stats;
-    choose_chunks(save, &r, &staging_bytes);
-    if (rt->staging_bytes > 0 &&
-        rt->staging_bytes + staging_bytes > (uint64_t)connector->config->staging_mib << 20) {
-        rt->stats = before; /* nothing was taken */
-        status = CG_ERR_AGAIN;
-        staging_bytes = 0;
-    }
-    rt->staging_bytes += staging_bytes;
-    pthread_mutex_unlock(&rt->lock);
-    if (status != CG_OK)
+    if ((status = reserve_staging(save, &r, &staging_bytes)) != CG_OK)
         goto done;
     if ((status = copy_chunks(save, layout, r.block_table)) != CG_OK)
         goto give_back;
