@@ -1,0 +1,60 @@
+#include "connector/speeds.h"
+
+#include <gtest/gtest.h>
+
+namespace
+{
+
+class SpeedsTest : public testing::Test
+{
+  protected:
+    void SetUp() override
+    {
+        speeds.n_threads = 4;
+    }
+    double decode_ns(unsigned level) const
+    {
+        double ns_per_token[CG_N_LEVELS];
+        cg_speeds_decode(&speeds, ns_per_token);
+        return ns_per_token[level];
+    }
+    cg_speeds speeds = {};
+};
+
+TEST_F(SpeedsTest, NothingIsKnownBeforeTheFirstMeasurement)
+{
+    EXPECT_EQ(decode_ns(CG_L2), 0);
+    EXPECT_EQ(cg_speeds_recompute(&speeds), 0);
+}
+
+TEST_F(SpeedsTest, DecodingIsThreadTimeSharedByAllThreadsAndKnownByLevel)
+{
+    cg_speeds_add_decode(&speeds, CG_L2, 100, 40000);
+    EXPECT_DOUBLE_EQ(decode_ns(CG_L2), 100);
+    EXPECT_EQ(decode_ns(CG_L1), 0);
+}
+
+TEST_F(SpeedsTest, AMeasurementMovesTheMeanByAFifth)
+{
+    cg_speeds_add_decode(&speeds, CG_L2, 100, 40000);
+    cg_speeds_add_decode(&speeds, CG_L2, 10, 8000); // twice as slow, however few tokens
+    EXPECT_DOUBLE_EQ(decode_ns(CG_L2), 120);
+}
+
+TEST_F(SpeedsTest, RecomputingIsTokensOverTimeAndTheLastPrefillsCountMost)
+{
+    cg_speeds_add_prefill(&speeds, 1000, 1000000000);
+    EXPECT_DOUBLE_EQ(cg_speeds_recompute(&speeds), 1000);
+    for (int i = 0; i < 30; i++)
+        cg_speeds_add_prefill(&speeds, 1000, 500000000);
+    EXPECT_NEAR(cg_speeds_recompute(&speeds), 2000, 5);
+}
+
+TEST_F(SpeedsTest, AConfiguredSpeedOfRecomputingStands)
+{
+    speeds.configured_tokens_per_s = 123;
+    cg_speeds_add_prefill(&speeds, 1000, 1000000000);
+    EXPECT_EQ(cg_speeds_recompute(&speeds), 123);
+}
+
+} // namespace
