@@ -95,8 +95,8 @@ class Engine:
         )
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        self.worker = get_kv_transfer_group()
-        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler.connector
+        self.worker = get_kv_transfer_group().worker
+        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler
 
     def params(self, max_tokens=12, **transfer):
         named = {f"cachegen.{key}": value for key, value in transfer.items()}
@@ -128,13 +128,13 @@ class Engine:
     def settle(self):
         """Waits until what is being saved is saved."""
         deadline = time.monotonic() + 120
-        while self.worker._saves:
-            self.worker._collect_saves()
+        while self.worker.saves:
+            self.worker.collect_saves()
             holds(time.monotonic() < deadline, "saves do not end")
             time.sleep(0.005)
 
     def stats(self):
-        return self.worker._cg.get_stats().as_dict()
+        return self.worker.library.cg.get_stats().as_dict()
 
 
 def read_prompts():
@@ -270,7 +270,7 @@ def warm_phase(work, cases):
     for n in (2, 0):
         with cases(f"chunk {n} gone between look-up and load: a counter, and the answer of a recompute"):
             restore()
-            gone, submit = chunk_file(n), engine.worker._submit
+            gone, submit = chunk_file(n), engine.worker.submit
 
             def remove_and_submit(metadata):
                 if metadata.loads:
@@ -278,11 +278,11 @@ def warm_phase(work, cases):
                         os.remove(gone)
                 submit(metadata)
 
-            engine.worker._submit = remove_and_submit
+            engine.worker.submit = remove_and_submit
             try:
                 counted = ask_damaged(n)
             finally:
-                engine.worker._submit = submit
+                engine.worker.submit = submit
             holds("chunks_missing" in counted, f"only {counted} counted")
     restore()
 
@@ -291,23 +291,23 @@ def warm_phase(work, cases):
         core = engine.llm.llm_engine
         core.add_request("aborted", {"prompt_token_ids": long}, engine.params(4))
         deadline = time.monotonic() + 60
-        while not engine.worker._loads:
+        while not engine.worker.loads:
             core.step()
             holds(time.monotonic() < deadline and core.has_unfinished_requests(), "never loaded anything")
-        core.abort_request(list(engine.scheduler._states), internal=True)
-        while engine.worker._loads:
+        core.abort_request(list(engine.scheduler.states), internal=True)
+        while engine.worker.loads:
             core.step()
             holds(time.monotonic() < deadline, "the load never ends")
         core.step()
         holds(engine.llm.reset_prefix_cache(), "blocks are still held")
-        equal(engine.scheduler._states, {}, "states of requests")
+        equal(engine.scheduler.states, {}, "states of requests")
         as_cold("long", engine.ask(long))
     with cases("inputs that cannot be keyed are refused, others are told apart"):
         extra_keys(work)
 
 
 def extra_keys(work):
-    from cachegen.vllm import extra_key, parse_options
+    from cachegen.vllm.request_key import extra_key, parse_options
 
     def request(**fields):
         defaults = dict(

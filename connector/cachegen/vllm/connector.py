@@ -1,0 +1,168 @@
+"""CachegenConnector: vLLM's KV-connector calls (V1), each guarded and handed to the side that it is for.
+
+Loaded with kv_connector="CachegenConnector", kv_connector_module_path="cachegen.vllm" and, so that a failed load costs
+time and never an answer, kv_load_failure_policy="recompute". kv_connector_extra_config is the library's configuration
+(README.md, "Configuration"); two keys are this module's own: "library", the path of libcachegen.so, and "lookup_wait_ms",
+how long the scheduler waits for a look-up before it asks again in its next step (default 5).
+
+Per request, in kv_transfer_params: "cachegen.context" (a name to publish the prompt under), "cachegen.worst_level"
+("L0" ... "L3", the worst quality accepted), "cachegen.level" (the one level to use), "cachegen.ttft_budget_ms". The
+answer's kv_transfer_params say what came from the store.
+
+vLLM makes two of these objects: one for its scheduler, one for its worker, in the server in two processes. Nothing here
+raises into the engine: a failure is a log line and a miss.
+"""
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from cachegen import abi
+from cachegen.vllm.guard import Failures, guarded, logger, nothing
+from cachegen.vllm.library import Library, Unsupported
+from cachegen.vllm.messages import Metadata
+from cachegen.vllm.metrics import Increments, PromMetrics, Stats
+from cachegen.vllm.scheduler import NO_MATCH, Scheduler
+from cachegen.vllm.worker import Worker
+
+
+class CachegenConnector(KVConnectorBase_V1):
+    _cache_hit_source = CacheHitSource.DISK
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self.failures = Failures()
+        self._increments = Increments()
+        library = None
+        try:
+            library = Library(self._kv_transfer_config, vllm_config, kv_cache_config)
+        except Exception as e:
+            _log_disabled(e)
+        if library is not None and self._kv_transfer_config.kv_load_failure_policy != "recompute":
+            logger.warning('cachegen: set kv_load_failure_policy to "recompute": now a failed load fails its request')
+        # One of the two is set. Without a library there is nothing to schedule, but a worker must still answer.
+        self.scheduler = self.worker = None
+        if role == KVConnectorRole.WORKER:
+            self.worker = Worker(library, self.failures, vllm_config.cache_config.block_size)
+        elif library is not None:
+            self.scheduler = Scheduler(library, self.failures)
+
+    @property
+    def requires_kv_delivery(self):
+        return False  # a save that is dropped is a later miss
+
+    # ---- scheduler side ----
+
+    @guarded(nothing)
+    def bind_kv_cache_manager(self, kv_cache_manager):
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self.scheduler is not None:
+            self.scheduler.kv_cache_manager = kv_cache_manager
+
+    @guarded(lambda *_: NO_MATCH)
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        if self.scheduler is None:
+            return NO_MATCH
+        return self.scheduler.matched_tokens(request, num_computed_tokens)
+
+    @guarded(nothing)
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        if self.scheduler is not None:
+            self.scheduler.update_after_alloc(request, blocks, num_external_tokens)
+
+    @guarded(lambda *_: Metadata())
+    def build_connector_meta(self, scheduler_output):
+        return Metadata() if self.scheduler is None else self.scheduler.step(scheduler_output)
+
+    @guarded(nothing)
+    def update_connector_output(self, connector_output):
+        if self.scheduler is not None:
+            self.scheduler.take_report(connector_output.kv_connector_worker_meta)
+
+    @guarded(lambda *_: (False, None))
+    def request_finished(self, request, block_ids):
+        # False: vLLM may free the blocks at once.
+        return False, None if self.scheduler is None else self.scheduler.finish(request)
+
+    # ---- worker side ----
+
+    @guarded(nothing)
+    def register_kv_caches(self, kv_caches):
+        if self.worker.library is None:
+            return
+        try:
+            self.worker.register(kv_caches, self._vllm_config)
+        except Exception as e:
+            _log_disabled(e)
+            self.worker.close()
+
+    @guarded(nothing)
+    def handle_preemptions(self, kv_connector_metadata):
+        self.worker.submit(kv_connector_metadata)
+
+    @guarded(nothing)
+    def bind_connector_metadata(self, connector_metadata):
+        super().bind_connector_metadata(connector_metadata)
+        self.worker.submit(connector_metadata)
+
+    def start_load_kv(self, forward_context, **kwargs):
+        pass  # submit() has
+
+    def wait_for_layer_load(self, layer_name):
+        pass
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        pass  # wait_for_save() takes all layers
+
+    @guarded(nothing)
+    def wait_for_save(self):
+        self.worker.start_saves(self._get_connector_metadata())
+
+    @guarded(lambda *_: (None, None))
+    def get_finished(self, finished_req_ids):
+        is_idle = self.has_connector_metadata() and self._get_connector_metadata().is_idle
+        return None, self.worker.finished_loads(finished_req_ids, is_idle) or None
+
+    @guarded(lambda *_: set())
+    def get_block_ids_with_load_errors(self):
+        return self.worker.take_bad_blocks()
+
+    @guarded(nothing)
+    def build_connector_worker_meta(self):
+        return self.worker.take_report()
+
+    # ---- both sides ----
+
+    @property
+    def _side(self):
+        return self.scheduler or self.worker
+
+    @guarded(nothing)
+    def get_kv_connector_stats(self):
+        """Stats; None: nothing has changed."""
+        if self._side is None or self._side.library is None:
+            return None
+        return self._increments.since_last(self._side.counters())
+
+    @classmethod
+    def build_kv_connector_stats(cls, data=None):
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @guarded(nothing)
+    def shutdown(self):
+        if self._side is not None and self._side.library is not None:
+            self._side.close()
+        self.scheduler = None
+
+
+def _log_disabled(reason):
+    """reason: the exception. Its traceback is printed where it is none that users can bring about."""
+    expected = isinstance(reason, (Unsupported, abi.CachegenError, OSError))
+    logger.error(
+        "cachegen: connector disabled: every look-up is a miss, nothing is stored: %s",
+        reason,
+        exc_info=None if expected else reason,
+    )

@@ -1,0 +1,50 @@
+"""What happens when something goes wrong inside a hook: a log line, and an answer that costs time and nothing else.
+
+vLLM catches nothing that a connector raises: an exception in a hook ends the engine, or the step of every request in it.
+So each hook is guarded, and so is each part of a hook whose failure must not take the other parts with it.
+"""
+
+import functools
+
+from vllm.logger import init_logger
+
+logger = init_logger("vllm.cachegen")  # below "vllm", whose handlers print
+
+REPEAT_EVERY = 1000
+
+
+class Failures:
+    """Counts failures by the place where they happen. The first one of a place is logged with its traceback, then every
+    REPEAT_EVERY-th: a store that is gone fails in every step. Used by one thread."""
+
+    def __init__(self):
+        self._counts = {}
+
+    def log(self, where):
+        """Called in an except clause."""
+        count = self._counts[where] = self._counts.get(where, 0) + 1
+        if count == 1 or count % REPEAT_EVERY == 0:
+            logger.exception("cachegen: failure %d in %s; it counts as a miss", count, where)
+
+
+def guarded(fallback):
+    """Decorates a method of an object with `failures`, a Failures: what it raises is logged, and the answer is then
+    fallback(self, *arguments), which must not raise."""
+
+    def decorate(method):
+        @functools.wraps(method)
+        def call(self, *args, **kwargs):
+            try:
+                return method(self, *args, **kwargs)
+            except Exception:
+                self.failures.log(method.__name__.strip("_"))
+                return fallback(self, *args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def nothing(*_args, **_kwargs):
+    """The fallback of what has no answer."""
+    return None

@@ -1,0 +1,123 @@
+"""libcachegen.so, opened for an engine: the engine's configuration in the library's words, and the open handle.
+
+Each side opens its own: they live in different processes. What cannot be supported is found here, before any request.
+"""
+
+import json
+import os
+import select
+import time
+
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from cachegen import abi
+from cachegen.fingerprint import model_fingerprint
+from cachegen.vllm.guard import logger
+from cachegen.vllm.request_key import parse_level
+
+DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+OWN_KEYS = ("library", "lookup_wait_ms")  # of kv_connector_extra_config: the library knows nothing of them
+LOOKUP_WAIT_MS = 5
+
+
+class Unsupported(Exception):
+    """Why this engine's KV can be neither stored nor served."""
+
+
+class Library:
+    """The open handle, and what both sides need of the configuration. Used by one thread."""
+
+    def __init__(self, transfer_config, vllm_config, kv_cache_config):
+        """Unsupported, abi.CachegenError (the configuration, the store), OSError (the library)."""
+        extra = dict(transfer_config.kv_connector_extra_config or {})
+        own = {key: extra.pop(key) for key in OWN_KEYS if key in extra}
+        self.lookup_wait_s = float(own.get("lookup_wait_ms", LOOKUP_WAIT_MS)) / 1e3
+        self.worst_level = parse_level(extra.get("worst_level", "L3"))
+        self.tail_tokens = int(extra.get("tail_multiple", 32))
+        self.block_tokens = vllm_config.cache_config.block_size
+        self.may_load, self.may_save = transfer_config.is_kv_consumer, transfer_config.is_kv_producer
+        config = _configuration(extra, vllm_config, kv_cache_config)
+        self.cg = abi.Connector(config, own.get("library"))
+        try:
+            self._check_model(config["geometry"]["model_fingerprint"])
+            self._eventfd = self.cg.eventfd()
+        except BaseException:
+            self.cg.close()
+            raise
+
+    def _check_model(self, fingerprint):
+        info = self.cg.get_info()
+        stored = info.model_fingerprint_hex.decode()
+        if stored != fingerprint:
+            raise Unsupported(f"the store's model {info.model.decode()} is {stored}, the engine's is {fingerprint}")
+        self.chunk_tokens = info.chunk_tokens
+        logger.info(
+            "cachegen: model %s, %d tokens a chunk, levels %s, %s",
+            info.model.decode(),
+            info.chunk_tokens,
+            " ".join(f"L{level}" for level in range(abi.N_LEVELS) if info.store_levels >> level & 1),
+            "profile " + info.profile_fingerprint_hex.decode() if info.has_profile else "no profile: L0 only",
+        )
+
+    def wait(self, seconds):
+        """Until an operation of this handle completes. Nobody else reads its eventfd."""
+        if self._eventfd < 0:
+            time.sleep(min(seconds, 1e-3))
+        elif select.select([self._eventfd], [], [], seconds)[0]:
+            os.read(self._eventfd, 8)
+
+    def close(self):
+        self.cg.close()
+
+
+def _configuration(extra, vllm_config, kv_cache_config):
+    """The library's configuration, as a dict; Unsupported."""
+    model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if not current_platform.is_cpu():
+        raise Unsupported(f"KV layouts of platform {current_platform.device_name} are not known, only CPU_ATTN is")
+    if parallel.world_size != 1:
+        raise Unsupported(
+            f"tensor_parallel_size {parallel.tensor_parallel_size} x pipeline_parallel_size "
+            f"{parallel.pipeline_parallel_size}: one worker is supported"
+        )
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise Unsupported(f"{len(groups)} KV-cache groups (hybrid attention): one is supported")
+    spec = groups[0].kv_cache_spec
+    if type(spec) is not FullAttentionSpec:
+        raise Unsupported(f"{type(spec).__name__}: FullAttentionSpec is supported")
+    if str(spec.dtype) not in DTYPES:
+        raise Unsupported(f"KV cache of {spec.dtype}: bf16, fp16 and fp32 are supported")
+    model_dir = _model_dir(model_config)
+    config = {"model": os.path.basename(os.path.normpath(model_dir)), **extra}
+    config["geometry"] = {
+        "n_layers": len(groups[0].layer_names),
+        "n_kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_size,
+        "dtype": DTYPES[str(spec.dtype)],
+        "model_fingerprint": model_fingerprint(model_dir, _variant(vllm_config)),
+    }
+    return config
+
+
+def _model_dir(model_config):
+    """The directory of the weights; a name on the hub as the snapshot that vLLM has fetched."""
+    if os.path.isdir(model_config.model):
+        return model_config.model
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model_config.model, revision=model_config.revision, local_files_only=True)
+
+
+def _variant(vllm_config):
+    """What vLLM computes differently from what the model's directory says."""
+    model_config = vllm_config.model_config
+    variant = {}
+    if overrides := getattr(model_config, "hf_overrides", None):
+        variant["hf_overrides"] = overrides if isinstance(overrides, dict) else repr(overrides)
+    if model_config.quantization and not getattr(model_config.hf_config, "quantization_config", None):
+        variant["quantization"] = str(model_config.quantization)
+    if getattr(vllm_config.load_config, "load_format", "auto") == "dummy":
+        variant["load_format"] = f"dummy, seed {model_config.seed}"
+    return json.dumps(variant, sort_keys=True, default=repr) if variant else ""

@@ -1,0 +1,68 @@
+"""What crosses between the two sides. vLLM pickles it from process to process, so it is plain data: no handles.
+
+Down, once a step: Metadata, with the loads to start and the parts of prompts to save. Up, after a step: WorkerReport.
+"""
+
+import array
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+
+@dataclass
+class LoadPlan:
+    """Tokens [from_token, to_token) of a request, to be loaded into its blocks."""
+
+    req_id: str
+    from_token: int
+    to_token: int
+    block_ids: list[int]  # of the request, from token 0 on
+    plan: bytes  # the look-up's answer, which only the library reads
+
+
+@dataclass
+class SavePlan:
+    """Tokens [from_token, to_token) of a request, which the step at hand completes."""
+
+    req_id: str
+    tokens: array.array
+    salt: bytes
+    extra: bytes
+    from_token: int
+    to_token: int
+    prefix_level: int  # the worst level in what these tokens were computed after
+    is_last: bool  # the prompt ends here: its name may be published
+    block_ids: list[int]  # of the request, from token 0 on
+    context: str | None  # the name
+
+
+@dataclass
+class Metadata(KVConnectorMetadata):
+    loads: list[LoadPlan] = field(default_factory=list)
+    saves: list[SavePlan] = field(default_factory=list)
+    prefill_tokens: int = 0  # 0: this step says nothing about the speed of prefilling
+    is_idle: bool = False  # nothing is scheduled in this step
+
+
+@dataclass
+class LoadReport:
+    """How a load ended. The first loaded_tokens of the request are right, what follows is to be recomputed."""
+
+    loaded_tokens: int
+    worst_level: int
+    bytes_read: int = 0
+    read_ns: int = 0
+    decode_ns: int = 0
+    copy_ns: int = 0
+    total_ns: int = 0
+
+
+@dataclass
+class WorkerReport(KVConnectorWorkerMetadata):
+    loads: dict[str, LoadReport] = field(default_factory=dict)
+    prefills: list[tuple[int, int]] = field(default_factory=list)  # (n_tokens, duration_ns)
+
+    def aggregate(self, other):
+        self.loads.update(other.loads)
+        self.prefills += other.prefills
+        return self

@@ -1,0 +1,81 @@
+"""The library's counters as vLLM wants them: increments for its log lines, and Prometheus metrics."""
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from cachegen import abi
+
+GAUGE = "throughput_bps"  # a newest value; all others are sums
+
+
+class Stats(KVConnectorStats):
+    """Increments of the library's counters since the last report, and load_ns, the wall time of loads; throughput_bps is
+    the newest value."""
+
+    def reset(self):
+        self.data = {}
+
+    def aggregate(self, other):
+        for name, value in other.data.items():
+            if name == GAUGE:
+                self.data[name] = value or self.data.get(name, 0)
+            else:
+                self.data[name] = self.data.get(name, 0) + value
+        return self
+
+    def reduce(self):
+        return {name: value for name, value in self.data.items() if value}
+
+    def is_empty(self):
+        return not any(self.data.values())
+
+
+class Increments:
+    """Of counters, from report to report."""
+
+    def __init__(self):
+        self._reported = {}
+
+    def since_last(self, counters):
+        """Stats of what was added to counters since the last call; None if nothing was."""
+        if counters == self._reported:
+            return None
+        increments = {name: value - self._reported.get(name, 0) for name, value in counters.items()}
+        increments[GAUGE] = counters[GAUGE]
+        self._reported = counters
+        return Stats(data=increments)
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """The counters as vllm:cachegen_<name>; nanoseconds as seconds, a number a level with the label level. Lives in the
+    API server's process."""
+
+    def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._metrics = {}  # counter -> (metric by engine, factor)
+        made = {}
+        for counter in (*abi.Stats().as_dict(), "load_ns"):
+            name, level = (counter[:-3], counter[-1]) if counter[-3:-1] == "_l" else (counter, None)
+            factor = 1
+            if name.endswith("_ns"):
+                name, factor = name[:-3] + "_seconds", 1e-9
+            if name not in made:
+                kind = self._gauge_cls if counter == GAUGE else self._counter_cls
+                names = labelnames + ([] if level is None else ["level"])
+                made[name] = kind(
+                    name=f"vllm:cachegen_{name}", documentation=f"libcachegen: {name}", labelnames=names
+                )
+            by_engine = {
+                engine: made[name].labels(*values, *([] if level is None else [f"L{level}"]))
+                for engine, values in per_engine_labelvalues.items()
+            }
+            self._metrics[counter] = by_engine, factor
+
+    def observe(self, transfer_stats_data, engine_idx=0):
+        for counter, value in transfer_stats_data.items():
+            if counter not in self._metrics:
+                continue
+            by_engine, factor = self._metrics[counter]
+            if counter == GAUGE:
+                by_engine[engine_idx].set(value)
+            elif value:
+                by_engine[engine_idx].inc(value * factor)

@@ -1,0 +1,317 @@
+"""The scheduler's side: looks requests up, and plans what each step loads and saves. No KV passes here.
+
+Runs on the thread of the engine's scheduler, between steps: what waits here, waits for every request. The worker's side
+does what is planned, and its report comes back with the step's output.
+
+Surprises:
+ 1. A request whose load fails is never looked up again: when the first block of a load is bad, vLLM frees all and asks
+    anew, and would do so for ever.
+ 2. vLLM calls update_after_alloc() twice for a request that loads: before the load and, with 0 tokens, after it.
+ 3. A preempted request comes back through matched_tokens(), with its blocks gone.
+"""
+
+import array
+import time
+from dataclasses import dataclass, field
+
+from cachegen import abi
+from cachegen.vllm.guard import guarded, logger, nothing
+from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan
+from cachegen.vllm.provenance import Provenance
+from cachegen.vllm.request_key import PREFIX, Options, extra_key, parse_options
+
+SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
+NO_MATCH = (0, False)  # to vLLM: nothing to load
+ASK_AGAIN = (None, False)  # to vLLM: in the next step
+
+
+@dataclass
+class RequestState:
+    """What this side knows of one request."""
+
+    tokens: array.array  # the prompt
+    salt: bytes
+    extra: bytes | None  # None: neither stored nor served
+    options: Options
+    lookup: object = None  # the handle, while it is under way
+    lookup_from: int = 0
+    lookup_started_ns: int = 0
+    hit_tokens: int | None = None  # the look-up's answer
+    plan: bytes = b""
+    failed: bool = False  # a load failed: recompute, don't ask again
+    allocated: bool = False
+    local_tokens: int = 0  # what vLLM's own prefix cache has
+    level: int = 0  # worst level of anything that the KV so far was loaded with or computed after
+    load: LoadPlan | None = None
+    saved_to: int | None = None  # None: not scheduled since it was admitted
+    saved_last: bool = False
+    report: dict = field(default_factory=dict)  # for the request's kv_transfer_params
+
+
+def _n_blocks(n_tokens, block_tokens):
+    return -(-n_tokens // block_tokens)
+
+
+class Scheduler:
+    def __init__(self, library, failures):
+        self.library, self.failures = library, failures
+        self.kv_cache_manager = None  # vLLM's, once it is bound
+        self.states: dict[str, RequestState] = {}
+        self._planned_loads: list[LoadPlan] = []
+        self._recomputed: list = []  # requests that are not to use vLLM's own prefix cache
+        self._provenance = Provenance()
+
+    # ---- looking up ----
+
+    def matched_tokens(self, request, num_computed_tokens):
+        """vLLM's get_num_new_matched_tokens(): (tokens beyond num_computed_tokens, asynchronously)."""
+        state = self._state(request)
+        if state.allocated:  # preempted, or its load failed: the blocks are gone
+            self._drop_lookup(state)
+            state.allocated, state.load, state.saved_to, state.level = False, None, None, 0
+        state.local_tokens = num_computed_tokens
+        if (
+            not self.library.may_load
+            or state.extra is None
+            or state.failed
+            or request.skip_reading_prefix_cache
+            or len(state.tokens) - num_computed_tokens < self.library.block_tokens
+        ):
+            return self._local_hit_only(request, state)
+        try:
+            if not self._looked_up(state):
+                return ASK_AGAIN
+        except Exception:
+            state.failed = True
+            raise
+        n_external = self._usable_tokens(state) - num_computed_tokens
+        if n_external <= 0:
+            return self._local_hit_only(request, state)
+        refused = self._refuse_local_hit(request, state)
+        return refused or (n_external, True)
+
+    def _state(self, request):
+        state = self.states.get(request.request_id)
+        if state is None:
+            try:
+                options = parse_options(request.kv_transfer_params)
+                extra = extra_key(request)
+            except Exception as e:
+                logger.warning("cachegen: request %s is neither stored nor served: %s", request.request_id, e)
+                options, extra = Options(), None
+            tokens = array.array("I", request.prompt_token_ids if extra is not None else ())
+            salt = (request.cache_salt or "").encode()
+            state = self.states[request.request_id] = RequestState(tokens, salt, extra, options)
+        return state
+
+    def _local_hit_only(self, request, state):
+        return self._refuse_local_hit(request, state) or NO_MATCH
+
+    def _refuse_local_hit(self, request, state):
+        """Recomputes all of a request that demands better KV than vLLM's own prefix cache has for it."""
+        worst = self.library.worst_level if state.options.worst_level is None else state.options.worst_level
+        if not state.local_tokens or self._provenance.is_all_exact() or request.skip_reading_prefix_cache:
+            return None
+        blocks = self.kv_cache_manager.get_computed_blocks(request)[0].get_block_ids()[0]
+        if self._provenance.worst_of(blocks) <= worst:
+            return None
+        # Asked again in the next step, without the local hit: set now, the flag would let this step's hit pass.
+        self._recomputed.append(request)
+        return ASK_AGAIN
+
+    def _looked_up(self, state):
+        """Whether the look-up has answered; starts it. Waits a little: a further step costs the engine more."""
+        if state.hit_tokens is not None and state.lookup_from <= state.local_tokens:
+            return True
+        cg = self.library.cg
+        if state.lookup is None or state.lookup_from > state.local_tokens:
+            self._drop_lookup(state)
+            options = state.options
+            request = abi.make_request(
+                state.tokens, state.salt, state.extra, options.worst_level, options.level, options.ttft_budget_ns
+            )
+            state.lookup_from = state.local_tokens
+            state.lookup_started_ns = time.monotonic_ns()
+            state.lookup = cg.lookup_start(request, state.local_tokens)
+        deadline = time.monotonic() + self.library.lookup_wait_s
+        while (hit := cg.lookup_poll(state.lookup)) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.library.wait(left)
+        state.hit_tokens = hit.hit_tokens
+        state.plan = cg.lookup_plan(state.lookup) if hit.hit_tokens else b""
+        cg.lookup_free(state.lookup)
+        state.lookup = None
+        state.report["lookup_ms"] = (time.monotonic_ns() - state.lookup_started_ns) / 1e6
+        return True
+
+    def _usable_tokens(self, state):
+        """The hit, less a short last chunk that the prompt goes beyond: the full chunk can only be stored if all of
+        it is computed, and without it nothing behind it would ever be found."""
+        n_tail = state.hit_tokens % self.library.chunk_tokens
+        whole = state.hit_tokens - n_tail
+        return whole if n_tail and len(state.tokens) >= whole + self.library.chunk_tokens else state.hit_tokens
+
+    def _drop_lookup(self, state):
+        if state.lookup is not None:
+            self.library.cg.lookup_free(state.lookup)
+        state.lookup, state.hit_tokens, state.plan = None, None, b""
+
+    # ---- planning steps ----
+
+    def update_after_alloc(self, request, blocks, num_external_tokens):
+        state = self._state(request)
+        block_ids = blocks.get_block_ids()[0]
+        block_tokens = self.library.block_tokens
+        state.allocated = True
+        n_local = state.local_tokens // block_tokens
+        if num_external_tokens > 0:
+            to_token = state.local_tokens + num_external_tokens
+            own = block_ids[: _n_blocks(to_token, block_tokens)]
+            state.load = LoadPlan(request.request_id, state.local_tokens, to_token, own, state.plan)
+            # From here on the worker answers for the request: without an answer it would wait for ever.
+            self._planned_loads.append(state.load)
+            self._inherit_level(state, block_ids[:n_local])
+        else:
+            self._inherit_level(state, block_ids[:n_local])
+            n_kept = n_local if state.load is None else len(state.load.block_ids)
+            self._provenance.mark(block_ids[n_kept:], state.level, loaded=False)
+
+    def _inherit_level(self, state, local_blocks):
+        state.level = max(state.level, self._provenance.worst_of(local_blocks))
+
+    def step(self, scheduler_output):
+        """The Metadata of the step at hand. Loads that are planned are in it whatever else fails."""
+        metadata = Metadata(loads=self._planned_loads)
+        self._planned_loads = []
+        for request in self._recomputed:
+            request.skip_reading_prefix_cache = True
+        self._recomputed = []
+        self._plan_saves(scheduler_output, metadata)
+        return metadata
+
+    @guarded(nothing)
+    def _plan_saves(self, scheduler_output, metadata):
+        n_prefill = 0
+        n_total = scheduler_output.total_num_scheduled_tokens
+        metadata.is_idle = n_total == 0
+        cached = scheduler_output.scheduled_cached_reqs
+        new = ((r.req_id, r.num_computed_tokens, None) for r in scheduler_output.scheduled_new_reqs)
+        old = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids)
+        for req_id, n_computed, new_blocks in (*new, *old):
+            state = self.states.get(req_id)
+            if state is None:
+                continue
+            # A resumed request's blocks are all in new_blocks, and update_after_alloc() has seen them.
+            if new_blocks and req_id not in cached.resumed_req_ids:
+                self._provenance.mark(new_blocks[0], state.level, loaded=False)
+            n_scheduled = scheduler_output.num_scheduled_tokens[req_id]
+            if n_computed < len(state.tokens):
+                n_prefill += n_scheduled
+            if state.extra is not None and self.library.may_save and not state.saved_last:
+                save = self._plan_save(scheduler_output, req_id, state, n_computed, n_computed + n_scheduled)
+                if save is not None:
+                    metadata.saves.append(save)
+        if n_prefill >= SAMPLE_MIN_TOKENS and n_prefill >= 0.9 * n_total:
+            metadata.prefill_tokens = n_prefill
+
+    def _plan_save(self, scheduler_output, req_id, state, n_computed, n_after):
+        """What this step completes of the prompt: whole chunks, and at the end a short one. None: nothing."""
+        chunk_tokens, block_tokens = self.library.chunk_tokens, self.library.block_tokens
+        n_prompt = len(state.tokens)
+        block_ids = None
+        if state.saved_to is None:
+            block_ids = scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0]
+            state.saved_to = n_computed // chunk_tokens * chunk_tokens
+            begun = block_ids[state.saved_to // block_tokens : _n_blocks(n_computed, block_tokens)]
+            if self._provenance.any_lossily_loaded(begun):
+                # The chunk at hand is partly loaded at a lossy level: not encoded again, nor what follows it.
+                state.saved_to = n_prompt
+        is_last = n_after >= n_prompt
+        unit = self.library.tail_tokens if is_last else chunk_tokens
+        to_token = max(state.saved_to, min(n_after, n_prompt) // unit * unit)
+        state.saved_last = is_last
+        from_token, state.saved_to = state.saved_to, to_token
+        if is_last and from_token >= to_token:  # only the name is left to publish
+            from_token = to_token = n_prompt // unit * unit
+            if state.options.context is None:
+                return None
+        elif from_token >= to_token:
+            return None
+        if block_ids is None:
+            block_ids = scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0]
+        return SavePlan(
+            req_id,
+            state.tokens,
+            state.salt,
+            state.extra,
+            from_token,
+            to_token,
+            state.level,
+            is_last,
+            block_ids[: _n_blocks(to_token, block_tokens)],
+            state.options.context,
+        )
+
+    # ---- what came of it ----
+
+    def take_report(self, report):
+        """report: the workers', a WorkerReport, or None."""
+        if report is None:
+            return
+        for n_tokens, duration_ns in report.prefills:
+            self.library.cg.report_prefill(n_tokens, duration_ns)
+        for req_id, load in report.loads.items():
+            state = self.states.get(req_id)
+            if state is not None and state.load is not None:  # else: aborted meanwhile
+                self._take_load(state, load)
+
+    def _take_load(self, state, load):
+        plan, cg = state.load, self.library.cg
+        cg.report_load(
+            plan.from_token, load.loaded_tokens, load.worst_level, load.bytes_read, load.read_ns, load.decode_ns
+        )
+        if load.loaded_tokens < plan.to_token:
+            state.failed = True
+            try:
+                cg.forget(plan.plan)
+            except abi.CachegenError:
+                pass  # bytes that are no plan; state.failed is what keeps us from looping
+        n_loaded = max(0, load.loaded_tokens - plan.from_token)
+        if n_loaded:
+            block_tokens = self.library.block_tokens
+            first, end = plan.from_token // block_tokens, _n_blocks(load.loaded_tokens, block_tokens)
+            state.level = max(state.level, load.worst_level)
+            # The level of the prefix counts for what was loaded after it, too.
+            self._provenance.mark(plan.block_ids[first:end], state.level, loaded=load.worst_level > 0)
+            self._provenance.mark(plan.block_ids[end:], state.level, loaded=False)
+            state.report["level"] = f"L{load.worst_level}"
+        state.report.update(
+            hit_tokens=n_loaded,
+            bytes=load.bytes_read,
+            load_ms=load.total_ns / 1e6,
+            read_ms=load.read_ns / 1e6,
+            decode_ms=load.decode_ns / 1e6,
+            copy_ms=load.copy_ns / 1e6,
+        )
+
+    def finish(self, request):
+        """The kv_transfer_params of the request's answer; None: it was never seen here."""
+        state = self.states.pop(request.request_id, None)
+        if state is None:
+            return None
+        self._drop_lookup(state)
+        report = {"hit_tokens": 0, **state.report}
+        if state.level:
+            report["provenance"] = f"L{state.level}"
+        return {PREFIX + key: value for key, value in report.items()}
+
+    def counters(self):
+        return {**self.library.cg.get_stats().as_dict(), "load_ns": 0}
+
+    def close(self):
+        for state in self.states.values():
+            self._drop_lookup(state)
+        self.states = {}
+        self.library.close()

@@ -1,0 +1,223 @@
+"""The worker's side: moves KV between the engine's blocks and the store, as the scheduler's side has planned.
+
+Runs on the thread of the engine's worker. The library's own threads read, decode and copy; here loads and saves are
+started and asked for. Copying out of blocks is the exception: save_start() does it before it returns, for the next
+forward may overwrite them.
+
+Surprises:
+ 1. Loads are asynchronous and start in submit(), before the step's forward: vLLM calls start_load_kv() after it unless a
+    synchronous load waits, and a prefill beside it would hold the load up for seconds.
+ 2. Each load that the scheduler's side has planned must be answered for, even by a worker that is disabled: without an
+    answer the request waits for ever. A failed load names its bad blocks, and vLLM recomputes these.
+"""
+
+import time
+
+from cachegen import abi
+from cachegen.vllm.cpu_layout import cpu_attn_layout
+from cachegen.vllm.guard import guarded, logger, nothing
+from cachegen.vllm.library import Unsupported
+from cachegen.vllm.messages import LoadPlan, LoadReport, SavePlan, WorkerReport
+
+SAVE_RETRY_S = 0.2
+IDLE_WAIT_S = 0.01  # a new request waits that long at most
+
+
+class Worker:
+    def __init__(self, library, failures, block_tokens):
+        self.library, self.failures = library, failures  # library: None where the connector is disabled
+        self._block_tokens = block_tokens
+        self.loads: dict[str, tuple[LoadPlan, object]] = {}  # request -> plan, handle
+        self.saves: list = []  # handles
+        self._kv_id = None
+        self._failed_loads: list[LoadPlan] = []  # never started
+        self._bad_blocks: set[int] = set()
+        self._waiting_saves: list[SavePlan] = []
+        self._unsaved: set[str] = set()  # requests with a chunk that was dropped: what follows could not be reached
+        self._report = WorkerReport()
+        self._load_ns = 0
+        self._submitted = None
+        self._step_started_ns = 0
+
+    def register(self, kv_caches, vllm_config):
+        """Unsupported, abi.CachegenError."""
+        self._kv_id = self.library.cg.register_kv(**cpu_attn_layout(kv_caches, vllm_config))
+
+    # ---- within a step ----
+
+    def submit(self, metadata):
+        """Once a step, before its forward and before anything overwrites a block that the last step freed."""
+        if self._submitted is metadata:
+            return
+        self._submitted = metadata
+        self._retry_saves()
+        for plan in metadata.loads:
+            self._start_load(plan)
+        self._step_started_ns = time.monotonic_ns()
+
+    def _never_started(self, plan):
+        self._failed_loads.append(plan)
+
+    @guarded(_never_started)
+    def _start_load(self, plan):
+        if self.library is None:
+            raise Unsupported("the worker's connector is disabled")
+        load = self.library.cg.load_start(self._kv_id, plan.from_token, plan.to_token, plan.block_ids, plan.plan)
+        self.loads[plan.req_id] = plan, load
+
+    def start_saves(self, metadata):
+        """After the step's forward."""
+        if self.library is None:
+            return
+        if metadata.prefill_tokens:
+            duration_ns = time.monotonic_ns() - self._step_started_ns
+            self._report.prefills.append((metadata.prefill_tokens, duration_ns))
+        for plan in metadata.saves:
+            if not self._start_save(plan):
+                self._waiting_saves.append(plan)
+
+    @guarded(lambda self, plan: True)  # dropped: a later miss
+    def _start_save(self, plan):
+        """False: no staging memory, try again."""
+        if plan.req_id in self._unsaved:
+            return True
+        request = abi.make_request(plan.tokens, plan.salt, plan.extra)
+        save = self.library.cg.save_start(
+            request,
+            self._kv_id,
+            plan.from_token,
+            plan.to_token,
+            plan.prefix_level,
+            plan.is_last,
+            plan.block_ids,
+            plan.context,
+        )
+        if save is not None:
+            self.saves.append(save)
+        return save is not None
+
+    @guarded(nothing)
+    def _retry_saves(self):
+        """The blocks of the last step are still as they were, the next forward may overwrite them: now or never."""
+        plans, self._waiting_saves = self._waiting_saves, []
+        deadline = time.monotonic() + SAVE_RETRY_S
+        for plan in plans:
+            while self.library is not None and not self._start_save(plan):
+                if time.monotonic() >= deadline:
+                    logger.warning("cachegen: no staging memory: request %s is stored in part", plan.req_id)
+                    self._unsaved.add(plan.req_id)
+                    break
+                self.library.wait(1e-3)
+
+    # ---- what is done ----
+
+    def finished_loads(self, finished_req_ids, is_idle):
+        """Ids of the requests whose loads have ended, well or not. finished_req_ids: requests that are over; is_idle: the
+        step computes nothing."""
+        finished = set()
+        self._unsaved -= finished_req_ids
+        failed, self._failed_loads = self._failed_loads, []
+        for plan in failed:
+            self._end_load(plan, LoadReport(plan.from_token, 0))
+            finished.add(plan.req_id)
+        self._poll_loads(finished_req_ids, finished)
+        # vLLM asks again at once, in a busy loop that takes the CPU from our decoding threads.
+        if self.loads and not finished and is_idle:
+            self._wait_for_loads()
+            self._poll_loads(finished_req_ids, finished)
+        if self.library is not None:
+            self.collect_saves()
+        return finished
+
+    @guarded(nothing)
+    def _wait_for_loads(self):
+        self.library.wait(IDLE_WAIT_S)
+
+    def _poll_loads(self, cancelled, finished):
+        for req_id, (plan, load) in list(self.loads.items()):
+            report = self._poll_load(plan, load, req_id in cancelled)
+            if report is not None:
+                del self.loads[req_id]
+                self._end_load(plan, report)
+                finished.add(req_id)
+
+    def _give_load_up(self, plan, load, _is_cancelled):
+        self.library.cg.load_free(load)
+        return LoadReport(plan.from_token, 0)
+
+    @guarded(_give_load_up)
+    def _poll_load(self, plan, load, is_cancelled):
+        """A LoadReport once nothing is written to the blocks any more; None before."""
+        cg = self.library.cg
+        if is_cancelled:
+            cg.load_cancel(load)
+        progress = cg.load_poll(load)
+        if not progress.done:
+            return None
+        loaded = min(max(progress.loaded_tokens, plan.from_token), plan.to_token)
+        if progress.status != abi.OK and not is_cancelled:
+            logger.warning(
+                "cachegen: request %s: %d of %d tokens loaded: %s; the rest is recomputed",
+                plan.req_id,
+                loaded - plan.from_token,
+                plan.to_token - plan.from_token,
+                cg.strerror(progress.status),
+            )
+        report = LoadReport(
+            loaded,
+            progress.worst_level,
+            progress.bytes_read,
+            progress.read_ns,
+            progress.decode_ns,
+            progress.copy_ns,
+            progress.total_ns,
+        )
+        cg.load_free(load)
+        return report
+
+    def _end_load(self, plan, report):
+        first_bad = report.loaded_tokens // self._block_tokens
+        if report.loaded_tokens < plan.to_token:
+            self._bad_blocks.update(plan.block_ids[first_bad:])
+        self._report.loads[plan.req_id] = report
+        self._load_ns += report.total_ns
+
+    def collect_saves(self):
+        """Frees the saves that have ended."""
+        under_way = []
+        for save in self.saves:
+            if not self._save_ended(save):
+                under_way.append(save)
+        self.saves = under_way
+
+    @guarded(lambda self, save: True)
+    def _save_ended(self, save):
+        cg = self.library.cg
+        progress = cg.save_poll(save)
+        if not progress.done:
+            return False
+        cg.save_free(save)
+        if progress.status != abi.OK:
+            logger.warning("cachegen: a save failed: %s", cg.strerror(progress.status))
+        return True
+
+    def take_bad_blocks(self):
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def take_report(self):
+        """The WorkerReport of what ended since the last call; None: nothing did."""
+        report, self._report = self._report, WorkerReport()
+        return report if report.loads or report.prefills else None
+
+    def counters(self):
+        return {**self.library.cg.get_stats().as_dict(), "load_ns": self._load_ns}
+
+    def close(self):
+        for _, load in self.loads.values():
+            self.library.cg.load_free(load)
+        for save in self.saves:
+            self.library.cg.save_free(save)
+        self.loads, self.saves = {}, []
+        library, self.library = self.library, None
+        library.close()
