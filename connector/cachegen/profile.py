@@ -7,70 +7,23 @@ The new profile is what the store uses from then on (profiles/default); chunks o
 fingerprint, and come back when profiles/default names it again. --no-default leaves that file alone.
 """
 
-import argparse
 import json
 import os
-import sys
-import tempfile
 import time
 
 import torch
 
 from . import paper, quality
-from .assemble import N_SINKS, assemble, plan_columns
+from .command import Progress, make_main, make_parser
+from .contexts import Caches, pick, windows
 from .fingerprint import model_fingerprint
-from .klt import Moments, Planes, Transform, quantize, split_layers
-from .kv_model import Context, KvModel
-from .profile_file import BLOCK_TOKENS, N_LEVELS
+from .klt import Planes, split_layers
+from .kv_model import KvModel
+from .make_profile import N_CLASSES, PROFILE_SHARE, default_group_layers, make_profile
+from .profile_file import BLOCK_TOKENS
 from .quality import CHUNK_TOKENS
-from .rope import Unsupported
-from .steps import DEFAULT, find_steps, parse_steps
-from .tables import Histograms, shift_of
-
-CONTINUATION = 256  # tokens after a context: Fisher information and quality come from them
-MAX_GROUP_CHANNELS = 5120
-PROFILE_SHARE = 0.05  # of the weights' bytes: a profile's largest size
-BASIS_BYTES = 0.55  # of an element of a basis, on average: what is cut counts as nothing
-LEAST_BUDGET_BYTES = 1 << 20  # the share of a tiny model is no use
-
-
-class Progress:
-    """Lines on stderr: stage, how far, how long to go."""
-
-    def __init__(self, quiet=False):
-        self.quiet, self.stage, self.began = quiet, "", time.monotonic()
-        self.stage_began = self.began
-
-    def start(self, stage):
-        self.stage, self.stage_began = stage, time.monotonic()
-        self._print("")
-
-    def __call__(self, done, total):
-        spent = time.monotonic() - self.stage_began
-        left = spent / done * (total - done)
-        self._print(f" {done}/{total}" + (f", {left:.0f} s left" if done < total else f", took {spent:.0f} s"))
-
-    def _print(self, text):
-        if not self.quiet:
-            print(f"[{time.monotonic() - self.began:5.0f} s] {self.stage}{text}", file=sys.stderr, flush=True)
-
-
-def windows(name, ids, n_tokens):
-    """Contexts that cover ids one after the other, each with its continuation; a short text is one shorter context."""
-    size = n_tokens + CONTINUATION
-    starts = range(0, max(len(ids) - size, 0) + 1, size)
-    found = [Context(f"{name}@{at}", ids[at : at + size], n_tokens) for at in starts if at + size <= len(ids)]
-    if not found and len(ids) >= CONTINUATION // 4 + 64:
-        follow = min(CONTINUATION, len(ids) // 4)
-        found = [Context(f"{name}@0", ids, (len(ids) - follow) // BLOCK_TOKENS * BLOCK_TOKENS)]
-    return found
-
-
-def pick(items, n):
-    """n of items, evenly spread; all of them when n is 0 or there are no more."""
-    if not n or n >= len(items):
-        return items
-    return [items[round(i * len(items) / n)] for i in range(n)]
+from .steps import DEFAULT, parse_steps
+from .store_files import write_atomically, write_store
 
 
 def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):
@@ -98,146 +51,6 @@ def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):
     # Round robin over the texts, so that a stop-gap after a few contexts has seen several domains.
     longest = max(map(len, calibration))
     return [c[i] for i in range(longest) for c in calibration if i < len(c)], held_out
-
-
-class Caches:
-    """KV caches of contexts, kept while they fit in limit_bytes and computed again when they don't; and the Fisher
-    information of each, computed once: profiles from other selections of the same contexts share both."""
-
-    def __init__(self, model, limit_bytes, seed=1):
-        self.model, self.left_bytes, self.kept = model, limit_bytes, {}
-        self.information, self.generator = {}, torch.Generator().manual_seed(seed)
-
-    def get(self, context):
-        if context.name in self.kept:
-            return self.kept[context.name]
-        k, v = self.model.prefill(context)
-        n_bytes = 2 * k.numel() * k.element_size()
-        if n_bytes <= self.left_bytes:
-            self.left_bytes -= n_bytes
-            self.kept[context.name] = (k, v)
-        return k, v
-
-    def fisher(self, context, k, v):
-        """Of the context whose cache is k, v: as KvModel.fisher()."""
-        if context.name not in self.information:
-            self.information[context.name] = self.model.fisher(context, k, v, N_SINKS, self.generator)
-        return self.information[context.name]
-
-
-def default_group_layers(model, budget_bytes):
-    """Layers a group: more are better, but the bases must fit into the profile's bytes."""
-    for n in range(10, 1, -1):
-        n_bytes = BASIS_BYTES * 2 * model.n_layers * model.channels * n * model.channels
-        if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < budget_bytes:
-            return n
-    return 1
-
-
-def calibrate(model, caches, contexts, groups, progress):
-    progress.start("mean, covariance and Fisher information")
-    planes = Planes(model)
-    moments = Moments(model.n_layers, model.channels, groups, model.device)
-    for i, context in enumerate(contexts):
-        k, v = caches.get(context)
-        fisher = caches.fisher(context, k, v)
-        with torch.no_grad():
-            moments.add(planes.flat(k, v)[:, :, N_SINKS:], fisher)
-        progress(i + 1, len(contexts))
-    return moments
-
-
-def fill_transform(moments, groups, device, progress):
-    progress.start("eigenvectors")
-    weight = moments.weight()
-    basis = moments.basis(weight)
-    rows = [[component for component, _ in both] for both in basis]
-    return Transform(groups, moments.mean(), weight, rows, N_SINKS, device)
-
-
-@torch.no_grad()
-def count_symbols(model, caches, contexts, transform, steps, progress):
-    """Histograms [level][group][plane], and mean squares of L1 symbols [group][plane] [8][N]."""
-    planes, sizes = Planes(model), [range(2)] * len(transform.groups)
-    each = [(g, p) for g, both in enumerate(sizes) for p in both]
-    progress.start("scale of the coefficients")
-    sample = pick(contexts, max(3, len(contexts) // 4))
-    square = {gp: 0.0 for gp in each}
-    for i, context in enumerate(sample):
-        x = planes.flat(*caches.get(context))
-        for g, p in each:
-            square[g, p] = square[g, p] + transform.coefficients(x, g, p)[1:].pow(2).mean(0) / len(sample)
-        progress(i + 1, len(sample))
-    histograms = [
-        {(g, p): Histograms(shift_of(square[g, p] / steps[level][p] ** 2), model.device) for g, p in each}
-        for level in range(N_LEVELS)
-    ]
-    progress.start("statistics of the symbols")
-    mean_square = {gp: 0.0 for gp in each}
-    for i, context in enumerate(contexts):
-        x = planes.flat(*caches.get(context))
-        for g, p in each:
-            z = transform.coefficients(x, g, p)[1:]  # the first block has the sinks
-            mean_square[g, p] = mean_square[g, p] + z.pow(2).mean(0) / (len(contexts) * steps[0][p] ** 2)
-            for level in range(N_LEVELS):
-                histograms[level][g, p].add(quantize(z, steps[level][p]).int())
-        progress(i + 1, len(contexts))
-    return histograms, mean_square
-
-
-def make_profile(model, fingerprint, caches, contexts, groups, steps, n_classes, progress, held_out=()):
-    """The Profile of model, with fingerprint as its model's, from contexts. steps: as parse_steps() gives them, or
-    None, to find them on held_out. Caches serve later profiles, too."""
-    moments = calibrate(model, caches, contexts, groups, progress)
-    transform = fill_transform(moments, groups, model.device, progress)
-    del moments
-    if steps is None:
-        progress.start("steps")
-        steps = find_steps(model, transform, held_out, progress)
-    histograms, mean_square = count_symbols(model, caches, contexts, transform, steps, progress)
-    progress.start("classes")
-    budget_bytes = max(PROFILE_SHARE * model.weights_bytes, LEAST_BUDGET_BYTES)
-    plan = plan_columns(transform, histograms, mean_square, budget_bytes)
-    return assemble(model, fingerprint, transform, histograms, plan, steps, n_classes)
-
-
-def write_atomically(path, data):
-    folder = os.path.dirname(path)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".tmp-")  # 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    folder = os.open(folder, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
-
-
-def write_store(out, model, fingerprint, profile, data, make_default=True, described=None):
-    """described: what model.json says already, which stays."""
-    description = {
-        "version": 1,
-        "name": os.path.basename(os.path.abspath(out)),
-        "n_layers": model.n_layers,
-        "n_kv_heads": model.n_kv_heads,
-        "head_dim": model.head_dim,
-        "dtype": model.dtype_name,
-        "model_fingerprint": fingerprint,
-        "rope": model.rope.as_json(),
-        **(described or {}),
-    }
-    text = json.dumps(description, indent=1).encode() + b"\n"
-    name = profile.fingerprint.hex()
-    write_atomically(os.path.join(out, "model.json"), text)
-    write_atomically(os.path.join(out, "profiles", name + ".cgp"), data)
-    if make_default:
-        write_atomically(os.path.join(out, "profiles", "default"), name.encode() + b"\n")
 
 
 def print_report(report):
@@ -286,7 +99,7 @@ def make_report(model, profile, data, held_out, scores, seconds):
 
 
 def parse_arguments(arguments):
-    parser = argparse.ArgumentParser(prog="python -m cachegen.profile", description=__doc__.splitlines()[0])
+    parser = make_parser("profile", __doc__)
     add = parser.add_argument
     add("model_dir")
     add("--texts", nargs="+", required=True, metavar="FILE", help="calibration text: many domains, much text")
@@ -300,13 +113,11 @@ def parse_arguments(arguments):
     add("--group-layers", default=None, help="layers that share a section (and a KLT): a number, or a list like 4,4,6")
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
                         f'(default {DEFAULT}; paper: {paper.STEPS})')  # fmt: skip
-    add("--classes", type=int, help=argparse.SUPPRESS)
     add("--device", default="cpu")
     add("--dtype", choices=("bf16", "fp16", "fp32"), help="of weights and caches (default: the model's)")
     add("--memory-gib", type=float, default=4.0, help="for KV caches between the passes (default %(default)s)")
     add("--seed", type=int, default=1)
     add("--json", metavar="FILE", help="write the report there, too")
-    add("--quiet", action="store_true", help="no progress")
     return parser.parse_args(arguments)
 
 
@@ -342,7 +153,7 @@ def run(options):
         group_layers = group_layers or default_group_layers(model, PROFILE_SHARE * model.weights_bytes)
         groups = split_layers(model.n_layers, group_layers)
         profile = make_profile(
-            model, fingerprint, caches, contexts, groups, steps, options.classes or 192, progress, held_out
+            model, fingerprint, caches, contexts, groups, steps, options.classes or N_CLASSES, progress, held_out
         )  # fmt: skip
     caches.kept.clear()
     data = profile.to_bytes()
@@ -359,13 +170,7 @@ def run(options):
     return report
 
 
-def main(arguments=None):
-    options = parse_arguments(arguments)
-    try:
-        run(options)
-    except Unsupported as error:
-        raise SystemExit(f"profile: {options.model_dir} is not supported: {error}") from error
-
+main = make_main("profile", parse_arguments, run, "model_dir")
 
 if __name__ == "__main__":
     main()

@@ -10,7 +10,6 @@ One chunk is in memory at a time, besides sums by channel and a few hundred toke
 objects/ and contexts/, each once.
 """
 
-import argparse
 import contextlib
 import glob
 import json
@@ -26,12 +25,15 @@ import torch
 from safetensors.torch import load_file
 
 from .assemble import N_SINKS, assemble, plan_columns
+from .command import Progress, make_main, make_parser
+from .contexts import pick
 from .klt import K, Moments, Planes, Transform, V, quantize, split_layers
-from .profile import Progress, count_symbols, default_group_layers, pick, write_store
+from .make_profile import N_CLASSES, count_symbols, default_group_layers
 from .profile_file import DTYPES, N_LEVELS
 from .quality import Coder
 from .rope import Rope, Unsupported, rope_from_json, rope_of
 from .steps import nested_steps
+from .store_files import write_store
 from .tables import N_BINS, class_costs, magnitude_bins, make_class, shift_of
 
 LEAST_TOKENS = 2048
@@ -277,7 +279,7 @@ def measure_sizes(model, source, profile, chunks, progress):
 
 
 def parse_arguments(arguments):
-    parser = argparse.ArgumentParser(prog="python -m cachegen.self_profile", description=__doc__.splitlines()[0])
+    parser = make_parser("self_profile", __doc__)
     add = parser.add_argument
     add("store", metavar="STORE/MODEL")
     add("--model-dir", metavar="DIR", help="where config.json is, when model.json does not say how K is rotated")
@@ -285,9 +287,7 @@ def parse_arguments(arguments):
     add("--max-mib", type=float, default=256, help="size of the profile at most (default %(default)s)")
     add("--bits", type=float, default=0.75, help="of L2 an element; L1's step is a third, L3's three times as large "
         "(default %(default)s)")  # fmt: skip
-    add("--classes", type=int, default=192, help=argparse.SUPPRESS)
     add("--cgtool", default=shutil.which("cgtool"), help="path of cgtool (default: the one on PATH)")
-    add("--quiet", action="store_true", help="no progress")
     return parser.parse_args(arguments)
 
 
@@ -312,7 +312,7 @@ def run(options):
     histograms, mean_square = count_symbols(model, source, chunks, transform, steps, progress)
     progress.start("classes")
     plan = plan_columns(transform, histograms, mean_square, most_bytes)
-    profile = assemble(model, geometry.model_fingerprint, transform, histograms, plan, steps, options.classes)
+    profile = assemble(model, geometry.model_fingerprint, transform, histograms, plan, steps, options.classes or N_CLASSES)
     data = profile.to_bytes()
     write_store(options.store, model, geometry.model_fingerprint, profile, data, described=described)
     progress.start("sizes of chunks that were held out")
@@ -325,13 +325,7 @@ def run(options):
     return report
 
 
-def main(arguments=None):
-    options = parse_arguments(arguments)
-    try:
-        run(options)
-    except Unsupported as error:
-        raise SystemExit(f"self_profile: {options.store} is not supported: {error}") from error
-
+main = make_main("self_profile", parse_arguments, run, "store")
 
 if __name__ == "__main__":
     main()

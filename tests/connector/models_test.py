@@ -11,9 +11,11 @@ import unittest
 
 import profile_test as tiny  # skips without torch and transformers
 import torch
+from cachegen.command import Progress
+from cachegen.contexts import Caches
 from cachegen.klt import Planes
 from cachegen.kv_model import Context, KvModel
-from cachegen.profile import Caches, Progress, calibrate, make_profile
+from cachegen.make_profile import calibrate, make_profile
 from safetensors.torch import load_file, save_file
 
 N_TOKENS, N_CONTINUATION = 1024, 48  # tokens: more than channels in a group, which its basis is made from

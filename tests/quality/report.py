@@ -36,11 +36,14 @@ import curves  # noqa: E402
 import tasks  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from cachegen.command import Progress  # noqa: E402
+from cachegen.contexts import Caches, windows  # noqa: E402
 from cachegen.fingerprint import model_fingerprint  # noqa: E402
 from cachegen.kv_model import KvModel  # noqa: E402
-from cachegen.profile import Caches, Progress, make_profile, windows, write_atomically  # noqa: E402
+from cachegen.make_profile import make_profile  # noqa: E402
 from cachegen.profile_file import read_profile  # noqa: E402
 from cachegen.quality import CHUNK_TOKENS, score  # noqa: E402
+from cachegen.store_files import write_atomically  # noqa: E402
 
 PARTS = ("size", "domains", "tasks")
 CODECS = ("lossless", "klt", "paper", "published", "int8", "int4")

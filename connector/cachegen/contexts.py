@@ -1,0 +1,55 @@
+"""Contexts to calibrate on and to measure with: cut from texts, and their KV caches.
+
+A context is n tokens whose KV is coded, and the tokens that follow, from which Fisher information and quality come.
+"""
+
+import torch
+
+from .assemble import N_SINKS
+from .kv_model import Context
+from .profile_file import BLOCK_TOKENS
+
+CONTINUATION = 256  # tokens after a context
+
+
+def windows(name, ids, n_tokens):
+    """Contexts that cover ids one after the other, each with its continuation; a short text is one shorter context."""
+    size = n_tokens + CONTINUATION
+    starts = range(0, max(len(ids) - size, 0) + 1, size)
+    found = [Context(f"{name}@{at}", ids[at : at + size], n_tokens) for at in starts if at + size <= len(ids)]
+    if not found and len(ids) >= CONTINUATION // 4 + 64:
+        follow = min(CONTINUATION, len(ids) // 4)
+        found = [Context(f"{name}@0", ids, (len(ids) - follow) // BLOCK_TOKENS * BLOCK_TOKENS)]
+    return found
+
+
+def pick(items, n):
+    """n of items, evenly spread; all of them when n is 0 or there are no more."""
+    if not n or n >= len(items):
+        return items
+    return [items[round(i * len(items) / n)] for i in range(n)]
+
+
+class Caches:
+    """KV caches of contexts, kept while they fit in limit_bytes and computed again when they don't; and the Fisher
+    information of each, computed once: profiles from other selections of the same contexts share both."""
+
+    def __init__(self, model, limit_bytes, seed=1):
+        self.model, self.left_bytes, self.kept = model, limit_bytes, {}
+        self.information, self.generator = {}, torch.Generator().manual_seed(seed)
+
+    def get(self, context):
+        if context.name in self.kept:
+            return self.kept[context.name]
+        k, v = self.model.prefill(context)
+        n_bytes = 2 * k.numel() * k.element_size()
+        if n_bytes <= self.left_bytes:
+            self.left_bytes -= n_bytes
+            self.kept[context.name] = (k, v)
+        return k, v
+
+    def fisher(self, context, k, v):
+        """Of the context whose cache is k, v: as KvModel.fisher()."""
+        if context.name not in self.information:
+            self.information[context.name] = self.model.fisher(context, k, v, N_SINKS, self.generator)
+        return self.information[context.name]
