@@ -1,6 +1,8 @@
 """A causal language model as the profile tool sees it: KV caches out, log-likelihoods given a cache, their gradients.
 
 Needs torch and transformers. K and V are [n_layers][n_tokens][n_kv_heads][head_dim], K rotated, as engines hold it.
+They are of the cache's type (dtype) even where the model computes in another one (compute_dtype), which only is faster:
+K and V are rounded on their way out, as an engine's cache would round them.
 Layers with a sliding window keep the K and V of all tokens, like the others: the window is the attention mask's. So a
 DynamicCache is made without the configuration, with which it would cut these layers to their window.
 """
@@ -9,9 +11,17 @@ from dataclasses import dataclass
 
 import torch
 
+from .compute_type import faster_dtype
 from .rope import Rope, Unsupported, rope_of
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def dtype_name(dtype):
+    return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 @dataclass
@@ -37,9 +47,10 @@ def _refuse_by_config(config):
 
 
 class KvModel:
-    """Unsupported: the model's cache is none that version 1 codes; the message names what it is."""
-
-    def __init__(self, model_dir, device="cpu", dtype=None):
+    def __init__(self, model_dir, device="cpu", dtype=None, compute_dtype=None):
+        """dtype: of the cache, and of the weights, which are rounded to it; None: the model's. compute_dtype: None for
+        what is faster here. Unsupported: the model's cache is none that version 1 codes; the message names what it
+        is."""
         from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
         config = AutoConfig.from_pretrained(model_dir)
@@ -54,10 +65,13 @@ class KvModel:
         self.rope: Rope = rope_of(config, self.head_dim)
         dtype = dtype or getattr(config, "dtype", None) or torch.bfloat16
         self.device, self.dtype, self.new_cache = torch.device(device), dtype, DynamicCache
+        self.compute_dtype = compute_dtype or faster_dtype(dtype, config, device)
         self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval().to(self.device)
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self.weights_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        if self.compute_dtype != dtype:
+            self.model.to(self.compute_dtype)
         self._check_rope()
 
     @property
@@ -66,7 +80,7 @@ class KvModel:
 
     @property
     def dtype_name(self):
-        return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[self.dtype]
+        return dtype_name(self.dtype)
 
     def _stack(self, cache):
         layers = getattr(cache, "layers", None)
@@ -103,14 +117,14 @@ class KvModel:
 
     @torch.no_grad()
     def prefill(self, context):
-        """K, V of the first n tokens, of the model's dtype."""
+        """K, V of the first n tokens, rounded to dtype."""
         ids = context.ids[: context.n].to(self.device)
         out = self.model(ids[None], past_key_values=self.new_cache(), use_cache=True, logits_to_keep=1)
-        return self._stack(out.past_key_values)
+        return tuple(x.to(self.dtype) for x in self._stack(out.past_key_values))
 
     def cache(self, k, v):
-        """A transformers cache that holds k and v."""
-        cache = self.new_cache()
+        """A transformers cache that holds k and v, for the model to go on from."""
+        cache, k, v = self.new_cache(), k.to(self.compute_dtype), v.to(self.compute_dtype)
         for layer in range(self.n_layers):
             cache.update(k[layer].transpose(0, 1)[None], v[layer].transpose(0, 1)[None], layer)
         return cache
@@ -127,7 +141,7 @@ class KvModel:
         Mean over the tokens of the squared gradient of the log-likelihood of sampled continuations. One backward pass
         serves all positions: their gradients are added with random signs, so that cross terms vanish on average.
         """
-        k, v = k.clone().requires_grad_(True), v.clone().requires_grad_(True)
+        k, v = (x.to(self.compute_dtype, copy=True).requires_grad_(True) for x in (k, v))
         log_p = self.log_probs(context, k, v)
         sampled = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(self.device)
         sign = torch.randint(0, 2, sampled.shape, generator=generator).to(self.device) * 2.0 - 1

@@ -18,7 +18,7 @@ from .command import Progress, make_main, make_parser
 from .contexts import Caches, pick, windows
 from .fingerprint import model_fingerprint
 from .klt import Planes, split_layers
-from .kv_model import KvModel
+from .kv_model import DTYPES, KvModel, dtype_name
 from .make_profile import N_CLASSES, PROFILE_SHARE, default_group_layers, make_profile
 from .profile_file import BLOCK_TOKENS
 from .quality import CHUNK_TOKENS
@@ -91,6 +91,7 @@ def make_report(model, profile, data, held_out, scores, seconds):
         "n_wide": [[len(b.wide) for b in both] for both in profile.basis or ()],
         "group_layers": profile.group_layers,
         "dtype": model.dtype_name,
+        "compute_dtype": dtype_name(model.compute_dtype),
         "held_out": [context.name for context in held_out],
         "n_held_out": len(held_out),
         "seconds": seconds,
@@ -114,7 +115,9 @@ def parse_arguments(arguments):
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
                         f'(default {DEFAULT}; paper: {paper.STEPS})')  # fmt: skip
     add("--device", default="cpu")
-    add("--dtype", choices=("bf16", "fp16", "fp32"), help="of weights and caches (default: the model's)")
+    add("--dtype", choices=tuple(DTYPES), help="of weights and caches (default: the model's)")
+    add("--compute-dtype", choices=tuple(DTYPES), help="to run the model in: K and V are rounded to --dtype all the same "
+        "(default: by a short measurement, fp32 where the CPU is slow in --dtype)")  # fmt: skip
     add("--memory-gib", type=float, default=4.0, help="for KV caches between the passes (default %(default)s)")
     add("--seed", type=int, default=1)
     add("--json", metavar="FILE", help="write the report there, too")
@@ -126,8 +129,9 @@ def run(options):
     from transformers import AutoTokenizer
 
     progress.start(f"loading {options.model_dir}")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}.get(options.dtype)
-    model = KvModel(options.model_dir, options.device, dtype)
+    dtype, compute_dtype = DTYPES.get(options.dtype), DTYPES.get(options.compute_dtype)
+    model = KvModel(options.model_dir, options.device, dtype, compute_dtype)
+    progress.start(f"a cache of {model.dtype_name}; the model computes in {dtype_name(model.compute_dtype)}")
     fingerprint = model_fingerprint(options.model_dir)
     tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
     contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)

@@ -26,6 +26,7 @@ try:
 
     from cachegen import paper, profile
     from cachegen.assemble import N_SINKS
+    from cachegen.compute_type import faster_dtype, product_seconds
     from cachegen.klt import Planes
     from cachegen.kv_model import Context, KvModel
     from cachegen.profile_file import read_profile, to_bf16_bits
@@ -234,6 +235,47 @@ class ProfileTest(unittest.TestCase):
     def test_the_same_input_gives_the_same_profile(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         self.assertEqual(self.profile()[0]["profile"], self.profile()[0]["profile"])
+
+    def test_caches_are_of_their_own_type_whatever_the_model_computes_in(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        models = {name: KvModel(self.path("model"), dtype=torch.bfloat16, compute_dtype=dtype)
+                  for name, dtype in (("slow", torch.bfloat16), ("fast", torch.float32))}  # fmt: skip
+        ids = torch.randint(256, (N_TOKENS + 64,), generator=torch.Generator().manual_seed(11))
+        context = Context("random", ids, N_TOKENS)
+        found = {}
+        for name, model in models.items():
+            k, v = model.prefill(context)
+            self.assertEqual((k.dtype, v.dtype, model.dtype_name), (torch.bfloat16, torch.bfloat16, "bf16"))
+            with torch.no_grad():
+                log_p = model.log_probs(context, k, v)
+            fisher = model.fisher(context, k, v, N_SINKS, torch.Generator().manual_seed(1))
+            self.assertTrue(fisher.isfinite().all() and (fisher >= 0).all())
+            found[name] = model.weights_bytes, fisher.shape, k, v, log_p
+        self.assertEqual(models["fast"].model.dtype, torch.float32)
+        slow, fast = found["slow"], found["fast"]
+        self.assertEqual(slow[:2], fast[:2], "size of the weights, shape of the information")
+        for a, b in zip(slow[2:4], fast[2:4]):  # bf16 has 8 bits: roundings on the way to the last layer add up
+            self.assertLess(((a - b).float().norm() / b.float().norm()).item(), 0.03)
+        self.assertLess((fast[4].exp() * (fast[4] - slow[4])).sum(-1).mean().item(), 0.05)
+        self.assertEqual(self.profile("--dtype", "bf16", "--compute-dtype", "fp32")[0]["compute_dtype"], "fp32")
+
+    def test_the_faster_type_is_taken_where_it_is_clearly_faster(self):
+        bf16, f32, asked = torch.bfloat16, torch.float32, []
+
+        def choose(bf16_s, f32_s, dtype=bf16, **options):
+            def measure(dtypes, *shape):
+                asked.append(shape)
+                return {bf16: bf16_s, f32: f32_s}
+
+            return faster_dtype(dtype, config("Llama"), measure=measure, **options)
+
+        self.assertEqual([choose(4, 1), choose(1.1, 1), choose(1, 4)], [f32, bf16, bf16])
+        self.assertEqual(asked, [(128, 128)] * 3, "the model's shapes")
+        self.assertEqual([choose(4, 1, dtype=f32), choose(4, 1, device="cuda")], [f32, bf16])
+        self.assertEqual(len(asked), 3, "nothing to choose, nothing to measure")
+        seconds = product_seconds((bf16, f32), 1 << 20, 64)
+        self.assertEqual(set(seconds), {bf16, f32})
+        self.assertTrue(all(math.isfinite(s) and s > 0 for s in seconds.values()), seconds)
 
     def test_unsupported_kinds_are_refused_by_name(self):
         for name, make_config in REFUSED.items():

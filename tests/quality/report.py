@@ -39,7 +39,7 @@ import transformers  # noqa: E402
 from cachegen.command import Progress  # noqa: E402
 from cachegen.contexts import Caches, windows  # noqa: E402
 from cachegen.fingerprint import model_fingerprint  # noqa: E402
-from cachegen.kv_model import KvModel  # noqa: E402
+from cachegen.kv_model import KvModel, dtype_name  # noqa: E402
 from cachegen.make_profile import make_profile  # noqa: E402
 from cachegen.profile_file import read_profile  # noqa: E402
 from cachegen.quality import CHUNK_TOKENS, score  # noqa: E402
@@ -152,7 +152,9 @@ class Study:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
         self.name = os.path.basename(os.path.abspath(model_dir))
         shape = [self.model.n_layers, self.model.n_kv_heads, self.model.head_dim]
-        result.model(self.name, {"fingerprint": self.fingerprint, "shape": shape, "dtype": self.model.dtype_name})
+        about = {"fingerprint": self.fingerprint, "shape": shape, "dtype": self.model.dtype_name}
+        # What is kept of an earlier run was computed in the same type: bf16 and f32 give other digits.
+        result.model(self.name, {**about, "compute_dtype": dtype_name(self.model.compute_dtype)})
         self.caches = Caches(self.model, int(options.memory_gib * 2**30))
         self.published = codecs_compared.Published(self.model)
         self.profiles = dict(options.profile)  # codec: path; None: there is none to be had

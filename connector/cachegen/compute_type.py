@@ -1,0 +1,41 @@
+"""In which type this machine runs a model fast: its own, or f32.
+
+A CPU without matrix instructions for bf16 (AVX-512 BF16, AMX; Arm BF16) multiplies bf16 several times slower than f32:
+the framework then converts element by element. What a CPU has says little about which products its libraries are fast
+at, so a product of the model's shapes is timed, for a fraction of a second.
+"""
+
+import time
+
+import torch
+
+N_TOKENS = 256
+MAX_DIM = 2048  # of the matrices: a large model's product would take seconds, and says the same
+N_RUNS = 5
+LEAST_GAIN = 1.3  # f32 takes twice the memory: it is to be this much faster
+
+
+def product_seconds(dtypes, hidden_size, intermediate_size):
+    """{dtype: seconds of a product of N_TOKENS tokens with weights [intermediate_size][hidden_size]}: the shortest of
+    N_RUNS, taken in turn, so that what else the machine does hits all alike."""
+    rows, columns = min(intermediate_size, MAX_DIM), min(hidden_size, MAX_DIM)
+    inputs = {dtype: (torch.ones(N_TOKENS, columns, dtype=dtype), torch.ones(rows, columns, dtype=dtype))
+              for dtype in dtypes}  # fmt: skip
+    best = dict.fromkeys(dtypes, float("inf"))
+    with torch.no_grad():
+        for run in range(1 + N_RUNS):  # the first one makes kernels and touches memory
+            for dtype, (x, weights) in inputs.items():
+                began = time.perf_counter()
+                torch.nn.functional.linear(x, weights)
+                if run:
+                    best[dtype] = min(best[dtype], time.perf_counter() - began)
+    return best
+
+
+def faster_dtype(dtype, config, device="cpu", measure=product_seconds):
+    """dtype, or torch.float32 where a model of config runs clearly faster in it. config: a transformers configuration."""
+    if torch.device(device).type != "cpu" or dtype == torch.float32:
+        return dtype
+    hidden_size = config.hidden_size
+    seconds = measure((dtype, torch.float32), hidden_size, getattr(config, "intermediate_size", None) or 4 * hidden_size)
+    return torch.float32 if seconds[dtype] > LEAST_GAIN * seconds[torch.float32] else dtype
