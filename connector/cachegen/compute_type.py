@@ -12,7 +12,7 @@ import torch
 
 N_TOKENS = 256
 MAX_DIM = 2048  # of the matrices: a large model's product would take seconds, and says the same
-N_RUNS = 5
+N_RUNS = 5  # the first one also makes kernels and touches memory
 LEAST_GAIN = 1.3  # f32 takes twice the memory: it is to be this much faster
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -23,19 +23,24 @@ def dtype_name(dtype):
 
 def product_seconds(dtypes, hidden_size, intermediate_size):
     """{dtype: seconds of a product of N_TOKENS tokens with weights [intermediate_size][hidden_size]}: the shortest of
-    N_RUNS, taken in turn, so that what else the machine does hits all alike."""
+    N_RUNS. Of one thread, and of its own CPU time: other processes on the machine don't count."""
     rows, columns = min(intermediate_size, MAX_DIM), min(hidden_size, MAX_DIM)
-    inputs = {dtype: (torch.ones(N_TOKENS, columns, dtype=dtype), torch.ones(rows, columns, dtype=dtype))
-              for dtype in dtypes}  # fmt: skip
-    best = dict.fromkeys(dtypes, float("inf"))
-    with torch.no_grad():
-        for run in range(1 + N_RUNS):  # the first one makes kernels and touches memory
-            for dtype, (x, weights) in inputs.items():
-                began = time.perf_counter()
-                torch.nn.functional.linear(x, weights)
-                if run:
-                    best[dtype] = min(best[dtype], time.perf_counter() - began)
+    best, n_threads = {}, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            for dtype in dtypes:
+                x, weights = torch.ones(N_TOKENS, columns, dtype=dtype), torch.ones(rows, columns, dtype=dtype)
+                best[dtype] = min(_product_seconds(x, weights) for _ in range(N_RUNS))
+    finally:
+        torch.set_num_threads(n_threads)
     return best
+
+
+def _product_seconds(x, weights):
+    began = time.thread_time()
+    torch.nn.functional.linear(x, weights)
+    return time.thread_time() - began
 
 
 def faster_dtype(dtype, config, device="cpu", measure=product_seconds):
