@@ -44,11 +44,11 @@ def _product_seconds(x, weights):
 
 
 def faster_dtype(dtype, config, device="cpu", measure=product_seconds):
-    """dtype, or torch.float32 where a model of config runs clearly faster in it. config: a transformers configuration."""
+    """dtype, or torch.float32 where a model runs clearly faster in it. config: the model's transformers configuration."""
     if torch.device(device).type != "cpu" or dtype == torch.float32:
         return dtype
-    hidden_size = config.hidden_size
-    seconds = measure((dtype, torch.float32), hidden_size, getattr(config, "intermediate_size", None) or 4 * hidden_size)
+    intermediate_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    seconds = measure((dtype, torch.float32), config.hidden_size, intermediate_size)
     return torch.float32 if seconds[dtype] > LEAST_GAIN * seconds[torch.float32] else dtype
 
 

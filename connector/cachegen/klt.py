@@ -138,8 +138,8 @@ class Transform:
 
     def coefficients(self, x, g, p):
         """f32 [n_blocks][8][n_components] of plane p of group g. x: [2][n_layers][n_tokens][C], from position 0.
-        Tokens that are not coded (sinks, and what is missing from a last partial block) are made up, and a decoder drops
-        them: they are to cost little. Sinks become the mean of the rest of their block. A last partial block is filled
+        Tokens that are not coded (sinks, and what is missing from a last partial block) are made up, and a decoder
+        drops them: they are to cost little. Sinks become the mean of the rest of their block. A last partial block is filled
         with its last token here; the C encoder fills it with the mean of its tokens, which costs a little less. Only
         contexts that end within a block see the difference, in their last block's symbols."""
         layers = slice(self.first[g], self.first[g + 1])

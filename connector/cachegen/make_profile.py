@@ -1,5 +1,7 @@
-"""From a model and contexts to a profile: statistics of K and V, a KLT, quantizer steps, tables. The library behind
-cachegen.profile; cachegen.self_profile takes of it what needs no running model. codec/FORMAT.md, "Profile", is the goal.
+"""From a model and contexts to a profile: statistics of K and V, a KLT, quantizer steps, tables.
+
+The library behind cachegen.profile; cachegen.self_profile takes of it what needs no running model. What a profile is:
+codec/FORMAT.md, "Profile".
 """
 
 import torch
