@@ -306,3 +306,28 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
     cg_put_le(bytes + HASH_OFFSET, 8, header_hash(bytes, header_bytes));
     return CG_OK;
 }
+
+cg_status cg_chunk_assemble(const cg_chunk_header *header, const cg_section *sections,
+                            const cg_piece *pieces, uint8_t **bytes_out, size_t *n_bytes_out)
+{
+    size_t n_bytes = CG_CHUNK_FIXED_BYTES + (size_t)header->n_sections * CG_CHUNK_SECTION_BYTES;
+    size_t at = n_bytes;
+    for (uint32_t i = 0; i < header->n_sections; i++)
+        n_bytes += pieces[i].n_bytes;
+    uint8_t *bytes = malloc(n_bytes);
+    if (bytes == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < header->n_sections; i++) {
+        if (pieces[i].n_bytes > 0) /* memcpy's pointer must not be NULL */
+            memcpy(bytes + at, pieces[i].bytes, pieces[i].n_bytes);
+        at += pieces[i].n_bytes;
+    }
+    const cg_status status = cg_chunk_finish(header, sections, bytes, n_bytes);
+    if (status != CG_OK) {
+        free(bytes);
+        return status;
+    }
+    *bytes_out = bytes;
+    *n_bytes_out = n_bytes;
+    return CG_OK;
+}

@@ -125,6 +125,17 @@ cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
 cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes,
                           size_t n_bytes);
 
+/* Bytes on their way into a file: a section's, malloc'ed, or NULL. */
+typedef struct cg_piece {
+    uint8_t *bytes;
+    size_t n_bytes;
+} cg_piece;
+
+/* Makes a whole file: header, table, and the sections' pieces[header->n_sections]. *bytes_out is
+ * malloc'ed, the caller's. Errors of cg_chunk_finish(), CG_ERR_NO_MEMORY. */
+cg_status cg_chunk_assemble(const cg_chunk_header *header, const cg_section *sections,
+                            const cg_piece *pieces, uint8_t **bytes_out, size_t *n_bytes_out);
+
 #ifdef __cplusplus
 }
 #endif

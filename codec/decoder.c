@@ -10,10 +10,10 @@
 
 struct cg_decoder {
     cg_chunk chunk;
-    cg_lossy_context lossy; /* profile NULL at L0 */
+    cg_heads heads;          /* profile NULL at L0 */
+    const cg_preset *preset; /* NULL at L0 */
     uint32_t n_sink_tokens;
     cg_section *sections; /* [chunk.header.n_sections] */
-    float *rotation;      /* cosines, then sines */
 };
 
 cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
@@ -39,21 +39,10 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
     if ((status = cg_section_plan_check(profile, &d->chunk, d->sections)) != CG_OK)
         goto done;
     if (profile != NULL) {
-        const size_t n = cg_lossy_rotation_elements(profile, h->n_tokens);
+        d->preset = cg_lossy_preset(profile);
         d->n_sink_tokens = cg_section_plan_n_sinks(profile, h);
-        d->rotation = malloc((2 * n + 1) * sizeof *d->rotation);
-        if (d->rotation == NULL) {
-            status = CG_ERR_NO_MEMORY;
+        if ((status = cg_heads_init(profile, h, &d->heads)) != CG_OK)
             goto done;
-        }
-        cg_lossy_rotation(profile, h->first_position, h->n_tokens, d->rotation, d->rotation + n);
-        d->lossy = (cg_lossy_context){.profile = profile,
-                                      .kernels = profile->kernels,
-                                      .first_position = h->first_position,
-                                      .n_tokens = h->n_tokens,
-                                      .dtype = h->geometry.dtype,
-                                      .cosine = d->rotation,
-                                      .sine = d->rotation + n};
     }
     *decoder_out = d;
     d = NULL;
@@ -67,7 +56,7 @@ void cg_decoder_free(cg_decoder *d)
     if (d == NULL)
         return;
     free(d->sections);
-    free(d->rotation);
+    cg_heads_destroy(&d->heads);
     free(d);
 }
 
@@ -78,13 +67,13 @@ const cg_chunk *cg_decoder_chunk(const cg_decoder *d)
 
 uint32_t cg_decoder_n_tasks(const cg_decoder *d)
 {
-    return CG_N_PLANES * (d->lossy.profile != NULL ? d->lossy.profile->n_groups
+    return CG_N_PLANES * (d->heads.profile != NULL ? d->heads.profile->n_groups
                                                    : d->chunk.header.geometry.n_layers);
 }
 
 cg_task_shape cg_decoder_task_shape(const cg_decoder *d, uint32_t task_index)
 {
-    return cg_section_plan_task(d->lossy.profile, &d->chunk.header, task_index);
+    return cg_section_plan_task(d->heads.profile, &d->chunk.header, task_index);
 }
 
 static size_t sinks_bytes(const cg_decoder *d, const cg_group *group)
@@ -96,15 +85,15 @@ static size_t sinks_bytes(const cg_decoder *d, const cg_group *group)
 size_t cg_decoder_scratch_bytes(const cg_decoder *d)
 {
     const cg_chunk_header *h = &d->chunk.header;
-    const cg_profile *p = d->lossy.profile;
+    const cg_profile *p = d->heads.profile;
     size_t most = 0;
     if (p == NULL)
         return cg_lossless_scratch_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry),
                                          h->n_tokens);
     for (uint32_t g = 0; g < p->n_groups; g++) {
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
-            const size_t bytes = cg_lossy_decode_scratch_bytes(p, h->level, h->coarsest,
-                                                               &p->groups[g], plane, h->n_tokens);
+            const size_t bytes = d->preset->decode_scratch_bytes(p, h->level, h->coarsest,
+                                                                 &p->groups[g], plane, h->n_tokens);
             most = bytes > most ? bytes : most;
         }
         cg_arena arena = {0};
@@ -143,7 +132,7 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
                          size_t scratch_bytes, void *out)
 {
     const cg_chunk_header *h = &d->chunk.header;
-    const cg_profile *p = d->lossy.profile;
+    const cg_profile *p = d->heads.profile;
     if (task_index >= cg_decoder_n_tasks(d) || scratch_bytes < cg_decoder_scratch_bytes(d) ||
         (uintptr_t)scratch % CG_ARENA_ALIGN != 0)
         return CG_ERR_INVALID_ARGUMENT;
@@ -166,8 +155,8 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
         return cg_lossless_decode(h->geometry.dtype, coded[CG_L0].bytes, coded[CG_L0].n_bytes,
                                   cg_geometry_channels(&h->geometry), h->n_tokens, scratch, out);
     const cg_group *group = &p->groups[task_index / CG_N_PLANES];
-    status = cg_lossy_decode(&d->lossy, h->level, h->coarsest, group, task_index % CG_N_PLANES,
-                             coded, scratch, out);
+    status = d->preset->decode(&d->heads, h->level, h->coarsest, group, task_index % CG_N_PLANES,
+                               coded, scratch, out);
     if (status == CG_OK && sinks != NULL)
         status = decode_sinks(d, group, sinks, scratch, out);
     return status;

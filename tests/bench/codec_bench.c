@@ -21,7 +21,7 @@
 #include "codec/codec.h"
 #include "codec/cursor.h"
 #include "codec/kernels.h"
-#include "codec/lossy.h"
+#include "codec/klt.h"
 #include "codec/section_plan.h"
 
 #include <pthread.h>
@@ -316,17 +316,17 @@ static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
 {
     const cg_chunk_header *h = &chunk->header;
     const cg_group *group = &profile->groups[task / CG_N_PLANES];
-    const size_t n_blocks = cg_lossy_n_blocks(h->n_tokens);
+    const size_t n_blocks = cg_klt_n_blocks(h->n_tokens);
     cg_symbols symbols = {0}, coarse;
     void *memory[CG_N_LEVELS] = {0};
     for (unsigned level = h->coarsest; level >= h->level; level--) {
         const cg_level_columns *columns = &group->columns[level - 1][task % CG_N_PLANES];
         const cg_section *section = &sections[cg_section_plan_index(profile, h, task, level)];
         size_t used_bytes;
-        memory[level] = take(cg_lossy_symbols_bytes(columns, n_blocks));
+        memory[level] = take(cg_symbols_bytes(columns, n_blocks));
         coarse = symbols;
-        symbols = cg_lossy_lay_symbols(columns, level < h->coarsest ? &coarse : NULL, n_blocks,
-                                       memory[level]);
+        symbols =
+            cg_symbols_lay(columns, level < h->coarsest ? &coarse : NULL, n_blocks, memory[level]);
         check(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
                              chunk->bytes + section->offset, section->bytes, &used_bytes),
               "symbols");
@@ -344,7 +344,7 @@ static void print_roofline(const chunk_file *file, const cg_profile *profile)
     check(cg_chunk_open(file->bytes, file->n_bytes, &chunk), file->path);
     cg_section *sections = take(chunk.header.n_sections * sizeof *sections);
     cg_chunk_sections(&chunk, sections);
-    const size_t n_blocks = cg_lossy_n_blocks(chunk.header.n_tokens);
+    const size_t n_blocks = cg_klt_n_blocks(chunk.header.n_tokens);
     double symbols = 0, products = 0, nonzero_products = 0;
     for (uint32_t task = 0; task < CG_N_PLANES * profile->n_groups; task++) {
         const cg_group *group = &profile->groups[task / CG_N_PLANES];

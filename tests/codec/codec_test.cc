@@ -1,7 +1,7 @@
 #include "codec/codec.h"
 
 #include "codec/kernels.h"
-#include "codec/lossy.h"
+#include "codec/klt.h"
 #include "profile_maker.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
     std::vector<std::vector<int16_t>> all;
     cg_chunk chunk;
     EXPECT_EQ(cg_chunk_open(bytes.data(), bytes.size(), &chunk), CG_OK);
-    const size_t n_blocks = cg_lossy_n_blocks(chunk.header.n_tokens);
+    const size_t n_blocks = cg_klt_n_blocks(chunk.header.n_tokens);
     for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
         const cg_section s = cg_chunk_section(&chunk, i);
         if (s.kind != CG_SECTION_SYMBOLS)
@@ -54,8 +54,8 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
         const cg_level_columns &columns =
             profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
         const std::unique_ptr<void, MallocFree> memory(
-            aligned_alloc(64, cg_lossy_symbols_bytes(&columns, n_blocks) + 64));
-        const cg_symbols symbols = cg_lossy_lay_symbols(&columns, nullptr, n_blocks, memory.get());
+            aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
+        const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
         size_t used;
         EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
                                  bytes.data() + s.offset, s.bytes, &used),

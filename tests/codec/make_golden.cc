@@ -1,6 +1,6 @@
 // tests/codec/make_golden.cc - makes the golden files of a format version: tests/golden/README says
 // when. usage: make_golden DIRECTORY    which is named like one of golden.h's sets
-#include "codec/lossy.h"
+#include "codec/klt.h"
 #include "golden.h"
 
 #include <cstdio>
@@ -31,7 +31,7 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
 {
     cg_chunk chunk;
     require(cg_chunk_open(bytes.data(), bytes.size(), &chunk) == CG_OK, "with_streams");
-    const size_t n_blocks = cg_lossy_n_blocks(chunk.header.n_tokens);
+    const size_t n_blocks = cg_klt_n_blocks(chunk.header.n_tokens);
     std::vector<cg_section> sections(chunk.header.n_sections);
     cg_chunk_sections(&chunk, sections.data());
     Bytes out(chunk.header.header_bytes);
@@ -42,9 +42,8 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
             const cg_level_columns &columns =
                 profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
             const std::unique_ptr<void, MallocFree> memory(
-                aligned_alloc(64, cg_lossy_symbols_bytes(&columns, n_blocks)));
-            const cg_symbols symbols =
-                cg_lossy_lay_symbols(&columns, nullptr, n_blocks, memory.get());
+                aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks)));
+            const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
             size_t used;
             require(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
                                    section.data(), section.size(), &used) == CG_OK,

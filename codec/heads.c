@@ -1,0 +1,97 @@
+#include "codec/heads.h"
+
+#include "codec/bf16.h"
+#include "codec/kernels.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+cg_status cg_heads_init(const cg_profile *profile, const cg_chunk_header *header, cg_heads *heads)
+{
+    const size_t half = profile->rotary_dim / 2, n_tokens = header->n_tokens,
+                 n_rows = profile->n_ropes * n_tokens;
+    float *memory = malloc((2 * n_rows * half + 1) * sizeof *memory); /* not 0 bytes */
+    if (memory == NULL)
+        return CG_ERR_NO_MEMORY;
+    *heads = (cg_heads){.profile = profile,
+                        .first_position = header->first_position,
+                        .n_tokens = header->n_tokens,
+                        .dtype = header->geometry.dtype,
+                        .cosine = memory,
+                        .sine = memory + n_rows * half};
+    for (size_t row = 0; row < n_rows; row++) {
+        const double *inv_freq = profile->inv_freq + row / n_tokens * half;
+        for (size_t i = 0; i < half; i++) {
+            /* In f64: at position 100,000 an f32 angle is off by 2^-8. */
+            const double angle = (double)(header->first_position + row % n_tokens) * inv_freq[i];
+            heads->cosine[row * half + i] = (float)cos(angle);
+            heads->sine[row * half + i] = (float)sin(angle);
+        }
+    }
+    return CG_OK;
+}
+
+void cg_heads_destroy(cg_heads *heads)
+{
+    free(heads->cosine);
+}
+
+void cg_heads_store(const cg_heads *heads, const float *values, void *out, size_t element)
+{
+    const size_t n = heads->profile->geometry.head_dim;
+    if (heads->dtype == CG_DTYPE_BF16) {
+        heads->profile->kernels->to_bf16(values, n, (uint16_t *)out + element);
+    } else if (heads->dtype == CG_DTYPE_FP16) {
+        for (size_t i = 0; i < n; i++)
+            ((uint16_t *)out)[element + i] = cg_fp16_from_f32(values[i]);
+    } else {
+        memcpy((float *)out + element, values, n * sizeof *values);
+    }
+}
+
+bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float *restrict values)
+{
+    const uint16_t *restrict halves = (const uint16_t *)in + element;
+    const size_t n = heads->profile->geometry.head_dim;
+    uint32_t any_not_finite = 0; /* in loops that vectorize */
+    if (heads->dtype == CG_DTYPE_BF16) {
+        for (size_t i = 0; i < n; i++)
+            values[i] = cg_bf16_to_f32(halves[i]);
+    } else if (heads->dtype == CG_DTYPE_FP16) {
+        for (size_t i = 0; i < n; i++)
+            values[i] = cg_fp16_to_f32(halves[i]);
+    } else {
+        memcpy(values, (const float *)in + element, n * sizeof *values);
+    }
+    for (size_t i = 0; i < n; i++)
+        any_not_finite |= (cg_f32_bits(values[i]) & 0x7f800000u) == 0x7f800000u;
+    return any_not_finite == 0;
+}
+
+/* Where a token's cosines and sines are, for a layer of the model. */
+static size_t rotation_at(const cg_heads *heads, uint32_t layer, size_t t)
+{
+    const cg_profile *p = heads->profile;
+    return ((size_t)p->layer_rope[layer] * heads->n_tokens + t) * (p->rotary_dim / 2);
+}
+
+void cg_heads_rotate(const cg_heads *heads, uint32_t layer, size_t t, float *values)
+{
+    const uint32_t half = heads->profile->rotary_dim / 2;
+    const size_t at = rotation_at(heads, layer, t);
+    if (half > 0)
+        heads->profile->kernels->rotate(values, heads->cosine + at, heads->sine + at, half);
+}
+
+void cg_heads_unrotate(const cg_heads *heads, uint32_t layer, size_t t, float *values)
+{
+    const uint32_t half = heads->profile->rotary_dim / 2;
+    const size_t at = rotation_at(heads, layer, t);
+    const float *cosine = heads->cosine + at, *sine = heads->sine + at;
+    for (uint32_t i = 0; i < half; i++) {
+        const float a = values[i], b = values[i + half];
+        values[i] = a * cosine[i] + b * sine[i];
+        values[i + half] = b * cosine[i] - a * sine[i];
+    }
+}

@@ -1,0 +1,54 @@
+/* codec/klt.h - preset klt: one layer group's plane to symbols and back.
+ *
+ * Encoding: K is rotated back; the mean is taken off and each channel is weighted by what an error
+ * in it costs the model; a DCT over blocks of 8 tokens; a KLT (the profile's basis) over all
+ * channels of the group; a quantizer with one step for all. Decoding is the same the other way
+ * round. Both walk the matrix of codec/symbols.h, whose rows are blocks of 8 tokens. Why KLT and
+ * DCT: neighbouring layers and heads of a KV cache are correlated, and so are neighbouring tokens,
+ * once K's rotation is undone. After both transforms most symbols are zero. Bytes and arithmetic:
+ * codec/FORMAT.md, "What the lossy levels mean". Elements are in the canonical layout of
+ * codec/codec.h. scratch: 64-byte aligned, cg_klt_..._scratch_bytes(). Threads: pure functions on
+ * the caller's memory and a shared profile.
+ */
+#ifndef CG_CODEC_KLT_H
+#define CG_CODEC_KLT_H
+#include "codec/heads.h"
+#include "codec/symbols.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rows of a section's matrix. */
+static inline size_t cg_klt_n_blocks(uint32_t n_tokens)
+{
+    return (n_tokens + CG_DCT - 1u) / CG_DCT;
+}
+
+size_t cg_klt_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
+                                   const cg_group *group, unsigned plane, uint32_t n_tokens);
+/* Decodes sections[level] into out. Where coarsest is above level, the chunk is nested: the
+ * sections of the levels from level to coarsest are needed. CG_ERR_TRUNCATED, CG_ERR_CORRUPT. */
+cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
+                        const cg_group *group, unsigned plane, const cg_coded sections[CG_N_LEVELS],
+                        void *scratch, void *out);
+
+size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned plane,
+                                   uint32_t n_tokens);
+/* Encodes in at every lossy level of level_mask. is_nested: each level is coded given the next
+ * coarser one, the coarsest alone; then the mask has no hole. sections_out[level].bytes is
+ * malloc'ed, the caller's, also after an error (free all). CG_ERR_NO_MEMORY;
+ * CG_ERR_INVALID_ARGUMENT: an element is not finite. */
+cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
+                        const cg_group *group, unsigned plane, const void *in, void *scratch,
+                        cg_piece sections_out[CG_N_LEVELS]);
+
+/* A section of level from to one of the coarser level to. Errors of cg_symbols_transcode(). */
+cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,
+                           const cg_group *group, unsigned plane, uint32_t n_tokens,
+                           cg_coded section, cg_piece *section_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,197 @@
+#include "codec/klt.h"
+
+#include "codec/arena.h"
+#include "codec/klt_synthesis.h"
+
+/* The memory of a synthesis, and of the symbols of each level from this one to the coarsest. */
+static cg_synthesis take_synthesis(cg_arena *arena, const cg_profile *profile, unsigned level,
+                                   unsigned coarsest, const cg_group *group, unsigned plane,
+                                   size_t n_blocks, void *symbols[CG_N_LEVELS])
+{
+    cg_synthesis s = {.group = group, .plane = plane};
+    const cg_level_columns *columns = &group->columns[level - 1][plane];
+    for (unsigned i = level; i <= coarsest; i++)
+        symbols[i] =
+            cg_arena_take(arena, cg_symbols_bytes(&group->columns[i - 1][plane], n_blocks));
+    s.scale = cg_arena_take(arena, group->n_channels * sizeof *s.scale);
+    s.mean = cg_arena_take(arena, group->n_channels * sizeof *s.mean);
+    s.x = cg_arena_take(arena, (size_t)CG_DCT * profile->unit_channels * sizeof *s.x);
+    s.y_stride = profile->unit_channels + (profile->has_quads ? 16 : 0);
+    if (profile->is_tiled || profile->has_quads)
+        s.y = cg_arena_take(arena, CG_DCT * CG_TILE * s.y_stride * sizeof *s.y);
+    if (profile->has_quads) {
+        const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE,
+                     n_rows = group->basis[plane].n_slabs * CG_MAX_LIMBS * n * CG_DCT;
+        s.quads = cg_arena_take(arena, cg_klt_quads_bytes(columns, n));
+        s.quad_rows = cg_arena_take(arena, n_rows * sizeof *s.quad_rows);
+    } else if (profile->is_tiled) {
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const size_t n_tiles = 2 * ((columns->n_active[f] + CG_TILE - 1u) / CG_TILE);
+            s.tiles[f] = cg_arena_take(arena, n_tiles * CG_TILE * CG_TILE * sizeof *s.tiles[f]);
+            s.tile_components[f] = cg_arena_take(arena, n_tiles * sizeof *s.tile_components[f]);
+        }
+    } else {
+        s.y = cg_arena_take(arena, CG_DCT * CG_PANEL_CHANNELS * sizeof *s.y);
+        s.list = cg_arena_take(arena, columns->n_columns * n_blocks * sizeof *s.list);
+        s.list_end = cg_arena_take(arena, n_blocks * CG_DCT * sizeof *s.list_end);
+    }
+    return s;
+}
+
+size_t cg_klt_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
+                                   const cg_group *group, unsigned plane, uint32_t n_tokens)
+{
+    cg_arena arena = {0};
+    void *symbols[CG_N_LEVELS];
+    (void)take_synthesis(&arena, profile, level, coarsest, group, plane, cg_klt_n_blocks(n_tokens),
+                         symbols);
+    return arena.used_bytes;
+}
+
+/* Of the group's layers, one after another. */
+static void fill_scale_and_mean(const cg_profile *p, unsigned level, const cg_synthesis *s)
+{
+    const size_t channels = cg_geometry_channels(&p->geometry);
+    for (uint32_t layer = 0; layer < s->group->n_layers; layer++) {
+        const uint32_t model_layer = s->group->first_layer + layer;
+        const float *weight = cg_profile_row(p, p->weight, model_layer, s->plane);
+        const float *mean = cg_profile_row(p, p->mean, model_layer, s->plane);
+        for (size_t ch = 0; ch < channels; ch++) {
+            s->scale[layer * channels + ch] = p->step[level - 1][s->plane] / weight[ch];
+            s->mean[layer * channels + ch] = mean[ch];
+        }
+    }
+}
+
+cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
+                        const cg_group *group, unsigned plane, const cg_coded sections[CG_N_LEVELS],
+                        void *scratch, void *out)
+{
+    const cg_profile *p = heads->profile;
+    const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
+    cg_arena arena = {scratch, 0};
+    void *memory[CG_N_LEVELS];
+    cg_synthesis s = take_synthesis(&arena, p, level, coarsest, group, plane, n_blocks, memory);
+
+    cg_symbols symbols = {0}, coarse;
+    for (unsigned i = coarsest; i >= level; i--) {
+        coarse = symbols;
+        symbols = cg_symbols_lay(&group->columns[i - 1][plane], i < coarsest ? &coarse : NULL,
+                                 n_blocks, memory[i]);
+        const cg_status status = cg_symbols_decode(p, &symbols, sections[i]);
+        if (status != CG_OK)
+            return status;
+    }
+    s.heads = heads;
+    s.symbols = &symbols;
+    s.out = out;
+    fill_scale_and_mean(p, level, &s);
+    (p->is_tiled ? cg_klt_tiles : p->has_quads ? cg_klt_quads : cg_klt_lists)(&s);
+    return CG_OK;
+}
+
+void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channels, size_t block)
+{
+    const cg_heads *heads = s->heads;
+    const cg_geometry *g = &heads->profile->geometry;
+    const uint32_t first_head = first / g->head_dim, n_heads = n_channels / g->head_dim;
+    for (uint32_t i = 0; i < CG_DCT; i++) {
+        const size_t t = block * CG_DCT + i;
+        if (t >= heads->n_tokens)
+            break;
+        for (uint32_t h = 0; h < n_heads; h++) {
+            const uint32_t layer = (first_head + h) / g->n_kv_heads,
+                           head = (first_head + h) % g->n_kv_heads;
+            float *values =
+                s->x + (size_t)i * heads->profile->unit_channels + (size_t)h * g->head_dim;
+            if (s->plane == CG_K)
+                cg_heads_rotate(heads, s->group->first_layer + layer, t, values);
+            cg_heads_store(heads, values, s->out, cg_heads_element(heads, layer, t, head));
+        }
+    }
+}
+
+/* ---- lists: a float product for each symbol that is not zero ---- */
+
+static void list_symbols(const cg_synthesis *s)
+{
+    uint32_t n_list = 0;
+    for (size_t b = 0; b < s->symbols->n_rows; b++) {
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const size_t n_active = s->symbols->columns->n_active[f];
+            n_list += (uint32_t)s->heads->profile->kernels->list_nonzero(
+                s->symbols->cells[f] + b * n_active, n_active, s->list + n_list);
+            s->list_end[b * CG_DCT + f] = n_list;
+        }
+    }
+}
+
+/* Panels outside, blocks inside: a panel's basis stays in the cache for all blocks. */
+void cg_klt_lists(const cg_synthesis *s)
+{
+    const cg_profile *p = s->heads->profile;
+    const cg_group *group = s->group;
+    const cg_basis *basis = &group->basis[s->plane];
+    const uint32_t unit = p->unit_channels;
+    list_symbols(s);
+    for (uint32_t first = 0; first < group->n_channels; first += unit) {
+        const uint32_t n_unit = group->n_channels - first < unit ? group->n_channels - first : unit;
+        for (size_t b = 0; b < s->symbols->n_rows; b++) {
+            for (uint32_t at = 0; at < n_unit; at += p->panel_channels) {
+                const uint32_t n =
+                    n_unit - at < p->panel_channels ? n_unit - at : p->panel_channels;
+                const uint32_t *panel = basis->panels + (size_t)((first + at) / p->panel_channels) *
+                                                            basis->n_components *
+                                                            (CG_PANEL_CHANNELS / 2);
+                for (unsigned f = 0; f < CG_DCT; f++) {
+                    const size_t i = b * CG_DCT + f, begin = i > 0 ? s->list_end[i - 1] : 0;
+                    p->kernels->accumulate(panel, s->list + begin, s->list_end[i] - begin,
+                                           (n + 31) / 32, s->y + f * CG_PANEL_CHANNELS);
+                }
+                p->kernels->inverse_dct(s->y, CG_PANEL_CHANNELS, s->scale + first + at,
+                                        s->mean + first + at, n, s->x + at, unit);
+            }
+            cg_klt_finish_unit(s, first, n_unit, b);
+        }
+    }
+}
+
+/* ---- tiles: a dense product on matrix units, which take zeros faster than others skip them ----
+ */
+
+/* Batches of blocks outside: their symbols stay in the cache for all channels. */
+void cg_klt_tiles(const cg_synthesis *s)
+{
+    const cg_profile *p = s->heads->profile;
+    const cg_group *group = s->group;
+    const cg_basis *basis = &group->basis[s->plane];
+    const size_t n_blocks = s->symbols->n_rows;
+    const size_t panel_elements =
+        (size_t)((basis->n_components + CG_TILE - 1) / CG_TILE) * CG_TILE * CG_TILE;
+    const uint32_t unit = p->unit_channels;
+    for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
+        const size_t n = n_blocks - batch < CG_TILE ? n_blocks - batch : CG_TILE;
+        cg_tiled_symbols tiled[CG_DCT];
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const size_t n_active = s->symbols->columns->n_active[f];
+            tiled[f].tiles = s->tiles[f];
+            tiled[f].tile_components = s->tile_components[f];
+            tiled[f].n_tiles =
+                p->kernels->tile_symbols(s->symbols->cells[f] + batch * n_active, n, n_active,
+                                         s->tiles[f], s->tile_components[f]);
+        }
+        for (uint32_t first = 0; first < group->n_channels; first += unit) {
+            const uint32_t n_unit =
+                group->n_channels - first < unit ? group->n_channels - first : unit;
+            for (uint32_t at = 0; at < n_unit; at += CG_TILE)
+                p->kernels->synthesize(tiled, n,
+                                       basis->tiles + (first + at) / CG_TILE * panel_elements,
+                                       s->y + at, (size_t)CG_TILE * unit, unit);
+            for (size_t b = 0; b < n; b++) {
+                p->kernels->inverse_dct(s->y + b * unit, (size_t)CG_TILE * unit, s->scale + first,
+                                        s->mean + first, n_unit, s->x, unit);
+                cg_klt_finish_unit(s, first, n_unit, batch + b);
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+#include "codec/klt.h"
+
+#include "codec/arena.h"
+#include "codec/kernels.h"
+
+#include <string.h>
+
+typedef struct encode_work {
+    size_t row_stride, coef_stride;
+    float *block; /* [CG_DCT][n_channels]: the tokens of a block */
+    float *rows;  /* [CG_DCT][n_blocks][row_stride]: their spectra */
+    float *coef;  /* [n_blocks, in whole tiles][coef_stride]: of one frequency */
+    float *known; /* [n_blocks, in whole tiles][row_stride]: what the exact components make of it */
+    uint16_t *split;
+    void *symbols[CG_N_LEVELS]; /* of the lossy levels */
+} encode_work;
+
+static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsigned plane,
+                                    size_t n_blocks)
+{
+    encode_work w = {.row_stride = 2 * cg_group_pairs(group),
+                     .coef_stride = (group->basis[plane].n_components + 31u) / 32 * 32};
+    w.block = cg_arena_take(arena, (size_t)CG_DCT * group->n_channels * sizeof *w.block);
+    w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
+    w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
+                                      sizeof *w.coef);
+    w.known = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.row_stride *
+                                       sizeof *w.known);
+    w.split = cg_arena_take(arena, 64 * w.row_stride * sizeof *w.split);
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+        w.symbols[level] =
+            cg_arena_take(arena, cg_symbols_bytes(&group->columns[level - 1][plane], n_blocks));
+    return w;
+}
+
+size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned plane,
+                                   uint32_t n_tokens)
+{
+    cg_arena arena = {0};
+    (void)profile;
+    (void)take_encode_work(&arena, group, plane, cg_klt_n_blocks(n_tokens));
+    return arena.used_bytes;
+}
+
+/* One token's row [n_channels]: rotated back, centred, weighted. */
+static bool load_token(const cg_heads *heads, const cg_group *group, unsigned plane, size_t t,
+                       const void *in, float *row)
+{
+    const cg_profile *p = heads->profile;
+    const cg_geometry *g = &p->geometry;
+    bool finite = true;
+    for (uint32_t layer = 0; layer < group->n_layers; layer++) {
+        const float *weight = cg_profile_row(p, p->weight, group->first_layer + layer, plane);
+        const float *mean = cg_profile_row(p, p->mean, group->first_layer + layer, plane);
+        float *layer_row = row + layer * cg_geometry_channels(g);
+        for (uint32_t head = 0; head < g->n_kv_heads; head++) {
+            float *values = layer_row + (size_t)head * g->head_dim;
+            finite &= cg_heads_load(heads, in, cg_heads_element(heads, layer, t, head), values);
+            if (plane == CG_K)
+                cg_heads_unrotate(heads, group->first_layer + layer, t, values);
+        }
+        for (size_t ch = 0; ch < cg_geometry_channels(g); ch++)
+            layer_row[ch] = (layer_row[ch] - mean[ch]) * weight[ch];
+    }
+    return finite;
+}
+
+/* Rows of a block that are no coded tokens (sinks, which lie exactly on top, and what is past the
+ * end) become the mean of those that are: that leaves the fewest coefficients. */
+static void fill_rows(float *block, size_t n_channels, unsigned first, unsigned end)
+{
+    for (size_t ch = 0; ch < n_channels; ch++) {
+        float mean = 0;
+        for (unsigned t = first; t < end; t++)
+            mean += block[t * n_channels + ch];
+        mean = end > first ? mean / (float)(end - first) : 0;
+        for (unsigned t = 0; t < CG_DCT; t++) {
+            if (t < first || t >= end)
+                block[t * n_channels + ch] = mean;
+        }
+    }
+}
+
+static bool load_rows(const cg_heads *heads, const cg_group *group, unsigned plane, const void *in,
+                      size_t n_blocks, encode_work *w)
+{
+    const size_t n = group->n_channels, f_stride = n_blocks * w->row_stride;
+    bool finite = true;
+    for (size_t r = 0; r < CG_DCT * n_blocks; r++)
+        memset(w->rows + r * w->row_stride + n, 0, (w->row_stride - n) * sizeof *w->rows);
+    for (size_t b = 0; b < n_blocks; b++) {
+        const uint32_t position = heads->first_position + (uint32_t)b * CG_DCT;
+        const uint32_t n_sinks = heads->profile->n_sinks;
+        const unsigned first = position < n_sinks ? n_sinks - position : 0;
+        const size_t left = heads->n_tokens - b * CG_DCT;
+        const unsigned end = left < CG_DCT ? (unsigned)left : CG_DCT;
+        for (unsigned t = 0; t < end; t++)
+            finite &= load_token(heads, group, plane, b * CG_DCT + t, in, w->block + t * n);
+        if (first > 0 || end < CG_DCT)
+            fill_rows(w->block, n, first < end ? first : end, end);
+        heads->profile->kernels->forward_dct(w->block, n, (unsigned)n, w->rows + b * w->row_stride,
+                                             f_stride);
+    }
+    return finite;
+}
+
+/* Coefficients of the components behind the first n_exact sixteens, of n_sixteens. */
+static void project_rest(const cg_kernels *kernels, const cg_basis *basis, size_t n_pairs,
+                         size_t n_blocks, size_t n_exact, size_t n_sixteens, const float *rows,
+                         const encode_work *w)
+{
+    const uint32_t *analysis = basis->analysis + n_exact * n_pairs * 16;
+    float *coef = w->coef + 16 * n_exact;
+    if (kernels->project_narrow != NULL)
+        kernels->project_narrow(rows, w->row_stride, n_blocks, analysis,
+                                basis->scale + 16 * n_exact, basis->narrow_norm, n_pairs,
+                                n_sixteens - n_exact, w->split, coef, w->coef_stride);
+    else
+        kernels->project(rows, w->row_stride, n_blocks, analysis, n_pairs, n_sixteens - n_exact,
+                         w->split, coef, w->coef_stride);
+}
+
+/* Coefficients of the first n components, in sixteens, of the rows of one frequency; the rows are
+ * used up. */
+static void project(const cg_kernels *kernels, const cg_group *group, const cg_basis *basis,
+                    size_t n_blocks, uint32_t n, float *rows, const encode_work *w)
+{
+    const size_t n_pairs = cg_group_pairs(group), n_exact_pairs = cg_basis_exact_pairs(basis);
+    const size_t n_sixteens = (n + 15u) / 16, all_exact = (basis->n_exact + 15u) / 16;
+    const size_t n_exact = all_exact < n_sixteens ? all_exact : n_sixteens;
+    if (n_exact > 0)
+        kernels->project(rows, w->row_stride, n_blocks, basis->analysis, n_pairs, n_exact, w->split,
+                         w->coef, w->coef_stride);
+    if (n_exact == n_sixteens)
+        return;
+    for (size_t b = 0; b < n_blocks && n_exact % 2 != 0; b++)
+        memset(w->coef + b * w->coef_stride + 16 * n_exact, 0, 16 * sizeof *w->coef);
+    if (n_exact > 0)
+        kernels->project(w->coef, w->coef_stride, n_blocks, basis->exact, n_exact_pairs,
+                         (group->n_channels + 15u) / 16, w->split, w->known, w->row_stride);
+    for (size_t b = 0; b < n_blocks && n_exact > 0; b++) {
+        for (size_t ch = 0; ch < group->n_channels; ch++)
+            rows[b * w->row_stride + ch] -= w->known[b * w->row_stride + ch];
+    }
+    project_rest(kernels, basis, n_pairs, n_blocks, n_exact, n_sixteens, rows, w);
+}
+
+/* The symbols of a step three times as large: to nearest, there are no ties. */
+static void coarsen(const int16_t *fine, size_t n, int16_t *coarse)
+{
+    for (size_t c = 0; c < n; c++)
+        coarse[c] = (int16_t)((fine[c] + (fine[c] < 0 ? -1 : 1)) / CG_RANS_REFINE_STEP);
+}
+
+static bool wants(unsigned level_mask, unsigned level)
+{
+    return (level_mask >> level & 1) != 0;
+}
+
+/* Symbols of frequency f at all levels of the mask: from coefficients or, nested, from the next
+ * finer level's symbols. The two agree but for coefficients that lie on a border within f32's
+ * rounding, and a nested section can only code a symbol that is within 1 of 3 times the coarser
+ * one. */
+static void quantize(const cg_profile *p, unsigned plane, unsigned level_mask, bool is_nested,
+                     unsigned f, const encode_work *w, const cg_symbols symbols[CG_N_LEVELS])
+{
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        if (!wants(level_mask, level))
+            continue;
+        const cg_symbols *own = &symbols[level], *finer = &symbols[level - 1];
+        const size_t n_active = own->columns->n_active[f];
+        const bool has_finer = is_nested && level > CG_L1 && wants(level_mask, level - 1);
+        for (size_t b = 0; b < own->n_rows; b++) {
+            int16_t *cells = own->cells[f] + b * n_active;
+            if (has_finer)
+                coarsen(finer->cells[f] + b * finer->columns->n_active[f], n_active, cells);
+            else
+                p->kernels->quantize(w->coef + b * w->coef_stride, n_active,
+                                     1.0f / p->step[level - 1][plane], cells);
+        }
+    }
+}
+
+cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
+                        const cg_group *group, unsigned plane, const void *in, void *scratch,
+                        cg_piece sections_out[CG_N_LEVELS])
+{
+    const cg_profile *p = heads->profile;
+    const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
+    cg_arena arena = {scratch, 0};
+    encode_work w = take_encode_work(&arena, group, plane, n_blocks);
+    if (!load_rows(heads, group, plane, in, n_blocks, &w))
+        return CG_ERR_INVALID_ARGUMENT;
+
+    cg_symbols symbols[CG_N_LEVELS] = {0};
+    for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
+        const bool refines = is_nested && level < CG_N_LEVELS - 1 && wants(level_mask, level + 1);
+        symbols[level] =
+            cg_symbols_lay(&group->columns[level - 1][plane], refines ? &symbols[level + 1] : NULL,
+                           n_blocks, w.symbols[level]);
+    }
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        uint32_t most = 0;
+        for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+            const uint32_t n_active = group->columns[level - 1][plane].n_active[f];
+            most = wants(level_mask, level) && n_active > most ? n_active : most;
+        }
+        project(p->kernels, group, &group->basis[plane], n_blocks, most,
+                w.rows + f * n_blocks * w.row_stride, &w);
+        quantize(p, plane, level_mask, is_nested, f, &w, symbols);
+    }
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        if (!wants(level_mask, level))
+            continue;
+        cg_piece *out = &sections_out[level];
+        out->bytes = cg_symbols_code(p, &symbols[level], (cg_coded){0}, &out->n_bytes);
+        if (out->bytes == NULL)
+            return CG_ERR_NO_MEMORY;
+    }
+    return CG_OK;
+}
+
+cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,
+                           const cg_group *group, unsigned plane, uint32_t n_tokens,
+                           cg_coded section, cg_piece *section_out)
+{
+    const float ratio = profile->step[from - 1][plane] / profile->step[to - 1][plane];
+    return cg_symbols_transcode(profile, &group->columns[from - 1][plane],
+                                &group->columns[to - 1][plane], cg_klt_n_blocks(n_tokens), ratio,
+                                (cg_coded){0}, section, &section_out->bytes, &section_out->n_bytes);
+}

@@ -1,0 +1,162 @@
+/* The inverse KLT in integers of 8 bits: symbols and, cut into limbs, the elements of the basis. A
+ * CPU adds up four such products at once in each lane of 32 bits, so four neighbouring components
+ * are a quad; quads of zeros are left out. */
+#include "codec/klt_synthesis.h"
+
+#include <string.h>
+
+static int beyond(int symbol, int limit)
+{
+    return symbol > limit ? symbol - limit : symbol < -limit ? symbol + limit : 0;
+}
+
+/* What the row's quads lack of large symbols becomes more quads of the same components, while there
+ * is room. */
+static void list_large(const cg_kernels *kernels, const int16_t *cells, size_t n_cells,
+                       cg_quad *quads, const cg_quad *end, cg_quad_row *row)
+{
+    int16_t rest[CG_SLAB_QUADS * CG_QUAD_COMPONENTS];
+    while (row->limit != INT32_MAX && end - (quads + row->n_quads) >= CG_SLAB_QUADS) {
+        cg_quad_row more;
+        for (size_t c = 0; c < n_cells; c++)
+            rest[c] = (int16_t)beyond(cells[c], row->limit);
+        kernels->list_quads(rest, n_cells, quads + row->n_quads, &more);
+        row->n_quads += more.n_quads;
+        row->sum += more.sum;
+        row->limit = more.limit == INT32_MAX ? INT32_MAX : row->limit + more.limit;
+    }
+}
+
+/* The quads of a row that are in limb_quads, to quads_out. */
+static cg_quad_row list_limb(const cg_quad_row *row, uint32_t limb_quads, cg_quad *quads_out)
+{
+    cg_quad_row limb = {.quads = quads_out, .limit = row->limit};
+    for (const cg_quad *quad = row->quads; quad < row->quads + row->n_quads; quad++) {
+        quads_out[limb.n_quads] = *quad;
+        if ((limb_quads >> quad->index & 1) != 0) {
+            limb.n_quads++;
+            limb.sum += quad->symbols[0] + quad->symbols[1] + quad->symbols[2] + quad->symbols[3];
+        }
+    }
+    return limb;
+}
+
+/* Symbols of a batch of n blocks as quads, a slab's and limb's rows together. */
+static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
+{
+    const cg_kernels *kernels = s->heads->profile->kernels;
+    const cg_basis *basis = &s->group->basis[s->plane];
+    cg_quad *quads = s->quads, *end = quads + cg_klt_most_quads(s->symbols->columns, n);
+    cg_quad_row *row = s->quad_rows;
+    const size_t n_rows = CG_DCT * n;
+    for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
+        const size_t first = slab->first_component,
+                     most = (size_t)slab->n_quads * CG_QUAD_COMPONENTS;
+        const uint32_t all = (uint32_t)((1ull << slab->n_quads) - 1);
+        for (size_t r = 0; r < n_rows; r++, row++) {
+            const size_t f = r / n, b = r % n, n_active = s->symbols->columns->n_active[f];
+            const size_t left = n_active > first ? n_active - first : 0,
+                         n_cells = left < most ? left : most;
+            const int16_t *cells = s->symbols->cells[f] + (batch + b) * n_active + n_active - left;
+            cg_quad_row whole;
+            kernels->list_quads(cells, n_cells, quads, &whole);
+            end += (n_cells + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
+            list_large(kernels, cells, n_cells, quads, end, &whole);
+            quads += whole.n_quads;
+            for (unsigned limb = 0; limb < CG_MAX_LIMBS; limb++) {
+                cg_quad_row *out = row + limb * n_rows;
+                *out = whole;
+                if (slab->limb_quads[limb] != all && slab->limb_quads[limb] != 0) {
+                    *out = list_limb(&whole, slab->limb_quads[limb], quads);
+                    quads += out->n_quads;
+                    end += out->n_quads;
+                }
+            }
+        }
+        row += (CG_MAX_LIMBS - 1) * n_rows;
+    }
+}
+
+/* What a row's quads lack of symbols beyond their limit: y[n] of it. */
+static void add_large(const cg_quad_row *row, const cg_slab *slab, const uint8_t *panel,
+                      const int16_t *cells, size_t n_cells, uint32_t n, float *y)
+{
+    for (size_t c = 0; c < n_cells && c < (size_t)slab->n_quads * CG_QUAD_COMPONENTS; c++) {
+        const int more = beyond(cells[c], row->limit);
+        for (unsigned limb = 0; limb < CG_MAX_LIMBS && more != 0; limb++) {
+            if ((slab->limb_quads[limb] >> c / 4 & 1) == 0)
+                continue;
+            const uint8_t *at =
+                panel + slab->offset[limb] + c / 4 * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS + c % 4;
+            for (uint32_t ch = 0; ch < n; ch++)
+                y[ch] +=
+                    (float)more * slab->unit[limb] * (float)(at[ch * CG_QUAD_COMPONENTS] - 128);
+        }
+    }
+}
+
+/* y[f][b][n] of a batch of n_blocks blocks in one panel. Slabs outside, rows inside: a slab stays
+ * in the first cache for all rows. */
+static void accumulate_batch(const cg_synthesis *s, size_t batch, size_t n_blocks,
+                             const uint8_t *panel, uint32_t n, float *y)
+{
+    const cg_kernels *kernels = s->heads->profile->kernels;
+    const cg_basis *basis = &s->group->basis[s->plane];
+    const uint16_t *n_active = s->symbols->columns->n_active;
+    const cg_quad_row *rows = s->quad_rows;
+    const size_t y_stride = s->y_stride;
+    bool is_first = true;
+    for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
+        for (unsigned limb = 0; limb < CG_MAX_LIMBS; limb++) {
+            for (unsigned f = 0; f < CG_DCT && slab->limb_quads[limb] != 0; f++) {
+                if (is_first || n_active[f] > slab->first_component)
+                    kernels->accumulate_quads(panel + slab->offset[limb],
+                                              rows + (limb * CG_DCT + f) * n_blocks, n_blocks,
+                                              (n + 15) / 16, slab->unit[limb], is_first,
+                                              y + f * CG_TILE * y_stride, y_stride);
+            }
+            is_first &= slab->limb_quads[limb] == 0;
+        }
+        for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
+            const size_t f = r / n_blocks, b = r % n_blocks;
+            if (rows[r].limit != INT32_MAX)
+                add_large(&rows[r], slab, panel,
+                          s->symbols->cells[f] + (batch + b) * n_active[f] + slab->first_component,
+                          n_active[f] - slab->first_component, n, y + (f * CG_TILE + b) * y_stride);
+        }
+        rows += CG_MAX_LIMBS * CG_DCT * n_blocks;
+    }
+    for (size_t r = 0; r < (size_t)CG_DCT * CG_TILE && is_first; r++) /* a basis of nothing */
+        memset(y + r * y_stride, 0, n * sizeof *y);
+}
+
+/* Batches of blocks outside: their quads are listed once for all channels. */
+void cg_klt_quads(const cg_synthesis *s)
+{
+    const cg_profile *p = s->heads->profile;
+    const cg_group *group = s->group;
+    const cg_basis *basis = &group->basis[s->plane];
+    const size_t n_blocks = s->symbols->n_rows;
+    const uint32_t unit = p->unit_channels;
+    for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
+        const size_t n = n_blocks - batch < CG_TILE ? n_blocks - batch : CG_TILE;
+        list_batch(s, batch, n);
+        for (uint32_t first = 0; first < group->n_channels; first += unit) {
+            const uint32_t n_unit =
+                group->n_channels - first < unit ? group->n_channels - first : unit;
+            for (uint32_t at = 0; at < n_unit; at += p->panel_channels) {
+                const uint32_t n_panel =
+                    n_unit - at < p->panel_channels ? n_unit - at : p->panel_channels;
+                accumulate_batch(s, batch, n,
+                                 basis->quads +
+                                     (first + at) / p->panel_channels * basis->panel_bytes,
+                                 n_panel, s->y + at);
+            }
+            for (size_t b = 0; b < n; b++) {
+                p->kernels->inverse_dct(s->y + b * s->y_stride, CG_TILE * s->y_stride,
+                                        s->scale + first, s->mean + first, n_unit, s->x, unit);
+                cg_klt_finish_unit(s, first, n_unit, batch + b);
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+/* codec/klt_synthesis.h - from symbols to elements, in one of three ways: inside of klt_decode.c.
+ *
+ * The inverse KLT is a product of matrices, symbols by basis. It is nearly all that decoding costs
+ * (57 % on AVX2), and most symbols are 0, so what CPUs are good at decides on the way:
+ * cg_basis_way. All three walk units (whole heads, so that what is rotated and stored together is
+ * in the cache) and blocks of 8 tokens, and end in cg_klt_finish_unit(). Threads: each has its own
+ * cg_synthesis.
+ */
+#ifndef CG_CODEC_KLT_SYNTHESIS_H
+#define CG_CODEC_KLT_SYNTHESIS_H
+#include "codec/heads.h"
+#include "codec/kernels.h"
+#include "codec/symbols.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cg_synthesis {
+    const cg_heads *heads;
+    const cg_group *group;
+    unsigned plane;
+    const cg_symbols *symbols;
+    void *out;
+    float *scale, *mean; /* [n_channels], of FORMAT.md's step 3 */
+    float *x;            /* [CG_DCT][unit_channels]: a block's tokens */
+    float *y;            /* lists: [CG_DCT][CG_PANEL_CHANNELS]; else [CG_DCT][CG_TILE][y_stride] */
+    size_t y_stride;     /* unit_channels; quads write whole sixteens */
+    /* Lists: the symbols that are not zero. */
+    cg_nonzero *list;   /* of all blocks and frequencies */
+    uint32_t *list_end; /* [n_blocks][CG_DCT]: where each list ends */
+    /* Quads, of CG_TILE blocks at a time. */
+    cg_quad *quads;         /* of all frequencies */
+    cg_quad_row *quad_rows; /* [n_slabs][CG_MAX_LIMBS][CG_DCT][blocks] */
+    /* Tiles, of CG_TILE blocks at a time. */
+    uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];
+} cg_synthesis;
+
+/* Quads of n blocks. As many again are taken for large symbols, and all that for each limb in which
+ * they are listed anew. */
+static inline size_t cg_klt_most_quads(const cg_level_columns *columns, size_t n)
+{
+    return (columns->n_columns / CG_QUAD_COMPONENTS + CG_DCT) * n;
+}
+
+static inline size_t cg_klt_quads_bytes(const cg_level_columns *columns, size_t n)
+{
+    return (2 * (1 + CG_MAX_LIMBS) * cg_klt_most_quads(columns, n) + CG_QUAD_SLACK) *
+           sizeof(cg_quad);
+}
+
+/* FORMAT.md's steps 1 to 5. */
+void cg_klt_lists(const cg_synthesis *s);
+void cg_klt_quads(const cg_synthesis *s);
+void cg_klt_tiles(const cg_synthesis *s);
+
+/* Steps 4 and 5 for n_channels channels from first on, whole heads, of one block's tokens in s->x.
+ */
+void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channels, size_t block);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

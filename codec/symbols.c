@@ -1,0 +1,127 @@
+#include "codec/symbols.h"
+
+#include "codec/arena.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Strips of a matrix, at most: a run of columns that is cut in two, those that refine coarse ones
+ * and the rest, may have one strip more. */
+static size_t most_strips(const cg_level_columns *columns)
+{
+    return columns->n_strips + CG_DCT;
+}
+
+size_t cg_symbols_bytes(const cg_level_columns *columns, size_t n_rows)
+{
+    cg_arena arena = {0};
+    (void)cg_arena_take(&arena, columns->n_columns * n_rows * sizeof(int16_t));
+    (void)cg_arena_take(&arena, most_strips(columns) * sizeof(cg_rans_strip));
+    return arena.used_bytes;
+}
+
+cg_symbols cg_symbols_lay(const cg_level_columns *columns, const cg_symbols *coarse, size_t n_rows,
+                          void *memory)
+{
+    cg_symbols symbols = {.columns = columns, .n_rows = n_rows};
+    cg_arena arena = {memory, 0};
+    int16_t *cells = cg_arena_take(&arena, columns->n_columns * n_rows * sizeof *cells);
+    symbols.strips = cg_arena_take(&arena, most_strips(columns) * sizeof *symbols.strips);
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        const uint32_t n_active = columns->n_active[f],
+                       n_coarse = coarse != NULL ? coarse->columns->n_active[f] : 0;
+        symbols.cells[f] = cells;
+        for (uint32_t c = 0, n; c < n_active; c += n) {
+            const uint32_t end = c < n_coarse ? n_coarse : n_active;
+            n = end - c < CG_RANS_LANES ? end - c : CG_RANS_LANES;
+            symbols.strips[symbols.n_strips++] =
+                (cg_rans_strip){.cells = cells + c,
+                                .row_stride = n_active,
+                                .lane_class = columns->column_class[f] + c,
+                                .n_lanes = n,
+                                .coarse = c < n_coarse ? coarse->cells[f] + c : NULL,
+                                .coarse_stride = n_coarse};
+        }
+        cells += n_active * n_rows;
+    }
+    return symbols;
+}
+
+cg_status cg_symbols_take(const cg_profile *profile, const cg_symbols *symbols, cg_cursor *in)
+{
+    size_t used_bytes;
+    const cg_status status = cg_rans_decode(profile->classes, symbols->strips, symbols->n_strips,
+                                            symbols->n_rows, in->at, in->left_bytes, &used_bytes);
+    if (status == CG_OK)
+        (void)cg_cursor_skip(in, used_bytes);
+    return status;
+}
+
+cg_status cg_symbols_decode(const cg_profile *profile, const cg_symbols *symbols, cg_coded src)
+{
+    cg_cursor in = {src.bytes, src.n_bytes};
+    const cg_status status = cg_symbols_take(profile, symbols, &in);
+    return status == CG_OK && in.left_bytes > 0 ? CG_ERR_CORRUPT : status;
+}
+
+uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, cg_coded head,
+                         size_t *n_bytes_out)
+{
+    const uint64_t bits = cg_rans_estimate_bits(profile->classes, symbols->strips,
+                                                symbols->n_strips, symbols->n_rows);
+    const size_t n_streams = cg_rans_choose_streams(bits, symbols->n_strips);
+    const size_t bound_bytes =
+        cg_rans_bound_bytes(symbols->strips, symbols->n_strips, symbols->n_rows, n_streams);
+    /* Head, result, and the words on their way there. */
+    uint8_t *buffer = malloc(head.n_bytes + 2 * bound_bytes);
+    if (buffer == NULL)
+        return NULL;
+    uint8_t *const matrix = buffer + head.n_bytes;
+    if (head.n_bytes > 0) /* memcpy's pointer must not be NULL */
+        memcpy(buffer, head.bytes, head.n_bytes);
+    *n_bytes_out = head.n_bytes + cg_rans_encode(profile->classes, symbols->strips,
+                                                 symbols->n_strips, symbols->n_rows, n_streams,
+                                                 matrix, bound_bytes, matrix + bound_bytes);
+    uint8_t *fitted = realloc(buffer, *n_bytes_out);
+    return fitted != NULL ? fitted : buffer;
+}
+
+void cg_symbols_coarsen(const cg_symbols *fine, float ratio, const cg_symbols *coarse)
+{
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        const size_t n_fine = fine->columns->n_active[f], n_coarse = coarse->columns->n_active[f];
+        for (size_t row = 0; row < coarse->n_rows; row++) {
+            for (size_t c = 0; c < n_coarse; c++) {
+                const float q = c < n_fine ? (float)fine->cells[f][row * n_fine + c] * ratio : 0;
+                float rounded = q < 0 ? ceilf(q - 0.5f) : floorf(q + 0.5f);
+                /* In this order a NaN, of a hostile ratio, becomes a number. */
+                rounded = rounded < 32767.0f ? rounded : 32767.0f;
+                coarse->cells[f][row * n_coarse + c] =
+                    (int16_t)(rounded > -32767.0f ? rounded : -32767.0f);
+            }
+        }
+    }
+}
+
+cg_status cg_symbols_transcode(const cg_profile *profile, const cg_level_columns *fine,
+                               const cg_level_columns *coarse, size_t n_rows, float ratio,
+                               cg_coded head, cg_coded src, uint8_t **bytes_out,
+                               size_t *n_bytes_out)
+{
+    const size_t fine_bytes = cg_symbols_bytes(fine, n_rows);
+    uint8_t *memory = aligned_alloc(CG_ARENA_ALIGN,
+                                    fine_bytes + cg_symbols_bytes(coarse, n_rows) + CG_ARENA_ALIGN);
+    if (memory == NULL)
+        return CG_ERR_NO_MEMORY;
+    const cg_symbols from = cg_symbols_lay(fine, NULL, n_rows, memory),
+                     to = cg_symbols_lay(coarse, NULL, n_rows, memory + fine_bytes);
+    cg_status status = cg_symbols_decode(profile, &from, src);
+    if (status == CG_OK) {
+        cg_symbols_coarsen(&from, ratio, &to);
+        *bytes_out = cg_symbols_code(profile, &to, head, n_bytes_out);
+        status = *bytes_out != NULL ? CG_OK : CG_ERR_NO_MEMORY;
+    }
+    free(memory);
+    return status;
+}
