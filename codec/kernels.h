@@ -8,14 +8,20 @@
  */
 #ifndef CG_CODEC_KERNELS_H
 #define CG_CODEC_KERNELS_H
-#include "codec/profile_data.h"
 #include "codec/rans_kernels.h"
+#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { CG_QUAD_SLACK = 16, CG_TILE = 32, CG_QUAD_COMPONENTS = 4 };
+enum {
+    CG_DCT = 8,              /* tokens of a DCT block, and its frequencies */
+    CG_PANEL_CHANNELS = 256, /* channels whose sums a decoding kernel holds in registers */
+    CG_TILE = 32,
+    CG_QUAD_COMPONENTS = 4,
+    CG_QUAD_SLACK = 16,
+};
 
 /* One symbol that is not zero. */
 typedef struct cg_nonzero {

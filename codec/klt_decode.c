@@ -15,16 +15,16 @@ static cg_synthesis take_synthesis(cg_arena *arena, const cg_profile *profile, u
             cg_arena_take(arena, cg_symbols_bytes(&group->columns[i - 1][plane], n_blocks));
     s.scale = cg_arena_take(arena, group->n_channels * sizeof *s.scale);
     s.mean = cg_arena_take(arena, group->n_channels * sizeof *s.mean);
-    s.x = cg_arena_take(arena, (size_t)CG_DCT * profile->unit_channels * sizeof *s.x);
-    s.y_stride = profile->unit_channels + (profile->has_quads ? 16 : 0);
-    if (profile->is_tiled || profile->has_quads)
+    s.x = cg_arena_take(arena, (size_t)CG_DCT * profile->layout.unit_channels * sizeof *s.x);
+    s.y_stride = profile->layout.unit_channels + (profile->layout.has_quads ? 16 : 0);
+    if (profile->layout.is_tiled || profile->layout.has_quads)
         s.y = cg_arena_take(arena, CG_DCT * CG_TILE * s.y_stride * sizeof *s.y);
-    if (profile->has_quads) {
+    if (profile->layout.has_quads) {
         const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE,
                      n_rows = group->basis[plane].n_slabs * CG_MAX_LIMBS * n * CG_DCT;
         s.quads = cg_arena_take(arena, cg_klt_quads_bytes(columns, n));
         s.quad_rows = cg_arena_take(arena, n_rows * sizeof *s.quad_rows);
-    } else if (profile->is_tiled) {
+    } else if (profile->layout.is_tiled) {
         for (unsigned f = 0; f < CG_DCT; f++) {
             const size_t n_tiles = 2 * ((columns->n_active[f] + CG_TILE - 1u) / CG_TILE);
             s.tiles[f] = cg_arena_take(arena, n_tiles * CG_TILE * CG_TILE * sizeof *s.tiles[f]);
@@ -86,7 +86,7 @@ cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest
     s.symbols = &symbols;
     s.out = out;
     fill_scale_and_mean(p, level, &s);
-    (p->is_tiled ? cg_klt_tiles : p->has_quads ? cg_klt_quads : cg_klt_lists)(&s);
+    (p->layout.is_tiled ? cg_klt_tiles : p->layout.has_quads ? cg_klt_quads : cg_klt_lists)(&s);
     return CG_OK;
 }
 
@@ -103,7 +103,7 @@ void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channe
             const uint32_t layer = (first_head + h) / g->n_kv_heads,
                            head = (first_head + h) % g->n_kv_heads;
             float *values =
-                s->x + (size_t)i * heads->profile->unit_channels + (size_t)h * g->head_dim;
+                s->x + (size_t)i * heads->profile->layout.unit_channels + (size_t)h * g->head_dim;
             if (s->plane == CG_K)
                 cg_heads_rotate(heads, s->group->first_layer + layer, t, values);
             cg_heads_store(heads, values, s->out, cg_heads_element(heads, layer, t, head));
@@ -132,17 +132,17 @@ void cg_klt_lists(const cg_synthesis *s)
     const cg_profile *p = s->heads->profile;
     const cg_group *group = s->group;
     const cg_basis *basis = &group->basis[s->plane];
-    const uint32_t unit = p->unit_channels;
+    const uint32_t unit = p->layout.unit_channels;
     list_symbols(s);
     for (uint32_t first = 0; first < group->n_channels; first += unit) {
         const uint32_t n_unit = group->n_channels - first < unit ? group->n_channels - first : unit;
         for (size_t b = 0; b < s->symbols->n_rows; b++) {
-            for (uint32_t at = 0; at < n_unit; at += p->panel_channels) {
+            for (uint32_t at = 0; at < n_unit; at += p->layout.panel_channels) {
                 const uint32_t n =
-                    n_unit - at < p->panel_channels ? n_unit - at : p->panel_channels;
-                const uint32_t *panel = basis->panels + (size_t)((first + at) / p->panel_channels) *
-                                                            basis->n_components *
-                                                            (CG_PANEL_CHANNELS / 2);
+                    n_unit - at < p->layout.panel_channels ? n_unit - at : p->layout.panel_channels;
+                const uint32_t *panel =
+                    basis->panels + (size_t)((first + at) / p->layout.panel_channels) *
+                                        basis->n_components * (CG_PANEL_CHANNELS / 2);
                 for (unsigned f = 0; f < CG_DCT; f++) {
                     const size_t i = b * CG_DCT + f, begin = i > 0 ? s->list_end[i - 1] : 0;
                     p->kernels->accumulate(panel, s->list + begin, s->list_end[i] - begin,
@@ -168,7 +168,7 @@ void cg_klt_tiles(const cg_synthesis *s)
     const size_t n_blocks = s->symbols->n_rows;
     const size_t panel_elements =
         (size_t)((basis->n_components + CG_TILE - 1) / CG_TILE) * CG_TILE * CG_TILE;
-    const uint32_t unit = p->unit_channels;
+    const uint32_t unit = p->layout.unit_channels;
     for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
         const size_t n = n_blocks - batch < CG_TILE ? n_blocks - batch : CG_TILE;
         cg_tiled_symbols tiled[CG_DCT];

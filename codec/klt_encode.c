@@ -18,7 +18,7 @@ typedef struct encode_work {
 static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsigned plane,
                                     size_t n_blocks)
 {
-    encode_work w = {.row_stride = 2 * cg_group_pairs(group),
+    encode_work w = {.row_stride = 2 * cg_basis_pairs(&group->basis[plane]),
                      .coef_stride = (group->basis[plane].n_components + 31u) / 32 * 32};
     w.block = cg_arena_take(arena, (size_t)CG_DCT * group->n_channels * sizeof *w.block);
     w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
@@ -125,7 +125,7 @@ static void project_rest(const cg_kernels *kernels, const cg_basis *basis, size_
 static void project(const cg_kernels *kernels, const cg_group *group, const cg_basis *basis,
                     size_t n_blocks, uint32_t n, float *rows, const encode_work *w)
 {
-    const size_t n_pairs = cg_group_pairs(group), n_exact_pairs = cg_basis_exact_pairs(basis);
+    const size_t n_pairs = cg_basis_pairs(basis), n_exact_pairs = cg_basis_exact_pairs(basis);
     const size_t n_sixteens = (n + 15u) / 16, all_exact = (basis->n_exact + 15u) / 16;
     const size_t n_exact = all_exact < n_sixteens ? all_exact : n_sixteens;
     if (n_exact > 0)

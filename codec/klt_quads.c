@@ -137,19 +137,19 @@ void cg_klt_quads(const cg_synthesis *s)
     const cg_group *group = s->group;
     const cg_basis *basis = &group->basis[s->plane];
     const size_t n_blocks = s->symbols->n_rows;
-    const uint32_t unit = p->unit_channels;
+    const uint32_t unit = p->layout.unit_channels;
     for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
         const size_t n = n_blocks - batch < CG_TILE ? n_blocks - batch : CG_TILE;
         list_batch(s, batch, n);
         for (uint32_t first = 0; first < group->n_channels; first += unit) {
             const uint32_t n_unit =
                 group->n_channels - first < unit ? group->n_channels - first : unit;
-            for (uint32_t at = 0; at < n_unit; at += p->panel_channels) {
+            for (uint32_t at = 0; at < n_unit; at += p->layout.panel_channels) {
                 const uint32_t n_panel =
-                    n_unit - at < p->panel_channels ? n_unit - at : p->panel_channels;
+                    n_unit - at < p->layout.panel_channels ? n_unit - at : p->layout.panel_channels;
                 accumulate_batch(s, batch, n,
                                  basis->quads +
-                                     (first + at) / p->panel_channels * basis->panel_bytes,
+                                     (first + at) / p->layout.panel_channels * basis->panel_bytes,
                                  n_panel, s->y + at);
             }
             for (size_t b = 0; b < n; b++) {

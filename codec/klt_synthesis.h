@@ -2,9 +2,9 @@
  *
  * The inverse KLT is a product of matrices, symbols by basis. It is nearly all that decoding costs
  * (57 % on AVX2), and most symbols are 0, so what CPUs are good at decides on the way:
- * cg_basis_way. All three walk units (whole heads, so that what is rotated and stored together is
- * in the cache) and blocks of 8 tokens, and end in cg_klt_finish_unit(). Threads: each has its own
- * cg_synthesis.
+ * cg_basis_layout. All three walk units (whole heads, so that what is rotated and stored together
+ * is in the cache) and blocks of 8 tokens, and end in cg_klt_finish_unit(). Threads: each has its
+ * own cg_synthesis.
  */
 #ifndef CG_CODEC_KLT_SYNTHESIS_H
 #define CG_CODEC_KLT_SYNTHESIS_H

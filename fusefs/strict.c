@@ -59,13 +59,13 @@ static cg_status read_at(int fd, uint8_t *bytes, size_t n_bytes, size_t offset)
 
 static cg_status check_profile(const uint8_t *bytes, size_t n_bytes, const cg_tree_name *name)
 {
-    cg_profile *profile;
-    const cg_status status = cg_profile_open(bytes, n_bytes, &profile);
+    cg_fingerprint fingerprint;
+    const cg_status status = cg_profile_check(bytes, n_bytes, &fingerprint);
     if (status != CG_OK)
         return status;
-    cg_profile_free(profile);
-    const cg_key fingerprint = cg_key_of_bytes(bytes, n_bytes);
-    return cg_key_equal(&fingerprint, &name->key) ? CG_OK : CG_ERR_FOREIGN_PROFILE;
+    return memcmp(fingerprint.bytes, name->key.bytes, sizeof fingerprint.bytes) == 0
+               ? CG_OK
+               : CG_ERR_FOREIGN_PROFILE;
 }
 
 static cg_status check_chunk(const uint8_t *bytes, size_t n_bytes, const cg_tree_name *name,

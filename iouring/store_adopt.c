@@ -229,20 +229,13 @@ cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *pat
     return adopt_chunk(&a, path, header);
 }
 
-static cg_status check_profile(const uint8_t *bytes, size_t n_bytes)
-{
-    cg_profile *profile;
-    const cg_status status = cg_profile_open(bytes, n_bytes, &profile);
-    cg_profile_free(profile); /* NULL after an error */
-    return status;
-}
-
 cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path)
 {
     const adoption a = {.root_fd = root_fd, .hook = hook};
     cg_tree_name name;
     char installed[CG_TREE_PATH_BYTES], by_default[CG_TREE_PATH_BYTES], line[CG_KEY_HEX_BYTES + 1];
     cg_fingerprint fingerprint;
+    cg_key key;
     uint8_t *bytes;
     size_t n_bytes;
     int dir_fd;
@@ -252,12 +245,11 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
     cg_status status = cg_file_read(root_fd, path, CG_PROFILE_MAX_BYTES, &bytes, &n_bytes);
     if (status != CG_OK)
         return status;
-    const cg_key key = cg_key_of_bytes(bytes, n_bytes);
-    status = check_profile(bytes, n_bytes);
+    status = cg_profile_check(bytes, n_bytes, &fingerprint);
     free(bytes);
     if (status != CG_OK)
         return status;
-    memcpy(fingerprint.bytes, key.bytes, sizeof fingerprint.bytes);
+    memcpy(key.bytes, fingerprint.bytes, sizeof key.bytes);
     if ((status = cg_tree_profile_path(name.model, &fingerprint, installed, sizeof installed)) !=
             CG_OK ||
         (status = cg_store_sibling_path(installed, "default", by_default)) != CG_OK ||

@@ -1,5 +1,6 @@
 // Each instruction set's kernels against the baseline's: integers bit for bit, sums within float's
 // rounding.
+#include "codec/basis.h"
 #include "codec/kernels.h"
 
 #include "profile_maker.h"

@@ -20,6 +20,11 @@ cg_status open(const Bytes &bytes)
     cg_profile *profile;
     const cg_status status = cg_profile_open(exact.get(), bytes.size(), &profile);
     EXPECT_EQ(profile != nullptr, status == CG_OK);
+    cg_fingerprint checked;
+    EXPECT_EQ(cg_profile_check(exact.get(), bytes.size(), &checked), status);
+    if (status == CG_OK) {
+        EXPECT_EQ(0, memcmp(&checked, cg_profile_fingerprint(profile), sizeof checked));
+    }
     cg_profile_free(profile);
     return status;
 }

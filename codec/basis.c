@@ -1,0 +1,288 @@
+#include "codec/basis.h"
+
+#include "codec/bf16.h"
+#include "codec/cursor.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim,
+                               cg_basis_layout *layout)
+{
+    uint32_t tiled = head_dim;
+    layout->kernels = kernels;
+    layout->panel_channels = CG_PANEL_CHANNELS / head_dim * head_dim;
+    for (uint32_t n = CG_PANEL_CHANNELS; layout->panel_channels == 0; n--)
+        layout->panel_channels = head_dim % n == 0 ? n : 0;
+    /* A head of 514 would make panels of 2 channels, and 128 times the basis in memory. */
+    if (layout->panel_channels < CG_PANEL_CHANNELS / 8 && head_dim > CG_PANEL_CHANNELS)
+        return CG_ERR_UNSUPPORTED;
+    while (tiled % CG_TILE != 0)
+        tiled += head_dim;
+    layout->is_tiled = kernels->synthesize != NULL && tiled <= 16 * CG_TILE;
+    layout->has_quads = !layout->is_tiled && kernels->accumulate_quads != NULL;
+    layout->unit_channels = layout->is_tiled                    ? tiled
+                            : layout->panel_channels > head_dim ? layout->panel_channels
+                                                                : head_dim;
+    return CG_OK;
+}
+
+/* n pieces of zeros for a basis as the kernels read it; NULL: no memory. each_bytes: a multiple of
+ * 64. */
+static void *take_zeros(size_t n, size_t each_bytes)
+{
+    size_t n_bytes;
+    if (!cg_size_mul(n, each_bytes, &n_bytes))
+        return NULL;
+    void *memory = aligned_alloc(64, n_bytes > 0 ? n_bytes : 64);
+    if (memory != NULL)
+        memset(memory, 0, n_bytes);
+    return memory;
+}
+
+/* To an integer; |x| is below 2^22. */
+static float nearest(float x)
+{
+    return x + 0x1.8p23f - 0x1.8p23f;
+}
+
+/* Of the components behind the first n_exact, in place: bf16 to the numbers that they are scales
+ * of. */
+static void find_numbers(const cg_basis_rows *in, cg_basis *basis)
+{
+    for (uint32_t c = basis->n_exact; c < basis->n_components; c++) {
+        uint16_t *row = in->rows + (size_t)c * in->n_channels;
+        const float scale = basis->scale[c], most = 1 << CG_MAX_NARROW_BITS;
+        float square = 0;
+        for (size_t ch = 0; ch < in->n_channels; ch++) {
+            float number = scale != 0 ? cg_bf16_to_f32(row[ch]) / scale : 0;
+            number = nearest(number > most ? most : number < -most ? -most : number);
+            square += number * number;
+            row[ch] = (uint16_t)(int16_t)number;
+        }
+        basis->narrow_norm = fmaxf(basis->narrow_norm, sqrtf(square));
+    }
+}
+
+static cg_status pack_analysis(const cg_basis_layout *layout, const cg_basis_rows *in,
+                               cg_basis *basis)
+{
+    const size_t n_pairs = cg_basis_pairs(basis), n_exact_pairs = cg_basis_exact_pairs(basis);
+    basis->analysis =
+        take_zeros((basis->n_components + 15u) / 16 + 1, n_pairs * 16 * sizeof *basis->analysis);
+    basis->exact =
+        take_zeros((in->n_channels + 15u) / 16 + 1, n_exact_pairs * 16 * sizeof *basis->exact);
+    if (basis->analysis == NULL || basis->exact == NULL)
+        return CG_ERR_NO_MEMORY;
+    if (layout->kernels->project_narrow != NULL)
+        find_numbers(in, basis);
+    for (uint32_t c = 0; c < basis->n_components; c++) {
+        const uint16_t *row = in->rows + (size_t)c * in->n_channels;
+        uint32_t *out = basis->analysis + c / 16 * n_pairs * 16 + c % 16;
+        for (uint32_t ch = 0; ch < in->n_channels; ch++)
+            out[ch / 2 * 16] |= (uint32_t)row[ch] << (ch % 2 * 16);
+        for (uint32_t ch = 0; ch < in->n_channels && c < basis->n_exact; ch++)
+            basis->exact[(ch / 16 * n_exact_pairs + c / 2) * 16 + ch % 16] |= (uint32_t)row[ch]
+                                                                              << (c % 2 * 16);
+    }
+    return CG_OK;
+}
+
+static cg_status pack_panels(const cg_basis_layout *layout, const cg_basis_rows *in,
+                             cg_basis *basis)
+{
+    const size_t words = CG_PANEL_CHANNELS / 2;
+    const uint32_t n_panels =
+        (in->n_channels + layout->panel_channels - 1) / layout->panel_channels;
+    basis->panels =
+        take_zeros((size_t)n_panels * basis->n_components, words * sizeof *basis->panels);
+    if (basis->panels == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (uint32_t panel = 0; panel < n_panels; panel++) {
+        const uint32_t first = panel * layout->panel_channels;
+        const uint32_t left = in->n_channels - first;
+        const uint32_t n = left < layout->panel_channels ? left : layout->panel_channels;
+        for (uint32_t c = 0; c < basis->n_components; c++) {
+            const uint16_t *row = in->rows + (size_t)c * in->n_channels + first;
+            uint32_t *out = basis->panels + ((size_t)panel * basis->n_components + c) * words;
+            for (uint32_t ch = 0; ch < n; ch++)
+                out[ch / 32 * 16 + ch % 16] |= (uint32_t)row[ch] << (ch % 32 < 16 ? 0 : 16);
+        }
+    }
+    return CG_OK;
+}
+
+static cg_status pack_tiles(const cg_basis_rows *in, cg_basis *basis)
+{
+    const size_t n_panels = (in->n_channels + CG_TILE - 1) / CG_TILE;
+    const size_t n_deep = (basis->n_components + CG_TILE - 1) / CG_TILE;
+    basis->tiles = take_zeros(n_panels * n_deep, CG_TILE * CG_TILE * sizeof *basis->tiles);
+    if (basis->tiles == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (uint32_t c = 0; c < basis->n_components; c++) {
+        const uint16_t *row = in->rows + (size_t)c * in->n_channels;
+        uint16_t *out =
+            basis->tiles + (c / CG_TILE) * (CG_TILE * CG_TILE) + c % CG_TILE / 2 * CG_TILE + c % 2;
+        for (uint32_t ch = 0; ch < in->n_channels; ch++)
+            out[ch / CG_TILE * n_deep * CG_TILE * CG_TILE +
+                ch % CG_TILE / 16 * (CG_TILE * CG_TILE / 2) + ch % 16 * 2] = row[ch];
+    }
+    return CG_OK;
+}
+
+/* What decides on the limbs of a quad: its largest element, and the lowest bit that is set in one
+ * of them. */
+typedef struct quad_range {
+    float largest, lowest;
+} quad_range;
+
+static quad_range find_range(const uint16_t *elements, size_t n_elements)
+{
+    unsigned largest = 0, lowest = 0xff + 7;
+    for (size_t i = 0; i < n_elements; i++) {
+        const unsigned magnitude = elements[i] & 0x7fffu;
+        const unsigned bit = (magnitude >> 7) + (unsigned)__builtin_ctz(magnitude | 0x80);
+        largest = magnitude > largest ? magnitude : largest;
+        lowest = magnitude != 0 && bit < lowest ? bit : lowest;
+    }
+    return (quad_range){cg_bf16_to_f32((uint16_t)largest), ldexpf(1, (int)lowest - 127 - 7)};
+}
+
+/* The slab's units, the first of them 2^exponent, and the quads of each limb. Returns what they
+ * cost. */
+static unsigned try_units(const quad_range *ranges, int exponent, cg_slab *slab)
+{
+    unsigned cost = 0;
+    for (int i = 0; i < CG_MAX_LIMBS; i++) {
+        slab->unit[i] = ldexpf(1, exponent - 7 * i);
+        slab->limb_quads[i] = 0;
+    }
+    for (uint32_t q = 0; q < slab->n_quads; q++) {
+        for (unsigned i = 0; i < CG_MAX_LIMBS; i++) {
+            const bool is_last = i == CG_MAX_LIMBS - 1;
+            const bool has_high = i == 0 || ranges[q].lowest < slab->unit[i - 1];
+            if (has_high && (is_last || ranges[q].largest > 127 * slab->unit[i + 1])) {
+                slab->limb_quads[i] |= 1u << q;
+                cost++;
+            }
+        }
+        cost += ranges[q].lowest < slab->unit[CG_MAX_LIMBS - 1] ? 1000 : 0; /* not exact */
+    }
+    return cost;
+}
+
+static void choose_units(const quad_range *ranges, cg_slab *slab)
+{
+    float largest = 0;
+    int exponent, best = 0;
+    unsigned least = UINT_MAX;
+    for (uint32_t q = 0; q < slab->n_quads; q++)
+        largest = fmaxf(largest, ranges[q].largest);
+    exponent =
+        frexpf(largest / 127, &exponent) == 0.5f ? exponent - 1 : exponent; /* a power of two */
+    exponent = exponent > -100 ? exponent : -100;
+    for (int e = exponent; e < exponent + 7;
+         e++) { /* a higher one where few quads have large elements */
+        const unsigned cost = try_units(ranges, e, slab);
+        best = cost < least ? e : best;
+        least = cost < least ? cost : least;
+    }
+    (void)try_units(ranges, best, slab);
+}
+
+static void split_element(const cg_slab *slab, float element, int limbs[CG_MAX_LIMBS])
+{
+    for (unsigned i = 0; i < CG_MAX_LIMBS; i++) {
+        const bool is_small = i + 1 < CG_MAX_LIMBS && fabsf(element) <= 127 * slab->unit[i + 1];
+        const float limb = is_small ? 0 : nearest(element / slab->unit[i]);
+        element -= limb * slab->unit[i];
+        limbs[i] = (int)limb;
+    }
+}
+
+static cg_status lay_slabs(const cg_basis_rows *in, cg_basis *basis)
+{
+    const uint32_t n_quads = (basis->n_components + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
+    const size_t n_elements = (size_t)basis->n_components * in->n_channels;
+    basis->slabs = calloc(n_quads / CG_SLAB_QUADS + 2, sizeof *basis->slabs);
+    if (basis->slabs == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (uint32_t first = 0; first < n_quads;) {
+        cg_slab *slab = &basis->slabs[basis->n_slabs++];
+        const uint32_t most = first == 0 ? CG_FIRST_SLAB_QUADS : CG_SLAB_QUADS;
+        quad_range ranges[CG_SLAB_QUADS];
+        slab->first_component = first * CG_QUAD_COMPONENTS;
+        slab->n_quads = n_quads - first < most ? n_quads - first : most;
+        for (uint32_t q = 0; q < slab->n_quads; q++, first++) {
+            const size_t n = (size_t)CG_QUAD_COMPONENTS * in->n_channels, at = first * n;
+            ranges[q] = find_range(in->rows + at, n_elements - at < n ? n_elements - at : n);
+        }
+        choose_units(ranges, slab);
+        for (unsigned i = 0; i < CG_MAX_LIMBS; i++) {
+            slab->offset[i] = basis->panel_bytes;
+            basis->panel_bytes +=
+                slab->limb_quads[i] != 0
+                    ? (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS
+                    : 0;
+        }
+    }
+    return CG_OK;
+}
+
+static cg_status pack_quads(const cg_basis_layout *layout, const cg_basis_rows *in, cg_basis *basis)
+{
+    const uint32_t n_panels =
+        (in->n_channels + layout->panel_channels - 1) / layout->panel_channels;
+    const cg_status status = lay_slabs(in, basis);
+    if (status != CG_OK)
+        return status;
+    basis->quads = take_zeros(n_panels, basis->panel_bytes);
+    if (basis->quads == NULL)
+        return CG_ERR_NO_MEMORY;
+    memset(basis->quads, 128, n_panels * basis->panel_bytes);
+    for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
+        for (uint32_t i = 0; i < slab->n_quads * CG_QUAD_COMPONENTS; i++) {
+            const uint32_t c = slab->first_component + i;
+            for (uint32_t ch = 0; ch < in->n_channels && c < basis->n_components; ch++) {
+                int limbs[CG_MAX_LIMBS];
+                split_element(slab, cg_bf16_to_f32(in->rows[(size_t)c * in->n_channels + ch]),
+                              limbs);
+                uint8_t *out = basis->quads + ch / layout->panel_channels * basis->panel_bytes +
+                               ((size_t)i / 4 * CG_PANEL_CHANNELS + ch % layout->panel_channels) *
+                                   CG_QUAD_COMPONENTS +
+                               i % 4;
+                for (unsigned limb = 0; limb < CG_MAX_LIMBS; limb++) {
+                    if (slab->limb_quads[limb] != 0)
+                        out[slab->offset[limb]] = (uint8_t)(limbs[limb] + 128);
+                }
+            }
+        }
+    }
+    return CG_OK;
+}
+
+cg_status cg_basis_init(const cg_basis_layout *layout, const cg_basis_rows *in, cg_basis *basis)
+{
+    basis->n_channels = in->n_channels;
+    basis->n_components = in->n_components;
+    basis->n_exact = in->n_exact;
+    basis->scale = in->scale;
+    const cg_status status = layout->is_tiled    ? pack_tiles(in, basis)
+                             : layout->has_quads ? pack_quads(layout, in, basis)
+                                                 : pack_panels(layout, in, basis);
+    /* Last: it may turn the rows into numbers. */
+    return status == CG_OK ? pack_analysis(layout, in, basis) : status;
+}
+
+void cg_basis_destroy(cg_basis *basis)
+{
+    free(basis->analysis);
+    free(basis->exact);
+    free(basis->scale);
+    free(basis->panels);
+    free(basis->tiles);
+    free(basis->slabs);
+    free(basis->quads);
+}

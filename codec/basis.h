@@ -1,0 +1,107 @@
+/* codec/basis.h - the basis of a KLT, laid out as this CPU's kernels read it.
+ *
+ * A basis has a row for each component, with an element for each channel of a layer group's plane.
+ * An encoder projects on the rows, a decoder adds rows up. Each wants the elements in an order and
+ * a type of its own, and decoders have three of them (cg_basis_layout). Threads: read-only once
+ * made.
+ */
+#ifndef CG_CODEC_BASIS_H
+#define CG_CODEC_BASIS_H
+#include "codec/kernels.h"
+#include "codec/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CG_MAX_NARROW_BITS = 12, /* of an element of a row that is not bf16 */
+    /* Quads of components (kernels.h) that are summed together, a slab: in a basis the first, whose
+     * elements need more limbs, and the others; at most 32. */
+    CG_FIRST_SLAB_QUADS = 8,
+    CG_SLAB_QUADS = 24,
+    CG_MAX_LIMBS = 3, /* numbers of 8 bits that an element of a basis is cut into */
+};
+
+/* How the kernels and the head size want all bases of a profile. */
+typedef struct cg_basis_layout {
+    const cg_kernels *kernels;
+    uint32_t panel_channels; /* channels of a panel that count, at most CG_PANEL_CHANNELS */
+    uint32_t unit_channels;  /* whole heads that are rotated and stored together */
+    bool is_tiled;           /* the kernels have synthesize(), and a unit is whole tiles, too */
+    bool has_quads;          /* not is_tiled, and the kernels have accumulate_quads() */
+} cg_basis_layout;
+
+/* CG_ERR_UNSUPPORTED: a head size whose panels would be nearly empty. */
+cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim,
+                               cg_basis_layout *layout);
+
+/* A basis as a profile's file has it, checked. */
+typedef struct cg_basis_rows {
+    uint32_t n_channels, n_components;
+    uint32_t n_exact; /* cg_basis's */
+    uint16_t *rows;   /* bf16 [n_components][n_channels] */
+    float *scale;     /* [n_components, in sixteens]: of the narrow ones, the rest zeros */
+} cg_basis_rows;
+
+/* Neighbouring components of a basis in integers of 8 bits: element = sum over limbs of unit *
+ * (byte - 128). */
+typedef struct cg_slab {
+    uint32_t first_component, n_quads;
+    uint32_t limb_quads[CG_MAX_LIMBS]; /* bits: quads with a limb other than zero. One is enough for
+                                          most components */
+    size_t offset[CG_MAX_LIMBS];       /* in each panel's bytes, where the limb has quads */
+    float unit[CG_MAX_LIMBS];          /* each 1/128 of the one before */
+} cg_slab;
+
+/* One layer group's plane; empty with anchors. */
+typedef struct cg_basis {
+    uint32_t n_channels, n_components;
+    /* Components, a multiple of 16 unless all of them, that are stored finely. An encoder takes
+     * them out of its data before it projects on the others, whose coarser rows would pick them up;
+     * exact: their project() pairs, of components, [channels, in sixteens][exact_pairs][16]. */
+    uint32_t n_exact;
+    uint32_t *exact;
+    uint32_t *analysis; /* the same for encoding: cg_kernels.project()'s pairs, zeros behind
+                           channels and components */
+    /* Where the kernels have project_narrow(), the components behind the first n_exact are its
+     * numbers; [n_components, in sixteens]: scales of the narrow ones. */
+    float *scale;
+    float narrow_norm;
+    /* For decoding, where the profile is_tiled: cg_kernels.synthesize()'s panels, one each 32
+     * channels. */
+    uint16_t *tiles;
+    /* For decoding with cg_kernels.accumulate_quads(): [n_panels][panel_bytes], in them the slabs'
+     * limbs. */
+    cg_slab *slabs;
+    uint8_t *quads;
+    uint32_t n_slabs;
+    size_t panel_bytes;
+    /* For decoding otherwise: [n_panels][n_components][CG_PANEL_CHANNELS / 2] words; word 16k + i
+     * holds the panel's channel 32k + i in its low half and 32k + 16 + i in its high half. A panel
+     * is whole heads where one fits, else an even part of a head. Missing channels are zero. */
+    uint32_t *panels;
+} cg_basis;
+
+/* Lays a basis out. *basis is zeros before, and takes over in->scale, also when this fails: the
+ * caller destroys it in any case. in->rows stays the caller's, and is garbage afterwards.
+ * CG_ERR_NO_MEMORY. */
+cg_status cg_basis_init(const cg_basis_layout *layout, const cg_basis_rows *in, cg_basis *basis);
+void cg_basis_destroy(cg_basis *basis); /* zeros are fine */
+
+/* Pairs of channels that a projection walks: whole tiles. */
+static inline size_t cg_basis_pairs(const cg_basis *basis)
+{
+    return ((size_t)basis->n_channels + 31) / 32 * 16;
+}
+
+/* Pairs of components that their taking out walks. */
+static inline size_t cg_basis_exact_pairs(const cg_basis *basis)
+{
+    return ((size_t)basis->n_exact + 31) / 32 * 16;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,427 @@
+#include "codec/profile_data.h"
+
+#include "codec/bf16.h"
+#include "codec/cursor.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
+
+enum {
+    FIXED_BYTES = 80,
+    EXACT_BITS = 9, /* of a component that an encoder takes for exact */
+    CHANNEL_NONE = 0,
+    CHANNEL_KLT = 1,
+    ROPE_NONE = 0,
+    ROPE_TABLE = 1,
+    ROPE_BY_LAYER = 2
+};
+
+/* Of an element or a scale of a basis, whose rows are about orthonormal: sums and units of elements
+ * stay finite. */
+static const float MOST_BASIS = 1e30f;
+
+static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
+{
+    for (size_t i = 0; i < n_values; i++) {
+        if (!cg_cursor_f32(in, &values[i]) || !isfinite(values[i]) ||
+            (positive && !(values[i] > 0)))
+            return false;
+    }
+    return true;
+}
+
+static cg_status read_fixed(cg_cursor *in, cg_profile *p)
+{
+    const uint8_t *at = in->at;
+    if (in->left_bytes < sizeof MAGIC)
+        return CG_ERR_TRUNCATED;
+    if (memcmp(at, MAGIC, sizeof MAGIC) != 0)
+        return CG_ERR_BAD_MAGIC;
+    if (in->left_bytes < FIXED_BYTES + 8)
+        return CG_ERR_TRUNCATED;
+    if (cg_get_le(at + 8, 4) != CG_PROFILE_VERSION)
+        return CG_ERR_UNSUPPORTED_VERSION;
+    const uint64_t file_bytes = cg_get_le(at + 16, 8);
+    if (file_bytes > in->left_bytes)
+        return CG_ERR_TRUNCATED;
+    if (file_bytes < in->left_bytes ||
+        XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
+        return CG_ERR_CORRUPT;
+    if (cg_get_le(at + 12, 4) != 0 || at[67] > 1 || at[77] > 1 || cg_get_le(at + 78, 2) != 0)
+        return CG_ERR_CORRUPT;
+
+    const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
+    memcpy(p->fingerprint.bytes, fingerprint.bytes, sizeof p->fingerprint.bytes);
+    memcpy(p->model.bytes, at + 24, sizeof p->model.bytes);
+    p->geometry.n_layers = (uint16_t)cg_get_le(at + 40, 2);
+    p->geometry.n_kv_heads = (uint16_t)cg_get_le(at + 42, 2);
+    p->geometry.head_dim = (uint16_t)cg_get_le(at + 44, 2);
+    p->geometry.dtype = at[46];
+    p->geometry.n_planes = at[47];
+    memcpy(p->preset, at + 48, 16);
+    const unsigned rope = at[66];
+    if (at[65] == CG_TOKENS_DCT
+            ? at[64] != CHANNEL_KLT || rope > ROPE_BY_LAYER
+            : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
+        return CG_ERR_UNSUPPORTED;
+    p->token_transform = at[65];
+    p->is_packed = at[67] == 1;
+    p->nests = at[77] == 1;
+    if ((p->is_packed || p->nests) && at[64] != CHANNEL_KLT)
+        return CG_ERR_CORRUPT;
+    if (rope == ROPE_BY_LAYER ? at[76] < 2 || at[76] > CG_MAX_ROPES : at[76] != 0)
+        return CG_ERR_CORRUPT;
+    p->n_ropes = rope == ROPE_BY_LAYER ? at[76] : 1;
+    p->rotary_dim = (uint32_t)cg_get_le(at + 68, 2);
+    p->n_sinks = (uint32_t)cg_get_le(at + 70, 2);
+    p->n_groups = (uint32_t)cg_get_le(at + 72, 2);
+    p->n_classes = (uint32_t)cg_get_le(at + 74, 2);
+    const cg_status status = cg_geometry_check(&p->geometry);
+    if (status != CG_OK)
+        return status == CG_ERR_UNSUPPORTED ? status : CG_ERR_CORRUPT;
+    if (p->rotary_dim % 2 != 0 || p->rotary_dim > p->geometry.head_dim ||
+        (rope == ROPE_NONE) != (p->rotary_dim == 0) || p->n_sinks > CG_MAX_SINKS ||
+        p->n_groups == 0 || p->n_groups > p->geometry.n_layers || p->n_classes == 0 ||
+        p->n_classes > 256)
+        return CG_ERR_CORRUPT;
+    in->left_bytes = file_bytes - 8;
+    (void)cg_cursor_skip(in, FIXED_BYTES);
+    return CG_OK;
+}
+
+/* Everything with a size known from the header: rotation, groups, steps, channel tables. */
+static cg_status read_tables(cg_cursor *in, cg_profile *p)
+{
+    const size_t channels = cg_geometry_channels(&p->geometry);
+    const size_t n_table = (size_t)p->geometry.n_layers * CG_N_PLANES * channels;
+    uint32_t layer = 0;
+    const bool has_anchors = p->token_transform == CG_TOKENS_ANCHORS;
+    if (in->left_bytes / (has_anchors ? 12 : 8) <
+        n_table) /* nothing is allocated that the file can't hold */
+        return CG_ERR_TRUNCATED;
+    p->inv_freq = calloc(p->n_ropes * p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
+    p->layer_rope = calloc(p->geometry.n_layers, sizeof *p->layer_rope);
+    p->groups = calloc(p->n_groups, sizeof *p->groups);
+    p->mean = malloc(n_table * sizeof *p->mean);
+    p->weight = malloc(n_table * sizeof *p->weight);
+    p->anchor_step = has_anchors ? malloc(n_table * sizeof *p->anchor_step) : NULL;
+    if (p->inv_freq == NULL || p->layer_rope == NULL || p->groups == NULL || p->mean == NULL ||
+        p->weight == NULL || (has_anchors && p->anchor_step == NULL))
+        return CG_ERR_NO_MEMORY;
+
+    for (uint32_t i = 0; i < p->n_ropes * p->rotary_dim / 2; i++) {
+        if (!cg_cursor_f64(in, &p->inv_freq[i]) || !isfinite(p->inv_freq[i]))
+            return CG_ERR_CORRUPT;
+    }
+    for (uint32_t i = 0; p->n_ropes > 1 && i < p->geometry.n_layers; i++) {
+        if (!cg_cursor_u8(in, &p->layer_rope[i]) || p->layer_rope[i] >= p->n_ropes)
+            return CG_ERR_CORRUPT;
+    }
+    for (uint32_t g = 0; g < p->n_groups; g++) {
+        uint16_t n_layers;
+        if (!cg_cursor_u16(in, &n_layers) || n_layers == 0 ||
+            n_layers > p->geometry.n_layers - layer)
+            return CG_ERR_CORRUPT;
+        p->groups[g].first_layer = layer;
+        p->groups[g].n_layers = n_layers;
+        p->groups[g].n_channels = (uint32_t)(n_layers * channels);
+        layer += n_layers;
+    }
+    if (layer != p->geometry.n_layers)
+        return CG_ERR_CORRUPT;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        if (!read_finite(in, p->step[level], CG_N_PLANES, true))
+            return CG_ERR_CORRUPT;
+    }
+    return read_finite(in, p->mean, n_table, false) && read_finite(in, p->weight, n_table, true) &&
+                   (!has_anchors || read_finite(in, p->anchor_step, n_table, true))
+               ? CG_OK
+               : CG_ERR_CORRUPT;
+}
+
+static cg_status read_classes(cg_cursor *in, cg_profile *p)
+{
+    p->classes = calloc(p->n_classes, sizeof *p->classes);
+    if (p->classes == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < p->n_classes; i++) {
+        uint8_t shift, n_symbols;
+        uint16_t freq[CG_RANS_MAX_SYMBOLS];
+        if (!cg_cursor_u8(in, &shift) || !cg_cursor_u8(in, &n_symbols) ||
+            n_symbols > CG_RANS_MAX_SYMBOLS)
+            return CG_ERR_CORRUPT;
+        for (unsigned s = 0; s < n_symbols; s++) {
+            if (!cg_cursor_u16(in, &freq[s]))
+                return CG_ERR_TRUNCATED;
+        }
+        const cg_status status = cg_rans_class_init_signed(&p->classes[i], shift, n_symbols, freq);
+        if (status != CG_OK)
+            return status;
+    }
+    for (uint32_t i = 0; p->nests && i < p->n_classes; i++) {
+        uint16_t freq[CG_RANS_REFINE_CONTEXTS][2];
+        for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
+            if (!cg_cursor_u16(in, &freq[c][0]) || !cg_cursor_u16(in, &freq[c][1]))
+                return CG_ERR_TRUNCATED;
+        }
+        const cg_status status = cg_rans_class_init_refinement(&p->classes[i], freq);
+        if (status != CG_OK)
+            return status;
+    }
+    return CG_OK;
+}
+
+/* What nested chunks rely on: steps a factor 3 apart, and no coarser level has columns that the
+ * finer one has not. */
+static bool levels_nest(const cg_profile *p)
+{
+    for (unsigned level = 1; level < CG_N_LOSSY; level++) {
+        for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+            if (fabsf(p->step[level][plane] / p->step[level - 1][plane] - CG_RANS_REFINE_STEP) >
+                1e-6f)
+                return false;
+            for (uint32_t g = 0; g < p->n_groups; g++) {
+                const cg_level_columns *fine = &p->groups[g].columns[level - 1][plane];
+                const cg_level_columns *coarse = &p->groups[g].columns[level][plane];
+                for (unsigned f = 0; f < CG_DCT; f++) {
+                    if (coarse->n_active[f] > fine->n_active[f])
+                        return false;
+                }
+            }
+        }
+    }
+    return true;
+}
+
+/* The classes of a run of columns->n_active[f] columns: for now in the file's bytes. */
+static cg_status read_run(cg_cursor *in, const cg_profile *p, unsigned f, cg_level_columns *columns)
+{
+    const uint8_t *bytes;
+    if (!cg_cursor_bytes(in, columns->n_active[f], &bytes))
+        return CG_ERR_TRUNCATED;
+    for (unsigned c = 0; c < columns->n_active[f]; c++) {
+        if (bytes[c] >= p->n_classes)
+            return CG_ERR_CORRUPT;
+    }
+    columns->column_class[f] = bytes;
+    columns->n_columns += columns->n_active[f];
+    columns->n_strips += (columns->n_active[f] + CG_RANS_LANES - 1u) / CG_RANS_LANES;
+    return CG_OK;
+}
+
+static void move_classes(cg_level_columns *columns, const uint8_t *from, const uint8_t *to)
+{
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        if (columns->column_class[f] != NULL)
+            columns->column_class[f] = to + (columns->column_class[f] - from);
+    }
+}
+
+/* Copies the columns' classes, which lie in the bytes from start to end: the bytes are the caller's
+ * and may go. */
+static cg_status keep_classes(cg_profile *p, const uint8_t *start, const uint8_t *end)
+{
+    const size_t n_bytes = (size_t)(end - start);
+    if (p->is_only_checked)
+        return CG_OK;
+    p->column_classes = malloc(n_bytes + 1); /* not 0 bytes */
+    if (p->column_classes == NULL)
+        return CG_ERR_NO_MEMORY;
+    memcpy(p->column_classes, start, n_bytes);
+    for (uint32_t i = 0; i < p->n_groups * CG_N_PLANES; i++) {
+        cg_group *group = &p->groups[i / CG_N_PLANES];
+        move_classes(&group->anchors[i % CG_N_PLANES], start, p->column_classes);
+        for (unsigned level = 0; level < CG_N_LOSSY; level++)
+            move_classes(&group->columns[level][i % CG_N_PLANES], start, p->column_classes);
+    }
+    return CG_OK;
+}
+
+static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_components)
+{
+    const uint8_t *start = in->at;
+    cg_status status;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        for (uint32_t g = 0; g < p->n_groups; g++) {
+            for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+                cg_level_columns *columns = &p->groups[g].columns[level][plane];
+                for (unsigned f = 0; f < CG_DCT; f++) {
+                    if (!cg_cursor_u16(in, &columns->n_active[f]) ||
+                        columns->n_active[f] > n_components[g * CG_N_PLANES + plane])
+                        return CG_ERR_CORRUPT;
+                }
+                for (unsigned f = 0; f < CG_DCT; f++) {
+                    if ((status = read_run(in, p, f, columns)) != CG_OK)
+                        return status;
+                }
+            }
+        }
+    }
+    return keep_classes(p, start, in->at);
+}
+
+/* A component in bf16. row: NULL, or where its elements go. */
+static cg_status read_wide_row(cg_cursor *in, size_t n_channels, uint16_t *row)
+{
+    const uint8_t *bytes;
+    if (!cg_cursor_bytes(in, 2 * n_channels, &bytes))
+        return CG_ERR_TRUNCATED;
+    for (size_t ch = 0; ch < n_channels; ch++) {
+        const uint16_t element = (uint16_t)cg_get_le(bytes + 2 * ch, 2);
+        if (!(fabsf(cg_bf16_to_f32(element)) <= MOST_BASIS)) /* so that a NaN fails */
+            return CG_ERR_CORRUPT;
+        if (row != NULL)
+            row[ch] = element;
+    }
+    return CG_OK;
+}
+
+/* A component in signed numbers of few bits, one after another from the lowest bit of the first
+ * byte, and their scale. row: as above. */
+static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channels, uint16_t *row,
+                                 uint8_t *bits_out, float *scale_out)
+{
+    uint8_t bits = 8;
+    float scale;
+    const uint8_t *bytes;
+    if (is_packed && (!cg_cursor_u8(in, &bits) || bits < 2 || bits > CG_MAX_NARROW_BITS))
+        return CG_ERR_CORRUPT;
+    if (!read_finite(in, &scale, 1, false) || fabsf(scale) > MOST_BASIS)
+        return CG_ERR_CORRUPT;
+    const size_t n_bytes = (n_channels * bits + 7) / 8;
+    if (!cg_cursor_bytes(in, n_bytes, &bytes))
+        return CG_ERR_TRUNCATED;
+    if (n_channels * bits % 8 != 0 && bytes[n_bytes - 1] >> (n_channels * bits % 8) != 0)
+        return CG_ERR_CORRUPT;
+    for (size_t ch = 0; ch < n_channels && row != NULL; ch++) {
+        /* Twelve bits lie in at most three bytes. */
+        const size_t at = ch * bits / 8, left = n_bytes - at;
+        const unsigned three =
+            (unsigned)cg_get_le(bytes + at, left < 3 ? left : 3) >> (ch * bits % 8);
+        const int value =
+            (int)(three & ((1u << bits) - 1)) - (int)((three >> (bits - 1) & 1) << bits);
+        row[ch] = cg_bf16_from_f32(scale * (float)value);
+    }
+    *bits_out = bits;
+    *scale_out = scale;
+    return CG_OK;
+}
+
+/* The rows of a basis. basis->rows and basis->scale: NULL, and the file's bytes are only checked.
+ */
+static cg_status read_rows(cg_cursor *in, const cg_profile *p, unsigned n_wide,
+                           cg_basis_rows *basis)
+{
+    const size_t n_channels = basis->n_channels;
+    cg_status status = CG_OK;
+    basis->n_exact = n_wide;
+    for (unsigned c = 0; c < basis->n_components && status == CG_OK; c++) {
+        uint16_t *row = basis->rows != NULL ? basis->rows + c * n_channels : NULL;
+        uint8_t bits = 0;
+        float scale = 0;
+        if (c < n_wide) {
+            status = read_wide_row(in, n_channels, row);
+            continue;
+        }
+        status = read_narrow_row(in, p->is_packed, n_channels, row, &bits, &scale);
+        basis->n_exact += basis->n_exact == c && bits >= EXACT_BITS;
+        if (basis->scale != NULL)
+            basis->scale[c] = scale;
+    }
+    /* Kernels walk components in sixteens. */
+    const uint32_t sixteens = (basis->n_exact + 15) / 16 * 16;
+    basis->n_exact = sixteens < basis->n_components ? sixteens : basis->n_components;
+    return status;
+}
+
+static cg_status read_basis(cg_cursor *in, const cg_profile *p, uint32_t n_channels,
+                            unsigned n_components, unsigned n_wide, cg_basis *basis)
+{
+    cg_basis_rows rows = {.n_channels = n_channels, .n_components = n_components};
+    if ((size_t)n_components * n_channels / 4 > in->left_bytes) /* at least two bits an element */
+        return CG_ERR_TRUNCATED;
+    if (p->is_only_checked)
+        return read_rows(in, p, n_wide, &rows);
+    rows.rows = malloc(((size_t)n_components * n_channels + 1) * sizeof *rows.rows);
+    rows.scale = calloc((n_components + 15) / 16 + 1, 16 * sizeof *rows.scale);
+    cg_status status = rows.rows != NULL && rows.scale != NULL ? CG_OK : CG_ERR_NO_MEMORY;
+    if (status == CG_OK)
+        status = read_rows(in, p, n_wide, &rows);
+    if (status == CG_OK)
+        status = cg_basis_init(&p->layout, &rows, basis);
+    else
+        free(rows.scale);
+    free(rows.rows);
+    return status;
+}
+
+/* What follows the classes, with a KLT. */
+static cg_status read_klt(cg_cursor *in, cg_profile *p)
+{
+    const size_t n_bases = (size_t)p->n_groups * CG_N_PLANES;
+    cg_status status = cg_basis_layout_init(p->kernels, p->geometry.head_dim, &p->layout);
+    if (status != CG_OK)
+        return status;
+    status = CG_ERR_NO_MEMORY;
+    uint16_t *n_components = malloc(n_bases * sizeof *n_components);
+    uint16_t *n_wide = malloc(n_bases * sizeof *n_wide);
+    if (n_components == NULL || n_wide == NULL)
+        goto done;
+    for (size_t i = 0; i < n_bases; i++) {
+        status = CG_ERR_CORRUPT;
+        if (!cg_cursor_u16(in, &n_components[i]) || !cg_cursor_u16(in, &n_wide[i]) ||
+            n_wide[i] > n_components[i] || n_components[i] > p->groups[i / CG_N_PLANES].n_channels)
+            goto done;
+    }
+    if ((status = read_columns(in, p, n_components)) != CG_OK)
+        goto done;
+    for (size_t i = 0; i < n_bases; i++) {
+        cg_group *group = &p->groups[i / CG_N_PLANES];
+        status = read_basis(in, p, group->n_channels, n_components[i], n_wide[i],
+                            &group->basis[i % CG_N_PLANES]);
+        if (status != CG_OK)
+            goto done;
+    }
+done:
+    free(n_components);
+    free(n_wide);
+    return status;
+}
+
+/* What follows the classes, with anchors. */
+static cg_status read_anchors(cg_cursor *in, cg_profile *p)
+{
+    const uint8_t *start = in->at;
+    cg_status status = CG_OK;
+    for (unsigned level = 0; level <= CG_N_LOSSY && status == CG_OK;
+         level++) { /* before the levels the anchors */
+        for (uint32_t i = 0; i < p->n_groups * CG_N_PLANES && status == CG_OK; i++) {
+            cg_group *group = &p->groups[i / CG_N_PLANES];
+            cg_level_columns *columns = level == 0 ? &group->anchors[i % CG_N_PLANES]
+                                                   : &group->columns[level - 1][i % CG_N_PLANES];
+            if (group->n_channels > UINT16_MAX)
+                return CG_ERR_UNSUPPORTED;
+            columns->n_active[0] = (uint16_t)group->n_channels;
+            status = read_run(in, p, 0, columns);
+        }
+    }
+    return status == CG_OK ? keep_classes(p, start, in->at) : status;
+}
+
+cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p)
+{
+    cg_cursor in = {bytes, n_bytes};
+    cg_status status = read_fixed(&in, p);
+    if (status == CG_OK)
+        status = read_tables(&in, p);
+    if (status == CG_OK)
+        status = read_classes(&in, p);
+    if (status == CG_OK)
+        status = p->token_transform == CG_TOKENS_ANCHORS ? read_anchors(&in, p) : read_klt(&in, p);
+    return status == CG_OK && (in.left_bytes > 0 || (p->nests && !levels_nest(p))) ? CG_ERR_CORRUPT
+                                                                                   : status;
+}
