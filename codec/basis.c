@@ -21,8 +21,8 @@ cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim,
         return CG_ERR_UNSUPPORTED;
     while (tiled % CG_TILE != 0)
         tiled += head_dim;
-    layout->is_tiled = kernels->synthesize != NULL && tiled <= 16 * CG_TILE;
-    layout->has_quads = !layout->is_tiled && kernels->accumulate_quads != NULL;
+    layout->is_tiled = kernels->inverse->synthesize != NULL && tiled <= 16 * CG_TILE;
+    layout->has_quads = !layout->is_tiled && kernels->inverse->accumulate_quads != NULL;
     layout->unit_channels = layout->is_tiled                    ? tiled
                             : layout->panel_channels > head_dim ? layout->panel_channels
                                                                 : head_dim;
@@ -76,7 +76,7 @@ static cg_status pack_analysis(const cg_basis_layout *layout, const cg_basis_row
         take_zeros((in->n_channels + 15u) / 16 + 1, n_exact_pairs * 16 * sizeof *basis->exact);
     if (basis->analysis == NULL || basis->exact == NULL)
         return CG_ERR_NO_MEMORY;
-    if (layout->kernels->project_narrow != NULL)
+    if (layout->kernels->forward->project_narrow != NULL)
         find_numbers(in, basis);
     for (uint32_t c = 0; c < basis->n_components; c++) {
         const uint16_t *row = in->rows + (size_t)c * in->n_channels;

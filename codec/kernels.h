@@ -52,10 +52,9 @@ typedef struct cg_tiled_symbols {
     size_t n_tiles;
 } cg_tiled_symbols;
 
-typedef struct cg_kernels {
-    const char *name; /* "baseline", "avx2", "avx512", "vnni", "amx" */
-    /* An inverse KLT is done in one of three ways, the last that the kernels have; what they lack
-     * is NULL. */
+/* An inverse KLT, from symbols to sums, is done in one of three ways: the last that is there. What
+ * is not there is NULL. */
+typedef struct cg_klt_inverse {
     /* 1. Lists, in floats. cells[n_cells] to the list of those that are not zero, in order; returns
      * their number. list_out has room for n_cells. */
     size_t (*list_nonzero)(const int16_t *cells, size_t n_cells, cg_nonzero *list_out);
@@ -84,16 +83,10 @@ typedef struct cg_kernels {
      * of half h is component 2p + i % 2 of channel 16h + i / 2. */
     void (*synthesize)(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks,
                        const uint16_t *panel, float *y, size_t f_stride, size_t b_stride);
-    /* x[t][ch] = fmaf(sum over f of D[f][t] y[f][ch], scale[ch], mean[ch]); y[8][y_stride],
-     * x[8][x_stride]. */
-    void (*inverse_dct)(const float *y, size_t y_stride, const float *scale, const float *mean,
-                        unsigned n_channels, float *x, size_t x_stride);
-    /* y[f][ch] = sum over t of D[f][t] x[t][ch]; rows lie stride apart in both. */
-    void (*forward_dct)(const float *x, size_t x_stride, unsigned n_channels, float *y,
-                        size_t y_stride);
-    /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
-    void (*rotate)(float *head, const float *cosine, const float *sine, unsigned half);
-    void (*to_bf16)(const float *values, size_t n_values, uint16_t *out);
+} cg_klt_inverse;
+
+/* A KLT, from channels to coefficients. */
+typedef struct cg_klt_forward {
     /* coef[r][c] = sum over ch of rows[r][ch] * basis[c][ch], for 16 * n_sixteens components; coef
      * has rows up to the next multiple of CG_TILE, which become garbage. rows[n_rows][row_stride],
      * zeros from n_channels to 2 * n_pairs. analysis: bf16 pairs [n_sixteens][n_pairs][16]: the low
@@ -108,6 +101,20 @@ typedef struct cg_kernels {
     void (*project_narrow)(const float *rows, size_t row_stride, size_t n_rows,
                            const uint32_t *analysis, const float *scale, float norm, size_t n_pairs,
                            size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride);
+} cg_klt_forward;
+
+typedef struct cg_kernels {
+    const char *name; /* "baseline", "avx2", "avx512", "vnni", "amx" */
+    /* x[t][ch] = fmaf(sum over f of D[f][t] y[f][ch], scale[ch], mean[ch]); y[8][y_stride],
+     * x[8][x_stride]. */
+    void (*inverse_dct)(const float *y, size_t y_stride, const float *scale, const float *mean,
+                        unsigned n_channels, float *x, size_t x_stride);
+    /* y[f][ch] = sum over t of D[f][t] x[t][ch]; rows lie stride apart in both. */
+    void (*forward_dct)(const float *x, size_t x_stride, unsigned n_channels, float *y,
+                        size_t y_stride);
+    /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
+    void (*rotate)(float *head, const float *cosine, const float *sine, unsigned half);
+    void (*to_bf16)(const float *values, size_t n_values, uint16_t *out);
     /* out[c] = coef[c] * inv_step, to nearest, within int16. */
     void (*quantize)(const float *coef, size_t n_columns, float inv_step, int16_t *out);
     /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within int16. */
@@ -116,6 +123,8 @@ typedef struct cg_kernels {
     /* x[ch] = fmaf(cells[ch], step[ch], base[ch]). */
     void (*dequantize_channels)(const int16_t *cells, const float *step, const float *base,
                                 size_t n_channels, float *x);
+    const cg_klt_inverse *inverse;
+    const cg_klt_forward *forward;
     const cg_rans_kernels *rans;
 } cg_kernels;
 
@@ -130,6 +139,11 @@ void cg_kernels_use(const cg_kernels *kernels);
 extern const cg_kernels cg_kernels_baseline;
 #if defined(__x86_64__)
 extern const cg_kernels cg_kernels_avx2, cg_kernels_avx512, cg_kernels_vnni, cg_kernels_amx;
+#endif
+
+#if defined(CG_KLT_INVERSE) /* one of a table's files is being compiled */
+extern const cg_klt_inverse CG_KLT_INVERSE;
+extern const cg_klt_forward CG_KLT_FORWARD;
 #endif
 
 /* D[f][t] of the 8-point DCT. */

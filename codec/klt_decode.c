@@ -119,7 +119,7 @@ static void list_symbols(const cg_synthesis *s)
     for (size_t b = 0; b < s->symbols->n_rows; b++) {
         for (unsigned f = 0; f < CG_DCT; f++) {
             const size_t n_active = s->symbols->columns->n_active[f];
-            n_list += (uint32_t)s->heads->profile->kernels->list_nonzero(
+            n_list += (uint32_t)s->heads->profile->kernels->inverse->list_nonzero(
                 s->symbols->cells[f] + b * n_active, n_active, s->list + n_list);
             s->list_end[b * CG_DCT + f] = n_list;
         }
@@ -145,8 +145,8 @@ void cg_klt_lists(const cg_synthesis *s)
                                         basis->n_components * (CG_PANEL_CHANNELS / 2);
                 for (unsigned f = 0; f < CG_DCT; f++) {
                     const size_t i = b * CG_DCT + f, begin = i > 0 ? s->list_end[i - 1] : 0;
-                    p->kernels->accumulate(panel, s->list + begin, s->list_end[i] - begin,
-                                           (n + 31) / 32, s->y + f * CG_PANEL_CHANNELS);
+                    p->kernels->inverse->accumulate(panel, s->list + begin, s->list_end[i] - begin,
+                                                    (n + 31) / 32, s->y + f * CG_PANEL_CHANNELS);
                 }
                 p->kernels->inverse_dct(s->y, CG_PANEL_CHANNELS, s->scale + first + at,
                                         s->mean + first + at, n, s->x + at, unit);
@@ -177,16 +177,16 @@ void cg_klt_tiles(const cg_synthesis *s)
             tiled[f].tiles = s->tiles[f];
             tiled[f].tile_components = s->tile_components[f];
             tiled[f].n_tiles =
-                p->kernels->tile_symbols(s->symbols->cells[f] + batch * n_active, n, n_active,
-                                         s->tiles[f], s->tile_components[f]);
+                p->kernels->inverse->tile_symbols(s->symbols->cells[f] + batch * n_active, n,
+                                                  n_active, s->tiles[f], s->tile_components[f]);
         }
         for (uint32_t first = 0; first < group->n_channels; first += unit) {
             const uint32_t n_unit =
                 group->n_channels - first < unit ? group->n_channels - first : unit;
             for (uint32_t at = 0; at < n_unit; at += CG_TILE)
-                p->kernels->synthesize(tiled, n,
-                                       basis->tiles + (first + at) / CG_TILE * panel_elements,
-                                       s->y + at, (size_t)CG_TILE * unit, unit);
+                p->kernels->inverse->synthesize(
+                    tiled, n, basis->tiles + (first + at) / CG_TILE * panel_elements, s->y + at,
+                    (size_t)CG_TILE * unit, unit);
             for (size_t b = 0; b < n; b++) {
                 p->kernels->inverse_dct(s->y + b * unit, (size_t)CG_TILE * unit, s->scale + first,
                                         s->mean + first, n_unit, s->x, unit);

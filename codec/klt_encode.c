@@ -111,13 +111,13 @@ static void project_rest(const cg_kernels *kernels, const cg_basis *basis, size_
 {
     const uint32_t *analysis = basis->analysis + n_exact * n_pairs * 16;
     float *coef = w->coef + 16 * n_exact;
-    if (kernels->project_narrow != NULL)
-        kernels->project_narrow(rows, w->row_stride, n_blocks, analysis,
-                                basis->scale + 16 * n_exact, basis->narrow_norm, n_pairs,
-                                n_sixteens - n_exact, w->split, coef, w->coef_stride);
+    if (kernels->forward->project_narrow != NULL)
+        kernels->forward->project_narrow(rows, w->row_stride, n_blocks, analysis,
+                                         basis->scale + 16 * n_exact, basis->narrow_norm, n_pairs,
+                                         n_sixteens - n_exact, w->split, coef, w->coef_stride);
     else
-        kernels->project(rows, w->row_stride, n_blocks, analysis, n_pairs, n_sixteens - n_exact,
-                         w->split, coef, w->coef_stride);
+        kernels->forward->project(rows, w->row_stride, n_blocks, analysis, n_pairs,
+                                  n_sixteens - n_exact, w->split, coef, w->coef_stride);
 }
 
 /* Coefficients of the first n components, in sixteens, of the rows of one frequency; the rows are
@@ -129,15 +129,16 @@ static void project(const cg_kernels *kernels, const cg_group *group, const cg_b
     const size_t n_sixteens = (n + 15u) / 16, all_exact = (basis->n_exact + 15u) / 16;
     const size_t n_exact = all_exact < n_sixteens ? all_exact : n_sixteens;
     if (n_exact > 0)
-        kernels->project(rows, w->row_stride, n_blocks, basis->analysis, n_pairs, n_exact, w->split,
-                         w->coef, w->coef_stride);
+        kernels->forward->project(rows, w->row_stride, n_blocks, basis->analysis, n_pairs, n_exact,
+                                  w->split, w->coef, w->coef_stride);
     if (n_exact == n_sixteens)
         return;
     for (size_t b = 0; b < n_blocks && n_exact % 2 != 0; b++)
         memset(w->coef + b * w->coef_stride + 16 * n_exact, 0, 16 * sizeof *w->coef);
     if (n_exact > 0)
-        kernels->project(w->coef, w->coef_stride, n_blocks, basis->exact, n_exact_pairs,
-                         (group->n_channels + 15u) / 16, w->split, w->known, w->row_stride);
+        kernels->forward->project(w->coef, w->coef_stride, n_blocks, basis->exact, n_exact_pairs,
+                                  (group->n_channels + 15u) / 16, w->split, w->known,
+                                  w->row_stride);
     for (size_t b = 0; b < n_blocks && n_exact > 0; b++) {
         for (size_t ch = 0; ch < group->n_channels; ch++)
             rows[b * w->row_stride + ch] -= w->known[b * w->row_stride + ch];

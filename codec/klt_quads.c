@@ -20,7 +20,7 @@ static void list_large(const cg_kernels *kernels, const int16_t *cells, size_t n
         cg_quad_row more;
         for (size_t c = 0; c < n_cells; c++)
             rest[c] = (int16_t)beyond(cells[c], row->limit);
-        kernels->list_quads(rest, n_cells, quads + row->n_quads, &more);
+        kernels->inverse->list_quads(rest, n_cells, quads + row->n_quads, &more);
         row->n_quads += more.n_quads;
         row->sum += more.sum;
         row->limit = more.limit == INT32_MAX ? INT32_MAX : row->limit + more.limit;
@@ -59,7 +59,7 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
                          n_cells = left < most ? left : most;
             const int16_t *cells = s->symbols->cells[f] + (batch + b) * n_active + n_active - left;
             cg_quad_row whole;
-            kernels->list_quads(cells, n_cells, quads, &whole);
+            kernels->inverse->list_quads(cells, n_cells, quads, &whole);
             end += (n_cells + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
             list_large(kernels, cells, n_cells, quads, end, &whole);
             quads += whole.n_quads;
@@ -110,10 +110,10 @@ static void accumulate_batch(const cg_synthesis *s, size_t batch, size_t n_block
         for (unsigned limb = 0; limb < CG_MAX_LIMBS; limb++) {
             for (unsigned f = 0; f < CG_DCT && slab->limb_quads[limb] != 0; f++) {
                 if (is_first || n_active[f] > slab->first_component)
-                    kernels->accumulate_quads(panel + slab->offset[limb],
-                                              rows + (limb * CG_DCT + f) * n_blocks, n_blocks,
-                                              (n + 15) / 16, slab->unit[limb], is_first,
-                                              y + f * CG_TILE * y_stride, y_stride);
+                    kernels->inverse->accumulate_quads(
+                        panel + slab->offset[limb], rows + (limb * CG_DCT + f) * n_blocks, n_blocks,
+                        (n + 15) / 16, slab->unit[limb], is_first, y + f * CG_TILE * y_stride,
+                        y_stride);
             }
             is_first &= slab->limb_quads[limb] == 0;
         }

@@ -287,15 +287,17 @@ static double peak_gmac_s(const cg_kernels *kernels)
         double n = 0;
         const double begin = clock_s(CLOCK_MONOTONIC);
         for (unsigned i = 0; i < 50; i++) {
-            if (kernels->synthesize != NULL) {
-                kernels->synthesize(symbols, CG_TILE, panel, y, (size_t)CG_TILE * CG_TILE, CG_TILE);
+            if (kernels->inverse->synthesize != NULL) {
+                kernels->inverse->synthesize(symbols, CG_TILE, panel, y, (size_t)CG_TILE * CG_TILE,
+                                             CG_TILE);
                 n += (double)CG_DCT * DEEP * CG_TILE * CG_TILE;
-            } else if (kernels->accumulate_quads != NULL) {
-                kernels->accumulate_quads((const uint8_t *)basis, rows, N_ROWS,
-                                          CG_PANEL_CHANNELS / 16, 1, true, y, CG_PANEL_CHANNELS);
+            } else if (kernels->inverse->accumulate_quads != NULL) {
+                kernels->inverse->accumulate_quads((const uint8_t *)basis, rows, N_ROWS,
+                                                   CG_PANEL_CHANNELS / 16, 1, true, y,
+                                                   CG_PANEL_CHANNELS);
                 n += (double)N_ROWS * CG_SLAB_QUADS * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
             } else {
-                kernels->accumulate(basis, list, N_LIST, CG_PANEL_CHANNELS / 32, y);
+                kernels->inverse->accumulate(basis, list, N_LIST, CG_PANEL_CHANNELS / 32, y);
                 n += (double)N_LIST * CG_PANEL_CHANNELS;
             }
         }

@@ -44,7 +44,7 @@ class KernelsTest : public testing::TestWithParam<const char *>
 
 TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder)
 {
-    if (kernels->list_nonzero == nullptr)
+    if (kernels->inverse->list_nonzero == nullptr)
         GTEST_SKIP() << GetParam() << " has quads or tiles instead";
     for (size_t n : {0, 1, 3, 4, 5, 7, 8, 31, 32, 33, 100}) {
         for (uint32_t one_in : {1u, 2u, 10u}) {
@@ -59,7 +59,7 @@ TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder)
                     want.emplace_back(i, cells[i]);
             }
             std::vector<cg_nonzero> list(n);
-            list.resize(kernels->list_nonzero(cells.data(), n, list.data()));
+            list.resize(kernels->inverse->list_nonzero(cells.data(), n, list.data()));
             for (const cg_nonzero &x : list)
                 got.emplace_back(x.component, x.value);
             EXPECT_EQ(got, want);
@@ -69,7 +69,7 @@ TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder)
 
 TEST_P(KernelsTest, AccumulatesPanels)
 {
-    if (kernels->accumulate == nullptr)
+    if (kernels->inverse->accumulate == nullptr)
         GTEST_SKIP() << GetParam() << " has quads or tiles instead";
     const size_t n_components = 50;
     Random random(1);
@@ -84,7 +84,7 @@ TEST_P(KernelsTest, AccumulatesPanels)
         for (unsigned n_parts = 1; n_parts <= 8; n_parts++) {
             SCOPED_TRACE(testing::Message() << "n_list=" << n_list << " n_parts=" << n_parts);
             std::vector<float> got(CG_PANEL_CHANNELS, 7), want = got;
-            kernels->accumulate(panel.data(), list.data(), n_list, n_parts, got.data());
+            kernels->inverse->accumulate(panel.data(), list.data(), n_list, n_parts, got.data());
             for (size_t ch = 0; ch < 32 * n_parts;
                  ch++) { // profile_data.h says where a channel lies
                 double sum = 0;
@@ -103,9 +103,9 @@ TEST_P(KernelsTest, AccumulatesPanels)
 
 TEST_P(KernelsTest, ListsEveryQuadWithASymbol)
 {
-    if (kernels->list_quads == nullptr)
+    if (kernels->inverse->list_quads == nullptr)
         GTEST_SKIP() << GetParam() << " has lists instead";
-    const int limit = kernels->quad_limit;
+    const int limit = kernels->inverse->quad_limit;
     for (size_t n : {0, 1, 3, 4, 5, 31, 32, 33, 63, 64, 65, 92, 95, 96}) {
         for (uint32_t one_in : {1u, 2u, 10u}) {
             for (int largest : {1, limit, limit + 1, 32768}) {
@@ -118,7 +118,7 @@ TEST_P(KernelsTest, ListsEveryQuadWithASymbol)
                         random.below(one_in) == 0 ? random.below(2 * largest) - largest : 0);
                 std::vector<cg_quad> quads((n + 3) / 4 + CG_QUAD_SLACK);
                 cg_quad_row row = {};
-                kernels->list_quads(cells.data(), n, quads.data(), &row);
+                kernels->inverse->list_quads(cells.data(), n, quads.data(), &row);
                 ASSERT_EQ(row.quads, quads.data());
                 int sum = 0;
                 for (uint32_t i = 0; i < row.n_quads; i++) {
@@ -150,9 +150,9 @@ TEST_P(KernelsTest, ListsEveryQuadWithASymbol)
 
 TEST_P(KernelsTest, AccumulatesQuads)
 {
-    if (kernels->accumulate_quads == nullptr)
+    if (kernels->inverse->accumulate_quads == nullptr)
         GTEST_SKIP() << GetParam() << " has lists instead";
-    const int limit = kernels->quad_limit;
+    const int limit = kernels->inverse->quad_limit;
     Random random(1);
     std::vector<uint8_t> slab(CG_SLAB_QUADS * CG_PANEL_CHANNELS * 4);
     for (uint8_t &byte : slab) // the largest sums are those of the largest bytes
@@ -179,8 +179,8 @@ TEST_P(KernelsTest, AccumulatesQuads)
                 rows.push_back({quads.back().data(), n_quads, sum, INT32_MAX});
             }
             std::vector<float> got(rows.size() * stride, 7), want = got;
-            kernels->accumulate_quads(slab.data(), rows.data(), rows.size(), n_sixteens, 0.25f,
-                                      is_first, got.data(), stride);
+            kernels->inverse->accumulate_quads(slab.data(), rows.data(), rows.size(), n_sixteens,
+                                               0.25f, is_first, got.data(), stride);
             for (size_t r = 0; r < rows.size(); r++) {
                 for (size_t ch = 0; ch < 16 * n_sixteens; ch++) {
                     int sum = 0;
@@ -279,8 +279,9 @@ TEST_P(KernelsTest, ProjectsOnTheBasis)
             const size_t coef_stride = 16 * n_sixteens + 16;
             const std::unique_ptr<void, MallocFree> split(aligned_alloc(64, 64 * stride * 2));
             std::vector<float> got((n_rows + 31) / 32 * 32 * coef_stride, 7);
-            kernels->project(rows.data(), stride, n_rows, analysis.data(), n_pairs, n_sixteens,
-                             static_cast<uint16_t *>(split.get()), got.data(), coef_stride);
+            kernels->forward->project(rows.data(), stride, n_rows, analysis.data(), n_pairs,
+                                      n_sixteens, static_cast<uint16_t *>(split.get()), got.data(),
+                                      coef_stride);
             for (size_t r = 0; r < n_rows; r++) {
                 for (size_t c = 0; c < 16 * n_sixteens; c++) {
                     double sum = 0;
@@ -296,7 +297,7 @@ TEST_P(KernelsTest, ProjectsOnTheBasis)
 
 TEST_P(KernelsTest, ProjectsOnNarrowNumbers)
 {
-    if (kernels->project_narrow == nullptr)
+    if (kernels->forward->project_narrow == nullptr)
         GTEST_SKIP() << GetParam() << " projects on bf16 only";
     for (size_t n_sixteens : {1, 2, 3}) {
         for (size_t n_rows : {1, 7, 8, 9, 33, 70}) {
@@ -330,10 +331,10 @@ TEST_P(KernelsTest, ProjectsOnNarrowNumbers)
                 const size_t coef_stride = 16 * n_sixteens + 16;
                 const std::unique_ptr<void, MallocFree> split(aligned_alloc(64, 64 * stride * 2));
                 std::vector<float> got((n_rows + 31) / 32 * 32 * coef_stride, 7);
-                kernels->project_narrow(rows.data(), stride, n_rows, analysis.data(), scale.data(),
-                                        static_cast<float>(norm), n_pairs, n_sixteens,
-                                        static_cast<uint16_t *>(split.get()), got.data(),
-                                        coef_stride);
+                kernels->forward->project_narrow(rows.data(), stride, n_rows, analysis.data(),
+                                                 scale.data(), static_cast<float>(norm), n_pairs,
+                                                 n_sixteens, static_cast<uint16_t *>(split.get()),
+                                                 got.data(), coef_stride);
                 for (size_t r = 0; r < n_rows; r++) {
                     double square = 0, largest = 0;
                     for (size_t ch = 0; ch < n_channels; ch++) {
@@ -448,12 +449,13 @@ TEST(Kernels, SynthesizesTilesOnMatrixUnits)
             }
             std::vector<uint16_t> tiles(2 * n_deep * tile), of(2 * n_deep);
             cg_tiled_symbols symbols[CG_DCT] = {};
-            symbols[3] = {
-                tiles.data(), of.data(),
-                kernels->tile_symbols(cells.data(), n_blocks, n_active, tiles.data(), of.data())};
+            symbols[3] = {tiles.data(), of.data(),
+                          kernels->inverse->tile_symbols(cells.data(), n_blocks, n_active,
+                                                         tiles.data(), of.data())};
             ASSERT_LE(symbols[3].n_tiles, 2 * ((n_active + 31) / 32));
             std::vector<float> y(CG_DCT * 32 * y_stride, 7);
-            kernels->synthesize(symbols, n_blocks, panel.data(), y.data(), 32 * y_stride, y_stride);
+            kernels->inverse->synthesize(symbols, n_blocks, panel.data(), y.data(), 32 * y_stride,
+                                         y_stride);
             for (size_t f = 0; f < CG_DCT; f++) {
                 for (size_t b = 0; b < n_blocks; b++) {
                     for (size_t ch = 0; ch < 32; ch++) {

@@ -1,0 +1,244 @@
+/* Compiled once per instruction set: see kernels.h and klt_inverse_kernels.c. */
+#include "codec/kernel_vectors.h"
+#include "codec/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__AMX_BF16__)
+/* Rows in two bf16 numbers each, together exact to 16 bits: tiles [n_pairs / 16][2 halves][16
+ * rows][32 channels]. */
+static void split_rows(const float *rows, size_t row_stride, size_t n_rows, size_t n_pairs,
+                       uint16_t *split)
+{
+    for (size_t r = 0; r < 16; r++) {
+        for (size_t ch = 0; ch < 2 * n_pairs; ch += 32) {
+            uint16_t *out = split + ch / 32 * 1024 + r * 32;
+            __m512 a = _mm512_setzero_ps(), b = a;
+            if (r < n_rows) {
+                a = _mm512_loadu_ps(rows + r * row_stride + ch);
+                b = _mm512_loadu_ps(rows + r * row_stride + ch + 16);
+            }
+            const __m512bh high = _mm512_cvtne2ps_pbh(b, a);
+            const __m256i a_bits = _mm512_castsi512_si256((__m512i)high);
+            const __m256i b_bits = _mm512_extracti64x4_epi64((__m512i)high, 1);
+            a = _mm512_sub_ps(
+                a, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a_bits), 16)));
+            b = _mm512_sub_ps(
+                b, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(b_bits), 16)));
+            _mm512_storeu_si512(out, (__m512i)high);
+            _mm512_storeu_si512(out + 512, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        }
+    }
+}
+
+static void project(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
+                    size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
+                    size_t coef_stride)
+{
+    const size_t tile_row_elements = n_pairs / 16 * 1024, row_bytes = coef_stride * sizeof *coef;
+    configure_tiles();
+    for (size_t r = 0; r < n_rows; r += CG_TILE) {
+        const size_t n = n_rows - r;
+        split_rows(rows + r * row_stride, row_stride, n, n_pairs, split);
+        split_rows(rows + (r + 16) * row_stride, row_stride, n > 16 ? n - 16 : 0, n_pairs,
+                   split + tile_row_elements);
+        for (size_t c = 0; c < n_sixteens; c += 2) {
+            const bool has_two = c + 1 < n_sixteens;
+            const uint32_t *right = analysis + c * n_pairs * 16,
+                           *second = has_two ? right + n_pairs * 16 : right;
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (size_t k = 0; k < n_pairs / 16; k++) {
+                const uint16_t *left = split + k * 1024;
+                _tile_loadd(6, right + k * 256, 64);
+                _tile_loadd(7, second + k * 256, 64);
+                for (unsigned part = 0; part < 2; part++, left += 512) {
+                    _tile_loadd(4, left, 64);
+                    _tile_loadd(5, left + tile_row_elements, 64);
+                    _tile_dpbf16ps(0, 4, 6);
+                    _tile_dpbf16ps(1, 4, 7);
+                    _tile_dpbf16ps(2, 5, 6);
+                    _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            float *out = coef + r * coef_stride + 16 * c;
+            _tile_stored(0, out, row_bytes);
+            _tile_stored(2, out + 16 * coef_stride, row_bytes);
+            if (has_two) {
+                _tile_stored(1, out + 16, row_bytes);
+                _tile_stored(3, out + 16 * coef_stride + 16, row_bytes);
+            }
+        }
+    }
+    _tile_release();
+}
+#else
+/* n_rows rows by 16 components, whose sums stay in registers. */
+static inline __attribute__((always_inline)) void
+project_tile(const float *rows, size_t row_stride, const unsigned n_rows, const uint32_t *analysis,
+             size_t n_pairs, float *coef, size_t coef_stride)
+{
+    enum { N = 16 / LANES };
+    vector_f32 sum[ROWS_A_PASS][N];
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N; k++)
+            sum[r][k] = (vector_f32){0};
+    }
+    for (size_t p = 0; p < n_pairs; p++) {
+#pragma GCC unroll 4
+        for (unsigned k = 0; k < N; k++) {
+            const vector_u32 words =
+                *(const vector_u32 *)(const void *)(analysis + p * 16 + LANES * k);
+            const vector_f32 low = (vector_f32)(words << 16),
+                             high = (vector_f32)(words & 0xffff0000u);
+#pragma GCC unroll 8
+            for (unsigned r = 0; r < n_rows; r++)
+                sum[r][k] += rows[r * row_stride + 2 * p] * low;
+#pragma GCC unroll 8
+            for (unsigned r = 0; r < n_rows; r++)
+                sum[r][k] += rows[r * row_stride + 2 * p + 1] * high;
+        }
+    }
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N; k++)
+            *(vector_f32 *)(void *)(coef + r * coef_stride + LANES * k) = sum[r][k];
+    }
+}
+
+static void project(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
+                    size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
+                    size_t coef_stride)
+{
+    (void)split;
+    for (size_t c = 0; c < n_sixteens; c++) {
+        size_t r = 0;
+        for (; r + ROWS_A_PASS <= n_rows; r += ROWS_A_PASS)
+            project_tile(rows + r * row_stride, row_stride, ROWS_A_PASS,
+                         analysis + c * n_pairs * 16, n_pairs, coef + r * coef_stride + 16 * c,
+                         coef_stride);
+        for (; r < n_rows; r++)
+            project_tile(rows + r * row_stride, row_stride, 1, analysis + c * n_pairs * 16, n_pairs,
+                         coef + r * coef_stride + 16 * c, coef_stride);
+    }
+}
+#endif
+
+#if defined(__AVX2__) && !defined(__AMX_BF16__)
+/* A row of [n] as int16, rounded. Returns what it was multiplied with: the sums of its products
+ * with numbers of that norm stay within int32. */
+static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
+{
+    const vector_u32 no_sign = {0};
+    vector_f32 largest = {0}, square = {0};
+    float peak = 1e-30f, sum = 0;
+    for (size_t i = 0; i < n; i += LANES) {
+        const vector_f32 x = *(const vector_f32 *)(const void *)(row + i);
+        largest =
+            (vector_f32)V(max_ps)(largest, (vector_f32)((vector_u32)x & (no_sign + 0x7fffffffu)));
+        square += x * x;
+    }
+    for (unsigned i = 0; i < LANES; i++) {
+        peak = largest[i] > peak ? largest[i] : peak;
+        sum += square[i];
+    }
+    float factor = 2.1e9f / (norm * sqrtf(sum) + 1e-20f);
+    factor = factor < 32767 / peak ? factor : 32767 / peak;
+    for (size_t i = 0; i < n; i += LANES) {
+        const vector_f32 scaled = factor * *(const vector_f32 *)(const void *)(row + i);
+        const vector_i x = V(cvtps_epi32)((vector_ps)scaled);
+#if defined(__AVX512BW__)
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm512_cvtsepi32_epi16(x));
+#else
+        const __m128i eight =
+            _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+        _mm_storeu_si128((__m128i *)(void *)(out + i), eight);
+#endif
+    }
+    return factor;
+}
+
+static inline vector_i add_pairs(vector_i sum, vector_i numbers, vector_i row)
+{
+#if defined(__AVX512VNNI__)
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(numbers), "v"(row)); /* as add_products() */
+    return sum;
+#else
+    return V(add_epi32)(sum, V(madd_epi16)(numbers, row));
+#endif
+}
+
+/* n_rows rows by n_sixteens of components. inv_factor: of the rows. */
+static inline __attribute__((always_inline)) void
+narrow_tile(const uint16_t *rows, const float *inv_factor, const unsigned n_rows,
+            const uint32_t *analysis, const float *scale, size_t n_pairs, const unsigned n_sixteens,
+            float *coef, size_t coef_stride)
+{
+    enum { N = 16 / LANES };
+    vector_i sum[ROWS_A_PASS][2 * N];
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N * n_sixteens; k++)
+            sum[r][k] = V_SI(setzero)();
+    }
+    for (size_t p = 0; p < n_pairs; p++) {
+        vector_i numbers[2 * N];
+#pragma GCC unroll 4
+        for (unsigned k = 0; k < N * n_sixteens; k++)
+            numbers[k] =
+                V_SI(loadu)((const void *)(analysis + (k / N * n_pairs + p) * 16 + k % N * LANES));
+#pragma GCC unroll 8
+        for (unsigned r = 0; r < n_rows; r++) {
+            int32_t pair;
+            memcpy(&pair, rows + (r * n_pairs + p) * 2, sizeof pair);
+#pragma GCC unroll 4
+            for (unsigned k = 0; k < N * n_sixteens; k++)
+                sum[r][k] = add_pairs(sum[r][k], numbers[k], V(set1_epi32)(pair));
+        }
+    }
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N * n_sixteens; k++) {
+            const vector_f32 unit =
+                inv_factor[r] * *(const vector_f32 *)(const void *)(scale + LANES * k);
+            *(vector_f32 *)(void *)(coef + r * coef_stride + LANES * k) =
+                unit * (vector_f32)V(cvtepi32_ps)(sum[r][k]);
+        }
+    }
+}
+
+static void project_narrow(const float *rows, size_t row_stride, size_t n_rows,
+                           const uint32_t *analysis, const float *scale, float norm, size_t n_pairs,
+                           size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride)
+{
+    enum { N_TOGETHER = LANES == 16 ? 2 : 1, BATCH = 64 };
+    float inv_factor[BATCH];
+    for (size_t at = 0; at < n_rows;
+         at += BATCH, rows += BATCH * row_stride, coef += BATCH * coef_stride) {
+        const size_t n = n_rows - at < BATCH ? n_rows - at : BATCH;
+        for (size_t r = 0; r < n; r++)
+            inv_factor[r] =
+                1 / narrow_row(rows + r * row_stride, 2 * n_pairs, norm, split + r * 2 * n_pairs);
+        for (size_t c = 0, n_now; c < n_sixteens; c += n_now) {
+            const uint32_t *numbers = analysis + c * n_pairs * 16;
+            float *out = coef + 16 * c;
+            size_t r = 0;
+            n_now = n_sixteens - c < N_TOGETHER ? 1 : N_TOGETHER;
+            for (; r + ROWS_A_PASS <= n && n_now == N_TOGETHER; r += ROWS_A_PASS)
+                narrow_tile(split + r * 2 * n_pairs, inv_factor + r, ROWS_A_PASS, numbers,
+                            scale + 16 * c, n_pairs, N_TOGETHER, out + r * coef_stride,
+                            coef_stride);
+            for (; r < n; r++) {
+                for (size_t k = 0; k < n_now; k++)
+                    narrow_tile(split + r * 2 * n_pairs, inv_factor + r, 1,
+                                numbers + k * n_pairs * 16, scale + 16 * (c + k), n_pairs, 1,
+                                out + r * coef_stride + 16 * k, coef_stride);
+            }
+        }
+    }
+}
+#else
+#define project_narrow NULL
+#endif
+
+const cg_klt_forward CG_KLT_FORWARD = {project, project_narrow};
