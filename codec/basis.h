@@ -57,9 +57,10 @@ typedef struct cg_slab {
 /* One layer group's plane; empty with anchors. */
 typedef struct cg_basis {
     uint32_t n_channels, n_components;
-    /* Components, a multiple of 16 unless all of them, that are stored finely. An encoder takes
-     * them out of its data before it projects on the others, whose coarser rows would pick them up;
-     * exact: their project() pairs, of components, [channels, in sixteens][exact_pairs][16]. */
+    /* The first components, whose rows are stored finely: a multiple of 16, or all. An encoder
+     * takes them out of its data before it projects on the others. Rows that are stored coarsely
+     * are not quite orthogonal to them, and would pick up what the largest components hold of the
+     * data. exact: project()'s pairs for taking out, [channels, in sixteens][exact_pairs][16]. */
     uint32_t n_exact;
     uint32_t *exact;
     uint32_t *analysis; /* the same for encoding: cg_kernels.project()'s pairs, zeros behind

@@ -1,12 +1,12 @@
 /* codec/chunk.h - the chunk file: header, section table, checksums. Bytes: codec/FORMAT.md,
  * "Chunk".
  *
- * A chunk holds K and V of consecutive tokens of a context, at one level or, nested, at several
- * lossy ones: a nested file begins with its coarsest level, and what follows refines it a level at
- * a time. So its first bytes, cut where a level ends, are the same chunk at that level. This module
- * knows where things are and whether they are whole; what the sections hold is decoded by
- * codec/codec.h.
- * Threads: a cg_chunk is plain data that points into the caller's bytes; share it read-only.
+ * A chunk holds K and V of consecutive tokens of a context. It is coded at one level; a nested
+ * chunk holds several lossy levels. A nested file begins with its coarsest level, and what follows
+ * refines it, one level at a time. So its first bytes, cut where a level ends, are the same chunk
+ * at that level. This module knows where things are and whether they are whole. What the sections
+ * hold is decoded by codec/codec.h. Threads: a cg_chunk is plain data that points into the caller's
+ * bytes; share it read-only.
  */
 #ifndef CG_CODEC_CHUNK_H
 #define CG_CODEC_CHUNK_H
@@ -32,11 +32,11 @@ typedef enum cg_section_kind {
     CG_SECTION_LOSSLESS = 2, /* one layer group and plane, exact */
     CG_SECTION_SYMBOLS = 3,  /* one layer group and plane, transformed and quantized */
     CG_SECTION_SINKS = 4,    /* one layer group and plane, the exact first tokens of a context */
-    CG_SECTION_TO_L2 = 5, /* one layer group and plane: what L2's symbols are, given those of L3 */
-    CG_SECTION_TO_L1 = 6, /* ... and L1's, given those of L2 */
+    CG_SECTION_TO_L2 = 5, /* one layer group and plane: L2's symbols, for who knows those of L3 */
+    CG_SECTION_TO_L1 = 6, /* ... and L1's, for who knows those of L2 */
 } cg_section_kind;
 
-/* The kind of what refines the level below (coarser) to this one, L1 or L2. */
+/* The kind of the sections that make the next coarser level into this one, L1 or L2. */
 static inline uint8_t cg_section_to_level(unsigned level)
 {
     return (uint8_t)(CG_SECTION_TO_L1 + CG_L1 - level);
@@ -57,11 +57,11 @@ typedef struct cg_chunk_header {
     uint64_t file_bytes;
     uint8_t level;    /* cg_level: the finest held */
     uint8_t coarsest; /* cg_level: level itself, unless nested */
-    uint64_t
-        level_bytes[CG_N_LEVELS]; /* of levels held: bytes from the start of the file; else 0 */
-    uint8_t prefix_level; /* provenance: worst level of the prefix that this KV was computed on; 0 =
-                             exact */
-    uint8_t token_bytes;  /* 2, 3 or 4 bytes a token id */
+    /* Of a level that is held: bytes from the start of the file to the level's end. Else 0. */
+    uint64_t level_bytes[CG_N_LEVELS];
+    /* Provenance: the worst level of the prefix that this KV was computed on; 0: exact. */
+    uint8_t prefix_level;
+    uint8_t token_bytes; /* 2, 3 or 4 bytes a token id */
     uint32_t first_position;
     uint32_t n_tokens;
     uint32_t n_sections;
@@ -83,29 +83,30 @@ typedef struct cg_chunk {
     size_t n_bytes;
 } cg_chunk;
 
-/* Parses the fixed header from the first bytes of a file (at least CG_CHUNK_FIXED_BYTES); does not
- * see the section table, so the header's checksum is not checked. For `ls`-like readers that want
- * sizes and keys.
+/* Parses the fixed header from the first bytes of a file (at least CG_CHUNK_FIXED_BYTES). The
+ * header's checksum covers the section table, too, so it is not checked here. For readers like `ls`
+ * that want sizes and keys.
  * CG_ERR_TRUNCATED, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION, CG_ERR_UNSUPPORTED,
  * CG_ERR_CORRUPT. */
 cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_header *header_out);
 
-/* The header of a file of which only the first n_bytes are there: level, file_bytes and level_bytes
- * become those of what they hold. CG_ERR_TRUNCATED: no level ends there. CG_ERR_CORRUPT: there are
- * more than the file has. */
+/* For a file of which only the first n_bytes are there: the header's level, file_bytes and
+ * level_bytes become those of what is there. CG_ERR_TRUNCATED: no level ends there. CG_ERR_CORRUPT:
+ * there are more than the file has. */
 cg_status cg_chunk_header_cut(cg_chunk_header *header, uint64_t n_bytes);
 
-/* Parses a whole chunk, or a nested one that is cut where a level ends, and checks its header,
+/* Parses a whole chunk, or a nested one that is cut where a level ends. Checks the header, the
  * section table (order, bounds, no gap, no overlap, nothing after the last section) and the
- * header's checksum. Sections' own checksums are checked by cg_chunk_verify() or as they are
- * decoded. *chunk_out points into bytes; its header is that of what is there (n_sections too). */
+ * header's checksum. The sections' own checksums are checked by cg_chunk_verify(), or as they are
+ * decoded. *chunk_out points into bytes. Its header is that of what is there (n_sections, too). */
 cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_out);
 
 /* Row section_index of the table. The index must be below header.n_sections. */
 cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index);
 
-/* Everything that can be checked without a profile: cg_chunk_open(), all section checksums, that
- * key is the hash of parent, extra and tokens. What a store runs before it publishes. */
+/* Checks everything that can be checked without a profile: what cg_chunk_open() checks, the
+ * checksum of each section, and that key is the hash of parent, extra and tokens. A store runs this
+ * before it publishes. */
 cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes);
 
 /* All rows: sections_out[header.n_sections]. */
@@ -117,10 +118,10 @@ cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *sectio
 /* tokens_out[n_tokens]. Checks the section's checksum. */
 cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
 
-/* Writes header and section table into the first bytes of bytes[n_bytes], whose payload the caller
- * has laid out behind them: sections in table order without gaps (kind, plane, group and bytes of
- * each are used). Fills all checksums. Nested when coarsest is above level. version, header_bytes,
- * file_bytes and level_bytes of header are ignored.
+/* Writes header and section table into the first bytes of bytes[n_bytes], and fills all checksums.
+ * The caller has laid the sections out behind them, in table order without gaps. Of sections, kind,
+ * plane, group and bytes are used. The file is nested when coarsest is above level. version,
+ * header_bytes, file_bytes and level_bytes of header are ignored.
  * CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
 cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes,
                           size_t n_bytes);

@@ -1,14 +1,15 @@
 /* codec/codec.h - K and V of a chunk to bytes and back.
  *
- * Work is cut into tasks, one a layer group and plane, in the order of the layers: task 2*g is K,
- * 2*g+1 is V of group g. Tasks are independent: the caller runs them on its own threads, in any
- * order, each at most once. No function here starts a thread or, between _new and _free, allocates
- * in a task: scratch comes from the caller, one piece a thread, 64-byte aligned, of
- * cg_..._scratch_bytes() bytes.
+ * Work is cut into tasks: one for each layer group and plane, in the order of the layers. Task 2*g
+ * is K of group g, task 2*g+1 is V. Tasks are independent. The caller runs them on its own threads,
+ * in any order, each at most once; only the functions under "convenience" start threads.
+ * Scratch memory comes from the caller: one piece a thread, 64-byte aligned, of
+ * cg_..._scratch_bytes() bytes. A decoding task allocates nothing else. An encoding task also
+ * allocates the bytes that it codes, whose size nobody knows before.
  *
  * Canonical layout of a task's elements: [n_layers of the group][n_tokens][n_kv_heads][head_dim],
  * of the chunk's dtype, K as the engine holds it (rotated).
- * Method and bytes: codec/FORMAT.md. Lossy levels: DESIGN.md section 3, preset klt.
+ * Bytes and arithmetic: codec/FORMAT.md. How a lossy level is made: codec/klt.h, codec/paper.h.
  */
 #ifndef CG_CODEC_CODEC_H
 #define CG_CODEC_CODEC_H
@@ -29,11 +30,11 @@ typedef struct cg_task_shape {
 
 typedef struct cg_decoder cg_decoder;
 
-/* Prepares bytes[n_bytes], a whole chunk file, for decoding; bytes must outlive the decoder.
- * profile: NULL for L0. A nested file is decoded at its finest level; at a coarser one when n_bytes
- * is that level's header.level_bytes. What is checked: the header, that profile and model
- * fingerprints agree with the profile, and the geometry.
- * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY. */
+/* Prepares bytes[n_bytes], a whole chunk file, for decoding. bytes must outlive the decoder.
+ * profile: NULL for L0. A nested file is decoded at its finest level; to decode it at a coarser
+ * one, let n_bytes be that level's header.level_bytes. Checked here: the header, the geometry, and
+ * that the fingerprints of profile and model are the profile's. CG_ERR_FOREIGN_PROFILE,
+ * CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY. */
 cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                          cg_decoder **decoder_out);
 void cg_decoder_free(cg_decoder *decoder);
@@ -41,9 +42,9 @@ const cg_chunk *cg_decoder_chunk(const cg_decoder *decoder);
 uint32_t cg_decoder_n_tasks(const cg_decoder *decoder);
 cg_task_shape cg_decoder_task_shape(const cg_decoder *decoder, uint32_t task_index);
 size_t cg_decoder_scratch_bytes(const cg_decoder *decoder);
-/* Decodes one task into out (canonical layout), having checked the section's checksum. Never reads
- * outside the chunk, whatever its bytes are. CG_ERR_CORRUPT, CG_ERR_TRUNCATED: out is garbage then.
- * Any thread. */
+/* Checks the checksums of a task's sections, then decodes it into out (canonical layout). Never
+ * reads outside the chunk, whatever its bytes are. CG_ERR_CORRUPT, CG_ERR_TRUNCATED: out is garbage
+ * then. Any thread. */
 cg_status cg_decoder_run(const cg_decoder *decoder, uint32_t task_index, void *scratch,
                          size_t scratch_bytes, void *out);
 
@@ -53,18 +54,19 @@ typedef struct cg_encoder cg_encoder;
 
 enum { CG_NESTED = 1 << 7 };
 
-/* Whether the lossy levels of the mask can be nested: the profile (may be NULL) nests, and they are
- * neighbours. */
+/* Whether the lossy levels of the mask can be nested. They must be neighbours, and the profile (may
+ * be NULL: then not) must have what nesting needs. */
 bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
 
-/* Prepares the encoding of one chunk to all levels of level_mask (bit n: level n) at once: the
- * transform is shared. With CG_NESTED in the mask, its lossy levels, neighbours, are nested:
- * cg_encoder_finish() of one makes a file that holds the coarser ones of the mask too. Only where
- * cg_encoder_can_nest(). header: geometry, first_position, n_tokens, prefix_level, model, parent,
- * extra are used; the rest is computed. tokens[n_tokens]: copied. profile: may be NULL when
- * level_mask is only L0; its model must be header->model.
- * CG_ERR_LOSSY_PREFIX: L0 or L1 on a prefix lossier than that level (DESIGN.md section 2,
- * generation loss). */
+/* Prepares the encoding of one chunk at all levels of level_mask (bit n: level n). The levels share
+ * one transform, so several cost little more than one.
+ * With CG_NESTED in the mask its lossy levels are nested: cg_encoder_finish() of one makes a file
+ * that holds the coarser ones of the mask, too. That needs cg_encoder_can_nest().
+ * header: geometry, first_position, n_tokens, prefix_level, model, parent and extra are used; the
+ * rest is computed. tokens[n_tokens] are copied. profile may be NULL when level_mask is only L0;
+ * its model must be header->model. CG_ERR_LOSSY_PREFIX: L0 or L1 on a prefix lossier than that
+ * level. KV that was computed on a lossy prefix has its errors already, and a fine level would pass
+ * them on as exact. */
 cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header,
                          const uint32_t *tokens, uint8_t level_mask, cg_encoder **encoder_out);
 void cg_encoder_free(cg_encoder *encoder);
@@ -84,16 +86,17 @@ cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes
 
 /* ---- transcoding ---- */
 
-/* The same chunk at a coarser lossy level, made in the transform domain (no KLT, no rotation), or
- * the first bytes of a nested one that holds it. From L0 use a decoder and an encoder. *bytes_out
- * is malloc'ed, the caller's. CG_ERR_INVALID_ARGUMENT: level is not coarser, or the chunk is L0.
- * Errors of cg_decoder_new(). One thread. */
+/* The same chunk at a coarser lossy level. Its symbols are scaled and coded again: no KLT, no
+ * rotation. A nested chunk that holds the level is cut instead. From L0 use a decoder and an
+ * encoder. *bytes_out is malloc'ed, the caller's. CG_ERR_INVALID_ARGUMENT: level is not coarser, or
+ * the chunk is L0. Errors of cg_decoder_new(). One thread. */
 cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                        cg_level level, uint8_t **bytes_out, size_t *n_bytes_out);
 
-/* ---- convenience: whole chunks on n_threads own threads, for tools; coarsest above level: nested;
- * [n_layers][2][n_tokens][n_kv_heads][head_dim] ---- */
+/* ---- convenience: whole chunks on n_threads threads of their own, for tools ---- */
 
+/* Elements are [n_layers][2][n_tokens][n_kv_heads][head_dim]. Encoding is nested when coarsest is
+ * above level. */
 cg_status cg_decode_chunk(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                           unsigned n_threads, void *out, size_t out_bytes);
 cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *header,

@@ -1,9 +1,9 @@
 /* codec/kernels.h - the inner loops of the lossy levels, one table of them per instruction set.
  *
- * kernels.c is compiled once per instruction set (CMakeLists.txt); the scalar meaning is the same C
- * everywhere. Sums may be fused (FORMAT.md, "What the lossy levels mean"), so results agree within
- * its tolerance, not bit for bit.
- * Threads: pure functions; cg_kernels_best() is set by the CPU, unless a test calls
+ * kernels.c and klt_*_kernels.c are compiled once per instruction set (CMakeLists.txt). What is
+ * said here is what each table does. FORMAT.md lets sums of floats be fused and reordered, so
+ * tables agree within its tolerance, not bit for bit. The tables of rANS (rans_kernels.h) agree bit
+ * for bit. Threads: pure functions; cg_kernels_best() is set by the CPU, unless a test calls
  * cg_kernels_use().
  */
 #ifndef CG_CODEC_KERNELS_H
@@ -40,11 +40,11 @@ typedef struct cg_quad_row {
     const cg_quad *quads;
     uint32_t n_quads;
     int32_t sum;   /* of the quads' symbols */
-    int32_t limit; /* symbols beyond it are in the quads as the limit; INT32_MAX: there are none */
+    int32_t limit; /* larger symbols are in the quads as the limit; INT32_MAX: there are none */
 } cg_quad_row;
 
 /* A frequency's symbols as matrix units take them: tiles of 32 blocks by 32 components, bf16, row
- * by row. Symbols beyond 256, which bf16 rounds, have what is missing in a second tile of the same
+ * by row. bf16 rounds symbols beyond 256; what is then missing stands in a second tile of the same
  * components. */
 typedef struct cg_tiled_symbols {
     const uint16_t *tiles;           /* [n_tiles][CG_TILE][CG_TILE] */

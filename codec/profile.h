@@ -1,5 +1,6 @@
-/* codec/profile.h - what the lossy levels of one model are coded with. Bytes: codec/FORMAT.md,
- * "Profile".
+/* codec/profile.h - what the lossy levels of one model are coded with: transforms, steps, tables.
+ *
+ * Bytes: codec/FORMAT.md, "Profile".
  *
  * Made by the profile tool (connector/), immutable, named by its fingerprint: the xxh3-128 of the
  * whole file.
@@ -39,8 +40,8 @@ const cg_fingerprint *cg_profile_fingerprint(const cg_profile *profile);
 const cg_fingerprint *cg_profile_model(const cg_profile *profile);
 const char *cg_profile_preset(const cg_profile *profile); /* "klt", "paper" */
 uint32_t cg_profile_n_groups(const cg_profile *profile);
-/* Whether chunks can be nested (codec/chunk.h): the levels' steps lie a factor 3 apart, and it has
- * tables for that. */
+/* Whether chunks can be nested (codec/chunk.h). Then each level's step is 3 times that of the next
+ * finer one, and there are tables for refined symbols. */
 bool cg_profile_nests(const cg_profile *profile);
 
 #ifdef __cplusplus

@@ -1,5 +1,6 @@
-/* codec/profile_data.h - what is inside a cg_profile, for the codec's own modules. Bytes:
- * codec/FORMAT.md, "Profile".
+/* codec/profile_data.h - what is inside a cg_profile, for the codec's own modules.
+ *
+ * Bytes: codec/FORMAT.md, "Profile".
  *
  * Threads: read-only once opened.
  */
@@ -21,8 +22,8 @@ enum {
     CG_ANCHOR_TOKENS = 10, /* an anchor, and the tokens that are coded as differences from it */
 };
 
-/* What a profile does along the tokens, and with it across the channels; numbers are those of the
- * file. */
+/* What a profile does along the tokens. With it goes what it does across the channels: that is the
+ * preset (codec/lossy.h). Numbers are those of the file. */
 typedef enum cg_token_transform {
     CG_TOKENS_DCT = 1,     /* 8 tokens; KLT over the channels of a group */
     CG_TOKENS_ANCHORS = 2, /* anchor and deltas over 10 tokens; channels as they are */

@@ -1,8 +1,10 @@
 /* codec/rans.h - order-0 rANS of integer matrices, 32 lanes a stream, over static frequency tables.
  *
- * Surprises: (1) rANS is a stack: the encoder walks a stream backwards, the decoder forwards; (2)
- * the lanes share one sequence of words, in the order of FORMAT.md's phases; (3) a strip's cells
- * lie row_stride apart a row, so that a matrix need not be contiguous.
+ * A cell is one integer of a matrix. A strip is up to 32 neighbouring columns, one for each lane. A
+ * stream codes some of the strips, with a rANS state for each lane.
+ * Surprises: (1) rANS is a stack: the encoder walks a stream backwards, the decoder forwards. (2)
+ * The lanes share one sequence of words, in the order of FORMAT.md's phases. (3) A strip's rows lie
+ * row_stride cells apart, so that a matrix need not be contiguous.
  * Method: Duda, arXiv:1311.2540; interleaving: Giesen, arXiv:1402.3392. Bytes: codec/FORMAT.md,
  * "Matrix of symbols".
  * Threads: classes are read-only once made; streams of one matrix may be decoded by several
@@ -28,10 +30,9 @@ enum {
     CG_RANS_MAX_STREAMS = 65535,
     CG_RANS_STREAM_BYTES =
         4 + 4 * CG_RANS_LANES, /* table entry and lane states: what a stream costs */
-    CG_RANS_CELL_BYTES =
-        8, /* most bytes that one cell can add to a stream: four phases of a word each */
-    CG_RANS_REFINE_STEP = 3,     /* a refined cell is 3 times the coarse one, and -1, 0 or 1 */
-    CG_RANS_REFINE_CONTEXTS = 3, /* the coarse one is 0, +-1, or larger */
+    CG_RANS_CELL_BYTES = 8,  /* most that a cell adds to a stream: a word in each of four phases */
+    CG_RANS_REFINE_STEP = 3, /* a refined cell is 3 times the coarse one, plus -1, 0 or 1 */
+    CG_RANS_REFINE_CONTEXTS = 3, /* the coarse one is 0; it is 1 or -1; it is larger */
 };
 
 /* A frequency table and what its indices mean. */
@@ -48,14 +49,15 @@ typedef struct cg_rans_class {
                                              bits */
     uint32_t packed[CG_RANS_MAX_SYMBOLS]; /* freq | cum << 16, for gathers */
     uint32_t bucket[256];                 /* packed[first[...]] */
-    uint32_t refine[CG_RANS_REFINE_CONTEXTS]; /* frequency of 0 | of what leads away from zero <<
-                                                 16; the rest leads back */
+    /* Of refined cells: frequency of +0 | frequency of a step away from zero << 16. What is left is
+     * the frequency of a step back towards zero. */
+    uint32_t refine[CG_RANS_REFINE_CONTEXTS];
     uint16_t refine_cost[CG_RANS_REFINE_CONTEXTS][3]; /* 1/256 bits */
 } cg_rans_class;
 
-/* Up to 32 columns of a matrix. Cell (row, lane) is cells[row * row_stride + lane]. With coarse,
- * the same cells at a coarser level, known to both sides, only what distinguishes the cell from the
- * others of that coarse one is coded. */
+/* Up to 32 columns of a matrix. Cell (row, lane) is cells[row * row_stride + lane].
+ * coarse: the same cells at the next coarser level, when encoder and decoder both know them. Then a
+ * cell can only be one of three numbers, and which of them is all that is coded. */
 typedef struct cg_rans_strip {
     int16_t *cells;
     size_t row_stride;
@@ -90,22 +92,21 @@ size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t 
 uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips,
                                size_t n_strips, size_t n_rows);
 
-/* How many streams a matrix of that estimate is cut into: as many as cost at most 2 % of it, at
- * least one. */
+/* How many streams a matrix of that estimate is cut into. Threads and warps decode streams side by
+ * side, but each costs CG_RANS_STREAM_BYTES: as many as add at most 2 %, at least one. */
 size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips);
 
-/* Writes the matrix (stream table and streams) to dst; n_streams at most n_strips, 0 only without
- * strips. scratch_words: as many bytes as dst. Every cell must lie in [-32768, 32767] and, for
- * exponents, in range; with coarse, at most 1 from 3 times the coarse one.
+/* Writes the matrix (stream table and streams) to dst. n_streams is at most n_strips, and 0 only
+ * without strips. scratch_words: as many bytes as dst. A cell must lie in [-32768, 32767]; an
+ * exponent in its range; a refined cell at most 1 from 3 times its coarse one.
  * Returns the bytes written, 0 when dst_bytes is below cg_rans_bound_bytes(). */
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
                       size_t n_rows, size_t n_streams, uint8_t *dst, size_t dst_bytes,
                       uint8_t *scratch_words);
 
-/* Decodes a matrix from the start of src into the strips' cells; *used_bytes_out tells where it
- * ends.
- * Never reads outside src, whatever its bytes are; allocates nothing; lane_class is believed (check
- * it before).
+/* Decodes a matrix from the start of src into the strips' cells. *used_bytes_out: where it ends.
+ * Never reads outside src, whatever its bytes are. Allocates nothing. lane_class is believed: check
+ * it before.
  * CG_ERR_TRUNCATED: src ends early. CG_ERR_CORRUPT: counts are wrong, words are left over, a lane
  * does not end in its start state, or a symbol is out of range. After an error the cells are
  * garbage. */

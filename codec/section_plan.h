@@ -37,18 +37,18 @@ static inline cg_task_shape cg_section_plan_task(const cg_profile *profile,
     return shape;
 }
 
-/* Whether a lossy chunk can be coded with the profile: CG_ERR_FOREIGN_PROFILE (also without a
- * profile),
- * CG_ERR_FOREIGN_MODEL, CG_ERR_CORRUPT (geometry, alignment of the first position, nested without
- * tables for it). */
+/* Whether a lossy chunk can be coded with the profile. CG_ERR_FOREIGN_PROFILE: it names another
+ * profile, or there is none. CG_ERR_FOREIGN_MODEL. CG_ERR_CORRUPT: the geometry is another, the
+ * first position is not at the start of a DCT block, or it is nested and the profile has no tables
+ * for that. */
 cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header);
 
 /* The sections of a chunk with the header's levels: how many, and kind, plane and group of one. */
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header);
 cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t section_index);
-/* Where the section of a task is at a level that the chunk holds; the sinks are behind the coarsest
- * level's. */
+/* The index of a task's section at a level that the chunk holds. The task's sinks are the section
+ * behind that of the coarsest level. */
 uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t task_index, unsigned level);
 
