@@ -42,7 +42,8 @@ static void *take_zeros(size_t n, size_t each_bytes)
     return memory;
 }
 
-/* To an integer; |x| is below 2^22. */
+/* To an integer; |x| is below 2^22. Added to 1.5 * 2^23, a float has no bits left for a fraction.
+ */
 static float nearest(float x)
 {
     return x + 0x1.8p23f - 0x1.8p23f;
@@ -66,6 +67,8 @@ static void find_numbers(const cg_basis_rows *in, cg_basis *basis)
     }
 }
 
+/* project()'s pairs: neighbouring channels side by side, since matrix units and integer products
+ * add up two of them at once. */
 static cg_status pack_analysis(const cg_basis_layout *layout, const cg_basis_rows *in,
                                cg_basis *basis)
 {
@@ -132,8 +135,9 @@ static cg_status pack_tiles(const cg_basis_rows *in, cg_basis *basis)
     return CG_OK;
 }
 
-/* What decides on the limbs of a quad: its largest element, and the lowest bit that is set in one
- * of them. */
+/* An element of 8 significant bits fits in one limb of 8 bits when its quad's elements are of about
+ * one size, and needs up to three when they are not. What decides is a quad's largest element, and
+ * the lowest bit that is set in one of them. */
 typedef struct quad_range {
     float largest, lowest;
 } quad_range;
@@ -151,7 +155,7 @@ static quad_range find_range(const uint16_t *elements, size_t n_elements)
 }
 
 /* The slab's units, the first of them 2^exponent, and the quads of each limb. Returns what they
- * cost. */
+ * cost: a pass of the decoder for each limb of a quad. */
 static unsigned try_units(const quad_range *ranges, int exponent, cg_slab *slab)
 {
     unsigned cost = 0;
@@ -168,7 +172,8 @@ static unsigned try_units(const quad_range *ranges, int exponent, cg_slab *slab)
                 cost++;
             }
         }
-        cost += ranges[q].lowest < slab->unit[CG_MAX_LIMBS - 1] ? 1000 : 0; /* not exact */
+        /* Bits below the last unit are lost. Only when nothing else is left. */
+        cost += ranges[q].lowest < slab->unit[CG_MAX_LIMBS - 1] ? 1000 : 0;
     }
     return cost;
 }
@@ -241,6 +246,7 @@ static cg_status pack_quads(const cg_basis_layout *layout, const cg_basis_rows *
     basis->quads = take_zeros(n_panels, basis->panel_bytes);
     if (basis->quads == NULL)
         return CG_ERR_NO_MEMORY;
+    /* 128 is zero: the kernels' product takes the bytes of a basis as unsigned. */
     memset(basis->quads, 128, n_panels * basis->panel_bytes);
     for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
         for (uint32_t i = 0; i < slab->n_quads * CG_QUAD_COMPONENTS; i++) {

@@ -28,7 +28,7 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
         goto done;
     const cg_chunk_header *h = &d->chunk.header;
     if (h->level == CG_L0)
-        profile = NULL;
+        profile = NULL; /* callers may have one at hand: lossless chunks do not use it */
     else if ((status = cg_section_plan_profile_check(profile, h)) != CG_OK)
         goto done;
 
@@ -138,6 +138,7 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
         return CG_ERR_INVALID_ARGUMENT;
     cg_coded coded[CG_N_LEVELS] = {0};
     cg_status status = CG_OK;
+    /* All checksums come first: damage costs no decoding. */
     for (unsigned level = h->level; level <= h->coarsest && status == CG_OK; level++) {
         const cg_section *section = &d->sections[cg_section_plan_index(p, h, task_index, level)];
         coded[level] = (cg_coded){d->chunk.bytes + section->offset, section->bytes};

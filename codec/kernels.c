@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+/* Even and odd frequencies are summed apart: by symmetry four such sums make eight tokens. */
 static void inverse_dct(const float *restrict y, size_t y_stride, const float *restrict scale,
                         const float *restrict mean, unsigned n_channels, float *restrict x,
                         size_t x_stride)
@@ -54,6 +55,7 @@ static void to_bf16(const float *values, size_t n_values, uint16_t *out)
         out[i] = cg_bf16_from_f32(values[i]);
 }
 
+/* Ties away from zero, as transcoding has them. */
 static inline int16_t nearest_cell(float q)
 {
     q = q < 32767.0f

@@ -6,7 +6,8 @@
 #include <string.h>
 
 #if defined(__AMX_BF16__)
-/* Rows in two bf16 numbers each, together exact to 16 bits: tiles [n_pairs / 16][2 halves][16
+/* bf16 alone would round the data to 8 bits before quantizing it, and L1's steps are finer. So rows
+ * are split in two bf16 numbers each, together exact to 16 bits: tiles [n_pairs / 16][2 halves][16
  * rows][32 channels]. */
 static void split_rows(const float *rows, size_t row_stride, size_t n_rows, size_t n_pairs,
                        uint16_t *split)

@@ -159,7 +159,7 @@ static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *
 {
     vector_i sum[QUADS_A_PASS];
     for (unsigned k = 0; k < n; k++)
-        sum[k] = V(set1_epi32)(-128 * row->sum);
+        sum[k] = V(set1_epi32)(-128 * row->sum); /* bytes of a basis stand for byte - 128 */
     for (uint32_t i = 0; i < row->n_quads; i += QUADS_AT_ONCE) {
         vector_i symbols[QUADS_AT_ONCE];
         const uint8_t *at[QUADS_AT_ONCE];
@@ -198,6 +198,7 @@ static void accumulate_quads(const uint8_t *slab, const cg_quad_row *rows, size_
                              unsigned n_sixteens, float unit, bool is_first, float *y,
                              size_t y_stride)
 {
+    /* n is a constant in each branch, so that the compiler keeps n sums in registers. */
     for (unsigned k = 0, n; k < n_sixteens * VECTORS_A_PART; k += n) {
         const unsigned left = n_sixteens * VECTORS_A_PART - k;
         const uint8_t *at = slab + k * sizeof(vector_i);

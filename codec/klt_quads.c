@@ -52,7 +52,7 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
     for (const cg_slab *slab = basis->slabs; slab < basis->slabs + basis->n_slabs; slab++) {
         const size_t first = slab->first_component,
                      most = (size_t)slab->n_quads * CG_QUAD_COMPONENTS;
-        const uint32_t all = (uint32_t)((1ull << slab->n_quads) - 1);
+        const uint32_t all = (uint32_t)((1ull << slab->n_quads) - 1); /* n_quads may be 32 */
         for (size_t r = 0; r < n_rows; r++, row++) {
             const size_t f = r / n, b = r % n, n_active = s->symbols->columns->n_active[f];
             const size_t left = n_active > first ? n_active - first : 0,
@@ -77,7 +77,8 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
     }
 }
 
-/* What a row's quads lack of symbols beyond their limit: y[n] of it. */
+/* What a row's quads lack of symbols beyond their limit, added to y[n]. Slow, and for hostile or
+ * extreme chunks alone: list_large() has had no room left. */
 static void add_large(const cg_quad_row *row, const cg_slab *slab, const uint8_t *panel,
                       const int16_t *cells, size_t n_cells, uint32_t n, float *y)
 {

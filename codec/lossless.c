@@ -19,6 +19,7 @@ static inline split split_of(unsigned dtype)
 {
     switch (dtype) {
     case CG_DTYPE_BF16: return (split){2, 7, 8, 0, 1};
+    /* 3 bits of fp16's rest go through rANS with its exponent, so that whole bytes are left. */
     case CG_DTYPE_FP16: return (split){2, 10, 5, 3, 1};
     default: return (split){4, 23, 8, 0, 3};
     }

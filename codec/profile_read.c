@@ -88,7 +88,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
         p->n_groups == 0 || p->n_groups > p->geometry.n_layers || p->n_classes == 0 ||
         p->n_classes > 256)
         return CG_ERR_CORRUPT;
-    in->left_bytes = file_bytes - 8;
+    in->left_bytes = file_bytes - 8; /* without the checksum */
     (void)cg_cursor_skip(in, FIXED_BYTES);
     return CG_OK;
 }
@@ -100,8 +100,8 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     const size_t n_table = (size_t)p->geometry.n_layers * CG_N_PLANES * channels;
     uint32_t layer = 0;
     const bool has_anchors = p->token_transform == CG_TOKENS_ANCHORS;
-    if (in->left_bytes / (has_anchors ? 12 : 8) <
-        n_table) /* nothing is allocated that the file can't hold */
+    /* Nothing is allocated that the file can't hold: counts are only its claim. */
+    if (in->left_bytes / (has_anchors ? 12 : 8) < n_table)
         return CG_ERR_TRUNCATED;
     p->inv_freq = calloc(p->n_ropes * p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
     p->layer_rope = calloc(p->geometry.n_layers, sizeof *p->layer_rope);
@@ -332,7 +332,7 @@ static cg_status read_rows(cg_cursor *in, const cg_profile *p, unsigned n_wide,
         if (basis->scale != NULL)
             basis->scale[c] = scale;
     }
-    /* Kernels walk components in sixteens. */
+    /* Kernels walk components in sixteens, exact ones and others apart. */
     const uint32_t sixteens = (basis->n_exact + 15) / 16 * 16;
     basis->n_exact = sixteens < basis->n_components ? sixteens : basis->n_components;
     return status;

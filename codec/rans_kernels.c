@@ -25,9 +25,11 @@ static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uin
                 m->classes, strip, m->n_rows, states, &words);
         if (status != CG_OK)
             return status;
+        /* Asked once a strip: until then missing words are read as a valid state. */
         if (words.ended)
             return CG_ERR_TRUNCATED;
     }
+    /* rANS ends where the encoder began: a cheap check of the whole stream. */
     if (words.at != words.end)
         return CG_ERR_CORRUPT;
     for (unsigned lane = 0; lane < CG_RANS_LANES; lane++) {

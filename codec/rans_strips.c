@@ -18,6 +18,7 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
         for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
             const cg_rans_class *c = cls[lane];
             const uint32_t x = states[lane], slot = x & (CG_RANS_SCALE - 1);
+            /* A bucket holds few indices, and the first is mostly right. */
             unsigned i = c->first[slot >> CG_RANS_BUCKET_SHIFT];
             while (slot >= c->cum[i + 1])
                 i++;
@@ -52,7 +53,7 @@ static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_ran
                                       size_t n_rows, uint32_t states[CG_RANS_LANES],
                                       cg_word_reader *words)
 {
-    bool bad = false;
+    bool bad = false; /* told at the end: a branch in each lane would cost more */
     for (size_t row = 0; row < n_rows; row++) {
         const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
         int16_t *cells = strip->cells + row * strip->row_stride;

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A copy, its sections checked. */
+/* A copy, its sections checked: a transcoder must not pass damage on under the name of a new file.
+ */
 static cg_status copy_chunk(const cg_chunk *chunk, const cg_section *sections, uint8_t **bytes_out,
                             size_t *n_bytes_out)
 {

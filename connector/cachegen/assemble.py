@@ -33,7 +33,7 @@ def _best_scales(rows, bits):
     """(scale, squared error) f32 [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut.
 
     Scales are multiples of a unit that all components have in common: scale times number is the unit times an integer, of
-    8 bits where INT8_BITS says so, and a decoder can add up integers (codec/profile_data.h, cg_slab)."""
+    8 bits where INT8_BITS says so, and a decoder can add up integers (codec/basis.h, cg_slab)."""
     limit = 2 ** (int(bits) - 1) - 1
     unit = _unit(rows.shape[1]) / (1 if bits <= INT8_BITS else _FINER)
     peak = np.abs(rows).max(1, initial=0) / (limit * unit)

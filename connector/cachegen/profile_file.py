@@ -58,7 +58,7 @@ class Basis:
 
     @property
     def n_exact(self):
-        """Components that an encoder takes out of its data before it projects on the others (codec/profile_data.h)."""
+        """Components that an encoder takes out of its data before it projects on the others (codec/basis.h)."""
         return min(-(-n_fine(len(self.wide), self.bits) // 16) * 16, self.n_components)
 
     def rows(self):
