@@ -7,6 +7,7 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
                               size_t n_rows, uint32_t states[CG_RANS_LANES], cg_word_reader *words)
 {
     const cg_rans_class *cls[CG_RANS_LANES];
+    cg_word_reader in = *words; /* a copy, which the compiler may hold in registers */
     uint32_t shifted = 0;
     for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
         cls[lane] = &classes[strip->lane_class[lane]];
@@ -23,7 +24,7 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
             while (slot >= c->cum[i + 1])
                 i++;
             states[lane] =
-                renormalize(c->freq[i] * (x >> CG_RANS_SCALE_BITS) + slot - c->cum[i], words);
+                renormalize(c->freq[i] * (x >> CG_RANS_SCALE_BITS) + slot - c->cum[i], &in);
             cells[lane] = c->value[i];
             escaped |= (uint32_t)(i == c->n_symbols - 1u) << lane;
         }
@@ -32,11 +33,11 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
             for (uint32_t lane = 0; lane < strip->n_lanes; lane++)
                 v[lane] = cells[lane];
             if (escaped != 0)
-                take_escapes(classes, strip, escaped, v, states, words);
+                take_escapes(classes, strip, escaped, v, states, &in);
             for (uint32_t left = shifted; left != 0; left &= left - 1) {
                 const unsigned lane = (unsigned)__builtin_ctz(left);
                 v[lane] = v[lane] * (1 << cls[lane]->shift) +
-                          (int32_t)take_raw(&states[lane], words, cls[lane]->shift);
+                          (int32_t)take_raw(&states[lane], &in, cls[lane]->shift);
             }
             for (uint32_t left = escaped | shifted; left != 0; left &= left - 1) {
                 const unsigned lane = (unsigned)__builtin_ctz(left);
@@ -46,6 +47,7 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
             }
         }
     }
+    *words = in;
     return CG_OK;
 }
 
@@ -53,6 +55,7 @@ static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_ran
                                       size_t n_rows, uint32_t states[CG_RANS_LANES],
                                       cg_word_reader *words)
 {
+    cg_word_reader in = *words;
     bool bad = false; /* told at the end: a branch in each lane would cost more */
     for (size_t row = 0; row < n_rows; row++) {
         const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
@@ -68,11 +71,12 @@ static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_ran
             const int v = CG_RANS_REFINE_STEP * coarse[lane] + (slot < end0   ? 0
                                                                 : slot < end1 ? away
                                                                               : -away);
-            states[lane] = renormalize(freq * (x >> CG_RANS_SCALE_BITS) + slot - cum, words);
+            states[lane] = renormalize(freq * (x >> CG_RANS_SCALE_BITS) + slot - cum, &in);
             bad |= v < INT16_MIN || v > INT16_MAX;
             cells[lane] = (int16_t)v;
         }
     }
+    *words = in;
     return bad ? CG_ERR_CORRUPT : CG_OK;
 }
 
