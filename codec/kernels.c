@@ -6,6 +6,26 @@
 
 #include <math.h>
 
+/* D[f][t] of the 8-point DCT. */
+static const float DCT8[CG_DCT][CG_DCT] = {
+    {0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f,
+     0.353553391f, 0.353553391f},
+    {0.49039264f, 0.415734806f, 0.277785117f, 0.097545161f, -0.097545161f, -0.277785117f,
+     -0.415734806f, -0.49039264f},
+    {0.461939766f, 0.191341716f, -0.191341716f, -0.461939766f, -0.461939766f, -0.191341716f,
+     0.191341716f, 0.461939766f},
+    {0.415734806f, -0.097545161f, -0.49039264f, -0.277785117f, 0.277785117f, 0.49039264f,
+     0.097545161f, -0.415734806f},
+    {0.353553391f, -0.353553391f, -0.353553391f, 0.353553391f, 0.353553391f, -0.353553391f,
+     -0.353553391f, 0.353553391f},
+    {0.277785117f, -0.49039264f, 0.097545161f, 0.415734806f, -0.415734806f, -0.097545161f,
+     0.49039264f, -0.277785117f},
+    {0.191341716f, -0.461939766f, 0.461939766f, -0.191341716f, -0.191341716f, 0.461939766f,
+     -0.461939766f, 0.191341716f},
+    {0.097545161f, -0.277785117f, 0.415734806f, -0.49039264f, 0.49039264f, -0.415734806f,
+     0.277785117f, -0.097545161f},
+};
+
 /* Even and odd frequencies are summed apart: by symmetry four such sums make eight tokens. */
 static void inverse_dct(const float *restrict y, size_t y_stride, const float *restrict scale,
                         const float *restrict mean, unsigned n_channels, float *restrict x,
@@ -15,10 +35,10 @@ static void inverse_dct(const float *restrict y, size_t y_stride, const float *r
         const float *in = y + ch;
         /* D[f][7 - t] is D[f][t] for even f and -D[f][t] for odd f. */
         for (unsigned t = 0; t < CG_DCT / 2; t++) {
-            float even = cg_dct8[0][t] * in[0], odd = cg_dct8[1][t] * in[y_stride];
+            float even = DCT8[0][t] * in[0], odd = DCT8[1][t] * in[y_stride];
             for (unsigned f = 2; f < CG_DCT; f += 2) {
-                even += cg_dct8[f][t] * in[f * y_stride];
-                odd += cg_dct8[f + 1][t] * in[(f + 1) * y_stride];
+                even += DCT8[f][t] * in[f * y_stride];
+                odd += DCT8[f + 1][t] * in[(f + 1) * y_stride];
             }
             x[t * x_stride + ch] = (even + odd) * scale[ch] + mean[ch];
             x[(CG_DCT - 1 - t) * x_stride + ch] = (even - odd) * scale[ch] + mean[ch];
@@ -33,7 +53,7 @@ static void forward_dct(const float *restrict x, size_t x_stride, unsigned n_cha
         for (unsigned ch = 0; ch < n_channels; ch++) {
             float sum = 0;
             for (unsigned t = 0; t < CG_DCT; t++)
-                sum += cg_dct8[f][t] * x[t * x_stride + ch];
+                sum += DCT8[f][t] * x[t * x_stride + ch];
             y[f * y_stride + ch] = sum;
         }
     }

@@ -146,9 +146,6 @@ extern const cg_klt_inverse CG_KLT_INVERSE;
 extern const cg_klt_forward CG_KLT_FORWARD;
 #endif
 
-/* D[f][t] of the 8-point DCT. */
-extern const float cg_dct8[CG_DCT][CG_DCT];
-
 #ifdef __cplusplus
 }
 #endif

@@ -1,4 +1,4 @@
-/* codec/klt_synthesis.h - from symbols to elements, in one of three ways: inside of klt_decode.c.
+/* codec/klt_synthesis.h - from symbols to elements, in one of three ways, for klt_decode.c.
  *
  * The inverse KLT is a product of matrices, symbols by basis. It is nearly all that decoding costs
  * (57 % on AVX2), and most symbols are 0, so what CPUs are good at decides on the way:
@@ -51,7 +51,7 @@ static inline size_t cg_klt_quads_bytes(const cg_level_columns *columns, size_t 
 
 /* FORMAT.md's steps 1 to 5. */
 void cg_klt_lists(const cg_synthesis *s);
-void cg_klt_quads(const cg_synthesis *s);
+void cg_klt_quads(const cg_synthesis *s); /* klt_quads.c */
 void cg_klt_tiles(const cg_synthesis *s);
 
 /* Steps 4 and 5 for n_channels channels from first on, whole heads, of one block's tokens in s->x.
