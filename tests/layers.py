@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Includes and calls point only downwards, between folders and between the modules of a folder.
+"""Includes and calls point only downwards, between folders and between the files of a folder.
 
 usage: layers.py REPOSITORY [ARCHIVE.a ...]
 
 Folders: fusefs and connector use iouring and codec, iouring and cuda use codec; connector and fusefs know nothing of
 each other. Only fusefs knows libfuse, only iouring liburing.
 
-Modules: a module is NAME.h and NAME.c of a folder. The folder's CMakeLists.txt lists its sources from the lowest to the
-highest, and a module includes and calls only what is listed above it. A header without a source stands as high as the
-highest of what it includes itself. Calls are what nm finds in the archives: the objects that need a symbol, and the one
-that defines it.
+Files of a folder: its CMakeLists.txt lists the sources from the lowest to the highest, and a source calls only what is
+listed above it, so that its lines read like the floors of a house. Calls are what nm finds in the archives: the objects
+that need a symbol, and the one that defines it. Headers do not include one another in a circle.
 """
 
 import os
@@ -59,32 +58,29 @@ def listed_modules(repository, folder):
     return list(dict.fromkeys(names))
 
 
-def module_errors(folder, includes, modules):
-    floor = {name: i for i, name in enumerate(modules)}
-    uses = {}  # module: [(file, module that it includes)]
-    for name, lines in includes.items():
-        module = name.rsplit(".", 1)[0]
-        own = [path for quote, path in lines if quote == '"' and path.split("/")[0] == folder]
-        used = [os.path.basename(path).rsplit(".", 1)[0] for path in own]
-        uses.setdefault(module, []).extend((name, other) for other in used if other != module)
-        if name.endswith((".c", ".cu")) and module not in floor:
+def header_errors(folder, includes):
+    """Headers that include one another in a circle."""
+    used = {
+        name: [os.path.basename(path) for quote, path in lines if quote == '"' and path.split("/")[0] == folder]
+        for name, lines in includes.items()
+        if name.endswith((".h", ".cuh"))
+    }
+
+    def circle(name, path):
+        if name in path:
+            return (*path[path.index(name) :], name)
+        return next(filter(None, (circle(other, (*path, name)) for other in used.get(name, ()))), None)
+
+    for name in used:
+        found = circle(name, ())
+        if found and found[0] == min(found):
+            yield f"{folder}: headers in a circle: {' -> '.join(found)}"
+
+
+def unlisted(folder, includes, modules):
+    for name in includes:
+        if name.endswith((".c", ".cu")) and name.rsplit(".", 1)[0] not in modules:
             yield f"{folder}/{name} is not in {folder}/CMakeLists.txt"
-
-    def height(module, below):
-        """The floor of a module; of a header without a source, of the highest that it includes."""
-        if module in floor:
-            return floor[module]
-        if module in below:
-            raise RecursionError(" -> ".join((*below, module)))
-        return max((height(other, (*below, module)) for _, other in uses.get(module, ())), default=-1)
-
-    for module, pairs in uses.items():
-        for name, other in pairs:
-            try:
-                if module in floor and height(other, ()) > floor[module]:
-                    yield f"{folder}/{name} includes {other}.h, which stands higher in {folder}/CMakeLists.txt"
-            except RecursionError as circle:
-                yield f"{folder}: headers in a circle: {circle}"
 
 
 def calls_of(archives):
@@ -119,7 +115,8 @@ def main(repository, archives):
     for folder in FOLDERS:
         includes, modules = includes_of(repository, folder), listed_modules(repository, folder)
         errors += folder_errors(folder, includes)
-        errors += module_errors(folder, includes, modules)
+        errors += header_errors(folder, includes)
+        errors += unlisted(folder, includes, modules)
         errors += call_errors(folder, modules, calls)
     for error in dict.fromkeys(errors):
         print(f"error: {error}", file=sys.stderr)
