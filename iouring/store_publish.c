@@ -81,6 +81,16 @@ static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chun
     return linked ? cg_file_sync_dir(store->root_fd, path) : CG_OK;
 }
 
+/* What publishing and replacing want: an idle queue and a good chunk. */
+static cg_status check(const cg_io *io, const uint8_t *chunk_bytes, size_t n_bytes,
+                       cg_chunk *chunk_out)
+{
+    if (cg_io_n_under_way(io) > 0)
+        return CG_ERR_INVALID_ARGUMENT;
+    const cg_status status = cg_chunk_verify(chunk_bytes, n_bytes);
+    return status == CG_OK ? cg_chunk_open(chunk_bytes, n_bytes, chunk_out) : status;
+}
+
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk_bytes,
                            size_t n_bytes, bool *existed_out)
 {
@@ -89,10 +99,7 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
     cg_status status;
     if (existed_out != NULL)
         *existed_out = false;
-    if (cg_io_n_under_way(io) > 0)
-        return CG_ERR_INVALID_ARGUMENT;
-    if ((status = cg_chunk_verify(chunk_bytes, n_bytes)) != CG_OK ||
-        (status = cg_chunk_open(chunk_bytes, n_bytes, &chunk)) != CG_OK)
+    if ((status = check(io, chunk_bytes, n_bytes, &chunk)) != CG_OK)
         return status;
     const cg_chunk_header *h = &chunk.header;
     if ((status = cg_tree_object_path(store->model, &h->key, (cg_level)h->level, &h->profile, path,
@@ -164,10 +171,7 @@ cg_status cg_store_replace(const cg_store *store, cg_io *io, const uint8_t *chun
     unsigned finest = CG_N_LEVELS;
     cg_status status;
     *replaced_out = 0;
-    if (cg_io_n_under_way(io) > 0)
-        return CG_ERR_INVALID_ARGUMENT;
-    if ((status = cg_chunk_verify(chunk_bytes, n_bytes)) != CG_OK ||
-        (status = cg_chunk_open(chunk_bytes, n_bytes, &chunk)) != CG_OK)
+    if ((status = check(io, chunk_bytes, n_bytes, &chunk)) != CG_OK)
         return status;
     const cg_chunk_header *h = &chunk.header;
     for (unsigned level = h->level; level <= h->coarsest; level++) {
