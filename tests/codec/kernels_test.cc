@@ -85,8 +85,7 @@ TEST_P(KernelsTest, AccumulatesPanels)
             SCOPED_TRACE(testing::Message() << "n_list=" << n_list << " n_parts=" << n_parts);
             std::vector<float> got(CG_PANEL_CHANNELS, 7), want = got;
             kernels->inverse->accumulate(panel.data(), list.data(), n_list, n_parts, got.data());
-            for (size_t ch = 0; ch < 32 * n_parts;
-                 ch++) { // basis.h says where a channel lies
+            for (size_t ch = 0; ch < 32 * n_parts; ch++) { // basis.h says where a channel lies
                 double sum = 0;
                 for (const cg_nonzero &x : list) {
                     const uint32_t word =
