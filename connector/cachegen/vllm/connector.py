@@ -83,6 +83,10 @@ class CachegenConnector(KVConnectorBase_V1):
         # False: vLLM may free the blocks at once.
         return False, None if self.scheduler is None else self.scheduler.finish(request)
 
+    @guarded(lambda *_: False)
+    def reset_cache(self):
+        return True if self.scheduler is None else self.scheduler.reset()
+
     # ---- worker side ----
 
     @guarded(nothing)

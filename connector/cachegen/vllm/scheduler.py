@@ -8,9 +8,13 @@ Surprises:
     anew, and would do so for ever.
  2. vLLM calls update_after_alloc() twice for a request that loads: before the load and, with 0 tokens, after it.
  3. A preempted request comes back through matched_tokens(), with its blocks gone.
+ 4. A reset changes the root of all keys: a random one begins the salt of every later look-up and save. The worker takes
+    salts from the plans, so it needs to be told of loads under way only. The root lives as long as the engine does: an
+    engine that is started anew has the weights that the model's fingerprint names.
 """
 
 import array
+import os
 import time
 from dataclasses import dataclass, field
 
@@ -23,6 +27,7 @@ from cachegen.vllm.request_key import PREFIX, Options, extra_key, parse_options
 SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
+RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
 
 
 @dataclass
@@ -30,7 +35,8 @@ class RequestState:
     """What this side knows of one request."""
 
     tokens: array.array  # the prompt
-    salt: bytes
+    salt: bytes  # the reset's root, then the tenant's
+    root: bytes  # of the last reset before its KV was begun
     extra: bytes | None  # None: neither stored nor served
     options: Options
     lookup: object = None  # the handle, while it is under way
@@ -58,7 +64,10 @@ class Scheduler:
         self.kv_cache_manager = None  # vLLM's, once it is bound
         self.states: dict[str, RequestState] = {}
         self._planned_loads: list[LoadPlan] = []
+        self._cancelled_loads: set[str] = set()  # requests
         self._recomputed: list = []  # requests that are not to use vLLM's own prefix cache
+        self._root = b""  # begins every salt since the last reset
+        self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
         self._provenance = Provenance()
 
     # ---- looking up ----
@@ -69,6 +78,8 @@ class Scheduler:
         if state.allocated:  # preempted, or its load failed: the blocks are gone
             self._drop_lookup(state)
             state.allocated, state.load, state.saved_to, state.level = False, None, None, 0
+        if state.root != self._root:
+            state.root, state.salt, state.saved_last = self._root, self._salt(request), False
         state.local_tokens = num_computed_tokens
         if (
             not self.library.may_load
@@ -100,9 +111,12 @@ class Scheduler:
                 logger.warning("cachegen: request %s is neither stored nor served: %s", request.request_id, e)
                 options, extra = Options(), None
             tokens = array.array("I", request.prompt_token_ids if extra is not None else ())
-            salt = (request.cache_salt or "").encode()
-            state = self.states[request.request_id] = RequestState(tokens, salt, extra, options)
+            state = RequestState(tokens, self._salt(request), self._root, extra, options)
+            self.states[request.request_id] = state
         return state
+
+    def _salt(self, request):
+        return self._root + (request.cache_salt or "").encode()
 
     def _local_hit_only(self, request, state):
         return self._refuse_local_hit(request, state) or NO_MATCH
@@ -183,8 +197,8 @@ class Scheduler:
 
     def step(self, scheduler_output):
         """The Metadata of the step at hand. Loads that are planned are in it whatever else fails."""
-        metadata = Metadata(loads=self._planned_loads)
-        self._planned_loads = []
+        metadata = Metadata(loads=self._planned_loads, cancelled_loads=self._cancelled_loads)
+        self._planned_loads, self._cancelled_loads = [], set()
         for request in self._recomputed:
             request.skip_reading_prefix_cache = True
         self._recomputed = []
@@ -209,12 +223,17 @@ class Scheduler:
             n_scheduled = scheduler_output.num_scheduled_tokens[req_id]
             if n_computed < len(state.tokens):
                 n_prefill += n_scheduled
-            if state.extra is not None and self.library.may_save and not state.saved_last:
+            if self._may_save(state):
                 save = self._plan_save(scheduler_output, req_id, state, n_computed, n_computed + n_scheduled)
                 if save is not None:
                     metadata.saves.append(save)
         if n_prefill >= SAMPLE_MIN_TOKENS and n_prefill >= 0.9 * n_total:
             metadata.prefill_tokens = n_prefill
+
+    def _may_save(self, state):
+        # A request that a reset has overtaken is of the weights before and of those after: of neither root.
+        is_of_one_root = state.root == self._root and not self._has_mixed_blocks
+        return state.extra is not None and self.library.may_save and is_of_one_root and not state.saved_last
 
     def _plan_save(self, scheduler_output, req_id, state, n_computed, n_after):
         """What this step completes of the prompt: whole chunks, and at the end a short one. None: nothing."""
@@ -306,6 +325,21 @@ class Scheduler:
         if state.level:
             report["provenance"] = f"L{state.level}"
         return {PREFIX + key: value for key, value in report.items()}
+
+    def reset(self):
+        """vLLM's reset_cache(), which it calls when weights were replaced: from here on nothing that was stored or computed
+        before is found. False: vLLM holds blocks from before, so that nothing is stored either, until the next reset."""
+        self._root = RESET_TAG + os.urandom(16)
+        for req_id, state in self.states.items():
+            self._drop_lookup(state)
+            if state.load is not None:
+                self._cancelled_loads.add(req_id)
+        # vLLM empties its own prefix cache only when no block is held.
+        self._has_mixed_blocks = self.kv_cache_manager.usage > 0
+        logger.info("cachegen: reset: nothing that was stored until now is loaded")
+        if self._has_mixed_blocks:
+            logger.error("cachegen: vLLM keeps blocks from before the reset: nothing is stored until another reset")
+        return not self._has_mixed_blocks
 
     def counters(self):
         return {**self.library.cg.get_stats().as_dict(), "load_ns": 0}

@@ -31,6 +31,7 @@ class Worker:
         self.saves: list = []  # handles
         self._kv_id = None
         self._failed_loads: list[LoadPlan] = []  # never started
+        self._void_loads: set[str] = set()  # requests: what is loaded is not to be used
         self._bad_blocks: set[int] = set()
         self._waiting_saves: list[SavePlan] = []
         self._unsaved: set[str] = set()  # requests with a chunk that was dropped: what follows could not be reached
@@ -52,7 +53,11 @@ class Worker:
         self._submitted = metadata
         self._retry_saves()
         for plan in metadata.loads:
-            self._start_load(plan)
+            if plan.req_id in metadata.cancelled_loads:
+                self._never_started(plan)
+            else:
+                self._start_load(plan)
+        self._void_loads |= metadata.cancelled_loads & self.loads.keys()
         self._step_started_ns = time.monotonic_ns()
 
     def _never_started(self, plan):
@@ -135,8 +140,12 @@ class Worker:
 
     def _poll_loads(self, cancelled, finished):
         for req_id, (plan, load) in list(self.loads.items()):
-            report = self._poll_load(plan, load, req_id in cancelled)
+            is_void = req_id in self._void_loads
+            report = self._poll_load(plan, load, is_void or req_id in cancelled)
             if report is not None:
+                if is_void:
+                    self._void_loads.discard(req_id)
+                    report = LoadReport(plan.from_token, 0)
                 del self.loads[req_id]
                 self._end_load(plan, report)
                 finished.add(req_id)

@@ -1,0 +1,207 @@
+"""The scheduler's side with a library that answers as the test says, and without an engine.
+
+usage: scheduler_test.py
+"""
+
+import ctypes
+import os
+import sys
+import types
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "connector"))
+try:
+    import vllm  # noqa: F401
+except ImportError as error:
+    print(f"skipped: {error}: no step of a scheduler was planned")
+    sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
+from cachegen.vllm.guard import Failures  # noqa: E402
+from cachegen.vllm.messages import LoadReport, WorkerReport  # noqa: E402
+from cachegen.vllm.scheduler import Scheduler  # noqa: E402
+
+CHUNK, BLOCK = 64, 16
+
+
+class Store:
+    """What stands for libcachegen: keeps the salts of its questions, and finds the first `hit` tokens of any prompt."""
+
+    def __init__(self, hit=0, answers=True):
+        self.hit, self.answers = hit, answers
+        self.salts, self.freed, self.n_polls = [], [], 0
+
+    def lookup_start(self, request, from_token):
+        address = ctypes.c_void_p.from_buffer(request, type(request).salt.offset).value  # a salt may hold zeros
+        self.salts.append(ctypes.string_at(address, request.salt_bytes))
+        return len(self.salts)
+
+    def lookup_poll(self, lookup):
+        self.n_polls += 1
+        return types.SimpleNamespace(hit_tokens=self.hit) if self.answers else None
+
+    def lookup_plan(self, lookup):
+        return b"plan"
+
+    def lookup_free(self, lookup):
+        self.freed.append(lookup)
+
+    def report_load(self, *_numbers):
+        pass
+
+    def report_prefill(self, *_numbers):
+        pass
+
+    def forget(self, plan):
+        pass
+
+
+class Library:
+    chunk_tokens, tail_tokens, block_tokens = CHUNK, 32, BLOCK
+    worst_level, lookup_wait_s, may_load, may_save = 3, 0, True, True
+
+    def __init__(self, cg):
+        self.cg, self.waited = cg, []
+
+    def wait(self, seconds):
+        self.waited.append(seconds)
+
+
+class Manager:
+    """vLLM's: how much of its blocks is held."""
+
+    usage = 0.0
+
+
+def scheduler(store, **fields):
+    made = Scheduler(Library(store), Failures())
+    made.kv_cache_manager = Manager()
+    for name, value in fields.items():
+        setattr(made.library, name, value)
+    return made
+
+
+def request(name="r", n_tokens=200, **fields):
+    defaults = dict(
+        request_id=name, prompt_token_ids=list(range(n_tokens)), prompt_embeds=None, prompt_is_token_ids=None,
+        lora_request=None, mm_features=[], cache_salt=None, kv_transfer_params=None, skip_reading_prefix_cache=False,
+    )  # fmt: skip
+    return types.SimpleNamespace(**{**defaults, **fields})
+
+
+def blocks(n):
+    ids = list(range(1, n + 1))
+    return types.SimpleNamespace(get_block_ids=lambda: (ids,))
+
+
+def step_of(name, n_computed, n_scheduled, n_blocks=13, is_new=True):
+    """A SchedulerOutput with one request in it; name None: an empty step."""
+    new = types.SimpleNamespace(req_id=name, num_computed_tokens=n_computed)
+    cached = types.SimpleNamespace(req_ids=[], num_computed_tokens=[], new_block_ids=[], resumed_req_ids=set())
+    if name is not None and not is_new:
+        cached.req_ids, cached.num_computed_tokens, cached.new_block_ids = [name], [n_computed], [None]
+    return types.SimpleNamespace(
+        total_num_scheduled_tokens=n_scheduled if name is not None else 0,
+        num_scheduled_tokens={name: n_scheduled},
+        scheduled_new_reqs=[new] if name is not None and is_new else [],
+        scheduled_cached_reqs=cached,
+        kv_connector_block_state=types.SimpleNamespace(get_block_ids=lambda _: blocks(n_blocks).get_block_ids()),
+    )
+
+
+class ResetTest(unittest.TestCase):
+    """After reset() nothing that was stored before is found, and nothing computed before is stored."""
+
+    def admit(self, made, asked, n_external=0):
+        self.assertEqual(made.matched_tokens(asked, 0), (n_external, n_external > 0))
+        made.update_after_alloc(asked, blocks(13), n_external)
+
+    def test_the_keys_of_what_comes_later_have_another_root(self):
+        store = Store()
+        made = scheduler(store)
+        for name, salt in (("a", None), ("b", "tenant")):
+            made.matched_tokens(request(name, cache_salt=salt), 0)
+        self.assertTrue(made.reset())
+        self.admit(made, request("c"))
+        self.admit(made, request("d", cache_salt="tenant"))
+        saves = made.step(step_of("c", 0, 200)).saves
+        self.assertEqual(store.salts[:2], [b"", b"tenant"])
+        root = store.salts[2]
+        self.assertGreaterEqual(len(root), 16)
+        self.assertEqual(store.salts[3], root + b"tenant")
+        self.assertEqual([save.salt for save in saves], [root])
+        made.reset()
+        self.admit(made, request("e"))
+        self.assertNotIn(store.salts[4], (b"", root))
+
+    def test_a_request_that_waits_asks_again(self):
+        store = Store(hit=192, answers=False)
+        made = scheduler(store)
+        self.assertEqual(made.matched_tokens(request(), 0), (None, False))
+        made.reset()
+        self.assertEqual(store.freed, [1])
+        store.answers, store.hit = True, 0
+        self.admit(made, request())
+        self.assertNotEqual(store.salts[1], store.salts[0])
+
+    def test_an_answer_that_was_not_used_is_none_any_more(self):
+        store = Store(hit=192)
+        made = scheduler(store)
+        self.assertEqual(made.matched_tokens(request(), 0), (192, True))  # vLLM had no blocks for it
+        made.reset()
+        store.hit = 0
+        self.admit(made, request())
+
+    def test_a_load_under_way_is_given_up(self):
+        for is_planned_only in (True, False):
+            with self.subTest(is_planned_only):
+                made = scheduler(Store(hit=192))
+                self.admit(made, request(), n_external=192)
+                if not is_planned_only:
+                    self.assertEqual(len(made.step(step_of(None, 0, 0)).loads), 1)
+                made.reset()
+                metadata = made.step(step_of(None, 0, 0))
+                self.assertEqual(len(metadata.loads), is_planned_only)
+                self.assertEqual(metadata.cancelled_loads, {"r"})
+
+    def test_a_request_that_runs_on_is_not_stored_under_any_root(self):
+        made = scheduler(Store())
+        self.admit(made, request())
+        self.assertEqual(len(made.step(step_of("r", 0, 128)).saves), 1)
+        made.reset()
+        self.assertEqual(made.step(step_of("r", 128, 72, is_new=False)).saves, [])
+
+    def test_a_preempted_request_is_stored_under_the_new_root(self):
+        store = Store()
+        made = scheduler(store)
+        self.admit(made, request())
+        made.step(step_of("r", 0, 128))
+        made.reset()
+        self.admit(made, request())
+        saves = made.step(step_of("r", 0, 200)).saves
+        self.assertEqual([(save.salt, save.from_token) for save in saves], [(store.salts[-1], 0)])
+        self.assertNotEqual(store.salts[-1], b"")
+
+    def test_nothing_is_stored_while_vllm_keeps_its_own_blocks(self):
+        made = scheduler(Store())
+        made.kv_cache_manager.usage = 0.5
+        self.assertFalse(made.reset())
+        self.admit(made, request())
+        self.assertEqual(made.step(step_of("r", 0, 200)).saves, [])
+        made.kv_cache_manager.usage = 0.0
+        self.assertTrue(made.reset())
+        self.admit(made, request("s"))
+        self.assertEqual(len(made.step(step_of("s", 0, 200)).saves), 1)
+
+
+class ReportTest(unittest.TestCase):
+    def test_the_reports_of_a_load_reach_the_answer(self):
+        made = scheduler(Store(hit=192))
+        made.matched_tokens(request(), 0)
+        made.update_after_alloc(request(), blocks(13), 192)
+        made.take_report(WorkerReport(loads={"r": LoadReport(192, 2)}))
+        answer = made.finish(request())
+        self.assertEqual((answer["cachegen.hit_tokens"], answer["cachegen.level"]), (192, "L2"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
