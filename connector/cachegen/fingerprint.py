@@ -22,7 +22,7 @@ _DIGEST_BYTES = 16
 _READ_BYTES = 8 << 20
 
 # What config.json says of the file, of generation or of training, but not of K and V. Everything else counts.
-_IRRELEVANT = {
+IRRELEVANT = {
     "_name_or_path", "_model_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache",
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
     "initializer_range", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
@@ -80,7 +80,7 @@ def model_fingerprint(model_dir, variant=""):
     if os.path.exists(config_path):
         with open(config_path, encoding="utf-8") as file:
             config = json.load(file)
-    relevant = {key: value for key, value in config.items() if key not in _IRRELEVANT}
+    relevant = {key: value for key, value in config.items() if key not in IRRELEVANT}
     _update(digest, b"conf", json.dumps(relevant, sort_keys=True, separators=(",", ":")).encode())
     _update(digest, b"vari", variant.encode())
     return digest.hexdigest()

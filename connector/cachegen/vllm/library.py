@@ -3,7 +3,6 @@
 Each side opens its own: they live in different processes. What cannot be supported is found here, before any request.
 """
 
-import json
 import os
 import select
 import time
@@ -12,11 +11,17 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from cachegen import abi
-from cachegen.fingerprint import model_fingerprint
 from cachegen.vllm.guard import logger
+from cachegen.vllm.model_key import as_text, fingerprint, model_dir
 from cachegen.vllm.request_key import parse_level
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+# Fields of vLLM's FullAttentionSpec. A field of a later vLLM that is in neither is refused: nobody knows what it changes.
+ANY_ATTENTION = {"block_size", "num_kv_heads", "head_size", "dtype", "dcp_sharded", "max_tp_shards", "block_stride_alignment"}
+PLAIN_ATTENTION = {
+    "sliding_window": None, "attention_chunk_size": None, "non_causal": False, "kv_quant_mode": 0, "page_size_padded": None,
+    "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
+}  # fmt: skip
 OWN_KEYS = ("library", "lookup_wait_ms")  # of kv_connector_extra_config: the library knows nothing of them
 LOOKUP_WAIT_MS = 5
 
@@ -37,8 +42,11 @@ class Library:
         self.tail_tokens = int(extra.get("tail_multiple", 32))
         self.block_tokens = vllm_config.cache_config.block_size
         self.may_load, self.may_save = transfer_config.is_kv_consumer, transfer_config.is_kv_producer
-        config = _configuration(extra, vllm_config, kv_cache_config)
-        self.cg = abi.Connector(config, own.get("library"))
+        config, deviations = _configuration(extra, vllm_config, kv_cache_config)
+        try:
+            self.cg = abi.Connector(config, own.get("library"))
+        except abi.CachegenError as e:
+            raise _explained(e, deviations) from None
         try:
             self._check_model(config["geometry"]["model_fingerprint"])
             self._eventfd = self.cg.eventfd()
@@ -71,8 +79,18 @@ class Library:
         self.cg.close()
 
 
+def _explained(error, deviations):
+    """error, or what is to be done about it where the engine does not run the model as its files say."""
+    if not deviations or "model_fingerprint" not in str(error):
+        return error
+    return Unsupported(
+        f"{error}; this engine computes otherwise than the model's files say: {as_text(deviations)}: give it a folder of "
+        'its own in the store (key "model" of kv_connector_extra_config)'
+    )
+
+
 def _configuration(extra, vllm_config, kv_cache_config):
-    """The library's configuration, as a dict; Unsupported."""
+    """The library's configuration, as a dict, and how the engine deviates from the model's files; Unsupported."""
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     if not current_platform.is_cpu():
         raise Unsupported(f"KV layouts of platform {current_platform.device_name} are not known, only CPU_ATTN is")
@@ -85,39 +103,26 @@ def _configuration(extra, vllm_config, kv_cache_config):
     if len(groups) != 1:
         raise Unsupported(f"{len(groups)} KV-cache groups (hybrid attention): one is supported")
     spec = groups[0].kv_cache_spec
-    if type(spec) is not FullAttentionSpec:
-        raise Unsupported(f"{type(spec).__name__}: FullAttentionSpec is supported")
-    if str(spec.dtype) not in DTYPES:
-        raise Unsupported(f"KV cache of {spec.dtype}: bf16, fp16 and fp32 are supported")
-    model_dir = _model_dir(model_config)
-    config = {"model": os.path.basename(os.path.normpath(model_dir)), **extra}
+    check_attention(spec)
+    config = {"model": os.path.basename(os.path.normpath(model_dir(model_config))), **extra}
+    model_fingerprint, deviations = fingerprint(vllm_config, spec.dtype)
     config["geometry"] = {
         "n_layers": len(groups[0].layer_names),
         "n_kv_heads": spec.num_kv_heads,
         "head_dim": spec.head_size,
         "dtype": DTYPES[str(spec.dtype)],
-        "model_fingerprint": model_fingerprint(model_dir, _variant(vllm_config)),
+        "model_fingerprint": model_fingerprint,
     }
-    return config
+    return config, deviations
 
 
-def _model_dir(model_config):
-    """The directory of the weights; a name on the hub as the snapshot that vLLM has fetched."""
-    if os.path.isdir(model_config.model):
-        return model_config.model
-    from huggingface_hub import snapshot_download
-
-    return snapshot_download(model_config.model, revision=model_config.revision, local_files_only=True)
-
-
-def _variant(vllm_config):
-    """What vLLM computes differently from what the model's directory says."""
-    model_config = vllm_config.model_config
-    variant = {}
-    if overrides := getattr(model_config, "hf_overrides", None):
-        variant["hf_overrides"] = overrides if isinstance(overrides, dict) else repr(overrides)
-    if model_config.quantization and not getattr(model_config.hf_config, "quantization_config", None):
-        variant["quantization"] = str(model_config.quantization)
-    if getattr(vllm_config.load_config, "load_format", "auto") == "dummy":
-        variant["load_format"] = f"dummy, seed {model_config.seed}"
-    return json.dumps(variant, sort_keys=True, default=repr) if variant else ""
+def check_attention(spec):
+    """Unsupported, unless spec, a KVCacheSpec, is full causal attention with a plain K and V of each token and head."""
+    if type(spec) is not FullAttentionSpec:
+        raise Unsupported(f"{type(spec).__name__}: FullAttentionSpec is supported")
+    if str(spec.dtype) not in DTYPES:
+        raise Unsupported(f"KV cache of {spec.dtype}: bf16, fp16 and fp32 are supported")
+    plain = {**PLAIN_ATTENTION, "head_size_v": spec.head_size}
+    for name, value in vars(spec).items():
+        if name not in ANY_ATTENTION and (name not in plain or value != plain[name]):
+            raise Unsupported(f"attention with {name} = {value!r}: only full causal attention is supported")

@@ -1,0 +1,124 @@
+"""What of an engine enters the key of its KV: the fingerprint of the model as this engine runs it.
+
+An engine that runs a model as the model's files say has the fingerprint that the profile tool gives these files. What it
+does otherwise is found by comparing, not by listing options: the configuration that vLLM ended up with stands against
+the one that vLLM reads from the model's own directory. In the fingerprint are
+
+ - the weights, and config.json but for what says nothing of K and V (cachegen/fingerprint.py);
+ - each entry of the resolved configuration (hf_config) that is not as in the files, whoever changed it: hf_overrides,
+   also a function, hf_config_path, another revision, a patch of vLLM's;
+ - max_model_len, for kinds of RoPE that may depend on it (LongRoPE takes its factors by it): all but ROPE_BY_CONFIG;
+ - quantization that the files don't have; the type that the model computes in and that of the KV cache, where they
+   differ; the KV cache's cache_dtype and whether its scales are computed, where it is not "auto";
+ - dummy weights and their seed.
+
+In a chunk's key, beside the fingerprint and the tokens: the type of the KV, the root since the last reset and the
+tenant's salt (scheduler.py), adapter and images (request_key.py). Not in it, for they only round differently: parallelism,
+attention backends, batch sizes, compilation. Not known to it: code of a model that trusts remote code, and plugins that
+replace a model's class.
+"""
+
+import json
+import os
+
+from cachegen.fingerprint import IRRELEVANT, model_fingerprint
+
+# Rotations that follow from the configuration alone.
+ROPE_BY_CONFIG = {"default", "linear", "dynamic", "ntk", "llama3", "yarn", "mrope", "proportional"}
+_ABSENT = "(absent)"
+
+
+def model_dir(model_config):
+    """The directory of the weights; a name on the hub as the snapshot that vLLM has fetched."""
+    if os.path.isdir(model_config.model):
+        return model_config.model
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model_config.model, revision=model_config.revision, local_files_only=True)
+
+
+def fingerprint(vllm_config, kv_dtype):
+    """(the 32 hex digits, the deviations): the model as the engine runs it, with KV of kv_dtype, a torch.dtype."""
+    found = deviations(vllm_config, kv_dtype)
+    return model_fingerprint(model_dir(vllm_config.model_config), as_text(found) if found else ""), found
+
+
+def as_text(value):
+    """The same text for the same value in every process."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_name)
+
+
+def _name(value):
+    # Not repr(): it may hold an address. Names of classes and functions don't tell everything, but are stable.
+    what = value if hasattr(value, "__qualname__") else type(value)
+    plain = str(value) if type(value).__module__ in ("torch", "pathlib") else ""
+    return f"{what.__module__}.{what.__qualname__} {plain}".strip()
+
+
+def deviations(vllm_config, kv_dtype):
+    """What the engine computes otherwise than the model's files say, as plain data; empty: nothing."""
+    model_config, cache_config = vllm_config.model_config, vllm_config.cache_config
+    found = {}
+    resolved, said = model_config.hf_config.to_dict(), _said(model_config)
+    if changed := _changes(said, resolved):
+        found["config"] = changed
+    if kinds := sorted(set(_rope_kinds(resolved)) - ROPE_BY_CONFIG):
+        found["max_model_len"] = [model_config.max_model_len, kinds]
+    if model_config.quantization and not said.get("quantization_config"):
+        found["quantization"] = str(model_config.quantization)
+    if str(model_config.dtype) != str(kv_dtype):
+        found["dtype"] = [str(model_config.dtype), str(kv_dtype)]
+    if cache_config.cache_dtype not in ("auto", str(kv_dtype).removeprefix("torch.")):
+        scales = bool(getattr(cache_config, "calculate_kv_scales", False))
+        found["cache_dtype"] = [str(cache_config.cache_dtype), scales]
+    if getattr(vllm_config.load_config, "load_format", "auto") == "dummy":
+        found["load_format"] = f"dummy, seed {model_config.seed}"
+    return found
+
+
+def _said(model_config):
+    """The configuration that vLLM reads from the model's own directory when nobody overrides anything."""
+    from vllm.transformers_utils.config import get_config
+
+    directory = model_dir(model_config)
+    if not os.path.exists(os.path.join(directory, "config.json")):
+        return {}
+    config = get_config(
+        directory,
+        model_config.trust_remote_code,
+        code_revision=model_config.code_revision,
+        config_format=model_config.config_format,
+    )
+    return config.to_dict()
+
+
+def _changes(said, resolved):
+    """The entries of resolved that said has not, also inside of entries; what is IRRELEVANT is left out."""
+    changed = {}
+    for name in sorted((said.keys() | resolved.keys()) - IRRELEVANT):
+        old, new = said.get(name), resolved.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            if inner := _changes(old, new):
+                changed[name] = inner
+        elif as_text(old) != as_text(new):
+            changed[name] = resolved.get(name, _ABSENT)
+    return changed
+
+
+def _rope_kinds(config):
+    """The kinds of RoPE that a configuration names, at any depth."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            if name.startswith("rope"):
+                yield from _kinds_in(value)
+            else:
+                yield from _rope_kinds(value)
+
+
+def _kinds_in(rope):
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind is not None:
+        yield str(kind)
+    for value in rope.values():  # one a kind of layer
+        if isinstance(value, dict):
+            yield from _kinds_in(value)
