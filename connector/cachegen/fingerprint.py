@@ -5,9 +5,9 @@ fingerprint covers the weights and what of config.json enters the computation. b
 all programs that make fingerprints must agree. A difference that would not matter (a field added by a newer
 transformers, another sharding) gives another fingerprint: that costs a miss, the opposite would cost an answer.
 
-Surprise: above WHOLE_BYTES only the header and the first and last MiB of every weights file are read, plus its size. An
-edit in the middle of such a file that keeps both ends goes unseen: give a hand-edited large model a directory with a
-touched config.json.
+Surprise: above WHOLE_BYTES only samples are read: headers and sizes, and of every tensor SAMPLE_BYTES at its start, middle
+and end and once in SPACING_BYTES. Other training changes all of a tensor and is seen; an edit of single bytes between
+samples is not: give a model that was edited by hand a directory with a touched config.json.
 """
 
 import hashlib
@@ -17,7 +17,9 @@ import struct
 import sys
 
 WHOLE_BYTES = 4 << 30  # of all weights together
-SAMPLE_BYTES = 1 << 20
+SAMPLE_BYTES = 4 << 10
+SPACING_BYTES = 8 << 20
+_MAX_HEADER_BYTES = 256 << 20  # a length in a file is only its claim
 _DIGEST_BYTES = 16
 _READ_BYTES = 8 << 20
 
@@ -54,14 +56,38 @@ def _hash_file(digest, path, whole):
             while piece := file.read(_READ_BYTES):
                 digest.update(piece)
             return
-        header_bytes = 0
-        if path.endswith(".safetensors") and size_bytes >= 8:
-            # The length is only the file's claim.
-            header_bytes = min(8 + struct.unpack("<Q", file.read(8))[0], 256 << 20)
-        file.seek(0)
-        _update(digest, b"head", file.read(header_bytes + SAMPLE_BYTES))
-        file.seek(max(0, size_bytes - SAMPLE_BYTES))
-        _update(digest, b"tail", file.read(SAMPLE_BYTES))
+        header, data_at = _header(file, path, size_bytes)
+        _update(digest, b"head", header)
+        for begin, end in _tensors(header, data_at, size_bytes):
+            _sample(digest, file, begin, end)
+
+
+def _header(file, path, size_bytes):
+    """The JSON of a safetensors file and where its data begins; b"", 0 for other formats."""
+    if not path.endswith(".safetensors") or size_bytes < 8:
+        return b"", 0
+    n_bytes = min(struct.unpack("<Q", file.read(8))[0], _MAX_HEADER_BYTES)
+    return file.read(n_bytes), 8 + n_bytes
+
+
+def _tensors(header, data_at, size_bytes):
+    """The byte ranges of the tensors in their order in the file; where there is no header that can be read, all of it."""
+    try:
+        entries = json.loads(header)
+        ranges = sorted(entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__")
+        found = [(data_at + begin, data_at + end) for begin, end in ranges]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        found = []
+    is_sound = all(type(begin) is type(end) is int and data_at <= begin <= end <= size_bytes for begin, end in found)
+    return found if found and is_sound else [(0, size_bytes)]
+
+
+def _sample(digest, file, begin, end):
+    last = max(begin, end - SAMPLE_BYTES)
+    places = {*range(begin, last, SPACING_BYTES), (begin + last) // 2, last}
+    for place in sorted(places):
+        file.seek(place)
+        _update(digest, b"part", file.read(min(SAMPLE_BYTES, end - place)))
 
 
 def model_fingerprint(model_dir, variant=""):

@@ -1,0 +1,77 @@
+"""Fingerprints of weights: small ones are read whole, of large ones every tensor is sampled.
+
+usage: fingerprint_test.py
+"""
+
+import json
+import os
+import struct
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "connector"))
+from cachegen.fingerprint import SPACING_BYTES, WHOLE_BYTES, model_fingerprint  # noqa: E402
+
+GIB = 1 << 30
+SMALL = "6763049c415d9e3943a7334238d339f8"  # of the model in test_small_models_keep_their_fingerprints
+
+
+class FingerprintTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def write(self, name, n_bytes, tensors=None, at=None, byte=b"\1"):
+        """A model with one sparse file of weights, whose bytes are 0 but for one; its fingerprint. tensors: name -> (begin,
+        end); without it the file is no safetensors."""
+        directory = os.path.join(self.folder, name)
+        os.makedirs(directory, exist_ok=True)
+        head = b""
+        if tensors is not None:
+            text = json.dumps({
+                "__metadata__": {"format": "pt"},
+                **{n: {"dtype": "U8", "shape": [e - b], "data_offsets": [b, e]} for n, (b, e) in tensors.items()},
+            }).encode()  # fmt: skip
+            head = struct.pack("<Q", len(text)) + text
+        suffix = "bin" if tensors is None else "safetensors"
+        with open(os.path.join(directory, f"model.{suffix}"), "wb") as file:
+            file.write(head)
+            file.truncate(len(head) + n_bytes)
+            if at is not None:
+                file.seek(len(head) + at)
+                file.write(byte)
+        with open(os.path.join(directory, "config.json"), "w") as file:
+            json.dump({"hidden_size": 8}, file)
+        return model_fingerprint(directory)
+
+    def test_small_models_keep_their_fingerprints(self):
+        self.assertEqual(self.write("small", 4096, {"a": (0, 1000), "b": (1000, 4096)}, at=5), SMALL)
+
+    def test_every_tensor_of_a_large_model_counts(self):
+        n_bytes = WHOLE_BYTES + GIB
+        tensors = {"first": (0, 2 * GIB), "small": (2 * GIB, 2 * GIB + 100), "last": (2 * GIB + 100, n_bytes)}
+        begin, end = tensors["last"]
+        places = {
+            "nowhere": None, "start": 0, "middle": GIB, "end": 2 * GIB - 1, "small tensor": 2 * GIB + 50, "next": begin,
+            "middle of the next": (begin + end) // 2, "a sample between": SPACING_BYTES * 3 + 7, "last byte": end - 1,
+        }  # fmt: skip
+        found = {what: self.write("large", n_bytes, tensors, at) for what, at in places.items()}
+        self.assertEqual(len(set(found.values())), len(found), found)
+
+    def test_large_files_of_other_formats_are_sampled_all_over(self):
+        n_bytes = WHOLE_BYTES + GIB
+        places = [None, 0, SPACING_BYTES * 100, n_bytes - 1]
+        self.assertEqual(len({self.write("other", n_bytes, at=at) for at in places}), len(places))
+
+    def test_a_header_that_lies_ends_in_a_fingerprint_too(self):
+        n_bytes = WHOLE_BYTES + 1
+        for tensors in ({"a": (5, 1 << 62)}, {"a": (-5, 3)}, {"a": (9, 3)}, {"a": (0.5, 1.5)}):
+            with self.subTest(tensors):
+                self.assertEqual(len(self.write("lies", n_bytes, tensors)), 32)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
