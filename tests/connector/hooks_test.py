@@ -3,7 +3,10 @@
 usage: hooks_test.py
 """
 
+import array
+import fcntl
 import os
+import resource
 import sys
 import types
 import unittest
@@ -18,7 +21,8 @@ except ImportError as error:
 from cachegen.vllm import guard  # noqa: E402
 from cachegen.vllm.connector import CachegenConnector  # noqa: E402
 from cachegen.vllm.guard import Failures  # noqa: E402
-from cachegen.vllm.messages import LoadPlan, Metadata  # noqa: E402
+from cachegen.vllm.library import Library  # noqa: E402
+from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan  # noqa: E402
 from cachegen.vllm.metrics import Increments  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.scheduler import Scheduler  # noqa: E402
@@ -47,6 +51,7 @@ SCHEDULER_HOOKS = {  # arguments, and what counts as a miss
     "update_connector_output": ((None,), None),
     "request_finished": ((None, []), (False, None)),
     "get_kv_connector_stats": ((), None),
+    "reset_cache": ((), False),
 }
 WORKER_HOOKS = {
     "register_kv_caches": (({},), None),
@@ -75,7 +80,7 @@ class HooksTest(unittest.TestCase):
         self.check(WORKER_HOOKS, worker=Broken())
 
     def test_so_is_a_disabled_connector(self):
-        self.check(SCHEDULER_HOOKS)
+        self.check({**SCHEDULER_HOOKS, "reset_cache": ((), True)})
         for name, (arguments, miss) in WORKER_HOOKS.items():
             with self.subTest(name):
                 made = connector(worker=Worker(None, Failures(), block_tokens=16))
@@ -90,7 +95,7 @@ class HooksTest(unittest.TestCase):
         self.assertIn("get_num_new_matched_tokens", log.output[0])
 
     def test_loads_that_are_planned_reach_the_worker_whatever_else_fails(self):
-        scheduler, plan = Scheduler(Broken(), Failures()), LoadPlan("r", 0, 32, [1, 2], b"")
+        scheduler, plan = Scheduler(types.SimpleNamespace(lookup_wait_s=0), Failures()), LoadPlan("r", 0, 32, [1, 2], b"")
         scheduler._planned_loads.append(plan)
         self.assertEqual(connector(scheduler=scheduler).build_connector_meta(None).loads, [plan])
 
@@ -116,6 +121,75 @@ class HooksTest(unittest.TestCase):
         self.assertEqual(connector(worker=worker).get_finished(set()), (None, {"r"}))
         self.assertEqual(freed, ["handle"])
         self.assertEqual(worker.take_bad_blocks(), {5, 6})
+
+
+class SaveTest(unittest.TestCase):
+    """What cannot be taken is dropped at once, and what follows it, too: it could not be reached."""
+
+    def setUp(self):
+        self.taken, self.is_full, self.status = [], False, 0
+        cg = types.SimpleNamespace(
+            save_start=self.save_start, save_free=lambda _save: None,
+            save_poll=lambda _save: types.SimpleNamespace(done=1, status=self.status), strerror=str,
+        )  # fmt: skip
+        self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail), Failures(), block_tokens=16)
+
+    def save_start(self, _request, _kv_id, from_token, *_rest):
+        self.taken.append(from_token)
+        return None if self.is_full else from_token
+
+    def step(self, *from_tokens, req_id="r"):
+        plans = [
+            SavePlan(req_id, array.array("I"), b"", b"", at, at + 64, 0, False, [1], None) for at in from_tokens
+        ]
+        metadata = Metadata(saves=plans)
+        self.worker.submit(metadata)
+        self.worker.start_saves(metadata)
+
+    def test_full_staging_memory_is_not_waited_for(self):
+        self.is_full = True
+        self.step(0)
+        self.is_full = False
+        self.step(64)
+        self.assertEqual(self.taken, [0])
+        self.assertEqual(self.worker._n_dropped, 2)
+        self.step(0, req_id="s")
+        self.assertEqual(self.taken, [0, 0])
+
+    def test_a_failed_save_ends_the_requests_saves(self):
+        self.step(0)
+        self.status = 5
+        self.worker.finished_loads(set(), False)
+        self.status = 0
+        self.step(64)
+        self.assertEqual(self.taken, [0])
+
+    def test_what_is_over_is_forgotten(self):
+        self.is_full = True
+        self.step(0)
+        self.worker.finished_loads({"r"}, False)
+        self.assertEqual((self.worker._saving, self.worker._unsaved), (set(), set()))
+
+
+class WaitTest(unittest.TestCase):
+    def test_descriptors_above_1023_are_waited_for(self):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard < 1100:
+            self.skipTest("no descriptor above 1,023 is allowed here")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
+        event = os.eventfd(1)
+        high = fcntl.fcntl(event, fcntl.F_DUPFD, 1050)
+        self.addCleanup(os.close, event)
+        self.addCleanup(os.close, high)
+        library = Library.__new__(Library)
+        library._eventfd = high
+        library.wait(10)
+        library.wait(0)
+        self.assertRaises(BlockingIOError, self.read_now, event)
+
+    def read_now(self, event):
+        os.set_blocking(event, False)
+        os.read(event, 8)
 
 
 class ProvenanceTest(unittest.TestCase):

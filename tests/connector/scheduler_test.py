@@ -6,8 +6,12 @@ usage: scheduler_test.py
 import ctypes
 import os
 import sys
+import tempfile
+import threading
+import time
 import types
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "connector"))
@@ -64,6 +68,7 @@ class Library:
 
     def wait(self, seconds):
         self.waited.append(seconds)
+        threading.Event().wait(seconds)  # nothing comes
 
 
 class Manager:
@@ -73,10 +78,11 @@ class Manager:
 
 
 def scheduler(store, **fields):
-    made = Scheduler(Library(store), Failures())
-    made.kv_cache_manager = Manager()
+    library = Library(store)
     for name, value in fields.items():
-        setattr(made.library, name, value)
+        setattr(library, name, value)
+    made = Scheduler(library, Failures())
+    made.kv_cache_manager = Manager()
     return made
 
 
@@ -191,6 +197,146 @@ class ResetTest(unittest.TestCase):
         self.assertTrue(made.reset())
         self.admit(made, request("s"))
         self.assertEqual(len(made.step(step_of("s", 0, 200)).saves), 1)
+
+
+class AdapterTest(unittest.TestCase):
+    """An adapter is what it was when its number was first seen."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder, self.n_asked = folder.name, 0
+        self.store = Store()
+        self.made = scheduler(self.store)
+
+    def adapter(self, name="a", number=1, weights=b"1" * 64, **fields):
+        path = os.path.join(self.folder, name)
+        os.makedirs(path, exist_ok=True)
+        with open(os.path.join(path, "new"), "wb") as file:
+            file.write(weights)
+        os.rename(os.path.join(path, "new"), os.path.join(path, "adapter_model.safetensors"))
+        return types.SimpleNamespace(lora_name=name, lora_path=path, lora_int_id=number, **fields)
+
+    def key(self, adapter):
+        """The extra key of a request with adapter, as it is stored; None: it is not stored."""
+        self.n_asked += 1
+        asked = request(f"r{self.n_asked}", lora_request=adapter)
+        deadline = time.monotonic() + 30
+        while (answer := self.made.matched_tokens(asked, 0)) == (None, False):
+            self.assertLess(time.monotonic(), deadline)
+        self.assertEqual(answer, (0, False))
+        self.made.update_after_alloc(asked, blocks(13), 0)
+        saves = self.made.step(step_of(asked.request_id, 0, 200)).saves
+        return saves[0].extra if saves else None
+
+    def test_adapters_are_told_apart_by_content_and_name(self):
+        found = [self.key(self.adapter(*which)) for which in (("a", 1), ("b", 2, b"2" * 64), ("c", 3))]
+        self.assertNotIn(None, found)
+        self.assertEqual(len(set(found)), 3)
+        self.assertEqual(self.key(self.adapter("d", 4, b"4")), self.key(self.adapter("d", 5, b"4")))
+
+    def test_an_overwritten_adapter_is_neither_stored_nor_served(self):
+        adapter = self.adapter()
+        before = self.key(adapter)
+        self.assertEqual(self.key(adapter), before)
+        self.adapter(weights=b"2" * 64)
+        n_lookups = len(self.store.salts)
+        self.assertIsNone(self.key(adapter))
+        self.assertEqual(len(self.store.salts), n_lookups)
+        self.assertNotIn(self.key(self.adapter(number=2, weights=b"2" * 64)), (None, before))
+
+    def test_an_adapter_that_vllm_reads_again_and_again_cannot_be_told(self):
+        self.assertIsNone(self.key(self.adapter(load_inplace=True)))
+
+    def test_nor_can_one_that_is_not_there(self):
+        gone = types.SimpleNamespace(lora_name="gone", lora_path="/nonexistent", lora_int_id=1)
+        self.assertIsNone(self.key(gone))
+
+    def test_files_are_not_read_on_the_schedulers_thread(self):
+        adapter = self.adapter()
+        readers = []
+
+        def note(path):
+            readers.append(threading.current_thread())
+            return "0" * 32
+
+        with mock.patch("cachegen.vllm.adapters.adapter_fingerprint", note):
+            for _ in range(3):
+                self.key(adapter)
+        self.assertEqual(len(readers), 1)
+        self.assertIsNot(readers[0], threading.current_thread())
+
+    def test_an_adapter_that_hangs_costs_its_request_the_cache_and_no_more(self):
+        hangs = threading.Event()
+        self.addCleanup(hangs.set)
+        with (
+            mock.patch("cachegen.vllm.adapters._signature", lambda _path: hangs.wait(60)),
+            mock.patch("cachegen.vllm.scheduler.ADAPTER_WAIT_S", 0.2),
+        ):
+            self.assertIsNone(self.key(self.adapter()))
+
+
+class WaitTest(unittest.TestCase):
+    def test_all_lookups_of_a_step_share_one_wait(self):
+        made = scheduler(Store(answers=False), lookup_wait_s=0.01)
+        for n_step in range(2):
+            made.library.waited.clear()
+            for n in range(40):
+                self.assertEqual(made.matched_tokens(request(f"r{n}"), 0), (None, False))
+            self.assertEqual(len(made.library.waited), 1, f"step {n_step}")
+            made.step(step_of(None, 0, 0))
+
+    def test_no_wait_when_there_is_an_answer(self):
+        made = scheduler(Store(hit=192), lookup_wait_s=10)
+        self.assertEqual(made.matched_tokens(request(), 0), (192, True))
+        self.assertEqual(made.library.waited, [])
+
+
+class FailureTest(unittest.TestCase):
+    """Whatever fails, vLLM computes; nothing hangs, and nothing of which little is known is stored."""
+
+    def loading(self, hit=192):
+        made = scheduler(Store(hit=hit))
+        self.assertEqual(made.matched_tokens(request(), 0), (hit, True))
+        return made
+
+    def break_in(self, made, name):
+        mock.patch.object(made, name, side_effect=RuntimeError("broken")).start()
+        self.addCleanup(mock.patch.stopall)
+
+    def test_a_load_that_cannot_be_planned_ends_as_failed(self):
+        for what in ("_inherit_level", "_state"):
+            with self.subTest(what):
+                made = self.loading()
+                self.break_in(made, what)
+                made.update_after_alloc(request(), blocks(13), 192)
+                metadata = made.step(step_of(None, 0, 0))
+                self.assertEqual([plan.req_id for plan in metadata.loads], ["r"])
+                self.assertEqual(metadata.loads[0].block_ids[:12], list(range(1, 13)))
+                self.assertEqual(metadata.cancelled_loads, {"r"})
+                mock.patch.stopall()
+                made.take_report(WorkerReport(loads={"r": LoadReport(0, 0)}))
+                self.assertEqual(made.matched_tokens(request(), 0), (0, False))  # not asked again
+
+    def test_loads_reach_the_worker_whatever_else_fails_in_a_step(self):
+        made = self.loading()
+        made.update_after_alloc(request(), blocks(13), 192)
+        made._recomputed = [None]
+        metadata = made.step(None)
+        self.assertEqual([plan.req_id for plan in metadata.loads], ["r"])
+        self.assertEqual(made.step(step_of(None, 0, 0)).loads, [])
+
+    def test_a_failed_load_is_not_looked_up_again_whatever_fails_beside(self):
+        for what in ("report_prefill", "report_load", "forget", "_provenance"):
+            with self.subTest(what):
+                made = self.loading()
+                made.update_after_alloc(request(), blocks(13), 192)
+                made.step(step_of(None, 0, 0))
+                broken = made if what.startswith("_") else made.library.cg
+                setattr(broken, what, None)
+                with self.assertLogs("vllm.cachegen", "ERROR"):
+                    made.take_report(WorkerReport(loads={"r": LoadReport(64, 0)}, prefills=[(64, 1)]))
+                self.assertEqual(made.matched_tokens(request(), 0), (0, False))
 
 
 class ReportTest(unittest.TestCase):

@@ -59,7 +59,7 @@ def holds(condition, what):
 
 
 class Engine:
-    def __init__(self, root, dtype, n_blocks=64, **config):
+    def __init__(self, root, dtype, n_blocks=64, engine_args=None, **config):
         os.environ.update(
             VLLM_CPU_KVCACHE_SPACE="1",
             HF_HUB_OFFLINE="1",
@@ -92,6 +92,7 @@ class Engine:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": extra,
             },
+            **(engine_args or {}),
         )
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
@@ -104,13 +105,13 @@ class Engine:
             max_tokens=max_tokens, temperature=0, ignore_eos=True, extra_args={"kv_transfer_params": named}
         )
 
-    def ask_all(self, prompts, salt=None, fresh=True, max_tokens=12, **transfer):
+    def ask_all(self, prompts, salt=None, fresh=True, max_tokens=12, lora=None, **transfer):
         """The answers to prompts that come at the same time. fresh: vLLM's own prefix cache is emptied before."""
         if fresh:
             self.settle()
             holds(self.llm.reset_prefix_cache(), "blocks are still held before the request")
         requests = [{"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})} for prompt in prompts]
-        outputs = self.llm.generate(requests, self.params(max_tokens, **transfer), use_tqdm=False)
+        outputs = self.llm.generate(requests, self.params(max_tokens, **transfer), use_tqdm=False, lora_request=lora)
         return [
             types.SimpleNamespace(
                 tokens=list(output.outputs[0].token_ids),
@@ -132,6 +133,9 @@ class Engine:
             self.worker.collect_saves()
             holds(time.monotonic() < deadline, "saves do not end")
             time.sleep(0.005)
+
+    def model(self):
+        return self.llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
 
     def stats(self):
         return self.worker.library.cg.get_stats().as_dict()
@@ -303,10 +307,10 @@ def warm_phase(work, cases):
         equal(engine.scheduler.states, {}, "states of requests")
         as_cold("long", engine.ask(long))
     with cases("inputs that cannot be keyed are refused, others are told apart"):
-        extra_keys(work)
+        extra_keys()
 
 
-def extra_keys(work):
+def extra_keys():
     from cachegen.vllm.request_key import extra_key, parse_options
 
     def request(**fields):
@@ -314,13 +318,6 @@ def extra_keys(work):
             prompt_token_ids=[1], prompt_embeds=None, prompt_is_token_ids=None, lora_request=None, mm_features=[]
         )
         return types.SimpleNamespace(**{**defaults, **fields})
-
-    def adapter(name, weights):
-        path = os.path.join(work, name)
-        os.makedirs(path, exist_ok=True)
-        with open(os.path.join(path, "adapter_model.safetensors"), "wb") as file:
-            file.write(weights)
-        return types.SimpleNamespace(lora_name=name, lora_path=path, lora_int_id=1)
 
     def image(identifier, offset):
         return types.SimpleNamespace(
@@ -330,12 +327,12 @@ def extra_keys(work):
     equal(extra_key(request()), b"", "key of plain tokens")
     equal(extra_key(request(prompt_embeds=object())), None, "key of embeddings")
     equal(extra_key(request(prompt_is_token_ids=[True])), None, "key of mixed input")
-    gone = types.SimpleNamespace(lora_name="gone", lora_path="/nonexistent", lora_int_id=1)
-    equal(extra_key(request(lora_request=gone)), None, "key of an adapter that cannot be read")
+    adapter = types.SimpleNamespace(lora_name="a")
+    equal(extra_key(request(lora_request=adapter)), None, "key of an adapter that cannot be told")
     keys = [
         extra_key(request()),
-        extra_key(request(lora_request=adapter("a", b"1" * 64))),
-        extra_key(request(lora_request=adapter("b", b"2" * 64))),
+        extra_key(request(lora_request=adapter), adapter="1"),
+        extra_key(request(lora_request=adapter), adapter="2"),
         extra_key(request(mm_features=[image("x", 1)])),
         extra_key(request(mm_features=[image("y", 1)])),
         extra_key(request(mm_features=[image("x", 2)])),
@@ -382,11 +379,85 @@ def lossy_phase(work, cases):
         equal(answer.level, "L0", "level")
 
 
+def write_adapter(path, engine, seed):
+    """A LoRA adapter of random weights; atomically, as a training job would replace one."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = engine.llm.llm_engine.model_config.hf_config
+    kv_dim = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+    random_numbers = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(config.num_hidden_layers):
+        name = f"base_model.model.model.layers.{layer}.self_attn.v_proj.lora"
+        weights[f"{name}_A.weight"] = torch.randn(8, config.hidden_size, generator=random_numbers)
+        weights[f"{name}_B.weight"] = torch.randn(kv_dim, 8, generator=random_numbers)
+    os.makedirs(path, exist_ok=True)
+    for name, write in {
+        "adapter_model.safetensors": lambda file: save_file(weights, file),
+        "adapter_config.json": lambda file: write_json(
+            file, {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["v_proj"], "bias": "none"}
+        ),
+    }.items():
+        write(os.path.join(path, "new"))
+        os.rename(os.path.join(path, "new"), os.path.join(path, name))
+
+
+def write_json(path, value):
+    with open(path, "w") as file:
+        json.dump(value, file)
+
+
+def changed_phase(work, cases):
+    """float32: what computes K and V changes while the engine runs."""
+    engine = Engine(os.path.join(work, "store"), "float32", engine_args={"enable_lora": True, "max_lora_rank": 8})
+    prompt = read_prompts()["short"]
+    whole = len(prompt) // 32 * 32
+    from vllm.lora.request import LoRARequest
+
+    with cases("an adapter is what the engine has loaded, whatever its files have become"):
+        path = os.path.join(work, "adapter")
+        write_adapter(path, engine, seed=1)
+        first = LoRARequest("first", 1, path)
+        plain, with_first = engine.ask(prompt, salt="no adapter"), engine.ask(prompt, lora=first)
+        holds(with_first.tokens != plain.tokens, "the adapter makes no difference: the case tests nothing")
+        equal((with_first.hit, engine.ask(prompt, lora=first).hit), (0, whole), "tokens loaded at first, and again")
+        write_adapter(path, engine, seed=2)
+        answer = engine.ask(prompt, lora=first)
+        equal((answer.hit, answer.tokens), (0, with_first.tokens), "tokens loaded, answer of an overwritten adapter")
+        # vLLM knows it by the name "first", as does the store: what is of the old content must not be found.
+        second = LoRARequest("first", 2, path)
+        with_second = engine.ask(prompt, lora=second)
+        equal(with_second.hit, 0, "tokens loaded of the old content")
+        holds(with_second.tokens != with_first.tokens, "the adapters make no difference: the case tests nothing")
+        again = engine.ask(prompt, lora=second)
+        equal((again.hit, again.tokens), (whole, with_second.tokens), "tokens loaded, answer")
+
+    def replace_weights():
+        import torch
+
+        with torch.no_grad():
+            for name, weights in engine.model().named_parameters():
+                if "layernorm" in name:  # the CPU build keeps packed copies of matrices
+                    weights.mul_(1.5)
+
+    with cases("after weights were replaced and the caches reset, nothing old is loaded, and what is new is stored"):
+        before = engine.ask(prompt)
+        equal(engine.ask(prompt).hit, whole, "tokens loaded before")
+        replace_weights()
+        holds(engine.llm.reset_prefix_cache(reset_connector=True), "not reset")
+        first = engine.ask(prompt)
+        equal(first.hit, 0, "tokens loaded that old weights computed")
+        holds(first.tokens != before.tokens, "the weights make no difference: the case tests nothing")
+        again = engine.ask(prompt)
+        equal((again.hit, again.tokens), (whole, first.tokens), "tokens loaded, answer")
+
+
 def root_objects(root):
     return os.path.join(root, NAME, "objects")
 
 
-PHASES = {"cold": cold_phase, "warm": warm_phase, "lossy": lossy_phase}
+PHASES = {"cold": cold_phase, "warm": warm_phase, "lossy": lossy_phase, "changed": changed_phase}
 
 # ---- the driver ----
 
@@ -459,6 +530,9 @@ def main():
         print("== warm: a fresh process", flush=True)
         if not run(*phase, "warm", work, name="warm"):
             failed.append("warm")
+        print("== changed: weights and adapters", flush=True)
+        if not run(*phase, "changed", work, name="changed"):
+            failed.append("changed")
         print("== lossy: bf16, with a hasty profile", flush=True)
         text = os.path.join(CHECKOUT, "tests/data/calibration/chat_mtbench.txt")
         profile = ["-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--quiet"]

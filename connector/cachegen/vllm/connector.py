@@ -3,7 +3,7 @@
 Loaded with kv_connector="CachegenConnector", kv_connector_module_path="cachegen.vllm" and, so that a failed load costs
 time and never an answer, kv_load_failure_policy="recompute". kv_connector_extra_config is the library's configuration
 (README.md, "Configuration"); two keys are this module's own: "library", the path of libcachegen.so, and "lookup_wait_ms",
-how long the scheduler waits for a look-up before it asks again in its next step (default 5).
+how long a step of the scheduler waits for all of its look-ups together before it asks again in the next (default 2).
 
 Per request, in kv_transfer_params: "cachegen.context" (a name to publish the prompt under), "cachegen.worst_level"
 ("L0" ... "L3", the worst quality accepted), "cachegen.level" (the one level to use), "cachegen.ttft_budget_ms". The

@@ -23,7 +23,7 @@ PLAIN_ATTENTION = {
     "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
 }  # fmt: skip
 OWN_KEYS = ("library", "lookup_wait_ms")  # of kv_connector_extra_config: the library knows nothing of them
-LOOKUP_WAIT_MS = 5
+LOOKUP_WAIT_MS = 2
 
 
 class Unsupported(Exception):
@@ -72,7 +72,10 @@ class Library:
         """Until an operation of this handle completes. Nobody else reads its eventfd."""
         if self._eventfd < 0:
             time.sleep(min(seconds, 1e-3))
-        elif select.select([self._eventfd], [], [], seconds)[0]:
+            return
+        events = select.poll()  # select() takes no descriptor above 1,023
+        events.register(self._eventfd, select.POLLIN)
+        if events.poll(seconds * 1e3):
             os.read(self._eventfd, 8)
 
     def close(self):

@@ -4,12 +4,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from cachegen import abi
 
+OWN_COUNTERS = ("load_ns", "parts_dropped")  # beside the library's: wall time of loads, parts of prompts not taken to save
 GAUGE = "throughput_bps"  # a newest value; all others are sums
 
 
 class Stats(KVConnectorStats):
-    """Increments of the library's counters since the last report, and load_ns, the wall time of loads; throughput_bps is
-    the newest value."""
+    """Increments of the library's counters and of OWN_COUNTERS since the last report; throughput_bps is the newest value."""
 
     def reset(self):
         self.data = {}
@@ -53,7 +53,7 @@ class PromMetrics(KVConnectorPromMetrics):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._metrics = {}  # counter -> (metric by engine, factor)
         made = {}
-        for counter in (*abi.Stats().as_dict(), "load_ns"):
+        for counter in (*abi.Stats().as_dict(), *OWN_COUNTERS):
             name, level = (counter[:-3], counter[-1]) if counter[-3:-1] == "_l" else (counter, None)
             factor = 1
             if name.endswith("_ns"):

@@ -4,12 +4,8 @@ A chunk's key is made in the library, from the model's fingerprint, the tokens f
 extra_key() gives. Two requests with the same key have the same KV.
 """
 
-import functools
 import json
-import os
 from dataclasses import dataclass
-
-from cachegen.fingerprint import adapter_fingerprint
 
 PREFIX = "cachegen."
 
@@ -44,23 +40,16 @@ def parse_options(params):
     return options
 
 
-@functools.lru_cache(maxsize=64)
-def _adapter_identity(path, _newest_mtime_ns):
-    return adapter_fingerprint(path)
-
-
-def extra_key(request):
-    """What makes the request's KV differ besides tokens and salt, as bytes; None if that cannot be told."""
+def extra_key(request, adapter=None):
+    """What makes the request's KV differ besides tokens and salt, as bytes; None if that cannot be told. adapter: the
+    identity of the adapter that the request names, None if that cannot be told."""
     if request.prompt_embeds is not None or request.prompt_is_token_ids is not None or not request.prompt_token_ids:
         return None
     key = {}
-    if (lora := request.lora_request) is not None:
-        # By content: a name or a path may hold another adapter tomorrow. An adapter that is no readable directory
-        # cannot be told from another of its name.
-        if not os.path.isdir(lora.lora_path):
+    if request.lora_request is not None:
+        if adapter is None:
             return None
-        newest = max(entry.stat().st_mtime_ns for entry in os.scandir(lora.lora_path))
-        key["lora"] = [lora.lora_name, _adapter_identity(lora.lora_path, newest)]
+        key["lora"] = [request.lora_request.lora_name, adapter]
     if request.mm_features:
         key["mm"] = [[f.identifier, f.mm_position.offset, f.mm_position.length] for f in request.mm_features]
     return json.dumps(key, sort_keys=True, separators=(",", ":")).encode() if key else b""

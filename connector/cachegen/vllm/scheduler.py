@@ -14,19 +14,23 @@ Surprises:
 """
 
 import array
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field
 
 from cachegen import abi
+from cachegen.vllm.adapters import Adapters
 from cachegen.vllm.guard import guarded, logger, nothing
 from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan
+from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.provenance import Provenance
 from cachegen.vllm.request_key import PREFIX, Options, extra_key, parse_options
 
 SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
+ADAPTER_WAIT_S = 10  # for an adapter to be read; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
 
 
@@ -39,6 +43,8 @@ class RequestState:
     root: bytes  # of the last reset before its KV was begun
     extra: bytes | None  # None: neither stored nor served
     options: Options
+    adapter: object = None  # the Check of its adapter, until that is done
+    adapter_until: float = 0.0  # on the monotonic clock
     lookup: object = None  # the handle, while it is under way
     lookup_from: int = 0
     lookup_started_ns: int = 0
@@ -68,7 +74,9 @@ class Scheduler:
         self._recomputed: list = []  # requests that are not to use vLLM's own prefix cache
         self._root = b""  # begins every salt since the last reset
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
+        self._wait_left_s = library.lookup_wait_s  # of this step
         self._provenance = Provenance()
+        self._adapters = Adapters()
 
     # ---- looking up ----
 
@@ -78,9 +86,13 @@ class Scheduler:
         if state.allocated:  # preempted, or its load failed: the blocks are gone
             self._drop_lookup(state)
             state.allocated, state.load, state.saved_to, state.level = False, None, None, 0
+            if request.lora_request is not None:  # vLLM may have dropped it meanwhile, and read it again
+                self._check_adapter(request, state)
         if state.root != self._root:
             state.root, state.salt, state.saved_last = self._root, self._salt(request), False
         state.local_tokens = num_computed_tokens
+        if state.adapter is not None and not self._adapter_is_known(request, state):
+            return ASK_AGAIN
         if (
             not self.library.may_load
             or state.extra is None
@@ -106,14 +118,31 @@ class Scheduler:
         if state is None:
             try:
                 options = parse_options(request.kv_transfer_params)
-                extra = extra_key(request)
+                # With an adapter it is not known yet whether and by what it can be keyed.
+                extra = extra_key(request, adapter="unknown" if request.lora_request is not None else None)
             except Exception as e:
                 logger.warning("cachegen: request %s is neither stored nor served: %s", request.request_id, e)
                 options, extra = Options(), None
             tokens = array.array("I", request.prompt_token_ids if extra is not None else ())
             state = RequestState(tokens, self._salt(request), self._root, extra, options)
             self.states[request.request_id] = state
+            if extra is not None and request.lora_request is not None:
+                self._check_adapter(request, state)
         return state
+
+    def _check_adapter(self, request, state):
+        state.extra, state.adapter = None, self._adapters.start(request.lora_request)
+        state.adapter_until = time.monotonic() + ADAPTER_WAIT_S
+
+    def _adapter_is_known(self, request, state):
+        """Whether waiting for the adapter's identity is over."""
+        is_done = state.adapter.done.is_set()
+        if not is_done and time.monotonic() < state.adapter_until:
+            return False
+        if is_done and len(state.tokens):
+            state.extra = extra_key(request, state.adapter.identity)
+        state.adapter = None
+        return True
 
     def _salt(self, request):
         return self._root + (request.cache_salt or "").encode()
@@ -134,7 +163,8 @@ class Scheduler:
         return ASK_AGAIN
 
     def _looked_up(self, state):
-        """Whether the look-up has answered; starts it. Waits a little: a further step costs the engine more."""
+        """Whether the look-up has answered; starts it. All look-ups of a step together wait a little: a further step costs
+        the engine more, and a wait for each would hold up the requests that run."""
         if state.hit_tokens is not None and state.lookup_from <= state.local_tokens:
             return True
         cg = self.library.cg
@@ -147,12 +177,12 @@ class Scheduler:
             state.lookup_from = state.local_tokens
             state.lookup_started_ns = time.monotonic_ns()
             state.lookup = cg.lookup_start(request, state.local_tokens)
-        deadline = time.monotonic() + self.library.lookup_wait_s
         while (hit := cg.lookup_poll(state.lookup)) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if self._wait_left_s <= 0:
                 return False
-            self.library.wait(left)
+            started = time.monotonic()
+            self.library.wait(self._wait_left_s)
+            self._wait_left_s -= time.monotonic() - started
         state.hit_tokens = hit.hit_tokens
         state.plan = cg.lookup_plan(state.lookup) if hit.hit_tokens else b""
         cg.lookup_free(state.lookup)
@@ -174,6 +204,23 @@ class Scheduler:
 
     # ---- planning steps ----
 
+    def _recompute(self, request, blocks, num_external_tokens):
+        """What update_after_alloc() could not plan becomes a load that fails: vLLM recomputes its tokens, and without an
+        answer of the worker the request would wait for ever."""
+        req_id = request.request_id
+        state = self.states.get(req_id)
+        from_token = 0
+        if state is not None:
+            state.failed = state.allocated = state.saved_last = True
+            from_token = state.local_tokens
+        if num_external_tokens <= 0:
+            return
+        self._cancelled_loads.add(req_id)
+        if not any(plan.req_id == req_id for plan in self._planned_loads):
+            to_token = from_token + num_external_tokens
+            self._planned_loads.append(LoadPlan(req_id, from_token, to_token, blocks.get_block_ids()[0], b""))
+
+    @guarded(_recompute)
     def update_after_alloc(self, request, blocks, num_external_tokens):
         state = self._state(request)
         block_ids = blocks.get_block_ids()[0]
@@ -199,13 +246,17 @@ class Scheduler:
         """The Metadata of the step at hand. Loads that are planned are in it whatever else fails."""
         metadata = Metadata(loads=self._planned_loads, cancelled_loads=self._cancelled_loads)
         self._planned_loads, self._cancelled_loads = [], set()
-        for request in self._recomputed:
-            request.skip_reading_prefix_cache = True
-        self._recomputed = []
-        self._plan_saves(scheduler_output, metadata)
+        self._end_step(scheduler_output, metadata)
         return metadata
 
     @guarded(nothing)
+    def _end_step(self, scheduler_output, metadata):
+        self._wait_left_s = self.library.lookup_wait_s
+        recomputed, self._recomputed = self._recomputed, []
+        for request in recomputed:
+            request.skip_reading_prefix_cache = True
+        self._plan_saves(scheduler_output, metadata)
+
     def _plan_saves(self, scheduler_output, metadata):
         n_prefill = 0
         n_total = scheduler_output.total_num_scheduled_tokens
@@ -279,24 +330,22 @@ class Scheduler:
         """report: the workers', a WorkerReport, or None."""
         if report is None:
             return
-        for n_tokens, duration_ns in report.prefills:
-            self.library.cg.report_prefill(n_tokens, duration_ns)
         for req_id, load in report.loads.items():
             state = self.states.get(req_id)
             if state is not None and state.load is not None:  # else: aborted meanwhile
                 self._take_load(state, load)
+                self._tell_library(state.load, load)
+        for n_tokens, duration_ns in report.prefills:
+            self._tell_prefill(n_tokens, duration_ns)
 
+    def _distrust(self, state, _load):
+        # What it loaded is not known, so nothing of it is stored; asked again, it might fail for ever.
+        state.failed = state.saved_last = True
+
+    @guarded(_distrust)
     def _take_load(self, state, load):
-        plan, cg = state.load, self.library.cg
-        cg.report_load(
-            plan.from_token, load.loaded_tokens, load.worst_level, load.bytes_read, load.read_ns, load.decode_ns
-        )
-        if load.loaded_tokens < plan.to_token:
-            state.failed = True
-            try:
-                cg.forget(plan.plan)
-            except abi.CachegenError:
-                pass  # bytes that are no plan; state.failed is what keeps us from looping
+        plan = state.load
+        state.failed = state.failed or load.loaded_tokens < plan.to_token
         n_loaded = max(0, load.loaded_tokens - plan.from_token)
         if n_loaded:
             block_tokens = self.library.block_tokens
@@ -314,6 +363,20 @@ class Scheduler:
             decode_ms=load.decode_ns / 1e6,
             copy_ms=load.copy_ns / 1e6,
         )
+
+    @guarded(nothing)
+    def _tell_library(self, plan, load):
+        cg = self.library.cg
+        cg.report_load(
+            plan.from_token, load.loaded_tokens, load.worst_level, load.bytes_read, load.read_ns, load.decode_ns
+        )
+        if load.loaded_tokens < plan.to_token and plan.plan:
+            with contextlib.suppress(abi.CachegenError):  # bytes that are no plan
+                cg.forget(plan.plan)
+
+    @guarded(nothing)
+    def _tell_prefill(self, n_tokens, duration_ns):
+        self.library.cg.report_prefill(n_tokens, duration_ns)
 
     def finish(self, request):
         """The kv_transfer_params of the request's answer; None: it was never seen here."""
@@ -342,10 +405,11 @@ class Scheduler:
         return not self._has_mixed_blocks
 
     def counters(self):
-        return {**self.library.cg.get_stats().as_dict(), "load_ns": 0}
+        return {**self.library.cg.get_stats().as_dict(), **dict.fromkeys(OWN_COUNTERS, 0)}
 
     def close(self):
         for state in self.states.values():
             self._drop_lookup(state)
         self.states = {}
+        self._adapters.close()
         self.library.close()

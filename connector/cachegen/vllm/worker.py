@@ -17,9 +17,8 @@ from cachegen import abi
 from cachegen.vllm.cpu_layout import cpu_attn_layout
 from cachegen.vllm.guard import guarded, logger, nothing
 from cachegen.vllm.library import Unsupported
-from cachegen.vllm.messages import LoadPlan, LoadReport, SavePlan, WorkerReport
+from cachegen.vllm.messages import LoadPlan, LoadReport, WorkerReport
 
-SAVE_RETRY_S = 0.2
 IDLE_WAIT_S = 0.01  # a new request waits that long at most
 
 
@@ -28,13 +27,14 @@ class Worker:
         self.library, self.failures = library, failures  # library: None where the connector is disabled
         self._block_tokens = block_tokens
         self.loads: dict[str, tuple[LoadPlan, object]] = {}  # request -> plan, handle
-        self.saves: list = []  # handles
+        self.saves: list[tuple[str, object]] = []  # request, handle
         self._kv_id = None
         self._failed_loads: list[LoadPlan] = []  # never started
         self._void_loads: set[str] = set()  # requests: what is loaded is not to be used
         self._bad_blocks: set[int] = set()
-        self._waiting_saves: list[SavePlan] = []
-        self._unsaved: set[str] = set()  # requests with a chunk that was dropped: what follows could not be reached
+        self._saving: set[str] = set()  # requests that something is saved of and that are not over
+        self._unsaved: set[str] = set()  # of these, those with a chunk that was dropped: what follows could not be reached
+        self._n_dropped = 0  # parts of prompts
         self._report = WorkerReport()
         self._load_ns = 0
         self._submitted = None
@@ -51,7 +51,6 @@ class Worker:
         if self._submitted is metadata:
             return
         self._submitted = metadata
-        self._retry_saves()
         for plan in metadata.loads:
             if plan.req_id in metadata.cancelled_loads:
                 self._never_started(plan)
@@ -78,14 +77,14 @@ class Worker:
             duration_ns = time.monotonic_ns() - self._step_started_ns
             self._report.prefills.append((metadata.prefill_tokens, duration_ns))
         for plan in metadata.saves:
-            if not self._start_save(plan):
-                self._waiting_saves.append(plan)
+            self._saving.add(plan.req_id)
+            if plan.req_id in self._unsaved or not self._start_save(plan):
+                self._unsaved.add(plan.req_id)
+                self._n_dropped += 1
 
-    @guarded(lambda self, plan: True)  # dropped: a later miss
+    @guarded(lambda self, plan: False)
     def _start_save(self, plan):
-        """False: no staging memory, try again."""
-        if plan.req_id in self._unsaved:
-            return True
+        """False: not taken, for want of staging memory. Waiting for some would hold up the step."""
         request = abi.make_request(plan.tokens, plan.salt, plan.extra)
         save = self.library.cg.save_start(
             request,
@@ -98,21 +97,8 @@ class Worker:
             plan.context,
         )
         if save is not None:
-            self.saves.append(save)
+            self.saves.append((plan.req_id, save))
         return save is not None
-
-    @guarded(nothing)
-    def _retry_saves(self):
-        """The blocks of the last step are still as they were, the next forward may overwrite them: now or never."""
-        plans, self._waiting_saves = self._waiting_saves, []
-        deadline = time.monotonic() + SAVE_RETRY_S
-        for plan in plans:
-            while self.library is not None and not self._start_save(plan):
-                if time.monotonic() >= deadline:
-                    logger.warning("cachegen: no staging memory: request %s is stored in part", plan.req_id)
-                    self._unsaved.add(plan.req_id)
-                    break
-                self.library.wait(1e-3)
 
     # ---- what is done ----
 
@@ -120,6 +106,7 @@ class Worker:
         """Ids of the requests whose loads have ended, well or not. finished_req_ids: requests that are over; is_idle: the
         step computes nothing."""
         finished = set()
+        self._saving -= finished_req_ids
         self._unsaved -= finished_req_ids
         failed, self._failed_loads = self._failed_loads, []
         for plan in failed:
@@ -193,14 +180,10 @@ class Worker:
 
     def collect_saves(self):
         """Frees the saves that have ended."""
-        under_way = []
-        for save in self.saves:
-            if not self._save_ended(save):
-                under_way.append(save)
-        self.saves = under_way
+        self.saves = [(req_id, save) for req_id, save in self.saves if not self._save_ended(req_id, save)]
 
-    @guarded(lambda self, save: True)
-    def _save_ended(self, save):
+    @guarded(lambda *_: True)
+    def _save_ended(self, req_id, save):
         cg = self.library.cg
         progress = cg.save_poll(save)
         if not progress.done:
@@ -208,6 +191,7 @@ class Worker:
         cg.save_free(save)
         if progress.status != abi.OK:
             logger.warning("cachegen: a save failed: %s", cg.strerror(progress.status))
+            self._unsaved |= {req_id} & self._saving
         return True
 
     def take_bad_blocks(self):
@@ -220,12 +204,12 @@ class Worker:
         return report if report.loads or report.prefills else None
 
     def counters(self):
-        return {**self.library.cg.get_stats().as_dict(), "load_ns": self._load_ns}
+        return {**self.library.cg.get_stats().as_dict(), "load_ns": self._load_ns, "parts_dropped": self._n_dropped}
 
     def close(self):
         for _, load in self.loads.values():
             self.library.cg.load_free(load)
-        for save in self.saves:
+        for _, save in self.saves:
             self.library.cg.save_free(save)
         self.loads, self.saves = {}, []
         library, self.library = self.library, None
