@@ -5,11 +5,13 @@ usage: hooks_test.py
 
 import array
 import fcntl
+import functools
 import os
 import resource
 import sys
 import types
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "connector"))
@@ -18,15 +20,18 @@ try:
 except ImportError as error:
     print(f"skipped: {error}: no hook of the connector was called")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
+import prometheus_client  # noqa: E402
+from cachegen import abi  # noqa: E402
 from cachegen.vllm import guard  # noqa: E402
-from cachegen.vllm.connector import CachegenConnector  # noqa: E402
-from cachegen.vllm.guard import Failures  # noqa: E402
-from cachegen.vllm.library import Library  # noqa: E402
+from cachegen.vllm.connector import CachegenConnector, StartFailure  # noqa: E402
+from cachegen.vllm.guard import Failures, Outages  # noqa: E402
+from cachegen.vllm.library import Library, Unsupported  # noqa: E402
 from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan  # noqa: E402
-from cachegen.vllm.metrics import Increments  # noqa: E402
+from cachegen.vllm.metrics import Increments, PromMetrics, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.scheduler import Scheduler  # noqa: E402
 from cachegen.vllm.worker import Worker  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 
 
 class Broken:
@@ -40,7 +45,9 @@ def connector(scheduler=None, worker=None):
     made = CachegenConnector.__new__(CachegenConnector)
     made.failures, made._increments = Failures(), Increments()
     made.scheduler, made.worker, made._connector_metadata = scheduler, worker, Metadata()
-    made._vllm_config = None
+    made._vllm_config, made._down = None, None
+    made._role = KVConnectorRole.WORKER if worker is not None else KVConnectorRole.SCHEDULER
+    made._kv_transfer_config = types.SimpleNamespace(kv_connector_extra_config={})
     return made
 
 
@@ -70,20 +77,31 @@ WORKER_HOOKS = {
 
 
 class HooksTest(unittest.TestCase):
-    def check(self, hooks, **sides):
+    def check(self, hooks, down=None, **sides):
         for name, (arguments, miss) in hooks.items():
             with self.subTest(name):
-                self.assertEqual(getattr(connector(**sides), name)(*arguments), miss)
+                made = connector(**sides)
+                made._down = down
+                self.assertEqual(getattr(made, name)(*arguments), miss)
+
+    def test_every_hook_that_does_something_is_guarded(self):
+        does_nothing = {"start_load_kv", "wait_for_layer_load", "save_kv_layer", "requires_kv_delivery"}
+        in_other_processes = {"build_kv_connector_stats", "build_prom_metrics"}
+        public = {name for name in vars(CachegenConnector) if not name.startswith("_")}
+        self.assertEqual(public - does_nothing - in_other_processes - {*SCHEDULER_HOOKS, *WORKER_HOOKS}, {"bind_kv_cache_manager"})
 
     def test_a_failure_anywhere_is_a_miss(self):
         self.check(SCHEDULER_HOOKS, scheduler=Broken())
         self.check(WORKER_HOOKS, worker=Broken())
 
     def test_so_is_a_disabled_connector(self):
-        self.check({**SCHEDULER_HOOKS, "reset_cache": ((), True)})
-        for name, (arguments, miss) in WORKER_HOOKS.items():
+        down = {"get_kv_connector_stats": ((), Stats(data={"state": {"scheduler": "unsupported"}}))}
+        self.check({**SCHEDULER_HOOKS, **down, "reset_cache": ((), True)}, down="unsupported")
+        down = {"get_kv_connector_stats": ((), Stats(data={"state": {"worker": "unsupported"}}))}
+        for name, (arguments, miss) in {**WORKER_HOOKS, **down}.items():
             with self.subTest(name):
                 made = connector(worker=Worker(None, Failures(), block_tokens=16))
+                made._down = "unsupported"
                 self.assertEqual(getattr(made, name)(*arguments), miss)
 
     def test_a_failure_is_logged_once(self):
@@ -169,6 +187,83 @@ class SaveTest(unittest.TestCase):
         self.step(0)
         self.worker.finished_loads({"r"}, False)
         self.assertEqual((self.worker._saving, self.worker._unsaved), (set(), set()))
+
+
+class StartTest(unittest.TestCase):
+    def start(self, reason, **extra):
+        config = types.SimpleNamespace(
+            kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy="recompute"),
+            cache_config=types.SimpleNamespace(block_size=16),
+        )
+        with mock.patch("cachegen.vllm.connector.Library", side_effect=reason):
+            return CachegenConnector(config, KVConnectorRole.WORKER, types.SimpleNamespace())
+
+    def test_what_is_wrong_is_told_by_kind(self):
+        for reason, kind in (
+            (Unsupported("hybrid"), "unsupported"), (abi.CachegenError(1, "root"), "configuration"),
+            (OSError("no such file"), "library"), (RuntimeError("a mistake"), "error"),
+        ):  # fmt: skip
+            with self.subTest(kind), self.assertLogs(guard.logger, "ERROR"):
+                made = self.start(reason)
+                self.assertEqual(made.get_kv_connector_stats().data, {"state": {"worker": kind}})
+                self.assertIsNone(made.get_kv_connector_stats())
+
+    def test_a_strict_connector_ends_the_start_with_the_reason(self):
+        for strict in (True, "yes"):
+            with self.assertRaisesRegex(StartFailure, "hybrid attention"):
+                self.start(Unsupported("hybrid attention"), strict=strict)
+
+    def test_also_where_the_kv_cache_lies_in_memory_as_nobody_knows(self):
+        made = connector(worker=types.SimpleNamespace(library=object(), register=self.refuse, close=lambda: None))
+        made.register_kv_caches({})
+        self.assertEqual(made._down, "unsupported")
+        made._kv_transfer_config.kv_connector_extra_config["strict"] = True
+        self.assertRaises(StartFailure, made.register_kv_caches, {})
+
+    def refuse(self, *_arguments):
+        raise Unsupported("strides")
+
+
+class OutageTest(unittest.TestCase):
+    def test_an_outage_is_two_lines_however_long_it_is(self):
+        outages = Outages()
+        with self.assertLogs(guard.logger, "INFO") as log:
+            for n in range(50):
+                outages.failed("saves", f"request {n}")
+            self.assertEqual(outages.under_way(), ["saves"])
+            outages.worked("saves")
+            outages.failed("saves", "again, soon after")
+            outages.worked("saves")
+        self.assertEqual(len(log.output), 2, log.output)
+        self.assertIn("request 0", log.output[0])
+        self.assertIn("50 failures", log.output[1])
+
+    def test_the_gauge_shows_one_reason_at_a_time(self):
+        kinds = {
+            kind: functools.partial(kind, registry=prometheus_client.CollectorRegistry())
+            for kind in (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
+        }
+        metrics = PromMetrics(types.SimpleNamespace(kv_transfer_config=None), kinds, ["engine"], {0: ["0"]})
+
+        def shown():
+            found = {sample.labels["reason"]: sample.value for sample in metrics._up.collect()[0].samples}
+            return {reason: value for reason, value in found.items() if value == value}
+
+        observe = metrics.observe
+        observe({"state": {"scheduler": "up"}})
+        observe({"state": {"worker": "up"}, "loads": 1})
+        self.assertEqual(shown(), {"up": 1})
+        observe({"state": {"worker": "failing saves"}})
+        observe({"state": {"scheduler": "up"}})
+        self.assertEqual(shown(), {"failing saves": 0})
+        observe({"state": {"worker": "up"}})
+        self.assertEqual(shown(), {"up": 1})
+
+    def test_states_pass_through_vllms_sums(self):
+        both = Stats(data={"loads": 1, "state": {"worker": "up"}}).aggregate(Stats(data={"state": {"scheduler": "error"}}))
+        self.assertEqual(both.data["state"], {"worker": "up", "scheduler": "error"})
+        self.assertEqual(both.reduce(), {"loads": 1, "scheduler_down": "error"})
+        self.assertFalse(Stats(data={"state": {"worker": "up"}}).is_empty())
 
 
 class WaitTest(unittest.TestCase):

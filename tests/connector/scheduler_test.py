@@ -276,6 +276,34 @@ class AdapterTest(unittest.TestCase):
             self.assertIsNone(self.key(self.adapter()))
 
 
+class ContextTest(unittest.TestCase):
+    def saved_as(self, name, salt=None):
+        """(the name in the store, what the answer says of it)"""
+        made = scheduler(Store())
+        asked = request(cache_salt=salt, kv_transfer_params={"cachegen.context": name})
+        made.matched_tokens(asked, 0)
+        made.update_after_alloc(asked, blocks(13), 0)
+        saves = made.step(step_of("r", 0, 200)).saves
+        self.assertEqual([(save.from_token, save.to_token) for save in saves], [(0, 192)])
+        return saves[0].context, made.finish(asked)
+
+    def test_each_salt_has_names_of_its_own(self):
+        plain, a, b = (self.saved_as("report", salt)[0] for salt in (None, "tenant a", "tenant b"))
+        self.assertEqual(plain, "report")
+        self.assertEqual(len({plain, a, b}), 3)
+        self.assertEqual(self.saved_as("report", "tenant a")[1]["cachegen.context"], a)
+        self.assertIsNone(self.saved_as(a)[0], "a client without a salt replaces a tenant's context")
+        self.assertNotEqual(self.saved_as(a, "tenant b")[0], a)
+
+    def test_a_name_that_cannot_be_used_costs_only_the_name(self):
+        for name in ("a/b", "", ".hidden", "../x", "line\n", "x" * 256, 7, ["a"], "\ud800"):
+            with self.subTest(name):
+                found, answer = self.saved_as(name)
+                self.assertIsNone(found)
+                self.assertIn("cachegen.context_refused", answer)
+        self.assertEqual(self.saved_as("Résumé 1.pdf")[0], "Résumé 1.pdf")
+
+
 class WaitTest(unittest.TestCase):
     def test_all_lookups_of_a_step_share_one_wait(self):
         made = scheduler(Store(answers=False), lookup_wait_s=0.01)

@@ -2,8 +2,9 @@
 
 Loaded with kv_connector="CachegenConnector", kv_connector_module_path="cachegen.vllm" and, so that a failed load costs
 time and never an answer, kv_load_failure_policy="recompute". kv_connector_extra_config is the library's configuration
-(README.md, "Configuration"); two keys are this module's own: "library", the path of libcachegen.so, and "lookup_wait_ms",
-how long a step of the scheduler waits for all of its look-ups together before it asks again in the next (default 2).
+(README.md, "Configuration"); this module's own keys are "library", the path of libcachegen.so, "lookup_wait_ms", how long
+a step of the scheduler waits for all of its look-ups together before it asks again in the next (default 2), and "strict":
+true lets the engine not start where it would run without a cache.
 
 Per request, in kv_transfer_params: "cachegen.context" (a name to publish the prompt under), "cachegen.worst_level"
 ("L0" ... "L3", the worst quality accepted), "cachegen.level" (the one level to use), "cachegen.ttft_budget_ms". The
@@ -20,9 +21,17 @@ from cachegen import abi
 from cachegen.vllm.guard import Failures, guarded, logger, nothing
 from cachegen.vllm.library import Library, Unsupported
 from cachegen.vllm.messages import Metadata
-from cachegen.vllm.metrics import Increments, PromMetrics, Stats
+from cachegen.vllm.metrics import UP, Increments, PromMetrics, Stats
 from cachegen.vllm.scheduler import NO_MATCH, Scheduler
-from cachegen.vllm.worker import Worker
+from cachegen.vllm.worker import LOADS, SAVES, Worker
+
+
+# Why a connector is down, as the gauge vllm:cachegen_up says it.
+DOWN = {"unsupported": Unsupported, "configuration": abi.CachegenError, "library": OSError}
+
+
+class StartFailure(Exception):
+    """What ends the start of an engine whose connector is strict."""
 
 
 class CachegenConnector(KVConnectorBase_V1):
@@ -32,11 +41,12 @@ class CachegenConnector(KVConnectorBase_V1):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self.failures = Failures()
         self._increments = Increments()
+        self._down = None  # the reason's kind
         library = None
         try:
             library = Library(self._kv_transfer_config, vllm_config, kv_cache_config)
         except Exception as e:
-            _log_disabled(e)
+            self._disable(e)
         if library is not None and self._kv_transfer_config.kv_load_failure_policy != "recompute":
             logger.warning('cachegen: set kv_load_failure_policy to "recompute": now a failed load fails its request')
         # One of the two is set. Without a library there is nothing to schedule, but a worker must still answer.
@@ -89,15 +99,17 @@ class CachegenConnector(KVConnectorBase_V1):
 
     # ---- worker side ----
 
-    @guarded(nothing)
     def register_kv_caches(self, kv_caches):
-        if self.worker.library is None:
-            return
         try:
-            self.worker.register(kv_caches, self._vllm_config)
+            if self.worker.library is not None:
+                self.worker.register(kv_caches, self._vllm_config)
         except Exception as e:
-            _log_disabled(e)
-            self.worker.close()
+            self._disable(e)
+            self._close_worker()
+
+    @guarded(nothing)
+    def _close_worker(self):
+        self.worker.close()
 
     @guarded(nothing)
     def handle_preemptions(self, kv_connector_metadata):
@@ -143,9 +155,16 @@ class CachegenConnector(KVConnectorBase_V1):
     @guarded(nothing)
     def get_kv_connector_stats(self):
         """Stats; None: nothing has changed."""
-        if self._side is None or self._side.library is None:
-            return None
-        return self._increments.since_last(self._side.counters())
+        is_open = self._side is not None and self._side.library is not None
+        stats = self._increments.since_last(self._side.counters()) if is_open else None
+        return self._increments.with_state(stats, self.role.name.lower(), self._state())
+
+    def _state(self):
+        """UP, or the kind of what is wrong."""
+        if self._down is not None:
+            return self._down
+        failing = self._side.outages.under_way() if self._side is not None else ()
+        return next((kind for kind in failing if kind in (LOADS, SAVES)), UP)
 
     @classmethod
     def build_kv_connector_stats(cls, data=None):
@@ -161,12 +180,15 @@ class CachegenConnector(KVConnectorBase_V1):
             self._side.close()
         self.scheduler = None
 
-
-def _log_disabled(reason):
-    """reason: the exception. Its traceback is printed where it is none that users can bring about."""
-    expected = isinstance(reason, (Unsupported, abi.CachegenError, OSError))
-    logger.error(
-        "cachegen: connector disabled: every look-up is a miss, nothing is stored: %s",
-        reason,
-        exc_info=None if expected else reason,
-    )
+    def _disable(self, reason):
+        """reason: the exception. With "strict" the engine does not start; else it runs without a cache, and says so once.
+        The traceback is printed where it is none that users can bring about."""
+        strict = (self._kv_transfer_config.kv_connector_extra_config or {}).get("strict", False)
+        if strict is not False:
+            raise StartFailure(f"cachegen: strict is set, and: {reason}") from reason
+        self._down = next((kind for kind, of in DOWN.items() if isinstance(reason, of)), "error")
+        logger.error(
+            "cachegen: connector disabled: every look-up is a miss, nothing is stored: %s",
+            reason,
+            exc_info=reason if self._down == "error" else None,
+        )

@@ -5,12 +5,14 @@ So each hook is guarded, and so is each part of a hook whose failure must not ta
 """
 
 import functools
+import time
 
 from vllm.logger import init_logger
 
 logger = init_logger("vllm.cachegen")  # below "vllm", whose handlers print
 
 REPEAT_EVERY = 1000
+QUIET_S = 60  # between two log lines about the same kind of outage
 
 
 class Failures:
@@ -25,6 +27,35 @@ class Failures:
         count = self._counts[where] = self._counts.get(where, 0) + 1
         if count == 1 or count % REPEAT_EVERY == 0:
             logger.exception("cachegen: failure %d in %s; it counts as a miss", count, where)
+
+
+class Outages:
+    """What fails for a while, by kind: one log line when it begins, one when it works again, none for each request that it
+    hits. Used by one thread."""
+
+    def __init__(self):
+        self._begun = {}  # kind -> [when, failures so far, whether it was logged]
+        self._logged = {}  # kind -> when last
+
+    def failed(self, kind, what):
+        """what: a sentence about this failure."""
+        now = time.monotonic()
+        if kind in self._begun:
+            self._begun[kind][1] += 1
+            return
+        is_news = now - self._logged.get(kind, -QUIET_S) >= QUIET_S
+        self._begun[kind] = [now, 1, is_news]
+        if is_news:
+            self._logged[kind] = now
+            logger.warning("cachegen: %s: %s; further ones are not logged", kind, what)
+
+    def worked(self, kind):
+        if (outage := self._begun.pop(kind, None)) is not None and outage[2]:
+            seconds = time.monotonic() - outage[0]
+            logger.info("cachegen: %s: over, after %d failures in %.0f s", kind, outage[1], seconds)
+
+    def under_way(self):
+        return sorted(self._begun)
 
 
 def guarded(fallback):

@@ -22,7 +22,7 @@ PLAIN_ATTENTION = {
     "sliding_window": None, "attention_chunk_size": None, "non_causal": False, "kv_quant_mode": 0, "page_size_padded": None,
     "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
 }  # fmt: skip
-OWN_KEYS = ("library", "lookup_wait_ms")  # of kv_connector_extra_config: the library knows nothing of them
+OWN_KEYS = ("library", "lookup_wait_ms", "strict")  # of kv_connector_extra_config: the library knows nothing of them
 LOOKUP_WAIT_MS = 2
 
 
@@ -37,6 +37,8 @@ class Library:
         """Unsupported, abi.CachegenError (the configuration, the store), OSError (the library)."""
         extra = dict(transfer_config.kv_connector_extra_config or {})
         own = {key: extra.pop(key) for key in OWN_KEYS if key in extra}
+        if not isinstance(own.get("strict", False), bool):
+            raise Unsupported(f'"strict" is {own["strict"]!r}: true or false')
         self.lookup_wait_s = float(own.get("lookup_wait_ms", LOOKUP_WAIT_MS)) / 1e3
         self.worst_level = parse_level(extra.get("worst_level", "L3"))
         self.tail_tokens = int(extra.get("tail_multiple", 32))

@@ -6,6 +6,8 @@ from cachegen import abi
 
 OWN_COUNTERS = ("load_ns", "parts_dropped")  # beside the library's: wall time of loads, parts of prompts not taken to save
 GAUGE = "throughput_bps"  # a newest value; all others are sums
+STATE = "state"  # side -> why it is down, or UP
+UP = "up"
 
 
 class Stats(KVConnectorStats):
@@ -18,22 +20,35 @@ class Stats(KVConnectorStats):
         for name, value in other.data.items():
             if name == GAUGE:
                 self.data[name] = value or self.data.get(name, 0)
+            elif name == STATE:
+                self.data[name] = {**self.data.get(name, {}), **value}
             else:
                 self.data[name] = self.data.get(name, 0) + value
         return self
 
     def reduce(self):
-        return {name: value for name, value in self.data.items() if value}
+        numbers = {name: value for name, value in self.data.items() if value and name != STATE}
+        down = {f"{side}_down": why for side, why in self.data.get(STATE, {}).items() if why != UP}
+        return {**numbers, **down}
 
     def is_empty(self):
         return not any(self.data.values())
 
 
 class Increments:
-    """Of counters, from report to report."""
+    """Of counters, from report to report, and what has changed of a side's state."""
 
     def __init__(self):
-        self._reported = {}
+        self._reported, self._state = {}, None
+
+    def with_state(self, stats, side, state):
+        """stats, which may be None, and the side's state where it is another than at the last call."""
+        if state == self._state:
+            return stats
+        self._state = state
+        stats = stats or Stats()
+        stats.data[STATE] = {side: state}
+        return stats
 
     def since_last(self, counters):
         """Stats of what was added to counters since the last call; None if nothing was."""
@@ -46,8 +61,9 @@ class Increments:
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """The counters as vllm:cachegen_<name>; nanoseconds as seconds, a number a level with the label level. Lives in the
-    API server's process."""
+    """The counters as vllm:cachegen_<name>; nanoseconds as seconds, a number a level with the label level. And the gauge
+    vllm:cachegen_up: 1 with the reason "up", or 0 with what is wrong; a reason that has passed is NaN. Lives in the API
+    server's process."""
 
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
@@ -70,7 +86,28 @@ class PromMetrics(KVConnectorPromMetrics):
             }
             self._metrics[counter] = by_engine, factor
 
+        self._up = self._gauge_cls(
+            name="vllm:cachegen_up",
+            documentation="1: KV is loaded and saved; 0: why not",
+            labelnames=[*labelnames, "reason"],
+        )
+        self._labels = per_engine_labelvalues
+        self._states = {}  # engine -> side -> state
+        self._shown = {}  # engine -> reason
+
+    def _show_state(self, states, engine_idx):
+        known = self._states.setdefault(engine_idx, {})
+        known.update(states)
+        reason = next((state for _, state in sorted(known.items()) if state != UP), UP)
+        shown = self._shown.get(engine_idx)
+        if shown is not None and shown != reason:
+            self._up.labels(*self._labels[engine_idx], shown).set(float("nan"))
+        self._up.labels(*self._labels[engine_idx], reason).set(reason == UP)
+        self._shown[engine_idx] = reason
+
     def observe(self, transfer_stats_data, engine_idx=0):
+        if states := transfer_stats_data.get(STATE):
+            self._show_state(states, engine_idx)
         for counter, value in transfer_stats_data.items():
             if counter not in self._metrics:
                 continue

@@ -4,15 +4,20 @@ A chunk's key is made in the library, from the model's fingerprint, the tokens f
 extra_key() gives. Two requests with the same key have the same KV.
 """
 
+import hashlib
 import json
+import re
 from dataclasses import dataclass
 
 PREFIX = "cachegen."
+MAX_NAME_BYTES = 255
+_SALTED = re.compile("@[0-9a-f]{16}$")
 
 
 @dataclass
 class Options:
-    context: str | None = None  # a name to publish the prompt under
+    context: str | None = None  # a name to publish the prompt under, as it is in the store
+    refused_context: str | None = None  # why the name that was given cannot be used: it costs only the name
     worst_level: int | None = None  # the worst quality accepted; None: the configuration's
     level: int | None = None  # the one level to use; None: as the budget wants
     ttft_budget_ns: int = 0  # 0: the configuration's
@@ -25,12 +30,29 @@ def parse_level(value):
     raise ValueError(f"{value!r} is no level: L0 ... L3")
 
 
-def parse_options(params):
+def stored_context(name, salt):
+    """The name in the store of what a client with a salt (None: without) calls name; ValueError. Each salt has a space of
+    its own, which ends in the salt's digest, so that no tenant replaces what another has published."""
+    if not isinstance(name, str) or not name or name[0] == "." or "/" in name or not name.isprintable():
+        raise ValueError(f"{name!r:.80} cannot name a context: printable characters, no '/', and no '.' at the start")
+    if salt:
+        name += "@" + hashlib.blake2b(salt.encode(), digest_size=8, person=b"cachegen-salt").hexdigest()
+    elif _SALTED.search(name):
+        raise ValueError(f"{name!r:.80} ends as the contexts of a tenant do")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"the name of a context is longer than {MAX_NAME_BYTES} bytes, the salt's part included")
+    return name
+
+
+def parse_options(params, salt=None):
     """The Options in a request's kv_transfer_params, which may be None; ValueError."""
     params = params or {}
     options = Options()
     if (context := params.get(PREFIX + "context")) is not None:
-        options.context = str(context)
+        try:
+            options.context = stored_context(context, salt)
+        except ValueError as e:
+            options.refused_context = str(e)
     if (level := params.get(PREFIX + "worst_level")) is not None:
         options.worst_level = parse_level(level)
     if (level := params.get(PREFIX + "level")) is not None:

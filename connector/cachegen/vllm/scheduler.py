@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from cachegen import abi
 from cachegen.vllm.adapters import Adapters
-from cachegen.vllm.guard import guarded, logger, nothing
+from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan
 from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.provenance import Provenance
@@ -67,6 +67,7 @@ def _n_blocks(n_tokens, block_tokens):
 class Scheduler:
     def __init__(self, library, failures):
         self.library, self.failures = library, failures
+        self.outages = Outages()
         self.kv_cache_manager = None  # vLLM's, once it is bound
         self.states: dict[str, RequestState] = {}
         self._planned_loads: list[LoadPlan] = []
@@ -117,14 +118,20 @@ class Scheduler:
         state = self.states.get(request.request_id)
         if state is None:
             try:
-                options = parse_options(request.kv_transfer_params)
+                options = parse_options(request.kv_transfer_params, request.cache_salt)
                 # With an adapter it is not known yet whether and by what it can be keyed.
                 extra = extra_key(request, adapter="unknown" if request.lora_request is not None else None)
             except Exception as e:
-                logger.warning("cachegen: request %s is neither stored nor served: %s", request.request_id, e)
+                self.outages.failed("requests that are neither stored nor served", f"request {request.request_id}: {e}")
                 options, extra = Options(), None
+            report = {}
+            if options.refused_context is not None:
+                report["context_refused"] = options.refused_context
+                self.outages.failed("names of contexts that cannot be used", options.refused_context)
+            elif options.context is not None:
+                report["context"] = options.context
             tokens = array.array("I", request.prompt_token_ids if extra is not None else ())
-            state = RequestState(tokens, self._salt(request), self._root, extra, options)
+            state = RequestState(tokens, self._salt(request), self._root, extra, options, report=report)
             self.states[request.request_id] = state
             if extra is not None and request.lora_request is not None:
                 self._check_adapter(request, state)

@@ -15,16 +15,19 @@ import time
 
 from cachegen import abi
 from cachegen.vllm.cpu_layout import cpu_attn_layout
-from cachegen.vllm.guard import guarded, logger, nothing
+from cachegen.vllm.guard import Outages, guarded, nothing
 from cachegen.vllm.library import Unsupported
 from cachegen.vllm.messages import LoadPlan, LoadReport, WorkerReport
 
+# Kinds of outages.
+LOADS, SAVES, STAGING = "failing loads", "failing saves", "staging memory is full"
 IDLE_WAIT_S = 0.01  # a new request waits that long at most
 
 
 class Worker:
     def __init__(self, library, failures, block_tokens):
         self.library, self.failures = library, failures  # library: None where the connector is disabled
+        self.outages = Outages()
         self._block_tokens = block_tokens
         self.loads: dict[str, tuple[LoadPlan, object]] = {}  # request -> plan, handle
         self.saves: list[tuple[str, object]] = []  # request, handle
@@ -98,6 +101,9 @@ class Worker:
         )
         if save is not None:
             self.saves.append((plan.req_id, save))
+            self.outages.worked(STAGING)
+        else:
+            self.outages.failed(STAGING, f"request {plan.req_id} is stored in part")
         return save is not None
 
     # ---- what is done ----
@@ -151,13 +157,13 @@ class Worker:
         if not progress.done:
             return None
         loaded = min(max(progress.loaded_tokens, plan.from_token), plan.to_token)
-        if progress.status != abi.OK and not is_cancelled:
-            logger.warning(
-                "cachegen: request %s: %d of %d tokens loaded: %s; the rest is recomputed",
-                plan.req_id,
-                loaded - plan.from_token,
-                plan.to_token - plan.from_token,
-                cg.strerror(progress.status),
+        if progress.status == abi.OK:
+            self.outages.worked(LOADS)
+        elif not is_cancelled:
+            self.outages.failed(
+                LOADS,
+                f"request {plan.req_id}: {loaded - plan.from_token} of {plan.to_token - plan.from_token} tokens loaded, "
+                f"the rest is recomputed: {cg.strerror(progress.status)}",
             )
         report = LoadReport(
             loaded,
@@ -189,8 +195,10 @@ class Worker:
         if not progress.done:
             return False
         cg.save_free(save)
-        if progress.status != abi.OK:
-            logger.warning("cachegen: a save failed: %s", cg.strerror(progress.status))
+        if progress.status == abi.OK:
+            self.outages.worked(SAVES)
+        else:
+            self.outages.failed(SAVES, f"request {req_id}: {cg.strerror(progress.status)}")
             self._unsaved |= {req_id} & self._saving
         return True
 
