@@ -30,6 +30,7 @@ from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan  # noqa: E402
 from cachegen.vllm.metrics import Increments, PromMetrics, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.scheduler import Scheduler  # noqa: E402
+from cachegen.vllm.versions import refusal  # noqa: E402
 from cachegen.vllm.worker import Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 
@@ -113,7 +114,7 @@ class HooksTest(unittest.TestCase):
         self.assertIn("get_num_new_matched_tokens", log.output[0])
 
     def test_loads_that_are_planned_reach_the_worker_whatever_else_fails(self):
-        scheduler, plan = Scheduler(types.SimpleNamespace(lookup_wait_s=0), Failures()), LoadPlan("r", 0, 32, [1, 2], b"")
+        scheduler, plan = Scheduler(types.SimpleNamespace(lookup_wait_s=0, unknown_level=0), Failures()), LoadPlan("r", 0, 32, [1, 2], b"")
         scheduler._planned_loads.append(plan)
         self.assertEqual(connector(scheduler=scheduler).build_connector_meta(None).loads, [plan])
 
@@ -224,6 +225,14 @@ class StartTest(unittest.TestCase):
         raise Unsupported("strides")
 
 
+class VersionTest(unittest.TestCase):
+    def test_releases_are_taken_or_refused_by_name(self):
+        for version in ("0.30.0", "0.31.4+cpu", "0.32.0+cpu"):
+            self.assertIsNone(refusal(version), version)
+        for version in ("0.3.0", "0.29.0", "0.33.0", "0.320.0", "1.0.0"):
+            self.assertIn(version, refusal(version))
+
+
 class OutageTest(unittest.TestCase):
     def test_an_outage_is_two_lines_however_long_it_is(self):
         outages = Outages()
@@ -289,7 +298,7 @@ class WaitTest(unittest.TestCase):
 
 class ProvenanceTest(unittest.TestCase):
     def test_blocks_are_as_bad_as_their_worst_and_new_content_counts(self):
-        known = Provenance()
+        known = Provenance(unknown_level=2)
         self.assertTrue(known.is_all_exact())
         known.mark([1, 2], 3, loaded=True)
         known.mark([3], 2, loaded=False)
@@ -302,6 +311,16 @@ class ProvenanceTest(unittest.TestCase):
         self.assertEqual(known.worst_of([2, 3]), 0)
         known.mark([1], 0, loaded=False)
         self.assertTrue(known.is_all_exact())
+
+    def test_a_block_is_of_unknown_content_from_its_allocation_on(self):
+        known = Provenance(unknown_level=2)
+        known.allocate([1, 2])
+        self.assertEqual((known.worst_of([1]), known.any_lossily_loaded([2])), (2, True))
+        known.mark([1], 0, loaded=False)
+        self.assertEqual(known.worst_of([1]), 0)
+        exact = Provenance(unknown_level=0)
+        exact.allocate([1])
+        self.assertTrue(exact.is_all_exact())
 
 
 if __name__ == "__main__":

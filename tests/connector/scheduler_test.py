@@ -61,7 +61,7 @@ class Store:
 
 class Library:
     chunk_tokens, tail_tokens, block_tokens = CHUNK, 32, BLOCK
-    worst_level, lookup_wait_s, may_load, may_save = 3, 0, True, True
+    worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
 
     def __init__(self, cg):
         self.cg, self.waited = cg, []
@@ -302,6 +302,50 @@ class ContextTest(unittest.TestCase):
                 self.assertIsNone(found)
                 self.assertIn("cachegen.context_refused", answer)
         self.assertEqual(self.saved_as("Résumé 1.pdf")[0], "Résumé 1.pdf")
+
+
+class OtherTierTest(unittest.TestCase):
+    """Another connector beside this one moves blocks: what it brings is as bad as anything that this engine loads."""
+
+    def saves(self, made, name, n_local=0, n_foreign=0, n_scheduled=None):
+        """A request of which vLLM's prefix cache has n_local tokens, and then another tier n_foreign."""
+        asked = request(name)
+        made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(n_local // BLOCK), n_local)
+        self.assertEqual(made.matched_tokens(asked, n_local), (0, False))
+        made.update_after_alloc(asked, blocks(13), 0)
+        n_computed = n_local + n_foreign
+        return made.step(step_of(name, n_computed, n_scheduled or 200 - n_computed)).saves
+
+    def test_what_is_computed_after_it_is_stored_as_lossy(self):
+        made = scheduler(Store())
+        (save,) = self.saves(made, "r", n_foreign=64)
+        self.assertEqual((save.from_token, save.prefix_level), (64, 3))
+        (save,) = self.saves(made, "s", n_local=128)  # which hits what "r" has left in vLLM's own cache
+        self.assertEqual((save.from_token, save.prefix_level), (128, 3))
+
+    def test_what_this_engine_computes_is_exact(self):
+        made = scheduler(Store())
+        (save,) = self.saves(made, "r")
+        self.assertEqual((save.from_token, save.to_token, save.prefix_level), (0, 192, 0))
+        (save,) = self.saves(made, "s", n_local=128)
+        self.assertEqual((save.from_token, save.prefix_level), (128, 0))
+
+    def test_so_is_all_where_nothing_lossy_is_ever_loaded(self):
+        (save,) = self.saves(scheduler(Store(), unknown_level=0), "r", n_foreign=64)
+        self.assertEqual(save.prefix_level, 0)
+
+    def test_a_chunk_that_another_tier_has_begun_is_not_encoded(self):
+        self.assertEqual(self.saves(scheduler(Store()), "r", n_foreign=80), [])
+
+    def test_what_this_connector_has_loaded_is_of_its_level(self):
+        made = scheduler(Store(hit=128))
+        self.assertEqual(made.matched_tokens(request(), 0), (128, True))
+        made.update_after_alloc(request(), blocks(8), 128)
+        made.step(step_of(None, 0, 0))
+        made.take_report(WorkerReport(loads={"r": LoadReport(128, 0)}))
+        made.update_after_alloc(request(), blocks(13), 0)
+        (save,) = made.step(step_of("r", 128, 72)).saves
+        self.assertEqual((save.from_token, save.prefix_level), (128, 0))
 
 
 class WaitTest(unittest.TestCase):

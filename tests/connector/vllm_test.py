@@ -1,6 +1,6 @@
 """End to end with vLLM: what the connector loads is what the engine would have computed, and nothing else.
 
-usage: vllm_test.py            (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
+usage: vllm_test.py [brief]    (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
 Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most of
 its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
 """
@@ -66,6 +66,7 @@ class Engine:
             VLLM_CPU_CI_ENV="1",
             VLLM_NO_USAGE_STATS="1",
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            OMP_NUM_THREADS="1",  # vLLM pins its threads: on a busy machine one waits for the other
             CACHEGEN_LIBRARY=os.path.join(BUILD, "connector", "libcachegen.so"),
         )
         from vllm import LLM, SamplingParams
@@ -453,11 +454,32 @@ def changed_phase(work, cases):
         equal((again.hit, again.tokens), (whole, first.tokens), "tokens loaded, answer")
 
 
+def brief_phase(work, cases):
+    """The life of a prompt in one engine, float32: for releases of vLLM that the other phases don't run with."""
+    import vllm
+
+    print(f"    vLLM {vllm.__version__}", flush=True)
+    root = os.path.join(work, "store")
+    engine = Engine(root, "float32", strict=True)
+    prompt = read_prompts()["short"]
+    whole = len(prompt) // 32 * 32
+    with cases("a prompt is computed, stored, loaded and answered alike"):
+        cold, warm = engine.ask(prompt, max_tokens=4), engine.ask(prompt, max_tokens=4)
+        equal((cold.hit, warm.hit, warm.tokens), (0, whole, cold.tokens), "tokens loaded at first and again, answer")
+    with cases("a load that fails is recomputed"):
+        for path in glob.glob(os.path.join(root, NAME, "objects", "*", "*", "*L0.kv")):
+            os.truncate(path, os.path.getsize(path) // 2)
+        equal(engine.ask(prompt, max_tokens=4).tokens, cold.tokens, "answer")
+    with cases("a reset makes what is stored unreachable"):
+        holds(engine.llm.reset_prefix_cache(reset_connector=True), "not reset")
+        equal(engine.ask(prompt, max_tokens=4).hit, 0, "tokens loaded")
+
+
 def root_objects(root):
     return os.path.join(root, NAME, "objects")
 
 
-PHASES = {"cold": cold_phase, "warm": warm_phase, "lossy": lossy_phase, "changed": changed_phase}
+PHASES = {"cold": cold_phase, "warm": warm_phase, "lossy": lossy_phase, "changed": changed_phase, "brief": brief_phase}
 
 # ---- the driver ----
 
@@ -471,10 +493,12 @@ def skip(reason):
 
 def run(*command, name, killed=False):
     """Runs a phase in a process group of its own; its engine's log is shown if it fails."""
+    # CG_VLLM_OVERLAY: a folder with another release of vLLM (versions_test.py).
+    python_path = [os.path.join(CHECKOUT, "connector"), *filter(None, [os.environ.get("CG_VLLM_OVERLAY")])]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": os.path.join(CHECKOUT, "connector")},
+            env={**os.environ, "PYTHONPATH": ":".join(python_path)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -516,6 +540,8 @@ def main():
         for name in ("store", "lossy"):
             os.makedirs(os.path.join(work, name))
         phase = [python, os.path.abspath(__file__), "--phase"]
+        if sys.argv[1:] == ["brief"]:
+            sys.exit(0 if run(*phase, "brief", work, name="brief") else "vllm_test: failed: brief")
         print("== cold: float32, lossless", flush=True)
         if not run(*phase, "cold", work, name="cold", killed=True):
             failed.append("cold")

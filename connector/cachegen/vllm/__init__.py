@@ -2,9 +2,14 @@
 
 Read connector.py first: every call of vLLM arrives there. From the top down: connector, then scheduler and worker (the
 two sides, which live in different processes), then what they stand on: library, model_key, messages, request_key,
-provenance, cpu_layout, metrics and guard.
+adapters, provenance, cpu_layout, metrics, versions and guard.
 """
 
-from cachegen.vllm.connector import CachegenConnector
+from cachegen.vllm.versions import refusal
+
+try:
+    from cachegen.vllm.connector import CachegenConnector
+except ImportError as e:  # a vLLM from before or after what the connector knows
+    raise ImportError(f"cachegen: {refusal() or 'vLLM lacks what the connector needs'}: {e}") from e
 
 __all__ = ["CachegenConnector"]

@@ -3,8 +3,9 @@
 Loaded with kv_connector="CachegenConnector", kv_connector_module_path="cachegen.vllm" and, so that a failed load costs
 time and never an answer, kv_load_failure_policy="recompute". kv_connector_extra_config is the library's configuration
 (README.md, "Configuration"); this module's own keys are "library", the path of libcachegen.so, "lookup_wait_ms", how long
-a step of the scheduler waits for all of its look-ups together before it asks again in the next (default 2), and "strict":
-true lets the engine not start where it would run without a cache.
+a step of the scheduler waits for all of its look-ups together before it asks again in the next (default 2), "strict": true
+lets the engine not start where it would run without a cache, and "untested_vllm": true takes releases that versions.py
+does not list.
 
 Per request, in kv_transfer_params: "cachegen.context" (a name to publish the prompt under), "cachegen.worst_level"
 ("L0" ... "L3", the worst quality accepted), "cachegen.level" (the one level to use), "cachegen.ttft_budget_ms". The
@@ -15,7 +16,6 @@ raises into the engine: a failure is a log line and a miss.
 """
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from cachegen import abi
 from cachegen.vllm.guard import Failures, guarded, logger, nothing
@@ -23,6 +23,7 @@ from cachegen.vllm.library import Library, Unsupported
 from cachegen.vllm.messages import Metadata
 from cachegen.vllm.metrics import UP, Increments, PromMetrics, Stats
 from cachegen.vllm.scheduler import NO_MATCH, Scheduler
+from cachegen.vllm.versions import HIT_SOURCE
 from cachegen.vllm.worker import LOADS, SAVES, Worker
 
 
@@ -35,7 +36,7 @@ class StartFailure(Exception):
 
 
 class CachegenConnector(KVConnectorBase_V1):
-    _cache_hit_source = CacheHitSource.DISK
+    _cache_hit_source = HIT_SOURCE
 
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

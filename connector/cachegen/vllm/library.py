@@ -14,6 +14,7 @@ from cachegen import abi
 from cachegen.vllm.guard import logger
 from cachegen.vllm.model_key import as_text, fingerprint, model_dir
 from cachegen.vllm.request_key import parse_level
+from cachegen.vllm.versions import refusal
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 # Fields of vLLM's FullAttentionSpec. A field of a later vLLM that is in neither is refused: nobody knows what it changes.
@@ -22,7 +23,7 @@ PLAIN_ATTENTION = {
     "sliding_window": None, "attention_chunk_size": None, "non_causal": False, "kv_quant_mode": 0, "page_size_padded": None,
     "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
 }  # fmt: skip
-OWN_KEYS = ("library", "lookup_wait_ms", "strict")  # of kv_connector_extra_config: the library knows nothing of them
+OWN_KEYS = ("library", "lookup_wait_ms", "strict", "untested_vllm")  # of kv_connector_extra_config: the library knows nothing of them
 LOOKUP_WAIT_MS = 2
 
 
@@ -37,8 +38,11 @@ class Library:
         """Unsupported, abi.CachegenError (the configuration, the store), OSError (the library)."""
         extra = dict(transfer_config.kv_connector_extra_config or {})
         own = {key: extra.pop(key) for key in OWN_KEYS if key in extra}
-        if not isinstance(own.get("strict", False), bool):
-            raise Unsupported(f'"strict" is {own["strict"]!r}: true or false')
+        for key in ("strict", "untested_vllm"):
+            if not isinstance(own.get(key, False), bool):
+                raise Unsupported(f'"{key}" is {own[key]!r}: true or false')
+        if (reason := refusal()) and not own.get("untested_vllm"):
+            raise Unsupported(reason)
         self.lookup_wait_s = float(own.get("lookup_wait_ms", LOOKUP_WAIT_MS)) / 1e3
         self.worst_level = parse_level(extra.get("worst_level", "L3"))
         self.tail_tokens = int(extra.get("tail_multiple", 32))
@@ -62,6 +66,8 @@ class Library:
         if stored != fingerprint:
             raise Unsupported(f"the store's model {info.model.decode()} is {stored}, the engine's is {fingerprint}")
         self.chunk_tokens = info.chunk_tokens
+        # Of KV that another tier may have taken from this engine's blocks. Without a profile nothing lossy is loaded.
+        self.unknown_level = self.worst_level if info.has_profile else 0
         logger.info(
             "cachegen: model %s, %d tokens a chunk, levels %s, %s",
             info.model.decode(),

@@ -2,14 +2,17 @@
 
 vLLM's own prefix cache hands blocks on from request to request and knows nothing of levels. So the scheduler's side
 remembers them here by block number: a save then records KV as what it is, and a request that demands better than what a
-block holds recomputes.
+block holds recomputes. Another tier (under a MultiConnector, say) may fill blocks with what it once took from blocks that
+were lossy. So a block's content is unknown from its allocation on, and taken for the worst that this engine loads, until
+it is seen that this engine computes it or this connector has loaded it.
 """
 
 
 class Provenance:
     """Of every block that is not exact. Used by the scheduler's thread only."""
 
-    def __init__(self):
+    def __init__(self, unknown_level):
+        self._unknown_level = unknown_level  # 0: no lossy KV comes into this engine
         self._level = {}  # block -> the worst level in it, and in what it was computed after
         self._loaded = set()  # of these, the ones that hold loaded tokens
 
@@ -25,6 +28,10 @@ class Provenance:
 
     def is_all_exact(self):
         return not self._level
+
+    def allocate(self, block_ids):
+        """Blocks get a content that is not known yet."""
+        self.mark(block_ids, self._unknown_level, loaded=True)
 
     def mark(self, block_ids, level, loaded):
         """Blocks get new content: of a level (0: exact), and loaded at a lossy one or not."""

@@ -52,6 +52,7 @@ class RequestState:
     plan: bytes = b""
     failed: bool = False  # a load failed: recompute, don't ask again
     allocated: bool = False
+    has_begun: bool = False  # scheduled since its blocks were allocated
     local_tokens: int = 0  # what vLLM's own prefix cache has
     level: int = 0  # worst level of anything that the KV so far was loaded with or computed after
     load: LoadPlan | None = None
@@ -76,7 +77,7 @@ class Scheduler:
         self._root = b""  # begins every salt since the last reset
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
         self._wait_left_s = library.lookup_wait_s  # of this step
-        self._provenance = Provenance()
+        self._provenance = Provenance(library.unknown_level)
         self._adapters = Adapters()
 
     # ---- looking up ----
@@ -86,7 +87,8 @@ class Scheduler:
         state = self._state(request)
         if state.allocated:  # preempted, or its load failed: the blocks are gone
             self._drop_lookup(state)
-            state.allocated, state.load, state.saved_to, state.level = False, None, None, 0
+            state.allocated, state.has_begun = False, False
+            state.load, state.saved_to, state.level = None, None, 0
             if request.lora_request is not None:  # vLLM may have dropped it meanwhile, and read it again
                 self._check_adapter(request, state)
         if state.root != self._root:
@@ -241,13 +243,20 @@ class Scheduler:
             # From here on the worker answers for the request: without an answer it would wait for ever.
             self._planned_loads.append(state.load)
             self._inherit_level(state, block_ids[:n_local])
+            self._provenance.allocate(block_ids[n_local:])
         else:
-            self._inherit_level(state, block_ids[:n_local])
             n_kept = n_local if state.load is None else len(state.load.block_ids)
-            self._provenance.mark(block_ids[n_kept:], state.level, loaded=False)
+            self._provenance.allocate(block_ids[n_kept:])
 
-    def _inherit_level(self, state, local_blocks):
-        state.level = max(state.level, self._provenance.worst_of(local_blocks))
+    def _inherit_level(self, state, blocks):
+        state.level = max(state.level, self._provenance.worst_of(blocks))
+
+    def _begin(self, state, block_ids, n_computed):
+        """A request is scheduled for the first time since its blocks were allocated: what it has, and what it computes."""
+        state.has_begun = True
+        n_there = _n_blocks(n_computed, self.library.block_tokens)
+        self._inherit_level(state, block_ids[:n_there])
+        self._provenance.mark(block_ids[n_there:], state.level, loaded=False)
 
     def step(self, scheduler_output):
         """The Metadata of the step at hand. Loads that are planned are in it whatever else fails."""
@@ -275,8 +284,9 @@ class Scheduler:
             state = self.states.get(req_id)
             if state is None:
                 continue
-            # A resumed request's blocks are all in new_blocks, and update_after_alloc() has seen them.
-            if new_blocks and req_id not in cached.resumed_req_ids:
+            if not state.has_begun:
+                self._begin(state, scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0], n_computed)
+            elif new_blocks:
                 self._provenance.mark(new_blocks[0], state.level, loaded=False)
             n_scheduled = scheduler_output.num_scheduled_tokens[req_id]
             if n_computed < len(state.tokens):
@@ -346,7 +356,8 @@ class Scheduler:
             self._tell_prefill(n_tokens, duration_ns)
 
     def _distrust(self, state, _load):
-        # What it loaded is not known, so nothing of it is stored; asked again, it might fail for ever.
+        # What it loaded is not known, so nothing of it is stored; asked again, it might fail for ever. Its blocks stay as
+        # they were when they were allocated: unknown.
         state.failed = state.saved_last = True
 
     @guarded(_distrust)
