@@ -114,7 +114,8 @@ class HooksTest(unittest.TestCase):
         self.assertIn("get_num_new_matched_tokens", log.output[0])
 
     def test_loads_that_are_planned_reach_the_worker_whatever_else_fails(self):
-        scheduler, plan = Scheduler(types.SimpleNamespace(lookup_wait_s=0, unknown_level=0), Failures()), LoadPlan("r", 0, 32, [1, 2], b"")
+        library = types.SimpleNamespace(lookup_wait_s=0, unknown_level=0, chunk_tokens=64, save_on_use=1)
+        scheduler, plan = Scheduler(library, Failures()), LoadPlan("r", 0, 32, [1, 2], b"")
         scheduler._planned_loads.append(plan)
         self.assertEqual(connector(scheduler=scheduler).build_connector_meta(None).loads, [plan])
 
@@ -220,6 +221,13 @@ class StartTest(unittest.TestCase):
         self.assertEqual(made._down, "unsupported")
         made._kv_transfer_config.kv_connector_extra_config["strict"] = True
         self.assertRaises(StartFailure, made.register_kv_caches, {})
+
+    def test_keys_of_the_plugin_are_checked(self):
+        for key, value in (
+            ("strict", "yes"), ("untested_vllm", 1), ("lookup_wait_ms", -1), ("min_tokens", "many"), ("save_on_use", None),
+        ):  # fmt: skip
+            with self.subTest(key), self.assertRaisesRegex(Unsupported, key):
+                Library(types.SimpleNamespace(kv_connector_extra_config={key: value}), None, None)
 
     def refuse(self, *_arguments):
         raise Unsupported("strides")

@@ -61,6 +61,7 @@ class Store:
 
 class Library:
     chunk_tokens, tail_tokens, block_tokens = CHUNK, 32, BLOCK
+    min_tokens, save_on_use = 0, 1
     worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
 
     def __init__(self, cg):
@@ -346,6 +347,47 @@ class OtherTierTest(unittest.TestCase):
         made.update_after_alloc(request(), blocks(13), 0)
         (save,) = made.step(step_of("r", 128, 72)).saves
         self.assertEqual((save.from_token, save.prefix_level), (128, 0))
+
+
+class AdmissionTest(unittest.TestCase):
+    def saves(self, made, name, tokens, n_first=None, **fields):
+        """[from, to) of what is saved of a prompt, in one step or, with n_first, in two."""
+        asked = request(name, prompt_token_ids=tokens, **fields)
+        made.matched_tokens(asked, 0)
+        made.update_after_alloc(asked, blocks(13), 0)
+        saves = made.step(step_of(name, 0, n_first or len(tokens))).saves
+        if n_first:
+            saves += made.step(step_of(name, n_first, len(tokens) - n_first, is_new=False)).saves
+        return [(save.from_token, save.to_token, save.context) for save in saves]
+
+    def test_short_prompts_are_neither_looked_up_nor_stored(self):
+        store = Store(hit=64)
+        made = scheduler(store, min_tokens=128)
+        self.assertEqual(self.saves(made, "a", list(range(127))), [])
+        self.assertEqual(store.salts, [])
+        store.hit = 0
+        self.assertEqual(self.saves(made, "b", list(range(128))), [(0, 128, None)])
+
+    def test_a_prefix_is_stored_when_it_is_used_again(self):
+        made = scheduler(Store(), save_on_use=2)
+        shared, own = list(range(130)), list(range(1000, 1070))
+        self.assertEqual(self.saves(made, "a", shared + own), [])
+        self.assertEqual(self.saves(made, "b", shared + own[::-1], n_first=100), [(0, 64, None), (64, 128, None)])
+        self.assertEqual(self.saves(made, "c", shared + own, cache_salt="another"), [])
+        self.assertEqual(self.saves(made, "d", shared + own), [(0, 192, None)])
+
+    def test_a_name_is_published_with_the_whole_prompt_only(self):
+        made = scheduler(Store(), save_on_use=2)
+        named = dict(kv_transfer_params={"cachegen.context": "name"})
+        first, second = list(range(200)), list(range(128)) + list(range(500, 572))
+        self.assertEqual(self.saves(made, "a", first, **named), [])
+        self.assertEqual([to for _, to, _ in self.saves(made, "b", second, **named)], [128])
+        self.assertEqual(self.saves(made, "c", second, **named), [(0, 192, "name")])
+
+    def test_a_request_counts_once_however_often_it_is_preempted(self):
+        made = scheduler(Store(), save_on_use=2)
+        for _ in range(3):
+            self.assertEqual(self.saves(made, "a", list(range(200))), [])
 
 
 class WaitTest(unittest.TestCase):

@@ -23,8 +23,10 @@ PLAIN_ATTENTION = {
     "sliding_window": None, "attention_chunk_size": None, "non_causal": False, "kv_quant_mode": 0, "page_size_padded": None,
     "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
 }  # fmt: skip
-OWN_KEYS = ("library", "lookup_wait_ms", "strict", "untested_vllm")  # of kv_connector_extra_config: the library knows nothing of them
-LOOKUP_WAIT_MS = 2
+# Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
+OWN_KEYS = {
+    "library": None, "lookup_wait_ms": 2, "strict": False, "untested_vllm": False, "min_tokens": 0, "save_on_use": 1,
+}  # fmt: skip
 
 
 class Unsupported(Exception):
@@ -37,20 +39,24 @@ class Library:
     def __init__(self, transfer_config, vllm_config, kv_cache_config):
         """Unsupported, abi.CachegenError (the configuration, the store), OSError (the library)."""
         extra = dict(transfer_config.kv_connector_extra_config or {})
-        own = {key: extra.pop(key) for key in OWN_KEYS if key in extra}
+        own = {key: extra.pop(key, default) for key, default in OWN_KEYS.items()}
         for key in ("strict", "untested_vllm"):
-            if not isinstance(own.get(key, False), bool):
+            if not isinstance(own[key], bool):
                 raise Unsupported(f'"{key}" is {own[key]!r}: true or false')
-        if (reason := refusal()) and not own.get("untested_vllm"):
+        for key in ("lookup_wait_ms", "min_tokens", "save_on_use"):
+            if isinstance(own[key], bool) or not isinstance(own[key], (int, float)) or own[key] < 0:
+                raise Unsupported(f'"{key}" is {own[key]!r}: a number that is not negative')
+        if (reason := refusal()) and not own["untested_vllm"]:
             raise Unsupported(reason)
-        self.lookup_wait_s = float(own.get("lookup_wait_ms", LOOKUP_WAIT_MS)) / 1e3
+        self.lookup_wait_s = own["lookup_wait_ms"] / 1e3
+        self.min_tokens, self.save_on_use = own["min_tokens"], own["save_on_use"]
         self.worst_level = parse_level(extra.get("worst_level", "L3"))
         self.tail_tokens = int(extra.get("tail_multiple", 32))
         self.block_tokens = vllm_config.cache_config.block_size
         self.may_load, self.may_save = transfer_config.is_kv_consumer, transfer_config.is_kv_producer
         config, deviations = _configuration(extra, vllm_config, kv_cache_config)
         try:
-            self.cg = abi.Connector(config, own.get("library"))
+            self.cg = abi.Connector(config, own["library"])
         except abi.CachegenError as e:
             raise _explained(e, deviations) from None
         try:

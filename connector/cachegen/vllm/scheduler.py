@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from cachegen import abi
 from cachegen.vllm.adapters import Adapters
+from cachegen.vllm.admission import Admission
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan
 from cachegen.vllm.metrics import OWN_COUNTERS
@@ -58,6 +59,7 @@ class RequestState:
     load: LoadPlan | None = None
     saved_to: int | None = None  # None: not scheduled since it was admitted
     saved_last: bool = False
+    admitted_tokens: int | None = None  # that are to be stored; None: not counted yet
     report: dict = field(default_factory=dict)  # for the request's kv_transfer_params
 
 
@@ -79,6 +81,7 @@ class Scheduler:
         self._wait_left_s = library.lookup_wait_s  # of this step
         self._provenance = Provenance(library.unknown_level)
         self._adapters = Adapters()
+        self._admission = Admission(library.chunk_tokens, library.save_on_use)
 
     # ---- looking up ----
 
@@ -132,6 +135,8 @@ class Scheduler:
                 self.outages.failed("names of contexts that cannot be used", options.refused_context)
             elif options.context is not None:
                 report["context"] = options.context
+            if extra is not None and len(request.prompt_token_ids) < self.library.min_tokens:
+                extra = None
             tokens = array.array("I", request.prompt_token_ids if extra is not None else ())
             state = RequestState(tokens, self._salt(request), self._root, extra, options, report=report)
             self.states[request.request_id] = state
@@ -315,6 +320,9 @@ class Scheduler:
             if self._provenance.any_lossily_loaded(begun):
                 # The chunk at hand is partly loaded at a lossy level: not encoded again, nor what follows it.
                 state.saved_to = n_prompt
+        if state.admitted_tokens is None:
+            state.admitted_tokens = self._admission.use(state.tokens, state.salt, state.extra)
+        n_after = min(n_after, state.admitted_tokens)
         is_last = n_after >= n_prompt
         unit = self.library.tail_tokens if is_last else chunk_tokens
         to_token = max(state.saved_to, min(n_after, n_prompt) // unit * unit)
