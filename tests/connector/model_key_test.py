@@ -116,6 +116,10 @@ class ModelKeyTest(unittest.TestCase):
         self.assertEqual(as_text([object(), len]), as_text([object(), len]))
         self.assertNotIn("0x", as_text([object(), lambda: 0, torch.bfloat16]))
 
+    def test_text_of_a_value_tells_all_of_it(self):
+        values = [{1, 2}, {1, 3}, b"a", b"b", torch.bfloat16, torch.float16, *(types.SimpleNamespace(x=x) for x in (1, 2))]
+        self.assertEqual(len({as_text(value) for value in values}), len(values))
+
 
 class AttentionTest(unittest.TestCase):
     def spec(self, **fields):

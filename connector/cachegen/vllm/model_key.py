@@ -49,10 +49,17 @@ def as_text(value):
 
 
 def _name(value):
-    # Not repr(): it may hold an address. Names of classes and functions don't tell everything, but are stable.
-    what = value if hasattr(value, "__qualname__") else type(value)
-    plain = str(value) if type(value).__module__ in ("torch", "pathlib") else ""
-    return f"{what.__module__}.{what.__qualname__} {plain}".strip()
+    """What json cannot write, as what it can. Not repr(): it may hold an address."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(as_text(item) for item in value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if hasattr(value, "__qualname__"):  # a class, a function: its name tells not everything, but is stable
+        return f"{value.__module__}.{value.__qualname__}"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if type(value).__module__.partition(".")[0] in ("torch", "pathlib"):
+        return f"{kind} {value}"
+    return [kind, vars(value)] if hasattr(value, "__dict__") else kind
 
 
 def deviations(vllm_config, kv_dtype):
