@@ -1,8 +1,9 @@
 """The connector with the releases of vLLM that it names, each a real engine: vllm_test.py's brief phase.
 
 usage: versions_test.py        (environment: as vllm_test.py, and CG_TEST_VLLM_VERSIONS="0.30.0 0.31.0" or "all")
-Exits with 77 without CG_TEST_VLLM_VERSIONS: it downloads 130 MB a release and takes some minutes. A release is laid over the
-engine's environment, which has all else that it needs, in $CACHEGENFS_CACHE (or ~/.cache/cachegenfs); it may be deleted.
+Exits with 77 without CG_TEST_VLLM_VERSIONS: it downloads 130 MB a release and takes some minutes. A release is laid over
+the engine's environment, which has all else that it needs, in $CACHEGENFS_CACHE (or ~/.cache/cachegenfs); it may be
+deleted.
 """
 
 import os

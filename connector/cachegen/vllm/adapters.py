@@ -73,7 +73,9 @@ class Adapters:
 
     def _forget(self, adapter, reason):
         if self._known.get(adapter.lora_int_id, (None, None, ""))[2] is not None:
-            logger.warning("cachegen: requests with adapter %s are neither stored nor served: %s", adapter.lora_name, reason)
+            logger.warning(
+                "cachegen: requests with adapter %s are neither stored nor served: %s", adapter.lora_name, reason
+            )
         self._known[adapter.lora_int_id] = adapter.lora_path, None, None
 
 

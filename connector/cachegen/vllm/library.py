@@ -18,10 +18,12 @@ from cachegen.vllm.versions import refusal
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 # Fields of vLLM's FullAttentionSpec. A field of a later vLLM that is in neither is refused: nobody knows what it changes.
-ANY_ATTENTION = {"block_size", "num_kv_heads", "head_size", "dtype", "dcp_sharded", "max_tp_shards", "block_stride_alignment"}
+ANY_ATTENTION = {
+    "block_size", "num_kv_heads", "head_size", "dtype", "dcp_sharded", "max_tp_shards", "block_stride_alignment",
+}  # fmt: skip
 PLAIN_ATTENTION = {
-    "sliding_window": None, "attention_chunk_size": None, "non_causal": False, "kv_quant_mode": 0, "page_size_padded": None,
-    "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
+    "sliding_window": None, "attention_chunk_size": None, "non_causal": False, "kv_quant_mode": 0,
+    "page_size_padded": None, "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
 }  # fmt: skip
 # Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
 OWN_KEYS = {

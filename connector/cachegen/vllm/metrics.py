@@ -11,7 +11,7 @@ UP = "up"
 
 
 class Stats(KVConnectorStats):
-    """Increments of the library's counters and of OWN_COUNTERS since the last report; throughput_bps is the newest value."""
+    """Increments of the library's counters and of OWN_COUNTERS since the last report; the newest throughput_bps."""
 
     def reset(self):
         self.data = {}

@@ -416,8 +416,8 @@ class Scheduler:
         return {PREFIX + key: value for key, value in report.items()}
 
     def reset(self):
-        """vLLM's reset_cache(), which it calls when weights were replaced: from here on nothing that was stored or computed
-        before is found. False: vLLM holds blocks from before, so that nothing is stored either, until the next reset."""
+        """vLLM's reset_cache(), called when weights were replaced: from here on nothing that was stored or computed before
+        is found. False: vLLM holds blocks from before, so that nothing is stored either, until the next reset."""
         self._root = RESET_TAG + os.urandom(16)
         for req_id, state in self.states.items():
             self._drop_lookup(state)
