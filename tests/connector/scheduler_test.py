@@ -390,6 +390,16 @@ class AdmissionTest(unittest.TestCase):
             self.assertEqual(self.saves(made, "a", list(range(200))), [])
 
 
+class LogTest(unittest.TestCase):
+    def test_clients_that_ask_for_what_there_is_not_fill_no_log(self):
+        made = scheduler(Store())
+        with self.assertLogs("vllm.cachegen", "INFO") as log:
+            for n in range(20):
+                for wish in ({"cachegen.level": "L9"}, {"cachegen.context": "a/b"}, None):
+                    made.matched_tokens(request(f"{n} {wish}", kv_transfer_params=wish), 0)
+        self.assertLessEqual(len(log.output), 4, log.output)  # each begins and is over, once a minute
+
+
 class WaitTest(unittest.TestCase):
     def test_all_lookups_of_a_step_share_one_wait(self):
         made = scheduler(Store(answers=False), lookup_wait_s=0.01)

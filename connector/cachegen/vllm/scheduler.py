@@ -31,6 +31,8 @@ from cachegen.vllm.request_key import PREFIX, Options, extra_key, parse_options
 SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
+# Kinds of outages.
+REQUESTS, NAMES = "requests that are neither stored nor served", "names of contexts that cannot be used"
 ADAPTER_WAIT_S = 10  # for an adapter to be read; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
 
@@ -127,13 +129,16 @@ class Scheduler:
                 # With an adapter it is not known yet whether and by what it can be keyed.
                 extra = extra_key(request, adapter="unknown" if request.lora_request is not None else None)
             except Exception as e:
-                self.outages.failed("requests that are neither stored nor served", f"request {request.request_id}: {e}")
+                self.outages.failed(REQUESTS, f"request {request.request_id}: {e}")
                 options, extra = Options(), None
+            else:
+                self.outages.worked(REQUESTS)
             report = {}
             if options.refused_context is not None:
                 report["context_refused"] = options.refused_context
-                self.outages.failed("names of contexts that cannot be used", options.refused_context)
+                self.outages.failed(NAMES, options.refused_context)
             elif options.context is not None:
+                self.outages.worked(NAMES)
                 report["context"] = options.context
             if extra is not None and len(request.prompt_token_ids) < self.library.min_tokens:
                 extra = None
