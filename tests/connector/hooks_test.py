@@ -33,6 +33,7 @@ from cachegen.vllm.scheduler import Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
 from cachegen.vllm.worker import Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: E402
 
 
 class Broken:
@@ -282,6 +283,13 @@ class OutageTest(unittest.TestCase):
         self.assertEqual(both.data["state"], {"worker": "up", "scheduler": "error"})
         self.assertEqual(both.reduce(), {"loads": 1, "scheduler_down": "error"})
         self.assertFalse(Stats(data={"state": {"worker": "up"}}).is_empty())
+
+
+class MultiConnectorTest(unittest.TestCase):
+    def test_its_statistics_find_ours(self):
+        # As they come from another process; without the class by its name the server's log would end with an error.
+        found = MultiConnector.build_kv_connector_stats({"CachegenConnector": {"loads": 1}})
+        self.assertEqual(found.data["CachegenConnector"], Stats(data={"loads": 1}))
 
 
 class WaitTest(unittest.TestCase):

@@ -5,11 +5,19 @@ two sides, which live in different processes), then what they stand on: library,
 adapters, admission, provenance, cpu_layout, metrics, versions and guard.
 """
 
+import contextlib
+
 from cachegen.vllm.versions import refusal
 
 try:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
     from cachegen.vllm.connector import CachegenConnector
 except ImportError as e:  # a vLLM from before or after what the connector knows
     raise ImportError(f"cachegen: {refusal() or 'vLLM lacks what the connector needs'}: {e}") from e
+
+# MultiConnector looks for the classes of its connectors by name when their statistics come from another process.
+with contextlib.suppress(ValueError):  # is registered
+    KVConnectorFactory.register_connector("CachegenConnector", "cachegen.vllm", "CachegenConnector")
 
 __all__ = ["CachegenConnector"]
