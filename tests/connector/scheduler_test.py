@@ -450,6 +450,19 @@ class FailureTest(unittest.TestCase):
         self.assertEqual([plan.req_id for plan in metadata.loads], ["r"])
         self.assertEqual(made.step(step_of(None, 0, 0)).loads, [])
 
+    def test_a_request_that_cannot_be_planned_harms_no_other(self):
+        made = scheduler(Store())
+        for name in ("bad", "good"):
+            made.matched_tokens(request(name), 0)
+            made.update_after_alloc(request(name), blocks(13), 0)
+        both = step_of("good", 0, 200)
+        both.scheduled_new_reqs.insert(0, types.SimpleNamespace(req_id="bad", num_computed_tokens=0))
+        both.num_scheduled_tokens["bad"] = 200
+        made.states["bad"].admitted_tokens = "broken"
+        with self.assertLogs("vllm.cachegen", "ERROR"):
+            saves = made.step(both).saves
+        self.assertEqual([save.req_id for save in saves], ["good"])
+
     def test_a_failed_load_is_not_looked_up_again_whatever_fails_beside(self):
         for what in ("report_prefill", "report_load", "forget", "_provenance"):
             with self.subTest(what):

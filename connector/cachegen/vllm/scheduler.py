@@ -232,12 +232,13 @@ class Scheduler:
         if state is not None:
             state.failed = state.allocated = state.saved_last = True
             from_token = state.local_tokens
-        if num_external_tokens <= 0:
-            return
-        self._cancelled_loads.add(req_id)
-        if not any(plan.req_id == req_id for plan in self._planned_loads):
-            to_token = from_token + num_external_tokens
-            self._planned_loads.append(LoadPlan(req_id, from_token, to_token, blocks.get_block_ids()[0], b""))
+        block_ids = blocks.get_block_ids()[0]
+        if num_external_tokens > 0:
+            self._cancelled_loads.add(req_id)
+            if not any(plan.req_id == req_id for plan in self._planned_loads):
+                to_token = from_token + num_external_tokens
+                self._planned_loads.append(LoadPlan(req_id, from_token, to_token, block_ids, b""))
+        self._provenance.allocate(block_ids[from_token // self.library.block_tokens :])
 
     @guarded(_recompute)
     def update_after_alloc(self, request, blocks, num_external_tokens):
@@ -293,20 +294,28 @@ class Scheduler:
         for req_id, n_computed, new_blocks in (*new, *old):
             state = self.states.get(req_id)
             if state is None:
+                self._provenance.allocate(new_blocks[0] if new_blocks else ())
                 continue
-            if not state.has_begun:
-                self._begin(state, scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0], n_computed)
-            elif new_blocks:
-                self._provenance.mark(new_blocks[0], state.level, loaded=False)
-            n_scheduled = scheduler_output.num_scheduled_tokens[req_id]
             if n_computed < len(state.tokens):
-                n_prefill += n_scheduled
-            if self._may_save(state):
-                save = self._plan_save(scheduler_output, req_id, state, n_computed, n_computed + n_scheduled)
-                if save is not None:
-                    metadata.saves.append(save)
+                n_prefill += scheduler_output.num_scheduled_tokens[req_id]
+            self._plan_request(state, req_id, n_computed, new_blocks, scheduler_output, metadata)
         if n_prefill >= SAMPLE_MIN_TOKENS and n_prefill >= 0.9 * n_total:
             metadata.prefill_tokens = n_prefill
+
+    def _give_request_up(self, state, *_arguments):
+        state.saved_last = True
+
+    @guarded(_give_request_up)
+    def _plan_request(self, state, req_id, n_computed, new_blocks, scheduler_output, metadata):
+        if not state.has_begun:
+            self._begin(state, scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0], n_computed)
+        elif new_blocks:
+            self._provenance.mark(new_blocks[0], state.level, loaded=False)
+        if self._may_save(state):
+            n_after = n_computed + scheduler_output.num_scheduled_tokens[req_id]
+            save = self._plan_save(scheduler_output, req_id, state, n_computed, n_after)
+            if save is not None:
+                metadata.saves.append(save)
 
     def _may_save(self, state):
         # A request that a reset has overtaken is of the weights before and of those after: of neither root.
