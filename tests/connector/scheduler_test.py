@@ -400,6 +400,19 @@ class LogTest(unittest.TestCase):
         self.assertLessEqual(len(log.output), 4, log.output)  # each begins and is over, once a minute
 
 
+    def test_a_store_that_is_gone_is_an_outage(self):
+        made = scheduler(Store())
+        seen = []
+        with self.assertLogs("vllm.cachegen", "INFO") as log:
+            for n_lookups, n_errors in ((1, 0), (2, 3), (3, 6), (3, 6), (4, 6)):
+                stats = {"lookups": n_lookups, "lookup_errors": n_errors}
+                made.library.cg.get_stats = lambda stats=stats: types.SimpleNamespace(as_dict=lambda: stats)
+                made.counters()
+                seen.append(bool(made.outages.under_way()))
+        self.assertEqual(seen, [False, True, True, True, False])
+        self.assertEqual(len(log.output), 2)
+
+
 class WaitTest(unittest.TestCase):
     def test_all_lookups_of_a_step_share_one_wait(self):
         made = scheduler(Store(answers=False), lookup_wait_s=0.01)

@@ -22,7 +22,7 @@ from cachegen.vllm.guard import Failures, guarded, logger, nothing
 from cachegen.vllm.library import Library, Unsupported
 from cachegen.vllm.messages import Metadata
 from cachegen.vllm.metrics import UP, Increments, PromMetrics, Stats
-from cachegen.vllm.scheduler import NO_MATCH, Scheduler
+from cachegen.vllm.scheduler import LOOKUPS, NO_MATCH, Scheduler
 from cachegen.vllm.versions import HIT_SOURCE
 from cachegen.vllm.worker import LOADS, SAVES, Worker
 
@@ -165,7 +165,7 @@ class CachegenConnector(KVConnectorBase_V1):
         if self._down is not None:
             return self._down
         failing = self._side.outages.under_way() if self._side is not None else ()
-        return next((kind for kind in failing if kind in (LOADS, SAVES)), UP)
+        return next((kind for kind in failing if kind in (LOOKUPS, LOADS, SAVES)), UP)
 
     @classmethod
     def build_kv_connector_stats(cls, data=None):

@@ -33,6 +33,7 @@ NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
 # Kinds of outages.
 REQUESTS, NAMES = "requests that are neither stored nor served", "names of contexts that cannot be used"
+LOOKUPS = "failing look-ups"
 ADAPTER_WAIT_S = 10  # for an adapter to be read; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
 
@@ -81,6 +82,7 @@ class Scheduler:
         self._root = b""  # begins every salt since the last reset
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
         self._wait_left_s = library.lookup_wait_s  # of this step
+        self._counted = 0, 0  # look-ups, errors of look-ups
         self._provenance = Provenance(library.unknown_level)
         self._adapters = Adapters()
         self._admission = Admission(library.chunk_tokens, library.save_on_use)
@@ -445,7 +447,14 @@ class Scheduler:
         return not self._has_mixed_blocks
 
     def counters(self):
-        return {**self.library.cg.get_stats().as_dict(), **dict.fromkeys(OWN_COUNTERS, 0)}
+        stats = self.library.cg.get_stats().as_dict()
+        n_lookups, n_errors = stats["lookups"], stats["lookup_errors"]
+        if n_errors > self._counted[1]:
+            self.outages.failed(LOOKUPS, f"{n_errors - self._counted[1]} questions to the store")
+        elif n_lookups > self._counted[0]:
+            self.outages.worked(LOOKUPS)
+        self._counted = n_lookups, n_errors
+        return {**stats, **dict.fromkeys(OWN_COUNTERS, 0)}
 
     def close(self):
         for state in self.states.values():
