@@ -46,7 +46,7 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
 
 /* ---- a connector ---- */
 
-/* Opens a connector from a JSON object (keys and defaults: README.md, "Configuration"). It reads
+/* Opens a connector from a JSON object (keys and defaults: connector/README.md). It reads
  * the store's model.json and the model's profile: the tables that lossy levels are coded with. A
  * store without a profile opens, too, and serves L0. No thread starts before the first operation.
  * On failure *out is NULL, and error[error_bytes] (may be NULL) holds one sentence that names the

@@ -2,8 +2,8 @@
 
 For a model that was served without a profile: its chunks at L0 are decoded by cgtool, and their statistics give the
 mean, the KLT and the tables. The model does not run, so there are no gradients to weigh channels with: a channel's
-weight comes from how much it varies. That loses some quality at equal bytes against cachegen.profile (the README has
-the numbers), and needs neither the weights nor calibration text. Completes model.json and writes
+weight comes from how much it varies. That loses some quality at equal bytes against cachegen.profile, and needs
+neither the weights nor calibration text. Completes model.json and writes
 profiles/<fingerprint>.cgp and profiles/default. Needs torch, and transformers for --model-dir.
 
 One chunk is in memory at a time, besides sums by channel and a few hundred tokens of others. Chunks are those of

@@ -2,7 +2,7 @@
 
 Loaded with kv_connector="CachegenConnector", kv_connector_module_path="cachegen.vllm" and, so that a failed load costs
 time and never an answer, kv_load_failure_policy="recompute". kv_connector_extra_config is the library's configuration
-(README.md, "Configuration"); this module's own keys are "library", the path of libcachegen.so, "lookup_wait_ms", how long
+(connector/README.md, "Configuration"); this module's own keys are "library", the path of libcachegen.so, "lookup_wait_ms", how long
 a step of the scheduler waits for all of its look-ups together before it asks again in the next (default 2), "strict": true
 lets the engine not start where it would run without a cache, and "untested_vllm": true takes releases that versions.py
 does not list.
