@@ -71,7 +71,7 @@ def prepare_profile(arguments, name, dtype):
     making = f"{made}.{os.getpid()}"
     command = [sys.executable, "-m", "cachegen.profile", arguments.model, "--held-out", held_out, *options]
     try:
-        run_group([*command, "--out", os.path.join(making, name), "--texts", *texts], timeout_s=900)
+        run_group([*command, "--out", os.path.join(making, name), "--texts", *texts], timeout_s=3600)
         with contextlib.suppress(OSError):  # another run was faster
             os.rename(making, made)
     finally:
