@@ -411,7 +411,7 @@ def write_json(path, value):
 
 def changed_phase(work, cases):
     """float32: what computes K and V changes while the engine runs."""
-    engine = Engine(os.path.join(work, "store"), "float32", engine_args={"enable_lora": True, "max_lora_rank": 8})
+    engine = Engine(os.path.join(work, "changed"), "float32", engine_args={"enable_lora": True, "max_lora_rank": 8})
     prompt = read_prompts()["short"]
     whole = len(prompt) // 32 * 32
     from vllm.lora.request import LoRARequest
@@ -537,7 +537,7 @@ def main():
         sys.exit(f"vllm_test: {library} is missing (CG_BUILD_DIR)")
     failed = []
     with tempfile.TemporaryDirectory(prefix="cg-vllm-test.") as work:
-        for name in ("store", "lossy"):
+        for name in ("store", "changed", "lossy"):
             os.makedirs(os.path.join(work, name))
         phase = [python, os.path.abspath(__file__), "--phase"]
         if sys.argv[1:] == ["brief"]:
