@@ -53,9 +53,11 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
  * key. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
-/* Cancels look-ups and loads, runs queued saves to their end, waits for all of it and frees. Reads
- * of hung mounts are abandoned. Free the operations' handles before: they are invalid afterwards.
- * NULL is fine. */
+/* Cancels look-ups and loads, runs queued saves to their end, and frees. It returns after
+ * close_timeout_ms (configured) at the latest, also if the store hangs. Then saves are given up,
+ * and what hangs is left behind: its thread and memory stay until the store answers, if ever.
+ * Nothing is freed that it may still touch. Free the operations' handles before: they are invalid
+ * afterwards. NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
 CACHEGEN_API uint32_t cachegen_abi_version(void);
@@ -216,13 +218,15 @@ typedef struct cachegen_save_request {
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once.
  * The connector's threads then encode and publish. Chunks that the store has are not saved again.
  * Errors are counted and reported by poll; they never harm the store. CACHEGEN_AGAIN: the memory
- * for such copies (staging_mib, configured) is full; nothing was taken. */
+ * for such copies (staging_mib, configured) is full; nothing was taken. 45 (timed out): the store
+ * hangs, and the thread that saves with it; nothing was taken. */
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  const cachegen_save_request *request,
                                                  cachegen_save **out);
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
-/* Waits until it is complete, since a save is never lost half-way, and frees. NULL is fine. */
+/* Waits until it is complete, since a save is never lost half-way, and frees. With a store that
+ * hangs that takes save_timeout_ms (configured). NULL is fine. */
 CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 
 /* ---- measurement ---- */

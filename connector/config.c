@@ -66,6 +66,10 @@ static const key_rule RULES[] = {
      NULL}, /* then a read is abandoned */
     {"lookup_timeout_ms", INTEGER, AT(lookup_timeout_ms), 2000, 1, 86400000,
      NULL}, /* then a look-up ends with what it knows */
+    {"save_timeout_ms", INTEGER, AT(save_timeout_ms), 10000, 1, 86400000,
+     NULL}, /* a store that takes longer for a chunk hangs: saves end */
+    {"close_timeout_ms", INTEGER, AT(close_timeout_ms), 10000, 1, 86400000,
+     NULL}, /* then closing leaves what hangs behind */
     {"staging_mib", INTEGER, AT(staging_mib), 1024, 1, 16777216,
      NULL}, /* copied KV that waits to be saved; also chunks read and not yet decoded */
     {"max_abandoned_reads", INTEGER, AT(max_abandoned_reads), 64, 1, 65536, NULL},

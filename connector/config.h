@@ -41,7 +41,8 @@ typedef struct cg_config {
     uint32_t cpus[CG_CONFIG_MAX_CPUS], n_cpus;
     uint32_t io_backend; /* cg_io_backend */
     uint32_t io_cache;   /* cg_io_cache */
-    uint32_t queue_depth, read_timeout_ms, lookup_timeout_ms, staging_mib, max_abandoned_reads;
+    uint32_t queue_depth, staging_mib, max_abandoned_reads;
+    uint32_t read_timeout_ms, lookup_timeout_ms, save_timeout_ms, close_timeout_ms;
     uint32_t negative_ttl_ms, positive_ttl_ms, retry_ms;
     bool read_only;
     bool has_geometry;

@@ -1,7 +1,8 @@
 #include "connector/abi_struct.h"
+#include "connector/clock.h"
 #include "connector/load.h"
 #include "connector/lookup.h"
-#include "connector/runtime.h"
+#include "connector/save_state.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -108,21 +109,25 @@ void cachegen_close(cachegen *c)
     if (c == NULL)
         return;
     cg_runtime *rt = cg_runtime_peek(c); /* a parent's runtime is left alone */
-    if (rt != NULL) {
-        pthread_mutex_lock(&rt->lock);
-        cg_lookups_cancel(rt);
-        cg_loads_cancel(rt);
-        while (rt->stream_plan.streams != NULL)
-            pthread_cond_wait(&rt->changed, &rt->lock);
-        pthread_mutex_unlock(&rt->lock);
-        cg_runtime_free(rt); /* runs the saves to their end */
+    if (rt == NULL) {
+        cg_handle_free(c);
+        return;
     }
-    for (int i = 0; i < CG_MAX_KV_LAYOUTS; i++)
-        free(atomic_load(&c->layouts[i]));
-    cg_store_free(c->store);
-    cg_model_destroy(&c->model);
-    cg_config_free(c->config);
-    free(c);
+    const uint64_t began_ns = cg_now_ns(),
+                   timeout_ns = c->config->close_timeout_ms * UINT64_C(1000000);
+    pthread_mutex_lock(&rt->lock);
+    cg_lookups_cancel(rt);
+    cg_loads_cancel(rt);
+    while (rt->stream_plan.streams != NULL) /* decoding, which ends */
+        cg_runtime_wait(rt, &rt->changed, UINT64_MAX);
+    /* The saves run to their end, but for a last part of the time: a slow store is left the chance
+     * to end the chunk that it has begun. */
+    if (rt->writer_is_stuck || !cg_runtime_stop(rt, began_ns + timeout_ns / 4 * 3)) {
+        cg_saves_give_up(rt);
+        cg_runtime_stop(rt, began_ns + timeout_ns);
+    }
+    pthread_mutex_unlock(&rt->lock);
+    cg_runtime_close(rt, began_ns + timeout_ns);
 }
 
 cachegen_status cachegen_get_info(cachegen *c, cachegen_info *info_out)

@@ -34,4 +34,7 @@ static inline const cg_kv_layout *cg_handle_layout(cachegen *connector, uint32_t
                ? atomic_load_explicit(&connector->layouts[kv_id], memory_order_acquire)
                : NULL;
 }
+
+/* Frees what cachegen_open() made, also a part of it. The runtime must be gone. */
+void cg_handle_free(cachegen *connector);
 #endif

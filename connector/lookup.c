@@ -152,6 +152,8 @@ static void *look_up(void *argument)
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(io, 0);
+    pthread_mutex_lock(&rt->lock);
+    cg_runtime_leave(rt);
     return NULL;
 }
 

@@ -11,7 +11,7 @@ struct cg_pool {
     pthread_cond_t work;
     cg_job *head[CG_N_JOB_QUEUES], *tail[CG_N_JOB_QUEUES];
     uint32_t n_busy; /* tasks under way: their jobs may submit more */
-    bool stop;
+    bool stop, stopped;
     bool started;
     uint32_t n_threads, n_running, n_cpus;
     pthread_t *threads;
@@ -149,7 +149,9 @@ static cg_status start_threads(cg_pool *pool)
 cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job)
 {
     pthread_mutex_lock(&pool->lock);
-    const cg_status status = pool->started ? CG_OK : start_threads(pool);
+    cg_status status = CG_ERR_CANCELLED;
+    if (!pool->stopped)
+        status = pool->started ? CG_OK : start_threads(pool);
     if (status == CG_OK) {
         job->next = NULL;
         job->next_task = job->n_done = 0;
@@ -167,7 +169,7 @@ cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job)
     return status;
 }
 
-void cg_pool_free(cg_pool *pool)
+void cg_pool_stop(cg_pool *pool)
 {
     if (pool == NULL)
         return;
@@ -177,6 +179,17 @@ void cg_pool_free(cg_pool *pool)
     pthread_mutex_unlock(&pool->lock);
     for (uint32_t i = 0; i < pool->n_running; i++)
         pthread_join(pool->threads[i], NULL);
+    pthread_mutex_lock(&pool->lock);
+    pool->stopped = true;
+    pool->n_running = 0;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+void cg_pool_free(cg_pool *pool)
+{
+    if (pool == NULL)
+        return;
+    cg_pool_stop(pool);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
     free(pool->threads);

@@ -50,7 +50,10 @@ typedef enum cg_job_queue {
 /* cpus[n_cpus]: copied; n_cpus 0 binds nothing. */
 cg_status cg_pool_new(uint32_t n_threads, const uint32_t *cpus, uint32_t n_cpus,
                       cg_pool **pool_out);
-/* Runs what is queued, then ends the threads. NULL is fine. */
+/* Runs what is queued, then ends the threads. From then on nothing can be submitted
+ * (CG_ERR_CANCELLED). NULL is fine. */
+void cg_pool_stop(cg_pool *pool);
+/* Stops and frees. NULL is fine. */
 void cg_pool_free(cg_pool *pool);
 /* Any thread, also from inside run and done. An error: no thread could be started; the job was not
  * taken. */

@@ -131,5 +131,7 @@ void *cg_load_reader(void *argument)
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(r.io, GRACE_MS * UINT64_C(1000000));
+    pthread_mutex_lock(&rt->lock);
+    cg_runtime_leave(rt);
     return NULL;
 }

@@ -1,8 +1,21 @@
 #include "connector/runtime.h"
 
+#include "connector/clock.h"
+
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
+
+/* Waits are measured by the clock of deadlines, which nobody sets. */
+static void init_condition(pthread_cond_t *condition)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
 
 static cg_runtime *runtime_new(cachegen *connector)
 {
@@ -26,14 +39,32 @@ static cg_runtime *runtime_new(cachegen *connector)
     }
     rt->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); /* -1: an engine can still poll */
     pthread_mutex_init(&rt->lock, NULL);
-    pthread_cond_init(&rt->changed, NULL);
-    pthread_cond_init(&rt->lookups.filled, NULL);
-    pthread_cond_init(&rt->saves.filled, NULL);
+    init_condition(&rt->changed);
+    init_condition(&rt->watched);
+    init_condition(&rt->lookups.filled);
+    init_condition(&rt->saves.filled);
+    rt->step_until_ns = UINT64_MAX;
     cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,
                       config->prior_mbps * 1e6);
     rt->speeds.n_threads = config->threads;
     rt->speeds.configured_tokens_per_s = config->recompute_tokens_per_s;
     return rt;
+}
+
+/* No thread is left that touches it. */
+static void runtime_free(cg_runtime *rt)
+{
+    cg_pool_free(rt->pool);
+    cg_chunk_memory_free(rt->chunk_memory);
+    cg_stream_plan_destroy(&rt->stream_plan);
+    if (rt->event_fd >= 0)
+        close(rt->event_fd);
+    pthread_cond_destroy(&rt->saves.filled);
+    pthread_cond_destroy(&rt->lookups.filled);
+    pthread_cond_destroy(&rt->watched);
+    pthread_cond_destroy(&rt->changed);
+    pthread_mutex_destroy(&rt->lock);
+    free(rt);
 }
 
 cg_runtime *cg_runtime_peek(cachegen *connector)
@@ -55,7 +86,7 @@ cg_runtime *cg_runtime_get(cachegen *connector)
      * runtime.h. */
     if (atomic_compare_exchange_strong(&connector->runtime, &rt, made))
         return made;
-    cg_runtime_free(made);
+    runtime_free(made);
     return rt;
 }
 
@@ -68,33 +99,81 @@ cg_status cg_runtime_start(cg_runtime *rt, cg_worker *worker, const char *name,
     const cg_status status =
         cg_thread_start(&worker->thread, name, config->cpus, config->n_cpus, body, rt);
     worker->started = status == CG_OK;
+    rt->n_inside += status == CG_OK;
     return status;
 }
 
-void cg_runtime_free(cg_runtime *rt)
+void cg_runtime_leave(cg_runtime *rt)
 {
-    if (rt == NULL)
+    cachegen *connector = rt->connector;
+    const bool is_last = --rt->n_inside == 0 && rt->is_orphan;
+    pthread_cond_broadcast(&rt->changed);
+    pthread_mutex_unlock(&rt->lock);
+    if (!is_last)
         return;
-    pthread_mutex_lock(&rt->lock);
+    runtime_free(rt);
+    cg_handle_free(connector);
+}
+
+static struct timespec timespec_of(uint64_t ns)
+{
+    return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u),
+                             .tv_nsec = (long)(ns % 1000000000u)};
+}
+
+void cg_runtime_wait(cg_runtime *rt, pthread_cond_t *condition, uint64_t deadline_ns)
+{
+    const struct timespec until = timespec_of(deadline_ns);
+    if (deadline_ns == UINT64_MAX)
+        pthread_cond_wait(condition, &rt->lock);
+    else
+        pthread_cond_timedwait(condition, &rt->lock, &until);
+}
+
+bool cg_runtime_stop(cg_runtime *rt, uint64_t deadline_ns)
+{
     rt->stop = true;
     pthread_cond_broadcast(&rt->lookups.filled);
     pthread_cond_broadcast(&rt->saves.filled);
+    pthread_cond_broadcast(&rt->watched);
     cg_runtime_wake_reader(rt);
-    const cg_worker workers[] = {rt->looker, rt->reader, rt->writer};
-    pthread_mutex_unlock(&rt->lock);
-    for (int i = 0; i < 3; i++)
-        if (workers[i].started)
-            pthread_join(workers[i].thread, NULL);
-    cg_pool_free(rt->pool);
-    cg_chunk_memory_free(rt->chunk_memory);
-    cg_stream_plan_destroy(&rt->stream_plan);
-    if (rt->event_fd >= 0)
+    while (rt->n_inside > 0 && cg_now_ns() < deadline_ns)
+        cg_runtime_wait(rt, &rt->changed, deadline_ns);
+    return rt->n_inside == 0;
+}
+
+/* A thread that has left may still be held: io_uring takes its requests back when the thread that
+ * made them ends, and a file system may not give them. It touches nothing of ours then. */
+static void join_until(pthread_t thread, uint64_t deadline_ns)
+{
+    const struct timespec until = timespec_of(deadline_ns);
+    if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until) != 0)
+        pthread_detach(thread);
+}
+
+void cg_runtime_close(cg_runtime *rt, uint64_t deadline_ns)
+{
+    cachegen *connector = rt->connector;
+    cg_pool_stop(rt->pool); /* its tasks only compute: they end */
+    pthread_mutex_lock(&rt->lock);
+    const cg_worker workers[] = {rt->looker, rt->reader, rt->writer, rt->watcher};
+    const bool is_orphan = rt->is_orphan = rt->n_inside > 0;
+    if (is_orphan && rt->event_fd >= 0) { /* its number is the host's again */
         close(rt->event_fd);
-    pthread_cond_destroy(&rt->saves.filled);
-    pthread_cond_destroy(&rt->lookups.filled);
-    pthread_cond_destroy(&rt->changed);
-    pthread_mutex_destroy(&rt->lock);
-    free(rt);
+        rt->event_fd = -1;
+    }
+    /* Before the lock is released: with it the last worker may free all of this. */
+    for (int i = 0; i < 4 && is_orphan; i++)
+        if (workers[i].started)
+            pthread_detach(workers[i].thread);
+    pthread_mutex_unlock(&rt->lock);
+    if (is_orphan)
+        return;
+    for (int i = 0; i < 4; i++)
+        if (workers[i].started)
+            join_until(workers[i].thread, deadline_ns);
+    runtime_free(rt);
+    cg_handle_free(connector);
 }
 
 void cg_runtime_notify(cg_runtime *rt)

@@ -9,6 +9,11 @@
  * Locks: cg_runtime.lock guards every field of operations and of the runtime that does not say
  * otherwise. It is never held across a system call on files, a codec call or a callback. The pool's
  * own lock is taken inside it, never outside.
+ *
+ * A hung store can hold a worker for ever, in a system call that nobody can end. So closing waits
+ * for the workers only until a deadline. With one that is stuck the runtime becomes an orphan:
+ * nothing of it is freed under that thread. If it comes back some day, the last one to leave frees
+ * all.
  */
 #ifndef CG_CONNECTOR_RUNTIME_H
 #define CG_CONNECTOR_RUNTIME_H
@@ -21,7 +26,8 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-/* One of the three threads that do I/O: looks up, reads, or writes. Each makes its own cg_io. */
+/* A thread of the runtime. Three do I/O (look up, read, write), each with a cg_io of its own; one
+ * watches the one that writes. */
 typedef struct cg_worker {
     pthread_t thread;
     bool started;
@@ -41,13 +47,22 @@ struct cg_runtime {
     cg_pool *pool;       /* constant */
     int event_fd;        /* constant; -1: none */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* an operation ended, an encoding ended, staging memory came back */
+    pthread_cond_t changed; /* an operation ended, an encoding ended, a worker left */
     bool stop;
-    cg_worker looker, reader, writer;
+    bool is_orphan; /* closed, with a worker stuck */
+    cg_worker looker, reader, writer, watcher;
+    uint32_t n_inside; /* workers that may touch the runtime */
 
     cg_operation_queue lookups, saves;
     cg_stream_plan stream_plan; /* of the loads that are not done */
     cg_io *reader_io;           /* to wake; set while the reader runs */
+
+    /* What the writer does, for the watcher (connector/save_state.h). */
+    cg_operation *saving;
+    uint64_t step_until_ns; /* the store hangs if the step is not over then; UINT64_MAX: none is
+                               under way */
+    bool writer_is_stuck;   /* what it does was given up */
+    pthread_cond_t watched; /* a step was begun */
 
     cg_chunk_memory *chunk_memory;
     cg_speeds speeds;
@@ -59,11 +74,23 @@ struct cg_runtime {
 cg_runtime *cg_runtime_get(cachegen *connector);
 /* This process's runtime if there is one, else NULL. */
 cg_runtime *cg_runtime_peek(cachegen *connector);
-/* With the lock held: starts a worker unless it runs. body's argument is the runtime. */
+/* With the lock held: starts a worker unless it runs. body's argument is the runtime. The body ends
+ * with cg_runtime_leave(). */
 cg_status cg_runtime_start(cg_runtime *runtime, cg_worker *worker, const char *name,
                            void *(*body)(void *));
-/* Ends all threads and frees. Operations must have ended. */
-void cg_runtime_free(cg_runtime *runtime);
+/* For a worker, with the lock held, which this releases: it touches the runtime no more. */
+void cg_runtime_leave(cg_runtime *runtime);
+/* With the lock held: waits for a condition of the runtime until deadline_ns (UINT64_MAX: for
+ * ever).
+ */
+void cg_runtime_wait(cg_runtime *runtime, pthread_cond_t *condition, uint64_t deadline_ns);
+
+/* With the lock held: tells the workers to end when they have nothing left to do, and waits for
+ * them until deadline_ns. Whether all have left. Look-ups and loads must have ended. */
+bool cg_runtime_stop(cg_runtime *runtime, uint64_t deadline_ns);
+/* After cg_runtime_stop(): frees runtime and connector, or leaves both to the worker that is stuck.
+ * Waits for threads to end until deadline_ns. */
+void cg_runtime_close(cg_runtime *runtime, uint64_t deadline_ns);
 /* With the lock held or not: an operation completed. */
 void cg_runtime_notify(cg_runtime *runtime);
 

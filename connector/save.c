@@ -103,6 +103,10 @@ static cg_status reserve_staging(cachegen_save *save, const cachegen_save_reques
     cg_runtime *rt = save->op.runtime;
     const uint64_t limit = (uint64_t)save->op.connector->config->staging_mib << 20;
     pthread_mutex_lock(&rt->lock);
+    if (rt->writer_is_stuck) {
+        pthread_mutex_unlock(&rt->lock);
+        return CG_ERR_TIMED_OUT;
+    }
     const cachegen_stats before = rt->stats;
     choose_chunks(save, r, staging_bytes_out);
     /* While nothing else is staged a save is always taken, or a chunk larger than the limit would
@@ -181,8 +185,12 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         save->progress.loaded_tokens = save->n_tokens;
         cg_operation_begin(&save->op);
         cg_operation_finish(&save->op);
-    } else if ((status = cg_runtime_start(rt, &rt->writer, "cachegen-save", cg_save_writer)) ==
-               CG_OK) {
+    } else if (rt->writer_is_stuck) {
+        status = CG_ERR_TIMED_OUT;
+    } else if ((status = cg_runtime_start(rt, &rt->watcher, "cachegen-watch", cg_saves_watch)) ==
+                   CG_OK &&
+               (status = cg_runtime_start(rt, &rt->writer, "cachegen-save", cg_save_writer)) ==
+                   CG_OK) {
         cg_operation_begin(&save->op);
         cg_operation_put(&rt->saves, &save->op);
     }

@@ -10,6 +10,8 @@
  * pool busy, and few, because each holds its copy of K and V until then. */
 enum { ENCODE_AHEAD = 2, LOSSY_LEVELS = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3 };
 
+enum { CONTEXT_CHUNKS_AN_ANSWER = 8 };
+
 static cg_save_chunk *chunk_of(cg_job *job)
 {
     return (cg_save_chunk *)((char *)job - offsetof(cg_save_chunk, job));
@@ -102,16 +104,20 @@ static cg_status wait_encoded(cg_save_chunk *chunk)
     return status;
 }
 
-static void release_raw(cg_save_chunk *chunk)
+/* What comes now may ask the store n_answers times for something that one answer is allowed
+ * save_timeout_ms for. False: the save was given up. */
+static bool begin_step(cachegen_save *save, uint32_t n_answers)
 {
-    cg_runtime *rt = chunk->save->op.runtime;
-    if (chunk->raw == NULL)
-        return;
-    free(chunk->raw);
-    chunk->raw = NULL;
+    cg_runtime *rt = save->op.runtime;
+    const uint64_t timeout_ns = save->op.connector->config->save_timeout_ms * UINT64_C(1000000);
     pthread_mutex_lock(&rt->lock);
-    rt->staging_bytes -= chunk->raw_bytes;
+    const bool is_wanted = !save->op.done;
+    if (is_wanted && rt->step_until_ns == UINT64_MAX) /* else the watcher finds out by itself */
+        pthread_cond_signal(&rt->watched);
+    if (is_wanted)
+        rt->step_until_ns = cg_now_ns() + n_answers * timeout_ns;
     pthread_mutex_unlock(&rt->lock);
+    return is_wanted;
 }
 
 /* The first publisher wins, but not with a file that a load found to be wrong: that one is
@@ -270,47 +276,66 @@ static cg_status write_model_json(const cachegen *c, cg_io *io)
     return status;
 }
 
-static void run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
+/* Frees what a chunk that was begun still has. */
+static void clear_chunk(cg_save_chunk *chunk)
+{
+    cg_runtime *rt = chunk->save->op.runtime;
+    cg_encoder_free(chunk->encoder);
+    chunk->encoder = NULL;
+    pthread_mutex_lock(&rt->lock);
+    cg_save_release_raw(chunk);
+    pthread_mutex_unlock(&rt->lock);
+}
+
+static cg_status save_chunks(cachegen_save *save, cg_io *io)
 {
     cg_runtime *rt = save->op.runtime;
-    cg_status status = CG_OK, context_status = CG_OK;
-    uint32_t n_begun = 0, n_saved = 0;
-    if (!*model_json_written && (status = write_model_json(save->op.connector, io)) == CG_OK)
-        *model_json_written = true;
-    if (status == CG_OK)
-        skip_existing(save, io);
+    cg_status status = CG_OK;
+    uint32_t n_begun = 0;
     for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++) {
         while (n_begun < save->n_chunks && n_begun < i + 1 + ENCODE_AHEAD)
             begin_encode(&save->chunks[n_begun++]);
         cg_save_chunk *chunk = &save->chunks[i];
         status = wait_encoded(chunk);
-        release_raw(chunk);
+        if (status == CG_OK && !begin_step(save, 1))
+            status = CG_ERR_TIMED_OUT;
         if (status == CG_OK)
             status = publish_chunk(chunk, io);
-        n_saved += status == CG_OK;
+        clear_chunk(chunk);
+        pthread_mutex_lock(&rt->lock);
+        save->n_saved += status == CG_OK && !save->op.done;
+        pthread_mutex_unlock(&rt->lock);
     }
     /* After a failure the rest is given up: nothing that follows a hole in the chain can be
      * found. */
     for (uint32_t i = 0; i < save->n_chunks; i++) {
         if (i < n_begun)
             wait_encoded(&save->chunks[i]);
-        release_raw(&save->chunks[i]);
-        cg_encoder_free(save->chunks[i].encoder);
-        save->chunks[i].encoder = NULL;
+        clear_chunk(&save->chunks[i]);
     }
-    if (save->context != NULL)
-        context_status = publish_context(save, io);
+    return status;
+}
 
-    pthread_mutex_lock(&rt->lock);
-    cachegen_progress *p = &save->progress;
-    p->status = status != CG_OK ? status : context_status;
-    rt->stats.save_errors += (status != CG_OK) + (context_status != CG_OK);
-    rt->stats.saves_dropped += save->n_chunks - n_saved;
-    p->loaded_tokens =
-        n_saved == save->n_chunks ? save->n_tokens : save->chunks[n_saved].first_token;
-    p->total_ns = cg_now_ns() - save->op.started_ns;
-    cg_operation_finish(&save->op);
-    pthread_mutex_unlock(&rt->lock);
+static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
+{
+    cg_runtime *rt = save->op.runtime;
+    cg_status status = CG_OK;
+    begin_step(save, 1);
+    if (!*model_json_written && (status = write_model_json(save->op.connector, io)) == CG_OK)
+        *model_json_written = true;
+    if (status == CG_OK)
+        skip_existing(save, io);
+    if (status == CG_OK)
+        status = save_chunks(save, io);
+    /* A context is made of links, several a chunk. */
+    if (save->context != NULL && begin_step(save, 1 + save->n_keys / CONTEXT_CHUNKS_AN_ANSWER)) {
+        const cg_status context_status = publish_context(save, io);
+        pthread_mutex_lock(&rt->lock);
+        rt->stats.save_errors += status != CG_OK && context_status != CG_OK; /* a second one */
+        pthread_mutex_unlock(&rt->lock);
+        status = status != CG_OK ? status : context_status;
+    }
+    return status;
 }
 
 void *cg_save_writer(void *argument)
@@ -323,24 +348,29 @@ void *cg_save_writer(void *argument)
     pthread_mutex_lock(&rt->lock);
     while ((op = cg_operation_take(rt, &rt->saves)) != NULL) {
         cachegen_save *save = (cachegen_save *)op;
-        cg_status status = CG_OK;
+        op->n_refs++; /* it may be given up, and freed by the engine, under the writer */
+        rt->saving = op;
         pthread_mutex_unlock(&rt->lock);
-        if (io == NULL)
-            status = cg_io_new(&io_config, &io);
+        cg_status status = io == NULL ? cg_io_new(&io_config, &io) : CG_OK;
         if (status == CG_OK)
-            run_save(save, io, &model_json_written);
-        pthread_mutex_lock(&rt->lock);
-        if (status != CG_OK) {
-            save->progress.status = status;
-            rt->stats.save_errors++;
-            rt->stats.saves_dropped += save->n_chunks;
-            for (uint32_t i = 0; i < save->n_chunks; i++)
-                rt->staging_bytes -=
-                    save->chunks[i].raw_bytes; /* the memory goes with the handle */
-            cg_operation_finish(&save->op);
+            status = run_save(save, io, &model_json_written);
+        if (io != NULL &&
+            cg_io_n_under_way(io) > 0) { /* its queue failed: with a new one, perhaps */
+            cg_io_free(io, 0);
+            io = NULL;
         }
+        pthread_mutex_lock(&rt->lock);
+        for (uint32_t i = 0; i < save->n_chunks; i++)
+            cg_save_release_raw(&save->chunks[i]);
+        rt->saving = NULL;
+        rt->step_until_ns = UINT64_MAX;
+        rt->writer_is_stuck = false;
+        cg_save_finish(save, status);
+        cg_operation_unref(op);
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(io, 0);
+    pthread_mutex_lock(&rt->lock);
+    cg_runtime_leave(rt);
     return NULL;
 }

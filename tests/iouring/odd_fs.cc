@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -25,7 +26,8 @@ struct OddFs::State {
     std::mutex lock; // of all below
     std::condition_variable released_changed;
     bool released = false;
-    int n_hanging = 0, n_open = 0;
+    Mood mood = Mood::GOOD;
+    int n_hanging = 0, n_open = 0, n_calls = 0;
     size_t most_asked = 0;
     std::map<std::string, int> n_stats; // by path
 };
@@ -64,6 +66,31 @@ struct OddFsCalls {
         s->n_hanging--;
     }
 
+    enum Kind { LOOKS, CHANGES, ADDS };
+    // What the mood makes of a call: 0, or an error.
+    static int suffer(Kind kind)
+    {
+        OddFs::State *s = state();
+        std::unique_lock<std::mutex> guard(s->lock);
+        s->n_calls++;
+        if (s->mood == Mood::HANGING) {
+            s->n_hanging++;
+            s->released_changed.notify_all();
+            s->released_changed.wait(guard, [s] { return s->mood != Mood::HANGING; });
+            s->n_hanging--;
+        }
+        if (s->mood == Mood::SLOW) {
+            guard.unlock();
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            return 0;
+        }
+        if (s->mood == Mood::FULL && kind == ADDS)
+            return -ENOSPC;
+        if (s->mood == Mood::READ_ONLY && kind != LOOKS)
+            return -EROFS;
+        return s->mood == Mood::GONE ? -EIO : 0;
+    }
+
     static int count_open(int change, int result)
     {
         const std::lock_guard<std::mutex> guard(state()->lock);
@@ -73,6 +100,8 @@ struct OddFsCalls {
 
     static int getattr(const char *path, struct stat *out, struct fuse_file_info *)
     {
+        if (const int error = suffer(LOOKS))
+            return error;
         if (is_named(path, "hang_stat"))
             hang();
         {
@@ -87,14 +116,20 @@ struct OddFsCalls {
     }
     static int mkdir(const char *path, mode_t mode)
     {
+        if (const int error = suffer(ADDS))
+            return error;
         return result_of(mkdirat(state()->backing_fd, below(path), mode));
     }
     static int unlink(const char *path)
     {
+        if (const int error = suffer(CHANGES))
+            return error;
         return result_of(unlinkat(state()->backing_fd, below(path), 0));
     }
     static int rename(const char *from, const char *to, unsigned flags)
     {
+        if (const int error = suffer(CHANGES))
+            return error;
         if (flags != 0)
             return -EINVAL;
         if (is_named(to, "views") && (is_named(to, "-L2") || is_named(to, "-L3")))
@@ -104,6 +139,8 @@ struct OddFsCalls {
     }
     static int link(const char *from, const char *to)
     {
+        if (const int error = suffer(ADDS))
+            return error;
         if (is_named(from, "full"))
             return -EMLINK;
         if (!is_named(to, "links"))
@@ -113,6 +150,8 @@ struct OddFsCalls {
     }
     static int open(const char *path, struct fuse_file_info *info)
     {
+        if (const int error = suffer(LOOKS))
+            return error;
         if (is_named(path, "hang_open"))
             hang();
         if (is_named(path, "nodirect") && (info->flags & O_DIRECT))
@@ -128,6 +167,8 @@ struct OddFsCalls {
     }
     static int create(const char *path, mode_t mode, struct fuse_file_info *info)
     {
+        if (const int error = suffer(ADDS))
+            return error;
         const int fd = openat(state()->backing_fd, below(path), info->flags & ~O_DIRECT, mode);
         if (fd < 0)
             return -errno;
@@ -137,6 +178,8 @@ struct OddFsCalls {
     static int read(const char *path, char *bytes, size_t n, off_t offset,
                     struct fuse_file_info *info)
     {
+        if (const int error = suffer(LOOKS))
+            return error;
         if (is_named(path, "hang_read"))
             hang();
         {
@@ -152,12 +195,16 @@ struct OddFsCalls {
     static int write(const char *path, const char *bytes, size_t n, off_t offset,
                      struct fuse_file_info *info)
     {
+        if (const int error = suffer(ADDS))
+            return error;
         if (is_named(path, "hang_write"))
             hang();
         return result_of(pwrite(static_cast<int>(info->fh), bytes, n, offset));
     }
     static int fsync(const char *, int, struct fuse_file_info *info)
     {
+        if (const int error = suffer(CHANGES))
+            return error;
         return result_of(::fsync(static_cast<int>(info->fh)));
     }
     static int release(const char *, struct fuse_file_info *info)
@@ -218,7 +265,21 @@ void OddFs::release()
 {
     const std::lock_guard<std::mutex> guard(state_->lock);
     state_->released = true;
+    state_->mood = Mood::GOOD;
     state_->released_changed.notify_all();
+}
+
+void OddFs::set_mood(Mood mood)
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    state_->mood = mood;
+    state_->released_changed.notify_all();
+}
+
+int OddFs::n_calls() const
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    return state_->n_calls;
 }
 
 int OddFs::n_hanging() const

@@ -5,6 +5,8 @@
 // "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is. Hard links are refused
 // (EPERM), as on vfat or some network file systems, except to names with "links" in them; a file
 // with "full" in its name has all the links that it can have (EMLINK).
+//
+// Besides, the whole of it has a mood, which can change at any time.
 #ifndef CG_TESTS_IOURING_ODD_FS_H
 #define CG_TESTS_IOURING_ODD_FS_H
 #include <cstddef>
@@ -12,6 +14,15 @@
 
 namespace cg_test
 {
+
+enum class Mood {
+    GOOD,
+    HANGING,   // until the mood changes
+    SLOW,      // some milliseconds a call
+    FULL,      // what makes something new is ENOSPC
+    READ_ONLY, // what changes something is EROFS
+    GONE,      // everything is EIO
+};
 
 class OddFs
 {
@@ -23,7 +34,9 @@ class OddFs
     OddFs &operator=(const OddFs &) = delete;
 
     void release(); // all that hangs, and what would hang from now on
+    void set_mood(Mood mood);
     int n_hanging() const;
+    int n_calls() const;       // of all kinds
     int n_open() const;        // files; their release follows their close some time later
     size_t most_asked() const; // bytes that a read wanted
     // How often the status of this path below the mount was asked for.

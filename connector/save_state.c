@@ -1,0 +1,61 @@
+#include "connector/save_state.h"
+
+#include "connector/clock.h"
+
+#include <stdlib.h>
+
+void cg_save_release_raw(cg_save_chunk *chunk)
+{
+    if (chunk->raw == NULL)
+        return;
+    free(chunk->raw);
+    chunk->raw = NULL;
+    chunk->save->op.runtime->staging_bytes -= chunk->raw_bytes;
+}
+
+void cg_save_finish(cachegen_save *save, cg_status status)
+{
+    cg_runtime *rt = save->op.runtime;
+    cachegen_progress *p = &save->progress;
+    if (save->op.done)
+        return;
+    p->status = status;
+    p->loaded_tokens =
+        save->n_saved == save->n_chunks ? save->n_tokens : save->chunks[save->n_saved].first_token;
+    p->total_ns = cg_now_ns() - save->op.started_ns;
+    rt->stats.save_errors += status != CG_OK;
+    rt->stats.saves_dropped += save->n_chunks - save->n_saved;
+    cg_operation_finish(&save->op);
+}
+
+void cg_saves_drop(cg_runtime *rt, cg_status status)
+{
+    while (rt->saves.head != NULL) {
+        cachegen_save *save = (cachegen_save *)cg_operation_take(rt, &rt->saves);
+        for (uint32_t i = 0; i < save->n_chunks; i++)
+            cg_save_release_raw(&save->chunks[i]);
+        cg_save_finish(save, status);
+    }
+}
+
+void cg_saves_give_up(cg_runtime *rt)
+{
+    rt->writer_is_stuck = rt->saving != NULL;
+    rt->step_until_ns = UINT64_MAX;
+    if (rt->saving != NULL)
+        cg_save_finish((cachegen_save *)rt->saving, CG_ERR_TIMED_OUT);
+    cg_saves_drop(rt, CG_ERR_TIMED_OUT);
+}
+
+void *cg_saves_watch(void *argument)
+{
+    cg_runtime *rt = argument;
+    pthread_mutex_lock(&rt->lock);
+    while (!rt->stop)
+        if (cg_now_ns() >= rt->step_until_ns)
+            cg_saves_give_up(rt);
+        else
+            cg_runtime_wait(rt, &rt->watched, rt->step_until_ns);
+    cg_runtime_leave(rt);
+    return NULL;
+}

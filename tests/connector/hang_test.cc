@@ -1,0 +1,200 @@
+// What a connector promises of a store that hangs: every operation ends, and so does closing.
+#include "tests/connector/engine.h"
+#include "tests/iouring/require.h"
+#ifdef CG_TEST_HAS_FUSE
+#include "tests/iouring/odd_fs.h"
+#endif
+
+#include <dirent.h>
+
+#include <future>
+#include <memory>
+#include <thread>
+
+namespace
+{
+
+using namespace cg_test;
+
+#ifndef CG_TEST_HAS_FUSE
+TEST(HangTest, IsNotTested)
+{
+    CG_SKIP_OR_FAIL("fuse", "built without libfuse 3: hung stores are not tested");
+}
+#else
+
+using Clock = std::chrono::steady_clock;
+constexpr auto SLACK = std::chrono::seconds(8); // a loaded machine, a sanitizer
+
+size_t n_entries(const char *folder)
+{
+    size_t n = 0;
+    DIR *dir = opendir(folder);
+    while (readdir(dir) != nullptr)
+        n++;
+    closedir(dir);
+    return n;
+}
+
+// Whether it comes true in time.
+template <typename Condition> bool comes_true(Condition condition)
+{
+    const auto deadline = Clock::now() + std::chrono::seconds(20);
+    while (!condition() && Clock::now() < deadline)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return condition();
+}
+
+class HangTest : public testing::TestWithParam<const char *>
+{
+  protected:
+    void SetUp() override
+    {
+        char reason[256];
+        if (std::string(GetParam()) == "io_uring" && !cg_io_uring_reason(reason, sizeof reason))
+            CG_SKIP_OR_FAIL("uring", "no io_uring here (" << reason << ")");
+        odd = std::make_unique<OddFs>(store.dir.path, mount.path);
+        if (!odd->why().empty())
+            CG_SKIP_OR_FAIL("fuse", odd->why() << ": hung stores are not tested");
+        n_threads = n_entries("/proc/self/task");
+        n_descriptors = n_entries("/proc/self/fd");
+        engine = open();
+    }
+    void TearDown() override
+    {
+        odd->release();
+        engine.reset();
+        if (n_threads > 0) { // what was abandoned goes when the store answers; libfuse makes more
+                             // threads as it needs them, so these are counted by their names
+            EXPECT_TRUE(comes_true([] { return n_of_ours() == 0; })) << "threads are left";
+            EXPECT_TRUE(comes_true([&] { return n_entries("/proc/self/fd") <= n_descriptors; }))
+                << "descriptors are left";
+        }
+        odd.reset();
+    }
+    std::unique_ptr<Engine> open(const std::string &more = "") const
+    {
+        return std::make_unique<Engine>(
+            mount.path, store.spec,
+            std::string("\"io_backend\": \"") + GetParam() +
+                "\", \"lookup_timeout_ms\": 1000, \"save_timeout_ms\": 500, "
+                "\"close_timeout_ms\": 1000" +
+                more);
+    }
+    static size_t n_of_ours()
+    {
+        size_t n = 0;
+        for (const auto &entry : std::filesystem::directory_iterator("/proc/self/task")) {
+            std::ifstream in(entry.path() / "comm");
+            std::string name;
+            n += std::getline(in, name) && name.substr(0, 9) == "cachegen-";
+        }
+        return n;
+    }
+    // Runs what must end by itself. Where it does not, the store is woken, so that the test ends.
+    template <typename Call> void ends_within(std::chrono::milliseconds limit, Call call)
+    {
+        auto ended = std::async(std::launch::async, call);
+        if (ended.wait_for(limit + SLACK) == std::future_status::ready)
+            return;
+        ADD_FAILURE() << "hangs as long as the store does";
+        odd->release();
+        ended.wait();
+    }
+    void close_engine()
+    {
+        cachegen_close(engine->c);
+        engine->c = nullptr;
+    }
+    // Starts a save and waits until the store holds it up.
+    cachegen_save *start_hung_save(const Tokens &tokens)
+    {
+        cachegen_save *save = nullptr;
+        engine->prefill(tokens);
+        odd->set_mood(Mood::HANGING);
+        EXPECT_EQ(engine->save_start(tokens, 0, static_cast<uint32_t>(tokens.size()), true, nullptr,
+                                     0, &save),
+                  CACHEGEN_OK);
+        EXPECT_TRUE(comes_true([&] { return odd->n_hanging() > 0; }));
+        return save;
+    }
+
+    const Store store;
+    const TempDir mount;
+    std::unique_ptr<OddFs> odd;
+    std::unique_ptr<Engine> engine;
+    size_t n_threads = 0, n_descriptors = 0;
+};
+
+TEST_P(HangTest, ClosingEndsInItsTime)
+{
+    const Tokens tokens = prompt(32 * 4);
+    ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine->look_up(tokens).hit_tokens, 127u);
+    start_hung_save(prompt(32 * 4, 2)); // its handle goes with the connector
+    cachegen_load *load;
+    ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
+    const cachegen_request r = engine->request(tokens);
+    cachegen_lookup *lookup;
+    ASSERT_EQ(cachegen_lookup_start(engine->c, &r, 0, &lookup), CACHEGEN_OK);
+    cachegen_lookup_free(lookup);
+    ends_within(std::chrono::seconds(2), [&] {
+        cachegen_load_free(load);
+        close_engine();
+    });
+}
+
+TEST_P(HangTest, ClosingBeforeAnythingWasGivenUpEndsInItsTime)
+{
+    engine = open(", \"read_timeout_ms\": 60000");
+    const Tokens tokens = prompt(32 * 4);
+    ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine->look_up(tokens).hit_tokens, 127u);
+    odd->set_mood(Mood::HANGING);
+    cachegen_load *load;
+    ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
+    ASSERT_TRUE(comes_true([&] { return odd->n_hanging() > 0; }));
+    ends_within(std::chrono::seconds(1), [&] {
+        cachegen_load_free(load);
+        close_engine();
+    });
+}
+
+TEST_P(HangTest, ASaveEndsInItsTimeAndSoDoWhatWaitsBehindIt)
+{
+    cachegen_save *save = start_hung_save(prompt(32 * 4)), *behind;
+    ASSERT_NE(save, nullptr);
+    ASSERT_EQ(engine->save_start(prompt(64, 2), 0, 64, true, nullptr, 0, &behind), CACHEGEN_OK);
+    ends_within(std::chrono::seconds(1), [&] {
+        EXPECT_EQ(engine->finish(save).status, CG_ERR_TIMED_OUT);
+        const cachegen_progress p = engine->finish(behind);
+        EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
+        EXPECT_EQ(p.loaded_tokens, 0u);
+    });
+    EXPECT_EQ(engine->stats().saves_dropped, 6u);
+    EXPECT_EQ(engine->save_start(prompt(64, 3), 0, 64, true, nullptr, 0, &behind), CG_ERR_TIMED_OUT)
+        << "nothing is copied for a store that hangs";
+
+    odd->set_mood(Mood::GOOD);
+    cachegen_status status = CG_ERR_TIMED_OUT;
+    EXPECT_TRUE(comes_true([&] {
+        status = engine->save(prompt(64, 3));
+        return status != CG_ERR_TIMED_OUT;
+    }));
+    EXPECT_EQ(status, CACHEGEN_OK) << "when the store is back, so are saves";
+    EXPECT_EQ(engine->load(prompt(64, 3)).progress.loaded_tokens, 63u);
+}
+
+TEST_P(HangTest, FreeingASaveDoesNotWaitForTheStore)
+{
+    cachegen_save *save = start_hung_save(prompt(32 * 4));
+    ends_within(std::chrono::seconds(1), [&] { cachegen_save_free(save); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, HangTest, testing::Values("io_uring", "threads"),
+                         [](const auto &chosen) {
+                             return std::string(chosen.param) == "io_uring" ? "uring" : "threads";
+                         });
+#endif
+
+} // namespace
