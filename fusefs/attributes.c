@@ -35,9 +35,7 @@ static int set_size(cg_fs *fs, cg_fs_node *node, off_t size)
     if (pending != NULL) {
         fd = pending->fd;
     } else {
-        if ((error = cg_published_allow_change(fs, node)) != 0)
-            return error;
-        if ((error = cg_reach_open(fs, node, O_WRONLY | O_NONBLOCK, &fd, NULL)) != 0)
+        if ((error = cg_published_open_to_change(fs, node, O_WRONLY, &fd, NULL)) != 0)
             return error;
     }
     error = cg_contents_truncate(fs, node, fd, size);

@@ -11,10 +11,11 @@
 
 /* Around each change of the content: EPERM when the file is published, and a check of it waits
  * until we are through. */
-static int begin_change(cg_fs *fs, const cg_fs_file *file)
+static int begin_change(cg_fs *fs, cg_fs_file *file)
 {
     if (!file->writable)
         return EBADF;
+    __atomic_store_n(&file->was_flushed, false, __ATOMIC_RELAXED);
     return cg_gate_enter(&fs->nodes, file->node) ? 0 : EPERM;
 }
 
@@ -117,6 +118,7 @@ int cg_fs_flush(cg_fs *fs, cg_fs_file *file)
 {
     if (file->fd < 0 || !file->writable)
         return 0;
+    __atomic_store_n(&file->was_flushed, true, __ATOMIC_RELAXED);
     if (file->pending != NULL)
         return cg_publish(fs, file->pending);
     /* A store on NFS reports at close what writing came to. */

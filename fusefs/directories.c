@@ -73,7 +73,8 @@ void cg_fs_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups)
 }
 
 /* Before something is made: where, and whether a rule speaks of the name. type: of a folder of
- * rules, links are kept away. */
+ * rules, links are kept away. Takes the lock of names, if it succeeds: the path must stay what it
+ * is until the name is there. */
 static int prepare(cg_fs *fs, cg_fs_node *parent, const char *name, mode_t type,
                    bool *is_strict_out, int *dir_fd_out)
 {
@@ -82,10 +83,13 @@ static int prepare(cg_fs *fs, cg_fs_node *parent, const char *name, mode_t type,
     if (fs->read_only)
         return EROFS;
     int error = cg_fs_name_is_free(fs, parent, name);
-    if (error == 0)
-        error = cg_reach_dir(fs, parent, name, dir_fd_out, &path);
     if (error != 0)
         return error;
+    pthread_rwlock_rdlock(&fs->names_lock);
+    if ((error = cg_reach_dir(fs, parent, name, dir_fd_out, &path)) != 0) {
+        pthread_rwlock_unlock(&fs->names_lock);
+        return error;
+    }
     cg_tree_parse(path, &tree);
     *is_strict_out = cg_fs_is_strict(&tree) || (S_ISLNK(type) && cg_tree_is_folder(path));
     free(path);
@@ -120,6 +124,7 @@ int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const
         error = errno;
     else
         error = give_and_enter(fs, caller, parent, dir_fd, name, S_IFDIR | mode, entry_out);
+    pthread_rwlock_unlock(&fs->names_lock);
     close(dir_fd);
     return error;
 }
@@ -148,6 +153,7 @@ int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const
         if (error == 0)
             cg_pending_put(fs, pending); /* it stays for the sake of the node */
     }
+    pthread_rwlock_unlock(&fs->names_lock);
     close(dir_fd);
     return error;
 }
@@ -166,6 +172,7 @@ int cg_fs_symlink(cg_fs *fs, const cg_fs_caller *caller, const char *target, cg_
         error = errno;
     else
         error = give_and_enter(fs, caller, parent, dir_fd, name, S_IFLNK, entry_out);
+    pthread_rwlock_unlock(&fs->names_lock);
     close(dir_fd);
     return error;
 }

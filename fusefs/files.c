@@ -1,5 +1,6 @@
 /* fusefs/files.c - opening, creating and releasing files: their part of fusefs/core.h. */
 #include "fusefs/adopt.h"
+#include "fusefs/claims.h"
 #include "fusefs/contents.h"
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
@@ -52,15 +53,11 @@ static int open_control(cg_fs *fs, cg_fs_node *node, bool writable, cg_fs_file *
 static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_file **file_out)
 {
     const int fd = fcntl(pending->fd, F_DUPFD_CLOEXEC, 0);
-    const int error = fd < 0 ? errno : ENOMEM;
-    cg_fs_file *file = fd < 0 ? NULL : cg_open_file_new(fs, pending->node, fd, writable);
-    if (file == NULL) {
+    const int error =
+        fd < 0 ? errno : cg_open_file_new(fs, pending->node, fd, writable, pending, file_out);
+    if (error != 0)
         cg_pending_put(fs, pending);
-        return error;
-    }
-    file->pending = pending;
-    *file_out = file;
-    return 0;
+    return error;
 }
 
 int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
@@ -78,8 +75,6 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
     if (pending != NULL) {
         error = open_pending(fs, pending, writable, file_out);
     } else {
-        if (writable && (error = cg_published_allow_change(fs, node)) != 0)
-            return error;
         /* The caller's O_DIRECT is for its buffers, not for ours; creation and truncation are
          * done apart. */
         flags &= ~(O_CREAT | O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
@@ -87,7 +82,9 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
             flags |= O_RDWR; /* O_RDONLY | O_TRUNC */
         char *path;
         /* O_NONBLOCK: a FIFO that was put in the file's place would hold us. */
-        if ((error = cg_reach_open(fs, node, flags | O_NONBLOCK, &fd, &path)) != 0)
+        error = writable ? cg_published_open_to_change(fs, node, flags, &fd, &path)
+                         : cg_reach_open(fs, node, flags | O_NONBLOCK, &fd, &path);
+        if (error != 0)
             return error;
         const bool is_right = shows_what_path_shows(node, fd, path);
         free(path);
@@ -95,8 +92,8 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
             close(fd);
             return ESTALE; /* the kernel looks the name up again */
         }
-        if ((*file_out = cg_open_file_new(fs, node, fd, writable)) == NULL)
-            return ENOMEM;
+        if ((error = cg_open_file_new(fs, node, fd, writable, NULL, file_out)) != 0)
+            return error;
         (*file_out)->immutable = !writable && cg_published_by_name(fs, node);
     }
     if (error == 0 && truncates &&
@@ -134,12 +131,16 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         return EROFS;
     if ((error = cg_fs_name_is_free(fs, parent, name)) != 0)
         return error;
-    if ((error = cg_reach_dir(fs, parent, name, &dir_fd, &path)) != 0)
+    pthread_rwlock_rdlock(&fs->names_lock);
+    if ((error = cg_reach_dir(fs, parent, name, &dir_fd, &path)) != 0) {
+        pthread_rwlock_unlock(&fs->names_lock);
         return error;
+    }
     cg_tree_parse(path, &tree);
     free(path);
 
     if (cg_fs_is_strict(&tree)) {
+        pthread_rwlock_unlock(&fs->names_lock); /* it has no name until it is published */
         cg_fs_pending *pending = NULL;
         if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0)
             error = open_existing(fs, caller, parent, name, flags, entry_out, file_out);
@@ -157,13 +158,16 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
     fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                 mode & 07777);
+    error = errno;
+    pthread_rwlock_unlock(&fs->names_lock);
     if (fd < 0) {
-        error = errno == EEXIST
+        error = error == EEXIST
                     ? open_existing(fs, caller, parent, name, flags, entry_out, file_out)
-                    : errno;
+                    : error;
         close(dir_fd);
         return error;
     }
+    cg_claim_to_write(fd); /* granted: nobody else knows the file */
     error = cg_fs_give_away_fd(fs, caller, dir_fd, fd, mode);
     if (error == 0 && fstat(fd, &entry_out->attr) != 0)
         error = errno;
@@ -179,9 +183,9 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     close(dir_fd);
     cg_gate_unseal(&fs->nodes,
                    entry_out->node); /* the inode number may have been a published file's */
-    if ((*file_out = cg_open_file_new(fs, entry_out->node, fd, true)) == NULL) {
+    if ((error = cg_open_file_new(fs, entry_out->node, fd, true, NULL, file_out)) != 0) {
         cg_fs_forget(fs, entry_out->node, 1);
-        return ENOMEM;
+        return error;
     }
     cg_metrics_add(&fs->metrics.opens_write, 1);
     return 0;
@@ -199,8 +203,13 @@ static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
         return;
     cg_tree_parse(path, &name);
     if ((name.kind == CG_TREE_CONTEXT_PROFILE || name.kind == CG_TREE_CONTEXT_MODEL) &&
-        !cg_open_file_is_being_written(&fs->nodes, &attr))
-        cg_fs_adopt(fs, path, &name, NULL);
+        !cg_open_file_is_being_written(&fs->nodes, &attr)) {
+        /* A profile is linked: nobody may begin to write to it until its second name is there. */
+        const cg_gate before = cg_gate_check_begin(&fs->nodes, file->node);
+        if (cg_claim_to_publish(file->fd) == 0)
+            cg_fs_adopt(fs, path, &name, NULL);
+        cg_gate_check_end(&fs->nodes, file->node, before);
+    }
     free(path);
 }
 

@@ -3,12 +3,12 @@
  * The modules lie in layers; each calls only what is below it:
  *   start, attributes, files, moves     operations of fusefs/core.h
  *   directories, contents               those, too: names; reading and writing
- *   publish, published
+ *   publish, published, arrivals
  *   pending, reach, adopt
  *   open_files, fs
  *   nodes, control
- *   views, strict, staging, beneath, metrics
- * The one lock that they share is the nodes' (fusefs/nodes.h). No system call is made under it.
+ *   views, strict, staging, beneath, claims, metrics
+ * They share the nodes' lock (fusefs/nodes.h); no system call is made under it. And names_lock.
  */
 #ifndef CG_FUSEFS_FS_H
 #define CG_FUSEFS_FS_H
@@ -30,6 +30,9 @@ struct cg_fs {
     cg_control control;
     cg_nodes nodes;
     cg_staging staging;
+    /* Held to read while a name is made or moved, from the moment at which its path decides which
+     * rules hold; to write while a directory moves. Before the nodes' lock; never by a reader. */
+    pthread_rwlock_t names_lock;
     cg_strict_budget budget;
     cg_fs_pending *pendings; /* under the nodes' lock */
     cg_metrics metrics;

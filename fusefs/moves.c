@@ -1,16 +1,18 @@
 /* fusefs/moves.c - rename and link: their part of fusefs/core.h.
  *
- * What comes under a strict name is checked first, with writers kept out (the gate) until it has
- * the name. A directory is walked only when its new place has other rules than the old one:
- * contexts/a -> contexts/b has not.
+ * What comes under a strict name is checked first, with writers kept out until it has the name
+ * (fusefs/arrivals.h). A directory is walked only when its new place has other rules than the old
+ * one: contexts/a -> contexts/b has not. It is walked twice. The checks of the first walk can take
+ * long, and meanwhile others may put files into it. The second walk, while no name is made or
+ * moved, finds that nothing is there but what was checked.
  *
  * A rename does not change what a file shows: where its old name shows another part of a nested
  * chunk than the new one would (fusefs/views.h) it is EXDEV, and mv copies. A link to a chunk's
  * name may show less than the file that it is made of; that is how a nested chunk gets its names.
  */
 #include "fusefs/adopt.h"
+#include "fusefs/arrivals.h"
 #include "fusefs/fs.h"
-#include "fusefs/open_files.h"
 #include "fusefs/pending.h"
 #include "fusefs/publish.h"
 #include "fusefs/published.h"
@@ -24,18 +26,6 @@
 #include <unistd.h>
 
 enum { MAX_STRICT_DEPTH = 5 }; /* components of the longest strict path */
-
-/* What is to be adopted when the move is done. */
-typedef struct arrival {
-    char *path;
-    cg_tree_name name;
-    cg_chunk_header header;
-} arrival;
-
-typedef struct arrivals {
-    arrival *items;
-    size_t n_items, n_published;
-} arrivals;
 
 typedef struct place {
     cg_fs_node *parent;
@@ -63,73 +53,16 @@ static void place_close(place *at)
     free(at->path);
 }
 
-static bool same_rule(const cg_tree_name *a, const cg_tree_name *b)
+/* Whether the place is still where it was found to be: directories above it can be moved meanwhile,
+ * to where other rules hold. Under the lock of names. */
+static bool place_stays(cg_fs *fs, const place *at)
 {
-    return a->kind == b->kind && a->level == b->level && cg_key_equal(&a->key, &b->key) &&
-           strcmp(a->fp8, b->fp8) == 0;
-}
-
-static bool is_adopted(cg_tree_kind kind)
-{
-    return kind == CG_TREE_CONTEXT_CHUNK || kind == CG_TREE_CONTEXT_PROFILE ||
-           kind == CG_TREE_CONTEXT_MODEL;
-}
-
-static int note_arrival(arrivals *list, const char *path, const cg_tree_name *name,
-                        const cg_chunk_header *header)
-{
-    list->n_published += cg_fs_is_strict(name);
-    if (!is_adopted(name->kind))
-        return 0;
-    arrival *items = realloc(list->items, (list->n_items + 1) * sizeof *items);
-    if (items == NULL)
-        return ENOMEM;
-    list->items = items;
-    items[list->n_items] = (arrival){.path = strdup(path), .name = *name, .header = *header};
-    return items[list->n_items].path == NULL ? ENOMEM : (list->n_items++, 0);
-}
-
-/* Adopts them, if the move succeeded, and frees the list. */
-static void end_arrivals(cg_fs *fs, arrivals *list, bool moved)
-{
-    for (size_t i = 0; i < list->n_items; i++) {
-        if (moved)
-            cg_fs_adopt(fs, list->items[i].path, &list->items[i].name,
-                        list->items[i].name.kind == CG_TREE_CONTEXT_CHUNK ? &list->items[i].header
-                                                                          : NULL);
-        free(list->items[i].path);
-    }
-    free(list->items);
-    if (moved)
-        cg_metrics_add(&fs->metrics.published, list->n_published);
-}
-
-/* Whether the file in dir_fd, now at old_name, may stand at path. */
-static int check_file(cg_fs *fs, int dir_fd, const char *leaf, const cg_tree_name *old_name,
-                      const char *path, const cg_tree_name *name, bool in_directory, arrivals *list)
-{
-    cg_chunk_header header = {0};
-    struct stat attr;
-    int error = 0;
-    if (same_rule(old_name, name))
-        return 0;
-    if (!cg_view_is_same(dir_fd, leaf, old_name, name))
-        return EXDEV;
-    if (!cg_fs_is_strict(name))
-        return is_adopted(name->kind) ? note_arrival(list, path, name, &header) : 0;
-    const int fd = openat(dir_fd, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0)
-        return errno == ELOOP || errno == ENXIO ? EPERM : errno;
-    if (fstat(fd, &attr) != 0)
-        error = errno;
-    else if (!S_ISREG(attr.st_mode))
-        error = EPERM;
-    else if (in_directory && cg_open_file_is_being_written(&fs->nodes, &attr))
-        error = EBUSY;
-    else if ((error = cg_fs_check(fs, fd, path, name, &header)) == 0 && fsync(fd) != 0)
-        error = errno;
-    close(fd);
-    return error == 0 ? note_arrival(list, path, name, &header) : error;
+    char *path;
+    if (cg_nodes_path(&fs->nodes, at->parent, 0, at->leaf, &path) != 0)
+        return false;
+    const bool same = strcmp(path, at->path) == 0;
+    free(path);
+    return same;
 }
 
 static int depth_of(const char *path)
@@ -140,9 +73,20 @@ static int depth_of(const char *path)
     return depth;
 }
 
-/* Checks what lies below a directory that moves from old_path to path. */
-static int check_directory(cg_fs *fs, int parent_fd, const char *leaf, const char *old_path,
-                           const char *path, arrivals *list)
+/* What is done with each file below a directory that moves from old_path to path. */
+typedef int visitor(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *leaf,
+                    const cg_tree_name *old_name, const char *path, const cg_tree_name *name);
+
+/* Something came into the directory after it was walked. mv copies then. */
+static int find_covered(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *leaf,
+                        const cg_tree_name *old_name, const char *path, const cg_tree_name *name)
+{
+    (void)fs, (void)path;
+    return cg_arrivals_covers(list, dir_fd, leaf, old_name, name) ? 0 : EXDEV;
+}
+
+static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char *old_path,
+                          const char *path, visitor *visit, cg_arrivals *list)
 {
     if (depth_of(path) >= MAX_STRICT_DEPTH && depth_of(old_path) >= MAX_STRICT_DEPTH)
         return 0;
@@ -172,9 +116,9 @@ static int check_directory(cg_fs *fs, int parent_fd, const char *leaf, const cha
         else if (S_ISLNK(attr.st_mode) && cg_tree_is_folder(below))
             error = EPERM;
         else if (S_ISDIR(attr.st_mode) && !cg_fs_is_strict(&name))
-            error = check_directory(fs, fd, entry->d_name, old_below, below, list);
+            error = walk_directory(fs, fd, entry->d_name, old_below, below, visit, list);
         else
-            error = check_file(fs, fd, entry->d_name, &old_name, below, &name, true, list);
+            error = visit(fs, list, fd, entry->d_name, &old_name, below, &name);
     }
     free(old_below);
     free(below);
@@ -207,16 +151,18 @@ static bool same_rules_below(const char *old_path, const char *path)
     return same;
 }
 
-/* One direction of a move. */
-static int check_move(cg_fs *fs, const place *from, const place *to, mode_t type, arrivals *list)
+/* One direction of a move. visit: cg_arrivals_add, and find_covered once more before it is made. */
+static int check_move(cg_fs *fs, const place *from, const place *to, mode_t type, visitor *visit,
+                      cg_arrivals *list)
 {
     if (S_ISLNK(type) && cg_tree_is_folder(to->path))
         return EPERM;
     if (S_ISDIR(type) && !cg_fs_is_strict(&to->name))
         return same_rules_below(from->path, to->path)
                    ? 0
-                   : check_directory(fs, from->dir_fd, from->leaf, from->path, to->path, list);
-    return check_file(fs, from->dir_fd, from->leaf, &from->name, to->path, &to->name, false, list);
+                   : walk_directory(fs, from->dir_fd, from->leaf, from->path, to->path, visit,
+                                    list);
+    return visit(fs, list, from->dir_fd, from->leaf, &from->name, to->path, &to->name);
 }
 
 /* renameat2(), also without overwriting where the store has no RENAME_NOREPLACE. */
@@ -249,38 +195,6 @@ static void sync_place(const place *at)
     }
 }
 
-/* The gates of up to two nodes, closed in the order of their addresses: two exchanges of the same
- * files would else wait for each other. */
-typedef struct gates {
-    cg_fs_node *node[2];
-    cg_gate before[2];
-} gates;
-
-static void gates_begin(cg_fs *fs, gates *g)
-{
-    /* A check waits for a check: the second on the same gate would wait for ever. */
-    if (g->node[0] == g->node[1] && g->node[1] != NULL) { /* found, and so pinned, twice */
-        cg_nodes_unpin(&fs->nodes, g->node[1]);
-        g->node[1] = NULL;
-    }
-    const int first = (uintptr_t)g->node[0] < (uintptr_t)g->node[1] ? 0 : 1;
-    for (int i = 0; i < 2; i++) {
-        const int which = i == 0 ? first : 1 - first;
-        if (g->node[which] != NULL)
-            g->before[which] = cg_gate_check_begin(&fs->nodes, g->node[which]);
-    }
-}
-
-/* seal: the node now stands under a strict name. */
-static void gates_end(cg_fs *fs, gates *g, const bool seal[2])
-{
-    for (int i = 0; i < 2; i++)
-        if (g->node[i] != NULL) {
-            cg_gate_check_end(&fs->nodes, g->node[i], seal[i] ? CG_GATE_SEALED : g->before[i]);
-            cg_nodes_unpin(&fs->nodes, g->node[i]);
-        }
-}
-
 static int rename_waiting(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *new_parent,
                           const char *new_name, unsigned flags)
 {
@@ -297,8 +211,7 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
                  cg_fs_node *new_parent, const char *new_name, unsigned flags)
 {
     struct stat attr, other = {0};
-    arrivals list = {0};
-    gates g = {0};
+    cg_arrivals list = {0};
     place from = {.dir_fd = -1}, to = {.dir_fd = -1};
     const bool exchange = (flags & RENAME_EXCHANGE) != 0;
     if (fs->read_only)
@@ -316,31 +229,32 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         error = errno;
     if (error == 0 && exchange && fstatat(to.dir_fd, new_name, &other, AT_SYMLINK_NOFOLLOW) != 0)
         error = errno;
-    if (error != 0)
-        goto done;
-
-    if (S_ISREG(attr.st_mode))
-        g.node[0] = cg_nodes_find(&fs->nodes, parent, name);
-    if (exchange && S_ISREG(other.st_mode))
-        g.node[1] = cg_nodes_find(&fs->nodes, new_parent, new_name);
-    gates_begin(fs, &g);
-    error = check_move(fs, &from, &to, attr.st_mode, &list);
+    if (error == 0)
+        error = check_move(fs, &from, &to, attr.st_mode, cg_arrivals_add, &list);
     if (error == 0 && exchange)
-        error = check_move(fs, &to, &from, other.st_mode, &list);
+        error = check_move(fs, &to, &from, other.st_mode, cg_arrivals_add, &list);
     if (error == 0) {
-        cg_nodes_rename_begin(&fs->nodes);
-        error = move(&from, &to, flags);
+        if (S_ISDIR(attr.st_mode) || S_ISDIR(other.st_mode))
+            pthread_rwlock_wrlock(&fs->names_lock);
+        else
+            pthread_rwlock_rdlock(&fs->names_lock);
+        error = place_stays(fs, &from) && place_stays(fs, &to) ? 0 : EBUSY;
         if (error == 0)
-            cg_nodes_move_name(&fs->nodes, parent, name, new_parent, new_name, exchange);
-        cg_nodes_rename_end(&fs->nodes);
+            error = check_move(fs, &from, &to, attr.st_mode, find_covered, &list);
+        if (error == 0 && exchange)
+            error = check_move(fs, &to, &from, other.st_mode, find_covered, &list);
+        if (error == 0) {
+            cg_nodes_rename_begin(&fs->nodes);
+            error = move(&from, &to, flags);
+            if (error == 0)
+                cg_nodes_move_name(&fs->nodes, parent, name, new_parent, new_name, exchange);
+            cg_nodes_rename_end(&fs->nodes);
+        }
+        pthread_rwlock_unlock(&fs->names_lock);
     }
-    const bool seal[2] = {error == 0 && cg_fs_is_strict(&to.name),
-                          error == 0 && exchange && cg_fs_is_strict(&from.name)};
-    gates_end(fs, &g, seal);
     if (error == 0 && list.n_published > 0)
         sync_place(&to);
-    end_arrivals(fs, &list, error == 0);
-done:
+    cg_arrivals_end(fs, &list, error == 0);
     place_close(&from);
     place_close(&to);
     return error;
@@ -377,8 +291,8 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
                cg_fs_entry *entry_out)
 {
     cg_chunk_header header = {0};
-    arrivals list = {0};
     place to = {.dir_fd = -1};
+    cg_gate before = CG_GATE_OPEN;
     int fd = -1, error;
     if (fs->read_only)
         return EROFS;
@@ -397,26 +311,41 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
         error = EPERM;
         goto done;
     }
-    /* Closed until the name is there: what was checked must be what is published. */
-    const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
-    error = cg_reach_open(fs, node, is_strict ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, NULL);
+    /* A profile of a context becomes one of the model's. */
+    const bool is_checked =
+        is_strict || (S_ISREG(node->type) && to.name.kind == CG_TREE_CONTEXT_PROFILE);
+    error = cg_reach_open(fs, node, is_checked ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, NULL);
+    /* Held until the name is there: what was checked must be what is published. A view's file is
+     * published already. */
+    const bool holds = error == 0 && is_checked && node->view.level == 0;
+    if (holds && (error = cg_arrivals_hold(fs, node, fd, &before)) != 0)
+        goto done;
     if (error == 0 && is_strict)
         error = check_link(fs, node, fd, &to, &header);
     if (error == 0 && !may_link_view(node, &to, &header))
         error = EXDEV;
     if (error == 0 && is_strict && fsync(fd) != 0)
         error = errno;
-    if (error == 0 &&
-        linkat(AT_FDCWD, cg_reach_proc_path(fd).text, to.dir_fd, new_name, AT_SYMLINK_FOLLOW) != 0)
-        error = errno;
-    if (error == 0)
-        error = note_arrival(&list, to.path, &to.name, &header);
-    if (error == 0 && is_strict)
+    if (error == 0) {
+        pthread_rwlock_rdlock(&fs->names_lock);
+        if (!place_stays(fs, &to))
+            error = EBUSY;
+        else if (linkat(AT_FDCWD, cg_reach_proc_path(fd).text, to.dir_fd, new_name,
+                        AT_SYMLINK_FOLLOW) != 0)
+            error = errno;
+        pthread_rwlock_unlock(&fs->names_lock);
+    }
+    const bool is_linked = error == 0;
+    if (is_linked && is_strict)
         sync_place(&to);
-    if (error == 0)
+    if (is_linked)
         error = cg_fs_enter(fs, new_parent, to.dir_fd, new_name, to.path, entry_out);
-    cg_gate_check_end(&fs->nodes, node, error == 0 && is_strict ? CG_GATE_SEALED : before);
-    end_arrivals(fs, &list, error == 0);
+    if (is_linked) {
+        cg_fs_adopt(fs, to.path, &to.name, to.name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
+        cg_metrics_add(&fs->metrics.published, is_strict);
+    }
+    if (holds)
+        cg_gate_check_end(&fs->nodes, node, is_linked && is_strict ? CG_GATE_SEALED : before);
 done:
     if (fd >= 0)
         close(fd);

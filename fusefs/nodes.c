@@ -190,8 +190,12 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root)
         return ENOMEM;
     }
     nodes->root->n_pins = 1;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&nodes->lock, NULL);
-    pthread_cond_init(&nodes->changed, NULL);
+    pthread_cond_init(&nodes->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     return 0;
 }
 
@@ -461,17 +465,46 @@ void cg_gate_leave(cg_nodes *nodes, cg_fs_node *node)
     pthread_mutex_unlock(&nodes->lock);
 }
 
+struct timespec cg_nodes_deadline(unsigned seconds)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    at.tv_sec += seconds;
+    return at;
+}
+
+/* Closes the gate; the lock is held. Writers that are inside still are. */
+static cg_gate close_gate(cg_nodes *nodes, cg_fs_node *node)
+{
+    const cg_gate before = (cg_gate)node->gate;
+    node->gate = CG_GATE_CHECKING; /* before the wait: with new writers it might never end */
+    while (node->n_writes > 0)
+        pthread_cond_wait(&nodes->changed, &nodes->lock);
+    return before;
+}
+
 cg_gate cg_gate_check_begin(cg_nodes *nodes, cg_fs_node *node)
 {
     pthread_mutex_lock(&nodes->lock);
     while (node->gate == CG_GATE_CHECKING)
         pthread_cond_wait(&nodes->changed, &nodes->lock);
-    const cg_gate before = (cg_gate)node->gate;
-    node->gate = CG_GATE_CHECKING; /* before the wait: with new writers it might never end */
-    while (node->n_writes > 0)
-        pthread_cond_wait(&nodes->changed, &nodes->lock);
+    const cg_gate before = close_gate(nodes, node);
     pthread_mutex_unlock(&nodes->lock);
     return before;
+}
+
+bool cg_gate_check_begin_until(cg_nodes *nodes, cg_fs_node *node, const struct timespec *deadline,
+                               cg_gate *before_out)
+{
+    int error = 0;
+    pthread_mutex_lock(&nodes->lock);
+    while (node->gate == CG_GATE_CHECKING && error != ETIMEDOUT)
+        error = pthread_cond_timedwait(&nodes->changed, &nodes->lock, deadline);
+    const bool is_ours = node->gate != CG_GATE_CHECKING;
+    if (is_ours)
+        *before_out = close_gate(nodes, node);
+    pthread_mutex_unlock(&nodes->lock);
+    return is_ours;
 }
 
 void cg_gate_check_end(cg_nodes *nodes, cg_fs_node *node, cg_gate gate)

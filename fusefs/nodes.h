@@ -27,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -67,7 +68,7 @@ enum { CG_NODES_N_CONTROLS = 8 };
 
 typedef struct cg_nodes {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a gate, or n_renames */
+    pthread_cond_t changed; /* a gate, n_renames, or a node's open files; CLOCK_MONOTONIC */
     cg_fs_node *root;
     cg_fs_node *controls[CG_NODES_N_CONTROLS]; /* once looked up, they stay */
     uint64_t next_generation;
@@ -121,12 +122,19 @@ bool cg_nodes_changed_since(cg_nodes *nodes, uint64_t epoch); /* waits for renam
 void cg_nodes_rename_begin(cg_nodes *nodes);
 void cg_nodes_rename_end(cg_nodes *nodes);
 
+/* This many seconds from now, for what waits on the table. */
+struct timespec cg_nodes_deadline(unsigned seconds);
+
 /* The gate. Any number of writers can be inside. A check waits until they have left, and keeps
  * others out while it lasts. If it publishes the file, the gate is sealed after it. */
 bool cg_gate_enter(cg_nodes *nodes, cg_fs_node *node); /* waits for a check; false: sealed */
 void cg_gate_leave(cg_nodes *nodes, cg_fs_node *node);
 /* Returns the state before, OPEN or SEALED. */
 cg_gate cg_gate_check_begin(cg_nodes *nodes, cg_fs_node *node);
+/* The same for one who holds other gates already. False: another check was not over in time (two
+ * that wait for each other's gates would wait for ever). */
+bool cg_gate_check_begin_until(cg_nodes *nodes, cg_fs_node *node, const struct timespec *deadline,
+                               cg_gate *before_out);
 void cg_gate_check_end(cg_nodes *nodes, cg_fs_node *node, cg_gate gate);
 /* A sealed gate is open again: the inode number has come back with another file. */
 void cg_gate_unseal(cg_nodes *nodes, cg_fs_node *node);

@@ -2,27 +2,50 @@
 
 #include "fusefs/fs.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-cg_fs_file *cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable)
+int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_pending *pending,
+                     cg_fs_file **file_out)
 {
+    cg_nodes *nodes = &fs->nodes;
+    *file_out = NULL;
     cg_fs_file *file = calloc(1, sizeof *file);
     if (file == NULL) {
         close(fd);
-        return NULL;
+        return ENOMEM;
     }
     file->node = node;
     file->fd = fd;
     file->writable = writable;
+    file->pending = pending;
     file->n_users = 1;
-    pthread_mutex_lock(&fs->nodes.lock);
+    file->cached = writable && pending == NULL;
+    pthread_mutex_lock(&nodes->lock);
+    if (file->cached && node->n_backed > 0) {
+        pthread_mutex_unlock(&nodes->lock);
+        close(fd);
+        free(file);
+        return ETXTBSY;
+    }
+    node->n_cached += file->cached;
     node->n_pins++;
     file->next = node->files;
     node->files = file;
-    pthread_mutex_unlock(&fs->nodes.lock);
+    pthread_mutex_unlock(&nodes->lock);
     cg_metrics_add(&fs->metrics.files_open, 1);
-    return file;
+    /* In the list first: whoever checks the file from now on sees that it is open for writing. And
+     * if somebody did not see it, the gate is closed now. */
+    if (file->cached && !cg_gate_enter(nodes, node)) {
+        cg_open_file_leave(fs, file);
+        cg_open_file_unuse(nodes, file);
+        return EPERM;
+    }
+    if (file->cached)
+        cg_gate_leave(nodes, node);
+    *file_out = file;
+    return 0;
 }
 
 cg_fs_file *cg_open_file_use_any(cg_nodes *nodes, cg_fs_node *node)
@@ -48,15 +71,39 @@ void cg_open_file_unuse(cg_nodes *nodes, cg_fs_file *file)
     cg_nodes_unpin(nodes, node);
 }
 
-bool cg_open_file_is_being_written(cg_nodes *nodes, const struct stat *attr)
+/* The nodes' lock is held. *flushed_out: all of them were closed once. */
+static bool has_writers(const cg_fs_node *node, bool *flushed_out)
 {
     bool found = false;
+    *flushed_out = true;
+    for (const cg_fs_file *file = node->files; file != NULL; file = file->next) {
+        found |= file->writable;
+        if (file->writable && !__atomic_load_n(&file->was_flushed, __ATOMIC_RELAXED))
+            *flushed_out = false;
+    }
+    return found;
+}
+
+bool cg_open_file_stays_written(cg_nodes *nodes, const cg_fs_node *node)
+{
+    const struct timespec deadline = cg_nodes_deadline(1);
+    bool found, flushed;
+    int error = 0;
+    pthread_mutex_lock(&nodes->lock);
+    while ((found = has_writers(node, &flushed)) && flushed && error != ETIMEDOUT)
+        error = pthread_cond_timedwait(&nodes->changed, &nodes->lock, &deadline);
+    pthread_mutex_unlock(&nodes->lock);
+    return found;
+}
+
+bool cg_open_file_is_being_written(cg_nodes *nodes, const struct stat *attr)
+{
+    bool flushed;
     cg_fs_node *node = cg_nodes_enter(nodes, NULL, NULL, attr, NULL); /* no view is */
     if (node == NULL) /* no memory to know: the answer that harms nobody */
         return true;
     pthread_mutex_lock(&nodes->lock);
-    for (const cg_fs_file *file = node->files; file != NULL && !found; file = file->next)
-        found = file->writable;
+    const bool found = has_writers(node, &flushed);
     pthread_mutex_unlock(&nodes->lock);
     cg_nodes_forget(nodes, node, 1);
     return found;
@@ -69,6 +116,9 @@ void cg_open_file_leave(cg_fs *fs, cg_fs_file *file)
     while (*link != file)
         link = &(*link)->next;
     *link = file->next;
+    file->node->n_cached -= file->cached;
+    if (file->writable)
+        pthread_cond_broadcast(&fs->nodes.changed);
     pthread_mutex_unlock(&fs->nodes.lock);
     cg_metrics_sub(&fs->metrics.files_open, 1);
 }

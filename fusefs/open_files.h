@@ -20,15 +20,20 @@ struct cg_fs_file {
     size_t text_bytes;
     cg_fs_pending *pending; /* being written under a strict name */
     bool writable;
+    bool cached;      /* counted in the node's n_cached from its opening on */
+    bool was_flushed; /* closed once, not written to since: its release may be near. Atomic */
     bool immutable;   /* a published file: bytes that were read stay right */
     bool backed;      /* fusefs/passthrough.h */
     cg_fs_file *next; /* of the node; under the nodes' lock, as is n_users */
     uint32_t n_users;
 };
 
-/* Puts an open file into the node's list, with one user. It owns fd from now on. NULL without
- * memory; then fd is closed. */
-cg_fs_file *cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable);
+/* Puts an open file into the node's list, with one user. It owns fd from now on; after an error fd
+ * is closed. pending: whose file fd is, or NULL.
+ * ENOMEM. ETXTBSY: it would be written to, and others read it past the daemon. EPERM: it would be
+ * written to, and was published meanwhile; waits for a check under way. */
+int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_pending *pending,
+                     cg_fs_file **file_out);
 /* Takes the file out of the node's list. Its descriptor stays open until the last user is gone. */
 void cg_open_file_leave(cg_fs *fs, cg_fs_file *file);
 /* One of the node's open files, which stays until cg_open_file_unuse(); or NULL. */
@@ -36,6 +41,9 @@ cg_fs_file *cg_open_file_use_any(cg_nodes *nodes, cg_fs_node *node);
 void cg_open_file_unuse(cg_nodes *nodes, cg_fs_file *file);
 /* Whether the file that attr describes is open for writing. */
 bool cg_open_file_is_being_written(cg_nodes *nodes, const struct stat *attr);
+/* The same of a node. Waits a second for files that were closed: the kernel tells of the last close
+ * some time after the caller's close(), and not before a mapping is gone. */
+bool cg_open_file_stays_written(cg_nodes *nodes, const cg_fs_node *node);
 
 #ifdef __cplusplus
 }

@@ -22,13 +22,11 @@ static open_directory *directory_of(const struct fuse_file_info *fi)
 }
 
 /* Passthrough needs the request, so that it is chosen here and not in the core. */
-static int finish_open(cg_mount *mount, fuse_req_t req, cg_fs_file *file, struct fuse_file_info *fi)
+static void finish_open(cg_mount *mount, fuse_req_t req, cg_fs_file *file,
+                        struct fuse_file_info *fi)
 {
-    const int error = cg_passthrough_open(&mount->passthrough, req, file, fi);
-    if (error != 0)
-        cg_fs_release(mount->fs, file);
+    cg_passthrough_open(&mount->passthrough, req, file, fi);
     fi->fh = (uintptr_t)file;
-    return error;
 }
 
 static void undo_open(cg_mount *mount, fuse_req_t req, cg_fs_file *file)
@@ -44,14 +42,13 @@ void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t m
     const cg_fs_caller caller = cg_ops_caller(req);
     cg_fs_entry entry;
     cg_fs_file *file;
-    int error = cg_fs_create(mount->fs, &caller, cg_ops_node(mount, parent), name, mode, fi->flags,
-                             &entry, &file);
-    if (error == 0 && (error = finish_open(mount, req, file, fi)) != 0)
-        cg_fs_forget(mount->fs, entry.node, 1);
+    const int error = cg_fs_create(mount->fs, &caller, cg_ops_node(mount, parent), name, mode,
+                                   fi->flags, &entry, &file);
     if (error != 0) {
         cg_ops_reply_error(req, error);
         return;
     }
+    finish_open(mount, req, file, fi);
     const struct fuse_entry_param param = cg_ops_entry(mount, &entry);
     if (fuse_reply_create(req, &param, fi) == -ENOENT) {
         cg_fs_release(mount->fs, file);
@@ -63,13 +60,12 @@ void cg_ops_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     cg_mount *mount = cg_ops_mount(req);
     cg_fs_file *file;
-    int error = cg_fs_open(mount->fs, cg_ops_node(mount, ino), fi->flags, &file);
-    if (error == 0)
-        error = finish_open(mount, req, file, fi);
+    const int error = cg_fs_open(mount->fs, cg_ops_node(mount, ino), fi->flags, &file);
     if (error != 0) {
         cg_ops_reply_error(req, error);
         return;
     }
+    finish_open(mount, req, file, fi);
     if (fuse_reply_open(req, fi) == -ENOENT && !file->backed) {
         /* The connection was aborted. req is gone, and with it the way to close a backing file. */
         cg_fs_release(mount->fs, file);

@@ -57,23 +57,19 @@ static int settle(cg_nodes *nodes, cg_fs_node *node, int *backing_id)
     return settled;
 }
 
-int cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
-                        struct fuse_file_info *fi)
+void cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
+                         struct fuse_file_info *fi)
 {
-    int backing_id;
+    int backing_id = 0;
     if (file->fd < 0 || file->pending != NULL) {
         fi->direct_io = 1; /* not cached, no shared mappings: nothing to keep apart */
-        return 0;
+        return;
     }
     /* Of a view the kernel would read on behind its end. */
     const bool is_view = file->node->view.level != 0;
     const bool wanted = CG_FUSE_HAS_PASSTHROUGH && p->enabled && file->immutable && !is_view;
-    file->backed = join_backed(p->nodes, file->node, wanted, &backing_id);
-    if (file->backed && file->writable) {
-        cg_passthrough_release(p, req, file);
-        file->backed = false;
-        return ETXTBSY;
-    }
+    if (!file->cached) /* else the core has counted it when it was opened */
+        file->backed = join_backed(p->nodes, file->node, wanted, &backing_id);
     if (file->backed && backing_id <= 0) {
         int made = backing_open(req, file->fd);
         if (made <= 0) /* EPERM, without CAP_SYS_ADMIN, stays: no further tries */
@@ -94,14 +90,13 @@ int cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
     }
     if (file->immutable && !is_view)
         p->metrics->passthrough_in_use = file->backed;
-    return 0;
 }
 
 void cg_passthrough_release(cg_passthrough *p, fuse_req_t req, cg_fs_file *file)
 {
     cg_fs_node *node = file->node;
     int backing_id = 0;
-    if (file->fd < 0 || file->pending != NULL)
+    if (file->fd < 0 || file->pending != NULL || file->cached)
         return;
     pthread_mutex_lock(&p->nodes->lock);
     if (!file->backed) {

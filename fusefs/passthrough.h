@@ -21,9 +21,8 @@ typedef struct cg_passthrough {
     _Atomic bool enabled; /* until the kernel says that it may not be */
 } cg_passthrough;
 
-/* Chooses how the open file is read, and sets fi accordingly. ETXTBSY: it is open for writing, and
- * others read it past the daemon. */
-int cg_passthrough_open(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file,
-                        struct fuse_file_info *fi);
+/* Chooses how the open file is read, and sets fi accordingly. */
+void cg_passthrough_open(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file,
+                         struct fuse_file_info *fi);
 void cg_passthrough_release(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file);
 #endif

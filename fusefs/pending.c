@@ -1,5 +1,6 @@
 #include "fusefs/pending.h"
 
+#include "fusefs/claims.h"
 #include "fusefs/fs.h"
 
 #include <errno.h>
@@ -49,6 +50,7 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     pending->fd = -1;
     if ((error = cg_staging_create(&fs->staging, pending->temporary, &pending->fd)) != 0)
         goto fail;
+    cg_claim_to_write(pending->fd); /* for when it gets an ordinary name */
     if ((error = cg_fs_give_away_fd(fs, caller, dir_fd, pending->fd, mode)) != 0)
         goto fail_created;
     if (fstat(pending->fd, &entry_out->attr) != 0) {

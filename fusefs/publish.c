@@ -1,6 +1,7 @@
 #include "fusefs/publish.h"
 
 #include "fusefs/adopt.h"
+#include "fusefs/claims.h"
 #include "fusefs/fs.h"
 #include "fusefs/reach.h"
 
@@ -100,15 +101,40 @@ static int cut_to_view(int fd, const cg_view *view, cg_chunk_header *header)
     return cg_strict_errno(cg_chunk_header_cut(header, view->bytes));
 }
 
-/* The gate is in CHECKING. renames: this is a rename, which leaves the bytes as they are. */
+enum { MOVED = -1 }; /* its directory was moved meanwhile, to where other rules may hold */
+
+static int name_it(cg_fs *fs, const cg_fs_pending *pending, const char *path, int dir_fd,
+                   bool replace)
+{
+    const int staging_fd = fs->staging.dir_fd;
+    char *now;
+    int error = MOVED;
+    pthread_rwlock_rdlock(&fs->names_lock);
+    if (cg_nodes_path(&fs->nodes, pending->parent, 0, pending->name, &now) == 0) {
+        if (strcmp(path, now) != 0)
+            error = MOVED;
+        else if (!replace)
+            error = move_without_replacing(staging_fd, pending->temporary, dir_fd, pending->name);
+        else
+            error =
+                renameat(staging_fd, pending->temporary, dir_fd, pending->name) == 0 ? 0 : errno;
+        free(now);
+    }
+    pthread_rwlock_unlock(&fs->names_lock);
+    return error;
+}
+
+/* The gate is in CHECKING. renames: this is a rename, which leaves the bytes as they are.
+ * *named_out: the file has its name, also after an error. MOVED. */
 static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool replace,
-                           bool *is_strict_out)
+                           bool *is_strict_out, bool *named_out)
 {
     cg_tree_name name;
     cg_chunk_header header = {0};
     struct stat attr;
     char *path;
     int dir_fd;
+    *named_out = false;
     /* The path of now, not of its creation: the directory may have been renamed to where other
      * rules hold. */
     int error = cg_reach_dir(fs, pending->parent, pending->name, &dir_fd, &path);
@@ -127,22 +153,22 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
         goto done;
     }
     bool is_ours = true;
-    if (!replace) {
-        error =
-            move_without_replacing(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name);
-        if (error == EEXIST) {
-            error = meet_existing(fs, pending, dir_fd, &name, &replace);
-            is_ours = replace;
-            if (error == 0)
-                unlinkat(fs->staging.dir_fd, pending->temporary, 0);
-        }
+    error = replace ? EEXIST : name_it(fs, pending, path, dir_fd, false);
+    if (error == EEXIST && !replace) {
+        error = meet_existing(fs, pending, dir_fd, &name, &replace);
+        is_ours = replace;
+        if (error == 0)
+            unlinkat(fs->staging.dir_fd, pending->temporary, 0);
     }
     if (replace)
-        error = renameat(fs->staging.dir_fd, pending->temporary, dir_fd, pending->name) == 0
-                    ? 0
-                    : errno;
-    if (error != 0 || (error = sync_directory(dir_fd)) != 0)
+        error = name_it(fs, pending, path, dir_fd, true);
+    if (error != 0)
         goto done;
+    *named_out = true;
+    if (*is_strict_out)
+        cg_claim_end(pending->fd); /* whoever still has it open cannot write to it any more */
+    /* The name is there, whatever the disk says now. */
+    error = sync_directory(dir_fd);
     if (is_ours) /* else the name is that of the file that was there */
         cg_nodes_add_name(&fs->nodes, pending->node, pending->parent, pending->name);
     if (*is_strict_out) {
@@ -160,11 +186,14 @@ done:
 static int publish(cg_fs *fs, cg_fs_pending *pending, bool renames, bool replace, cg_gate *gate_out,
                    cg_fs_pending **stay_out)
 {
-    bool is_strict = false;
-    const int error = publish_checked(fs, pending, renames, replace, &is_strict);
+    bool is_strict = false, named = false;
+    int error;
+    do
+        error = publish_checked(fs, pending, renames, replace, &is_strict, &named);
+    while (error == MOVED);
     *stay_out = NULL;
-    *gate_out = error == 0 && is_strict ? CG_GATE_SEALED : CG_GATE_OPEN;
-    if (error == 0)
+    *gate_out = named && is_strict ? CG_GATE_SEALED : CG_GATE_OPEN;
+    if (named)
         *stay_out = cg_pending_end(fs, pending, CG_PENDING_PUBLISHED);
     return error;
 }
@@ -216,7 +245,7 @@ int cg_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const c
     char *old_name = pending->name;
     set_target(fs, pending, parent, new_name);
     const int error = publish(fs, pending, true, replace, &gate, &stay);
-    if (error != 0) {
+    if (pending->state == CG_PENDING_WAITING) { /* it kept its name */
         set_target(fs, pending, old_parent, old_name);
         old_parent = parent;
         old_name = new_name;

@@ -1,5 +1,7 @@
 #include "fusefs/published.h"
 
+#include "fusefs/beneath.h"
+#include "fusefs/claims.h"
 #include "fusefs/fs.h"
 #include "fusefs/reach.h"
 
@@ -54,4 +56,47 @@ int cg_published_allow_change(cg_fs *fs, cg_fs_node *node)
     const bool may_change = !cg_published_by_name(fs, node) && !is_shared_content(fs, node);
     cg_gate_check_end(&fs->nodes, node, may_change ? CG_GATE_OPEN : before);
     return may_change ? 0 : EPERM;
+}
+
+/* Whether path still leads to the node's file. "": it has no name. */
+static bool leads_to(cg_fs *fs, const char *path, const cg_fs_node *node)
+{
+    struct stat attr;
+    if (path[0] == '\0')
+        return true;
+    const int fd = cg_beneath_open(fs->root_fd, path, O_PATH);
+    const bool same =
+        fd >= 0 && fstat(fd, &attr) == 0 && attr.st_dev == node->dev && attr.st_ino == node->ino;
+    if (fd >= 0)
+        close(fd);
+    return same;
+}
+
+int cg_published_open_to_change(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out,
+                                char **path_out)
+{
+    char *path;
+    int fd;
+    int error = cg_published_allow_change(fs, node);
+    if (error != 0)
+        return error;
+    if ((error = cg_reach_open(fs, node, flags | O_NONBLOCK, &fd, &path)) != 0)
+        return error;
+    error = cg_claim_to_write(fd);
+    /* Looked at again behind the claim: another daemon may have published it before. */
+    if (error == 0 && !leads_to(fs, path, node))
+        error = ESTALE;
+    if (error == 0 && is_shared_content(fs, node))
+        error = EPERM;
+    if (error != 0) {
+        close(fd);
+        free(path);
+        return error;
+    }
+    *fd_out = fd;
+    if (path_out != NULL)
+        *path_out = path;
+    else
+        free(path);
+    return 0;
 }

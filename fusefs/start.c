@@ -29,6 +29,11 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
     fs->proc_fd = -1;
     cg_strict_budget_init(&fs->budget, VALIDATION_BYTES);
+    pthread_rwlockattr_t prefer_writers; /* else a stream of new files would starve a move */
+    pthread_rwlockattr_init(&prefer_writers);
+    pthread_rwlockattr_setkind_np(&prefer_writers, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&fs->names_lock, &prefer_writers);
+    pthread_rwlockattr_destroy(&prefer_writers);
     fs->root_fd = open(config->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fs->root_fd < 0 || fstat(fs->root_fd, &attr) != 0 ||
         (fs->proc_fd = open("/proc/self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0) {
@@ -62,6 +67,7 @@ fail:
         close(fs->proc_fd);
     if (fs->root_fd >= 0)
         close(fs->root_fd);
+    pthread_rwlock_destroy(&fs->names_lock);
     cg_strict_budget_destroy(&fs->budget);
     free(fs);
     return error;
@@ -77,6 +83,7 @@ void cg_fs_free(cg_fs *fs)
     cg_staging_close(&fs->staging);
     close(fs->proc_fd);
     close(fs->root_fd);
+    pthread_rwlock_destroy(&fs->names_lock);
     cg_strict_budget_destroy(&fs->budget);
     free(fs);
 }

@@ -104,6 +104,28 @@ immutability() {
     check "not for folders" fails ln -s /etc "$mnt/m/profiles"
 }
 
+# A shared mapping outlives its descriptor, and changes the pages that readers see.
+mapped_writers() {
+    mkdir -p "$contexts/map/L1"
+    check "a mapped file is busy, until it is unmapped" python3 -c '
+import errno, mmap, os, sys
+good, part, strict = sys.argv[1:]
+with open(part, "w+b") as file:
+    file.write(open(good, "rb").read())
+    file.flush()
+    mapping = mmap.mmap(file.fileno(), 0)
+for call in (os.link, os.rename):
+    try:
+        call(part, strict)
+        sys.exit("it got the name")
+    except OSError as error:
+        assert error.errno == errno.EBUSY, error
+assert not os.path.exists(strict)
+mapping.close()
+os.rename(part, strict)' "$good" "$mnt/m/mapped" "$contexts/map/L1/00000.kv"
+    check "what was mapped" cmp "$good" "$contexts/map/L1/00000.kv"
+}
+
 reading_while_writing() {
     mkdir -p "$contexts/rw/L1"
     local to=$contexts/rw/L1/00000.kv
@@ -156,6 +178,7 @@ for passthrough in auto off; do
     ways_in
     damaged_chunks
     immutability
+    mapped_writers
     reading_while_writing
     others_work
     if [ "$passthrough" = off ]; then

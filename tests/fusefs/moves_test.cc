@@ -61,14 +61,18 @@ TEST_F(MovesTest, ExchangeChecksBothDirections)
     EXPECT_EQ(fs.get("m/good"), chunk.bytes);
 }
 
-TEST_F(MovesTest, HandleThatIsOpenForWritingIsSealedByTheRename)
+TEST_F(MovesTest, FileThatIsOpenForWritingIsBusy)
 {
     cg_fs_file *file;
     ASSERT_EQ(fs.create("m/part", &file), 0);
     ASSERT_EQ(fs.write(file, chunk.bytes), 0);
-    EXPECT_EQ(fs.rename("m/part", CHUNK), 0);
-    EXPECT_EQ(fs.write(file, Bytes{0}), EPERM);
+    EXPECT_EQ(fs.rename("m/part", CHUNK), EBUSY);
+    EXPECT_EQ(fs.link("m/part", CHUNK), EBUSY);
+    EXPECT_EQ(fs.look(CHUNK), ENOENT);
+    EXPECT_EQ(fs.write(file, Bytes{chunk.bytes[0]}), 0) << "nothing has changed for the writer";
     EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(fs.link("m/part", L1 + "/00001.kv"), 0);
+    EXPECT_EQ(fs.rename("m/part", CHUNK), 0);
     EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
 }
 

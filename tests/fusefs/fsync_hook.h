@@ -1,0 +1,21 @@
+// tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program.
+#ifndef CG_TESTS_FUSEFS_FSYNC_HOOK_H
+#define CG_TESTS_FUSEFS_FSYNC_HOOK_H
+#include <functional>
+
+namespace cg_test
+{
+
+// While it lives, fsync(fd) calls hook(fd) first. An errno value: fsync fails with it. 0: it goes
+// on. One at a time.
+class FsyncHook
+{
+  public:
+    explicit FsyncHook(std::function<int(int fd)> hook);
+    ~FsyncHook();
+    FsyncHook(const FsyncHook &) = delete;
+    FsyncHook &operator=(const FsyncHook &) = delete;
+};
+
+} // namespace cg_test
+#endif
