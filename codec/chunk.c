@@ -255,6 +255,82 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
     return status;
 }
 
+/* The section's checksum, by pieces. */
+static cg_status check_source(cg_chunk_source *read, void *user, const cg_section *section,
+                              uint8_t *piece, size_t piece_bytes)
+{
+    XXH3_state_t state;
+    XXH3_INITSTATE(&state);
+    XXH3_64bits_reset(&state);
+    for (uint64_t done = 0; done < section->bytes;) {
+        const uint64_t left = section->bytes - done;
+        const size_t n = left < piece_bytes ? (size_t)left : piece_bytes;
+        const cg_status status = read(user, section->offset + done, piece, n);
+        if (status != CG_OK)
+            return status;
+        XXH3_64bits_update(&state, piece, n);
+        done += n;
+    }
+    return XXH3_64bits_digest(&state) == section->hash ? CG_OK : CG_ERR_CORRUPT;
+}
+
+cg_status cg_chunk_verify_source(cg_chunk_source *read, void *user, uint64_t n_bytes,
+                                 cg_chunk_header *header_out)
+{
+    enum { PIECE_BYTES = 1 << 20 };
+    uint8_t fixed[CG_CHUNK_FIXED_BYTES];
+    uint8_t *head = NULL, *piece = NULL;
+    uint32_t *tokens = NULL;
+    cg_chunk chunk;
+    const size_t n_fixed = n_bytes < sizeof fixed ? (size_t)n_bytes : sizeof fixed;
+    cg_status status = read(user, 0, fixed, n_fixed);
+    if (status == CG_OK)
+        status = cg_chunk_header_parse(fixed, n_fixed, header_out);
+    if (status != CG_OK)
+        return status;
+    if (n_bytes < header_out->header_bytes)
+        return CG_ERR_TRUNCATED;
+    const size_t token_bytes = header_out->token_bytes, n_tokens = header_out->n_tokens;
+    head = malloc(header_out->header_bytes);
+    piece = malloc(PIECE_BYTES); /* all tokens fit: CG_MAX_CHUNK_TOKENS */
+    tokens = malloc(n_tokens * sizeof *tokens);
+    status = CG_ERR_NO_MEMORY;
+    if (head == NULL || piece == NULL || tokens == NULL)
+        goto done;
+    if ((status = read(user, 0, head, header_out->header_bytes)) != CG_OK)
+        goto done;
+    /* It looks at the header and the table only. The table is read once: somebody may be writing.
+     */
+    if ((status = cg_chunk_open(head, n_bytes, &chunk)) != CG_OK)
+        goto done;
+    if (chunk.header.header_bytes != header_out->header_bytes ||
+        chunk.header.n_tokens != n_tokens || chunk.header.token_bytes != token_bytes) {
+        status = CG_ERR_CORRUPT;
+        goto done;
+    }
+    uint64_t offset = chunk.header.header_bytes;
+    for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
+        const cg_section section = table_row(head, i, offset);
+        offset += section.bytes;
+        if (i == 0 && section.bytes != token_bytes * n_tokens) {
+            status = CG_ERR_CORRUPT;
+            goto done;
+        }
+        if ((status = check_source(read, user, &section, piece, PIECE_BYTES)) != CG_OK)
+            goto done;
+        for (size_t at = 0; i == 0 && at < n_tokens; at++) /* they are in piece now */
+            tokens[at] = (uint32_t)cg_get_le(piece + at * token_bytes, token_bytes);
+    }
+    *header_out = chunk.header;
+    const cg_key key = cg_key_chunk(&header_out->parent, &header_out->extra, tokens, n_tokens);
+    status = cg_key_equal(&key, &header_out->key) ? CG_OK : CG_ERR_CORRUPT;
+done:
+    free(head);
+    free(piece);
+    free(tokens);
+    return status;
+}
+
 cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, uint8_t *bytes,
                           size_t n_bytes)
 {

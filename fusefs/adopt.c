@@ -1,7 +1,8 @@
 #include "fusefs/adopt.h"
 
-#include "fusefs/beneath.h"
 #include "fusefs/fs.h"
+#include "fusefs/persona.h"
+#include "iouring/beneath.h"
 #include "iouring/store.h"
 
 #include <errno.h>
@@ -11,41 +12,49 @@
 
 /* What the store makes should not belong to the daemon. A folder gets owner and mode of the folder
  * above it, a file those of the context's file. If we are not root, everything stays ours. */
-static cg_status give_away(void *user, const char *from, int dir_fd, const char *leaf,
-                           bool is_folder)
+static bool owner_to_be(const cg_fs *fs, const char *from, int dir_fd, bool is_folder,
+                        struct stat *like_out)
+{
+    const int from_fd = is_folder ? -1 : cg_beneath_open(fs->root_fd, from, O_PATH);
+    const bool is_known = fstat(is_folder ? dir_fd : from_fd, like_out) == 0;
+    if (from_fd >= 0)
+        close(from_fd);
+    return is_known;
+}
+
+static void become_owner(void *user, const char *from, int dir_fd, bool is_folder)
+{
+    const cg_fs *fs = user;
+    struct stat like;
+    if (fs->is_root && owner_to_be(fs, from, dir_fd, is_folder, &like))
+        cg_persona_enter(like.st_uid, like.st_gid);
+}
+
+static cg_status set_mode(void *user, const char *from, int dir_fd, const char *leaf,
+                          bool is_folder)
 {
     const cg_fs *fs = user;
     struct stat like, attr;
-    if (!is_folder && !fs->is_root)
+    cg_persona_leave();
+    if (leaf == NULL || (!is_folder && !fs->is_root) ||
+        !owner_to_be(fs, from, dir_fd, is_folder, &like))
         return CG_OK;
-    const int from_fd = is_folder ? -1 : cg_beneath_open(fs->root_fd, from, O_PATH);
-    const bool is_known = fstat(is_folder ? dir_fd : from_fd, &like) == 0;
-    if (from_fd >= 0)
-        close(from_fd);
     const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    const int fd = is_known ? openat(dir_fd, leaf, is_folder ? flags | O_DIRECTORY : flags) : -1;
+    const int fd = openat(dir_fd, leaf, is_folder ? flags | O_DIRECTORY : flags);
     if (fd < 0)
         return CG_OK;
-    cg_status status = CG_OK;
-    if (is_folder) {
-        /* The owner first: chown clears set-id bits. */
-        if (fs->is_root && fchown(fd, like.st_uid, like.st_gid) != 0)
-            status = cg_status_from_errno(errno);
-        else
-            fchmod(fd, like.st_mode & 07777);
-    } else if (fstat(fd, &attr) == 0 && S_ISREG(attr.st_mode) &&
-               attr.st_nlink == 1 && /* with more, it is not what the store made */
-               fchown(fd, like.st_uid, like.st_gid) == 0) {
-        fchmod(fd, like.st_mode & 0666);
-    }
+    /* Another's, or one with more names, is not what was made: somebody was faster. */
+    if (fstat(fd, &attr) == 0 && attr.st_uid == like.st_uid &&
+        (is_folder || (S_ISREG(attr.st_mode) && attr.st_nlink == 1)))
+        fchmod(fd, like.st_mode & (is_folder ? 07777 : 0666));
     close(fd);
-    return status;
+    return CG_OK;
 }
 
 void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
                  const cg_chunk_header *header)
 {
-    const cg_store_hook hook = {.created = give_away, .user = fs};
+    const cg_store_hook hook = {.creating = become_owner, .created = set_mode, .user = fs};
     cg_status status;
     if (header != NULL && name->kind == CG_TREE_CONTEXT_CHUNK)
         status = cg_store_adopt(fs->root_fd, &hook, path, header);
@@ -63,7 +72,7 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
 
 void cg_fs_adopt_tree(cg_fs *fs)
 {
-    const cg_store_hook hook = {.created = give_away, .user = fs};
+    const cg_store_hook hook = {.creating = become_owner, .created = set_mode, .user = fs};
     uint32_t n_adopted = 0;
     if (fs->read_only)
         return;

@@ -1,6 +1,7 @@
 /* fusefs/directories.c - names and directories: their part of fusefs/core.h. */
 #include "fusefs/fs.h"
 #include "fusefs/pending.h"
+#include "fusefs/persona.h"
 #include "fusefs/reach.h"
 
 #include <errno.h>
@@ -96,13 +97,11 @@ static int prepare(cg_fs *fs, cg_fs_node *parent, const char *name, mode_t type,
     return 0;
 }
 
-/* After it was made. */
-static int give_and_enter(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
-                          const char *name, mode_t mode, cg_fs_entry *entry_out)
+/* After it was made, as its owner. */
+static int enter_new(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, mode_t mode,
+                     cg_fs_entry *entry_out)
 {
-    int error = cg_fs_give_away(fs, caller, dir_fd, name, mode);
-    if (error == 0) /* no rule speaks of it: no path */
-        error = cg_fs_enter(fs, parent, dir_fd, name, NULL, entry_out);
+    int error = cg_fs_enter(fs, parent, dir_fd, name, NULL, entry_out); /* no rule: no path */
     if (error != 0)
         unlinkat(dir_fd, name, S_ISDIR(mode) ? AT_REMOVEDIR : 0);
     else
@@ -120,10 +119,13 @@ int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const
         return error;
     if (is_strict)
         error = EPERM;
-    else if (mkdirat(dir_fd, name, mode & 07777) != 0)
-        error = errno;
-    else
-        error = give_and_enter(fs, caller, parent, dir_fd, name, S_IFDIR | mode, entry_out);
+    else {
+        cg_persona_enter(caller->uid, caller->gid);
+        error = mkdirat(dir_fd, name, mode & 07777) == 0 ? 0 : errno;
+        cg_persona_leave();
+        if (error == 0)
+            error = enter_new(fs, parent, dir_fd, name, S_IFDIR | mode, entry_out);
+    }
     pthread_rwlock_unlock(&fs->names_lock);
     close(dir_fd);
     return error;
@@ -139,10 +141,11 @@ int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const
     if (error != 0)
         return error;
     if (!is_strict) {
-        if (mknodat(dir_fd, name, mode, rdev) != 0)
-            error = errno;
-        else
-            error = give_and_enter(fs, caller, parent, dir_fd, name, mode, entry_out);
+        cg_persona_enter(caller->uid, caller->gid);
+        error = mknodat(dir_fd, name, mode, rdev) == 0 ? 0 : errno;
+        cg_persona_leave();
+        if (error == 0)
+            error = enter_new(fs, parent, dir_fd, name, mode, entry_out);
     } else if (!S_ISREG(mode)) {
         error = EPERM;
     } else if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0) {
@@ -168,10 +171,13 @@ int cg_fs_symlink(cg_fs *fs, const cg_fs_caller *caller, const char *target, cg_
         return error;
     if (is_strict)
         error = EPERM;
-    else if (symlinkat(target, dir_fd, name) != 0)
-        error = errno;
-    else
-        error = give_and_enter(fs, caller, parent, dir_fd, name, S_IFLNK, entry_out);
+    else {
+        cg_persona_enter(caller->uid, caller->gid);
+        error = symlinkat(target, dir_fd, name) == 0 ? 0 : errno;
+        cg_persona_leave();
+        if (error == 0)
+            error = enter_new(fs, parent, dir_fd, name, S_IFLNK, entry_out);
+    }
     pthread_rwlock_unlock(&fs->names_lock);
     close(dir_fd);
     return error;

@@ -5,6 +5,7 @@
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
 #include "fusefs/pending.h"
+#include "fusefs/persona.h"
 #include "fusefs/published.h"
 #include "fusefs/reach.h"
 
@@ -156,9 +157,11 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
 
     /* O_EXCL whatever the caller said: an existing file must pass cg_fs_open() and its rules. */
     const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
+    cg_persona_enter(caller->uid, caller->gid);
     fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                 mode & 07777);
     error = errno;
+    cg_persona_leave();
     pthread_rwlock_unlock(&fs->names_lock);
     if (fd < 0) {
         error = error == EEXIST

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
@@ -82,24 +83,6 @@ static bool has_owner(const struct stat *attr, uid_t uid, gid_t gid)
     return attr->st_uid == uid && attr->st_gid == gid;
 }
 
-int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const char *name,
-                    mode_t mode)
-{
-    struct stat attr;
-    if (!fs->is_root)
-        return 0;
-    const gid_t gid = group_in(dir_fd, caller->gid);
-    if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0 &&
-        has_owner(&attr, caller->uid, gid))
-        return 0;
-    if (fchownat(dir_fd, name, caller->uid, gid, AT_SYMLINK_NOFOLLOW) != 0)
-        return errno;
-    return S_ISREG(mode) && (mode & (S_ISUID | S_ISGID)) != 0 &&
-                   fchmodat(dir_fd, name, mode & 07777, 0) != 0
-               ? errno
-               : 0;
-}
-
 int cg_fs_give_away_fd(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, int fd, mode_t mode)
 {
     struct stat attr;
@@ -119,6 +102,41 @@ static cg_refusal refusal_of(cg_status status)
     }
 }
 
+/* Whether one more line about a file of this owner may go to the log. *left_out_out: how many did
+ * not since the last that did. */
+static bool may_log(cg_fs *fs, uid_t uid, uint64_t *left_out_out)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const uint64_t now_s = (uint64_t)now.tv_sec + 1;
+    cg_log_quota *quota = &fs->log_quotas[uid % CG_N_LOG_QUOTAS];
+    *left_out_out = 0;
+    pthread_mutex_lock(&fs->log_lock);
+    if (quota->since_s == 0 || now_s - quota->since_s >= CG_LOG_SECONDS) {
+        *left_out_out = quota->n_left_out;
+        *quota = (cg_log_quota){.since_s = now_s};
+    }
+    const bool may = quota->n_lines < CG_LOG_LINES;
+    quota->n_lines += may;
+    quota->n_left_out += !may;
+    pthread_mutex_unlock(&fs->log_lock);
+    return may;
+}
+
+static void log_refusal(cg_fs *fs, int fd, const char *path, cg_status status)
+{
+    struct stat attr = {0};
+    uint64_t n_left_out;
+    fstat(fd, &attr);
+    if (!may_log(fs, attr.st_uid, &n_left_out))
+        return;
+    if (n_left_out > 0)
+        cg_fs_log(fs, CG_LOG_WARNING, "%llu more refusals of files of user %u were not logged",
+                  (unsigned long long)n_left_out, (unsigned)attr.st_uid);
+    cg_fs_log(fs, CG_LOG_WARNING, "refused %s of user %u: %s", path, (unsigned)attr.st_uid,
+              cg_strerror(status));
+}
+
 int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
                 cg_chunk_header *header_out)
 {
@@ -128,6 +146,6 @@ int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
         return 0;
     if (error == EBADMSG || error == EINVAL || error == EOPNOTSUPP)
         cg_metrics_add(&fs->metrics.refused[refusal_of(status)], 1);
-    cg_fs_log(fs, CG_LOG_WARNING, "refused %s: %s", path, cg_strerror(status));
+    log_refusal(fs, fd, path, status);
     return error;
 }

@@ -7,7 +7,7 @@
  *   pending, reach, adopt
  *   open_files, fs
  *   nodes, control
- *   views, strict, staging, beneath, claims, metrics
+ *   views, strict, staging, persona, claims, metrics
  * They share the nodes' lock (fusefs/nodes.h); no system call is made under it. And names_lock.
  */
 #ifndef CG_FUSEFS_FS_H
@@ -17,7 +17,16 @@
 #include "fusefs/metrics.h"
 #include "fusefs/staging.h"
 #include "fusefs/strict.h"
+#include "fusefs/users.h"
 #include "iouring/tree.h"
+
+/* How many lines a user's files may still cost in the log. */
+typedef struct cg_log_quota {
+    uint64_t since_s; /* CLOCK_MONOTONIC; 0: unused */
+    uint32_t n_lines;
+    uint64_t n_left_out;
+} cg_log_quota;
+enum { CG_N_LOG_QUOTAS = 64, CG_LOG_LINES = 10, CG_LOG_SECONDS = 10 };
 
 struct cg_fs {
     int root_fd;
@@ -34,8 +43,11 @@ struct cg_fs {
      * rules hold; to write while a directory moves. Before the nodes' lock; never by a reader. */
     pthread_rwlock_t names_lock;
     cg_strict_budget budget;
+    cg_users pending_users;  /* each waiting file costs a descriptor */
     cg_fs_pending *pendings; /* under the nodes' lock */
     cg_metrics metrics;
+    cg_log_quota log_quotas[CG_N_LOG_QUOTAS]; /* by uid; several share one if they must */
+    pthread_mutex_t log_lock;                 /* of log_quotas; nothing is called under it */
 };
 
 /* One line to the log; control characters, as in file names, become '?'. */
@@ -51,11 +63,8 @@ int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name);
 int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
                 cg_fs_entry *entry_out);
 
-/* Gives a new file or directory in dir_fd to its caller, if we run as root. chown clears set-id
- * bits; those of mode are set again. */
-int cg_fs_give_away(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, const char *name,
-                    mode_t mode);
-/* The same for an open file that will be seen in dir_fd. */
+/* Gives an open new file, which is or will be seen in dir_fd, to its caller, if we run as root and
+ * it is not the caller's yet. chown clears set-id bits; those of mode are set again. */
 int cg_fs_give_away_fd(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, int fd, mode_t mode);
 
 /* Whether a strict rule speaks of this path. */
@@ -65,7 +74,8 @@ static inline bool cg_fs_is_strict(const cg_tree_name *name)
            name->kind == CG_TREE_PROFILE;
 }
 
-/* Checks the content of fd for the name; logs and counts a refusal. */
+/* Checks the content of fd for the name; counts a refusal, and logs it: of each owner of refused
+ * files CG_LOG_LINES in CG_LOG_SECONDS, then how many were left out. */
 int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
                 cg_chunk_header *header_out);
 #endif

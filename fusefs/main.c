@@ -3,6 +3,7 @@
 #include "fusefs/fuse_api.h"
 #include "fusefs/ops.h"
 #include "fusefs/options.h"
+#include "fusefs/persona.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -115,6 +116,7 @@ static int run(cg_options *options)
     /* After mounting, so that its errors reach the terminal; before threads, which fork() loses. */
     if (fuse_daemonize(options->foreground) != 0)
         goto no_daemon;
+    cg_persona_drop_capabilities();
     const bool adopting = pthread_create(&adopter, NULL, adopt_tree, mount.fs) == 0;
     const int loop_result = serve(session, options);
     if (loop_result < 0)

@@ -1,6 +1,7 @@
 #include "fusefs/ops.h"
 
 #include "fusefs/open_files.h"
+#include "fusefs/persona.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -89,6 +90,14 @@ void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
     fuse_reply_data(req, &out, FUSE_BUF_SPLICE_MOVE);
 }
 
+/* Blocks of the store are the caller's, not root's. What the kernel writes back of a mapping has no
+ * caller. */
+static void become_caller(fuse_req_t req)
+{
+    const cg_fs_caller caller = cg_ops_caller(req);
+    cg_persona_enter(caller.uid, caller.gid);
+}
+
 /* Where the kernel sent the bytes in a pipe, they are spliced to the file. */
 static ssize_t move_buffers(void *source, int fd, off_t offset)
 {
@@ -105,8 +114,10 @@ void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, of
 {
     size_t n_written;
     (void)ino;
+    become_caller(req);
     const int error =
         cg_fs_write(cg_ops_mount(req)->fs, file_of(fi), offset, move_buffers, in, &n_written);
+    cg_persona_leave();
     if (error != 0)
         cg_ops_reply_error(req, error);
     else
@@ -136,8 +147,10 @@ void cg_ops_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, of
                       struct fuse_file_info *fi)
 {
     (void)ino;
-    cg_ops_reply_error(req,
-                       cg_fs_fallocate(cg_ops_mount(req)->fs, file_of(fi), mode, offset, length));
+    become_caller(req);
+    const int error = cg_fs_fallocate(cg_ops_mount(req)->fs, file_of(fi), mode, offset, length);
+    cg_persona_leave();
+    cg_ops_reply_error(req, error);
 }
 
 void cg_ops_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
@@ -146,8 +159,10 @@ void cg_ops_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 {
     size_t n_copied;
     (void)ino_in, (void)ino_out, (void)flags;
+    become_caller(req);
     const int error = cg_fs_copy_range(cg_ops_mount(req)->fs, file_of(fi_in), off_in,
                                        file_of(fi_out), off_out, len, &n_copied);
+    cg_persona_leave();
     if (error != 0)
         cg_ops_reply_error(req, error);
     else

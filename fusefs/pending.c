@@ -2,6 +2,7 @@
 
 #include "fusefs/claims.h"
 #include "fusefs/fs.h"
+#include "fusefs/persona.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42,13 +43,20 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
         return EXDEV;
     if (dir.st_nlink == 0)
         return ENOENT;
+    if (!cg_users_take(&fs->pending_users, caller->uid))
+        return EDQUOT;
     cg_fs_pending *pending = calloc(1, sizeof *pending);
     if (pending == NULL || (pending->name = strdup(name)) == NULL) {
+        cg_users_give_back(&fs->pending_users, caller->uid);
         free(pending);
         return ENOMEM;
     }
     pending->fd = -1;
-    if ((error = cg_staging_create(&fs->staging, pending->temporary, &pending->fd)) != 0)
+    pending->uid = caller->uid;
+    cg_persona_enter(caller->uid, caller->gid);
+    error = cg_staging_create(&fs->staging, pending->temporary, &pending->fd);
+    cg_persona_leave();
+    if (error != 0)
         goto fail;
     cg_claim_to_write(pending->fd); /* for when it gets an ordinary name */
     if ((error = cg_fs_give_away_fd(fs, caller, dir_fd, pending->fd, mode)) != 0)
@@ -84,6 +92,7 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
 fail_created:
     unlinkat(fs->staging.dir_fd, pending->temporary, 0);
 fail:
+    cg_users_give_back(&fs->pending_users, caller->uid);
     if (pending->fd >= 0)
         close(pending->fd);
     free(pending->name);
@@ -163,6 +172,7 @@ void cg_pending_put(cg_fs *fs, cg_fs_pending *pending)
     if (was_waiting)
         discard(fs, pending);
     close(pending->fd);
+    cg_users_give_back(&fs->pending_users, pending->uid);
     cg_nodes_unpin(&fs->nodes, pending->node);
     cg_nodes_unpin(&fs->nodes, pending->parent);
     free(pending->name);

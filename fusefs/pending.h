@@ -30,13 +30,15 @@ struct cg_fs_pending {
     char temporary[CG_STAGING_NAME_BYTES];
     int fd;
     pid_t creator; /* a process */
+    uid_t uid;     /* whose it is: users may have so many (fusefs/users.h) */
     cg_pending_state state;
     bool stays; /* made by mknod: one user more, until the kernel forgets it (NFS has no close) */
     uint32_t n_users;
     cg_fs_pending *next;
 };
 
-/* A new file that will be name in parent (dir_fd), with one look-up of its node and one user. */
+/* A new file that will be name in parent (dir_fd), with one look-up of its node and one user.
+ * EDQUOT: the caller has too many of them. */
 int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
                    const char *name, mode_t mode, bool stays, cg_fs_entry *entry_out,
                    cg_fs_pending **pending_out);

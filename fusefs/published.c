@@ -1,9 +1,9 @@
 #include "fusefs/published.h"
 
-#include "fusefs/beneath.h"
 #include "fusefs/claims.h"
 #include "fusefs/fs.h"
 #include "fusefs/reach.h"
+#include "iouring/beneath.h"
 
 #include <errno.h>
 #include <fcntl.h>

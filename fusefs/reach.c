@@ -1,8 +1,8 @@
 #include "fusefs/reach.h"
 
-#include "fusefs/beneath.h"
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
+#include "iouring/beneath.h"
 
 #include <errno.h>
 #include <fcntl.h>

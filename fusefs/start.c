@@ -8,8 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { MAX_PENDING = 1024 }; /* of a user */
 static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
-static const uint64_t VALIDATION_BYTES = UINT64_C(1) << 30; /* of files that are checked at once */
+static const uint64_t VALIDATION_BYTES = UINT64_C(256)
+                                         << 20; /* of files that are checked at once */
 
 int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
 {
@@ -29,6 +31,8 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
     fs->proc_fd = -1;
     cg_strict_budget_init(&fs->budget, VALIDATION_BYTES);
+    pthread_mutex_init(&fs->log_lock, NULL);
+    cg_users_init(&fs->pending_users, MAX_PENDING);
     pthread_rwlockattr_t prefer_writers; /* else a stream of new files would starve a move */
     pthread_rwlockattr_init(&prefer_writers);
     pthread_rwlockattr_setkind_np(&prefer_writers, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
@@ -68,6 +72,8 @@ fail:
     if (fs->root_fd >= 0)
         close(fs->root_fd);
     pthread_rwlock_destroy(&fs->names_lock);
+    pthread_mutex_destroy(&fs->log_lock);
+    cg_users_destroy(&fs->pending_users);
     cg_strict_budget_destroy(&fs->budget);
     free(fs);
     return error;
@@ -84,6 +90,8 @@ void cg_fs_free(cg_fs *fs)
     close(fs->proc_fd);
     close(fs->root_fd);
     pthread_rwlock_destroy(&fs->names_lock);
+    pthread_mutex_destroy(&fs->log_lock);
+    cg_users_destroy(&fs->pending_users);
     cg_strict_budget_destroy(&fs->budget);
     free(fs);
 }

@@ -1,5 +1,6 @@
 #include "fusefs/strict.h"
 
+#include "codec/chunk.h"
 #include "codec/profile.h"
 
 #include <errno.h>
@@ -7,6 +8,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+static const uint64_t CHUNK_MEMORY_BYTES = 2 << 20; /* cg_chunk_verify_source() */
 
 void cg_strict_budget_init(cg_strict_budget *budget, uint64_t limit_bytes)
 {
@@ -68,15 +71,9 @@ static cg_status check_profile(const uint8_t *bytes, size_t n_bytes, const cg_tr
                : CG_ERR_FOREIGN_PROFILE;
 }
 
-static cg_status check_chunk(const uint8_t *bytes, size_t n_bytes, const cg_tree_name *name,
-                             cg_chunk_header *header_out)
+static cg_status read_source(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes)
 {
-    cg_status status = cg_chunk_verify(bytes, n_bytes);
-    if (status == CG_OK)
-        status = cg_chunk_header_parse(bytes, n_bytes, header_out);
-    if (status == CG_OK)
-        status = cg_chunk_header_cut(header_out, n_bytes);
-    return status == CG_OK ? cg_tree_check(name, header_out) : status;
+    return read_at(*(const int *)user, bytes_out, n_bytes, (size_t)offset);
 }
 
 cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *budget,
@@ -107,14 +104,21 @@ cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *bu
     if (n_bytes > max_bytes || (is_profile && n_bytes > CG_PROFILE_MAX_BYTES))
         return CG_ERR_NO_MEMORY;
 
-    take(budget, n_bytes);
-    cg_status status = CG_ERR_NO_MEMORY;
-    uint8_t *bytes = malloc(n_bytes);
-    if (bytes != NULL && (status = read_at(fd, bytes, n_bytes, 0)) == CG_OK)
-        status = is_profile ? check_profile(bytes, n_bytes, name)
-                            : check_chunk(bytes, n_bytes, name, header_out);
-    free(bytes);
-    give_back(budget, n_bytes);
+    const uint64_t memory_bytes = is_profile ? n_bytes : CHUNK_MEMORY_BYTES;
+    cg_status status;
+    take(budget, memory_bytes);
+    if (is_profile) {
+        uint8_t *bytes = malloc(n_bytes);
+        status = bytes == NULL ? CG_ERR_NO_MEMORY : read_at(fd, bytes, n_bytes, 0);
+        if (status == CG_OK)
+            status = check_profile(bytes, n_bytes, name);
+        free(bytes);
+    } else {
+        status = cg_chunk_verify_source(read_source, &fd, n_bytes, header_out);
+        if (status == CG_OK)
+            status = cg_tree_check(name, header_out);
+    }
+    give_back(budget, memory_bytes);
     return status;
 }
 

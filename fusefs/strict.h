@@ -1,9 +1,9 @@
 /* fusefs/strict.h - whether the bytes of a file may stand under a strict name.
  *
  * A chunk must pass cg_chunk_verify() and cg_tree_check(). A profile must open, and its fingerprint
- * must be its name. The file is read into memory, not mapped: a device error, or a truncation from
- * elsewhere, must not be a SIGBUS.
- * Threads: any. The budget has its own lock.
+ * must be its name. A chunk is read piece by piece, in 2 MiB of memory whatever its size; a
+ * profile, which is small, whole. Neither is mapped: a device error, or a truncation from
+ * elsewhere, must not be a SIGBUS. Threads: any. The budget has its own lock.
  */
 #ifndef CG_FUSEFS_STRICT_H
 #define CG_FUSEFS_STRICT_H

@@ -111,14 +111,18 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
                                    const cg_fingerprint *profile, const uint32_t *tokens,
                                    size_t n_tokens);
 
-/* What adopting tells of each file and folder that it makes, right after it has made it: leaf in
- * the directory dir_fd, with mode 0600 (a folder: 0700) and the owner that a new file of this
- * process has. A hard link is not made anew. from: the file of a context for whose sake it was
- * made, relative to the root. A status other than CG_OK ends the adopting with it. */
+/* Who makes what adopting makes, and what adopting tells of it.
+ * creating (may be NULL): just before a file or folder is made in the directory dir_fd; for each
+ * there is one call of created after it, in the same thread. from: the file of a context for whose
+ * sake it is made, relative to the root.
+ * created: leaf in the directory dir_fd was made, with mode 0600 (a folder: 0700) and the owner
+ * that a new file of this thread has. leaf is NULL if nothing was made anew; a hard link is not. A
+ * status other than CG_OK ends the adopting with it. */
 typedef struct cg_store_hook {
     cg_status (*created)(void *user, const char *from, int dir_fd, const char *leaf,
                          bool is_folder);
     void *user;
+    void (*creating)(void *user, const char *from, int dir_fd, bool is_folder);
 } cg_store_hook;
 
 /* Adopts a chunk of a context: makes sure that it can be found by its key, at all levels that it
@@ -129,7 +133,8 @@ typedef struct cg_store_hook {
  * in the context and among the objects, become links of the longest file. So a context takes the
  * space of its finest level. A file takes part if it is, byte by byte, the start of the longest,
  * and owner, mode and time of modification are the same (rsync knows by the time what it has
- * brought). CG_ERR_PERMISSION: a folder above the object is a symbolic link. */
+ * brought). CG_ERR_PERMISSION: a folder above the chunk or the object is a symbolic link. No link
+ * is followed, also not one that takes a folder's place meanwhile. */
 cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *path,
                          const cg_chunk_header *header);
 

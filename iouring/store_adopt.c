@@ -1,6 +1,7 @@
 /* Adopting: what was copied into contexts/ becomes findable by its key, and usable. */
 #include "codec/cursor.h"
 #include "codec/profile.h"
+#include "iouring/beneath.h"
 #include "iouring/file.h"
 #include "iouring/store_internal.h"
 
@@ -23,14 +24,20 @@ typedef struct adoption {
     uint32_t n_adopted;        /* chunks */
 } adoption;
 
-/* Tells that path was made for the sake of `from`. dir_fd: its folder. */
-static cg_status tell(const adoption *a, const char *from, int dir_fd, const char *path,
-                      bool is_folder)
+/* Around the making of path for the sake of `from`. dir_fd: its folder. */
+static void begin(const adoption *a, const char *from, int dir_fd, bool is_folder)
 {
-    const char *slash = strrchr(path, '/');
-    return a->hook == NULL ? CG_OK
-                           : a->hook->created(a->hook->user, from, dir_fd,
-                                              slash == NULL ? path : slash + 1, is_folder);
+    if (a->hook != NULL && a->hook->creating != NULL)
+        a->hook->creating(a->hook->user, from, dir_fd, is_folder);
+}
+
+static cg_status end(const adoption *a, const char *from, int dir_fd, const char *path,
+                     bool is_folder, bool is_made)
+{
+    const char *slash = strrchr(path, '/'), *leaf = slash == NULL ? path : slash + 1;
+    if (a->hook == NULL || (!is_made && a->hook->creating == NULL))
+        return CG_OK;
+    return a->hook->created(a->hook->user, from, dir_fd, is_made ? leaf : NULL, is_folder);
 }
 
 /* Opens the folder above path and makes what is missing on the way. They are not synced: what a
@@ -49,10 +56,11 @@ static cg_status open_folder(const adoption *a, const char *from, const char *pa
         folder[slash - at] = '\0';
         int next = openat(fd, folder, flags);
         if (next < 0 && errno == ENOENT) {
-            if (mkdirat(fd, folder, 0700) == 0)
-                status = tell(a, from, fd, folder, true);
-            else if (errno != EEXIST)
-                status = cg_status_from_errno(errno);
+            begin(a, from, fd, true);
+            const int error = mkdirat(fd, folder, 0700) == 0 ? 0 : errno;
+            status = end(a, from, fd, folder, true, error == 0);
+            if (error != 0 && error != EEXIST)
+                status = cg_status_from_errno(error);
             next = status == CG_OK ? openat(fd, folder, flags) : -1;
         }
         if (next < 0 && status == CG_OK)
@@ -75,22 +83,26 @@ static bool is_one_file(int root_fd, const char *path, const char *other)
            a.st_ino == b.st_ino;
 }
 
-/* cg_file_install() into the folder dir_fd. A link belongs to the owner of `from`; a copy is new.
- */
-static cg_status install(const adoption *a, const char *from, int dir_fd, const char *to,
-                         bool replace, uint64_t copy_bytes)
+/* cg_file_install() into the folder of `to`. A link belongs to the owner of `from`; a copy is new.
+ * path: of from, relative to the root. */
+static cg_status install(const adoption *a, const char *path, const char *from,
+                         const cg_located *to, bool replace, uint64_t copy_bytes)
 {
-    const cg_status status = cg_file_install(a->root_fd, from, to, replace, copy_bytes);
-    return status == CG_OK && !is_one_file(a->root_fd, from, to) ? tell(a, from, dir_fd, to, false)
-                                                                 : status;
+    begin(a, path, to->dir_fd, false);
+    const cg_status status = cg_file_install(a->root_fd, from, to->at, replace, copy_bytes);
+    const bool is_made = status == CG_OK && !is_one_file(a->root_fd, from, to->at);
+    const cg_status told = end(a, path, to->dir_fd, to->at, false, is_made);
+    return status == CG_OK ? told : status;
 }
 
 /* A new file beside others that stay as they are. */
-static cg_status write_new(const adoption *a, const char *from, int dir_fd, const char *path,
+static cg_status write_new(const adoption *a, const char *path, const cg_located *to,
                            const void *bytes, size_t n_bytes)
 {
-    const cg_status status = cg_file_write(a->root_fd, path, bytes, n_bytes, false);
-    return status == CG_OK ? tell(a, from, dir_fd, path, false) : status;
+    begin(a, path, to->dir_fd, false);
+    const cg_status status = cg_file_write(a->root_fd, to->at, bytes, n_bytes, false);
+    const cg_status told = end(a, path, to->dir_fd, to->at, false, status == CG_OK);
+    return status == CG_OK ? told : status;
 }
 
 static bool has_tokens(int root_fd, const char *path)
@@ -101,12 +113,12 @@ static bool has_tokens(int root_fd, const char *path)
 
 /* Writes `tokens` beside an object from the first section of the chunk at path, unless it is
  * there. */
-static cg_status adopt_tokens(const adoption *a, const char *chunk_path, int dir_fd,
-                              const char *object_path, const cg_chunk_header *h)
+static cg_status adopt_tokens(const adoption *a, const char *path, const char *chunk, int dir_fd,
+                              const cg_chunk_header *h)
 {
-    char path[CG_TREE_PATH_BYTES];
-    cg_status status = cg_store_sibling_path(object_path, "tokens", path);
-    if (status != CG_OK || has_tokens(a->root_fd, path))
+    cg_located to;
+    cg_status status = cg_beneath_locate_in(dir_fd, "tokens", &to);
+    if (status != CG_OK || has_tokens(a->root_fd, to.at))
         return status;
     /* cg_chunk_verify() took it: the first section is the tokens, right behind the table. */
     const size_t n_bytes = h->header_bytes + (size_t)h->token_bytes * h->n_tokens;
@@ -115,12 +127,12 @@ static cg_status adopt_tokens(const adoption *a, const char *chunk_path, int dir
     status = CG_ERR_NO_MEMORY;
     if (bytes == NULL || tokens == NULL)
         goto done;
-    if ((status = cg_file_read_start(a->root_fd, chunk_path, bytes, n_bytes, NULL)) != CG_OK)
+    if ((status = cg_file_read_start(a->root_fd, chunk, bytes, n_bytes, NULL)) != CG_OK)
         goto done;
     for (size_t i = 0; i < h->n_tokens; i++)
         cg_put_le(tokens + 4 * i, 4,
                   cg_get_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
-    status = write_new(a, chunk_path, dir_fd, path, tokens, (size_t)h->n_tokens * 4);
+    status = write_new(a, path, &to, tokens, (size_t)h->n_tokens * 4);
     if (status == CG_ERR_EXISTS)
         status = CG_OK;
 done:
@@ -151,20 +163,27 @@ static void share(int root_fd, const char *path, const cg_tree_name *name, const
 {
     enum { N_LOSSY = CG_N_LEVELS - CG_L1, N_NAMES = 2 * N_LOSSY };
     char names[N_NAMES][CG_TREE_PATH_BYTES];
+    cg_located files[N_NAMES], own;
     uint8_t ours[CG_CHUNK_FIXED_BYTES], start[CG_CHUNK_FIXED_BYTES];
     bool is_ours[N_NAMES];
     uint64_t file_bytes[N_NAMES], longest_bytes = 0;
-    if (cg_file_read_start(root_fd, path, ours, sizeof ours, NULL) != CG_OK)
+    if (cg_beneath_locate(root_fd, path, &own) != CG_OK)
+        return;
+    cg_status status = cg_file_read_start(root_fd, own.at, ours, sizeof ours, NULL);
+    close(own.dir_fd);
+    if (status != CG_OK)
         return;
     for (size_t i = 0; i < N_NAMES;
          i++) { /* objects first: of equally long ones they stay, and what links to them */
         const unsigned level = CG_L1 + i % N_LOSSY;
-        cg_status status = i < N_LOSSY
-                               ? object_path_of(name, h, level, names[i])
-                               : cg_tree_context_path(name->model, name->context, (cg_level)level,
-                                                      name->index, names[i], sizeof names[i]);
+        files[i].dir_fd = -1;
+        status = i < N_LOSSY ? object_path_of(name, h, level, names[i])
+                             : cg_tree_context_path(name->model, name->context, (cg_level)level,
+                                                    name->index, names[i], sizeof names[i]);
         if (status == CG_OK)
-            status = cg_file_read_start(root_fd, names[i], start, sizeof start, &file_bytes[i]);
+            status = cg_beneath_locate(root_fd, names[i], &files[i]);
+        if (status == CG_OK)
+            status = cg_file_read_start(root_fd, files[i].at, start, sizeof start, &file_bytes[i]);
         /* The fixed header has a checksum of itself and of those of all sections. */
         is_ours[i] = status == CG_OK && memcmp(start, ours, sizeof start) == 0;
         if (is_ours[i] && file_bytes[i] > longest_bytes)
@@ -173,9 +192,12 @@ static void share(int root_fd, const char *path, const cg_tree_name *name, const
     for (size_t i = 0; i < N_NAMES; i++) {
         for (size_t from = 0; from < N_NAMES && is_ours[i]; from++)
             if (is_ours[from] && file_bytes[from] == longest_bytes &&
-                cg_file_share(root_fd, names[from], names[i]) == CG_OK)
+                cg_file_share(root_fd, files[from].at, files[i].at) == CG_OK)
                 break;
     }
+    for (size_t i = 0; i < N_NAMES; i++)
+        if (files[i].dir_fd >= 0)
+            close(files[i].dir_fd);
 }
 
 static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk_header *header)
@@ -184,41 +206,47 @@ static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk
     cg_tree_name name;
     cg_chunk_header h = *header;
     char object[CG_TREE_PATH_BYTES];
+    cg_located from, to = {.dir_fd = -1};
     struct stat s;
-    cg_status status;
-    int dir_fd;
     bool installed = false;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_CHUNK)
         return CG_ERR_INVALID_ARGUMENT;
-    if (fstatat(root_fd, path, &s, AT_SYMLINK_NOFOLLOW) != 0)
-        return cg_status_from_errno(errno);
+    cg_status status = cg_beneath_locate(root_fd, path, &from);
+    if (status != CG_OK)
+        return status;
+    if (fstatat(root_fd, from.at, &s, AT_SYMLINK_NOFOLLOW) != 0) {
+        status = cg_status_from_errno(errno);
+        goto done;
+    }
     if ((status = cg_chunk_header_cut(&h, (uint64_t)s.st_size)) != CG_OK ||
-        (status = cg_tree_check(&name, &h)) != CG_OK)
-        return status;
-    if ((status = object_path_of(&name, &h, h.level, object)) != CG_OK ||
-        (status = open_folder(a, path, object, &dir_fd)) != CG_OK)
-        return status;
+        (status = cg_tree_check(&name, &h)) != CG_OK ||
+        (status = object_path_of(&name, &h, h.level, object)) != CG_OK ||
+        (status = open_folder(a, path, object, &to.dir_fd)) != CG_OK)
+        goto done;
     for (unsigned level = h.level; level <= h.coarsest; level++) {
-        if ((status = object_path_of(&name, &h, level, object)) != CG_OK)
+        if ((status = object_path_of(&name, &h, level, object)) != CG_OK ||
+            (status = cg_beneath_locate_in(to.dir_fd, object, &to)) != CG_OK)
             goto done;
-        if (is_object(root_fd, object, level, &h))
+        if (is_object(root_fd, to.at, level, &h))
             continue;
         /* What stands there and is no such chunk was damaged behind the daemon's back: this one
          * heals it. */
-        const bool replace = fstatat(root_fd, object, &s, AT_SYMLINK_NOFOLLOW) == 0;
-        status = install(a, path, dir_fd, object, replace, h.level_bytes[level]);
+        const bool replace = fstatat(root_fd, to.at, &s, AT_SYMLINK_NOFOLLOW) == 0;
+        status = install(a, path, from.at, &to, replace, h.level_bytes[level]);
         if (status != CG_OK && status != CG_ERR_EXISTS)
             goto done;
         installed = true;
     }
-    if ((status = adopt_tokens(a, path, dir_fd, object, &h)) != CG_OK ||
-        (installed && (status = cg_file_sync_dir(root_fd, object)) != CG_OK))
+    if ((status = adopt_tokens(a, path, from.at, to.dir_fd, &h)) != CG_OK ||
+        (installed && (status = cg_file_sync_dir(root_fd, to.at)) != CG_OK))
         goto done;
     if (h.version == CG_CHUNK_VERSION_NESTED)
         share(root_fd, path, &name, &h);
 done:
-    close(dir_fd);
+    if (to.dir_fd >= 0)
+        close(to.dir_fd);
+    close(from.dir_fd);
     return status;
 }
 
@@ -233,39 +261,45 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
 {
     const adoption a = {.root_fd = root_fd, .hook = hook};
     cg_tree_name name;
-    char installed[CG_TREE_PATH_BYTES], by_default[CG_TREE_PATH_BYTES], line[CG_KEY_HEX_BYTES + 1];
+    char installed[CG_TREE_PATH_BYTES], line[CG_KEY_HEX_BYTES + 1];
+    cg_located from, to = {.dir_fd = -1}, by_default;
     cg_fingerprint fingerprint;
     cg_key key;
     uint8_t *bytes;
     size_t n_bytes;
-    int dir_fd;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_PROFILE)
         return CG_ERR_INVALID_ARGUMENT;
-    cg_status status = cg_file_read(root_fd, path, CG_PROFILE_MAX_BYTES, &bytes, &n_bytes);
+    cg_status status = cg_beneath_locate(root_fd, path, &from);
     if (status != CG_OK)
         return status;
+    status = cg_file_read(root_fd, from.at, CG_PROFILE_MAX_BYTES, &bytes, &n_bytes);
+    if (status != CG_OK)
+        goto done;
     status = cg_profile_check(bytes, n_bytes, &fingerprint);
     free(bytes);
     if (status != CG_OK)
-        return status;
+        goto done;
     memcpy(key.bytes, fingerprint.bytes, sizeof key.bytes);
     if ((status = cg_tree_profile_path(name.model, &fingerprint, installed, sizeof installed)) !=
             CG_OK ||
-        (status = cg_store_sibling_path(installed, "default", by_default)) != CG_OK ||
-        (status = open_folder(&a, path, installed, &dir_fd)) != CG_OK)
-        return status;
-    status = install(&a, path, dir_fd, installed, false, UINT64_MAX);
+        (status = open_folder(&a, path, installed, &to.dir_fd)) != CG_OK ||
+        (status = cg_beneath_locate_in(to.dir_fd, installed, &to)) != CG_OK ||
+        (status = cg_beneath_locate_in(to.dir_fd, "default", &by_default)) != CG_OK)
+        goto done;
+    status = install(&a, path, from.at, &to, false, UINT64_MAX);
     if (status != CG_OK && status != CG_ERR_EXISTS)
         goto done;
     cg_key_to_hex(&key, line);
     strcat(line, "\n");
     /* Which syncs the directory. */
-    status = write_new(&a, path, dir_fd, by_default, line, strlen(line));
+    status = write_new(&a, path, &by_default, line, strlen(line));
     if (status == CG_ERR_EXISTS)
-        status = cg_file_sync_dir(root_fd, installed);
+        status = cg_file_sync_dir(root_fd, to.at);
 done:
-    close(dir_fd);
+    if (to.dir_fd >= 0)
+        close(to.dir_fd);
+    close(from.dir_fd);
     return status;
 }
 
@@ -274,13 +308,18 @@ cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const cha
     const adoption a = {.root_fd = root_fd, .hook = hook};
     cg_tree_name name;
     char in_model[CG_TREE_PATH_BYTES];
+    cg_located from, to;
     uint8_t *bytes;
     size_t n_bytes, at = 0;
     int dir_fd;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_MODEL)
         return CG_ERR_INVALID_ARGUMENT;
-    cg_status status = cg_file_read(root_fd, path, MAX_MODEL_JSON_BYTES, &bytes, &n_bytes);
+    cg_status status = cg_beneath_locate(root_fd, path, &from);
+    if (status != CG_OK)
+        return status;
+    status = cg_file_read(root_fd, from.at, MAX_MODEL_JSON_BYTES, &bytes, &n_bytes);
+    close(from.dir_fd);
     if (status != CG_OK)
         return status;
     while (at < n_bytes && strchr(" \t\r\n", bytes[at]) != NULL && bytes[at] != '\0')
@@ -291,7 +330,8 @@ cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const cha
     if (status == CG_OK) {
         /* A copy: the model's file may be edited in place, and the context's must not change with
          * it. */
-        status = write_new(&a, path, dir_fd, in_model, bytes, n_bytes);
+        if ((status = cg_beneath_locate_in(dir_fd, in_model, &to)) == CG_OK)
+            status = write_new(&a, path, &to, bytes, n_bytes);
         close(dir_fd);
     }
     free(bytes);
@@ -301,24 +341,30 @@ cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const cha
 /* --- the whole tree --- */
 
 /* Whether there are objects of all levels of a chunk; shared_out: of one file with it. */
-static bool can_be_found(int root_fd, const char *path, const cg_tree_name *name,
+static bool can_be_found(int root_fd, const char *chunk, const cg_tree_name *name,
                          const cg_chunk_header *h, bool *shared_out)
 {
     char object[CG_TREE_PATH_BYTES];
+    cg_located at;
+    bool found = true;
     *shared_out = true;
-    for (unsigned level = h->level; level <= h->coarsest; level++) {
-        if (object_path_of(name, h, level, object) != CG_OK)
-            return false;
-        if (is_one_file(root_fd, path, object))
+    if (object_path_of(name, h, h->level, object) != CG_OK ||
+        cg_beneath_locate(root_fd, object, &at) != CG_OK)
+        return false;
+    for (unsigned level = h->level; found && level <= h->coarsest; level++) {
+        found = object_path_of(name, h, level, object) == CG_OK &&
+                cg_beneath_locate_in(at.dir_fd, object, &at) == CG_OK;
+        if (!found || is_one_file(root_fd, chunk, at.at))
             continue;
         *shared_out = false;
-        if (!is_object(root_fd, object, level, h))
-            return false;
+        found = is_object(root_fd, at.at, level, h);
     }
-    return true;
+    close(at.dir_fd);
+    return found;
 }
 
-static cg_status adopt_chunk_file(adoption *a, const char *path)
+/* path: a chunk's, which lies at `chunk`. */
+static cg_status adopt_chunk_at(adoption *a, const char *path, const char *chunk)
 {
     const int root_fd = a->root_fd;
     cg_tree_name name;
@@ -327,17 +373,17 @@ static cg_status adopt_chunk_file(adoption *a, const char *path)
     uint8_t *bytes;
     size_t n_bytes;
     cg_tree_parse(path, &name);
-    cg_status status = cg_file_chunk_header(root_fd, path, &header);
+    cg_status status = cg_file_chunk_header(root_fd, chunk, &header);
     if (status == CG_OK)
         status = cg_tree_check(&name, &header);
     if (status != CG_OK)
         return status;
-    if (can_be_found(root_fd, path, &name, &header, &shared)) {
+    if (can_be_found(root_fd, chunk, &name, &header, &shared)) {
         if (!shared && header.version == CG_CHUNK_VERSION_NESTED)
             share(root_fd, path, &name, &header);
         return CG_OK;
     }
-    if ((status = cg_file_read(root_fd, path, MAX_CHUNK_BYTES, &bytes, &n_bytes)) != CG_OK)
+    if ((status = cg_file_read(root_fd, chunk, MAX_CHUNK_BYTES, &bytes, &n_bytes)) != CG_OK)
         return status;
     status = cg_chunk_verify(bytes, n_bytes);
     if (status == CG_OK) /* the file may be another one since its header was read */
@@ -345,6 +391,17 @@ static cg_status adopt_chunk_file(adoption *a, const char *path)
     free(bytes);
     if (status == CG_OK && (status = adopt_chunk(a, path, &header)) == CG_OK)
         a->n_adopted++;
+    return status;
+}
+
+static cg_status adopt_chunk_file(adoption *a, const char *path)
+{
+    cg_located located;
+    cg_status status = cg_beneath_locate(a->root_fd, path, &located);
+    if (status != CG_OK)
+        return status;
+    status = adopt_chunk_at(a, path, located.at);
+    close(located.dir_fd);
     return status;
 }
 
@@ -362,7 +419,7 @@ static cg_status for_each(adoption *a, const char *dir_path, visitor *visit)
 {
     char path[CG_TREE_PATH_BYTES];
     cg_status status = CG_OK;
-    const int fd = openat(a->root_fd, dir_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int fd = cg_beneath_open(a->root_fd, dir_path, O_RDONLY | O_DIRECTORY);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (dir == NULL) {
         status =
@@ -371,7 +428,7 @@ static cg_status for_each(adoption *a, const char *dir_path, visitor *visit)
             close(fd);
         return status;
     }
-    const bool at_root = strcmp(dir_path, ".") == 0;
+    const bool at_root = dir_path[0] == '\0';
     for (const struct dirent *e = readdir(dir); e != NULL && !is_fatal(status); e = readdir(dir)) {
         const int n = at_root ? snprintf(path, sizeof path, "%s", e->d_name)
                               : snprintf(path, sizeof path, "%s/%s", dir_path, e->d_name);
@@ -418,7 +475,7 @@ static cg_status visit_model(adoption *a, const char *path)
 cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out)
 {
     adoption a = {.root_fd = root_fd, .hook = hook};
-    const cg_status status = for_each(&a, ".", visit_model);
+    const cg_status status = for_each(&a, "", visit_model);
     if (n_adopted_out != NULL)
         *n_adopted_out = a.n_adopted;
     return status;

@@ -1,6 +1,9 @@
 // What the core promises about files: checked at close, published atomically, immutable. No mount.
+#include "codec/cursor.h"
 #include "tests/fusefs/fs_fixture.h"
+#include "tests/fusefs/fsync_hook.h"
 
+#include <sys/resource.h>
 #include <sys/xattr.h>
 
 #include <atomic>
@@ -14,6 +17,14 @@ namespace
 {
 
 const cg_fs_caller STRANGER = {geteuid(), getegid(), 1};
+
+uint64_t address_space_bytes()
+{
+    std::ifstream in("/proc/self/statm");
+    uint64_t n_pages = 0;
+    in >> n_pages;
+    return n_pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
 
 TEST_F(FsTest, PublishesAValidChunkAtCloseAndMakesItFindableByKey)
 {
@@ -449,6 +460,117 @@ TEST_F(FsTest, WritersReadersAndPublishersOfOneDirectoryGetAlong)
     EXPECT_EQ(fs.metric("files_open"), 0u);
     for (const std::string &name : fs.list(L1))
         EXPECT_EQ(store.read(L1 + "/" + name), chunk.bytes) << name;
+}
+
+TEST_F(FsTest, UserHasSoManyFilesUnderWayAndNoMore)
+{
+    const cg_fs_caller me = fs.caller;
+    fs.caller.uid = 12345;
+    cg_fs_node *folder = fs.find(L1);
+    int n = 0, error = 0;
+    for (; error == 0 && n < 5000; n++) {
+        cg_fs_entry entry;
+        char name[16];
+        snprintf(name, sizeof name, "%05d.kv", n);
+        error = cg_fs_mknod(fs.fs, &fs.caller, folder, name, S_IFREG | 0644, 0, &entry);
+    }
+    EXPECT_EQ(error, EDQUOT);
+    EXPECT_EQ(fs.metric("files_pending"), static_cast<uint64_t>(n - 1));
+    fs.caller = me;
+    if (geteuid() == 0)
+        fs.caller.uid = 54321;
+    EXPECT_EQ(fs.put(CHUNK, chunk.bytes), geteuid() == 0 ? 0 : EDQUOT) << "others have their own";
+}
+
+TEST_F(FsTest, RefusalsOfOneUserFillNoLog)
+{
+    for (int i = 0; i < 100; i++)
+        EXPECT_EQ(fs.put(CHUNK, Bytes(500, 'x')), EBADMSG);
+    const std::string log = fs.log();
+    const auto n_lines = std::count(log.begin(), log.end(), '\n');
+    EXPECT_GE(n_lines, 1);
+    EXPECT_LE(n_lines, 40);
+    EXPECT_NE(log.find(" of user " + std::to_string(fs.caller.uid) + ": "), std::string::npos);
+}
+
+TEST(ChunkSourceTest, SaysWhatACheckInMemorySays)
+{
+    const cg_fingerprint profile = fingerprint_of("a profile");
+    const Bytes good = make_chunk(nullptr, draw_tokens(16, 1), CG_L1, &profile).bytes;
+    const auto read = [](void *user, uint64_t offset, uint8_t *out, size_t n_bytes) {
+        const Bytes &bytes = *static_cast<const Bytes *>(user);
+        if (offset + n_bytes > bytes.size())
+            return CG_ERR_TRUNCATED;
+        std::copy_n(bytes.begin() + static_cast<long>(offset), n_bytes, out);
+        return CG_OK;
+    };
+    cg_chunk_header header;
+    for (size_t i = 0; i <= good.size(); i++) {
+        SCOPED_TRACE(i);
+        Bytes flipped = good, cut(good.begin(), good.begin() + static_cast<long>(i));
+        if (i < good.size())
+            flipped[i] ^= 0x41;
+        for (Bytes *bytes : {&flipped, &cut})
+            EXPECT_EQ(cg_chunk_verify_source(read, bytes, bytes->size(), &header),
+                      cg_chunk_verify(bytes->data(), bytes->size()));
+    }
+}
+
+// A chunk of 1 GiB with nothing in it, as a user makes one in no time.
+TEST_F(FsTest, LargeSparseFileIsCheckedInLittleMemory)
+{
+    const uint64_t n_bytes = UINT64_C(1) << 30;
+    Bytes head = chunk.bytes;
+    head.resize(CG_CHUNK_FIXED_BYTES);
+    cg_put_le(&head[16], 8, n_bytes); /* what the fixed header says of the file's size */
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    ASSERT_EQ(fs.write(file, head), 0);
+    ASSERT_EQ(fs.write(file, Bytes{0}, static_cast<off_t>(n_bytes) - 1), 0);
+    struct rlimit before, limit;
+    ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+    limit = before;
+    limit.rlim_cur = address_space_bytes() + (UINT64_C(256) << 20);
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    const int error = cg_fs_flush(fs.fs, file);
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+    EXPECT_EQ(error, EBADMSG) << "not ENOMEM: it need not be in memory";
+    cg_fs_release(fs.fs, file);
+}
+
+// Whoever may write to the directory beside the daemon can put anything in a new name's place.
+TEST_F(FsTest, WhatIsMadeIsItsCallersFromTheStartAndNotGivenAwayByName)
+{
+    if (geteuid() != 0)
+        GTEST_SKIP() << "not root: what is made is always ours";
+    fs.caller.uid = 12345;
+    fs.caller.gid = 23456;
+    store.write("victim", std::string("root's"));
+    struct stat attr;
+    {
+        const ChownHook attack([&](int dir_fd, const char *name) {
+            if (name[0] != '\0' && unlinkat(dir_fd, name, 0) == 0)
+                linkat(store.fd, "victim", dir_fd, name, 0);
+        });
+        cg_fs_entry entry;
+        ASSERT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find("m"), "node", S_IFREG | 0640, 0, &entry),
+                  0);
+        cg_fs_forget(fs.fs, entry.node, 1);
+        ASSERT_EQ(fs.symlink("anywhere", "m/link"), 0);
+        ASSERT_EQ(fs.mkdir("m/dir"), 0);
+        ASSERT_EQ(fs.put("m/file", Bytes{1}), 0);
+        ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    }
+    for (const char *path : {"m/node", "m/link", "m/dir", "m/file", "m/contexts/c/L1/00000.kv"}) {
+        ASSERT_EQ(fstatat(store.fd, path, &attr, AT_SYMLINK_NOFOLLOW), 0);
+        EXPECT_EQ(attr.st_uid, 12345u) << path;
+        EXPECT_EQ(attr.st_gid, 23456u) << path;
+    }
+    ASSERT_EQ(fstatat(store.fd, "victim", &attr, AT_SYMLINK_NOFOLLOW), 0);
+    EXPECT_EQ(attr.st_uid, 0u);
+    ASSERT_EQ(fstatat(store.fd, "m/objects", &attr, AT_SYMLINK_NOFOLLOW), 0);
+    EXPECT_EQ(attr.st_uid, 0u) << "as the model's folder";
+    EXPECT_EQ(attr.st_mode & 07777, 0755u);
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 #include "tests/fusefs/fsync_hook.h"
 
 #include <errno.h>
+#include <sys/types.h>
 
 #include <mutex>
 
@@ -9,6 +10,7 @@ namespace
 
 std::mutex lock;
 std::function<int(int)> current;
+std::function<void(int, const char *)> current_chown;
 
 } // namespace
 
@@ -27,7 +29,27 @@ FsyncHook::~FsyncHook()
     current = nullptr;
 }
 
+ChownHook::ChownHook(std::function<void(int dir_fd, const char *name)> hook)
+{
+    current_chown = std::move(hook);
+}
+
+ChownHook::~ChownHook()
+{
+    current_chown = nullptr;
+}
+
 } // namespace cg_test
+
+extern "C" int __real_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gid, int flags);
+extern "C" int __wrap_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gid, int flags);
+
+extern "C" int __wrap_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gid, int flags)
+{
+    if (current_chown)
+        current_chown(dir_fd, name);
+    return __real_fchownat(dir_fd, name, uid, gid, flags);
+}
 
 extern "C" int __real_fsync(int fd);
 extern "C" int __wrap_fsync(int fd);

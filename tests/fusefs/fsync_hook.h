@@ -1,4 +1,4 @@
-// tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program.
+// tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, or fchownat().
 #ifndef CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #define CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #include <functional>
@@ -15,6 +15,16 @@ class FsyncHook
     ~FsyncHook();
     FsyncHook(const FsyncHook &) = delete;
     FsyncHook &operator=(const FsyncHook &) = delete;
+};
+
+// While it lives, fchownat(dir_fd, name, ...) calls hook(dir_fd, name) first. One at a time.
+class ChownHook
+{
+  public:
+    explicit ChownHook(std::function<void(int dir_fd, const char *name)> hook);
+    ~ChownHook();
+    ChownHook(const ChownHook &) = delete;
+    ChownHook &operator=(const ChownHook &) = delete;
 };
 
 } // namespace cg_test

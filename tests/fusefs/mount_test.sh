@@ -168,6 +168,8 @@ others_work() {
     check "so do its object, the tokens beside it and their folders" \
         equal "$(find "$store/m/objects" -printf '%u:%g\n' | sort -u)" 12345:23456
     chmod 600 "$store/m/contexts/open/L1/00000.kv"
+    check "blocks that are reserved for root are not for others (CAP_SYS_RESOURCE)" \
+        bash -c '! (( 0x$(sed -n "s/^CapEff:\t//p" "/proc/$1/status") >> 24 & 1 ))' bash "$daemon"
     check "modes are obeyed" fails setpriv --reuid 54321 --regid 54321 --clear-groups cat "$contexts/open/L1/00000.kv"
 }
 

@@ -412,7 +412,7 @@ TEST_P(StoreTest, TellsWhatAdoptingMakes)
             static_cast<Told *>(user)->made.push_back(leaf);
             return static_cast<Told *>(user)->answer;
         },
-        &told};
+        &told, nullptr};
     char hex[CG_KEY_HEX_BYTES];
     cg_key_to_hex(&chunk.header.key, hex);
     const std::string key = hex;
@@ -504,6 +504,52 @@ TEST_P(StoreTest, HealsADamagedObject)
     EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
     for (const std::string &name : dir.files())
         EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+}
+
+// The hook stands for somebody who replaces a folder while the daemon works below it.
+TEST_P(StoreTest, AdoptsNothingThroughALinkThatTakesAFoldersPlaceMeanwhile)
+{
+    cg_test::TempDir outside;
+    const cg_fingerprint profile = cg_test::fingerprint_of("p");
+    const Chunk chunk = cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile);
+    const char *path = "m/contexts/c/L1/00000.kv";
+    dir.write(path, chunk.bytes);
+    struct Swap {
+        std::string store, outside;
+    } swap{dir.path, outside.path};
+    const cg_store_hook hook = {
+        .created =
+            [](void *user, const char *, int, const char *leaf, bool is_folder) {
+                const Swap &s = *static_cast<Swap *>(user);
+                if (is_folder && strlen(leaf) == 32) { /* the folder of the key */
+                    std::filesystem::rename(s.store + "/m/objects", s.store + "/m/aside");
+                    std::filesystem::create_directory_symlink(s.outside, s.store + "/m/objects");
+                }
+                return CG_OK;
+            },
+        .user = &swap,
+        .creating = nullptr};
+    EXPECT_EQ(cg_store_adopt(dir.fd, &hook, path, &chunk.header), CG_OK);
+    EXPECT_TRUE(outside.files().empty());
+    EXPECT_EQ(dir.files("m/aside").size(), 2u) << "it is where it was begun";
+}
+
+TEST_P(StoreTest, AdoptsNothingOfAModelThatIsALink)
+{
+    cg_test::TempDir outside;
+    const cg_fingerprint profile = cg_test::fingerprint_of("p");
+    const Chunk chunk = cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile);
+    outside.write("contexts/c/L1/00000.kv", chunk.bytes);
+    outside.write("contexts/c/model.json", std::string("{}"));
+    std::filesystem::create_directory_symlink(outside.path, dir.path + "/linked");
+    uint32_t n_adopted = 9;
+    EXPECT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    EXPECT_EQ(n_adopted, 0u);
+    EXPECT_EQ(cg_store_adopt(dir.fd, nullptr, "linked/contexts/c/L1/00000.kv", &chunk.header),
+              CG_ERR_PERMISSION);
+    EXPECT_EQ(cg_store_adopt_model(dir.fd, nullptr, "linked/contexts/c/model.json"),
+              CG_ERR_PERMISSION);
+    EXPECT_EQ(outside.files().size(), 2u);
 }
 
 TEST_P(StoreTest, AdoptsProfilesByTheirFingerprint)

@@ -1,5 +1,5 @@
 // Paths do not leave the store, with openat2 and without.
-#include "fusefs/beneath.h"
+#include "iouring/beneath.h"
 #include "tests/iouring/temp_dir.h"
 
 #include <errno.h>

@@ -1,10 +1,11 @@
-#include "fusefs/beneath.h"
+#include "iouring/beneath.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/openat2.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -62,4 +63,34 @@ int cg_beneath_open(int root_fd, const char *path, int flags)
             return -1;
         return cg_beneath_open_by_step(root_fd, path, flags);
     }
+}
+
+cg_status cg_beneath_locate_in(int dir_fd, const char *path, cg_located *located_out)
+{
+    const char *slash = strrchr(path, '/');
+    located_out->dir_fd = dir_fd;
+    const int n = snprintf(located_out->at, sizeof located_out->at, "/proc/self/fd/%d/%s", dir_fd,
+                           slash == NULL ? path : slash + 1);
+    return n < (int)sizeof located_out->at ? CG_OK : CG_ERR_INVALID_ARGUMENT;
+}
+
+cg_status cg_beneath_locate(int root_fd, const char *path, cg_located *located_out)
+{
+    char folder[CG_TREE_PATH_BYTES];
+    const char *slash = strrchr(path, '/');
+    const size_t n_bytes = slash == NULL ? 0 : (size_t)(slash - path);
+    located_out->dir_fd = -1;
+    if (n_bytes >= sizeof folder)
+        return CG_ERR_INVALID_ARGUMENT;
+    memcpy(folder, path, n_bytes);
+    folder[n_bytes] = '\0';
+    const int fd = cg_beneath_open(root_fd, folder, O_PATH | O_DIRECTORY);
+    if (fd < 0)
+        return errno == ELOOP || errno == ENOTDIR ? CG_ERR_PERMISSION : cg_status_from_errno(errno);
+    const cg_status status = cg_beneath_locate_in(fd, path, located_out);
+    if (status != CG_OK) {
+        close(fd);
+        located_out->dir_fd = -1;
+    }
+    return status;
 }
