@@ -3,7 +3,6 @@
 #include "codec/bf16.h"
 #include "codec/cursor.h"
 
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,8 +135,8 @@ static cg_status pack_tiles(const cg_basis_rows *in, cg_basis *basis)
 }
 
 /* An element of 8 significant bits fits in one limb of 8 bits when its quad's elements are of about
- * one size, and needs up to three when they are not. What decides is a quad's largest element, and
- * the lowest bit that is set in one of them. */
+ * one size, and needs more when they are not: two in most quads of numbers, up to four in those of
+ * bf16. What decides is a quad's largest element, and the lowest bit that is set in one of them. */
 typedef struct quad_range {
     float largest, lowest;
 } quad_range;
@@ -154,11 +153,17 @@ static quad_range find_range(const uint16_t *elements, size_t n_elements)
     return (quad_range){cg_bf16_to_f32((uint16_t)largest), ldexpf(1, (int)lowest - 127 - 7)};
 }
 
-/* The slab's units, the first of them 2^exponent, and the quads of each limb. Returns what they
- * cost: a pass of the decoder for each limb of a quad. */
-static unsigned try_units(const quad_range *ranges, int exponent, cg_slab *slab)
+/* What the units of a slab cost: a pass of the decoder for each limb of a quad. Where an element
+ * has bits below the last unit, they are lost. */
+typedef struct units_cost {
+    unsigned n_passes;
+    bool loses_bits;
+} units_cost;
+
+/* The slab's units, the first of them 2^exponent, and the quads of each limb. */
+static units_cost try_units(const quad_range *ranges, int exponent, cg_slab *slab)
 {
-    unsigned cost = 0;
+    units_cost cost = {0, false};
     for (int i = 0; i < CG_MAX_LIMBS; i++) {
         slab->unit[i] = ldexpf(1, exponent - 7 * i);
         slab->limb_quads[i] = 0;
@@ -169,30 +174,33 @@ static unsigned try_units(const quad_range *ranges, int exponent, cg_slab *slab)
             const bool has_high = i == 0 || ranges[q].lowest < slab->unit[i - 1];
             if (has_high && (is_last || ranges[q].largest > 127 * slab->unit[i + 1])) {
                 slab->limb_quads[i] |= 1u << q;
-                cost++;
+                cost.n_passes++;
             }
         }
-        /* Bits below the last unit are lost. Only when nothing else is left. */
-        cost += ranges[q].lowest < slab->unit[CG_MAX_LIMBS - 1] ? 1000 : 0;
+        cost.loses_bits |= ranges[q].lowest < slab->unit[CG_MAX_LIMBS - 1];
     }
     return cost;
 }
 
+/* The lowest units lose the least: 2^-29 of the largest element, as little as f32 would. Higher
+ * ones need fewer passes where few quads have large elements, but each step up would double a loss,
+ * which symbols of thousands multiply. So they are for slabs that lose nothing. */
 static void choose_units(const quad_range *ranges, cg_slab *slab)
 {
     float largest = 0;
-    int exponent, best = 0;
-    unsigned least = UINT_MAX;
+    int exponent, best;
     for (uint32_t q = 0; q < slab->n_quads; q++)
         largest = fmaxf(largest, ranges[q].largest);
     exponent =
         frexpf(largest / 127, &exponent) == 0.5f ? exponent - 1 : exponent; /* a power of two */
-    exponent = exponent > -100 ? exponent : -100;
-    for (int e = exponent; e < exponent + 7;
-         e++) { /* a higher one where few quads have large elements */
-        const unsigned cost = try_units(ranges, e, slab);
-        best = cost < least ? e : best;
-        least = cost < least ? cost : least;
+    best = exponent = exponent > -100 ? exponent : -100;
+    unsigned least = try_units(ranges, exponent, slab).n_passes;
+    for (int e = exponent + 1; e < exponent + 7; e++) {
+        const units_cost cost = try_units(ranges, e, slab);
+        if (cost.loses_bits)
+            break;
+        best = cost.n_passes < least ? e : best;
+        least = cost.n_passes < least ? cost.n_passes : least;
     }
     (void)try_units(ranges, best, slab);
 }

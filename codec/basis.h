@@ -20,7 +20,7 @@ enum {
      * elements need more limbs, and the others; at most 32. */
     CG_FIRST_SLAB_QUADS = 8,
     CG_SLAB_QUADS = 24,
-    CG_MAX_LIMBS = 3, /* numbers of 8 bits that an element of a basis is cut into */
+    CG_MAX_LIMBS = 4, /* numbers of 8 bits that an element of a basis is cut into */
 };
 
 /* How the kernels and the head size want all bases of a profile. */

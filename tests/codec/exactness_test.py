@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Every instruction set of this CPU decodes as FORMAT.md says, with a profile made from a real model.
+
+usage: exactness_test.py DECODE_WITH CGTOOL          CG_MODEL_DIR: the model
+
+The bases of golden files are synthetic. Those of a real model have rows whose elements differ much in size, and symbols
+of thousands in them. What each instruction set decodes is compared with the second reader's sums in double precision.
+"""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "connector"))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+try:
+    import numpy as np
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoTokenizer
+except ImportError as error:
+    print(f"skipped: {error}: instruction sets were not compared on a real profile")
+    sys.exit(77)
+import reader  # noqa: E402
+from cachegen import profile  # noqa: E402
+from cachegen.kv_model import Context, KvModel  # noqa: E402
+
+CALIBRATION = os.path.join(ROOT, "tests", "data", "calibration", "novel_en.txt")
+OTHER_TEXT = os.path.join(ROOT, "tests", "data", "calibration", "wikitext2_valid.txt")
+PROFILE_TOKENS, CHUNK_TOKENS = 512, 128
+KERNELS = ("baseline", "avx2", "avx512", "vnni", "amx")
+
+
+def make_profile(model_dir, folder):
+    text = os.path.join(folder, "text")
+    with open(CALIBRATION) as whole, open(text, "w") as file:
+        file.write(whole.read(6 * PROFILE_TOKENS))  # too little for held-out text, which would only be measured
+    with contextlib.redirect_stdout(io.StringIO()):
+        report = profile.run(profile.parse_arguments([
+            model_dir, "--texts", text, "--out", os.path.join(folder, "store"), "--tokens", str(PROFILE_TOKENS),
+            "--quiet"]))  # fmt: skip
+    return os.path.join(folder, "store", "profiles", report["profile"] + ".cgp")
+
+
+def save_cache(model_dir, path):
+    with open(OTHER_TEXT) as file:
+        ids = AutoTokenizer.from_pretrained(model_dir)(file.read(8 * CHUNK_TOKENS), return_tensors="pt").input_ids[0]
+    k, v = KvModel(model_dir).prefill(Context("text", ids, CHUNK_TOKENS))
+    tokens = ids[:CHUNK_TOKENS].int()
+    save_file({"K": k.contiguous(), "V": v.contiguous(), "tokens": tokens.contiguous()}, path)
+
+
+def compare(decode_with, profile_path, chunk_path, folder):
+    """Returns how many instruction sets are out of FORMAT.md's tolerance."""
+    chunk, out, n_bad = reader.Chunk(reader.read(chunk_path)), os.path.join(folder, "out.raw"), 0
+    want = chunk.decode(reader.Profile(reader.read(profile_path))).reshape(-1)
+    exact = reader.from_bits(want, chunk.dtype)
+    for name in KERNELS:
+        done = subprocess.run([decode_with, name, profile_path, chunk_path, out])
+        if done.returncode == 77:
+            print(f"L{chunk.level} {name}: not on this CPU: not compared")
+            continue
+        done.check_returncode()
+        got = np.fromfile(out, f"<u{reader.ELEMENT_BYTES[chunk.dtype]}")
+        good = reader.within_tolerance(reader.from_bits(got, chunk.dtype), exact, chunk.head_dim)
+        print(f"L{chunk.level} {name}: {'ok' if good else 'OUT OF TOLERANCE'}, "
+              f"{np.count_nonzero(got != want)} of {want.size} elements are other bits")  # fmt: skip
+        n_bad += not good
+    return n_bad
+
+
+def main(decode_with, cgtool):
+    model_dir = os.environ.get("CG_MODEL_DIR")
+    if not model_dir:
+        print("skipped: no CG_MODEL_DIR: instruction sets were not compared on a real profile")
+        return 77
+    torch.manual_seed(1)
+    with tempfile.TemporaryDirectory() as folder:
+        tensors, chunk = os.path.join(folder, "in.safetensors"), os.path.join(folder, "chunk.kv")
+        profile_path = make_profile(model_dir, folder)
+        save_cache(model_dir, tensors)
+        n_bad = 0
+        for level in ("L1", "L2", "L3"):
+            subprocess.run([cgtool, "encode", "--level", level, "--profile", profile_path, tensors, chunk], check=True)
+            n_bad += compare(decode_with, profile_path, chunk, folder)
+    return 1 if n_bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
