@@ -24,6 +24,10 @@ enum {
  * stay finite. */
 static const float MOST_BASIS = 1e30f;
 
+/* Of what a decoder may come to, whatever the symbols are: below the largest bf16 and f32, with
+ * room for a rotation. And of a frequency, whose angles must be numbers at every position. */
+static const double MOST_ELEMENT = 1e38, MOST_FREQUENCY = 1e30, MOST_SYMBOL = 32768;
+
 static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
 {
     for (size_t i = 0; i < n_values; i++) {
@@ -114,7 +118,8 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
         return CG_ERR_NO_MEMORY;
 
     for (uint32_t i = 0; i < p->n_ropes * p->rotary_dim / 2; i++) {
-        if (!cg_cursor_f64(in, &p->inv_freq[i]) || !isfinite(p->inv_freq[i]))
+        if (!cg_cursor_f64(in, &p->inv_freq[i]) ||
+            !(fabs(p->inv_freq[i]) <= MOST_FREQUENCY)) /* so that a NaN fails */
             return CG_ERR_CORRUPT;
     }
     for (uint32_t i = 0; p->n_ropes > 1 && i < p->geometry.n_layers; i++) {
@@ -264,19 +269,47 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_co
     return keep_classes(p, start, in->at);
 }
 
+/* Whether elements stay finite that are most_sum times a channel's step off its mean, or its
+ * anchor.
+ */
+static bool stays_finite(const cg_profile *p, const cg_group *group, unsigned plane,
+                         double most_sum)
+{
+    const size_t channels = cg_geometry_channels(&p->geometry);
+    for (uint32_t layer = group->first_layer; layer < group->first_layer + group->n_layers;
+         layer++) {
+        const float *mean = cg_profile_row(p, p->mean, layer, plane);
+        const float *weight = cg_profile_row(p, p->weight, layer, plane);
+        const float *anchor_step =
+            p->anchor_step != NULL ? cg_profile_row(p, p->anchor_step, layer, plane) : NULL;
+        for (size_t ch = 0; ch < channels; ch++) {
+            const double anchor = anchor_step != NULL ? MOST_SYMBOL * anchor_step[ch] : 0;
+            for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+                const float step = p->step[level][plane] / weight[ch];
+                if (!(fabs(mean[ch]) + anchor + most_sum * step <= MOST_ELEMENT))
+                    return false;
+            }
+        }
+    }
+    return true;
+}
+
 /* A component in bf16. row: NULL, or where its elements go. */
-static cg_status read_wide_row(cg_cursor *in, size_t n_channels, uint16_t *row)
+static cg_status read_wide_row(cg_cursor *in, size_t n_channels, uint16_t *row, float *most_out)
 {
     const uint8_t *bytes;
+    uint16_t most = 0;
     if (!cg_cursor_bytes(in, 2 * n_channels, &bytes))
         return CG_ERR_TRUNCATED;
     for (size_t ch = 0; ch < n_channels; ch++) {
         const uint16_t element = (uint16_t)cg_get_le(bytes + 2 * ch, 2);
         if (!(fabsf(cg_bf16_to_f32(element)) <= MOST_BASIS)) /* so that a NaN fails */
             return CG_ERR_CORRUPT;
+        most = (element & 0x7fff) > most ? element & 0x7fff : most;
         if (row != NULL)
             row[ch] = element;
     }
+    *most_out = cg_bf16_to_f32(most);
     return CG_OK;
 }
 
@@ -313,21 +346,24 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
 
 /* The rows of a basis. basis->rows and basis->scale: NULL, and the file's bytes are only checked.
  */
-static cg_status read_rows(cg_cursor *in, const cg_profile *p, unsigned n_wide,
-                           cg_basis_rows *basis)
+static cg_status read_rows(cg_cursor *in, const cg_profile *p, const cg_group *group,
+                           unsigned plane, unsigned n_wide, cg_basis_rows *basis)
 {
     const size_t n_channels = basis->n_channels;
     cg_status status = CG_OK;
+    double sum = 0; /* of each component's largest element */
     basis->n_exact = n_wide;
     for (unsigned c = 0; c < basis->n_components && status == CG_OK; c++) {
         uint16_t *row = basis->rows != NULL ? basis->rows + c * n_channels : NULL;
         uint8_t bits = 0;
-        float scale = 0;
+        float scale = 0, most = 0;
         if (c < n_wide) {
-            status = read_wide_row(in, n_channels, row);
+            status = read_wide_row(in, n_channels, row, &most);
+            sum += most;
             continue;
         }
         status = read_narrow_row(in, p->is_packed, n_channels, row, &bits, &scale);
+        sum += ldexp(fabs(scale), bits - 1);
         basis->n_exact += basis->n_exact == c && bits >= EXACT_BITS;
         if (basis->scale != NULL)
             basis->scale[c] = scale;
@@ -335,24 +371,29 @@ static cg_status read_rows(cg_cursor *in, const cg_profile *p, unsigned n_wide,
     /* Kernels walk components in sixteens, exact ones and others apart. */
     const uint32_t sixteens = (basis->n_exact + 15) / 16 * 16;
     basis->n_exact = sixteens < basis->n_components ? sixteens : basis->n_components;
-    return status;
+    if (status != CG_OK)
+        return status;
+    /* No row of the DCT sums to more than 4. Sums before the step is multiplied are f32, too. */
+    sum *= 4 * MOST_SYMBOL;
+    return sum <= MOST_ELEMENT && stays_finite(p, group, plane, sum) ? CG_OK : CG_ERR_CORRUPT;
 }
 
-static cg_status read_basis(cg_cursor *in, const cg_profile *p, uint32_t n_channels,
-                            unsigned n_components, unsigned n_wide, cg_basis *basis)
+static cg_status read_basis(cg_cursor *in, const cg_profile *p, cg_group *group, unsigned plane,
+                            unsigned n_components, unsigned n_wide)
 {
+    const uint32_t n_channels = group->n_channels;
     cg_basis_rows rows = {.n_channels = n_channels, .n_components = n_components};
     if ((size_t)n_components * n_channels / 4 > in->left_bytes) /* at least two bits an element */
         return CG_ERR_TRUNCATED;
     if (p->is_only_checked)
-        return read_rows(in, p, n_wide, &rows);
+        return read_rows(in, p, group, plane, n_wide, &rows);
     rows.rows = malloc(((size_t)n_components * n_channels + 1) * sizeof *rows.rows);
     rows.scale = calloc((n_components + 15) / 16 + 1, 16 * sizeof *rows.scale);
     cg_status status = rows.rows != NULL && rows.scale != NULL ? CG_OK : CG_ERR_NO_MEMORY;
     if (status == CG_OK)
-        status = read_rows(in, p, n_wide, &rows);
+        status = read_rows(in, p, group, plane, n_wide, &rows);
     if (status == CG_OK)
-        status = cg_basis_init(&p->layout, &rows, basis);
+        status = cg_basis_init(&p->layout, &rows, &group->basis[plane]);
     else
         free(rows.scale);
     free(rows.rows);
@@ -381,8 +422,7 @@ static cg_status read_klt(cg_cursor *in, cg_profile *p)
         goto done;
     for (size_t i = 0; i < n_bases; i++) {
         cg_group *group = &p->groups[i / CG_N_PLANES];
-        status = read_basis(in, p, group->n_channels, n_components[i], n_wide[i],
-                            &group->basis[i % CG_N_PLANES]);
+        status = read_basis(in, p, group, i % CG_N_PLANES, n_components[i], n_wide[i]);
         if (status != CG_OK)
             goto done;
     }
@@ -406,7 +446,9 @@ static cg_status read_anchors(cg_cursor *in, cg_profile *p)
             if (group->n_channels > UINT16_MAX)
                 return CG_ERR_UNSUPPORTED;
             columns->n_active[0] = (uint16_t)group->n_channels;
-            status = read_run(in, p, 0, columns);
+            status = stays_finite(p, group, i % CG_N_PLANES, MOST_SYMBOL)
+                         ? read_run(in, p, 0, columns)
+                         : CG_ERR_CORRUPT;
         }
     }
     return status == CG_OK ? keep_classes(p, start, in->at) : status;

@@ -152,6 +152,7 @@ TEST(Profile, RefusesHostileFields)
         {"no classes", 74, 2, 0, CG_ERR_CORRUPT},
         {"257 classes", 74, 2, 257, CG_ERR_CORRUPT},
         {"inv_freq is NaN", 80, 8, 0x7ff8000000000000, CG_ERR_CORRUPT},
+        {"inv_freq whose angles overflow", 80, 8, 0x7f40000000000000, CG_ERR_CORRUPT}, // 2^1013
         {"an empty group", groups_at, 2, 0, CG_ERR_CORRUPT},
         {"a group past the last layer", groups_at, 2, 4, CG_ERR_CORRUPT},
         {"step 0", steps_at, 4, 0, CG_ERR_CORRUPT},
@@ -160,6 +161,9 @@ TEST(Profile, RefusesHostileFields)
         {"mean infinite", mean_at, 4, infinity, CG_ERR_CORRUPT},
         {"weight 0", weight_at, 4, 0, CG_ERR_CORRUPT},
         {"weight NaN", classes_at - 4, 4, nan, CG_ERR_CORRUPT},
+        {"weight by which a step overflows", weight_at, 4, cg_f32_bits(1e-42f), CG_ERR_CORRUPT},
+        {"weight by which an element overflows", weight_at, 4, cg_f32_bits(1e-36f), CG_ERR_CORRUPT},
+        {"mean that a step takes beyond bf16", mean_at, 4, 0x7f7fffff, CG_ERR_CORRUPT},
         {"shift 13", classes_at, 1, 13, CG_ERR_CORRUPT},
         {"alphabet of 0", classes_at + 1, 1, 0, CG_ERR_CORRUPT},
         {"alphabet of 15", classes_at + 1, 1, 15, CG_ERR_CORRUPT},
