@@ -279,6 +279,11 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     return (size_t)(out - dst) + n_elements * s.low_bytes;
 }
 
+size_t cg_lossless_least_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
+{
+    return n_columns * n_rows * split_of(dtype).low_bytes;
+}
+
 static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, split s)
 {
     uint8_t n_classes, reserved;
@@ -328,6 +333,8 @@ cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_byte
     cg_status status = read_classes(&in, &w, n_columns, s);
     if (status != CG_OK)
         return status;
+    if (in.left_bytes / s.low_bytes < n_elements) /* before exponents of bytes that cannot be */
+        return CG_ERR_TRUNCATED;
     lay_strips(&w, n_columns);
     status =
         cg_rans_decode(w.classes, w.strips, w.n_strips, n_rows, in.at, in.left_bytes, &used_bytes);

@@ -17,6 +17,9 @@ extern "C" {
 size_t cg_lossless_scratch_bytes(unsigned dtype, size_t n_columns, size_t n_rows);
 /* The most that encoding can take. */
 size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows);
+/* The least: a payload of fewer bytes is not whole. It is at least a third of the elements' bytes.
+ */
+size_t cg_lossless_least_bytes(unsigned dtype, size_t n_columns, size_t n_rows);
 /* Returns the bytes written to dst[dst_bytes], 0 when that is below the bound. */
 size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns, size_t n_rows,
                           void *scratch, uint8_t *dst, size_t dst_bytes);

@@ -1,5 +1,7 @@
 #include "codec/section_plan.h"
 
+#include "codec/lossless.h"
+
 #include <string.h>
 
 cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header)
@@ -64,6 +66,20 @@ uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header 
                : 1 + n_tasks * (n_kinds + header->coarsest - 1 - level) + task_index;
 }
 
+/* Bytes that a section cannot do without. Symbols that are certain take next to none. */
+static size_t least_bytes(const cg_profile *profile, const cg_chunk_header *h,
+                          const cg_section *section)
+{
+    if (section->kind == CG_SECTION_LOSSLESS)
+        return cg_lossless_least_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry),
+                                       h->n_tokens);
+    if (section->kind == CG_SECTION_SINKS)
+        return cg_lossless_least_bytes(h->geometry.dtype,
+                                       profile->groups[section->group].n_channels,
+                                       cg_section_plan_n_sinks(profile, h));
+    return 0;
+}
+
 cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk,
                                 cg_section *sections_out)
 {
@@ -76,6 +92,8 @@ cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk
         if (sections_out[i].kind != want.kind || sections_out[i].group != want.group ||
             sections_out[i].plane != want.plane)
             return CG_ERR_CORRUPT;
+        if (sections_out[i].bytes < least_bytes(profile, h, &want))
+            return CG_ERR_TRUNCATED;
     }
     return CG_OK;
 }

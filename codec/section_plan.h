@@ -53,7 +53,8 @@ uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header 
                                uint32_t task_index, unsigned level);
 
 /* sections_out[header.n_sections], in file order, with offsets. CG_ERR_CORRUPT: not the sections
- * that the chunk's level and profile ask for. */
+ * that the chunk's level and profile ask for. CG_ERR_TRUNCATED: exact elements have fewer bytes
+ * than their mantissas. */
 cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk,
                                 cg_section *sections_out);
 

@@ -514,6 +514,33 @@ TEST(Codec, RefusesAChunkWhoseSectionsAreShortened)
     }
 }
 
+// A small file that claims much is to cost no memory: a decoder is not even made.
+TEST(Codec, RefusesLosslessSectionsThatAreSmallerThanTheirMantissas)
+{
+    ProfileSpec spec;
+    const Profile profile = make_profile(spec);
+    for (const int level : {CG_L0, CG_L2}) { // of L2, the sinks
+        const Coded c =
+            code(spec, profile.get(), CG_DTYPE_FP32, 0, 9, static_cast<cg_level>(level));
+        cg_chunk chunk;
+        ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
+        const uint32_t last = chunk.header.n_sections - 1;
+        const cg_section s = cg_chunk_section(&chunk, last);
+        const uint32_t least = 3 * 32 * (level == CG_L0 ? 9 : 4); // the last group is one layer
+        for (const uint32_t n : {uint32_t{0}, least - 1, least}) {
+            Bytes shorter(c.chunk.begin(), c.chunk.begin() + static_cast<long>(s.offset + n));
+            cg_put_le(shorter.data() + 16, 8, shorter.size());
+            cg_put_le(shorter.data() + 160 + 16 * last + 4, 4, n);
+            seal_chunk(&shorter);
+            cg_decoder *decoder;
+            EXPECT_EQ(cg_decoder_new(profile.get(), shorter.data(), shorter.size(), &decoder),
+                      n < least ? CG_ERR_TRUNCATED : CG_OK)
+                << "L" << level << " " << n;
+            cg_decoder_free(decoder);
+        }
+    }
+}
+
 TEST(Codec, RefusesMissingAndAdditionalSections)
 {
     ProfileSpec spec;
