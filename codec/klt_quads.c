@@ -77,21 +77,39 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
     }
 }
 
-/* What a row's quads lack of symbols beyond their limit, added to y[n]. Slow, and for hostile or
- * extreme chunks alone: list_large() has had no room left. */
-static void add_large(const cg_quad_row *row, const cg_slab *slab, const uint8_t *panel,
-                      const int16_t *cells, size_t n_cells, uint32_t n, float *y)
+/* What a row's quads lack of symbols beyond their limit, added to y[n]: for hostile or extreme
+ * chunks alone, where list_large() has had no room left. Each digit of what is missing, in the base
+ * that quads hold, is a row of quads of its own: three hold any symbol, so the time is bounded. */
+static void add_large(const cg_kernels *kernels, const cg_quad_row *row, const cg_slab *slab,
+                      const uint8_t *panel, const int16_t *cells, size_t n_cells, uint32_t n,
+                      float *y)
 {
-    for (size_t c = 0; c < n_cells && c < (size_t)slab->n_quads * CG_QUAD_COMPONENTS; c++) {
-        const int more = beyond(cells[c], row->limit);
-        for (unsigned limb = 0; limb < CG_MAX_LIMBS && more != 0; limb++) {
-            if ((slab->limb_quads[limb] >> c / 4 & 1) == 0)
-                continue;
-            const uint8_t *at =
-                panel + slab->offset[limb] + c / 4 * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS + c % 4;
-            for (uint32_t ch = 0; ch < n; ch++)
-                y[ch] +=
-                    (float)more * slab->unit[limb] * (float)(at[ch * CG_QUAD_COMPONENTS] - 128);
+    enum { MOST_CELLS = CG_SLAB_QUADS * CG_QUAD_COMPONENTS };
+    const int most = kernels->inverse->quad_limit, base = 2 * most + 1;
+    const size_t in_slab = (size_t)slab->n_quads * CG_QUAD_COMPONENTS;
+    int rest[MOST_CELLS];
+    bool has_more = true;
+    n_cells = n_cells < in_slab ? n_cells : in_slab;
+    for (size_t c = 0; c < n_cells; c++)
+        rest[c] = beyond(cells[c], row->limit);
+    for (float factor = 1; has_more; factor *= (float)base) {
+        int16_t digits[MOST_CELLS];
+        cg_quad quads[CG_SLAB_QUADS + CG_QUAD_SLACK], limb_quads[CG_SLAB_QUADS + 1];
+        cg_quad_row whole;
+        has_more = false;
+        for (size_t c = 0; c < n_cells; c++) {
+            const int high = (rest[c] + (rest[c] < 0 ? -most : most)) / base;
+            digits[c] = (int16_t)(rest[c] - high * base);
+            rest[c] = high;
+            has_more |= high != 0;
+        }
+        kernels->inverse->list_quads(digits, n_cells, quads, &whole);
+        for (unsigned limb = 0; limb < CG_MAX_LIMBS; limb++) {
+            const cg_quad_row part = list_limb(&whole, slab->limb_quads[limb], limb_quads);
+            if (part.n_quads > 0)
+                kernels->inverse->accumulate_quads(panel + slab->offset[limb], &part, 1,
+                                                   (n + 15) / 16, slab->unit[limb] * factor, false,
+                                                   y, 0);
         }
     }
 }
@@ -121,7 +139,7 @@ static void accumulate_batch(const cg_synthesis *s, size_t batch, size_t n_block
         for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
             const size_t f = r / n_blocks, b = r % n_blocks;
             if (rows[r].limit != INT32_MAX)
-                add_large(&rows[r], slab, panel,
+                add_large(kernels, &rows[r], slab, panel,
                           s->symbols->cells[f] + (batch + b) * n_active[f] + slab->first_component,
                           n_active[f] - slab->first_component, n, y + (f * CG_TILE + b) * y_stride);
         }
