@@ -70,15 +70,27 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
                   cg_strerror(status));
 }
 
+static bool is_over(void *user)
+{
+    const cg_fs *fs = user;
+    return fs->is_stopping;
+}
+
+void cg_fs_stop(cg_fs *fs)
+{
+    fs->is_stopping = true;
+}
+
 void cg_fs_adopt_tree(cg_fs *fs)
 {
-    const cg_store_hook hook = {.creating = become_owner, .created = set_mode, .user = fs};
+    const cg_store_hook hook = {
+        .creating = become_owner, .created = set_mode, .is_over = is_over, .user = fs};
     uint32_t n_adopted = 0;
     if (fs->read_only)
         return;
     const cg_status status = cg_store_adopt_tree(fs->root_fd, &hook, &n_adopted);
     cg_metrics_add(&fs->metrics.adopted, n_adopted);
-    if (status != CG_OK)
+    if (status != CG_OK && status != CG_ERR_CANCELLED)
         cg_fs_log(fs, CG_LOG_WARNING, "looking for new contexts: %s", cg_strerror(status));
     else if (n_adopted > 0)
         cg_fs_log(fs, CG_LOG_INFO, "%u chunks of contexts are now found by their keys", n_adopted);

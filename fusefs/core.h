@@ -95,6 +95,8 @@ int cg_fs_root_fd(const cg_fs *fs);
 /* Contexts may have come into the store past this daemon. Makes their chunks findable by key. Can
  * take long. */
 void cg_fs_adopt_tree(cg_fs *fs);
+/* The mount ends: cg_fs_adopt_tree(), in another thread, returns soon. The next mount goes on. */
+void cg_fs_stop(cg_fs *fs);
 
 /* Names. */
 int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,

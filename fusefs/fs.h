@@ -43,6 +43,7 @@ struct cg_fs {
      * rules hold; to write while a directory moves. Before the nodes' lock; never by a reader. */
     pthread_rwlock_t names_lock;
     cg_strict_budget budget;
+    _Atomic bool is_stopping;
     cg_users pending_users;  /* each waiting file costs a descriptor */
     cg_fs_pending *pendings; /* under the nodes' lock */
     cg_metrics metrics;

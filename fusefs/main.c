@@ -1,6 +1,7 @@
 /* cachegenfs: mounts a store. */
 #include "fusefs/core.h"
 #include "fusefs/fuse_api.h"
+#include "fusefs/loop.h"
 #include "fusefs/ops.h"
 #include "fusefs/options.h"
 #include "fusefs/persona.h"
@@ -66,6 +67,9 @@ static int serve(struct fuse_session *session, const cg_options *options)
 {
     if (options->single_thread)
         return fuse_session_loop(session);
+    if (!options->io_uring)
+        return cg_loop_run(session);
+    /* That transport has queues and threads of its own. */
     struct fuse_loop_config *config = fuse_loop_cfg_create();
     if (config == NULL)
         return -ENOMEM;
@@ -123,6 +127,7 @@ static int run(cg_options *options)
         log_line(&target, CG_LOG_ERROR, strerror(-loop_result));
     /* A signal that ends us is a good end. */
     result = loop_result < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+    cg_fs_stop(mount.fs);
     if (adopting)
         pthread_join(adopter, NULL);
 no_daemon:

@@ -385,6 +385,21 @@ int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, 
     return error;
 }
 
+void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, uint64_t epoch)
+{
+    char *first;
+    pthread_mutex_lock(&nodes->lock);
+    while (nodes->rename_epoch == epoch && nodes->n_renames == 0 && node->names != NULL &&
+           node->names->next != NULL && make_path(nodes, node, 0, NULL, &first) == 0) {
+        const bool is_right = strcmp(first, path) == 0;
+        free(first);
+        if (is_right)
+            break;
+        remove_name(nodes, node->names);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+}
+
 int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
                           char **path_out)
 {

@@ -28,6 +28,14 @@ static pid_t process_of(pid_t thread)
     return (pid_t)process;
 }
 
+static int create_staged(cg_fs *fs, const cg_fs_caller *caller, cg_fs_pending *pending)
+{
+    cg_persona_enter(caller->uid, caller->gid);
+    const int error = cg_staging_create(&fs->staging, pending->temporary, &pending->fd);
+    cg_persona_leave();
+    return error;
+}
+
 int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
                    const char *name, mode_t mode, bool stays, cg_fs_entry *entry_out,
                    cg_fs_pending **pending_out)
@@ -53,9 +61,9 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     }
     pending->fd = -1;
     pending->uid = caller->uid;
-    cg_persona_enter(caller->uid, caller->gid);
-    error = cg_staging_create(&fs->staging, pending->temporary, &pending->fd);
-    cg_persona_leave();
+    if ((error = create_staged(fs, caller, pending)) == ENOENT &&
+        (error = cg_staging_make_again(&fs->staging)) == 0)
+        error = create_staged(fs, caller, pending);
     if (error != 0)
         goto fail;
     cg_claim_to_write(pending->fd); /* for when it gets an ordinary name */
@@ -109,6 +117,8 @@ cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node
         is_there = p->parent == parent && strcmp(p->name, name) == 0;
     pthread_mutex_unlock(&fs->nodes.lock);
     if (!is_there) /* nearly always: without a look into /proc */
+        return NULL;
+    if (caller->pid <= 0) /* of another PID namespace: it could be anybody */
         return NULL;
 
     const pid_t process = process_of(caller->pid);

@@ -24,6 +24,41 @@ bool cg_published_by_name(cg_fs *fs, cg_fs_node *node)
     return found;
 }
 
+/* Whether path still leads to the node's file. "": it has no name. */
+static bool leads_to(cg_fs *fs, const char *path, const cg_fs_node *node)
+{
+    struct stat attr;
+    if (path[0] == '\0')
+        return true;
+    const int fd = cg_beneath_open(fs->root_fd, path, O_PATH);
+    const bool same =
+        fd >= 0 && fstat(fd, &attr) == 0 && attr.st_dev == node->dev && attr.st_ino == node->ino;
+    if (fd >= 0)
+        close(fd);
+    return same;
+}
+
+/* cg_published_by_name(), but of names that are the file's now. What was published may have gone
+ * past us, and its inode number come back with another file. */
+static bool is_published_now(cg_fs *fs, cg_fs_node *node)
+{
+    cg_tree_name name = {0};
+    char *path;
+    bool found;
+    uint64_t epoch;
+    do { /* during a rename a name can lead nowhere and be right */
+        found = false;
+        epoch = cg_nodes_epoch(&fs->nodes);
+        for (unsigned i = 0; !found && cg_nodes_path_of_file(&fs->nodes, node, i, &path) == 0;
+             i++) {
+            cg_tree_parse(path, &name);
+            found = cg_fs_is_strict(&name) && leads_to(fs, path, node);
+            free(path);
+        }
+    } while (!found && cg_nodes_changed_since(&fs->nodes, epoch));
+    return found;
+}
+
 /* A chunk or a profile with a second name. Chunks in contexts are links of objects, profile.cgp
  * is one of a profile; the other name may be one that we have never seen. */
 static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
@@ -53,23 +88,9 @@ int cg_published_allow_change(cg_fs *fs, cg_fs_node *node)
     /* Names and links are looked at behind a closed gate: a file that is published at this moment
      * must not be opened again. */
     const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
-    const bool may_change = !cg_published_by_name(fs, node) && !is_shared_content(fs, node);
+    const bool may_change = !is_published_now(fs, node) && !is_shared_content(fs, node);
     cg_gate_check_end(&fs->nodes, node, may_change ? CG_GATE_OPEN : before);
     return may_change ? 0 : EPERM;
-}
-
-/* Whether path still leads to the node's file. "": it has no name. */
-static bool leads_to(cg_fs *fs, const char *path, const cg_fs_node *node)
-{
-    struct stat attr;
-    if (path[0] == '\0')
-        return true;
-    const int fd = cg_beneath_open(fs->root_fd, path, O_PATH);
-    const bool same =
-        fd >= 0 && fstat(fd, &attr) == 0 && attr.st_dev == node->dev && attr.st_ino == node->ino;
-    if (fd >= 0)
-        close(fd);
-    return same;
 }
 
 int cg_published_open_to_change(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out,

@@ -58,6 +58,8 @@ int cg_reach_open(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out, char **pa
             if (next == ENOENT)
                 break;
             error = next;
+            if (error == 0) /* contexts came and went past us: those names would fail for ever */
+                cg_nodes_drop_stale(&fs->nodes, node, path, epoch);
         }
         if ((error != ESTALE && error != ENOENT) || !cg_nodes_changed_since(&fs->nodes, epoch))
             break;

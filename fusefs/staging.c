@@ -106,20 +106,54 @@ static int make_own(cg_staging *staging, const char *host)
     return renameat(staging->all_fd, fresh, staging->all_fd, staging->own) == 0 ? 0 : errno;
 }
 
+static int open_all(cg_staging *staging)
+{
+    if (mkdirat(staging->root_fd, CG_STAGING_DIRECTORY, 0700) != 0 && errno != EEXIST)
+        return errno;
+    staging->all_fd = openat(staging->root_fd, CG_STAGING_DIRECTORY,
+                             O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return staging->all_fd < 0 ? errno : 0;
+}
+
+/* The descriptors keep their numbers: other threads may be using them. */
+int cg_staging_make_again(cg_staging *staging)
+{
+    char host[HOST_BYTES];
+    struct stat attr;
+    int error = 0;
+    pthread_mutex_lock(&staging->remaking);
+    if (fstat(staging->dir_fd, &attr) != 0 || attr.st_nlink == 0) { /* else another thread did it */
+        cg_staging fresh = {.dir_fd = -1, .all_fd = -1, .lock_fd = -1, .root_fd = staging->root_fd};
+        host_name(host);
+        if ((error = open_all(&fresh)) == 0 && (error = make_own(&fresh, host)) == 0 &&
+            (dup3(fresh.all_fd, staging->all_fd, O_CLOEXEC) < 0 ||
+             dup3(fresh.lock_fd, staging->lock_fd, O_CLOEXEC) < 0 ||
+             dup3(fresh.dir_fd, staging->dir_fd, O_CLOEXEC) < 0))
+            error = errno;
+        if (error == 0)
+            memcpy(staging->own, fresh.own, sizeof staging->own);
+        const int fds[] = {fresh.all_fd, fresh.lock_fd, fresh.dir_fd};
+        for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
+            if (fds[i] >= 0)
+                close(fds[i]);
+    }
+    pthread_mutex_unlock(&staging->remaking);
+    return error;
+}
+
 int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out)
 {
     char host[HOST_BYTES];
     *staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
     *n_removed_out = 0;
+    staging->root_fd = root_fd;
+    pthread_mutex_init(&staging->remaking, NULL);
     host_name(host);
-    if (mkdirat(root_fd, CG_STAGING_DIRECTORY, 0700) != 0 && errno != EEXIST)
-        return errno;
-    staging->all_fd =
-        openat(root_fd, CG_STAGING_DIRECTORY, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (staging->all_fd < 0)
-        return errno;
+    int error = open_all(staging);
+    if (error != 0)
+        return error;
     *n_removed_out = remove_stale(staging->all_fd, host);
-    const int error = make_own(staging, host);
+    error = make_own(staging, host);
     if (error != 0)
         cg_staging_close(staging);
     return error;

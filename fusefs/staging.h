@@ -4,10 +4,12 @@
  * Each daemon has a directory, and in it a lock file that it locks while it lives. A free lock
  * means that the daemon was killed. The next one that mounts removes such a directory. A network
  * file system may not carry locks between hosts; so directories of other hosts are left alone for a
- * day. The mount hides .cachegenfs-tmp. Threads: cg_staging_create() from any; the rest from one.
+ * day. The mount hides .cachegenfs-tmp. Threads: cg_staging_open() and _close() from one; the rest
+ * from any.
  */
 #ifndef CG_FUSEFS_STAGING_H
 #define CG_FUSEFS_STAGING_H
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,6 +22,8 @@ typedef struct cg_staging {
     int dir_fd; /* ours; -1: none */
     int all_fd; /* .cachegenfs-tmp */
     int lock_fd;
+    int root_fd; /* the store's, not ours */
+    pthread_mutex_t remaking;
     dev_t dev; /* of all this: files can be renamed only within it */
     char own[CG_STAGING_OWN_BYTES];
     _Atomic uint64_t n_created;
@@ -29,7 +33,10 @@ typedef struct cg_staging {
  * errno value. */
 int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out);
 void cg_staging_close(cg_staging *staging);
-/* A new file in dir_fd, open for reading and writing, mode 0600. 0 or an errno value. */
+/* A new file in dir_fd, open for reading and writing, mode 0600. 0 or an errno value. ENOENT:
+ * somebody has removed the directory. */
 int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES], int *fd_out);
+/* Makes the directory again, as the daemon and not as a caller. */
+int cg_staging_make_again(cg_staging *staging);
 
 #endif

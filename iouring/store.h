@@ -118,11 +118,13 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
  * created: leaf in the directory dir_fd was made, with mode 0600 (a folder: 0700) and the owner
  * that a new file of this thread has. leaf is NULL if nothing was made anew; a hard link is not. A
  * status other than CG_OK ends the adopting with it. */
+/* is_over (may be NULL): asked before each file of a tree; true ends the look at the tree. */
 typedef struct cg_store_hook {
     cg_status (*created)(void *user, const char *from, int dir_fd, const char *leaf,
                          bool is_folder);
     void *user;
     void (*creating)(void *user, const char *from, int dir_fd, bool is_folder);
+    bool (*is_over)(void *user);
 } cg_store_hook;
 
 /* Adopts a chunk of a context: makes sure that it can be found by its key, at all levels that it
@@ -149,7 +151,8 @@ cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const cha
  * its start, for contexts that came past it. A chunk that can be found already costs a look at a
  * few headers. Others are verified whole first. Files that are no good are passed over.
  * *n_adopted_out (may be NULL): chunks that could not be found before.
- * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. */
+ * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. CG_ERR_CANCELLED: the hook
+ * did. */
 cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out);
 
 #ifdef __cplusplus

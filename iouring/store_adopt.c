@@ -408,7 +408,8 @@ static cg_status adopt_chunk_file(adoption *a, const char *path)
 /* Whether the whole look at the store should end; bad files in it are only passed over. */
 static bool is_fatal(cg_status status)
 {
-    return status == CG_ERR_NO_MEMORY || status == CG_ERR_NO_SPACE || status == CG_ERR_READ_ONLY;
+    return status == CG_ERR_NO_MEMORY || status == CG_ERR_NO_SPACE || status == CG_ERR_READ_ONLY ||
+           status == CG_ERR_CANCELLED;
 }
 
 typedef cg_status visitor(adoption *a, const char *path);
@@ -432,7 +433,9 @@ static cg_status for_each(adoption *a, const char *dir_path, visitor *visit)
     for (const struct dirent *e = readdir(dir); e != NULL && !is_fatal(status); e = readdir(dir)) {
         const int n = at_root ? snprintf(path, sizeof path, "%s", e->d_name)
                               : snprintf(path, sizeof path, "%s/%s", dir_path, e->d_name);
-        if (e->d_name[0] != '.' && n < (int)sizeof path)
+        if (a->hook != NULL && a->hook->is_over != NULL && a->hook->is_over(a->hook->user))
+            status = CG_ERR_CANCELLED;
+        else if (e->d_name[0] != '.' && n < (int)sizeof path)
             status = visit(a, path);
     }
     closedir(dir);

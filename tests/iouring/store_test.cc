@@ -412,7 +412,7 @@ TEST_P(StoreTest, TellsWhatAdoptingMakes)
             static_cast<Told *>(user)->made.push_back(leaf);
             return static_cast<Told *>(user)->answer;
         },
-        &told, nullptr};
+        &told, nullptr, nullptr};
     char hex[CG_KEY_HEX_BYTES];
     cg_key_to_hex(&chunk.header.key, hex);
     const std::string key = hex;
@@ -528,7 +528,8 @@ TEST_P(StoreTest, AdoptsNothingThroughALinkThatTakesAFoldersPlaceMeanwhile)
                 return CG_OK;
             },
         .user = &swap,
-        .creating = nullptr};
+        .creating = nullptr,
+        .is_over = nullptr};
     EXPECT_EQ(cg_store_adopt(dir.fd, &hook, path, &chunk.header), CG_OK);
     EXPECT_TRUE(outside.files().empty());
     EXPECT_EQ(dir.files("m/aside").size(), 2u) << "it is where it was begun";

@@ -1,0 +1,101 @@
+#include "fusefs/lanes.h"
+
+#include <stddef.h>
+
+void cg_lanes_init(cg_lanes *lanes)
+{
+    *lanes = (cg_lanes){.n_running = {0}};
+    pthread_mutex_init(&lanes->lock, NULL);
+    cg_users_init(&lanes->changing, CG_LANE_USER_REQUESTS);
+}
+
+void cg_lanes_destroy(cg_lanes *lanes)
+{
+    cg_users_destroy(&lanes->changing);
+    pthread_mutex_destroy(&lanes->lock);
+}
+
+static bool counts(cg_lane lane, uid_t uid)
+{
+    return lane == CG_LANE_CHANGE && uid != (uid_t)-1;
+}
+
+/* The lock is held. */
+static bool take_place(cg_lanes *lanes, cg_lane lane, uid_t uid)
+{
+    if (lane == CG_LANE_FREE)
+        return true;
+    if (lanes->n_running[lane] >= CG_LANE_REQUESTS ||
+        (counts(lane, uid) && !cg_users_take(&lanes->changing, uid)))
+        return false;
+    lanes->n_running[lane]++;
+    return true;
+}
+
+bool cg_lanes_begin(cg_lanes *lanes, cg_lane lane, uid_t uid)
+{
+    pthread_mutex_lock(&lanes->lock);
+    const bool may = take_place(lanes, lane, uid);
+    pthread_mutex_unlock(&lanes->lock);
+    return may;
+}
+
+bool cg_lanes_begin_or_wait(cg_lanes *lanes, cg_lane_job *job)
+{
+    pthread_mutex_lock(&lanes->lock);
+    const bool may = take_place(lanes, job->lane, job->uid);
+    if (!may) {
+        job->next = NULL;
+        if (lanes->first[job->lane] == NULL)
+            lanes->first[job->lane] = job;
+        else
+            lanes->last[job->lane]->next = job;
+        lanes->last[job->lane] = job;
+    }
+    pthread_mutex_unlock(&lanes->lock);
+    return may;
+}
+
+/* Takes *link out of the lane; before: the one before it, or NULL. */
+static cg_lane_job *unlink_job(cg_lanes *lanes, cg_lane lane, cg_lane_job *before)
+{
+    cg_lane_job **link = before == NULL ? &lanes->first[lane] : &before->next;
+    cg_lane_job *job = *link;
+    *link = job->next;
+    if (lanes->last[lane] == job)
+        lanes->last[lane] = before;
+    return job;
+}
+
+cg_lane_job *cg_lanes_end(cg_lanes *lanes, cg_lane lane, uid_t uid)
+{
+    cg_lane_job *next = NULL, *before = NULL;
+    if (lane == CG_LANE_FREE)
+        return NULL;
+    pthread_mutex_lock(&lanes->lock);
+    lanes->n_running[lane]--;
+    if (counts(lane, uid))
+        cg_users_give_back(&lanes->changing, uid);
+    /* The first whose user has a place free. */
+    for (cg_lane_job *job = lanes->first[lane]; job != NULL && next == NULL; job = job->next) {
+        if (take_place(lanes, lane, job->uid))
+            next = unlink_job(lanes, lane, before);
+        else
+            before = job;
+        if (next != NULL)
+            break;
+    }
+    pthread_mutex_unlock(&lanes->lock);
+    return next;
+}
+
+cg_lane_job *cg_lanes_take_waiting(cg_lanes *lanes)
+{
+    cg_lane_job *job = NULL;
+    pthread_mutex_lock(&lanes->lock);
+    for (int lane = 0; lane < CG_N_LANES && job == NULL; lane++)
+        if (lanes->first[lane] != NULL)
+            job = unlink_job(lanes, (cg_lane)lane, NULL);
+    pthread_mutex_unlock(&lanes->lock);
+    return job;
+}

@@ -1,0 +1,255 @@
+#include "fusefs/loop.h"
+
+#include "fusefs/control.h"
+#include "fusefs/lanes.h"
+#include "fusefs/nodes.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_THREADS = 2 * CG_LANE_REQUESTS + 8 };
+
+typedef struct loop {
+    struct fuse_session *session;
+    cg_lanes lanes;
+    sem_t ended;
+    pthread_mutex_t lock; /* of the rest */
+    pthread_t threads[MAX_THREADS];
+    unsigned n_threads, n_idle;
+    int error;
+} loop;
+
+/* A request that waits for its lane, with its bytes. */
+typedef struct waiting {
+    cg_lane_job job;
+    struct fuse_buf buf;
+    uint8_t bytes[];
+} waiting;
+
+static bool is_control(uint64_t node_id)
+{
+    return node_id != FUSE_ROOT_ID &&
+           ((const cg_fs_node *)(uintptr_t)node_id)->control != CG_CONTROL_NONE;
+}
+
+static bool is_open_for_writing(const struct fuse_in_header *header)
+{
+    struct fuse_open_in open_in;
+    if (header->len < sizeof *header + sizeof open_in)
+        return false;
+    memcpy(&open_in, header + 1, sizeof open_in);
+    return (open_in.flags & (O_ACCMODE | O_TRUNC)) != O_RDONLY;
+}
+
+static cg_lane lane_of(const struct fuse_in_header *header)
+{
+    switch (header->opcode) {
+    case FUSE_LOOKUP:
+        if (header->nodeid == FUSE_ROOT_ID &&
+            header->len == sizeof *header + sizeof CG_CONTROL_DIRECTORY &&
+            strcmp((const char *)(header + 1), CG_CONTROL_DIRECTORY) == 0)
+            return CG_LANE_FREE;
+        return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_READ;
+    case FUSE_OPEN:
+        return is_control(header->nodeid)    ? CG_LANE_FREE
+               : is_open_for_writing(header) ? CG_LANE_CHANGE
+                                             : CG_LANE_READ;
+    case FUSE_GETATTR:
+    case FUSE_READLINK:
+    case FUSE_READ:
+    case FUSE_OPENDIR:
+    case FUSE_READDIR:
+    case FUSE_READDIRPLUS:
+    case FUSE_RELEASEDIR:
+    case FUSE_GETXATTR:
+    case FUSE_LISTXATTR:
+    case FUSE_LSEEK: return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_READ;
+    case FUSE_STATFS: return CG_LANE_READ;
+    case FUSE_SETATTR:
+    case FUSE_SYMLINK:
+    case FUSE_MKNOD:
+    case FUSE_MKDIR:
+    case FUSE_UNLINK:
+    case FUSE_RMDIR:
+    case FUSE_RENAME:
+    case FUSE_RENAME2:
+    case FUSE_LINK:
+    case FUSE_CREATE:
+    case FUSE_WRITE:
+    case FUSE_FLUSH:
+    case FUSE_FSYNC:
+    case FUSE_FSYNCDIR:
+    case FUSE_FALLOCATE:
+    case FUSE_COPY_FILE_RANGE:
+    case FUSE_SETXATTR:
+    case FUSE_REMOVEXATTR:
+    case FUSE_RELEASE: return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_CHANGE;
+    default: return CG_LANE_FREE; /* init, forget, interrupt and the like */
+    }
+}
+
+/* Only a write is so large that it comes in a pipe; whose it is would have to be read out of it. */
+static void classify(const struct fuse_buf *buf, cg_lane *lane_out, uid_t *uid_out)
+{
+    const struct fuse_in_header *header = buf->mem;
+    const bool is_in_memory = (buf->flags & FUSE_BUF_IS_FD) == 0;
+    *lane_out = is_in_memory ? lane_of(header) : CG_LANE_CHANGE;
+    *uid_out = is_in_memory ? header->uid : (uid_t)-1;
+}
+
+/* NULL: without memory, or the pipe broke. */
+static waiting *copy_request(const struct fuse_buf *buf, cg_lane lane, uid_t uid)
+{
+    waiting *copy = malloc(sizeof *copy + buf->size);
+    if (copy == NULL)
+        return NULL;
+    copy->job = (cg_lane_job){.lane = lane, .uid = uid};
+    copy->buf = (struct fuse_buf){.size = buf->size, .mem = copy->bytes};
+    if ((buf->flags & FUSE_BUF_IS_FD) == 0) {
+        memcpy(copy->bytes, buf->mem, buf->size);
+        return copy;
+    }
+    for (size_t done = 0; done < buf->size;) {
+        const ssize_t n = read(buf->fd, copy->bytes + done, buf->size - done);
+        if (n <= 0 && !(n < 0 && errno == EINTR)) {
+            free(copy);
+            return NULL;
+        }
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return copy;
+}
+
+/* Runs what waits in the place that is free now. */
+static void run_next(loop *l, cg_lane lane, uid_t uid)
+{
+    cg_lane_job *job;
+    while ((job = cg_lanes_end(&l->lanes, lane, uid)) != NULL) {
+        waiting *next = (waiting *)job;
+        lane = job->lane;
+        uid = job->uid;
+        fuse_session_process_buf(l->session, &next->buf);
+        free(next);
+    }
+}
+
+static void dispatch(loop *l, struct fuse_buf *buf)
+{
+    cg_lane lane;
+    uid_t uid;
+    classify(buf, &lane, &uid);
+    if (cg_lanes_begin(&l->lanes, lane, uid)) {
+        fuse_session_process_buf(l->session, buf);
+        run_next(l, lane, uid);
+        return;
+    }
+    waiting *copy = copy_request(buf, lane, uid);
+    if (copy == NULL) { /* better late than never */
+        fuse_session_process_buf(l->session, buf);
+    } else if (cg_lanes_begin_or_wait(&l->lanes, &copy->job)) { /* a place came free meanwhile */
+        fuse_session_process_buf(l->session, &copy->buf);
+        free(copy);
+        run_next(l, lane, uid);
+    }
+}
+
+static void start_thread(loop *l);
+
+static void free_memory(void *buf)
+{
+    free(((struct fuse_buf *)buf)->mem);
+}
+
+static void *work(void *arg)
+{
+    loop *l = arg;
+    struct fuse_buf buf = {.mem = NULL};
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    pthread_cleanup_push(free_memory, &buf);
+    while (!fuse_session_exited(l->session)) {
+        pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+        const int n = fuse_session_receive_buf(l->session, &buf);
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+        if (n == -EINTR || n == -EAGAIN)
+            continue;
+        if (n <= 0) {
+            pthread_mutex_lock(&l->lock);
+            if (n < 0 && n != -ENODEV)
+                l->error = n;
+            pthread_mutex_unlock(&l->lock);
+            break;
+        }
+        pthread_mutex_lock(&l->lock);
+        if (--l->n_idle == 0)
+            start_thread(l);
+        pthread_mutex_unlock(&l->lock);
+        dispatch(l, &buf);
+        pthread_mutex_lock(&l->lock);
+        l->n_idle++;
+        pthread_mutex_unlock(&l->lock);
+    }
+    pthread_cleanup_pop(1);
+    fuse_session_exit(l->session);
+    sem_post(&l->ended);
+    return NULL;
+}
+
+/* The lock is held. Without a further thread those that there are go on. */
+static void start_thread(loop *l)
+{
+    sigset_t all, before;
+    if (l->n_threads == MAX_THREADS)
+        return;
+    sigfillset(&all); /* signals are for the thread that waits for them */
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    if (pthread_create(&l->threads[l->n_threads], NULL, work, l) == 0) {
+        l->n_threads++;
+        l->n_idle++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+int cg_loop_run(struct fuse_session *session)
+{
+    loop *l = calloc(1, sizeof *l);
+    if (l == NULL)
+        return -ENOMEM;
+    l->session = session;
+    cg_lanes_init(&l->lanes);
+    sem_init(&l->ended, 0, 0);
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_mutex_lock(&l->lock);
+    start_thread(l);
+    int error = l->n_threads == 0 ? -EAGAIN : 0;
+    pthread_mutex_unlock(&l->lock);
+    while (error == 0 && !fuse_session_exited(session)) {
+        struct timespec soon; /* a signal between the question and the wait wakes nobody */
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_sec++;
+        sem_timedwait(&l->ended, &soon);
+    }
+    pthread_mutex_lock(&l->lock);
+    const unsigned n_threads = l->n_threads;
+    l->n_threads = MAX_THREADS; /* no more of them */
+    pthread_mutex_unlock(&l->lock);
+    for (unsigned i = 0; i < n_threads; i++)
+        pthread_cancel(l->threads[i]);
+    for (unsigned i = 0; i < n_threads; i++)
+        pthread_join(l->threads[i], NULL);
+    for (cg_lane_job *job; (job = cg_lanes_take_waiting(&l->lanes)) != NULL;)
+        free(job);
+    error = error != 0 ? error : l->error;
+    pthread_mutex_destroy(&l->lock);
+    sem_destroy(&l->ended);
+    cg_lanes_destroy(&l->lanes);
+    free(l);
+    return error;
+}

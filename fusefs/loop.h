@@ -1,0 +1,14 @@
+/* fusefs/loop.h - the threads that take requests from the kernel and answer them.
+ *
+ * As fuse_session_loop_mt(), but each request goes through its lane (fusefs/lanes.h). So a thread
+ * is left for .cachegenfs when all that touches the store hangs, and threads for reading when only
+ * changes do.
+ */
+#ifndef CG_FUSEFS_LOOP_H
+#define CG_FUSEFS_LOOP_H
+#include "fusefs/fuse_api.h"
+
+/* Serves until a signal (fuse_set_signal_handlers()) or an unmount ends the session. Then waits for
+ * what is under way. 0 or -errno. */
+int cg_loop_run(struct fuse_session *session);
+#endif
