@@ -1,5 +1,7 @@
 #include "fusefs/options.h"
 
+#include "fusefs/mountpoint.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stddef.h>
@@ -199,6 +201,7 @@ static bool complete(cg_options *options, const parsed *p)
         return false;
     }
     if ((options->store = resolve("store", p->store)) == NULL ||
+        !cg_mountpoint_clear(p->mountpoint) ||
         (options->mountpoint = resolve("mount point", p->mountpoint)) == NULL ||
         !is_apart(options->store, options->mountpoint))
         return false;

@@ -216,6 +216,18 @@ check "and refused" fails "$cachegenfs" "$store" "$mnt" -o nonsense
 check "no store" fails "$cachegenfs" "$tmp/none" "$mnt"
 check "no mount over the store" fails "$cachegenfs" "$store" "$store"
 check "no mount inside the store" fails "$cachegenfs" "$store" "$store/m"
+mount_store
+check "no mount over a mount that is served" sh -c '! timeout 20 "$1" "$2" "$3" 2> "$4" && grep -q "a daemon serves it already" "$4"' \
+    sh "$cachegenfs" "$store" "$mnt" "$tmp/served"
+check "which still works" test -e "$mnt/.cachegenfs/version"
+kill -KILL "$daemon"
+wait "$daemon" 2> /dev/null
+"$cachegenfs" "$store" "$mnt" -f 2>> "$tmp/log" &
+daemon=$!
+check "a mount whose daemon was killed makes room" wait_for 20 test -e "$mnt/.cachegenfs/version"
+unmount
+check "and nothing is left below" fails mountpoint -q "$mnt"
+
 check "--help" "$cachegenfs" --help
 check "--version" "$cachegenfs" --version
 if "$cachegenfs" "$store" "$mnt"; then
