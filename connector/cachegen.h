@@ -186,8 +186,10 @@ typedef struct cachegen_progress {
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
                                                  const cachegen_load_request *request,
                                                  cachegen_load **out);
-/* Always fills *progress_out; CACHEGEN_AGAIN until done. Done with loaded_tokens < to_token means
- * that the blocks from loaded_tokens on hold garbage: the engine recomputes them. */
+/* A load ends by itself when the plan's budget has passed since its start, and half a second (with
+ * the policy min_delay: when its reads have taken read_timeout_ms). What has arrived until then
+ * counts. Always fills *progress_out; CACHEGEN_AGAIN until done. Done with loaded_tokens < to_token
+ * means that the blocks from loaded_tokens on hold garbage: the engine recomputes them. */
 CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load,
                                                 cachegen_progress *progress_out);
 /* Asks to stop; poll until done. */

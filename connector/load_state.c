@@ -144,6 +144,18 @@ void cg_load_decode_ended(cg_load_chunk *chunk)
     cg_load_settle(load);
 }
 
+void cg_load_overdue(cachegen_load *load)
+{
+    cg_stream *stream = &load->stream;
+    const uint32_t index = cg_stream_first_missing(stream);
+    /* The chunk was late for this request. That is nothing to hold against it. */
+    if (index < stream->end && cg_stream_failed(stream, index)) {
+        load->op.runtime->stats.chunks_timed_out++;
+        load->progress.status = CG_ERR_TIMED_OUT;
+    }
+    cg_load_settle(load);
+}
+
 void cg_load_cancel(cachegen_load *load)
 {
     load->stream.is_cancelled = true;

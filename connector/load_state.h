@@ -60,6 +60,8 @@ bool cg_load_wants(const cg_load_chunk *chunk);
 
 /* Completes the load if nothing is left to do. It may be gone afterwards. */
 void cg_load_settle(cachegen_load *load);
+/* Its time is over: it ends with the chunks that have arrived. It may be gone afterwards. */
+void cg_load_overdue(cachegen_load *load);
 /* Asks it to end. It may be gone afterwards. */
 void cg_load_cancel(cachegen_load *load);
 /* There is nothing to read with: ends all loads with status. */

@@ -145,6 +145,10 @@ static void *look_up(void *argument)
             cg_status status = io == NULL ? cg_io_new(&io_config, &io) : CG_OK;
             if (status == CG_OK)
                 status = cg_prefix_find(&l->prefix, io);
+            if (io != NULL && l->prefix.queue_failed) {
+                cg_io_free(io, 0);
+                io = NULL;
+            }
             pthread_mutex_lock(&rt->lock);
             rt->stats.lookup_errors += status != CG_OK;
         }

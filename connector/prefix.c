@@ -87,6 +87,8 @@ static cg_status resolve(cg_prefix *p, cg_io *io, const cg_key *keys, size_t n_k
                                  c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
                                  p->accepted, p->deadline_ns, entries, &n_errors);
     }
+    p->queue_failed = p->queue_failed || cg_io_n_under_way(io) > 0 ||
+                      (status != CG_OK && status != CG_ERR_TIMED_OUT && status != CG_ERR_NO_MEMORY);
     pthread_mutex_lock(&rt->lock);
     rt->stats.lookup_errors += n_errors + (status != CG_OK);
     for (size_t i = 0, n = 0; i < n_keys; i++) {

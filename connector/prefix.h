@@ -26,6 +26,7 @@ typedef struct cg_prefix {
     /* Found so far: chunks [first_chunk, first_chunk + n_chunks) with their accepted levels. */
     cg_plan_chunk *chunks; /* room for [n_full - first_chunk + 1] */
     uint32_t n_chunks;
+    bool queue_failed; /* the cg_io did, and is of no more use */
 } cg_prefix;
 
 /* Copies what it needs of a request that was checked. The caller sets worst_level, accepted and

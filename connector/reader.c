@@ -69,14 +69,18 @@ static void take_completion(reader *r, const cg_io_completion *done)
         cg_load_submit(ready);
 }
 
-/* Gives up reads whose time is over; returns how long to wait for the next completion. */
+/* Ends loads and gives up reads whose time is over; returns how long to wait for the next
+ * completion. */
 static uint64_t watch(reader *r)
 {
     cg_runtime *rt = r->rt;
     const uint64_t now_ns = cg_now_ns();
     const cg_stream_read *late;
     uint64_t wake_ns = UINT64_MAX;
+    cg_stream *overdue;
     pthread_mutex_lock(&rt->lock);
+    while ((overdue = cg_stream_overdue(&rt->stream_plan, now_ns)) != NULL)
+        cg_load_overdue(cg_load_of_stream(overdue)); /* its reads are given up next */
     while ((late = cg_stream_give_up(&rt->stream_plan, now_ns)) != NULL) {
         const uint64_t id = late->id;
         rt->stats.abandoned_reads++;
@@ -93,6 +97,15 @@ static uint64_t watch(reader *r)
     return wake_ns > now_ns ? wake_ns - now_ns : 0;
 }
 
+/* With the lock held: the next load starts a reader anew, unless somebody joins this one. */
+static void resign(cg_runtime *rt)
+{
+    if (rt->stop)
+        return;
+    rt->reader.started = false;
+    pthread_detach(pthread_self());
+}
+
 void *cg_load_reader(void *argument)
 {
     cg_runtime *rt = argument;
@@ -100,34 +113,36 @@ void *cg_load_reader(void *argument)
     reader r = {.rt = rt};
     cg_io_completion completions[MAX_COMPLETIONS];
     const cg_status status = cg_io_new(&io_config, &r.io);
+    cg_status queue_status = status;
 
     pthread_mutex_lock(&rt->lock);
     if (status == CG_OK) {
         rt->reader_io = r.io;
     } else {
         cg_loads_refuse(rt, status);
-        if (!rt->stop) { /* the next load tries anew; else somebody joins */
-            rt->reader.started = false;
-            pthread_detach(pthread_self());
-        }
+        resign(rt);
     }
-    while (status == CG_OK && !rt->stop) {
+    while (queue_status == CG_OK && !rt->stop) {
         pthread_mutex_unlock(&rt->lock);
         submit_all(&r);
         const uint64_t timeout_ns = watch(&r);
         size_t n = 0;
-        cg_io_wait(r.io, timeout_ns, completions, MAX_COMPLETIONS, &n);
+        queue_status = cg_io_wait(r.io, timeout_ns, completions, MAX_COMPLETIONS, &n);
         for (size_t i = 0; i < n; i++)
             take_completion(&r, &completions[i]);
         pthread_mutex_lock(&rt->lock);
     }
     if (status == CG_OK) {
         rt->reader_io = NULL;
+        if (queue_status != CG_OK) /* nothing will ever come out of this queue */
+            cg_loads_refuse(rt, queue_status);
         for (uint32_t i = 0; i < rt->stream_plan.depth; i++) {
             const cg_stream_read *read = &rt->stream_plan.reads[i];
             if (read->id != 0) /* of a load that is done already; cg_io_free() cancels it */
                 cg_load_read_ended(rt, read, CG_ERR_CANCELLED, NULL, cg_now_ns());
         }
+        if (queue_status != CG_OK)
+            resign(rt);
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(r.io, GRACE_MS * UINT64_C(1000000));

@@ -30,6 +30,7 @@ void cg_stream_plan_destroy(cg_stream_plan *plan)
 cg_status cg_stream_init(cg_stream *stream, uint32_t n_chunks)
 {
     *stream = (cg_stream){.n_chunks = n_chunks,
+                          .ends_at_ns = UINT64_MAX,
                           .levels = calloc(n_chunks + (size_t)1, sizeof *stream->levels),
                           .sizes = calloc(n_chunks + (size_t)1, sizeof *stream->sizes),
                           .chunks = calloc(n_chunks + (size_t)1, sizeof *stream->chunks)};
@@ -153,6 +154,8 @@ static const cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream *stream,
     if (queued_ns > MOST_QUEUED_NS)
         queued_ns = MOST_QUEUED_NS;
     read->give_up_ns = add_ns(now_ns, plan->read_timeout_ns + (uint64_t)queued_ns);
+    if (read->give_up_ns > stream->ends_at_ns)
+        read->give_up_ns = stream->ends_at_ns;
     if (!stream->has_fixed_level && stream->policy == CG_POLICY_TTFT_BUDGET &&
         !chunk->asked_smaller && stream->deadline_ns > now_ns)
         read->smaller_at_ns = now_ns + (stream->deadline_ns - now_ns) / 2;
@@ -222,9 +225,30 @@ const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
     return NULL;
 }
 
+cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns)
+{
+    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        if (now_ns >= stream->ends_at_ns) {
+            stream->ends_at_ns = UINT64_MAX;
+            return stream;
+        }
+    return NULL;
+}
+
+uint32_t cg_stream_first_missing(const cg_stream *stream)
+{
+    uint32_t i = stream->first;
+    while (i < stream->end && (stream->chunks[i].state == CG_STREAM_DECODING ||
+                               stream->chunks[i].state == CG_STREAM_DONE))
+        i++;
+    return i;
+}
+
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
 {
     uint64_t wake_ns = UINT64_MAX;
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        wake_ns = stream->ends_at_ns < wake_ns ? stream->ends_at_ns : wake_ns;
     for (uint32_t i = 0; i < plan->depth; i++) {
         const cg_stream_read *read = &plan->reads[i];
         if (read->id == 0)

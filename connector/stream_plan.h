@@ -11,7 +11,8 @@
  * level. Until the link was measured it is one read. (4) A read that still runs when half of the
  * time that was left is gone may be in time at the smallest level. (5) A read ends by read_timeout
  * and twice the time that all bytes under way should take: what waits before it on a slow link is
- * not its fault.
+ * not its fault. (6) A stream ends at a time of its own: its reads are given up then, and what was
+ * not begun is not read.
  *
  * No I/O, no clock, no lock in here: it is a function of its state and of the time it is told. The
  * reader drives it with the real clock, a test or a simulator with its own. Times are nanoseconds
@@ -49,7 +50,8 @@ struct cg_stream {
     cg_stream *next; /* the plan's */
     cg_policy policy;
     bool has_fixed_level; /* levels stay as they were set */
-    uint64_t deadline_ns;
+    uint64_t deadline_ns; /* what levels are chosen by */
+    uint64_t ends_at_ns;  /* then it ends with what has arrived; UINT64_MAX: never */
     uint32_t n_chunks;
     uint32_t first, end;   /* the chunks to be loaded: [first, end) */
     uint32_t next_index;   /* the next one to read */
@@ -109,8 +111,13 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, const cg_speeds 
 const cg_stream_read *cg_stream_find_read(const cg_stream_plan *plan, uint64_t id);
 /* A read whose time is over, each once; NULL: none. It is under way until it has ended. */
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns);
-/* When cg_stream_give_up() or cg_stream_next_read() will have something new to say though nothing
- * ends before; UINT64_MAX: never. */
+/* A stream whose time is over, each once; NULL: none. It is to be failed at
+ * cg_stream_first_missing(), so that it settles once what has arrived is decoded. */
+cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns);
+/* The first chunk that has not arrived; stream->end: all have. */
+uint32_t cg_stream_first_missing(const cg_stream *stream);
+/* When cg_stream_give_up(), cg_stream_overdue() or cg_stream_next_read() will have something new to
+ * say though nothing ends before; UINT64_MAX: never. */
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan);
 
 typedef enum cg_stream_verdict {

@@ -160,6 +160,28 @@ TEST_P(HangTest, ClosingBeforeAnythingWasGivenUpEndsInItsTime)
     });
 }
 
+TEST_P(HangTest, ALoadEndsWithItsBudgetAndIsOfferedAgain)
+{
+    engine = open(", \"read_timeout_ms\": 60000, \"ttft_budget_ms\": 500");
+    const Tokens tokens = prompt(32 * 4);
+    ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine->look_up(tokens).hit_tokens, 127u);
+    odd->set_mood(Mood::HANGING);
+    cachegen_load *load;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
+    ends_within(std::chrono::seconds(1), [&] {
+        EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
+        EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
+        EXPECT_EQ(p.loaded_tokens, 0u);
+        cachegen_load_free(load);
+    });
+    odd->set_mood(Mood::GOOD);
+    EXPECT_EQ(engine->load(tokens).progress.loaded_tokens, 127u)
+        << "that it was late once is nothing to hold against a chunk";
+}
+
 TEST_P(HangTest, ASaveEndsInItsTimeAndSoDoWhatWaitsBehindIt)
 {
     cachegen_save *save = start_hung_save(prompt(32 * 4)), *behind;

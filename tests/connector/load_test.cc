@@ -517,6 +517,47 @@ TEST_P(LoadTest, AForgottenPlanIsNotOfferedUntilItIsSavedAnew)
     EXPECT_NE(cachegen_forget(engine.c, engine.plan.data(), engine.plan.size()), CACHEGEN_OK);
 }
 
+// ---- a queue that fails ----
+
+// Takes the rings away from under the process: every call on them fails from now on.
+size_t break_rings()
+{
+    size_t n = 0;
+    const int other = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd = 0; fd < 1024; fd++) {
+        char target[64] = "";
+        if (readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), target, sizeof target - 1) >
+                0 &&
+            std::string(target) == "anon_inode:[io_uring]") {
+            dup3(other, fd, O_CLOEXEC);
+            n++;
+        }
+    }
+    close(other);
+    return n;
+}
+
+TEST_P(LoadTest, AQueueThatFailsEndsItsLoadsAndTheNextHaveANewOne)
+{
+    if (std::string(GetParam()) != "io_uring")
+        GTEST_SKIP() << "only io_uring has a queue that can fail";
+    const Store store;
+    Engine engine(store, with("\"read_timeout_ms\": 60000, \"ttft_budget_ms\": 60000"));
+    const Tokens tokens = prompt(128);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, 127u);
+    ASSERT_GE(break_rings(), 3u);
+    cachegen_load *op;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    ASSERT_EQ(engine.load_start(0, 127, &op), CACHEGEN_OK);
+    ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+    cachegen_load_free(op);
+    EXPECT_EQ(p.status, CG_ERR_IO);
+    engine.look_up(tokens); // may be a miss, of the look-up's own queue
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 127u);
+}
+
 // ---- lossy levels ----
 
 // Chunks of 24 tokens: groups of 10, 10 and 4, the next chunk's begin at its own first token.
