@@ -11,7 +11,7 @@ struct cg_pool {
     pthread_cond_t work;
     cg_job *head[CG_N_JOB_QUEUES], *tail[CG_N_JOB_QUEUES];
     uint32_t n_busy; /* tasks under way: their jobs may submit more */
-    bool stop, stopped;
+    bool stop;
     bool started;
     uint32_t n_threads, n_running, n_cpus;
     pthread_t *threads;
@@ -150,7 +150,7 @@ cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job)
 {
     pthread_mutex_lock(&pool->lock);
     cg_status status = CG_ERR_CANCELLED;
-    if (!pool->stopped)
+    if (!pool->stop || pool->n_busy > 0) /* else its threads may have left */
         status = pool->started ? CG_OK : start_threads(pool);
     if (status == CG_OK) {
         job->next = NULL;
@@ -180,7 +180,6 @@ void cg_pool_stop(cg_pool *pool)
     for (uint32_t i = 0; i < pool->n_running; i++)
         pthread_join(pool->threads[i], NULL);
     pthread_mutex_lock(&pool->lock);
-    pool->stopped = true;
     pool->n_running = 0;
     pthread_mutex_unlock(&pool->lock);
 }
