@@ -31,9 +31,10 @@ setarch -R true 2> /dev/null && fixed_addresses="setarch -R"
 for sanitizer in $sanitizers; do
     build "$sanitizer" "build-$sanitizer"
     echo "== unit tests and fuzz corpus with $sanitizer"
-    $fixed_addresses ctest --test-dir "build-$sanitizer" --output-on-failure -j2 -L 'unit|fuzz'
+    $fixed_addresses ctest --test-dir "build-$sanitizer" --output-on-failure -j2 --timeout 900 \
+        -L 'unit|fuzz'
 done
 
 build release build
 echo "== all tests"
-exec ctest --test-dir build --output-on-failure -j2 -LE bench
+exec ctest --test-dir build --output-on-failure -j2 --timeout 900 -LE bench

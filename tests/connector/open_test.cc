@@ -243,18 +243,18 @@ TEST_F(OpenTest, LoadsThatAnotherProcessReportedTeachTheLink)
 }
 
 #if defined(__SANITIZE_THREAD__)
-constexpr bool under_tsan = true;
-#elif defined(__has_feature)
-constexpr bool under_tsan = __has_feature(thread_sanitizer);
+constexpr const char *no_fork = "TSan does not start threads in children of threaded processes";
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr const char *no_fork = "ASan's allocator may be locked by another thread at the fork, and "
+                                "stays locked in the child";
 #else
-constexpr bool under_tsan = false;
+constexpr const char *no_fork = nullptr;
 #endif
 
 TEST_F(OpenTest, AHandleWorksInAForkedChild)
 {
-    if (under_tsan)
-        GTEST_SKIP()
-            << "TSan does not start threads in children of threaded processes: fork() not tested";
+    if (no_fork != nullptr)
+        GTEST_SKIP() << no_fork << ": fork() not tested";
     for (const char *backend : {"io_uring", "threads"}) {
         char reason[256];
         if (std::string(backend) == "io_uring" && !cg_io_uring_reason(reason, sizeof reason))
