@@ -76,11 +76,6 @@ static bool is_over(void *user)
     return fs->is_stopping;
 }
 
-void cg_fs_stop(cg_fs *fs)
-{
-    fs->is_stopping = true;
-}
-
 void cg_fs_adopt_tree(cg_fs *fs)
 {
     const cg_store_hook hook = {

@@ -4,6 +4,7 @@
 #include "fusefs/pending.h"
 #include "fusefs/published.h"
 #include "fusefs/reach.h"
+#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -96,7 +97,10 @@ int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask
 
 int cg_fs_statfs(cg_fs *fs, struct statvfs *out)
 {
-    return fstatvfs(fs->root_fd, out) == 0 ? 0 : errno;
+    if (fstatvfs(fs->root_fd, out) != 0)
+        return errno;
+    cg_space_statfs(fs, out);
+    return 0;
 }
 
 /* ACLs (system.*) would ask the kernel's permission check for more than it does; strict files

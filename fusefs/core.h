@@ -41,6 +41,7 @@ typedef struct cg_fs_config {
     bool read_only;
     const char *config_text; /* what .cachegenfs/config says; copied; NULL: nothing */
     uint64_t max_file_bytes; /* of a strict file; 0 = 4 GiB */
+    uint64_t quota_bytes;    /* what the store may take on disk; 0: no limit */
     /* One line, without a newline. Any thread; NULL: silence. */
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;
@@ -95,7 +96,11 @@ int cg_fs_root_fd(const cg_fs *fs);
 /* Contexts may have come into the store past this daemon. Makes their chunks findable by key. Can
  * take long. */
 void cg_fs_adopt_tree(cg_fs *fs);
-/* The mount ends: cg_fs_adopt_tree(), in another thread, returns soon. The next mount goes on. */
+/* Tends the store until cg_fs_stop(): cg_fs_adopt_tree() once, then makes room whenever the store
+ * comes near its quota. For a thread of its own. */
+void cg_fs_keep(cg_fs *fs);
+/* The mount ends: cg_fs_keep() and cg_fs_adopt_tree(), in other threads, return soon. The next
+ * mount goes on. */
 void cg_fs_stop(cg_fs *fs);
 
 /* Names. */

@@ -8,6 +8,7 @@
 #include "fusefs/persona.h"
 #include "fusefs/published.h"
 #include "fusefs/reach.h"
+#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -96,6 +97,8 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
         if ((error = cg_open_file_new(fs, node, fd, writable, NULL, file_out)) != 0)
             return error;
         (*file_out)->immutable = !writable && cg_published_by_name(fs, node);
+        if ((*file_out)->immutable)
+            cg_space_touch(fs, fd);
     }
     if (error == 0 && truncates &&
         (error = cg_contents_truncate(fs, node, (*file_out)->fd, 0)) != 0) {

@@ -5,8 +5,10 @@
  *   directories, contents               those, too: names; reading and writing
  *   publish, published, arrivals
  *   pending, reach, adopt
+ *   space
  *   open_files, fs
  *   nodes, control
+ *   drop, evict, survey
  *   views, strict, staging, persona, claims, metrics
  * They share the nodes' lock (fusefs/nodes.h); no system call is made under it. And names_lock.
  */
@@ -28,6 +30,16 @@ typedef struct cg_log_quota {
 } cg_log_quota;
 enum { CG_N_LOG_QUOTAS = 64, CG_LOG_LINES = 10, CG_LOG_SECONDS = 10 };
 
+/* fusefs/space.h; one thread writes, any reads. */
+typedef struct cg_space {
+    uint64_t quota_bytes; /* 0: none */
+    _Atomic uint64_t
+        surveyed_bytes; /* what the store took at the last survey, less what went since */
+    _Atomic uint64_t published_bytes; /* the metric of that name at the last survey */
+    _Atomic int64_t surveyed_at_s;    /* CLOCK_MONOTONIC; 0: never */
+    _Atomic bool is_full;             /* there was no room to be made */
+} cg_space;
+
 struct cg_fs {
     int root_fd;
     int proc_fd;    /* /proc/self/fd: that there is none shows at the start */
@@ -44,6 +56,9 @@ struct cg_fs {
     pthread_rwlock_t names_lock;
     cg_strict_budget budget;
     _Atomic bool is_stopping;
+    pthread_mutex_t keep_lock; /* of keep_stop, which cg_fs_stop() signals */
+    pthread_cond_t keep_stop;
+    cg_space space;
     cg_users pending_users;  /* each waiting file costs a descriptor */
     cg_fs_pending *pendings; /* under the nodes' lock */
     cg_metrics metrics;

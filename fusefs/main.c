@@ -55,11 +55,11 @@ static bool is_stacked(int fd)
            (store.f_type == OVERLAYFS_MAGIC || store.f_type == FUSE_MAGIC);
 }
 
-/* In the background, since a large store takes a while; links are atomic, so that ending in the
+/* In the background, since a large store takes a while; each step is atomic, so that ending in the
  * middle is fine. */
-static void *adopt_tree(void *fs)
+static void *keep(void *fs)
 {
-    cg_fs_adopt_tree(fs);
+    cg_fs_keep(fs);
     return NULL;
 }
 
@@ -91,11 +91,12 @@ static int run(cg_options *options)
     const cg_fs_config config = {
         .store = options->store,
         .read_only = options->read_only,
+        .quota_bytes = options->quota_bytes,
         .config_text = options->config_text,
         .log = log_line,
         .log_user = &target,
     };
-    pthread_t adopter;
+    pthread_t keeper;
     int result = EXIT_FAILURE;
     const int error = cg_fs_new(&config, &mount.fs);
     if (error != 0) {
@@ -121,15 +122,15 @@ static int run(cg_options *options)
     if (fuse_daemonize(options->foreground) != 0)
         goto no_daemon;
     cg_persona_drop_capabilities();
-    const bool adopting = pthread_create(&adopter, NULL, adopt_tree, mount.fs) == 0;
+    const bool is_kept = pthread_create(&keeper, NULL, keep, mount.fs) == 0;
     const int loop_result = serve(session, options);
     if (loop_result < 0)
         log_line(&target, CG_LOG_ERROR, strerror(-loop_result));
     /* A signal that ends us is a good end. */
     result = loop_result < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
     cg_fs_stop(mount.fs);
-    if (adopting)
-        pthread_join(adopter, NULL);
+    if (is_kept)
+        pthread_join(keeper, NULL);
 no_daemon:
     fuse_session_unmount(session);
 no_mount:

@@ -53,6 +53,16 @@ char *cg_metrics_text(const cg_metrics *m)
            "Chunks, profiles and model files made findable by key.", m->adopted);
     single(out, "adopt_errors_total", "counter", "Published files that could not be made findable.",
            m->adopt_errors);
+    family(out, "evictions_total", "counter", "Files of chunks that made room, by what went.");
+    fprintf(out, "cachegenfs_evictions_total{what=\"file\"} %" PRIu64 "\n", m->evicted);
+    fprintf(out, "cachegenfs_evictions_total{what=\"finest_levels\"} %" PRIu64 "\n", m->cut);
+    single(out, "evicted_bytes_total", "counter", "Bytes that they freed.", m->evicted_bytes);
+    single(out, "evict_errors_total", "counter", "Files that could not make room.",
+           m->evict_errors);
+    single(out, "quota_bytes", "gauge", "What the store may take; 0 without a quota.",
+           m->quota_bytes);
+    single(out, "used_bytes", "gauge", "What it took when it was last looked through.",
+           m->used_bytes);
     single(out, "errors_total", "counter", "Replies of EIO, ENOSPC, EDQUOT or ESTALE.", m->errors);
     single(out, "files_open", "gauge", "Files open now.", m->files_open);
     single(out, "files_pending", "gauge", "Files being written under strict names now.",

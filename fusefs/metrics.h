@@ -25,6 +25,8 @@ struct cg_metrics {
     _Atomic uint64_t refused[CG_N_REFUSALS];
     _Atomic uint64_t discarded; /* never became valid, thrown away at the last close */
     _Atomic uint64_t adopted, adopt_errors;
+    _Atomic uint64_t evicted, cut, evicted_bytes, evict_errors; /* making room: steps */
+    _Atomic uint64_t quota_bytes, used_bytes;                   /* at the last survey; 0: none */
     _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC or ESTALE */
     _Atomic uint64_t files_open, files_pending; /* now */
     _Atomic uint32_t passthrough_in_use; /* of the last published file (no view) opened: 0 or 1 */

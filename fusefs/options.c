@@ -22,7 +22,9 @@ typedef struct parsed {
     bool failed;
 } parsed;
 
-enum { KEY_IGNORED = 1, KEY_ATTR_TIMEOUT, KEY_ENTRY_TIMEOUT };
+enum { KEY_IGNORED = 1, KEY_ATTR_TIMEOUT, KEY_ENTRY_TIMEOUT, KEY_QUOTA };
+
+enum { MIN_QUOTA_BYTES = 1 << 20 };
 
 /* clang-format off */
 #define FLAG(text, member) {text, offsetof(parsed, member), 1}
@@ -40,6 +42,7 @@ static const struct fuse_opt SPEC[] = {
     {"passthrough=%s", offsetof(parsed, passthrough), 0},
     FUSE_OPT_KEY("attr_timeout=", KEY_ATTR_TIMEOUT),
     FUSE_OPT_KEY("entry_timeout=", KEY_ENTRY_TIMEOUT),
+    FUSE_OPT_KEY("quota=", KEY_QUOTA),
     /* Always on. */
     FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
     /* What mount(8) and fstab may leave for us. */
@@ -69,6 +72,7 @@ static void usage(void)
            "    -o default_permissions  the kernel checks file modes; always on\n"
            "    -o attr_timeout=S       seconds for which the kernel trusts attributes (1)\n"
            "    -o entry_timeout=S      seconds for which the kernel trusts names (1)\n"
+           "    -o quota=SIZE           what the store may take (as 500G); cold chunks make room\n"
            "    -o passthrough=auto|off read published chunks past the daemon (auto)\n"
            "    -o io_uring             talk to the kernel over io_uring%s\n"
            "    -o OPT[,OPT...]         other mount options (noexec, noatime, fsname=...)\n",
@@ -95,6 +99,25 @@ static bool parse_seconds(const char *text, double *seconds_out)
     return true;
 }
 
+/* "500G": bytes with a suffix of K, M, G, T or none, times 1,024. */
+static bool parse_quota(const char *text, uint64_t *bytes_out)
+{
+    static const char SUFFIXES[] = "KMGT";
+    const char *value = strchr(text, '=') + 1;
+    char *end;
+    errno = 0;
+    uint64_t bytes = strtoull(value, &end, 10);
+    const char *suffix = *end != '\0' ? strchr(SUFFIXES, *end) : NULL;
+    const unsigned shift = suffix != NULL ? 10 * (unsigned)(suffix - SUFFIXES + 1) : 0;
+    if (*value < '0' || *value > '9' || errno != 0 || bytes > UINT64_MAX >> shift ||
+        end[suffix != NULL] != '\0' || bytes << shift < MIN_QUOTA_BYTES) {
+        fprintf(stderr, "cachegenfs: %s: a size of 1M and more is wanted, such as 500G\n", text);
+        return false;
+    }
+    *bytes_out = bytes << shift;
+    return true;
+}
+
 static int take_argument(void *data, const char *argument, int key, struct fuse_args *out)
 {
     parsed *p = data;
@@ -107,6 +130,7 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
     case KEY_ENTRY_TIMEOUT:
         p->failed |= !parse_seconds(argument, &p->options->entry_timeout_s);
         return 0;
+    case KEY_QUOTA: p->failed |= !parse_quota(argument, &p->options->quota_bytes); return 0;
     case FUSE_OPT_KEY_NONOPT:
         if (p->store == NULL) {
             p->store = strdup(argument);
@@ -217,11 +241,12 @@ static bool complete(cg_options *options, const parsed *p)
     return added &&
            asprintf(&options->config_text,
                     "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
-                    "attr_timeout = %g\nentry_timeout = %g\nlibfuse = %s\n",
+                    "attr_timeout = %g\nentry_timeout = %g\nquota = %llu\nlibfuse = %s\n",
                     options->store, options->mountpoint, options->read_only ? "yes" : "no",
                     options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
                     options->io_uring ? "yes" : "no", options->attr_timeout_s,
-                    options->entry_timeout_s, fuse_pkgversion()) >= 0;
+                    options->entry_timeout_s, (unsigned long long)options->quota_bytes,
+                    fuse_pkgversion()) >= 0;
 }
 
 cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out)

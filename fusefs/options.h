@@ -10,6 +10,7 @@ typedef struct cg_options {
     bool passthrough; /* auto, not off */
     bool io_uring;
     double attr_timeout_s, entry_timeout_s;
+    uint64_t quota_bytes;  /* 0: none */
     struct fuse_args fuse; /* what libfuse is to know, for fuse_session_new() */
     char *config_text;     /* for .cachegenfs/config */
 } cg_options;

@@ -3,6 +3,7 @@
 #include "fusefs/claims.h"
 #include "fusefs/fs.h"
 #include "fusefs/persona.h"
+#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -43,6 +44,8 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     struct stat dir;
     int error = EROFS;
     if (fs->staging.dir_fd < 0)
+        return error;
+    if ((error = cg_space_check(fs)) != 0)
         return error;
     if (fstat(dir_fd, &dir) != 0)
         return errno;

@@ -1,17 +1,29 @@
 /* fusefs/start.c - the life of a mount, from its start to its end: its part of fusefs/core.h. */
 #include "fusefs/fs.h"
 #include "fusefs/pending.h"
+#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { MAX_PENDING = 1024 }; /* of a user */
+enum { MAX_PENDING = 1024 /* of a user */, KEEP_SECONDS = 2 };
 static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
 static const uint64_t VALIDATION_BYTES = UINT64_C(256)
                                          << 20; /* of files that are checked at once */
+
+static void init_keep_stop(cg_fs *fs)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&fs->keep_stop, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pthread_mutex_init(&fs->keep_lock, NULL);
+}
 
 int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
 {
@@ -26,12 +38,14 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     fs->is_root = geteuid() == 0;
     fs->max_file_bytes =
         config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
+    fs->space.quota_bytes = config->quota_bytes;
     fs->log = config->log;
     fs->log_user = config->log_user;
     fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
     fs->proc_fd = -1;
     cg_strict_budget_init(&fs->budget, VALIDATION_BYTES);
     pthread_mutex_init(&fs->log_lock, NULL);
+    init_keep_stop(fs);
     cg_users_init(&fs->pending_users, MAX_PENDING);
     pthread_rwlockattr_t prefer_writers; /* else a stream of new files would starve a move */
     pthread_rwlockattr_init(&prefer_writers);
@@ -73,6 +87,8 @@ fail:
         close(fs->root_fd);
     pthread_rwlock_destroy(&fs->names_lock);
     pthread_mutex_destroy(&fs->log_lock);
+    pthread_mutex_destroy(&fs->keep_lock);
+    pthread_cond_destroy(&fs->keep_stop);
     cg_users_destroy(&fs->pending_users);
     cg_strict_budget_destroy(&fs->budget);
     free(fs);
@@ -91,7 +107,36 @@ void cg_fs_free(cg_fs *fs)
     close(fs->root_fd);
     pthread_rwlock_destroy(&fs->names_lock);
     pthread_mutex_destroy(&fs->log_lock);
+    pthread_mutex_destroy(&fs->keep_lock);
+    pthread_cond_destroy(&fs->keep_stop);
     cg_users_destroy(&fs->pending_users);
     cg_strict_budget_destroy(&fs->budget);
     free(fs);
+}
+
+void cg_fs_stop(cg_fs *fs)
+{
+    pthread_mutex_lock(&fs->keep_lock);
+    fs->is_stopping = true;
+    pthread_cond_broadcast(&fs->keep_stop);
+    pthread_mutex_unlock(&fs->keep_lock);
+}
+
+void cg_fs_keep(cg_fs *fs)
+{
+    struct timespec now;
+    cg_fs_adopt_tree(fs);
+    pthread_mutex_lock(&fs->keep_lock);
+    while (!fs->is_stopping) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (cg_space_is_due(fs, now.tv_sec)) {
+            pthread_mutex_unlock(&fs->keep_lock);
+            cg_space_tend(fs);
+            pthread_mutex_lock(&fs->keep_lock);
+            continue;
+        }
+        now.tv_sec += KEEP_SECONDS;
+        pthread_cond_timedwait(&fs->keep_stop, &fs->keep_lock, &now);
+    }
+    pthread_mutex_unlock(&fs->keep_lock);
 }

@@ -44,9 +44,7 @@ cg_view cg_view_of_file(const cg_tree_name *name, int fd, const struct stat *att
     return cg_view_of_header(name, &header);
 }
 
-/* To look at a file is not to use it: its time of access, by which an administrator may choose what
- * to remove, stays where we may keep it. */
-static int open_unnoticed(int dir_fd, const char *leaf)
+int cg_view_open_unnoticed(int dir_fd, const char *leaf)
 {
     const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
     const int fd = openat(dir_fd, leaf, flags | O_NOATIME);
@@ -65,7 +63,7 @@ int cg_view_stat(int dir_fd, const char *leaf, const char *path, struct stat *at
         cg_tree_parse(path, &name);
     if (!is_coarse_name(&name) || !S_ISREG(attr_out->st_mode))
         return 0;
-    const int fd = open_unnoticed(dir_fd, leaf);
+    const int fd = cg_view_open_unnoticed(dir_fd, leaf);
     if (fd < 0)
         return 0;
     if (fstat(fd, &attr) == 0) { /* of the file that is read: the name may be another's by now */
@@ -81,7 +79,7 @@ bool cg_view_is_same(int dir_fd, const char *leaf, const cg_tree_name *a, const 
     struct stat attr;
     if (!is_coarse_name(a) && !is_coarse_name(b))
         return true;
-    const int fd = open_unnoticed(dir_fd, leaf);
+    const int fd = cg_view_open_unnoticed(dir_fd, leaf);
     if (fd < 0 || fstat(fd, &attr) != 0)
         attr.st_mode = 0; /* shown whole */
     const cg_view view_a = cg_view_of_file(a, fd, &attr), view_b = cg_view_of_file(b, fd, &attr);

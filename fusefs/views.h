@@ -44,6 +44,10 @@ cg_view cg_view_of_file(const cg_tree_name *name, int fd, const struct stat *att
 int cg_view_stat(int dir_fd, const char *leaf, const char *path, struct stat *attr_out,
                  cg_view *view_out);
 
+/* Opens a file to look into it, which does not count as a use: the time of access, by which room is
+ * made (fusefs/space.h), stays where we may keep it. -1 and errno. */
+int cg_view_open_unnoticed(int dir_fd, const char *leaf);
+
 /* Whether leaf in dir_fd shows the same by both names, whichever of them it has. */
 bool cg_view_is_same(int dir_fd, const char *leaf, const cg_tree_name *a, const cg_tree_name *b);
 

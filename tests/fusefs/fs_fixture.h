@@ -27,11 +27,12 @@ using Bytes = std::vector<uint8_t>;
 class Fs
 {
   public:
-    explicit Fs(const std::string &store, bool read_only = false)
+    explicit Fs(const std::string &store, bool read_only = false, uint64_t quota_bytes = 0)
     {
         cg_fs_config config = {};
         config.store = store.c_str();
         config.read_only = read_only;
+        config.quota_bytes = quota_bytes;
         config.config_text = "a = b\n";
         config.log = [](void *self, cg_log_level, const char *line) {
             const std::lock_guard<std::mutex> hold(static_cast<Fs *>(self)->lock_);

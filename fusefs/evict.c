@@ -1,0 +1,303 @@
+#include "fusefs/evict.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Of an 8B model: at about this position attention costs a token as much as all else does. */
+static const double ATTENTION_TOKENS = 32768;
+
+/* What the finest level that is left of a chunk is worth; the last is for none. The steps follow
+ * the KL divergence of the levels: from L3 to L2 it falls five times as far as from L2 to L1. Even
+ * L3 saves the prefill. */
+static const double QUALITY[CG_N_LEVELS + 1] = {1, 0.98, 0.95, 0.8, 0};
+
+enum { NONE = CG_N_LEVELS };
+static const size_t NO_CHUNK = SIZE_MAX;
+static const uint64_t STEP_IS_DONE = UINT64_MAX;
+
+/* What is left of a file. */
+typedef struct remains {
+    size_t chunk;
+    uint8_t finest; /* NONE: the file is gone */
+    uint64_t bytes; /* on disk */
+} remains;
+
+/* The files of one key, which are neighbours in the order by key. */
+typedef struct chunk {
+    size_t first, n_files; /* in by_key */
+    size_t parent;         /* NO_CHUNK: none */
+    size_t n_children;
+    int64_t used_at_s; /* or a chunk that goes on from it */
+} chunk;
+
+typedef struct entry {
+    double cost; /* a byte */
+    size_t file;
+} entry;
+
+typedef struct chooser {
+    const cg_survey *survey;
+    int64_t now_s;
+    size_t *by_key; /* [n_files]: files in the order of model and key */
+    remains *left;  /* [n_files] */
+    chunk *chunks;
+    size_t n_chunks;
+    entry *heap; /* [2 n_files] the cheapest first; a file may be in it twice, once out of date */
+    size_t n_heap;
+} chooser;
+
+static int compare_keys(const cg_survey *survey, size_t a, size_t b)
+{
+    const cg_object_file *x = &survey->files[a], *y = &survey->files[b];
+    if (x->model != y->model)
+        return x->model < y->model ? -1 : 1;
+    return memcmp(&x->key, &y->key, sizeof x->key);
+}
+
+static int by_key(const void *a, const void *b, void *survey)
+{
+    return compare_keys(survey, *(const size_t *)a, *(const size_t *)b);
+}
+
+static uint8_t finest_of(uint8_t levels)
+{
+    return levels != 0 ? (uint8_t)__builtin_ctz(levels) : NONE;
+}
+
+static size_t find_chunk(const chooser *c, uint32_t model, const cg_key *key)
+{
+    size_t low = 0, high = c->n_chunks;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const cg_object_file *file = &c->survey->files[c->by_key[c->chunks[middle].first]];
+        const int order = file->model != model ? (file->model < model ? -1 : 1)
+                                               : memcmp(&file->key, key, sizeof *key);
+        if (order == 0)
+            return middle;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NO_CHUNK;
+}
+
+static const cg_object_file *file_of(const chooser *c, const chunk *of)
+{
+    return &c->survey->files[c->by_key[of->first]];
+}
+
+static void group_files(chooser *c)
+{
+    const size_t n = c->survey->n_files;
+    for (size_t i = 0; i < n; i++) {
+        const cg_object_file *file = &c->survey->files[c->by_key[i]];
+        if (i == 0 || compare_keys(c->survey, c->by_key[i - 1], c->by_key[i]) != 0)
+            c->chunks[c->n_chunks++] = (chunk){.first = i, .parent = NO_CHUNK};
+        chunk *last = &c->chunks[c->n_chunks - 1];
+        last->n_files++;
+        last->used_at_s = file->used_at_s > last->used_at_s ? file->used_at_s : last->used_at_s;
+        c->left[c->by_key[i]] = (remains){c->n_chunks - 1, file->finest, file->used_bytes};
+    }
+}
+
+static int last_first(const void *a, const void *b, void *user)
+{
+    const chooser *c = user;
+    const uint32_t x = file_of(c, &c->chunks[*(const size_t *)a])->first_position,
+                   y = file_of(c, &c->chunks[*(const size_t *)b])->first_position;
+    return x > y ? -1 : x < y;
+}
+
+/* From the last positions to the first, so that each chunk knows its use before its parent asks.
+ * order: room for n_chunks. Headers say what they like: a chunk that does not lie behind its parent
+ * has none here, so there is no circle. */
+static void find_parents(chooser *c, size_t *order)
+{
+    for (size_t i = 0; i < c->n_chunks; i++)
+        order[i] = i;
+    qsort_r(order, c->n_chunks, sizeof *order, last_first, c);
+    for (size_t i = 0; i < c->n_chunks; i++) {
+        chunk *child = &c->chunks[order[i]];
+        const cg_object_file *file = file_of(c, child);
+        const size_t at = find_chunk(c, file->model, &file->parent);
+        if (at == NO_CHUNK || file_of(c, &c->chunks[at])->first_position >= file->first_position)
+            continue;
+        chunk *parent = &c->chunks[at];
+        child->parent = at;
+        parent->n_children++;
+        if (parent->used_at_s < child->used_at_s)
+            parent->used_at_s = child->used_at_s;
+    }
+}
+
+/* The finest level that is left of a chunk, but for one of its files. */
+static uint8_t finest_without(const chooser *c, const chunk *of, size_t without)
+{
+    uint8_t finest = NONE;
+    for (size_t i = of->first; i < of->first + of->n_files; i++) {
+        const size_t file = c->by_key[i];
+        if (file != without && c->left[file].finest < finest)
+            finest = c->left[file].finest;
+    }
+    return finest;
+}
+
+/* The next coarser level that the file has a name for, and then nothing. */
+static uint8_t next_level(const chooser *c, size_t file)
+{
+    const uint8_t finer = (uint8_t)((2u << c->left[file].finest) - 1);
+    return finest_of(c->survey->files[file].levels & (uint8_t)~finer);
+}
+
+static uint64_t bytes_at(const chooser *c, size_t file, uint8_t level)
+{
+    const cg_object_file *f = &c->survey->files[file];
+    const uint64_t whole = f->level_bytes[f->finest];
+    if (level == NONE || whole == 0)
+        return 0;
+    return (uint64_t)((double)f->used_bytes * ((double)f->level_bytes[level] / (double)whole));
+}
+
+/* What the file's next step costs a byte that it frees; below 0: it frees nothing, or is not to be
+ * done now. */
+static double step_cost(const chooser *c, size_t file)
+{
+    const remains *left = &c->left[file];
+    const cg_object_file *f = &c->survey->files[file];
+    const chunk *of = &c->chunks[left->chunk];
+    if (left->finest == NONE || f->n_names_elsewhere > 0)
+        return -1;
+    const uint8_t next = next_level(c, file), others = finest_without(c, of, file);
+    const uint8_t before = left->finest < others ? left->finest : others,
+                  after = next < others ? next : others;
+    const uint64_t bytes_after = bytes_at(c, file, next);
+    if ((after == NONE && of->n_children > 0) || bytes_after >= left->bytes)
+        return -1;
+    const double age_s = (double)(c->now_s - of->used_at_s);
+    const double heat = exp2(-(age_s > 0 ? age_s : 0) / CG_EVICT_HALF_LIFE_S);
+    const double recompute = f->n_tokens * (1 + f->first_position / ATTENTION_TOKENS);
+    return heat * recompute * (QUALITY[before] - QUALITY[after]) /
+           (double)(left->bytes - bytes_after);
+}
+
+static void push(chooser *c, size_t file)
+{
+    const double cost = step_cost(c, file);
+    if (cost < 0)
+        return;
+    size_t at = c->n_heap++;
+    for (; at > 0 && c->heap[(at - 1) / 2].cost > cost; at = (at - 1) / 2)
+        c->heap[at] = c->heap[(at - 1) / 2];
+    c->heap[at] = (entry){cost, file};
+}
+
+static entry pop(chooser *c)
+{
+    const entry top = c->heap[0], last = c->heap[--c->n_heap];
+    size_t at = 0;
+    for (size_t child; (child = 2 * at + 1) < c->n_heap; at = child) {
+        if (child + 1 < c->n_heap && c->heap[child + 1].cost < c->heap[child].cost)
+            child++;
+        if (c->heap[child].cost >= last.cost)
+            break;
+        c->heap[at] = c->heap[child];
+    }
+    c->heap[at] = last;
+    return top;
+}
+
+/* The chunk has lost its last file: its parent may be the end of the chain now. */
+static void lose_chunk(chooser *c, const chunk *lost)
+{
+    if (lost->parent == NO_CHUNK)
+        return;
+    const chunk *parent = &c->chunks[lost->parent];
+    if (--c->chunks[lost->parent].n_children > 0)
+        return;
+    /* The one file whose step was put off: as long as there were two, neither was the last. */
+    for (size_t i = parent->first; i < parent->first + parent->n_files; i++)
+        if (finest_without(c, parent, c->by_key[i]) == NONE && next_level(c, c->by_key[i]) == NONE)
+            push(c, c->by_key[i]);
+}
+
+static void choose(chooser *c, uint64_t wanted_bytes, cg_eviction *steps, size_t *n_steps)
+{
+    uint64_t freed_bytes = 0;
+    for (size_t i = 0; i < c->survey->n_files; i++)
+        push(c, i);
+    while (freed_bytes < wanted_bytes && c->n_heap > 0) {
+        const entry top = pop(c);
+        remains *left = &c->left[top.file];
+        const double cost = step_cost(c, top.file);
+        if (cost > top.cost || cost < 0) { /* other files of the chunk have gone meanwhile */
+            push(c, top.file);
+            continue;
+        }
+        const uint8_t next = next_level(c, top.file);
+        const uint64_t bytes_after = bytes_at(c, top.file, next);
+        steps[(*n_steps)++] = (cg_eviction){top.file, next, left->bytes - bytes_after};
+        freed_bytes += left->bytes - bytes_after;
+        *left = (remains){left->chunk, next, bytes_after};
+        if (next != NONE)
+            push(c, top.file);
+        else if (finest_without(c, &c->chunks[left->chunk], top.file) == NONE)
+            lose_chunk(c, &c->chunks[left->chunk]);
+    }
+}
+
+/* Only the last step of each file is done. Its place in the order is right for all: chunks still go
+ * before those that lead to them. */
+static size_t join_steps(chooser *c, cg_eviction *steps, size_t n_steps)
+{
+    size_t first = n_steps;
+    for (size_t i = n_steps; i-- > 0;) {
+        remains *left = &c->left[steps[i].file];
+        if (left->bytes != STEP_IS_DONE) {
+            left->bytes = STEP_IS_DONE;
+            left->chunk = --first; /* where its last step is now */
+            steps[first] = steps[i];
+        } else {
+            steps[left->chunk].freed_bytes += steps[i].freed_bytes;
+        }
+    }
+    memmove(steps, steps + first, (n_steps - first) * sizeof *steps);
+    return n_steps - first;
+}
+
+cg_status cg_evict_choose(const cg_survey *survey, int64_t now_s, uint64_t wanted_bytes,
+                          cg_eviction **steps_out, size_t *n_steps_out)
+{
+    const size_t n = survey->n_files + 1; /* not 0 bytes */
+    chooser c = {.survey = survey,
+                 .now_s = now_s,
+                 .by_key = calloc(n, sizeof *c.by_key),
+                 .left = calloc(n, sizeof *c.left),
+                 .chunks = calloc(n, sizeof *c.chunks),
+                 .heap = calloc(n, 2 * sizeof *c.heap)};
+    size_t *order = calloc(n, sizeof *order);
+    cg_eviction *steps = calloc(n, CG_N_LEVELS * sizeof *steps);
+    cg_status status = CG_ERR_NO_MEMORY;
+    *n_steps_out = 0;
+    if (c.by_key != NULL && c.left != NULL && c.chunks != NULL && c.heap != NULL && order != NULL &&
+        steps != NULL) {
+        for (size_t i = 0; i < survey->n_files; i++)
+            c.by_key[i] = i;
+        qsort_r(c.by_key, survey->n_files, sizeof *c.by_key, by_key, (void *)survey);
+        group_files(&c);
+        find_parents(&c, order);
+        choose(&c, wanted_bytes, steps, n_steps_out);
+        *n_steps_out = join_steps(&c, steps, *n_steps_out);
+        status = CG_OK;
+    }
+    free(c.by_key);
+    free(c.left);
+    free(c.chunks);
+    free(c.heap);
+    free(order);
+    if (status != CG_OK)
+        free(steps);
+    *steps_out = status == CG_OK ? steps : NULL;
+    return status;
+}

@@ -1,0 +1,42 @@
+/* fusefs/evict.h - what a store that is too full gives up first.
+ *
+ * Each step takes the finest level from an object's file, or the whole file. Steps are chosen by
+ * what they cost for each byte that they free: first what costs the least. What a step costs is
+ *
+ *     heat x recompute x (quality before - quality after)
+ *
+ * heat halves with each CG_EVICT_HALF_LIFE_S since the chunk, or one that goes on from it, was
+ * used. recompute is what computing the chunk's KV again costs: it grows with the chunk's position,
+ * because attention looks at all tokens before. quality is what a request gets of the finest level
+ * that is left of the chunk: nearly all at L2, nothing without the chunk. So cold chunks lose their
+ * fine levels first. The last file of a chunk goes only when no chunk goes on from it, for a chain
+ * is useless behind its first hole. A file that has names elsewhere, as in a context, stays: giving
+ * up its names here would free nothing.
+ * No I/O and no clock in here. Threads: pure functions.
+ */
+#ifndef CG_FUSEFS_EVICT_H
+#define CG_FUSEFS_EVICT_H
+#include "fusefs/survey.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CG_EVICT_HALF_LIFE_S = 3 * 24 * 3600 };
+
+typedef struct cg_eviction {
+    size_t file;          /* of the survey */
+    uint8_t finest_left;  /* the file is cut behind this level; CG_N_LEVELS: it goes as a whole */
+    uint64_t freed_bytes; /* about */
+} cg_eviction;
+
+/* The steps that free wanted_bytes, or all that there are: at most one for each file, to be done in
+ * this order. *steps_out is
+ * malloc'ed, the caller's. now_s: CLOCK_REALTIME. CG_ERR_NO_MEMORY. */
+cg_status cg_evict_choose(const cg_survey *survey, int64_t now_s, uint64_t wanted_bytes,
+                          cg_eviction **steps_out, size_t *n_steps_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,33 @@
+/* fusefs/space.h - a mount's quota: how full its store is, and making room in it.
+ *
+ * Two water marks: when the store takes more than 95 % of the quota, cold data go until it takes
+ * less than 90 % (fusefs/evict.h says which). What published through this mount takes is added at
+ * once; what came or went past it is seen by a survey, every ten minutes. One daemon of a store
+ * makes room at a time, where the store has locks; two at once would only free too much.
+ * Threads: one keeps (cg_fs_keep() of fusefs/core.h); the others ask.
+ */
+#ifndef CG_FUSEFS_SPACE_H
+#define CG_FUSEFS_SPACE_H
+#include "fusefs/core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Makes one survey, and room if needed. Counts and logs what it does. */
+void cg_space_tend(cg_fs *fs);
+/* Whether it is time for cg_space_tend(). now_s: CLOCK_MONOTONIC. */
+bool cg_space_is_due(cg_fs *fs, int64_t now_s);
+/* What the store takes, as far as is known; at most the quota is shown as used. */
+void cg_space_statfs(cg_fs *fs, struct statvfs *inout);
+/* A published file was opened to be read: that keeps it. The time of its last use is its time of
+ * access, so that all hosts and the next daemon see it; it is set once an hour, also where the
+ * store is mounted noatime. */
+void cg_space_touch(cg_fs *fs, int fd);
+/* ENOSPC: there was no room to be made, and the store is over its quota. Else 0. */
+int cg_space_check(cg_fs *fs);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

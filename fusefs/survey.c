@@ -1,0 +1,225 @@
+#include "fusefs/survey.h"
+
+#include "fusefs/views.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { BYTES_A_BLOCK = 512, MAX_DEPTH = 32 };
+
+/* A file of the store; those with several names are met several times. */
+typedef struct space {
+    ino_t ino;
+    uint64_t used_bytes;
+} space;
+
+typedef struct walk {
+    cg_survey *survey;
+    bool (*is_over)(void *user);
+    void *user;
+    size_t max_files, n_spaces, max_spaces;
+    space *spaces;
+    char path[CG_TREE_PATH_BYTES]; /* of the folder that is being read, without a slash behind */
+} walk;
+
+/* Room for one more of n; max doubles. */
+static bool make_room(void **array, size_t n, size_t *max, size_t each_bytes)
+{
+    if (n < *max)
+        return true;
+    const size_t wanted = *max > 0 ? 2 * *max : 256;
+    void *larger = reallocarray(*array, wanted, each_bytes);
+    if (larger == NULL)
+        return false;
+    *array = larger;
+    *max = wanted;
+    return true;
+}
+
+static cg_status count_space(walk *w, const struct stat *attr)
+{
+    if (!make_room((void **)&w->spaces, w->n_spaces, &w->max_spaces, sizeof *w->spaces))
+        return CG_ERR_NO_MEMORY;
+    w->spaces[w->n_spaces++] = (space){attr->st_ino, (uint64_t)attr->st_blocks * BYTES_A_BLOCK};
+    return CG_OK;
+}
+
+/* The model's index; models are walked one after another. */
+static cg_status find_model(cg_survey *survey, const char *name, uint32_t *index_out)
+{
+    if (survey->n_models == 0 || strcmp(survey->models[survey->n_models - 1], name) != 0) {
+        char **models = reallocarray(survey->models, survey->n_models + 1, sizeof *survey->models);
+        if (models == NULL)
+            return CG_ERR_NO_MEMORY;
+        survey->models = models;
+        if ((models[survey->n_models] = strdup(name)) == NULL)
+            return CG_ERR_NO_MEMORY;
+        survey->n_models++;
+    }
+    *index_out = (uint32_t)survey->n_models - 1;
+    return CG_OK;
+}
+
+static bool read_header(int dir_fd, const char *leaf, const struct stat *attr,
+                        cg_chunk_header *header_out)
+{
+    uint8_t bytes[CG_CHUNK_FIXED_BYTES];
+    const int fd = cg_view_open_unnoticed(dir_fd, leaf);
+    if (fd < 0)
+        return false;
+    const bool is_read = pread(fd, bytes, sizeof bytes, 0) == (ssize_t)sizeof bytes;
+    close(fd);
+    return is_read && cg_chunk_header_parse(bytes, sizeof bytes, header_out) == CG_OK &&
+           cg_chunk_header_cut(header_out, (uint64_t)attr->st_size) == CG_OK;
+}
+
+static int64_t later(const struct timespec *a, const struct timespec *b)
+{
+    return a->tv_sec > b->tv_sec ? a->tv_sec : b->tv_sec;
+}
+
+/* A file of an object by one of its names. Names of one file stand in one folder, so the file, if
+ * it is known already, is among those from `first` on. */
+static cg_status count_object(walk *w, int dir_fd, const char *leaf, const struct stat *attr,
+                              const cg_tree_name *name, size_t first)
+{
+    cg_survey *survey = w->survey;
+    cg_chunk_header header;
+    uint32_t model;
+    for (size_t i = first; i < survey->n_files; i++)
+        if (survey->files[i].ino == attr->st_ino) {
+            cg_object_file *known = &survey->files[i];
+            if (known->level_bytes[name->level] != 0)
+                known->levels |= (uint8_t)(1u << name->level);
+            known->n_names_elsewhere--;
+            return CG_OK;
+        }
+    if (!read_header(dir_fd, leaf, attr, &header) || cg_tree_check(name, &header) != CG_OK)
+        return CG_OK;
+    cg_status status = find_model(survey, name->model, &model);
+    if (status != CG_OK)
+        return status;
+    if (!make_room((void **)&survey->files, survey->n_files, &w->max_files, sizeof *survey->files))
+        return CG_ERR_NO_MEMORY;
+    cg_object_file *file = &survey->files[survey->n_files++];
+    *file = (cg_object_file){
+        .key = header.key,
+        .parent = header.parent,
+        .profile = header.profile,
+        .model = model,
+        .first_position = header.first_position,
+        .n_tokens = header.n_tokens,
+        .levels = (uint8_t)(1u << name->level),
+        .finest = header.level,
+        .n_names_elsewhere = (uint32_t)attr->st_nlink - 1, /* but for this one */
+        .ino = attr->st_ino,
+        .used_bytes = (uint64_t)attr->st_blocks * BYTES_A_BLOCK,
+        .used_at_s = later(&attr->st_atim, &attr->st_mtim),
+    };
+    memcpy(file->level_bytes, header.level_bytes, sizeof file->level_bytes);
+    return CG_OK;
+}
+
+static cg_status walk_folder(walk *w, int fd, unsigned depth);
+
+/* The file at w->path. first: of the survey's files, the first of this folder. */
+static cg_status visit_file(walk *w, int dir_fd, const char *leaf, const struct stat *attr,
+                            size_t first)
+{
+    cg_tree_name name;
+    cg_tree_parse(w->path, &name);
+    cg_status status = count_space(w, attr);
+    if (status == CG_OK && name.kind == CG_TREE_OBJECT_CHUNK)
+        status = count_object(w, dir_fd, leaf, attr, &name, first);
+    return status;
+}
+
+/* An entry of the folder at w->path. */
+static cg_status visit(walk *w, int dir_fd, const char *leaf, unsigned depth, size_t first)
+{
+    struct stat attr;
+    const size_t n = strlen(w->path), n_leaf = strlen(leaf);
+    cg_status status = CG_OK;
+    if (n + 1 + n_leaf >= sizeof w->path || fstatat(dir_fd, leaf, &attr, AT_SYMLINK_NOFOLLOW) != 0)
+        return CG_OK;
+    if (n > 0)
+        w->path[n] = '/';
+    memcpy(w->path + n + (n > 0), leaf, n_leaf + 1);
+    if (S_ISREG(attr.st_mode)) {
+        status = visit_file(w, dir_fd, leaf, &attr, first);
+    } else if (S_ISDIR(attr.st_mode) && depth < MAX_DEPTH) {
+        const int fd = openat(dir_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        status = count_space(w, &attr);
+        if (fd >= 0 && status == CG_OK)
+            status = walk_folder(w, fd, depth + 1);
+        else if (fd >= 0)
+            close(fd);
+    }
+    w->path[n] = '\0';
+    return status;
+}
+
+/* The folder at w->path; takes over its fd. One that cannot be read counts as empty. */
+static cg_status walk_folder(walk *w, int fd, unsigned depth)
+{
+    const size_t first = w->survey->n_files;
+    cg_status status = CG_OK;
+    DIR *dir = fdopendir(fd);
+    if (dir == NULL) {
+        close(fd);
+        return CG_OK;
+    }
+    for (const struct dirent *e; status == CG_OK && (e = readdir(dir)) != NULL;) {
+        if (w->is_over != NULL && w->is_over(w->user))
+            status = CG_ERR_CANCELLED;
+        else if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            status = visit(w, fd, e->d_name, depth, first);
+    }
+    closedir(dir);
+    return status;
+}
+
+static int by_ino(const void *a, const void *b)
+{
+    const ino_t x = ((const space *)a)->ino, y = ((const space *)b)->ino;
+    return x < y ? -1 : x > y;
+}
+
+/* What all files take, those with several names once. */
+static uint64_t add_up(space *spaces, size_t n)
+{
+    uint64_t sum = 0;
+    if (n > 0)
+        qsort(spaces, n, sizeof *spaces, by_ino);
+    for (size_t i = 0; i < n; i++)
+        sum += i == 0 || spaces[i].ino != spaces[i - 1].ino ? spaces[i].used_bytes : 0;
+    return sum;
+}
+
+cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
+                         cg_survey *survey_out)
+{
+    *survey_out = (cg_survey){0};
+    walk w = {.survey = survey_out, .is_over = is_over, .user = user};
+    const int fd = openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    cg_status status = fd >= 0 ? walk_folder(&w, fd, 0) : cg_status_from_errno(errno);
+    survey_out->used_bytes = add_up(w.spaces, w.n_spaces);
+    free(w.spaces);
+    if (status != CG_OK)
+        cg_survey_free(survey_out);
+    return status;
+}
+
+void cg_survey_free(cg_survey *survey)
+{
+    for (size_t i = 0; i < survey->n_models; i++)
+        free(survey->models[i]);
+    free(survey->models);
+    free(survey->files);
+    *survey = (cg_survey){0};
+}

@@ -1,0 +1,54 @@
+/* fusefs/survey.h - what takes the space of a store: the files of its objects, and all others as a
+ * sum.
+ *
+ * A survey walks the store by names. It reads the fixed header of each object's file, since that
+ * says where its levels end and which chunk comes before. It follows no link, and passes over what
+ * it cannot read: of that only the space counts.
+ * Threads: each call stands alone. A cg_survey is plain data.
+ */
+#ifndef CG_FUSEFS_SURVEY_H
+#define CG_FUSEFS_SURVEY_H
+#include "iouring/tree.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A file under objects/. It has a name for each of its levels. */
+typedef struct cg_object_file {
+    cg_key key, parent; /* of the chunk, and of the one before it in its prompt */
+    cg_fingerprint profile;
+    uint32_t model; /* index in cg_survey.models */
+    uint32_t first_position, n_tokens;
+    uint8_t levels;             /* bit n: it has the name of level n */
+    uint8_t finest;             /* what the file holds; not all of it need have a name */
+    uint32_t n_names_elsewhere; /* in contexts, say */
+    ino_t ino;
+    uint64_t used_bytes; /* on disk */
+    uint64_t
+        level_bytes[CG_N_LEVELS]; /* from the file's start to the end of a level that it holds */
+    int64_t used_at_s; /* CLOCK_REALTIME: when it was read or written for the last time */
+} cg_object_file;
+
+typedef struct cg_survey {
+    cg_object_file *files;
+    size_t n_files;
+    char **models; /* names */
+    size_t n_models;
+    uint64_t used_bytes; /* on disk, of all files and folders; with several names: once */
+} cg_survey;
+
+/* is_over (may be NULL) is asked now and then; true ends the survey with CG_ERR_CANCELLED.
+ * CG_ERR_NO_MEMORY; CG_ERR_...: the root cannot be read. After an error *survey_out is empty.
+ * Takes about 300 bytes of memory a file of an object, 16 any other file or folder. */
+cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
+                         cg_survey *survey_out);
+void cg_survey_free(cg_survey *survey); /* zeros are fine */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

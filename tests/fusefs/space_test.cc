@@ -1,0 +1,440 @@
+// A store with a quota: what is given up first, and that nothing is damaged on the way.
+#include "fusefs/evict.h"
+#include "fusefs/space.h"
+#include "fusefs/survey.h"
+#include "iouring/store.h"
+#include "tests/fusefs/fs_fixture.h"
+#include "tests/fusefs/fsync_hook.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+
+namespace
+{
+
+constexpr int64_t NOW_S = 1'800'000'000, DAY_S = 24 * 3600;
+
+// A survey that is made up: files of chunks in one model.
+class Store
+{
+  public:
+    // A nested file L1 to L3 of a chunk behind parent (0: none), used so many days ago.
+    size_t add(uint32_t key, uint32_t parent, uint32_t position, int64_t days,
+               uint32_t n_elsewhere = 0)
+    {
+        cg_object_file file = {};
+        memcpy(file.key.bytes, &key, sizeof key);
+        memcpy(file.parent.bytes, &parent, sizeof parent);
+        file.first_position = position;
+        file.n_tokens = 256;
+        file.levels = 2 | 4 | 8;
+        file.finest = CG_L1;
+        file.n_names_elsewhere = n_elsewhere;
+        file.ino = files.size() + 1;
+        file.used_bytes = 1'000'000;
+        file.level_bytes[CG_L1] = 1'000'000;
+        file.level_bytes[CG_L2] = 400'000;
+        file.level_bytes[CG_L3] = 100'000;
+        file.used_at_s = NOW_S - days * DAY_S;
+        files.push_back(file);
+        return files.size() - 1;
+    }
+    std::vector<cg_eviction> choose(uint64_t wanted_bytes)
+    {
+        cg_survey survey = {};
+        survey.files = files.data();
+        survey.n_files = files.size();
+        cg_eviction *steps;
+        size_t n_steps;
+        EXPECT_EQ(cg_evict_choose(&survey, NOW_S, wanted_bytes, &steps, &n_steps), CG_OK);
+        std::vector<cg_eviction> result(steps, steps + n_steps);
+        free(steps);
+        return result;
+    }
+    std::vector<cg_object_file> files;
+};
+
+TEST(EvictTest, TakesFineLevelsOfColdChunksFirst)
+{
+    Store store;
+    const size_t hot = store.add(1, 0, 0, 0), cold = store.add(2, 0, 0, 30);
+    struct {
+        uint64_t wanted_bytes;
+        unsigned cold_left, hot_left;
+    } cases[] = {{0, CG_L1, CG_L1},
+                 {600'000, CG_L2, CG_L1},
+                 {600'001, CG_L3, CG_L1},
+                 {1'000'000, CG_N_LEVELS, CG_L1},
+                 {1'600'000, CG_N_LEVELS, CG_L2},
+                 {UINT64_MAX, CG_N_LEVELS, CG_N_LEVELS}};
+    for (const auto &[wanted_bytes, cold_left, hot_left] : cases) {
+        std::map<size_t, unsigned> left = {{cold, CG_L1}, {hot, CG_L1}};
+        uint64_t freed = 0;
+        for (const cg_eviction &step : store.choose(wanted_bytes)) {
+            left[step.file] = step.finest_left;
+            freed += step.freed_bytes;
+        }
+        EXPECT_EQ(left[cold], cold_left) << wanted_bytes;
+        EXPECT_EQ(left[hot], hot_left) << wanted_bytes;
+        EXPECT_GE(freed, std::min<uint64_t>(wanted_bytes, 2'000'000));
+    }
+}
+
+TEST(EvictTest, KeepsWhatContextsNameAndWhatLiesBeforeIt)
+{
+    Store store;
+    store.add(1, 0, 0, 100);
+    store.add(2, 1, 256, 100, 1);
+    store.add(3, 2, 512, 0);
+    std::set<size_t> gone;
+    for (const cg_eviction &step : store.choose(UINT64_MAX)) {
+        EXPECT_NE(step.file, 1u);
+        if (step.finest_left == CG_N_LEVELS)
+            gone.insert(step.file);
+    }
+    EXPECT_EQ(gone, std::set<size_t>{2}) << "the first chunk leads to the kept one";
+}
+
+TEST(EvictTest, WhatLeadsToAUsedChunkIsUsed)
+{
+    Store store;
+    store.add(1, 0, 0, 100);
+    store.add(2, 1, 256, 0);
+    const size_t other = store.add(3, 0, 0, 20);
+    EXPECT_EQ(store.choose(1)[0].file, other);
+}
+
+TEST(EvictTest, TakesACopyOfALevelThatIsThereTwiceFirst)
+{
+    Store store;
+    store.add(1, 0, 0, 100);
+    const size_t copy = store.add(1, 0, 0, 0);
+    store.files[copy].levels = 8;
+    store.files[copy].finest = CG_L3;
+    const std::vector<cg_eviction> steps = store.choose(1);
+    ASSERT_EQ(steps.size(), 1u);
+    EXPECT_EQ(steps[0].file, copy);
+    EXPECT_EQ(steps[0].finest_left, CG_N_LEVELS);
+}
+
+// Whatever the headers say: no parent goes before its child, each file has one step at most, and
+// what contexts name stays.
+TEST(EvictTest, EndsChainsFromTheirTails)
+{
+    for (uint32_t seed = 0; seed < 200; seed++) {
+        std::mt19937 random(seed);
+        Store store;
+        std::map<uint32_t, std::vector<size_t>> files_of;
+        std::map<uint32_t, uint32_t> parent_of;
+        const uint32_t n = 1 + random() % 60;
+        for (uint32_t key = 1; key <= n; key++) {
+            const uint32_t parent = random() % (n + 1), n_files = 1 + random() % 2;
+            parent_of[key] = parent;
+            for (uint32_t i = 0; i < n_files; i++)
+                files_of[key].push_back(store.add(key, parent, key * (random() % 8 ? 256 : 0),
+                                                  random() % 50, random() % 10 == 0));
+            for (size_t file : files_of[key])
+                store.files[file].first_position = store.files[files_of[key][0]].first_position;
+        }
+        std::map<size_t, unsigned> level;
+        std::set<uint32_t> gone;
+        uint64_t freed = 0;
+        for (const cg_eviction &step : store.choose(UINT64_MAX)) {
+            const cg_object_file &file = store.files[step.file];
+            ASSERT_EQ(file.n_names_elsewhere, 0u);
+            unsigned &now = level.emplace(step.file, CG_L1).first->second;
+            ASSERT_EQ(now, static_cast<unsigned>(CG_L1)) << "one step a file";
+            now = step.finest_left;
+            freed += step.freed_bytes;
+            uint32_t key;
+            memcpy(&key, file.key.bytes, sizeof key);
+            const auto is_gone = [&](size_t f) {
+                return level.count(f) > 0 && level[f] == CG_N_LEVELS;
+            };
+            if (now < CG_N_LEVELS ||
+                !std::all_of(files_of[key].begin(), files_of[key].end(), is_gone))
+                continue;
+            gone.insert(key);
+            for (const auto &[child, parent] : parent_of)
+                if (parent == key && store.files[files_of[child][0]].first_position >
+                                         store.files[files_of[key][0]].first_position) {
+                    ASSERT_TRUE(gone.count(child)) << "seed " << seed << ": " << child;
+                }
+        }
+        EXPECT_LE(freed, store.files.size() * 1'000'000u);
+    }
+}
+
+// ---- on a store ----
+
+class SpaceTest : public testing::Test
+{
+  protected:
+    static constexpr size_t PAYLOAD = 200'000; // of each level
+    static constexpr uint64_t QUOTA = 4 << 20;
+
+    void open(uint64_t quota = QUOTA)
+    {
+        fs = std::make_unique<cg_test::Fs>(dir.path, false, quota);
+    }
+    // Publishes a chain of chunks with L1 to L3 past the mount, used so many days ago.
+    std::vector<cg_test::Chunk> publish(uint32_t seed, size_t n, int64_t days)
+    {
+        std::vector<cg_test::Chunk> chain;
+        cg_io *io = nullptr;
+        cg_store *store = nullptr;
+        EXPECT_EQ(cg_io_new(nullptr, &io), CG_OK);
+        EXPECT_EQ(cg_store_open(dir.path.c_str(), "m", true, &store), CG_OK);
+        for (size_t i = 0; i < n; i++) {
+            const uint32_t chunk_seed = seed * 100 + static_cast<uint32_t>(i);
+            chain.push_back(cg_test::make_chunk(i == 0 ? nullptr : &chain.back(),
+                                                cg_test::draw_tokens(16, chunk_seed), CG_L1,
+                                                &profile, PAYLOAD, chunk_seed, CG_L3));
+            EXPECT_EQ(cg_store_publish(store, io, chain.back().bytes.data(),
+                                       chain.back().bytes.size(), nullptr),
+                      CG_OK);
+            use(path_of(chain.back(), CG_L1), days);
+        }
+        cg_store_free(store);
+        cg_io_free(io, 0);
+        return chain;
+    }
+    std::string path_of(const cg_test::Chunk &chunk, unsigned level) const
+    {
+        char path[CG_TREE_PATH_BYTES];
+        EXPECT_EQ(cg_tree_object_path("m", &chunk.header.key, static_cast<cg_level>(level),
+                                      &profile, path, sizeof path),
+                  CG_OK);
+        return path;
+    }
+    void use(const std::string &path, int64_t days)
+    {
+        struct timespec times[2] = {};
+        times[0].tv_sec = times[1].tv_sec = time(nullptr) - days * DAY_S;
+        EXPECT_EQ(utimensat(dir.fd, path.c_str(), times, 0), 0) << path;
+    }
+    // Bit n: level n is there, and whole.
+    unsigned levels_of(const cg_test::Chunk &chunk)
+    {
+        unsigned levels = 0;
+        for (unsigned level = CG_L1; level <= CG_L3; level++) {
+            if (!dir.has(path_of(chunk, level)))
+                continue;
+            cg_test::Bytes bytes = dir.read(path_of(chunk, level));
+            EXPECT_EQ(cg_chunk_verify(bytes.data(), bytes.size()), CG_OK);
+            EXPECT_GE(bytes.size(), chunk.header.level_bytes[level]);
+            EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), chunk.bytes.begin()));
+            levels |= 1u << level;
+        }
+        return levels;
+    }
+    uint64_t used()
+    {
+        cg_survey survey;
+        EXPECT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
+        const uint64_t bytes = survey.used_bytes;
+        cg_survey_free(&survey);
+        return bytes;
+    }
+    uint64_t metric(const std::string &name)
+    {
+        return fs->metric(name);
+    }
+
+    const cg_fingerprint profile = cg_test::fingerprint_of("p");
+    cg_test::TempDir dir;
+    std::unique_ptr<cg_test::Fs> fs;
+};
+
+TEST_F(SpaceTest, ASurveySeesEachFileOnce)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 2, 0);
+    cg_survey survey;
+    ASSERT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
+    ASSERT_EQ(survey.n_files, 2u);
+    ASSERT_EQ(survey.n_models, 1u);
+    EXPECT_STREQ(survey.models[0], "m");
+    uint64_t all = 0;
+    for (size_t i = 0; i < 2; i++) {
+        const cg_object_file &file = survey.files[i];
+        EXPECT_EQ(file.levels, 2 | 4 | 8);
+        EXPECT_EQ(file.finest, CG_L1);
+        EXPECT_EQ(file.n_names_elsewhere, 0u);
+        EXPECT_EQ(file.level_bytes[CG_L2], chain[0].header.level_bytes[CG_L2]);
+        EXPECT_GE(file.used_bytes, chain[0].bytes.size());
+        all += file.used_bytes;
+    }
+    EXPECT_GE(survey.used_bytes, all);
+    EXPECT_LT(survey.used_bytes, all + 65536) << "and tokens";
+    cg_survey_free(&survey);
+}
+
+TEST_F(SpaceTest, MakesRoomFromWhatIsCold)
+{
+    const std::vector<cg_test::Chunk> hot = publish(1, 3, 0), cold = publish(2, 6, 20);
+    open();
+    ASSERT_GT(used(), QUOTA / 100 * 95);
+    cg_space_tend(fs->fs);
+    EXPECT_LE(used(), QUOTA / 100 * 90);
+    EXPECT_GT(used(), QUOTA / 100 * 60) << "no more than was wanted";
+    for (const cg_test::Chunk &chunk : hot)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    size_t n_cut = 0;
+    for (const cg_test::Chunk &chunk : cold) {
+        const unsigned levels = levels_of(chunk);
+        EXPECT_TRUE(levels & 8u) << "levels go before chunks";
+        n_cut += levels != (2u | 4u | 8u);
+    }
+    EXPECT_GT(n_cut, 0u);
+    EXPECT_GT(metric("evictions_total{what=\"finest_levels\"}"), 0u);
+    EXPECT_EQ(metric("evict_errors_total"), 0u);
+    struct statvfs s;
+    ASSERT_EQ(cg_fs_statfs(fs->fs, &s), 0);
+    EXPECT_EQ(s.f_blocks * s.f_frsize, QUOTA);
+    EXPECT_LE(s.f_bfree * s.f_frsize, QUOTA - used() + 65536);
+    for (const std::string &name : dir.files(".cachegenfs-tmp"))
+        EXPECT_TRUE(name.find("/lock") != std::string::npos ||
+                    name.find("evicting") != std::string::npos)
+            << name;
+}
+
+TEST_F(SpaceTest, LevelsThatStayAreOneFile)
+{
+    const std::vector<cg_test::Chunk> cold = publish(1, 6, 20);
+    open(2 << 20);
+    cg_space_tend(fs->fs);
+    size_t n_l2 = 0;
+    for (const cg_test::Chunk &chunk : cold) {
+        struct stat l2 = {}, l3 = {};
+        if (levels_of(chunk) != (4u | 8u))
+            continue;
+        n_l2++;
+        EXPECT_EQ(fstatat(dir.fd, path_of(chunk, CG_L2).c_str(), &l2, 0), 0);
+        EXPECT_EQ(fstatat(dir.fd, path_of(chunk, CG_L3).c_str(), &l3, 0), 0);
+        EXPECT_EQ(l2.st_ino, l3.st_ino);
+        EXPECT_EQ(static_cast<uint64_t>(l2.st_size), chunk.header.level_bytes[CG_L2]);
+        EXPECT_LT(l2.st_mtim.tv_sec, time(nullptr) - 19 * DAY_S) << "it is as cold as it was";
+    }
+    EXPECT_GT(n_l2, 0u);
+}
+
+TEST_F(SpaceTest, AReaderKeepsWhatItHasOpen)
+{
+    const std::vector<cg_test::Chunk> cold = publish(1, 2, 20);
+    open(1 << 20);
+    cg_fs_file *file;
+    ASSERT_EQ(fs->open(path_of(cold[1], CG_L1), O_RDONLY, &file), 0);
+    use(path_of(cold[1], CG_L1), 20); // opening it has made it warm
+    cg_space_tend(fs->fs);
+    EXPECT_NE(levels_of(cold[1]), 2u | 4u | 8u);
+    cg_test::Bytes bytes(cold[1].bytes.size());
+    size_t n;
+    ASSERT_EQ(fs->read(file, bytes.data(), bytes.size(), 0, &n), 0);
+    EXPECT_EQ(n, bytes.size());
+    EXPECT_TRUE(bytes == cold[1].bytes);
+    EXPECT_EQ(fs->close(file), 0);
+}
+
+TEST_F(SpaceTest, OpeningAChunkKeepsIt)
+{
+    const std::vector<cg_test::Chunk> one = publish(1, 1, 20), other = publish(2, 1, 19);
+    open(1 << 20);
+    cg_fs_file *file;
+    ASSERT_EQ(fs->open(path_of(one[0], CG_L1), O_RDONLY, &file), 0);
+    EXPECT_EQ(fs->close(file), 0);
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(levels_of(one[0]), 2u | 4u | 8u);
+    EXPECT_NE(levels_of(other[0]), 2u | 4u | 8u);
+}
+
+TEST_F(SpaceTest, AFullStoreOfContextsTakesNoMore)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 3, 20);
+    cg_test::Chunk next =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 9), CG_L3, &profile);
+    ASSERT_TRUE(std::filesystem::create_directories(dir.path + "/m/contexts/c/L1"));
+    for (size_t i = 0; i < chain.size(); i++)
+        ASSERT_EQ(linkat(dir.fd, path_of(chain[i], CG_L1).c_str(), dir.fd,
+                         ("m/contexts/c/L1/0000" + std::to_string(i) + ".kv").c_str(), 0),
+                  0);
+    open(1 << 20);
+    cg_space_tend(fs->fs);
+    for (const cg_test::Chunk &chunk : chain)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    fs->mkdirs("m/contexts/d/L3");
+    cg_fs_file *file;
+    EXPECT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), ENOSPC);
+    EXPECT_NE(fs->log().find("more than its quota"), std::string::npos);
+
+    std::filesystem::remove_all(dir.path + "/m/contexts/c");
+    cg_space_tend(fs->fs);
+    ASSERT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), 0);
+    EXPECT_EQ(fs->write(file, next.bytes), 0);
+    EXPECT_EQ(fs->close(file), 0);
+}
+
+TEST_F(SpaceTest, AnErrorOfTheDiskLosesNothing)
+{
+    const std::vector<cg_test::Chunk> cold = publish(1, 4, 20);
+    open(2 << 20);
+    {
+        const cg_test::FsyncHook hook([](int) { return EIO; });
+        cg_space_tend(fs->fs);
+    }
+    for (const cg_test::Chunk &chunk : cold)
+        EXPECT_TRUE(levels_of(chunk) & 8u || !dir.has(path_of(chunk, CG_L1)));
+    EXPECT_GT(metric("evict_errors_total"), 0u);
+    cg_space_tend(fs->fs);
+    EXPECT_LE(used(), (2u << 20) / 100 * 90);
+}
+
+TEST_F(SpaceTest, GoesAwayWithItsFolder)
+{
+    const std::vector<cg_test::Chunk> cold = publish(1, 8, 40), hot = publish(2, 2, 0);
+    open((1 << 20) + (200 << 10));
+    cg_space_tend(fs->fs);
+    size_t n_gone = 0;
+    for (size_t i = 0; i < cold.size(); i++) {
+        const std::string folder = std::filesystem::path(path_of(cold[i], CG_L1)).parent_path();
+        const bool is_gone = levels_of(cold[i]) == 0;
+        n_gone += is_gone;
+        EXPECT_EQ(dir.has(folder), !is_gone) << "with its tokens";
+        if (is_gone && i + 1 < cold.size()) {
+            EXPECT_EQ(levels_of(cold[i + 1]), 0u) << "a chain goes from its tail";
+        }
+    }
+    EXPECT_GT(n_gone, 0u);
+    EXPECT_EQ(metric("evictions_total{what=\"file\"}"), n_gone);
+    EXPECT_NE(levels_of(hot[0]), 0u);
+}
+
+TEST_F(SpaceTest, IsDueWhenMuchWasPublished)
+{
+    publish(1, 1, 0);
+    open();
+    EXPECT_TRUE(cg_space_is_due(fs->fs, 1000));
+    cg_space_tend(fs->fs);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now.tv_sec));
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now.tv_sec + 601));
+    const cg_test::Chunk large =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 5), CG_L3, &profile, QUOTA);
+    cg_fs_file *file;
+    fs->mkdirs("m/contexts/c/L3");
+    ASSERT_EQ(fs->create("m/contexts/c/L3/00000.kv", &file), 0);
+    EXPECT_EQ(fs->write(file, large.bytes), 0);
+    EXPECT_EQ(fs->close(file), 0);
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now.tv_sec));
+    fs.reset();
+    open(0);
+    EXPECT_FALSE(cg_space_is_due(fs->fs, 1000)) << "no quota";
+}
+
+} // namespace
