@@ -153,8 +153,9 @@ CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cache
 CACHEGEN_API cachegen_status cachegen_lookup_plan(cachegen_lookup *lookup, void *plan,
                                                   size_t *plan_bytes);
 CACHEGEN_API void cachegen_lookup_free(cachegen_lookup *lookup); /* cancels; NULL is fine */
-/* The chunks of a plan failed. This connector does not offer them again until they are saved anew
- * or retry_ms (configured) has passed. */
+/* All chunks of a plan are no good, at any level and for everybody: this connector does not offer
+ * them again until they are saved anew or retry_ms (configured) has passed. After a load, see
+ * cachegen_forget_failed(). */
 CACHEGEN_API cachegen_status cachegen_forget(cachegen *connector, const void *plan,
                                              size_t plan_bytes);
 
@@ -181,6 +182,11 @@ typedef struct cachegen_progress {
     uint64_t decode_ns; /* thread time in decoding */
     uint64_t copy_ns;   /* thread time in writing blocks */
     uint64_t total_ns;  /* since start */
+    /* Of a load whose status is not OK: the chunk that ended it, by its first token, the level that
+     * was asked for, and with "lossy prefix" that chunk's worst level, provenance counted.
+     * failed_level_plus_1 is 0 if no chunk is to blame: cancelled, or out of memory. */
+    uint32_t failed_token, failed_level_plus_1, failed_worst_level;
+    uint32_t reserved;
 } cachegen_progress;
 
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
@@ -196,6 +202,14 @@ CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load,
 CACHEGEN_API void cachegen_load_cancel(cachegen_load *load);
 /* Cancels, waits until nothing is written any more, frees. NULL is fine. */
 CACHEGEN_API void cachegen_load_free(cachegen_load *load);
+/* Tells a connector that plans but does not load (an engine's scheduler) what ended a load of this
+ * plan in another process (a worker). Only the chunk at failed_token is held against, and only at
+ * the level that failed: until retry_ms (configured) has passed, that level of it is not offered.
+ * After "lossy prefix" it still is, to requests that accept failed_worst_level. A load that ran out
+ * of time (45) holds nothing against a chunk, if it could read anything at all. */
+CACHEGEN_API cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan,
+                                                    size_t plan_bytes,
+                                                    const cachegen_progress *progress);
 /* An eventfd that becomes readable when any operation of the connector completes; read it to clear
  * it. It is the connector's: don't close it. -1: there is none. */
 CACHEGEN_API int cachegen_eventfd(cachegen *connector);

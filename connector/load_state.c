@@ -49,6 +49,16 @@ static bool count_refusal(cachegen_stats *stats, cg_status status)
     }
 }
 
+/* Says in the load's progress what ended it. */
+static void blame(const cg_load_chunk *chunk, uint8_t level, cg_status status)
+{
+    cachegen_progress *p = &chunk->load->progress;
+    p->status = status;
+    p->failed_token = chunk->load->plan->chunks[chunk->index].first_token;
+    p->failed_level_plus_1 = status == CG_ERR_NO_MEMORY ? 0 : level + 1u;
+    p->failed_worst_level = status == CG_ERR_LOSSY_PREFIX ? chunk->worst_level : 0;
+}
+
 static void fail(cg_load_chunk *chunk, uint8_t level, cg_status status)
 {
     cachegen_load *load = chunk->load;
@@ -63,7 +73,7 @@ static void fail(cg_load_chunk *chunk, uint8_t level, cg_status status)
         cg_chunk_memory_provenance(rt->chunk_memory, key, level, chunk->worst_level, until_ns);
     else if (status != CG_ERR_NO_MEMORY) /* which says nothing of the chunk */
         cg_chunk_memory_failed(rt->chunk_memory, key, (uint8_t)(1u << level), damaged, until_ns);
-    load->progress.status = status;
+    blame(chunk, level, status);
 }
 
 void cg_load_read_begun(cachegen_load *load, uint64_t now_ns)
@@ -151,7 +161,7 @@ void cg_load_overdue(cachegen_load *load)
     /* The chunk was late for this request. That is nothing to hold against it. */
     if (index < stream->end && cg_stream_failed(stream, index)) {
         load->op.runtime->stats.chunks_timed_out++;
-        load->progress.status = CG_ERR_TIMED_OUT;
+        blame(&load->chunks[index], load->plan->chunks[index].level, CG_ERR_TIMED_OUT);
     }
     cg_load_settle(load);
 }

@@ -289,23 +289,3 @@ void cachegen_lookup_free(cachegen_lookup *lookup)
     cg_operation_unref(&lookup->op); /* not done: the worker frees it */
     pthread_mutex_unlock(&rt->lock);
 }
-
-cachegen_status cachegen_forget(cachegen *connector, const void *plan_bytes, size_t n_bytes)
-{
-    cg_plan *plan;
-    if (connector == NULL || plan_bytes == NULL)
-        return CG_ERR_INVALID_ARGUMENT;
-    cg_runtime *rt = cg_runtime_get(connector);
-    if (rt == NULL)
-        return CG_ERR_NO_MEMORY;
-    const cg_status status = cg_plan_parse(plan_bytes, n_bytes, &plan);
-    if (status != CG_OK)
-        return status;
-    pthread_mutex_lock(&rt->lock);
-    const uint64_t until_ns = cg_now_ns() + connector->config->retry_ms * UINT64_C(1000000);
-    for (uint32_t i = 0; i < plan->n_chunks; i++)
-        cg_chunk_memory_failed(rt->chunk_memory, &plan->keys[i + 1], 0xf, false, until_ns);
-    pthread_mutex_unlock(&rt->lock);
-    cg_plan_free(plan);
-    return CG_OK;
-}

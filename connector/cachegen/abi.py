@@ -97,6 +97,7 @@ class Progress(_Struct):
         + [("done", c_uint32), ("status", c_int32)]
         + _u32("loaded_tokens", "worst_level")
         + _u64("bytes_read", "read_ns", "decode_ns", "copy_ns", "total_ns")
+        + _u32("failed_token", "failed_level_plus_1", "failed_worst_level", "reserved")
     )
 
 
@@ -146,6 +147,7 @@ _FUNCTIONS = {  # result type, argument types
     "lookup_plan": (c_int32, [c_void_p, c_void_p, POINTER(c_size_t)]),
     "lookup_free": (None, [c_void_p]),
     "forget": (c_int32, [c_void_p, c_char_p, c_size_t]),
+    "forget_failed": (c_int32, [c_void_p, c_char_p, c_size_t, POINTER(Progress)]),
     "load_start": (c_int32, [c_void_p, POINTER(LoadRequest), POINTER(c_void_p)]),
     "load_poll": (c_int32, [c_void_p, POINTER(Progress)]),
     "load_cancel": (None, [c_void_p]),
@@ -258,6 +260,16 @@ class Connector:
 
     def forget(self, plan):
         self._check(self._c.cachegen_forget(self._handle, plan, len(plan)))
+
+    def forget_failed(self, plan, status, bytes_read, failed_token, failed_level_plus_1, failed_worst_level):
+        progress = Progress(
+            status=status,
+            bytes_read=bytes_read,
+            failed_token=failed_token,
+            failed_level_plus_1=failed_level_plus_1,
+            failed_worst_level=failed_worst_level,
+        )
+        self._check(self._c.cachegen_forget_failed(self._handle, plan, len(plan), byref(progress)))
 
     def load_start(self, kv_id, from_token, to_token, block_ids, plan):
         table = array.array("q", block_ids)

@@ -517,6 +517,112 @@ TEST_P(LoadTest, AForgottenPlanIsNotOfferedUntilItIsSavedAnew)
     EXPECT_NE(cachegen_forget(engine.c, engine.plan.data(), engine.plan.size()), CACHEGEN_OK);
 }
 
+// ---- what a load in another process came to ----
+
+// An engine as vLLM has it: one connector plans, one loads and saves.
+struct TwoProcesses {
+    TwoProcesses(const Store &store, const std::string &more)
+        : scheduler(store, more), worker(store, more)
+    {
+    }
+    // The worker carries out what the scheduler's last look-up planned, and the scheduler is told.
+    cachegen_progress run(uint32_t to)
+    {
+        worker.plan = scheduler.plan;
+        cachegen_load *op;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        p.abi_version = CACHEGEN_ABI_VERSION;
+        EXPECT_EQ(worker.load_start(0, to, &op), CACHEGEN_OK);
+        EXPECT_EQ(wait_for(worker.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+        cachegen_load_free(op);
+        EXPECT_EQ(
+            cachegen_forget_failed(scheduler.c, scheduler.plan.data(), scheduler.plan.size(), &p),
+            CACHEGEN_OK);
+        return p;
+    }
+    cachegen_hit look_up(const Tokens &tokens, uint32_t worst_level_plus_1,
+                         uint32_t level_plus_1 = 0)
+    {
+        scheduler.worst_level_plus_1 = worst_level_plus_1;
+        scheduler.level_plus_1 = level_plus_1;
+        return scheduler.look_up(tokens);
+    }
+    Engine scheduler, worker;
+};
+
+TEST_P(LoadTest, ARequestThatAcceptsNoLossyPrefixDoesNotMakeOthersMiss)
+{
+    const Store store(true);
+    TwoProcesses engine(store, with("\"store_levels\": [\"L2\"]"));
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.worker.save(tokens, nullptr, /*prefix_level=*/3), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens, 3).hit_tokens, 95u);
+    const cachegen_progress p = engine.run(95);
+    EXPECT_EQ(p.status, CG_ERR_LOSSY_PREFIX);
+    EXPECT_EQ(p.failed_token, 0u);
+    EXPECT_EQ(p.failed_level_plus_1, 3u);
+    EXPECT_EQ(p.failed_worst_level, 3u);
+    EXPECT_EQ(engine.look_up(tokens, 3).hit_tokens, 0u) << "it would fail again";
+    EXPECT_EQ(engine.look_up(tokens, 4).hit_tokens, 95u);
+    EXPECT_EQ(engine.run(95).loaded_tokens, 95u);
+}
+
+TEST_P(LoadTest, OnlyTheChunkAndTheLevelThatFailedAreNotOfferedAgain)
+{
+    const Store store(true, ProfileSpec()); // a file a level
+    TwoProcesses engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+    const Tokens tokens = prompt(160);
+    ASSERT_EQ(engine.worker.save(tokens), CACHEGEN_OK);
+    const cg_key third = key_of(root_of(store), tokens, 2);
+    char path[CG_TREE_PATH_BYTES];
+    ASSERT_EQ(cg_tree_object_path("m", &third, CG_L1, cg_profile_fingerprint(store.profile.get()),
+                                  path, sizeof path),
+              CG_OK);
+    edit(store, path, [](Bytes *b) { b->back() ^= 8; });
+    ASSERT_EQ(engine.look_up(tokens, 0, 2).hit_tokens, 159u);
+    const cachegen_progress p = engine.run(159);
+    EXPECT_EQ(p.status, CG_ERR_CORRUPT);
+    EXPECT_EQ(p.loaded_tokens, 64u);
+    EXPECT_EQ(p.failed_token, 64u);
+    EXPECT_EQ(engine.look_up(tokens, 0, 2).hit_tokens, 64u);
+    EXPECT_EQ(engine.look_up(tokens, 0, 3).hit_tokens, 159u) << "L2 is good";
+    EXPECT_EQ(engine.look_up(tokens, 0, 0).hit_tokens, 159u);
+}
+
+TEST_P(LoadTest, NoChunkIsToBlameForACancelledOrALateLoad)
+{
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 95u);
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    p.abi_version = CACHEGEN_ABI_VERSION;
+    const auto forget = [&] {
+        return cachegen_forget_failed(engine.c, engine.plan.data(), engine.plan.size(), &p);
+    };
+    for (const cachegen_status status : {CG_OK, CG_ERR_CANCELLED, CG_ERR_NO_MEMORY}) {
+        p.status = status;
+        EXPECT_EQ(forget(), CACHEGEN_OK);
+        EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u) << cachegen_strerror(status);
+    }
+    p.status = CG_ERR_TIMED_OUT;
+    p.failed_token = 32;
+    p.failed_level_plus_1 = 1;
+    p.bytes_read = 1; // something came: for a request with more time it will do
+    EXPECT_EQ(forget(), CACHEGEN_OK);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u);
+    p.bytes_read = 0; // nothing did: the store hangs
+    EXPECT_EQ(forget(), CACHEGEN_OK);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 32u);
+    EXPECT_EQ(cachegen_forget_failed(engine.c, engine.plan.data(), engine.plan.size(), nullptr),
+              CG_ERR_INVALID_ARGUMENT);
+    engine.plan.back() ^= 1;
+    EXPECT_NE(forget(), CACHEGEN_OK);
+}
+
 // ---- a queue that fails ----
 
 // Takes the rings away from under the process: every call on them fails from now on.

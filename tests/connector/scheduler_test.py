@@ -32,7 +32,7 @@ class Store:
 
     def __init__(self, hit=0, answers=True):
         self.hit, self.answers = hit, answers
-        self.salts, self.freed, self.n_polls = [], [], 0
+        self.salts, self.freed, self.forgotten, self.n_polls = [], [], [], 0
 
     def lookup_start(self, request, from_token):
         address = ctypes.c_void_p.from_buffer(request, type(request).salt.offset).value  # a salt may hold zeros
@@ -55,8 +55,8 @@ class Store:
     def report_prefill(self, *_numbers):
         pass
 
-    def forget(self, plan):
-        pass
+    def forget_failed(self, *what):
+        self.forgotten.append(what)
 
 
 class Library:
@@ -477,7 +477,7 @@ class FailureTest(unittest.TestCase):
         self.assertEqual([save.req_id for save in saves], ["good"])
 
     def test_a_failed_load_is_not_looked_up_again_whatever_fails_beside(self):
-        for what in ("report_prefill", "report_load", "forget", "_provenance"):
+        for what in ("report_prefill", "report_load", "forget_failed", "_provenance"):
             with self.subTest(what):
                 made = self.loading()
                 made.update_after_alloc(request(), blocks(13), 192)
@@ -490,6 +490,14 @@ class FailureTest(unittest.TestCase):
 
 
 class ReportTest(unittest.TestCase):
+    def test_what_ended_a_load_is_held_against_that_chunk_alone(self):
+        made = scheduler(Store(hit=192))
+        made.matched_tokens(request(), 0)
+        made.update_after_alloc(request(), blocks(13), 192)
+        failed = {"status": 24, "failed_token": 128, "failed_level_plus_1": 3, "failed_worst_level": 3}
+        made.take_report(WorkerReport(loads={"r": LoadReport(128, 2, bytes_read=7, **failed)}))
+        self.assertEqual(made.library.cg.forgotten, [(b"plan", 24, 7, 128, 3, 3)])
+
     def test_the_reports_of_a_load_reach_the_answer(self):
         made = scheduler(Store(hit=192))
         made.matched_tokens(request(), 0)

@@ -56,6 +56,11 @@ class LoadReport:
     decode_ns: int = 0
     copy_ns: int = 0
     total_ns: int = 0
+    # What ended it, as the library's cachegen_progress has it.
+    status: int = 0
+    failed_token: int = 0
+    failed_level_plus_1: int = 0
+    failed_worst_level: int = 0
 
 
 @dataclass

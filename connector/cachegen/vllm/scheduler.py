@@ -414,7 +414,14 @@ class Scheduler:
         )
         if load.loaded_tokens < plan.to_token and plan.plan:
             with contextlib.suppress(abi.CachegenError):  # bytes that are no plan
-                cg.forget(plan.plan)
+                cg.forget_failed(
+                    plan.plan,
+                    load.status,
+                    load.bytes_read,
+                    load.failed_token,
+                    load.failed_level_plus_1,
+                    load.failed_worst_level,
+                )
 
     @guarded(nothing)
     def _tell_prefill(self, n_tokens, duration_ns):

@@ -173,6 +173,10 @@ class Worker:
             progress.decode_ns,
             progress.copy_ns,
             progress.total_ns,
+            progress.status,
+            progress.failed_token,
+            progress.failed_level_plus_1,
+            progress.failed_worst_level,
         )
         cg.load_free(load)
         return report

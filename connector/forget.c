@@ -1,0 +1,81 @@
+#include "connector/abi_struct.h"
+#include "connector/clock.h"
+#include "connector/plan.h"
+#include "connector/runtime.h"
+
+enum { ALL_LEVELS = (1 << CG_N_LEVELS) - 1 };
+
+static uint64_t until_ns(const cachegen *connector)
+{
+    return cg_now_ns() + connector->config->retry_ms * UINT64_C(1000000);
+}
+
+cachegen_status cachegen_forget(cachegen *connector, const void *plan_bytes, size_t n_bytes)
+{
+    cg_plan *plan;
+    if (connector == NULL || plan_bytes == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_runtime *rt = cg_runtime_get(connector);
+    if (rt == NULL)
+        return CG_ERR_NO_MEMORY;
+    const cg_status status = cg_plan_parse(plan_bytes, n_bytes, &plan);
+    if (status != CG_OK)
+        return status;
+    pthread_mutex_lock(&rt->lock);
+    for (uint32_t i = 0; i < plan->n_chunks; i++)
+        cg_chunk_memory_failed(rt->chunk_memory, &plan->keys[i + 1], ALL_LEVELS, false,
+                               until_ns(connector));
+    pthread_mutex_unlock(&rt->lock);
+    cg_plan_free(plan);
+    return CG_OK;
+}
+
+/* Whether a chunk is to blame for how the load ended. */
+static bool blames_a_chunk(const cachegen_progress *p)
+{
+    if (p->status == CACHEGEN_OK || p->failed_level_plus_1 == 0 ||
+        p->failed_level_plus_1 > CG_N_LEVELS)
+        return false;
+    /* It was too slow for this request; others may have more time. But where nothing came at all,
+     * the next one need not find out again. */
+    return p->status != CG_ERR_TIMED_OUT || p->bytes_read == 0;
+}
+
+/* The plan's chunk that begins at a token of the prompt; n_chunks: none does. */
+static uint32_t chunk_at(const cg_plan *plan, uint32_t first_token)
+{
+    uint32_t i = 0;
+    while (i < plan->n_chunks && plan->chunks[i].first_token != first_token)
+        i++;
+    return i;
+}
+
+cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan_bytes, size_t n_bytes,
+                                       const cachegen_progress *progress)
+{
+    cachegen_progress p;
+    cg_plan *plan;
+    if (connector == NULL || plan_bytes == NULL || !cg_abi_take(progress, &p, sizeof p))
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_runtime *rt = cg_runtime_get(connector);
+    if (rt == NULL)
+        return CG_ERR_NO_MEMORY;
+    const cg_status status = cg_plan_parse(plan_bytes, n_bytes, &plan);
+    if (status != CG_OK)
+        return status;
+    const uint32_t i = chunk_at(plan, p.failed_token);
+    if (blames_a_chunk(&p) && i < plan->n_chunks) {
+        const uint8_t level = (uint8_t)(p.failed_level_plus_1 - 1);
+        const cg_key *key = &plan->keys[i + 1];
+        pthread_mutex_lock(&rt->lock);
+        if (p.status == CG_ERR_LOSSY_PREFIX && p.failed_worst_level < CG_N_LEVELS)
+            cg_chunk_memory_provenance(rt->chunk_memory, key, level, (uint8_t)p.failed_worst_level,
+                                       until_ns(connector));
+        else
+            cg_chunk_memory_failed(rt->chunk_memory, key, (uint8_t)(1u << level), false,
+                                   until_ns(connector));
+        pthread_mutex_unlock(&rt->lock);
+    }
+    cg_plan_free(plan);
+    return CG_OK;
+}
