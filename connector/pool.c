@@ -1,7 +1,8 @@
 #include "connector/pool.h"
 
+#include "iouring/thread_signals.h"
+
 #include <sched.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,13 +54,10 @@ cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_
             CPU_SET(cpus[i], &set);
         pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
     }
-    /* The host's signal handlers must not run on our threads, whose stacks and locks they don't
-     * expect. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigset_t before;
+    cg_thread_signals_block(&before);
     const int error = pthread_create(thread_out, &attributes, body, argument);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    cg_thread_signals_restore(&before);
     pthread_attr_destroy(&attributes);
     if (error == 0)
         pthread_setname_np(*thread_out, name);

@@ -5,7 +5,7 @@
  * request waits for what is decoded and for no encoding, so decoding goes first; within a queue the
  * oldest job does. Jobs live in the caller's memory: submitting allocates nothing, and fails only
  * where no thread can be started. Threads start with the first job, on the CPUs of the
- * configuration, with all signals blocked.
+ * configuration, with the host's signals blocked (iouring/thread_signals.h).
  * A pool belongs to the process that made it. After fork() the child makes its own
  * (connector/runtime.h).
  */
@@ -59,7 +59,8 @@ void cg_pool_free(cg_pool *pool);
  * taken. */
 cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job);
 
-/* Starts a thread as the pool's are: named (15 bytes), signals blocked, bound to cpus. */
+/* Starts a thread as the pool's are: named (15 bytes), the host's signals blocked, bound to
+ * cpus. */
 cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_t *cpus,
                           uint32_t n_cpus, void *(*body)(void *), void *argument);
 

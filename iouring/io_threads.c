@@ -6,10 +6,10 @@
  */
 #include "iouring/io_backend.h"
 #include "iouring/io_steps.h"
+#include "iouring/thread_signals.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -118,8 +118,7 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* With the lock: makes a worker in a place that is free. Signals are the host's: workers take
- * none. */
+/* With the lock: makes a worker in a place that is free. */
 static int start_worker(threads *t)
 {
     worker *w = NULL;
@@ -134,16 +133,15 @@ static int start_worker(threads *t)
             NULL); /* it is on its last lines, and drop_reference() needs no lock that we hold */
 
     pthread_attr_t attributes;
-    sigset_t all, before;
+    sigset_t before;
     int error = pthread_attr_init(&attributes);
     if (error != 0)
         return error;
     pthread_attr_setstacksize(&attributes, WORKER_STACK_BYTES);
     *w = (worker){.threads = t};
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    cg_thread_signals_block(&before);
     error = pthread_create(&w->thread, &attributes, worker_main, w);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    cg_thread_signals_restore(&before);
     pthread_attr_destroy(&attributes);
     if (error == 0) {
         w->is_started = true;

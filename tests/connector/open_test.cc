@@ -2,7 +2,11 @@
 // ABI's calls.
 #include "tests/connector/engine.h"
 
+#include <signal.h>
 #include <sys/wait.h>
+
+#include <map>
+#include <set>
 
 namespace
 {
@@ -184,6 +188,39 @@ TEST_F(OpenTest, CallsRefuseNonsense)
     cachegen_load_cancel(nullptr);
     cachegen_save_free(nullptr);
     cachegen_close(nullptr);
+}
+
+// Which signals the threads of this process block that are not in `except`, as the kernel has it: a
+// mask a thread.
+std::map<std::string, uint64_t> blocked_signals(const std::set<std::string> &except)
+{
+    std::map<std::string, uint64_t> blocked;
+    for (const auto &thread : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::ifstream in(thread.path() / "status");
+        for (std::string line; std::getline(in, line);)
+            if (line.rfind("SigBlk:", 0) == 0 && except.count(thread.path()) == 0)
+                blocked[thread.path()] = std::stoull(line.substr(7), nullptr, 16);
+    }
+    return blocked;
+}
+
+TEST_F(OpenTest, ThreadsBlockTheSignalsOfTheHostAndNotTheirOwn)
+{
+    std::set<std::string> before;
+    for (const auto &thread : blocked_signals({}))
+        before.insert(thread.first);
+    Engine engine(store, "\"io_backend\": \"threads\"");
+    const Tokens tokens = prompt(64);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, 63u);
+    const auto threads = blocked_signals(before);
+    EXPECT_GE(threads.size(), 5u + 3 * 4) << "four workers, a pool, and three queues";
+    for (const auto &[thread, mask] : threads) {
+        for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS})
+            EXPECT_EQ(mask >> (own - 1) & 1, 0u) << strsignal(own) << ": " << thread;
+        for (int hosts : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD, SIGALRM, SIGPROF})
+            EXPECT_EQ(mask >> (hosts - 1) & 1, 1u) << strsignal(hosts) << ": " << thread;
+    }
 }
 
 TEST_F(OpenTest, APlanOfAnotherModelOrDtypeIsRefused)
