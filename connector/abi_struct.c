@@ -1,5 +1,7 @@
 #include "connector/abi_struct.h"
 
+#include "connector/cachegen.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -13,14 +15,17 @@ static bool has_head(const void *given, uint32_t *struct_size_out)
     return *struct_size_out >= ABI_HEAD_BYTES;
 }
 
-bool cg_abi_take(const void *given, void *out, size_t own_bytes)
+cg_status cg_abi_take(const void *given, void *out, size_t own_bytes)
 {
-    uint32_t struct_size;
+    uint32_t struct_size, abi_version;
     if (!has_head(given, &struct_size))
-        return false;
+        return CG_ERR_INVALID_ARGUMENT;
+    memcpy(&abi_version, (const char *)given + sizeof struct_size, sizeof abi_version);
+    if (abi_version != 0 && abi_version != CACHEGEN_ABI_VERSION)
+        return CG_ERR_UNSUPPORTED_VERSION;
     memset(out, 0, own_bytes);
     memcpy(out, given, struct_size < own_bytes ? struct_size : own_bytes);
-    return true;
+    return CG_OK;
 }
 
 bool cg_abi_give(void *given, const void *own, size_t own_bytes)

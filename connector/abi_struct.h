@@ -6,6 +6,7 @@
  */
 #ifndef CG_CONNECTOR_ABI_STRUCT_H
 #define CG_CONNECTOR_ABI_STRUCT_H
+#include "codec/status.h"
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -14,10 +15,12 @@ extern "C" {
 #endif
 
 /* Copies min(struct_size, own_bytes) of a caller's struct into out[own_bytes], the rest zero.
- * False: given is NULL, or its struct_size has no room for the two numbers at its head. */
-bool cg_abi_take(const void *given, void *out, size_t own_bytes);
+ * CG_ERR_INVALID_ARGUMENT: given is NULL, or its struct_size has no room for the two numbers at its
+ * head. CG_ERR_UNSUPPORTED_VERSION: its abi_version is another than this library's, so what its
+ * fields mean is not known. 0 stands for the first. */
+cg_status cg_abi_take(const void *given, void *out, size_t own_bytes);
 /* Copies own[own_bytes] into the caller's struct, as much as its struct_size takes; struct_size
- * stays the caller's. False as above. */
+ * stays the caller's, and its abi_version is not looked at. False: given is NULL or too small. */
 bool cg_abi_give(void *given, const void *own, size_t own_bytes);
 
 #ifdef __cplusplus

@@ -12,7 +12,9 @@
  *
  * Guarantees. Structs begin with struct_size and abi_version and grow only at their end. The
  * library reads min(struct_size, its own size) and takes the rest as zero; zero is always the
- * default. Symbols are versioned (libcachegen.map). Nothing here aborts the host. Every failure of
+ * default. Of a struct that is given
+ * abi_version is CACHEGEN_ABI_VERSION, or 0 for the first; another one is refused (22, unsupported
+ * version). Symbols are versioned (libcachegen.map). Nothing here aborts the host. Every failure of
  * a store is a cache miss. Signals of the host reach none of the library's threads, but for those
  * that a thread causes itself (SIGSEGV and the like): these are not blocked.
  * Surprises. (1) Look-ups, loads and saves are asynchronous: start one, then poll it or wait on the

@@ -155,9 +155,11 @@ cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *give
 {
     cachegen_kv_layout layout;
     cg_kv_layout *made;
-    if (c == NULL || kv_id_out == NULL || !cg_abi_take(given, &layout, sizeof layout))
+    if (c == NULL || kv_id_out == NULL)
         return CG_ERR_INVALID_ARGUMENT;
-    const cg_status status = cg_kv_layout_new(&layout, &c->model.geometry, &made);
+    cg_status status = cg_abi_take(given, &layout, sizeof layout);
+    if (status == CG_OK)
+        status = cg_kv_layout_new(&layout, &c->model.geometry, &made);
     if (status != CG_OK)
         return status;
     for (uint32_t i = 0; i < CG_MAX_KV_LAYOUTS; i++) {
@@ -190,7 +192,8 @@ void cachegen_report_prefill(cachegen *c, uint32_t n_tokens, uint64_t duration_n
 void cachegen_report_load(cachegen *c, uint32_t from_token, const cachegen_progress *progress)
 {
     cachegen_progress p;
-    cg_runtime *rt = c != NULL && cg_abi_take(progress, &p, sizeof p) ? cg_runtime_get(c) : NULL;
+    cg_runtime *rt =
+        c != NULL && cg_abi_take(progress, &p, sizeof p) == CG_OK ? cg_runtime_get(c) : NULL;
     if (rt == NULL)
         return;
     pthread_mutex_lock(&rt->lock);

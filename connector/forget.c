@@ -55,13 +55,15 @@ cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan_byt
 {
     cachegen_progress p;
     cg_plan *plan;
-    if (connector == NULL || plan_bytes == NULL || !cg_abi_take(progress, &p, sizeof p))
+    if (connector == NULL || plan_bytes == NULL)
         return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = cg_abi_take(progress, &p, sizeof p);
+    if (status != CG_OK)
+        return status;
     cg_runtime *rt = cg_runtime_get(connector);
     if (rt == NULL)
         return CG_ERR_NO_MEMORY;
-    const cg_status status = cg_plan_parse(plan_bytes, n_bytes, &plan);
-    if (status != CG_OK)
+    if ((status = cg_plan_parse(plan_bytes, n_bytes, &plan)) != CG_OK)
         return status;
     const uint32_t i = chunk_at(plan, p.failed_token);
     if (blames_a_chunk(&p) && i < plan->n_chunks) {

@@ -97,13 +97,18 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     if (out == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     *out = NULL;
-    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || r.plan == NULL)
+    if (connector == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = cg_abi_take(request, &r, sizeof r);
+    if (status != CG_OK)
+        return status;
+    if (r.plan == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     const cg_kv_layout *layout = cg_handle_layout(connector, r.kv_id);
     if (layout == NULL || !cg_kv_layout_covers(layout, r.block_table, r.n_blocks, r.to_token))
         return CG_ERR_INVALID_ARGUMENT;
     cachegen_load *load = cg_operation_new(connector, sizeof *load, load_destroy);
-    cg_status status = CG_ERR_NO_MEMORY;
+    status = CG_ERR_NO_MEMORY;
     if (load == NULL)
         goto done;
     cg_runtime *rt = load->op.runtime;

@@ -197,13 +197,17 @@ cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_reques
     if (out == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     *out = NULL;
-    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || r.tokens == NULL ||
-        r.n_tokens == 0 || from_token > r.n_tokens || (r.salt == NULL && r.salt_bytes > 0) ||
-        (r.extra == NULL && r.extra_bytes > 0) || r.worst_level_plus_1 > CG_N_LEVELS ||
-        r.level_plus_1 > CG_N_LEVELS)
+    if (connector == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = cg_abi_take(request, &r, sizeof r);
+    if (status != CG_OK)
+        return status;
+    if (r.tokens == NULL || r.n_tokens == 0 || from_token > r.n_tokens ||
+        (r.salt == NULL && r.salt_bytes > 0) || (r.extra == NULL && r.extra_bytes > 0) ||
+        r.worst_level_plus_1 > CG_N_LEVELS || r.level_plus_1 > CG_N_LEVELS)
         return CG_ERR_INVALID_ARGUMENT;
     cachegen_lookup *l = cg_operation_new(connector, sizeof *l, lookup_destroy);
-    cg_status status = CG_ERR_NO_MEMORY;
+    status = CG_ERR_NO_MEMORY;
     if (l == NULL)
         goto done;
     cg_runtime *rt = l->op.runtime;

@@ -152,7 +152,12 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
     if (out == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     *out = NULL;
-    if (connector == NULL || !cg_abi_take(request, &r, sizeof r) || !request_is_valid(&r))
+    if (connector == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = cg_abi_take(request, &r, sizeof r);
+    if (status != CG_OK)
+        return status;
+    if (!request_is_valid(&r))
         return CG_ERR_INVALID_ARGUMENT;
     if (connector->config->read_only)
         return CG_ERR_READ_ONLY;
@@ -163,7 +168,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         return CG_ERR_UNSUPPORTED; /* a pipeline stage has a part of each chunk only */
 
     cachegen_save *save = cg_operation_new(connector, sizeof *save, save_destroy);
-    cg_status status = CG_ERR_NO_MEMORY;
+    status = CG_ERR_NO_MEMORY;
     uint64_t staging_bytes = 0;
     if (save == NULL)
         goto done;

@@ -74,6 +74,7 @@ int main(void)
     const uint32_t tokens[4] = {1, 2, 3, 4};
     memset(&old, 0xff, sizeof old);
     old.request.struct_size = offsetof(cachegen_request, worst_level_plus_1);
+    old.request.abi_version = CACHEGEN_ABI_VERSION;
     old.request.tokens = tokens;
     old.request.n_tokens = 4;
     old.request.salt_bytes = old.request.extra_bytes = 0;
@@ -84,6 +85,10 @@ int main(void)
         usleep(1000);
     CHECK(hit.hit_tokens == 0);
     cachegen_lookup_free(lookup);
+
+    /* What another ABI means by its fields is not known. */
+    old.request.abi_version = CACHEGEN_ABI_VERSION + 1;
+    CHECK(cachegen_lookup_start(c, &old.request, 0, &lookup) == 22 && lookup == NULL);
 
     /* No head, no call. */
     old.request.struct_size = 4;

@@ -190,6 +190,46 @@ TEST_F(OpenTest, CallsRefuseNonsense)
     cachegen_close(nullptr);
 }
 
+TEST_F(OpenTest, StructsOfAnotherAbiAreRefusedByThatName)
+{
+    Engine engine(store);
+    const Tokens tokens = prompt(64);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 63u);
+    for (const uint32_t abi_version : {CACHEGEN_ABI_VERSION + 1, ~0u}) {
+        SCOPED_TRACE(abi_version);
+        cachegen_request request = engine.request(tokens);
+        request.abi_version = abi_version;
+        cachegen_lookup *lookup;
+        EXPECT_EQ(cachegen_lookup_start(engine.c, &request, 0, &lookup),
+                  CG_ERR_UNSUPPORTED_VERSION);
+        EXPECT_EQ(lookup, nullptr);
+        cachegen_load_request to_load = {};
+        to_load.struct_size = sizeof to_load;
+        to_load.abi_version = abi_version;
+        cachegen_load *load;
+        EXPECT_EQ(cachegen_load_start(engine.c, &to_load, &load), CG_ERR_UNSUPPORTED_VERSION);
+        EXPECT_EQ(load, nullptr);
+        cachegen_save_request to_save = {};
+        to_save.struct_size = sizeof to_save;
+        to_save.abi_version = abi_version;
+        cachegen_save *save;
+        EXPECT_EQ(cachegen_save_start(engine.c, &to_save, &save), CG_ERR_UNSUPPORTED_VERSION);
+        EXPECT_EQ(save, nullptr);
+        cachegen_kv_layout layout = {};
+        layout.struct_size = sizeof layout;
+        layout.abi_version = abi_version;
+        uint32_t kv_id;
+        EXPECT_EQ(cachegen_register_kv(engine.c, &layout, &kv_id), CG_ERR_UNSUPPORTED_VERSION);
+        cachegen_progress progress = {};
+        progress.struct_size = sizeof progress;
+        progress.abi_version = abi_version;
+        EXPECT_EQ(
+            cachegen_forget_failed(engine.c, engine.plan.data(), engine.plan.size(), &progress),
+            CG_ERR_UNSUPPORTED_VERSION);
+    }
+}
+
 // Which signals the threads of this process block that are not in `except`, as the kernel has it: a
 // mask a thread.
 std::map<std::string, uint64_t> blocked_signals(const std::set<std::string> &except)
