@@ -236,9 +236,11 @@ typedef struct cachegen_save_request {
 
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once.
  * The connector's threads then encode and publish. Chunks that the store has are not saved again.
- * Errors are counted and reported by poll; they never harm the store. CACHEGEN_AGAIN: the memory
- * for such copies (staging_mib, configured) is full; nothing was taken. 45 (timed out): the store
- * hangs, and the thread that saves with it; nothing was taken. */
+ * What would follow a chunk that the store lacks is dropped, since no look-up could find it: then
+ * poll says OK with loaded_tokens < to_token, and so it does where only a part fitted into the
+ * staging memory. Errors are counted and reported by poll; they never harm the store.
+ * CACHEGEN_AGAIN: the memory for such copies (staging_mib, configured) is full; nothing was taken.
+ * 45 (timed out): the store hangs, and the thread that saves with it; nothing was taken. */
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  const cachegen_save_request *request,
                                                  cachegen_save **out);
@@ -275,6 +277,8 @@ typedef struct cachegen_stats {
     uint64_t chunks_saved[4], chunks_existed, save_errors, saves_dropped, bytes_written, encode_ns;
     uint64_t abandoned_reads;
     uint64_t throughput_bps; /* the estimator's now, coded bits a second; 0 unknown */
+    uint64_t
+        staging_peak_bytes; /* the most that saves held of staging_mib: K and V, and encoders */
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);
 

@@ -64,7 +64,9 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
     const uint32_t chunk_tokens = c->config->chunk_tokens;
     const uint8_t levels = levels_to_make(c->store_levels, save->prefix_level);
     const uint64_t now_ns = cg_now_ns(), limit = (uint64_t)c->config->staging_mib << 20;
+    const uint64_t encoder_bytes = cg_geometry_elements(g, chunk_tokens) * cg_dtype_bytes(g->dtype);
     *staging_bytes_out = 0;
+    save->end_token = save->n_tokens;
     for (uint32_t i = (r->from_token + chunk_tokens - 1) / chunk_tokens; i < save->n_keys; i++) {
         const uint32_t first_token = i * chunk_tokens;
         const uint32_t left = save->n_tokens - first_token,
@@ -82,8 +84,9 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
         }
         /* More than the staging memory ever holds: what fits is a prefix, and a prefix is worth
          * having. */
-        if (*staging_bytes_out + raw_bytes > limit && save->n_chunks > 0) {
+        if (*staging_bytes_out + raw_bytes + encoder_bytes > limit && save->n_chunks > 0) {
             rt->stats.saves_dropped += save->n_keys - i;
+            save->end_token = first_token;
             break;
         }
         *staging_bytes_out += raw_bytes;
@@ -101,7 +104,6 @@ static cg_status reserve_staging(cachegen_save *save, const cachegen_save_reques
                                  uint64_t *staging_bytes_out)
 {
     cg_runtime *rt = save->op.runtime;
-    const uint64_t limit = (uint64_t)save->op.connector->config->staging_mib << 20;
     pthread_mutex_lock(&rt->lock);
     if (rt->writer_is_stuck) {
         pthread_mutex_unlock(&rt->lock);
@@ -111,11 +113,14 @@ static cg_status reserve_staging(cachegen_save *save, const cachegen_save_reques
     choose_chunks(save, r, staging_bytes_out);
     /* While nothing else is staged a save is always taken, or a chunk larger than the limit would
      * be asked for again for ever. */
-    const bool is_full = rt->staging_bytes > 0 && rt->staging_bytes + *staging_bytes_out > limit;
+    const uint64_t encoder_bytes = save->n_chunks > 0 ? save->chunks[0].raw_bytes : 0;
+    const bool is_full = rt->staging_bytes > 0 && save->n_chunks > 0 &&
+                         !cg_save_has_room(rt, *staging_bytes_out, encoder_bytes);
     if (is_full)
         rt->stats = before; /* nothing was taken */
     else
         rt->staging_bytes += *staging_bytes_out;
+    cg_save_note_peak(rt);
     pthread_mutex_unlock(&rt->lock);
     return is_full ? CG_ERR_AGAIN : CG_OK;
 }

@@ -13,6 +13,39 @@ void cg_save_release_raw(cg_save_chunk *chunk)
     chunk->save->op.runtime->staging_bytes -= chunk->raw_bytes;
 }
 
+bool cg_save_has_room(const cg_runtime *rt, uint64_t n_bytes, uint64_t encoder_bytes)
+{
+    const uint64_t limit = (uint64_t)rt->connector->config->staging_mib << 20;
+    const uint64_t encoders =
+        rt->encoding_bytes > encoder_bytes ? rt->encoding_bytes : encoder_bytes;
+    return rt->staging_bytes + n_bytes + encoders <= limit;
+}
+
+void cg_save_note_peak(cg_runtime *rt)
+{
+    const uint64_t now_bytes = rt->staging_bytes + rt->encoding_bytes;
+    if (now_bytes > rt->stats.staging_peak_bytes)
+        rt->stats.staging_peak_bytes = now_bytes;
+}
+
+bool cg_save_claim_encoder(cg_save_chunk *chunk)
+{
+    cg_runtime *rt = chunk->save->op.runtime;
+    const uint64_t limit = (uint64_t)rt->connector->config->staging_mib << 20;
+    if (rt->encoding_bytes > 0 && rt->staging_bytes + rt->encoding_bytes + chunk->raw_bytes > limit)
+        return false;
+    chunk->encoding_bytes = chunk->raw_bytes;
+    rt->encoding_bytes += chunk->raw_bytes;
+    cg_save_note_peak(rt);
+    return true;
+}
+
+void cg_save_release_encoder(cg_save_chunk *chunk)
+{
+    chunk->save->op.runtime->encoding_bytes -= chunk->encoding_bytes;
+    chunk->encoding_bytes = 0;
+}
+
 void cg_save_finish(cachegen_save *save, cg_status status)
 {
     cg_runtime *rt = save->op.runtime;
@@ -21,7 +54,7 @@ void cg_save_finish(cachegen_save *save, cg_status status)
         return;
     p->status = status;
     p->loaded_tokens =
-        save->n_saved == save->n_chunks ? save->n_tokens : save->chunks[save->n_saved].first_token;
+        save->n_saved == save->n_chunks ? save->end_token : save->chunks[save->n_saved].first_token;
     p->total_ns = cg_now_ns() - save->op.started_ns;
     rt->stats.save_errors += status != CG_OK;
     rt->stats.saves_dropped += save->n_chunks - save->n_saved;

@@ -10,6 +10,12 @@
  * step is not, its save and all that wait behind it end with CG_ERR_TIMED_OUT. Until the writer is
  * back, further saves are refused: nobody would write them. A save that was given up stays the
  * writer's, too; it drops it when it is back.
+ *
+ * Memory: staging_mib (configured) bounds the copies of K and V and what is made of them together.
+ * A copy is freed when it is encoded. An encoder, its output and the file made of it count as much
+ * as the chunk's K and V, from the start of the encoding until the chunk is published. Copies leave
+ * room for one encoder, so that there is always one that can begin; others begin ahead of it where
+ * there is room for them.
  * Threads: fields are constant once the save is queued, unless they say otherwise. Functions want
  * the runtime's lock held.
  */
@@ -26,10 +32,11 @@ typedef struct cg_save_chunk {
     uint8_t *raw; /* [2][n_layers][n_tokens][n_kv_heads][head_dim], so that a task of the encoder
                      finds a plane's layers together; freed when encoded. The writer's */
     uint64_t raw_bytes;
-    uint8_t levels;      /* mask: to make. The writer's */
-    cg_encoder *encoder; /* the writer's */
-    bool encoded;        /* the runtime's lock */
-    cg_status status;    /* the runtime's lock */
+    uint64_t encoding_bytes; /* the runtime's lock: counted for the encoder */
+    uint8_t levels;          /* mask: to make. The writer's */
+    cg_encoder *encoder;     /* the writer's */
+    bool encoded;            /* the runtime's lock */
+    cg_status status;        /* the runtime's lock */
 } cg_save_chunk;
 
 struct cachegen_save {
@@ -37,7 +44,8 @@ struct cachegen_save {
     cachegen_progress progress; /* the runtime's lock */
     uint32_t n_saved;           /* the runtime's lock: chunks [0, n_saved) are published */
     uint32_t *tokens;
-    uint32_t n_tokens; /* of all keys: the end of the last chunk */
+    uint32_t n_tokens;  /* of all keys: the end of the last chunk */
+    uint32_t end_token; /* n_tokens, or where what fitted into the staging memory ends */
     cg_key root, extra;
     cg_key *keys; /* [n_keys]: of the prompt's chunks from the first on */
     uint32_t n_keys;
@@ -49,6 +57,14 @@ struct cachegen_save {
 
 /* Frees the copy of K and V and gives its staging memory back. */
 void cg_save_release_raw(cg_save_chunk *chunk);
+/* Whether copies of n_bytes more leave the staging memory room for an encoder of encoder_bytes. */
+bool cg_save_has_room(const cg_runtime *runtime, uint64_t n_bytes, uint64_t encoder_bytes);
+/* Takes staging memory for the chunk's encoder. False: there is too little, and another encoder is
+ * under way, after which there will be more. */
+bool cg_save_claim_encoder(cg_save_chunk *chunk);
+void cg_save_release_encoder(cg_save_chunk *chunk);
+/* The most that was staged until now. */
+void cg_save_note_peak(cg_runtime *runtime);
 /* The save is done; nothing happens if it was before. It may be gone afterwards. */
 void cg_save_finish(cachegen_save *save, cg_status status);
 /* Ends all saves that wait. */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Chunks whose encoding runs on the pool while the one before them is published: enough to keep the
- * pool busy, and few, because each holds its copy of K and V until then. */
+ * pool busy, and few, because each holds its encoder until then. */
 enum { ENCODE_AHEAD = 2, LOSSY_LEVELS = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3 };
 
 enum { CONTEXT_CHUNKS_AN_ANSWER = 8 };
@@ -44,6 +44,7 @@ static void encode_done(cg_job *job)
     cg_runtime *rt = chunk->save->op.runtime;
     pthread_mutex_lock(&rt->lock);
     chunk->encoded = true;
+    cg_save_release_raw(chunk);
     pthread_cond_broadcast(&rt->changed);
     pthread_mutex_unlock(&rt->lock);
 }
@@ -232,6 +233,41 @@ static void skip_existing(cachegen_save *save, cg_io *io)
     free(entries);
 }
 
+/* What look-ups of a chunk's key ask the store for. */
+static bool store_has(const cachegen_save *save, cg_io *io, const cg_key *key, uint8_t levels,
+                      bool *erred_out)
+{
+    const cachegen *c = save->op.connector;
+    cg_store_entry entry;
+    uint32_t n_errors = 0;
+    const cg_status status = cg_store_lookup(
+        c->store, io, key, 1, c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
+        levels, cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000), &entry, &n_errors);
+    *erred_out = *erred_out || status != CG_OK || n_errors > 0;
+    return entry.levels != 0;
+}
+
+/* Whether the store has the chunk that this save goes on from, at any level. Look-ups stop at the
+ * first hole, so what is saved behind one is never found. Where the store does not say, it has. */
+static bool is_reachable(cachegen_save *save, cg_io *io)
+{
+    cg_runtime *rt = save->op.runtime;
+    const uint8_t levels = (uint8_t)save->op.connector->store_levels;
+    cg_chunk_memory_entry known;
+    bool has_erred = false;
+    if (save->n_chunks == 0 || save->chunks[0].index == 0)
+        return true;
+    const cg_key *before = &save->keys[save->chunks[0].index - 1];
+    pthread_mutex_lock(&rt->lock);
+    const bool is_known =
+        cg_chunk_memory_find(rt->chunk_memory, before, levels, cg_now_ns(), &known);
+    pthread_mutex_unlock(&rt->lock);
+    if (is_known && (known.entry.levels & ~known.bad) != 0)
+        return true;
+    return store_has(save, io, before, levels, &has_erred) || has_erred ||
+           store_has(save, io, before, 0xf, &has_erred) || has_erred;
+}
+
 /* Contexts hold every chunk of the prompt; one that lacks some is published as far as it goes
  * without a hole. */
 static cg_status publish_context(cachegen_save *save, cg_io *io)
@@ -284,7 +320,18 @@ static void clear_chunk(cg_save_chunk *chunk)
     chunk->encoder = NULL;
     pthread_mutex_lock(&rt->lock);
     cg_save_release_raw(chunk);
+    cg_save_release_encoder(chunk);
     pthread_mutex_unlock(&rt->lock);
+}
+
+/* Where there is no other encoder, there is always room for one. */
+static bool claim_encoder(cg_save_chunk *chunk)
+{
+    cg_runtime *rt = chunk->save->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    const bool has_room = chunk->levels == 0 || cg_save_claim_encoder(chunk);
+    pthread_mutex_unlock(&rt->lock);
+    return has_room;
 }
 
 static cg_status save_chunks(cachegen_save *save, cg_io *io)
@@ -293,7 +340,8 @@ static cg_status save_chunks(cachegen_save *save, cg_io *io)
     cg_status status = CG_OK;
     uint32_t n_begun = 0;
     for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++) {
-        while (n_begun < save->n_chunks && n_begun < i + 1 + ENCODE_AHEAD)
+        while (n_begun < save->n_chunks && n_begun < i + 1 + ENCODE_AHEAD &&
+               claim_encoder(&save->chunks[n_begun]))
             begin_encode(&save->chunks[n_begun++]);
         cg_save_chunk *chunk = &save->chunks[i];
         status = wait_encoded(chunk);
@@ -323,10 +371,10 @@ static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_writt
     begin_step(save, 1);
     if (!*model_json_written && (status = write_model_json(save->op.connector, io)) == CG_OK)
         *model_json_written = true;
-    if (status == CG_OK)
+    if (status == CG_OK && is_reachable(save, io)) {
         skip_existing(save, io);
-    if (status == CG_OK)
         status = save_chunks(save, io);
+    }
     /* A context is made of links, several a chunk. */
     if (save->context != NULL && begin_step(save, 1 + save->n_keys / CONTEXT_CHUNKS_AN_ANSWER)) {
         const cg_status context_status = publish_context(save, io);

@@ -149,16 +149,16 @@ class SaveTest(unittest.TestCase):
     """What cannot be taken is dropped at once, and what follows it, too: it could not be reached."""
 
     def setUp(self):
-        self.taken, self.is_full, self.status = [], False, 0
-        cg = types.SimpleNamespace(
-            save_start=self.save_start, save_free=lambda _save: None,
-            save_poll=lambda _save: types.SimpleNamespace(done=1, status=self.status), strerror=str,
-        )  # fmt: skip
+        self.taken, self.is_full, self.status, self.saved_to = [], False, 0, 1 << 20
+        cg = types.SimpleNamespace(save_start=self.save_start, save_free=lambda _: None, save_poll=self.poll, strerror=str)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail), Failures(), block_tokens=16)
 
     def save_start(self, _request, _kv_id, from_token, *_rest):
         self.taken.append(from_token)
         return None if self.is_full else from_token
+
+    def poll(self, _save):
+        return types.SimpleNamespace(done=1, status=self.status, loaded_tokens=self.saved_to)
 
     def step(self, *from_tokens, req_id="r"):
         plans = [
@@ -185,6 +185,18 @@ class SaveTest(unittest.TestCase):
         self.status = 0
         self.step(64)
         self.assertEqual(self.taken, [0])
+
+    def test_a_save_that_came_short_ends_the_requests_saves(self):
+        self.step(0)
+        self.saved_to = 32
+        self.worker.finished_loads(set(), False)
+        self.step(64)
+        self.assertEqual(self.taken, [0])
+        self.saved_to = 64
+        self.step(0, req_id="s")
+        self.worker.finished_loads(set(), False)
+        self.step(64, req_id="s")
+        self.assertEqual(self.taken, [0, 0, 64])
 
     def test_what_is_over_is_forgotten(self):
         self.is_full = True

@@ -829,15 +829,20 @@ TEST_P(LoadTest, NothingIsWrittenAfterACancelledLoadIsDone)
     EXPECT_TRUE(engine.is_poison());
 }
 
+ProfileSpec wide_spec()
+{
+    ProfileSpec spec;
+    spec.n_layers = 2;
+    spec.n_kv_heads = 4;
+    spec.head_dim = 128;
+    return spec;
+}
+
 // Tasks of milliseconds are under way when the load is cancelled: it may not be done before they
 // are.
 TEST_P(LoadTest, ACancelledLoadIsDoneOnlyWhenItsTasksAre)
 {
-    ProfileSpec wide;
-    wide.n_layers = 2;
-    wide.n_kv_heads = 4;
-    wide.head_dim = 128;
-    const Store store(false, wide);
+    const Store store(false, wide_spec());
     Engine engine(store, with("\"chunk_tokens\": 256"));
     const Tokens tokens = prompt(512);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
@@ -973,6 +978,53 @@ TEST_P(LoadTest, FullStagingMemoryIsAskAgain)
     ASSERT_EQ(engine.save_start(prompt(576, 99), 0, 576, false, nullptr, 0, &save), CACHEGEN_OK)
         << "it came back";
     engine.finish(save);
+}
+
+TEST_P(LoadTest, EncodersTakeTheirMemoryFromTheSameBudget)
+{
+    const Store store(false, wide_spec()); // 4 KiB a token: 256 KiB a chunk
+    Engine engine(store, with("\"staging_mib\": 1, \"chunk_tokens\": 64, \"threads\": 4"));
+    const Tokens tokens = prompt(64 * 8);
+    EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(engine.stats().chunks_saved[0], 3u) << "three copies and one encoder";
+    EXPECT_EQ(engine.stats().saves_dropped, 5u);
+    for (int i = 0; i < 3; i++) { // the rest, from the hole on
+        cachegen_save *save;
+        const uint32_t from = 64 * 3 * static_cast<uint32_t>(i);
+        ASSERT_EQ(engine.save_start(tokens, from, 512, false, nullptr, 0, &save), CACHEGEN_OK);
+        const cachegen_progress p = engine.finish(save);
+        EXPECT_EQ(p.status, CACHEGEN_OK);
+        EXPECT_EQ(p.loaded_tokens, std::min(512u, from + 64 * 3));
+    }
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 511u);
+    EXPECT_EQ(engine.stats().staging_peak_bytes, 1u << 20);
+}
+
+TEST_P(LoadTest, NothingIsSavedBehindAHole)
+{
+    for (const char *ttl : {"0", "60000"}) {
+        const Store store;
+        Engine engine(store, with(std::string("\"positive_ttl_ms\": ") + ttl +
+                                  ", \"negative_ttl_ms\": " + ttl));
+        const Tokens tokens = prompt(32 * 6);
+        engine.prefill(tokens);
+        const auto save = [&](uint32_t from, uint32_t to) {
+            cachegen_save *op;
+            EXPECT_EQ(engine.save_start(tokens, from, to, to == 192, "a-context", 0, &op),
+                      CACHEGEN_OK);
+            return engine.finish(op);
+        };
+        EXPECT_EQ(save(0, 64).loaded_tokens, 64u);
+        const cachegen_progress p = save(96, 160); // 64 to 96 was dropped
+        EXPECT_EQ(p.status, CACHEGEN_OK);
+        EXPECT_EQ(p.loaded_tokens, 96u) << "as far as it was saved before";
+        EXPECT_EQ(save(160, 192).loaded_tokens, 160u);
+        EXPECT_EQ(store.chunks("L0").size(), 2u);
+        EXPECT_EQ(engine.stats().saves_dropped, 3u);
+        EXPECT_EQ(save(64, 192).loaded_tokens, 192u) << "from the hole on";
+        EXPECT_EQ(store.chunks("L0").size(), 6u);
+        EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 191u);
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, LoadTest, testing::Values("io_uring", "threads"),

@@ -30,7 +30,7 @@ class Worker:
         self.outages = Outages()
         self._block_tokens = block_tokens
         self.loads: dict[str, tuple[LoadPlan, object]] = {}  # request -> plan, handle
-        self.saves: list[tuple[str, object]] = []  # request, handle
+        self.saves: list[tuple[str, int, object]] = []  # request, the token that it saves to, handle
         self._kv_id = None
         self._failed_loads: list[LoadPlan] = []  # never started
         self._void_loads: set[str] = set()  # requests: what is loaded is not to be used
@@ -100,7 +100,7 @@ class Worker:
             plan.context,
         )
         if save is not None:
-            self.saves.append((plan.req_id, save))
+            self.saves.append((plan.req_id, plan.to_token, save))
             self.outages.worked(STAGING)
         else:
             self.outages.failed(STAGING, f"request {plan.req_id} is stored in part")
@@ -190,10 +190,10 @@ class Worker:
 
     def collect_saves(self):
         """Frees the saves that have ended."""
-        self.saves = [(req_id, save) for req_id, save in self.saves if not self._save_ended(req_id, save)]
+        self.saves = [save for save in self.saves if not self._save_ended(*save)]
 
     @guarded(lambda *_: True)
-    def _save_ended(self, req_id, save):
+    def _save_ended(self, req_id, to_token, save):
         cg = self.library.cg
         progress = cg.save_poll(save)
         if not progress.done:
@@ -203,6 +203,7 @@ class Worker:
             self.outages.worked(SAVES)
         else:
             self.outages.failed(SAVES, f"request {req_id}: {cg.strerror(progress.status)}")
+        if progress.status != abi.OK or progress.loaded_tokens < to_token:
             self._unsaved |= {req_id} & self._saving
         return True
 
@@ -221,7 +222,7 @@ class Worker:
     def close(self):
         for _, load in self.loads.values():
             self.library.cg.load_free(load)
-        for _, save in self.saves:
+        for *_, save in self.saves:
             self.library.cg.save_free(save)
         self.loads, self.saves = {}, []
         library, self.library = self.library, None
