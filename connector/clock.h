@@ -1,18 +1,30 @@
-/* connector/clock.h - the two clocks of the connector, in nanoseconds.
+/* connector/clock.h - the two clocks of the connector, in nanoseconds. Nobody sets either of them.
  *
- * Deadlines and durations are CLOCK_MONOTONIC, which nobody sets. Only a plan, which crosses
- * processes, carries CLOCK_REALTIME: when its look-up began.
+ * Deadlines and durations are CLOCK_MONOTONIC. A plan, which crosses processes, carries
+ * CLOCK_BOOTTIME: when its look-up began. Only processes that share that clock can compare what it
+ * says, so an identity of the clock goes with it.
  */
 #ifndef CG_CONNECTOR_CLOCK_H
 #define CG_CONNECTOR_CLOCK_H
+#include "codec/key.h"
+
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-uint64_t cg_now_ns(void);      /* CLOCK_MONOTONIC */
-uint64_t cg_realtime_ns(void); /* CLOCK_REALTIME */
+uint64_t cg_now_ns(void);  /* CLOCK_MONOTONIC */
+uint64_t cg_boot_ns(void); /* CLOCK_BOOTTIME: goes on while the machine sleeps */
+
+/* Of this process's CLOCK_BOOTTIME: made of the boot's identity and the time namespace. All zeros:
+ * it is not known (no /proc). It reads files: ask once. */
+cg_key cg_boot_clock_id(void);
+/* How long ago started_ns was by the clock of that identity; 0 if that is not known here: another
+ * machine's, of before a restart, or still to come. */
+uint64_t cg_boot_elapsed_ns(const cg_key *clock_id, uint64_t started_ns, const cg_key *here,
+                            uint64_t now_ns);
 
 #ifdef __cplusplus
 }

@@ -89,6 +89,7 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
                         cg_strerror(status));
         goto failed;
     }
+    c->boot_clock_id = cg_boot_clock_id();
     c->store_levels = c->model.profile != NULL ? c->config->store_levels : 1u << CG_L0;
     memcpy(key.bytes, c->model.fingerprint.bytes, sizeof key.bytes);
     cg_key_to_hex(&key, c->model_hex);

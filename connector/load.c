@@ -61,11 +61,9 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
         stream->levels[i] = plan->chunks[i].level;
         stream->sizes[i] = plan->chunks[i].sizes;
     }
-    /* What has passed of the budget is counted by the wall clock: the plan may come from another
-     * process. */
-    const uint64_t wall_ns = cg_realtime_ns();
-    const uint64_t spent_ns =
-        wall_ns > plan->started_realtime_ns ? wall_ns - plan->started_realtime_ns : 0;
+    /* What has passed of the budget; of a plan from another machine that is not known. */
+    const uint64_t spent_ns = cg_boot_elapsed_ns(&plan->clock_id, plan->started_boot_ns,
+                                                 &load->op.connector->boot_clock_id, cg_boot_ns());
     const uint64_t left_ns = plan->budget_ns > spent_ns ? plan->budget_ns - spent_ns : 0;
     if (__builtin_add_overflow(cg_now_ns(), left_ns, &stream->deadline_ns))
         stream->deadline_ns = UINT64_MAX;

@@ -11,8 +11,8 @@
 
 struct cachegen_lookup {
     cg_operation op;
-    bool is_cancelled;            /* the runtime's lock */
-    uint64_t started_realtime_ns; /* for the plan, which crosses processes */
+    bool is_cancelled;        /* the runtime's lock */
+    uint64_t started_boot_ns; /* for the plan, which crosses processes */
     uint32_t from_token;
     uint8_t level_plus_1; /* 0: the controller chooses */
     uint64_t budget_ns;
@@ -68,7 +68,8 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
                     .policy = (uint8_t)c->config->policy,
                     .chunk_tokens = chunk_tokens,
                     .first_position = prefix->first_chunk * chunk_tokens,
-                    .started_realtime_ns = l->started_realtime_ns,
+                    .started_boot_ns = l->started_boot_ns,
+                    .clock_id = c->boot_clock_id,
                     .extra = prefix->extra,
                     .chunks = prefix->chunks};
     if (levels == NULL || sizes == NULL)
@@ -174,7 +175,7 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r, uint32_t fr
     const uint8_t has_levels = l->op.connector->model.profile != NULL ? 0xf : 1;
     cg_prefix *prefix = &l->prefix;
     l->from_token = from_token;
-    l->started_realtime_ns = cg_realtime_ns();
+    l->started_boot_ns = cg_boot_ns();
     l->level_plus_1 = (uint8_t)(r->level_plus_1 > 0 ? r->level_plus_1 : config->level_plus_1);
     l->budget_ns =
         r->ttft_budget_ns > 0 ? r->ttft_budget_ns : config->ttft_budget_ms * UINT64_C(1000000);

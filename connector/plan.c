@@ -6,8 +6,8 @@
 #include <string.h>
 
 enum {
-    VERSION = 1,
-    FIXED_BYTES = 120,
+    VERSION = 2,
+    FIXED_BYTES = 136,
     CHUNK_BYTES = 8 + 8 * CG_N_LEVELS,
     CHECK_BYTES = CG_KEY_BYTES
 };
@@ -49,10 +49,11 @@ void cg_plan_write(const cg_plan *plan, uint8_t *bytes)
     at = put(at, 4, plan->n_tokens);
     at = put(at, 4, plan->hit_tokens);
     at = put(at, 4, plan->n_chunks);
-    at = put(at, 8, plan->started_realtime_ns);
+    at = put(at, 8, plan->started_boot_ns);
     at = put(at, 8, plan->budget_ns);
     at = put_bytes(at, plan->parent.bytes);
     at = put_bytes(at, plan->extra.bytes);
+    at = put_bytes(at, plan->clock_id.bytes);
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         at = put(at, 4, plan->chunks[i].sizes.n_tokens);
         at = put(at, 4, plan->chunks[i].level);
@@ -81,9 +82,9 @@ static cg_status read_fixed(cg_cursor *in, cg_plan *plan)
         !cg_cursor_u8(in, &plan->level_plus_1) || !cg_cursor_u8(in, &plan->policy) ||
         !cg_cursor_u32(in, &plan->chunk_tokens) || !cg_cursor_u32(in, &plan->first_position) ||
         !cg_cursor_u32(in, &plan->n_tokens) || !cg_cursor_u32(in, &plan->hit_tokens) ||
-        !cg_cursor_u32(in, &plan->n_chunks) || !cg_cursor_u64(in, &plan->started_realtime_ns) ||
+        !cg_cursor_u32(in, &plan->n_chunks) || !cg_cursor_u64(in, &plan->started_boot_ns) ||
         !cg_cursor_u64(in, &plan->budget_ns) || !read_key(in, plan->parent.bytes) ||
-        !read_key(in, plan->extra.bytes))
+        !read_key(in, plan->extra.bytes) || !read_key(in, plan->clock_id.bytes))
         return CG_ERR_TRUNCATED;
     if (cg_dtype_bytes(plan->dtype) == 0 || plan->worst_level >= CG_N_LEVELS ||
         plan->level_plus_1 > CG_N_LEVELS || plan->policy > CG_POLICY_MIN_DELAY ||

@@ -1,9 +1,12 @@
 // Opening: what model.json, the configuration and the profile say must agree; and the edges of the
 // ABI's calls.
+#include "connector/clock.h"
+#include "connector/plan.h"
 #include "tests/connector/engine.h"
 
 #include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include <map>
 #include <set>
@@ -290,6 +293,43 @@ TEST_F(OpenTest, APlanCrossesConnectors)
     cachegen_load_free(load);
     EXPECT_EQ(p.loaded_tokens, 63u);
     EXPECT_EQ(worker.error_of(tokens, 0, 63), 0);
+}
+
+uint64_t clock_ns(clockid_t clock)
+{
+    timespec t;
+    clock_gettime(clock, &t);
+    return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// Nobody sets the clock that a plan's budget is counted by.
+TEST_F(OpenTest, APlanSaysByTheClockOfTheBootWhenItBegan)
+{
+    Engine engine(store);
+    const uint64_t before_ns = clock_ns(CLOCK_BOOTTIME);
+    engine.look_up(prompt(96));
+    const uint64_t after_ns = clock_ns(CLOCK_BOOTTIME);
+    cg_plan *plan;
+    ASSERT_EQ(cg_plan_parse(engine.plan.data(), engine.plan.size(), &plan), CG_OK);
+    EXPECT_GE(plan->started_boot_ns, before_ns);
+    EXPECT_LE(plan->started_boot_ns, after_ns);
+    const cg_key here = cg_boot_clock_id(), again = cg_boot_clock_id(), none = {};
+    EXPECT_TRUE(cg_key_equal(&here, &again));
+    EXPECT_FALSE(cg_key_equal(&here, &none));
+    EXPECT_TRUE(cg_key_equal(&plan->clock_id, &here));
+    cg_plan_free(plan);
+}
+
+TEST_F(OpenTest, WhatHasPassedIsOnlyKnownByTheSameClock)
+{
+    const cg_key none = {};
+    cg_key here = {}, other = {};
+    here.bytes[0] = 1;
+    other.bytes[0] = 2;
+    EXPECT_EQ(cg_boot_elapsed_ns(&here, 70, &here, 100), 30u);
+    EXPECT_EQ(cg_boot_elapsed_ns(&here, 130, &here, 100), 0u) << "not yet";
+    EXPECT_EQ(cg_boot_elapsed_ns(&other, 70, &here, 100), 0u) << "of another machine";
+    EXPECT_EQ(cg_boot_elapsed_ns(&none, 70, &none, 100), 0u) << "neither knows";
 }
 
 TEST_F(OpenTest, RecomputingIsPreferredWhereItIsFaster)

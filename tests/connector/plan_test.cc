@@ -33,10 +33,11 @@ class PlanTest : public testing::Test
         plan.first_position = 32;
         plan.n_tokens = 40;
         plan.hit_tokens = 70;
-        plan.started_realtime_ns = 123456789012345;
+        plan.started_boot_ns = 123456789012345;
         plan.budget_ns = 2000000000;
         plan.parent.bytes[3] = 4;
         plan.extra.bytes[5] = 6;
+        plan.clock_id.bytes[7] = 8;
         plan.n_chunks = 3;
     }
     std::vector<uint8_t> written()
@@ -82,8 +83,9 @@ TEST_F(PlanTest, ComesBackAsItWasWritten)
     EXPECT_EQ(back->chunk_tokens, 16u);
     EXPECT_EQ(back->first_position, 32u);
     EXPECT_EQ(back->hit_tokens, 70u);
-    EXPECT_EQ(back->started_realtime_ns, plan.started_realtime_ns);
+    EXPECT_EQ(back->started_boot_ns, plan.started_boot_ns);
     EXPECT_EQ(back->budget_ns, plan.budget_ns);
+    EXPECT_TRUE(cg_key_equal(&back->clock_id, &plan.clock_id));
     ASSERT_EQ(back->n_chunks, 3u);
     EXPECT_EQ(std::vector<uint32_t>(back->tokens, back->tokens + 40), tokens);
     cg_key parent = plan.parent;
@@ -131,7 +133,7 @@ TEST_F(PlanTest, RefusesEveryFlippedBit)
 
 TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
 {
-    const size_t chunk_at = 120;
+    const size_t chunk_at = 136;
     const struct {
         const char *what;
         size_t at, n;
@@ -139,7 +141,8 @@ TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
         cg_status want;
     } cases[] = {
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
-        {"version", 8, 4, 2, CG_ERR_UNSUPPORTED_VERSION},
+        {"an older version", 8, 4, 1, CG_ERR_UNSUPPORTED_VERSION},
+        {"a newer version", 8, 4, 3, CG_ERR_UNSUPPORTED_VERSION},
         {"dtype", 48, 1, 0, CG_ERR_CORRUPT},
         {"worst level", 49, 1, 4, CG_ERR_CORRUPT},
         {"fixed level", 50, 1, 5, CG_ERR_CORRUPT},
