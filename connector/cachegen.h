@@ -181,7 +181,8 @@ typedef struct cachegen_progress {
     uint32_t loaded_tokens; /* prefix [from, loaded_tokens) of the prompt is whole in the blocks */
     uint32_t worst_level;   /* of what was loaded, provenance counted */
     uint64_t bytes_read;
-    uint64_t read_ns;   /* wall time in which reads were under way */
+    uint64_t read_ns;   /* time of the link: of each moment, what falls to this one of all reads of
+                           the connector that were under way */
     uint64_t decode_ns; /* thread time in decoding */
     uint64_t copy_ns;   /* thread time in writing blocks */
     uint64_t total_ns;  /* since start */

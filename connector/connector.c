@@ -198,7 +198,7 @@ void cachegen_report_load(cachegen *c, uint32_t from_token, const cachegen_progr
     if (rt == NULL)
         return;
     pthread_mutex_lock(&rt->lock);
-    cg_estimator_add(&rt->speeds.link, p.bytes_read, p.read_ns);
+    cg_estimator_add(&rt->speeds.link, p.bytes_read, p.read_ns, cg_now_ns());
     if (p.loaded_tokens > from_token && p.worst_level < CG_N_LEVELS)
         cg_speeds_add_decode(&rt->speeds, p.worst_level, p.loaded_tokens - from_token, p.decode_ns);
     pthread_mutex_unlock(&rt->lock);

@@ -1,10 +1,17 @@
 #include "connector/estimator.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { DROP_SAMPLES = 2, RISE_SAMPLES = 3 };
 static const double CHANGE_FACTOR = 2.0;
-enum { MIN_SAMPLE_NS = 100 * 1000 }; /* shorter times measure system calls rather than the link */
+static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the newest counts half */
+
+/* A sample has so many bytes or took so long: less says more of round trips than of the link. */
+static const double SAMPLE_BYTES = 64 << 10, SAMPLE_NS = 50e6;
+/* Faster than this, and sooner than a network and a server can answer: the page cache. */
+static const double MEMORY_BPS = 4e9, MEMORY_NS = 1e6;
+static const double MEMORY_KEEP = 0.8; /* of the mean, beside a new measurement */
 
 void cg_estimator_init(cg_estimator *e, cg_estimator_kind kind, double prior_bps)
 {
@@ -13,17 +20,31 @@ void cg_estimator_init(cg_estimator *e, cg_estimator_kind kind, double prior_bps
     e->prior_bps = prior_bps;
 }
 
-static double harmonic_mean(const double *bps, uint32_t n)
+static double sample_bps(const cg_link_sample *sample)
 {
-    double inverse = 0;
-    for (uint32_t i = 0; i < n; i++)
-        inverse += 1.0 / bps[i];
-    return n / inverse;
+    return sample->bytes * 8e9 / sample->ns;
+}
+
+static double weight(const cg_estimator *e, uint32_t i)
+{
+    const uint64_t newest_ns = e->samples[e->n_samples - 1].at_ns, at_ns = e->samples[i].at_ns;
+    return newest_ns > at_ns ? exp2(-(double)(newest_ns - at_ns) / HALF_LIFE_NS) : 1;
+}
+
+/* Of the first n samples. */
+static double mean_bps(const cg_estimator *e, uint32_t n)
+{
+    double bytes = 0, ns = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bytes += weight(e, i) * e->samples[i].bytes;
+        ns += weight(e, i) * e->samples[i].ns;
+    }
+    return bytes * 8e9 / ns;
 }
 
 static void keep_last(cg_estimator *e, uint32_t n)
 {
-    memmove(e->sample_bps, e->sample_bps + e->n_samples - n, n * sizeof e->sample_bps[0]);
+    memmove(e->samples, e->samples + e->n_samples - n, n * sizeof e->samples[0]);
     e->n_samples = n;
 }
 
@@ -33,21 +54,19 @@ static int changed(const cg_estimator *e, uint32_t n, int drop)
     if (e->n_samples <= n)
         return 0;
     const uint32_t n_before = e->n_samples - n;
-    const double before = harmonic_mean(e->sample_bps, n_before);
+    const double before = mean_bps(e, n_before);
     for (uint32_t i = n_before; i < e->n_samples; i++)
-        if (drop ? e->sample_bps[i] * CHANGE_FACTOR > before
-                 : e->sample_bps[i] < before * CHANGE_FACTOR)
+        if (drop ? sample_bps(&e->samples[i]) * CHANGE_FACTOR > before
+                 : sample_bps(&e->samples[i]) < before * CHANGE_FACTOR)
             return 0;
     return 1;
 }
 
-void cg_estimator_add(cg_estimator *e, uint64_t bytes, uint64_t duration_ns)
+static void add_sample(cg_estimator *e, double bytes, double ns, uint64_t at_ns)
 {
-    if (bytes == 0 || duration_ns == 0)
-        return;
     if (e->n_samples == CG_ESTIMATOR_WINDOW)
         keep_last(e, CG_ESTIMATOR_WINDOW - 1);
-    e->sample_bps[e->n_samples++] = (double)bytes * 8e9 / (double)duration_ns;
+    e->samples[e->n_samples++] = (cg_link_sample){.bytes = bytes, .ns = ns, .at_ns = at_ns};
     e->generation++;
     if (changed(e, DROP_SAMPLES, 1))
         keep_last(e, DROP_SAMPLES);
@@ -55,27 +74,102 @@ void cg_estimator_add(cg_estimator *e, uint64_t bytes, uint64_t duration_ns)
         keep_last(e, RISE_SAMPLES);
 }
 
+void cg_estimator_add(cg_estimator *e, uint64_t bytes, uint64_t duration_ns, uint64_t at_ns)
+{
+    if (bytes > 0 && duration_ns > 0)
+        add_sample(e, (double)bytes, (double)duration_ns, at_ns);
+}
+
 double cg_estimator_bps(const cg_estimator *e)
 {
     if (e->n_samples == 0)
-        return e->prior_bps;
+        return e->prior_bps > 0 ? e->prior_bps : e->memory_bps;
     if (e->kind == CG_ESTIMATOR_LAST)
-        return e->sample_bps[e->n_samples - 1];
-    return harmonic_mean(e->sample_bps, e->n_samples);
+        return sample_bps(&e->samples[e->n_samples - 1]);
+    return mean_bps(e, e->n_samples);
 }
 
-void cg_link_meter_add(cg_link_meter *meter, uint64_t bytes, uint64_t submitted_ns,
-                       uint64_t completed_ns, int still_reading, cg_estimator *estimator)
+double cg_estimator_low_bps(const cg_estimator *e, uint64_t now_ns)
 {
-    const uint64_t begin_ns =
-        submitted_ns > meter->counted_until_ns ? submitted_ns : meter->counted_until_ns;
-    if (completed_ns > begin_ns) {
-        meter->busy_ns += completed_ns - begin_ns;
-        meter->counted_until_ns = completed_ns;
+    const double bps = cg_estimator_bps(e);
+    double squares = 0, ns = 0;
+    if (e->n_samples == 0)
+        return bps / 2;
+    /* How much longer or shorter than by the estimate each took, weighted by its time. */
+    for (uint32_t i = 0; i < e->n_samples; i++) {
+        const double off = bps / sample_bps(&e->samples[i]) - 1;
+        const double expected_ns = weight(e, i) * e->samples[i].bytes * 8e9 / bps;
+        squares += expected_ns * off * off;
+        ns += expected_ns;
     }
-    meter->bytes += bytes;
-    if (meter->busy_ns < MIN_SAMPLE_NS && still_reading)
+    const uint64_t newest_ns = e->samples[e->n_samples - 1].at_ns;
+    const double idle_ns = now_ns > newest_ns ? (double)(now_ns - newest_ns) : 0;
+    return bps / ((1 + sqrt(squares / ns)) * (1 + 1.0 / (1 + e->n_samples)) *
+                  (2 - exp2(-idle_ns / HALF_LIFE_NS)));
+}
+
+/* Every read under way gets its share of the time since the number of them last changed. */
+static void advance(cg_link_meter *meter, uint64_t now_ns)
+{
+    if (now_ns <= meter->last_ns)
         return;
-    cg_estimator_add(estimator, meter->bytes, meter->busy_ns);
-    meter->bytes = meter->busy_ns = 0;
+    if (meter->n_reading > 0)
+        meter->share_ns += (double)(now_ns - meter->last_ns) / meter->n_reading;
+    meter->last_ns = now_ns;
+}
+
+double cg_link_meter_begin(cg_link_meter *meter, uint64_t now_ns)
+{
+    advance(meter, now_ns);
+    if (++meter->n_reading > meter->n_least)
+        meter->n_least = meter->n_reading;
+    return meter->share_ns;
+}
+
+static int is_from_memory(uint64_t bytes, double duration_ns)
+{
+    return duration_ns < MEMORY_NS && (double)bytes * 8e9 > MEMORY_BPS * duration_ns;
+}
+
+static void take_sample(cg_link_meter *meter, uint64_t now_ns, cg_estimator *e)
+{
+    if (meter->ns > 0)
+        add_sample(e, meter->bytes, meter->ns, now_ns);
+    meter->bytes = meter->ns = 0;
+    meter->n_ended = 0;
+    meter->n_least = meter->n_reading;
+}
+
+static int is_sample(const cg_link_meter *meter)
+{
+    return meter->n_ended >= meter->n_least &&
+           (meter->bytes >= SAMPLE_BYTES || meter->ns >= SAMPLE_NS);
+}
+
+double cg_link_meter_end(cg_link_meter *meter, double mark, uint64_t bytes, uint64_t begun_ns,
+                         uint64_t now_ns, cg_estimator *e)
+{
+    advance(meter, now_ns);
+    meter->n_reading--;
+    const double share_ns = meter->share_ns - mark;
+    const double duration_ns = now_ns > begun_ns ? (double)(now_ns - begun_ns) : 0;
+    if (bytes > 0 && is_from_memory(bytes, duration_ns)) {
+        const double bps = (double)bytes * 8e9 / (duration_ns > 1 ? duration_ns : 1);
+        e->memory_bps =
+            e->memory_bps > 0 ? MEMORY_KEEP * e->memory_bps + (1 - MEMORY_KEEP) * bps : bps;
+        e->generation++;
+    } else if (bytes > 0) {
+        meter->bytes += (double)bytes;
+        meter->ns += share_ns;
+    }
+    meter->n_ended++;
+    if (is_sample(meter))
+        take_sample(meter, now_ns, e);
+    if (meter->n_reading > 0)
+        return share_ns;
+    /* The link falls idle with less than a sample: it is at least so fast. */
+    if (meter->bytes * 8e9 < cg_estimator_bps(e) * meter->ns && e->n_samples > 0)
+        meter->bytes = meter->ns = 0;
+    take_sample(meter, now_ns, e);
+    return share_ns;
 }

@@ -1,10 +1,11 @@
 /* connector/estimator.h - how fast the link to the store is, from the reads that were made.
  *
- * The estimate is the harmonic mean of the last 20 samples, each the throughput of a chunk or so.
- * That mean is the throughput of all their bytes together if the samples are alike in size, and one
- * spike hardly moves it. Alone it would hide a sudden change for 20 samples. So when the last two
- * samples agree on a drop by a factor of 2, or the last three on such a rise, what was before them
- * is forgotten. A drop is believed sooner because it costs the deadline; a rise only quality.
+ * The estimate is the bytes of the last 20 samples over the time that they took: their harmonic
+ * mean, each weighted by its bytes. A short spike or a small read hardly moves it. Alone it would
+ * hide a sudden change for 20 samples. So when the last two samples agree on a drop by a factor of
+ * 2, or the last three on such a rise, what was before them is forgotten. A drop is believed sooner
+ * because it costs the deadline; a rise only quality. What is ten seconds older than the newest
+ * sample counts half.
  * `last` is the estimator of the CacheGen paper: the last chunk's throughput.
  * Threads: plain data; the owner locks.
  */
@@ -23,32 +24,57 @@ typedef enum cg_estimator_kind {
     CG_ESTIMATOR_LAST = 1
 } cg_estimator_kind;
 
+typedef struct cg_link_sample {
+    double bytes, ns; /* in so much time of the whole link */
+    uint64_t at_ns;   /* when it ended */
+} cg_link_sample;
+
 typedef struct cg_estimator {
     cg_estimator_kind kind;
-    double prior_bps;                       /* what holds before the first sample; 0: nothing */
-    double sample_bps[CG_ESTIMATOR_WINDOW]; /* oldest first */
+    double prior_bps;  /* what holds before the first sample; 0: nothing */
+    double memory_bps; /* of reads that no link can have served */
+    cg_link_sample samples[CG_ESTIMATOR_WINDOW]; /* oldest first */
     uint32_t n_samples;
     uint32_t generation; /* counts samples: who decided by fewer may decide anew */
 } cg_estimator;
 
 void cg_estimator_init(cg_estimator *estimator, cg_estimator_kind kind, double prior_bps);
-/* bytes were read in duration_ns of wall time. Either may be 0: then nothing is learnt. */
-void cg_estimator_add(cg_estimator *estimator, uint64_t bytes, uint64_t duration_ns);
-/* Bits a second; 0: unknown. */
+/* bytes were read in duration_ns of the whole link's time, until at_ns (of any one clock). Without
+ * bytes or time nothing is learnt. */
+void cg_estimator_add(cg_estimator *estimator, uint64_t bytes, uint64_t duration_ns,
+                      uint64_t at_ns);
+/* Bits a second; 0: unknown. Where every read came from memory it is the memory's speed. */
 double cg_estimator_bps(const cg_estimator *estimator);
+/* What the link will very likely reach: the estimate less the samples' spread, and less still where
+ * there are few or the last was long ago. 0: unknown. */
+double cg_estimator_low_bps(const cg_estimator *estimator, uint64_t now_ns);
 
-/* Turns reads that overlap into samples of the whole link: their bytes over the wall time in which
- * any of them was under way. Reads from a page cache end within microseconds of each other, which
- * says nothing alone; they are gathered until they make a sample of some length. */
+/* Turns reads that overlap into samples of the whole link. Of each moment every read under way gets
+ * the same share, so a read's bytes over the sum of its shares is what the link did; its own
+ * duration would be n times as long with n reads at once. All reads of a process from one store
+ * share a meter.
+ * A link may serve reads in order instead. Then the first of a burst get less than what they took
+ * and the last get more. That cancels out over as many reads as were under way at once, so a sample
+ * has at least so many.
+ * Left out: what came from the page cache, faster than a link could; and a small read that had the
+ * link to itself and was slower than the estimate, for that was a round trip rather than the
+ * link. */
 typedef struct cg_link_meter {
-    uint64_t counted_until_ns;
-    uint64_t bytes, busy_ns; /* not yet a sample */
+    uint64_t last_ns; /* when the number of reads last changed */
+    double share_ns;  /* what a read would have had since the meter's start */
+    uint32_t n_reading;
+    double bytes, ns; /* of reads that are not yet a sample */
+    uint32_t n_ended; /* how many those are */
+    uint32_t n_least; /* the most that were under way at once since the last sample */
 } cg_link_meter;
 
-/* One read of bytes was under way from submitted_ns to completed_ns; still_reading: others still
- * are. */
-void cg_link_meter_add(cg_link_meter *meter, uint64_t bytes, uint64_t submitted_ns,
-                       uint64_t completed_ns, int still_reading, cg_estimator *estimator);
+/* A read begins. Returns what cg_link_meter_end() wants back. */
+double cg_link_meter_begin(cg_link_meter *meter, uint64_t now_ns);
+/* The read that began at begun_ns, when cg_link_meter_begin() returned mark, ended with so many
+ * bytes (0: it failed, which teaches nothing). Returns its share of the time that the link was
+ * busy, in ns. */
+double cg_link_meter_end(cg_link_meter *meter, double mark, uint64_t bytes, uint64_t begun_ns,
+                         uint64_t now_ns, cg_estimator *estimator);
 
 #ifdef __cplusplus
 }

@@ -76,11 +76,9 @@ static void fail(cg_load_chunk *chunk, uint8_t level, cg_status status)
     blame(chunk, level, status);
 }
 
-void cg_load_read_begun(cachegen_load *load, uint64_t now_ns)
+void cg_load_read_begun(cachegen_load *load)
 {
     load->op.n_refs++;
-    if (load->n_reading++ == 0)
-        load->reading_since_ns = now_ns;
 }
 
 cg_load_chunk *cg_load_read_ended(cg_runtime *rt, const cg_stream_read *read, cg_status status,
@@ -89,19 +87,17 @@ cg_load_chunk *cg_load_read_ended(cg_runtime *rt, const cg_stream_read *read, cg
     cachegen_load *load = cg_load_of_stream(read->stream);
     cg_load_chunk *chunk = &load->chunks[read->chunk_index];
     const uint8_t level = read->level; /* read is gone once it has ended */
-    if (--load->n_reading == 0 && !load->op.done) {
-        const uint64_t read_ns =
-            ended_ns > load->reading_since_ns ? ended_ns - load->reading_since_ns : 0;
-        load->progress.read_ns += read_ns;
-        rt->stats.read_ns += read_ns;
-    }
-    const size_t n_bytes = buffer != NULL ? buffer->n_bytes : 0;
-    rt->stats.bytes_read += n_bytes;
-    if (!load->op.done)
-        load->progress.bytes_read += n_bytes;
-
+    const size_t n_bytes = status == CG_OK && buffer != NULL ? buffer->n_bytes : 0;
+    const double link_ns = load->stream.link_ns;
     const cg_stream_verdict verdict =
-        cg_stream_read_ended(&rt->stream_plan, read->id, status == CG_OK);
+        cg_stream_read_ended(&rt->stream_plan, &rt->speeds, read->id, n_bytes, ended_ns);
+    const uint64_t read_ns = (uint64_t)(load->stream.link_ns - link_ns);
+    rt->stats.bytes_read += n_bytes;
+    rt->stats.read_ns += read_ns;
+    if (!load->op.done) {
+        load->progress.bytes_read += n_bytes;
+        load->progress.read_ns += read_ns;
+    }
     if (verdict == CG_STREAM_DECODE) {
         chunk->buffer = buffer;
         load->n_jobs++;

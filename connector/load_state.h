@@ -37,8 +37,6 @@ struct cachegen_load {
     uint32_t from_token, to_token; /* constant: of the prompt */
     cg_stream stream;              /* in the runtime's plan until done */
     uint32_t n_jobs;               /* of chunks, on the pool */
-    uint32_t n_reading;            /* reads under way (each holds the operation), and since when */
-    uint64_t reading_since_ns;
     cachegen_progress progress;
     cg_load_chunk *chunks; /* [plan->n_chunks] */
 };
@@ -46,8 +44,8 @@ struct cachegen_load {
 /* The load that a stream of the runtime's plan is part of. */
 cachegen_load *cg_load_of_stream(cg_stream *stream);
 
-/* A read of a chunk was begun. */
-void cg_load_read_begun(cachegen_load *load, uint64_t now_ns);
+/* A read of a chunk was begun. It holds the load until it has ended. */
+void cg_load_read_begun(cachegen_load *load);
 /* The read ended at ended_ns, with the chunk's bytes or with an error. Returns the chunk that is
  * now to be handed to cg_load_submit(), which owns the buffer; else NULL, and the buffer is
  * released. */

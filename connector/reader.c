@@ -43,7 +43,7 @@ static void submit_all(reader *r)
         cg_stream_read begun;
         pthread_mutex_lock(&rt->lock);
         if ((read = cg_stream_next_read(&rt->stream_plan, &rt->speeds, now_ns)) != NULL) {
-            cg_load_read_begun(cg_load_of_stream(read->stream), now_ns);
+            cg_load_read_begun(cg_load_of_stream(read->stream));
             begun = *read;
         }
         pthread_mutex_unlock(&rt->lock);
@@ -58,12 +58,8 @@ static void take_completion(reader *r, const cg_io_completion *done)
     cg_load_chunk *ready = NULL;
     pthread_mutex_lock(&rt->lock);
     const cg_stream_read *read = cg_stream_find_read(&rt->stream_plan, done->user);
-    if (read != NULL) {
-        if (done->status == CG_OK)
-            cg_link_meter_add(&rt->speeds.meter, done->file_bytes, read->submitted_ns,
-                              done->completed_ns, rt->stream_plan.n_reading > 1, &rt->speeds.link);
+    if (read != NULL)
         ready = cg_load_read_ended(rt, read, done->status, done->buffer, done->completed_ns);
-    }
     pthread_mutex_unlock(&rt->lock);
     if (ready != NULL)
         cg_load_submit(ready);

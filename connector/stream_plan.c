@@ -133,9 +133,8 @@ static bool has_room(const cg_stream_plan *plan, double link_bps, uint64_t n_byt
 }
 
 /* Enters a read into a free place. */
-static const cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream *stream,
-                                        uint32_t chunk_index, uint8_t level, double link_bps,
-                                        uint64_t now_ns)
+static cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,
+                                  uint8_t level, double link_bps, uint64_t now_ns)
 {
     cg_stream_chunk *chunk = &stream->chunks[chunk_index];
     cg_stream_read *read = plan->reads;
@@ -165,7 +164,7 @@ static const cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream *stream,
 }
 
 /* A chunk that is late and has a smaller level is asked for again. */
-static const cg_stream_read *late_read(cg_stream_plan *plan, double link_bps, uint64_t now_ns)
+static cg_stream_read *late_read(cg_stream_plan *plan, double link_bps, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < plan->depth; i++) {
         cg_stream_read *read = &plan->reads[i];
@@ -186,18 +185,25 @@ static const cg_stream_read *late_read(cg_stream_plan *plan, double link_bps, ui
     return NULL;
 }
 
-const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, const cg_speeds *speeds,
-                                          uint64_t now_ns)
+/* The read begins: the link's meter counts it from here on. */
+static const cg_stream_read *metered(cg_stream_read *read, cg_speeds *speeds)
+{
+    if (read != NULL)
+        read->meter_mark = cg_link_meter_begin(&speeds->meter, read->submitted_ns);
+    return read;
+}
+
+const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speeds, uint64_t now_ns)
 {
     const double link_bps = cg_estimator_bps(&speeds->link);
-    const cg_stream_read *late = late_read(plan, link_bps, now_ns);
+    cg_stream_read *late = late_read(plan, link_bps, now_ns);
     cg_stream *stream = late == NULL ? most_urgent(plan) : NULL;
     if (stream == NULL)
-        return late;
+        return metered(late, speeds);
     const uint8_t level = next_level(stream, speeds, now_ns);
     if (!has_room(plan, link_bps, stream->sizes[stream->next_index].bytes[level]))
         return NULL;
-    return begin_read(plan, stream, stream->next_index++, level, link_bps, now_ns);
+    return metered(begin_read(plan, stream, stream->next_index++, level, link_bps, now_ns), speeds);
 }
 
 static cg_stream_read *find(const cg_stream_plan *plan, uint64_t id)
@@ -259,7 +265,8 @@ uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
     return wake_ns;
 }
 
-cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, uint64_t id, bool has_arrived)
+cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, uint64_t id,
+                                       uint64_t n_bytes, uint64_t ended_ns)
 {
     cg_stream_read *read = find(plan, id);
     if (read == NULL)
@@ -268,11 +275,13 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, uint64_t id, bool h
     cg_stream_chunk *chunk = &stream->chunks[read->chunk_index];
     plan->n_reading--;
     plan->bytes_reading -= read->bytes;
+    stream->link_ns += cg_link_meter_end(&speeds->meter, read->meter_mark, n_bytes,
+                                         read->submitted_ns, ended_ns, &speeds->link);
     read->id = 0;
     chunk->n_reads--;
     if (chunk->state != CG_STREAM_READING || !cg_stream_wants(stream, read->chunk_index))
         return CG_STREAM_DROP;
-    if (!has_arrived)
+    if (n_bytes == 0)
         return chunk->n_reads == 0 ? CG_STREAM_FAIL : CG_STREAM_DROP;
     chunk->state = CG_STREAM_DECODING;
     chunk->level = read->level;

@@ -58,6 +58,7 @@ struct cg_stream {
     uint32_t first_failed; /* nothing from here on is wanted; end: none failed */
     uint32_t n_whole;      /* chunks [first, first + n_whole) are done */
     bool is_cancelled;
+    double link_ns;              /* its reads' share of the time in which the link was busy */
     bool is_decided;             /* levels were chosen with the link's speed known: */
     uint32_t decided_generation; /* of the estimator */
     uint8_t *levels;             /* [n_chunks] to read at; the owner sets the first choice */
@@ -72,6 +73,7 @@ typedef struct cg_stream_read {
     uint8_t level;
     uint64_t bytes; /* expected */
     uint64_t submitted_ns;
+    double meter_mark;                  /* of the link's meter */
     uint64_t smaller_at_ns, give_up_ns; /* UINT64_MAX: never */
 } cg_stream_read;
 
@@ -105,8 +107,7 @@ void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream);
 
 /* The read to begin now, late ones first; NULL: none is wise now. Each must be ended with
  * cg_stream_read_ended(), also if it cannot be begun. */
-const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, const cg_speeds *speeds,
-                                          uint64_t now_ns);
+const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speeds, uint64_t now_ns);
 /* The read of that id, if it is under way; else NULL. */
 const cg_stream_read *cg_stream_find_read(const cg_stream_plan *plan, uint64_t id);
 /* A read whose time is over, each once; NULL: none. It is under way until it has ended. */
@@ -126,8 +127,10 @@ typedef enum cg_stream_verdict {
     CG_STREAM_FAIL,     /* the chunk cannot be had: cg_stream_failed() */
 } cg_stream_verdict;
 
-/* A read of this id ended, with the chunk's bytes or without. */
-cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, uint64_t id, bool has_arrived);
+/* A read of this id ended at ended_ns, with so many bytes of the chunk, or with 0: it failed. The
+ * speeds' link learns from it. */
+cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, uint64_t id,
+                                       uint64_t n_bytes, uint64_t ended_ns);
 /* Decoding of a chunk ended. True: it is DONE, and n_whole counts on. False: it failed, or is not
  * wanted any more. */
 bool cg_stream_decode_ended(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,

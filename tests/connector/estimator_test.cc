@@ -2,10 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <vector>
+
 namespace
 {
 
-constexpr uint64_t MS = 1000000;
+constexpr uint64_t MS = 1000000, SECOND = 1000 * MS;
 constexpr uint64_t MBIT = 125000; // bytes of a Mbit
 
 class EstimatorTest : public testing::Test
@@ -19,11 +23,15 @@ class EstimatorTest : public testing::Test
     {
         cg_estimator_init(&e, kind, prior_bps);
     }
-    // One chunk that came at mbps.
+    // 100 Mbit that came at mbps.
+    void add(double mbps, uint64_t at_s)
+    {
+        cg_estimator_add(&e, 100 * MBIT, static_cast<uint64_t>(100 / mbps * SECOND), at_s * SECOND);
+    }
     void feed(double mbps, int n = 1)
     {
         for (int i = 0; i < n; i++)
-            cg_estimator_add(&e, static_cast<uint64_t>(mbps * MBIT), 1000 * MS);
+            add(mbps, 0);
     }
     double mbps() const
     {
@@ -41,7 +49,7 @@ TEST_F(EstimatorTest, KnowsNothingBeforeTheFirstSampleButAPrior)
     EXPECT_DOUBLE_EQ(mbps(), 100);
 }
 
-TEST_F(EstimatorTest, IsTheHarmonicMeanOfTheWindow)
+TEST_F(EstimatorTest, IsTheBytesOfTheWindowOverItsTime)
 {
     feed(100);
     feed(150);
@@ -55,7 +63,7 @@ TEST_F(EstimatorTest, ForgetsWhatIsOlderThanTwentySamples)
     EXPECT_NEAR(mbps(), 150, 1e-6);
 }
 
-TEST_F(EstimatorTest, OneSpikeChangesLittle)
+TEST_F(EstimatorTest, OneShortSpikeChangesLittle)
 {
     feed(100, 20);
     feed(10000);
@@ -85,36 +93,215 @@ TEST_F(EstimatorTest, LastIsThePapersEstimator)
     start(CG_ESTIMATOR_LAST);
     feed(100, 5);
     feed(7);
-    EXPECT_DOUBLE_EQ(mbps(), 7);
+    EXPECT_NEAR(mbps(), 7, 1e-6);
 }
 
 TEST_F(EstimatorTest, SamplesWithoutBytesOrTimeTeachNothing)
 {
-    cg_estimator_add(&e, 0, 1000);
-    cg_estimator_add(&e, 1000, 0);
+    cg_estimator_add(&e, 0, 1000, 0);
+    cg_estimator_add(&e, 1000, 0, 0);
     EXPECT_EQ(mbps(), 0);
     EXPECT_EQ(e.generation, 0u);
 }
 
-// Two reads that share the link: each takes the whole time, and the link is twice as fast as either
-// seems.
-TEST_F(EstimatorTest, TheMeterCountsBytesOverBusyTime)
+// ---- the meter, on a link of the test's own ----
+
+// A link that gives every read under way the same share (a TCP connection each), or that serves
+// them in order (one connection), and takes a while to answer at all.
+class Link
 {
-    cg_link_meter meter = {};
-    const uint64_t second = 1000 * MS, bytes = 10 * MBIT;
-    cg_link_meter_add(&meter, bytes, 0, second - 1, 1, &e);
-    cg_link_meter_add(&meter, bytes, 0, second, 0, &e);
-    cg_link_meter_add(&meter, 2 * bytes, 5 * second, 6 * second, 0, &e); // idle in between
-    EXPECT_NEAR(mbps(), 20, 1) << e.n_samples << " samples";
+  public:
+    Link(double mbps, bool in_order, uint64_t round_trip_ns, cg_estimator *estimator)
+        : bytes_per_ns_(mbps * MBIT / 1e9), in_order_(in_order), round_trip_ns_(round_trip_ns),
+          estimator_(estimator)
+    {
+    }
+    // Reads of these sizes, so many at once.
+    void run(const std::vector<uint64_t> &sizes, size_t n_at_once)
+    {
+        size_t next = 0;
+        while (next < sizes.size() || !reads_.empty()) {
+            while (next < sizes.size() && reads_.size() < n_at_once)
+                begin(sizes[next++]);
+            if (!reads_.empty() && next < sizes.size())
+                busy_bps = cg_estimator_bps(estimator_);
+            step();
+        }
+    }
+    void idle(uint64_t ns)
+    {
+        now_ns_ += static_cast<double>(ns);
+    }
+    double now_ns() const
+    {
+        return now_ns_;
+    }
+    double shares_ns = 0;
+    double busy_bps = 0; // the estimate while reads were still coming
+
+  private:
+    struct Read {
+        uint64_t bytes, begun_ns;
+        double mark, left_bytes, answered_ns;
+    };
+    void begin(uint64_t bytes)
+    {
+        const uint64_t begun_ns = static_cast<uint64_t>(now_ns_);
+        reads_.push_back({bytes, begun_ns, cg_link_meter_begin(&meter_, begun_ns),
+                          static_cast<double>(bytes),
+                          now_ns_ + static_cast<double>(round_trip_ns_)});
+    }
+    double rate(size_t i, size_t n_moving) const
+    {
+        if (reads_[i].answered_ns > now_ns_)
+            return 0;
+        if (!in_order_)
+            return bytes_per_ns_ / static_cast<double>(n_moving);
+        for (size_t before = 0; before < i; before++)
+            if (reads_[before].answered_ns <= now_ns_)
+                return 0;
+        return bytes_per_ns_;
+    }
+    // Until the next answer begins or the next read ends.
+    void step()
+    {
+        size_t n_moving = 0;
+        for (const Read &read : reads_)
+            n_moving += read.answered_ns <= now_ns_;
+        double ns = 1e18;
+        for (size_t i = 0; i < reads_.size(); i++) {
+            const double r = rate(i, n_moving);
+            ns = std::min(ns, r > 0                             ? reads_[i].left_bytes / r
+                              : reads_[i].answered_ns > now_ns_ ? reads_[i].answered_ns - now_ns_
+                                                                : ns);
+        }
+        std::vector<double> rates;
+        for (size_t i = 0; i < reads_.size(); i++)
+            rates.push_back(rate(i, n_moving));
+        for (size_t i = 0; i < reads_.size(); i++)
+            reads_[i].left_bytes -= rates[i] * ns;
+        now_ns_ += ns;
+        for (size_t i = reads_.size(); i-- > 0;)
+            if (reads_[i].left_bytes < 0.5) {
+                shares_ns +=
+                    cg_link_meter_end(&meter_, reads_[i].mark, reads_[i].bytes, reads_[i].begun_ns,
+                                      static_cast<uint64_t>(now_ns_), estimator_);
+                reads_.erase(reads_.begin() + static_cast<long>(i));
+            }
+    }
+    const double bytes_per_ns_;
+    const bool in_order_;
+    const uint64_t round_trip_ns_;
+    cg_estimator *estimator_;
+    cg_link_meter meter_ = {};
+    double now_ns_ = 1e9;
+    std::vector<Read> reads_;
+};
+
+std::vector<uint64_t> draw_sizes(size_t n, uint32_t seed)
+{
+    std::mt19937 random(seed);
+    std::vector<uint64_t> sizes;
+    for (size_t i = 0; i < n; i++)
+        sizes.push_back(16384 + random() % (256 << 10));
+    return sizes;
 }
 
-TEST_F(EstimatorTest, TheMeterGathersReadsOfMicroseconds)
+TEST_F(EstimatorTest, ReadsThatOverlapAreCreditedWithTheirShareOfTheLink)
+{
+    for (const double rate : {20.0, 40.0, 300.0, 1000.0})
+        for (const bool in_order : {false, true})
+            for (size_t n_at_once = 1; n_at_once <= 16; n_at_once++) {
+                SCOPED_TRACE(testing::Message() << rate << " Mbit/s, " << n_at_once << " at once"
+                                                << (in_order ? ", in order" : ""));
+                start(CG_ESTIMATOR_HARMONIC);
+                Link link(rate, in_order, 0, &e);
+                const double began_ns = link.now_ns();
+                link.run(draw_sizes(400, static_cast<uint32_t>(n_at_once)), n_at_once);
+                EXPECT_NEAR(link.busy_bps / 1e6 / rate, 1, 0.1);
+                // In order, the last reads of a burst get what the first ones lacked.
+                EXPECT_NEAR(mbps() / rate, 1, in_order ? 0.35 : 0.1);
+                EXPECT_NEAR(link.shares_ns / (link.now_ns() - began_ns), 1, 1e-3)
+                    << "shares add up to the time in which the link was busy";
+            }
+}
+
+TEST_F(EstimatorTest, ASmallTailOverARoundTripSaysNothingOfTheLink)
+{
+    Link link(1000, false, 20 * MS, &e);
+    link.run(std::vector<uint64_t>(64, 256 << 10), 16);
+    const double before = mbps();
+    EXPECT_GT(before, 600) << "sixteen reads fill most of such a link";
+    for (int i = 0; i < 20; i++) {
+        link.idle(100 * MS);
+        link.run({8192}, 1);
+    }
+    EXPECT_NEAR(mbps() / before, 1, 0.1);
+}
+
+TEST_F(EstimatorTest, AfterManyReadsAtOnceASlowLinkIsStillSeen)
+{
+    Link fast(100, false, 0, &e);
+    fast.run(draw_sizes(40, 1), 4);
+    EXPECT_NEAR(mbps(), 100, 10);
+    Link slow(0.5, false, 0, &e); // 8 kB take 131 ms: no round trip is that long
+    slow.run({8192, 8192}, 1);
+    EXPECT_NEAR(mbps(), 0.5, 0.05);
+}
+
+TEST_F(EstimatorTest, ThePageCacheIsNotTheLink)
+{
+    Link link(40, false, 0, &e);
+    link.run(draw_sizes(20, 1), 4);
+    cg_link_meter meter = {};
+    for (uint64_t i = 0; i < 100; i++) { // 256 KiB in 50 us
+        const uint64_t now_ns = i * 100000;
+        const double mark = cg_link_meter_begin(&meter, now_ns);
+        cg_link_meter_end(&meter, mark, 256 << 10, now_ns, now_ns + 50000, &e);
+    }
+    EXPECT_NEAR(mbps(), 40, 4);
+
+    start(CG_ESTIMATOR_HARMONIC); // but where it is all that there is, it is known
+    cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 0), 256 << 10, 0, 50000, &e);
+    EXPECT_NEAR(mbps(), 8 * 262144 / 50.0, 1);
+    link.run({1 << 20}, 1);
+    EXPECT_NEAR(mbps(), 40, 4);
+}
+
+TEST_F(EstimatorTest, AReadThatFailedTeachesNothing)
 {
     cg_link_meter meter = {};
-    for (uint64_t i = 0; i < 10; i++)
-        cg_link_meter_add(&meter, 100000, 0, 1000 * (i + 1), i < 9, &e);
-    EXPECT_EQ(e.n_samples, 1u);
-    EXPECT_NEAR(mbps(), 800000, 1); // 1 MB in 10 us
+    EXPECT_EQ(cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 5), 0, 5, 905, &e), 900);
+    EXPECT_EQ(e.generation, 0u);
+    EXPECT_EQ(meter.n_reading, 0u);
+}
+
+TEST_F(EstimatorTest, ASampleCountsLessTheOlderItIs)
+{
+    add(100, 0);
+    add(50, 0);
+    add(60, 300); // five minutes later
+    EXPECT_NEAR(mbps(), 60, 0.1);
+}
+
+TEST_F(EstimatorTest, TheLinkIsTrustedLessWhereSamplesDifferAreFewOrOld)
+{
+    const auto low = [&](uint64_t at_s) { return cg_estimator_low_bps(&e, at_s * SECOND) / 1e6; };
+    EXPECT_EQ(low(0), 0);
+    add(100, 0);
+    const double one = low(0);
+    EXPECT_LT(one, 70);
+    for (int i = 0; i < 19; i++)
+        add(100, 0);
+    const double many = low(0);
+    EXPECT_GT(many, 90);
+    EXPECT_LT(many, 100);
+    EXPECT_LT(low(10), many * 0.7);
+    EXPECT_GT(low(1000), many * 0.49);
+    add(60, 0);
+    EXPECT_LT(low(0), many * 0.97);
+    start(CG_ESTIMATOR_HARMONIC, 80e6);
+    EXPECT_NEAR(low(0), 40, 1e-6) << "a prior is a guess";
 }
 
 } // namespace

@@ -62,6 +62,12 @@ class StreamPlanTest : public testing::Test
         speeds.n_threads = 1;
         cg_estimator_init(&speeds.link, CG_ESTIMATOR_HARMONIC, 8 * bytes_per_s);
     }
+    cg_stream_verdict ended(uint64_t id, bool has_arrived, uint64_t now_ns = 0)
+    {
+        const cg_stream_read *read = cg_stream_find_read(&plan, id);
+        const uint64_t n_bytes = has_arrived && read != nullptr ? read->bytes : 0;
+        return cg_stream_read_ended(&plan, &speeds, id, n_bytes, now_ns);
+    }
     const cg_stream_read *next(uint64_t now_ns = 0)
     {
         return cg_stream_next_read(&plan, &speeds, now_ns);
@@ -117,7 +123,7 @@ TEST_F(StreamPlanTest, WhatIsNotDecodedYetTakesStagingMemory)
     link(1e9);
     cg_stream_plan_add(&plan, &stream.s);
     EXPECT_EQ(begin_all(), 4u);
-    EXPECT_EQ(cg_stream_read_ended(&plan, 1, true), CG_STREAM_DECODE);
+    EXPECT_EQ(ended(1, true), CG_STREAM_DECODE);
     EXPECT_EQ(begin_all(), 0u);
     EXPECT_TRUE(cg_stream_decode_ended(&plan, &stream.s, 0, true));
     EXPECT_EQ(begin_all(), 1u);
@@ -191,7 +197,7 @@ TEST_F(StreamPlanTest, LevelsAreDecidedAnewWhenTheLinkWasMeasured)
 
         Stream again(10, 4 * SECOND);
         again.s.has_fixed_level = c.fixed;
-        cg_estimator_add(&speeds.link, static_cast<uint64_t>(c.bytes_per_s), SECOND);
+        cg_estimator_add(&speeds.link, static_cast<uint64_t>(c.bytes_per_s), SECOND, SECOND);
         start(16, 1000000 * KB);
         cg_stream_plan_add(&plan, &again.s);
         EXPECT_EQ(next()->level, c.want) << c.what;
@@ -245,9 +251,9 @@ TEST_F(StreamPlanTest, OfTwoReadsOfAChunkTheFirstThatArrivesCounts)
         cg_stream_plan_add(&plan, &stream.s);
         const uint64_t large = next(0)->id, small = next(3 * SECOND)->id;
         const uint64_t first = small_first ? small : large, second = small_first ? large : small;
-        EXPECT_EQ(cg_stream_read_ended(&plan, first, true), CG_STREAM_DECODE);
+        EXPECT_EQ(ended(first, true), CG_STREAM_DECODE);
         EXPECT_EQ(stream.s.chunks[0].level, small_first ? CG_L3 : CG_L2);
-        EXPECT_EQ(cg_stream_read_ended(&plan, second, true), CG_STREAM_DROP);
+        EXPECT_EQ(ended(second, true), CG_STREAM_DROP);
         EXPECT_EQ(plan.n_reading, 0u);
         EXPECT_EQ(plan.bytes_reading, 0u);
     }
@@ -258,9 +264,9 @@ TEST_F(StreamPlanTest, AChunkFailsWithItsLastRead)
     Stream stream(1, 4 * SECOND);
     cg_stream_plan_add(&plan, &stream.s);
     const uint64_t large = next(0)->id, small = next(3 * SECOND)->id;
-    EXPECT_EQ(cg_stream_read_ended(&plan, small, false), CG_STREAM_DROP);
-    EXPECT_EQ(cg_stream_read_ended(&plan, small, false), CG_STREAM_DROP) << "ended before";
-    EXPECT_EQ(cg_stream_read_ended(&plan, large, false), CG_STREAM_FAIL);
+    EXPECT_EQ(ended(small, false), CG_STREAM_DROP);
+    EXPECT_EQ(ended(small, false), CG_STREAM_DROP) << "ended before";
+    EXPECT_EQ(ended(large, false), CG_STREAM_FAIL);
     EXPECT_FALSE(cg_stream_is_settled(&stream.s)) << "until the owner says so";
     EXPECT_TRUE(cg_stream_failed(&stream.s, 0));
     EXPECT_TRUE(cg_stream_is_settled(&stream.s));
@@ -273,8 +279,8 @@ TEST_F(StreamPlanTest, AReadThatNobodyWantsIsDropped)
     cg_stream_plan_add(&plan, &stream.s);
     EXPECT_EQ(begin_all(), 3u);
     EXPECT_TRUE(cg_stream_failed(&stream.s, 1));
-    EXPECT_EQ(cg_stream_read_ended(&plan, 3, true), CG_STREAM_DROP) << "behind a failure";
-    EXPECT_EQ(cg_stream_read_ended(&plan, 1, true), CG_STREAM_DECODE);
+    EXPECT_EQ(ended(3, true), CG_STREAM_DROP) << "behind a failure";
+    EXPECT_EQ(ended(1, true), CG_STREAM_DECODE);
     stream.s.is_cancelled = true;
     EXPECT_FALSE(cg_stream_decode_ended(&plan, &stream.s, 0, true)) << "cancelled meanwhile";
     EXPECT_EQ(stream.s.n_whole, 0u);
@@ -297,7 +303,7 @@ TEST_F(StreamPlanTest, AReadIsGivenUpOnceAndByTheLengthOfTheQueue)
     EXPECT_EQ(cg_stream_wake_ns(&plan), second_ns);
     EXPECT_EQ(plan.n_reading, 2u) << "it is under way until it has ended";
     EXPECT_EQ(cg_stream_find_read(&plan, 1)->chunk_index, 0u);
-    EXPECT_EQ(cg_stream_read_ended(&plan, 1, false), CG_STREAM_FAIL);
+    EXPECT_EQ(ended(1, false), CG_STREAM_FAIL);
     EXPECT_EQ(cg_stream_find_read(&plan, 1), nullptr);
     EXPECT_EQ(cg_stream_find_read(&plan, 0), nullptr);
 }
@@ -319,7 +325,7 @@ TEST_F(StreamPlanTest, ASlowLinkDoesNotOverflowTheTimeOut)
     link(1e-9);
     cg_stream_plan_add(&plan, &stream.s);
     EXPECT_EQ(next(NEVER - SECOND)->give_up_ns, NEVER);
-    cg_stream_read_ended(&plan, 1, false);
+    ended(1, false);
     Stream other(1);
     other.s.has_fixed_level = true;
     cg_stream_plan_add(&plan, &other.s);
@@ -337,7 +343,7 @@ TEST_F(StreamPlanTest, TheWholePrefixGrowsInOrder)
         uint32_t chunk_index, n_whole;
     } steps[] = {{2, 0}, {1, 2}, {4, 2}, {3, 4}};
     for (const auto &step : steps) {
-        ASSERT_EQ(cg_stream_read_ended(&plan, step.chunk_index, true), CG_STREAM_DECODE);
+        ASSERT_EQ(ended(step.chunk_index, true), CG_STREAM_DECODE);
         EXPECT_FALSE(cg_stream_is_settled(&stream.s));
         EXPECT_TRUE(cg_stream_decode_ended(&plan, &stream.s, step.chunk_index, true));
         EXPECT_EQ(stream.s.n_whole, step.n_whole) << step.chunk_index;
@@ -378,7 +384,7 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
                 under_way.erase(std::find(under_way.begin(), under_way.end(), id));
                 cg_stream *stream = late->stream;
                 const uint32_t index = late->chunk_index;
-                if (cg_stream_read_ended(&plan, id, false) == CG_STREAM_FAIL)
+                if (ended(id, false) == CG_STREAM_FAIL)
                     cg_stream_failed(stream, index);
                 continue;
             }
@@ -393,9 +399,7 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
             const cg_stream_read read = *cg_stream_find_read(&plan, under_way[at]);
             under_way.erase(under_way.begin() + static_cast<long>(at));
             const bool has_arrived = random() % 20 != 0;
-            if (has_arrived && now_ns > read.submitted_ns)
-                cg_estimator_add(&speeds.link, read.bytes, now_ns - read.submitted_ns);
-            const cg_stream_verdict verdict = cg_stream_read_ended(&plan, read.id, has_arrived);
+            const cg_stream_verdict verdict = ended(read.id, has_arrived, now_ns);
             const bool decodes = random() % 20 != 0;
             if (verdict == CG_STREAM_FAIL ||
                 (verdict == CG_STREAM_DECODE &&
