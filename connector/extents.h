@@ -1,0 +1,89 @@
+/* connector/extents.h - what is read of which chunk, in which order, and where to stop: the
+ * planner of loads.
+ *
+ * A chunk's lossy levels are one nested file as a rule: its first bytes are the coarsest level, and
+ * what follows refines it. So a load reads coarse first and refines while there is time. A wrong
+ * estimate of the link then costs quality and not the deadline, and no byte is read twice.
+ *
+ * What must arrive, the floor of every chunk, goes first, in the order given. Then come the
+ * refinements, by benefit (KL divergence saved) per unit of time (of reading and decoding). A step
+ * is planned only if all that is planned still ends in time: each chunk read in order at the link's
+ * speed and decoded, one after the other on all threads, once its last byte is there. At the first
+ * step that does not fit one more that does is looked for, the best; so more time never makes a
+ * plan worse. Where a slow link too has time for everything, chunks are read to their ends one
+ * after the other, so that decoding starts early.
+ * Levels in files of their own (L0; chunks that don't nest) are chosen before anything is read of a
+ * chunk, by what a slow link can do, since they cannot be cut short.
+ *
+ * The method is the greedy one for the knapsack with increments; for nested increments of falling
+ * benefit it is optimal up to the last step. tests/connector/extents_test.cc compares it with an
+ * exact solution.
+ * Threads: pure functions.
+ */
+#ifndef CG_CONNECTOR_EXTENTS_H
+#define CG_CONNECTOR_EXTENTS_H
+#include "codec/geometry.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cg_extents_chunk {
+    uint64_t bytes[CG_N_LEVELS];   /* 0: not to be had. Nested levels: from the start of the file */
+    double kl[CG_N_LEVELS];        /* what the chunk costs at the level */
+    double decode_ns[CG_N_LEVELS]; /* wall time, on all threads */
+    double left_ns;                /* until its load's deadline */
+    uint64_t asked_bytes;          /* of the file: read, or under way */
+    uint8_t floor;                 /* what must arrive; bytes[floor] > 0 */
+    uint8_t asked;                 /* the finest level that asked_bytes hold; CG_N_LEVELS: none */
+    bool is_nested;                /* L1 to L3, as far as they are there, are one file */
+    bool is_closed;                /* it stays at `asked`: no refinement */
+} cg_extents_chunk;
+
+typedef struct cg_extents_input {
+    const cg_extents_chunk *chunks; /* of all loads: the earliest deadline first, then in order */
+    size_t n_chunks;
+    double link_bps, low_bps; /* the link's speed, and what it will very likely reach; above 0 */
+    double queued_bytes;      /* under way */
+    double decoding_ns;       /* of what is being decoded, wall time */
+} cg_extents_input;
+
+/* Read the chunk's file of this level up to bytes[level] from where it was read to before. */
+typedef struct cg_extent {
+    uint32_t chunk;
+    uint8_t level;
+} cg_extent;
+
+typedef struct cg_extents_step {
+    double rate; /* KL per ns */
+    uint32_t chunk;
+    uint8_t from, to;
+} cg_extents_step;
+
+typedef struct cg_extents_plan {
+    uint8_t *levels;    /* [n_chunks]: that each chunk will have */
+    cg_extent *extents; /* [n_chunks * CG_N_LEVELS], in the order of reading */
+    size_t n_extents;
+    bool in_time; /* all that must arrive is predicted to */
+    double kl;    /* of all chunks at these levels */
+    /* For cg_extents_plan_make(): */
+    cg_extents_step *steps; /* [n_chunks * CG_N_LEVELS] */
+    uint32_t *last;         /* [n_chunks] */
+    size_t capacity;        /* n_chunks that there is room for */
+} cg_extents_plan;
+
+/* Room for plans of n_chunks; plan is zeros, or had room before. False: no memory, and plan is as
+ * it was. */
+bool cg_extents_plan_reserve(cg_extents_plan *plan, size_t n_chunks);
+void cg_extents_plan_destroy(cg_extents_plan *plan);
+
+/* Fills plan, which has room for input->n_chunks. */
+void cg_extents_plan_make(cg_extents_plan *plan, const cg_extents_input *input);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

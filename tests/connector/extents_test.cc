@@ -1,0 +1,341 @@
+#include "connector/extents.h"
+
+#include "connector/quality.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+constexpr double S = 1e9;
+constexpr uint8_t NONE = CG_N_LEVELS;
+
+// Nested chunks of 256 tokens of a context, all alike: L1 600, L2 250, L3 100 kB; a link of 8
+// Mbit/s moves 1 MB a second, for sure.
+class ExtentsTest : public testing::Test
+{
+  protected:
+    void SetUp() override
+    {
+        set_chunks(4);
+        in.link_bps = in.low_bps = 8e6;
+    }
+    void TearDown() override
+    {
+        cg_extents_plan_destroy(&plan);
+    }
+    void set_chunks(size_t n)
+    {
+        chunks.clear();
+        for (size_t i = 0; i < n; i++) {
+            cg_extents_chunk chunk = {};
+            chunk.bytes[CG_L1] = 600000;
+            chunk.bytes[CG_L2] = 250000;
+            chunk.bytes[CG_L3] = 100000;
+            for (unsigned level = 0; level < CG_N_LEVELS; level++)
+                chunk.kl[level] =
+                    cg_quality_kl(static_cast<uint32_t>(256 * (n - 1 - i)), 256, level);
+            chunk.floor = CG_L3;
+            chunk.asked = NONE;
+            chunk.is_nested = true;
+            chunks.push_back(chunk);
+        }
+        set_left(100);
+    }
+    void set_left(double seconds)
+    {
+        for (cg_extents_chunk &chunk : chunks)
+            chunk.left_ns = seconds * S;
+    }
+    void make()
+    {
+        in.chunks = chunks.data();
+        in.n_chunks = chunks.size();
+        ASSERT_TRUE(cg_extents_plan_reserve(&plan, chunks.size()));
+        cg_extents_plan_make(&plan, &in);
+    }
+    // "0:3 1:3 1:2": chunk 0 to L3, then chunk 1 to L3, then on to L2.
+    std::string extents() const
+    {
+        std::string text;
+        for (size_t i = 0; i < plan.n_extents; i++)
+            text += (i > 0 ? " " : "") + std::to_string(plan.extents[i].chunk) + ":" +
+                    std::to_string(plan.extents[i].level);
+        return text;
+    }
+    // What it takes to do what the plan says, with nothing known of the plan but its extents.
+    double seconds_of_plan() const
+    {
+        std::vector<uint64_t> at(chunks.size());
+        std::vector<size_t> last(chunks.size());
+        for (size_t i = 0; i < chunks.size(); i++)
+            at[i] = chunks[i].asked_bytes;
+        for (size_t i = 0; i < plan.n_extents; i++)
+            last[plan.extents[i].chunk] = i;
+        double read_ns = in.queued_bytes * 8e9 / in.link_bps, decoded_ns = in.decoding_ns;
+        for (size_t i = 0; i < plan.n_extents; i++) {
+            const uint32_t c = plan.extents[i].chunk;
+            const uint8_t level = plan.extents[i].level;
+            EXPECT_GT(chunks[c].bytes[level], at[c]) << "no byte is read twice";
+            read_ns += static_cast<double>(chunks[c].bytes[level] - at[c]) * 8e9 / in.link_bps;
+            at[c] = chunks[c].bytes[level];
+            if (last[c] == i)
+                decoded_ns = std::max(decoded_ns, read_ns) + chunks[c].decode_ns[level];
+        }
+        return std::max(read_ns, decoded_ns) / S;
+    }
+    std::vector<cg_extents_chunk> chunks;
+    cg_extents_input in = {};
+    cg_extents_plan plan = {};
+};
+
+TEST_F(ExtentsTest, WhatMustArriveComesFirstAndThenTheEndOfTheContext)
+{
+    const struct {
+        const char *what;
+        double left_s;
+        const char *want;
+        bool in_time;
+    } cases[] = {
+        {"not even the coarsest", 0.39, "0:3 1:3 2:3 3:3", false},
+        {"the coarsest", 0.41, "0:3 1:3 2:3 3:3", true},
+        {"the last chunk better", 0.56, "0:3 1:3 2:3 3:3 3:2", true},
+        {"the last two", 0.71, "0:3 1:3 2:3 3:3 3:2 2:2", true},
+        {"the last one finer still before those far away", 1.11, "0:3 1:3 2:3 3:3 3:2 2:2 3:1",
+         true},
+    };
+    for (const auto &c : cases) {
+        set_left(c.left_s);
+        make();
+        EXPECT_EQ(extents(), c.want) << c.what;
+        EXPECT_EQ(plan.in_time, c.in_time) << c.what;
+        EXPECT_LE(seconds_of_plan(), c.in_time ? c.left_s : 0.41) << c.what;
+    }
+}
+
+TEST_F(ExtentsTest, WithTimeForAllChunksAreReadToTheirEndsOneAfterTheOther)
+{
+    make();
+    EXPECT_EQ(extents(), "0:1 1:1 2:1 3:1");
+    in.low_bps = in.link_bps / 100; // but not where that is a hope only
+    make();
+    EXPECT_EQ(extents().substr(0, 15), "0:3 1:3 2:3 3:3");
+    EXPECT_EQ(plan.n_extents, 12u);
+}
+
+TEST_F(ExtentsTest, NothingIsReadTwiceAndWhatIsClosedIsNotRefined)
+{
+    chunks[0].asked = chunks[1].asked = chunks[2].asked = CG_L3;
+    chunks[0].asked_bytes = chunks[1].asked_bytes = chunks[2].asked_bytes = 100000;
+    chunks[2].asked_bytes = 200000; // on its way to L2
+    chunks[1].is_closed = true;
+    in.low_bps = 1;
+    make();
+    EXPECT_EQ(extents(), "3:3 3:2 2:2 3:1 0:2 2:1 0:1");
+    EXPECT_EQ(plan.levels[1], CG_L3);
+    EXPECT_DOUBLE_EQ(seconds_of_plan(), 0.6 + 0.4 + 0.5);
+}
+
+TEST_F(ExtentsTest, LevelsInFilesOfTheirOwnAreChosenBeforeTheyAreBegunByWhatASlowLinkCanDo)
+{
+    set_chunks(2);
+    for (cg_extents_chunk &chunk : chunks) {
+        chunk.is_nested = false;
+        chunk.bytes[CG_L0] = 2000000;
+    }
+    set_left(1.3);
+    make();
+    EXPECT_EQ(extents(), "0:1 1:1") << "each level is a file: none is read for another's sake";
+    in.low_bps = in.link_bps / 2;
+    make();
+    EXPECT_EQ(extents(), "0:2 1:2") << "0.5 of 0.65 MB";
+    chunks[0].asked_bytes = 1;
+    make();
+    EXPECT_EQ(plan.levels[0], CG_L3) << "it was begun";
+
+    set_chunks(1); // a nested file, and L0 beside it
+    chunks[0].bytes[CG_L0] = 2000000;
+    make();
+    EXPECT_EQ(extents(), "0:0");
+    chunks[0].asked = CG_L3;
+    chunks[0].asked_bytes = 100000;
+    make();
+    EXPECT_EQ(extents(), "0:1");
+}
+
+TEST_F(ExtentsTest, DecodingBytesUnderWayAndOtherDeadlinesCount)
+{
+    for (cg_extents_chunk &chunk : chunks)
+        for (double &ns : chunk.decode_ns)
+            ns = 0.2 * S;
+    set_left(0.89); // 0.1 until the first chunk is there, and four times 0.2
+    make();
+    EXPECT_FALSE(plan.in_time);
+    set_left(0.91);
+    make();
+    EXPECT_EQ(extents(), "0:3 1:3 2:3 3:3 3:2")
+        << "the last is decoded last: reading it costs nothing";
+    EXPECT_LE(seconds_of_plan(), 0.91);
+    in.queued_bytes = 20000;
+    make();
+    EXPECT_FALSE(plan.in_time);
+    in.queued_bytes = 0;
+    in.decoding_ns = 0.2 * S;
+    make();
+    EXPECT_FALSE(plan.in_time);
+
+    SetUp(); // the first two are another load's, which has less time
+    chunks[0].left_ns = chunks[1].left_ns = 0.22 * S;
+    make();
+    EXPECT_EQ(plan.levels[0], CG_L3);
+    EXPECT_EQ(plan.levels[1], CG_L3);
+    EXPECT_EQ(plan.levels[3], CG_L1);
+}
+
+// ---- against an exact solution ----
+
+class RandomExtentsTest : public ExtentsTest
+{
+  protected:
+    void draw(uint32_t seed, bool decodes)
+    {
+        std::mt19937 random(seed);
+        const auto between = [&](double low, double high) {
+            return low + (high - low) * static_cast<double>(random() % 10001) / 10000;
+        };
+        set_chunks(1 + random() % 5);
+        for (cg_extents_chunk &chunk : chunks) {
+            const double sensitivity = between(0.01, 1);
+            chunk.bytes[CG_L3] = static_cast<uint64_t>(between(5e4, 2e5));
+            chunk.bytes[CG_L2] = chunk.bytes[CG_L3] + static_cast<uint64_t>(between(5e4, 4e5));
+            chunk.bytes[CG_L1] = chunk.bytes[CG_L2] + static_cast<uint64_t>(between(5e4, 8e5));
+            if (random() % 4 == 0)
+                chunk.bytes[CG_L2] = 0;
+            for (unsigned level = 0; level < CG_N_LEVELS; level++) {
+                chunk.kl[level] = sensitivity * std::vector<double>{0, 3, 10, 57}[level];
+                chunk.decode_ns[level] = decodes ? between(0.01, 0.1) * S : 0;
+            }
+        }
+        left_s = between(0.05, 3);
+        set_left(left_s);
+    }
+    // The least KL of all plans that end in time; below 0 if none does.
+    double exact()
+    {
+        double best = -1;
+        std::vector<uint8_t> levels(chunks.size(), CG_L3);
+        for (;;) {
+            double kl = 0, bytes = 0;
+            for (size_t i = 0; i < chunks.size(); i++) {
+                bytes += static_cast<double>(chunks[i].bytes[levels[i]]);
+                kl += chunks[i].kl[levels[i]];
+            }
+            if (bytes * 8e9 / in.link_bps <= left_s * S && (best < 0 || kl < best))
+                best = kl;
+            size_t i = 0;
+            for (; i < chunks.size(); i++) {
+                do
+                    levels[i]--;
+                while (levels[i] > 0 && chunks[i].bytes[levels[i]] == 0);
+                if (levels[i] > 0)
+                    break;
+                levels[i] = CG_L3;
+            }
+            if (i == chunks.size())
+                return best;
+        }
+    }
+    double left_s = 0;
+};
+
+TEST_F(RandomExtentsTest, NeverOverBudgetWhenTheCoarsestFits)
+{
+    for (uint32_t seed = 0; seed < 2000; seed++) {
+        SCOPED_TRACE(seed);
+        draw(seed, seed % 2 == 0);
+        make();
+        if (plan.in_time)
+            EXPECT_LE(seconds_of_plan(), left_s * (1 + 1e-9));
+        else
+            for (size_t i = 0; i < chunks.size(); i++)
+                EXPECT_EQ(plan.levels[i], CG_L3);
+    }
+}
+
+TEST_F(RandomExtentsTest, IsNearlyAsGoodAsTheExactSolution)
+{
+    double ours = 0, best = 0;
+    int n_same = 0, n = 0;
+    for (uint32_t seed = 0; seed < 2000; seed++) {
+        SCOPED_TRACE(seed);
+        draw(seed, false);
+        make();
+        const double least = exact();
+        ASSERT_EQ(plan.in_time, least >= 0);
+        if (!plan.in_time)
+            continue;
+        ASSERT_GE(plan.kl, least - 1e-9);
+        double coarsest = 0;
+        for (const cg_extents_chunk &chunk : chunks)
+            coarsest += chunk.kl[CG_L3];
+        EXPECT_GE((coarsest - plan.kl) * 4, coarsest - least - 1e-9)
+            << "a fourth of what can be gained, at the very least";
+        n++;
+        n_same += plan.kl <= least + 1e-9;
+        ours += plan.kl;
+        best += least;
+    }
+    EXPECT_GT(n, 1000);
+    EXPECT_GT(n_same, n / 2);
+    EXPECT_LT(ours, best * 1.15);
+}
+
+TEST_F(RandomExtentsTest, MoreTimeNeverMakesAWorsePlan)
+{
+    for (uint32_t seed = 0; seed < 500; seed++) {
+        SCOPED_TRACE(seed);
+        draw(seed, false);
+        double before = 1e9;
+        for (double more_s = 0; more_s < 3; more_s += 0.01) {
+            set_left(left_s + more_s);
+            make();
+            ASSERT_LE(plan.kl, before + 1e-9) << left_s + more_s;
+            before = plan.kl;
+        }
+    }
+}
+
+TEST_F(ExtentsTest, AnEmptyPlanIsFine)
+{
+    chunks.clear();
+    make();
+    EXPECT_EQ(plan.n_extents, 0u);
+    EXPECT_TRUE(plan.in_time);
+}
+
+// ---- the built-in curve ----
+
+TEST(QualityTest, IsTheCurveThatWasMeasured)
+{
+    EXPECT_DOUBLE_EQ(cg_quality_sensitivity(0, 3072), 1);
+    EXPECT_DOUBLE_EQ(cg_quality_sensitivity(0, 256), 0.65);
+    EXPECT_NEAR(cg_quality_sensitivity(256, 256), 0.11, 1e-12);
+    EXPECT_NEAR(cg_quality_sensitivity(0, 100) + cg_quality_sensitivity(100, 900),
+                cg_quality_sensitivity(0, 1000), 1e-12);
+    EXPECT_EQ(cg_quality_kl(0, 3072, CG_L0), 0);
+    EXPECT_DOUBLE_EQ(cg_quality_kl(0, 3072, CG_L3), 0.0566);
+    for (uint32_t n_behind = 0; n_behind < 100000; n_behind += 256) {
+        const double here = cg_quality_kl(n_behind, 256, CG_L2);
+        EXPECT_GT(here, 0);
+        EXPECT_GE(here * 1.001, cg_quality_kl(n_behind + 256, 256, CG_L2)) << n_behind;
+        EXPECT_LT(here, cg_quality_kl(n_behind, 256, CG_L3));
+        EXPECT_GT(here, cg_quality_kl(n_behind, 256, CG_L1));
+    }
+}
+
+} // namespace
