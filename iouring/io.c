@@ -129,7 +129,8 @@ static cg_status new_op(cg_io *io, cg_io_op_kind kind, int dir_fd, const char *p
 }
 
 static cg_status submit_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
-                             uint64_t max_bytes, bool start_only, cg_io_cache cache, uint64_t user)
+                             uint64_t max_bytes, bool start_only, uint64_t offset,
+                             cg_io_cache cache, uint64_t user)
 {
     cg_io_op *op;
     const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, &op);
@@ -138,6 +139,7 @@ static cg_status submit_read(cg_io *io, int dir_fd, const char *path, uint64_t e
     op->expected_bytes = expected_bytes;
     op->max_bytes = max_bytes;
     op->start_only = start_only;
+    op->offset = offset;
     op->direct = cache == CG_IO_DIRECT;
     return submit(io, op);
 }
@@ -145,14 +147,21 @@ static cg_status submit_read(cg_io *io, int dir_fd, const char *path, uint64_t e
 cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
                      uint64_t max_bytes, cg_io_cache cache, uint64_t user)
 {
-    return submit_read(io, dir_fd, path, expected_bytes, max_bytes, false, cache, user);
+    return submit_read(io, dir_fd, path, expected_bytes, max_bytes, false, 0, cache, user);
 }
 
 cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes,
                            cg_io_cache cache, uint64_t user)
 {
-    return n_bytes == 0 ? CG_ERR_INVALID_ARGUMENT
-                        : submit_read(io, dir_fd, path, n_bytes, n_bytes, true, cache, user);
+    return cg_io_read_range(io, dir_fd, path, 0, n_bytes, cache, user);
+}
+
+cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
+                           uint64_t n_bytes, cg_io_cache cache, uint64_t user)
+{
+    if (n_bytes == 0 || offset % CG_IO_PAGE_BYTES != 0 || offset > INT64_MAX - n_bytes)
+        return CG_ERR_INVALID_ARGUMENT;
+    return submit_read(io, dir_fd, path, n_bytes, n_bytes, true, offset, cache, user);
 }
 
 cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user)

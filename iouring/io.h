@@ -89,6 +89,10 @@ cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_
  * for a file. Returns CG_ERR_INVALID_ARGUMENT when n_bytes is 0. */
 cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes,
                            cg_io_cache cache, uint64_t user);
+/* The same for n_bytes from offset on. Returns CG_ERR_INVALID_ARGUMENT also when offset is not a
+ * multiple of 4096 (which O_DIRECT wants), or when such a range cannot be. */
+cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
+                           uint64_t n_bytes, cg_io_cache cache, uint64_t user);
 /* Completes with CG_OK and file_bytes for a regular file, CG_ERR_NOT_FOUND, or another error. */
 cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user);
 /* Writes a new file at path, durably, and whole or not at all. Its steps: a temporary file beside

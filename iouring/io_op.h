@@ -55,7 +55,8 @@ typedef struct cg_io_op {
                        way, clean up, report to nobody */
 
     uint64_t expected_bytes, max_bytes; /* reads */
-    bool start_only;                    /* read max_bytes from the start, and no more */
+    bool start_only;                    /* read max_bytes from offset on, and no more */
+    uint64_t offset;                    /* 0 unless start_only; on a page */
     bool direct;
     cg_io_pool *pool;
     cg_io_pool_buffer *buffer;

@@ -80,7 +80,7 @@ static void read_next(cg_io_op *op)
         .fd = op->fd,
         .bytes = op->buffer->buffer.data + offset,
         .n_bytes = left_bytes < CG_IO_STEP_BYTES ? left_bytes : CG_IO_STEP_BYTES,
-        .offset = offset,
+        .offset = op->offset + offset,
     };
 }
 
@@ -147,7 +147,7 @@ static void read_complete(cg_io_op *op)
     read_close(op, READ_CLOSE);
 }
 
-/* done_bytes of a start have been read. */
+/* done_bytes of a start, or of another range, have been read. */
 static void read_start_data(cg_io_op *op, bool at_end)
 {
     if (op->done_bytes >= op->size_bytes) {
@@ -183,7 +183,7 @@ static void read_data(cg_io_op *op, int result)
         return;
     }
     /* The step may have begun before done_bytes (O_DIRECT): only what goes beyond is new. */
-    const size_t end = (size_t)op->step.offset + (size_t)result;
+    const size_t end = (size_t)(op->step.offset - op->offset) + (size_t)result;
     const bool at_end = result == 0 || end <= op->done_bytes;
     if (end > op->done_bytes)
         op->done_bytes = end;

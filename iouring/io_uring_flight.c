@@ -121,10 +121,10 @@ void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f)
                        : (unsigned)((op->size_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES);
     sqe = io_uring_get_sqe(&u->ring.ring);
     if (op->buffer->slot != CG_IO_NO_SLOT)
-        io_uring_prep_read_fixed(sqe, (int)slot, op->buffer->buffer.data, n_bytes, 0,
+        io_uring_prep_read_fixed(sqe, (int)slot, op->buffer->buffer.data, n_bytes, op->offset,
                                  op->buffer->slot);
     else
-        io_uring_prep_read(sqe, (int)slot, op->buffer->buffer.data, n_bytes, 0);
+        io_uring_prep_read(sqe, (int)slot, op->buffer->buffer.data, n_bytes, op->offset);
     /* Hard: the read is nearly always short of n_bytes, which would break a plain link and leave
      * the file open. */
     /* Async: O_NONBLOCK makes io_uring believe that the file never blocks, which FUSE and NFS do

@@ -101,15 +101,23 @@ cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, c
                : CG_ERR_FOREIGN_PROFILE;
 }
 
-cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
-                        const cg_fingerprint *profile, uint64_t n_bytes, cg_io_cache cache,
-                        uint64_t user)
+cg_status cg_store_read_range(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
+                              const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
+                              cg_io_cache cache, uint64_t user)
 {
     char path[CG_TREE_PATH_BYTES];
     const cg_status status =
         cg_tree_object_path(store->model, key, level, profile, path, sizeof path);
-    return status == CG_OK ? cg_io_read_start(io, store->root_fd, path, n_bytes, cache, user)
-                           : status;
+    return status == CG_OK
+               ? cg_io_read_range(io, store->root_fd, path, offset, n_bytes, cache, user)
+               : status;
+}
+
+cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
+                        const cg_fingerprint *profile, uint64_t n_bytes, cg_io_cache cache,
+                        uint64_t user)
+{
+    return cg_store_read_range(store, io, key, level, profile, 0, n_bytes, cache, user);
 }
 
 /* CG_OK without a completion is a wake-up (cg_io_wake()): not ours. */

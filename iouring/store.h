@@ -59,6 +59,11 @@ cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, 
 cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
                         const cg_fingerprint *profile, uint64_t n_bytes, cg_io_cache cache,
                         uint64_t user);
+/* The same for n_bytes from offset on, as cg_io_read_range(). Of a nested file the ranges up to
+ * where a level ends are the chunk at that level, whichever of its names is read. */
+cg_status cg_store_read_range(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
+                              const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
+                              cg_io_cache cache, uint64_t user);
 
 /* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile, with
  * `tokens` beside it. A nested chunk is written under the name of its finest level. The names of

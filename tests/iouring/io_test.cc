@@ -121,6 +121,41 @@ TEST_P(IoTest, RefusesWhatIsNoRegularFile)
     EXPECT_EQ(read("file", &got), CG_OK);
 }
 
+TEST_P(IoTest, ReadsRangesAndNoMore)
+{
+    constexpr size_t N = 700001;
+    const std::vector<uint8_t> all = draw_bytes(N, 3);
+    dir.write("file", all);
+    const struct {
+        uint64_t offset, n_bytes;
+        cg_status want;
+    } cases[] = {
+        {0, 1, CG_OK},
+        {4096, 262144, CG_OK},
+        {262144, 100, CG_OK},
+        {696320, N - 696320, CG_OK},
+        {696320, N - 696320 + 1, CG_ERR_TRUNCATED},
+        {704512, 1, CG_ERR_TRUNCATED},
+    };
+    for (const auto &c : cases)
+        for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
+            SCOPED_TRACE(testing::Message() << c.offset << "+" << c.n_bytes << " cache=" << cache);
+            std::vector<uint8_t> got;
+            ASSERT_EQ(cg_io_read_range(io, dir.fd, "file", c.offset, c.n_bytes, cache, 77), CG_OK);
+            EXPECT_EQ(take_read(&got), c.want);
+            if (c.want == CG_OK) {
+                ASSERT_EQ(got.size(), c.n_bytes);
+                EXPECT_TRUE(
+                    std::equal(got.begin(), got.end(), all.begin() + static_cast<long>(c.offset)));
+            }
+        }
+    for (const auto &[offset, n_bytes] :
+         std::vector<std::pair<uint64_t, uint64_t>>{{1, 10}, {0, 0}, {1ull << 63, 4096}})
+        EXPECT_EQ(cg_io_read_range(io, dir.fd, "file", offset, n_bytes, CG_IO_CACHED, 1),
+                  CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_io_n_under_way(io), 0u);
+}
+
 TEST_P(IoTest, StatsRegularFiles)
 {
     for (size_t n : SIZES) {
