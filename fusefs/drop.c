@@ -92,43 +92,6 @@ static void remove_folder(int root_fd, const cg_survey *survey, const place *p)
     }
 }
 
-static int copy_bytes(int from, int to, uint64_t n_bytes)
-{
-    off_t at = 0;
-    while ((uint64_t)at < n_bytes) {
-        const ssize_t n = copy_file_range(from, &at, to, NULL, n_bytes - (uint64_t)at, 0);
-        if (n < 0)
-            return errno;
-        if (n == 0)
-            return EIO; /* it has become shorter */
-    }
-    return 0;
-}
-
-/* A new file in the staging directory: the first n_bytes of the old one, with its owner, mode and
- * times. */
-static int copy_start(cg_staging *staging, int from, uint64_t n_bytes,
-                      char name_out[CG_STAGING_NAME_BYTES])
-{
-    struct stat attr;
-    int to;
-    if (fstat(from, &attr) != 0)
-        return errno;
-    int error = cg_staging_create(staging, name_out, &to);
-    if (error != 0)
-        return error;
-    const struct timespec times[] = {attr.st_atim, attr.st_mtim};
-    error = copy_bytes(from, to, n_bytes);
-    if (error == 0 &&
-        ((fchown(to, attr.st_uid, attr.st_gid) != 0 && geteuid() == 0) ||
-         fchmod(to, attr.st_mode & 07777) != 0 || futimens(to, times) != 0 || fsync(to) != 0))
-        error = errno;
-    close(to);
-    if (error != 0)
-        unlinkat(staging->dir_fd, name_out, 0);
-    return error;
-}
-
 /* Gives a staged file the level's name, in place of the survey's file. The staged name stays. */
 static int rename_over(cg_staging *staging, const char *staged, const place *p, unsigned level)
 {
@@ -155,7 +118,7 @@ static int cut(cg_staging *staging, const place *p, uint8_t finest_left)
     if (from < 0)
         return errno;
     if (fstat(from, &attr) == 0 && attr.st_ino == p->file->ino) {
-        error = copy_start(staging, from, p->file->level_bytes[finest_left], staged);
+        error = cg_staging_copy(staging, from, p->file->level_bytes[finest_left], staged);
         for (unsigned level = finest_left; error == 0 && level < CG_N_LEVELS; level++)
             if (is_still(p, level))
                 error = rename_over(staging, staged, p, level);

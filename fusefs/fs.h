@@ -8,7 +8,7 @@
  *   space
  *   open_files, fs
  *   nodes, control
- *   drop, evict, survey
+ *   fsck, drop, evict, survey, walk
  *   views, strict, staging, persona, claims, metrics
  * They share the nodes' lock (fusefs/nodes.h); no system call is made under it. And names_lock.
  */

@@ -1,5 +1,6 @@
 /* cachegenfs: mounts a store. */
 #include "fusefs/core.h"
+#include "fusefs/fsck.h"
 #include "fusefs/fuse_api.h"
 #include "fusefs/loop.h"
 #include "fusefs/ops.h"
@@ -142,9 +143,23 @@ no_session:
     return result;
 }
 
+/* cachegenfs fsck STORE [--repair]. As mount(8) and /etc/fstab want two folders, a mount cannot be
+ * meant; a store of the name fsck is ./fsck. */
+static int run_fsck(int argc, char **argv)
+{
+    const bool repair = argc == 4 && strcmp(argv[3], "--repair") == 0;
+    if (argc < 3 || argc > 4 || (argc == 4 && !repair)) {
+        fprintf(stderr, "usage: cachegenfs fsck STORE [--repair]\n");
+        return 2;
+    }
+    return cg_fsck(argv[2], repair, stdout);
+}
+
 int main(int argc, char **argv)
 {
     cg_options options;
+    if (argc > 1 && strcmp(argv[1], "fsck") == 0)
+        return run_fsck(argc, argv);
     switch (cg_options_parse(argc, argv, &options)) {
     case CG_OPTIONS_DONE: return EXIT_SUCCESS;
     case CG_OPTIONS_ERROR: return EXIT_FAILURE;

@@ -182,3 +182,38 @@ int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES],
         openat(staging->dir_fd, name_out, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     return *fd_out < 0 ? errno : 0;
 }
+
+static int copy_bytes(int from, int to, uint64_t n_bytes)
+{
+    off_t at = 0;
+    while ((uint64_t)at < n_bytes) {
+        const ssize_t n = copy_file_range(from, &at, to, NULL, n_bytes - (uint64_t)at, 0);
+        if (n < 0)
+            return errno;
+        if (n == 0)
+            return EIO; /* it has become shorter */
+    }
+    return 0;
+}
+
+int cg_staging_copy(cg_staging *staging, int from, uint64_t n_bytes,
+                    char name_out[CG_STAGING_NAME_BYTES])
+{
+    struct stat attr;
+    int to;
+    if (fstat(from, &attr) != 0)
+        return errno;
+    int error = cg_staging_create(staging, name_out, &to);
+    if (error != 0)
+        return error;
+    const struct timespec times[] = {attr.st_atim, attr.st_mtim};
+    error = copy_bytes(from, to, n_bytes);
+    if (error == 0 &&
+        ((fchown(to, attr.st_uid, attr.st_gid) != 0 && geteuid() == 0) ||
+         fchmod(to, attr.st_mode & 07777) != 0 || futimens(to, times) != 0 || fsync(to) != 0))
+        error = errno;
+    close(to);
+    if (error != 0)
+        unlinkat(staging->dir_fd, name_out, 0);
+    return error;
+}

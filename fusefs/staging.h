@@ -36,6 +36,10 @@ void cg_staging_close(cg_staging *staging);
 /* A new file in dir_fd, open for reading and writing, mode 0600. 0 or an errno value. ENOENT:
  * somebody has removed the directory. */
 int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES], int *fd_out);
+/* A new file in dir_fd: the first n_bytes of `from`, with its owner, mode and times, on disk. 0 or
+ * an errno value; EIO: from has fewer bytes. */
+int cg_staging_copy(cg_staging *staging, int from, uint64_t n_bytes,
+                    char name_out[CG_STAGING_NAME_BYTES]);
 /* Makes the directory again, as the daemon and not as a caller. */
 int cg_staging_make_again(cg_staging *staging);
 

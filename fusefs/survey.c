@@ -1,16 +1,14 @@
 #include "fusefs/survey.h"
 
 #include "fusefs/views.h"
+#include "fusefs/walk.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BYTES_A_BLOCK = 512, MAX_DEPTH = 32 };
+enum { BYTES_A_BLOCK = 512 };
 
 /* A file of the store; those with several names are met several times. */
 typedef struct space {
@@ -18,14 +16,13 @@ typedef struct space {
     uint64_t used_bytes;
 } space;
 
-typedef struct walk {
+typedef struct count {
     cg_survey *survey;
     bool (*is_over)(void *user);
     void *user;
     size_t max_files, n_spaces, max_spaces;
     space *spaces;
-    char path[CG_TREE_PATH_BYTES]; /* of the folder that is being read, without a slash behind */
-} walk;
+} count;
 
 /* Room for one more of n; max doubles. */
 static bool make_room(void **array, size_t n, size_t *max, size_t each_bytes)
@@ -41,7 +38,7 @@ static bool make_room(void **array, size_t n, size_t *max, size_t each_bytes)
     return true;
 }
 
-static cg_status count_space(walk *w, const struct stat *attr)
+static cg_status count_space(count *w, const struct stat *attr)
 {
     if (!make_room((void **)&w->spaces, w->n_spaces, &w->max_spaces, sizeof *w->spaces))
         return CG_ERR_NO_MEMORY;
@@ -83,23 +80,36 @@ static int64_t later(const struct timespec *a, const struct timespec *b)
     return a->tv_sec > b->tv_sec ? a->tv_sec : b->tv_sec;
 }
 
-/* A file of an object by one of its names. Names of one file stand in one folder, so the file, if
- * it is known already, is among those from `first` on. */
-static cg_status count_object(walk *w, int dir_fd, const char *leaf, const struct stat *attr,
-                              const cg_tree_name *name, size_t first)
+/* The file, if it is known: names of one file stand in one folder, and folders are walked one after
+ * another. */
+static cg_object_file *find_known(cg_survey *survey, const cg_tree_name *name, ino_t ino)
+{
+    for (size_t i = survey->n_files; i-- > 0;) {
+        cg_object_file *file = &survey->files[i];
+        if (memcmp(&file->key, &name->key, sizeof file->key) != 0)
+            return NULL;
+        if (file->ino == ino && strcmp(survey->models[file->model], name->model) == 0)
+            return file;
+    }
+    return NULL;
+}
+
+/* A file of an object by one of its names. */
+static cg_status count_object(count *w, int dir_fd, const char *path, const struct stat *attr,
+                              const cg_tree_name *name)
 {
     cg_survey *survey = w->survey;
     cg_chunk_header header;
     uint32_t model;
-    for (size_t i = first; i < survey->n_files; i++)
-        if (survey->files[i].ino == attr->st_ino) {
-            cg_object_file *known = &survey->files[i];
-            if (known->level_bytes[name->level] != 0)
-                known->levels |= (uint8_t)(1u << name->level);
-            known->n_names_elsewhere--;
-            return CG_OK;
-        }
-    if (!read_header(dir_fd, leaf, attr, &header) || cg_tree_check(name, &header) != CG_OK)
+    cg_object_file *known = find_known(survey, name, attr->st_ino);
+    if (known != NULL) {
+        if (known->level_bytes[name->level] != 0)
+            known->levels |= (uint8_t)(1u << name->level);
+        known->n_names_elsewhere--;
+        return CG_OK;
+    }
+    if (!read_header(dir_fd, cg_walk_leaf(path), attr, &header) ||
+        cg_tree_check(name, &header) != CG_OK)
         return CG_OK;
     cg_status status = find_model(survey, name->model, &model);
     if (status != CG_OK)
@@ -125,63 +135,17 @@ static cg_status count_object(walk *w, int dir_fd, const char *leaf, const struc
     return CG_OK;
 }
 
-static cg_status walk_folder(walk *w, int fd, unsigned depth);
-
-/* The file at w->path. first: of the survey's files, the first of this folder. */
-static cg_status visit_file(walk *w, int dir_fd, const char *leaf, const struct stat *attr,
-                            size_t first)
+static cg_status visit(void *user, int dir_fd, const char *path, const struct stat *attr)
 {
+    count *w = user;
     cg_tree_name name;
-    cg_tree_parse(w->path, &name);
-    cg_status status = count_space(w, attr);
-    if (status == CG_OK && name.kind == CG_TREE_OBJECT_CHUNK)
-        status = count_object(w, dir_fd, leaf, attr, &name, first);
-    return status;
-}
-
-/* An entry of the folder at w->path. */
-static cg_status visit(walk *w, int dir_fd, const char *leaf, unsigned depth, size_t first)
-{
-    struct stat attr;
-    const size_t n = strlen(w->path), n_leaf = strlen(leaf);
-    cg_status status = CG_OK;
-    if (n + 1 + n_leaf >= sizeof w->path || fstatat(dir_fd, leaf, &attr, AT_SYMLINK_NOFOLLOW) != 0)
-        return CG_OK;
-    if (n > 0)
-        w->path[n] = '/';
-    memcpy(w->path + n + (n > 0), leaf, n_leaf + 1);
-    if (S_ISREG(attr.st_mode)) {
-        status = visit_file(w, dir_fd, leaf, &attr, first);
-    } else if (S_ISDIR(attr.st_mode) && depth < MAX_DEPTH) {
-        const int fd = openat(dir_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        status = count_space(w, &attr);
-        if (fd >= 0 && status == CG_OK)
-            status = walk_folder(w, fd, depth + 1);
-        else if (fd >= 0)
-            close(fd);
-    }
-    w->path[n] = '\0';
-    return status;
-}
-
-/* The folder at w->path; takes over its fd. One that cannot be read counts as empty. */
-static cg_status walk_folder(walk *w, int fd, unsigned depth)
-{
-    const size_t first = w->survey->n_files;
-    cg_status status = CG_OK;
-    DIR *dir = fdopendir(fd);
-    if (dir == NULL) {
-        close(fd);
-        return CG_OK;
-    }
-    for (const struct dirent *e; status == CG_OK && (e = readdir(dir)) != NULL;) {
-        if (w->is_over != NULL && w->is_over(w->user))
-            status = CG_ERR_CANCELLED;
-        else if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            status = visit(w, fd, e->d_name, depth, first);
-    }
-    closedir(dir);
-    return status;
+    if (w->is_over != NULL && w->is_over(w->user))
+        return CG_ERR_CANCELLED;
+    const cg_status status = count_space(w, attr);
+    if (status != CG_OK || S_ISDIR(attr->st_mode))
+        return status;
+    cg_tree_parse(path, &name);
+    return name.kind == CG_TREE_OBJECT_CHUNK ? count_object(w, dir_fd, path, attr, &name) : CG_OK;
 }
 
 static int by_ino(const void *a, const void *b)
@@ -205,9 +169,8 @@ cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
                          cg_survey *survey_out)
 {
     *survey_out = (cg_survey){0};
-    walk w = {.survey = survey_out, .is_over = is_over, .user = user};
-    const int fd = openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    cg_status status = fd >= 0 ? walk_folder(&w, fd, 0) : cg_status_from_errno(errno);
+    count w = {.survey = survey_out, .is_over = is_over, .user = user};
+    const cg_status status = cg_walk(root_fd, visit, &w);
     survey_out->used_bytes = add_up(w.spaces, w.n_spaces);
     free(w.spaces);
     if (status != CG_OK)

@@ -1,0 +1,69 @@
+#include "fusefs/walk.h"
+
+#include "iouring/tree.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_DEPTH = 32 };
+
+typedef struct walk {
+    cg_walk_visit *visit;
+    void *user;
+    char path[CG_TREE_PATH_BYTES]; /* of the folder that is being read, without a slash behind */
+} walk;
+
+const char *cg_walk_leaf(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}
+
+static cg_status walk_folder(walk *w, int fd, unsigned depth);
+
+static cg_status walk_entry(walk *w, int dir_fd, const char *leaf, unsigned depth)
+{
+    struct stat attr;
+    const size_t n = strlen(w->path), n_leaf = strlen(leaf);
+    cg_status status = CG_OK;
+    if (n + 1 + n_leaf >= sizeof w->path || fstatat(dir_fd, leaf, &attr, AT_SYMLINK_NOFOLLOW) != 0)
+        return CG_OK;
+    if (n > 0)
+        w->path[n] = '/';
+    memcpy(w->path + n + (n > 0), leaf, n_leaf + 1);
+    if (S_ISREG(attr.st_mode) || S_ISDIR(attr.st_mode))
+        status = w->visit(w->user, dir_fd, w->path, &attr);
+    if (status == CG_OK && S_ISDIR(attr.st_mode) && depth < MAX_DEPTH) {
+        const int fd = openat(dir_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        status = fd >= 0 ? walk_folder(w, fd, depth + 1) : CG_OK;
+    }
+    w->path[n] = '\0';
+    return status;
+}
+
+/* The folder at w->path; takes over its fd. */
+static cg_status walk_folder(walk *w, int fd, unsigned depth)
+{
+    cg_status status = CG_OK;
+    DIR *dir = fdopendir(fd);
+    if (dir == NULL) {
+        close(fd);
+        return CG_OK;
+    }
+    for (const struct dirent *e; status == CG_OK && (e = readdir(dir)) != NULL;)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            status = walk_entry(w, fd, e->d_name, depth);
+    closedir(dir);
+    return status;
+}
+
+cg_status cg_walk(int root_fd, cg_walk_visit *visit, void *user)
+{
+    walk w = {.visit = visit, .user = user};
+    const int fd = openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd >= 0 ? walk_folder(&w, fd, 0) : cg_status_from_errno(errno);
+}

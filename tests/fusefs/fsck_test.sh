@@ -1,0 +1,71 @@
+#!/bin/bash
+# cachegenfs fsck finds what is damaged, and --repair takes its name away. usage: fsck_test.sh CACHEGENFS CHUNK_FILES
+# shellcheck source=tests/fusefs/mount.sh
+. "$(dirname "$0")/mount.sh" "$@"
+
+# ends_with STATUS COMMAND...
+ends_with() {
+    local wanted=$1 status=0
+    shift
+    "$@" || status=$?
+    [ "$status" = "$wanted" ] || { echo "status $status"; return 1; }
+}
+fsck() { "$cachegenfs" fsck "$store" "$@"; }
+# flip FILE OFFSET: another byte there.
+flip() {
+    local byte
+    byte=$(od -An -tu1 -j "$2" -N 1 "$1")
+    printf "\\$(printf %o $((byte ^ 255)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+objects() { find "$store/m/objects" -name "$1" | sort; }
+
+check "wrong usage" ends_with 2 "$cachegenfs" fsck
+check "no such store" ends_with 2 "$cachegenfs" fsck "$tmp/nothing"
+
+mount_store
+"$chunk_files" nest "$tmp/source" 4 100000 1
+mkdir -p "$mnt/m/contexts/c"
+cp -a "$tmp/source/." "$mnt/m/contexts/c/"
+unmount
+check "a good store" ends_with 0 fsck
+check "of so many names" sh -c '"$1" fsck "$2" | grep -q "^24 names whole, 0 damaged"' sh "$cachegenfs" "$store"
+
+# The names of chunk 0 are one file, in the context and as objects: three levels each.
+file=$store/m/contexts/c/L1/00000.kv
+check "one file" equal "$(stat -c %h "$file")" 6
+flip "$file" $(($(stat -c %s "$file") - 50))      # in what only L1 has
+flip "$store/m/contexts/c/L1/00001.kv" 5000       # in what all levels have
+truncate -s -1 "$store/m/contexts/c/L1/00002.kv"
+touch -d '2 days ago' "$store/m/contexts/.c.1.0123456789abcdef.tmp"
+touch "$store/m/contexts/.d.1.0123456789abcdef.tmp"
+check "damage is found" ends_with 1 fsck
+check "of so many names" sh -c '"$1" fsck "$2" | grep -q "^6 names whole, 18 damaged, 1 files left"' sh "$cachegenfs" "$store"
+check "and nothing changed" equal "$(stat -c %h "$file")" 6
+check "it is repaired" ends_with 1 fsck --repair
+check "then all is whole" ends_with 0 fsck
+check "every chunk too" sh -c 'find "$2/m" -name "*.kv" -print0 | xargs -0 "$1" verify' sh "$chunk_files" "$store"
+check "L1 of chunk 0 is gone" [ ! -e "$file" ]
+"$chunk_files" cut "$tmp/source/L1/00000.kv" 2 > "$tmp/l2"
+check "L2 of chunk 0 is there" cmp "$tmp/l2" "$store/m/contexts/c/L2/00000.kv"
+check "chunk 1 is gone" equal "$(ls "$store"/m/contexts/c/L?/00001.kv 2> /dev/null)" ""
+check "chunk 2 has its coarser levels" equal "$(ls "$store"/m/contexts/c/L?/00002.kv | wc -l)" 2
+check "chunk 3 is as it was" cmp "$tmp/source/L1/00003.kv" "$store/m/contexts/c/L1/00003.kv"
+check "objects are as the context" equal "$(objects '*.kv' | wc -l)" 7
+check "what was damaged is in quarantine" equal "$(find "$store/quarantine" -type f ! -name list | wc -l)" 10
+check "and the list says what it was" grep -q 'm/contexts/c/L1/00001.kv' "$store/quarantine/list"
+check "what was left is removed" [ ! -e "$store/m/contexts/.c.1.0123456789abcdef.tmp" ]
+check "what is being written is not" [ -e "$store/m/contexts/.d.1.0123456789abcdef.tmp" ]
+check "nothing is staged" equal "$(ls -A "$store/.cachegenfs-tmp")" ""
+
+# On a store that is mounted, and through links that lead out of it.
+mkdir "$tmp/outside"
+cp "$store/m/contexts/c/L2/00000.kv" "$tmp/outside/00000.kv"
+flip "$tmp/outside/00000.kv" 5000
+mkdir -p "$store/m/contexts/d"
+ln -s "$tmp/outside" "$store/m/contexts/d/L2"
+mount_store
+check "a mounted store" ends_with 0 fsck --repair
+check "links are not followed" [ -e "$tmp/outside/00000.kv" ]
+check "the mount goes on" cmp "$tmp/l2" "$mnt/m/contexts/c/L2/00000.kv"
+unmount
+report
