@@ -7,6 +7,10 @@
 /* Of an 8B model: at about this position attention costs a token as much as all else does. */
 static const double ATTENTION_TOKENS = 32768;
 
+/* What was used a time ago is used again about as often as the time is short, whether it is minutes
+ * or weeks. Below this age all is equally young. */
+static const double YOUNG_S = 60;
+
 /* What the finest level that is left of a chunk is worth; the last is for none. The steps follow
  * the KL divergence of the levels: from L3 to L2 it falls five times as far as from L2 to L1. Even
  * L3 saves the prefill. */
@@ -176,7 +180,7 @@ static double step_cost(const chooser *c, size_t file)
     if ((after == NONE && of->n_children > 0) || bytes_after >= left->bytes)
         return -1;
     const double age_s = (double)(c->now_s - of->used_at_s);
-    const double heat = exp2(-(age_s > 0 ? age_s : 0) / CG_EVICT_HALF_LIFE_S);
+    const double heat = 1 / (YOUNG_S + (age_s > 0 ? age_s : 0));
     const double recompute = f->n_tokens * (1 + f->first_position / ATTENTION_TOKENS);
     return heat * recompute * (QUALITY[before] - QUALITY[after]) /
            (double)(left->bytes - bytes_after);

@@ -5,8 +5,8 @@
  *
  *     heat x recompute x (quality before - quality after)
  *
- * heat halves with each CG_EVICT_HALF_LIFE_S since the chunk, or one that goes on from it, was
- * used. recompute is what computing the chunk's KV again costs: it grows with the chunk's position,
+ * heat is 1 / (a minute + the time since the chunk, or one that goes on from it, was used).
+ * recompute is what computing the chunk's KV again costs: it grows with the chunk's position,
  * because attention looks at all tokens before. quality is what a request gets of the finest level
  * that is left of the chunk: nearly all at L2, nothing without the chunk. So cold chunks lose their
  * fine levels first. The last file of a chunk goes only when no chunk goes on from it, for a chain
@@ -21,8 +21,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { CG_EVICT_HALF_LIFE_S = 3 * 24 * 3600 };
 
 typedef struct cg_eviction {
     size_t file;          /* of the survey */
