@@ -46,7 +46,8 @@ static bool usable(const cg_prefix *p, const cg_chunk_memory_entry *known,
     bool any = false;
     for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
         const bool there = (p->accepted & ~known->bad & known->entry.levels) >> level & 1;
-        sizes_out->bytes[level] = there && known->prefix_level[level] <= p->worst_level
+        sizes_out->bytes[level] = there && known->prefix_level[level] <= p->worst_level &&
+                                          known->entry.prefix_level[level] <= p->worst_level
                                       ? known->entry.level_bytes[level]
                                       : 0;
         any = any || sizes_out->bytes[level] > 0;

@@ -33,24 +33,30 @@ const char *cg_store_model(const cg_store *store);
 typedef struct cg_store_entry {
     uint8_t levels;                    /* bit n: level n is there */
     uint64_t level_bytes[CG_N_LEVELS]; /* what has to be read of its object, from the start on */
+    uint8_t prefix_level[CG_N_LEVELS]; /* its provenance: cg_chunk_header.prefix_level */
+    uint8_t damaged;                   /* bit n: what has level n's name is no chunk of it */
 } cg_store_entry;
 
-/* Asks for keys[n_keys] at the levels of level_mask, with stats that are kept queue_depth deep.
- * profile: whose L1..L3 are asked for; NULL: L0 only. entries_out[n_keys].
+/* Asks for keys[n_keys] at the levels of level_mask, as many at once as the queue is deep. profile:
+ * whose L1..L3 are asked for; NULL: L0 only. entries_out[n_keys].
  * A name that errs counts as "not there". *n_errors_out (may be NULL) is the number of errors other
- * than CG_ERR_NOT_FOUND. The call stops at deadline_ns (CLOCK_MONOTONIC, 0 = none) with
- * CG_ERR_TIMED_OUT; entries_out then has the answers that came in time. The cg_io must be idle.
+ * than CG_ERR_NOT_FOUND; files that are no chunks are none. The call stops at deadline_ns
+ * (CLOCK_MONOTONIC, 0 = none) with CG_ERR_TIMED_OUT; entries_out then has the answers that came in
+ * time. The cg_io must be idle.
  *
- * Of a nested file the sizes need a second batch. Names of several lossy levels that are equally
- * long are taken for one nested file, and its fixed header is read: it says where each level ends.
- * If the header is no good, those levels are "not there". To tell whether L2 or L3 is in a nested
- * file, the name of the next finer level is asked for too, also when level_mask lacks it.
- * If that name is missing, or the deadline ends the second batch, level_bytes may be the whole
- * file's size. Reading that much is safe: it yields the chunk at a finer level.
- * A cachegenfs mount shows each name as long as its level. It needs no second batch. */
+ * All that it says is what files' fixed headers say. The name of the finest lossy level that is
+ * asked for, and L0's, are looked at for each chunk. A nested file answers for its coarser levels,
+ * too, whose names are then taken to be there. Only for what that leaves open names of other levels
+ * are looked at, in a second batch. Whether a file is as long as it says, and all else, is found
+ * out when it is read. */
 cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out);
+
+/* A coarse first look: whether the store has the folders of chunks keys[n_keys], which it made if
+ * it has anything of them. Deadline and errors as above. there_out[n_keys]. */
+cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
+                         uint64_t deadline_ns, bool *there_out, uint32_t *n_errors_out);
 
 /* Submits a read of an object's first n_bytes; level_bytes of them are the chunk at that level. The
  * read completes in cg_io_wait() as one of cg_io_read_start() does, and the call returns what that

@@ -1,81 +1,113 @@
-/* Look-up: a batch of stats, and then one of headers.
+/* Look-up: batches of the starts of files.
  *
- * Names of several lossy levels that are as long as one another are one nested file. (On a
- * cachegenfs mount they differ in length, for each ends with its level.)
+ * The header of a chunk says which levels its file holds, where each ends, and what the chunk was
+ * computed on. So one name answers for all levels of a nested file, and to open it and read its
+ * start is as many questions to a far store as its size alone would be. The first batch asks for
+ * the finest lossy level that is wanted, and for L0; the second for what the first left open.
  */
 #include "iouring/io_op.h"
 #include "iouring/store_internal.h"
 
-enum { REAP_AT_ONCE = 64 };
+#include <errno.h>
+#include <string.h>
 
-typedef struct lookup {
+enum { REAP_AT_ONCE = 64, LOSSY_LEVELS = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3 };
+
+typedef struct lookup lookup;
+struct lookup {
     const cg_store *store;
     cg_io *io;
     const cg_key *keys;
     const cg_fingerprint *profile;
     uint8_t level_mask;
     cg_store_entry *entries;
+    bool *there; /* of cg_store_probe(): in place of entries */
     uint64_t deadline_ns;
     uint32_t n_errors;
-    bool reads_headers; /* the second batch */
-} lookup;
+    /* Of a batch: which levels' names are asked for; and asking for one, or taking the answer. */
+    uint8_t (*names)(const lookup *l, size_t index);
+    cg_status (*submit)(const lookup *l, size_t index, unsigned level, uint64_t user);
+    void (*take)(lookup *l, size_t index, unsigned level, const cg_io_completion *c);
+};
 
-static bool are_as_long(const cg_store_entry *entry, unsigned level, unsigned other)
+static uint8_t finest_bit(uint8_t levels)
 {
-    return (entry->levels >> level & entry->levels >> other & 1) != 0 &&
-           entry->level_bytes[level] == entry->level_bytes[other];
+    return levels & (uint8_t)-levels;
 }
 
-/* Whether the level is the finest of several lossy ones whose names are as long as its own. */
-static bool is_finest_of_file(const cg_store_entry *entry, unsigned level)
+static uint8_t first_names(const lookup *l, size_t index)
 {
-    bool finest = level != CG_L0, alone = true;
-    for (unsigned other = CG_L1; other < CG_N_LEVELS; other++) {
-        finest = finest && !(other < level && are_as_long(entry, level, other));
-        alone = alone && !(other > level && are_as_long(entry, level, other));
+    (void)index;
+    const uint8_t lossy = l->level_mask & LOSSY_LEVELS;
+    return (uint8_t)((l->level_mask & 1u << CG_L0) | finest_bit(lossy));
+}
+
+/* What the first batch asked for by name and what it found in files need not be asked for. */
+static uint8_t other_names(const lookup *l, size_t index)
+{
+    return (uint8_t)(l->level_mask & ~l->entries[index].levels & ~first_names(l, index));
+}
+
+static uint8_t one_name(const lookup *l, size_t index)
+{
+    (void)l;
+    (void)index;
+    return 1u << CG_L0;
+}
+
+static cg_status submit_header(const lookup *l, size_t index, unsigned level, uint64_t user)
+{
+    return cg_store_read(l->store, l->io, &l->keys[index], (cg_level)level, l->profile,
+                         CG_CHUNK_FIXED_BYTES, CG_IO_CACHED, user);
+}
+
+static cg_status submit_folder(const lookup *l, size_t index, unsigned level, uint64_t user)
+{
+    char path[CG_TREE_PATH_BYTES];
+    const cg_status status = cg_tree_object_path(l->store->model, &l->keys[index], (cg_level)level,
+                                                 NULL, path, sizeof path);
+    if (status != CG_OK)
+        return status;
+    *strrchr(path, '/') = '\0';
+    return cg_io_stat(l->io, l->store->root_fd, path, user);
+}
+
+static void count_error(lookup *l, cg_status status)
+{
+    l->n_errors += status != CG_OK && status != CG_ERR_NOT_FOUND && status != CG_ERR_TRUNCATED;
+}
+
+/* The start of the file that has the level's name. */
+static void take_header(lookup *l, size_t index, unsigned level, const cg_io_completion *c)
+{
+    cg_store_entry *entry = &l->entries[index];
+    cg_chunk_header h;
+    count_error(l, c->status);
+    if (c->status != CG_OK && c->status != CG_ERR_TRUNCATED)
+        return;
+    if (c->status != CG_OK ||
+        cg_chunk_header_parse(c->buffer->data, c->buffer->n_bytes, &h) != CG_OK ||
+        !cg_chunk_holds(&h, level)) {
+        entry->damaged |= (uint8_t)(1u << level);
+        return;
     }
-    return finest && !alone;
-}
-
-static void set_level(cg_store_entry *entry, unsigned level, uint64_t bytes)
-{
-    entry->levels &= (uint8_t) ~(1u << level);
-    entry->levels |= (uint8_t)((bytes > 0) << level);
-    entry->level_bytes[level] = bytes;
-}
-
-/* The header of the file that `level` and some coarser names show. */
-static void take_header(cg_store_entry *entry, unsigned level, const cg_io_buffer *start)
-{
-    cg_chunk_header h = {0};
-    const uint64_t file_bytes = entry->level_bytes[level];
-    const bool good = start != NULL &&
-                      cg_chunk_header_parse(start->data, start->n_bytes, &h) == CG_OK &&
-                      cg_chunk_header_cut(&h, file_bytes) == CG_OK && cg_chunk_holds(&h, level);
-    for (unsigned other = CG_L3; other >= level;
-         other--) { /* its own last: the others are compared with it */
-        if (!are_as_long(entry, level, other))
-            continue;
-        if (!good)
-            set_level(entry, other, 0);
-        else if (cg_chunk_holds(&h,
-                                other)) /* else it is another file, which happens to be as long */
-            set_level(entry, other, h.level_bytes[other]);
+    /* Of a finer level that the file holds this name may have no more than the start. */
+    for (unsigned held = level; held <= h.coarsest; held++) {
+        const bool is_known = (entry->levels >> held & 1) != 0;
+        if ((l->level_mask >> held & 1) == 0 || (is_known && held > level))
+            continue; /* what its own name says counts: that is the file that is read */
+        entry->levels |= (uint8_t)(1u << held);
+        entry->level_bytes[held] = h.level_bytes[held];
+        entry->prefix_level[held] = h.prefix_level;
     }
 }
 
-static void take(lookup *l, const cg_io_completion *c)
+static void take_folder(lookup *l, size_t index, unsigned level, const cg_io_completion *c)
 {
-    cg_store_entry *entry = &l->entries[c->user / CG_N_LEVELS];
-    const unsigned level = c->user % CG_N_LEVELS;
-    if (l->reads_headers)
-        take_header(entry, level, c->buffer);
-    /* What is shorter than a header is no chunk: someone wrote past the rules and did not
-     * finish. */
-    else if (c->status == CG_OK && c->file_bytes >= CG_CHUNK_FIXED_BYTES)
-        set_level(entry, level, c->file_bytes);
-    if (c->status != CG_OK && c->status != CG_ERR_NOT_FOUND && c->status != CG_ERR_TRUNCATED)
-        l->n_errors++;
+    (void)level;
+    l->there[index] = c->status == CG_ERR_INVALID_ARGUMENT && c->error == EISDIR;
+    if (!l->there[index])
+        count_error(l, c->status);
 }
 
 /* Waits for at least one answer. CG_ERR_TIMED_OUT at the deadline. */
@@ -93,7 +125,8 @@ static cg_status reap(lookup *l)
             return status;
     }
     for (size_t i = 0; i < n; i++) {
-        take(l, &completions[i]);
+        const uint64_t user = completions[i].user;
+        l->take(l, user / CG_N_LEVELS, user % CG_N_LEVELS, &completions[i]);
         cg_io_buffer_release(completions[i].buffer);
     }
     return CG_OK;
@@ -110,57 +143,36 @@ static void give_up(lookup *l, uint64_t n_users)
     while (cg_io_n_under_way(l->io) > 0 &&
            cg_io_wait(l->io, 0, completions, REAP_AT_ONCE, &n) == CG_OK)
         for (size_t i = 0; i < n; i++) {
-            if (completions[i].status == CG_OK || completions[i].status == CG_ERR_NOT_FOUND)
-                take(l, &completions[i]);
+            const uint64_t user = completions[i].user;
+            if (completions[i].status != CG_ERR_TIMED_OUT)
+                l->take(l, user / CG_N_LEVELS, user % CG_N_LEVELS, &completions[i]);
             cg_io_buffer_release(completions[i].buffer);
         }
-}
-
-static cg_status submit(lookup *l, const cg_key *key, cg_level level, uint64_t user)
-{
-    char path[CG_TREE_PATH_BYTES];
-    if (l->reads_headers)
-        return cg_store_read(l->store, l->io, key, level, l->profile, CG_CHUNK_FIXED_BYTES,
-                             CG_IO_CACHED, user);
-    const cg_status status =
-        cg_tree_object_path(l->store->model, key, level, l->profile, path, sizeof path);
-    return status == CG_OK ? cg_io_stat(l->io, l->store->root_fd, path, user) : status;
 }
 
 /* user: of the completion, and which level of which key it is about. */
 static cg_status ask(lookup *l, uint64_t user)
 {
     for (;;) {
-        cg_status status =
-            submit(l, &l->keys[user / CG_N_LEVELS], (cg_level)(user % CG_N_LEVELS), user);
+        cg_status status = l->submit(l, user / CG_N_LEVELS, user % CG_N_LEVELS, user);
         if (status != CG_ERR_AGAIN || (status = reap(l)) != CG_OK)
             return status;
     }
 }
 
-/* Asks for what there is to ask for of the levels of all chunks, and waits for the answers. */
+/* Asks for what there is to ask for, and waits for the answers. */
 static cg_status run_batch(lookup *l, size_t n_keys)
 {
     cg_status status = CG_OK;
     uint64_t user = 0;
-    for (; user < (uint64_t)n_keys * CG_N_LEVELS && status == CG_OK; user++) {
-        const unsigned level = user % CG_N_LEVELS;
-        if (l->reads_headers ? is_finest_of_file(&l->entries[user / CG_N_LEVELS], level)
-                             : l->level_mask >> level & 1)
+    for (; user < (uint64_t)n_keys * CG_N_LEVELS && status == CG_OK; user++)
+        if (l->names(l, user / CG_N_LEVELS) >> user % CG_N_LEVELS & 1)
             status = ask(l, user);
-    }
     while (status == CG_OK && cg_io_n_under_way(l->io) > 0)
         status = reap(l);
     if (status != CG_OK) /* a hung mount must not hold up the next caller of this queue */
         give_up(l, user);
     return status;
-}
-
-/* A name alone does not tell whether its file goes on behind its level. Beside that of the next
- * finer level it does. */
-static uint8_t levels_to_probe(uint8_t level_mask)
-{
-    return (uint8_t)(level_mask | (level_mask & (1u << CG_L2 | 1u << CG_L3)) >> 1);
 }
 
 cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
@@ -171,25 +183,41 @@ cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, 
                 .io = io,
                 .keys = keys,
                 .profile = profile,
+                .level_mask = profile == NULL ? level_mask & 1u << CG_L0 : level_mask,
                 .entries = entries_out,
-                .deadline_ns = deadline_ns};
+                .deadline_ns = deadline_ns,
+                .names = first_names,
+                .submit = submit_header,
+                .take = take_header};
     if (cg_io_n_under_way(io) > 0)
         return CG_ERR_INVALID_ARGUMENT;
     for (size_t i = 0; i < n_keys; i++)
         entries_out[i] = (cg_store_entry){0};
-    if (profile == NULL)
-        level_mask &= 1u << CG_L0;
-    l.level_mask = levels_to_probe(level_mask);
-
     cg_status status = run_batch(&l, n_keys);
-    l.reads_headers = true;
+    l.names = other_names;
     if (status == CG_OK)
         status = run_batch(&l, n_keys);
-    for (size_t i = 0; i < n_keys && l.level_mask != level_mask; i++)
-        for (unsigned level = 0; level < CG_N_LEVELS; level++)
-            if ((level_mask >> level & 1) == 0)
-                set_level(&entries_out[i], level, 0);
     if (n_errors_out != NULL)
         *n_errors_out = l.n_errors;
+    return status;
+}
+
+cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
+                         uint64_t deadline_ns, bool *there_out, uint32_t *n_errors_out)
+{
+    lookup l = {.store = store,
+                .io = io,
+                .keys = keys,
+                .there = there_out,
+                .deadline_ns = deadline_ns,
+                .names = one_name,
+                .submit = submit_folder,
+                .take = take_folder};
+    if (cg_io_n_under_way(io) > 0)
+        return CG_ERR_INVALID_ARGUMENT;
+    for (size_t i = 0; i < n_keys; i++)
+        there_out[i] = false;
+    const cg_status status = run_batch(&l, n_keys);
+    *n_errors_out = l.n_errors;
     return status;
 }

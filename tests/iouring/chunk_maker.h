@@ -47,16 +47,17 @@ inline std::vector<uint32_t> draw_tokens(size_t n, uint32_t seed)
 
 // A chunk of these tokens; before: the chunk that it follows, or nullptr. payload_bytes are drawn
 // from seed: same arguments, same file. profile: of levels 1 to 3. coarsest: above level, a nested
-// chunk, payload_bytes a level.
+// chunk, payload_bytes a level. prefix_level: its provenance.
 inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens, cg_level level,
                         const cg_fingerprint *profile = nullptr, size_t payload_bytes = 1000,
-                        uint32_t seed = 1, cg_level coarsest = CG_L0)
+                        uint32_t seed = 1, cg_level coarsest = CG_L0, cg_level prefix_level = CG_L0)
 {
     Chunk chunk;
     chunk.tokens = tokens;
     cg_chunk_header h = {};
     h.level = static_cast<uint8_t>(level);
     h.token_bytes = 2;
+    h.prefix_level = static_cast<uint8_t>(prefix_level);
     h.n_tokens = static_cast<uint32_t>(tokens.size());
     h.coarsest = static_cast<uint8_t>(std::max(level, coarsest));
     h.n_sections = 2u + h.coarsest - h.level;

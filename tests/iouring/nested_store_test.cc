@@ -240,14 +240,29 @@ TEST_P(NestedStoreTest, FindsManyNestedChunks)
             EXPECT_EQ(entries[i].level_bytes[level], chain[i].header.level_bytes[level]) << i;
 }
 
-TEST_P(NestedStoreTest, TakesALoneNameForTheWholeFile)
+TEST_P(NestedStoreTest, FindsWhatALoneNameHolds)
 {
     ASSERT_EQ(publish(whole), CG_OK);
     for (unsigned level : {CG_L1, CG_L3})
         ASSERT_EQ(unlinkat(dir.fd, level_path(whole, level).c_str(), 0), 0);
-    const cg_store_entry entry = look_up({whole}, &profile)[0];
+    const cg_store_entry entry = look_up({whole}, &profile, 1 << CG_L2)[0];
     EXPECT_EQ(entry.levels, 4);
-    EXPECT_EQ(entry.level_bytes[CG_L2], whole.bytes.size());
+    EXPECT_EQ(entry.level_bytes[CG_L2], whole.header.level_bytes[CG_L2]);
+}
+
+TEST_P(NestedStoreTest, TellsWhatEachLevelWasComputedOn)
+{
+    const std::vector<uint32_t> ids = draw_tokens(16, 9);
+    const Chunk exact = make_chunk(nullptr, ids, CG_L1, &profile, 300, 1);
+    const Chunk lossy = make_chunk(nullptr, ids, CG_L2, &profile, 300, 2, CG_L3, CG_L3);
+    ASSERT_EQ(publish(exact), CG_OK);
+    ASSERT_EQ(publish(lossy), CG_OK);
+    const cg_store_entry entry = look_up({exact}, &profile)[0];
+    EXPECT_EQ(entry.levels, 2 | 4 | 8);
+    EXPECT_EQ(entry.prefix_level[CG_L1], 0);
+    EXPECT_EQ(entry.prefix_level[CG_L2], 3);
+    EXPECT_EQ(entry.prefix_level[CG_L3], 3);
+    EXPECT_EQ(entry.damaged, 0);
 }
 
 TEST_P(NestedStoreTest, FindsTheLevelsOfAFileWhoseFinestNameIsGone)
@@ -260,16 +275,17 @@ TEST_P(NestedStoreTest, FindsTheLevelsOfAFileWhoseFinestNameIsGone)
     EXPECT_EQ(entry.level_bytes[CG_L3], whole.header.level_bytes[CG_L3]);
 }
 
-TEST_P(NestedStoreTest, FindsNothingInSharedFilesThatAreNoChunks)
+TEST_P(NestedStoreTest, FindsNothingInFilesThatAreNoChunks)
 {
-    const std::vector<uint8_t> good = whole.bytes;
-    std::vector<uint8_t> unreadable = good, longer = good, cut(good.begin(), good.end() - 1);
+    std::vector<uint8_t> unreadable = whole.bytes,
+                         stub(whole.bytes.begin(), whole.bytes.begin() + 9);
     unreadable[0] ^= 1;
-    longer.push_back(0);
-    for (const std::vector<uint8_t> &bytes : {unreadable, longer, cut, prefix(whole, CG_L2)}) {
+    for (const std::vector<uint8_t> &bytes : {unreadable, stub}) {
         for (unsigned level = CG_L1; level <= CG_L3; level++)
             dir.write(level_path(whole, level), bytes);
-        EXPECT_EQ(look_up({whole}, &profile)[0].levels, 0) << bytes.size();
+        const cg_store_entry entry = look_up({whole}, &profile)[0];
+        EXPECT_EQ(entry.levels, 0) << bytes.size();
+        EXPECT_EQ(entry.damaged, 2 | 4 | 8) << "a save may replace them";
         EXPECT_EQ(n_errors, 0u) << "damage is no error of the disk";
     }
 }

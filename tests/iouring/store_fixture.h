@@ -80,7 +80,8 @@ class StoreFixture : public IoFixture
         std::vector<cg_key> keys;
         for (const Chunk &chunk : chain)
             keys.push_back(chunk.header.key);
-        std::vector<cg_store_entry> entries(keys.size(), cg_store_entry{0xff, {1, 1, 1, 1}});
+        std::vector<cg_store_entry> entries(keys.size(),
+                                            cg_store_entry{0xff, {1, 1, 1, 1}, {1, 1, 1, 1}, 0xff});
         n_errors = 99;
         EXPECT_EQ(cg_store_lookup(store, io, keys.data(), keys.size(), profile, level_mask, 0,
                                   entries.data(), &n_errors),
