@@ -84,13 +84,15 @@ void cg_chunk_memory_put(cg_chunk_memory *memory, const cg_key *key, uint8_t pro
 }
 
 void cg_chunk_memory_saved(cg_chunk_memory *memory, const cg_key *key, uint8_t level,
-                           uint64_t level_bytes, uint64_t now_ns)
+                           uint64_t level_bytes, uint8_t prefix_level, uint64_t now_ns)
 {
     cg_chunk_memory_entry *place = place_of(memory, key, true);
     place->probed |= (uint8_t)(1u << level);
     place->probed_ns = now_ns;
     place->entry.levels |= (uint8_t)(1u << level);
     place->entry.level_bytes[level] = level_bytes;
+    place->entry.prefix_level[level] = prefix_level;
+    place->prefix_level[level] = 0;
     place->bad &= (uint8_t) ~(1u << level);
     place->damaged &= (uint8_t) ~(1u << level);
 }

@@ -21,8 +21,8 @@ typedef struct cg_chunk_memory_entry {
     uint8_t probed;  /* bit n: `entry` says whether level n is there */
     uint8_t bad;     /* bit n: level n failed, until bad_until_ns */
     uint8_t damaged; /* bit n: it failed because the file is not what its name says */
-    uint8_t
-        prefix_level[CG_N_LEVELS]; /* provenance where it is known, until bad_until_ns; else 0 */
+    uint8_t prefix_level[CG_N_LEVELS]; /* what a load found out of provenance, until bad_until_ns;
+                                          else 0. What `entry` says of it was asked for before. */
     uint64_t probed_ns, bad_until_ns;
     cg_store_entry entry;
 } cg_chunk_memory_entry;
@@ -43,14 +43,14 @@ void cg_chunk_memory_put(cg_chunk_memory *memory, const cg_key *key, uint8_t pro
 /* A save found these levels in the store. What was held against them no longer counts; the next
  * look-up asks. */
 void cg_chunk_memory_exists(cg_chunk_memory *memory, const cg_key *key, uint8_t levels);
-/* A save published a level. It is there, and no longer bad. */
+/* A save published a level, of that provenance. It is there, and no longer bad. */
 void cg_chunk_memory_saved(cg_chunk_memory *memory, const cg_key *key, uint8_t level,
-                           uint64_t level_bytes, uint64_t now_ns);
+                           uint64_t level_bytes, uint8_t prefix_level, uint64_t now_ns);
 /* Loading these levels (a mask) failed: they are not offered until until_ns. damaged: their files
  * are wrong, and a save may replace them. */
 void cg_chunk_memory_failed(cg_chunk_memory *memory, const cg_key *key, uint8_t levels,
                             bool damaged, uint64_t until_ns);
-/* A load or a save found out what prefix a level was computed on; that is known until until_ns. */
+/* A load found out what prefix a level was computed on; that is known until until_ns. */
 void cg_chunk_memory_provenance(cg_chunk_memory *memory, const cg_key *key, uint8_t level,
                                 uint8_t prefix_level, uint64_t until_ns);
 

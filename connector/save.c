@@ -78,7 +78,8 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
             continue;
         }
         if (cg_chunk_memory_find(rt->chunk_memory, &save->keys[i], levels, now_ns, &known) &&
-            (levels & ~(known.entry.levels & ~known.bad)) == 0) {
+            (levels & ~(known.entry.levels & ~known.bad)) == 0 &&
+            (levels & cg_save_outdoes(save->prefix_level, &known.entry)) == 0) {
             rt->stats.chunks_existed++;
             continue;
         }

@@ -4,6 +4,16 @@
 
 #include <stdlib.h>
 
+uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there)
+{
+    uint8_t outdone = 0;
+    for (unsigned level = 0; level < CG_N_LEVELS; level++)
+        if ((there->levels >> level & 1) != 0 && there->prefix_level[level] > CG_L1 &&
+            there->prefix_level[level] > prefix_level)
+            outdone |= (uint8_t)(1u << level);
+    return outdone;
+}
+
 void cg_save_release_raw(cg_save_chunk *chunk)
 {
     if (chunk->raw == NULL)

@@ -34,6 +34,8 @@ typedef struct cg_save_chunk {
     uint64_t raw_bytes;
     uint64_t encoding_bytes; /* the runtime's lock: counted for the encoder */
     uint8_t levels;          /* mask: to make. The writer's */
+    uint8_t damaged;         /* of these: whose files are no chunks. The writer's */
+    uint8_t outdone;         /* of these: whose files this chunk's replaces. The writer's */
     cg_encoder *encoder;     /* the writer's */
     bool encoded;            /* the runtime's lock */
     cg_status status;        /* the runtime's lock */
@@ -55,6 +57,9 @@ struct cachegen_save {
     cg_save_chunk *chunks; /* to be saved, in order */
 };
 
+/* Levels (a mask) that the store has of a chunk and that were computed on a worse prefix than this.
+ * L1 counts as good: what is near enough to exact is not written again to be nearer. */
+uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there);
 /* Frees the copy of K and V and gives its staging memory back. */
 void cg_save_release_raw(cg_save_chunk *chunk);
 /* Whether copies of n_bytes more leave the staging memory room for an encoder of encoder_bytes. */

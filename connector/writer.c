@@ -133,9 +133,24 @@ static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const ui
     pthread_mutex_lock(&rt->lock);
     cg_chunk_memory_find(rt->chunk_memory, &save->keys[chunk->index], 0, cg_now_ns(), &known);
     pthread_mutex_unlock(&rt->lock);
-    return known.damaged == 0 ? CG_OK
-                              : cg_store_replace(save->op.connector->store, io, bytes, n_bytes,
-                                                 known.damaged, replaced_out);
+    const uint8_t damaged = known.damaged | chunk->damaged;
+    return damaged == 0 ? CG_OK
+                        : cg_store_replace(save->op.connector->store, io, bytes, n_bytes, damaged,
+                                           replaced_out);
+}
+
+/* Publishes a file, or replaces what its names have. replaced_out: as above. */
+static cg_status publish_file(const cg_save_chunk *chunk, cg_io *io, unsigned finest,
+                              const uint8_t *bytes, size_t n_bytes, bool *existed_out,
+                              uint8_t *replaced_out)
+{
+    const cg_store *store = chunk->save->op.connector->store;
+    if ((chunk->outdone >> finest & 1) != 0) {
+        *existed_out = true;
+        return cg_store_replace(store, io, bytes, n_bytes, chunk->outdone, replaced_out);
+    }
+    const cg_status status = cg_store_publish(store, io, bytes, n_bytes, existed_out);
+    return status == CG_OK ? replace_damaged(chunk, io, bytes, n_bytes, replaced_out) : status;
 }
 
 /* The file whose finest level this is. */
@@ -153,9 +168,7 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
     if (status == CG_OK)
         status = cg_chunk_header_parse(bytes, n_bytes, &header);
     if (status == CG_OK)
-        status = cg_store_publish(save->op.connector->store, io, bytes, n_bytes, &existed);
-    if (status == CG_OK)
-        status = replace_damaged(chunk, io, bytes, n_bytes, &replaced);
+        status = publish_file(chunk, io, level, bytes, n_bytes, &existed, &replaced);
     free(bytes);
     if (status != CG_OK)
         return status;
@@ -170,12 +183,8 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
             continue;
         }
         cg_chunk_memory_saved(rt->chunk_memory, key, (uint8_t)held, header.level_bytes[held],
-                              now_ns);
+                              save->prefix_level, now_ns);
         rt->stats.chunks_saved[held]++;
-        if (save->prefix_level > held)
-            cg_chunk_memory_provenance(rt->chunk_memory, key, (uint8_t)held, save->prefix_level,
-                                       now_ns + save->op.connector->config->retry_ms *
-                                                    UINT64_C(1000000));
     }
     pthread_mutex_unlock(&rt->lock);
     return CG_OK;
@@ -192,6 +201,25 @@ static cg_status publish_chunk(const cg_save_chunk *chunk, cg_io *io)
             status = publish_level(chunk, io, (cg_level)level);
     }
     return status;
+}
+
+/* What of a chunk is to be made: not what is there, unless it is damaged or was computed on a worse
+ * prefix. Lossy levels that are one file are made anew together, or they would be one no more. */
+static void choose_levels(cg_save_chunk *chunk, const cg_store_entry *there,
+                          const cg_chunk_memory_entry *known)
+{
+    const uint8_t wanted = chunk->levels;
+    const uint8_t damaged = wanted & (known->damaged | there->damaged);
+    const uint8_t outdone = wanted & cg_save_outdoes(chunk->save->prefix_level, there);
+    const uint8_t file = is_nested(chunk) ? wanted & LOSSY_LEVELS : 0;
+    chunk->damaged = damaged;
+    chunk->outdone = outdone;
+    if ((outdone & file) != 0)
+        chunk->outdone |= file;
+    chunk->levels &= (uint8_t) ~(there->levels & ~known->bad);
+    chunk->levels |= chunk->outdone | damaged;
+    if ((damaged & file) != 0)
+        chunk->levels |= file;
 }
 
 /* Levels that the store has already are not made again. */
@@ -218,12 +246,7 @@ static void skip_existing(cachegen_save *save, cg_io *io)
             if (entries[i].levels != 0)
                 cg_chunk_memory_put(save->op.runtime->chunk_memory, &keys[i],
                                     (uint8_t)c->store_levels, &entries[i], now_ns);
-            /* Lossy levels that are one file are made anew together, or they would be one no
-             * more. */
-            const uint8_t damaged = chunk->levels & known.damaged & LOSSY_LEVELS;
-            const uint8_t healed =
-                damaged != 0 && is_nested(chunk) ? chunk->levels & LOSSY_LEVELS : 0;
-            chunk->levels &= (uint8_t)(~(entries[i].levels & ~known.bad) | healed);
+            choose_levels(chunk, &entries[i], &known);
             if (chunk->levels == 0)
                 save->op.runtime->stats.chunks_existed++;
         }

@@ -760,6 +760,63 @@ TEST_P(LoadTest, NothingFineIsMadeOfALossyPrefixAndProvenanceCounts)
     EXPECT_EQ(accepted.progress.worst_level, 3u);
 }
 
+uint64_t inode_of(const Store &store, const std::string &path)
+{
+    struct stat attr = {};
+    EXPECT_EQ(fstatat(store.dir.fd, path.c_str(), &attr, 0), 0) << path;
+    return attr.st_ino;
+}
+
+TEST_P(LoadTest, BetterProvenanceReplacesWorse)
+{
+    for (const bool nests : {true, false})
+        for (const char *ttl : {"0", "60000"}) {
+            SCOPED_TRACE(nests ? "nested" : "a file a level");
+            const Store store(true, nests ? nesting_spec() : ProfileSpec());
+            const std::string more = with(std::string("\"positive_ttl_ms\": ") + ttl);
+            Engine lossy(store, more), exact(store, more), reader(store, with());
+            const Tokens tokens = prompt(96);
+            ASSERT_EQ(lossy.save(tokens, nullptr, /*prefix_level=*/3), CACHEGEN_OK);
+            reader.worst_level_plus_1 = 3;
+            EXPECT_EQ(reader.look_up(tokens).hit_tokens, 0u);
+            EXPECT_EQ(exact.look_up(tokens).hit_tokens, 95u) << "which it may remember";
+
+            ASSERT_EQ(exact.save(tokens), CACHEGEN_OK);
+            for (uint32_t level = 1; level <= 3; level++) {
+                reader.worst_level_plus_1 = reader.level_plus_1 = level + 1;
+                const Load l = reader.load(tokens);
+                EXPECT_EQ(l.progress.loaded_tokens, 95u);
+                EXPECT_EQ(l.progress.worst_level, level);
+            }
+            const std::string path = store.chunks("L1")[0], stem = path.substr(0, path.size() - 5);
+            for (const char *name : {"L2.kv", "L3.kv"})
+                EXPECT_EQ(inode_of(store, stem + name) == inode_of(store, path), nests) << name;
+
+            const uint64_t written = exact.stats().bytes_written, inode = inode_of(store, path);
+            ASSERT_EQ(exact.save(tokens), CACHEGEN_OK);
+            ASSERT_EQ(lossy.save(tokens, nullptr, 3), CACHEGEN_OK);
+            EXPECT_EQ(exact.stats().bytes_written, written) << "once is enough";
+            EXPECT_EQ(inode_of(store, path), inode) << "worse does not replace better";
+            EXPECT_EQ(reader.load(tokens).progress.loaded_tokens, 95u);
+        }
+}
+
+TEST_P(LoadTest, AFileThatALookUpFindsToBeNoChunkIsReplaced)
+{
+    const Store store(true);
+    Engine engine(store, with());
+    const Tokens tokens = prompt(32);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    const std::string path = store.chunks("L1")[0];
+    const int fd = openat(store.dir.fd, path.c_str(), O_WRONLY); // the links stay
+    ASSERT_EQ(pwrite(fd, "no magic", 8, 0), 8);
+    close(fd);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 31u);
+    EXPECT_EQ(inode_of(store, path.substr(0, path.size() - 5) + "L3.kv"), inode_of(store, path));
+}
+
 TEST_P(LoadTest, ChunksOfAnotherProfileAreForeign)
 {
     const Store store(true);
