@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { LOOKUP_DEPTH = 1024, LOOKUP_THREADS = 64 };
+
 struct cachegen_lookup {
     cg_operation op;
     bool is_cancelled;        /* the runtime's lock */
@@ -132,10 +134,23 @@ static void finish(cg_runtime *rt, cachegen_lookup *l)
     cg_operation_finish(&l->op);
 }
 
+/* Deep enough for all chunks of a long prompt at once: questions are small, and the store may be a
+ * network away. Where that is refused (limits of locked memory, of open files) the configured
+ * depth has to do. */
+static cg_status new_queue(const cg_runtime *rt, cg_io **io_out)
+{
+    const cg_io_config config = cg_runtime_io_config(rt->connector);
+    cg_io_config deep = config;
+    deep.n_threads = LOOKUP_THREADS;
+    if (deep.queue_depth < LOOKUP_DEPTH)
+        deep.queue_depth = LOOKUP_DEPTH;
+    const cg_status status = cg_io_new(&deep, io_out);
+    return status == CG_OK ? status : cg_io_new(&config, io_out);
+}
+
 static void *look_up(void *argument)
 {
     cg_runtime *rt = argument;
-    const cg_io_config io_config = cg_runtime_io_config(rt->connector);
     cg_io *io = NULL;
     cg_operation *op;
     pthread_mutex_lock(&rt->lock);
@@ -143,7 +158,7 @@ static void *look_up(void *argument)
         cachegen_lookup *l = (cachegen_lookup *)op;
         if (!l->is_cancelled) {
             pthread_mutex_unlock(&rt->lock);
-            cg_status status = io == NULL ? cg_io_new(&io_config, &io) : CG_OK;
+            cg_status status = io == NULL ? new_queue(rt, &io) : CG_OK;
             if (status == CG_OK)
                 status = cg_prefix_find(&l->prefix, io);
             if (io != NULL && l->prefix.queue_failed) {

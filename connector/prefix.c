@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Chunks in the first batch of probes; each next batch is BATCH_GROWTH times larger, so that a
- * prompt of any length takes a logarithmic number of round trips and a short hit does not probe all
- * of a long prompt. */
-enum { FIRST_BATCH = 32, BATCH_GROWTH = 4 };
+/* As few chunks are asked for at once; before more, a coarse look says how many are worth it. */
+enum { ALL_AT_ONCE = 32, MAX_PROBES = 34 };
 
 cg_status cg_prefix_init(cg_prefix *p, cg_runtime *runtime, const cachegen_request *r,
                          uint32_t from_token)
@@ -147,51 +145,104 @@ static void take_tail(cg_prefix *p, uint32_t index, const cg_chunk_memory_entry 
         }
 }
 
+/* Whether a chunk is known without asking the store, and then whether it can be loaded. */
+static bool is_known(cg_prefix *p, const cg_key *key, bool *usable_out)
+{
+    cg_runtime *rt = p->runtime;
+    cg_chunk_memory_entry known;
+    cg_controller_chunk sizes;
+    pthread_mutex_lock(&rt->lock);
+    const bool found =
+        cg_chunk_memory_find(rt->chunk_memory, key, p->accepted, cg_now_ns(), &known);
+    pthread_mutex_unlock(&rt->lock);
+    *usable_out = found && usable(p, &known, &sizes);
+    return found;
+}
+
+/* Asks for some chunks beyond `at`, at distances that double: the prefix ends before the first that
+ * is missing. That is one question for each power of two, all at once, in place of one for each
+ * chunk of a long prompt of which little is stored. */
+static cg_status look_ahead(cg_prefix *p, cg_io *io, uint32_t at, uint32_t *end_out)
+{
+    cg_runtime *rt = p->runtime;
+    uint32_t indices[MAX_PROBES], n = 0, n_errors = 0;
+    cg_key keys[MAX_PROBES];
+    bool there[MAX_PROBES];
+    for (uint64_t distance = 0; at + distance < p->n_full; distance = 2 * distance + 1)
+        indices[n++] = at + (uint32_t)distance;
+    indices[n++] = p->n_full - 1;
+    for (uint32_t i = 0; i < n; i++)
+        keys[i] = p->keys[indices[i]];
+    const cg_status status =
+        cg_store_probe(rt->connector->store, io, keys, n, p->deadline_ns, there, &n_errors);
+    const bool is_sure = status == CG_OK && n_errors == 0;
+    *end_out = p->n_full;
+    pthread_mutex_lock(&rt->lock);
+    rt->stats.lookup_errors += n_errors + (status != CG_OK);
+    for (uint32_t i = n; i-- > 0;)
+        if (!there[i]) {
+            const cg_store_entry none = {0};
+            *end_out = indices[i];
+            if (is_sure)
+                cg_chunk_memory_put(rt->chunk_memory, &keys[i], p->accepted, &none, cg_now_ns());
+        }
+    pthread_mutex_unlock(&rt->lock);
+    return status;
+}
+
+/* Chunks [first_chunk, *end_out) are to be asked for: what follows is known to be of no use. */
+static cg_status find_end(cg_prefix *p, cg_io *io, uint32_t *end_out)
+{
+    uint32_t at = p->first_chunk;
+    bool is_usable;
+    *end_out = p->n_full;
+    while (at < p->n_full && is_known(p, &p->keys[at], &is_usable)) {
+        if (!is_usable) {
+            *end_out = at;
+            return CG_OK;
+        }
+        at++;
+    }
+    if (p->n_full - at > ALL_AT_ONCE)
+        return io != NULL ? look_ahead(p, io, at, end_out) : CG_ERR_AGAIN;
+    return CG_OK;
+}
+
 cg_status cg_prefix_find(cg_prefix *p, cg_io *io)
 {
     const cg_config *config = p->runtime->connector->config;
     const uint32_t chunk_tokens = config->chunk_tokens;
     const uint32_t most_tails = chunk_tokens / config->tail_multiple;
-    uint32_t batch = FIRST_BATCH;
-    cg_status status = CG_OK;
-    cg_key *keys = NULL;
-    cg_chunk_memory_entry *known = NULL;
+    uint32_t end;
     p->n_chunks = 0;
-    bool has_ended = false; /* a hole was met: no further chunk can follow */
-    for (uint32_t at = p->first_chunk; status == CG_OK && !has_ended;) {
-        const uint32_t n_full = p->n_full - at < batch ? p->n_full - at : batch;
-        const bool reaches_end = at + n_full == p->n_full;
-        const uint32_t n_tails = reaches_end ? tail_keys(p, p->n_full, NULL) : 0;
-        free(keys);
-        free(known);
-        keys = malloc((n_full + most_tails + 1) * sizeof *keys);
-        known = malloc((n_full + most_tails + 1) * sizeof *known);
-        if (keys == NULL || known == NULL) {
-            status = CG_ERR_NO_MEMORY;
-            break;
-        }
-        memcpy(keys, p->keys + at, n_full * sizeof *keys);
-        tail_keys(p, p->n_full, reaches_end ? keys + n_full : NULL);
-        if ((status = resolve(p, io, keys, n_full + n_tails, known)) != CG_OK)
-            break;
-        uint32_t i = 0;
-        cg_controller_chunk sizes;
-        while (i < n_full && usable(p, &known[i], &sizes)) {
-            append(p, (at + i) * chunk_tokens, chunk_tokens, &sizes);
-            i++;
-        }
-        if (i < n_full) { /* a hole before the end: a prompt that ended here may have left a tail */
-            const uint32_t n = tail_keys(p, at + i, keys);
-            if ((status = resolve(p, io, keys, n, known)) == CG_OK)
-                take_tail(p, at + i, known, n);
-            has_ended = true;
-        } else if (reaches_end) {
-            take_tail(p, p->n_full, known + n_full, n_tails);
-            has_ended = true;
-        }
-        at += n_full;
-        batch *= BATCH_GROWTH;
+    cg_status status = find_end(p, io, &end);
+    if (status != CG_OK)
+        return status;
+    /* Tails are asked for together with the chunks that they follow, if it is known which. */
+    const uint32_t n_full = end - p->first_chunk, n_tails = tail_keys(p, end, NULL);
+    cg_key *keys = malloc((n_full + most_tails + 1) * sizeof *keys);
+    cg_chunk_memory_entry *known = malloc((n_full + most_tails + 1) * sizeof *known);
+    status = CG_ERR_NO_MEMORY;
+    if (keys == NULL || known == NULL)
+        goto done;
+    memcpy(keys, p->keys + p->first_chunk, n_full * sizeof *keys);
+    tail_keys(p, end, keys + n_full);
+    if ((status = resolve(p, io, keys, n_full + n_tails, known)) != CG_OK)
+        goto done;
+    uint32_t i = 0;
+    cg_controller_chunk sizes;
+    while (i < n_full && usable(p, &known[i], &sizes)) {
+        append(p, (p->first_chunk + i) * chunk_tokens, chunk_tokens, &sizes);
+        i++;
     }
+    if (i == n_full) {
+        take_tail(p, end, known + n_full, n_tails);
+    } else { /* a hole before the end: a prompt that ended here may have left a tail */
+        const uint32_t n = tail_keys(p, p->first_chunk + i, keys);
+        if ((status = resolve(p, io, keys, n, known)) == CG_OK)
+            take_tail(p, p->first_chunk + i, known, n);
+    }
+done:
     free(keys);
     free(known);
     return status;

@@ -3,7 +3,9 @@
  * A prompt is cut into full chunks, and may end in a tail: a shorter chunk, at a multiple of
  * tail_multiple tokens. A chunk's key names all tokens before it, too, so the first chunk that is
  * missing ends the prefix; only a tail may still follow, left by a prompt that ended there.
- * Answers come from the runtime's memory of chunks or, with a cg_io, from the store.
+ * Answers come from the runtime's memory of chunks or, with a cg_io, from the store: at most three
+ * batches of questions, each all at once, since a store may be a network away. The first, for long
+ * prompts only, is a coarse look at how far it can be; then all chunks; then tails at a hole.
  * Threads: a cg_prefix is used by one thread at a time. Functions take the runtime's lock
  * themselves, for moments.
  */

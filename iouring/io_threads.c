@@ -33,6 +33,7 @@ typedef struct threads {
     uint32_t n_running,
         n_abandoned;              /* workers that are not finished; operations that are held up */
     uint32_t n_wanted, n_workers; /* workers to have besides the held ones; places in workers[] */
+    uint32_t n_idle, n_waiting;   /* workers without an op; ops without a worker */
     bool woken, stopping;
     cg_io_pool *pool;      /* held for workers that outlive the queue */
     uint32_t n_references; /* the queue's, and one for each worker */
@@ -100,9 +101,12 @@ static void *worker_main(void *argument)
         if (op == NULL) {
             if (t->stopping)
                 break;
+            t->n_idle++;
             pthread_cond_wait(&t->work, &t->lock);
+            t->n_idle--;
             continue;
         }
+        t->n_waiting--;
         w->op = op;
         pthread_mutex_unlock(&t->lock);
         cg_io_op_run(op);
@@ -156,7 +160,10 @@ static cg_status threads_submit(cg_io *io, cg_io_op *op)
     threads *t = io->backend;
     pthread_mutex_lock(&t->lock);
     list_push(&t->waiting, op);
+    t->n_waiting++;
     pthread_cond_signal(&t->work);
+    if (t->n_waiting > t->n_idle && t->n_running - t->n_abandoned < t->n_wanted)
+        start_worker(t); /* without one more, the rest still work */
     pthread_mutex_unlock(&t->lock);
     return CG_OK;
 }
@@ -211,6 +218,7 @@ static cg_io_op *take_waiting(threads *t, bool (*matches)(const cg_io_op *, uint
     list_init(&keep);
     while ((op = list_pop(&t->waiting)) != NULL) {
         if (matches(op, user)) {
+            t->n_waiting--;
             op->next = taken;
             taken = op;
         } else {
@@ -364,9 +372,8 @@ cg_status cg_io_threads_open(cg_io *io)
     io->backend = t;
 
     pthread_mutex_lock(&t->lock);
-    for (uint32_t i = 0; i < t->n_wanted && start_worker(t) == 0; i++)
-        ;
-    const bool has_workers = t->n_running > 0;
+    /* The others start when there is work for them. */
+    const bool has_workers = start_worker(t) == 0;
     pthread_mutex_unlock(&t->lock);
     if (!has_workers) {
         pthread_mutex_lock(&t->lock);

@@ -25,9 +25,10 @@ struct OddFs::State {
     std::thread loop;
     std::mutex lock; // of all below
     std::condition_variable released_changed;
+    bool is_far = false;
     bool released = false;
     Mood mood = Mood::GOOD;
-    int n_hanging = 0, n_open = 0, n_calls = 0;
+    int n_hanging = 0, n_open = 0, n_calls = 0, n_rounds = 0;
     size_t most_asked = 0;
     std::map<std::string, int> n_stats; // by path
 };
@@ -66,6 +67,23 @@ struct OddFsCalls {
         s->n_hanging--;
     }
 
+    // Whoever finds that no call has come since it did lets all go on that wait.
+    static void wait_for_round(OddFs::State *s, std::unique_lock<std::mutex> *guard)
+    {
+        const int round = s->n_rounds;
+        int seen;
+        do {
+            seen = s->n_calls;
+            s->released_changed.wait_for(*guard, std::chrono::milliseconds(50), [&] {
+                return s->n_rounds != round || s->mood != Mood::IN_ROUNDS;
+            });
+        } while (s->n_calls != seen && s->n_rounds == round && s->mood == Mood::IN_ROUNDS);
+        if (s->n_rounds == round) {
+            s->n_rounds++;
+            s->released_changed.notify_all();
+        }
+    }
+
     enum Kind { LOOKS, CHANGES, ADDS };
     // What the mood makes of a call: 0, or an error.
     static int suffer(Kind kind)
@@ -79,6 +97,8 @@ struct OddFsCalls {
             s->released_changed.wait(guard, [s] { return s->mood != Mood::HANGING; });
             s->n_hanging--;
         }
+        if (s->mood == Mood::IN_ROUNDS)
+            wait_for_round(s, &guard);
         if (s->mood == Mood::SLOW) {
             guard.unlock();
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -98,6 +118,14 @@ struct OddFsCalls {
         return result;
     }
 
+    static void *init(struct fuse_conn_info *connection, struct fuse_config *)
+    {
+        if (state()->is_far) {
+            connection->max_background = 2000;
+            connection->want |= connection->capable & FUSE_CAP_PARALLEL_DIROPS;
+        }
+        return state();
+    }
     static int getattr(const char *path, struct stat *out, struct fuse_file_info *)
     {
         if (const int error = suffer(LOOKS))
@@ -213,10 +241,13 @@ struct OddFsCalls {
     }
 };
 
-OddFs::OddFs(const std::string &backing, const std::string &mount_point) : state_(new State)
+OddFs::OddFs(const std::string &backing, const std::string &mount_point, bool is_far)
+    : state_(new State)
 {
+    state_->is_far = is_far;
     state_->backing_fd = open(backing.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct fuse_operations calls = {};
+    calls.init = OddFsCalls::init;
     calls.getattr = OddFsCalls::getattr;
     calls.mkdir = OddFsCalls::mkdir;
     calls.unlink = OddFsCalls::unlink;
@@ -228,8 +259,9 @@ OddFs::OddFs(const std::string &backing, const std::string &mount_point) : state
     calls.write = OddFsCalls::write;
     calls.fsync = OddFsCalls::fsync;
     calls.release = OddFsCalls::release;
-    char name[] = "odd_fs", option[] = "-oattr_timeout=0,entry_timeout=60";
-    char *arguments[] = {name, option, nullptr};
+    char name[] = "odd_fs", option[] = "-oattr_timeout=0,entry_timeout=60",
+         cached[] = "-oattr_timeout=60,entry_timeout=60";
+    char *arguments[] = {name, is_far ? cached : option, nullptr};
     struct fuse_args args = FUSE_ARGS_INIT(2, arguments);
     state_->fuse = fuse_new(&args, &calls, sizeof calls, state_);
     fuse_opt_free_args(&args);
@@ -242,7 +274,8 @@ OddFs::OddFs(const std::string &backing, const std::string &mount_point) : state
     }
     state_->loop = std::thread([s = state_] {
         struct fuse_loop_config *config = fuse_loop_cfg_create();
-        fuse_loop_cfg_set_max_threads(config, 64); // hanging ones must not hold up the others
+        // Hanging ones must not hold up the others.
+        fuse_loop_cfg_set_max_threads(config, 2000);
         fuse_loop_mt(s->fuse, config);
         fuse_loop_cfg_destroy(config);
     });
@@ -280,6 +313,12 @@ int OddFs::n_calls() const
 {
     const std::lock_guard<std::mutex> guard(state_->lock);
     return state_->n_calls;
+}
+
+int OddFs::n_rounds() const
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    return state_->n_rounds;
 }
 
 int OddFs::n_hanging() const

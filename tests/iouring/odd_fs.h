@@ -19,6 +19,7 @@ enum class Mood {
     GOOD,
     HANGING,   // until the mood changes
     SLOW,      // some milliseconds a call
+    IN_ROUNDS, // calls are held until no more come, then all go on at once: a round trip
     FULL,      // what makes something new is ENOSPC
     READ_ONLY, // what changes something is EROFS
     GONE,      // everything is EIO
@@ -27,8 +28,10 @@ enum class Mood {
 class OddFs
 {
   public:
-    // Mounts backing at mount_point. why() is not empty when that failed.
-    OddFs(const std::string &backing, const std::string &mount_point);
+    // Mounts backing at mount_point. why() is not empty when that failed. is_far: as a
+    // good network file system, the kernel keeps what it was told of a file for a minute (else only
+    // names), and has many questions under way.
+    OddFs(const std::string &backing, const std::string &mount_point, bool is_far = false);
     ~OddFs(); // releases, unmounts
     OddFs(const OddFs &) = delete;
     OddFs &operator=(const OddFs &) = delete;
@@ -37,6 +40,7 @@ class OddFs
     void set_mood(Mood mood);
     int n_hanging() const;
     int n_calls() const;       // of all kinds
+    int n_rounds() const;      // until now, in that mood
     int n_open() const;        // files; their release follows their close some time later
     size_t most_asked() const; // bytes that a read wanted
     // How often the status of this path below the mount was asked for.

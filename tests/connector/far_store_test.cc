@@ -1,0 +1,108 @@
+// How many questions a connector asks a store that is a network away, and how many of them it waits
+// for one after the other. A file system in user space counts them: no time is measured.
+#include "tests/connector/engine.h"
+#include "tests/iouring/require.h"
+#ifdef CG_TEST_HAS_FUSE
+#include "tests/iouring/odd_fs.h"
+#endif
+
+#include <memory>
+
+namespace
+{
+
+using namespace cg_test;
+
+#ifndef CG_TEST_HAS_FUSE
+TEST(FarStoreTest, IsNotTested)
+{
+    CG_SKIP_OR_FAIL("fuse", "built without libfuse 3: questions to far stores are not counted");
+}
+#else
+
+constexpr uint32_t CHUNK = 32;
+
+struct Cost {
+    int n_calls, n_rounds;
+};
+
+class FarStoreTest : public testing::Test
+{
+  protected:
+    void SetUp() override
+    {
+        char reason[256];
+        if (!cg_io_uring_reason(reason, sizeof reason))
+            CG_SKIP_OR_FAIL("uring", "no io_uring here (" << reason << ")");
+        odd = std::make_unique<OddFs>(store.dir.path, mount.path, /*is_far=*/true);
+        if (!odd->why().empty())
+            CG_SKIP_OR_FAIL("fuse", odd->why() << ": questions to far stores are not counted");
+        far = std::make_unique<Engine>(mount.path, store.spec, "\"lookup_timeout_ms\": 60000");
+    }
+    void TearDown() override
+    {
+        far.reset();
+    }
+    // Saves a prompt past the mount. Its blocks are the cache's, over and over: their content does
+    // not matter.
+    void save(const Tokens &tokens)
+    {
+        Engine near(store);
+        near.table = blocks(near, tokens);
+        cachegen_save *op;
+        ASSERT_EQ(
+            near.save_start(tokens, 0, static_cast<uint32_t>(tokens.size()), true, nullptr, 0, &op),
+            CACHEGEN_OK);
+        ASSERT_EQ(near.finish(op).status, CACHEGEN_OK);
+    }
+    static std::vector<int64_t> blocks(const Engine &engine, const Tokens &tokens)
+    {
+        std::vector<int64_t> table;
+        for (size_t i = 0; i < tokens.size() / Engine::BLOCK_TOKENS + 1; i++)
+            table.push_back(engine.table[i % engine.table.size()]);
+        return table;
+    }
+    template <typename Call> Cost cost_of(Call call)
+    {
+        const Cost before = {odd->n_calls(), odd->n_rounds()};
+        odd->set_mood(Mood::IN_ROUNDS);
+        call();
+        odd->set_mood(Mood::GOOD);
+        return {odd->n_calls() - before.n_calls, odd->n_rounds() - before.n_rounds};
+    }
+
+    const Store store{true};
+    const TempDir mount;
+    std::unique_ptr<OddFs> odd;
+    std::unique_ptr<Engine> far;
+};
+
+TEST_F(FarStoreTest, ALongPromptTakesTenRoundTripsAndAFewQuestionsAChunk)
+{
+    const Tokens tokens = prompt(CHUNK * 512);
+    save(tokens);
+    cachegen_hit hit;
+    const Cost cost = cost_of([&] { hit = far->look_up(tokens); });
+    EXPECT_EQ(hit.stored_tokens, CHUNK * 512 - 1);
+    EXPECT_LE(cost.n_rounds, 10);
+    EXPECT_LE(cost.n_calls, 512 * 6 + 20);
+    RecordProperty("rounds", cost.n_rounds);
+    RecordProperty("calls", cost.n_calls);
+}
+
+TEST_F(FarStoreTest, ALongPromptOfWhichLittleIsStoredTakesFewQuestions)
+{
+    Tokens tokens = prompt(CHUNK * 512);
+    const Cost miss = cost_of([&] { EXPECT_EQ(far->look_up(tokens).stored_tokens, 0u); });
+    EXPECT_LE(miss.n_rounds, 10);
+    EXPECT_LE(miss.n_calls, 60);
+    tokens.resize(CHUNK * 20);
+    save(tokens);
+    const Tokens more = prompt(CHUNK * 492, 2);
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    const Cost part = cost_of([&] { EXPECT_EQ(far->look_up(tokens).stored_tokens, CHUNK * 20); });
+    EXPECT_LE(part.n_calls, 20 * 6 + 12 * 2 + 60);
+}
+#endif
+
+} // namespace
