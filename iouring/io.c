@@ -171,8 +171,9 @@ cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user)
     return status == CG_OK ? submit(io, op) : status;
 }
 
-cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes, size_t n_bytes,
-                      bool replace, uint64_t user)
+static cg_status submit_write(cg_io *io, int dir_fd, const char *path, const void *bytes,
+                              size_t n_bytes, bool replace, bool leaves_name_unsynced,
+                              uint64_t user)
 {
     cg_io_op *op;
     const cg_status status = new_op(io, CG_IO_OP_WRITE, dir_fd, path, user, &op);
@@ -181,7 +182,20 @@ cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes
     op->bytes = bytes;
     op->n_bytes = n_bytes;
     op->replace = replace;
+    op->leaves_name_unsynced = leaves_name_unsynced;
     return submit(io, op);
+}
+
+cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes, size_t n_bytes,
+                      bool replace, uint64_t user)
+{
+    return submit_write(io, dir_fd, path, bytes, n_bytes, replace, false, user);
+}
+
+cg_status cg_io_write_unsynced(cg_io *io, int dir_fd, const char *path, const void *bytes,
+                               size_t n_bytes, bool replace, uint64_t user)
+{
+    return submit_write(io, dir_fd, path, bytes, n_bytes, replace, true, user);
 }
 
 static cg_io_completion *push_ready(cg_io *io)

@@ -63,7 +63,7 @@ typedef struct cg_io_op {
 
     const uint8_t *bytes; /* writes; the caller's */
     size_t n_bytes;
-    bool replace;
+    bool replace, leaves_name_unsynced;
     char *temp_path;
     char *prefix; /* of path: a directory to make or to sync */
     size_t prefix_bytes;

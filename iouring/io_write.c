@@ -61,7 +61,7 @@ static void open_temp(cg_io_op *op)
 
 void cg_io_write_begin(cg_io_op *op)
 {
-    if (op->replace)
+    if (op->replace || op->leaves_name_unsynced)
         open_temp(op);
     else
         look(op, WRITE_LOOK);
@@ -219,13 +219,23 @@ static void set_prefix_to_parent(cg_io_op *op, size_t n_bytes)
     set_prefix(op, n_bytes); /* "/" stays "/" */
 }
 
+/* A directory that we made is only as durable as its name in its own parent. */
+static bool synced_dir(cg_io_op *op)
+{
+    const unsigned n_components = prefix_components(op);
+    if (n_components == 0 || (op->made_dirs >> (n_components - 1) & 1) == 0)
+        return true;
+    set_prefix_to_parent(op, op->prefix_bytes);
+    return sync_dir(op);
+}
+
 /* The temporary name goes before the directory is synced, so that one fsync covers both. */
 static bool named(cg_io_op *op)
 {
     if (op->temp_exists)
         return unlink_temp(op);
     set_prefix_to_parent(op, strlen(op->path));
-    return sync_dir(op);
+    return op->leaves_name_unsynced ? synced_dir(op) : sync_dir(op);
 }
 
 static bool linked(cg_io_op *op, int result)
@@ -239,16 +249,6 @@ static bool linked(cg_io_op *op, int result)
     case EXDEV: /* no hard links here */ look(op, WRITE_LOOK_AGAIN); return false;
     default: return fail(op, -result);
     }
-}
-
-/* A directory that we made is only as durable as its name in its own parent. */
-static bool synced_dir(cg_io_op *op)
-{
-    const unsigned n_components = prefix_components(op);
-    if (n_components == 0 || (op->made_dirs >> (n_components - 1) & 1) == 0)
-        return true;
-    set_prefix_to_parent(op, op->prefix_bytes);
-    return sync_dir(op);
 }
 
 /* True when nothing is left to do. */

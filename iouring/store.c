@@ -140,6 +140,15 @@ cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, con
     return status == CG_OK ? wait_for_one(io, &completion) : status;
 }
 
+cg_status cg_store_write_unsynced(const cg_store *store, cg_io *io, const char *path,
+                                  const void *bytes, size_t n_bytes, bool replace)
+{
+    cg_io_completion completion;
+    const cg_status status =
+        cg_io_write_unsynced(io, store->root_fd, path, bytes, n_bytes, replace, 0);
+    return status == CG_OK ? wait_for_one(io, &completion) : status;
+}
+
 cg_status cg_store_stat(const cg_store *store, cg_io *io, const char *path)
 {
     cg_io_completion completion;

@@ -23,9 +23,9 @@ static cg_status publish_tokens(const cg_store *store, cg_io *io, const cg_chunk
         (status = cg_chunk_tokens(chunk, tokens)) != CG_OK)
         goto done;
     cg_store_put_tokens(tokens, n_tokens, bytes);
-    status = cg_store_write(store, io, path, bytes, n_tokens * 4, false);
-    if (status == CG_ERR_EXISTS)
-        status = CG_OK; /* of another level: the key says that they are the same */
+    /* The key says that what another level has left there is the same, and a rename takes fewer
+     * questions than a link. */
+    status = cg_store_write_unsynced(store, io, path, bytes, n_tokens * 4, true);
 done:
     free(tokens);
     free(bytes);
@@ -54,13 +54,12 @@ static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_
 
 /* Coarser levels get names of the finest's file, which is at finest_path. Any that is there already
  * stays as it is. is_new: that file is this chunk's and has just come there, so that nothing needs
- * to be looked at before linking. */
+ * to be looked at before linking. Their directory is left to be synced if *linked_out. */
 static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chunk *chunk,
-                                 const char *finest_path, bool is_new)
+                                 const char *finest_path, bool is_new, bool *linked_out)
 {
     const cg_chunk_header *h = &chunk->header;
     char path[CG_TREE_PATH_BYTES];
-    bool linked = false;
     for (unsigned level = h->level + 1u; level <= h->coarsest; level++) {
         cg_status status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile,
                                                path, sizeof path);
@@ -76,9 +75,9 @@ static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chun
             status = cg_store_write(store, io, path, chunk->bytes, h->level_bytes[level], false);
         if (status != CG_OK && status != CG_ERR_EXISTS)
             return status;
-        linked = linked || status == CG_OK;
+        *linked_out = *linked_out || status == CG_OK;
     }
-    return linked ? cg_file_sync_dir(store->root_fd, path) : CG_OK;
+    return CG_OK;
 }
 
 /* What publishing and replacing want: an idle queue and a good chunk. */
@@ -110,12 +109,15 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
      * write does, and a store may be a network away. */
     if ((status = publish_tokens(store, io, &chunk, path)) != CG_OK)
         return status;
-    status = cg_store_write(store, io, path, chunk_bytes, n_bytes, false);
+    status = cg_store_write_unsynced(store, io, path, chunk_bytes, n_bytes, false);
     if (status != CG_OK && status != CG_ERR_EXISTS)
         return status;
     if (existed_out != NULL)
         *existed_out = status == CG_ERR_EXISTS;
-    return publish_coarser(store, io, &chunk, path, status == CG_OK);
+    bool changed = status == CG_OK;
+    status = publish_coarser(store, io, &chunk, path, changed, &changed);
+    /* All names at once: nothing was promised before. */
+    return status == CG_OK && changed ? cg_file_sync_dir(store->root_fd, path) : status;
 }
 
 cg_status cg_store_publish_model(const cg_store *store, cg_io *io, const char *json, size_t n_bytes)

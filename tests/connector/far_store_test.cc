@@ -103,6 +103,16 @@ TEST_F(FarStoreTest, ALongPromptOfWhichLittleIsStoredTakesFewQuestions)
     const Cost part = cost_of([&] { EXPECT_EQ(far->look_up(tokens).stored_tokens, CHUNK * 20); });
     EXPECT_LE(part.n_calls, 20 * 6 + 12 * 2 + 60);
 }
+
+TEST_F(FarStoreTest, ASaveTakesAFewQuestionsAChunk)
+{
+    const Tokens tokens = prompt(CHUNK * 16);
+    const int before = odd->n_calls();
+    ASSERT_EQ(far->save(tokens), CACHEGEN_OK);
+    const int n_calls = odd->n_calls() - before;
+    RecordProperty("calls", n_calls);
+    EXPECT_LE(n_calls, 16 * 34);
+}
 #endif
 
 } // namespace

@@ -67,6 +67,15 @@ struct OddFsCalls {
         s->n_hanging--;
     }
 
+    // libfuse itself asks for the status of what a call has made: no question of the kernel's.
+    static bool is_about_new(const char *path, bool is_made)
+    {
+        thread_local std::string made;
+        const bool was_made = made == path;
+        made = is_made ? path : "";
+        return was_made;
+    }
+
     // Whoever finds that no call has come since it did lets all go on that wait.
     static void wait_for_round(OddFs::State *s, std::unique_lock<std::mutex> *guard)
     {
@@ -128,6 +137,8 @@ struct OddFsCalls {
     }
     static int getattr(const char *path, struct stat *out, struct fuse_file_info *)
     {
+        if (is_about_new(path, false))
+            return result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
         if (const int error = suffer(LOOKS))
             return error;
         if (is_named(path, "hang_stat"))
@@ -146,7 +157,9 @@ struct OddFsCalls {
     {
         if (const int error = suffer(ADDS))
             return error;
-        return result_of(mkdirat(state()->backing_fd, below(path), mode));
+        const int result = result_of(mkdirat(state()->backing_fd, below(path), mode));
+        is_about_new(path, result == 0);
+        return result;
     }
     static int unlink(const char *path)
     {
@@ -171,10 +184,12 @@ struct OddFsCalls {
             return error;
         if (is_named(from, "full"))
             return -EMLINK;
-        if (!is_named(to, "links"))
+        if (!is_named(to, "links") && !state()->is_far)
             return -EPERM;
-        return result_of(
-            linkat(state()->backing_fd, below(from), state()->backing_fd, below(to), 0));
+        const int result =
+            result_of(linkat(state()->backing_fd, below(from), state()->backing_fd, below(to), 0));
+        is_about_new(to, result == 0);
+        return result;
     }
     static int open(const char *path, struct fuse_file_info *info)
     {
@@ -200,6 +215,7 @@ struct OddFsCalls {
         const int fd = openat(state()->backing_fd, below(path), info->flags & ~O_DIRECT, mode);
         if (fd < 0)
             return -errno;
+        is_about_new(path, true);
         info->fh = static_cast<uint64_t>(fd);
         return count_open(1, 0);
     }
@@ -235,6 +251,14 @@ struct OddFsCalls {
             return error;
         return result_of(::fsync(static_cast<int>(info->fh)));
     }
+    static int opendir(const char *, struct fuse_file_info *)
+    {
+        return suffer(LOOKS);
+    }
+    static int fsyncdir(const char *, int, struct fuse_file_info *)
+    {
+        return suffer(CHANGES);
+    }
     static int release(const char *, struct fuse_file_info *info)
     {
         return count_open(-1, result_of(close(static_cast<int>(info->fh))));
@@ -258,6 +282,8 @@ OddFs::OddFs(const std::string &backing, const std::string &mount_point, bool is
     calls.read = OddFsCalls::read;
     calls.write = OddFsCalls::write;
     calls.fsync = OddFsCalls::fsync;
+    calls.opendir = OddFsCalls::opendir;
+    calls.fsyncdir = OddFsCalls::fsyncdir;
     calls.release = OddFsCalls::release;
     char name[] = "odd_fs", option[] = "-oattr_timeout=0,entry_timeout=60",
          cached[] = "-oattr_timeout=60,entry_timeout=60";

@@ -241,7 +241,7 @@ TEST_P(OddFsTest, HoldsAStoreWithoutLinks)
 
 // On a network each question is a round trip. The kernel asks too, before it makes a name: so a
 // chunk of three levels is compared with a plain file that is given two more names.
-TEST_P(OddFsTest, IsAskedOnceWhetherAnObjectIsThere)
+TEST_P(OddFsTest, IsAskedOnlyByTheKernelWhetherAnObjectIsThere)
 {
     const cg_fingerprint profile = cg_test::fingerprint_of("p");
     const cg_test::Chunk chunk =
@@ -264,7 +264,9 @@ TEST_P(OddFsTest, IsAskedOnceWhetherAnObjectIsThere)
         ASSERT_EQ(cg_tree_object_path("links", &chunk.header.key, cg_level(level), &profile, path,
                                       sizeof path),
                   CG_OK);
-        const int wanted = odd->n_stats(level == CG_L1 ? "links/plain" : "links/third");
+        // A plain file's name is looked at before it is written, a chunk's not even that.
+        const int wanted =
+            level == CG_L1 ? odd->n_stats("links/plain") - 1 : odd->n_stats("links/third");
         EXPECT_GE(wanted, 1);
         EXPECT_EQ(odd->n_stats(path), wanted) << path;
     }
