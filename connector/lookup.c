@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOKUP_DEPTH = 1024, LOOKUP_THREADS = 64 };
+/* With max_abandoned_reads' default it stays below 1,024, a common limit of open files, which
+ * io_uring applies to its table of them. */
+enum { LOOKUP_DEPTH = 896, LOOKUP_THREADS = 64 };
 
 struct cachegen_lookup {
     cg_operation op;
