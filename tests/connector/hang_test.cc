@@ -69,7 +69,8 @@ class HangTest : public testing::TestWithParam<const char *>
         engine.reset();
         if (n_threads > 0) { // what was abandoned goes when the store answers; libfuse makes more
                              // threads as it needs them, so these are counted by their names
-            EXPECT_TRUE(comes_true([] { return n_of_ours() == 0; })) << "threads are left";
+            EXPECT_TRUE(comes_true([] { return ours().empty(); }))
+                << "threads are left: " << ours();
             EXPECT_TRUE(comes_true([&] { return n_entries("/proc/self/fd") <= n_descriptors; }))
                 << "descriptors are left";
         }
@@ -84,15 +85,20 @@ class HangTest : public testing::TestWithParam<const char *>
                 "\"close_timeout_ms\": 1000" +
                 more);
     }
-    static size_t n_of_ours()
+    // The library's threads by name, and where in the kernel each is.
+    static std::string ours()
     {
-        size_t n = 0;
+        std::string found;
         for (const auto &entry : std::filesystem::directory_iterator("/proc/self/task")) {
-            std::ifstream in(entry.path() / "comm");
-            std::string name;
-            n += std::getline(in, name) && name.substr(0, 9) == "cachegen-";
+            std::string name, channel, call;
+            std::ifstream(entry.path() / "comm") >> name;
+            if (name.substr(0, 9) != "cachegen-")
+                continue;
+            std::ifstream(entry.path() / "wchan") >> channel;
+            std::ifstream(entry.path() / "syscall") >> call;
+            found += name + " (" + channel + ", system call " + call + ") ";
         }
-        return n;
+        return found;
     }
     // Runs what must end by itself. Where it does not, the store is woken, so that the test ends.
     template <typename Call> void ends_within(std::chrono::milliseconds limit, Call call)
