@@ -1,11 +1,10 @@
 // What a connector promises of a store that hangs: every operation ends, and so does closing.
 #include "tests/connector/engine.h"
+#include "tests/connector/watch.h"
 #include "tests/iouring/require.h"
 #ifdef CG_TEST_HAS_FUSE
 #include "tests/iouring/odd_fs.h"
 #endif
-
-#include <dirent.h>
 
 #include <future>
 #include <memory>
@@ -29,25 +28,6 @@ TEST(HangTest, IsNotTested)
 using Clock = std::chrono::steady_clock;
 constexpr auto SLACK = std::chrono::seconds(8); // a loaded machine, a sanitizer
 
-size_t n_entries(const char *folder)
-{
-    size_t n = 0;
-    DIR *dir = opendir(folder);
-    while (readdir(dir) != nullptr)
-        n++;
-    closedir(dir);
-    return n;
-}
-
-// Whether it comes true in time.
-template <typename Condition> bool comes_true(Condition condition)
-{
-    const auto deadline = Clock::now() + std::chrono::seconds(20);
-    while (!condition() && Clock::now() < deadline)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return condition();
-}
-
 class HangTest : public testing::TestWithParam<const char *>
 {
   protected:
@@ -69,8 +49,8 @@ class HangTest : public testing::TestWithParam<const char *>
         engine.reset();
         if (n_threads > 0) { // what was abandoned goes when the store answers; libfuse makes more
                              // threads as it needs them, so these are counted by their names
-            EXPECT_TRUE(comes_true([] { return ours().empty(); }))
-                << "threads are left: " << ours();
+            EXPECT_TRUE(comes_true([] { return our_threads().empty(); }))
+                << "threads are left: " << our_threads();
             EXPECT_TRUE(comes_true([&] { return n_entries("/proc/self/fd") <= n_descriptors; }))
                 << "descriptors are left";
         }
@@ -84,21 +64,6 @@ class HangTest : public testing::TestWithParam<const char *>
                 "\", \"lookup_timeout_ms\": 1000, \"save_timeout_ms\": 500, "
                 "\"close_timeout_ms\": 1000" +
                 more);
-    }
-    // The library's threads by name, and where in the kernel each is.
-    static std::string ours()
-    {
-        std::string found;
-        for (const auto &entry : std::filesystem::directory_iterator("/proc/self/task")) {
-            std::string name, channel, call;
-            std::ifstream(entry.path() / "comm") >> name;
-            if (name.substr(0, 9) != "cachegen-")
-                continue;
-            std::ifstream(entry.path() / "wchan") >> channel;
-            std::ifstream(entry.path() / "syscall") >> call;
-            found += name + " (" + channel + ", system call " + call + ") ";
-        }
-        return found;
     }
     // Runs what must end by itself. Where it does not, the store is woken, so that the test ends.
     template <typename Call> void ends_within(std::chrono::milliseconds limit, Call call)

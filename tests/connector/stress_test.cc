@@ -1,0 +1,204 @@
+// An engine's day over a store that misbehaves: saves, look-ups, loads, cancels and restarts at
+// random, while the file system below is slow, full, read-only, gone or hangs, and files are
+// damaged and removed. Every byte that was loaded is checked.
+//
+// It runs for a minute, or for CG_STRESS_SECONDS. CG_STRESS_SEED repeats a run, as far as threads
+// allow that.
+#include "tests/connector/engine.h"
+#include "tests/connector/watch.h"
+#include "tests/iouring/require.h"
+#ifdef CG_TEST_HAS_FUSE
+#include "tests/iouring/odd_fs.h"
+#endif
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <random>
+
+namespace
+{
+
+using namespace cg_test;
+
+#ifndef CG_TEST_HAS_FUSE
+TEST(StressTest, IsNotRun)
+{
+    CG_SKIP_OR_FAIL("fuse", "built without libfuse 3: no stress over stores that misbehave");
+}
+#else
+
+unsigned from_environment(const char *name, unsigned otherwise)
+{
+    const char *text = getenv(name);
+    return text != nullptr ? static_cast<unsigned>(std::strtoul(text, nullptr, 10)) : otherwise;
+}
+
+class StressTest : public testing::TestWithParam<const char *>
+{
+  protected:
+    void SetUp() override
+    {
+        char reason[256];
+        if (std::string(GetParam()) == "io_uring" && !cg_io_uring_reason(reason, sizeof reason))
+            CG_SKIP_OR_FAIL("uring", "no io_uring here (" << reason << ")");
+        odd = std::make_unique<OddFs>(store.dir.path, mount.path);
+        if (!odd->why().empty())
+            CG_SKIP_OR_FAIL("fuse", odd->why() << ": no stress over stores that misbehave");
+        n_descriptors = n_entries("/proc/self/fd");
+        open();
+    }
+    void TearDown() override
+    {
+        odd->release();
+        engine.reset();
+        EXPECT_TRUE(comes_true([] { return our_threads().empty(); }))
+            << "threads are left: " << our_threads();
+        EXPECT_TRUE(comes_true([&] { return n_entries("/proc/self/fd") <= n_descriptors; }))
+            << "descriptors are left";
+        odd.reset();
+    }
+    uint32_t draw(uint32_t n)
+    {
+        return static_cast<uint32_t>(random() % n);
+    }
+    void open()
+    {
+        odd->set_mood(Mood::GOOD);
+        const uint32_t staging_mib = 1 + draw(3);
+        engine = std::make_unique<Engine>(
+            mount.path, store.spec,
+            std::string("\"io_backend\": \"") + GetParam() +
+                "\", \"lookup_timeout_ms\": 300, \"save_timeout_ms\": 300, \"read_timeout_ms\": 300"
+                ", \"close_timeout_ms\": 600, \"ttft_budget_ms\": 300, \"retry_ms\": 500"
+                ", \"negative_ttl_ms\": 50, \"positive_ttl_ms\": 300, \"staging_mib\": " +
+                std::to_string(staging_mib));
+        ASSERT_EQ(engine->open_status, CACHEGEN_OK) << engine->error;
+    }
+    void change_mood()
+    {
+        static const Mood moods[] = {Mood::GOOD, Mood::GOOD,      Mood::GOOD, Mood::HANGING,
+                                     Mood::SLOW, Mood::READ_ONLY, Mood::FULL, Mood::GONE};
+        odd->set_mood(moods[draw(8)]);
+    }
+    // One of a few prompts that begin alike, at one of a few lengths.
+    Tokens draw_prompt()
+    {
+        Tokens tokens = prompt(32 * 18, 1 + draw(2));
+        const Tokens other = prompt(32 * 18, 10 + draw(3));
+        const uint32_t same = 32 * draw(12), n = same + 1 + draw(32 * 18 - same);
+        std::copy(other.begin() + same, other.end(), tokens.begin() + same);
+        tokens.resize(n);
+        return tokens;
+    }
+    // Each action leaves the blocks poisoned. They are another request's then.
+    void check_untouched()
+    {
+        ASSERT_TRUE(engine->is_poison()) << "written to after it was done";
+    }
+    void save_some()
+    {
+        const Tokens tokens = draw_prompt();
+        cachegen_save *op;
+        check_untouched();
+        engine->prefill(tokens);
+        const uint32_t n = static_cast<uint32_t>(tokens.size()), from = 32 * draw(4);
+        const cachegen_status status =
+            engine->save_start(tokens, std::min(from, n), n, draw(2) == 1,
+                               draw(4) == 0 ? "a-context" : nullptr, 0, &op);
+        engine->poison();
+        if (status != CACHEGEN_OK)
+            return;             // staging is full, or the store hangs
+        cachegen_save_free(op); // ends in its time, or the test hangs
+        n_saves++;
+    }
+    void load_some()
+    {
+        const Tokens tokens = draw_prompt();
+        const cachegen_hit hit = engine->look_up(tokens);
+        ASSERT_LT(hit.hit_tokens, tokens.size());
+        check_untouched();
+        cachegen_load *op;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        p.abi_version = CACHEGEN_ABI_VERSION;
+        ASSERT_EQ(engine->load_start(0, hit.hit_tokens, &op), CACHEGEN_OK);
+        if (draw(4) == 0)
+            cachegen_load_cancel(op);
+        ASSERT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+        cachegen_load_free(op);
+        ASSERT_LE(p.loaded_tokens, hit.hit_tokens);
+        ASSERT_EQ(engine->error_of(tokens, 0, p.loaded_tokens), 0) << "wrong KV";
+        cachegen_forget_failed(engine->c, engine->plan.data(), engine->plan.size(), &p);
+        n_tokens_loaded += p.loaded_tokens;
+        engine->poison();
+    }
+    void harm_a_file()
+    {
+        const std::vector<std::string> files = store.chunks("L0");
+        if (files.empty())
+            return;
+        const std::string path = store.dir.path + "/" + files[draw(files.size())];
+        if (draw(2) == 0) {
+            std::filesystem::remove(path);
+        } else if (draw(2) == 0) {
+            (void)!truncate(path.c_str(), draw(4000));
+        } else {
+            std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+            file.seekp(draw(4000));
+            file.put(static_cast<char>(draw(256)));
+        }
+    }
+    // Closes in its time also where the store hangs: nothing releases it before.
+    void restart()
+    {
+        cachegen_close(engine->c);
+        engine->c = nullptr;
+        open();
+    }
+
+    const unsigned seed = from_environment("CG_STRESS_SEED", std::random_device()());
+    std::mt19937 random{seed};
+    const Store store;
+    const TempDir mount;
+    std::unique_ptr<OddFs> odd;
+    std::unique_ptr<Engine> engine;
+    size_t n_descriptors = 0;
+    uint64_t n_saves = 0, n_tokens_loaded = 0;
+};
+
+TEST_P(StressTest, NothingIsWrongAndNothingIsLeft)
+{
+    SCOPED_TRACE("CG_STRESS_SEED=" + std::to_string(seed));
+    const auto end = std::chrono::steady_clock::now() +
+                     std::chrono::seconds(from_environment("CG_STRESS_SECONDS", 60) / 2);
+    uint64_t n_rounds = 0;
+    while (std::chrono::steady_clock::now() < end && !HasFatalFailure()) {
+        const uint32_t what = draw(100);
+        if (what < 12)
+            change_mood();
+        else if (what < 45)
+            save_some();
+        else if (what < 94)
+            load_some();
+        else if (what < 98)
+            harm_a_file();
+        else
+            restart();
+        n_rounds++;
+    }
+    odd->set_mood(Mood::GOOD);
+    RecordProperty("rounds", std::to_string(n_rounds));
+    RecordProperty("saves", std::to_string(n_saves));
+    RecordProperty("tokens_loaded", std::to_string(n_tokens_loaded));
+    EXPECT_GT(n_tokens_loaded, 0u) << "nothing was tested";
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, StressTest, testing::Values("io_uring", "threads"),
+                         [](const auto &chosen) {
+                             return std::string(chosen.param) == "io_uring" ? "uring" : "threads";
+                         });
+#endif
+
+} // namespace
