@@ -1,5 +1,7 @@
 #include "connector/controller.h"
 
+static const double HOPE = 2; /* the link may be so many times faster */
+
 uint8_t cg_controller_nearest(const cg_controller_chunk *chunk, uint8_t wish)
 {
     for (uint8_t level = wish; level < CG_N_LEVELS; level++)
@@ -16,9 +18,18 @@ static double read_ns(const cg_controller_input *in, size_t i, uint8_t level)
     return (double)in->chunks[i].bytes[level] * 8e9 / in->link_bps;
 }
 
+double cg_controller_guess_decode_ns(uint8_t level, uint64_t bytes)
+{
+    static const double NS_PER_BYTE[CG_N_LEVELS] = {3, 120, 160, 270}; /* with AVX2 */
+    return level < CG_N_LEVELS ? NS_PER_BYTE[level] * (double)bytes : 0;
+}
+
 static double decode_ns(const cg_controller_input *in, size_t i, uint8_t level)
 {
-    return in->decode_ns_per_token[level] * in->chunks[i].n_tokens;
+    const double ns_per_token = in->decode_ns_per_token[level];
+    if (ns_per_token > 0)
+        return ns_per_token * in->chunks[i].n_tokens;
+    return cg_controller_guess_decode_ns(level, in->chunks[i].bytes[level]);
 }
 
 static uint8_t fastest(const cg_controller_input *in, size_t i)
@@ -112,14 +123,23 @@ static size_t least_delay(const cg_controller_input *in, double tokens_in_all, u
     return best;
 }
 
+/* Of tokens_in_all, those that are not in the first n chunks. */
+static double tokens_not_in(const cg_controller_input *in, size_t n, double tokens_in_all)
+{
+    for (size_t i = 0; i < n; i++)
+        tokens_in_all -= in->chunks[i].n_tokens;
+    return tokens_in_all;
+}
+
 cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8_t *levels_out)
 {
     cg_controller_decision decision = {.n_load = in->n_chunks};
     double tokens = in->other_tokens, load_ns = 0;
 
-    if (!(in->link_bps > 0)) {
+    if (!(in->link_bps > 0) || in->policy == CG_POLICY_FIXED) {
         for (size_t i = 0; i < in->n_chunks; i++)
-            levels_out[i] = cg_controller_nearest(&in->chunks[i], CG_L2);
+            levels_out[i] = cg_controller_nearest(
+                &in->chunks[i], in->policy == CG_POLICY_MIN_DELAY ? CG_L3 : CG_L2);
         decision.reserve_ns = (uint64_t)recompute_ns(in, tokens);
         return decision;
     }
@@ -137,9 +157,16 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8
          * spend it on the levels of what is loaded. */
         if (load_ns + recompute_ns(in, tokens) > budget_ns && in->recompute_tokens_per_s > 0) {
             decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
-            double rest = tokens_in_all;
-            for (size_t i = 0; i < decision.n_load; i++)
-                rest -= in->chunks[i].n_tokens;
+            double rest = tokens_not_in(in, decision.n_load, tokens_in_all);
+            if (load_ns + recompute_ns(in, rest) > budget_ns && in->policy != CG_POLICY_PAPER) {
+                /* Late in any case by this estimate. It may be wrong, which only a load can tell;
+                 * a load can still be cut short. */
+                cg_controller_input hoped = *in;
+                hoped.link_bps *= HOPE;
+                decision.n_load = least_delay(&hoped, tokens_in_all, levels_out, &load_ns);
+                load_ns *= HOPE;
+                rest = tokens_not_in(in, decision.n_load, tokens_in_all);
+            }
             if (decision.n_load > 0 && load_ns + recompute_ns(in, rest) <= budget_ns)
                 load_ns = finest_in_time(in, decision.n_load, budget_ns - recompute_ns(in, rest),
                                          levels_out);

@@ -11,7 +11,10 @@
  * between loading and recomputing is the one with the least total time, and what is loaded gets the
  * finest levels that still fit before the recomputing.
  * min_delay: the least total time over the same choices, whatever the budget.
- * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it.
+ * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it (min_delay: L3).
+ *
+ * A load with a budget goes by these levels only where it cannot read coarse first and refine
+ * (connector/extents.h). A look-up goes by them to tell how much of the prompt is loaded.
  */
 #ifndef CG_CONNECTOR_CONTROLLER_H
 #define CG_CONNECTOR_CONTROLLER_H
@@ -21,7 +24,13 @@
 extern "C" {
 #endif
 
-typedef enum cg_policy { CG_POLICY_TTFT_BUDGET = 0, CG_POLICY_MIN_DELAY = 1 } cg_policy;
+typedef enum cg_policy {
+    CG_POLICY_TTFT_BUDGET = 0,
+    CG_POLICY_MIN_DELAY = 1,
+    CG_POLICY_FIXED = 2, /* L2, or what is nearest to it */
+    CG_POLICY_PAPER = 3, /* as the paper has it: decides as ttft_budget */
+    CG_N_POLICIES
+} cg_policy;
 
 typedef struct cg_controller_chunk {
     uint32_t n_tokens;
@@ -34,8 +43,8 @@ typedef struct cg_controller_input {
     size_t n_chunks;
     uint64_t budget_ns;                      /* what is left of it */
     double link_bps;                         /* 0: unknown */
-    double decode_ns_per_token[CG_N_LEVELS]; /* wall time, all threads at work; 0: unknown, taken as
-                                                free */
+    double decode_ns_per_token[CG_N_LEVELS]; /* wall time, all threads at work; 0: unknown, so that
+                                                it is guessed from the bytes */
     double recompute_tokens_per_s;           /* 0: unknown: everything is loaded */
     uint32_t other_tokens;                   /* that must be recomputed in any case */
 } cg_controller_input;
@@ -48,6 +57,10 @@ typedef struct cg_controller_decision {
 
 /* levels_out[n_chunks]: what lies behind n_load is filled too, with what a load would take. */
 cg_controller_decision cg_controller_decide(const cg_controller_input *input, uint8_t *levels_out);
+
+/* What decoding a chunk of so many coded bytes costs one thread, until it has been measured: rather
+ * too much, for what is taken as free costs the deadline. */
+double cg_controller_guess_decode_ns(uint8_t level, uint64_t bytes);
 
 /* The level to use where wish is not there: the nearest coarser one, else the nearest finer one. */
 uint8_t cg_controller_nearest(const cg_controller_chunk *chunk, uint8_t wish);

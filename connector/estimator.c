@@ -11,6 +11,7 @@ static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the ne
 static const double SAMPLE_BYTES = 64 << 10, SAMPLE_NS = 50e6;
 /* Faster than this, and sooner than a network and a server can answer: the page cache. */
 static const double MEMORY_BPS = 4e9, MEMORY_NS = 1e6;
+static const double PRIOR_DOUBT = 8;   /* what was only told may be so many times too much */
 static const double MEMORY_KEEP = 0.8; /* of the mean, beside a new measurement */
 
 void cg_estimator_init(cg_estimator *e, cg_estimator_kind kind, double prior_bps)
@@ -80,12 +81,17 @@ void cg_estimator_add(cg_estimator *e, uint64_t bytes, uint64_t duration_ns, uin
         add_sample(e, (double)bytes, (double)duration_ns, at_ns);
 }
 
-double cg_estimator_bps(const cg_estimator *e)
+double cg_estimator_last_bps(const cg_estimator *e)
 {
     if (e->n_samples == 0)
         return e->prior_bps > 0 ? e->prior_bps : e->memory_bps;
-    if (e->kind == CG_ESTIMATOR_LAST)
-        return sample_bps(&e->samples[e->n_samples - 1]);
+    return sample_bps(&e->samples[e->n_samples - 1]);
+}
+
+double cg_estimator_bps(const cg_estimator *e)
+{
+    if (e->n_samples == 0 || e->kind == CG_ESTIMATOR_LAST)
+        return cg_estimator_last_bps(e);
     return mean_bps(e, e->n_samples);
 }
 
@@ -94,7 +100,7 @@ double cg_estimator_low_bps(const cg_estimator *e, uint64_t now_ns)
     const double bps = cg_estimator_bps(e);
     double squares = 0, ns = 0;
     if (e->n_samples == 0)
-        return bps / 2;
+        return bps / PRIOR_DOUBT;
     /* How much longer or shorter than by the estimate each took, weighted by its time. */
     for (uint32_t i = 0; i < e->n_samples; i++) {
         const double off = bps / sample_bps(&e->samples[i]) - 1;

@@ -45,6 +45,8 @@ void cg_estimator_add(cg_estimator *estimator, uint64_t bytes, uint64_t duration
                       uint64_t at_ns);
 /* Bits a second; 0: unknown. Where every read came from memory it is the memory's speed. */
 double cg_estimator_bps(const cg_estimator *estimator);
+/* Of the last sample alone, whatever the kind. */
+double cg_estimator_last_bps(const cg_estimator *estimator);
 /* What the link will very likely reach: the estimate less the samples' spread, and less still where
  * there are few or the last was long ago. 0: unknown. */
 double cg_estimator_low_bps(const cg_estimator *estimator, uint64_t now_ns);

@@ -1,7 +1,12 @@
 #include "connector/speeds.h"
 
+#include "connector/controller.h"
+
 /* What was measured before counts for so much beside a new measurement: the last handful decide. */
 static const double KEEP = 0.8;
+
+/* How decoding times of the levels relate, roughly, on any machine. */
+static const double USUAL_COST[CG_N_LEVELS] = {1, 7, 4.5, 2.5};
 
 void cg_speeds_add_decode(cg_speeds *speeds, unsigned level, uint32_t n_tokens, uint64_t decode_ns)
 {
@@ -16,10 +21,29 @@ void cg_speeds_add_prefill(cg_speeds *speeds, uint32_t n_tokens, uint64_t durati
     speeds->prefill_ns = KEEP * speeds->prefill_ns + (double)duration_ns;
 }
 
+/* A token of a level, of one thread; 0: nothing was measured. */
+static double decode_thread_ns(const cg_speeds *speeds, int level)
+{
+    if (speeds->decode_thread_ns[level] > 0)
+        return speeds->decode_thread_ns[level];
+    for (int other = 0; other < CG_N_LEVELS; other++)
+        if (speeds->decode_thread_ns[other] > 0)
+            return speeds->decode_thread_ns[other] * USUAL_COST[level] / USUAL_COST[other];
+    return 0;
+}
+
 void cg_speeds_decode(const cg_speeds *speeds, double ns_per_token_out[CG_N_LEVELS])
 {
     for (int level = 0; level < CG_N_LEVELS; level++)
-        ns_per_token_out[level] = speeds->decode_thread_ns[level] / speeds->n_threads;
+        ns_per_token_out[level] = decode_thread_ns(speeds, level) / speeds->n_threads;
+}
+
+double cg_speeds_decode_chunk(const cg_speeds *speeds, uint8_t level, uint32_t n_tokens,
+                              uint64_t bytes)
+{
+    const double measured_ns = decode_thread_ns(speeds, level) * n_tokens;
+    return (measured_ns > 0 ? measured_ns : cg_controller_guess_decode_ns(level, bytes)) /
+           speeds->n_threads;
 }
 
 double cg_speeds_recompute(const cg_speeds *speeds)

@@ -26,8 +26,13 @@ void cg_speeds_add_decode(cg_speeds *speeds, unsigned level, uint32_t n_tokens, 
 /* The engine computed n_tokens of prefill in duration_ns. */
 void cg_speeds_add_prefill(cg_speeds *speeds, uint32_t n_tokens, uint64_t duration_ns);
 
-/* What decoding costs a token in wall time with all threads at work; 0: unknown. */
+/* What decoding costs a token in wall time with all threads at work; a level that was not measured
+ * goes by one that was. 0: unknown. */
 void cg_speeds_decode(const cg_speeds *speeds, double ns_per_token_out[CG_N_LEVELS]);
+/* What decoding a chunk costs in wall time with all threads at work: as measured, also of another
+ * level, or else guessed from its coded bytes. */
+double cg_speeds_decode_chunk(const cg_speeds *speeds, uint8_t level, uint32_t n_tokens,
+                              uint64_t bytes);
 /* Tokens of prefill a second, as configured or else as measured; 0: unknown. */
 double cg_speeds_recompute(const cg_speeds *speeds);
 

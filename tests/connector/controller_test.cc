@@ -21,6 +21,8 @@ class ControllerTest : public testing::Test
         in.policy = CG_POLICY_TTFT_BUDGET;
         in.link_bps = 8e6;
         in.budget_ns = 100 * S;
+        for (double &ns : in.decode_ns_per_token)
+            ns = 1e-6; // next to nothing, and known
     }
     void set_chunks(size_t n)
     {
@@ -115,8 +117,8 @@ TEST_F(ControllerTest, CutsBeforeTheChunksThatAreLarge)
     in.recompute_tokens_per_s = 128; // a chunk in 2 s
     decide();
     EXPECT_EQ(out.n_load, 6u);
-    EXPECT_EQ(levels, (Levels{3, 3, 3, 3, 2, 2, 3, 3, 3, 3})); // 8 s are left for the six
-    EXPECT_EQ(out.predicted_ns, 8 * S);
+    EXPECT_EQ(levels, (Levels{3, 3, 3, 3, 3, 2, 3, 3, 3, 3})); // 8 s are left for the six
+    EXPECT_EQ(out.predicted_ns, 7 * S);
     EXPECT_EQ(out.reserve_ns, 8 * S);
 }
 
@@ -140,6 +142,41 @@ TEST_F(ControllerTest, DecodingCounts)
     EXPECT_EQ(levels[0], CG_L2);
     EXPECT_LE(out.predicted_ns, 5 * S);
     EXPECT_GE(out.predicted_ns, 2 * S);
+}
+
+TEST_F(ControllerTest, DecodingThatIsUnknownIsNotFree)
+{
+    for (double &ns : in.decode_ns_per_token)
+        ns = 0;
+    decide();
+    const uint64_t guessed_ns = out.predicted_ns;
+    EXPECT_GT(guessed_ns, 40 * S + S / 10) << "ten at L1, and the last one's decoding";
+    EXPECT_LT(guessed_ns, 42 * S);
+    in.link_bps = 8e12; // reading is free
+    decide();
+    EXPECT_GT(out.predicted_ns, 3 * S);
+}
+
+TEST_F(ControllerTest, FixedIsL2AndAllOfIt)
+{
+    in.policy = CG_POLICY_FIXED;
+    in.budget_ns = 1;
+    in.recompute_tokens_per_s = 1e9;
+    chunks[3].bytes[CG_L2] = 0;
+    decide();
+    EXPECT_EQ(levels, (Levels{2, 2, 2, 3, 2, 2, 2, 2, 2, 2}));
+    EXPECT_EQ(out.n_load, 10u);
+}
+
+TEST_F(ControllerTest, WhereAllIsLateALoadIsTriedThatATwiceAsFastLinkWouldWin)
+{
+    in.budget_ns = 3 * S; // ten at L3 take 10
+    in.recompute_tokens_per_s = 256.0 * 10 / 8;
+    decide();
+    EXPECT_EQ(out.n_load, 10u) << "5 s at twice the speed, against 8";
+    in.policy = CG_POLICY_PAPER;
+    decide();
+    EXPECT_EQ(out.n_load, 0u) << "goes by the estimate as it is";
 }
 
 TEST_F(ControllerTest, MinDelayTakesTheFastestOfEachChunk)

@@ -24,14 +24,20 @@ class SpeedsTest : public testing::Test
 TEST_F(SpeedsTest, NothingIsKnownBeforeTheFirstMeasurement)
 {
     EXPECT_EQ(decode_ns(CG_L2), 0);
+    EXPECT_GT(cg_speeds_decode_chunk(&speeds, CG_L2, 256, 250000), 1e6)
+        << "but a chunk of 250 kB is not decoded in no time";
     EXPECT_EQ(cg_speeds_recompute(&speeds), 0);
 }
 
-TEST_F(SpeedsTest, DecodingIsThreadTimeSharedByAllThreadsAndKnownByLevel)
+TEST_F(SpeedsTest, DecodingIsThreadTimeSharedByAllThreadsAndOtherLevelsGoByTheOneMeasured)
 {
     cg_speeds_add_decode(&speeds, CG_L2, 100, 40000);
     EXPECT_DOUBLE_EQ(decode_ns(CG_L2), 100);
-    EXPECT_EQ(decode_ns(CG_L1), 0);
+    EXPECT_GT(decode_ns(CG_L1), 100);
+    EXPECT_LT(decode_ns(CG_L3), 100);
+    EXPECT_DOUBLE_EQ(cg_speeds_decode_chunk(&speeds, CG_L2, 50, 1), 5000);
+    cg_speeds_add_decode(&speeds, CG_L1, 100, 120000);
+    EXPECT_DOUBLE_EQ(decode_ns(CG_L1), 300);
 }
 
 TEST_F(SpeedsTest, AMeasurementMovesTheMeanByAFifth)
