@@ -186,17 +186,18 @@ typedef struct cachegen_progress {
     uint64_t decode_ns; /* thread time in decoding */
     uint64_t copy_ns;   /* thread time in writing blocks */
     uint64_t total_ns;  /* since start */
-    /* Of a load whose status is not OK: the chunk that ended it, by its first token, the level that
-     * was asked for, and with "lossy prefix" that chunk's worst level, provenance counted.
-     * failed_level_plus_1 is 0 if no chunk is to blame: cancelled, or out of memory. */
-    uint32_t failed_token, failed_level_plus_1, failed_worst_level;
+    /* Of a load whose status is not OK: the chunk that ended it, by its first token, its levels
+     * that could not be had (bit n: level n), and with "lossy prefix" that chunk's worst level,
+     * provenance counted. failed_levels is 0 if no chunk is to blame: cancelled, or out of
+     * memory. */
+    uint32_t failed_token, failed_levels, failed_worst_level;
     uint32_t reserved;
 } cachegen_progress;
 
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
                                                  const cachegen_load_request *request,
                                                  cachegen_load **out);
-/* A load ends by itself when the plan's budget has passed since its start, and half a second (with
+/* A load ends by itself half a second after the plan's budget, which began with the look-up (with
  * the policy min_delay: when its reads have taken read_timeout_ms). What has arrived until then
  * counts. Always fills *progress_out; CACHEGEN_AGAIN until done. Done with loaded_tokens < to_token
  * means that the blocks from loaded_tokens on hold garbage: the engine recomputes them. */
@@ -208,7 +209,7 @@ CACHEGEN_API void cachegen_load_cancel(cachegen_load *load);
 CACHEGEN_API void cachegen_load_free(cachegen_load *load);
 /* Tells a connector that plans but does not load (an engine's scheduler) what ended a load of this
  * plan in another process (a worker). Only the chunk at failed_token is held against, and only at
- * the level that failed: until retry_ms (configured) has passed, that level of it is not offered.
+ * the levels that failed: until retry_ms (configured) has passed, they are not offered.
  * After "lossy prefix" it still is, to requests that accept failed_worst_level. A load that ran out
  * of time (45) holds nothing against a chunk, if it could read anything at all. */
 CACHEGEN_API cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan,

@@ -20,7 +20,7 @@ typedef enum value_type {
 
 static const char *const LEVEL_NAMES[] = {"L0", "L1", "L2", "L3", NULL};
 static const char *const LEVEL_OR_AUTO[] = {"auto", "L0", "L1", "L2", "L3", NULL};
-static const char *const POLICIES[] = {"ttft_budget", "min_delay", NULL};
+static const char *const POLICIES[] = {"ttft_budget", "min_delay", "fixed", "paper", NULL};
 static const char *const ESTIMATORS[] = {"harmonic", "last", NULL};
 static const char *const BACKENDS[] = {"auto", "io_uring", "threads", NULL};
 static const char *const CACHES[] = {"cached", "direct", NULL};

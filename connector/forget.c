@@ -33,8 +33,7 @@ cachegen_status cachegen_forget(cachegen *connector, const void *plan_bytes, siz
 /* Whether a chunk is to blame for how the load ended. */
 static bool blames_a_chunk(const cachegen_progress *p)
 {
-    if (p->status == CACHEGEN_OK || p->failed_level_plus_1 == 0 ||
-        p->failed_level_plus_1 > CG_N_LEVELS)
+    if (p->status == CACHEGEN_OK || (p->failed_levels & ALL_LEVELS) == 0)
         return false;
     /* It was too slow for this request; others may have more time. But where nothing came at all,
      * the next one need not find out again. */
@@ -67,15 +66,17 @@ cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan_byt
         return status;
     const uint32_t i = chunk_at(plan, p.failed_token);
     if (blames_a_chunk(&p) && i < plan->n_chunks) {
-        const uint8_t level = (uint8_t)(p.failed_level_plus_1 - 1);
+        const uint8_t levels = (uint8_t)(p.failed_levels & ALL_LEVELS);
         const cg_key *key = &plan->keys[i + 1];
         pthread_mutex_lock(&rt->lock);
-        if (p.status == CG_ERR_LOSSY_PREFIX && p.failed_worst_level < CG_N_LEVELS)
-            cg_chunk_memory_provenance(rt->chunk_memory, key, level, (uint8_t)p.failed_worst_level,
-                                       until_ns(connector));
-        else
-            cg_chunk_memory_failed(rt->chunk_memory, key, (uint8_t)(1u << level), false,
-                                   until_ns(connector));
+        if (p.status != CG_ERR_LOSSY_PREFIX || p.failed_worst_level >= CG_N_LEVELS)
+            cg_chunk_memory_failed(rt->chunk_memory, key, levels, false, until_ns(connector));
+        for (unsigned level = 0; p.status == CG_ERR_LOSSY_PREFIX && level < CG_N_LEVELS &&
+                                 p.failed_worst_level < CG_N_LEVELS;
+             level++)
+            if ((levels >> level & 1) != 0)
+                cg_chunk_memory_provenance(rt->chunk_memory, key, (uint8_t)level,
+                                           (uint8_t)p.failed_worst_level, until_ns(connector));
         pthread_mutex_unlock(&rt->lock);
     }
     cg_plan_free(plan);

@@ -14,10 +14,13 @@ static const double MOST_LOAD_NS = 86400e9; /* a day: keeps sums within their ty
 static void load_destroy(cg_operation *op)
 {
     cachegen_load *load = (cachegen_load *)op;
-    cg_plan_free(load->plan);
+    if (load->chunks != NULL)
+        for (uint32_t i = 0; i < load->plan->n_chunks; i++)
+            cg_load_drop_pieces(&load->chunks[i]);
     cg_stream_destroy(&load->stream);
     free(load->table);
     free(load->chunks);
+    cg_plan_free(load->plan);
     free(load);
 }
 
@@ -37,6 +40,7 @@ static cg_status check_plan(const cachegen *c, const cg_plan *plan, const cacheg
 static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
 {
     const cg_plan *plan = load->plan;
+    const cg_model *model = &load->op.connector->model;
     cg_stream *stream = &load->stream;
     load->from_token = r->from_token;
     load->to_token = r->to_token;
@@ -54,13 +58,15 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     else
         cg_stream_cut(stream, 0, 0);
     stream->policy = (cg_policy)plan->policy;
-    stream->has_fixed_level = plan->level_plus_1 > 0;
+    stream->has_fixed_level = plan->level_plus_1 > 0 || plan->policy == CG_POLICY_FIXED;
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         load->chunks[i].load = load;
         load->chunks[i].index = i;
         stream->levels[i] = plan->chunks[i].level;
         stream->sizes[i] = plan->chunks[i].sizes;
     }
+    if (cg_stream_is_anytime(stream) && model->profile != NULL && cg_profile_nests(model->profile))
+        cg_stream_nest(stream);
     /* What has passed of the budget; of a plan from another machine that is not known. */
     const uint64_t spent_ns = cg_boot_elapsed_ns(&plan->clock_id, plan->started_boot_ns,
                                                  &load->op.connector->boot_clock_id, cg_boot_ns());
@@ -70,6 +76,13 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     return CG_OK;
 }
 
+/* What must arrive of a chunk. */
+static uint8_t floor_of(const cachegen_load *load, uint32_t index)
+{
+    return cg_stream_is_anytime(&load->stream) ? cg_stream_floor(&load->stream, index)
+                                               : load->stream.levels[index];
+}
+
 /* With the lock held. A load ends with its budget; but what was planned to take longer, because
  * recomputing takes longer still, may take twice what reading should. */
 static uint64_t ends_at_ns(const cachegen_load *load, const cg_runtime *rt)
@@ -77,14 +90,16 @@ static uint64_t ends_at_ns(const cachegen_load *load, const cg_runtime *rt)
     const cg_plan *plan = load->plan;
     const double link_bps = cg_estimator_bps(&rt->speeds.link);
     double bits = 0;
-    if (plan->policy != CG_POLICY_TTFT_BUDGET)
+    if (plan->policy == CG_POLICY_MIN_DELAY)
         return UINT64_MAX;
     for (uint32_t i = load->stream.first; i < load->stream.end; i++)
-        bits += 8.0 * (double)plan->chunks[i].sizes.bytes[plan->chunks[i].level];
+        bits += 8.0 * (double)plan->chunks[i].sizes.bytes[floor_of(load, i)];
+    const uint64_t now_ns = cg_now_ns();
     double wanted_ns = link_bps > 0 ? 2e9 * bits / link_bps : 0;
-    if (wanted_ns < (double)plan->budget_ns)
-        wanted_ns = (double)plan->budget_ns;
-    return cg_now_ns() + (uint64_t)(wanted_ns < MOST_LOAD_NS ? wanted_ns : MOST_LOAD_NS) +
+    if (load->stream.deadline_ns > now_ns &&
+        wanted_ns < (double)(load->stream.deadline_ns - now_ns))
+        wanted_ns = (double)(load->stream.deadline_ns - now_ns);
+    return now_ns + (uint64_t)(wanted_ns < MOST_LOAD_NS ? wanted_ns : MOST_LOAD_NS) +
            GRACE_MS * UINT64_C(1000000);
 }
 
@@ -119,10 +134,11 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     pthread_mutex_lock(&rt->lock);
     if (load->stream.first < load->stream.end)
         status = cg_runtime_start(rt, &rt->reader, "cachegen-read", cg_load_reader);
+    load->stream.ends_at_ns = ends_at_ns(load, rt);
+    if (status == CG_OK)
+        status = cg_stream_plan_add(&rt->stream_plan, &load->stream);
     if (status == CG_OK) {
         cg_operation_begin(&load->op);
-        load->stream.ends_at_ns = ends_at_ns(load, rt);
-        cg_stream_plan_add(&rt->stream_plan, &load->stream);
         cg_runtime_wake_reader(rt);
         *out = load;
         cg_load_settle(load); /* an empty load is done */

@@ -3,6 +3,9 @@
 #include "connector/clock.h"
 #include "connector/load_verify.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 static cg_load_chunk *chunk_of(cg_job *job)
 {
     return (cg_load_chunk *)((char *)job - offsetof(cg_load_chunk, job));
@@ -70,12 +73,31 @@ static void decode_done(cg_job *job)
     cg_load_chunk *chunk = chunk_of(job);
     cg_runtime *rt = chunk->load->op.runtime;
     cg_decoder_free(chunk->decoder);
-    cg_io_buffer_release(chunk->buffer);
+    free(chunk->bytes);
+    cg_load_drop_pieces(chunk);
     chunk->decoder = NULL;
-    chunk->buffer = NULL;
+    chunk->bytes = NULL;
     pthread_mutex_lock(&rt->lock);
     cg_load_decode_ended(chunk);
     pthread_mutex_unlock(&rt->lock);
+}
+
+/* The first n_bytes of the chunk's file, valid as long as its pieces; NULL without memory. */
+static const uint8_t *put_together(cg_load_chunk *chunk, uint64_t n_bytes)
+{
+    const cg_load_piece *first = chunk->pieces;
+    if (first != NULL && first->from == 0 && first->buffer->n_bytes >= n_bytes)
+        return first->buffer->data;
+    chunk->bytes = malloc(n_bytes);
+    for (const cg_load_piece *piece = first; piece != NULL && chunk->bytes != NULL;
+         piece = piece->next) {
+        if (piece->from >= n_bytes)
+            continue; /* of a finer level */
+        const uint64_t left_bytes = n_bytes - piece->from;
+        memcpy(chunk->bytes + piece->from, piece->buffer->data,
+               piece->buffer->n_bytes < left_bytes ? piece->buffer->n_bytes : left_bytes);
+    }
+    return chunk->bytes;
 }
 
 static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
@@ -84,10 +106,14 @@ static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     (void)scratch;
     cg_load_chunk *chunk = chunk_of(job);
     const cachegen_load *load = chunk->load;
-    /* The level was set when the chunk arrived and stays until this job has ended. */
-    chunk->status = cg_load_verify(&load->op.connector->model, load->plan, chunk->index,
-                                   load->stream.chunks[chunk->index].level, chunk->buffer->data,
-                                   chunk->buffer->n_bytes, &chunk->worst_level, &chunk->decoder);
+    /* Level and pieces stay as they are until this job has ended. */
+    const uint8_t level = load->stream.chunks[chunk->index].level;
+    const uint64_t n_bytes = load->stream.sizes[chunk->index].bytes[level];
+    const uint8_t *bytes = put_together(chunk, n_bytes);
+    chunk->status =
+        bytes == NULL ? CG_ERR_NO_MEMORY
+                      : cg_load_verify(&load->op.connector->model, load->plan, chunk->index, level,
+                                       bytes, n_bytes, &chunk->worst_level, &chunk->decoder);
 }
 
 static void verify_done(cg_job *job)

@@ -8,7 +8,7 @@
 #define CG_CONNECTOR_LOAD_DELIVER_H
 #include "connector/load_state.h"
 
-/* Without the lock: hands a chunk that cg_load_read_ended() returned to the pool. Its last job
+/* Without the lock: hands a chunk that cg_load_decode_begun() returned to the pool. Its last job
  * calls cg_load_decode_ended(). */
 void cg_load_submit(cg_load_chunk *chunk);
 #endif

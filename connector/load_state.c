@@ -25,6 +25,8 @@ void cg_load_settle(cachegen_load *load)
     rt->stats.loads_failed += p->status != CACHEGEN_OK && p->status != CG_ERR_CANCELLED;
     rt->stats.tokens_loaded += p->loaded_tokens - load->from_token;
     cg_stream_plan_remove(&rt->stream_plan, &load->stream);
+    for (uint32_t i = 0; i < load->plan->n_chunks; i++)
+        cg_load_drop_pieces(&load->chunks[i]);
     cg_operation_finish(&load->op);
 }
 
@@ -50,30 +52,66 @@ static bool count_refusal(cachegen_stats *stats, cg_status status)
 }
 
 /* Says in the load's progress what ended it. */
-static void blame(const cg_load_chunk *chunk, uint8_t level, cg_status status)
+static void blame(const cg_load_chunk *chunk, uint8_t levels, cg_status status)
 {
     cachegen_progress *p = &chunk->load->progress;
     p->status = status;
     p->failed_token = chunk->load->plan->chunks[chunk->index].first_token;
-    p->failed_level_plus_1 = status == CG_ERR_NO_MEMORY ? 0 : level + 1u;
+    p->failed_levels = status == CG_ERR_NO_MEMORY ? 0 : levels;
     p->failed_worst_level = status == CG_ERR_LOSSY_PREFIX ? chunk->worst_level : 0;
 }
 
-static void fail(cg_load_chunk *chunk, uint8_t level, cg_status status)
+void cg_load_drop_pieces(cg_load_chunk *chunk)
+{
+    for (cg_load_piece *piece = chunk->pieces, *next; piece != NULL; piece = next) {
+        next = piece->next;
+        cg_io_buffer_release(piece->buffer);
+        free(piece);
+    }
+    chunk->pieces = NULL;
+}
+
+/* The levels that are in the file that `level` is read from. */
+static uint8_t levels_of_file(const cg_load_chunk *chunk, uint8_t level)
+{
+    const cg_stream *stream = &chunk->load->stream;
+    uint8_t levels = 0;
+    if (!stream->chunks[chunk->index].is_nested || level == CG_L0)
+        return (uint8_t)(1u << level);
+    for (unsigned l = CG_L1; l < CG_N_LEVELS; l++)
+        if (stream->sizes[chunk->index].bytes[l] > 0)
+            levels |= (uint8_t)(1u << l);
+    return levels;
+}
+
+/* Counts that levels could not be had, and remembers it. */
+static void refuse(cg_load_chunk *chunk, uint8_t levels, cg_status status)
 {
     cachegen_load *load = chunk->load;
     cg_runtime *rt = load->op.runtime;
-    if (!cg_stream_failed(&load->stream, chunk->index))
-        return; /* nobody waits for it */
     const bool damaged = count_refusal(&rt->stats, status);
     const uint64_t until_ns =
         cg_now_ns() + load->op.connector->config->retry_ms * UINT64_C(1000000);
     const cg_key *key = &load->plan->keys[chunk->index + 1];
-    if (status == CG_ERR_LOSSY_PREFIX) /* good for others; chunk->worst_level is its provenance */
-        cg_chunk_memory_provenance(rt->chunk_memory, key, level, chunk->worst_level, until_ns);
-    else if (status != CG_ERR_NO_MEMORY) /* which says nothing of the chunk */
-        cg_chunk_memory_failed(rt->chunk_memory, key, (uint8_t)(1u << level), damaged, until_ns);
-    blame(chunk, level, status);
+    if (status == CG_ERR_NO_MEMORY)
+        return; /* which says nothing of the chunk */
+    if (status != CG_ERR_LOSSY_PREFIX) {
+        cg_chunk_memory_failed(rt->chunk_memory, key, levels, damaged, until_ns);
+        return;
+    }
+    /* Good for others; chunk->worst_level is its provenance. */
+    for (uint8_t level = 0; level < CG_N_LEVELS; level++)
+        if ((levels >> level & 1) != 0)
+            cg_chunk_memory_provenance(rt->chunk_memory, key, level, chunk->worst_level, until_ns);
+}
+
+static void fail(cg_load_chunk *chunk, uint8_t levels, cg_status status)
+{
+    cachegen_load *load = chunk->load;
+    if (!cg_stream_failed(&load->stream, chunk->index))
+        return; /* nobody waits for it */
+    refuse(chunk, levels, status);
+    blame(chunk, levels, status);
 }
 
 void cg_load_read_begun(cachegen_load *load)
@@ -81,16 +119,48 @@ void cg_load_read_begun(cachegen_load *load)
     load->op.n_refs++;
 }
 
-cg_load_chunk *cg_load_read_ended(cg_runtime *rt, const cg_stream_read *read, cg_status status,
-                                  cg_io_buffer *buffer, uint64_t ended_ns)
+/* Whether the start of a chunk's file, which was taken for a nested one, says otherwise. */
+static bool is_not_nested(const cachegen_load *load, const cg_stream_read *read,
+                          const cg_chunk_header *header)
 {
-    cachegen_load *load = cg_load_of_stream(read->stream);
-    cg_load_chunk *chunk = &load->chunks[read->chunk_index];
-    const uint8_t level = read->level; /* read is gone once it has ended */
-    const size_t n_bytes = status == CG_OK && buffer != NULL ? buffer->n_bytes : 0;
+    const cg_stream_chunk *chunk = &load->stream.chunks[read->chunk_index];
+    const uint64_t *bytes = load->stream.sizes[read->chunk_index].bytes;
+    if (header == NULL || read->from > 0 || read->is_stale || !chunk->is_nested ||
+        read->file_level == CG_L0 || chunk->state != CG_STREAM_READING)
+        return false;
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+        if (bytes[level] > 0 && header->level_bytes[level] != bytes[level])
+            return true;
+    return false;
+}
+
+/* A read of a chunk failed: of all that it needs, or only of a refinement. */
+static void read_failed(cg_load_chunk *chunk, const cg_stream_read *read, cg_status status,
+                        cg_stream_verdict verdict)
+{
+    const cg_stream *stream = &chunk->load->stream;
+    const cg_stream_chunk *state = &stream->chunks[read->chunk_index];
+    /* That a name is missing says nothing of the file's other names. */
+    uint8_t levels = status == CG_ERR_NOT_FOUND ? (uint8_t)(1u << read->file_level)
+                                                : levels_of_file(chunk, read->file_level);
+    if (verdict == CG_STREAM_FAIL) {
+        fail(chunk, levels, status);
+    } else if (status != CG_ERR_CANCELLED && state->is_cut && state->good_bytes == read->from) {
+        const uint8_t good = cg_stream_level_in(stream, read->chunk_index, state->good_bytes);
+        refuse(chunk, (uint8_t)(levels & ((1u << good) - 1)), status);
+    }
+}
+
+void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status status,
+                        cg_load_piece *piece, const cg_chunk_header *header, uint64_t ended_ns)
+{
+    const cg_stream_read read = *ended; /* it is gone once it has ended */
+    cachegen_load *load = cg_load_of_stream(read.stream);
+    cg_load_chunk *chunk = &load->chunks[read.chunk_index];
+    const size_t n_bytes = piece != NULL ? piece->buffer->n_bytes : 0;
     const double link_ns = load->stream.link_ns;
     const cg_stream_verdict verdict =
-        cg_stream_read_ended(&rt->stream_plan, &rt->speeds, read->id, n_bytes, ended_ns);
+        cg_stream_read_ended(&rt->stream_plan, &rt->speeds, read.id, n_bytes, ended_ns);
     const uint64_t read_ns = (uint64_t)(load->stream.link_ns - link_ns);
     rt->stats.bytes_read += n_bytes;
     rt->stats.read_ns += read_ns;
@@ -98,18 +168,30 @@ cg_load_chunk *cg_load_read_ended(cg_runtime *rt, const cg_stream_read *read, cg
         load->progress.bytes_read += n_bytes;
         load->progress.read_ns += read_ns;
     }
-    if (verdict == CG_STREAM_DECODE) {
-        chunk->buffer = buffer;
-        load->n_jobs++;
+    if (verdict == CG_STREAM_KEEP) {
+        piece->next = chunk->pieces;
+        chunk->pieces = piece;
+        if (is_not_nested(load, &read, header)) {
+            cg_stream_not_nested(&rt->stream_plan, &load->stream, read.chunk_index);
+            cg_load_drop_pieces(chunk);
+        }
     } else {
-        cg_io_buffer_release(buffer);
-        if (verdict == CG_STREAM_FAIL)
-            fail(chunk, level, status);
+        if (piece != NULL)
+            cg_io_buffer_release(piece->buffer);
+        free(piece);
+        if (status != CG_OK)
+            read_failed(chunk, &read, status, verdict);
         cg_load_settle(load);
     }
     /* The read's reference. Jobs keep the load undone, and the connector holds it until then. */
     cg_operation_unref(&load->op);
-    return verdict == CG_STREAM_DECODE ? chunk : NULL;
+}
+
+cg_load_chunk *cg_load_decode_begun(cg_stream *stream, uint32_t chunk_index)
+{
+    cachegen_load *load = cg_load_of_stream(stream);
+    load->n_jobs++;
+    return &load->chunks[chunk_index];
 }
 
 bool cg_load_wants(const cg_load_chunk *chunk)
@@ -144,7 +226,7 @@ void cg_load_decode_ended(cg_load_chunk *chunk)
         for (uint32_t i = n_whole; i < stream->n_whole; i++)
             add_to_prefix(load, &load->chunks[stream->first + i]);
     } else if (chunk->status != CG_OK) {
-        fail(chunk, level, chunk->status);
+        fail(chunk, levels_of_file(chunk, level), chunk->status);
     }
     cg_runtime_wake_reader(rt); /* there is room for one more */
     cg_load_settle(load);
@@ -158,6 +240,15 @@ void cg_load_overdue(cachegen_load *load)
     if (index < stream->end && cg_stream_failed(stream, index)) {
         load->op.runtime->stats.chunks_timed_out++;
         blame(&load->chunks[index], load->plan->chunks[index].level, CG_ERR_TIMED_OUT);
+    }
+    cg_load_settle(load);
+}
+
+void cg_load_shorten(cachegen_load *load, uint32_t chunk_index)
+{
+    if (cg_stream_failed(&load->stream, chunk_index)) {
+        load->op.runtime->stats.chunks_timed_out++;
+        load->progress.status = CG_ERR_TIMED_OUT;
     }
     cg_load_settle(load);
 }

@@ -18,12 +18,21 @@
 #include "connector/operation.h"
 #include "connector/plan.h"
 
+/* A range of a chunk's file that has arrived. */
+typedef struct cg_load_piece cg_load_piece;
+struct cg_load_piece {
+    cg_load_piece *next;
+    uint64_t from;
+    cg_io_buffer *buffer;
+};
+
 typedef struct cg_load_chunk {
     cg_job job;
-    cachegen_load *load;  /* constant */
-    uint32_t index;       /* constant: in the plan */
-    cg_io_buffer *buffer; /* the job's, while it runs */
-    cg_decoder *decoder;  /* the job's */
+    cachegen_load *load;   /* constant */
+    uint32_t index;        /* constant: in the plan */
+    cg_load_piece *pieces; /* the job's, while it runs */
+    uint8_t *bytes;        /* the job's: the pieces put together, where they are several */
+    cg_decoder *decoder;   /* the job's */
     uint8_t worst_level; /* the job's: the level that was decoded, or that of its prefix if worse */
     cg_status status;    /* the first task that failed, or CG_OK */
     uint64_t decode_ns;  /* thread time */
@@ -46,11 +55,15 @@ cachegen_load *cg_load_of_stream(cg_stream *stream);
 
 /* A read of a chunk was begun. It holds the load until it has ended. */
 void cg_load_read_begun(cachegen_load *load);
-/* The read ended at ended_ns, with the chunk's bytes or with an error. Returns the chunk that is
- * now to be handed to cg_load_submit(), which owns the buffer; else NULL, and the buffer is
- * released. */
-cg_load_chunk *cg_load_read_ended(cg_runtime *runtime, const cg_stream_read *read, cg_status status,
-                                  cg_io_buffer *buffer, uint64_t ended_ns);
+/* The read ended at ended_ns: with a piece of the chunk's file, which is the load's from here on,
+ * or without one and with an error. header: what the piece says when it is taken for the start of a
+ * chunk, or NULL. */
+void cg_load_read_ended(cg_runtime *runtime, const cg_stream_read *read, cg_status status,
+                        cg_load_piece *piece, const cg_chunk_header *header, uint64_t ended_ns);
+/* The plan says that a chunk is to be decoded: it is now to be handed to cg_load_submit(). */
+cg_load_chunk *cg_load_decode_begun(cg_stream *stream, uint32_t chunk_index);
+/* Without the lock, too, where the chunk is the caller's: releases what has arrived of it. */
+void cg_load_drop_pieces(cg_load_chunk *chunk);
 /* The last job of a chunk ended, with what stands in the chunk. */
 void cg_load_decode_ended(cg_load_chunk *chunk);
 /* Whether the chunk is still worth decoding. */
@@ -60,6 +73,8 @@ bool cg_load_wants(const cg_load_chunk *chunk);
 void cg_load_settle(cachegen_load *load);
 /* Its time is over: it ends with the chunks that have arrived. It may be gone afterwards. */
 void cg_load_overdue(cachegen_load *load);
+/* From a chunk on it would be late, and recomputing is faster. It may be gone afterwards. */
+void cg_load_shorten(cachegen_load *load, uint32_t chunk_index);
 /* Asks it to end. It may be gone afterwards. */
 void cg_load_cancel(cachegen_load *load);
 /* There is nothing to read with: ends all loads with status. */

@@ -87,7 +87,7 @@ static cg_status read_fixed(cg_cursor *in, cg_plan *plan)
         !read_key(in, plan->extra.bytes) || !read_key(in, plan->clock_id.bytes))
         return CG_ERR_TRUNCATED;
     if (cg_dtype_bytes(plan->dtype) == 0 || plan->worst_level >= CG_N_LEVELS ||
-        plan->level_plus_1 > CG_N_LEVELS || plan->policy > CG_POLICY_MIN_DELAY ||
+        plan->level_plus_1 > CG_N_LEVELS || plan->policy >= CG_N_POLICIES ||
         plan->chunk_tokens == 0 || plan->chunk_tokens > CG_MAX_CHUNK_TOKENS ||
         plan->first_position % plan->chunk_tokens != 0 ||
         plan->n_tokens > UINT32_MAX - plan->first_position ||

@@ -3,6 +3,8 @@
 #include "connector/clock.h"
 #include "connector/load_deliver.h"
 
+#include <stdlib.h>
+
 enum {
     MAX_COMPLETIONS = 32,
     GRACE_MS = 200, /* for reads under way when the connector closes */
@@ -23,15 +25,33 @@ static void submit_read(reader *r, const cg_stream_read *read)
         cg_geometry_elements(g, load->stream.sizes[read->chunk_index].n_tokens) *
         cg_dtype_bytes(g->dtype);
     cg_status status = CG_ERR_BUFFER_TOO_SMALL;
-    if (read->bytes <= 2 * raw_bytes + (1 << 20)) /* else no chunk is that large */
-        status = cg_store_read(c->store, r->io, &load->plan->keys[read->chunk_index + 1],
-                               (cg_level)read->level, &c->model.profile_fingerprint, read->bytes,
-                               (cg_io_cache)c->config->io_cache, read->id);
+    if (read->from + read->bytes <= 2 * raw_bytes + (1 << 20)) /* else no chunk is that large */
+        status = cg_store_read_range(c->store, r->io, &load->plan->keys[read->chunk_index + 1],
+                                     (cg_level)read->file_level, &c->model.profile_fingerprint,
+                                     read->from, read->bytes, (cg_io_cache)c->config->io_cache,
+                                     read->id);
     if (status == CG_OK)
         return;
     pthread_mutex_lock(&r->rt->lock);
-    cg_load_read_ended(r->rt, read, status, NULL, cg_now_ns());
+    cg_load_read_ended(r->rt, read, status, NULL, NULL, cg_now_ns());
     pthread_mutex_unlock(&r->rt->lock);
+}
+
+/* Hands chunks that are as fine as they will be to the pool. */
+static void decode_all(reader *r)
+{
+    cg_runtime *rt = r->rt;
+    cg_load_chunk *chunk;
+    do {
+        uint32_t index;
+        pthread_mutex_lock(&rt->lock);
+        cg_stream *stream =
+            cg_stream_next_decode(&rt->stream_plan, &rt->speeds, cg_now_ns(), &index);
+        chunk = stream != NULL ? cg_load_decode_begun(stream, index) : NULL;
+        pthread_mutex_unlock(&rt->lock);
+        if (chunk != NULL)
+            cg_load_submit(chunk);
+    } while (chunk != NULL);
 }
 
 static void submit_all(reader *r)
@@ -39,10 +59,10 @@ static void submit_all(reader *r)
     cg_runtime *rt = r->rt;
     const cg_stream_read *read;
     do {
-        const uint64_t now_ns = cg_now_ns();
         cg_stream_read begun;
+        decode_all(r);
         pthread_mutex_lock(&rt->lock);
-        if ((read = cg_stream_next_read(&rt->stream_plan, &rt->speeds, now_ns)) != NULL) {
+        if ((read = cg_stream_next_read(&rt->stream_plan, &rt->speeds, cg_now_ns())) != NULL) {
             cg_load_read_begun(cg_load_of_stream(read->stream));
             begun = *read;
         }
@@ -50,19 +70,37 @@ static void submit_all(reader *r)
         if (read != NULL)
             submit_read(r, &begun);
     } while (read != NULL);
+    decode_all(r); /* where only that makes room */
 }
 
 static void take_completion(reader *r, const cg_io_completion *done)
 {
     cg_runtime *rt = r->rt;
-    cg_load_chunk *ready = NULL;
+    cg_status status = done->status;
+    cg_load_piece *piece = done->buffer != NULL ? calloc(1, sizeof *piece) : NULL;
+    cg_chunk_header header;
+    if (piece != NULL)
+        piece->buffer = done->buffer;
+    else if (done->buffer != NULL)
+        status = CG_ERR_NO_MEMORY;
+    if (piece == NULL)
+        cg_io_buffer_release(done->buffer);
+    const bool has_header =
+        piece != NULL &&
+        cg_chunk_header_parse(done->buffer->data, done->buffer->n_bytes, &header) == CG_OK;
     pthread_mutex_lock(&rt->lock);
     const cg_stream_read *read = cg_stream_find_read(&rt->stream_plan, done->user);
-    if (read != NULL)
-        ready = cg_load_read_ended(rt, read, done->status, done->buffer, done->completed_ns);
+    if (read != NULL) {
+        if (piece != NULL)
+            piece->from = read->from;
+        cg_load_read_ended(rt, read, status, piece, has_header ? &header : NULL,
+                           done->completed_ns);
+    }
     pthread_mutex_unlock(&rt->lock);
-    if (ready != NULL)
-        cg_load_submit(ready);
+    if (read == NULL && piece != NULL) {
+        cg_io_buffer_release(piece->buffer);
+        free(piece);
+    }
 }
 
 /* Ends loads and gives up reads whose time is over; returns how long to wait for the next
@@ -73,10 +111,13 @@ static uint64_t watch(reader *r)
     const uint64_t now_ns = cg_now_ns();
     const cg_stream_read *late;
     uint64_t wake_ns = UINT64_MAX;
-    cg_stream *overdue;
+    cg_stream *overdue, *hopeless;
+    uint32_t index;
     pthread_mutex_lock(&rt->lock);
     while ((overdue = cg_stream_overdue(&rt->stream_plan, now_ns)) != NULL)
         cg_load_overdue(cg_load_of_stream(overdue)); /* its reads are given up next */
+    while ((hopeless = cg_stream_hopeless(&rt->stream_plan, &rt->speeds, now_ns, &index)) != NULL)
+        cg_load_shorten(cg_load_of_stream(hopeless), index);
     while ((late = cg_stream_give_up(&rt->stream_plan, now_ns)) != NULL) {
         const uint64_t id = late->id;
         rt->stats.abandoned_reads++;
@@ -135,7 +176,7 @@ void *cg_load_reader(void *argument)
         for (uint32_t i = 0; i < rt->stream_plan.depth; i++) {
             const cg_stream_read *read = &rt->stream_plan.reads[i];
             if (read->id != 0) /* of a load that is done already; cg_io_free() cancels it */
-                cg_load_read_ended(rt, read, CG_ERR_CANCELLED, NULL, cg_now_ns());
+                cg_load_read_ended(rt, read, CG_ERR_CANCELLED, NULL, NULL, cg_now_ns());
         }
         if (queue_status != CG_OK)
             resign(rt);

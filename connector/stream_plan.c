@@ -1,14 +1,42 @@
 #include "connector/stream_plan.h"
 
+#include "connector/quality.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-enum { WINDOW_MS = 250, MIN_READS = 2 };
+enum {
+    WINDOW_MS = 250,        /* of the link, under way at once */
+    MIN_READS = 2,          /* that may be more than that */
+    FIRST_READS = 4,        /* while nothing was measured of the link */
+    RANGE_MS = 50,          /* of the link, in one range */
+    PAGE_BYTES = 4096,      /* ranges begin on pages */
+    LEAST_RANGE = 16 << 10, /* a smaller one is nothing but round trips */
+    RANGE = 256 << 10,
+    FIRST_RANGE = 16 << 10, /* while nothing was measured of the link */
+    MANY_ITEMS = 64,        /* with more than so many chunks a plan stands for a while */
+    STANDS_MS = 5,
+    DECODE_SLACK_MS = 3,
+    LEAST_CHECK_MS = 5,
+    SURE_SAMPLES = 3,
+    UNKNOWN_DOUBT = 4, /* a link that has not answered may be so many times slower than that says */
+};
 static const double MOST_QUEUED_NS = 3600e9; /* an hour: keeps the sum below within its type */
+static const double DECODE_SLACK = 1.1;      /* on what decoding should take */
+static const double EXIT_SLACK = 0.1; /* of what recomputing takes: it begins before it must */
+static const double EXIT_GAIN = 0.9;  /* recomputing must take less than this part of loading */
+static const double HOPE = 2;         /* the link may become so many times faster */
+static const double QUIET_NS = 50e6;  /* a round trip may take so long */
+static const double STALL = 2;        /* a link that is quiet for so many times what is under way */
 
 static uint64_t add_ns(uint64_t a, uint64_t b)
 {
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+static double left_ns(uint64_t until_ns, uint64_t now_ns)
+{
+    return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
 }
 
 cg_status cg_stream_plan_init(cg_stream_plan *plan, uint32_t depth, uint64_t staging_bytes,
@@ -17,193 +45,403 @@ cg_status cg_stream_plan_init(cg_stream_plan *plan, uint32_t depth, uint64_t sta
     *plan = (cg_stream_plan){.depth = depth,
                              .staging_bytes = staging_bytes,
                              .read_timeout_ns = read_timeout_ns,
+                             .check_ns = UINT64_MAX,
                              .reads = calloc(depth, sizeof *plan->reads)};
     return plan->reads != NULL ? CG_OK : CG_ERR_NO_MEMORY;
 }
 
 void cg_stream_plan_destroy(cg_stream_plan *plan)
 {
+    cg_extents_plan_destroy(&plan->planned);
+    cg_extents_plan_destroy(&plan->hoped);
+    free(plan->items);
+    free(plan->refs);
     free(plan->reads);
-    plan->reads = NULL;
+    *plan = (cg_stream_plan){0};
 }
 
-cg_status cg_stream_init(cg_stream *stream, uint32_t n_chunks)
+/* Room for all chunks of all streams, so that planning never lacks memory. */
+static bool reserve(cg_stream_plan *plan, size_t n)
 {
-    *stream = (cg_stream){.n_chunks = n_chunks,
-                          .ends_at_ns = UINT64_MAX,
-                          .levels = calloc(n_chunks + (size_t)1, sizeof *stream->levels),
-                          .sizes = calloc(n_chunks + (size_t)1, sizeof *stream->sizes),
-                          .chunks = calloc(n_chunks + (size_t)1, sizeof *stream->chunks)};
-    cg_stream_cut(stream, 0, n_chunks);
-    if (stream->levels != NULL && stream->sizes != NULL && stream->chunks != NULL)
-        return CG_OK;
-    cg_stream_destroy(stream);
-    return CG_ERR_NO_MEMORY;
+    if (n > plan->capacity) {
+        cg_extents_chunk *items = realloc(plan->items, n * sizeof *items);
+        plan->items = items != NULL ? items : plan->items;
+        cg_stream_ref *refs = realloc(plan->refs, n * sizeof *refs);
+        plan->refs = refs != NULL ? refs : plan->refs;
+        if (items == NULL || refs == NULL)
+            return false;
+        plan->capacity = n;
+    }
+    return cg_extents_plan_reserve(&plan->planned, n) && cg_extents_plan_reserve(&plan->hoped, n);
 }
 
-void cg_stream_destroy(cg_stream *stream)
+cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream)
 {
-    free(stream->levels);
-    free(stream->sizes);
-    free(stream->chunks);
-    stream->levels = NULL;
-    stream->sizes = NULL;
-    stream->chunks = NULL;
-}
-
-void cg_stream_cut(cg_stream *stream, uint32_t first, uint32_t end)
-{
-    stream->first = stream->next_index = first;
-    stream->end = stream->first_failed = end;
-}
-
-void cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream)
-{
-    stream->next = plan->streams;
-    plan->streams = stream;
+    size_t n = stream->n_chunks + (size_t)1;
+    for (const cg_stream *other = plan->streams; other != NULL; other = other->next)
+        n += other->n_chunks;
+    if (!reserve(plan, n))
+        return CG_ERR_NO_MEMORY;
+    cg_stream **at = &plan->streams;
+    while (*at != NULL && (*at)->deadline_ns <= stream->deadline_ns)
+        at = &(*at)->next;
+    stream->next = *at;
+    *at = stream;
+    plan->is_stale = true;
+    plan->check_ns = 0;
+    return CG_OK;
 }
 
 void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
 {
+    plan->is_stale = true;
     for (cg_stream **at = &plan->streams; *at != NULL; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
-            return;
+            break;
+        }
+    for (uint32_t i = 0; i < stream->n_chunks; i++)
+        if (stream->chunks[i].state != CG_STREAM_DECODING) {
+            plan->bytes_held -= stream->chunks[i].held_bytes;
+            stream->dropped_bytes += stream->chunks[i].held_bytes;
+            stream->chunks[i].held_bytes = 0;
         }
 }
 
-bool cg_stream_wants(const cg_stream *stream, uint32_t chunk_index)
+/* Since when nothing has come although something should. */
+static double quiet_ns(const cg_stream_plan *plan, uint64_t now_ns)
 {
-    return !stream->is_cancelled && chunk_index < stream->first_failed;
+    uint64_t since_ns = plan->quiet_since_ns;
+    if (plan->n_reading == 0)
+        return 0;
+    for (uint32_t i = 0; i < plan->depth; i++)
+        if (plan->reads[i].id != 0 && plan->reads[i].submitted_ns > since_ns)
+            return 0; /* and what was asked for before is answered soon, or late for all */
+    return now_ns > since_ns ? (double)(now_ns - since_ns) : 0;
 }
 
-bool cg_stream_is_settled(const cg_stream *stream)
+/* The link's speed; less where it has been quiet for longer than the estimate allows: then what is
+ * under way over that time is more than it does (*is_bound_out). 0: unknown. */
+static double link_now_bps(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
+                           bool *is_bound_out)
 {
-    return stream->is_cancelled || stream->first + stream->n_whole >= stream->first_failed;
+    const double bps = cg_estimator_bps(&speeds->link), quiet = quiet_ns(plan, now_ns);
+    const double bits = 8 * (double)plan->bytes_reading;
+    *is_bound_out = false;
+    if (quiet <= QUIET_NS || (bps > 0 && quiet * bps < STALL * bits * 1e9))
+        return bps;
+    const double most_bps = bits * 1e9 / quiet;
+    *is_bound_out = true;
+    return bps > 0 && bps < most_bps ? bps : most_bps;
 }
 
-/* The stream whose next chunk is read next. */
-static cg_stream *most_urgent(const cg_stream_plan *plan)
+/* ---- what the planner is asked ---- */
+
+/* Levels of the chunks that a stream has not begun, where they are the controller's. How much is
+ * loaded was decided before, so the controller gets no speed of recomputing. */
+static void decide_levels(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
 {
-    cg_stream *best = NULL;
-    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
-        if (cg_stream_wants(stream, stream->next_index) &&
-            (best == NULL || stream->deadline_ns < best->deadline_ns))
-            best = stream;
-    return best;
+    const double link_bps = stream->policy == CG_POLICY_PAPER ? cg_estimator_last_bps(&speeds->link)
+                                                              : cg_estimator_bps(&speeds->link);
+    uint32_t i = stream->first;
+    while (i < stream->end && stream->chunks[i].state != CG_STREAM_WAITING)
+        i++;
+    if (stream->has_fixed_level || !(link_bps > 0) ||
+        (stream->is_decided && stream->decided_generation == speeds->link.generation))
+        return;
+    cg_controller_input input = {
+        .policy = stream->policy,
+        .chunks = stream->sizes + i,
+        .n_chunks = stream->end - i,
+        .budget_ns = stream->deadline_ns > now_ns ? stream->deadline_ns - now_ns : 0,
+        .link_bps = link_bps};
+    cg_speeds_decode(speeds, input.decode_ns_per_token);
+    cg_controller_decide(&input, stream->levels + i);
+    stream->is_decided = true;
+    stream->decided_generation = speeds->link.generation;
 }
 
-/* The level to read the stream's next chunk at. The rest is decided anew when the link was measured
- * since; how much is loaded was decided before, so the controller gets no speed of recomputing. */
-static uint8_t next_level(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
+/* n_behind: tokens of the load behind the chunk. */
+static void fill_item(cg_extents_chunk *item, const cg_stream *stream, uint32_t index,
+                      uint32_t n_behind, const cg_speeds *speeds, uint64_t now_ns)
 {
-    const uint32_t i = stream->next_index;
-    const double link_bps = cg_estimator_bps(&speeds->link);
-    const uint32_t generation = speeds->link.generation;
-    if (!stream->has_fixed_level && link_bps > 0 &&
-        (!stream->is_decided || stream->decided_generation != generation)) {
-        const uint64_t deadline_ns = stream->deadline_ns;
-        cg_controller_input input = {.policy = stream->policy,
-                                     .chunks = stream->sizes + i,
-                                     .n_chunks = stream->end - i,
-                                     .budget_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0,
-                                     .link_bps = link_bps};
-        cg_speeds_decode(speeds, input.decode_ns_per_token);
-        cg_controller_decide(&input, stream->levels + i);
-        stream->is_decided = true;
-        stream->decided_generation = generation;
+    const cg_stream_chunk *chunk = &stream->chunks[index];
+    const cg_controller_chunk *sizes = &stream->sizes[index];
+    const bool is_begun = chunk->state != CG_STREAM_WAITING;
+    const bool is_anytime = cg_stream_is_anytime(stream);
+    *item = (cg_extents_chunk){.left_ns = left_ns(stream->deadline_ns, now_ns),
+                               .asked_bytes = chunk->asked_bytes,
+                               .asked = CG_N_LEVELS};
+    memcpy(item->bytes, sizes->bytes, sizeof item->bytes);
+    for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
+        if (sizes->bytes[level] == 0)
+            continue;
+        item->kl[level] = is_anytime ? cg_quality_kl(n_behind, sizes->n_tokens, level) : 0;
+        item->decode_ns[level] =
+            cg_speeds_decode_chunk(speeds, level, sizes->n_tokens, sizes->bytes[level]);
     }
-    return stream->levels[i];
+    item->is_nested = is_anytime && chunk->is_nested;
+    item->floor = cg_stream_floor(stream, index);
+    if (!is_anytime || (!chunk->is_nested && !(cg_estimator_bps(&speeds->link) > 0)))
+        item->floor = stream->levels[index];
+    item->is_closed = !is_anytime || chunk->is_cut || now_ns >= stream->decode_at_ns;
+    if (!is_begun)
+        return;
+    if (!item->is_nested || chunk->file_level == CG_L0) {
+        item->floor = chunk->planned;
+        item->is_closed = true;
+    }
+    item->asked = cg_stream_level_in(stream, index, chunk->asked_bytes);
+}
+
+/* Lists what is wanted and not yet decoded. Sets decode_at_ns of the streams: decoding takes all
+ * threads, so what has an earlier deadline takes its time, too. Returns what is being decoded, in
+ * ns. */
+static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+{
+    double decoding_ns = 0, all_ns = 0;
+    plan->n_items = 0;
+    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
+        uint32_t n_behind = 0;
+        if (!cg_stream_is_anytime(stream))
+            decide_levels(stream, speeds, now_ns);
+        stream->is_read = true;
+        for (uint32_t i = stream->first; i < stream->end; i++)
+            n_behind += stream->sizes[i].n_tokens;
+        for (uint32_t i = stream->first; i < stream->first_failed && !stream->is_cancelled; i++) {
+            const cg_stream_chunk *chunk = &stream->chunks[i];
+            cg_extents_chunk *item = &plan->items[plan->n_items];
+            n_behind -= stream->sizes[i].n_tokens;
+            if (chunk->state == CG_STREAM_DECODING) {
+                const double ns =
+                    cg_speeds_decode_chunk(speeds, chunk->level, stream->sizes[i].n_tokens,
+                                           stream->sizes[i].bytes[chunk->level]);
+                decoding_ns += ns;
+                all_ns += ns;
+            }
+            if (chunk->state > CG_STREAM_READING)
+                continue;
+            fill_item(item, stream, i, n_behind, speeds, now_ns);
+            plan->refs[plan->n_items++] = (cg_stream_ref){stream, i};
+            all_ns += item->decode_ns[item->asked < CG_N_LEVELS ? item->asked : item->floor];
+        }
+        const uint64_t need_ns = (uint64_t)(all_ns * DECODE_SLACK) + DECODE_SLACK_MS * 1000000u;
+        stream->decode_at_ns = stream->deadline_ns > need_ns ? stream->deadline_ns - need_ns : 0;
+    }
+    return decoding_ns;
+}
+
+static bool plan_stands(const cg_stream_plan *plan, uint64_t now_ns)
+{
+    if (!plan->is_stale)
+        return true;
+    return plan->n_items > MANY_ITEMS && plan->next_extent < plan->planned.n_extents &&
+           plan->check_ns != 0 && now_ns < plan->planned_at_ns + STANDS_MS * UINT64_C(1000000);
+}
+
+/* Plans anew, unless nothing has changed. */
+static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+{
+    if (plan_stands(plan, now_ns))
+        return;
+    bool is_bound;
+    const double link_bps = link_now_bps(plan, speeds, now_ns, &is_bound);
+    const double low_bps = cg_estimator_low_bps(&speeds->link, now_ns);
+    cg_extents_input input = {.chunks = plan->items,
+                              .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
+                              .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
+                              .queued_bytes = (double)plan->bytes_reading,
+                              .decoding_ns = fill_items(plan, speeds, now_ns)};
+    input.n_chunks = plan->n_items;
+    if (!(input.low_bps > 0))
+        input.low_bps = 1;
+    cg_extents_plan_make(&plan->planned, &input);
+    input.link_bps *= HOPE;
+    cg_extents_plan_make(&plan->hoped, &input);
+    for (size_t i = 0; i < plan->n_items; i++) {
+        cg_stream_chunk *chunk = &plan->refs[i].stream->chunks[plan->refs[i].chunk_index];
+        chunk->planned = plan->planned.levels[i];
+        chunk->hoped = link_bps > 0 ? plan->hoped.levels[i] : CG_L0; /* unknown: anything */
+    }
+    for (size_t i = 0; i < plan->planned.n_extents; i++) {
+        const cg_stream_ref *ref = &plan->refs[plan->planned.extents[i].chunk];
+        if (!ref->stream->chunks[ref->chunk_index].is_cut)
+            ref->stream->is_read = false;
+    }
+    plan->next_extent = 0;
+    plan->planned_at_ns = now_ns;
+    plan->is_stale = false;
+}
+
+/* ---- reads ---- */
+
+/* The link's speed as far as it was measured, 0: not at all. What was only told may be wrong by
+ * any factor, so no reads are staked on it. */
+static double measured_bps(const cg_speeds *speeds)
+{
+    if (speeds->link.n_samples == 0)
+        return speeds->link.memory_bps;
+    return cg_estimator_bps(&speeds->link);
+}
+
+static uint64_t range_bytes(const cg_stream *stream, double link_bps)
+{
+    if (stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level)
+        return UINT64_MAX / 2;
+    const double bytes = link_bps > 0 ? link_bps / 8 * RANGE_MS / 1000 : FIRST_RANGE;
+    if (bytes >= RANGE)
+        return RANGE;
+    return bytes > LEAST_RANGE ? (uint64_t)bytes / PAGE_BYTES * PAGE_BYTES : LEAST_RANGE;
+}
+
+/* Where the next range of a chunk ends, which is to be read up to `to` at least. A range ends on a
+ * page, unless the file ends. */
+static uint64_t range_end(const cg_stream *stream, uint32_t index, uint64_t to, uint64_t file_bytes,
+                          double link_bps)
+{
+    const uint64_t from = stream->chunks[index].asked_bytes, range = range_bytes(stream, link_bps);
+    const uint64_t n = (to - from + range - 1) / range; /* alike, so that none is tiny */
+    to = from + (to - from + n - 1) / n;
+    to = (to + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    return to < file_bytes ? to : file_bytes;
+}
+
+static bool is_reading(const cg_stream_plan *plan, const cg_stream *stream)
+{
+    for (uint32_t i = 0; i < plan->depth; i++)
+        if (plan->reads[i].id != 0 && plan->reads[i].stream == stream)
+            return true;
+    return false;
+}
+
+/* A chunk that can be decoded from what has arrived of it. */
+static bool is_decodable(const cg_stream *stream, uint32_t index)
+{
+    const cg_stream_chunk *chunk = &stream->chunks[index];
+    return chunk->state == CG_STREAM_READING && cg_stream_wants(stream, index) &&
+           cg_stream_level_in(stream, index, chunk->arrived_bytes) < CG_N_LEVELS;
+}
+
+static bool any_decodable(const cg_stream_plan *plan)
+{
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        for (uint32_t i = stream->first; i < stream->first_failed; i++)
+            if (is_decodable(stream, i))
+                return true;
+    return false;
+}
+
+/* Whether there is memory for n_bytes more. Where only decoding makes room, it is asked for. */
+static bool has_memory(cg_stream_plan *plan, uint64_t n_bytes)
+{
+    if (plan->bytes_reading + plan->bytes_held + plan->bytes_decoding + n_bytes <=
+        plan->staging_bytes)
+        return true;
+    if (plan->n_reading > 0 || plan->bytes_decoding > 0)
+        return false;
+    plan->must_decode = any_decodable(plan);
+    return !plan->must_decode;
 }
 
 /* Whether one more read of n_bytes is wise now. */
-static bool has_room(const cg_stream_plan *plan, double link_bps, uint64_t n_bytes)
+static bool has_room(cg_stream_plan *plan, const cg_stream *stream, double link_bps,
+                     uint64_t n_bytes)
 {
-    if (plan->n_reading == 0)
-        return true;
-    if (plan->n_reading >= plan->depth)
+    if (plan->n_reading >= plan->depth || !has_memory(plan, n_bytes))
         return false;
-    if (!(link_bps > 0)) /* the first chunk tells how fast the link is; until then nothing is
-                            staked on a guess */
+    if (stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level && is_reading(plan, stream))
         return false;
-    if (plan->n_reading >= MIN_READS &&
-        (double)(plan->bytes_reading + n_bytes) > link_bps / 8 * WINDOW_MS / 1000)
-        return false;
-    return plan->bytes_reading + n_bytes + plan->bytes_decoding <= plan->staging_bytes;
+    return plan->n_reading < (link_bps > 0 ? MIN_READS : FIRST_READS) ||
+           (double)(plan->bytes_reading + n_bytes) <= link_bps / 8 * WINDOW_MS / 1000;
 }
 
-/* Enters a read into a free place. */
-static cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,
-                                  uint8_t level, double link_bps, uint64_t now_ns)
+static uint64_t give_up_ns(const cg_stream_plan *plan, const cg_stream *stream, double link_bps,
+                           uint64_t now_ns)
 {
-    cg_stream_chunk *chunk = &stream->chunks[chunk_index];
+    double queued_ns = link_bps > 0 ? 2 * (double)plan->bytes_reading * 8e9 / link_bps : 0;
+    if (queued_ns > MOST_QUEUED_NS)
+        queued_ns = MOST_QUEUED_NS;
+    const uint64_t at_ns = add_ns(now_ns, plan->read_timeout_ns + (uint64_t)queued_ns);
+    return at_ns < stream->ends_at_ns ? at_ns : stream->ends_at_ns;
+}
+
+/* Enters a read of a chunk's file up to end_bytes into a free place. */
+static const cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream_ref ref, uint8_t file_level,
+                                        uint64_t end_bytes, cg_speeds *speeds, uint64_t now_ns)
+{
+    cg_stream_chunk *chunk = &ref.stream->chunks[ref.chunk_index];
     cg_stream_read *read = plan->reads;
     while (read->id != 0)
         read++;
     *read = (cg_stream_read){.id = ++plan->last_id,
-                             .stream = stream,
-                             .chunk_index = chunk_index,
-                             .level = level,
-                             .bytes = stream->sizes[chunk_index].bytes[level],
+                             .stream = ref.stream,
+                             .chunk_index = ref.chunk_index,
+                             .file_level = file_level,
+                             .from = chunk->asked_bytes,
+                             .bytes = end_bytes - chunk->asked_bytes,
                              .submitted_ns = now_ns,
-                             .smaller_at_ns = UINT64_MAX};
-    plan->n_reading++;
-    plan->bytes_reading += read->bytes;
-    double queued_ns = link_bps > 0 ? 2 * (double)plan->bytes_reading * 8e9 / link_bps : 0;
-    if (queued_ns > MOST_QUEUED_NS)
-        queued_ns = MOST_QUEUED_NS;
-    read->give_up_ns = add_ns(now_ns, plan->read_timeout_ns + (uint64_t)queued_ns);
-    if (read->give_up_ns > stream->ends_at_ns)
-        read->give_up_ns = stream->ends_at_ns;
-    if (!stream->has_fixed_level && stream->policy == CG_POLICY_TTFT_BUDGET &&
-        !chunk->asked_smaller && stream->deadline_ns > now_ns)
-        read->smaller_at_ns = now_ns + (stream->deadline_ns - now_ns) / 2;
-    chunk->state = CG_STREAM_READING;
+                             .meter_mark = cg_link_meter_begin(&speeds->meter, now_ns)};
+    if (chunk->state == CG_STREAM_WAITING) {
+        chunk->state = CG_STREAM_READING;
+        chunk->file_level = file_level;
+        chunk->good_bytes = UINT64_MAX;
+    }
+    chunk->asked_bytes = end_bytes;
     chunk->n_reads++;
+    if (plan->n_reading++ == 0)
+        plan->quiet_since_ns = now_ns;
+    plan->bytes_reading += read->bytes;
+    read->give_up_ns = give_up_ns(plan, ref.stream, cg_estimator_bps(&speeds->link), now_ns);
     return read;
 }
 
-/* A chunk that is late and has a smaller level is asked for again. */
-static cg_stream_read *late_read(cg_stream_plan *plan, double link_bps, uint64_t now_ns)
+/* The name to read of a chunk, for it to have a level: of a nested file the finest. */
+static uint8_t file_of(const cg_stream *stream, uint32_t index, uint8_t level)
 {
-    for (uint32_t i = 0; i < plan->depth; i++) {
-        cg_stream_read *read = &plan->reads[i];
-        if (read->id == 0 || now_ns < read->smaller_at_ns)
-            continue;
-        read->smaller_at_ns = UINT64_MAX;
-        cg_stream *stream = read->stream;
-        const uint32_t index = read->chunk_index;
-        cg_stream_chunk *chunk = &stream->chunks[index];
-        const uint8_t smallest = cg_controller_nearest(&stream->sizes[index], CG_L3);
-        if (chunk->state != CG_STREAM_READING || chunk->asked_smaller ||
-            !cg_stream_wants(stream, index) ||
-            stream->sizes[index].bytes[smallest] >= read->bytes || plan->n_reading >= plan->depth)
-            continue;
-        chunk->asked_smaller = true;
-        return begin_read(plan, stream, index, smallest, link_bps, now_ns);
+    if (!cg_stream_is_anytime(stream) || !stream->chunks[index].is_nested || level == CG_L0)
+        return level;
+    uint8_t finest = CG_L1;
+    while (stream->sizes[index].bytes[finest] == 0)
+        finest++;
+    return finest;
+}
+
+/* The chunk that the plan reads next, and how far; NULL: there is nothing to read. */
+static const cg_stream_ref *next_extent(cg_stream_plan *plan, uint64_t *to_out,
+                                        uint8_t *file_level_out)
+{
+    for (; plan->next_extent < plan->planned.n_extents; plan->next_extent++) {
+        const cg_extent *extent = &plan->planned.extents[plan->next_extent];
+        const cg_stream_ref *ref = &plan->refs[extent->chunk];
+        const cg_stream_chunk *chunk = &ref->stream->chunks[ref->chunk_index];
+        *to_out = ref->stream->sizes[ref->chunk_index].bytes[extent->level];
+        *file_level_out = file_of(ref->stream, ref->chunk_index, extent->level);
+        if (cg_stream_wants(ref->stream, ref->chunk_index) && chunk->state <= CG_STREAM_READING &&
+            !chunk->is_cut && chunk->asked_bytes < *to_out &&
+            (chunk->state == CG_STREAM_WAITING || chunk->file_level == *file_level_out))
+            return ref;
     }
     return NULL;
 }
 
-/* The read begins: the link's meter counts it from here on. */
-static const cg_stream_read *metered(cg_stream_read *read, cg_speeds *speeds)
-{
-    if (read != NULL)
-        read->meter_mark = cg_link_meter_begin(&speeds->meter, read->submitted_ns);
-    return read;
-}
-
 const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speeds, uint64_t now_ns)
 {
-    const double link_bps = cg_estimator_bps(&speeds->link);
-    cg_stream_read *late = late_read(plan, link_bps, now_ns);
-    cg_stream *stream = late == NULL ? most_urgent(plan) : NULL;
-    if (stream == NULL)
-        return metered(late, speeds);
-    const uint8_t level = next_level(stream, speeds, now_ns);
-    if (!has_room(plan, link_bps, stream->sizes[stream->next_index].bytes[level]))
+    uint64_t to;
+    uint8_t file_level;
+    plan->must_decode = false;
+    refresh(plan, speeds, now_ns);
+    const cg_stream_ref *ref = next_extent(plan, &to, &file_level);
+    if (ref == NULL)
         return NULL;
-    return metered(begin_read(plan, stream, stream->next_index++, level, link_bps, now_ns), speeds);
+    const double link_bps = measured_bps(speeds);
+    const cg_stream *stream = ref->stream;
+    const uint64_t file_bytes = file_level == CG_L0 || !cg_stream_is_anytime(stream)
+                                    ? to
+                                    : cg_stream_file_bytes(stream, ref->chunk_index, file_level);
+    const uint64_t end_bytes = range_end(stream, ref->chunk_index, to, file_bytes, link_bps);
+    if (!has_room(plan, stream, link_bps, end_bytes - stream->chunks[ref->chunk_index].asked_bytes))
+        return NULL;
+    return begin_read(plan, *ref, file_level, end_bytes, speeds, now_ns);
 }
 
 static cg_stream_read *find(const cg_stream_plan *plan, uint64_t id)
@@ -218,6 +456,125 @@ const cg_stream_read *cg_stream_find_read(const cg_stream_plan *plan, uint64_t i
 {
     return find(plan, id);
 }
+
+/* What has arrived without a gap: up to the first range that is under way or could not be had. */
+static void count_arrived(const cg_stream_plan *plan, const cg_stream *stream, uint32_t index)
+{
+    cg_stream_chunk *chunk = &stream->chunks[index];
+    chunk->arrived_bytes =
+        chunk->asked_bytes < chunk->good_bytes ? chunk->asked_bytes : chunk->good_bytes;
+    for (uint32_t i = 0; i < plan->depth; i++) {
+        const cg_stream_read *read = &plan->reads[i];
+        if (read->id != 0 && read->stream == stream && read->chunk_index == index &&
+            !read->is_stale && read->from < chunk->arrived_bytes)
+            chunk->arrived_bytes = read->from;
+    }
+}
+
+cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, uint64_t id,
+                                       uint64_t n_bytes, uint64_t ended_ns)
+{
+    cg_stream_read *place = find(plan, id);
+    if (place == NULL)
+        return CG_STREAM_DROP;
+    const cg_stream_read read = *place;
+    cg_stream *stream = read.stream;
+    cg_stream_chunk *chunk = &stream->chunks[read.chunk_index];
+    place->id = 0;
+    plan->n_reading--;
+    plan->bytes_reading -= read.bytes;
+    plan->quiet_since_ns = ended_ns;
+    plan->is_stale = true;
+    stream->link_ns += cg_link_meter_end(&speeds->meter, read.meter_mark, n_bytes,
+                                         read.submitted_ns, ended_ns, &speeds->link);
+    if (!read.is_stale)
+        chunk->n_reads--;
+    if (read.is_stale || chunk->state != CG_STREAM_READING ||
+        !cg_stream_wants(stream, read.chunk_index)) {
+        stream->dropped_bytes += n_bytes;
+        return CG_STREAM_DROP;
+    }
+    if (n_bytes == 0) {
+        chunk->is_cut = true;
+        if (read.from < chunk->good_bytes)
+            chunk->good_bytes = read.from;
+    }
+    chunk->held_bytes += n_bytes;
+    plan->bytes_held += n_bytes;
+    count_arrived(plan, stream, read.chunk_index);
+    if (n_bytes > 0)
+        return CG_STREAM_KEEP;
+    return cg_stream_level_in(stream, read.chunk_index, chunk->good_bytes) < CG_N_LEVELS
+               ? CG_STREAM_DROP
+               : CG_STREAM_FAIL;
+}
+
+void cg_stream_not_nested(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index)
+{
+    for (uint32_t i = 0; i < plan->depth; i++) {
+        cg_stream_read *read = &plan->reads[i];
+        if (read->id != 0 && read->stream == stream && read->chunk_index == chunk_index)
+            read->is_stale = true;
+    }
+    plan->bytes_held -= stream->chunks[chunk_index].held_bytes;
+    stream->dropped_bytes += stream->chunks[chunk_index].held_bytes;
+    stream->chunks[chunk_index] = (cg_stream_chunk){0};
+    plan->is_stale = true;
+}
+
+/* ---- decoding ---- */
+
+static bool is_final(const cg_stream_plan *plan, const cg_stream *stream, uint32_t index,
+                     uint64_t now_ns)
+{
+    const cg_stream_chunk *chunk = &stream->chunks[index];
+    const uint8_t level = cg_stream_level_in(stream, index, chunk->arrived_bytes);
+    if (plan->must_decode || now_ns >= stream->decode_at_ns || !cg_stream_is_anytime(stream))
+        return chunk->n_reads == 0 || cg_stream_is_anytime(stream);
+    if (chunk->is_cut)
+        return chunk->n_reads == 0 || chunk->arrived_bytes >= chunk->good_bytes;
+    return (level <= chunk->planned && level <= chunk->hoped) ||
+           (stream->is_read && !is_reading(plan, stream));
+}
+
+cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
+                                 uint32_t *chunk_index_out)
+{
+    refresh(plan, speeds, now_ns);
+    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        for (uint32_t i = stream->first; i < stream->first_failed; i++) {
+            cg_stream_chunk *chunk = &stream->chunks[i];
+            if (!is_decodable(stream, i) || !is_final(plan, stream, i, now_ns))
+                continue;
+            chunk->level = cg_stream_level_in(stream, i, chunk->arrived_bytes);
+            chunk->state = CG_STREAM_DECODING;
+            plan->bytes_held -= chunk->held_bytes;
+            plan->bytes_decoding += chunk->held_bytes;
+            plan->is_stale = true;
+            *chunk_index_out = i;
+            return stream;
+        }
+    return NULL;
+}
+
+bool cg_stream_decode_ended(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,
+                            bool has_succeeded)
+{
+    cg_stream_chunk *chunk = &stream->chunks[chunk_index];
+    plan->bytes_decoding -= chunk->held_bytes;
+    plan->is_stale = true;
+    chunk->held_bytes = 0;
+    chunk->state = CG_STREAM_FAILED;
+    if (!has_succeeded || !cg_stream_wants(stream, chunk_index))
+        return false;
+    chunk->state = CG_STREAM_DONE;
+    while (stream->first + stream->n_whole < stream->end &&
+           stream->chunks[stream->first + stream->n_whole].state == CG_STREAM_DONE)
+        stream->n_whole++;
+    return true;
+}
+
+/* ---- what takes too long ---- */
 
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
 {
@@ -241,74 +598,148 @@ cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns)
     return NULL;
 }
 
-uint32_t cg_stream_first_missing(const cg_stream *stream)
+/* What is still to come of a chunk for it to be of any use, in bytes. */
+static double missing_bytes(const cg_stream *stream, uint32_t index)
 {
-    uint32_t i = stream->first;
-    while (i < stream->end && (stream->chunks[i].state == CG_STREAM_DECODING ||
-                               stream->chunks[i].state == CG_STREAM_DONE))
-        i++;
-    return i;
+    const cg_stream_chunk *chunk = &stream->chunks[index];
+    if (chunk->state > CG_STREAM_READING || is_decodable(stream, index))
+        return 0;
+    const uint8_t level = chunk->is_nested && chunk->state == CG_STREAM_READING
+                              ? cg_stream_floor(stream, index)
+                          : chunk->state == CG_STREAM_READING ? chunk->file_level
+                                                              : cg_stream_floor(stream, index);
+    const uint64_t bytes = stream->sizes[index].bytes[level];
+    return bytes > chunk->arrived_bytes ? (double)(bytes - chunk->arrived_bytes) : 0;
+}
+
+/* What is left of a stream, cut at a chunk: reading up to there and recomputing the rest. */
+typedef struct cut {
+    uint32_t index;
+    double ns;
+} cut;
+
+/* The cut that takes least, after bytes_before are read for others; *all_ns_out: without a cut. */
+static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps,
+                    double bytes_before, double *all_ns_out)
+{
+    const double ns_per_token = 1e9 / cg_speeds_recompute(speeds);
+    const uint32_t missing = cg_stream_first_missing(stream);
+    double tokens = 0, bytes = bytes_before;
+    for (uint32_t i = missing; i < stream->end; i++)
+        tokens += stream->sizes[i].n_tokens;
+    cut best = {missing, tokens * ns_per_token};
+    *all_ns_out = best.ns;
+    for (uint32_t i = missing; i < stream->end; i++) {
+        const uint8_t level = cg_stream_floor(stream, i);
+        bytes += missing_bytes(stream, i);
+        tokens -= stream->sizes[i].n_tokens;
+        *all_ns_out = bytes * 8e9 / link_bps + tokens * ns_per_token +
+                      cg_speeds_decode_chunk(speeds, level, stream->sizes[i].n_tokens,
+                                             stream->sizes[i].bytes[level]);
+        if (*all_ns_out < best.ns)
+            best = (cut){i + 1, *all_ns_out};
+    }
+    return best;
+}
+
+/* What is known when a stream may have to be cut. */
+typedef struct outlook {
+    const cg_speeds *speeds;
+    double link_bps, low_bps;
+    bool is_known; /* link_bps was measured, or is more than the link does */
+    uint64_t now_ns;
+} outlook;
+
+/* Whether a stream should be cut now. With a budget, recomputing waits as long as it can be in time
+ * itself, for the link may yet prove faster; unless it is known by now that loading will be late
+ * even at twice the speed. Where recomputing is late too, only knowing counts; so it does with
+ * min_delay. */
+static bool should_cut(const cg_stream *stream, const outlook *o, double bytes_before,
+                       uint32_t *index_out)
+{
+    double all_ns, hoped_ns, feared_ns;
+    const double left = left_ns(stream->deadline_ns, o->now_ns);
+    const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
+    const cut here = best_cut(stream, o->speeds, o->link_bps, bytes_before, &all_ns);
+    const cut safe = best_cut(stream, o->speeds, o->low_bps, bytes_before, &feared_ns);
+    best_cut(stream, o->speeds, HOPE * o->link_bps, bytes_before, &hoped_ns);
+    *index_out = here.index;
+    if (o->is_known && here.ns < EXIT_GAIN * hoped_ns && (!has_budget || hoped_ns > left))
+        return true;
+    *index_out = safe.index;
+    return has_budget && feared_ns > left && safe.ns < EXIT_GAIN * feared_ns && safe.ns <= left &&
+           safe.ns * (1 + EXIT_SLACK) > left;
+}
+
+/* The same question again when an eighth of the time that is left has passed. */
+static void check_again(cg_stream_plan *plan, const cg_stream *stream, uint64_t now_ns)
+{
+    uint64_t in_ns = (uint64_t)(left_ns(stream->deadline_ns, now_ns) < 0
+                                    ? -left_ns(stream->deadline_ns, now_ns)
+                                    : left_ns(stream->deadline_ns, now_ns)) /
+                     8;
+    if (in_ns < LEAST_CHECK_MS * UINT64_C(1000000))
+        in_ns = LEAST_CHECK_MS * UINT64_C(1000000);
+    if (add_ns(now_ns, in_ns) < plan->check_ns)
+        plan->check_ns = add_ns(now_ns, in_ns);
+}
+
+/* A stream that may be cut: one that chooses its levels, for the product's own policies. */
+static bool may_be_cut(const cg_stream *stream)
+{
+    return !stream->has_fixed_level && !stream->is_cancelled &&
+           (stream->policy == CG_POLICY_TTFT_BUDGET || stream->policy == CG_POLICY_MIN_DELAY);
+}
+
+static outlook look_out(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+{
+    bool is_bound;
+    outlook o = {.speeds = speeds,
+                 .link_bps = link_now_bps(plan, speeds, now_ns, &is_bound),
+                 .low_bps = cg_estimator_low_bps(&speeds->link, now_ns),
+                 .now_ns = now_ns};
+    o.is_known = is_bound || speeds->link.n_samples >= SURE_SAMPLES;
+    if (is_bound && (!(o.low_bps > 0) || o.low_bps > o.link_bps / UNKNOWN_DOUBT))
+        o.low_bps = o.link_bps / UNKNOWN_DOUBT;
+    return o;
+}
+
+cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
+                              uint32_t *chunk_index_out)
+{
+    const outlook o = look_out(plan, speeds, now_ns);
+    double bytes = 0;
+    plan->check_ns = UINT64_MAX;
+    if (!(cg_speeds_recompute(speeds) > 0))
+        return NULL;
+    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
+        const double bytes_before = bytes;
+        const uint32_t missing = cg_stream_first_missing(stream);
+        for (uint32_t i = missing; i < stream->first_failed; i++)
+            bytes += missing_bytes(stream, i);
+        if (missing >= stream->first_failed || !may_be_cut(stream))
+            continue;
+        check_again(plan, stream, now_ns);
+        if (o.link_bps > 0 && should_cut(stream, &o, bytes_before, chunk_index_out) &&
+            *chunk_index_out < stream->first_failed)
+            return stream;
+    }
+    return NULL;
 }
 
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
 {
-    uint64_t wake_ns = UINT64_MAX;
-    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+    uint64_t wake_ns = plan->n_reading > 0 ? plan->check_ns : UINT64_MAX;
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
         wake_ns = stream->ends_at_ns < wake_ns ? stream->ends_at_ns : wake_ns;
+        for (uint32_t i = stream->first; i < stream->first_failed; i++)
+            if (is_decodable(stream, i) && stream->decode_at_ns < wake_ns)
+                wake_ns = stream->decode_at_ns;
+    }
     for (uint32_t i = 0; i < plan->depth; i++) {
         const cg_stream_read *read = &plan->reads[i];
-        if (read->id == 0)
-            continue;
-        wake_ns = read->give_up_ns < wake_ns ? read->give_up_ns : wake_ns;
-        wake_ns = read->smaller_at_ns < wake_ns ? read->smaller_at_ns : wake_ns;
+        if (read->id != 0 && read->give_up_ns < wake_ns)
+            wake_ns = read->give_up_ns;
     }
     return wake_ns;
-}
-
-cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, uint64_t id,
-                                       uint64_t n_bytes, uint64_t ended_ns)
-{
-    cg_stream_read *read = find(plan, id);
-    if (read == NULL)
-        return CG_STREAM_DROP;
-    cg_stream *stream = read->stream;
-    cg_stream_chunk *chunk = &stream->chunks[read->chunk_index];
-    plan->n_reading--;
-    plan->bytes_reading -= read->bytes;
-    stream->link_ns += cg_link_meter_end(&speeds->meter, read->meter_mark, n_bytes,
-                                         read->submitted_ns, ended_ns, &speeds->link);
-    read->id = 0;
-    chunk->n_reads--;
-    if (chunk->state != CG_STREAM_READING || !cg_stream_wants(stream, read->chunk_index))
-        return CG_STREAM_DROP;
-    if (n_bytes == 0)
-        return chunk->n_reads == 0 ? CG_STREAM_FAIL : CG_STREAM_DROP;
-    chunk->state = CG_STREAM_DECODING;
-    chunk->level = read->level;
-    plan->bytes_decoding += read->bytes;
-    return CG_STREAM_DECODE;
-}
-
-bool cg_stream_decode_ended(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,
-                            bool has_succeeded)
-{
-    cg_stream_chunk *chunk = &stream->chunks[chunk_index];
-    plan->bytes_decoding -= stream->sizes[chunk_index].bytes[chunk->level];
-    chunk->state = CG_STREAM_FAILED;
-    if (!has_succeeded || !cg_stream_wants(stream, chunk_index))
-        return false;
-    chunk->state = CG_STREAM_DONE;
-    while (stream->first + stream->n_whole < stream->end &&
-           stream->chunks[stream->first + stream->n_whole].state == CG_STREAM_DONE)
-        stream->n_whole++;
-    return true;
-}
-
-bool cg_stream_failed(cg_stream *stream, uint32_t chunk_index)
-{
-    stream->chunks[chunk_index].state = CG_STREAM_FAILED;
-    if (stream->is_cancelled || chunk_index >= stream->first_failed)
-        return false;
-    stream->first_failed = chunk_index;
-    return true;
 }

@@ -97,7 +97,7 @@ class Progress(_Struct):
         + [("done", c_uint32), ("status", c_int32)]
         + _u32("loaded_tokens", "worst_level")
         + _u64("bytes_read", "read_ns", "decode_ns", "copy_ns", "total_ns")
-        + _u32("failed_token", "failed_level_plus_1", "failed_worst_level", "reserved")
+        + _u32("failed_token", "failed_levels", "failed_worst_level", "reserved")
     )
 
 
@@ -261,12 +261,12 @@ class Connector:
     def forget(self, plan):
         self._check(self._c.cachegen_forget(self._handle, plan, len(plan)))
 
-    def forget_failed(self, plan, status, bytes_read, failed_token, failed_level_plus_1, failed_worst_level):
+    def forget_failed(self, plan, status, bytes_read, failed_token, failed_levels, failed_worst_level):
         progress = Progress(
             status=status,
             bytes_read=bytes_read,
             failed_token=failed_token,
-            failed_level_plus_1=failed_level_plus_1,
+            failed_levels=failed_levels,
             failed_worst_level=failed_worst_level,
         )
         self._check(self._c.cachegen_forget_failed(self._handle, plan, len(plan), byref(progress)))

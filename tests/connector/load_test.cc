@@ -563,7 +563,7 @@ TEST_P(LoadTest, ARequestThatAcceptsNoLossyPrefixDoesNotMakeOthersMiss)
     const cachegen_progress p = engine.run(95);
     EXPECT_EQ(p.status, CG_ERR_LOSSY_PREFIX);
     EXPECT_EQ(p.failed_token, 0u);
-    EXPECT_EQ(p.failed_level_plus_1, 3u);
+    EXPECT_EQ(p.failed_levels, 1u << CG_L2);
     EXPECT_EQ(p.failed_worst_level, 3u);
     EXPECT_EQ(engine.look_up(tokens, 3).hit_tokens, 0u) << "it would fail again";
     EXPECT_EQ(engine.look_up(tokens, 4).hit_tokens, 95u);
@@ -612,7 +612,7 @@ TEST_P(LoadTest, NoChunkIsToBlameForACancelledOrALateLoad)
     }
     p.status = CG_ERR_TIMED_OUT;
     p.failed_token = 32;
-    p.failed_level_plus_1 = 1;
+    p.failed_levels = 1u << CG_L0;
     p.bytes_read = 1; // something came: for a request with more time it will do
     EXPECT_EQ(forget(), CACHEGEN_OK);
     EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u);
@@ -851,6 +851,131 @@ TEST_P(LoadTest, AStoreWithoutAProfileKeepsL0)
     EXPECT_EQ(store.chunks("L0").size(), 2u);
     EXPECT_EQ(engine.stats().saves_dropped, 2u);
 }
+
+// ---- coarse first ----
+
+// What the blocks hold after a load, and of which level it was.
+struct Loaded {
+    std::vector<uint8_t> blocks;
+    Load load;
+};
+
+class AnytimeTest : public LoadTest
+{
+  protected:
+    static constexpr uint32_t N_TOKENS = 32 * 6;
+    void SetUp() override
+    {
+        LoadTest::SetUp();
+        if (IsSkipped())
+            return;
+        Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    }
+    Loaded load(const std::string &more, uint32_t level_plus_1 = 0) const
+    {
+        Engine engine(store, with(more));
+        engine.level_plus_1 = level_plus_1;
+        Loaded loaded;
+        loaded.load = engine.load(tokens);
+        loaded.blocks = engine.memory;
+        return loaded;
+    }
+    uint64_t bytes_of(const char *level) const
+    {
+        return load("", static_cast<uint32_t>(level[1] - '0' + 1)).load.progress.bytes_read;
+    }
+    const Store store{true};
+    const Tokens tokens = prompt(N_TOKENS);
+};
+
+TEST_P(AnytimeTest, WithTimeItReadsUpToTheFinestLevelAndNoByteTwice)
+{
+    const Loaded fixed = load("", CG_L1 + 1), anytime = load("\"ttft_budget_ms\": 60000");
+    EXPECT_EQ(anytime.load.progress.loaded_tokens, N_TOKENS - 1);
+    EXPECT_EQ(anytime.load.progress.worst_level, 1u);
+    EXPECT_EQ(anytime.load.progress.bytes_read, fixed.load.progress.bytes_read);
+    EXPECT_TRUE(anytime.blocks == fixed.blocks) << "the same bytes as a load at that level";
+}
+
+TEST_P(AnytimeTest, WithoutTimeItTakesWhatMustArriveAndNoMore)
+{
+    Engine fixed(store, with()), anytime(store, with("\"ttft_budget_ms\": 1"));
+    fixed.level_plus_1 = CG_L3 + 1;
+    fixed.load(tokens);
+    const Load l = anytime.load(tokens);
+    EXPECT_EQ(l.progress.loaded_tokens, N_TOKENS - 1);
+    EXPECT_LT(l.progress.bytes_read, bytes_of("L1"));
+    // Reads end on pages, so these small chunks may hold more than was asked for.
+    EXPECT_LE(anytime.error_of(tokens, 0, N_TOKENS - 1), fixed.error_of(tokens, 0, N_TOKENS - 1));
+}
+
+TEST_P(AnytimeTest, PoliciesWithALevelForAChunkDeliverThatLevel)
+{
+    EXPECT_TRUE(load("\"policy\": \"fixed\"").blocks == load("", CG_L2 + 1).blocks);
+    const Loaded least = load("\"policy\": \"min_delay\"");
+    EXPECT_EQ(least.load.progress.loaded_tokens, N_TOKENS - 1);
+    EXPECT_EQ(least.load.progress.worst_level, 3u) << "the first chunk, before the link is known";
+    const Loaded paper = load("\"policy\": \"paper\", \"ttft_budget_ms\": 60000");
+    EXPECT_EQ(paper.load.progress.loaded_tokens, N_TOKENS - 1);
+    EXPECT_EQ(paper.load.progress.worst_level, 2u) << "the first chunk, before the link is known";
+}
+
+// Everything behind L3 is gone from one file, after the look-up: that chunk comes at L3.
+TEST_P(AnytimeTest, ARefinementThatIsDamagedCostsQualityAndNotTheLoad)
+{
+    Engine engine(store, with("\"ttft_budget_ms\": 60000"));
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, N_TOKENS - 1);
+    const cg_key third = key_of(root_of(store), tokens, 2);
+    char path[CG_TREE_PATH_BYTES];
+    ASSERT_EQ(cg_tree_object_path("m", &third, CG_L1, cg_profile_fingerprint(store.profile.get()),
+                                  path, sizeof path),
+              CG_OK);
+    const Bytes whole = store.dir.read(path);
+    cg_chunk_header header;
+    ASSERT_EQ(cg_chunk_header_parse(whole.data(), whole.size(), &header), CG_OK);
+    // The first range of an unknown link is 16 KiB: the file is to be longer than that at L1.
+    ASSERT_EQ(truncate((store.dir.path + "/" + path).c_str(),
+                       static_cast<off_t>(header.level_bytes[CG_L3])),
+              0);
+    engine.poison();
+    cachegen_load *op;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    ASSERT_EQ(engine.load_start(0, N_TOKENS - 1, &op), CACHEGEN_OK);
+    ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+    cachegen_load_free(op);
+    // Where the first range asked for more than L3, nothing of the chunk could be had.
+    EXPECT_TRUE((p.loaded_tokens == N_TOKENS - 1 && p.worst_level == 3) || p.loaded_tokens == 64)
+        << p.loaded_tokens;
+    EXPECT_EQ(engine.stats().chunks_truncated, 1u);
+    const Loaded fine = load("", CG_L1 + 1);
+    engine.poison();
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 64u) << "and is not offered again";
+}
+
+// Levels that were saved one at a time are files of their own, though the profile nests.
+TEST_P(AnytimeTest, FilesThatAreNotNestedAfterAllAreReadOneALevel)
+{
+    const Store other(true);
+    for (const char *level : {"L1", "L2", "L3"}) {
+        Engine engine(other, with(std::string("\"store_levels\": [\"") + level + "\"]"));
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    }
+    Engine fixed(other, with()), anytime(other, with("\"ttft_budget_ms\": 60000"));
+    const Load l = anytime.load(tokens);
+    EXPECT_EQ(l.progress.loaded_tokens, N_TOKENS - 1);
+    EXPECT_EQ(l.status, CACHEGEN_OK);
+    fixed.level_plus_1 = l.progress.worst_level + 1;
+    fixed.load(tokens);
+    EXPECT_LE(anytime.error_of(tokens, 0, N_TOKENS - 1), fixed.error_of(tokens, 0, N_TOKENS - 1));
+    EXPECT_EQ(anytime.stats().chunks_corrupt, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, AnytimeTest, testing::Values("io_uring", "threads"),
+                         [](const auto &chosen) {
+                             return std::string(chosen.param) == "io_uring" ? "uring" : "threads";
+                         });
 
 // ---- cancelling, and many at once ----
 

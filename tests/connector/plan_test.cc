@@ -146,7 +146,7 @@ TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
         {"dtype", 48, 1, 0, CG_ERR_CORRUPT},
         {"worst level", 49, 1, 4, CG_ERR_CORRUPT},
         {"fixed level", 50, 1, 5, CG_ERR_CORRUPT},
-        {"policy", 51, 1, 2, CG_ERR_CORRUPT},
+        {"policy", 51, 1, CG_N_POLICIES, CG_ERR_CORRUPT},
         {"no chunk size", 52, 4, 0, CG_ERR_CORRUPT},
         {"chunk size", 52, 4, 1 << 20, CG_ERR_CORRUPT},
         {"first position between chunks", 56, 4, 33, CG_ERR_CORRUPT},

@@ -5,29 +5,33 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace
 {
 
-constexpr uint64_t MS = 1000000, SECOND = 1000 * MS, KB = 1000;
+constexpr uint64_t MS = 1000000, SECOND = 1000 * MS, KB = 1000, KIB = 1024;
 constexpr uint64_t NEVER = UINT64_MAX;
 constexpr uint64_t TIMEOUT = 10 * SECOND;
 
-// A stream of chunks of 10 tokens that are all alike: 800, 400, 200 and 100 kB at L0 to L3.
+// A stream of nested chunks of 256 tokens that are all alike: L1 400, L2 200, L3 100 kB.
 class Stream
 {
   public:
-    explicit Stream(uint32_t n_chunks, uint64_t deadline_ns = 100 * SECOND, uint8_t level = CG_L2)
+    explicit Stream(uint32_t n_chunks, uint64_t deadline_ns = 100 * SECOND, uint8_t fixed = 0)
     {
         EXPECT_EQ(cg_stream_init(&s, n_chunks), CG_OK);
         s.deadline_ns = deadline_ns;
+        s.has_fixed_level = fixed > 0;
         for (uint32_t i = 0; i < n_chunks; i++) {
-            s.levels[i] = level;
-            s.sizes[i].n_tokens = 10;
-            for (uint32_t l = 0; l < CG_N_LEVELS; l++)
+            s.levels[i] = fixed > 0 ? fixed : static_cast<uint8_t>(CG_L2);
+            s.sizes[i].n_tokens = 256;
+            for (uint32_t l = CG_L1; l < CG_N_LEVELS; l++)
                 s.sizes[i].bytes[l] = 800 * KB >> l;
         }
+        if (fixed == 0)
+            cg_stream_nest(&s);
     }
     ~Stream()
     {
@@ -55,18 +59,20 @@ class StreamPlanTest : public testing::Test
         cg_stream_plan_destroy(&plan);
         ASSERT_EQ(cg_stream_plan_init(&plan, depth, staging_bytes, TIMEOUT), CG_OK);
     }
-    // What is believed of the link, without a sample: 0 is unknown.
+    // What was measured of the link; 0: nothing. Decoding a chunk takes 1 ms.
     void link(double bytes_per_s)
     {
         speeds = {};
         speeds.n_threads = 1;
-        cg_estimator_init(&speeds.link, CG_ESTIMATOR_HARMONIC, 8 * bytes_per_s);
+        for (double &ns : speeds.decode_thread_ns)
+            ns = 1e6 / 256;
+        cg_estimator_init(&speeds.link, CG_ESTIMATOR_HARMONIC, 0);
+        for (int i = 0; i < 20 && bytes_per_s > 0; i++)
+            cg_estimator_add(&speeds.link, static_cast<uint64_t>(bytes_per_s), SECOND, 0);
     }
-    cg_stream_verdict ended(uint64_t id, bool has_arrived, uint64_t now_ns = 0)
+    void add(Stream *stream)
     {
-        const cg_stream_read *read = cg_stream_find_read(&plan, id);
-        const uint64_t n_bytes = has_arrived && read != nullptr ? read->bytes : 0;
-        return cg_stream_read_ended(&plan, &speeds, id, n_bytes, now_ns);
+        ASSERT_EQ(cg_stream_plan_add(&plan, &stream->s), CG_OK);
     }
     const cg_stream_read *next(uint64_t now_ns = 0)
     {
@@ -79,9 +85,119 @@ class StreamPlanTest : public testing::Test
             n++;
         return n;
     }
+    cg_stream_verdict ended(uint64_t id, bool has_arrived, uint64_t now_ns = 0)
+    {
+        const cg_stream_read *read = cg_stream_find_read(&plan, id);
+        const uint64_t n_bytes = has_arrived && read != nullptr ? read->bytes : 0;
+        return cg_stream_read_ended(&plan, &speeds, id, n_bytes, now_ns);
+    }
+    // The index of a chunk that is to be decoded now; -1: none.
+    int decode(uint64_t now_ns = 0)
+    {
+        uint32_t index;
+        return cg_stream_next_decode(&plan, &speeds, now_ns, &index) != nullptr
+                   ? static_cast<int>(index)
+                   : -1;
+    }
+    // Reads one range after the other over a link and decodes in no time: what was asked for, as
+    // "chunk:from-to" in kB, and "chunk=level" of what was decoded.
+    std::string run(double bytes_per_s)
+    {
+        std::string text;
+        uint32_t index;
+        uint64_t now_ns = 0;
+        for (bool goes_on = true; goes_on;) {
+            const cg_stream_read *read = next(now_ns);
+            goes_on = read != nullptr || plan.must_decode;
+            while (cg_stream *stream = cg_stream_next_decode(&plan, &speeds, now_ns, &index)) {
+                text +=
+                    std::to_string(index) + "=" + std::to_string(stream->chunks[index].level) + " ";
+                cg_stream_decode_ended(&plan, stream, index, true);
+                goes_on = true;
+            }
+            if (read == nullptr)
+                continue;
+            text += std::to_string(read->chunk_index) + ":" + std::to_string(read->from / KB) +
+                    "-" + std::to_string((read->from + read->bytes) / KB) + " ";
+            now_ns += static_cast<uint64_t>(1e9 * static_cast<double>(read->bytes) / bytes_per_s);
+            ended(read->id, true, now_ns);
+        }
+        EXPECT_EQ(plan.bytes_held + plan.bytes_reading + plan.bytes_decoding, 0u) << text;
+        return text;
+    }
     cg_stream_plan plan = {};
     cg_speeds speeds = {};
 };
+
+TEST_F(StreamPlanTest, ReadsCoarseFirstThenRefinesTheEndOfTheContext)
+{
+    const struct {
+        const char *what;
+        double believed, real; // kB/s; three chunks in a second
+        std::vector<uint8_t> want;
+    } cases[] = {
+        {"too slow even for L3", 200, 200, {CG_L3, CG_L3, CG_L3}},
+        {"L3 and no more", 350, 350, {CG_L3, CG_L3, CG_L3}},
+        {"the last one at L2", 450, 450, {CG_L3, CG_L3, CG_L2}},
+        {"the last two", 550, 550, {CG_L3, CG_L2, CG_L2}},
+        {"slower than it was believed to be", 2000, 450, {CG_L3, CG_L3, CG_L2}},
+        {"faster than it was believed to be", 100, 2000, {CG_L1, CG_L1, CG_L1}},
+    };
+    for (const auto &c : cases) {
+        Stream stream(3, SECOND);
+        start(16, 1000000 * KB);
+        link(c.believed * 1e3);
+        add(&stream);
+        const std::string text = run(c.real * 1e3);
+        for (uint32_t i = 0; i < 3; i++) {
+            EXPECT_EQ(stream.s.chunks[i].state, CG_STREAM_DONE) << c.what << ": " << text;
+            EXPECT_EQ(stream.s.chunks[i].level, c.want[i]) << c.what << ": " << text;
+        }
+        EXPECT_LT(text.find("0:0-"), text.find("1:0-")) << text;
+        EXPECT_LT(text.find("1:0-"), text.find("2:0-")) << text;
+        EXPECT_LT(text.find("2:0-"), text.find("2:102-")) << text;
+    }
+}
+
+TEST_F(StreamPlanTest, OnAFastLinkChunksAreReadToTheirEndsAndDecodedAtOnce)
+{
+    Stream stream(3);
+    link(100e6);
+    add(&stream);
+    EXPECT_EQ(run(100e6), "0:0-200 0:200-400 0=1 1:0-200 1:200-400 1=1 2:0-200 2:200-400 2=1 ");
+    EXPECT_TRUE(cg_stream_is_settled(&stream.s));
+}
+
+TEST_F(StreamPlanTest, RangesAreOnPagesAtMost256KiBAndNotLongerThanTheLinkMovesIn50Ms)
+{
+    const struct {
+        double bytes_per_s;
+        uint64_t most_bytes;
+    } cases[] = {
+        {0, 16 * KIB + 4096}, {100e3, 16 * KIB + 4096}, {1e6, 50 * KB + 4096}, {1e9, 256 * KIB}};
+    for (const auto &c : cases) {
+        Stream stream(2);
+        for (uint32_t i = 0; i < 2; i++)
+            for (uint64_t &bytes : stream.s.sizes[i].bytes)
+                bytes *= 10;
+        start(16, 1000000 * KB);
+        link(c.bytes_per_s);
+        add(&stream);
+        uint64_t at[2] = {0, 0}, largest = 0;
+        uint32_t n_at_once = 0;
+        while (const cg_stream_read *read = next()) {
+            EXPECT_EQ(read->from % 4096, 0u);
+            EXPECT_EQ(read->from, at[read->chunk_index]) << "no gap, nothing twice";
+            at[read->chunk_index] += read->bytes;
+            largest = std::max(largest, read->bytes);
+            n_at_once++;
+        }
+        EXPECT_LE(largest, c.most_bytes) << c.bytes_per_s;
+        EXPECT_GT(largest, c.most_bytes / 3) << c.bytes_per_s;
+        EXPECT_GE(n_at_once, c.bytes_per_s > 0 ? 2u : 4u);
+        EXPECT_LE(n_at_once, 16u);
+    }
+}
 
 TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesInAQuarterOfASecond)
 {
@@ -90,13 +206,9 @@ TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesInAQuarterOfASecond)
         double link_bytes_per_s;
         uint32_t depth;
         uint64_t staging_bytes;
-        uint32_t want;
+        uint32_t want; // of 200 kB each
     } cases[] = {
-        {"unknown link", 0, 16, 100000 * KB, 1},
-        {"slow link: two at least", 1000, 16, 100000 * KB, 2},
-        {"a quarter of a second is one chunk", 800e3, 16, 100000 * KB, 2},
-        {"three chunks", 2400e3, 16, 100000 * KB, 3},
-        {"a byte less than three chunks", 2399e3, 16, 100000 * KB, 2},
+        {"three chunks", 4000e3 * 0.6, 16, 100000 * KB, 3},
         {"depth", 1e9, 5, 100000 * KB, 5},
         {"depth of one", 1e9, 1, 100000 * KB, 1},
         {"staging memory", 1e9, 16, 800 * KB, 4},
@@ -104,49 +216,50 @@ TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesInAQuarterOfASecond)
         {"no more than there are", 1e9, 64, 100000 * KB, 20},
     };
     for (const auto &c : cases) {
-        Stream stream(20);
-        stream.s.has_fixed_level = true; // L2: 200 kB
+        Stream stream(20, 100 * SECOND, CG_L2);
         start(c.depth, c.staging_bytes);
         link(c.link_bytes_per_s);
-        cg_stream_plan_add(&plan, &stream.s);
-        EXPECT_EQ(begin_all(), c.want) << c.what;
-        EXPECT_EQ(plan.bytes_reading, c.want * 200 * KB) << c.what;
-        EXPECT_EQ(stream.s.next_index, c.want) << c.what;
+        add(&stream);
+        uint32_t n = begin_all();
+        if (c.link_bytes_per_s < 1e9) // in ranges of 50 ms
+            n = static_cast<uint32_t>(plan.bytes_reading / (200 * KB));
+        EXPECT_EQ(n, c.want) << c.what;
     }
 }
 
-TEST_F(StreamPlanTest, WhatIsNotDecodedYetTakesStagingMemory)
+TEST_F(StreamPlanTest, MemoryThatIsFullIsMadeFreeByDecodingWhatIsThere)
 {
     Stream stream(20);
-    stream.s.has_fixed_level = true;
-    start(16, 800 * KB);
-    link(1e9);
-    cg_stream_plan_add(&plan, &stream.s);
-    EXPECT_EQ(begin_all(), 4u);
-    EXPECT_EQ(ended(1, true), CG_STREAM_DECODE);
-    EXPECT_EQ(begin_all(), 0u);
-    EXPECT_TRUE(cg_stream_decode_ended(&plan, &stream.s, 0, true));
-    EXPECT_EQ(begin_all(), 1u);
+    link(2e6); // everything could be refined
+    start(16, 450 * KB);
+    add(&stream);
+    const std::string text = run(2e6);
+    EXPECT_TRUE(cg_stream_is_settled(&stream.s)) << text;
 }
 
-TEST_F(StreamPlanTest, TheEarliestDeadlineGoesFirst)
+TEST_F(StreamPlanTest, TheEarliestDeadlineGoesFirstForWhatMustArrive)
 {
-    Stream late(2, 30 * SECOND), early(2, 10 * SECOND), middle(1, 20 * SECOND);
-    link(1e9);
+    Stream late(2, 26 * SECOND), early(2, 11 * SECOND), middle(1, 16 * SECOND);
+    link(20e3); // just enough for the floors
     for (Stream *stream : {&late, &early, &middle})
-        cg_stream_plan_add(&plan, &stream->s);
+        add(stream);
     std::vector<cg_stream *> order;
-    while (const cg_stream_read *read = next())
-        order.push_back(read->stream);
-    EXPECT_EQ(order, (std::vector<cg_stream *>{&early.s, &early.s, &middle.s, &late.s, &late.s}));
+    while (cg_stream_first_missing(&late.s) < 2) {
+        const cg_stream_read *read = next();
+        if (std::find(order.begin(), order.end(), read->stream) == order.end())
+            order.push_back(read->stream);
+        EXPECT_TRUE(read->stream == &early.s || cg_stream_first_missing(&early.s) == 2);
+        ended(read->id, true);
+    }
+    EXPECT_EQ(order, (std::vector<cg_stream *>{&early.s, &middle.s, &late.s}));
 }
 
 TEST_F(StreamPlanTest, OnlyTheCutIsReadAndNothingBehindAFailure)
 {
-    Stream stream(10);
+    Stream stream(10, 100 * SECOND, CG_L2);
     link(1e9);
     cg_stream_cut(&stream.s, 3, 8);
-    cg_stream_plan_add(&plan, &stream.s);
+    add(&stream);
     EXPECT_EQ(next()->chunk_index, 3u);
     EXPECT_EQ(next()->chunk_index, 4u);
     EXPECT_TRUE(cg_stream_failed(&stream.s, 6));
@@ -160,190 +273,269 @@ TEST_F(StreamPlanTest, OnlyTheCutIsReadAndNothingBehindAFailure)
 
 TEST_F(StreamPlanTest, ARemovedStreamIsNotReadAndOthersAre)
 {
-    Stream a(1), b(1), c(1);
+    Stream a(1, SECOND, CG_L2), b(1, SECOND, CG_L2), c(1, SECOND, CG_L2);
     link(1e9);
     for (Stream *stream : {&a, &b, &c})
-        cg_stream_plan_add(&plan, &stream->s);
+        add(stream);
     cg_stream_plan_remove(&plan, &b.s);
     EXPECT_EQ(begin_all(), 2u);
-    EXPECT_EQ(b.s.next_index, 0u);
+    EXPECT_EQ(b.s.chunks[0].state, CG_STREAM_WAITING);
 }
 
-TEST_F(StreamPlanTest, LevelsAreDecidedAnewWhenTheLinkWasMeasured)
-{
-    const struct {
-        const char *what;
-        bool fixed;
-        double bytes_per_s;
-        uint8_t want; // of chunks of 800, 400, 200, 100 kB, ten of them in 4 s
-    } cases[] = {
-        {"fast enough for L0", false, 2000e3, CG_L0},
-        {"for L1", false, 1001e3, CG_L1},
-        {"for L2", false, 501e3, CG_L2},
-        {"for L3", false, 251e3, CG_L3},
-        {"for nothing", false, 10e3, CG_L3},
-        {"a fixed level", true, 10e3, CG_L2},
-    };
-    for (const auto &c : cases) {
-        Stream stream(10, 4 * SECOND);
-        stream.s.has_fixed_level = c.fixed;
-        start(16, 1000000 * KB);
-        link(0);
-        cg_stream_plan_add(&plan, &stream.s);
-        const cg_stream_read *first = next();
-        ASSERT_NE(first, nullptr);
-        EXPECT_EQ(first->level, CG_L2) << c.what << ": the link is unknown, so the first choice";
-        cg_stream_plan_remove(&plan, &stream.s);
-
-        Stream again(10, 4 * SECOND);
-        again.s.has_fixed_level = c.fixed;
-        cg_estimator_add(&speeds.link, static_cast<uint64_t>(c.bytes_per_s), SECOND, SECOND);
-        start(16, 1000000 * KB);
-        cg_stream_plan_add(&plan, &again.s);
-        EXPECT_EQ(next()->level, c.want) << c.what;
-    }
-}
-
-TEST_F(StreamPlanTest, AskingAgainAtASmallerLevel)
+TEST_F(StreamPlanTest, OtherPoliciesReadOneLevelAChunkAndDecideAnewWhenTheLinkWasMeasured)
 {
     const struct {
         const char *what;
         cg_policy policy;
-        bool fixed;
-        uint8_t level;
-        uint64_t deadline_ns, at_ns;
-        bool again;
+        double bytes_per_s;
+        uint8_t want; // of chunks of 400, 200, 100 kB, ten of them in 4 s
     } cases[] = {
-        {"half of the time is left", CG_POLICY_TTFT_BUDGET, false, CG_L2, 4 * SECOND,
-         2 * SECOND - 1, false},
-        {"half of the time is gone", CG_POLICY_TTFT_BUDGET, false, CG_L2, 4 * SECOND, 2 * SECOND,
-         true},
-        {"the smallest already", CG_POLICY_TTFT_BUDGET, false, CG_L3, 4 * SECOND, 3 * SECOND,
-         false},
-        {"another policy", CG_POLICY_MIN_DELAY, false, CG_L2, 4 * SECOND, 3 * SECOND, false},
-        {"a fixed level", CG_POLICY_TTFT_BUDGET, true, CG_L2, 4 * SECOND, 3 * SECOND, false},
-        {"too late from the start", CG_POLICY_TTFT_BUDGET, false, CG_L2, 0, 3 * SECOND, false},
+        {"the paper's, unknown", CG_POLICY_PAPER, 0, CG_L2},
+        {"for L1", CG_POLICY_PAPER, 1010e3, CG_L1},
+        {"for L2", CG_POLICY_PAPER, 510e3, CG_L2},
+        {"for L3", CG_POLICY_PAPER, 260e3, CG_L3},
+        {"for nothing", CG_POLICY_PAPER, 10e3, CG_L3},
+        {"least delay", CG_POLICY_MIN_DELAY, 1010e3, CG_L3},
     };
     for (const auto &c : cases) {
-        SCOPED_TRACE(c.what);
-        Stream stream(1, c.deadline_ns, c.level);
+        Stream stream(10, 4 * SECOND);
         stream.s.policy = c.policy;
-        stream.s.has_fixed_level = c.fixed;
+        for (uint32_t i = 0; i < 10; i++)
+            stream.s.chunks[i].is_nested = false;
         start(16, 1000000 * KB);
-        cg_stream_plan_add(&plan, &stream.s);
-        ASSERT_NE(next(0), nullptr);
-        const cg_stream_read *again = next(c.at_ns);
-        ASSERT_EQ(again != nullptr, c.again);
-        if (!c.again)
+        link(c.bytes_per_s);
+        add(&stream);
+        const cg_stream_read *read = next();
+        ASSERT_NE(read, nullptr);
+        EXPECT_EQ(read->file_level, c.want) << c.what;
+        if (c.policy != CG_POLICY_PAPER)
             continue;
-        EXPECT_EQ(again->level, CG_L3);
-        EXPECT_EQ(again->chunk_index, 0u);
-        EXPECT_EQ(next(c.at_ns), nullptr) << "once";
-        EXPECT_EQ(next(c.deadline_ns), nullptr) << "once";
+        EXPECT_EQ(read->bytes, stream.s.sizes[0].bytes[c.want]) << "whole";
+        EXPECT_EQ(next(), nullptr) << "one at a time";
+        EXPECT_EQ(ended(read->id, true, 100 * MS), CG_STREAM_KEEP);
+        EXPECT_EQ(decode(100 * MS), 0);
+        EXPECT_EQ(next(100 * MS)->chunk_index, 1u);
     }
 }
 
-TEST_F(StreamPlanTest, OfTwoReadsOfAChunkTheFirstThatArrivesCounts)
+// ---- what is decoded when ----
+
+TEST_F(StreamPlanTest, WhatCouldStillBeRefinedWaitsUntilDecodingMustStart)
 {
-    for (const bool small_first : {false, true}) {
-        Stream stream(1, 4 * SECOND);
-        start(16, 1000000 * KB);
-        cg_stream_plan_add(&plan, &stream.s);
-        const uint64_t large = next(0)->id, small = next(3 * SECOND)->id;
-        const uint64_t first = small_first ? small : large, second = small_first ? large : small;
-        EXPECT_EQ(ended(first, true), CG_STREAM_DECODE);
-        EXPECT_EQ(stream.s.chunks[0].level, small_first ? CG_L3 : CG_L2);
-        EXPECT_EQ(ended(second, true), CG_STREAM_DROP);
-        EXPECT_EQ(plan.n_reading, 0u);
-        EXPECT_EQ(plan.bytes_reading, 0u);
+    Stream stream(2, 2 * SECOND);
+    link(150e3); // 300 kB in all: L3 and a bit
+    add(&stream);
+    uint64_t id = 0;
+    while (cg_stream_first_missing(&stream.s) < 2) {
+        id = next()->id;
+        ASSERT_EQ(ended(id, true), CG_STREAM_KEEP);
     }
+    const cg_stream_read *refinement = next();
+    ASSERT_NE(refinement, nullptr);
+    id = refinement->id;
+    EXPECT_EQ(refinement->chunk_index, 1u) << "the end of the context";
+    uint32_t index;
+    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 0, &index), nullptr);
+    const uint64_t wake_ns = cg_stream_wake_ns(&plan);
+    EXPECT_GT(wake_ns, 1900 * MS);
+    EXPECT_LT(wake_ns, 2 * SECOND) << "two chunks take 2 ms";
+    EXPECT_EQ(decode(wake_ns - 1), -1);
+    EXPECT_EQ(decode(wake_ns), 0);
+    EXPECT_EQ(decode(wake_ns), 1);
+    EXPECT_EQ(stream.s.chunks[1].level, CG_L3);
+    EXPECT_EQ(ended(id, true, wake_ns), CG_STREAM_DROP) << "too late";
+    EXPECT_GT(stream.s.dropped_bytes, 0u);
+    for (uint32_t i = 0; i < 2; i++)
+        EXPECT_TRUE(cg_stream_decode_ended(&plan, &stream.s, i, true));
+    EXPECT_TRUE(cg_stream_is_settled(&stream.s));
+    cg_stream_plan_remove(&plan, &stream.s);
+    EXPECT_EQ(plan.bytes_held + plan.bytes_reading + plan.bytes_decoding, 0u);
 }
 
-TEST_F(StreamPlanTest, AChunkFailsWithItsLastRead)
+TEST_F(StreamPlanTest, ARefinementThatFailsLeavesTheCoarseChunk)
 {
-    Stream stream(1, 4 * SECOND);
-    cg_stream_plan_add(&plan, &stream.s);
-    const uint64_t large = next(0)->id, small = next(3 * SECOND)->id;
-    EXPECT_EQ(ended(small, false), CG_STREAM_DROP);
-    EXPECT_EQ(ended(small, false), CG_STREAM_DROP) << "ended before";
-    EXPECT_EQ(ended(large, false), CG_STREAM_FAIL);
+    Stream stream(1);
+    link(1e6);
+    speeds.link.n_samples = 1; // no slack is trusted: coarse first
+    add(&stream);
+    std::vector<uint64_t> ids;
+    while (const cg_stream_read *read = next())
+        ids.push_back(read->id);
+    ASSERT_GE(ids.size(), 3u);
+    const uint64_t last = ids.back();
+    for (uint64_t id : ids)
+        if (id != last)
+            ended(id, true);
+    const uint64_t before = stream.s.chunks[0].arrived_bytes;
+    ASSERT_GE(before, 100 * KB);
+    EXPECT_EQ(ended(last, false), CG_STREAM_DROP);
+    EXPECT_EQ(next(), nullptr) << "nothing more is asked of such a file";
+    EXPECT_EQ(decode(), 0);
+    EXPECT_EQ(stream.s.chunks[0].level, before >= 200 * KB ? CG_L2 : CG_L3);
+}
+
+TEST_F(StreamPlanTest, ARefinementThatFailsBehindAGapDoesNotHurtWhatIsBeforeIt)
+{
+    Stream stream(1);
+    link(1e6); // ranges of 50 kB
+    add(&stream);
+    std::vector<cg_stream_read> reads;
+    while (const cg_stream_read *read = next())
+        reads.push_back(*read);
+    ASSERT_GE(reads.size(), 4u);
+    ASSERT_GE(reads[3].from, 100 * KB);
+    EXPECT_EQ(ended(reads[3].id, false), CG_STREAM_DROP);
+    EXPECT_EQ(decode(), -1);
+    for (size_t i = 0; i < reads.size(); i++)
+        EXPECT_EQ(ended(reads[i].id, true), i == 3 ? CG_STREAM_DROP : CG_STREAM_KEEP);
+    EXPECT_EQ(stream.s.chunks[0].arrived_bytes, reads[3].from);
+    EXPECT_EQ(decode(), 0);
+    EXPECT_EQ(stream.s.chunks[0].level, CG_L3);
+}
+
+TEST_F(StreamPlanTest, AChunkFailsWithItsStart)
+{
+    Stream stream(2);
+    link(1e6);
+    add(&stream);
+    const uint64_t id = next()->id;
+    EXPECT_EQ(ended(id, false), CG_STREAM_FAIL);
+    EXPECT_EQ(ended(id, false), CG_STREAM_DROP) << "ended before";
     EXPECT_FALSE(cg_stream_is_settled(&stream.s)) << "until the owner says so";
     EXPECT_TRUE(cg_stream_failed(&stream.s, 0));
     EXPECT_TRUE(cg_stream_is_settled(&stream.s));
 }
 
+TEST_F(StreamPlanTest, AFileThatIsNotNestedAfterAllIsReadAnew)
+{
+    Stream stream(1);
+    link(1e6);
+    add(&stream);
+    const cg_stream_read first = *next(), second = *next();
+    EXPECT_EQ(first.file_level, CG_L1);
+    EXPECT_EQ(ended(first.id, true), CG_STREAM_KEEP);
+    cg_stream_not_nested(&plan, &stream.s, 0);
+    EXPECT_EQ(plan.bytes_held, 0u);
+    EXPECT_EQ(ended(second.id, true), CG_STREAM_DROP) << "of the other file";
+    uint64_t at = 0;
+    while (const cg_stream_read *read = next()) {
+        EXPECT_EQ(read->from, at);
+        at += read->bytes;
+        EXPECT_EQ(ended(read->id, true), CG_STREAM_KEEP);
+    }
+    EXPECT_EQ(decode(), 0);
+    EXPECT_EQ(at, stream.s.sizes[0].bytes[stream.s.chunks[0].level]);
+}
+
 TEST_F(StreamPlanTest, AReadThatNobodyWantsIsDropped)
 {
-    Stream stream(3);
+    Stream stream(3, 100 * SECOND, CG_L2);
     link(1e9);
-    cg_stream_plan_add(&plan, &stream.s);
+    add(&stream);
     EXPECT_EQ(begin_all(), 3u);
     EXPECT_TRUE(cg_stream_failed(&stream.s, 1));
     EXPECT_EQ(ended(3, true), CG_STREAM_DROP) << "behind a failure";
-    EXPECT_EQ(ended(1, true), CG_STREAM_DECODE);
+    EXPECT_EQ(ended(1, true), CG_STREAM_KEEP);
+    EXPECT_EQ(decode(), 0);
     stream.s.is_cancelled = true;
     EXPECT_FALSE(cg_stream_decode_ended(&plan, &stream.s, 0, true)) << "cancelled meanwhile";
     EXPECT_EQ(stream.s.n_whole, 0u);
     EXPECT_EQ(plan.bytes_decoding, 0u);
 }
 
-TEST_F(StreamPlanTest, AReadIsGivenUpOnceAndByTheLengthOfTheQueue)
+// ---- what takes too long ----
+
+TEST_F(StreamPlanTest, WhatWillBeLateIsGivenUpWhereRecomputingIsFaster)
 {
-    Stream stream(3);
-    stream.s.has_fixed_level = true;
-    link(800e3); // 200 kB take a quarter of a second: two reads are under way
-    cg_stream_plan_add(&plan, &stream.s);
-    EXPECT_EQ(cg_stream_wake_ns(&plan), NEVER);
-    EXPECT_EQ(begin_all(), 2u);
-    const uint64_t first_ns = TIMEOUT + 500 * MS, second_ns = TIMEOUT + 1000 * MS;
-    EXPECT_EQ(cg_stream_wake_ns(&plan), first_ns);
-    EXPECT_EQ(cg_stream_give_up(&plan, first_ns - 1), nullptr);
-    EXPECT_EQ(cg_stream_give_up(&plan, first_ns)->chunk_index, 0u);
-    EXPECT_EQ(cg_stream_give_up(&plan, first_ns), nullptr);
-    EXPECT_EQ(cg_stream_wake_ns(&plan), second_ns);
-    EXPECT_EQ(plan.n_reading, 2u) << "it is under way until it has ended";
-    EXPECT_EQ(cg_stream_find_read(&plan, 1)->chunk_index, 0u);
-    EXPECT_EQ(ended(1, false), CG_STREAM_FAIL);
-    EXPECT_EQ(cg_stream_find_read(&plan, 1), nullptr);
-    EXPECT_EQ(cg_stream_find_read(&plan, 0), nullptr);
+    const struct {
+        const char *what;
+        double bytes_per_s, tokens_per_s;
+        uint64_t now_ns;
+        int want; // of ten chunks of 100 kB and 256 tokens in 2 s; -1: goes on
+    } cases[] = {
+        {"in time", 1e6, 1e5, 0, -1},
+        {"late, but recomputing is not known", 10e3, 0, 0, -1},
+        {"late, and recomputing is slower still", 10e3, 10, 0, -1},
+        {"late for sure", 10e3, 1e4, 0, 0},
+        {"perhaps late: there is time to see", 400e3, 1e4, 0, -1},
+        {"perhaps late, and recomputing must begin now", 100e3, 1500, 50 * MS, 0},
+        {"all is late: the first by loading", 255e3, 257, 0, -1},
+    };
+    for (const auto &c : cases) {
+        Stream stream(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(c.bytes_per_s);
+        speeds.configured_tokens_per_s = c.tokens_per_s;
+        add(&stream);
+        begin_all(c.now_ns);
+        plan.quiet_since_ns = c.now_ns;
+        uint32_t index = 99;
+        const cg_stream *late = cg_stream_hopeless(&plan, &speeds, c.now_ns, &index);
+        EXPECT_EQ(late != nullptr ? static_cast<int>(index) : -1, c.want) << c.what;
+    }
 }
 
-TEST_F(StreamPlanTest, ItWakesForALateReadBeforeATimeOut)
+TEST_F(StreamPlanTest, ALinkThatFallsSilentIsBelievedToBeSlow)
 {
-    Stream stream(1, 4 * SECOND);
-    cg_stream_plan_add(&plan, &stream.s);
-    next(0);
-    EXPECT_EQ(cg_stream_wake_ns(&plan), 2 * SECOND);
-    next(2 * SECOND); // the second read: both now wait for their time-outs only
-    EXPECT_EQ(cg_stream_wake_ns(&plan), TIMEOUT);
+    Stream stream(10, 2 * SECOND);
+    link(10e6);
+    speeds.configured_tokens_per_s = 1e4;
+    add(&stream);
+    begin_all();
+    uint32_t index = 99;
+    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 100 * MS, &index), nullptr);
+    EXPECT_GT(cg_stream_wake_ns(&plan), 100 * MS);
+    EXPECT_LT(cg_stream_wake_ns(&plan), 2 * SECOND) << "nothing ends, and yet it looks again";
+    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 1700 * MS, &index), &stream.s);
+    EXPECT_EQ(index, 0u);
+}
+
+TEST_F(StreamPlanTest, AReadIsGivenUpOnceAndByTheLengthOfTheQueue)
+{
+    Stream stream(3, 100 * SECOND, CG_L2);
+    link(800e3); // 200 kB take a quarter of a second
+    add(&stream);
+    EXPECT_EQ(cg_stream_wake_ns(&plan), NEVER);
+    const cg_stream_read first = *next(), second = *next();
+    EXPECT_EQ(first.give_up_ns,
+              TIMEOUT + static_cast<uint64_t>(2e9 * static_cast<double>(first.bytes) / 800e3));
+    EXPECT_GT(second.give_up_ns, first.give_up_ns);
+    EXPECT_EQ(cg_stream_give_up(&plan, first.give_up_ns - 1), nullptr);
+    EXPECT_EQ(cg_stream_give_up(&plan, first.give_up_ns)->id, first.id);
+    EXPECT_EQ(cg_stream_give_up(&plan, first.give_up_ns), nullptr);
+    EXPECT_EQ(plan.n_reading, 2u) << "it is under way until it has ended";
+    EXPECT_EQ(ended(first.id, false), CG_STREAM_FAIL);
+    EXPECT_EQ(cg_stream_find_read(&plan, first.id), nullptr);
+    EXPECT_EQ(cg_stream_find_read(&plan, 0), nullptr);
 }
 
 TEST_F(StreamPlanTest, ASlowLinkDoesNotOverflowTheTimeOut)
 {
-    Stream stream(1);
-    stream.s.has_fixed_level = true;
-    link(1e-9);
-    cg_stream_plan_add(&plan, &stream.s);
+    Stream stream(1, 100 * SECOND, CG_L2);
+    link(0);
+    speeds.link.prior_bps = 1e-9;
+    add(&stream);
     EXPECT_EQ(next(NEVER - SECOND)->give_up_ns, NEVER);
     ended(1, false);
-    Stream other(1);
-    other.s.has_fixed_level = true;
-    cg_stream_plan_add(&plan, &other.s);
+    cg_stream_plan_remove(&plan, &stream.s);
+    Stream other(1, 100 * SECOND, CG_L2);
+    add(&other);
     EXPECT_EQ(next(0)->give_up_ns, TIMEOUT + 3600 * SECOND);
 }
 
 TEST_F(StreamPlanTest, TheWholePrefixGrowsInOrder)
 {
-    Stream stream(5);
+    Stream stream(5, 100 * SECOND, CG_L2);
     link(1e9);
     cg_stream_cut(&stream.s, 1, 5);
-    cg_stream_plan_add(&plan, &stream.s);
+    add(&stream);
     EXPECT_EQ(begin_all(), 4u);
     const struct {
         uint32_t chunk_index, n_whole;
     } steps[] = {{2, 0}, {1, 2}, {4, 2}, {3, 4}};
     for (const auto &step : steps) {
-        ASSERT_EQ(ended(step.chunk_index, true), CG_STREAM_DECODE);
+        ASSERT_EQ(ended(step.chunk_index, true), CG_STREAM_KEEP);
+        EXPECT_EQ(decode(), static_cast<int>(step.chunk_index));
         EXPECT_FALSE(cg_stream_is_settled(&stream.s));
         EXPECT_TRUE(cg_stream_decode_ended(&plan, &stream.s, step.chunk_index, true));
         EXPECT_EQ(stream.s.n_whole, step.n_whole) << step.chunk_index;
@@ -355,37 +547,70 @@ TEST_F(StreamPlanTest, TheWholePrefixGrowsInOrder)
 // the sums agree, the limits hold and every stream comes to its end.
 TEST_F(StreamPlanTest, RandomRunsEnd)
 {
-    for (uint32_t seed = 0; seed < 300; seed++) {
+    for (uint32_t seed = 0; seed < 1000; seed++) {
         SCOPED_TRACE(testing::Message() << "seed " << seed);
         std::mt19937 random(seed);
         const uint32_t depth = 1 + random() % 8;
         start(depth, (1 + random() % 40) * 100 * KB);
         link(random() % 2 ? 0 : 1e3 * (1 + random() % 10000));
+        if (random() % 2)
+            speeds.configured_tokens_per_s = 1 + random() % 10000;
         std::vector<std::unique_ptr<Stream>> streams;
         for (uint32_t i = 0; i < 1 + seed % 4; i++) {
-            streams.push_back(std::make_unique<Stream>(random() % 12, random() % 9 * SECOND));
-            streams.back()->s.policy = random() % 2 ? CG_POLICY_MIN_DELAY : CG_POLICY_TTFT_BUDGET;
-            streams.back()->s.has_fixed_level = random() % 4 == 0;
-            cg_stream_plan_add(&plan, &streams.back()->s);
+            const bool fixed = random() % 4 == 0;
+            streams.push_back(
+                std::make_unique<Stream>(random() % 12, random() % 9 * SECOND,
+                                         static_cast<uint8_t>(fixed ? 1 + random() % 3 : 0)));
+            cg_stream *stream = &streams.back()->s;
+            const uint32_t n = random() % 8;
+            if (!fixed && n < 2) {
+                stream->policy = n == 0 ? CG_POLICY_MIN_DELAY : CG_POLICY_PAPER;
+                for (uint32_t j = 0; j < stream->n_chunks; j++)
+                    stream->chunks[j].is_nested = false;
+            }
+            add(streams.back().get());
         }
         uint64_t now_ns = 0;
         std::vector<uint64_t> under_way; // ids
-        for (uint32_t step = 0; step < 10000; step++) {
-            while (const cg_stream_read *read = next(now_ns)) {
-                ASSERT_TRUE(cg_stream_wants(read->stream, read->chunk_index));
-                under_way.push_back(read->id);
+        std::vector<cg_stream_ref> being_decoded;
+        for (uint32_t step = 0; step < 100000; step++) {
+            uint32_t index;
+            while (cg_stream *late = cg_stream_hopeless(&plan, &speeds, now_ns, &index)) {
+                ASSERT_LT(index, late->first_failed);
+                cg_stream_failed(late, index);
+            }
+            for (bool goes_on = true; goes_on;) {
+                goes_on = false;
+                while (cg_stream *s = cg_stream_next_decode(&plan, &speeds, now_ns, &index)) {
+                    ASSERT_TRUE(cg_stream_wants(s, index));
+                    ASSERT_GE(s->chunks[index].arrived_bytes,
+                              s->sizes[index].bytes[s->chunks[index].level]);
+                    being_decoded.push_back({s, index});
+                }
+                const cg_stream_read *read = next(now_ns);
+                goes_on = plan.must_decode;
+                if (read != nullptr) {
+                    ASSERT_TRUE(cg_stream_wants(read->stream, read->chunk_index));
+                    under_way.push_back(read->id);
+                    goes_on = true;
+                }
             }
             ASSERT_LE(plan.n_reading, depth);
             ASSERT_EQ(plan.n_reading, under_way.size());
+            if (!being_decoded.empty() && (under_way.empty() || random() % 2)) {
+                const cg_stream_ref ref = being_decoded.back();
+                being_decoded.pop_back();
+                if (!cg_stream_decode_ended(&plan, ref.stream, ref.chunk_index, random() % 20 > 0))
+                    cg_stream_failed(ref.stream, ref.chunk_index);
+                continue;
+            }
             if (under_way.empty())
                 break;
             if (const cg_stream_read *late = cg_stream_give_up(&plan, now_ns)) {
-                const uint64_t id = late->id;
-                under_way.erase(std::find(under_way.begin(), under_way.end(), id));
-                cg_stream *stream = late->stream;
-                const uint32_t index = late->chunk_index;
-                if (ended(id, false) == CG_STREAM_FAIL)
-                    cg_stream_failed(stream, index);
+                const cg_stream_read read = *late;
+                under_way.erase(std::find(under_way.begin(), under_way.end(), read.id));
+                if (ended(read.id, false, now_ns) == CG_STREAM_FAIL)
+                    cg_stream_failed(read.stream, read.chunk_index);
                 continue;
             }
             const uint64_t wake_ns = cg_stream_wake_ns(&plan);
@@ -398,22 +623,23 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
             const size_t at = random() % under_way.size();
             const cg_stream_read read = *cg_stream_find_read(&plan, under_way[at]);
             under_way.erase(under_way.begin() + static_cast<long>(at));
-            const bool has_arrived = random() % 20 != 0;
-            const cg_stream_verdict verdict = ended(read.id, has_arrived, now_ns);
-            const bool decodes = random() % 20 != 0;
-            if (verdict == CG_STREAM_FAIL ||
-                (verdict == CG_STREAM_DECODE &&
-                 !cg_stream_decode_ended(&plan, read.stream, read.chunk_index, decodes)))
+            const cg_stream_verdict verdict = ended(read.id, random() % 20 != 0, now_ns);
+            if (verdict == CG_STREAM_FAIL)
                 cg_stream_failed(read.stream, read.chunk_index);
+            else if (verdict == CG_STREAM_KEEP && read.from == 0 && random() % 20 == 0 &&
+                     read.stream->chunks[read.chunk_index].is_nested)
+                cg_stream_not_nested(&plan, read.stream, read.chunk_index);
         }
-        EXPECT_EQ(plan.n_reading, 0u);
-        EXPECT_EQ(plan.bytes_reading, 0u);
-        EXPECT_EQ(plan.bytes_decoding, 0u);
         for (const auto &stream : streams) {
             EXPECT_TRUE(cg_stream_is_settled(&stream->s));
             for (uint32_t i = 0; i < stream->s.n_whole; i++)
                 EXPECT_EQ(stream->s.chunks[i].state, CG_STREAM_DONE);
+            cg_stream_plan_remove(&plan, &stream->s);
         }
+        EXPECT_EQ(plan.n_reading, 0u);
+        EXPECT_EQ(plan.bytes_reading, 0u);
+        EXPECT_EQ(plan.bytes_decoding, 0u);
+        EXPECT_EQ(plan.bytes_held, 0u);
     }
 }
 

@@ -59,7 +59,7 @@ class LoadReport:
     # What ended it, as the library's cachegen_progress has it.
     status: int = 0
     failed_token: int = 0
-    failed_level_plus_1: int = 0
+    failed_levels: int = 0
     failed_worst_level: int = 0
 
 

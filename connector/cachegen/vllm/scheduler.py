@@ -419,7 +419,7 @@ class Scheduler:
                     load.status,
                     load.bytes_read,
                     load.failed_token,
-                    load.failed_level_plus_1,
+                    load.failed_levels,
                     load.failed_worst_level,
                 )
 

@@ -175,7 +175,7 @@ class Worker:
             progress.total_ns,
             progress.status,
             progress.failed_token,
-            progress.failed_level_plus_1,
+            progress.failed_levels,
             progress.failed_worst_level,
         )
         cg.load_free(load)

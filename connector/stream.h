@@ -1,0 +1,100 @@
+/* connector/stream.h - a load as the plan of reads sees it: chunks in order, and how much of each
+ * has arrived.
+ *
+ * A chunk is WAITING, then READING: ranges of its file are asked for, in order, and arrive in any.
+ * What has arrived without a gap from the start is good for a level. At some level it is DECODING,
+ * once; then DONE or FAILED.
+ * Threads: plain data; the owner locks.
+ */
+#ifndef CG_CONNECTOR_STREAM_H
+#define CG_CONNECTOR_STREAM_H
+#include "codec/status.h"
+#include "connector/controller.h"
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum cg_stream_state {
+    CG_STREAM_WAITING = 0,
+    CG_STREAM_READING, /* or waiting for more to be asked for */
+    CG_STREAM_DECODING,
+    CG_STREAM_DONE,
+    CG_STREAM_FAILED, /* or no longer wanted */
+} cg_stream_state;
+
+typedef struct cg_stream_chunk {
+    cg_stream_state state;
+    bool is_nested;         /* its lossy levels are one file */
+    bool is_cut;            /* a range could not be had: no more is asked for */
+    uint8_t file_level;     /* of the name that is read */
+    uint8_t planned;        /* it is read to this level */
+    uint8_t hoped;          /* no link that may be expected brings it further than this */
+    uint8_t level;          /* of what is decoded */
+    uint32_t n_reads;       /* under way */
+    uint64_t asked_bytes;   /* of the file, from its start */
+    uint64_t arrived_bytes; /* of those, without a gap */
+    uint64_t good_bytes;    /* what lies behind could not be had */
+    uint64_t held_bytes;    /* that arrived, also behind a gap */
+} cg_stream_chunk;
+
+typedef struct cg_stream cg_stream;
+struct cg_stream {
+    cg_stream *next; /* the plan's */
+    cg_policy policy;
+    bool has_fixed_level;  /* levels stay as they were set */
+    uint64_t deadline_ns;  /* what levels are chosen by */
+    uint64_t decode_at_ns; /* decoding must start then to meet it; the plan's */
+    uint64_t ends_at_ns;   /* then it ends with what has arrived; UINT64_MAX: never */
+    uint32_t n_chunks;
+    uint32_t first, end;   /* the chunks to be loaded: [first, end) */
+    uint32_t first_failed; /* nothing from here on is wanted; end: none failed */
+    uint32_t n_whole;      /* chunks [first, first + n_whole) are done */
+    bool is_cancelled;
+    bool is_read;                /* the plan has nothing more to read; the plan's */
+    bool is_decided;             /* levels were chosen with the link's speed known: */
+    uint32_t decided_generation; /* of the estimator */
+    double link_ns;              /* its reads' share of the time in which the link was busy */
+    uint64_t dropped_bytes;      /* arrived, and not decoded */
+    uint8_t *levels;             /* [n_chunks] the first choice of the owner */
+    cg_controller_chunk *sizes;  /* [n_chunks]; the owner sets them */
+    cg_stream_chunk *chunks;     /* [n_chunks] */
+};
+
+/* A stream of n_chunks, all of them to be loaded, at a deadline that the owner sets.
+ * CG_ERR_NO_MEMORY. */
+cg_status cg_stream_init(cg_stream *stream_out, uint32_t n_chunks);
+void cg_stream_destroy(cg_stream *stream);
+/* Only chunks [first, end) of it are to be loaded. */
+void cg_stream_cut(cg_stream *stream, uint32_t first, uint32_t end);
+/* Once sizes are set, where the model's profile nests: chunks with two lossy levels or more are
+ * taken for nested files. */
+void cg_stream_nest(cg_stream *stream);
+
+/* Whether it reads coarse first and refines; else each chunk has one level. */
+bool cg_stream_is_anytime(const cg_stream *stream);
+/* Whether chunk_index is wanted still. */
+bool cg_stream_wants(const cg_stream *stream, uint32_t chunk_index);
+/* Whether all that is wanted is done. */
+bool cg_stream_is_settled(const cg_stream *stream);
+/* The first chunk that cannot be decoded from what has arrived; stream->end: all can. */
+uint32_t cg_stream_first_missing(const cg_stream *stream);
+/* A chunk cannot be had: nothing from it on is wanted. False: that was so before. */
+bool cg_stream_failed(cg_stream *stream, uint32_t chunk_index);
+
+/* The coarsest level of a chunk. */
+uint8_t cg_stream_floor(const cg_stream *stream, uint32_t chunk_index);
+/* The finest level that is in the first n_bytes of the file that is read of a chunk; CG_N_LEVELS:
+ * none. */
+uint8_t cg_stream_level_in(const cg_stream *stream, uint32_t chunk_index, uint64_t n_bytes);
+/* Where the file that holds a level of the chunk ends. */
+uint64_t cg_stream_file_bytes(const cg_stream *stream, uint32_t chunk_index, uint8_t level);
+/* KL divergence that is predicted of the chunk at a level. */
+double cg_stream_kl(const cg_stream *stream, uint32_t chunk_index, uint8_t level);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
