@@ -192,6 +192,10 @@ typedef struct cachegen_progress {
      * memory. */
     uint32_t failed_token, failed_levels, failed_worst_level;
     uint32_t reserved;
+    /* Of a load: what was delivered. */
+    uint32_t chunks_at[4];           /* of the prefix that is whole, by level */
+    uint64_t bytes_dropped;          /* read, and then not decoded: too late, or not wanted */
+    uint64_t predicted_kl_micronats; /* KL divergence that they cost, by the built-in curve */
 } cachegen_progress;
 
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
@@ -280,7 +284,9 @@ typedef struct cachegen_stats {
     uint64_t abandoned_reads;
     uint64_t throughput_bps; /* the estimator's now, coded bits a second; 0 unknown */
     uint64_t
-        staging_peak_bytes; /* the most that saves held of staging_mib: K and V, and encoders */
+        staging_peak_bytes;   /* the most that saves held of staging_mib: K and V, and encoders */
+    uint64_t loads_shortened; /* given up from some chunk on, since recomputing is faster */
+    uint64_t bytes_dropped, predicted_kl_micronats; /* sums over loads */
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);
 

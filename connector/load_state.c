@@ -25,6 +25,9 @@ void cg_load_settle(cachegen_load *load)
     rt->stats.loads_failed += p->status != CACHEGEN_OK && p->status != CG_ERR_CANCELLED;
     rt->stats.tokens_loaded += p->loaded_tokens - load->from_token;
     cg_stream_plan_remove(&rt->stream_plan, &load->stream);
+    p->bytes_dropped = load->stream.dropped_bytes;
+    rt->stats.bytes_dropped += p->bytes_dropped;
+    rt->stats.predicted_kl_micronats += p->predicted_kl_micronats;
     for (uint32_t i = 0; i < load->plan->n_chunks; i++)
         cg_load_drop_pieces(&load->chunks[i]);
     cg_operation_finish(&load->op);
@@ -167,6 +170,8 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     if (!load->op.done) {
         load->progress.bytes_read += n_bytes;
         load->progress.read_ns += read_ns;
+    } else {
+        rt->stats.bytes_dropped += n_bytes;
     }
     if (verdict == CG_STREAM_KEEP) {
         piece->next = chunk->pieces;
@@ -208,6 +213,10 @@ static void add_to_prefix(cachegen_load *load, const cg_load_chunk *chunk)
     p->loaded_tokens = chunk_end < load->to_token ? chunk_end : load->to_token;
     if (chunk->worst_level > p->worst_level)
         p->worst_level = chunk->worst_level;
+    const uint8_t level = load->stream.chunks[chunk->index].level;
+    p->chunks_at[level]++;
+    p->predicted_kl_micronats +=
+        (uint64_t)(1e6 * cg_stream_kl(&load->stream, chunk->index, level) + 0.5);
 }
 
 void cg_load_decode_ended(cg_load_chunk *chunk)
@@ -248,6 +257,7 @@ void cg_load_shorten(cachegen_load *load, uint32_t chunk_index)
 {
     if (cg_stream_failed(&load->stream, chunk_index)) {
         load->op.runtime->stats.chunks_timed_out++;
+        load->op.runtime->stats.loads_shortened++;
         load->progress.status = CG_ERR_TIMED_OUT;
     }
     cg_load_settle(load);

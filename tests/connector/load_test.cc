@@ -896,6 +896,13 @@ TEST_P(AnytimeTest, WithTimeItReadsUpToTheFinestLevelAndNoByteTwice)
     EXPECT_EQ(anytime.load.progress.worst_level, 1u);
     EXPECT_EQ(anytime.load.progress.bytes_read, fixed.load.progress.bytes_read);
     EXPECT_TRUE(anytime.blocks == fixed.blocks) << "the same bytes as a load at that level";
+    EXPECT_EQ(anytime.load.progress.chunks_at[CG_L1], 6u);
+    EXPECT_EQ(anytime.load.progress.chunks_at[CG_L3], 0u);
+    EXPECT_EQ(anytime.load.progress.bytes_dropped, 0u);
+    EXPECT_EQ(anytime.load.progress.predicted_kl_micronats,
+              fixed.load.progress.predicted_kl_micronats);
+    EXPECT_LT(anytime.load.progress.predicted_kl_micronats,
+              load("", CG_L3 + 1).load.progress.predicted_kl_micronats);
 }
 
 TEST_P(AnytimeTest, WithoutTimeItTakesWhatMustArriveAndNoMore)
