@@ -1,0 +1,417 @@
+#include "tests/sim/sim.h"
+
+#include "connector/quality.h"
+#include "connector/stream_plan.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+
+namespace cg_sim
+{
+
+static const double NEVER_S = std::numeric_limits<double>::infinity();
+static const double PAUSE_S = 2; // between the rounds
+enum { DEPTH = 16, RAW = CG_N_LEVELS };
+
+// 30 layers, 3 KV heads of 64. Bits: tests/bench/results/quality.json, klt. Decoding: speed.json
+// with AVX512_VNNI, on 2 cores. Recomputing: vLLM's CPU build on the same 2 cores, README.
+Model smollm2()
+{
+    return {"SmolLM2-135M",
+            3072,
+            256,
+            2.0 * 30 * 3 * 64,
+            {10.66, 1.610, 0.687, 0.229, 16},
+            {93700, 15000, 23350, 40000},
+            727};
+}
+
+// 32 layers, 8 KV heads of 128; bits as measured on SmolLM2. Decoding: the same speed a core, on 16
+// cores. Recomputing: stated, for an H100 that serves others at the same time.
+Model llama8b()
+{
+    return {"Llama-3.1-8B",
+            8192,
+            256,
+            2.0 * 32 * 8 * 128,
+            {10.66, 1.610, 0.687, 0.229, 16},
+            {131700, 21100, 32800, 56300},
+            10000};
+}
+
+double recompute_s(const Model &model)
+{
+    return model.context_tokens / model.recompute_tokens_per_s;
+}
+
+static double chunk_kl(const Model &model, uint32_t index, unsigned level)
+{
+    if (level == CG_L0 || level == RAW)
+        return 0;
+    const uint32_t n_behind = (model.n_chunks() - 1 - index) * model.chunk_tokens;
+    return cg_quality_kl(n_behind, model.chunk_tokens, level);
+}
+
+namespace
+{
+
+uint64_t to_ns(double s)
+{
+    return s < 1e9 ? static_cast<uint64_t>(s * 1e9) : UINT64_MAX;
+}
+
+struct Read {
+    uint64_t id;
+    double left_bits, answered_s;
+};
+
+// One context that is being loaded.
+struct Load {
+    Load() = default;
+    ~Load()
+    {
+        cg_stream_destroy(&stream);
+    }
+    Load(const Load &) = delete;
+    Load &operator=(const Load &) = delete;
+    cg_stream stream = {};
+    double arrived_s = 0, ended_s = -1;
+    double bytes = 0;
+    std::vector<bool> is_loaded;
+};
+
+class Run
+{
+  public:
+    Run(const Model &model, const Setup &setup, const Trace &trace, double start_s)
+        : model_(model), setup_(setup), trace_(trace), now_s_(start_s), zero_s_(start_s)
+    {
+        const double prior_bps = setup.prior_factor * trace.mean_bps();
+        if (cg_stream_plan_init(&plan_, DEPTH, uint64_t(4) << 30, uint64_t(3600) * 1000000000) !=
+            CG_OK)
+            throw std::bad_alloc();
+        cg_estimator_init(
+            &speeds_.link,
+            setup.policy == CG_POLICY_PAPER ? CG_ESTIMATOR_LAST : CG_ESTIMATOR_HARMONIC, prior_bps);
+        speeds_.n_threads = 1;
+        for (int level = 0; level < CG_N_LEVELS; level++)
+            speeds_.decode_thread_ns[level] =
+                setup.level == RAW ? 1 : 1e9 / model.decode_tokens_per_s[level];
+        speeds_.configured_tokens_per_s = model.recompute_tokens_per_s;
+    }
+    ~Run()
+    {
+        cg_stream_plan_destroy(&plan_);
+    }
+    Run(const Run &) = delete;
+    Run &operator=(const Run &) = delete;
+
+    void round(std::vector<Outcome> *outcomes)
+    {
+        std::vector<std::unique_ptr<Load>> loads;
+        for (uint32_t i = 0; i < setup_.n_at_once; i++)
+            loads.push_back(begin());
+        for (auto &load : loads)
+            end_if_done(load.get());
+        while (std::any_of(loads.begin(), loads.end(),
+                           [](const auto &load) { return load->ended_s < 0; })) {
+            act(loads);
+            if (std::all_of(loads.begin(), loads.end(),
+                            [](const auto &load) { return load->ended_s >= 0; }))
+                break;
+            advance(loads);
+        }
+        for (auto &load : loads)
+            outcomes->push_back(outcome(*load));
+        while (!reads_.empty()) // of refinements that nobody wants any more: they still come
+            advance(loads);
+        now_s_ += PAUSE_S;
+    }
+    double now_s() const
+    {
+        return now_s_;
+    }
+
+  private:
+    uint64_t now_ns() const
+    {
+        return to_ns(now_s_ - zero_s_ + 1);
+    }
+    double s_of(uint64_t ns) const
+    {
+        return ns == UINT64_MAX ? NEVER_S : static_cast<double>(ns) / 1e9 - 1 + zero_s_;
+    }
+
+    // What a look-up decides, and a load starts with.
+    std::unique_ptr<Load> begin()
+    {
+        auto load = std::make_unique<Load>();
+        const uint32_t n = model_.n_chunks();
+        std::vector<cg_controller_chunk> sizes(n);
+        for (cg_controller_chunk &chunk : sizes) {
+            chunk.n_tokens = model_.chunk_tokens;
+            if (setup_.level == RAW)
+                chunk.bytes[CG_L0] = model_.chunk_bytes(RAW);
+            for (unsigned level = CG_L1; level < CG_N_LEVELS && setup_.level != RAW; level++)
+                if (setup_.level < 0 || static_cast<int>(level) == setup_.level)
+                    chunk.bytes[level] = model_.chunk_bytes(level);
+        }
+        cg_controller_input input = {};
+        input.policy = setup_.policy;
+        input.chunks = sizes.data();
+        input.n_chunks = n;
+        input.budget_ns = to_ns(setup_.budget_s);
+        input.link_bps = cg_estimator_bps(&speeds_.link);
+        input.recompute_tokens_per_s = model_.recompute_tokens_per_s;
+        cg_speeds_decode(&speeds_, input.decode_ns_per_token);
+        std::vector<uint8_t> levels(n);
+        cg_controller_decision decision = cg_controller_decide(&input, levels.data());
+        if (setup_.level >= 0)
+            decision = {n, 0, 0};
+        if (cg_stream_init(&load->stream, static_cast<uint32_t>(decision.n_load)) != CG_OK)
+            throw std::bad_alloc();
+        cg_stream *stream = &load->stream;
+        stream->policy = setup_.policy;
+        stream->has_fixed_level = setup_.level >= 0;
+        stream->deadline_ns = now_ns() + to_ns(setup_.budget_s) -
+                              std::min(to_ns(setup_.budget_s), decision.reserve_ns);
+        for (uint32_t i = 0; i < decision.n_load; i++) {
+            stream->sizes[i] = sizes[i];
+            stream->levels[i] = levels[i];
+        }
+        if (cg_stream_is_anytime(stream))
+            cg_stream_nest(stream);
+        load->arrived_s = now_s_;
+        load->is_loaded.resize(n);
+        if (cg_stream_plan_add(&plan_, stream) != CG_OK)
+            throw std::bad_alloc();
+        return load;
+    }
+
+    Load *load_of(std::vector<std::unique_ptr<Load>> &loads, const cg_stream *stream)
+    {
+        for (auto &load : loads)
+            if (&load->stream == stream)
+                return load.get();
+        throw std::logic_error("a stream of nobody's");
+    }
+
+    void end_if_done(Load *load)
+    {
+        cg_stream *stream = &load->stream;
+        if (load->ended_s >= 0 || !cg_stream_is_settled(stream))
+            return;
+        for (const auto &job : decoding_)
+            if (job.stream == stream)
+                return;
+        load->ended_s = now_s_;
+        cg_stream_plan_remove(&plan_, stream);
+    }
+
+    // What the reader does when it wakes up.
+    void act(std::vector<std::unique_ptr<Load>> &loads)
+    {
+        uint32_t index;
+        while (cg_stream *stream = cg_stream_hopeless(&plan_, &speeds_, now_ns(), &index)) {
+            cg_stream_failed(stream, index);
+            end_if_done(load_of(loads, stream));
+        }
+        for (bool goes_on = true; goes_on;) {
+            goes_on = false;
+            while (cg_stream *stream = cg_stream_next_decode(&plan_, &speeds_, now_ns(), &index)) {
+                const uint8_t level = stream->chunks[index].level;
+                const double s = setup_.level == RAW ? 0 : model_.decode_s(level);
+                decoder_free_s_ = std::max(decoder_free_s_, now_s_) + s;
+                decoding_.push_back({stream, index, decoder_free_s_});
+            }
+            const cg_stream_read *read = cg_stream_next_read(&plan_, &speeds_, now_ns());
+            goes_on = plan_.must_decode;
+            if (read != nullptr) {
+                reads_.push_back({read->id, 8.0 * static_cast<double>(read->bytes),
+                                  now_s_ + setup_.round_trip_s});
+                goes_on = true;
+            }
+        }
+    }
+
+    // Until something happens: a read's answer begins or ends, a chunk is decoded, or the plan
+    // wants to be asked.
+    void advance(std::vector<std::unique_ptr<Load>> &loads)
+    {
+        double next_s = std::max(now_s_ + 1e-9, s_of(cg_stream_wake_ns(&plan_)) + 1e-9);
+        if (!decoding_.empty())
+            next_s = std::min(next_s, decoding_.front().ends_s);
+        double n_moving = 0, least_bits = NEVER_S;
+        for (const Read &read : reads_) {
+            if (read.answered_s > now_s_) {
+                next_s = std::min(next_s, read.answered_s);
+            } else {
+                n_moving++;
+                least_bits = std::min(least_bits, read.left_bits);
+            }
+        }
+        if (n_moving > 0)
+            next_s = std::min(next_s, trace_.time_of(now_s_, least_bits * n_moving));
+        if (next_s == NEVER_S)
+            throw std::logic_error("nothing will ever happen");
+        const double bits = n_moving > 0 ? trace_.bits_between(now_s_, next_s) / n_moving : 0;
+        for (Read &read : reads_)
+            if (read.answered_s <= now_s_)
+                read.left_bits -= bits;
+        now_s_ = next_s;
+        end_reads(loads);
+        while (!decoding_.empty() && decoding_.front().ends_s <= now_s_) {
+            const Job job = decoding_.front();
+            decoding_.pop_front();
+            Load *load = load_of(loads, job.stream);
+            load->is_loaded[job.index] =
+                cg_stream_decode_ended(&plan_, job.stream, job.index, true);
+            end_if_done(load);
+        }
+    }
+
+    void end_reads(std::vector<std::unique_ptr<Load>> &loads)
+    {
+        for (size_t i = 0; i < reads_.size();) {
+            if (reads_[i].left_bits > 1e-3) {
+                i++;
+                continue;
+            }
+            const cg_stream_read read = *cg_stream_find_read(&plan_, reads_[i].id);
+            reads_.erase(reads_.begin() + static_cast<long>(i));
+            load_of(loads, read.stream)->bytes += static_cast<double>(read.bytes);
+            cg_stream_read_ended(&plan_, &speeds_, read.id, read.bytes, now_ns());
+        }
+    }
+
+    Outcome outcome(const Load &load) const
+    {
+        Outcome o = {load.ended_s - load.arrived_s, 0, load.bytes, load.stream.n_whole};
+        for (uint32_t i = 0; i < load.stream.n_whole; i++)
+            o.kl += chunk_kl(model_, i,
+                             setup_.level == RAW ? unsigned{RAW} : load.stream.chunks[i].level);
+        o.ttft_s += (model_.n_chunks() - load.stream.n_whole) * model_.chunk_tokens /
+                    model_.recompute_tokens_per_s;
+        return o;
+    }
+
+    struct Job {
+        cg_stream *stream;
+        uint32_t index;
+        double ends_s;
+    };
+    const Model &model_;
+    const Setup &setup_;
+    const Trace &trace_;
+    double now_s_, zero_s_, decoder_free_s_ = 0;
+    cg_stream_plan plan_ = {};
+    cg_speeds speeds_ = {};
+    std::vector<Read> reads_;
+    std::deque<Job> decoding_;
+};
+
+} // namespace
+
+std::vector<Outcome> simulate(const Model &model, const Setup &setup, const Trace &trace,
+                              double start_s, uint32_t n_rounds, std::vector<double> *arrivals_out)
+{
+    Run run(model, setup, trace, start_s);
+    std::vector<Outcome> outcomes;
+    for (uint32_t i = 0; i < n_rounds; i++) {
+        if (arrivals_out != nullptr)
+            arrivals_out->push_back(run.now_s());
+        run.round(&outcomes);
+    }
+    return outcomes;
+}
+
+// ---- the oracle ----
+
+// The best levels for chunks [0, n) that are read by end_s; false: none. It is a little better than
+// any plan could be: decoding waits only for the last byte, or for itself.
+static bool best_levels(const Model &model, const Trace &trace, double first_bit_s, double end_s,
+                        uint32_t n, std::vector<unsigned> *levels_out, double *ends_s_out)
+{
+    std::vector<unsigned> levels(n, CG_L3);
+    const auto ends = [&] {
+        double bits = 0, decode_s = 0;
+        for (unsigned level : levels) {
+            bits += 8.0 * static_cast<double>(model.chunk_bytes(level));
+            decode_s += model.decode_s(level);
+        }
+        return std::max(trace.time_of(first_bit_s, bits) + (n > 0 ? model.decode_s(CG_L3) : 0),
+                        first_bit_s + decode_s);
+    };
+    *ends_s_out = n > 0 ? ends() : first_bit_s;
+    if (*ends_s_out > end_s)
+        return false;
+    struct Step {
+        double rate;
+        uint32_t chunk;
+        unsigned to;
+    };
+    std::vector<Step> steps;
+    for (uint32_t i = 0; i < n; i++)
+        for (unsigned to : {2u, 1u})
+            steps.push_back(
+                {(chunk_kl(model, i, to + 1) - chunk_kl(model, i, to)) /
+                     static_cast<double>(model.chunk_bytes(to) - model.chunk_bytes(to + 1)),
+                 i, to});
+    std::sort(steps.begin(), steps.end(),
+              [](const Step &a, const Step &b) { return a.rate > b.rate; });
+    for (const Step &step : steps) {
+        if (levels[step.chunk] != step.to + 1)
+            continue;
+        levels[step.chunk] = step.to;
+        if (ends() > end_s)
+            levels[step.chunk] = step.to + 1;
+    }
+    *ends_s_out = n > 0 ? ends() : first_bit_s;
+    *levels_out = levels;
+    return true;
+}
+
+Outcome oracle(const Model &model, const Trace &trace, double start_s, double budget_s,
+               double round_trip_s, bool min_delay)
+{
+    const uint32_t n = model.n_chunks();
+    Outcome best = {recompute_s(model), 0, 0, 0};
+    bool best_in_time = false;
+    for (uint32_t cut = n; cut > 0; cut--) {
+        const double rest_s = (n - cut) * model.chunk_tokens / model.recompute_tokens_per_s;
+        const double first_bit_s = start_s + round_trip_s;
+        std::vector<unsigned> levels;
+        double ends_s;
+        const bool in_time =
+            !min_delay && best_levels(model, trace, first_bit_s, start_s + budget_s - rest_s, cut,
+                                      &levels, &ends_s);
+        if (!in_time) {
+            levels.assign(cut, CG_L3);
+            const double bits = 8.0 * static_cast<double>(model.chunk_bytes(CG_L3)) * cut;
+            ends_s = std::max(trace.time_of(first_bit_s, bits) + model.decode_s(CG_L3),
+                              first_bit_s + cut * model.decode_s(CG_L3));
+        }
+        Outcome o = {ends_s - start_s + rest_s, 0, 0, cut};
+        for (uint32_t i = 0; i < cut; i++) {
+            o.kl += chunk_kl(model, i, levels[i]);
+            o.bytes += static_cast<double>(model.chunk_bytes(levels[i]));
+        }
+        const bool better = in_time != best_in_time ? in_time
+                            : in_time               ? o.kl < best.kl
+                                                    : o.ttft_s < best.ttft_s;
+        if (better) {
+            best = o;
+            best_in_time = in_time;
+        }
+        if (in_time && cut == n)
+            return best; /* nothing is recomputed that can be loaded in time */
+    }
+    if (best_in_time || min_delay || recompute_s(model) > budget_s)
+        return best;
+    return {recompute_s(model), 0, 0, 0};
+}
+
+} // namespace cg_sim

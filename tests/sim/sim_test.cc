@@ -1,0 +1,176 @@
+// What the planner promises, on links that a test makes up. No file and no clock: each run is the
+// same everywhere.
+#include "tests/sim/sim.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+namespace
+{
+
+using namespace cg_sim;
+
+constexpr double ROUND_TRIP_S = 0.01;
+
+Trace constant(double mbps)
+{
+    return Trace("constant", {0, 1000}, {mbps * 1e6, mbps * 1e6}, 1);
+}
+
+// Stays for a second or so, then changes by up to ten times.
+Trace changing(double mbps, uint32_t seed)
+{
+    std::mt19937 random(seed);
+    std::vector<double> times_s, bps;
+    double at_s = 0;
+    for (int i = 0; i < 300; i++) {
+        times_s.push_back(at_s);
+        bps.push_back(mbps * 1e6 * std::pow(10, (random() % 1001) / 1000.0 - 0.5));
+        at_s += 0.2 + (random() % 1001) / 500.0;
+    }
+    return Trace("changing", times_s, bps, 1);
+}
+
+Setup setup_of(cg_policy policy, double budget_s, uint32_t n_at_once = 1, double prior = 0)
+{
+    return {policy, -1, budget_s, ROUND_TRIP_S, prior, n_at_once};
+}
+
+// Of requests that could be in budget, the share that is not.
+double over_budget(const Model &model, const Setup &setup, const Trace &trace, uint32_t n_rounds)
+{
+    std::vector<double> arrivals;
+    const auto outcomes = simulate(model, setup, trace, 0, n_rounds, &arrivals);
+    double n = 0, n_over = 0;
+    for (size_t i = 0; i < outcomes.size(); i++) {
+        if (oracle(model, trace, arrivals[i / setup.n_at_once], setup.budget_s, ROUND_TRIP_S, false)
+                .ttft_s > setup.budget_s)
+            continue;
+        n++;
+        n_over += outcomes[i].ttft_s > setup.budget_s * (1 + 1e-6);
+    }
+    return n > 0 ? n_over / n : 0;
+}
+
+double mean_kl(const std::vector<Outcome> &outcomes)
+{
+    double sum = 0;
+    for (const Outcome &o : outcomes)
+        sum += o.kl;
+    return sum / static_cast<double>(outcomes.size());
+}
+
+TEST(TraceTest, TimesAndBitsAreEachOthersInverse)
+{
+    const Trace trace = changing(10, 1);
+    for (double from_s : {0.0, 0.3, 17.0, 1000.0})
+        for (double bits : {1.0, 1e5, 3e7, 1e10}) {
+            const double to_s = trace.time_of(from_s, bits);
+            EXPECT_NEAR(trace.bits_between(from_s, to_s) / bits, 1, 1e-6);
+        }
+    EXPECT_NEAR(constant(8).bits_between(3, 5), 16e6, 1);
+}
+
+TEST(SimTest, OnASteadyLinkNoLoadIsLateThatCouldBeInTime)
+{
+    for (const Model &model : {smollm2(), llama8b()})
+        for (double budget_s : {0.5, 1.0, 2.0, 5.0})
+            for (double part : {1.6, 3.0, 10.0, 100.0}) { // of what L3 needs
+                SCOPED_TRACE(testing::Message() << model.name << " " << budget_s << " s, " << part);
+                const double bits =
+                    8.0 * static_cast<double>(model.chunk_bytes(CG_L3)) * model.n_chunks();
+                const Trace trace = constant(part * bits / budget_s / 1e6);
+                const auto setup = setup_of(CG_POLICY_TTFT_BUDGET, budget_s, 1, 0.5);
+                for (const Outcome &o : simulate(model, setup, trace, 0, 4)) {
+                    EXPECT_LE(o.ttft_s, budget_s * (1 + 1e-6));
+                    // Where recomputing is in time, too, an estimate that is too low prefers it.
+                    EXPECT_TRUE(o.loaded_chunks == model.n_chunks() ||
+                                recompute_s(model) <= budget_s);
+                }
+            }
+}
+
+TEST(SimTest, AFasterLinkOrABiggerBudgetGivesABetterLoad)
+{
+    const Model model = smollm2();
+    double before = 1;
+    for (double mbps : {12.0, 16.0, 24.0, 40.0, 80.0, 200.0}) {
+        const double kl = mean_kl(
+            simulate(model, setup_of(CG_POLICY_TTFT_BUDGET, 1, 1, 1), constant(mbps), 0, 4));
+        EXPECT_LE(kl, before * 1.02) << mbps;
+        before = kl;
+    }
+    EXPECT_NEAR(before, 0.0028, 1e-4) << "L1";
+}
+
+TEST(SimTest, OnALinkThatChangesFarFewerAreLateThanByThePapersPolicy)
+{
+    const Model model = smollm2();
+    double ours = 0, papers = 0;
+    int n = 0;
+    for (uint32_t seed = 0; seed < 10; seed++)
+        for (double budget_s : {0.5, 1.0, 2.0}) {
+            const Trace trace = changing(25, seed);
+            ours += over_budget(model, setup_of(CG_POLICY_TTFT_BUDGET, budget_s), trace, 10);
+            papers += over_budget(model, setup_of(CG_POLICY_PAPER, budget_s), trace, 10);
+            n++;
+        }
+    EXPECT_LT(ours / n, 0.08);
+    EXPECT_LT(ours, papers / 2);
+}
+
+TEST(SimTest, AWrongBeliefOfTheLinkCostsLittle)
+{
+    const Model model = smollm2();
+    double over[3] = {0, 0, 0};
+    for (uint32_t seed = 0; seed < 10; seed++)
+        for (double budget_s : {0.5, 1.0, 2.0})
+            for (int i = 0; i < 3; i++)
+                over[i] += over_budget(model,
+                                       setup_of(CG_POLICY_TTFT_BUDGET, budget_s, 1,
+                                                std::vector<double>{1, 0.25, 4}[i]),
+                                       changing(25, seed), 10) /
+                           30;
+    EXPECT_LE(over[1], over[0] + 0.02);
+    EXPECT_LE(over[2], over[0] + 0.02);
+}
+
+TEST(SimTest, ManyAtOnceShareTheLinkAndThoseThatCanBeInTimeAre)
+{
+    const Model model = smollm2();
+    const double bits = 8.0 * static_cast<double>(model.chunk_bytes(CG_L3)) * model.n_chunks();
+    for (uint32_t n : {4u, 16u, 64u}) {
+        SCOPED_TRACE(n);
+        const Trace trace = constant(2 * n * bits / 1e6); // L3 of all takes half a second
+        const auto setup = setup_of(CG_POLICY_TTFT_BUDGET, 1 + n * 0.1, n, 0.5);
+        uint32_t n_over = 0;
+        const auto outcomes = simulate(model, setup, trace, 0, 2);
+        for (const Outcome &o : outcomes)
+            n_over += o.ttft_s > setup.budget_s * (1 + 1e-6);
+        EXPECT_EQ(n_over, 0u);
+    }
+}
+
+// What is planned must fit what is there: no policy makes up bytes.
+TEST(SimTest, TheOracleIsNeverWorseThanAPolicy)
+{
+    const Model model = smollm2();
+    for (uint32_t seed = 0; seed < 5; seed++)
+        for (cg_policy policy : {CG_POLICY_TTFT_BUDGET, CG_POLICY_MIN_DELAY, CG_POLICY_PAPER}) {
+            const Trace trace = changing(20, seed);
+            std::vector<double> arrivals;
+            const auto outcomes = simulate(model, setup_of(policy, 1), trace, 0, 10, &arrivals);
+            for (size_t i = 0; i < outcomes.size(); i++) {
+                EXPECT_GE(outcomes[i].ttft_s * (1 + 1e-6),
+                          oracle(model, trace, arrivals[i], 1, ROUND_TRIP_S, true).ttft_s);
+                const Outcome best = oracle(model, trace, arrivals[i], 1, ROUND_TRIP_S, false);
+                const bool is_whole =
+                    outcomes[i].ttft_s <= 1 && outcomes[i].loaded_chunks == model.n_chunks();
+                EXPECT_TRUE(!is_whole || best.kl <= outcomes[i].kl * 1.05);
+            }
+        }
+}
+
+} // namespace
