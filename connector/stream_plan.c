@@ -18,6 +18,7 @@ enum {
     STANDS_MS = 5,
     DECODE_SLACK_MS = 3,
     LEAST_CHECK_MS = 5,
+    CHECKS = 32, /* of whether a load is hopeless, in the time that is left */
     SURE_SAMPLES = 3,
     UNKNOWN_DOUBT = 4, /* a link that has not answered may be so many times slower than that says */
 };
@@ -671,13 +672,11 @@ static bool should_cut(const cg_stream *stream, const outlook *o, double bytes_b
            safe.ns * (1 + EXIT_SLACK) > left;
 }
 
-/* The same question again when an eighth of the time that is left has passed. */
+/* The same question again soon: the time in which recomputing can still begin is short. */
 static void check_again(cg_stream_plan *plan, const cg_stream *stream, uint64_t now_ns)
 {
-    uint64_t in_ns = (uint64_t)(left_ns(stream->deadline_ns, now_ns) < 0
-                                    ? -left_ns(stream->deadline_ns, now_ns)
-                                    : left_ns(stream->deadline_ns, now_ns)) /
-                     8;
+    const double left = left_ns(stream->deadline_ns, now_ns);
+    uint64_t in_ns = (uint64_t)((left < 0 ? -left : left) / CHECKS);
     if (in_ns < LEAST_CHECK_MS * UINT64_C(1000000))
         in_ns = LEAST_CHECK_MS * UINT64_C(1000000);
     if (add_ns(now_ns, in_ns) < plan->check_ns)
