@@ -14,11 +14,13 @@ enum { HASH_OFFSET = CG_CHUNK_FIXED_BYTES - 8, LEVEL_END_OFFSET = 136 };
  * level's. */
 static bool check_levels(cg_chunk_header *h)
 {
-    const bool nested = h->version == CG_CHUNK_VERSION_NESTED;
+    const bool has_ends = h->level_bytes[CG_L3] != 0 || h->level_bytes[CG_L2] != 0;
+    const bool nested =
+        h->version == CG_CHUNK_VERSION ? has_ends : h->version == CG_CHUNK_VERSION_NESTED;
     h->coarsest = h->level_bytes[CG_L3] != 0   ? CG_L3
                   : h->level_bytes[CG_L2] != 0 ? CG_L2
                                                : h->level;
-    if (nested != (h->level_bytes[CG_L3] != 0 || h->level_bytes[CG_L2] != 0) ||
+    if (nested != has_ends ||
         (nested && (h->level == CG_L0 || h->level >= h->coarsest)) || h->level_bytes[h->level] != 0)
         return false;
     h->level_bytes[h->level] = h->file_bytes;
@@ -41,7 +43,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     const uint8_t *at = bytes + sizeof MAGIC;
     cg_chunk_header h = {0};
     h.version = (uint32_t)cg_get_le(at, 4);
-    if (h.version != CG_CHUNK_VERSION && h.version != CG_CHUNK_VERSION_NESTED)
+    if (h.version < CG_CHUNK_VERSION_SINGLE || h.version > CG_CHUNK_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
     h.header_bytes = (uint32_t)cg_get_le(at + 4, 4);
     h.file_bytes = cg_get_le(at + 8, 8);
@@ -170,6 +172,7 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
         return CG_ERR_CORRUPT;
 
     cg_section before = {0};
+    const size_t align = cg_chunk_align(h->version);
     uint64_t end = h->header_bytes;
     held.n_sections = 0;
     for (uint32_t i = 0; i < h->n_sections; i++) {
@@ -184,7 +187,7 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
         }
         before = section;
         held.n_sections += section_level(h, &section) >= held.level;
-        end += section.bytes; /* at most 8192 * 4 GiB: cannot overflow */
+        end += cg_chunk_padded(section.bytes, align); /* at most 8192 * 4 GiB: cannot overflow */
     }
     if (h->n_sections == 0 || section_level(h, &before) != h->level || end != h->file_bytes)
         return CG_ERR_CORRUPT;
@@ -195,24 +198,38 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
 
 cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index)
 {
+    const size_t align = cg_chunk_align(chunk->header.version);
     uint64_t offset = chunk->header.header_bytes;
     for (uint32_t i = 0; i < section_index; i++)
-        offset += table_row(chunk->bytes, i, 0).bytes;
+        offset += cg_chunk_padded(table_row(chunk->bytes, i, 0).bytes, align);
     return table_row(chunk->bytes, section_index, offset);
 }
 
 void cg_chunk_sections(const cg_chunk *chunk, cg_section *sections_out)
 {
+    const size_t align = cg_chunk_align(chunk->header.version);
     uint64_t offset = chunk->header.header_bytes;
     for (uint32_t i = 0; i < chunk->header.n_sections; i++) {
         sections_out[i] = table_row(chunk->bytes, i, offset);
-        offset += sections_out[i].bytes;
+        offset += cg_chunk_padded(sections_out[i].bytes, align);
     }
+}
+
+/* Of what pads a section, which ends at bytes + from. */
+static bool is_zero(const uint8_t *bytes, uint64_t from, uint64_t to)
+{
+    uint8_t any = 0;
+    for (uint64_t i = from; i < to; i++)
+        any |= bytes[i];
+    return any == 0;
 }
 
 cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *section)
 {
-    return XXH3_64bits(chunk->bytes + section->offset, section->bytes) == section->hash
+    const uint8_t *bytes = chunk->bytes + section->offset;
+    const uint64_t padded = cg_chunk_padded(section->bytes, cg_chunk_align(chunk->header.version));
+    return is_zero(bytes, section->bytes, padded) &&
+                   XXH3_64bits(bytes, section->bytes) == section->hash
                ? CG_OK
                : CG_ERR_CORRUPT;
 }
@@ -235,10 +252,11 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
     cg_status status = cg_chunk_open(bytes, n_bytes, &chunk);
     if (status != CG_OK)
         return status;
+    const size_t align = cg_chunk_align(chunk.header.version);
     uint64_t offset = chunk.header.header_bytes;
     for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
         const cg_section section = table_row(bytes, i, offset);
-        offset += section.bytes;
+        offset += cg_chunk_padded(section.bytes, align);
         if ((status = cg_chunk_section_check(&chunk, &section)) != CG_OK)
             return status;
     }
@@ -255,10 +273,11 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
     return status;
 }
 
-/* The section's checksum, by pieces. */
+/* The section's checksum, by pieces, and the zeros up to padded. */
 static cg_status check_source(cg_chunk_source *read, void *user, const cg_section *section,
-                              uint8_t *piece, size_t piece_bytes)
+                              uint64_t padded, uint8_t *piece, size_t piece_bytes)
 {
+    uint8_t zeros[CG_CHUNK_ALIGN] = {0};
     XXH3_state_t state;
     XXH3_INITSTATE(&state);
     XXH3_64bits_reset(&state);
@@ -271,7 +290,14 @@ static cg_status check_source(cg_chunk_source *read, void *user, const cg_sectio
         XXH3_64bits_update(&state, piece, n);
         done += n;
     }
-    return XXH3_64bits_digest(&state) == section->hash ? CG_OK : CG_ERR_CORRUPT;
+    const size_t n_zeros = (size_t)(padded - section->bytes);
+    const cg_status status =
+        n_zeros > 0 ? read(user, section->offset + section->bytes, zeros, n_zeros) : CG_OK;
+    if (status != CG_OK)
+        return status;
+    return XXH3_64bits_digest(&state) == section->hash && is_zero(zeros, 0, n_zeros)
+               ? CG_OK
+               : CG_ERR_CORRUPT;
 }
 
 cg_status cg_chunk_verify_source(cg_chunk_source *read, void *user, uint64_t n_bytes,
@@ -308,15 +334,17 @@ cg_status cg_chunk_verify_source(cg_chunk_source *read, void *user, uint64_t n_b
         status = CG_ERR_CORRUPT;
         goto done;
     }
+    const size_t align = cg_chunk_align(chunk.header.version);
     uint64_t offset = chunk.header.header_bytes;
     for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
         const cg_section section = table_row(head, i, offset);
-        offset += section.bytes;
+        const uint64_t padded = cg_chunk_padded(section.bytes, align);
+        offset += padded;
         if (i == 0 && section.bytes != token_bytes * n_tokens) {
             status = CG_ERR_CORRUPT;
             goto done;
         }
-        if ((status = check_source(read, user, &section, piece, PIECE_BYTES)) != CG_OK)
+        if ((status = check_source(read, user, &section, padded, piece, PIECE_BYTES)) != CG_OK)
             goto done;
         for (size_t at = 0; i == 0 && at < n_tokens; at++) /* they are in piece now */
             tokens[at] = (uint32_t)cg_get_le(piece + at * token_bytes, token_bytes);
@@ -337,15 +365,20 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
     if (h->n_sections > CG_CHUNK_MAX_SECTIONS || n_bytes < CG_CHUNK_FIXED_BYTES)
         return CG_ERR_INVALID_ARGUMENT;
     const uint32_t header_bytes = CG_CHUNK_FIXED_BYTES + h->n_sections * CG_CHUNK_SECTION_BYTES;
+    const bool is_nested = h->coarsest > h->level;
+    const uint32_t version = h->version == CG_CHUNK_VERSION ? CG_CHUNK_VERSION
+                             : is_nested                    ? CG_CHUNK_VERSION_NESTED
+                                                            : CG_CHUNK_VERSION_SINGLE;
+    const size_t align = cg_chunk_align(version);
     uint64_t end = header_bytes;
     for (uint32_t i = 0; i < h->n_sections; i++)
-        end += sections[i].bytes;
+        end += cg_chunk_padded(sections[i].bytes, align);
     if (end != n_bytes)
         return CG_ERR_INVALID_ARGUMENT;
 
     memset(bytes, 0, header_bytes);
     memcpy(bytes, MAGIC, sizeof MAGIC);
-    cg_put_le(bytes + 8, 4, h->coarsest > h->level ? CG_CHUNK_VERSION_NESTED : CG_CHUNK_VERSION);
+    cg_put_le(bytes + 8, 4, version);
     cg_put_le(bytes + 12, 4, header_bytes);
     cg_put_le(bytes + 16, 8, n_bytes);
     bytes[24] = h->level;
@@ -373,7 +406,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         cg_put_le(row + 2, 2, sections[i].group);
         cg_put_le(row + 4, 4, sections[i].bytes);
         cg_put_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
-        payload += sections[i].bytes;
+        payload += cg_chunk_padded(sections[i].bytes, align);
         const unsigned level = section_level(h, &sections[i]);
         if (level > h->level && level <= h->coarsest) /* where it ends, if no more of it follows */
             cg_put_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8,
@@ -386,17 +419,20 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
 cg_status cg_chunk_assemble(const cg_chunk_header *header, const cg_section *sections,
                             const cg_piece *pieces, uint8_t **bytes_out, size_t *n_bytes_out)
 {
+    const size_t align = cg_chunk_align(header->version);
     size_t n_bytes = CG_CHUNK_FIXED_BYTES + (size_t)header->n_sections * CG_CHUNK_SECTION_BYTES;
     size_t at = n_bytes;
     for (uint32_t i = 0; i < header->n_sections; i++)
-        n_bytes += pieces[i].n_bytes;
+        n_bytes += cg_chunk_padded(pieces[i].n_bytes, align);
     uint8_t *bytes = malloc(n_bytes);
     if (bytes == NULL)
         return CG_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < header->n_sections; i++) {
         if (pieces[i].n_bytes > 0) /* memcpy's pointer must not be NULL */
             memcpy(bytes + at, pieces[i].bytes, pieces[i].n_bytes);
-        at += pieces[i].n_bytes;
+        const size_t end = at + pieces[i].n_bytes;
+        at += cg_chunk_padded(pieces[i].n_bytes, align);
+        memset(bytes + end, 0, at - end);
     }
     const cg_status status = cg_chunk_finish(header, sections, bytes, n_bytes);
     if (status != CG_OK) {

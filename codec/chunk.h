@@ -19,8 +19,10 @@ extern "C" {
 #endif
 
 enum {
-    CG_CHUNK_VERSION = 1, /* one level */
-    CG_CHUNK_VERSION_NESTED = 2,
+    CG_CHUNK_VERSION = 3,        /* of new chunks, nested or not: sections are aligned */
+    CG_CHUNK_VERSION_SINGLE = 1, /* one level; of profiles of version 1 */
+    CG_CHUNK_VERSION_NESTED = 2, /* the same, nested */
+    CG_CHUNK_ALIGN = 16,         /* version 3: of sections in the file, of streams in a section */
     CG_CHUNK_FIXED_BYTES =
         160, /* the fixed header; enough of a file to read header_bytes and file_bytes */
     CG_CHUNK_SECTION_BYTES = 16, /* one row of the section table */
@@ -83,6 +85,18 @@ typedef struct cg_chunk {
     size_t n_bytes;
 } cg_chunk;
 
+/* Sections, and in them matrices and streams, begin at multiples of so many bytes. */
+static inline size_t cg_chunk_align(uint32_t version)
+{
+    return version == CG_CHUNK_VERSION ? CG_CHUNK_ALIGN : 1;
+}
+
+/* n_bytes, and the zeros behind them: up to a multiple of align. */
+static inline uint64_t cg_chunk_padded(uint64_t n_bytes, size_t align)
+{
+    return (n_bytes + align - 1) / align * align;
+}
+
 /* Parses the fixed header from the first bytes of a file (at least CG_CHUNK_FIXED_BYTES). The
  * header's checksum covers the section table, too, so it is not checked here. For readers like `ls`
  * that want sizes and keys.
@@ -119,16 +133,18 @@ cg_status cg_chunk_verify_source(cg_chunk_source *read, void *user, uint64_t n_b
 /* All rows: sections_out[header.n_sections]. */
 void cg_chunk_sections(const cg_chunk *chunk, cg_section *sections_out);
 
-/* CG_ERR_CORRUPT unless the section's bytes have its checksum. section: from cg_chunk_section(). */
+/* CG_ERR_CORRUPT unless the section's bytes have its checksum, and what pads them is zeros.
+ * section: from cg_chunk_section(). */
 cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *section);
 
 /* tokens_out[n_tokens]. Checks the section's checksum. */
 cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
 
 /* Writes header and section table into the first bytes of bytes[n_bytes], and fills all checksums.
- * The caller has laid the sections out behind them, in table order without gaps. Of sections, kind,
- * plane, group and bytes are used. The file is nested when coarsest is above level. version,
- * header_bytes, file_bytes and level_bytes of header are ignored.
+ * The caller has laid the sections out behind them, in table order, each padded with zeros to
+ * cg_chunk_align() of the version. Of sections, kind, plane, group and bytes are used. The file is
+ * nested when coarsest is above level. version: CG_CHUNK_VERSION; any other means that of profiles
+ * of version 1. header_bytes, file_bytes and level_bytes of header are ignored.
  * CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
 cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes,
                           size_t n_bytes);

@@ -81,7 +81,8 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
  * a lossy level. */
 cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch,
                          size_t scratch_bytes, const void *in);
-/* After all tasks: the chunk file of one level, nested with the mask's coarser ones if asked for,
+/* After all tasks: the chunk file of one level, of version 3 (with a profile of version 1 at a lossy
+ * level: 1, or 2 when nested), nested with the mask's coarser ones if asked for,
  * malloc'ed: the caller frees it with free(). */
 cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes_out,
                             size_t *n_bytes_out);

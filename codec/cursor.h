@@ -7,6 +7,7 @@
  */
 #ifndef CG_CODEC_CURSOR_H
 #define CG_CODEC_CURSOR_H
+#include "codec/status.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -45,6 +46,28 @@ static inline bool cg_cursor_bytes(cg_cursor *in, size_t n_bytes, const uint8_t 
         return false;
     *bytes_out = at;
     return true;
+}
+
+/* Moves over the zeros up to the next multiple of align bytes from start, where the cursor once was.
+ * CG_ERR_TRUNCATED: they are not all there. CG_ERR_CORRUPT: they are not zeros. */
+static inline cg_status cg_cursor_align(cg_cursor *in, const uint8_t *start, size_t align)
+{
+    const uint8_t *zeros;
+    const size_t past = (size_t)(in->at - start) % align, n = past > 0 ? align - past : 0;
+    uint8_t any = 0;
+    if (!cg_cursor_bytes(in, n, &zeros))
+        return CG_ERR_TRUNCATED;
+    for (size_t i = 0; i < n; i++)
+        any |= zeros[i];
+    return any == 0 ? CG_OK : CG_ERR_CORRUPT;
+}
+
+/* Writes those zeros behind out. Returns where they end. */
+static inline uint8_t *cg_put_zeros(const uint8_t *start, uint8_t *out, size_t align)
+{
+    while ((size_t)(out - start) % align != 0)
+        *out++ = 0;
+    return out;
 }
 
 static inline uint64_t cg_get_le(const uint8_t *bytes, size_t n_bytes)

@@ -117,7 +117,8 @@ static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const 
     void *work = cg_arena_take(&arena, 0);
     const cg_status status =
         cg_lossless_decode(g->dtype, d->chunk.bytes + section->offset, section->bytes,
-                           group->n_channels, d->n_sink_tokens, work, sinks);
+                           group->n_channels, d->n_sink_tokens,
+                           cg_chunk_align(d->chunk.header.version), work, sinks);
     if (status != CG_OK)
         return status;
     for (uint32_t t = 0; t < d->n_sink_tokens; t++) {
@@ -154,7 +155,8 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
         return status;
     if (p == NULL)
         return cg_lossless_decode(h->geometry.dtype, coded[CG_L0].bytes, coded[CG_L0].n_bytes,
-                                  cg_geometry_channels(&h->geometry), h->n_tokens, scratch, out);
+                                  cg_geometry_channels(&h->geometry), h->n_tokens,
+                                  cg_chunk_align(h->version), scratch, out);
     const cg_group *group = &p->groups[task_index / CG_N_PLANES];
     status = d->preset->decode(&d->heads, h->level, h->coarsest, group, task_index % CG_N_PLANES,
                                coded, scratch, out);

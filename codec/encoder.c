@@ -59,8 +59,10 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     e->is_nested = is_nested;
     if (level_mask >> 1 != 0) {
         e->profile = profile;
-        if (profile != NULL)
+        if (profile != NULL) {
             e->header.profile = profile->fingerprint;
+            e->header.version = cg_profile_chunk_version(profile);
+        }
         if ((status = cg_section_plan_profile_check(profile, &e->header)) != CG_OK) {
             status = status == CG_ERR_CORRUPT ? CG_ERR_INVALID_ARGUMENT : status;
             goto done;
@@ -151,7 +153,7 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
 }
 
 static cg_status encode_lossless(unsigned dtype, const void *in, size_t n_columns, size_t n_rows,
-                                 void *scratch, cg_piece *out)
+                                 size_t align, void *scratch, cg_piece *out)
 {
     const size_t bound_bytes = cg_lossless_bound_bytes(dtype, n_columns, n_rows);
     free(out->bytes);
@@ -159,7 +161,7 @@ static cg_status encode_lossless(unsigned dtype, const void *in, size_t n_column
     if (out->bytes == NULL)
         return CG_ERR_NO_MEMORY;
     out->n_bytes =
-        cg_lossless_encode(dtype, in, n_columns, n_rows, scratch, out->bytes, bound_bytes);
+        cg_lossless_encode(dtype, in, n_columns, n_rows, align, scratch, out->bytes, bound_bytes);
     uint8_t *fitted = realloc(out->bytes, out->n_bytes);
     out->bytes = fitted != NULL ? fitted : out->bytes;
     return CG_OK;
@@ -178,7 +180,7 @@ static cg_status encode_sinks(cg_encoder *e, const cg_group *group, const uint8_
                    in + ((size_t)layer * e->header.n_tokens + t) * row_bytes, row_bytes);
     }
     return encode_lossless(g->dtype, sinks, group->n_channels, e->n_sink_tokens,
-                           cg_arena_take(&arena, 0), out);
+                           cg_profile_align(e->profile), cg_arena_take(&arena, 0), out);
 }
 
 cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size_t scratch_bytes,
@@ -195,7 +197,8 @@ cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size
         for (uint32_t i = 0; i < shape.n_layers && status == CG_OK; i++)
             status =
                 encode_lossless(h->geometry.dtype, (const uint8_t *)in + i * layer_bytes,
-                                cg_geometry_channels(&h->geometry), h->n_tokens, scratch,
+                                cg_geometry_channels(&h->geometry), h->n_tokens, CG_RANS_ALIGNED,
+                                scratch,
                                 &e->lossless[(shape.first_layer + i) * CG_N_PLANES + shape.plane]);
     }
     if (status != CG_OK || e->profile == NULL)
@@ -238,8 +241,10 @@ cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, 
     while (level != CG_L0 && e->is_nested && (e->level_mask >> (header.coarsest + 1) & 1) != 0)
         header.coarsest++;
     header.n_sections = cg_section_plan_n_sections(profile, &header);
-    if (level == CG_L0)
+    if (level == CG_L0) {
+        header.version = CG_CHUNK_VERSION;
         memset(&header.profile, 0, sizeof header.profile);
+    }
 
     cg_status status = CG_ERR_NO_MEMORY;
     const size_t token_bytes = header.token_bytes, tokens_bytes = header.n_tokens * token_bytes;

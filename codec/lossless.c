@@ -126,7 +126,8 @@ static work take_work(cg_arena *arena, size_t n_columns, size_t n_rows)
     w.classes = cg_arena_take(arena, 16 * sizeof *w.classes);
     w.column_sum = cg_arena_take(arena, n_columns * sizeof *w.column_sum);
     w.words = cg_arena_take(arena, 4 + w.n_strips * CG_RANS_STREAM_BYTES +
-                                       n_rows * n_columns * CG_RANS_CELL_BYTES);
+                                       n_rows * n_columns * CG_RANS_CELL_BYTES +
+                                       (w.n_strips + 1) * CG_RANS_ALIGNED);
     return w;
 }
 
@@ -154,7 +155,7 @@ size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
 {
     const size_t n_strips = (n_columns + CG_RANS_LANES - 1) / CG_RANS_LANES;
     return 2 + MAX_CLASSES * CLASS_HEAD_BYTES + n_columns + 4 + n_strips * CG_RANS_STREAM_BYTES +
-           n_rows * n_columns * (CG_RANS_CELL_BYTES + split_of(dtype).low_bytes);
+           (n_strips + 2) * CG_RANS_ALIGNED + n_rows * n_columns * (CG_RANS_CELL_BYTES + split_of(dtype).low_bytes);
 }
 
 /* Columns of alike exponents share a table: equal parts of the columns, ordered by their mean
@@ -252,7 +253,7 @@ static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, siz
 }
 
 size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns, size_t n_rows,
-                          void *scratch, uint8_t *dst, size_t dst_bytes)
+                          size_t align, void *scratch, uint8_t *dst, size_t dst_bytes)
 {
     const split s = split_of(dtype);
     const size_t n_elements = n_columns * n_rows;
@@ -272,8 +273,9 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
         out += n_columns;
     }
     lay_strips(&w, n_columns);
+    out = cg_put_zeros(dst, out, align);
     const size_t n_streams = cg_rans_choose_streams(estimated_bits, w.n_strips);
-    out += cg_rans_encode(w.classes, w.strips, w.n_strips, n_rows, n_streams, out,
+    out += cg_rans_encode(w.classes, w.strips, w.n_strips, n_rows, n_streams, align, out,
                           (size_t)(dst + dst_bytes - out), w.words);
     cut_all_low_bytes(dtype, elements, n_elements, out);
     return (size_t)(out - dst) + n_elements * s.low_bytes;
@@ -322,7 +324,7 @@ static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, split s)
 }
 
 cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_bytes, size_t n_columns,
-                             size_t n_rows, void *scratch, void *elements_out)
+                             size_t n_rows, size_t align, void *scratch, void *elements_out)
 {
     const split s = split_of(dtype);
     const size_t n_elements = n_columns * n_rows;
@@ -331,13 +333,15 @@ cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_byte
     work w = take_work(&arena, n_columns, n_rows);
     size_t used_bytes;
     cg_status status = read_classes(&in, &w, n_columns, s);
+    if (status == CG_OK)
+        status = cg_cursor_align(&in, src, align);
     if (status != CG_OK)
         return status;
     if (in.left_bytes / s.low_bytes < n_elements) /* before exponents of bytes that cannot be */
         return CG_ERR_TRUNCATED;
     lay_strips(&w, n_columns);
-    status =
-        cg_rans_decode(w.classes, w.strips, w.n_strips, n_rows, in.at, in.left_bytes, &used_bytes);
+    status = cg_rans_decode(w.classes, w.strips, w.n_strips, n_rows, align, in.at, in.left_bytes,
+                            &used_bytes);
     if (status != CG_OK)
         return status;
     (void)cg_cursor_skip(&in, used_bytes);

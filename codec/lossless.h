@@ -3,7 +3,7 @@
  * The exponents of a KV cache's channel take few values: they are coded. Sign and mantissa are
  * noise: they are stored. The tables are part of the payload, so a lossless chunk needs no profile.
  * Bytes: codec/FORMAT.md, "Lossless payload". Elements are a matrix [n_rows][n_columns] of the
- * dtype. scratch: cg_lossless_scratch_bytes() bytes, 64-byte aligned. Threads: pure functions on
+ * dtype. align: CG_RANS_ALIGNED in a chunk of version 3, else CG_RANS_PACKED. scratch: cg_lossless_scratch_bytes() bytes, 64-byte aligned. Threads: pure functions on
  * the caller's memory.
  */
 #ifndef CG_CODEC_LOSSLESS_H
@@ -22,11 +22,11 @@ size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows);
 size_t cg_lossless_least_bytes(unsigned dtype, size_t n_columns, size_t n_rows);
 /* Returns the bytes written to dst[dst_bytes], 0 when that is below the bound. */
 size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns, size_t n_rows,
-                          void *scratch, uint8_t *dst, size_t dst_bytes);
+                          size_t align, void *scratch, uint8_t *dst, size_t dst_bytes);
 /* CG_ERR_TRUNCATED, CG_ERR_CORRUPT: elements_out is garbage. Reads nothing outside src, which must
  * be used up. */
 cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_bytes, size_t n_columns,
-                             size_t n_rows, void *scratch, void *elements_out);
+                             size_t n_rows, size_t align, void *scratch, void *elements_out);
 
 #ifdef __cplusplus
 }

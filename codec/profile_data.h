@@ -7,6 +7,7 @@
 #ifndef CG_CODEC_PROFILE_DATA_H
 #define CG_CODEC_PROFILE_DATA_H
 #include "codec/basis.h"
+#include "codec/chunk.h"
 #include "codec/profile.h"
 #include "codec/rans.h"
 #include <stdbool.h>
@@ -48,6 +49,7 @@ typedef struct cg_group {
 struct cg_profile {
     const cg_kernels *kernels; /* what the bases are laid out for */
     cg_basis_layout layout;    /* zeros with anchors */
+    uint32_t version; /* of the file: 1, or CG_PROFILE_VERSION */
     cg_geometry geometry;
     cg_fingerprint fingerprint, model;
     char preset[17];
@@ -69,6 +71,18 @@ struct cg_profile {
 /* Fills *p, zeros but for kernels and is_only_checked, from a file's bytes. The caller frees it
  * with cg_profile_free() in any case. Errors of cg_profile_open(). */
 cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p);
+
+/* The version of the chunks that are coded with the profile, nested ones apart. */
+static inline uint32_t cg_profile_chunk_version(const cg_profile *p)
+{
+    return p->version == CG_PROFILE_VERSION ? CG_CHUNK_VERSION : CG_CHUNK_VERSION_SINGLE;
+}
+
+/* Of matrices and streams in a section (codec/rans.h). */
+static inline size_t cg_profile_align(const cg_profile *p)
+{
+    return cg_chunk_align(cg_profile_chunk_version(p));
+}
 
 /* A layer's and plane's row of mean, weight or anchor_step. */
 static inline const float *cg_profile_row(const cg_profile *p, const float *table, uint32_t layer,

@@ -47,7 +47,8 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
         return CG_ERR_BAD_MAGIC;
     if (in->left_bytes < FIXED_BYTES + 8)
         return CG_ERR_TRUNCATED;
-    if (cg_get_le(at + 8, 4) != CG_PROFILE_VERSION)
+    p->version = (uint32_t)cg_get_le(at + 8, 4);
+    if (p->version != 1)
         return CG_ERR_UNSUPPORTED_VERSION;
     const uint64_t file_bytes = cg_get_le(at + 16, 8);
     if (file_bytes > in->left_bytes)

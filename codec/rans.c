@@ -112,7 +112,8 @@ size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t 
     size_t n_lanes = 0;
     for (size_t i = 0; i < n_strips; i++)
         n_lanes += strips[i].n_lanes;
-    return 4 + n_streams * CG_RANS_STREAM_BYTES + n_lanes * n_rows * CG_RANS_CELL_BYTES;
+    return 4 + n_streams * CG_RANS_STREAM_BYTES + n_lanes * n_rows * CG_RANS_CELL_BYTES +
+           (n_streams + 1) * (CG_RANS_ALIGNED - 1);
 }
 
 uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips,
@@ -135,13 +136,13 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips)
 }
 
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                      size_t n_rows, size_t n_streams, uint8_t *dst, size_t dst_bytes,
-                      uint8_t *scratch_words)
+                      size_t n_rows, size_t n_streams, size_t align, uint8_t *dst,
+                      size_t dst_bytes, uint8_t *scratch_words)
 {
     const size_t bound_bytes = cg_rans_bound_bytes(strips, n_strips, n_rows, n_streams);
     if (dst_bytes < bound_bytes || n_streams > n_strips || (n_streams == 0 && n_strips > 0))
         return 0;
-    uint8_t *out = dst + 4 + 4 * n_streams;
+    uint8_t *out = cg_put_zeros(dst, dst + 4 + 4 * n_streams, align);
     cg_put_le(dst, 2, n_streams);
     cg_put_le(dst + 2, 2, 0);
     const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, n_streams};
@@ -153,7 +154,7 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
         for (unsigned lane = 0; lane < CG_RANS_LANES; lane++, out += 4)
             cg_put_le(out, 4, states[lane]);
         memcpy(out, at, (size_t)(end - at));
-        out += end - at;
+        out = cg_put_zeros(dst, out + (end - at), align);
         cg_put_le(dst + 4 + 4 * s, 4, 4 * CG_RANS_LANES + (size_t)(end - at));
     }
     return (size_t)(out - dst);
@@ -162,7 +163,7 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
 /* ---- decoding ---- */
 
 cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                         size_t n_rows, const uint8_t *src, size_t src_bytes,
+                         size_t n_rows, size_t align, const uint8_t *src, size_t src_bytes,
                          size_t *used_bytes_out)
 {
     cg_cursor in = {src, src_bytes};
@@ -173,17 +174,18 @@ cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *stri
         return CG_ERR_TRUNCATED;
     if (reserved != 0 || n_streams > n_strips || (n_streams == 0 && n_strips > 0))
         return CG_ERR_CORRUPT;
+    cg_status status = cg_cursor_align(&in, src, align);
     const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, n_streams};
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
-    for (size_t s = 0; s < n_streams; s++) {
+    for (size_t s = 0; s < n_streams && status == CG_OK; s++) {
         const uint8_t *stream;
         const size_t stream_bytes = (size_t)cg_get_le(table + 4 * s, 4);
         if (!cg_cursor_bytes(&in, stream_bytes, &stream))
             return CG_ERR_TRUNCATED;
-        const cg_status status = kernels->decode_stream(&matrix, s, stream, stream_bytes);
-        if (status != CG_OK)
-            return status;
+        status = kernels->decode_stream(&matrix, s, stream, stream_bytes);
+        if (status == CG_OK)
+            status = cg_cursor_align(&in, src, align);
     }
     *used_bytes_out = src_bytes - in.left_bytes;
-    return CG_OK;
+    return status;
 }

@@ -15,6 +15,9 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
     geometry.dtype = profile->geometry.dtype; /* a profile serves caches of any dtype */
     if (!cg_geometry_equal(&geometry, &profile->geometry))
         return CG_ERR_CORRUPT;
+    if ((header->version == CG_CHUNK_VERSION) !=
+        (cg_profile_chunk_version(profile) == CG_CHUNK_VERSION))
+        return CG_ERR_CORRUPT;
     if (profile->token_transform == CG_TOKENS_DCT && header->first_position % CG_DCT != 0)
         return CG_ERR_CORRUPT;
     if (header->coarsest > header->level && !profile->nests)

@@ -61,11 +61,13 @@ class ChunkTest : public testing::Test
         header.n_sections = static_cast<uint32_t>(sections.size());
         size_t at = CG_CHUNK_FIXED_BYTES + sections.size() * CG_CHUNK_SECTION_BYTES;
         const size_t tokens_at = at;
-        for (const cg_section &s : sections)
-            at += s.bytes;
         Bytes file(at);
-        for (size_t i = tokens_at; i < at; i++)
-            file[i] = static_cast<uint8_t>(i);
+        for (const cg_section &s : sections) {
+            for (size_t i = at; i < at + s.bytes; i++)
+                file.push_back(static_cast<uint8_t>(i));
+            at += cg_chunk_padded(s.bytes, cg_chunk_align(header.version));
+            file.resize(at);
+        }
         for (size_t i = 0; i < tokens.size(); i++)
             cg_put_le(file.data() + tokens_at + i * header.token_bytes, header.token_bytes,
                       tokens[i]);
@@ -194,7 +196,7 @@ TEST_F(ChunkTest, RefusesHostileHeaders)
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"magic, line end converted", 4, 1, '\n', CG_ERR_BAD_MAGIC},
         {"version 0", 8, 4, 0, CG_ERR_UNSUPPORTED_VERSION},
-        {"version 3", 8, 4, 3, CG_ERR_UNSUPPORTED_VERSION},
+        {"version 4", 8, 4, 4, CG_ERR_UNSUPPORTED_VERSION},
         {"header_bytes too small", 12, 4, 240, CG_ERR_CORRUPT},
         {"header_bytes too large", 12, 4, 272, CG_ERR_CORRUPT},
         {"header_bytes huge", 12, 4, 0xffffffff, CG_ERR_CORRUPT},
@@ -320,6 +322,40 @@ TEST_F(ChunkTest, TheFixedHeaderAloneTellsSizeAndKey)
     EXPECT_EQ(cg_chunk_header_parse(head.data(), head.size() - 1, &h), CG_ERR_TRUNCATED);
 }
 
+TEST_F(ChunkTest, AlignsTheSectionsOfVersion3)
+{
+    header.version = CG_CHUNK_VERSION;
+    const Bytes file = make();
+    EXPECT_EQ(cg_get_le(file.data() + 8, 4), 3u);
+    EXPECT_EQ(file.size(), 256u + 16 + 48 + 16 + 0 + 16 + 48);
+    EXPECT_EQ(verify(file), CG_OK);
+    cg_chunk chunk;
+    ASSERT_EQ(cg_chunk_open(file.data(), file.size(), &chunk), CG_OK);
+    std::vector<cg_section> all(chunk.header.n_sections);
+    cg_chunk_sections(&chunk, all.data());
+    for (uint32_t i = 0; i < all.size(); i++) {
+        EXPECT_EQ(all[i].bytes, sections[i].bytes);
+        EXPECT_EQ(all[i].offset % 16, 0u);
+        EXPECT_EQ(cg_chunk_section(&chunk, i).offset, all[i].offset);
+    }
+    for (size_t i = 0; i < all.size(); i++) { // what pads a section is zeros
+        const size_t end = all[i].offset + all[i].bytes,
+                     next = i + 1 < all.size() ? all[i + 1].offset : file.size();
+        for (size_t at = end; at < next; at++) {
+            Bytes damaged = file;
+            damaged[at] = 1;
+            EXPECT_EQ(verify(damaged), CG_ERR_CORRUPT) << at;
+            cg_chunk opened;
+            ASSERT_EQ(cg_chunk_open(damaged.data(), damaged.size(), &opened), CG_OK);
+            EXPECT_EQ(cg_chunk_section_check(&opened, &all[i]), CG_ERR_CORRUPT) << at;
+        }
+    }
+    for (size_t n = 0; n < file.size(); n++)
+        EXPECT_EQ(verify(Bytes(file.begin(), file.begin() + static_cast<long>(n))),
+                  CG_ERR_TRUNCATED)
+            << n;
+}
+
 // Tokens, two groups of L3, then what makes L2 and L1 of them.
 class NestedChunkTest : public ChunkTest
 {
@@ -430,6 +466,33 @@ TEST_F(NestedChunkTest, HoldsTwoLevelsToo)
     EXPECT_EQ(verify(finer), CG_OK);
     EXPECT_EQ(cg_get_le(finer.data() + 136, 8), 0u);
     EXPECT_EQ(cg_get_le(finer.data() + 144, 8), finer.size() - 41);
+}
+
+TEST_F(NestedChunkTest, LevelsOfVersion3EndBehindTheirPadding)
+{
+    header.version = CG_CHUNK_VERSION;
+    const Bytes file = make();
+    EXPECT_EQ(cg_get_le(file.data() + 8, 4), 3u);
+    const size_t ends[] = {0, file.size(), file.size() - 64, file.size() - 64 - 64};
+    EXPECT_EQ(cg_get_le(file.data() + 136, 8), ends[CG_L3]);
+    EXPECT_EQ(cg_get_le(file.data() + 144, 8), ends[CG_L2]);
+    for (size_t n = 0; n <= file.size(); n++)
+        EXPECT_EQ(verify(cut(file, n)),
+                  std::find(ends + 1, ends + 4, n) != ends + 4 ? CG_OK : CG_ERR_TRUNCATED)
+            << n;
+    header.level = CG_L1; // L1 and L2: L3 ends nowhere
+    header.coarsest = CG_L2;
+    sections.resize(6);
+    for (size_t i = 4; i < 6; i++)
+        sections[i].kind = CG_SECTION_TO_L1;
+    const Bytes two = make();
+    EXPECT_EQ(verify(two), CG_OK);
+    EXPECT_EQ(cg_get_le(two.data() + 136, 8), 0u);
+    EXPECT_EQ(cg_get_le(two.data() + 144, 8), two.size() - 64);
+    Bytes lie = two;
+    cg_put_le(lie.data() + 144, 8, 0);
+    rehash(&lie);
+    EXPECT_EQ(verify(lie), CG_ERR_CORRUPT);
 }
 
 } // namespace

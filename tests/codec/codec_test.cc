@@ -57,7 +57,7 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
             aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
         const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
         size_t used;
-        EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
+        EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks, cg_profile_align(profile),
                                  bytes.data() + s.offset, s.bytes, &used),
                   CG_OK);
         EXPECT_EQ(used, s.bytes);
@@ -485,6 +485,22 @@ TEST(Codec, RefusesDamageOfEverySection)
     }
 }
 
+// The chunk with the first n bytes of its last section, or that section and zeros, sealed.
+Bytes with_last_section(const Bytes &chunk, uint32_t n)
+{
+    cg_chunk opened;
+    EXPECT_EQ(cg_chunk_open(chunk.data(), chunk.size(), &opened), CG_OK);
+    const uint32_t last = opened.header.n_sections - 1;
+    const cg_section s = cg_chunk_section(&opened, last);
+    Bytes out = chunk;
+    out.resize(s.offset + std::min(n, s.bytes));
+    out.resize(s.offset + cg_chunk_padded(n, cg_chunk_align(opened.header.version)));
+    cg_put_le(out.data() + 16, 8, out.size());
+    cg_put_le(out.data() + 160 + 16 * last + 4, 4, n);
+    seal_chunk(&out);
+    return out;
+}
+
 TEST(Codec, RefusesAChunkWhoseSectionsAreShortened)
 {
     ProfileSpec spec;
@@ -497,20 +513,13 @@ TEST(Codec, RefusesAChunkWhoseSectionsAreShortened)
         ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
         const uint32_t last = chunk.header.n_sections - 1;
         const cg_section s = cg_chunk_section(&chunk, last);
-        for (uint32_t n = 0; n < s.bytes; n += s.bytes < 64 ? 1 : 1 + s.bytes / 64) {
-            Bytes shorter(c.chunk.begin(), c.chunk.begin() + static_cast<long>(s.offset + n)),
-                decoded;
-            cg_put_le(shorter.data() + 16, 8, shorter.size());
-            cg_put_le(shorter.data() + 160 + 16 * last + 4, 4, n);
-            seal_chunk(&shorter);
-            EXPECT_NE(decode(profile.get(), shorter, &decoded), CG_OK) << "L" << level << " " << n;
-        }
-        Bytes longer = c.chunk, decoded;
-        longer.push_back(0);
-        cg_put_le(longer.data() + 16, 8, longer.size());
-        cg_put_le(longer.data() + 160 + 16 * last + 4, 4, s.bytes + 1);
-        seal_chunk(&longer);
-        EXPECT_EQ(decode(profile.get(), longer, &decoded), CG_ERR_CORRUPT) << "L" << level;
+        Bytes decoded;
+        for (uint32_t n = 0; n < s.bytes; n += s.bytes < 64 ? 1 : 1 + s.bytes / 64)
+            EXPECT_NE(decode(profile.get(), with_last_section(c.chunk, n), &decoded), CG_OK)
+                << "L" << level << " " << n;
+        EXPECT_EQ(decode(profile.get(), with_last_section(c.chunk, s.bytes + 1), &decoded),
+                  CG_ERR_CORRUPT)
+            << "L" << level;
     }
 }
 
@@ -522,16 +531,9 @@ TEST(Codec, RefusesLosslessSectionsThatAreSmallerThanTheirMantissas)
     for (const int level : {CG_L0, CG_L2}) { // of L2, the sinks
         const Coded c =
             code(spec, profile.get(), CG_DTYPE_FP32, 0, 9, static_cast<cg_level>(level));
-        cg_chunk chunk;
-        ASSERT_EQ(cg_chunk_open(c.chunk.data(), c.chunk.size(), &chunk), CG_OK);
-        const uint32_t last = chunk.header.n_sections - 1;
-        const cg_section s = cg_chunk_section(&chunk, last);
         const uint32_t least = 3 * 32 * (level == CG_L0 ? 9 : 4); // the last group is one layer
         for (const uint32_t n : {uint32_t{0}, least - 1, least}) {
-            Bytes shorter(c.chunk.begin(), c.chunk.begin() + static_cast<long>(s.offset + n));
-            cg_put_le(shorter.data() + 16, 8, shorter.size());
-            cg_put_le(shorter.data() + 160 + 16 * last + 4, 4, n);
-            seal_chunk(&shorter);
+            const Bytes shorter = with_last_section(c.chunk, n);
             cg_decoder *decoder;
             EXPECT_EQ(cg_decoder_new(profile.get(), shorter.data(), shorter.size(), &decoder),
                       n < least ? CG_ERR_TRUNCATED : CG_OK)
@@ -554,9 +556,11 @@ TEST(Codec, RefusesMissingAndAdditionalSections)
     const auto rebuild = [&](const std::vector<cg_section> &sections, cg_chunk_header header) {
         header.n_sections = static_cast<uint32_t>(sections.size());
         Bytes bytes(CG_CHUNK_FIXED_BYTES + sections.size() * CG_CHUNK_SECTION_BYTES);
-        for (const cg_section &s : sections)
+        for (const cg_section &s : sections) {
             bytes.insert(bytes.end(), c.chunk.begin() + static_cast<long>(s.offset),
                          c.chunk.begin() + static_cast<long>(s.offset + s.bytes));
+            bytes.resize(cg_chunk_padded(bytes.size(), cg_chunk_align(header.version)));
+        }
         EXPECT_EQ(cg_chunk_finish(&header, sections.data(), bytes.data(), bytes.size()), CG_OK);
         return bytes;
     };

@@ -29,7 +29,7 @@ class LosslessTest : public testing::TestWithParam<unsigned>
     Bytes encode(const Bytes &elements, size_t n_columns, size_t n_rows)
     {
         Bytes coded(cg_lossless_bound_bytes(dtype(), n_columns, n_rows));
-        const size_t n = cg_lossless_encode(dtype(), elements.data(), n_columns, n_rows,
+        const size_t n = cg_lossless_encode(dtype(), elements.data(), n_columns, n_rows, align,
                                             scratch(n_columns, n_rows), coded.data(), coded.size());
         EXPECT_GT(n, 0u);
         coded.resize(n);
@@ -40,16 +40,21 @@ class LosslessTest : public testing::TestWithParam<unsigned>
         elements->assign(n_columns * n_rows * cg_dtype_bytes(dtype()), 0xcc);
         const std::unique_ptr<uint8_t[]> exact(new uint8_t[coded.size()]);
         std::copy(coded.begin(), coded.end(), exact.get());
-        return cg_lossless_decode(dtype(), exact.get(), coded.size(), n_columns, n_rows,
+        return cg_lossless_decode(dtype(), exact.get(), coded.size(), n_columns, n_rows, align,
                                   scratch(n_columns, n_rows), elements->data());
     }
     void expect_round_trip(const Bytes &elements, size_t n_columns, size_t n_rows)
     {
-        Bytes decoded;
-        ASSERT_EQ(decode(encode(elements, n_columns, n_rows), n_columns, n_rows, &decoded), CG_OK);
-        ASSERT_EQ(decoded, elements);
+        for (const size_t each : {CG_RANS_ALIGNED, CG_RANS_PACKED}) {
+            Bytes decoded;
+            align = each;
+            ASSERT_EQ(decode(encode(elements, n_columns, n_rows), n_columns, n_rows, &decoded),
+                      CG_OK);
+            ASSERT_EQ(decoded, elements);
+        }
     }
 
+    size_t align = CG_RANS_PACKED;
     std::unique_ptr<uint8_t, cg_test::MallocFree> scratch_;
 };
 
@@ -156,7 +161,7 @@ TEST(Lossless, RefusesAnExponentThatFp16DoesNotHave)
         const uint8_t column_class = 0;
         const cg_rans_strip strip = {&cell, 1, &column_class, 1, nullptr, 0};
         Bytes coded = {1, 0, 1, 2, 0xff, 0x3f, 1, 0}, matrix(1000), scratch(1000);
-        matrix.resize(cg_rans_encode(classes.data(), &strip, 1, 1, 1, matrix.data(), matrix.size(),
+        matrix.resize(cg_rans_encode(classes.data(), &strip, 1, 1, 1, CG_RANS_PACKED, matrix.data(), matrix.size(),
                                      scratch.data()));
         coded.insert(coded.end(), matrix.begin(), matrix.end());
         coded.push_back(0);
@@ -164,7 +169,7 @@ TEST(Lossless, RefusesAnExponentThatFp16DoesNotHave)
         ASSERT_LE(cg_lossless_scratch_bytes(CG_DTYPE_FP16, 1, 1), sizeof work);
         uint16_t element;
         EXPECT_EQ(
-            cg_lossless_decode(CG_DTYPE_FP16, coded.data(), coded.size(), 1, 1, work, &element),
+            cg_lossless_decode(CG_DTYPE_FP16, coded.data(), coded.size(), 1, 1, CG_RANS_PACKED, work, &element),
             exponent < 32 ? CG_OK : CG_ERR_CORRUPT)
             << exponent;
     }

@@ -455,7 +455,7 @@ inline void seal_chunk(Bytes *chunk)
         uint8_t *row = chunk->data() + CG_CHUNK_FIXED_BYTES + i * CG_CHUNK_SECTION_BYTES;
         const size_t n_bytes = cg_get_le(row + 4, 4);
         cg_put_le(row + 8, 8, XXH3_64bits(chunk->data() + at, n_bytes));
-        at += n_bytes;
+        at += cg_chunk_padded(n_bytes, cg_chunk_align(cg_get_le(chunk->data() + 8, 4)));
         hashed.insert(hashed.end(), row, row + CG_CHUNK_SECTION_BYTES);
     }
     cg_put_le(chunk->data() + 152, 8, XXH3_64bits(hashed.data(), hashed.size()));

@@ -93,12 +93,13 @@ std::vector<cg_rans_class> signed_classes()
     return classes;
 }
 
-Bytes encode(const std::vector<cg_rans_class> &classes, const Matrix &m, size_t n_streams)
+Bytes encode(const std::vector<cg_rans_class> &classes, const Matrix &m, size_t n_streams,
+             size_t align = CG_RANS_PACKED)
 {
     const size_t bound = cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, n_streams);
     Bytes out(bound), scratch(bound);
     const size_t n = cg_rans_encode(classes.data(), m.strips.data(), m.strips.size(), m.n_rows,
-                                    n_streams, out.data(), out.size(), scratch.data());
+                                    n_streams, align, out.data(), out.size(), scratch.data());
     EXPECT_GT(n, 0u);
     EXPECT_LE(n, bound);
     out.resize(n);
@@ -107,12 +108,12 @@ Bytes encode(const std::vector<cg_rans_class> &classes, const Matrix &m, size_t 
 
 // From an exact copy, into the matrix's cells.
 cg_status decode(const std::vector<cg_rans_class> &classes, Matrix *m, const Bytes &src,
-                 size_t *used_bytes)
+                 size_t *used_bytes, size_t align = CG_RANS_PACKED)
 {
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[src.size()]);
     std::copy(src.begin(), src.end(), exact.get());
     std::fill(m->cells.begin(), m->cells.end(), int16_t{0x5555});
-    return cg_rans_decode(classes.data(), m->strips.data(), m->strips.size(), m->n_rows,
+    return cg_rans_decode(classes.data(), m->strips.data(), m->strips.size(), m->n_rows, align,
                           exact.get(), src.size(), used_bytes);
 }
 
@@ -143,15 +144,18 @@ TEST(Rans, DecodesWhatWasEncoded)
                     cell = draw(&random);
                 m.refine_some(&random);
                 const auto cells = m.cells;
-                Bytes coded = encode(classes, m, n_streams);
-                const size_t n_coded = coded.size();
-                size_t used = 0;
-                ASSERT_EQ(decode(classes, &m, coded, &used), CG_OK);
-                EXPECT_EQ(used, n_coded);
-                ASSERT_EQ(m.cells, cells);
-                coded.push_back(1); // what follows is the caller's
-                ASSERT_EQ(decode(classes, &m, coded, &used), CG_OK);
-                EXPECT_EQ(used, n_coded);
+                for (const size_t align : {CG_RANS_PACKED, CG_RANS_ALIGNED}) {
+                    Bytes coded = encode(classes, m, n_streams, align);
+                    const size_t n_coded = coded.size();
+                    size_t used = 0;
+                    ASSERT_EQ(decode(classes, &m, coded, &used, align), CG_OK);
+                    EXPECT_EQ(used, n_coded);
+                    EXPECT_EQ(used % align, 0u);
+                    ASSERT_EQ(m.cells, cells);
+                    coded.push_back(1); // what follows is the caller's
+                    ASSERT_EQ(decode(classes, &m, coded, &used, align), CG_OK);
+                    EXPECT_EQ(used, n_coded);
+                }
             }
         }
     }
@@ -204,6 +208,47 @@ TEST(Rans, NoStripsTakeFourBytes)
     EXPECT_EQ(decode(classes, &m, coded, &used), CG_OK);
     EXPECT_EQ(used, 4u);
     EXPECT_EQ(decode(classes, &m, {1, 0, 0, 0, 128, 0, 0, 0}, &used), CG_ERR_CORRUPT);
+}
+
+TEST(Rans, AlignedStreamsStandAtMultiplesOf16BehindZeros)
+{
+    const auto classes = signed_classes();
+    Random random(1);
+    Matrix m(21, {32, 32, 32, 32, 9}, classes.size(), &random);
+    for (int16_t &cell : m.cells)
+        cell = draw(&random);
+    const Bytes packed = encode(classes, m, 4), aligned = encode(classes, m, 4, CG_RANS_ALIGNED);
+    std::vector<size_t> zeros;
+    size_t from = 20, to = 20;
+    for (size_t s = 0; s <= 4; s++) {
+        for (; to % 16 != 0; to++)
+            zeros.push_back(to);
+        const size_t n = s < 4 ? cg_get_le(packed.data() + 4 + 4 * s, 4) : 0;
+        EXPECT_EQ(s < 4 ? cg_get_le(aligned.data() + 4 + 4 * s, 4) : 0, n);
+        EXPECT_TRUE(std::equal(packed.begin() + static_cast<long>(from),
+                               packed.begin() + static_cast<long>(from + n),
+                               aligned.begin() + static_cast<long>(to)));
+        from += n;
+        to += n;
+    }
+    EXPECT_EQ(from, packed.size());
+    EXPECT_EQ(to, aligned.size());
+    size_t used;
+    for (const size_t at : zeros) {
+        Bytes damaged = aligned;
+        damaged[at] = 1;
+        EXPECT_EQ(decode(classes, &m, damaged, &used, CG_RANS_ALIGNED), CG_ERR_CORRUPT) << at;
+    }
+    for (size_t n = 0; n < aligned.size(); n++)
+        EXPECT_NE(decode(classes, &m, Bytes(aligned.begin(), aligned.begin() + static_cast<long>(n)),
+                         &used, CG_RANS_ALIGNED),
+                  CG_OK)
+            << n;
+    Matrix none(3, {}, classes.size(), &random);
+    const Bytes empty = encode(classes, none, 0, CG_RANS_ALIGNED);
+    EXPECT_EQ(empty, Bytes(16));
+    EXPECT_EQ(decode(classes, &none, empty, &used, CG_RANS_ALIGNED), CG_OK);
+    EXPECT_EQ(used, 16u);
 }
 
 TEST(Rans, CodesCloseToTheEntropy)
