@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim,
+cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim, bool is_integer,
                                cg_basis_layout *layout)
 {
     uint32_t tiled = head_dim;
@@ -20,7 +20,8 @@ cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim,
         return CG_ERR_UNSUPPORTED;
     while (tiled % CG_TILE != 0)
         tiled += head_dim;
-    layout->is_tiled = kernels->inverse->synthesize != NULL && tiled <= 16 * CG_TILE;
+    layout->is_tiled =
+        !is_integer && kernels->inverse->synthesize != NULL && tiled <= 16 * CG_TILE;
     layout->has_quads = !layout->is_tiled && kernels->inverse->accumulate_quads != NULL;
     layout->unit_channels = layout->is_tiled                    ? tiled
                             : layout->panel_channels > head_dim ? layout->panel_channels
@@ -46,50 +47,6 @@ static void *take_zeros(size_t n, size_t each_bytes)
 static float nearest(float x)
 {
     return x + 0x1.8p23f - 0x1.8p23f;
-}
-
-/* Of the components behind the first n_exact, in place: bf16 to the numbers that they are scales
- * of. */
-static void find_numbers(const cg_basis_rows *in, cg_basis *basis)
-{
-    for (uint32_t c = basis->n_exact; c < basis->n_components; c++) {
-        uint16_t *row = in->rows + (size_t)c * in->n_channels;
-        const float scale = basis->scale[c], most = 1 << CG_MAX_NARROW_BITS;
-        float square = 0;
-        for (size_t ch = 0; ch < in->n_channels; ch++) {
-            float number = scale != 0 ? cg_bf16_to_f32(row[ch]) / scale : 0;
-            number = nearest(number > most ? most : number < -most ? -most : number);
-            square += number * number;
-            row[ch] = (uint16_t)(int16_t)number;
-        }
-        basis->narrow_norm = fmaxf(basis->narrow_norm, sqrtf(square));
-    }
-}
-
-/* project()'s pairs: neighbouring channels side by side, since matrix units and integer products
- * add up two of them at once. */
-static cg_status pack_analysis(const cg_basis_layout *layout, const cg_basis_rows *in,
-                               cg_basis *basis)
-{
-    const size_t n_pairs = cg_basis_pairs(basis), n_exact_pairs = cg_basis_exact_pairs(basis);
-    basis->analysis =
-        take_zeros((basis->n_components + 15u) / 16 + 1, n_pairs * 16 * sizeof *basis->analysis);
-    basis->exact =
-        take_zeros((in->n_channels + 15u) / 16 + 1, n_exact_pairs * 16 * sizeof *basis->exact);
-    if (basis->analysis == NULL || basis->exact == NULL)
-        return CG_ERR_NO_MEMORY;
-    if (layout->kernels->forward->project_narrow != NULL)
-        find_numbers(in, basis);
-    for (uint32_t c = 0; c < basis->n_components; c++) {
-        const uint16_t *row = in->rows + (size_t)c * in->n_channels;
-        uint32_t *out = basis->analysis + c / 16 * n_pairs * 16 + c % 16;
-        for (uint32_t ch = 0; ch < in->n_channels; ch++)
-            out[ch / 2 * 16] |= (uint32_t)row[ch] << (ch % 2 * 16);
-        for (uint32_t ch = 0; ch < in->n_channels && c < basis->n_exact; ch++)
-            basis->exact[(ch / 16 * n_exact_pairs + c / 2) * 16 + ch % 16] |= (uint32_t)row[ch]
-                                                                              << (c % 2 * 16);
-    }
-    return CG_OK;
 }
 
 static cg_status pack_panels(const cg_basis_layout *layout, const cg_basis_rows *in,
@@ -281,20 +238,13 @@ cg_status cg_basis_init(const cg_basis_layout *layout, const cg_basis_rows *in, 
 {
     basis->n_channels = in->n_channels;
     basis->n_components = in->n_components;
-    basis->n_exact = in->n_exact;
-    basis->scale = in->scale;
-    const cg_status status = layout->is_tiled    ? pack_tiles(in, basis)
-                             : layout->has_quads ? pack_quads(layout, in, basis)
-                                                 : pack_panels(layout, in, basis);
-    /* Last: it may turn the rows into numbers. */
-    return status == CG_OK ? pack_analysis(layout, in, basis) : status;
+    return layout->is_tiled    ? pack_tiles(in, basis)
+           : layout->has_quads ? pack_quads(layout, in, basis)
+                               : pack_panels(layout, in, basis);
 }
 
 void cg_basis_destroy(cg_basis *basis)
 {
-    free(basis->analysis);
-    free(basis->exact);
-    free(basis->scale);
     free(basis->panels);
     free(basis->tiles);
     free(basis->slabs);

@@ -1,9 +1,9 @@
-/* codec/basis.h - the basis of a KLT, laid out as this CPU's kernels read it.
+/* codec/basis.h - the basis of a KLT, laid out as this CPU's kernels read it to decode: that of
+ * profiles of version 1 (of version 2: codec/bands.h; to encode: codec/analysis.h).
  *
  * A basis has a row for each component, with an element for each channel of a layer group's plane.
- * An encoder projects on the rows, a decoder adds rows up. Each wants the elements in an order and
- * a type of its own, and decoders have three of them (cg_basis_layout). Threads: read-only once
- * made.
+ * A decoder adds rows up. The elements are bf16; decoders want them in an order and a type of their
+ * own, and have three of them (cg_basis_layout). Threads: read-only once made.
  */
 #ifndef CG_CODEC_BASIS_H
 #define CG_CODEC_BASIS_H
@@ -32,14 +32,14 @@ typedef struct cg_basis_layout {
     bool has_quads;          /* not is_tiled, and the kernels have accumulate_quads() */
 } cg_basis_layout;
 
-/* CG_ERR_UNSUPPORTED: a head size whose panels would be nearly empty. */
-cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim,
+/* is_integer: of a profile of version 2. CG_ERR_UNSUPPORTED: a head size whose panels would be nearly empty. */
+cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim, bool is_integer,
                                cg_basis_layout *layout);
 
 /* A basis as a profile's file has it, checked. */
 typedef struct cg_basis_rows {
     uint32_t n_channels, n_components;
-    uint32_t n_exact; /* cg_basis's */
+    uint32_t n_exact; /* cg_analysis's */
     uint16_t *rows;   /* bf16 [n_components][n_channels] */
     float *scale;     /* [n_components, in sixteens]: of the narrow ones, the rest zeros */
 } cg_basis_rows;
@@ -57,18 +57,6 @@ typedef struct cg_slab {
 /* One layer group's plane; empty with anchors. */
 typedef struct cg_basis {
     uint32_t n_channels, n_components;
-    /* The first components, whose rows are stored finely: a multiple of 16, or all. An encoder
-     * takes them out of its data before it projects on the others. Rows that are stored coarsely
-     * are not quite orthogonal to them, and would pick up what the largest components hold of the
-     * data. exact: project()'s pairs for taking out, [channels, in sixteens][exact_pairs][16]. */
-    uint32_t n_exact;
-    uint32_t *exact;
-    uint32_t *analysis; /* the same for encoding: cg_kernels.project()'s pairs, zeros behind
-                           channels and components */
-    /* Where the kernels have project_narrow(), the components behind the first n_exact are its
-     * numbers; [n_components, in sixteens]: scales of the narrow ones. */
-    float *scale;
-    float narrow_norm;
     /* For decoding, where the profile is_tiled: cg_kernels.synthesize()'s panels, one each 32
      * channels. */
     uint16_t *tiles;
@@ -84,23 +72,10 @@ typedef struct cg_basis {
     uint32_t *panels;
 } cg_basis;
 
-/* Lays a basis out. *basis is zeros before, and takes over in->scale, also when this fails: the
- * caller destroys it in any case. in->rows stays the caller's, and is garbage afterwards.
- * CG_ERR_NO_MEMORY. */
+/* Lays a basis out. *basis is zeros before; the caller destroys it in any case. *in stays the
+ * caller's. CG_ERR_NO_MEMORY. */
 cg_status cg_basis_init(const cg_basis_layout *layout, const cg_basis_rows *in, cg_basis *basis);
 void cg_basis_destroy(cg_basis *basis); /* zeros are fine */
-
-/* Pairs of channels that a projection walks: whole tiles. */
-static inline size_t cg_basis_pairs(const cg_basis *basis)
-{
-    return ((size_t)basis->n_channels + 31) / 32 * 16;
-}
-
-/* Pairs of components that their taking out walks. */
-static inline size_t cg_basis_exact_pairs(const cg_basis *basis)
-{
-    return ((size_t)basis->n_exact + 31) / 32 * 16;
-}
 
 #ifdef __cplusplus
 }

@@ -207,6 +207,11 @@ done:
 
 /* ---- profiles ---- */
 
+static const char *matrix_name(const cg_profile *p, unsigned matrix)
+{
+    return p->n_matrices == 1 ? "K+V" : matrix == CG_K ? "K" : "V";
+}
+
 static json_t *columns_json(const cg_level_columns *columns)
 {
     json_t *active = json_array();
@@ -228,15 +233,15 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const cg_group *group = &p->groups[g];
         json_t *planes = json_object(); /* empty with anchors: their columns are the channels */
-        for (unsigned plane = 0; plane < CG_N_PLANES && p->token_transform == CG_TOKENS_DCT;
+        for (unsigned plane = 0; plane < p->n_matrices && p->token_transform == CG_TOKENS_DCT;
              plane++) {
             json_t *active = json_object();
             for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
                 json_object_set_new(active, cg_tool_level_name(level),
                                     columns_json(&group->columns[level - 1][plane]));
-            json_object_set_new(planes, plane == CG_K ? "K" : "V",
+            json_object_set_new(planes, matrix_name(p, plane),
                                 json_pack("{s:I, s:o}", "n_components",
-                                          (json_int_t)group->basis[plane].n_components, "n_active",
+                                          (json_int_t)group->n_components[plane], "n_active",
                                           active));
         }
         json_array_append_new(groups, json_pack("{s:I, s:I, s:I, s:o}", "first_layer",
@@ -246,7 +251,7 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
     }
     return json_pack("{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:o}",
                      "path", cg_tool_json_text(path), "type", "profile", "status",
-                     cg_strerror(CG_OK), "ok", 1, "version", CG_PROFILE_VERSION, "fingerprint",
+                     cg_strerror(CG_OK), "ok", 1, "version", (int)p->version, "fingerprint",
                      hex(p->fingerprint.bytes).text, "model", hex(p->model.bytes).text, "preset",
                      cg_tool_json_text(p->preset), "geometry", geometry_json(&p->geometry),
                      "rotary_dim", (json_int_t)p->rotary_dim, "n_sinks", (json_int_t)p->n_sinks,
@@ -257,7 +262,7 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
 static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
 {
     printf("%s\n", path);
-    printf("  profile      version %d, preset %s, whole\n", CG_PROFILE_VERSION, p->preset);
+    printf("  profile      version %" PRIu32 ", preset %s, whole\n", p->version, p->preset);
     printf("  fingerprint  %s\n", hex(p->fingerprint.bytes).text);
     printf("  model        %s\n", hex(p->model.bytes).text);
     print_geometry(&p->geometry);
@@ -289,12 +294,12 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
            "active by level and DCT frequency");
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const cg_group *group = &p->groups[g];
-        for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+        for (unsigned plane = 0; plane < p->n_matrices; plane++) {
             for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
                 if (level == CG_L1)
                     printf("  %-8" PRIu32 " %3" PRIu32 "-%-5" PRIu32 " %-5s %10" PRIu32, g,
                            group->first_layer, group->first_layer + group->n_layers - 1,
-                           plane == CG_K ? "K" : "V", group->basis[plane].n_components);
+                           matrix_name(p, plane), group->n_components[plane]);
                 else
                     printf("  %35s", "");
                 printf("   %s", cg_tool_level_name(level));

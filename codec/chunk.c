@@ -187,7 +187,7 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
         }
         before = section;
         held.n_sections += section_level(h, &section) >= held.level;
-        end += cg_chunk_padded(section.bytes, align); /* at most 8192 * 4 GiB: cannot overflow */
+        end += cg_padded(section.bytes, align); /* at most 8192 * 4 GiB: cannot overflow */
     }
     if (h->n_sections == 0 || section_level(h, &before) != h->level || end != h->file_bytes)
         return CG_ERR_CORRUPT;
@@ -201,7 +201,7 @@ cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index)
     const size_t align = cg_chunk_align(chunk->header.version);
     uint64_t offset = chunk->header.header_bytes;
     for (uint32_t i = 0; i < section_index; i++)
-        offset += cg_chunk_padded(table_row(chunk->bytes, i, 0).bytes, align);
+        offset += cg_padded(table_row(chunk->bytes, i, 0).bytes, align);
     return table_row(chunk->bytes, section_index, offset);
 }
 
@@ -211,7 +211,7 @@ void cg_chunk_sections(const cg_chunk *chunk, cg_section *sections_out)
     uint64_t offset = chunk->header.header_bytes;
     for (uint32_t i = 0; i < chunk->header.n_sections; i++) {
         sections_out[i] = table_row(chunk->bytes, i, offset);
-        offset += cg_chunk_padded(sections_out[i].bytes, align);
+        offset += cg_padded(sections_out[i].bytes, align);
     }
 }
 
@@ -227,7 +227,7 @@ static bool is_zero(const uint8_t *bytes, uint64_t from, uint64_t to)
 cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *section)
 {
     const uint8_t *bytes = chunk->bytes + section->offset;
-    const uint64_t padded = cg_chunk_padded(section->bytes, cg_chunk_align(chunk->header.version));
+    const uint64_t padded = cg_padded(section->bytes, cg_chunk_align(chunk->header.version));
     return is_zero(bytes, section->bytes, padded) &&
                    XXH3_64bits(bytes, section->bytes) == section->hash
                ? CG_OK
@@ -256,7 +256,7 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
     uint64_t offset = chunk.header.header_bytes;
     for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
         const cg_section section = table_row(bytes, i, offset);
-        offset += cg_chunk_padded(section.bytes, align);
+        offset += cg_padded(section.bytes, align);
         if ((status = cg_chunk_section_check(&chunk, &section)) != CG_OK)
             return status;
     }
@@ -338,7 +338,7 @@ cg_status cg_chunk_verify_source(cg_chunk_source *read, void *user, uint64_t n_b
     uint64_t offset = chunk.header.header_bytes;
     for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
         const cg_section section = table_row(head, i, offset);
-        const uint64_t padded = cg_chunk_padded(section.bytes, align);
+        const uint64_t padded = cg_padded(section.bytes, align);
         offset += padded;
         if (i == 0 && section.bytes != token_bytes * n_tokens) {
             status = CG_ERR_CORRUPT;
@@ -372,7 +372,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
     const size_t align = cg_chunk_align(version);
     uint64_t end = header_bytes;
     for (uint32_t i = 0; i < h->n_sections; i++)
-        end += cg_chunk_padded(sections[i].bytes, align);
+        end += cg_padded(sections[i].bytes, align);
     if (end != n_bytes)
         return CG_ERR_INVALID_ARGUMENT;
 
@@ -406,7 +406,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         cg_put_le(row + 2, 2, sections[i].group);
         cg_put_le(row + 4, 4, sections[i].bytes);
         cg_put_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
-        payload += cg_chunk_padded(sections[i].bytes, align);
+        payload += cg_padded(sections[i].bytes, align);
         const unsigned level = section_level(h, &sections[i]);
         if (level > h->level && level <= h->coarsest) /* where it ends, if no more of it follows */
             cg_put_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8,
@@ -423,7 +423,7 @@ cg_status cg_chunk_assemble(const cg_chunk_header *header, const cg_section *sec
     size_t n_bytes = CG_CHUNK_FIXED_BYTES + (size_t)header->n_sections * CG_CHUNK_SECTION_BYTES;
     size_t at = n_bytes;
     for (uint32_t i = 0; i < header->n_sections; i++)
-        n_bytes += cg_chunk_padded(pieces[i].n_bytes, align);
+        n_bytes += cg_padded(pieces[i].n_bytes, align);
     uint8_t *bytes = malloc(n_bytes);
     if (bytes == NULL)
         return CG_ERR_NO_MEMORY;
@@ -431,7 +431,7 @@ cg_status cg_chunk_assemble(const cg_chunk_header *header, const cg_section *sec
         if (pieces[i].n_bytes > 0) /* memcpy's pointer must not be NULL */
             memcpy(bytes + at, pieces[i].bytes, pieces[i].n_bytes);
         const size_t end = at + pieces[i].n_bytes;
-        at += cg_chunk_padded(pieces[i].n_bytes, align);
+        at += cg_padded(pieces[i].n_bytes, align);
         memset(bytes + end, 0, at - end);
     }
     const cg_status status = cg_chunk_finish(header, sections, bytes, n_bytes);

@@ -91,12 +91,6 @@ static inline size_t cg_chunk_align(uint32_t version)
     return version == CG_CHUNK_VERSION ? CG_CHUNK_ALIGN : 1;
 }
 
-/* n_bytes, and the zeros behind them: up to a multiple of align. */
-static inline uint64_t cg_chunk_padded(uint64_t n_bytes, size_t align)
-{
-    return (n_bytes + align - 1) / align * align;
-}
-
 /* Parses the fixed header from the first bytes of a file (at least CG_CHUNK_FIXED_BYTES). The
  * header's checksum covers the section table, too, so it is not checked here. For readers like `ls`
  * that want sizes and keys.

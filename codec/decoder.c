@@ -67,8 +67,7 @@ const cg_chunk *cg_decoder_chunk(const cg_decoder *d)
 
 uint32_t cg_decoder_n_tasks(const cg_decoder *d)
 {
-    return CG_N_PLANES * (d->heads.profile != NULL ? d->heads.profile->n_groups
-                                                   : d->chunk.header.geometry.n_layers);
+    return cg_section_plan_n_tasks(d->heads.profile, &d->chunk.header);
 }
 
 cg_task_shape cg_decoder_task_shape(const cg_decoder *d, uint32_t task_index)
@@ -78,7 +77,7 @@ cg_task_shape cg_decoder_task_shape(const cg_decoder *d, uint32_t task_index)
 
 static size_t sinks_bytes(const cg_decoder *d, const cg_group *group)
 {
-    return (size_t)d->n_sink_tokens * group->n_channels *
+    return (size_t)d->n_sink_tokens * cg_group_plane_channels(d->heads.profile, group) *
            cg_dtype_bytes(d->chunk.header.geometry.dtype);
 }
 
@@ -91,22 +90,23 @@ size_t cg_decoder_scratch_bytes(const cg_decoder *d)
         return cg_lossless_scratch_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry),
                                          h->n_tokens);
     for (uint32_t g = 0; g < p->n_groups; g++) {
-        for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
-            const size_t bytes = d->preset->decode_scratch_bytes(p, h->level, h->coarsest,
-                                                                 &p->groups[g], plane, h->n_tokens);
+        for (unsigned matrix = 0; matrix < p->n_matrices; matrix++) {
+            const size_t bytes = d->preset->decode_scratch_bytes(
+                p, h->level, h->coarsest, &p->groups[g], matrix, h->n_tokens);
             most = bytes > most ? bytes : most;
         }
         cg_arena arena = {0};
         (void)cg_arena_take(&arena, sinks_bytes(d, &p->groups[g]));
         (void)cg_arena_take(&arena,
-                            cg_lossless_scratch_bytes(h->geometry.dtype, p->groups[g].n_channels,
+                            cg_lossless_scratch_bytes(h->geometry.dtype,
+                                                      cg_group_plane_channels(p, &p->groups[g]),
                                                       d->n_sink_tokens));
         most = arena.used_bytes > most ? arena.used_bytes : most;
     }
     return most;
 }
 
-/* Lays the exact first tokens on top of what was decoded. */
+/* Lays the exact first tokens of a plane on top of what was decoded: out, of that plane. */
 static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const cg_section *section,
                               void *scratch, uint8_t *out)
 {
@@ -117,7 +117,7 @@ static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const 
     void *work = cg_arena_take(&arena, 0);
     const cg_status status =
         cg_lossless_decode(g->dtype, d->chunk.bytes + section->offset, section->bytes,
-                           group->n_channels, d->n_sink_tokens,
+                           cg_group_plane_channels(d->heads.profile, group), d->n_sink_tokens,
                            cg_chunk_align(d->chunk.header.version), work, sinks);
     if (status != CG_OK)
         return status;
@@ -145,22 +145,25 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
         coded[level] = (cg_coded){d->chunk.bytes + section->offset, section->bytes};
         status = cg_chunk_section_check(&d->chunk, section);
     }
-    const cg_section *sinks =
-        d->n_sink_tokens > 0
-            ? &d->sections[cg_section_plan_index(p, h, task_index, h->coarsest) + 1]
-            : NULL;
-    if (status == CG_OK && sinks != NULL)
-        status = cg_chunk_section_check(&d->chunk, sinks);
+    const cg_section *sinks[CG_N_PLANES];
+    const cg_task_shape shape = cg_decoder_task_shape(d, task_index);
+    const uint32_t n_planes = d->n_sink_tokens > 0 ? shape.n_planes : 0;
+    for (uint32_t i = 0; i < n_planes && status == CG_OK; i++) {
+        sinks[i] = &d->sections[cg_section_plan_sinks_index(p, h, task_index / p->n_matrices,
+                                                            shape.plane + i)];
+        status = cg_chunk_section_check(&d->chunk, sinks[i]);
+    }
     if (status != CG_OK)
         return status;
     if (p == NULL)
         return cg_lossless_decode(h->geometry.dtype, coded[CG_L0].bytes, coded[CG_L0].n_bytes,
                                   cg_geometry_channels(&h->geometry), h->n_tokens,
                                   cg_chunk_align(h->version), scratch, out);
-    const cg_group *group = &p->groups[task_index / CG_N_PLANES];
-    status = d->preset->decode(&d->heads, h->level, h->coarsest, group, task_index % CG_N_PLANES,
+    const cg_group *group = &p->groups[task_index / p->n_matrices];
+    status = d->preset->decode(&d->heads, h->level, h->coarsest, group, task_index % p->n_matrices,
                                coded, scratch, out);
-    if (status == CG_OK && sinks != NULL)
-        status = decode_sinks(d, group, sinks, scratch, out);
+    for (uint32_t i = 0; i < n_planes && status == CG_OK; i++)
+        status = decode_sinks(d, group, sinks[i], scratch,
+                              (uint8_t *)out + i * (shape.elements_bytes / shape.n_planes));
     return status;
 }

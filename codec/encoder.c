@@ -1,11 +1,13 @@
 #include "codec/codec.h"
 
+#include "codec/analysis.h"
 #include "codec/arena.h"
 #include "codec/cursor.h"
 #include "codec/lossless.h"
 #include "codec/lossy.h"
 #include "codec/section_plan.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +23,9 @@ struct cg_encoder {
     uint32_t n_sink_tokens;
     /* A task writes only its own pieces. */
     cg_piece *symbols[CG_N_LEVELS]; /* [n_tasks], levels of the mask but L0 */
-    cg_piece *sinks;                /* [n_tasks] */
+    cg_piece *sinks;                /* [n_groups * 2], of the profile */
+    uint32_t n_sinks;               /* pieces of them */
+    atomic_uint_fast64_t n_saturated;
     cg_piece *lossless;             /* [n_layers * 2] */
 };
 
@@ -69,13 +73,13 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
         }
         e->n_sink_tokens = cg_section_plan_n_sinks(profile, &e->header);
     }
-    e->n_tasks =
-        CG_N_PLANES * (e->profile != NULL ? e->profile->n_groups : header->geometry.n_layers);
+    e->n_tasks = cg_section_plan_n_tasks(e->profile, header);
+    e->n_sinks = e->profile != NULL ? CG_N_PLANES * e->profile->n_groups : 1;
 
     status = CG_ERR_NO_MEMORY;
     e->tokens = malloc(header->n_tokens * sizeof *e->tokens);
     e->lossless = calloc((size_t)header->geometry.n_layers * CG_N_PLANES, sizeof *e->lossless);
-    e->sinks = calloc(e->n_tasks, sizeof *e->sinks);
+    e->sinks = calloc(e->n_sinks, sizeof *e->sinks);
     if (e->tokens == NULL || e->lossless == NULL || e->sinks == NULL)
         goto done;
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
@@ -90,7 +94,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     e->header.key = cg_key_chunk(&header->parent, &header->extra, tokens, header->n_tokens);
     if (e->profile != NULL) {
         e->preset = cg_lossy_preset(profile);
-        if ((status = cg_heads_init(profile, header, &e->heads)) != CG_OK)
+        if ((status = cg_analysis_ready(profile)) != CG_OK ||
+            (status = cg_heads_init(profile, header, &e->heads)) != CG_OK)
             goto done;
     }
     *encoder_out = e;
@@ -110,7 +115,7 @@ void cg_encoder_free(cg_encoder *e)
             free(e->symbols[level][i].bytes);
         free(e->symbols[level]);
     }
-    for (uint32_t i = 0; e->sinks != NULL && i < e->n_tasks; i++)
+    for (uint32_t i = 0; e->sinks != NULL && i < e->n_sinks; i++)
         free(e->sinks[i].bytes);
     for (uint32_t i = 0;
          e->lossless != NULL && i < (uint32_t)e->header.geometry.n_layers * CG_N_PLANES; i++)
@@ -120,6 +125,11 @@ void cg_encoder_free(cg_encoder *e)
     free(e->tokens);
     cg_heads_destroy(&e->heads);
     free(e);
+}
+
+uint64_t cg_encoder_n_saturated(const cg_encoder *e)
+{
+    return atomic_load(&e->n_saturated);
 }
 
 uint32_t cg_encoder_n_tasks(const cg_encoder *e)
@@ -138,13 +148,14 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
     const size_t channels = cg_geometry_channels(&h->geometry);
     size_t most = cg_lossless_scratch_bytes(h->geometry.dtype, channels, h->n_tokens);
     for (uint32_t i = 0; e->profile != NULL && i < e->n_tasks; i++) {
-        const cg_group *group = &e->profile->groups[i / CG_N_PLANES];
-        const size_t lossy =
-            e->preset->encode_scratch_bytes(e->profile, group, i % CG_N_PLANES, h->n_tokens);
+        const cg_group *group = &e->profile->groups[i / e->profile->n_matrices];
+        const size_t lossy = e->preset->encode_scratch_bytes(
+            e->profile, group, i % e->profile->n_matrices, h->n_tokens);
+        const size_t n_channels = cg_group_plane_channels(e->profile, group);
         cg_arena arena = {0};
-        (void)cg_arena_take(&arena, (size_t)e->n_sink_tokens * group->n_channels *
+        (void)cg_arena_take(&arena, (size_t)e->n_sink_tokens * n_channels *
                                         cg_dtype_bytes(h->geometry.dtype));
-        (void)cg_arena_take(&arena, cg_lossless_scratch_bytes(h->geometry.dtype, group->n_channels,
+        (void)cg_arena_take(&arena, cg_lossless_scratch_bytes(h->geometry.dtype, n_channels,
                                                               e->n_sink_tokens));
         most = lossy > most ? lossy : most;
         most = arena.used_bytes > most ? arena.used_bytes : most;
@@ -179,8 +190,8 @@ static cg_status encode_sinks(cg_encoder *e, const cg_group *group, const uint8_
             memcpy(sinks + ((size_t)t * group->n_layers + layer) * row_bytes,
                    in + ((size_t)layer * e->header.n_tokens + t) * row_bytes, row_bytes);
     }
-    return encode_lossless(g->dtype, sinks, group->n_channels, e->n_sink_tokens,
-                           cg_profile_align(e->profile), cg_arena_take(&arena, 0), out);
+    return encode_lossless(g->dtype, sinks, cg_group_plane_channels(e->profile, group),
+                           e->n_sink_tokens, cg_profile_align(e->profile), cg_arena_take(&arena, 0), out);
 }
 
 cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size_t scratch_bytes,
@@ -193,23 +204,33 @@ cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size
         return CG_ERR_INVALID_ARGUMENT;
     const cg_task_shape shape = cg_encoder_task_shape(e, task_index);
     if ((e->level_mask & 1 << CG_L0) != 0) {
-        const size_t layer_bytes = shape.elements_bytes / shape.n_layers;
-        for (uint32_t i = 0; i < shape.n_layers && status == CG_OK; i++)
-            status =
-                encode_lossless(h->geometry.dtype, (const uint8_t *)in + i * layer_bytes,
-                                cg_geometry_channels(&h->geometry), h->n_tokens, CG_RANS_ALIGNED,
-                                scratch,
-                                &e->lossless[(shape.first_layer + i) * CG_N_PLANES + shape.plane]);
+        const uint32_t n_slices = shape.n_planes * shape.n_layers;
+        const size_t layer_bytes = shape.elements_bytes / n_slices;
+        for (uint32_t i = 0; i < n_slices && status == CG_OK; i++) {
+            const uint32_t layer = shape.first_layer + i % shape.n_layers,
+                           plane = shape.plane + i / shape.n_layers;
+            status = encode_lossless(h->geometry.dtype, (const uint8_t *)in + i * layer_bytes,
+                                     cg_geometry_channels(&h->geometry), h->n_tokens,
+                                     CG_RANS_ALIGNED, scratch,
+                                     &e->lossless[layer * CG_N_PLANES + plane]);
+        }
     }
     if (status != CG_OK || e->profile == NULL)
         return status;
-    const cg_group *group = &e->profile->groups[task_index / CG_N_PLANES];
-    if (e->n_sink_tokens > 0 &&
-        (status = encode_sinks(e, group, in, scratch, &e->sinks[task_index])) != CG_OK)
-        return status;
+    const uint32_t group_index = task_index / e->profile->n_matrices;
+    const cg_group *group = &e->profile->groups[group_index];
+    for (uint32_t i = 0; i < shape.n_planes && e->n_sink_tokens > 0; i++) {
+        status = encode_sinks(
+            e, group, (const uint8_t *)in + i * (shape.elements_bytes / shape.n_planes), scratch,
+            &e->sinks[group_index * CG_N_PLANES + shape.plane + i]);
+        if (status != CG_OK)
+            return status;
+    }
     cg_piece sections[CG_N_LEVELS] = {0};
+    uint64_t n_saturated = 0;
     status = e->preset->encode(&e->heads, e->level_mask, e->is_nested, group, shape.plane, in,
-                               scratch, sections);
+                               scratch, sections, &n_saturated);
+    atomic_fetch_add(&e->n_saturated, n_saturated);
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         free(e->symbols[level][task_index].bytes);
         e->symbols[level][task_index] = sections[level];
@@ -220,10 +241,12 @@ cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size
 static const cg_piece *piece_of(const cg_encoder *e, const cg_chunk_header *header,
                                 const cg_section *section)
 {
-    const uint32_t task = section->group * (uint32_t)CG_N_PLANES + section->plane;
+    const uint32_t by_plane = section->group * (uint32_t)CG_N_PLANES + section->plane;
+    const uint32_t task =
+        section->group * cg_section_plan_n_matrices(e->profile) + section->plane;
     switch (section->kind) {
-    case CG_SECTION_LOSSLESS: return &e->lossless[task];
-    case CG_SECTION_SINKS: return &e->sinks[task];
+    case CG_SECTION_LOSSLESS: return &e->lossless[by_plane];
+    case CG_SECTION_SINKS: return &e->sinks[by_plane];
     case CG_SECTION_TO_L2: return &e->symbols[CG_L2][task];
     case CG_SECTION_TO_L1: return &e->symbols[CG_L1][task];
     default: return &e->symbols[header->coarsest][task];

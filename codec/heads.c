@@ -7,6 +7,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* For profiles of version 1: as libm has them. */
+static void rotation_1(uint32_t first_position, size_t n_tokens, const double *inv_freq,
+                       size_t half, float *cosine, float *sine)
+{
+    for (size_t t = 0; t < n_tokens; t++, cosine += half, sine += half) {
+        for (size_t i = 0; i < half; i++) {
+            /* In f64: at position 100,000 an f32 angle is off by 2^-8. */
+            const double angle = (double)(first_position + t) * inv_freq[i];
+            cosine[i] = (float)cos(angle);
+            sine[i] = (float)sin(angle);
+        }
+    }
+}
+
 cg_status cg_heads_init(const cg_profile *profile, const cg_chunk_header *header, cg_heads *heads)
 {
     const size_t half = profile->rotary_dim / 2, n_tokens = header->n_tokens,
@@ -20,14 +34,11 @@ cg_status cg_heads_init(const cg_profile *profile, const cg_chunk_header *header
                         .dtype = header->geometry.dtype,
                         .cosine = memory,
                         .sine = memory + n_rows * half};
-    for (size_t row = 0; row < n_rows; row++) {
-        const double *inv_freq = profile->inv_freq + row / n_tokens * half;
-        for (size_t i = 0; i < half; i++) {
-            /* In f64: at position 100,000 an f32 angle is off by 2^-8. */
-            const double angle = (double)(header->first_position + row % n_tokens) * inv_freq[i];
-            heads->cosine[row * half + i] = (float)cos(angle);
-            heads->sine[row * half + i] = (float)sin(angle);
-        }
+    for (uint32_t rope = 0; rope < profile->n_ropes; rope++) {
+        const size_t at = rope * n_tokens * half;
+        (profile->version > 1 ? profile->kernels->exact->rotation : rotation_1)(
+            header->first_position, n_tokens, profile->inv_freq + rope * half, half,
+            heads->cosine + at, heads->sine + at);
     }
     return CG_OK;
 }
@@ -80,8 +91,10 @@ void cg_heads_rotate(const cg_heads *heads, uint32_t layer, size_t t, float *val
 {
     const uint32_t half = heads->profile->rotary_dim / 2;
     const size_t at = rotation_at(heads, layer, t);
+    const cg_kernels *kernels = heads->profile->kernels;
     if (half > 0)
-        heads->profile->kernels->rotate(values, heads->cosine + at, heads->sine + at, half);
+        (heads->profile->version > 1 ? kernels->exact->rotate : kernels->rotate)(
+            values, heads->cosine + at, heads->sine + at, half);
 }
 
 void cg_heads_unrotate(const cg_heads *heads, uint32_t layer, size_t t, float *values)

@@ -28,12 +28,12 @@ typedef struct cg_heads {
 cg_status cg_heads_init(const cg_profile *profile, const cg_chunk_header *header, cg_heads *heads);
 void cg_heads_destroy(cg_heads *heads); /* zeros are fine */
 
-/* The first element of a head in the canonical layout (codec/codec.h) of a task; layer: of the
- * task's. */
-static inline size_t cg_heads_element(const cg_heads *heads, size_t layer, size_t t, size_t head)
+/* The first element of a head in the canonical layout (codec/codec.h) of a task; slice: which of
+ * the task's layers and planes. */
+static inline size_t cg_heads_element(const cg_heads *heads, size_t slice, size_t t, size_t head)
 {
     const cg_geometry *g = &heads->profile->geometry;
-    return ((layer * heads->n_tokens + t) * g->n_kv_heads + head) * g->head_dim;
+    return ((slice * heads->n_tokens + t) * g->n_kv_heads + head) * g->head_dim;
 }
 
 /* values[head_dim] to out, from index element on, rounded to the dtype. */

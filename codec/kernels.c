@@ -3,28 +3,9 @@
 #include "codec/kernels.h"
 
 #include "codec/bf16.h"
+#include "codec/dct8.h"
 
 #include <math.h>
-
-/* D[f][t] of the 8-point DCT. */
-static const float DCT8[CG_DCT][CG_DCT] = {
-    {0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f,
-     0.353553391f, 0.353553391f},
-    {0.49039264f, 0.415734806f, 0.277785117f, 0.097545161f, -0.097545161f, -0.277785117f,
-     -0.415734806f, -0.49039264f},
-    {0.461939766f, 0.191341716f, -0.191341716f, -0.461939766f, -0.461939766f, -0.191341716f,
-     0.191341716f, 0.461939766f},
-    {0.415734806f, -0.097545161f, -0.49039264f, -0.277785117f, 0.277785117f, 0.49039264f,
-     0.097545161f, -0.415734806f},
-    {0.353553391f, -0.353553391f, -0.353553391f, 0.353553391f, 0.353553391f, -0.353553391f,
-     -0.353553391f, 0.353553391f},
-    {0.277785117f, -0.49039264f, 0.097545161f, 0.415734806f, -0.415734806f, -0.097545161f,
-     0.49039264f, -0.277785117f},
-    {0.191341716f, -0.461939766f, 0.461939766f, -0.191341716f, -0.191341716f, 0.461939766f,
-     -0.461939766f, 0.191341716f},
-    {0.097545161f, -0.277785117f, 0.415734806f, -0.49039264f, 0.49039264f, -0.415734806f,
-     0.277785117f, -0.097545161f},
-};
 
 /* Even and odd frequencies are summed apart: by symmetry four such sums make eight tokens. */
 static void inverse_dct(const float *restrict y, size_t y_stride, const float *restrict scale,
@@ -60,9 +41,9 @@ static void forward_dct(const float *restrict x, size_t x_stride, unsigned n_cha
 }
 
 static void rotate(float *restrict head, const float *restrict cosine, const float *restrict sine,
-                   unsigned half)
+                   size_t half)
 {
-    for (unsigned i = 0; i < half; i++) {
+    for (size_t i = 0; i < half; i++) {
         const float a = head[i], b = head[i + half];
         head[i] = a * cosine[i] - b * sine[i];
         head[i + half] = b * cosine[i] + a * sine[i];
@@ -110,4 +91,4 @@ static void dequantize_channels(const int16_t *restrict cells, const float *rest
 const cg_kernels CG_KERNELS = {
     CG_KERNELS_NAME, inverse_dct,     forward_dct,       rotate,
     to_bf16,         quantize,        quantize_channels, dequantize_channels,
-    &CG_KLT_INVERSE, &CG_KLT_FORWARD, &CG_RANS_KERNELS};
+    &CG_KLT_INVERSE, &CG_KLT_FORWARD, &CG_RANS_KERNELS, &CG_EXACT_KERNELS};

@@ -1,13 +1,15 @@
 /* codec/kernels.h - the inner loops of the lossy levels, one table of them per instruction set.
  *
  * kernels.c and klt_*_kernels.c are compiled once per instruction set (CMakeLists.txt). What is
- * said here is what each table does. FORMAT.md lets sums of floats be fused and reordered, so
- * tables agree within its tolerance, not bit for bit. The tables of rANS (rans_kernels.h) agree bit
- * for bit. Threads: pure functions; cg_kernels_best() is set by the CPU, unless a test calls
+ * said here is what each table does. For profiles of version 1 FORMAT.md lets sums of floats be
+ * fused and reordered, so tables agree within its tolerance, not bit for bit. What decodes those of
+ * version 2 agrees bit for bit: accumulate_digits(), accumulate_elements() and exact_kernels.h. So
+ * do the tables of rANS (rans_kernels.h). Threads: pure functions; cg_kernels_best() is set by the CPU, unless a test calls
  * cg_kernels_use().
  */
 #ifndef CG_CODEC_KERNELS_H
 #define CG_CODEC_KERNELS_H
+#include "codec/exact_kernels.h"
 #include "codec/rans_kernels.h"
 #include <stdbool.h>
 
@@ -68,12 +70,21 @@ typedef struct cg_klt_inverse {
     void (*list_quads)(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
                        cg_quad_row *row_out);
     int quad_limit; /* of the symbols in a quad */
+    unsigned digit_bits; /* signed numbers of so many bits are within quad_limit */
     /* y[r][ch] = unit * sum over rows[r] of symbol * (byte - 128), for n_rows rows and 16 *
      * n_sixteens channels; added to what y holds unless is_first. slab: bytes
      * [n_quads][CG_PANEL_CHANNELS][4]. */
     void (*accumulate_quads)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
                              unsigned n_sixteens, float unit, bool is_first, float *y,
                              size_t y_stride);
+    /* The same in whole numbers, modulo 2^32: the sum times 2^shift. */
+    void (*accumulate_digits)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
+                              unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
+                              size_t y_stride);
+    /* And without quads: y[n_channels] += 2^shift * sum over c of cells[c] *
+     * elements[c][CG_PANEL_CHANNELS], modulo 2^32. */
+    void (*accumulate_elements)(const int16_t *elements, const int16_t *cells, size_t n_cells,
+                                unsigned shift, unsigned n_channels, int32_t *y);
     /* 3. Matrix units. Tiles of the first n_blocks rows of cells, at most CG_TILE, and zeros below.
      * Returns n_tiles, at most 2 * ceil(n_active / CG_TILE). */
     size_t (*tile_symbols)(const int16_t *cells, size_t n_blocks, size_t n_active, uint16_t *tiles,
@@ -101,6 +112,11 @@ typedef struct cg_klt_forward {
     void (*project_narrow)(const float *rows, size_t row_stride, size_t n_rows,
                            const uint32_t *analysis, const float *scale, float norm, size_t n_pairs,
                            size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride);
+    /* The same, there in each table: integers of at most 15 bits. */
+    void (*project_integers)(const float *rows, size_t row_stride, size_t n_rows,
+                             const uint32_t *analysis, const float *scale, float norm,
+                             size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
+                             size_t coef_stride);
 } cg_klt_forward;
 
 typedef struct cg_kernels {
@@ -113,7 +129,7 @@ typedef struct cg_kernels {
     void (*forward_dct)(const float *x, size_t x_stride, unsigned n_channels, float *y,
                         size_t y_stride);
     /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
-    void (*rotate)(float *head, const float *cosine, const float *sine, unsigned half);
+    void (*rotate)(float *head, const float *cosine, const float *sine, size_t half);
     void (*to_bf16)(const float *values, size_t n_values, uint16_t *out);
     /* out[c] = coef[c] * inv_step, to nearest, within int16. */
     void (*quantize)(const float *coef, size_t n_columns, float inv_step, int16_t *out);
@@ -126,6 +142,7 @@ typedef struct cg_kernels {
     const cg_klt_inverse *inverse;
     const cg_klt_forward *forward;
     const cg_rans_kernels *rans;
+    const cg_exact_kernels *exact;
 } cg_kernels;
 
 /* The best table of this CPU. */

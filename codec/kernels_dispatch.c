@@ -53,7 +53,7 @@ const cg_kernels *cg_kernels_named(const char *name)
 {
 #if defined(__x86_64__)
     if (strcmp(name, "amx") == 0)
-        return cg_kernels_named("avx512") != NULL && has_amx() ? &cg_kernels_amx : NULL;
+        return cg_kernels_named("vnni") != NULL && has_amx() ? &cg_kernels_amx : NULL;
     if (strcmp(name, "vnni") == 0)
         return cg_kernels_named("avx512") != NULL && __builtin_cpu_supports("avx512vnni")
                    ? &cg_kernels_vnni

@@ -26,26 +26,27 @@ static inline size_t cg_klt_n_blocks(uint32_t n_tokens)
 }
 
 size_t cg_klt_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
-                                   const cg_group *group, unsigned plane, uint32_t n_tokens);
+                                   const cg_group *group, unsigned matrix, uint32_t n_tokens);
 /* Decodes sections[level] into out. Where coarsest is above level, the chunk is nested: the
  * sections of the levels from level to coarsest are needed. CG_ERR_TRUNCATED, CG_ERR_CORRUPT. */
 cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                        const cg_group *group, unsigned plane, const cg_coded sections[CG_N_LEVELS],
+                        const cg_group *group, unsigned matrix, const cg_coded sections[CG_N_LEVELS],
                         void *scratch, void *out);
 
-size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned plane,
+size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned matrix,
                                    uint32_t n_tokens);
 /* Encodes in at every lossy level of level_mask. is_nested: each level is coded given the next
  * coarser one, the coarsest alone; then the mask has no hole. sections_out[level].bytes is
- * malloc'ed, the caller's, also after an error (free all). CG_ERR_NO_MEMORY;
+ * malloc'ed, the caller's, also after an error (free all). *n_saturated grows by the number of
+ * symbols that cg_encoder_n_saturated() counts. CG_ERR_NO_MEMORY;
  * CG_ERR_INVALID_ARGUMENT: an element is not finite. */
 cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                        const cg_group *group, unsigned plane, const void *in, void *scratch,
-                        cg_piece sections_out[CG_N_LEVELS]);
+                        const cg_group *group, unsigned matrix, const void *in, void *scratch,
+                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
 
 /* A section of level from to one of the coarser level to. Errors of cg_symbols_transcode(). */
 cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,
-                           const cg_group *group, unsigned plane, uint32_t n_tokens,
+                           const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out);
 
 #ifdef __cplusplus

@@ -3,25 +3,43 @@
 #include "codec/arena.h"
 #include "codec/klt_synthesis.h"
 
+/* What a synthesis in integers takes. */
+static void take_integers(cg_arena *arena, const cg_level_columns *columns, size_t n_blocks,
+                          bool has_quads, cg_synthesis *s)
+{
+    const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE,
+                 n_rows = s->group->bands[s->matrix].n_slabs * n * CG_DCT;
+    s->sums = cg_arena_take(arena, CG_DCT * CG_TILE * s->y_stride * sizeof *s->sums);
+    if (!has_quads)
+        return;
+    s->quads = cg_arena_take(arena, cg_klt_exact_quads_bytes(columns, n));
+    s->quad_rows = cg_arena_take(arena, n_rows * sizeof *s->quad_rows);
+    s->large_rows = cg_arena_take(arena, (2 * n_rows + 1) * sizeof *s->large_rows);
+}
+
 /* The memory of a synthesis, and of the symbols of each level from this one to the coarsest. */
 static cg_synthesis take_synthesis(cg_arena *arena, const cg_profile *profile, unsigned level,
-                                   unsigned coarsest, const cg_group *group, unsigned plane,
+                                   unsigned coarsest, const cg_group *group, unsigned matrix,
                                    size_t n_blocks, void *symbols[CG_N_LEVELS])
 {
-    cg_synthesis s = {.group = group, .plane = plane};
-    const cg_level_columns *columns = &group->columns[level - 1][plane];
+    cg_synthesis s = {.group = group, .matrix = matrix};
+    const cg_level_columns *columns = &group->columns[level - 1][matrix];
     for (unsigned i = level; i <= coarsest; i++)
         symbols[i] =
-            cg_arena_take(arena, cg_symbols_bytes(&group->columns[i - 1][plane], n_blocks));
+            cg_arena_take(arena, cg_symbols_bytes(&group->columns[i - 1][matrix], n_blocks));
     s.scale = cg_arena_take(arena, group->n_channels * sizeof *s.scale);
     s.mean = cg_arena_take(arena, group->n_channels * sizeof *s.mean);
     s.x = cg_arena_take(arena, (size_t)CG_DCT * profile->layout.unit_channels * sizeof *s.x);
     s.y_stride = profile->layout.unit_channels + (profile->layout.has_quads ? 16 : 0);
+    if (profile->version > 1) {
+        take_integers(arena, columns, n_blocks, profile->layout.has_quads, &s);
+        return s;
+    }
     if (profile->layout.is_tiled || profile->layout.has_quads)
         s.y = cg_arena_take(arena, CG_DCT * CG_TILE * s.y_stride * sizeof *s.y);
     if (profile->layout.has_quads) {
         const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE,
-                     n_rows = group->basis[plane].n_slabs * CG_MAX_LIMBS * n * CG_DCT;
+                     n_rows = group->basis[matrix].n_slabs * CG_MAX_LIMBS * n * CG_DCT;
         s.quads = cg_arena_take(arena, cg_klt_quads_bytes(columns, n));
         s.quad_rows = cg_arena_take(arena, n_rows * sizeof *s.quad_rows);
     } else if (profile->layout.is_tiled) {
@@ -39,44 +57,44 @@ static cg_synthesis take_synthesis(cg_arena *arena, const cg_profile *profile, u
 }
 
 size_t cg_klt_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
-                                   const cg_group *group, unsigned plane, uint32_t n_tokens)
+                                   const cg_group *group, unsigned matrix, uint32_t n_tokens)
 {
     cg_arena arena = {0};
     void *symbols[CG_N_LEVELS];
-    (void)take_synthesis(&arena, profile, level, coarsest, group, plane, cg_klt_n_blocks(n_tokens),
+    (void)take_synthesis(&arena, profile, level, coarsest, group, matrix, cg_klt_n_blocks(n_tokens),
                          symbols);
     return arena.used_bytes;
 }
 
-/* Of the group's layers, one after another. */
+/* Of the matrix's slices, one after another. */
 static void fill_scale_and_mean(const cg_profile *p, unsigned level, const cg_synthesis *s)
 {
     const size_t channels = cg_geometry_channels(&p->geometry);
-    for (uint32_t layer = 0; layer < s->group->n_layers; layer++) {
-        const uint32_t model_layer = s->group->first_layer + layer;
-        const float *weight = cg_profile_row(p, p->weight, model_layer, s->plane);
-        const float *mean = cg_profile_row(p, p->mean, model_layer, s->plane);
+    for (uint32_t i = 0; i < s->group->n_slices; i++) {
+        const cg_slice slice = cg_group_slice(s->group, s->matrix, i);
+        const float *weight = cg_profile_row(p, p->weight, slice);
+        const float *mean = cg_profile_row(p, p->mean, slice);
         for (size_t ch = 0; ch < channels; ch++) {
-            s->scale[layer * channels + ch] = p->step[level - 1][s->plane] / weight[ch];
-            s->mean[layer * channels + ch] = mean[ch];
+            s->scale[i * channels + ch] = p->step[level - 1][slice.plane] / weight[ch];
+            s->mean[i * channels + ch] = mean[ch];
         }
     }
 }
 
 cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                        const cg_group *group, unsigned plane, const cg_coded sections[CG_N_LEVELS],
+                        const cg_group *group, unsigned matrix, const cg_coded sections[CG_N_LEVELS],
                         void *scratch, void *out)
 {
     const cg_profile *p = heads->profile;
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
     void *memory[CG_N_LEVELS];
-    cg_synthesis s = take_synthesis(&arena, p, level, coarsest, group, plane, n_blocks, memory);
+    cg_synthesis s = take_synthesis(&arena, p, level, coarsest, group, matrix, n_blocks, memory);
 
     cg_symbols symbols = {0}, coarse;
     for (unsigned i = coarsest; i >= level; i--) {
         coarse = symbols;
-        symbols = cg_symbols_lay(&group->columns[i - 1][plane], i < coarsest ? &coarse : NULL,
+        symbols = cg_symbols_lay(&group->columns[i - 1][matrix], i < coarsest ? &coarse : NULL,
                                  n_blocks, memory[i]);
         const cg_status status = cg_symbols_decode(p, &symbols, sections[i]);
         if (status != CG_OK)
@@ -86,6 +104,9 @@ cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest
     s.symbols = &symbols;
     s.out = out;
     fill_scale_and_mean(p, level, &s);
-    (p->layout.is_tiled ? cg_klt_tiles : p->layout.has_quads ? cg_klt_quads : cg_klt_lists)(&s);
+    (p->version > 1          ? cg_klt_exact
+     : p->layout.is_tiled    ? cg_klt_tiles
+     : p->layout.has_quads   ? cg_klt_quads
+                             : cg_klt_lists)(&s);
     return CG_OK;
 }

@@ -1,5 +1,6 @@
 #include "codec/klt.h"
 
+#include "codec/analysis.h"
 #include "codec/arena.h"
 #include "codec/kernels.h"
 
@@ -15,11 +16,11 @@ typedef struct encode_work {
     void *symbols[CG_N_LEVELS]; /* of the lossy levels */
 } encode_work;
 
-static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsigned plane,
+static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsigned matrix,
                                     size_t n_blocks)
 {
-    encode_work w = {.row_stride = 2 * cg_basis_pairs(&group->basis[plane]),
-                     .coef_stride = (group->basis[plane].n_components + 31u) / 32 * 32};
+    encode_work w = {.row_stride = 2 * cg_analysis_pairs(group->n_channels),
+                     .coef_stride = (group->n_components[matrix] + 31u) / 32 * 32};
     w.block = cg_arena_take(arena, (size_t)CG_DCT * group->n_channels * sizeof *w.block);
     w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
     w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
@@ -29,38 +30,40 @@ static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsi
     w.split = cg_arena_take(arena, 64 * w.row_stride * sizeof *w.split);
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
         w.symbols[level] =
-            cg_arena_take(arena, cg_symbols_bytes(&group->columns[level - 1][plane], n_blocks));
+            cg_arena_take(arena, cg_symbols_bytes(&group->columns[level - 1][matrix], n_blocks));
     return w;
 }
 
-size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned plane,
+size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned matrix,
                                    uint32_t n_tokens)
 {
     cg_arena arena = {0};
     (void)profile;
-    (void)take_encode_work(&arena, group, plane, cg_klt_n_blocks(n_tokens));
+    (void)take_encode_work(&arena, group, matrix, cg_klt_n_blocks(n_tokens));
     return arena.used_bytes;
 }
 
 /* One token's row [n_channels]: rotated back, centred, weighted. */
-static bool load_token(const cg_heads *heads, const cg_group *group, unsigned plane, size_t t,
+static bool load_token(const cg_heads *heads, const cg_group *group, unsigned matrix, size_t t,
                        const void *in, float *row)
 {
     const cg_profile *p = heads->profile;
     const cg_geometry *g = &p->geometry;
     bool finite = true;
-    for (uint32_t layer = 0; layer < group->n_layers; layer++) {
-        const float *weight = cg_profile_row(p, p->weight, group->first_layer + layer, plane);
-        const float *mean = cg_profile_row(p, p->mean, group->first_layer + layer, plane);
-        float *layer_row = row + layer * cg_geometry_channels(g);
+    const size_t channels = cg_geometry_channels(g);
+    for (uint32_t i = 0; i < group->n_slices; i++) {
+        const cg_slice slice = cg_group_slice(group, matrix, i);
+        const float *weight = cg_profile_row(p, p->weight, slice);
+        const float *mean = cg_profile_row(p, p->mean, slice);
+        float *slice_row = row + i * channels;
         for (uint32_t head = 0; head < g->n_kv_heads; head++) {
-            float *values = layer_row + (size_t)head * g->head_dim;
-            finite &= cg_heads_load(heads, in, cg_heads_element(heads, layer, t, head), values);
-            if (plane == CG_K)
-                cg_heads_unrotate(heads, group->first_layer + layer, t, values);
+            float *values = slice_row + (size_t)head * g->head_dim;
+            finite &= cg_heads_load(heads, in, cg_heads_element(heads, i, t, head), values);
+            if (slice.plane == CG_K)
+                cg_heads_unrotate(heads, slice.layer, t, values);
         }
-        for (size_t ch = 0; ch < cg_geometry_channels(g); ch++)
-            layer_row[ch] = (layer_row[ch] - mean[ch]) * weight[ch];
+        for (size_t ch = 0; ch < channels; ch++)
+            slice_row[ch] = (slice_row[ch] - mean[ch]) * weight[ch];
     }
     return finite;
 }
@@ -81,7 +84,7 @@ static void fill_rows(float *block, size_t n_channels, unsigned first, unsigned 
     }
 }
 
-static bool load_rows(const cg_heads *heads, const cg_group *group, unsigned plane, const void *in,
+static bool load_rows(const cg_heads *heads, const cg_group *group, unsigned matrix, const void *in,
                       size_t n_blocks, encode_work *w)
 {
     const size_t n = group->n_channels, f_stride = n_blocks * w->row_stride;
@@ -95,7 +98,7 @@ static bool load_rows(const cg_heads *heads, const cg_group *group, unsigned pla
         const size_t left = heads->n_tokens - b * CG_DCT;
         const unsigned end = left < CG_DCT ? (unsigned)left : CG_DCT;
         for (unsigned t = 0; t < end; t++)
-            finite &= load_token(heads, group, plane, b * CG_DCT + t, in, w->block + t * n);
+            finite &= load_token(heads, group, matrix, b * CG_DCT + t, in, w->block + t * n);
         if (first > 0 || end < CG_DCT)
             fill_rows(w->block, n, first < end ? first : end, end);
         heads->profile->kernels->forward_dct(w->block, n, (unsigned)n, w->rows + b * w->row_stride,
@@ -104,46 +107,105 @@ static bool load_rows(const cg_heads *heads, const cg_group *group, unsigned pla
     return finite;
 }
 
-/* Coefficients of the components behind the first n_exact sixteens, of n_sixteens. */
-static void project_rest(const cg_kernels *kernels, const cg_basis *basis, size_t n_pairs,
-                         size_t n_blocks, size_t n_exact, size_t n_sixteens, const float *rows,
-                         const encode_work *w)
+/* Coefficients of n_sixteens of components from the sixteenth first on, of the rows. is_exact: of
+ * the first n_exact. */
+static void project(const cg_profile *p, const cg_analysis *a, size_t n_blocks, size_t first,
+                    size_t n_sixteens, bool is_exact, const float *rows, const encode_work *w)
 {
-    const uint32_t *analysis = basis->analysis + n_exact * n_pairs * 16;
-    float *coef = w->coef + 16 * n_exact;
-    if (kernels->forward->project_narrow != NULL)
-        kernels->forward->project_narrow(rows, w->row_stride, n_blocks, analysis,
-                                         basis->scale + 16 * n_exact, basis->narrow_norm, n_pairs,
-                                         n_sixteens - n_exact, w->split, coef, w->coef_stride);
+    const cg_klt_forward *forward = p->kernels->forward;
+    const size_t n_pairs = cg_analysis_pairs(a->n_channels);
+    const uint32_t *pairs = a->pairs + first * n_pairs * 16;
+    const float *scale = a->scale + 16 * first;
+    float *coef = w->coef + 16 * first;
+    if (p->version > 1)
+        forward->project_integers(rows, w->row_stride, n_blocks, pairs, scale,
+                                  is_exact ? a->exact_norm : a->norm, n_pairs, n_sixteens, w->split,
+                                  coef, w->coef_stride);
+    else if (!is_exact && forward->project_narrow != NULL)
+        forward->project_narrow(rows, w->row_stride, n_blocks, pairs, scale, a->norm, n_pairs,
+                                n_sixteens, w->split, coef, w->coef_stride);
     else
-        kernels->forward->project(rows, w->row_stride, n_blocks, analysis, n_pairs,
-                                  n_sixteens - n_exact, w->split, coef, w->coef_stride);
+        forward->project(rows, w->row_stride, n_blocks, pairs, n_pairs, n_sixteens, w->split, coef,
+                         w->coef_stride);
+}
+
+/* Of all blocks, the first n coefficients times the scales of their components, or divided. */
+static void scale_coefs(const cg_analysis *a, size_t n_blocks, size_t n, bool is_back,
+                        const encode_work *w)
+{
+    for (size_t b = 0; b < n_blocks; b++) {
+        float *coef = w->coef + b * w->coef_stride;
+        for (size_t c = 0; c < n; c++)
+            coef[c] = a->scale[c] == 0 ? 0 : is_back ? coef[c] / a->scale[c] : coef[c] * a->scale[c];
+    }
+}
+
+/* What the coefficients of the first n_exact sixteens make of the rows, to w->known. */
+static void synthesize_exact(const cg_profile *p, const cg_analysis *a, size_t n_blocks,
+                             size_t n_exact, const encode_work *w)
+{
+    const cg_klt_forward *forward = p->kernels->forward;
+    const size_t n_pairs = cg_analysis_exact_pairs(a), n_sixteens = (a->n_channels + 15u) / 16;
+    for (size_t b = 0; b < n_blocks && n_exact % 2 != 0; b++)
+        memset(w->coef + b * w->coef_stride + 16 * n_exact, 0, 16 * sizeof *w->coef);
+    if (p->version == 1) {
+        forward->project(w->coef, w->coef_stride, n_blocks, a->exact, n_pairs, n_sixteens, w->split,
+                         w->known, w->row_stride);
+        return;
+    }
+    scale_coefs(a, n_blocks, 16 * n_exact, false, w); /* powers of two: exact, and back */
+    forward->project_integers(w->coef, w->coef_stride, n_blocks, a->exact, a->ones, a->channel_norm,
+                              n_pairs, n_sixteens, w->split, w->known, w->row_stride);
+    scale_coefs(a, n_blocks, 16 * n_exact, true, w);
 }
 
 /* Coefficients of the first n components, in sixteens, of the rows of one frequency; the rows are
  * used up. */
-static void project(const cg_kernels *kernels, const cg_group *group, const cg_basis *basis,
-                    size_t n_blocks, uint32_t n, float *rows, const encode_work *w)
+static void analyze(const cg_profile *p, const cg_analysis *a, size_t n_blocks, uint32_t n,
+                    float *rows, const encode_work *w)
 {
-    const size_t n_pairs = cg_basis_pairs(basis), n_exact_pairs = cg_basis_exact_pairs(basis);
-    const size_t n_sixteens = (n + 15u) / 16, all_exact = (basis->n_exact + 15u) / 16;
+    const size_t n_sixteens = (n + 15u) / 16, all_exact = (a->n_exact + 15u) / 16;
     const size_t n_exact = all_exact < n_sixteens ? all_exact : n_sixteens;
     if (n_exact > 0)
-        kernels->forward->project(rows, w->row_stride, n_blocks, basis->analysis, n_pairs, n_exact,
-                                  w->split, w->coef, w->coef_stride);
+        project(p, a, n_blocks, 0, n_exact, true, rows, w);
     if (n_exact == n_sixteens)
         return;
-    for (size_t b = 0; b < n_blocks && n_exact % 2 != 0; b++)
-        memset(w->coef + b * w->coef_stride + 16 * n_exact, 0, 16 * sizeof *w->coef);
     if (n_exact > 0)
-        kernels->forward->project(w->coef, w->coef_stride, n_blocks, basis->exact, n_exact_pairs,
-                                  (group->n_channels + 15u) / 16, w->split, w->known,
-                                  w->row_stride);
+        synthesize_exact(p, a, n_blocks, n_exact, w);
     for (size_t b = 0; b < n_blocks && n_exact > 0; b++) {
-        for (size_t ch = 0; ch < group->n_channels; ch++)
+        for (size_t ch = 0; ch < a->n_channels; ch++)
             rows[b * w->row_stride + ch] -= w->known[b * w->row_stride + ch];
     }
-    project_rest(kernels, basis, n_pairs, n_blocks, n_exact, n_sixteens, rows, w);
+    project(p, a, n_blocks, n_exact, n_sixteens - n_exact, false, rows, w);
+}
+
+/* Makes a row of symbols small enough for its sums to stay within 32 bits. Returns how many were
+ * too large, for that or for 16 bits. bands: NULL in version 1, whose sums are floats. */
+static uint64_t keep_in_range(const cg_bands *bands, int16_t *cells, size_t n_cells)
+{
+    uint64_t n_saturated = cg_symbols_n_saturated(cells, n_cells);
+    int16_t most_symbol = 0;
+    for (size_t c = 0; c < n_cells; c++) {
+        const int16_t symbol = cells[c] < 0 ? (int16_t)-cells[c] : cells[c];
+        most_symbol = symbol > most_symbol ? symbol : most_symbol;
+    }
+    if (bands == NULL || (uint64_t)most_symbol * bands->most_before[n_cells] >> 31 == 0)
+        return n_saturated;
+    for (;;) {
+        uint64_t sum = 0;
+        for (size_t c = 0; c < n_cells; c++) {
+            const uint32_t most =
+                (uint32_t)(bands->most_before[c + 1] - bands->most_before[c]);
+            const uint32_t symbol = (uint32_t)(cells[c] < 0 ? -cells[c] : cells[c]);
+            sum += (uint64_t)symbol * most;
+        }
+        if (sum >> 31 == 0)
+            return n_saturated;
+        for (size_t c = 0; c < n_cells; c++) {
+            n_saturated += cells[c] != 0;
+            cells[c] = (int16_t)(cells[c] / 2);
+        }
+    }
 }
 
 /* The symbols of a step three times as large: to nearest, there are no ties. */
@@ -162,9 +224,12 @@ static bool wants(unsigned level_mask, unsigned level)
  * finer level's symbols. The two agree but for coefficients that lie on a border within f32's
  * rounding, and a nested section can only code a symbol that is within 1 of 3 times the coarser
  * one. */
-static void quantize(const cg_profile *p, unsigned plane, unsigned level_mask, bool is_nested,
-                     unsigned f, const encode_work *w, const cg_symbols symbols[CG_N_LEVELS])
+static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned matrix,
+                         unsigned level_mask, bool is_nested, unsigned f, const encode_work *w,
+                         const cg_symbols symbols[CG_N_LEVELS])
 {
+    const cg_bands *bands = p->version > 1 ? &group->bands[matrix] : NULL;
+    uint64_t n_saturated = 0;
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if (!wants(level_mask, level))
             continue;
@@ -173,42 +238,45 @@ static void quantize(const cg_profile *p, unsigned plane, unsigned level_mask, b
         const bool has_finer = is_nested && level > CG_L1 && wants(level_mask, level - 1);
         for (size_t b = 0; b < own->n_rows; b++) {
             int16_t *cells = own->cells[f] + b * n_active;
-            if (has_finer)
+            if (has_finer) { /* its sums are smaller */
                 coarsen(finer->cells[f] + b * finer->columns->n_active[f], n_active, cells);
-            else
-                p->kernels->quantize(w->coef + b * w->coef_stride, n_active,
-                                     1.0f / p->step[level - 1][plane], cells);
+                continue;
+            }
+            p->kernels->quantize(w->coef + b * w->coef_stride, n_active,
+                                 1.0f / p->step[level - 1][matrix], cells);
+            n_saturated += keep_in_range(bands, cells, n_active);
         }
     }
+    return n_saturated;
 }
 
 cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                        const cg_group *group, unsigned plane, const void *in, void *scratch,
-                        cg_piece sections_out[CG_N_LEVELS])
+                        const cg_group *group, unsigned matrix, const void *in, void *scratch,
+                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
 {
     const cg_profile *p = heads->profile;
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
-    encode_work w = take_encode_work(&arena, group, plane, n_blocks);
-    if (!load_rows(heads, group, plane, in, n_blocks, &w))
+    encode_work w = take_encode_work(&arena, group, matrix, n_blocks);
+    if (!load_rows(heads, group, matrix, in, n_blocks, &w))
         return CG_ERR_INVALID_ARGUMENT;
 
     cg_symbols symbols[CG_N_LEVELS] = {0};
     for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
         const bool refines = is_nested && level < CG_N_LEVELS - 1 && wants(level_mask, level + 1);
         symbols[level] =
-            cg_symbols_lay(&group->columns[level - 1][plane], refines ? &symbols[level + 1] : NULL,
+            cg_symbols_lay(&group->columns[level - 1][matrix], refines ? &symbols[level + 1] : NULL,
                            n_blocks, w.symbols[level]);
     }
     for (unsigned f = 0; f < CG_DCT; f++) {
         uint32_t most = 0;
         for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-            const uint32_t n_active = group->columns[level - 1][plane].n_active[f];
+            const uint32_t n_active = group->columns[level - 1][matrix].n_active[f];
             most = wants(level_mask, level) && n_active > most ? n_active : most;
         }
-        project(p->kernels, group, &group->basis[plane], n_blocks, most,
+        analyze(p, cg_analysis_of(p, group, matrix), n_blocks, most,
                 w.rows + f * n_blocks * w.row_stride, &w);
-        quantize(p, plane, level_mask, is_nested, f, &w, symbols);
+        *n_saturated += quantize(p, group, matrix, level_mask, is_nested, f, &w, symbols);
     }
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if (!wants(level_mask, level))
@@ -222,11 +290,11 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
 }
 
 cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,
-                           const cg_group *group, unsigned plane, uint32_t n_tokens,
+                           const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out)
 {
-    const float ratio = profile->step[from - 1][plane] / profile->step[to - 1][plane];
-    return cg_symbols_transcode(profile, &group->columns[from - 1][plane],
-                                &group->columns[to - 1][plane], cg_klt_n_blocks(n_tokens), ratio,
+    const float ratio = profile->step[from - 1][matrix] / profile->step[to - 1][matrix];
+    return cg_symbols_transcode(profile, &group->columns[from - 1][matrix],
+                                &group->columns[to - 1][matrix], cg_klt_n_blocks(n_tokens), ratio,
                                 (cg_coded){0}, section, &section_out->bytes, &section_out->n_bytes);
 }

@@ -127,7 +127,7 @@ static void project(const float *rows, size_t row_stride, size_t n_rows, const u
 }
 #endif
 
-#if defined(__AVX2__) && !defined(__AMX_BF16__)
+#if defined(__AVX2__)
 /* A row of [n] as int16, rounded. Returns what it was multiplied with: the sums of its products
  * with numbers of that norm stay within int32. */
 static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
@@ -239,7 +239,61 @@ static void project_narrow(const float *rows, size_t row_stride, size_t n_rows,
     }
 }
 #else
-#define project_narrow NULL
+/* n_rows rows by 16 components of integers, whose sums stay in registers. */
+static inline __attribute__((always_inline)) void
+integer_tile(const float *rows, size_t row_stride, const unsigned n_rows, const uint32_t *analysis,
+             const float *scale, size_t n_pairs, float *coef, size_t coef_stride)
+{
+    enum { N = 16 / LANES };
+    typedef int32_t vector_i32 __attribute__((vector_size(4 * LANES), aligned(4)));
+    vector_f32 sum[ROWS_A_PASS][N];
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N; k++)
+            sum[r][k] = (vector_f32){0};
+    }
+    for (size_t p = 0; p < n_pairs; p++) {
+        for (unsigned k = 0; k < N; k++) {
+            const vector_i32 words =
+                *(const vector_i32 *)(const void *)(analysis + p * 16 + LANES * k);
+            const vector_f32 low = __builtin_convertvector(words << 16 >> 16, vector_f32),
+                             high = __builtin_convertvector(words >> 16, vector_f32);
+            for (unsigned r = 0; r < n_rows; r++)
+                sum[r][k] += rows[r * row_stride + 2 * p] * low +
+                             rows[r * row_stride + 2 * p + 1] * high;
+        }
+    }
+    for (unsigned r = 0; r < n_rows; r++) {
+        for (unsigned k = 0; k < N; k++)
+            *(vector_f32 *)(void *)(coef + r * coef_stride + LANES * k) =
+                sum[r][k] * *(const vector_f32 *)(const void *)(scale + LANES * k);
+    }
+}
+
+static void project_integers(const float *rows, size_t row_stride, size_t n_rows,
+                             const uint32_t *analysis, const float *scale, float norm,
+                             size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
+                             size_t coef_stride)
+{
+    (void)norm;
+    (void)split;
+    for (size_t c = 0; c < n_sixteens; c++) {
+        const uint32_t *numbers = analysis + c * n_pairs * 16;
+        float *out = coef + 16 * c;
+        size_t r = 0;
+        for (; r + ROWS_A_PASS <= n_rows; r += ROWS_A_PASS)
+            integer_tile(rows + r * row_stride, row_stride, ROWS_A_PASS, numbers, scale + 16 * c,
+                         n_pairs, out + r * coef_stride, coef_stride);
+        for (; r < n_rows; r++)
+            integer_tile(rows + r * row_stride, row_stride, 1, numbers, scale + 16 * c, n_pairs,
+                         out + r * coef_stride, coef_stride);
+    }
+}
 #endif
 
-const cg_klt_forward CG_KLT_FORWARD = {project, project_narrow};
+#if !defined(__AVX2__)
+const cg_klt_forward CG_KLT_FORWARD = {project, NULL, project_integers};
+#elif defined(__AMX_BF16__)
+const cg_klt_forward CG_KLT_FORWARD = {project, NULL, project_narrow};
+#else
+const cg_klt_forward CG_KLT_FORWARD = {project, project_narrow, project_narrow};
+#endif

@@ -7,9 +7,24 @@
 #include <string.h>
 
 #if !defined(__AVX2__)
-enum { QUAD_LIMIT = 0 };
+enum { QUAD_LIMIT = 0, DIGIT_BITS = 0 };
 #define list_quads NULL
 #define accumulate_quads NULL
+#define accumulate_digits NULL
+
+static void accumulate_elements(const int16_t *restrict elements, const int16_t *cells,
+                                size_t n_cells, unsigned shift, unsigned n_channels,
+                                int32_t *restrict y)
+{
+    uint32_t *restrict sum = (uint32_t *)y; /* wraps */
+    for (size_t c = 0; c < n_cells; c++, elements += CG_PANEL_CHANNELS) {
+        const int16_t cell = cells[c];
+        if (cell == 0)
+            continue;
+        for (unsigned ch = 0; ch < n_channels; ch++)
+            sum[ch] += (uint32_t)((int32_t)cell * elements[ch]) << shift;
+    }
+}
 
 static size_t list_nonzero(const int16_t *cells, size_t n_cells, cg_nonzero *list_out)
 {
@@ -62,6 +77,7 @@ static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_l
 #else
 #define list_nonzero NULL
 #define accumulate NULL
+#define accumulate_elements NULL
 
 /* Sums in registers: what a pass over the quads holds. */
 #if defined(__AVX512BW__)
@@ -71,7 +87,7 @@ enum { QUADS_A_PASS = 8 };
 #endif
 
 #if defined(__AVX512VNNI__)
-enum { QUAD_LIMIT = 127, QUADS_AT_ONCE = 1 };
+enum { QUAD_LIMIT = 127, DIGIT_BITS = 7, QUADS_AT_ONCE = 1 };
 
 static inline vector_i add_products(vector_i sum, const uint8_t *const at[],
                                     const vector_i symbols[])
@@ -82,7 +98,7 @@ static inline vector_i add_products(vector_i sum, const uint8_t *const at[],
 }
 #else
 /* Two quads at once: 4 x 255 x 32 is still within int16. */
-enum { QUAD_LIMIT = 32, QUADS_AT_ONCE = 2 };
+enum { QUAD_LIMIT = 32, DIGIT_BITS = 6, QUADS_AT_ONCE = 2 };
 
 static inline vector_i add_products(vector_i sum, const uint8_t *const at[],
                                     const vector_i symbols[])
@@ -151,11 +167,17 @@ static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
     *row_out = (cg_quad_row){quads_out, n, sum, has_large ? QUAD_LIMIT : INT32_MAX};
 }
 
-/* n is a constant where this is inlined: the sums then live in registers. */
-static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *slab,
-                                                                 const cg_quad_row *row,
-                                                                 const unsigned n, float unit,
-                                                                 bool is_first, float *y)
+/* What becomes of the sums of a row: floats times unit, or integers times 2^shift. */
+typedef struct sums_to {
+    bool is_exact, is_first;
+    float unit;
+    unsigned shift;
+} sums_to;
+
+/* n and what is_exact says are constants where this is inlined: the sums then live in registers. */
+static inline __attribute__((always_inline)) void
+accumulate_row(const uint8_t *slab, const cg_quad_row *row, const unsigned n, const sums_to to,
+               void *y)
 {
     vector_i sum[QUADS_A_PASS];
     for (unsigned k = 0; k < n; k++)
@@ -179,40 +201,69 @@ static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *
                 at[j] += sizeof(vector_i);
         }
     }
+    if (to.is_exact) {
+        const __m128i shift = _mm_cvtsi32_si128((int)to.shift);
+        for (unsigned k = 0; k < n; k++) {
+            char *out = (char *)y + k * sizeof(vector_i);
+            vector_i value = V(sll_epi32)(sum[k], shift);
+            if (!to.is_first)
+                value = V(add_epi32)(value, V_SI(loadu)((const void *)out));
+            V_SI(storeu)((void *)out, value);
+        }
+        return;
+    }
     for (unsigned k = 0; k < n; k++) {
-        vector_f32 *out = (vector_f32 *)(void *)(y + LANES * k);
-        const vector_f32 product = unit * (vector_f32)V(cvtepi32_ps)(sum[k]);
-        *out = is_first ? product : *out + product;
+        vector_f32 *out = (vector_f32 *)(void *)((float *)y + LANES * k);
+        const vector_f32 product = to.unit * (vector_f32)V(cvtepi32_ps)(sum[k]);
+        *out = to.is_first ? product : *out + product;
     }
 }
 
 static inline __attribute__((always_inline)) void
 accumulate_rows(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows, const unsigned n,
-                float unit, bool is_first, float *y, size_t y_stride)
+                const sums_to to, void *y, size_t y_stride)
 {
-    for (size_t r = 0; r < n_rows; r++)
-        accumulate_row(slab, &rows[r], n, unit, is_first, y + r * y_stride);
+    for (size_t r = 0; r < n_rows; r++) {
+        if (rows[r].n_quads > 0 || to.is_first)
+            accumulate_row(slab, &rows[r], n, to, (char *)y + r * y_stride * sizeof(float));
+    }
+}
+
+static inline __attribute__((always_inline)) void
+accumulate_all(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows, unsigned n_sixteens,
+               const sums_to to, char *y, size_t y_stride)
+{
+    /* n is a constant in each branch, so that the compiler keeps n sums in registers. */
+    for (unsigned k = 0, n; k < n_sixteens * VECTORS_A_PART; k += n) {
+        const unsigned left = n_sixteens * VECTORS_A_PART - k;
+        const uint8_t *at = slab + k * sizeof(vector_i);
+        char *out = y + k * sizeof(vector_i);
+        if (left >= QUADS_A_PASS)
+            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS, to, out, y_stride);
+        else if (left >= 12) /* heads of 64 or 96 */
+            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS < 12 ? QUADS_A_PASS : 12, to, out,
+                            y_stride);
+        else if (left >= 4)
+            accumulate_rows(at, rows, n_rows, n = 4, to, out, y_stride);
+        else
+            accumulate_rows(at, rows, n_rows, n = 1, to, out, y_stride);
+    }
 }
 
 static void accumulate_quads(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
                              unsigned n_sixteens, float unit, bool is_first, float *y,
                              size_t y_stride)
 {
-    /* n is a constant in each branch, so that the compiler keeps n sums in registers. */
-    for (unsigned k = 0, n; k < n_sixteens * VECTORS_A_PART; k += n) {
-        const unsigned left = n_sixteens * VECTORS_A_PART - k;
-        const uint8_t *at = slab + k * sizeof(vector_i);
-        if (left >= QUADS_A_PASS)
-            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS, unit, is_first, y + LANES * k,
-                            y_stride);
-        else if (left >= 12) /* heads of 64 or 96 */
-            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS < 12 ? QUADS_A_PASS : 12, unit,
-                            is_first, y + LANES * k, y_stride);
-        else if (left >= 4)
-            accumulate_rows(at, rows, n_rows, n = 4, unit, is_first, y + LANES * k, y_stride);
-        else
-            accumulate_rows(at, rows, n_rows, n = 1, unit, is_first, y + LANES * k, y_stride);
-    }
+    accumulate_all(slab, rows, n_rows, n_sixteens, (sums_to){false, is_first, unit, 0}, (char *)y,
+                   y_stride);
+}
+
+static void accumulate_digits(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
+                              unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
+                              size_t y_stride)
+{
+    accumulate_all(slab, rows, n_rows, n_sixteens, (sums_to){true, is_first, 0, shift}, (char *)y,
+                   y_stride);
 }
 #endif
 
@@ -292,5 +343,7 @@ static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks,
 #define synthesize NULL
 #endif
 
-const cg_klt_inverse CG_KLT_INVERSE = {list_nonzero,     accumulate,   list_quads, QUAD_LIMIT,
-                                       accumulate_quads, tile_symbols, synthesize};
+const cg_klt_inverse CG_KLT_INVERSE = {list_nonzero,      accumulate,          list_quads,
+                                       QUAD_LIMIT,        DIGIT_BITS,          accumulate_quads,
+                                       accumulate_digits, accumulate_elements, tile_symbols,
+                                       synthesize};

@@ -45,7 +45,7 @@ static cg_quad_row list_limb(const cg_quad_row *row, uint32_t limb_quads, cg_qua
 static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
 {
     const cg_kernels *kernels = s->heads->profile->kernels;
-    const cg_basis *basis = &s->group->basis[s->plane];
+    const cg_basis *basis = &s->group->basis[s->matrix];
     cg_quad *quads = s->quads, *end = quads + cg_klt_most_quads(s->symbols->columns, n);
     cg_quad_row *row = s->quad_rows;
     const size_t n_rows = CG_DCT * n;
@@ -120,7 +120,7 @@ static void accumulate_batch(const cg_synthesis *s, size_t batch, size_t n_block
                              const uint8_t *panel, uint32_t n, float *y)
 {
     const cg_kernels *kernels = s->heads->profile->kernels;
-    const cg_basis *basis = &s->group->basis[s->plane];
+    const cg_basis *basis = &s->group->basis[s->matrix];
     const uint16_t *n_active = s->symbols->columns->n_active;
     const cg_quad_row *rows = s->quad_rows;
     const size_t y_stride = s->y_stride;
@@ -154,7 +154,7 @@ void cg_klt_quads(const cg_synthesis *s)
 {
     const cg_profile *p = s->heads->profile;
     const cg_group *group = s->group;
-    const cg_basis *basis = &group->basis[s->plane];
+    const cg_basis *basis = &group->basis[s->matrix];
     const size_t n_blocks = s->symbols->n_rows;
     const uint32_t unit = p->layout.unit_channels;
     for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {

@@ -10,13 +10,14 @@ void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channe
         if (t >= heads->n_tokens)
             break;
         for (uint32_t h = 0; h < n_heads; h++) {
-            const uint32_t layer = (first_head + h) / g->n_kv_heads,
+            const uint32_t i_slice = (first_head + h) / g->n_kv_heads,
                            head = (first_head + h) % g->n_kv_heads;
+            const cg_slice slice = cg_group_slice(s->group, s->matrix, i_slice);
             float *values =
                 s->x + (size_t)i * heads->profile->layout.unit_channels + (size_t)h * g->head_dim;
-            if (s->plane == CG_K)
-                cg_heads_rotate(heads, s->group->first_layer + layer, t, values);
-            cg_heads_store(heads, values, s->out, cg_heads_element(heads, layer, t, head));
+            if (slice.plane == CG_K)
+                cg_heads_rotate(heads, slice.layer, t, values);
+            cg_heads_store(heads, values, s->out, cg_heads_element(heads, i_slice, t, head));
         }
     }
 }
@@ -41,7 +42,7 @@ void cg_klt_lists(const cg_synthesis *s)
 {
     const cg_profile *p = s->heads->profile;
     const cg_group *group = s->group;
-    const cg_basis *basis = &group->basis[s->plane];
+    const cg_basis *basis = &group->basis[s->matrix];
     const uint32_t unit = p->layout.unit_channels;
     list_symbols(s);
     for (uint32_t first = 0; first < group->n_channels; first += unit) {
@@ -74,7 +75,7 @@ void cg_klt_tiles(const cg_synthesis *s)
 {
     const cg_profile *p = s->heads->profile;
     const cg_group *group = s->group;
-    const cg_basis *basis = &group->basis[s->plane];
+    const cg_basis *basis = &group->basis[s->matrix];
     const size_t n_blocks = s->symbols->n_rows;
     const size_t panel_elements =
         (size_t)((basis->n_components + CG_TILE - 1) / CG_TILE) * CG_TILE * CG_TILE;

@@ -1,8 +1,9 @@
-/* codec/klt_synthesis.h - from symbols to elements, in one of three ways, for klt_decode.c.
+/* codec/klt_synthesis.h - from symbols to elements, in one of four ways, for klt_decode.c: in three
+ * with profiles of version 1, in integers with those of version 2.
  *
  * The inverse KLT is a product of matrices, symbols by basis. It is nearly all that decoding costs
  * (57 % on AVX2), and most symbols are 0, so what CPUs are good at decides on the way:
- * cg_basis_layout. All three walk units (whole heads, so that what is rotated and stored together
+ * cg_basis_layout. All walk units (whole heads, so that what is rotated and stored together
  * is in the cache) and blocks of 8 tokens, and end in cg_klt_finish_unit(). Threads: each has its
  * own cg_synthesis.
  */
@@ -16,22 +17,31 @@
 extern "C" {
 #endif
 
+/* Quads of a slab's row that belong to a higher digit of its symbols. */
+typedef struct cg_large_row {
+    cg_quad_row row;
+    uint32_t slab, r; /* r: f * n_blocks + b */
+    unsigned shift;
+} cg_large_row;
+
 typedef struct cg_synthesis {
     const cg_heads *heads;
     const cg_group *group;
-    unsigned plane;
+    unsigned matrix;
     const cg_symbols *symbols;
     void *out;
     float *scale, *mean; /* [n_channels], of FORMAT.md's step 3 */
     float *x;            /* [CG_DCT][unit_channels]: a block's tokens */
     float *y;            /* lists: [CG_DCT][CG_PANEL_CHANNELS]; else [CG_DCT][CG_TILE][y_stride] */
+    int32_t *sums;       /* integers: [CG_DCT][CG_TILE][y_stride] */
     size_t y_stride;     /* unit_channels; quads write whole sixteens */
     /* Lists: the symbols that are not zero. */
     cg_nonzero *list;   /* of all blocks and frequencies */
     uint32_t *list_end; /* [n_blocks][CG_DCT]: where each list ends */
     /* Quads, of CG_TILE blocks at a time. */
     cg_quad *quads;         /* of all frequencies */
-    cg_quad_row *quad_rows; /* [n_slabs][CG_MAX_LIMBS][CG_DCT][blocks] */
+    cg_quad_row *quad_rows; /* [n_slabs][CG_MAX_LIMBS][CG_DCT][blocks]; integers: no limbs */
+    cg_large_row *large_rows; /* integers: by slab; behind the last one whose slab is UINT32_MAX */
     /* Tiles, of CG_TILE blocks at a time. */
     uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];
 } cg_synthesis;
@@ -49,10 +59,17 @@ static inline size_t cg_klt_quads_bytes(const cg_level_columns *columns, size_t 
            sizeof(cg_quad);
 }
 
+/* Integers: each row's quads, again for each digit of large symbols. */
+static inline size_t cg_klt_exact_quads_bytes(const cg_level_columns *columns, size_t n)
+{
+    return (3 * cg_klt_most_quads(columns, n) + CG_QUAD_SLACK) * sizeof(cg_quad);
+}
+
 /* FORMAT.md's steps 1 to 5. */
 void cg_klt_lists(const cg_synthesis *s);
 void cg_klt_quads(const cg_synthesis *s); /* klt_quads.c */
 void cg_klt_tiles(const cg_synthesis *s);
+void cg_klt_exact(const cg_synthesis *s); /* klt_exact.c */
 
 /* Steps 4 and 5 for n_channels channels from first on, whole heads, of one block's tokens in s->x.
  */

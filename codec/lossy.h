@@ -1,6 +1,6 @@
 /* codec/lossy.h - the presets: what a lossy level of a profile is coded with.
  *
- * A preset codes one task, a layer group's plane, at the levels L1 to L3. A decoder or encoder asks
+ * A preset codes one task, a layer group's matrix (K, V, or both), at the levels L1 to L3. A decoder or encoder asks
  * for its profile's preset once; what the functions promise is said in codec/klt.h.
  * A further preset is a file of its own and a row in lossy.c.
  * Threads: the table is constant.
@@ -16,17 +16,17 @@ extern "C" {
 
 typedef struct cg_preset {
     size_t (*decode_scratch_bytes)(const cg_profile *profile, unsigned level, unsigned coarsest,
-                                   const cg_group *group, unsigned plane, uint32_t n_tokens);
+                                   const cg_group *group, unsigned matrix, uint32_t n_tokens);
     cg_status (*decode)(const cg_heads *heads, unsigned level, unsigned coarsest,
-                        const cg_group *group, unsigned plane, const cg_coded sections[CG_N_LEVELS],
+                        const cg_group *group, unsigned matrix, const cg_coded sections[CG_N_LEVELS],
                         void *scratch, void *out);
-    size_t (*encode_scratch_bytes)(const cg_profile *profile, const cg_group *group, unsigned plane,
+    size_t (*encode_scratch_bytes)(const cg_profile *profile, const cg_group *group, unsigned matrix,
                                    uint32_t n_tokens);
     cg_status (*encode)(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                        const cg_group *group, unsigned plane, const void *in, void *scratch,
-                        cg_piece sections_out[CG_N_LEVELS]);
+                        const cg_group *group, unsigned matrix, const void *in, void *scratch,
+                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
     cg_status (*transcode)(const cg_profile *profile, unsigned from, unsigned to,
-                           const cg_group *group, unsigned plane, uint32_t n_tokens,
+                           const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out);
 } cg_preset;
 

@@ -16,32 +16,41 @@ typedef struct work {
 
 /* All planes and levels take the same memory. n_kept_anchors: rows of anchor. */
 static work take_work(cg_arena *arena, const cg_profile *profile, const cg_group *group,
-                      unsigned plane, unsigned level, uint32_t n_tokens, size_t n_kept_anchors)
+                      unsigned matrix, unsigned level, uint32_t n_tokens, size_t n_kept_anchors)
 {
     const size_t channels = cg_geometry_channels(&profile->geometry),
                  n_anchors = cg_paper_n_anchors(n_tokens);
-    const cg_level_columns *columns = &group->columns[level - 1][plane];
+    const cg_level_columns *columns = &group->columns[level - 1][matrix];
     work w = {0};
-    void *anchors = cg_arena_take(arena, cg_symbols_bytes(&group->anchors[plane], n_anchors));
+    void *anchors = cg_arena_take(arena, cg_symbols_bytes(&group->anchors[matrix], n_anchors));
     void *deltas = cg_arena_take(arena, cg_symbols_bytes(columns, n_tokens - n_anchors));
     w.anchor = cg_arena_take(arena, n_kept_anchors * channels * sizeof *w.anchor);
     w.step = cg_arena_take(arena, channels * sizeof *w.step);
     w.token = cg_arena_take(arena, channels * sizeof *w.token);
     if (arena->base != NULL) {
-        w.anchors = cg_symbols_lay(&group->anchors[plane], NULL, n_anchors, anchors);
+        w.anchors = cg_symbols_lay(&group->anchors[matrix], NULL, n_anchors, anchors);
         w.deltas = cg_symbols_lay(columns, NULL, n_tokens - n_anchors, deltas);
     }
     return w;
 }
 
+typedef void dequantize_channels(const int16_t *cells, const float *step, const float *base,
+                                 size_t n_channels, float *x);
+
+static dequantize_channels *dequantize(const cg_profile *p)
+{
+    return p->version > 1 ? p->kernels->exact->dequantize_channels
+                          : p->kernels->dequantize_channels;
+}
+
 /* ---- decoding ---- */
 
 size_t cg_paper_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
-                                     const cg_group *group, unsigned plane, uint32_t n_tokens)
+                                     const cg_group *group, unsigned matrix, uint32_t n_tokens)
 {
     cg_arena arena = {0};
     (void)coarsest; /* paper is never nested */
-    (void)take_work(&arena, profile, group, plane, level, n_tokens, 1);
+    (void)take_work(&arena, profile, group, matrix, level, n_tokens, 1);
     return arena.used_bytes;
 }
 
@@ -62,7 +71,7 @@ static void store_token(const cg_heads *heads, const float *values, void *out, s
 }
 
 cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                          const cg_group *group, unsigned plane,
+                          const cg_group *group, unsigned matrix,
                           const cg_coded sections[CG_N_LEVELS], void *scratch, void *out)
 {
     (void)coarsest;
@@ -70,29 +79,29 @@ cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarse
     const size_t channels = cg_geometry_channels(&p->geometry), n_columns = group->n_channels;
     const uint32_t n_tokens = heads->n_tokens;
     cg_arena arena = {scratch, 0};
-    work w = take_work(&arena, p, group, plane, level, n_tokens, 1);
+    work w = take_work(&arena, p, group, matrix, level, n_tokens, 1);
     const cg_status status = decode_symbols(p, &w, sections[level]);
     if (status != CG_OK)
         return status;
 
     for (uint32_t layer = 0; layer < group->n_layers; layer++) {
-        const float *weight = cg_profile_row(p, p->weight, group->first_layer + layer, plane);
-        const float *mean = cg_profile_row(p, p->mean, group->first_layer + layer, plane);
+        const float *weight = cg_profile_row(p, p->weight, cg_group_slice(group, matrix, layer));
+        const float *mean = cg_profile_row(p, p->mean, cg_group_slice(group, matrix, layer));
         const float *anchor_step =
-            cg_profile_row(p, p->anchor_step, group->first_layer + layer, plane);
+            cg_profile_row(p, p->anchor_step, cg_group_slice(group, matrix, layer));
         const int16_t *anchor_cells = w.anchors.cells[0] + layer * channels;
         const int16_t *delta_cells = w.deltas.cells[0] + layer * channels;
         for (size_t ch = 0; ch < channels; ch++)
-            w.step[ch] = p->step[level - 1][plane] / weight[ch];
+            w.step[ch] = p->step[level - 1][matrix] / weight[ch];
         for (uint32_t t = 0; t < n_tokens; t++) {
             const size_t element = ((size_t)layer * n_tokens + t) * channels;
             if (t % CG_ANCHOR_TOKENS == 0) {
-                heads->profile->kernels->dequantize_channels(anchor_cells, anchor_step, mean,
+                dequantize(p)(anchor_cells, anchor_step, mean,
                                                              channels, w.anchor);
                 store_token(heads, w.anchor, out, element);
                 anchor_cells += n_columns;
             } else {
-                heads->profile->kernels->dequantize_channels(delta_cells, w.step, w.anchor,
+                dequantize(p)(delta_cells, w.step, w.anchor,
                                                              channels, w.token);
                 store_token(heads, w.token, out, element);
                 delta_cells += n_columns;
@@ -105,11 +114,11 @@ cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarse
 /* ---- encoding ---- */
 
 size_t cg_paper_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
-                                     unsigned plane, uint32_t n_tokens)
+                                     unsigned matrix, uint32_t n_tokens)
 {
     cg_arena arena = {0};
     const size_t n_kept_anchors = (size_t)cg_paper_n_anchors(n_tokens) * group->n_layers;
-    (void)take_work(&arena, profile, group, plane, CG_L1, n_tokens, n_kept_anchors);
+    (void)take_work(&arena, profile, group, matrix, CG_L1, n_tokens, n_kept_anchors);
     return arena.used_bytes;
 }
 
@@ -124,17 +133,17 @@ static bool load_token(const cg_heads *heads, const void *in, size_t element, fl
 }
 
 /* Symbols of the anchors, and the anchors as a decoder has them. */
-static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsigned plane,
-                             const void *in, work *w)
+static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsigned matrix,
+                             const void *in, work *w, uint64_t *n_saturated)
 {
     const cg_profile *p = heads->profile;
     const size_t channels = cg_geometry_channels(&p->geometry),
                  n_anchors = cg_paper_n_anchors(heads->n_tokens);
     bool finite = true;
     for (uint32_t layer = 0; layer < group->n_layers; layer++) {
-        const float *mean = cg_profile_row(p, p->mean, group->first_layer + layer, plane);
+        const float *mean = cg_profile_row(p, p->mean, cg_group_slice(group, matrix, layer));
         const float *anchor_step =
-            cg_profile_row(p, p->anchor_step, group->first_layer + layer, plane);
+            cg_profile_row(p, p->anchor_step, cg_group_slice(group, matrix, layer));
         for (size_t ch = 0; ch < channels; ch++)
             w->step[ch] = 1.0f / anchor_step[ch];
         for (size_t i = 0; i < n_anchors; i++) {
@@ -143,7 +152,8 @@ static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsig
             int16_t *cells = w->anchors.cells[0] + i * group->n_channels + layer * channels;
             finite &= load_token(heads, in, element, w->token);
             heads->profile->kernels->quantize_channels(w->token, mean, w->step, channels, cells);
-            heads->profile->kernels->dequantize_channels(
+            *n_saturated += cg_symbols_n_saturated(cells, channels);
+            dequantize(p)(
                 cells, anchor_step, mean, channels, w->anchor + (layer * n_anchors + i) * channels);
         }
     }
@@ -151,17 +161,17 @@ static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsig
 }
 
 static bool quantize_deltas(const cg_heads *heads, unsigned level, const cg_group *group,
-                            unsigned plane, const void *in, work *w)
+                            unsigned matrix, const void *in, work *w, uint64_t *n_saturated)
 {
     const cg_profile *p = heads->profile;
     const size_t channels = cg_geometry_channels(&p->geometry),
                  n_anchors = cg_paper_n_anchors(heads->n_tokens);
     bool finite = true;
     for (uint32_t layer = 0; layer < group->n_layers; layer++) {
-        const float *weight = cg_profile_row(p, p->weight, group->first_layer + layer, plane);
+        const float *weight = cg_profile_row(p, p->weight, cg_group_slice(group, matrix, layer));
         int16_t *cells = w->deltas.cells[0] + layer * channels;
         for (size_t ch = 0; ch < channels; ch++)
-            w->step[ch] = weight[ch] / p->step[level - 1][plane];
+            w->step[ch] = weight[ch] / p->step[level - 1][matrix];
         for (uint32_t t = 0; t < heads->n_tokens; t++) {
             if (t % CG_ANCHOR_TOKENS == 0)
                 continue;
@@ -169,6 +179,7 @@ static bool quantize_deltas(const cg_heads *heads, unsigned level, const cg_grou
             finite &=
                 load_token(heads, in, ((size_t)layer * heads->n_tokens + t) * channels, w->token);
             heads->profile->kernels->quantize_channels(w->token, anchor, w->step, channels, cells);
+            *n_saturated += cg_symbols_n_saturated(cells, channels);
             cells += group->n_channels;
         }
     }
@@ -176,8 +187,8 @@ static bool quantize_deltas(const cg_heads *heads, unsigned level, const cg_grou
 }
 
 cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                          const cg_group *group, unsigned plane, const void *in, void *scratch,
-                          cg_piece sections_out[CG_N_LEVELS])
+                          const cg_group *group, unsigned matrix, const void *in, void *scratch,
+                          cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
 {
     const cg_profile *p = heads->profile;
     const size_t n_anchors = cg_paper_n_anchors(heads->n_tokens);
@@ -189,9 +200,9 @@ cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_ne
             continue;
         cg_arena arena = {scratch, 0}; /* the anchors lie where they lay at the level before */
         work w =
-            take_work(&arena, p, group, plane, level, heads->n_tokens, n_anchors * group->n_layers);
-        bool finite = anchors.bytes != NULL || quantize_anchors(heads, group, plane, in, &w);
-        finite &= quantize_deltas(heads, level, group, plane, in, &w);
+            take_work(&arena, p, group, matrix, level, heads->n_tokens, n_anchors * group->n_layers);
+        bool finite = anchors.bytes != NULL || quantize_anchors(heads, group, matrix, in, &w, n_saturated);
+        finite &= quantize_deltas(heads, level, group, matrix, in, &w, n_saturated);
         if (!finite) {
             status = CG_ERR_INVALID_ARGUMENT;
             break;
@@ -213,23 +224,23 @@ cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_ne
 
 /* The anchors' bytes stay as they are, and must only be decoded to see where they end. */
 cg_status cg_paper_transcode(const cg_profile *profile, unsigned from, unsigned to,
-                             const cg_group *group, unsigned plane, uint32_t n_tokens,
+                             const cg_group *group, unsigned matrix, uint32_t n_tokens,
                              cg_coded section, cg_piece *section_out)
 {
     const size_t n_anchors = cg_paper_n_anchors(n_tokens);
-    const float ratio = profile->step[from - 1][plane] / profile->step[to - 1][plane];
+    const float ratio = profile->step[from - 1][matrix] / profile->step[to - 1][matrix];
     void *memory = aligned_alloc(
-        CG_ARENA_ALIGN, cg_symbols_bytes(&group->anchors[plane], n_anchors) + CG_ARENA_ALIGN);
+        CG_ARENA_ALIGN, cg_symbols_bytes(&group->anchors[matrix], n_anchors) + CG_ARENA_ALIGN);
     if (memory == NULL)
         return CG_ERR_NO_MEMORY;
-    const cg_symbols anchors = cg_symbols_lay(&group->anchors[plane], NULL, n_anchors, memory);
+    const cg_symbols anchors = cg_symbols_lay(&group->anchors[matrix], NULL, n_anchors, memory);
     cg_cursor in = {section.bytes, section.n_bytes};
     cg_status status = cg_symbols_take(profile, &anchors, &in);
     free(memory);
     if (status != CG_OK)
         return status;
     return cg_symbols_transcode(
-        profile, &group->columns[from - 1][plane], &group->columns[to - 1][plane],
+        profile, &group->columns[from - 1][matrix], &group->columns[to - 1][matrix],
         n_tokens - n_anchors, ratio, (cg_coded){section.bytes, section.n_bytes - in.left_bytes},
         (cg_coded){in.at, in.left_bytes}, &section_out->bytes, &section_out->n_bytes);
 }

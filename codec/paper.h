@@ -23,19 +23,19 @@ static inline uint32_t cg_paper_n_anchors(uint32_t n_tokens)
 }
 
 size_t cg_paper_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
-                                     const cg_group *group, unsigned plane, uint32_t n_tokens);
+                                     const cg_group *group, unsigned matrix, uint32_t n_tokens);
 cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                          const cg_group *group, unsigned plane,
+                          const cg_group *group, unsigned matrix,
                           const cg_coded sections[CG_N_LEVELS], void *scratch, void *out);
 
 size_t cg_paper_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
-                                     unsigned plane, uint32_t n_tokens);
+                                     unsigned matrix, uint32_t n_tokens);
 cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                          const cg_group *group, unsigned plane, const void *in, void *scratch,
-                          cg_piece sections_out[CG_N_LEVELS]);
+                          const cg_group *group, unsigned matrix, const void *in, void *scratch,
+                          cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
 
 cg_status cg_paper_transcode(const cg_profile *profile, unsigned from, unsigned to,
-                             const cg_group *group, unsigned plane, uint32_t n_tokens,
+                             const cg_group *group, unsigned matrix, uint32_t n_tokens,
                              cg_coded section, cg_piece *section_out);
 
 #ifdef __cplusplus

@@ -1,5 +1,6 @@
 #include "codec/profile.h"
 
+#include "codec/analysis.h"
 #include "codec/profile_data.h"
 
 #include <errno.h>
@@ -15,7 +16,9 @@ static cg_status make_profile(const uint8_t *bytes, size_t n_bytes, bool is_only
         return CG_ERR_NO_MEMORY;
     p->kernels = cg_kernels_best();
     p->is_only_checked = is_only_checked;
-    const cg_status status = cg_profile_read(bytes, n_bytes, p);
+    cg_status status = cg_profile_read(bytes, n_bytes, p);
+    if (status == CG_OK && p->token_transform == CG_TOKENS_DCT)
+        status = cg_analyses_new(p->n_groups * p->n_matrices, &p->analyses);
     if (status != CG_OK) {
         cg_profile_free(p);
         return status;
@@ -74,9 +77,13 @@ void cg_profile_free(cg_profile *p)
     if (p == NULL)
         return;
     for (uint32_t g = 0; p->groups != NULL && g < p->n_groups; g++) {
-        for (unsigned plane = 0; plane < CG_N_PLANES; plane++)
-            cg_basis_destroy(&p->groups[g].basis[plane]);
+        for (unsigned matrix = 0; matrix < CG_N_PLANES; matrix++) {
+            cg_basis_destroy(&p->groups[g].basis[matrix]);
+            cg_bands_destroy(&p->groups[g].bands[matrix]);
+        }
     }
+    cg_analyses_free(p->analyses);
+    free(p->basis_bytes);
     free(p->inv_freq);
     free(p->layer_rope);
     free(p->groups);

@@ -6,6 +6,7 @@
  */
 #ifndef CG_CODEC_PROFILE_DATA_H
 #define CG_CODEC_PROFILE_DATA_H
+#include "codec/bands.h"
 #include "codec/basis.h"
 #include "codec/chunk.h"
 #include "codec/profile.h"
@@ -30,7 +31,7 @@ typedef enum cg_token_transform {
     CG_TOKENS_ANCHORS = 2, /* anchor and deltas over 10 tokens; channels as they are */
 } cg_token_transform;
 
-/* The columns of one level, group and plane. With anchors they are the channels, as frequency 0. */
+/* The columns of one level, group and matrix. With anchors they are the channels, as frequency 0. */
 typedef struct cg_level_columns {
     uint16_t n_active[CG_DCT];
     const uint8_t *column_class[CG_DCT]; /* [n_active[f]] */
@@ -38,18 +39,40 @@ typedef struct cg_level_columns {
     uint32_t n_strips;
 } cg_level_columns;
 
+/* Some consecutive layers. A matrix of theirs is what is transformed together: K or V; or, where
+ * the profile joins planes, both. Its channels stand slice by slice: a slice is a layer's plane. */
 typedef struct cg_group {
-    uint32_t first_layer, n_layers,
-        n_channels; /* n_channels: of one plane, all the group's layers */
-    cg_basis basis[CG_N_PLANES];
+    uint32_t first_layer, n_layers;
+    uint32_t n_slices;               /* of a matrix */
+    uint32_t n_channels;             /* of a matrix: of all its slices */
+    uint16_t n_components[CG_N_PLANES]; /* from here on by matrix */
+    uint16_t n_wide[CG_N_PLANES];    /* version 1 */
+    size_t basis_offset[CG_N_PLANES]; /* version 1: in basis_bytes */
+    cg_basis basis[CG_N_PLANES];     /* version 1 */
+    cg_bands bands[CG_N_PLANES];     /* version 2 */
     cg_level_columns columns[CG_N_LOSSY][CG_N_PLANES];
     cg_level_columns anchors[CG_N_PLANES]; /* of every level; empty without anchors */
 } cg_group;
 
+typedef struct cg_slice {
+    uint32_t layer; /* of the model */
+    unsigned plane;
+} cg_slice;
+
+static inline cg_slice cg_group_slice(const cg_group *group, unsigned matrix, uint32_t slice)
+{
+    return (cg_slice){group->first_layer + slice % group->n_layers,
+                      matrix + slice / group->n_layers};
+}
+
 struct cg_profile {
     const cg_kernels *kernels; /* what the bases are laid out for */
     cg_basis_layout layout;    /* zeros with anchors */
-    uint32_t version; /* of the file: 1, or CG_PROFILE_VERSION */
+    uint64_t file_bytes;
+    uint32_t version;       /* of the file: 1, or CG_PROFILE_VERSION */
+    uint32_t n_matrices;    /* of a group: CG_N_PLANES, or 1 that joins K and V */
+    uint8_t *basis_bytes;   /* version 1: the file's bases, for encoders */
+    struct cg_analyses *analyses; /* codec/analysis.h; NULL with anchors */
     cg_geometry geometry;
     cg_fingerprint fingerprint, model;
     char preset[17];
@@ -72,6 +95,17 @@ struct cg_profile {
  * with cg_profile_free() in any case. Errors of cg_profile_open(). */
 cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p);
 
+/* A basis of version 1 as the file has it; rows->rows and rows->scale are filled, and n_exact is
+ * set. */
+cg_status cg_profile_read_rows(const cg_profile *p, const cg_group *group, unsigned plane,
+                               cg_basis_rows *rows);
+
+/* Planes of a matrix. */
+static inline uint32_t cg_profile_matrix_planes(const cg_profile *p)
+{
+    return CG_N_PLANES / p->n_matrices;
+}
+
 /* The version of the chunks that are coded with the profile, nested ones apart. */
 static inline uint32_t cg_profile_chunk_version(const cg_profile *p)
 {
@@ -84,11 +118,17 @@ static inline size_t cg_profile_align(const cg_profile *p)
     return cg_chunk_align(cg_profile_chunk_version(p));
 }
 
-/* A layer's and plane's row of mean, weight or anchor_step. */
-static inline const float *cg_profile_row(const cg_profile *p, const float *table, uint32_t layer,
-                                          unsigned plane)
+/* Channels of one plane of a group. */
+static inline size_t cg_group_plane_channels(const cg_profile *p, const cg_group *group)
 {
-    return table + ((size_t)layer * CG_N_PLANES + plane) * cg_geometry_channels(&p->geometry);
+    return group->n_layers * cg_geometry_channels(&p->geometry);
+}
+
+/* A slice's row of mean, weight or anchor_step. */
+static inline const float *cg_profile_row(const cg_profile *p, const float *table, cg_slice slice)
+{
+    return table +
+           ((size_t)slice.layer * CG_N_PLANES + slice.plane) * cg_geometry_channels(&p->geometry);
 }
 
 #ifdef __cplusplus

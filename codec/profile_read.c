@@ -26,7 +26,13 @@ static const float MOST_BASIS = 1e30f;
 
 /* Of what a decoder may come to, whatever the symbols are: below the largest bf16 and f32, with
  * room for a rotation. And of a frequency, whose angles must be numbers at every position. */
-static const double MOST_ELEMENT = 1e38, MOST_FREQUENCY = 1e30, MOST_SYMBOL = 32768;
+static const double MOST_ELEMENT = 1e38, MOST_FREQUENCY_1 = 1e30, MOST_SYMBOL = 32768;
+
+/* In version 2, whose angles are reduced in f64: as fast as a model could turn, and more. */
+static const double MOST_FREQUENCY = 16;
+
+/* Elements of all bases, padded: what a reader takes memory for, against the file's bytes. */
+static const uint64_t MOST_PADDED_A_BYTE = 8, MOST_PADDED = 1 << 20;
 
 static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
 {
@@ -48,7 +54,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     if (in->left_bytes < FIXED_BYTES + 8)
         return CG_ERR_TRUNCATED;
     p->version = (uint32_t)cg_get_le(at + 8, 4);
-    if (p->version != 1)
+    if (p->version < 1 || p->version > CG_PROFILE_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
     const uint64_t file_bytes = cg_get_le(at + 16, 8);
     if (file_bytes > in->left_bytes)
@@ -56,8 +62,12 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     if (file_bytes < in->left_bytes ||
         XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
-    if (cg_get_le(at + 12, 4) != 0 || at[67] > 1 || at[77] > 1 || cg_get_le(at + 78, 2) != 0)
+    const unsigned most_packed = p->version == 1, most_joined = p->version > 1;
+    if (cg_get_le(at + 12, 4) != 0 || at[67] > most_packed || at[77] > 1 || at[78] > most_joined ||
+        at[79] != 0)
         return CG_ERR_CORRUPT;
+    p->file_bytes = file_bytes;
+    p->n_matrices = at[78] == 1 ? 1 : CG_N_PLANES;
 
     const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
     memcpy(p->fingerprint.bytes, fingerprint.bytes, sizeof p->fingerprint.bytes);
@@ -76,7 +86,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     p->token_transform = at[65];
     p->is_packed = at[67] == 1;
     p->nests = at[77] == 1;
-    if ((p->is_packed || p->nests) && at[64] != CHANNEL_KLT)
+    if ((p->is_packed || p->nests || at[78] == 1) && at[64] != CHANNEL_KLT)
         return CG_ERR_CORRUPT;
     if (rope == ROPE_BY_LAYER ? at[76] < 2 || at[76] > CG_MAX_ROPES : at[76] != 0)
         return CG_ERR_CORRUPT;
@@ -118,9 +128,10 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
         p->weight == NULL || (has_anchors && p->anchor_step == NULL))
         return CG_ERR_NO_MEMORY;
 
+    const double most_frequency = p->version == 1 ? MOST_FREQUENCY_1 : MOST_FREQUENCY;
     for (uint32_t i = 0; i < p->n_ropes * p->rotary_dim / 2; i++) {
         if (!cg_cursor_f64(in, &p->inv_freq[i]) ||
-            !(fabs(p->inv_freq[i]) <= MOST_FREQUENCY)) /* so that a NaN fails */
+            !(fabs(p->inv_freq[i]) <= most_frequency)) /* so that a NaN fails */
             return CG_ERR_CORRUPT;
     }
     for (uint32_t i = 0; p->n_ropes > 1 && i < p->geometry.n_layers; i++) {
@@ -134,13 +145,15 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
             return CG_ERR_CORRUPT;
         p->groups[g].first_layer = layer;
         p->groups[g].n_layers = n_layers;
-        p->groups[g].n_channels = (uint32_t)(n_layers * channels);
+        p->groups[g].n_slices = n_layers * cg_profile_matrix_planes(p);
+        p->groups[g].n_channels = (uint32_t)(p->groups[g].n_slices * channels);
         layer += n_layers;
     }
     if (layer != p->geometry.n_layers)
         return CG_ERR_CORRUPT;
     for (unsigned level = 0; level < CG_N_LOSSY; level++) {
-        if (!read_finite(in, p->step[level], CG_N_PLANES, true))
+        if (!read_finite(in, p->step[level], CG_N_PLANES, true) ||
+            (p->n_matrices == 1 && p->step[level][CG_K] != p->step[level][CG_V]))
             return CG_ERR_CORRUPT;
     }
     return read_finite(in, p->mean, n_table, false) && read_finite(in, p->weight, n_table, true) &&
@@ -190,7 +203,7 @@ static bool levels_nest(const cg_profile *p)
             if (fabsf(p->step[level][plane] / p->step[level - 1][plane] - CG_RANS_REFINE_STEP) >
                 1e-6f)
                 return false;
-            for (uint32_t g = 0; g < p->n_groups; g++) {
+            for (uint32_t g = 0; g < p->n_groups && plane < p->n_matrices; g++) {
                 const cg_level_columns *fine = &p->groups[g].columns[level - 1][plane];
                 const cg_level_columns *coarse = &p->groups[g].columns[level][plane];
                 for (unsigned f = 0; f < CG_DCT; f++) {
@@ -238,26 +251,26 @@ static cg_status keep_classes(cg_profile *p, const uint8_t *start, const uint8_t
     if (p->column_classes == NULL)
         return CG_ERR_NO_MEMORY;
     memcpy(p->column_classes, start, n_bytes);
-    for (uint32_t i = 0; i < p->n_groups * CG_N_PLANES; i++) {
-        cg_group *group = &p->groups[i / CG_N_PLANES];
-        move_classes(&group->anchors[i % CG_N_PLANES], start, p->column_classes);
+    for (uint32_t i = 0; i < p->n_groups * p->n_matrices; i++) {
+        cg_group *group = &p->groups[i / p->n_matrices];
+        move_classes(&group->anchors[i % p->n_matrices], start, p->column_classes);
         for (unsigned level = 0; level < CG_N_LOSSY; level++)
-            move_classes(&group->columns[level][i % CG_N_PLANES], start, p->column_classes);
+            move_classes(&group->columns[level][i % p->n_matrices], start, p->column_classes);
     }
     return CG_OK;
 }
 
-static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_components)
+static cg_status read_columns(cg_cursor *in, cg_profile *p)
 {
     const uint8_t *start = in->at;
     cg_status status;
     for (unsigned level = 0; level < CG_N_LOSSY; level++) {
         for (uint32_t g = 0; g < p->n_groups; g++) {
-            for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
-                cg_level_columns *columns = &p->groups[g].columns[level][plane];
+            for (unsigned matrix = 0; matrix < p->n_matrices; matrix++) {
+                cg_level_columns *columns = &p->groups[g].columns[level][matrix];
                 for (unsigned f = 0; f < CG_DCT; f++) {
                     if (!cg_cursor_u16(in, &columns->n_active[f]) ||
-                        columns->n_active[f] > n_components[g * CG_N_PLANES + plane])
+                        columns->n_active[f] > p->groups[g].n_components[matrix])
                         return CG_ERR_CORRUPT;
                 }
                 for (unsigned f = 0; f < CG_DCT; f++) {
@@ -273,20 +286,20 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p, const uint16_t *n_co
 /* Whether elements stay finite that are most_sum times a channel's step off its mean, or its
  * anchor.
  */
-static bool stays_finite(const cg_profile *p, const cg_group *group, unsigned plane,
+static bool stays_finite(const cg_profile *p, const cg_group *group, unsigned matrix,
                          double most_sum)
 {
     const size_t channels = cg_geometry_channels(&p->geometry);
-    for (uint32_t layer = group->first_layer; layer < group->first_layer + group->n_layers;
-         layer++) {
-        const float *mean = cg_profile_row(p, p->mean, layer, plane);
-        const float *weight = cg_profile_row(p, p->weight, layer, plane);
+    for (uint32_t i = 0; i < group->n_slices; i++) {
+        const cg_slice slice = cg_group_slice(group, matrix, i);
+        const float *mean = cg_profile_row(p, p->mean, slice);
+        const float *weight = cg_profile_row(p, p->weight, slice);
         const float *anchor_step =
-            p->anchor_step != NULL ? cg_profile_row(p, p->anchor_step, layer, plane) : NULL;
+            p->anchor_step != NULL ? cg_profile_row(p, p->anchor_step, slice) : NULL;
         for (size_t ch = 0; ch < channels; ch++) {
             const double anchor = anchor_step != NULL ? MOST_SYMBOL * anchor_step[ch] : 0;
             for (unsigned level = 0; level < CG_N_LOSSY; level++) {
-                const float step = p->step[level][plane] / weight[ch];
+                const float step = p->step[level][slice.plane] / weight[ch];
                 if (!(fabs(mean[ch]) + anchor + most_sum * step <= MOST_ELEMENT))
                     return false;
             }
@@ -379,57 +392,105 @@ static cg_status read_rows(cg_cursor *in, const cg_profile *p, const cg_group *g
     return sum <= MOST_ELEMENT && stays_finite(p, group, plane, sum) ? CG_OK : CG_ERR_CORRUPT;
 }
 
-static cg_status read_basis(cg_cursor *in, const cg_profile *p, cg_group *group, unsigned plane,
-                            unsigned n_components, unsigned n_wide)
+cg_status cg_profile_read_rows(const cg_profile *p, const cg_group *group, unsigned plane,
+                               cg_basis_rows *rows)
 {
-    const uint32_t n_channels = group->n_channels;
-    cg_basis_rows rows = {.n_channels = n_channels, .n_components = n_components};
-    if ((size_t)n_components * n_channels / 4 > in->left_bytes) /* at least two bits an element */
+    cg_cursor in = {p->basis_bytes + group->basis_offset[plane], SIZE_MAX}; /* checked before */
+    return read_rows(&in, p, group, plane, group->n_wide[plane], rows);
+}
+
+/* A basis of version 1. */
+static cg_status read_basis(cg_cursor *in, const cg_profile *p, cg_group *group, unsigned plane)
+{
+    cg_basis_rows rows = {.n_channels = group->n_channels,
+                          .n_components = group->n_components[plane]};
+    const size_t n_elements = (size_t)rows.n_components * rows.n_channels;
+    if (n_elements / 4 > in->left_bytes) /* at least two bits an element */
         return CG_ERR_TRUNCATED;
     if (p->is_only_checked)
-        return read_rows(in, p, group, plane, n_wide, &rows);
-    rows.rows = malloc(((size_t)n_components * n_channels + 1) * sizeof *rows.rows);
-    rows.scale = calloc((n_components + 15) / 16 + 1, 16 * sizeof *rows.scale);
-    cg_status status = rows.rows != NULL && rows.scale != NULL ? CG_OK : CG_ERR_NO_MEMORY;
+        return read_rows(in, p, group, plane, group->n_wide[plane], &rows);
+    rows.rows = malloc((n_elements + 1) * sizeof *rows.rows);
+    cg_status status = rows.rows != NULL ? CG_OK : CG_ERR_NO_MEMORY;
     if (status == CG_OK)
-        status = read_rows(in, p, group, plane, n_wide, &rows);
+        status = read_rows(in, p, group, plane, group->n_wide[plane], &rows);
     if (status == CG_OK)
         status = cg_basis_init(&p->layout, &rows, &group->basis[plane]);
-    else
-        free(rows.scale);
     free(rows.rows);
     return status;
+}
+
+/* Keeps the bytes of version 1's bases: what is laid out for decoding is not what is in them. */
+static cg_status keep_bases(cg_profile *p, const uint8_t *start, const uint8_t *end)
+{
+    const size_t n_bytes = (size_t)(end - start);
+    if (p->is_only_checked || p->version > 1)
+        return CG_OK;
+    p->basis_bytes = malloc(n_bytes + 1); /* not 0 bytes */
+    if (p->basis_bytes == NULL)
+        return CG_ERR_NO_MEMORY;
+    memcpy(p->basis_bytes, start, n_bytes);
+    return CG_OK;
+}
+
+/* A basis, of either version. */
+static cg_status read_either(cg_cursor *in, cg_profile *p, cg_group *group, unsigned matrix,
+                             unsigned unit_bits)
+{
+    if (p->version == 1)
+        return read_basis(in, p, group, matrix);
+    const double most_sum = ldexp(1, 33 - (int)unit_bits);
+    return stays_finite(p, group, matrix, most_sum)
+               ? cg_bands_read(&p->layout, group->n_channels, group->n_components[matrix],
+                               unit_bits, p->is_only_checked, in, &group->bands[matrix])
+               : CG_ERR_CORRUPT;
+}
+
+/* How many components each basis has, and in version 2 its unit: *unit_bits[n_bases]. What a reader
+ * takes memory for is known from here on. */
+static cg_status read_sizes(cg_cursor *in, cg_profile *p, uint8_t *unit_bits)
+{
+    uint64_t n_padded = 0;
+    for (size_t i = 0; i < (size_t)p->n_groups * p->n_matrices; i++) {
+        cg_group *group = &p->groups[i / p->n_matrices];
+        uint16_t *n_components = &group->n_components[i % p->n_matrices];
+        uint8_t reserved = 0;
+        unit_bits[i] = CG_LEAST_UNIT_BITS;
+        if (!cg_cursor_u16(in, n_components) || *n_components > group->n_channels)
+            return CG_ERR_CORRUPT;
+        if (p->version == 1 ? !cg_cursor_u16(in, &group->n_wide[i % p->n_matrices])
+                            : !cg_cursor_u8(in, &unit_bits[i]) || !cg_cursor_u8(in, &reserved))
+            return CG_ERR_CORRUPT;
+        if (group->n_wide[i % p->n_matrices] > *n_components || reserved != 0 ||
+            unit_bits[i] < CG_LEAST_UNIT_BITS || unit_bits[i] > CG_MOST_UNIT_BITS)
+            return CG_ERR_CORRUPT;
+        n_padded += cg_padded(*n_components, CG_BAND_COMPONENTS) *
+                    cg_padded(group->n_channels, CG_PANEL_CHANNELS);
+    }
+    return n_padded <= MOST_PADDED_A_BYTE * p->file_bytes + MOST_PADDED ? CG_OK : CG_ERR_CORRUPT;
 }
 
 /* What follows the classes, with a KLT. */
 static cg_status read_klt(cg_cursor *in, cg_profile *p)
 {
-    const size_t n_bases = (size_t)p->n_groups * CG_N_PLANES;
-    cg_status status = cg_basis_layout_init(p->kernels, p->geometry.head_dim, &p->layout);
-    if (status != CG_OK)
-        return status;
-    status = CG_ERR_NO_MEMORY;
-    uint16_t *n_components = malloc(n_bases * sizeof *n_components);
-    uint16_t *n_wide = malloc(n_bases * sizeof *n_wide);
-    if (n_components == NULL || n_wide == NULL)
-        goto done;
-    for (size_t i = 0; i < n_bases; i++) {
-        status = CG_ERR_CORRUPT;
-        if (!cg_cursor_u16(in, &n_components[i]) || !cg_cursor_u16(in, &n_wide[i]) ||
-            n_wide[i] > n_components[i] || n_components[i] > p->groups[i / CG_N_PLANES].n_channels)
-            goto done;
+    const uint32_t n_bases = p->n_groups * p->n_matrices;
+    cg_status status =
+        cg_basis_layout_init(p->kernels, p->geometry.head_dim, p->version > 1, &p->layout);
+    uint8_t *unit_bits = malloc(n_bases);
+    if (status == CG_OK)
+        status = unit_bits != NULL ? CG_OK : CG_ERR_NO_MEMORY;
+    if (status == CG_OK)
+        status = read_sizes(in, p, unit_bits);
+    if (status == CG_OK)
+        status = read_columns(in, p);
+    const uint8_t *start = in->at;
+    for (uint32_t i = 0; i < n_bases && status == CG_OK; i++) {
+        cg_group *group = &p->groups[i / p->n_matrices];
+        group->basis_offset[i % p->n_matrices] = (size_t)(in->at - start);
+        status = read_either(in, p, group, i % p->n_matrices, unit_bits[i]);
     }
-    if ((status = read_columns(in, p, n_components)) != CG_OK)
-        goto done;
-    for (size_t i = 0; i < n_bases; i++) {
-        cg_group *group = &p->groups[i / CG_N_PLANES];
-        status = read_basis(in, p, group, i % CG_N_PLANES, n_components[i], n_wide[i]);
-        if (status != CG_OK)
-            goto done;
-    }
-done:
-    free(n_components);
-    free(n_wide);
+    if (status == CG_OK)
+        status = keep_bases(p, start, in->at);
+    free(unit_bits);
     return status;
 }
 

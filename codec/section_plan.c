@@ -25,48 +25,82 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
     return CG_OK;
 }
 
-static uint32_t count_tasks(const cg_profile *profile, const cg_chunk_header *header)
+/* Planes of sinks that stand among a group's sections of the coarsest level. */
+static uint32_t count_sinks(const cg_profile *profile, const cg_chunk_header *header)
 {
-    return CG_N_PLANES * (profile != NULL ? profile->n_groups : header->geometry.n_layers);
+    return profile != NULL && cg_section_plan_n_sinks(profile, header) > 0 ? CG_N_PLANES : 0;
 }
 
-/* Sections of a task at the coarsest level: with sinks they are two. */
-static uint32_t count_kinds(const cg_profile *profile, const cg_chunk_header *header)
+/* A group's sections of the coarsest level. */
+static uint32_t count_in_group(const cg_profile *profile, const cg_chunk_header *header)
 {
-    return profile != NULL && cg_section_plan_n_sinks(profile, header) > 0 ? 2 : 1;
+    return cg_section_plan_n_matrices(profile) + count_sinks(profile, header);
+}
+
+static uint32_t count_groups(const cg_profile *profile, const cg_chunk_header *header)
+{
+    return cg_section_plan_n_tasks(profile, header) / cg_section_plan_n_matrices(profile);
 }
 
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header)
 {
-    const uint32_t n_tasks = count_tasks(profile, header), n_kinds = count_kinds(profile, header);
-    return 1 + n_tasks * (n_kinds + header->coarsest - header->level);
+    return 1 + count_groups(profile, header) * count_in_group(profile, header) +
+           cg_section_plan_n_tasks(profile, header) * (header->coarsest - header->level);
+}
+
+/* The i-th of a group's sections of the coarsest level. Sinks stand behind the matrix of their
+ * plane: behind their own, or both behind the one that joins them. */
+static cg_section row_in_group(const cg_profile *profile, uint32_t i, uint32_t n_in_group)
+{
+    const uint32_t n_matrices = cg_section_plan_n_matrices(profile);
+    const bool has_sinks = n_in_group > n_matrices;
+    const bool is_sinks = has_sinks && (n_matrices == 1 ? i > 0 : i % 2 == 1);
+    return (cg_section){.kind = profile == NULL ? CG_SECTION_LOSSLESS
+                                : is_sinks      ? CG_SECTION_SINKS
+                                                : CG_SECTION_SYMBOLS,
+                        .plane = (uint8_t)(!has_sinks        ? i
+                                           : n_matrices == 1 ? (i > 0 ? i - 1 : 0)
+                                                             : i / 2)};
 }
 
 cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t section_index)
 {
-    const uint32_t n_tasks = count_tasks(profile, header), n_kinds = count_kinds(profile, header);
+    const uint32_t n_tasks = cg_section_plan_n_tasks(profile, header),
+                   n_matrices = cg_section_plan_n_matrices(profile),
+                   n_in_group = count_in_group(profile, header),
+                   n_coarsest = n_in_group * count_groups(profile, header);
     if (section_index == 0)
         return (cg_section){.kind = CG_SECTION_TOKENS};
     const uint32_t i = section_index - 1;
-    const bool refines = i >= n_tasks * n_kinds;
-    const uint32_t j = refines ? i - n_tasks * n_kinds : i,
-                   task = refines ? j % n_tasks : j / n_kinds;
-    return (cg_section){.kind = profile == NULL ? CG_SECTION_LOSSLESS
-                                : refines ? cg_section_to_level(header->coarsest - 1u - j / n_tasks)
-                                : j % n_kinds == 1 ? CG_SECTION_SINKS
-                                                   : CG_SECTION_SYMBOLS,
-                        .plane = task % CG_N_PLANES,
-                        .group = (uint16_t)(task / CG_N_PLANES)};
+    if (i < n_coarsest) {
+        cg_section row = row_in_group(profile, i % n_in_group, n_in_group);
+        row.group = (uint16_t)(i / n_in_group);
+        return row;
+    }
+    const uint32_t task = (i - n_coarsest) % n_tasks, n_finer = (i - n_coarsest) / n_tasks + 1;
+    return (cg_section){.kind = cg_section_to_level(header->coarsest - n_finer),
+                        .plane = (uint8_t)(task % n_matrices),
+                        .group = (uint16_t)(task / n_matrices)};
 }
 
 uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t task_index, unsigned level)
 {
-    const uint32_t n_tasks = count_tasks(profile, header), n_kinds = count_kinds(profile, header);
-    return level == header->coarsest
-               ? 1 + task_index * n_kinds
-               : 1 + n_tasks * (n_kinds + header->coarsest - 1 - level) + task_index;
+    const uint32_t n_matrices = cg_section_plan_n_matrices(profile),
+                   n_in_group = count_in_group(profile, header);
+    if (level == header->coarsest)
+        return 1 + task_index / n_matrices * n_in_group +
+               task_index % n_matrices * (n_in_group > n_matrices ? 2 : 1);
+    return 1 + count_groups(profile, header) * n_in_group +
+           cg_section_plan_n_tasks(profile, header) * (header->coarsest - 1 - level) + task_index;
+}
+
+uint32_t cg_section_plan_sinks_index(const cg_profile *profile, const cg_chunk_header *header,
+                                     uint32_t group, unsigned plane)
+{
+    return 1 + group * count_in_group(profile, header) +
+           (profile->n_matrices == 1 ? 1 + plane : 2 * plane + 1);
 }
 
 /* Bytes that a section cannot do without. Symbols that are certain take next to none. */
@@ -78,7 +112,8 @@ static size_t least_bytes(const cg_profile *profile, const cg_chunk_header *h,
                                        h->n_tokens);
     if (section->kind == CG_SECTION_SINKS)
         return cg_lossless_least_bytes(h->geometry.dtype,
-                                       profile->groups[section->group].n_channels,
+                                       cg_group_plane_channels(
+                                           profile, &profile->groups[section->group]),
                                        cg_section_plan_n_sinks(profile, h));
     return 0;
 }

@@ -22,18 +22,32 @@ static inline uint32_t cg_section_plan_n_sinks(const cg_profile *profile,
     return n < header->n_tokens ? n : header->n_tokens;
 }
 
-/* profile NULL: one task a layer and plane. */
+/* Tasks of a group. profile NULL: a group is a layer, and a task one of its planes. */
+static inline uint32_t cg_section_plan_n_matrices(const cg_profile *profile)
+{
+    return profile != NULL ? profile->n_matrices : CG_N_PLANES;
+}
+
+static inline uint32_t cg_section_plan_n_tasks(const cg_profile *profile,
+                                               const cg_chunk_header *header)
+{
+    return cg_section_plan_n_matrices(profile) *
+           (profile != NULL ? profile->n_groups : header->geometry.n_layers);
+}
+
 static inline cg_task_shape cg_section_plan_task(const cg_profile *profile,
                                                  const cg_chunk_header *header, uint32_t task_index)
 {
-    const uint32_t group = task_index / CG_N_PLANES;
+    const uint32_t n_matrices = cg_section_plan_n_matrices(profile),
+                   group = task_index / n_matrices;
     const size_t layer_bytes = (size_t)header->n_tokens * cg_geometry_channels(&header->geometry) *
                                cg_dtype_bytes(header->geometry.dtype);
     cg_task_shape shape;
     shape.first_layer = profile != NULL ? profile->groups[group].first_layer : group;
     shape.n_layers = profile != NULL ? profile->groups[group].n_layers : 1;
-    shape.plane = task_index % CG_N_PLANES;
-    shape.elements_bytes = shape.n_layers * layer_bytes;
+    shape.plane = task_index % n_matrices;
+    shape.n_planes = CG_N_PLANES / n_matrices;
+    shape.elements_bytes = (size_t)shape.n_planes * shape.n_layers * layer_bytes;
     return shape;
 }
 
@@ -47,10 +61,12 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header);
 cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t section_index);
-/* The index of a task's section at a level that the chunk holds. The task's sinks are the section
- * behind that of the coarsest level. */
+/* The index of a task's section at a level that the chunk holds; and of a plane's sinks, where the
+ * chunk has some. */
 uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t task_index, unsigned level);
+uint32_t cg_section_plan_sinks_index(const cg_profile *profile, const cg_chunk_header *header,
+                                     uint32_t group, unsigned plane);
 
 /* sections_out[header.n_sections], in file order, with offsets. CG_ERR_CORRUPT: not the sections
  * that the chunk's level and profile ask for. CG_ERR_TRUNCATED: exact elements have fewer bytes

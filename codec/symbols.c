@@ -88,6 +88,19 @@ uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, c
     return fitted != NULL ? fitted : buffer;
 }
 
+uint64_t cg_symbols_n_saturated(const int16_t *cells, size_t n_cells)
+{
+    int16_t most = 0, least = 0; /* in a loop that vectorizes: there are hardly ever some */
+    for (size_t c = 0; c < n_cells; c++) {
+        most = cells[c] > most ? cells[c] : most;
+        least = cells[c] < least ? cells[c] : least;
+    }
+    uint64_t n = 0;
+    for (size_t c = 0; c < n_cells && (most >= INT16_MAX || least <= -INT16_MAX); c++)
+        n += cells[c] >= INT16_MAX || cells[c] <= -INT16_MAX;
+    return n;
+}
+
 void cg_symbols_coarsen(const cg_symbols *fine, float ratio, const cg_symbols *coarse)
 {
     for (unsigned f = 0; f < CG_DCT; f++) {

@@ -46,6 +46,9 @@ cg_status cg_symbols_decode(const cg_profile *profile, const cg_symbols *symbols
 uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, cg_coded head,
                          size_t *n_bytes_out);
 
+/* Of a quantizer's cells: how many are at the ends of what it gives, and may have been beyond. */
+uint64_t cg_symbols_n_saturated(const int16_t *cells, size_t n_cells);
+
 /* The symbols of a coarser level: each times ratio, to nearest, ties away from zero. */
 void cg_symbols_coarsen(const cg_symbols *fine, float ratio, const cg_symbols *coarse);
 /* Decodes src (all of it), a matrix of n_rows rows of the columns fine, and codes its coarsened

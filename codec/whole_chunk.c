@@ -20,24 +20,28 @@ typedef struct job {
     atomic_int status; /* the first error */
 } job;
 
-/* A task's layers lie CG_N_PLANES planes apart in the caller's array, next to each other in the
- * canonical layout. */
+/* Where the i-th of a task's layers and planes lies in the caller's array. In the canonical layout
+ * they are next to each other. */
+static uint8_t *slice_of(const job *j, const cg_task_shape *shape, uint32_t i)
+{
+    const size_t layer = shape->first_layer + i % shape->n_layers,
+                 plane = shape->plane + i / shape->n_layers;
+    return j->elements + (layer * CG_N_PLANES + plane) * j->plane_bytes;
+}
+
 static cg_status run_task(const job *j, uint32_t task, void *scratch, uint8_t *tile)
 {
     const cg_task_shape shape = j->decoder != NULL ? cg_decoder_task_shape(j->decoder, task)
                                                    : cg_encoder_task_shape(j->encoder, task);
-    uint8_t *const first =
-        j->elements + ((size_t)shape.first_layer * CG_N_PLANES + shape.plane) * j->plane_bytes;
     cg_status status;
     if (j->decoder != NULL) {
         status = cg_decoder_run(j->decoder, task, scratch, j->scratch_bytes, tile);
-        for (uint32_t i = 0; i < shape.n_layers && status == CG_OK; i++)
-            memcpy(first + i * CG_N_PLANES * j->plane_bytes, tile + i * j->plane_bytes,
-                   j->plane_bytes);
+        for (uint32_t i = 0; i < shape.n_planes * shape.n_layers && status == CG_OK; i++)
+            memcpy(slice_of(j, &shape, i), tile + i * j->plane_bytes, j->plane_bytes);
         return status;
     }
-    for (uint32_t i = 0; i < shape.n_layers; i++)
-        memcpy(tile + i * j->plane_bytes, first + i * CG_N_PLANES * j->plane_bytes, j->plane_bytes);
+    for (uint32_t i = 0; i < shape.n_planes * shape.n_layers; i++)
+        memcpy(tile + i * j->plane_bytes, slice_of(j, &shape, i), j->plane_bytes);
     return cg_encoder_run(j->encoder, task, scratch, j->scratch_bytes, tile);
 }
 

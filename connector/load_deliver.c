@@ -11,7 +11,7 @@ static cg_load_chunk *chunk_of(cg_job *job)
     return (cg_load_chunk *)((char *)job - offsetof(cg_load_chunk, job));
 }
 
-/* Copies from tiles, one decoded task's layers, what lies in the load's tokens and in the layout's
+/* Copies from tiles, one decoded task's planes and layers, what lies in the load's tokens and in the layout's
  * layers: an engine may have asked for part of a chunk, and a pipeline stage has part of the
  * layers. */
 static void deliver(const cachegen_load *load, const cg_plan_chunk *planned,
@@ -22,12 +22,14 @@ static void deliver(const cachegen_load *load, const cg_plan_chunk *planned,
     const uint32_t begin =
         planned->first_token > load->from_token ? planned->first_token : load->from_token;
     const uint32_t end = chunk_end < load->to_token ? chunk_end : load->to_token;
-    const size_t tile_bytes = shape->elements_bytes / shape->n_layers;
+    const uint32_t n_tiles = shape->n_planes * shape->n_layers;
+    const size_t tile_bytes = shape->elements_bytes / n_tiles;
     const size_t token_bytes = tile_bytes / planned->sizes.n_tokens;
-    for (uint32_t i = 0; i < shape->n_layers; i++) {
-        const uint32_t layer = shape->first_layer + i;
+    for (uint32_t i = 0; i < n_tiles; i++) {
+        const uint32_t layer = shape->first_layer + i % shape->n_layers,
+                       plane = shape->plane + i / shape->n_layers;
         if (layer >= g->first_layer && layer < g->first_layer + g->n_layers)
-            cg_blocks_write(load->layout, load->table, layer, shape->plane, begin, end - begin,
+            cg_blocks_write(load->layout, load->table, layer, plane, begin, end - begin,
                             tiles + i * tile_bytes + (begin - planned->first_token) * token_bytes);
     }
 }

@@ -17,20 +17,32 @@ static cg_save_chunk *chunk_of(cg_job *job)
     return (cg_save_chunk *)((char *)job - offsetof(cg_save_chunk, job));
 }
 
+/* A task's elements in the codec's layout: where they lie, or, of both planes, copied to tile. */
+static const uint8_t *gather(const cg_save_chunk *chunk, const cg_task_shape *shape, uint8_t *tile)
+{
+    const uint32_t n_layers = chunk->save->op.connector->model.geometry.n_layers;
+    const size_t layer_bytes = chunk->raw_bytes / CG_N_PLANES / n_layers,
+                 plane_bytes = shape->n_layers * layer_bytes;
+    const uint8_t *first =
+        chunk->raw + ((size_t)shape->plane * n_layers + shape->first_layer) * layer_bytes;
+    if (shape->n_planes == 1)
+        return first;
+    for (uint32_t i = 0; i < shape->n_planes; i++)
+        memcpy(tile + i * plane_bytes, first + i * n_layers * layer_bytes, plane_bytes);
+    return tile;
+}
+
 static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     cg_save_chunk *chunk = chunk_of(job);
     cg_runtime *rt = chunk->save->op.runtime;
-    const cg_geometry *g = &chunk->save->op.connector->model.geometry;
     const cg_task_shape shape = cg_encoder_task_shape(chunk->encoder, task_index);
-    const size_t layer_bytes = chunk->raw_bytes / CG_N_PLANES / g->n_layers;
-    const uint8_t *in =
-        chunk->raw + ((size_t)shape.plane * g->n_layers + shape.first_layer) * layer_bytes;
     const uint64_t began_ns = cg_now_ns();
-    cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder), 0);
+    cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder),
+                                          shape.n_planes > 1 ? shape.elements_bytes : 0);
     if (status == CG_OK)
-        status =
-            cg_encoder_run(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes, in);
+        status = cg_encoder_run(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes,
+                                gather(chunk, &shape, scratch->tile));
     pthread_mutex_lock(&rt->lock);
     rt->stats.encode_ns += cg_now_ns() - began_ns;
     if (status != CG_OK && chunk->status == CG_OK)

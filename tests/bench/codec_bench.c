@@ -317,12 +317,12 @@ static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
                           const cg_section *sections, uint32_t task, double *coded, double *nonzero)
 {
     const cg_chunk_header *h = &chunk->header;
-    const cg_group *group = &profile->groups[task / CG_N_PLANES];
+    const cg_group *group = &profile->groups[task / profile->n_matrices];
     const size_t n_blocks = cg_klt_n_blocks(h->n_tokens);
     cg_symbols symbols = {0}, coarse;
     void *memory[CG_N_LEVELS] = {0};
     for (unsigned level = h->coarsest; level >= h->level; level--) {
-        const cg_level_columns *columns = &group->columns[level - 1][task % CG_N_PLANES];
+        const cg_level_columns *columns = &group->columns[level - 1][task % profile->n_matrices];
         const cg_section *section = &sections[cg_section_plan_index(profile, h, task, level)];
         size_t used_bytes;
         memory[level] = take(cg_symbols_bytes(columns, n_blocks));
@@ -348,11 +348,11 @@ static void print_roofline(const chunk_file *file, const cg_profile *profile)
     cg_chunk_sections(&chunk, sections);
     const size_t n_blocks = cg_klt_n_blocks(chunk.header.n_tokens);
     double symbols = 0, products = 0, nonzero_products = 0;
-    for (uint32_t task = 0; task < CG_N_PLANES * profile->n_groups; task++) {
-        const cg_group *group = &profile->groups[task / CG_N_PLANES];
+    for (uint32_t task = 0; task < profile->n_matrices * profile->n_groups; task++) {
+        const cg_group *group = &profile->groups[task / profile->n_matrices];
         double nonzero = 0;
         count_symbols(profile, &chunk, sections, task, &symbols, &nonzero);
-        products += (double)group->columns[chunk.header.level - 1][task % CG_N_PLANES].n_columns *
+        products += (double)group->columns[chunk.header.level - 1][task % profile->n_matrices].n_columns *
                     (double)n_blocks * group->n_channels;
         nonzero_products += nonzero * group->n_channels;
     }

@@ -65,7 +65,7 @@ class ChunkTest : public testing::Test
         for (const cg_section &s : sections) {
             for (size_t i = at; i < at + s.bytes; i++)
                 file.push_back(static_cast<uint8_t>(i));
-            at += cg_chunk_padded(s.bytes, cg_chunk_align(header.version));
+            at += cg_padded(s.bytes, cg_chunk_align(header.version));
             file.resize(at);
         }
         for (size_t i = 0; i < tokens.size(); i++)

@@ -494,7 +494,7 @@ Bytes with_last_section(const Bytes &chunk, uint32_t n)
     const cg_section s = cg_chunk_section(&opened, last);
     Bytes out = chunk;
     out.resize(s.offset + std::min(n, s.bytes));
-    out.resize(s.offset + cg_chunk_padded(n, cg_chunk_align(opened.header.version)));
+    out.resize(s.offset + cg_padded(n, cg_chunk_align(opened.header.version)));
     cg_put_le(out.data() + 16, 8, out.size());
     cg_put_le(out.data() + 160 + 16 * last + 4, 4, n);
     seal_chunk(&out);
@@ -559,7 +559,7 @@ TEST(Codec, RefusesMissingAndAdditionalSections)
         for (const cg_section &s : sections) {
             bytes.insert(bytes.end(), c.chunk.begin() + static_cast<long>(s.offset),
                          c.chunk.begin() + static_cast<long>(s.offset + s.bytes));
-            bytes.resize(cg_chunk_padded(bytes.size(), cg_chunk_align(header.version)));
+            bytes.resize(cg_padded(bytes.size(), cg_chunk_align(header.version)));
         }
         EXPECT_EQ(cg_chunk_finish(&header, sections.data(), bytes.data(), bytes.size()), CG_OK);
         return bytes;

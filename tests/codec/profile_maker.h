@@ -87,7 +87,21 @@ struct ProfileSpec {
     std::vector<double> theta = {10000.0}; // of each rope table
     std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
     bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
+    unsigned version = 1;
+    bool joined = false;    // version 2: K and V in one matrix
+    unsigned unit_bits = 12; // version 2
+    bool fine = false;       // version 2: no component of few bits
 };
+
+// Of version 2: steps are the same for K and V where they are joined.
+inline ProfileSpec spec_2(bool joined, ProfileSpec spec = ProfileSpec())
+{
+    spec.version = 2;
+    spec.joined = joined;
+    for (auto &level : spec.step)
+        level[CG_V] = joined ? level[CG_K] : level[CG_V];
+    return spec;
+}
 
 // Steps of anchors are far below those of deltas: a token on the wrong side of a group's border
 // shows in its error.
@@ -188,6 +202,49 @@ inline cg_fingerprint model_of(const ProfileSpec &spec)
     return model;
 }
 
+// Numbers of few bits, one after another from the lowest bit of the first byte on.
+inline void put_numbers(Bytes *out, const std::vector<int> &numbers, unsigned bits)
+{
+    uint32_t pending = 0;
+    unsigned n_pending = 0;
+    for (const int number : numbers) {
+        pending |= (static_cast<uint32_t>(number) & ((1u << bits) - 1)) << n_pending;
+        for (n_pending += bits; n_pending >= 8; n_pending -= 8, pending >>= 8)
+            put(out, pending & 0xff, 1);
+    }
+    if (n_pending > 0)
+        put(out, pending, 1);
+}
+
+// Version 2: in turn bands of large elements and of such as fit in a byte, whose bits fall from
+// component to component.
+inline void put_bands(Bytes *out, const std::vector<std::vector<double>> &basis, size_t n_components,
+                      unsigned unit_bits, bool fine)
+{
+    for (size_t c = 0; c < n_components; c++) {
+        const bool is_small = !fine && c / 32 % 2 == 1;
+        double largest = 0;
+        for (const double x : basis[c])
+            largest = std::max(largest, std::fabs(x));
+        unsigned shift = 0; // of the band: what its elements need to stay below 127 or 2^14
+        for (; std::ldexp(1, static_cast<int>(unit_bits - shift)) > (is_small ? 64 : 1 << 13);)
+            shift++;
+        if (c % 32 == 0)
+            put(out, shift, 1);
+        const double unit = std::ldexp(1, static_cast<int>(shift) - static_cast<int>(unit_bits));
+        const unsigned bits = is_small ? 8 - static_cast<unsigned>(c % 4)
+                                       : 15 - static_cast<unsigned>(c % (fine ? 3 : 7));
+        const double most = (1 << (bits - 1)) - 1;
+        const int multiple = std::max(1, static_cast<int>(std::ceil(largest / unit / most)));
+        std::vector<int> numbers;
+        for (const double x : basis[c])
+            numbers.push_back(static_cast<int>(std::lrint(x / unit / multiple)));
+        put(out, bits, 1);
+        put(out, static_cast<uint64_t>(multiple), 2);
+        put_numbers(out, numbers, bits);
+    }
+}
+
 inline Bytes make_profile_bytes(const ProfileSpec &spec,
                                 const std::vector<ClassSpec> &classes = mixed_classes())
 {
@@ -195,7 +252,7 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
     const size_t channels = size_t{spec.n_kv_heads} * spec.head_dim;
     const size_t n_table = size_t{spec.n_layers} * 2 * channels;
     Bytes out = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
-    put(&out, 1, 4);
+    put(&out, spec.version, 4);
     put(&out, 0, 4);
     put(&out, 0, 8); // file_bytes
     const cg_fingerprint model = model_of(spec);
@@ -219,7 +276,8 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
     put(&out, classes.size(), 2);
     put(&out, by_layer ? spec.theta.size() : 0, 1);
     put(&out, spec.nests, 1);
-    put(&out, 0, 2);
+    put(&out, spec.joined, 1);
+    put(&out, 0, 1);
 
     for (const double theta : spec.theta) {
         for (unsigned i = 0; i < spec.rotary_dim / 2u; i++)
@@ -256,15 +314,19 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         seal_profile(&out);
         return out;
     }
-    std::vector<size_t> n_components, n_wide; // [group][plane]
+    std::vector<size_t> n_channels, n_components, n_wide; // [group][matrix]
     for (const uint16_t n_layers : spec.group_layers) {
-        for (unsigned plane = 0; plane < 2; plane++) {
-            const size_t n = n_layers * channels;
+        for (unsigned matrix = 0; matrix < (spec.joined ? 1 : 2); matrix++) {
+            const size_t n = n_layers * channels * (spec.joined ? 2 : 1);
+            n_channels.push_back(n);
             n_components.push_back(spec.all_active ? n : n * 7 / 8);
             n_wide.push_back(
                 static_cast<size_t>(spec.wide_share * static_cast<double>(n_components.back())));
             put(&out, n_components.back(), 2);
-            put(&out, n_wide.back(), 2);
+            if (spec.version == 1)
+                put(&out, n_wide.back(), 2);
+            else
+                put(&out, spec.unit_bits, 2); // and a reserved byte
         }
     }
     for (unsigned level = 1; level <= 3; level++) {
@@ -282,8 +344,11 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         }
     }
     for (size_t i = 0; i < n_components.size(); i++) {
-        const size_t n = spec.group_layers[i / 2] * channels;
-        const auto basis = random_orthonormal(n, &random);
+        const auto basis = random_orthonormal(n_channels[i], &random);
+        if (spec.version == 2) {
+            put_bands(&out, basis, n_components[i], spec.unit_bits, spec.fine);
+            continue;
+        }
         for (size_t c = 0; c < n_components[i]; c++) {
             if (c < n_wide[i]) {
                 for (const double x : basis[c])
@@ -298,16 +363,10 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
             if (spec.packed)
                 put(&out, bits, 1);
             put_f32(&out, scale);
-            uint32_t pending = 0;
-            unsigned n_pending = 0;
-            for (const double x : basis[c]) {
-                pending |= (static_cast<uint32_t>(std::lrint(x / scale)) & ((1u << bits) - 1))
-                           << n_pending;
-                for (n_pending += bits; n_pending >= 8; n_pending -= 8, pending >>= 8)
-                    put(&out, pending & 0xff, 1);
-            }
-            if (n_pending > 0)
-                put(&out, pending, 1);
+            std::vector<int> numbers;
+            for (const double x : basis[c])
+                numbers.push_back(static_cast<int>(std::lrint(x / scale)));
+            put_numbers(&out, numbers, bits);
         }
     }
     put(&out, 0, 8);
@@ -455,7 +514,7 @@ inline void seal_chunk(Bytes *chunk)
         uint8_t *row = chunk->data() + CG_CHUNK_FIXED_BYTES + i * CG_CHUNK_SECTION_BYTES;
         const size_t n_bytes = cg_get_le(row + 4, 4);
         cg_put_le(row + 8, 8, XXH3_64bits(chunk->data() + at, n_bytes));
-        at += cg_chunk_padded(n_bytes, cg_chunk_align(cg_get_le(chunk->data() + 8, 4)));
+        at += cg_padded(n_bytes, cg_chunk_align(cg_get_le(chunk->data() + 8, 4)));
         hashed.insert(hashed.end(), row, row + CG_CHUNK_SECTION_BYTES);
     }
     cg_put_le(chunk->data() + 152, 8, XXH3_64bits(hashed.data(), hashed.size()));

@@ -1,0 +1,59 @@
+/* codec/analysis.h - the basis of a KLT as an encoder projects on it.
+ *
+ * Decoders do not need it, so it is made for the first encoder of a profile. Its source is what a
+ * profile has kept: bf16 rows of version 1 (codec/basis.h), integers of version 2 (codec/bands.h).
+ * Threads: cg_analysis_ready() may be called by any; what it made is read-only.
+ */
+#ifndef CG_CODEC_ANALYSIS_H
+#define CG_CODEC_ANALYSIS_H
+#include "codec/profile_data.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cg_analysis {
+    uint32_t n_channels, n_components;
+    /* The first components, whose rows are stored finely: a multiple of 16, or all. An encoder
+     * takes them out of its data before it projects on the others. Rows that are stored coarsely
+     * are not quite orthogonal to them, and would pick up what the largest components hold of the
+     * data. exact: project()'s pairs for taking out, [channels, in sixteens][exact_pairs][16]. */
+    uint32_t n_exact;
+    uint32_t *exact;
+    uint32_t *pairs; /* cg_kernels.project()'s pairs, zeros behind channels and components */
+    /* [n_components, in sixteens]: of components that are integers, what they are scaled with. In
+     * version 1 they are the narrow ones behind the first n_exact, where the kernels have
+     * project_narrow(). In version 2 all are, and the scales are powers of two. */
+    float *scale;
+    float *ones; /* version 2: [n_channels, in sixteens] */
+    /* The largest Euclidean norm of integers: of the components behind the first n_exact; in
+     * version 2 also of the others, and of a channel in exact. */
+    float norm, exact_norm, channel_norm;
+} cg_analysis;
+
+/* Makes the tables of all the profile's bases, unless they are there. CG_ERR_NO_MEMORY: a later
+ * call may succeed. */
+cg_status cg_analysis_ready(const cg_profile *profile);
+/* A basis's table, after cg_analysis_ready(). */
+const cg_analysis *cg_analysis_of(const cg_profile *profile, const cg_group *group, unsigned matrix);
+
+/* For cg_profile: what holds the tables. CG_ERR_NO_MEMORY. */
+cg_status cg_analyses_new(uint32_t n_bases, struct cg_analyses **out);
+void cg_analyses_free(struct cg_analyses *analyses); /* NULL is fine */
+
+/* Pairs of channels that a projection walks: whole tiles. */
+static inline size_t cg_analysis_pairs(uint32_t n_channels)
+{
+    return ((size_t)n_channels + 31) / 32 * 16;
+}
+
+/* Pairs of components that their taking out walks. */
+static inline size_t cg_analysis_exact_pairs(const cg_analysis *analysis)
+{
+    return ((size_t)analysis->n_exact + 31) / 32 * 16;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

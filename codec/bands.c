@@ -1,0 +1,257 @@
+#include "codec/bands.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { EXACT_BITS = 9, MIN_BITS = 2, MAX_BITS = 15, QUAD_BYTES = CG_PANEL_CHANNELS * 4 };
+
+/* A component's numbers in a file. */
+typedef struct stored_row {
+    unsigned bits, multiple;
+    const uint8_t *bytes;
+    size_t n_bytes;
+} stored_row;
+
+static cg_status read_row(cg_cursor *in, uint32_t n_channels, stored_row *row)
+{
+    uint8_t bits;
+    uint16_t multiple;
+    if (!cg_cursor_u8(in, &bits) || !cg_cursor_u16(in, &multiple))
+        return CG_ERR_TRUNCATED;
+    if (bits < MIN_BITS || bits > MAX_BITS || multiple == 0 ||
+        (uint32_t)multiple << (bits - 1) > CG_MAX_ELEMENT)
+        return CG_ERR_CORRUPT;
+    *row = (stored_row){.bits = bits, .multiple = multiple};
+    row->n_bytes = ((size_t)n_channels * bits + 7) / 8;
+    if (!cg_cursor_bytes(in, row->n_bytes, &row->bytes))
+        return CG_ERR_TRUNCATED;
+    const unsigned n_used = (unsigned)((size_t)n_channels * bits % 8);
+    return n_used != 0 && row->bytes[row->n_bytes - 1] >> n_used != 0 ? CG_ERR_CORRUPT : CG_OK;
+}
+
+/* Elements from numbers that stand one after another from the lowest bit of the first byte on. */
+static void unpack_row(const stored_row *row, uint32_t n_channels, int16_t *out)
+{
+    uint64_t pending = 0;
+    unsigned n_pending = 0;
+    const uint8_t *at = row->bytes;
+    const unsigned sign = 1u << (row->bits - 1), mask = 2 * sign - 1;
+    for (uint32_t ch = 0; ch < n_channels; ch++) {
+        while (n_pending < row->bits) {
+            pending |= (uint64_t)*at++ << n_pending;
+            n_pending += 8;
+        }
+        const int number = (int)(((unsigned)pending & mask) ^ sign) - (int)sign;
+        out[ch] = (int16_t)(number * (int)row->multiple);
+        pending >>= row->bits;
+        n_pending -= row->bits;
+    }
+}
+
+/* A band's rows of at most CG_BAND_COMPONENTS components. */
+typedef struct stored_band {
+    unsigned shift, n_digits;
+    uint32_t n_rows;
+    stored_row rows[CG_BAND_COMPONENTS];
+} stored_band;
+
+static cg_status read_band(cg_cursor *in, uint32_t n_channels, uint32_t n_rows, stored_band *band)
+{
+    uint8_t shift;
+    if (!cg_cursor_u8(in, &shift))
+        return CG_ERR_TRUNCATED;
+    if (shift > CG_MAX_BAND_SHIFT)
+        return CG_ERR_CORRUPT;
+    band->shift = shift;
+    band->n_rows = n_rows;
+    band->n_digits = 1;
+    for (uint32_t i = 0; i < n_rows; i++) {
+        const cg_status status = read_row(in, n_channels, &band->rows[i]);
+        if (status != CG_OK)
+            return status;
+        if ((band->rows[i].multiple << (band->rows[i].bits - 1)) > 128)
+            band->n_digits = 2;
+    }
+    return CG_OK;
+}
+
+static uint32_t rows_of_band(uint32_t n_components, uint32_t first)
+{
+    return n_components - first < CG_BAND_COMPONENTS ? n_components - first : CG_BAND_COMPONENTS;
+}
+
+/* Checks the bytes of all bands. */
+static cg_status check_bands(cg_cursor *in, uint32_t n_channels, uint32_t n_components)
+{
+    stored_band band;
+    cg_status status = CG_OK;
+    for (uint32_t c = 0; c < n_components && status == CG_OK; c += CG_BAND_COMPONENTS)
+        status = read_band(in, n_channels, rows_of_band(n_components, c), &band);
+    return status;
+}
+
+/* Appends a band to the last slab, or begins one. */
+static void lay_band(const stored_band *band, uint32_t first, cg_bands *bands)
+{
+    cg_band_slab *slab = bands->n_slabs > 0 ? &bands->slabs[bands->n_slabs - 1] : NULL;
+    const uint32_t n_quads = (band->n_rows + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
+    if (slab == NULL || slab->shift != band->shift || slab->n_digits != band->n_digits ||
+        slab->n_quads + n_quads > CG_SLAB_QUADS) {
+        slab = &bands->slabs[bands->n_slabs++];
+        *slab = (cg_band_slab){.first_component = first,
+                               .shift = band->shift,
+                               .n_digits = band->n_digits,
+                               .offset = bands->panel_bytes};
+    }
+    slab->n_components += band->n_rows;
+    slab->n_quads += n_quads;
+    bands->panel_bytes += (size_t)band->n_digits * n_quads * QUAD_BYTES;
+    for (uint32_t i = 0; i < band->n_rows; i++) {
+        const uint32_t most = band->rows[i].multiple << (band->rows[i].bits - 1);
+        bands->most_before[first + i + 1] =
+            bands->most_before[first + i] + ((uint64_t)most << band->shift);
+        bands->n_exact += bands->n_exact == first + i && band->rows[i].bits >= EXACT_BITS;
+    }
+}
+
+static void *take_aligned(size_t n, size_t each_bytes)
+{
+    size_t n_bytes;
+    if (!cg_size_mul(n, each_bytes, &n_bytes) || n_bytes > SIZE_MAX - 64)
+        return NULL;
+    return aligned_alloc(64, (n_bytes + 64) / 64 * 64); /* not 0 bytes */
+}
+
+/* Component i of a slab: its elements as digits, quads of components side by side. */
+static void store_digits(const cg_basis_layout *layout, const cg_bands *bands,
+                         const cg_band_slab *slab, uint32_t i, const int16_t *row)
+{
+    const size_t digit_bytes = (size_t)slab->n_quads * QUAD_BYTES;
+    for (uint32_t first = 0; first < bands->n_channels; first += layout->panel_channels) {
+        const uint32_t left = bands->n_channels - first;
+        const uint32_t n = left < layout->panel_channels ? left : layout->panel_channels;
+        uint8_t *out = bands->digits + first / layout->panel_channels * bands->panel_bytes +
+                       slab->offset + (size_t)(i / 4) * QUAD_BYTES + i % 4;
+        for (uint32_t ch = 0; ch < n; ch++) {
+            const int element = row[first + ch], low = (int8_t)(uint8_t)element;
+            out[4 * ch] = (uint8_t)(low + 128);
+            if (slab->n_digits == 2)
+                out[digit_bytes + 4 * ch] = (uint8_t)((element - low) / 256 + 128);
+        }
+    }
+}
+
+static void store_elements(const cg_basis_layout *layout, const cg_bands *bands, uint32_t c,
+                           const int16_t *row)
+{
+    for (uint32_t first = 0; first < bands->n_channels; first += layout->panel_channels) {
+        const uint32_t left = bands->n_channels - first;
+        const uint32_t n = left < layout->panel_channels ? left : layout->panel_channels;
+        memcpy(bands->elements +
+                   ((size_t)(first / layout->panel_channels) * bands->n_components + c) *
+                       CG_PANEL_CHANNELS,
+               row + first, n * sizeof *row);
+    }
+}
+
+/* What the kernels read, from bytes that are checked. row: room for a component. */
+static void fill(const cg_basis_layout *layout, cg_cursor *in, const cg_bands *bands, int16_t *row)
+{
+    stored_band band;
+    const cg_band_slab *slab = bands->slabs;
+    for (uint32_t c = 0; c < bands->n_components; c += band.n_rows) {
+        (void)read_band(in, bands->n_channels, rows_of_band(bands->n_components, c), &band);
+        slab += c == slab->first_component + slab->n_components;
+        for (uint32_t i = 0; i < band.n_rows; i++) {
+            unpack_row(&band.rows[i], bands->n_channels, row);
+            if (layout->has_quads)
+                store_digits(layout, bands, slab, c + i - slab->first_component, row);
+            else
+                store_elements(layout, bands, c + i, row);
+        }
+    }
+}
+
+static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *bands)
+{
+    const size_t n_panels =
+        (bands->n_channels + (size_t)layout->panel_channels - 1) / layout->panel_channels;
+    const size_t n_bands = (bands->n_components + CG_BAND_COMPONENTS - 1u) / CG_BAND_COMPONENTS;
+    cg_cursor again = in;
+    stored_band band;
+    bands->slabs = calloc(n_bands + 1, sizeof *bands->slabs);
+    bands->most_before = calloc((size_t)bands->n_components + 1, sizeof *bands->most_before);
+    int16_t *row = malloc((bands->n_channels + (size_t)1) * sizeof *row);
+    cg_status status = CG_ERR_NO_MEMORY;
+    if (bands->slabs == NULL || bands->most_before == NULL || row == NULL)
+        goto done;
+    for (uint32_t c = 0; c < bands->n_components; c += CG_BAND_COMPONENTS) {
+        (void)read_band(&in, bands->n_channels, rows_of_band(bands->n_components, c), &band);
+        lay_band(&band, c, bands);
+    }
+    /* Kernels walk components in sixteens, exact ones and others apart. */
+    const uint32_t sixteens = (bands->n_exact + 15) / 16 * 16;
+    bands->n_exact = sixteens < bands->n_components ? sixteens : bands->n_components;
+    if (layout->has_quads) {
+        bands->digits = take_aligned(n_panels, bands->panel_bytes);
+        if (bands->digits == NULL)
+            goto done;
+        memset(bands->digits, 128, n_panels * bands->panel_bytes);
+    } else {
+        const size_t panel_elements = (size_t)bands->n_components * CG_PANEL_CHANNELS;
+        bands->elements = take_aligned(n_panels, panel_elements * sizeof *bands->elements);
+        if (bands->elements == NULL)
+            goto done;
+        memset(bands->elements, 0, n_panels * panel_elements * sizeof *bands->elements);
+    }
+    fill(layout, &again, bands, row);
+    status = CG_OK;
+done:
+    free(row);
+    return status;
+}
+
+cg_status cg_bands_read(const cg_basis_layout *layout, uint32_t n_channels, uint32_t n_components,
+                        unsigned unit_bits, bool is_only_checked, cg_cursor *in, cg_bands *bands)
+{
+    const cg_cursor start = *in;
+    const cg_status status = check_bands(in, n_channels, n_components);
+    if (status != CG_OK || is_only_checked)
+        return status;
+    bands->n_channels = n_channels;
+    bands->n_components = n_components;
+    bands->unit_bits = unit_bits;
+    return lay_out(layout, start, bands);
+}
+
+void cg_bands_destroy(cg_bands *bands)
+{
+    free(bands->slabs);
+    free(bands->most_before);
+    free(bands->digits);
+    free(bands->elements);
+}
+
+unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint32_t c,
+                      int16_t *row_out)
+{
+    const cg_band_slab *slab = bands->slabs;
+    while (c >= slab->first_component + slab->n_components)
+        slab++;
+    const uint32_t i = c - slab->first_component;
+    for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
+        const uint32_t panel = ch / layout->panel_channels, at = ch % layout->panel_channels;
+        if (bands->elements != NULL) {
+            row_out[ch] = bands->elements[((size_t)panel * bands->n_components + c) *
+                                              CG_PANEL_CHANNELS +
+                                          at];
+            continue;
+        }
+        const uint8_t *digit = bands->digits + panel * bands->panel_bytes + slab->offset +
+                               (size_t)(i / 4) * QUAD_BYTES + 4 * at + i % 4;
+        const int high =
+            slab->n_digits == 2 ? digit[(size_t)slab->n_quads * QUAD_BYTES] - 128 : 0;
+        row_out[ch] = (int16_t)(*digit - 128 + 256 * high);
+    }
+    return slab->shift;
+}

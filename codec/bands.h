@@ -1,0 +1,70 @@
+/* codec/bands.h - the basis of a KLT in integers: that of profiles of version 2.
+ *
+ * A component's elements are a multiple of numbers of few bits; 32 components are a band, which
+ * shares a shift. So a sum over components is exact, and the same on every processor. Bytes and
+ * arithmetic: codec/FORMAT.md, "Basis in bands". Threads: read-only once made.
+ */
+#ifndef CG_CODEC_BANDS_H
+#define CG_CODEC_BANDS_H
+#include "codec/basis.h"
+#include "codec/cursor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CG_BAND_COMPONENTS = 32,
+    CG_MAX_BAND_SHIFT = 16,
+    CG_MAX_ELEMENT = 1 << 14, /* of a basis, in magnitude, before the shift */
+    CG_LEAST_UNIT_BITS = 8,
+    CG_MOST_UNIT_BITS = 20,
+    CG_MAX_DIGITS = 2, /* bytes that an element is cut into: low + 256 * high, both signed */
+};
+
+/* Neighbouring bands of one shift, as many as CG_SLAB_QUADS: their bytes stay in the first cache
+ * while they are used. */
+typedef struct cg_band_slab {
+    uint32_t first_component, n_components, n_quads;
+    uint32_t shift, n_digits;
+    size_t offset; /* in each panel's bytes: [n_digits][n_quads][CG_PANEL_CHANNELS][4] */
+} cg_band_slab;
+
+typedef struct cg_bands {
+    uint32_t n_channels, n_components;
+    uint32_t n_exact;   /* the first components, stored finely: see cg_analysis */
+    unsigned unit_bits; /* an element's value is its integer times 2^(shift - unit_bits) */
+    cg_band_slab *slabs;
+    uint32_t n_slabs;
+    /* [n_components + 1]: sum over the components before this one of their largest elements,
+     * shifted. A row of symbols of at most s sums to no more than s times that. */
+    uint64_t *most_before;
+    /* For kernels with accumulate_digits(): [n_panels][panel_bytes], each byte a digit + 128. */
+    uint8_t *digits;
+    size_t panel_bytes;
+    /* For the others: [n_panels][n_components][CG_PANEL_CHANNELS]. */
+    int16_t *elements;
+} cg_bands;
+
+/* Reads a basis of n_components rows of n_channels from *in, which moves behind it, and lays it out
+ * (kernels of the layout). *bands is zeros before; the caller destroys it in any case.
+ * is_only_checked: nothing is laid out, and *bands stays zeros. CG_ERR_TRUNCATED, CG_ERR_CORRUPT,
+ * CG_ERR_NO_MEMORY. */
+cg_status cg_bands_read(const cg_basis_layout *layout, uint32_t n_channels, uint32_t n_components,
+                        unsigned unit_bits, bool is_only_checked, cg_cursor *in, cg_bands *bands);
+void cg_bands_destroy(cg_bands *bands); /* zeros are fine */
+
+/* 2^-unit_bits. */
+static inline float cg_bands_unit(const cg_bands *bands)
+{
+    return 1.0f / (float)(1u << bands->unit_bits);
+}
+
+/* Component c as it is stored: row_out[n_channels], before the shift; returns the shift. */
+unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint32_t c,
+                      int16_t *row_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,179 @@
+/* The inverse KLT of profiles of version 2: sums of integers, the same in any order and on every
+ * processor. Where a CPU adds up four products of 8 bits at once, neighbouring components are quads,
+ * quads of zeros are left out, and what is larger than 8 bits is cut into digits: elements of the
+ * basis when it is laid out, symbols when they are listed. */
+#include "codec/klt_synthesis.h"
+
+#include <string.h>
+
+enum { MAX_SYMBOL_DIGITS = 3, SLAB_COMPONENTS = CG_SLAB_QUADS * CG_QUAD_COMPONENTS };
+
+/* Where one row of symbols (a block's frequency) lies in a slab. */
+typedef struct slab_cells {
+    const int16_t *cells;
+    size_t n_cells;
+} slab_cells;
+
+static slab_cells cells_of(const cg_synthesis *s, const cg_band_slab *slab, unsigned f, size_t b)
+{
+    const size_t n_active = s->symbols->columns->n_active[f], first = slab->first_component;
+    const size_t left = n_active > first ? n_active - first : 0;
+    return (slab_cells){s->symbols->cells[f] + b * n_active + n_active - left,
+                        left < slab->n_components ? left : slab->n_components};
+}
+
+/* Cuts symbols into signed digits of so many bits, and lists those: rows_out[MAX_SYMBOL_DIGITS],
+ * the lowest first. Three digits hold any symbol, so the time for large ones is bounded. Returns
+ * where the quads end. */
+static cg_quad *list_digits(const cg_klt_inverse *inverse, slab_cells in, cg_quad *quads,
+                            cg_quad_row *rows_out)
+{
+    int rest[SLAB_COMPONENTS];
+    const int half = 1 << (inverse->digit_bits - 1);
+    for (size_t c = 0; c < in.n_cells; c++)
+        rest[c] = in.cells[c];
+    for (unsigned d = 0; d < MAX_SYMBOL_DIGITS; d++) {
+        int16_t digits[SLAB_COMPONENTS];
+        for (size_t c = 0; c < in.n_cells; c++) {
+            const int higher = (rest[c] + half) >> inverse->digit_bits;
+            digits[c] = (int16_t)(rest[c] - higher * 2 * half);
+            rest[c] = higher;
+        }
+        inverse->list_quads(digits, in.n_cells, quads, &rows_out[d]);
+        quads += rows_out[d].n_quads;
+    }
+    return quads;
+}
+
+/* Symbols of a batch of n blocks as quads: a slab's rows together, [f][b]; and, for rows with
+ * symbols of more than one digit, the others behind all slabs. */
+static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
+{
+    const cg_klt_inverse *inverse = s->heads->profile->kernels->inverse;
+    const cg_bands *bands = &s->group->bands[s->matrix];
+    cg_quad *quads = s->quads;
+    cg_quad_row *row = s->quad_rows;
+    cg_large_row *large = s->large_rows;
+    for (uint32_t i = 0; i < bands->n_slabs; i++) {
+        const cg_band_slab *slab = &bands->slabs[i];
+        for (size_t r = 0; r < CG_DCT * n; r++, row++) {
+            const slab_cells in = cells_of(s, slab, (unsigned)(r / n), batch + r % n);
+            inverse->list_quads(in.cells, in.n_cells, quads, row);
+            if (row->limit == INT32_MAX) {
+                quads += row->n_quads;
+                continue;
+            }
+            cg_quad_row digits[MAX_SYMBOL_DIGITS];
+            quads = list_digits(inverse, in, quads, digits);
+            *row = digits[0];
+            for (unsigned d = 1; d < MAX_SYMBOL_DIGITS; d++) {
+                if (digits[d].n_quads > 0)
+                    *large++ = (cg_large_row){digits[d], i, (uint32_t)r, d * inverse->digit_bits};
+            }
+        }
+    }
+    large->slab = UINT32_MAX; /* the end */
+}
+
+/* Y of a batch of n_blocks blocks in one panel of n channels. Slabs outside, rows inside: a slab
+ * stays in the first cache for all rows. */
+static void accumulate_batch(const cg_synthesis *s, size_t n_blocks, const uint8_t *panel,
+                             uint32_t n, int32_t *y)
+{
+    const cg_klt_inverse *inverse = s->heads->profile->kernels->inverse;
+    const cg_bands *bands = &s->group->bands[s->matrix];
+    const uint16_t *n_active = s->symbols->columns->n_active;
+    const cg_large_row *large = s->large_rows;
+    const size_t y_stride = s->y_stride;
+    const unsigned n_sixteens = (n + 15) / 16;
+    for (uint32_t i = 0; i < bands->n_slabs; i++) {
+        const cg_band_slab *slab = &bands->slabs[i];
+        const cg_quad_row *rows = s->quad_rows + i * CG_DCT * n_blocks;
+        const size_t digit_bytes = (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
+        const uint8_t *bytes = panel + slab->offset;
+        for (unsigned d = 0; d < slab->n_digits; d++, bytes += digit_bytes) {
+            const bool is_first = i == 0 && d == 0;
+            const unsigned shift = slab->shift + 8 * d;
+            for (unsigned f = 0; f < CG_DCT; f++) {
+                if (is_first || n_active[f] > slab->first_component)
+                    inverse->accumulate_digits(bytes, rows + f * n_blocks, n_blocks, n_sixteens,
+                                               shift, is_first, y + f * CG_TILE * y_stride,
+                                               y_stride);
+            }
+            for (const cg_large_row *l = large; l->slab == i; l++)
+                inverse->accumulate_digits(
+                    bytes, &l->row, 1, n_sixteens, shift + l->shift, false,
+                    y + (l->r / n_blocks * CG_TILE + l->r % n_blocks) * y_stride, y_stride);
+        }
+        while (large->slab == i)
+            large++;
+    }
+    for (size_t r = 0; r < (size_t)CG_DCT * CG_TILE && bands->n_slabs == 0; r++)
+        memset(y + r * y_stride, 0, n * sizeof *y); /* a basis of nothing */
+}
+
+/* The same without quads: a product for each symbol that is not zero. */
+static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_blocks, uint32_t panel,
+                             uint32_t n, int32_t *y)
+{
+    const cg_klt_inverse *inverse = s->heads->profile->kernels->inverse;
+    const cg_bands *bands = &s->group->bands[s->matrix];
+    const int16_t *elements =
+        bands->elements + (size_t)panel * bands->n_components * CG_PANEL_CHANNELS;
+    for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
+        const size_t f = r / n_blocks, b = r % n_blocks;
+        int32_t *row = y + (f * CG_TILE + b) * s->y_stride;
+        memset(row, 0, n * sizeof *row);
+        for (const cg_band_slab *slab = bands->slabs; slab < bands->slabs + bands->n_slabs;
+             slab++) {
+            const slab_cells in = cells_of(s, slab, (unsigned)f, batch + b);
+            inverse->accumulate_elements(
+                elements + (size_t)slab->first_component * CG_PANEL_CHANNELS, in.cells, in.n_cells,
+                slab->shift, n, row);
+        }
+    }
+}
+
+/* A batch's elements of n_unit channels from first on. */
+static void finish_batch(const cg_synthesis *s, size_t batch, size_t n_blocks, uint32_t first,
+                         uint32_t n_unit)
+{
+    const cg_profile *p = s->heads->profile;
+    const cg_bands *bands = &s->group->bands[s->matrix];
+    const float unit = cg_bands_unit(bands);
+    for (size_t b = 0; b < n_blocks; b++) {
+        p->kernels->exact->inverse_dct(s->sums + b * s->y_stride, CG_TILE * s->y_stride, unit,
+                                       s->scale + first, s->mean + first, n_unit, s->x,
+                                       p->layout.unit_channels);
+        cg_klt_finish_unit(s, first, n_unit, batch + b);
+    }
+}
+
+/* Batches of blocks outside: their symbols are listed once for all channels. */
+void cg_klt_exact(const cg_synthesis *s)
+{
+    const cg_basis_layout *layout = &s->heads->profile->layout;
+    const cg_bands *bands = &s->group->bands[s->matrix];
+    const uint32_t n_channels = s->group->n_channels;
+    const size_t n_blocks = s->symbols->n_rows;
+    for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
+        const size_t n = n_blocks - batch < CG_TILE ? n_blocks - batch : CG_TILE;
+        if (layout->has_quads)
+            list_batch(s, batch, n);
+        for (uint32_t first = 0, n_unit; first < n_channels; first += n_unit) {
+            n_unit = n_channels - first < layout->unit_channels ? n_channels - first
+                                                                : layout->unit_channels;
+            for (uint32_t at = 0, n_panel; at < n_unit; at += n_panel) {
+                const uint32_t panel = (first + at) / layout->panel_channels;
+                n_panel = n_unit - at < layout->panel_channels ? n_unit - at
+                                                               : layout->panel_channels;
+                if (layout->has_quads)
+                    accumulate_batch(s, n, bands->digits + panel * bands->panel_bytes, n_panel,
+                                     s->sums + at);
+                else
+                    accumulate_cells(s, batch, n, panel, n_panel, s->sums + at);
+            }
+            finish_batch(s, batch, n, first, n_unit);
+        }
+    }
+}
