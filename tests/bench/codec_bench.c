@@ -330,7 +330,7 @@ static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
         symbols =
             cg_symbols_lay(columns, level < h->coarsest ? &coarse : NULL, n_blocks, memory[level]);
         check(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
-                             chunk->bytes + section->offset, section->bytes, &used_bytes),
+                             cg_profile_align(profile), chunk->bytes + section->offset, section->bytes, &used_bytes),
               "symbols");
         *coded += (double)columns->n_columns * (double)n_blocks;
     }

@@ -90,13 +90,16 @@ void expect_survives(const char *what, const std::function<cg_status()> &run)
     FAIL() << what << ": never gets through";
 }
 
-class AllocTest : public testing::TestWithParam<bool>
+class AllocTest : public testing::TestWithParam<const char *>
 { // whether the preset is paper
   protected:
     AllocTest()
     {
-        if (GetParam())
+        const std::string kind = GetParam();
+        if (kind.find("paper") != std::string::npos)
             spec = paper_spec();
+        if (kind.back() == '2')
+            spec = spec_2(kind == "joined2", spec);
         spec.all_active = false;
         profile_bytes = make_profile_bytes(spec);
         profile = open_profile(profile_bytes);
@@ -165,6 +168,23 @@ TEST_P(AllocTest, Encoding)
     }
 }
 
+// The first encoder of a profile makes what all of them need.
+TEST_P(AllocTest, TheFirstEncoder)
+{
+    expect_survives("first encoder", [&] {
+        cg_encoder *encoder = nullptr;
+        cg_profile *opened;
+        cg_status status =
+            cg_profile_open(profile_bytes.data(), profile_bytes.size(), &opened);
+        if (status == CG_OK)
+            status = cg_encoder_new(opened, &header, tokens.data(), 1 << CG_L1, &encoder);
+        EXPECT_EQ(encoder != nullptr, status == CG_OK);
+        cg_encoder_free(encoder);
+        cg_profile_free(opened);
+        return status;
+    });
+}
+
 TEST_P(AllocTest, ATaskThatFailedCanRunAgain)
 {
     cg_encoder *encoder;
@@ -176,10 +196,11 @@ TEST_P(AllocTest, ATaskThatFailedCanRunAgain)
     for (uint32_t task = 0; task < cg_encoder_n_tasks(encoder); task++) {
         const cg_task_shape shape = cg_encoder_task_shape(encoder, task);
         Bytes in;
-        for (uint32_t l = 0; l < shape.n_layers; l++) {
+        for (uint32_t l = 0; l < shape.n_planes * shape.n_layers; l++) {
+            const uint32_t layer = shape.first_layer + l % shape.n_layers,
+                           plane = shape.plane + l / shape.n_layers;
             const auto at =
-                elements.begin() +
-                static_cast<long>(((shape.first_layer + l) * 2 + shape.plane) * plane_bytes);
+                elements.begin() + static_cast<long>((layer * 2 + plane) * plane_bytes);
             in.insert(in.end(), at, at + static_cast<long>(plane_bytes));
         }
         for (long n = 0;; n++) {
@@ -217,9 +238,9 @@ TEST_P(AllocTest, Transcoding)
     });
 }
 
-INSTANTIATE_TEST_SUITE_P(Presets, AllocTest, testing::Bool(), [](const auto &paper) {
-    return std::string(paper.param ? "paper" : "klt");
-});
+INSTANTIATE_TEST_SUITE_P(Presets, AllocTest,
+                         testing::Values("klt", "paper", "klt2", "joined2", "paper2"),
+                         [](const auto &kind) { return std::string(kind.param); });
 
 TEST(Alloc, Safetensors)
 {

@@ -91,6 +91,29 @@ inline ProfileSpec nested_spec()
     return spec;
 }
 
+inline const std::vector<GoldenChunk> joined_chunks = {
+    {"bf16-0-L1", CG_DTYPE_BF16, 1, 0, 1, 1}, {"bf16-0-L2", CG_DTYPE_BF16, 2, 0, 1, 1},
+    {"bf16-0-L3", CG_DTYPE_BF16, 3, 0, 1, 1}, {"bf16-1-L1", CG_DTYPE_BF16, 1, 1, 1, 1},
+    {"bf16-1-L2", CG_DTYPE_BF16, 2, 1, 1, 1}, {"bf16-1-L3", CG_DTYPE_BF16, 3, 1, 1, 1},
+    {"fp32-1-L2", CG_DTYPE_FP32, 2, 1, 1, 2}, {"fp16-0-L1", CG_DTYPE_FP16, 1, 0},
+    {"fp32-0-L3", CG_DTYPE_FP32, 3, 0},       {"bf16-0-L2-streams", CG_DTYPE_BF16, 2, 0, 3},
+};
+
+// Nested; K and V in one matrix; and two tables of rotation.
+inline ProfileSpec joined_spec()
+{
+    ProfileSpec spec = spec_2(true, golden_spec(false));
+    spec.nests = true;
+    spec.n_kv_heads = 1;
+    spec.head_dim = 24;
+    spec.rotary_dim = 20;
+    spec.n_sinks = 1;
+    spec.unit_bits = 14;
+    spec.theta = {10000.0, 500.0};
+    spec.layer_rope = {0, 1, 0};
+    return spec;
+}
+
 struct GoldenSet {
     const char *directory;
     ProfileSpec spec;
@@ -103,6 +126,9 @@ inline const GoldenSet golden_sets[] = {
     {"v1-paper", golden_spec(true), paper_chunks, "7bc0ea4292054883eba592ed74ae55a9"},
     {"v1-packed", packed_spec(), packed_chunks, "fb55b41cdccd9486739dda60443444c9"},
     {"v2-nested", nested_spec(), nested_chunks, "7fc1c2a12aa28c0d29162e3fd4ae3d89"},
+    {"v3", spec_2(false, golden_spec(false)), klt_chunks, "6db65725533790f93a9b290481a3aafa"},
+    {"v3-paper", spec_2(false, golden_spec(true)), paper_chunks, "f2838f8a92d5a03e8f017950ae28dabc"},
+    {"v3-joined", joined_spec(), joined_chunks, "1f2c8dac21a23171e5c8aac29f886736"},
 };
 
 // The key of chunk 0, which is chunk 1's parent, needs chunk 0's tokens.

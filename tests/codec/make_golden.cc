@@ -58,6 +58,7 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
         }
         s.bytes = static_cast<uint32_t>(section.size());
         out.insert(out.end(), section.begin(), section.end());
+        out.resize(cg_padded(out.size(), cg_chunk_align(chunk.header.version)));
     }
     require(cg_chunk_finish(&chunk.header, sections.data(), out.data(), out.size()) == CG_OK,
             "with_streams");

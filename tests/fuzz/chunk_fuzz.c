@@ -11,6 +11,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
@@ -19,16 +20,17 @@ enum {
     MAX_ELEMENTS = 1 << 20
 }; /* decoders take memory by what the header says: their callers decide how much */
 
-enum { KLT, PAPER, NESTED, N_PROFILES };
+enum { KLT, PAPER, NESTED, KLT_2, PAPER_2, JOINED_2, N_PROFILES };
 static cg_profile *profiles[N_PROFILES];
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc;
     (void)argv;
-    const char *const paths[N_PROFILES] = {CG_GOLDEN_DIR "/v1/profile.cgp",
-                                           CG_GOLDEN_DIR "/v1-paper/profile.cgp",
-                                           CG_GOLDEN_DIR "/v2-nested/profile.cgp"};
+    const char *const paths[N_PROFILES] = {
+        CG_GOLDEN_DIR "/v1/profile.cgp",        CG_GOLDEN_DIR "/v1-paper/profile.cgp",
+        CG_GOLDEN_DIR "/v2-nested/profile.cgp", CG_GOLDEN_DIR "/v3/profile.cgp",
+        CG_GOLDEN_DIR "/v3-paper/profile.cgp",  CG_GOLDEN_DIR "/v3-joined/profile.cgp"};
     for (int i = 0; i < N_PROFILES; i++) {
         const cg_status status = cg_profile_open_file(paths[i], &profiles[i]);
         if (status != CG_OK) {
@@ -80,28 +82,52 @@ static void exercise(const cg_profile *profile, const uint8_t *bytes, size_t n_b
 static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *h,
                               cg_section *sections)
 {
-    const uint32_t n_groups =
-        h->level == CG_L0 ? h->geometry.n_layers : cg_profile_n_groups(profile);
-    const bool has_sinks =
-        h->level != CG_L0 && h->first_position == 0 && profile != profiles[PAPER];
+    const bool is_lossy = h->level != CG_L0, is_joined = is_lossy && profile == profiles[JOINED_2];
+    const uint32_t n_groups = is_lossy ? cg_profile_n_groups(profile) : h->geometry.n_layers,
+                   n_matrices = is_joined ? 1 : CG_N_PLANES;
+    const bool has_sinks = is_lossy && h->first_position == 0 && profile != profiles[PAPER] &&
+                           profile != profiles[PAPER_2];
     uint32_t n = 0;
     sections[n++] = (cg_section){.kind = CG_SECTION_TOKENS, .bytes = h->token_bytes * h->n_tokens};
     for (uint16_t group = 0; group < n_groups; group++) {
         for (uint8_t plane = 0; plane < CG_N_PLANES; plane++) {
-            const uint8_t kind = h->level == CG_L0 ? CG_SECTION_LOSSLESS : CG_SECTION_SYMBOLS;
-            sections[n++] = (cg_section){.kind = kind, .plane = plane, .group = group};
+            const uint8_t kind = is_lossy ? CG_SECTION_SYMBOLS : CG_SECTION_LOSSLESS;
+            if (plane < n_matrices)
+                sections[n++] = (cg_section){.kind = kind, .plane = plane, .group = group};
             if (has_sinks)
                 sections[n++] =
                     (cg_section){.kind = CG_SECTION_SINKS, .plane = plane, .group = group};
         }
     }
     for (unsigned level = h->coarsest; level-- > h->level;) {
-        for (uint16_t task = 0; task < CG_N_PLANES * n_groups; task++)
+        for (uint16_t task = 0; task < n_matrices * n_groups; task++)
             sections[n++] = (cg_section){.kind = cg_section_to_level(level),
-                                         .plane = task % CG_N_PLANES,
-                                         .group = task / CG_N_PLANES};
+                                         .plane = (uint8_t)(task % n_matrices),
+                                         .group = (uint16_t)(task / n_matrices)};
     }
     return n;
+}
+
+/* Exercises a chunk of these sections, whose bytes stand one after another in payload. */
+static void exercise_sections(const cg_profile *profile, const cg_chunk_header *h,
+                              const cg_section *sections, const uint8_t *payload)
+{
+    const size_t align = cg_chunk_align(h->version);
+    size_t n_repaired = CG_CHUNK_FIXED_BYTES + (size_t)h->n_sections * CG_CHUNK_SECTION_BYTES;
+    size_t at = n_repaired;
+    for (uint32_t i = 0; i < h->n_sections; i++)
+        n_repaired += cg_padded(sections[i].bytes, align);
+    uint8_t *repaired = calloc(n_repaired, 1);
+    if (repaired == NULL)
+        return;
+    for (uint32_t i = 0; i < h->n_sections; i++) {
+        memcpy(repaired + at, payload, sections[i].bytes);
+        payload += sections[i].bytes;
+        at += cg_padded(sections[i].bytes, align);
+    }
+    if (cg_chunk_finish(h, sections, repaired, n_repaired) == CG_OK)
+        exercise(profile, repaired, n_repaired);
+    free(repaired);
 }
 
 static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
@@ -111,8 +137,11 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
     if (n_bytes < CG_CHUNK_FIXED_BYTES)
         return;
     const bool repair_table = (bytes[48] & 1) == 0;
-    const cg_profile *profile = profiles[(bytes[49] & 3) % N_PROFILES];
+    const cg_profile *profile = profiles[(bytes[49] & 7) % N_PROFILES];
+    const bool is_2 = profile == profiles[KLT_2] || profile == profiles[PAPER_2] ||
+                      profile == profiles[JOINED_2];
     cg_chunk_header h = {
+        .version = is_2 ? CG_CHUNK_VERSION : CG_CHUNK_VERSION_SINGLE,
         .level = bytes[24] % CG_N_LEVELS,
         .token_bytes = (uint8_t)(2 + bytes[26] % 3),
         .first_position = (uint32_t)(bytes[36] / 8 % 8 * 8),
@@ -149,16 +178,7 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
         sections[i].bytes = (uint32_t)(claimed < left && i + 1 < h.n_sections ? claimed : left);
         left -= sections[i].bytes;
     }
-    const size_t n_payload = n_bytes - header_bytes - left;
-    const size_t n_repaired =
-        CG_CHUNK_FIXED_BYTES + (size_t)h.n_sections * CG_CHUNK_SECTION_BYTES + n_payload;
-    uint8_t *repaired = malloc(n_repaired);
-    if (repaired == NULL)
-        return;
-    memcpy(repaired + n_repaired - n_payload, bytes + header_bytes, n_payload);
-    if (cg_chunk_finish(&h, sections, repaired, n_repaired) == CG_OK)
-        exercise(profile, repaired, n_repaired);
-    free(repaired);
+    exercise_sections(profile, &h, sections, bytes + header_bytes);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
