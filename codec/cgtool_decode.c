@@ -282,7 +282,7 @@ static int transcode_chunk(const cg_tool_options *options, const char *path,
         code = cg_tool_fail(path, cg_encode_chunk(*profile, &chunk.header, tokens, elements.bytes,
                                                   elements.n_bytes, (cg_level)options->level,
                                                   (cg_level)options->level, options->n_threads,
-                                                  &coded_out->bytes, &coded_out->n_bytes));
+                                                  &coded_out->bytes, &coded_out->n_bytes, NULL));
     free(elements.bytes);
     free(tokens);
     return code;

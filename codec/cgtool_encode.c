@@ -5,6 +5,7 @@
 #include "codec/cursor.h"
 #include "codec/safetensors.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -153,7 +154,7 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
         return cg_tool_fail(options->paths[0], CG_ERR_NO_MEMORY);
 
     cg_tool_output out;
-    uint64_t written_bytes = 0;
+    uint64_t written_bytes = 0, all_saturated = 0;
     cg_key parent = cg_key_root(model, salt, strlen(salt));
     int code = cg_tool_output_open(&out, options, options->paths[1], kv->n_tokens > step);
     for (size_t first = 0; code == CG_TOOL_OK && first < kv->n_tokens; first += step) {
@@ -168,12 +169,13 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
         };
         uint8_t *bytes = NULL;
         size_t n_bytes = 0;
+        uint64_t n_saturated = 0;
         gather(kv, first, n, elements);
         const cg_status status = cg_encode_chunk(
             options->level == CG_L0 ? NULL : profile, &header, tokens + first, elements,
             (size_t)cg_geometry_elements(&kv->geometry, (uint32_t)n) * element_bytes,
             (cg_level)options->level, options->nested ? CG_L3 : (cg_level)options->level,
-            options->n_threads, &bytes, &n_bytes);
+            options->n_threads, &bytes, &n_bytes, &n_saturated);
         if (status == CG_ERR_INVALID_ARGUMENT) {
             cg_tool_complain(options->paths[0],
                              "K or V holds infinities or NaNs, which only L0 can code");
@@ -184,12 +186,18 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
             code = cg_tool_output_chunk(&out, bytes, n_bytes);
             parent = cg_key_chunk(&parent, &header.extra, tokens + first, n);
             written_bytes += n_bytes;
+            all_saturated += n_saturated;
             cg_tool_progress("encoding", out.n_chunks, (kv->n_tokens + step - 1) / step,
                              written_bytes);
         }
         free(bytes);
     }
     free(elements);
+    if (all_saturated > 0) /* no error: the chunks are what the format can hold */
+        cg_tool_complain(options->paths[0],
+                         "%" PRIu64 " symbols did not fit: K or V is far beyond what the profile "
+                         "was made from, and is coded coarser",
+                         all_saturated);
     return cg_tool_output_close(&out, code);
 }
 

@@ -103,13 +103,13 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
 /* ---- convenience: whole chunks on n_threads threads of their own, for tools ---- */
 
 /* Elements are [n_layers][2][n_tokens][n_kv_heads][head_dim]. Encoding is nested when coarsest is
- * above level. */
+ * above level. *n_saturated_out: cg_encoder_n_saturated(); NULL is fine. */
 cg_status cg_decode_chunk(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                           unsigned n_threads, void *out, size_t out_bytes);
 cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *header,
                           const uint32_t *tokens, const void *in, size_t in_bytes, cg_level level,
                           cg_level coarsest, unsigned n_threads, uint8_t **bytes_out,
-                          size_t *n_bytes_out);
+                          size_t *n_bytes_out, uint64_t *n_saturated_out);
 
 #ifdef __cplusplus
 }

@@ -118,7 +118,7 @@ cg_status cg_decode_chunk(const cg_profile *profile, const uint8_t *bytes, size_
 cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *header,
                           const uint32_t *tokens, const void *in, size_t in_bytes, cg_level level,
                           cg_level coarsest, unsigned n_threads, uint8_t **bytes_out,
-                          size_t *n_bytes_out)
+                          size_t *n_bytes_out, uint64_t *n_saturated_out)
 {
     cg_encoder *encoder;
     *bytes_out = NULL;
@@ -141,6 +141,8 @@ cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *head
                  : CG_ERR_BUFFER_TOO_SMALL;
     if (status == CG_OK)
         status = cg_encoder_finish(encoder, level, bytes_out, n_bytes_out);
+    if (n_saturated_out != NULL)
+        *n_saturated_out = cg_encoder_n_saturated(encoder);
     cg_encoder_free(encoder);
     return status;
 }

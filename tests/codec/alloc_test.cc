@@ -156,7 +156,7 @@ TEST_P(AllocTest, Encoding)
                 const cg_status status =
                     cg_encode_chunk(profile.get(), &header, tokens.data(), elements.data(),
                                     elements.size(), static_cast<cg_level>(level),
-                                    static_cast<cg_level>(level), n_threads, &bytes, &n_bytes);
+                                    static_cast<cg_level>(level), n_threads, &bytes, &n_bytes, nullptr);
                 EXPECT_EQ(bytes != nullptr, status == CG_OK);
                 if (status == CG_OK) {
                     EXPECT_EQ(Bytes(bytes, bytes + n_bytes), chunks[level]);

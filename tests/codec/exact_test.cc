@@ -758,6 +758,26 @@ TEST(Version2, OpensAsFarAsItIsCheckedAndNoFurther)
     EXPECT_EQ(cg_profile_open(bytes.data(), bytes.size(), &p), CG_ERR_CORRUPT);
 }
 
+// Many bases of few channels take far more memory than their bytes: rows and channels are padded.
+TEST(Version2, RefusesBasesThatWouldTakeTooMuchMemory)
+{
+    for (const unsigned version : {1u, 2u}) {
+        for (const uint16_t n_layers : {64, 1024}) {
+            ProfileSpec spec;
+            spec.version = version;
+            spec.n_layers = n_layers;
+            spec.n_kv_heads = 1;
+            spec.head_dim = spec.rotary_dim = 2;
+            spec.group_layers.assign(n_layers, 1);
+            const Bytes bytes = make_profile_bytes(spec);
+            cg_profile *p;
+            EXPECT_EQ(cg_profile_open(bytes.data(), bytes.size(), &p),
+                      n_layers == 64 ? CG_OK : CG_ERR_CORRUPT);
+            cg_profile_free(p);
+        }
+    }
+}
+
 // Bases of nothing, and of less than a band; and encoders of one profile on several threads, whose
 // tables the first of them makes.
 TEST(Version2, FewComponentsAndManyEncoders)

@@ -478,7 +478,7 @@ inline cg_status encode(const cg_profile *profile, const cg_chunk_header &header
     size_t n_bytes = 0;
     const cg_status status =
         cg_encode_chunk(profile, &header, tokens.data(), elements.data(), elements.size(), level,
-                        std::max(level, coarsest), n_threads, &bytes, &n_bytes);
+                        std::max(level, coarsest), n_threads, &bytes, &n_bytes, nullptr);
     const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
     chunk_out->clear();
     if (status == CG_OK)

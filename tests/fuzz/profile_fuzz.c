@@ -34,7 +34,7 @@ static void use(const cg_profile *profile)
         size_t n_chunk, n_coarse;
         const cg_status status =
             cg_encode_chunk(profile, &header, tokens, elements, n_bytes, (cg_level)level,
-                            (cg_level)level, 1, &chunk, &n_chunk);
+                            (cg_level)level, 1, &chunk, &n_chunk, NULL);
         if (status != CG_OK)
             continue;
         if (cg_decode_chunk(profile, chunk, n_chunk, 1, decoded, n_bytes) != CG_OK)
