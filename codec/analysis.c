@@ -122,9 +122,8 @@ static cg_status make_from_rows(const cg_profile *p, const cg_group *group, unsi
         status = cg_profile_read_rows(p, group, plane, &rows);
     if (status != CG_OK)
         goto done;
-    *a = (cg_analysis){.n_channels = rows.n_channels,
-                       .n_components = rows.n_components,
-                       .n_exact = rows.n_exact};
+    *a = (cg_analysis){
+        .n_channels = rows.n_channels, .n_components = rows.n_components, .n_exact = rows.n_exact};
     status = CG_ERR_NO_MEMORY;
     if (!take_tables(a))
         goto done;

@@ -35,7 +35,8 @@ typedef struct cg_analysis {
  * call may succeed. */
 cg_status cg_analysis_ready(const cg_profile *profile);
 /* A basis's table, after cg_analysis_ready(). */
-const cg_analysis *cg_analysis_of(const cg_profile *profile, const cg_group *group, unsigned matrix);
+const cg_analysis *cg_analysis_of(const cg_profile *profile, const cg_group *group,
+                                  unsigned matrix);
 
 /* For cg_profile: what holds the tables. CG_ERR_NO_MEMORY. */
 cg_status cg_analyses_new(uint32_t n_bases, struct cg_analyses **out);

@@ -242,15 +242,13 @@ unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint
     for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
         const uint32_t panel = ch / layout->panel_channels, at = ch % layout->panel_channels;
         if (bands->elements != NULL) {
-            row_out[ch] = bands->elements[((size_t)panel * bands->n_components + c) *
-                                              CG_PANEL_CHANNELS +
-                                          at];
+            row_out[ch] =
+                bands->elements[((size_t)panel * bands->n_components + c) * CG_PANEL_CHANNELS + at];
             continue;
         }
         const uint8_t *digit = bands->digits + panel * bands->panel_bytes + slab->offset +
                                (size_t)(i / 4) * QUAD_BYTES + 4 * at + i % 4;
-        const int high =
-            slab->n_digits == 2 ? digit[(size_t)slab->n_quads * QUAD_BYTES] - 128 : 0;
+        const int high = slab->n_digits == 2 ? digit[(size_t)slab->n_quads * QUAD_BYTES] - 128 : 0;
         row_out[ch] = (int16_t)(*digit - 128 + 256 * high);
     }
     return slab->shift;

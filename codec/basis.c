@@ -20,8 +20,7 @@ cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim, boo
         return CG_ERR_UNSUPPORTED;
     while (tiled % CG_TILE != 0)
         tiled += head_dim;
-    layout->is_tiled =
-        !is_integer && kernels->inverse->synthesize != NULL && tiled <= 16 * CG_TILE;
+    layout->is_tiled = !is_integer && kernels->inverse->synthesize != NULL && tiled <= 16 * CG_TILE;
     layout->has_quads = !layout->is_tiled && kernels->inverse->accumulate_quads != NULL;
     layout->unit_channels = layout->is_tiled                    ? tiled
                             : layout->panel_channels > head_dim ? layout->panel_channels

@@ -32,7 +32,8 @@ typedef struct cg_basis_layout {
     bool has_quads;          /* not is_tiled, and the kernels have accumulate_quads() */
 } cg_basis_layout;
 
-/* is_integer: of a profile of version 2. CG_ERR_UNSUPPORTED: a head size whose panels would be nearly empty. */
+/* is_integer: of a profile of version 2. CG_ERR_UNSUPPORTED: a head size whose panels would be
+ * nearly empty. */
 cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim, bool is_integer,
                                cg_basis_layout *layout);
 

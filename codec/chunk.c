@@ -20,8 +20,8 @@ static bool check_levels(cg_chunk_header *h)
     h->coarsest = h->level_bytes[CG_L3] != 0   ? CG_L3
                   : h->level_bytes[CG_L2] != 0 ? CG_L2
                                                : h->level;
-    if (nested != has_ends ||
-        (nested && (h->level == CG_L0 || h->level >= h->coarsest)) || h->level_bytes[h->level] != 0)
+    if (nested != has_ends || (nested && (h->level == CG_L0 || h->level >= h->coarsest)) ||
+        h->level_bytes[h->level] != 0)
         return false;
     h->level_bytes[h->level] = h->file_bytes;
     for (unsigned level = h->level; level < h->coarsest; level++) {

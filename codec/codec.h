@@ -1,11 +1,11 @@
 /* codec/codec.h - K and V of a chunk to bytes and back.
  *
  * Work is cut into tasks, in the order of the layers: one for each layer group and plane, K before
- * V; or one for each layer group, where the profile joins K and V. Tasks are independent. The caller runs them on its own threads,
- * in any order, each at most once; only the functions under "convenience" start threads.
- * Scratch memory comes from the caller: one piece a thread, 64-byte aligned, of
- * cg_..._scratch_bytes() bytes. A decoding task allocates nothing else. An encoding task also
- * allocates the bytes that it codes, whose size nobody knows before.
+ * V; or one for each layer group, where the profile joins K and V. Tasks are independent. The
+ * caller runs them on its own threads, in any order, each at most once; only the functions under
+ * "convenience" start threads. Scratch memory comes from the caller: one piece a thread, 64-byte
+ * aligned, of cg_..._scratch_bytes() bytes. A decoding task allocates nothing else. An encoding
+ * task also allocates the bytes that it codes, whose size nobody knows before.
  *
  * Canonical layout of a task's elements: [n_planes][n_layers][n_tokens][n_kv_heads][head_dim] of
  * the task's shape, of the chunk's dtype, K as the engine holds it (rotated).
@@ -85,9 +85,9 @@ cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch
 /* Symbols that the tasks so far had to make smaller: beyond 16 bits, or of sums beyond 32. What is
  * decoded is then further off than the level means. Any thread. */
 uint64_t cg_encoder_n_saturated(const cg_encoder *encoder);
-/* After all tasks: the chunk file of one level, of version 3 (with a profile of version 1 at a lossy
- * level: 1, or 2 when nested), nested with the mask's coarser ones if asked for,
- * malloc'ed: the caller frees it with free(). */
+/* After all tasks: the chunk file of one level, of version 3 (with a profile of version 1 at a
+ * lossy level: 1, or 2 when nested), nested with the mask's coarser ones if asked for, malloc'ed:
+ * the caller frees it with free(). */
 cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes_out,
                             size_t *n_bytes_out);
 

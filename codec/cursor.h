@@ -54,8 +54,8 @@ static inline uint64_t cg_padded(uint64_t n, size_t align)
     return (n + align - 1) / align * align;
 }
 
-/* Moves over the zeros up to the next multiple of align bytes from start, where the cursor once was.
- * CG_ERR_TRUNCATED: they are not all there. CG_ERR_CORRUPT: they are not zeros. */
+/* Moves over the zeros up to the next multiple of align bytes from start, where the cursor once
+ * was. CG_ERR_TRUNCATED: they are not all there. CG_ERR_CORRUPT: they are not zeros. */
 static inline cg_status cg_cursor_align(cg_cursor *in, const uint8_t *start, size_t align)
 {
     const uint8_t *zeros;

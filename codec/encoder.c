@@ -26,7 +26,7 @@ struct cg_encoder {
     cg_piece *sinks;                /* [n_groups * 2], of the profile */
     uint32_t n_sinks;               /* pieces of them */
     atomic_uint_fast64_t n_saturated;
-    cg_piece *lossless;             /* [n_layers * 2] */
+    cg_piece *lossless; /* [n_layers * 2] */
 };
 
 bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask)
@@ -155,8 +155,8 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
         cg_arena arena = {0};
         (void)cg_arena_take(&arena, (size_t)e->n_sink_tokens * n_channels *
                                         cg_dtype_bytes(h->geometry.dtype));
-        (void)cg_arena_take(&arena, cg_lossless_scratch_bytes(h->geometry.dtype, n_channels,
-                                                              e->n_sink_tokens));
+        (void)cg_arena_take(
+            &arena, cg_lossless_scratch_bytes(h->geometry.dtype, n_channels, e->n_sink_tokens));
         most = lossy > most ? lossy : most;
         most = arena.used_bytes > most ? arena.used_bytes : most;
     }
@@ -191,7 +191,8 @@ static cg_status encode_sinks(cg_encoder *e, const cg_group *group, const uint8_
                    in + ((size_t)layer * e->header.n_tokens + t) * row_bytes, row_bytes);
     }
     return encode_lossless(g->dtype, sinks, cg_group_plane_channels(e->profile, group),
-                           e->n_sink_tokens, cg_profile_align(e->profile), cg_arena_take(&arena, 0), out);
+                           e->n_sink_tokens, cg_profile_align(e->profile), cg_arena_take(&arena, 0),
+                           out);
 }
 
 cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size_t scratch_bytes,
@@ -209,10 +210,10 @@ cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size
         for (uint32_t i = 0; i < n_slices && status == CG_OK; i++) {
             const uint32_t layer = shape.first_layer + i % shape.n_layers,
                            plane = shape.plane + i / shape.n_layers;
-            status = encode_lossless(h->geometry.dtype, (const uint8_t *)in + i * layer_bytes,
-                                     cg_geometry_channels(&h->geometry), h->n_tokens,
-                                     CG_RANS_ALIGNED, scratch,
-                                     &e->lossless[layer * CG_N_PLANES + plane]);
+            status =
+                encode_lossless(h->geometry.dtype, (const uint8_t *)in + i * layer_bytes,
+                                cg_geometry_channels(&h->geometry), h->n_tokens, CG_RANS_ALIGNED,
+                                scratch, &e->lossless[layer * CG_N_PLANES + plane]);
         }
     }
     if (status != CG_OK || e->profile == NULL)
@@ -220,9 +221,9 @@ cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size
     const uint32_t group_index = task_index / e->profile->n_matrices;
     const cg_group *group = &e->profile->groups[group_index];
     for (uint32_t i = 0; i < shape.n_planes && e->n_sink_tokens > 0; i++) {
-        status = encode_sinks(
-            e, group, (const uint8_t *)in + i * (shape.elements_bytes / shape.n_planes), scratch,
-            &e->sinks[group_index * CG_N_PLANES + shape.plane + i]);
+        status = encode_sinks(e, group,
+                              (const uint8_t *)in + i * (shape.elements_bytes / shape.n_planes),
+                              scratch, &e->sinks[group_index * CG_N_PLANES + shape.plane + i]);
         if (status != CG_OK)
             return status;
     }
@@ -242,8 +243,7 @@ static const cg_piece *piece_of(const cg_encoder *e, const cg_chunk_header *head
                                 const cg_section *section)
 {
     const uint32_t by_plane = section->group * (uint32_t)CG_N_PLANES + section->plane;
-    const uint32_t task =
-        section->group * cg_section_plan_n_matrices(e->profile) + section->plane;
+    const uint32_t task = section->group * cg_section_plan_n_matrices(e->profile) + section->plane;
     switch (section->kind) {
     case CG_SECTION_LOSSLESS: return &e->lossless[by_plane];
     case CG_SECTION_SINKS: return &e->sinks[by_plane];

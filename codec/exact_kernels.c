@@ -45,8 +45,7 @@ static void rotation(uint32_t first_position, size_t n_tokens, const double *res
              * double has no bits left for a fraction, and its lowest are the quadrant. */
             const double angle = position * inv_freq[i];
             const double sum = angle * 0x1.45f306dc9c883p-1 + 0x1.8p52, k = sum - 0x1.8p52;
-            const double r =
-                fma(-k, 0x1.1a62633145c07p-54, fma(-k, 0x1.921fb54442d18p+0, angle));
+            const double r = fma(-k, 0x1.1a62633145c07p-54, fma(-k, 0x1.921fb54442d18p+0, angle));
             uint64_t quadrant;
             memcpy(&quadrant, &sum, sizeof quadrant);
             const double s = sine_of(r), c = cosine_of(r);

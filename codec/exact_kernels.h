@@ -31,8 +31,8 @@ typedef struct cg_exact_kernels {
 
 extern const cg_exact_kernels cg_exact_kernels_baseline;
 #if defined(__x86_64__)
-extern const cg_exact_kernels cg_exact_kernels_avx2, cg_exact_kernels_avx512,
-    cg_exact_kernels_vnni, cg_exact_kernels_amx;
+extern const cg_exact_kernels cg_exact_kernels_avx2, cg_exact_kernels_avx512, cg_exact_kernels_vnni,
+    cg_exact_kernels_amx;
 #endif
 
 #ifdef __cplusplus

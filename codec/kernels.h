@@ -4,8 +4,8 @@
  * said here is what each table does. For profiles of version 1 FORMAT.md lets sums of floats be
  * fused and reordered, so tables agree within its tolerance, not bit for bit. What decodes those of
  * version 2 agrees bit for bit: accumulate_digits(), accumulate_elements() and exact_kernels.h. So
- * do the tables of rANS (rans_kernels.h). Threads: pure functions; cg_kernels_best() is set by the CPU, unless a test calls
- * cg_kernels_use().
+ * do the tables of rANS (rans_kernels.h). Threads: pure functions; cg_kernels_best() is set by the
+ * CPU, unless a test calls cg_kernels_use().
  */
 #ifndef CG_CODEC_KERNELS_H
 #define CG_CODEC_KERNELS_H
@@ -69,7 +69,7 @@ typedef struct cg_klt_inverse {
      * overwritten. */
     void (*list_quads)(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
                        cg_quad_row *row_out);
-    int quad_limit; /* of the symbols in a quad */
+    int quad_limit;      /* of the symbols in a quad */
     unsigned digit_bits; /* signed numbers of so many bits are within quad_limit */
     /* y[r][ch] = unit * sum over rows[r] of symbol * (byte - 128), for n_rows rows and 16 *
      * n_sixteens channels; added to what y holds unless is_first. slab: bytes

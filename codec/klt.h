@@ -30,11 +30,11 @@ size_t cg_klt_decode_scratch_bytes(const cg_profile *profile, unsigned level, un
 /* Decodes sections[level] into out. Where coarsest is above level, the chunk is nested: the
  * sections of the levels from level to coarsest are needed. CG_ERR_TRUNCATED, CG_ERR_CORRUPT. */
 cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                        const cg_group *group, unsigned matrix, const cg_coded sections[CG_N_LEVELS],
-                        void *scratch, void *out);
+                        const cg_group *group, unsigned matrix,
+                        const cg_coded sections[CG_N_LEVELS], void *scratch, void *out);
 
-size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned matrix,
-                                   uint32_t n_tokens);
+size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
+                                   unsigned matrix, uint32_t n_tokens);
 /* Encodes in at every lossy level of level_mask. is_nested: each level is coded given the next
  * coarser one, the coarsest alone; then the mask has no hole. sections_out[level].bytes is
  * malloc'ed, the caller's, also after an error (free all). *n_saturated grows by the number of

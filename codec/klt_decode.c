@@ -82,8 +82,8 @@ static void fill_scale_and_mean(const cg_profile *p, unsigned level, const cg_sy
 }
 
 cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                        const cg_group *group, unsigned matrix, const cg_coded sections[CG_N_LEVELS],
-                        void *scratch, void *out)
+                        const cg_group *group, unsigned matrix,
+                        const cg_coded sections[CG_N_LEVELS], void *scratch, void *out)
 {
     const cg_profile *p = heads->profile;
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
@@ -104,9 +104,9 @@ cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest
     s.symbols = &symbols;
     s.out = out;
     fill_scale_and_mean(p, level, &s);
-    (p->version > 1          ? cg_klt_exact
-     : p->layout.is_tiled    ? cg_klt_tiles
-     : p->layout.has_quads   ? cg_klt_quads
-                             : cg_klt_lists)(&s);
+    (p->version > 1        ? cg_klt_exact
+     : p->layout.is_tiled  ? cg_klt_tiles
+     : p->layout.has_quads ? cg_klt_quads
+                           : cg_klt_lists)(&s);
     return CG_OK;
 }

@@ -34,8 +34,8 @@ static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsi
     return w;
 }
 
-size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group, unsigned matrix,
-                                   uint32_t n_tokens)
+size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
+                                   unsigned matrix, uint32_t n_tokens)
 {
     cg_arena arena = {0};
     (void)profile;
@@ -136,7 +136,9 @@ static void scale_coefs(const cg_analysis *a, size_t n_blocks, size_t n, bool is
     for (size_t b = 0; b < n_blocks; b++) {
         float *coef = w->coef + b * w->coef_stride;
         for (size_t c = 0; c < n; c++)
-            coef[c] = a->scale[c] == 0 ? 0 : is_back ? coef[c] / a->scale[c] : coef[c] * a->scale[c];
+            coef[c] = a->scale[c] == 0 ? 0
+                      : is_back        ? coef[c] / a->scale[c]
+                                       : coef[c] * a->scale[c];
     }
 }
 
@@ -194,8 +196,7 @@ static uint64_t keep_in_range(const cg_bands *bands, int16_t *cells, size_t n_ce
     for (;;) {
         uint64_t sum = 0;
         for (size_t c = 0; c < n_cells; c++) {
-            const uint32_t most =
-                (uint32_t)(bands->most_before[c + 1] - bands->most_before[c]);
+            const uint32_t most = (uint32_t)(bands->most_before[c + 1] - bands->most_before[c]);
             const uint32_t symbol = (uint32_t)(cells[c] < 0 ? -cells[c] : cells[c]);
             sum += (uint64_t)symbol * most;
         }

@@ -1,7 +1,7 @@
 /* The inverse KLT of profiles of version 2: sums of integers, the same in any order and on every
- * processor. Where a CPU adds up four products of 8 bits at once, neighbouring components are quads,
- * quads of zeros are left out, and what is larger than 8 bits is cut into digits: elements of the
- * basis when it is laid out, symbols when they are listed. */
+ * processor. Where a CPU adds up four products of 8 bits at once, neighbouring components are
+ * quads, quads of zeros are left out, and what is larger than 8 bits is cut into digits: elements
+ * of the basis when it is laid out, symbols when they are listed. */
 #include "codec/klt_synthesis.h"
 
 #include <string.h>
@@ -127,9 +127,9 @@ static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_block
         for (const cg_band_slab *slab = bands->slabs; slab < bands->slabs + bands->n_slabs;
              slab++) {
             const slab_cells in = cells_of(s, slab, (unsigned)f, batch + b);
-            inverse->accumulate_elements(
-                elements + (size_t)slab->first_component * CG_PANEL_CHANNELS, in.cells, in.n_cells,
-                slab->shift, n, row);
+            inverse->accumulate_elements(elements +
+                                             (size_t)slab->first_component * CG_PANEL_CHANNELS,
+                                         in.cells, in.n_cells, slab->shift, n, row);
         }
     }
 }
@@ -165,8 +165,8 @@ void cg_klt_exact(const cg_synthesis *s)
                                                                 : layout->unit_channels;
             for (uint32_t at = 0, n_panel; at < n_unit; at += n_panel) {
                 const uint32_t panel = (first + at) / layout->panel_channels;
-                n_panel = n_unit - at < layout->panel_channels ? n_unit - at
-                                                               : layout->panel_channels;
+                n_panel =
+                    n_unit - at < layout->panel_channels ? n_unit - at : layout->panel_channels;
                 if (layout->has_quads)
                     accumulate_batch(s, n, bands->digits + panel * bands->panel_bytes, n_panel,
                                      s->sums + at);

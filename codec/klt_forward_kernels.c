@@ -258,8 +258,8 @@ integer_tile(const float *rows, size_t row_stride, const unsigned n_rows, const 
             const vector_f32 low = __builtin_convertvector(words << 16 >> 16, vector_f32),
                              high = __builtin_convertvector(words >> 16, vector_f32);
             for (unsigned r = 0; r < n_rows; r++)
-                sum[r][k] += rows[r * row_stride + 2 * p] * low +
-                             rows[r * row_stride + 2 * p + 1] * high;
+                sum[r][k] +=
+                    rows[r * row_stride + 2 * p] * low + rows[r * row_stride + 2 * p + 1] * high;
         }
     }
     for (unsigned r = 0; r < n_rows; r++) {

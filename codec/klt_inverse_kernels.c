@@ -175,9 +175,10 @@ typedef struct sums_to {
 } sums_to;
 
 /* n and what is_exact says are constants where this is inlined: the sums then live in registers. */
-static inline __attribute__((always_inline)) void
-accumulate_row(const uint8_t *slab, const cg_quad_row *row, const unsigned n, const sums_to to,
-               void *y)
+static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *slab,
+                                                                 const cg_quad_row *row,
+                                                                 const unsigned n, const sums_to to,
+                                                                 void *y)
 {
     vector_i sum[QUADS_A_PASS];
     for (unsigned k = 0; k < n; k++)
@@ -343,7 +344,6 @@ static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks,
 #define synthesize NULL
 #endif
 
-const cg_klt_inverse CG_KLT_INVERSE = {list_nonzero,      accumulate,          list_quads,
-                                       QUAD_LIMIT,        DIGIT_BITS,          accumulate_quads,
-                                       accumulate_digits, accumulate_elements, tile_symbols,
-                                       synthesize};
+const cg_klt_inverse CG_KLT_INVERSE = {
+    list_nonzero,     accumulate,        list_quads,          QUAD_LIMIT,   DIGIT_BITS,
+    accumulate_quads, accumulate_digits, accumulate_elements, tile_symbols, synthesize};

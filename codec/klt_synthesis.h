@@ -39,8 +39,8 @@ typedef struct cg_synthesis {
     cg_nonzero *list;   /* of all blocks and frequencies */
     uint32_t *list_end; /* [n_blocks][CG_DCT]: where each list ends */
     /* Quads, of CG_TILE blocks at a time. */
-    cg_quad *quads;         /* of all frequencies */
-    cg_quad_row *quad_rows; /* [n_slabs][CG_MAX_LIMBS][CG_DCT][blocks]; integers: no limbs */
+    cg_quad *quads;           /* of all frequencies */
+    cg_quad_row *quad_rows;   /* [n_slabs][CG_MAX_LIMBS][CG_DCT][blocks]; integers: no limbs */
     cg_large_row *large_rows; /* integers: by slab; behind the last one whose slab is UINT32_MAX */
     /* Tiles, of CG_TILE blocks at a time. */
     uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];

@@ -155,7 +155,8 @@ size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
 {
     const size_t n_strips = (n_columns + CG_RANS_LANES - 1) / CG_RANS_LANES;
     return 2 + MAX_CLASSES * CLASS_HEAD_BYTES + n_columns + 4 + n_strips * CG_RANS_STREAM_BYTES +
-           (n_strips + 2) * CG_RANS_ALIGNED + n_rows * n_columns * (CG_RANS_CELL_BYTES + split_of(dtype).low_bytes);
+           (n_strips + 2) * CG_RANS_ALIGNED +
+           n_rows * n_columns * (CG_RANS_CELL_BYTES + split_of(dtype).low_bytes);
 }
 
 /* Columns of alike exponents share a table: equal parts of the columns, ordered by their mean

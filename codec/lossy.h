@@ -1,9 +1,9 @@
 /* codec/lossy.h - the presets: what a lossy level of a profile is coded with.
  *
- * A preset codes one task, a layer group's matrix (K, V, or both), at the levels L1 to L3. A decoder or encoder asks
- * for its profile's preset once; what the functions promise is said in codec/klt.h.
- * A further preset is a file of its own and a row in lossy.c.
- * Threads: the table is constant.
+ * A preset codes one task, a layer group's matrix (K, V, or both), at the levels L1 to L3. A
+ * decoder or encoder asks for its profile's preset once; what the functions promise is said in
+ * codec/klt.h. A further preset is a file of its own and a row in lossy.c. Threads: the table is
+ * constant.
  */
 #ifndef CG_CODEC_LOSSY_H
 #define CG_CODEC_LOSSY_H
@@ -18,10 +18,10 @@ typedef struct cg_preset {
     size_t (*decode_scratch_bytes)(const cg_profile *profile, unsigned level, unsigned coarsest,
                                    const cg_group *group, unsigned matrix, uint32_t n_tokens);
     cg_status (*decode)(const cg_heads *heads, unsigned level, unsigned coarsest,
-                        const cg_group *group, unsigned matrix, const cg_coded sections[CG_N_LEVELS],
-                        void *scratch, void *out);
-    size_t (*encode_scratch_bytes)(const cg_profile *profile, const cg_group *group, unsigned matrix,
-                                   uint32_t n_tokens);
+                        const cg_group *group, unsigned matrix,
+                        const cg_coded sections[CG_N_LEVELS], void *scratch, void *out);
+    size_t (*encode_scratch_bytes)(const cg_profile *profile, const cg_group *group,
+                                   unsigned matrix, uint32_t n_tokens);
     cg_status (*encode)(const cg_heads *heads, unsigned level_mask, bool is_nested,
                         const cg_group *group, unsigned matrix, const void *in, void *scratch,
                         cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);

@@ -96,13 +96,11 @@ cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarse
         for (uint32_t t = 0; t < n_tokens; t++) {
             const size_t element = ((size_t)layer * n_tokens + t) * channels;
             if (t % CG_ANCHOR_TOKENS == 0) {
-                dequantize(p)(anchor_cells, anchor_step, mean,
-                                                             channels, w.anchor);
+                dequantize(p)(anchor_cells, anchor_step, mean, channels, w.anchor);
                 store_token(heads, w.anchor, out, element);
                 anchor_cells += n_columns;
             } else {
-                dequantize(p)(delta_cells, w.step, w.anchor,
-                                                             channels, w.token);
+                dequantize(p)(delta_cells, w.step, w.anchor, channels, w.token);
                 store_token(heads, w.token, out, element);
                 delta_cells += n_columns;
             }
@@ -153,8 +151,8 @@ static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsig
             finite &= load_token(heads, in, element, w->token);
             heads->profile->kernels->quantize_channels(w->token, mean, w->step, channels, cells);
             *n_saturated += cg_symbols_n_saturated(cells, channels);
-            dequantize(p)(
-                cells, anchor_step, mean, channels, w->anchor + (layer * n_anchors + i) * channels);
+            dequantize(p)(cells, anchor_step, mean, channels,
+                          w->anchor + (layer * n_anchors + i) * channels);
         }
     }
     return finite;
@@ -199,9 +197,10 @@ cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_ne
         if ((level_mask >> level & 1) == 0)
             continue;
         cg_arena arena = {scratch, 0}; /* the anchors lie where they lay at the level before */
-        work w =
-            take_work(&arena, p, group, matrix, level, heads->n_tokens, n_anchors * group->n_layers);
-        bool finite = anchors.bytes != NULL || quantize_anchors(heads, group, matrix, in, &w, n_saturated);
+        work w = take_work(&arena, p, group, matrix, level, heads->n_tokens,
+                           n_anchors * group->n_layers);
+        bool finite =
+            anchors.bytes != NULL || quantize_anchors(heads, group, matrix, in, &w, n_saturated);
         finite &= quantize_deltas(heads, level, group, matrix, in, &w, n_saturated);
         if (!finite) {
             status = CG_ERR_INVALID_ARGUMENT;

@@ -31,7 +31,8 @@ typedef enum cg_token_transform {
     CG_TOKENS_ANCHORS = 2, /* anchor and deltas over 10 tokens; channels as they are */
 } cg_token_transform;
 
-/* The columns of one level, group and matrix. With anchors they are the channels, as frequency 0. */
+/* The columns of one level, group and matrix. With anchors they are the channels, as frequency 0.
+ */
 typedef struct cg_level_columns {
     uint16_t n_active[CG_DCT];
     const uint8_t *column_class[CG_DCT]; /* [n_active[f]] */
@@ -43,13 +44,13 @@ typedef struct cg_level_columns {
  * the profile joins planes, both. Its channels stand slice by slice: a slice is a layer's plane. */
 typedef struct cg_group {
     uint32_t first_layer, n_layers;
-    uint32_t n_slices;               /* of a matrix */
-    uint32_t n_channels;             /* of a matrix: of all its slices */
+    uint32_t n_slices;                  /* of a matrix */
+    uint32_t n_channels;                /* of a matrix: of all its slices */
     uint16_t n_components[CG_N_PLANES]; /* from here on by matrix */
-    uint16_t n_wide[CG_N_PLANES];    /* version 1 */
-    size_t basis_offset[CG_N_PLANES]; /* version 1: in basis_bytes */
-    cg_basis basis[CG_N_PLANES];     /* version 1 */
-    cg_bands bands[CG_N_PLANES];     /* version 2 */
+    uint16_t n_wide[CG_N_PLANES];       /* version 1 */
+    size_t basis_offset[CG_N_PLANES];   /* version 1: in basis_bytes */
+    cg_basis basis[CG_N_PLANES];        /* version 1 */
+    cg_bands bands[CG_N_PLANES];        /* version 2 */
     cg_level_columns columns[CG_N_LOSSY][CG_N_PLANES];
     cg_level_columns anchors[CG_N_PLANES]; /* of every level; empty without anchors */
 } cg_group;
@@ -69,9 +70,9 @@ struct cg_profile {
     const cg_kernels *kernels; /* what the bases are laid out for */
     cg_basis_layout layout;    /* zeros with anchors */
     uint64_t file_bytes;
-    uint32_t version;       /* of the file: 1, or CG_PROFILE_VERSION */
-    uint32_t n_matrices;    /* of a group: CG_N_PLANES, or 1 that joins K and V */
-    uint8_t *basis_bytes;   /* version 1: the file's bases, for encoders */
+    uint32_t version;             /* of the file: 1, or CG_PROFILE_VERSION */
+    uint32_t n_matrices;          /* of a group: CG_N_PLANES, or 1 that joins K and V */
+    uint8_t *basis_bytes;         /* version 1: the file's bases, for encoders */
     struct cg_analyses *analyses; /* codec/analysis.h; NULL with anchors */
     cg_geometry geometry;
     cg_fingerprint fingerprint, model;

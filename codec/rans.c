@@ -136,8 +136,8 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips)
 }
 
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                      size_t n_rows, size_t n_streams, size_t align, uint8_t *dst,
-                      size_t dst_bytes, uint8_t *scratch_words)
+                      size_t n_rows, size_t n_streams, size_t align, uint8_t *dst, size_t dst_bytes,
+                      uint8_t *scratch_words)
 {
     const size_t bound_bytes = cg_rans_bound_bytes(strips, n_strips, n_rows, n_streams);
     if (dst_bytes < bound_bytes || n_streams > n_strips || (n_streams == 0 && n_strips > 0))

@@ -30,8 +30,8 @@ enum {
     CG_RANS_MAX_STREAMS = 65535,
     CG_RANS_STREAM_BYTES =
         4 + 4 * CG_RANS_LANES, /* table entry and lane states: what a stream costs */
-    CG_RANS_PACKED = 1,   /* align: streams lie one behind the other */
-    CG_RANS_ALIGNED = 16, /* align: the matrix and each stream begin at multiples of 16 bytes */
+    CG_RANS_PACKED = 1,        /* align: streams lie one behind the other */
+    CG_RANS_ALIGNED = 16,    /* align: the matrix and each stream begin at multiples of 16 bytes */
     CG_RANS_CELL_BYTES = 8,  /* most that a cell adds to a stream: a word in each of four phases */
     CG_RANS_REFINE_STEP = 3, /* a refined cell is 3 times the coarse one, plus -1, 0 or 1 */
     CG_RANS_REFINE_CONTEXTS = 3, /* the coarse one is 0; it is 1 or -1; it is larger */
@@ -104,15 +104,14 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips);
  * exponent in its range; a refined cell at most 1 from 3 times its coarse one.
  * Returns the bytes written, 0 when dst_bytes is below cg_rans_bound_bytes(). */
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                      size_t n_rows, size_t n_streams, size_t align, uint8_t *dst,
-                      size_t dst_bytes, uint8_t *scratch_words);
+                      size_t n_rows, size_t n_streams, size_t align, uint8_t *dst, size_t dst_bytes,
+                      uint8_t *scratch_words);
 
 /* Decodes a matrix from the start of src into the strips' cells. *used_bytes_out: where it ends.
- * align: as it was written, from src's start on. Never reads outside src, whatever its bytes are. Allocates nothing. lane_class is believed: check
- * it before.
- * CG_ERR_TRUNCATED: src ends early. CG_ERR_CORRUPT: counts are wrong, words are left over, padding
- * is not zero, a lane does not end in its start state, or a symbol is out of range. After an error the cells are
- * garbage. */
+ * align: as it was written, from src's start on. Never reads outside src, whatever its bytes are.
+ * Allocates nothing. lane_class is believed: check it before. CG_ERR_TRUNCATED: src ends early.
+ * CG_ERR_CORRUPT: counts are wrong, words are left over, padding is not zero, a lane does not end
+ * in its start state, or a symbol is out of range. After an error the cells are garbage. */
 cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
                          size_t n_rows, size_t align, const uint8_t *src, size_t src_bytes,
                          size_t *used_bytes_out);

@@ -111,10 +111,9 @@ static size_t least_bytes(const cg_profile *profile, const cg_chunk_header *h,
         return cg_lossless_least_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry),
                                        h->n_tokens);
     if (section->kind == CG_SECTION_SINKS)
-        return cg_lossless_least_bytes(h->geometry.dtype,
-                                       cg_group_plane_channels(
-                                           profile, &profile->groups[section->group]),
-                                       cg_section_plan_n_sinks(profile, h));
+        return cg_lossless_least_bytes(
+            h->geometry.dtype, cg_group_plane_channels(profile, &profile->groups[section->group]),
+            cg_section_plan_n_sinks(profile, h));
     return 0;
 }
 

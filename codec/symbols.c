@@ -51,9 +51,9 @@ cg_symbols cg_symbols_lay(const cg_level_columns *columns, const cg_symbols *coa
 cg_status cg_symbols_take(const cg_profile *profile, const cg_symbols *symbols, cg_cursor *in)
 {
     size_t used_bytes;
-    const cg_status status = cg_rans_decode(profile->classes, symbols->strips, symbols->n_strips,
-                                            symbols->n_rows, cg_profile_align(profile), in->at,
-                                            in->left_bytes, &used_bytes);
+    const cg_status status =
+        cg_rans_decode(profile->classes, symbols->strips, symbols->n_strips, symbols->n_rows,
+                       cg_profile_align(profile), in->at, in->left_bytes, &used_bytes);
     if (status == CG_OK)
         (void)cg_cursor_skip(in, used_bytes);
     return status;
@@ -81,9 +81,10 @@ uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, c
     uint8_t *const matrix = buffer + head.n_bytes;
     if (head.n_bytes > 0) /* memcpy's pointer must not be NULL */
         memcpy(buffer, head.bytes, head.n_bytes);
-    *n_bytes_out = head.n_bytes + cg_rans_encode(profile->classes, symbols->strips,
-                                                 symbols->n_strips, symbols->n_rows, n_streams,
-                                                 cg_profile_align(profile), matrix, bound_bytes, matrix + bound_bytes);
+    *n_bytes_out =
+        head.n_bytes + cg_rans_encode(profile->classes, symbols->strips, symbols->n_strips,
+                                      symbols->n_rows, n_streams, cg_profile_align(profile), matrix,
+                                      bound_bytes, matrix + bound_bytes);
     uint8_t *fitted = realloc(buffer, *n_bytes_out);
     return fitted != NULL ? fitted : buffer;
 }

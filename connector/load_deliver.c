@@ -11,9 +11,9 @@ static cg_load_chunk *chunk_of(cg_job *job)
     return (cg_load_chunk *)((char *)job - offsetof(cg_load_chunk, job));
 }
 
-/* Copies from tiles, one decoded task's planes and layers, what lies in the load's tokens and in the layout's
- * layers: an engine may have asked for part of a chunk, and a pipeline stage has part of the
- * layers. */
+/* Copies from tiles, one decoded task's planes and layers, what lies in the load's tokens and in
+ * the layout's layers: an engine may have asked for part of a chunk, and a pipeline stage has part
+ * of the layers. */
 static void deliver(const cachegen_load *load, const cg_plan_chunk *planned,
                     const cg_task_shape *shape, const uint8_t *tiles)
 {

@@ -330,7 +330,8 @@ static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
         symbols =
             cg_symbols_lay(columns, level < h->coarsest ? &coarse : NULL, n_blocks, memory[level]);
         check(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
-                             cg_profile_align(profile), chunk->bytes + section->offset, section->bytes, &used_bytes),
+                             cg_profile_align(profile), chunk->bytes + section->offset,
+                             section->bytes, &used_bytes),
               "symbols");
         *coded += (double)columns->n_columns * (double)n_blocks;
     }
@@ -352,8 +353,9 @@ static void print_roofline(const chunk_file *file, const cg_profile *profile)
         const cg_group *group = &profile->groups[task / profile->n_matrices];
         double nonzero = 0;
         count_symbols(profile, &chunk, sections, task, &symbols, &nonzero);
-        products += (double)group->columns[chunk.header.level - 1][task % profile->n_matrices].n_columns *
-                    (double)n_blocks * group->n_channels;
+        products +=
+            (double)group->columns[chunk.header.level - 1][task % profile->n_matrices].n_columns *
+            (double)n_blocks * group->n_channels;
         nonzero_products += nonzero * group->n_channels;
     }
     const double n = (double)cg_geometry_elements(&chunk.header.geometry, chunk.header.n_tokens);

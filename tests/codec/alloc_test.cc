@@ -153,10 +153,10 @@ TEST_P(AllocTest, Encoding)
             expect_survives("encode", [&] {
                 uint8_t *bytes;
                 size_t n_bytes;
-                const cg_status status =
-                    cg_encode_chunk(profile.get(), &header, tokens.data(), elements.data(),
-                                    elements.size(), static_cast<cg_level>(level),
-                                    static_cast<cg_level>(level), n_threads, &bytes, &n_bytes, nullptr);
+                const cg_status status = cg_encode_chunk(
+                    profile.get(), &header, tokens.data(), elements.data(), elements.size(),
+                    static_cast<cg_level>(level), static_cast<cg_level>(level), n_threads, &bytes,
+                    &n_bytes, nullptr);
                 EXPECT_EQ(bytes != nullptr, status == CG_OK);
                 if (status == CG_OK) {
                     EXPECT_EQ(Bytes(bytes, bytes + n_bytes), chunks[level]);
@@ -174,8 +174,7 @@ TEST_P(AllocTest, TheFirstEncoder)
     expect_survives("first encoder", [&] {
         cg_encoder *encoder = nullptr;
         cg_profile *opened;
-        cg_status status =
-            cg_profile_open(profile_bytes.data(), profile_bytes.size(), &opened);
+        cg_status status = cg_profile_open(profile_bytes.data(), profile_bytes.size(), &opened);
         if (status == CG_OK)
             status = cg_encoder_new(opened, &header, tokens.data(), 1 << CG_L1, &encoder);
         EXPECT_EQ(encoder != nullptr, status == CG_OK);
@@ -199,8 +198,7 @@ TEST_P(AllocTest, ATaskThatFailedCanRunAgain)
         for (uint32_t l = 0; l < shape.n_planes * shape.n_layers; l++) {
             const uint32_t layer = shape.first_layer + l % shape.n_layers,
                            plane = shape.plane + l / shape.n_layers;
-            const auto at =
-                elements.begin() + static_cast<long>((layer * 2 + plane) * plane_bytes);
+            const auto at = elements.begin() + static_cast<long>((layer * 2 + plane) * plane_bytes);
             in.insert(in.end(), at, at + static_cast<long>(plane_bytes));
         }
         for (long n = 0;; n++) {

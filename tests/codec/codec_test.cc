@@ -57,8 +57,9 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
             aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
         const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
         size_t used;
-        EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks, cg_profile_align(profile),
-                                 bytes.data() + s.offset, s.bytes, &used),
+        EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
+                                 cg_profile_align(profile), bytes.data() + s.offset, s.bytes,
+                                 &used),
                   CG_OK);
         EXPECT_EQ(used, s.bytes);
         all.emplace_back(symbols.cells[0], symbols.cells[0] + columns.n_columns * n_blocks);

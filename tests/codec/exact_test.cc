@@ -147,8 +147,8 @@ struct Reference {
         const double S[] = {-1.66666666666666324348e-01, 8.33333333332248946124e-03,
                             -1.98412698298579493134e-04, 2.75573137070700676789e-06,
                             -2.50507602534068634195e-08, 1.58969099521155010221e-10};
-        const double C[] = {4.16666666666666019037e-02,  -1.38888888888741095749e-03,
-                            2.48015872894767294178e-05,  -2.75573143513906633035e-07,
+        const double C[] = {4.16666666666666019037e-02, -1.38888888888741095749e-03,
+                            2.48015872894767294178e-05, -2.75573143513906633035e-07,
                             2.08757232129817482790e-09, -1.13596475577881948265e-11};
         double s = S[5], c = C[5];
         for (int i = 4; i >= 0; i--) {
@@ -313,10 +313,9 @@ class ExactTest : public testing::TestWithParam<const char *>
     static void compare(const ProfileSpec &spec, unsigned dtype, uint32_t first_position,
                         uint32_t n_tokens, int level, Fill fill, double scale = 1)
     {
-        SCOPED_TRACE(testing::Message()
-                     << cg_dtype_name(dtype) << " L" << level << " tokens " << n_tokens << " at "
-                     << first_position << " fill " << static_cast<int>(fill) << " joined "
-                     << spec.joined);
+        SCOPED_TRACE(testing::Message() << cg_dtype_name(dtype) << " L" << level << " tokens "
+                                        << n_tokens << " at " << first_position << " fill "
+                                        << static_cast<int>(fill) << " joined " << spec.joined);
         const Bytes profile_bytes = make_profile_bytes(spec);
         const Profile profile = open_profile(profile_bytes);
         const cg_chunk_header header =
@@ -375,8 +374,8 @@ TEST_P(ExactTest, DecodesHeadsAndRotationsOfEveryKind)
     const struct {
         uint16_t heads, head_dim, rotary_dim;
     } shapes[] = {
-        {1, 2, 2},     {1, 2, 0},     {3, 6, 4},     {1, 64, 64},  {1, 66, 32},
-        {5, 18, 18},   {1, 128, 128}, {1, 258, 258}, {1, 320, 64},
+        {1, 2, 2},   {1, 2, 0},     {3, 6, 4},     {1, 64, 64},  {1, 66, 32},
+        {5, 18, 18}, {1, 128, 128}, {1, 258, 258}, {1, 320, 64},
     };
     for (const auto &shape : shapes) {
         for (const bool joined : {false, true}) {
@@ -492,16 +491,14 @@ TEST_P(ExactTest, PaperDecodesToTheReferencesBits)
         const cg_section s = cg_chunk_section(&opened, i);
         const cg_group &group = profile->groups[s.group];
         const size_t n_anchors = cg_paper_n_anchors(n_tokens), n = group.n_channels;
-        const cg_level_columns *columns[] = {&group.anchors[s.plane],
-                                             &group.columns[1][s.plane]};
+        const cg_level_columns *columns[] = {&group.anchors[s.plane], &group.columns[1][s.plane]};
         std::vector<int16_t> cells[2];
         cg_cursor in = {chunk.data() + s.offset, s.bytes};
         for (int k = 0; k < 2; k++) {
             const size_t n_rows = k == 0 ? n_anchors : n_tokens - n_anchors;
             const std::unique_ptr<void, MallocFree> memory(
                 aligned_alloc(64, cg_symbols_bytes(columns[k], n_rows) + 64));
-            const cg_symbols symbols =
-                cg_symbols_lay(columns[k], nullptr, n_rows, memory.get());
+            const cg_symbols symbols = cg_symbols_lay(columns[k], nullptr, n_rows, memory.get());
             ASSERT_EQ(cg_symbols_take(profile.get(), &symbols, &in), CG_OK);
             cells[k].assign(symbols.cells[0], symbols.cells[0] + n_rows * n);
         }
@@ -606,10 +603,10 @@ TEST(Version2, TasksOfJoinedPlanesHaveBoth)
         ASSERT_EQ(cg_decoder_run(decoder, task, scratch.get(), n_scratch, out.data()), CG_OK);
         for (size_t i = 0; i < 2 * shape.n_layers; i++) {
             const size_t layer = shape.first_layer + i % shape.n_layers, plane = i / shape.n_layers;
-            EXPECT_TRUE(std::equal(out.begin() + static_cast<long>(i * slice_bytes),
-                                   out.begin() + static_cast<long>((i + 1) * slice_bytes),
-                                   all.begin() +
-                                       static_cast<long>((layer * 2 + plane) * slice_bytes)));
+            EXPECT_TRUE(
+                std::equal(out.begin() + static_cast<long>(i * slice_bytes),
+                           out.begin() + static_cast<long>((i + 1) * slice_bytes),
+                           all.begin() + static_cast<long>((layer * 2 + plane) * slice_bytes)));
         }
     }
     cg_decoder_free(decoder);
@@ -621,12 +618,12 @@ TEST(Version2, MixedVersionsAreRefused)
     const Profile older = make_profile(old_spec), newer = make_profile(new_spec);
     const cg_chunk_header header = make_header(old_spec, CG_DTYPE_BF16, 0, 9);
     Bytes old_chunk, new_chunk, decoded;
-    ASSERT_EQ(encode(older.get(), header, make_tokens(9, 1), make_elements(header, 1), CG_L2,
-                     &old_chunk),
-              CG_OK);
-    ASSERT_EQ(encode(newer.get(), header, make_tokens(9, 1), make_elements(header, 1), CG_L2,
-                     &new_chunk),
-              CG_OK);
+    ASSERT_EQ(
+        encode(older.get(), header, make_tokens(9, 1), make_elements(header, 1), CG_L2, &old_chunk),
+        CG_OK);
+    ASSERT_EQ(
+        encode(newer.get(), header, make_tokens(9, 1), make_elements(header, 1), CG_L2, &new_chunk),
+        CG_OK);
     EXPECT_EQ(cg_get_le(old_chunk.data() + 8, 4), 1u);
     EXPECT_EQ(cg_get_le(new_chunk.data() + 8, 4), 3u);
     memcpy(old_chunk.data() + 72, cg_profile_fingerprint(newer.get())->bytes, 16);
@@ -796,9 +793,8 @@ TEST(Version2, FewComponentsAndManyEncoders)
         std::vector<Bytes> chunks(4);
         std::vector<std::thread> threads;
         for (Bytes &chunk : chunks)
-            threads.emplace_back([&] {
-                (void)encode(profile.get(), header, tokens, elements, CG_L1, &chunk);
-            });
+            threads.emplace_back(
+                [&] { (void)encode(profile.get(), header, tokens, elements, CG_L1, &chunk); });
         for (std::thread &thread : threads)
             thread.join();
         Bytes decoded;

@@ -127,7 +127,8 @@ inline const GoldenSet golden_sets[] = {
     {"v1-packed", packed_spec(), packed_chunks, "fb55b41cdccd9486739dda60443444c9"},
     {"v2-nested", nested_spec(), nested_chunks, "7fc1c2a12aa28c0d29162e3fd4ae3d89"},
     {"v3", spec_2(false, golden_spec(false)), klt_chunks, "6db65725533790f93a9b290481a3aafa"},
-    {"v3-paper", spec_2(false, golden_spec(true)), paper_chunks, "f2838f8a92d5a03e8f017950ae28dabc"},
+    {"v3-paper", spec_2(false, golden_spec(true)), paper_chunks,
+     "f2838f8a92d5a03e8f017950ae28dabc"},
     {"v3-joined", joined_spec(), joined_chunks, "1f2c8dac21a23171e5c8aac29f886736"},
 };
 

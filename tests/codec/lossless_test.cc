@@ -161,16 +161,16 @@ TEST(Lossless, RefusesAnExponentThatFp16DoesNotHave)
         const uint8_t column_class = 0;
         const cg_rans_strip strip = {&cell, 1, &column_class, 1, nullptr, 0};
         Bytes coded = {1, 0, 1, 2, 0xff, 0x3f, 1, 0}, matrix(1000), scratch(1000);
-        matrix.resize(cg_rans_encode(classes.data(), &strip, 1, 1, 1, CG_RANS_PACKED, matrix.data(), matrix.size(),
-                                     scratch.data()));
+        matrix.resize(cg_rans_encode(classes.data(), &strip, 1, 1, 1, CG_RANS_PACKED, matrix.data(),
+                                     matrix.size(), scratch.data()));
         coded.insert(coded.end(), matrix.begin(), matrix.end());
         coded.push_back(0);
         alignas(64) static uint8_t work[1 << 16];
         ASSERT_LE(cg_lossless_scratch_bytes(CG_DTYPE_FP16, 1, 1), sizeof work);
         uint16_t element;
-        EXPECT_EQ(
-            cg_lossless_decode(CG_DTYPE_FP16, coded.data(), coded.size(), 1, 1, CG_RANS_PACKED, work, &element),
-            exponent < 32 ? CG_OK : CG_ERR_CORRUPT)
+        EXPECT_EQ(cg_lossless_decode(CG_DTYPE_FP16, coded.data(), coded.size(), 1, 1,
+                                     CG_RANS_PACKED, work, &element),
+                  exponent < 32 ? CG_OK : CG_ERR_CORRUPT)
             << exponent;
     }
 }

@@ -45,15 +45,16 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
                 aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks)));
             const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
             size_t used;
-            require(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks, cg_profile_align(profile),
-                                   section.data(), section.size(), &used) == CG_OK,
+            require(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
+                                   cg_profile_align(profile), section.data(), section.size(),
+                                   &used) == CG_OK,
                     "with_streams");
             section.resize(
                 cg_rans_bound_bytes(symbols.strips, symbols.n_strips, n_blocks, n_streams));
             Bytes words(section.size());
             section.resize(cg_rans_encode(profile->classes, symbols.strips, symbols.n_strips,
-                                          n_blocks, n_streams, cg_profile_align(profile), section.data(), section.size(),
-                                          words.data()));
+                                          n_blocks, n_streams, cg_profile_align(profile),
+                                          section.data(), section.size(), words.data()));
             require(!section.empty(), "with_streams");
         }
         s.bytes = static_cast<uint32_t>(section.size());

@@ -88,7 +88,7 @@ struct ProfileSpec {
     std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
     bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
     unsigned version = 1;
-    bool joined = false;    // version 2: K and V in one matrix
+    bool joined = false;     // version 2: K and V in one matrix
     unsigned unit_bits = 12; // version 2
     bool fine = false;       // version 2: no component of few bits
 };
@@ -218,8 +218,8 @@ inline void put_numbers(Bytes *out, const std::vector<int> &numbers, unsigned bi
 
 // Version 2: in turn bands of large elements and of such as fit in a byte, whose bits fall from
 // component to component.
-inline void put_bands(Bytes *out, const std::vector<std::vector<double>> &basis, size_t n_components,
-                      unsigned unit_bits, bool fine)
+inline void put_bands(Bytes *out, const std::vector<std::vector<double>> &basis,
+                      size_t n_components, unsigned unit_bits, bool fine)
 {
     for (size_t c = 0; c < n_components; c++) {
         const bool is_small = !fine && c / 32 % 2 == 1;

@@ -240,8 +240,9 @@ TEST(Rans, AlignedStreamsStandAtMultiplesOf16BehindZeros)
         EXPECT_EQ(decode(classes, &m, damaged, &used, CG_RANS_ALIGNED), CG_ERR_CORRUPT) << at;
     }
     for (size_t n = 0; n < aligned.size(); n++)
-        EXPECT_NE(decode(classes, &m, Bytes(aligned.begin(), aligned.begin() + static_cast<long>(n)),
-                         &used, CG_RANS_ALIGNED),
+        EXPECT_NE(decode(classes, &m,
+                         Bytes(aligned.begin(), aligned.begin() + static_cast<long>(n)), &used,
+                         CG_RANS_ALIGNED),
                   CG_OK)
             << n;
     Matrix none(3, {}, classes.size(), &random);

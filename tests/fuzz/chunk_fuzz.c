@@ -138,8 +138,8 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
         return;
     const bool repair_table = (bytes[48] & 1) == 0;
     const cg_profile *profile = profiles[(bytes[49] & 7) % N_PROFILES];
-    const bool is_2 = profile == profiles[KLT_2] || profile == profiles[PAPER_2] ||
-                      profile == profiles[JOINED_2];
+    const bool is_2 =
+        profile == profiles[KLT_2] || profile == profiles[PAPER_2] || profile == profiles[JOINED_2];
     cg_chunk_header h = {
         .version = is_2 ? CG_CHUNK_VERSION : CG_CHUNK_VERSION_SINGLE,
         .level = bytes[24] % CG_N_LEVELS,
