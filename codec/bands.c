@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXACT_BITS = 9, MIN_BITS = 2, MAX_BITS = 15, QUAD_BYTES = CG_PANEL_CHANNELS * 4 };
+enum { EXACT_BITS = 9, MIN_BITS = 2, MAX_BITS = 15, UNIT_BYTES = CG_PANEL_CHANNELS * 4 };
 
 /* A component's numbers in a file. */
 typedef struct stored_row {
@@ -50,7 +50,8 @@ static void unpack_row(const stored_row *row, uint32_t n_channels, int16_t *out)
 
 /* A band's rows of at most CG_BAND_COMPONENTS components. */
 typedef struct stored_band {
-    unsigned shift, n_digits;
+    unsigned shift;
+    bool is_wide;
     uint32_t n_rows;
     stored_row rows[CG_BAND_COMPONENTS];
 } stored_band;
@@ -64,13 +65,12 @@ static cg_status read_band(cg_cursor *in, uint32_t n_channels, uint32_t n_rows, 
         return CG_ERR_CORRUPT;
     band->shift = shift;
     band->n_rows = n_rows;
-    band->n_digits = 1;
+    band->is_wide = false;
     for (uint32_t i = 0; i < n_rows; i++) {
         const cg_status status = read_row(in, n_channels, &band->rows[i]);
         if (status != CG_OK)
             return status;
-        if ((band->rows[i].multiple << (band->rows[i].bits - 1)) > 128)
-            band->n_digits = 2;
+        band->is_wide |= band->rows[i].multiple << (band->rows[i].bits - 1) > 128;
     }
     return CG_OK;
 }
@@ -94,18 +94,20 @@ static cg_status check_bands(cg_cursor *in, uint32_t n_channels, uint32_t n_comp
 static void lay_band(const stored_band *band, uint32_t first, cg_bands *bands)
 {
     cg_band_slab *slab = bands->n_slabs > 0 ? &bands->slabs[bands->n_slabs - 1] : NULL;
-    const uint32_t n_quads = (band->n_rows + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
-    if (slab == NULL || slab->shift != band->shift || slab->n_digits != band->n_digits ||
-        slab->n_quads + n_quads > CG_SLAB_QUADS) {
+    const uint32_t a_unit = band->is_wide ? 2 : CG_QUAD_COMPONENTS,
+                   n_units = (band->n_rows + a_unit - 1) / a_unit,
+                   most_units = band->is_wide ? CG_WIDE_SLAB_PAIRS : CG_SLAB_QUADS;
+    if (slab == NULL || slab->shift != band->shift || slab->is_wide != band->is_wide ||
+        slab->n_units + n_units > most_units) {
         slab = &bands->slabs[bands->n_slabs++];
         *slab = (cg_band_slab){.first_component = first,
                                .shift = band->shift,
-                               .n_digits = band->n_digits,
+                               .is_wide = band->is_wide,
                                .offset = bands->panel_bytes};
     }
     slab->n_components += band->n_rows;
-    slab->n_quads += n_quads;
-    bands->panel_bytes += (size_t)band->n_digits * n_quads * QUAD_BYTES;
+    slab->n_units += n_units;
+    bands->panel_bytes += (size_t)n_units * UNIT_BYTES;
     for (uint32_t i = 0; i < band->n_rows; i++) {
         const uint32_t most = band->rows[i].multiple << (band->rows[i].bits - 1);
         bands->most_before[first + i + 1] =
@@ -122,21 +124,37 @@ static void *take_aligned(size_t n, size_t each_bytes)
     return aligned_alloc(64, (n_bytes + 64) / 64 * 64); /* not 0 bytes */
 }
 
-/* Component i of a slab: its elements as digits, quads of components side by side. */
-static void store_digits(const cg_basis_layout *layout, const cg_bands *bands,
-                         const cg_band_slab *slab, uint32_t i, const int16_t *row)
+/* Where element i of a slab's first channel lies in its unit: bytes, or 16 bits. */
+static size_t element_offset(const cg_band_slab *slab, uint32_t i)
 {
-    const size_t digit_bytes = (size_t)slab->n_quads * QUAD_BYTES;
+    return slab->offset + (slab->is_wide ? (size_t)(i / 2) * UNIT_BYTES + i % 2 * 2
+                                         : (size_t)(i / 4) * UNIT_BYTES + i % 4);
+}
+
+/* Component i of a slab. */
+static void store_units(const cg_basis_layout *layout, const cg_bands *bands,
+                        const cg_band_slab *slab, uint32_t i, const int16_t *row)
+{
+    const size_t offset = element_offset(slab, i);
     for (uint32_t first = 0; first < bands->n_channels; first += layout->panel_channels) {
         const uint32_t left = bands->n_channels - first;
         const uint32_t n = left < layout->panel_channels ? left : layout->panel_channels;
-        uint8_t *out = bands->digits + first / layout->panel_channels * bands->panel_bytes +
-                       slab->offset + (size_t)(i / 4) * QUAD_BYTES + i % 4;
-        for (uint32_t ch = 0; ch < n; ch++) {
-            const int element = row[first + ch], low = (int8_t)(uint8_t)element;
-            out[4 * ch] = (uint8_t)(low + 128);
-            if (slab->n_digits == 2)
-                out[digit_bytes + 4 * ch] = (uint8_t)((element - low) / 256 + 128);
+        uint8_t *out = bands->units + first / layout->panel_channels * bands->panel_bytes + offset;
+        for (uint32_t ch = 0; ch < n && slab->is_wide; ch++)
+            memcpy(out + 4 * ch, &row[first + ch], sizeof *row);
+        for (uint32_t ch = 0; ch < n && !slab->is_wide; ch++)
+            out[4 * ch] = (uint8_t)(row[first + ch] + 128);
+    }
+}
+
+/* Zeros: what is stored of channels and components that there are not. */
+static void clear_units(const cg_bands *bands, size_t n_panels)
+{
+    for (size_t panel = 0; panel < n_panels; panel++) {
+        for (uint32_t i = 0; i < bands->n_slabs; i++) {
+            const cg_band_slab *slab = &bands->slabs[i];
+            memset(bands->units + panel * bands->panel_bytes + slab->offset,
+                   slab->is_wide ? 0 : 128, (size_t)slab->n_units * UNIT_BYTES);
         }
     }
 }
@@ -165,7 +183,7 @@ static void fill(const cg_basis_layout *layout, cg_cursor *in, const cg_bands *b
         for (uint32_t i = 0; i < band.n_rows; i++) {
             unpack_row(&band.rows[i], bands->n_channels, row);
             if (layout->has_quads)
-                store_digits(layout, bands, slab, c + i - slab->first_component, row);
+                store_units(layout, bands, slab, c + i - slab->first_component, row);
             else
                 store_elements(layout, bands, c + i, row);
         }
@@ -193,10 +211,10 @@ static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *
     const uint32_t sixteens = (bands->n_exact + 15) / 16 * 16;
     bands->n_exact = sixteens < bands->n_components ? sixteens : bands->n_components;
     if (layout->has_quads) {
-        bands->digits = take_aligned(n_panels, bands->panel_bytes);
-        if (bands->digits == NULL)
+        bands->units = take_aligned(n_panels, bands->panel_bytes);
+        if (bands->units == NULL)
             goto done;
-        memset(bands->digits, 128, n_panels * bands->panel_bytes);
+        clear_units(bands, n_panels);
     } else {
         const size_t panel_elements = (size_t)bands->n_components * CG_PANEL_CHANNELS;
         bands->elements = take_aligned(n_panels, panel_elements * sizeof *bands->elements);
@@ -228,7 +246,7 @@ void cg_bands_destroy(cg_bands *bands)
 {
     free(bands->slabs);
     free(bands->most_before);
-    free(bands->digits);
+    free(bands->units);
     free(bands->elements);
 }
 
@@ -246,10 +264,12 @@ unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint
                 bands->elements[((size_t)panel * bands->n_components + c) * CG_PANEL_CHANNELS + at];
             continue;
         }
-        const uint8_t *digit = bands->digits + panel * bands->panel_bytes + slab->offset +
-                               (size_t)(i / 4) * QUAD_BYTES + 4 * at + i % 4;
-        const int high = slab->n_digits == 2 ? digit[(size_t)slab->n_quads * QUAD_BYTES] - 128 : 0;
-        row_out[ch] = (int16_t)(*digit - 128 + 256 * high);
+        const uint8_t *element =
+            bands->units + panel * bands->panel_bytes + element_offset(slab, i) + 4 * (size_t)at;
+        if (slab->is_wide)
+            memcpy(&row_out[ch], element, sizeof *row_out);
+        else
+            row_out[ch] = (int16_t)(*element - 128);
     }
     return slab->shift;
 }

@@ -19,15 +19,18 @@ enum {
     CG_MAX_ELEMENT = 1 << 14, /* of a basis, in magnitude, before the shift */
     CG_LEAST_UNIT_BITS = 8,
     CG_MOST_UNIT_BITS = 20,
-    CG_MAX_DIGITS = 2, /* bytes that an element is cut into: low + 256 * high, both signed */
+    CG_WIDE_SLAB_PAIRS = 32, /* of components, most in a slab of 16 bits */
 };
 
-/* Neighbouring bands of one shift, as many as CG_SLAB_QUADS: their bytes stay in the first cache
- * while they are used. */
+/* Neighbouring bands of one shift and width, so many that their bytes stay in the first caches
+ * while they are used. Elements are bytes where a band's all fit in one, else 16 bits: quads or
+ * pairs of components stand side by side, so that both have 4 bytes a channel. */
 typedef struct cg_band_slab {
-    uint32_t first_component, n_components, n_quads;
-    uint32_t shift, n_digits;
-    size_t offset; /* in each panel's bytes: [n_digits][n_quads][CG_PANEL_CHANNELS][4] */
+    uint32_t first_component, n_components;
+    uint32_t shift;
+    bool is_wide;
+    uint32_t n_units; /* quads, or pairs where it is wide */
+    size_t offset;    /* in each panel's bytes: [n_units][CG_PANEL_CHANNELS][4 bytes] */
 } cg_band_slab;
 
 typedef struct cg_bands {
@@ -39,8 +42,8 @@ typedef struct cg_bands {
     /* [n_components + 1]: sum over the components before this one of their largest elements,
      * shifted. A row of symbols of at most s sums to no more than s times that. */
     uint64_t *most_before;
-    /* For kernels with accumulate_digits(): [n_panels][panel_bytes], each byte a digit + 128. */
-    uint8_t *digits;
+    /* For kernels with accumulate_bytes(): [n_panels][panel_bytes]; a byte is an element + 128. */
+    uint8_t *units;
     size_t panel_bytes;
     /* For the others: [n_panels][n_components][CG_PANEL_CHANNELS]. */
     int16_t *elements;

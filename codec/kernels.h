@@ -3,7 +3,7 @@
  * kernels.c and klt_*_kernels.c are compiled once per instruction set (CMakeLists.txt). What is
  * said here is what each table does. For profiles of version 1 FORMAT.md lets sums of floats be
  * fused and reordered, so tables agree within its tolerance, not bit for bit. What decodes those of
- * version 2 agrees bit for bit: accumulate_digits(), accumulate_elements() and exact_kernels.h. So
+ * version 2 agrees bit for bit: accumulate_bytes(), _words(), _elements() and exact_kernels.h. So
  * do the tables of rANS (rans_kernels.h). Threads: pure functions; cg_kernels_best() is set by the
  * CPU, unless a test calls cg_kernels_use().
  */
@@ -78,10 +78,18 @@ typedef struct cg_klt_inverse {
                              unsigned n_sixteens, float unit, bool is_first, float *y,
                              size_t y_stride);
     /* The same in whole numbers, modulo 2^32: the sum times 2^shift. */
-    void (*accumulate_digits)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
-                              unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
-                              size_t y_stride);
-    /* And without quads: y[n_channels] += 2^shift * sum over c of cells[c] *
+    void (*accumulate_bytes)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
+                             unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
+                             size_t y_stride);
+    /* And in integers of 16 bits, by pairs of components. cells[n_cells] to the pairs that are not
+     * all zero, in order: as quads, whose symbols are two of 16 bits. quads_out has room for
+     * n_cells / 2 + CG_QUAD_SLACK. slab: [n_pairs][CG_PANEL_CHANNELS][2] of 16 bits. */
+    void (*list_pairs)(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
+                       cg_quad_row *row_out);
+    void (*accumulate_words)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
+                             unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
+                             size_t y_stride);
+    /* And without either: y[n_channels] += 2^shift * sum over c of cells[c] *
      * elements[c][CG_PANEL_CHANNELS], modulo 2^32. */
     void (*accumulate_elements)(const int16_t *elements, const int16_t *cells, size_t n_cells,
                                 unsigned shift, unsigned n_channels, int32_t *y);

@@ -58,7 +58,8 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
         const cg_band_slab *slab = &bands->slabs[i];
         for (size_t r = 0; r < CG_DCT * n; r++, row++) {
             const slab_cells in = cells_of(s, slab, (unsigned)(r / n), batch + r % n);
-            inverse->list_quads(in.cells, in.n_cells, quads, row);
+            (slab->is_wide ? inverse->list_pairs : inverse->list_quads)(in.cells, in.n_cells, quads,
+                                                                        row);
             if (row->limit == INT32_MAX) {
                 quads += row->n_quads;
                 continue;
@@ -89,22 +90,17 @@ static void accumulate_batch(const cg_synthesis *s, size_t n_blocks, const uint8
     for (uint32_t i = 0; i < bands->n_slabs; i++) {
         const cg_band_slab *slab = &bands->slabs[i];
         const cg_quad_row *rows = s->quad_rows + i * CG_DCT * n_blocks;
-        const size_t digit_bytes = (size_t)slab->n_quads * CG_QUAD_COMPONENTS * CG_PANEL_CHANNELS;
         const uint8_t *bytes = panel + slab->offset;
-        for (unsigned d = 0; d < slab->n_digits; d++, bytes += digit_bytes) {
-            const bool is_first = i == 0 && d == 0;
-            const unsigned shift = slab->shift + 8 * d;
-            for (unsigned f = 0; f < CG_DCT; f++) {
-                if (is_first || n_active[f] > slab->first_component)
-                    inverse->accumulate_digits(bytes, rows + f * n_blocks, n_blocks, n_sixteens,
-                                               shift, is_first, y + f * CG_TILE * y_stride,
-                                               y_stride);
-            }
-            for (const cg_large_row *l = large; l->slab == i; l++)
-                inverse->accumulate_digits(
-                    bytes, &l->row, 1, n_sixteens, shift + l->shift, false,
-                    y + (l->r / n_blocks * CG_TILE + l->r % n_blocks) * y_stride, y_stride);
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            if (i == 0 || n_active[f] > slab->first_component)
+                (slab->is_wide ? inverse->accumulate_words : inverse->accumulate_bytes)(
+                    bytes, rows + f * n_blocks, n_blocks, n_sixteens, slab->shift, i == 0,
+                    y + f * CG_TILE * y_stride, y_stride);
         }
+        for (const cg_large_row *l = large; l->slab == i; l++)
+            inverse->accumulate_bytes(bytes, &l->row, 1, n_sixteens, slab->shift + l->shift, false,
+                                      y + (l->r / n_blocks * CG_TILE + l->r % n_blocks) * y_stride,
+                                      y_stride);
         while (large->slab == i)
             large++;
     }
@@ -168,7 +164,7 @@ void cg_klt_exact(const cg_synthesis *s)
                 n_panel =
                     n_unit - at < layout->panel_channels ? n_unit - at : layout->panel_channels;
                 if (layout->has_quads)
-                    accumulate_batch(s, n, bands->digits + panel * bands->panel_bytes, n_panel,
+                    accumulate_batch(s, n, bands->units + panel * bands->panel_bytes, n_panel,
                                      s->sums + at);
                 else
                     accumulate_cells(s, batch, n, panel, n_panel, s->sums + at);
