@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A second, slow reader of chunks and profiles, written from codec/FORMAT.md alone: a check on that document.
 
-usage: reader.py DIRECTORY    decodes every *.kv of it (with its profile.cgp) and compares with the *.raw beside it
+usage: reader.py DIRECTORY    decodes every *.kv of it (with its profile.cgp) and compares with the *.raw beside it:
+                              within the tolerance of versions 1 and 2, bit by bit in version 3
        reader.py --profile P.cgp CHUNK.kv OUT.raw
 
 Needs numpy; exits 77 without (ctest: skipped). Checksums and keys are checked where the package xxhash is installed.
@@ -11,6 +12,7 @@ import math
 import os
 import struct
 import sys
+from fractions import Fraction
 
 try:
     import numpy as np
@@ -142,8 +144,16 @@ def refine_row(stream, classes, coarse):
     return value
 
 
-def decode_matrix(data, runs, n_rows, top=None, coarse=()):
+def skip_zeros(data, at, align):
+    """The next multiple of align from at on; what lies between is zeros."""
+    end = at + -at % align
+    require(end <= len(data) and not any(data[at:end]), "padding")
+    return end
+
+
+def decode_matrix(data, runs, n_rows, top=None, coarse=(), align=1):
     """runs: for each run of columns, the class of each; coarse[run], where there is one: the symbols that it refines.
+    align: 16 in version 3; the matrix begins at a multiple of it in its section, and so does data.
     Returns an array [n_rows][n_columns] a run, bytes used."""
     strips = [(run, first) for run in range(len(runs)) for first in range(0, len(runs[run]), LANES)]
     out = [np.zeros((n_rows, len(run)), np.int32) for run in runs]
@@ -151,10 +161,11 @@ def decode_matrix(data, runs, n_rows, top=None, coarse=()):
     n_streams, reserved = fields.take("HH")
     require(reserved == 0 and n_streams <= len(strips) and (n_streams > 0) == (len(strips) > 0), "stream count")
     sizes = [fields.take("I") for _ in range(n_streams)]
+    fields.at = skip_zeros(data, fields.at, align)
     for s, size in enumerate(sizes):
         require(size <= fields.left(), "stream past the end")
         stream = Stream(data[fields.at : fields.at + size])
-        fields.at += size
+        fields.at = skip_zeros(data, fields.at + size, align)
         for run, first in strips[s::n_streams]:
             classes = runs[run][first : first + LANES]
             tops = None if top is None else top[first : first + LANES]
@@ -172,7 +183,7 @@ def decode_matrix(data, runs, n_rows, top=None, coarse=()):
 # --- lossless payload -------------------------------------------------------------------------------------------------
 
 
-def decode_lossless(data, dtype, n_rows, n_columns):
+def decode_lossless(data, dtype, n_rows, n_columns, align):
     """Bits of the elements, [n_rows][n_columns]."""
     exponent_bits, mantissa_bits, low_bytes, shift = {BF16: (8, 7, 1, 0), FP16: (5, 10, 1, 3), FP32: (8, 23, 3, 0)}[dtype]
     fields = Fields(data)
@@ -186,9 +197,9 @@ def decode_lossless(data, dtype, n_rows, n_columns):
         tops.append(top)
     column_class = fields.array("u1", n_columns) if n_classes > 1 else np.zeros(n_columns, np.uint8)
     require(int(column_class.max()) < n_classes, "class of a column")
-    (cells,), used = decode_matrix(
-        data[fields.at :], [[classes[k] for k in column_class]], n_rows, [tops[k] for k in column_class]
-    )
+    fields.at = skip_zeros(data, fields.at, align)
+    runs, tops = [[classes[k] for k in column_class]], [tops[k] for k in column_class]
+    (cells,), used = decode_matrix(data[fields.at :], runs, n_rows, tops, align=align)
     fields.at += used
     low = fields.array("u1", n_rows * n_columns * low_bytes).reshape(n_rows, n_columns, low_bytes).astype(np.uint64)
     require(fields.left() == 0, "bytes behind the rest")
@@ -227,6 +238,109 @@ def from_bits(bits, dtype):
     return bits.astype("<u2" if dtype == FP16 else "<u4").view(np.float16 if dtype == FP16 else np.float32)
 
 
+# --- exact arithmetic: what version 3 fixes bit by bit ------------------------------------------------------------------
+
+
+def two_sum(a, b):
+    """(f64 sum, what it lacks): together exactly a + b (Knuth)."""
+    s = a + b
+    t = s - a
+    return s, (a - (s - t)) + (b - t)
+
+
+def sum_to_odd(a, b):
+    """a + b in f64, rounded to odd: rounding that once more, to fewer bits or added to something larger, then errs as
+    rounding once does (Boldo and Melquiond, IEEE Transactions on Computers 57(4), 2008)."""
+    s, lost = two_sum(a, b)
+    bits = np.ascontiguousarray(s).view(np.int64)
+    away = np.where((lost > 0) == (s > 0), 1, -1)
+    return np.where((lost != 0) & (bits % 2 == 0), bits + away, bits).view(np.float64)
+
+
+def fmaf(a, b, c):
+    """f32, rounded once: a product of two f32 is exact in f64."""
+    a, b, c = (np.asarray(x, np.float32).astype(np.float64) for x in (a, b, c))
+    return sum_to_odd(a * b, c).astype(np.float32)
+
+
+def halves(a):
+    """a as a sum of two f64 of 26 bits each (Veltkamp)."""
+    t = a * 134217729.0
+    high = t - (t - a)
+    return high, a - high
+
+
+def two_product(a, b):
+    """(f64 product, what it lacks): together exactly a x b (Dekker)."""
+    product = a * b
+    (a1, a2), (b1, b2) = halves(a), halves(b)
+    return product, ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
+
+
+def fma(a, b, c):
+    """f64, rounded once."""
+    a, b, c = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (a, b, c)))
+    product, low = two_product(a, b)
+    s, low_s = two_sum(c, low)
+    high, rest = two_sum(product, s)
+    result = np.array(high + sum_to_odd(rest, low_s))
+    for i in zip(*np.nonzero((np.abs(product) < 2.0**-900) & (a != 0) & (b != 0))):  # the low part may be no f64
+        result[i] = float(Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i])))
+    return result
+
+
+SIN = (
+    -1.66666666666666324348e-01, 8.33333333332248946124e-03, -1.98412698298579493134e-04, 2.75573137070700676789e-06,
+    -2.50507602534068634195e-08, 1.58969099521155010221e-10,
+)  # fmt: skip
+COS = (
+    4.16666666666666019037e-02, -1.38888888888741095749e-03, 2.48015872894767294178e-05, -2.75573143513906633035e-07,
+    2.08757232129817482790e-09, -1.13596475577881948265e-11,
+)  # fmt: skip
+
+
+def horner(coefficients, z):
+    result = np.full_like(z, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        result = fma(z, result, coefficient)
+    return result
+
+
+def cos_sin(angle):
+    """f32 cosine and sine of f64 angles."""
+    k = np.rint(angle * float.fromhex("0x1.45f306dc9c883p-1"))
+    r = fma(-k, float.fromhex("0x1.921fb54442d18p+0"), angle)
+    r = fma(-k, float.fromhex("0x1.1a62633145c07p-54"), r)
+    z = r * r
+    sin = fma(r * z, horner(SIN, z), r)
+    cos = fma(z * z, horner(COS, z), fma(z, -0.5, 1.0))
+    quadrant = k.astype(np.int64) % 4
+    c = np.choose(quadrant, [cos, -sin, -cos, sin])
+    s = np.choose(quadrant, [sin, cos, -sin, -cos])
+    return c.astype(np.float32), s.astype(np.float32)
+
+
+def integer_product(symbols, elements):
+    """symbols @ elements modulo 2^32, in two's complement."""
+    largest = np.abs(symbols).sum(1).max(initial=0) * np.abs(elements).max(initial=0)
+    kind = np.float64 if largest < 2**53 else np.int64  # exact in both; int64 is slow
+    total = (symbols.astype(kind) @ elements.astype(kind)).astype(np.int64)
+    return ((total + 2**31) % 2**32 - 2**31).astype(np.int32)
+
+
+# D[f][t], t = 0..3, to 8 significant digits; D[f][7 - t] is D[f][t] for even f, -D[f][t] for odd f.
+DCT = np.array([
+    [0.353553391, 0.353553391, 0.353553391, 0.353553391],
+    [0.49039264, 0.415734806, 0.277785117, 0.097545161],
+    [0.461939766, 0.191341716, -0.191341716, -0.461939766],
+    [0.415734806, -0.097545161, -0.49039264, -0.277785117],
+    [0.353553391, -0.353553391, -0.353553391, 0.353553391],
+    [0.277785117, -0.49039264, 0.097545161, 0.415734806],
+    [0.191341716, -0.461939766, 0.461939766, -0.191341716],
+    [0.097545161, -0.277785117, 0.415734806, -0.49039264],
+], np.float32)  # fmt: skip
+
+
 # --- profile ----------------------------------------------------------------------------------------------------------
 
 
@@ -234,14 +348,17 @@ class Profile:
     def __init__(self, data):
         fields = Fields(data)
         require(bytes(fields.take("8s")) == b"CGPF\r\n\x1a\n", "magic")
-        version, reserved, size = fields.take("IIQ")
-        require(version == 1 and reserved == 0 and size == len(data), "profile header")
+        self.version, reserved, size = fields.take("IIQ")
+        require(self.version in (1, 2) and reserved == 0 and size == len(data), "profile header")
         self.model = fields.take("16s")
         self.n_layers, self.n_kv_heads, self.head_dim, _, n_planes = fields.take("HHHBB")
         self.preset = fields.take("16s").rstrip(b"\0")
         channel, token, rope, self.is_packed = fields.take("BBBB")
-        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes, self.nests, reserved = fields.take("HHHHBBH")
-        require(n_planes == 2 and self.is_packed <= (channel == 1) and reserved == 0, "profile header")
+        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes, self.nests, self.joined, reserved = fields.take("HHHHBBBB")
+        require(n_planes == 2 and reserved == 0, "profile header")
+        require(self.is_packed <= (channel == 1 and self.version == 1), "narrow components")
+        require(self.joined <= (channel == 1 and self.version == 2), "planes")
+        self.matrices = range(1 if self.joined else 2)  # of a group
         require(self.nests <= (channel == 1), "nests")
         self.has_anchors = (channel, token) == (0, 2)
         require(self.has_anchors or (channel, token) == (1, 1), "transforms")
@@ -251,10 +368,12 @@ class Profile:
         ropes = fields.array("<f8", max(n_ropes, 1) * (self.rotary_dim // 2)).reshape(max(n_ropes, 1), -1)
         layer_rope = fields.array("u1", self.n_layers) if rope == 2 else np.zeros(self.n_layers, np.int64)
         require((layer_rope < len(ropes)).all(), "a layer's rope table")
+        require(self.version == 1 or bool((np.abs(ropes) <= 16).all()), "inv_freq")
         self.inv_freq = ropes[layer_rope]  # [n_layers][rotary_dim / 2]
         self.group_layers = fields.array("<u2", n_groups).tolist()
         require(sum(self.group_layers) == self.n_layers, "groups")
         self.step = fields.array("<f4", 6).reshape(3, 2)
+        require(not self.joined or bool((self.step[:, 0] == self.step[:, 1]).all()), "steps of K and V")
         self.mean = fields.array("<f4", self.n_layers * 2 * channels).reshape(self.n_layers, 2, channels)
         self.weight = fields.array("<f4", self.n_layers * 2 * channels).reshape(self.n_layers, 2, channels)
         if self.has_anchors:
@@ -285,35 +404,70 @@ class Profile:
                     self.columns[level, group, plane] = [classes[k] for k in of]
 
     def read_klt(self, fields, classes, channels, n_groups):
-        counts = [[fields.take("HH") for _ in range(2)] for _ in range(n_groups)]
-        self.columns = {}  # [level, group, plane]: for each frequency, the classes of its columns
+        matrices = [(group, matrix) for group in range(n_groups) for matrix in self.matrices]
+        counts = {at: fields.take("HH" if self.version == 1 else "HBB") for at in matrices}
+        self.columns = {}  # [level, group, matrix]: for each frequency, the classes of its columns
         for level in (1, 2, 3):
-            for group in range(n_groups):
-                for plane in range(2):
-                    n_active = fields.array("<u2", 8).tolist()
-                    require(max(n_active) <= counts[group][plane][0], "active columns")
-                    self.columns[level, group, plane] = [
-                        [classes[k] for k in fields.array("u1", n).tolist()] for n in n_active
-                    ]
-        self.basis = {}
-        for group in range(n_groups):
-            n = channels * self.group_layers[group]
+            for at in matrices:
+                n_active = fields.array("<u2", 8).tolist()
+                require(max(n_active) <= counts[at][0], "active columns")
+                self.columns[(level, *at)] = [[classes[k] for k in fields.array("u1", n).tolist()] for n in n_active]
+        self.basis, self.unit_bits = {}, {}
+        for at in matrices:
+            n = channels * self.group_layers[at[0]] * (2 if self.joined else 1)
+            require(counts[at][0] <= n, "components")
+            if self.version == 1:
+                self.basis[at] = self.read_floats(fields, n, *counts[at])
+            else:
+                n_components, self.unit_bits[at], reserved = counts[at]
+                require(8 <= self.unit_bits[at] <= 20 and reserved == 0, "unit_bits")
+                self.basis[at] = self.read_integers(fields, n, n_components)
+        if self.version == 2:
+            self.check_range()
+
+    def check_range(self):
+        """What is decoded is finite."""
+        channels, first = self.n_kv_heads * self.head_dim, 0
+        for group, n_layers in enumerate(self.group_layers):
+            layers = slice(first, first + n_layers)
             for plane in range(2):
-                n_components, n_wide = counts[group][plane]
-                rows = np.zeros((n_components, n), np.float32)
-                for c in range(n_components):
-                    if c < n_wide:
-                        rows[c] = bf16_to_f32(fields.array("<u2", n))
-                    else:
-                        bits = fields.take("B") if self.is_packed else 8
-                        require(2 <= bits <= 12, "bits of a component")
-                        scale = fields.array("<f4", 1)
-                        string = int.from_bytes(fields.array("u1", (n * bits + 7) // 8).tobytes(), "little")
-                        require(string >> n * bits == 0, "bits behind a component")
-                        numbers = [string >> i * bits & (1 << bits) - 1 for i in range(n)]
-                        numbers = [x - (x >> bits - 1 << bits) for x in numbers]
-                        rows[c] = bf16_to_f32(bf16_from_f32(scale * np.array(numbers, np.float32)))
-                self.basis[group, plane] = rows
+                largest = 2.0 ** (33 - self.unit_bits[group, 0 if self.joined else plane])
+                mean, weight = (x[layers, plane].reshape(n_layers * channels) for x in (self.mean, self.weight))
+                for step in self.step[:, plane]:
+                    require((np.abs(mean) + largest * (step / weight).astype(np.float64) <= 1e38).all(), "not finite")
+            first += n_layers
+
+    def read_floats(self, fields, n, n_components, n_wide):
+        """Version 1: f32 [n_components][n]."""
+        rows = np.zeros((n_components, n), np.float32)
+        for c in range(n_components):
+            if c < n_wide:
+                rows[c] = bf16_to_f32(fields.array("<u2", n))
+            else:
+                bits = fields.take("B") if self.is_packed else 8
+                require(2 <= bits <= 12, "bits of a component")
+                scale = fields.array("<f4", 1)
+                numbers = self.read_numbers(fields, bits, n)
+                rows[c] = bf16_to_f32(bf16_from_f32(scale * numbers.astype(np.float32)))
+        return rows
+
+    def read_integers(self, fields, n, n_components):
+        """Version 2: elements, shifted, s64 [n_components][n]."""
+        rows = np.zeros((n_components, n), np.int64)
+        for c in range(n_components):
+            if c % 32 == 0:
+                shift = fields.take("B")
+                require(shift <= 16, "shift of a band")
+            bits, multiple = fields.take("BH")
+            require(2 <= bits <= 15 and 1 <= multiple and multiple << bits - 1 <= 1 << 14, "bits or multiple")
+            rows[c] = multiple * self.read_numbers(fields, bits, n) << shift
+        return rows
+
+    def read_numbers(self, fields, bits, n):
+        string = int.from_bytes(fields.array("u1", (n * bits + 7) // 8).tobytes(), "little")
+        require(string >> n * bits == 0, "bits behind a component")
+        numbers = [string >> i * bits & (1 << bits) - 1 for i in range(n)]
+        return np.array([x - (x >> bits - 1 << bits) for x in numbers], np.int64)
 
 
 # --- chunk ------------------------------------------------------------------------------------------------------------
@@ -323,8 +477,9 @@ class Chunk:
     def __init__(self, data):
         fields = Fields(data)
         require(bytes(fields.take("8s")) == b"CGKV\r\n\x1a\n", "magic")
-        version, header_bytes, file_bytes = fields.take("IIQ")
-        require(version in (1, 2), "header")
+        self.version, header_bytes, file_bytes = fields.take("IIQ")
+        require(self.version in (1, 2, 3), "header")
+        self.align = 16 if self.version == 3 else 1
         finest, self.prefix_level, token_bytes, self.dtype = fields.take("BBBB")
         self.n_layers, self.n_kv_heads, self.head_dim, n_planes, reserved = fields.take("HHHBB")
         self.first_position, self.n_tokens, n_sections = fields.take("III")
@@ -332,9 +487,10 @@ class Chunk:
         self.model, self.profile, parent, extra, key = fields.take("16s16s16s16s16s")
         ends = dict(zip((3, 2), fields.take("QQ")))
         require((n_planes, reserved, reserved2) == (2, 0, 0), "header")
-        require((version == 2) == (ends[3] > 0 or ends[2] > 0), "header")
+        is_nested = ends[3] > 0 or ends[2] > 0
+        require(self.version == 3 or (self.version == 2) == is_nested, "header")
         self.coarsest = 3 if ends[3] else 2 if ends[2] else finest
-        require(version == 1 or 0 < finest < self.coarsest and ends.get(finest, 0) == 0, "header")
+        require(not is_nested or 0 < finest < self.coarsest and ends.get(finest, 0) == 0, "header")
         ends[finest] = file_bytes
         held = [level for level in range(finest, self.coarsest + 1) if ends[level] == len(data)]
         require(len(held) == 1, "the file ends where no level does")
@@ -352,7 +508,7 @@ class Chunk:
             if xxhash is not None:
                 require(xxhash.xxh3_64_intdigest(section) == hash64, "section checksum")
             self.sections[kind, plane, group] = section
-            fields.at += size
+            fields.at = skip_zeros(data, fields.at + size, self.align)
             require(following >= level or fields.at == ends[level], "where a level ends")
         require(fields.left() == 0, "bytes behind the last section")
         order = [(-level, group, plane, kind) for (kind, plane, group, _, _), level in zip(table, level_of)][1:]
@@ -378,50 +534,62 @@ class Chunk:
             for layer in range(self.n_layers):
                 for plane in range(2):
                     out[layer, plane] = decode_lossless(
-                        self.sections[2, plane, layer], self.dtype, self.n_tokens, channels
+                        self.sections[2, plane, layer], self.dtype, self.n_tokens, channels, self.align
                     )
             return out
         require(profile.fingerprint in (None, self.profile) and profile.model == self.model, "foreign profile")
+        require((self.version == 3) == (profile.version == 2), "versions of chunk and profile")
         shape = (self.n_layers, self.n_kv_heads, self.head_dim)
         require(shape == (profile.n_layers, profile.n_kv_heads, profile.head_dim), "geometry")
         require(profile.has_anchors or self.first_position % 8 == 0, "position")
         n_sinks = max(0, min(profile.n_sinks - self.first_position, self.n_tokens))
-        kinds = (3, 4) if n_sinks > 0 else (3,)
         groups = range(len(profile.group_layers))
-        kinds += tuple(7 - level for level in range(self.level, self.coarsest))
         require(self.level == self.coarsest or profile.nests, "nested")
-        self.expect_sections([(kind, plane, group) for group in groups for plane in range(2) for kind in kinds])
+        kinds = (3, *(7 - level for level in range(self.level, self.coarsest)))
+        expected = [(kind, matrix, group) for group in groups for matrix in profile.matrices for kind in kinds]
+        expected += [(4, plane, group) for group in groups for plane in range(2) if n_sinks > 0]
+        self.expect_sections(expected)
         first_layer = 0
         for group in groups:
             layers = slice(first_layer, first_layer + profile.group_layers[group])
-            for plane in range(2):
+            for matrix in profile.matrices:
+                planes = slice(0, 2) if profile.joined else slice(matrix, matrix + 1)
                 decode = self.decode_anchors if profile.has_anchors else self.decode_symbols
-                out[layers, plane] = decode(profile, group, plane, layers)
-                if n_sinks > 0:
-                    n = profile.group_layers[group] * channels
-                    sinks = decode_lossless(self.sections[4, plane, group], self.dtype, n_sinks, n)
-                    out[layers, plane, :n_sinks] = sinks.reshape(n_sinks, -1, channels).swapaxes(0, 1)
+                out[layers, planes] = to_dtype(decode(profile, group, matrix, layers, planes), self.dtype)
+            for plane in range(2 if n_sinks > 0 else 0):
+                n = profile.group_layers[group] * channels
+                sinks = decode_lossless(self.sections[4, plane, group], self.dtype, n_sinks, n, self.align)
+                out[layers, plane, :n_sinks] = sinks.reshape(n_sinks, -1, channels).swapaxes(0, 1)
             first_layer += profile.group_layers[group]
         return out
 
-    def decode_anchors(self, profile, group, plane, layers):
+    def tables(self, profile, group, matrix, layers, planes, *more):
+        """step / weight, mean and more such tables of a matrix: f32, channels as [plane][layer][head][dim]."""
+        step = profile.step[self.level - 1, planes]
+        scale = step[None, :, None] / profile.weight[layers, planes]
+        tables = (scale, profile.mean[layers, planes], *(x[layers, planes] for x in more))
+        return [x.swapaxes(0, 1).reshape(-1) for x in tables]
+
+    def shaped(self, x, profile, group, planes):
+        """[layer][plane][token][channel] of x [token][channel of the matrix]."""
+        n_planes, n_layers = planes.stop - planes.start, profile.group_layers[group]
+        return x.reshape(self.n_tokens, n_planes, n_layers, -1).transpose(2, 1, 0, 3)
+
+    def decode_anchors(self, profile, group, plane, layers, planes):
         section = self.sections[3, plane, group]
         n_anchors = -(-self.n_tokens // 10)
         runs = [profile.columns[0, group, plane]], [profile.columns[self.level, group, plane]]
-        a, used = decode_matrix(section, runs[0], n_anchors)
-        d, used_by_deltas = decode_matrix(section[used:], runs[1], self.n_tokens - n_anchors)
+        a, used = decode_matrix(section, runs[0], n_anchors, align=self.align)
+        d, used_by_deltas = decode_matrix(section[used:], runs[1], self.n_tokens - n_anchors, align=self.align)
         require(used + used_by_deltas == len(section), "bytes behind the matrices")
-        tables = (profile.mean, profile.weight, profile.anchor_step)
-        mean, weight, anchor_step = (x[layers, plane].reshape(-1) for x in tables)
-        scale = (profile.step[self.level - 1, plane] / weight).astype(np.float64)
-        x, deltas = np.zeros((self.n_tokens, len(mean))), iter(d[0])
+        scale, mean, anchor_step = self.tables(profile, group, plane, layers, planes, profile.anchor_step)
+        x, deltas = np.zeros((self.n_tokens, len(mean)), np.float32), iter(d[0])
         for t in range(self.n_tokens):
             if t % 10 == 0:
-                x[t] = anchor = (a[0][t // 10] * anchor_step.astype(np.float64) + mean).astype(np.float32)
+                x[t] = anchor = fmaf(a[0][t // 10], anchor_step, mean)
             else:
-                x[t] = anchor + next(deltas) * scale
-        x = x.reshape(self.n_tokens, -1, self.n_kv_heads * self.head_dim).swapaxes(0, 1)
-        return to_dtype(x.astype(np.float32), self.dtype)
+                x[t] = fmaf(next(deltas), scale, anchor)
+        return self.shaped(x, profile, group, planes)
 
     def symbols(self, profile, group, plane, level):
         """Of each frequency, [block][column]."""
@@ -435,17 +603,39 @@ class Chunk:
                 require(n <= len(of), "active columns")
                 runs += [of[:n], of[n:]]
                 coarse += [known, None]
-        symbols, used = decode_matrix(section, runs, n_blocks, None, coarse)
+        symbols, used = decode_matrix(section, runs, n_blocks, None, coarse, self.align)
         require(used == len(section), "bytes behind the matrix")
         return symbols if level == self.coarsest else [np.hstack(symbols[2 * f : 2 * f + 2]) for f in range(8)]
 
-    def decode_symbols(self, profile, group, plane, layers):
-        n_blocks = (self.n_tokens + 7) // 8
-        symbols = self.symbols(profile, group, plane, self.level)
-        basis = profile.basis[group, plane].astype(np.float64)
-        step = profile.step[self.level - 1, plane]
-        scale = (step / profile.weight[layers, plane]).reshape(-1).astype(np.float64)
-        mean = profile.mean[layers, plane].reshape(-1).astype(np.float64)
+    def decode_symbols(self, profile, group, matrix, layers, planes):
+        symbols = self.symbols(profile, group, matrix, self.level)
+        scale, mean = self.tables(profile, group, matrix, layers, planes)
+        if self.version == 3:
+            x = self.exact_transform(profile, group, matrix, symbols, scale, mean)
+        else:
+            x = self.transform(profile, group, matrix, symbols, scale, mean)
+        x = self.shaped(x[: self.n_tokens], profile, group, planes)
+        if planes.start == 0 and profile.rotary_dim > 0:
+            x = np.array(x)
+            x[:, 0] = (self.rotate_exactly if self.version == 3 else self.rotate)(profile, layers, x[:, 0])
+        return x.astype(np.float32)
+
+    def exact_transform(self, profile, group, matrix, symbols, scale, mean):
+        """Version 3: f32 [token][channel]."""
+        basis = profile.basis[group, matrix]
+        y = [integer_product(s, basis[: s.shape[1]]).astype(np.float32) for s in symbols]  # [f][block][channel]
+        dct = DCT * np.float32(2.0 ** -profile.unit_bits[group, matrix])
+        z = np.zeros((len(y[0]), 8, len(mean)), np.float32)
+        for t in range(4):
+            even, odd = dct[0, t] * y[0], dct[1, t] * y[1]
+            for f in (2, 4, 6):
+                even, odd = fmaf(dct[f, t], y[f], even), fmaf(dct[f + 1, t], y[f + 1], odd)
+            z[:, t], z[:, 7 - t] = even + odd, even - odd
+        return fmaf(z, scale, mean).reshape(-1, len(mean))
+
+    def transform(self, profile, group, matrix, symbols, scale, mean):
+        """Before version 3: in f64, of which a decoder's f32 sums are within the tolerance."""
+        basis = profile.basis[group, matrix].astype(np.float64)
         dct = np.array(
             [
                 [np.float32(math.sqrt((2 if f else 1) / 8) * math.cos(math.pi * (t + 0.5) * f / 8)) for t in range(8)]
@@ -454,20 +644,31 @@ class Chunk:
             np.float64,
         )
         y = np.stack([symbols[f] @ basis[: symbols[f].shape[1]] for f in range(8)])  # [f][block][channel]
-        z = np.einsum("ft,fbc->btc", dct, y).reshape(8 * n_blocks, -1)
-        x = (z * scale + mean)[: self.n_tokens]
-        x = x.reshape(self.n_tokens, -1, self.n_kv_heads, self.head_dim)
-        if plane == 0 and profile.rotary_dim > 0:
-            half = profile.rotary_dim // 2
-            position = self.first_position + np.arange(self.n_tokens, dtype=np.float64)
-            angle = position[:, None, None] * profile.inv_freq[layers]
-            c = np.cos(angle).astype(np.float32)[:, :, None, :]
-            s = np.sin(angle).astype(np.float32)[:, :, None, :]
-            low, high = x[..., :half].copy(), x[..., half : 2 * half].copy()
-            x[..., :half] = low * c - high * s
-            x[..., half : 2 * half] = high * c + low * s
-        x = x.reshape(self.n_tokens, -1, self.n_kv_heads * self.head_dim).swapaxes(0, 1)
-        return to_dtype(x.astype(np.float32), self.dtype)
+        z = np.einsum("ft,fbc->btc", dct, y).reshape(-1, len(mean))
+        return z * scale.astype(np.float64) + mean
+
+    def angles(self, profile, layers):
+        """[layer][token][1][rotary_dim / 2]"""
+        position = self.first_position + np.arange(self.n_tokens, dtype=np.float64)
+        return (position[:, None] * profile.inv_freq[layers][:, None])[:, :, None]
+
+    def rotate_exactly(self, profile, layers, x):
+        """Version 3: K f32 [layer][token][channel]."""
+        (c, s), half = cos_sin(self.angles(profile, layers)), profile.rotary_dim // 2
+        heads = x.reshape(*x.shape[:2], self.n_kv_heads, self.head_dim).copy()
+        low, high = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
+        heads[..., :half] = fmaf(-high, s, low * c)
+        heads[..., half : 2 * half] = fmaf(low, s, high * c)
+        return heads.reshape(x.shape)
+
+    def rotate(self, profile, layers, x):
+        angle, half = self.angles(profile, layers), profile.rotary_dim // 2
+        c, s = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        heads = x.reshape(*x.shape[:2], self.n_kv_heads, self.head_dim).copy()
+        low, high = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
+        heads[..., :half] = low * c - high * s
+        heads[..., half : 2 * half] = high * c + low * s
+        return heads.reshape(x.shape)
 
 
 def within_tolerance(got, want, head_dim):
@@ -495,7 +696,7 @@ def compare(directory):
         chunk = Chunk(read(os.path.join(directory, name + ".kv")))
         got = chunk.decode(profile).reshape(-1)
         want = np.frombuffer(read(os.path.join(directory, name + ".raw")), f"<u{ELEMENT_BYTES[chunk.dtype]}")
-        if chunk.level == 0:
+        if chunk.level == 0 or chunk.version == 3:
             same = np.array_equal(got, want)
         else:
             same = within_tolerance(from_bits(got, chunk.dtype), from_bits(want, chunk.dtype), chunk.head_dim)
