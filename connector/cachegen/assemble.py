@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .profile_file import BLOCK_TOKENS, MAX_NARROW_BITS, N_LEVELS, Basis, Profile, n_fine, to_bf16_bits
+from .profile_file import BAND, BLOCK_TOKENS, MAX_BITS, MAX_ELEMENT, N_LEVELS, UNIT_BITS, Basis, Profile, n_fine
 from .tables import cluster, refinement
 
-N_SINKS = 4
 LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
 BASIS_NOISE = 1e-3  # what rounding a component of the basis may add to an L1 symbol's variance (its own is 1/12)
 MOST_BASIS_NOISE = 2e-2
 LEAST_LEAK = 0.02  # of the data into a rounded component, as a mean square of L1 symbols
-INT8_BITS = 8  # components of that many and fewer: multiples of one unit, within 127 of it
-_FINER = 16  # the others' unit
+BYTE_BITS = 8  # components of that many and fewer have elements of one byte, in a coarse unit
+DEFAULT_UNIT_BITS = 14  # with it a component's elements, which are below 1, have up to MAX_BITS bits
+SUM_MARGIN = 16  # between the largest sum of a decoder's integers in calibration and 2^31
 EXACT_SQUARE = 300.0  # components above it are stored in EXACT_BITS and more, about
 _NEIGHBOURS = 9
 _BLOCK = 64  # columns between updates of the whole matrix
@@ -24,27 +24,41 @@ def _nearest(rows, scale, bits):
     return np.clip(np.rint(rows / scale[:, None]), -limit, limit)
 
 
-def _unit(n_channels):
-    """A power of two: 127 times it is five to ten times the root mean square of a component's elements."""
-    return 2.0 ** np.ceil(np.log2(5 / 127 / np.sqrt(n_channels)))
+@dataclass(frozen=True)
+class Unit:
+    """What the elements of a matrix's basis are counted in."""
+
+    bits: int  # 2^-bits is 1
+    byte_shift: int  # 2^byte_shift of them are the unit of components of BYTE_BITS
+
+    def of(self, bits):
+        """(shift, largest multiple) of components of so many bits."""
+        limit = 128 if bits <= BYTE_BITS else MAX_ELEMENT
+        return self.byte_shift if bits <= BYTE_BITS else 0, limit >> (int(bits) - 1)
 
 
-def _best_scales(rows, bits):
-    """(scale, squared error) f32 [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut.
+def choose_unit(n_channels, largest_sum):
+    """The Unit of a matrix of n_channels. largest_sum: the largest sum of magnitudes of symbols times their components'
+    largest elements, in calibration: a decoder adds up as many units in 32 bits."""
+    # 127 times the coarse unit is five to ten times the root mean square of a component's elements.
+    coarse = int(np.ceil(np.log2(5 / 127 / np.sqrt(n_channels))))
+    bits = max(DEFAULT_UNIT_BITS, -coarse)
+    while bits > UNIT_BITS[0] and largest_sum * 2.0**bits > 2.0**31 / SUM_MARGIN:
+        bits -= 1
+    return Unit(bits, max(bits + coarse, 0))
 
-    Scales are multiples of a unit that all components have in common: scale times number is the unit times an integer, of
-    8 bits where INT8_BITS says so, and a decoder can add up integers (codec/basis.h, cg_slab)."""
-    limit = 2 ** (int(bits) - 1) - 1
-    unit = _unit(rows.shape[1]) / (1 if bits <= INT8_BITS else _FINER)
-    peak = np.abs(rows).max(1, initial=0) / (limit * unit)
-    best, least = np.zeros(len(rows), np.float32), np.full(len(rows), np.inf, np.float32)
+
+def _best_multiples(rows, bits, unit):
+    """(multiple, squared error) [n] of each of rows [n][N] in signed numbers of bits: the largest ones may be cut."""
+    limit, (shift, most) = 2 ** (int(bits) - 1) - 1, unit.of(bits)
+    quantum = 2.0 ** (shift - unit.bits)
+    peak = np.abs(rows).max(1, initial=0) / (limit * quantum)
+    best, least = np.ones(len(rows), np.int64), np.full(len(rows), np.inf, np.float32)
     for cut in (1.0, 0.85, 0.7, 0.6, 0.5, 0.4):
-        multiple = np.maximum(np.ceil(peak * cut), 1)
-        if bits <= INT8_BITS:
-            multiple = np.minimum(multiple, 127 // limit)
-        scale = (multiple * unit).astype(np.float32)
+        multiple = np.clip(np.ceil(peak * cut), 1, most).astype(np.int64)
+        scale = (multiple * quantum).astype(np.float32)
         error = np.square(rows - scale[:, None] * _nearest(rows, scale, bits)).sum(1)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+        best, least = np.where(error < least, multiple, best), np.minimum(error, least)
     return best, least
 
 
@@ -67,30 +81,34 @@ def _round_rows(rows, scale, bits, inverse):
     return result
 
 
-def quantize_basis(rows, n_wide, bits, mean_square):
-    """The Basis of rows f32 [N][N], all components: n_wide as bf16, len(bits) in that many bits, the rest cut.
+def quantize_basis(rows, bits, mean_square, unit):
+    """The Basis of rows f32 [N][N], all components: len(bits) of them, in that many bits; the rest is cut.
     mean_square [N]: of the components' coefficients, in steps of L1."""
-    n_components = n_wide + len(bits)
-    rest, bits = rows[n_wide:n_components].astype(np.float32), np.asarray(bits, np.uint8)
-    scale, narrow = np.zeros(len(rest), np.float32), np.zeros(rest.shape, np.int16)
+    kept, bits = rows[: len(bits)].astype(np.float32), np.asarray(bits, np.uint8)
+    multiple, numbers = np.ones(len(kept), np.int64), np.zeros(kept.shape, np.int16)
     full, squares = rows.astype(np.float64), mean_square.astype(np.float64)
-    squares[: n_fine(n_wide, bits)] = 0  # taken out before
+    fine = n_fine(bits)
+    squares[:fine] = 0  # taken out before
     for n in np.unique(bits):
         at = np.flatnonzero(bits == n)
-        scale[at] = _best_scales(rest[at], n)[0]
+        multiple[at] = _best_multiples(kept[at], n, unit)[0]
+        scale = (multiple[at] * 2.0 ** (unit.of(n)[0] - unit.bits)).astype(np.float32)
         # A decoder multiplies d with the component's own coefficient, in all directions alike.
-        own = max(mean_square[n_wide + at].mean(), LEAST_LEAK)
-        narrow[at] = _round_rows(rest[at], scale[at], n, (full.T / (squares + own)) @ full)
-    return Basis(to_bf16_bits(rows[:n_wide]), bits, scale, narrow)
+        own = max(mean_square[at].mean(), LEAST_LEAK)
+        numbers[at] = _round_rows(kept[at], scale, n, (full.T / (squares + own)) @ full)
+    # A band has one shift. Where a component needs the fine unit, the others' multiples are in it, too.
+    starts = range(0, len(bits), BAND)
+    shift = np.array([unit.byte_shift if bits[i : i + BAND].max() <= BYTE_BITS else 0 for i in starts], np.uint8)
+    multiple <<= np.where(bits <= BYTE_BITS, unit.byte_shift, 0) - np.repeat(shift, BAND)[: len(bits)]
+    return Basis(unit.bits, shift, bits, multiple.astype(np.uint16), numbers)
 
 
 @dataclass
 class Plan:
-    active: dict  # (level, group, plane): components of each frequency
-    n_components: dict  # (group, plane)
-    n_wide: dict
-    bits: dict  # (group, plane): of the components behind the wide ones
-    squares: dict  # (group, plane): mean square of the components' L1 symbols
+    active: dict  # (level, group, matrix): components of each frequency
+    bits: dict  # (group, matrix): of each component
+    squares: dict  # (group, matrix): mean square of the components' L1 symbols
+    units: dict  # (group, matrix): Unit
 
 
 def _nonzero_share(histogram):
@@ -110,45 +128,47 @@ def _prefix(above):
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def _fewest_bits(rows):
-    """Squared error of rows f32 [n][N] in 2 to MAX_NARROW_BITS bits: [bits][n]."""
-    return np.stack([_best_scales(rows, bits)[1] for bits in range(2, MAX_NARROW_BITS + 1)])
+def _errors(rows, unit):
+    """Squared error of rows f32 [n][N] in 2 to MAX_BITS bits: [bits][n]."""
+    return np.stack([_best_multiples(rows, bits, unit)[1] for bits in range(2, MAX_BITS + 1)])
 
 
-def _plan(shares, squares, errors, least, noise):
-    active, n_components, n_wide, bits_of = {}, {}, {}, {}
-    for level, group, plane in sorted(shares):  # levels ascend
-        n = [_prefix(row >= least) for row in shares[level, group, plane]]
+def _bits(errors, square, noise):
+    """Of each component: as few as noise allows; no more than what makes it better."""
+    # What _round_rows() leaves: the data's geometric mean over all directions.
+    leak = np.exp(np.log(np.where(square < EXACT_SQUARE, square, 0) + LEAST_LEAK).mean())
+    enough = np.maximum(noise / (square + leak), errors.min(0) * 1.05)
+    return 2 + (errors <= enough).argmax(0)
+
+
+def _plan(shares, squares, errors, units, least, noise):
+    active, bits = {}, {}
+    for level, group, matrix in sorted(shares):  # levels ascend
+        n = [_prefix(row >= least) for row in shares[level, group, matrix]]
         if level:  # no coarser level holds what the finer one does not: transcoding needs it
-            n = [min(a, b) for a, b in zip(n, active[level - 1, group, plane])]
+            n = [min(a, b) for a, b in zip(n, active[level - 1, group, matrix])]
         else:
             most = max(n)
-            square = squares[group, plane][:most]
-            # What _round_rows() leaves: the data's geometric mean over all directions.
-            leak = np.exp(np.log(np.where(square < EXACT_SQUARE, square, 0) + LEAST_LEAK).mean())
-            fits = errors[group, plane][:, :most] * (square + leak) <= noise
-            wide = _prefix(~fits[-1])
-            n_components[group, plane], n_wide[group, plane] = most, wide
-            bits_of[group, plane] = 2 + fits[:, wide:].argmax(0)
-        active[level, group, plane] = n
-    return Plan(active, n_components, n_wide, bits_of, squares)
+            bits[group, matrix] = _bits(errors[group, matrix][:, :most], squares[group, matrix][:most], noise)
+        active[level, group, matrix] = n
+    return Plan(active, bits, squares, units)
 
 
-def plan_columns(transform, histograms, mean_square, budget_bytes):
+def plan_columns(transform, statistics, budget_bytes):
     """The Plan whose profile fits in budget_bytes: first components get fewer bits, then more are cut."""
     shares = {
-        (level, *gp): _nonzero_share(h) for level in range(N_LEVELS) for gp, h in histograms[level].items()
+        (level, *gm): _nonzero_share(h) for level in range(N_LEVELS) for gm, h in statistics.histograms[level].items()
     }  # fmt: skip
-    squares = {gp: square.mean(0).cpu().numpy() for gp, square in mean_square.items()}
-    errors = {(g, p): _fewest_bits(transform.rows[g][p].cpu().numpy()) for g, p in squares}
-    channels = [rows[0].shape[1] for rows in transform.rows]
+    squares = {gm: square.mean(0).cpu().numpy() for gm, square in statistics.mean_square.items()}
+    n_channels = {gm: rows.shape[1] for gm, rows in transform.rows.items()}
+    units = {gm: choose_unit(n, statistics.largest_sum[gm]) for gm, n in n_channels.items()}
+    errors = {gm: _errors(rows.cpu().numpy(), units[gm]) for gm, rows in transform.rows.items()}
     fixed_bytes = 2 * 2 * 4 * transform.mean.shape[0] * transform.mean.shape[2] + (32 << 10)
     least, noise = LEAST_NONZERO, BASIS_NOISE
     while True:
-        plan = _plan(shares, squares, errors, least, noise)
+        plan = _plan(shares, squares, errors, units, least, noise)
         n_bytes = fixed_bytes + sum(map(sum, plan.active.values()))
-        for (g, p), bits in plan.bits.items():
-            n_bytes += 2 * plan.n_wide[g, p] * channels[g] + int((channels[g] * bits // 8 + 6).sum())
+        n_bytes += sum(int((n_channels[gm] * bits // 8 + 5).sum()) for gm, bits in plan.bits.items())
         if n_bytes <= budget_bytes or least > 0.5:
             return plan
         if noise < MOST_BASIS_NOISE:
@@ -159,17 +179,16 @@ def plan_columns(transform, histograms, mean_square, budget_bytes):
 
 def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
     """The Profile of a plan."""
-    n_groups = len(transform.groups)
+    matrices = transform.matrices
     rows, shifts, refines = [], [], []
     for level in range(N_LEVELS):
-        for g in range(n_groups):
-            for p in range(2):
-                h = histograms[level][g, p]
-                counts, shift = h.rows().reshape(*h.shift.shape, -1), h.shift.cpu().numpy()
-                for f, n in enumerate(plan.active[level, g, p]):
-                    rows.append(counts[f, :n])
-                    shifts.append(shift[f, :n])
-                    refines.append(np.arange(n) < (plan.active[level + 1, g, p][f] if level + 1 < N_LEVELS else 0))
+        for gm in matrices.each():
+            h = histograms[level][gm]
+            counts, shift = h.rows().reshape(*h.shift.shape, -1), h.shift.cpu().numpy()
+            for f, n in enumerate(plan.active[(level, *gm)]):
+                rows.append(counts[f, :n])
+                shifts.append(shift[f, :n])
+                refines.append(np.arange(n) < (plan.active[(level + 1, *gm)][f] if level + 1 < N_LEVELS else 0))
     every = np.concatenate(rows)
     classes, of = cluster(every, np.concatenate(shifts), n_classes)
     steps, refine = np.array(steps, np.float32), None
@@ -178,20 +197,15 @@ def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
         refine = refinement(every[at], of[at], classes)
     columns = iter(np.split(of.astype(np.uint8), np.cumsum([len(r) for r in rows])[:-1]))
     class_of = [
-        [[[next(columns) for _ in range(BLOCK_TOKENS)] for _ in range(2)] for _ in range(n_groups)]
-        for _ in range(N_LEVELS)
+        matrices.nested(lambda g, m: [next(columns) for _ in range(BLOCK_TOKENS)]) for _ in range(N_LEVELS)
     ]
-    basis = [
-        [
-            quantize_basis(
-                transform.rows[g][p].cpu().numpy(), plan.n_wide[g, p], plan.bits[g, p], plan.squares[g, p]
-            )
-            for p in range(2)
-        ]
-        for g in range(n_groups)
-    ]
+
+    def basis(g, m):
+        return quantize_basis(transform.rows[g, m].cpu().numpy(), plan.bits[g, m], plan.squares[g, m], plan.units[g, m])
+
     return Profile(
         bytes.fromhex(fingerprint), model.n_layers, model.n_kv_heads, model.head_dim, model.dtype_name,
-        model.rope.inv_freq.numpy(), N_SINKS, transform.groups, steps,
-        transform.mean.cpu().numpy(), transform.weight.cpu().numpy(), classes, basis, class_of, refine=refine,
+        model.rope.inv_freq.numpy(), transform.n_sinks, matrices.groups, steps,
+        transform.mean.cpu().numpy(), transform.weight.cpu().numpy(), classes, matrices.nested(basis), class_of,
+        refine=refine, is_joined=matrices.is_joined,
     )  # fmt: skip

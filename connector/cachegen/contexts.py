@@ -5,7 +5,6 @@ A context is n tokens whose KV is coded, and the tokens that follow, from which 
 
 import torch
 
-from .assemble import N_SINKS
 from .kv_model import Context
 from .profile_file import BLOCK_TOKENS
 
@@ -51,5 +50,5 @@ class Caches:
     def fisher(self, context, k, v):
         """Of the context whose cache is k, v: as KvModel.fisher()."""
         if context.name not in self.information:
-            self.information[context.name] = self.model.fisher(context, k, v, N_SINKS, self.generator)
+            self.information[context.name] = self.model.fisher(context, k, v, BLOCK_TOKENS, self.generator)
         return self.information[context.name]

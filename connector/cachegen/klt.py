@@ -1,5 +1,5 @@
 """The transform of the lossy levels, and its calibration: un-RoPE, mean, Fisher weights, KLT over the channels of a
-layer group, DCT over 8 tokens. codec/FORMAT.md, "What the lossy levels mean", is the contract; this is its f32 twin in
+matrix (K and V of a layer group, together or apart), DCT over 8 tokens. codec/FORMAT.md, "What the lossy levels mean", is the contract; this is its f32 twin in
 torch, for statistics and for measuring quality. Nothing here is kept per token: memory does not grow with the text.
 """
 
@@ -33,6 +33,51 @@ def split_layers(n_layers, group_layers):
     return [b - a for a, b in zip(edges, edges[1:])]
 
 
+class Matrices:
+    """What is transformed together: K and V of a layer group, joined, or a matrix each. Channels stand in the order
+    [plane][layer of the group][C]."""
+
+    def __init__(self, groups, is_joined):
+        self.groups, self.is_joined = list(groups), is_joined
+        self.first = np.concatenate([[0], np.cumsum(groups)]).tolist()
+
+    @property
+    def n_groups(self):
+        return len(self.groups)
+
+    @property
+    def n_matrices(self):
+        """Of a group."""
+        return 1 if self.is_joined else 2
+
+    def each(self):
+        """All (group, matrix)."""
+        return [(g, m) for g in range(self.n_groups) for m in range(self.n_matrices)]
+
+    def nested(self, of):
+        """[group][matrix] of of(group, matrix)."""
+        return [[of(g, m) for m in range(self.n_matrices)] for g in range(self.n_groups)]
+
+    def where(self, g, m):
+        """Slices (planes, layers)."""
+        planes = slice(0, 2) if self.is_joined else slice(m, m + 1)
+        return planes, slice(self.first[g], self.first[g + 1])
+
+    def rows(self, x, g, m):
+        """[n_tokens][N] of x [2][n_layers][n_tokens][C]."""
+        return x[self.where(g, m)].permute(2, 0, 1, 3).flatten(1)
+
+    def put(self, y, x, g, m):
+        """The inverse of rows(), into x; y may have fewer tokens than x has."""
+        part = x[self.where(g, m)]
+        part[:, :, : len(y)] = y.reshape(len(y), *part.shape[:2], -1).permute(1, 2, 0, 3)
+
+    def columns(self, of_channels, g, m):
+        """[N] of [n_layers][2][C], such as a mean."""
+        planes, layers = self.where(g, m)
+        return of_channels[layers, planes].transpose(0, 1).flatten()
+
+
 class Planes:
     """A context's K (without rotation) and V as f32 [2][n_layers][n_tokens][C], and back."""
 
@@ -52,15 +97,15 @@ class Planes:
 
 
 class Moments:
-    """Mean, covariance by layer group, and Fisher information, added up context by context."""
+    """Mean, covariance by matrix, and Fisher information, added up context by context."""
 
-    def __init__(self, n_layers, channels, groups, device):
-        self.groups, self.channels = groups, channels
+    def __init__(self, n_layers, channels, matrices, device):
+        self.matrices, self.channels = matrices, channels
         self.n_tokens = self.n_contexts = 0
         self.center = None  # of the first context: keeps f32 sums of squares small where K has a large bias
         self.sum = torch.zeros(2, n_layers, channels, dtype=torch.float64, device=device)
         self.fisher_sum = torch.zeros(n_layers, 2, channels, dtype=torch.float64, device=device)
-        self.products = [[None, None] for _ in groups]
+        self.products = {}
 
     def add(self, x, fisher):
         """x: [2][n_layers][n_tokens][C] without the sinks."""
@@ -71,14 +116,10 @@ class Moments:
         self.fisher_sum += fisher
         self.n_tokens += x.shape[2]
         self.n_contexts += 1
-        first = 0
-        for g, n in enumerate(self.groups):
-            for p in (K, V):
-                y = x[p, first : first + n].transpose(0, 1).flatten(1)
-                product = y.T @ y
-                old = self.products[g][p]
-                self.products[g][p] = product if old is None else old.add_(product)
-            first += n
+        for gm in self.matrices.each():
+            y = self.matrices.rows(x, *gm)
+            product = y.T @ y
+            self.products[gm] = self.products[gm].add_(product) if gm in self.products else product
 
     def mean(self):
         """f32 [n_layers][2][C]"""
@@ -86,11 +127,11 @@ class Moments:
 
     def variance(self):
         """f64 [n_layers][2][C], of each channel about its mean."""
-        result = []
-        for p in (K, V):
-            square = torch.cat([both[p].diagonal() for both in self.products]).double().reshape(self.sum[p].shape)
-            result.append(square / self.n_tokens - (self.sum[p] / self.n_tokens) ** 2)
-        return torch.stack(result, 1).clamp(min=0)
+        square = torch.zeros_like(self.sum)
+        for (g, m), product in self.products.items():
+            where = self.matrices.where(g, m)
+            square[where] = product.diagonal().double().reshape(square[where].shape)
+        return (square / self.n_tokens - (self.sum / self.n_tokens) ** 2).transpose(0, 1).clamp(min=0)
 
     def weight(self):
         """f32 [n_layers][2][C]: square root of the Fisher information. Channels that nothing depends on get a floor:
@@ -100,65 +141,57 @@ class Moments:
         return torch.maximum(weight, floor).clamp(min=1e-12).float()
 
     def basis(self, weight):
-        """[group][plane] (f32 [N][N] with components as rows, their variances), most variance first."""
-        result, first = [], 0
-        for g, n in enumerate(self.groups):
-            planes = []
-            for p in (K, V):
-                mean = (self.sum[p, first : first + n] / self.n_tokens).flatten()
-                w = weight[first : first + n, p].flatten().double()
-                covariance = self.products[g][p].double() / self.n_tokens - torch.outer(mean, mean)
-                variance, vectors = torch.linalg.eigh((covariance * torch.outer(w, w)).float())
-                rows = vectors.flip(1).T.contiguous()
-                # The sign of a component means nothing: fixed, so that the same input gives the same profile.
-                sign = rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
-                planes.append((rows * sign, variance.flip(0)))
-            result.append(planes)
-            first += n
+        """{(group, matrix): f32 [N][N] with components as rows, most variance first}"""
+        mean, result = (self.sum / self.n_tokens).transpose(0, 1), {}
+        for gm in self.matrices.each():
+            center, w = self.matrices.columns(mean, *gm), self.matrices.columns(weight, *gm).double()
+            covariance = self.products[gm].double() / self.n_tokens - torch.outer(center, center)
+            rows = torch.linalg.eigh((covariance * torch.outer(w, w)).float())[1].flip(1).T.contiguous()
+            # The sign of a component means nothing: fixed, so that the same input gives the same profile.
+            result[gm] = rows * rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
         return result
 
 
 class Transform:
     """Coefficients of a context and back, with the bases of a calibration or of a profile."""
 
-    def __init__(self, groups, mean, weight, rows, n_sinks, device, n_exact=None):
-        self.groups, self.n_sinks, self.device = groups, n_sinks, device
-        self.n_exact = n_exact or [[0, 0] for _ in groups]  # as Basis has it; 0 where no row is rounded
+    def __init__(self, matrices, mean, weight, rows, n_sinks, device, n_exact=None):
+        self.matrices, self.n_sinks, self.device = matrices, n_sinks, device
+        self.n_exact = n_exact or dict.fromkeys(rows, 0)  # as Basis has it; 0 where no row is rounded
         self.mean, self.weight = mean.to(device), weight.to(device)
-        self.rows = [[r.to(device) for r in planes] for planes in rows]
+        self.rows = {gm: of.to(device) for gm, of in rows.items()}
         self.dct = dct_matrix(device)
-        self.first = np.concatenate([[0], np.cumsum(groups)]).tolist()
 
     @classmethod
     def of_profile(cls, profile, device="cpu"):
-        rows = [[torch.from_numpy(b.rows()) for b in planes] for planes in profile.basis]
+        matrices = Matrices(profile.group_layers, profile.is_joined)
+        rows = {(g, m): torch.from_numpy(profile.basis[g][m].rows()) for g, m in matrices.each()}
         mean, weight = (torch.from_numpy(np.array(a)) for a in (profile.mean, profile.weight))
-        n_exact = [[b.n_exact for b in planes] for planes in profile.basis]
-        return cls(profile.group_layers, mean, weight, rows, profile.n_sinks, device, n_exact)
+        n_exact = {(g, m): profile.basis[g][m].n_exact for g, m in matrices.each()}
+        return cls(matrices, mean, weight, rows, profile.n_sinks, device, n_exact)
 
-    def coefficients(self, x, g, p):
-        """f32 [n_blocks][8][n_components] of plane p of group g. x: [2][n_layers][n_tokens][C], from position 0.
+    def coefficients(self, x, g, m):
+        """f32 [n_blocks][8][n_components] of matrix m of group g. x: [2][n_layers][n_tokens][C], from position 0.
         Tokens that are not coded (sinks, and what is missing from a last partial block) are made up, and a decoder
         drops them: they are to cost little. Sinks become the mean of the rest of their block. A last partial block is filled
         with its last token here; the C encoder fills it with the mean of its tokens, which costs a little less. Only
         contexts that end within a block see the difference, in their last block's symbols."""
-        layers = slice(self.first[g], self.first[g + 1])
-        y = (x[p, layers] - self.mean[layers, p, None]) * self.weight[layers, p, None]
-        y, rows, n_exact = y.transpose(0, 1).flatten(1), self.rows[g][p], self.n_exact[g][p]
+        mean, weight = (self.matrices.columns(a, g, m) for a in (self.mean, self.weight))
+        y = (self.matrices.rows(x, g, m) - mean) * weight
+        rows, n_exact = self.rows[g, m], self.n_exact[g, m]
         exact = y @ rows[:n_exact].T
         y = torch.cat([exact, (y - exact @ rows[:n_exact]) @ rows[n_exact:].T], 1)
         rest = -len(y) % BLOCK_TOKENS
         if rest:
             y = torch.cat([y, y[-1:].expand(rest, -1)])
-        y[: self.n_sinks] = y[self.n_sinks : BLOCK_TOKENS].mean(0)
+        y[: self.n_sinks] = y[self.n_sinks : BLOCK_TOKENS].sum(0) / max(BLOCK_TOKENS - self.n_sinks, 1)
         return torch.einsum("ft,btc->bfc", self.dct, y.reshape(-1, BLOCK_TOKENS, y.shape[1]))
 
-    def synthesize(self, z, g, p, n_tokens):
-        """f32 [layers of the group][n_tokens][C] from dequantized coefficients."""
-        layers = slice(self.first[g], self.first[g + 1])
-        y = torch.einsum("ft,bfc->btc", self.dct, z).flatten(0, 1)[:n_tokens] @ self.rows[g][p]
-        y = y.reshape(n_tokens, self.groups[g], -1).transpose(0, 1)
-        return y / self.weight[layers, p, None] + self.mean[layers, p, None]
+    def synthesize(self, z, g, m, out):
+        """Writes matrix m of group g into out [2][n_layers][n_tokens][C], from dequantized coefficients."""
+        mean, weight = (self.matrices.columns(a, g, m) for a in (self.mean, self.weight))
+        y = torch.einsum("ft,bfc->btc", self.dct, z).flatten(0, 1)[: out.shape[2]] @ self.rows[g, m]
+        self.matrices.put(y / weight + mean, out, g, m)
 
 
 def quantize(z, step):

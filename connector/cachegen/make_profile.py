@@ -4,93 +4,115 @@ The library behind cachegen.profile; cachegen.self_profile takes of it what need
 codec/FORMAT.md, "Profile".
 """
 
+from dataclasses import dataclass
+
 import torch
 
-from .assemble import N_SINKS, assemble, plan_columns
+from .assemble import assemble, plan_columns
 from .contexts import pick
-from .klt import Moments, Planes, Transform, quantize
+from .klt import Matrices, Moments, Planes, Transform, quantize, split_layers
 from .profile_file import N_LEVELS
+from .sinks import MOST_SINKS, choose_sinks
 from .steps import find_steps
 from .tables import Histograms, shift_of
 
 N_CLASSES = 192  # of a profile's 256 at most
-MAX_GROUP_CHANNELS = 5120
+# Channels of a matrix at most. More code better; multiply-adds an element grow with them, and what a GPU holds of a
+# basis ends about there.
+MAX_CHANNELS = {"bytes": 2048, "speed": 1280}
+PLANES = ("joined", "apart")
 PROFILE_SHARE = 0.05  # of the weights' bytes: a profile's largest size
 BASIS_BYTES = 0.55  # of an element of a basis, on average: what is cut counts as nothing
 LEAST_BUDGET_BYTES = 1 << 20  # the share of a tiny model is no use
 
 
-def default_group_layers(model, budget_bytes):
-    """Layers a group: more are better, but the bases must fit into the profile's bytes."""
-    for n in range(10, 1, -1):
-        n_bytes = BASIS_BYTES * 2 * model.n_layers * model.channels * n * model.channels
-        if n * model.channels <= MAX_GROUP_CHANNELS and n_bytes < budget_bytes:
-            return n
-    return 1
+def choose_matrices(model, budget_bytes, most_channels=MAX_CHANNELS["bytes"], planes=PLANES):
+    """The Matrices of a model: as many layers a group as have most_channels and bases of budget_bytes at most; K and V
+    joined where one layer of both is within that, else apart. planes: which of the two may be."""
+    for is_joined in (is_joined for is_joined, name in zip((True, False), PLANES) if name in planes):
+        for n in range(model.n_layers, 0, -1):
+            n_channels = (1 + is_joined) * n * model.channels
+            n_bytes = BASIS_BYTES * 2 * model.n_layers * model.channels * n_channels
+            if n_channels <= most_channels and n_bytes < budget_bytes:
+                return Matrices(split_layers(model.n_layers, n), is_joined)
+    return Matrices(split_layers(model.n_layers, 1), is_joined)
 
 
-def calibrate(model, caches, contexts, groups, progress):
+def calibrate(model, caches, contexts, matrices, progress):
     progress.start("mean, covariance and Fisher information")
     planes = Planes(model)
-    moments = Moments(model.n_layers, model.channels, groups, model.device)
+    moments = Moments(model.n_layers, model.channels, matrices, model.device)
     for i, context in enumerate(contexts):
         k, v = caches.get(context)
         fisher = caches.fisher(context, k, v)
         with torch.no_grad():
-            moments.add(planes.flat(k, v)[:, :, N_SINKS:], fisher)
+            moments.add(planes.flat(k, v)[:, :, MOST_SINKS:], fisher)
         progress(i + 1, len(contexts))
     return moments
 
 
-def fill_transform(moments, groups, device, progress):
+def fill_transform(moments, matrices, n_sinks, device, progress):
     progress.start("eigenvectors")
     weight = moments.weight()
-    basis = moments.basis(weight)
-    rows = [[component for component, _ in both] for both in basis]
-    return Transform(groups, moments.mean(), weight, rows, N_SINKS, device)
+    return Transform(matrices, moments.mean(), weight, moments.basis(weight), n_sinks, device)
+
+
+@dataclass
+class Statistics:
+    """Of symbols; by (group, matrix)."""
+
+    histograms: list  # [level]{Histograms}
+    mean_square: dict  # of L1 symbols [8][N]
+    largest_sum: dict  # of |L1 symbol| times its component's largest element, over the components of a row
 
 
 @torch.no_grad()
 def count_symbols(model, caches, contexts, transform, steps, progress):
-    """Histograms [level][group][plane], and mean squares of L1 symbols [group][plane] [8][N]."""
-    planes, sizes = Planes(model), [range(2)] * len(transform.groups)
-    each = [(g, p) for g, both in enumerate(sizes) for p in both]
+    """The Statistics of contexts."""
+    planes, each = Planes(model), transform.matrices.each()
     progress.start("scale of the coefficients")
     sample = pick(contexts, max(3, len(contexts) // 4))
-    square = {gp: 0.0 for gp in each}
+    square = dict.fromkeys(each, 0.0)
     for i, context in enumerate(sample):
         x = planes.flat(*caches.get(context))
-        for g, p in each:
-            square[g, p] = square[g, p] + transform.coefficients(x, g, p)[1:].pow(2).mean(0) / len(sample)
+        for gm in each:
+            square[gm] = square[gm] + transform.coefficients(x, *gm)[1:].pow(2).mean(0) / len(sample)
         progress(i + 1, len(sample))
     histograms = [
-        {(g, p): Histograms(shift_of(square[g, p] / steps[level][p] ** 2), model.device) for g, p in each}
+        {(g, m): Histograms(shift_of(square[g, m] / steps[level][m] ** 2), model.device) for g, m in each}
         for level in range(N_LEVELS)
     ]
     progress.start("statistics of the symbols")
-    mean_square = {gp: 0.0 for gp in each}
+    mean_square, largest_sum = dict.fromkeys(each, 0.0), dict.fromkeys(each, 0.0)
+    largest = {gm: rows.abs().amax(1) for gm, rows in transform.rows.items()}
     for i, context in enumerate(contexts):
         x = planes.flat(*caches.get(context))
-        for g, p in each:
-            z = transform.coefficients(x, g, p)[1:]  # the first block has the sinks
-            mean_square[g, p] = mean_square[g, p] + z.pow(2).mean(0) / (len(contexts) * steps[0][p] ** 2)
+        for g, m in each:
+            z = transform.coefficients(x, g, m)
+            most = float((z.abs() @ largest[g, m]).max()) / steps[0][m]
+            largest_sum[g, m] = max(largest_sum[g, m], most)
+            z = z[1:]  # the first block has the sinks
+            mean_square[g, m] = mean_square[g, m] + z.pow(2).mean(0) / (len(contexts) * steps[0][m] ** 2)
             for level in range(N_LEVELS):
-                histograms[level][g, p].add(quantize(z, steps[level][p]).int())
+                histograms[level][g, m].add(quantize(z, steps[level][m]).int())
         progress(i + 1, len(contexts))
-    return histograms, mean_square
+    return Statistics(histograms, mean_square, largest_sum)
 
 
-def make_profile(model, fingerprint, caches, contexts, groups, steps, n_classes, progress, held_out=()):
-    """The Profile of model, with fingerprint as its model's, from contexts. steps: as parse_steps() gives them, or
-    None, to find them on held_out. Caches serve later profiles, too."""
-    moments = calibrate(model, caches, contexts, groups, progress)
-    transform = fill_transform(moments, groups, model.device, progress)
+def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classes, progress, held_out=(), n_sinks=None):
+    """The Profile of model, with fingerprint as its model's, from contexts. matrices: Matrices; steps: as parse_steps()
+    gives them, or None, to find them on held_out; n_sinks: None to find them. Caches serve later profiles, too."""
+    moments = calibrate(model, caches, contexts, matrices, progress)
+    transform = fill_transform(moments, matrices, MOST_SINKS if n_sinks is None else n_sinks, model.device, progress)
     del moments
     if steps is None:
         progress.start("steps")
         steps = find_steps(model, transform, held_out, progress)
-    histograms, mean_square = count_symbols(model, caches, contexts, transform, steps, progress)
+    if n_sinks is None:
+        progress.start("exact first tokens")
+        transform.n_sinks = choose_sinks(model, transform, caches, contexts, steps[1][0], progress)
+    statistics = count_symbols(model, caches, contexts, transform, steps, progress)
     progress.start("classes")
     budget_bytes = max(PROFILE_SHARE * model.weights_bytes, LEAST_BUDGET_BYTES)
-    plan = plan_columns(transform, histograms, mean_square, budget_bytes)
-    return assemble(model, fingerprint, transform, histograms, plan, steps, n_classes)
+    plan = plan_columns(transform, statistics, budget_bytes)
+    return assemble(model, fingerprint, transform, statistics.histograms, plan, steps, n_classes)

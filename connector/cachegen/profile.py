@@ -18,11 +18,12 @@ from .command import Progress, make_main, make_parser
 from .compute_type import DTYPES, dtype_name
 from .contexts import Caches, pick, windows
 from .fingerprint import model_fingerprint
-from .klt import Planes, split_layers
+from .klt import Matrices, Planes, split_layers
 from .kv_model import KvModel
-from .make_profile import N_CLASSES, PROFILE_SHARE, default_group_layers, make_profile
+from .make_profile import MAX_CHANNELS, N_CLASSES, PLANES, PROFILE_SHARE, choose_matrices, make_profile
 from .profile_file import BLOCK_TOKENS
 from .quality import CHUNK_TOKENS
+from .sinks import CHOICES
 from .steps import DEFAULT, parse_steps
 from .store_files import write_atomically, write_store
 
@@ -57,6 +58,9 @@ def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):
 def print_report(report):
     print(f"profile {report['profile']}, preset {report['preset']}: {report['profile_bytes']:,} bytes, "
           f"{100 * report['profile_share']:.1f} % of the weights; {report['n_classes']} classes")  # fmt: skip
+    print(f"groups of {', '.join(map(str, report['group_layers']))} layers"
+          + (f", K and V {report['planes']}" if "planes" in report else "")
+          + f"; {report['n_sinks']} exact first tokens")  # fmt: skip
     if not report["held_out"]:
         print("not measured: the texts are too short to hold a part out")
         return
@@ -74,13 +78,13 @@ def print_report(report):
 
 
 def make_report(model, profile, data, held_out, scores, seconds):
-    channels = [n * model.channels for n in profile.group_layers]
+    channels = sum(profile.group_layers) * model.channels
     levels = []
     for level, result in scores.items():
         row = {"level": level + 1, "step": [float(s) for s in profile.step[level]], **result.as_json()}
         if profile.basis:
-            n_active = sum(sum(profile.n_active(level, g, p)) for g in range(len(channels)) for p in range(2))
-            row["active"] = n_active / (2 * BLOCK_TOKENS * sum(channels))
+            n_active = sum(sum(map(len, columns)) for matrices in profile.class_of[level] for columns in matrices)
+            row["active"] = n_active / (2 * BLOCK_TOKENS * channels)
         levels.append(row)
     return {
         "profile": profile.fingerprint.hex(),
@@ -89,8 +93,11 @@ def make_report(model, profile, data, held_out, scores, seconds):
         "profile_share": len(data) / model.weights_bytes,
         "n_classes": len(profile.classes),
         "n_components": [[b.n_components for b in both] for both in profile.basis or ()],
-        "n_wide": [[len(b.wide) for b in both] for both in profile.basis or ()],
+        "byte_bands": [[float(b.is_bytes.mean()) for b in both] for both in profile.basis or ()],
+        "unit_bits": [[b.unit_bits for b in both] for both in profile.basis or ()],
         "group_layers": profile.group_layers,
+        **({"planes": "joined" if profile.is_joined else "apart"} if profile.basis else {}),
+        "n_sinks": profile.n_sinks,
         "dtype": model.dtype_name,
         "compute_dtype": dtype_name(model.compute_dtype),
         "held_out": [context.name for context in held_out],
@@ -98,6 +105,12 @@ def make_report(model, profile, data, held_out, scores, seconds):
         "seconds": seconds,
         "levels": levels,
     }
+
+
+def layers(text):
+    """A number, or a list of them."""
+    sizes = [int(n) for n in text.split(",")]
+    return sizes if len(sizes) > 1 else sizes[0]
 
 
 def parse_arguments(arguments):
@@ -112,7 +125,14 @@ def parse_arguments(arguments):
     add("--tokens", type=int, default=3072, help="tokens of a context (default %(default)s)")
     add("--report-contexts", type=int, default=5, help="held-out contexts measured, 0 for all (default %(default)s)")
     add("--contexts", type=int, default=1, help="contexts of each text, 0 for all (default %(default)s)")
-    add("--group-layers", default=None, help="layers that share a section (and a KLT): a number, or a list like 4,4,6")
+    add("--prefer", choices=tuple(MAX_CHANNELS), default="bytes", help="fewer bytes, or fewer multiply-adds: a KLT is "
+        f"over {' or '.join(map(str, MAX_CHANNELS.values()))} channels at most (default %(default)s)")  # fmt: skip
+    add("--group-layers", type=layers, help="layers that share a section (and a KLT): a number, or a list like 4,4,6 "
+        "(default: by --prefer and the profile's size)")  # fmt: skip
+    add("--planes", choices=PLANES, help="one KLT for K and V of a group together, or one each (default: "
+        "joined where a layer of both is within --prefer's channels)")  # fmt: skip
+    add("--sinks", type=int, choices=CHOICES, help="first tokens of a context that stay exact (default: the fewest "
+        "that lose next to no quality on the calibration texts)")  # fmt: skip
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
                         f'(default {DEFAULT}; paper: {paper.STEPS})')  # fmt: skip
     add("--device", default="cpu")
@@ -123,6 +143,16 @@ def parse_arguments(arguments):
     add("--seed", type=int, default=1)
     add("--json", metavar="FILE", help="write the report there, too")
     return parser.parse_args(arguments)
+
+
+def matrices_of(model, options):
+    """The Matrices that options ask for. ValueError: groups that are none."""
+    most, planes = MAX_CHANNELS[options.prefer], (options.planes,) if options.planes else PLANES
+    if options.group_layers is None:
+        return choose_matrices(model, PROFILE_SHARE * model.weights_bytes, most, planes)
+    groups = split_layers(model.n_layers, options.group_layers)
+    fits = 2 * max(groups) * model.channels <= most
+    return Matrices(groups, fits if len(planes) > 1 else options.planes == "joined")
 
 
 def run(options):
@@ -136,15 +166,12 @@ def run(options):
     fingerprint = model_fingerprint(options.model_dir)
     tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
     contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)
-    group_layers = None
-    if options.group_layers:
-        sizes = [int(n) for n in options.group_layers.split(",")]
-        group_layers = sizes if len(sizes) > 1 else sizes[0]
     held_out = pick(held_out, options.report_contexts)
     is_paper = options.preset == "paper"
     try:
         auto = options.steps == "auto" and not is_paper
         steps = None if auto else parse_steps(options.steps or (paper.STEPS if is_paper else DEFAULT))
+        matrices = None if is_paper else matrices_of(model, options)
     except ValueError as error:
         raise SystemExit(f"profile: {error}") from error
 
@@ -153,12 +180,11 @@ def run(options):
 
     caches = Caches(model, int(options.memory_gib * 2**30), options.seed)
     if is_paper:
-        profile = paper.make(model, fingerprint, caches, contexts, steps, group_layers, options.classes, progress)
+        profile = paper.make(model, fingerprint, caches, contexts, steps, options.group_layers, options.classes, progress)
     else:
-        group_layers = group_layers or default_group_layers(model, PROFILE_SHARE * model.weights_bytes)
-        groups = split_layers(model.n_layers, group_layers)
         profile = make_profile(
-            model, fingerprint, caches, contexts, groups, steps, options.classes or N_CLASSES, progress, held_out
+            model, fingerprint, caches, contexts, matrices, steps, options.classes or N_CLASSES, progress, held_out,
+            options.sinks,
         )  # fmt: skip
     caches.kept.clear()
     data = profile.to_bytes()

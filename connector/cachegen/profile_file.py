@@ -12,7 +12,7 @@ import numpy as np
 from .xxh3 import xxh3_64, xxh3_128
 
 MAGIC = b"CGPF\r\n\x1a\n"
-VERSION = 1
+VERSION = 2  # that is written; 1 is read, too
 HEADER_BYTES = 80
 N_LEVELS = 3  # the lossy ones
 BLOCK_TOKENS = 8  # of the DCT
@@ -20,10 +20,16 @@ SCALE = 1 << 14  # frequencies of a class sum to it
 MAX_SYMBOLS = 64
 MAX_CLASSES = 256
 MAX_SHIFT = 12
-MAX_NARROW_BITS = 12
+MAX_BITS = 15  # of a component's numbers
+MAX_ELEMENT = 1 << 14  # of a basis, in magnitude
+BAND = 32  # components that share a shift
+MAX_BAND_SHIFT = 16
+UNIT_BITS = range(8, 21)
 EXACT_BITS = 9
 MAX_ROPES = 4
+MAX_INV_FREQ = 16.0
 KLT_DCT, ANCHORS = (1, 1), (0, 2)  # transforms of channels and tokens
+_HEADER = "<8sIIQ16sHHHBB16sBBBBHHHHBBBB"
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
 
 
@@ -37,18 +43,88 @@ def from_bf16_bits(bits):
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def n_fine(n_wide, bits):
-    """Components before the first of less than EXACT_BITS; bits u8: of those behind the wide ones."""
+def _n_exact(n_fine, n_components):
+    """Components that an encoder takes out of its data before it projects on the others (codec/basis.h); n_fine: before
+    the first of less than EXACT_BITS."""
+    return min(-(-n_fine // 16) * 16, n_components)
+
+
+def n_fine(bits):
+    """Components before the first of less than EXACT_BITS."""
     coarse = np.flatnonzero(bits < EXACT_BITS)
-    return n_wide + (int(coarse[0]) if len(coarse) else len(bits))
+    return int(coarse[0]) if len(coarse) else len(bits)
 
 
 @dataclass
 class Basis:
-    """Components as rows over the channels of a layer group: the first ones bf16, the others of few bits and a scale."""
+    """Components as rows of integers over the channels of a matrix: element = multiple * number * 2^(shift - unit_bits)."""
+
+    unit_bits: int
+    shift: np.ndarray  # u8 [n_bands], a band is BAND components
+    bits: np.ndarray  # u8 [n_components], 2 to MAX_BITS
+    multiple: np.ndarray  # u16 [n_components]
+    numbers: np.ndarray  # s16 [n_components][N]
+
+    @property
+    def n_components(self):
+        return len(self.numbers)
+
+    @property
+    def n_exact(self):
+        return _n_exact(n_fine(self.bits), self.n_components)
+
+    @property
+    def is_bytes(self):
+        """[n_bands]: the elements of a band are one byte each, which is cheaper to multiply with."""
+        peak = self.multiple.astype(int) << (self.bits.astype(int) - 1)
+        return np.array([peak[i : i + BAND].max() <= 128 for i in range(0, len(peak), BAND)], bool)
+
+    def largest(self):
+        """f64 [n_components]: what no element of a component exceeds."""
+        peak = self.multiple * 2.0 ** (self.bits - 1.0)
+        return peak * 2.0 ** (self._shifts() - float(self.unit_bits))
+
+    def rows(self):
+        """f32 [n_components][N], the elements: exact."""
+        scale = self.multiple * 2.0 ** (self._shifts() - float(self.unit_bits))
+        return (scale[:, None] * self.numbers).astype(np.float32)
+
+    def _shifts(self):
+        return np.repeat(self.shift, BAND)[: self.n_components].astype(int)
+
+    def to_arrays(self):
+        """The parts of the file."""
+        parts = []
+        for i, (bits, multiple, row) in enumerate(zip(self.bits, self.multiple, self.numbers)):
+            if i % BAND == 0:
+                parts.append(np.array([self.shift[i // BAND]], "u1"))
+            one = (row.view(np.uint16)[:, None] >> np.arange(bits)) & 1
+            parts += [np.array([bits], "u1"), np.array([multiple], "<u2"), np.packbits(one, bitorder="little")]
+        return parts
+
+    @classmethod
+    def take(cls, cursor, n_components, unit_bits, n_channels):
+        """From the file."""
+        _require(unit_bits in UNIT_BITS, "unit_bits, or reserved bytes are set")
+        shift, bits, multiple, numbers = [], [], [], np.zeros((n_components, n_channels), np.int16)
+        for i in range(n_components):
+            if i % BAND == 0:
+                shift.append(cursor.number("u1"))
+                _require(shift[-1] <= MAX_BAND_SHIFT, "shift of a band")
+            bits.append(cursor.number("u1"))
+            _require(2 <= bits[-1] <= MAX_BITS, "bits of a component")
+            multiple.append(cursor.number("<u2"))
+            _require(multiple[-1] >= 1 and multiple[-1] << (bits[-1] - 1) <= MAX_ELEMENT, "multiple of a component")
+            numbers[i] = _take_numbers(cursor, bits[-1], n_channels)
+        return cls(unit_bits, np.array(shift, np.uint8), np.array(bits, np.uint8), np.array(multiple, np.uint16), numbers)
+
+
+@dataclass
+class FloatBasis:
+    """That of a file of version 1: the first components bf16, the others of few bits and a scale. It is only read."""
 
     wide: np.ndarray  # u16 [n_wide][N]
-    bits: np.ndarray  # u8 [n_narrow], 2 to MAX_NARROW_BITS
+    bits: np.ndarray  # u8 [n_narrow], 2 to 12
     scale: np.ndarray  # f32 [n_narrow]
     narrow: np.ndarray  # s16 [n_narrow][N]
 
@@ -58,37 +134,32 @@ class Basis:
 
     @property
     def n_exact(self):
-        """Components that an encoder takes out of its data before it projects on the others (codec/basis.h)."""
-        return min(-(-n_fine(len(self.wide), self.bits) // 16) * 16, self.n_components)
+        return _n_exact(len(self.wide) + n_fine(self.bits), self.n_components)
 
     def rows(self):
         """f32 [n_components][N], the numbers that a decoder multiplies with."""
         narrow = self.scale[:, None] * self.narrow.astype(np.float32)
         return np.concatenate([from_bf16_bits(self.wide), from_bf16_bits(to_bf16_bits(narrow))])
 
-    def to_arrays(self):
-        """The parts of the file."""
-        parts = [np.asarray(self.wide, "<u2")]
-        for bits, scale, row in zip(self.bits, self.scale, self.narrow):
-            one = (row.view(np.uint16)[:, None] >> np.arange(bits)) & 1
-            parts += [np.array([bits], "u1"), np.array([scale], "<f4"), np.packbits(one, bitorder="little")]
-        return parts
-
     @classmethod
     def take(cls, cursor, n_components, n_wide, n_channels, is_packed):
         """From the file."""
+        _require(n_wide <= n_components, "component counts")
         wide = cursor.take("<u2", n_wide, n_channels)
-        bits, scale, narrow = [], [], []
-        for _ in range(n_components - n_wide):
+        bits, scale, narrow = [], [], np.zeros((n_components - n_wide, n_channels), np.int16)
+        for i in range(n_components - n_wide):
             bits.append(cursor.number("u1") if is_packed else 8)
-            _require(2 <= bits[-1] <= MAX_NARROW_BITS, "bits of a component")
+            _require(2 <= bits[-1] <= 12, "bits of a component")
             scale.append(cursor.take("<f4", 1)[0])
-            packed = cursor.take("u1", -(-n_channels * bits[-1] // 8))
-            one = np.unpackbits(packed, count=n_channels * bits[-1], bitorder="little").reshape(n_channels, bits[-1])
-            value = (one.astype(np.int32) << np.arange(bits[-1])).sum(1) - (one[:, -1].astype(np.int32) << bits[-1])
-            narrow.append(value.astype(np.int16))
-        shape = (len(narrow), n_channels)
-        return cls(wide, np.array(bits, np.uint8), np.array(scale, np.float32), np.array(narrow, np.int16).reshape(shape))
+            narrow[i] = _take_numbers(cursor, bits[-1], n_channels)
+        return cls(wide, np.array(bits, np.uint8), np.array(scale, np.float32), narrow)
+
+
+def _take_numbers(cursor, bits, n):
+    """s16 [n], of bits bits in two's complement, packed."""
+    packed = cursor.take("u1", -(-n * bits // 8))
+    one = np.unpackbits(packed, count=n * bits, bitorder="little").reshape(n, bits)
+    return ((one.astype(np.int32) << np.arange(bits)).sum(1) - (one[:, -1].astype(np.int32) << bits)).astype(np.int16)
 
 
 @dataclass
@@ -111,19 +182,28 @@ class Profile:
     mean: np.ndarray  # f32 [n_layers][2][C]
     weight: np.ndarray  # f32 [n_layers][2][C]
     classes: list  # SymbolClass
-    basis: list  # [group][plane] Basis; None: preset paper
-    class_of: list  # [level][group][plane][frequency] u8 [n_active]; paper: of its deltas, one frequency
+    basis: list  # [group][matrix] Basis; None: preset paper
+    class_of: list  # [level][group][matrix][frequency] u8 [n_active]; paper: of its deltas, one frequency
     preset: str = "klt"
     anchor_step: np.ndarray = None  # f32 [n_layers][2][C]; with the next one: paper only
-    anchor_class: list = None  # [group][plane] u8 [N]
+    anchor_class: list = None  # [group][matrix] u8 [N]
     refine: np.ndarray = None  # u16 [n_classes][3][2]: a level given the next coarser one; None: levels don't nest
+    is_joined: bool = False  # a group's K and V are one matrix; otherwise one each
     fingerprint: bytes = field(default=b"", compare=False)
 
-    def n_active(self, level, group, plane):
-        return [len(c) for c in self.class_of[level][group][plane]]
+    @property
+    def n_matrices(self):
+        """Of a group."""
+        return 1 if self.is_joined else 2
+
+    def n_active(self, level, group, matrix):
+        return [len(c) for c in self.class_of[level][group][matrix]]
 
     def to_bytes(self):
-        """The file. Sets fingerprint."""
+        """The file, of version 2. Sets fingerprint. ValueError: it was read from a file of version 1, whose basis is none
+        of integers."""
+        if any(isinstance(b, FloatBasis) for matrices in self.basis or () for b in matrices):
+            raise ValueError("profile: version 1 is not written")
         ropes, layer_rope = np.asarray(self.inv_freq, "<f8")[None], None
         if self.inv_freq.ndim == 2:
             ropes, layer_rope = np.unique(ropes[0], axis=0, return_inverse=True)
@@ -136,17 +216,17 @@ class Profile:
             body += [np.array([c.shift, len(c.freq)], "u1"), np.asarray(c.freq, "<u2")]
         body += [] if self.refine is None else [np.asarray(self.refine, "<u2")]
         body += self._klt_body() if self.anchor_step is None else self._paper_body()
-        payload = b"".join(np.ascontiguousarray(a).tobytes() for a in body)
+        payload = b"".join(a if isinstance(a, bytes) else np.ascontiguousarray(a).tobytes() for a in body)
         n_bytes = HEADER_BYTES + len(payload) + 8
         rotary_dim = 2 * self.inv_freq.shape[-1]
         rope = 0 if rotary_dim == 0 else 1 if n_ropes == 1 else 2
         head = struct.pack(
-            "<8sIIQ16sHHHBB16sBBBBHHHHBBH",
+            _HEADER,
             MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
             self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
-            self.preset.encode(), *self._transforms(), rope, self.anchor_step is None,
+            self.preset.encode(), *self._transforms(), rope, 0,
             rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), n_ropes if rope == 2 else 0,
-            self.refine is not None, 0,
+            self.refine is not None, self.is_joined, 0,
         )  # fmt: skip
         assert len(head) == HEADER_BYTES
         data = head + payload
@@ -160,15 +240,15 @@ class Profile:
 
     def _klt_body(self):
         body = []
-        for planes in self.basis:
-            body += [np.array([b.n_components, len(b.wide)], "<u2") for b in planes]
+        for matrices in self.basis:
+            body += [struct.pack("<HBB", b.n_components, b.unit_bits, 0) for b in matrices]
         for level in self.class_of:
-            for planes in level:
-                for columns in planes:
+            for matrices in level:
+                for columns in matrices:
                     body.append(np.array([len(c) for c in columns], "<u2"))
                     body += [np.asarray(c, "u1") for c in columns]
-        for planes in self.basis:
-            for b in planes:
+        for matrices in self.basis:
+            for b in matrices:
                 body += b.to_arrays()
         return body
 
@@ -204,14 +284,15 @@ def read_profile(data):
     _require(data[:8] == MAGIC, "not a profile")
     _require(len(data) >= HEADER_BYTES + 8, "ends early")
     (_, version, reserved, n_bytes, model, n_layers, n_kv_heads, head_dim, dtype, n_planes, preset,
-     channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, n_ropes, nests, more) = struct.unpack(
-        "<8sIIQ16sHHHBB16sBBBBHHHHBBH", data[:HEADER_BYTES])  # fmt: skip
-    _require(version == VERSION, f"version {version} is not supported")
+     channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, n_ropes, nests, is_joined, more,
+     ) = struct.unpack(_HEADER, data[:HEADER_BYTES])  # fmt: skip
+    _require(version in (1, VERSION), f"version {version} is not supported")
     _require(n_bytes == len(data), "its size is not the file's")
     _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
     has_anchors = (channel, token) == ANCHORS
     _require(not (reserved or more) and nests <= (not has_anchors), "reserved bytes are set")
-    _require(is_packed <= (not has_anchors), "reserved bytes are set")
+    _require(is_packed <= (version == 1 and not has_anchors), "reserved bytes are set")
+    _require(is_joined <= (version > 1 and not has_anchors), "reserved bytes are set")
     _require(n_planes == 2 and (has_anchors or (channel, token) == KLT_DCT), "unknown transform")
     _require(rope in (0, 1, 2) and not (has_anchors and rope), "unknown rope")
     _require(2 <= n_ropes <= MAX_ROPES if rope == 2 else n_ropes == 0, "number of rope tables")
@@ -234,6 +315,8 @@ def read_profile(data):
     anchor_step = cursor.take("<f4", n_layers, 2, channels) if has_anchors else None
     _require(not has_anchors or (anchor_step > 0).all(), "a step of anchors is not positive")
     _require((step > 0).all() and (weight > 0).all(), "a step or weight is not positive")
+    _require(not is_joined or (step[:, 0] == step[:, 1]).all(), "steps of K and V differ")
+    _require(version == 1 or (np.abs(ropes) <= MAX_INV_FREQ).all(), "a rotation is too fast")
     classes = []
     for _ in range(n_classes):
         shift, n_symbols = cursor.take("u1", 2)
@@ -252,36 +335,34 @@ def read_profile(data):
                  "a class that is not there")  # fmt: skip
         class_of = [[[[c] for c in both] for both in part] for part in class_of]
     else:
-        basis, class_of = _read_klt(cursor, group_layers, channels, n_classes, is_packed)
+        sizes = [n * channels * (1 + is_joined) for n in group_layers]
+        basis, class_of = _read_klt(cursor, sizes, 2 - is_joined, n_classes, version, is_packed)
     _require(cursor.at == len(cursor.data), "bytes are left over")
     return Profile(
         model, n_layers, n_kv_heads, head_dim, names[dtype], inv_freq, n_sinks, group_layers, step, mean, weight,
-        classes, basis, class_of, preset.rstrip(b"\0").decode(), anchor_step, anchor_class, refine, xxh3_128(data),
+        classes, basis, class_of, preset.rstrip(b"\0").decode(), anchor_step, anchor_class, refine,
+        bool(is_joined), xxh3_128(data),
     )  # fmt: skip
 
 
-def _read_klt(cursor, group_layers, channels, n_classes, is_packed):
-    n_groups = len(group_layers)
-    counts = cursor.take("<u2", n_groups, 2, 2)
+def _read_klt(cursor, sizes, n_matrices, n_classes, version, is_packed):
+    """sizes: channels of a matrix of each group."""
+    counts = [[cursor.take("<u2", 2).tolist() for _ in range(n_matrices)] for _ in sizes]
+    _require(all(one[0] <= size for of, size in zip(counts, sizes) for one in of), "component counts")
     class_of = []
     for _ in range(N_LEVELS):
         level = []
-        for g in range(n_groups):
-            planes = []
-            for p in range(2):
+        for of in counts:
+            matrices = []
+            for n_components, _ in of:
                 n_active = cursor.take("<u2", BLOCK_TOKENS)
-                _require((n_active <= counts[g, p, 0]).all(), "more active components than there are")
-                planes.append([cursor.take("u1", int(n)) for n in n_active])
-                _require(all((c < n_classes).all() for c in planes[-1]), "a class that is not there")
-            level.append(planes)
+                _require((n_active <= n_components).all(), "more active components than there are")
+                matrices.append([cursor.take("u1", int(n)) for n in n_active])
+                _require(all((c < n_classes).all() for c in matrices[-1]), "a class that is not there")
+            level.append(matrices)
         class_of.append(level)
-    basis = []
-    for g in range(n_groups):
-        planes = []
-        for p in range(2):
-            n_components, n_wide = (int(n) for n in counts[g, p])
-            n_channels = group_layers[g] * channels
-            _require(n_wide <= n_components <= n_channels, "component counts")
-            planes.append(Basis.take(cursor, n_components, n_wide, n_channels, is_packed))
-        basis.append(planes)
+    if version == 1:
+        basis = [[FloatBasis.take(cursor, *one, n, is_packed) for one in of] for of, n in zip(counts, sizes)]
+    else:
+        basis = [[Basis.take(cursor, *one, n) for one in of] for of, n in zip(counts, sizes)]
     return basis, class_of

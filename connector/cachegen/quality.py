@@ -16,6 +16,8 @@ from .tables import N_BINS, class_costs, magnitude_bins
 
 CHUNK_TOKENS = 256
 _STREAM_BYTES = 132  # lane states and the stream's size; the codec makes so many that they cost 2 %
+_STREAM_PADDING = 7  # zeros to the next multiple of 16, about
+_MATRIX_BYTES = 12  # the number of streams, and zeros behind their sizes, about
 _STREAM_SHARE = 50
 _SINK_BITS = 11.5  # an exact element of the first tokens, about
 
@@ -59,15 +61,16 @@ class Sizes:
         bits = float((cost * active).sum(dtype=torch.float64))
         n_streams = max(1, int(bits / n_chunks / 8 / (_STREAM_SHARE * _STREAM_BYTES)))
         # 8 of the 32 bits of a lane state are entropy that is already counted.
-        return bits + 8 * n_chunks * n_streams * (_STREAM_BYTES - 32)
+        return bits + 8 * n_chunks * n_streams * (_STREAM_BYTES - 32 + _STREAM_PADDING)
 
     def other_bits(self, n_tokens, token_bytes):
         """Of the files of a context: headers, section tables, token ids and exact first tokens."""
-        n_sections = 2 * len(self.profile.group_layers)
+        n_sections = self.profile.n_matrices * len(self.profile.group_layers)
+        n_sinks_sections = 2 * len(self.profile.group_layers)
         bits = _SINK_BITS * 2 * self.profile.mean[:, 0].size * self.profile.n_sinks
         for at in range(0, n_tokens, CHUNK_TOKENS):
-            rows = 1 + n_sections * (2 if at == 0 and self.profile.n_sinks else 1)
-            bits += 8 * (160 + 16 * rows + 4 * n_sections)
+            rows = 1 + n_sections + (n_sinks_sections if at == 0 and self.profile.n_sinks else 0)
+            bits += 8 * (160 + 16 * rows + _MATRIX_BYTES * n_sections)
             bits += 8 * token_bytes * min(CHUNK_TOKENS, n_tokens - at)
         return bits
 
@@ -79,10 +82,10 @@ class Coder(Sizes):
         super().__init__(profile, device)
         self.transform = Transform.of_profile(profile, device)
 
-    def _columns(self, level, g, p):
+    def _columns(self, level, g, m):
         """Mask and class [8][n_components] of the active columns."""
-        of = self.profile.class_of[level][g][p]
-        active = torch.zeros(BLOCK_TOKENS, self.profile.basis[g][p].n_components, dtype=torch.bool)
+        of = self.profile.class_of[level][g][m]
+        active = torch.zeros(BLOCK_TOKENS, self.profile.basis[g][m].n_components, dtype=torch.bool)
         classes = torch.zeros(active.shape, dtype=torch.int64)
         for f, row in enumerate(of):
             active[f, : len(row)] = True
@@ -91,16 +94,13 @@ class Coder(Sizes):
 
     def code(self, x, level):
         """(x after coding, bits of its symbols): x [2][n_layers][n_tokens][C] of a context from position 0."""
-        profile, n_tokens = self.profile, x.shape[2]
-        out, bits = torch.empty_like(x), 0.0
-        for g, n in enumerate(profile.group_layers):
-            layers = slice(self.transform.first[g], self.transform.first[g] + n)
-            for p in range(2):
-                step = float(profile.step[level][p])
-                active, classes = self._columns(level, g, p)
-                q = quantize(self.transform.coefficients(x, g, p), step) * active
-                bits += self.symbol_bits(q, classes, -(-len(q) * BLOCK_TOKENS // CHUNK_TOKENS), active)
-                out[p, layers] = self.transform.synthesize(q * step, g, p, n_tokens)
+        profile, out, bits = self.profile, torch.empty_like(x), 0.0
+        for g, m in self.transform.matrices.each():
+            step = float(profile.step[level][m])
+            active, classes = self._columns(level, g, m)
+            q = quantize(self.transform.coefficients(x, g, m), step) * active
+            bits += self.symbol_bits(q, classes, -(-len(q) * BLOCK_TOKENS // CHUNK_TOKENS), active)
+            self.transform.synthesize(q * step, g, m, out)
         out[:, :, : profile.n_sinks] = x[:, :, : profile.n_sinks]
         return out, bits
 

@@ -24,14 +24,15 @@ from dataclasses import dataclass
 import torch
 from safetensors.torch import load_file
 
-from .assemble import N_SINKS, assemble, plan_columns
+from .assemble import assemble, plan_columns
 from .command import Progress, make_main, make_parser
 from .contexts import pick
-from .klt import K, Moments, Planes, Transform, V, quantize, split_layers
-from .make_profile import N_CLASSES, count_symbols, default_group_layers
+from .klt import K, Moments, Planes, Transform, V, quantize
+from .make_profile import MAX_CHANNELS, N_CLASSES, choose_matrices, count_symbols
 from .profile_file import DTYPES, N_LEVELS
 from .quality import Coder
 from .rope import Rope, Unsupported, rope_from_json, rope_of
+from .sinks import DEFAULT_SINKS, MOST_SINKS
 from .steps import nested_steps
 from .store_files import write_store
 from .tables import N_BINS, class_costs, magnitude_bins, make_class, shift_of
@@ -45,6 +46,7 @@ _BUCKETS, _LEAST_BUCKET = 256, -64  # half octaves of the columns' mean squares,
 _SEARCH_OCTAVES, _SEARCH_ROUNDS = 20, 11  # steps are found within 1 %
 _CHUNK_HEADER = struct.Struct("<8sIIQBBBBHHHBBIIIQ16s16s16s16s16s")  # codec/FORMAT.md, "Chunk", to the key
 _MAGIC = b"CGKV\r\n\x1a\n"
+_L0_VERSIONS = (1, 3)  # 2 is nested levels
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def read_header(path):
     (magic, version, _, _, level, _, _, dtype, n_layers, n_kv_heads, head_dim, n_planes, _,
      first_position, n_tokens, _, _, model, _, _, _, key) = _CHUNK_HEADER.unpack(head)  # fmt: skip
     names = {number: name for name, number in DTYPES.items()}
-    if magic != _MAGIC or version != 1 or level or n_planes != 2 or dtype not in names:
+    if magic != _MAGIC or version not in _L0_VERSIONS or level or n_planes != 2 or dtype not in names:
         return None
     geometry = Geometry(n_layers, n_kv_heads, head_dim, names[dtype], model.hex())
     return geometry, StoredChunk(path, key, first_position, n_tokens)
@@ -178,16 +180,13 @@ def take(chunks, n_tokens):
     return [chunk for chunk in chunks if chunk not in held_out], held_out
 
 
-def choose_groups(model, n_tokens, most_bytes):
-    """Layers of each group: as many as their bytes and the tokens to learn from allow. SystemExit: too few tokens."""
-    n = default_group_layers(model, most_bytes)
-    while n > 1 and n_tokens < LEAST_RATIO * n * model.channels:
-        n -= 1
+def choose(model, n_tokens, most_bytes):
+    """The Matrices: as large as their bytes and the tokens to learn from allow. SystemExit: too few tokens."""
     least = max(LEAST_TOKENS, LEAST_RATIO * model.channels)
     if n_tokens < least:
         raise SystemExit(f"self_profile: {n_tokens} tokens to learn from, in chunks of {LEAST_CHUNK_TOKENS} or more; "
                          f"{least} are needed: store more prompts, or give a larger --max-tokens")  # fmt: skip
-    return split_layers(model.n_layers, n)
+    return choose_matrices(model, most_bytes, min(MAX_CHANNELS["bytes"], n_tokens // LEAST_RATIO))
 
 
 def weights(moments, model):
@@ -203,27 +202,26 @@ def weights(moments, model):
 
 
 @torch.no_grad()
-def learn(model, source, chunks, groups, progress):
+def learn(model, source, chunks, matrices, progress):
     """The Transform of the chunks' statistics."""
     progress.start("mean and covariance")
-    planes, moments = Planes(model), Moments(model.n_layers, model.channels, groups, model.device)
+    planes, moments = Planes(model), Moments(model.n_layers, model.channels, matrices, model.device)
     for i, chunk in enumerate(chunks):
-        n_sinks = max(0, N_SINKS - chunk.first_position)
+        n_sinks = max(0, MOST_SINKS - chunk.first_position)
         moments.add(planes.flat(*source.get(chunk))[:, :, n_sinks:], 0.0)
         progress(i + 1, len(chunks))
     progress.start("eigenvectors")
     weight = weights(moments, model)
-    rows = [[component for component, _ in both] for both in moments.basis(weight)]
-    return Transform(groups, moments.mean(), weight, rows, N_SINKS, model.device)
+    return Transform(matrices, moments.mean(), weight, moments.basis(weight), DEFAULT_SINKS, model.device)
 
 
 @torch.no_grad()
 def sample_coefficients(model, source, transform, chunks):
-    """Coefficients of the first tokens of some chunks: f32 [n_blocks][8][n_components] of each group and plane."""
+    """Coefficients of the first tokens of some chunks: f32 [n_blocks][8][n_components] of each matrix."""
     parts = []
     for chunk in pick(chunks, _SAMPLE_CHUNKS):
         x = Planes(model).flat(*source.get(chunk))[:, :, :_SAMPLE_TOKENS]
-        parts.append([transform.coefficients(x, g, p) for g in range(len(transform.groups)) for p in (K, V)])
+        parts.append([transform.coefficients(x, *gm) for gm in transform.matrices.each()])
     return [torch.cat(of_chunks) for of_chunks in zip(*parts)]
 
 
@@ -303,22 +301,23 @@ def run(options):
     model, most_bytes = StoredModel(geometry, rope), options.max_mib * 2**20
     chunks, held_out = take(chunks, options.max_tokens)
     n_tokens = sum(chunk.n_tokens for chunk in chunks)
-    groups = choose_groups(model, n_tokens, most_bytes)
+    matrices = choose(model, n_tokens, most_bytes)
 
     progress, source = Progress(options.quiet), Chunks(options.cgtool, rope)
-    transform = learn(model, source, chunks, groups, progress)
+    transform = learn(model, source, chunks, matrices, progress)
     progress.start("steps")
     steps = steps_of_bits(sample_coefficients(model, source, transform, held_out), options.bits, progress)
-    histograms, mean_square = count_symbols(model, source, chunks, transform, steps, progress)
+    statistics = count_symbols(model, source, chunks, transform, steps, progress)
     progress.start("classes")
-    plan = plan_columns(transform, histograms, mean_square, most_bytes)
-    profile = assemble(model, geometry.model_fingerprint, transform, histograms, plan, steps, options.classes or N_CLASSES)
+    plan = plan_columns(transform, statistics, most_bytes)
+    profile = assemble(model, geometry.model_fingerprint, transform, statistics.histograms, plan, steps,
+                       options.classes or N_CLASSES)  # fmt: skip
     data = profile.to_bytes()
     write_store(options.store, model, geometry.model_fingerprint, profile, data, described=described)
     progress.start("sizes of chunks that were held out")
     sizes = measure_sizes(model, source, profile, held_out, progress)
     report = {"profile": profile.fingerprint.hex(), "profile_bytes": len(data), "n_tokens": n_tokens,
-              "group_layers": groups, "levels": sizes}  # fmt: skip
+              "group_layers": matrices.groups, "planes": "joined" if matrices.is_joined else "apart", "levels": sizes}  # fmt: skip
     print(f"profile {report['profile']}: {len(data):,} bytes, from {n_tokens} tokens; of {len(held_out)} other chunks:")
     for level, (bits, error_k, error_v) in enumerate(sizes, 1):
         print(f"L{level} {bits:8.4f} bits/element of symbols, relative error of K {error_k:.3f}, of V {error_v:.3f}")

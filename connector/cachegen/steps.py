@@ -37,32 +37,41 @@ def parse_steps(text):
     return [[step] * 2 for step in steps]
 
 
+def prepare(model, prefill, contexts):
+    """[(context, its K and V as Planes have them, log p of what follows)]; prefill(context): K, V."""
+    prepared = []
+    for context in contexts:
+        k, v = prefill(context)
+        prepared.append((context, Planes(model).flat(k, v), model.log_probs(context, k, v)))
+    return prepared
+
+
+def coded(transform, x, step):
+    """x after a level of that step, without tables: every symbol is kept."""
+    out = torch.empty_like(x)
+    for g, m in transform.matrices.each():
+        transform.synthesize(quantize(transform.coefficients(x, g, m), step) * step, g, m, out)
+    out[:, :, : transform.n_sinks] = x[:, :, : transform.n_sinks]
+    return out
+
+
+def divergence(model, context, x, reference):
+    """KL after a context whose K and V are x, as Planes have them."""
+    return score(model.log_probs(context, *Planes(model).heads(x)), reference, context.ids[context.n :])[0]
+
+
 @torch.no_grad()
-def _divergence(model, transform, prepared, step):
-    planes, total = Planes(model), 0.0
-    for context, x, reference in prepared:
-        out = torch.empty_like(x)
-        for g in range(len(transform.groups)):
-            layers = slice(transform.first[g], transform.first[g + 1])
-            for p in range(2):
-                z = quantize(transform.coefficients(x, g, p), step) * step
-                out[p, layers] = transform.synthesize(z, g, p, x.shape[2])
-        out[:, :, : transform.n_sinks] = x[:, :, : transform.n_sinks]
-        log_p = model.log_probs(context, *planes.heads(out))
-        total += score(log_p, reference, context.ids[context.n :])[0]
-    return total / len(prepared)
+def _mean_divergence(model, transform, prepared, step):
+    return sum(divergence(model, c, coded(transform, x, step), ref) for c, x, ref in prepared) / len(prepared)
 
 
 @torch.no_grad()
 def find_steps(model, transform, contexts, progress):
     """Steps whose L2 has TARGET_KL over contexts, to two digits; as parse_steps()."""
-    prepared = []
-    for context in contexts:
-        k, v = model.prefill(context)
-        prepared.append((context, Planes(model).flat(k, v), model.log_probs(context, k, v)))
+    prepared = prepare(model, model.prefill, contexts)
     step = _FIRST_GUESS
     for trial in range(_MAX_TRIALS):
-        kl = _divergence(model, transform, prepared, step)
+        kl = _mean_divergence(model, transform, prepared, step)
         progress(trial + 1, _MAX_TRIALS)
         ratio = (TARGET_KL / max(kl, 1e-9)) ** (1 / _KL_EXPONENT)
         step *= min(max(ratio, 0.1), 10)

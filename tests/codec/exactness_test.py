@@ -4,7 +4,7 @@
 usage: exactness_test.py DECODE_WITH CGTOOL          CG_MODEL_DIR: the model
 
 The bases of golden files are synthetic. Those of a real model have rows whose elements differ much in size, and symbols
-of thousands in them. What each instruction set decodes is compared with the second reader's sums in double precision.
+of thousands in them. What each instruction set decodes is to be, bit by bit, what the second reader decodes.
 """
 
 import contextlib
@@ -55,10 +55,9 @@ def save_cache(model_dir, path):
 
 
 def compare(decode_with, profile_path, chunk_path, folder):
-    """Returns how many instruction sets are out of FORMAT.md's tolerance."""
+    """Returns how many instruction sets decode other bits."""
     chunk, out, n_bad = reader.Chunk(reader.read(chunk_path)), os.path.join(folder, "out.raw"), 0
     want = chunk.decode(reader.Profile(reader.read(profile_path))).reshape(-1)
-    exact = reader.from_bits(want, chunk.dtype)
     for name in KERNELS:
         done = subprocess.run([decode_with, name, profile_path, chunk_path, out])
         if done.returncode == 77:
@@ -66,10 +65,9 @@ def compare(decode_with, profile_path, chunk_path, folder):
             continue
         done.check_returncode()
         got = np.fromfile(out, f"<u{reader.ELEMENT_BYTES[chunk.dtype]}")
-        good = reader.within_tolerance(reader.from_bits(got, chunk.dtype), exact, chunk.head_dim)
-        print(f"L{chunk.level} {name}: {'ok' if good else 'OUT OF TOLERANCE'}, "
-              f"{np.count_nonzero(got != want)} of {want.size} elements are other bits")  # fmt: skip
-        n_bad += not good
+        n_other = np.count_nonzero(got != want)
+        print(f"L{chunk.level} {name}: {n_other or 'none'} of {want.size} elements are other bits")
+        n_bad += n_other > 0
     return n_bad
 
 

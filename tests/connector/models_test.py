@@ -13,14 +13,14 @@ import profile_test as tiny  # skips without torch and transformers
 import torch
 from cachegen.command import Progress
 from cachegen.contexts import Caches
-from cachegen.klt import Planes
+from cachegen.klt import Matrices, Planes
 from cachegen.kv_model import Context, KvModel
 from cachegen.make_profile import calibrate, make_profile
 from safetensors.torch import load_file, save_file
 
 N_TOKENS, N_CONTINUATION = 1024, 48  # tokens: more than channels in a group, which its basis is made from
 WINDOW = 40  # tokens, less than the context has
-GROUPS = [2, 1]
+MATRICES = Matrices([2, 1], True)
 STEPS = (0.02, 0.06, 0.18)  # of the levels, as shares of the typical weighted channel
 LARGEST_KL = 5e-2  # at L1; random weights answer loudly
 LEAST_MISTAKE = 3  # in units of the divergence at L1
@@ -58,11 +58,11 @@ class ModelsTest(unittest.TestCase):
     def write_profile(self, model, context, x):
         """The mean [2][n_layers][1][C] of the Profile that is written, made of the context itself."""
         caches, progress = Caches(model, 1 << 30), Progress(quiet=True)
-        moments = calibrate(model, caches, [context], GROUPS, progress)
+        moments = calibrate(model, caches, [context], MATRICES, progress)
         mean, weight = (a.transpose(0, 1)[:, :, None] for a in (moments.mean(), moments.weight()))
         size = ((x - mean) * weight).pow(2).mean().sqrt().item()
         steps = [(size * share, size * share) for share in STEPS]
-        made = make_profile(model, "00" * 16, caches, [context], GROUPS, steps, 8, progress)
+        made = make_profile(model, "00" * 16, caches, [context], MATRICES, steps, 8, progress)
         with open(self.path("cgp"), "wb") as file:
             file.write(made.to_bytes())
         return mean

@@ -25,13 +25,13 @@ try:
     from safetensors.torch import load_file, save_file
 
     from cachegen import paper, profile
-    from cachegen.assemble import N_SINKS
     from cachegen.compute_type import faster_dtype, product_seconds
     from cachegen.klt import Planes
     from cachegen.kv_model import Context, KvModel
     from cachegen.profile_file import read_profile, to_bf16_bits
     from cachegen.quality import Coder
     from cachegen.rope import Unsupported
+    from cachegen.sinks import CHOICES, MOST_SINKS
     from cachegen.tables import Histograms, class_costs, cluster, shift_of
 except ImportError as error:
     print(f"skipped: {error}: no profile was made, nothing of the tool is checked")
@@ -137,9 +137,9 @@ class ProfileTest(unittest.TestCase):
             run_cgtool("decode", "--profile", path, self.path("chunk.kv"), self.path("out.safetensors"))
             out = load_file(self.path("out.safetensors"))
             y = Planes(model).flat(out["K"], out["V"])
-            self.assertTrue(torch.equal(out["K"][:, : N_SINKS], k[:, : N_SINKS]), "sinks are exact")
+            self.assertTrue(torch.equal(out["K"][:, : made.n_sinks], k[:, : made.n_sinks]), "sinks are exact")
             step = float(made.step[level - 1, 0])
-            errors.append(((y - x) * weight)[:, :, N_SINKS :].pow(2).mean().sqrt().item() / step)
+            errors.append(((y - x) * weight)[:, :, MOST_SINKS :].pow(2).mean().sqrt().item() / step)
             info = json.loads(run_cgtool("info", "--json", self.path("chunk.kv")))
             sizes.append(sum(s["bytes"] for s in info["sections"] if s["kind"] == "symbols"))
             estimate = coder.code(x, level - 1)[1] / 8
@@ -168,6 +168,9 @@ class ProfileTest(unittest.TestCase):
                 report, path = self.profile("--dtype", "fp32", "--steps", steps)
                 made, _ = self.typical_weighted_size(path, x)
                 np.testing.assert_array_equal(made.inv_freq, model.rope.inv_freq.numpy())
+                self.assertTrue(made.is_joined, "K and V of two layers are few channels")
+                self.assertIn(made.n_sinks, CHOICES)
+                self.assertEqual((report["planes"], report["n_sinks"]), ("joined", made.n_sinks))
                 self.assertEqual((made.step / made.step[0]).astype(float).tolist(), [[1, 1], [3, 3], [9, 9]])
                 self.assertEqual(float(made.step[2, 0]), 9 * float(made.step[0, 0]), "levels nest exactly")
                 run_cgtool("verify", path)
@@ -248,7 +251,7 @@ class ProfileTest(unittest.TestCase):
             self.assertEqual((k.dtype, v.dtype, model.dtype_name), (torch.bfloat16, torch.bfloat16, "bf16"))
             with torch.no_grad():
                 log_p = model.log_probs(context, k, v)
-            fisher = model.fisher(context, k, v, N_SINKS, torch.Generator().manual_seed(1))
+            fisher = model.fisher(context, k, v, MOST_SINKS, torch.Generator().manual_seed(1))
             self.assertTrue(fisher.isfinite().all() and (fisher >= 0).all())
             found[name] = model.weights_bytes, fisher.shape, k, v, log_p
         self.assertEqual(models["fast"].model.dtype, torch.float32)
@@ -283,6 +286,18 @@ class ProfileTest(unittest.TestCase):
                 make_model(self.path("model"), make_config())
                 with self.assertRaisesRegex(Unsupported, name):
                     KvModel(self.path("model"), dtype=torch.float32)
+
+    def test_what_is_transformed_together_can_be_asked_for(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        for options, want in (
+            (("--planes", "apart"), ("apart", [2, 1])),
+            (("--group-layers", "3"), ("joined", [3])),
+            (("--group-layers", "1", "--sinks", "2", "--planes", "joined"), ("joined", [1, 1, 1])),
+        ):
+            report, path = self.profile(*options)
+            self.assertEqual((report["planes"], report["group_layers"]), want)
+            run_cgtool("verify", path)
+        self.assertEqual(report["n_sinks"], 2)
 
     def test_damaged_profiles_are_refused(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())

@@ -154,7 +154,7 @@ class RealModelTest(unittest.TestCase):
         return Context(name, ids[: n + n_continuation], n)
 
     def test_the_mean_is_that_of_unrotated_k(self):
-        x = torch.stack([Planes(self.model).flat(*kv)[:, :, tiny.N_SINKS :] for kv in self.caches.values()])
+        x = torch.stack([Planes(self.model).flat(*kv)[:, :, tiny.MOST_SINKS :] for kv in self.caches.values()])
         with open(self.path, "rb") as file:
             mean = torch.tensor(read_profile(file.read()).mean).transpose(0, 1)
         spread = x.std((0, 3))

@@ -126,9 +126,9 @@ class QualityTest(unittest.TestCase):
 
         profile = self.made_profile()
 
-        def recorded_profile(model, fingerprint, caches, contexts, *others):
+        def recorded_profile(model, fingerprint, caches, contexts, *others, **named):
             seen.append({c.name for c in contexts})
-            return make_profile(model, fingerprint, caches, contexts, *others)
+            return make_profile(model, fingerprint, caches, contexts, *others, **named)
 
         def recorded_tables(published, contexts, caches):
             seen.append({c.name for c in contexts})

@@ -40,6 +40,7 @@ from cachegen.command import Progress  # noqa: E402
 from cachegen.compute_type import dtype_name  # noqa: E402
 from cachegen.contexts import Caches, windows  # noqa: E402
 from cachegen.fingerprint import model_fingerprint  # noqa: E402
+from cachegen.klt import Matrices  # noqa: E402
 from cachegen.kv_model import KvModel  # noqa: E402
 from cachegen.make_profile import make_profile  # noqa: E402
 from cachegen.profile_file import read_profile  # noqa: E402
@@ -246,12 +247,12 @@ class Study:
             progress(i + 1, len(contexts))
 
     def _profile_without(self, others, path):
-        """Writes the klt profile of the contexts, with the steps and groups of the profile of all."""
+        """Writes the klt profile of the contexts, with the steps, matrices and sinks of the profile of all."""
         with open(self.profile("klt"), "rb") as file:
             whole = read_profile(file.read())
         made = make_profile(
-            self.model, self.fingerprint, self.caches, others, whole.group_layers, whole.step.tolist(),
-            len(whole.classes), Progress(),
+            self.model, self.fingerprint, self.caches, others, Matrices(whole.group_layers, whole.is_joined),
+            whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks,
         )  # fmt: skip
         write_atomically(path, made.to_bytes())
 

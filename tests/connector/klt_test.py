@@ -1,0 +1,280 @@
+"""What profiles are made with, without a model or the C codec: matrices of K and V, bases of integers, the file.
+
+usage: klt_test.py
+"""
+
+import os
+import sys
+import types
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "connector"))
+sys.path.insert(0, os.path.join(ROOT, "tests", "codec"))
+try:
+    import numpy as np
+    import torch
+except ImportError as error:
+    print(f"skipped: {error}: matrices, bases and profile files are not checked")
+    sys.exit(77)
+import reader  # noqa: E402
+from cachegen import sinks  # noqa: E402
+from cachegen.assemble import BYTE_BITS, Unit, assemble, choose_unit, plan_columns, quantize_basis  # noqa: E402
+from cachegen.klt import Matrices, Moments, Transform, quantize  # noqa: E402
+from cachegen.make_profile import MAX_CHANNELS, choose_matrices, count_symbols  # noqa: E402
+from cachegen.profile_file import BAND, MAX_BITS, MAX_ELEMENT, Basis, read_profile  # noqa: E402
+from cachegen.rope import NO_ROPE  # noqa: E402
+from cachegen.steps import parse_steps  # noqa: E402
+
+GOLDEN = os.path.join(ROOT, "tests", "golden")
+GROUPS, C = [2, 1], 12
+N_TOKENS = 640
+
+
+class Quiet:
+    def start(self, stage):
+        pass
+
+    def __call__(self, done, total):
+        pass
+
+
+MODEL = types.SimpleNamespace(
+    n_layers=sum(GROUPS), n_kv_heads=3, head_dim=4, channels=C, dtype_name="fp32", dtype=torch.float32,
+    device=torch.device("cpu"), rope=NO_ROPE,
+)  # fmt: skip
+
+
+def correlated(seed=1):
+    """K and V [n_layers][n_tokens][3][4], of a few common causes that last for a while."""
+    generator = torch.Generator().manual_seed(seed)
+    causes = torch.randn(N_TOKENS, 10, generator=generator).cumsum(0) / 50
+    mix = torch.randn(10, 2 * sum(GROUPS) * C, generator=torch.Generator().manual_seed(2))
+    x = causes @ mix + torch.randn(N_TOKENS, mix.shape[1], generator=generator) / 25
+    return x.reshape(N_TOKENS, 2, sum(GROUPS), 3, 4).permute(1, 2, 0, 3, 4)
+
+
+def flat(x):
+    return x.flatten(3)
+
+
+def calibrated(is_joined, n_sinks=2):
+    matrices, x = Matrices(GROUPS, is_joined), flat(correlated())
+    moments = Moments(sum(GROUPS), C, matrices, "cpu")
+    moments.add(x, torch.ones(sum(GROUPS), 2, C))
+    weight = torch.rand(sum(GROUPS), 2, C, generator=torch.Generator().manual_seed(3)) + 0.5
+    return Transform(matrices, moments.mean(), weight, moments.basis(weight), n_sinks, "cpu"), x, moments
+
+
+def made(is_joined, budget_bytes=1 << 20):
+    """(Profile, Transform, x)"""
+    transform, x, _ = calibrated(is_joined)
+    caches = types.SimpleNamespace(get=lambda context: tuple(correlated()))
+    steps = parse_steps("0.05,0.15,0.45")
+    statistics = count_symbols(MODEL, caches, ["one"], transform, steps, Quiet())
+    plan = plan_columns(transform, statistics, budget_bytes)
+    return assemble(MODEL, "5a" * 16, transform, statistics.histograms, plan, steps, 12), transform, x
+
+
+class MatricesTest(unittest.TestCase):
+    def test_channels_stand_by_plane_then_layer(self):
+        x = flat(correlated())
+        joined, apart = Matrices(GROUPS, True), Matrices(GROUPS, False)
+        self.assertEqual((joined.each(), apart.each()), ([(0, 0), (1, 0)], [(0, 0), (0, 1), (1, 0), (1, 1)]))
+        token = joined.rows(x, 0, 0)[7].reshape(2, 2, C)
+        self.assertTrue(torch.equal(token, x[:, :2, 7]))
+        self.assertTrue(torch.equal(apart.rows(x, 0, 1)[7].reshape(2, C), x[1, :2, 7]))
+        channel = torch.arange(sum(GROUPS) * 2 * C).reshape(sum(GROUPS), 2, C)
+        self.assertTrue(torch.equal(joined.columns(channel, 0, 0).reshape(2, 2, C), channel[:2].transpose(0, 1)))
+        for matrices in (joined, apart):
+            back = torch.zeros_like(x)
+            for gm in matrices.each():
+                matrices.put(matrices.rows(x, *gm), back, *gm)
+            self.assertTrue(torch.equal(back, x))
+
+    def test_the_transform_loses_nothing(self):
+        for is_joined in (False, True):
+            transform, x, moments = calibrated(is_joined)
+            out = torch.zeros_like(x)
+            for g, m in transform.matrices.each():
+                transform.synthesize(transform.coefficients(x, g, m), g, m, out)
+            torch.testing.assert_close(out[:, :, 2:], x[:, :, 2:], atol=1e-4, rtol=0)
+            torch.testing.assert_close(moments.mean().transpose(0, 1), x.mean(2))
+            variance = x.double().var(2, correction=0).transpose(0, 1)
+            torch.testing.assert_close(moments.variance(), variance, rtol=1e-3, atol=1e-6)
+
+    def test_with_as_many_sinks_as_a_block_has_tokens_the_first_block_is_the_mean(self):
+        transform, x, _ = calibrated(True, n_sinks=8)
+        self.assertEqual(transform.coefficients(x, 0, 0)[0].abs().max().item(), 0)
+
+    def test_what_k_and_v_have_in_common_is_coded_once(self):
+        bits = []
+        for is_joined in (False, True):
+            transform, x, _ = calibrated(is_joined)
+            z = [transform.coefficients(x, *gm).pow(2).mean(0) for gm in transform.matrices.each()]
+            bits.append(sum((square / 0.06**2 + 1).log2().sum().item() / 2 for square in z))
+        self.assertLess(bits[1], 0.8 * bits[0])
+
+    def test_group_sizes_follow_the_model_the_budget_and_what_is_preferred(self):
+        def choose(channels, n_layers, budget=1e12, **more):
+            model = types.SimpleNamespace(n_layers=n_layers, channels=channels)
+            found = choose_matrices(model, budget, **more)
+            self.assertEqual(sum(found.groups), n_layers)
+            return found.is_joined, max(found.groups)
+
+        small, speed = 0.05 * 269e6, {"most_channels": MAX_CHANNELS["speed"]}
+        self.assertEqual(choose(192, 30, small), (True, 5))
+        self.assertEqual(choose(192, 30, small, **speed), (True, 3))
+        self.assertEqual(choose(192, 30, small, planes=("apart",)), (False, 10))
+        self.assertEqual(choose(1024, 32), (True, 1))
+        self.assertEqual(choose(1024, 32, **speed), (False, 1))
+        self.assertEqual(choose(4096, 32), (False, 1), "no group fits: the least")
+        self.assertEqual(choose(192, 30, 0.3 * small), (True, 1), "a small budget")
+        self.assertEqual(choose(192, 30, 0), (False, 1))
+
+
+class BasisTest(unittest.TestCase):
+    def setUp(self):
+        rng = np.random.default_rng(4)
+        self.rows = np.linalg.qr(rng.standard_normal((100, 100)))[0].astype(np.float32)
+        self.square = np.geomspace(1e5, 1e-3, 100)
+
+    def quantized(self, bits, unit=None):
+        return quantize_basis(self.rows, np.array(bits), self.square, unit or choose_unit(100, 1e3))
+
+    def test_elements_are_integers_within_the_format(self):
+        basis = self.quantized([15] * 3 + [12] * 7 + [9] * 12 + [8] * 30 + [5] * 20 + [2] * 28)
+        self.assertEqual((basis.unit_bits, len(basis.shift), basis.n_components), (14, 4, 100))
+        self.assertTrue((basis.multiple.astype(int) << (basis.bits.astype(int) - 1) <= MAX_ELEMENT).all())
+        self.assertTrue((basis.multiple >= 1).all())
+        limit = 2 ** (basis.bits.astype(int) - 1)
+        self.assertTrue((np.abs(basis.numbers) < limit[:, None]).all())
+        self.assertEqual(basis.is_bytes.tolist(), [False, True, True, True])
+        self.assertEqual(basis.shift[0], 0)
+        self.assertTrue((basis.shift[1:] == basis.shift[1]).all() and basis.shift[1] > 0)
+        self.assertTrue((np.abs(basis.rows()) <= basis.largest()[:, None]).all())
+        self.assertEqual(basis.n_exact, 32, "22 are fine, in sixteens")
+        error = np.sqrt(np.square(basis.rows() - self.rows).sum(1))
+        self.assertLess(error[:3].max(), 2e-3)
+        self.assertLess(error[22:52].max(), 0.15)  # what is rounded away is put where the data are small
+
+    def test_a_band_has_one_unit(self):
+        bits = [12] + [4] * 99
+        basis, alone = self.quantized(bits), self.quantized([4] * 100)
+        self.assertEqual(basis.shift.tolist(), [0] + [alone.shift[1]] * 3)
+        self.assertTrue((basis.multiple[1:BAND] % (1 << alone.shift[1]) == 0).all(), "of the coarse unit")
+        self.assertTrue((basis.multiple.astype(int) << (basis.bits.astype(int) - 1) <= MAX_ELEMENT).all())
+
+    def test_sums_stay_far_from_32_bits(self):
+        self.assertEqual(choose_unit(1920, 1e3), Unit(14, 4))
+        self.assertEqual(choose_unit(1152, 1e3), Unit(14, 5))
+        for largest_sum in (1e4, 1e5, 3e5):
+            self.assertLess(largest_sum * 2.0 ** choose_unit(1920, largest_sum).bits, 2**31 / 8)
+        self.assertEqual(choose_unit(1920, 1e12).bits, 8, "what cannot be helped is the encoder's to count")
+
+    def test_the_file_holds_it_and_the_second_reader_reads_the_same(self):
+        for is_joined in (False, True):
+            profile, _, _ = made(is_joined)
+            data = profile.to_bytes()
+            back, second = read_profile(data), reader.Profile(data)
+            self.assertEqual(back.to_bytes(), data)
+            self.assertEqual((back.is_joined, bool(second.joined)), (is_joined, is_joined))
+            self.assertGreater(sum(b.n_components for of in profile.basis for b in of), 20)
+            for g, m in Matrices(GROUPS, is_joined).each():
+                rows, unit_bits = profile.basis[g][m].rows(), profile.basis[g][m].unit_bits
+                np.testing.assert_array_equal(back.basis[g][m].rows(), rows)
+                np.testing.assert_array_equal(second.basis[g, m], rows.astype(np.float64) * 2**unit_bits)
+                self.assertEqual(second.unit_bits[g, m], unit_bits)
+                for level in range(3):
+                    n_active = profile.n_active(level, g, m)
+                    self.assertEqual([len(of) for of in second.columns[level + 1, g, m]], n_active)
+
+    def test_a_profile_codes_as_its_transform(self):
+        for is_joined in (False, True):
+            profile, _, x = made(is_joined)
+            coder, weight = Transform.of_profile(profile), torch.tensor(profile.weight).transpose(0, 1)[:, :, None]
+            step, out = float(profile.step[0, 0]), torch.zeros_like(x)
+            for g, m in coder.matrices.each():
+                coder.synthesize(quantize(coder.coefficients(x, g, m), step) * step, g, m, out)
+            error = ((out - x) * weight)[:, :, 2:].pow(2).mean().sqrt().item() / step
+            self.assertLess(abs(error - 12**-0.5), 0.06, "a uniform quantizer's")
+
+    def test_a_small_budget_makes_a_small_profile(self):
+        sizes = [len(made(True, budget)[0].to_bytes()) for budget in (1 << 20, 36 << 10)]
+        self.assertGreater(sizes[0], 1.1 * sizes[1])
+
+    def test_damaged_fields_are_refused(self):
+        profile, _, _ = made(True)
+        basis = profile.basis[0][0]
+
+        def refuse(what):
+            with self.subTest(what), self.assertRaises(ValueError):
+                read_profile(profile.to_bytes())
+
+        for name, value in (("bits", MAX_BITS + 1), ("bits", 1), ("multiple", 0), ("multiple", 1 << 14), ("shift", 17)):
+            array = getattr(basis, name)
+            kept, array[0] = array[0], value
+            refuse(f"{name} {value}")
+            array[0] = kept
+        for unit_bits in (7, 21):
+            kept, basis.unit_bits = basis.unit_bits, unit_bits
+            refuse(f"unit_bits {unit_bits}")
+            basis.unit_bits = kept
+        profile.step[1, 1] *= 2
+        refuse("steps of K and V")
+        profile.step[1, 1] /= 2
+        read_profile(profile.to_bytes())
+
+    def test_version_1_is_read_and_not_written(self):
+        for name in ("v1", "v1-packed", "v2-nested"):
+            with open(os.path.join(GOLDEN, name, "profile.cgp"), "rb") as file:
+                data = file.read()
+            old, second = read_profile(data), reader.Profile(data)
+            self.assertFalse(old.is_joined or isinstance(old.basis[0][0], Basis))
+            for g, of in enumerate(old.basis):
+                for m, basis in enumerate(of):
+                    np.testing.assert_array_equal(basis.rows(), second.basis[g, m])
+            with self.assertRaisesRegex(ValueError, "version 1"):
+                old.to_bytes()
+
+    def test_few_bits_are_of_bytes(self):
+        self.assertTrue(self.quantized([BYTE_BITS] * 100).is_bytes.all())
+        self.assertFalse(self.quantized([BYTE_BITS + 1] * 100).is_bytes.any())
+
+
+class SinksTest(unittest.TestCase):
+    def choose(self, *kl):
+        """With a model whose divergence is kl of the choices of sinks."""
+        asked = []
+
+        def told(model, transform, caches, contexts, step, progress):
+            asked.append((len(contexts), step))
+            return kl
+
+        original, sinks.divergences = sinks.divergences, told
+        self.addCleanup(setattr, sinks, "divergences", original)
+        return sinks.choose_sinks(None, None, None, list(range(9)), 0.5, Quiet()), asked
+
+    def test_the_fewest_are_taken_that_lose_next_to_nothing(self):
+        self.assertEqual(self.choose(0.6, 0.0101, 0.0102, 0.01, 0.0101)[0], 1)
+        self.assertEqual(self.choose(0.01, 0.0101, 0.0102, 0.0101, 0.0101)[0], 0)
+        self.assertEqual(self.choose(0.6, 0.4, 0.2, 0.1, 0.01), (8, [(sinks.N_CONTEXTS, 0.5)]))
+
+    def test_a_token_that_all_depends_on_is_kept(self):
+        """The first token is like no other, and the answer is what it says."""
+        transform, x, _ = calibrated(True, n_sinks=sinks.MOST_SINKS)
+        k, v = correlated()
+        k[:, 0] += 1.0  # half a step at most is lost
+        model = types.SimpleNamespace(**vars(MODEL))
+        model.log_probs = lambda context, k, v: torch.stack([k[:, 0].mean(), k[:, 1:].mean() * 0]).expand(3, 2).log_softmax(-1)
+        context = types.SimpleNamespace(ids=torch.zeros(5, dtype=torch.int64), n=2)
+        caches = types.SimpleNamespace(get=lambda context: (k, v))
+        found = sinks.divergences(model, transform, caches, [context], 5.0, Quiet())
+        self.assertLess(max(found[1:]), 1e-6)
+        self.assertGreater(found[0], 1e-3)
+        self.assertEqual(transform.n_sinks, sinks.MOST_SINKS)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    unittest.main(verbosity=2)
