@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every instruction set of this CPU decodes as FORMAT.md says, with a profile made from a real model.
+"""Every instruction set of this CPU decodes as FORMAT.md says, with profiles made from a real model.
 
 usage: exactness_test.py DECODE_WITH CGTOOL          CG_MODEL_DIR: the model
 
@@ -10,6 +10,7 @@ of thousands in them. What each instruction set decodes is to be, bit by bit, wh
 import contextlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,35 +32,50 @@ from cachegen.kv_model import Context, KvModel  # noqa: E402
 
 CALIBRATION = os.path.join(ROOT, "tests", "data", "calibration", "novel_en.txt")
 OTHER_TEXT = os.path.join(ROOT, "tests", "data", "calibration", "wikitext2_valid.txt")
-PROFILE_TOKENS, CHUNK_TOKENS = 512, 128
+PROFILE_TOKENS = 512
+N_TOKENS, CHUNK_TOKENS = 125, 72  # two chunks, of which one begins later and ends within a block
+CASES = {  # options of the profile tool: what cgtool encodes
+    (): (("--level", "L1"), ("--level", "L2"), ("--level", "L3"), ("--level", "L1", "--nested")),
+    ("--planes", "apart", "--group-layers", "10"): (("--level", "L2"),),
+    ("--preset", "paper"): (("--level", "L2"),),
+}
 KERNELS = ("baseline", "avx2", "avx512", "vnni", "amx")
 
 
-def make_profile(model_dir, folder):
+def make_profile(model_dir, folder, options):
     text = os.path.join(folder, "text")
     with open(CALIBRATION) as whole, open(text, "w") as file:
         file.write(whole.read(6 * PROFILE_TOKENS))  # too little for held-out text, which would only be measured
     with contextlib.redirect_stdout(io.StringIO()):
         report = profile.run(profile.parse_arguments([
             model_dir, "--texts", text, "--out", os.path.join(folder, "store"), "--tokens", str(PROFILE_TOKENS),
-            "--quiet"]))  # fmt: skip
+            "--quiet", *options]))  # fmt: skip
     return os.path.join(folder, "store", "profiles", report["profile"] + ".cgp")
 
 
 def save_cache(model_dir, path):
     with open(OTHER_TEXT) as file:
-        ids = AutoTokenizer.from_pretrained(model_dir)(file.read(8 * CHUNK_TOKENS), return_tensors="pt").input_ids[0]
-    k, v = KvModel(model_dir).prefill(Context("text", ids, CHUNK_TOKENS))
-    tokens = ids[:CHUNK_TOKENS].int()
+        ids = AutoTokenizer.from_pretrained(model_dir)(file.read(8 * N_TOKENS), return_tensors="pt").input_ids[0]
+    k, v = KvModel(model_dir).prefill(Context("text", ids, N_TOKENS))
+    tokens = ids[:N_TOKENS].int()
     save_file({"K": k.contiguous(), "V": v.contiguous(), "tokens": tokens.contiguous()}, path)
 
 
-def compare(decode_with, profile_path, chunk_path, folder):
+def cut(data):
+    """The chunk, and each coarser level that it holds."""
+    ends = [int.from_bytes(data[at : at + 8], "little") for at in (144, 136)]
+    return [data] + [data[:end] for end in ends if end]
+
+
+def compare(decode_with, profile_path, data, folder):
     """Returns how many instruction sets decode other bits."""
-    chunk, out, n_bad = reader.Chunk(reader.read(chunk_path)), os.path.join(folder, "out.raw"), 0
+    chunk, n_bad = reader.Chunk(data), 0
+    path, out = os.path.join(folder, "one.kv"), os.path.join(folder, "out.raw")
+    with open(path, "wb") as file:
+        file.write(data)
     want = chunk.decode(reader.Profile(reader.read(profile_path))).reshape(-1)
     for name in KERNELS:
-        done = subprocess.run([decode_with, name, profile_path, chunk_path, out])
+        done = subprocess.run([decode_with, name, profile_path, path, out])
         if done.returncode == 77:
             print(f"L{chunk.level} {name}: not on this CPU: not compared")
             continue
@@ -77,14 +93,20 @@ def main(decode_with, cgtool):
         print("skipped: no CG_MODEL_DIR: instruction sets were not compared on a real profile")
         return 77
     torch.manual_seed(1)
+    n_bad = 0
     with tempfile.TemporaryDirectory() as folder:
-        tensors, chunk = os.path.join(folder, "in.safetensors"), os.path.join(folder, "chunk.kv")
-        profile_path = make_profile(model_dir, folder)
+        tensors, chunks = os.path.join(folder, "in.safetensors"), os.path.join(folder, "chunks")
         save_cache(model_dir, tensors)
-        n_bad = 0
-        for level in ("L1", "L2", "L3"):
-            subprocess.run([cgtool, "encode", "--level", level, "--profile", profile_path, tensors, chunk], check=True)
-            n_bad += compare(decode_with, profile_path, chunk, folder)
+        for options, encodings in CASES.items():
+            profile_path = make_profile(model_dir, folder, options)
+            for encoding in encodings:
+                print(f"profile {' '.join(options) or 'by default'}, {' '.join(encoding)}")
+                subprocess.run([cgtool, "encode", *encoding, "--chunk-tokens", str(CHUNK_TOKENS), "--profile",
+                                profile_path, tensors, chunks], check=True)  # fmt: skip
+                for name in sorted(os.listdir(chunks)):
+                    for data in cut(reader.read(os.path.join(chunks, name))):
+                        n_bad += compare(decode_with, profile_path, data, folder)
+                shutil.rmtree(chunks)
     return 1 if n_bad else 0
 
 
