@@ -147,7 +147,7 @@ class ProfileTest(unittest.TestCase):
         # A uniform quantizer errs by step / sqrt(12); components that are cut, or smaller than a step, by less or more.
         for level, error in enumerate(errors, 1):
             self.assertLess(error, 0.4, f"L{level}: {errors}")
-        self.assertGreater(errors[0], 0.1, f"{errors}")
+        self.assertGreater(errors[0], 0.05, f"{errors}")  # 192 tokens span few of the channels
         self.assertGreater(sizes[0], sizes[1])
         self.assertGreater(sizes[1], sizes[2])
 
