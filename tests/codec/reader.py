@@ -373,11 +373,13 @@ class Profile:
         self.group_layers = fields.array("<u2", n_groups).tolist()
         require(sum(self.group_layers) == self.n_layers, "groups")
         self.step = fields.array("<f4", 6).reshape(3, 2)
+        require(bool(np.isfinite(self.step).all() and np.isfinite(ropes).all()), "not finite")
         require(not self.joined or bool((self.step[:, 0] == self.step[:, 1]).all()), "steps of K and V")
         self.mean = fields.array("<f4", self.n_layers * 2 * channels).reshape(self.n_layers, 2, channels)
         self.weight = fields.array("<f4", self.n_layers * 2 * channels).reshape(self.n_layers, 2, channels)
         if self.has_anchors:
             self.anchor_step = fields.array("<f4", self.mean.size).reshape(self.mean.shape)
+        require(bool(np.isfinite(self.mean).all() and np.isfinite(self.weight).all()), "not finite")
         classes = []
         for _ in range(n_classes):
             shift, n_symbols = fields.take("BB")
@@ -413,8 +415,10 @@ class Profile:
                 require(max(n_active) <= counts[at][0], "active columns")
                 self.columns[(level, *at)] = [[classes[k] for k in fields.array("u1", n).tolist()] for n in n_active]
         self.basis, self.unit_bits = {}, {}
-        for at in matrices:
-            n = channels * self.group_layers[at[0]] * (2 if self.joined else 1)
+        sizes = {at: channels * self.group_layers[at[0]] * (2 if self.joined else 1) for at in matrices}
+        elements = sum(-(-counts[at][0] // 32) * 32 * (-(-n // 256) * 256) for at, n in sizes.items())
+        require(elements <= 8 * len(fields.data) + (1 << 20), "bases that are too large for the file")
+        for at, n in sizes.items():
             require(counts[at][0] <= n, "components")
             if self.version == 1:
                 self.basis[at] = self.read_floats(fields, n, *counts[at])
