@@ -36,7 +36,7 @@ PROFILE_TOKENS = 512
 N_TOKENS, CHUNK_TOKENS = 125, 72  # two chunks, of which one begins later and ends within a block
 CASES = {  # options of the profile tool: what cgtool encodes
     (): (("--level", "L1"), ("--level", "L2"), ("--level", "L3"), ("--level", "L1", "--nested")),
-    ("--planes", "apart", "--group-layers", "10"): (("--level", "L2"),),
+    ("--planes", "apart", "--group-layers", "3"): (("--level", "L2"),),
     ("--preset", "paper"): (("--level", "L2"),),
 }
 KERNELS = ("baseline", "avx2", "avx512", "vnni", "amx")
