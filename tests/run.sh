@@ -30,9 +30,9 @@ setarch -R true 2> /dev/null && fixed_addresses="setarch -R"
 
 for sanitizer in $sanitizers; do
     build "$sanitizer" "build-$sanitizer"
-    echo "== unit tests and fuzz corpus with $sanitizer"
+    echo "== unit tests, fuzz corpus and stress with $sanitizer"
     $fixed_addresses ctest --test-dir "build-$sanitizer" --output-on-failure -j2 --timeout 900 \
-        -L 'unit|fuzz'
+        -L 'unit|fuzz|stress'
 done
 
 build release build
