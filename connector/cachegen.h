@@ -283,8 +283,13 @@ typedef struct cachegen_stats {
     uint64_t chunks_saved[4], chunks_existed, save_errors, saves_dropped, bytes_written, encode_ns;
     uint64_t abandoned_reads;
     uint64_t throughput_bps; /* the estimator's now, coded bits a second; 0 unknown */
-    uint64_t
-        staging_peak_bytes;   /* the most that saves held of staging_mib: K and V, and encoders */
+    /* saves_dropped by reason, in chunks: the staging memory is full; nothing fine enough may be
+     * made of what was loaded lossily; what they follow is not stored; the store hung; other
+     * errors. */
+    uint64_t saves_dropped_staging, saves_dropped_lossy, saves_dropped_unreachable,
+        saves_dropped_timed_out, saves_dropped_failed;
+    /* The most that saves held of staging_mib: K and V, and encoders. */
+    uint64_t staging_peak_bytes;
     uint64_t loads_shortened; /* given up from some chunk on, since recomputing is faster */
     uint64_t bytes_dropped, predicted_kl_micronats; /* sums over loads */
 } cachegen_stats;

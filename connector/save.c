@@ -75,6 +75,7 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
         cg_chunk_memory_entry known;
         if (levels == 0) {
             rt->stats.saves_dropped++;
+            rt->stats.saves_dropped_lossy++;
             continue;
         }
         if (cg_chunk_memory_find(rt->chunk_memory, &save->keys[i], levels, now_ns, &known) &&
@@ -87,6 +88,7 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
          * having. */
         if (*staging_bytes_out + raw_bytes + encoder_bytes > limit && save->n_chunks > 0) {
             rt->stats.saves_dropped += save->n_keys - i;
+            rt->stats.saves_dropped_staging += save->n_keys - i;
             save->end_token = first_token;
             break;
         }
@@ -213,7 +215,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
 give_back:
     pthread_mutex_lock(&rt->lock);
     rt->staging_bytes -= staging_bytes;
-    rt->stats.saves_dropped += save->n_chunks;
+    cg_save_count_dropped(rt, save->n_chunks, status);
     pthread_mutex_unlock(&rt->lock);
 done:
     if (save != NULL)

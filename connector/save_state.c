@@ -56,6 +56,18 @@ void cg_save_release_encoder(cg_save_chunk *chunk)
     chunk->encoding_bytes = 0;
 }
 
+void cg_save_count_dropped(cg_runtime *rt, uint32_t n_chunks, cg_status status)
+{
+    cachegen_stats *stats = &rt->stats;
+    stats->saves_dropped += n_chunks;
+    if (status == CG_OK)
+        stats->saves_dropped_unreachable += n_chunks;
+    else if (status == CG_ERR_TIMED_OUT)
+        stats->saves_dropped_timed_out += n_chunks;
+    else
+        stats->saves_dropped_failed += n_chunks;
+}
+
 void cg_save_finish(cachegen_save *save, cg_status status)
 {
     cg_runtime *rt = save->op.runtime;
@@ -67,7 +79,8 @@ void cg_save_finish(cachegen_save *save, cg_status status)
         save->n_saved == save->n_chunks ? save->end_token : save->chunks[save->n_saved].first_token;
     p->total_ns = cg_now_ns() - save->op.started_ns;
     rt->stats.save_errors += status != CG_OK;
-    rt->stats.saves_dropped += save->n_chunks - save->n_saved;
+    cg_save_count_dropped(rt, save->n_chunks - save->n_saved,
+                          save->is_behind_hole ? CG_OK : status);
     cg_operation_finish(&save->op);
 }
 

@@ -406,7 +406,11 @@ static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_writt
     begin_step(save, 1);
     if (!*model_json_written && (status = write_model_json(save->op.connector, io)) == CG_OK)
         *model_json_written = true;
-    if (status == CG_OK && is_reachable(save, io)) {
+    const bool is_behind_hole = status == CG_OK && !is_reachable(save, io);
+    pthread_mutex_lock(&rt->lock);
+    save->is_behind_hole = is_behind_hole;
+    pthread_mutex_unlock(&rt->lock);
+    if (status == CG_OK && !is_behind_hole) {
         skip_existing(save, io);
         status = save_chunks(save, io);
     }

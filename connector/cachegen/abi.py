@@ -98,6 +98,8 @@ class Progress(_Struct):
         + _u32("loaded_tokens", "worst_level")
         + _u64("bytes_read", "read_ns", "decode_ns", "copy_ns", "total_ns")
         + _u32("failed_token", "failed_levels", "failed_worst_level", "reserved")
+        + [("chunks_at", c_uint32 * N_LEVELS)]
+        + _u64("bytes_dropped", "predicted_kl_micronats")
     )
 
 
@@ -121,6 +123,9 @@ class Stats(_Struct):
         + [("chunks_saved", c_uint64 * N_LEVELS)]
         + _u64("chunks_existed", "save_errors", "saves_dropped", "bytes_written", "encode_ns")
         + _u64("abandoned_reads", "throughput_bps")
+        + _u64("saves_dropped_staging", "saves_dropped_lossy", "saves_dropped_unreachable", "saves_dropped_timed_out")
+        + _u64("saves_dropped_failed", "staging_peak_bytes", "loads_shortened", "bytes_dropped")
+        + _u64("predicted_kl_micronats")
     )
 
     def as_dict(self):

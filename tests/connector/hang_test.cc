@@ -176,6 +176,7 @@ TEST_P(HangTest, ASaveEndsInItsTimeAndSoDoWhatWaitsBehindIt)
         EXPECT_EQ(p.loaded_tokens, 0u);
     });
     EXPECT_EQ(engine->stats().saves_dropped, 6u);
+    EXPECT_EQ(engine->stats().saves_dropped_timed_out, 6u);
     EXPECT_EQ(engine->save_start(prompt(64, 3), 0, 64, true, nullptr, 0, &behind), CG_ERR_TIMED_OUT)
         << "nothing is copied for a store that hangs";
 

@@ -850,6 +850,7 @@ TEST_P(LoadTest, AStoreWithoutAProfileKeepsL0)
     ASSERT_EQ(engine.save(prompt(64, 9), nullptr, 2), CACHEGEN_OK);
     EXPECT_EQ(store.chunks("L0").size(), 2u);
     EXPECT_EQ(engine.stats().saves_dropped, 2u);
+    EXPECT_EQ(engine.stats().saves_dropped_lossy, 2u);
 }
 
 // ---- coarse first ----
@@ -1174,6 +1175,7 @@ TEST_P(LoadTest, EncodersTakeTheirMemoryFromTheSameBudget)
     EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
     EXPECT_EQ(engine.stats().chunks_saved[0], 3u) << "three copies and one encoder";
     EXPECT_EQ(engine.stats().saves_dropped, 5u);
+    EXPECT_EQ(engine.stats().saves_dropped_staging, 5u);
     for (int i = 0; i < 3; i++) { // the rest, from the hole on
         cachegen_save *save;
         const uint32_t from = 64 * 3 * static_cast<uint32_t>(i);
@@ -1207,6 +1209,7 @@ TEST_P(LoadTest, NothingIsSavedBehindAHole)
         EXPECT_EQ(save(160, 192).loaded_tokens, 160u);
         EXPECT_EQ(store.chunks("L0").size(), 2u);
         EXPECT_EQ(engine.stats().saves_dropped, 3u);
+        EXPECT_EQ(engine.stats().saves_dropped_unreachable, 3u);
         EXPECT_EQ(save(64, 192).loaded_tokens, 192u) << "from the hole on";
         EXPECT_EQ(store.chunks("L0").size(), 6u);
         EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 191u);
