@@ -229,7 +229,8 @@ void cg_extents_plan_make(cg_extents_plan *plan, const cg_extents_input *in)
     if (plan->in_time) {
         for (size_t i = 0; i < in->n_chunks; i++)
             n_steps += add_steps(in, (uint32_t)i, plan->steps + n_steps);
-        qsort(plan->steps, n_steps, sizeof *plan->steps, by_rate);
+        if (n_steps > 0) /* else there may be no memory at all */
+            qsort(plan->steps, n_steps, sizeof *plan->steps, by_rate);
         take_steps(in, plan, n_steps);
     }
     list_extents(in, plan, has_slack(in, plan));

@@ -136,6 +136,18 @@ static double link_now_bps(const cg_stream_plan *plan, const cg_speeds *speeds, 
     return bps > 0 && bps < most_bps ? bps : most_bps;
 }
 
+/* When a load must be done: by its deadline, less what recomputing takes of what it has failed
+ * since. */
+static uint64_t due_ns(const cg_stream *stream, const cg_speeds *speeds)
+{
+    const double tokens_per_s = cg_speeds_recompute(speeds);
+    double tokens = 0;
+    for (uint32_t i = stream->first_failed; i < stream->end; i++)
+        tokens += stream->sizes[i].n_tokens;
+    const double ns = tokens_per_s > 0 ? tokens * 1e9 / tokens_per_s : 0;
+    return ns < (double)stream->deadline_ns ? stream->deadline_ns - (uint64_t)ns : 0;
+}
+
 /* ---- what the planner is asked ---- */
 
 /* Levels of the chunks that a stream has not begun, where they are the controller's. How much is
@@ -170,7 +182,7 @@ static void fill_item(cg_extents_chunk *item, const cg_stream *stream, uint32_t 
     const cg_controller_chunk *sizes = &stream->sizes[index];
     const bool is_begun = chunk->state != CG_STREAM_WAITING;
     const bool is_anytime = cg_stream_is_anytime(stream);
-    *item = (cg_extents_chunk){.left_ns = left_ns(stream->deadline_ns, now_ns),
+    *item = (cg_extents_chunk){.left_ns = left_ns(due_ns(stream, speeds), now_ns),
                                .asked_bytes = chunk->asked_bytes,
                                .asked = CG_N_LEVELS};
     memcpy(item->bytes, sizes->bytes, sizeof item->bytes);
@@ -227,7 +239,8 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
             all_ns += item->decode_ns[item->asked < CG_N_LEVELS ? item->asked : item->floor];
         }
         const uint64_t need_ns = (uint64_t)(all_ns * DECODE_SLACK) + DECODE_SLACK_MS * 1000000u;
-        stream->decode_at_ns = stream->deadline_ns > need_ns ? stream->deadline_ns - need_ns : 0;
+        const uint64_t until_ns = due_ns(stream, speeds);
+        stream->decode_at_ns = until_ns > need_ns ? until_ns - need_ns : 0;
     }
     return decoding_ns;
 }
@@ -659,7 +672,7 @@ static bool should_cut(const cg_stream *stream, const outlook *o, double bytes_b
                        uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
-    const double left = left_ns(stream->deadline_ns, o->now_ns);
+    const double left = left_ns(due_ns(stream, o->speeds), o->now_ns);
     const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
     const cut here = best_cut(stream, o->speeds, o->link_bps, bytes_before, &all_ns);
     const cut safe = best_cut(stream, o->speeds, o->low_bps, bytes_before, &feared_ns);

@@ -475,6 +475,20 @@ TEST_F(StreamPlanTest, WhatWillBeLateIsGivenUpWhereRecomputingIsFaster)
     }
 }
 
+// What was failed is recomputed after the load, so the load has that much less time.
+TEST_F(StreamPlanTest, AShortenedLoadLeavesTimeForRecomputing)
+{
+    Stream stream(4, 2 * SECOND);
+    link(1e6);
+    speeds.configured_tokens_per_s = 400; // three chunks take 1.92 s
+    add(&stream);
+    EXPECT_TRUE(cg_stream_failed(&stream.s, 1));
+    plan.is_stale = true;
+    const std::string text = run(1e6);
+    EXPECT_EQ(stream.s.chunks[0].state, CG_STREAM_DONE) << text;
+    EXPECT_EQ(stream.s.chunks[0].level, CG_L3) << text;
+}
+
 TEST_F(StreamPlanTest, ALinkThatFallsSilentIsBelievedToBeSlow)
 {
     Stream stream(10, 2 * SECOND);
