@@ -2,6 +2,7 @@
 
 #include "connector/clock.h"
 #include "connector/load_deliver.h"
+#include "connector/stream_exit.h"
 
 #include <stdlib.h>
 

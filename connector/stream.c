@@ -86,6 +86,13 @@ uint32_t cg_stream_first_missing(const cg_stream *stream)
     return i;
 }
 
+bool cg_stream_is_decodable(const cg_stream *stream, uint32_t chunk_index)
+{
+    const cg_stream_chunk *chunk = &stream->chunks[chunk_index];
+    return chunk->state == CG_STREAM_READING && cg_stream_wants(stream, chunk_index) &&
+           cg_stream_level_in(stream, chunk_index, chunk->arrived_bytes) < CG_N_LEVELS;
+}
+
 bool cg_stream_failed(cg_stream *stream, uint32_t chunk_index)
 {
     stream->chunks[chunk_index].state = CG_STREAM_FAILED;

@@ -81,6 +81,8 @@ bool cg_stream_wants(const cg_stream *stream, uint32_t chunk_index);
 bool cg_stream_is_settled(const cg_stream *stream);
 /* The first chunk that cannot be decoded from what has arrived; stream->end: all can. */
 uint32_t cg_stream_first_missing(const cg_stream *stream);
+/* Whether a chunk is wanted and can be decoded from what has arrived of it. */
+bool cg_stream_is_decodable(const cg_stream *stream, uint32_t chunk_index);
 /* A chunk cannot be had: nothing from it on is wanted. False: that was so before. */
 bool cg_stream_failed(cg_stream *stream, uint32_t chunk_index);
 

@@ -17,18 +17,12 @@ enum {
     MANY_ITEMS = 64,        /* with more than so many chunks a plan stands for a while */
     STANDS_MS = 5,
     DECODE_SLACK_MS = 3,
-    LEAST_CHECK_MS = 5,
-    CHECKS = 32, /* of whether a load is hopeless, in the time that is left */
-    SURE_SAMPLES = 3,
-    UNKNOWN_DOUBT = 4, /* a link that has not answered may be so many times slower than that says */
 };
 static const double MOST_QUEUED_NS = 3600e9; /* an hour: keeps the sum below within its type */
 static const double DECODE_SLACK = 1.1;      /* on what decoding should take */
-static const double EXIT_SLACK = 0.1; /* of what recomputing takes: it begins before it must */
-static const double EXIT_GAIN = 0.9;  /* recomputing must take less than this part of loading */
-static const double HOPE = 2;         /* the link may become so many times faster */
-static const double QUIET_NS = 50e6;  /* a round trip may take so long */
-static const double STALL = 2;        /* a link that is quiet for so many times what is under way */
+static const double HOPE = 2;                /* the link may become so many times faster */
+static const double QUIET_NS = 50e6;         /* a round trip may take so long */
+static const double STALL = 2; /* a link that is quiet for so many times what is under way */
 
 static uint64_t add_ns(uint64_t a, uint64_t b)
 {
@@ -121,10 +115,8 @@ static double quiet_ns(const cg_stream_plan *plan, uint64_t now_ns)
     return now_ns > since_ns ? (double)(now_ns - since_ns) : 0;
 }
 
-/* The link's speed; less where it has been quiet for longer than the estimate allows: then what is
- * under way over that time is more than it does (*is_bound_out). 0: unknown. */
-static double link_now_bps(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
-                           bool *is_bound_out)
+double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
+                          bool *is_bound_out)
 {
     const double bps = cg_estimator_bps(&speeds->link), quiet = quiet_ns(plan, now_ns);
     const double bits = 8 * (double)plan->bytes_reading;
@@ -136,9 +128,7 @@ static double link_now_bps(const cg_stream_plan *plan, const cg_speeds *speeds, 
     return bps > 0 && bps < most_bps ? bps : most_bps;
 }
 
-/* When a load must be done: by its deadline, less what recomputing takes of what it has failed
- * since. */
-static uint64_t due_ns(const cg_stream *stream, const cg_speeds *speeds)
+uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds)
 {
     const double tokens_per_s = cg_speeds_recompute(speeds);
     double tokens = 0;
@@ -182,7 +172,7 @@ static void fill_item(cg_extents_chunk *item, const cg_stream *stream, uint32_t 
     const cg_controller_chunk *sizes = &stream->sizes[index];
     const bool is_begun = chunk->state != CG_STREAM_WAITING;
     const bool is_anytime = cg_stream_is_anytime(stream);
-    *item = (cg_extents_chunk){.left_ns = left_ns(due_ns(stream, speeds), now_ns),
+    *item = (cg_extents_chunk){.left_ns = left_ns(cg_stream_due_ns(stream, speeds), now_ns),
                                .asked_bytes = chunk->asked_bytes,
                                .asked = CG_N_LEVELS};
     memcpy(item->bytes, sizes->bytes, sizeof item->bytes);
@@ -239,7 +229,7 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
             all_ns += item->decode_ns[item->asked < CG_N_LEVELS ? item->asked : item->floor];
         }
         const uint64_t need_ns = (uint64_t)(all_ns * DECODE_SLACK) + DECODE_SLACK_MS * 1000000u;
-        const uint64_t until_ns = due_ns(stream, speeds);
+        const uint64_t until_ns = cg_stream_due_ns(stream, speeds);
         stream->decode_at_ns = until_ns > need_ns ? until_ns - need_ns : 0;
     }
     return decoding_ns;
@@ -259,7 +249,7 @@ static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_
     if (plan_stands(plan, now_ns))
         return;
     bool is_bound;
-    const double link_bps = link_now_bps(plan, speeds, now_ns, &is_bound);
+    const double link_bps = cg_stream_link_bps(plan, speeds, now_ns, &is_bound);
     const double low_bps = cg_estimator_low_bps(&speeds->link, now_ns);
     cg_extents_input input = {.chunks = plan->items,
                               .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
@@ -328,19 +318,11 @@ static bool is_reading(const cg_stream_plan *plan, const cg_stream *stream)
     return false;
 }
 
-/* A chunk that can be decoded from what has arrived of it. */
-static bool is_decodable(const cg_stream *stream, uint32_t index)
-{
-    const cg_stream_chunk *chunk = &stream->chunks[index];
-    return chunk->state == CG_STREAM_READING && cg_stream_wants(stream, index) &&
-           cg_stream_level_in(stream, index, chunk->arrived_bytes) < CG_N_LEVELS;
-}
-
 static bool any_decodable(const cg_stream_plan *plan)
 {
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
         for (uint32_t i = stream->first; i < stream->first_failed; i++)
-            if (is_decodable(stream, i))
+            if (cg_stream_is_decodable(stream, i))
                 return true;
     return false;
 }
@@ -558,7 +540,7 @@ cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, 
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
         for (uint32_t i = stream->first; i < stream->first_failed; i++) {
             cg_stream_chunk *chunk = &stream->chunks[i];
-            if (!is_decodable(stream, i) || !is_final(plan, stream, i, now_ns))
+            if (!cg_stream_is_decodable(stream, i) || !is_final(plan, stream, i, now_ns))
                 continue;
             chunk->level = cg_stream_level_in(stream, i, chunk->arrived_bytes);
             chunk->state = CG_STREAM_DECODING;
@@ -588,164 +570,13 @@ bool cg_stream_decode_ended(cg_stream_plan *plan, cg_stream *stream, uint32_t ch
     return true;
 }
 
-/* ---- what takes too long ---- */
-
-const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
-{
-    for (uint32_t i = 0; i < plan->depth; i++) {
-        cg_stream_read *read = &plan->reads[i];
-        if (read->id != 0 && now_ns >= read->give_up_ns) {
-            read->give_up_ns = UINT64_MAX;
-            return read;
-        }
-    }
-    return NULL;
-}
-
-cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns)
-{
-    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
-        if (now_ns >= stream->ends_at_ns) {
-            stream->ends_at_ns = UINT64_MAX;
-            return stream;
-        }
-    return NULL;
-}
-
-/* What is still to come of a chunk for it to be of any use, in bytes. */
-static double missing_bytes(const cg_stream *stream, uint32_t index)
-{
-    const cg_stream_chunk *chunk = &stream->chunks[index];
-    if (chunk->state > CG_STREAM_READING || is_decodable(stream, index))
-        return 0;
-    const uint8_t level = chunk->is_nested && chunk->state == CG_STREAM_READING
-                              ? cg_stream_floor(stream, index)
-                          : chunk->state == CG_STREAM_READING ? chunk->file_level
-                                                              : cg_stream_floor(stream, index);
-    const uint64_t bytes = stream->sizes[index].bytes[level];
-    return bytes > chunk->arrived_bytes ? (double)(bytes - chunk->arrived_bytes) : 0;
-}
-
-/* What is left of a stream, cut at a chunk: reading up to there and recomputing the rest. */
-typedef struct cut {
-    uint32_t index;
-    double ns;
-} cut;
-
-/* The cut that takes least, after bytes_before are read for others; *all_ns_out: without a cut. */
-static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps,
-                    double bytes_before, double *all_ns_out)
-{
-    const double ns_per_token = 1e9 / cg_speeds_recompute(speeds);
-    const uint32_t missing = cg_stream_first_missing(stream);
-    double tokens = 0, bytes = bytes_before;
-    for (uint32_t i = missing; i < stream->end; i++)
-        tokens += stream->sizes[i].n_tokens;
-    cut best = {missing, tokens * ns_per_token};
-    *all_ns_out = best.ns;
-    for (uint32_t i = missing; i < stream->end; i++) {
-        const uint8_t level = cg_stream_floor(stream, i);
-        bytes += missing_bytes(stream, i);
-        tokens -= stream->sizes[i].n_tokens;
-        *all_ns_out = bytes * 8e9 / link_bps + tokens * ns_per_token +
-                      cg_speeds_decode_chunk(speeds, level, stream->sizes[i].n_tokens,
-                                             stream->sizes[i].bytes[level]);
-        if (*all_ns_out < best.ns)
-            best = (cut){i + 1, *all_ns_out};
-    }
-    return best;
-}
-
-/* What is known when a stream may have to be cut. */
-typedef struct outlook {
-    const cg_speeds *speeds;
-    double link_bps, low_bps;
-    bool is_known; /* link_bps was measured, or is more than the link does */
-    uint64_t now_ns;
-} outlook;
-
-/* Whether a stream should be cut now. With a budget, recomputing waits as long as it can be in time
- * itself, for the link may yet prove faster; unless it is known by now that loading will be late
- * even at twice the speed. Where recomputing is late too, only knowing counts; so it does with
- * min_delay. */
-static bool should_cut(const cg_stream *stream, const outlook *o, double bytes_before,
-                       uint32_t *index_out)
-{
-    double all_ns, hoped_ns, feared_ns;
-    const double left = left_ns(due_ns(stream, o->speeds), o->now_ns);
-    const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
-    const cut here = best_cut(stream, o->speeds, o->link_bps, bytes_before, &all_ns);
-    const cut safe = best_cut(stream, o->speeds, o->low_bps, bytes_before, &feared_ns);
-    best_cut(stream, o->speeds, HOPE * o->link_bps, bytes_before, &hoped_ns);
-    *index_out = here.index;
-    if (o->is_known && here.ns < EXIT_GAIN * hoped_ns && (!has_budget || hoped_ns > left))
-        return true;
-    *index_out = safe.index;
-    return has_budget && feared_ns > left && safe.ns < EXIT_GAIN * feared_ns && safe.ns <= left &&
-           safe.ns * (1 + EXIT_SLACK) > left;
-}
-
-/* The same question again soon: the time in which recomputing can still begin is short. */
-static void check_again(cg_stream_plan *plan, const cg_stream *stream, uint64_t now_ns)
-{
-    const double left = left_ns(stream->deadline_ns, now_ns);
-    uint64_t in_ns = (uint64_t)((left < 0 ? -left : left) / CHECKS);
-    if (in_ns < LEAST_CHECK_MS * UINT64_C(1000000))
-        in_ns = LEAST_CHECK_MS * UINT64_C(1000000);
-    if (add_ns(now_ns, in_ns) < plan->check_ns)
-        plan->check_ns = add_ns(now_ns, in_ns);
-}
-
-/* A stream that may be cut: one that chooses its levels, for the product's own policies. */
-static bool may_be_cut(const cg_stream *stream)
-{
-    return !stream->has_fixed_level && !stream->is_cancelled &&
-           (stream->policy == CG_POLICY_TTFT_BUDGET || stream->policy == CG_POLICY_MIN_DELAY);
-}
-
-static outlook look_out(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
-{
-    bool is_bound;
-    outlook o = {.speeds = speeds,
-                 .link_bps = link_now_bps(plan, speeds, now_ns, &is_bound),
-                 .low_bps = cg_estimator_low_bps(&speeds->link, now_ns),
-                 .now_ns = now_ns};
-    o.is_known = is_bound || speeds->link.n_samples >= SURE_SAMPLES;
-    if (is_bound && (!(o.low_bps > 0) || o.low_bps > o.link_bps / UNKNOWN_DOUBT))
-        o.low_bps = o.link_bps / UNKNOWN_DOUBT;
-    return o;
-}
-
-cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
-                              uint32_t *chunk_index_out)
-{
-    const outlook o = look_out(plan, speeds, now_ns);
-    double bytes = 0;
-    plan->check_ns = UINT64_MAX;
-    if (!(cg_speeds_recompute(speeds) > 0))
-        return NULL;
-    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
-        const double bytes_before = bytes;
-        const uint32_t missing = cg_stream_first_missing(stream);
-        for (uint32_t i = missing; i < stream->first_failed; i++)
-            bytes += missing_bytes(stream, i);
-        if (missing >= stream->first_failed || !may_be_cut(stream))
-            continue;
-        check_again(plan, stream, now_ns);
-        if (o.link_bps > 0 && should_cut(stream, &o, bytes_before, chunk_index_out) &&
-            *chunk_index_out < stream->first_failed)
-            return stream;
-    }
-    return NULL;
-}
-
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
 {
     uint64_t wake_ns = plan->n_reading > 0 ? plan->check_ns : UINT64_MAX;
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
         wake_ns = stream->ends_at_ns < wake_ns ? stream->ends_at_ns : wake_ns;
         for (uint32_t i = stream->first; i < stream->first_failed; i++)
-            if (is_decodable(stream, i) && stream->decode_at_ns < wake_ns)
+            if (cg_stream_is_decodable(stream, i) && stream->decode_at_ns < wake_ns)
                 wake_ns = stream->decode_at_ns;
     }
     for (uint32_t i = 0; i < plan->depth; i++) {

@@ -91,16 +91,15 @@ cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, 
                                  uint32_t *chunk_index_out);
 /* The read of that id, if it is under way; else NULL. */
 const cg_stream_read *cg_stream_find_read(const cg_stream_plan *plan, uint64_t id);
-/* A read whose time is over, each once; NULL: none. It is under way until it has ended. */
-const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns);
-/* A stream whose time is over, each once; NULL: none. It is to be failed at
- * cg_stream_first_missing(), so that it settles once what has arrived is decoded. */
-cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns);
-/* A stream that is to be failed at *chunk_index_out, because it would be late and recomputing from
- * there on is faster; NULL: none. */
-cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
-                              uint32_t *chunk_index_out);
-/* When to ask all of the above again though nothing ends before; UINT64_MAX: never. */
+/* The link's speed; less where it has been quiet for longer than the estimate allows: then what is
+ * under way over that time is more than it does (*is_bound_out). 0: unknown. */
+double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
+                          bool *is_bound_out);
+/* When a load must be done: by its deadline, less what recomputing takes of what it has failed
+ * since. */
+uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds);
+/* When to ask this and connector/stream_exit.h again though nothing ends before; UINT64_MAX:
+ * never. */
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan);
 
 typedef enum cg_stream_verdict {

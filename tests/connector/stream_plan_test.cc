@@ -1,4 +1,4 @@
-#include "connector/stream_plan.h"
+#include "connector/stream_exit.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #include "tests/sim/sim.h"
 
 #include "connector/quality.h"
-#include "connector/stream_plan.h"
+#include "connector/stream_exit.h"
 
 #include <algorithm>
 #include <deque>

@@ -1,0 +1,170 @@
+#include "connector/stream_exit.h"
+
+enum {
+    LEAST_CHECK_MS = 5,
+    CHECKS = 32, /* of whether a load is hopeless, in the time that is left */
+    SURE_SAMPLES = 3,
+    UNKNOWN_DOUBT = 4, /* a link that has not answered may be so many times slower than that says */
+};
+static const double EXIT_GAIN = 0.9;  /* recomputing must take less than this part of loading */
+static const double EXIT_SLACK = 0.1; /* of what recomputing takes: it begins before it must */
+static const double HOPE = 2;         /* the link may become so many times faster */
+
+static uint64_t add_ns(uint64_t a, uint64_t b)
+{
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+static double left_ns(uint64_t until_ns, uint64_t now_ns)
+{
+    return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
+}
+
+const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < plan->depth; i++) {
+        cg_stream_read *read = &plan->reads[i];
+        if (read->id != 0 && now_ns >= read->give_up_ns) {
+            read->give_up_ns = UINT64_MAX;
+            return read;
+        }
+    }
+    return NULL;
+}
+
+cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns)
+{
+    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        if (now_ns >= stream->ends_at_ns) {
+            stream->ends_at_ns = UINT64_MAX;
+            return stream;
+        }
+    return NULL;
+}
+
+/* What is still to come of a chunk for it to be of any use, in bytes. */
+static double missing_bytes(const cg_stream *stream, uint32_t index)
+{
+    const cg_stream_chunk *chunk = &stream->chunks[index];
+    if (chunk->state > CG_STREAM_READING || cg_stream_is_decodable(stream, index))
+        return 0;
+    const uint8_t level = chunk->is_nested && chunk->state == CG_STREAM_READING
+                              ? cg_stream_floor(stream, index)
+                          : chunk->state == CG_STREAM_READING ? chunk->file_level
+                                                              : cg_stream_floor(stream, index);
+    const uint64_t bytes = stream->sizes[index].bytes[level];
+    return bytes > chunk->arrived_bytes ? (double)(bytes - chunk->arrived_bytes) : 0;
+}
+
+/* What is left of a stream, cut at a chunk: reading up to there and recomputing the rest. */
+typedef struct cut {
+    uint32_t index;
+    double ns;
+} cut;
+
+/* The cut that takes least, after bytes_before are read for others; *all_ns_out: without a cut. */
+static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps,
+                    double bytes_before, double *all_ns_out)
+{
+    const double ns_per_token = 1e9 / cg_speeds_recompute(speeds);
+    const uint32_t missing = cg_stream_first_missing(stream);
+    double tokens = 0, bytes = bytes_before;
+    for (uint32_t i = missing; i < stream->end; i++)
+        tokens += stream->sizes[i].n_tokens;
+    cut best = {missing, tokens * ns_per_token};
+    *all_ns_out = best.ns;
+    for (uint32_t i = missing; i < stream->end; i++) {
+        const uint8_t level = cg_stream_floor(stream, i);
+        bytes += missing_bytes(stream, i);
+        tokens -= stream->sizes[i].n_tokens;
+        *all_ns_out = bytes * 8e9 / link_bps + tokens * ns_per_token +
+                      cg_speeds_decode_chunk(speeds, level, stream->sizes[i].n_tokens,
+                                             stream->sizes[i].bytes[level]);
+        if (*all_ns_out < best.ns)
+            best = (cut){i + 1, *all_ns_out};
+    }
+    return best;
+}
+
+/* What is known when a stream may have to be cut. */
+typedef struct outlook {
+    const cg_speeds *speeds;
+    double link_bps, low_bps;
+    bool is_known; /* link_bps was measured, or is more than the link does */
+    uint64_t now_ns;
+} outlook;
+
+/* Whether a stream should be cut now. With a budget, recomputing waits as long as it can be in time
+ * itself, for the link may yet prove faster; unless it is known by now that loading will be late
+ * even at twice the speed. Where recomputing is late too, only knowing counts; so it does with
+ * min_delay. */
+static bool should_cut(const cg_stream *stream, const outlook *o, double bytes_before,
+                       uint32_t *index_out)
+{
+    double all_ns, hoped_ns, feared_ns;
+    const double left = left_ns(cg_stream_due_ns(stream, o->speeds), o->now_ns);
+    const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
+    const cut here = best_cut(stream, o->speeds, o->link_bps, bytes_before, &all_ns);
+    const cut safe = best_cut(stream, o->speeds, o->low_bps, bytes_before, &feared_ns);
+    best_cut(stream, o->speeds, HOPE * o->link_bps, bytes_before, &hoped_ns);
+    *index_out = here.index;
+    if (o->is_known && here.ns < EXIT_GAIN * hoped_ns && (!has_budget || hoped_ns > left))
+        return true;
+    *index_out = safe.index;
+    return has_budget && feared_ns > left && safe.ns < EXIT_GAIN * feared_ns && safe.ns <= left &&
+           safe.ns * (1 + EXIT_SLACK) > left;
+}
+
+/* The same question again soon: the time in which recomputing can still begin is short. */
+static void check_again(cg_stream_plan *plan, const cg_stream *stream, uint64_t now_ns)
+{
+    const double left = left_ns(stream->deadline_ns, now_ns);
+    uint64_t in_ns = (uint64_t)((left < 0 ? -left : left) / CHECKS);
+    if (in_ns < LEAST_CHECK_MS * UINT64_C(1000000))
+        in_ns = LEAST_CHECK_MS * UINT64_C(1000000);
+    if (add_ns(now_ns, in_ns) < plan->check_ns)
+        plan->check_ns = add_ns(now_ns, in_ns);
+}
+
+/* A stream that may be cut: one that chooses its levels, for the product's own policies. */
+static bool may_be_cut(const cg_stream *stream)
+{
+    return !stream->has_fixed_level && !stream->is_cancelled &&
+           (stream->policy == CG_POLICY_TTFT_BUDGET || stream->policy == CG_POLICY_MIN_DELAY);
+}
+
+static outlook look_out(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+{
+    bool is_bound;
+    outlook o = {.speeds = speeds,
+                 .link_bps = cg_stream_link_bps(plan, speeds, now_ns, &is_bound),
+                 .low_bps = cg_estimator_low_bps(&speeds->link, now_ns),
+                 .now_ns = now_ns};
+    o.is_known = is_bound || speeds->link.n_samples >= SURE_SAMPLES;
+    if (is_bound && (!(o.low_bps > 0) || o.low_bps > o.link_bps / UNKNOWN_DOUBT))
+        o.low_bps = o.link_bps / UNKNOWN_DOUBT;
+    return o;
+}
+
+cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
+                              uint32_t *chunk_index_out)
+{
+    const outlook o = look_out(plan, speeds, now_ns);
+    double bytes = 0;
+    plan->check_ns = UINT64_MAX;
+    if (!(cg_speeds_recompute(speeds) > 0))
+        return NULL;
+    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
+        const double bytes_before = bytes;
+        const uint32_t missing = cg_stream_first_missing(stream);
+        for (uint32_t i = missing; i < stream->first_failed; i++)
+            bytes += missing_bytes(stream, i);
+        if (missing >= stream->first_failed || !may_be_cut(stream))
+            continue;
+        check_again(plan, stream, now_ns);
+        if (o.link_bps > 0 && should_cut(stream, &o, bytes_before, chunk_index_out) &&
+            *chunk_index_out < stream->first_failed)
+            return stream;
+    }
+    return NULL;
+}
