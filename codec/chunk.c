@@ -17,6 +17,7 @@ static bool check_levels(cg_chunk_header *h)
     const bool has_ends = h->level_bytes[CG_L3] != 0 || h->level_bytes[CG_L2] != 0;
     const bool nested =
         h->version == CG_CHUNK_VERSION ? has_ends : h->version == CG_CHUNK_VERSION_NESTED;
+    h->is_nested = nested;
     h->coarsest = h->level_bytes[CG_L3] != 0   ? CG_L3
                   : h->level_bytes[CG_L2] != 0 ? CG_L2
                                                : h->level;

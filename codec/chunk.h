@@ -59,6 +59,7 @@ typedef struct cg_chunk_header {
     uint64_t file_bytes;
     uint8_t level;    /* cg_level: the finest held */
     uint8_t coarsest; /* cg_level: level itself, unless nested */
+    bool is_nested;   /* the file was written with several levels; it may be cut to one */
     /* Of a level that is held: bytes from the start of the file to the level's end. Else 0. */
     uint64_t level_bytes[CG_N_LEVELS];
     /* Provenance: the worst level of the prefix that this KV was computed on; 0: exact. */
@@ -138,7 +139,7 @@ cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
  * The caller has laid the sections out behind them, in table order, each padded with zeros to
  * cg_chunk_align() of the version. Of sections, kind, plane, group and bytes are used. The file is
  * nested when coarsest is above level. version: CG_CHUNK_VERSION; any other means that of profiles
- * of version 1. header_bytes, file_bytes and level_bytes of header are ignored.
+ * of version 1. header_bytes, file_bytes, level_bytes and is_nested of header are ignored.
  * CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
 cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes,
                           size_t n_bytes);

@@ -241,7 +241,7 @@ static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk
     if ((status = adopt_tokens(a, path, from.at, to.dir_fd, &h)) != CG_OK ||
         (installed && (status = cg_file_sync_dir(root_fd, to.at)) != CG_OK))
         goto done;
-    if (h.coarsest > h.level)
+    if (h.is_nested)
         share(root_fd, path, &name, &h);
 done:
     if (to.dir_fd >= 0)
@@ -379,7 +379,7 @@ static cg_status adopt_chunk_at(adoption *a, const char *path, const char *chunk
     if (status != CG_OK)
         return status;
     if (can_be_found(root_fd, chunk, &name, &header, &shared)) {
-        if (!shared && header.coarsest > header.level)
+        if (!shared && header.is_nested)
             share(root_fd, path, &name, &header);
         return CG_OK;
     }

@@ -6,6 +6,7 @@
 #ifndef CG_TESTS_IOURING_CHUNK_MAKER_H
 #define CG_TESTS_IOURING_CHUNK_MAKER_H
 #include "codec/chunk.h"
+#include "codec/cursor.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -47,14 +48,16 @@ inline std::vector<uint32_t> draw_tokens(size_t n, uint32_t seed)
 
 // A chunk of these tokens; before: the chunk that it follows, or nullptr. payload_bytes are drawn
 // from seed: same arguments, same file. profile: of levels 1 to 3. coarsest: above level, a nested
-// chunk, payload_bytes a level. prefix_level: its provenance.
+// chunk, payload_bytes a level. prefix_level: its provenance. version: CG_CHUNK_VERSION, or older.
 inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens, cg_level level,
                         const cg_fingerprint *profile = nullptr, size_t payload_bytes = 1000,
-                        uint32_t seed = 1, cg_level coarsest = CG_L0, cg_level prefix_level = CG_L0)
+                        uint32_t seed = 1, cg_level coarsest = CG_L0, cg_level prefix_level = CG_L0,
+                        uint32_t version = 1)
 {
     Chunk chunk;
     chunk.tokens = tokens;
     cg_chunk_header h = {};
+    h.version = version;
     h.level = static_cast<uint8_t>(level);
     h.token_bytes = 2;
     h.prefix_level = static_cast<uint8_t>(prefix_level);
@@ -80,16 +83,19 @@ inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens
         sections[i].bytes = static_cast<uint32_t>(payload_bytes);
     }
     const size_t header_bytes = CG_CHUNK_FIXED_BYTES + h.n_sections * CG_CHUNK_SECTION_BYTES;
-    payload_bytes *= h.n_sections - 1;
-    chunk.bytes.resize(header_bytes + sections[0].bytes + payload_bytes);
-    uint8_t *at = chunk.bytes.data() + header_bytes;
+    const size_t align = cg_chunk_align(version);
+    chunk.bytes.resize(header_bytes);
     for (uint32_t token : tokens) {
-        *at++ = static_cast<uint8_t>(token);
-        *at++ = static_cast<uint8_t>(token >> 8);
+        chunk.bytes.push_back(static_cast<uint8_t>(token));
+        chunk.bytes.push_back(static_cast<uint8_t>(token >> 8));
     }
+    chunk.bytes.resize(cg_padded(chunk.bytes.size(), align));
     std::mt19937 random(seed);
-    for (size_t i = 0; i < payload_bytes; i++)
-        *at++ = static_cast<uint8_t>(random());
+    for (uint32_t section = 1; section < h.n_sections; section++) {
+        for (size_t i = 0; i < payload_bytes; i++)
+            chunk.bytes.push_back(static_cast<uint8_t>(random()));
+        chunk.bytes.resize(cg_padded(chunk.bytes.size(), align));
+    }
     if (cg_chunk_finish(&h, sections, chunk.bytes.data(), chunk.bytes.size()) != CG_OK ||
         cg_chunk_verify(chunk.bytes.data(), chunk.bytes.size()) != CG_OK ||
         cg_chunk_header_parse(chunk.bytes.data(), chunk.bytes.size(), &chunk.header) != CG_OK)

@@ -50,7 +50,7 @@ class NestedStoreTest : public cg_test::StoreFixture
 
     const cg_fingerprint profile = fingerprint_of("p");
     const std::vector<uint32_t> tokens = draw_tokens(16, 1);
-    const Chunk whole = make_chunk(nullptr, tokens, CG_L1, &profile, 1000, /*seed=*/1, CG_L3);
+    Chunk whole = make_chunk(nullptr, tokens, CG_L1, &profile, 1000, /*seed=*/1, CG_L3);
     const Chunk others = make_chunk(nullptr, tokens, CG_L1, &profile, 1000, /*seed=*/2, CG_L3);
 };
 CG_ON_BOTH_BACKENDS(NestedStoreTest);
@@ -399,7 +399,12 @@ TEST_P(NestedAdoptionTest, FindsAChunkAtAllLevelsThatItsFileHolds)
 
 TEST_P(NestedAdoptionTest, TakesTheSpaceOfTheFinestLevelWhateverComesFirst)
 {
-    for (const bool are_whole : {false, true}) { // as a mount shows them, and as a plain store does
+    // As a mount shows them, and as a plain store does; of both versions of nested chunks.
+    for (const int kind : {0, 1, 2, 3}) {
+        const bool are_whole = kind % 2 == 1;
+        whole = make_chunk(nullptr, tokens, CG_L1, &profile, 1000, /*seed=*/1, CG_L3, CG_L0,
+                           kind < 2 ? 1 : CG_CHUNK_VERSION);
+        ASSERT_EQ(whole.header.version, kind < 2 ? 2u : 3u);
         std::vector<unsigned> order = {CG_L1, CG_L2, CG_L3};
         do {
             for (const bool by_tree : {false, true}) {
