@@ -692,6 +692,30 @@ TEST_P(LoadTest, AnchorsAndDeltasComeBackNearly)
     }
 }
 
+// Tasks of a profile that joins K and V have both planes.
+TEST_P(LoadTest, LevelsOfAProfileThatJoinsPlanesComeBackNearly)
+{
+    ProfileSpec spec = spec_2(true, nesting_spec());
+    spec.fine = true;
+    const Store store(true, spec);
+    Engine engine(store, with("\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]"));
+    ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
+    const Tokens tokens = prompt(32 * 4 + 8);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    double before = -1;
+    for (uint32_t level = 0; level < 4; level++) {
+        SCOPED_TRACE(level);
+        engine.level_plus_1 = level + 1;
+        const Load l = engine.load(tokens);
+        EXPECT_EQ(l.progress.loaded_tokens, 135u);
+        EXPECT_EQ(l.progress.worst_level, level);
+        const double error = engine.error_of(tokens, 0, 135);
+        EXPECT_GT(error, before) << "coarser levels are worse";
+        EXPECT_LT(error, 4);
+        before = error;
+    }
+}
+
 TEST_P(LoadTest, LossyLevelsComeBackNearly)
 {
     const Store store(true);
