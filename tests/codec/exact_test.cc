@@ -679,7 +679,7 @@ TEST(Version2, AnEncoderKeepsItsSumsInRangeAndCountsIt)
                     for (size_t ch = 0; ch < m.n_channels; ch++) {
                         int64_t sum = 0;
                         for (size_t c = 0; c < n; c++)
-                            sum += (int64_t{m.elements[c][ch]} << m.shift[c]) *
+                            sum += (int64_t{m.elements[c][ch]} * (1 << m.shift[c])) *
                                    symbols[i][f][b * n + c];
                         ASSERT_LT(std::abs(sum), int64_t{1} << 31);
                     }
