@@ -38,7 +38,7 @@ from .store_files import write_store
 from .tables import N_BINS, class_costs, magnitude_bins, make_class, shift_of
 
 LEAST_TOKENS = 2048
-LEAST_RATIO = 2  # tokens a channel of a group: fewer make a KLT of noise
+LEAST_RATIO = 3  # tokens a channel of a group: fewer make a KLT of noise
 LEAST_CHUNK_TOKENS = 64
 HELD_OUT = 8  # one chunk of so many is measured, not learnt from
 _SAMPLE_CHUNKS, _SAMPLE_TOKENS = 6, 256  # of the held-out ones, kept in memory to find the steps on
