@@ -60,6 +60,23 @@ TEST(ConfigTest, TwoKeysAreEnoughAndTheRestHasDefaults)
     EXPECT_FALSE(c.has_geometry);
 }
 
+TEST(ConfigTest, PoliciesAreThoseOfTheController)
+{
+    const struct {
+        const char *name;
+        cg_policy want;
+    } cases[] = {{"ttft_budget", CG_POLICY_TTFT_BUDGET},
+                 {"min_delay", CG_POLICY_MIN_DELAY},
+                 {"fixed", CG_POLICY_FIXED},
+                 {"paper", CG_POLICY_PAPER}};
+    static_assert(sizeof cases / sizeof cases[0] == CG_N_POLICIES, "a policy has no name");
+    for (const auto &c : cases) {
+        const Parsed p(with(std::string("\"policy\": \"") + c.name + "\""));
+        ASSERT_EQ(p.status, CG_OK) << p.error;
+        EXPECT_EQ(p.config->policy, static_cast<uint32_t>(c.want));
+    }
+}
+
 TEST(ConfigTest, TakesEveryKey)
 {
     const Parsed p(with(
