@@ -1004,6 +1004,58 @@ TEST_P(AnytimeTest, FilesThatAreNotNestedAfterAllAreReadOneALevel)
     EXPECT_EQ(anytime.stats().chunks_corrupt, 0u);
 }
 
+// Whatever happens to the files between the look-up and the load, and however it is loaded: each
+// chunk of the prefix that is said to be whole is, to the last bit, that chunk at one of its
+// levels.
+TEST_P(AnytimeTest, WhatIsDeliveredIsAChunkAtALevelWhateverIsDamaged)
+{
+    std::vector<std::vector<uint8_t>> at_level(CG_N_LEVELS);
+    for (uint32_t level = CG_L1; level < CG_N_LEVELS; level++)
+        at_level[level] = load("", level + 1).blocks;
+    const std::vector<std::string> policies = {"ttft_budget", "ttft_budget", "min_delay", "paper"};
+    for (uint32_t seed = 0; seed < 60; seed++) {
+        SCOPED_TRACE(testing::Message() << "seed " << seed);
+        std::mt19937 random(seed);
+        Engine engine(store, with("\"policy\": \"" + policies[random() % 4] +
+                                  "\", \"retry_ms\": 1, \"ttft_budget_ms\": " +
+                                  (random() % 4 == 0 ? "1" : "60000") +
+                                  ", \"queue_depth\": " + std::to_string(1 + random() % 8)));
+        ASSERT_EQ(engine.look_up(tokens).hit_tokens, N_TOKENS - 1);
+        const std::vector<std::string> files = store.chunks("L1");
+        const std::string path = store.dir.path + "/" + files[random() % files.size()];
+        const Bytes before = store.dir.read(path.substr(store.dir.path.size() + 1));
+        const int fd = ::open(path.c_str(), O_WRONLY);
+        const off_t at = static_cast<off_t>(random() % before.size());
+        const uint8_t flipped =
+            before[static_cast<size_t>(at)] ^ static_cast<uint8_t>(1 << seed % 8);
+        ASSERT_EQ(seed % 3 == 0 ? ftruncate(fd, at) : pwrite(fd, &flipped, 1, at) - 1, 0);
+        engine.poison();
+        cachegen_load *op;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        ASSERT_EQ(engine.load_start(0, N_TOKENS - 1, &op), CACHEGEN_OK);
+        if (random() % 4 == 0)
+            cachegen_load_cancel(op);
+        ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+        cachegen_load_free(op);
+        ASSERT_EQ(ftruncate(fd, static_cast<off_t>(before.size())), 0); // heal it
+        ASSERT_EQ(pwrite(fd, before.data(), before.size(), 0), static_cast<ssize_t>(before.size()));
+        close(fd);
+        for (uint32_t chunk = 0; chunk * 32 < p.loaded_tokens; chunk++) {
+            bool is[CG_N_LEVELS] = {false, true, true, true};
+            const uint32_t end = std::min(chunk * 32 + 32, p.loaded_tokens);
+            engine.for_each(chunk * 32, end,
+                            [&](uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint8_t *byte) {
+                                const size_t i = static_cast<size_t>(byte - engine.memory.data());
+                                for (uint32_t level = CG_L1; level < CG_N_LEVELS; level++)
+                                    is[level] = is[level] && memcmp(byte, &at_level[level][i],
+                                                                    engine.element_bytes()) == 0;
+                            });
+            EXPECT_TRUE(is[CG_L1] || is[CG_L2] || is[CG_L3]) << "chunk " << chunk;
+        }
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, AnytimeTest, testing::Values("io_uring", "threads"),
                          [](const auto &chosen) {
                              return std::string(chosen.param) == "io_uring" ? "uring" : "threads";
