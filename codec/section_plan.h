@@ -25,7 +25,7 @@ static inline uint32_t cg_section_plan_n_sinks(const cg_profile *profile,
 /* Tasks of a group. profile NULL: a group is a layer, and a task one of its planes. */
 static inline uint32_t cg_section_plan_n_matrices(const cg_profile *profile)
 {
-    return profile != NULL ? profile->n_matrices : CG_N_PLANES;
+    return profile != NULL ? profile->n_matrices : (uint32_t)CG_N_PLANES;
 }
 
 static inline uint32_t cg_section_plan_n_tasks(const cg_profile *profile,

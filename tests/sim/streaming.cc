@@ -2,7 +2,8 @@
 //
 // usage: streaming TRACES_DIR OUT.json [ROUNDS]
 // TRACES_DIR holds files of time_s,bandwidth_mbps. Prints a table; OUT.json has a row for each
-// model, trace, scale, budget and policy. Deterministic.
+// model, trace, scale, budget and policy, and sums over the traces ("all") for requests with a
+// prior and for many at once. Deterministic.
 #include "tests/sim/sim.h"
 
 #include <algorithm>
@@ -100,24 +101,22 @@ class Report
     }
     Report(const Report &) = delete;
     Report &operator=(const Report &) = delete;
+    // Rows of all requests that come alone to an unknown link; of the others, sums over the traces.
     void add(const std::string &model, const std::string &trace, double scale, double budget_s,
              uint32_t n_at_once, double prior_factor, const std::string &policy, const Row &row)
     {
-        fprintf(file_,
-                "%s\n  {\"model\": \"%s\", \"trace\": \"%s\", \"scale\": %g, \"budget_s\": %g, "
-                "\"at_once\": %u, \"prior_factor\": %g, \"policy\": \"%s\", \"requests\": %u, "
-                "\"could\": %u, \"over_budget\": %.4f, \"over_budget_of_all\": %.4f, "
-                "\"ttft_mean_s\": %.4f, \"ttft_p99_s\": %.4f, \"mean_kl\": %.6f, "
-                "\"mean_kl_in_budget\": %.6f, \"bytes\": %.0f}",
-                first_ ? "" : ",", model.c_str(), trace.c_str(), scale, budget_s, n_at_once,
-                prior_factor, policy.c_str(), row.n, row.n_could, row.over_share(),
-                static_cast<double>(row.n_over) / row.n, row.ttft_s / row.n, row.p99_s(),
-                row.kl / row.n, row.n_in > 0 ? row.kl_in / row.n_in : 0, row.bytes / row.n);
-        first_ = false;
         sums_[{model, scale, n_at_once, prior_factor, policy}].add(row);
+        if (n_at_once == 1 && prior_factor == 0)
+            print(model, trace, scale, budget_s, n_at_once, prior_factor, policy, row);
+        else
+            over_traces_[{model, scale, budget_s, n_at_once, prior_factor, policy}].add(row);
     }
     void finish()
     {
+        for (const auto &[key, row] : over_traces_) {
+            const auto &[model, scale, budget_s, n_at_once, prior, policy] = key;
+            print(model, "all", scale, budget_s, n_at_once, prior, policy, row);
+        }
         fprintf(file_, "\n ]\n}\n");
         printf(
             "| model | scale | at once | prior | policy | requests | could | over budget | of all "
@@ -134,6 +133,25 @@ class Report
     }
 
   private:
+    void print(const std::string &model, const std::string &trace, double scale, double budget_s,
+               uint32_t n_at_once, double prior_factor, const std::string &policy, const Row &row)
+    {
+        fprintf(file_,
+                "%s\n  {\"model\": \"%s\", \"trace\": \"%s\", \"scale\": %g, \"budget_s\": %g, ",
+                first_ ? "" : ",", model.c_str(), trace.c_str(), scale, budget_s);
+        if (n_at_once != 1 || prior_factor > 0)
+            fprintf(file_, "\"at_once\": %u, \"prior_factor\": %g, ", n_at_once, prior_factor);
+        fprintf(file_,
+                "\"policy\": \"%s\", \"requests\": %u, \"could\": %u, \"over_budget\": %.4g, "
+                "\"over_budget_of_all\": %.4g, \"ttft_mean_s\": %.4g, \"ttft_p99_s\": %.4g, "
+                "\"mean_kl\": %.3g, \"mean_kl_in_budget\": %.3g, \"bytes\": %.0f}",
+                policy.c_str(), row.n, row.n_could, row.over_share(),
+                static_cast<double>(row.n_over) / row.n, row.ttft_s / row.n, row.p99_s(),
+                row.kl / row.n, row.n_in > 0 ? row.kl_in / row.n_in : 0, row.bytes / row.n);
+        first_ = false;
+    }
+    std::map<std::tuple<std::string, double, double, uint32_t, double, std::string>, Row>
+        over_traces_;
     FILE *file_;
     bool first_ = true;
     std::map<std::tuple<std::string, double, uint32_t, double, std::string>, Row> sums_;
@@ -202,8 +220,6 @@ void run_trace(Report *report, const Model &model, const Trace &trace, double sc
         report->add(model.name, trace.name, scale, budget_s, 1, prior, "ttft_budget",
                     run(model, trace, setup, n_rounds, &own));
     }
-    if (getenv("CG_SIM_QUICK") != nullptr)
-        return;
     for (const Policy &policy : {POLICIES[0], POLICIES[2], POLICIES[5]}) {
         std::vector<double> own;
         const Setup setup = {policy.policy, policy.level, budget_s, ROUND_TRIP_S, 0, 16};
