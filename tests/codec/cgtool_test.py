@@ -324,6 +324,34 @@ class CgtoolTest(unittest.TestCase):
         self.run_tool("transcode", "--level", "L1", self.path("L0"), self.path("x"), want=2)
         self.assertFalse(os.path.exists(self.path("x")))
 
+    def test_version_3(self):
+        folders = {name: os.path.join(os.path.dirname(GOLDEN), name) for name in ("v3", "v3-joined", "v3-paper")}
+        for folder in folders.values():
+            self.run_tool("verify", "--decode", folder)
+        self.assertIn("version 2", self.run_tool("info", os.path.join(folders["v3"], "profile.cgp")).stdout)
+        profile = os.path.join(folders["v3"], "profile.cgp")
+        tensors, tokens = make_kv(300)
+        write_safetensors(self.path("in.safetensors"), tensors)
+        for level in ("L0", "L1", "L3"):
+            options = ("--profile", profile, "--level", level)
+            self.run_tool("encode", *options, self.path("in.safetensors"), self.path(level))
+        for source in ("L0", "L1"):
+            out = self.path(f"from-{source}")
+            self.run_tool("transcode", "--profile", profile, "--level", "L3", self.path(source), out)
+            for name in ("00000.kv", "00001.kv"):
+                data = read(self.path(f"L3/{name}"))
+                self.assertEqual(read(os.path.join(out, name)), data)
+                self.assertEqual((data[8], len(data) % 16), (3, 0))
+        self.run_tool("decode", "--profile", profile, self.path("L1"), self.path("out.safetensors"))
+        self.assertEqual(struct.unpack("<300q", read_safetensors(self.path("out.safetensors"))["tokens"][2]), tuple(tokens))
+        damaged = bytearray(read(self.path("L3/00001.kv")))
+        header_bytes, token_bytes, n_tokens = struct.unpack_from("<12xI10xB13xI", damaged)
+        end = header_bytes + token_bytes * n_tokens  # of the first section
+        self.assertEqual((n_tokens, damaged[end], end % 16 > 0), (44, 0, True))
+        damaged[end] = 1
+        write(self.path("damaged.kv"), bytes(damaged))
+        self.run_tool("verify", self.path("damaged.kv"), want=1)
+
     def test_preset_paper(self):
         profile = os.path.join(PAPER, "profile.cgp")
         self.run_tool("verify", "--decode", PAPER)
