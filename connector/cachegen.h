@@ -258,8 +258,8 @@ CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 
 /* ---- measurement ---- */
 
-/* The engine computed n_tokens of prefill in duration_ns. Look-ups weigh loading against that
- * speed. */
+/* The engine computed n_tokens of prefill in duration_ns. Look-ups and loads weigh loading against
+ * that speed. */
 CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens,
                                           uint64_t duration_ns);
 

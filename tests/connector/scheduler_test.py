@@ -496,7 +496,7 @@ class ReportTest(unittest.TestCase):
         made.update_after_alloc(request(), blocks(13), 192)
         failed = {"status": 24, "failed_token": 128, "failed_levels": 1 << 2, "failed_worst_level": 3}
         made.take_report(WorkerReport(loads={"r": LoadReport(128, 2, bytes_read=7, **failed)}))
-        self.assertEqual(made.library.cg.forgotten, [(b"plan", 24, 7, 128, 3, 3)])
+        self.assertEqual(made.library.cg.forgotten, [(b"plan", 24, 7, 128, 1 << 2, 3)])
 
     def test_the_reports_of_a_load_reach_the_answer(self):
         made = scheduler(Store(hit=192))

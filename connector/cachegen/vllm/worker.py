@@ -79,6 +79,8 @@ class Worker:
         if metadata.prefill_tokens:
             duration_ns = time.monotonic_ns() - self._step_started_ns
             self._report.prefills.append((metadata.prefill_tokens, duration_ns))
+            # Loads that run here weigh what is late against computing it.
+            self.library.cg.report_prefill(metadata.prefill_tokens, duration_ns)
         for plan in metadata.saves:
             self._saving.add(plan.req_id)
             if plan.req_id in self._unsaved or not self._start_save(plan):
