@@ -242,8 +242,11 @@ std::map<std::string, uint64_t> blocked_signals(const std::set<std::string> &exc
     std::map<std::string, uint64_t> blocked;
     for (const auto &thread : std::filesystem::directory_iterator("/proc/self/task")) {
         std::ifstream in(thread.path() / "status");
-        for (std::string line; std::getline(in, line);)
-            if (line.rfind("SigBlk:", 0) == 0 && except.count(thread.path()) == 0)
+        std::string name;
+        for (std::string line; std::getline(in, line) && name != "Name:\tiou";)
+            if (line.rfind("Name:", 0) == 0)
+                name = line.substr(0, 9); // the kernel's own threads for io_uring are not ours
+            else if (line.rfind("SigBlk:", 0) == 0 && except.count(thread.path()) == 0)
                 blocked[thread.path()] = std::stoull(line.substr(7), nullptr, 16);
     }
     return blocked;
