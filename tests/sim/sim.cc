@@ -16,8 +16,9 @@ static const double NEVER_S = std::numeric_limits<double>::infinity();
 static const double PAUSE_S = 2; // between the rounds
 enum { DEPTH = 16, RAW = CG_N_LEVELS };
 
-// 30 layers, 3 KV heads of 64. Bits: tests/bench/results/quality.json, klt. Decoding: speed.json
-// with AVX512_VNNI, on 2 cores. Recomputing: vLLM's CPU build on the same 2 cores, README.
+// 30 layers, 3 KV heads of 64. Bits and decoding (AVX512_VNNI, 2 cores) are those that chunks of
+// version 2 had: tests/bench/results/streaming.json was made with them. Recomputing: vLLM's CPU
+// build on the same 2 cores, README.
 Model smollm2()
 {
     return {"SmolLM2-135M",
