@@ -51,12 +51,16 @@ typedef struct chooser {
     size_t n_heap;
 } chooser;
 
+static int compare_key(const cg_object_file *file, uint32_t model, const cg_key *key)
+{
+    if (file->model != model)
+        return file->model < model ? -1 : 1;
+    return memcmp(&file->key, key, sizeof *key);
+}
+
 static int compare_keys(const cg_survey *survey, size_t a, size_t b)
 {
-    const cg_object_file *x = &survey->files[a], *y = &survey->files[b];
-    if (x->model != y->model)
-        return x->model < y->model ? -1 : 1;
-    return memcmp(&x->key, &y->key, sizeof x->key);
+    return compare_key(&survey->files[a], survey->files[b].model, &survey->files[b].key);
 }
 
 static int by_key(const void *a, const void *b, void *survey)
@@ -74,9 +78,8 @@ static size_t find_chunk(const chooser *c, uint32_t model, const cg_key *key)
     size_t low = 0, high = c->n_chunks;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        const cg_object_file *file = &c->survey->files[c->by_key[c->chunks[middle].first]];
-        const int order = file->model != model ? (file->model < model ? -1 : 1)
-                                               : memcmp(&file->key, key, sizeof *key);
+        const int order =
+            compare_key(&c->survey->files[c->by_key[c->chunks[middle].first]], model, key);
         if (order == 0)
             return middle;
         if (order < 0)

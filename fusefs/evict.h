@@ -29,8 +29,7 @@ typedef struct cg_eviction {
 } cg_eviction;
 
 /* The steps that free wanted_bytes, or all that there are: at most one for each file, to be done in
- * this order. *steps_out is
- * malloc'ed, the caller's. now_s: CLOCK_REALTIME. CG_ERR_NO_MEMORY. */
+ * this order. *steps_out is malloc'ed, the caller's. now_s: CLOCK_REALTIME. CG_ERR_NO_MEMORY. */
 cg_status cg_evict_choose(const cg_survey *survey, int64_t now_s, uint64_t wanted_bytes,
                           cg_eviction **steps_out, size_t *n_steps_out);
 

@@ -73,24 +73,10 @@ static verdict *find_verdict(fsck *f, ino_t ino)
 
 /* ---- reading ---- */
 
-static cg_status read_at(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes)
-{
-    const int fd = *(const int *)user;
-    for (size_t done = 0; done < n_bytes;) {
-        const ssize_t n = pread(fd, bytes_out + done, n_bytes - done, (off_t)(offset + done));
-        if (n == 0)
-            return CG_ERR_TRUNCATED;
-        if (n < 0 && errno != EINTR)
-            return CG_ERR_IO;
-        done += n > 0 ? (size_t)n : 0;
-    }
-    return CG_OK;
-}
-
 static bool read_header(int fd, cg_chunk_header *header_out)
 {
     uint8_t bytes[CG_CHUNK_FIXED_BYTES];
-    return read_at(&fd, 0, bytes, sizeof bytes) == CG_OK &&
+    return cg_strict_read(&fd, 0, bytes, sizeof bytes) == CG_OK &&
            cg_chunk_header_parse(bytes, sizeof bytes, header_out) == CG_OK;
 }
 
@@ -101,7 +87,7 @@ static uint8_t find_whole_level(int fd)
     if (!read_header(fd, &header))
         return NONE;
     for (unsigned level = header.level; level <= header.coarsest; level++)
-        if (cg_chunk_verify_source(read_at, &fd, header.level_bytes[level], &part) == CG_OK)
+        if (cg_chunk_verify_source(cg_strict_read, &fd, header.level_bytes[level], &part) == CG_OK)
             return (uint8_t)level;
     return NONE;
 }

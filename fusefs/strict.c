@@ -71,7 +71,7 @@ static cg_status check_profile(const uint8_t *bytes, size_t n_bytes, const cg_tr
                : CG_ERR_FOREIGN_PROFILE;
 }
 
-static cg_status read_source(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes)
+cg_status cg_strict_read(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes)
 {
     return read_at(*(const int *)user, bytes_out, n_bytes, (size_t)offset);
 }
@@ -114,7 +114,7 @@ cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *bu
             status = check_profile(bytes, n_bytes, name);
         free(bytes);
     } else {
-        status = cg_chunk_verify_source(read_source, &fd, n_bytes, header_out);
+        status = cg_chunk_verify_source(cg_strict_read, &fd, n_bytes, header_out);
         if (status == CG_OK)
             status = cg_tree_check(name, header_out);
     }

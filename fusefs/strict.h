@@ -33,6 +33,10 @@ void cg_strict_budget_destroy(cg_strict_budget *budget);
 cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *budget,
                           uint64_t max_bytes, cg_chunk_header *header_out);
 
+/* A cg_chunk_source: exactly n_bytes of the file whose descriptor *(const int *)fd is.
+ * CG_ERR_TRUNCATED; CG_ERR_...: of errno. */
+cg_status cg_strict_read(void *fd, uint64_t offset, uint8_t *bytes_out, size_t n_bytes);
+
 /* What the caller of an operation sees. EBADMSG: incomplete or damaged. EINVAL: not what the name
  * says. EOPNOTSUPP: this version does not know it. ENOMEM. EACCES. EIO: all else. */
 int cg_strict_errno(cg_status status);
