@@ -248,7 +248,9 @@ void cg_load_overdue(cachegen_load *load)
     /* The chunk was late for this request. That is nothing to hold against it. */
     if (index < stream->end && cg_stream_failed(stream, index)) {
         load->op.runtime->stats.chunks_timed_out++;
-        blame(&load->chunks[index], load->plan->chunks[index].level, CG_ERR_TIMED_OUT);
+        blame(&load->chunks[index],
+              levels_of_file(&load->chunks[index], load->plan->chunks[index].level),
+              CG_ERR_TIMED_OUT);
     }
     cg_load_settle(load);
 }

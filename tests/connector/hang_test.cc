@@ -157,6 +157,8 @@ TEST_P(HangTest, ALoadEndsWithItsBudgetAndIsOfferedAgain)
         EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
         EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
         EXPECT_EQ(p.loaded_tokens, 0u);
+        EXPECT_EQ(p.failed_token, 0u);
+        EXPECT_EQ(p.failed_levels, 1u << CG_L0) << "the only one that is stored";
         cachegen_load_free(load);
     });
     odd->set_mood(Mood::GOOD);
