@@ -70,16 +70,10 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
                   cg_strerror(status));
 }
 
-static bool is_over(void *user)
-{
-    const cg_fs *fs = user;
-    return fs->is_stopping;
-}
-
 void cg_fs_adopt_tree(cg_fs *fs)
 {
     const cg_store_hook hook = {
-        .creating = become_owner, .created = set_mode, .is_over = is_over, .user = fs};
+        .creating = become_owner, .created = set_mode, .is_over = cg_fs_is_stopping, .user = fs};
     uint32_t n_adopted = 0;
     if (fs->read_only)
         return;

@@ -44,6 +44,11 @@ int cg_fs_root_fd(const cg_fs *fs)
     return fs->root_fd;
 }
 
+bool cg_fs_is_stopping(void *fs)
+{
+    return ((const cg_fs *)fs)->is_stopping;
+}
+
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)
 {
     if (parent->control != CG_CONTROL_NONE)

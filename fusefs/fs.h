@@ -70,6 +70,9 @@ struct cg_fs {
 void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Whether the mount ends, for work on the whole store that asks now and then. fs: a cg_fs. */
+bool cg_fs_is_stopping(void *fs);
+
 /* Whether a name can be made or removed here; it need not exist. EPERM: cachegenfs keeps it for
  * itself. EACCES: parent is .cachegenfs. ENAMETOOLONG. */
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name);

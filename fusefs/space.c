@@ -26,12 +26,6 @@ static uint64_t used_now(const cg_fs *fs)
     return fs->space.surveyed_bytes + fs->metrics.published_bytes - fs->space.published_bytes;
 }
 
-static bool is_over(void *user)
-{
-    const cg_fs *fs = user;
-    return fs->is_stopping;
-}
-
 /* The lock file stays, so that all daemons lock the same one. -1: another daemon is at it. */
 static int lock_store(cg_fs *fs)
 {
@@ -83,7 +77,7 @@ void cg_space_tend(cg_fs *fs)
     struct timespec now;
     const uint64_t published_bytes = fs->metrics.published_bytes;
     const int lock_fd = lock_store(fs);
-    const cg_status status = cg_survey_make(fs->root_fd, is_over, fs, &survey);
+    const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, &survey);
     clock_gettime(CLOCK_MONOTONIC, &now);
     fs->space.surveyed_at_s = now.tv_sec;
     if (status == CG_OK) {
