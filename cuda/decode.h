@@ -1,0 +1,136 @@
+/* cuda/decode.h - a chunk's bytes in device memory to KV in the engine's paged blocks.
+ *
+ * The host lays a profile out once (a blob) and each chunk's work (a plan); both are copied to the
+ * device as they are, and so are the chunk's bytes. Then cg_cuda_decode() enqueues the kernels.
+ * What they write is what the CPU's codec decodes, bit for bit: chunk version 3 fixes each step
+ * (codec/FORMAT.md). Chunks of versions 1 and 2 are CG_ERR_UNSUPPORTED_VERSION here: they decode on
+ * the CPU.
+ *
+ * The host reads and checks everything that says how long something is: headers, section and stream
+ * tables, checksums, classes. Kernels meet only words of streams, which may be anything.
+ *
+ * Threads: functions are pure on the caller's memory; a cg_cuda_profile is read-only once made.
+ */
+#ifndef CG_CUDA_DECODE_H
+#define CG_CUDA_DECODE_H
+#include "codec/codec.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st; /* cudaStream_t is a pointer to it */
+
+enum {
+    CG_CUDA_ALIGN = 256,             /* of blob, plan, chunk and scratch in device memory */
+    CG_CUDA_MAX_PASSES = 8,          /* kernels of a chunk */
+    CG_CUDA_SHARED_BYTES = 64 << 10, /* at most, of a kernel's block */
+};
+
+/* ---- a profile, once ---- */
+
+/* Where what kernels need of a profile lies in its blob. */
+typedef struct cg_cuda_profile cg_cuda_profile;
+
+/* profile must outlive *laid_out, which the caller frees. CG_ERR_UNSUPPORTED_VERSION: a profile of
+ * version 1. CG_ERR_NO_MEMORY. */
+cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out);
+void cg_cuda_profile_free(cg_cuda_profile *laid_out); /* NULL is fine */
+size_t cg_cuda_profile_bytes(const cg_cuda_profile *laid_out);
+/* Writes the blob, of cg_cuda_profile_bytes(): to be copied to the device, where it stays for all
+ * chunks. CG_ERR_NO_MEMORY. */
+cg_status cg_cuda_profile_fill(const cg_cuda_profile *laid_out, void *blob);
+
+/* ---- a chunk's plan ---- */
+
+/* What is wanted of a chunk. A group is a layer group of its profile; at L0 a layer. */
+typedef struct cg_cuda_request {
+    uint32_t first_group, n_groups;
+    uint32_t token_from, token_to; /* of the chunk's tokens */
+    uint32_t head_from, head_to;   /* KV heads: of this rank */
+    /* Position of the chunk's first token where it is placed. Other than the chunk's own, a
+     * multiple of nothing: only preset klt turns K to it, and only a chunk without exact first
+     * tokens. */
+    uint32_t first_position;
+} cg_cuda_request;
+
+/* Everything of a chunk. */
+cg_cuda_request cg_cuda_request_all(const cg_cuda_profile *profile, const cg_chunk_header *header);
+
+/* One kernel. */
+typedef struct cg_cuda_pass {
+    uint32_t kind;         /* inside of cuda/ */
+    uint32_t n_blocks;     /* thread blocks */
+    uint32_t shared_bytes; /* of a thread block */
+    uint32_t tables_bytes; /* of the classes of a pass that decodes streams */
+    uint64_t jobs_at;      /* in the plan: what each thread block does */
+    uint64_t tables_at;    /* in the blob, at L0 in the plan */
+} cg_cuda_pass;
+
+/* What a plan's launch takes; the plan's bytes are the caller's. */
+typedef struct cg_cuda_plan {
+    size_t plan_bytes;    /* of the plan, to be copied to the device */
+    size_t scratch_bytes; /* device memory that kernels work in */
+    size_t zeroed_bytes;  /* of scratch, from its start: cg_cuda_decode() clears it */
+    uint32_t n_passes;
+    cg_cuda_pass passes[CG_CUDA_MAX_PASSES];
+} cg_cuda_plan;
+
+/* The most plan and scratch bytes that chunks of n_tokens take, at any level: what to reserve.
+ * profile NULL: only L0. */
+void cg_cuda_plan_bound(const cg_cuda_profile *profile, const cg_geometry *geometry,
+                        uint32_t n_tokens, size_t *plan_bytes_out, size_t *scratch_bytes_out);
+
+/* Plans the decoding of chunk[n_bytes] in host memory, at its finest level (of a nested chunk, less
+ * bytes are a coarser level). Checks the chunk as cg_decoder_new() and cg_decoder_run() do,
+ * checksums of the wanted sections included. Writes at most plan_bytes to plan, 16-byte aligned.
+ * profile: NULL for L0. Errors of cg_decoder_new(); CG_ERR_UNSUPPORTED_VERSION: decode on the CPU;
+ * CG_ERR_UNSUPPORTED: a position that this chunk cannot be placed at; CG_ERR_BUFFER_TOO_SMALL;
+ * CG_ERR_INVALID_ARGUMENT: the request is not of this chunk. Allocates only what cg_decoder_new()
+ * does, the section table. */
+cg_status cg_cuda_plan_fill(const cg_cuda_profile *profile, const uint8_t *chunk, size_t n_bytes,
+                            const cg_cuda_request *request, void *plan, size_t plan_bytes,
+                            cg_cuda_plan *plan_out);
+
+/* ---- decoding ---- */
+
+/* The engine's blocks. Element (layer, plane, block, head, token in block, dim) lies at base[layer]
+ * + offset_bytes[plane] + block * block_stride + head * head_stride[plane] + token *
+ * token_stride[plane] + dim * dim_stride[plane], in bytes. Elements are of the chunk's dtype. */
+typedef struct cg_cuda_blocks {
+    void *const *base_dev;   /* [layers of the model] device addresses, in device memory */
+    int64_t offset_bytes[2]; /* by plane */
+    int64_t block_stride;
+    int64_t head_stride[2], token_stride[2], dim_stride[2];
+    const int64_t *table_dev; /* [n_table] block ids */
+    uint32_t n_table;
+    uint32_t first_token;  /* where in the table's tokens the chunk's first token is */
+    uint32_t block_tokens; /* tokens of a block */
+    uint32_t head_from;    /* the chunk's head that is head 0 of the blocks: of this rank */
+    uint64_t n_blocks;     /* ids are below; others are CG_ERR_INVALID_ARGUMENT, and skipped */
+} cg_cuda_blocks;
+
+typedef struct cg_cuda_decode_params {
+    const void *blob_dev; /* NULL at L0 */
+    const void *plan_dev;
+    const void *chunk_dev; /* the bytes that were planned */
+    void *scratch_dev;     /* [scratch_bytes], of this call until the stream is past it */
+    /* One number: kernels raise it to a cg_status; the caller clears it before. Not CG_OK: the
+     * blocks hold garbage where the chunk's tokens belong. */
+    uint32_t *status_dev;
+    cg_cuda_blocks blocks;
+} cg_cuda_decode_params;
+
+/* Once a process and device, before the first decoding: the kernels' shared memory. Returns a
+ * cudaError_t, 0 is success. */
+int cg_cuda_decode_prepare(void);
+
+/* Enqueues the kernels of a plan, in order, on the stream; neither allocates nor waits. Returns a
+ * cudaError_t, 0 is success. */
+int cg_cuda_decode(const cg_cuda_plan *plan, const cg_cuda_decode_params *params,
+                   struct CUstream_st *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
