@@ -4,30 +4,31 @@
  */
 #ifndef CG_CODEC_BF16_H
 #define CG_CODEC_BF16_H
+#include "codec/lane.h"
 #include <stdint.h>
 #include <string.h>
 
-static inline float cg_f32_from_bits(uint32_t bits)
+CG_LANE float cg_f32_from_bits(uint32_t bits)
 {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static inline uint32_t cg_f32_bits(float value)
+CG_LANE uint32_t cg_f32_bits(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float cg_bf16_to_f32(uint16_t value)
+CG_LANE float cg_bf16_to_f32(uint16_t value)
 {
     return cg_f32_from_bits((uint32_t)value << 16);
 }
 
 /* Finite values stay finite where bf16 has them; a NaN stays one. */
-static inline uint16_t cg_bf16_from_f32(float value)
+CG_LANE uint16_t cg_bf16_from_f32(float value)
 {
     const uint32_t bits = cg_f32_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
@@ -35,7 +36,7 @@ static inline uint16_t cg_bf16_from_f32(float value)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-static inline float cg_fp16_to_f32(uint16_t value)
+CG_LANE float cg_fp16_to_f32(uint16_t value)
 {
     const uint32_t sign = (uint32_t)(value & 0x8000) << 16, exponent = value >> 10 & 31,
                    mantissa = value & 0x3ff;
@@ -48,7 +49,7 @@ static inline float cg_fp16_to_f32(uint16_t value)
 }
 
 /* What exceeds fp16 becomes its largest finite number (FORMAT.md, step 5); NaN stays NaN. */
-static inline uint16_t cg_fp16_from_f32(float value)
+CG_LANE uint16_t cg_fp16_from_f32(float value)
 {
     const uint32_t bits = cg_f32_bits(value);
     const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);

@@ -2,8 +2,9 @@
  */
 #ifndef CG_CODEC_DCT8_H
 #define CG_CODEC_DCT8_H
+#include "codec/lane.h"
 
-static const float DCT8[8][8] = {
+CG_LANE_TABLE float DCT8[8][8] = {
     {0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f, 0.353553391f,
      0.353553391f, 0.353553391f},
     {0.49039264f, 0.415734806f, 0.277785117f, 0.097545161f, -0.097545161f, -0.277785117f,

@@ -2,6 +2,7 @@
 
 #include "codec/arena.h"
 #include "codec/cursor.h"
+#include "codec/lossless_lane.h"
 #include "codec/rans.h"
 
 #include <stdbool.h>
@@ -9,67 +10,40 @@
 
 enum { MAX_CLASSES = 8, MIN_ROWS_FOR_CLASSES = 64, CLASS_HEAD_BYTES = 2 + 2 * CG_RANS_MAX_SYMBOLS };
 
-/* How a dtype's bits are cut: exponent | high rest bits go through rANS, low_bytes bytes are
- * stored. */
-typedef struct split {
-    unsigned element_bytes, mantissa_bits, exponent_bits, shift, low_bytes;
-} split;
-
-static inline split split_of(unsigned dtype)
-{
-    switch (dtype) {
-    case CG_DTYPE_BF16: return (split){2, 7, 8, 0, 1};
-    /* 3 bits of fp16's rest go through rANS with its exponent, so that whole bytes are left. */
-    case CG_DTYPE_FP16: return (split){2, 10, 5, 3, 1};
-    default: return (split){4, 23, 8, 0, 3};
-    }
-}
-
 /* The loops over elements are inlined for each dtype, where the split is a constant: then they
  * vectorize. */
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE uint32_t load_element(split s, const void *elements, size_t i)
+INLINE uint32_t load_element(cg_lossless_split s, const void *elements, size_t i)
 {
     return s.element_bytes == 2 ? ((const uint16_t *)elements)[i] : ((const uint32_t *)elements)[i];
 }
 
-/* The sign above the mantissa. */
-INLINE uint32_t rest_of(split s, uint32_t bits)
-{
-    const uint32_t sign = bits >> (8 * s.element_bytes - 1);
-    return sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
-}
-
-INLINE void cut_cells(split s, const void *restrict elements, size_t n_elements,
+INLINE void cut_cells(cg_lossless_split s, const void *restrict elements, size_t n_elements,
                       int16_t *restrict cells)
 {
-    for (size_t i = 0; i < n_elements; i++) {
-        const uint32_t bits = load_element(s, elements, i);
-        const uint32_t exponent = bits >> s.mantissa_bits & ((1u << s.exponent_bits) - 1);
-        cells[i] = (int16_t)(exponent << s.shift | rest_of(s, bits) >> 8 * s.low_bytes);
-    }
+    for (size_t i = 0; i < n_elements; i++)
+        cells[i] = (int16_t)cg_lane_cut(s, load_element(s, elements, i));
 }
 
-INLINE void cut_low_bytes(split s, const void *restrict elements, size_t n_elements,
+INLINE void cut_low_bytes(cg_lossless_split s, const void *restrict elements, size_t n_elements,
                           uint8_t *restrict out)
 {
     for (size_t i = 0; i < n_elements; i++)
-        cg_put_le(out + i * s.low_bytes, s.low_bytes, rest_of(s, load_element(s, elements, i)));
+        cg_put_le(out + i * s.low_bytes, s.low_bytes,
+                  cg_lane_rest(s, load_element(s, elements, i)));
 }
 
 /* false: an exponent that the dtype does not have. */
-INLINE bool join(split s, const int16_t *restrict cells, const uint8_t *restrict low,
+INLINE bool join(cg_lossless_split s, const int16_t *restrict cells, const uint8_t *restrict low,
                  size_t n_elements, void *restrict elements_out)
 {
     uint32_t exponents = 0;
     for (size_t i = 0; i < n_elements; i++) {
-        const uint32_t cell = (uint16_t)cells[i], exponent = cell >> s.shift;
-        const uint32_t rest = (cell & ((1u << s.shift) - 1)) << 8 * s.low_bytes |
-                              (uint32_t)cg_get_le(low + i * s.low_bytes, s.low_bytes);
-        const uint32_t bits = rest >> s.mantissa_bits << (8 * s.element_bytes - 1) |
-                              exponent << s.mantissa_bits | (rest & ((1u << s.mantissa_bits) - 1));
-        exponents |= exponent;
+        const uint32_t cell = (uint16_t)cells[i];
+        const uint32_t bits =
+            cg_lane_join(s, cell, (uint32_t)cg_get_le(low + i * s.low_bytes, s.low_bytes));
+        exponents |= cg_lane_exponent(s, cell);
         if (s.element_bytes == 2)
             ((uint16_t *)elements_out)[i] = (uint16_t)bits;
         else
@@ -81,18 +55,22 @@ INLINE bool join(split s, const int16_t *restrict cells, const uint8_t *restrict
 static void cut_all_cells(unsigned dtype, const void *elements, size_t n_elements, int16_t *cells)
 {
     switch (dtype) {
-    case CG_DTYPE_BF16: cut_cells(split_of(CG_DTYPE_BF16), elements, n_elements, cells); break;
-    case CG_DTYPE_FP16: cut_cells(split_of(CG_DTYPE_FP16), elements, n_elements, cells); break;
-    default: cut_cells(split_of(CG_DTYPE_FP32), elements, n_elements, cells);
+    case CG_DTYPE_BF16: cut_cells(cg_lane_split(CG_DTYPE_BF16), elements, n_elements, cells); break;
+    case CG_DTYPE_FP16: cut_cells(cg_lane_split(CG_DTYPE_FP16), elements, n_elements, cells); break;
+    default: cut_cells(cg_lane_split(CG_DTYPE_FP32), elements, n_elements, cells);
     }
 }
 
 static void cut_all_low_bytes(unsigned dtype, const void *elements, size_t n_elements, uint8_t *out)
 {
     switch (dtype) {
-    case CG_DTYPE_BF16: cut_low_bytes(split_of(CG_DTYPE_BF16), elements, n_elements, out); break;
-    case CG_DTYPE_FP16: cut_low_bytes(split_of(CG_DTYPE_FP16), elements, n_elements, out); break;
-    default: cut_low_bytes(split_of(CG_DTYPE_FP32), elements, n_elements, out);
+    case CG_DTYPE_BF16:
+        cut_low_bytes(cg_lane_split(CG_DTYPE_BF16), elements, n_elements, out);
+        break;
+    case CG_DTYPE_FP16:
+        cut_low_bytes(cg_lane_split(CG_DTYPE_FP16), elements, n_elements, out);
+        break;
+    default: cut_low_bytes(cg_lane_split(CG_DTYPE_FP32), elements, n_elements, out);
     }
 }
 
@@ -100,9 +78,11 @@ static bool join_all(unsigned dtype, const int16_t *cells, const uint8_t *low, s
                      void *elements_out)
 {
     switch (dtype) {
-    case CG_DTYPE_BF16: return join(split_of(CG_DTYPE_BF16), cells, low, n_elements, elements_out);
-    case CG_DTYPE_FP16: return join(split_of(CG_DTYPE_FP16), cells, low, n_elements, elements_out);
-    default: return join(split_of(CG_DTYPE_FP32), cells, low, n_elements, elements_out);
+    case CG_DTYPE_BF16:
+        return join(cg_lane_split(CG_DTYPE_BF16), cells, low, n_elements, elements_out);
+    case CG_DTYPE_FP16:
+        return join(cg_lane_split(CG_DTYPE_FP16), cells, low, n_elements, elements_out);
+    default: return join(cg_lane_split(CG_DTYPE_FP32), cells, low, n_elements, elements_out);
     }
 }
 
@@ -156,7 +136,7 @@ size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
     const size_t n_strips = (n_columns + CG_RANS_LANES - 1) / CG_RANS_LANES;
     return 2 + MAX_CLASSES * CLASS_HEAD_BYTES + n_columns + 4 + n_strips * CG_RANS_STREAM_BYTES +
            (n_strips + 2) * CG_RANS_ALIGNED +
-           n_rows * n_columns * (CG_RANS_CELL_BYTES + split_of(dtype).low_bytes);
+           n_rows * n_columns * (CG_RANS_CELL_BYTES + cg_lane_split(dtype).low_bytes);
 }
 
 /* Columns of alike exponents share a table: equal parts of the columns, ordered by their mean
@@ -256,7 +236,7 @@ static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, siz
 size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns, size_t n_rows,
                           size_t align, void *scratch, uint8_t *dst, size_t dst_bytes)
 {
-    const split s = split_of(dtype);
+    const cg_lossless_split s = cg_lane_split(dtype);
     const size_t n_elements = n_columns * n_rows;
     if (dst_bytes < cg_lossless_bound_bytes(dtype, n_columns, n_rows))
         return 0;
@@ -284,10 +264,10 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
 
 size_t cg_lossless_least_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
 {
-    return n_columns * n_rows * split_of(dtype).low_bytes;
+    return n_columns * n_rows * cg_lane_split(dtype).low_bytes;
 }
 
-static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, split s)
+static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, cg_lossless_split s)
 {
     uint8_t n_classes, reserved;
     if (!cg_cursor_u8(in, &n_classes) || !cg_cursor_u8(in, &reserved))
@@ -327,7 +307,7 @@ static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, split s)
 cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_bytes, size_t n_columns,
                              size_t n_rows, size_t align, void *scratch, void *elements_out)
 {
-    const split s = split_of(dtype);
+    const cg_lossless_split s = cg_lane_split(dtype);
     const size_t n_elements = n_columns * n_rows;
     cg_cursor in = {src, src_bytes};
     cg_arena arena = {scratch, 0};

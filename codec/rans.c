@@ -3,6 +3,7 @@
 #include "codec/cursor.h"
 #include "codec/kernels.h"
 #include "codec/rans_kernels.h"
+#include "codec/rans_lane.h"
 
 #include <math.h>
 #include <string.h>
@@ -50,7 +51,7 @@ cg_status cg_rans_class_init_signed(cg_rans_class *cls, unsigned shift, unsigned
         return status;
     cls->escape_bits = 5;
     for (int i = 0; i < (int)n_symbols - 1; i++)
-        cls->value[i] = (int16_t)(i % 2 ? (i + 1) / 2 : -i / 2);
+        cls->value[i] = (int16_t)cg_lane_signed_value((uint32_t)i);
     return CG_OK;
 }
 

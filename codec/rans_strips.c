@@ -18,13 +18,10 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
         uint32_t escaped = 0;
         for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
             const cg_rans_class *c = cls[lane];
-            const uint32_t x = states[lane], slot = x & (CG_RANS_SCALE - 1);
+            const uint32_t x = states[lane], slot = cg_lane_slot(x);
             /* A bucket holds few indices, and the first is mostly right. */
-            unsigned i = c->first[slot >> CG_RANS_BUCKET_SHIFT];
-            while (slot >= c->cum[i + 1])
-                i++;
-            states[lane] =
-                renormalize(c->freq[i] * (x >> CG_RANS_SCALE_BITS) + slot - c->cum[i], &in);
+            const uint32_t i = cg_lane_find(c->cum, c->first[slot >> CG_RANS_BUCKET_SHIFT], slot);
+            states[lane] = renormalize(cg_lane_advance(x, c->freq[i], c->cum[i]), &in);
             cells[lane] = c->value[i];
             escaped |= (uint32_t)(i == c->n_symbols - 1u) << lane;
         }
@@ -36,12 +33,12 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
                 take_escapes(classes, strip, escaped, v, states, &in);
             for (uint32_t left = shifted; left != 0; left &= left - 1) {
                 const unsigned lane = (unsigned)__builtin_ctz(left);
-                v[lane] = v[lane] * (1 << cls[lane]->shift) +
-                          (int32_t)take_raw(&states[lane], &in, cls[lane]->shift);
+                v[lane] = cg_lane_shifted(v[lane], cls[lane]->shift,
+                                          take_raw(&states[lane], &in, cls[lane]->shift));
             }
             for (uint32_t left = escaped | shifted; left != 0; left &= left - 1) {
                 const unsigned lane = (unsigned)__builtin_ctz(left);
-                if (v[lane] < INT16_MIN || v[lane] > INT16_MAX)
+                if (!cg_lane_is_cell(v[lane]))
                     return CG_ERR_CORRUPT;
                 cells[lane] = (int16_t)v[lane];
             }
@@ -61,19 +58,13 @@ static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_ran
         const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
         int16_t *cells = strip->cells + row * strip->row_stride;
         for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-            const uint32_t packed =
-                classes[strip->lane_class[lane]].refine[refinement_context(coarse[lane])];
-            const uint32_t end0 = packed & 0xffff, end1 = end0 + (packed >> 16);
-            const uint32_t x = states[lane], slot = x & (CG_RANS_SCALE - 1);
-            const uint32_t cum = slot < end0 ? 0 : slot < end1 ? end0 : end1;
-            const uint32_t freq = (slot < end0 ? end0 : slot < end1 ? end1 : CG_RANS_SCALE) - cum;
-            const int away = coarse[lane] >= 0 ? 1 : -1;
-            const int v = CG_RANS_REFINE_STEP * coarse[lane] + (slot < end0   ? 0
-                                                                : slot < end1 ? away
-                                                                              : -away);
-            states[lane] = renormalize(freq * (x >> CG_RANS_SCALE_BITS) + slot - cum, &in);
-            bad |= v < INT16_MIN || v > INT16_MAX;
-            cells[lane] = (int16_t)v;
+            const uint32_t x = states[lane];
+            const cg_lane_refined r = cg_lane_refine(
+                classes[strip->lane_class[lane]].refine[cg_lane_context(coarse[lane])],
+                coarse[lane], cg_lane_slot(x));
+            states[lane] = renormalize(cg_lane_advance(x, r.freq, r.cum), &in);
+            bad |= !cg_lane_is_cell(r.value);
+            cells[lane] = (int16_t)r.value;
         }
     }
     *words = in;
@@ -82,12 +73,12 @@ static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_ran
 
 static inline void put_symbol(uint32_t *state, uint8_t **at, uint32_t freq, uint32_t cum)
 {
-    if (*state >> (32 - CG_RANS_SCALE_BITS) >= freq) {
+    if (cg_lane_gives_word(*state, freq)) {
         *at -= 2;
         cg_put_le(*at, 2, *state);
         *state >>= 16;
     }
-    *state = (*state / freq << CG_RANS_SCALE_BITS) + *state % freq + cum;
+    *state = cg_lane_put(*state, freq, cum);
 }
 
 /* The decoder's phases A, B, C, D of a row, lanes 0 to 31 in each: here everything the other way
@@ -101,7 +92,7 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
         bool any_escape = false;
         for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
             const cg_rans_class *cls = &classes[strip->lane_class[lane]];
-            const coded_cell coded = code_cell(cls, cells[lane]);
+            const cg_lane_coded coded = code_cell(cls, cells[lane]);
             packed[lane] = cls->packed[coded.index];
             any_escape |= coded.is_escape;
             if (cls->shift > 0)
@@ -121,11 +112,12 @@ static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_str
         const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
         const int16_t *cells = strip->cells + row * strip->row_stride;
         for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
-            const refined_cell c = refine_cell(cells[lane], coarse[lane]);
-            const uint32_t packed = classes[strip->lane_class[lane]].refine[c.context];
+            const uint32_t i = cg_lane_refinement(cells[lane], coarse[lane]);
+            const uint32_t packed =
+                classes[strip->lane_class[lane]].refine[cg_lane_context(coarse[lane])];
             const uint32_t ends[4] = {0, packed & 0xffff, (packed & 0xffff) + (packed >> 16),
                                       CG_RANS_SCALE};
-            put_symbol(&states[lane], at, ends[c.index + 1] - ends[c.index], ends[c.index]);
+            put_symbol(&states[lane], at, ends[i + 1] - ends[i], ends[i]);
         }
     }
 }
@@ -136,9 +128,9 @@ static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_ra
     uint64_t cost = 0;
     for (size_t row = 0; row < n_rows; row++) {
         for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
-            const refined_cell c = refine_cell(strip->cells[row * strip->row_stride + lane],
-                                               strip->coarse[row * strip->coarse_stride + lane]);
-            cost += classes[strip->lane_class[lane]].refine_cost[c.context][c.index];
+            const int coarse = strip->coarse[row * strip->coarse_stride + lane];
+            cost += classes[strip->lane_class[lane]].refine_cost[cg_lane_context(
+                coarse)][cg_lane_refinement(strip->cells[row * strip->row_stride + lane], coarse)];
         }
     }
     return cost;
@@ -152,7 +144,7 @@ static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip
         const int16_t *cells = strip->cells + row * strip->row_stride;
         for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
             const cg_rans_class *cls = &classes[strip->lane_class[lane]];
-            const coded_cell c = code_cell(cls, cells[lane]);
+            const cg_lane_coded c = code_cell(cls, cells[lane]);
             cost += cls->cost[c.index] + 256u * cls->shift;
             if (c.is_escape)
                 cost += 256u * (cls->escape_bits + c.extra_bits);

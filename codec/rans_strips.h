@@ -7,14 +7,11 @@
  */
 #ifndef CG_CODEC_RANS_STRIPS_H
 #define CG_CODEC_RANS_STRIPS_H
-#include "codec/rans.h"
-#include <stdbool.h>
+#include "codec/rans_lane.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { CG_RANS_STATE_LOW = 1 << 16 }; /* states lie in [2^16, 2^32) */
 
 /* The words of a stream that are yet to come. */
 typedef struct cg_word_reader {

@@ -1,0 +1,84 @@
+/* codec/exact_lane.h - the float steps of profiles of version 2, for one channel or pair of
+ * channels: FORMAT.md's "Decoding, version 2".
+ *
+ * Each operation is rounded once, fmaf() and fma() as one. Threads: pure functions. Shared with
+ * CUDA code.
+ */
+#ifndef CG_CODEC_EXACT_LANE_H
+#define CG_CODEC_EXACT_LANE_H
+#include "codec/lane.h"
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Step 2, of a block's frequencies y[8]: z[8], its tokens. d: D', or D where y is multiplied by
+ * 2^-unit_bits instead, which gives the same bits: such products are exact. By symmetry four pairs
+ * of sums make eight tokens: D[f][7 - t] is D[f][t] for even f, and -D[f][t] for odd f. */
+CG_LANE void cg_lane_inverse_dct(const float d[8][8], const float y[8], float z[8])
+{
+    for (int t = 0; t < 4; t++) {
+        float even = d[0][t] * y[0], odd = d[1][t] * y[1];
+        for (int f = 2; f < 8; f += 2) {
+            even = fmaf(d[f][t], y[f], even);
+            odd = fmaf(d[f + 1][t], y[f + 1], odd);
+        }
+        z[t] = even + odd;
+        z[7 - t] = even - odd;
+    }
+}
+
+/* Step 3, and a symbol of an anchor or a delta. */
+CG_LANE float cg_lane_dequantize(float symbol, float step, float base)
+{
+    return fmaf(symbol, step, base);
+}
+
+/* Step 4. */
+CG_LANE void cg_lane_rotate(float *low, float *high, float cosine, float sine)
+{
+    const float a = *low, b = *high;
+    *low = fmaf(-b, sine, a * cosine);
+    *high = fmaf(a, sine, b * cosine);
+}
+
+/* Sine and cosine of r in [-pi/4, pi/4]: fdlibm's polynomials. */
+CG_LANE double cg_lane_sine_of(double r)
+{
+    const double z = r * r;
+    double s = 1.58969099521155010221e-10;
+    s = fma(z, s, -2.50507602534068634195e-08);
+    s = fma(z, s, 2.75573137070700676789e-06);
+    s = fma(z, s, -1.98412698298579493134e-04);
+    s = fma(z, s, 8.33333333332248946124e-03);
+    s = fma(z, s, -1.66666666666666324348e-01);
+    return fma(r * z, s, r);
+}
+
+CG_LANE double cg_lane_cosine_of(double r)
+{
+    const double z = r * r;
+    double c = -1.13596475577881948265e-11;
+    c = fma(z, c, 2.08757232129817482790e-09);
+    c = fma(z, c, -2.75573143513906633035e-07);
+    c = fma(z, c, 2.48015872894767294178e-05);
+    c = fma(z, c, -1.38888888888741095749e-03);
+    c = fma(z, c, 4.16666666666666019037e-02);
+    return fma(z * z, c, fma(z, -0.5, 1));
+}
+
+/* c and s of step 4, of a token's position. In f64: at position 100,000 an f32 angle is off by
+ * 2^-8. Added to 1.5 * 2^52, a double has no bits left for a fraction, and its lowest are the
+ * quadrant. */
+CG_LANE void cg_lane_rotation(double position, double inv_freq, float *cosine, float *sine)
+{
+    const double angle = position * inv_freq;
+    const double sum = angle * 0x1.45f306dc9c883p-1 + 0x1.8p52, k = sum - 0x1.8p52;
+    const double r = fma(-k, 0x1.1a62633145c07p-54, fma(-k, 0x1.921fb54442d18p+0, angle));
+    uint64_t quadrant;
+    memcpy(&quadrant, &sum, sizeof quadrant);
+    const double s = cg_lane_sine_of(r), c = cg_lane_cosine_of(r);
+    const double swapped_s = (quadrant & 1) != 0 ? c : s, swapped_c = (quadrant & 1) != 0 ? s : c;
+    *sine = (float)((quadrant & 2) != 0 ? -swapped_s : swapped_s);
+    *cosine = (float)(((quadrant + 1) & 2) != 0 ? -swapped_c : swapped_c);
+}
+#endif

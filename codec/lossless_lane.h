@@ -1,0 +1,49 @@
+/* codec/lossless_lane.h - how an element's bits are cut for lossless coding, and joined again:
+ * FORMAT.md's "Lossless payload".
+ *
+ * Threads: pure functions. Shared with CUDA code.
+ */
+#ifndef CG_CODEC_LOSSLESS_LANE_H
+#define CG_CODEC_LOSSLESS_LANE_H
+#include "codec/geometry.h"
+#include "codec/lane.h"
+
+/* Exponent | high rest bits go through rANS as a cell, low_bytes bytes are stored. */
+typedef struct cg_lossless_split {
+    unsigned element_bytes, mantissa_bits, exponent_bits, shift, low_bytes;
+} cg_lossless_split;
+
+CG_LANE cg_lossless_split cg_lane_split(unsigned dtype)
+{
+    /* 3 bits of fp16's rest go through rANS with its exponent, so that whole bytes are left. */
+    const cg_lossless_split bf16 = {2, 7, 8, 0, 1}, fp16 = {2, 10, 5, 3, 1},
+                            fp32 = {4, 23, 8, 0, 3};
+    return dtype == CG_DTYPE_BF16 ? bf16 : dtype == CG_DTYPE_FP16 ? fp16 : fp32;
+}
+
+/* The sign above the mantissa. */
+CG_LANE uint32_t cg_lane_rest(cg_lossless_split s, uint32_t bits)
+{
+    const uint32_t sign = bits >> (8 * s.element_bytes - 1);
+    return sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
+}
+
+CG_LANE uint32_t cg_lane_cut(cg_lossless_split s, uint32_t bits)
+{
+    const uint32_t exponent = bits >> s.mantissa_bits & ((1u << s.exponent_bits) - 1);
+    return exponent << s.shift | cg_lane_rest(s, bits) >> 8 * s.low_bytes;
+}
+
+/* An exponent that the dtype may not have: check it against 1 << exponent_bits. */
+CG_LANE uint32_t cg_lane_exponent(cg_lossless_split s, uint32_t cell)
+{
+    return cell >> s.shift;
+}
+
+CG_LANE uint32_t cg_lane_join(cg_lossless_split s, uint32_t cell, uint32_t low)
+{
+    const uint32_t rest = (cell & ((1u << s.shift) - 1)) << 8 * s.low_bytes | low;
+    return rest >> s.mantissa_bits << (8 * s.element_bytes - 1) |
+           cg_lane_exponent(s, cell) << s.mantissa_bits | (rest & ((1u << s.mantissa_bits) - 1));
+}
+#endif

@@ -1,0 +1,181 @@
+/* codec/rans_lane.h - what one lane of rANS does: FORMAT.md's "Matrix of symbols".
+ *
+ * Threads: pure functions. Shared with CUDA code.
+ */
+#ifndef CG_CODEC_RANS_LANE_H
+#define CG_CODEC_RANS_LANE_H
+#include "codec/lane.h"
+#include "codec/rans.h"
+#include <stdbool.h>
+
+enum { CG_RANS_STATE_LOW = 1 << 16 }; /* states are in [2^16, 2^32) and start at 2^16 */
+
+CG_LANE uint32_t cg_lane_slot(uint32_t x)
+{
+    return x & (CG_RANS_SCALE - 1);
+}
+
+/* The index of a slot, at or behind from. */
+CG_LANE uint32_t cg_lane_find(const uint16_t *cum, uint32_t from, uint32_t slot)
+{
+    while (slot >= cum[from + 1])
+        from++;
+    return from;
+}
+
+/* The state behind a symbol; to be renormalized. */
+CG_LANE uint32_t cg_lane_advance(uint32_t x, uint32_t freq, uint32_t cum)
+{
+    return freq * (x >> CG_RANS_SCALE_BITS) + cg_lane_slot(x) - cum;
+}
+
+/* Renormalization: a lane that wants a word takes the next one. */
+CG_LANE bool cg_lane_wants_word(uint32_t x)
+{
+    return x < CG_RANS_STATE_LOW;
+}
+
+CG_LANE uint32_t cg_lane_take_word(uint32_t x, uint32_t word)
+{
+    return x << 16 | word;
+}
+
+CG_LANE uint32_t cg_lane_raw(uint32_t x, uint32_t n_bits)
+{
+    return x & ((1u << n_bits) - 1);
+}
+
+/* Of a class of signed symbols: the value of an index other than the escape. */
+CG_LANE int32_t cg_lane_signed_value(uint32_t index)
+{
+    const int32_t half = (int32_t)((index + 1) / 2);
+    return index % 2 != 0 ? half : -half;
+}
+
+/* Of an escape's raw(5): how many bits phase C takes; and the value, with those. */
+CG_LANE uint32_t cg_lane_escape_bits(uint32_t raw)
+{
+    return raw & 15;
+}
+
+CG_LANE int32_t cg_lane_escape_value(uint32_t raw, uint32_t extra, uint32_t n_symbols)
+{
+    const uint32_t m = (1u << cg_lane_escape_bits(raw)) + extra;
+    const int32_t magnitude = (int32_t)(m + (n_symbols - 2) / 2);
+    return (raw & 16) != 0 ? -magnitude : magnitude;
+}
+
+/* Phase D. */
+CG_LANE int32_t cg_lane_shifted(int32_t v, uint32_t shift, uint32_t raw)
+{
+    return v * (int32_t)(1u << shift) + (int32_t)raw;
+}
+
+CG_LANE bool cg_lane_is_cell(int32_t v)
+{
+    return v >= INT16_MIN && v <= INT16_MAX;
+}
+
+/* ---- a cell, given the one of the next coarser level ---- */
+
+CG_LANE uint32_t cg_lane_context(int32_t coarse)
+{
+    return coarse == 0 ? 0 : coarse == 1 || coarse == -1 ? 1 : 2;
+}
+
+typedef struct cg_lane_refined {
+    int32_t value;
+    uint32_t freq, cum;
+} cg_lane_refined;
+
+/* refine: of the class and the context, cg_rans_class's. */
+CG_LANE cg_lane_refined cg_lane_refine(uint32_t refine, int32_t coarse, uint32_t slot)
+{
+    const uint32_t end0 = refine & 0xffff, end1 = end0 + (refine >> 16);
+    const int32_t away = coarse >= 0 ? 1 : -1, d = slot < end0 ? 0 : slot < end1 ? away : -away;
+    cg_lane_refined r;
+    r.cum = slot < end0 ? 0 : slot < end1 ? end0 : end1;
+    r.freq = (slot < end0 ? end0 : slot < end1 ? end1 : (uint32_t)CG_RANS_SCALE) - r.cum;
+    r.value = CG_RANS_REFINE_STEP * coarse + d;
+    return r;
+}
+
+/* ---- encoding: the same the other way round ---- */
+
+/* What a cell is coded as. */
+typedef struct cg_lane_coded {
+    uint32_t index;
+    uint32_t escape_raw; /* phase B */
+    uint32_t extra_bits; /* phase C: 0 = none */
+    uint32_t extra_raw;
+    uint32_t shift_raw; /* phase D */
+    bool is_escape;
+} cg_lane_coded;
+
+/* Number of the highest bit of m > 0. */
+CG_LANE uint32_t cg_lane_top_bit(uint32_t m)
+{
+#if defined(__CUDA_ARCH__)
+    return 31u - (uint32_t)__clz((int)m);
+#else
+    return 31u - (uint32_t)__builtin_clz(m);
+#endif
+}
+
+/* A cell of a class with this shift, number of symbols, escape_bits and top (cg_rans_class). */
+CG_LANE cg_lane_coded cg_lane_code(uint32_t shift, uint32_t n_symbols, uint32_t escape_bits,
+                                   uint32_t top, int32_t cell)
+{
+    const int32_t v = cell >> shift; /* arithmetic: floor */
+    const uint32_t escape = n_symbols - 1, largest = (n_symbols - 2) / 2;
+    cg_lane_coded c = {0, 0, 0, 0, cg_lane_raw((uint32_t)cell, shift), false};
+    if (escape_bits == 8) {
+        const int32_t i = (int32_t)top - v;
+        c.is_escape = i < 0 || i >= (int32_t)escape;
+        c.index = c.is_escape ? escape : (uint32_t)i;
+        c.escape_raw = (uint32_t)v;
+        return c;
+    }
+    const uint32_t magnitude = (uint32_t)(v < 0 ? -v : v);
+    if (magnitude <= largest) {
+        c.index = v > 0 ? 2 * magnitude - 1 : 2 * magnitude;
+        return c;
+    }
+    const uint32_t m = magnitude - largest; /* 1 ... 32768 */
+    c.is_escape = true;
+    c.index = escape;
+    c.extra_bits = cg_lane_top_bit(m);
+    c.extra_raw = m - (1u << c.extra_bits);
+    c.escape_raw = c.extra_bits | (v < 0 ? 16u : 0u);
+    return c;
+}
+
+/* What a cell is, given its coarse one: index 0 three times the coarse one, 1 away from zero from
+ * there, 2 back towards it (where the coarse one is 0: 1 and -1). */
+CG_LANE uint32_t cg_lane_refinement(int32_t cell, int32_t coarse)
+{
+    const int32_t d = cell - CG_RANS_REFINE_STEP * coarse;
+    return d == 0 ? 0 : (d > 0) == (coarse >= 0) ? 1 : 2;
+}
+
+/* A state that gives its low 16 bits away before it takes a symbol, or raw bits. */
+CG_LANE bool cg_lane_gives_word(uint32_t x, uint32_t freq)
+{
+    return x >> (32 - CG_RANS_SCALE_BITS) >= freq;
+}
+
+CG_LANE bool cg_lane_gives_word_raw(uint32_t x, uint32_t n_bits)
+{
+    return (uint64_t)x >= (uint64_t)1 << (32 - n_bits);
+}
+
+CG_LANE uint32_t cg_lane_put(uint32_t x, uint32_t freq, uint32_t cum)
+{
+    return (x / freq << CG_RANS_SCALE_BITS) + x % freq + cum;
+}
+
+CG_LANE uint32_t cg_lane_put_raw(uint32_t x, uint32_t value, uint32_t n_bits)
+{
+    return x << n_bits | value;
+}
+#endif
