@@ -91,7 +91,7 @@ typedef struct work {
     uint8_t *column_class; /* [n_columns] */
     cg_rans_strip *strips;
     size_t n_strips;
-    cg_rans_class *classes; /* [16] */
+    cg_rans_class *classes; /* [CG_LOSSLESS_MAX_CLASSES] */
     uint32_t *column_sum;   /* [n_columns] */
     uint8_t *words;
 } work;
@@ -103,7 +103,7 @@ static work take_work(cg_arena *arena, size_t n_columns, size_t n_rows)
     w.cells = cg_arena_take(arena, n_rows * n_columns * sizeof *w.cells);
     w.column_class = cg_arena_take(arena, n_columns);
     w.strips = cg_arena_take(arena, w.n_strips * sizeof *w.strips);
-    w.classes = cg_arena_take(arena, 16 * sizeof *w.classes);
+    w.classes = cg_arena_take(arena, CG_LOSSLESS_MAX_CLASSES * sizeof *w.classes);
     w.column_sum = cg_arena_take(arena, n_columns * sizeof *w.column_sum);
     w.words = cg_arena_take(arena, 4 + w.n_strips * CG_RANS_STREAM_BYTES +
                                        n_rows * n_columns * CG_RANS_CELL_BYTES +
@@ -267,13 +267,15 @@ size_t cg_lossless_least_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
     return n_columns * n_rows * cg_lane_split(dtype).low_bytes;
 }
 
-static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, cg_lossless_split s)
+static cg_status read_classes(cg_cursor *in, cg_lossless_split s, cg_rans_class *classes,
+                              unsigned *n_classes_out)
 {
     uint8_t n_classes, reserved;
     if (!cg_cursor_u8(in, &n_classes) || !cg_cursor_u8(in, &reserved))
         return CG_ERR_TRUNCATED;
-    if (n_classes == 0 || n_classes > 16 || reserved != 0)
+    if (n_classes == 0 || n_classes > CG_LOSSLESS_MAX_CLASSES || reserved != 0)
         return CG_ERR_CORRUPT;
+    *n_classes_out = n_classes;
     for (unsigned k = 0; k < n_classes; k++) {
         uint8_t top, n_symbols;
         uint16_t freq[CG_RANS_MAX_SYMBOLS];
@@ -286,21 +288,37 @@ static cg_status read_classes(cg_cursor *in, work *w, size_t n_columns, cg_lossl
                 return CG_ERR_TRUNCATED;
         }
         const cg_status status =
-            cg_rans_class_init_exponents(&w->classes[k], s.shift, top, n_symbols, freq);
+            cg_rans_class_init_exponents(&classes[k], s.shift, top, n_symbols, freq);
         if (status != CG_OK)
             return status;
     }
-    memset(w->column_class, 0, n_columns);
-    if (n_classes > 1) {
-        const uint8_t *bytes;
-        if (!cg_cursor_bytes(in, n_columns, &bytes))
+    return CG_OK;
+}
+
+cg_status cg_lossless_read_head(unsigned dtype, const uint8_t *src, size_t src_bytes,
+                                size_t n_columns, size_t n_rows, size_t align,
+                                cg_rans_class classes[CG_LOSSLESS_MAX_CLASSES],
+                                cg_lossless_head *head)
+{
+    const cg_lossless_split s = cg_lane_split(dtype);
+    cg_cursor in = {src, src_bytes};
+    head->column_class = NULL;
+    cg_status status = read_classes(&in, s, classes, &head->n_classes);
+    if (status != CG_OK)
+        return status;
+    if (head->n_classes > 1) {
+        if (!cg_cursor_bytes(&in, n_columns, &head->column_class))
             return CG_ERR_TRUNCATED;
         for (size_t c = 0; c < n_columns; c++) {
-            if (bytes[c] >= n_classes)
+            if (head->column_class[c] >= head->n_classes)
                 return CG_ERR_CORRUPT;
         }
-        memcpy(w->column_class, bytes, n_columns);
     }
+    if ((status = cg_cursor_align(&in, src, align)) != CG_OK)
+        return status;
+    if (in.left_bytes / s.low_bytes < n_columns * n_rows) /* before exponents that cannot be */
+        return CG_ERR_TRUNCATED;
+    head->matrix = in;
     return CG_OK;
 }
 
@@ -309,17 +327,19 @@ cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_byte
 {
     const cg_lossless_split s = cg_lane_split(dtype);
     const size_t n_elements = n_columns * n_rows;
-    cg_cursor in = {src, src_bytes};
     cg_arena arena = {scratch, 0};
     work w = take_work(&arena, n_columns, n_rows);
+    cg_lossless_head head;
     size_t used_bytes;
-    cg_status status = read_classes(&in, &w, n_columns, s);
-    if (status == CG_OK)
-        status = cg_cursor_align(&in, src, align);
+    cg_status status =
+        cg_lossless_read_head(dtype, src, src_bytes, n_columns, n_rows, align, w.classes, &head);
     if (status != CG_OK)
         return status;
-    if (in.left_bytes / s.low_bytes < n_elements) /* before exponents of bytes that cannot be */
-        return CG_ERR_TRUNCATED;
+    cg_cursor in = head.matrix;
+    if (head.column_class != NULL)
+        memcpy(w.column_class, head.column_class, n_columns);
+    else
+        memset(w.column_class, 0, n_columns);
     lay_strips(&w, n_columns);
     status = cg_rans_decode(w.classes, w.strips, w.n_strips, n_rows, align, in.at, in.left_bytes,
                             &used_bytes);

@@ -10,6 +10,7 @@
 #ifndef CG_CODEC_LOSSLESS_H
 #define CG_CODEC_LOSSLESS_H
 #include "codec/geometry.h"
+#include "codec/rans.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,6 +29,21 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
  * be used up. */
 cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_bytes, size_t n_columns,
                              size_t n_rows, size_t align, void *scratch, void *elements_out);
+
+enum { CG_LOSSLESS_MAX_CLASSES = 16 };
+
+/* What stands in front of a payload's matrix of exponents. */
+typedef struct cg_lossless_head {
+    unsigned n_classes;
+    const uint8_t *column_class; /* [n_columns], in the payload; NULL: all of class 0 */
+    cg_cursor matrix;            /* from the matrix on */
+} cg_lossless_head;
+
+/* Reads it, and classes[n_classes]. Errors of cg_lossless_decode(). */
+cg_status cg_lossless_read_head(unsigned dtype, const uint8_t *src, size_t src_bytes,
+                                size_t n_columns, size_t n_rows, size_t align,
+                                cg_rans_class classes[CG_LOSSLESS_MAX_CLASSES],
+                                cg_lossless_head *head_out);
 
 #ifdef __cplusplus
 }

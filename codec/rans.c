@@ -163,30 +163,46 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
 
 /* ---- decoding ---- */
 
+cg_status cg_rans_streams_open(cg_cursor in, size_t n_strips, size_t align,
+                               cg_rans_streams *streams)
+{
+    uint16_t n_streams, reserved;
+    *streams = (cg_rans_streams){.in = in, .start = in.at, .align = align};
+    if (!cg_cursor_u16(&streams->in, &n_streams) || !cg_cursor_u16(&streams->in, &reserved) ||
+        !cg_cursor_bytes(&streams->in, 4 * (size_t)n_streams, &streams->table))
+        return CG_ERR_TRUNCATED;
+    if (reserved != 0 || n_streams > n_strips || (n_streams == 0 && n_strips > 0))
+        return CG_ERR_CORRUPT;
+    streams->n_streams = n_streams;
+    return cg_cursor_align(&streams->in, streams->start, align);
+}
+
+cg_status cg_rans_streams_next(cg_rans_streams *streams, const uint8_t **stream_out,
+                               size_t *stream_bytes_out)
+{
+    const size_t n_bytes = (size_t)cg_get_le(streams->table + 4 * (size_t)streams->n_read, 4);
+    if (!cg_cursor_bytes(&streams->in, n_bytes, stream_out))
+        return CG_ERR_TRUNCATED;
+    *stream_bytes_out = n_bytes;
+    streams->n_read++;
+    return cg_cursor_align(&streams->in, streams->start, streams->align);
+}
+
 cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
                          size_t n_rows, size_t align, const uint8_t *src, size_t src_bytes,
                          size_t *used_bytes_out)
 {
-    cg_cursor in = {src, src_bytes};
-    const uint8_t *table;
-    uint16_t n_streams, reserved;
-    if (!cg_cursor_u16(&in, &n_streams) || !cg_cursor_u16(&in, &reserved) ||
-        !cg_cursor_bytes(&in, 4 * (size_t)n_streams, &table))
-        return CG_ERR_TRUNCATED;
-    if (reserved != 0 || n_streams > n_strips || (n_streams == 0 && n_strips > 0))
-        return CG_ERR_CORRUPT;
-    cg_status status = cg_cursor_align(&in, src, align);
-    const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, n_streams};
+    cg_rans_streams streams;
+    cg_status status = cg_rans_streams_open((cg_cursor){src, src_bytes}, n_strips, align, &streams);
+    const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, streams.n_streams};
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
-    for (size_t s = 0; s < n_streams && status == CG_OK; s++) {
+    for (size_t s = 0; status == CG_OK && s < streams.n_streams; s++) {
         const uint8_t *stream;
-        const size_t stream_bytes = (size_t)cg_get_le(table + 4 * s, 4);
-        if (!cg_cursor_bytes(&in, stream_bytes, &stream))
-            return CG_ERR_TRUNCATED;
-        status = kernels->decode_stream(&matrix, s, stream, stream_bytes);
+        size_t stream_bytes;
+        status = cg_rans_streams_next(&streams, &stream, &stream_bytes);
         if (status == CG_OK)
-            status = cg_cursor_align(&in, src, align);
+            status = kernels->decode_stream(&matrix, s, stream, stream_bytes);
     }
-    *used_bytes_out = src_bytes - in.left_bytes;
+    *used_bytes_out = src_bytes - streams.in.left_bytes;
     return status;
 }

@@ -12,9 +12,8 @@
  */
 #ifndef CG_CODEC_RANS_H
 #define CG_CODEC_RANS_H
+#include "codec/cursor.h"
 #include "codec/status.h"
-#include <stddef.h>
-#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -106,6 +105,23 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips);
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
                       size_t n_rows, size_t n_streams, size_t align, uint8_t *dst, size_t dst_bytes,
                       uint8_t *scratch_words);
+
+/* The streams of a matrix, one after another. */
+typedef struct cg_rans_streams {
+    cg_cursor in; /* behind the streams so far */
+    const uint8_t *start, *table;
+    size_t align;
+    uint32_t n_streams, n_read;
+} cg_rans_streams;
+
+/* Reads the table of a matrix of n_strips strips at the start of in. CG_ERR_TRUNCATED;
+ * CG_ERR_CORRUPT: counts are wrong, or padding is not zero. */
+cg_status cg_rans_streams_open(cg_cursor in, size_t n_strips, size_t align,
+                               cg_rans_streams *streams_out);
+/* The next of the n_streams: lane states, and words. *stream_out points into what was opened.
+ * Errors as above. */
+cg_status cg_rans_streams_next(cg_rans_streams *streams, const uint8_t **stream_out,
+                               size_t *stream_bytes_out);
 
 /* Decodes a matrix from the start of src into the strips' cells. *used_bytes_out: where it ends.
  * align: as it was written, from src's start on. Never reads outside src, whatever its bytes are.
