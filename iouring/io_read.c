@@ -117,6 +117,8 @@ static void read_opened(cg_io_op *op, int result)
     /* Off again before reading: io_uring takes a non-blocking file as one that never blocks, and
      * reads inline. */
     fcntl(op->fd, F_SETFL, op->direct ? O_DIRECT : 0);
+    if (op->start_only)
+        posix_fadvise(op->fd, 0, 0, POSIX_FADV_RANDOM);
     /* After a look the known size is the truth, and the expected one was wrong. */
     if (op->expected_bytes > 0 && op->expected_bytes <= op->max_bytes && !op->size_is_known)
         read_contents(op, op->expected_bytes);

@@ -94,13 +94,22 @@ static bool is_local(const cg_io_op *op)
            statx_dir.stx_dev_major != 0;
 }
 
+/* Between open and read. Whether it is taken does not matter, so the link is a hard one. */
+static void push_advice(cg_io_uring *u, const cg_io_flight *f, bool local)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring.ring);
+    io_uring_prep_fadvise(sqe, (int)(f - u->flights), 0, 0, POSIX_FADV_RANDOM);
+    sqe->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK | (local ? 0 : IOSQE_ASYNC);
+    io_uring_sqe_set_data64(sqe, user_data(u, f, CG_IO_TAG_ADVICE));
+}
+
 void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f)
 {
     cg_io_op *op = f->op;
     const unsigned slot = (unsigned)(f - u->flights);
     const bool local = !f->crosses_mounts && is_local(op);
     f->mode = CG_IO_MODE_CHAIN;
-    if (!has_room(u, 3)) { /* links must be submitted together */
+    if (!has_room(u, 4)) { /* links must be submitted together */
         stall(u, f);
         return;
     }
@@ -114,6 +123,9 @@ void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f)
     io_uring_prep_openat2_direct(sqe, op->dir_fd, op->path, &f->how, slot);
     sqe->flags |= IOSQE_IO_LINK | (local ? 0 : IOSQE_ASYNC);
     io_uring_sqe_set_data64(sqe, user_data(u, f, CG_IO_TAG_OPEN));
+
+    if (op->start_only)
+        push_advice(u, f, local);
 
     /* One byte more than the file has, or it could have grown unnoticed. */
     const unsigned n_bytes =
@@ -135,7 +147,7 @@ void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f)
     sqe = io_uring_get_sqe(&u->ring.ring);
     io_uring_prep_close_direct(sqe, slot);
     io_uring_sqe_set_data64(sqe, user_data(u, f, CG_IO_TAG_CLOSE));
-    f->n_pending = 3;
+    f->n_pending = op->start_only ? 4 : 3;
 }
 
 static void cancel_entry(cg_io_uring *u, const cg_io_flight *f, unsigned tag)

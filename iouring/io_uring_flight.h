@@ -1,9 +1,10 @@
 /* iouring/io_uring_flight.h - what an operation puts into the ring. Internal to iouring.
  *
  * An operation on io_uring is a flight. A read of known size, or of a file's start, flies as one
- * chain of three entries: openat2 into a fixed file slot, read into a registered buffer, close.
- * Whatever the chain meets that is unusual (another size, a short read, no O_DIRECT) is left to the
- * steps of iouring/io_steps.h. Stats and writes are steps from the start: one entry at a time.
+ * chain of entries: openat2 into a fixed file slot, of a file's start or another range the advice
+ * not to read ahead, read into a registered buffer, close. Whatever the chain meets that is unusual
+ * (another size, a short read, no O_DIRECT) is left to the steps of iouring/io_steps.h. Stats and
+ * writes are steps from the start: one entry at a time.
  *
  * An entry names its flight by index. A flight is reused only when nothing of it is in the kernel,
  * so a late completion can never be taken for another operation's.
@@ -22,6 +23,7 @@ enum {
     CG_IO_TAG_CLOSE,
     CG_IO_TAG_CANCEL,
     CG_IO_TAG_WAKE,
+    CG_IO_TAG_ADVICE,
     CG_IO_TAG_BITS = 3,
 };
 

@@ -49,10 +49,10 @@ static const char *missing_feature(struct io_uring *ring)
 
 bool cg_io_ring_init(cg_io_ring *r, uint32_t n_flights, char *reason_out, size_t reason_bytes)
 {
-    /* A flight has at most three entries, and two cancellations; one more polls for wake-ups. */
+    /* A flight has at most four entries, and two cancellations; one more polls for wake-ups. */
     struct io_uring_params params = {
         .flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE,
-        .cq_entries = power_of_two(5ull * n_flights + 1),
+        .cq_entries = power_of_two(6ull * n_flights + 1),
     };
     memset(r, 0, sizeof *r);
     const int error = -io_uring_queue_init_params(power_of_two(n_flights), &r->ring, &params);

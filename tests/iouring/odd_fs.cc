@@ -28,8 +28,8 @@ struct OddFs::State {
     bool is_far = false;
     bool released = false;
     Mood mood = Mood::GOOD;
-    int n_hanging = 0, n_open = 0, n_calls = 0, n_rounds = 0;
-    size_t most_asked = 0;
+    int n_hanging = 0, n_open = 0, n_calls = 0, n_rounds = 0, n_opens = 0;
+    size_t most_asked = 0, n_asked = 0;
     std::map<std::string, int> n_stats; // by path
 };
 
@@ -124,6 +124,7 @@ struct OddFsCalls {
     {
         const std::lock_guard<std::mutex> guard(state()->lock);
         state()->n_open += change;
+        state()->n_opens += change > 0;
         return result;
     }
 
@@ -229,6 +230,7 @@ struct OddFsCalls {
         {
             const std::lock_guard<std::mutex> guard(state()->lock);
             state()->most_asked = std::max(state()->most_asked, n);
+            state()->n_asked += n;
         }
         if (is_named(path, "latedirect") && (info->flags & O_DIRECT))
             return -EINVAL;
@@ -364,6 +366,18 @@ int OddFs::n_stats(const std::string &path) const
     const std::lock_guard<std::mutex> guard(state_->lock);
     const auto found = state_->n_stats.find(path);
     return found == state_->n_stats.end() ? 0 : found->second;
+}
+
+size_t OddFs::n_asked() const
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    return state_->n_asked;
+}
+
+int OddFs::n_opens() const
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    return state_->n_opens;
 }
 
 size_t OddFs::most_asked() const

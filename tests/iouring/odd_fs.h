@@ -43,6 +43,8 @@ class OddFs
     int n_rounds() const;      // until now, in that mood
     int n_open() const;        // files; their release follows their close some time later
     size_t most_asked() const; // bytes that a read wanted
+    size_t n_asked() const;    // bytes that all reads wanted
+    int n_opens() const;       // of files
     // How often the status of this path below the mount was asked for.
     int n_stats(const std::string &path) const;
     const std::string &why() const

@@ -157,6 +157,20 @@ TEST_P(OddFsTest, AsksForNoMoreThanTheStart)
     EXPECT_EQ(odd->most_asked(), 160u);
 }
 
+TEST_P(OddFsTest, AsksForNoMoreThanTheRangeThroughThePageCache)
+{
+    dir.write("backing/plain", draw_bytes(4 << 20, 1));
+    for (const uint64_t offset : {uint64_t{0}, uint64_t{1} << 20}) {
+        const size_t before = odd->n_asked();
+        ASSERT_EQ(cg_io_read_range(io, dir.fd, "odd/plain", offset, 300 << 10, CG_IO_CACHED, 5),
+                  CG_OK);
+        const cg_io_completion done = wait_for_one();
+        ASSERT_EQ(done.status, CG_OK);
+        cg_io_buffer_release(done.buffer);
+        EXPECT_EQ(odd->n_asked() - before, size_t{300} << 10) << offset;
+    }
+}
+
 TEST_P(OddFsTest, ReadsThroughTheCacheWhereThereIsNoDirectIo)
 {
     const std::vector<uint8_t> bytes = draw_bytes(10000, 1);
