@@ -233,7 +233,8 @@ void cg_extents_plan_make(cg_extents_plan *plan, const cg_extents_input *in)
             qsort(plan->steps, n_steps, sizeof *plan->steps, by_rate);
         take_steps(in, plan, n_steps);
     }
-    list_extents(in, plan, has_slack(in, plan));
+    plan->has_slack = has_slack(in, plan);
+    list_extents(in, plan, plan->has_slack);
     plan->kl = 0;
     for (size_t i = 0; i < in->n_chunks; i++)
         plan->kl += in->chunks[i].kl[plan->levels[i]];

@@ -67,8 +67,9 @@ typedef struct cg_extents_plan {
     uint8_t *levels;    /* [n_chunks]: that each chunk will have */
     cg_extent *extents; /* [n_chunks * CG_N_LEVELS], in the order of reading */
     size_t n_extents;
-    bool in_time; /* all that must arrive is predicted to */
-    double kl;    /* of all chunks at these levels */
+    bool in_time;   /* all that must arrive is predicted to */
+    bool has_slack; /* a slow link, too, has time for everything */
+    double kl;      /* of all chunks at these levels */
     /* For cg_extents_plan_make(): */
     cg_extents_step *steps; /* [n_chunks * CG_N_LEVELS] */
     uint32_t *last;         /* [n_chunks] */

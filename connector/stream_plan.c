@@ -12,7 +12,7 @@ enum {
     RANGE_MS = 50,          /* of the link, in one range */
     PAGE_BYTES = 4096,      /* ranges begin on pages */
     LEAST_RANGE = 16 << 10, /* a smaller one is nothing but round trips */
-    RANGE = 256 << 10,
+    RANGE = 1 << 20,
     FIRST_RANGE = 16 << 10, /* while nothing was measured of the link */
     MANY_ITEMS = 64,        /* with more than so many chunks a plan stands for a while */
     STANDS_MS = 5,
@@ -288,12 +288,18 @@ static double measured_bps(const cg_speeds *speeds)
     return cg_estimator_bps(&speeds->link);
 }
 
-static uint64_t range_bytes(const cg_stream *stream, double link_bps)
+/* How large a range may be. Small ones cost round trips, and pay where the rest of a chunk may have
+ * to be done without. */
+static uint64_t range_bytes(const cg_stream_plan *plan, const cg_stream *stream, double link_bps)
 {
     if (stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level)
         return UINT64_MAX / 2;
-    const double bytes = link_bps > 0 ? link_bps / 8 * RANGE_MS / 1000 : FIRST_RANGE;
-    if (bytes >= RANGE)
+    if (stream->has_fixed_level)
+        return RANGE;
+    if (!(link_bps > 0))
+        return FIRST_RANGE;
+    const double bytes = link_bps / 8 * RANGE_MS / 1000;
+    if (plan->planned.has_slack || bytes >= RANGE)
         return RANGE;
     return bytes > LEAST_RANGE ? (uint64_t)bytes / PAGE_BYTES * PAGE_BYTES : LEAST_RANGE;
 }
@@ -301,9 +307,9 @@ static uint64_t range_bytes(const cg_stream *stream, double link_bps)
 /* Where the next range of a chunk ends, which is to be read up to `to` at least. A range ends on a
  * page, unless the file ends. */
 static uint64_t range_end(const cg_stream *stream, uint32_t index, uint64_t to, uint64_t file_bytes,
-                          double link_bps)
+                          uint64_t range)
 {
-    const uint64_t from = stream->chunks[index].asked_bytes, range = range_bytes(stream, link_bps);
+    const uint64_t from = stream->chunks[index].asked_bytes;
     const uint64_t n = (to - from + range - 1) / range; /* alike, so that none is tiny */
     to = from + (to - from + n - 1) / n;
     to = (to + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
@@ -402,8 +408,9 @@ static uint8_t file_of(const cg_stream *stream, uint32_t index, uint8_t level)
     return finest;
 }
 
-/* The chunk that the plan reads next, and how far; NULL: there is nothing to read. */
-static const cg_stream_ref *next_extent(cg_stream_plan *plan, uint64_t *to_out,
+/* The chunk that the plan reads next, and how far; NULL: there is nothing to read, or with
+ * one_a_file nothing of which no range is under way. */
+static const cg_stream_ref *next_extent(cg_stream_plan *plan, bool one_a_file, uint64_t *to_out,
                                         uint8_t *file_level_out)
 {
     for (; plan->next_extent < plan->planned.n_extents; plan->next_extent++) {
@@ -413,7 +420,7 @@ static const cg_stream_ref *next_extent(cg_stream_plan *plan, uint64_t *to_out,
         *to_out = ref->stream->sizes[ref->chunk_index].bytes[extent->level];
         *file_level_out = file_of(ref->stream, ref->chunk_index, extent->level);
         if (cg_stream_wants(ref->stream, ref->chunk_index) && chunk->state <= CG_STREAM_READING &&
-            !chunk->is_cut && chunk->asked_bytes < *to_out &&
+            !chunk->is_cut && chunk->asked_bytes < *to_out && !(one_a_file && chunk->n_reads > 0) &&
             (chunk->state == CG_STREAM_WAITING || chunk->file_level == *file_level_out))
             return ref;
     }
@@ -426,15 +433,16 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     uint8_t file_level;
     plan->must_decode = false;
     refresh(plan, speeds, now_ns);
-    const cg_stream_ref *ref = next_extent(plan, &to, &file_level);
+    const double link_bps = measured_bps(speeds);
+    const cg_stream_ref *ref = next_extent(plan, !(link_bps > 0), &to, &file_level);
     if (ref == NULL)
         return NULL;
-    const double link_bps = measured_bps(speeds);
     const cg_stream *stream = ref->stream;
     const uint64_t file_bytes = file_level == CG_L0 || !cg_stream_is_anytime(stream)
                                     ? to
                                     : cg_stream_file_bytes(stream, ref->chunk_index, file_level);
-    const uint64_t end_bytes = range_end(stream, ref->chunk_index, to, file_bytes, link_bps);
+    const uint64_t end_bytes =
+        range_end(stream, ref->chunk_index, to, file_bytes, range_bytes(plan, stream, link_bps));
     if (!has_room(plan, stream, link_bps, end_bytes - stream->chunks[ref->chunk_index].asked_bytes))
         return NULL;
     return begin_read(plan, *ref, file_level, end_bytes, speeds, now_ns);

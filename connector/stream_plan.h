@@ -4,8 +4,11 @@
  * The rules. (1) Loads with a budget read every chunk coarse first and refine while there is time,
  * by the planner of connector/extents.h, which sees all loads at once and is asked anew whenever
  * something ended. (2) Of all loads, what must arrive goes in the order of deadlines. (3) A range
- * is at most 256 KiB, and on a slow link what it moves in 50 ms; as much is under way as the link
- * moves in a quarter of a second, but at least two ranges. (4) A chunk is decoded once: when it is
+ * is at most 1 MiB, and where the rest of a chunk may have to be done without what a slow link
+ * moves in 50 ms; as much is under way as the link moves in a quarter of a second, but at least two
+ * ranges. While the link is unknown they are of different files: each range opens its file, upon
+ * which a network's file system forgets what it holds of it, also what another range has just
+ * brought. (4) A chunk is decoded once: when it is
  * as fine as can be hoped for, when nothing more is read for its load, when its time is up, or when
  * the memory is needed. A range that arrives later is dropped. (5) What cannot arrive in time is
  * given up where recomputing it is faster: the load fails from that chunk on. (6) A read ends by

@@ -104,6 +104,39 @@ TEST_F(FarStoreTest, ALongPromptTakesTenRoundTripsAndAFewQuestionsAChunk)
     RecordProperty("calls", cost.n_calls);
 }
 
+TEST_F(FarStoreTest, ALoadOfOneLevelOpensAChunkOnceAndMovesItsBytesOnce)
+{
+    ProfileSpec spec = nesting_spec();
+    spec.n_kv_heads = 16;
+    const Store wide{true, spec};
+    const TempDir wide_mount;
+    OddFs wide_odd(wide.dir.path, wide_mount.path, /*is_far=*/true);
+    ASSERT_EQ(wide_odd.why(), "");
+    const Tokens tokens = prompt(640);
+    {
+        Engine near(wide, "\"chunk_tokens\": 128");
+        near.table = blocks(near, tokens);
+        ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
+    }
+    for (const uint32_t level : {CG_L3, CG_L1}) {
+        Engine engine(wide_mount.path, wide.spec, "\"chunk_tokens\": 128");
+        engine.level_plus_1 = level + 1;
+        ASSERT_EQ(engine.look_up(tokens).n_chunks, 5u);
+        const size_t n_asked = wide_odd.n_asked();
+        const int n_opens = wide_odd.n_opens();
+        cachegen_load *op;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        ASSERT_EQ(engine.load_start(0, 639, &op), CACHEGEN_OK);
+        wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); });
+        cachegen_load_free(op);
+        EXPECT_EQ(p.loaded_tokens, 639u);
+        EXPECT_EQ(wide_odd.n_opens() - n_opens, 5);
+        EXPECT_GT(p.bytes_read, 5u * 16384) << "or a page of the cache counts too much";
+        EXPECT_LE(wide_odd.n_asked() - n_asked, p.bytes_read + size_t{5} * 4096) << level;
+    }
+}
+
 TEST_F(FarStoreTest, ALongPromptOfWhichLittleIsStoredTakesFewQuestions)
 {
     Tokens tokens = prompt(CHUNK * 512);
