@@ -1,0 +1,211 @@
+"""Loads over real links: a store host and a serving host in two network namespaces, the store mounted through sshfs, the
+link between them shaped by tbf at a constant rate or after a trace; the connector loads a real context from there.
+
+usage: link_bench.py --kv KV --profile PROFILE_DIR --driver [NAME=]DRIVER... [--mbps 20,100,1000] [--trace FILE...]
+           [--levels 1,2] [--policies ttft_budget,paper] [--budget-ms 2000] [--at-once 1] [--rounds 5] [--delay-ms 0] [--json OUT]
+
+KV is capture_kv.py's; PROFILE_DIR a model's folder with model.json and profiles/. With several drivers (of builds that
+are to be compared) each round runs all of them, one after the other. Every load has a mount of its own, so nothing is in
+the client's page cache; the server's files are in the server's. Needs root, sshd and sshfs.
+
+A row: medians with the least and the most of the rounds. Bytes are those that the client's end of the link received
+from before the look-up until shortly after the load's end, headers of all protocols included.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+AFTER_S = 0.3  # in which comes what was asked for and is not wanted any more
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "connector"))
+
+from demo_link import ShapedLink  # noqa: E402
+
+
+class Link(ShapedLink):
+    """With a rate that changes, and a delay: half of it in each direction."""
+
+    def __init__(self, directory, delay_ms):
+        super().__init__(directory, 1000)
+        self._delay_ms = delay_ms
+
+    def open(self):
+        super().open()
+        for namespace in (self._server_ns, self._client_ns):
+            if self._delay_ms:
+                delay = f"tc qdisc add dev cgv0 root handle 1: netem delay {self._delay_ms / 2}ms limit 10000".split()
+                subprocess.run(self._in(namespace, "tc", "qdisc", "del", "dev", "cgv0", "root"), check=True)
+                subprocess.run(self._in(namespace, *delay), check=True)
+            self.shape(1000, namespace, "add" if self._delay_ms else "replace")
+
+    def shape(self, mbps, namespace=None, verb="replace"):
+        place = "parent 1: handle 2:" if self._delay_ms else "root"
+        # A burst of at least 32 KiB and a millisecond.
+        rate = f"{place} tbf rate {max(mbps, 0.008):.3f}mbit burst {max(32, mbps / 8):.0f}kb latency 50ms".split()
+        for name in [namespace] if namespace else [self._server_ns, self._client_ns]:
+            subprocess.run(self._in(name, "tc", "qdisc", verb, "dev", "cgv0", *rate), check=True)
+
+    def unmount(self, mountpoint):
+        subprocess.run(["umount", mountpoint], check=True)
+        self._mounts.remove(mountpoint)
+
+
+def read_trace(path, start_s):
+    """(s, Mbit/s) of a file of time_s,bandwidth_mbps, from start_s of it on."""
+    with open(path, encoding="ascii") as file:
+        lines = [line for line in file if line.strip() and not line.startswith("#")]
+    steps = [tuple(map(float, line.split(","))) for line in lines[1:]]
+    before = [mbps for t, mbps in steps if t <= start_s][-1:]
+    return [(0.0, mbps) for mbps in before] + [(t - start_s, mbps) for t, mbps in steps if t > start_s]
+
+
+class Follow:
+    """Shapes the link by steps of (s, Mbit/s) while it is entered."""
+
+    def __init__(self, link, steps):
+        self._steps, self._link, self._over = steps, link, threading.Event()
+
+    def __enter__(self):
+        self._link.shape(self._steps[0][1])
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        began = time.monotonic()
+        for at_s, mbps in self._steps[1:]:
+            if self._over.wait(max(0, began + at_s - time.monotonic())):
+                return
+            self._link.shape(mbps, self._link._server_ns)
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+
+class Driver:
+    def __init__(self, name, path, arguments):
+        self.name, self.path, self.arguments = name, path, arguments
+
+    def save(self, root, config, n_contexts):
+        config = json.dumps({**config, "root": root})
+        subprocess.run([self.path, "save", self.arguments.kv, config, str(n_contexts)], check=True)
+
+    def load(self, root, config, budget_ms, level, shaped, received_bytes):
+        config = json.dumps({**config, "root": root})
+        command = [self.path, "load", self.arguments.kv, config, str(self.arguments.at_once), "1", str(budget_ms), str(level)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError(f"{self.path} is not ready")
+            with shaped():
+                before = received_bytes()
+                process.stdin.write("\n")
+                process.stdin.flush()
+                loads = [json.loads(process.stdout.readline()) for _ in range(self.arguments.at_once)]
+                time.sleep(AFTER_S)
+                wire_bytes = received_bytes() - before
+        return {"loads": loads, "wire_bytes": wire_bytes}
+
+
+def spread(values, digits=3):
+    return [round(f(values), digits) for f in (statistics.median, min, max)]
+
+
+def row_of(samples):
+    loads = [load for sample in samples for load in sample["loads"]]
+    return {
+        "rounds": len(samples),
+        "total_s": spread([load["total_s"] for load in loads]),
+        "lookup_s": spread([load["lookup_s"] for load in loads]),
+        "wire_mb": spread([sample["wire_bytes"] / 1e6 for sample in samples]),
+        "read_mb": spread([sum(load["bytes"] for load in sample["loads"]) / 1e6 for sample in samples]),
+        "loaded_tokens": spread([load["loaded_tokens"] for load in loads], 0),
+        "predicted_kl": spread([load["predicted_kl"] for load in loads], 5),
+    }
+
+
+def run(link, drivers, arguments, directory, out):
+    store, mount = os.path.join(directory, "store"), os.path.join(directory, "mount")
+    model = os.path.basename(os.path.normpath(arguments.profile))
+    config = {"model": model}
+    os.mkdir(store)
+    shutil.copytree(arguments.profile, os.path.join(store, model))
+    drivers[0].save(store, config, arguments.at_once)
+
+    def measure(driver, case, n):
+        kind, place, policy, level = case
+        link.shape(1000)
+        link.mount(store, mount)
+        try:
+            options = {**config, "policy": policy, "recompute_tokens_per_s": arguments.recompute_tokens_per_s}
+            start_s = arguments.trace_start_s + n * arguments.trace_step_s
+            shaped = Follow(link, [(0, place)] if kind == "mbps" else read_trace(place, start_s))
+            return driver.load(mount, options, arguments.budget_ms, level, lambda: shaped, link.received_bytes)
+        finally:
+            link.shape(1000)
+            link.unmount(mount)
+
+    places = [("mbps", mbps) for mbps in arguments.mbps] + [("trace", path) for path in arguments.trace]
+    choices = [(policy, -1) for policy in arguments.policies] + [("ttft_budget", level) for level in arguments.levels]
+    for kind, place in places:
+        samples = {}
+        for n in range(arguments.rounds):
+            for policy, level in choices:
+                for driver in drivers:
+                    sample = measure(driver, (kind, place, policy, level), n)
+                    samples.setdefault((driver.name, policy, level), []).append(sample)
+        for (name, policy, level), list_of in samples.items():
+            place_name = place if kind == "mbps" else os.path.splitext(os.path.basename(place))[0]
+            row = {"driver": name, kind: place_name, "delay_ms": arguments.delay_ms, "at_once": arguments.at_once,
+                   "budget_ms": arguments.budget_ms, "policy": policy if level < 0 else f"L{level}", **row_of(list_of)}
+            print(json.dumps(row), flush=True)
+            out.append(row)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = lambda text: [float(x) for x in text.split(",") if x]  # noqa: E731
+    words = lambda text: [x for x in text.split(",") if x]  # noqa: E731
+    parser.add_argument("--kv", required=True)
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--driver", action="append", required=True)
+    parser.add_argument("--mbps", type=numbers, default=[])
+    parser.add_argument("--trace", nargs="*", default=[])
+    parser.add_argument("--trace-start-s", type=float, default=0)
+    parser.add_argument("--trace-step-s", type=float, default=10)
+    parser.add_argument("--levels", type=lambda text: [int(x) for x in words(text)], default=[])
+    parser.add_argument("--policies", type=words, default=[])
+    parser.add_argument("--budget-ms", type=float, default=2000)
+    parser.add_argument("--recompute-tokens-per-s", type=float, default=0)
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--delay-ms", type=float, default=0)
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    drivers = []
+    for text in arguments.driver:
+        name, _, path = text.rpartition("=")
+        drivers.append(Driver(name, os.path.abspath(path), arguments))
+    directory = tempfile.mkdtemp(prefix="cg-link-")
+    link = Link(os.path.join(directory, "link"), arguments.delay_ms)
+    out = []
+    try:
+        link.open()
+        run(link, drivers, arguments, directory, out)
+    finally:
+        link.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="ascii") as file:
+            json.dump(out, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
