@@ -142,6 +142,9 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out);
  * Else it stays valid until the next call. */
 int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
                   const struct dirent **entry_out, off_t *next_out);
+/* cg_fs_lookup() of an entry that was just read: the directory need not be opened again. */
+int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *directory,
+                      const char *name, cg_fs_entry *entry_out);
 int cg_fs_syncdir(cg_fs_directory *directory);
 void cg_fs_closedir(cg_fs_directory *directory);
 

@@ -6,12 +6,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 struct cg_fs_directory {
-    DIR *dir; /* NULL: .cachegenfs */
+    cg_fs_node *node;
+    DIR *dir;       /* NULL: .cachegenfs */
+    char *path;     /* by which it was opened; "" of the root, and of one without a name */
+    uint64_t epoch; /* of renames, from before that */
     bool is_root;
     off_t offset;        /* where dir stands */
     struct dirent entry; /* that we made up */
@@ -27,6 +31,16 @@ static int enter_control(cg_fs *fs, int control, cg_fs_entry *entry_out)
     entry_out->node = cg_nodes_enter_control(&fs->nodes, control, cg_control_mode(control));
     entry_out->may_not_be_cached = false;
     return entry_out->node == NULL ? ENOMEM : 0;
+}
+
+/* Of an entry whose directory is open; path: cg_fs_enter(). */
+static int look_up_in(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
+                      cg_fs_entry *entry_out)
+{
+    const int error = cg_fs_enter(fs, parent, dir_fd, name, path, entry_out);
+    if (error == ENOENT)
+        cg_nodes_drop_name(&fs->nodes, parent, name);
+    return error;
 }
 
 int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
@@ -58,8 +72,7 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     error = cg_reach_dir(fs, parent, name, &dir_fd, cg_view_is_possible(name) ? &path : NULL);
     if (error != 0)
         return error;
-    if ((error = cg_fs_enter(fs, parent, dir_fd, name, path, entry_out)) == ENOENT)
-        cg_nodes_drop_name(&fs->nodes, parent, name);
+    error = look_up_in(fs, parent, dir_fd, name, path, entry_out);
     free(path);
     close(dir_fd);
     return error;
@@ -236,15 +249,17 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
     *directory_out = NULL;
     if (directory == NULL)
         return ENOMEM;
+    directory->node = node;
     directory->is_root = node == fs->nodes.root;
+    directory->epoch = cg_nodes_epoch(&fs->nodes);
     if (node->control == CG_CONTROL_NONE &&
-        (error = cg_reach_open(fs, node, O_RDONLY | O_DIRECTORY, &fd, NULL)) == 0 &&
+        (error = cg_reach_open(fs, node, O_RDONLY | O_DIRECTORY, &fd, &directory->path)) == 0 &&
         (directory->dir = fdopendir(fd)) == NULL) {
         error = errno;
         close(fd);
     }
     if (error != 0)
-        free(directory);
+        cg_fs_closedir(directory);
     else
         *directory_out = directory;
     return error;
@@ -310,6 +325,29 @@ int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
     }
 }
 
+int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *directory,
+                      const char *name, cg_fs_entry *entry_out)
+{
+    char path[CG_TREE_PATH_BYTES];
+    /* The root has names that are not the store's. The path must still be right when we have looked
+     * at the entry by it: it decides what the entry shows. */
+    const bool may_be_view = cg_view_is_possible(name);
+    if (directory->dir == NULL || directory->is_root || directory->path[0] == '\0' ||
+        snprintf(path, sizeof path, "%s/%s", directory->path, name) >= (int)sizeof path)
+        return cg_fs_lookup(fs, caller, directory->node, name, entry_out);
+    cg_fs_pending *pending = cg_pending_find(fs, caller, directory->node, name);
+    if (pending != NULL) { /* the caller's own, while somebody else's has the name */
+        cg_pending_put(fs, pending);
+        return cg_fs_lookup(fs, caller, directory->node, name, entry_out);
+    }
+    const int error = look_up_in(fs, directory->node, dirfd(directory->dir), name,
+                                 may_be_view ? path : NULL, entry_out);
+    if (error != 0 || !may_be_view || !cg_nodes_changed_since(&fs->nodes, directory->epoch))
+        return error;
+    cg_fs_forget(fs, entry_out->node, 1);
+    return cg_fs_lookup(fs, caller, directory->node, name, entry_out);
+}
+
 int cg_fs_syncdir(cg_fs_directory *directory)
 {
     return directory->dir == NULL || fsync(dirfd(directory->dir)) == 0 ? 0 : errno;
@@ -319,5 +357,6 @@ void cg_fs_closedir(cg_fs_directory *directory)
 {
     if (directory->dir != NULL)
         closedir(directory->dir);
+    free(directory->path);
     free(directory);
 }

@@ -12,14 +12,9 @@ static cg_fs_file *file_of(const struct fuse_file_info *fi)
     return (cg_fs_file *)(uintptr_t)fi->fh;
 }
 
-typedef struct open_directory {
-    cg_fs_directory *directory;
-    cg_fs_node *node;
-} open_directory;
-
-static open_directory *directory_of(const struct fuse_file_info *fi)
+static cg_fs_directory *directory_of(const struct fuse_file_info *fi)
 {
-    return (open_directory *)(uintptr_t)fi->fh;
+    return (cg_fs_directory *)(uintptr_t)fi->fh;
 }
 
 /* Passthrough needs the request, so that it is chosen here and not in the core. */
@@ -184,28 +179,21 @@ void cg_ops_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence,
 void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     const cg_mount *mount = cg_ops_mount(req);
-    open_directory *open = calloc(1, sizeof *open);
-    int error = ENOMEM;
-    if (open != NULL) {
-        open->node = cg_ops_node(mount, ino);
-        error = cg_fs_opendir(mount->fs, open->node, &open->directory);
-    }
+    cg_fs_directory *directory;
+    const int error = cg_fs_opendir(mount->fs, cg_ops_node(mount, ino), &directory);
     if (error != 0) {
-        free(open);
         cg_ops_reply_error(req, error);
         return;
     }
-    fi->fh = (uintptr_t)open;
-    if (fuse_reply_open(req, fi) == -ENOENT) {
-        cg_fs_closedir(open->directory);
-        free(open);
-    }
+    fi->fh = (uintptr_t)directory;
+    if (fuse_reply_open(req, fi) == -ENOENT)
+        cg_fs_closedir(directory);
 }
 
 /* Puts one entry into the reply. Returns its bytes; if they are more than left_bytes, it is not in
  * the reply, and *looked_up_out (may be NULL) is to be forgotten. With plus, an entry is a look-up,
  * which the kernel gives back later; "." and ".." are none. */
-static size_t add_entry(fuse_req_t req, const open_directory *open, const struct dirent *entry,
+static size_t add_entry(fuse_req_t req, cg_fs_directory *directory, const struct dirent *entry,
                         bool plus, char *at, size_t left_bytes, off_t next,
                         cg_fs_node **looked_up_out)
 {
@@ -218,7 +206,7 @@ static size_t add_entry(fuse_req_t req, const open_directory *open, const struct
         return fuse_add_direntry(req, at, left_bytes, entry->d_name, &attr, next);
     struct fuse_entry_param param = {.attr = attr};
     if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
-        cg_fs_lookup(mount->fs, &caller, open->node, entry->d_name, &found) == 0) {
+        cg_fs_lookup_read(mount->fs, &caller, directory, entry->d_name, &found) == 0) {
         param = cg_ops_entry(mount, &found);
         *looked_up_out = found.node;
     }
@@ -229,7 +217,7 @@ static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fus
                            bool plus)
 {
     cg_fs *fs = cg_ops_mount(req)->fs;
-    const open_directory *open = directory_of(fi);
+    cg_fs_directory *directory = directory_of(fi);
     char *bytes = malloc(size);
     size_t n_bytes = 0;
     int error = bytes == NULL ? ENOMEM : 0;
@@ -237,11 +225,11 @@ static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fus
         const struct dirent *entry;
         cg_fs_node *looked_up;
         off_t next = 0;
-        error = cg_fs_readdir(fs, open->directory, offset, &entry, &next);
+        error = cg_fs_readdir(fs, directory, offset, &entry, &next);
         if (error != 0 || entry == NULL)
             break;
-        const size_t entry_bytes =
-            add_entry(req, open, entry, plus, bytes + n_bytes, size - n_bytes, next, &looked_up);
+        const size_t entry_bytes = add_entry(req, directory, entry, plus, bytes + n_bytes,
+                                             size - n_bytes, next, &looked_up);
         if (entry_bytes > size - n_bytes) {
             if (looked_up != NULL)
                 cg_fs_forget(fs, looked_up, 1);
@@ -273,15 +261,13 @@ void cg_ops_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offse
 
 void cg_ops_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    open_directory *open = directory_of(fi);
     (void)ino;
-    cg_fs_closedir(open->directory);
-    free(open);
+    cg_fs_closedir(directory_of(fi));
     fuse_reply_err(req, 0);
 }
 
 void cg_ops_fsyncdir(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi)
 {
     (void)ino, (void)data_only;
-    cg_ops_reply_error(req, cg_fs_syncdir(directory_of(fi)->directory));
+    cg_ops_reply_error(req, cg_fs_syncdir(directory_of(fi)));
 }

@@ -1,9 +1,11 @@
 // chunk_files - makes contexts of chunks that cg_chunk_verify() takes, and verifies chunk files.
 //   chunk_files make DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED    one context, levels L0 and L1
 //   chunk_files nest DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED    the same of nested ones, L1 to L3
-//   chunk_files cut FILE LEVEL     the chunk of this level that a nested one begins with, on stdout
-//   chunk_files verify FILE...     1, and a line for each that is no valid chunk
-//   chunk_files key FILE           the chunk's key
+//   chunk_files objects MODEL N_CHUNKS PAYLOAD_BYTES SEED     the same as objects of a store's
+//   model chunk_files cut FILE LEVEL     the chunk of this level that a nested one begins with, on
+//   stdout chunk_files verify FILE...     1, and a line for each that is no valid chunk chunk_files
+//   key FILE           the chunk's key
+#include "iouring/tree.h"
 #include "tests/iouring/chunk_maker.h"
 
 #include <cstdio>
@@ -71,6 +73,36 @@ int nest(const std::string &directory, size_t n_chunks, size_t payload_bytes, ui
     return 0;
 }
 
+// One prompt, without what a store adds to make it survive a power cut.
+int objects(const std::string &model, size_t n_chunks, size_t payload_bytes, uint32_t seed)
+{
+    const cg_fingerprint profile = cg_test::fingerprint_of("a profile");
+    cg_test::Chunk chunk;
+    for (size_t i = 0; i < n_chunks; i++) {
+        const uint32_t chunk_seed = seed * 1000 + static_cast<uint32_t>(i);
+        const cg_test::Chunk parent = chunk;
+        chunk =
+            cg_test::make_chunk(i == 0 ? nullptr : &parent, cg_test::draw_tokens(16, chunk_seed),
+                                CG_L1, &profile, payload_bytes, chunk_seed, CG_L3);
+        std::string first;
+        for (cg_level level : {CG_L1, CG_L2, CG_L3}) {
+            char path[CG_TREE_PATH_BYTES];
+            if (cg_tree_object_path("m", &chunk.header.key, level, &profile, path, sizeof path) !=
+                CG_OK)
+                return 1;
+            const std::string file = model + (path + 1); // behind "m"
+            if (level == CG_L1) {
+                first = file;
+                std::filesystem::create_directories(file.substr(0, file.rfind('/')));
+                write_file(file, chunk.bytes);
+            } else {
+                std::filesystem::create_hard_link(first, file);
+            }
+        }
+    }
+    return 0;
+}
+
 int cut(const std::string &file, unsigned long level)
 {
     const std::vector<uint8_t> bytes = read_file(file);
@@ -120,13 +152,17 @@ int main(int argc, char **argv)
     if (what == "nest" && argc == 6)
         return nest(argv[2], strtoul(argv[3], nullptr, 10), strtoul(argv[4], nullptr, 10),
                     static_cast<uint32_t>(strtoul(argv[5], nullptr, 10)));
+    if (what == "objects" && argc == 6)
+        return objects(argv[2], strtoul(argv[3], nullptr, 10), strtoul(argv[4], nullptr, 10),
+                       static_cast<uint32_t>(strtoul(argv[5], nullptr, 10)));
     if (what == "cut" && argc == 4)
         return cut(argv[2], strtoul(argv[3], nullptr, 10));
     if (what == "verify" && argc > 2)
         return verify(argc - 2, argv + 2);
     if (what == "key" && argc == 3)
         return print_key(argv[2]);
-    fprintf(stderr, "usage: chunk_files make|nest DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED | cut FILE "
-                    "LEVEL | verify FILE... | key FILE\n");
+    fprintf(stderr,
+            "usage: chunk_files make|nest|objects DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED | cut FILE "
+            "LEVEL | verify FILE... | key FILE\n");
     return 2;
 }

@@ -102,6 +102,38 @@ TEST_F(ViewsTest, LevelsAreDifferentFilesAndLinksOfALevelAreOne)
     EXPECT_GT(attr_of(at(2)).st_nlink, 1u) << "so that du, tar and rsync -H look for the others";
 }
 
+TEST_F(ViewsTest, EntriesOfAnOpenDirectoryShowWhatTheirNamesShow)
+{
+    lay_out();
+    const auto look = [this](cg_fs_directory *directory, const char *name, int error_wanted) {
+        cg_fs_entry entry;
+        off_t size = -1;
+        EXPECT_EQ(cg_fs_lookup_read(fs.fs, &fs.caller, directory, name, &entry), error_wanted);
+        if (error_wanted != 0)
+            return size;
+        struct stat attr;
+        EXPECT_EQ(cg_fs_getattr(fs.fs, entry.node, &attr), 0);
+        EXPECT_EQ(attr.st_size, entry.attr.st_size);
+        cg_fs_forget(fs.fs, entry.node, 1);
+        return entry.attr.st_size;
+    };
+    cg_fs_directory *directory, *root;
+    ASSERT_EQ(cg_fs_opendir(fs.fs, fs.find("m/contexts/c/L2"), &directory), 0);
+    EXPECT_EQ(look(directory, "00000.kv", 0), static_cast<off_t>(cut(2).size()));
+    EXPECT_EQ(look(directory, "00001.kv", ENOENT), -1);
+    ASSERT_EQ(fs.rename("m/contexts/c", "m/contexts/d"), 0);
+    EXPECT_EQ(look(directory, "00000.kv", 0), static_cast<off_t>(cut(2).size()));
+    // What is being written under another name of the directory shows to its writer only.
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create("m/contexts/d/L2/00001.kv", &file), 0);
+    EXPECT_EQ(look(directory, "00001.kv", 0), 0);
+    cg_fs_release(fs.fs, file);
+    cg_fs_closedir(directory);
+    ASSERT_EQ(cg_fs_opendir(fs.fs, cg_fs_root(fs.fs), &root), 0);
+    EXPECT_EQ(look(root, ".cachegenfs-tmp", ENOENT), -1);
+    cg_fs_closedir(root);
+}
+
 TEST_F(ViewsTest, NothingBehindAViewIsDelivered)
 {
     lay_out();
