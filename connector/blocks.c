@@ -10,10 +10,11 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
     if (given->memory != CACHEGEN_MEMORY_HOST || given->layout > CACHEGEN_LAYOUT_VLLM_CPU_AMX)
         return CG_ERR_UNSUPPORTED;
     if (given->n_layers == 0 || given->n_layers > model->n_layers ||
-        given->first_layer > model->n_layers - given->n_layers ||
-        given->n_kv_heads != model->n_kv_heads || given->head_dim != model->head_dim ||
-        given->dtype != model->dtype || given->block_tokens == 0 || given->n_blocks == 0 ||
-        given->base == NULL)
+        given->first_layer > model->n_layers - given->n_layers || given->n_kv_heads == 0 ||
+        given->n_kv_heads > model->n_kv_heads ||
+        given->first_head > model->n_kv_heads - given->n_kv_heads ||
+        given->head_dim != model->head_dim || given->dtype != model->dtype ||
+        given->block_tokens == 0 || given->n_blocks == 0 || given->base == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     if (given->layout == CACHEGEN_LAYOUT_VLLM_CPU_AMX &&
         (given->dtype != CG_DTYPE_BF16 || given->block_tokens % 32 != 0 ||
@@ -28,10 +29,25 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
         return CG_ERR_NO_MEMORY;
     layout->given = *given;
     layout->element_bytes = cg_dtype_bytes(given->dtype);
+    layout->tile_heads = model->n_kv_heads;
+    layout->tile_first_head = given->first_head;
     memcpy(layout->base_copy, given->base, given->n_layers * sizeof layout->base_copy[0]);
     layout->given.base = layout->base_copy;
     *layout_out = layout;
     return CG_OK;
+}
+
+bool cg_kv_layout_is_whole(const cg_kv_layout *layout, uint32_t n_kv_heads)
+{
+    return layout->given.n_kv_heads == n_kv_heads;
+}
+
+cg_kv_layout cg_kv_layout_own_heads(const cg_kv_layout *layout)
+{
+    cg_kv_layout own = *layout; /* given.base still is the original's copy */
+    own.tile_heads = layout->given.n_kv_heads;
+    own.tile_first_head = 0;
+    return own;
 }
 
 bool cg_kv_layout_covers(const cg_kv_layout *layout, const int64_t *table, uint32_t n_blocks,
@@ -150,7 +166,7 @@ static void copy(const cg_kv_layout *l, const int64_t *table, uint32_t layer, ui
     const bool amx = g->layout == CACHEGEN_LAYOUT_VLLM_CPU_AMX;
     const int64_t head_stride = g->head_stride[amx ? 0 : plane];
     const size_t head_bytes = g->head_dim * l->element_bytes,
-                 token_bytes = g->n_kv_heads * head_bytes;
+                 token_bytes = l->tile_heads * head_bytes;
 
     for (uint32_t done = 0; done < n_tokens;) {
         const uint32_t token = first_token + done, first = token % g->block_tokens;
@@ -162,7 +178,8 @@ static void copy(const cg_kv_layout *l, const int64_t *table, uint32_t layer, ui
             block += g->offset_bytes[plane] + first * g->token_stride[plane];
         for (uint32_t h = 0; h < g->n_kv_heads; h++) {
             const piece p = {.slots = block + h * head_stride,
-                             .rows = tile + done * token_bytes + h * head_bytes,
+                             .rows =
+                                 tile + done * token_bytes + (l->tile_first_head + h) * head_bytes,
                              .row_stride = token_bytes,
                              .first = first,
                              .n_tokens = n};

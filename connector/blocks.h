@@ -1,7 +1,8 @@
 /* connector/blocks.h - between the codec's tiles and an engine's paged KV blocks.
  *
  * A tile is one layer and one plane (K or V) of consecutive tokens,
- * [n_tokens][n_kv_heads][head_dim], of the model's dtype. Layouts of blocks: cachegen.h,
+ * [n_tokens][tile_heads][head_dim], of the model's dtype: all of the model's heads, of which a
+ * layout may have some (tensor parallel). Layouts of blocks: cachegen.h,
  * cachegen_kv_layout.
  * Fast are layouts whose dims are contiguous, and those whose tokens are: vLLM's CPU "vec" layout
  * keeps K transposed, as head_dim rows of block_tokens tokens. Everything else goes element by
@@ -21,7 +22,8 @@ extern "C" {
 typedef struct cg_kv_layout {
     cachegen_kv_layout given; /* whole: all fields of this version; base is base_copy */
     size_t element_bytes;
-    void *base_copy[]; /* [n_layers] */
+    uint32_t tile_heads, tile_first_head; /* of a tile; where in it the layout's heads lie */
+    void *base_copy[];                    /* [n_layers] */
 } cg_kv_layout;
 
 /* Checks and copies a layout; free it with free(). CG_ERR_INVALID_ARGUMENT: it does not agree with
@@ -30,13 +32,18 @@ typedef struct cg_kv_layout {
 cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *model,
                            cg_kv_layout **layout_out);
 
+/* Whether the layout has all heads of a model with n_kv_heads. */
+bool cg_kv_layout_is_whole(const cg_kv_layout *layout, uint32_t n_kv_heads);
+/* The same blocks, with tiles of the layout's own heads only. It is good as long as layout is. */
+cg_kv_layout cg_kv_layout_own_heads(const cg_kv_layout *layout);
+
 /* Whether table[n_blocks] names blocks that the layout has and covers tokens [0, n_tokens). */
 bool cg_kv_layout_covers(const cg_kv_layout *layout, const int64_t *table, uint32_t n_blocks,
                          uint32_t n_tokens);
 
-/* One layer (of the model; the layout must have it) and plane: tile[n_tokens][n_kv_heads][head_dim]
- * into the slots of tokens [first_token, first_token + n_tokens) of the sequence whose blocks table
- * names. The table must cover them. */
+/* One layer (of the model; the layout must have it) and plane: the layout's heads of
+ * tile[n_tokens][tile_heads][head_dim] into the slots of tokens [first_token, first_token +
+ * n_tokens) of the sequence whose blocks table names. The table must cover them. */
 void cg_blocks_write(const cg_kv_layout *layout, const int64_t *table, uint32_t layer,
                      uint32_t plane, uint32_t first_token, uint32_t n_tokens, const void *tile);
 /* The other way. */

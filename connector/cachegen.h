@@ -90,6 +90,10 @@ enum { CACHEGEN_MEMORY_HOST = 0, CACHEGEN_MEMORY_CUDA = 1 };
  *   base[layer] + offset_bytes[plane] + block*block_stride + head*head_stride[plane] +
  *   token*token_stride[plane] + dim*dim_stride[plane]
  * vLLM's CPU "vec" layout is STRIDED with a transposed K.
+ * A rank of a tensor-parallel engine has some KV heads of each layer: n_kv_heads of the model's,
+ * from first_head on. Each rank has a connector, all with the same `group` (configured), and all
+ * load and save the same requests. A load writes the rank's heads. A save of head 0's rank gathers
+ * those of the others, on the same host, and stores whole chunks; the others' saves send theirs.
  * VLLM_CPU_AMX: as vLLM's CPU attention packs bf16 for AMX. Here base, block_stride and
  * head_stride[0] count; the rest follows from them.
  * CACHEGEN_MEMORY_CUDA is refused with "not supported" by this version. */
@@ -104,10 +108,13 @@ typedef struct cachegen_kv_layout {
     int64_t offset_bytes[2];
     int64_t block_stride;
     int64_t head_stride[2], token_stride[2], dim_stride[2];
+    uint32_t first_head; /* of the model, of those that lie here; 0 unless tensor parallel */
+    uint32_t reserved;
 } cachegen_kv_layout;
 
 /* Registers a layout; the memory must stay until cachegen_close(). *kv_id_out names it in loads and
- * saves. Refused unless layers, heads, head_dim and dtype agree with the connector's model. */
+ * saves. Refused unless layers, heads, head_dim and dtype agree with the connector's model; with
+ * "exists" if another rank of the group has head 0 and saves, too. */
 CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector,
                                                   const cachegen_kv_layout *layout,
                                                   uint32_t *kv_id_out);
@@ -292,6 +299,7 @@ typedef struct cachegen_stats {
     uint64_t staging_peak_bytes;
     uint64_t loads_shortened; /* given up from some chunk on, since recomputing is faster */
     uint64_t bytes_dropped, predicted_kl_micronats; /* sums over loads */
+    uint64_t saves_dropped_incomplete; /* of saves_dropped: another rank's heads did not come */
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);
 

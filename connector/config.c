@@ -40,6 +40,8 @@ typedef struct key_rule {
 static const key_rule RULES[] = {
     {"root", STRING, AT(root), 0, 0, 0, NULL},   /* required: the store's directory or mount */
     {"model", STRING, AT(model), 0, 0, 0, NULL}, /* required: the model's folder in it */
+    {"group", STRING, AT(group), 0, 0, 0,
+     NULL}, /* of the ranks of a tensor-parallel engine: how they find each other */
     {"chunk_tokens", INTEGER, AT(chunk_tokens), 256, 8, 65536, NULL}, /* tokens a chunk */
     {"tail_multiple", INTEGER, AT(tail_multiple), 32, 1, 65536,
      NULL}, /* tails are stored at multiples of it; divides chunk_tokens */
@@ -331,5 +333,6 @@ void cg_config_free(cg_config *config)
         return;
     free(config->root);
     free(config->model);
+    free(config->group);
     free(config);
 }

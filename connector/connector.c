@@ -151,6 +151,30 @@ cachegen_status cachegen_get_info(cachegen *c, cachegen_info *info_out)
     return cg_abi_give(info_out, &info, sizeof info) ? CG_OK : CG_ERR_INVALID_ARGUMENT;
 }
 
+/* A layout that lacks heads is one of a tensor-parallel engine's: its saves need those of the other
+ * ranks. */
+static cg_status join_ranks(cachegen *c, const cg_kv_layout *layout)
+{
+    const cg_config *config = c->config;
+    if (cg_kv_layout_is_whole(layout, c->model.geometry.n_kv_heads))
+        return CG_OK;
+    if (config->group == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    if (config->read_only || atomic_load(&c->gather) != NULL)
+        return CG_OK;
+    const cg_gather_config joined = {.group = config->group,
+                                     .geometry = c->model.geometry,
+                                     .first_head = layout->given.first_head,
+                                     .n_heads = layout->given.n_kv_heads,
+                                     .limit_bytes = (uint64_t)config->staging_mib << 20,
+                                     .max_age_ns = config->save_timeout_ms * UINT64_C(1000000)};
+    cg_gather *gather, *none = NULL;
+    const cg_status status = cg_gather_new(&joined, &gather);
+    if (status == CG_OK && !atomic_compare_exchange_strong(&c->gather, &none, gather))
+        cg_gather_free(gather);
+    return status;
+}
+
 cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *given,
                                      uint32_t *kv_id_out)
 {
@@ -163,6 +187,10 @@ cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *give
         status = cg_kv_layout_new(&layout, &c->model.geometry, &made);
     if (status != CG_OK)
         return status;
+    if ((status = join_ranks(c, made)) != CG_OK) {
+        free(made);
+        return status;
+    }
     for (uint32_t i = 0; i < CG_MAX_KV_LAYOUTS; i++) {
         cg_kv_layout *none = NULL;
         if (atomic_compare_exchange_strong(&c->layouts[i], &none, made)) {

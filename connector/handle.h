@@ -1,12 +1,13 @@
 /* connector/handle.h - what a `cachegen` handle is made of.
  *
- * All of it is constant after cachegen_open(), but for the two fields that say otherwise. What
+ * All of it is constant after cachegen_open(), but for the three fields that are atomic. What
  * changes while a connector works (threads, locks, queues, counters, what was learnt) is of one
  * process and lies in a cg_runtime: connector/runtime.h.
  */
 #ifndef CG_CONNECTOR_HANDLE_H
 #define CG_CONNECTOR_HANDLE_H
 #include "connector/blocks.h"
+#include "connector/gather.h"
 #include "connector/model.h"
 #include "iouring/store.h"
 
@@ -25,7 +26,8 @@ struct cachegen {
     uint32_t store_levels; /* mask; L0 alone without a profile */
     char model_hex[CG_KEY_HEX_BYTES], profile_hex[CG_KEY_HEX_BYTES];
     _Atomic(cg_kv_layout *) layouts[CG_MAX_KV_LAYOUTS]; /* filled once each, from the front */
-    _Atomic(cg_runtime *) runtime;                      /* of the process that last made one */
+    _Atomic(cg_gather *) gather;   /* of ranks, made with the first layout that lacks heads */
+    _Atomic(cg_runtime *) runtime; /* of the process that last made one */
 };
 
 /* Registered layout kv_id; NULL: there is none. */

@@ -1,6 +1,6 @@
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
-#include "connector/save_state.h"
+#include "connector/save_gather.h"
 #include "connector/writer.h"
 
 #include <stdlib.h>
@@ -153,6 +153,14 @@ static bool request_is_valid(const cachegen_save_request *r)
            (r->context == NULL || cg_tree_name_is_valid(r->context));
 }
 
+/* With the lock held: nothing of it is left to do. */
+static void end_at_once(cachegen_save *save)
+{
+    save->progress.loaded_tokens = save->n_tokens;
+    cg_operation_begin(&save->op);
+    cg_operation_finish(&save->op);
+}
+
 cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_request *request,
                                     cachegen_save **out)
 {
@@ -174,6 +182,9 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         return CG_ERR_INVALID_ARGUMENT;
     if (layout->given.n_layers != connector->model.geometry.n_layers)
         return CG_ERR_UNSUPPORTED; /* a pipeline stage has a part of each chunk only */
+    const bool has_some_heads =
+        !cg_kv_layout_is_whole(layout, connector->model.geometry.n_kv_heads);
+    const cg_gather *gather = atomic_load_explicit(&connector->gather, memory_order_acquire);
 
     cachegen_save *save = cg_operation_new(connector, sizeof *save, save_destroy);
     status = CG_ERR_NO_MEMORY;
@@ -184,6 +195,16 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
     save->prefix_level = (uint8_t)r.prefix_level;
     if ((status = fill_keys(save, &r)) != CG_OK)
         goto done;
+    save->has_some_heads = has_some_heads;
+    if (has_some_heads && !cg_gather_listens(gather)) {
+        if ((status = cg_save_send_heads(save, layout, r.block_table, r.from_token)) != CG_OK)
+            goto done;
+        pthread_mutex_lock(&rt->lock);
+        end_at_once(save);
+        pthread_mutex_unlock(&rt->lock);
+        *out = save;
+        return CG_OK;
+    }
     if (r.is_last && r.context != NULL && (save->context = strdup(r.context)) == NULL) {
         status = CG_ERR_NO_MEMORY;
         goto done;
@@ -195,9 +216,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
 
     pthread_mutex_lock(&rt->lock);
     if (save->n_chunks == 0 && save->context == NULL) { /* the store has it all */
-        save->progress.loaded_tokens = save->n_tokens;
-        cg_operation_begin(&save->op);
-        cg_operation_finish(&save->op);
+        end_at_once(save);
     } else if (rt->writer_is_stuck) {
         status = CG_ERR_TIMED_OUT;
     } else if ((status = cg_runtime_start(rt, &rt->watcher, "cachegen-watch", cg_saves_watch)) ==

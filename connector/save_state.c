@@ -79,8 +79,13 @@ void cg_save_finish(cachegen_save *save, cg_status status)
         save->n_saved == save->n_chunks ? save->end_token : save->chunks[save->n_saved].first_token;
     p->total_ns = cg_now_ns() - save->op.started_ns;
     rt->stats.save_errors += status != CG_OK;
-    cg_save_count_dropped(rt, save->n_chunks - save->n_saved,
-                          save->is_behind_hole ? CG_OK : status);
+    const uint32_t n_dropped = save->n_chunks - save->n_saved;
+    if (save->is_incomplete) {
+        rt->stats.saves_dropped += n_dropped;
+        rt->stats.saves_dropped_incomplete += n_dropped;
+    } else {
+        cg_save_count_dropped(rt, n_dropped, save->is_behind_hole ? CG_OK : status);
+    }
     cg_operation_finish(&save->op);
 }
 

@@ -46,6 +46,8 @@ struct cachegen_save {
     cachegen_progress progress; /* the runtime's lock */
     uint32_t n_saved;           /* the runtime's lock: chunks [0, n_saved) are published */
     bool is_behind_hole;        /* the runtime's lock: what it goes on from is not stored */
+    bool is_incomplete;         /* the runtime's lock: other ranks' heads have not come */
+    bool has_some_heads;        /* the chunks lack other ranks' heads: connector/save_gather.h */
     uint32_t *tokens;
     uint32_t n_tokens;  /* of all keys: the end of the last chunk */
     uint32_t end_token; /* n_tokens, or where what fitted into the staging memory ends */
@@ -73,6 +75,7 @@ void cg_save_release_encoder(cg_save_chunk *chunk);
 void cg_save_note_peak(cg_runtime *runtime);
 /* Chunks that are not saved, because of status; CG_OK: what they follow is not stored. */
 void cg_save_count_dropped(cg_runtime *runtime, uint32_t n_chunks, cg_status status);
+
 /* The save is done; nothing happens if it was before. It may be gone afterwards. */
 void cg_save_finish(cachegen_save *save, cg_status status);
 /* Ends all saves that wait. */

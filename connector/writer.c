@@ -1,7 +1,7 @@
 #include "connector/writer.h"
 
 #include "connector/clock.h"
-#include "connector/save_state.h"
+#include "connector/save_gather.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -402,9 +402,15 @@ static cg_status save_chunks(cachegen_save *save, cg_io *io)
 static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
 {
     cg_runtime *rt = save->op.runtime;
-    cg_status status = CG_OK;
+    cg_status status = save->has_some_heads ? cg_save_gather(save) : CG_OK;
+    if (status != CG_OK) {
+        pthread_mutex_lock(&rt->lock);
+        save->is_incomplete = true;
+        pthread_mutex_unlock(&rt->lock);
+    }
     begin_step(save, 1);
-    if (!*model_json_written && (status = write_model_json(save->op.connector, io)) == CG_OK)
+    if (status == CG_OK && !*model_json_written &&
+        (status = write_model_json(save->op.connector, io)) == CG_OK)
         *model_json_written = true;
     const bool is_behind_hole = status == CG_OK && !is_reachable(save, io);
     pthread_mutex_lock(&rt->lock);

@@ -98,16 +98,25 @@ struct Load {
     cachegen_status status = -1; // of the start, then of the load
 };
 
+// The KV heads that a rank of a tensor-parallel engine has; n == 0: all.
+struct Heads {
+    uint32_t first = 0, n = 0;
+};
+
 class Engine
 {
   public:
     enum { BLOCK_TOKENS = 16, N_BLOCKS = 40 };
-    explicit Engine(const Store &store, const std::string &more = "")
-        : Engine(store.dir.path, store.spec, more)
+    explicit Engine(const Store &store, const std::string &more = "", Heads heads = Heads())
+        : Engine(store.dir.path, store.spec, more, heads)
     {
     }
-    Engine(const std::string &root, const ProfileSpec &spec, const std::string &more) : spec_(spec)
+    Engine(const std::string &root, const ProfileSpec &spec, const std::string &more,
+           Heads heads = Heads())
+        : spec_(spec), heads_(heads)
     {
+        if (heads_.n == 0)
+            heads_.n = spec.n_kv_heads;
         std::string json = "{\"root\": \"" + root + "\", \"model\": \"m\", \"tail_multiple\": 8";
         if (more.find("chunk_tokens") == std::string::npos)
             json += ", \"chunk_tokens\": 32";
@@ -143,7 +152,7 @@ class Engine
     }
     size_t layer_bytes() const
     {
-        return N_BLOCKS * spec_.n_kv_heads * region_bytes();
+        return N_BLOCKS * heads_.n * region_bytes();
     }
 
     uint8_t *element(uint32_t layer, uint32_t plane, int64_t block, uint32_t t, uint32_t head,
@@ -152,7 +161,8 @@ class Engine
         const size_t D = spec_.head_dim, N = BLOCK_TOKENS;
         const size_t at = plane == CG_K ? d * N + t : N * D + t * D + d;
         return &memory[layer * layer_bytes() +
-                       (static_cast<size_t>(block) * spec_.n_kv_heads + head) * region_bytes() +
+                       (static_cast<size_t>(block) * heads_.n + head - heads_.first) *
+                           region_bytes() +
                        at * element_bytes()];
     }
     // What the model computes: an element depends on everything before it.
@@ -180,7 +190,7 @@ class Engine
         for (uint32_t layer = 0; layer < spec_.n_layers; layer++)
             for (uint32_t plane = 0; plane < 2; plane++)
                 for (uint32_t token = from; token < to; token++)
-                    for (uint32_t head = 0; head < spec_.n_kv_heads; head++)
+                    for (uint32_t head = heads_.first; head < heads_.first + heads_.n; head++)
                         for (uint32_t d = 0; d < spec_.head_dim; d++)
                             visit(token, layer, plane, head, d,
                                   element(layer, plane, table[token / BLOCK_TOKENS],
@@ -337,7 +347,7 @@ class Engine
     }
 
     cachegen *c = nullptr;
-    cachegen_status open_status;
+    cachegen_status open_status, register_status = -1;
     char error[512] = "";
     uint32_t kv_id = 99;
     std::vector<int64_t> table;
@@ -359,25 +369,30 @@ class Engine
         g.struct_size = sizeof g;
         g.abi_version = CACHEGEN_ABI_VERSION;
         g.n_layers = spec_.n_layers;
-        g.n_kv_heads = spec_.n_kv_heads;
+        g.n_kv_heads = heads_.n;
+        g.first_head = heads_.first;
         g.head_dim = spec_.head_dim;
         g.dtype = dtype_;
         g.block_tokens = BLOCK_TOKENS;
         g.n_blocks = N_BLOCKS;
         g.base = base.data();
         g.offset_bytes[1] = N * D * E;
-        g.block_stride = spec_.n_kv_heads * 2 * N * D * E;
+        g.block_stride = heads_.n * 2 * N * D * E;
         g.head_stride[0] = g.head_stride[1] = 2 * N * D * E;
         g.token_stride[0] = E;
         g.dim_stride[0] = N * E;
         g.token_stride[1] = D * E;
         g.dim_stride[1] = E;
-        EXPECT_EQ(cachegen_register_kv(c, &g, &kv_id), CACHEGEN_OK);
+        register_status = cachegen_register_kv(c, &g, &kv_id);
+        if (heads_.n == spec_.n_kv_heads) {
+            EXPECT_EQ(register_status, CACHEGEN_OK);
+        }
         table.resize(N_BLOCKS);
         std::iota(table.begin(), table.end(), 0);
         std::shuffle(table.begin(), table.end(), std::mt19937(5));
     }
     ProfileSpec spec_;
+    Heads heads_;
     uint8_t dtype_ = 0;
     mutable Tokens memo_;
     mutable std::vector<uint32_t> prefix_hash_;

@@ -1,0 +1,79 @@
+/* connector/gather.h - brings the KV heads of chunks together, from the ranks of a tensor-parallel
+ * engine to the one that stores them.
+ *
+ * The rank that has head 0 listens; each other one copies its heads of a save's chunks into memory
+ * of its own, a *part*, and passes that on (a sealed memfd over a unix socket). So nothing is left
+ * behind by a rank that dies, and handing over costs no second copy and never waits. Parts are told
+ * by the keys of their chunks and the level of the prefix that these were computed on: same key,
+ * same KV. Ranks find each other by the name of their group, in the abstract namespace: all are of
+ * one host, network namespace and user. Sockets of other users are not talked to.
+ *
+ * What it does not do: wait longer than it is told to. A part that does not come costs the save.
+ * One that nobody asks for is dropped when it is max_age_ns old and something else is received.
+ * Memory: what a sender has passed on and the listener has not dropped yet is at most limit_bytes,
+ * but for a single part that is larger.
+ * Threads: any thread may send; one thread at a time receives. After fork() it is the parent's.
+ */
+#ifndef CG_CONNECTOR_GATHER_H
+#define CG_CONNECTOR_GATHER_H
+#include "codec/key.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cg_gather cg_gather;
+
+typedef struct cg_gather_config {
+    const char *group;
+    cg_geometry geometry;         /* the model's */
+    uint32_t first_head, n_heads; /* this rank's; head 0's listens */
+    uint64_t limit_bytes, max_age_ns;
+} cg_gather_config;
+
+/* A chunk's identity. */
+typedef struct cg_gather_chunk {
+    cg_key key;
+    uint32_t n_tokens;
+    uint32_t prefix_level;
+} cg_gather_chunk;
+
+/* The caller frees *gather_out. CG_ERR_EXISTS: another one listens for this group;
+ * CG_ERR_NO_MEMORY, or what the system says. */
+cg_status cg_gather_new(const cg_gather_config *config, cg_gather **gather_out);
+void cg_gather_free(cg_gather *gather); /* NULL is fine */
+bool cg_gather_listens(const cg_gather *gather);
+
+/* ---- the sending ranks ---- */
+
+/* A part that is being made: data[i] is for chunk i, [2][n_layers][n_tokens][n_heads][head_dim]. */
+typedef struct cg_gather_part {
+    int fd;
+    uint8_t *map;
+    size_t n_bytes;
+    uint8_t **data;
+} cg_gather_part;
+
+/* Memory for a part, which cg_gather_send() takes. CG_ERR_AGAIN: there is none within limit_bytes;
+ * the listener has been told that these chunks don't come. CG_ERR_NO_MEMORY. */
+cg_status cg_gather_begin(cg_gather *gather, const cg_gather_chunk *chunks, uint32_t n_chunks,
+                          cg_gather_part *part_out);
+/* Passes it on, or drops it. CG_ERR_NOT_FOUND: nobody listens. CG_ERR_AGAIN: the listener is far
+ * behind. CG_ERR_PERMISSION: it is another user's. */
+cg_status cg_gather_send(cg_gather *gather, cg_gather_part *part);
+
+/* ---- the rank that listens ---- */
+
+/* Copies the other ranks' heads of a chunk into raw, [2][n_layers][n_tokens][n_kv_heads][head_dim],
+ * once all have come, and waits until timeout_ms for something to come otherwise. CG_ERR_AGAIN: not
+ * yet, and raw is untouched. CG_ERR_CANCELLED: a rank had no memory for it, or this is not the
+ * process that listens. */
+cg_status cg_gather_take(cg_gather *gather, const cg_gather_chunk *chunk, uint8_t *raw,
+                         int timeout_ms);
+/* The save whose last chunk has this key is over: its parts are of no more use. */
+void cg_gather_drop(cg_gather *gather, const cg_key *last);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

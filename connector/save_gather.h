@@ -1,0 +1,20 @@
+/* connector/save_gather.h - saves of an engine whose ranks have some KV heads each:
+ * connector/gather.h.
+ *
+ * All ranks get the same saves. That of head 0's rank is a save as any other, which waits for the
+ * other ranks' heads before it encodes; theirs are done once their heads are passed on.
+ */
+#ifndef CG_CONNECTOR_SAVE_GATHER_H
+#define CG_CONNECTOR_SAVE_GATHER_H
+#include "connector/save_state.h"
+
+/* Copies this rank's heads of all chunks from from_token on out of the blocks and passes them on.
+ * CG_ERR_AGAIN: the memory for it is full. Others: those of cg_gather_send(). */
+cg_status cg_save_send_heads(const cachegen_save *save, const cg_kv_layout *layout,
+                             const int64_t *table, uint32_t from_token);
+
+/* For the writer: puts the other ranks' heads into all of the save's chunks. CG_ERR_TIMED_OUT: they
+ * have not come save_timeout_ms (configured) after the save began, or it was given up.
+ * CG_ERR_CANCELLED: a rank had no memory for them. */
+cg_status cg_save_gather(cachegen_save *save);
+#endif

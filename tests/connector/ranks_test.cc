@@ -1,0 +1,302 @@
+// Ranks of a tensor-parallel engine: each has some of the KV heads, and the store has whole chunks.
+#include "tests/connector/engine.h"
+
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <memory>
+#include <thread>
+
+namespace
+{
+
+using namespace cg_test;
+
+ProfileSpec four_heads()
+{
+    ProfileSpec spec = nesting_spec();
+    spec.n_kv_heads = 4;
+    return spec;
+}
+
+// A name that no other test of this machine has.
+std::string new_group()
+{
+    static int n = 0;
+    return "test-" + std::to_string(getpid()) + "-" + std::to_string(n++);
+}
+
+// One engine in several ranks.
+struct Ranks {
+    Ranks(const Store &store, const std::vector<Heads> &heads, const std::string &more = "")
+        : group(new_group())
+    {
+        for (const Heads &h : heads)
+            ranks.push_back(std::make_unique<Engine>(
+                store, "\"group\": \"" + group + "\"" + (more.empty() ? "" : ", " + more), h));
+    }
+    Engine &operator[](size_t i)
+    {
+        return *ranks[i];
+    }
+    static cachegen_status start(Engine &rank, const Tokens &tokens, cachegen_save **save,
+                                 uint32_t from = 0, const char *context = nullptr)
+    {
+        rank.prefill(tokens);
+        return rank.save_start(tokens, from, static_cast<uint32_t>(tokens.size()), true, context, 0,
+                               save);
+    }
+    // All ranks save; the status of head 0's.
+    cachegen_status save(const Tokens &tokens, const char *context = nullptr)
+    {
+        cachegen_status status = -1;
+        std::vector<cachegen_save *> saves(ranks.size());
+        for (size_t i = 0; i < ranks.size(); i++)
+            EXPECT_EQ(start(*ranks[i], tokens, &saves[i], 0, context), CACHEGEN_OK) << i;
+        for (size_t i = 0; i < ranks.size(); i++) {
+            const cachegen_progress p = ranks[i]->finish(saves[i]);
+            status = i == 0 ? p.status : status;
+        }
+        return status;
+    }
+    std::string group;
+    std::vector<std::unique_ptr<Engine>> ranks;
+};
+
+const std::vector<Heads> TWO = {{0, 2}, {2, 2}}, THREE = {{0, 1}, {1, 2}, {3, 1}};
+const Tokens LONG = prompt(32 * 3 + 16);
+
+TEST(RanksTest, StoreTheSameFilesAsASingleEngine)
+{
+    for (const bool with_profile : {false, true})
+        for (const auto &heads : {TWO, THREE}) {
+            SCOPED_TRACE(heads.size());
+            const Store single(with_profile, four_heads()), many(with_profile, four_heads());
+            Engine engine(single);
+            ASSERT_EQ(engine.save(LONG, "name"), CACHEGEN_OK);
+            Ranks ranks(many, heads);
+            ASSERT_EQ(ranks.save(LONG, "name"), CACHEGEN_OK);
+            EXPECT_EQ(ranks[0].stats().chunks_saved[with_profile], 4u);
+            size_t n_chunks = 0;
+            EXPECT_EQ(many.dir.files("m/objects"), single.dir.files("m/objects"));
+            for (const std::string &path : single.dir.files("m/objects")) {
+                EXPECT_EQ(many.dir.read(path), single.dir.read(path)) << path;
+                n_chunks += path.size() > 3 && path.substr(path.size() - 3) == ".kv";
+            }
+            EXPECT_GE(n_chunks, 4u);
+            EXPECT_EQ(many.dir.files("m/contexts").size(), single.dir.files("m/contexts").size());
+        }
+}
+
+TEST(RanksTest, LoadTheirHeadsOfWhatAnyEngineStored)
+{
+    const Store store(false, four_heads());
+    Engine single(store);
+    ASSERT_EQ(single.save(LONG), CACHEGEN_OK);
+    Ranks ranks(store, THREE);
+    for (auto &rank : ranks.ranks)
+        for (uint32_t from : {0u, 40u}) {
+            const Load l = rank->load(LONG, from);
+            EXPECT_EQ(l.status, CACHEGEN_OK);
+            EXPECT_EQ(l.progress.loaded_tokens, 111u);
+            EXPECT_EQ(rank->error_of(LONG, from, 111), 0);
+            EXPECT_TRUE(rank->is_untouched(111, 112));
+        }
+    const Tokens other = prompt(100, 2);
+    ASSERT_EQ(ranks.save(other), CACHEGEN_OK);
+    EXPECT_EQ(single.load(other).progress.loaded_tokens, 96u);
+    EXPECT_EQ(single.error_of(other, 0, 96), 0);
+}
+
+TEST(RanksTest, ARankThatIsMissingCostsTheSaveAndNoMore)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO, "\"save_timeout_ms\": 200");
+    cachegen_save *save;
+    ASSERT_EQ(Ranks::start(ranks[0], LONG, &save), CACHEGEN_OK);
+    const cachegen_progress p = ranks[0].finish(save);
+    EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
+    EXPECT_EQ(p.loaded_tokens, 0u);
+    EXPECT_EQ(ranks[0].stats().saves_dropped_incomplete, 4u);
+    EXPECT_EQ(ranks[0].stats().saves_dropped, 4u);
+    EXPECT_TRUE(store.chunks("L0").empty());
+    // Nor does one whose parts nobody asks for.
+    ASSERT_EQ(Ranks::start(ranks[1], prompt(64, 3), &save), CACHEGEN_OK);
+    EXPECT_EQ(ranks[1].finish(save).status, CACHEGEN_OK);
+    EXPECT_EQ(ranks.save(LONG), CACHEGEN_OK);
+    EXPECT_EQ(store.chunks("L0").size(), 4u);
+}
+
+TEST(RanksTest, APartThatComesLaterThanTheSaveIsWaitedFor)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO);
+    cachegen_save *first, *second;
+    ASSERT_EQ(Ranks::start(ranks[0], LONG, &first), CACHEGEN_OK);
+    std::thread late([&] {
+        EXPECT_EQ(Ranks::start(ranks[1], LONG, &second), CACHEGEN_OK);
+        ranks[1].finish(second);
+    });
+    EXPECT_EQ(ranks[0].finish(first).status, CACHEGEN_OK);
+    late.join();
+    Engine single(store);
+    single.load(LONG);
+    EXPECT_EQ(single.error_of(LONG, 0, 111), 0);
+}
+
+TEST(RanksTest, SavesThatGoOnFromOneAnotherStoreTheWholePrompt)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO);
+    for (uint32_t from = 0; from < 112; from += 32) {
+        const Tokens tokens(LONG.begin(), LONG.begin() + std::min(from + 32, 112u));
+        cachegen_save *saves[2];
+        for (int i : {1, 0}) // in either order
+            ASSERT_EQ(Ranks::start(ranks[i], tokens, &saves[i], from), CACHEGEN_OK);
+        for (int i : {0, 1})
+            EXPECT_EQ(ranks[i].finish(saves[i]).status, CACHEGEN_OK) << from;
+    }
+    Engine single(store);
+    EXPECT_EQ(single.load(LONG).progress.loaded_tokens, 111u);
+    EXPECT_EQ(single.error_of(LONG, 0, 111), 0);
+}
+
+// Heads of 8 KiB a token, so that a chunk of 64 tokens is half a MiB a rank.
+TEST(RanksTest, ARankWithoutMemoryEndsTheSaveOfTheOther)
+{
+    ProfileSpec spec = four_heads();
+    spec.head_dim = 256;
+    const Store store(false, spec);
+    const std::string more =
+        "\"staging_mib\": 1, \"chunk_tokens\": 128, \"save_timeout_ms\": 60000";
+    Ranks ranks(store, TWO, more);
+    cachegen_save *save;
+    cachegen_status status = CACHEGEN_OK;
+    for (uint64_t seed = 10; seed < 20 && status == CACHEGEN_OK; seed++)
+        if ((status = Ranks::start(ranks[1], prompt(128, seed), &save)) == CACHEGEN_OK)
+            ranks[1].finish(save);
+    ASSERT_EQ(status, CACHEGEN_AGAIN) << "what nobody asked for counts";
+    ASSERT_EQ(Ranks::start(ranks[1], prompt(128), &save), CACHEGEN_AGAIN);
+    ASSERT_EQ(Ranks::start(ranks[0], prompt(128), &save), CACHEGEN_OK);
+    EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
+    EXPECT_EQ(ranks[0].stats().saves_dropped_incomplete, 1u);
+}
+
+TEST(RanksTest, MemoryOfWhatIsStoredIsFreeAgain)
+{
+    ProfileSpec spec = four_heads();
+    spec.head_dim = 256;
+    const Store store(false, spec);
+    Ranks ranks(store, TWO, "\"staging_mib\": 1, \"chunk_tokens\": 128");
+    for (uint64_t seed = 10; seed < 30; seed++)
+        ASSERT_EQ(ranks.save(prompt(128, seed)), CACHEGEN_OK) << seed;
+}
+
+TEST(RanksTest, ClosingDoesNotWaitForARank)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO, "\"save_timeout_ms\": 86400000, \"close_timeout_ms\": 86400000");
+    cachegen_save *save;
+    ASSERT_EQ(Ranks::start(ranks[0], LONG, &save), CACHEGEN_OK);
+    ranks.ranks.clear(); // with a day's patience it would never come back
+    EXPECT_TRUE(store.chunks("L0").empty());
+}
+
+TEST(RanksTest, ARankThatDiedAndCameBackIsHeardAgain)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO, "\"save_timeout_ms\": 5000");
+    ASSERT_EQ(ranks.save(LONG), CACHEGEN_OK);
+    ranks.ranks[1] = std::make_unique<Engine>(store, "\"group\": \"" + ranks.group + "\"", TWO[1]);
+    EXPECT_EQ(ranks.save(prompt(64, 4)), CACHEGEN_OK);
+    ranks.ranks[0].reset();
+    ranks.ranks[0] = std::make_unique<Engine>(store, "\"group\": \"" + ranks.group + "\"", TWO[0]);
+    cachegen_save *save;
+    if (Ranks::start(ranks[1], prompt(64, 5), &save) == CACHEGEN_OK)
+        ranks[1].finish(save);
+    EXPECT_EQ(ranks.save(prompt(64, 6)), CACHEGEN_OK);
+}
+
+TEST(RanksTest, HeadsThatCannotBeAreRefused)
+{
+    const Store store(false, four_heads());
+    EXPECT_EQ(Engine(store, "", {0, 2}).register_status, CG_ERR_INVALID_ARGUMENT) << "no group";
+    for (const Heads &heads : {Heads{3, 2}, Heads{4, 1}, Heads{0, 5}, Heads{4294967295u, 2}})
+        EXPECT_EQ(Engine(store, "\"group\": \"g\"", heads).register_status,
+                  CG_ERR_INVALID_ARGUMENT);
+    Ranks ranks(store, TWO);
+    const std::string group = "\"group\": \"" + ranks.group + "\"";
+    EXPECT_EQ(Engine(store, group, TWO[0]).register_status, CG_ERR_EXISTS);
+    EXPECT_EQ(Engine(store, group + ", \"read_only\": true", TWO[0]).register_status, CACHEGEN_OK);
+}
+
+// A descriptor with those bytes in it, passed on as a part is.
+void send_bytes(const std::string &group, const std::string &bytes, uint64_t said, bool sealed)
+{
+    sockaddr_un address = {};
+    char hex_name[CG_KEY_HEX_BYTES];
+    const cg_key key = cg_key_of_bytes(group.data(), group.size());
+    cg_key_to_hex(&key, hex_name);
+    address.sun_family = AF_UNIX;
+    const int n = snprintf(address.sun_path + 1, 100, "cachegenfs-%s", hex_name);
+    const int s = socket(AF_UNIX, SOCK_SEQPACKET, 0), fd = memfd_create("test", MFD_ALLOW_SEALING);
+    ASSERT_EQ(write(fd, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    if (sealed) {
+        ASSERT_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    }
+    ASSERT_EQ(connect(s, reinterpret_cast<sockaddr *>(&address),
+                      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n)),
+              0);
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+    iovec content = {&said, sizeof said};
+    msghdr message = {};
+    message.msg_iov = &content;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr *attached = CMSG_FIRSTHDR(&message);
+    attached->cmsg_level = SOL_SOCKET;
+    attached->cmsg_type = SCM_RIGHTS;
+    attached->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(attached), &fd, sizeof fd);
+    EXPECT_GT(sendmsg(s, &message, 0), 0);
+    message.msg_controllen = 0; // and one without any
+    message.msg_control = nullptr;
+    EXPECT_GT(sendmsg(s, &message, 0), 0);
+    close(fd);
+    close(s);
+}
+
+TEST(RanksTest, PartsThatAreNoneAreNotRead)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO);
+    // magic, n_chunks, first_head, n_heads, is_refusal, reserved, made_ns; then chunks of 24 bytes.
+    const auto head = [](uint32_t magic, uint32_t n_chunks, uint32_t first, uint32_t n,
+                         uint32_t n_tokens, size_t size) {
+        const uint32_t words[] = {magic, n_chunks, first, n, 0, 0, 0xffffffff, 0xffffffff};
+        std::string bytes(reinterpret_cast<const char *>(words), sizeof words);
+        bytes += std::string(16, 'k');
+        bytes += std::string(reinterpret_cast<const char *>(&n_tokens), 4);
+        bytes.resize(size);
+        return bytes;
+    };
+    const uint32_t magic = 0x31706763;
+    for (const std::string &bytes :
+         {std::string(), std::string(31, 'x'), head(7, 1, 2, 2, 32, 4096),
+          head(magic, 0, 2, 2, 32, 4096), head(magic, 0xffffffff, 2, 2, 32, 4096),
+          head(magic, 1, 3, 2, 32, 4096), head(magic, 1, 2, 0, 32, 4096),
+          head(magic, 1, 0xffffffff, 2, 32, 4096), head(magic, 1, 2, 2, 32, 4096),
+          head(magic, 1, 2, 2, 0xffffffff, 4096), head(magic, 1, 2, 2, 1, 56)})
+        for (const bool sealed : {false, true})
+            for (const uint64_t said : {static_cast<uint64_t>(bytes.size()), UINT64_MAX})
+                send_bytes(ranks.group, bytes, said, sealed);
+    EXPECT_EQ(ranks.save(LONG), CACHEGEN_OK);
+    Engine single(store);
+    single.load(LONG);
+    EXPECT_EQ(single.error_of(LONG, 0, 111), 0);
+}
+
+} // namespace
