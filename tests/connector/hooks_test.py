@@ -29,6 +29,7 @@ from cachegen.vllm.library import Library, Unsupported  # noqa: E402
 from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan  # noqa: E402
 from cachegen.vllm.metrics import Increments, PromMetrics, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
+from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
 from cachegen.vllm.scheduler import Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
 from cachegen.vllm.worker import Worker  # noqa: E402
@@ -151,7 +152,8 @@ class SaveTest(unittest.TestCase):
     def setUp(self):
         self.taken, self.is_full, self.status, self.saved_to = [], False, 0, 1 << 20
         cg = types.SimpleNamespace(save_start=self.save_start, save_free=lambda _: None, save_poll=self.poll, strerror=str)
-        self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail), Failures(), block_tokens=16)
+        self.rank = types.SimpleNamespace(index=0, stores=True)
+        self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
     def save_start(self, _request, _kv_id, from_token, *_rest):
         self.taken.append(from_token)
@@ -198,6 +200,11 @@ class SaveTest(unittest.TestCase):
         self.step(64, req_id="s")
         self.assertEqual(self.taken, [0, 0, 64])
 
+    def test_a_rank_whose_heads_another_one_has_saves_nothing(self):
+        self.rank.stores = False
+        self.step(0)
+        self.assertEqual(self.taken, [])
+
     def test_what_is_over_is_forgotten(self):
         self.is_full = True
         self.step(0)
@@ -241,10 +248,62 @@ class StartTest(unittest.TestCase):
             ("strict", "yes"), ("untested_vllm", 1), ("lookup_wait_ms", -1), ("min_tokens", "many"), ("save_on_use", None),
         ):  # fmt: skip
             with self.subTest(key), self.assertRaisesRegex(Unsupported, key):
-                Library(types.SimpleNamespace(kv_connector_extra_config={key: value}), None, None)
+                Library(types.SimpleNamespace(kv_connector_extra_config={key: value}), None, None, None)
 
     def refuse(self, *_arguments):
         raise Unsupported("strides")
+
+
+class RankTest(unittest.TestCase):
+    """Which heads a rank has, and which engines are refused."""
+
+    def rank(self, index=0, n_ranks=2, n_kv_heads=4, **parallel):
+        defaults = {
+            "tensor_parallel_size": n_ranks, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1,
+            "decode_context_parallel_size": 1, "nnodes": 1, "distributed_executor_backend": "mp",
+        }  # fmt: skip
+        config = types.SimpleNamespace(
+            parallel_config=types.SimpleNamespace(**{**defaults, **parallel}),
+            model_config=types.SimpleNamespace(get_total_num_kv_heads=lambda: n_kv_heads),
+            kv_transfer_config=types.SimpleNamespace(engine_id="engine"),
+        )
+        with mock.patch("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", return_value=index):
+            return rank_of(config, KVConnectorRole.WORKER)
+
+    def heads(self, n_ranks, n_kv_heads):
+        ranks = [self.rank(i, n_ranks, n_kv_heads) for i in range(n_ranks)]
+        return [(rank.first_head, rank.n_heads, rank.stores) for rank in ranks]
+
+    def test_heads_are_where_vllm_has_them(self):
+        self.assertEqual(self.heads(1, 4), [(0, 4, True)])
+        self.assertEqual(self.heads(2, 4), [(0, 2, True), (2, 2, True)])
+        self.assertEqual(self.heads(3, 3), [(0, 1, True), (1, 1, True), (2, 1, True)])
+        # Fewer KV heads than ranks: the first of those that have the same one stores.
+        self.assertEqual(self.heads(4, 2), [(0, 1, True), (0, 1, False), (1, 1, True), (1, 1, False)])
+        self.assertEqual(self.heads(2, 1), [(0, 1, True), (0, 1, False)])
+
+    def test_only_ranks_of_one_engine_find_each_other(self):
+        self.assertIsNone(self.rank(n_ranks=1).group)
+        self.assertEqual(self.rank(n_ranks=2).group, "engine")
+
+    def test_other_kinds_of_parallelism_are_refused_by_name(self):
+        for name, value in (
+            ("pipeline_parallel_size", 2), ("prefill_context_parallel_size", 2), ("decode_context_parallel_size", 2),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(UnsupportedRanks, name):
+                self.rank(**{name: value})
+        for elsewhere in ({"nnodes": 2}, {"distributed_executor_backend": "ray"}):
+            with self.assertRaisesRegex(UnsupportedRanks, "hosts"):
+                self.rank(**elsewhere)
+            self.rank(n_ranks=1, **elsewhere)
+        with self.assertRaisesRegex(UnsupportedRanks, "3 KV heads"):
+            self.rank(n_kv_heads=3)
+
+    def test_ranks_are_told_apart_in_statistics(self):
+        for index, n_ranks, name in ((0, 1, "worker"), (1, 2, "worker1")):
+            library = types.SimpleNamespace(rank=self.rank(index, n_ranks))
+            made = connector(worker=Worker(library, Failures(), block_tokens=16))
+            self.assertEqual(made._side_name(), name)
 
 
 class VersionTest(unittest.TestCase):

@@ -4,6 +4,7 @@ usage: scheduler_test.py
 """
 
 import ctypes
+import functools
 import os
 import sys
 import tempfile
@@ -487,6 +488,38 @@ class FailureTest(unittest.TestCase):
                 with self.assertLogs("vllm.cachegen", "ERROR"):
                     made.take_report(WorkerReport(loads={"r": LoadReport(64, 0)}, prefills=[(64, 1)]))
                 self.assertEqual(made.matched_tokens(request(), 0), (0, False))
+
+
+class RanksTest(unittest.TestCase):
+    """Several ranks load one request, each its heads; how far and how well each one comes is its own affair."""
+
+    def loaded(self, *reports, together=False):
+        made = scheduler(Store(hit=192))
+        made.matched_tokens(request(), 0)
+        made.update_after_alloc(request(), blocks(13), 192)
+        made.step(step_of(None, 0, 0))
+        reports = [WorkerReport(loads={"r": LoadReport(*report)}) for report in reports]
+        if together:  # as vLLM joins what comes from the ranks in one step
+            reports = [functools.reduce(WorkerReport.aggregate, reports)]
+        for report in reports:
+            made.take_report(report)
+        return made
+
+    def test_only_what_every_rank_has_is_loaded_and_it_is_as_bad_as_the_worst(self):
+        for together in (True, False):
+            for reports in (((192, 1), (128, 2)), ((128, 2), (192, 1)), ((128, 1), (192, 2))):
+                with self.subTest(f"{together} {reports}"):
+                    made = self.loaded(*reports, together=together)
+                    self.assertEqual(made.matched_tokens(request(), 0), (0, False), "asks again after a failure")
+                    answer = made.finish(request())
+                    self.assertEqual((answer["cachegen.hit_tokens"], answer["cachegen.level"]), (128, "L2"))
+                    self.assertEqual(made._provenance.worst_of([1]), 2)
+
+    def test_what_is_whole_on_one_rank_only_is_not_taken_for_loaded(self):
+        made = self.loaded((192, 1), (0, 0))
+        made.update_after_alloc(request(), blocks(13), 0)
+        (save,) = made.step(step_of("r", 0, 200)).saves
+        self.assertEqual((save.from_token, save.to_token), (0, 192))
 
 
 class ReportTest(unittest.TestCase):

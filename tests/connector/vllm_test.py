@@ -1,6 +1,6 @@
 """End to end with vLLM: what the connector loads is what the engine would have computed, and nothing else.
 
-usage: vllm_test.py [brief]    (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
+usage: vllm_test.py [brief|changed|ranks]    (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
 Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most of
 its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
 """
@@ -59,7 +59,7 @@ def holds(condition, what):
 
 
 class Engine:
-    def __init__(self, root, dtype, n_blocks=64, engine_args=None, **config):
+    def __init__(self, root, dtype, n_blocks=64, engine_args=None, model=MODEL, **config):
         os.environ.update(
             VLLM_CPU_KVCACHE_SPACE="1",
             HF_HUB_OFFLINE="1",
@@ -79,12 +79,8 @@ class Engine:
             **config,
         }
         self.llm = LLM(
-            model=MODEL,
+            model=model,
             dtype=dtype,
-            max_model_len=3072,
-            max_num_batched_tokens=1024,  # prompts come in several steps
-            enforce_eager=True,
-            disable_log_stats=False,
             num_gpu_blocks_override=n_blocks,
             kv_transfer_config={
                 "kv_connector": "CachegenConnector",
@@ -93,11 +89,14 @@ class Engine:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": extra,
             },
-            **(engine_args or {}),
+            **{
+                "max_model_len": 3072,
+                "max_num_batched_tokens": 1024,  # prompts come in several steps
+                "enforce_eager": True,
+                "disable_log_stats": False,
+                **(engine_args or {}),
+            },
         )
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        self.worker = get_kv_transfer_group().worker
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler
 
     def params(self, max_tokens=12, **transfer):
@@ -127,11 +126,32 @@ class Engine:
     def ask(self, prompt, **options):
         return self.ask_all([prompt], **options)[0]
 
+    @property
+    def worker(self):
+        """Where it is in this process."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group().worker
+
+    def on_workers(self, function):
+        """What function(worker's side) returns, in the process of each rank."""
+
+        def call(_vllm_worker):
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+            return function(get_kv_transfer_group().worker)
+
+        return self.llm.llm_engine.model_executor.collective_rpc(call)
+
     def settle(self):
         """Waits until what is being saved is saved."""
         deadline = time.monotonic() + 120
-        while self.worker.saves:
-            self.worker.collect_saves()
+
+        def n_saves(worker):
+            worker.collect_saves()
+            return len(worker.saves)
+
+        while sum(self.on_workers(n_saves)):
             holds(time.monotonic() < deadline, "saves do not end")
             time.sleep(0.005)
 
@@ -454,6 +474,51 @@ def changed_phase(work, cases):
         equal((again.hit, again.tokens), (whole, first.tokens), "tokens loaded, answer")
 
 
+def ranks_phase(work, cases):
+    """float32, a small model of random weights: an engine of two ranks and one of one rank, on one store."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    model, root = os.path.join(work, "llama"), os.path.join(work, "ranks")
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=2, head_dim=32)
+    heads = dict(num_attention_heads=4, num_key_value_heads=4)
+    config = LlamaConfig(**sizes, **heads, initializer_range=0.2, torch_dtype="float32")
+    LlamaForCausalLM(config).save_pretrained(model)
+    args = dict(skip_tokenizer_init=True, block_size=32, max_model_len=512)
+    chunk = dict(chunk_tokens=64, tail_multiple=32, strict=True)
+    two = Engine(
+        root, "float32", model=model, engine_args={**args, "tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+        **chunk,
+    )  # fmt: skip
+    one = Engine(root, "float32", model=model, engine_args=args, **chunk)
+    prompts = [[random.Random(seed).randrange(3, 1024) for _ in range(203)] for seed in (1, 2)]
+    whole = 203 // 32 * 32
+
+    def ask(engine, prompt, **options):
+        return engine.ask(prompt, max_tokens=4, **options)
+
+    for first, second, prompt in ((two, one, prompts[0]), (one, two, prompts[1])):
+        name = "two ranks" if first is two else "one rank"
+        with cases(f"what {name} stored, both engines load, and answer as if computed"):
+            cold = ask(first, prompt, context=name)
+            equal(cold.hit, 0, "tokens loaded of nothing")
+            for engine in (first, second):
+                first.settle()
+                answer = ask(engine, prompt)
+                equal((answer.hit, answer.tokens), (whole, cold.tokens), "tokens loaded, answer")
+    with cases("each rank has loaded, and one alone has stored"):
+        stats = two.on_workers(lambda worker: worker.library.cg.get_stats().as_dict())
+        holds(all(rank["chunks_loaded_l0"] > 0 for rank in stats), f"{stats}")
+        equal([rank["chunks_saved_l0"] for rank in stats], [3, 0], "chunks saved by rank")
+    with cases("a rank that loses its load makes all recompute"):
+        for path in glob.glob(os.path.join(root, NAME, "objects", "*", "*", "*L0.kv")):
+            os.truncate(path, os.path.getsize(path) // 2)
+        answer = ask(two, prompts[0])
+        equal((answer.hit, answer.tokens), (0, ask(one, prompts[0], salt="cold").tokens), "tokens loaded, answer")
+
+
 def brief_phase(work, cases):
     """The life of a prompt in one engine, float32: for releases of vLLM that the other phases don't run with."""
     import vllm
@@ -479,7 +544,10 @@ def root_objects(root):
     return os.path.join(root, NAME, "objects")
 
 
-PHASES = {"cold": cold_phase, "warm": warm_phase, "lossy": lossy_phase, "changed": changed_phase, "brief": brief_phase}
+PHASES = {
+    "cold": cold_phase, "warm": warm_phase, "lossy": lossy_phase, "changed": changed_phase, "ranks": ranks_phase,
+    "brief": brief_phase,
+}  # fmt: skip
 
 # ---- the driver ----
 
@@ -537,11 +605,12 @@ def main():
         sys.exit(f"vllm_test: {library} is missing (CG_BUILD_DIR)")
     failed = []
     with tempfile.TemporaryDirectory(prefix="cg-vllm-test.") as work:
-        for name in ("store", "changed", "lossy"):
+        for name in ("store", "changed", "lossy", "ranks"):
             os.makedirs(os.path.join(work, name))
         phase = [python, os.path.abspath(__file__), "--phase"]
-        if sys.argv[1:] == ["brief"]:
-            sys.exit(0 if run(*phase, "brief", work, name="brief") else "vllm_test: failed: brief")
+        if sys.argv[1:] in (["brief"], ["changed"], ["ranks"]):
+            name = sys.argv[1]
+            sys.exit(0 if run(*phase, name, work, name=name) else f"vllm_test: failed: {name}")
         print("== cold: float32, lossless", flush=True)
         if not run(*phase, "cold", work, name="cold", killed=True):
             failed.append("cold")
@@ -559,6 +628,9 @@ def main():
         print("== changed: weights and adapters", flush=True)
         if not run(*phase, "changed", work, name="changed"):
             failed.append("changed")
+        print("== ranks: tensor parallel", flush=True)
+        if not run(*phase, "ranks", work, name="ranks"):
+            failed.append("ranks")
         print("== lossy: bf16, with a hasty profile", flush=True)
         text = os.path.join(CHECKOUT, "tests/data/calibration/chat_mtbench.txt")
         profile = ["-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--quiet"]

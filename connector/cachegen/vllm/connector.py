@@ -45,7 +45,7 @@ class CachegenConnector(KVConnectorBase_V1):
         self._down = None  # the reason's kind
         library = None
         try:
-            library = Library(self._kv_transfer_config, vllm_config, kv_cache_config)
+            library = Library(self._kv_transfer_config, vllm_config, kv_cache_config, role)
         except Exception as e:
             self._disable(e)
         if library is not None and self._kv_transfer_config.kv_load_failure_policy != "recompute":
@@ -158,7 +158,12 @@ class CachegenConnector(KVConnectorBase_V1):
         """Stats; None: nothing has changed."""
         is_open = self._side is not None and self._side.library is not None
         stats = self._increments.since_last(self._side.counters()) if is_open else None
-        return self._increments.with_state(stats, self.role.name.lower(), self._state())
+        return self._increments.with_state(stats, self._side_name(), self._state())
+
+    def _side_name(self):
+        """Of this object among all of the engine, in its statistics."""
+        name, rank = self.role.name.lower(), getattr(getattr(self._side, "library", None), "rank", None)
+        return f"{name}{rank.index}" if self.worker is not None and rank is not None and rank.n_ranks > 1 else name
 
     def _state(self):
         """UP, or the kind of what is wrong."""

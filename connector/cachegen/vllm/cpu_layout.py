@@ -4,8 +4,8 @@ from cachegen import abi
 from cachegen.vllm.library import DTYPES, Unsupported
 
 
-def cpu_attn_layout(kv_caches, vllm_config):
-    """register_kv()'s arguments for CPU_ATTN; Unsupported. A layer is [n_blocks][n_kv_heads][block_tokens][2 x head_dim],
+def cpu_attn_layout(kv_caches, vllm_config, first_head):
+    """register_kv()'s arguments for CPU_ATTN, of KV heads from first_head on; Unsupported. A layer is [n_blocks][n_kv_heads][block_tokens][2 x head_dim],
     but the last two dimensions only count: the region of a (block, head) is the K area, then the V area, and how these
     are packed depends on what vLLM calls the isa."""
     from vllm.model_executor.models.utils import extract_layer_index
@@ -31,6 +31,7 @@ def cpu_attn_layout(kv_caches, vllm_config):
         bases=[kv_caches[name].data_ptr() for name in names],
         memory=abi.MEMORY_HOST,
         n_kv_heads=n_kv_heads,
+        first_head=first_head,
         head_dim=head_dim,
         dtype=abi.DTYPES[dtype],
         block_tokens=block_tokens,

@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from cachegen import abi
 from cachegen.vllm.guard import logger
 from cachegen.vllm.model_key import as_text, fingerprint, model_dir
+from cachegen.vllm.ranks import UnsupportedRanks, rank_of
 from cachegen.vllm.request_key import parse_level
 from cachegen.vllm.versions import refusal
 
@@ -38,7 +39,7 @@ class Unsupported(Exception):
 class Library:
     """The open handle, and what both sides need of the configuration. Used by one thread."""
 
-    def __init__(self, transfer_config, vllm_config, kv_cache_config):
+    def __init__(self, transfer_config, vllm_config, kv_cache_config, role):
         """Unsupported, abi.CachegenError (the configuration, the store), OSError (the library)."""
         extra = dict(transfer_config.kv_connector_extra_config or {})
         own = {key: extra.pop(key, default) for key, default in OWN_KEYS.items()}
@@ -56,7 +57,11 @@ class Library:
         self.tail_tokens = int(extra.get("tail_multiple", 32))
         self.block_tokens = vllm_config.cache_config.block_size
         self.may_load, self.may_save = transfer_config.is_kv_consumer, transfer_config.is_kv_producer
-        config, deviations = _configuration(extra, vllm_config, kv_cache_config)
+        try:
+            self.rank = rank_of(vllm_config, role)
+        except UnsupportedRanks as e:
+            raise Unsupported(str(e)) from None
+        config, deviations = _configuration(extra, vllm_config, kv_cache_config, self.rank)
         try:
             self.cg = abi.Connector(config, own["library"])
         except abi.CachegenError as e:
@@ -108,30 +113,31 @@ def _explained(error, deviations):
     )
 
 
-def _configuration(extra, vllm_config, kv_cache_config):
+def _configuration(extra, vllm_config, kv_cache_config, rank):
     """The library's configuration, as a dict, and how the engine deviates from the model's files; Unsupported."""
-    model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
+    model_config = vllm_config.model_config
     if not current_platform.is_cpu():
         raise Unsupported(f"KV layouts of platform {current_platform.device_name} are not known, only CPU_ATTN is")
-    if parallel.world_size != 1:
-        raise Unsupported(
-            f"tensor_parallel_size {parallel.tensor_parallel_size} x pipeline_parallel_size "
-            f"{parallel.pipeline_parallel_size}: one worker is supported"
-        )
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise Unsupported(f"{len(groups)} KV-cache groups (hybrid attention): one is supported")
     spec = groups[0].kv_cache_spec
     check_attention(spec)
+    if spec.num_kv_heads != rank.n_heads:
+        raise Unsupported(f"{spec.num_kv_heads} KV heads a rank: {rank.n_heads} of {rank.n_kv_heads} were expected")
     config = {"model": os.path.basename(os.path.normpath(model_dir(model_config))), **extra}
     model_fingerprint, deviations = fingerprint(vllm_config, spec.dtype)
     config["geometry"] = {
         "n_layers": len(groups[0].layer_names),
-        "n_kv_heads": spec.num_kv_heads,
+        "n_kv_heads": rank.n_kv_heads,
         "head_dim": spec.head_size,
         "dtype": DTYPES[str(spec.dtype)],
         "model_fingerprint": model_fingerprint,
     }
+    if rank.group is not None:
+        config["group"] = rank.group
+    if not rank.stores:
+        config["read_only"] = True
     return config, deviations
 
 

@@ -62,6 +62,25 @@ class LoadReport:
     failed_levels: int = 0
     failed_worst_level: int = 0
 
+    def joined(self, other):
+        """What both say together, of two ranks that load the same: only what each has is there, and it is as bad as the
+        worse. Times and bytes are the slower one's, what ended the load the shorter one's."""
+        short = min(self, other, key=lambda report: report.loaded_tokens)
+        slow = max(self, other, key=lambda report: report.total_ns)
+        return LoadReport(
+            short.loaded_tokens,
+            max(self.worst_level, other.worst_level),
+            slow.bytes_read,
+            slow.read_ns,
+            slow.decode_ns,
+            slow.copy_ns,
+            slow.total_ns,
+            short.status,
+            short.failed_token,
+            short.failed_levels,
+            short.failed_worst_level,
+        )
+
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
@@ -69,6 +88,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     prefills: list[tuple[int, int]] = field(default_factory=list)  # (n_tokens, duration_ns)
 
     def aggregate(self, other):
-        self.loads.update(other.loads)
+        for req_id, load in other.loads.items():
+            known = self.loads.get(req_id)
+            self.loads[req_id] = load if known is None else known.joined(load)
         self.prefills += other.prefills
         return self

@@ -23,7 +23,7 @@ from cachegen import abi
 from cachegen.vllm.adapters import Adapters
 from cachegen.vllm.admission import Admission
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
-from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan
+from cachegen.vllm.messages import LoadPlan, LoadReport, Metadata, SavePlan
 from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.provenance import Provenance
 from cachegen.vllm.request_key import PREFIX, Options, extra_key, parse_options
@@ -60,6 +60,7 @@ class RequestState:
     local_tokens: int = 0  # what vLLM's own prefix cache has
     level: int = 0  # worst level of anything that the KV so far was loaded with or computed after
     load: LoadPlan | None = None
+    loaded: LoadReport | None = None  # what the ranks that have ended it said of load
     saved_to: int | None = None  # None: not scheduled since it was admitted
     saved_last: bool = False
     admitted_tokens: int | None = None  # that are to be stored; None: not counted yet
@@ -95,7 +96,7 @@ class Scheduler:
         if state.allocated:  # preempted, or its load failed: the blocks are gone
             self._drop_lookup(state)
             state.allocated, state.has_begun = False, False
-            state.load, state.saved_to, state.level = None, None, 0
+            state.load, state.loaded, state.saved_to, state.level = None, None, None, 0
             if request.lora_request is not None:  # vLLM may have dropped it meanwhile, and read it again
                 self._check_adapter(request, state)
         if state.root != self._root:
@@ -379,6 +380,7 @@ class Scheduler:
         for n_tokens, duration_ns in report.prefills:
             self._tell_prefill(n_tokens, duration_ns)
 
+    # Ranks may end a load in different steps. vLLM schedules the request after the last of them.
     def _distrust(self, state, _load):
         # What it loaded is not known, so nothing of it is stored; asked again, it might fail for ever. Its blocks stay as
         # they were when they were allocated: unknown.
@@ -387,6 +389,7 @@ class Scheduler:
     @guarded(_distrust)
     def _take_load(self, state, load):
         plan = state.load
+        load = state.loaded = load if state.loaded is None else state.loaded.joined(load)
         state.failed = state.failed or load.loaded_tokens < plan.to_token
         n_loaded = max(0, load.loaded_tokens - plan.from_token)
         if n_loaded:

@@ -45,7 +45,7 @@ class Worker:
 
     def register(self, kv_caches, vllm_config):
         """Unsupported, abi.CachegenError."""
-        self._kv_id = self.library.cg.register_kv(**cpu_attn_layout(kv_caches, vllm_config))
+        self._kv_id = self.library.cg.register_kv(**cpu_attn_layout(kv_caches, vllm_config, self.library.rank.first_head))
 
     # ---- within a step ----
 
@@ -78,10 +78,11 @@ class Worker:
             return
         if metadata.prefill_tokens:
             duration_ns = time.monotonic_ns() - self._step_started_ns
-            self._report.prefills.append((metadata.prefill_tokens, duration_ns))
+            if self.library.rank.index == 0:  # the ranks prefill together
+                self._report.prefills.append((metadata.prefill_tokens, duration_ns))
             # Loads that run here weigh what is late against computing it.
             self.library.cg.report_prefill(metadata.prefill_tokens, duration_ns)
-        for plan in metadata.saves:
+        for plan in metadata.saves if self.library.rank.stores else ():
             self._saving.add(plan.req_id)
             if plan.req_id in self._unsaved or not self._start_save(plan):
                 self._unsaved.add(plan.req_id)
