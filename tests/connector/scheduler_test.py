@@ -23,7 +23,11 @@ except ImportError as error:
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
 from cachegen.vllm.guard import Failures  # noqa: E402
 from cachegen.vllm.messages import LoadReport, WorkerReport  # noqa: E402
+from cachegen.vllm.request_key import key_tokens  # noqa: E402
 from cachegen.vllm.scheduler import Scheduler  # noqa: E402
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
+from vllm.sampling_params import SamplingParams  # noqa: E402
+from vllm.v1.request import Request  # noqa: E402
 
 CHUNK, BLOCK = 64, 16
 
@@ -276,6 +280,92 @@ class AdapterTest(unittest.TestCase):
             mock.patch("cachegen.vllm.scheduler.ADAPTER_WAIT_S", 0.2),
         ):
             self.assertIsNone(self.key(self.adapter()))
+
+
+def image(identifier, offset, length):
+    """As vLLM's front end gives it to its scheduler."""
+    place = PlaceholderRange(offset=offset, length=length)
+    return MultiModalFeatureSpec(data=None, modality="image", identifier=identifier, mm_position=place)
+
+
+class ImageTest(unittest.TestCase):
+    """Chunks are told apart by the images that begin before their ends, and by no others."""
+
+    IMAGE_TOKEN = 7
+
+    def prompt(self, *images, n_tokens=200):
+        """A request as vLLM makes it: all images look alike in its tokens."""
+        tokens = list(range(100, 100 + n_tokens))
+        for feature in images:
+            end = feature.mm_position.offset + feature.mm_position.length
+            tokens[feature.mm_position.offset : end] = [self.IMAGE_TOKEN] * feature.mm_position.length
+        return Request("r", tokens, SamplingParams(), None, mm_features=list(images))
+
+    def tokens(self, *images, unit=32, **options):
+        return list(key_tokens(self.prompt(*images, **options), unit))
+
+    def shared(self, one, other):
+        """How many tokens both begin with."""
+        return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), len(one))
+
+    def test_text_stays_as_it_is(self):
+        self.assertEqual(self.tokens(), list(range(100, 300)))
+
+    def test_what_is_before_the_first_difference_is_shared(self):
+        a, b = image("a", 70, 40), image("b", 70, 40)
+        self.assertEqual(self.shared(self.tokens(a), self.tokens()), 70)
+        self.assertEqual(self.shared(self.tokens(a), self.tokens(b)), 70)
+        # A second turn with a further image: all of the first is found again.
+        self.assertEqual(self.shared(self.tokens(a, image("c", 150, 20)), self.tokens(a, image("d", 150, 20))), 150)
+        self.assertEqual(self.tokens(a), self.tokens(image("a", 70, 40)))
+
+    def test_wherever_a_chunk_ends_in_an_image_it_holds_128_bits_of_it(self):
+        for offset in range(64, 97):
+            for length in (1, 2, 3, 4, 5, 31, 32, 33, 64):
+                a, b = (self.tokens(image(name, offset, length)) for name in "ab")
+                for end in range(32, 200, 32):
+                    unit = range(end - 32, end)
+                    n_different = sum(a[i] != b[i] for i in unit)
+                    reaches_in = offset < end and offset + length > end - 32
+                    self.assertEqual(n_different >= 4, reaches_in, f"{offset} {length} {end}")
+                    self.assertTrue(all(a[i] >= 1 << 31 for i in unit if a[i] != b[i]))
+
+    def test_images_side_by_side_both_count(self):
+        for which in (0, 1):
+            names = ["a", "b"]
+            same = self.tokens(*(image(name, 95 + i, 1) for i, name in enumerate(names)))
+            names[which] = "c"
+            other = self.tokens(*(image(name, 95 + i, 1) for i, name in enumerate(names)))
+            self.assertGreaterEqual(sum(x != y for x, y in zip(same, other)), 4)
+
+    def test_place_and_size_count(self):
+        found = [self.tokens(image("a", *place)) for place in ((70, 20), (71, 20), (70, 21))]
+        self.assertEqual(len({tuple(tokens[64:96]) for tokens in found}), 3)
+
+    def test_text_that_stand_ins_replace_counts(self):
+        prompts = [self.prompt(image("a", 95, 1)) for _ in range(2)]
+        prompts[1].prompt_token_ids[94] += 1
+        self.assertNotEqual(*(list(key_tokens(prompt, 32)) for prompt in prompts))
+
+    def test_an_image_at_the_end_of_the_prompt(self):
+        self.assertEqual(len(self.tokens(image("a", 199, 1))), 200)
+        self.assertEqual(len(self.tokens(image("a", 0, 1), n_tokens=2)), 2)
+
+    def test_what_cannot_be_keyed_is_neither_stored_nor_served(self):
+        for feature, tail_tokens in ((image(None, 70, 20), 32), (image("a", 70, 20), 2)):
+            made = scheduler(Store(hit=64), tail_tokens=tail_tokens)
+            asked = self.prompt(feature)
+            self.assertEqual(made.matched_tokens(asked, 0), (0, False))
+            made.update_after_alloc(asked, blocks(13), 0)
+            self.assertEqual(made.step(step_of("r", 0, 200)).saves, [])
+
+    def test_requests_with_images_are_stored_by_such_tokens(self):
+        made = scheduler(Store())
+        asked = self.prompt(image("a", 70, 40))
+        made.matched_tokens(asked, 0)
+        made.update_after_alloc(asked, blocks(13), 0)
+        (save,) = made.step(step_of("r", 0, 200)).saves
+        self.assertEqual((list(save.tokens), save.extra), (self.tokens(image("a", 70, 40)), b""))
 
 
 class ContextTest(unittest.TestCase):

@@ -340,11 +340,6 @@ def extra_keys():
         )
         return types.SimpleNamespace(**{**defaults, **fields})
 
-    def image(identifier, offset):
-        return types.SimpleNamespace(
-            identifier=identifier, mm_position=types.SimpleNamespace(offset=offset, length=4)
-        )
-
     equal(extra_key(request()), b"", "key of plain tokens")
     equal(extra_key(request(prompt_embeds=object())), None, "key of embeddings")
     equal(extra_key(request(prompt_is_token_ids=[True])), None, "key of mixed input")
@@ -354,9 +349,6 @@ def extra_keys():
         extra_key(request()),
         extra_key(request(lora_request=adapter), adapter="1"),
         extra_key(request(lora_request=adapter), adapter="2"),
-        extra_key(request(mm_features=[image("x", 1)])),
-        extra_key(request(mm_features=[image("y", 1)])),
-        extra_key(request(mm_features=[image("x", 2)])),
     ]
     equal(len(set(keys)), len(keys), "different keys")
     equal(parse_options({"cachegen.worst_level": "L1"}).worst_level, 1, "worst level")

@@ -2,8 +2,13 @@
 
 A chunk's key is made in the library, from the model's fingerprint, the tokens from the first one on, the salt, and what
 extra_key() gives. Two requests with the same key have the same KV.
+
+An image's placeholders are the same tokens for every image. So key_tokens() puts its hash in their place: what comes
+before the first image is shared by all requests that begin alike, and what comes after an image only by those that have
+it, too.
 """
 
+import array
 import hashlib
 import json
 import re
@@ -62,6 +67,32 @@ def parse_options(params, salt=None):
     return options
 
 
+# Of 31 bits each: no vocabulary is as large, so no text can look like an image. Four of them are as good as the keys.
+STAND_IN = 1 << 31
+MIN_STAND_INS = 4
+
+
+def key_tokens(request, unit):
+    """The prompt as the library gets it, an array.array('I'): its tokens, and stand-ins where images and the like are. unit:
+    every chunk that may be stored ends at a multiple of it. Each unit that an image reaches into has MIN_STAND_INS at
+    least, also where that takes the place of text beside the image: a chunk may end after any of them. ValueError: units
+    are too short for that, or an image has no hash."""
+    tokens = array.array("I", request.prompt_token_ids)
+    for feature in request.mm_features:
+        if unit < MIN_STAND_INS or not feature.identifier:
+            raise ValueError("images are keyed by their hashes, in units of 4 tokens or more (tail_multiple)")
+        first = feature.mm_position.offset
+        end = min(first + feature.mm_position.length, len(tokens))
+        name = f"{feature.identifier} {first} {feature.mm_position.length} ".encode()
+        for begin in range(first // unit * unit, end, unit):
+            high = min(max(end, begin + MIN_STAND_INS), begin + unit, len(tokens))
+            low = max(begin, min(first, high - MIN_STAND_INS))
+            digest = hashlib.shake_128(name + b"%d " % begin + tokens[low:high].tobytes())
+            words = array.array("I", digest.digest(4 * (high - low)))
+            tokens[low:high] = array.array("I", (word | STAND_IN for word in words))
+    return tokens
+
+
 def extra_key(request, adapter=None):
     """What makes the request's KV differ besides tokens and salt, as bytes; None if that cannot be told. adapter: the
     identity of the adapter that the request names, None if that cannot be told."""
@@ -72,6 +103,4 @@ def extra_key(request, adapter=None):
         if adapter is None:
             return None
         key["lora"] = [request.lora_request.lora_name, adapter]
-    if request.mm_features:
-        key["mm"] = [[f.identifier, f.mm_position.offset, f.mm_position.length] for f in request.mm_features]
     return json.dumps(key, sort_keys=True, separators=(",", ":")).encode() if key else b""

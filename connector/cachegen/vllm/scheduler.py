@@ -26,7 +26,7 @@ from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.messages import LoadPlan, LoadReport, Metadata, SavePlan
 from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.provenance import Provenance
-from cachegen.vllm.request_key import PREFIX, Options, extra_key, parse_options
+from cachegen.vllm.request_key import PREFIX, Options, extra_key, key_tokens, parse_options
 
 SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 NO_MATCH = (0, False)  # to vLLM: nothing to load
@@ -42,7 +42,7 @@ RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys 
 class RequestState:
     """What this side knows of one request."""
 
-    tokens: array.array  # the prompt
+    tokens: array.array  # the prompt, with stand-ins for its images
     salt: bytes  # the reset's root, then the tenant's
     root: bytes  # of the last reset before its KV was begun
     extra: bytes | None  # None: neither stored nor served
@@ -131,6 +131,7 @@ class Scheduler:
                 options = parse_options(request.kv_transfer_params, request.cache_salt)
                 # With an adapter it is not known yet whether and by what it can be keyed.
                 extra = extra_key(request, adapter="unknown" if request.lora_request is not None else None)
+                tokens = key_tokens(request, self.library.tail_tokens) if extra is not None else None
             except Exception as e:
                 self.outages.failed(REQUESTS, f"request {request.request_id}: {e}")
                 options, extra = Options(), None
@@ -145,8 +146,7 @@ class Scheduler:
                 report["context"] = options.context
             if extra is not None and len(request.prompt_token_ids) < self.library.min_tokens:
                 extra = None
-            tokens = array.array("I", request.prompt_token_ids if extra is not None else ())
-            state = RequestState(tokens, self._salt(request), self._root, extra, options, report=report)
+            state = RequestState(tokens if extra is not None else array.array("I"), self._salt(request), self._root, extra, options, report=report)
             self.states[request.request_id] = state
             if extra is not None and request.lora_request is not None:
                 self._check_adapter(request, state)
