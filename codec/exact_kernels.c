@@ -53,8 +53,8 @@ static inline void inverse_dct_vector(const int32_t *y, size_t y_stride, dct_mat
             odd = V(fmadd_ps)(V(set1_ps)(d[f + 1][t]), in[f + 1], odd);
         }
         V(storeu_ps)(x + t * x_stride, V(fmadd_ps)(V(add_ps)(even, odd), scales, means));
-        V(storeu_ps)(x + (BLOCK - 1 - t) * x_stride,
-                     V(fmadd_ps)(V(sub_ps)(even, odd), scales, means));
+        V(storeu_ps)
+        (x + (BLOCK - 1 - t) * x_stride, V(fmadd_ps)(V(sub_ps)(even, odd), scales, means));
     }
 }
 #endif
