@@ -16,8 +16,10 @@
  * of sums make eight tokens: D[f][7 - t] is D[f][t] for even f, and -D[f][t] for odd f. */
 CG_LANE void cg_lane_inverse_dct(const float d[8][8], const float y[8], float z[8])
 {
+    CG_UNROLL
     for (int t = 0; t < 4; t++) {
         float even = d[0][t] * y[0], odd = d[1][t] * y[1];
+        CG_UNROLL
         for (int f = 2; f < 8; f += 2) {
             even = fmaf(d[f][t], y[f], even);
             odd = fmaf(d[f + 1][t], y[f + 1], odd);
@@ -63,7 +65,7 @@ CG_LANE double cg_lane_cosine_of(double r)
     c = fma(z, c, 2.48015872894767294178e-05);
     c = fma(z, c, -1.38888888888741095749e-03);
     c = fma(z, c, 4.16666666666666019037e-02);
-    return fma(z * z, c, fma(z, -0.5, 1));
+    return fma(z * z, c, fma(z, -0.5, 1.0));
 }
 
 /* c and s of step 4, of a token's position. In f64: at position 100,000 an f32 angle is off by

@@ -1,4 +1,5 @@
-/* codec/lane.h - CG_LANE: a function of one lane, shared by C, C++ and CUDA.
+/* codec/lane.h - CG_LANE: a function of one lane, shared by C, C++ and CUDA; CG_LANE_METHOD of C++
+ * and CUDA; CG_LANE_TABLE its constants; CG_UNROLL before a loop whose arrays must be registers.
  *
  * What a lane computes is written once, and both the CPU's codec and the GPU's kernels are made of
  * it. Compile without contraction: what is fused is written so.
@@ -8,9 +9,15 @@
 
 #if defined(__CUDACC__)
 #define CG_LANE static __device__ __forceinline__
+#define CG_LANE_METHOD __device__ __forceinline__
 #define CG_LANE_TABLE static __constant__ const
+#define CG_UNROLL _Pragma("unroll")
+#define CG_UNROLL_NOT _Pragma("unroll 1")
 #else
 #define CG_LANE static inline __attribute__((always_inline))
+#define CG_LANE_METHOD inline __attribute__((always_inline))
 #define CG_LANE_TABLE static const
+#define CG_UNROLL
+#define CG_UNROLL_NOT
 #endif
 #endif

@@ -22,8 +22,8 @@ extern "C" {
 struct CUstream_st; /* cudaStream_t is a pointer to it */
 
 enum {
-    CG_CUDA_ALIGN = 256,             /* of blob, plan, chunk and scratch in device memory */
-    CG_CUDA_MAX_PASSES = 8,          /* kernels of a chunk */
+    CG_CUDA_ALIGN = 16,     /* of blob, plan, chunk and scratch in device memory, at least */
+    CG_CUDA_MAX_PASSES = 8, /* kernels of a chunk */
     CG_CUDA_SHARED_BYTES = 64 << 10, /* at most, of a kernel's block */
 };
 
@@ -64,14 +64,15 @@ typedef struct cg_cuda_pass {
     uint32_t shared_bytes; /* of a thread block */
     uint32_t tables_bytes; /* of the classes of a pass that decodes streams */
     uint64_t jobs_at;      /* in the plan: what each thread block does */
-    uint64_t tables_at;    /* in the blob, at L0 in the plan */
+    uint64_t tables_at;    /* in the blob */
 } cg_cuda_pass;
 
 /* What a plan's launch takes; the plan's bytes are the caller's. */
 typedef struct cg_cuda_plan {
-    size_t plan_bytes;    /* of the plan, to be copied to the device */
-    size_t scratch_bytes; /* device memory that kernels work in */
-    size_t zeroed_bytes;  /* of scratch, from its start: cg_cuda_decode() clears it */
+    size_t plan_bytes;      /* of the plan, to be copied to the device */
+    size_t scratch_bytes;   /* device memory that kernels work in */
+    size_t zeroed_bytes;    /* of scratch, from its start: cg_cuda_decode() clears it */
+    uint32_t element_bytes; /* strides of the blocks are multiples of it */
     uint32_t n_passes;
     cg_cuda_pass passes[CG_CUDA_MAX_PASSES];
 } cg_cuda_plan;
@@ -96,7 +97,8 @@ cg_status cg_cuda_plan_fill(const cg_cuda_profile *profile, const uint8_t *chunk
 
 /* The engine's blocks. Element (layer, plane, block, head, token in block, dim) lies at base[layer]
  * + offset_bytes[plane] + block * block_stride + head * head_stride[plane] + token *
- * token_stride[plane] + dim * dim_stride[plane], in bytes. Elements are of the chunk's dtype. */
+ * token_stride[plane] + dim * dim_stride[plane], in bytes. Elements are of the chunk's dtype, and
+ * aligned to it: bases, too. */
 typedef struct cg_cuda_blocks {
     void *const *base_dev;   /* [layers of the model] device addresses, in device memory */
     int64_t offset_bytes[2]; /* by plane */

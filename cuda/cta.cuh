@@ -1,0 +1,83 @@
+/* cuda/cta.cuh - a thread block on a GPU, as the kernels' bodies see it.
+ *
+ * All 32 lanes of a warp come to ballot(), shuffle() and multiply() together.
+ */
+#ifndef CG_CUDA_CTA_CUH
+#define CG_CUDA_CTA_CUH
+#include <stdint.h>
+
+struct cg_cuda_cta {
+    __device__ __forceinline__ uint32_t block() const
+    {
+        return blockIdx.x;
+    }
+    __device__ __forceinline__ uint32_t thread() const
+    {
+        return threadIdx.x;
+    }
+    __device__ __forceinline__ uint32_t lane() const
+    {
+        return threadIdx.x % 32;
+    }
+    __device__ __forceinline__ uint32_t ballot(bool bit)
+    {
+        return __ballot_sync(0xffffffffu, bit);
+    }
+    __device__ __forceinline__ uint32_t shuffle(uint32_t value, uint32_t from_lane)
+    {
+        return __shfl_sync(0xffffffffu, value, (int)from_lane);
+    }
+    __device__ __forceinline__ uint32_t count(uint32_t bits) const
+    {
+        return (uint32_t)__popc(bits);
+    }
+    __device__ __forceinline__ void barrier()
+    {
+        __syncthreads();
+    }
+    __device__ __forceinline__ void *shared()
+    {
+        extern __shared__ __align__(16) uint8_t cg_cuda_shared_memory[];
+        return cg_cuda_shared_memory;
+    }
+    /* From global to shared memory, 16 bytes, aligned; there after wait_copies(), for this thread.
+     */
+    __device__ __forceinline__ void copy16(void *to, const void *from)
+    {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                         (uint32_t)__cvta_generic_to_shared(to)),
+                     "l"(__cvta_generic_to_global(from))
+                     : "memory");
+    }
+    __device__ __forceinline__ void clear16(void *to)
+    {
+        *(uint4 *)to = make_uint4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ void wait_copies()
+    {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+    }
+    /* d += a * b, modulo 2^32: 16 x 32 by 32 x 8 signed numbers of 8 bits. Fragments are those of
+     * PTX's mma.m16n8k32. */
+    __device__ __forceinline__ void multiply(uint32_t d[4], const uint32_t a[4],
+                                             const uint32_t b[2])
+    {
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+    __device__ __forceinline__ void load16(uint32_t out[4], const void *from) const
+    {
+        const uint4 v = __ldg((const uint4 *)from);
+        out[0] = v.x;
+        out[1] = v.y;
+        out[2] = v.z;
+        out[3] = v.w;
+    }
+    __device__ __forceinline__ void raise(uint32_t *status, uint32_t value)
+    {
+        atomicMax(status, value);
+    }
+};
+#endif

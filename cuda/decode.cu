@@ -1,0 +1,57 @@
+#include "cuda/cta.cuh"
+#include "cuda/passes.cuh"
+
+#include <cuda_runtime.h>
+
+/* One thread block of the inverse KLT has all of a multiprocessor's registers; others share it. */
+enum { STREAM_BLOCKS = 8, ROTATION_BLOCKS = 4, KLT_BLOCKS = 1 };
+
+template <uint32_t KIND>
+__global__ void __launch_bounds__(KIND == CG_CUDA_KLT        ? CG_CUDA_KLT_THREADS
+                                  : KIND == CG_CUDA_ROTATION ? CG_CUDA_ROTATION_THREADS
+                                                             : CG_CUDA_STREAM_THREADS,
+                                  KIND == CG_CUDA_KLT        ? KLT_BLOCKS
+                                  : KIND == CG_CUDA_ROTATION ? ROTATION_BLOCKS
+                                                             : STREAM_BLOCKS)
+    cg_cuda_kernel(const __grid_constant__ cg_cuda_pass pass,
+                   const __grid_constant__ cg_cuda_decode_params params)
+{
+    cg_cuda_cta cta;
+    cg_cuda_run_pass<KIND>(cta, pass, params);
+}
+
+typedef void kernel(cg_cuda_pass, cg_cuda_decode_params);
+
+static kernel *const KERNELS[CG_CUDA_N_KINDS] = {
+    cg_cuda_kernel<CG_CUDA_SYMBOLS>,  cg_cuda_kernel<CG_CUDA_ANCHORS>,
+    cg_cuda_kernel<CG_CUDA_DELTAS>,   cg_cuda_kernel<CG_CUDA_EXPONENTS>,
+    cg_cuda_kernel<CG_CUDA_ROTATION>, cg_cuda_kernel<CG_CUDA_KLT>};
+
+int cg_cuda_decode_prepare(void)
+{
+    cudaError_t error = cudaSuccess;
+    for (int kind = 0; kind < CG_CUDA_N_KINDS && error == cudaSuccess; kind++)
+        error =
+            cudaFuncSetAttribute((const void *)KERNELS[kind],
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, CG_CUDA_SHARED_BYTES);
+    return error;
+}
+
+int cg_cuda_decode(const cg_cuda_plan *plan, const cg_cuda_decode_params *params,
+                   struct CUstream_st *stream)
+{
+    if (!cg_cuda_can_take(plan, &params->blocks))
+        return cudaErrorInvalidValue;
+    cudaError_t error = cudaSuccess;
+    if (plan->zeroed_bytes > 0)
+        error = cudaMemsetAsync(params->scratch_dev, 0, plan->zeroed_bytes, stream);
+    for (uint32_t i = 0; i < plan->n_passes && error == cudaSuccess; i++) {
+        cg_cuda_pass pass = plan->passes[i];
+        cg_cuda_decode_params copy = *params;
+        void *arguments[] = {&pass, &copy};
+        error = cudaLaunchKernel((const void *)KERNELS[pass.kind], dim3(pass.n_blocks),
+                                 dim3(cg_cuda_pass_threads(pass.kind)), arguments,
+                                 pass.shared_bytes, stream);
+    }
+    return error;
+}

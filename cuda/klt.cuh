@@ -1,0 +1,361 @@
+/* cuda/klt.cuh - kernels' bodies: from symbols to elements, preset klt; FORMAT.md's "Decoding,
+ * version 2", steps 1 to 5.
+ *
+ * A warp has 16 blocks of 8 tokens and 8 pairs of channels. The sums of a block's 8 frequencies lie
+ * in one lane, so that the inverse DCT needs no other; and so do the channels that are rotated
+ * together, because the host deals the basis's columns out in pairs. A sum over components is a
+ * tensor instruction for each band of 32 and frequency: symbols of 8 bits by elements of 8 bits.
+ * Larger elements are two steps, one a digit; the symbols' higher digits, which are rare, are taken
+ * from the cells where they are. All modulo 2^32, as FORMAT.md says.
+ */
+#ifndef CG_CUDA_KLT_CUH
+#define CG_CUDA_KLT_CUH
+#include "codec/dct8.h"
+#include "codec/exact_lane.h"
+#include "cuda/elements.cuh"
+
+enum { CG_CUDA_TOKENS = CG_CUDA_KLT_BLOCKS * CG_DCT, CG_CUDA_PIECES = CG_CUDA_BAND / 16 };
+
+/* A warp's channels. */
+struct cg_cuda_columns {
+    uint32_t layer, plane, head, tile; /* tile: in the matrix */
+    uint32_t first_pair;               /* in the head */
+};
+
+CG_LANE cg_cuda_columns cg_cuda_find_columns(const cg_cuda_klt &m, uint32_t wanted_tile)
+{
+    const uint32_t n_heads = m.target.head_to - m.target.head_from,
+                   slice = wanted_tile / (n_heads * m.head_tiles),
+                   in_head = wanted_tile % m.head_tiles;
+    cg_cuda_columns c;
+    c.head = m.target.head_from + wanted_tile / m.head_tiles % n_heads;
+    c.layer = m.target.first_layer + slice % m.n_layers;
+    c.plane = m.target.plane + slice / m.n_layers;
+    c.tile = (slice * m.target.n_kv_heads + c.head) * m.head_tiles + in_head;
+    c.first_pair = in_head * CG_CUDA_TILE_PAIRS;
+    return c;
+}
+
+/* A thread block's shared memory. */
+struct cg_cuda_klt_shared {
+    /* Digits of a stage's steps: [buffer][step][frequency][row][32 of them, padded]. */
+    uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_KLT_BLOCKS][CG_CUDA_ROW_PITCH];
+    alignas(8) uint8_t large[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_ROWS][CG_DCT];
+    cg_cuda_slot slots[CG_CUDA_TOKENS];
+    cg_cuda_columns columns[CG_CUDA_KLT_COLUMNS]; /* here: registers are for the sums */
+};
+
+static_assert(sizeof(cg_cuda_klt_shared) <= CG_CUDA_KLT_SHARED_BYTES, "cuda/layout.h");
+
+/* The sums of two tiles of columns (low and high channels of pairs), by frequency; FORMAT of the
+ * tensor instruction's C fragments: [0..1] row lane / 4, [2..3] row lane / 4 + 8, columns 2 (lane %
+ * 4) and the next. */
+struct cg_cuda_sums {
+    uint32_t of[CG_DCT][2][4];
+};
+
+CG_LANE void cg_cuda_shift_sums(cg_cuda_sums *sums, uint32_t shift)
+{
+    CG_UNROLL
+    for (int f = 0; f < CG_DCT; f++) {
+        CG_UNROLL
+        for (int i = 0; i < 4; i++) {
+            sums->of[f][0][i] <<= shift;
+            sums->of[f][1][i] <<= shift;
+        }
+    }
+}
+
+/* Starts to fetch the digits of a stage's steps, and fetches which tiles have large symbols. */
+template <class Cta>
+CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch,
+                                 const cg_cuda_step *steps, uint32_t first_step,
+                                 uint32_t first_block, cg_cuda_klt_shared *shared)
+{
+    const uint32_t buffer = first_step / CG_CUDA_STAGE_STEPS % 2;
+    for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS && first_step + s < m.n_steps; s++) {
+        const uint32_t band = steps[first_step + s].band;
+        for (uint32_t i = cta.thread(); i < CG_DCT * CG_CUDA_KLT_BLOCKS * CG_CUDA_PIECES;
+             i += CG_CUDA_KLT_THREADS) {
+            const uint32_t piece = i % CG_CUDA_PIECES,
+                           row = i / CG_CUDA_PIECES % CG_CUDA_KLT_BLOCKS,
+                           f = i / CG_CUDA_PIECES / CG_CUDA_KLT_BLOCKS;
+            uint8_t *const to = &shared->digits[buffer][s][f][row][16 * piece];
+            const uint32_t column = band * CG_CUDA_BAND + 16 * piece;
+            if (column < m.stride[f] && first_block + row < m.n_rows)
+                cta.copy16(to, scratch + m.digits_at + m.cell_at[f] +
+                                   (uint64_t)(first_block + row) * m.stride[f] + column);
+            else
+                cta.clear16(to);
+        }
+        if (cta.thread() < CG_DCT * CG_CUDA_KLT_ROWS) {
+            const uint32_t f = cta.thread() / CG_CUDA_KLT_ROWS,
+                           tile = cta.thread() % CG_CUDA_KLT_ROWS,
+                           n_bands = m.stride[f] / CG_CUDA_BAND,
+                           row = first_block + tile * CG_CUDA_TILE_BLOCKS;
+            shared->large[buffer][s][tile][f] =
+                band < n_bands && row < m.n_rows
+                    ? scratch[m.large_at + m.large_tile[f] +
+                              (uint64_t)(row / CG_CUDA_TILE_BLOCKS) * n_bands + band]
+                    : 0;
+        }
+    }
+}
+
+/* A higher digit of 4 neighbouring cells: of 8 bits at bit 8 * digit, signed, so that the digits
+ * make up the cell modulo 2^24. */
+CG_LANE uint32_t cg_cuda_high_digits(const int16_t *cells, uint32_t digit)
+{
+    uint32_t packed = 0;
+    for (int i = 0; i < 4; i++) {
+        const int32_t rest = (cells[i] - (int8_t)cells[i]) >> 8; /* -128 to 128 */
+        const int32_t value = digit == 1 ? (int8_t)rest : (rest - (int8_t)rest) >> 8;
+        packed |= (uint32_t)(uint8_t)value << (8 * i);
+    }
+    return packed;
+}
+
+/* What the higher digits of a tile's cells add to the sums of a frequency. Rare, and so not
+ * unrolled for each. */
+template <class Cta>
+CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch, uint32_t f,
+                               uint32_t band, uint32_t first_row, const uint32_t basis[4],
+                               cg_cuda_sums *sums)
+{
+    const int16_t *cells = (const int16_t *)(scratch + m.cells_at) + m.cell_at[f];
+    const uint32_t column = band * CG_CUDA_BAND + cta.lane() % 4 * 4;
+    for (uint32_t digit = 1; digit <= 2; digit++) {
+        uint32_t a[4];
+        CG_UNROLL
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t row = first_row + cta.lane() / 4 + i % 2 * 8;
+            a[i] = row < m.n_rows
+                       ? cg_cuda_high_digits(
+                             cells + (uint64_t)row * m.stride[f] + column + i / 2 * 16, digit)
+                       : 0;
+        }
+        CG_UNROLL
+        for (uint32_t is_high = 0; is_high < 2; is_high++) {
+            uint32_t added[4] = {};
+            cta.multiply(added, a, basis + 2 * is_high);
+            CG_UNROLL
+            for (uint32_t i = 0; i < 4 * CG_DCT; i++)
+                sums->of[i / 4][is_high][i % 4] += i / 4 == f ? added[i % 4] << (8 * digit) : 0;
+        }
+    }
+}
+
+/* Step 1 of the format, of a warp's rows and columns. */
+template <class Cta>
+CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch,
+                              const cg_cuda_klt_shared *shared, uint32_t step, uint32_t band,
+                              uint32_t first_block, uint32_t tile_row, const uint32_t basis[4],
+                              cg_cuda_sums *sums)
+{
+    const uint32_t buffer = step / CG_CUDA_STAGE_STEPS % 2, s = step % CG_CUDA_STAGE_STEPS,
+                   row = tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4,
+                   column = cta.lane() % 4 * 4;
+    CG_UNROLL
+    for (uint32_t f = 0; f < CG_DCT; f++) {
+        const uint8_t(*rows)[CG_CUDA_ROW_PITCH] = shared->digits[buffer][s][f];
+        uint32_t a[4];
+        a[0] = *(const uint32_t *)&rows[row][column];
+        a[1] = *(const uint32_t *)&rows[row + 8][column];
+        a[2] = *(const uint32_t *)&rows[row][column + 16];
+        a[3] = *(const uint32_t *)&rows[row + 8][column + 16];
+        if (cta.ballot((a[0] | a[1] | a[2] | a[3]) != 0) != 0) { /* many bands are zeros */
+            cta.multiply(sums->of[f][0], a, basis);
+            cta.multiply(sums->of[f][1], a, basis + 2);
+        }
+    }
+    uint64_t large; /* a byte for each frequency */
+    memcpy(&large, shared->large[buffer][s][tile_row], sizeof large);
+    for (uint32_t f = 0; large != 0; f++, large >>= 8) {
+        if (large % 256 != 0)
+            cg_cuda_add_large(cta, m, scratch, f, band,
+                              first_block + tile_row * CG_CUDA_TILE_BLOCKS, basis, sums);
+    }
+}
+
+/* A pair's channels in its head: those that are rotated together; then neighbours. */
+CG_LANE uint32_t cg_cuda_dim(const cg_cuda_klt &m, uint32_t pair, uint32_t is_high)
+{
+    return pair < m.half ? pair + is_high * m.half : 2 * pair + is_high;
+}
+
+/* Stores the elements of two neighbouring pairs: bits[pair][low, high]. */
+CG_LANE void cg_cuda_store_pairs(const cg_cuda_klt &m, const cg_cuda_blocks &blocks,
+                                 const cg_cuda_columns &c, uint32_t pair, uint8_t *at,
+                                 const uint32_t bits[2][2])
+{
+    const uint32_t dtype = m.target.dtype, n_pairs = m.target.head_dim / 2;
+    const int64_t dim_stride = blocks.dim_stride[c.plane];
+    for (uint32_t is_high = 0; is_high < 2; is_high++) {
+        const uint32_t dim = cg_cuda_dim(m, pair, is_high),
+                       next = cg_cuda_dim(m, pair + 1, is_high);
+        uint8_t *const to = at + (int64_t)dim * dim_stride;
+        if (pair + 1 < n_pairs && next == dim + 1 && dim_stride == 2 && dtype != CG_DTYPE_FP32 &&
+            (uintptr_t)to % 4 == 0) {
+            *(uint32_t *)to = bits[0][is_high] | bits[1][is_high] << 16;
+            continue;
+        }
+        if (pair < n_pairs)
+            cg_cuda_store(dtype, to, bits[0][is_high]);
+        if (pair + 1 < n_pairs)
+            cg_cuda_store(dtype, at + (int64_t)next * dim_stride, bits[1][is_high]);
+    }
+}
+
+/* Steps 2 to 5 of the lane's sums of one block, the first two of four: two neighbouring pairs of
+ * channels. */
+template <class Cta>
+CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
+                                  const cg_cuda_decode_params &params, const cg_cuda_columns &c,
+                                  const cg_cuda_klt_shared *shared, uint32_t block_in_job,
+                                  uint32_t first_block, const cg_cuda_sums *sums)
+{
+    const uint8_t *blob = (const uint8_t *)params.blob_dev;
+    const uint32_t column = cta.lane() % 4 * 2, pair = c.first_pair + column,
+                   first_token = (first_block + block_in_job) * CG_DCT;
+    float z[2][2][CG_DCT]; /* [pair][low, high] */
+    CG_UNROLL
+    for (int i = 0; i < 2; i++) {
+        CG_UNROLL
+        for (int is_high = 0; is_high < 2; is_high++) {
+            const uint32_t at = (c.tile * 2 + is_high) * CG_CUDA_TILE_PAIRS + column + i;
+            const float mean = ((const float *)(blob + m.mean_at))[at],
+                        scale = m.step[c.plane] / ((const float *)(blob + m.weight_at))[at];
+            float y[CG_DCT];
+            CG_UNROLL
+            for (int f = 0; f < CG_DCT; f++)
+                y[f] = (float)(int32_t)sums->of[f][is_high][i] * m.unit;
+            cg_lane_inverse_dct(DCT8, y, z[i][is_high]);
+            CG_UNROLL
+            for (int t = 0; t < CG_DCT; t++)
+                z[i][is_high][t] = cg_lane_dequantize(z[i][is_high][t], scale, mean);
+        }
+    }
+    const uint32_t rope = ((const uint8_t *)(blob + m.layer_rope_at))[c.layer];
+    const float *rotation = (const float *)((const uint8_t *)params.scratch_dev + m.rotation_at) +
+                            ((uint64_t)rope * m.n_tokens + first_token) * m.half * 2;
+    uint8_t *const head = cg_cuda_head(params.blocks, c.layer, c.plane, c.head);
+    CG_UNROLL
+    for (int t = 0; t < CG_DCT; t++) {
+        const uint32_t token = first_token + t;
+        if (token < m.target.token_from || token >= m.target.token_to)
+            continue;
+        const cg_cuda_slot slot = shared->slots[block_in_job * CG_DCT + t];
+        if (!slot.is_there)
+            continue;
+        uint32_t bits[2][2];
+        CG_UNROLL
+        for (uint32_t i = 0; i < 2; i++) {
+            const float *turn = rotation + ((uint64_t)t * m.half + pair + i) * 2;
+            if (c.plane == CG_K && pair + i < m.half)
+                cg_lane_rotate(&z[i][0][t], &z[i][1][t], turn[0], turn[1]);
+            bits[i][0] = cg_cuda_round(m.target.dtype, z[i][0][t]);
+            bits[i][1] = cg_cuda_round(m.target.dtype, z[i][1][t]);
+        }
+        cg_cuda_store_pairs(m, params.blocks, c, pair,
+                            head + cg_cuda_slot_offset(params.blocks, c.plane, slot), bits);
+    }
+}
+
+/* The sums of a warp's rows and columns. All threads come here, for the barriers; a warp without
+ * rows or columns only helps to fetch. */
+template <class Cta>
+CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_params &params,
+                         uint32_t first_block, uint32_t tile_row, uint32_t tile, bool has_work,
+                         cg_cuda_klt_shared *shared, cg_cuda_sums *sums)
+{
+    const uint8_t *blob = (const uint8_t *)params.blob_dev,
+                  *scratch = (const uint8_t *)params.scratch_dev;
+    const cg_cuda_step *steps = (const cg_cuda_step *)(blob + m.steps_at);
+    const uint8_t *basis = blob + m.basis_at + (uint64_t)tile * m.n_steps * CG_RANS_LANES * 16;
+    uint32_t shift = m.n_steps > 0 ? steps[0].shift : 0;
+    if (m.n_steps > 0)
+        cg_cuda_fetch_stage(cta, m, scratch, steps, 0, first_block, shared);
+    for (uint32_t first = 0; first < m.n_steps; first += CG_CUDA_STAGE_STEPS) {
+        cta.wait_copies();
+        cta.barrier(); /* this stage has come, and nobody reads the one before any more */
+        if (first + CG_CUDA_STAGE_STEPS < m.n_steps)
+            cg_cuda_fetch_stage(cta, m, scratch, steps, first + CG_CUDA_STAGE_STEPS, first_block,
+                                shared);
+        for (uint32_t s = first; s < first + CG_CUDA_STAGE_STEPS && s < m.n_steps && has_work;
+             s++) {
+            const cg_cuda_step step = steps[s];
+            uint32_t fragment[4];
+            cta.load16(fragment, basis + ((uint64_t)s * CG_RANS_LANES + cta.lane()) * 16);
+            if (step.shift != shift)
+                cg_cuda_shift_sums(sums, shift - step.shift);
+            shift = step.shift;
+            cg_cuda_add_step(cta, m, scratch, shared, s, step.band, first_block, tile_row, fragment,
+                             sums);
+        }
+    }
+    cg_cuda_shift_sums(sums, shift);
+}
+
+template <class Cta>
+CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
+                                const cg_cuda_decode_params &params)
+{
+    const uint8_t *const plan = (const uint8_t *)params.plan_dev;
+    const cg_cuda_klt_job job = ((const cg_cuda_klt_job *)(plan + pass.jobs_at))[cta.block()];
+    const cg_cuda_klt &m = *(const cg_cuda_klt *)(plan + job.matrix_at);
+    cg_cuda_klt_shared *shared = (cg_cuda_klt_shared *)cta.shared();
+    bool is_outside = false;
+    for (uint32_t i = cta.thread(); i < CG_CUDA_TOKENS; i += CG_CUDA_KLT_THREADS) {
+        const uint32_t token = job.first_block * CG_DCT + i;
+        cg_cuda_slot slot = {0, 0, false};
+        if (token >= m.target.token_from && token < m.target.token_to) {
+            slot = cg_cuda_find_slot(params.blocks, token);
+            is_outside |= !slot.is_there;
+        }
+        shared->slots[i] = slot;
+    }
+    if (is_outside)
+        cta.raise(params.status_dev, CG_ERR_INVALID_ARGUMENT);
+    if (cta.thread() < CG_CUDA_KLT_COLUMNS)
+        shared->columns[cta.thread()] = cg_cuda_find_columns(m, job.first_tile + cta.thread());
+    cta.barrier();
+
+    const uint32_t warp = cta.thread() / CG_RANS_LANES, tile_row = warp / CG_CUDA_KLT_COLUMNS,
+                   tile_column = warp % CG_CUDA_KLT_COLUMNS;
+    const bool has_work = job.first_tile + tile_column < job.n_tiles &&
+                          job.first_block + tile_row * CG_CUDA_TILE_BLOCKS < m.n_rows;
+    cg_cuda_sums sums = {};
+    cg_cuda_sum(cta, m, params, job.first_block, tile_row,
+                has_work ? shared->columns[tile_column].tile : 0, has_work, shared, &sums);
+    if (!has_work)
+        return;
+    CG_UNROLL_NOT /* both blocks at once take too many registers */
+        for (uint32_t row_half = 0; row_half < 2; row_half++)
+    {
+        cg_cuda_finish_block(cta, m, params, shared->columns[tile_column], shared,
+                             tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4 + row_half * 8,
+                             job.first_block, &sums);
+        CG_UNROLL
+        for (int i = 0; i < 4 * CG_DCT; i++)
+            sums.of[i / 4][i / 2 % 2][i % 2] = sums.of[i / 4][i / 2 % 2][2 + i % 2];
+    }
+}
+
+/* Step 4's cosines and sines: a thread each, for all tables, tokens and pairs. */
+template <class Cta>
+CG_LANE void cg_cuda_find_rotations(Cta &cta, const cg_cuda_pass &pass,
+                                    const cg_cuda_decode_params &params)
+{
+    const cg_cuda_rotation &r =
+        *(const cg_cuda_rotation *)((const uint8_t *)params.plan_dev + pass.jobs_at);
+    const uint64_t i = (uint64_t)cta.block() * CG_CUDA_ROTATION_THREADS + cta.thread();
+    if (i >= (uint64_t)r.n_ropes * r.n_tokens * r.half)
+        return;
+    const uint32_t pair = (uint32_t)(i % r.half), token = (uint32_t)(i / r.half % r.n_tokens),
+                   rope = (uint32_t)(i / r.half / r.n_tokens);
+    const double *inv_freq =
+        (const double *)((const uint8_t *)params.blob_dev + r.inv_freq_at) + rope * r.half;
+    float *out = (float *)((uint8_t *)params.scratch_dev + r.rotation_at) + 2 * i;
+    cg_lane_rotation((double)(r.first_position + token), inv_freq[pair], &out[0], &out[1]);
+}
+#endif

@@ -1,0 +1,165 @@
+/* cuda/layout.h - what host and kernels agree upon: the blob of a profile and the plan of a chunk.
+ *
+ * Offsets (..._at) are bytes from the start of blob, plan, chunk or scratch, as said. The host
+ * writes blob and plan from what it has checked, and kernels believe them.
+ */
+#ifndef CG_CUDA_LAYOUT_H
+#define CG_CUDA_LAYOUT_H
+#include "codec/basis.h"
+#include "codec/rans.h"
+#include "cuda/decode.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CG_CUDA_BUCKET_SHIFT = 8, /* slots of a bucket, where a search begins: smaller than the CPU's */
+    CG_CUDA_BUCKETS = CG_RANS_SCALE >> CG_CUDA_BUCKET_SHIFT,
+    CG_CUDA_STREAM_WARPS = 4, /* of a thread block that decodes streams, one each */
+    CG_CUDA_STREAM_THREADS = CG_CUDA_STREAM_WARPS * CG_RANS_LANES,
+
+    /* A thread block of the inverse KLT: warps side by side are tiles of channels, and each has
+     * CG_CUDA_TILE_BLOCKS blocks of 8 tokens, all their frequencies. */
+    CG_CUDA_BAND = 32,        /* components that one tensor instruction takes */
+    CG_CUDA_TILE_BLOCKS = 16, /* rows of a tensor instruction */
+    CG_CUDA_TILE_PAIRS = 8,  /* pairs of channels that are rotated together: two tiles of columns */
+    CG_CUDA_KLT_COLUMNS = 8, /* warps */
+    CG_CUDA_KLT_ROWS = 2,
+    CG_CUDA_KLT_THREADS = CG_CUDA_KLT_COLUMNS * CG_CUDA_KLT_ROWS * CG_RANS_LANES,
+    CG_CUDA_KLT_BLOCKS = CG_CUDA_KLT_ROWS * CG_CUDA_TILE_BLOCKS,
+    CG_CUDA_STAGE_STEPS = 2, /* steps whose symbols are fetched together */
+    CG_CUDA_ROW_PITCH = 48,  /* of a row's 32 digits in shared memory: no two rows share banks */
+
+    CG_CUDA_KLT_SHARED_BYTES = 57 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
+
+    CG_CUDA_ROTATION_THREADS = 256,
+};
+
+/* Kinds of passes. */
+enum {
+    CG_CUDA_SYMBOLS,   /* streams of a level to symbols; or of a level given the next coarser one */
+    CG_CUDA_ANCHORS,   /* streams of anchors to symbols and elements */
+    CG_CUDA_DELTAS,    /* streams of deltas to elements */
+    CG_CUDA_EXPONENTS, /* streams of a lossless payload to elements */
+    CG_CUDA_ROTATION,  /* cosines and sines of the tokens' positions */
+    CG_CUDA_KLT,       /* symbols to elements */
+    CG_CUDA_N_KINDS
+};
+
+/* ---- classes and strips ---- */
+
+/* A cg_rans_class as kernels hold it in shared memory; copied in words of 4 bytes. */
+typedef struct cg_cuda_class {
+    uint8_t shift, n_symbols, escape_bits, top;
+    uint16_t cum[CG_RANS_MAX_SYMBOLS + 2];
+    uint8_t first[CG_CUDA_BUCKETS];
+    uint32_t refine[CG_RANS_REFINE_CONTEXTS];
+} cg_cuda_class;
+
+typedef struct cg_cuda_strip {
+    uint32_t column;   /* in its frequency */
+    uint32_t class_at; /* of its first lane: from the matrix's classes_at */
+    uint8_t frequency, n_lanes, is_refined;
+    uint8_t n_zeros; /* lanes behind n_lanes whose columns pad a row, and get zeros */
+} cg_cuda_strip;
+
+/* What a matrix of streams is, whatever becomes of its cells. */
+typedef struct cg_cuda_streams {
+    uint64_t strips_at;  /* [n_strips], in the blob, or of exact elements in the plan */
+    uint64_t classes_at; /* a byte a column: in the blob, or of exact elements in the chunk */
+    uint32_t n_strips, n_rows, n_streams;
+    uint32_t n_classes; /* 1: no bytes */
+} cg_cuda_streams;
+
+/* One stream; a thread block has CG_CUDA_STREAM_WARPS of them. */
+typedef struct cg_cuda_stream_job {
+    uint64_t matrix_at; /* in the plan; 0: nothing to do */
+    uint64_t stream_at; /* in the chunk */
+    uint32_t stream_bytes, stream;
+    /* Of exact elements, which have classes of their own: cg_cuda_class in the plan, the same for
+     * all jobs of a thread block. */
+    uint64_t tables_at;
+    uint32_t tables_bytes, reserved;
+} cg_cuda_stream_job;
+
+/* Where elements go: channels of one matrix of streams, in the order [layer][head][dim]. */
+typedef struct cg_cuda_target {
+    uint32_t first_layer, plane, n_kv_heads, head_dim;
+    uint32_t head_from, head_to, token_from, token_to;
+    uint32_t dtype;
+} cg_cuda_target;
+
+/* ---- preset klt ---- */
+
+/* Basis elements of one band and digit, shifted; steps stand in the order of falling shifts, so
+ * that sums can be shifted as they grow. */
+typedef struct cg_cuda_step {
+    uint32_t band, shift;
+} cg_cuda_step;
+
+/* A group's matrix. Symbols lie in scratch by frequency: cell (f, row, column) is number cell_at[f]
+ * + row * stride[f] + column of the cells (16 bits), and of their low digits (8 bits, signed). */
+typedef struct cg_cuda_klt {
+    cg_cuda_streams streams;
+    uint64_t cells_at, digits_at;
+    /* A byte for each tile of 16 rows and 32 columns: not 0 where a digit is not all of its cell.
+     */
+    uint64_t large_at;
+    uint64_t cell_at[CG_DCT], large_tile[CG_DCT];
+    uint32_t stride[CG_DCT]; /* multiples of CG_BAND_COMPONENTS */
+    uint32_t n_active[CG_DCT];
+    uint32_t n_rows;    /* blocks of 8 tokens */
+    uint32_t is_finest; /* the pass writes digits, too */
+    /* In the blob: elements as the tensor instruction's B fragments, [tile][step][lane][16 bytes];
+     * a tile is CG_CUDA_TILE_PAIRS pairs of channels of one head: low ones and high ones. */
+    uint64_t basis_at, steps_at;
+    uint64_t mean_at, weight_at;  /* f32 [tile][2][CG_CUDA_TILE_PAIRS] */
+    uint64_t layer_rope_at;       /* u8 [layers of the model] */
+    uint64_t rotation_at;         /* in scratch: f32 [n_ropes][n_tokens][half][cosine, sine] */
+    uint32_t n_steps, head_tiles; /* tiles of a head */
+    uint32_t half;                /* rotary_dim / 2 */
+    uint32_t n_layers, n_tokens;
+    float unit;            /* 2^-unit_bits */
+    float step[2];         /* by plane */
+    cg_cuda_target target; /* plane: of the first slice */
+} cg_cuda_klt;
+
+typedef struct cg_cuda_klt_job {
+    uint64_t matrix_at; /* in the plan */
+    uint32_t first_block;
+    uint32_t first_tile, n_tiles; /* tiles: of the wanted heads, [slice][head][tile]; of all */
+    uint32_t reserved;
+} cg_cuda_klt_job;
+
+typedef struct cg_cuda_rotation {
+    uint64_t inv_freq_at; /* in the blob: f64 [n_ropes][half] */
+    uint64_t rotation_at; /* in scratch */
+    uint32_t n_ropes, n_tokens, half, first_position;
+} cg_cuda_rotation;
+
+/* ---- preset paper ---- */
+
+typedef struct cg_cuda_paper {
+    cg_cuda_streams streams;
+    uint64_t anchors_at; /* in scratch: i16 [n_anchors][n_columns] */
+    /* In the blob: f32 [n_columns]. */
+    uint64_t mean_at, weight_at, anchor_step_at;
+    uint32_t n_columns;
+    float step;
+    cg_cuda_target target;
+} cg_cuda_paper;
+
+/* ---- exact elements ---- */
+
+typedef struct cg_cuda_exact {
+    cg_cuda_streams streams;
+    uint64_t low_at; /* in the chunk: [n_rows][n_columns][low_bytes] */
+    uint32_t n_columns;
+    cg_cuda_target target;
+} cg_cuda_exact;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,646 @@
+#include "codec/lossless.h"
+#include "codec/lossless_lane.h"
+#include "codec/paper.h"
+#include "codec/section_plan.h"
+#include "cuda/profile_blob.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- a plan's bytes ---- */
+
+/* What is at hand while a plan is written. */
+typedef struct planner {
+    const cg_cuda_profile *laid; /* NULL at L0 */
+    const cg_profile *profile;   /* NULL at L0 */
+    const cg_chunk *chunk;
+    const cg_section *sections;
+    const cg_cuda_request *request;
+    uint8_t *bytes;
+    size_t n_bytes, left_bytes;
+    uint64_t scratch_bytes;
+    cg_cuda_plan *plan;
+} planner;
+
+/* Zeros, 16-byte aligned; NULL: the plan is full. */
+static void *take(planner *p, size_t n_bytes)
+{
+    const size_t padded = (size_t)cg_padded(n_bytes, 16);
+    if (padded > p->left_bytes)
+        return NULL;
+    uint8_t *out = p->bytes + p->n_bytes;
+    memset(out, 0, padded);
+    p->n_bytes += padded;
+    p->left_bytes -= padded;
+    return out;
+}
+
+static uint64_t at_of(const planner *p, const void *part)
+{
+    return (uint64_t)((const uint8_t *)part - p->bytes);
+}
+
+static uint64_t take_scratch(planner *p, uint64_t n_bytes)
+{
+    const uint64_t at = p->scratch_bytes;
+    p->scratch_bytes = cg_padded(at + n_bytes, 16);
+    return at;
+}
+
+static cg_cuda_pass *add_pass(planner *p, uint32_t kind)
+{
+    cg_cuda_pass *pass = &p->plan->passes[p->plan->n_passes++];
+    *pass = (cg_cuda_pass){.kind = kind};
+    return pass;
+}
+
+/* Thread blocks of jobs that stand one after another. */
+typedef struct stream_jobs {
+    cg_cuda_stream_job *jobs;
+    size_t n, n_room;
+} stream_jobs;
+
+static bool take_jobs(planner *p, size_t n_room, stream_jobs *out)
+{
+    n_room = (size_t)cg_padded(n_room, CG_CUDA_STREAM_WARPS);
+    *out = (stream_jobs){take(p, n_room * sizeof *out->jobs), 0, n_room};
+    return out->jobs != NULL;
+}
+
+/* The next job begins a thread block. */
+static void end_block(stream_jobs *jobs)
+{
+    jobs->n = (size_t)cg_padded(jobs->n, CG_CUDA_STREAM_WARPS);
+}
+
+/* A job for each stream of a matrix; *in moves behind it. */
+static cg_status add_streams(const planner *p, cg_cursor *in, uint64_t matrix_at,
+                             cg_cuda_streams *m, const cg_cuda_stream_job *like, stream_jobs *jobs)
+{
+    cg_rans_streams streams;
+    cg_status status = cg_rans_streams_open(*in, m->n_strips, CG_RANS_ALIGNED, &streams);
+    for (uint32_t s = 0; status == CG_OK && s < streams.n_streams; s++) {
+        const uint8_t *bytes;
+        size_t n_bytes;
+        status = cg_rans_streams_next(&streams, &bytes, &n_bytes);
+        if (status != CG_OK)
+            break;
+        if (n_bytes < 4 * CG_RANS_LANES || n_bytes % 2 != 0)
+            return CG_ERR_CORRUPT;
+        cg_cuda_stream_job job = *like;
+        job.matrix_at = matrix_at;
+        job.stream_at = (uint64_t)(bytes - p->chunk->bytes);
+        job.stream_bytes = (uint32_t)n_bytes;
+        job.stream = s;
+        jobs->jobs[jobs->n++] = job; /* at most a job a strip */
+    }
+    m->n_streams = streams.n_streams;
+    *in = streams.in;
+    return status;
+}
+
+static void end_streams(const planner *p, cg_cuda_pass *pass, stream_jobs *jobs)
+{
+    end_block(jobs);
+    pass->jobs_at = at_of(p, jobs->jobs);
+    pass->n_blocks = (uint32_t)(jobs->n / CG_CUDA_STREAM_WARPS);
+    pass->shared_bytes = pass->tables_bytes;
+    if (pass->n_blocks == 0)
+        p->plan->n_passes--;
+}
+
+static cg_cursor section_bytes(const planner *p, const cg_section *section)
+{
+    return (cg_cursor){p->chunk->bytes + section->offset, section->bytes};
+}
+
+static cg_cuda_target target_of(const planner *p, uint32_t first_layer, uint32_t plane)
+{
+    const cg_geometry *g = &p->chunk->header.geometry;
+    return (cg_cuda_target){.first_layer = first_layer,
+                            .plane = plane,
+                            .n_kv_heads = g->n_kv_heads,
+                            .head_dim = g->head_dim,
+                            .head_from = p->request->head_from,
+                            .head_to = p->request->head_to,
+                            .token_from = p->request->token_from,
+                            .token_to = p->request->token_to,
+                            .dtype = g->dtype};
+}
+
+static cg_cuda_pass *add_lossy_streams(planner *p, uint32_t kind)
+{
+    cg_cuda_pass *pass = add_pass(p, kind);
+    pass->tables_at = p->laid->classes_at;
+    pass->tables_bytes = (uint32_t)(p->profile->n_classes * sizeof(cg_cuda_class));
+    return pass;
+}
+
+/* ---- exact elements: L0, and sinks ---- */
+
+enum { MOST_EXACT_TABLES = CG_LOSSLESS_MAX_CLASSES * sizeof(cg_cuda_class) };
+
+static uint32_t count_exact_strips(size_t n_columns)
+{
+    return (uint32_t)((n_columns + CG_RANS_LANES - 1) / CG_RANS_LANES);
+}
+
+/* Strips of columns one after another: the same for all sections of a width. */
+static uint64_t add_exact_strips(planner *p, size_t n_columns)
+{
+    const uint32_t n_strips = count_exact_strips(n_columns);
+    cg_cuda_strip *strips = take(p, n_strips * sizeof *strips);
+    if (strips == NULL)
+        return 0;
+    for (uint32_t s = 0; s < n_strips; s++) {
+        const size_t first = (size_t)s * CG_RANS_LANES, left = n_columns - first;
+        strips[s] = (cg_cuda_strip){.column = (uint32_t)first,
+                                    .class_at = (uint32_t)first,
+                                    .n_lanes = (uint8_t)(left < CG_RANS_LANES ? left : 32)};
+    }
+    return at_of(p, strips);
+}
+
+/* A section's streams. m->streams: strips and n_rows. */
+static cg_status add_exact(planner *p, const cg_section *section, uint64_t strips_at,
+                           size_t n_columns, uint32_t n_rows, cg_cuda_target target,
+                           cg_cuda_pass *pass, stream_jobs *jobs)
+{
+    cg_rans_class classes[CG_LOSSLESS_MAX_CLASSES];
+    cg_lossless_head head;
+    cg_cursor in = section_bytes(p, section);
+    cg_status status = cg_lossless_read_head(target.dtype, in.at, in.left_bytes, n_columns, n_rows,
+                                             CG_RANS_ALIGNED, classes, &head);
+    if (status != CG_OK)
+        return status;
+    cg_cuda_exact *m = take(p, sizeof *m);
+    cg_cuda_class *tables = take(p, head.n_classes * sizeof *tables);
+    if (m == NULL || tables == NULL)
+        return CG_ERR_BUFFER_TOO_SMALL;
+    for (unsigned k = 0; k < head.n_classes; k++)
+        cg_cuda_class_fill(&classes[k], &tables[k]);
+    m->streams = (cg_cuda_streams){
+        .strips_at = strips_at,
+        .classes_at =
+            head.column_class != NULL ? (uint64_t)(head.column_class - p->chunk->bytes) : 0,
+        .n_strips = count_exact_strips(n_columns),
+        .n_rows = n_rows,
+        .n_classes = head.n_classes};
+    m->n_columns = (uint32_t)n_columns;
+    m->target = target;
+    const cg_cuda_stream_job like = {.tables_at = at_of(p, tables),
+                                     .tables_bytes = (uint32_t)(head.n_classes * sizeof *tables)};
+    status = add_streams(p, &head.matrix, at_of(p, m), &m->streams, &like, jobs);
+    if (status != CG_OK)
+        return status;
+    end_block(jobs); /* the next section has other classes */
+    const size_t low_bytes = n_columns * n_rows * cg_lane_split(target.dtype).low_bytes;
+    if (head.matrix.left_bytes != low_bytes)
+        return head.matrix.left_bytes < low_bytes ? CG_ERR_TRUNCATED : CG_ERR_CORRUPT;
+    m->low_at = (uint64_t)(head.matrix.at - p->chunk->bytes);
+    if (like.tables_bytes > pass->tables_bytes)
+        pass->tables_bytes = like.tables_bytes;
+    return CG_OK;
+}
+
+static size_t room_of_exact(size_t n_columns)
+{
+    return (size_t)cg_padded(count_exact_strips(n_columns), CG_CUDA_STREAM_WARPS);
+}
+
+static cg_status plan_lossless(planner *p)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    const cg_cuda_request *r = p->request;
+    const size_t channels = cg_geometry_channels(&h->geometry);
+    const uint64_t strips_at = add_exact_strips(p, channels);
+    stream_jobs jobs;
+    cg_cuda_pass *pass = add_pass(p, CG_CUDA_EXPONENTS);
+    if (strips_at == 0 || !take_jobs(p, r->n_groups * CG_N_PLANES * room_of_exact(channels), &jobs))
+        return CG_ERR_BUFFER_TOO_SMALL;
+    cg_status status = CG_OK;
+    for (uint32_t i = 0; i < r->n_groups * CG_N_PLANES && status == CG_OK; i++) {
+        const uint32_t task = r->first_group * CG_N_PLANES + i;
+        const cg_section *section = &p->sections[cg_section_plan_index(NULL, h, task, CG_L0)];
+        status = add_exact(p, section, strips_at, channels, h->n_tokens,
+                           target_of(p, task / CG_N_PLANES, task % CG_N_PLANES), pass, &jobs);
+    }
+    end_streams(p, pass, &jobs);
+    return status;
+}
+
+static cg_status plan_sinks(planner *p)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    const cg_cuda_request *r = p->request;
+    const uint32_t n_sinks = cg_section_plan_n_sinks(p->profile, h);
+    size_t n_room = 0;
+    if (n_sinks <= r->token_from)
+        return CG_OK;
+    for (uint32_t g = r->first_group; g < r->first_group + r->n_groups; g++)
+        n_room += CG_N_PLANES *
+                  room_of_exact(cg_group_plane_channels(p->profile, &p->profile->groups[g]));
+    stream_jobs jobs;
+    cg_cuda_pass *pass = add_pass(p, CG_CUDA_EXPONENTS);
+    if (!take_jobs(p, n_room, &jobs))
+        return CG_ERR_BUFFER_TOO_SMALL;
+    cg_status status = CG_OK;
+    for (uint32_t g = r->first_group; g < r->first_group + r->n_groups; g++) {
+        const cg_group *group = &p->profile->groups[g];
+        const size_t n_columns = cg_group_plane_channels(p->profile, group);
+        const uint64_t strips_at = add_exact_strips(p, n_columns);
+        for (uint32_t plane = 0; plane < CG_N_PLANES && status == CG_OK; plane++) {
+            const uint32_t index = cg_section_plan_sinks_index(p->profile, h, g, plane);
+            status = strips_at == 0
+                         ? CG_ERR_BUFFER_TOO_SMALL
+                         : add_exact(p, &p->sections[index], strips_at, n_columns, n_sinks,
+                                     target_of(p, group->first_layer, plane), pass, &jobs);
+        }
+    }
+    end_streams(p, pass, &jobs);
+    return status;
+}
+
+/* ---- preset klt ---- */
+
+static size_t count_wanted(const planner *p)
+{
+    return (size_t)p->request->n_groups * p->profile->n_matrices;
+}
+
+/* The n-th wanted matrix. */
+typedef struct wanted {
+    const cg_group *group;
+    const cg_cuda_matrix *laid;
+    uint32_t matrix, task;
+} wanted;
+
+static wanted wanted_matrix(const planner *p, size_t n)
+{
+    const uint32_t n_matrices = p->profile->n_matrices,
+                   task = p->request->first_group * n_matrices + (uint32_t)n;
+    return (wanted){&p->profile->groups[task / n_matrices], &p->laid->matrices[task],
+                    task % n_matrices, task};
+}
+
+static uint32_t count_klt_rows(uint32_t n_tokens)
+{
+    return (n_tokens + CG_DCT - 1) / CG_DCT;
+}
+
+/* What all passes share of a matrix: where its symbols lie, and how they become elements. */
+static void lay_klt(planner *p, wanted w, uint64_t rotation_at, cg_cuda_klt *m)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    const cg_level_columns *columns = &w.group->columns[h->level - 1][w.matrix];
+    const cg_bands *bands = &w.group->bands[w.matrix];
+    uint64_t n_cells = 0, n_tiles = 0;
+    m->n_rows = count_klt_rows(h->n_tokens);
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        m->n_active[f] = columns->n_active[f];
+        m->stride[f] = cg_cuda_stride(columns->n_active[f]);
+        m->cell_at[f] = n_cells;
+        m->large_tile[f] = n_tiles;
+        n_cells += (uint64_t)m->stride[f] * m->n_rows;
+        n_tiles += (uint64_t)(m->stride[f] / CG_CUDA_BAND) *
+                   ((m->n_rows + CG_CUDA_TILE_BLOCKS - 1) / CG_CUDA_TILE_BLOCKS);
+    }
+    m->large_at = take_scratch(p, n_tiles); /* all of them come first: they are cleared */
+    m->cells_at = n_cells;                  /* for now: see lay_cells() */
+    m->basis_at = w.laid->basis_at;
+    m->steps_at = w.laid->steps_at;
+    m->n_steps = w.laid->n_steps;
+    m->mean_at = w.laid->mean_at;
+    m->weight_at = w.laid->weight_at;
+    m->layer_rope_at = p->laid->layer_rope_at;
+    m->rotation_at = rotation_at;
+    m->head_tiles = p->laid->head_tiles;
+    m->half = p->profile->rotary_dim / 2;
+    m->n_layers = w.group->n_layers;
+    m->n_tokens = h->n_tokens;
+    m->unit = cg_bands_unit(bands);
+    memcpy(m->step, p->profile->step[h->level - 1], sizeof m->step);
+    m->target = target_of(p, w.group->first_layer, w.matrix);
+}
+
+static void lay_cells(planner *p, cg_cuda_klt *m)
+{
+    const uint64_t n_cells = m->cells_at;
+    m->cells_at = take_scratch(p, n_cells * sizeof(int16_t));
+    m->digits_at = take_scratch(p, n_cells);
+}
+
+/* A pass of streams: those of one level of all matrices. *finest gets each matrix as this pass has
+ * it. */
+static cg_status plan_klt_level(planner *p, unsigned level, const cg_cuda_klt *like,
+                                cg_cuda_klt **matrices_out)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    const size_t n = count_wanted(p);
+    const bool is_refined = level < h->coarsest;
+    cg_cuda_klt *matrices = take(p, n * sizeof *matrices);
+    size_t n_room = 0;
+    stream_jobs jobs;
+    for (size_t i = 0; i < n; i++)
+        n_room += wanted_matrix(p, i).laid->strips[level - 1][is_refined].n;
+    if (matrices == NULL || !take_jobs(p, n_room, &jobs))
+        return CG_ERR_BUFFER_TOO_SMALL;
+    cg_cuda_pass *pass = add_lossy_streams(p, CG_CUDA_SYMBOLS);
+    cg_status status = CG_OK;
+    for (size_t i = 0; i < n && status == CG_OK; i++) {
+        const wanted w = wanted_matrix(p, i);
+        const cg_cuda_strips *strips = &w.laid->strips[level - 1][is_refined];
+        cg_cuda_klt *m = &matrices[i];
+        *m = like[i];
+        m->streams = (cg_cuda_streams){.strips_at = strips->at,
+                                       .classes_at = strips->classes_at,
+                                       .n_strips = strips->n,
+                                       .n_rows = m->n_rows,
+                                       .n_classes = p->profile->n_classes};
+        m->is_finest = level == h->level;
+        const uint32_t index = cg_section_plan_index(p->profile, h, w.task, level);
+        cg_cursor in = section_bytes(p, &p->sections[index]);
+        const cg_cuda_stream_job none = {0};
+        status = add_streams(p, &in, at_of(p, m), &m->streams, &none, &jobs);
+        if (status == CG_OK && in.left_bytes > 0)
+            status = CG_ERR_CORRUPT;
+    }
+    end_streams(p, pass, &jobs);
+    *matrices_out = matrices;
+    return status;
+}
+
+/* Tiles of the wanted heads. */
+static uint32_t count_tiles(const planner *p, const cg_group *group)
+{
+    return group->n_slices * (p->request->head_to - p->request->head_from) * p->laid->head_tiles;
+}
+
+static uint32_t count_thread_blocks(uint32_t n_tiles)
+{
+    return (n_tiles + CG_CUDA_KLT_COLUMNS - 1) / CG_CUDA_KLT_COLUMNS;
+}
+
+static cg_status plan_synthesis(planner *p, const cg_cuda_klt *matrices)
+{
+    const uint32_t row_from =
+                       p->request->token_from / CG_DCT / CG_CUDA_TILE_BLOCKS * CG_CUDA_TILE_BLOCKS,
+                   row_to = count_klt_rows(p->request->token_to);
+    const uint32_t n_rows = (row_to - row_from + CG_CUDA_KLT_BLOCKS - 1) / CG_CUDA_KLT_BLOCKS;
+    size_t n_jobs = 0, at = 0;
+    for (size_t i = 0; i < count_wanted(p); i++)
+        n_jobs += (size_t)n_rows * count_thread_blocks(count_tiles(p, wanted_matrix(p, i).group));
+    cg_cuda_klt_job *jobs = take(p, n_jobs * sizeof *jobs);
+    if (jobs == NULL)
+        return CG_ERR_BUFFER_TOO_SMALL;
+    for (size_t i = 0; i < count_wanted(p); i++) {
+        const uint32_t n_tiles = count_tiles(p, wanted_matrix(p, i).group);
+        for (uint32_t row = 0; row < n_rows; row++) {
+            for (uint32_t b = 0; b < count_thread_blocks(n_tiles); b++)
+                jobs[at++] = (cg_cuda_klt_job){.matrix_at = at_of(p, &matrices[i]),
+                                               .first_block = row_from + row * CG_CUDA_KLT_BLOCKS,
+                                               .first_tile = b * CG_CUDA_KLT_COLUMNS,
+                                               .n_tiles = n_tiles};
+        }
+    }
+    cg_cuda_pass *pass = add_pass(p, CG_CUDA_KLT);
+    pass->n_blocks = (uint32_t)n_jobs;
+    pass->jobs_at = at_of(p, jobs);
+    pass->shared_bytes = CG_CUDA_KLT_SHARED_BYTES;
+    return CG_OK;
+}
+
+static cg_status plan_rotation(planner *p, uint64_t *rotation_at_out)
+{
+    const uint32_t n_tokens = p->chunk->header.n_tokens, half = p->profile->rotary_dim / 2;
+    const uint64_t n = (uint64_t)p->profile->n_ropes * n_tokens * half;
+    cg_cuda_rotation *r = take(p, sizeof *r);
+    if (r == NULL)
+        return CG_ERR_BUFFER_TOO_SMALL;
+    *rotation_at_out = take_scratch(p, n * 2 * sizeof(float));
+    *r = (cg_cuda_rotation){.inv_freq_at = p->laid->inv_freq_at,
+                            .rotation_at = *rotation_at_out,
+                            .n_ropes = p->profile->n_ropes,
+                            .n_tokens = n_tokens,
+                            .half = half,
+                            .first_position = p->request->first_position};
+    if (n == 0)
+        return CG_OK;
+    cg_cuda_pass *pass = add_pass(p, CG_CUDA_ROTATION);
+    pass->n_blocks = (uint32_t)((n + CG_CUDA_ROTATION_THREADS - 1) / CG_CUDA_ROTATION_THREADS);
+    pass->jobs_at = at_of(p, r);
+    return CG_OK;
+}
+
+static cg_status plan_klt(planner *p)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    cg_cuda_klt *like = take(p, count_wanted(p) * sizeof *like), *matrices = NULL;
+    uint64_t rotation_at = 0;
+    if (like == NULL)
+        return CG_ERR_BUFFER_TOO_SMALL;
+    for (size_t i = 0; i < count_wanted(p); i++)
+        lay_klt(p, wanted_matrix(p, i), 0, &like[i]);
+    p->plan->zeroed_bytes = p->scratch_bytes;
+    cg_status status = plan_rotation(p, &rotation_at);
+    for (size_t i = 0; i < count_wanted(p); i++) {
+        like[i].rotation_at = rotation_at;
+        lay_cells(p, &like[i]);
+    }
+    for (unsigned level = h->coarsest; level >= h->level && status == CG_OK; level--)
+        status = plan_klt_level(p, level, like, &matrices);
+    return status == CG_OK ? plan_synthesis(p, matrices) : status;
+}
+
+/* ---- preset paper ---- */
+
+static cg_cuda_paper paper_of(const planner *p, wanted w, uint32_t n_rows,
+                              const cg_cuda_strips *strips)
+{
+    return (cg_cuda_paper){.streams = {.strips_at = strips->at,
+                                       .classes_at = strips->classes_at,
+                                       .n_strips = strips->n,
+                                       .n_rows = n_rows,
+                                       .n_classes = p->profile->n_classes},
+                           .mean_at = w.laid->mean_at,
+                           .weight_at = w.laid->weight_at,
+                           .anchor_step_at = w.laid->anchor_step_at,
+                           .n_columns = w.group->n_channels,
+                           .step = p->profile->step[p->chunk->header.level - 1][w.matrix],
+                           .target = target_of(p, w.group->first_layer, w.matrix)};
+}
+
+/* Anchors, then what stands on them. */
+static cg_status plan_paper(planner *p)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    const uint32_t n_anchors = cg_paper_n_anchors(h->n_tokens);
+    const size_t n = count_wanted(p);
+    cg_cuda_paper *matrices[2] = {take(p, n * sizeof **matrices), take(p, n * sizeof **matrices)};
+    stream_jobs jobs[2];
+    size_t n_room = 0;
+    for (size_t i = 0; i < n; i++)
+        n_room += wanted_matrix(p, i).laid->anchors.n;
+    if (matrices[0] == NULL || matrices[1] == NULL || !take_jobs(p, n_room, &jobs[0]) ||
+        !take_jobs(p, n_room, &jobs[1]))
+        return CG_ERR_BUFFER_TOO_SMALL;
+    const cg_cuda_stream_job none = {0};
+    for (size_t i = 0; i < n; i++) {
+        const wanted w = wanted_matrix(p, i);
+        cg_cuda_paper *anchors = &matrices[0][i], *deltas = &matrices[1][i];
+        *anchors = paper_of(p, w, n_anchors, &w.laid->anchors);
+        *deltas = paper_of(p, w, h->n_tokens - n_anchors, &w.laid->strips[h->level - 1][0]);
+        anchors->anchors_at = deltas->anchors_at =
+            take_scratch(p, (uint64_t)n_anchors * w.group->n_channels * sizeof(int16_t));
+        const uint32_t index = cg_section_plan_index(p->profile, h, w.task, h->level);
+        cg_cursor in = section_bytes(p, &p->sections[index]);
+        cg_status status =
+            add_streams(p, &in, at_of(p, anchors), &anchors->streams, &none, &jobs[0]);
+        /* The deltas' matrix counts its padding from its own start, which is as aligned. */
+        if (status == CG_OK)
+            status = add_streams(p, &in, at_of(p, deltas), &deltas->streams, &none, &jobs[1]);
+        if (status == CG_OK && in.left_bytes > 0)
+            status = CG_ERR_CORRUPT;
+        if (status != CG_OK)
+            return status;
+    }
+    end_streams(p, add_lossy_streams(p, CG_CUDA_ANCHORS), &jobs[0]);
+    end_streams(p, add_lossy_streams(p, CG_CUDA_DELTAS), &jobs[1]);
+    return CG_OK;
+}
+
+/* ---- a chunk ---- */
+
+cg_cuda_request cg_cuda_request_all(const cg_cuda_profile *profile, const cg_chunk_header *header)
+{
+    return (cg_cuda_request){.n_groups = profile != NULL && header->level != CG_L0
+                                             ? profile->profile->n_groups
+                                             : header->geometry.n_layers,
+                             .token_to = header->n_tokens,
+                             .head_to = header->geometry.n_kv_heads,
+                             .first_position = header->first_position};
+}
+
+static cg_status check_request(const cg_profile *profile, const cg_chunk_header *h,
+                               const cg_cuda_request *r)
+{
+    const uint32_t n_groups = profile != NULL ? profile->n_groups : h->geometry.n_layers;
+    if (r->n_groups == 0 || r->first_group >= n_groups || r->n_groups > n_groups - r->first_group ||
+        r->token_from >= r->token_to || r->token_to > h->n_tokens || r->head_from >= r->head_to ||
+        r->head_to > h->geometry.n_kv_heads || r->first_position > UINT32_MAX - h->n_tokens)
+        return CG_ERR_INVALID_ARGUMENT;
+    /* K of the other presets, and exact tokens, are turned to where they were computed. */
+    const bool can_move = profile != NULL && profile->token_transform == CG_TOKENS_DCT &&
+                          cg_section_plan_n_sinks(profile, h) == 0;
+    return r->first_position == h->first_position || can_move ? CG_OK : CG_ERR_UNSUPPORTED;
+}
+
+/* Of the wanted groups. */
+static cg_status check_sums(const planner *p)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    for (uint32_t i = 1; i < h->n_sections; i++) {
+        const cg_section *section = &p->sections[i];
+        if (section->group < p->request->first_group ||
+            section->group - p->request->first_group >= p->request->n_groups)
+            continue;
+        const cg_status status = cg_chunk_section_check(p->chunk, section);
+        if (status != CG_OK)
+            return status;
+    }
+    return CG_OK;
+}
+
+cg_status cg_cuda_plan_fill(const cg_cuda_profile *laid, const uint8_t *bytes, size_t n_bytes,
+                            const cg_cuda_request *request, void *plan, size_t plan_bytes,
+                            cg_cuda_plan *plan_out)
+{
+    cg_chunk chunk;
+    cg_status status = cg_chunk_open(bytes, n_bytes, &chunk);
+    if (status != CG_OK)
+        return status;
+    const cg_chunk_header *h = &chunk.header;
+    if (h->version != CG_CHUNK_VERSION)
+        return CG_ERR_UNSUPPORTED_VERSION;
+    const cg_profile *profile = h->level != CG_L0 && laid != NULL ? laid->profile : NULL;
+    if (h->level != CG_L0 && (status = cg_section_plan_profile_check(profile, h)) != CG_OK)
+        return status;
+    if ((status = check_request(profile, h, request)) != CG_OK)
+        return status;
+    memset(plan_out, 0, sizeof *plan_out);
+    plan_out->element_bytes = (uint32_t)cg_dtype_bytes(h->geometry.dtype);
+    cg_section *sections = malloc(h->n_sections * sizeof *sections);
+    planner p = {.laid = profile != NULL ? laid : NULL,
+                 .profile = profile,
+                 .chunk = &chunk,
+                 .sections = sections,
+                 .request = request,
+                 .bytes = plan,
+                 .left_bytes = plan_bytes,
+                 .plan = plan_out};
+    status = sections != NULL ? cg_section_plan_check(profile, &chunk, sections) : CG_ERR_NO_MEMORY;
+    if (status == CG_OK)
+        status = check_sums(&p);
+    if (status == CG_OK && take(&p, 16) == NULL) /* no matrix is at 0 */
+        status = CG_ERR_BUFFER_TOO_SMALL;
+    if (status == CG_OK)
+        status = profile == NULL                                 ? plan_lossless(&p)
+                 : profile->token_transform == CG_TOKENS_ANCHORS ? plan_paper(&p)
+                                                                 : plan_klt(&p);
+    if (status == CG_OK && profile != NULL)
+        status = plan_sinks(&p);
+    free(sections);
+    plan_out->plan_bytes = p.n_bytes;
+    plan_out->scratch_bytes = (size_t)p.scratch_bytes;
+    return status;
+}
+
+/* ---- bounds ---- */
+
+static size_t bound_exact(size_t n_sections, size_t n_columns)
+{
+    return n_sections * (sizeof(cg_cuda_exact) + MOST_EXACT_TABLES + 64 +
+                         room_of_exact(n_columns) * sizeof(cg_cuda_stream_job)) +
+           count_exact_strips(n_columns) * sizeof(cg_cuda_strip) + 64;
+}
+
+static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_tokens,
+                           size_t *scratch)
+{
+    const cg_profile *p = l->profile;
+    const cg_group *group = &p->groups[index / p->n_matrices];
+    const cg_cuda_matrix *m = &l->matrices[index];
+    const uint32_t n_rows = count_klt_rows(n_tokens) + CG_CUDA_KLT_BLOCKS,
+                   n_tiles = group->n_slices * p->geometry.n_kv_heads * l->head_tiles;
+    const size_t n_anchors = cg_paper_n_anchors(n_tokens);
+    size_t n_jobs = m->anchors.n, most_cells = 0;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        const cg_level_columns *columns = &group->columns[level][index % p->n_matrices];
+        const size_t n_cells =
+            ((size_t)columns->n_columns + CG_DCT * CG_BAND_COMPONENTS) * count_klt_rows(n_tokens);
+        n_jobs += m->strips[level][0].n + m->strips[level][1].n;
+        most_cells = n_cells > most_cells ? n_cells : most_cells;
+    }
+    *scratch += most_cells * 4 + n_anchors * group->n_channels * sizeof(int16_t) + 64;
+    return (n_jobs + 8) * sizeof(cg_cuda_stream_job) +
+           4 * (sizeof(cg_cuda_klt) + sizeof(cg_cuda_paper)) +
+           (size_t)(n_rows / CG_CUDA_KLT_BLOCKS + 1) * count_thread_blocks(n_tiles) *
+               sizeof(cg_cuda_klt_job) +
+           bound_exact(CG_N_PLANES, cg_group_plane_channels(p, group));
+}
+
+void cg_cuda_plan_bound(const cg_cuda_profile *laid, const cg_geometry *geometry, uint32_t n_tokens,
+                        size_t *plan_bytes_out, size_t *scratch_bytes_out)
+{
+    size_t plan_bytes = 0, scratch_bytes = 0;
+    const size_t lossless =
+        bound_exact((size_t)geometry->n_layers * CG_N_PLANES, cg_geometry_channels(geometry));
+    if (laid != NULL) {
+        const cg_profile *p = laid->profile;
+        scratch_bytes = (size_t)p->n_ropes * n_tokens * (p->rotary_dim / 2) * 2 * sizeof(float);
+        for (uint32_t i = 0; i < p->n_groups * p->n_matrices; i++)
+            plan_bytes += bound_matrix(laid, i, n_tokens, &scratch_bytes);
+    }
+    *plan_bytes_out = (plan_bytes > lossless ? plan_bytes : lossless) + 1024;
+    *scratch_bytes_out = scratch_bytes + 1024;
+}

@@ -1,0 +1,312 @@
+#include "cuda/profile_blob.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Parts of a blob, one after another. blob NULL: they are only counted. */
+typedef struct writer {
+    uint8_t *blob;
+    uint64_t at;
+} writer;
+
+static void *take(writer *w, uint64_t n_bytes, uint64_t *at_out)
+{
+    const uint64_t at = cg_padded(w->at, 16);
+    w->at = at + n_bytes;
+    *at_out = at;
+    return w->blob != NULL ? w->blob + at : NULL;
+}
+
+void cg_cuda_class_fill(const cg_rans_class *cls, cg_cuda_class *out)
+{
+    memset(out, 0, sizeof *out);
+    out->shift = cls->shift;
+    out->n_symbols = cls->n_symbols;
+    out->escape_bits = cls->escape_bits;
+    out->top = cls->top;
+    memcpy(out->cum, cls->cum, sizeof cls->cum);
+    memcpy(out->refine, cls->refine, sizeof out->refine);
+    for (unsigned i = 0; i < CG_CUDA_BUCKETS; i++)
+        out->first[i] = cls->first[i << (CG_CUDA_BUCKET_SHIFT - CG_RANS_BUCKET_SHIFT)];
+}
+
+static void lay_classes(writer *w, const cg_profile *p, uint64_t *at_out)
+{
+    cg_cuda_class *out = take(w, p->n_classes * sizeof *out, at_out);
+    for (uint32_t i = 0; i < p->n_classes && out != NULL; i++)
+        cg_cuda_class_fill(&p->classes[i], &out[i]);
+}
+
+/* ---- strips ---- */
+
+/* The strips of a level's columns, as cg_symbols_lay() cuts them; coarse: NULL, or the next coarser
+ * level's. classes_at: of the columns, one frequency after another. */
+static cg_cuda_strips lay_strips(writer *w, const cg_level_columns *columns,
+                                 const cg_level_columns *coarse, uint64_t classes_at)
+{
+    cg_cuda_strips strips = {.classes_at = classes_at,
+                             .n = columns->n_strips + (coarse != NULL ? (uint32_t)CG_DCT : 0)};
+    uint32_t before = 0; /* columns of the frequencies so far */
+    cg_cuda_strip *out = take(w, strips.n * sizeof *out, &strips.at);
+    strips.n = 0;
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        const uint32_t n_active = columns->n_active[f],
+                       n_coarse = coarse != NULL ? coarse->n_active[f] : 0;
+        for (uint32_t c = 0, n; c < n_active; c += n) {
+            const uint32_t end = c < n_coarse ? n_coarse : n_active;
+            n = end - c < CG_RANS_LANES ? end - c : CG_RANS_LANES;
+            if (out != NULL)
+                out[strips.n] = (cg_cuda_strip){
+                    .column = c,
+                    .class_at = before + c,
+                    .frequency = (uint8_t)f,
+                    .n_lanes = (uint8_t)n,
+                    .is_refined = c < n_coarse,
+                    .n_zeros =
+                        (uint8_t)(c + n == n_active ? cg_cuda_stride(n_active) - n_active : 0)};
+            strips.n++;
+        }
+        before += n_active;
+    }
+    return strips;
+}
+
+static uint64_t lay_column_classes(writer *w, const cg_level_columns *columns)
+{
+    uint64_t at;
+    uint8_t *out = take(w, columns->n_columns, &at);
+    for (unsigned f = 0; f < CG_DCT && out != NULL; f++) {
+        if (columns->n_active[f] > 0)
+            memcpy(out, columns->column_class[f], columns->n_active[f]);
+        out += columns->n_active[f];
+    }
+    return at;
+}
+
+/* ---- channels ---- */
+
+/* Where a channel of a matrix stands among the tensor instructions' columns: tile, and in it low or
+ * high, and the pair. */
+typedef struct column {
+    uint64_t tile;
+    uint32_t is_high, pair;
+} column;
+
+static column column_of(const cg_cuda_profile *l, uint32_t channel)
+{
+    const uint32_t head_dim = l->profile->geometry.head_dim, half = l->profile->rotary_dim / 2,
+                   dim = channel % head_dim;
+    const bool is_rotated = dim < 2 * half;
+    const uint32_t pair = is_rotated ? dim % half : dim / 2;
+    return (column){.tile =
+                        (uint64_t)(channel / head_dim) * l->head_tiles + pair / CG_CUDA_TILE_PAIRS,
+                    .is_high = is_rotated ? dim / half : dim % 2,
+                    .pair = pair % CG_CUDA_TILE_PAIRS};
+}
+
+static uint64_t n_tiles(const cg_cuda_profile *l, const cg_group *group)
+{
+    return (uint64_t)group->n_slices * l->profile->geometry.n_kv_heads * l->head_tiles;
+}
+
+/* Means, weights or anchor steps of a matrix: by tile, or with anchors by channel. */
+static uint64_t lay_channels(writer *w, const cg_cuda_profile *l, const cg_group *group,
+                             unsigned matrix, const float *table, float elsewhere)
+{
+    const cg_profile *p = l->profile;
+    const uint32_t channels = (uint32_t)cg_geometry_channels(&p->geometry);
+    const bool is_tiled = p->token_transform == CG_TOKENS_DCT;
+    const uint64_t n =
+        is_tiled ? n_tiles(l, group) * 2 * CG_CUDA_TILE_PAIRS : (uint64_t)group->n_channels;
+    uint64_t at;
+    float *out = take(w, n * sizeof *out, &at);
+    if (out == NULL)
+        return at;
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = elsewhere;
+    for (uint32_t ch = 0; ch < group->n_channels; ch++) {
+        const cg_slice slice = cg_group_slice(group, matrix, ch / channels);
+        const column c = is_tiled ? column_of(l, ch) : (column){0};
+        out[is_tiled ? (c.tile * 2 + c.is_high) * CG_CUDA_TILE_PAIRS + c.pair : ch] =
+            cg_profile_row(p, table, slice)[ch % channels];
+    }
+    return at;
+}
+
+/* ---- bases ---- */
+
+static const cg_band_slab *slab_of(const cg_bands *bands, uint32_t band)
+{
+    const cg_band_slab *slab = bands->slabs;
+    while (band * CG_BAND_COMPONENTS >= slab->first_component + slab->n_components)
+        slab++;
+    return slab;
+}
+
+static uint32_t count_bands(const cg_bands *bands)
+{
+    return (bands->n_components + CG_BAND_COMPONENTS - 1u) / CG_BAND_COMPONENTS;
+}
+
+/* A step for each band and digit of its elements, by falling shift: how often sums are shifted is
+ * at most the number of different shifts. numbers_out[2 * band + digit]: which step, where there is
+ * one.
+ */
+static uint32_t lay_steps(const cg_bands *bands, cg_cuda_step *steps_out, uint32_t *numbers_out)
+{
+    uint32_t n = 0;
+    for (int shift = CG_MAX_BAND_SHIFT + 8; shift >= 0; shift--) {
+        for (uint32_t band = 0; band < count_bands(bands); band++) {
+            const cg_band_slab *slab = slab_of(bands, band);
+            for (uint32_t digit = 0; digit < (slab->is_wide ? 2u : 1u); digit++) {
+                if (slab->shift + 8 * digit != (uint32_t)shift)
+                    continue;
+                if (steps_out != NULL) {
+                    steps_out[n] = (cg_cuda_step){band, (uint32_t)shift};
+                    numbers_out[2 * band + digit] = n;
+                }
+                n++;
+            }
+        }
+    }
+    return n;
+}
+
+/* Where component c of a channel stands in a tile's fragments of a step: the layout of the tensor
+ * instruction's B (PTX, mma.m16n8k32): lane 4 * column + k % 16 / 4, register k / 16, byte k % 4.
+ */
+static uint64_t fragment_offset(column col, uint64_t n_steps, uint64_t step, uint32_t c)
+{
+    const uint32_t k = c % CG_BAND_COMPONENTS, lane = 4 * col.pair + k % 16 / 4;
+    return ((col.tile * n_steps + step) * CG_RANS_LANES + lane) * 16 + 8 * col.is_high +
+           k / 16 * 4 + k % 4;
+}
+
+static void fill_component(const cg_cuda_profile *l, const cg_bands *bands, const uint32_t *numbers,
+                           uint32_t n_steps, uint32_t c, const int16_t *row, uint8_t *out)
+{
+    const uint32_t band = c / CG_BAND_COMPONENTS;
+    const bool is_wide = slab_of(bands, band)->is_wide;
+    for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
+        const column col = column_of(l, ch);
+        const int8_t low = (int8_t)row[ch];
+        out[fragment_offset(col, n_steps, numbers[2 * band], c)] = (uint8_t)low;
+        if (is_wide)
+            out[fragment_offset(col, n_steps, numbers[2 * band + 1], c)] =
+                (uint8_t)((row[ch] - low) / 256);
+    }
+}
+
+static cg_status fill_basis(const cg_cuda_profile *l, const cg_group *group, unsigned matrix,
+                            uint32_t n_steps, cg_cuda_step *steps, uint8_t *out)
+{
+    const cg_bands *bands = &group->bands[matrix];
+    uint32_t *numbers = malloc((2 * (size_t)count_bands(bands) + 1) * sizeof *numbers);
+    int16_t *row = malloc((bands->n_channels + (size_t)1) * sizeof *row);
+    if (numbers != NULL && row != NULL) {
+        memset(out, 0, n_tiles(l, group) * n_steps * CG_RANS_LANES * 16);
+        (void)lay_steps(bands, steps, numbers);
+        for (uint32_t c = 0; c < bands->n_components; c++) {
+            (void)cg_bands_row(&l->profile->layout, bands, c, row);
+            fill_component(l, bands, numbers, n_steps, c, row, out);
+        }
+    }
+    const bool is_done = numbers != NULL && row != NULL;
+    free(numbers);
+    free(row);
+    return is_done ? CG_OK : CG_ERR_NO_MEMORY;
+}
+
+static cg_status lay_basis(writer *w, const cg_cuda_profile *l, const cg_group *group,
+                           unsigned matrix, cg_cuda_matrix *m)
+{
+    m->n_steps = lay_steps(&group->bands[matrix], NULL, NULL);
+    cg_cuda_step *steps = take(w, m->n_steps * sizeof *steps, &m->steps_at);
+    uint8_t *basis = take(w, n_tiles(l, group) * m->n_steps * CG_RANS_LANES * 16, &m->basis_at);
+    return w->blob != NULL ? fill_basis(l, group, matrix, m->n_steps, steps, basis) : CG_OK;
+}
+
+/* ---- all of it ---- */
+
+static cg_status lay_matrix(writer *w, const cg_cuda_profile *l, const cg_group *group,
+                            unsigned matrix, cg_cuda_matrix *m)
+{
+    const cg_profile *p = l->profile;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        const cg_level_columns *columns = &group->columns[level][matrix];
+        const uint64_t classes_at = lay_column_classes(w, columns);
+        m->strips[level][0] = lay_strips(w, columns, NULL, classes_at);
+        if (p->nests && level + 1 < CG_N_LOSSY)
+            m->strips[level][1] =
+                lay_strips(w, columns, &group->columns[level + 1][matrix], classes_at);
+    }
+    m->mean_at = lay_channels(w, l, group, matrix, p->mean, 0);
+    m->weight_at = lay_channels(w, l, group, matrix, p->weight, 1);
+    if (p->token_transform == CG_TOKENS_DCT)
+        return lay_basis(w, l, group, matrix, m);
+    const uint64_t classes_at = lay_column_classes(w, &group->anchors[matrix]);
+    m->anchors = lay_strips(w, &group->anchors[matrix], NULL, classes_at);
+    m->anchor_step_at = lay_channels(w, l, group, matrix, p->anchor_step, 1);
+    return CG_OK;
+}
+
+static cg_status lay_out(writer *w, cg_cuda_profile *l)
+{
+    const cg_profile *p = l->profile;
+    const size_t n_freq = (size_t)p->n_ropes * (p->rotary_dim / 2);
+    cg_status status = CG_OK;
+    lay_classes(w, p, &l->classes_at);
+    double *inv_freq = take(w, n_freq * sizeof *inv_freq, &l->inv_freq_at);
+    uint8_t *layer_rope = take(w, p->geometry.n_layers, &l->layer_rope_at);
+    if (w->blob != NULL) {
+        memcpy(inv_freq, p->inv_freq, n_freq * sizeof *inv_freq);
+        memcpy(layer_rope, p->layer_rope, p->geometry.n_layers);
+    }
+    for (uint32_t i = 0; i < p->n_groups * p->n_matrices && status == CG_OK; i++)
+        status =
+            lay_matrix(w, l, &p->groups[i / p->n_matrices], i % p->n_matrices, &l->matrices[i]);
+    return status;
+}
+
+cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out)
+{
+    *laid_out = NULL;
+    if (profile->version != CG_PROFILE_VERSION)
+        return CG_ERR_UNSUPPORTED_VERSION;
+    const size_t n_matrices = (size_t)profile->n_groups * profile->n_matrices;
+    cg_cuda_profile *l = calloc(1, sizeof *l + n_matrices * sizeof *l->matrices);
+    if (l == NULL)
+        return CG_ERR_NO_MEMORY;
+    l->profile = profile;
+    const uint32_t pairs = profile->geometry.head_dim / 2u;
+    l->head_tiles = (pairs + CG_CUDA_TILE_PAIRS - 1) / CG_CUDA_TILE_PAIRS;
+    writer counts = {0};
+    (void)lay_out(&counts, l); /* counting cannot fail */
+    l->n_bytes = cg_padded(counts.at, CG_CUDA_ALIGN);
+    *laid_out = l;
+    return CG_OK;
+}
+
+void cg_cuda_profile_free(cg_cuda_profile *laid_out)
+{
+    free(laid_out);
+}
+
+size_t cg_cuda_profile_bytes(const cg_cuda_profile *laid_out)
+{
+    return laid_out->n_bytes;
+}
+
+cg_status cg_cuda_profile_fill(const cg_cuda_profile *laid_out, void *blob)
+{
+    const size_t n_matrices = (size_t)laid_out->profile->n_groups * laid_out->profile->n_matrices;
+    const size_t n_bytes = sizeof *laid_out + n_matrices * sizeof *laid_out->matrices;
+    cg_cuda_profile *again = malloc(n_bytes); /* what is laid out stays read-only */
+    if (again == NULL)
+        return CG_ERR_NO_MEMORY;
+    memcpy(again, laid_out, n_bytes);
+    writer w = {.blob = blob};
+    const cg_status status = lay_out(&w, again);
+    free(again);
+    return status;
+}

@@ -1,0 +1,46 @@
+/* cuda/profile_blob.h - where a profile's parts lie in its blob, for cuda/plan.c. */
+#ifndef CG_CUDA_PROFILE_BLOB_H
+#define CG_CUDA_PROFILE_BLOB_H
+#include "codec/profile_data.h"
+#include "cuda/layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Strips of a level's matrix. */
+typedef struct cg_cuda_strips {
+    uint64_t at;
+    uint64_t classes_at; /* of their columns */
+    uint32_t n;
+} cg_cuda_strips;
+
+/* A group's matrix; at: offsets in the blob. */
+typedef struct cg_cuda_matrix {
+    cg_cuda_strips strips[CG_N_LOSSY][2]; /* alone; given the next coarser level */
+    cg_cuda_strips anchors;
+    uint64_t mean_at, weight_at, anchor_step_at, basis_at, steps_at;
+    uint32_t n_steps;
+} cg_cuda_matrix;
+
+struct cg_cuda_profile {
+    const cg_profile *profile;
+    uint64_t n_bytes;
+    uint64_t classes_at, inv_freq_at, layer_rope_at;
+    uint32_t head_tiles;       /* tiles of CG_CUDA_TILE_PAIRS pairs a head has */
+    cg_cuda_matrix matrices[]; /* [n_groups][n_matrices] */
+};
+
+/* A class as kernels hold it. */
+void cg_cuda_class_fill(const cg_rans_class *cls, cg_cuda_class *out);
+
+/* Columns of a frequency as they lie in scratch: whole bands. */
+static inline uint32_t cg_cuda_stride(uint32_t n_active)
+{
+    return (n_active + CG_BAND_COMPONENTS - 1) / CG_BAND_COMPONENTS * CG_BAND_COMPONENTS;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,587 @@
+// Kernels write the bytes that the CPU's codec decodes, and nothing else: all presets, levels and
+// layouts, damage, and what no engine should ask for.
+#include "device.h"
+
+#include <fstream>
+#include <gtest/gtest.h>
+#include <iterator>
+
+namespace
+{
+
+using namespace cg_test;
+
+// ---- one chunk ----
+
+struct LaidFree {
+    void operator()(cg_cuda_profile *laid) const
+    {
+        cg_cuda_profile_free(laid);
+    }
+};
+
+// A profile and its blob; empty for L0.
+struct Laid {
+    Profile profile;
+    std::unique_ptr<cg_cuda_profile, LaidFree> laid;
+    Bytes blob;
+
+    Laid() = default;
+    explicit Laid(Profile opened) : profile(std::move(opened))
+    {
+        cg_cuda_profile *made = nullptr;
+        EXPECT_EQ(cg_cuda_profile_new(profile.get(), &made), CG_OK);
+        laid.reset(made);
+        blob.resize(cg_cuda_profile_bytes(made));
+        EXPECT_EQ(cg_cuda_profile_fill(made, blob.data()), CG_OK);
+    }
+    explicit Laid(const ProfileSpec &spec) : Laid(make_profile(spec))
+    {
+    }
+};
+
+struct Planned {
+    cg_cuda_plan plan = {};
+    Bytes bytes;
+    cg_status status = CG_OK;
+};
+
+Planned make_plan(const Laid &laid, const Bytes &chunk, const cg_cuda_request &request)
+{
+    Planned out;
+    cg_chunk_header header;
+    size_t plan_bytes = 0, scratch_bytes = 0;
+    EXPECT_EQ(cg_chunk_header_parse(chunk.data(), chunk.size(), &header), CG_OK);
+    cg_cuda_plan_bound(header.level != CG_L0 ? laid.laid.get() : nullptr, &header.geometry,
+                       header.n_tokens, &plan_bytes, &scratch_bytes);
+    const std::unique_ptr<uint8_t[]> exact(new uint8_t[chunk.size()]),
+        room(new uint8_t[plan_bytes]);
+    std::copy(chunk.begin(), chunk.end(), exact.get());
+    out.status = cg_cuda_plan_fill(laid.laid.get(), exact.get(), chunk.size(), &request, room.get(),
+                                   plan_bytes, &out.plan);
+    if (out.status == CG_OK) {
+        EXPECT_LE(out.plan.plan_bytes, plan_bytes);
+        EXPECT_LE(out.plan.scratch_bytes, scratch_bytes);
+        out.bytes.assign(room.get(), room.get() + out.plan.plan_bytes);
+    }
+    return out;
+}
+
+cg_chunk_header header_of(const Bytes &chunk)
+{
+    cg_chunk_header header = {};
+    EXPECT_EQ(cg_chunk_header_parse(chunk.data(), chunk.size(), &header), CG_OK);
+    return header;
+}
+
+cg_cuda_request request_of(const Laid &laid, const Bytes &chunk)
+{
+    const cg_chunk_header header = header_of(chunk);
+    return cg_cuda_request_all(laid.laid.get(), &header);
+}
+
+Bytes noise(size_t n_bytes, uint64_t seed)
+{
+    Random random(seed);
+    Bytes out(n_bytes);
+    for (uint8_t &byte : out)
+        byte = static_cast<uint8_t>(random.below(256));
+    return out;
+}
+
+uint64_t next_seed()
+{
+    static uint64_t seed = 0;
+    return ++seed;
+}
+
+// Layers that a request's groups have: first, how many.
+std::pair<uint32_t, uint32_t> layers_of(const ProfileSpec *spec, const cg_cuda_request &r)
+{
+    if (spec == nullptr)
+        return {r.first_group, r.n_groups};
+    uint32_t first = 0, n = 0;
+    for (uint32_t g = 0; g < r.first_group; g++)
+        first += spec->group_layers[g];
+    for (uint32_t g = r.first_group; g < r.first_group + r.n_groups; g++)
+        n += spec->group_layers[g];
+    return {first, n};
+}
+
+// Decodes what a request wants, and compares all bytes of the blocks with what the CPU decodes
+// placed into the same noise. spec: NULL when groups are layers. reference: of another place, or
+// NULL.
+void expect_decodes(const Laid &laid, const ProfileSpec *spec, const Bytes &chunk,
+                    const cg_cuda_request &request, const BlockSpec &block_spec,
+                    const Bytes *reference_chunk = nullptr)
+{
+    const cg_chunk_header header = header_of(chunk);
+    const uint64_t seed = next_seed();
+    SCOPED_TRACE(testing::Message()
+                 << "seed=" << seed << " level=" << int{header.level}
+                 << " dtype=" << int{header.geometry.dtype} << " tokens=" << header.n_tokens);
+    Bytes elements;
+    ASSERT_EQ(decode(header.level != CG_L0 ? laid.profile.get() : nullptr,
+                     reference_chunk != nullptr ? *reference_chunk : chunk, &elements),
+              CG_OK);
+    const Planned planned = make_plan(laid, chunk, request);
+    ASSERT_EQ(planned.status, CG_OK);
+    const Blocks blocks = make_blocks(block_spec, header.geometry, header.n_tokens);
+    Bytes piece = noise(blocks.n_bytes, seed), want = piece;
+    const auto layers = layers_of(spec, request);
+    place(elements, header.geometry, header.n_tokens, layers.first, layers.second, request, blocks,
+          want.data());
+    ASSERT_EQ(run_decode(laid.blob, chunk, planned.plan, planned.bytes, blocks, seed, &piece), 0u);
+    const auto differs = std::mismatch(piece.begin(), piece.end(), want.begin()).first;
+    ASSERT_TRUE(differs == piece.end())
+        << "byte " << differs - piece.begin() << " of " << piece.size();
+}
+
+void expect_decodes_all(const Laid &laid, const ProfileSpec *spec, const Bytes &chunk,
+                        const BlockSpec &block_spec = {})
+{
+    expect_decodes(laid, spec, chunk, request_of(laid, chunk), block_spec);
+}
+
+Bytes make_chunk(const Laid &laid, const ProfileSpec &spec, unsigned dtype, uint32_t first_position,
+                 uint32_t n_tokens, cg_level level, cg_level coarsest = CG_L0, double scale = 1)
+{
+    const cg_chunk_header header =
+        make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
+    Bytes chunk;
+    EXPECT_EQ(encode(laid.profile.get(), header, make_tokens(n_tokens, 1),
+                     make_elements(header, spec.seed + n_tokens, scale), level, &chunk, 1,
+                     coarsest),
+              CG_OK);
+    return chunk;
+}
+
+const unsigned DTYPES[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32};
+
+// ---- presets, levels, dtypes ----
+
+struct KltCase {
+    const char *name;
+    bool joined, all_active;
+};
+
+class KltDecodeTest : public testing::TestWithParam<KltCase>
+{
+};
+
+TEST_P(KltDecodeTest, WritesWhatTheCpuDecodes)
+{
+    ProfileSpec spec = spec_2(GetParam().joined);
+    spec.all_active = GetParam().all_active;
+    const Laid laid(spec);
+    for (const unsigned dtype : DTYPES) {
+        for (const cg_level level : {CG_L1, CG_L2, CG_L3})
+            expect_decodes_all(laid, &spec, make_chunk(laid, spec, dtype, 8, 21, level));
+    }
+}
+
+TEST_P(KltDecodeTest, RefinesNestedLevelsAsFarAsTheyAreThere)
+{
+    ProfileSpec spec = spec_2(GetParam().joined);
+    spec.all_active = GetParam().all_active;
+    spec.nests = true;
+    const Laid laid(spec);
+    const Bytes whole = make_chunk(laid, spec, CG_DTYPE_BF16, 16, 45, CG_L1, CG_L3);
+    const cg_chunk_header header = header_of(whole);
+    for (const cg_level level : {CG_L1, CG_L2, CG_L3}) {
+        const Bytes cut(whole.begin(),
+                        whole.begin() + static_cast<std::ptrdiff_t>(header.level_bytes[level]));
+        expect_decodes_all(laid, &spec, cut);
+    }
+    expect_decodes_all(laid, &spec, make_chunk(laid, spec, CG_DTYPE_FP16, 16, 9, CG_L2, CG_L3));
+}
+
+TEST_P(KltDecodeTest, KeepsExactFirstTokens)
+{
+    ProfileSpec spec = spec_2(GetParam().joined);
+    spec.all_active = GetParam().all_active;
+    const Laid laid(spec);
+    for (const unsigned dtype : DTYPES) {
+        for (const uint32_t n_tokens : {3, 4, 17})
+            expect_decodes_all(laid, &spec, make_chunk(laid, spec, dtype, 0, n_tokens, CG_L2));
+    }
+}
+
+TEST_P(KltDecodeTest, TakesSymbolsOfEverySize)
+{
+    ProfileSpec spec = spec_2(GetParam().joined);
+    spec.all_active = GetParam().all_active;
+    const Laid laid(spec);
+    for (const double scale : {30.0, 300.0, 3000.0}) /* beyond 8 bits, and up to 16 */
+        expect_decodes_all(laid, &spec,
+                           make_chunk(laid, spec, CG_DTYPE_FP32, 8, 24, CG_L1, CG_L0, scale));
+}
+
+INSTANTIATE_TEST_SUITE_P(Profiles, KltDecodeTest,
+                         testing::Values(KltCase{"Apart", false, true},
+                                         KltCase{"Joined", true, true},
+                                         KltCase{"ApartSomeActive", false, false},
+                                         KltCase{"JoinedSomeActive", true, false}),
+                         [](const auto &c) { return c.param.name; });
+
+TEST(PaperDecodeTest, WritesWhatTheCpuDecodes)
+{
+    ProfileSpec spec = paper_spec();
+    spec.version = 2;
+    for (const uint16_t n_sinks : {0, 4}) {
+        spec.n_sinks = n_sinks;
+        const Laid laid(spec);
+        for (const unsigned dtype : DTYPES) {
+            for (const uint32_t n_tokens : {1, 10, 11, 37}) {
+                for (const cg_level level : {CG_L1, CG_L3})
+                    expect_decodes_all(laid, &spec,
+                                       make_chunk(laid, spec, dtype, 0, n_tokens, level));
+            }
+        }
+    }
+}
+
+TEST(LosslessDecodeTest, WritesWhatTheCpuDecodes)
+{
+    const ProfileSpec spec = spec_2(true);
+    const Laid laid(spec), none;
+    for (const unsigned dtype : DTYPES) {
+        for (const uint32_t n_tokens : {1, 16, 100}) { /* from 64 on there are several classes */
+            const Bytes chunk = make_chunk(laid, spec, dtype, 8, n_tokens, CG_L0);
+            expect_decodes_all(laid, nullptr, chunk);
+            expect_decodes_all(none, nullptr, chunk);
+        }
+    }
+}
+
+// ---- geometries ----
+
+TEST(GeometryDecodeTest, WritesWhatTheCpuDecodes)
+{
+    struct Geometry {
+        const char *name;
+        uint16_t n_layers, n_kv_heads, head_dim, rotary_dim;
+        std::vector<uint16_t> group_layers;
+        uint32_t n_tokens;
+    };
+    const Geometry cases[] = {
+        {"SmolLM2", 2, 3, 64, 64, {1, 1}, 61},  {"Qwen2.5", 2, 2, 128, 128, {2}, 40},
+        {"Llama-3.1", 1, 8, 128, 128, {1}, 24}, {"head of 256", 1, 2, 256, 256, {1}, 16},
+        {"one KV head", 2, 1, 64, 64, {2}, 33}, {"partial rotation", 2, 2, 64, 24, {1, 1}, 19},
+        {"no rotation", 2, 2, 32, 0, {2}, 19},  {"odd pairs", 2, 3, 18, 10, {1, 1}, 19},
+        {"tiny heads", 2, 5, 6, 6, {2}, 9},     {"several warps of rows", 1, 1, 32, 32, {1}, 300},
+    };
+    for (const Geometry &g : cases) {
+        SCOPED_TRACE(g.name);
+        ProfileSpec spec = spec_2(true);
+        spec.n_layers = g.n_layers;
+        spec.n_kv_heads = g.n_kv_heads;
+        spec.head_dim = g.head_dim;
+        spec.rotary_dim = g.rotary_dim;
+        spec.group_layers = g.group_layers;
+        spec.all_active = false;
+        spec.nests = true;
+        BlockSpec blocks;
+        blocks.order = Order::PLANE_BLOCK_TOKEN_HEAD;
+        const Laid laid(spec);
+        expect_decodes_all(laid, &spec, make_chunk(laid, spec, CG_DTYPE_BF16, 0, g.n_tokens, CG_L2),
+                           blocks);
+        expect_decodes_all(laid, &spec,
+                           make_chunk(laid, spec, CG_DTYPE_BF16, 8, g.n_tokens, CG_L1, CG_L3),
+                           blocks);
+        expect_decodes_all(laid, nullptr,
+                           make_chunk(laid, spec, CG_DTYPE_BF16, 8, g.n_tokens, CG_L0), blocks);
+    }
+}
+
+TEST(GeometryDecodeTest, TurnsEachLayerByItsTable)
+{
+    ProfileSpec spec = spec_2(false);
+    spec.theta = {10000.0, 500.0};
+    spec.layer_rope = {0, 1, 1, 0};
+    const Laid laid(spec);
+    expect_decodes_all(laid, &spec, make_chunk(laid, spec, CG_DTYPE_BF16, 4096, 24, CG_L2));
+}
+
+// ---- blocks and requests ----
+
+TEST(BlocksDecodeTest, EveryLayout)
+{
+    const ProfileSpec spec = spec_2(true);
+    ProfileSpec paper = paper_spec();
+    paper.version = 2;
+    const Laid laid(spec), laid_paper(paper);
+    for (const Order order : {Order::PLANE_BLOCK_TOKEN_HEAD, Order::BLOCK_PLANE_TOKEN_HEAD,
+                              Order::BLOCK_PLANE_HEAD_TOKEN, Order::BLOCK_HEAD_DIM_TOKEN}) {
+        for (const uint32_t block_tokens : {1, 16, 128}) {
+            for (const unsigned dtype : {CG_DTYPE_BF16, CG_DTYPE_FP32}) {
+                BlockSpec blocks;
+                blocks.order = order;
+                blocks.block_tokens = block_tokens;
+                blocks.first_token = 11;
+                blocks.seed = block_tokens;
+                expect_decodes_all(laid, &spec, make_chunk(laid, spec, dtype, 8, 21, CG_L2),
+                                   blocks);
+                expect_decodes_all(laid, nullptr, make_chunk(laid, spec, dtype, 8, 21, CG_L0),
+                                   blocks);
+                expect_decodes_all(laid_paper, &paper,
+                                   make_chunk(laid_paper, paper, dtype, 8, 21, CG_L2), blocks);
+            }
+        }
+    }
+}
+
+TEST(RequestDecodeTest, WritesOnlyWhatIsWanted)
+{
+    ProfileSpec klt = spec_2(true), paper = paper_spec();
+    klt.n_kv_heads = paper.n_kv_heads = 4;
+    paper.version = 2;
+    paper.n_sinks = 3;
+    for (const ProfileSpec &spec : {klt, paper}) {
+        const Laid laid(spec);
+        for (const cg_level level : {CG_L0, CG_L2}) {
+            const Bytes chunk = make_chunk(laid, spec, CG_DTYPE_BF16, 0, 37, level);
+            const ProfileSpec *groups = level != CG_L0 ? &spec : nullptr;
+            Random random(7);
+            for (int i = 0; i < 12; i++) {
+                cg_cuda_request r = request_of(laid, chunk);
+                BlockSpec blocks;
+                r.token_from = random.below(37);
+                r.token_to = r.token_from + 1 + random.below(37 - r.token_from);
+                r.head_from = blocks.head_from = random.below(4);
+                r.head_to = blocks.head_to = r.head_from + 1 + random.below(4 - r.head_from);
+                r.first_group = random.below(r.n_groups);
+                r.n_groups = 1 + random.below(r.n_groups - r.first_group);
+                expect_decodes(laid, groups, chunk, r, blocks);
+            }
+        }
+    }
+}
+
+TEST(RequestDecodeTest, PlacesAChunkAtAnotherPosition)
+{
+    ProfileSpec spec = spec_2(true);
+    const Laid laid(spec);
+    const Bytes chunk = make_chunk(laid, spec, CG_DTYPE_BF16, 64, 24, CG_L2);
+    for (const uint32_t position : {8, 72, 100000}) {
+        Bytes there = chunk;
+        cg_put_le(there.data() + 36, 4, position);
+        seal_chunk(&there);
+        cg_cuda_request r = request_of(laid, chunk);
+        r.first_position = position;
+        expect_decodes(laid, &spec, chunk, r, BlockSpec(), &there);
+    }
+    cg_cuda_request r = request_of(laid, chunk);
+    r.first_position = 13; /* any position, also where no chunk could begin */
+    EXPECT_EQ(make_plan(laid, chunk, r).status, CG_OK);
+}
+
+TEST(RequestDecodeTest, RefusesWhatItCannotDo)
+{
+    ProfileSpec spec = spec_2(true);
+    const Laid laid(spec);
+    const Bytes chunk = make_chunk(laid, spec, CG_DTYPE_BF16, 0, 24, CG_L2),
+                exact = make_chunk(laid, spec, CG_DTYPE_BF16, 8, 24, CG_L0);
+    cg_cuda_request r = request_of(laid, chunk);
+    const auto status_of = [&](const Bytes &c, void (*change)(cg_cuda_request *)) {
+        cg_cuda_request changed = request_of(laid, c);
+        change(&changed);
+        return make_plan(laid, c, changed).status;
+    };
+    EXPECT_EQ(status_of(chunk, [](auto *q) { q->first_position = 8; }), CG_ERR_UNSUPPORTED);
+    EXPECT_EQ(status_of(exact, [](auto *q) { q->first_position = 16; }), CG_ERR_UNSUPPORTED);
+    EXPECT_EQ(status_of(chunk, [](auto *q) { q->n_groups++; }), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of(chunk, [](auto *q) { q->n_groups = 0; }), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of(chunk, [](auto *q) { q->first_group = UINT32_MAX; }),
+              CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of(chunk, [](auto *q) { q->token_from = q->token_to; }),
+              CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of(chunk, [](auto *q) { q->token_to++; }), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of(chunk, [](auto *q) { q->head_to++; }), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of(chunk, [](auto *q) { q->head_from = q->head_to; }),
+              CG_ERR_INVALID_ARGUMENT);
+
+    cg_cuda_plan plan;
+    Bytes room(1 << 20);
+    EXPECT_EQ(
+        cg_cuda_plan_fill(nullptr, chunk.data(), chunk.size(), &r, room.data(), room.size(), &plan),
+        CG_ERR_FOREIGN_PROFILE);
+    EXPECT_EQ(cg_cuda_plan_fill(laid.laid.get(), chunk.data(), chunk.size() - 1, &r, room.data(),
+                                room.size(), &plan),
+              CG_ERR_TRUNCATED);
+    ASSERT_EQ(cg_cuda_plan_fill(laid.laid.get(), chunk.data(), chunk.size(), &r, room.data(),
+                                room.size(), &plan),
+              CG_OK);
+    for (size_t n = 0; n < plan.plan_bytes; n += 16) {
+        const std::unique_ptr<uint8_t[]> small(new uint8_t[n + 1]);
+        cg_cuda_plan unused;
+        EXPECT_EQ(cg_cuda_plan_fill(laid.laid.get(), chunk.data(), chunk.size(), &r, small.get(), n,
+                                    &unused),
+                  CG_ERR_BUFFER_TOO_SMALL);
+    }
+}
+
+TEST(RequestDecodeTest, LeavesOlderVersionsToTheCpu)
+{
+    ProfileSpec spec;
+    const Profile old = make_profile(spec);
+    cg_cuda_profile *laid = nullptr;
+    EXPECT_EQ(cg_cuda_profile_new(old.get(), &laid), CG_ERR_UNSUPPORTED_VERSION);
+    EXPECT_EQ(laid, nullptr);
+
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 8, 16);
+    Bytes chunk;
+    ASSERT_EQ(
+        encode(old.get(), header, make_tokens(16, 1), make_elements(header, 1), CG_L2, &chunk),
+        CG_OK);
+    const Laid none;
+    cg_cuda_request r = request_of(none, chunk);
+    EXPECT_EQ(make_plan(none, chunk, r).status, CG_ERR_UNSUPPORTED_VERSION);
+}
+
+// ---- what must not be believed ----
+
+TEST(HostileDecodeTest, BlocksThatAreNotThereAreSkippedAndTold)
+{
+    const ProfileSpec spec = spec_2(true);
+    ProfileSpec paper = paper_spec();
+    paper.version = 2;
+    for (const ProfileSpec &s : {spec, paper}) {
+        const Laid laid(s);
+        for (const cg_level level : {CG_L0, CG_L2}) {
+            const Bytes chunk = make_chunk(laid, s, CG_DTYPE_BF16, 8, 40, level);
+            const cg_chunk_header header = header_of(chunk);
+            for (const int64_t id : {int64_t{-1}, int64_t{40}, INT64_MIN, INT64_MAX}) {
+                Blocks blocks = make_blocks(BlockSpec(), header.geometry, header.n_tokens);
+                const cg_cuda_request r = request_of(laid, chunk);
+                const Planned planned = make_plan(laid, chunk, r);
+                Bytes elements, piece = noise(blocks.n_bytes, 3), want = piece;
+                ASSERT_EQ(decode(laid.profile.get(), chunk, &elements), CG_OK);
+                cg_cuda_request before = r, behind = r; /* tokens of the block in the middle */
+                before.token_to = 16;
+                behind.token_from = 32;
+                for (const cg_cuda_request &part : {before, behind})
+                    place(elements, header.geometry, 40, 0, s.n_layers, part, blocks, want.data());
+                blocks.table[1] = id;
+                EXPECT_EQ(run_decode(laid.blob, chunk, planned.plan, planned.bytes, blocks,
+                                     next_seed(), &piece),
+                          uint32_t{CG_ERR_INVALID_ARGUMENT});
+                EXPECT_TRUE(piece == want);
+            }
+            Blocks blocks = make_blocks(BlockSpec(), header.geometry, header.n_tokens);
+            blocks.layout.n_table--; /* a table that ends early */
+            const Planned planned = make_plan(laid, chunk, request_of(laid, chunk));
+            Bytes piece = noise(blocks.n_bytes, 3);
+            EXPECT_EQ(run_decode(laid.blob, chunk, planned.plan, planned.bytes, blocks, next_seed(),
+                                 &piece),
+                      uint32_t{CG_ERR_INVALID_ARGUMENT});
+        }
+    }
+}
+
+// Checksums are corrected after each change, as an attacker would.
+void expect_takes_damage_as_the_cpu_does(const Laid &laid, const ProfileSpec &spec,
+                                         const Bytes &good, int n_tries)
+{
+    const cg_chunk_header header = header_of(good);
+    const Blocks blocks = make_blocks(BlockSpec(), header.geometry, header.n_tokens);
+    int n_refused = 0, n_by_kernels = 0;
+    for (int i = 0; i < n_tries; i++) {
+        Random random(next_seed());
+        Bytes bad = good;
+        for (uint32_t n = 1 + random.below(3); n > 0; n--) {
+            const size_t at =
+                header.header_bytes +
+                random.below(static_cast<uint32_t>(good.size() - header.header_bytes));
+            bad[at] = static_cast<uint8_t>(random.below(2) != 0 ? bad[at] ^ 1 << random.below(8)
+                                                                : random.below(256));
+        }
+        seal_chunk(&bad);
+        SCOPED_TRACE(testing::Message() << "try " << i);
+        Bytes elements;
+        const cg_status cpu = decode(laid.profile.get(), bad, &elements);
+        const Planned planned = make_plan(laid, bad, request_of(laid, bad));
+        Bytes piece = noise(blocks.n_bytes, 5), want = piece;
+        uint32_t status = planned.status;
+        if (status == CG_OK) {
+            status = run_decode(laid.blob, bad, planned.plan, planned.bytes, blocks, next_seed(),
+                                &piece);
+            n_by_kernels += status != CG_OK;
+        }
+        ASSERT_EQ(status == CG_OK, cpu == CG_OK);
+        n_refused += status != CG_OK;
+        if (status == CG_OK) {
+            place(elements, header.geometry, header.n_tokens, 0, spec.n_layers,
+                  request_of(laid, bad), blocks, want.data());
+            ASSERT_TRUE(piece == want);
+            continue;
+        }
+        /* What is not the tokens' place is as it was. */
+        const Bytes zeros(
+            static_cast<size_t>(cg_geometry_elements(&header.geometry, header.n_tokens)) *
+            cg_dtype_bytes(header.geometry.dtype));
+        for (Bytes *side : {&piece, &want})
+            place(zeros, header.geometry, header.n_tokens, 0, spec.n_layers, request_of(laid, bad),
+                  blocks, side->data());
+        ASSERT_TRUE(piece == want);
+    }
+    EXPECT_GT(n_refused, n_tries / 4);
+    EXPECT_GT(n_by_kernels, 0);
+}
+
+TEST(HostileDecodeTest, TakesDamageAsTheCpuDoes)
+{
+    ProfileSpec klt = spec_2(true), paper = paper_spec();
+    klt.nests = true;
+    klt.n_layers = paper.n_layers = 2;
+    klt.group_layers = paper.group_layers = {1, 1};
+    paper.version = 2;
+    const Laid laid_klt(klt), laid_paper(paper);
+    expect_takes_damage_as_the_cpu_does(
+        laid_klt, klt, make_chunk(laid_klt, klt, CG_DTYPE_BF16, 0, 24, CG_L1, CG_L3), 150);
+    expect_takes_damage_as_the_cpu_does(
+        laid_klt, klt, make_chunk(laid_klt, klt, CG_DTYPE_FP16, 8, 24, CG_L0), 150);
+    expect_takes_damage_as_the_cpu_does(
+        laid_paper, paper, make_chunk(laid_paper, paper, CG_DTYPE_BF16, 0, 24, CG_L2), 150);
+}
+
+// ---- files that were once written ----
+
+Bytes read_file(const std::string &path)
+{
+    std::ifstream in(path, std::ios::binary);
+    return Bytes(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+}
+
+TEST(GoldenDecodeTest, WritesTheElementsOfTheFiles)
+{
+    const std::pair<const char *, std::vector<const char *>> sets[] = {
+        {"v3",
+         {"bf16-0-L0", "bf16-0-L1", "bf16-0-L2", "bf16-0-L3", "bf16-1-L1-streams", "fp16-0-L0",
+          "fp16-0-L2", "fp32-0-L0", "fp32-0-L2"}},
+        {"v3-joined", {"bf16-0-L1", "bf16-0-L2-streams", "bf16-1-L1", "fp16-0-L1", "fp32-1-L2"}},
+        {"v3-paper", {"bf16-0-L1", "bf16-1-L3", "fp16-1-L2", "fp32-1-L2"}}};
+    for (const auto &set : sets) {
+        const std::string folder = std::string(CG_GOLDEN_DIR) + "/" + set.first + "/";
+        const Laid laid(open_profile(read_file(folder + "profile.cgp")));
+        for (const char *name : set.second) {
+            SCOPED_TRACE(set.first + std::string("/") + name);
+            const Bytes chunk = read_file(folder + name + ".kv"),
+                        raw = read_file(folder + name + ".raw");
+            const cg_chunk_header header = header_of(chunk);
+            const cg_cuda_request r = request_of(laid, chunk);
+            const Planned planned = make_plan(laid, chunk, r);
+            ASSERT_EQ(planned.status, CG_OK);
+            const Blocks blocks = make_blocks(BlockSpec(), header.geometry, header.n_tokens);
+            Bytes piece = noise(blocks.n_bytes, 9), want = piece;
+            place(raw, header.geometry, header.n_tokens, 0, header.geometry.n_layers, r, blocks,
+                  want.data());
+            EXPECT_EQ(run_decode(laid.blob, chunk, planned.plan, planned.bytes, blocks, next_seed(),
+                                 &piece),
+                      0u);
+            EXPECT_TRUE(piece == want);
+        }
+    }
+}
+
+} // namespace

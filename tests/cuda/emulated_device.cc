@@ -1,0 +1,35 @@
+#include "device.h"
+
+#include "device_memory.h"
+#include "emulated_decode.h"
+
+namespace cg_test
+{
+
+uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &plan,
+                    const Bytes &plan_bytes, const Blocks &blocks, uint64_t seed, Bytes *piece)
+{
+    const DeviceMemory blob_dev(blob.data(), blob.size()), chunk_dev(chunk.data(), chunk.size()),
+        plan_dev(plan_bytes.data(), plan.plan_bytes), scratch_dev(plan.scratch_bytes),
+        piece_dev(piece->data(), piece->size()),
+        table_dev(blocks.table.data(), blocks.table.size() * sizeof(int64_t));
+    uint32_t status = 0;
+    std::vector<void *> base;
+    for (const size_t at : blocks.base)
+        base.push_back(piece_dev.data() + at);
+    cg_cuda_decode_params params = {};
+    params.blob_dev = blob_dev.data();
+    params.plan_dev = plan_dev.data();
+    params.chunk_dev = chunk_dev.data();
+    params.scratch_dev = scratch_dev.data();
+    params.status_dev = &status;
+    params.blocks = blocks.layout;
+    params.blocks.base_dev = base.data();
+    params.blocks.table_dev = reinterpret_cast<const int64_t *>(table_dev.data());
+    if (!emulate_decode(plan, params, seed))
+        throw std::logic_error("the kernels cannot take these blocks");
+    piece->assign(piece_dev.data(), piece_dev.data() + piece->size());
+    return status;
+}
+
+} // namespace cg_test
