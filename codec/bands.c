@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXACT_BITS = 9, MIN_BITS = 2, MAX_BITS = 15, UNIT_BYTES = CG_PANEL_CHANNELS * 4 };
+enum { EXACT_BITS = 9, MIN_BITS = 2, MAX_BITS = 15 };
 
 /* A component's numbers in a file. */
 typedef struct stored_row {
@@ -94,20 +94,19 @@ static cg_status check_bands(cg_cursor *in, uint32_t n_channels, uint32_t n_comp
 static void lay_band(const stored_band *band, uint32_t first, cg_bands *bands)
 {
     cg_band_slab *slab = bands->n_slabs > 0 ? &bands->slabs[bands->n_slabs - 1] : NULL;
-    const uint32_t a_unit = band->is_wide ? 2 : CG_QUAD_COMPONENTS,
-                   n_units = (band->n_rows + a_unit - 1) / a_unit,
-                   most_units = band->is_wide ? CG_WIDE_SLAB_PAIRS : CG_SLAB_QUADS;
+    const uint32_t a_line = band->is_wide ? 2 : CG_QUAD_COMPONENTS,
+                   n_lines = (band->n_rows + a_line - 1) / a_line;
     if (slab == NULL || slab->shift != band->shift || slab->is_wide != band->is_wide ||
-        slab->n_units + n_units > most_units) {
+        slab->n_lines + n_lines > CG_SLAB_LINES) {
         slab = &bands->slabs[bands->n_slabs++];
         *slab = (cg_band_slab){.first_component = first,
+                               .first_line = bands->n_lines,
                                .shift = band->shift,
-                               .is_wide = band->is_wide,
-                               .offset = bands->panel_bytes};
+                               .is_wide = band->is_wide};
     }
     slab->n_components += band->n_rows;
-    slab->n_units += n_units;
-    bands->panel_bytes += (size_t)n_units * UNIT_BYTES;
+    slab->n_lines += n_lines;
+    bands->n_lines += n_lines;
     for (uint32_t i = 0; i < band->n_rows; i++) {
         const uint32_t most = band->rows[i].multiple << (band->rows[i].bits - 1);
         bands->most_before[first + i + 1] =
@@ -124,51 +123,55 @@ static void *take_aligned(size_t n, size_t each_bytes)
     return aligned_alloc(64, (n_bytes + 64) / 64 * 64); /* not 0 bytes */
 }
 
-/* Where element i of a slab's first channel lies in its unit: bytes, or 16 bits. */
-static size_t element_offset(const cg_band_slab *slab, uint32_t i)
-{
-    return slab->offset + (slab->is_wide ? (size_t)(i / 2) * UNIT_BYTES + i % 2 * 2
-                                         : (size_t)(i / 4) * UNIT_BYTES + i % 4);
-}
-
 /* Component i of a slab. */
-static void store_units(const cg_basis_layout *layout, const cg_bands *bands,
+static void store_lines(const cg_basis_layout *layout, const cg_bands *bands,
                         const cg_band_slab *slab, uint32_t i, const int16_t *row)
 {
-    const size_t offset = element_offset(slab, i);
-    for (uint32_t first = 0; first < bands->n_channels; first += layout->panel_channels) {
-        const uint32_t left = bands->n_channels - first;
-        const uint32_t n = left < layout->panel_channels ? left : layout->panel_channels;
-        uint8_t *out = bands->units + first / layout->panel_channels * bands->panel_bytes + offset;
-        for (uint32_t ch = 0; ch < n && slab->is_wide; ch++)
-            memcpy(out + 4 * ch, &row[first + ch], sizeof *row);
-        for (uint32_t ch = 0; ch < n && !slab->is_wide; ch++)
-            out[4 * ch] = (uint8_t)(row[first + ch] + 128);
+    const size_t line = slab->first_line + i / (slab->is_wide ? 2 : CG_QUAD_COMPONENTS);
+    for (uint32_t first = 0; first < bands->n_channels; first += layout->unit_channels) {
+        const size_t left = bands->n_channels - first,
+                     n_unit = left < layout->unit_channels ? left : layout->unit_channels;
+        for (size_t at = 0; at < n_unit; at += CG_BAND_CHANNELS) {
+            const size_t n = n_unit - at < CG_BAND_CHANNELS ? n_unit - at : CG_BAND_CHANNELS;
+            const int16_t *in = row + first + at;
+            uint8_t *out = cg_bands_panel(layout, bands, first / layout->unit_channels, at) +
+                           line * 4 * cg_bands_panel_channels(layout, at);
+            for (size_t ch = 0; ch < n && slab->is_wide; ch++)
+                memcpy(out + 4 * ch + i % 2 * 2, &in[ch], sizeof *in);
+            for (size_t ch = 0; ch < n && !slab->is_wide; ch++)
+                out[4 * ch + i % 4] = (uint8_t)(in[ch] + 128);
+        }
     }
 }
 
 /* Zeros: what is stored of channels and components that there are not. */
-static void clear_units(const cg_bands *bands, size_t n_panels)
+static void clear_lines(const cg_basis_layout *layout, const cg_bands *bands, size_t n_units)
 {
-    for (size_t panel = 0; panel < n_panels; panel++) {
-        for (uint32_t i = 0; i < bands->n_slabs; i++) {
-            const cg_band_slab *slab = &bands->slabs[i];
-            memset(bands->units + panel * bands->panel_bytes + slab->offset,
-                   slab->is_wide ? 0 : 128, (size_t)slab->n_units * UNIT_BYTES);
+    for (size_t unit = 0; unit < n_units; unit++) {
+        for (size_t at = 0; at < cg_bands_unit_channels(layout); at += CG_BAND_CHANNELS) {
+            const size_t line_bytes = 4 * cg_bands_panel_channels(layout, at);
+            uint8_t *panel = cg_bands_panel(layout, bands, unit, at);
+            for (const cg_band_slab *s = bands->slabs; s < bands->slabs + bands->n_slabs; s++)
+                memset(panel + s->first_line * line_bytes, s->is_wide ? 0 : 128,
+                       s->n_lines * line_bytes);
         }
     }
+}
+
+static int16_t *elements_at(const cg_basis_layout *layout, const cg_bands *bands, size_t unit,
+                            uint32_t c)
+{
+    return bands->elements + (unit * bands->n_components + c) * cg_bands_unit_channels(layout);
 }
 
 static void store_elements(const cg_basis_layout *layout, const cg_bands *bands, uint32_t c,
                            const int16_t *row)
 {
-    for (uint32_t first = 0; first < bands->n_channels; first += layout->panel_channels) {
-        const uint32_t left = bands->n_channels - first;
-        const uint32_t n = left < layout->panel_channels ? left : layout->panel_channels;
-        memcpy(bands->elements +
-                   ((size_t)(first / layout->panel_channels) * bands->n_components + c) *
-                       CG_PANEL_CHANNELS,
-               row + first, n * sizeof *row);
+    for (uint32_t first = 0; first < bands->n_channels; first += layout->unit_channels) {
+        const size_t left = bands->n_channels - first,
+                     n = left < layout->unit_channels ? left : layout->unit_channels;
+        memcpy(elements_at(layout, bands, first / layout->unit_channels, c), row + first,
+               n * sizeof *row);
     }
 }
 
@@ -183,7 +186,7 @@ static void fill(const cg_basis_layout *layout, cg_cursor *in, const cg_bands *b
         for (uint32_t i = 0; i < band.n_rows; i++) {
             unpack_row(&band.rows[i], bands->n_channels, row);
             if (layout->has_quads)
-                store_units(layout, bands, slab, c + i - slab->first_component, row);
+                store_lines(layout, bands, slab, c + i - slab->first_component, row);
             else
                 store_elements(layout, bands, c + i, row);
         }
@@ -192,8 +195,8 @@ static void fill(const cg_basis_layout *layout, cg_cursor *in, const cg_bands *b
 
 static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *bands)
 {
-    const size_t n_panels =
-        (bands->n_channels + (size_t)layout->panel_channels - 1) / layout->panel_channels;
+    const size_t n_units =
+        (bands->n_channels + (size_t)layout->unit_channels - 1) / layout->unit_channels;
     const size_t n_bands = (bands->n_components + CG_BAND_COMPONENTS - 1u) / CG_BAND_COMPONENTS;
     cg_cursor again = in;
     stored_band band;
@@ -210,17 +213,18 @@ static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *
     /* Kernels walk components in sixteens, exact ones and others apart. */
     const uint32_t sixteens = (bands->n_exact + 15) / 16 * 16;
     bands->n_exact = sixteens < bands->n_components ? sixteens : bands->n_components;
+    const size_t n_stored = n_units * cg_bands_unit_channels(layout); /* channels */
     if (layout->has_quads) {
-        bands->units = take_aligned(n_panels, bands->panel_bytes);
-        if (bands->units == NULL)
+        bands->lines = take_aligned(n_stored, (size_t)bands->n_lines * 4);
+        if (bands->lines == NULL)
             goto done;
-        clear_units(bands, n_panels);
+        clear_lines(layout, bands, n_units);
     } else {
-        const size_t panel_elements = (size_t)bands->n_components * CG_PANEL_CHANNELS;
-        bands->elements = take_aligned(n_panels, panel_elements * sizeof *bands->elements);
+        const size_t n = n_stored * bands->n_components;
+        bands->elements = take_aligned(n, sizeof *bands->elements);
         if (bands->elements == NULL)
             goto done;
-        memset(bands->elements, 0, n_panels * panel_elements * sizeof *bands->elements);
+        memset(bands->elements, 0, n * sizeof *bands->elements);
     }
     fill(layout, &again, bands, row);
     status = CG_OK;
@@ -246,7 +250,7 @@ void cg_bands_destroy(cg_bands *bands)
 {
     free(bands->slabs);
     free(bands->most_before);
-    free(bands->units);
+    free(bands->lines);
     free(bands->elements);
 }
 
@@ -257,19 +261,20 @@ unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint
     while (c >= slab->first_component + slab->n_components)
         slab++;
     const uint32_t i = c - slab->first_component;
+    const size_t line = slab->first_line + i / (slab->is_wide ? 2 : CG_QUAD_COMPONENTS);
     for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
-        const uint32_t panel = ch / layout->panel_channels, at = ch % layout->panel_channels;
+        const size_t unit = ch / layout->unit_channels, in_unit = ch % layout->unit_channels,
+                     lane = in_unit % CG_BAND_CHANNELS, at = in_unit - lane;
         if (bands->elements != NULL) {
-            row_out[ch] =
-                bands->elements[((size_t)panel * bands->n_components + c) * CG_PANEL_CHANNELS + at];
+            row_out[ch] = elements_at(layout, bands, unit, c)[in_unit];
             continue;
         }
-        const uint8_t *element =
-            bands->units + panel * bands->panel_bytes + element_offset(slab, i) + 4 * (size_t)at;
+        const uint8_t *four = cg_bands_panel(layout, bands, unit, at) +
+                              (line * cg_bands_panel_channels(layout, at) + lane) * 4;
         if (slab->is_wide)
-            memcpy(&row_out[ch], element, sizeof *row_out);
+            memcpy(&row_out[ch], four + i % 2 * 2, sizeof *row_out);
         else
-            row_out[ch] = (int16_t)(*element - 128);
+            row_out[ch] = (int16_t)(four[i % 4] - 128);
     }
     return slab->shift;
 }

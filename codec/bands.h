@@ -19,18 +19,16 @@ enum {
     CG_MAX_ELEMENT = 1 << 14, /* of a basis, in magnitude, before the shift */
     CG_LEAST_UNIT_BITS = 8,
     CG_MOST_UNIT_BITS = 20,
-    CG_WIDE_SLAB_PAIRS = 32, /* of components, most in a slab of 16 bits */
+    CG_SLAB_LINES = 96, /* most in a slab: 24 KB of a panel, which stay in the first cache */
 };
 
-/* Neighbouring bands of one shift and width, so many that their bytes stay in the first caches
- * while they are used. Elements are bytes where a band's all fit in one, else 16 bits: quads or
- * pairs of components stand side by side, so that both have 4 bytes a channel. */
+/* Neighbouring bands of one shift and width. Elements are bytes where a band's all fit in one, else
+ * 16 bits. A line is 4 bytes a channel: a quad of components, or a pair where they have 16 bits. */
 typedef struct cg_band_slab {
     uint32_t first_component, n_components;
+    uint32_t first_line, n_lines;
     uint32_t shift;
     bool is_wide;
-    uint32_t n_units; /* quads, or pairs where it is wide */
-    size_t offset;    /* in each panel's bytes: [n_units][CG_PANEL_CHANNELS][4 bytes] */
 } cg_band_slab;
 
 typedef struct cg_bands {
@@ -42,12 +40,33 @@ typedef struct cg_bands {
     /* [n_components + 1]: sum over the components before this one of their largest elements,
      * shifted. A row of symbols of at most s sums to no more than s times that. */
     uint64_t *most_before;
-    /* For kernels with accumulate_bytes(): [n_panels][panel_bytes]; a byte is an element + 128. */
-    uint8_t *units;
-    size_t panel_bytes;
-    /* For the others: [n_panels][n_components][CG_PANEL_CHANNELS]. */
+    /* For kernels with accumulate_bytes(): unit by unit, in it panel by panel (the last may be
+     * narrower) [n_lines][channels of the panel][4]; a byte is an element + 128. */
+    uint8_t *lines;
+    uint32_t n_lines;
+    /* For the others: [n_units][n_components][channels of a unit]. */
     int16_t *elements;
 } cg_bands;
+
+/* The channels of a unit of the layout that are stored: whole sixteens. */
+static inline size_t cg_bands_unit_channels(const cg_basis_layout *layout)
+{
+    return cg_padded(layout->unit_channels, 16);
+}
+
+/* Channels of the panel that begins at channel `at` of a unit: whole sixteens. */
+static inline size_t cg_bands_panel_channels(const cg_basis_layout *layout, size_t at)
+{
+    const size_t left = cg_bands_unit_channels(layout) - at;
+    return left < CG_BAND_CHANNELS ? left : (size_t)CG_BAND_CHANNELS;
+}
+
+/* Where the lines of that panel of the n-th unit begin. */
+static inline uint8_t *cg_bands_panel(const cg_basis_layout *layout, const cg_bands *bands,
+                                      size_t unit, size_t at)
+{
+    return bands->lines + (unit * cg_bands_unit_channels(layout) + at) * 4 * bands->n_lines;
+}
 
 /* Reads a basis of n_components rows of n_channels from *in, which moves behind it, and lays it out
  * (kernels of the layout). *bands is zeros before; the caller destroys it in any case.

@@ -7,11 +7,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Heads of a unit, for integers: few, so that a batch's sums stay in the second cache, and whole
+ * panels where that is possible. */
+static uint32_t integer_unit(uint32_t head_dim)
+{
+    for (uint32_t n = head_dim; n <= CG_PANEL_CHANNELS; n += head_dim) {
+        if (n % CG_BAND_CHANNELS == 0)
+            return n;
+    }
+    return head_dim < CG_PANEL_CHANNELS ? CG_PANEL_CHANNELS / head_dim * head_dim : head_dim;
+}
+
 cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim, bool is_integer,
                                cg_basis_layout *layout)
 {
     uint32_t tiled = head_dim;
-    layout->kernels = kernels;
+    *layout = (cg_basis_layout){.kernels = kernels};
+    if (is_integer) {
+        layout->unit_channels = integer_unit(head_dim);
+        layout->has_quads = kernels->integers->accumulate_bytes != NULL;
+        return CG_OK;
+    }
     layout->panel_channels = CG_PANEL_CHANNELS / head_dim * head_dim;
     for (uint32_t n = CG_PANEL_CHANNELS; layout->panel_channels == 0; n--)
         layout->panel_channels = head_dim % n == 0 ? n : 0;
@@ -20,7 +36,7 @@ cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim, boo
         return CG_ERR_UNSUPPORTED;
     while (tiled % CG_TILE != 0)
         tiled += head_dim;
-    layout->is_tiled = !is_integer && kernels->inverse->synthesize != NULL && tiled <= 16 * CG_TILE;
+    layout->is_tiled = kernels->inverse->synthesize != NULL && tiled <= 16 * CG_TILE;
     layout->has_quads = !layout->is_tiled && kernels->inverse->accumulate_quads != NULL;
     layout->unit_channels = layout->is_tiled                    ? tiled
                             : layout->panel_channels > head_dim ? layout->panel_channels

@@ -26,14 +26,15 @@ enum {
 /* How the kernels and the head size want all bases of a profile. */
 typedef struct cg_basis_layout {
     const cg_kernels *kernels;
-    uint32_t panel_channels; /* channels of a panel that count, at most CG_PANEL_CHANNELS */
-    uint32_t unit_channels;  /* whole heads that are rotated and stored together */
-    bool is_tiled;           /* the kernels have synthesize(), and a unit is whole tiles, too */
-    bool has_quads;          /* not is_tiled, and the kernels have accumulate_quads() */
+    /* Version 1: channels of a panel that count, at most CG_PANEL_CHANNELS. */
+    uint32_t panel_channels;
+    uint32_t unit_channels; /* whole heads that are rotated and stored together */
+    bool is_tiled;  /* version 1: the kernels have synthesize(), and a unit is whole tiles, too */
+    bool has_quads; /* not is_tiled, and the kernels take components by quads */
 } cg_basis_layout;
 
-/* is_integer: of a profile of version 2. CG_ERR_UNSUPPORTED: a head size whose panels would be
- * nearly empty. */
+/* is_integer: of a profile of version 2. CG_ERR_UNSUPPORTED, version 1: a head size whose panels
+ * would be nearly empty. */
 cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim, bool is_integer,
                                cg_basis_layout *layout);
 

@@ -89,6 +89,6 @@ static void dequantize_channels(const int16_t *restrict cells, const float *rest
 }
 
 const cg_kernels CG_KERNELS = {
-    CG_KERNELS_NAME, inverse_dct,     forward_dct,       rotate,
-    to_bf16,         quantize,        quantize_channels, dequantize_channels,
-    &CG_KLT_INVERSE, &CG_KLT_FORWARD, &CG_RANS_KERNELS,  &CG_EXACT_KERNELS};
+    CG_KERNELS_NAME, inverse_dct,       forward_dct,         rotate,          to_bf16,
+    quantize,        quantize_channels, dequantize_channels, &CG_KLT_INVERSE, &CG_KLT_INTEGERS,
+    &CG_KLT_FORWARD, &CG_RANS_KERNELS,  &CG_EXACT_KERNELS};

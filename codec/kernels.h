@@ -20,6 +20,7 @@ extern "C" {
 enum {
     CG_DCT = 8,              /* tokens of a DCT block, and its frequencies */
     CG_PANEL_CHANNELS = 256, /* channels whose sums a decoding kernel holds in registers */
+    CG_BAND_CHANNELS = 64,   /* the same of integers (codec/bands.h) */
     CG_TILE = 32,
     CG_QUAD_COMPONENTS = 4,
     CG_QUAD_SLACK = 16,
@@ -77,22 +78,6 @@ typedef struct cg_klt_inverse {
     void (*accumulate_quads)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
                              unsigned n_sixteens, float unit, bool is_first, float *y,
                              size_t y_stride);
-    /* The same in whole numbers, modulo 2^32: the sum times 2^shift. */
-    void (*accumulate_bytes)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
-                             unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
-                             size_t y_stride);
-    /* And in integers of 16 bits, by pairs of components. cells[n_cells] to the pairs that are not
-     * all zero, in order: as quads, whose symbols are two of 16 bits. quads_out has room for
-     * n_cells / 2 + CG_QUAD_SLACK. slab: [n_pairs][CG_PANEL_CHANNELS][2] of 16 bits. */
-    void (*list_pairs)(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
-                       cg_quad_row *row_out);
-    void (*accumulate_words)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
-                             unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
-                             size_t y_stride);
-    /* And without either: y[n_channels] += 2^shift * sum over c of cells[c] *
-     * elements[c][CG_PANEL_CHANNELS], modulo 2^32. */
-    void (*accumulate_elements)(const int16_t *elements, const int16_t *cells, size_t n_cells,
-                                unsigned shift, unsigned n_channels, int32_t *y);
     /* 3. Matrix units. Tiles of the first n_blocks rows of cells, at most CG_TILE, and zeros below.
      * Returns n_tiles, at most 2 * ceil(n_active / CG_TILE). */
     size_t (*tile_symbols)(const int16_t *cells, size_t n_blocks, size_t n_active, uint16_t *tiles,
@@ -103,6 +88,29 @@ typedef struct cg_klt_inverse {
     void (*synthesize)(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks,
                        const uint16_t *panel, float *y, size_t f_stride, size_t b_stride);
 } cg_klt_inverse;
+
+/* An inverse KLT in integers (codec/bands.h), modulo 2^32. Either the first three and list_quads()
+ * are there, or the last; what is not there is NULL. */
+typedef struct cg_klt_integers {
+    /* y[r][ch] = 2^shift * sum over rows[r] of symbol * (byte - 128), for n_rows rows and 16 *
+     * n_sixteens channels, at most CG_BAND_CHANNELS; added to what y holds unless is_first.
+     * lines: bytes [n_quads][16 * n_sixteens][4]. */
+    void (*accumulate_bytes)(const uint8_t *lines, const cg_quad_row *rows, size_t n_rows,
+                             unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
+                             size_t y_stride);
+    /* Integers of 16 bits, by pairs of components. cells[n_cells] to the pairs that are not all
+     * zero, in order: as quads, whose symbols are two of 16 bits. quads_out has room for
+     * n_cells / 2 + CG_QUAD_SLACK. lines: [n_pairs][16 * n_sixteens][2] of 16 bits. */
+    void (*list_pairs)(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
+                       cg_quad_row *row_out);
+    void (*accumulate_words)(const uint8_t *lines, const cg_quad_row *rows, size_t n_rows,
+                             unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
+                             size_t y_stride);
+    /* y[n_channels] += 2^shift * sum over c of cells[c] * elements[c][element_stride]. */
+    void (*accumulate_elements)(const int16_t *elements, size_t element_stride,
+                                const int16_t *cells, size_t n_cells, unsigned shift,
+                                size_t n_channels, int32_t *y);
+} cg_klt_integers;
 
 /* A KLT, from channels to coefficients. */
 typedef struct cg_klt_forward {
@@ -148,6 +156,7 @@ typedef struct cg_kernels {
     void (*dequantize_channels)(const int16_t *cells, const float *step, const float *base,
                                 size_t n_channels, float *x);
     const cg_klt_inverse *inverse;
+    const cg_klt_integers *integers;
     const cg_klt_forward *forward;
     const cg_rans_kernels *rans;
     const cg_exact_kernels *exact;
@@ -168,6 +177,7 @@ extern const cg_kernels cg_kernels_avx2, cg_kernels_avx512, cg_kernels_vnni, cg_
 
 #if defined(CG_KLT_INVERSE) /* one of a table's files is being compiled */
 extern const cg_klt_inverse CG_KLT_INVERSE;
+extern const cg_klt_integers CG_KLT_INTEGERS;
 extern const cg_klt_forward CG_KLT_FORWARD;
 #endif
 

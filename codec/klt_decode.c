@@ -9,7 +9,7 @@ static void take_integers(cg_arena *arena, const cg_level_columns *columns, size
 {
     const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE,
                  n_rows = s->group->bands[s->matrix].n_slabs * n * CG_DCT;
-    s->sums = cg_arena_take(arena, CG_DCT * CG_TILE * s->y_stride * sizeof *s->sums);
+    s->sums = cg_arena_take(arena, CG_DCT * s->f_stride * sizeof *s->sums);
     if (!has_quads)
         return;
     s->quads = cg_arena_take(arena, cg_klt_exact_quads_bytes(columns, n));
@@ -30,11 +30,13 @@ static cg_synthesis take_synthesis(cg_arena *arena, const cg_profile *profile, u
     s.scale = cg_arena_take(arena, group->n_channels * sizeof *s.scale);
     s.mean = cg_arena_take(arena, group->n_channels * sizeof *s.mean);
     s.x = cg_arena_take(arena, (size_t)CG_DCT * profile->layout.unit_channels * sizeof *s.x);
-    s.y_stride = profile->layout.unit_channels + (profile->layout.has_quads ? 16 : 0);
     if (profile->version > 1) {
+        s.y_stride = cg_bands_unit_channels(&profile->layout);
+        s.f_stride = CG_TILE * s.y_stride + 16; /* a power of two would be few sets of a cache */
         take_integers(arena, columns, n_blocks, profile->layout.has_quads, &s);
         return s;
     }
+    s.y_stride = profile->layout.unit_channels + (profile->layout.has_quads ? 16 : 0);
     if (profile->layout.is_tiled || profile->layout.has_quads)
         s.y = cg_arena_take(arena, CG_DCT * CG_TILE * s.y_stride * sizeof *s.y);
     if (profile->layout.has_quads) {

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { MAX_SYMBOL_DIGITS = 3, SLAB_COMPONENTS = CG_SLAB_QUADS * CG_QUAD_COMPONENTS };
+enum { MAX_SYMBOL_DIGITS = 3, SLAB_COMPONENTS = CG_SLAB_LINES * CG_QUAD_COMPONENTS };
 
 /* Where one row of symbols (a block's frequency) lies in a slab. */
 typedef struct slab_cells {
@@ -50,6 +50,7 @@ static cg_quad *list_digits(const cg_klt_inverse *inverse, slab_cells in, cg_qua
 static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
 {
     const cg_klt_inverse *inverse = s->heads->profile->kernels->inverse;
+    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
     const cg_bands *bands = &s->group->bands[s->matrix];
     cg_quad *quads = s->quads;
     cg_quad_row *row = s->quad_rows;
@@ -58,8 +59,8 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
         const cg_band_slab *slab = &bands->slabs[i];
         for (size_t r = 0; r < CG_DCT * n; r++, row++) {
             const slab_cells in = cells_of(s, slab, (unsigned)(r / n), batch + r % n);
-            (slab->is_wide ? inverse->list_pairs : inverse->list_quads)(in.cells, in.n_cells, quads,
-                                                                        row);
+            (slab->is_wide ? integers->list_pairs : inverse->list_quads)(in.cells, in.n_cells,
+                                                                         quads, row);
             if (row->limit == INT32_MAX) {
                 quads += row->n_quads;
                 continue;
@@ -76,58 +77,70 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
     large->slab = UINT32_MAX; /* the end */
 }
 
-/* Y of a batch of n_blocks blocks in one panel of n channels. Slabs outside, rows inside: a slab
- * stays in the first cache for all rows. */
+/* Y of a batch of n_blocks blocks in one panel. Slabs outside, rows inside: a slab stays in the
+ * first cache for all rows. */
 static void accumulate_batch(const cg_synthesis *s, size_t n_blocks, const uint8_t *panel,
-                             uint32_t n, int32_t *y)
+                             size_t n_channels, int32_t *y)
 {
-    const cg_klt_inverse *inverse = s->heads->profile->kernels->inverse;
+    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
     const cg_bands *bands = &s->group->bands[s->matrix];
     const uint16_t *n_active = s->symbols->columns->n_active;
     const cg_large_row *large = s->large_rows;
-    const size_t y_stride = s->y_stride;
-    const unsigned n_sixteens = (n + 15) / 16;
+    const unsigned n_sixteens = (unsigned)n_channels / 16;
     for (uint32_t i = 0; i < bands->n_slabs; i++) {
         const cg_band_slab *slab = &bands->slabs[i];
         const cg_quad_row *rows = s->quad_rows + i * CG_DCT * n_blocks;
-        const uint8_t *bytes = panel + slab->offset;
+        const uint8_t *lines = panel + slab->first_line * 4 * n_channels;
         for (unsigned f = 0; f < CG_DCT; f++) {
             if (i == 0 || n_active[f] > slab->first_component)
-                (slab->is_wide ? inverse->accumulate_words : inverse->accumulate_bytes)(
-                    bytes, rows + f * n_blocks, n_blocks, n_sixteens, slab->shift, i == 0,
-                    y + f * CG_TILE * y_stride, y_stride);
+                (slab->is_wide ? integers->accumulate_words : integers->accumulate_bytes)(
+                    lines, rows + f * n_blocks, n_blocks, n_sixteens, slab->shift, i == 0,
+                    y + f * s->f_stride, s->y_stride);
         }
-        for (const cg_large_row *l = large; l->slab == i; l++)
-            inverse->accumulate_bytes(bytes, &l->row, 1, n_sixteens, slab->shift + l->shift, false,
-                                      y + (l->r / n_blocks * CG_TILE + l->r % n_blocks) * y_stride,
-                                      y_stride);
-        while (large->slab == i)
-            large++;
+        for (; large->slab == i; large++)
+            integers->accumulate_bytes(
+                lines, &large->row, 1, n_sixteens, slab->shift + large->shift, false,
+                y + large->r / n_blocks * s->f_stride + large->r % n_blocks * s->y_stride,
+                s->y_stride);
     }
-    for (size_t r = 0; r < (size_t)CG_DCT * CG_TILE && bands->n_slabs == 0; r++)
-        memset(y + r * y_stride, 0, n * sizeof *y); /* a basis of nothing */
 }
 
 /* The same without quads: a product for each symbol that is not zero. */
-static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_blocks, uint32_t panel,
-                             uint32_t n, int32_t *y)
+static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_blocks,
+                             const int16_t *elements)
 {
-    const cg_klt_inverse *inverse = s->heads->profile->kernels->inverse;
+    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
     const cg_bands *bands = &s->group->bands[s->matrix];
-    const int16_t *elements =
-        bands->elements + (size_t)panel * bands->n_components * CG_PANEL_CHANNELS;
     for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
         const size_t f = r / n_blocks, b = r % n_blocks;
-        int32_t *row = y + (f * CG_TILE + b) * s->y_stride;
-        memset(row, 0, n * sizeof *row);
+        int32_t *row = s->sums + f * s->f_stride + b * s->y_stride;
+        memset(row, 0, s->y_stride * sizeof *row);
         for (const cg_band_slab *slab = bands->slabs; slab < bands->slabs + bands->n_slabs;
              slab++) {
             const slab_cells in = cells_of(s, slab, (unsigned)f, batch + b);
-            inverse->accumulate_elements(elements +
-                                             (size_t)slab->first_component * CG_PANEL_CHANNELS,
-                                         in.cells, in.n_cells, slab->shift, n, row);
+            integers->accumulate_elements(elements + slab->first_component * s->y_stride,
+                                          s->y_stride, in.cells, in.n_cells, slab->shift,
+                                          s->y_stride, row);
         }
     }
+}
+
+/* A batch's sums of the unit of channels that begins at first. */
+static void accumulate_unit(const cg_synthesis *s, size_t batch, size_t n_blocks, uint32_t first)
+{
+    const cg_basis_layout *layout = &s->heads->profile->layout;
+    const cg_bands *bands = &s->group->bands[s->matrix];
+    const size_t unit = first / layout->unit_channels;
+    if (!layout->has_quads) {
+        accumulate_cells(s, batch, n_blocks,
+                         bands->elements + unit * bands->n_components * s->y_stride);
+        return;
+    }
+    if (bands->n_slabs == 0) /* a basis of nothing */
+        memset(s->sums, 0, CG_DCT * s->f_stride * sizeof *s->sums);
+    for (size_t at = 0; at < s->y_stride; at += CG_BAND_CHANNELS)
+        accumulate_batch(s, n_blocks, cg_bands_panel(layout, bands, unit, at),
+                         cg_bands_panel_channels(layout, at), s->sums + at);
 }
 
 /* A batch's elements of n_unit channels from first on. */
@@ -135,10 +148,9 @@ static void finish_batch(const cg_synthesis *s, size_t batch, size_t n_blocks, u
                          uint32_t n_unit)
 {
     const cg_profile *p = s->heads->profile;
-    const cg_bands *bands = &s->group->bands[s->matrix];
-    const float unit = cg_bands_unit(bands);
+    const float unit = cg_bands_unit(&s->group->bands[s->matrix]);
     for (size_t b = 0; b < n_blocks; b++) {
-        p->kernels->exact->inverse_dct(s->sums + b * s->y_stride, CG_TILE * s->y_stride, unit,
+        p->kernels->exact->inverse_dct(s->sums + b * s->y_stride, s->f_stride, unit,
                                        s->scale + first, s->mean + first, n_unit, s->x,
                                        p->layout.unit_channels);
         cg_klt_finish_unit(s, first, n_unit, batch + b);
@@ -149,27 +161,15 @@ static void finish_batch(const cg_synthesis *s, size_t batch, size_t n_blocks, u
 void cg_klt_exact(const cg_synthesis *s)
 {
     const cg_basis_layout *layout = &s->heads->profile->layout;
-    const cg_bands *bands = &s->group->bands[s->matrix];
-    const uint32_t n_channels = s->group->n_channels;
+    const uint32_t n_channels = s->group->n_channels, unit = layout->unit_channels;
     const size_t n_blocks = s->symbols->n_rows;
     for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
         const size_t n = n_blocks - batch < CG_TILE ? n_blocks - batch : CG_TILE;
         if (layout->has_quads)
             list_batch(s, batch, n);
-        for (uint32_t first = 0, n_unit; first < n_channels; first += n_unit) {
-            n_unit = n_channels - first < layout->unit_channels ? n_channels - first
-                                                                : layout->unit_channels;
-            for (uint32_t at = 0, n_panel; at < n_unit; at += n_panel) {
-                const uint32_t panel = (first + at) / layout->panel_channels;
-                n_panel =
-                    n_unit - at < layout->panel_channels ? n_unit - at : layout->panel_channels;
-                if (layout->has_quads)
-                    accumulate_batch(s, n, bands->units + panel * bands->panel_bytes, n_panel,
-                                     s->sums + at);
-                else
-                    accumulate_cells(s, batch, n, panel, n_panel, s->sums + at);
-            }
-            finish_batch(s, batch, n, first, n_unit);
+        for (uint32_t first = 0; first < n_channels; first += unit) {
+            accumulate_unit(s, batch, n, first);
+            finish_batch(s, batch, n, first, n_channels - first < unit ? n_channels - first : unit);
         }
     }
 }

@@ -10,23 +10,6 @@
 enum { QUAD_LIMIT = 0, DIGIT_BITS = 0 };
 #define list_quads NULL
 #define accumulate_quads NULL
-#define accumulate_bytes NULL
-#define list_pairs NULL
-#define accumulate_words NULL
-
-static void accumulate_elements(const int16_t *restrict elements, const int16_t *cells,
-                                size_t n_cells, unsigned shift, unsigned n_channels,
-                                int32_t *restrict y)
-{
-    uint32_t *restrict sum = (uint32_t *)y; /* wraps */
-    for (size_t c = 0; c < n_cells; c++, elements += CG_PANEL_CHANNELS) {
-        const int16_t cell = cells[c];
-        if (cell == 0)
-            continue;
-        for (unsigned ch = 0; ch < n_channels; ch++)
-            sum[ch] += (uint32_t)((int32_t)cell * elements[ch]) << shift;
-    }
-}
 
 static size_t list_nonzero(const int16_t *cells, size_t n_cells, cg_nonzero *list_out)
 {
@@ -79,7 +62,6 @@ static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_l
 #else
 #define list_nonzero NULL
 #define accumulate NULL
-#define accumulate_elements NULL
 
 /* Sums in registers: what a pass over the quads holds. */
 #if defined(__AVX512BW__)
@@ -169,74 +151,19 @@ static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
     *row_out = (cg_quad_row){quads_out, n, sum, has_large ? QUAD_LIMIT : INT32_MAX};
 }
 
-/* Sixteen bits need no digits: symbols are listed as they are. */
-static void list_pairs(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
-                       cg_quad_row *row_out)
-{
-    uint32_t n = 0;
-#if defined(__AVX512BW__)
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i high =
-        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    for (size_t i = 0; i < n_cells; i += 32) { /* the stores reach past the list's end */
-        const size_t left = n_cells - i;
-        const __m512i pairs =
-            _mm512_maskz_loadu_epi16(left < 32 ? (1u << left) - 1 : ~0u, cells + i);
-        const __mmask16 found = _mm512_test_epi32_mask(pairs, pairs);
-        const __m512i index = _mm512_maskz_compress_epi32(
-            found, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(i / 2))));
-        const __m512i symbols = _mm512_maskz_compress_epi32(found, pairs);
-        _mm512_storeu_si512(quads_out + n, _mm512_permutex2var_epi32(index, low, symbols));
-        _mm512_storeu_si512(quads_out + n + 8, _mm512_permutex2var_epi32(index, high, symbols));
-        n += (uint32_t)__builtin_popcount(found);
-    }
-#else
-    for (size_t i = 0; i < n_cells; i += 2) {
-        int32_t two = 0;
-        memcpy(&two, cells + i, (n_cells - i < 2 ? 1 : 2) * sizeof *cells);
-        quads_out[n].index = (uint32_t)(i / 2);
-        memcpy(quads_out[n].symbols, &two, sizeof two);
-        n += two != 0;
-    }
-#endif
-    *row_out = (cg_quad_row){quads_out, n, 0, INT32_MAX};
-}
-
-static inline vector_i add_pair(vector_i sum, const uint8_t *at, vector_i symbols)
-{
-#if defined(__AVX512VNNI__)
-    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(V_SI(loadu)((const void *)at)), "v"(symbols));
-    return sum;
-#else
-    return V(add_epi32)(sum, V(madd_epi16)(V_SI(loadu)((const void *)at), symbols));
-#endif
-}
-
-/* What becomes of the sums of a row: floats times unit, or integers times 2^shift. words: of pairs.
- */
-typedef struct sums_to {
-    bool is_exact, is_words, is_first;
-    float unit;
-    unsigned shift;
-} sums_to;
-
-/* n and what is_exact says are constants where this is inlined: the sums then live in registers. */
+/* n is a constant where this is inlined: the sums then live in registers. */
 static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *slab,
                                                                  const cg_quad_row *row,
-                                                                 const unsigned n, const sums_to to,
-                                                                 void *y)
+                                                                 const unsigned n, float unit,
+                                                                 bool is_first, float *y)
 {
     vector_i sum[QUADS_A_PASS];
-    /* Bytes of a basis stand for byte - 128. */
-    const int32_t start = to.is_words ? 0 : -128 * row->sum;
-    const uint32_t at_once = to.is_words ? 1 : QUADS_AT_ONCE;
     for (unsigned k = 0; k < n; k++)
-        sum[k] = V(set1_epi32)(start);
-    for (uint32_t i = 0; i < row->n_quads; i += at_once) {
+        sum[k] = V(set1_epi32)(-128 * row->sum); /* bytes of a basis stand for byte - 128 */
+    for (uint32_t i = 0; i < row->n_quads; i += QUADS_AT_ONCE) {
         vector_i symbols[QUADS_AT_ONCE];
         const uint8_t *at[QUADS_AT_ONCE];
-        for (unsigned j = 0; j < at_once; j++) {
+        for (unsigned j = 0; j < QUADS_AT_ONCE; j++) {
             int32_t four = 0;
             at[j] = slab;
             if (j == 0 || i + j < row->n_quads) {
@@ -247,58 +174,25 @@ static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *
         }
 #pragma GCC unroll 16
         for (unsigned k = 0; k < n; k++) {
-            sum[k] = to.is_words ? add_pair(sum[k], at[0], symbols[0])
-                                 : add_products(sum[k], at, symbols);
-            for (unsigned j = 0; j < at_once; j++)
+            sum[k] = add_products(sum[k], at, symbols);
+            for (unsigned j = 0; j < QUADS_AT_ONCE; j++)
                 at[j] += sizeof(vector_i);
         }
     }
-    if (to.is_exact) {
-        const __m128i shift = _mm_cvtsi32_si128((int)to.shift);
-        for (unsigned k = 0; k < n; k++) {
-            char *out = (char *)y + k * sizeof(vector_i);
-            vector_i value = V(sll_epi32)(sum[k], shift);
-            if (!to.is_first)
-                value = V(add_epi32)(value, V_SI(loadu)((const void *)out));
-            V_SI(storeu)((void *)out, value);
-        }
-        return;
-    }
     for (unsigned k = 0; k < n; k++) {
-        vector_f32 *out = (vector_f32 *)(void *)((float *)y + LANES * k);
-        const vector_f32 product = to.unit * (vector_f32)V(cvtepi32_ps)(sum[k]);
-        *out = to.is_first ? product : *out + product;
+        vector_f32 *out = (vector_f32 *)(void *)(y + LANES * k);
+        const vector_f32 product = unit * (vector_f32)V(cvtepi32_ps)(sum[k]);
+        *out = is_first ? product : *out + product;
     }
 }
 
 static inline __attribute__((always_inline)) void
 accumulate_rows(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows, const unsigned n,
-                const sums_to to, void *y, size_t y_stride)
+                float unit, bool is_first, float *y, size_t y_stride)
 {
     for (size_t r = 0; r < n_rows; r++) {
-        if (rows[r].n_quads > 0 || to.is_first)
-            accumulate_row(slab, &rows[r], n, to, (char *)y + r * y_stride * sizeof(float));
-    }
-}
-
-static inline __attribute__((always_inline)) void
-accumulate_all(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows, unsigned n_sixteens,
-               const sums_to to, char *y, size_t y_stride)
-{
-    /* n is a constant in each branch, so that the compiler keeps n sums in registers. */
-    for (unsigned k = 0, n; k < n_sixteens * VECTORS_A_PART; k += n) {
-        const unsigned left = n_sixteens * VECTORS_A_PART - k;
-        const uint8_t *at = slab + k * sizeof(vector_i);
-        char *out = y + k * sizeof(vector_i);
-        if (left >= QUADS_A_PASS)
-            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS, to, out, y_stride);
-        else if (left >= 12) /* heads of 64 or 96 */
-            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS < 12 ? QUADS_A_PASS : 12, to, out,
-                            y_stride);
-        else if (left >= 4)
-            accumulate_rows(at, rows, n_rows, n = 4, to, out, y_stride);
-        else
-            accumulate_rows(at, rows, n_rows, n = 1, to, out, y_stride);
+        if (rows[r].n_quads > 0 || is_first)
+            accumulate_row(slab, &rows[r], n, unit, is_first, y + r * y_stride);
     }
 }
 
@@ -306,24 +200,21 @@ static void accumulate_quads(const uint8_t *slab, const cg_quad_row *rows, size_
                              unsigned n_sixteens, float unit, bool is_first, float *y,
                              size_t y_stride)
 {
-    accumulate_all(slab, rows, n_rows, n_sixteens, (sums_to){false, false, is_first, unit, 0},
-                   (char *)y, y_stride);
-}
-
-static void accumulate_bytes(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
-                             unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
-                             size_t y_stride)
-{
-    accumulate_all(slab, rows, n_rows, n_sixteens, (sums_to){true, false, is_first, 0, shift},
-                   (char *)y, y_stride);
-}
-
-static void accumulate_words(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
-                             unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
-                             size_t y_stride)
-{
-    accumulate_all(slab, rows, n_rows, n_sixteens, (sums_to){true, true, is_first, 0, shift},
-                   (char *)y, y_stride);
+    /* n is a constant in each branch, so that the compiler keeps n sums in registers. */
+    for (unsigned k = 0, n; k < n_sixteens * VECTORS_A_PART; k += n) {
+        const unsigned left = n_sixteens * VECTORS_A_PART - k;
+        const uint8_t *at = slab + k * sizeof(vector_i);
+        float *out = y + k * LANES;
+        if (left >= QUADS_A_PASS)
+            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS, unit, is_first, out, y_stride);
+        else if (left >= 12) /* heads of 64 or 96 */
+            accumulate_rows(at, rows, n_rows, n = QUADS_A_PASS < 12 ? QUADS_A_PASS : 12, unit,
+                            is_first, out, y_stride);
+        else if (left >= 4)
+            accumulate_rows(at, rows, n_rows, n = 4, unit, is_first, out, y_stride);
+        else
+            accumulate_rows(at, rows, n_rows, n = 1, unit, is_first, out, y_stride);
+    }
 }
 #endif
 
@@ -403,7 +294,5 @@ static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks,
 #define synthesize NULL
 #endif
 
-const cg_klt_inverse CG_KLT_INVERSE = {list_nonzero,        accumulate,   list_quads,
-                                       QUAD_LIMIT,          DIGIT_BITS,   accumulate_quads,
-                                       accumulate_bytes,    list_pairs,   accumulate_words,
-                                       accumulate_elements, tile_symbols, synthesize};
+const cg_klt_inverse CG_KLT_INVERSE = {list_nonzero, accumulate,       list_quads,   QUAD_LIMIT,
+                                       DIGIT_BITS,   accumulate_quads, tile_symbols, synthesize};

@@ -33,8 +33,9 @@ typedef struct cg_synthesis {
     float *scale, *mean; /* [n_channels], of FORMAT.md's step 3 */
     float *x;            /* [CG_DCT][unit_channels]: a block's tokens */
     float *y;            /* lists: [CG_DCT][CG_PANEL_CHANNELS]; else [CG_DCT][CG_TILE][y_stride] */
-    int32_t *sums;       /* integers: [CG_DCT][CG_TILE][y_stride] */
-    size_t y_stride;     /* unit_channels; quads write whole sixteens */
+    int32_t *sums;       /* integers: [CG_DCT][f_stride], in it [CG_TILE][y_stride] */
+    size_t f_stride;
+    size_t y_stride; /* unit_channels; quads write whole sixteens */
     /* Lists: the symbols that are not zero. */
     cg_nonzero *list;   /* of all blocks and frequencies */
     uint32_t *list_end; /* [n_blocks][CG_DCT]: where each list ends */
