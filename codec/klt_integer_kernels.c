@@ -1,6 +1,5 @@
 /* Compiled once per instruction set, with CG_KLT_INTEGERS the name of the table: see kernels.h.
  * Sums are integers modulo 2^32: the same in any order. */
-#include "codec/kernel_vectors.h"
 #include "codec/kernels.h"
 
 #include <string.h>
@@ -24,6 +23,7 @@ static void accumulate_elements(const int16_t *restrict elements, size_t element
     }
 }
 #else
+#include "codec/kernel_lists.h"
 #define accumulate_elements NULL
 
 /* Sixteen bits need no digits: symbols are listed as they are. */
@@ -31,32 +31,8 @@ static void list_pairs(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
                        cg_quad_row *row_out)
 {
     uint32_t n = 0;
-#if defined(__AVX512BW__)
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i high =
-        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    for (size_t i = 0; i < n_cells; i += 32) { /* the stores reach past the list's end */
-        const size_t left = n_cells - i;
-        const __m512i pairs =
-            _mm512_maskz_loadu_epi16(left < 32 ? (1u << left) - 1 : ~0u, cells + i);
-        const __mmask16 found = _mm512_test_epi32_mask(pairs, pairs);
-        const __m512i index = _mm512_maskz_compress_epi32(
-            found, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(i / 2))));
-        const __m512i symbols = _mm512_maskz_compress_epi32(found, pairs);
-        _mm512_storeu_si512(quads_out + n, _mm512_permutex2var_epi32(index, low, symbols));
-        _mm512_storeu_si512(quads_out + n + 8, _mm512_permutex2var_epi32(index, high, symbols));
-        n += (uint32_t)__builtin_popcount(found);
-    }
-#else
-    for (size_t i = 0; i < n_cells; i += 2) {
-        int32_t two = 0;
-        memcpy(&two, cells + i, (n_cells - i < 2 ? 1 : 2) * sizeof *cells);
-        quads_out[n].index = (uint32_t)(i / 2);
-        memcpy(quads_out[n].symbols, &two, sizeof two);
-        n += two != 0;
-    }
-#endif
+    for (size_t i = 0; i < n_cells; i += 2 * LISTED_WORDS)
+        n += list_words(load_cells(cells + i, n_cells - i), (uint32_t)(i / 2), quads_out + n);
     *row_out = (cg_quad_row){quads_out, n, 0, INT32_MAX};
 }
 

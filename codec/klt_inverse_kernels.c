@@ -60,6 +60,7 @@ static void accumulate(const uint32_t *panel, const cg_nonzero *list, size_t n_l
         accumulate_part(panel + 16 * k, list, n_list, y + 32 * k);
 }
 #else
+#include "codec/kernel_lists.h"
 #define list_nonzero NULL
 #define accumulate NULL
 
@@ -93,62 +94,57 @@ static inline vector_i add_products(vector_i sum, const uint8_t *const at[],
 }
 #endif
 
+/* Cells of two registers as the bytes of one, in order. */
+static inline vector_i narrow(vector_i low, vector_i high)
+{
+#if defined(__AVX512BW__)
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(low)),
+                              _mm512_cvtepi16_epi8(high), 1);
+#else
+    return _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
+#endif
+}
+
+static inline int32_t sum_of(vector_i sums)
+{
+#if defined(__AVX512BW__)
+    return _mm512_reduce_add_epi32(sums);
+#else
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+#endif
+}
+
+static inline bool is_zero(vector_i bits)
+{
+#if defined(__AVX512BW__)
+    return _mm512_test_epi32_mask(bits, bits) == 0;
+#else
+    return _mm256_testz_si256(bits, bits);
+#endif
+}
+
 static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
                        cg_quad_row *row_out)
 {
+    enum { CELLS = 2 * LISTED_WORDS }; /* of a register */
+    const vector_i most = V(set1_epi16)(QUAD_LIMIT), least = V(set1_epi16)(-QUAD_LIMIT);
+    vector_i sums = V_SI(setzero)(), large = sums;
     uint32_t n = 0;
-    int sum = 0;
-    bool has_large = false;
-#if defined(__AVX512BW__)
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i high =
-        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    const __m512i most = _mm512_set1_epi16(QUAD_LIMIT), least = _mm512_set1_epi16(-QUAD_LIMIT);
-    __m512i sums = _mm512_setzero_si512(), large = sums;
-    for (size_t i = 0; i < n_cells;
-         i += 64) { /* squeezed together in registers; the stores reach past the list's end */
-        __m256i bytes[2];
+    for (size_t i = 0; i < n_cells; i += 2 * CELLS) {
+        vector_i kept[2];
         for (unsigned k = 0; k < 2; k++) {
-            const size_t at = i + 32 * k, left = n_cells > at ? n_cells - at : 0;
-            const __m512i cell =
-                _mm512_maskz_loadu_epi16(left < 32 ? (1u << left) - 1 : ~0u, cells + at);
-            const __m512i kept = _mm512_max_epi16(_mm512_min_epi16(cell, most), least);
-            sums = _mm512_add_epi32(sums, _mm512_madd_epi16(kept, _mm512_set1_epi16(1)));
-            large = _mm512_or_si512(large, _mm512_xor_si512(cell, kept));
-            bytes[k] = _mm512_cvtepi16_epi8(kept);
+            const size_t at = i + CELLS * k, left = n_cells > at ? n_cells - at : 0;
+            const vector_i cell = load_cells(cells + at, left);
+            kept[k] = V(max_epi16)(V(min_epi16)(cell, most), least);
+            sums = V(add_epi32)(sums, V(madd_epi16)(kept[k], V(set1_epi16)(1)));
+            large = V_SI(or)(large, V_SI(xor)(cell, kept[k]));
         }
-        const __m512i quads = _mm512_inserti64x4(_mm512_castsi256_si512(bytes[0]), bytes[1], 1);
-        const __mmask16 found = _mm512_test_epi32_mask(quads, quads);
-        const __m512i index = _mm512_maskz_compress_epi32(
-            found, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(i / 4))));
-        const __m512i symbols = _mm512_maskz_compress_epi32(found, quads);
-        _mm512_storeu_si512(quads_out + n, _mm512_permutex2var_epi32(index, low, symbols));
-        _mm512_storeu_si512(quads_out + n + 8, _mm512_permutex2var_epi32(index, high, symbols));
-        n += (uint32_t)__builtin_popcount(found);
+        n += list_words(narrow(kept[0], kept[1]), (uint32_t)(i / 4), quads_out + n);
     }
-    sum = _mm512_reduce_add_epi32(sums);
-    has_large = _mm512_test_epi32_mask(large, large) != 0;
-#else
-    for (size_t i = 0; i < n_cells; i += 4) {
-        uint64_t four = 0;
-        memcpy(&four, cells + i, (n_cells - i < 4 ? n_cells - i : 4) * sizeof *cells);
-        if (four == 0)
-            continue;
-        quads_out[n].index = (uint32_t)(i / 4);
-        for (unsigned k = 0; k < 4; k++) {
-            const int cell = (int16_t)(four >> 16 * k);
-            const int kept = cell > QUAD_LIMIT    ? QUAD_LIMIT
-                             : cell < -QUAD_LIMIT ? -QUAD_LIMIT
-                                                  : cell;
-            quads_out[n].symbols[k] = (int8_t)kept;
-            sum += kept;
-            has_large |= kept != cell;
-        }
-        n++;
-    }
-#endif
-    *row_out = (cg_quad_row){quads_out, n, sum, has_large ? QUAD_LIMIT : INT32_MAX};
+    const bool has_large = !is_zero(large);
+    *row_out = (cg_quad_row){quads_out, n, sum_of(sums), has_large ? QUAD_LIMIT : INT32_MAX};
 }
 
 /* n is a constant where this is inlined: the sums then live in registers. */
