@@ -3,11 +3,12 @@
  * An input is tried twice: as it is, and after repair, with a golden profile's fingerprints, a
  * small geometry and all checksums put right, since no mutation would get past those. Bit 0 of byte
  * 48, a reserved byte, tells whether the section table is repaired, too; the low bits of byte 49,
- * another, whose profile it is, and those of byte 50 how many levels are nested, where the profile
- * lets them.
+ * another, whose profile it is, those of byte 50 how many levels are nested, where the profile lets
+ * them, and those of byte 51 with which instruction set it is decoded.
  */
 #include "codec/codec.h"
 #include "codec/cursor.h"
+#include "codec/kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,16 @@ enum {
 }; /* decoders take memory by what the header says: their callers decide how much */
 
 enum { KLT, PAPER, NESTED, KLT_2, PAPER_2, JOINED_2, N_PROFILES };
-static cg_profile *profiles[N_PROFILES];
+static const char *const table_names[] = {NULL, "baseline", "avx2", "avx512"}; /* NULL: the best */
+enum { N_TABLES = sizeof table_names / sizeof *table_names };
+static cg_profile *opened[N_TABLES][N_PROFILES], **profiles = opened[0];
+
+/* The table of which the CPU has no kernels is the best one. */
+static void use_table(unsigned table)
+{
+    cg_kernels_use(table_names[table] != NULL ? cg_kernels_named(table_names[table]) : NULL);
+    profiles = opened[table];
+}
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
@@ -31,10 +41,12 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
         CG_GOLDEN_DIR "/v1/profile.cgp",        CG_GOLDEN_DIR "/v1-paper/profile.cgp",
         CG_GOLDEN_DIR "/v2-nested/profile.cgp", CG_GOLDEN_DIR "/v3/profile.cgp",
         CG_GOLDEN_DIR "/v3-paper/profile.cgp",  CG_GOLDEN_DIR "/v3-joined/profile.cgp"};
-    for (int i = 0; i < N_PROFILES; i++) {
-        const cg_status status = cg_profile_open_file(paths[i], &profiles[i]);
+    for (unsigned i = 0; i < N_TABLES * N_PROFILES; i++) {
+        use_table(i / N_PROFILES);
+        const char *path = paths[i % N_PROFILES];
+        const cg_status status = cg_profile_open_file(path, &profiles[i % N_PROFILES]);
         if (status != CG_OK) {
-            fprintf(stderr, "%s: %s\n", paths[i], cg_strerror(status));
+            fprintf(stderr, "%s: %s\n", path, cg_strerror(status));
             abort();
         }
     }
@@ -183,6 +195,7 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 {
+    use_table(n_bytes > 51 ? bytes[51] % N_TABLES : 0);
     for (int i = 0; i < N_PROFILES; i++)
         exercise(profiles[i], bytes, n_bytes);
     exercise_repaired(bytes, n_bytes);
