@@ -141,6 +141,16 @@ def _bits(errors, square, noise):
     return 2 + (errors <= enough).argmax(0)
 
 
+def of_bytes(bits):
+    """bits of components, in which bands that would be of bytes but for one bit are: then a decoder multiplies twice as
+    fast. What it loses is about 2 % of the error at L1, and 0.2 % at L2, where such components' symbols are small."""
+    bits = bits.copy()
+    for band in (bits[i : i + BAND] for i in range(0, len(bits), BAND)):
+        if band.max() == BYTE_BITS + 1:
+            np.minimum(band, BYTE_BITS, out=band)
+    return bits
+
+
 def _plan(shares, squares, errors, units, least, noise):
     active, bits = {}, {}
     for level, group, matrix in sorted(shares):  # levels ascend
@@ -149,7 +159,8 @@ def _plan(shares, squares, errors, units, least, noise):
             n = [min(a, b) for a, b in zip(n, active[level - 1, group, matrix])]
         else:
             most = max(n)
-            bits[group, matrix] = _bits(errors[group, matrix][:, :most], squares[group, matrix][:most], noise)
+            enough = _bits(errors[group, matrix][:, :most], squares[group, matrix][:most], noise)
+            bits[group, matrix] = of_bytes(enough)
         active[level, group, matrix] = n
     return Plan(active, bits, squares, units)
 

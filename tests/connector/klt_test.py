@@ -19,7 +19,7 @@ except ImportError as error:
     sys.exit(77)
 import reader  # noqa: E402
 from cachegen import sinks  # noqa: E402
-from cachegen.assemble import BYTE_BITS, Unit, assemble, choose_unit, plan_columns, quantize_basis  # noqa: E402
+from cachegen.assemble import BYTE_BITS, Unit, assemble, choose_unit, of_bytes, plan_columns, quantize_basis  # noqa: E402
 from cachegen.klt import Matrices, Moments, Transform, quantize  # noqa: E402
 from cachegen.make_profile import MAX_CHANNELS, choose_matrices, count_symbols  # noqa: E402
 from cachegen.profile_file import BAND, MAX_BITS, MAX_ELEMENT, Basis, read_profile  # noqa: E402
@@ -164,6 +164,11 @@ class BasisTest(unittest.TestCase):
         self.assertEqual(basis.shift.tolist(), [0] + [alone.shift[1]] * 3)
         self.assertTrue((basis.multiple[1:BAND] % (1 << alone.shift[1]) == 0).all(), "of the coarse unit")
         self.assertTrue((basis.multiple.astype(int) << (basis.bits.astype(int) - 1) <= MAX_ELEMENT).all())
+
+    def test_a_band_is_not_wide_for_one_bit(self):
+        bits = np.array([10, 9] * 16 + [9, 3] * 16 + [9] * 36)
+        self.assertEqual(of_bytes(bits).tolist(), [10, 9] * 16 + [8, 3] * 16 + [8] * 36)
+        self.assertEqual(self.quantized(of_bytes(bits)).is_bytes.tolist(), [False, True, True, True])
 
     def test_sums_stay_far_from_32_bits(self):
         self.assertEqual(choose_unit(1920, 1e3), Unit(14, 4))
