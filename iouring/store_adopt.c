@@ -84,12 +84,15 @@ static bool is_one_file(int root_fd, const char *path, const char *other)
 }
 
 /* cg_file_install() into the folder of `to`. A link belongs to the owner of `from`; a copy is new.
- * path: of from, relative to the root. */
+ * path: of from, relative to the root. is_synced: from is on disk; each sync after a link costs a
+ * commit of the file system's journal. */
 static cg_status install(const adoption *a, const char *path, const char *from,
-                         const cg_located *to, bool replace, uint64_t copy_bytes)
+                         const cg_located *to, bool replace, bool is_synced, uint64_t copy_bytes)
 {
     begin(a, path, to->dir_fd, false);
-    const cg_status status = cg_file_install(a->root_fd, from, to->at, replace, copy_bytes);
+    const cg_status status = is_synced && !replace
+                                 ? cg_file_link(a->root_fd, from, to->at, copy_bytes)
+                                 : cg_file_install(a->root_fd, from, to->at, replace, copy_bytes);
     const bool is_made = status == CG_OK && !is_one_file(a->root_fd, from, to->at);
     const cg_status told = end(a, path, to->dir_fd, to->at, false, is_made);
     return status == CG_OK ? told : status;
@@ -112,11 +115,12 @@ static bool has_tokens(int root_fd, const char *path)
 }
 
 /* Writes `tokens` beside an object from the first section of the chunk at path, unless it is
- * there. */
+ * there. *is_synced_out: it was written, and after it its folder. */
 static cg_status adopt_tokens(const adoption *a, const char *path, const char *chunk, int dir_fd,
-                              const cg_chunk_header *h)
+                              const cg_chunk_header *h, bool *is_synced_out)
 {
     cg_located to;
+    *is_synced_out = false;
     cg_status status = cg_beneath_locate_in(dir_fd, "tokens", &to);
     if (status != CG_OK || has_tokens(a->root_fd, to.at))
         return status;
@@ -133,6 +137,7 @@ static cg_status adopt_tokens(const adoption *a, const char *path, const char *c
         cg_put_le(tokens + 4 * i, 4,
                   cg_get_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
     status = write_new(a, path, &to, tokens, (size_t)h->n_tokens * 4);
+    *is_synced_out = status == CG_OK;
     if (status == CG_ERR_EXISTS)
         status = CG_OK;
 done:
@@ -208,7 +213,7 @@ static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk
     char object[CG_TREE_PATH_BYTES];
     cg_located from, to = {.dir_fd = -1};
     struct stat s;
-    bool installed = false;
+    bool installed = false, is_synced;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_CHUNK)
         return CG_ERR_INVALID_ARGUMENT;
@@ -233,13 +238,13 @@ static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk
         /* What stands there and is no such chunk was damaged behind the daemon's back: this one
          * heals it. */
         const bool replace = fstatat(root_fd, to.at, &s, AT_SYMLINK_NOFOLLOW) == 0;
-        status = install(a, path, from.at, &to, replace, h.level_bytes[level]);
+        status = install(a, path, from.at, &to, replace, installed, h.level_bytes[level]);
         if (status != CG_OK && status != CG_ERR_EXISTS)
             goto done;
         installed = true;
     }
-    if ((status = adopt_tokens(a, path, from.at, to.dir_fd, &h)) != CG_OK ||
-        (installed && (status = cg_file_sync_dir(root_fd, to.at)) != CG_OK))
+    if ((status = adopt_tokens(a, path, from.at, to.dir_fd, &h, &is_synced)) != CG_OK ||
+        (installed && !is_synced && (status = cg_file_sync_dir(root_fd, to.at)) != CG_OK))
         goto done;
     if (h.is_nested)
         share(root_fd, path, &name, &h);
@@ -287,7 +292,7 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
         (status = cg_beneath_locate_in(to.dir_fd, installed, &to)) != CG_OK ||
         (status = cg_beneath_locate_in(to.dir_fd, "default", &by_default)) != CG_OK)
         goto done;
-    status = install(&a, path, from.at, &to, false, UINT64_MAX);
+    status = install(&a, path, from.at, &to, false, false, UINT64_MAX);
     if (status != CG_OK && status != CG_ERR_EXISTS)
         goto done;
     cg_key_to_hex(&key, line);
