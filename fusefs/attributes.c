@@ -1,5 +1,6 @@
 /* fusefs/attributes.c - attributes of files and of the file system: their part of fusefs/core.h. */
 #include "fusefs/contents.h"
+#include "fusefs/contexts.h"
 #include "fusefs/fs.h"
 #include "fusefs/pending.h"
 #include "fusefs/published.h"
@@ -157,9 +158,14 @@ int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *va
                    int flags)
 {
     cg_reached reached;
+    int64_t seconds;
     int error = reach_for_xattr(fs, node, name, true, &reached);
     if (error != 0)
         return error;
+    if (strcmp(name, CG_CONTEXT_TTL) == 0 && !cg_context_parse_time(value, size, &seconds)) {
+        cg_reach_end(fs, &reached);
+        return EINVAL;
+    }
     error =
         setxattr(cg_reach_proc_path(reached.fd).text, name, value, size, flags) == 0 ? 0 : errno;
     cg_reach_end(fs, &reached);

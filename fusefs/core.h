@@ -36,12 +36,21 @@ typedef enum cg_log_level {
     CG_LOG_INFO = 6
 } cg_log_level; /* of syslog */
 
+/* What a model's folder may take on disk. */
+typedef struct cg_model_quota {
+    char model[CG_TREE_NAME_BYTES];
+    uint64_t bytes;
+} cg_model_quota;
+
 typedef struct cg_fs_config {
     const char *store; /* an existing directory */
     bool read_only;
-    const char *config_text; /* what .cachegenfs/config says; copied; NULL: nothing */
-    uint64_t max_file_bytes; /* of a strict file; 0 = 4 GiB */
-    uint64_t quota_bytes;    /* what the store may take on disk; 0: no limit */
+    const char *config_text;            /* what .cachegenfs/config says; copied; NULL: nothing */
+    uint64_t max_file_bytes;            /* of a strict file; 0 = 4 GiB */
+    uint64_t quota_bytes;               /* what the store may take on disk; 0: no limit */
+    const cg_model_quota *model_quotas; /* [n_model_quotas], copied */
+    size_t n_model_quotas;
+    int64_t keep_s[CG_N_LEVELS]; /* of fusefs/evict.h */
     /* One line, without a newline. Any thread; NULL: silence. */
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;

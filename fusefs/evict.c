@@ -42,7 +42,7 @@ typedef struct entry {
 
 typedef struct chooser {
     const cg_survey *survey;
-    int64_t now_s;
+    const cg_evict_policy *policy;
     size_t *by_key; /* [n_files]: files in the order of model and key */
     remains *left;  /* [n_files] */
     chunk *chunks;
@@ -182,7 +182,7 @@ static double step_cost(const chooser *c, size_t file)
     const uint64_t bytes_after = bytes_at(c, file, next);
     if ((after == NONE && of->n_children > 0) || bytes_after >= left->bytes)
         return -1;
-    const double age_s = (double)(c->now_s - of->used_at_s);
+    const double age_s = (double)(c->policy->now_s - of->used_at_s);
     const double heat = 1 / (YOUNG_S + (age_s > 0 ? age_s : 0));
     const double recompute = f->n_tokens * (1 + f->first_position / ATTENTION_TOKENS);
     return heat * recompute * (QUALITY[before] - QUALITY[after]) /
@@ -229,28 +229,74 @@ static void lose_chunk(chooser *c, const chunk *lost)
             push(c, c->by_key[i]);
 }
 
-static void choose(chooser *c, uint64_t wanted_bytes, cg_eviction *steps, size_t *n_steps)
+/* The file now ends at level `next`. */
+static void take_step(chooser *c, size_t file, uint8_t next, cg_eviction *step_out)
 {
+    remains *left = &c->left[file];
+    const uint64_t bytes_after = bytes_at(c, file, next);
+    *step_out = (cg_eviction){file, next, left->bytes - bytes_after};
+    *left = (remains){left->chunk, next, bytes_after};
+}
+
+/* The finest level that a chunk of this age may have. */
+static uint8_t finest_allowed(const cg_evict_policy *policy, int64_t age_s)
+{
+    uint8_t finest = 0;
+    for (uint8_t level = 0; level < CG_N_LEVELS; level++)
+        if (policy->keep_s[level] > 0 && age_s >= policy->keep_s[level])
+            finest = level;
+    return finest;
+}
+
+/* The freed bytes. */
+static uint64_t cut_by_age(chooser *c, size_t file, cg_eviction *steps, size_t *n_steps)
+{
+    const cg_object_file *f = &c->survey->files[file];
+    const uint8_t allowed =
+        finest_allowed(c->policy, c->policy->now_s - c->chunks[c->left[file].chunk].used_at_s);
+    const uint8_t coarsest = f->levels != 0 ? (uint8_t)(31 - __builtin_clz(f->levels)) : NONE;
+    uint8_t next = c->left[file].finest;
+    if (f->n_names_elsewhere > 0 || coarsest == NONE)
+        return 0;
+    while (next < allowed && next < coarsest)
+        next = finest_of(f->levels & (uint8_t) ~((2u << next) - 1));
+    /* L0 is a file of its own. */
+    if (next < allowed && finest_without(c, &c->chunks[c->left[file].chunk], file) != NONE)
+        next = NONE;
+    if (next == c->left[file].finest)
+        return 0;
+    take_step(c, file, next, &steps[*n_steps]);
+    return steps[(*n_steps)++].freed_bytes;
+}
+
+static void choose(chooser *c, cg_eviction *steps, size_t *n_steps)
+{
+    const uint64_t wanted_bytes = c->policy->wanted_bytes;
+    const uint32_t model = c->policy->model;
     uint64_t freed_bytes = 0;
+    for (size_t i = 0; i < c->survey->n_files; i++) {
+        const bool counts = model == CG_EVICT_ALL_MODELS || model == c->survey->files[i].model;
+        const uint64_t cut_bytes = cut_by_age(c, i, steps, n_steps);
+        freed_bytes += counts ? cut_bytes : 0;
+    }
     for (size_t i = 0; i < c->survey->n_files; i++)
-        push(c, i);
+        if (model == CG_EVICT_ALL_MODELS || model == c->survey->files[i].model)
+            push(c, i);
     while (freed_bytes < wanted_bytes && c->n_heap > 0) {
         const entry top = pop(c);
-        remains *left = &c->left[top.file];
         const double cost = step_cost(c, top.file);
         if (cost > top.cost || cost < 0) { /* other files of the chunk have gone meanwhile */
             push(c, top.file);
             continue;
         }
         const uint8_t next = next_level(c, top.file);
-        const uint64_t bytes_after = bytes_at(c, top.file, next);
-        steps[(*n_steps)++] = (cg_eviction){top.file, next, left->bytes - bytes_after};
-        freed_bytes += left->bytes - bytes_after;
-        *left = (remains){left->chunk, next, bytes_after};
+        const chunk *of = &c->chunks[c->left[top.file].chunk];
+        take_step(c, top.file, next, &steps[*n_steps]);
+        freed_bytes += steps[(*n_steps)++].freed_bytes;
         if (next != NONE)
             push(c, top.file);
-        else if (finest_without(c, &c->chunks[left->chunk], top.file) == NONE)
-            lose_chunk(c, &c->chunks[left->chunk]);
+        else if (finest_without(c, of, top.file) == NONE)
+            lose_chunk(c, of);
     }
 }
 
@@ -273,12 +319,12 @@ static size_t join_steps(chooser *c, cg_eviction *steps, size_t n_steps)
     return n_steps - first;
 }
 
-cg_status cg_evict_choose(const cg_survey *survey, int64_t now_s, uint64_t wanted_bytes,
+cg_status cg_evict_choose(const cg_survey *survey, const cg_evict_policy *policy,
                           cg_eviction **steps_out, size_t *n_steps_out)
 {
     const size_t n = survey->n_files + 1; /* not 0 bytes */
     chooser c = {.survey = survey,
-                 .now_s = now_s,
+                 .policy = policy,
                  .by_key = calloc(n, sizeof *c.by_key),
                  .left = calloc(n, sizeof *c.left),
                  .chunks = calloc(n, sizeof *c.chunks),
@@ -294,7 +340,7 @@ cg_status cg_evict_choose(const cg_survey *survey, int64_t now_s, uint64_t wante
         qsort_r(c.by_key, survey->n_files, sizeof *c.by_key, by_key, (void *)survey);
         group_files(&c);
         find_parents(&c, order);
-        choose(&c, wanted_bytes, steps, n_steps_out);
+        choose(&c, steps, n_steps_out);
         *n_steps_out = join_steps(&c, steps, *n_steps_out);
         status = CG_OK;
     }

@@ -28,9 +28,21 @@ typedef struct cg_eviction {
     uint64_t freed_bytes; /* about */
 } cg_eviction;
 
-/* The steps that free wanted_bytes, or all that there are: at most one for each file, to be done in
- * this order. *steps_out is malloc'ed, the caller's. now_s: CLOCK_REALTIME. CG_ERR_NO_MEMORY. */
-cg_status cg_evict_choose(const cg_survey *survey, int64_t now_s, uint64_t wanted_bytes,
+enum { CG_EVICT_ALL_MODELS = UINT32_MAX };
+
+typedef struct cg_evict_policy {
+    int64_t now_s;         /* CLOCK_REALTIME */
+    uint64_t wanted_bytes; /* to be freed; 0: only what is due by age */
+    uint32_t model;        /* index in cg_survey.models, to free bytes of; or CG_EVICT_ALL_MODELS */
+    /* [level]: after so many seconds without use nothing finer than this level is kept; 0: no such
+     * rule. It never takes the last file of a chunk. */
+    int64_t keep_s[CG_N_LEVELS];
+} cg_evict_policy;
+
+/* The steps that are due by age and those that free wanted_bytes, or all that there are: at most
+ * one for each file, to be done in this order. *steps_out is malloc'ed, the caller's.
+ * CG_ERR_NO_MEMORY. */
+cg_status cg_evict_choose(const cg_survey *survey, const cg_evict_policy *policy,
                           cg_eviction **steps_out, size_t *n_steps_out);
 
 #ifdef __cplusplus

@@ -8,7 +8,7 @@
  *   space
  *   open_files, fs
  *   nodes, control
- *   fsck, drop, evict, survey, walk
+ *   fsck, contexts, drop, evict, survey, walk
  *   views, strict, staging, persona, claims, metrics
  * They share the nodes' lock (fusefs/nodes.h); no system call is made under it. And names_lock.
  */
@@ -33,6 +33,9 @@ enum { CG_N_LOG_QUOTAS = 64, CG_LOG_LINES = 10, CG_LOG_SECONDS = 10 };
 /* fusefs/space.h; one thread writes, any reads. */
 typedef struct cg_space {
     uint64_t quota_bytes; /* 0: none */
+    cg_model_quota *model_quotas;
+    size_t n_model_quotas;
+    int64_t keep_s[CG_N_LEVELS];
     _Atomic uint64_t
         surveyed_bytes; /* what the store took at the last survey, less what went since */
     _Atomic uint64_t published_bytes; /* the metric of that name at the last survey */

@@ -89,14 +89,17 @@ static int run(cg_options *options)
         .entry_timeout_s = options->entry_timeout_s,
         .wants_passthrough = options->passthrough,
     };
-    const cg_fs_config config = {
+    cg_fs_config config = {
         .store = options->store,
         .read_only = options->read_only,
         .quota_bytes = options->quota_bytes,
+        .model_quotas = options->model_quotas,
+        .n_model_quotas = options->n_model_quotas,
         .config_text = options->config_text,
         .log = log_line,
         .log_user = &target,
     };
+    memcpy(config.keep_s, options->keep_s, sizeof config.keep_s);
     pthread_t keeper;
     int result = EXIT_FAILURE;
     const int error = cg_fs_new(&config, &mount.fs);

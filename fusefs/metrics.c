@@ -59,6 +59,8 @@ char *cg_metrics_text(const cg_metrics *m)
     single(out, "evicted_bytes_total", "counter", "Bytes that they freed.", m->evicted_bytes);
     single(out, "evict_errors_total", "counter", "Files that could not make room.",
            m->evict_errors);
+    single(out, "expired_contexts_total", "counter",
+           "Contexts that were removed after their time to live.", m->expired);
     single(out, "quota_bytes", "gauge", "What the store may take; 0 without a quota.",
            m->quota_bytes);
     single(out, "used_bytes", "gauge", "What it took when it was last looked through.",

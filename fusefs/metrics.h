@@ -26,6 +26,7 @@ struct cg_metrics {
     _Atomic uint64_t discarded; /* never became valid, thrown away at the last close */
     _Atomic uint64_t adopted, adopt_errors;
     _Atomic uint64_t evicted, cut, evicted_bytes, evict_errors; /* making room: steps */
+    _Atomic uint64_t expired;                                   /* contexts */
     _Atomic uint64_t quota_bytes, used_bytes;                   /* at the last survey; 0: none */
     _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC or ESTALE */
     _Atomic uint64_t files_open, files_pending; /* now */

@@ -1,5 +1,6 @@
 #include "fusefs/options.h"
 
+#include "fusefs/contexts.h"
 #include "fusefs/mountpoint.h"
 
 #include <errno.h>
@@ -22,7 +23,7 @@ typedef struct parsed {
     bool failed;
 } parsed;
 
-enum { KEY_IGNORED = 1, KEY_ATTR_TIMEOUT, KEY_ENTRY_TIMEOUT, KEY_QUOTA };
+enum { KEY_IGNORED = 1, KEY_ATTR_TIMEOUT, KEY_ENTRY_TIMEOUT, KEY_QUOTA, KEY_MODEL_QUOTA, KEY_KEEP };
 
 enum { MIN_QUOTA_BYTES = 1 << 20 };
 
@@ -43,6 +44,8 @@ static const struct fuse_opt SPEC[] = {
     FUSE_OPT_KEY("attr_timeout=", KEY_ATTR_TIMEOUT),
     FUSE_OPT_KEY("entry_timeout=", KEY_ENTRY_TIMEOUT),
     FUSE_OPT_KEY("quota=", KEY_QUOTA),
+    FUSE_OPT_KEY("model_quota=", KEY_MODEL_QUOTA),
+    FUSE_OPT_KEY("keep=", KEY_KEEP),
     /* Always on. */
     FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
     /* What mount(8) and fstab may leave for us. */
@@ -75,6 +78,8 @@ static void usage(void)
            "    -o attr_timeout=S       seconds for which the kernel trusts attributes (1)\n"
            "    -o entry_timeout=S      seconds for which the kernel trusts names (1)\n"
            "    -o quota=SIZE           what the store may take (as 500G); cold chunks make room\n"
+           "    -o model_quota=MODEL:SIZE what one model may take\n"
+           "    -o keep=LEVEL:TIME      chunks not used for TIME (as 7d) keep LEVEL and coarser\n"
            "    -o passthrough=auto|off read published chunks past the daemon (auto)\n"
            "    -o io_uring             talk to the kernel over io_uring%s\n"
            "    -o OPT[,OPT...]         other mount options (noexec, noatime, fsname=...)\n",
@@ -102,10 +107,9 @@ static bool parse_seconds(const char *text, double *seconds_out)
 }
 
 /* "500G": bytes with a suffix of K, M, G, T or none, times 1,024. */
-static bool parse_quota(const char *text, uint64_t *bytes_out)
+static bool parse_size(const char *text, const char *value, uint64_t *bytes_out)
 {
     static const char SUFFIXES[] = "KMGT";
-    const char *value = strchr(text, '=') + 1;
     char *end;
     errno = 0;
     uint64_t bytes = strtoull(value, &end, 10);
@@ -120,6 +124,44 @@ static bool parse_quota(const char *text, uint64_t *bytes_out)
     return true;
 }
 
+/* "model_quota=llama:100G" */
+static bool parse_model_quota(const char *text, cg_options *options)
+{
+    const char *name = strchr(text, '=') + 1, *colon = strrchr(name, ':');
+    cg_model_quota quota = {.bytes = 0};
+    const size_t n = colon != NULL ? (size_t)(colon - name) : 0;
+    if (n < sizeof quota.model)
+        memcpy(quota.model, name, n);
+    if (n >= sizeof quota.model || !cg_tree_name_is_valid(quota.model)) {
+        fprintf(stderr, "cachegenfs: %s: a model and a size are wanted, such as llama:100G\n",
+                text);
+        return false;
+    }
+    if (!parse_size(text, colon + 1, &quota.bytes))
+        return false;
+    cg_model_quota *quotas =
+        reallocarray(options->model_quotas, options->n_model_quotas + 1, sizeof *quotas);
+    if (quotas == NULL)
+        return false;
+    quotas[options->n_model_quotas++] = quota;
+    options->model_quotas = quotas;
+    return true;
+}
+
+static bool is_rule(const char *text)
+{
+    return text[0] == 'L' && text[1] >= '1' && text[1] < '0' + CG_N_LEVELS && text[2] == ':';
+}
+
+/* "L2:7d". A comma begins the next option: of keep=L2:7d,L3:90d the second rule comes alone. */
+static bool parse_keep(const char *text, const char *rule, int64_t keep_s[CG_N_LEVELS])
+{
+    if (is_rule(rule) && cg_context_parse_time(rule + 3, strlen(rule + 3), &keep_s[rule[1] - '0']))
+        return true;
+    fprintf(stderr, "cachegenfs: %s: a level and a time are wanted, such as L2:7d\n", text);
+    return false;
+}
+
 static int take_argument(void *data, const char *argument, int key, struct fuse_args *out)
 {
     parsed *p = data;
@@ -132,7 +174,13 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
     case KEY_ENTRY_TIMEOUT:
         p->failed |= !parse_seconds(argument, &p->options->entry_timeout_s);
         return 0;
-    case KEY_QUOTA: p->failed |= !parse_quota(argument, &p->options->quota_bytes); return 0;
+    case KEY_QUOTA:
+        p->failed |= !parse_size(argument, strchr(argument, '=') + 1, &p->options->quota_bytes);
+        return 0;
+    case KEY_MODEL_QUOTA: p->failed |= !parse_model_quota(argument, p->options); return 0;
+    case KEY_KEEP:
+        p->failed |= !parse_keep(argument, strchr(argument, '=') + 1, p->options->keep_s);
+        return 0;
     case FUSE_OPT_KEY_NONOPT:
         if (p->store == NULL) {
             p->store = strdup(argument);
@@ -144,6 +192,10 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
         }
         return 0;
     default:
+        if (key == FUSE_OPT_KEY_OPT && is_rule(argument)) {
+            p->failed |= !parse_keep(argument, argument, p->options->keep_s);
+            return 0;
+        }
         if (key == FUSE_OPT_KEY_OPT && strncmp(argument, "x-", 2) == 0)
             return 0; /* of fstab, for others */
         return 1;     /* libfuse knows it, or refuses it by name */
@@ -204,6 +256,36 @@ static char *escaped(const char *text)
     return out;
 }
 
+/* What .cachegenfs/config says; NULL without memory. */
+static char *config_text(const cg_options *options)
+{
+    char *text = NULL;
+    size_t n_bytes;
+    FILE *out = open_memstream(&text, &n_bytes);
+    if (out == NULL)
+        return NULL;
+    fprintf(out,
+            "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
+            "attr_timeout = %g\nentry_timeout = %g\nquota = %llu\nlibfuse = %s\n",
+            options->store, options->mountpoint, options->read_only ? "yes" : "no",
+            options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
+            options->io_uring ? "yes" : "no", options->attr_timeout_s, options->entry_timeout_s,
+            (unsigned long long)options->quota_bytes, fuse_pkgversion());
+    for (size_t i = 0; i < options->n_model_quotas; i++)
+        fprintf(out, "model_quota = %s:%llu\n", options->model_quotas[i].model,
+                (unsigned long long)options->model_quotas[i].bytes);
+    fprintf(out, "keep =");
+    for (unsigned level = 0; level < CG_N_LEVELS; level++)
+        if (options->keep_s[level] > 0)
+            fprintf(out, " L%u:%llds", level, (long long)options->keep_s[level]);
+    fprintf(out, "\n");
+    if (fclose(out) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
 static bool complete(cg_options *options, const parsed *p)
 {
     options->foreground = p->foreground || p->debug;
@@ -240,17 +322,8 @@ static bool complete(cg_options *options, const parsed *p)
                        (!options->io_uring || add_option(&options->fuse, "io_uring", "")) &&
                        (!options->debug || fuse_opt_add_arg(&options->fuse, "-d") == 0);
     free(name);
-    return added &&
-           asprintf(&options->config_text,
-                    "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
-                    "attr_timeout = %g\nentry_timeout = %g\nquota = %llu\nlibfuse = %s\n",
-                    options->store, options->mountpoint, options->read_only ? "yes" : "no",
-                    options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
-                    options->io_uring ? "yes" : "no", options->attr_timeout_s,
-                    options->entry_timeout_s, (unsigned long long)options->quota_bytes,
-                    fuse_pkgversion()) >= 0;
+    return added && (options->config_text = config_text(options)) != NULL;
 }
-
 cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out)
 {
     cg_options options = {.attr_timeout_s = 1.0, .entry_timeout_s = 1.0};
@@ -284,5 +357,6 @@ void cg_options_destroy(cg_options *options)
     free(options->store);
     free(options->mountpoint);
     free(options->config_text);
+    free(options->model_quotas);
     fuse_opt_free_args(&options->fuse);
 }

@@ -1,6 +1,7 @@
 /* fusefs/options.h - the command line: cachegenfs STORE MOUNTPOINT [-o ...]. */
 #ifndef CG_FUSEFS_OPTIONS_H
 #define CG_FUSEFS_OPTIONS_H
+#include "fusefs/core.h"
 #include "fusefs/fuse_api.h"
 #include <stdbool.h>
 
@@ -10,7 +11,10 @@ typedef struct cg_options {
     bool passthrough; /* auto, not off */
     bool io_uring;
     double attr_timeout_s, entry_timeout_s;
-    uint64_t quota_bytes;  /* 0: none */
+    uint64_t quota_bytes; /* 0: none */
+    cg_model_quota *model_quotas;
+    size_t n_model_quotas;
+    int64_t keep_s[CG_N_LEVELS];
     struct fuse_args fuse; /* what libfuse is to know, for fuse_session_new() */
     char *config_text;     /* for .cachegenfs/config */
 } cg_options;

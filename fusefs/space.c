@@ -1,5 +1,6 @@
 #include "fusefs/space.h"
 
+#include "fusefs/contexts.h"
 #include "fusefs/drop.h"
 #include "fusefs/fs.h"
 
@@ -38,16 +39,11 @@ static int lock_store(cg_fs *fs)
     return fd;
 }
 
-static void make_room(cg_fs *fs, const cg_survey *survey, uint64_t wanted_bytes)
+static void take_steps(cg_fs *fs, const cg_survey *survey, const cg_eviction *steps, size_t n_steps)
 {
-    cg_eviction *steps;
-    size_t n_steps, n_failed = 0;
+    size_t n_failed = 0;
     uint64_t freed_bytes = 0;
     int error = 0;
-    if (cg_evict_choose(survey, time(NULL), wanted_bytes, &steps, &n_steps) != CG_OK) {
-        cg_fs_log(fs, CG_LOG_WARNING, "making room: %s", strerror(ENOMEM));
-        return;
-    }
     for (size_t i = 0; i < n_steps && !fs->is_stopping; i++) {
         const cg_eviction *step = &steps[i];
         const int result = cg_drop(&fs->staging, fs->root_fd, survey, &survey->files[step->file],
@@ -68,47 +64,176 @@ static void make_room(cg_fs *fs, const cg_survey *survey, uint64_t wanted_bytes)
     if (n_failed > 0)
         cg_fs_log(fs, CG_LOG_WARNING, "making room: %zu of %zu steps failed: %s", n_failed, n_steps,
                   strerror(error));
+}
+
+/* What is due by age, and wanted_bytes of the model or of all. Whether anything changed. */
+static bool make_room(cg_fs *fs, const cg_survey *survey, uint32_t model, uint64_t wanted_bytes)
+{
+    cg_eviction *steps;
+    size_t n_steps;
+    cg_evict_policy policy = {.now_s = time(NULL), .wanted_bytes = wanted_bytes, .model = model};
+    memcpy(policy.keep_s, fs->space.keep_s, sizeof policy.keep_s);
+    if (cg_evict_choose(survey, &policy, &steps, &n_steps) != CG_OK) {
+        cg_fs_log(fs, CG_LOG_WARNING, "making room: %s", strerror(ENOMEM));
+        return false;
+    }
+    take_steps(fs, survey, steps, n_steps);
     free(steps);
+    return n_steps > 0;
+}
+
+/* How much is to go of what takes used_bytes. */
+static uint64_t wanted_of(uint64_t quota_bytes, uint64_t used_bytes)
+{
+    return quota_bytes > 0 && used_bytes > percent_of(quota_bytes, HIGH_PERCENT)
+               ? used_bytes - percent_of(quota_bytes, LOW_PERCENT)
+               : 0;
+}
+
+/* The first model that takes more than it may, and by how much; or all models. */
+static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *next_quota,
+                            uint32_t *model_out)
+{
+    for (; *next_quota < fs->space.n_model_quotas; ++*next_quota) {
+        const cg_model_quota *quota = &fs->space.model_quotas[*next_quota];
+        for (uint32_t model = 0; model < survey->n_models; model++) {
+            const uint64_t wanted = strcmp(survey->models[model], quota->model) == 0
+                                        ? wanted_of(quota->bytes, survey->model_bytes[model])
+                                        : 0;
+            if (wanted == 0)
+                continue;
+            *model_out = model;
+            ++*next_quota;
+            return wanted;
+        }
+    }
+    *model_out = CG_EVICT_ALL_MODELS;
+    return wanted_of(fs->space.quota_bytes, survey->used_bytes);
+}
+
+static bool survey_again(cg_fs *fs, cg_survey *survey)
+{
+    const uint64_t published_bytes = fs->metrics.published_bytes;
+    cg_survey_free(survey);
+    const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, survey);
+    if (status == CG_OK) {
+        fs->space.surveyed_bytes = survey->used_bytes;
+        fs->space.published_bytes = published_bytes;
+    } else if (status != CG_ERR_CANCELLED) {
+        cg_fs_log(fs, CG_LOG_WARNING, "looking for what takes the space: %s", cg_strerror(status));
+    }
+    return status == CG_OK;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const ino_t x = *(const ino_t *)a, y = *(const ino_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Removes what has expired; what nobody used since goes first. False: there is no survey any
+ * more. */
+static bool expire(cg_fs *fs, cg_survey *survey, int64_t now_s)
+{
+    ino_t *inos;
+    size_t n_inos, n_removed;
+    cg_contexts_expire(fs->root_fd, &fs->staging, now_s, &inos, &n_inos, &n_removed);
+    cg_metrics_add(&fs->metrics.expired, n_removed);
+    const bool is_there = n_removed == 0 || survey_again(fs, survey);
+    for (size_t i = 0; is_there && n_inos > 0 && i < survey->n_files; i++)
+        if (bsearch(&survey->files[i].ino, inos, n_inos, sizeof *inos, by_number) != NULL)
+            survey->files[i].used_at_s = 0;
+    free(inos);
+    return is_there;
+}
+
+/* One quota after another: each needs to know what is left. */
+static void tend_survey(cg_fs *fs, cg_survey *survey)
+{
+    size_t next_quota = 0;
+    uint32_t model;
+    bool has_expired = false;
+    for (;;) {
+        const size_t this_quota = next_quota;
+        uint64_t wanted = find_wanted(fs, survey, &next_quota, &model);
+        if (wanted > 0 && !has_expired) {
+            has_expired = true;
+            if (!expire(fs, survey, time(NULL)))
+                return;
+            next_quota = this_quota;
+            wanted = find_wanted(fs, survey, &next_quota, &model);
+        }
+        const bool has_changed = make_room(fs, survey, model, wanted);
+        if (model == CG_EVICT_ALL_MODELS || (has_changed && !survey_again(fs, survey)))
+            return;
+    }
 }
 
 void cg_space_tend(cg_fs *fs)
 {
-    cg_survey survey;
+    cg_survey survey = {0};
     struct timespec now;
-    const uint64_t published_bytes = fs->metrics.published_bytes;
     const int lock_fd = lock_store(fs);
-    const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, &survey);
+    const bool is_surveyed = survey_again(fs, &survey);
     clock_gettime(CLOCK_MONOTONIC, &now);
     fs->space.surveyed_at_s = now.tv_sec;
-    if (status == CG_OK) {
-        fs->space.surveyed_bytes = survey.used_bytes;
-        fs->space.published_bytes = published_bytes;
-        if (lock_fd >= 0 && survey.used_bytes > percent_of(fs->space.quota_bytes, HIGH_PERCENT))
-            make_room(fs, &survey,
-                      survey.used_bytes - percent_of(fs->space.quota_bytes, LOW_PERCENT));
-        const bool is_full = used_now(fs) >= fs->space.quota_bytes;
+    if (is_surveyed) {
+        if (lock_fd >= 0)
+            tend_survey(fs, &survey);
+        const bool is_full = fs->space.quota_bytes > 0 && used_now(fs) >= fs->space.quota_bytes;
         if (is_full && !fs->space.is_full)
             cg_fs_log(fs, CG_LOG_WARNING,
                       "the store takes more than its quota, and all of it is kept by contexts");
         fs->space.is_full = is_full;
-        cg_survey_free(&survey);
-    } else if (status != CG_ERR_CANCELLED) {
-        cg_fs_log(fs, CG_LOG_WARNING, "looking for what takes the space: %s", cg_strerror(status));
     }
+    cg_survey_free(&survey);
     fs->metrics.quota_bytes = fs->space.quota_bytes;
     fs->metrics.used_bytes = used_now(fs);
     if (lock_fd >= 0)
         close(lock_fd);
 }
 
+int cg_space_init(cg_fs *fs, const cg_fs_config *config)
+{
+    const size_t n = config->n_model_quotas;
+    fs->space.quota_bytes = config->quota_bytes;
+    memcpy(fs->space.keep_s, config->keep_s, sizeof fs->space.keep_s);
+    if (n == 0)
+        return 0;
+    fs->space.model_quotas = reallocarray(NULL, n, sizeof *config->model_quotas);
+    if (fs->space.model_quotas == NULL)
+        return ENOMEM;
+    memcpy(fs->space.model_quotas, config->model_quotas, n * sizeof *config->model_quotas);
+    fs->space.n_model_quotas = n;
+    return 0;
+}
+
+/* Whether anything ever goes. */
+static bool is_bounded(const cg_fs *fs)
+{
+    bool found = fs->space.quota_bytes > 0 || fs->space.n_model_quotas > 0;
+    for (unsigned level = 0; level < CG_N_LEVELS; level++)
+        found |= fs->space.keep_s[level] > 0;
+    return found;
+}
+
+/* Whether what was published since the survey can have filled a quota. */
+static bool may_be_full(const cg_fs *fs)
+{
+    const uint64_t published = fs->metrics.published_bytes - fs->space.published_bytes;
+    bool may =
+        fs->space.quota_bytes > 0 && used_now(fs) > percent_of(fs->space.quota_bytes, HIGH_PERCENT);
+    for (size_t i = 0; i < fs->space.n_model_quotas; i++)
+        may |= published > percent_of(fs->space.model_quotas[i].bytes, HIGH_PERCENT - LOW_PERCENT);
+    return may && published > 0;
+}
+
 bool cg_space_is_due(cg_fs *fs, int64_t now_s)
 {
-    if (fs->space.quota_bytes == 0 || fs->read_only)
+    if (!is_bounded(fs) || fs->read_only)
         return false;
     const int64_t age_s = now_s - fs->space.surveyed_at_s;
-    return fs->space.surveyed_at_s == 0 || age_s >= SURVEY_SECONDS ||
-           (used_now(fs) > percent_of(fs->space.quota_bytes, HIGH_PERCENT) &&
-            fs->metrics.published_bytes > fs->space.published_bytes);
+    return fs->space.surveyed_at_s == 0 || age_s >= SURVEY_SECONDS || may_be_full(fs);
 }
 
 void cg_space_statfs(cg_fs *fs, struct statvfs *inout)
@@ -126,7 +251,7 @@ void cg_space_touch(cg_fs *fs, int fd)
 {
     static const struct timespec times[] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
     struct stat attr;
-    if (fs->space.quota_bytes != 0 && !fs->read_only && fstat(fd, &attr) == 0 &&
+    if (is_bounded(fs) && !fs->read_only && fstat(fd, &attr) == 0 &&
         time(NULL) - attr.st_atim.tv_sec > TOUCH_SECONDS)
         (void)futimens(fd, times); /* it is as it was, then */
 }

@@ -4,6 +4,8 @@
  * less than 90 % (fusefs/evict.h says which). What published through this mount takes is added at
  * once; what came or went past it is seen by a survey, every ten minutes. One daemon of a store
  * makes room at a time, where the store has locks; two at once would only free too much.
+ * A model may have a quota of its own, with the same marks. Levels that the store keeps for a time
+ * only (-o keep) go after each survey, whether there is room or not.
  * Threads: one keeps (cg_fs_keep() of fusefs/core.h); the others ask.
  */
 #ifndef CG_FUSEFS_SPACE_H
@@ -14,6 +16,8 @@
 extern "C" {
 #endif
 
+/* Takes what config says of space. 0 or ENOMEM. */
+int cg_space_init(cg_fs *fs, const cg_fs_config *config);
 /* Makes one survey, and room if needed. Counts and logs what it does. */
 void cg_space_tend(cg_fs *fs);
 /* Whether it is time for cg_space_tend(). now_s: CLOCK_MONOTONIC. */

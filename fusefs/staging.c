@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HOST_BYTES = 65, FOREIGN_SECONDS = 24 * 60 * 60 };
+enum { MAX_DEPTH = 32, HOST_BYTES = 65, FOREIGN_SECONDS = 24 * 60 * 60 };
 
 static void host_name(char host_out[HOST_BYTES])
 {
@@ -44,23 +44,32 @@ static bool is_stale(int all_fd, const char *name, const char *host)
     return is_free;
 }
 
-static uint64_t remove_directory(int all_fd, const char *name)
+static uint64_t remove_tree(int dir_fd, const char *name, unsigned depth)
 {
     uint64_t n_removed = 0;
-    const int fd = openat(all_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int fd = openat(dir_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (dir == NULL) {
         if (fd >= 0)
             close(fd);
         return 0;
     }
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
-        if (entry->d_name[0] != '.' && unlinkat(fd, entry->d_name, 0) == 0 &&
-            strcmp(entry->d_name, "lock") != 0)
-            n_removed++;
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        if (unlinkat(fd, entry->d_name, 0) == 0)
+            n_removed += strcmp(entry->d_name, "lock") != 0;
+        else if (errno == EISDIR && depth < MAX_DEPTH)
+            n_removed += remove_tree(fd, entry->d_name, depth + 1);
+    }
     closedir(dir);
-    unlinkat(all_fd, name, AT_REMOVEDIR);
+    unlinkat(dir_fd, name, AT_REMOVEDIR);
     return n_removed;
+}
+
+uint64_t cg_staging_remove(int dir_fd, const char *name)
+{
+    return remove_tree(dir_fd, name, 0);
 }
 
 static uint64_t remove_stale(int all_fd, const char *host)
@@ -76,7 +85,7 @@ static uint64_t remove_stale(int all_fd, const char *host)
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
             is_stale(all_fd, entry->d_name, host))
-            n_removed += remove_directory(all_fd, entry->d_name);
+            n_removed += cg_staging_remove(all_fd, entry->d_name);
     closedir(dir);
     return n_removed;
 }

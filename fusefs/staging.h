@@ -40,6 +40,8 @@ int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES],
  * an errno value; EIO: from has fewer bytes. */
 int cg_staging_copy(cg_staging *staging, int from, uint64_t n_bytes,
                     char name_out[CG_STAGING_NAME_BYTES]);
+/* Removes a folder of dir_fd with all that is in it. The files that were in it, but for `lock`. */
+uint64_t cg_staging_remove(int dir_fd, const char *name);
 /* Makes the directory again, as the daemon and not as a caller. */
 int cg_staging_make_again(cg_staging *staging);
 

@@ -38,7 +38,10 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     fs->is_root = geteuid() == 0;
     fs->max_file_bytes =
         config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
-    fs->space.quota_bytes = config->quota_bytes;
+    if ((error = cg_space_init(fs, config)) != 0) {
+        free(fs);
+        return error;
+    }
     fs->log = config->log;
     fs->log_user = config->log_user;
     fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
@@ -91,6 +94,7 @@ fail:
     pthread_cond_destroy(&fs->keep_stop);
     cg_users_destroy(&fs->pending_users);
     cg_strict_budget_destroy(&fs->budget);
+    free(fs->space.model_quotas);
     free(fs);
     return error;
 }
@@ -111,6 +115,7 @@ void cg_fs_free(cg_fs *fs)
     pthread_cond_destroy(&fs->keep_stop);
     cg_users_destroy(&fs->pending_users);
     cg_strict_budget_destroy(&fs->budget);
+    free(fs->space.model_quotas);
     free(fs);
 }
 

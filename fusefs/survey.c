@@ -9,10 +9,12 @@
 #include <unistd.h>
 
 enum { BYTES_A_BLOCK = 512 };
+static const uint32_t NO_MODEL = UINT32_MAX;
 
 /* A file of the store; those with several names are met several times. */
 typedef struct space {
     ino_t ino;
+    uint32_t model; /* NO_MODEL: in the root */
     uint64_t used_bytes;
 } space;
 
@@ -38,27 +40,40 @@ static bool make_room(void **array, size_t n, size_t *max, size_t each_bytes)
     return true;
 }
 
-static cg_status count_space(count *w, const struct stat *attr)
-{
-    if (!make_room((void **)&w->spaces, w->n_spaces, &w->max_spaces, sizeof *w->spaces))
-        return CG_ERR_NO_MEMORY;
-    w->spaces[w->n_spaces++] = (space){attr->st_ino, (uint64_t)attr->st_blocks * BYTES_A_BLOCK};
-    return CG_OK;
-}
-
 /* The model's index; models are walked one after another. */
 static cg_status find_model(cg_survey *survey, const char *name, uint32_t *index_out)
 {
     if (survey->n_models == 0 || strcmp(survey->models[survey->n_models - 1], name) != 0) {
-        char **models = reallocarray(survey->models, survey->n_models + 1, sizeof *survey->models);
-        if (models == NULL)
+        const size_t n = survey->n_models + 1;
+        char **models = reallocarray(survey->models, n, sizeof *models);
+        survey->models = models != NULL ? models : survey->models;
+        uint64_t *bytes = reallocarray(survey->model_bytes, n, sizeof *bytes);
+        survey->model_bytes = bytes != NULL ? bytes : survey->model_bytes;
+        if (models == NULL || bytes == NULL || (models[n - 1] = strdup(name)) == NULL)
             return CG_ERR_NO_MEMORY;
-        survey->models = models;
-        if ((models[survey->n_models] = strdup(name)) == NULL)
-            return CG_ERR_NO_MEMORY;
-        survey->n_models++;
+        bytes[n - 1] = 0;
+        survey->n_models = n;
     }
     *index_out = (uint32_t)survey->n_models - 1;
+    return CG_OK;
+}
+
+static cg_status count_space(count *w, const char *path, const struct stat *attr)
+{
+    char model[CG_TREE_NAME_BYTES];
+    uint32_t index = NO_MODEL;
+    const size_t n = strcspn(path, "/");
+    if ((path[n] == '/' || S_ISDIR(attr->st_mode)) && n < sizeof model) {
+        memcpy(model, path, n);
+        model[n] = '\0';
+        const cg_status status = find_model(w->survey, model, &index);
+        if (status != CG_OK)
+            return status;
+    }
+    if (!make_room((void **)&w->spaces, w->n_spaces, &w->max_spaces, sizeof *w->spaces))
+        return CG_ERR_NO_MEMORY;
+    w->spaces[w->n_spaces++] =
+        (space){attr->st_ino, index, (uint64_t)attr->st_blocks * BYTES_A_BLOCK};
     return CG_OK;
 }
 
@@ -141,7 +156,7 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
     cg_tree_name name;
     if (w->is_over != NULL && w->is_over(w->user))
         return CG_ERR_CANCELLED;
-    const cg_status status = count_space(w, attr);
+    const cg_status status = count_space(w, path, attr);
     if (status != CG_OK || S_ISDIR(attr->st_mode))
         return status;
     cg_tree_parse(path, &name);
@@ -155,14 +170,17 @@ static int by_ino(const void *a, const void *b)
 }
 
 /* What all files take, those with several names once. */
-static uint64_t add_up(space *spaces, size_t n)
+static void add_up(space *spaces, size_t n, cg_survey *survey)
 {
-    uint64_t sum = 0;
     if (n > 0)
         qsort(spaces, n, sizeof *spaces, by_ino);
-    for (size_t i = 0; i < n; i++)
-        sum += i == 0 || spaces[i].ino != spaces[i - 1].ino ? spaces[i].used_bytes : 0;
-    return sum;
+    for (size_t i = 0; i < n; i++) {
+        if (i > 0 && spaces[i].ino == spaces[i - 1].ino)
+            continue;
+        survey->used_bytes += spaces[i].used_bytes;
+        if (spaces[i].model != NO_MODEL)
+            survey->model_bytes[spaces[i].model] += spaces[i].used_bytes;
+    }
 }
 
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
@@ -171,7 +189,8 @@ cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
     *survey_out = (cg_survey){0};
     count w = {.survey = survey_out, .is_over = is_over, .user = user};
     const cg_status status = cg_walk(root_fd, visit, &w);
-    survey_out->used_bytes = add_up(w.spaces, w.n_spaces);
+    if (status == CG_OK)
+        add_up(w.spaces, w.n_spaces, survey_out);
     free(w.spaces);
     if (status != CG_OK)
         cg_survey_free(survey_out);
@@ -183,6 +202,7 @@ void cg_survey_free(cg_survey *survey)
     for (size_t i = 0; i < survey->n_models; i++)
         free(survey->models[i]);
     free(survey->models);
+    free(survey->model_bytes);
     free(survey->files);
     *survey = (cg_survey){0};
 }

@@ -36,14 +36,15 @@ typedef struct cg_object_file {
 typedef struct cg_survey {
     cg_object_file *files;
     size_t n_files;
-    char **models; /* names */
+    char **models;         /* names of all folders in the root */
+    uint64_t *model_bytes; /* on disk; a file that several name counts for one */
     size_t n_models;
     uint64_t used_bytes; /* on disk, of all files and folders; with several names: once */
 } cg_survey;
 
 /* is_over (may be NULL) is asked now and then; true ends the survey with CG_ERR_CANCELLED.
  * CG_ERR_NO_MEMORY; CG_ERR_...: the root cannot be read. After an error *survey_out is empty.
- * Takes about 300 bytes of memory a file of an object, 16 any other file or folder. */
+ * Takes about 300 bytes of memory a file of an object, 24 any other file or folder. */
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
                          cg_survey *survey_out);
 void cg_survey_free(cg_survey *survey); /* zeros are fine */

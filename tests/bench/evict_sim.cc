@@ -156,7 +156,8 @@ class Ours : public Store
         survey.n_files = files.size();
         cg_eviction *steps;
         size_t n_steps;
-        if (cg_evict_choose(&survey, now_ms_ / 1000, bytes, &steps, &n_steps) != CG_OK)
+        const cg_evict_policy policy = {now_ms_ / 1000, bytes, CG_EVICT_ALL_MODELS, {}};
+        if (cg_evict_choose(&survey, &policy, &steps, &n_steps) != CG_OK)
             throw std::bad_alloc();
         for (size_t i = 0; i < n_steps; i++) {
             cg_object_file &file = files_[blocks[steps[i].file]];

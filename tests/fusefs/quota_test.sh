@@ -8,6 +8,29 @@ for bad in "" 5 1000 -1M 10X 99999999999T 1.5G; do
         sh "$cachegenfs" "$store" "$mnt" "$bad"
 done
 
+for bad in keep=7d keep=L4:7d keep=L0:7d keep=L2 keep=L2:0 keep=L2:7d,L3:soon model_quota=5G model_quota=m:5 model_quota=.m:5G; do
+    check "$bad is refused" sh -c '! "$1" "$2" "$3" -f -o "$4" 2>&1 | grep -q "wanted, such as\|a size of 1M" && exit 1; exit 0' \
+        sh "$cachegenfs" "$store" "$mnt" "$bad"
+done
+
+# Pins and times to live, which copies carry.
+attribute() { python3 -c 'import os, sys; print(os.getxattr(sys.argv[1], "user.cachegen." + sys.argv[2]).decode())' "$@"; }
+set_attribute() { python3 -c 'import os, sys; os.setxattr(sys.argv[1], "user.cachegen." + sys.argv[2], sys.argv[3].encode())' "$@"; }
+if set_attribute "$store" test 1 2> /dev/null; then
+    mount_store -o keep=L2:7d,L3:90d,model_quota=m:1G
+    mkdir -p "$mnt/m/contexts/a"
+    check "a pin" set_attribute "$mnt/m/contexts/a" pin ""
+    check "a time to live" set_attribute "$mnt/m/contexts/a" ttl 30d
+    check "that is no time is refused" fails set_attribute "$mnt/m/contexts/a" ttl soon
+    check "cp carries it" cp -a "$mnt/m/contexts/a" "$mnt/m/contexts/b"
+    check "unchanged" equal "$(attribute "$mnt/m/contexts/b" ttl)" 30d
+    check "rsync carries it" rsync -aX "$mnt/m/contexts/a/" "$mnt/m/contexts/d"
+    check "with the pin" equal "$(attribute "$mnt/m/contexts/d" pin)" ""
+    check "the configuration names the rules" grep -q '^keep = L2:604800s L3:7776000s$' "$mnt/.cachegenfs/config"
+    check "and the model's quota" grep -q '^model_quota = m:1073741824$' "$mnt/.cachegenfs/config"
+    unmount
+fi
+
 # Eight prompts of ten chunks, 150 kB a level, that nobody has used for a while, the older the smaller their number.
 n_files() { find "$store/m/objects" -name "$1" | wc -l; }
 kib_used() { du -sk "$store/m" | cut -f1; }

@@ -1,4 +1,5 @@
 // A store with a quota: what is given up first, and that nothing is damaged on the way.
+#include "fusefs/contexts.h"
 #include "fusefs/evict.h"
 #include "fusefs/space.h"
 #include "fusefs/survey.h"
@@ -8,6 +9,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 
 #include <filesystem>
 #include <map>
@@ -47,17 +49,19 @@ class Store
     }
     std::vector<cg_eviction> choose(uint64_t wanted_bytes)
     {
+        policy.wanted_bytes = wanted_bytes;
         cg_survey survey = {};
         survey.files = files.data();
         survey.n_files = files.size();
         cg_eviction *steps;
         size_t n_steps;
-        EXPECT_EQ(cg_evict_choose(&survey, NOW_S, wanted_bytes, &steps, &n_steps), CG_OK);
+        EXPECT_EQ(cg_evict_choose(&survey, &policy, &steps, &n_steps), CG_OK);
         std::vector<cg_eviction> result(steps, steps + n_steps);
         free(steps);
         return result;
     }
     std::vector<cg_object_file> files;
+    cg_evict_policy policy = {NOW_S, 0, CG_EVICT_ALL_MODELS, {}};
 };
 
 TEST(EvictTest, TakesFineLevelsOfColdChunksFirst)
@@ -121,6 +125,44 @@ TEST(EvictTest, TakesACopyOfALevelThatIsThereTwiceFirst)
     ASSERT_EQ(steps.size(), 1u);
     EXPECT_EQ(steps[0].file, copy);
     EXPECT_EQ(steps[0].finest_left, CG_N_LEVELS);
+}
+
+TEST(EvictTest, LevelsFinerThanTheirAgeAllowsGo)
+{
+    Store store;
+    const size_t young = store.add(1, 0, 0, 6), week = store.add(2, 0, 0, 7),
+                 old = store.add(3, 0, 0, 100), kept = store.add(4, 0, 0, 100, 1),
+                 lead = store.add(5, 0, 0, 100), only_l1 = store.add(7, 0, 0, 100);
+    store.add(6, 5, 256, 0);
+    store.files[only_l1].levels = 1 << CG_L1;
+    const size_t exact = store.add(2, 0, 0, 7); // L0 beside the nested file
+    store.files[exact].levels = 1 << CG_L0;
+    store.files[exact].finest = CG_L0;
+    store.files[exact].level_bytes[CG_L0] = 1'000'000;
+    store.policy.keep_s[CG_L2] = 7 * DAY_S;
+    store.policy.keep_s[CG_L3] = 90 * DAY_S;
+    std::map<size_t, unsigned> left;
+    for (const cg_eviction &step : store.choose(0))
+        left[step.file] = step.finest_left;
+    EXPECT_EQ(left, (std::map<size_t, unsigned>{{week, CG_L2}, {old, CG_L3}, {exact, CG_N_LEVELS}}))
+        << young << kept << lead;
+    // What the rules free counts as freed.
+    uint64_t freed = 0;
+    for (const cg_eviction &step : store.choose(2'500'000))
+        freed += step.freed_bytes;
+    EXPECT_EQ(freed, 2'500'000u);
+}
+
+TEST(EvictTest, MakesRoomInOneModel)
+{
+    Store store;
+    store.add(1, 0, 0, 100);
+    const size_t other = store.add(1, 0, 0, 1);
+    store.files[other].model = 1;
+    store.policy.model = 1;
+    const std::vector<cg_eviction> steps = store.choose(UINT64_MAX);
+    ASSERT_EQ(steps.size(), 1u);
+    EXPECT_EQ(steps[0].file, other);
 }
 
 // Whatever the headers say: no parent goes before its child, each file has one step at most, and
@@ -412,6 +454,112 @@ TEST_F(SpaceTest, GoesAwayWithItsFolder)
     EXPECT_GT(n_gone, 0u);
     EXPECT_EQ(metric("evictions_total{what=\"file\"}"), n_gone);
     EXPECT_NE(levels_of(hot[0]), 0u);
+}
+
+TEST(ContextsTest, ReadsTimes)
+{
+    const struct {
+        const char *text;
+        int64_t seconds; // 0: refused
+    } cases[] = {{"1", 1},
+                 {"90s", 90},
+                 {"2m", 120},
+                 {"3h", 10800},
+                 {"7d", 7 * DAY_S},
+                 {"2w", 14 * DAY_S},
+                 {"", 0},
+                 {"0", 0},
+                 {"0d", 0},
+                 {"d", 0},
+                 {"-1d", 0},
+                 {"1.5d", 0},
+                 {"7dd", 0},
+                 {"7x", 0},
+                 {" 7", 0},
+                 {"99999999999999999999", 0},
+                 {"9999999999999w", 0}};
+    for (const auto &c : cases) {
+        int64_t seconds = 0;
+        EXPECT_EQ(cg_context_parse_time(c.text, strlen(c.text), &seconds), c.seconds > 0) << c.text;
+        EXPECT_EQ(seconds, c.seconds) << c.text;
+    }
+}
+
+TEST_F(SpaceTest, ExpiredContextsGoFirstAndPinnedOnesStay)
+{
+    const std::vector<cg_test::Chunk> kept = publish(1, 4, 20), pinned = publish(2, 4, 20),
+                                      expired = publish(3, 4, 20), cold = publish(4, 1, 20);
+    const auto make_context = [this](const char *name, const std::vector<cg_test::Chunk> &chain,
+                                     const char *ttl) {
+        const std::string at = std::string("m/contexts/") + name;
+        ASSERT_TRUE(std::filesystem::create_directories(dir.path + "/" + at + "/L1"));
+        for (size_t i = 0; i < chain.size(); i++)
+            ASSERT_EQ(linkat(dir.fd, path_of(chain[i], CG_L1).c_str(), dir.fd,
+                             (at + "/L1/0000" + std::to_string(i) + ".kv").c_str(), 0),
+                      0);
+        dir.write(at + "/context.json", cg_test::Bytes{'{', '}'});
+        const struct timespec times[] = {{time(nullptr) - 10 * DAY_S, 0},
+                                         {time(nullptr) - 10 * DAY_S, 0}};
+        ASSERT_EQ(utimensat(dir.fd, (at + "/context.json").c_str(), times, 0), 0);
+        if (ttl != nullptr) {
+            ASSERT_EQ(setxattr((dir.path + "/" + at).c_str(), CG_CONTEXT_TTL, ttl, strlen(ttl), 0),
+                      0);
+        }
+    };
+    make_context("kept", kept, "11d");
+    make_context("pinned", pinned, "1d");
+    make_context("expired", expired, "1d");
+    if (setxattr((dir.path + "/m/contexts/pinned").c_str(), CG_CONTEXT_PIN, "", 0, 0) != 0)
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    open(1 << 30);
+    cg_space_tend(fs->fs);
+    EXPECT_TRUE(dir.has("m/contexts/expired")) << "there is room";
+    open(used());
+    cg_space_tend(fs->fs);
+    EXPECT_FALSE(dir.has("m/contexts/expired"));
+    EXPECT_TRUE(dir.has("m/contexts/pinned/L1/00003.kv"));
+    EXPECT_TRUE(dir.has("m/contexts/kept/L1/00003.kv"));
+    EXPECT_EQ(metric("expired_contexts_total"), 1u);
+    for (const cg_test::Chunk &chunk : kept)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    for (const cg_test::Chunk &chunk : pinned)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    EXPECT_EQ(levels_of(cold[0]), 2u | 4u | 8u) << "what expired goes first";
+    EXPECT_EQ(levels_of(expired[0]) & 2u, 0u);
+}
+
+TEST_F(SpaceTest, AModelHasAQuotaOfItsOwn)
+{
+    const std::vector<cg_test::Chunk> cold = publish(1, 8, 40);
+    cg_fs_config config = {};
+    cg_model_quota quotas[] = {{"other", 1 << 20}, {"m", 2 << 20}};
+    config.store = dir.path.c_str();
+    config.model_quotas = quotas;
+    config.n_model_quotas = 2;
+    cg_fs *small = nullptr;
+    ASSERT_EQ(cg_fs_new(&config, &small), 0);
+    EXPECT_TRUE(cg_space_is_due(small, 1000));
+    cg_space_tend(small);
+    EXPECT_LE(used(), (2u << 20) / 100 * 95);
+    EXPECT_GT(used(), 1u << 20) << "not for the other model's sake";
+    cg_fs_free(small);
+}
+
+TEST_F(SpaceTest, LevelsGoByAgeWithoutAQuota)
+{
+    const std::vector<cg_test::Chunk> cold = publish(1, 2, 8), hot = publish(2, 2, 0);
+    cg_fs_config config = {};
+    config.store = dir.path.c_str();
+    config.keep_s[CG_L2] = 7 * DAY_S;
+    cg_fs *keeping = nullptr;
+    ASSERT_EQ(cg_fs_new(&config, &keeping), 0);
+    ASSERT_TRUE(cg_space_is_due(keeping, 1000));
+    cg_space_tend(keeping);
+    for (const cg_test::Chunk &chunk : cold)
+        EXPECT_EQ(levels_of(chunk), 4u | 8u);
+    for (const cg_test::Chunk &chunk : hot)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    cg_fs_free(keeping);
 }
 
 TEST_F(SpaceTest, IsDueWhenMuchWasPublished)

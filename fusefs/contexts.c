@@ -1,0 +1,132 @@
+#include "fusefs/contexts.h"
+
+#include "fusefs/staging.h"
+#include "fusefs/walk.h"
+#include "iouring/tree.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+enum { TIME_BYTES = 24 };
+static const int64_t MAX_SECONDS = INT64_C(1) << 40;
+
+typedef struct expiry {
+    cg_staging *staging;
+    int64_t now_s;
+    ino_t *inos;
+    size_t n_inos, max_inos, n_removed;
+} expiry;
+
+bool cg_context_parse_time(const char *text, size_t n_bytes, int64_t *seconds_out)
+{
+    static const char UNITS[] = "smhdw";
+    static const int64_t SECONDS[] = {1, 60, 3600, 24 * 3600, 7 * 24 * 3600};
+    int64_t value = 0, unit = 1;
+    size_t i = 0;
+    for (; i < n_bytes && text[i] >= '0' && text[i] <= '9' && value < MAX_SECONDS; i++)
+        value = 10 * value + (text[i] - '0');
+    if (i + 1 == n_bytes && i > 0) {
+        const char *found = memchr(UNITS, text[i++], sizeof UNITS - 1);
+        unit = found != NULL ? SECONDS[found - UNITS] : 0;
+    }
+    if (i != n_bytes || value == 0 || unit == 0 || value > MAX_SECONDS / unit)
+        return false;
+    *seconds_out = value * unit;
+    return true;
+}
+
+static bool has_expired(int dir_fd, int64_t now_s)
+{
+    char text[TIME_BYTES];
+    struct stat attr;
+    int64_t seconds;
+    if (fgetxattr(dir_fd, CG_CONTEXT_PIN, NULL, 0) >= 0)
+        return false;
+    const ssize_t n = fgetxattr(dir_fd, CG_CONTEXT_TTL, text, sizeof text);
+    return n > 0 && cg_context_parse_time(text, (size_t)n, &seconds) &&
+           (fstatat(dir_fd, "context.json", &attr, AT_SYMLINK_NOFOLLOW) == 0 ||
+            fstat(dir_fd, &attr) == 0) &&
+           now_s - attr.st_mtim.tv_sec >= seconds;
+}
+
+/* The files of a context that is in the staging folder already. */
+static cg_status note_file(void *user, int dir_fd, const char *path, const struct stat *attr)
+{
+    expiry *e = user;
+    (void)dir_fd, (void)path;
+    if (!S_ISREG(attr->st_mode))
+        return CG_OK;
+    if (e->n_inos == e->max_inos) {
+        const size_t max = e->max_inos > 0 ? 2 * e->max_inos : 256;
+        ino_t *larger = reallocarray(e->inos, max, sizeof *larger);
+        if (larger == NULL)
+            return CG_ERR_NO_MEMORY;
+        e->inos = larger;
+        e->max_inos = max;
+    }
+    e->inos[e->n_inos++] = attr->st_ino;
+    return CG_OK;
+}
+
+static bool is_context(const char *path)
+{
+    const char *name = strchr(path, '/');
+    static const char FOLDER[] = "/contexts/";
+    return name != NULL && strncmp(name, FOLDER, sizeof FOLDER - 1) == 0 &&
+           strchr(name + sizeof FOLDER - 1, '/') == NULL;
+}
+
+/* It moves first: nobody ever finds a part of it, and what a kill leaves, the next daemon removes.
+ */
+static cg_status remove_context(expiry *e, int dir_fd, const char *leaf, int context_fd)
+{
+    char moved[CG_STAGING_NAME_BYTES];
+    snprintf(moved, sizeof moved, "expired-%zu", e->n_removed);
+    if (renameat(dir_fd, leaf, e->staging->dir_fd, moved) != 0)
+        return CG_OK; /* another time */
+    e->n_removed++;
+    const cg_status status = cg_walk(context_fd, note_file, e);
+    cg_staging_remove(e->staging->dir_fd, moved);
+    return status;
+}
+
+static cg_status visit(void *user, int dir_fd, const char *path, const struct stat *attr)
+{
+    expiry *e = user;
+    cg_status status = CG_OK;
+    if (!S_ISDIR(attr->st_mode) || !is_context(path))
+        return CG_OK;
+    const int fd =
+        openat(dir_fd, cg_walk_leaf(path), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return CG_OK;
+    if (has_expired(fd, e->now_s))
+        status = remove_context(e, dir_fd, cg_walk_leaf(path), fd);
+    close(fd);
+    return status;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const ino_t x = *(const ino_t *)a, y = *(const ino_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+cg_status cg_contexts_expire(int root_fd, cg_staging *staging, int64_t now_s, ino_t **inos_out,
+                             size_t *n_inos_out, size_t *n_removed_out)
+{
+    expiry e = {.staging = staging, .now_s = now_s};
+    const cg_status status = cg_walk(root_fd, visit, &e);
+    if (e.n_inos > 0)
+        qsort(e.inos, e.n_inos, sizeof *e.inos, by_number);
+    *inos_out = e.inos;
+    *n_inos_out = e.n_inos;
+    *n_removed_out = e.n_removed;
+    return status;
+}

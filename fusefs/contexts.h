@@ -1,0 +1,40 @@
+/* fusefs/contexts.h - what its owner wants of a context, as extended attributes of its folder.
+ *
+ *   user.cachegen.pin   (any value) it does not expire
+ *   user.cachegen.ttl   "30d": its time to live from the last change of its context.json on; s, m,
+ *                       h, d or w, without a letter seconds
+ * A context that has expired is the first to go when room is made, and with it what its chunks had
+ * kept. Until then it is as any other.
+ * Threads: each call stands alone.
+ */
+#ifndef CG_FUSEFS_CONTEXTS_H
+#define CG_FUSEFS_CONTEXTS_H
+#include "codec/status.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cg_staging cg_staging; /* fusefs/staging.h */
+
+#define CG_CONTEXT_PIN "user.cachegen.pin"
+#define CG_CONTEXT_TTL "user.cachegen.ttl"
+
+/* "7d" of n_bytes as seconds, at least 1. False: no such time. */
+bool cg_context_parse_time(const char *text, size_t n_bytes, int64_t *seconds_out);
+
+/* Removes the contexts of all models that have expired at now_s (CLOCK_REALTIME). Each disappears
+ * at once and as a whole. *inos_out[*n_inos_out], malloc'ed: the files of chunks that they named,
+ * in ascending order. *n_removed_out may have contexts also after an error.
+ * CG_ERR_NO_MEMORY. CG_ERR_...: the root cannot be read. */
+cg_status cg_contexts_expire(int root_fd, cg_staging *staging, int64_t now_s, ino_t **inos_out,
+                             size_t *n_inos_out, size_t *n_removed_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
