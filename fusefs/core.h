@@ -51,6 +51,7 @@ typedef struct cg_fs_config {
     const cg_model_quota *model_quotas; /* [n_model_quotas], copied */
     size_t n_model_quotas;
     int64_t keep_s[CG_N_LEVELS]; /* of fusefs/evict.h */
+    uint64_t scrub_bytes_per_s;  /* 0: no scrubber */
     /* One line, without a newline. Any thread; NULL: silence. */
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;
@@ -108,8 +109,12 @@ void cg_fs_adopt_tree(cg_fs *fs);
 /* Tends the store until cg_fs_stop(): cg_fs_adopt_tree() once, then makes room whenever the store
  * comes near its quota. For a thread of its own. */
 void cg_fs_keep(cg_fs *fs);
-/* The mount ends: cg_fs_keep() and cg_fs_adopt_tree(), in other threads, return soon. The next
- * mount goes on. */
+/* Reads all chunks and profiles again and again, at the configured rate, and repairs what is
+ * damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it returns
+ * at once. */
+void cg_fs_scrub(cg_fs *fs);
+/* The mount ends: cg_fs_keep(), cg_fs_scrub() and cg_fs_adopt_tree(), in other threads, return
+ * soon. The next mount goes on. */
 void cg_fs_stop(cg_fs *fs);
 
 /* Names. */

@@ -1,7 +1,7 @@
 /* fusefs/fs.h - the inside of a cg_fs, and what the modules of the core share.
  *
  * The modules lie in layers; each calls only what is below it:
- *   start, attributes, files, moves     operations of fusefs/core.h
+ *   start, attributes, files, moves, scrub   operations of fusefs/core.h
  *   directories, contents               those, too: names; reading and writing
  *   publish, published, arrivals
  *   pending, reach, adopt
@@ -49,6 +49,7 @@ struct cg_fs {
     bool read_only; /* asked for, or the store is */
     bool is_root;   /* what is created is given to its caller */
     uint64_t max_file_bytes;
+    uint64_t scrub_bytes_per_s;
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;
     cg_control control;

@@ -25,22 +25,51 @@ typedef struct verdict {
 } verdict;
 
 typedef struct fsck {
-    bool repair;
-    FILE *out;
-    int root_fd, quarantine_fd; /* -1: not made yet */
-    cg_staging staging;         /* where repaired */
+    const cg_fsck_config *config;
+    cg_fsck_result result;
+    int quarantine_fd; /* -1: not made yet */
     cg_strict_budget budget;
     verdict *verdicts; /* a hash table: a power of two of places, at least half of them free */
     size_t n_verdicts, n_places;
-    time_t now;
-    unsigned n_quarantined;
-    uint64_t n_whole, n_damaged, n_left, n_failed;
+    int64_t now_s;
+    uint64_t start_ns;
+    unsigned n_moved; /* to the quarantine, for their names there */
 } fsck;
+
+static void report(const fsck *f, const char *path, const char *what)
+{
+    f->config->report(f->config->user, path, what);
+}
 
 static void fail(fsck *f, const char *path, const char *what, int error)
 {
-    fprintf(f->out, "%s: %s: %s\n", path, what, strerror(error));
-    f->n_failed++;
+    char text[128];
+    snprintf(text, sizeof text, "%s: %s", what, strerror(error));
+    report(f, path, text);
+    f->result.n_failed++;
+}
+
+/* ---- the rate ---- */
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Until what was read is no more than the rate allows. True: the check is to end. */
+static bool is_over(const fsck *f)
+{
+    const cg_fsck_config *c = f->config;
+    if (c->wait == NULL)
+        return false;
+    if (c->bytes_per_s == 0)
+        return c->wait(c->user, 0, &f->result);
+    const double due_ns = (double)f->result.read_bytes * 1e9 / (double)c->bytes_per_s;
+    const uint64_t passed_ns = now_ns() - f->start_ns;
+    return c->wait(c->user, due_ns > (double)passed_ns ? (uint64_t)due_ns - passed_ns : 0,
+                   &f->result);
 }
 
 /* ---- what is known ---- */
@@ -116,6 +145,7 @@ static cg_status check(fsck *f, int fd, const struct stat *attr, const cg_tree_n
         *finest_whole_out = known->finest_whole;
         return known->status == CG_OK ? check_name(fd, attr, name) : known->status;
     }
+    f->result.read_bytes += (uint64_t)attr->st_size;
     const cg_status status = cg_strict_check(fd, name, &f->budget, UINT64_MAX, &header);
     const int kind = cg_strict_errno(status);
     if (kind == EBADMSG && name->kind != CG_TREE_PROFILE)
@@ -133,10 +163,10 @@ static int open_quarantine(fsck *f)
 {
     if (f->quarantine_fd >= 0)
         return 0;
-    if (mkdirat(f->root_fd, QUARANTINE, 0700) != 0 && errno != EEXIST)
+    if (mkdirat(f->config->root_fd, QUARANTINE, 0700) != 0 && errno != EEXIST)
         return errno;
     f->quarantine_fd =
-        openat(f->root_fd, QUARANTINE, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        openat(f->config->root_fd, QUARANTINE, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     return f->quarantine_fd < 0 ? errno : 0;
 }
 
@@ -148,7 +178,7 @@ static int quarantine(fsck *f, int dir_fd, const char *path, const char *why)
     const int error = open_quarantine(f);
     if (error != 0)
         return error;
-    snprintf(name, sizeof name, "%" PRId64 "-%u-%.200s", (int64_t)f->now, f->n_quarantined++,
+    snprintf(name, sizeof name, "%" PRId64 "-%u-%.200s", f->now_s, f->n_moved++,
              cg_walk_leaf(path));
     const int fd = openat(f->quarantine_fd, "list",
                           O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -158,7 +188,10 @@ static int quarantine(fsck *f, int dir_fd, const char *path, const char *why)
     close(fd);
     if (!is_told)
         return EIO;
-    return renameat(dir_fd, cg_walk_leaf(path), f->quarantine_fd, name) == 0 ? 0 : errno;
+    if (renameat(dir_fd, cg_walk_leaf(path), f->quarantine_fd, name) != 0)
+        return errno;
+    f->result.n_quarantined++;
+    return 0;
 }
 
 /* The name becomes a copy of the levels that are whole. */
@@ -166,27 +199,40 @@ static int cut(fsck *f, int dir_fd, const char *path, int fd, uint8_t finest_who
 {
     cg_chunk_header header;
     char staged[CG_STAGING_NAME_BYTES];
+    cg_staging *staging = f->config->staging;
     if (!read_header(fd, &header))
         return EIO;
-    int error = cg_staging_copy(&f->staging, fd, header.level_bytes[finest_whole], staged);
-    if (error == 0 && renameat(f->staging.dir_fd, staged, dir_fd, cg_walk_leaf(path)) != 0) {
+    int error = cg_staging_copy(staging, fd, header.level_bytes[finest_whole], staged);
+    if (error == 0 && renameat(staging->dir_fd, staged, dir_fd, cg_walk_leaf(path)) != 0) {
         error = errno;
-        unlinkat(f->staging.dir_fd, staged, 0);
+        unlinkat(staging->dir_fd, staged, 0);
     }
+    f->result.n_cut += error == 0;
     return error;
 }
 
-static void repair(fsck *f, int dir_fd, const char *path, int fd, const cg_tree_name *name,
-                   const char *why, uint8_t finest_whole)
+/* Whether the name is still the file's that was read: it may have been published again. */
+static bool is_still(int dir_fd, const char *path, const struct stat *attr)
+{
+    struct stat now;
+    return fstatat(dir_fd, cg_walk_leaf(path), &now, AT_SYMLINK_NOFOLLOW) == 0 &&
+           now.st_ino == attr->st_ino;
+}
+
+static void repair(fsck *f, int dir_fd, const char *path, int fd, const struct stat *attr,
+                   const cg_tree_name *name, const char *why, uint8_t finest_whole)
 {
     const bool keeps = finest_whole != NONE && name->level >= finest_whole;
+    if (!is_still(dir_fd, path, attr))
+        return;
     const int error =
         keeps ? cut(f, dir_fd, path, fd, finest_whole) : quarantine(f, dir_fd, path, why);
+    if (error == ENOENT) /* another one has repaired it */
+        return;
     if (error != 0)
         fail(f, path, keeps ? "cannot be cut" : "cannot be moved to " QUARANTINE, error);
     else
-        fprintf(f->out, "%s: %s\n", path,
-                keeps ? "cut behind the levels that are whole" : "moved to " QUARANTINE);
+        report(f, path, keeps ? "cut behind the levels that are whole" : "moved to " QUARANTINE);
 }
 
 static void check_file(fsck *f, int dir_fd, const char *path, const struct stat *attr,
@@ -202,32 +248,34 @@ static void check_file(fsck *f, int dir_fd, const char *path, const struct stat 
     const cg_status status = check(f, fd, attr, name, &finest_whole);
     const int kind = status == CG_OK ? 0 : cg_strict_errno(status);
     if (kind == 0) {
-        f->n_whole++;
+        f->result.n_whole++;
     } else if (kind == EBADMSG || kind == EINVAL) {
-        f->n_damaged++;
-        fprintf(f->out, "%s: %s\n", path, cg_strerror(status));
-        if (f->repair)
-            repair(f, dir_fd, path, fd, name, cg_strerror(status), finest_whole);
+        f->result.n_damaged++;
+        report(f, path, cg_strerror(status));
+        if (f->config->staging != NULL)
+            repair(f, dir_fd, path, fd, attr, name, cg_strerror(status), finest_whole);
     } else { /* of a later version, or not to be read now: nobody's fault that we could repair */
-        fprintf(f->out, "%s: not checked: %s\n", path, cg_strerror(status));
-        f->n_failed++;
+        char text[128];
+        snprintf(text, sizeof text, "not checked: %s", cg_strerror(status));
+        report(f, path, text);
+        f->result.n_failed++;
     }
     close(fd);
 }
 
-/* What a killed connector left: hidden files that end in .tmp (iouring/io_write.h). */
-static bool is_left(const fsck *f, const char *path, const struct stat *attr)
+bool cg_fsck_is_left(const char *path, const struct stat *attr, int64_t now_s)
 {
     const char *leaf = cg_walk_leaf(path), *end = leaf + strlen(leaf);
-    return leaf[0] == '.' && end - leaf > 4 && strcmp(end - 4, ".tmp") == 0 &&
-           f->now - attr->st_mtim.tv_sec > LEFT_SECONDS;
+    return S_ISREG(attr->st_mode) && leaf[0] == '.' && end - leaf > 4 &&
+           strcmp(end - 4, ".tmp") == 0 && now_s - attr->st_mtim.tv_sec > LEFT_SECONDS;
 }
 
 static void remove_left(fsck *f, int dir_fd, const char *path)
 {
-    f->n_left++;
-    fprintf(f->out, "%s: left unfinished\n", path);
-    if (f->repair && unlinkat(dir_fd, cg_walk_leaf(path), 0) != 0)
+    f->result.n_left++;
+    report(f, path, "left unfinished");
+    if (f->config->staging != NULL && unlinkat(dir_fd, cg_walk_leaf(path), 0) != 0 &&
+        errno != ENOENT)
         fail(f, path, "cannot be removed", errno);
 }
 
@@ -238,46 +286,64 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
     if (S_ISDIR(attr->st_mode) ||
         strncmp(path, CG_STAGING_DIRECTORY "/", sizeof CG_STAGING_DIRECTORY) == 0)
         return CG_OK;
+    if (is_over(f))
+        return CG_ERR_CANCELLED;
     cg_tree_parse(path, &name);
     if (name.kind == CG_TREE_OBJECT_CHUNK || name.kind == CG_TREE_CONTEXT_CHUNK ||
         name.kind == CG_TREE_PROFILE)
         check_file(f, dir_fd, path, attr, &name);
-    else if (is_left(f, path, attr))
+    else if (cg_fsck_is_left(path, attr, f->now_s))
         remove_left(f, dir_fd, path);
     return CG_OK;
+}
+
+cg_status cg_fsck_run(const cg_fsck_config *config, cg_fsck_result *result_out)
+{
+    fsck f = {.config = config, .quarantine_fd = -1, .now_s = time(NULL), .start_ns = now_ns()};
+    cg_strict_budget_init(&f.budget, MEMORY_BYTES);
+    const cg_status status = cg_walk(config->root_fd, visit, &f);
+    cg_strict_budget_destroy(&f.budget);
+    if (f.quarantine_fd >= 0)
+        close(f.quarantine_fd);
+    free(f.verdicts);
+    *result_out = f.result;
+    return status;
+}
+
+/* ---- the command ---- */
+
+static void print(void *out, const char *path, const char *what)
+{
+    fprintf(out, "%s: %s\n", path, what);
 }
 
 int cg_fsck(const char *store, bool repair, FILE *out)
 {
     uint64_t n_removed;
-    int error = 0;
-    fsck f = {.repair = repair,
-              .out = out,
-              .root_fd = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
-              .quarantine_fd = -1,
-              .staging = {.dir_fd = -1, .all_fd = -1, .lock_fd = -1},
-              .now = time(NULL)};
-    if (f.root_fd < 0 ||
-        (repair && (error = cg_staging_open(&f.staging, f.root_fd, &n_removed)) != 0)) {
-        fail(&f, store, "cannot be opened", error != 0 ? error : errno);
+    cg_staging staging = {.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
+    cg_fsck_result r = {0};
+    const int root_fd = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = root_fd < 0 ? errno : 0;
+    if (error == 0 && repair)
+        error = cg_staging_open(&staging, root_fd, &n_removed);
+    if (error != 0) {
+        fprintf(out, "%s: cannot be opened: %s\n", store, strerror(error));
+        r.n_failed++;
     } else {
-        cg_strict_budget_init(&f.budget, MEMORY_BYTES);
-        const cg_status status = cg_walk(f.root_fd, visit, &f);
+        const cg_fsck_config config = {
+            .root_fd = root_fd, .staging = repair ? &staging : NULL, .report = print, .user = out};
+        const cg_status status = cg_fsck_run(&config, &r);
         if (status != CG_OK) {
-            fprintf(out, "%s: %s\n", store, cg_strerror(status));
-            f.n_failed++;
+            print(out, store, cg_strerror(status));
+            r.n_failed++;
         }
-        cg_strict_budget_destroy(&f.budget);
         fprintf(out,
                 "%" PRIu64 " names whole, %" PRIu64 " damaged, %" PRIu64
                 " files left unfinished, %" PRIu64 " failures\n",
-                f.n_whole, f.n_damaged, f.n_left, f.n_failed);
+                r.n_whole, r.n_damaged, r.n_left, r.n_failed);
     }
-    cg_staging_close(&f.staging);
-    if (f.quarantine_fd >= 0)
-        close(f.quarantine_fd);
-    if (f.root_fd >= 0)
-        close(f.root_fd);
-    free(f.verdicts);
-    return f.n_failed > 0 ? 2 : f.n_damaged + f.n_left > 0 ? 1 : 0;
+    cg_staging_close(&staging);
+    if (root_fd >= 0)
+        close(root_fd);
+    return r.n_failed > 0 ? 2 : r.n_damaged + r.n_left > 0 ? 1 : 0;
 }

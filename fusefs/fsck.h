@@ -1,18 +1,60 @@
-/* fusefs/fsck.h - `cachegenfs fsck STORE [--repair]`: reads everything that a strict name shows,
- * and says what is not whole.
+/* fusefs/fsck.h - reads everything that a strict name shows, finds what is not whole, and repairs
+ * it: for `cachegenfs fsck STORE [--repair]`, and for the scrubber of a mount.
  *
  * With repair, a damaged file gives its strict name up: no reader finds it any more. A nested chunk
  * that is whole up to the end of a level keeps that level and the coarser ones; their names become
  * copies of that part. The rest goes to STORE/quarantine, where `list` says what it was. Files that
  * killed connectors left unfinished a day ago are removed.
- * A store may be in use meanwhile: each name changes atomically.
+ * A store may be in use meanwhile: each name changes atomically. Two repairs at once do no harm.
+ * Threads: each call stands alone.
  */
 #ifndef CG_FUSEFS_FSCK_H
 #define CG_FUSEFS_FSCK_H
+#include "codec/status.h"
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
-/* Writes a line to out for each finding, and a sum. Exit status: 0 all is whole, 1 something was
- * not (and is repaired, if asked for), 2 something could not be read or repaired. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cg_staging cg_staging; /* fusefs/staging.h */
+struct cg_fsck_result;
+
+typedef struct cg_fsck_config {
+    int root_fd;
+    cg_staging *staging;  /* NULL: nothing is repaired */
+    uint64_t bytes_per_s; /* of files that are read; 0: as fast as it goes */
+    /* Comes before each name. Waits at most so long (0: not at all); true ends the check. NULL:
+     * never. */
+    bool (*wait)(void *user, uint64_t ns, const struct cg_fsck_result *so_far);
+    /* Each finding, and what was done about it. */
+    void (*report)(void *user, const char *path, const char *what);
+    void *user;
+} cg_fsck_config;
+
+/* Names of files; a file with several is read once. */
+typedef struct cg_fsck_result {
+    uint64_t n_whole, n_damaged, n_left; /* n_left: files left unfinished */
+    uint64_t n_cut, n_quarantined;       /* of the damaged: repaired */
+    uint64_t n_failed;                   /* not read, or not repaired */
+    uint64_t read_bytes;
+} cg_fsck_result;
+
+/* CG_ERR_CANCELLED: wait said so. CG_ERR_...: the root cannot be read. */
+cg_status cg_fsck_run(const cg_fsck_config *config, cg_fsck_result *result_out);
+
+/* The command. Writes a line to out for each finding, and a sum. Exit status: 0 all is whole, 1
+ * something was not (and is repaired, if asked for), 2 something could not be read or repaired. */
 int cg_fsck(const char *store, bool repair, FILE *out);
+
+/* Whether path, described by attr, is what a connector that was killed before now_s left: a hidden
+ * file that ends in .tmp (iouring/io_write.h), and was not written to for a day. */
+bool cg_fsck_is_left(const char *path, const struct stat *attr, int64_t now_s);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

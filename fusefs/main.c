@@ -64,6 +64,12 @@ static void *keep(void *fs)
     return NULL;
 }
 
+static void *scrub(void *fs)
+{
+    cg_fs_scrub(fs);
+    return NULL;
+}
+
 static int serve(struct fuse_session *session, const cg_options *options)
 {
     if (options->single_thread)
@@ -93,6 +99,7 @@ static int run(cg_options *options)
         .store = options->store,
         .read_only = options->read_only,
         .quota_bytes = options->quota_bytes,
+        .scrub_bytes_per_s = options->scrub_bytes_per_s,
         .model_quotas = options->model_quotas,
         .n_model_quotas = options->n_model_quotas,
         .config_text = options->config_text,
@@ -100,7 +107,7 @@ static int run(cg_options *options)
         .log_user = &target,
     };
     memcpy(config.keep_s, options->keep_s, sizeof config.keep_s);
-    pthread_t keeper;
+    pthread_t keeper, scrubber;
     int result = EXIT_FAILURE;
     const int error = cg_fs_new(&config, &mount.fs);
     if (error != 0) {
@@ -126,7 +133,8 @@ static int run(cg_options *options)
     if (fuse_daemonize(options->foreground) != 0)
         goto no_daemon;
     cg_persona_drop_capabilities();
-    const bool is_kept = pthread_create(&keeper, NULL, keep, mount.fs) == 0;
+    const bool is_kept = pthread_create(&keeper, NULL, keep, mount.fs) == 0,
+               is_scrubbed = pthread_create(&scrubber, NULL, scrub, mount.fs) == 0;
     const int loop_result = serve(session, options);
     if (loop_result < 0)
         log_line(&target, CG_LOG_ERROR, strerror(-loop_result));
@@ -135,6 +143,8 @@ static int run(cg_options *options)
     cg_fs_stop(mount.fs);
     if (is_kept)
         pthread_join(keeper, NULL);
+    if (is_scrubbed)
+        pthread_join(scrubber, NULL);
 no_daemon:
     fuse_session_unmount(session);
 no_mount:

@@ -7,6 +7,8 @@
 
 static const char *const REFUSAL_NAMES[CG_N_REFUSALS] = {"incomplete", "damaged", "misplaced",
                                                          "unsupported"};
+static const char *const SCRUBBED_NAMES[CG_N_SCRUBBED] = {"whole", "cut", "quarantined", "left",
+                                                          "failed"};
 
 void cg_metrics_error(cg_metrics *metrics, int error)
 {
@@ -61,6 +63,15 @@ char *cg_metrics_text(const cg_metrics *m)
            m->evict_errors);
     single(out, "expired_contexts_total", "counter",
            "Contexts that were removed after their time to live.", m->expired);
+    family(out, "scrubbed_total", "counter",
+           "Names that the scrubber looked at, by what came of it.");
+    for (int i = 0; i < CG_N_SCRUBBED; i++)
+        fprintf(out, "cachegenfs_scrubbed_total{result=\"%s\"} %" PRIu64 "\n", SCRUBBED_NAMES[i],
+                m->scrubbed[i]);
+    single(out, "scrubbed_bytes_total", "counter", "Bytes that the scrubber read.",
+           m->scrubbed_bytes);
+    single(out, "scrub_passes_total", "counter", "Times that it read the whole store.",
+           m->scrub_passes);
     single(out, "quota_bytes", "gauge", "What the store may take; 0 without a quota.",
            m->quota_bytes);
     single(out, "used_bytes", "gauge", "What it took when it was last looked through.",

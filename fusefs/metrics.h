@@ -17,6 +17,16 @@ typedef enum cg_refusal {
     CG_N_REFUSALS = 4,
 } cg_refusal;
 
+/* What came of a name that the scrubber looked at. */
+typedef enum cg_scrubbed {
+    CG_SCRUBBED_WHOLE = 0,
+    CG_SCRUBBED_CUT = 1,
+    CG_SCRUBBED_QUARANTINED = 2,
+    CG_SCRUBBED_LEFT = 3, /* an unfinished file, removed */
+    CG_SCRUBBED_FAILED = 4,
+    CG_N_SCRUBBED = 5,
+} cg_scrubbed;
+
 typedef struct cg_metrics cg_metrics;
 struct cg_metrics {
     _Atomic uint64_t opens_passthrough, opens_plain, opens_write;
@@ -27,7 +37,8 @@ struct cg_metrics {
     _Atomic uint64_t adopted, adopt_errors;
     _Atomic uint64_t evicted, cut, evicted_bytes, evict_errors; /* making room: steps */
     _Atomic uint64_t expired;                                   /* contexts */
-    _Atomic uint64_t quota_bytes, used_bytes;                   /* at the last survey; 0: none */
+    _Atomic uint64_t scrubbed[CG_N_SCRUBBED], scrubbed_bytes, scrub_passes;
+    _Atomic uint64_t quota_bytes, used_bytes;   /* at the last survey; 0: none */
     _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC or ESTALE */
     _Atomic uint64_t files_open, files_pending; /* now */
     _Atomic uint32_t passthrough_in_use; /* of the last published file (no view) opened: 0 or 1 */

@@ -23,7 +23,15 @@ typedef struct parsed {
     bool failed;
 } parsed;
 
-enum { KEY_IGNORED = 1, KEY_ATTR_TIMEOUT, KEY_ENTRY_TIMEOUT, KEY_QUOTA, KEY_MODEL_QUOTA, KEY_KEEP };
+enum {
+    KEY_IGNORED = 1,
+    KEY_ATTR_TIMEOUT,
+    KEY_ENTRY_TIMEOUT,
+    KEY_QUOTA,
+    KEY_MODEL_QUOTA,
+    KEY_KEEP,
+    KEY_SCRUB
+};
 
 enum { MIN_QUOTA_BYTES = 1 << 20 };
 
@@ -46,6 +54,7 @@ static const struct fuse_opt SPEC[] = {
     FUSE_OPT_KEY("quota=", KEY_QUOTA),
     FUSE_OPT_KEY("model_quota=", KEY_MODEL_QUOTA),
     FUSE_OPT_KEY("keep=", KEY_KEEP),
+    FUSE_OPT_KEY("scrub=", KEY_SCRUB),
     /* Always on. */
     FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
     /* What mount(8) and fstab may leave for us. */
@@ -62,28 +71,30 @@ static const struct fuse_opt SPEC[] = {
 
 static void usage(void)
 {
-    printf("usage: cachegenfs STORE MOUNTPOINT [options]\n"
-           "       cachegenfs fsck STORE [--repair]      reads all chunks; damaged ones lose their "
-           "names\n\n"
-           "Shows the store (a directory of KV caches) at MOUNTPOINT. Chunks that are copied in\n"
-           "are checked when they are closed; a damaged one is refused and never seen.\n\n"
-           "    -f                      stay in the foreground, messages to stderr\n"
-           "    -d                      as -f, and show every request\n"
-           "    -s                      one thread\n"
-           "    -V, --version           print versions\n"
-           "    -h, --help              print this\n"
-           "    -o ro                   read-only\n"
-           "    -o allow_other          let other users in (file modes decide what they may do)\n"
-           "    -o default_permissions  the kernel checks file modes; always on\n"
-           "    -o attr_timeout=S       seconds for which the kernel trusts attributes (1)\n"
-           "    -o entry_timeout=S      seconds for which the kernel trusts names (1)\n"
-           "    -o quota=SIZE           what the store may take (as 500G); cold chunks make room\n"
-           "    -o model_quota=MODEL:SIZE what one model may take\n"
-           "    -o keep=LEVEL:TIME      chunks not used for TIME (as 7d) keep LEVEL and coarser\n"
-           "    -o passthrough=auto|off read published chunks past the daemon (auto)\n"
-           "    -o io_uring             talk to the kernel over io_uring%s\n"
-           "    -o OPT[,OPT...]         other mount options (noexec, noatime, fsname=...)\n",
-           CG_FUSE_HAS_IO_URING ? "" : " (this build has not)");
+    printf(
+        "usage: cachegenfs STORE MOUNTPOINT [options]\n"
+        "       cachegenfs fsck STORE [--repair]      reads all chunks; damaged ones lose their "
+        "names\n\n"
+        "Shows the store (a directory of KV caches) at MOUNTPOINT. Chunks that are copied in\n"
+        "are checked when they are closed; a damaged one is refused and never seen.\n\n"
+        "    -f                      stay in the foreground, messages to stderr\n"
+        "    -d                      as -f, and show every request\n"
+        "    -s                      one thread\n"
+        "    -V, --version           print versions\n"
+        "    -h, --help              print this\n"
+        "    -o ro                   read-only\n"
+        "    -o allow_other          let other users in (file modes decide what they may do)\n"
+        "    -o default_permissions  the kernel checks file modes; always on\n"
+        "    -o attr_timeout=S       seconds for which the kernel trusts attributes (1)\n"
+        "    -o entry_timeout=S      seconds for which the kernel trusts names (1)\n"
+        "    -o quota=SIZE           what the store may take (as 500G); cold chunks make room\n"
+        "    -o model_quota=MODEL:SIZE what one model may take\n"
+        "    -o keep=LEVEL:TIME      chunks not used for TIME (as 7d) keep LEVEL and coarser\n"
+        "    -o scrub=RATE           read all chunks again at RATE a second (as 20M); repair them\n"
+        "    -o passthrough=auto|off read published chunks past the daemon (auto)\n"
+        "    -o io_uring             talk to the kernel over io_uring%s\n"
+        "    -o OPT[,OPT...]         other mount options (noexec, noatime, fsname=...)\n",
+        CG_FUSE_HAS_IO_URING ? "" : " (this build has not)");
 }
 
 static void version(void)
@@ -177,6 +188,10 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
     case KEY_QUOTA:
         p->failed |= !parse_size(argument, strchr(argument, '=') + 1, &p->options->quota_bytes);
         return 0;
+    case KEY_SCRUB:
+        p->failed |=
+            !parse_size(argument, strchr(argument, '=') + 1, &p->options->scrub_bytes_per_s);
+        return 0;
     case KEY_MODEL_QUOTA: p->failed |= !parse_model_quota(argument, p->options); return 0;
     case KEY_KEEP:
         p->failed |= !parse_keep(argument, strchr(argument, '=') + 1, p->options->keep_s);
@@ -266,11 +281,12 @@ static char *config_text(const cg_options *options)
         return NULL;
     fprintf(out,
             "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
-            "attr_timeout = %g\nentry_timeout = %g\nquota = %llu\nlibfuse = %s\n",
+            "attr_timeout = %g\nentry_timeout = %g\nquota = %llu\nscrub = %llu\nlibfuse = %s\n",
             options->store, options->mountpoint, options->read_only ? "yes" : "no",
             options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
             options->io_uring ? "yes" : "no", options->attr_timeout_s, options->entry_timeout_s,
-            (unsigned long long)options->quota_bytes, fuse_pkgversion());
+            (unsigned long long)options->quota_bytes,
+            (unsigned long long)options->scrub_bytes_per_s, fuse_pkgversion());
     for (size_t i = 0; i < options->n_model_quotas; i++)
         fprintf(out, "model_quota = %s:%llu\n", options->model_quotas[i].model,
                 (unsigned long long)options->model_quotas[i].bytes);

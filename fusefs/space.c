@@ -5,16 +5,13 @@
 #include "fusefs/fs.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { HIGH_PERCENT = 95, LOW_PERCENT = 90, SURVEY_SECONDS = 600, TOUCH_SECONDS = 3600 };
-static const char LOCK_NAME[] = "evicting";
 
 static uint64_t percent_of(uint64_t bytes, unsigned percent)
 {
@@ -25,18 +22,6 @@ static uint64_t percent_of(uint64_t bytes, unsigned percent)
 static uint64_t used_now(const cg_fs *fs)
 {
     return fs->space.surveyed_bytes + fs->metrics.published_bytes - fs->space.published_bytes;
-}
-
-/* The lock file stays, so that all daemons lock the same one. -1: another daemon is at it. */
-static int lock_store(cg_fs *fs)
-{
-    const int fd = openat(fs->staging.all_fd, LOCK_NAME,
-                          O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        close(fd);
-        return -1;
-    }
-    return fd;
 }
 
 static void take_steps(cg_fs *fs, const cg_survey *survey, const cg_eviction *steps, size_t n_steps)
@@ -173,7 +158,7 @@ void cg_space_tend(cg_fs *fs)
 {
     cg_survey survey = {0};
     struct timespec now;
-    const int lock_fd = lock_store(fs);
+    const int lock_fd = cg_staging_lock_store(&fs->staging, "evicting");
     const bool is_surveyed = survey_again(fs, &survey);
     clock_gettime(CLOCK_MONOTONIC, &now);
     fs->space.surveyed_at_s = now.tv_sec;

@@ -44,6 +44,17 @@ static bool is_stale(int all_fd, const char *name, const char *host)
     return is_free;
 }
 
+int cg_staging_lock_store(const cg_staging *staging, const char *name)
+{
+    const int fd =
+        openat(staging->all_fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
 static uint64_t remove_tree(int dir_fd, const char *name, unsigned depth)
 {
     uint64_t n_removed = 0;

@@ -40,6 +40,10 @@ int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES],
  * an errno value; EIO: from has fewer bytes. */
 int cg_staging_copy(cg_staging *staging, int from, uint64_t n_bytes,
                     char name_out[CG_STAGING_NAME_BYTES]);
+/* A lock of the whole store, for work that one daemon at a time should do. The file stays, so that
+ * all lock the same one. The lock ends with the descriptor. -1: another daemon has it, or it cannot
+ * be made. Where the store has no locks each gets it. */
+int cg_staging_lock_store(const cg_staging *staging, const char *name);
 /* Removes a folder of dir_fd with all that is in it. The files that were in it, but for `lock`. */
 uint64_t cg_staging_remove(int dir_fd, const char *name);
 /* Makes the directory again, as the daemon and not as a caller. */

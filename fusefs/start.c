@@ -42,6 +42,7 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
         free(fs);
         return error;
     }
+    fs->scrub_bytes_per_s = config->scrub_bytes_per_s;
     fs->log = config->log;
     fs->log_user = config->log_user;
     fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};

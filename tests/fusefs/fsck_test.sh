@@ -68,4 +68,26 @@ check "a mounted store" ends_with 0 fsck --repair
 check "links are not followed" [ -e "$tmp/outside/00000.kv" ]
 check "the mount goes on" cmp "$tmp/l2" "$mnt/m/contexts/c/L2/00000.kv"
 unmount
+
+# The scrubber does the same, and other files of the store are served meanwhile.
+rm -rf "$store/quarantine" "$store/m" "$tmp/source"
+mount_store
+"$chunk_files" nest "$tmp/source" 6 100000 2
+mkdir -p "$mnt/m/contexts/c"
+cp -a "$tmp/source/." "$mnt/m/contexts/c/"
+unmount
+flip "$store/m/contexts/c/L1/00002.kv" $(($(stat -c %s "$store/m/contexts/c/L1/00002.kv") - 50))
+flip "$store/m/contexts/c/L1/00004.kv" 5000
+mount_store -o scrub=1G
+scrubbed() { [ "$(metric scrub_passes_total)" -ge 1 ]; }
+check "a pass ends" wait_for 60 scrubbed
+check "names that were whole" equal "$(metric 'scrubbed_total{result="whole"}')" 24
+check "names that were cut" equal "$(metric 'scrubbed_total{result="cut"}')" 4
+check "names that went" equal "$(metric 'scrubbed_total{result="quarantined"}')" 8
+check "files are read once" [ "$(metric scrubbed_bytes_total)" -lt 2400000 ]
+check "it is in the log" grep -q 'scrub: m/contexts/c/L1/00004.kv: moved to quarantine' "$tmp/log"
+check "coarser levels stay" "$chunk_files" verify "$mnt/m/contexts/c/L2/00002.kv"
+check "the rest is as it was" cmp "$tmp/source/L1/00005.kv" "$mnt/m/contexts/c/L1/00005.kv"
+unmount
+check "then all is whole" ends_with 0 fsck
 report

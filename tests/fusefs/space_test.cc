@@ -1,6 +1,7 @@
 // A store with a quota: what is given up first, and that nothing is damaged on the way.
 #include "fusefs/contexts.h"
 #include "fusefs/evict.h"
+#include "fusefs/fsck.h"
 #include "fusefs/space.h"
 #include "fusefs/survey.h"
 #include "iouring/store.h"
@@ -560,6 +561,30 @@ TEST_F(SpaceTest, LevelsGoByAgeWithoutAQuota)
     for (const cg_test::Chunk &chunk : hot)
         EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
     cg_fs_free(keeping);
+}
+
+TEST_F(SpaceTest, AScrubberKeepsItsRateAndEndsWithTheMount)
+{
+    publish(1, 3, 0);
+    struct {
+        uint64_t asked_ns = 0, left = 3;
+    } waits;
+    cg_fsck_config config = {};
+    config.root_fd = dir.fd;
+    config.bytes_per_s = 1000;
+    config.report = [](void *, const char *path, const char *what) { FAIL() << path << what; };
+    config.wait = [](void *user, uint64_t ns, const cg_fsck_result *so_far) {
+        auto *w = static_cast<decltype(waits) *>(user);
+        if (so_far->read_bytes > 0)
+            w->asked_ns = ns;
+        return so_far->read_bytes > 0 && --w->left == 0;
+    };
+    config.user = &waits;
+    cg_fsck_result result;
+    EXPECT_EQ(cg_fsck_run(&config, &result), CG_ERR_CANCELLED);
+    EXPECT_LT(result.n_whole, 9u);
+    // Nobody waited, so that of the seconds for what was read nearly all are still to come.
+    EXPECT_GT(waits.asked_ns, PAYLOAD / 1000 * 1'000'000'000ull);
 }
 
 TEST_F(SpaceTest, IsDueWhenMuchWasPublished)
