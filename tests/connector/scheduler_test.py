@@ -67,6 +67,7 @@ class Store:
 class Library:
     chunk_tokens, tail_tokens, block_tokens = CHUNK, 32, BLOCK
     min_tokens, save_on_use = 0, 1
+    keep_level = 2
     worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
 
     def __init__(self, cg):
@@ -81,6 +82,12 @@ class Manager:
     """vLLM's: how much of its blocks is held."""
 
     usage = 0.0
+
+    def __init__(self):
+        self.evicted = set()
+
+    def evict_blocks(self, block_ids):
+        self.evicted |= block_ids
 
 
 def scheduler(store, **fields):
@@ -377,7 +384,7 @@ class ContextTest(unittest.TestCase):
         made.update_after_alloc(asked, blocks(13), 0)
         saves = made.step(step_of("r", 0, 200)).saves
         self.assertEqual([(save.from_token, save.to_token) for save in saves], [(0, 192)])
-        return saves[0].context, made.finish(asked)
+        return saves[0].context, made.finish(asked, [])
 
     def test_each_salt_has_names_of_its_own(self):
         plain, a, b = (self.saved_as("report", salt)[0] for salt in (None, "tenant a", "tenant b"))
@@ -601,7 +608,7 @@ class RanksTest(unittest.TestCase):
                 with self.subTest(f"{together} {reports}"):
                     made = self.loaded(*reports, together=together)
                     self.assertEqual(made.matched_tokens(request(), 0), (0, False), "asks again after a failure")
-                    answer = made.finish(request())
+                    answer = made.finish(request(), [])
                     self.assertEqual((answer["cachegen.hit_tokens"], answer["cachegen.level"]), (128, "L2"))
                     self.assertEqual(made._provenance.worst_of([1]), 2)
 
@@ -610,6 +617,55 @@ class RanksTest(unittest.TestCase):
         made.update_after_alloc(request(), blocks(13), 0)
         (save,) = made.step(step_of("r", 0, 200)).saves
         self.assertEqual((save.from_token, save.to_token), (0, 192))
+
+
+class CongestionTest(unittest.TestCase):
+    """What a congested load brought does not outlive its request in vLLM's own prefix cache."""
+
+    def evicted(self, level, keep_level=2):
+        """Of a request that loads 8 blocks and computes the other 5."""
+        made = scheduler(Store(hit=128), keep_level=keep_level)
+        made.matched_tokens(request(), 0)
+        made.update_after_alloc(request(), blocks(8), 128)
+        made.step(step_of(None, 0, 0))
+        made.take_report(WorkerReport(loads={"r": LoadReport(128, level)}))
+        made.update_after_alloc(request(), blocks(13), 0)
+        made.step(step_of("r", 128, 72))
+        made.finish(request(), list(range(1, 14)))
+        return made.kv_cache_manager.evicted
+
+    def test_what_is_worse_than_the_floor_goes_with_all_that_was_computed_after_it(self):
+        self.assertEqual(self.evicted(level=3), set(range(1, 14)))
+
+    def test_what_is_good_enough_stays(self):
+        self.assertEqual([self.evicted(2), self.evicted(0), self.evicted(3, keep_level=3)], [set()] * 3)
+
+    def test_requests_that_share_such_blocks_leave_nothing_of_it_either(self):
+        made = scheduler(Store())
+        made._provenance.mark([1, 2, 3, 4], 3, loaded=True)  # of a request that still runs
+        made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(4), 64)
+        made.matched_tokens(request("s"), 64)
+        made.update_after_alloc(request("s"), blocks(13), 0)
+        made.step(step_of("s", 64, 136))
+        made.finish(request("s"), list(range(1, 14)))
+        self.assertEqual(made.kv_cache_manager.evicted, set(range(1, 14)))
+
+    def test_what_another_tier_brought_stays(self):
+        made = scheduler(Store())
+        made.matched_tokens(request(), 0)
+        made.update_after_alloc(request(), blocks(13), 0)
+        made.step(step_of("r", 64, 136))
+        made.finish(request(), list(range(1, 14)))
+        self.assertEqual(made.kv_cache_manager.evicted, set())
+
+    def test_a_manager_that_cannot_is_no_failure_of_the_request(self):
+        made = scheduler(Store())
+        made.kv_cache_manager = None
+        made.matched_tokens(request(), 0)
+        made.states["r"].level = 3
+        made._provenance.mark([1], 3, loaded=True)
+        with self.assertLogs("vllm.cachegen", "ERROR"):
+            self.assertIsNotNone(made.finish(request(), [1]))
 
 
 class ReportTest(unittest.TestCase):
@@ -626,7 +682,7 @@ class ReportTest(unittest.TestCase):
         made.matched_tokens(request(), 0)
         made.update_after_alloc(request(), blocks(13), 192)
         made.take_report(WorkerReport(loads={"r": LoadReport(192, 2)}))
-        answer = made.finish(request())
+        answer = made.finish(request(), [])
         self.assertEqual((answer["cachegen.hit_tokens"], answer["cachegen.level"]), (192, "L2"))
 
 

@@ -1,6 +1,6 @@
 """End to end with vLLM: what the connector loads is what the engine would have computed, and nothing else.
 
-usage: vllm_test.py [brief|changed|ranks]    (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
+usage: vllm_test.py [PHASE...]    cold (and warm), changed, ranks, lossy, brief; all but brief without (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
 Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most of
 its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
 """
@@ -382,6 +382,13 @@ def lossy_phase(work, cases):
         answer = engine.ask(longer, worst_level="L0", salt="reference")
         equal(answer.hit, len(longer) // 32 * 32, "tokens loaded where all is lossless")
         equal(answer.tokens[0], cold.tokens[0], "first token")
+    with cases("what a congested load brought is loaded anew, and better, by the next request"):
+        n_loaded = len(start) // 32 * 32
+        equal(engine.ask(start, level="L3").level, "L3", "level")
+        answer = engine.ask(start, level="L1", fresh=False)
+        equal((answer.hit, answer.level), (n_loaded, "L1"), "tokens loaded, level")
+        answer = engine.ask(start, fresh=False)
+        holds(answer.hit < BLOCK, f"{answer.hit} tokens loaded again though they were good enough")
     with cases("a request that demands lossless KV gets only the lossless beginning"):
         shutil.rmtree(root_objects(root))
         os.makedirs(root_objects(root))
@@ -595,42 +602,46 @@ def main():
     library = os.path.join(BUILD, "connector", "libcachegen.so")
     if not os.path.exists(library):
         sys.exit(f"vllm_test: {library} is missing (CG_BUILD_DIR)")
+    wanted = sys.argv[1:] or ["cold", "changed", "ranks", "lossy"]
     failed = []
     with tempfile.TemporaryDirectory(prefix="cg-vllm-test.") as work:
         for name in ("store", "changed", "lossy", "ranks"):
             os.makedirs(os.path.join(work, name))
         phase = [python, os.path.abspath(__file__), "--phase"]
-        if sys.argv[1:] in (["brief"], ["changed"], ["ranks"]):
-            name = sys.argv[1]
-            sys.exit(0 if run(*phase, name, work, name=name) else f"vllm_test: failed: {name}")
-        print("== cold: float32, lossless", flush=True)
-        if not run(*phase, "cold", work, name="cold", killed=True):
-            failed.append("cold")
-        verify = [os.path.join(BUILD, "codec", "cgtool"), "verify"]
-        chunks = glob.glob(os.path.join(work, "store", NAME, "objects", "*", "*", "*.kv"))
-        verified = subprocess.run([*verify, *chunks], capture_output=True, text=True)
-        if verified.returncode != 0 or not chunks:
-            print(f"FAILED every chunk of a killed engine is whole\n{verified.stdout[-1000:]}{verified.stderr[-1000:]}")
-            failed.append("verify")
-        else:
-            print(f"ok     every one of {len(chunks)} chunks that a killed engine leaves is whole")
-        print("== warm: a fresh process", flush=True)
-        if not run(*phase, "warm", work, name="warm"):
-            failed.append("warm")
-        print("== changed: weights and adapters", flush=True)
-        if not run(*phase, "changed", work, name="changed"):
-            failed.append("changed")
-        print("== ranks: tensor parallel", flush=True)
-        if not run(*phase, "ranks", work, name="ranks"):
-            failed.append("ranks")
-        print("== lossy: bf16, with a hasty profile", flush=True)
-        text = os.path.join(CHECKOUT, "tests/data/calibration/chat_mtbench.txt")
-        profile = ["-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--quiet"]
-        made = run(python, *profile, "--out", os.path.join(work, "lossy", NAME), name="profile")
-        if not made or not run(*phase, "lossy", work, name="lossy"):
-            failed.append("lossy")
+        if "cold" in wanted:
+            print("== cold: float32, lossless", flush=True)
+            if not run(*phase, "cold", work, name="cold", killed=True) or not all_are_whole(work):
+                failed.append("cold")
+            print("== warm: a fresh process", flush=True)
+            if not run(*phase, "warm", work, name="warm"):
+                failed.append("warm")
+        if "lossy" in wanted:
+            text = os.path.join(CHECKOUT, "tests/data/calibration/chat_mtbench.txt")
+            profile = ["-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--quiet"]
+            if not run(python, *profile, "--out", os.path.join(work, "lossy", NAME), name="profile"):
+                failed.append("profile")
+        for name, title in (
+            ("changed", "weights and adapters"), ("ranks", "tensor parallel"), ("lossy", "bf16, with a hasty profile"),
+            ("brief", "the life of a prompt"),
+        ):  # fmt: skip
+            if name in wanted:
+                print(f"== {name}: {title}", flush=True)
+                if not run(*phase, name, work, name=name):
+                    failed.append(name)
     if failed:
         sys.exit(f"vllm_test: failed: {', '.join(failed)}")
+
+
+def all_are_whole(work):
+    """Whether each chunk is, that the killed engine has left."""
+    verify = [os.path.join(BUILD, "codec", "cgtool"), "verify"]
+    chunks = glob.glob(os.path.join(work, "store", NAME, "objects", "*", "*", "*.kv"))
+    verified = subprocess.run([*verify, *chunks], capture_output=True, text=True)
+    if verified.returncode != 0 or not chunks:
+        print(f"FAILED every chunk of a killed engine is whole\n{verified.stdout[-1000:]}{verified.stderr[-1000:]}")
+        return False
+    print(f"ok     every one of {len(chunks)} chunks that a killed engine leaves is whole")
+    return True
 
 
 if __name__ == "__main__":

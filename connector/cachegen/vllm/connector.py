@@ -92,7 +92,7 @@ class CachegenConnector(KVConnectorBase_V1):
     @guarded(lambda *_: (False, None))
     def request_finished(self, request, block_ids):
         # False: vLLM may free the blocks at once.
-        return False, None if self.scheduler is None else self.scheduler.finish(request)
+        return False, None if self.scheduler is None else self.scheduler.finish(request, block_ids)
 
     @guarded(lambda *_: False)
     def reset_cache(self):

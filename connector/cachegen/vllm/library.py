@@ -29,6 +29,7 @@ PLAIN_ATTENTION = {
 # Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
 OWN_KEYS = {
     "library": None, "lookup_wait_ms": 2, "strict": False, "untested_vllm": False, "min_tokens": 0, "save_on_use": 1,
+    "keep_level": "L2",
 }  # fmt: skip
 
 
@@ -54,6 +55,10 @@ class Library:
         self.lookup_wait_s = own["lookup_wait_ms"] / 1e3
         self.min_tokens, self.save_on_use = own["min_tokens"], own["save_on_use"]
         self.worst_level = parse_level(extra.get("worst_level", "L3"))
+        try:
+            self.keep_level = parse_level(own["keep_level"])
+        except ValueError as e:
+            raise Unsupported(f'"keep_level": {e}') from None
         self.tail_tokens = int(extra.get("tail_multiple", 32))
         self.block_tokens = vllm_config.cache_config.block_size
         self.may_load, self.may_save = transfer_config.is_kv_consumer, transfer_config.is_kv_producer
@@ -79,6 +84,8 @@ class Library:
         if stored != fingerprint:
             raise Unsupported(f"the store's model {info.model.decode()} is {stored}, the engine's is {fingerprint}")
         self.chunk_tokens = info.chunk_tokens
+        # Where nothing better is stored, nothing better can be loaded instead.
+        self.keep_level = max(self.keep_level, (info.store_levels & -info.store_levels).bit_length() - 1)
         # Of KV that another tier may have taken from this engine's blocks. Without a profile nothing lossy is loaded.
         self.unknown_level = self.worst_level if info.has_profile else 0
         logger.info(

@@ -15,6 +15,7 @@ class Provenance:
         self._unknown_level = unknown_level  # 0: no lossy KV comes into this engine
         self._level = {}  # block -> the worst level in it, and in what it was computed after
         self._loaded = set()  # of these, the ones that hold loaded tokens
+        self._unknown = set()  # of these, the ones that nothing is known of yet
 
     def worst_of(self, block_ids):
         """The worst level in blocks; 0: all is exact."""
@@ -26,12 +27,21 @@ class Provenance:
         """Whether a block holds tokens of a lossy level: encoding them again would lose twice."""
         return any(block in self._loaded for block in block_ids)
 
+    def any_unknown(self, block_ids):
+        return not self._unknown.isdisjoint(block_ids)
+
+    def worse_than(self, level, block_ids):
+        """Those of the blocks that are known to be worse."""
+        return {block for block in block_ids if self._level.get(block, 0) > level and block not in self._unknown}
+
     def is_all_exact(self):
         return not self._level
 
     def allocate(self, block_ids):
         """Blocks get a content that is not known yet."""
         self.mark(block_ids, self._unknown_level, loaded=True)
+        if self._unknown_level:
+            self._unknown.update(block_ids)
 
     def mark(self, block_ids, level, loaded):
         """Blocks get new content: of a level (0: exact), and loaded at a lossy one or not."""
@@ -44,3 +54,5 @@ class Provenance:
             self._loaded.update(block_ids)
         elif self._loaded:
             self._loaded.difference_update(block_ids)
+        if self._unknown:
+            self._unknown.difference_update(block_ids)

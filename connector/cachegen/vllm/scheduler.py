@@ -59,6 +59,7 @@ class RequestState:
     has_begun: bool = False  # scheduled since its blocks were allocated
     local_tokens: int = 0  # what vLLM's own prefix cache has
     level: int = 0  # worst level of anything that the KV so far was loaded with or computed after
+    has_unknown: bool = False  # among that is what another tier may have brought
     load: LoadPlan | None = None
     loaded: LoadReport | None = None  # what the ranks that have ended it said of load
     saved_to: int | None = None  # None: not scheduled since it was admitted
@@ -96,7 +97,8 @@ class Scheduler:
         if state.allocated:  # preempted, or its load failed: the blocks are gone
             self._drop_lookup(state)
             state.allocated, state.has_begun = False, False
-            state.load, state.loaded, state.saved_to, state.level = None, None, None, 0
+            state.load, state.loaded, state.saved_to = None, None, None
+            state.level, state.has_unknown = 0, False
             if request.lora_request is not None:  # vLLM may have dropped it meanwhile, and read it again
                 self._check_adapter(request, state)
         if state.root != self._root:
@@ -264,6 +266,7 @@ class Scheduler:
 
     def _inherit_level(self, state, blocks):
         state.level = max(state.level, self._provenance.worst_of(blocks))
+        state.has_unknown = state.has_unknown or self._provenance.any_unknown(blocks)
 
     def _begin(self, state, block_ids, n_computed):
         """A request is scheduled for the first time since its blocks were allocated: what it has, and what it computes."""
@@ -430,16 +433,26 @@ class Scheduler:
     def _tell_prefill(self, n_tokens, duration_ns):
         self.library.cg.report_prefill(n_tokens, duration_ns)
 
-    def finish(self, request):
-        """The kv_transfer_params of the request's answer; None: it was never seen here."""
+    def finish(self, request, block_ids):
+        """The kv_transfer_params of the request's answer; None: it was never seen here. block_ids: the request's, still."""
         state = self.states.pop(request.request_id, None)
         if state is None:
             return None
         self._drop_lookup(state)
+        self._leave_no_worse(state, block_ids)
         report = {"hit_tokens": 0, **state.report}
         if state.level:
             report["provenance"] = f"L{state.level}"
         return {PREFIX + key: value for key, value in report.items()}
+
+    @guarded(nothing)
+    def _leave_no_worse(self, state, block_ids):
+        """What was loaded worse than keep_level, and what was computed after it, is not left in vLLM's own prefix cache:
+        the next request with this prefix loads it anew, and better if the link is free by then."""
+        if state.level > self.library.keep_level and not state.has_unknown:
+            worse = self._provenance.worse_than(self.library.keep_level, block_ids)
+            if worse:
+                self.kv_cache_manager.evict_blocks(worse)  # from the table of hashes only: they may be in use
 
     def reset(self):
         """vLLM's reset_cache(), called when weights were replaced: from here on nothing that was stored or computed before
