@@ -154,7 +154,10 @@ typedef struct cachegen_hit {
 CACHEGEN_API cachegen_status cachegen_lookup_start(cachegen *connector,
                                                    const cachegen_request *request,
                                                    uint32_t from_token, cachegen_lookup **out);
-/* CACHEGEN_AGAIN: not yet. CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever
+/* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured). A store that has left
+ * a look-up without an answer for so long is not asked for further ones: they are misses at once,
+ * until it answers the connector's own question.
+ * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever
  * the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.
@@ -299,6 +302,7 @@ typedef struct cachegen_stats {
     uint64_t staging_peak_bytes;
     uint64_t loads_shortened; /* given up from some chunk on, since recomputing is faster */
     uint64_t bytes_dropped, predicted_kl_micronats; /* sums over loads */
+    uint64_t lookups_skipped; /* of lookups: misses at once, while the store does not answer */
     uint64_t saves_dropped_incomplete; /* of saves_dropped: another rank's heads did not come */
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);

@@ -12,6 +12,8 @@
 /* With max_abandoned_reads' default it stays below 1,024, a common limit of open files, which
  * io_uring applies to its table of them. */
 enum { LOOKUP_DEPTH = 896, LOOKUP_THREADS = 64 };
+/* Between two questions to a store that does not answer, at most. */
+static const uint64_t MAX_PAUSE_NS = UINT64_C(30000000000);
 
 struct cachegen_lookup {
     cg_operation op;
@@ -150,6 +152,60 @@ static cg_status new_queue(const cg_runtime *rt, cg_io **io_out)
     return status == CG_OK ? status : cg_io_new(&config, io_out);
 }
 
+/* With the lock held. */
+static void skip(cg_runtime *rt, cachegen_lookup *l)
+{
+    l->prefix.n_chunks = 0;
+    rt->stats.lookups_skipped++;
+    finish(rt, l);
+}
+
+/* Frees a queue that failed, or whose questions may never be answered. */
+static void drop_stuck_queue(cg_io **io, bool has_failed)
+{
+    if (*io != NULL && (has_failed || cg_io_n_under_way(*io) > 0)) {
+        cg_io_free(*io, 0);
+        *io = NULL;
+    }
+}
+
+/* One small question. False: no answer in the time of a look-up; an error is one. */
+static bool store_answers(const cachegen *c, cg_io **io)
+{
+    const uint64_t timeout_ns = c->config->lookup_timeout_ms * UINT64_C(1000000);
+    const cg_key any = {{0}};
+    bool is_there;
+    uint32_t n_errors;
+    const cg_io_config config = cg_runtime_io_config(c);
+    if (*io == NULL && cg_io_new(&config, io) != CG_OK)
+        return true; /* what that means the next look-up will see */
+    const cg_status status =
+        cg_store_probe(c->store, *io, &any, 1, cg_now_ns() + timeout_ns, &is_there, &n_errors);
+    drop_stuck_queue(io, status != CG_OK);
+    return status != CG_ERR_TIMED_OUT;
+}
+
+/* With the lock held: a look-up has waited in vain. Until the store answers again look-ups are
+ * misses at once, those that wait, too, and only this thread asks: one question at a time, the less
+ * often the longer it takes, since each may leave a system call behind that hangs. */
+static void await_answer(cg_runtime *rt, cg_io **io)
+{
+    uint64_t pause_ns = rt->connector->config->lookup_timeout_ms * UINT64_C(1000000);
+    rt->store_is_silent = true;
+    while (!rt->stop && rt->store_is_silent) {
+        while (rt->lookups.head != NULL)
+            skip(rt, (cachegen_lookup *)cg_operation_take(rt, &rt->lookups));
+        pthread_mutex_unlock(&rt->lock);
+        const bool answers = store_answers(rt->connector, io);
+        pthread_mutex_lock(&rt->lock);
+        rt->store_is_silent = !answers;
+        if (!answers && !rt->stop)
+            cg_runtime_wait(rt, &rt->lookups.filled, cg_now_ns() + pause_ns);
+        pause_ns = 2 * pause_ns < MAX_PAUSE_NS ? 2 * pause_ns : MAX_PAUSE_NS;
+    }
+    rt->store_is_silent = false;
+}
+
 static void *look_up(void *argument)
 {
     cg_runtime *rt = argument;
@@ -158,19 +214,20 @@ static void *look_up(void *argument)
     pthread_mutex_lock(&rt->lock);
     while ((op = cg_operation_take(rt, &rt->lookups)) != NULL) {
         cachegen_lookup *l = (cachegen_lookup *)op;
+        bool timed_out = false;
         if (!l->is_cancelled) {
             pthread_mutex_unlock(&rt->lock);
             cg_status status = io == NULL ? new_queue(rt, &io) : CG_OK;
             if (status == CG_OK)
                 status = cg_prefix_find(&l->prefix, io);
-            if (io != NULL && l->prefix.queue_failed) {
-                cg_io_free(io, 0);
-                io = NULL;
-            }
+            drop_stuck_queue(&io, l->prefix.queue_failed);
+            timed_out = l->prefix.timed_out;
             pthread_mutex_lock(&rt->lock);
             rt->stats.lookup_errors += status != CG_OK;
         }
         finish(rt, l);
+        if (timed_out)
+            await_answer(rt, &io);
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(io, 0);
@@ -235,11 +292,14 @@ cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_reques
     /* What is remembered answers at once, on the caller's thread. */
     const bool known = l->prefix.accepted == 0 || cg_prefix_find(&l->prefix, NULL) != CG_ERR_AGAIN;
     pthread_mutex_lock(&rt->lock);
-    if (!known)
+    const bool is_silent = rt->store_is_silent;
+    if (!known && !is_silent)
         status = cg_runtime_start(rt, &rt->looker, "cachegen-look", look_up);
     if (status == CG_OK) {
         cg_operation_begin(&l->op);
-        if (known)
+        if (is_silent)
+            skip(rt, l);
+        else if (known)
             finish(rt, l);
         else
             cg_operation_put(&rt->lookups, &l->op);

@@ -88,6 +88,7 @@ static cg_status resolve(cg_prefix *p, cg_io *io, const cg_key *keys, size_t n_k
     }
     p->queue_failed = p->queue_failed || cg_io_n_under_way(io) > 0 ||
                       (status != CG_OK && status != CG_ERR_TIMED_OUT && status != CG_ERR_NO_MEMORY);
+    p->timed_out = p->timed_out || status == CG_ERR_TIMED_OUT;
     pthread_mutex_lock(&rt->lock);
     rt->stats.lookup_errors += n_errors + (status != CG_OK);
     for (size_t i = 0, n = 0; i < n_keys; i++) {
@@ -176,6 +177,7 @@ static cg_status look_ahead(cg_prefix *p, cg_io *io, uint32_t at, uint32_t *end_
     const cg_status status =
         cg_store_probe(rt->connector->store, io, keys, n, p->deadline_ns, there, &n_errors);
     const bool is_sure = status == CG_OK && n_errors == 0;
+    p->timed_out = p->timed_out || status == CG_ERR_TIMED_OUT;
     *end_out = p->n_full;
     pthread_mutex_lock(&rt->lock);
     rt->stats.lookup_errors += n_errors + (status != CG_OK);

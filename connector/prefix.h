@@ -29,6 +29,7 @@ typedef struct cg_prefix {
     cg_plan_chunk *chunks; /* room for [n_full - first_chunk + 1] */
     uint32_t n_chunks;
     bool queue_failed; /* the cg_io did, and is of no more use */
+    bool timed_out;    /* the store left a question open until deadline_ns */
 } cg_prefix;
 
 /* Copies what it needs of a request that was checked. The caller sets worst_level, accepted and

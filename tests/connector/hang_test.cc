@@ -198,6 +198,54 @@ TEST_P(HangTest, FreeingASaveDoesNotWaitForTheStore)
     ends_within(std::chrono::seconds(1), [&] { cachegen_save_free(save); });
 }
 
+TEST_P(HangTest, AStoreThatDoesNotAnswerCostsOneLookUpItsTimeAndNoOther)
+{
+    const Tokens tokens = prompt(32 * 4);
+    ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
+    odd->set_mood(Mood::HANGING);
+    EXPECT_EQ(engine->look_up(prompt(64, 2)).hit_tokens, 0u);
+    for (uint64_t seed = 3; seed < 20; seed++) {
+        const Tokens other = prompt(64, seed);
+        const cachegen_request r = engine->request(other);
+        cachegen_lookup *lookup;
+        cachegen_hit hit = {};
+        hit.struct_size = sizeof hit;
+        ASSERT_EQ(cachegen_lookup_start(engine->c, &r, 0, &lookup), CACHEGEN_OK);
+        EXPECT_EQ(cachegen_lookup_poll(lookup, &hit), CACHEGEN_OK) << "waits for the store";
+        EXPECT_EQ(hit.hit_tokens, 0u);
+        cachegen_lookup_free(lookup);
+    }
+    EXPECT_EQ(engine->stats().lookups_skipped, 17u);
+    odd->set_mood(Mood::GOOD);
+    odd->release();
+    EXPECT_TRUE(comes_true([&] { return engine->look_up(tokens).hit_tokens == 127; }))
+        << "it answers again";
+    EXPECT_EQ(engine->load(tokens).progress.loaded_tokens, 127u);
+}
+
+TEST_P(HangTest, LookUpsThatWaitBehindTheFirstEndWithIt)
+{
+    odd->set_mood(Mood::HANGING);
+    std::vector<cachegen_lookup *> lookups(20);
+    std::vector<Tokens> prompts;
+    for (uint64_t seed = 0; seed < lookups.size(); seed++)
+        prompts.push_back(prompt(64, 3 + seed));
+    for (size_t i = 0; i < lookups.size(); i++) {
+        const cachegen_request r = engine->request(prompts[i]);
+        ASSERT_EQ(cachegen_lookup_start(engine->c, &r, 0, &lookups[i]), CACHEGEN_OK);
+    }
+    ends_within(std::chrono::seconds(1), [&] {
+        cachegen_hit hit = {};
+        hit.struct_size = sizeof hit;
+        for (cachegen_lookup *lookup : lookups)
+            EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_lookup_poll(lookup, &hit); }),
+                      CACHEGEN_OK);
+    });
+    for (cachegen_lookup *lookup : lookups)
+        cachegen_lookup_free(lookup);
+    EXPECT_EQ(engine->stats().lookups_skipped, lookups.size() - 1);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, HangTest, testing::Values("io_uring", "threads"),
                          [](const auto &chosen) {
                              return std::string(chosen.param) == "io_uring" ? "uring" : "threads";

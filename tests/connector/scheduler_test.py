@@ -502,8 +502,9 @@ class LogTest(unittest.TestCase):
         made = scheduler(Store())
         seen = []
         with self.assertLogs("vllm.cachegen", "INFO") as log:
-            for n_lookups, n_errors in ((1, 0), (2, 3), (3, 6), (3, 6), (4, 6)):
-                stats = {"lookups": n_lookups, "lookup_errors": n_errors}
+            # Errors, then a store that is not asked any more.
+            for n_lookups, n_errors, n_skipped in ((1, 0, 0), (2, 3, 0), (3, 3, 1), (3, 3, 1), (4, 3, 1)):
+                stats = {"lookups": n_lookups, "lookup_errors": n_errors, "lookups_skipped": n_skipped}
                 made.library.cg.get_stats = lambda stats=stats: types.SimpleNamespace(as_dict=lambda: stats)
                 made.counters()
                 seen.append(bool(made.outages.under_way()))

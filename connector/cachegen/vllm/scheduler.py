@@ -471,7 +471,7 @@ class Scheduler:
 
     def counters(self):
         stats = self.library.cg.get_stats().as_dict()
-        n_lookups, n_errors = stats["lookups"], stats["lookup_errors"]
+        n_lookups, n_errors = stats["lookups"], stats["lookup_errors"] + stats["lookups_skipped"]
         if n_errors > self._counted[1]:
             self.outages.failed(LOOKUPS, f"{n_errors - self._counted[1]} questions to the store")
         elif n_lookups > self._counted[0]:
