@@ -303,6 +303,7 @@ typedef struct cachegen_stats {
     uint64_t loads_shortened; /* given up from some chunk on, since recomputing is faster */
     uint64_t bytes_dropped, predicted_kl_micronats; /* sums over loads */
     uint64_t lookups_skipped; /* of lookups: misses at once, while the store does not answer */
+    uint64_t staging_bytes;   /* that saves hold now */
     uint64_t saves_dropped_incomplete; /* of saves_dropped: another rank's heads did not come */
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);

@@ -240,6 +240,7 @@ cachegen_status cachegen_get_stats(cachegen *c, cachegen_stats *stats_out)
         return c == NULL ? CG_ERR_INVALID_ARGUMENT : CG_ERR_NO_MEMORY;
     pthread_mutex_lock(&rt->lock);
     stats = rt->stats;
+    stats.staging_bytes = rt->staging_bytes + rt->encoding_bytes;
     stats.throughput_bps = (uint64_t)cg_estimator_bps(&rt->speeds.link);
     pthread_mutex_unlock(&rt->lock);
     stats.abi_version = CACHEGEN_ABI_VERSION;

@@ -315,6 +315,44 @@ class VersionTest(unittest.TestCase):
             self.assertIn(version, refusal(version))
 
 
+def prometheus_metrics(registry):
+    kinds = {
+        kind: functools.partial(kind, registry=registry)
+        for kind in (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
+    }
+    return PromMetrics(types.SimpleNamespace(kv_transfer_config=None), kinds, ["engine"], {0: ["0"]})
+
+
+class MeasureTest(unittest.TestCase):
+    def test_levels_and_what_was_observed_reach_prometheus(self):
+        registry = prometheus_client.CollectorRegistry()
+        metrics = prometheus_metrics(registry)
+
+        def shown(name):
+            return registry.get_sample_value(f"vllm:cachegen_{name}", {"engine": "0"})
+
+        increments = [Increments(), Increments()]
+        reports = [
+            increments[0].with_measures(None, "worker0", {"saves_running": 2, "staging_bytes": 5}, {}),
+            increments[1].with_measures(None, "worker1", {"saves_running": 1, "staging_bytes": 7}, {}),
+            increments[0].with_measures(None, "scheduler", {}, {"budget_ratio": [0.5, 4.0]}),
+        ]
+        metrics.observe(functools.reduce(Stats.aggregate, reports).data)
+        self.assertEqual((shown("saves_running"), shown("staging_bytes")), (3, 12))
+        self.assertEqual((shown("budget_ratio_count"), shown("budget_ratio_sum")), (2, 4.5))
+        # Only what has changed is reported, and the rest stays.
+        self.assertIsNone(increments[1].with_measures(None, "worker1", {"saves_running": 1, "staging_bytes": 7}, {}))
+        metrics.observe(increments[0].with_measures(None, "worker0", {"saves_running": 0, "staging_bytes": 0}, {}).data)
+        self.assertEqual((shown("saves_running"), shown("staging_bytes")), (1, 7))
+        metrics.observe({"budget_met": 3, "loads": 0})
+        self.assertEqual(shown("budget_met_total"), 3)
+
+    def test_what_was_observed_adds_up_and_stays_out_of_the_log(self):
+        both = Stats(data={"observed": {"a": [1], "b": [2]}}).aggregate(Stats(data={"loads": 1, "observed": {"a": [3]}}))
+        self.assertEqual(both.data["observed"], {"a": [1, 3], "b": [2]})
+        self.assertEqual(both.reduce(), {"loads": 1})
+
+
 class OutageTest(unittest.TestCase):
     def test_an_outage_is_two_lines_however_long_it_is(self):
         outages = Outages()
@@ -330,11 +368,7 @@ class OutageTest(unittest.TestCase):
         self.assertIn("50 failures", log.output[1])
 
     def test_the_gauge_shows_one_reason_at_a_time(self):
-        kinds = {
-            kind: functools.partial(kind, registry=prometheus_client.CollectorRegistry())
-            for kind in (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
-        }
-        metrics = PromMetrics(types.SimpleNamespace(kv_transfer_config=None), kinds, ["engine"], {0: ["0"]})
+        metrics = prometheus_metrics(prometheus_client.CollectorRegistry())
 
         def shown():
             found = {sample.labels["reason"]: sample.value for sample in metrics._up.collect()[0].samples}

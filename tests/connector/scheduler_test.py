@@ -37,7 +37,7 @@ class Store:
 
     def __init__(self, hit=0, answers=True):
         self.hit, self.answers = hit, answers
-        self.salts, self.freed, self.forgotten, self.n_polls = [], [], [], 0
+        self.salts, self.freed, self.forgotten, self.n_polls, self.predicted_ns = [], [], [], 0, 0
 
     def lookup_start(self, request, from_token):
         address = ctypes.c_void_p.from_buffer(request, type(request).salt.offset).value  # a salt may hold zeros
@@ -46,7 +46,7 @@ class Store:
 
     def lookup_poll(self, lookup):
         self.n_polls += 1
-        return types.SimpleNamespace(hit_tokens=self.hit) if self.answers else None
+        return types.SimpleNamespace(hit_tokens=self.hit, predicted_ns=self.predicted_ns) if self.answers else None
 
     def lookup_plan(self, lookup):
         return b"plan"
@@ -67,7 +67,7 @@ class Store:
 class Library:
     chunk_tokens, tail_tokens, block_tokens = CHUNK, 32, BLOCK
     min_tokens, save_on_use = 0, 1
-    keep_level = 2
+    keep_level, ttft_budget_ns = 2, 10**9
     worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
 
     def __init__(self, cg):
@@ -488,6 +488,66 @@ class AdmissionTest(unittest.TestCase):
             self.assertEqual(self.saves(made, "a", list(range(200))), [])
 
 
+class MeasureTest(unittest.TestCase):
+    """What operators see: how long things took, and whether budgets were met."""
+
+    def loaded(self, predicted_ns=0, loads=((192, 0),), params=None):
+        made = scheduler(Store(hit=192))
+        made.library.cg.predicted_ns = predicted_ns
+        made.matched_tokens(request(kv_transfer_params=params), 0)
+        made.update_after_alloc(request(), blocks(13), 192)
+        made.step(step_of(None, 0, 0))
+        for load in loads:
+            made.take_report(WorkerReport(loads={"r": LoadReport(*load, total_ns=3 * 10**9)}))
+        made.update_after_alloc(request(), blocks(13), 0)
+        return made
+
+    def budgets(self, made):
+        return made._n_met, made._n_missed
+
+    def test_a_budget_counts_once_its_first_token_is_there(self):
+        for budget_ms, met_and_missed in ((10**6, (1, 0)), (10**-6, (0, 1))):
+            for is_over_at_once in (False, True):
+                with self.subTest(f"{budget_ms} {is_over_at_once}"):
+                    made = self.loaded(params={"cachegen.ttft_budget_ms": budget_ms})
+                    made.step(step_of("r", 192, 4))
+                    self.assertEqual(self.budgets(made), (0, 0), "the prompt has more tokens")
+                    made.step(step_of("r", 196, 4, is_new=False))
+                    self.assertEqual(self.budgets(made), (0, 0), "the step goes on")
+                    if is_over_at_once:
+                        made.finish(request(), [])
+                    else:
+                        made.step(step_of("r", 200, 1, is_new=False))
+                    self.assertEqual(self.budgets(made), met_and_missed)
+                    made.step(step_of(None, 0, 0))
+                    self.assertEqual(self.budgets(made), met_and_missed)
+                    self.assertEqual(len(made.take_observed()["budget_ratio"]), 1)
+                    self.assertEqual(made.take_observed(), {})
+
+    def test_requests_that_load_nothing_have_no_budget_to_meet(self):
+        made = scheduler(Store())
+        made.matched_tokens(request(), 0)
+        made.update_after_alloc(request(), blocks(13), 0)
+        made.step(step_of("r", 0, 200))
+        made.step(step_of("r", 200, 1, is_new=False))
+        self.assertEqual(self.budgets(made), (0, 0))
+        self.assertEqual(set(made.take_observed()), {"lookup_latency_seconds"})
+
+    def test_a_load_is_compared_with_its_prediction_if_it_did_all_of_it(self):
+        observed = self.loaded(predicted_ns=2 * 10**9).take_observed()
+        self.assertEqual(observed["load_time_ratio"], [1.5])
+        self.assertEqual(observed["load_latency_seconds"], [3.0])
+        self.assertEqual(len(observed["load_wait_seconds"]), 1)
+        self.assertNotIn("load_time_ratio", self.loaded().take_observed())
+        self.assertNotIn("load_time_ratio", self.loaded(2 * 10**9, loads=((64, 0),)).take_observed())
+
+    def test_lookups_under_way_are_counted(self):
+        made = scheduler(Store(answers=False))
+        for name in "ab":
+            made.matched_tokens(request(name), 0)
+        self.assertEqual(made.levels(), {"lookups_running": 2})
+
+
 class LogTest(unittest.TestCase):
     def test_clients_that_ask_for_what_there_is_not_fill_no_log(self):
         made = scheduler(Store())
@@ -504,7 +564,7 @@ class LogTest(unittest.TestCase):
         with self.assertLogs("vllm.cachegen", "INFO") as log:
             # Errors, then a store that is not asked any more.
             for n_lookups, n_errors, n_skipped in ((1, 0, 0), (2, 3, 0), (3, 3, 1), (3, 3, 1), (4, 3, 1)):
-                stats = {"lookups": n_lookups, "lookup_errors": n_errors, "lookups_skipped": n_skipped}
+                stats = {"lookups": n_lookups, "lookup_errors": n_errors, "lookups_skipped": n_skipped, "staging_bytes": 0}
                 made.library.cg.get_stats = lambda stats=stats: types.SimpleNamespace(as_dict=lambda: stats)
                 made.counters()
                 seen.append(bool(made.outages.under_way()))

@@ -1,6 +1,7 @@
 """End to end with vLLM: what the connector loads is what the engine would have computed, and nothing else.
 
-usage: vllm_test.py [PHASE...]    cold (and warm), changed, ranks, lossy, brief; all but brief without (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
+usage: vllm_test.py [PHASE...]    (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
+Phases: cold (and warm after it), changed, ranks, lossy, brief; without any all but brief.
 Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most of
 its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
 """
@@ -373,7 +374,7 @@ def lossy_phase(work, cases):
             equal(answer.hit, len(start) // 32 * 32, "tokens loaded")
             equal(answer.level, level, "level")
     with cases("what is computed after lossy KV is never taken for lossless"):
-        answer = engine.ask(longer, level="L3")
+        answer = engine.ask(longer, level="L2")
         equal(answer.hit, 3 * CHUNK, "tokens loaded")
         answer = engine.ask(longer, worst_level="L0", fresh=False)
         equal(answer.cached, 0, "tokens taken from vLLM's own prefix cache, which holds lossy ones")

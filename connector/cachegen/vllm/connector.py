@@ -157,7 +157,11 @@ class CachegenConnector(KVConnectorBase_V1):
     def get_kv_connector_stats(self):
         """Stats; None: nothing has changed."""
         is_open = self._side is not None and self._side.library is not None
-        stats = self._increments.since_last(self._side.counters()) if is_open else None
+        stats = None
+        if is_open:
+            stats = self._increments.since_last(self._side.counters())
+            measures = self._side.levels(), self._side.take_observed()
+            stats = self._increments.with_measures(stats, self._side_name(), *measures)
         return self._increments.with_state(stats, self._side_name(), self._state())
 
     def _side_name(self):

@@ -71,6 +71,7 @@ class Library:
             self.cg = abi.Connector(config, own["library"])
         except abi.CachegenError as e:
             raise _explained(e, deviations) from None
+        self.ttft_budget_ns = config.get("ttft_budget_ms", 2000) * 10**6
         try:
             self._check_model(config["geometry"]["model_fingerprint"])
             self._eventfd = self.cg.eventfd()

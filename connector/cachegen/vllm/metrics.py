@@ -4,14 +4,34 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from cachegen import abi
 
-OWN_COUNTERS = ("load_ns", "parts_dropped")  # beside the library's: wall time of loads, parts of prompts not taken to save
+# Beside the library's: wall time of loads, parts of prompts not taken to save, requests that loaded and whose first token
+# came within their budget, or later.
+OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed")
 GAUGE = "throughput_bps"  # a newest value; all others are sums
 STATE = "state"  # side -> why it is down, or UP
 UP = "up"
+LEVELS = "levels"  # side -> how much of something there is now
+LEVEL_NAMES = {
+    "lookups_running": "look-ups that the store has not answered yet",
+    "loads_running": "loads under way",
+    "saves_running": "saves that are encoded, written or wait for it",
+    "staging_bytes": "memory that saves hold, of staging_mib",
+}
+OBSERVED = "observed"  # name -> values for a histogram
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_RATIOS = (0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10)
+HISTOGRAMS = {
+    "lookup_latency_seconds": ("from a request's look-up to its answer", _SECONDS),
+    "load_wait_seconds": ("from the look-up's answer to the load's start: the engine's blocks are waited for", _SECONDS),
+    "load_latency_seconds": ("from a load's start to its end, on each rank", _SECONDS),
+    "load_time_ratio": ("a load's time over that which the look-up predicted", _RATIOS),
+    "budget_ratio": ("time from look-up to first token, of requests that loaded, over their budget", _RATIOS),
+}
 
 
 class Stats(KVConnectorStats):
-    """Increments of the library's counters and of OWN_COUNTERS since the last report; the newest throughput_bps."""
+    """Increments of the library's counters and of OWN_COUNTERS since the last report, the newest throughput_bps, STATE and
+    LEVELS, and what was OBSERVED."""
 
     def reset(self):
         self.data = {}
@@ -20,14 +40,17 @@ class Stats(KVConnectorStats):
         for name, value in other.data.items():
             if name == GAUGE:
                 self.data[name] = value or self.data.get(name, 0)
-            elif name == STATE:
+            elif name in (STATE, LEVELS):
                 self.data[name] = {**self.data.get(name, {}), **value}
+            elif name == OBSERVED:
+                known = self.data.get(name, {})
+                self.data[name] = {key: known.get(key, []) + value.get(key, []) for key in {**known, **value}}
             else:
                 self.data[name] = self.data.get(name, 0) + value
         return self
 
     def reduce(self):
-        numbers = {name: value for name, value in self.data.items() if value and name != STATE}
+        numbers = {name: value for name, value in self.data.items() if value and name not in (STATE, LEVELS, OBSERVED)}
         down = {f"{side}_down": why for side, why in self.data.get(STATE, {}).items() if why != UP}
         return {**numbers, **down}
 
@@ -36,10 +59,10 @@ class Stats(KVConnectorStats):
 
 
 class Increments:
-    """Of counters, from report to report, and what has changed of a side's state."""
+    """Of counters, from report to report, and what has changed of a side's state and levels."""
 
     def __init__(self):
-        self._reported, self._state = {}, None
+        self._reported, self._state, self._levels = {}, None, {}
 
     def with_state(self, stats, side, state):
         """stats, which may be None, and the side's state where it is another than at the last call."""
@@ -48,6 +71,17 @@ class Increments:
         self._state = state
         stats = stats or Stats()
         stats.data[STATE] = {side: state}
+        return stats
+
+    def with_measures(self, stats, side, levels, observed):
+        """stats, which may be None, with the side's levels where they have changed, and what it has observed."""
+        if levels == self._levels and not observed:
+            return stats
+        stats = stats or Stats()
+        if levels != self._levels:
+            self._levels = stats.data.setdefault(LEVELS, {})[side] = levels
+        if observed:
+            stats.data[OBSERVED] = observed
         return stats
 
     def since_last(self, counters):
@@ -70,6 +104,8 @@ class PromMetrics(KVConnectorPromMetrics):
         self._metrics = {}  # counter -> (metric by engine, factor)
         made = {}
         for counter in (*abi.Stats().as_dict(), *OWN_COUNTERS):
+            if counter in LEVEL_NAMES:
+                continue
             name, level = (counter[:-3], counter[-1]) if counter[-3:-1] == "_l" else (counter, None)
             factor = 1
             if name.endswith("_ns"):
@@ -86,6 +122,24 @@ class PromMetrics(KVConnectorPromMetrics):
             }
             self._metrics[counter] = by_engine, factor
 
+        def by_engine_of(metric):
+            return {engine: metric.labels(*values) for engine, values in per_engine_labelvalues.items()}
+
+        self._histograms = {
+            name: by_engine_of(
+                self._histogram_cls(
+                    name=f"vllm:cachegen_{name}", documentation=what, labelnames=labelnames, buckets=buckets
+                )
+            )
+            for name, (what, buckets) in HISTOGRAMS.items()
+        }
+        self._level_gauges = {
+            name: by_engine_of(
+                self._gauge_cls(name=f"vllm:cachegen_{name}", documentation=what, labelnames=labelnames)
+            )
+            for name, what in LEVEL_NAMES.items()
+        }
+        self._known_levels = {}  # engine -> side -> levels
         self._up = self._gauge_cls(
             name="vllm:cachegen_up",
             documentation="1: KV is loaded and saved; 0: why not",
@@ -105,9 +159,23 @@ class PromMetrics(KVConnectorPromMetrics):
         self._up.labels(*self._labels[engine_idx], reason).set(reason == UP)
         self._shown[engine_idx] = reason
 
+    def _show_levels(self, levels, engine_idx):
+        """The sums over sides: each rank has its own."""
+        known = self._known_levels.setdefault(engine_idx, {})
+        known.update(levels)
+        for name, gauges in self._level_gauges.items():
+            found = [side[name] for side in known.values() if name in side]
+            if found:
+                gauges[engine_idx].set(sum(found))
+
     def observe(self, transfer_stats_data, engine_idx=0):
         if states := transfer_stats_data.get(STATE):
             self._show_state(states, engine_idx)
+        if levels := transfer_stats_data.get(LEVELS):
+            self._show_levels(levels, engine_idx)
+        for name, values in transfer_stats_data.get(OBSERVED, {}).items():
+            for value in values:
+                self._histograms[name][engine_idx].observe(value)
         for counter, value in transfer_stats_data.items():
             if counter not in self._metrics:
                 continue

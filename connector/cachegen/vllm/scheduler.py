@@ -38,7 +38,7 @@ ADAPTER_WAIT_S = 10  # for an adapter to be read; then its request is neither st
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
 
 
-@dataclass
+@dataclass(eq=False)
 class RequestState:
     """What this side knows of one request."""
 
@@ -52,6 +52,8 @@ class RequestState:
     lookup: object = None  # the handle, while it is under way
     lookup_from: int = 0
     lookup_started_ns: int = 0
+    answered_ns: int = 0
+    predicted_ns: int = 0  # of the load; 0: not known
     hit_tokens: int | None = None  # the look-up's answer
     plan: bytes = b""
     failed: bool = False  # a load failed: recompute, don't ask again
@@ -65,6 +67,7 @@ class RequestState:
     saved_to: int | None = None  # None: not scheduled since it was admitted
     saved_last: bool = False
     admitted_tokens: int | None = None  # that are to be stored; None: not counted yet
+    awaits_first_token: bool = False  # since it was looked up, and has loaded
     report: dict = field(default_factory=dict)  # for the request's kv_transfer_params
 
 
@@ -84,6 +87,9 @@ class Scheduler:
         self._root = b""  # begins every salt since the last reset
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
         self._wait_left_s = library.lookup_wait_s  # of this step
+        self._observed = {}  # for histograms, since they were taken
+        self._n_met = self._n_missed = 0  # budgets
+        self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
         self._counted = 0, 0  # look-ups, errors of look-ups
         self._provenance = Provenance(library.unknown_level)
         self._adapters = Adapters()
@@ -211,7 +217,10 @@ class Scheduler:
         state.plan = cg.lookup_plan(state.lookup) if hit.hit_tokens else b""
         cg.lookup_free(state.lookup)
         state.lookup = None
-        state.report["lookup_ms"] = (time.monotonic_ns() - state.lookup_started_ns) / 1e6
+        state.predicted_ns, state.answered_ns = hit.predicted_ns, time.monotonic_ns()
+        lookup_ns = state.answered_ns - state.lookup_started_ns
+        self._observe("lookup_latency_seconds", lookup_ns / 1e9)
+        state.report["lookup_ms"] = lookup_ns / 1e6
         return True
 
     def _usable_tokens(self, state):
@@ -285,6 +294,12 @@ class Scheduler:
     @guarded(nothing)
     def _end_step(self, scheduler_output, metadata):
         self._wait_left_s = self.library.lookup_wait_s
+        for state in self._first_tokens:  # of the last step
+            self._count_budget(state)
+        self._first_tokens = []
+        for plan in metadata.loads:
+            if (state := self.states.get(plan.req_id)) is not None:
+                self._observe("load_wait_seconds", (time.monotonic_ns() - state.answered_ns) / 1e9)
         recomputed, self._recomputed = self._recomputed, []
         for request in recomputed:
             request.skip_reading_prefix_cache = True
@@ -317,8 +332,10 @@ class Scheduler:
             self._begin(state, scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0], n_computed)
         elif new_blocks:
             self._provenance.mark(new_blocks[0], state.level, loaded=False)
+        n_after = n_computed + scheduler_output.num_scheduled_tokens[req_id]
+        if state.awaits_first_token and n_after >= len(state.tokens):
+            self._first_tokens.append(state)
         if self._may_save(state):
-            n_after = n_computed + scheduler_output.num_scheduled_tokens[req_id]
             save = self._plan_save(scheduler_output, req_id, state, n_computed, n_after)
             if save is not None:
                 metadata.saves.append(save)
@@ -383,6 +400,16 @@ class Scheduler:
         for n_tokens, duration_ns in report.prefills:
             self._tell_prefill(n_tokens, duration_ns)
 
+    def _count_budget(self, state):
+        """The step that made the request's first token is over."""
+        if not state.awaits_first_token:
+            return
+        state.awaits_first_token = False
+        budget_ns = state.options.ttft_budget_ns or self.library.ttft_budget_ns
+        ratio = (time.monotonic_ns() - state.lookup_started_ns) / budget_ns
+        self._n_met, self._n_missed = self._n_met + (ratio <= 1), self._n_missed + (ratio > 1)
+        self._observe("budget_ratio", ratio)
+
     # Ranks may end a load in different steps. vLLM schedules the request after the last of them.
     def _distrust(self, state, _load):
         # What it loaded is not known, so nothing of it is stored; asked again, it might fail for ever. Its blocks stay as
@@ -392,6 +419,10 @@ class Scheduler:
     @guarded(_distrust)
     def _take_load(self, state, load):
         plan = state.load
+        self._observe("load_latency_seconds", load.total_ns / 1e9)
+        if state.predicted_ns and load.loaded_tokens == plan.to_token:
+            self._observe("load_time_ratio", load.total_ns / state.predicted_ns)
+        state.awaits_first_token = True
         load = state.loaded = load if state.loaded is None else state.loaded.joined(load)
         state.failed = state.failed or load.loaded_tokens < plan.to_token
         n_loaded = max(0, load.loaded_tokens - plan.from_token)
@@ -439,6 +470,8 @@ class Scheduler:
         if state is None:
             return None
         self._drop_lookup(state)
+        if state in self._first_tokens:
+            self._count_budget(state)
         self._leave_no_worse(state, block_ids)
         report = {"hit_tokens": 0, **state.report}
         if state.level:
@@ -477,7 +510,19 @@ class Scheduler:
         elif n_lookups > self._counted[0]:
             self.outages.worked(LOOKUPS)
         self._counted = n_lookups, n_errors
-        return {**stats, **dict.fromkeys(OWN_COUNTERS, 0)}
+        stats.pop("staging_bytes")
+        own = {"budget_met": self._n_met, "budget_missed": self._n_missed}
+        return {**stats, **dict.fromkeys(OWN_COUNTERS, 0), **own}
+
+    def levels(self):
+        return {"lookups_running": sum(state.lookup is not None for state in self.states.values())}
+
+    def take_observed(self):
+        observed, self._observed = self._observed, {}
+        return observed
+
+    def _observe(self, name, value):
+        self._observed.setdefault(name, []).append(value)
 
     def close(self):
         for state in self.states.values():

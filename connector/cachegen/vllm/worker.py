@@ -18,6 +18,7 @@ from cachegen.vllm.cpu_layout import cpu_attn_layout
 from cachegen.vllm.guard import Outages, guarded, nothing
 from cachegen.vllm.library import Unsupported
 from cachegen.vllm.messages import LoadPlan, LoadReport, WorkerReport
+from cachegen.vllm.metrics import OWN_COUNTERS
 
 # Kinds of outages.
 LOADS, SAVES, STAGING = "failing loads", "failing saves", "staging memory is full"
@@ -39,7 +40,7 @@ class Worker:
         self._unsaved: set[str] = set()  # of these, those with a chunk that was dropped: what follows could not be reached
         self._n_dropped = 0  # parts of prompts
         self._report = WorkerReport()
-        self._load_ns = 0
+        self._load_ns = self._staging_bytes = 0
         self._submitted = None
         self._step_started_ns = 0
 
@@ -220,7 +221,17 @@ class Worker:
         return report if report.loads or report.prefills else None
 
     def counters(self):
-        return {**self.library.cg.get_stats().as_dict(), "load_ns": self._load_ns, "parts_dropped": self._n_dropped}
+        counters = {**dict.fromkeys(OWN_COUNTERS, 0), **self.library.cg.get_stats().as_dict()}
+        self._staging_bytes = counters.pop("staging_bytes")
+        return {**counters, "load_ns": self._load_ns, "parts_dropped": self._n_dropped}
+
+    def levels(self):
+        """As counters() has last seen them."""
+        n_loads, n_saves = len(self.loads), len(self.saves)
+        return {"loads_running": n_loads, "saves_running": n_saves, "staging_bytes": self._staging_bytes}
+
+    def take_observed(self):
+        return {}
 
     def close(self):
         for _, load in self.loads.values():
