@@ -54,7 +54,7 @@ struct cg_runtime {
     uint32_t n_inside; /* workers that may touch the runtime */
 
     cg_operation_queue lookups, saves;
-    bool store_is_silent; /* questions are not answered: look-ups are misses at once */
+    bool store_is_silent;       /* questions are not answered: look-ups are misses at once */
     cg_stream_plan stream_plan; /* of the loads that are not done */
     cg_io *reader_io;           /* to wake; set while the reader runs */
 
