@@ -27,7 +27,7 @@ static inline uint32_t list_words(__m512i words, uint32_t first, cg_quad *list_o
     _mm512_storeu_si512(list_out + 8, _mm512_permutex2var_epi32(index, high, symbols));
     return (uint32_t)__builtin_popcount(found);
 }
-#else
+#elif defined(__AVX2__)
 enum { LISTED_WORDS = 8 };
 
 /* By the mask of eight lanes: which of them are in it, in order. */
@@ -58,6 +58,7 @@ static inline uint32_t list_words(__m256i words, uint32_t first, cg_quad *list_o
 }
 #endif
 
+#if defined(__AVX2__)
 /* A register of cells, of n_left that there are; zeros behind them. */
 static inline vector_i load_cells(const int16_t *cells, size_t n_left)
 {
@@ -72,4 +73,5 @@ static inline vector_i load_cells(const int16_t *cells, size_t n_left)
     return V_SI(loadu)((const void *)some);
 #endif
 }
+#endif
 #endif
