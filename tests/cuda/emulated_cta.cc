@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if defined(__SANITIZE_THREAD__)
@@ -62,7 +63,16 @@ struct BlockEmulator::Fiber {
 #if defined(__SANITIZE_THREAD__)
         __tsan_destroy_fiber(tsan);
 #endif
+        forget_frames();
         munmap(memory, STACK_BYTES);
+    }
+    /* A fiber is left where it ended: what ASan knows of its frames is not true for what comes
+     * next. */
+    void forget_frames()
+    {
+#if defined(__SANITIZE_ADDRESS__)
+        __asan_unpoison_memory_region(memory + GUARD_BYTES, STACK_BYTES - GUARD_BYTES);
+#endif
     }
 };
 
@@ -125,6 +135,7 @@ void BlockEmulator::run_block(uint32_t block)
         fiber.cta.thread_ = i;
         fiber.is_done = false;
         fiber.fake_stack = nullptr;
+        fiber.forget_frames();
         void **top = reinterpret_cast<void **>(fiber.memory + STACK_BYTES) - 1;
         *--top = reinterpret_cast<void *>(&BlockEmulator::start);
         top -= 6;

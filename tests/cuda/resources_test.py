@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""What each kernel takes of a GPU, compared with a committed table: registers, stack (spills: none),
+shared memory, and the occupancy that follows.
+
+usage: resources_test.py LIBRARY TABLE [--write]
+
+Reads the compiled library with cuobjdump: of the PATH, of the CUDA toolkit, or of Triton's wheel. Skips (77) without
+it or without the library. Shared memory of kernels that decode streams is their classes': here those of 131 classes,
+as the profile tool makes for SmolLM2-135M.
+"""
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+KERNELS = {0: "symbols", 1: "anchors", 2: "deltas", 3: "exponents", 4: "rotation", 5: "klt"}
+THREADS = {0: 128, 1: 128, 2: 128, 3: 128, 4: 256, 5: 512}
+CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 212, 16, 131, 57 << 10
+SHARED = {
+    0: CLASSES * CLASS_BYTES,
+    1: CLASSES * CLASS_BYTES,
+    2: CLASSES * CLASS_BYTES,
+    3: MOST_EXACT_CLASSES * CLASS_BYTES,
+    4: 0,
+    5: KLT_SHARED,
+}
+# Of a multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+REGISTERS, WARPS, BLOCKS, RESERVED = 65536, 64, 32, 1024
+SHARED_OF = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10}
+
+
+def find_cuobjdump():
+    engines = os.path.expanduser(
+        "~/.cache/cachegenfs/engine-*/lib/python3*/site-packages/triton/backends/nvidia/bin/cuobjdump"
+    )
+    found = [shutil.which("cuobjdump"), *glob.glob("/usr/local/cuda/bin/cuobjdump"), *glob.glob(engines)]
+    return next(filter(None, found), None)
+
+
+def occupancy(arch, kind, registers):
+    """Warps at once on a multiprocessor, and what bounds them."""
+    warps = THREADS[kind] // 32
+    bounds = {
+        "warps": WARPS // warps,
+        "blocks": BLOCKS,
+        "registers": REGISTERS // ((registers * 32 + 255) // 256 * 256 * warps),
+        "shared memory": SHARED_OF[arch] // (SHARED[kind] + RESERVED),
+    }
+    bound = min(bounds, key=bounds.get)
+    return bounds[bound] * warps, bound
+
+
+def lines_of(cuobjdump, library):
+    text = subprocess.run([cuobjdump, "--dump-resource-usage", library], capture_output=True, text=True, check=True)
+    arch = kind = None
+    for line in text.stdout.splitlines():
+        if match := re.match(r"arch = (sm_\d+)", line):
+            arch = match[1]
+        elif match := re.search(r"Function _Z14cg_cuda_kernelILj(\d)E", line):
+            kind = int(match[1])
+        elif match := re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", line):
+            registers, stack = int(match[1]), int(match[2]) + int(match[3])
+            warps, bound = occupancy(arch, kind, registers)
+            yield f"{arch:7} {KERNELS[kind]:10} {registers:4} {stack:6} {SHARED[kind]:7} {warps:6}  {bound}"
+
+
+def main(library, table, write):
+    cuobjdump = find_cuobjdump()
+    if cuobjdump is None or not os.path.exists(library):
+        print("skipped: no cuobjdump or no kernels, so what they take of a GPU is not checked")
+        return 77
+    now = ["arch    kernel     regs spills  shared  warps  bound by", *sorted(lines_of(cuobjdump, library))]
+    print("\n".join(now))
+    if write:
+        with open(table, "w", encoding="utf-8") as file:
+            file.write("\n".join(now) + "\n")
+        return 0
+    with open(table, encoding="utf-8") as file:
+        before = file.read().splitlines()
+    if len(now) != 1 + len(KERNELS) * len(SHARED_OF):
+        print("error: not all kernels for all architectures")
+        return 1
+    for line in sorted(set(before) ^ set(now)):
+        print("error:", "is no more:" if line in before else "is new:", line)
+    return int(before != now)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], "--write" in sys.argv[3:]))
