@@ -56,7 +56,7 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         return ENAMETOOLONG;
     if (parent == fs->nodes.root && strcmp(name, CG_CONTROL_DIRECTORY) == 0)
         return enter_control(fs, CG_CONTROL_DIR, entry_out);
-    if (parent == fs->nodes.root && strcmp(name, CG_STAGING_DIRECTORY) == 0)
+    if (parent == fs->nodes.root && cg_fs_is_hidden(name))
         return ENOENT;
 
     cg_fs_pending *pending = cg_pending_find(fs, caller, parent, name);
@@ -316,8 +316,8 @@ int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
             return 0;
         }
         directory->offset = entry->d_off;
-        if (directory->is_root && (strcmp(entry->d_name, CG_CONTROL_DIRECTORY) == 0 ||
-                                   strcmp(entry->d_name, CG_STAGING_DIRECTORY) == 0))
+        if (directory->is_root &&
+            (strcmp(entry->d_name, CG_CONTROL_DIRECTORY) == 0 || cg_fs_is_hidden(entry->d_name)))
             continue;
         *entry_out = entry;
         *next_out = entry->d_off;

@@ -1,5 +1,7 @@
 #include "fusefs/fs.h"
 
+#include "iouring/layout.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -49,14 +51,19 @@ bool cg_fs_is_stopping(void *fs)
     return ((const cg_fs *)fs)->is_stopping;
 }
 
+bool cg_fs_is_hidden(const char *name)
+{
+    return strcmp(name, CG_STAGING_DIRECTORY) == 0 || strcmp(name, CG_LAYOUT_FILE) == 0;
+}
+
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)
 {
     if (parent->control != CG_CONTROL_NONE)
         return EACCES;
     if (strlen(name) > NAME_MAX)
         return ENAMETOOLONG;
-    return parent == fs->nodes.root && (strcmp(name, CG_CONTROL_DIRECTORY) == 0 ||
-                                        strcmp(name, CG_STAGING_DIRECTORY) == 0)
+    return parent == fs->nodes.root &&
+                   (strcmp(name, CG_CONTROL_DIRECTORY) == 0 || cg_fs_is_hidden(name))
                ? EPERM
                : 0;
 }

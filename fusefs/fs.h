@@ -8,7 +8,7 @@
  *   space
  *   open_files, fs
  *   nodes, control
- *   fsck, contexts, drop, evict, survey, walk
+ *   gc, fsck, contexts, drop, evict, survey, walk
  *   views, strict, staging, persona, claims, metrics
  * They share the nodes' lock (fusefs/nodes.h); no system call is made under it. And names_lock.
  */
@@ -76,6 +76,9 @@ void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
 
 /* Whether the mount ends, for work on the whole store that asks now and then. fs: a cg_fs. */
 bool cg_fs_is_stopping(void *fs);
+
+/* Whether a name of the root is ours, and not shown. */
+bool cg_fs_is_hidden(const char *name);
 
 /* Whether a name can be made or removed here; it need not exist. EPERM: cachegenfs keeps it for
  * itself. EACCES: parent is .cachegenfs. ENAMETOOLONG. */

@@ -4,6 +4,7 @@
 #include "fusefs/strict.h"
 #include "fusefs/views.h"
 #include "fusefs/walk.h"
+#include "iouring/layout.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -324,6 +325,8 @@ int cg_fsck(const char *store, bool repair, FILE *out)
     cg_fsck_result r = {0};
     const int root_fd = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int error = root_fd < 0 ? errno : 0;
+    if (error == 0 && cg_layout_check(root_fd) != CG_OK)
+        error = EPROTONOSUPPORT;
     if (error == 0 && repair)
         error = cg_staging_open(&staging, root_fd, &n_removed);
     if (error != 0) {

@@ -2,6 +2,7 @@
 #include "fusefs/core.h"
 #include "fusefs/fsck.h"
 #include "fusefs/fuse_api.h"
+#include "fusefs/gc.h"
 #include "fusefs/loop.h"
 #include "fusefs/ops.h"
 #include "fusefs/options.h"
@@ -168,11 +169,29 @@ static int run_fsck(int argc, char **argv)
     return cg_fsck(argv[2], repair, stdout);
 }
 
+/* cachegenfs gc STORE [--orphans] [--remove] */
+static int run_gc(int argc, char **argv)
+{
+    bool orphans = false, remove = false, is_right = argc >= 3;
+    for (int i = 3; i < argc; i++) {
+        orphans |= strcmp(argv[i], "--orphans") == 0;
+        remove |= strcmp(argv[i], "--remove") == 0;
+        is_right &= strcmp(argv[i], "--orphans") == 0 || strcmp(argv[i], "--remove") == 0;
+    }
+    if (!is_right) {
+        fprintf(stderr, "usage: cachegenfs gc STORE [--orphans] [--remove]\n");
+        return 2;
+    }
+    return cg_gc(argv[2], orphans, remove, stdout);
+}
+
 int main(int argc, char **argv)
 {
     cg_options options;
     if (argc > 1 && strcmp(argv[1], "fsck") == 0)
         return run_fsck(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "gc") == 0)
+        return run_gc(argc, argv);
     switch (cg_options_parse(argc, argv, &options)) {
     case CG_OPTIONS_DONE: return EXIT_SUCCESS;
     case CG_OPTIONS_ERROR: return EXIT_FAILURE;

@@ -74,7 +74,8 @@ static void usage(void)
     printf(
         "usage: cachegenfs STORE MOUNTPOINT [options]\n"
         "       cachegenfs fsck STORE [--repair]      reads all chunks; damaged ones lose their "
-        "names\n\n"
+        "names\n"
+        "       cachegenfs gc STORE [--orphans] [--remove]   finds what nobody can use\n\n"
         "Shows the store (a directory of KV caches) at MOUNTPOINT. Chunks that are copied in\n"
         "are checked when they are closed; a damaged one is refused and never seen.\n\n"
         "    -f                      stay in the foreground, messages to stderr\n"

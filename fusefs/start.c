@@ -2,6 +2,7 @@
 #include "fusefs/fs.h"
 #include "fusefs/pending.h"
 #include "fusefs/space.h"
+#include "iouring/layout.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,10 +26,22 @@ static void init_keep_stop(cg_fs *fs)
     pthread_mutex_init(&fs->keep_lock, NULL);
 }
 
+static int check_layout(cg_fs *fs)
+{
+    const cg_status status = cg_layout_check(fs->root_fd);
+    if (status == CG_OK)
+        return 0;
+    cg_fs_log(fs, CG_LOG_ERROR,
+              "the store's layout (" CG_LAYOUT_FILE "): %s; this version knows %d",
+              cg_strerror(status), CG_LAYOUT_VERSION);
+    return status == CG_ERR_UNSUPPORTED_VERSION || status == CG_ERR_CORRUPT ? EPROTONOSUPPORT : EIO;
+}
+
 int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
 {
     struct stat attr;
     uint64_t n_removed;
+    cg_status status;
     int error;
     *fs_out = NULL;
     cg_fs *fs = calloc(1, sizeof *fs);
@@ -62,6 +75,8 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
         error = errno;
         goto fail;
     }
+    if ((error = check_layout(fs)) != 0)
+        goto fail;
     if (!fs->read_only) {
         error = cg_staging_open(&fs->staging, fs->root_fd, &n_removed);
         if (error == EROFS || error == EACCES || error == EPERM) {
@@ -75,6 +90,9 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
                       (unsigned long long)n_removed);
         }
     }
+    if (!fs->read_only && (status = cg_layout_mark(fs->root_fd)) != CG_OK)
+        cg_fs_log(fs, CG_LOG_WARNING, "the store's layout cannot be noted: %s",
+                  cg_strerror(status));
     if ((error = cg_control_init(&fs->control, config->config_text)) != 0)
         goto fail;
     if ((error = cg_nodes_init(&fs->nodes, &attr)) != 0) {

@@ -2,6 +2,7 @@
 
 #include "codec/cursor.h"
 #include "iouring/file.h"
+#include "iouring/layout.h"
 #include "iouring/store_internal.h"
 
 #include <errno.h>
@@ -42,6 +43,8 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
         status = cg_status_from_errno(errno);
         goto failed;
     }
+    if ((status = cg_layout_check(store->root_fd)) != CG_OK)
+        goto failed;
     if (create && (status = make_folders(store->root_fd, model)) != CG_OK)
         goto failed;
     if (fstatat(store->root_fd, model, &s, 0) != 0) {

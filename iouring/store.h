@@ -24,7 +24,8 @@ typedef struct cg_store cg_store;
 
 /* Opens root/model. With create it makes root/model and its folders (0700), and root itself if its
  * parent is there.
- * CG_ERR_NOT_FOUND: there is no root, or without create no root/model. */
+ * CG_ERR_NOT_FOUND: there is no root, or without create no root/model. CG_ERR_UNSUPPORTED_VERSION,
+ * CG_ERR_CORRUPT: the store has another layout (iouring/layout.h). */
 cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out);
 void cg_store_free(cg_store *store);
 const char *cg_store_model(const cg_store *store);

@@ -19,6 +19,8 @@ flip() {
 }
 objects() { find "$store/m/objects" -name "$1" | sort; }
 
+gc() { "$cachegenfs" gc "$store" "$@"; }
+check "wrong usage" ends_with 2 "$cachegenfs" gc "$store" --all
 check "wrong usage" ends_with 2 "$cachegenfs" fsck
 check "no such store" ends_with 2 "$cachegenfs" fsck "$tmp/nothing"
 
@@ -68,6 +70,39 @@ check "a mounted store" ends_with 0 fsck --repair
 check "links are not followed" [ -e "$tmp/outside/00000.kv" ]
 check "the mount goes on" cmp "$tmp/l2" "$mnt/m/contexts/c/L2/00000.kv"
 unmount
+
+# Garbage: the context c has objects, which it names; other objects lost their context, or their profile.
+rm -rf "$store/m" "$store/quarantine"
+mount_store
+for i in 1 2; do
+    "$chunk_files" nest "$tmp/source$i" 4 1000 "$i"
+    mkdir -p "$mnt/m/contexts/c$i"
+    cp -a "$tmp/source$i/." "$mnt/m/contexts/c$i/"
+done
+rm -r "$mnt/m/contexts/c1"
+check "the layout is hidden" [ ! -e "$mnt/.cachegenfs-layout" ]
+check "and cannot be made" fails touch "$mnt/.cachegenfs-layout"
+unmount
+check "objects of two contexts" equal "$(objects '*.kv' | wc -l)" 24
+check "of a profile that is gone" ends_with 1 gc
+touch -d '2 days ago' "$store/m/.x.0123456789abcdef.tmp"
+check "nothing is removed unasked" equal "$(objects '*.kv' | wc -l)" 24
+check "what no context names goes" ends_with 0 gc --remove
+check "what one names stays" equal "$(objects '*.kv' | wc -l)" 12
+check "folders are removed, too" equal "$(find "$store/m/objects" -mindepth 2 -type d | wc -l)" 4
+check "and what was left" [ ! -e "$store/m/.x.0123456789abcdef.tmp" ]
+check "then there is no garbage" ends_with 0 gc --orphans
+check "the context is whole" "$chunk_files" verify "$store"/m/contexts/c2/L1/*.kv
+
+# Stores of another layout.
+check "the layout is noted" equal "$(cat "$store/.cachegenfs-layout")" 1
+for layout in 2 0 '' one 18446744073709551617; do
+    echo "$layout" > "$store/.cachegenfs-layout"
+    check "layout '$layout' is not mounted" fails "$cachegenfs" "$store" "$mnt" -f
+    check "nor checked" ends_with 2 fsck
+    check "nor swept" ends_with 2 gc
+done
+rm "$store/.cachegenfs-layout"
 
 # The scrubber does the same, and other files of the store are served meanwhile.
 rm -rf "$store/quarantine" "$store/m" "$tmp/source"

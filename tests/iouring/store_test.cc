@@ -1,3 +1,4 @@
+#include "iouring/layout.h"
 #include "iouring/store.h"
 
 #include <gtest/gtest.h>
@@ -609,6 +610,27 @@ TEST_P(StoreTest, AdoptsModelDescriptionsOnlyWhereNoneIs)
     EXPECT_EQ(dir.read_text("m/model.json"), " \n{\"a\":1}");
     dir.write("m/contexts/a/model.json", std::string("{}")); // in place
     EXPECT_EQ(dir.read_text("m/model.json"), " \n{\"a\":1}") << "it is a copy";
+}
+
+TEST(StoreLayoutTest, OthersAreRefused)
+{
+    const cg_test::TempDir dir;
+    const struct {
+        const char *text;
+        cg_status want;
+    } cases[] = {{"1\n", CG_OK},
+                 {"2\n", CG_ERR_UNSUPPORTED_VERSION},
+                 {"99999999999999999999\n", CG_ERR_UNSUPPORTED_VERSION},
+                 {"", CG_ERR_CORRUPT},
+                 {"1", CG_ERR_CORRUPT},
+                 {"1\n\n", CG_ERR_CORRUPT},
+                 {"x\n", CG_ERR_CORRUPT}};
+    for (const auto &c : cases) {
+        dir.write(CG_LAYOUT_FILE, std::string(c.text));
+        cg_store *opened = nullptr;
+        EXPECT_EQ(cg_store_open(dir.path.c_str(), "m", true, &opened), c.want) << c.text;
+        cg_store_free(opened);
+    }
 }
 
 } // namespace
