@@ -19,6 +19,7 @@ enum { MAX_THREADS = 2 * CG_LANE_REQUESTS + 8 };
 
 typedef struct loop {
     struct fuse_session *session;
+    cg_metrics *metrics;
     cg_lanes lanes;
     sem_t ended;
     pthread_mutex_t lock; /* of the rest */
@@ -31,8 +32,17 @@ typedef struct loop {
 typedef struct waiting {
     cg_lane_job job;
     struct fuse_buf buf;
+    uint64_t arrived_ns;
+    cg_request request;
     uint8_t bytes[];
 } waiting;
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
 static bool is_control(uint64_t node_id)
 {
@@ -96,13 +106,55 @@ static cg_lane lane_of(const struct fuse_in_header *header)
     }
 }
 
+/* What a request counts as; CG_N_REQUESTS: as none. */
+static cg_request request_of(const struct fuse_in_header *header)
+{
+    switch (header->opcode) {
+    case FUSE_LOOKUP:
+    case FUSE_GETATTR:
+    case FUSE_READLINK:
+    case FUSE_OPENDIR:
+    case FUSE_READDIR:
+    case FUSE_READDIRPLUS:
+    case FUSE_GETXATTR:
+    case FUSE_LISTXATTR: return CG_REQUEST_NAME;
+    case FUSE_OPEN:
+    case FUSE_CREATE: return CG_REQUEST_OPEN;
+    case FUSE_READ: return CG_REQUEST_READ;
+    case FUSE_WRITE: return CG_REQUEST_WRITE;
+    case FUSE_FLUSH:
+    case FUSE_FSYNC: return CG_REQUEST_CLOSE;
+    case FUSE_SETATTR:
+    case FUSE_SYMLINK:
+    case FUSE_MKNOD:
+    case FUSE_MKDIR:
+    case FUSE_UNLINK:
+    case FUSE_RMDIR:
+    case FUSE_RENAME:
+    case FUSE_RENAME2:
+    case FUSE_LINK:
+    case FUSE_SETXATTR:
+    case FUSE_REMOVEXATTR: return CG_REQUEST_CHANGE;
+    default: return CG_N_REQUESTS;
+    }
+}
+
 /* Only a write is so large that it comes in a pipe; whose it is would have to be read out of it. */
-static void classify(const struct fuse_buf *buf, cg_lane *lane_out, uid_t *uid_out)
+static void classify(const struct fuse_buf *buf, cg_lane *lane_out, uid_t *uid_out,
+                     cg_request *request_out)
 {
     const struct fuse_in_header *header = buf->mem;
     const bool is_in_memory = (buf->flags & FUSE_BUF_IS_FD) == 0;
     *lane_out = is_in_memory ? lane_of(header) : CG_LANE_CHANGE;
     *uid_out = is_in_memory ? header->uid : (uid_t)-1;
+    *request_out = is_in_memory ? request_of(header) : CG_REQUEST_WRITE;
+}
+
+static void process(loop *l, struct fuse_buf *buf, cg_request request, uint64_t arrived_ns)
+{
+    fuse_session_process_buf(l->session, buf);
+    if (request != CG_N_REQUESTS)
+        cg_metrics_observe(l->metrics, request, now_ns() - arrived_ns);
 }
 
 /* NULL: without memory, or the pipe broke. */
@@ -136,7 +188,7 @@ static void run_next(loop *l, cg_lane lane, uid_t uid)
         waiting *next = (waiting *)job;
         lane = job->lane;
         uid = job->uid;
-        fuse_session_process_buf(l->session, &next->buf);
+        process(l, &next->buf, next->request, next->arrived_ns);
         free(next);
     }
 }
@@ -145,17 +197,23 @@ static void dispatch(loop *l, struct fuse_buf *buf)
 {
     cg_lane lane;
     uid_t uid;
-    classify(buf, &lane, &uid);
+    cg_request request;
+    const uint64_t arrived_ns = now_ns();
+    classify(buf, &lane, &uid, &request);
     if (cg_lanes_begin(&l->lanes, lane, uid)) {
-        fuse_session_process_buf(l->session, buf);
+        process(l, buf, request, arrived_ns);
         run_next(l, lane, uid);
         return;
     }
     waiting *copy = copy_request(buf, lane, uid);
     if (copy == NULL) { /* better late than never */
-        fuse_session_process_buf(l->session, buf);
-    } else if (cg_lanes_begin_or_wait(&l->lanes, &copy->job)) { /* a place came free meanwhile */
-        fuse_session_process_buf(l->session, &copy->buf);
+        process(l, buf, request, arrived_ns);
+        return;
+    }
+    copy->request = request;
+    copy->arrived_ns = arrived_ns;
+    if (cg_lanes_begin_or_wait(&l->lanes, &copy->job)) { /* a place came free meanwhile */
+        process(l, &copy->buf, request, arrived_ns);
         free(copy);
         run_next(l, lane, uid);
     }
@@ -217,12 +275,13 @@ static void start_thread(loop *l)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-int cg_loop_run(struct fuse_session *session)
+int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
 {
     loop *l = calloc(1, sizeof *l);
     if (l == NULL)
         return -ENOMEM;
     l->session = session;
+    l->metrics = metrics;
     cg_lanes_init(&l->lanes);
     sem_init(&l->ended, 0, 0);
     pthread_mutex_init(&l->lock, NULL);

@@ -7,8 +7,9 @@
 #ifndef CG_FUSEFS_LOOP_H
 #define CG_FUSEFS_LOOP_H
 #include "fusefs/fuse_api.h"
+#include "fusefs/metrics.h"
 
 /* Serves until a signal (fuse_set_signal_handlers()) or an unmount ends the session. Then waits for
  * what is under way. 0 or -errno. */
-int cg_loop_run(struct fuse_session *session);
+int cg_loop_run(struct fuse_session *session, cg_metrics *metrics);
 #endif

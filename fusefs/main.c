@@ -71,12 +71,12 @@ static void *scrub(void *fs)
     return NULL;
 }
 
-static int serve(struct fuse_session *session, const cg_options *options)
+static int serve(struct fuse_session *session, const cg_options *options, cg_metrics *metrics)
 {
     if (options->single_thread)
         return fuse_session_loop(session);
     if (!options->io_uring)
-        return cg_loop_run(session);
+        return cg_loop_run(session, metrics);
     /* That transport has queues and threads of its own. */
     struct fuse_loop_config *config = fuse_loop_cfg_create();
     if (config == NULL)
@@ -136,7 +136,7 @@ static int run(cg_options *options)
     cg_persona_drop_capabilities();
     const bool is_kept = pthread_create(&keeper, NULL, keep, mount.fs) == 0,
                is_scrubbed = pthread_create(&scrubber, NULL, scrub, mount.fs) == 0;
-    const int loop_result = serve(session, options);
+    const int loop_result = serve(session, options, cg_fs_metrics(mount.fs));
     if (loop_result < 0)
         log_line(&target, CG_LOG_ERROR, strerror(-loop_result));
     /* A signal that ends us is a good end. */

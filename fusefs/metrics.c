@@ -10,6 +10,32 @@ static const char *const REFUSAL_NAMES[CG_N_REFUSALS] = {"incomplete", "damaged"
 static const char *const SCRUBBED_NAMES[CG_N_SCRUBBED] = {"whole", "cut", "quarantined", "left",
                                                           "failed"};
 
+static const char *const REQUEST_NAMES[CG_N_REQUESTS] = {"name",  "open",  "read",
+                                                         "write", "close", "change"};
+static const char *const LATENCY_NAMES[CG_N_LATENCIES] = {"0.0001", "0.001", "0.01", "0.1",
+                                                          "1",      "10",    "+Inf"};
+
+void cg_metrics_observe(cg_metrics *metrics, cg_request request, uint64_t ns)
+{
+    uint64_t bound_ns = 100000;
+    int i = 0;
+    for (; i < CG_N_LATENCIES - 1 && ns > bound_ns; i++)
+        bound_ns *= 10;
+    cg_metrics_add(&metrics->latencies[request].n[i], 1);
+    cg_metrics_add(&metrics->latencies[request].sum_ns, ns);
+}
+
+static void histogram(FILE *out, const char *request, const cg_latencies *l)
+{
+    uint64_t n = 0;
+    for (int i = 0; i < CG_N_LATENCIES; i++)
+        fprintf(out, "cachegenfs_request_seconds_bucket{request=\"%s\",le=\"%s\"} %" PRIu64 "\n",
+                request, LATENCY_NAMES[i], n += l->n[i]);
+    fprintf(out, "cachegenfs_request_seconds_sum{request=\"%s\"} %.6f\n", request,
+            (double)l->sum_ns / 1e9);
+    fprintf(out, "cachegenfs_request_seconds_count{request=\"%s\"} %" PRIu64 "\n", request, n);
+}
+
 void cg_metrics_error(cg_metrics *metrics, int error)
 {
     if (error == EIO || error == ENOSPC || error == ESTALE || error == EDQUOT)
@@ -76,6 +102,10 @@ char *cg_metrics_text(const cg_metrics *m)
            m->quota_bytes);
     single(out, "used_bytes", "gauge", "What it took when it was last looked through.",
            m->used_bytes);
+    family(out, "request_seconds", "histogram",
+           "From a request's arrival to its answer (passthrough reads are not seen).");
+    for (int i = 0; i < CG_N_REQUESTS; i++)
+        histogram(out, REQUEST_NAMES[i], &m->latencies[i]);
     single(out, "errors_total", "counter", "Replies of EIO, ENOSPC, EDQUOT or ESTALE.", m->errors);
     single(out, "files_open", "gauge", "Files open now.", m->files_open);
     single(out, "files_pending", "gauge", "Files being written under strict names now.",

@@ -27,6 +27,24 @@ typedef enum cg_scrubbed {
     CG_N_SCRUBBED = 5,
 } cg_scrubbed;
 
+/* Requests of the kernel, by what they take. */
+typedef enum cg_request {
+    CG_REQUEST_NAME = 0, /* look-ups, attributes, listings */
+    CG_REQUEST_OPEN = 1,
+    CG_REQUEST_READ = 2,
+    CG_REQUEST_WRITE = 3,
+    CG_REQUEST_CLOSE = 4,  /* checks and publishes what was written */
+    CG_REQUEST_CHANGE = 5, /* of names and attributes */
+    CG_N_REQUESTS = 6,
+} cg_request;
+
+enum { CG_N_LATENCIES = 7 }; /* buckets: up to 0.1 ms, 1 ms, ... 10 s, and all */
+
+/* From a request's arrival to its answer. */
+typedef struct cg_latencies {
+    _Atomic uint64_t n[CG_N_LATENCIES], sum_ns;
+} cg_latencies;
+
 typedef struct cg_metrics cg_metrics;
 struct cg_metrics {
     _Atomic uint64_t opens_passthrough, opens_plain, opens_write;
@@ -38,7 +56,8 @@ struct cg_metrics {
     _Atomic uint64_t evicted, cut, evicted_bytes, evict_errors; /* making room: steps */
     _Atomic uint64_t expired;                                   /* contexts */
     _Atomic uint64_t scrubbed[CG_N_SCRUBBED], scrubbed_bytes, scrub_passes;
-    _Atomic uint64_t quota_bytes, used_bytes;   /* at the last survey; 0: none */
+    _Atomic uint64_t quota_bytes, used_bytes; /* at the last survey; 0: none */
+    cg_latencies latencies[CG_N_REQUESTS];
     _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC or ESTALE */
     _Atomic uint64_t files_open, files_pending; /* now */
     _Atomic uint32_t passthrough_in_use; /* of the last published file (no view) opened: 0 or 1 */
@@ -53,6 +72,8 @@ static inline void cg_metrics_sub(_Atomic uint64_t *counter, uint64_t n)
 {
     atomic_fetch_sub_explicit(counter, n, memory_order_relaxed);
 }
+
+void cg_metrics_observe(cg_metrics *metrics, cg_request request, uint64_t ns);
 
 /* Counts an errno value that goes to a caller, if an administrator should know of it. 0 and the
  * everyday ones (ENOENT ...) are not counted. */

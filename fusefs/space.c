@@ -158,6 +158,12 @@ void cg_space_tend(cg_fs *fs)
 {
     cg_survey survey = {0};
     struct timespec now;
+    struct statvfs store;
+    if (fs->space.surveyed_at_s == 0 && fstatvfs(fs->root_fd, &store) == 0 &&
+        (store.f_flag & (ST_NOATIME | ST_RDONLY)) == ST_NOATIME)
+        cg_fs_log(
+            fs, CG_LOG_WARNING,
+            "the store is mounted noatime: what is read past this mount does not count as used");
     const int lock_fd = cg_staging_lock_store(&fs->staging, "evicting");
     const bool is_surveyed = survey_again(fs, &survey);
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -1,0 +1,27 @@
+#!/bin/bash
+# .cachegenfs/metrics: histograms add up, and the dashboard names what there is. usage: metrics_test.sh CACHEGENFS CHUNK_FILES
+# shellcheck source=tests/fusefs/mount.sh
+. "$(dirname "$0")/mount.sh" "$@"
+dashboard=$(dirname "$0")/../../configs/grafana.json
+
+mount_store
+mkdir -p "$mnt/m/contexts/c"
+"$chunk_files" make "$tmp/source" 2 10000 1
+check "a context is copied in" cp -r "$tmp/source/." "$mnt/m/contexts/c/"
+check "and read" same_tree "$tmp/source" "$mnt/m/contexts/c"
+cp "$mnt/.cachegenfs/metrics" "$tmp/metrics"
+names() { sed -n 's/^\(cachegenfs_[a-z_]*\).*/\1/p' "$1" | sort -u; }
+check "the dashboard is JSON with panels" python3 -c \
+    'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))["panels"]) < 10)' "$dashboard"
+grep -o 'cachegenfs_[a-z_]*' "$dashboard" | sort -u > "$tmp/shown"
+names "$tmp/metrics" > "$tmp/there"
+check "the dashboard shows only metrics that are there" equal "$(comm -23 "$tmp/shown" "$tmp/there")" ""
+check "and all of them" equal "$(comm -13 "$tmp/shown" "$tmp/there" | grep -v 'request_seconds_\(sum\|count\)')" ""
+check "each family has a type" equal "$(grep -c '^# TYPE' "$tmp/metrics")" "$(grep -c '^# HELP' "$tmp/metrics")"
+# Buckets count upwards, the last one all; and what was done just now is in them.
+check "histograms add up" awk -F'[{}" ]+' '
+    /^cachegenfs_request_seconds_bucket/ { if ($3 == last && $NF < before) bad = 1; last = $3; before = $NF; all[$3] = $NF }
+    /^cachegenfs_request_seconds_count/ { if ($NF != all[$3]) bad = 1; n[$3] = $NF }
+    END { exit bad || !(n["name"] > 0 && n["open"] > 0 && n["write"] > 0 && n["close"] > 0 && n["change"] > 0) }' "$tmp/metrics"
+unmount
+report
