@@ -201,7 +201,7 @@ typedef struct cachegen_progress {
      * provenance counted. failed_levels is 0 if no chunk is to blame: cancelled, or out of
      * memory. */
     uint32_t failed_token, failed_levels, failed_worst_level;
-    uint32_t reserved;
+    uint32_t copied; /* of a save: 1: the blocks are not read any more */
     /* Of a load: what was delivered. */
     uint32_t chunks_at[4];           /* of the prefix that is whole, by level */
     uint64_t bytes_dropped;          /* read, and then not decoded: too late, or not wanted */
@@ -248,21 +248,26 @@ typedef struct cachegen_save_request {
     uint32_t n_blocks;
     const int64_t *block_table; /* [n_blocks] from token 0 on */
     const char *context; /* NULL, or the name to publish the prompt's chunks under when is_last */
+    uint32_t copy_later; /* 1: the connector's threads copy; until progress.copied says so, what is
+                            saved must stay in the blocks */
+    uint32_t reserved;
 } cachegen_save_request;
 
-/* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once.
- * The connector's threads then encode and publish. Chunks that the store has are not saved again.
- * What would follow a chunk that the store lacks is dropped, since no look-up could find it: then
- * poll says OK with loaded_tokens < to_token, and so it does where only a part fitted into the
- * staging memory. Errors are counted and reported by poll; they never harm the store.
- * CACHEGEN_AGAIN: the memory for such copies (staging_mib, configured) is full; nothing was taken.
- * 45 (timed out): the store hangs, and the thread that saves with it; nothing was taken. */
+/* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once
+ * (unless copy_later says otherwise; a rank whose heads another one stores copies at once). The
+ * connector's threads then encode and publish. Chunks that the store has are not saved again. What
+ * would follow a chunk that the store lacks is dropped, since no look-up could find it: then poll
+ * says OK with loaded_tokens < to_token, and so it does where only a part fitted into the staging
+ * memory. Errors are counted and reported by poll; they never harm the store. CACHEGEN_AGAIN: the
+ * memory for such copies (staging_mib, configured) is full; nothing was taken. 45 (timed out): the
+ * store hangs, and the thread that saves with it; nothing was taken. */
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  const cachegen_save_request *request,
                                                  cachegen_save **out);
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
-/* Waits until it is complete, since a save is never lost half-way, and frees. With a store that
+/* Waits until it is complete, since a save is never lost half-way, and the blocks are not read any
+ * more, and frees. With a store that
  * hangs that takes save_timeout_ms (configured). NULL is fine. */
 CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 

@@ -19,12 +19,18 @@ static uint8_t levels_to_make(uint32_t store_levels, uint8_t prefix_level)
     return levels;
 }
 
+static cachegen_save *save_of_copy(cg_job *job)
+{
+    return (cachegen_save *)((char *)job - offsetof(cachegen_save, copy_job));
+}
+
 static void save_destroy(cg_operation *op)
 {
     cachegen_save *save = (cachegen_save *)op;
     for (uint32_t i = 0; i < save->n_chunks && save->chunks != NULL; i++)
         free(save->chunks[i].raw);
     free(save->chunks);
+    free(save->table);
     free(save->tokens);
     free(save->keys);
     free(save->context);
@@ -128,20 +134,69 @@ static cg_status reserve_staging(cachegen_save *save, const cachegen_save_reques
     return is_full ? CG_ERR_AGAIN : CG_OK;
 }
 
-static cg_status copy_chunks(cachegen_save *save, const cg_kv_layout *layout, const int64_t *table)
+static void copy_chunk(const cachegen_save *save, const cg_save_chunk *chunk,
+                       const cg_kv_layout *layout, const int64_t *table)
 {
     const cg_geometry *g = &save->op.connector->model.geometry;
-    for (uint32_t i = 0; i < save->n_chunks; i++) {
-        cg_save_chunk *chunk = &save->chunks[i];
-        if ((chunk->raw = malloc(chunk->raw_bytes)) == NULL)
+    const size_t tile_bytes = chunk->raw_bytes / CG_N_PLANES / g->n_layers;
+    for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
+        for (uint32_t layer = 0; layer < g->n_layers; layer++)
+            cg_blocks_read(layout, table, layer, plane, chunk->first_token, chunk->n_tokens,
+                           chunk->raw + ((size_t)plane * g->n_layers + layer) * tile_bytes);
+}
+
+static void run_copy(cg_job *job, uint32_t task_index, cg_scratch *scratch)
+{
+    (void)scratch;
+    const cachegen_save *save = save_of_copy(job);
+    copy_chunk(save, &save->chunks[task_index], save->layout, save->table);
+}
+
+static void copy_done(cg_job *job)
+{
+    cachegen_save *save = save_of_copy(job);
+    cg_runtime *rt = save->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    save->is_copied = true;
+    save->progress.copied = 1;
+    /* It was given up meanwhile: then these are nobody's, unless the writer has it. */
+    for (uint32_t i = 0; i < save->n_chunks && save->op.done && rt->saving != &save->op; i++)
+        cg_save_release_raw(&save->chunks[i]);
+    cg_runtime_notify(rt);
+    cg_operation_unref(&save->op);
+    pthread_mutex_unlock(&rt->lock);
+}
+
+/* Memory for the copies, and the copies unless they are made later. */
+static cg_status begin_copy(cachegen_save *save, const cg_kv_layout *layout,
+                            const cachegen_save_request *r)
+{
+    for (uint32_t i = 0; i < save->n_chunks; i++)
+        if ((save->chunks[i].raw = malloc(save->chunks[i].raw_bytes)) == NULL)
             return CG_ERR_NO_MEMORY;
-        const size_t tile_bytes = chunk->raw_bytes / CG_N_PLANES / g->n_layers;
-        for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
-            for (uint32_t layer = 0; layer < g->n_layers; layer++)
-                cg_blocks_read(layout, table, layer, plane, chunk->first_token, chunk->n_tokens,
-                               chunk->raw + ((size_t)plane * g->n_layers + layer) * tile_bytes);
+    const size_t table_bytes = r->n_blocks * sizeof *save->table;
+    if (r->copy_later != 0 && save->n_chunks > 0 && (save->table = malloc(table_bytes)) != NULL) {
+        memcpy(save->table, r->block_table, table_bytes);
+        save->layout = layout;
+        save->copy_job = (cg_job){.run = run_copy, .done = copy_done, .n_tasks = save->n_chunks};
+        return CG_OK;
     }
+    for (uint32_t i = 0; i < save->n_chunks; i++)
+        copy_chunk(save, &save->chunks[i], layout, r->block_table);
+    save->is_copied = true;
+    save->progress.copied = 1;
     return CG_OK;
+}
+
+/* Gives the copying that is to be done later to the pool, before what it encodes. */
+static void submit_copy(cachegen_save *save)
+{
+    cg_runtime *rt = save->op.runtime;
+    if (save->table == NULL || cg_pool_submit(rt->pool, CG_JOB_DECODE, &save->copy_job) == CG_OK)
+        return;
+    for (uint32_t i = 0; i < save->n_chunks; i++)
+        run_copy(&save->copy_job, i, NULL);
+    copy_done(&save->copy_job);
 }
 
 static bool request_is_valid(const cachegen_save_request *r)
@@ -157,6 +212,8 @@ static bool request_is_valid(const cachegen_save_request *r)
 static void end_at_once(cachegen_save *save)
 {
     save->progress.loaded_tokens = save->n_tokens;
+    save->progress.copied = 1;
+    save->is_copied = true;
     cg_operation_begin(&save->op);
     cg_operation_finish(&save->op);
 }
@@ -211,7 +268,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
     }
     if ((status = reserve_staging(save, &r, &staging_bytes)) != CG_OK)
         goto done;
-    if ((status = copy_chunks(save, layout, r.block_table)) != CG_OK)
+    if ((status = begin_copy(save, layout, &r)) != CG_OK)
         goto give_back;
 
     pthread_mutex_lock(&rt->lock);
@@ -225,9 +282,11 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
                    CG_OK) {
         cg_operation_begin(&save->op);
         cg_operation_put(&rt->saves, &save->op);
+        save->op.n_refs += save->table != NULL; /* the copying's */
     }
     pthread_mutex_unlock(&rt->lock);
     if (status == CG_OK) {
+        submit_copy(save);
         *out = save;
         return CG_OK;
     }
@@ -256,6 +315,8 @@ void cachegen_save_free(cachegen_save *save)
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
     cg_operation_wait(&save->op);
+    while (!save->is_copied)
+        pthread_cond_wait(&rt->changed, &rt->lock);
     cg_operation_unref(&save->op);
     pthread_mutex_unlock(&rt->lock);
 }

@@ -16,7 +16,7 @@ uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there)
 
 void cg_save_release_raw(cg_save_chunk *chunk)
 {
-    if (chunk->raw == NULL)
+    if (chunk->raw == NULL || !chunk->save->is_copied)
         return;
     free(chunk->raw);
     chunk->raw = NULL;

@@ -12,6 +12,8 @@
  * writer's, too; it drops it when it is back.
  *
  * Memory: staging_mib (configured) bounds the copies of K and V and what is made of them together.
+ * The pool may make the copies (copy_later): then nothing of a save is freed or encoded before
+ * is_copied, and the copying holds a reference to it.
  * A copy is freed when it is encoded. An encoder, its output and the file made of it count as much
  * as the chunk's K and V, from the start of the encoding until the chunk is published. Copies leave
  * room for one encoder, so that there is always one that can begin; others begin ahead of it where
@@ -47,6 +49,7 @@ struct cachegen_save {
     uint32_t n_saved;           /* the runtime's lock: chunks [0, n_saved) are published */
     bool is_behind_hole;        /* the runtime's lock: what it goes on from is not stored */
     bool is_incomplete;         /* the runtime's lock: other ranks' heads have not come */
+    bool is_copied;             /* the runtime's lock: K and V are out of the blocks */
     bool has_some_heads;        /* the chunks lack other ranks' heads: connector/save_gather.h */
     uint32_t *tokens;
     uint32_t n_tokens;  /* of all keys: the end of the last chunk */
@@ -58,12 +61,15 @@ struct cachegen_save {
     char *context; /* NULL: none */
     uint32_t n_chunks;
     cg_save_chunk *chunks; /* to be saved, in order */
+    cg_job copy_job;       /* a task a chunk */
+    const cg_kv_layout *layout;
+    int64_t *table; /* of the blocks; NULL: copied by the caller's thread */
 };
 
 /* Levels (a mask) that the store has of a chunk and that were computed on a worse prefix than this.
  * L1 counts as good: what is near enough to exact is not written again to be nearer. */
 uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there);
-/* Frees the copy of K and V and gives its staging memory back. */
+/* Frees the copy of K and V and gives its staging memory back; not while it is being made. */
 void cg_save_release_raw(cg_save_chunk *chunk);
 /* Whether copies of n_bytes more leave the staging memory room for an encoder of encoder_bytes. */
 bool cg_save_has_room(const cg_runtime *runtime, uint64_t n_bytes, uint64_t encoder_bytes);

@@ -399,9 +399,19 @@ static cg_status save_chunks(cachegen_save *save, cg_io *io)
     return status;
 }
 
+static void wait_copied(const cachegen_save *save)
+{
+    cg_runtime *rt = save->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    while (!save->is_copied)
+        pthread_cond_wait(&rt->changed, &rt->lock);
+    pthread_mutex_unlock(&rt->lock);
+}
+
 static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
 {
     cg_runtime *rt = save->op.runtime;
+    wait_copied(save);
     cg_status status = save->has_some_heads ? cg_save_gather(save) : CG_OK;
     if (status != CG_OK) {
         pthread_mutex_lock(&rt->lock);
@@ -447,6 +457,8 @@ void *cg_save_writer(void *argument)
         cg_status status = io == NULL ? cg_io_new(&io_config, &io) : CG_OK;
         if (status == CG_OK)
             status = run_save(save, io, &model_json_written);
+        else
+            wait_copied(save);
         if (io != NULL &&
             cg_io_n_under_way(io) > 0) { /* its queue failed: with a new one, perhaps */
             cg_io_free(io, 0);

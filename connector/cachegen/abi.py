@@ -98,7 +98,7 @@ class Progress(_Struct):
         + [("done", c_uint32), ("status", c_int32)]
         + _u32("loaded_tokens", "worst_level")
         + _u64("bytes_read", "read_ns", "decode_ns", "copy_ns", "total_ns")
-        + _u32("failed_token", "failed_levels", "failed_worst_level", "reserved")
+        + _u32("failed_token", "failed_levels", "failed_worst_level", "copied")
         + [("chunks_at", c_uint32 * N_LEVELS)]
         + _u64("bytes_dropped", "predicted_kl_micronats")
     )
@@ -110,6 +110,7 @@ class SaveRequest(_Struct):
         + [("request", Request)]
         + _u32("kv_id", "from_token", "to_token", "prefix_level", "is_last", "n_blocks")
         + [("block_table", c_void_p), ("context", c_char_p)]
+        + _u32("copy_later", "reserved")
     )
 
 
@@ -307,7 +308,7 @@ class Connector:
     def eventfd(self):
         return self._c.cachegen_eventfd(self._handle)
 
-    def save_start(self, request, kv_id, from_token, to_token, prefix_level, is_last, block_ids, context=None):
+    def save_start(self, request, kv_id, from_token, to_token, prefix_level, is_last, block_ids, context=None, copy_later=False):
         """A save, or None: the staging memory is full and nothing was taken."""
         table = array.array("q", block_ids)
         save_request = SaveRequest(
@@ -320,6 +321,7 @@ class Connector:
             n_blocks=len(table),
             block_table=_address(table),
             context=None if context is None else context.encode(),
+            copy_later=copy_later,
         )
         save = c_void_p()
         status = self._check(self._c.cachegen_save_start(self._handle, byref(save_request), byref(save)))

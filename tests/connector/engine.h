@@ -269,7 +269,19 @@ class Engine
         r.prefix_level = prefix_level;
         r.n_blocks = static_cast<uint32_t>(table.size());
         r.block_table = table.data();
+        r.copy_later = copies_later;
         return cachegen_save_start(c, &r, save);
+    }
+    // Until the save does not read the blocks any more.
+    void wait_copied(cachegen_save *save)
+    {
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        const auto is_copied = [&] {
+            cachegen_save_poll(save, &p);
+            return p.copied != 0 ? CACHEGEN_OK : CACHEGEN_AGAIN;
+        };
+        EXPECT_EQ(wait_for(c, is_copied), CACHEGEN_OK);
     }
     cachegen_progress finish(cachegen_save *save)
     {
@@ -355,6 +367,7 @@ class Engine
     Bytes plan;
     std::string salt, extra;
     uint32_t worst_level_plus_1 = 0, level_plus_1 = 0;
+    bool copies_later = false;
 
   private:
     void register_kv()

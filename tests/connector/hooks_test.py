@@ -155,12 +155,12 @@ class SaveTest(unittest.TestCase):
         self.rank = types.SimpleNamespace(index=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
-    def save_start(self, _request, _kv_id, from_token, *_rest):
+    def save_start(self, _request, _kv_id, from_token, *_rest, copy_later):
         self.taken.append(from_token)
         return None if self.is_full else from_token
 
     def poll(self, _save):
-        return types.SimpleNamespace(done=1, status=self.status, loaded_tokens=self.saved_to)
+        return types.SimpleNamespace(done=1, copied=1, status=self.status, loaded_tokens=self.saved_to)
 
     def step(self, *from_tokens, req_id="r"):
         plans = [
@@ -210,6 +210,52 @@ class SaveTest(unittest.TestCase):
         self.step(0)
         self.worker.finished_loads({"r"}, False)
         self.assertEqual((self.worker._saving, self.worker._unsaved), (set(), set()))
+
+
+class CopyTest(unittest.TestCase):
+    """A step that gives a block to somebody else begins when no save reads it any more."""
+
+    def setUp(self):
+        self.copied, self.n_waits, self.loaded_after = set(), 0, None
+        cg = types.SimpleNamespace(save_start=self.save_start, save_poll=self.poll, load_start=self.load_start)
+        rank = types.SimpleNamespace(index=0, stores=True)
+        self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.wait, rank=rank), Failures(), block_tokens=16)
+        for name, blocks in (("a", [1, 2]), ("b", [3, 4])):
+            plan = SavePlan(name, array.array("I"), b"", b"", 0, 32, 0, False, blocks, None)
+            self.worker.start_saves(Metadata(saves=[plan]))
+
+    def save_start(self, *arguments, copy_later):
+        self.assertTrue(copy_later)
+        return tuple(arguments[6])  # the blocks
+
+    def poll(self, save):
+        return types.SimpleNamespace(done=0, copied=save in self.copied)
+
+    def wait(self, _seconds):
+        self.n_waits += 1
+        if self.n_waits == 3:
+            self.copied.add((1, 2))
+        if self.n_waits == 5:
+            self.copied.add((3, 4))
+
+    def load_start(self, *_arguments):
+        self.loaded_after = self.n_waits
+
+    def test_other_blocks_are_not_waited_for(self):
+        self.worker.submit(Metadata(overwritten={5, 6}))
+        self.assertEqual(self.n_waits, 0)
+
+    def test_the_copy_in_the_way_is_waited_for_and_no_other(self):
+        self.worker.submit(Metadata(overwritten={2, 9}, loads=[LoadPlan("r", 0, 16, [2], b"")]))
+        self.assertEqual((self.n_waits, self.loaded_after), (3, 3))
+        self.worker.submit(Metadata(overwritten={1, 2}))
+        self.assertEqual(self.n_waits, 3)
+        self.worker.submit(Metadata(overwritten={4}))
+        self.assertEqual(self.n_waits, 5)
+
+    def test_where_it_is_not_known_which_blocks_all_are(self):
+        self.worker.submit(Metadata())
+        self.assertEqual(self.n_waits, 5)
 
 
 class StartTest(unittest.TestCase):

@@ -167,6 +167,49 @@ TEST_P(LoadTest, TheBlocksMayBeReusedAsSoonAsASaveHasStarted)
     EXPECT_EQ(engine.error_of(tokens, 0, 127), 0);
 }
 
+TEST_P(LoadTest, BlocksThatAreCopiedLaterMayBeReusedOnceTheyAreCopied)
+{
+    const Store store(true);
+    Engine engine(store, with("\"store_levels\": [\"L0\"]"));
+    engine.copies_later = true;
+    std::vector<cachegen_save *> saves(4);
+    std::vector<Tokens> prompts;
+    for (uint64_t i = 0; i < saves.size(); i++) {
+        prompts.push_back(prompt(32 * 8 + 16, i));
+        engine.prefill(prompts[i]);
+        ASSERT_EQ(engine.save_start(prompts[i], 0, 272, true, nullptr, 0, &saves[i]), CACHEGEN_OK);
+        engine.wait_copied(saves[i]);
+        engine.poison();
+    }
+    for (cachegen_save *save : saves) {
+        const cachegen_progress p = engine.finish(save);
+        EXPECT_EQ(p.status, CACHEGEN_OK);
+        EXPECT_EQ(p.copied, 1u);
+    }
+    for (const Tokens &tokens : prompts) {
+        EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 271u);
+        EXPECT_EQ(engine.error_of(tokens, 0, 271), 0);
+    }
+    EXPECT_EQ(engine.stats().staging_bytes, 0u);
+}
+
+TEST_P(LoadTest, ASaveThatIsFreedReadsNoBlocksAnyMore)
+{
+    const Store store;
+    Engine engine(store, with());
+    engine.copies_later = true;
+    for (uint64_t i = 0; i < 20; i++) {
+        const Tokens tokens = prompt(32 * 16, i);
+        engine.prefill(tokens);
+        cachegen_save *save;
+        ASSERT_EQ(engine.save_start(tokens, 0, 32 * 16, true, nullptr, 0, &save), CACHEGEN_OK);
+        cachegen_save_free(save);
+        engine.poison();
+        engine.load(tokens);
+        ASSERT_EQ(engine.error_of(tokens, 0, 32 * 16 - 1), 0);
+    }
+}
+
 TEST_P(LoadTest, SaltsExtraKeysAndDtypesNeverShare)
 {
     const Store store;

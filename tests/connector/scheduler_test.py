@@ -114,7 +114,9 @@ def blocks(n):
 
 def step_of(name, n_computed, n_scheduled, n_blocks=13, is_new=True):
     """A SchedulerOutput with one request in it; name None: an empty step."""
-    new = types.SimpleNamespace(req_id=name, num_computed_tokens=n_computed)
+    new = types.SimpleNamespace(
+        req_id=name, num_computed_tokens=n_computed, block_ids=blocks(n_blocks).get_block_ids()
+    )
     cached = types.SimpleNamespace(req_ids=[], num_computed_tokens=[], new_block_ids=[], resumed_req_ids=set())
     if name is not None and not is_new:
         cached.req_ids, cached.num_computed_tokens, cached.new_block_ids = [name], [n_computed], [None]
@@ -488,6 +490,29 @@ class AdmissionTest(unittest.TestCase):
             self.assertEqual(self.saves(made, "a", list(range(200))), [])
 
 
+class OverwriteTest(unittest.TestCase):
+    """The worker is told which blocks get new content, so that it ends copying out of them before."""
+
+    def test_blocks_of_new_requests_of_growing_ones_and_of_loads(self):
+        made = scheduler(Store(hit=192))
+        self.assertEqual(made.step(step_of("r", 0, 200, n_blocks=3)).overwritten, {1, 2, 3})
+        grows = step_of("r", 200, 1, is_new=False)
+        grows.scheduled_cached_reqs.new_block_ids = [([7, 8],)]
+        self.assertEqual(made.step(grows).overwritten, {7, 8})
+        self.assertEqual(made.step(step_of("r", 201, 1, is_new=False)).overwritten, set())
+        made.matched_tokens(request("s"), 0)
+        made.update_after_alloc(request("s"), blocks(12), 192)
+        self.assertEqual(made.step(step_of(None, 0, 0)).overwritten, set(range(1, 13)))
+
+    def test_any_may_where_it_is_not_known(self):
+        made = scheduler(Store())
+        self.assertIsNone(made.step(None).overwritten)  # planning the step failed
+        made.matched_tokens(request(), 0)
+        made.update_after_alloc(request(), blocks(0), 0)  # another connector loads it
+        self.assertIsNone(made.step(step_of(None, 0, 0)).overwritten)
+        self.assertIsNone(made.step(step_of(None, 0, 0)).overwritten)
+
+
 class MeasureTest(unittest.TestCase):
     """What operators see: how long things took, and whether budgets were met."""
 
@@ -628,7 +653,7 @@ class FailureTest(unittest.TestCase):
             made.matched_tokens(request(name), 0)
             made.update_after_alloc(request(name), blocks(13), 0)
         both = step_of("good", 0, 200)
-        both.scheduled_new_reqs.insert(0, types.SimpleNamespace(req_id="bad", num_computed_tokens=0))
+        both.scheduled_new_reqs.insert(0, types.SimpleNamespace(req_id="bad", num_computed_tokens=0, block_ids=([],)))
         both.num_scheduled_tokens["bad"] = 200
         made.states["bad"].admitted_tokens = "broken"
         with self.assertLogs("vllm.cachegen", "ERROR"):

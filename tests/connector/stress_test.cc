@@ -104,9 +104,14 @@ class StressTest : public testing::TestWithParam<const char *>
         check_untouched();
         engine->prefill(tokens);
         const uint32_t n = static_cast<uint32_t>(tokens.size()), from = 32 * draw(4);
+        engine->copies_later = draw(2) == 1;
         const cachegen_status status =
             engine->save_start(tokens, std::min(from, n), n, draw(2) == 1,
                                draw(4) == 0 ? "a-context" : nullptr, 0, &op);
+        if (status == CACHEGEN_OK && draw(2) == 0)
+            engine->wait_copied(op);
+        else if (status == CACHEGEN_OK && engine->copies_later)
+            cachegen_save_free(op), op = nullptr;
         engine->poison();
         if (status != CACHEGEN_OK)
             return;             // staging is full, or the store hangs

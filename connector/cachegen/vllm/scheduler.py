@@ -75,6 +75,16 @@ def _n_blocks(n_tokens, block_tokens):
     return -(-n_tokens // block_tokens)
 
 
+def _new_blocks(scheduler_output):
+    """Blocks that vLLM has given to requests for this step, and to nobody before it."""
+    new = set()
+    for request in scheduler_output.scheduled_new_reqs:
+        new.update(request.block_ids[0])
+    for blocks in scheduler_output.scheduled_cached_reqs.new_block_ids:
+        new.update(blocks[0] if blocks else ())
+    return new
+
+
 class Scheduler:
     def __init__(self, library, failures):
         self.library, self.failures = library, failures
@@ -83,6 +93,8 @@ class Scheduler:
         self.states: dict[str, RequestState] = {}
         self._planned_loads: list[LoadPlan] = []
         self._cancelled_loads: set[str] = set()  # requests
+        self._loaded_blocks: set[int] = set()  # that the loads get which the next step starts
+        self._is_beside_others = False  # another connector fills blocks, too
         self._recomputed: list = []  # requests that are not to use vLLM's own prefix cache
         self._root = b""  # begins every salt since the last reset
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
@@ -260,6 +272,9 @@ class Scheduler:
         block_ids = blocks.get_block_ids()[0]
         block_tokens = self.library.block_tokens
         state.allocated = True
+        self._loaded_blocks.update(block_ids)
+        # Under a MultiConnector: the one that loads gets them, and may write at once.
+        self._is_beside_others = self._is_beside_others or not block_ids
         n_local = state.local_tokens // block_tokens
         if num_external_tokens > 0:
             to_token = state.local_tokens + num_external_tokens
@@ -303,7 +318,10 @@ class Scheduler:
         recomputed, self._recomputed = self._recomputed, []
         for request in recomputed:
             request.skip_reading_prefix_cache = True
+        loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
         self._plan_saves(scheduler_output, metadata)
+        if not self._is_beside_others:
+            metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output)
 
     def _plan_saves(self, scheduler_output, metadata):
         n_prefill = 0

@@ -1,8 +1,8 @@
 """The worker's side: moves KV between the engine's blocks and the store, as the scheduler's side has planned.
 
 Runs on the thread of the engine's worker. The library's own threads read, decode and copy; here loads and saves are
-started and asked for. Copying out of blocks is the exception: save_start() does it before it returns, for the next
-forward may overwrite them.
+started and asked for. Copying out of blocks goes on beside the next forwards; a step that gives such a block to somebody
+else begins when the copy is done.
 
 Surprises:
  1. Loads are asynchronous and start in submit(), before the step's forward: vLLM calls start_load_kv() after it unless a
@@ -32,6 +32,7 @@ class Worker:
         self._block_tokens = block_tokens
         self.loads: dict[str, tuple[LoadPlan, object]] = {}  # request -> plan, handle
         self.saves: list[tuple[str, int, object]] = []  # request, the token that it saves to, handle
+        self._copied_from: list[tuple[object, frozenset]] = []  # handles of saves, and the blocks that they read
         self._kv_id = None
         self._failed_loads: list[LoadPlan] = []  # never started
         self._void_loads: set[str] = set()  # requests: what is loaded is not to be used
@@ -55,6 +56,7 @@ class Worker:
         if self._submitted is metadata:
             return
         self._submitted = metadata
+        self._await_copies(metadata.overwritten)
         for plan in metadata.loads:
             if plan.req_id in metadata.cancelled_loads:
                 self._never_started(plan)
@@ -62,6 +64,17 @@ class Worker:
                 self._start_load(plan)
         self._void_loads |= metadata.cancelled_loads & self.loads.keys()
         self._step_started_ns = time.monotonic_ns()
+
+    def _await_copies(self, overwritten):
+        """Until no block of a set (None: no block at all) is read by a save any more."""
+        reading = []
+        for save, blocks in self._copied_from:
+            is_in_the_way = overwritten is None or not blocks.isdisjoint(overwritten)
+            while not (is_copied := self.library.cg.save_poll(save).copied) and is_in_the_way:
+                self.library.wait(IDLE_WAIT_S)
+            if not is_copied:
+                reading.append((save, blocks))
+        self._copied_from = reading
 
     def _never_started(self, plan):
         self._failed_loads.append(plan)
@@ -102,8 +115,10 @@ class Worker:
             plan.is_last,
             plan.block_ids,
             plan.context,
+            copy_later=True,
         )
         if save is not None:
+            self._copied_from.append((save, frozenset(plan.block_ids)))
             self.saves.append((plan.req_id, plan.to_token, save))
             self.outages.worked(STAGING)
         else:
@@ -202,6 +217,7 @@ class Worker:
         progress = cg.save_poll(save)
         if not progress.done:
             return False
+        self._copied_from = [copied for copied in self._copied_from if copied[0] is not save]
         cg.save_free(save)
         if progress.status == abi.OK:
             self.outages.worked(SAVES)
@@ -238,6 +254,6 @@ class Worker:
             self.library.cg.load_free(load)
         for *_, save in self.saves:
             self.library.cg.save_free(save)
-        self.loads, self.saves = {}, []
+        self.loads, self.saves, self._copied_from = {}, [], []
         library, self.library = self.library, None
         library.close()
