@@ -493,7 +493,7 @@ def ranks_phase(work, cases):
         **chunk,
     )  # fmt: skip
     one = Engine(root, "float32", model=model, engine_args=args, **chunk)
-    prompts = [[random.Random(seed).randrange(3, 1024) for _ in range(203)] for seed in (1, 2)]
+    prompts = [[random.Random(seed).randrange(3, 1024) for _ in range(203)] for seed in (1, 2, 3)]
     whole = 203 // 32 * 32
 
     def ask(engine, prompt, **options):
@@ -512,6 +512,14 @@ def ranks_phase(work, cases):
         stats = two.on_workers(lambda worker: worker.library.cg.get_stats().as_dict())
         holds(all(rank["chunks_loaded_l0"] > 0 for rank in stats), f"{stats}")
         equal([rank["chunks_saved_l0"] for rank in stats], [3, 0], "chunks saved by rank")
+    with cases("two engines that save the same prompt at the same time leave it whole"):
+        answers = [ask(engine, prompts[2]).tokens for engine in (two, one)]  # the first still saves
+        equal(answers[0], answers[1], "answers")
+        for engine in (one, two):
+            engine.settle()
+        for engine in (one, two):
+            answer = ask(engine, prompts[2])
+            equal((answer.hit, answer.tokens), (whole, answers[0]), "tokens loaded, answer")
     with cases("a rank that loses its load makes all recompute"):
         for path in glob.glob(os.path.join(root, NAME, "objects", "*", "*", "*L0.kv")):
             os.truncate(path, os.path.getsize(path) // 2)
