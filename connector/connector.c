@@ -119,7 +119,7 @@ void cachegen_close(cachegen *c)
     pthread_mutex_lock(&rt->lock);
     cg_lookups_cancel(rt);
     cg_loads_cancel(rt);
-    while (rt->stream_plan.streams != NULL) /* decoding, which ends */
+    while (rt->stream_plan.streams != NULL || rt->n_copying > 0) /* work on blocks, which ends */
         cg_runtime_wait(rt, &rt->changed, UINT64_MAX);
     /* The saves run to their end, but for a last part of the time: a slow store is left the chance
      * to end the chunk that it has begun. */

@@ -67,6 +67,7 @@ struct cg_runtime {
 
     cg_chunk_memory *chunk_memory;
     cg_speeds speeds;
+    uint32_t n_copying;      /* saves that the pool copies out of the engine's blocks */
     uint64_t staging_bytes;  /* copied KV that waits to be encoded */
     uint64_t encoding_bytes; /* of encoders and what they have made: connector/save_state.h */
     cachegen_stats stats;

@@ -159,6 +159,7 @@ static void copy_done(cg_job *job)
     pthread_mutex_lock(&rt->lock);
     save->is_copied = true;
     save->progress.copied = 1;
+    rt->n_copying--;
     /* It was given up meanwhile: then these are nobody's, unless the writer has it. */
     for (uint32_t i = 0; i < save->n_chunks && save->op.done && rt->saving != &save->op; i++)
         cg_save_release_raw(&save->chunks[i]);
@@ -283,6 +284,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         cg_operation_begin(&save->op);
         cg_operation_put(&rt->saves, &save->op);
         save->op.n_refs += save->table != NULL; /* the copying's */
+        rt->n_copying += save->table != NULL;
     }
     pthread_mutex_unlock(&rt->lock);
     if (status == CG_OK) {

@@ -65,6 +65,7 @@ class Worker:
         self._void_loads |= metadata.cancelled_loads & self.loads.keys()
         self._step_started_ns = time.monotonic_ns()
 
+    @guarded(nothing)
     def _await_copies(self, overwritten):
         """Until no block of a set (None: no block at all) is read by a save any more."""
         reading = []
