@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 uint32_t cachegen_abi_version(void)
@@ -75,11 +76,13 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
         goto failed;
     /* cg_store_open() would make it: a misspelt root, or one that is not mounted yet, would become
      * an empty store beside the real one. */
-    if (access(c->config->root, F_OK) != 0) {
+    struct stat root;
+    if (stat(c->config->root, &root) != 0) {
         status = cg_sentence_say(&error, CG_ERR_NOT_FOUND, "\"root\": %s does not exist",
                                  c->config->root);
         goto failed;
     }
+    c->device = root.st_dev;
     if ((status = cg_model_init(&c->model, c->config, &error)) != CG_OK ||
         (status = resolve_backend(c, &error)) != CG_OK)
         goto failed;
@@ -226,7 +229,10 @@ void cachegen_report_load(cachegen *c, uint32_t from_token, const cachegen_progr
     if (rt == NULL)
         return;
     pthread_mutex_lock(&rt->lock);
-    cg_estimator_add(&rt->speeds.link, p.bytes_read, p.read_ns, cg_now_ns());
+    cg_speeds *speeds = cg_runtime_speeds(rt);
+    if (speeds->meter.last_ns == 0) /* else the load was in this process, and was measured */
+        cg_estimator_add(&speeds->link, p.bytes_read, p.read_ns, cg_now_ns());
+    cg_runtime_speeds_end(rt);
     if (p.loaded_tokens > from_token && p.worst_level < CG_N_LEVELS)
         cg_speeds_add_decode(&rt->speeds, p.worst_level, p.loaded_tokens - from_token, p.decode_ns);
     pthread_mutex_unlock(&rt->lock);
@@ -241,7 +247,8 @@ cachegen_status cachegen_get_stats(cachegen *c, cachegen_stats *stats_out)
     pthread_mutex_lock(&rt->lock);
     stats = rt->stats;
     stats.staging_bytes = rt->staging_bytes + rt->encoding_bytes;
-    stats.throughput_bps = (uint64_t)cg_estimator_bps(&rt->speeds.link);
+    stats.throughput_bps = (uint64_t)cg_estimator_bps(&cg_runtime_speeds(rt)->link);
+    cg_runtime_speeds_end(rt);
     pthread_mutex_unlock(&rt->lock);
     stats.abi_version = CACHEGEN_ABI_VERSION;
     return cg_abi_give(stats_out, &stats, sizeof stats) ? CG_OK : CG_ERR_INVALID_ARGUMENT;

@@ -52,6 +52,12 @@ typedef struct pipeline {
     double read_end_ns, decode_end_ns;
 } pipeline;
 
+/* It begins when what others must have has been read. */
+static pipeline pipeline_behind_others(const cg_controller_input *in)
+{
+    return (pipeline){in->queued_bytes * 8e9 / in->link_bps, 0};
+}
+
 static void pipeline_add(pipeline *p, double read, double decode)
 {
     p->read_end_ns += read;
@@ -77,7 +83,7 @@ static double finest_in_time(const cg_controller_input *in, size_t n, double bud
             read_left[wish] += read_ns(in, i, level);
             decode_left[wish] += decode_ns(in, i, level);
         }
-    pipeline p = {0, 0};
+    pipeline p = pipeline_behind_others(in);
     for (size_t i = 0; i < n; i++) {
         uint8_t chosen = fastest(in, i);
         for (uint8_t wish = 0; wish < CG_N_LEVELS; wish++) {
@@ -107,7 +113,7 @@ static size_t least_delay(const cg_controller_input *in, double tokens_in_all, u
     const bool may_cut = in->recompute_tokens_per_s > 0;
     double tokens_left = tokens_in_all, best_total = recompute_ns(in, tokens_left);
     size_t best = 0;
-    pipeline p = {0, 0};
+    pipeline p = pipeline_behind_others(in);
     *load_ns_out = 0;
     for (size_t i = 0; i < in->n_chunks; i++) {
         levels_out[i] = fastest(in, i);

@@ -23,6 +23,7 @@ struct cachegen {
     cg_store *store;
     cg_io_backend backend; /* resolved: never CG_IO_AUTO */
     cg_key boot_clock_id;  /* connector/clock.h */
+    uint64_t device;       /* of the root: st_dev */
     uint32_t store_levels; /* mask; L0 alone without a profile */
     char model_hex[CG_KEY_HEX_BYTES], profile_hex[CG_KEY_HEX_BYTES];
     _Atomic(cg_kv_layout *) layouts[CG_MAX_KV_LAYOUTS]; /* filled once each, from the front */

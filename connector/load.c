@@ -85,10 +85,11 @@ static uint8_t floor_of(const cachegen_load *load, uint32_t index)
 
 /* With the lock held. A load ends with its budget; but what was planned to take longer, because
  * recomputing takes longer still, may take twice what reading should. */
-static uint64_t ends_at_ns(const cachegen_load *load, const cg_runtime *rt)
+static uint64_t ends_at_ns(const cachegen_load *load, cg_runtime *rt)
 {
     const cg_plan *plan = load->plan;
-    const double link_bps = cg_estimator_bps(&rt->speeds.link);
+    const double link_bps = cg_estimator_bps(&cg_runtime_speeds(rt)->link);
+    cg_runtime_speeds_end(rt);
     double bits = 0;
     if (plan->policy == CG_POLICY_MIN_DELAY)
         return UINT64_MAX;

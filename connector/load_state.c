@@ -163,7 +163,8 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     const size_t n_bytes = piece != NULL ? piece->buffer->n_bytes : 0;
     const double link_ns = load->stream.link_ns;
     const cg_stream_verdict verdict =
-        cg_stream_read_ended(&rt->stream_plan, &rt->speeds, read.id, n_bytes, ended_ns);
+        cg_stream_read_ended(&rt->stream_plan, cg_runtime_speeds(rt), read.id, n_bytes, ended_ns);
+    cg_runtime_speeds_end(rt);
     const uint64_t read_ns = (uint64_t)(load->stream.link_ns - link_ns);
     rt->stats.bytes_read += n_bytes;
     rt->stats.read_ns += read_ns;

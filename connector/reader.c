@@ -47,7 +47,8 @@ static void decode_all(reader *r)
         uint32_t index;
         pthread_mutex_lock(&rt->lock);
         cg_stream *stream =
-            cg_stream_next_decode(&rt->stream_plan, &rt->speeds, cg_now_ns(), &index);
+            cg_stream_next_decode(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns(), &index);
+        cg_runtime_speeds_end(rt);
         chunk = stream != NULL ? cg_load_decode_begun(stream, index) : NULL;
         pthread_mutex_unlock(&rt->lock);
         if (chunk != NULL)
@@ -63,7 +64,9 @@ static void submit_all(reader *r)
         cg_stream_read begun;
         decode_all(r);
         pthread_mutex_lock(&rt->lock);
-        if ((read = cg_stream_next_read(&rt->stream_plan, &rt->speeds, cg_now_ns())) != NULL) {
+        read = cg_stream_next_read(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns());
+        cg_runtime_speeds_end(rt);
+        if (read != NULL) {
             cg_load_read_begun(cg_load_of_stream(read->stream));
             begun = *read;
         }
@@ -104,6 +107,22 @@ static void take_completion(reader *r, const cg_io_completion *done)
     }
 }
 
+/* With the lock held. */
+static cg_stream *next_hopeless(cg_runtime *rt, uint64_t now_ns, uint32_t *index_out)
+{
+    cg_stream *hopeless =
+        cg_stream_hopeless(&rt->stream_plan, cg_runtime_speeds(rt), now_ns, index_out);
+    cg_runtime_speeds_end(rt);
+    return hopeless;
+}
+
+/* With the lock held: other connectors' plans count on it. */
+static void tell_what_is_wanted(cg_runtime *rt)
+{
+    cg_runtime_speeds(rt)->wanted_bytes = cg_stream_wanted_bytes(&rt->stream_plan);
+    cg_runtime_speeds_end(rt);
+}
+
 /* Ends loads and gives up reads whose time is over; returns how long to wait for the next
  * completion. */
 static uint64_t watch(reader *r)
@@ -117,7 +136,7 @@ static uint64_t watch(reader *r)
     pthread_mutex_lock(&rt->lock);
     while ((overdue = cg_stream_overdue(&rt->stream_plan, now_ns)) != NULL)
         cg_load_overdue(cg_load_of_stream(overdue)); /* its reads are given up next */
-    while ((hopeless = cg_stream_hopeless(&rt->stream_plan, &rt->speeds, now_ns, &index)) != NULL)
+    while ((hopeless = next_hopeless(rt, now_ns, &index)) != NULL)
         cg_load_shorten(cg_load_of_stream(hopeless), index);
     while ((late = cg_stream_give_up(&rt->stream_plan, now_ns)) != NULL) {
         const uint64_t id = late->id;
@@ -127,6 +146,7 @@ static uint64_t watch(reader *r)
         wake_ns = now_ns;
         pthread_mutex_lock(&rt->lock);
     }
+    tell_what_is_wanted(rt);
     if (wake_ns == UINT64_MAX)
         wake_ns = cg_stream_wake_ns(&rt->stream_plan);
     pthread_mutex_unlock(&rt->lock);
@@ -179,6 +199,7 @@ void *cg_load_reader(void *argument)
             if (read->id != 0) /* of a load that is done already; cg_io_free() cancels it */
                 cg_load_read_ended(rt, read, CG_ERR_CANCELLED, NULL, NULL, cg_now_ns());
         }
+        tell_what_is_wanted(rt);
         if (queue_status != CG_OK)
             resign(rt);
     }

@@ -49,6 +49,7 @@ static cg_runtime *runtime_new(cachegen *connector)
                       config->prior_mbps * 1e6);
     rt->speeds.n_threads = config->threads;
     rt->speeds.configured_tokens_per_s = config->recompute_tokens_per_s;
+    rt->link = cg_link_get(connector->device);
     return rt;
 }
 
@@ -56,6 +57,7 @@ static cg_runtime *runtime_new(cachegen *connector)
 static void runtime_free(cg_runtime *rt)
 {
     cg_pool_free(rt->pool);
+    cg_link_put(rt->link, rt->speeds.wanted_bytes);
     cg_chunk_memory_free(rt->chunk_memory);
     cg_stream_plan_destroy(&rt->stream_plan);
     if (rt->event_fd >= 0)
@@ -188,6 +190,17 @@ void cg_runtime_notify(cg_runtime *rt)
     /* An eventfd takes 2^64 - 2 events before this could fail. */
     if (rt->event_fd >= 0 && write(rt->event_fd, &one, sizeof one) != (ssize_t)sizeof one)
         return;
+}
+
+cg_speeds *cg_runtime_speeds(cg_runtime *rt)
+{
+    cg_link_borrow(rt->link, &rt->speeds);
+    return &rt->speeds;
+}
+
+void cg_runtime_speeds_end(cg_runtime *rt)
+{
+    cg_link_return(rt->link, &rt->speeds);
 }
 
 void cg_runtime_wake_reader(cg_runtime *rt)

@@ -19,6 +19,7 @@
 #define CG_CONNECTOR_RUNTIME_H
 #include "connector/chunk_memory.h"
 #include "connector/handle.h"
+#include "connector/link.h"
 #include "connector/pool.h"
 #include "connector/speeds.h"
 #include "connector/stream_plan.h"
@@ -66,7 +67,8 @@ struct cg_runtime {
     pthread_cond_t watched; /* a step was begun */
 
     cg_chunk_memory *chunk_memory;
-    cg_speeds speeds;
+    cg_link *link;           /* constant; NULL: no memory, so it knows only its own */
+    cg_speeds speeds;        /* what is of the link: between cg_runtime_speeds() and its end */
     uint32_t n_copying;      /* saves that the pool copies out of the engine's blocks */
     uint64_t staging_bytes;  /* copied KV that waits to be encoded */
     uint64_t encoding_bytes; /* of encoders and what they have made: connector/save_state.h */
@@ -96,6 +98,11 @@ bool cg_runtime_stop(cg_runtime *runtime, uint64_t deadline_ns);
 void cg_runtime_close(cg_runtime *runtime, uint64_t deadline_ns);
 /* With the lock held or not: an operation completed. */
 void cg_runtime_notify(cg_runtime *runtime);
+
+/* With the lock held: the speeds, with what all connectors of the process know of the link. To be
+ * ended with cg_runtime_speeds_end(), with the lock held all the time. */
+cg_speeds *cg_runtime_speeds(cg_runtime *runtime);
+void cg_runtime_speeds_end(cg_runtime *runtime);
 
 /* With the lock held: the reader looks at its loads again, if it runs. */
 void cg_runtime_wake_reader(cg_runtime *runtime);

@@ -56,6 +56,15 @@ static double missing_bytes(const cg_stream *stream, uint32_t index)
     return bytes > chunk->arrived_bytes ? (double)(bytes - chunk->arrived_bytes) : 0;
 }
 
+double cg_stream_wanted_bytes(const cg_stream_plan *plan)
+{
+    double bytes = 0;
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        for (uint32_t i = stream->first; i < stream->first_failed && !stream->is_cancelled; i++)
+            bytes += missing_bytes(stream, i);
+    return bytes;
+}
+
 /* What is left of a stream, cut at a chunk: reading up to there and recomputing the rest. */
 typedef struct cut {
     uint32_t index;
@@ -150,7 +159,7 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
                               uint32_t *chunk_index_out)
 {
     const outlook o = look_out(plan, speeds, now_ns);
-    double bytes = 0;
+    double bytes = speeds->others_bytes;
     plan->check_ns = UINT64_MAX;
     if (!(cg_speeds_recompute(speeds) > 0))
         return NULL;

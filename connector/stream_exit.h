@@ -21,6 +21,9 @@ cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns);
  * there on is faster; NULL: none. */
 cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                               uint32_t *chunk_index_out);
+/* What is still to come for all streams to have their floors. */
+double cg_stream_wanted_bytes(const cg_stream_plan *plan);
+
 #ifdef __cplusplus
 }
 #endif

@@ -254,7 +254,7 @@ static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_
     cg_extents_input input = {.chunks = plan->items,
                               .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
                               .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
-                              .queued_bytes = (double)plan->bytes_reading,
+                              .queued_bytes = (double)plan->bytes_reading + speeds->others_bytes,
                               .decoding_ns = fill_items(plan, speeds, now_ns)};
     input.n_chunks = plan->n_items;
     if (!(input.low_bps > 0))

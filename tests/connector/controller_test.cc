@@ -66,6 +66,21 @@ TEST_F(ControllerTest, SpendsWhatIsLeftOfTheBudgetOnFinerLevelsAtTheEnd)
     EXPECT_LE(out.predicted_ns, 25 * S);
 }
 
+TEST_F(ControllerTest, WhatOthersMustHaveComesFirst)
+{
+    in.budget_ns = 41 * S;
+    in.queued_bytes = 20e6;
+    decide();
+    EXPECT_EQ(levels.front(), CG_L2) << "21 s are left";
+    EXPECT_EQ(out.n_load, 10u);
+    EXPECT_LE(out.predicted_ns, 41 * S);
+    EXPECT_GT(out.predicted_ns, 39 * S);
+    in.queued_bytes = 400e6; // not in budget at any level, and recomputing takes 25 s
+    in.recompute_tokens_per_s = 102.4;
+    decide();
+    EXPECT_EQ(out.n_load, 0u);
+}
+
 TEST_F(ControllerTest, PrefersLosslessWhereItFits)
 {
     for (auto &chunk : chunks)

@@ -119,7 +119,8 @@ TEST_F(FarStoreTest, ALoadOfOneLevelOpensAChunkOnceAndMovesItsBytesOnce)
         ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
     }
     for (const uint32_t level : {CG_L3, CG_L1}) {
-        Engine engine(wide_mount.path, wide.spec, "\"chunk_tokens\": 128");
+        Engine engine(wide_mount.path, wide.spec,
+                      "\"chunk_tokens\": 128, \"lookup_timeout_ms\": 60000");
         engine.level_plus_1 = level + 1;
         ASSERT_EQ(engine.look_up(tokens).n_chunks, 5u);
         const size_t n_asked = wide_odd.n_asked();

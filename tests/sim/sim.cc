@@ -166,6 +166,7 @@ class Run
         input.n_chunks = n;
         input.budget_ns = to_ns(setup_.budget_s);
         input.link_bps = cg_estimator_bps(&speeds_.link);
+        input.queued_bytes = cg_stream_wanted_bytes(&plan_);
         input.recompute_tokens_per_s = model_.recompute_tokens_per_s;
         cg_speeds_decode(&speeds_, input.decode_ns_per_token);
         std::vector<uint8_t> levels(n);

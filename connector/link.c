@@ -1,0 +1,117 @@
+#include "connector/link.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct cg_link {
+    cg_link *next; /* these three: the registry's lock */
+    uint64_t device;
+    uint32_t n_users;
+    pthread_mutex_t lock; /* of the rest */
+    cg_estimator estimator;
+    cg_link_meter meter;
+    double wanted_bytes; /* of all connectors */
+};
+
+/* The links of this process. A child's is its own. */
+typedef struct registry {
+    pid_t pid;
+    pthread_mutex_t lock;
+    cg_link *links;
+} registry;
+
+static _Atomic(registry *) the_registry;
+
+static registry *get_registry(void)
+{
+    registry *r = atomic_load_explicit(&the_registry, memory_order_acquire);
+    if (r != NULL && r->pid == getpid())
+        return r;
+    registry *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return NULL;
+    made->pid = getpid();
+    pthread_mutex_init(&made->lock, NULL);
+    if (atomic_compare_exchange_strong(&the_registry, &r, made))
+        return made;
+    pthread_mutex_destroy(&made->lock);
+    free(made);
+    return r;
+}
+
+cg_link *cg_link_get(uint64_t device)
+{
+    registry *r = get_registry();
+    if (r == NULL)
+        return NULL;
+    pthread_mutex_lock(&r->lock);
+    cg_link *link = r->links;
+    while (link != NULL && link->device != device)
+        link = link->next;
+    if (link == NULL && (link = calloc(1, sizeof *link)) != NULL) {
+        link->device = device;
+        link->next = r->links;
+        pthread_mutex_init(&link->lock, NULL);
+        r->links = link;
+    }
+    if (link != NULL)
+        link->n_users++;
+    pthread_mutex_unlock(&r->lock);
+    return link;
+}
+
+void cg_link_put(cg_link *link, double wanted_bytes)
+{
+    registry *r = link != NULL ? get_registry() : NULL;
+    if (r == NULL)
+        return;
+    pthread_mutex_lock(&link->lock);
+    link->wanted_bytes -= wanted_bytes;
+    pthread_mutex_unlock(&link->lock);
+    pthread_mutex_lock(&r->lock);
+    const bool is_last = --link->n_users == 0;
+    for (cg_link **at = &r->links; is_last && *at != NULL; at = &(*at)->next)
+        if (*at == link) {
+            *at = link->next;
+            break;
+        }
+    pthread_mutex_unlock(&r->lock);
+    if (!is_last)
+        return;
+    pthread_mutex_destroy(&link->lock);
+    free(link);
+}
+
+/* The samples are the link's; which estimator, and what was believed before, are the connector's.
+ */
+static void copy_estimator(cg_estimator *to, const cg_estimator *from)
+{
+    const cg_estimator_kind kind = to->kind;
+    const double prior_bps = to->prior_bps;
+    *to = *from;
+    to->kind = kind;
+    to->prior_bps = prior_bps;
+}
+
+void cg_link_borrow(cg_link *link, cg_speeds *speeds)
+{
+    if (link == NULL)
+        return;
+    pthread_mutex_lock(&link->lock);
+    copy_estimator(&speeds->link, &link->estimator);
+    speeds->meter = link->meter;
+    speeds->told_bytes = speeds->wanted_bytes;
+    speeds->others_bytes = link->wanted_bytes - speeds->told_bytes;
+}
+
+void cg_link_return(cg_link *link, cg_speeds *speeds)
+{
+    if (link == NULL)
+        return;
+    copy_estimator(&link->estimator, &speeds->link);
+    link->meter = speeds->meter;
+    link->wanted_bytes += speeds->wanted_bytes - speeds->told_bytes;
+    pthread_mutex_unlock(&link->lock);
+}

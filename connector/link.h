@@ -1,0 +1,39 @@
+/* connector/link.h - what all connectors of a process know of the link to one storage target.
+ *
+ * An engine's scheduler and its workers may be connectors of one process, and so may two engines.
+ * Where their stores lie on one device (st_dev) they share a link, and what one of them measures
+ * holds for all. So the estimate and the meter belong to the link. A connector borrows them into
+ * its cg_speeds for the time of a call, and tells what its loads still want of the link.
+ *
+ * This is the one state of the whole process. It lives as long as a connector uses it. After fork()
+ * the child begins anew, as with runtimes: the parent's lock may be held by a thread that the child
+ * does not have.
+ * Threads: any. The link's lock is taken inside a runtime's lock and never outside, for pure
+ * computing only.
+ */
+#ifndef CG_CONNECTOR_LINK_H
+#define CG_CONNECTOR_LINK_H
+#include "connector/speeds.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cg_link cg_link;
+
+/* The link of a device, made if need be; NULL without memory. Give it back with cg_link_put(). */
+cg_link *cg_link_get(uint64_t device);
+/* wanted: what the caller last told cg_link_return(). NULL is fine. */
+void cg_link_put(cg_link *link, double wanted_bytes);
+
+/* Locks the link and copies what is known of it to *speeds: all of .link but its kind and its
+ * prior, which are the connector's own, .meter and .others_bytes. NULL is fine. */
+void cg_link_borrow(cg_link *link, cg_speeds *speeds);
+/* Takes back what was borrowed, and unlocks. speeds->wanted_bytes: what the connector's loads still
+ * want. */
+void cg_link_return(cg_link *link, cg_speeds *speeds);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
