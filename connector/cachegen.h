@@ -154,6 +154,20 @@ typedef struct cachegen_hit {
 CACHEGEN_API cachegen_status cachegen_lookup_start(cachegen *connector,
                                                    const cachegen_request *request,
                                                    uint32_t from_token, cachegen_lookup **out);
+/* What a request may wish besides. Zeros: nothing. */
+typedef struct cachegen_lookup_options {
+    uint32_t struct_size, abi_version;
+    uint64_t spent_ns;         /* of the budget: how long ago the request arrived */
+    uint64_t max_kl_micronats; /* what is loaded may cost this KL divergence at most, as predicted,
+                                  and is read no finer than that needs; 0: anything. Needs the
+                                  choice of levels: CG_ERR_INVALID_ARGUMENT with level_plus_1 */
+} cachegen_lookup_options;
+/* cachegen_lookup_start() with options; NULL is fine. */
+CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
+                                                        const cachegen_request *request,
+                                                        uint32_t from_token,
+                                                        const cachegen_lookup_options *options,
+                                                        cachegen_lookup **out);
 /* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured). A store that has left
  * a look-up without an answer for so long is not asked for further ones: they are misses at once,
  * until it answers the connector's own question.
@@ -211,7 +225,7 @@ typedef struct cachegen_progress {
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
                                                  const cachegen_load_request *request,
                                                  cachegen_load **out);
-/* A load ends by itself half a second after the plan's budget, which began with the look-up (with
+/* A load ends by itself half a second after the plan's budget, which began with the request (with
  * the policy min_delay: when its reads have taken read_timeout_ms). What has arrived until then
  * counts. Always fills *progress_out; CACHEGEN_AGAIN until done. Done with loaded_tokens < to_token
  * means that the blocks from loaded_tokens on hold garbage: the engine recomputes them. */
@@ -279,7 +293,8 @@ CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens
                                           uint64_t duration_ns);
 
 /* Tells a connector that plans but does not load (an engine's scheduler) how a load in another
- * process (a worker) went, so that it knows the link: bytes_read were read in read_ns, and
+ * process (a worker) went, so that it knows the link: bytes_read were read in read_ns (not counted
+ * where this process has read itself: that was measured), and
  * loaded_tokens - from_token tokens of worst_level were decoded in decode_ns. */
 CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token,
                                        const cachegen_progress *progress);

@@ -5,6 +5,8 @@
 #include "connector/operation.h"
 #include "connector/plan.h"
 #include "connector/prefix.h"
+#include "connector/quality.h"
+#include "connector/stream_exit.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +22,9 @@ struct cachegen_lookup {
     bool is_cancelled;        /* the runtime's lock */
     uint64_t started_boot_ns; /* for the plan, which crosses processes */
     uint32_t from_token;
-    uint8_t level_plus_1; /* 0: the controller chooses */
-    uint64_t budget_ns;
+    uint8_t level_plus_1;         /* 0: the controller chooses */
+    uint64_t budget_ns, spent_ns; /* spent before the look-up */
+    double max_kl;                /* of what is loaded; 0: any */
     cg_prefix prefix;
 
     /* The answer, constant once the look-up is done. */
@@ -40,22 +43,50 @@ static void lookup_destroy(cg_operation *op)
 
 /* With the lock held: what the controller says to chunks of those sizes, of which the last ends at
  * stored tokens. */
-static cg_controller_decision ask_controller(const cg_runtime *rt, const cachegen_lookup *l,
-                                             const cg_controller_chunk *sizes, uint32_t stored,
-                                             uint8_t *levels_out)
+static cg_controller_decision ask_controller(cg_runtime *rt, const cachegen_lookup *l,
+                                             const cg_controller_chunk *sizes, uint32_t n_chunks,
+                                             uint32_t stored, uint8_t *levels_out)
 {
-    const uint64_t spent_ns = cg_now_ns() - l->op.started_ns;
+    const uint64_t spent_ns = l->spent_ns + (cg_now_ns() - l->op.started_ns);
     /* Neither the store nor the engine has what follows. */
     const uint32_t had = stored > l->from_token ? stored : l->from_token;
+    const cg_speeds *speeds = cg_runtime_speeds(rt);
     cg_controller_input input = {.policy = (cg_policy)l->op.connector->config->policy,
                                  .chunks = sizes,
-                                 .n_chunks = l->prefix.n_chunks,
+                                 .n_chunks = n_chunks,
                                  .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
-                                 .link_bps = cg_estimator_bps(&rt->speeds.link),
-                                 .recompute_tokens_per_s = cg_speeds_recompute(&rt->speeds),
+                                 .link_bps = cg_estimator_bps(&speeds->link),
+                                 .queued_bytes = speeds->others_bytes +
+                                                 cg_stream_wanted_bytes(&rt->stream_plan),
+                                 .recompute_tokens_per_s = cg_speeds_recompute(speeds),
                                  .other_tokens = l->prefix.n_tokens - had};
-    cg_speeds_decode(&rt->speeds, input.decode_ns_per_token);
+    cg_speeds_decode(speeds, input.decode_ns_per_token);
+    cg_runtime_speeds_end(rt);
     return cg_controller_decide(&input, levels_out);
+}
+
+/* With the lock held: the controller's answer. Where KL is bounded each chunk is left only the
+ * level that it needs for that, in sizes[] of the chunks that are loaded. What needs it depends on
+ * where the loaded prefix ends, so a cut asks again. */
+static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
+                                     cg_controller_chunk *sizes, uint32_t stored,
+                                     uint8_t *levels_out)
+{
+    size_t n = l->prefix.n_chunks;
+    cg_controller_decision decision = ask_controller(rt, l, sizes, (uint32_t)n, stored, levels_out);
+    while (l->max_kl > 0 && n > 0) {
+        for (size_t i = 0; i < n; i++)
+            sizes[i] = l->prefix.chunks[i].sizes;
+        if (!cg_quality_bound(sizes, n, l->max_kl)) {
+            decision.n_load = 0; /* its reserve is moot */
+            break;
+        }
+        decision = ask_controller(rt, l, sizes, (uint32_t)n, stored, levels_out);
+        if (decision.n_load == n)
+            break;
+        n = decision.n_load;
+    }
+    return decision;
 }
 
 /* With the lock held: levels, cut, hit and plan from the chunks that were found. */
@@ -86,7 +117,7 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
         sizes[i] = prefix->chunks[i].sizes;
         stored += sizes[i].n_tokens;
     }
-    const cg_controller_decision decision = ask_controller(rt, l, sizes, stored, levels);
+    const cg_controller_decision decision = choose(rt, l, sizes, stored, levels);
     plan.n_chunks = (uint32_t)decision.n_load;
     /* The load leaves time for what is recomputed after it. */
     plan.budget_ns = l->budget_ns > decision.reserve_ns ? l->budget_ns - decision.reserve_ns : 0;
@@ -94,6 +125,7 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
     for (uint32_t i = 0; i < plan.n_chunks; i++) {
         cg_plan_chunk *chunk = &prefix->chunks[i];
         chunk->level = levels[i];
+        chunk->sizes = sizes[i];
         plan.n_tokens += sizes[i].n_tokens;
         l->hit.bytes += sizes[i].bytes[levels[i]];
         if (levels[i] > l->hit.worst_level)
@@ -243,13 +275,17 @@ void cg_lookups_cancel(cg_runtime *rt)
 }
 
 /* Everything that a look-up copies and computes from its request. */
-static cg_status fill(cachegen_lookup *l, const cachegen_request *r, uint32_t from_token)
+static cg_status fill(cachegen_lookup *l, const cachegen_request *r,
+                      const cachegen_lookup_options *options, uint32_t from_token)
 {
     const cg_config *config = l->op.connector->config;
     const uint8_t has_levels = l->op.connector->model.profile != NULL ? 0xf : 1;
     cg_prefix *prefix = &l->prefix;
     l->from_token = from_token;
     l->started_boot_ns = cg_boot_ns();
+    l->spent_ns = options->spent_ns < l->started_boot_ns ? options->spent_ns : l->started_boot_ns;
+    l->started_boot_ns -= l->spent_ns;
+    l->max_kl = (double)options->max_kl_micronats / 1e6;
     l->level_plus_1 = (uint8_t)(r->level_plus_1 > 0 ? r->level_plus_1 : config->level_plus_1);
     l->budget_ns =
         r->ttft_budget_ns > 0 ? r->ttft_budget_ns : config->ttft_budget_ms * UINT64_C(1000000);
@@ -268,25 +304,37 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r, uint32_t fr
 cachegen_status cachegen_lookup_start(cachegen *connector, const cachegen_request *request,
                                       uint32_t from_token, cachegen_lookup **out)
 {
+    return cachegen_lookup_start_with(connector, request, from_token, NULL, out);
+}
+
+cachegen_status cachegen_lookup_start_with(cachegen *connector, const cachegen_request *request,
+                                           uint32_t from_token,
+                                           const cachegen_lookup_options *options,
+                                           cachegen_lookup **out)
+{
     cachegen_request r;
+    cachegen_lookup_options o = {0};
     if (out == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     *out = NULL;
     if (connector == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     cg_status status = cg_abi_take(request, &r, sizeof r);
+    if (status == CG_OK && options != NULL)
+        status = cg_abi_take(options, &o, sizeof o);
     if (status != CG_OK)
         return status;
     if (r.tokens == NULL || r.n_tokens == 0 || from_token > r.n_tokens ||
         (r.salt == NULL && r.salt_bytes > 0) || (r.extra == NULL && r.extra_bytes > 0) ||
-        r.worst_level_plus_1 > CG_N_LEVELS || r.level_plus_1 > CG_N_LEVELS)
+        r.worst_level_plus_1 > CG_N_LEVELS || r.level_plus_1 > CG_N_LEVELS ||
+        (r.level_plus_1 > 0 && o.max_kl_micronats > 0))
         return CG_ERR_INVALID_ARGUMENT;
     cachegen_lookup *l = cg_operation_new(connector, sizeof *l, lookup_destroy);
     status = CG_ERR_NO_MEMORY;
     if (l == NULL)
         goto done;
     cg_runtime *rt = l->op.runtime;
-    if ((status = fill(l, &r, from_token)) != CG_OK)
+    if ((status = fill(l, &r, &o, from_token)) != CG_OK)
         goto done;
 
     /* What is remembered answers at once, on the caller's thread. */

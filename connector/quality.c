@@ -1,6 +1,7 @@
 #include "connector/quality.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* Of a context of 3,072 tokens: how much lies in its last tokens. */
 static const struct point {
@@ -32,4 +33,75 @@ double cg_quality_sensitivity(uint32_t n_behind, uint32_t n_tokens)
 double cg_quality_kl(uint32_t n_behind, uint32_t n_tokens, unsigned level)
 {
     return level < CG_N_LEVELS ? cg_quality_sensitivity(n_behind, n_tokens) * ERRORS[level] : 0;
+}
+
+typedef struct step {
+    double kl, rate; /* saved; saved by a byte */
+    uint32_t chunk;
+    uint8_t to;
+} step;
+
+static int by_rate(const void *a, const void *b)
+{
+    const step *x = a, *y = b;
+    if (x->rate != y->rate)
+        return x->rate > y->rate ? -1 : 1;
+    return x->chunk != y->chunk ? (x->chunk > y->chunk ? -1 : 1) : y->to - x->to;
+}
+
+/* From a level on, the steps with the best rate there is from where the last one ended: so their
+ * rates fall, and sorting keeps their order. */
+static size_t add_steps(const cg_controller_chunk *chunk, uint32_t index, uint32_t n_behind,
+                        uint8_t level, step *steps)
+{
+    size_t n = 0;
+    for (;;) {
+        step best = {.to = level};
+        for (uint8_t to = 0; to < level; to++) {
+            if (chunk->bytes[to] == 0)
+                continue;
+            const double kl = cg_quality_kl(n_behind, chunk->n_tokens, level) -
+                              cg_quality_kl(n_behind, chunk->n_tokens, to);
+            const double more = (double)chunk->bytes[to] - (double)chunk->bytes[level];
+            const double rate = kl / (more > 1 ? more : 1);
+            if (rate > best.rate)
+                best = (step){kl, rate, index, to};
+        }
+        if (!(best.rate > 0))
+            return n;
+        steps[n++] = best;
+        level = best.to;
+    }
+}
+
+bool cg_quality_bound(cg_controller_chunk *chunks, size_t n_chunks, double max_kl)
+{
+    uint8_t *levels = malloc(n_chunks + 1);
+    step *steps = n_chunks < SIZE_MAX / CG_N_LEVELS / sizeof *steps
+                      ? malloc((n_chunks + 1) * CG_N_LEVELS * sizeof *steps)
+                      : NULL;
+    double kl = 0;
+    size_t n_steps = 0;
+    uint32_t n_behind = 0;
+    if (levels == NULL || steps == NULL)
+        goto done;
+    for (size_t i = n_chunks; i-- > 0;) {
+        levels[i] = cg_controller_nearest(&chunks[i], CG_L3);
+        kl += cg_quality_kl(n_behind, chunks[i].n_tokens, levels[i]);
+        n_steps += add_steps(&chunks[i], (uint32_t)i, n_behind, levels[i], steps + n_steps);
+        n_behind += chunks[i].n_tokens;
+    }
+    qsort(steps, n_steps, sizeof *steps, by_rate);
+    for (size_t i = 0; i < n_steps && kl > max_kl; i++) {
+        levels[steps[i].chunk] = steps[i].to;
+        kl -= steps[i].kl;
+    }
+    for (size_t i = 0; i < n_chunks && kl <= max_kl; i++)
+        for (uint8_t level = 0; level < CG_N_LEVELS; level++)
+            if (level != levels[i])
+                chunks[i].bytes[level] = 0;
+done:
+    free(levels);
+    free(steps);
+    return levels != NULL && steps != NULL && kl <= max_kl;
 }

@@ -11,6 +11,9 @@
 #ifndef CG_CONNECTOR_QUALITY_H
 #define CG_CONNECTOR_QUALITY_H
 #include "codec/geometry.h"
+#include "connector/controller.h"
+
+#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,6 +24,10 @@ extern "C" {
 double cg_quality_sensitivity(uint32_t n_behind, uint32_t n_tokens);
 /* KL divergence, in nats, that these tokens add at a level. */
 double cg_quality_kl(uint32_t n_behind, uint32_t n_tokens, unsigned level);
+/* Leaves each of chunks[n_chunks], which are all that is loaded, one level: those of the fewest
+ * bytes that together cost max_kl at most, or nearly so. It refines from the coarsest on, where a
+ * byte saves most. False: no levels do; the sizes are then as before. */
+bool cg_quality_bound(cg_controller_chunk *chunks, size_t n_chunks, double max_kl);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@ import array
 import ctypes
 import json
 import os
+from math import ceil
 from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
 
 ABI_VERSION = 1
@@ -80,6 +81,10 @@ class Request(_Struct):
     )
 
 
+class LookupOptions(_Struct):
+    _fields_ = _HEAD + _u64("spent_ns", "max_kl_micronats")
+
+
 class Hit(_Struct):
     _fields_ = _HEAD + _u32("hit_tokens", "stored_tokens", "n_chunks", "worst_level") + _u64("bytes", "predicted_ns")
 
@@ -149,7 +154,10 @@ _FUNCTIONS = {  # result type, argument types
     "abi_version": (c_uint32, []),
     "get_info": (c_int32, [c_void_p, POINTER(Info)]),
     "register_kv": (c_int32, [c_void_p, POINTER(KvLayout), POINTER(c_uint32)]),
-    "lookup_start": (c_int32, [c_void_p, POINTER(Request), c_uint32, POINTER(c_void_p)]),
+    "lookup_start_with": (
+        c_int32,
+        [c_void_p, POINTER(Request), c_uint32, POINTER(LookupOptions), POINTER(c_void_p)],
+    ),
     "lookup_poll": (c_int32, [c_void_p, POINTER(Hit)]),
     "lookup_plan": (c_int32, [c_void_p, c_void_p, POINTER(c_size_t)]),
     "lookup_free": (None, [c_void_p]),
@@ -245,9 +253,12 @@ class Connector:
         self._check(self._c.cachegen_register_kv(self._handle, byref(layout), byref(kv_id)))
         return kv_id.value
 
-    def lookup_start(self, request, from_token):
-        lookup = c_void_p()
-        self._check(self._c.cachegen_lookup_start(self._handle, byref(request), from_token, byref(lookup)))
+    def lookup_start(self, request, from_token, spent_ns=0, max_kl=0):
+        """spent_ns: how long ago the request arrived. max_kl: the largest predicted KL of what is loaded, in nats."""
+        lookup, options = c_void_p(), LookupOptions(spent_ns=spent_ns, max_kl_micronats=ceil(max_kl * 1e6))
+        self._check(
+            self._c.cachegen_lookup_start_with(self._handle, byref(request), from_token, byref(options), byref(lookup))
+        )
         return lookup
 
     def lookup_poll(self, lookup):

@@ -307,7 +307,9 @@ class Engine
         cachegen_lookup *op;
         cachegen_hit hit = {};
         hit.struct_size = sizeof hit;
-        const cachegen_status status = cachegen_lookup_start(c, &r, from, &op);
+        options.struct_size = sizeof options;
+        options.abi_version = CACHEGEN_ABI_VERSION;
+        const cachegen_status status = cachegen_lookup_start_with(c, &r, from, &options, &op);
         EXPECT_EQ(status, CACHEGEN_OK) << cachegen_strerror(status);
         if (status != CACHEGEN_OK)
             return hit;
@@ -368,6 +370,7 @@ class Engine
     std::string salt, extra;
     uint32_t worst_level_plus_1 = 0, level_plus_1 = 0;
     bool copies_later = false;
+    cachegen_lookup_options options = {};
 
   private:
     void register_kv()

@@ -310,6 +310,57 @@ TEST_F(RandomExtentsTest, MoreTimeNeverMakesAWorsePlan)
     }
 }
 
+TEST(QualityTest, ABoundLeavesTheLevelsThatKeepItAndALooserOneNoMoreBytes)
+{
+    std::mt19937 random(3);
+    for (int round = 0; round < 300; round++) {
+        SCOPED_TRACE(round);
+        std::vector<cg_controller_chunk> all(1 + random() % 20);
+        for (auto &chunk : all) {
+            chunk = {static_cast<uint32_t>(64 + random() % 193),
+                     {0, 4000 + random() % 4000, 1500 + random() % 1500, 500}};
+            const uint32_t there = 1 + random() % 3;
+            for (uint32_t level = CG_L1; level < CG_N_LEVELS; level++)
+                if (level != there && random() % 4 == 0)
+                    chunk.bytes[level] = 0;
+        }
+        double before_bytes = 1e18;
+        bool was_kept = false;
+        for (const double max_kl : {0.0005, 0.002, 0.008, 0.03, 1.0}) {
+            std::vector<cg_controller_chunk> chunks = all;
+            const bool is_kept = cg_quality_bound(chunks.data(), chunks.size(), max_kl);
+            EXPECT_TRUE(is_kept || !was_kept);
+            was_kept = is_kept;
+            double kl = 0, bytes = 0;
+            uint32_t n_behind = 0;
+            for (size_t i = chunks.size(); i-- > 0;) {
+                int n_levels = 0;
+                for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
+                    if (!is_kept) {
+                        EXPECT_EQ(chunks[i].bytes[level], all[i].bytes[level]);
+                    }
+                    if (chunks[i].bytes[level] == 0)
+                        continue;
+                    EXPECT_EQ(chunks[i].bytes[level], all[i].bytes[level]);
+                    n_levels++;
+                    kl += cg_quality_kl(n_behind, chunks[i].n_tokens, level);
+                    bytes += static_cast<double>(chunks[i].bytes[level]);
+                }
+                n_behind += chunks[i].n_tokens;
+                if (is_kept) {
+                    EXPECT_EQ(n_levels, 1);
+                }
+            }
+            if (!is_kept)
+                continue;
+            EXPECT_LE(kl, max_kl * (1 + 1e-9));
+            EXPECT_LE(bytes, before_bytes);
+            before_bytes = bytes;
+        }
+        EXPECT_TRUE(was_kept);
+    }
+}
+
 TEST_F(ExtentsTest, AnEmptyPlanIsFine)
 {
     chunks.clear();

@@ -1,4 +1,6 @@
 // Save, look up and load through the ABI over a real directory, with either backend.
+#include "connector/clock.h"
+#include "connector/plan.h"
 #include "tests/connector/engine.h"
 
 #include <unistd.h>
@@ -971,6 +973,66 @@ TEST_P(AnytimeTest, WithTimeItReadsUpToTheFinestLevelAndNoByteTwice)
               fixed.load.progress.predicted_kl_micronats);
     EXPECT_LT(anytime.load.progress.predicted_kl_micronats,
               load("", CG_L3 + 1).load.progress.predicted_kl_micronats);
+}
+
+TEST_P(AnytimeTest, ABoundOfKlIsKeptWithNoByteMoreThanThatNeeds)
+{
+    const struct {
+        const char *what;
+        double max_kl;
+        uint32_t worst_level_plus_1, budget_ms;
+        std::vector<uint32_t> chunks_at; // L0 to L3; none: nothing is loaded
+    } cases[] = {
+        // All six cost 0.0276 at L3, 0.0049 at L2, 0.0014 at L1.
+        {"anything does", 1, 0, 60000, {0, 0, 0, 6}},
+        {"some finer", 0.010, 0, 60000, {0, 0, 5, 1}},
+        {"all at L1", 0.00137, 0, 60000, {0, 6, 0, 0}},
+        {"what L1 cannot do", 0.001, 0, 60000, {}},
+        {"the worst level is the tighter bound", 1, 3, 60000, {0, 0, 6, 0}},
+        {"without time, too", 0.010, 0, 1, {0, 0, 5, 1}},
+    };
+    for (const auto &c : cases) {
+        SCOPED_TRACE(c.what);
+        Engine engine(store, with("\"ttft_budget_ms\": " + std::to_string(c.budget_ms)));
+        engine.worst_level_plus_1 = c.worst_level_plus_1;
+        engine.options.max_kl_micronats = static_cast<uint64_t>(c.max_kl * 1e6);
+        const Load load = engine.load(tokens);
+        if (c.chunks_at.empty()) {
+            EXPECT_EQ(load.hit.hit_tokens, 0u);
+            continue;
+        }
+        EXPECT_EQ(load.progress.loaded_tokens, N_TOKENS - 1);
+        EXPECT_LE(static_cast<double>(load.progress.predicted_kl_micronats), c.max_kl * 1e6 + 6);
+        for (int level = 0; level < CG_N_LEVELS; level++)
+            EXPECT_EQ(load.progress.chunks_at[level], c.chunks_at[level]) << level;
+        EXPECT_EQ(load.progress.bytes_read, load.hit.bytes);
+    }
+    Engine engine(store, with(""));
+    cachegen_request r = engine.request(tokens);
+    r.level_plus_1 = 2;
+    engine.options.struct_size = sizeof engine.options;
+    engine.options.abi_version = CACHEGEN_ABI_VERSION;
+    engine.options.max_kl_micronats = 1;
+    cachegen_lookup *op = nullptr;
+    EXPECT_EQ(cachegen_lookup_start_with(engine.c, &r, 0, &engine.options, &op),
+              CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(op, nullptr);
+}
+
+TEST_P(AnytimeTest, WhatARequestHasWaitedIsSpentOfItsBudget)
+{
+    // At 100 kbit/s L1 takes seconds.
+    const std::string config = "\"ttft_budget_ms\": 600000, \"prior_mbps\": 0.1";
+    Engine engine(store, with(config));
+    EXPECT_EQ(engine.look_up(tokens).worst_level, 1u);
+    engine.options.spent_ns = UINT64_C(599999) * 1000000;
+    EXPECT_EQ(engine.look_up(tokens).worst_level, 3u);
+    cg_plan *plan;
+    ASSERT_EQ(cg_plan_parse(engine.plan.data(), engine.plan.size(), &plan), CG_OK);
+    EXPECT_LE(plan->started_boot_ns + engine.options.spent_ns, cg_boot_ns());
+    cg_plan_free(plan);
+    engine.options.spent_ns = UINT64_MAX; // before the machine was started
+    EXPECT_EQ(engine.look_up(tokens).worst_level, 3u);
 }
 
 TEST_P(AnytimeTest, WithoutTimeItTakesWhatMustArriveAndNoMore)

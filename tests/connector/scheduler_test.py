@@ -39,7 +39,8 @@ class Store:
         self.hit, self.answers = hit, answers
         self.salts, self.freed, self.forgotten, self.n_polls, self.predicted_ns = [], [], [], 0, 0
 
-    def lookup_start(self, request, from_token):
+    def lookup_start(self, request, from_token, spent_ns, max_kl):
+        self.spent_ns, self.max_kl = spent_ns, max_kl
         address = ctypes.c_void_p.from_buffer(request, type(request).salt.offset).value  # a salt may hold zeros
         self.salts.append(ctypes.string_at(address, request.salt_bytes))
         return len(self.salts)
@@ -102,7 +103,7 @@ def scheduler(store, **fields):
 def request(name="r", n_tokens=200, **fields):
     defaults = dict(
         request_id=name, prompt_token_ids=list(range(n_tokens)), prompt_embeds=None, prompt_is_token_ids=None,
-        lora_request=None, mm_features=[], cache_salt=None, kv_transfer_params=None, skip_reading_prefix_cache=False,
+        lora_request=None, mm_features=[], cache_salt=None, kv_transfer_params=None, skip_reading_prefix_cache=False, arrival_time=time.time(),
     )  # fmt: skip
     return types.SimpleNamespace(**{**defaults, **fields})
 
@@ -127,6 +128,19 @@ def step_of(name, n_computed, n_scheduled, n_blocks=13, is_new=True):
         scheduled_cached_reqs=cached,
         kv_connector_block_state=types.SimpleNamespace(get_block_ids=lambda _: blocks(n_blocks).get_block_ids()),
     )
+
+
+class WishesTest(unittest.TestCase):
+    def test_the_budget_begins_with_the_arrival_and_a_bound_of_kl_is_passed_on(self):
+        store = Store()
+        made = scheduler(store)
+        asked = request(arrival_time=time.time() - 1000, kv_transfer_params={"cachegen.quality": 0.02})
+        made.matched_tokens(asked, 0)
+        self.assertGreaterEqual(store.spent_ns, 1000 * 10**9)
+        self.assertEqual(store.max_kl, 0.02)
+        made.matched_tokens(request("later", arrival_time=time.time() + 1000), 0)
+        self.assertEqual(store.spent_ns, 0)  # a clock that was set back
+        self.assertEqual(store.max_kl, 0)
 
 
 class ResetTest(unittest.TestCase):

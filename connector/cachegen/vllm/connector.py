@@ -8,8 +8,8 @@ lets the engine not start where it would run without a cache, and "untested_vllm
 does not list.
 
 Per request, in kv_transfer_params: "cachegen.context" (a name to publish the prompt under), "cachegen.worst_level"
-("L0" ... "L3", the worst quality accepted), "cachegen.level" (the one level to use), "cachegen.ttft_budget_ms". The
-answer's kv_transfer_params say what came from the store.
+("L0" ... "L3", the worst quality accepted), "cachegen.level" (the one level to use), "cachegen.ttft_budget_ms",
+"cachegen.quality" (the largest predicted KL divergence). The answer's kv_transfer_params say what came from the store.
 
 vLLM makes two of these objects: one for its scheduler, one for its worker, in the server in two processes. Nothing here
 raises into the engine: a failure is a log line and a miss.

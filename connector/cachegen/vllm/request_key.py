@@ -26,6 +26,7 @@ class Options:
     worst_level: int | None = None  # the worst quality accepted; None: the configuration's
     level: int | None = None  # the one level to use; None: as the budget wants
     ttft_budget_ns: int = 0  # 0: the configuration's
+    max_kl: float = 0  # the largest predicted KL divergence of what is loaded, in nats; 0: any
 
 
 def parse_level(value):
@@ -64,6 +65,10 @@ def parse_options(params, salt=None):
         options.level = parse_level(level)
     if (budget := params.get(PREFIX + "ttft_budget_ms")) is not None:
         options.ttft_budget_ns = max(0, int(float(budget) * 1e6))
+    if (quality := params.get(PREFIX + "quality")) is not None:
+        options.max_kl = float(quality)
+        if not 0 < options.max_kl < 1000 or options.level is not None:
+            raise ValueError(f"{PREFIX}quality is a KL divergence above 0, and does not go with {PREFIX}level")
     return options
 
 

@@ -47,6 +47,7 @@ class RequestState:
     root: bytes  # of the last reset before its KV was begun
     extra: bytes | None  # None: neither stored nor served
     options: Options
+    arrival_time: float  # of the wall clock, as vLLM has it
     adapter: object = None  # the Check of its adapter, until that is done
     adapter_until: float = 0.0  # on the monotonic clock
     lookup: object = None  # the handle, while it is under way
@@ -166,7 +167,10 @@ class Scheduler:
                 report["context"] = options.context
             if extra is not None and len(request.prompt_token_ids) < self.library.min_tokens:
                 extra = None
-            state = RequestState(tokens if extra is not None else array.array("I"), self._salt(request), self._root, extra, options, report=report)
+            tokens = tokens if extra is not None else array.array("I")
+            state = RequestState(
+                tokens, self._salt(request), self._root, extra, options, request.arrival_time, report=report
+            )
             self.states[request.request_id] = state
             if extra is not None and request.lora_request is not None:
                 self._check_adapter(request, state)
@@ -218,7 +222,8 @@ class Scheduler:
             )
             state.lookup_from = state.local_tokens
             state.lookup_started_ns = time.monotonic_ns()
-            state.lookup = cg.lookup_start(request, state.local_tokens)
+            spent_ns = max(0, int((time.time() - state.arrival_time) * 1e9))
+            state.lookup = cg.lookup_start(request, state.local_tokens, spent_ns, options.max_kl)
         while (hit := cg.lookup_poll(state.lookup)) is None:
             if self._wait_left_s <= 0:
                 return False
