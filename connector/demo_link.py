@@ -83,6 +83,9 @@ class ShapedLink:
                 with open(path("sshd.log")) as log:
                     raise RuntimeError(f"sshd does not answer: {log.read()[-500:]}")
 
+    def mount_options(self):
+        return []  # more of them, for who shapes the link in another way
+
     def mount(self, remote, mountpoint):
         """Mounts the directory remote at mountpoint, over the link."""
         path = lambda name: os.path.join(self._directory, name)  # noqa: E731
@@ -91,6 +94,7 @@ class ShapedLink:
             *("-o", f"port={self.PORT}", "-o", f"IdentityFile={path('user_key')}", "-o", "IdentitiesOnly=yes"),
             *("-o", f"UserKnownHostsFile={path('known_hosts')}", "-o", "StrictHostKeyChecking=yes", "-F", "/dev/null"),
         ]
+        options += self.mount_options()
         _run(*self._in(self._client_ns, "sshfs", f"root@{self.SERVER}:{remote}", mountpoint, *options), timeout=30)
         self._mounts.append(mountpoint)
 

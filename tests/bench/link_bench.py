@@ -15,7 +15,9 @@ from before the look-up until shortly after the load's end, headers of all proto
 import argparse
 import json
 import os
+import queue
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,27 +33,22 @@ from demo_link import ShapedLink  # noqa: E402
 
 
 class Link(ShapedLink):
-    """With a rate that changes, and a delay: half of it in each direction."""
+    """With a rate that changes, and a delay in each direction, which a relay between ssh and the link adds."""
 
     def __init__(self, directory, delay_ms):
         super().__init__(directory, 1000)
-        self._delay_ms = delay_ms
+        self._delay_s = delay_ms / 2e3
 
-    def open(self):
-        super().open()
-        for namespace in (self._server_ns, self._client_ns):
-            if self._delay_ms:
-                delay = f"tc qdisc add dev cgv0 root handle 1: netem delay {self._delay_ms / 2}ms limit 10000".split()
-                subprocess.run(self._in(namespace, "tc", "qdisc", "del", "dev", "cgv0", "root"), check=True)
-                subprocess.run(self._in(namespace, *delay), check=True)
-            self.shape(1000, namespace, "add" if self._delay_ms else "replace")
+    def mount_options(self):
+        if not self._delay_s:
+            return []
+        return ["-o", f"ProxyCommand={sys.executable} {os.path.abspath(__file__)} --relay %h %p {self._delay_s}"]
 
-    def shape(self, mbps, namespace=None, verb="replace"):
-        place = "parent 1: handle 2:" if self._delay_ms else "root"
+    def shape(self, mbps, namespace=None):
         # A burst of at least 32 KiB and a millisecond.
-        rate = f"{place} tbf rate {max(mbps, 0.008):.3f}mbit burst {max(32, mbps / 8):.0f}kb latency 50ms".split()
+        rate = f"tbf rate {max(mbps, 0.008):.3f}mbit burst {max(32, mbps / 8):.0f}kb latency 50ms".split()
         for name in [namespace] if namespace else [self._server_ns, self._client_ns]:
-            subprocess.run(self._in(name, "tc", "qdisc", verb, "dev", "cgv0", *rate), check=True)
+            subprocess.run(self._in(name, "tc", "qdisc", "replace", "dev", "cgv0", "root", *rate), check=True)
 
     def unmount(self, mountpoint):
         subprocess.run(["umount", mountpoint], check=True)
@@ -169,7 +166,42 @@ def run(link, drivers, arguments, directory, out):
             out.append(row)
 
 
+def relay(host, port, delay_s):
+    """ssh's ProxyCommand: standard input and output to host, each byte delay_s later."""
+    server = socket.create_connection((host, int(port)))
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    directions = ((lambda: os.read(0, 1 << 18), server.sendall), (lambda: server.recv(1 << 18), write_all))
+    for read, write in directions:
+        late = queue.SimpleQueue()
+        threading.Thread(target=delay_in, args=(read, late, delay_s), daemon=True).start()
+        last = threading.Thread(target=delay_out, args=(late, write), daemon=True)
+        last.start()
+    last.join()
+
+
+def write_all(data):
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def delay_in(read, late, delay_s):
+    while data := read():
+        late.put((time.monotonic() + delay_s, data))
+    late.put((time.monotonic() + delay_s, b""))
+
+
+def delay_out(late, write):
+    while True:
+        at_s, data = late.get()
+        time.sleep(max(0, at_s - time.monotonic()))
+        if not data:
+            return
+        write(data)
+
+
 def main():
+    if sys.argv[1:2] == ["--relay"]:
+        return relay(sys.argv[2], sys.argv[3], float(sys.argv[4]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = lambda text: [float(x) for x in text.split(",") if x]  # noqa: E731
     words = lambda text: [x for x in text.split(",") if x]  # noqa: E731
