@@ -325,6 +325,9 @@ typedef struct cachegen_stats {
     uint64_t lookups_skipped; /* of lookups: misses at once, while the store does not answer */
     uint64_t staging_bytes;   /* that saves hold now */
     uint64_t saves_dropped_incomplete; /* of saves_dropped: another rank's heads did not come */
+    /* Of chunks that were saved: symbols that did not fit, since K or V is far beyond what the
+     * profile was made from. Such chunks decode further off than their levels mean. */
+    uint64_t symbols_saturated;
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);
 

@@ -212,6 +212,12 @@ static cg_status publish_chunk(const cg_save_chunk *chunk, cg_io *io)
         if ((chunk->levels >> level & 1) != 0 && !is_in_finer)
             status = publish_level(chunk, io, (cg_level)level);
     }
+    if (status == CG_OK && chunk->encoder != NULL) {
+        cg_runtime *rt = chunk->save->op.runtime;
+        pthread_mutex_lock(&rt->lock);
+        rt->stats.symbols_saturated += cg_encoder_n_saturated(chunk->encoder);
+        pthread_mutex_unlock(&rt->lock);
+    }
     return status;
 }
 

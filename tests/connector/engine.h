@@ -107,6 +107,7 @@ class Engine
 {
   public:
     enum { BLOCK_TOKENS = 16, N_BLOCKS = 40 };
+    float amplitude = 1; // of what the model computes
     explicit Engine(const Store &store, const std::string &more = "", Heads heads = Heads())
         : Engine(store.dir.path, store.spec, more, heads)
     {
@@ -182,7 +183,7 @@ class Engine
         x *= 2246822519u;
         x ^= x >> 13;
         Bytes bytes;
-        put_element(&bytes, dtype_, static_cast<float>(x % 4096) / 1024 - 2);
+        put_element(&bytes, dtype_, amplitude * (static_cast<float>(x % 4096) / 1024 - 2));
         memcpy(out, bytes.data(), bytes.size());
     }
     template <typename Visit> void for_each(uint32_t from, uint32_t to, Visit visit)

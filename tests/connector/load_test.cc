@@ -431,6 +431,20 @@ TEST_P(LoadTest, WhatFollowsAChunkInItsFileIsNotRead)
     EXPECT_EQ(fresh.error_of(tokens, 0, 95), 0);
 }
 
+TEST_P(LoadTest, CountsSymbolsThatDidNotFit)
+{
+    const Store store(true);
+    Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+    ASSERT_EQ(engine.save(prompt(32 * 3)), CACHEGEN_OK);
+    EXPECT_EQ(engine.stats().symbols_saturated, 0u);
+    engine.amplitude = 1e6f;
+    Tokens others = prompt(32);
+    others[0]++;
+    ASSERT_EQ(engine.save(others), CACHEGEN_OK);
+    EXPECT_GT(engine.stats().symbols_saturated, 0u);
+    EXPECT_EQ(engine.stats().chunks_saved[1], 4u);
+}
+
 TEST_P(LoadTest, LossyLevelsAreNamesOfOneFileAndEachLoadReadsItsOwnPart)
 {
     const Store store(true);
