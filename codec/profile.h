@@ -20,8 +20,11 @@ enum { CG_PROFILE_VERSION = 2, CG_PROFILE_MAX_BYTES = 1 << 30 };
 
 typedef struct cg_profile cg_profile;
 
-/* Parses and checks a profile; copies what it needs, so bytes may go afterwards. The caller frees
- * *profile_out with cg_profile_free(). CG_ERR_TRUNCATED, CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC,
+/* Parses and checks a profile; copies what it needs, so bytes may go afterwards. Of version 2, that
+ * is two bytes an element of the bases at most, so by FORMAT.md's bound 16 times n_bytes and a few
+ * MiB; of what our tools make, 1.3 to 1.6 times n_bytes. What encoding needs besides is made when
+ * something is encoded. Time: by n_bytes, about 3 ms of a core a MB. The caller frees *profile_out
+ * with cg_profile_free(). CG_ERR_TRUNCATED, CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC,
  * CG_ERR_UNSUPPORTED_VERSION,
  * CG_ERR_UNSUPPORTED (a transform, rope kind or geometry that this version does not have),
  * CG_ERR_NO_MEMORY. */
