@@ -1,6 +1,6 @@
 /* cuda/cta.cuh - a thread block on a GPU, as the kernels' bodies see it.
  *
- * All 32 lanes of a warp come to ballot(), shuffle() and multiply() together.
+ * All 32 lanes of a warp come to ballot(), shuffle(), load_fragment() and multiply() together.
  */
 #ifndef CG_CUDA_CTA_CUH
 #define CG_CUDA_CTA_CUH
@@ -56,6 +56,14 @@ struct cg_cuda_cta {
     __device__ __forceinline__ void wait_copies()
     {
         asm volatile("cp.async.wait_all;" ::: "memory");
+    }
+    /* The A of multiply() from shared memory. Each lane says where 16 bytes of a row begin,
+     * aligned: of row lane % 16, the first 16 for lanes below 16, then the second. */
+    __device__ __forceinline__ void load_fragment(uint32_t a[4], const void *row)
+    {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                     : "r"((uint32_t)__cvta_generic_to_shared(row)));
     }
     /* d += a * b, modulo 2^32: 16 x 32 by 32 x 8 signed numbers of 8 bits. Fragments are those of
      * PTX's mma.m16n8k32. */

@@ -17,7 +17,7 @@ CG_LANE cg_cuda_slot cg_cuda_find_slot(const cg_cuda_blocks &blocks, uint32_t to
     cg_cuda_slot slot;
     slot.in_block = (blocks.first_token + token) % blocks.block_tokens;
     slot.block = number < blocks.n_table ? blocks.table_dev[number] : -1;
-    slot.is_there = slot.block >= 0 && (uint64_t)slot.block < blocks.n_blocks;
+    slot.is_there = (uint64_t)slot.block < blocks.n_blocks; /* and not below 0 */
     return slot;
 }
 

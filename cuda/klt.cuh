@@ -41,7 +41,7 @@ struct cg_cuda_klt_shared {
     /* Digits of a stage's steps: [buffer][step][frequency][row][32 of them, padded]. */
     uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_KLT_BLOCKS][CG_CUDA_ROW_PITCH];
     alignas(8) uint8_t large[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_ROWS][CG_DCT];
-    cg_cuda_slot slots[CG_CUDA_TOKENS];
+    cg_cuda_slot slots[CG_CUDA_TOKENS];           /* of the wanted tokens */
     cg_cuda_columns columns[CG_CUDA_KLT_COLUMNS]; /* here: registers are for the sums */
 };
 
@@ -75,6 +75,8 @@ CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_klt &m, const uint8_t *
     const uint32_t buffer = first_step / CG_CUDA_STAGE_STEPS % 2;
     for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS && first_step + s < m.n_steps; s++) {
         const uint32_t band = steps[first_step + s].band;
+        if (band * CG_CUDA_BAND >= m.most_active)
+            continue;
         for (uint32_t i = cta.thread(); i < CG_DCT * CG_CUDA_KLT_BLOCKS * CG_CUDA_PIECES;
              i += CG_CUDA_KLT_THREADS) {
             const uint32_t piece = i % CG_CUDA_PIECES,
@@ -153,20 +155,15 @@ CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_klt &m, const uint8_t *scr
                               cg_cuda_sums *sums)
 {
     const uint32_t buffer = step / CG_CUDA_STAGE_STEPS % 2, s = step % CG_CUDA_STAGE_STEPS,
-                   row = tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4,
-                   column = cta.lane() % 4 * 4;
+                   row = tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() % 16,
+                   column = cta.lane() / 16 * 16;
+    /* Tiles of zeros are not left out: there are few, and to look costs more than to multiply. */
     CG_UNROLL
     for (uint32_t f = 0; f < CG_DCT; f++) {
-        const uint8_t(*rows)[CG_CUDA_ROW_PITCH] = shared->digits[buffer][s][f];
         uint32_t a[4];
-        a[0] = *(const uint32_t *)&rows[row][column];
-        a[1] = *(const uint32_t *)&rows[row + 8][column];
-        a[2] = *(const uint32_t *)&rows[row][column + 16];
-        a[3] = *(const uint32_t *)&rows[row + 8][column + 16];
-        if (cta.ballot((a[0] | a[1] | a[2] | a[3]) != 0) != 0) { /* many bands are zeros */
-            cta.multiply(sums->of[f][0], a, basis);
-            cta.multiply(sums->of[f][1], a, basis + 2);
-        }
+        cta.load_fragment(a, &shared->digits[buffer][s][f][row][column]);
+        cta.multiply(sums->of[f][0], a, basis);
+        cta.multiply(sums->of[f][1], a, basis + 2);
     }
     uint64_t large; /* a byte for each frequency */
     memcpy(&large, shared->large[buffer][s][tile_row], sizeof large);
@@ -241,9 +238,6 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
     uint8_t *const head = cg_cuda_head(params.blocks, c.layer, c.plane, c.head);
     CG_UNROLL
     for (int t = 0; t < CG_DCT; t++) {
-        const uint32_t token = first_token + t;
-        if (token < m.target.token_from || token >= m.target.token_to)
-            continue;
         const cg_cuda_slot slot = shared->slots[block_in_job * CG_DCT + t];
         if (!slot.is_there)
             continue;
@@ -284,6 +278,8 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_pa
         for (uint32_t s = first; s < first + CG_CUDA_STAGE_STEPS && s < m.n_steps && has_work;
              s++) {
             const cg_cuda_step step = steps[s];
+            if (step.band * CG_CUDA_BAND >= m.most_active) /* of finer levels */
+                continue;
             uint32_t fragment[4];
             cta.load16(fragment, basis + ((uint64_t)s * CG_RANS_LANES + cta.lane()) * 16);
             if (step.shift != shift)

@@ -108,9 +108,9 @@ typedef struct cg_cuda_klt {
     uint64_t large_at;
     uint64_t cell_at[CG_DCT], large_tile[CG_DCT];
     uint32_t stride[CG_DCT]; /* multiples of CG_BAND_COMPONENTS */
-    uint32_t n_active[CG_DCT];
-    uint32_t n_rows;    /* blocks of 8 tokens */
-    uint32_t is_finest; /* the pass writes digits, too */
+    uint32_t most_active;    /* columns of the frequency that has the most */
+    uint32_t n_rows;         /* blocks of 8 tokens */
+    uint32_t is_finest;      /* the pass writes digits, too */
     /* In the blob: elements as the tensor instruction's B fragments, [tile][step][lane][16 bytes];
      * a tile is CG_CUDA_TILE_PAIRS pairs of channels of one head: low ones and high ones. */
     uint64_t basis_at, steps_at;

@@ -297,7 +297,8 @@ static void lay_klt(planner *p, wanted w, uint64_t rotation_at, cg_cuda_klt *m)
     uint64_t n_cells = 0, n_tiles = 0;
     m->n_rows = count_klt_rows(h->n_tokens);
     for (unsigned f = 0; f < CG_DCT; f++) {
-        m->n_active[f] = columns->n_active[f];
+        if (columns->n_active[f] > m->most_active)
+            m->most_active = columns->n_active[f];
         m->stride[f] = cg_cuda_stride(columns->n_active[f]);
         m->cell_at[f] = n_cells;
         m->large_tile[f] = n_tiles;

@@ -1,11 +1,12 @@
 /* tests/cuda/emulated_cta.h - a thread block on the CPU, for the kernels' own bodies.
  *
  * Each thread is a fiber. It runs until it must wait for the others: those of its warp (ballot,
- * shuffle, multiply) or of the block (barrier). Then any thread that can run is next, drawn at
- * random from a seed: what depends on an order that a GPU does not promise gives other results with
- * other seeds. Asynchronous copies arrive as late as they may. What would hang or be undefined on a
- * GPU (a warp whose lanes wait for different things, or not all of them) throws std::logic_error.
- * Surprise: the shared memory of a block is exactly as large as the launch says, and full of noise.
+ * shuffle, load_fragment, multiply) or of the block (barrier). Then any thread that can run is
+ * next, drawn at random from a seed: what depends on an order that a GPU does not promise gives
+ * other results with other seeds. Asynchronous copies arrive as late as they may. What would hang
+ * or be undefined on a GPU (a warp whose lanes wait for different things, or not all of them)
+ * throws std::logic_error. Surprise: the shared memory of a block is exactly as large as the launch
+ * says, and full of noise.
  */
 #ifndef CG_TESTS_CUDA_EMULATED_CTA_H
 #define CG_TESTS_CUDA_EMULATED_CTA_H
@@ -47,6 +48,7 @@ class EmulatedCta
     void copy16(void *to, const void *from);
     void clear16(void *to);
     void wait_copies();
+    void load_fragment(uint32_t a[4], const void *row);
     void multiply(uint32_t d[4], const uint32_t a[4], const uint32_t b[2]);
     void load16(uint32_t out[4], const void *from) const;
     void raise(uint32_t *status, uint32_t value);
@@ -72,7 +74,7 @@ class BlockEmulator
     friend class EmulatedCta;
     struct Fiber;
     struct Warp;
-    enum class Kind { NONE, BALLOT, SHUFFLE, MULTIPLY };
+    enum class Kind { NONE, BALLOT, SHUFFLE, LOAD, MULTIPLY };
     struct Value {
         uint32_t of[6];
     };

@@ -1,0 +1,269 @@
+// How fast the kernels are, from bytes in device memory to blocks written; prints JSON.
+//
+// usage: gpu_bench [quick]
+//
+// Caches and profiles are synthetic (tests/codec/profile_maker.h): what decoding takes depends on
+// how many components a level holds and how many symbols are not zero, so both are printed, and no
+// figure here is one of a real model. Of each figure: the median, least and most of the
+// repetitions; baseline and candidate in turn.
+#include "decode_cases.h"
+#include "gpu_memory.h"
+
+#include <cublas_v2.h>
+
+namespace
+{
+
+using namespace cg_test;
+
+const int REPETITIONS = 15;
+
+struct Timer {
+    cudaEvent_t begin, end;
+    Timer()
+    {
+        require(cudaEventCreate(&begin), "event");
+        require(cudaEventCreate(&end), "event");
+    }
+    ~Timer()
+    {
+        (void)cudaEventDestroy(begin);
+        (void)cudaEventDestroy(end);
+    }
+    template <class Work> double seconds(cudaStream_t stream, const Work &work)
+    {
+        require(cudaEventRecord(begin, stream), "record");
+        work();
+        require(cudaEventRecord(end, stream), "record");
+        require(cudaEventSynchronize(end), "kernels");
+        float ms;
+        require(cudaEventElapsedTime(&ms, begin, end), "time");
+        return ms * 1e-3;
+    }
+};
+
+void print_spread(const char *name, std::vector<double> values, const char *end)
+{
+    std::sort(values.begin(), values.end());
+    printf("    \"%s\": {\"median\": %.4g, \"least\": %.4g, \"most\": %.4g}%s\n", name,
+           values[values.size() / 2], values.front(), values.back(), end);
+}
+
+// A chunk on the device, as many times as are in flight.
+struct Loaded {
+    std::unique_ptr<GpuMemory> chunk, plan, scratch, status, piece, base, table;
+    cg_cuda_plan planned = {};
+    cg_cuda_decode_params params = {};
+};
+
+Loaded load(const cg_cuda_profile *laid, const GpuMemory *blob, const Bytes &chunk)
+{
+    Loaded out;
+    cg_chunk_header header;
+    if (cg_chunk_header_parse(chunk.data(), chunk.size(), &header) != CG_OK)
+        throw std::runtime_error("header");
+    size_t plan_bytes, scratch_bytes;
+    cg_cuda_plan_bound(laid, &header.geometry, header.n_tokens, &plan_bytes, &scratch_bytes);
+    Bytes plan(plan_bytes);
+    const cg_cuda_request request = cg_cuda_request_all(laid, &header);
+    if (cg_cuda_plan_fill(laid, chunk.data(), chunk.size(), &request, plan.data(), plan.size(),
+                          &out.planned) != CG_OK)
+        throw std::runtime_error("plan");
+    BlockSpec spec;
+    spec.order = Order::PLANE_BLOCK_TOKEN_HEAD;
+    const Blocks blocks = make_blocks(spec, header.geometry, header.n_tokens);
+    const uint32_t none = 0;
+    out.chunk = std::make_unique<GpuMemory>(chunk.data(), chunk.size());
+    out.plan = std::make_unique<GpuMemory>(plan.data(), out.planned.plan_bytes);
+    out.scratch = std::make_unique<GpuMemory>(out.planned.scratch_bytes);
+    out.status = std::make_unique<GpuMemory>(&none, sizeof none);
+    out.piece = std::make_unique<GpuMemory>(blocks.n_bytes);
+    std::vector<void *> base;
+    for (const size_t at : blocks.base)
+        base.push_back(out.piece->data() + at);
+    out.base = std::make_unique<GpuMemory>(base.data(), base.size() * sizeof(void *));
+    out.table =
+        std::make_unique<GpuMemory>(blocks.table.data(), blocks.table.size() * sizeof(int64_t));
+    out.params.blob_dev = blob != nullptr ? blob->data() : nullptr;
+    out.params.plan_dev = out.plan->data();
+    out.params.chunk_dev = out.chunk->data();
+    out.params.scratch_dev = out.scratch->data();
+    out.params.status_dev = reinterpret_cast<uint32_t *>(out.status->data());
+    out.params.blocks = blocks.layout;
+    out.params.blocks.base_dev = reinterpret_cast<void *const *>(out.base->data());
+    out.params.blocks.table_dev = reinterpret_cast<const int64_t *>(out.table->data());
+    return out;
+}
+
+// All chunks, dealt out to streams; begins and ends on the first.
+void decode_all(const std::vector<Loaded> &chunks, const std::vector<cudaStream_t> &streams,
+                cudaEvent_t event)
+{
+    require(cudaEventRecord(event, streams[0]), "record");
+    for (const cudaStream_t stream : streams)
+        require(cudaStreamWaitEvent(stream, event, 0), "wait");
+    for (size_t i = 0; i < chunks.size(); i++)
+        require(cg_cuda_decode(&chunks[i].planned, &chunks[i].params, streams[i % streams.size()]),
+                "decode");
+    for (const cudaStream_t stream : streams) {
+        require(cudaEventRecord(event, stream), "record");
+        require(cudaStreamWaitEvent(streams[0], event, 0), "wait");
+    }
+}
+
+struct Case {
+    const char *name;
+    bool is_paper;
+    cg_level level, coarsest;
+    uint16_t n_layers, n_kv_heads, head_dim, group_layers;
+    size_t n_chunks;
+};
+
+const char *const KINDS[] = {"symbols", "anchors", "deltas", "exponents", "rotation", "klt"};
+
+void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_t> &streams,
+             bool is_last)
+{
+    ProfileSpec spec = c.is_paper ? paper_spec() : spec_2(true);
+    spec.version = 2;
+    spec.n_layers = c.n_layers;
+    spec.n_kv_heads = c.n_kv_heads;
+    spec.head_dim = c.head_dim;
+    spec.rotary_dim = c.is_paper ? 0 : c.head_dim;
+    spec.group_layers.assign(c.n_layers / c.group_layers, c.group_layers);
+    spec.all_active = false;
+    spec.nests = !c.is_paper;
+    spec.n_sinks = 0;
+    for (auto &level : spec.step)
+        for (float &step : level)
+            step *= 16; /* so that most symbols are small, as those of real caches */
+    const Profile profile = make_profile(spec);
+    cg_cuda_profile *laid = nullptr;
+    if (cg_cuda_profile_new(profile.get(), &laid) != CG_OK)
+        throw std::runtime_error("profile");
+    Bytes blob_bytes(cg_cuda_profile_bytes(laid));
+    if (cg_cuda_profile_fill(laid, blob_bytes.data()) != CG_OK)
+        throw std::runtime_error("blob");
+    const GpuMemory blob(blob_bytes.data(), blob_bytes.size());
+    const uint32_t n_tokens = 256;
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, n_tokens);
+    Bytes chunk;
+    if (encode(profile.get(), header, make_tokens(n_tokens, 1), make_elements(header, 1), c.level,
+               &chunk, 8, c.coarsest) != CG_OK)
+        throw std::runtime_error("encode");
+    std::vector<Loaded> chunks;
+    for (size_t i = 0; i < c.n_chunks; i++)
+        chunks.push_back(load(c.level != CG_L0 ? laid : nullptr, &blob, chunk));
+    const double out_bytes =
+        2.0 * static_cast<double>(cg_geometry_elements(&header.geometry, n_tokens));
+    const double all_bytes = out_bytes * static_cast<double>(c.n_chunks);
+    const GpuMemory copy(static_cast<size_t>(out_bytes)), copied(static_cast<size_t>(out_bytes));
+
+    Timer timer;
+    cudaEvent_t event;
+    require(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+    std::vector<double> one, many, memcpys, alone, beside;
+    std::vector<std::vector<double>> passes(chunks[0].planned.n_passes);
+    const int n = 8192;
+    const GpuMemory a(size_t{2} * n * n), b(size_t{2} * n * n), d(size_t{2} * n * n);
+    const float unit = 1, zero = 0;
+    const auto multiply = [&] {
+        if (cublasGemmEx(cublas, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &unit, a.data(), CUDA_R_16BF, n,
+                         b.data(), CUDA_R_16BF, n, &zero, d.data(), CUDA_R_16BF, n,
+                         CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) != CUBLAS_STATUS_SUCCESS)
+            throw std::runtime_error("cublas");
+    };
+    cudaStream_t beside_stream;
+    require(cudaStreamCreateWithFlags(&beside_stream, cudaStreamNonBlocking), "stream");
+    if (cublasSetStream(cublas, beside_stream) != CUBLAS_STATUS_SUCCESS)
+        throw std::runtime_error("cublas");
+    for (int i = 0; i < REPETITIONS + 3; i++) { /* the first three warm up */
+        const double t_one = timer.seconds(streams[0], [&] {
+            require(cg_cuda_decode(&chunks[0].planned, &chunks[0].params, streams[0]), "decode");
+        });
+        const double t_many =
+            timer.seconds(streams[0], [&] { decode_all(chunks, streams, event); });
+        const double t_copy = timer.seconds(streams[0], [&] {
+            require(cudaMemcpyAsync(copied.data(), copy.data(), static_cast<size_t>(out_bytes),
+                                    cudaMemcpyDeviceToDevice, streams[0]),
+                    "copy");
+        });
+        const double t_alone = timer.seconds(beside_stream, multiply);
+        const double t_beside = timer.seconds(beside_stream, [&] {
+            multiply();
+            decode_all(chunks, streams, event);
+        });
+        require(cudaDeviceSynchronize(), "kernels");
+        if (i < 3)
+            continue;
+        one.push_back(t_one * 1e6);
+        many.push_back(all_bytes / t_many * 1e-9);
+        memcpys.push_back(out_bytes / t_copy * 1e-9);
+        alone.push_back(t_alone * 1e3);
+        beside.push_back(t_beside / t_alone);
+        for (uint32_t k = 0; k < chunks[0].planned.n_passes; k++) {
+            cg_cuda_plan plan = chunks[0].planned;
+            plan.n_passes = 1;
+            plan.zeroed_bytes = 0;
+            plan.passes[0] = chunks[0].planned.passes[k];
+            passes[k].push_back(1e6 * timer.seconds(streams[0], [&] {
+                require(cg_cuda_decode(&plan, &chunks[0].params, streams[0]), "pass");
+            }));
+        }
+    }
+    uint32_t status;
+    require(cudaMemcpy(&status, chunks[0].params.status_dev, sizeof status, cudaMemcpyDeviceToHost),
+            "copy");
+    printf("   {\"case\": \"%s\", \"layers\": %d, \"kv_heads\": %d, \"head_dim\": %d, "
+           "\"tokens\": %u, \"chunk_bytes\": %zu, \"bits_per_element\": %.3f, \"chunks\": %zu, "
+           "\"streams\": %zu, \"status\": %u,\n",
+           c.name, c.n_layers, c.n_kv_heads, c.head_dim, n_tokens, chunk.size(),
+           16.0 * static_cast<double>(chunk.size()) / out_bytes, c.n_chunks, streams.size(),
+           status);
+    print_spread("one_chunk_us", one, ",");
+    print_spread("decode_GBps", many, ",");
+    print_spread("memcpy_device_GBps", memcpys, ",");
+    for (size_t k = 0; k < passes.size(); k++)
+        print_spread((std::string("pass_") + std::to_string(k) + "_" +
+                      KINDS[chunks[0].planned.passes[k].kind] + "_us")
+                         .c_str(),
+                     passes[k], ",");
+    print_spread("matrix_product_8192_ms", alone, ",");
+    print_spread("matrix_product_beside_decoding_over_alone", beside, "");
+    printf("   }%s\n", is_last ? "" : ",");
+    (void)cudaEventDestroy(event);
+    (void)cudaStreamDestroy(beside_stream);
+    cg_cuda_profile_free(laid);
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    const bool is_quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    const std::vector<Case> cases = {
+        {"klt L2, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3, 64, 5, 20},
+        {"klt L1 nested, SmolLM2-135M", false, CG_L1, CG_L3, 30, 3, 64, 5, 20},
+        {"klt L2, Llama-3.1-8B, groups of 1", false, CG_L2, CG_L2, 32, 8, 128, 1, 4},
+        {"paper L2, Llama-3.1-8B", true, CG_L2, CG_L2, 32, 8, 128, 4, 4},
+        {"L0, Llama-3.1-8B", true, CG_L0, CG_L0, 32, 8, 128, 4, 4},
+    };
+    try {
+        cublasHandle_t cublas;
+        require(cg_cuda_decode_prepare(), "prepare");
+        if (cublasCreate(&cublas) != CUBLAS_STATUS_SUCCESS)
+            throw std::runtime_error("cublas");
+        std::vector<cudaStream_t> streams(8);
+        for (cudaStream_t &stream : streams)
+            require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+        printf("[\n");
+        const size_t n = is_quick ? 1 : cases.size();
+        for (size_t i = 0; i < n; i++)
+            measure(cases[i], cublas, streams, i + 1 == n);
+        printf("]\n");
+    } catch (const std::exception &error) {
+        fprintf(stderr, "gpu_bench: %s\n", error.what());
+        return 1;
+    }
+    return 0;
+}
