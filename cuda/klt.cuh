@@ -14,6 +14,8 @@
 #include "codec/exact_lane.h"
 #include "cuda/elements.cuh"
 
+#define CG_CUDA_NOWHERE INT64_MIN /* no slot is there: addresses have 48 bits */
+
 enum { CG_CUDA_TOKENS = CG_CUDA_KLT_BLOCKS * CG_DCT, CG_CUDA_PIECES = CG_CUDA_BAND / 16 };
 
 /* A warp's channels. */
@@ -41,7 +43,7 @@ struct cg_cuda_klt_shared {
     /* Digits of a stage's steps: [buffer][step][frequency][row][32 of them, padded]. */
     uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_KLT_BLOCKS][CG_CUDA_ROW_PITCH];
     alignas(8) uint8_t large[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_ROWS][CG_DCT];
-    cg_cuda_slot slots[CG_CUDA_TOKENS];           /* of the wanted tokens */
+    int64_t offsets[CG_CUDA_TOKENS][CG_N_PLANES]; /* of the tokens' slots, or CG_CUDA_NOWHERE */
     cg_cuda_columns columns[CG_CUDA_KLT_COLUMNS]; /* here: registers are for the sums */
 };
 
@@ -174,38 +176,54 @@ CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_klt &m, const uint8_t *scr
     }
 }
 
-/* A pair's channels in its head: those that are rotated together; then neighbours. */
-CG_LANE uint32_t cg_cuda_dim(const cg_cuda_klt &m, uint32_t pair, uint32_t is_high)
+/* Where two neighbouring pairs of channels lie in a token's head. */
+struct cg_cuda_pairs {
+    int64_t offset[2][2]; /* [pair][low, high], in bytes */
+    bool is_there[2];     /* not behind the head's last */
+    bool are_together[2]; /* [low, high]: both pairs' elements fill one word */
+};
+
+CG_LANE cg_cuda_pairs cg_cuda_find_pairs(const cg_cuda_klt &m, int64_t dim_stride, uint32_t pair)
 {
-    return pair < m.half ? pair + is_high * m.half : 2 * pair + is_high;
+    cg_cuda_pairs p;
+    CG_UNROLL
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t at = pair + i;
+        p.is_there[i] = at < m.target.head_dim / 2;
+        CG_UNROLL
+        for (uint32_t is_high = 0; is_high < 2; is_high++) { /* rotated together; then neighbours */
+            const uint32_t dim = at < m.half ? at + is_high * m.half : 2 * at + is_high;
+            p.offset[i][is_high] = (int64_t)dim * dim_stride;
+        }
+    }
+    CG_UNROLL
+    for (uint32_t is_high = 0; is_high < 2; is_high++)
+        p.are_together[is_high] = p.is_there[1] && m.target.dtype != CG_DTYPE_FP32 &&
+                                  p.offset[1][is_high] - p.offset[0][is_high] == 2;
+    return p;
 }
 
-/* Stores the elements of two neighbouring pairs: bits[pair][low, high]. */
-CG_LANE void cg_cuda_store_pairs(const cg_cuda_klt &m, const cg_cuda_blocks &blocks,
-                                 const cg_cuda_columns &c, uint32_t pair, uint8_t *at,
+/* Stores their elements: bits[pair][low, high]. */
+CG_LANE void cg_cuda_store_pairs(const cg_cuda_pairs &p, uint32_t dtype, uint8_t *at,
                                  const uint32_t bits[2][2])
 {
-    const uint32_t dtype = m.target.dtype, n_pairs = m.target.head_dim / 2;
-    const int64_t dim_stride = blocks.dim_stride[c.plane];
+    CG_UNROLL
     for (uint32_t is_high = 0; is_high < 2; is_high++) {
-        const uint32_t dim = cg_cuda_dim(m, pair, is_high),
-                       next = cg_cuda_dim(m, pair + 1, is_high);
-        uint8_t *const to = at + (int64_t)dim * dim_stride;
-        if (pair + 1 < n_pairs && next == dim + 1 && dim_stride == 2 && dtype != CG_DTYPE_FP32 &&
-            (uintptr_t)to % 4 == 0) {
+        uint8_t *const to = at + p.offset[0][is_high];
+        if (p.are_together[is_high] && (uintptr_t)to % 4 == 0) {
             *(uint32_t *)to = bits[0][is_high] | bits[1][is_high] << 16;
             continue;
         }
-        if (pair < n_pairs)
+        if (p.is_there[0])
             cg_cuda_store(dtype, to, bits[0][is_high]);
-        if (pair + 1 < n_pairs)
-            cg_cuda_store(dtype, at + (int64_t)next * dim_stride, bits[1][is_high]);
+        if (p.is_there[1])
+            cg_cuda_store(dtype, at + p.offset[1][is_high], bits[1][is_high]);
     }
 }
 
 /* Steps 2 to 5 of the lane's sums of one block, the first two of four: two neighbouring pairs of
- * channels. */
-template <class Cta>
+ * channels. DTYPE: 0 for any. */
+template <uint32_t DTYPE, class Cta>
 CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
                                   const cg_cuda_decode_params &params, const cg_cuda_columns &c,
                                   const cg_cuda_klt_shared *shared, uint32_t block_in_job,
@@ -232,26 +250,29 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
                 z[i][is_high][t] = cg_lane_dequantize(z[i][is_high][t], scale, mean);
         }
     }
-    const uint32_t rope = ((const uint8_t *)(blob + m.layer_rope_at))[c.layer];
+    /* Copies: what is behind pointers may have changed after each store, for all a compiler knows.
+     */
+    const uint32_t dtype = DTYPE != 0 ? DTYPE : m.target.dtype, half = m.half, plane = c.plane,
+                   rope = ((const uint8_t *)(blob + m.layer_rope_at))[c.layer];
     const float *rotation = (const float *)((const uint8_t *)params.scratch_dev + m.rotation_at) +
-                            ((uint64_t)rope * m.n_tokens + first_token) * m.half * 2;
-    uint8_t *const head = cg_cuda_head(params.blocks, c.layer, c.plane, c.head);
+                            (((uint64_t)rope * m.n_tokens + first_token) * half + pair) * 2;
+    const bool turns[2] = {plane == CG_K && pair < half, plane == CG_K && pair + 1 < half};
+    const cg_cuda_pairs pairs = cg_cuda_find_pairs(m, params.blocks.dim_stride[plane], pair);
+    uint8_t *const head = cg_cuda_head(params.blocks, c.layer, plane, c.head);
     CG_UNROLL
-    for (int t = 0; t < CG_DCT; t++) {
-        const cg_cuda_slot slot = shared->slots[block_in_job * CG_DCT + t];
-        if (!slot.is_there)
+    for (int t = 0; t < CG_DCT; t++, rotation += 2 * half) {
+        const int64_t offset = shared->offsets[block_in_job * CG_DCT + t][plane];
+        if (offset == CG_CUDA_NOWHERE)
             continue;
         uint32_t bits[2][2];
         CG_UNROLL
         for (uint32_t i = 0; i < 2; i++) {
-            const float *turn = rotation + ((uint64_t)t * m.half + pair + i) * 2;
-            if (c.plane == CG_K && pair + i < m.half)
-                cg_lane_rotate(&z[i][0][t], &z[i][1][t], turn[0], turn[1]);
-            bits[i][0] = cg_cuda_round(m.target.dtype, z[i][0][t]);
-            bits[i][1] = cg_cuda_round(m.target.dtype, z[i][1][t]);
+            if (turns[i])
+                cg_lane_rotate(&z[i][0][t], &z[i][1][t], rotation[2 * i], rotation[2 * i + 1]);
+            bits[i][0] = cg_cuda_round(dtype, z[i][0][t]);
+            bits[i][1] = cg_cuda_round(dtype, z[i][1][t]);
         }
-        cg_cuda_store_pairs(m, params.blocks, c, pair,
-                            head + cg_cuda_slot_offset(params.blocks, c.plane, slot), bits);
+        cg_cuda_store_pairs(pairs, dtype, head + offset, bits);
     }
 }
 
@@ -292,6 +313,24 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_pa
     cg_cuda_shift_sums(sums, shift);
 }
 
+/* Both blocks of the lane. */
+template <uint32_t DTYPE, class Cta>
+CG_LANE void cg_cuda_finish(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_params &params,
+                            const cg_cuda_klt_shared *shared, uint32_t tile_row,
+                            uint32_t tile_column, uint32_t first_block, cg_cuda_sums *sums)
+{
+    CG_UNROLL_NOT /* both at once take too many registers */
+        for (uint32_t row_half = 0; row_half < 2; row_half++)
+    {
+        cg_cuda_finish_block<DTYPE>(cta, m, params, shared->columns[tile_column], shared,
+                                    tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4 + row_half * 8,
+                                    first_block, sums);
+        CG_UNROLL
+        for (int i = 0; i < 4 * CG_DCT; i++)
+            sums->of[i / 4][i / 2 % 2][i % 2] = sums->of[i / 4][i / 2 % 2][2 + i % 2];
+    }
+}
+
 template <class Cta>
 CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
                                 const cg_cuda_decode_params &params)
@@ -303,12 +342,13 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
     bool is_outside = false;
     for (uint32_t i = cta.thread(); i < CG_CUDA_TOKENS; i += CG_CUDA_KLT_THREADS) {
         const uint32_t token = job.first_block * CG_DCT + i;
-        cg_cuda_slot slot = {0, 0, false};
-        if (token >= m.target.token_from && token < m.target.token_to) {
-            slot = cg_cuda_find_slot(params.blocks, token);
-            is_outside |= !slot.is_there;
-        }
-        shared->slots[i] = slot;
+        const bool is_wanted = token >= m.target.token_from && token < m.target.token_to;
+        const cg_cuda_slot slot =
+            is_wanted ? cg_cuda_find_slot(params.blocks, token) : cg_cuda_slot{0, 0, false};
+        is_outside |= is_wanted && !slot.is_there;
+        for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
+            shared->offsets[i][plane] =
+                slot.is_there ? cg_cuda_slot_offset(params.blocks, plane, slot) : CG_CUDA_NOWHERE;
     }
     if (is_outside)
         cta.raise(params.status_dev, CG_ERR_INVALID_ARGUMENT);
@@ -325,16 +365,11 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
                 has_work ? shared->columns[tile_column].tile : 0, has_work, shared, &sums);
     if (!has_work)
         return;
-    CG_UNROLL_NOT /* both blocks at once take too many registers */
-        for (uint32_t row_half = 0; row_half < 2; row_half++)
-    {
-        cg_cuda_finish_block(cta, m, params, shared->columns[tile_column], shared,
-                             tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4 + row_half * 8,
-                             job.first_block, &sums);
-        CG_UNROLL
-        for (int i = 0; i < 4 * CG_DCT; i++)
-            sums.of[i / 4][i / 2 % 2][i % 2] = sums.of[i / 4][i / 2 % 2][2 + i % 2];
-    }
+    if (m.target.dtype == CG_DTYPE_BF16)
+        cg_cuda_finish<CG_DTYPE_BF16>(cta, m, params, shared, tile_row, tile_column,
+                                      job.first_block, &sums);
+    else
+        cg_cuda_finish<0>(cta, m, params, shared, tile_row, tile_column, job.first_block, &sums);
 }
 
 /* Step 4's cosines and sines: a thread each, for all tables, tokens and pairs. */
