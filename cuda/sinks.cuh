@@ -12,51 +12,58 @@
 
 /* A level's symbols refine those of the next coarser one in their place. */
 struct cg_cuda_symbols_sink {
-    static constexpr bool IS_EXACT = false;
+    static constexpr bool IS_EXACT = false, REFINES = true;
     const cg_cuda_klt &m;
-    int16_t *cells;
-    int8_t *digits;
-    uint8_t *large;
+    uint8_t *const scratch;
     bool is_outside = false;
-    uint64_t cell = 0, tile = 0; /* of row 0 */
-    uint32_t stride = 0, n_lanes = 0, n_zeros = 0, lane = 0;
+    const bool is_finest;
+    /* Of the lane's column, in the row at hand. */
+    int16_t *cell = nullptr;
+    int8_t *digit = nullptr;
+    uint64_t tile = 0; /* of row 0 */
+    uint32_t stride = 0, n_lanes = 0;
+    bool has_column = false, has_zero = false;
 
     CG_LANE_METHOD cg_cuda_symbols_sink(const cg_cuda_decode_params &params, const cg_cuda_klt &klt)
-        : m(klt), cells((int16_t *)((uint8_t *)params.scratch_dev + klt.cells_at)),
-          digits((int8_t *)params.scratch_dev + klt.digits_at),
-          large((uint8_t *)params.scratch_dev + klt.large_at)
+        : m(klt), scratch((uint8_t *)params.scratch_dev), is_finest(klt.is_finest != 0)
     {
     }
-    CG_LANE_METHOD void strip(const cg_cuda_strip &strip, uint32_t of_lane)
+    CG_LANE_METHOD void strip(const cg_cuda_strip &strip, uint32_t lane)
     {
-        const uint32_t f = strip.frequency, column = strip.column + of_lane;
-        lane = of_lane;
+        const uint32_t f = strip.frequency, column = strip.column + lane;
+        has_column = lane < strip.n_lanes;
+        has_zero = lane < strip.n_zeros;
         n_lanes = strip.n_lanes;
-        n_zeros = strip.n_zeros;
         stride = m.stride[f];
-        cell = m.cell_at[f] + column;
-        tile = m.large_tile[f] + column / CG_CUDA_BAND;
+        cell = (int16_t *)(scratch + m.cells_at) + m.cell_at[f] + column;
+        digit = (int8_t *)(scratch + m.digits_at) + m.cell_at[f] + column;
+        tile = m.large_at + m.large_tile[f] + column / CG_CUDA_BAND;
     }
-    CG_LANE_METHOD int32_t coarse(uint32_t row) const
+    CG_LANE_METHOD int32_t coarse() const
     {
-        return cells[cell + (uint64_t)row * stride];
+        return *cell;
+    }
+    CG_LANE_METHOD int32_t next_coarse() const
+    {
+        return cell[stride];
     }
     CG_LANE_METHOD bool store(uint32_t row, int32_t v)
     {
-        const uint64_t at = cell + (uint64_t)row * stride;
-        if (lane < n_lanes) {
-            cells[at] = (int16_t)v;
-            if (m.is_finest != 0) {
-                digits[at] = (int8_t)v;
+        if (has_column) {
+            *cell = (int16_t)v;
+            if (is_finest) {
+                *digit = (int8_t)v;
                 if (v != (int8_t)v)
-                    large[tile + (uint64_t)(row / CG_CUDA_TILE_BLOCKS) * (stride / CG_CUDA_BAND)] =
-                        1;
+                    scratch[tile +
+                            (uint64_t)(row / CG_CUDA_TILE_BLOCKS) * (stride / CG_CUDA_BAND)] = 1;
             }
         }
-        if (lane < n_zeros) {
-            cells[at + n_lanes] = 0;
-            digits[at + n_lanes] = 0;
+        if (has_zero) {
+            cell[n_lanes] = 0;
+            digit[n_lanes] = 0;
         }
+        cell += stride;
+        digit += stride;
         return true;
     }
 };
@@ -107,7 +114,7 @@ struct cg_cuda_tokens {
 };
 
 struct cg_cuda_exponents_sink {
-    static constexpr bool IS_EXACT = true;
+    static constexpr bool IS_EXACT = true, REFINES = false;
     const cg_cuda_exact &m;
     const cg_cuda_blocks &blocks;
     const cg_lossless_split split;
@@ -126,10 +133,6 @@ struct cg_cuda_exponents_sink {
     {
         has_column = lane < strip.n_lanes;
         channel.find(m.target, blocks, strip, lane);
-    }
-    CG_LANE_METHOD int32_t coarse(uint32_t) const
-    {
-        return 0;
     }
     CG_LANE_METHOD bool store(uint32_t row, int32_t v)
     {
@@ -150,7 +153,7 @@ struct cg_cuda_exponents_sink {
 
 /* Anchors are kept as symbols, too: deltas stand on them. */
 struct cg_cuda_paper_sink {
-    static constexpr bool IS_EXACT = false;
+    static constexpr bool IS_EXACT = false, REFINES = false;
     const cg_cuda_paper &m;
     const cg_cuda_blocks &blocks;
     const uint8_t *blob;
@@ -180,10 +183,6 @@ struct cg_cuda_paper_sink {
         mean = of_channel(m.mean_at);
         anchor_step = of_channel(m.anchor_step_at);
         step = m.step / of_channel(m.weight_at);
-    }
-    CG_LANE_METHOD int32_t coarse(uint32_t) const
-    {
-        return 0;
     }
     CG_LANE_METHOD int16_t *anchor(uint32_t group) const
     {

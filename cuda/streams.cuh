@@ -1,8 +1,9 @@
 /* cuda/streams.cuh - kernels' bodies: rANS streams, a warp each.
  *
  * Cta is the thread block: cuda/cta.cuh on a GPU, an emulator in tests. A Sink says what becomes of
- * a strip's cells (cuda/sinks.cuh): strip() before its rows, coarse() of a row that refines,
- * store() of a row; store() returns whether the cell can be.
+ * a strip's cells (cuda/sinks.cuh): strip() before its rows; store() of each row in order, which
+ * returns whether the cell can be; where it REFINES, coarse() is the coarser cell of the row at
+ * hand, and next_coarse() that of the next.
  */
 #ifndef CG_CUDA_STREAMS_CUH
 #define CG_CUDA_STREAMS_CUH
@@ -127,19 +128,22 @@ CG_LANE bool cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const 
     const cg_cuda_class *cls = &classes[number];
     bool is_bad = false;
     sink.strip(strip, lane);
-    if (strip.is_refined != 0) {
-        int32_t coarse = has_column ? sink.coarse(0) : 0;
-        for (uint32_t row = 0; row < m->n_rows; row++) {
-            const int32_t ahead = has_column && row + 1 < m->n_rows ? sink.coarse(row + 1) : 0;
-            const int32_t v = cg_cuda_refine_row(cta, cls, has_column, coarse, words, x);
-            is_bad |= has_column && !cg_lane_is_cell(v);
-            is_bad |= !sink.store(row, v);
-            coarse = ahead;
+    const uint32_t n_rows = m->n_rows;
+    if constexpr (Sink::REFINES) {
+        if (strip.is_refined != 0) {
+            int32_t coarse = has_column && n_rows > 0 ? sink.coarse() : 0;
+            for (uint32_t row = 0; row < n_rows; row++) {
+                const int32_t ahead = has_column && row + 1 < n_rows ? sink.next_coarse() : 0;
+                const int32_t v = cg_cuda_refine_row(cta, cls, has_column, coarse, words, x);
+                is_bad |= has_column && !cg_lane_is_cell(v);
+                is_bad |= !sink.store(row, v);
+                coarse = ahead;
+            }
+            return is_bad;
         }
-        return is_bad;
     }
     const bool any_shift = cta.ballot(has_column && cls->shift > 0) != 0;
-    for (uint32_t row = 0; row < m->n_rows; row++) {
+    for (uint32_t row = 0; row < n_rows; row++) {
         const int32_t v = cg_cuda_take_row(cta, cls, has_column, any_shift, words, x);
         is_bad |= has_column && !cg_lane_is_cell(v);
         is_bad |= !sink.store(row, v);
