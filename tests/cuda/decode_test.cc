@@ -545,6 +545,42 @@ TEST(HostileDecodeTest, TakesDamageAsTheCpuDoes)
         laid_paper, paper, make_chunk(laid_paper, paper, CG_DTYPE_BF16, 0, 24, CG_L2), 150);
 }
 
+// Profiles that a reader takes, however odd: other shifts, digits, classes, means.
+TEST(HostileDecodeTest, TakesAnyProfileThatTheCpuTakes)
+{
+    ProfileSpec klt = spec_2(true), paper = paper_spec();
+    klt.n_layers = paper.n_layers = 2;
+    klt.group_layers = paper.group_layers = {1, 1};
+    klt.head_dim = paper.head_dim = 8;
+    klt.rotary_dim = 6;
+    paper.version = 2;
+    for (const ProfileSpec &spec : {klt, paper}) {
+        const Bytes good = make_profile_bytes(spec);
+        int n_taken = 0;
+        for (int i = 0; i < 300 && n_taken < 40; i++) {
+            Random random(next_seed());
+            Bytes bad = good;
+            for (uint32_t n = 1 + random.below(4); n > 0; n--)
+                bad[76 + random.below(static_cast<uint32_t>(bad.size()) - 76)] =
+                    static_cast<uint8_t>(random.below(256));
+            seal_profile(&bad);
+            cg_profile *opened = nullptr;
+            if (cg_profile_open(bad.data(), bad.size(), &opened) != CG_OK)
+                continue;
+            const Laid laid{Profile(opened)};
+            SCOPED_TRACE(testing::Message() << "try " << i);
+            const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 8, 13);
+            Bytes chunk;
+            ASSERT_EQ(encode(laid.profile.get(), header, make_tokens(13, 1),
+                             make_elements(header, 1), CG_L1, &chunk),
+                      CG_OK);
+            expect_decodes_all(laid, &spec, chunk);
+            n_taken++;
+        }
+        EXPECT_EQ(n_taken, 40);
+    }
+}
+
 // ---- files that were once written ----
 
 Bytes read_file(const std::string &path)

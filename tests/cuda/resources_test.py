@@ -2,10 +2,10 @@
 """What each kernel takes of a GPU, compared with a committed table: registers, stack (spills: none),
 shared memory, and the occupancy that follows.
 
-usage: resources_test.py LIBRARY TABLE [--write]
+usage: resources_test.py LIBRARY TABLE NVCC_VERSION [--write]
 
 Reads the compiled library with cuobjdump: of the PATH, of the CUDA toolkit, or of Triton's wheel. Skips (77) without
-it or without the library. Shared memory of kernels that decode streams is their classes': here those of 131 classes,
+it, without the library, or with another release of nvcc than the table's: each allocates registers as it likes. Shared memory of kernels that decode streams is their classes': here those of 131 classes,
 as the profile tool makes for SmolLM2-135M.
 """
 
@@ -67,12 +67,13 @@ def lines_of(cuobjdump, library):
             yield f"{arch:7} {KERNELS[kind]:10} {registers:4} {stack:6} {SHARED[kind]:7} {warps:6}  {bound}"
 
 
-def main(library, table, write):
+def main(library, table, version, write):
     cuobjdump = find_cuobjdump()
     if cuobjdump is None or not os.path.exists(library):
         print("skipped: no cuobjdump or no kernels, so what they take of a GPU is not checked")
         return 77
-    now = ["arch    kernel     regs spills  shared  warps  bound by", *sorted(lines_of(cuobjdump, library))]
+    release = "nvcc " + ".".join(version.split(".")[:2])
+    now = [release, "arch    kernel     regs spills  shared  warps  bound by", *sorted(lines_of(cuobjdump, library))]
     print("\n".join(now))
     if write:
         with open(table, "w", encoding="utf-8") as file:
@@ -80,7 +81,10 @@ def main(library, table, write):
         return 0
     with open(table, encoding="utf-8") as file:
         before = file.read().splitlines()
-    if len(now) != 1 + len(KERNELS) * len(SHARED_OF):
+    if before[0] != release:
+        print(f"skipped: the table is of {before[0]}, so what these kernels take is not checked")
+        return 77
+    if len(now) != 2 + len(KERNELS) * len(SHARED_OF):
         print("error: not all kernels for all architectures")
         return 1
     for line in sorted(set(before) ^ set(now)):
@@ -89,4 +93,4 @@ def main(library, table, write):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], "--write" in sys.argv[3:]))
+    sys.exit(main(*sys.argv[1:4], "--write" in sys.argv[4:]))
