@@ -537,6 +537,8 @@ cg_status cg_gather_take(cg_gather *g, const cg_gather_chunk *chunk, uint8_t *ra
 
 void cg_gather_drop(cg_gather *g, const cg_key *last)
 {
-    if (g->pid == getpid())
-        drop_parts(g, ends_with, last);
+    if (g->pid != getpid())
+        return;
+    receive_all(g, 0);
+    drop_parts(g, ends_with, last);
 }

@@ -273,7 +273,9 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         goto give_back;
 
     pthread_mutex_lock(&rt->lock);
-    if (save->n_chunks == 0 && save->context == NULL) { /* the store has it all */
+    /* The store has it all; other ranks' heads may have come all the same, for the writer to drop.
+     */
+    if (save->n_chunks == 0 && save->context == NULL && !has_some_heads) {
         end_at_once(save);
     } else if (rt->writer_is_stuck) {
         status = CG_ERR_TIMED_OUT;

@@ -197,6 +197,23 @@ TEST(RanksTest, MemoryOfWhatIsStoredIsFreeAgain)
         ASSERT_EQ(ranks.save(prompt(128, seed)), CACHEGEN_OK) << seed;
 }
 
+TEST(RanksTest, MemoryOfWhatIsKnownToBeStoredIsFreeAgain)
+{
+    ProfileSpec spec = four_heads();
+    spec.head_dim = 256;
+    const Store store(false, spec);
+    Ranks ranks(store, TWO,
+                "\"staging_mib\": 1, \"chunk_tokens\": 128, \"positive_ttl_ms\": 86400000");
+    for (int i = 0; i < 10; i++) {
+        cachegen_save *saves[2];
+        for (int rank : {1, 0})
+            ASSERT_EQ(Ranks::start(ranks[rank], prompt(128), &saves[rank]), CACHEGEN_OK) << i;
+        for (int rank : {1, 0})
+            EXPECT_EQ(ranks[rank].finish(saves[rank]).status, CACHEGEN_OK) << i;
+    }
+    EXPECT_EQ(store.chunks("L0").size(), 1u);
+}
+
 TEST(RanksTest, ClosingDoesNotWaitForARank)
 {
     const Store store(false, four_heads());
