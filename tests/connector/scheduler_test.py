@@ -563,6 +563,16 @@ class MeasureTest(unittest.TestCase):
                     self.assertEqual(len(made.take_observed()["budget_ratio"]), 1)
                     self.assertEqual(made.take_observed(), {})
 
+    def test_the_time_that_a_request_has_waited_counts(self):
+        made = scheduler(Store(hit=192))
+        asked = request(arrival_time=time.time() - 1000, kv_transfer_params={"cachegen.ttft_budget_ms": 500000})
+        made.matched_tokens(asked, 0)
+        made.update_after_alloc(asked, blocks(13), 192)
+        made.take_report(WorkerReport(loads={"r": LoadReport(192, 0)}))
+        made.step(step_of("r", 192, 8))
+        made.finish(asked, [])
+        self.assertEqual(self.budgets(made), (0, 1))
+
     def test_requests_that_load_nothing_have_no_budget_to_meet(self):
         made = scheduler(Store())
         made.matched_tokens(request(), 0)

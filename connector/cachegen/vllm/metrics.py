@@ -25,7 +25,7 @@ HISTOGRAMS = {
     "load_wait_seconds": ("from the look-up's answer to the load's start: the engine's blocks are waited for", _SECONDS),
     "load_latency_seconds": ("from a load's start to its end, on each rank", _SECONDS),
     "load_time_ratio": ("a load's time over that which the look-up predicted", _RATIOS),
-    "budget_ratio": ("time from look-up to first token, of requests that loaded, over their budget", _RATIOS),
+    "budget_ratio": ("time from arrival to first token, of requests that loaded, over their budget", _RATIOS),
 }
 
 

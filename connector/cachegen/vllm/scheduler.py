@@ -53,6 +53,7 @@ class RequestState:
     lookup: object = None  # the handle, while it is under way
     lookup_from: int = 0
     lookup_started_ns: int = 0
+    spent_ns: int = 0  # of the budget, before it
     answered_ns: int = 0
     predicted_ns: int = 0  # of the load; 0: not known
     hit_tokens: int | None = None  # the look-up's answer
@@ -222,8 +223,8 @@ class Scheduler:
             )
             state.lookup_from = state.local_tokens
             state.lookup_started_ns = time.monotonic_ns()
-            spent_ns = max(0, int((time.time() - state.arrival_time) * 1e9))
-            state.lookup = cg.lookup_start(request, state.local_tokens, spent_ns, options.max_kl)
+            state.spent_ns = max(0, int((time.time() - state.arrival_time) * 1e9))
+            state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns, options.max_kl)
         while (hit := cg.lookup_poll(state.lookup)) is None:
             if self._wait_left_s <= 0:
                 return False
@@ -429,7 +430,7 @@ class Scheduler:
             return
         state.awaits_first_token = False
         budget_ns = state.options.ttft_budget_ns or self.library.ttft_budget_ns
-        ratio = (time.monotonic_ns() - state.lookup_started_ns) / budget_ns
+        ratio = (state.spent_ns + time.monotonic_ns() - state.lookup_started_ns) / budget_ns
         self._n_met, self._n_missed = self._n_met + (ratio <= 1), self._n_missed + (ratio > 1)
         self._observe("budget_ratio", ratio)
 
