@@ -1,7 +1,7 @@
 """Loads over real links: a store host and a serving host in two network namespaces, the store mounted through sshfs, the
 link between them shaped by tbf at a constant rate or after a trace; the connector loads a real context from there.
 
-usage: link_bench.py --kv KV --profile PROFILE_DIR --driver [NAME=]DRIVER... [--mbps 20,100,1000] [--trace FILE...]
+usage: link_bench.py --kv KV --profile PROFILE_DIR --driver [NAME=]DRIVER... [--mbps 20,100,1000] [--trace FILE... --trace-scale 1]
            [--levels 1,2] [--policies ttft_budget,paper] [--budget-ms 2000] [--at-once 1] [--rounds 5] [--delay-ms 0] [--json OUT]
 
 KV is capture_kv.py's; PROFILE_DIR a model's folder with model.json and profiles/. With several drivers (of builds that
@@ -55,11 +55,12 @@ class Link(ShapedLink):
         self._mounts.remove(mountpoint)
 
 
-def read_trace(path, start_s):
-    """(s, Mbit/s) of a file of time_s,bandwidth_mbps, from start_s of it on."""
+def read_trace(path, start_s, scale):
+    """(s, Mbit/s) of a file of time_s,bandwidth_mbps, from start_s of it on, times scale."""
     with open(path, encoding="ascii") as file:
         lines = [line for line in file if line.strip() and not line.startswith("#")]
     steps = [tuple(map(float, line.split(","))) for line in lines[1:]]
+    steps = [(t, mbps * scale) for t, mbps in steps]
     before = [mbps for t, mbps in steps if t <= start_s][-1:]
     return [(0.0, mbps) for mbps in before] + [(t - start_s, mbps) for t, mbps in steps if t > start_s]
 
@@ -143,7 +144,7 @@ def run(link, drivers, arguments, directory, out):
         try:
             options = {**config, "policy": policy, "recompute_tokens_per_s": arguments.recompute_tokens_per_s}
             start_s = arguments.trace_start_s + n * arguments.trace_step_s
-            shaped = Follow(link, [(0, place)] if kind == "mbps" else read_trace(place, start_s))
+            shaped = Follow(link, [(0, place)] if kind == "mbps" else read_trace(place, start_s, arguments.trace_scale))
             return driver.load(mount, options, arguments.budget_ms, level, lambda: shaped, link.received_bytes)
         finally:
             link.shape(1000)
@@ -210,6 +211,7 @@ def main():
     parser.add_argument("--driver", action="append", required=True)
     parser.add_argument("--mbps", type=numbers, default=[])
     parser.add_argument("--trace", nargs="*", default=[])
+    parser.add_argument("--trace-scale", type=float, default=1)
     parser.add_argument("--trace-start-s", type=float, default=0)
     parser.add_argument("--trace-step-s", type=float, default=10)
     parser.add_argument("--levels", type=lambda text: [int(x) for x in words(text)], default=[])
