@@ -174,7 +174,7 @@ void cg_space_tend(cg_fs *fs)
         const bool is_full = fs->space.quota_bytes > 0 && used_now(fs) >= fs->space.quota_bytes;
         if (is_full && !fs->space.is_full)
             cg_fs_log(fs, CG_LOG_WARNING,
-                      "the store takes more than its quota, and all of it is kept by contexts");
+                      "the store takes more than its quota, and nothing is left that may go");
         fs->space.is_full = is_full;
     }
     cg_survey_free(&survey);
