@@ -53,7 +53,7 @@ drop_all() { drop_mount "$1"; under "$store" "$tmp/$1" | "$times" drop; }
 rate() { under "$3" "$tmp/$1" | "$times" read "$2" | awk '{print $2 / $1 / 1e6}'; }
 seconds() {
     local start=$EPOCHREALTIME
-    "$@" > /dev/null
+    "$@" > /dev/null || kill $$ # no figure of what failed
     awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN {print b - a}'
 }
 
@@ -89,7 +89,7 @@ copy_source() {
     "$chunk_files" nest "$tmp/source" "$((${CG_BENCH_COPY_MIB:-1024} / 3))" 1048576 2
     rm -rf "$tmp/source/L2" "$tmp/source/L3"
 }
-remove_copies() { rm -rf "$store/m/contexts/copy" "$store/m/objects"; }
+remove_copies() { rm -rf "$mnt/m/contexts/copy" "$mnt/m/objects"; } # so that the mount knows
 # Below the mount cp syncs nothing; close on the mount does. So the copies there are synced: one by one, or together.
 copy_each() { mkdir -p "$2/L1" && for f in "$1"/L1/*; do dd if="$f" of="$2/L1/${f##*/}" bs=1M conv=fsync status=none; done; }
 copy_all() { cp -r "$1" "$2" && find "$2" -type f -exec sync {} +; }
@@ -140,7 +140,7 @@ if [[ "100,000 names" =~ $pattern ]]; then
 fi
 {
     echo '{"options": "'"$options"'", "rounds": '"$rounds"', "kernel": "'"$(uname -r)"'", "store": "'"$(stat -f -c %T "$store")"'",'
-    echo ' "processor": "'"$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"', '"$(nproc)"' cores",'
+    echo ' "processor": "'"$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"', '"$(nproc)"' cores", "load": "'"$(cut -d" " -f1-3 /proc/loadavg)"'",'
     echo ' "rows": ['
     sed '$!s/$/,/' "$rows"
     echo ' ]}'
