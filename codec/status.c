@@ -27,6 +27,7 @@ const char *cg_strerror(cg_status status)
     case CG_ERR_PERMISSION: return "permission denied";
     case CG_ERR_TIMED_OUT: return "timed out";
     case CG_ERR_READ_ONLY: return "read-only";
+    case CG_ERR_DEVICE: return "GPU error";
     }
     return "unknown status";
 }

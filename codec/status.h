@@ -39,6 +39,7 @@ typedef enum cg_status {
     CG_ERR_PERMISSION = 44,
     CG_ERR_TIMED_OUT = 45, /* late: a deadline passed, or a mount hangs */
     CG_ERR_READ_ONLY = 46,
+    CG_ERR_DEVICE = 47, /* a GPU, or what speaks to it, failed */
 } cg_status;
 
 /* A short English sentence without a full stop; never NULL, also for unknown numbers. Static

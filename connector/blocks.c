@@ -7,7 +7,9 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
                            cg_kv_layout **layout_out)
 {
     *layout_out = NULL;
-    if (given->memory != CACHEGEN_MEMORY_HOST || given->layout > CACHEGEN_LAYOUT_VLLM_CPU_AMX)
+    const bool on_gpu = given->memory == CACHEGEN_MEMORY_CUDA;
+    if (given->memory > CACHEGEN_MEMORY_CUDA || given->layout > CACHEGEN_LAYOUT_VLLM_CPU_AMX ||
+        (on_gpu && given->layout != CACHEGEN_LAYOUT_STRIDED))
         return CG_ERR_UNSUPPORTED;
     if (given->n_layers == 0 || given->n_layers > model->n_layers ||
         given->first_layer > model->n_layers - given->n_layers || given->n_kv_heads == 0 ||
@@ -20,6 +22,11 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
         (given->dtype != CG_DTYPE_BF16 || given->block_tokens % 32 != 0 ||
          given->head_dim % 32 != 0))
         return CG_ERR_UNSUPPORTED;
+    const int64_t element_bytes = (int64_t)cg_dtype_bytes(given->dtype);
+    if (on_gpu &&
+        (given->n_layers != model->n_layers || given->n_kv_heads != model->n_kv_heads ||
+         given->dim_stride[CG_K] != element_bytes || given->dim_stride[CG_V] != element_bytes))
+        return CG_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < given->n_layers; i++)
         if (given->base[i] == NULL)
             return CG_ERR_INVALID_ARGUMENT;
@@ -28,7 +35,8 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
     if (layout == NULL)
         return CG_ERR_NO_MEMORY;
     layout->given = *given;
-    layout->element_bytes = cg_dtype_bytes(given->dtype);
+    layout->element_bytes = (size_t)element_bytes;
+    layout->gpu_blocks_id = 0;
     layout->tile_heads = model->n_kv_heads;
     layout->tile_first_head = given->first_head;
     memcpy(layout->base_copy, given->base, given->n_layers * sizeof layout->base_copy[0]);

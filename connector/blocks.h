@@ -22,13 +22,15 @@ extern "C" {
 typedef struct cg_kv_layout {
     cachegen_kv_layout given; /* whole: all fields of this version; base is base_copy */
     size_t element_bytes;
+    uint32_t gpu_blocks_id;               /* in a GPU's memory: codec/device.h */
     uint32_t tile_heads, tile_first_head; /* of a tile; where in it the layout's heads lie */
     void *base_copy[];                    /* [n_layers] */
 } cg_kv_layout;
 
 /* Checks and copies a layout; free it with free(). CG_ERR_INVALID_ARGUMENT: it does not agree with
  * the model, or a base or count is missing. CG_ERR_UNSUPPORTED: an unknown layout or memory kind;
- * AMX packing of another dtype than bf16 or of shapes that it does not have. */
+ * AMX packing of another dtype than bf16 or of shapes that it does not have; blocks in a GPU's
+ * memory that are not of all layers and heads, or whose dims are not dense. */
 cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *model,
                            cg_kv_layout **layout_out);
 
@@ -41,9 +43,9 @@ cg_kv_layout cg_kv_layout_own_heads(const cg_kv_layout *layout);
 bool cg_kv_layout_covers(const cg_kv_layout *layout, const int64_t *table, uint32_t n_blocks,
                          uint32_t n_tokens);
 
-/* One layer (of the model; the layout must have it) and plane: the layout's heads of
- * tile[n_tokens][tile_heads][head_dim] into the slots of tokens [first_token, first_token +
- * n_tokens) of the sequence whose blocks table names. The table must cover them. */
+/* In host memory only. One layer (of the model; the layout must have it) and plane: the layout's
+ * heads of tile[n_tokens][tile_heads][head_dim] into the slots of tokens [first_token, first_token
+ * + n_tokens) of the sequence whose blocks table names. The table must cover them. */
 void cg_blocks_write(const cg_kv_layout *layout, const int64_t *table, uint32_t layer,
                      uint32_t plane, uint32_t first_token, uint32_t n_tokens, const void *tile);
 /* The other way. */

@@ -76,7 +76,15 @@ typedef struct cachegen_info {
     const char *model;     /* the folder's name in the store */
     const char *model_fingerprint_hex,
         *profile_fingerprint_hex; /* 32 digits; "" without a profile */
+    /* CACHEGEN_GPU_...; and why it is not ON, a sentence, or "". It is asked for with the first
+     * layout in a GPU's memory. */
+    uint32_t gpu;
+    uint32_t reserved;
+    const char *gpu_reason;
 } cachegen_info;
+/* UNUSED: no layout is in a GPU's memory. OFF: there can be none (no libcachegen_cuda.so, no
+ * driver, no GPU ...), or after an error of the GPU there can be none any more. */
+enum { CACHEGEN_GPU_UNUSED = 0, CACHEGEN_GPU_ON = 1, CACHEGEN_GPU_OFF = 2 };
 CACHEGEN_API cachegen_status cachegen_get_info(cachegen *connector, cachegen_info *info_out);
 
 /* ---- paged KV blocks ---- */
@@ -96,7 +104,8 @@ enum { CACHEGEN_MEMORY_HOST = 0, CACHEGEN_MEMORY_CUDA = 1 };
  * those of the others, on the same host, and stores whole chunks; the others' saves send theirs.
  * VLLM_CPU_AMX: as vLLM's CPU attention packs bf16 for AMX. Here base, block_stride and
  * head_stride[0] count; the rest follows from them.
- * CACHEGEN_MEMORY_CUDA is refused with "not supported" by this version. */
+ * CACHEGEN_MEMORY_CUDA: base holds device addresses of the GPU `device`. Such a layout is STRIDED,
+ * has all layers and heads of the model, and K, V and strides are multiples of 16 bytes. */
 typedef struct cachegen_kv_layout {
     uint32_t struct_size, abi_version;
     uint32_t layout, memory;
@@ -109,15 +118,30 @@ typedef struct cachegen_kv_layout {
     int64_t block_stride;
     int64_t head_stride[2], token_stride[2], dim_stride[2];
     uint32_t first_head; /* of the model, of those that lie here; 0 unless tensor parallel */
+    uint32_t device;     /* CUDA's ordinal, as the process sees it */
     uint32_t reserved;
 } cachegen_kv_layout;
 
 /* Registers a layout; the memory must stay until cachegen_close(). *kv_id_out names it in loads and
  * saves. Refused unless layers, heads, head_dim and dtype agree with the connector's model; with
- * "exists" if another rank of the group has head 0 and saves, too. */
+ * "exists" if another rank of the group has head 0 and saves, too.
+ * The first one in a GPU's memory loads libcachegen_cuda.so and takes all memory that loads and
+ * saves will need there; "not supported" and cachegen_info.gpu_reason say why there is no GPU. All
+ * layouts of a connector that are in GPUs' memory are in that of one. */
 CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector,
                                                   const cachegen_kv_layout *layout,
                                                   uint32_t *kv_id_out);
+
+/* What the engine's own work on a GPU is told apart by: a cudaStream_t or cudaEvent_t of the
+ * layout's device. For layouts in host memory it is ignored.
+ * STREAM: what the engine has enqueued there comes before this operation touches the blocks. A
+ * save also makes the stream wait until the blocks are copied. NULL is CUDA's default stream.
+ * EVENT: the same for what was recorded; the event stays until the operation is done. A save
+ * returns when the blocks are copied.
+ * NONE: the engine knows that its work on the blocks is over. A save does as with EVENT.
+ * Nothing that the engine enqueues later may touch blocks that a load is writing: it waits until
+ * poll says that the load is done. */
+enum { CACHEGEN_AFTER_NONE = 0, CACHEGEN_AFTER_STREAM = 1, CACHEGEN_AFTER_EVENT = 2 };
 
 /* ---- look-up ---- */
 
@@ -196,6 +220,9 @@ typedef struct cachegen_load_request {
     const int64_t *block_table; /* [n_blocks] block ids from token 0 on; copied */
     const void *plan;           /* from cachegen_lookup_plan(); copied. Any bytes are safe. */
     size_t plan_bytes;
+    uint32_t after_kind; /* CACHEGEN_AFTER_... */
+    uint32_t reserved;
+    void *after;
 } cachegen_load_request;
 
 typedef struct cachegen_progress {
@@ -207,7 +234,8 @@ typedef struct cachegen_progress {
     uint64_t bytes_read;
     uint64_t read_ns;   /* time of the link: of each moment, what falls to this one of all reads of
                            the connector that were under way */
-    uint64_t decode_ns; /* thread time in decoding */
+    uint64_t decode_ns; /* thread time in decoding; on a GPU, what it would be of the configured
+                           threads, without chunks that waited for the engine */
     uint64_t copy_ns;   /* thread time in writing blocks */
     uint64_t total_ns;  /* since start */
     /* Of a load whose status is not OK: the chunk that ended it, by its first token, its levels
@@ -263,18 +291,20 @@ typedef struct cachegen_save_request {
     const int64_t *block_table; /* [n_blocks] from token 0 on */
     const char *context; /* NULL, or the name to publish the prompt's chunks under when is_last */
     uint32_t copy_later; /* 1: the connector's threads copy; until progress.copied says so, what is
-                            saved must stay in the blocks */
-    uint32_t reserved;
+                            saved must stay in the blocks. Ignored for blocks in a GPU's memory */
+    uint32_t after_kind; /* CACHEGEN_AFTER_... */
+    void *after;
 } cachegen_save_request;
 
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once
- * (unless copy_later says otherwise; a rank whose heads another one stores copies at once). The
- * connector's threads then encode and publish. Chunks that the store has are not saved again. What
- * would follow a chunk that the store lacks is dropped, since no look-up could find it: then poll
- * says OK with loaded_tokens < to_token, and so it does where only a part fitted into the staging
- * memory. Errors are counted and reported by poll; they never harm the store. CACHEGEN_AGAIN: the
- * memory for such copies (staging_mib, configured) is full; nothing was taken. 45 (timed out): the
- * store hangs, and the thread that saves with it; nothing was taken. */
+ * (unless copy_later says otherwise; a rank whose heads another one stores copies at once); or,
+ * with CACHEGEN_AFTER_STREAM and a layout in a GPU's memory, before what the engine enqueues next.
+ * The connector's threads then encode and publish. Chunks that the store has are not saved again.
+ * What would follow a chunk that the store lacks is dropped, since no look-up could find it: then
+ * poll says OK with loaded_tokens < to_token, and so it does where only a part fitted into the
+ * staging memory. Errors are counted and reported by poll; they never harm the store.
+ * CACHEGEN_AGAIN: the memory for such copies (staging_mib, configured) is full; nothing was taken.
+ * 45 (timed out): the store hangs, and the thread that saves with it; nothing was taken. */
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  const cachegen_save_request *request,
                                                  cachegen_save **out);
@@ -328,6 +358,9 @@ typedef struct cachegen_stats {
     /* Of chunks that were saved: symbols that did not fit, since K or V is far beyond what the
      * profile was made from. Such chunks decode further off than their levels mean. */
     uint64_t symbols_saturated;
+    /* chunks_loaded, those that a GPU's kernels decoded; and chunks and saves that failed because a
+     * GPU did. */
+    uint64_t chunks_decoded_on_gpu, gpu_errors;
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);
 

@@ -81,6 +81,10 @@ static const key_rule RULES[] = {
      NULL}, /* how long a found chunk is remembered */
     {"retry_ms", INTEGER, AT(retry_ms), 30000, 0, 86400000,
      NULL}, /* how long a chunk that failed is not offered */
+    {"gpu_library", STRING, AT(gpu_library), 0, 0, 0, NULL},
+    {"gpu_slots", INTEGER, AT(gpu_slots), 4, 1, 64, NULL}, /* chunks that a GPU has at once */
+    {"gpu_staging_mib", INTEGER, AT(gpu_staging_mib), 512, 1, 16777216,
+     NULL}, /* pinned memory for KV that is copied off a GPU */
     {"read_only", BOOLEAN, AT(read_only), 0, 0, 0, NULL},
     {"geometry", GEOMETRY, AT(geometry), 0, 0, 0,
      NULL}, /* for a model without model.json; dtype: also overrides it */
@@ -333,6 +337,7 @@ void cg_config_free(cg_config *config)
         return;
     free(config->root);
     free(config->model);
+    free(config->gpu_library);
     free(config->group);
     free(config);
 }

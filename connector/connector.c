@@ -70,6 +70,7 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
     cachegen *c = calloc(1, sizeof *c);
     if (c == NULL)
         return status;
+    pthread_mutex_init(&c->gpu_lock, NULL);
     if ((status = cg_config_parse(json, json_bytes, &c->config, &error)) != CG_OK)
         goto failed;
     if ((status = check_affinity(c->config, &error)) != CG_OK)
@@ -139,6 +140,7 @@ cachegen_status cachegen_get_info(cachegen *c, cachegen_info *info_out)
     if (c == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     const cg_geometry *g = &c->model.geometry;
+    const uint32_t gpu_state = atomic_load(&c->gpu_state); /* before the reason */
     const cachegen_info info = {.abi_version = CACHEGEN_ABI_VERSION,
                                 .n_layers = g->n_layers,
                                 .n_kv_heads = g->n_kv_heads,
@@ -150,8 +152,31 @@ cachegen_status cachegen_get_info(cachegen *c, cachegen_info *info_out)
                                 .io_backend = (uint32_t)c->backend,
                                 .model = c->config->model,
                                 .model_fingerprint_hex = c->model_hex,
-                                .profile_fingerprint_hex = c->profile_hex};
+                                .profile_fingerprint_hex = c->profile_hex,
+                                .gpu = gpu_state,
+                                .gpu_reason = gpu_state == CACHEGEN_GPU_OFF ? c->gpu_reason : ""};
     return cg_abi_give(info_out, &info, sizeof info) ? CG_OK : CG_ERR_INVALID_ARGUMENT;
+}
+
+/* Tells the GPU of a layout in its memory. */
+static cg_status register_on_gpu(cachegen *c, cg_kv_layout *layout)
+{
+    const cachegen_kv_layout *g = &layout->given;
+    cg_gpu *gpu;
+    cg_status status = cg_handle_open_gpu(c, g->device, &gpu);
+    if (status != CG_OK)
+        return status;
+    const cg_device_blocks blocks = {.base = g->base,
+                                     .offset_bytes = {g->offset_bytes[CG_K], g->offset_bytes[CG_V]},
+                                     .block_stride = g->block_stride,
+                                     .head_stride = {g->head_stride[CG_K], g->head_stride[CG_V]},
+                                     .token_stride = {g->token_stride[CG_K], g->token_stride[CG_V]},
+                                     .block_tokens = g->block_tokens,
+                                     .n_blocks = g->n_blocks};
+    status = gpu->functions->add_blocks(gpu->device, &blocks, &layout->gpu_blocks_id);
+    if (status == CG_ERR_DEVICE)
+        cg_handle_check_gpu(c);
+    return status;
 }
 
 /* A layout that lacks heads is one of a tensor-parallel engine's: its saves need those of the other
@@ -190,7 +215,8 @@ cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *give
         status = cg_kv_layout_new(&layout, &c->model.geometry, &made);
     if (status != CG_OK)
         return status;
-    if ((status = join_ranks(c, made)) != CG_OK) {
+    if ((status = join_ranks(c, made)) != CG_OK || (made->given.memory == CACHEGEN_MEMORY_CUDA &&
+                                                    (status = register_on_gpu(c, made)) != CG_OK)) {
         free(made);
         return status;
     }
@@ -233,7 +259,7 @@ void cachegen_report_load(cachegen *c, uint32_t from_token, const cachegen_progr
     if (speeds->meter.last_ns == 0) /* else the load was in this process, and was measured */
         cg_estimator_add(&speeds->link, p.bytes_read, p.read_ns, cg_now_ns());
     cg_runtime_speeds_end(rt);
-    if (p.loaded_tokens > from_token && p.worst_level < CG_N_LEVELS)
+    if (p.loaded_tokens > from_token && p.worst_level < CG_N_LEVELS && p.decode_ns > 0)
         cg_speeds_add_decode(&rt->speeds, p.worst_level, p.loaded_tokens - from_token, p.decode_ns);
     pthread_mutex_unlock(&rt->lock);
 }

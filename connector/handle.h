@@ -1,6 +1,6 @@
 /* connector/handle.h - what a `cachegen` handle is made of.
  *
- * All of it is constant after cachegen_open(), but for the three fields that are atomic. What
+ * All of it is constant after cachegen_open(), but for the fields that say otherwise. What
  * changes while a connector works (threads, locks, queues, counters, what was learnt) is of one
  * process and lies in a cg_runtime: connector/runtime.h.
  */
@@ -8,6 +8,7 @@
 #define CG_CONNECTOR_HANDLE_H
 #include "connector/blocks.h"
 #include "connector/gather.h"
+#include "connector/gpu.h"
 #include "connector/model.h"
 #include "iouring/store.h"
 
@@ -29,6 +30,11 @@ struct cachegen {
     _Atomic(cg_kv_layout *) layouts[CG_MAX_KV_LAYOUTS]; /* filled once each, from the front */
     _Atomic(cg_gather *) gather;   /* of ranks, made with the first layout that lacks heads */
     _Atomic(cg_runtime *) runtime; /* of the process that last made one */
+
+    pthread_mutex_t gpu_lock;             /* of opening a GPU, and of the reason */
+    _Atomic(cg_gpu *) gpu;                /* set once */
+    char gpu_reason[CG_GPU_REASON_BYTES]; /* written once, before gpu_state says OFF */
+    _Atomic uint32_t gpu_state;           /* CACHEGEN_GPU_...; OFF is for good */
 };
 
 /* Registered layout kv_id; NULL: there is none. */
@@ -38,6 +44,14 @@ static inline const cg_kv_layout *cg_handle_layout(cachegen *connector, uint32_t
                ? atomic_load_explicit(&connector->layouts[kv_id], memory_order_acquire)
                : NULL;
 }
+
+/* This process's GPU, opened before and working; else NULL. */
+cg_gpu *cg_handle_gpu(cachegen *connector);
+/* Opens the GPU `ordinal` unless it is open. CG_ERR_UNSUPPORTED: there is none, and gpu_reason says
+ * why; or another one is open. */
+cg_status cg_handle_open_gpu(cachegen *connector, uint32_t ordinal, cg_gpu **gpu_out);
+/* After CG_ERR_DEVICE: notes whether the GPU is off from now on. */
+void cg_handle_check_gpu(cachegen *connector);
 
 /* Frees what cachegen_open() made, also a part of it. The runtime must be gone. */
 void cg_handle_free(cachegen *connector);

@@ -18,6 +18,10 @@ static void load_destroy(cg_operation *op)
         for (uint32_t i = 0; i < load->plan->n_chunks; i++)
             cg_load_drop_pieces(&load->chunks[i]);
     cg_stream_destroy(&load->stream);
+    if (load->mark != NULL) {
+        const cg_gpu *gpu = atomic_load(&op->connector->gpu);
+        gpu->functions->mark_free(gpu->device, load->mark);
+    }
     free(load->table);
     free(load->chunks);
     cg_plan_free(load->plan);
@@ -44,6 +48,7 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     cg_stream *stream = &load->stream;
     load->from_token = r->from_token;
     load->to_token = r->to_token;
+    load->n_blocks = r->n_blocks;
     load->progress.loaded_tokens = r->from_token;
     load->table = malloc((r->n_blocks + (size_t)1) * sizeof *load->table);
     load->chunks = calloc(plan->n_chunks + (size_t)1, sizeof *load->chunks);
@@ -104,6 +109,24 @@ static uint64_t ends_at_ns(const cachegen_load *load, cg_runtime *rt)
            GRACE_MS * UINT64_C(1000000);
 }
 
+/* What the engine has enqueued that may touch the blocks. */
+static cg_status make_mark(cachegen_load *load, const cachegen_load_request *r)
+{
+    cachegen *c = load->op.connector;
+    if (load->layout->given.memory != CACHEGEN_MEMORY_CUDA)
+        return CG_OK;
+    if (r->after_kind > CACHEGEN_AFTER_EVENT)
+        return CG_ERR_INVALID_ARGUMENT;
+    const cg_gpu *gpu = cg_handle_gpu(c);
+    const cg_after after = {(cg_after_kind)r->after_kind, r->after};
+    if (gpu == NULL)
+        return CG_ERR_DEVICE;
+    const cg_status status = gpu->functions->mark(gpu->device, after, &load->mark);
+    if (status == CG_ERR_DEVICE)
+        cg_handle_check_gpu(c);
+    return status;
+}
+
 cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_request *request,
                                     cachegen_load **out)
 {
@@ -129,7 +152,7 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     load->layout = layout;
     if ((status = cg_plan_parse(r.plan, r.plan_bytes, &load->plan)) != CG_OK ||
         (status = check_plan(connector, load->plan, &r)) != CG_OK ||
-        (status = fill(load, &r)) != CG_OK)
+        (status = fill(load, &r)) != CG_OK || (status = make_mark(load, &r)) != CG_OK)
         goto done;
 
     pthread_mutex_lock(&rt->lock);

@@ -1,10 +1,10 @@
 #include "connector/load_deliver.h"
 
 #include "connector/clock.h"
+#include "connector/load_gpu.h"
 #include "connector/load_verify.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static cg_load_chunk *chunk_of(cg_job *job)
 {
@@ -91,14 +91,8 @@ static const uint8_t *put_together(cg_load_chunk *chunk, uint64_t n_bytes)
     if (first != NULL && first->from == 0 && first->buffer->n_bytes >= n_bytes)
         return first->buffer->data;
     chunk->bytes = malloc(n_bytes);
-    for (const cg_load_piece *piece = first; piece != NULL && chunk->bytes != NULL;
-         piece = piece->next) {
-        if (piece->from >= n_bytes)
-            continue; /* of a finer level */
-        const uint64_t left_bytes = n_bytes - piece->from;
-        memcpy(chunk->bytes + piece->from, piece->buffer->data,
-               piece->buffer->n_bytes < left_bytes ? piece->buffer->n_bytes : left_bytes);
-    }
+    if (chunk->bytes != NULL)
+        cg_load_copy_pieces(chunk, n_bytes, chunk->bytes);
     return chunk->bytes;
 }
 
@@ -136,9 +130,13 @@ static void verify_done(cg_job *job)
 
 void cg_load_submit(cg_load_chunk *chunk)
 {
-    cg_runtime *rt = chunk->load->op.runtime;
-    chunk->job = (cg_job){.run = run_verify, .done = verify_done, .n_tasks = 1};
-    const cg_status status = cg_pool_submit(rt->pool, CG_JOB_DECODE, &chunk->job);
+    const cachegen_load *load = chunk->load;
+    const cg_gpu *gpu = atomic_load(&load->op.connector->gpu);
+    const bool on_gpu = load->layout->given.memory == CACHEGEN_MEMORY_CUDA;
+    chunk->job = on_gpu ? (cg_job){.run = cg_load_gpu_run, .done = decode_done, .n_tasks = 1}
+                        : (cg_job){.run = run_verify, .done = verify_done, .n_tasks = 1};
+    const cg_status status =
+        cg_pool_submit(on_gpu ? gpu->pool : load->op.runtime->pool, CG_JOB_DECODE, &chunk->job);
     if (status != CG_OK) {
         chunk->status = status;
         decode_done(&chunk->job);

@@ -2,7 +2,8 @@
  * engine's blocks, by jobs of the pool.
  *
  * One task verifies it; then there is a task for each group of layers and plane, which decodes into
- * the thread's memory and copies from there what the load asked for.
+ * the thread's memory and copies from there what the load asked for. Where the blocks are in a
+ * GPU's memory a chunk is one task, on a thread of the GPU: connector/load_gpu.h.
  */
 #ifndef CG_CONNECTOR_LOAD_DELIVER_H
 #define CG_CONNECTOR_LOAD_DELIVER_H

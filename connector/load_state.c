@@ -3,6 +3,7 @@
 #include "connector/clock.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 cachegen_load *cg_load_of_stream(cg_stream *stream)
 {
@@ -40,6 +41,7 @@ static bool count_refusal(cachegen_stats *stats, cg_status status)
     case CG_ERR_NOT_FOUND: stats->chunks_missing++; return false;
     case CG_ERR_LOSSY_PREFIX: stats->chunks_lossy_prefix++; return false;
     case CG_ERR_TIMED_OUT: stats->chunks_timed_out++; return false;
+    case CG_ERR_DEVICE: stats->gpu_errors++; return false;
     case CG_ERR_IO:
     case CG_ERR_PERMISSION:
     case CG_ERR_NO_MEMORY:
@@ -54,13 +56,19 @@ static bool count_refusal(cachegen_stats *stats, cg_status status)
     }
 }
 
+/* Whether a failure says nothing of the chunk. */
+static bool is_ours(cg_status status)
+{
+    return status == CG_ERR_NO_MEMORY || status == CG_ERR_DEVICE;
+}
+
 /* Says in the load's progress what ended it. */
 static void blame(const cg_load_chunk *chunk, uint8_t levels, cg_status status)
 {
     cachegen_progress *p = &chunk->load->progress;
     p->status = status;
     p->failed_token = chunk->load->plan->chunks[chunk->index].first_token;
-    p->failed_levels = status == CG_ERR_NO_MEMORY ? 0 : levels;
+    p->failed_levels = is_ours(status) ? 0 : levels;
     p->failed_worst_level = status == CG_ERR_LOSSY_PREFIX ? chunk->worst_level : 0;
 }
 
@@ -72,6 +80,17 @@ void cg_load_drop_pieces(cg_load_chunk *chunk)
         free(piece);
     }
     chunk->pieces = NULL;
+}
+
+void cg_load_copy_pieces(const cg_load_chunk *chunk, uint64_t n_bytes, uint8_t *bytes_out)
+{
+    for (const cg_load_piece *piece = chunk->pieces; piece != NULL; piece = piece->next) {
+        if (piece->from >= n_bytes)
+            continue; /* of a finer level */
+        const uint64_t left_bytes = n_bytes - piece->from;
+        memcpy(bytes_out + piece->from, piece->buffer->data,
+               piece->buffer->n_bytes < left_bytes ? piece->buffer->n_bytes : left_bytes);
+    }
 }
 
 /* The levels that are in the file that `level` is read from. */
@@ -96,8 +115,8 @@ static void refuse(cg_load_chunk *chunk, uint8_t levels, cg_status status)
     const uint64_t until_ns =
         cg_now_ns() + load->op.connector->config->retry_ms * UINT64_C(1000000);
     const cg_key *key = &load->plan->keys[chunk->index + 1];
-    if (status == CG_ERR_NO_MEMORY)
-        return; /* which says nothing of the chunk */
+    if (is_ours(status))
+        return;
     if (status != CG_ERR_LOSSY_PREFIX) {
         cg_chunk_memory_failed(rt->chunk_memory, key, levels, damaged, until_ns);
         return;
@@ -230,8 +249,9 @@ void cg_load_decode_ended(cg_load_chunk *chunk)
     load->n_jobs--;
     /* A chunk that is not wanted any more may have skipped tasks: it does not count as loaded. */
     if (cg_stream_decode_ended(&rt->stream_plan, stream, chunk->index, chunk->status == CG_OK)) {
-        cg_speeds_add_decode(&rt->speeds, level, stream->sizes[chunk->index].n_tokens,
-                             chunk->decode_ns);
+        if (chunk->decode_ns > 0) /* else nobody knows */
+            cg_speeds_add_decode(&rt->speeds, level, stream->sizes[chunk->index].n_tokens,
+                                 chunk->decode_ns);
         rt->stats.chunks_loaded[level]++;
         for (uint32_t i = n_whole; i < stream->n_whole; i++)
             add_to_prefix(load, &load->chunks[stream->first + i]);

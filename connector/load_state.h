@@ -41,7 +41,9 @@ typedef struct cg_load_chunk {
 struct cachegen_load {
     cg_operation op;
     const cg_kv_layout *layout;    /* constant */
-    int64_t *table;                /* constant */
+    int64_t *table;                /* constant: [n_blocks] */
+    uint32_t n_blocks;             /* constant */
+    cg_device_mark *mark;          /* constant: what of the engine comes first, on a GPU */
     cg_plan *plan;                 /* constant */
     uint32_t from_token, to_token; /* constant: of the prompt */
     cg_stream stream;              /* in the runtime's plan until done */
@@ -66,6 +68,9 @@ cg_load_chunk *cg_load_decode_begun(cg_stream *stream, uint32_t chunk_index);
 void cg_load_drop_pieces(cg_load_chunk *chunk);
 /* The last job of a chunk ended, with what stands in the chunk. */
 void cg_load_decode_ended(cg_load_chunk *chunk);
+/* Without the lock, for the chunk's job: the first n_bytes of its file, put together from pieces.
+ */
+void cg_load_copy_pieces(const cg_load_chunk *chunk, uint64_t n_bytes, uint8_t *bytes_out);
 /* Whether the chunk is still worth decoding. */
 bool cg_load_wants(const cg_load_chunk *chunk);
 

@@ -162,6 +162,7 @@ void cg_runtime_close(cg_runtime *rt, uint64_t deadline_ns)
 {
     cachegen *connector = rt->connector;
     cg_pool_stop(rt->pool); /* its tasks only compute: they end */
+    cg_gpu_stop(atomic_load(&connector->gpu));
     pthread_mutex_lock(&rt->lock);
     const cg_worker workers[] = {rt->looker, rt->reader, rt->writer, rt->watcher};
     const bool is_orphan = rt->is_orphan = rt->n_inside > 0;

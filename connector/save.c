@@ -28,7 +28,7 @@ static void save_destroy(cg_operation *op)
 {
     cachegen_save *save = (cachegen_save *)op;
     for (uint32_t i = 0; i < save->n_chunks && save->chunks != NULL; i++)
-        free(save->chunks[i].raw);
+        cg_save_free_raw(&save->chunks[i]);
     free(save->chunks);
     free(save->table);
     free(save->tokens);
@@ -61,7 +61,7 @@ static cg_status fill_keys(cachegen_save *save, const cachegen_save_request *r)
 }
 
 /* With the lock held: which chunks are to be copied, and how many bytes that takes. */
-static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
+static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, uint32_t most_chunks,
                           uint64_t *staging_bytes_out)
 {
     const cachegen *c = save->op.connector;
@@ -92,7 +92,8 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
         }
         /* More than the staging memory ever holds: what fits is a prefix, and a prefix is worth
          * having. */
-        if (*staging_bytes_out + raw_bytes + encoder_bytes > limit && save->n_chunks > 0) {
+        if ((*staging_bytes_out + raw_bytes + encoder_bytes > limit && save->n_chunks > 0) ||
+            save->n_chunks == most_chunks) {
             rt->stats.saves_dropped += save->n_keys - i;
             rt->stats.saves_dropped_staging += save->n_keys - i;
             save->end_token = first_token;
@@ -110,7 +111,7 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r,
 
 /* Chooses the chunks and takes the staging memory for them. CG_ERR_AGAIN: it is not free now. */
 static cg_status reserve_staging(cachegen_save *save, const cachegen_save_request *r,
-                                 uint64_t *staging_bytes_out)
+                                 uint32_t most_chunks, uint64_t *staging_bytes_out)
 {
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
@@ -119,7 +120,7 @@ static cg_status reserve_staging(cachegen_save *save, const cachegen_save_reques
         return CG_ERR_TIMED_OUT;
     }
     const cachegen_stats before = rt->stats;
-    choose_chunks(save, r, staging_bytes_out);
+    choose_chunks(save, r, most_chunks, staging_bytes_out);
     /* While nothing else is staged a save is always taken, or a chunk larger than the limit would
      * be asked for again for ever. */
     const uint64_t encoder_bytes = save->n_chunks > 0 ? save->chunks[0].raw_bytes : 0;
@@ -189,6 +190,38 @@ static cg_status begin_copy(cachegen_save *save, const cg_kv_layout *layout,
     return CG_OK;
 }
 
+/* Has the GPU copy the chunks; what it has not copied yet is waited for by the writer. */
+static cg_status copy_off_gpu(cachegen_save *save, const cg_gpu *gpu, const cg_kv_layout *layout,
+                              const cachegen_save_request *r)
+{
+    const cg_after after = {(cg_after_kind)r->after_kind, r->after};
+    cg_device_run *runs = calloc(save->n_chunks + (size_t)1, sizeof *runs);
+    uint32_t *copies = calloc(save->n_chunks + (size_t)1, sizeof *copies);
+    cg_status status = CG_ERR_NO_MEMORY;
+    if (runs == NULL || copies == NULL)
+        goto done;
+    for (uint32_t i = 0; i < save->n_chunks; i++)
+        runs[i] = (cg_device_run){.blocks_id = layout->gpu_blocks_id,
+                                  .table = r->block_table,
+                                  .n_table = r->n_blocks,
+                                  .first_token = save->chunks[i].first_token,
+                                  .n_tokens = save->chunks[i].n_tokens,
+                                  .to_token = save->chunks[i].n_tokens};
+    status = gpu->functions->read(gpu->device, runs, save->n_chunks, after, copies);
+    for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++) {
+        save->chunks[i].copy = copies[i];
+        save->chunks[i].has_copy = true;
+    }
+    save->is_copied = true; /* as far as the engine's stream can tell */
+    save->progress.copied = 1;
+    if (status == CG_ERR_DEVICE)
+        cg_handle_check_gpu(save->op.connector);
+done:
+    free(runs);
+    free(copies);
+    return status;
+}
+
 /* Gives the copying that is to be done later to the pool, before what it encodes. */
 static void submit_copy(cachegen_save *save)
 {
@@ -243,6 +276,13 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
     const bool has_some_heads =
         !cg_kv_layout_is_whole(layout, connector->model.geometry.n_kv_heads);
     const cg_gather *gather = atomic_load_explicit(&connector->gather, memory_order_acquire);
+    const cg_gpu *gpu = NULL;
+    if (layout->given.memory == CACHEGEN_MEMORY_CUDA) {
+        if (r.after_kind > CACHEGEN_AFTER_EVENT)
+            return CG_ERR_INVALID_ARGUMENT;
+        if ((gpu = cg_handle_gpu(connector)) == NULL)
+            return CG_ERR_DEVICE;
+    }
 
     cachegen_save *save = cg_operation_new(connector, sizeof *save, save_destroy);
     status = CG_ERR_NO_MEMORY;
@@ -267,9 +307,11 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         status = CG_ERR_NO_MEMORY;
         goto done;
     }
-    if ((status = reserve_staging(save, &r, &staging_bytes)) != CG_OK)
+    status = reserve_staging(save, &r, gpu != NULL ? gpu->n_copies : UINT32_MAX, &staging_bytes);
+    if (status != CG_OK)
         goto done;
-    if ((status = begin_copy(save, layout, &r)) != CG_OK)
+    status = gpu != NULL ? copy_off_gpu(save, gpu, layout, &r) : begin_copy(save, layout, &r);
+    if (status != CG_OK)
         goto give_back;
 
     pthread_mutex_lock(&rt->lock);
@@ -297,7 +339,9 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
 give_back:
     pthread_mutex_lock(&rt->lock);
     rt->staging_bytes -= staging_bytes;
-    cg_save_count_dropped(rt, save->n_chunks, status);
+    if (status != CG_ERR_AGAIN) /* the GPU's copies wait to be encoded */
+        cg_save_count_dropped(rt, save->n_chunks, status);
+    rt->stats.gpu_errors += status == CG_ERR_DEVICE;
     pthread_mutex_unlock(&rt->lock);
 done:
     if (save != NULL)

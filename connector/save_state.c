@@ -14,13 +14,24 @@ uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there)
     return outdone;
 }
 
+bool cg_save_free_raw(cg_save_chunk *chunk)
+{
+    const bool had_one = chunk->has_copy || chunk->raw != NULL;
+    if (chunk->has_copy) {
+        const cg_gpu *gpu = atomic_load(&chunk->save->op.connector->gpu);
+        gpu->functions->read_release(gpu->device, chunk->copy);
+    } else {
+        free(chunk->raw);
+    }
+    chunk->has_copy = false;
+    chunk->raw = NULL;
+    return had_one;
+}
+
 void cg_save_release_raw(cg_save_chunk *chunk)
 {
-    if (chunk->raw == NULL || !chunk->save->is_copied)
-        return;
-    free(chunk->raw);
-    chunk->raw = NULL;
-    chunk->save->op.runtime->staging_bytes -= chunk->raw_bytes;
+    if (chunk->save->is_copied && cg_save_free_raw(chunk))
+        chunk->save->op.runtime->staging_bytes -= chunk->raw_bytes;
 }
 
 bool cg_save_has_room(const cg_runtime *rt, uint64_t n_bytes, uint64_t encoder_bytes)

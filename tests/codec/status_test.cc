@@ -36,6 +36,7 @@ const struct {
     {CG_ERR_PERMISSION, 44},
     {CG_ERR_TIMED_OUT, 45},
     {CG_ERR_READ_ONLY, 46},
+    {CG_ERR_DEVICE, 47},
 };
 
 TEST(Status, NumbersArePinned)
@@ -49,7 +50,7 @@ TEST(Status, EachHasItsOwnMessage)
     std::set<std::string> messages;
     for (const auto &p : pinned)
         EXPECT_TRUE(messages.insert(cg_strerror(p.status)).second) << cg_strerror(p.status);
-    for (const int number : {-1, 7, 19, 24, 47, 1 << 30}) {
+    for (const int number : {-1, 7, 19, 24, 48, 1 << 30}) {
         ASSERT_NE(cg_strerror(static_cast<cg_status>(number)), nullptr);
         EXPECT_TRUE(messages.insert(cg_strerror(static_cast<cg_status>(number))).second);
         messages.erase(cg_strerror(static_cast<cg_status>(number)));

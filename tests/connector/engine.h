@@ -77,11 +77,11 @@ struct Store {
     TempDir dir;
 };
 
-// Polls op until it is done, sleeping on the connector's eventfd; fails the test after half a
-// minute.
+// Polls op until it is done, sleeping on the connector's eventfd; fails the test after two
+// minutes: kernels that are emulated under a sanitizer are slow.
 template <typename Poll> inline cachegen_status wait_for(cachegen *c, Poll poll_op)
 {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
     cachegen_status status;
     while ((status = poll_op()) == CACHEGEN_AGAIN && std::chrono::steady_clock::now() < deadline) {
         pollfd fd = {cachegen_eventfd(c), POLLIN, 0};
@@ -98,6 +98,13 @@ struct Load {
     cachegen_status status = -1; // of the start, then of the load
 };
 
+// Where blocks lie, and how: as on vLLM's CPU, or as on its GPUs, where K and V of a token and head
+// are one row.
+struct Placement {
+    enum Order { CPU, HEADS_FIRST, TOKENS_FIRST } order = CPU;
+    char *gpu_memory = nullptr; // NULL: Engine::memory. Else that is a copy for the test
+};
+
 // The KV heads that a rank of a tensor-parallel engine has; n == 0: all.
 struct Heads {
     uint32_t first = 0, n = 0;
@@ -108,12 +115,13 @@ class Engine
   public:
     enum { BLOCK_TOKENS = 16, N_BLOCKS = 40 };
     float amplitude = 1; // of what the model computes
-    explicit Engine(const Store &store, const std::string &more = "", Heads heads = Heads())
-        : Engine(store.dir.path, store.spec, more, heads)
+    explicit Engine(const Store &store, const std::string &more = "", Heads heads = Heads(),
+                    const Placement &placement = {})
+        : Engine(store.dir.path, store.spec, more, heads, placement)
     {
     }
     Engine(const std::string &root, const ProfileSpec &spec, const std::string &more,
-           Heads heads = Heads())
+           Heads heads = Heads(), const Placement &placement = {})
         : spec_(spec), heads_(heads)
     {
         if (heads_.n == 0)
@@ -132,7 +140,7 @@ class Engine
             info.struct_size = sizeof info;
             cachegen_get_info(c, &info);
             dtype_ = static_cast<uint8_t>(info.dtype);
-            register_kv();
+            register_kv(placement);
         }
     }
     ~Engine()
@@ -146,25 +154,23 @@ class Engine
     {
         return cg_dtype_bytes(dtype_);
     }
-    // vLLM's CPU layout: a (block, head) is a transposed K area and a V area.
-    size_t region_bytes() const
-    {
-        return 2 * BLOCK_TOKENS * spec_.head_dim * element_bytes();
-    }
     size_t layer_bytes() const
     {
-        return N_BLOCKS * heads_.n * region_bytes();
+        return layer_bytes(spec_, heads_.n, element_bytes());
+    }
+    static size_t layer_bytes(const ProfileSpec &spec, uint32_t n_heads, size_t element_bytes)
+    {
+        return N_BLOCKS * n_heads * 2 * BLOCK_TOKENS * spec.head_dim * element_bytes;
     }
 
     uint8_t *element(uint32_t layer, uint32_t plane, int64_t block, uint32_t t, uint32_t head,
                      uint32_t d)
     {
-        const size_t D = spec_.head_dim, N = BLOCK_TOKENS;
-        const size_t at = plane == CG_K ? d * N + t : N * D + t * D + d;
         return &memory[layer * layer_bytes() +
-                       (static_cast<size_t>(block) * heads_.n + head - heads_.first) *
-                           region_bytes() +
-                       at * element_bytes()];
+                       static_cast<size_t>(
+                           layout_.offset_bytes[plane] + block * layout_.block_stride +
+                           (head - heads_.first) * layout_.head_stride[plane] +
+                           t * layout_.token_stride[plane] + d * layout_.dim_stride[plane])];
     }
     // What the model computes: an element depends on everything before it.
     void value(const Tokens &tokens, uint32_t token, uint32_t layer, uint32_t plane, uint32_t head,
@@ -267,6 +273,8 @@ class Engine
         r.to_token = to;
         r.is_last = is_last;
         r.context = context;
+        r.after_kind = after_kind;
+        r.after = after;
         r.prefix_level = prefix_level;
         r.n_blocks = static_cast<uint32_t>(table.size());
         r.block_table = table.data();
@@ -334,6 +342,8 @@ class Engine
         r.block_table = table.data();
         r.plan = plan.data();
         r.plan_bytes = plan.size();
+        r.after_kind = after_kind;
+        r.after = after;
         return cachegen_load_start(c, &r, load);
     }
     // What an engine does for a request: look up, then load the hit into fresh blocks.
@@ -370,19 +380,47 @@ class Engine
     Bytes plan;
     std::string salt, extra;
     uint32_t worst_level_plus_1 = 0, level_plus_1 = 0;
+    uint32_t after_kind = CACHEGEN_AFTER_NONE;
+    void *after = nullptr;
     bool copies_later = false;
     cachegen_lookup_options options = {};
 
   private:
-    void register_kv()
+    // Strides of the order.
+    void set_strides(Placement::Order order)
     {
         const int64_t E = static_cast<int64_t>(element_bytes()), D = spec_.head_dim,
-                      N = BLOCK_TOKENS;
+                      N = BLOCK_TOKENS, H = heads_.n;
+        cachegen_kv_layout &g = layout_;
+        g.block_stride = H * 2 * N * D * E;
+        if (order == Placement::CPU) { // a (block, head) is a transposed K area and a V area
+            g.offset_bytes[1] = N * D * E;
+            g.head_stride[0] = g.head_stride[1] = 2 * N * D * E;
+            g.token_stride[0] = E;
+            g.dim_stride[0] = N * E;
+            g.token_stride[1] = D * E;
+            g.dim_stride[1] = E;
+            return;
+        }
+        g.offset_bytes[1] = D * E;
+        for (int plane = 0; plane < 2; plane++) {
+            const bool heads_first = order == Placement::HEADS_FIRST;
+            g.head_stride[plane] = heads_first ? N * 2 * D * E : 2 * D * E;
+            g.token_stride[plane] = heads_first ? 2 * D * E : H * 2 * D * E;
+            g.dim_stride[plane] = E;
+        }
+    }
+    void register_kv(const Placement &placement)
+    {
         memory.assign(spec_.n_layers * layer_bytes(), 0xcd);
         std::vector<void *> base;
         for (uint32_t i = 0; i < spec_.n_layers; i++)
-            base.push_back(&memory[i * layer_bytes()]);
-        cachegen_kv_layout g = {};
+            base.push_back(placement.gpu_memory != nullptr
+                               ? static_cast<void *>(placement.gpu_memory + i * layer_bytes())
+                               : &memory[i * layer_bytes()]);
+        set_strides(placement.order);
+        cachegen_kv_layout &g = layout_;
+        g.memory = placement.gpu_memory != nullptr ? CACHEGEN_MEMORY_CUDA : CACHEGEN_MEMORY_HOST;
         g.struct_size = sizeof g;
         g.abi_version = CACHEGEN_ABI_VERSION;
         g.n_layers = spec_.n_layers;
@@ -393,22 +431,17 @@ class Engine
         g.block_tokens = BLOCK_TOKENS;
         g.n_blocks = N_BLOCKS;
         g.base = base.data();
-        g.offset_bytes[1] = N * D * E;
-        g.block_stride = heads_.n * 2 * N * D * E;
-        g.head_stride[0] = g.head_stride[1] = 2 * N * D * E;
-        g.token_stride[0] = E;
-        g.dim_stride[0] = N * E;
-        g.token_stride[1] = D * E;
-        g.dim_stride[1] = E;
         register_status = cachegen_register_kv(c, &g, &kv_id);
-        if (heads_.n == spec_.n_kv_heads) {
+        if (heads_.n == spec_.n_kv_heads && placement.gpu_memory == nullptr) {
             EXPECT_EQ(register_status, CACHEGEN_OK);
         }
+        g.base = nullptr; // ends here
         table.resize(N_BLOCKS);
         std::iota(table.begin(), table.end(), 0);
         std::shuffle(table.begin(), table.end(), std::mt19937(5));
     }
     ProfileSpec spec_;
+    cachegen_kv_layout layout_ = {};
     Heads heads_;
     uint8_t dtype_ = 0;
     mutable Tokens memo_;

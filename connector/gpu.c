@@ -1,0 +1,127 @@
+#include "connector/gpu.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 4096, MOST_COPIES = 4096 };
+static const char DEFAULT_NAME[] = "libcachegen_cuda.so";
+
+/* The library's path where it lies beside this one; else its name, for the linker's search path. */
+static void find_library(const cg_config *config, char *path_out, size_t path_bytes)
+{
+    Dl_info self;
+    const char *slash = NULL;
+    if (config->gpu_library != NULL) {
+        snprintf(path_out, path_bytes, "%s", config->gpu_library);
+        return;
+    }
+    if (dladdr((const void *)DEFAULT_NAME, &self) != 0 && self.dli_fname != NULL)
+        slash = strrchr(self.dli_fname, '/');
+    if (slash != NULL) {
+        const int n = snprintf(path_out, path_bytes, "%.*s/%s", (int)(slash - self.dli_fname),
+                               self.dli_fname, DEFAULT_NAME);
+        if (n > 0 && (size_t)n < path_bytes && access(path_out, F_OK) == 0)
+            return;
+    }
+    snprintf(path_out, path_bytes, "%s", DEFAULT_NAME);
+}
+
+static const cg_device_functions *open_library(const cg_config *config, char *reason_out)
+{
+    char path[PATH_BYTES];
+    find_library(config, path, sizeof path);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == NULL) {
+        snprintf(reason_out, CG_GPU_REASON_BYTES, "%s", dlerror());
+        return NULL;
+    }
+    cg_device_entry *entry;
+    *(void **)&entry = dlsym(library, CG_DEVICE_ENTRY_NAME); /* as POSIX has it */
+    const cg_device_functions *functions = entry != NULL ? entry(CG_DEVICE_TABLE_VERSION) : NULL;
+    if (functions == NULL)
+        snprintf(reason_out, CG_GPU_REASON_BYTES, "%.200s is of another version", path);
+    return functions;
+}
+
+static cg_status open_device(const cg_config *config, const cg_model *model, cg_gpu *gpu,
+                             char *reason_out)
+{
+    const cg_geometry *g = &model->geometry;
+    const uint64_t raw_bytes =
+        cg_geometry_elements(g, config->chunk_tokens) * cg_dtype_bytes(g->dtype);
+    const uint64_t n_copies = ((uint64_t)config->gpu_staging_mib << 20) / raw_bytes;
+    gpu->n_slots = config->gpu_slots;
+    if (!config->read_only)
+        gpu->n_copies = n_copies < 1             ? 1
+                        : n_copies < MOST_COPIES ? (uint32_t)n_copies
+                                                 : MOST_COPIES;
+    gpu->free_slots = gpu->n_slots < 64 ? (UINT64_C(1) << gpu->n_slots) - 1 : UINT64_MAX;
+    if ((gpu->functions = open_library(config, reason_out)) == NULL)
+        return CG_ERR_UNSUPPORTED;
+    const cg_device_config device = {.ordinal = gpu->ordinal,
+                                     .profile = model->profile,
+                                     .geometry = *g,
+                                     .chunk_tokens = config->chunk_tokens,
+                                     .n_slots = gpu->n_slots,
+                                     .n_copies = gpu->n_copies};
+    return gpu->functions->open(&device, &gpu->device, reason_out, CG_GPU_REASON_BYTES);
+}
+
+cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t ordinal,
+                      cg_gpu **gpu_out, char *reason_out)
+{
+    *gpu_out = NULL;
+    snprintf(reason_out, CG_GPU_REASON_BYTES, "%s", cg_strerror(CG_ERR_NO_MEMORY));
+    cg_gpu *gpu = calloc(1, sizeof *gpu);
+    if (gpu == NULL)
+        return CG_ERR_NO_MEMORY;
+    pthread_mutex_init(&gpu->lock, NULL);
+    gpu->pid = getpid();
+    gpu->ordinal = ordinal;
+    cg_status status = cg_pool_new(config->gpu_slots, config->cpus, config->n_cpus, &gpu->pool);
+    if (status == CG_OK)
+        status = open_device(config, model, gpu, reason_out);
+    if (status != CG_OK) {
+        cg_gpu_free(gpu);
+        return status;
+    }
+    reason_out[0] = '\0';
+    *gpu_out = gpu;
+    return CG_OK;
+}
+
+void cg_gpu_stop(cg_gpu *gpu)
+{
+    if (gpu != NULL && gpu->pid == getpid())
+        cg_pool_stop(gpu->pool);
+}
+
+void cg_gpu_free(cg_gpu *gpu)
+{
+    if (gpu == NULL || gpu->pid != getpid())
+        return; /* threads and CUDA's context are the parent's */
+    cg_pool_free(gpu->pool);
+    if (gpu->device != NULL)
+        gpu->functions->close(gpu->device);
+    pthread_mutex_destroy(&gpu->lock);
+    free(gpu);
+}
+
+uint32_t cg_gpu_take_slot(cg_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->lock);
+    const uint32_t slot = (uint32_t)__builtin_ctzll(gpu->free_slots);
+    gpu->free_slots &= gpu->free_slots - 1;
+    pthread_mutex_unlock(&gpu->lock);
+    return slot;
+}
+
+void cg_gpu_return_slot(cg_gpu *gpu, uint32_t slot)
+{
+    pthread_mutex_lock(&gpu->lock);
+    gpu->free_slots |= UINT64_C(1) << slot;
+    pthread_mutex_unlock(&gpu->lock);
+}

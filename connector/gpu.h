@@ -1,0 +1,54 @@
+/* connector/gpu.h - libcachegen_cuda.so, opened at run time, and the one GPU that a connector uses.
+ *
+ * Nothing here is CUDA: see codec/device.h. The library is opened when an engine registers blocks
+ * in a GPU's memory, and never before: a CUDA context costs hundreds of MiB, and a scheduler's
+ * process needs none. It is never closed.
+ * The GPU has threads of its own, one a slot: each takes a chunk, prepares it, hands it to the GPU
+ * and sleeps until it is done. So as many chunks are under way as there are slots.
+ * After an error that stays (codec/device.h) the GPU is off until the process ends: loads into its
+ * blocks and saves out of them fail at once, which costs a recompute.
+ * Threads: any. It belongs to the process that opened it: a forked child has none.
+ */
+#ifndef CG_CONNECTOR_GPU_H
+#define CG_CONNECTOR_GPU_H
+#include "codec/device.h"
+#include "connector/config.h"
+#include "connector/model.h"
+#include "connector/pool.h"
+
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CG_GPU_REASON_BYTES = 256, CG_GPU_MAX_SLOTS = 64 };
+
+typedef struct cg_gpu {
+    const cg_device_functions *functions;
+    cg_device *device;
+    cg_pool *pool; /* of n_slots threads */
+    uint32_t ordinal, n_slots, n_copies;
+    pid_t pid;
+    pthread_mutex_t lock;
+    uint64_t free_slots; /* the lock: bit n: slot n */
+} cg_gpu;
+
+/* Opens library and GPU. On failure *gpu_out is NULL and reason_out[CG_GPU_REASON_BYTES] a
+ * sentence. */
+cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t ordinal,
+                      cg_gpu **gpu_out, char *reason_out);
+/* Runs what is queued; nothing can be submitted afterwards. NULL is fine. */
+void cg_gpu_stop(cg_gpu *gpu);
+/* Stops, and gives back all that the GPU holds. In another process than the one that opened it,
+ * nothing. NULL is fine. */
+void cg_gpu_free(cg_gpu *gpu);
+
+/* For a thread of gpu->pool: there is always one. */
+uint32_t cg_gpu_take_slot(cg_gpu *gpu);
+void cg_gpu_return_slot(cg_gpu *gpu, uint32_t slot);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

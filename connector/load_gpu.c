@@ -1,0 +1,144 @@
+#include "connector/load_gpu.h"
+
+#include "connector/clock.h"
+#include "connector/load_verify.h"
+
+#include <stdlib.h>
+
+static cg_load_chunk *chunk_of(cg_job *job)
+{
+    return (cg_load_chunk *)((char *)job - offsetof(cg_load_chunk, job));
+}
+
+static bool is_wanted(cg_load_chunk *chunk)
+{
+    cg_runtime *rt = chunk->load->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    const bool wanted = cg_load_wants(chunk);
+    pthread_mutex_unlock(&rt->lock);
+    return wanted;
+}
+
+static cg_device_run run_of(const cg_load_chunk *chunk)
+{
+    const cachegen_load *load = chunk->load;
+    const cg_plan_chunk *planned = &load->plan->chunks[chunk->index];
+    const uint32_t first = planned->first_token, n = planned->sizes.n_tokens;
+    return (cg_device_run){.blocks_id = load->layout->gpu_blocks_id,
+                           .table = load->table,
+                           .n_table = load->n_blocks,
+                           .first_token = first,
+                           .n_tokens = n,
+                           .from_token = load->from_token > first ? load->from_token - first : 0,
+                           .to_token = load->to_token < first + n ? load->to_token - first : n};
+}
+
+static cg_status verify(cg_load_chunk *chunk, const uint8_t *bytes, size_t n_bytes)
+{
+    const cachegen_load *load = chunk->load;
+    const uint8_t level = load->stream.chunks[chunk->index].level;
+    return cg_load_verify(&load->op.connector->model, load->plan, chunk->index, level, bytes,
+                          n_bytes, &chunk->worst_level, &chunk->decoder);
+}
+
+/* Decodes on the CPU, one task after the other, and has the GPU move each into the blocks. */
+static cg_status decode_on_cpu(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot,
+                               cg_scratch *scratch)
+{
+    const cachegen_load *load = chunk->load;
+    const cg_decoder *decoder = chunk->decoder;
+    const cg_device_run run = run_of(chunk);
+    size_t room;
+    void *tiles = gpu->functions->slot_memory(gpu->device, slot, &room);
+    cg_status status = cg_scratch_reserve(scratch, cg_decoder_scratch_bytes(decoder), 0);
+    for (uint32_t i = 0; i < cg_decoder_n_tasks(decoder) && status == CG_OK; i++) {
+        const cg_task_shape shape = cg_decoder_task_shape(decoder, i);
+        const cg_device_tiles part = {.first_layer = shape.first_layer,
+                                      .n_layers = shape.n_layers,
+                                      .first_plane = shape.plane,
+                                      .n_planes = shape.n_planes};
+        if (!is_wanted(chunk))
+            return CG_OK;
+        status = shape.elements_bytes > room
+                     ? CG_ERR_BUFFER_TOO_SMALL
+                     : cg_decoder_run(decoder, i, scratch->codec, scratch->codec_bytes, tiles);
+        if (status == CG_OK)
+            status = gpu->functions->write(gpu->device, slot, &part, &run, load->mark);
+    }
+    return status;
+}
+
+/* The chunk's bytes do not stay in the slot: what is decoded goes there. */
+static cg_status fall_back(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, uint64_t n_bytes,
+                           cg_scratch *scratch)
+{
+    cg_decoder_free(chunk->decoder);
+    chunk->decoder = NULL;
+    if ((chunk->bytes = malloc(n_bytes)) == NULL)
+        return CG_ERR_NO_MEMORY;
+    cg_load_copy_pieces(chunk, n_bytes, chunk->bytes);
+    const cg_status status = verify(chunk, chunk->bytes, n_bytes);
+    return status == CG_OK ? decode_on_cpu(chunk, gpu, slot, scratch) : status;
+}
+
+static bool is_for_the_cpu(cg_status status)
+{
+    return status == CG_ERR_UNSUPPORTED_VERSION || status == CG_ERR_UNSUPPORTED ||
+           status == CG_ERR_BUFFER_TOO_SMALL;
+}
+
+static cg_status decode(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, cg_scratch *scratch,
+                        bool *on_gpu_out)
+{
+    const cachegen_load *load = chunk->load;
+    const uint8_t level = load->stream.chunks[chunk->index].level;
+    const uint64_t n_bytes = load->stream.sizes[chunk->index].bytes[level];
+    const cg_device_run run = run_of(chunk);
+    size_t room;
+    uint8_t *memory = gpu->functions->slot_memory(gpu->device, slot, &room);
+    *on_gpu_out = false;
+    if (n_bytes > room)
+        return fall_back(chunk, gpu, slot, n_bytes, scratch);
+    cg_load_copy_pieces(chunk, n_bytes, memory);
+    cg_status status = verify(chunk, memory, n_bytes);
+    if (status != CG_OK)
+        return status;
+    const size_t level_bytes = cg_decoder_chunk(chunk->decoder)->n_bytes;
+    status = gpu->functions->decode(gpu->device, slot, level_bytes, &run, load->mark);
+    *on_gpu_out = status == CG_OK;
+    return is_for_the_cpu(status) ? fall_back(chunk, gpu, slot, n_bytes, scratch) : status;
+}
+
+void cg_load_gpu_run(cg_job *job, uint32_t task_index, cg_scratch *scratch)
+{
+    (void)task_index;
+    cg_load_chunk *chunk = chunk_of(job);
+    cachegen_load *load = chunk->load;
+    cg_runtime *rt = load->op.runtime;
+    cg_gpu *gpu = cg_handle_gpu(load->op.connector);
+    bool on_gpu = false, is_timed = false;
+    if (!is_wanted(chunk))
+        return;
+    const uint64_t began_ns = cg_now_ns();
+    cg_status status = CG_ERR_DEVICE;
+    if (gpu != NULL) {
+        const uint32_t slot = cg_gpu_take_slot(gpu);
+        is_timed = gpu->functions->mark_is_past(gpu->device, load->mark);
+        status = decode(chunk, gpu, slot, scratch, &on_gpu);
+        cg_gpu_return_slot(gpu, slot);
+    }
+    if (status == CG_ERR_DEVICE)
+        cg_handle_check_gpu(load->op.connector);
+    /* What waited for the engine's own work says nothing of decoding. And speeds count the time of
+     * config->threads threads, where gpu_slots are at work. */
+    const cg_config *config = load->op.connector->config;
+    const uint64_t took_ns =
+        is_timed ? (cg_now_ns() - began_ns) * config->threads / config->gpu_slots : 0;
+    pthread_mutex_lock(&rt->lock);
+    chunk->status = status;
+    chunk->decode_ns += took_ns;
+    load->progress.decode_ns += took_ns;
+    rt->stats.decode_ns += took_ns;
+    rt->stats.chunks_decoded_on_gpu += on_gpu;
+    pthread_mutex_unlock(&rt->lock);
+}

@@ -1,0 +1,60 @@
+/* cuda/calls.h - what the host side calls of CUDA: a table, so that tests can put something else in
+ * its place on machines without a GPU.
+ *
+ * Names, arguments and results are those of the CUDA runtime, without its prefix; results are
+ * cudaError_t, 0 is success. Streams do not synchronize with the default stream, events block the
+ * waiting thread and keep no time.
+ */
+#ifndef CG_CUDA_CALLS_H
+#define CG_CUDA_CALLS_H
+#include "cuda/blocks_copy.h"
+#include "cuda/decode.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CUstream_st *cg_cuda_stream;
+typedef struct CUevent_st *cg_cuda_event;
+
+enum { CG_CUDA_NOT_READY = 600 }; /* cudaErrorNotReady */
+
+typedef struct cg_cuda_calls {
+    int (*get_device_count)(int *n_out);
+    int (*get_device)(int *ordinal_out);
+    int (*set_device)(int ordinal);
+    const char *(*get_error_string)(int error);
+    int (*get_last_error)(void); /* and forgets it: the engine must not meet ours */
+
+    int (*malloc)(void **dev_out, size_t n_bytes);
+    int (*free)(void *dev);
+    int (*host_alloc)(void **out, size_t n_bytes); /* pinned; kernels may use the address */
+    int (*host_free)(void *host);
+
+    int (*stream_create)(cg_cuda_stream *out);
+    int (*stream_destroy)(cg_cuda_stream stream);
+    int (*stream_synchronize)(cg_cuda_stream stream);
+    int (*stream_wait_event)(cg_cuda_stream stream, cg_cuda_event event);
+    int (*event_create)(cg_cuda_event *out);
+    int (*event_destroy)(cg_cuda_event event);
+    int (*event_record)(cg_cuda_event event, cg_cuda_stream stream);
+    int (*event_query)(cg_cuda_event event);
+    int (*event_synchronize)(cg_cuda_event event);
+
+    int (*memcpy_async)(void *dst, const void *src, size_t n_bytes, cg_cuda_stream stream);
+    int (*memset_async)(void *dev, int value, size_t n_bytes, cg_cuda_stream stream);
+
+    /* Kernels: cuda/decode.h and cuda/blocks_copy.h. */
+    int (*decode_prepare)(void);
+    int (*decode)(const cg_cuda_plan *plan, const cg_cuda_decode_params *params,
+                  cg_cuda_stream stream);
+    int (*blocks_copy)(const cg_cuda_blocks_copy *copy, cg_cuda_stream stream);
+} cg_cuda_calls;
+
+/* The CUDA runtime's, or the tests'. */
+extern const cg_cuda_calls cg_cuda_runtime;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

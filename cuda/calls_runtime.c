@@ -1,0 +1,109 @@
+/* cuda/calls.h by the CUDA runtime. */
+#include "cuda/calls.h"
+
+#include <cuda_runtime_api.h>
+
+static int get_device_count(int *n_out)
+{
+    return (int)cudaGetDeviceCount(n_out);
+}
+static int get_device(int *ordinal_out)
+{
+    return (int)cudaGetDevice(ordinal_out);
+}
+static int set_device(int ordinal)
+{
+    return (int)cudaSetDevice(ordinal);
+}
+static const char *get_error_string(int error)
+{
+    return cudaGetErrorString((cudaError_t)error);
+}
+static int get_last_error(void)
+{
+    return (int)cudaGetLastError();
+}
+static int device_malloc(void **dev_out, size_t n_bytes)
+{
+    return (int)cudaMalloc(dev_out, n_bytes);
+}
+static int device_free(void *dev)
+{
+    return (int)cudaFree(dev);
+}
+static int host_alloc(void **out, size_t n_bytes)
+{
+    return (int)cudaHostAlloc(out, n_bytes, cudaHostAllocPortable);
+}
+static int host_free(void *host)
+{
+    return (int)cudaFreeHost(host);
+}
+static int stream_create(cg_cuda_stream *out)
+{
+    return (int)cudaStreamCreateWithFlags(out, cudaStreamNonBlocking);
+}
+static int stream_destroy(cg_cuda_stream stream)
+{
+    return (int)cudaStreamDestroy(stream);
+}
+static int stream_synchronize(cg_cuda_stream stream)
+{
+    return (int)cudaStreamSynchronize(stream);
+}
+static int stream_wait_event(cg_cuda_stream stream, cg_cuda_event event)
+{
+    return (int)cudaStreamWaitEvent(stream, event, 0);
+}
+static int event_create(cg_cuda_event *out)
+{
+    return (int)cudaEventCreateWithFlags(out, cudaEventDisableTiming | cudaEventBlockingSync);
+}
+static int event_destroy(cg_cuda_event event)
+{
+    return (int)cudaEventDestroy(event);
+}
+static int event_record(cg_cuda_event event, cg_cuda_stream stream)
+{
+    return (int)cudaEventRecord(event, stream);
+}
+static int event_query(cg_cuda_event event)
+{
+    return (int)cudaEventQuery(event);
+}
+static int event_synchronize(cg_cuda_event event)
+{
+    return (int)cudaEventSynchronize(event);
+}
+static int memcpy_async(void *dst, const void *src, size_t n_bytes, cg_cuda_stream stream)
+{
+    return (int)cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, stream);
+}
+static int memset_async(void *dev, int value, size_t n_bytes, cg_cuda_stream stream)
+{
+    return (int)cudaMemsetAsync(dev, value, n_bytes, stream);
+}
+
+const cg_cuda_calls cg_cuda_runtime = {.get_device_count = get_device_count,
+                                       .get_device = get_device,
+                                       .set_device = set_device,
+                                       .get_error_string = get_error_string,
+                                       .get_last_error = get_last_error,
+                                       .malloc = device_malloc,
+                                       .free = device_free,
+                                       .host_alloc = host_alloc,
+                                       .host_free = host_free,
+                                       .stream_create = stream_create,
+                                       .stream_destroy = stream_destroy,
+                                       .stream_synchronize = stream_synchronize,
+                                       .stream_wait_event = stream_wait_event,
+                                       .event_create = event_create,
+                                       .event_destroy = event_destroy,
+                                       .event_record = event_record,
+                                       .event_query = event_query,
+                                       .event_synchronize = event_synchronize,
+                                       .memcpy_async = memcpy_async,
+                                       .memset_async = memset_async,
+                                       .decode_prepare = cg_cuda_decode_prepare,
+                                       .decode = cg_cuda_decode,
+                                       .blocks_copy = cg_cuda_blocks_copy_launch};

@@ -1,0 +1,231 @@
+/* A device's life: what it takes of the GPU, and how it gives that back. */
+#include "cuda/device_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MARGIN_BYTES = 1 << 20 }; /* of a chunk's file beyond its K and V: header, tables */
+
+/* Cuts pieces off one piece of memory; with base NULL it only adds up. */
+typedef struct cut {
+    uint8_t *base;
+    size_t used_bytes;
+} cut;
+
+static void *take(cut *c, size_t n_bytes)
+{
+    void *piece = c->base != NULL ? c->base + c->used_bytes : NULL;
+    c->used_bytes += (n_bytes + CG_CUDA_ALIGN - 1) / CG_CUDA_ALIGN * CG_CUDA_ALIGN;
+    return piece;
+}
+
+static void lay_out(cg_device *d, cut *pinned, cut *dev)
+{
+    const size_t table_bytes =
+        (d->table_entries * sizeof(int64_t) + CG_CUDA_ALIGN - 1) / CG_CUDA_ALIGN * CG_CUDA_ALIGN;
+    /* Pages first: each is a whole number of them. */
+    for (uint32_t i = 0; i < d->config.n_slots; i++)
+        d->slots[i].memory = take(pinned, d->memory_bytes);
+    for (uint32_t i = 0; i < d->config.n_copies; i++)
+        d->copies[i].elements = take(pinned, d->raw_bytes);
+    for (uint32_t i = 0; i < d->config.n_copies; i++)
+        d->copies[i].table = take(pinned, table_bytes);
+    for (uint32_t i = 0; i < d->config.n_slots; i++) {
+        cg_device_slot *s = &d->slots[i];
+        s->table = take(pinned, table_bytes); /* the plan right behind it: one upload */
+        s->plan = take(pinned, d->plan_bytes);
+        s->status = take(pinned, sizeof *s->status);
+        s->table_dev = take(dev, table_bytes);
+        s->plan_dev = take(dev, d->plan_bytes);
+        s->status_dev = take(dev, sizeof *s->status);
+        s->chunk_dev = take(dev, d->memory_bytes);
+        s->scratch_dev = take(dev, d->scratch_bytes);
+    }
+    d->blob_dev = take(dev, d->profile != NULL ? cg_cuda_profile_bytes(d->profile) : 0);
+}
+
+static size_t whole_pages(size_t n_bytes)
+{
+    return (n_bytes + 4095) / 4096 * 4096;
+}
+
+/* Everything that CUDA is not needed for. */
+static cg_status prepare(cg_device *d, const cg_device_config *config)
+{
+    const cg_geometry *g = &config->geometry;
+    pthread_mutex_init(&d->lock, NULL);
+    d->calls = &cg_cuda_runtime;
+    d->config = *config;
+    d->slots = calloc(config->n_slots, sizeof *d->slots);
+    d->copies = calloc(config->n_copies + (size_t)1, sizeof *d->copies);
+    if (d->slots == NULL || d->copies == NULL)
+        return CG_ERR_NO_MEMORY;
+    cg_status status =
+        config->profile != NULL ? cg_cuda_profile_new(config->profile, &d->profile) : CG_OK;
+    if (status != CG_OK && status != CG_ERR_UNSUPPORTED_VERSION) /* the CPU decodes such chunks */
+        return status;
+    d->raw_bytes =
+        whole_pages(cg_geometry_elements(g, config->chunk_tokens) * cg_dtype_bytes(g->dtype));
+    d->memory_bytes = d->raw_bytes + MARGIN_BYTES;
+    d->table_entries = config->chunk_tokens + 1; /* blocks of one token */
+    cg_cuda_plan_bound(d->profile, g, config->chunk_tokens, &d->plan_bytes, &d->scratch_bytes);
+    return CG_OK;
+}
+
+static cg_status say(char *reason_out, size_t reason_bytes, const cg_device *d, const char *what,
+                     int error)
+{
+    snprintf(reason_out, reason_bytes, "%s: %s", what, d->calls->get_error_string(error));
+    d->calls->get_last_error();
+    return CG_ERR_DEVICE;
+}
+
+static cg_status check_device(const cg_device *d, char *reason_out, size_t reason_bytes)
+{
+    int n = 0;
+    const int error = d->calls->get_device_count(&n);
+    if (error != 0)
+        return say(reason_out, reason_bytes, d, "no GPU can be used", error);
+    if (d->config.ordinal < (uint32_t)n)
+        return CG_OK;
+    snprintf(reason_out, reason_bytes, "there is no GPU %u: this process sees %d",
+             d->config.ordinal, n);
+    return CG_ERR_DEVICE;
+}
+
+/* Allocates, and uploads the profile. The device is current. */
+static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
+{
+    const cg_cuda_calls *calls = d->calls;
+    cut pinned = {0}, dev = {0};
+    int error;
+    lay_out(d, &pinned, &dev);
+    if ((error = calls->decode_prepare()) != 0)
+        return say(reason_out, reason_bytes, d, "the kernels do not run on this GPU", error);
+    if ((error = calls->host_alloc(&d->pinned, pinned.used_bytes)) != 0 ||
+        (error = calls->malloc(&d->memory_dev, dev.used_bytes)) != 0) {
+        snprintf(reason_out, reason_bytes, "no %zu MiB of pinned memory and %zu MiB on the GPU: %s",
+                 (pinned.used_bytes >> 20) + 1, (dev.used_bytes >> 20) + 1,
+                 calls->get_error_string(error));
+        calls->get_last_error();
+        return CG_ERR_DEVICE;
+    }
+    pinned = (cut){d->pinned, 0};
+    dev = (cut){d->memory_dev, 0};
+    lay_out(d, &pinned, &dev);
+    if ((error = calls->stream_create(&d->read_stream)) != 0)
+        return say(reason_out, reason_bytes, d, "cudaStreamCreate", error);
+    for (uint32_t i = 0; i < d->config.n_slots; i++)
+        if ((error = calls->stream_create(&d->slots[i].stream)) != 0 ||
+            (error = calls->event_create(&d->slots[i].done)) != 0)
+            return say(reason_out, reason_bytes, d, "cudaStreamCreate", error);
+    for (uint32_t i = 0; i < d->config.n_copies; i++)
+        if ((error = calls->event_create(&d->copies[i].done)) != 0)
+            return say(reason_out, reason_bytes, d, "cudaEventCreate", error);
+    return CG_OK;
+}
+
+static cg_status upload_profile(cg_device *d, char *reason_out, size_t reason_bytes)
+{
+    if (d->profile == NULL)
+        return CG_OK;
+    const size_t n_bytes = cg_cuda_profile_bytes(d->profile);
+    int error;
+    void *blob = NULL;
+    if ((error = d->calls->host_alloc(&blob, n_bytes)) != 0)
+        return say(reason_out, reason_bytes, d, "cudaHostAlloc", error);
+    const cg_status status = cg_cuda_profile_fill(d->profile, blob);
+    if (status == CG_OK &&
+        (error = d->calls->memcpy_async(d->blob_dev, blob, n_bytes, d->read_stream)) == 0)
+        error = d->calls->stream_synchronize(d->read_stream);
+    d->calls->host_free(blob);
+    return error == 0 ? status : say(reason_out, reason_bytes, d, "cudaMemcpyAsync", error);
+}
+
+cg_status cg_device_open(const cg_device_config *config, cg_device **device_out, char *reason_out,
+                         size_t reason_bytes)
+{
+    const cg_geometry *g = &config->geometry;
+    int before = 0;
+    cg_status status = CG_ERR_NO_MEMORY;
+    *device_out = NULL;
+    snprintf(reason_out, reason_bytes, "out of memory");
+    if (g->head_dim * cg_dtype_bytes(g->dtype) % CG_CUDA_COPY_UNIT_BYTES != 0) {
+        snprintf(reason_out, reason_bytes, "heads of %u elements: %d bytes must divide them",
+                 g->head_dim, CG_CUDA_COPY_UNIT_BYTES);
+        return CG_ERR_UNSUPPORTED;
+    }
+    cg_device *d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return status;
+    if ((status = prepare(d, config)) != CG_OK) {
+        snprintf(reason_out, reason_bytes, "%s", cg_strerror(status));
+        goto done;
+    }
+    if ((status = check_device(d, reason_out, reason_bytes)) != CG_OK)
+        goto done;
+    if ((status = cg_device_enter(d, &before)) != CG_OK) {
+        snprintf(reason_out, reason_bytes, "GPU %u cannot be made current", config->ordinal);
+        goto done;
+    }
+    if ((status = start(d, reason_out, reason_bytes)) == CG_OK)
+        status = upload_profile(d, reason_out, reason_bytes);
+    cg_device_leave(d, before);
+    if (status == CG_OK) {
+        *device_out = d;
+        return CG_OK;
+    }
+done:
+    cg_device_close(d);
+    return status;
+}
+
+static void end_cuda(cg_device *d)
+{
+    const cg_cuda_calls *calls = d->calls;
+    for (uint32_t i = 0; i < d->config.n_slots && d->slots != NULL; i++) {
+        if (d->slots[i].stream != NULL) {
+            calls->stream_synchronize(d->slots[i].stream);
+            calls->stream_destroy(d->slots[i].stream);
+        }
+        if (d->slots[i].done != NULL)
+            calls->event_destroy(d->slots[i].done);
+    }
+    if (d->read_stream != NULL) {
+        calls->stream_synchronize(d->read_stream);
+        calls->stream_destroy(d->read_stream);
+    }
+    for (uint32_t i = 0; i < d->config.n_copies && d->copies != NULL; i++)
+        if (d->copies[i].done != NULL)
+            calls->event_destroy(d->copies[i].done);
+    for (uint32_t i = 0; i < atomic_load(&d->n_blocks); i++)
+        calls->free((void *)d->blocks[i].base_dev);
+    if (d->memory_dev != NULL)
+        calls->free(d->memory_dev);
+    if (d->pinned != NULL)
+        calls->host_free(d->pinned);
+    for (cg_device_mark *mark = d->free_marks; mark != NULL; mark = mark->next)
+        calls->event_destroy(mark->event);
+    calls->get_last_error(); /* of a GPU that is broken */
+}
+
+void cg_device_close(cg_device *d)
+{
+    int before = 0;
+    if (d == NULL)
+        return;
+    const bool is_current = d->pinned != NULL && d->calls->get_device(&before) == 0 &&
+                            d->calls->set_device((int)d->config.ordinal) == 0;
+    end_cuda(d);
+    if (is_current)
+        cg_device_leave(d, before);
+    for (cg_device_mark *mark = d->free_marks, *next; mark != NULL; mark = next) {
+        next = mark->next;
+        free(mark);
+    }
+    cg_cuda_profile_free(d->profile);
+    pthread_mutex_destroy(&d->lock);
+    free(d->slots);
+    free(d->copies);
+    free(d);
+}

@@ -1,0 +1,105 @@
+/* cuda/device_state.h - what a cg_device is made of (codec/device.h). Internal to cuda.
+ *
+ * Two pieces of memory, one on the GPU and one pinned, are taken when it is opened and cut into the
+ * parts of slots and copies.
+ * Errors: a call of CUDA that fails ends the function with cg_device_error(), which waits until
+ * nothing of the stream is under way. If even that fails the error is one that stays (an illegal
+ * address, a lost GPU): then the device is broken for good.
+ */
+#ifndef CG_CUDA_DEVICE_STATE_H
+#define CG_CUDA_DEVICE_STATE_H
+#include "codec/device.h"
+#include "cuda/calls.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { CG_DEVICE_MAX_BLOCKS = 64, CG_DEVICE_REASON_BYTES = 256 };
+
+typedef struct cg_device_slot {
+    cg_cuda_stream stream;
+    cg_cuda_event done;
+    /* Pinned: what a call uploads or reads back, and the caller's part. */
+    int64_t *table; /* [table_entries], the plan right behind it */
+    uint8_t *plan;  /* [plan_bytes] */
+    uint32_t *status;
+    uint8_t *memory; /* [memory_bytes] */
+    /* On the GPU. */
+    uint8_t *table_dev, *plan_dev, *chunk_dev, *scratch_dev, *status_dev;
+} cg_device_slot;
+
+typedef enum cg_device_copy_state {
+    CG_COPY_FREE = 0,
+    CG_COPY_TAKEN,
+    CG_COPY_RELEASED, /* perhaps not there yet: free when its event is past */
+} cg_device_copy_state;
+
+typedef struct cg_device_copy {
+    cg_device_copy_state state; /* the device's lock */
+    cg_cuda_event done;
+    int64_t *table;    /* pinned */
+    uint8_t *elements; /* pinned */
+} cg_device_copy;
+
+struct cg_device_mark {
+    cg_cuda_event event;
+    bool is_ours;         /* else the engine's */
+    cg_device_mark *next; /* in the list of free ones */
+};
+
+struct cg_device {
+    const cg_cuda_calls *calls;
+    cg_device_config config;
+    cg_cuda_profile *profile; /* NULL: only L0 */
+    void *blob_dev;
+    size_t memory_bytes, plan_bytes, scratch_bytes, raw_bytes;
+    uint32_t table_entries; /* at most, of a chunk's part of a table */
+    void *pinned, *memory_dev;
+    cg_cuda_stream read_stream;
+    cg_device_slot *slots;  /* [config.n_slots] */
+    cg_device_copy *copies; /* [config.n_copies] */
+
+    pthread_mutex_t lock; /* of what follows; not held while CUDA waits for anything */
+    cg_device_mark *free_marks;
+    cg_cuda_blocks blocks[CG_DEVICE_MAX_BLOCKS]; /* filled from the front, then constant */
+    _Atomic uint32_t n_blocks;
+    char reason[CG_DEVICE_REASON_BYTES]; /* written once, before is_broken */
+    _Atomic bool is_broken;
+};
+
+/* Makes the device the thread's current one; before_out is for cg_device_leave(). CG_ERR_DEVICE. */
+cg_status cg_device_enter(cg_device *device, int *before_out);
+void cg_device_leave(cg_device *device, int before);
+/* A call of that name failed; work on stream (NULL: none) may be under way. Returns CG_ERR_DEVICE
+ * when it no longer is. */
+cg_status cg_device_error(cg_device *device, const char *call, int error, cg_cuda_stream stream);
+/* Waits until nothing of the stream is under way, after something else than CUDA went wrong. */
+void cg_device_settle(cg_device *device, cg_cuda_stream stream);
+/* All of a copy but its blocks, for tiles in pinned memory. */
+cg_cuda_blocks_copy cg_device_copy_of(const cg_device *device, const cg_device_run *run,
+                                      const cg_device_tiles *tiles, void *memory, bool is_write);
+/* The run's blocks as kernels take them, without a table, and the run's part of its table in
+ * table[table_entries]. CG_ERR_INVALID_ARGUMENT: the table does not cover the run, or there are no
+ * such blocks. */
+cg_status cg_device_take_run(const cg_device *device, const cg_device_run *run, int64_t *table,
+                             cg_cuda_blocks *blocks_out);
+
+/* The stream goes on when the mark's point is reached; NULL is fine. */
+cg_status cg_device_await(cg_device *device, cg_cuda_stream stream, const cg_device_mark *mark);
+
+/* The functions of codec/device.h, mark() and so on. */
+cg_status cg_device_open(const cg_device_config *config, cg_device **device_out, char *reason_out,
+                         size_t reason_bytes);
+void cg_device_close(cg_device *device);
+cg_status cg_device_mark_make(cg_device *device, cg_after after, cg_device_mark **mark_out);
+void cg_device_mark_drop(cg_device *device, cg_device_mark *mark);
+bool cg_device_mark_is_past(cg_device *device, const cg_device_mark *mark);
+cg_status cg_device_decode(cg_device *device, uint32_t slot, size_t n_bytes,
+                           const cg_device_run *run, const cg_device_mark *mark);
+cg_status cg_device_write(cg_device *device, uint32_t slot, const cg_device_tiles *tiles,
+                          const cg_device_run *run, const cg_device_mark *mark);
+cg_status cg_device_read(cg_device *device, const cg_device_run *runs, uint32_t n_runs,
+                         cg_after after, uint32_t *copies_out);
+cg_status cg_device_read_wait(cg_device *device, uint32_t copy, const void **elements_out);
+void cg_device_read_release(cg_device *device, uint32_t copy);
+#endif

@@ -1,0 +1,207 @@
+// Blocks in a GPU's memory, through the ABI: libcachegen_cuda.so with a stand-in for CUDA is opened
+// as a connector opens it. No GPU is needed, and none was ever used.
+#include "tests/connector/gpu_engine.h"
+
+namespace
+{
+
+using namespace cg_test;
+
+class GpuTest : public testing::Test
+{
+  protected:
+    void TearDown() override
+    {
+        standin().forget_failures();
+        EXPECT_EQ(standin().n_live(), 0u) << "of the GPU's memory, streams and events";
+    }
+};
+
+TEST_F(GpuTest, WhatWasSavedComesBackBitForBitAtL0)
+{
+    const Store store;
+    for (auto order : {Placement::TOKENS_FIRST, Placement::HEADS_FIRST}) {
+        GpuEngine cold(store, "", order), warm(store, "", order);
+        ASSERT_EQ(cold.register_status, CACHEGEN_OK) << cold.info().gpu_reason;
+        const Tokens tokens = prompt(32 * 5 + 19, order);
+        ASSERT_EQ(cold.save(tokens), CACHEGEN_OK);
+        const Load l = warm.load(tokens);
+        EXPECT_EQ(l.status, CACHEGEN_OK);
+        EXPECT_EQ(l.progress.loaded_tokens, 176u);
+        EXPECT_EQ(warm.error_of(tokens, 0, 176), 0);
+        EXPECT_TRUE(warm.is_untouched(176, 32 * 5 + 19));
+        EXPECT_EQ(warm.stats().chunks_decoded_on_gpu, 6u);
+    }
+}
+
+TEST_F(GpuTest, EveryLevelIsWhatTheCpuDecodes)
+{
+    for (unsigned version : {1u, 2u}) {
+        ProfileSpec spec = nesting_spec();
+        const Store store(true, version == 2 ? spec_2(true, spec) : spec);
+        const std::string levels = "\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]";
+        const Tokens tokens = prompt(32 + 16);
+        {
+            Engine cold(store, levels);
+            ASSERT_EQ(cold.save(tokens), CACHEGEN_OK);
+        }
+        for (uint32_t level = 0; level < 4; level++) {
+            SCOPED_TRACE(testing::Message() << "L" << level << ", profile of version " << version);
+            Engine cpu(store, "", Heads(), {Placement::TOKENS_FIRST});
+            GpuEngine gpu(store);
+            cpu.level_plus_1 = gpu.level_plus_1 = level + 1;
+            ASSERT_EQ(cpu.load(tokens).progress.loaded_tokens, 47u);
+            ASSERT_EQ(gpu.load(tokens).progress.loaded_tokens, 47u);
+            EXPECT_EQ(gpu.memory, cpu.memory);
+            // There are kernels for what new profiles make; the CPU decodes the older.
+            const bool has_kernels = level == 0 || version == 2;
+            EXPECT_EQ(gpu.stats().chunks_decoded_on_gpu, has_kernels ? 2u : 0u);
+        }
+    }
+}
+
+TEST_F(GpuTest, ALoadWritesTheTokensThatWereAskedForAndNoOthers)
+{
+    const Store store;
+    const Tokens tokens = prompt(32 * 4 + 1);
+    GpuEngine engine(store);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    for (uint32_t from : {0u, 1u, 16u, 31u, 32u, 45u, 127u}) {
+        SCOPED_TRACE(from);
+        EXPECT_EQ(engine.load(tokens, from).progress.loaded_tokens, 128u);
+        EXPECT_EQ(engine.error_of(tokens, from, 128), 0);
+        EXPECT_TRUE(engine.is_untouched(0, from) && engine.is_untouched(128, 129));
+    }
+}
+
+TEST_F(GpuTest, ASaveTakesWhatTheEngineHasEnqueuedAndHoldsItBackUntilItHasThat)
+{
+    const Store store;
+    const Tokens tokens = prompt(96);
+    GpuEngine engine(store);
+    ASSERT_EQ(engine.register_status, CACHEGEN_OK);
+    cachegen_save *op;
+    engine.prefill(tokens);
+    standin().engine_hold(engine.stream); // a forward that is not over yet
+    engine.put();
+    ASSERT_EQ(engine.save_start(tokens, 0, 96, true, nullptr, 0, &op), CACHEGEN_OK);
+    engine.poison();
+    engine.put(); // the next forward, in the same blocks
+    standin().engine_release(engine.stream);
+    EXPECT_EQ(engine.finish(op).status, CACHEGEN_OK);
+    engine.load(tokens);
+    EXPECT_EQ(engine.error_of(tokens, 0, 95), 0);
+}
+
+TEST_F(GpuTest, ALoadWaitsForWhatTheEngineHasEnqueued)
+{
+    const Store store;
+    const Tokens tokens = prompt(97);
+    GpuEngine engine(store);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    const cachegen_hit hit = engine.look_up(tokens);
+    cachegen_load *op;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    engine.poison();
+    standin().engine_hold(engine.stream);
+    engine.put(); // the last forward of who had these blocks
+    ASSERT_EQ(engine.load_start(0, hit.hit_tokens, &op), CACHEGEN_OK);
+    EXPECT_EQ(cachegen_load_poll(op, &p), CACHEGEN_AGAIN);
+    standin().engine_release(engine.stream);
+    EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+    cachegen_load_free(op);
+    engine.get();
+    EXPECT_EQ(p.loaded_tokens, 96u);
+    EXPECT_EQ(engine.error_of(tokens, 0, 96), 0);
+}
+
+TEST_F(GpuTest, AnEventOrNothingOrdersAsWellAndTheDefaultStreamIsOne)
+{
+    const Store store;
+    void *event = standin().engine_event();
+    for (uint32_t kind : {CACHEGEN_AFTER_NONE, CACHEGEN_AFTER_EVENT, CACHEGEN_AFTER_STREAM}) {
+        SCOPED_TRACE(kind);
+        const Tokens tokens = prompt(97, kind + 1);
+        GpuEngine engine(store);
+        cachegen_save *op;
+        engine.after_kind = kind;
+        engine.after = kind == CACHEGEN_AFTER_EVENT ? event : nullptr;
+        engine.prefill(tokens);
+        engine.put();
+        engine.get(); // it is over
+        standin().engine_record(event, engine.stream);
+        ASSERT_EQ(engine.save_start(tokens, 0, 96, true, nullptr, 0, &op), CACHEGEN_OK);
+        if (kind != CACHEGEN_AFTER_STREAM) { // has copied
+            engine.poison();
+            engine.put();
+        }
+        EXPECT_EQ(engine.finish(op).status, CACHEGEN_OK);
+        EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 96u);
+        EXPECT_EQ(engine.error_of(tokens, 0, 96), 0);
+    }
+    GpuEngine engine(store);
+    engine.after_kind = 3;
+    EXPECT_EQ(engine.save(prompt(96)), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(engine.load(prompt(97, 1)).status, CG_ERR_INVALID_ARGUMENT);
+    standin().engine_event_destroy(event);
+}
+
+TEST_F(GpuTest, NothingIsAllocatedAfterTheFirstLayout)
+{
+    const Store store(true);
+    GpuEngine engine(store);
+    const size_t before = standin().n_allocated();
+    for (uint32_t seed = 1; seed < 4; seed++) {
+        ASSERT_EQ(engine.save(prompt(32 * 6, seed)), CACHEGEN_OK);
+        EXPECT_EQ(engine.load(prompt(32 * 6, seed)).status, CACHEGEN_OK);
+    }
+    EXPECT_EQ(standin().n_allocated(), before);
+}
+
+TEST_F(GpuTest, WithoutTheLibraryADriverOrTheGpuTheReasonIsSaid)
+{
+    const Store store;
+    const auto reason = [](const GpuEngine &engine) {
+        EXPECT_EQ(engine.register_status, CG_ERR_UNSUPPORTED);
+        EXPECT_EQ(engine.info().gpu, static_cast<uint32_t>(CACHEGEN_GPU_OFF));
+        return std::string(engine.info().gpu_reason);
+    };
+    standin().set_device_count(0);
+    EXPECT_NE(reason(GpuEngine(store)).find("no CUDA-capable device"), std::string::npos);
+    standin().set_device_count(2);
+    {
+        Gpu gpu(1 << 20);
+        Engine engine(store, "\"gpu_library\": \"/nowhere/libcachegen_cuda.so\"", Heads(),
+                      {Placement::TOKENS_FIRST, gpu.memory});
+        EXPECT_EQ(engine.register_status, CG_ERR_UNSUPPORTED);
+        cachegen_info info = {};
+        info.struct_size = sizeof info;
+        EXPECT_EQ(cachegen_get_info(engine.c, &info), CACHEGEN_OK);
+        EXPECT_NE(std::string(info.gpu_reason).find("/nowhere/"), std::string::npos);
+    }
+    // A host's blocks need none of it.
+    Engine cpu(store, "\"gpu_library\": \"/nowhere/libcachegen_cuda.so\"");
+    EXPECT_EQ(cpu.save(prompt(96)), CACHEGEN_OK);
+    EXPECT_EQ(cpu.load(prompt(97)).status, CACHEGEN_OK);
+}
+
+TEST_F(GpuTest, AnyCallThatFailsWhileItOpensIsARefusalThatLeavesNothingBehind)
+{
+    const Store store(true);
+    for (long n = 1;; n++) {
+        SCOPED_TRACE(n);
+        standin().forget_failures();
+        standin().fail_call(n, 2, n % 2 == 0);
+        GpuEngine engine(store);
+        if (!standin().has_failed()) {
+            EXPECT_EQ(engine.register_status, CACHEGEN_OK);
+            EXPECT_GT(n, 10);
+            break;
+        }
+        EXPECT_NE(engine.register_status, CACHEGEN_OK);
+        standin().forget_failures();
+    }
+}
+
+} // namespace

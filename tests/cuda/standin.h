@@ -1,0 +1,48 @@
+// tests/cuda/standin.h - what stands for the CUDA runtime where there is no GPU: streams with
+// threads of their own, memory that only they may touch, and calls that fail on demand.
+//
+// It is linked into libcachegen_cuda_standin.so in the place of cuda/calls_runtime.c, together with
+// all of the host side. Tests open that library as the connector does, and reach in by one symbol.
+// Rules that it enforces, with a message and abort():
+//  - device memory is inaccessible but while an operation of a stream runs, one at a time, and ends
+//    at a guard page; copies stay within one allocation;
+//  - a stream that the host side did not make is neither synchronized nor worked on by it: events
+//    may be recorded there, and it may be told to wait;
+//  - nothing is freed or destroyed that is still used.
+// What a real GPU does and this does not: time, several operations at once, caches.
+#ifndef CG_TESTS_CUDA_STANDIN_H
+#define CG_TESTS_CUDA_STANDIN_H
+#include <cstddef>
+#include <cstdint>
+
+struct cg_standin {
+    // From now on the n-th call from here on fails with `error` (n from 1; 0: none). sticky: so do
+    // all calls after it, and streams drop what they have.
+    void (*fail_call)(long n, int error, bool sticky);
+    // The n-th operation that a stream is to run from here on fails, as a kernel would with an
+    // illegal address: sticky.
+    void (*fail_operation)(long n);
+    void (*forget_failures)();
+    bool (*has_failed)(); // since forget_failures()
+
+    size_t (*n_live)();      // allocations, streams and events of the host side
+    size_t (*n_allocated)(); // allocations and streams that the host side ever made
+    void (*set_device_count)(int n);
+
+    // The engine's side. Its calls never fail, and its operations run even after an error.
+    void *(*engine_malloc)(size_t n_bytes);
+    void (*engine_free)(void *dev);
+    void *(*engine_stream)();
+    void (*engine_stream_destroy)(void *stream);
+    void *(*engine_event)();
+    void (*engine_event_destroy)(void *event);
+    void (*engine_record)(void *event, void *stream);
+    // Enqueue; src is copied at once. NULL is the default stream.
+    void (*engine_write)(void *dev, const void *src, size_t n_bytes, void *stream);
+    void (*engine_hold)(void *stream);    // the stream runs nothing more
+    void (*engine_release)(void *stream); // until now
+    // Waits for the stream, then copies.
+    void (*engine_read)(void *dst, const void *dev, size_t n_bytes, void *stream);
+};
+extern "C" const cg_standin *cg_standin_control();
+#endif
