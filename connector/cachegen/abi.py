@@ -17,6 +17,10 @@ AGAIN = 6
 LAYOUT_STRIDED = 0
 LAYOUT_VLLM_CPU_AMX = 1
 MEMORY_HOST = 0
+MEMORY_CUDA = 1
+AFTER_NONE = 0
+AFTER_STREAM = 1
+GPU_OFF = 2
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
 N_LEVELS = 4
 
@@ -45,11 +49,16 @@ def _u64(*names):
     return [(name, c_uint64) for name in names]
 
 
+_AFTER = [("after_kind", c_uint32), ("reserved", c_uint32), ("after", c_void_p)]
+
+
 class Info(_Struct):
     _fields_ = (
         _HEAD
         + _u32("n_layers", "n_kv_heads", "head_dim", "dtype", "chunk_tokens", "has_profile", "store_levels", "io_backend")
         + [("model", c_char_p), ("model_fingerprint_hex", c_char_p), ("profile_fingerprint_hex", c_char_p)]
+        + _u32("gpu", "reserved")
+        + [("gpu_reason", c_char_p)]
     )
 
 
@@ -66,7 +75,7 @@ class KvLayout(_Struct):
             ("token_stride", c_int64 * 2),
             ("dim_stride", c_int64 * 2),
         ]
-        + _u32("first_head", "reserved")
+        + _u32("first_head", "device")
     )
 
 
@@ -94,6 +103,7 @@ class LoadRequest(_Struct):
         _HEAD
         + _u32("kv_id", "from_token", "to_token", "n_blocks")
         + [("block_table", c_void_p), ("plan", c_char_p), ("plan_bytes", c_size_t)]
+        + _AFTER
     )
 
 
@@ -115,7 +125,8 @@ class SaveRequest(_Struct):
         + [("request", Request)]
         + _u32("kv_id", "from_token", "to_token", "prefix_level", "is_last", "n_blocks")
         + [("block_table", c_void_p), ("context", c_char_p)]
-        + _u32("copy_later", "reserved")
+        + _u32("copy_later", "after_kind")
+        + [("after", c_void_p)]
     )
 
 
@@ -133,7 +144,7 @@ class Stats(_Struct):
         + _u64("saves_dropped_staging", "saves_dropped_lossy", "saves_dropped_unreachable", "saves_dropped_timed_out")
         + _u64("saves_dropped_failed", "staging_peak_bytes", "loads_shortened", "bytes_dropped")
         + _u64("predicted_kl_micronats", "lookups_skipped", "staging_bytes", "saves_dropped_incomplete")
-        + _u64("symbols_saturated")
+        + _u64("symbols_saturated", "chunks_decoded_on_gpu", "gpu_errors")
     )
 
     def as_dict(self):
@@ -290,7 +301,9 @@ class Connector:
         )
         self._check(self._c.cachegen_forget_failed(self._handle, plan, len(plan), byref(progress)))
 
-    def load_start(self, kv_id, from_token, to_token, block_ids, plan):
+    def load_start(self, kv_id, from_token, to_token, block_ids, plan, after=None):
+        """after: what of a GPU's engine comes first, as (AFTER_..., cudaStream_t)."""
+        after_kind, handle = after or (AFTER_NONE, None)
         table = array.array("q", block_ids)
         request = LoadRequest(
             kv_id=kv_id,
@@ -300,6 +313,8 @@ class Connector:
             block_table=_address(table),
             plan=plan,
             plan_bytes=len(plan),
+            after_kind=after_kind,
+            after=handle,
         )
         load = c_void_p()
         self._check(self._c.cachegen_load_start(self._handle, byref(request), byref(load)))
@@ -320,8 +335,11 @@ class Connector:
     def eventfd(self):
         return self._c.cachegen_eventfd(self._handle)
 
-    def save_start(self, request, kv_id, from_token, to_token, prefix_level, is_last, block_ids, context=None, copy_later=False):
-        """A save, or None: the staging memory is full and nothing was taken."""
+    def save_start(
+        self, request, kv_id, from_token, to_token, prefix_level, is_last, block_ids, context=None, copy_later=False, after=None
+    ):
+        """A save, or None: the staging memory is full and nothing was taken. after: as load_start() has it."""
+        after_kind, handle = after or (AFTER_NONE, None)
         table = array.array("q", block_ids)
         save_request = SaveRequest(
             request=request,
@@ -334,6 +352,8 @@ class Connector:
             block_table=_address(table),
             context=None if context is None else context.encode(),
             copy_later=copy_later,
+            after_kind=after_kind,
+            after=handle,
         )
         save = c_void_p()
         status = self._check(self._c.cachegen_save_start(self._handle, byref(save_request), byref(save)))

@@ -155,7 +155,7 @@ class SaveTest(unittest.TestCase):
         self.rank = types.SimpleNamespace(index=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
-    def save_start(self, _request, _kv_id, from_token, *_rest, copy_later):
+    def save_start(self, _request, _kv_id, from_token, *_rest, copy_later, after):
         self.taken.append(from_token)
         return None if self.is_full else from_token
 
@@ -224,8 +224,8 @@ class CopyTest(unittest.TestCase):
             plan = SavePlan(name, array.array("I"), b"", b"", 0, 32, 0, False, blocks, None)
             self.worker.start_saves(Metadata(saves=[plan]))
 
-    def save_start(self, *arguments, copy_later):
-        self.assertTrue(copy_later)
+    def save_start(self, *arguments, copy_later, after):
+        self.assertTrue(copy_later and after is None)  # not on a GPU
         return tuple(arguments[6])  # the blocks
 
     def poll(self, save):

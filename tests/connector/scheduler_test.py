@@ -787,6 +787,15 @@ class ReportTest(unittest.TestCase):
         made.take_report(WorkerReport(loads={"r": LoadReport(128, 2, bytes_read=7, **failed)}))
         self.assertEqual(made.library.cg.forgotten, [(b"plan", 24, 7, 128, 1 << 2, 3)])
 
+    def test_a_worker_that_is_off_is_asked_for_nothing(self):
+        made = scheduler(Store(hit=192))
+        self.assertEqual(made.matched_tokens(request("a"), 0), (192, True))
+        made.take_report(WorkerReport(is_off=True))
+        made.take_report(WorkerReport())
+        self.assertEqual(made.matched_tokens(request("b"), 0), (0, False))
+        made.update_after_alloc(request("b"), blocks(13), 0)
+        self.assertEqual(made.step(step_of("b", 0, 200)).saves, [])
+
     def test_the_reports_of_a_load_reach_the_answer(self):
         made = scheduler(Store(hit=192))
         made.matched_tokens(request(), 0)

@@ -2,7 +2,7 @@
 
 Read connector.py first: every call of vLLM arrives there. From the top down: connector, then scheduler and worker (the
 two sides, which live in different processes), then what they stand on: library, ranks, model_key, messages, request_key,
-adapters, admission, provenance, cpu_layout, metrics, versions and guard.
+adapters, admission, provenance, kv_layout, gpu, metrics, versions and guard.
 """
 
 import contextlib

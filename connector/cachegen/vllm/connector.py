@@ -24,7 +24,7 @@ from cachegen.vllm.messages import Metadata
 from cachegen.vllm.metrics import UP, Increments, PromMetrics, Stats
 from cachegen.vllm.scheduler import LOOKUPS, NO_MATCH, Scheduler
 from cachegen.vllm.versions import HIT_SOURCE
-from cachegen.vllm.worker import LOADS, SAVES, Worker
+from cachegen.vllm.worker import GPU, LOADS, SAVES, Worker
 
 
 # Why a connector is down, as the gauge vllm:cachegen_up says it.
@@ -174,7 +174,7 @@ class CachegenConnector(KVConnectorBase_V1):
         if self._down is not None:
             return self._down
         failing = self._side.outages.under_way() if self._side is not None else ()
-        return next((kind for kind in failing if kind in (LOOKUPS, LOADS, SAVES)), UP)
+        return next((kind for kind in failing if kind in (GPU, LOOKUPS, LOADS, SAVES)), UP)
 
     @classmethod
     def build_kv_connector_stats(cls, data=None):

@@ -87,10 +87,12 @@ class LoadReport:
 class WorkerReport(KVConnectorWorkerMetadata):
     loads: dict[str, LoadReport] = field(default_factory=dict)
     prefills: list[tuple[int, int]] = field(default_factory=list)  # (n_tokens, duration_ns)
+    is_off: bool = False  # nothing can be loaded or saved any more
 
     def aggregate(self, other):
         for req_id, load in other.loads.items():
             known = self.loads.get(req_id)
             self.loads[req_id] = load if known is None else known.joined(load)
         self.prefills += other.prefills
+        self.is_off |= other.is_off
         return self

@@ -99,6 +99,7 @@ class Scheduler:
         self._is_beside_others = False  # another connector fills blocks, too
         self._recomputed: list = []  # requests that are not to use vLLM's own prefix cache
         self._root = b""  # begins every salt since the last reset
+        self._worker_is_off = False  # for good
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
         self._wait_left_s = library.lookup_wait_s  # of this step
         self._observed = {}  # for histograms, since they were taken
@@ -128,6 +129,7 @@ class Scheduler:
             return ASK_AGAIN
         if (
             not self.library.may_load
+            or self._worker_is_off
             or state.extra is None
             or state.failed
             or request.skip_reading_prefix_cache
@@ -367,7 +369,8 @@ class Scheduler:
     def _may_save(self, state):
         # A request that a reset has overtaken is of the weights before and of those after: of neither root.
         is_of_one_root = state.root == self._root and not self._has_mixed_blocks
-        return state.extra is not None and self.library.may_save and is_of_one_root and not state.saved_last
+        may_save = self.library.may_save and not self._worker_is_off
+        return state.extra is not None and may_save and is_of_one_root and not state.saved_last
 
     def _plan_save(self, scheduler_output, req_id, state, n_computed, n_after):
         """What this step completes of the prompt: whole chunks, and at the end a short one. None: nothing."""
@@ -423,6 +426,7 @@ class Scheduler:
                 self._tell_library(state.load, load)
         for n_tokens, duration_ns in report.prefills:
             self._tell_prefill(n_tokens, duration_ns)
+        self._worker_is_off |= report.is_off
 
     def _count_budget(self, state):
         """The step that made the request's first token is over."""

@@ -11,17 +11,16 @@ Surprises:
     answer the request waits for ever. A failed load names its bad blocks, and vLLM recomputes these.
 """
 
-import time
-
 from cachegen import abi
-from cachegen.vllm.cpu_layout import cpu_attn_layout
+from cachegen.vllm.gpu import GpuSteps, HostSteps
 from cachegen.vllm.guard import Outages, guarded, nothing
+from cachegen.vllm.kv_layout import kernel_blocks, kv_layout
 from cachegen.vllm.library import Unsupported
 from cachegen.vllm.messages import LoadPlan, LoadReport, WorkerReport
 from cachegen.vllm.metrics import OWN_COUNTERS
 
 # Kinds of outages.
-LOADS, SAVES, STAGING = "failing loads", "failing saves", "staging memory is full"
+LOADS, SAVES, STAGING, GPU = "failing loads", "failing saves", "staging memory is full", "GPU error"
 IDLE_WAIT_S = 0.01  # a new request waits that long at most
 
 
@@ -34,6 +33,7 @@ class Worker:
         self.saves: list[tuple[str, int, object]] = []  # request, the token that it saves to, handle
         self._copied_from: list[tuple[object, frozenset]] = []  # handles of saves, and the blocks that they read
         self._kv_id = None
+        self._n_kernel_blocks = 1  # of the KV cache, in each of the scheduler's
         self._failed_loads: list[LoadPlan] = []  # never started
         self._void_loads: set[str] = set()  # requests: what is loaded is not to be used
         self._bad_blocks: set[int] = set()
@@ -43,11 +43,29 @@ class Worker:
         self._report = WorkerReport()
         self._load_ns = self._staging_bytes = 0
         self._submitted = None
-        self._step_started_ns = 0
+        self._steps = HostSteps()
+        self._on_gpu = self._is_off = False
 
     def register(self, kv_caches, vllm_config):
         """Unsupported, abi.CachegenError."""
-        self._kv_id = self.library.cg.register_kv(**cpu_attn_layout(kv_caches, vllm_config, self.library.rank.first_head))
+        layout = kv_layout(kv_caches, vllm_config, self.library.rank.first_head)
+        self._n_kernel_blocks, rest = divmod(self._block_tokens, layout["block_tokens"])
+        if rest != 0 or self._n_kernel_blocks == 0:
+            raise Unsupported(f"blocks of {self._block_tokens} tokens in a KV cache of {layout['block_tokens']} a block")
+        self._on_gpu = layout["memory"] == abi.MEMORY_CUDA
+        try:
+            self._kv_id = self.library.cg.register_kv(**layout)
+        except abi.CachegenError as e:
+            if self._on_gpu and (reason := self._gpu_reason()):
+                raise Unsupported(f"KV cache on a GPU: {reason}") from e
+            raise
+        if self._on_gpu:
+            self._steps = GpuSteps(layout["device"])
+
+    def _gpu_reason(self):
+        """Why there is no GPU any more; None: there is one, or none is needed."""
+        info = self.library.cg.get_info()
+        return info.gpu_reason.decode(errors="replace") if info.gpu == abi.GPU_OFF else None
 
     # ---- within a step ----
 
@@ -63,7 +81,11 @@ class Worker:
             else:
                 self._start_load(plan)
         self._void_loads |= metadata.cancelled_loads & self.loads.keys()
-        self._step_started_ns = time.monotonic_ns()
+        self._begin_step()
+
+    @guarded(nothing)
+    def _begin_step(self):
+        self._steps.begin()
 
     @guarded(nothing)
     def _await_copies(self, overwritten):
@@ -84,24 +106,30 @@ class Worker:
     def _start_load(self, plan):
         if self.library is None:
             raise Unsupported("the worker's connector is disabled")
-        load = self.library.cg.load_start(self._kv_id, plan.from_token, plan.to_token, plan.block_ids, plan.plan)
+        block_ids = kernel_blocks(plan.block_ids, self._n_kernel_blocks)
+        load = self.library.cg.load_start(
+            self._kv_id, plan.from_token, plan.to_token, block_ids, plan.plan, self._steps.after
+        )
         self.loads[plan.req_id] = plan, load
 
     def start_saves(self, metadata):
         """After the step's forward."""
         if self.library is None:
             return
-        if metadata.prefill_tokens:
-            duration_ns = time.monotonic_ns() - self._step_started_ns
-            if self.library.rank.index == 0:  # the ranks prefill together
-                self._report.prefills.append((metadata.prefill_tokens, duration_ns))
-            # Loads that run here weigh what is late against computing it.
-            self.library.cg.report_prefill(metadata.prefill_tokens, duration_ns)
+        self._end_step(metadata.prefill_tokens)
         for plan in metadata.saves if self.library.rank.stores else ():
             self._saving.add(plan.req_id)
             if plan.req_id in self._unsaved or not self._start_save(plan):
                 self._unsaved.add(plan.req_id)
                 self._n_dropped += 1
+
+    @guarded(nothing)
+    def _end_step(self, prefill_tokens):
+        for prefill in self._steps.end(prefill_tokens):
+            if self.library.rank.index == 0:  # the ranks prefill together
+                self._report.prefills.append(prefill)
+            # Loads that run here weigh what is late against computing it.
+            self.library.cg.report_prefill(*prefill)
 
     @guarded(lambda self, plan: False)
     def _start_save(self, plan):
@@ -114,9 +142,10 @@ class Worker:
             plan.to_token,
             plan.prefix_level,
             plan.is_last,
-            plan.block_ids,
+            kernel_blocks(plan.block_ids, self._n_kernel_blocks),
             plan.context,
-            copy_later=True,
+            copy_later=not self._on_gpu,  # there the engine's stream waits
+            after=self._steps.after,
         )
         if save is not None:
             self._copied_from.append((save, frozenset(plan.block_ids)))
@@ -234,8 +263,17 @@ class Worker:
 
     def take_report(self):
         """The WorkerReport of what ended since the last call; None: nothing did."""
+        self._look_at_gpu()
         report, self._report = self._report, WorkerReport()
-        return report if report.loads or report.prefills else None
+        return report if report.loads or report.prefills or report.is_off else None
+
+    @guarded(nothing)
+    def _look_at_gpu(self):
+        """An error of the GPU that stays: nothing can be loaded or saved from now on."""
+        if not self._on_gpu or self._is_off or self.library is None or (reason := self._gpu_reason()) is None:
+            return
+        self._is_off = self._report.is_off = True
+        self.outages.failed(GPU, f"{reason}: nothing is loaded or stored any more until the engine starts anew")
 
     def counters(self):
         counters = {**dict.fromkeys(OWN_COUNTERS, 0), **self.library.cg.get_stats().as_dict()}

@@ -1,0 +1,259 @@
+"""Layouts of vLLM's KV caches: the library's strides lead to the elements that the engine's attention reads.
+
+usage: kv_layout_test.py
+
+The tensors are made by vLLM itself, on the CPU, for every order that it has; what stands for a GPU is only the name of
+the device.
+"""
+
+import collections
+import itertools
+import os
+import sys
+import types
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "connector"))
+try:
+    import torch
+    import vllm  # noqa: F401
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheTensor,
+        compute_layout_strides,
+        create_kv_cache_views,
+    )
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+except ImportError as error:
+    print(f"skipped: {error}: no layout was compared")
+    sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
+from cachegen import abi  # noqa: E402
+from cachegen.vllm.gpu import GpuSteps, HostSteps  # noqa: E402
+from cachegen.vllm.guard import Failures  # noqa: E402
+from cachegen.vllm.kv_layout import GPU_BACKENDS, kernel_blocks, kv_layout  # noqa: E402
+from cachegen.vllm.library import Unsupported, check_attention  # noqa: E402
+from cachegen.vllm.messages import LoadPlan, Metadata  # noqa: E402
+from cachegen.vllm.worker import GPU, Worker  # noqa: E402
+
+N_LAYERS, N_BLOCKS = 2, 3
+RANK = types.SimpleNamespace(index=0, first_head=0, stores=True)
+
+
+class OnGpu:
+    """A tensor in all but where it lies."""
+
+    def __init__(self, tensor, device="cuda:0"):
+        self.tensor, self.device = tensor, torch.device(device)
+
+    def __getattr__(self, name):
+        return getattr(self.tensor, name)
+
+
+def make_cache(order, block_tokens, kernel_tokens, dtype, n_kv_heads=2, head_dim=64):
+    """(the whole memory, what vLLM gives a connector): every element is another number, as far as dtype has so many."""
+    spec = FullAttentionSpec(block_size=block_tokens, num_kv_heads=n_kv_heads, head_size=head_dim, dtype=dtype)
+    strides = compute_layout_strides(spec, N_BLOCKS, N_LAYERS, order)
+    memory = torch.empty(N_LAYERS * N_BLOCKS * spec.page_size_bytes, dtype=torch.int8)
+    memory.random_(generator=torch.Generator().manual_seed(7))
+    names = [f"model.layers.{i}.self_attn.attn" for i in range(N_LAYERS)]
+    tensor = KVCacheTensor(memory.numel(), names, layer_stride=strides[0], block_stride=strides[1])
+    kernel_tokens = None if kernel_tokens == block_tokens else kernel_tokens
+    views = create_kv_cache_views(memory, spec, N_BLOCKS, order, tensor, kernel_tokens)
+    return memory, dict(zip(names, views, strict=True))
+
+
+def engine(names, backend="FLASH_ATTN"):
+    layer = types.SimpleNamespace(get_attn_backend=lambda: types.SimpleNamespace(get_name=lambda: backend))
+    return types.SimpleNamespace(
+        compilation_config=types.SimpleNamespace(static_forward_context=dict.fromkeys(names, layer)),
+        cache_config=types.SimpleNamespace(cache_dtype="auto"),
+    )
+
+
+def on_gpu(caches):
+    return {name: OnGpu(cache) for name, cache in caches.items()}
+
+
+def k_and_v(backend, cache, order):
+    """[n_blocks][block_tokens][n_kv_heads][head_dim] of each, in the words of the backend's forward()."""
+    head_dim = cache.shape[3] // 2
+    if backend == "FLASHINFER":
+        kernels = cache.permute(*order.layer_view_order)
+        back = [order.layer_view_order.index(i) for i in range(4)]
+        return [plane.permute(*back).transpose(1, 2) for plane in kernels.split(head_dim, dim=-1)]
+    return cache.transpose(1, 2).split(head_dim, dim=-1)
+
+
+def by_strides(memory, cache, layout, layer, plane):
+    """The same by cachegen.h's formula."""
+    size = cache.element_size()
+    at = layout["bases"][layer] + layout["offset_bytes"][plane] - memory.data_ptr()
+    strides = (
+        layout["block_stride"],
+        layout["token_stride"][plane],
+        layout["head_stride"][plane],
+        layout["dim_stride"][plane],
+    )
+    shape = (layout["n_blocks"], layout["block_tokens"], layout["n_kv_heads"], layout["head_dim"])
+    return torch.as_strided(memory.view(cache.dtype), shape, [s // size for s in strides], at // size)
+
+
+class Recorder:
+    """What stands for the library: keeps what it was given."""
+
+    def __init__(self):
+        self.layouts, self.tables, self.gpu_reason = [], [], None
+
+    def register_kv(self, **layout):
+        if self.gpu_reason is not None:
+            raise abi.CachegenError(4, "not supported")
+        self.layouts.append(layout)
+        return 5
+
+    def load_start(self, _kv_id, _from, _to, block_ids, _plan, _after):
+        self.tables.append(block_ids)
+        return 1
+
+    def get_info(self):
+        Info = collections.namedtuple("Info", "gpu gpu_reason")
+        return Info(abi.GPU_OFF, self.gpu_reason) if self.gpu_reason is not None else Info(1, b"")
+
+
+class FakeCuda:
+    """torch.cuda with one stream. Its n-th event is recorded at n ms, and the first `reached` are over."""
+
+    def __init__(self):
+        self.made = self.reached = 0
+
+    def current_stream(self, _device):
+        return types.SimpleNamespace(cuda_stream=77)
+
+    def Event(self, enable_timing):  # noqa: N802
+        self.made += 1
+        at_ms = self.made
+        return types.SimpleNamespace(
+            at_ms=at_ms,
+            record=lambda _stream: None,
+            query=lambda: at_ms <= self.reached,
+            elapsed_time=lambda last: last.at_ms - at_ms,
+        )
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.int8)
+
+
+class KvLayoutTest(unittest.TestCase):
+    def check(self, backend, order, block_tokens, kernel_tokens, dtype, **geometry):
+        memory, caches = make_cache(order, block_tokens, kernel_tokens, dtype, **geometry)
+        layout = kv_layout(on_gpu(caches), engine(caches, backend))
+        self.assertEqual((layout["memory"], layout["device"]), (abi.MEMORY_CUDA, 0))
+        self.assertEqual(layout["block_tokens"], kernel_tokens)
+        self.assertEqual(layout["n_blocks"], N_BLOCKS * block_tokens // kernel_tokens)
+        for layer, cache in enumerate(caches.values()):
+            for plane, wanted in enumerate(k_and_v(backend, cache, order)):
+                found = by_strides(memory, cache, layout, layer, plane)
+                self.assertTrue(torch.equal(bits(found), bits(wanted)))
+
+    def test_strides_lead_to_what_each_backend_reads(self):
+        dtypes = (torch.bfloat16, torch.float16, torch.float32)
+        for case in itertools.product(GPU_BACKENDS, KVCacheLayout, (16, 32, 64, 128), dtypes):
+            backend, order, block_tokens, dtype = case
+            with self.subTest(backend=backend, order=order.name, block_tokens=block_tokens, dtype=dtype):
+                self.check(backend, order, block_tokens, block_tokens, dtype)
+
+    def test_one_head_of_any_size_has_strides_too(self):
+        for order, head_dim in itertools.product(KVCacheLayout, (64, 128, 256)):
+            with self.subTest(order=order.name, head_dim=head_dim):
+                self.check("FLASH_ATTN", order, 16, 16, torch.bfloat16, n_kv_heads=1, head_dim=head_dim)
+
+    def test_blocks_that_kernels_split_are_consecutive_ones(self):
+        for order in (KVCacheLayout.LBNHC, KVCacheLayout.LBHNC):
+            with self.subTest(order=order.name):
+                self.check("FLASHINFER", order, 128, 64, torch.bfloat16)
+        self.assertEqual(kernel_blocks([3, 0], 1), [3, 0])
+        self.assertEqual(kernel_blocks([3, 0], 2), [6, 7, 0, 1])
+
+    def test_the_worker_names_the_blocks_of_kernels_to_the_library_and_the_scheduler_s_to_the_engine(self):
+        library = Recorder()
+        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK), Failures(), block_tokens=128)
+        _, caches = make_cache(KVCacheLayout.LBNHC, 128, 64, torch.bfloat16)
+        worker.register(on_gpu(caches), engine(caches))
+        worker._steps = HostSteps()
+        worker._start_load(LoadPlan("r", 0, 256, [4, 1], b""))
+        self.assertEqual((library.layouts[0]["block_tokens"], library.tables), (64, [[8, 9, 2, 3]]))
+        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK), Failures(), block_tokens=96)
+        self.assertRaisesRegex(Unsupported, "blocks of 96", worker.register, on_gpu(caches), engine(caches))
+
+    def test_without_a_gpu_the_worker_says_why(self):
+        library = Recorder()
+        library.gpu_reason = b"no CUDA-capable device"
+        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK), Failures(), block_tokens=16)
+        _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
+        self.assertRaisesRegex(Unsupported, "no CUDA-capable", worker.register, on_gpu(caches), engine(caches))
+
+    def test_a_gpu_that_is_off_is_told_once_and_for_good(self):
+        library = Recorder()
+        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK), Failures(), block_tokens=16)
+        _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
+        worker.register(on_gpu(caches), engine(caches))
+        self.assertIsNone(worker.take_report())
+        library.gpu_reason = b"an illegal memory access"
+        with self.assertLogs("vllm.cachegen", "WARNING") as log:
+            self.assertTrue(worker.take_report().is_off)
+            self.assertIsNone(worker.take_report())
+        self.assertEqual(len(log.output), 1)
+        self.assertIn("an illegal memory access", log.output[0])
+        self.assertEqual(worker.outages.under_way(), [GPU])
+
+    def test_a_step_on_a_gpu_takes_as_long_as_its_stream_and_is_not_waited_for(self):
+        cuda = FakeCuda()
+        steps = GpuSteps(0, cuda)
+        self.assertEqual(steps.after, (abi.AFTER_STREAM, 77))
+        steps.begin()
+        self.assertEqual(steps.end(100), [])  # enqueued, and no more
+        steps.begin()
+        self.assertEqual(steps.end(0), [])  # not a prefill
+        cuda.reached = 2
+        self.assertEqual(steps.end(0), [(100, 1_000_000)])
+        for _ in range(3 * GpuSteps.MOST_PENDING):
+            steps.begin()
+            steps.end(1)
+        self.assertEqual(cuda.made, 3 + 2 * GpuSteps.MOST_PENDING)  # a stream that hangs costs no more
+
+    def test_a_worker_s_steps_tell_the_library_how_fast_prefills_are(self):
+        told = []
+        cg = types.SimpleNamespace(report_prefill=lambda *prefill: told.append(prefill))
+        worker = Worker(types.SimpleNamespace(cg=cg, rank=RANK), Failures(), block_tokens=16)
+        worker.submit(Metadata(prefill_tokens=64))
+        worker.start_saves(Metadata(prefill_tokens=64))
+        self.assertEqual([n for n, _ in told], [64])
+        self.assertEqual(worker.take_report().prefills, told)
+
+    def refuse(self, reason, caches, backend="FLASH_ATTN"):
+        self.assertRaisesRegex(Unsupported, reason, kv_layout, caches, engine(caches, backend))
+
+    def test_what_is_not_understood_is_refused_by_name(self):
+        _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
+        names = list(caches)
+        self.refuse("backend ROCM_ATTN", on_gpu(caches), "ROCM_ATTN")
+        self.assertRaisesRegex(Unsupported, "backend None", kv_layout, on_gpu(caches), engine([]))
+        self.refuse("device xpu:0", {name: OnGpu(cache, "xpu:0") for name, cache in caches.items()})
+        self.refuse("one attention a layer", {names[1]: OnGpu(caches[names[1]])})
+        other = make_cache(KVCacheLayout.LBHNC, 16, 16, torch.bfloat16)[1]
+        self.refuse("unlike layer", on_gpu({**caches, names[1]: other[names[1]]}))
+        self.refuse("unlike layer", {**on_gpu(caches), names[1]: OnGpu(caches[names[1]], "cuda:1")})
+        self.refuse("shape", on_gpu({name: cache.flatten(2) for name, cache in caches.items()}))
+        self.refuse("strides", on_gpu({name: cache.transpose(2, 3) for name, cache in caches.items()}))
+        self.refuse("strides", on_gpu({name: cache[..., 1:-1] for name, cache in caches.items()}))
+        for dtype in (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2):
+            with self.subTest(dtype=dtype):
+                quantized = {name: torch.zeros(N_BLOCKS, 2, 16, 128, dtype=dtype) for name in names}
+                self.refuse(f"KV cache of {dtype}", on_gpu(quantized))
+                spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=dtype)
+                self.assertRaisesRegex(Unsupported, f"KV cache of {dtype}", check_attention, spec)
+
+
+if __name__ == "__main__":
+    unittest.main()
