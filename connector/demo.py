@@ -35,7 +35,7 @@ LEVELS = ("L0", "L1", "L2", "L3")
 CONTEXT = "demo"
 PROMPT = "tests/data/prompt/longchat_topics.txt"
 # A third of what the profile tool takes by default: for a demo that ends soon, at the price of larger files.
-CALIBRATION_TOKENS = 640
+CALIBRATION_TOKENS = 1024
 BITS = {"bf16": 16, "fp32": 32}
 
 
