@@ -27,7 +27,7 @@ check "no such store" ends_with 2 "$cachegenfs" fsck "$tmp/nothing"
 mount_store
 "$chunk_files" nest "$tmp/source" 4 100000 1
 mkdir -p "$mnt/m/contexts/c"
-cp -a "$tmp/source/." "$mnt/m/contexts/c/"
+cp -a "$tmp/source/"* "$mnt/m/contexts/c/"
 unmount
 check "a good store" ends_with 0 fsck
 check "of so many names" sh -c '"$1" fsck "$2" | grep -q "^24 names whole, 0 damaged"' sh "$cachegenfs" "$store"
@@ -77,7 +77,7 @@ mount_store
 for i in 1 2; do
     "$chunk_files" nest "$tmp/source$i" 4 1000 "$i"
     mkdir -p "$mnt/m/contexts/c$i"
-    cp -a "$tmp/source$i/." "$mnt/m/contexts/c$i/"
+    cp -a "$tmp/source$i/"* "$mnt/m/contexts/c$i/" # the finest level first
 done
 rm -r "$mnt/m/contexts/c1"
 check "the layout is hidden" [ ! -e "$mnt/.cachegenfs-layout" ]
@@ -109,7 +109,7 @@ rm -rf "$store/quarantine" "$store/m" "$tmp/source"
 mount_store
 "$chunk_files" nest "$tmp/source" 6 100000 2
 mkdir -p "$mnt/m/contexts/c"
-cp -a "$tmp/source/." "$mnt/m/contexts/c/"
+cp -a "$tmp/source/"* "$mnt/m/contexts/c/"
 unmount
 flip "$store/m/contexts/c/L1/00002.kv" $(($(stat -c %s "$store/m/contexts/c/L1/00002.kv") - 50))
 flip "$store/m/contexts/c/L1/00004.kv" 5000
