@@ -190,11 +190,13 @@ TEST_P(GpuRandomTest, WhateverFailsBlocksHoldWhatIsPromisedAndNothingElseIsTouch
         draw(4) == 0 ? save_some() : load_some();
         recover();
     }
-    // Else the test looks at nothing.
-    EXPECT_GE(n_loaded, N_CASES / 5u);
-    EXPECT_GE(n_saved, N_CASES / 20u);
-    EXPECT_GE(n_failed, N_CASES / 20u);
-    EXPECT_GE(n_off, N_CASES / 50u);
+    // Else the test looks at nothing. Ten cases may all be of one kind.
+    if (N_CASES >= 100) {
+        EXPECT_GE(n_loaded, N_CASES / 5u);
+        EXPECT_GE(n_saved, N_CASES / 20u);
+        EXPECT_GE(n_failed, N_CASES / 20u);
+        EXPECT_GE(n_off, N_CASES / 50u);
+    }
     engine.reset();
     EXPECT_EQ(standin().n_live(), 0u);
 }
