@@ -68,15 +68,15 @@ cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan_byt
     if (blames_a_chunk(&p) && i < plan->n_chunks) {
         const uint8_t levels = (uint8_t)(p.failed_levels & ALL_LEVELS);
         const cg_key *key = &plan->keys[i + 1];
+        const uint64_t until = until_ns(connector);
+        const bool is_known = p.status == CG_ERR_LOSSY_PREFIX && p.failed_worst_level < CG_N_LEVELS;
         pthread_mutex_lock(&rt->lock);
-        if (p.status != CG_ERR_LOSSY_PREFIX || p.failed_worst_level >= CG_N_LEVELS)
-            cg_chunk_memory_failed(rt->chunk_memory, key, levels, false, until_ns(connector));
-        for (unsigned level = 0; p.status == CG_ERR_LOSSY_PREFIX && level < CG_N_LEVELS &&
-                                 p.failed_worst_level < CG_N_LEVELS;
-             level++)
+        if (!is_known)
+            cg_chunk_memory_failed(rt->chunk_memory, key, levels, false, until);
+        for (unsigned level = 0; is_known && level < CG_N_LEVELS; level++)
             if ((levels >> level & 1) != 0)
                 cg_chunk_memory_provenance(rt->chunk_memory, key, (uint8_t)level,
-                                           (uint8_t)p.failed_worst_level, until_ns(connector));
+                                           (uint8_t)p.failed_worst_level, until);
         pthread_mutex_unlock(&rt->lock);
     }
     cg_plan_free(plan);
