@@ -14,14 +14,6 @@ at_end() {
     [ -z "$second" ] || kill -KILL "$second" 2> /dev/null
     mountpoint -q "$mnt2" && umount -l "$mnt2"
 }
-# The moment of the kill: not a wait for something.
-some_time() { sleep "$((RANDOM % 2)).$((RANDOM % 900 + 100))"; }
-kill_daemon() {
-    kill -KILL "$daemon"
-    wait "$daemon" 2> /dev/null
-    daemon=
-    umount -l "$mnt"
-}
 flip() {
     local byte
     byte=$(od -An -tu1 -j "$2" -N 1 "$1")

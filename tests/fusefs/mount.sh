@@ -34,6 +34,16 @@ unmount() {
     fi
 }
 
+# Leaves the mount without its daemon, and then takes it away.
+kill_daemon() {
+    kill -KILL "$daemon"
+    wait "$daemon" 2> /dev/null
+    daemon=
+    umount -l "$mnt"
+}
+# The moment of a fault: not a wait for something.
+some_time() { sleep "$((RANDOM % 2)).$((RANDOM % 900 + 100))"; }
+
 # What a test adds with `at_end` runs first.
 at_end() { :; }
 finish() {

@@ -19,13 +19,9 @@ cut_power() {
     python3 -c 'import fcntl, os, struct, sys
 fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587d, struct.pack("I", 2))' "$store"
 }
-some_time() { sleep "$((RANDOM % 2)).$((RANDOM % 900 + 100))"; }
 # Ends the daemon on a store that is gone, and mounts the store again, which replays its log.
 replay() {
-    kill -KILL "$daemon"
-    wait "$daemon" 2> /dev/null
-    daemon=
-    umount -l "$mnt"
+    kill_daemon
     umount "$store" && mount_image
 }
 whole() { "$cachegenfs" fsck "$store"; }

@@ -77,10 +77,7 @@ for round in 1 2 3 4 5 6; do
     mount_store -o quota=8M
     some_gone() { [ "$(n_files '*-L1.kv')" -le $((80 - 10 * round)) ]; }
     check "round $round: room is being made" wait_for 60 some_gone
-    kill -KILL "$daemon"
-    wait "$daemon" 2> /dev/null
-    daemon=
-    umount -l "$mnt"
+    kill_daemon
     check "round $round: every chunk is whole" \
         sh -c 'find "$2/m" -name "*.kv" -print0 | xargs -0 "$1" verify' sh "$chunk_files" "$store"
     mount_store -o quota=8M
