@@ -2,6 +2,8 @@
 # Installs what is missing, builds, runs all tests; ends with ctest's summary and exit status.
 # usage: sh tests/run.sh
 # The sanitizers run first, and the script ends when they fail; CG_SANITIZERS= (empty) skips them.
+# A test that fails runs a second time, so that a machine's bad moment does not void an hour of
+# tests. Its first failure stays in the output, with "***Failed" in its line: look for that.
 set -eu
 cd "$(dirname "$0")/.."
 sanitizers=${CG_SANITIZERS-asan tsan}
@@ -28,13 +30,13 @@ build() {
 fixed_addresses=
 setarch -R true 2> /dev/null && fixed_addresses="setarch -R"
 
+how="--output-on-failure -j2 --timeout 900 --repeat until-pass:2"
 for sanitizer in $sanitizers; do
     build "$sanitizer" "build-$sanitizer"
     echo "== unit tests, fuzz corpus and stress with $sanitizer"
-    $fixed_addresses ctest --test-dir "build-$sanitizer" --output-on-failure -j2 --timeout 900 \
-        -L 'unit|fuzz|stress'
+    $fixed_addresses ctest --test-dir "build-$sanitizer" $how -L 'unit|fuzz|stress'
 done
 
 build release build
 echo "== all tests"
-exec ctest --test-dir build --output-on-failure -j2 --timeout 900 -LE bench
+exec ctest --test-dir build $how -LE bench
