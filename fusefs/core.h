@@ -69,6 +69,7 @@ typedef struct cg_fs_entry {
     cg_fs_node *node;
     struct stat attr;
     bool may_not_be_cached; /* a file that is being written: only this caller sees the name */
+    bool may_be_old;        /* the store changed meanwhile */
 } cg_fs_entry;
 
 typedef struct cg_fs_directory cg_fs_directory;
@@ -83,6 +84,15 @@ typedef struct cg_fs_bytes {
 
 /* Moves the bytes of a write from source to fd, from offset on. The number of bytes, or -errno. */
 typedef ssize_t cg_fs_move(void *source, int fd, off_t offset);
+
+/* What the kernel remembers, as cg_fs_watch() changes it. Must not wait for anything. */
+typedef struct cg_fs_kernel {
+    /* The attributes of the node, which may be gone. */
+    void (*forget_attr)(void *user, const cg_fs_node *node);
+    /* All names, which are looked up again. */
+    void (*doubt_names)(void *user);
+    void *user;
+} cg_fs_kernel;
 
 /* What cg_fs_setattr() changes. */
 enum {
@@ -113,8 +123,17 @@ void cg_fs_keep(cg_fs *fs);
  * damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it returns
  * at once. */
 void cg_fs_scrub(cg_fs *fs);
-/* The mount ends: cg_fs_keep(), cg_fs_scrub() and cg_fs_adopt_tree(), in other threads, return
- * soon. The next mount goes on. */
+/* Tells the kernel of changes that others make in the store (fusefs/watch.h), until cg_fs_stop().
+ * For a thread of its own. Without a watch it returns at once. */
+void cg_fs_watch(cg_fs *fs);
+/* Before cg_fs_watch() and before anything is served. 0, or why there is no watch. kernel must
+ * stay. */
+int cg_fs_watch_begin(cg_fs *fs, const cg_fs_kernel *kernel);
+/* Whether the kernel may trust what it has for CG_FS_TRUST_SECONDS, since it is told of changes. */
+bool cg_fs_is_watched(const cg_fs *fs);
+enum { CG_FS_TRUST_SECONDS = 60 };
+/* The mount ends: cg_fs_keep(), cg_fs_scrub(), cg_fs_watch() and cg_fs_adopt_tree(), in other
+ * threads, return soon. The next mount goes on. */
 void cg_fs_stop(cg_fs *fs);
 
 /* Names. */
@@ -159,6 +178,9 @@ int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
 /* cg_fs_lookup() of an entry that was just read: the directory need not be opened again. */
 int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *directory,
                       const char *name, cg_fs_entry *entry_out);
+/* Whether the folder is as it was at an earlier cg_fs_opendir(), whose listing the kernel was
+ * allowed to keep. What it keeps must not be older than the names that it trusts. */
+bool cg_fs_is_listed(const cg_fs_directory *directory);
 int cg_fs_syncdir(cg_fs_directory *directory);
 void cg_fs_closedir(cg_fs_directory *directory);
 

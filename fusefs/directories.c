@@ -16,6 +16,7 @@ struct cg_fs_directory {
     DIR *dir;       /* NULL: .cachegenfs */
     char *path;     /* by which it was opened; "" of the root, and of one without a name */
     uint64_t epoch; /* of renames, from before that */
+    bool is_listed;
     bool is_root;
     off_t offset;        /* where dir stands */
     struct dirent entry; /* that we made up */
@@ -27,6 +28,7 @@ static const off_t CONTROL_OFFSET = INT64_MAX - 0x1e;
 
 static int enter_control(cg_fs *fs, int control, cg_fs_entry *entry_out)
 {
+    entry_out->may_be_old = false;
     cg_control_attr(&fs->control, control, &entry_out->attr);
     entry_out->node = cg_nodes_enter_control(&fs->nodes, control, cg_control_mode(control));
     entry_out->may_not_be_cached = false;
@@ -65,6 +67,7 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         entry_out->node =
             error == 0 ? cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr, NULL) : NULL;
         entry_out->may_not_be_cached = true;
+        entry_out->may_be_old = false;
         cg_pending_put(fs, pending);
         return error == 0 && entry_out->node == NULL ? ENOMEM : error;
     }
@@ -210,6 +213,7 @@ int cg_fs_readlink(cg_fs *fs, cg_fs_node *node, char *target_out, size_t target_
     return error;
 }
 
+/* With the lock of names, so that whoever takes it knows that the table of nodes is right. */
 static int remove_entry(cg_fs *fs, cg_fs_node *parent, const char *name, int flags)
 {
     int dir_fd;
@@ -220,10 +224,12 @@ static int remove_entry(cg_fs *fs, cg_fs_node *parent, const char *name, int fla
         error = cg_reach_dir(fs, parent, NULL, &dir_fd, NULL);
     if (error != 0)
         return error;
+    pthread_rwlock_rdlock(&fs->names_lock);
     error = unlinkat(dir_fd, name, flags) == 0 ? 0 : errno;
-    close(dir_fd);
     if (error == 0)
         cg_nodes_drop_name(&fs->nodes, parent, name);
+    pthread_rwlock_unlock(&fs->names_lock);
+    close(dir_fd);
     return error;
 }
 
@@ -242,6 +248,31 @@ int cg_fs_rmdir(cg_fs *fs, cg_fs_node *parent, const char *name)
     return remove_entry(fs, parent, name, AT_REMOVEDIR);
 }
 
+/* The clock of files is coarse. A folder that has just changed can change again and keep its time:
+ * no listing of it is remembered. */
+static bool note_listing(cg_fs *fs, cg_fs_node *node, int fd)
+{
+    struct stat attr;
+    struct timespec now;
+    if (!cg_fs_is_watched(fs) || fstat(fd, &attr) != 0)
+        return false;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const int64_t changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec;
+    const bool is_settled = attr.st_ctim.tv_sec + 1 < now.tv_sec;
+    const uint32_t now_s = (uint32_t)now.tv_sec, doubts = fs->watch.n_doubts;
+    pthread_mutex_lock(&fs->nodes.lock);
+    const bool is_listed = is_settled && node->listed_ns == changed_ns &&
+                           node->listed_doubts == doubts &&
+                           now_s - node->listed_at_s < CG_FS_TRUST_SECONDS;
+    if (!is_listed) {
+        node->listed_ns = is_settled ? changed_ns : 0;
+        node->listed_at_s = now_s;
+        node->listed_doubts = doubts;
+    }
+    pthread_mutex_unlock(&fs->nodes.lock);
+    return is_listed;
+}
+
 int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
 {
     cg_fs_directory *directory = calloc(1, sizeof *directory);
@@ -258,11 +289,18 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
         error = errno;
         close(fd);
     }
+    if (directory->dir != NULL)
+        directory->is_listed = note_listing(fs, node, fd);
     if (error != 0)
         cg_fs_closedir(directory);
     else
         *directory_out = directory;
     return error;
+}
+
+bool cg_fs_is_listed(const cg_fs_directory *directory)
+{
+    return directory->is_listed;
 }
 
 static const struct dirent *control_entry(cg_fs *fs, cg_fs_directory *directory, int control,

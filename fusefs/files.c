@@ -130,7 +130,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     char *path;
     int dir_fd, fd, error;
     *file_out = NULL;
-    entry_out->may_not_be_cached = false;
+    entry_out->may_not_be_cached = entry_out->may_be_old = false;
     if (fs->read_only)
         return EROFS;
     if ((error = cg_fs_name_is_free(fs, parent, name)) != 0)

@@ -72,11 +72,13 @@ int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, con
                 cg_fs_entry *entry_out)
 {
     cg_view view;
+    const uint64_t seen = fs->watch.n_seen;
     const int error = cg_view_stat(dir_fd, name, path, &entry_out->attr, &view);
     if (error != 0)
         return error;
     entry_out->may_not_be_cached = false;
     entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr, &view);
+    entry_out->may_be_old = seen != fs->watch.n_seen;
     cg_view_attr(&view, &entry_out->attr);
     return entry_out->node == NULL ? ENOMEM : 0;
 }

@@ -6,7 +6,8 @@
  *   publish, published, arrivals
  *   pending, reach, adopt
  *   space
- *   open_files, fs
+ *   open_files, watch
+ *   fs
  *   nodes, control
  *   gc, fsck, contexts, drop, evict, survey, walk
  *   views, strict, staging, persona, claims, metrics
@@ -20,6 +21,7 @@
 #include "fusefs/staging.h"
 #include "fusefs/strict.h"
 #include "fusefs/users.h"
+#include "fusefs/watch.h"
 #include "iouring/tree.h"
 
 /* How many lines a user's files may still cost in the log. */
@@ -63,6 +65,7 @@ struct cg_fs {
     pthread_mutex_t keep_lock; /* of keep_stop, which cg_fs_stop() signals */
     pthread_cond_t keep_stop;
     cg_space space;
+    cg_watch watch;
     cg_users pending_users;  /* each waiting file costs a descriptor */
     cg_fs_pending *pendings; /* under the nodes' lock */
     cg_metrics metrics;

@@ -11,6 +11,14 @@
 #define CG_FUSE_HAS_PASSTHROUGH 0
 #endif
 
+/* Epochs of names. Kernels know them from protocol 7.44 (Linux 6.16) on. */
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 18)
+#define CG_FUSE_HAS_EPOCHS 1
+#else
+#define CG_FUSE_HAS_EPOCHS 0
+#endif
+enum { CG_FUSE_EPOCHS_MINOR = 44 };
+
 /* The option -o io_uring of libfuse; the transport is right from 3.18.3 on. */
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 18)
 #define CG_FUSE_HAS_IO_URING 1

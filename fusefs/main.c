@@ -71,6 +71,29 @@ static void *scrub(void *fs)
     return NULL;
 }
 
+static void *watch(void *fs)
+{
+    cg_fs_watch(fs);
+    return NULL;
+}
+
+/* Without a watch the kernel trusts what it has for a second: slower, not wrong. */
+static void begin_watch(const cg_options *options, cg_mount *mount, const cg_fs_kernel *kernel,
+                        const log_target *target)
+{
+    char line[160];
+    if (options->attr_timeout_s >= 0 && options->entry_timeout_s >= 0)
+        return;
+    const int error = cg_fs_watch_begin(mount->fs, kernel);
+    if (error == 0)
+        return;
+    snprintf(line, sizeof line,
+             "changes past the mount cannot be watched here (%s): names and attributes are "
+             "trusted for a second, and listings are slower",
+             strerror(error));
+    log_line((void *)target, CG_LOG_INFO, line);
+}
+
 static int serve(struct fuse_session *session, const cg_options *options, cg_metrics *metrics)
 {
     if (options->single_thread)
@@ -108,7 +131,8 @@ static int run(cg_options *options)
         .log_user = &target,
     };
     memcpy(config.keep_s, options->keep_s, sizeof config.keep_s);
-    pthread_t keeper, scrubber;
+    const cg_fs_kernel kernel = {cg_ops_forget_attr, cg_ops_doubt_names, &mount};
+    pthread_t keeper, scrubber, watcher;
     int result = EXIT_FAILURE;
     const int error = cg_fs_new(&config, &mount.fs);
     if (error != 0) {
@@ -133,9 +157,12 @@ static int run(cg_options *options)
     /* After mounting, so that its errors reach the terminal; before threads, which fork() loses. */
     if (fuse_daemonize(options->foreground) != 0)
         goto no_daemon;
+    mount.session = session;
+    begin_watch(options, &mount, &kernel, &target);
     cg_persona_drop_capabilities();
     const bool is_kept = pthread_create(&keeper, NULL, keep, mount.fs) == 0,
-               is_scrubbed = pthread_create(&scrubber, NULL, scrub, mount.fs) == 0;
+               is_scrubbed = pthread_create(&scrubber, NULL, scrub, mount.fs) == 0,
+               is_watched = pthread_create(&watcher, NULL, watch, mount.fs) == 0;
     const int loop_result = serve(session, options, cg_fs_metrics(mount.fs));
     if (loop_result < 0)
         log_line(&target, CG_LOG_ERROR, strerror(-loop_result));
@@ -146,6 +173,8 @@ static int run(cg_options *options)
         pthread_join(keeper, NULL);
     if (is_scrubbed)
         pthread_join(scrubber, NULL);
+    if (is_watched)
+        pthread_join(watcher, NULL);
 no_daemon:
     fuse_session_unmount(session);
 no_mount:

@@ -98,6 +98,12 @@ char *cg_metrics_text(const cg_metrics *m)
            m->scrubbed_bytes);
     single(out, "scrub_passes_total", "counter", "Times that it read the whole store.",
            m->scrub_passes);
+    single(out, "watched", "gauge",
+           "1 when the kernel is told of changes that others make in the store.", m->watched);
+    single(out, "watch_doubts_total", "counter",
+           "Times that such a change made the kernel look up all names again.", m->watch_doubts);
+    single(out, "watch_overflows_total", "counter", "Times that changes came too fast to be told.",
+           m->watch_overflows);
     single(out, "quota_bytes", "gauge", "What the store may take; 0 without a quota.",
            m->quota_bytes);
     single(out, "used_bytes", "gauge", "What it took when it was last looked through.",

@@ -56,7 +56,8 @@ struct cg_metrics {
     _Atomic uint64_t evicted, cut, evicted_bytes, evict_errors; /* making room: steps */
     _Atomic uint64_t expired;                                   /* contexts */
     _Atomic uint64_t scrubbed[CG_N_SCRUBBED], scrubbed_bytes, scrub_passes;
-    _Atomic uint64_t quota_bytes, used_bytes; /* at the last survey; 0: none */
+    _Atomic uint64_t watched, watch_doubts, watch_overflows; /* fusefs/watch.h */
+    _Atomic uint64_t quota_bytes, used_bytes;                /* at the last survey; 0: none */
     cg_latencies latencies[CG_N_REQUESTS];
     _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC or ESTALE */
     _Atomic uint64_t files_open, files_pending; /* now */

@@ -332,6 +332,46 @@ cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *text)
     return node;
 }
 
+size_t cg_nodes_of_file(cg_nodes *nodes, dev_t dev, ino_t ino,
+                        cg_fs_node *nodes_out[CG_NODES_MAX_OF_FILE])
+{
+    size_t n = 0;
+    pthread_mutex_lock(&nodes->lock);
+    for (cg_fs_node *node = *node_bucket(nodes, dev, ino); node != NULL && n < CG_NODES_MAX_OF_FILE;
+         node = node->hash_next)
+        if (node->dev == dev && node->ino == ino)
+            nodes_out[n++] = node;
+    pthread_mutex_unlock(&nodes->lock);
+    return n;
+}
+
+/* *at is a bucket. If the table grows meanwhile, nodes move to buckets of higher numbers only. */
+size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_fs_node **nodes_out, size_t max)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&nodes->lock);
+    while (*at < nodes->n_buckets && n == 0) /* a longer chain than max: tables don't have them */
+        for (cg_fs_node *node = nodes->node_buckets[(*at)++]; node != NULL && n < max;
+             node = node->hash_next)
+            nodes_out[n++] = node;
+    pthread_mutex_unlock(&nodes->lock);
+    return n;
+}
+
+bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *text, ino_t *ino_out)
+{
+    const cg_node_name *name = NULL;
+    pthread_mutex_lock(&nodes->lock);
+    for (cg_fs_node *node = *node_bucket(nodes, dev, folder); node != NULL && name == NULL;
+         node = node->hash_next)
+        if (node->dev == dev && node->ino == folder && S_ISDIR(node->type))
+            name = find_name(nodes, node, text);
+    if (name != NULL)
+        *ino_out = name->node->ino;
+    pthread_mutex_unlock(&nodes->lock);
+    return name != NULL;
+}
+
 static const cg_node_name *name_at(const cg_fs_node *node, unsigned name_index)
 {
     const cg_node_name *name = node->names;

@@ -54,12 +54,19 @@ struct cg_fs_node {
     cg_fs_file *files;   /* open now, the latest first */
     cg_fs_pending *pending;
 
-    uint8_t gate;      /* cg_gate */
-    uint32_t n_writes; /* that passed the gate and have not left */
-
-    int backing_id;    /* of fuse_passthrough_open(); 0: none */
-    uint32_t n_backed; /* files open through it */
-    uint32_t n_cached; /* files open through the page cache of this inode */
+    uint8_t gate; /* cg_gate */
+    union {
+        struct {               /* of files */
+            uint32_t n_writes; /* that passed the gate and have not left */
+            int backing_id;    /* of fuse_passthrough_open(); 0: none */
+            uint32_t n_backed; /* files open through it */
+            uint32_t n_cached; /* files open through the page cache of this inode */
+        };
+        struct {               /* of folders: the last listing that the kernel may keep */
+            int64_t listed_ns; /* the folder's time of change then; 0: none */
+            uint32_t listed_at_s, listed_doubts;
+        };
+    };
 
     cg_fs_node *hash_next;
 };
@@ -108,6 +115,16 @@ void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *name,
                         cg_fs_node *new_parent, const char *new_name, bool exchange);
 /* The node known by this name, pinned; or NULL. */
 cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *name);
+
+/* Puts up to max nodes of a file into nodes_out: of the whole, of its views, and of files that had
+ * its number before. Returns how many; the nodes may be gone at any time. */
+enum { CG_NODES_MAX_OF_FILE = 8 };
+size_t cg_nodes_of_file(cg_nodes *nodes, dev_t dev, ino_t ino,
+                        cg_fs_node *nodes_out[CG_NODES_MAX_OF_FILE]);
+/* The same for all nodes, a part at a time: *at begins with 0. 0: there are no more. */
+size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_fs_node **nodes_out, size_t max);
+/* Whether a file is known by this name, of the folder with this number, and which. */
+bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *name, ino_t *ino_out);
 
 /* A path of the node, by its name number name_index, and below that leaf (may be NULL). The caller
  * frees it. ENOENT: it has no such name. ENOMEM. */

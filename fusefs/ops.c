@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const double UNTRUSTED_SECONDS = 1;
+
 cg_mount *cg_ops_mount(fuse_req_t req)
 {
     return fuse_req_userdata(req);
@@ -29,14 +31,49 @@ void cg_ops_reply_error(fuse_req_t req, int error)
     fuse_reply_err(req, error);
 }
 
+void cg_ops_forget_attr(void *user, const cg_fs_node *node)
+{
+    const cg_mount *mount = user;
+    const bool is_root = node == cg_fs_root(mount->fs);
+    /* An error says that the kernel does not know the file, or not yet: a look-up that is under way
+     * is told apart by cg_fs_entry.may_be_old. */
+    fuse_lowlevel_notify_inval_inode(mount->session,
+                                     is_root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)node, -1, 0);
+}
+
+void cg_ops_doubt_names(void *user)
+{
+    const cg_mount *mount = user;
+#if CG_FUSE_HAS_EPOCHS
+    if (mount->knows_epochs)
+        fuse_lowlevel_notify_increment_epoch(mount->session);
+#else
+    (void)mount;
+#endif
+}
+
+bool cg_ops_trusts_names(const cg_mount *mount)
+{
+    return mount->entry_timeout_s < 0 && mount->knows_epochs && cg_fs_is_watched(mount->fs);
+}
+
+static double timeout(double option_s, bool is_trusted)
+{
+    return option_s >= 0 ? option_s : is_trusted ? CG_FS_TRUST_SECONDS : UNTRUSTED_SECONDS;
+}
+
 struct fuse_entry_param cg_ops_entry(const cg_mount *mount, const cg_fs_entry *entry)
 {
     return (struct fuse_entry_param){
         .ino = (fuse_ino_t)(uintptr_t)entry->node,
         .generation = entry->node->generation,
         .attr = entry->attr,
-        .attr_timeout = mount->attr_timeout_s,
-        .entry_timeout = entry->may_not_be_cached ? 0 : mount->entry_timeout_s,
+        .attr_timeout =
+            timeout(mount->attr_timeout_s, !entry->may_be_old && cg_fs_is_watched(mount->fs)),
+        .entry_timeout =
+            entry->may_not_be_cached
+                ? 0
+                : timeout(mount->entry_timeout_s, !entry->may_be_old && cg_ops_trusts_names(mount)),
     };
 }
 
@@ -57,6 +94,7 @@ static void reply_entry(fuse_req_t req, int error, const cg_fs_entry *entry)
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
     cg_mount *mount = userdata;
+    mount->knows_epochs = CG_FUSE_HAS_EPOCHS && conn->proto_minor >= CG_FUSE_EPOCHS_MINOR;
 #if CG_FUSE_HAS_PASSTHROUGH
     if (mount->wants_passthrough && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
         /* How many file systems lie below the backing file's. With 1, the kernel, which allows two
@@ -98,12 +136,14 @@ static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_dat
     fuse_reply_none(req);
 }
 
+/* If the store changed meanwhile, the kernel was told, and does not trust this. */
 static void reply_attr(fuse_req_t req, int error, const struct stat *attr)
 {
+    const cg_mount *mount = cg_ops_mount(req);
     if (error != 0)
         cg_ops_reply_error(req, error);
     else
-        fuse_reply_attr(req, attr, cg_ops_mount(req)->attr_timeout_s);
+        fuse_reply_attr(req, attr, timeout(mount->attr_timeout_s, cg_fs_is_watched(mount->fs)));
 }
 
 static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

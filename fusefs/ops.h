@@ -13,7 +13,9 @@
 /* The session's userdata. */
 typedef struct cg_mount {
     cg_fs *fs;
-    double attr_timeout_s, entry_timeout_s;
+    struct fuse_session *session;
+    double attr_timeout_s, entry_timeout_s; /* negative: as long as may be */
+    bool knows_epochs;                      /* the kernel: its names can become doubtful */
     bool wants_passthrough;
     bool store_is_stacked; /* the store's file system lies on another one, as overlayfs does */
     cg_passthrough passthrough;
@@ -26,6 +28,11 @@ cg_mount *cg_ops_mount(fuse_req_t req);
 cg_fs_node *cg_ops_node(const cg_mount *mount, fuse_ino_t ino);
 cg_fs_caller cg_ops_caller(fuse_req_t req);
 void cg_ops_reply_error(fuse_req_t req, int error);
+/* For cg_fs_kernel: what the kernel remembers of the mount (user), which serves. */
+void cg_ops_forget_attr(void *mount, const cg_fs_node *node);
+void cg_ops_doubt_names(void *mount);
+/* Whether the kernel is told when a name goes that it has. */
+bool cg_ops_trusts_names(const cg_mount *mount);
 struct fuse_entry_param cg_ops_entry(const cg_mount *mount, const cg_fs_entry *entry);
 /* The operations of open files and directories (ops_files.c). */
 void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,

@@ -186,6 +186,9 @@ void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         return;
     }
     fi->fh = (uintptr_t)directory;
+    /* A listing without names that are trusted would be looked up name by name. */
+    fi->cache_readdir = cg_ops_trusts_names(mount);
+    fi->keep_cache = fi->cache_readdir && cg_fs_is_listed(directory);
     if (fuse_reply_open(req, fi) == -ENOENT)
         cg_fs_closedir(directory);
 }

@@ -86,8 +86,9 @@ static void usage(void)
         "    -o ro                   read-only\n"
         "    -o allow_other          let other users in (file modes decide what they may do)\n"
         "    -o default_permissions  the kernel checks file modes; always on\n"
-        "    -o attr_timeout=S       seconds for which the kernel trusts attributes (1)\n"
-        "    -o entry_timeout=S      seconds for which the kernel trusts names (1)\n"
+        "    -o attr_timeout=S       seconds for which the kernel trusts attributes (60 where the\n"
+        "                            store's changes can be watched, else 1)\n"
+        "    -o entry_timeout=S      the same for names\n"
         "    -o quota=SIZE           what the store may take (as 500G); cold chunks make room\n"
         "    -o model_quota=MODEL:SIZE what one model may take\n"
         "    -o keep=LEVEL:TIME      chunks not used for TIME (as 7d) keep LEVEL and coarser\n"
@@ -272,6 +273,16 @@ static char *escaped(const char *text)
     return out;
 }
 
+enum { TIMEOUT_BYTES = 32 };
+
+static void describe_timeout(double seconds, char text_out[TIMEOUT_BYTES])
+{
+    if (seconds < 0)
+        strcpy(text_out, "auto");
+    else
+        snprintf(text_out, TIMEOUT_BYTES, "%g", seconds);
+}
+
 /* What .cachegenfs/config says; NULL without memory. */
 static char *config_text(const cg_options *options)
 {
@@ -280,12 +291,15 @@ static char *config_text(const cg_options *options)
     FILE *out = open_memstream(&text, &n_bytes);
     if (out == NULL)
         return NULL;
+    char attr_s[TIMEOUT_BYTES], entry_s[TIMEOUT_BYTES];
+    describe_timeout(options->attr_timeout_s, attr_s);
+    describe_timeout(options->entry_timeout_s, entry_s);
     fprintf(out,
             "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
-            "attr_timeout = %g\nentry_timeout = %g\nquota = %llu\nscrub = %llu\nlibfuse = %s\n",
+            "attr_timeout = %s\nentry_timeout = %s\nquota = %llu\nscrub = %llu\nlibfuse = %s\n",
             options->store, options->mountpoint, options->read_only ? "yes" : "no",
             options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
-            options->io_uring ? "yes" : "no", options->attr_timeout_s, options->entry_timeout_s,
+            options->io_uring ? "yes" : "no", attr_s, entry_s,
             (unsigned long long)options->quota_bytes,
             (unsigned long long)options->scrub_bytes_per_s, fuse_pkgversion());
     for (size_t i = 0; i < options->n_model_quotas; i++)
@@ -343,7 +357,7 @@ static bool complete(cg_options *options, const parsed *p)
 }
 cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out)
 {
-    cg_options options = {.attr_timeout_s = 1.0, .entry_timeout_s = 1.0};
+    cg_options options = {.attr_timeout_s = -1, .entry_timeout_s = -1};
     parsed p = {.options = &options};
     cg_options_result result = CG_OPTIONS_ERROR;
     const struct fuse_args arguments = FUSE_ARGS_INIT(argc, argv);

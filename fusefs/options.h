@@ -10,8 +10,8 @@ typedef struct cg_options {
     bool foreground, debug, read_only, single_thread;
     bool passthrough; /* auto, not off */
     bool io_uring;
-    double attr_timeout_s, entry_timeout_s;
-    uint64_t quota_bytes; /* 0: none */
+    double attr_timeout_s, entry_timeout_s; /* -1: not said */
+    uint64_t quota_bytes;                   /* 0: none */
     cg_model_quota *model_quotas;
     size_t n_model_quotas;
     int64_t keep_s[CG_N_LEVELS];

@@ -85,6 +85,7 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
         goto fail_created;
     }
     entry_out->may_not_be_cached = true;
+    entry_out->may_be_old = false;
 
     pthread_mutex_lock(&fs->nodes.lock);
     pending->node = entry_out->node;

@@ -60,6 +60,7 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     fs->log_user = config->log_user;
     fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
     fs->proc_fd = -1;
+    cg_watch_init(&fs->watch);
     cg_strict_budget_init(&fs->budget, VALIDATION_BYTES);
     pthread_mutex_init(&fs->log_lock, NULL);
     init_keep_stop(fs);
@@ -122,6 +123,7 @@ void cg_fs_free(cg_fs *fs)
 {
     if (fs == NULL)
         return;
+    cg_watch_close(&fs->watch);
     cg_pending_discard_all(fs); /* first: they pin nodes and lie in the staging directory */
     cg_nodes_destroy(&fs->nodes);
     cg_control_destroy(&fs->control);
@@ -144,6 +146,23 @@ void cg_fs_stop(cg_fs *fs)
     fs->is_stopping = true;
     pthread_cond_broadcast(&fs->keep_stop);
     pthread_mutex_unlock(&fs->keep_lock);
+    cg_watch_stop(&fs->watch);
+}
+
+int cg_fs_watch_begin(cg_fs *fs, const cg_fs_kernel *kernel)
+{
+    fs->watch.kernel = kernel;
+    return cg_watch_open(&fs->watch, fs->root_fd);
+}
+
+void cg_fs_watch(cg_fs *fs)
+{
+    cg_watch_run(fs);
+}
+
+bool cg_fs_is_watched(const cg_fs *fs)
+{
+    return fs->watch.is_trusted;
 }
 
 void cg_fs_keep(cg_fs *fs)

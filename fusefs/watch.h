@@ -1,0 +1,37 @@
+/* fusefs/watch.h - changes of the store that did not come through this mount, so that the kernel
+ * may trust names and attributes for longer than a second.
+ *
+ * A fanotify mark on the store's file system tells of all changes, with the id of the process. What
+ * the kernel remembers of a changed file or folder is made invalid: its attributes at once. A name
+ * that went or has another file now makes all names doubtful (an epoch of the kernel, 6.16): taking
+ * one name out would need the lock of its folder, for which a request may wait that a killed daemon
+ * never answers. New names need nothing: that a name is missing is never remembered.
+ *
+ * There is no watch where the kernel or our privileges don't allow it (CAP_SYS_ADMIN, Linux 5.17),
+ * and none on file systems that other hosts change, of which this one is not told.
+ * Threads: cg_watch_run() is for one thread; the rest may be called by any.
+ */
+#ifndef CG_FUSEFS_WATCH_H
+#define CG_FUSEFS_WATCH_H
+#include "fusefs/core.h"
+#include <stdatomic.h>
+
+typedef struct cg_watch {
+    int fd, stop_fd;           /* of fanotify, and an eventfd; -1: there is no watch */
+    bool handles_have_numbers; /* a file's handle begins with its inode number */
+    _Atomic bool is_trusted;   /* until it breaks */
+    _Atomic uint32_t n_doubts; /* how often names became doubtful */
+    _Atomic uint64_t n_seen;   /* grows before what changed is looked up in the table of nodes */
+    const cg_fs_kernel *kernel;
+} cg_watch;
+
+/* Zeros but for the descriptors. */
+void cg_watch_init(cg_watch *watch);
+/* Begins to note changes. ENOTSUP: the store's file system is not one that only this host changes.
+ * EPERM, EINVAL, ENOSYS ...: the kernel's. */
+int cg_watch_open(cg_watch *watch, int root_fd);
+/* Tells the kernel of changes until cg_watch_stop(). If the watch breaks, nothing is trusted. */
+void cg_watch_run(cg_fs *fs);
+void cg_watch_stop(cg_watch *watch);
+void cg_watch_close(cg_watch *watch);
+#endif

@@ -1,0 +1,128 @@
+// fusefs/watch.h without a mount: what the kernel would be told.
+#include "tests/fusefs/fs_fixture.h"
+
+#include <sys/stat.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <set>
+#include <thread>
+
+using namespace cg_test;
+
+namespace
+{
+
+// Stands for the kernel.
+struct Kernel {
+    static void forget(void *self, const cg_fs_node *node)
+    {
+        const std::lock_guard<std::mutex> hold(static_cast<Kernel *>(self)->lock);
+        static_cast<Kernel *>(self)->forgotten.insert(node);
+    }
+    static void doubt(void *self)
+    {
+        static_cast<Kernel *>(self)->n_doubts++;
+    }
+    bool has_forgotten(const cg_fs_node *node)
+    {
+        const std::lock_guard<std::mutex> hold(lock);
+        return forgotten.count(node) > 0;
+    }
+    std::mutex lock;
+    std::set<const cg_fs_node *> forgotten;
+    std::atomic<int> n_doubts{0};
+    cg_fs_kernel calls = {forget, doubt, this};
+};
+
+class WatchTest : public FsTest
+{
+  protected:
+    void SetUp() override
+    {
+        FsTest::SetUp();
+        const int error = cg_fs_watch_begin(fs.fs, &kernel.calls);
+        if (error != 0)
+            GTEST_SKIP() << "the store's changes cannot be watched: " << strerror(error);
+    }
+    void TearDown() override
+    {
+        cg_fs_stop(fs.fs);
+        if (watcher.joinable())
+            watcher.join();
+    }
+    void start()
+    {
+        watcher = std::thread([this] { cg_fs_watch(fs.fs); });
+    }
+    template <typename Condition> static bool comes(Condition condition)
+    {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+        while (!condition() && std::chrono::steady_clock::now() < end)
+            std::this_thread::yield();
+        return condition();
+    }
+    std::string below(const std::string &path) const
+    {
+        return store.path + "/" + path;
+    }
+    Kernel kernel;
+    std::thread watcher;
+};
+
+TEST_F(WatchTest, IsToldOfFilesAndFolders)
+{
+    ASSERT_EQ(fs.put("m/file", {1, 2, 3}), 0);
+    const cg_fs_node *file = fs.find("m/file"), *folder = fs.find("m");
+    start();
+    ASSERT_EQ(chmod(below("m/file").c_str(), 0600), 0);
+    EXPECT_TRUE(comes([&] { return kernel.has_forgotten(file); }));
+    EXPECT_EQ(kernel.n_doubts, 0);
+    ASSERT_EQ(::rename(below("m/file").c_str(), below("file").c_str()), 0);
+    EXPECT_TRUE(comes([&] { return kernel.n_doubts > 0; }));
+    EXPECT_TRUE(kernel.has_forgotten(folder));
+}
+
+TEST_F(WatchTest, TooManyChangesMakeAllDoubtful)
+{
+    size_t max_events = 0;
+    std::ifstream("/proc/sys/fs/fanotify/max_queued_events") >> max_events;
+    if (max_events == 0 || max_events > 100000)
+        GTEST_SKIP() << "the kernel notes too many changes to make more";
+    const cg_fs_node *folder = fs.find(L1);
+    for (size_t i = 0; i <= max_events; i++)
+        ASSERT_EQ(mknod(below("file" + std::to_string(i)).c_str(), S_IFREG | 0600, 0), 0);
+    start();
+    EXPECT_TRUE(comes([&] { return kernel.n_doubts > 0; }));
+    EXPECT_TRUE(kernel.has_forgotten(folder)) << "nothing happened to it";
+    EXPECT_GE(fs.metric("watch_overflows_total"), 1u);
+}
+
+TEST_F(WatchTest, NothingIsTrustedAfterIt)
+{
+    start();
+    EXPECT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
+    cg_fs_stop(fs.fs);
+    watcher.join();
+    EXPECT_FALSE(cg_fs_is_watched(fs.fs));
+}
+
+TEST_F(WatchTest, AListingIsKeptUntilItsFolderChanges)
+{
+    cg_fs_directory *directory;
+    const auto is_listed = [&] {
+        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m"), &directory), 0);
+        const bool is = cg_fs_is_listed(directory);
+        cg_fs_closedir(directory);
+        return is;
+    };
+    start();
+    ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
+    EXPECT_FALSE(is_listed()) << "the folder has just changed";
+    EXPECT_TRUE(comes(is_listed));
+    ASSERT_EQ(mknod(below("m/new").c_str(), S_IFREG | 0600, 0), 0);
+    EXPECT_FALSE(is_listed());
+}
+
+} // namespace

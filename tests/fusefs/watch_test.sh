@@ -1,0 +1,127 @@
+#!/bin/bash
+# Changes past the mount are seen by it long before names and attributes would be looked up again by themselves, and its
+# own changes cost nothing. usage: watch_test.sh CACHEGENFS CHUNK_FILES
+# shellcheck source=tests/fusefs/mount.sh
+. "$(dirname "$0")/mount.sh" "$@"
+
+is_watched() { equal "$(metric watched)" 1; }
+# By timeouts alone a change would be seen after 60 s, and none of the waits is as long.
+seen() { wait_for 20 "$@"; }
+absent() { [ ! -e "$1" ] && [ ! -L "$1" ]; }
+stat_is() { equal "$(stat -c "$1" "$2")" "$3"; }
+listed() { equal "$(ls "$1" | tr '\n' ' ')" "$2"; }
+has_settled() { [ $(($(date +%s) - $(stat -c %Z "$1"))) -gt 2 ]; }
+# What the kernel has from now on.
+remember() { find "$mnt" -ls > /dev/null; }
+
+files() {
+    mkdir -p "$store/m/d/e" "$store/m/other"
+    echo one > "$store/m/d/file"
+    echo two > "$store/m/d/second"
+    ln "$store/m/d/file" "$store/m/d/link"
+    wait_for 20 has_settled "$store/m/d" # then its listing is kept
+    remember
+    remember
+    echo "one and more" > "$store/m/d/file"
+    check "a change of the content" seen stat_is %s "$mnt/m/d/file" 13
+    check "by the other name, too" seen stat_is %s "$mnt/m/d/link" 13
+    check "and it can be read" equal "$(cat "$mnt/m/d/file")" "one and more"
+    chmod 600 "$store/m/d/link"
+    check "chmod by another name" seen stat_is %a "$mnt/m/d/file" 600
+    check "the number of links" seen stat_is %h "$mnt/m/d/file" 2
+    rm "$store/m/d/link"
+    check "one of them goes" seen stat_is %h "$mnt/m/d/file" 1
+    check "and its name" seen absent "$mnt/m/d/link"
+    touch "$store/m/d/new"
+    check "a new file" seen test -e "$mnt/m/d/new"
+    check "is listed" seen listed "$mnt/m/d" "e file new second "
+    rm "$store/m/d/new"
+    check "and goes" seen absent "$mnt/m/d/new"
+    mv "$store/m/d/second" "$store/m/other/third"
+    check "a file moves away" seen absent "$mnt/m/d/second"
+    check "to where it is" equal "$(cat "$mnt/m/other/third")" two
+    remember
+    echo three > "$store/m/other/fourth"
+    mv "$store/m/other/fourth" "$store/m/other/third"
+    check "another takes its name" seen grep -q three "$mnt/m/other/third"
+    remember
+    mv "$store/m/d" "$store/m/f"
+    check "a folder moves" seen absent "$mnt/m/d"
+    check "with what is in it" seen stat_is %s "$mnt/m/f/file" 13
+    remember
+    rm -r "$store/m/f"
+    check "a folder goes" seen absent "$mnt/m/f"
+    check "its folder knows" seen listed "$mnt/m" "other "
+}
+
+# Of a folder in which somebody is: it stays what it is.
+inside() {
+    mkdir -p "$store/m/in/side"
+    remember
+    cd "$mnt/m/in" || exit 1
+    touch "$store/m/x"
+    remember
+    rm "$store/m/x"
+    check "another name goes" seen absent "$mnt/m/x"
+    check "a folder in use has its name" equal "$(python3 -c 'import os; print(os.getcwd())')" "$mnt/m/in"
+    check "and what is in it" test -d side
+    cd "$tmp" || exit 1
+}
+
+# Listings of a folder while files come and go in it: what is there all the time is always there, and what has gone is.
+load() {
+    local round stop=$tmp/stop
+    mkdir "$store/m/busy"
+    for i in $(seq 100); do echo "$i" > "$store/m/busy/keep$i"; done
+    (
+        while [ ! -e "$stop" ]; do
+            for i in $(seq 50); do echo > "$store/m/busy/go$i"; done
+            rm "$store/m/busy"/go*
+        done
+    ) &
+    local writer=$!
+    for round in $(seq 30); do
+        check "what stays is listed" equal "$(ls "$mnt/m/busy" | grep -c keep)" 100
+        check "and found" equal "$(cat "$mnt"/m/busy/keep* | wc -l)" 100
+        ls -l "$mnt/m/busy" > /dev/null 2>&1
+    done
+    touch "$stop"
+    wait "$writer"
+    check "what went is gone" seen equal_counts "$store/m/busy" "$mnt/m/busy"
+    rm "$store/m/busy/keep7"
+    check "the last one, too" seen absent "$mnt/m/busy/keep7"
+}
+equal_counts() { equal "$(ls "$1" | wc -l)" "$(cat "$2"/* | wc -l)" && equal "$(ls "$1")" "$(ls "$2")"; }
+
+# What is done through the mount makes no name doubtful.
+own() {
+    local before
+    "$chunk_files" make "$tmp/source" 8 10000 1
+    before=$(metric watch_doubts_total)
+    mkdir -p "$mnt/m/contexts"
+    for i in 1 2 3; do
+        cp -r "$tmp/source" "$mnt/m/contexts/c$i"
+        ls -lR "$mnt" > /dev/null
+        mv "$mnt/m/contexts/c$i" "$mnt/m/contexts/d$i"
+        echo x > "$mnt/m/contexts/d$i/x"
+        mv "$mnt/m/contexts/d$i/x" "$mnt/m/contexts/d$i/context.json"
+        rm -r "$mnt/m/contexts/d$i"
+    done
+    touch "$store/m/end" # the watch has come to here when it tells of this
+    remember
+    echo xx > "$store/m/end"
+    check "the end" seen stat_is %s "$mnt/m/end" 3
+    check "own changes cause no doubt" equal "$(metric watch_doubts_total)" "$before"
+}
+
+mount_store
+wait_for 10 is_watched || skip watch "the store's changes cannot be watched: $(grep -o 'changes past.*' "$tmp/log")"
+files
+inside
+load
+own
+check "nothing went lost, or it was noticed" test "$(metric watch_overflows_total)" -ge 0
+unmount
+mount_store -o attr_timeout=1,entry_timeout=1
+check "who says how long does not watch" equal "$(metric watched)" 0
+report
