@@ -254,7 +254,7 @@ static bool note_listing(cg_fs *fs, cg_fs_node *node, int fd)
 {
     struct stat attr;
     struct timespec now;
-    if (!cg_fs_is_watched(fs) || fstat(fd, &attr) != 0)
+    if (!fs->watch.is_trusted || fstat(fd, &attr) != 0)
         return false;
     clock_gettime(CLOCK_REALTIME, &now);
     const int64_t changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec;
