@@ -52,6 +52,7 @@ typedef struct cg_fs_config {
     size_t n_model_quotas;
     int64_t keep_s[CG_N_LEVELS]; /* of fusefs/evict.h */
     uint64_t scrub_bytes_per_s;  /* 0: no scrubber */
+    unsigned dead_after_s; /* other hosts: without a sign of our life; 0 = CG_STAGING_SILENT_S */
     /* One line, without a newline. Any thread; NULL: silence. */
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;
@@ -116,8 +117,8 @@ int cg_fs_root_fd(const cg_fs *fs);
 /* Contexts may have come into the store past this daemon. Makes their chunks findable by key. Can
  * take long. */
 void cg_fs_adopt_tree(cg_fs *fs);
-/* Tends the store until cg_fs_stop(): cg_fs_adopt_tree() once, then makes room whenever the store
- * comes near its quota. For a thread of its own. */
+/* Tends the store until cg_fs_stop(): shows that we live, cg_fs_adopt_tree() once, then makes room
+ * whenever the store comes near its quota. For a thread of its own. */
 void cg_fs_keep(cg_fs *fs);
 /* Reads all chunks and profiles again and again, at the configured rate, and repairs what is
  * damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it returns

@@ -51,6 +51,22 @@ bool cg_fs_is_stopping(void *fs)
     return ((const cg_fs *)fs)->is_stopping;
 }
 
+bool cg_fs_wait(cg_fs *fs, uint64_t ns)
+{
+    struct timespec until;
+    int error = 0;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    const uint64_t nsec = (uint64_t)until.tv_nsec + ns % 1000000000u;
+    until.tv_sec += (time_t)(ns / 1000000000u + nsec / 1000000000u);
+    until.tv_nsec = (long)(nsec % 1000000000u);
+    pthread_mutex_lock(&fs->keep_lock);
+    while (!fs->is_stopping && ns > 0 && error == 0)
+        error = pthread_cond_timedwait(&fs->keep_stop, &fs->keep_lock, &until);
+    const bool is_over = fs->is_stopping;
+    pthread_mutex_unlock(&fs->keep_lock);
+    return is_over;
+}
+
 bool cg_fs_is_hidden(const char *name)
 {
     return strcmp(name, CG_STAGING_DIRECTORY) == 0 || strcmp(name, CG_LAYOUT_FILE) == 0;

@@ -10,7 +10,9 @@
  *   fs
  *   nodes, control
  *   gc, fsck, contexts, drop, evict, survey, walk
- *   views, strict, staging, persona, claims, metrics
+ *   lease
+ *   staging
+ *   life, views, strict, persona, claims, metrics
  * They share the nodes' lock (fusefs/nodes.h); no system call is made under it. And names_lock.
  */
 #ifndef CG_FUSEFS_FS_H
@@ -43,6 +45,9 @@ typedef struct cg_space {
     _Atomic uint64_t published_bytes; /* the metric of that name at the last survey */
     _Atomic int64_t surveyed_at_s;    /* CLOCK_MONOTONIC; 0: never */
     _Atomic bool is_full;             /* there was no room to be made */
+    bool is_waiting;                  /* for another daemon, which has the lease */
+    int64_t waits_since_s;            /* CLOCK_MONOTONIC */
+    int64_t lease_seen_s;             /* when it was ours the last time */
 } cg_space;
 
 struct cg_fs {
@@ -79,6 +84,9 @@ void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
 
 /* Whether the mount ends, for work on the whole store that asks now and then. fs: a cg_fs. */
 bool cg_fs_is_stopping(void *fs);
+
+/* Until ns have passed, or the mount ends: true. */
+bool cg_fs_wait(cg_fs *fs, uint64_t ns);
 
 /* Whether a name of the root is ours, and not shown. */
 bool cg_fs_is_hidden(const char *name);

@@ -328,7 +328,9 @@ int cg_fsck(const char *store, bool repair, FILE *out)
     if (error == 0 && cg_layout_check(root_fd) != CG_OK)
         error = EPROTONOSUPPORT;
     if (error == 0 && repair)
-        error = cg_staging_open(&staging, root_fd, &n_removed);
+        error = cg_staging_open(&staging, root_fd, CG_STAGING_SILENT_S, &n_removed);
+    if (error == 0 && repair)
+        error = cg_staging_live(&staging, NULL, NULL);
     if (error != 0) {
         fprintf(out, "%s: cannot be opened: %s\n", store, strerror(error));
         r.n_failed++;

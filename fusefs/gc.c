@@ -104,7 +104,8 @@ int cg_gc(const char *store, bool orphans, bool remove, FILE *out)
     int error = g.root_fd < 0 ? errno : 0;
     cg_status status = error == 0 ? cg_layout_check(g.root_fd) : cg_status_from_errno(error);
     if (status == CG_OK && remove &&
-        (error = cg_staging_open(&g.staging, g.root_fd, &n_removed)) != 0)
+        ((error = cg_staging_open(&g.staging, g.root_fd, CG_STAGING_SILENT_S, &n_removed)) != 0 ||
+         (error = cg_staging_live(&g.staging, NULL, NULL)) != 0))
         status = cg_status_from_errno(error);
     if (status == CG_OK)
         status = collect(&g);

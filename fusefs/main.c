@@ -124,6 +124,7 @@ static int run(cg_options *options)
         .read_only = options->read_only,
         .quota_bytes = options->quota_bytes,
         .scrub_bytes_per_s = options->scrub_bytes_per_s,
+        .dead_after_s = options->dead_after_s,
         .model_quotas = options->model_quotas,
         .n_model_quotas = options->n_model_quotas,
         .config_text = options->config_text,

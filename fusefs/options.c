@@ -2,6 +2,7 @@
 
 #include "fusefs/contexts.h"
 #include "fusefs/mountpoint.h"
+#include "fusefs/staging.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -30,10 +31,11 @@ enum {
     KEY_QUOTA,
     KEY_MODEL_QUOTA,
     KEY_KEEP,
-    KEY_SCRUB
+    KEY_SCRUB,
+    KEY_DEAD_AFTER
 };
 
-enum { MIN_QUOTA_BYTES = 1 << 20 };
+enum { MIN_QUOTA_BYTES = 1 << 20, MIN_DEAD_AFTER_S = 6, MAX_DEAD_AFTER_S = 24 * 3600 };
 
 /* clang-format off */
 #define FLAG(text, member) {text, offsetof(parsed, member), 1}
@@ -55,6 +57,7 @@ static const struct fuse_opt SPEC[] = {
     FUSE_OPT_KEY("model_quota=", KEY_MODEL_QUOTA),
     FUSE_OPT_KEY("keep=", KEY_KEEP),
     FUSE_OPT_KEY("scrub=", KEY_SCRUB),
+    FUSE_OPT_KEY("dead_after=", KEY_DEAD_AFTER),
     /* Always on. */
     FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
     /* What mount(8) and fstab may leave for us. */
@@ -93,6 +96,7 @@ static void usage(void)
         "    -o model_quota=MODEL:SIZE what one model may take\n"
         "    -o keep=LEVEL:TIME      chunks not used for TIME (as 7d) keep LEVEL and coarser\n"
         "    -o scrub=RATE           read all chunks again at RATE a second (as 20M); repair them\n"
+        "    -o dead_after=TIME      a daemon of another host is dead when silent so long (60s)\n"
         "    -o passthrough=auto|off read published chunks past the daemon (auto)\n"
         "    -o io_uring             talk to the kernel over io_uring%s\n"
         "    -o OPT[,OPT...]         other mount options (noexec, noatime, fsname=...)\n",
@@ -175,6 +179,20 @@ static bool parse_keep(const char *text, const char *rule, int64_t keep_s[CG_N_L
     return false;
 }
 
+/* Below a few seconds a busy host would be dead. */
+static bool parse_dead_after(const char *text, cg_options *options)
+{
+    const char *value = strchr(text, '=') + 1;
+    int64_t time_s;
+    if (cg_context_parse_time(value, strlen(value), &time_s) && time_s >= MIN_DEAD_AFTER_S &&
+        time_s <= MAX_DEAD_AFTER_S) {
+        options->dead_after_s = (unsigned)time_s;
+        return true;
+    }
+    fprintf(stderr, "cachegenfs: %s: a time from 6s to 1d is wanted\n", text);
+    return false;
+}
+
 static int take_argument(void *data, const char *argument, int key, struct fuse_args *out)
 {
     parsed *p = data;
@@ -194,6 +212,7 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
         p->failed |=
             !parse_size(argument, strchr(argument, '=') + 1, &p->options->scrub_bytes_per_s);
         return 0;
+    case KEY_DEAD_AFTER: p->failed |= !parse_dead_after(argument, p->options); return 0;
     case KEY_MODEL_QUOTA: p->failed |= !parse_model_quota(argument, p->options); return 0;
     case KEY_KEEP:
         p->failed |= !parse_keep(argument, strchr(argument, '=') + 1, p->options->keep_s);
@@ -294,14 +313,15 @@ static char *config_text(const cg_options *options)
     char attr_s[TIMEOUT_BYTES], entry_s[TIMEOUT_BYTES];
     describe_timeout(options->attr_timeout_s, attr_s);
     describe_timeout(options->entry_timeout_s, entry_s);
-    fprintf(out,
-            "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
-            "attr_timeout = %s\nentry_timeout = %s\nquota = %llu\nscrub = %llu\nlibfuse = %s\n",
-            options->store, options->mountpoint, options->read_only ? "yes" : "no",
-            options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
-            options->io_uring ? "yes" : "no", attr_s, entry_s,
-            (unsigned long long)options->quota_bytes,
-            (unsigned long long)options->scrub_bytes_per_s, fuse_pkgversion());
+    fprintf(
+        out,
+        "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
+        "attr_timeout = %s\nentry_timeout = %s\nquota = %llu\nscrub = %llu\ndead_after = %u\n"
+        "libfuse = %s\n",
+        options->store, options->mountpoint, options->read_only ? "yes" : "no",
+        options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
+        options->io_uring ? "yes" : "no", attr_s, entry_s, (unsigned long long)options->quota_bytes,
+        (unsigned long long)options->scrub_bytes_per_s, options->dead_after_s, fuse_pkgversion());
     for (size_t i = 0; i < options->n_model_quotas; i++)
         fprintf(out, "model_quota = %s:%llu\n", options->model_quotas[i].model,
                 (unsigned long long)options->model_quotas[i].bytes);
@@ -357,7 +377,8 @@ static bool complete(cg_options *options, const parsed *p)
 }
 cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out)
 {
-    cg_options options = {.attr_timeout_s = -1, .entry_timeout_s = -1};
+    cg_options options = {
+        .attr_timeout_s = -1, .entry_timeout_s = -1, .dead_after_s = CG_STAGING_SILENT_S};
     parsed p = {.options = &options};
     cg_options_result result = CG_OPTIONS_ERROR;
     const struct fuse_args arguments = FUSE_ARGS_INIT(argc, argv);

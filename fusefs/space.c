@@ -3,15 +3,22 @@
 #include "fusefs/contexts.h"
 #include "fusefs/drop.h"
 #include "fusefs/fs.h"
+#include "fusefs/lease.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
-enum { HIGH_PERCENT = 95, LOW_PERCENT = 90, SURVEY_SECONDS = 600, TOUCH_SECONDS = 3600 };
+enum {
+    HIGH_PERCENT = 95,
+    LOW_PERCENT = 90,
+    SURVEY_SECONDS = 600,
+    TOUCH_SECONDS = 3600,
+    ASK_SECONDS = 10
+};
+static const char LEASE[] = "evicting";
 
 static uint64_t percent_of(uint64_t bytes, unsigned percent)
 {
@@ -24,12 +31,17 @@ static uint64_t used_now(const cg_fs *fs)
     return fs->space.surveyed_bytes + fs->metrics.published_bytes - fs->space.published_bytes;
 }
 
+static bool may_go_on(cg_fs *fs)
+{
+    return !fs->is_stopping && cg_lease_still_holds(&fs->staging, LEASE, &fs->space.lease_seen_s);
+}
+
 static void take_steps(cg_fs *fs, const cg_survey *survey, const cg_eviction *steps, size_t n_steps)
 {
     size_t n_failed = 0;
     uint64_t freed_bytes = 0;
     int error = 0;
-    for (size_t i = 0; i < n_steps && !fs->is_stopping; i++) {
+    for (size_t i = 0; i < n_steps && may_go_on(fs); i++) {
         const cg_eviction *step = &steps[i];
         const int result = cg_drop(&fs->staging, fs->root_fd, survey, &survey->files[step->file],
                                    step->finest_left);
@@ -154,51 +166,6 @@ static void tend_survey(cg_fs *fs, cg_survey *survey)
     }
 }
 
-void cg_space_tend(cg_fs *fs)
-{
-    cg_survey survey = {0};
-    struct timespec now;
-    struct statvfs store;
-    if (fs->space.surveyed_at_s == 0 && fstatvfs(fs->root_fd, &store) == 0 &&
-        (store.f_flag & (ST_NOATIME | ST_RDONLY)) == ST_NOATIME)
-        cg_fs_log(
-            fs, CG_LOG_WARNING,
-            "the store is mounted noatime: what is read past this mount does not count as used");
-    const int lock_fd = cg_staging_lock_store(&fs->staging, "evicting");
-    const bool is_surveyed = survey_again(fs, &survey);
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    fs->space.surveyed_at_s = now.tv_sec;
-    if (is_surveyed) {
-        if (lock_fd >= 0)
-            tend_survey(fs, &survey);
-        const bool is_full = fs->space.quota_bytes > 0 && used_now(fs) >= fs->space.quota_bytes;
-        if (is_full && !fs->space.is_full)
-            cg_fs_log(fs, CG_LOG_WARNING,
-                      "the store takes more than its quota, and nothing is left that may go");
-        fs->space.is_full = is_full;
-    }
-    cg_survey_free(&survey);
-    fs->metrics.quota_bytes = fs->space.quota_bytes;
-    fs->metrics.used_bytes = used_now(fs);
-    if (lock_fd >= 0)
-        close(lock_fd);
-}
-
-int cg_space_init(cg_fs *fs, const cg_fs_config *config)
-{
-    const size_t n = config->n_model_quotas;
-    fs->space.quota_bytes = config->quota_bytes;
-    memcpy(fs->space.keep_s, config->keep_s, sizeof fs->space.keep_s);
-    if (n == 0)
-        return 0;
-    fs->space.model_quotas = reallocarray(NULL, n, sizeof *config->model_quotas);
-    if (fs->space.model_quotas == NULL)
-        return ENOMEM;
-    memcpy(fs->space.model_quotas, config->model_quotas, n * sizeof *config->model_quotas);
-    fs->space.n_model_quotas = n;
-    return 0;
-}
-
 /* Whether anything ever goes. */
 static bool is_bounded(const cg_fs *fs)
 {
@@ -219,12 +186,69 @@ static bool may_be_full(const cg_fs *fs)
     return may && published > 0;
 }
 
+static bool is_survey_due(const cg_fs *fs, int64_t now_s)
+{
+    return fs->space.surveyed_at_s == 0 || now_s - fs->space.surveyed_at_s >= SURVEY_SECONDS ||
+           may_be_full(fs);
+}
+
+void cg_space_tend(cg_fs *fs)
+{
+    cg_survey survey = {0};
+    struct timespec now;
+    struct statvfs store;
+    if (fs->space.surveyed_at_s == 0 && fstatvfs(fs->root_fd, &store) == 0 &&
+        (store.f_flag & (ST_NOATIME | ST_RDONLY)) == ST_NOATIME)
+        cg_fs_log(
+            fs, CG_LOG_WARNING,
+            "the store is mounted noatime: what is read past this mount does not count as used");
+    const bool is_ours = cg_lease_take(&fs->staging, LEASE);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    fs->space.is_waiting = !is_ours;
+    fs->space.waits_since_s = now.tv_sec;
+    if (!is_ours && !is_survey_due(fs, now.tv_sec))
+        return;
+    const bool is_surveyed = survey_again(fs, &survey);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    fs->space.surveyed_at_s = now.tv_sec;
+    if (is_surveyed) {
+        if (is_ours)
+            tend_survey(fs, &survey);
+        const bool is_full = fs->space.quota_bytes > 0 && used_now(fs) >= fs->space.quota_bytes;
+        if (is_full && !fs->space.is_full)
+            cg_fs_log(fs, CG_LOG_WARNING,
+                      "the store takes more than its quota, and nothing is left that may go");
+        fs->space.is_full = is_full;
+    }
+    cg_survey_free(&survey);
+    fs->metrics.quota_bytes = fs->space.quota_bytes;
+    fs->metrics.used_bytes = used_now(fs);
+    if (is_ours)
+        cg_lease_give_back(&fs->staging, LEASE);
+}
+
+int cg_space_init(cg_fs *fs, const cg_fs_config *config)
+{
+    const size_t n = config->n_model_quotas;
+    fs->space.quota_bytes = config->quota_bytes;
+    memcpy(fs->space.keep_s, config->keep_s, sizeof fs->space.keep_s);
+    if (n == 0)
+        return 0;
+    fs->space.model_quotas = reallocarray(NULL, n, sizeof *config->model_quotas);
+    if (fs->space.model_quotas == NULL)
+        return ENOMEM;
+    memcpy(fs->space.model_quotas, config->model_quotas, n * sizeof *config->model_quotas);
+    fs->space.n_model_quotas = n;
+    return 0;
+}
+
 bool cg_space_is_due(cg_fs *fs, int64_t now_s)
 {
     if (!is_bounded(fs) || fs->read_only)
         return false;
-    const int64_t age_s = now_s - fs->space.surveyed_at_s;
-    return fs->space.surveyed_at_s == 0 || age_s >= SURVEY_SECONDS || may_be_full(fs);
+    if (fs->space.is_waiting) /* the holder may be killed before it is done */
+        return now_s - fs->space.waits_since_s >= ASK_SECONDS;
+    return is_survey_due(fs, now_s);
 }
 
 void cg_space_statfs(cg_fs *fs, struct statvfs *inout)

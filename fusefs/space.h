@@ -3,7 +3,7 @@
  * Two water marks: when the store takes more than 95 % of the quota, cold data go until it takes
  * less than 90 % (fusefs/evict.h says which). What published through this mount takes is added at
  * once; what came or went past it is seen by a survey, every ten minutes. One daemon of a store
- * makes room at a time, where the store has locks; two at once would only free too much.
+ * makes room at a time (fusefs/lease.h); two at once would only free too much.
  * A model may have a quota of its own, with the same marks. Levels that the store keeps for a time
  * only (-o keep) go after each survey, whether there is room or not.
  * Threads: one keeps (cg_fs_keep() of fusefs/core.h); the others ask.

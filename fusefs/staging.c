@@ -6,53 +6,18 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_DEPTH = 32, HOST_BYTES = 65, FOREIGN_SECONDS = 24 * 60 * 60 };
+enum { MAX_DEPTH = 32 };
 
-static void host_name(char host_out[HOST_BYTES])
+static int64_t now_s(void)
 {
-    if (gethostname(host_out, HOST_BYTES) != 0)
-        strcpy(host_out, "localhost");
-    host_out[HOST_BYTES - 1] = '\0';
-    for (char *c = host_out; *c != '\0'; c++)
-        if (*c == '/' || *c == '@')
-            *c = '_';
-}
-
-/* Whether the daemon that made this directory is gone. */
-static bool is_stale(int all_fd, const char *name, const char *host)
-{
-    struct stat attr;
-    char path[CG_STAGING_OWN_BYTES + 8];
-    const char *at = strrchr(name, '@');
-    /* A name that starts with '.' is not locked yet. */
-    const bool is_ours = at != NULL && strcmp(at + 1, host) == 0 && name[0] != '.';
-    if (snprintf(path, sizeof path, "%s/lock", name) >= (int)sizeof path)
-        return false;
-    if (!is_ours && (fstatat(all_fd, name, &attr, AT_SYMLINK_NOFOLLOW) != 0 ||
-                     time(NULL) - attr.st_mtime < FOREIGN_SECONDS))
-        return false;
-    const int fd = openat(all_fd, path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return errno == ENOENT;
-    const bool is_free = flock(fd, LOCK_EX | LOCK_NB) == 0;
-    close(fd);
-    return is_free;
-}
-
-int cg_staging_lock_store(const cg_staging *staging, const char *name)
-{
-    const int fd =
-        openat(staging->all_fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        close(fd);
-        return -1;
-    }
-    return fd;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
 }
 
 static uint64_t remove_tree(int dir_fd, const char *name, unsigned depth)
@@ -69,7 +34,7 @@ static uint64_t remove_tree(int dir_fd, const char *name, unsigned depth)
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
         if (unlinkat(fd, entry->d_name, 0) == 0)
-            n_removed += strcmp(entry->d_name, "lock") != 0;
+            n_removed += strcmp(entry->d_name, CG_LIFE_FILE) != 0;
         else if (errno == EISDIR && depth < MAX_DEPTH)
             n_removed += remove_tree(fd, entry->d_name, depth + 1);
     }
@@ -83,10 +48,37 @@ uint64_t cg_staging_remove(int dir_fd, const char *name)
     return remove_tree(dir_fd, name, 0);
 }
 
-static uint64_t remove_stale(int all_fd, const char *host)
+void cg_staging_own(cg_staging *staging, char own_out[CG_STAGING_OWN_BYTES])
+{
+    pthread_mutex_lock(&staging->remaking);
+    memcpy(own_out, staging->own, CG_STAGING_OWN_BYTES);
+    pthread_mutex_unlock(&staging->remaking);
+}
+
+static cg_life own_life(cg_staging *staging)
+{
+    pthread_mutex_lock(&staging->remaking);
+    const cg_life life = staging->life;
+    pthread_mutex_unlock(&staging->remaking);
+    return life;
+}
+
+bool cg_staging_is_dead(cg_staging *staging, const char *name)
+{
+    struct stat attr;
+    const cg_life life = own_life(staging);
+    if (fstatat(staging->all_fd, name, &attr, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno == ENOENT;
+    return cg_life_is_dead(&staging->watch, &life, staging->all_fd, name, now_s());
+}
+
+static uint64_t remove_dead(cg_staging *staging)
 {
     uint64_t n_removed = 0;
-    const int fd = openat(all_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    char own[CG_STAGING_OWN_BYTES];
+    const cg_life life = own_life(staging);
+    cg_staging_own(staging, own);
+    const int fd = openat(staging->all_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (dir == NULL) {
         if (fd >= 0)
@@ -95,34 +87,34 @@ static uint64_t remove_stale(int all_fd, const char *host)
     }
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
-            is_stale(all_fd, entry->d_name, host))
-            n_removed += cg_staging_remove(all_fd, entry->d_name);
+            strcmp(entry->d_name, own) != 0 &&
+            cg_life_is_dead(&staging->watch, &life, staging->all_fd, entry->d_name, now_s()))
+            n_removed += cg_staging_remove(staging->all_fd, entry->d_name);
     closedir(dir);
     return n_removed;
 }
 
-/* The lock is taken before the directory gets the name under which others look for stale ones. */
-static int make_own(cg_staging *staging, const char *host)
+/* It lives before it gets the name under which others look for dead ones. */
+static int make_own(cg_staging *staging)
 {
-    struct timespec now;
-    char path[CG_STAGING_OWN_BYTES + 8], fresh[CG_STAGING_OWN_BYTES];
-    clock_gettime(CLOCK_REALTIME, &now);
-    snprintf(staging->own, sizeof staging->own, "%ld-%" PRIx64 "@%s", (long)getpid(),
-             (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec, host);
-    snprintf(fresh, sizeof fresh, ".%.126s", staging->own);
+    uint64_t random[2];
+    struct stat attr;
+    char fresh[CG_STAGING_OWN_BYTES + 1];
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+        return errno;
+    snprintf(staging->own, sizeof staging->own, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
+    snprintf(fresh, sizeof fresh, ".%s", staging->own);
     if (mkdirat(staging->all_fd, fresh, 0700) != 0)
         return errno;
     staging->dir_fd =
         openat(staging->all_fd, fresh, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    snprintf(path, sizeof path, "%s/lock", fresh);
-    staging->lock_fd =
-        openat(staging->all_fd, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    struct stat attr;
-    if (staging->dir_fd < 0 || staging->lock_fd < 0 || fstat(staging->dir_fd, &attr) != 0)
+    if (staging->dir_fd < 0 || fstat(staging->dir_fd, &attr) != 0)
         return errno;
     staging->dev = attr.st_dev;
-    flock(staging->lock_fd,
-          LOCK_EX | LOCK_NB); /* a file system without locks: only we look for our own */
+    const int error =
+        cg_life_begin(&staging->life, staging->dir_fd, staging->silent_s, &staging->lock_fd);
+    if (error != 0)
+        return error;
     return renameat(staging->all_fd, fresh, staging->all_fd, staging->own) == 0 ? 0 : errno;
 }
 
@@ -136,71 +128,146 @@ static int open_all(cg_staging *staging)
 }
 
 /* The descriptors keep their numbers: other threads may be using them. */
+static int replace_own(cg_staging *staging)
+{
+    cg_staging fresh = {.dir_fd = -1,
+                        .all_fd = -1,
+                        .lock_fd = -1,
+                        .root_fd = staging->root_fd,
+                        .silent_s = staging->silent_s};
+    int error = open_all(&fresh);
+    if (error == 0 && (error = make_own(&fresh)) == 0 &&
+        (dup3(fresh.all_fd, staging->all_fd, O_CLOEXEC) < 0 ||
+         dup3(fresh.lock_fd, staging->lock_fd, O_CLOEXEC) < 0 ||
+         dup3(fresh.dir_fd, staging->dir_fd, O_CLOEXEC) < 0))
+        error = errno;
+    if (error == 0) {
+        memcpy(staging->own, fresh.own, sizeof staging->own);
+        staging->life = fresh.life;
+        staging->n_made_again++;
+    }
+    const int fds[] = {fresh.all_fd, fresh.lock_fd, fresh.dir_fd};
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    return error;
+}
+
 int cg_staging_make_again(cg_staging *staging)
 {
-    char host[HOST_BYTES];
-    struct stat attr;
-    int error = 0;
     pthread_mutex_lock(&staging->remaking);
-    if (fstat(staging->dir_fd, &attr) != 0 || attr.st_nlink == 0) { /* else another thread did it */
-        cg_staging fresh = {.dir_fd = -1, .all_fd = -1, .lock_fd = -1, .root_fd = staging->root_fd};
-        host_name(host);
-        if ((error = open_all(&fresh)) == 0 && (error = make_own(&fresh, host)) == 0 &&
-            (dup3(fresh.all_fd, staging->all_fd, O_CLOEXEC) < 0 ||
-             dup3(fresh.lock_fd, staging->lock_fd, O_CLOEXEC) < 0 ||
-             dup3(fresh.dir_fd, staging->dir_fd, O_CLOEXEC) < 0))
-            error = errno;
-        if (error == 0)
-            memcpy(staging->own, fresh.own, sizeof staging->own);
-        const int fds[] = {fresh.all_fd, fresh.lock_fd, fresh.dir_fd};
-        for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
-            if (fds[i] >= 0)
-                close(fds[i]);
-    }
+    int error = cg_life_beat(&staging->life, staging->dir_fd);
+    if (error == ENOENT) /* else another thread did it */
+        error = replace_own(staging);
     pthread_mutex_unlock(&staging->remaking);
     return error;
 }
 
-int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out)
+int cg_staging_open(cg_staging *staging, int root_fd, unsigned silent_s, uint64_t *n_removed_out)
 {
-    char host[HOST_BYTES];
-    *staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
+    *staging = (cg_staging){
+        .dir_fd = -1, .all_fd = -1, .lock_fd = -1, .root_fd = root_fd, .silent_s = silent_s};
     *n_removed_out = 0;
-    staging->root_fd = root_fd;
-    pthread_mutex_init(&staging->remaking, NULL);
-    host_name(host);
     int error = open_all(staging);
     if (error != 0)
         return error;
-    *n_removed_out = remove_stale(staging->all_fd, host);
-    error = make_own(staging, host);
+    pthread_mutex_init(&staging->remaking, NULL);
+    pthread_mutex_init(&staging->ending_lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&staging->ending, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    cg_life_watch_init(&staging->watch);
+    error = make_own(staging);
     if (error != 0)
         cg_staging_close(staging);
+    else
+        *n_removed_out = remove_dead(staging);
     return error;
+}
+
+/* True: the end. */
+static bool wait_for_beat(cg_staging *staging)
+{
+    struct timespec until;
+    int error = 0;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += staging->silent_s / CG_LIFE_BEATS;
+    pthread_mutex_lock(&staging->ending_lock);
+    while (!staging->is_ending && error == 0)
+        error = pthread_cond_timedwait(&staging->ending, &staging->ending_lock, &until);
+    const bool is_over = staging->is_ending;
+    pthread_mutex_unlock(&staging->ending_lock);
+    return is_over;
+}
+
+static void *live(void *user)
+{
+    cg_staging *staging = user;
+    uint64_t n_told = 0;
+    while (!wait_for_beat(staging)) {
+        cg_staging_make_again(staging); /* which beats; if it cannot, then the next time */
+        const uint64_t n_removed = remove_dead(staging);
+        pthread_mutex_lock(&staging->remaking);
+        const uint64_t n_made_again = staging->n_made_again;
+        pthread_mutex_unlock(&staging->remaking);
+        const bool was_taken_for_dead = n_made_again > n_told;
+        n_told = n_made_again;
+        if (staging->told != NULL && (n_removed > 0 || was_taken_for_dead))
+            staging->told(staging->told_user, n_removed, was_taken_for_dead);
+    }
+    return NULL;
+}
+
+int cg_staging_live(cg_staging *staging, cg_staging_told *told, void *told_user)
+{
+    staging->told = told;
+    staging->told_user = told_user;
+    const int error = pthread_create(&staging->living, NULL, live, staging);
+    staging->is_living = error == 0;
+    return error;
+}
+
+static void stop_living(cg_staging *staging)
+{
+    if (!staging->is_living)
+        return;
+    pthread_mutex_lock(&staging->ending_lock);
+    staging->is_ending = true;
+    pthread_cond_signal(&staging->ending);
+    pthread_mutex_unlock(&staging->ending_lock);
+    pthread_join(staging->living, NULL);
 }
 
 void cg_staging_close(cg_staging *staging)
 {
+    stop_living(staging);
     if (staging->lock_fd >=
         0) /* first: an open file that is removed keeps sshfs and NFS from removing its directory */
         close(staging->lock_fd);
     if (staging->dir_fd >= 0) {
-        unlinkat(staging->dir_fd, "lock", 0);
+        unlinkat(staging->dir_fd, CG_LIFE_FILE, 0);
         unlinkat(staging->all_fd, staging->own, AT_REMOVEDIR);
         close(staging->dir_fd);
     }
-    if (staging->all_fd >= 0)
+    if (staging->all_fd >= 0) {
         close(staging->all_fd);
+        cg_life_watch_destroy(&staging->watch);
+        pthread_mutex_destroy(&staging->remaking);
+        pthread_mutex_destroy(&staging->ending_lock);
+        pthread_cond_destroy(&staging->ending);
+    }
     *staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
 }
 
 int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES], int *fd_out)
 {
-    const uint64_t number = atomic_fetch_add(&staging->n_created, 1);
+    const uint64_t number = __atomic_fetch_add(&staging->n_created, 1, __ATOMIC_RELAXED);
     snprintf(name_out, CG_STAGING_NAME_BYTES, "%" PRIu64, number);
     *fd_out =
         openat(staging->dir_fd, name_out, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    return *fd_out < 0 ? errno : 0;
+    return *fd_out >= 0 ? 0 : errno == ESTALE ? ENOENT : errno;
 }
 
 static int copy_bytes(int from, int to, uint64_t n_bytes)

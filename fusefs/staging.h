@@ -1,37 +1,64 @@
 /* fusefs/staging.h - where files live while they are written under strict names:
  * <root>/.cachegenfs-tmp/<daemon>/.
  *
- * Each daemon has a directory, and in it a lock file that it locks while it lives. A free lock
- * means that the daemon was killed. The next one that mounts removes such a directory. A network
- * file system may not carry locks between hosts; so directories of other hosts are left alone for a
- * day. The mount hides .cachegenfs-tmp. Threads: cg_staging_open() and _close() from one; the rest
- * from any.
+ * Each daemon has a folder, under a name of random digits, which says nothing of the host. What
+ * tells that the daemon lives is in there (fusefs/life.h). Folders of dead ones are removed, at the
+ * start and then as long as cg_staging_live() has a thread. The mount hides .cachegenfs-tmp.
+ * Threads: cg_staging_open(), _live() and _close() from one; the rest from any.
  */
 #ifndef CG_FUSEFS_STAGING_H
 #define CG_FUSEFS_STAGING_H
+#include "fusefs/life.h"
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define CG_STAGING_DIRECTORY ".cachegenfs-tmp"
-enum { CG_STAGING_NAME_BYTES = 24, CG_STAGING_OWN_BYTES = 128 };
+enum {
+    CG_STAGING_NAME_BYTES = 24,
+    CG_STAGING_OWN_BYTES = 33,
+    CG_STAGING_SILENT_S = 60, /* a daemon of another host that was silent for so long is dead */
+};
+
+/* What happened while we lived: folders of dead daemons were removed, with n_removed files; or we
+ * were taken for dead ourselves. */
+typedef void cg_staging_told(void *user, uint64_t n_removed, bool was_taken_for_dead);
 
 typedef struct cg_staging {
     int dir_fd; /* ours; -1: none */
     int all_fd; /* .cachegenfs-tmp */
     int lock_fd;
-    int root_fd; /* the store's, not ours */
-    pthread_mutex_t remaking;
-    dev_t dev; /* of all this: files can be renamed only within it */
+    int root_fd;        /* the store's, not ours */
+    dev_t dev;          /* of all this: files can be renamed only within it */
+    uint64_t n_created; /* atomic; a C++ test includes this header */
+    cg_life_watch watch;
+    unsigned silent_s;
+    pthread_mutex_t remaking; /* of the next three */
     char own[CG_STAGING_OWN_BYTES];
-    _Atomic uint64_t n_created;
+    cg_life life;
+    uint64_t n_made_again;
+    pthread_t living;
+    bool is_living;
+    pthread_mutex_t ending_lock; /* of is_ending */
+    pthread_cond_t ending;
+    bool is_ending;
+    cg_staging_told *told;
+    void *told_user;
 } cg_staging;
 
-/* Removes what killed daemons left (*n_removed_out files), and makes our own directory. 0 or an
+/* Removes what daemons left that are known to be dead (*n_removed_out files), and makes our own
+ * directory. silent_s: CG_STAGING_SILENT_S; all daemons of a store should have the same. 0 or an
  * errno value. */
-int cg_staging_open(cg_staging *staging, int root_fd, uint64_t *n_removed_out);
+int cg_staging_open(cg_staging *staging, int root_fd, unsigned silent_s, uint64_t *n_removed_out);
+/* A thread that shows that we live and looks after the others, until cg_staging_close(). Not before
+ * a fork(). Without it other hosts take us for dead sooner or later. told, in that thread, may be
+ * NULL. 0 or an errno value. */
+int cg_staging_live(cg_staging *staging, cg_staging_told *told, void *told_user);
 void cg_staging_close(cg_staging *staging);
 /* A new file in dir_fd, open for reading and writing, mode 0600. 0 or an errno value. ENOENT:
  * somebody has removed the directory. */
@@ -40,13 +67,17 @@ int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES],
  * an errno value; EIO: from has fewer bytes. */
 int cg_staging_copy(cg_staging *staging, int from, uint64_t n_bytes,
                     char name_out[CG_STAGING_NAME_BYTES]);
-/* A lock of the whole store, for work that one daemon at a time should do. The file stays, so that
- * all lock the same one. The lock ends with the descriptor. -1: another daemon has it, or it cannot
- * be made. Where the store has no locks each gets it. */
-int cg_staging_lock_store(const cg_staging *staging, const char *name);
+/* The name of our own folder. */
+void cg_staging_own(cg_staging *staging, char own_out[CG_STAGING_OWN_BYTES]);
+/* Whether the daemon that has or had this folder is dead. One whose folder is gone is. */
+bool cg_staging_is_dead(cg_staging *staging, const char *name);
 /* Removes a folder of dir_fd with all that is in it. The files that were in it, but for `lock`. */
 uint64_t cg_staging_remove(int dir_fd, const char *name);
-/* Makes the directory again, as the daemon and not as a caller. */
+/* Makes the directory again if it is gone, as the daemon and not as a caller. 0 or an errno value.
+ */
 int cg_staging_make_again(cg_staging *staging);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

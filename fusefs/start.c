@@ -79,7 +79,9 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     if ((error = check_layout(fs)) != 0)
         goto fail;
     if (!fs->read_only) {
-        error = cg_staging_open(&fs->staging, fs->root_fd, &n_removed);
+        error = cg_staging_open(
+            &fs->staging, fs->root_fd,
+            config->dead_after_s != 0 ? config->dead_after_s : CG_STAGING_SILENT_S, &n_removed);
         if (error == EROFS || error == EACCES || error == EPERM) {
             cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only",
                       strerror(error));
@@ -165,9 +167,22 @@ bool cg_fs_is_watched(const cg_fs *fs)
     return fs->watch.is_trusted;
 }
 
+static void tell_of_life(void *user, uint64_t n_removed, bool was_taken_for_dead)
+{
+    cg_fs *fs = user;
+    if (n_removed > 0)
+        cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed daemons",
+                  (unsigned long long)n_removed);
+    if (was_taken_for_dead)
+        cg_fs_log(fs, CG_LOG_WARNING,
+                  "the folder for files that are being written was gone; they are lost");
+}
+
 void cg_fs_keep(cg_fs *fs)
 {
     struct timespec now;
+    if (!fs->read_only && cg_staging_live(&fs->staging, tell_of_life, fs) != 0)
+        cg_fs_log(fs, CG_LOG_ERROR, "no thread: other hosts will take this daemon for dead");
     cg_fs_adopt_tree(fs);
     pthread_mutex_lock(&fs->keep_lock);
     while (!fs->is_stopping) {

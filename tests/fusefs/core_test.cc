@@ -1,5 +1,6 @@
 // What the core promises about files: checked at close, published atomically, immutable. No mount.
 #include "codec/cursor.h"
+#include "fusefs/staging.h"
 #include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/fsync_hook.h"
 
@@ -419,11 +420,14 @@ TEST_F(FsTest, StagedFilesOfADeadDaemonAreRemovedAndOfALivingOneAreNot)
     cg_fs_file *file;
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
     ASSERT_EQ(fs.write(file, chunk.bytes), 0);
-    char host[65];
-    ASSERT_EQ(gethostname(host, sizeof host), 0);
-    const std::string dead = std::string(".cachegenfs-tmp/1-abc@") + host;
-    store.write(dead + "/lock", Bytes{});
+    const std::string dead = ".cachegenfs-tmp/dead";
     store.write(dead + "/0", Bytes{1, 2, 3});
+    cg_life life = {};
+    int lock_fd;
+    const int dir_fd = open((store.path + "/" + dead).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ASSERT_EQ(cg_life_begin(&life, dir_fd, CG_STAGING_SILENT_S, &lock_fd), 0);
+    close(dir_fd);
+    close(lock_fd); /* as by a kill */
     Fs second(store.path);
     EXPECT_FALSE(store.has(dead));
     EXPECT_EQ(fs.close(file), 0);

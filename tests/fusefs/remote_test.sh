@@ -3,35 +3,23 @@
 # shellcheck source=tests/fusefs/mount.sh
 . "$(dirname "$0")/mount.sh" "$@"
 
-sshd=$(command -v sshd || ls /usr/sbin/sshd 2> /dev/null) || skip sshfs "no sshd: the mount is not checked through sshfs"
-command -v sshfs > /dev/null || skip sshfs "no sshfs: the mount is not checked through it"
-sftp_server=$(ls /usr/lib/openssh/sftp-server /usr/libexec/sftp-server /usr/libexec/openssh/sftp-server 2> /dev/null | head -n 1)
-[ "$(id -u)" = 0 ] || skip sshfs "not root: sshd lets in nobody"
+# shellcheck source=tests/fusefs/sshd.sh
+. "$(dirname "$0")/sshd.sh"
 
 remote=$tmp/remote
 server=
-mkdir "$remote" "$tmp/ssh"
-chmod 700 "$tmp/ssh"
+mkdir "$remote"
 at_end() {
     if mountpoint -q "$remote"; then
         umount "$remote" || umount -l "$remote"
     fi
     [ -z "$server" ] || kill "$server"
 }
-ssh-keygen -q -t ed25519 -N '' -f "$tmp/ssh/host"
-ssh-keygen -q -t ed25519 -N '' -f "$tmp/ssh/user"
-cp "$tmp/ssh/user.pub" "$tmp/ssh/authorized"
-mkdir -p /run/sshd
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-"$sshd" -D -e -f /dev/null -p "$port" -h "$tmp/ssh/host" -o ListenAddress=127.0.0.1 -o UsePAM=no -o StrictModes=no \
-    -o AuthorizedKeysFile="$tmp/ssh/authorized" -o PermitRootLogin=prohibit-password -o PidFile=none \
-    -o Subsystem="sftp $sftp_server" 2> "$tmp/ssh/log" &
-server=$!
+start_sshd 127.0.0.1
 mount_store
 mkdir -p "$mnt/m/contexts"
 connect() {
-    mountpoint -q "$remote" || sshfs -p "$port" -o IdentityFile="$tmp/ssh/user" -o UserKnownHostsFile=/dev/null \
-        -o StrictHostKeyChecking=no -o LogLevel=ERROR -o BatchMode=yes "$@" "$(id -un)@127.0.0.1:$mnt" "$remote"
+    mountpoint -q "$remote" || sshfs "${ssh_options[@]}" "$@" "$(id -un)@127.0.0.1:$mnt" "$remote"
 }
 wait_for 20 connect || {
     cat "$tmp/ssh/log"

@@ -1,0 +1,159 @@
+#!/bin/bash
+# One store, three hosts, each with a daemon over sshfs in a network namespace of its own: who is killed or cut off loses
+# only what it had not published, the others go on. usage: hosts_test.sh CACHEGENFS CHUNK_FILES
+# shellcheck source=tests/fusefs/mount.sh
+. "$(dirname "$0")/mount.sh" "$@"
+# shellcheck source=tests/fusefs/sshd.sh
+. "$(dirname "$0")/sshd.sh"
+
+hosts="1 2 3"
+net=cgh$$
+daemons=()
+at_end() {
+    for host in $hosts; do
+        [ -z "${daemons[host]:-}" ] || { kill -KILL "${daemons[host]}" && wait "${daemons[host]}"; } 2> /dev/null
+        for at in "$tmp/mnt$host" "$tmp/store$host"; do
+            umount -l "$at" 2> /dev/null # also one that does not answer
+        done
+        ip netns del "$net-$host" 2> /dev/null
+    done
+    [ -z "${server:-}" ] || kill "$server"
+    ip netns del "$net-s" 2> /dev/null
+    wait
+}
+# Namespaces without `ip netns exec`, which would hide the mounts from us.
+at() { nsenter --net="/run/netns/$net-$1" "${@:2}"; }
+make_network() {
+    ip netns add "$net-s" || return 1
+    for host in $hosts; do
+        ip netns add "$net-$host" &&
+            ip link add "v$host" netns "$net-s" type veth peer name v netns "$net-$host" &&
+            at s ip addr add "10.77.$host.1/24" dev "v$host" && at s ip link set "v$host" up &&
+            at "$host" ip addr add "10.77.$host.2/24" dev v && at "$host" ip link set v up || return 1
+    done
+}
+make_network 2> "$tmp/network" || skip netns "no network namespaces: hosts are not checked ($(tail -n 1 "$tmp/network"))"
+
+start_sshd 0.0.0.0 at s
+silent=20 # seconds; beats come every 3
+# start HOST [OPTIONS]: the host's way to the store and its daemon; ssh gives up what does not answer for 6 s.
+reach() {
+    mountpoint -q "$tmp/store$1" ||
+        at "$1" sshfs "${ssh_options[@]}" -o reconnect,ServerAliveInterval=2,ServerAliveCountMax=3,ConnectTimeout=4 \
+            "$(id -un)@10.77.$1.1:$store" "$tmp/store$1"
+}
+start() {
+    local host=$1
+    shift
+    mkdir -p "$tmp/store$host" "$tmp/mnt$host"
+    wait_for 30 reach "$host" || { cat "$tmp/ssh/log"; skip sshfs "sshfs cannot reach a server in a network namespace"; }
+    "$cachegenfs" "$tmp/store$host" "$tmp/mnt$host" -f -o "dead_after=${silent}s" "$@" 2>> "$tmp/log" &
+    daemons[host]=$!
+    check "host $host is up" wait_for 30 test -e "$tmp/mnt$host/.cachegenfs/version"
+}
+end() { # HOST SIGNAL
+    kill "-$2" "${daemons[$1]}"
+    wait "${daemons[$1]}" 2> /dev/null
+    daemons[$1]=
+    umount -l "$tmp/mnt$1" 2> /dev/null
+    return 0
+}
+n_folders() { find "$store/.cachegenfs-tmp" -mindepth 1 -maxdepth 1 -type d | wc -l; }
+n_staged() { find "$store/.cachegenfs-tmp" -mindepth 2 -type f ! -name lock | wc -l; }
+folders_are() { [ "$(n_folders)" = "$1" ]; }
+staged_are() { [ "$(n_staged)" = "$1" ]; }
+whole() { "$cachegenfs" fsck "$store"; }
+
+for host in $hosts; do start $host; done
+check "each has a folder" wait_for 10 folders_are 3
+"$chunk_files" nest "$tmp/source" 6 60000 1
+mkdir -p "$tmp"/mnt1/m/contexts/{a,b}/L1
+check "a context comes by one host" cp -r "$tmp/source/." "$tmp/mnt1/m/contexts/a/"
+for host in 2 3; do
+    check "host $host has it by name at once" cmp "$tmp/source/L1/00003.kv" "$tmp/mnt$host/m/contexts/a/L1/00003.kv"
+    check "and in listings" wait_for 60 same_tree "$tmp/mnt1/m/contexts/a" "$tmp/mnt$host/m/contexts/a"
+done
+
+# write_slowly HOST NAME: half of a file now, the rest after write_rest HOST; $? of `wait ${writers[HOST]}` is the close's.
+writers=()
+write_slowly() {
+    mkfifo "$tmp/go$1"
+    python3 - "$tmp/source/L1/$2" "$tmp/mnt$1/m/contexts/b/L1/$2" "$tmp/go$1" << 'END' 2> /dev/null &
+import os, sys
+data = open(sys.argv[1], "rb").read()
+fd = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+os.write(fd, data[:len(data) // 2])
+open(sys.argv[3]).read()
+os.write(fd, data[len(data) // 2:])
+os.close(fd)
+END
+    writers[$1]=$!
+}
+write_rest() {
+    : > "$tmp/go$1"
+    rm "$tmp/go$1"
+    wait "${writers[$1]}"
+}
+
+# Two files under way: host 1 lives, host 2 is killed.
+write_slowly 1 00000.kv
+write_slowly 2 00001.kv
+check "both are under way" wait_for 20 staged_are 2
+end 2 KILL
+check "what a killed daemon of another host left goes" wait_for 120 folders_are 2
+check "what a living one writes stays" equal "$(n_staged)" 1
+check "and is published" write_rest 1
+check "as it was written" cmp "$tmp/source/L1/00000.kv" "$store/m/contexts/b/L1/00000.kv"
+check "the other one fails" fails write_rest 2
+check "and is not there" [ ! -e "$store/m/contexts/b/L1/00001.kv" ]
+start 2
+check "a killed host comes back" wait_for 20 folders_are 3
+check "and publishes" cp "$tmp/source/L1/00001.kv" "$tmp/mnt2/m/contexts/b/L1/"
+
+# Host 3 is cut off with a file under way.
+write_slowly 3 00002.kv
+check "a file is under way" wait_for 20 staged_are 1
+at s ip link set v3 down
+check "the others clean up after who was cut off" wait_for 120 folders_are 2
+check "and go on" cp "$tmp/source/L1/00003.kv" "$tmp/mnt1/m/contexts/b/L1/"
+at s ip link set v3 up
+check "it comes back, under another name" wait_for 120 folders_are 3
+check "what it had under way is lost, with an error" fails write_rest 3
+check "and is not there" [ ! -e "$store/m/contexts/b/L1/00002.kv" ]
+publishes_again() { cp "$tmp/source/L1/00004.kv" "$tmp/mnt3/m/contexts/b/L1/"; }
+check "it publishes again" wait_for 60 publishes_again
+check "the others have it" wait_for 60 cmp "$tmp/source/L1/00004.kv" "$tmp/mnt1/m/contexts/b/L1/00004.kv"
+check "it says what happened" grep -q 'files that are being written was gone' "$tmp/log"
+check "every name is whole" whole
+
+# An evictor that is killed with the lease, and two at once.
+used_kib() { du -sk "$store/m" | cut -f1; }
+fill() {
+    rm -rf "$store/m"
+    for i in 0 1 2 3 4 5 6 7 8 9; do "$chunk_files" objects "$store/m" 8 40000 "$i"; done
+    find "$store/m/objects" -name '*.kv' -exec touch -d "9 days ago" {} +
+}
+lease=$store/.cachegenfs-tmp/evicting
+in_quota() { [ "$(used_kib)" -le 4864 ] && [ ! -e "$lease" ]; }
+for host in $hosts; do end $host TERM; done
+check "who ends takes its folder along" equal "$(n_folders)" 0
+fill
+start 1 -o quota=5M
+check "one makes room" wait_for 30 test -e "$lease"
+end 1 KILL
+check "every name is whole" whole
+start 2 -o quota=5M
+start 3 -o quota=5M
+check "the others make room, when the first is dead" wait_for 120 in_quota
+check "no more than is wanted" [ "$(used_kib)" -gt 2000 ]
+check "every name is whole" whole
+end 2 TERM
+end 3 TERM
+fill
+start 2 -o quota=5M
+start 3 -o quota=5M
+for _ in $(seq 300); do rm -f "$lease"; done
+check "two make room at once" wait_for 120 in_quota
+check "every name is whole" whole
+check "some is left" [ "$(used_kib)" -gt 1000 ]
+report
