@@ -91,11 +91,11 @@ static cg_status check_bands(cg_cursor *in, uint32_t n_channels, uint32_t n_comp
 }
 
 /* Appends a band to the last slab, or begins one. */
-static void lay_band(const stored_band *band, uint32_t first, cg_bands *bands)
+static void lay_band(const cg_basis_layout *layout, const stored_band *band, uint32_t first,
+                     cg_bands *bands)
 {
     cg_band_slab *slab = bands->n_slabs > 0 ? &bands->slabs[bands->n_slabs - 1] : NULL;
-    const uint32_t a_line = band->is_wide ? 2 : CG_QUAD_COMPONENTS,
-                   n_lines = (band->n_rows + a_line - 1) / a_line;
+    const uint32_t n_lines = cg_bands_n_lines(layout, band->is_wide, band->n_rows);
     if (slab == NULL || slab->shift != band->shift || slab->is_wide != band->is_wide ||
         slab->n_lines + n_lines > CG_SLAB_LINES) {
         slab = &bands->slabs[bands->n_slabs++];
@@ -123,23 +123,60 @@ static void *take_aligned(size_t n, size_t each_bytes)
     return aligned_alloc(64, (n_bytes + 64) / 64 * 64); /* not 0 bytes */
 }
 
+/* What a byte of a line is in excess of its element. */
+static int byte_offset(const cg_basis_layout *layout)
+{
+    return layout->is_tiled ? 0 : 128;
+}
+
+/* n elements of component i of a slab, in a panel's lines. */
+static void store_in_panel(const cg_basis_layout *layout, bool is_wide, uint32_t i,
+                           const int16_t *in, size_t n, size_t line_bytes, uint8_t *lines)
+{
+    uint8_t *quad = lines + cg_bands_n_lines(layout, is_wide, i / 4 * 4) * line_bytes + i % 4;
+    if (!is_wide) {
+        for (size_t ch = 0; ch < n; ch++)
+            quad[4 * ch] = (uint8_t)(in[ch] + byte_offset(layout));
+    } else if (layout->is_tiled) {
+        for (size_t ch = 0; ch < n; ch++) {
+            quad[4 * ch] = (uint8_t)in[ch]; /* signed, so that half of them carry */
+            quad[4 * ch + line_bytes] = (uint8_t)((in[ch] + 128) >> CG_DIGIT_BITS);
+        }
+    } else {
+        uint8_t *pair = lines + i / 2 * line_bytes + i % 2 * 2;
+        for (size_t ch = 0; ch < n; ch++)
+            memcpy(pair + 4 * ch, &in[ch], sizeof *in);
+    }
+}
+
+/* The same the other way round, of one channel. */
+static int16_t element_in_panel(const cg_basis_layout *layout, bool is_wide, uint32_t i, size_t ch,
+                                size_t line_bytes, const uint8_t *lines)
+{
+    const uint8_t *at =
+        lines + cg_bands_n_lines(layout, is_wide, i / 4 * 4) * line_bytes + i % 4 + 4 * ch;
+    int16_t element;
+    if (!is_wide)
+        return (int16_t)(layout->is_tiled ? (int8_t)*at : *at - byte_offset(layout));
+    if (layout->is_tiled)
+        return (int16_t)((int8_t)at[0] + (int8_t)at[line_bytes] * (1 << CG_DIGIT_BITS));
+    memcpy(&element, lines + i / 2 * line_bytes + 4 * ch + i % 2 * 2, sizeof element);
+    return element;
+}
+
 /* Component i of a slab. */
 static void store_lines(const cg_basis_layout *layout, const cg_bands *bands,
                         const cg_band_slab *slab, uint32_t i, const int16_t *row)
 {
-    const size_t line = slab->first_line + i / (slab->is_wide ? 2 : CG_QUAD_COMPONENTS);
     for (uint32_t first = 0; first < bands->n_channels; first += layout->unit_channels) {
         const size_t left = bands->n_channels - first,
                      n_unit = left < layout->unit_channels ? left : layout->unit_channels;
         for (size_t at = 0; at < n_unit; at += CG_BAND_CHANNELS) {
-            const size_t n = n_unit - at < CG_BAND_CHANNELS ? n_unit - at : CG_BAND_CHANNELS;
-            const int16_t *in = row + first + at;
-            uint8_t *out = cg_bands_panel(layout, bands, first / layout->unit_channels, at) +
-                           line * 4 * cg_bands_panel_channels(layout, at);
-            for (size_t ch = 0; ch < n && slab->is_wide; ch++)
-                memcpy(out + 4 * ch + i % 2 * 2, &in[ch], sizeof *in);
-            for (size_t ch = 0; ch < n && !slab->is_wide; ch++)
-                out[4 * ch + i % 4] = (uint8_t)(in[ch] + 128);
+            const size_t n = n_unit - at < CG_BAND_CHANNELS ? n_unit - at : CG_BAND_CHANNELS,
+                         line_bytes = 4 * cg_bands_panel_channels(layout, at);
+            uint8_t *panel = cg_bands_panel(layout, bands, first / layout->unit_channels, at);
+            store_in_panel(layout, slab->is_wide, i, row + first + at, n, line_bytes,
+                           panel + slab->first_line * line_bytes);
         }
     }
 }
@@ -152,7 +189,7 @@ static void clear_lines(const cg_basis_layout *layout, const cg_bands *bands, si
             const size_t line_bytes = 4 * cg_bands_panel_channels(layout, at);
             uint8_t *panel = cg_bands_panel(layout, bands, unit, at);
             for (const cg_band_slab *s = bands->slabs; s < bands->slabs + bands->n_slabs; s++)
-                memset(panel + s->first_line * line_bytes, s->is_wide ? 0 : 128,
+                memset(panel + s->first_line * line_bytes, s->is_wide ? 0 : byte_offset(layout),
                        s->n_lines * line_bytes);
         }
     }
@@ -185,7 +222,7 @@ static void fill(const cg_basis_layout *layout, cg_cursor *in, const cg_bands *b
         slab += c == slab->first_component + slab->n_components;
         for (uint32_t i = 0; i < band.n_rows; i++) {
             unpack_row(&band.rows[i], bands->n_channels, row);
-            if (layout->has_quads)
+            if (bands->lines != NULL)
                 store_lines(layout, bands, slab, c + i - slab->first_component, row);
             else
                 store_elements(layout, bands, c + i, row);
@@ -208,16 +245,22 @@ static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *
         goto done;
     for (uint32_t c = 0; c < bands->n_components; c += CG_BAND_COMPONENTS) {
         (void)read_band(&in, bands->n_channels, rows_of_band(bands->n_components, c), &band);
-        lay_band(&band, c, bands);
+        lay_band(layout, &band, c, bands);
     }
     /* Kernels walk components in sixteens, exact ones and others apart. */
     const uint32_t sixteens = (bands->n_exact + 15) / 16 * 16;
     bands->n_exact = sixteens < bands->n_components ? sixteens : bands->n_components;
     const size_t n_stored = n_units * cg_bands_unit_channels(layout); /* channels */
-    if (layout->has_quads) {
-        bands->lines = take_aligned(n_stored, (size_t)bands->n_lines * 4);
+    if (layout->has_quads || layout->is_tiled) {
+        const size_t n_lines = bands->n_lines,
+                     slack = layout->is_tiled ? CG_LINES_SLACK * (size_t)4 * CG_BAND_CHANNELS : 0;
+        size_t n_bytes;
+        if (!cg_size_mul(n_stored, 4 * n_lines, &n_bytes) || n_bytes > SIZE_MAX - slack)
+            goto done;
+        bands->lines = take_aligned(n_bytes + slack, 1);
         if (bands->lines == NULL)
             goto done;
+        memset(bands->lines + n_bytes, 0, slack);
         clear_lines(layout, bands, n_units);
     } else {
         const size_t n = n_stored * bands->n_components;
@@ -261,7 +304,6 @@ unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint
     while (c >= slab->first_component + slab->n_components)
         slab++;
     const uint32_t i = c - slab->first_component;
-    const size_t line = slab->first_line + i / (slab->is_wide ? 2 : CG_QUAD_COMPONENTS);
     for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
         const size_t unit = ch / layout->unit_channels, in_unit = ch % layout->unit_channels,
                      lane = in_unit % CG_BAND_CHANNELS, at = in_unit - lane;
@@ -269,12 +311,10 @@ unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint
             row_out[ch] = elements_at(layout, bands, unit, c)[in_unit];
             continue;
         }
-        const uint8_t *four = cg_bands_panel(layout, bands, unit, at) +
-                              (line * cg_bands_panel_channels(layout, at) + lane) * 4;
-        if (slab->is_wide)
-            memcpy(&row_out[ch], four + i % 2 * 2, sizeof *row_out);
-        else
-            row_out[ch] = (int16_t)(four[i % 4] - 128);
+        const size_t line_bytes = 4 * cg_bands_panel_channels(layout, at);
+        row_out[ch] = element_in_panel(layout, slab->is_wide, i, lane, line_bytes,
+                                       cg_bands_panel(layout, bands, unit, at) +
+                                           slab->first_line * line_bytes);
     }
     return slab->shift;
 }

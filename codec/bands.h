@@ -20,10 +20,13 @@ enum {
     CG_LEAST_UNIT_BITS = 8,
     CG_MOST_UNIT_BITS = 20,
     CG_SLAB_LINES = 96, /* most in a slab: 24 KB of a panel, which stay in the first cache */
+    CG_LINES_SLACK = 2 * CG_DIGIT_COMPONENTS / 4, /* zeros */
 };
 
 /* Neighbouring bands of one shift and width. Elements are bytes where a band's all fit in one, else
- * 16 bits. A line is 4 bytes a channel: a quad of components, or a pair where they have 16 bits. */
+ * 16 bits. A line is 4 bytes a channel: a quad of components, or a pair where they have 16 bits.
+ * For matrix units, of those a line holds the low digits of a quad, and the next one the high
+ * digits. */
 typedef struct cg_band_slab {
     uint32_t first_component, n_components;
     uint32_t first_line, n_lines;
@@ -40,8 +43,9 @@ typedef struct cg_bands {
     /* [n_components + 1]: sum over the components before this one of their largest elements,
      * shifted. A row of symbols of at most s sums to no more than s times that. */
     uint64_t *most_before;
-    /* For kernels with accumulate_bytes(): unit by unit, in it panel by panel (the last may be
-     * narrower) [n_lines][channels of the panel][4]; a byte is an element + 128. */
+    /* For kernels with accumulate_bytes() or multiply_tiles(): unit by unit, in it panel by panel
+     * (the last may be narrower) [n_lines][channels of the panel][4]; a byte is an element + 128,
+     * or for matrix units the element. Those read CG_LINES_SLACK lines behind the last. */
     uint8_t *lines;
     uint32_t n_lines;
     /* For the others: [n_units][n_components][channels of a unit]. */
@@ -52,6 +56,14 @@ typedef struct cg_bands {
 static inline size_t cg_bands_unit_channels(const cg_basis_layout *layout)
 {
     return cg_padded(layout->unit_channels, 16);
+}
+
+/* Lines of that many neighbouring components. */
+static inline uint32_t cg_bands_n_lines(const cg_basis_layout *layout, bool is_wide,
+                                        uint32_t n_components)
+{
+    const uint32_t n_quads = (n_components + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
+    return !is_wide ? n_quads : layout->is_tiled ? 2 * n_quads : (n_components + 1) / 2;
 }
 
 /* Channels of the panel that begins at channel `at` of a unit: whole sixteens. */

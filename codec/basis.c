@@ -25,6 +25,7 @@ cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim, boo
     *layout = (cg_basis_layout){.kernels = kernels};
     if (is_integer) {
         layout->unit_channels = integer_unit(head_dim);
+        layout->is_tiled = kernels->integers->multiply_tiles != NULL;
         layout->has_quads = kernels->integers->accumulate_bytes != NULL;
         return CG_OK;
     }

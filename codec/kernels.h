@@ -24,6 +24,9 @@ enum {
     CG_TILE = 32,
     CG_QUAD_COMPONENTS = 4,
     CG_QUAD_SLACK = 16,
+    CG_DIGIT_COMPONENTS = 64, /* of a tile of digits */
+    CG_DIGIT_BITS = 8,        /* of a digit in it, signed */
+    CG_SYMBOL_DIGITS = 3,     /* that hold any symbol */
 };
 
 /* One symbol that is not zero. */
@@ -45,6 +48,13 @@ typedef struct cg_quad_row {
     int32_t sum;   /* of the quads' symbols */
     int32_t limit; /* larger symbols are in the quads as the limit; INT32_MAX: there are none */
 } cg_quad_row;
+
+/* One digit of a frequency's symbols in one slab of components, as matrix units take integers:
+ * tiles of 32 blocks by 64 components. Behind n_tiles all are zeros. */
+typedef struct cg_digit_tiles {
+    const int8_t *tiles; /* [n_tiles][CG_TILE][CG_DIGIT_COMPONENTS] */
+    size_t n_tiles;
+} cg_digit_tiles;
 
 /* A frequency's symbols as matrix units take them: tiles of 32 blocks by 32 components, bf16, row
  * by row. bf16 rounds symbols beyond 256; what is then missing stands in a second tile of the same
@@ -89,8 +99,8 @@ typedef struct cg_klt_inverse {
                        const uint16_t *panel, float *y, size_t f_stride, size_t b_stride);
 } cg_klt_inverse;
 
-/* An inverse KLT in integers (codec/bands.h), modulo 2^32. Either the first three and list_quads()
- * are there, or the last; what is not there is NULL. */
+/* An inverse KLT in integers (codec/bands.h), modulo 2^32. The first three and list_quads() are
+ * there, or accumulate_elements(), or the last two; what is not there is NULL. */
 typedef struct cg_klt_integers {
     /* y[r][ch] = 2^shift * sum over rows[r] of symbol * (byte - 128), for n_rows rows and 16 *
      * n_sixteens channels, at most CG_BAND_CHANNELS; added to what y holds unless is_first.
@@ -110,6 +120,18 @@ typedef struct cg_klt_integers {
     void (*accumulate_elements)(const int16_t *elements, size_t element_stride,
                                 const int16_t *cells, size_t n_cells, unsigned shift,
                                 size_t n_channels, int32_t *y);
+    /* Matrix units. The digits of n_cells cells each in n_rows rows, at most CG_TILE, the lowest
+     * digit first. Returns where the tiles behind all digits begin: tiles_out has room for
+     * CG_SYMBOL_DIGITS * ceil(n_cells / CG_DIGIT_COMPONENTS) tiles. */
+    int8_t *(*tile_digits)(const int16_t *cells, size_t row_stride, size_t n_rows, size_t n_cells,
+                           int8_t *tiles_out, cg_digit_tiles digits_out[CG_SYMBOL_DIGITS]);
+    /* y[r][ch] = 2^shift * sum over c of digit[r][c] * element[c][ch], for n_rows rows and 16 *
+     * n_sixteens channels; added to what y holds unless is_first. lines: bytes
+     * [n_quads][16 * n_sixteens][4]; is_wide: [n_quads][2][...][4], the low digits of elements and
+     * the high ones. Whole tiles of quads are read: zeros meet what lies behind a slab. */
+    void (*multiply_tiles)(const uint8_t *lines, bool is_wide, const cg_digit_tiles *digits,
+                           size_t n_rows, unsigned n_sixteens, unsigned shift, bool is_first,
+                           int32_t *y, size_t y_stride);
 } cg_klt_integers;
 
 /* A KLT, from channels to coefficients. */

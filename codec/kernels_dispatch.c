@@ -23,10 +23,12 @@ static bool ask_for_amx(void)
         TILE_DATA = 18,
         TILE_BF16_BIT = 1 << 22,
         TILE_BIT = 1 << 24,
+        TILE_INT8_BIT = 1 << 25,
         BF16_BIT = 1 << 5
     };
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE_BF16_BIT) == 0 || (d & TILE_BIT) == 0)
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE_BF16_BIT) == 0 ||
+        (d & TILE_BIT) == 0 || (d & TILE_INT8_BIT) == 0)
         return false;
     if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a & BF16_BIT) == 0)
         return false;

@@ -5,12 +5,17 @@
 
 /* What a synthesis in integers takes. */
 static void take_integers(cg_arena *arena, const cg_level_columns *columns, size_t n_blocks,
-                          bool has_quads, cg_synthesis *s)
+                          const cg_basis_layout *layout, cg_synthesis *s)
 {
-    const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE,
-                 n_rows = s->group->bands[s->matrix].n_slabs * n * CG_DCT;
+    const cg_bands *bands = &s->group->bands[s->matrix];
+    const size_t n = n_blocks < CG_TILE ? n_blocks : CG_TILE, n_rows = bands->n_slabs * n * CG_DCT;
     s->sums = cg_arena_take(arena, CG_DCT * s->f_stride * sizeof *s->sums);
-    if (!has_quads)
+    if (layout->is_tiled) {
+        s->digit_tiles = cg_arena_take(arena, cg_klt_digit_tiles_bytes(bands));
+        s->digits =
+            cg_arena_take(arena, bands->n_slabs * CG_DCT * CG_SYMBOL_DIGITS * sizeof *s->digits);
+    }
+    if (!layout->has_quads)
         return;
     s->quads = cg_arena_take(arena, cg_klt_exact_quads_bytes(columns, n));
     s->quad_rows = cg_arena_take(arena, n_rows * sizeof *s->quad_rows);
@@ -33,7 +38,7 @@ static cg_synthesis take_synthesis(cg_arena *arena, const cg_profile *profile, u
     if (profile->version > 1) {
         s.y_stride = cg_bands_unit_channels(&profile->layout);
         s.f_stride = CG_TILE * s.y_stride + 16; /* a power of two would be few sets of a cache */
-        take_integers(arena, columns, n_blocks, profile->layout.has_quads, &s);
+        take_integers(arena, columns, n_blocks, &profile->layout, &s);
         return s;
     }
     s.y_stride = profile->layout.unit_channels + (profile->layout.has_quads ? 16 : 0);

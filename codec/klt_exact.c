@@ -1,7 +1,8 @@
 /* The inverse KLT of profiles of version 2: sums of integers, the same in any order and on every
  * processor. Where a CPU adds up four products of 8 bits at once, neighbouring components are
- * quads, quads of zeros are left out, and what is larger than 8 bits is cut into digits: elements
- * of the basis when it is laid out, symbols when they are listed. */
+ * quads, quads of zeros are left out. Matrix units take all, zeros too. What is larger than 8
+ * bits is cut into digits: elements of the basis when it is laid out, symbols when they are listed
+ * (but for pairs of 16 bits). */
 #include "codec/klt_synthesis.h"
 
 #include <string.h>
@@ -77,6 +78,40 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
     large->slab = UINT32_MAX; /* the end */
 }
 
+/* The same as digits in tiles. */
+static void tile_batch(const cg_synthesis *s, size_t batch, size_t n)
+{
+    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
+    const cg_bands *bands = &s->group->bands[s->matrix];
+    int8_t *tiles = s->digit_tiles;
+    for (uint32_t i = 0; i < bands->n_slabs * CG_DCT; i++) {
+        const unsigned f = i % CG_DCT;
+        const slab_cells in = cells_of(s, &bands->slabs[i / CG_DCT], f, batch);
+        tiles = integers->tile_digits(in.cells, s->symbols->columns->n_active[f], n, in.n_cells,
+                                      tiles, s->digits + i * CG_SYMBOL_DIGITS);
+    }
+}
+
+/* Y of a batch of n_blocks blocks in one panel, of tiles. Slabs outside, as below. */
+static void multiply_batch(const cg_synthesis *s, size_t n_blocks, const uint8_t *panel,
+                           size_t n_channels, int32_t *y)
+{
+    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
+    const cg_bands *bands = &s->group->bands[s->matrix];
+    for (uint32_t i = 0; i < bands->n_slabs * CG_DCT; i++) {
+        const cg_band_slab *slab = &bands->slabs[i / CG_DCT];
+        const cg_digit_tiles *digits = s->digits + i * CG_SYMBOL_DIGITS;
+        for (unsigned d = 0; d < CG_SYMBOL_DIGITS; d++) {
+            const bool is_first = i < CG_DCT && d == 0;
+            if (is_first || digits[d].n_tiles > 0)
+                integers->multiply_tiles(panel + slab->first_line * 4 * n_channels, slab->is_wide,
+                                         &digits[d], n_blocks, (unsigned)n_channels / 16,
+                                         slab->shift + d * CG_DIGIT_BITS, is_first,
+                                         y + i % CG_DCT * s->f_stride, s->y_stride);
+        }
+    }
+}
+
 /* Y of a batch of n_blocks blocks in one panel. Slabs outside, rows inside: a slab stays in the
  * first cache for all rows. */
 static void accumulate_batch(const cg_synthesis *s, size_t n_blocks, const uint8_t *panel,
@@ -131,7 +166,7 @@ static void accumulate_unit(const cg_synthesis *s, size_t batch, size_t n_blocks
     const cg_basis_layout *layout = &s->heads->profile->layout;
     const cg_bands *bands = &s->group->bands[s->matrix];
     const size_t unit = first / layout->unit_channels;
-    if (!layout->has_quads) {
+    if (bands->elements != NULL) {
         accumulate_cells(s, batch, n_blocks,
                          bands->elements + unit * bands->n_components * s->y_stride);
         return;
@@ -139,8 +174,9 @@ static void accumulate_unit(const cg_synthesis *s, size_t batch, size_t n_blocks
     if (bands->n_slabs == 0) /* a basis of nothing */
         memset(s->sums, 0, CG_DCT * s->f_stride * sizeof *s->sums);
     for (size_t at = 0; at < s->y_stride; at += CG_BAND_CHANNELS)
-        accumulate_batch(s, n_blocks, cg_bands_panel(layout, bands, unit, at),
-                         cg_bands_panel_channels(layout, at), s->sums + at);
+        (layout->is_tiled ? multiply_batch
+                          : accumulate_batch)(s, n_blocks, cg_bands_panel(layout, bands, unit, at),
+                                              cg_bands_panel_channels(layout, at), s->sums + at);
 }
 
 /* A batch's elements of n_unit channels from first on. */
@@ -165,7 +201,9 @@ void cg_klt_exact(const cg_synthesis *s)
     const size_t n_blocks = s->symbols->n_rows;
     for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
         const size_t n = n_blocks - batch < CG_TILE ? n_blocks - batch : CG_TILE;
-        if (layout->has_quads)
+        if (layout->is_tiled)
+            tile_batch(s, batch, n);
+        else if (layout->has_quads)
             list_batch(s, batch, n);
         for (uint32_t first = 0; first < n_channels; first += unit) {
             accumulate_unit(s, batch, n, first);

@@ -4,10 +4,18 @@
 
 #include <string.h>
 
-#if !defined(__AVX2__)
+#if !defined(__AMX_INT8__)
+#define tile_digits NULL
+#define multiply_tiles NULL
+#endif
+
+#if !defined(__AVX2__) || defined(__AMX_INT8__)
 #define accumulate_bytes NULL
 #define list_pairs NULL
 #define accumulate_words NULL
+#endif
+
+#if !defined(__AVX2__)
 
 static void accumulate_elements(const int16_t *restrict elements, size_t element_stride,
                                 const int16_t *cells, size_t n_cells, unsigned shift,
@@ -21,6 +29,121 @@ static void accumulate_elements(const int16_t *restrict elements, size_t element
         for (size_t ch = 0; ch < n_channels; ch++)
             sum[ch] += (uint32_t)((int32_t)cell * elements[ch]) << shift;
     }
+}
+#elif defined(__AMX_INT8__)
+#include "codec/kernel_vectors.h"
+#define accumulate_elements NULL
+
+enum { TILE_BYTES = CG_TILE * CG_DIGIT_COMPONENTS, QUADS_A_TILE = CG_DIGIT_COMPONENTS / 4 };
+
+/* What is left of numbers without their lowest digit. */
+static inline __m512i without_digit(__m512i rest)
+{
+    const __m512i carry =
+        _mm512_and_si512(_mm512_srli_epi16(rest, CG_DIGIT_BITS - 1), _mm512_set1_epi16(1));
+    return _mm512_add_epi16(_mm512_srai_epi16(rest, CG_DIGIT_BITS), carry);
+}
+
+/* The digit-th digits of a tile's 64 columns of cells, of which there are n_left. *any_out: whether
+ * one is not zero; *rest_out: whether there are higher ones. */
+static void tile_digit(const int16_t *cells, size_t row_stride, size_t n_rows, size_t n_left,
+                       unsigned digit, int8_t *tile, bool *any_out, bool *rest_out)
+{
+    const __mmask32 columns[2] = {n_left < 32 ? (1u << n_left) - 1 : ~0u,
+                                  n_left >= 64   ? ~0u
+                                  : n_left <= 32 ? 0
+                                                 : (1u << (n_left - 32)) - 1};
+    __m256i any = _mm256_setzero_si256();
+    __m512i all_rest = _mm512_setzero_si512();
+    for (size_t r = 0; r < CG_TILE; r++, tile += CG_DIGIT_COMPONENTS) {
+        for (unsigned half = 0; half < 2; half++) {
+            __m512i rest = _mm512_setzero_si512();
+            if (r < n_rows)
+                rest = _mm512_maskz_loadu_epi16(columns[half], cells + r * row_stride + 32 * half);
+            for (unsigned i = 0; i < digit; i++)
+                rest = without_digit(rest);
+            const __m256i digits = _mm512_cvtepi16_epi8(rest);
+            any = _mm256_or_si256(any, digits);
+            all_rest = _mm512_or_si512(all_rest, without_digit(rest));
+            _mm256_storeu_si256((void *)(tile + 32 * half), digits);
+        }
+    }
+    *any_out = !_mm256_testz_si256(any, any);
+    *rest_out |= _mm512_test_epi16_mask(all_rest, all_rest) != 0;
+}
+
+static int8_t *tile_digits(const int16_t *cells, size_t row_stride, size_t n_rows, size_t n_cells,
+                           int8_t *tiles, cg_digit_tiles digits_out[CG_SYMBOL_DIGITS])
+{
+    bool has_rest = true;
+    for (unsigned digit = 0; digit < CG_SYMBOL_DIGITS; digit++) {
+        digits_out[digit] = (cg_digit_tiles){tiles, 0};
+        bool has_higher = false;
+        for (size_t c = 0; c < n_cells && has_rest; c += CG_DIGIT_COMPONENTS) {
+            bool any;
+            tile_digit(cells + c, row_stride, n_rows, n_cells - c, digit,
+                       tiles + c / CG_DIGIT_COMPONENTS * TILE_BYTES, &any, &has_higher);
+            if (any)
+                digits_out[digit].n_tiles = c / CG_DIGIT_COMPONENTS + 1;
+        }
+        has_rest = has_higher;
+        tiles += digits_out[digit].n_tiles * TILE_BYTES;
+    }
+    return tiles;
+}
+
+/* Sums of CG_TILE rows by 16 channels, shifted, to y. */
+static inline void put_sums(const int32_t sums[CG_TILE][16], size_t n_rows, unsigned shift,
+                            bool is_first, int32_t *y, size_t y_stride)
+{
+    const __m128i count = _mm_cvtsi32_si128((int)shift);
+    for (size_t r = 0; r < n_rows; r++, y += y_stride) {
+        const __m512i sum = _mm512_sll_epi32(_mm512_load_si512(sums[r]), count);
+        _mm512_storeu_si512(y, is_first ? sum : _mm512_add_epi32(sum, _mm512_loadu_si512(y)));
+    }
+}
+
+static void multiply_tiles(const uint8_t *lines, bool is_wide, const cg_digit_tiles *digits,
+                           size_t n_rows, unsigned n_sixteens, unsigned shift, bool is_first,
+                           int32_t *y, size_t y_stride)
+{
+    _Alignas(64) int32_t sums[2][CG_TILE][16];
+    const size_t line_bytes = (size_t)n_sixteens * 64, right_stride = line_bytes << is_wide;
+    configure_tiles();
+    for (unsigned c = 0; c < n_sixteens; c += is_wide ? 1 : 2, y += is_wide ? 16 : 32) {
+        /* Two right factors: low and high digits of 16 channels, or bytes of 32. */
+        const bool has_second = is_wide || c + 1 < n_sixteens;
+        const uint8_t *right = lines + (size_t)c * 64, *second = is_wide      ? right + line_bytes
+                                                                 : has_second ? right + 64
+                                                                              : right;
+        const int8_t *left = digits->tiles;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (size_t k = 0; k < digits->n_tiles; k++, left += TILE_BYTES) {
+            _tile_loadd(6, right + k * QUADS_A_TILE * right_stride, right_stride);
+            _tile_loadd(7, second + k * QUADS_A_TILE * right_stride, right_stride);
+            _tile_loadd(4, left, CG_DIGIT_COMPONENTS);
+            _tile_dpbssd(0, 4, 6);
+            _tile_dpbssd(1, 4, 7);
+            if (n_rows > 16) {
+                _tile_loadd(5, left + TILE_BYTES / 2, CG_DIGIT_COMPONENTS);
+                _tile_dpbssd(2, 5, 6);
+                _tile_dpbssd(3, 5, 7);
+            }
+        }
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+        _tile_stored(2, sums[0] + 16, 64);
+        _tile_stored(3, sums[1] + 16, 64);
+        put_sums(sums[0], n_rows, shift, is_first, y, y_stride);
+        if (is_wide)
+            put_sums(sums[1], n_rows, shift + CG_DIGIT_BITS, false, y, y_stride);
+        else if (has_second)
+            put_sums(sums[1], n_rows, shift, is_first, y + 16, y_stride);
+    }
+    _tile_release();
 }
 #else
 #include "codec/kernel_lists.h"
@@ -188,5 +311,5 @@ static void accumulate_words(const uint8_t *lines, const cg_quad_row *rows, size
 }
 #endif
 
-const cg_klt_integers CG_KLT_INTEGERS = {accumulate_bytes, list_pairs, accumulate_words,
-                                         accumulate_elements};
+const cg_klt_integers CG_KLT_INTEGERS = {accumulate_bytes,    list_pairs,  accumulate_words,
+                                         accumulate_elements, tile_digits, multiply_tiles};

@@ -44,6 +44,8 @@ typedef struct cg_synthesis {
     cg_quad_row *quad_rows;   /* [n_slabs][CG_MAX_LIMBS][CG_DCT][blocks]; integers: no limbs */
     cg_large_row *large_rows; /* integers: by slab; behind the last one whose slab is UINT32_MAX */
     /* Tiles, of CG_TILE blocks at a time. */
+    int8_t *digit_tiles;    /* integers: of all digits */
+    cg_digit_tiles *digits; /* integers: [n_slabs][CG_DCT][CG_SYMBOL_DIGITS] */
     uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];
 } cg_synthesis;
 
@@ -64,6 +66,15 @@ static inline size_t cg_klt_quads_bytes(const cg_level_columns *columns, size_t 
 static inline size_t cg_klt_exact_quads_bytes(const cg_level_columns *columns, size_t n)
 {
     return (3 * cg_klt_most_quads(columns, n) + CG_QUAD_SLACK) * sizeof(cg_quad);
+}
+
+/* Integers in tiles: each slab's and frequency's digits, all of which may be needed. */
+static inline size_t cg_klt_digit_tiles_bytes(const cg_bands *bands)
+{
+    size_t n_tiles = 0;
+    for (uint32_t i = 0; i < bands->n_slabs; i++)
+        n_tiles += (bands->slabs[i].n_components + CG_DIGIT_COMPONENTS - 1u) / CG_DIGIT_COMPONENTS;
+    return n_tiles * CG_DCT * CG_SYMBOL_DIGITS * CG_TILE * CG_DIGIT_COMPONENTS;
 }
 
 /* FORMAT.md's steps 1 to 5. */

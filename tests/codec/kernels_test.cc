@@ -1,6 +1,6 @@
 // Each instruction set's kernels against the baseline's: integers bit for bit, sums within float's
 // rounding.
-#include "codec/basis.h"
+#include "codec/bands.h"
 #include "codec/kernels.h"
 
 #include "profile_maker.h"
@@ -201,7 +201,7 @@ TEST_P(KernelsTest, AccumulatesIntegersModulo2To32)
 {
     const cg_klt_integers *integers = kernels->integers;
     if (integers->accumulate_bytes == nullptr)
-        GTEST_SKIP() << GetParam() << " takes one component after another";
+        GTEST_SKIP() << GetParam() << " takes one component after another, or tiles";
     const int byte_limit = kernels->inverse->quad_limit;
     const size_t n_lines = 9, stride = CG_BAND_CHANNELS + 16;
     Random random(1);
@@ -264,6 +264,69 @@ TEST_P(KernelsTest, AccumulatesIntegersModulo2To32)
                                     elements[(c / a_line * n_channels + ch) * a_line + c % a_line]);
                         want[r * stride + ch] =
                             static_cast<int32_t>((is_first ? 0 : 7) + (sum << 5));
+                    }
+                }
+                EXPECT_EQ(got, want);
+            }
+        }
+    }
+}
+
+TEST_P(KernelsTest, MultipliesTilesModulo2To32)
+{
+    const cg_klt_integers *integers = kernels->integers;
+    if (integers->multiply_tiles == nullptr)
+        GTEST_SKIP() << GetParam() << " has no matrix units";
+    const size_t stride = CG_BAND_CHANNELS + 16;
+    const std::vector<int> extremes = {-32768, -32767, -129, -128, 127, 128, 32639, 32640, 32767};
+    Random random(1);
+    for (const bool is_wide : {false, true}) {
+        for (const size_t n_cells : {0, 1, 32, 33, 64, 65, 192}) {
+            for (const size_t n_rows : {1, 16, 17, 32}) {
+                const unsigned n_sixteens = 1 + static_cast<unsigned>(random.below(4));
+                const int most = is_wide ? 1 << 14 : 127; // of elements
+                SCOPED_TRACE(testing::Message()
+                             << is_wide << " " << n_cells << " " << n_rows << " " << n_sixteens);
+                const size_t n_channels = 16 * n_sixteens, n_quads = (n_cells + 3) / 4,
+                             digits_a_quad = is_wide ? 2 : 1;
+                std::vector<int16_t> cells(n_rows * n_cells), elements(4 * n_quads * n_channels);
+                for (int16_t &cell : cells) // most have one digit
+                    cell = static_cast<int16_t>(random.below(9) == 0
+                                                    ? extremes[random.below(extremes.size())]
+                                                    : static_cast<int>(random.below(255)) - 127);
+                // [quad][digit][channel][component of the quad], and garbage behind the slab
+                std::vector<uint8_t> lines(
+                    (n_quads * digits_a_quad + CG_LINES_SLACK) * n_channels * 4, 0x5a);
+                for (size_t i = 0; i < elements.size(); i++) {
+                    const int e = random.below(4) == 0
+                                      ? (random.below(2) == 0 ? most : -most - 1)
+                                      : static_cast<int>(random.below(2 * most)) - most;
+                    elements[i] = static_cast<int16_t>(std::max(e, is_wide ? -most : e));
+                    const size_t quad = i / (4 * n_channels), in_quad = i % (4 * n_channels);
+                    uint8_t *at = &lines[quad * digits_a_quad * 4 * n_channels + in_quad];
+                    at[0] = static_cast<uint8_t>(elements[i]);
+                    if (is_wide)
+                        at[4 * n_channels] = static_cast<uint8_t>((elements[i] + 128) >> 8);
+                }
+                std::vector<int8_t> tiles(CG_SYMBOL_DIGITS * 3 * CG_TILE * CG_DIGIT_COMPONENTS);
+                cg_digit_tiles digits[CG_SYMBOL_DIGITS];
+                const int8_t *end = integers->tile_digits(cells.data(), n_cells, n_rows, n_cells,
+                                                          tiles.data(), digits);
+                ASSERT_LE(end - tiles.data(),
+                          static_cast<long>(CG_SYMBOL_DIGITS * ((n_cells + 63) / 64) * CG_TILE *
+                                            CG_DIGIT_COMPONENTS));
+                std::vector<int32_t> got(n_rows * stride, 7), want = got;
+                for (unsigned d = 0; d < CG_SYMBOL_DIGITS; d++)
+                    integers->multiply_tiles(lines.data(), is_wide, &digits[d], n_rows, n_sixteens,
+                                             5 + 8 * d, d == 0, got.data(), stride);
+                for (size_t r = 0; r < n_rows; r++) {
+                    for (size_t ch = 0; ch < n_channels; ch++) {
+                        uint32_t sum = 0;
+                        for (size_t c = 0; c < n_cells; c++)
+                            sum += static_cast<uint32_t>(
+                                cells[r * n_cells + c] *
+                                elements[(c / 4 * n_channels + ch) * 4 + c % 4]);
+                        want[r * stride + ch] = static_cast<int32_t>(sum << 5);
                     }
                 }
                 EXPECT_EQ(got, want);
