@@ -7,6 +7,11 @@ import time
 from .rope import Unsupported
 
 
+MAX_MODEL_LEN = dict(
+    type=int, metavar="TOKENS", help="of the engine, if it is given one: a LongRoPE model's K depends on it"
+)
+
+
 class Progress:
     """Lines on stderr: stage, how far, how long to go."""
 

@@ -33,6 +33,25 @@ IRRELEVANT = {
 }  # fmt: skip
 
 
+def as_text(value):
+    """The same text for the same value in every process."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_name)
+
+
+def _name(value):
+    """What json cannot write, as what it can. Not repr(): it may hold an address."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(as_text(item) for item in value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if hasattr(value, "__qualname__"):  # a class, a function: its name tells not everything, but is stable
+        return f"{value.__module__}.{value.__qualname__}"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if type(value).__module__.partition(".")[0] in ("torch", "pathlib"):
+        return f"{kind} {value}"
+    return [kind, vars(value)] if hasattr(value, "__dict__") else kind
+
+
 def _update(digest, tag, data):
     # Tag and length before the data: no two inputs run together to the same bytes.
     digest.update(struct.pack("<4sQ", tag, len(data)))
@@ -90,11 +109,11 @@ def _sample(digest, file, begin, end):
         _update(digest, b"part", file.read(min(SAMPLE_BYTES, end - place)))
 
 
-def model_fingerprint(model_dir, variant=""):
+def model_fingerprint(model_dir, deviations=None):
     """The 32 hex digits that identify the model in model_dir.
 
-    variant names what an engine changes on top of the directory (rope overrides, quantization on the fly); the empty
-    one is the directory as it is. Reads all weights up to WHOLE_BYTES: about a second a GiB.
+    deviations says what an engine changes on top of the directory (rope overrides, quantization on the fly), as data that
+    as_text() can write; none is the directory as it is. Reads all weights up to WHOLE_BYTES: about a second a GiB.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"cachegen-model-1")
     paths = _weight_files(model_dir)
@@ -108,7 +127,7 @@ def model_fingerprint(model_dir, variant=""):
             config = json.load(file)
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT}
     _update(digest, b"conf", json.dumps(relevant, sort_keys=True, separators=(",", ":")).encode())
-    _update(digest, b"vari", variant.encode())
+    _update(digest, b"vari", as_text(deviations).encode() if deviations else b"")
     return digest.hexdigest()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .compute_type import dtype_name, faster_dtype
-from .rope import Rope, Unsupported, rope_of
+from .rope import Rope, Unsupported, fix_rope, rope_deviations, rope_of, text_config
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
 
@@ -40,15 +40,17 @@ def _refuse_by_config(config):
 
 
 class KvModel:
-    def __init__(self, model_dir, device="cpu", dtype=None, compute_dtype=None):
+    def __init__(self, model_dir, device="cpu", dtype=None, compute_dtype=None, max_model_len=None):
         """dtype: of the cache, and of the weights, which are rounded to it; None: the model's. compute_dtype: None for
-        what is faster here. Unsupported: the model's cache is none that version 1 codes; the message names what it
-        is."""
+        what is faster here. max_model_len: the engine's, where its rotation depends on it; None: it is not told one.
+        Unsupported: the model's cache is none that version 1 codes; the message names what it is."""
         from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-        config = AutoConfig.from_pretrained(model_dir)
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        whole_config = AutoConfig.from_pretrained(model_dir)
+        config = text_config(whole_config)
         _refuse_by_config(config)
+        self.rope_deviations = rope_deviations(config, max_model_len)
+        fix_rope(config, max_model_len)
         heads = config.num_attention_heads
         self.n_layers = config.num_hidden_layers
         self.n_kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -59,7 +61,7 @@ class KvModel:
         dtype = dtype or getattr(config, "dtype", None) or torch.bfloat16
         self.device, self.dtype, self.new_cache = torch.device(device), dtype, DynamicCache
         self.compute_dtype = compute_dtype or faster_dtype(dtype, config, device)
-        self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval().to(self.device)
+        self.model = AutoModelForCausalLM.from_pretrained(model_dir, config=whole_config, dtype=dtype).eval().to(self.device)
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self.weights_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())

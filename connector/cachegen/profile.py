@@ -14,7 +14,7 @@ import time
 import torch
 
 from . import paper, quality
-from .command import Progress, make_main, make_parser
+from .command import MAX_MODEL_LEN, Progress, make_main, make_parser
 from .compute_type import DTYPES, dtype_name
 from .contexts import Caches, pick, windows
 from .fingerprint import model_fingerprint
@@ -139,6 +139,7 @@ def parse_arguments(arguments):
     add("--dtype", choices=tuple(DTYPES), help="of weights and caches (default: the model's)")
     add("--compute-dtype", choices=tuple(DTYPES), help="to run the model in: K and V are rounded to --dtype all the same "
         "(default: by a short measurement, fp32 where the CPU is slow in --dtype)")  # fmt: skip
+    add("--max-model-len", **MAX_MODEL_LEN)
     add("--memory-gib", type=float, default=4.0, help="for KV caches between the passes (default %(default)s)")
     add("--seed", type=int, default=1)
     add("--json", metavar="FILE", help="write the report there, too")
@@ -161,9 +162,9 @@ def run(options):
 
     progress.start(f"loading {options.model_dir}")
     dtype, compute_dtype = DTYPES.get(options.dtype), DTYPES.get(options.compute_dtype)
-    model = KvModel(options.model_dir, options.device, dtype, compute_dtype)
+    model = KvModel(options.model_dir, options.device, dtype, compute_dtype, options.max_model_len)
     progress.start(f"a cache of {model.dtype_name}; the model computes in {dtype_name(model.compute_dtype)}")
-    fingerprint = model_fingerprint(options.model_dir)
+    fingerprint = model_fingerprint(options.model_dir, model.rope_deviations)
     tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
     contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)
     held_out = pick(held_out, options.report_contexts)

@@ -25,13 +25,13 @@ import torch
 from safetensors.torch import load_file
 
 from .assemble import assemble, plan_columns
-from .command import Progress, make_main, make_parser
+from .command import MAX_MODEL_LEN, Progress, make_main, make_parser
 from .contexts import pick
 from .klt import K, Moments, Planes, Transform, V, quantize
 from .make_profile import MAX_CHANNELS, N_CLASSES, choose_matrices, count_symbols
 from .profile_file import DTYPES, N_LEVELS
 from .quality import Coder
-from .rope import Rope, Unsupported, rope_from_json, rope_of
+from .rope import Rope, Unsupported, fix_rope, rope_from_json, rope_of, text_config
 from .sinks import DEFAULT_SINKS, MOST_SINKS
 from .steps import nested_steps
 from .store_files import write_store
@@ -151,7 +151,7 @@ def find_chunks(folder, described):
     return geometry, [found[key][1] for key in sorted(found)]
 
 
-def find_rope(described, model_dir, head_dim):
+def find_rope(described, model_dir, head_dim, max_model_len=None):
     """The Rope of model.json, or of model_dir's config.json. SystemExit: neither tells, or they differ."""
     if not model_dir and "rope" not in described:
         raise SystemExit("self_profile: model.json does not say how K is rotated: give --model-dir (its config.json "
@@ -164,7 +164,9 @@ def find_rope(described, model_dir, head_dim):
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model_dir)
-    found = rope_of(config.get_text_config() if hasattr(config, "get_text_config") else config, head_dim)
+    config = text_config(config)
+    fix_rope(config, max_model_len)
+    found = rope_of(config, head_dim)
     if rope and rope.as_json() != found.as_json():
         raise SystemExit(f"self_profile: model.json says rope {rope.as_json()}, {model_dir} {found.as_json()}")
     return found
@@ -285,6 +287,7 @@ def parse_arguments(arguments):
     add("--max-mib", type=float, default=256, help="size of the profile at most (default %(default)s)")
     add("--bits", type=float, default=0.75, help="of L2 an element; L1's step is a third, L3's three times as large "
         "(default %(default)s)")  # fmt: skip
+    add("--max-model-len", **MAX_MODEL_LEN)
     add("--cgtool", default=shutil.which("cgtool"), help="path of cgtool (default: the one on PATH)")
     return parser.parse_args(arguments)
 
@@ -297,7 +300,7 @@ def run(options):
         raise SystemExit(f"self_profile: --bits must be from 0.01 to 8, not {options.bits}")
     described = read_description(options.store)
     geometry, chunks = find_chunks(options.store, described)
-    rope = find_rope(described, options.model_dir, geometry.head_dim)
+    rope = find_rope(described, options.model_dir, geometry.head_dim, options.max_model_len)
     model, most_bytes = StoredModel(geometry, rope), options.max_mib * 2**20
     chunks, held_out = take(chunks, options.max_tokens)
     n_tokens = sum(chunk.n_tokens for chunk in chunks)

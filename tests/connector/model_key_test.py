@@ -9,19 +9,25 @@ import sys
 import tempfile
 import types
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "connector"))
 try:
     import torch
-    from vllm.transformers_utils.config import get_config
+    import transformers
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT, get_rope, phi3_long_rope_scaled_rope
+    from vllm.transformers_utils.config import get_config, patch_legacy_rope_type
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 except ImportError as error:
     print(f"skipped: {error}: no key was made")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
-from cachegen.fingerprint import model_fingerprint  # noqa: E402
+from cachegen.fingerprint import as_text, model_fingerprint  # noqa: E402
+from cachegen.rope import Unsupported as UnsupportedRope  # noqa: E402
+from cachegen.rope import fix_rope, longrope_factors, rope_from_json, rope_of  # noqa: E402
 from cachegen.vllm.library import Unsupported, check_attention  # noqa: E402
-from cachegen.vllm.model_key import as_text, deviations, fingerprint  # noqa: E402
+from cachegen.vllm.model_key import deviations, fingerprint  # noqa: E402
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
@@ -105,12 +111,20 @@ class ModelKeyTest(unittest.TestCase):
         self.assertEqual(self.key(path, function=made()), self.key(path, function=made()))
         self.assertEqual(self.key(path, function=made()), self.key(path, overrides={"rms_norm_eps": 0.5}))
 
-    def test_longrope_depends_on_the_models_length(self):
-        path = self.directory("long", rope_scaling=LONGROPE)
-        short, long = (self.key(path, max_model_len=length) for length in (128, 512))
-        self.assertNotEqual(short, long)
-        nested = self.directory("nested", rope_parameters={"full_attention": {**LONGROPE, "rope_theta": 1e4}})
-        self.assertIn("max_model_len", deviations(self.engine(nested), torch.bfloat16))
+    def test_longrope_depends_on_which_factors_the_models_length_chooses(self):
+        path = self.directory("long", rope_scaling=LONGROPE, original_max_position_embeddings=128)
+        of = {length: self.key(path, max_model_len=length) for length in (64, 128, 129, 512)}
+        self.assertEqual((of[64], of[128], of[129]), (model_fingerprint(path), of[64], of[512]))
+        self.assertEqual(of[512], model_fingerprint(path, {"longrope": "long"}))
+        self.assertNotEqual(of[128], of[129])
+        nested = self.directory(
+            "nested", rope_parameters={"full_attention": {**LONGROPE, "rope_theta": 1e4}}, original_max_position_embeddings=128
+        )
+        self.assertIn("longrope", deviations(self.engine(nested), torch.bfloat16))
+
+    def test_kinds_of_rope_that_nobody_knows_may_depend_on_the_models_length(self):
+        path = self.directory("unknown", rope_parameters={"rope_type": "openpangu", "rope_theta": 1e4})
+        self.assertIn("max_model_len", deviations(self.engine(path), torch.bfloat16))
 
     def test_text_of_a_value_holds_no_address(self):
         self.assertEqual(as_text([object(), len]), as_text([object(), len]))
@@ -119,6 +133,92 @@ class ModelKeyTest(unittest.TestCase):
     def test_text_of_a_value_tells_all_of_it(self):
         values = [{1, 2}, {1, 3}, b"a", b"b", torch.bfloat16, torch.float16, *(types.SimpleNamespace(x=x) for x in (1, 2))]
         self.assertEqual(len({as_text(value) for value in values}), len(values))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+ROPES = {
+    "plain": {"rope_type": "default"},
+    "plain, part of a head": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 128},
+    "yarn": YARN,
+    "yarn, with all that it can be given": {**YARN, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 0.5},
+    "yarn, with fractions of dimensions, scaled by hand": {**YARN, "truncate": False, "attention_factor": 1.5},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "dynamic, of a shorter training": {"rope_type": "dynamic", "factor": 4.0, "max_trained_positions": 100},
+    "dynamic by alpha": {"rope_type": "dynamic", "alpha": 1000.0},
+    "mrope": {"rope_type": "mrope", "mrope_section": [4, 2, 2]},
+    "longrope": LONGROPE | {"long_factor": [1.5 + i for i in range(8)]},
+    "longrope, each with a scale": LONGROPE | {"short_mscale": 1.1, "long_mscale": 1.3},
+}  # fmt: skip
+
+
+class RopeTest(unittest.TestCase):
+    """cachegen.rope against vLLM's own modules. HEAD_DIM and lengths are those of CONFIG."""
+
+    HEAD_DIM, LENGTH = 16, 512
+
+    def config(self, rope):
+        config = transformers.LlamaConfig(**{key: CONFIG[key] for key in CONFIG if key != "rope_theta"})
+        config.rope_parameters = {"rope_theta": 1e4, **rope}
+        if rope["rope_type"] == "longrope":
+            config.original_max_position_embeddings = 128
+        return config
+
+    def of_vllm(self, rope, max_model_len, positions, k):
+        """k, as vLLM's module turns it."""
+        parameters = {"rope_theta": 1e4, **rope}
+        patch_legacy_rope_type(parameters)
+        length = types.SimpleNamespace(model_config=types.SimpleNamespace(max_model_len=max_model_len))
+        with (
+            set_current_vllm_config(VllmConfig()),
+            mock.patch.object(phi3_long_rope_scaled_rope, "get_current_vllm_config", lambda: length),
+        ):
+            _ROPE_DICT.clear()
+            module = get_rope(self.HEAD_DIM, self.LENGTH, True, parameters, dtype=torch.float32)
+            if rope["rope_type"] == "mrope":
+                positions = positions[None].expand(3, -1)  # as all tokens of text have
+            forward = getattr(module, "forward_native", module.forward)
+            return forward(positions, k.flatten(1).clone(), k.flatten(1).clone())[1].view(k.shape)
+
+    def test_k_is_turned_as_vllm_turns_it(self):
+        for name, parameters in ROPES.items():
+            for length in (128, self.LENGTH):
+                k = torch.randn(length, 2, self.HEAD_DIM, generator=torch.Generator().manual_seed(2))
+                positions = torch.arange(length)
+                with self.subTest(name, max_model_len=length):
+                    config = self.config(parameters)
+                    fix_rope(config, length)
+                    rope = rope_of(config, self.HEAD_DIM)
+                    self.assertEqual(rope_from_json(json.loads(json.dumps(rope.as_json()))).as_json(), rope.as_json())
+                    turned = self.of_vllm(parameters, length, positions, k)
+                    back = rope.rotate(turned, positions, inverse=True)
+                    scale = turned[0] / k[0]  # YaRN and LongRoPE have one
+                    torch.testing.assert_close(back, k * scale, atol=2e-3, rtol=0)
+
+    def test_longrope_takes_other_factors_for_longer_models(self):
+        config, turns = self.config(ROPES["longrope"]), []
+        self.assertEqual([longrope_factors(config, n) for n in (None, 128, 129)], ["short", "short", "long"])
+        for length in (128, 129):
+            config = self.config(ROPES["longrope"])
+            fix_rope(config, length)
+            turns.append(rope_of(config, self.HEAD_DIM).inv_freq)
+        self.assertFalse(torch.equal(*turns))
+        with self.assertRaisesRegex(UnsupportedRope, "not chosen"):
+            rope_of(self.config(ROPES["longrope"]), self.HEAD_DIM)
+
+    def test_what_is_no_fixed_rotation_is_refused_by_name(self):
+        for refused, parameters in {
+            "openpangu": {"rope_type": "openpangu"},
+            "proportional": {"rope_type": "proportional"},
+            "yarn": {"rope_type": "yarn"},  # without a factor
+            "longrope": LONGROPE | {"long_factor": [2.0] * 3},
+        }.items():
+            with self.subTest(refused), self.assertRaisesRegex(UnsupportedRope, refused):
+                config = self.config(parameters)
+                fix_rope(config, self.LENGTH)
+                rope_of(config, self.HEAD_DIM)
 
 
 class AttentionTest(unittest.TestCase):

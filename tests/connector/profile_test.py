@@ -26,6 +26,7 @@ try:
 
     from cachegen import paper, profile
     from cachegen.compute_type import faster_dtype, product_seconds
+    from cachegen.fingerprint import model_fingerprint
     from cachegen.klt import Planes
     from cachegen.kv_model import Context, KvModel
     from cachegen.profile_file import read_profile, to_bf16_bits
@@ -48,6 +49,13 @@ LLAMA3 = {
     "original_max_position_embeddings": 256,
 }  # fmt: skip
 
+LONGROPE = dict(
+    kind="Phi3", num_key_value_heads=2, hidden_size=256, pad_token_id=None, max_position_embeddings=512,
+    original_max_position_embeddings=128,
+    rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 32,
+                     "long_factor": [1.0 + i / 8 for i in range(32)]},
+)  # fmt: skip
+
 
 def config(kind, **changes):
     return getattr(transformers, kind + "Config")(**{**SMALL, **changes})
@@ -60,6 +68,13 @@ CODED = {
     "Llama, linear rope": lambda: config(
         "Llama", num_key_value_heads=2, head_dim=64,
         rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    "Llama, yarn": lambda: config(
+        "Llama", num_key_value_heads=2, head_dim=64, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}),
+    "Llama, dynamic rope": lambda: config(  # as vLLM has it: of one length, whatever a prompt's is
+        "Llama", num_key_value_heads=2, head_dim=64, max_position_embeddings=128, rope_parameters={
+            "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "max_trained_positions": 64}),
+    "Phi3, longrope": lambda: config(**LONGROPE),
     "Qwen2, biased keys, head 64": lambda: config("Qwen2", num_key_value_heads=2, hidden_size=256),
     "Qwen3, normed keys, head 128": lambda: config("Qwen3", num_key_value_heads=2, head_dim=128),
     "StableLm, partial rotary": lambda: config(
@@ -68,10 +83,8 @@ CODED = {
 }  # fmt: skip
 
 REFUSED = {
-    "yarn": lambda: config("Llama", num_key_value_heads=2, rope_parameters={
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}),
-    "dynamic": lambda: config("Llama", num_key_value_heads=2, rope_parameters={
-        "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}),
+    "proportional": lambda: config("Llama", num_key_value_heads=2, rope_parameters={
+        "rope_type": "proportional", "rope_theta": 10000.0}),
     "not rotated as its configuration says": lambda: config("Cohere", num_key_value_heads=2),
     "MLA": lambda: config("DeepseekV3", num_key_value_heads=4),
 }  # fmt: skip
@@ -234,6 +247,19 @@ class ProfileTest(unittest.TestCase):
             info = json.loads(run_cgtool("info", "--json", self.path("chunk.kv")))
             size = sum(s["bytes"] for s in info["sections"] if s["kind"] == "symbols")
             self.assertLess(abs(8 * size / bits - 1), 0.03, f"L{level}: {size} bytes, not {bits / 8}")
+
+    def test_longrope_is_profiled_for_the_length_of_the_engine(self):
+        make_model(self.path("model"), config(**LONGROPE))
+        files, made = model_fingerprint(self.path("model")), {}
+        for length in (None, 129):
+            options = [] if length is None else ["--max-model-len", str(length)]
+            path = self.profile("--dtype", "fp32", *options)[1]
+            with open(path, "rb") as file:
+                made[length] = read_profile(file.read())
+        self.assertEqual(made[None].model_fingerprint.hex(), files)
+        self.assertEqual(made[129].model_fingerprint.hex(), model_fingerprint(self.path("model"), {"longrope": "long"}))
+        factors = LONGROPE["rope_parameters"]["long_factor"]
+        np.testing.assert_allclose(made[None].inv_freq / made[129].inv_freq, factors, rtol=1e-6)
 
     def test_the_same_input_gives_the_same_profile(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())

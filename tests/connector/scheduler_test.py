@@ -70,6 +70,7 @@ class Library:
     min_tokens, save_on_use = 0, 1
     keep_level, ttft_budget_ns = 2, 10**9
     worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
+    needs_plain_positions = False
 
     def __init__(self, cg):
         self.cg, self.waited = cg, []
@@ -389,6 +390,18 @@ class ImageTest(unittest.TestCase):
         made.update_after_alloc(asked, blocks(13), 0)
         (save,) = made.step(step_of("r", 0, 200)).saves
         self.assertEqual((list(save.tokens), save.extra), (self.tokens(image("a", 70, 40)), b""))
+
+    def test_where_images_move_positions_a_profile_stores_the_chunks_before_the_first(self):
+        for plain, stored_to in ((False, [192]), (True, [CHUNK])):
+            made = scheduler(Store(), needs_plain_positions=plain)
+            asked = self.prompt(image("b", 150, 20), image("a", 70, 40))
+            made.matched_tokens(asked, 0)
+            made.update_after_alloc(asked, blocks(13), 0)
+            self.assertEqual([save.to_token for save in made.step(step_of("r", 0, 200)).saves], stored_to)
+        made = scheduler(Store(), needs_plain_positions=True)
+        made.matched_tokens(request(), 0)
+        made.update_after_alloc(request(), blocks(13), 0)
+        self.assertEqual([save.to_token for save in made.step(step_of("r", 0, 200)).saves], [192], "without images")
 
 
 class ContextTest(unittest.TestCase):

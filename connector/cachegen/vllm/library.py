@@ -11,8 +11,9 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from cachegen import abi
+from cachegen.fingerprint import as_text
 from cachegen.vllm.guard import logger
-from cachegen.vllm.model_key import as_text, fingerprint, model_dir
+from cachegen.vllm.model_key import fingerprint, model_dir
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of
 from cachegen.vllm.request_key import parse_level
 from cachegen.vllm.versions import refusal
@@ -61,6 +62,7 @@ class Library:
             raise Unsupported(f'"keep_level": {e}') from None
         self.tail_tokens = int(extra.get("tail_multiple", 32))
         self.block_tokens = vllm_config.cache_config.block_size
+        self._has_mrope = vllm_config.model_config.uses_mrope
         self.may_load, self.may_save = transfer_config.is_kv_consumer, transfer_config.is_kv_producer
         try:
             self.rank = rank_of(vllm_config, role)
@@ -87,6 +89,8 @@ class Library:
         self.chunk_tokens = info.chunk_tokens
         # Where nothing better is stored, nothing better can be loaded instead.
         self.keep_level = max(self.keep_level, (info.store_levels & -info.store_levels).bit_length() - 1)
+        # L0 keeps K as it is; the lossy levels turn it back by plain positions.
+        self.needs_plain_positions = self._has_mrope and info.has_profile
         # Of KV that another tier may have taken from this engine's blocks. Without a profile nothing lossy is loaded.
         self.unknown_level = self.worst_level if info.has_profile else 0
         logger.info(

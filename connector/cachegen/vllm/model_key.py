@@ -7,7 +7,8 @@ the one that vLLM reads from the model's own directory. In the fingerprint are
  - the weights, and config.json but for what says nothing of K and V (cachegen/fingerprint.py);
  - each entry of the resolved configuration (hf_config) that is not as in the files, whoever changed it: hf_overrides,
    also a function, hf_config_path, another revision, a patch of vLLM's;
- - max_model_len, for kinds of RoPE that may depend on it (LongRoPE takes its factors by it): all but ROPE_BY_CONFIG;
+ - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of RoPE
+   of which nobody knows whether they depend on it: all but ROPE_BY_CONFIG;
  - quantization that the files don't have; the type that the model computes in and that of the KV cache, where they
    differ; the KV cache's cache_dtype and whether its scales are computed, where it is not "auto";
  - dummy weights and their seed.
@@ -18,13 +19,13 @@ attention backends, batch sizes, compilation. Not known to it: code of a model t
 replace a model's class.
 """
 
-import json
 import os
 
-from cachegen.fingerprint import IRRELEVANT, model_fingerprint
+from cachegen.fingerprint import IRRELEVANT, as_text, model_fingerprint
+from cachegen.rope import rope_deviations, text_config
 
-# Rotations that follow from the configuration alone.
-ROPE_BY_CONFIG = {"default", "linear", "dynamic", "ntk", "llama3", "yarn", "mrope", "proportional"}
+# Rotations that follow from the configuration, and longrope, of which rope_deviations() knows.
+ROPE_BY_CONFIG = {"default", "linear", "dynamic", "ntk", "llama3", "yarn", "mrope", "proportional", "longrope", "su"}
 _ABSENT = "(absent)"
 
 
@@ -40,26 +41,7 @@ def model_dir(model_config):
 def fingerprint(vllm_config, kv_dtype):
     """(the 32 hex digits, the deviations): the model as the engine runs it, with KV of kv_dtype, a torch.dtype."""
     found = deviations(vllm_config, kv_dtype)
-    return model_fingerprint(model_dir(vllm_config.model_config), as_text(found) if found else ""), found
-
-
-def as_text(value):
-    """The same text for the same value in every process."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_name)
-
-
-def _name(value):
-    """What json cannot write, as what it can. Not repr(): it may hold an address."""
-    if isinstance(value, (set, frozenset)):
-        return sorted(as_text(item) for item in value)
-    if isinstance(value, bytes):
-        return value.hex()
-    if hasattr(value, "__qualname__"):  # a class, a function: its name tells not everything, but is stable
-        return f"{value.__module__}.{value.__qualname__}"
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if type(value).__module__.partition(".")[0] in ("torch", "pathlib"):
-        return f"{kind} {value}"
-    return [kind, vars(value)] if hasattr(value, "__dict__") else kind
+    return model_fingerprint(model_dir(vllm_config.model_config), found), found
 
 
 def deviations(vllm_config, kv_dtype):
@@ -69,6 +51,7 @@ def deviations(vllm_config, kv_dtype):
     resolved, said = model_config.hf_config.to_dict(), _said(model_config)
     if changed := _changes(said, resolved):
         found["config"] = changed
+    found |= rope_deviations(text_config(model_config.hf_config), model_config.max_model_len)
     if kinds := sorted(set(_rope_kinds(resolved)) - ROPE_BY_CONFIG):
         found["max_model_len"] = [model_config.max_model_len, kinds]
     if model_config.quantization and not said.get("quantization_config"):

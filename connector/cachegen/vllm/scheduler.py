@@ -68,6 +68,7 @@ class RequestState:
     loaded: LoadReport | None = None  # what the ranks that have ended it said of load
     saved_to: int | None = None  # None: not scheduled since it was admitted
     saved_last: bool = False
+    plain_tokens: int = 0  # of the prompt, whose positions the codec knows
     admitted_tokens: int | None = None  # that are to be stored; None: not counted yet
     awaits_first_token: bool = False  # since it was looked up, and has loaded
     report: dict = field(default_factory=dict)  # for the request's kv_transfer_params
@@ -174,10 +175,17 @@ class Scheduler:
             state = RequestState(
                 tokens, self._salt(request), self._root, extra, options, request.arrival_time, report=report
             )
+            state.plain_tokens = self._n_plain_tokens(request)
             self.states[request.request_id] = state
             if extra is not None and request.lora_request is not None:
                 self._check_adapter(request, state)
         return state
+
+    def _n_plain_tokens(self, request):
+        """How many of a prompt's first tokens may be stored as far as their positions go: the codec turns K back by plain
+        ones, and what an image moves would be coded badly."""
+        images = request.mm_features if self.library.needs_plain_positions else ()
+        return min((image.mm_position.offset for image in images), default=len(request.prompt_token_ids or ()))
 
     def _check_adapter(self, request, state):
         state.extra, state.adapter = None, self._adapters.start(request.lora_request)
@@ -385,7 +393,8 @@ class Scheduler:
                 # The chunk at hand is partly loaded at a lossy level: not encoded again, nor what follows it.
                 state.saved_to = n_prompt
         if state.admitted_tokens is None:
-            state.admitted_tokens = self._admission.use(state.tokens, state.salt, state.extra)
+            n_admitted = self._admission.use(state.tokens, state.salt, state.extra)
+            state.admitted_tokens = min(n_admitted, state.plain_tokens)
         n_after = min(n_after, state.admitted_tokens)
         is_last = n_after >= n_prompt
         unit = self.library.tail_tokens if is_last else chunk_tokens
