@@ -19,7 +19,8 @@ try:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT, get_rope, phi3_long_rope_scaled_rope
     from vllm.transformers_utils.config import get_config, patch_legacy_rope_type
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 except ImportError as error:
     print(f"skipped: {error}: no key was made")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
@@ -229,9 +230,19 @@ class AttentionTest(unittest.TestCase):
         check_attention(self.spec())
         check_attention(self.spec(head_size_v=64))
 
+    def test_windows_are_taken_where_all_tokens_are_kept(self):
+        check_attention(self.spec(sliding_window=128))
+        sizes = dict(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+        with self.assertRaisesRegex(Unsupported, "window of 128 tokens in all layers"):
+            check_attention(SlidingWindowSpec(sliding_window=128, **sizes))
+        # What vLLM makes of a model that has both, for a connector that does not ask for the hybrid manager.
+        layers = {"full": self.spec(), "window": SlidingWindowSpec(sliding_window=128, **sizes)}
+        unify_hybrid_kv_cache_specs(layers)
+        check_attention(FullAttentionSpec.merge(list(layers.values())))
+
     def test_every_other_kind_is_refused_by_name(self):
         for name, value in {
-            "non_causal": True, "sliding_window": 128, "attention_chunk_size": 64, "head_size_v": 32,
+            "non_causal": True, "attention_chunk_size": 64, "head_size_v": 32,
             "page_size_padded": 1 << 20, "num_head_slots": 1, "state_content_bytes": 8, "tokens_per_state": 2,
         }.items():  # fmt: skip
             if name not in FullAttentionSpec.__dataclass_fields__:

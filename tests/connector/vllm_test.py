@@ -1,7 +1,7 @@
 """End to end with vLLM: what the connector loads is what the engine would have computed, and nothing else.
 
 usage: vllm_test.py [PHASE...]    (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
-Phases: cold (and warm after it), changed, ranks, lossy, brief; without any all but brief.
+Phases: cold (and warm after it), changed, windows, ranks, lossy, brief; without any all but brief.
 Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most of
 its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
 """
@@ -474,6 +474,42 @@ def changed_phase(work, cases):
         equal((again.hit, again.tokens), (whole, first.tokens), "tokens loaded, answer")
 
 
+def windows_phase(work, cases):
+    """float32, a small model of random weights: windows in some layers, each kind of layer with a rope of its own."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    model, root, window = os.path.join(work, "gemma"), os.path.join(work, "windows"), 64
+    torch.manual_seed(1)
+    config = Gemma3TextConfig(
+        vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=4, head_dim=32, num_attention_heads=4,
+        num_key_value_heads=2, query_pre_attn_scalar=32, sliding_window=window, max_position_embeddings=1024,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        initializer_range=0.2, torch_dtype="float32",
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(model)
+    args = dict(skip_tokenizer_init=True, block_size=32, max_model_len=1024, max_num_batched_tokens=128)
+    engine = Engine(root, "float32", model=model, engine_args=args, chunk_tokens=64, tail_multiple=32, strict=True)
+    prompt = [random.Random(1).randrange(3, 1024) for _ in range(5 * window + 11)]
+    whole = len(prompt) // 32 * 32
+    with cases("a prompt longer than the windows is loaded, and answered as if computed"):
+        cold = engine.ask(prompt, max_tokens=24)
+        equal(cold.hit, 0, "tokens loaded of nothing")
+        answer = engine.ask(prompt, max_tokens=24)
+        equal((answer.hit, answer.tokens), (whole, cold.tokens), "tokens loaded, answer")
+    with cases("a load begins inside a window, where vLLM's own prefix cache ends"):
+        engine.ask(prompt[: window + 40], max_tokens=1)
+        answer = engine.ask(prompt, fresh=False, max_tokens=24)
+        holds(0 < answer.hit < whole, f"{answer.hit} tokens loaded")
+        equal(answer.tokens, cold.tokens, "answer")
+    with cases("what is computed after a load is stored, and loaded as computed"):
+        longer = prompt[:whole] + prompt[:200]
+        cold = engine.ask(longer, salt="cold", max_tokens=24)
+        for hit in (whole // 64 * 64, len(longer) // 32 * 32):
+            answer = engine.ask(longer, max_tokens=24)
+            equal((answer.hit, answer.tokens), (hit, cold.tokens), "tokens loaded, answer")
+
+
 def ranks_phase(work, cases):
     """float32, a small model of random weights: an engine of two ranks and one of one rank, on one store."""
     import torch
@@ -554,7 +590,7 @@ def root_objects(root):
 
 PHASES = {
     "cold": cold_phase, "warm": warm_phase, "lossy": lossy_phase, "changed": changed_phase, "ranks": ranks_phase,
-    "brief": brief_phase,
+    "windows": windows_phase, "brief": brief_phase,
 }  # fmt: skip
 
 # ---- the driver ----
@@ -611,10 +647,10 @@ def main():
     library = os.path.join(BUILD, "connector", "libcachegen.so")
     if not os.path.exists(library):
         sys.exit(f"vllm_test: {library} is missing (CG_BUILD_DIR)")
-    wanted = sys.argv[1:] or ["cold", "changed", "ranks", "lossy"]
+    wanted = sys.argv[1:] or ["cold", "changed", "windows", "ranks", "lossy"]
     failed = []
     with tempfile.TemporaryDirectory(prefix="cg-vllm-test.") as work:
-        for name in ("store", "changed", "lossy", "ranks"):
+        for name in ("store", "changed", "lossy", "ranks", "windows"):
             os.makedirs(os.path.join(work, name))
         phase = [python, os.path.abspath(__file__), "--phase"]
         if "cold" in wanted:
@@ -630,7 +666,7 @@ def main():
             if not run(python, *profile, "--out", os.path.join(work, "lossy", NAME), name="profile"):
                 failed.append("profile")
         for name, title in (
-            ("changed", "weights and adapters"), ("ranks", "tensor parallel"), ("lossy", "bf16, with a hasty profile"),
+            ("changed", "weights and adapters"), ("windows", "windows in some layers"), ("ranks", "tensor parallel"), ("lossy", "bf16, with a hasty profile"),
             ("brief", "the life of a prompt"),
         ):  # fmt: skip
             if name in wanted:

@@ -8,7 +8,7 @@ import select
 import time
 
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from cachegen import abi
 from cachegen.fingerprint import as_text
@@ -20,11 +20,14 @@ from cachegen.vllm.versions import refusal
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 # Fields of vLLM's FullAttentionSpec. A field of a later vLLM that is in neither is refused: nobody knows what it changes.
+# sliding_window: of some layers, beside others without one. Such layers keep the K and V of all tokens in blocks, as the
+# others do, and only look at fewer; how many is in the model's configuration, and so in the key.
 ANY_ATTENTION = {
     "block_size", "num_kv_heads", "head_size", "dtype", "dcp_sharded", "max_tp_shards", "block_stride_alignment",
+    "sliding_window",
 }  # fmt: skip
 PLAIN_ATTENTION = {
-    "sliding_window": None, "attention_chunk_size": None, "non_causal": False, "kv_quant_mode": 0,
+    "attention_chunk_size": None, "non_causal": False, "kv_quant_mode": 0,
     "page_size_padded": None, "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
 }  # fmt: skip
 # Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
@@ -156,7 +159,12 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
 
 
 def check_attention(spec):
-    """Unsupported, unless spec, a KVCacheSpec, is full causal attention with a plain K and V of each token and head."""
+    """Unsupported, unless spec, a KVCacheSpec, keeps a plain K and V of each token and head, and attention is causal."""
+    if isinstance(spec, SlidingWindowSpec):
+        raise Unsupported(
+            f"a sliding window of {spec.sliding_window} tokens in all layers: K and V before it are not kept; windows in "
+            "some layers are supported"
+        )
     if type(spec) is not FullAttentionSpec:
         raise Unsupported(f"{type(spec).__name__}: FullAttentionSpec is supported")
     if str(spec.dtype) not in DTYPES:
