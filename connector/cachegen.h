@@ -53,7 +53,8 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
  * the store's model.json and the model's profile: the tables that lossy levels are coded with. A
  * store without a profile opens, too, and serves L0. No thread starts before the first operation.
  * On failure *out is NULL, and error[error_bytes] (may be NULL) holds one sentence that names the
- * key. */
+ * key. On success it is empty, or a warning: model.json's curve of quality is none, and the
+ * built-in one is used. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
 /* Cancels look-ups and loads, runs queued saves to their end, and frees. It returns after
@@ -247,7 +248,7 @@ typedef struct cachegen_progress {
     /* Of a load: what was delivered. */
     uint32_t chunks_at[4];           /* of the prefix that is whole, by level */
     uint64_t bytes_dropped;          /* read, and then not decoded: too late, or not wanted */
-    uint64_t predicted_kl_micronats; /* KL divergence that they cost, by the built-in curve */
+    uint64_t predicted_kl_micronats; /* KL divergence that they cost, by the curve of quality */
 } cachegen_progress;
 
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,

@@ -101,7 +101,6 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
         memcpy(key.bytes, c->model.profile_fingerprint.bytes, sizeof key.bytes);
         cg_key_to_hex(&key, c->profile_hex);
     }
-    cg_sentence_say(&error, CG_OK, "%s", "");
     *out = c;
     return CG_OK;
 failed:

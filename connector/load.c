@@ -63,6 +63,7 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     else
         cg_stream_cut(stream, 0, 0);
     stream->policy = (cg_policy)plan->policy;
+    stream->quality = &model->quality;
     stream->has_fixed_level = plan->level_plus_1 > 0 || plan->policy == CG_POLICY_FIXED;
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         load->chunks[i].load = load;

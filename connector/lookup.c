@@ -77,7 +77,7 @@ static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
     while (l->max_kl > 0 && n > 0) {
         for (size_t i = 0; i < n; i++)
             sizes[i] = l->prefix.chunks[i].sizes;
-        if (!cg_quality_bound(sizes, n, l->max_kl)) {
+        if (!cg_quality_bound(&l->op.connector->model.quality, sizes, n, l->max_kl)) {
             decision.n_load = 0; /* its reserve is moot */
             break;
         }

@@ -1,5 +1,6 @@
 #include "connector/model.h"
 
+#include "connector/quality_read.h"
 #include "iouring/tree.h"
 
 #include <errno.h>
@@ -165,6 +166,21 @@ static cg_status open_profile(cg_model *model, const cg_config *config, const cg
     return CG_OK;
 }
 
+/* A bad curve must not cost the cache: the built-in one is used, and the sentence says so. text: of
+ * model.json; NULL: there is none. */
+static void take_quality(cg_model *model, const char *text, const char *path,
+                         const cg_sentence *error)
+{
+    char why[256] = "";
+    const cg_sentence reason = {why, sizeof why};
+    cg_sentence_say(error, CG_OK, "%s", "");
+    model->quality = cg_quality_built_in;
+    if (text != NULL && model->profile != NULL &&
+        cg_quality_read(&model->quality, text, &model->profile_fingerprint, &reason) ==
+            CG_ERR_CORRUPT)
+        cg_sentence_say(error, CG_OK, "%s: %s; the built-in curve is used", path, why);
+}
+
 cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sentence *error)
 {
     char path[PATH_BYTES], *text = NULL;
@@ -181,14 +197,15 @@ cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sente
         return cg_sentence_say(error, status, "%s: %s", path, cg_strerror(status));
     else if ((status = take_json(model, text, &config->geometry, path, error)) == CG_OK)
         model->has_json = true;
-    free(text);
     if (status != CG_OK)
-        return status;
+        goto done;
     if (config->geometry.dtype != 0)
         model->geometry.dtype = (uint8_t)config->geometry.dtype;
     model->geometry.n_planes = CG_N_PLANES;
-    if ((status = cg_geometry_check(&model->geometry)) != CG_OK)
-        return cg_sentence_say(error, status, "\"geometry\": %s", cg_strerror(status));
+    if ((status = cg_geometry_check(&model->geometry)) != CG_OK) {
+        cg_sentence_say(error, status, "\"geometry\": %s", cg_strerror(status));
+        goto done;
+    }
 
     char rooted[CG_FINGERPRINT_BYTES + 8];
     const char *dtype = cg_dtype_name(model->geometry.dtype);
@@ -196,8 +213,12 @@ cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sente
     memcpy(rooted + CG_FINGERPRINT_BYTES, dtype, strlen(dtype)); /* four letters */
     const cg_key key = cg_key_of_bytes(rooted, CG_FINGERPRINT_BYTES + strlen(dtype));
     memcpy(model->key_fingerprint.bytes, key.bytes, sizeof key.bytes);
-    if ((status = open_profile(model, config, error)) != CG_OK)
+    if ((status = open_profile(model, config, error)) == CG_OK)
+        take_quality(model, text, path, error);
+    else
         cg_model_destroy(model);
+done:
+    free(text);
     return status;
 }
 

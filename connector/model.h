@@ -3,7 +3,7 @@
  *
  * Two sources say so. One is <root>/<model>/model.json, as the profile tool writes it:
  *   {"version": 1, "n_layers": .., "n_kv_heads": .., "head_dim": .., "dtype": "bf16",
- *   "model_fingerprint": "<32 hex>", ..}
+ *   "model_fingerprint": "<32 hex>", ..}; a curve of quality that is none costs that alone.
  * The other is the key `geometry` of the configuration. It gives what is missing; where both speak
  * they must agree. Only dtype may differ: it is that of the engine's cache, and the configuration's
  * wins. Keys of chunks are rooted in fingerprint and dtype together, so that engines of one model
@@ -14,6 +14,7 @@
 #define CG_CONNECTOR_MODEL_H
 #include "codec/profile.h"
 #include "connector/config.h"
+#include "connector/quality.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,10 +28,12 @@ typedef struct cg_model {
     bool has_json;                      /* false: the first save writes model.json */
     cg_profile *profile;                /* NULL: none, L0 only */
     cg_fingerprint profile_fingerprint; /* zeros without */
+    cg_quality quality;                 /* the profile's in model.json, else the built-in one */
 } cg_model;
 
 /* Reads <model>/model.json and <model>/profiles/default below the store's root. The caller ends it
- * with cg_model_destroy(). Errors leave a sentence in error. */
+ * with cg_model_destroy(). Errors leave a sentence in error; so does, with CG_OK, a bad curve of
+ * quality. Else the sentence is empty. */
 cg_status cg_model_init(cg_model *model_out, const cg_config *config, const cg_sentence *error);
 void cg_model_destroy(cg_model *model);
 

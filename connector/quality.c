@@ -3,36 +3,35 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Of a context of 3,072 tokens: how much lies in its last tokens. */
-static const struct point {
-    double tokens, sum;
-} CURVE[] = {{0, 0}, {256, 0.65}, {512, 0.76}, {1024, 0.84}, {2048, 0.93}, {3072, 1}};
-enum { N_POINTS = sizeof CURVE / sizeof CURVE[0] };
+const cg_quality cg_quality_built_in = {
+    .n_points = 5,
+    .points = {{256, 0.65}, {512, 0.76}, {1024, 0.84}, {2048, 0.93}, {3072, 1}},
+    .beyond = 0.2, /* of longer contexts the start counts less and less, but never nothing */
+    .errors = {0, 0.0028, 0.0101, 0.0566}};
 
-/* Of longer contexts the start counts less and less, but never nothing. */
-static const double BEYOND = 0.2;
-
-static const double ERRORS[CG_N_LEVELS] = {0, 0.0028, 0.0101, 0.0566};
-
-static double sum_of_last(double tokens)
+static double sum_of_last(const cg_quality *quality, double tokens)
 {
-    for (int i = 1; i < N_POINTS; i++) {
-        const struct point *a = &CURVE[i - 1], *b = &CURVE[i];
-        if (tokens <= b->tokens)
-            return a->sum + (b->sum - a->sum) * (tokens - a->tokens) / (b->tokens - a->tokens);
+    cg_quality_point a = {0, 0};
+    for (uint32_t i = 0; i < quality->n_points; i++) {
+        const cg_quality_point b = quality->points[i];
+        if (tokens <= b.tokens)
+            return a.sum + (b.sum - a.sum) * (tokens - a.tokens) / (b.tokens - a.tokens);
+        a = b;
     }
-    const struct point *last = &CURVE[N_POINTS - 1];
-    return last->sum + BEYOND * log(tokens / last->tokens);
+    return a.sum + quality->beyond * log(tokens / a.tokens);
 }
 
-double cg_quality_sensitivity(uint32_t n_behind, uint32_t n_tokens)
+double cg_quality_sensitivity(const cg_quality *quality, uint32_t n_behind, uint32_t n_tokens)
 {
-    return sum_of_last((double)n_behind + n_tokens) - sum_of_last(n_behind);
+    return sum_of_last(quality, (double)n_behind + n_tokens) - sum_of_last(quality, n_behind);
 }
 
-double cg_quality_kl(uint32_t n_behind, uint32_t n_tokens, unsigned level)
+double cg_quality_kl(const cg_quality *quality, uint32_t n_behind, uint32_t n_tokens,
+                     unsigned level)
 {
-    return level < CG_N_LEVELS ? cg_quality_sensitivity(n_behind, n_tokens) * ERRORS[level] : 0;
+    return level < CG_N_LEVELS
+               ? cg_quality_sensitivity(quality, n_behind, n_tokens) * quality->errors[level]
+               : 0;
 }
 
 typedef struct step {
@@ -51,8 +50,8 @@ static int by_rate(const void *a, const void *b)
 
 /* From a level on, the steps with the best rate there is from where the last one ended: so their
  * rates fall, and sorting keeps their order. */
-static size_t add_steps(const cg_controller_chunk *chunk, uint32_t index, uint32_t n_behind,
-                        uint8_t level, step *steps)
+static size_t add_steps(const cg_quality *quality, const cg_controller_chunk *chunk, uint32_t index,
+                        uint32_t n_behind, uint8_t level, step *steps)
 {
     size_t n = 0;
     for (;;) {
@@ -60,8 +59,8 @@ static size_t add_steps(const cg_controller_chunk *chunk, uint32_t index, uint32
         for (uint8_t to = 0; to < level; to++) {
             if (chunk->bytes[to] == 0)
                 continue;
-            const double kl = cg_quality_kl(n_behind, chunk->n_tokens, level) -
-                              cg_quality_kl(n_behind, chunk->n_tokens, to);
+            const double kl = cg_quality_kl(quality, n_behind, chunk->n_tokens, level) -
+                              cg_quality_kl(quality, n_behind, chunk->n_tokens, to);
             const double more = (double)chunk->bytes[to] - (double)chunk->bytes[level];
             const double rate = kl / (more > 1 ? more : 1);
             if (rate > best.rate)
@@ -74,7 +73,8 @@ static size_t add_steps(const cg_controller_chunk *chunk, uint32_t index, uint32
     }
 }
 
-bool cg_quality_bound(cg_controller_chunk *chunks, size_t n_chunks, double max_kl)
+bool cg_quality_bound(const cg_quality *quality, cg_controller_chunk *chunks, size_t n_chunks,
+                      double max_kl)
 {
     uint8_t *levels = malloc(n_chunks + 1);
     step *steps = n_chunks < SIZE_MAX / CG_N_LEVELS / sizeof *steps
@@ -87,8 +87,9 @@ bool cg_quality_bound(cg_controller_chunk *chunks, size_t n_chunks, double max_k
         goto done;
     for (size_t i = n_chunks; i-- > 0;) {
         levels[i] = cg_controller_nearest(&chunks[i], CG_L3);
-        kl += cg_quality_kl(n_behind, chunks[i].n_tokens, levels[i]);
-        n_steps += add_steps(&chunks[i], (uint32_t)i, n_behind, levels[i], steps + n_steps);
+        kl += cg_quality_kl(quality, n_behind, chunks[i].n_tokens, levels[i]);
+        n_steps +=
+            add_steps(quality, &chunks[i], (uint32_t)i, n_behind, levels[i], steps + n_steps);
         n_behind += chunks[i].n_tokens;
     }
     qsort(steps, n_steps, sizeof *steps, by_rate);

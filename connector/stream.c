@@ -1,12 +1,11 @@
 #include "connector/stream.h"
 
-#include "connector/quality.h"
-
 #include <stdlib.h>
 
 cg_status cg_stream_init(cg_stream *stream, uint32_t n_chunks)
 {
     *stream = (cg_stream){.n_chunks = n_chunks,
+                          .quality = &cg_quality_built_in,
                           .ends_at_ns = UINT64_MAX,
                           .decode_at_ns = UINT64_MAX,
                           .levels = calloc(n_chunks + (size_t)1, sizeof *stream->levels),
@@ -136,5 +135,5 @@ double cg_stream_kl(const cg_stream *stream, uint32_t chunk_index, uint8_t level
     uint32_t n_behind = 0;
     for (uint32_t i = chunk_index + 1; i < stream->end; i++)
         n_behind += stream->sizes[i].n_tokens;
-    return cg_quality_kl(n_behind, stream->sizes[chunk_index].n_tokens, level);
+    return cg_quality_kl(stream->quality, n_behind, stream->sizes[chunk_index].n_tokens, level);
 }

@@ -9,7 +9,7 @@
 #ifndef CG_CONNECTOR_STREAM_H
 #define CG_CONNECTOR_STREAM_H
 #include "codec/status.h"
-#include "connector/controller.h"
+#include "connector/quality.h"
 
 #include <stdbool.h>
 
@@ -44,10 +44,11 @@ typedef struct cg_stream cg_stream;
 struct cg_stream {
     cg_stream *next; /* the plan's */
     cg_policy policy;
-    bool has_fixed_level;  /* levels stay as they were set */
-    uint64_t deadline_ns;  /* what levels are chosen by */
-    uint64_t decode_at_ns; /* decoding must start then to meet it; the plan's */
-    uint64_t ends_at_ns;   /* then it ends with what has arrived; UINT64_MAX: never */
+    const cg_quality *quality; /* the owner's; built-in unless it says so */
+    bool has_fixed_level;      /* levels stay as they were set */
+    uint64_t deadline_ns;      /* what levels are chosen by */
+    uint64_t decode_at_ns;     /* decoding must start then to meet it; the plan's */
+    uint64_t ends_at_ns;       /* then it ends with what has arrived; UINT64_MAX: never */
     uint32_t n_chunks;
     uint32_t first, end;   /* the chunks to be loaded: [first, end) */
     uint32_t first_failed; /* nothing from here on is wanted; end: none failed */

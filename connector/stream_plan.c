@@ -179,7 +179,8 @@ static void fill_item(cg_extents_chunk *item, const cg_stream *stream, uint32_t 
     for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
         if (sizes->bytes[level] == 0)
             continue;
-        item->kl[level] = is_anytime ? cg_quality_kl(n_behind, sizes->n_tokens, level) : 0;
+        item->kl[level] =
+            is_anytime ? cg_quality_kl(stream->quality, n_behind, sizes->n_tokens, level) : 0;
         item->decode_ns[level] =
             cg_speeds_decode_chunk(speeds, level, sizes->n_tokens, sizes->bytes[level]);
     }

@@ -241,6 +241,7 @@ class Connector:
         if status != OK:
             self._handle = c_void_p()
             raise CachegenError(status, f"{self.strerror(status)}: {error.value.decode(errors='replace')}")
+        self.warning = error.value.decode(errors="replace")  # "" almost always
 
     def close(self):
         handle, self._handle = self._handle, c_void_p()

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from . import paper, quality
+from . import kl_curve, paper, quality
 from .command import MAX_MODEL_LEN, Progress, make_main, make_parser
 from .compute_type import DTYPES, dtype_name
 from .contexts import Caches, pick, windows
@@ -187,14 +187,17 @@ def run(options):
             model, fingerprint, caches, contexts, matrices, steps, options.classes or N_CLASSES, progress, held_out,
             options.sinks,
         )  # fmt: skip
+    coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
+    coder, planes = coder(profile, model.device), planes(model)
+    progress.start("KL divergence by distance to the end")
+    measured = kl_curve.measure(model, coder, planes, caches, pick(contexts, kl_curve.N_CONTEXTS), progress)
     caches.kept.clear()
     data = profile.to_bytes()
-    write_store(options.out, model, fingerprint, profile, data, not options.no_default)
+    write_store(options.out, model, fingerprint, profile, data, not options.no_default, curve=kl_curve.fit(measured))
     progress.start("quality on held-out text")
     scores = {}
     if held_out:
-        coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
-        scores = quality.measure(model, coder(profile, model.device), planes(model), held_out, progress)
+        scores = quality.measure(model, coder, planes, held_out, progress)
     report = make_report(model, profile, data, held_out, scores, time.monotonic() - progress.began)
     print_report(report)
     if options.json:

@@ -25,8 +25,21 @@ def write_atomically(path, data):
     os.close(folder)
 
 
-def write_store(out, model, fingerprint, profile, data, make_default=True, described=None):
-    """described: what model.json says already, which stays."""
+def curves_of(folder):
+    """What the folder's model.json says of the quality of its profiles, by fingerprint; empty where it says nothing."""
+    try:
+        with open(os.path.join(folder, "model.json"), encoding="utf-8") as file:
+            curves = json.load(file)["quality"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return curves if isinstance(curves, dict) else {}
+
+
+def write_store(out, model, fingerprint, profile, data, make_default=True, described=None, curve=None):
+    """described: what model.json says already, which stays. curve: of the profile's quality, as kl_curve.fit() has it;
+    those of the store's other profiles stay."""
+    name = profile.fingerprint.hex()
+    curves = {**curves_of(out), **({name: curve} if curve else {})}
     description = {
         "version": 1,
         "name": os.path.basename(os.path.abspath(out)),
@@ -36,10 +49,10 @@ def write_store(out, model, fingerprint, profile, data, make_default=True, descr
         "dtype": model.dtype_name,
         "model_fingerprint": fingerprint,
         "rope": model.rope.as_json(),
+        **({"quality": curves} if curves else {}),
         **(described or {}),
     }
     text = json.dumps(description, indent=1).encode() + b"\n"
-    name = profile.fingerprint.hex()
     write_atomically(os.path.join(out, "model.json"), text)
     write_atomically(os.path.join(out, "profiles", name + ".cgp"), data)
     if make_default:

@@ -38,8 +38,8 @@ class ExtentsTest : public testing::Test
             chunk.bytes[CG_L2] = 250000;
             chunk.bytes[CG_L3] = 100000;
             for (unsigned level = 0; level < CG_N_LEVELS; level++)
-                chunk.kl[level] =
-                    cg_quality_kl(static_cast<uint32_t>(256 * (n - 1 - i)), 256, level);
+                chunk.kl[level] = cg_quality_kl(
+                    &cg_quality_built_in, static_cast<uint32_t>(256 * (n - 1 - i)), 256, level);
             chunk.floor = CG_L3;
             chunk.asked = NONE;
             chunk.is_nested = true;
@@ -328,7 +328,8 @@ TEST(QualityTest, ABoundLeavesTheLevelsThatKeepItAndALooserOneNoMoreBytes)
         bool was_kept = false;
         for (const double max_kl : {0.0005, 0.002, 0.008, 0.03, 1.0}) {
             std::vector<cg_controller_chunk> chunks = all;
-            const bool is_kept = cg_quality_bound(chunks.data(), chunks.size(), max_kl);
+            const bool is_kept =
+                cg_quality_bound(&cg_quality_built_in, chunks.data(), chunks.size(), max_kl);
             EXPECT_TRUE(is_kept || !was_kept);
             was_kept = is_kept;
             double kl = 0, bytes = 0;
@@ -343,7 +344,7 @@ TEST(QualityTest, ABoundLeavesTheLevelsThatKeepItAndALooserOneNoMoreBytes)
                         continue;
                     EXPECT_EQ(chunks[i].bytes[level], all[i].bytes[level]);
                     n_levels++;
-                    kl += cg_quality_kl(n_behind, chunks[i].n_tokens, level);
+                    kl += cg_quality_kl(&cg_quality_built_in, n_behind, chunks[i].n_tokens, level);
                     bytes += static_cast<double>(chunks[i].bytes[level]);
                 }
                 n_behind += chunks[i].n_tokens;
@@ -367,26 +368,6 @@ TEST_F(ExtentsTest, AnEmptyPlanIsFine)
     make();
     EXPECT_EQ(plan.n_extents, 0u);
     EXPECT_TRUE(plan.in_time);
-}
-
-// ---- the built-in curve ----
-
-TEST(QualityTest, IsTheCurveThatWasMeasured)
-{
-    EXPECT_DOUBLE_EQ(cg_quality_sensitivity(0, 3072), 1);
-    EXPECT_DOUBLE_EQ(cg_quality_sensitivity(0, 256), 0.65);
-    EXPECT_NEAR(cg_quality_sensitivity(256, 256), 0.11, 1e-12);
-    EXPECT_NEAR(cg_quality_sensitivity(0, 100) + cg_quality_sensitivity(100, 900),
-                cg_quality_sensitivity(0, 1000), 1e-12);
-    EXPECT_EQ(cg_quality_kl(0, 3072, CG_L0), 0);
-    EXPECT_DOUBLE_EQ(cg_quality_kl(0, 3072, CG_L3), 0.0566);
-    for (uint32_t n_behind = 0; n_behind < 100000; n_behind += 256) {
-        const double here = cg_quality_kl(n_behind, 256, CG_L2);
-        EXPECT_GT(here, 0);
-        EXPECT_GE(here * 1.001, cg_quality_kl(n_behind + 256, 256, CG_L2)) << n_behind;
-        EXPECT_LT(here, cg_quality_kl(n_behind, 256, CG_L3));
-        EXPECT_GT(here, cg_quality_kl(n_behind, 256, CG_L1));
-    }
 }
 
 } // namespace

@@ -18,7 +18,7 @@ except ImportError as error:
     print(f"skipped: {error}: matrices, bases and profile files are not checked")
     sys.exit(77)
 import reader  # noqa: E402
-from cachegen import sinks  # noqa: E402
+from cachegen import kl_curve, sinks  # noqa: E402
 from cachegen.assemble import BYTE_BITS, Unit, assemble, choose_unit, of_bytes, plan_columns, quantize_basis  # noqa: E402
 from cachegen.klt import Matrices, Moments, Transform, quantize  # noqa: E402
 from cachegen.make_profile import MAX_CHANNELS, choose_matrices, count_symbols  # noqa: E402
@@ -74,6 +74,37 @@ def made(is_joined, budget_bytes=1 << 20):
     statistics = count_symbols(MODEL, caches, ["one"], transform, steps, Quiet())
     plan = plan_columns(transform, statistics, budget_bytes)
     return assemble(MODEL, "5a" * 16, transform, statistics.histograms, plan, steps, 12), transform, x
+
+
+class CurveTest(unittest.TestCase):
+    """Of quality by distance to the end."""
+
+    def costs(self, n_tokens=3072, factor=1.0, **last):
+        return kl_curve.Costs(n_tokens, [0.002 * factor, 0.008 * factor, 0.05 * factor],
+                              {int(n[1:]): 0.05 * factor * share for n, share in last.items()})  # fmt: skip
+
+    def test_shares_are_typical_ones_and_figures_lie_between_the_contexts(self):
+        curve = kl_curve.fit([self.costs(factor=f, _64=share, _1024=0.9) for f, share in ((1, 0.4), (4, 0.9))])
+        np.testing.assert_allclose(curve["kl"], [0.004, 0.016, 0.1])
+        np.testing.assert_allclose(curve["last"], [[64, 0.6], [1024, 0.9], [3072, 1]], atol=1e-6)
+        self.assertAlmostEqual(curve["beyond"], 0.1 / np.log(3), places=5)
+
+    def test_whatever_was_measured_the_curve_rises_and_its_slope_falls(self):
+        rng = np.random.default_rng(3)
+        for _ in range(200):
+            n_tokens = int(rng.choice([192, 1024, 3072]))
+            points = {n: float(rng.choice([0, 1e-6, rng.random() * 0.02])) for n in kl_curve.LAST if n < n_tokens}
+            kl = sorted(float(x) for x in rng.choice([0, 1e-7, 0.004, 0.02, 3.0], 3))
+            rng.shuffle(kl)
+            curve = kl_curve.fit([kl_curve.Costs(n_tokens, kl, points), kl_curve.Costs(64, [1, 1, 1], {})])
+            xs, ys = np.array([[0, 0], *curve["last"]], float).T
+            self.assertTrue((np.diff(xs) >= 1).all() and (np.diff(ys) > 0).all(), curve)
+            slope = np.diff(ys) / np.diff(xs)
+            self.assertTrue((np.diff(slope) <= 1e-6).all(), curve)
+            self.assertGreaterEqual(slope[-1] * n_tokens, kl_curve.LEAST_SHARE * 0.99)
+            self.assertEqual((xs[-1], ys[-1]), (n_tokens, 1))
+            self.assertTrue(1e-12 <= curve["kl"][0] <= curve["kl"][1] <= curve["kl"][2], curve)
+            self.assertTrue(1e-3 <= curve["beyond"] <= 1)
 
 
 class MatricesTest(unittest.TestCase):

@@ -1033,6 +1033,32 @@ TEST_P(AnytimeTest, ABoundOfKlIsKeptWithNoByteMoreThanThatNeeds)
     EXPECT_EQ(op, nullptr);
 }
 
+TEST_P(AnytimeTest, TheCurveOfTheProfileIsWhatABoundGoesBy)
+{
+    const std::string profile = hex(*cg_profile_fingerprint(store.profile.get()));
+    std::string text = store.model_json();
+    text.pop_back();
+    // All six cost 0.01 at L3, half of it the last one.
+    store.dir.write("m/model.json",
+                    text + ", \"quality\": {\"" + profile +
+                        "\": {\"kl\": [0.0001, 0.001, 0.01], \"last\": [[32, 0.5], [192, 1]], "
+                        "\"beyond\": 0.1}}}");
+    const struct {
+        uint64_t max_micronats, predicted_micronats;
+        std::vector<uint32_t> chunks_at;
+    } cases[] = {{12000, 10000, {0, 0, 0, 6}}, {6000, 5500, {0, 0, 1, 5}}};
+    for (const auto &c : cases) {
+        Engine engine(store, with("\"ttft_budget_ms\": 60000"));
+        EXPECT_STREQ(engine.error, "");
+        engine.options.max_kl_micronats = c.max_micronats;
+        const Load load = engine.load(tokens);
+        for (int level = 0; level < CG_N_LEVELS; level++)
+            EXPECT_EQ(load.progress.chunks_at[level], c.chunks_at[level]) << level;
+        EXPECT_NEAR(static_cast<double>(load.progress.predicted_kl_micronats),
+                    static_cast<double>(c.predicted_micronats), 6); // each chunk's is rounded
+    }
+}
+
 TEST_P(AnytimeTest, WhatARequestHasWaitedIsSpentOfItsBudget)
 {
     // At 100 kbit/s L1 takes seconds.

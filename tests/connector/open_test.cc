@@ -107,6 +107,24 @@ TEST_F(OpenTest, AModelJsonThatIsNoneIsRefusedByName)
     }
 }
 
+TEST_F(OpenTest, ABadCurveOfQualityCostsTheCurveAlone)
+{
+    const Store lossy(true);
+    std::string text = lossy.model_json();
+    text.pop_back();
+    text += ", \"quality\": {\"" + hex(*cg_profile_fingerprint(lossy.profile.get())) + "\": ";
+    const char *cases[][2] = {
+        {"{\"kl\": [1, 2, 3], \"last\": [[9, 1]], \"beyond\": 0.1}", ""},
+        {"{\"kl\": [1, 2, 0], \"last\": [[9, 1]], \"beyond\": 0.1}", "quality.kl"}};
+    for (const auto &c : cases) {
+        lossy.dir.write("m/model.json", text + c[0] + "}}");
+        const Engine engine(lossy);
+        EXPECT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
+        EXPECT_TRUE(has(engine.error, c[1])) << engine.error;
+        EXPECT_EQ(strlen(engine.error) > 0, strlen(c[1]) > 0) << engine.error;
+    }
+}
+
 TEST_F(OpenTest, ADamagedOrForeignProfileIsRefusedByName)
 {
     store.dir.write("m/profiles/default", std::string("no digits\n"));

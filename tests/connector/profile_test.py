@@ -17,6 +17,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "connector"))
 CGTOOL = os.path.join(ROOT, "build", "codec", "cgtool")
+LIBRARY = os.environ.get("CACHEGEN_LIBRARY", os.path.join(ROOT, "build", "connector", "libcachegen.so"))
 try:
     import numpy as np
     import tokenizers
@@ -24,7 +25,7 @@ try:
     import transformers
     from safetensors.torch import load_file, save_file
 
-    from cachegen import paper, profile
+    from cachegen import abi, paper, profile
     from cachegen.compute_type import faster_dtype, product_seconds
     from cachegen.fingerprint import model_fingerprint
     from cachegen.klt import Planes
@@ -305,6 +306,27 @@ class ProfileTest(unittest.TestCase):
         seconds = product_seconds((bf16, f32), 1 << 20, 64)
         self.assertEqual(set(seconds), {bf16, f32})
         self.assertTrue(all(math.isfinite(s) and s > 0 for s in seconds.values()), seconds)
+
+    def test_the_library_takes_the_curve_of_quality_that_the_tool_wrote(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        first, second = (self.profile("--planes", planes)[0]["profile"] for planes in ("apart", "joined"))
+        about = self.path("store", "tiny", "model.json")
+        with open(about) as file:
+            described = json.load(file)
+        self.assertEqual(set(described["quality"]), {first, second}, "those of other profiles stay")
+        last = described["quality"][second]["last"]
+        self.assertEqual(last[-1], [N_TOKENS, 1])
+        if not os.path.exists(LIBRARY):
+            self.skipTest(f"no libcachegen.so at {LIBRARY}: nobody read the curve")
+        config = {"root": self.path("store"), "model": "tiny"}
+        for beyond, warning in ((described["quality"][second]["beyond"], ""), (-1, "quality.beyond")):
+            described["quality"][second]["beyond"] = beyond
+            with open(about, "w") as file:
+                json.dump(described, file)
+            connector = abi.Connector(config, LIBRARY)
+            self.assertIn(warning, connector.warning)
+            self.assertEqual(bool(connector.warning), bool(warning))
+            connector.close()
 
     def test_unsupported_kinds_are_refused_by_name(self):
         for name, make_config in REFUSED.items():

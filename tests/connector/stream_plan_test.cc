@@ -159,6 +159,22 @@ TEST_F(StreamPlanTest, ReadsCoarseFirstThenRefinesTheEndOfTheContext)
     }
 }
 
+TEST_F(StreamPlanTest, RefinesWhereTheCurveOfTheModelSaysThatMostLies)
+{
+    cg_quality start_heavy = cg_quality_built_in; // of a model unlike the built-in curve's
+    start_heavy.n_points = 2;
+    start_heavy.points[0] = {512, 0.1};
+    start_heavy.points[1] = {768, 1};
+    Stream stream(3, SECOND);
+    stream.s.quality = &start_heavy;
+    link(450e3);
+    add(&stream);
+    run(450e3);
+    EXPECT_EQ(stream.s.chunks[0].level, CG_L2);
+    EXPECT_EQ(stream.s.chunks[1].level, CG_L3);
+    EXPECT_EQ(stream.s.chunks[2].level, CG_L3);
+}
+
 TEST_F(StreamPlanTest, OnAFastLinkChunksAreReadToTheirEndsAndDecodedAtOnce)
 {
     Stream stream(3);

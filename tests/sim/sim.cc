@@ -53,7 +53,7 @@ static double chunk_kl(const Model &model, uint32_t index, unsigned level)
     if (level == CG_L0 || level == RAW)
         return 0;
     const uint32_t n_behind = (model.n_chunks() - 1 - index) * model.chunk_tokens;
-    return cg_quality_kl(n_behind, model.chunk_tokens, level);
+    return cg_quality_kl(&cg_quality_built_in, n_behind, model.chunk_tokens, level);
 }
 
 namespace

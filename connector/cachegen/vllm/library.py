@@ -76,6 +76,8 @@ class Library:
             self.cg = abi.Connector(config, own["library"])
         except abi.CachegenError as e:
             raise _explained(e, deviations) from None
+        if self.cg.warning:
+            logger.warning("cachegen: %s", self.cg.warning)
         self.ttft_budget_ns = config.get("ttft_budget_ms", 2000) * 10**6
         try:
             self._check_model(config["geometry"]["model_fingerprint"])

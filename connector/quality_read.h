@@ -1,0 +1,27 @@
+/* connector/quality_read.h - the curve of quality that the profile tool has measured, out of a
+ * model.json.
+ *
+ * It is under the key "quality" there, by profile (codec/FORMAT.md, "Store"). Numbers from a file
+ * steer what is read and what is promised, so each is checked.
+ * Threads: pure functions.
+ */
+#ifndef CG_CONNECTOR_QUALITY_READ_H
+#define CG_CONNECTOR_QUALITY_READ_H
+#include "codec/key.h"
+#include "connector/quality.h"
+#include "connector/sentence.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* From the text of a model.json, a string. CG_ERR_NOT_FOUND: it has no curve, or that of another
+ * profile. CG_ERR_CORRUPT: it has one that is none, and a sentence in error says why.
+ * CG_ERR_NO_MEMORY. *quality_out is the built-in curve then. */
+cg_status cg_quality_read(cg_quality *quality_out, const char *model_json,
+                          const cg_fingerprint *profile, const cg_sentence *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
