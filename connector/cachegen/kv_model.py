@@ -15,6 +15,7 @@ from .compute_type import dtype_name, faster_dtype
 from .rope import Rope, Unsupported, fix_rope, rope_deviations, rope_of, text_config
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
+FISHER_DRAWS = 2  # continuations of a context: one is noisy, and the weights come from few contexts
 
 
 @dataclass
@@ -133,18 +134,22 @@ class KvModel:
     def fisher(self, context, k, v, n_sinks, generator):
         """Diagonal Fisher information of K and V by channel: f32 [n_layers][2][C].
 
-        Mean over the tokens of the squared gradient of the log-likelihood of sampled continuations. One backward pass
-        serves all positions: their gradients are added with random signs, so that cross terms vanish on average.
+        Mean over the tokens of the squared gradient of the log-likelihood of FISHER_DRAWS sampled continuations. One
+        backward pass of each serves all positions: their gradients are added with random signs, so that cross terms
+        vanish on average. Both share the forward pass, which takes most of the memory.
         """
         k, v = (x.to(self.compute_dtype, copy=True).requires_grad_(True) for x in (k, v))
         log_p = self.log_probs(context, k, v)
-        sampled = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(self.device)
-        sign = torch.randint(0, 2, sampled.shape, generator=generator).to(self.device) * 2.0 - 1
-        (log_p.gather(1, sampled) * sign).sum().backward()
+        p, total = log_p.detach().exp().cpu(), 0
         positions = torch.arange(k.shape[1], device=self.device)
-        gradient_k = self.rope.rotate(k.grad.float(), positions, inverse=True)[:, n_sinks:]
-        gradient_v = v.grad.float()[:, n_sinks:]
-        scale = (k.shape[1] - n_sinks) / REFERENCE_TOKENS * 256 / len(sampled)
-        f_k = self.rope.pair_mean(gradient_k.pow(2).mean(1))
-        f_v = gradient_v.pow(2).mean(1)
-        return torch.stack([f_k.flatten(1), f_v.flatten(1)], 1) * scale
+        for draw in range(FISHER_DRAWS):
+            sampled = torch.multinomial(p, 1, generator=generator).to(self.device)
+            sign = torch.randint(0, 2, sampled.shape, generator=generator).to(self.device) * 2.0 - 1
+            objective = (log_p.gather(1, sampled) * sign).sum()
+            gradient_k, gradient_v = torch.autograd.grad(objective, (k, v), retain_graph=draw + 1 < FISHER_DRAWS)
+            gradient_k = self.rope.rotate(gradient_k.float(), positions, inverse=True)[:, n_sinks:]
+            f_k = self.rope.pair_mean(gradient_k.pow(2).mean(1))
+            f_v = gradient_v.float()[:, n_sinks:].pow(2).mean(1)
+            total = total + torch.stack([f_k.flatten(1), f_v.flatten(1)], 1)
+        scale = (k.shape[1] - n_sinks) / REFERENCE_TOKENS * 256 / len(log_p)
+        return total * scale / FISHER_DRAWS

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "connector"))
@@ -288,6 +289,19 @@ class ProfileTest(unittest.TestCase):
             self.assertLess(((a - b).float().norm() / b.float().norm()).item(), 0.03)
         self.assertLess((fast[4].exp() * (fast[4] - slow[4])).sum(-1).mean().item(), 0.05)
         self.assertEqual(self.profile("--dtype", "bf16", "--compute-dtype", "fp32")[0]["compute_dtype"], "fp32")
+
+    def test_the_information_is_the_mean_of_several_continuations(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        model = KvModel(self.path("model"))
+        context = Context("random", torch.randint(256, (N_TOKENS + 64,), generator=torch.Generator().manual_seed(11)),
+                          N_TOKENS)  # fmt: skip
+        k, v = model.prefill(context)
+        generator = torch.Generator().manual_seed(1)
+        with mock.patch("cachegen.kv_model.FISHER_DRAWS", 1):
+            one, other = (model.fisher(context, k, v, MOST_SINKS, generator) for _ in range(2))
+        both = model.fisher(context, k, v, MOST_SINKS, torch.Generator().manual_seed(1))
+        self.assertFalse(torch.equal(one, other))
+        torch.testing.assert_close(both, (one + other) / 2, rtol=1e-3, atol=1e-3 * both.max().item())
 
     def test_the_faster_type_is_taken_where_it_is_clearly_faster(self):
         bf16, f32, asked = torch.bfloat16, torch.float32, []
