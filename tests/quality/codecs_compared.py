@@ -4,15 +4,69 @@ A codec's code(context, k, v, levels) yields (level, k, v, bits) for each of its
 [n_layers][n_tokens][n_kv_heads][head_dim] of the model's dtype, K rotated, as a reader of the bits would get them.
 """
 
+import heapq
+import json
+import math
 import os
 import subprocess
 import tempfile
 
 import torch
+from cachegen.quality import CHUNK_TOKENS
 from safetensors.torch import load_file, save_file
 
 SCALE_BITS = 16
 LOSSY = ("L1", "L2", "L3")
+# A level for each chunk: the fewest bytes at the KL that the profile's curve predicts of L2 of all chunks, or of the
+# (geometric) middle of L2 and L3.
+PLANS = {"planned": 0.0, "planned-coarse": 0.5}
+
+
+def curve_of(profile):
+    """The curve of quality that the profile tool wrote beside a profile; None: none."""
+    path = os.path.join(os.path.dirname(os.path.dirname(profile)), "model.json")
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as file:
+        return json.load(file).get("quality", {}).get(os.path.basename(profile).removesuffix(".cgp"))
+
+
+def share_of_last(curve, n_tokens):
+    """Of the KL divergence of the curve's whole context (FORMAT.md, "Store")."""
+    before = (0, 0.0)
+    for point in curve["last"]:
+        if n_tokens <= point[0]:
+            return before[1] + (point[1] - before[1]) * (n_tokens - before[0]) / (point[0] - before[0])
+        before = point
+    return 1 + curve["beyond"] * math.log(n_tokens / before[0])
+
+
+def planned_levels(curve, n_tokens, sizes, coarseness):
+    """The level, as an index, of each chunk: the coarsest first, then refined where a byte saves most, until all are
+    predicted to cost no more than L2 of all, or something between L2 (coarseness 0) and L3 (1). n_tokens: of each chunk;
+    sizes [level][chunk]. It is what connector/quality.c does where a request bounds the KL divergence."""
+    ends = [sum(n_tokens[i:]) for i in range(len(n_tokens) + 1)]
+    weight = [share_of_last(curve, a) - share_of_last(curve, b) for a, b in zip(ends, ends[1:])]
+    kl, coarsest = curve["kl"], len(LOSSY) - 1
+    bound = kl[coarsest - 1] ** (1 - coarseness) * kl[coarsest] ** coarseness * sum(weight)
+    levels, cost, steps = [coarsest] * len(weight), kl[coarsest] * sum(weight), []
+
+    def add_step(i):
+        """The best refinement of chunk i, if there is one."""
+        found = [((kl[levels[i]] - kl[to]) * weight[i] / max(sizes[to][i] - sizes[levels[i]][i], 1), -i, to)
+                 for to in range(levels[i])]  # fmt: skip
+        if found:
+            rate, _, to = max(found)
+            heapq.heappush(steps, (-rate, -i, to))
+
+    for i in range(len(weight)):
+        add_step(i)
+    while steps and cost > bound * (1 + 1e-9):
+        _, minus_i, to = heapq.heappop(steps)
+        cost -= (kl[levels[-minus_i]] - kl[to]) * weight[-minus_i]
+        levels[-minus_i] = to
+        add_step(-minus_i)
+    return levels
 
 
 class Chunks:
@@ -20,7 +74,8 @@ class Chunks:
 
     def __init__(self, name, cgtool, fingerprint, profile=None):
         self.name, self.cgtool, self.profile = name, cgtool, profile
-        self.levels = LOSSY if profile else ("L0",)
+        self.curve = curve_of(profile) if profile else None
+        self.levels = (LOSSY if profile else ("L0",)) + (tuple(PLANS) if self.curve else ())
         self.about = ["--profile", profile] if profile else []
         self.about_encode = self.about or ["--model-fingerprint", fingerprint]
 
@@ -30,18 +85,32 @@ class Chunks:
             raise RuntimeError(f"cgtool {' '.join(arguments)}: {done.stderr}")
 
     def code(self, context, k, v, levels):
+        plans = [name for name in PLANS if name in self.levels and name in levels]
+        sizes, tensors = [], []
         with tempfile.TemporaryDirectory() as work:
             tokens = context.ids[: context.n].to(torch.int32).contiguous()
             save_file({"K": k.contiguous(), "V": v.contiguous(), "tokens": tokens}, f"{work}/kv.st")
             for level in self.levels:
-                if level not in levels:
+                if level in PLANS or not (plans or level in levels):
                     continue
                 coded, decoded = f"{work}/{level}", f"{work}/{level}.st"
                 self._run("encode", "--level", level, *self.about_encode, f"{work}/kv.st", coded)
                 self._run("decode", *self.about, coded, decoded)
-                files = [entry.path for entry in os.scandir(coded)] if os.path.isdir(coded) else [coded]
-                tensors = load_file(decoded)
-                yield level, tensors["K"], tensors["V"], 8 * sum(map(os.path.getsize, files))
+                files = sorted(entry.path for entry in os.scandir(coded)) if os.path.isdir(coded) else [coded]
+                sizes.append(list(map(os.path.getsize, files)))
+                tensors.append(load_file(decoded))
+                if level in levels:
+                    yield level, tensors[-1]["K"], tensors[-1]["V"], 8 * sum(sizes[-1])
+        for name in plans:
+            yield name, *self._planned(PLANS[name], sizes, tensors)
+
+    def _planned(self, coarseness, sizes, tensors):
+        """K, V and bits of a plan, from those of each level."""
+        n = len(tensors[0]["K"][0])
+        n_tokens = [min(CHUNK_TOKENS, n - at) for at in range(0, n, CHUNK_TOKENS)]
+        levels = planned_levels(self.curve, n_tokens, sizes, coarseness)
+        parts = {name: [tensors[level][name].split(CHUNK_TOKENS, 1)[i] for i, level in enumerate(levels)] for name in "KV"}
+        return torch.cat(parts["K"], 1), torch.cat(parts["V"], 1), 8 * sum(sizes[lv][i] for i, lv in enumerate(levels))
 
 
 class Published:

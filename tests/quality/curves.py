@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 
+PLANNED = "planned"  # levels that begin so are plans
 REFERENCE = "published"
 REFERENCE_LEVELS = ("default", "finest")  # at whose KL others are compared
 _MEASURES = ("bits_per_element", "kl", "delta_nll", "top1")
@@ -19,6 +20,20 @@ def means(rows):
         n_tokens = sum(row["tokens"] for row in found)
         mean["bits_per_element"] = sum(row["bits_per_element"] * row["tokens"] for row in found) / n_tokens
         result.append({"model": model, "part": part, "codec": codec, "level": level, "n_texts": len(found), **mean})
+    return result
+
+
+def _series(found):
+    """{codec: {level: (bits, KL)}} of means, L0 left out; what is planned is a series of its own, between the codec's
+    finest and coarsest level."""
+    result = defaultdict(dict)
+    for m in found:
+        if m["kl"] > 0:
+            is_plan = m["level"].startswith(PLANNED)
+            result[m["codec"] + f", {PLANNED}" * is_plan][m["level"]] = (m["bits_per_element"], m["kl"])
+    for name in [name for name in result if name.endswith(PLANNED)]:
+        levels = result[name.split(",")[0]].items()
+        result[name] |= {level: point for level, point in levels if level in ("L1", "L3")}
     return result
 
 
@@ -39,10 +54,7 @@ def bits_at(points, kl):
 
 def _compare(rows, about):
     """How many times fewer bytes than the reference each codec takes at the KL of the reference's levels."""
-    curves = defaultdict(dict)
-    for row in rows:
-        if row["kl"] > 0:
-            curves[row["codec"]][row["level"]] = (row["bits_per_element"], row["kl"])
+    curves = _series(rows)
     reference, result = curves.pop(REFERENCE, {}), []
     for level in REFERENCE_LEVELS:
         if level not in reference:
@@ -137,12 +149,8 @@ def plot(result, path):
         return
     figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 5), squeeze=False)
     for axis, panel in zip(axes[0], panels):
-        curves = defaultdict(list)
-        for m in result["means"]:
-            if (m["model"], m["part"]) == panel and m["kl"] > 0:
-                curves[m["codec"]].append((m["bits_per_element"], m["kl"]))
-        for codec, points in curves.items():
-            axis.plot(*zip(*sorted(points)), marker="o", label=codec)
+        for codec, points in _series(m for m in result["means"] if (m["model"], m["part"]) == panel).items():
+            axis.plot(*zip(*sorted(points.values())), marker="o", label=codec)
         axis.set(xscale="log", yscale="log", title=", ".join(panel), xlabel="bits per element", ylabel="KL divergence")
         limits = axis.get_xlim()
         axis.set_xticks([2.0**i for i in range(-3, 5)], labels=[f"{2.0**i:g}" for i in range(-3, 5)], minor=False)

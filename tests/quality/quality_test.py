@@ -23,13 +23,15 @@ try:
 except ImportError as error:
     print(f"skipped: {error}: the quality report is not checked")
     sys.exit(77)
+import codecs_compared  # noqa: E402
 import curves  # noqa: E402
 import numpy as np  # noqa: E402
 import report  # noqa: E402
 import tasks  # noqa: E402
 
 N_TOKENS = 320  # two chunks
-ROWS = {("lossless", "L0"), ("klt", "L1"), ("klt", "L2"), ("klt", "L3"), ("published", "finest"),
+KLT_LEVELS = ("L1", "L2", "L3", "planned", "planned-coarse")
+ROWS = {("lossless", "L0"), *(("klt", level) for level in KLT_LEVELS), ("published", "finest"),
         ("published", "default"), ("published", "smallest"), ("int8", "int8"), ("int4", "int4")}  # fmt: skip
 
 
@@ -91,7 +93,7 @@ class QualityTest(unittest.TestCase):
             rows = {(r["codec"], r["level"]): r for r in result["rows"] if r["text"] == text}
             paper = {key for key in rows if key[0] == "paper"}
             self.assertEqual(set(rows) - paper, ROWS)
-            self.assertTrue(len(paper) == 3 or any("paper" in note for note in result["notes"]))
+            self.assertTrue(len(paper) == len(KLT_LEVELS) or any("paper" in note for note in result["notes"]))
             for row in rows.values():
                 numbers = [row[name] for name in ("bits_per_element", "kl", "delta_nll", "top1")]
                 self.assertTrue(all(map(math.isfinite, numbers)), row)
@@ -100,6 +102,8 @@ class QualityTest(unittest.TestCase):
             self.assertEqual((exact["kl"], exact["delta_nll"], exact["top1"]), (0, 0, 1))
             bits = [rows["klt", level]["bits_per_element"] for level in ("L1", "L2", "L3")]
             self.assertTrue(exact["bits_per_element"] > bits[0] > bits[1] > bits[2] > 0, bits)
+            planned = [rows["klt", level]["bits_per_element"] for level in ("planned", "planned-coarse")]
+            self.assertTrue(bits[1] >= planned[0] >= planned[1] >= bits[2], (planned, bits))
             self.assertGreater(rows["klt", "L3"]["kl"], 0)
             self.assertGreater(rows["published", "finest"]["bits_per_element"],
                                rows["published", "smallest"]["bits_per_element"])  # fmt: skip
@@ -107,7 +111,7 @@ class QualityTest(unittest.TestCase):
             self.assertLess(rows["int8", "int8"]["kl"], rows["int4", "int4"]["kl"])
         self.assertEqual(len(result["means"]), len(result["rows"]) / 4)
         found = {(t["task"], t["codec"], t["level"]): t for t in result["tasks"]}
-        wanted = {("passkey", "none", ""), *(("passkey", "klt", level) for level in ("L1", "L2", "L3"))}
+        wanted = {("passkey", "none", ""), *(("passkey", "klt", level) for level in KLT_LEVELS)}
         self.assertEqual({key for key in found if key[1] != "paper"}, wanted)
         self.assertTrue(all(t["n_cases"] == 2 and 0 <= t["score"] <= 1 for t in found.values()))
         self.assertTrue(any("lines-200: 2 of 2 documents are skipped" in note for note in result["notes"]))
@@ -182,12 +186,40 @@ class CurvesTest(unittest.TestCase):
         (above,) = curves.ratios(self.rows(*klt, ("published", "default", 3.0, 0.05)))
         self.assertEqual(above["at_least"], 6)
 
+    def test_plans_are_a_series_of_their_own_between_the_finest_and_the_coarsest_level(self):
+        rows = self.rows(("klt", "L1", 1.0, 0.01), ("klt", "L2", 0.5, 0.04), ("klt", "L3", 0.25, 0.16),
+                         ("klt", "planned", 0.25, 0.04), ("published", "default", 3.0, 0.04))  # fmt: skip
+        found = {r["codec"]: r["times_fewer"] for r in curves.ratios(rows)}
+        self.assertEqual({codec: round(times, 6) for codec, times in found.items()}, {"klt": 6, "klt, planned": 12})
+
     def test_means_weigh_bits_by_elements(self):
         rows = self.rows(("klt", "L1", 1.0, 0.1), ("klt", "L1", 2.0, 0.3))
         rows[1]["tokens"] = 30
         (mean,) = curves.means(rows)
         self.assertAlmostEqual(mean["bits_per_element"], 1.75)
         self.assertAlmostEqual(mean["kl"], 0.2)
+
+
+class PlanTest(unittest.TestCase):
+    CURVE = {"kl": [0.002, 0.008, 0.05], "last": [[64, 0.4], [512, 0.75], [3072, 1]], "beyond": 0.1}
+
+    def test_a_plan_takes_fewer_bytes_at_the_same_predicted_kl(self):
+        n_tokens, sizes = [256] * 11 + [100], [[4000] * 12, [2000] * 12, [700] * 12]
+        share = lambda n: codecs_compared.share_of_last(self.CURVE, n)  # noqa: E731
+        n_bytes = []
+        for coarseness, bound in ((0, 0.008), (0.5, 0.02), (1, 0.05)):
+            levels = codecs_compared.planned_levels(self.CURVE, n_tokens, sizes, coarseness)
+            ends = [sum(n_tokens[i:]) for i in range(13)]
+            predicted = sum((share(a) - share(b)) * self.CURVE["kl"][lv] for a, b, lv in zip(ends, ends[1:], levels))
+            self.assertLessEqual(predicted, bound * share(ends[0]) * (1 + 1e-6))
+            n_bytes.append(sum(sizes[level][i] for i, level in enumerate(levels)))
+        self.assertLess(n_bytes[0], 12 * 2000)
+        self.assertLess(n_bytes[1], n_bytes[0])
+        self.assertEqual(n_bytes[2], 12 * 700)
+
+    def test_shares_are_those_of_the_format(self):
+        for n_tokens, share in ((0, 0), (32, 0.2), (64, 0.4), (288, 0.575), (3072, 1), (6144, 1 + 0.1 * math.log(2))):
+            self.assertAlmostEqual(codecs_compared.share_of_last(self.CURVE, n_tokens), share)
 
 
 class JudgeTest(unittest.TestCase):

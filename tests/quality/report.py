@@ -8,7 +8,8 @@ Parts:
            was made from
   domains  the same with each calibration text left out of profile and tables in turn, and tested on it
   tasks    answers to questions about a document whose cache went through the codec
-klt and paper are files that cgtool writes, 256 tokens each, all bytes counted. published (CacheGen's quantizer), int8
+klt and paper are files that cgtool writes, 256 tokens each, all bytes counted; their levels "planned" and "planned-coarse"
+are a level for each chunk, by the profile's curve of quality. published (CacheGen's quantizer), int8
 and int4 are computed: cross-entropies and formulas, no files. KL divergence, change of NLL (nats) and top-1 agreement
 compare, over the 256 tokens after the context, the model after the decoded cache with the model after its own.
 
@@ -49,7 +50,7 @@ from cachegen.store_files import write_atomically  # noqa: E402
 
 PARTS = ("size", "domains", "tasks")
 CODECS = ("lossless", "klt", "paper", "published", "int8", "int4")
-LEVELS = ("L0", "L1", "L2", "L3", *codecs_compared.Published.levels, "int8", "int4")
+LEVELS = ("L0", *codecs_compared.LOSSY, *codecs_compared.PLANS, *codecs_compared.Published.levels, "int8", "int4")
 TASKS = ("passkey", "topics-5", "topics-10", "lines-200")
 PRESETS = ("klt", "paper")
 SOURCES = ("codec", "connector/cachegen", "tests/quality")  # what a result depends on
