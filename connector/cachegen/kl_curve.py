@@ -55,7 +55,7 @@ def measure(model, coder, planes, caches, contexts, progress):
 
 
 def _typical(values):
-    """Their geometric mean: contexts differ by factors, and as many are to lie above it as below."""
+    """Their geometric mean: shares differ by factors, and as many are to lie above it as below."""
     return math.exp(sum(math.log(max(value, LEAST_KL)) for value in values) / len(values))
 
 
@@ -76,7 +76,8 @@ def fit(measured):
     """The curve for model.json, of Costs; those of the longest contexts among them count."""
     whole = max(costs.n_tokens for costs in measured)
     measured = [costs for costs in measured if costs.n_tokens == whole]
-    kl = [_typical([costs.kl[level] for costs in measured]) for level in range(N_LEVELS)]
+    # Means: what a bound promises holds over many requests, and text that was calibrated on loses less than other text.
+    kl = [max(sum(costs.kl[level] for costs in measured) / len(measured), LEAST_KL) for level in range(N_LEVELS)]
     points = []
     for n in measured[0].last:
         share = _typical([costs.last[n] / max(costs.kl[CURVE_LEVEL], LEAST_KL) for costs in measured])
