@@ -33,6 +33,8 @@ static void destroy(cg_analysis *a)
     free(a->pairs);
     free(a->scale);
     free(a->ones);
+    free(a->n_digits);
+    free(a->channel_digits);
     *a = (cg_analysis){0};
 }
 
@@ -80,6 +82,31 @@ static void pack_row(cg_analysis *a, uint32_t c, const uint16_t *row)
     for (uint32_t ch = 0; ch < a->n_channels && c < a->n_exact; ch++)
         a->exact[(ch / 16 * n_exact_pairs + c / 2) * 16 + ch % 16] |= (uint32_t)row[ch]
                                                                       << (c % 2 * 16);
+}
+
+/* An element in the n-th sixteen, lane `lane` of it, at place i of n_places that are summed over:
+ * as digits. */
+static void pack_digits(uint32_t *table, uint8_t *n_digits, size_t n_pairs, uint32_t n,
+                        uint32_t lane, uint32_t i, int16_t element)
+{
+    uint8_t *low = (uint8_t *)(table + n * n_pairs * 16) + i / 4 * 64 + lane * 4 + i % 4;
+    const int high = (element + 128) >> 8;
+    low[0] = (uint8_t)element;
+    low[n_pairs * 32] = (uint8_t)high;
+    if (high != 0)
+        n_digits[n] = 2;
+}
+
+/* pack_row() in digits. */
+static void pack_row_digits(cg_analysis *a, uint32_t c, const int16_t *row)
+{
+    for (uint32_t ch = 0; ch < a->n_channels; ch++) {
+        pack_digits(a->pairs, a->n_digits, cg_analysis_pairs(a->n_channels), c / 16, c % 16, ch,
+                    row[ch]);
+        if (c < a->n_exact)
+            pack_digits(a->exact, a->channel_digits, cg_analysis_exact_pairs(a), ch / 16, ch % 16,
+                        c, row[ch]);
+    }
 }
 
 /* ---- version 1 ---- */
@@ -152,11 +179,16 @@ static cg_status make_from_bands(const cg_profile *p, const cg_bands *bands, cg_
     if (row == NULL || channel_square == NULL || !take_tables(a))
         goto done;
     const size_t n_ones = cg_padded(a->n_channels, 16);
+    const size_t n_sixteens = cg_padded(a->n_components, 16) / 16;
     a->ones = malloc((n_ones + 1) * sizeof *a->ones);
-    if (a->ones == NULL)
+    a->n_digits = malloc(n_sixteens + 1);
+    a->channel_digits = malloc(n_ones / 16 + 1);
+    if (a->ones == NULL || a->n_digits == NULL || a->channel_digits == NULL)
         goto done;
     for (size_t ch = 0; ch < n_ones; ch++)
         a->ones[ch] = 1;
+    memset(a->n_digits, 1, n_sixteens);
+    memset(a->channel_digits, 1, n_ones / 16);
     for (uint32_t c = 0; c < bands->n_components; c++) {
         const unsigned shift = cg_bands_row(&p->layout, bands, c, row);
         float *norm = c < a->n_exact ? &a->exact_norm : &a->norm;
@@ -168,7 +200,10 @@ static cg_status make_from_bands(const cg_profile *p, const cg_bands *bands, cg_
         }
         *norm = fmaxf(*norm, sqrtf(square));
         a->scale[c] = ldexpf(1, (int)shift - (int)bands->unit_bits);
-        pack_row(a, c, (const uint16_t *)row);
+        if (p->kernels->forward->takes_digits)
+            pack_row_digits(a, c, row);
+        else
+            pack_row(a, c, (const uint16_t *)row);
     }
     for (uint32_t ch = 0; ch < bands->n_channels; ch++)
         a->channel_norm = fmaxf(a->channel_norm, sqrtf(channel_square[ch]));

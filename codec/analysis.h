@@ -20,12 +20,17 @@ typedef struct cg_analysis {
      * data. exact: project()'s pairs for taking out, [channels, in sixteens][exact_pairs][16]. */
     uint32_t n_exact;
     uint32_t *exact;
-    uint32_t *pairs; /* cg_kernels.project()'s pairs, zeros behind channels and components */
+    /* cg_kernels.project()'s pairs, zeros behind channels and components; or, in version 2, digits
+     * where the kernels take them. The same of exact. */
+    uint32_t *pairs;
     /* [n_components, in sixteens]: of components that are integers, what they are scaled with. In
      * version 1 they are the narrow ones behind the first n_exact, where the kernels have
      * project_narrow(). In version 2 all are, and the scales are powers of two. */
     float *scale;
     float *ones; /* version 2: [n_channels, in sixteens] */
+    /* Version 2, where the kernels take digits: how many the numbers of sixteen components have,
+     * and those of sixteen channels in exact. */
+    uint8_t *n_digits, *channel_digits;
     /* The largest Euclidean norm of integers: of the components behind the first n_exact; in
      * version 2 also of the others, and of a channel in exact. */
     float norm, exact_norm, channel_norm;

@@ -150,11 +150,15 @@ typedef struct cg_klt_forward {
     void (*project_narrow)(const float *rows, size_t row_stride, size_t n_rows,
                            const uint32_t *analysis, const float *scale, float norm, size_t n_pairs,
                            size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride);
-    /* The same, there in each table: integers of at most 15 bits. */
+    /* The same, there in each table: integers of at most 15 bits. Where it takes_digits, analysis
+     * holds signed digits of 8 bits, [n_sixteens][2][n_pairs / 2][16][4]: the low digits of four
+     * neighbouring channels each, and behind all of them the high ones, which are not read where
+     * n_digits[n_sixteens] is 1. It is read up to the next multiple of 64 channels. */
     void (*project_integers)(const float *rows, size_t row_stride, size_t n_rows,
-                             const uint32_t *analysis, const float *scale, float norm,
-                             size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
-                             size_t coef_stride);
+                             const uint32_t *analysis, const uint8_t *n_digits, const float *scale,
+                             float norm, size_t n_pairs, size_t n_sixteens, uint16_t *split,
+                             float *coef, size_t coef_stride);
+    bool takes_digits;
 } cg_klt_forward;
 
 typedef struct cg_kernels {

@@ -118,7 +118,7 @@ static void project(const cg_profile *p, const cg_analysis *a, size_t n_blocks, 
     const float *scale = a->scale + 16 * first;
     float *coef = w->coef + 16 * first;
     if (p->version > 1)
-        forward->project_integers(rows, w->row_stride, n_blocks, pairs, scale,
+        forward->project_integers(rows, w->row_stride, n_blocks, pairs, a->n_digits + first, scale,
                                   is_exact ? a->exact_norm : a->norm, n_pairs, n_sixteens, w->split,
                                   coef, w->coef_stride);
     else if (!is_exact && forward->project_narrow != NULL)
@@ -156,8 +156,9 @@ static void synthesize_exact(const cg_profile *p, const cg_analysis *a, size_t n
         return;
     }
     scale_coefs(a, n_blocks, 16 * n_exact, false, w); /* powers of two: exact, and back */
-    forward->project_integers(w->coef, w->coef_stride, n_blocks, a->exact, a->ones, a->channel_norm,
-                              n_pairs, n_sixteens, w->split, w->known, w->row_stride);
+    forward->project_integers(w->coef, w->coef_stride, n_blocks, a->exact, a->channel_digits,
+                              a->ones, a->channel_norm, n_pairs, n_sixteens, w->split, w->known,
+                              w->row_stride);
     scale_coefs(a, n_blocks, 16 * n_exact, true, w);
 }
 

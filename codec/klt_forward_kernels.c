@@ -127,9 +127,26 @@ static void project(const float *rows, size_t row_stride, size_t n_rows, const u
 }
 #endif
 
+#if defined(__AMX_INT8__)
+/* Left factors are pairs of tiles, of low digits without a sign and of high ones with it. */
+enum {
+    TILE_CHANNELS = 64,
+    TILE_ROWS = 16,
+    TILE_BYTES = TILE_ROWS * TILE_CHANNELS,
+    PAIR_BYTES = 2 * TILE_BYTES
+};
+
+static inline void store_digits(__m256i numbers, uint8_t *low)
+{
+    _mm_storeu_si128((void *)low, _mm256_cvtepi16_epi8(numbers));
+    _mm_storeu_si128((void *)(low + TILE_BYTES),
+                     _mm256_cvtepi16_epi8(_mm256_srai_epi16(numbers, 8)));
+}
+#endif
+
 #if defined(__AVX2__)
-/* A row of [n] as int16, rounded. Returns what it was multiplied with: the sums of its products
- * with numbers of that norm stay within int32. */
+/* A row of [n] as int16, rounded (for matrix units in digits). Returns what it was multiplied with:
+ * the sums of its products with numbers of that norm stay within int32. */
 static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
 {
     const vector_u32 no_sign = {0};
@@ -150,7 +167,10 @@ static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
     for (size_t i = 0; i < n; i += LANES) {
         const vector_f32 scaled = factor * *(const vector_f32 *)(const void *)(row + i);
         const vector_i x = V(cvtps_epi32)((vector_ps)scaled);
-#if defined(__AVX512BW__)
+#if defined(__AMX_INT8__)
+        store_digits(_mm512_cvtsepi32_epi16(x),
+                     (uint8_t *)out + i / TILE_CHANNELS * PAIR_BYTES + i % TILE_CHANNELS);
+#elif defined(__AVX512BW__)
         _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm512_cvtsepi32_epi16(x));
 #else
         const __m128i eight =
@@ -161,6 +181,78 @@ static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
     return factor;
 }
 
+#if defined(__AMX_INT8__)
+/* TILE_ROWS rows, of which n_rows there are, by 16 components of two digits or 32 of one, whose
+ * digits begin at right and second. */
+static void digits_tile(const uint8_t *left, const float *inv_factor, size_t n_rows,
+                        const uint8_t *right, const uint8_t *second, const float *scale,
+                        size_t n_tiles, bool is_wide, bool has_second, float *coef,
+                        size_t coef_stride)
+{
+    _Alignas(64) int32_t sums[4][TILE_ROWS][16];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t k = 0; k < n_tiles; k++, left += PAIR_BYTES) {
+        _tile_loadd(4, left, TILE_CHANNELS);
+        _tile_loadd(5, left + TILE_BYTES, TILE_CHANNELS);
+        _tile_loadd(6, right + k * TILE_BYTES, TILE_CHANNELS);
+        _tile_loadd(7, second + k * TILE_BYTES, TILE_CHANNELS);
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbssd(1, 5, 6);
+        _tile_dpbusd(2, 4, 7);
+        _tile_dpbssd(3, 5, 7);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    for (size_t r = 0; r < n_rows; r++, coef += coef_stride) {
+        __m512i sum[2];
+        for (unsigned i = 0; i < 2; i++)
+            sum[i] = _mm512_add_epi32(_mm512_load_si512(sums[2 * i][r]),
+                                      _mm512_slli_epi32(_mm512_load_si512(sums[2 * i + 1][r]), 8));
+        if (is_wide)
+            sum[0] = _mm512_add_epi32(sum[0], _mm512_slli_epi32(sum[1], 8));
+        for (unsigned i = 0; i < (has_second ? 2 : 1); i++) {
+            const __m512 unit =
+                _mm512_mul_ps(_mm512_set1_ps(inv_factor[r]), _mm512_loadu_ps(scale + 16 * i));
+            _mm512_storeu_ps(coef + 16 * i, _mm512_mul_ps(unit, _mm512_cvtepi32_ps(sum[i])));
+        }
+    }
+}
+
+static void project_integers(const float *rows, size_t row_stride, size_t n_rows,
+                             const uint32_t *analysis, const uint8_t *n_digits, const float *scale,
+                             float norm, size_t n_pairs, size_t n_sixteens, uint16_t *split,
+                             float *coef, size_t coef_stride)
+{
+    const size_t n_tiles = (2 * n_pairs + TILE_CHANNELS - 1) / TILE_CHANNELS;
+    uint8_t *left = (uint8_t *)split;
+    configure_tiles();
+    for (size_t at = 0; at < n_rows; at += TILE_ROWS, rows += TILE_ROWS * row_stride) {
+        const size_t n = n_rows - at < TILE_ROWS ? n_rows - at : (size_t)TILE_ROWS;
+        float inv_factor[TILE_ROWS];
+        memset(left + (n_tiles - 1) * PAIR_BYTES, 0, PAIR_BYTES); /* its end meets other numbers */
+        for (size_t r = 0; r < n; r++)
+            inv_factor[r] = 1 / narrow_row(rows + r * row_stride, 2 * n_pairs, norm,
+                                           (uint16_t *)(void *)(left + r * TILE_CHANNELS));
+        for (size_t c = 0, n_now; c < n_sixteens; c += n_now) {
+            const uint8_t *right = (const uint8_t *)(analysis + c * n_pairs * 16);
+            const bool is_wide = n_digits[c] == 2;
+            n_now = !is_wide && c + 1 < n_sixteens && n_digits[c + 1] == 1 ? 2 : 1;
+            digits_tile(left, inv_factor, n, right,
+                        is_wide      ? right + n_pairs * 32
+                        : n_now == 2 ? right + n_pairs * 64
+                                     : right,
+                        scale + 16 * c, n_tiles, is_wide, n_now == 2,
+                        coef + at * coef_stride + 16 * c, coef_stride);
+        }
+    }
+    _tile_release();
+}
+#else
 static inline vector_i add_pairs(vector_i sum, vector_i numbers, vector_i row)
 {
 #if defined(__AVX512VNNI__)
@@ -238,6 +330,17 @@ static void project_narrow(const float *rows, size_t row_stride, size_t n_rows,
         }
     }
 }
+
+static void project_integers(const float *rows, size_t row_stride, size_t n_rows,
+                             const uint32_t *analysis, const uint8_t *n_digits, const float *scale,
+                             float norm, size_t n_pairs, size_t n_sixteens, uint16_t *split,
+                             float *coef, size_t coef_stride)
+{
+    (void)n_digits;
+    project_narrow(rows, row_stride, n_rows, analysis, scale, norm, n_pairs, n_sixteens, split,
+                   coef, coef_stride);
+}
+#endif
 #else
 /* n_rows rows by 16 components of integers, whose sums stay in registers. */
 static inline __attribute__((always_inline)) void
@@ -270,10 +373,11 @@ integer_tile(const float *rows, size_t row_stride, const unsigned n_rows, const 
 }
 
 static void project_integers(const float *rows, size_t row_stride, size_t n_rows,
-                             const uint32_t *analysis, const float *scale, float norm,
-                             size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
-                             size_t coef_stride)
+                             const uint32_t *analysis, const uint8_t *n_digits, const float *scale,
+                             float norm, size_t n_pairs, size_t n_sixteens, uint16_t *split,
+                             float *coef, size_t coef_stride)
 {
+    (void)n_digits;
     (void)norm;
     (void)split;
     for (size_t c = 0; c < n_sixteens; c++) {
@@ -290,10 +394,13 @@ static void project_integers(const float *rows, size_t row_stride, size_t n_rows
 }
 #endif
 
-#if !defined(__AVX2__)
-const cg_klt_forward CG_KLT_FORWARD = {project, NULL, project_integers};
-#elif defined(__AMX_BF16__)
-const cg_klt_forward CG_KLT_FORWARD = {project, NULL, project_narrow};
-#else
-const cg_klt_forward CG_KLT_FORWARD = {project, project_narrow, project_narrow};
+#if !defined(__AVX2__) || defined(__AMX_INT8__)
+#define project_narrow NULL
 #endif
+#if defined(__AMX_INT8__)
+enum { TAKES_DIGITS = true };
+#else
+enum { TAKES_DIGITS = false };
+#endif
+
+const cg_klt_forward CG_KLT_FORWARD = {project, project_narrow, project_integers, TAKES_DIGITS};

@@ -434,44 +434,61 @@ TEST_P(KernelsTest, ProjectsOnTheBasis)
 
 TEST_P(KernelsTest, ProjectsOnNarrowNumbers)
 {
-    if (kernels->forward->project_narrow == nullptr)
-        GTEST_SKIP() << GetParam() << " projects on bf16 only";
+    const cg_klt_forward *forward = kernels->forward;
+    if (forward->project_narrow == nullptr && !forward->takes_digits)
+        GTEST_SKIP() << GetParam() << " projects in floats only";
+    enum { ALIKE, MIXED, BYTES }; // alike: no sums are larger for numbers of that norm
     for (size_t n_sixteens : {1, 2, 3}) {
         for (size_t n_rows : {1, 7, 8, 9, 33, 70}) {
-            for (bool is_alike :
-                 {false, true}) { // alike: no sums are larger for numbers of that norm
-                SCOPED_TRACE(testing::Message() << n_sixteens << " " << n_rows << " " << is_alike);
-                const size_t n_channels = 1000, n_pairs = 512, stride = 2 * n_pairs;
+            for (const int kind : {ALIKE, MIXED, BYTES}) {
+                SCOPED_TRACE(testing::Message() << n_sixteens << " " << n_rows << " " << kind);
+                const size_t n_channels = 1000, n_pairs = 528, stride = 2 * n_pairs;
                 Random random(n_sixteens + n_rows);
                 std::vector<float> rows(n_rows * stride), scale(16 * n_sixteens);
                 std::vector<int> numbers(16 * n_sixteens * n_channels);
                 std::vector<uint32_t> analysis(n_sixteens * n_pairs * 16);
+                std::vector<uint8_t> digits(analysis.size() * 4 + 1024), n_digits(n_sixteens, 1);
                 double norm = 0;
                 for (size_t c = 0; c < scale.size(); c++) {
                     double square = 0;
                     scale[c] = static_cast<float>(random.uniform(0.001, 0.1));
                     for (size_t ch = 0; ch < n_channels; ch++) {
-                        const int x = is_alike ? 4096
-                                               : static_cast<int>(random.below(1 << (c % 12))) -
-                                                     (1 << (c % 12)) / 2;
+                        const int range = 1 << (kind == BYTES ? 8 : c % 12);
+                        const int x = kind == ALIKE
+                                          ? 4096
+                                          : static_cast<int>(random.below(range)) - range / 2;
                         square += x * x;
                         numbers[c * n_channels + ch] = x;
                         analysis[(c / 16 * n_pairs + ch / 2) * 16 + c % 16] |=
                             static_cast<uint32_t>(x & 0xffff) << (ch % 2 * 16);
+                        const size_t low = c / 16 * n_pairs * 64 + (ch / 4 * 16 + c % 16) * 4;
+                        digits[low + ch % 4] = static_cast<uint8_t>(x);
+                        digits[low + ch % 4 + n_pairs * 32] = static_cast<uint8_t>((x + 128) >> 8);
+                        if ((x + 128) >> 8 != 0)
+                            n_digits[c / 16] = 2;
                     }
                     norm = std::max(norm, std::sqrt(square));
                 }
                 for (size_t i = 0; i < rows.size(); i++)
                     rows[i] = i % stride < n_channels
-                                  ? static_cast<float>(is_alike ? -100 : random.normal())
+                                  ? static_cast<float>(kind == ALIKE ? -100 : random.normal())
                                   : 0;
                 const size_t coef_stride = 16 * n_sixteens + 16;
                 const std::unique_ptr<void, MallocFree> split(aligned_alloc(64, 64 * stride * 2));
                 std::vector<float> got((n_rows + 31) / 32 * 32 * coef_stride, 7);
-                kernels->forward->project_narrow(rows.data(), stride, n_rows, analysis.data(),
-                                                 scale.data(), static_cast<float>(norm), n_pairs,
-                                                 n_sixteens, static_cast<uint16_t *>(split.get()),
-                                                 got.data(), coef_stride);
+                if (forward->takes_digits) {
+                    std::fill(digits.end() - 1024, digits.end(), 0x5a); // garbage behind the last
+                    forward->project_integers(
+                        rows.data(), stride, n_rows,
+                        reinterpret_cast<const uint32_t *>(digits.data()), n_digits.data(),
+                        scale.data(), static_cast<float>(norm), n_pairs, n_sixteens,
+                        static_cast<uint16_t *>(split.get()), got.data(), coef_stride);
+                } else {
+                    forward->project_narrow(rows.data(), stride, n_rows, analysis.data(),
+                                            scale.data(), static_cast<float>(norm), n_pairs,
+                                            n_sixteens, static_cast<uint16_t *>(split.get()),
+                                            got.data(), coef_stride);
+                }
                 for (size_t r = 0; r < n_rows; r++) {
                     double square = 0, largest = 0;
                     for (size_t ch = 0; ch < n_channels; ch++) {
