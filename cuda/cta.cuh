@@ -1,6 +1,6 @@
 /* cuda/cta.cuh - a thread block on a GPU, as the kernels' bodies see it.
  *
- * All 32 lanes of a warp come to ballot(), shuffle(), load_fragment() and multiply() together.
+ * All 32 lanes of a warp come to ballot() and multiply() together.
  */
 #ifndef CG_CUDA_CTA_CUH
 #define CG_CUDA_CTA_CUH
@@ -11,21 +11,20 @@ struct cg_cuda_cta {
     {
         return blockIdx.x;
     }
+    /* Volatile, so that what follows from it is computed again rather than kept in registers. */
     __device__ __forceinline__ uint32_t thread() const
     {
-        return threadIdx.x;
+        uint32_t number;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+        return number;
     }
     __device__ __forceinline__ uint32_t lane() const
     {
-        return threadIdx.x % 32;
+        return thread() % 32;
     }
     __device__ __forceinline__ uint32_t ballot(bool bit)
     {
         return __ballot_sync(0xffffffffu, bit);
-    }
-    __device__ __forceinline__ uint32_t shuffle(uint32_t value, uint32_t from_lane)
-    {
-        return __shfl_sync(0xffffffffu, value, (int)from_lane);
     }
     __device__ __forceinline__ uint32_t count(uint32_t bits) const
     {
@@ -57,14 +56,6 @@ struct cg_cuda_cta {
     {
         asm volatile("cp.async.wait_all;" ::: "memory");
     }
-    /* The A of multiply() from shared memory. Each lane says where 16 bytes of a row begin,
-     * aligned: of row lane % 16, the first 16 for lanes below 16, then the second. */
-    __device__ __forceinline__ void load_fragment(uint32_t a[4], const void *row)
-    {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                     : "r"((uint32_t)__cvta_generic_to_shared(row)));
-    }
     /* d += a * b, modulo 2^32: 16 x 32 by 32 x 8 signed numbers of 8 bits. Fragments are those of
      * PTX's mma.m16n8k32. */
     __device__ __forceinline__ void multiply(uint32_t d[4], const uint32_t a[4],
@@ -78,6 +69,14 @@ struct cg_cuda_cta {
     __device__ __forceinline__ void load16(uint32_t out[4], const void *from) const
     {
         const uint4 v = __ldg((const uint4 *)from);
+        out[0] = v.x;
+        out[1] = v.y;
+        out[2] = v.z;
+        out[3] = v.w;
+    }
+    __device__ __forceinline__ void load_shared16(uint32_t out[4], const void *from) const
+    {
+        const uint4 v = *(const uint4 *)from;
         out[0] = v.x;
         out[1] = v.y;
         out[2] = v.z;

@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 /* One thread block of the inverse KLT has all of a multiprocessor's registers; others share it. */
-enum { STREAM_BLOCKS = 8, ROTATION_BLOCKS = 4, KLT_BLOCKS = 1 };
+enum { STREAM_BLOCKS = 4, ROTATION_BLOCKS = 4, KLT_BLOCKS = 1 };
 
 template <uint32_t KIND>
 __global__ void __launch_bounds__(KIND == CG_CUDA_KLT        ? CG_CUDA_KLT_THREADS

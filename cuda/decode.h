@@ -24,7 +24,7 @@ struct CUstream_st; /* cudaStream_t is a pointer to it */
 enum {
     CG_CUDA_ALIGN = 16,     /* of blob, plan, chunk and scratch in device memory, at least */
     CG_CUDA_MAX_PASSES = 8, /* kernels of a chunk */
-    CG_CUDA_SHARED_BYTES = 64 << 10, /* at most, of a kernel's block */
+    CG_CUDA_SHARED_BYTES = 104 << 10, /* at most, of a kernel's block */
 };
 
 /* ---- a profile, once ---- */

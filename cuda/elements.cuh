@@ -21,16 +21,6 @@ CG_LANE cg_cuda_slot cg_cuda_find_slot(const cg_cuda_blocks &blocks, uint32_t to
     return slot;
 }
 
-/* The next token's, where tokens come in their order. */
-CG_LANE cg_cuda_slot cg_cuda_next_slot(const cg_cuda_blocks &blocks, uint32_t token,
-                                       cg_cuda_slot slot)
-{
-    if (slot.in_block + 1 >= blocks.block_tokens)
-        return cg_cuda_find_slot(blocks, token);
-    slot.in_block++;
-    return slot;
-}
-
 /* head: of the chunk. */
 CG_LANE uint8_t *cg_cuda_head(const cg_cuda_blocks &blocks, uint32_t layer, uint32_t plane,
                               uint32_t head)
@@ -45,12 +35,38 @@ CG_LANE int64_t cg_cuda_slot_offset(const cg_cuda_blocks &blocks, uint32_t plane
     return slot.block * blocks.block_stride + (int64_t)slot.in_block * blocks.token_stride[plane];
 }
 
+/* Where a cell of a tile of 16 rows and a band stands; of a column in the next tile below, the
+ * tile's bytes further on. Neighbouring rows make a tensor instruction's rows g and g + 8, and lane
+ * 4 g + k has 8 neighbouring columns of both: FORMAT of the A fragments of PTX's mma.m16n8k32 where
+ * components are summed in the order of profile_blob.c's fragment_offset(). */
+CG_LANE uint32_t cg_cuda_cell(uint32_t row, uint32_t column)
+{
+    return row / 2 * 64 + row % 2 * 4 + column % CG_CUDA_BAND / 4 * 8 + column % 4;
+}
+
 /* FORMAT.md's step 5. */
 CG_LANE uint32_t cg_cuda_round(uint32_t dtype, float value)
 {
     return dtype == CG_DTYPE_BF16   ? cg_bf16_from_f32(value)
            : dtype == CG_DTYPE_FP16 ? cg_fp16_from_f32(value)
                                     : cg_f32_bits(value);
+}
+
+/* Two of them; a GPU has an instruction for it. */
+CG_LANE void cg_cuda_round_two(uint32_t dtype, float first, float second, uint32_t *first_out,
+                               uint32_t *second_out)
+{
+#if defined(__CUDA_ARCH__)
+    if (dtype == CG_DTYPE_BF16) {
+        uint32_t both;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+        *first_out = both & 0xffff;
+        *second_out = both >> 16;
+        return;
+    }
+#endif
+    *first_out = cg_cuda_round(dtype, first);
+    *second_out = cg_cuda_round(dtype, second);
 }
 
 CG_LANE void cg_cuda_store(uint32_t dtype, uint8_t *at, uint32_t bits)

@@ -16,7 +16,13 @@
 
 #define CG_CUDA_NOWHERE INT64_MIN /* no slot is there: addresses have 48 bits */
 
-enum { CG_CUDA_TOKENS = CG_CUDA_KLT_BLOCKS * CG_DCT, CG_CUDA_PIECES = CG_CUDA_BAND / 16 };
+enum {
+    CG_CUDA_TOKENS = CG_CUDA_KLT_BLOCKS * CG_DCT,
+    CG_CUDA_PIECES = CG_CUDA_TILE_BYTES / 16,
+    /* What a tile of digits is: */
+    CG_CUDA_IS_THERE = 1, /* its frequency has the band, or the other frequency of a pair has */
+    CG_CUDA_IS_LARGE = 2, /* some digits are not all of their cells */
+};
 
 /* A warp's channels. */
 struct cg_cuda_columns {
@@ -38,11 +44,18 @@ CG_LANE cg_cuda_columns cg_cuda_find_columns(const cg_cuda_klt &m, uint32_t want
     return c;
 }
 
+/* What tiles are, a byte for each frequency. */
+union cg_cuda_tiles {
+    uint8_t of[CG_DCT];
+    uint32_t words[CG_DCT / 4];
+};
+
 /* A thread block's shared memory. */
 struct cg_cuda_klt_shared {
-    /* Digits of a stage's steps: [buffer][step][frequency][row][32 of them, padded]. */
-    uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_KLT_BLOCKS][CG_CUDA_ROW_PITCH];
-    alignas(8) uint8_t large[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_ROWS][CG_DCT];
+    /* Digits of a stage's steps, in tiles: [buffer][step][frequency][row of tiles]. */
+    uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES];
+    cg_cuda_tiles tiles[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_ROWS];
+    cg_cuda_step steps[2][CG_CUDA_STAGE_STEPS];
     int64_t offsets[CG_CUDA_TOKENS][CG_N_PLANES]; /* of the tokens' slots, or CG_CUDA_NOWHERE */
     cg_cuda_columns columns[CG_CUDA_KLT_COLUMNS]; /* here: registers are for the sums */
 };
@@ -50,8 +63,8 @@ struct cg_cuda_klt_shared {
 static_assert(sizeof(cg_cuda_klt_shared) <= CG_CUDA_KLT_SHARED_BYTES, "cuda/layout.h");
 
 /* The sums of two tiles of columns (low and high channels of pairs), by frequency; FORMAT of the
- * tensor instruction's C fragments: [0..1] row lane / 4, [2..3] row lane / 4 + 8, columns 2 (lane %
- * 4) and the next. */
+ * tensor instruction's C fragments: [0..1] row 2 (lane / 4) of a tile, [2..3] the next, columns 2
+ * (lane % 4) and the next. */
 struct cg_cuda_sums {
     uint32_t of[CG_DCT][2][4];
 };
@@ -68,40 +81,37 @@ CG_LANE void cg_cuda_shift_sums(cg_cuda_sums *sums, uint32_t shift)
     }
 }
 
-/* Starts to fetch the digits of a stage's steps, and fetches which tiles have large symbols. */
+/* Starts to fetch the digits of a stage's steps, and fetches what the tiles are. Each warp has a
+ * tile of each step. */
 template <class Cta>
 CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch,
                                  const cg_cuda_step *steps, uint32_t first_step,
                                  uint32_t first_block, cg_cuda_klt_shared *shared)
 {
-    const uint32_t buffer = first_step / CG_CUDA_STAGE_STEPS % 2;
-    for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS && first_step + s < m.n_steps; s++) {
-        const uint32_t band = steps[first_step + s].band;
-        if (band * CG_CUDA_BAND >= m.most_active)
-            continue;
-        for (uint32_t i = cta.thread(); i < CG_DCT * CG_CUDA_KLT_BLOCKS * CG_CUDA_PIECES;
-             i += CG_CUDA_KLT_THREADS) {
-            const uint32_t piece = i % CG_CUDA_PIECES,
-                           row = i / CG_CUDA_PIECES % CG_CUDA_KLT_BLOCKS,
-                           f = i / CG_CUDA_PIECES / CG_CUDA_KLT_BLOCKS;
-            uint8_t *const to = &shared->digits[buffer][s][f][row][16 * piece];
-            const uint32_t column = band * CG_CUDA_BAND + 16 * piece;
-            if (column < m.stride[f] && first_block + row < m.n_rows)
-                cta.copy16(to, scratch + m.digits_at + m.cell_at[f] +
-                                   (uint64_t)(first_block + row) * m.stride[f] + column);
-            else
-                cta.clear16(to);
-        }
-        if (cta.thread() < CG_DCT * CG_CUDA_KLT_ROWS) {
-            const uint32_t f = cta.thread() / CG_CUDA_KLT_ROWS,
-                           tile = cta.thread() % CG_CUDA_KLT_ROWS,
-                           n_bands = m.stride[f] / CG_CUDA_BAND,
-                           row = first_block + tile * CG_CUDA_TILE_BLOCKS;
-            shared->large[buffer][s][tile][f] =
-                band < n_bands && row < m.n_rows
-                    ? scratch[m.large_at + m.large_tile[f] +
-                              (uint64_t)(row / CG_CUDA_TILE_BLOCKS) * n_bands + band]
-                    : 0;
+    static_assert(CG_CUDA_KLT_THREADS == CG_DCT * CG_CUDA_KLT_ROWS * CG_CUDA_PIECES, "a tile each");
+    const uint32_t buffer = first_step / CG_CUDA_STAGE_STEPS % 2,
+                   piece = cta.thread() % CG_CUDA_PIECES,
+                   row = cta.thread() / CG_CUDA_PIECES % CG_CUDA_KLT_ROWS,
+                   f = cta.thread() / CG_CUDA_PIECES / CG_CUDA_KLT_ROWS,
+                   tile_row = first_block / CG_CUDA_TILE_BLOCKS + row,
+                   n_bands = tile_row < m.n_tile_rows ? m.n_bands[f] : 0,
+                   pair_bands = n_bands > m.n_bands[f ^ 1] ? n_bands : m.n_bands[f ^ 1];
+    CG_UNROLL_NOT /* registers are for the sums */
+        for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS && first_step + s < m.n_steps; s++)
+    {
+        const cg_cuda_step step = steps[first_step + s];
+        const uint64_t tile = m.tile_at[f] + step.band * m.n_tile_rows + tile_row;
+        uint8_t *const to = &shared->digits[buffer][s][f][row][16 * piece];
+        uint32_t is = step.band < pair_bands ? CG_CUDA_IS_THERE : 0;
+        if (step.band < n_bands)
+            cta.copy16(to, scratch + m.digits_at + tile * CG_CUDA_TILE_BYTES + 16 * piece);
+        else if (is != 0)
+            cta.clear16(to);
+        if (piece == 0) {
+            if (step.band < n_bands && scratch[m.large_at + tile] != 0)
+                is |= CG_CUDA_IS_LARGE;
+            shared->tiles[buffer][s][row].of[f] = (uint8_t)is;
+            shared->steps[buffer][s] = step; /* the same from all */
         }
     }
 }
@@ -126,17 +136,15 @@ CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_klt &m, const uint8_t *sc
                                uint32_t band, uint32_t first_row, const uint32_t basis[4],
                                cg_cuda_sums *sums)
 {
-    const int16_t *cells = (const int16_t *)(scratch + m.cells_at) + m.cell_at[f];
-    const uint32_t column = band * CG_CUDA_BAND + cta.lane() % 4 * 4;
+    const uint64_t tile = m.tile_at[f] + band * m.n_tile_rows + first_row / CG_CUDA_TILE_BLOCKS;
+    const int16_t *cells =
+        (const int16_t *)(scratch + m.cells_at) + tile * CG_CUDA_TILE_BYTES + cta.lane() * 16;
     for (uint32_t digit = 1; digit <= 2; digit++) {
         uint32_t a[4];
         CG_UNROLL
         for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t row = first_row + cta.lane() / 4 + i % 2 * 8;
-            a[i] = row < m.n_rows
-                       ? cg_cuda_high_digits(
-                             cells + (uint64_t)row * m.stride[f] + column + i / 2 * 16, digit)
-                       : 0;
+            const uint32_t row = first_row + cta.lane() / 4 * 2 + i % 2;
+            a[i] = row < m.n_rows ? cg_cuda_high_digits(cells + 4 * i, digit) : 0;
         }
         CG_UNROLL
         for (uint32_t is_high = 0; is_high < 2; is_high++) {
@@ -149,30 +157,33 @@ CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_klt &m, const uint8_t *sc
     }
 }
 
-/* Step 1 of the format, of a warp's rows and columns. */
+/* Step 1 of the format, of a warp's rows and columns. digits: the lane's in the tiles. */
 template <class Cta>
 CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch,
-                              const cg_cuda_klt_shared *shared, uint32_t step, uint32_t band,
-                              uint32_t first_block, uint32_t tile_row, const uint32_t basis[4],
-                              cg_cuda_sums *sums)
+                              const uint8_t (*digits)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES],
+                              const cg_cuda_tiles *tiles, uint32_t band, uint32_t first_row,
+                              const uint32_t basis[4], cg_cuda_sums *sums)
 {
-    const uint32_t buffer = step / CG_CUDA_STAGE_STEPS % 2, s = step % CG_CUDA_STAGE_STEPS,
-                   row = tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() % 16,
-                   column = cta.lane() / 16 * 16;
-    /* Tiles of zeros are not left out: there are few, and to look costs more than to multiply. */
+    const uint32_t all[2] = {tiles->words[0], tiles->words[1]};
+    /* Frequencies have fewer bands the higher they are. Tiles of zeros are multiplied: there are
+     * few, and to look costs more. */
     CG_UNROLL
-    for (uint32_t f = 0; f < CG_DCT; f++) {
-        uint32_t a[4];
-        cta.load_fragment(a, &shared->digits[buffer][s][f][row][column]);
-        cta.multiply(sums->of[f][0], a, basis);
-        cta.multiply(sums->of[f][1], a, basis + 2);
+    for (uint32_t f = 0; f < CG_DCT; f += 2) {
+        if ((all[f / 4] & CG_CUDA_IS_THERE << 8 * (f % 4)) == 0)
+            continue;
+        CG_UNROLL
+        for (uint32_t g = f; g < f + 2; g++) {
+            uint32_t a[4];
+            cta.load_shared16(a, digits[g]);
+            cta.multiply(sums->of[g][0], a, basis);
+            cta.multiply(sums->of[g][1], a, basis + 2);
+        }
     }
-    uint64_t large; /* a byte for each frequency */
-    memcpy(&large, shared->large[buffer][s][tile_row], sizeof large);
-    for (uint32_t f = 0; large != 0; f++, large >>= 8) {
-        if (large % 256 != 0)
-            cg_cuda_add_large(cta, m, scratch, f, band,
-                              first_block + tile_row * CG_CUDA_TILE_BLOCKS, basis, sums);
+    if (((all[0] | all[1]) & 0x01010101u * CG_CUDA_IS_LARGE) == 0)
+        return;
+    for (uint32_t f = 0; f < CG_DCT; f++) {
+        if ((tiles->of[f] & CG_CUDA_IS_LARGE) != 0)
+            cg_cuda_add_large(cta, m, scratch, f, band, first_row, basis, sums);
     }
 }
 
@@ -239,7 +250,7 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
         for (int is_high = 0; is_high < 2; is_high++) {
             const uint32_t at = (c.tile * 2 + is_high) * CG_CUDA_TILE_PAIRS + column + i;
             const float mean = ((const float *)(blob + m.mean_at))[at],
-                        scale = m.step[c.plane] / ((const float *)(blob + m.weight_at))[at];
+                        scale = ((const float *)(blob + m.scale_at))[at];
             float y[CG_DCT];
             CG_UNROLL
             for (int f = 0; f < CG_DCT; f++)
@@ -269,9 +280,11 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
         for (uint32_t i = 0; i < 2; i++) {
             if (turns[i])
                 cg_lane_rotate(&z[i][0][t], &z[i][1][t], rotation[2 * i], rotation[2 * i + 1]);
-            bits[i][0] = cg_cuda_round(dtype, z[i][0][t]);
-            bits[i][1] = cg_cuda_round(dtype, z[i][1][t]);
         }
+        CG_UNROLL
+        for (uint32_t is_high = 0; is_high < 2; is_high++)
+            cg_cuda_round_two(dtype, z[0][is_high][t], z[1][is_high][t], &bits[0][is_high],
+                              &bits[1][is_high]);
         cg_cuda_store_pairs(pairs, dtype, head + offset, bits);
     }
 }
@@ -286,28 +299,39 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_pa
     const uint8_t *blob = (const uint8_t *)params.blob_dev,
                   *scratch = (const uint8_t *)params.scratch_dev;
     const cg_cuda_step *steps = (const cg_cuda_step *)(blob + m.steps_at);
-    const uint8_t *basis = blob + m.basis_at + (uint64_t)tile * m.n_steps * CG_RANS_LANES * 16;
-    uint32_t shift = m.n_steps > 0 ? steps[0].shift : 0;
-    if (m.n_steps > 0)
+    const uint8_t *basis =
+        blob + m.basis_at + ((uint64_t)tile * m.n_all_steps * CG_RANS_LANES + cta.lane()) * 16;
+    const uint32_t n_steps = m.n_steps;
+    uint32_t shift = n_steps > 0 ? steps[0].shift : 0;
+    if (n_steps > 0)
         cg_cuda_fetch_stage(cta, m, scratch, steps, 0, first_block, shared);
-    for (uint32_t first = 0; first < m.n_steps; first += CG_CUDA_STAGE_STEPS) {
+    for (uint32_t first = 0; first < n_steps; first += CG_CUDA_STAGE_STEPS) {
+        const uint32_t buffer = first / CG_CUDA_STAGE_STEPS % 2;
         cta.wait_copies();
         cta.barrier(); /* this stage has come, and nobody reads the one before any more */
-        if (first + CG_CUDA_STAGE_STEPS < m.n_steps)
+        if (first + CG_CUDA_STAGE_STEPS < n_steps)
             cg_cuda_fetch_stage(cta, m, scratch, steps, first + CG_CUDA_STAGE_STEPS, first_block,
                                 shared);
-        for (uint32_t s = first; s < first + CG_CUDA_STAGE_STEPS && s < m.n_steps && has_work;
-             s++) {
-            const cg_cuda_step step = steps[s];
-            if (step.band * CG_CUDA_BAND >= m.most_active) /* of finer levels */
-                continue;
+        if (!has_work)
+            continue;
+        const uint32_t n =
+            n_steps - first < CG_CUDA_STAGE_STEPS ? n_steps - first : (uint32_t)CG_CUDA_STAGE_STEPS;
+        const uint8_t(*digits)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES] =
+            (const uint8_t(*)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES]) &
+            shared->digits[buffer][0][0][tile_row][16 * cta.lane()];
+        const cg_cuda_tiles *tiles = &shared->tiles[buffer][0][tile_row];
+        CG_UNROLL_NOT
+        for (uint32_t s = 0; s < n; s++) {
+            const cg_cuda_step step = shared->steps[buffer][s];
             uint32_t fragment[4];
-            cta.load16(fragment, basis + ((uint64_t)s * CG_RANS_LANES + cta.lane()) * 16);
+            cta.load16(fragment, basis + (uint64_t)step.number * (CG_RANS_LANES * 16));
             if (step.shift != shift)
                 cg_cuda_shift_sums(sums, shift - step.shift);
             shift = step.shift;
-            cg_cuda_add_step(cta, m, scratch, shared, s, step.band, first_block, tile_row, fragment,
-                             sums);
+            cg_cuda_add_step(cta, m, scratch, digits, tiles, step.band,
+                             first_block + tile_row * CG_CUDA_TILE_BLOCKS, fragment, sums);
+            digits += CG_DCT;
+            tiles += CG_CUDA_KLT_ROWS;
         }
     }
     cg_cuda_shift_sums(sums, shift);
@@ -323,7 +347,7 @@ CG_LANE void cg_cuda_finish(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode
         for (uint32_t row_half = 0; row_half < 2; row_half++)
     {
         cg_cuda_finish_block<DTYPE>(cta, m, params, shared->columns[tile_column], shared,
-                                    tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4 + row_half * 8,
+                                    tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4 * 2 + row_half,
                                     first_block, sums);
         CG_UNROLL
         for (int i = 0; i < 4 * CG_DCT; i++)

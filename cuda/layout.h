@@ -14,9 +14,12 @@ extern "C" {
 #endif
 
 enum {
-    CG_CUDA_BUCKET_SHIFT = 8, /* slots of a bucket, where a search begins: smaller than the CPU's */
-    CG_CUDA_BUCKETS = CG_RANS_SCALE >> CG_CUDA_BUCKET_SHIFT,
-    CG_CUDA_STREAM_WARPS = 4, /* of a thread block that decodes streams, one each */
+    /* Where a search for a slot begins: buckets are the narrower, the fewer slots are behind them,
+     * as indices are the rarer. The one of a slot is exponent and 3 bits of mantissa of 2^14 - slot
+     * as a float, counted from 1's. */
+    CG_CUDA_BUCKET_BITS = 3,
+    CG_CUDA_BUCKETS = (CG_RANS_SCALE_BITS << CG_CUDA_BUCKET_BITS) + 1,
+    CG_CUDA_STREAM_WARPS = 8, /* of a thread block that decodes streams, one each */
     CG_CUDA_STREAM_THREADS = CG_CUDA_STREAM_WARPS * CG_RANS_LANES,
 
     /* A thread block of the inverse KLT: warps side by side are tiles of channels, and each has
@@ -28,10 +31,10 @@ enum {
     CG_CUDA_KLT_ROWS = 2,
     CG_CUDA_KLT_THREADS = CG_CUDA_KLT_COLUMNS * CG_CUDA_KLT_ROWS * CG_RANS_LANES,
     CG_CUDA_KLT_BLOCKS = CG_CUDA_KLT_ROWS * CG_CUDA_TILE_BLOCKS,
-    CG_CUDA_STAGE_STEPS = 2, /* steps whose symbols are fetched together */
-    CG_CUDA_ROW_PITCH = 48,  /* of a row's 32 digits in shared memory: no two rows share banks */
+    CG_CUDA_STAGE_STEPS = 4, /* steps whose symbols are fetched together */
+    CG_CUDA_TILE_BYTES = CG_CUDA_TILE_BLOCKS * CG_CUDA_BAND, /* digits of 16 rows and a band */
 
-    CG_CUDA_KLT_SHARED_BYTES = 57 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
+    CG_CUDA_KLT_SHARED_BYTES = 70 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
 
     CG_CUDA_ROTATION_THREADS = 256,
 };
@@ -49,12 +52,22 @@ enum {
 
 /* ---- classes and strips ---- */
 
-/* A cg_rans_class as kernels hold it in shared memory; copied in words of 4 bytes. */
+/* An index of a class in one word: cum << 18 | (1 << 18) - (1 << 14) + freq - 1. So words rise with
+ * their index, and the low bits are freq - 1 - 2^14 in two's complement. */
+enum {
+    CG_CUDA_CUM_SHIFT = 32 - CG_RANS_SCALE_BITS,
+    CG_CUDA_CUM_ONE = 1 << CG_CUDA_CUM_SHIFT,
+};
+#define CG_CUDA_NO_ENTRY UINT32_MAX /* above those of all slots */
+
+/* A cg_rans_class as kernels hold it in shared memory; copied in words of 16 bytes. Behind the
+ * entries of the symbols stand CG_CUDA_NO_ENTRY, and number n_symbols + 1, which is that of buckets
+ * with more than two indices. */
 typedef struct cg_cuda_class {
     uint8_t shift, n_symbols, escape_bits, top;
-    uint16_t cum[CG_RANS_MAX_SYMBOLS + 2];
-    uint8_t first[CG_CUDA_BUCKETS];
     uint32_t refine[CG_RANS_REFINE_CONTEXTS];
+    uint8_t first[(CG_CUDA_BUCKETS + 3) / 4 * 4]; /* of a bucket's indices */
+    uint32_t entry[CG_RANS_MAX_SYMBOLS + 3];
 } cg_cuda_class;
 
 typedef struct cg_cuda_strip {
@@ -93,35 +106,37 @@ typedef struct cg_cuda_target {
 /* ---- preset klt ---- */
 
 /* Basis elements of one band and digit, shifted; steps stand in the order of falling shifts, so
- * that sums can be shifted as they grow. */
+ * that sums can be shifted as they grow. number: among those of all levels. */
 typedef struct cg_cuda_step {
-    uint32_t band, shift;
+    uint16_t band, shift;
+    uint32_t number;
 } cg_cuda_step;
 
-/* A group's matrix. Symbols lie in scratch by frequency: cell (f, row, column) is number cell_at[f]
- * + row * stride[f] + column of the cells (16 bits), and of their low digits (8 bits, signed). */
+/* A group's matrix. Symbols lie in scratch as cells (16 bits), and as their low digits (8 bits,
+ * signed): in tiles of 16 rows and a band of 32 columns, frequency by frequency, bands by bands,
+ * rows by rows; tiles are whole. A tile is laid out as a warp's lanes take it for tensor
+ * instructions, 16 digits each: see cg_cuda_cell(). */
 typedef struct cg_cuda_klt {
     cg_cuda_streams streams;
     uint64_t cells_at, digits_at;
-    /* A byte for each tile of 16 rows and 32 columns: not 0 where a digit is not all of its cell.
-     */
-    uint64_t large_at;
-    uint64_t cell_at[CG_DCT], large_tile[CG_DCT];
-    uint32_t stride[CG_DCT]; /* multiples of CG_BAND_COMPONENTS */
-    uint32_t most_active;    /* columns of the frequency that has the most */
-    uint32_t n_rows;         /* blocks of 8 tokens */
-    uint32_t is_finest;      /* the pass writes digits, too */
+    uint64_t large_at;        /* a byte for each tile: not 0 where a digit is not all of its cell */
+    uint32_t tile_at[CG_DCT]; /* number of a frequency's first tile */
+    uint32_t n_bands[CG_DCT];
+    uint32_t n_rows;               /* blocks of 8 tokens */
+    uint32_t n_tile_rows, n_tiles; /* tiles one below the other; of all frequencies */
+    uint32_t is_finest;            /* the pass writes digits, too */
     /* In the blob: elements as the tensor instruction's B fragments, [tile][step][lane][16 bytes];
      * a tile is CG_CUDA_TILE_PAIRS pairs of channels of one head: low ones and high ones. */
     uint64_t basis_at, steps_at;
-    uint64_t mean_at, weight_at;  /* f32 [tile][2][CG_CUDA_TILE_PAIRS] */
-    uint64_t layer_rope_at;       /* u8 [layers of the model] */
-    uint64_t rotation_at;         /* in scratch: f32 [n_ropes][n_tokens][half][cosine, sine] */
-    uint32_t n_steps, head_tiles; /* tiles of a head */
-    uint32_t half;                /* rotary_dim / 2 */
+    uint64_t mean_at, scale_at; /* f32 [tile][2][CG_CUDA_TILE_PAIRS]; scale: step / weight */
+    uint64_t layer_rope_at;     /* u8 [layers of the model] */
+    uint64_t rotation_at;       /* in scratch: f32 [n_ropes][n_tokens][half][cosine, sine] */
+    uint32_t n_steps;           /* of the level */
+    uint32_t n_all_steps;       /* of all levels, as the basis has them */
+    uint32_t head_tiles;        /* tiles of a head */
+    uint32_t half;              /* rotary_dim / 2 */
     uint32_t n_layers, n_tokens;
     float unit;            /* 2^-unit_bits */
-    float step[2];         /* by plane */
     cg_cuda_target target; /* plane: of the first slice */
 } cg_cuda_klt;
 

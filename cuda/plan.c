@@ -132,13 +132,13 @@ static cg_cuda_pass *add_lossy_streams(planner *p, uint32_t kind)
 {
     cg_cuda_pass *pass = add_pass(p, kind);
     pass->tables_at = p->laid->classes_at;
-    pass->tables_bytes = (uint32_t)(p->profile->n_classes * sizeof(cg_cuda_class));
+    pass->tables_bytes = (uint32_t)((p->profile->n_classes + 1U) * sizeof(cg_cuda_class));
     return pass;
 }
 
 /* ---- exact elements: L0, and sinks ---- */
 
-enum { MOST_EXACT_TABLES = CG_LOSSLESS_MAX_CLASSES * sizeof(cg_cuda_class) };
+enum { MOST_EXACT_TABLES = (CG_LOSSLESS_MAX_CLASSES + 1) * sizeof(cg_cuda_class) };
 
 static uint32_t count_exact_strips(size_t n_columns)
 {
@@ -174,11 +174,12 @@ static cg_status add_exact(planner *p, const cg_section *section, uint64_t strip
     if (status != CG_OK)
         return status;
     cg_cuda_exact *m = take(p, sizeof *m);
-    cg_cuda_class *tables = take(p, head.n_classes * sizeof *tables);
+    cg_cuda_class *tables = take(p, (head.n_classes + 1U) * sizeof *tables);
     if (m == NULL || tables == NULL)
         return CG_ERR_BUFFER_TOO_SMALL;
     for (unsigned k = 0; k < head.n_classes; k++)
         cg_cuda_class_fill(&classes[k], &tables[k]);
+    cg_cuda_class_fill_idle(&tables[head.n_classes]);
     m->streams = (cg_cuda_streams){
         .strips_at = strips_at,
         .classes_at =
@@ -189,7 +190,8 @@ static cg_status add_exact(planner *p, const cg_section *section, uint64_t strip
     m->n_columns = (uint32_t)n_columns;
     m->target = target;
     const cg_cuda_stream_job like = {.tables_at = at_of(p, tables),
-                                     .tables_bytes = (uint32_t)(head.n_classes * sizeof *tables)};
+                                     .tables_bytes =
+                                         (uint32_t)((head.n_classes + 1U) * sizeof *tables)};
     status = add_streams(p, &head.matrix, at_of(p, m), &m->streams, &like, jobs);
     if (status != CG_OK)
         return status;
@@ -294,25 +296,22 @@ static void lay_klt(planner *p, wanted w, uint64_t rotation_at, cg_cuda_klt *m)
     const cg_chunk_header *h = &p->chunk->header;
     const cg_level_columns *columns = &w.group->columns[h->level - 1][w.matrix];
     const cg_bands *bands = &w.group->bands[w.matrix];
-    uint64_t n_cells = 0, n_tiles = 0;
     m->n_rows = count_klt_rows(h->n_tokens);
+    m->n_tile_rows = (m->n_rows + CG_CUDA_TILE_BLOCKS - 1) / CG_CUDA_TILE_BLOCKS;
+    uint32_t n_tiles = 0;
     for (unsigned f = 0; f < CG_DCT; f++) {
-        if (columns->n_active[f] > m->most_active)
-            m->most_active = columns->n_active[f];
-        m->stride[f] = cg_cuda_stride(columns->n_active[f]);
-        m->cell_at[f] = n_cells;
-        m->large_tile[f] = n_tiles;
-        n_cells += (uint64_t)m->stride[f] * m->n_rows;
-        n_tiles += (uint64_t)(m->stride[f] / CG_CUDA_BAND) *
-                   ((m->n_rows + CG_CUDA_TILE_BLOCKS - 1) / CG_CUDA_TILE_BLOCKS);
+        m->n_bands[f] = cg_cuda_n_bands(columns->n_active[f]);
+        m->tile_at[f] = n_tiles;
+        n_tiles += m->n_bands[f] * m->n_tile_rows;
     }
     m->large_at = take_scratch(p, n_tiles); /* all of them come first: they are cleared */
-    m->cells_at = n_cells;                  /* for now: see lay_cells() */
+    m->n_tiles = n_tiles;
     m->basis_at = w.laid->basis_at;
-    m->steps_at = w.laid->steps_at;
-    m->n_steps = w.laid->n_steps;
+    m->steps_at = w.laid->steps_at[h->level - 1];
+    m->n_steps = w.laid->n_steps[h->level - 1];
+    m->n_all_steps = w.laid->n_all_steps;
     m->mean_at = w.laid->mean_at;
-    m->weight_at = w.laid->weight_at;
+    m->scale_at = w.laid->scale_at[h->level - 1];
     m->layer_rope_at = p->laid->layer_rope_at;
     m->rotation_at = rotation_at;
     m->head_tiles = p->laid->head_tiles;
@@ -320,13 +319,12 @@ static void lay_klt(planner *p, wanted w, uint64_t rotation_at, cg_cuda_klt *m)
     m->n_layers = w.group->n_layers;
     m->n_tokens = h->n_tokens;
     m->unit = cg_bands_unit(bands);
-    memcpy(m->step, p->profile->step[h->level - 1], sizeof m->step);
     m->target = target_of(p, w.group->first_layer, w.matrix);
 }
 
 static void lay_cells(planner *p, cg_cuda_klt *m)
 {
-    const uint64_t n_cells = m->cells_at;
+    const uint64_t n_cells = (uint64_t)m->n_tiles * CG_CUDA_TILE_BYTES;
     m->cells_at = take_scratch(p, n_cells * sizeof(int16_t));
     m->digits_at = take_scratch(p, n_cells);
 }
@@ -617,8 +615,8 @@ static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_
     size_t n_jobs = m->anchors.n, most_cells = 0;
     for (unsigned level = 0; level < CG_N_LOSSY; level++) {
         const cg_level_columns *columns = &group->columns[level][index % p->n_matrices];
-        const size_t n_cells =
-            ((size_t)columns->n_columns + CG_DCT * CG_BAND_COMPONENTS) * count_klt_rows(n_tokens);
+        const size_t n_cells = ((size_t)columns->n_columns + CG_DCT * CG_BAND_COMPONENTS) *
+                               cg_padded(count_klt_rows(n_tokens), CG_CUDA_TILE_BLOCKS);
         n_jobs += m->strips[level][0].n + m->strips[level][1].n;
         most_cells = n_cells > most_cells ? n_cells : most_cells;
     }

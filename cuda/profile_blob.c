@@ -17,24 +17,62 @@ static void *take(writer *w, uint64_t n_bytes, uint64_t *at_out)
     return w->blob != NULL ? w->blob + at : NULL;
 }
 
+static uint32_t entry_of(uint32_t cum, uint32_t freq)
+{
+    return cum << CG_CUDA_CUM_SHIFT | (CG_CUDA_CUM_ONE - CG_RANS_SCALE + freq - 1);
+}
+
+/* The smallest number v = 2^14 - slot of a bucket or of those behind it. */
+static uint32_t bucket_start(unsigned bucket)
+{
+    const unsigned exponent = bucket >> CG_CUDA_BUCKET_BITS,
+                   eighths = (1U << CG_CUDA_BUCKET_BITS) + bucket % (1U << CG_CUDA_BUCKET_BITS);
+    return ((eighths << exponent) + (1U << CG_CUDA_BUCKET_BITS) - 1) >> CG_CUDA_BUCKET_BITS;
+}
+
 void cg_cuda_class_fill(const cg_rans_class *cls, cg_cuda_class *out)
 {
+    const unsigned n = cls->n_symbols;
     memset(out, 0, sizeof *out);
     out->shift = cls->shift;
     out->n_symbols = cls->n_symbols;
     out->escape_bits = cls->escape_bits;
     out->top = cls->top;
-    memcpy(out->cum, cls->cum, sizeof cls->cum);
     memcpy(out->refine, cls->refine, sizeof out->refine);
-    for (unsigned i = 0; i < CG_CUDA_BUCKETS; i++)
-        out->first[i] = cls->first[i << (CG_CUDA_BUCKET_SHIFT - CG_RANS_BUCKET_SHIFT)];
+    for (unsigned i = 0; i < n; i++)
+        out->entry[i] = entry_of(cls->cum[i], cls->freq[i]);
+    out->entry[n] = out->entry[n + 2] = CG_CUDA_NO_ENTRY;
+    uint8_t i = 0;
+    for (unsigned bucket = CG_CUDA_BUCKETS; bucket-- > 0;) { /* so slots rise */
+        const uint32_t end = CG_RANS_SCALE + 1 - bucket_start(bucket),
+                       slot = CG_RANS_SCALE + 1 - bucket_start(bucket + 1);
+        if (end <= slot)
+            continue; /* of no slot */
+        while (slot >= cls->cum[i + 1])
+            i++;
+        out->first[bucket] = (uint8_t)(i + 2U <= n - 1U && end > cls->cum[i + 2] ? n + 1 : i);
+    }
+}
+
+void cg_cuda_class_fill_idle(cg_cuda_class *out)
+{
+    memset(out, 0, sizeof *out);
+    out->n_symbols = UINT8_MAX; /* nothing is its escape */
+    out->escape_bits = 5;
+    out->entry[0] = entry_of(0, CG_RANS_SCALE);
+    out->entry[1] = CG_CUDA_NO_ENTRY;
+    for (unsigned i = 0; i < CG_RANS_REFINE_CONTEXTS; i++)
+        out->refine[i] = CG_RANS_SCALE;
 }
 
 static void lay_classes(writer *w, const cg_profile *p, uint64_t *at_out)
 {
-    cg_cuda_class *out = take(w, p->n_classes * sizeof *out, at_out);
-    for (uint32_t i = 0; i < p->n_classes && out != NULL; i++)
+    cg_cuda_class *out = take(w, (p->n_classes + (size_t)1) * sizeof *out, at_out);
+    if (out == NULL)
+        return;
+    for (uint32_t i = 0; i < p->n_classes; i++)
         cg_cuda_class_fill(&p->classes[i], &out[i]);
+    cg_cuda_class_fill_idle(&out[p->n_classes]);
 }
 
 /* ---- strips ---- */
@@ -63,7 +101,9 @@ static cg_cuda_strips lay_strips(writer *w, const cg_level_columns *columns,
                     .n_lanes = (uint8_t)n,
                     .is_refined = c < n_coarse,
                     .n_zeros =
-                        (uint8_t)(c + n == n_active ? cg_cuda_stride(n_active) - n_active : 0)};
+                        (uint8_t)(c + n == n_active
+                                      ? cg_cuda_n_bands(n_active) * CG_BAND_COMPONENTS - n_active
+                                      : 0)};
             strips.n++;
         }
         before += n_active;
@@ -109,9 +149,11 @@ static uint64_t n_tiles(const cg_cuda_profile *l, const cg_group *group)
     return (uint64_t)group->n_slices * l->profile->geometry.n_kv_heads * l->head_tiles;
 }
 
-/* Means, weights or anchor steps of a matrix: by tile, or with anchors by channel. */
+/* Means, weights or anchor steps of a matrix: by tile, or with anchors by channel. step: NULL, or
+ * by plane what is divided by the table. */
 static uint64_t lay_channels(writer *w, const cg_cuda_profile *l, const cg_group *group,
-                             unsigned matrix, const float *table, float elsewhere)
+                             unsigned matrix, const float *table, const float *step,
+                             float elsewhere)
 {
     const cg_profile *p = l->profile;
     const uint32_t channels = (uint32_t)cg_geometry_channels(&p->geometry);
@@ -127,8 +169,9 @@ static uint64_t lay_channels(writer *w, const cg_cuda_profile *l, const cg_group
     for (uint32_t ch = 0; ch < group->n_channels; ch++) {
         const cg_slice slice = cg_group_slice(group, matrix, ch / channels);
         const column c = is_tiled ? column_of(l, ch) : (column){0};
+        const float value = cg_profile_row(p, table, slice)[ch % channels];
         out[is_tiled ? (c.tile * 2 + c.is_high) * CG_CUDA_TILE_PAIRS + c.pair : ch] =
-            cg_profile_row(p, table, slice)[ch % channels];
+            step != NULL ? step[slice.plane] / value : value;
     }
     return at;
 }
@@ -148,24 +191,21 @@ static uint32_t count_bands(const cg_bands *bands)
     return (bands->n_components + CG_BAND_COMPONENTS - 1u) / CG_BAND_COMPONENTS;
 }
 
-/* A step for each band and digit of its elements, by falling shift: how often sums are shifted is
- * at most the number of different shifts. numbers_out[2 * band + digit]: which step, where there is
- * one.
- */
-static uint32_t lay_steps(const cg_bands *bands, cg_cuda_step *steps_out, uint32_t *numbers_out)
+/* A step for each of the first bands and digit of its elements, by falling shift: how often sums
+ * are shifted is at most the number of different shifts. */
+static uint32_t lay_steps(const cg_bands *bands, uint32_t n_bands, cg_cuda_step *steps_out)
 {
-    uint32_t n = 0;
+    uint32_t n = 0, number = 0;
     for (int shift = CG_MAX_BAND_SHIFT + 8; shift >= 0; shift--) {
         for (uint32_t band = 0; band < count_bands(bands); band++) {
             const cg_band_slab *slab = slab_of(bands, band);
             for (uint32_t digit = 0; digit < (slab->is_wide ? 2u : 1u); digit++) {
                 if (slab->shift + 8 * digit != (uint32_t)shift)
                     continue;
-                if (steps_out != NULL) {
-                    steps_out[n] = (cg_cuda_step){band, (uint32_t)shift};
-                    numbers_out[2 * band + digit] = n;
-                }
-                n++;
+                if (band < n_bands && steps_out != NULL)
+                    steps_out[n] = (cg_cuda_step){(uint16_t)band, (uint16_t)shift, number};
+                n += band < n_bands;
+                number++;
             }
         }
     }
@@ -174,45 +214,49 @@ static uint32_t lay_steps(const cg_bands *bands, cg_cuda_step *steps_out, uint32
 
 /* Where component c of a channel stands in a tile's fragments of a step: the layout of the tensor
  * instruction's B (PTX, mma.m16n8k32): lane 4 * column + k % 16 / 4, register k / 16, byte k % 4.
+ * In which order components are summed up is ours to choose, if symbols have the same: a lane's 8
+ * are neighbours.
  */
 static uint64_t fragment_offset(column col, uint64_t n_steps, uint64_t step, uint32_t c)
 {
-    const uint32_t k = c % CG_BAND_COMPONENTS, lane = 4 * col.pair + k % 16 / 4;
-    return ((col.tile * n_steps + step) * CG_RANS_LANES + lane) * 16 + 8 * col.is_high +
-           k / 16 * 4 + k % 4;
+    const uint32_t k = c % CG_BAND_COMPONENTS, lane = 4 * col.pair + k / 8;
+    return ((col.tile * n_steps + step) * CG_RANS_LANES + lane) * 16 + 8 * col.is_high + k % 8;
 }
 
-static void fill_component(const cg_cuda_profile *l, const cg_bands *bands, const uint32_t *numbers,
-                           uint32_t n_steps, uint32_t c, const int16_t *row, uint8_t *out)
+/* steps: of all bands. A band's low digits have the smaller shift, and so come later. */
+static void fill_component(const cg_cuda_profile *l, const cg_bands *bands,
+                           const cg_cuda_step *steps, uint32_t n_steps, uint32_t c,
+                           const int16_t *row, uint8_t *out)
 {
-    const uint32_t band = c / CG_BAND_COMPONENTS;
-    const bool is_wide = slab_of(bands, band)->is_wide;
-    for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
-        const column col = column_of(l, ch);
-        const int8_t low = (int8_t)row[ch];
-        out[fragment_offset(col, n_steps, numbers[2 * band], c)] = (uint8_t)low;
-        if (is_wide)
-            out[fragment_offset(col, n_steps, numbers[2 * band + 1], c)] =
-                (uint8_t)((row[ch] - low) / 256);
+    bool is_low = true;
+    for (uint32_t s = n_steps; s-- > 0;) {
+        if (steps[s].band != c / CG_BAND_COMPONENTS)
+            continue;
+        for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
+            const int8_t low = (int8_t)row[ch];
+            out[fragment_offset(column_of(l, ch), n_steps, s, c)] =
+                (uint8_t)(is_low ? low : (row[ch] - low) / 256);
+        }
+        is_low = false;
     }
 }
 
 static cg_status fill_basis(const cg_cuda_profile *l, const cg_group *group, unsigned matrix,
-                            uint32_t n_steps, cg_cuda_step *steps, uint8_t *out)
+                            uint32_t n_steps, uint8_t *out)
 {
     const cg_bands *bands = &group->bands[matrix];
-    uint32_t *numbers = malloc((2 * (size_t)count_bands(bands) + 1) * sizeof *numbers);
+    cg_cuda_step *steps = malloc((n_steps + (size_t)1) * sizeof *steps);
     int16_t *row = malloc((bands->n_channels + (size_t)1) * sizeof *row);
-    if (numbers != NULL && row != NULL) {
+    if (steps != NULL && row != NULL) {
         memset(out, 0, n_tiles(l, group) * n_steps * CG_RANS_LANES * 16);
-        (void)lay_steps(bands, steps, numbers);
+        (void)lay_steps(bands, count_bands(bands), steps);
         for (uint32_t c = 0; c < bands->n_components; c++) {
             (void)cg_bands_row(&l->profile->layout, bands, c, row);
-            fill_component(l, bands, numbers, n_steps, c, row, out);
+            fill_component(l, bands, steps, n_steps, c, row, out);
         }
     }
-    const bool is_done = numbers != NULL && row != NULL;
-    free(numbers);
+    const bool is_done = steps != NULL && row != NULL;
+    free(steps);
     free(row);
     return is_done ? CG_OK : CG_ERR_NO_MEMORY;
 }
@@ -220,10 +264,23 @@ static cg_status fill_basis(const cg_cuda_profile *l, const cg_group *group, uns
 static cg_status lay_basis(writer *w, const cg_cuda_profile *l, const cg_group *group,
                            unsigned matrix, cg_cuda_matrix *m)
 {
-    m->n_steps = lay_steps(&group->bands[matrix], NULL, NULL);
-    cg_cuda_step *steps = take(w, m->n_steps * sizeof *steps, &m->steps_at);
-    uint8_t *basis = take(w, n_tiles(l, group) * m->n_steps * CG_RANS_LANES * 16, &m->basis_at);
-    return w->blob != NULL ? fill_basis(l, group, matrix, m->n_steps, steps, basis) : CG_OK;
+    const cg_bands *bands = &group->bands[matrix];
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        uint32_t most = 0;
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            const uint32_t n = cg_cuda_n_bands(group->columns[level][matrix].n_active[f]);
+            most = n > most ? n : most;
+        }
+        m->n_steps[level] = lay_steps(bands, most, NULL);
+        cg_cuda_step *steps = take(w, m->n_steps[level] * sizeof *steps, &m->steps_at[level]);
+        if (steps != NULL)
+            (void)lay_steps(bands, most, steps);
+        m->scale_at[level] =
+            lay_channels(w, l, group, matrix, l->profile->weight, l->profile->step[level], 1);
+    }
+    m->n_all_steps = lay_steps(bands, count_bands(bands), NULL);
+    uint8_t *basis = take(w, n_tiles(l, group) * m->n_all_steps * CG_RANS_LANES * 16, &m->basis_at);
+    return w->blob != NULL ? fill_basis(l, group, matrix, m->n_all_steps, basis) : CG_OK;
 }
 
 /* ---- all of it ---- */
@@ -240,13 +297,13 @@ static cg_status lay_matrix(writer *w, const cg_cuda_profile *l, const cg_group 
             m->strips[level][1] =
                 lay_strips(w, columns, &group->columns[level + 1][matrix], classes_at);
     }
-    m->mean_at = lay_channels(w, l, group, matrix, p->mean, 0);
-    m->weight_at = lay_channels(w, l, group, matrix, p->weight, 1);
+    m->mean_at = lay_channels(w, l, group, matrix, p->mean, NULL, 0);
     if (p->token_transform == CG_TOKENS_DCT)
         return lay_basis(w, l, group, matrix, m);
     const uint64_t classes_at = lay_column_classes(w, &group->anchors[matrix]);
     m->anchors = lay_strips(w, &group->anchors[matrix], NULL, classes_at);
-    m->anchor_step_at = lay_channels(w, l, group, matrix, p->anchor_step, 1);
+    m->weight_at = lay_channels(w, l, group, matrix, p->weight, NULL, 1);
+    m->anchor_step_at = lay_channels(w, l, group, matrix, p->anchor_step, NULL, 1);
     return CG_OK;
 }
 

@@ -19,8 +19,10 @@ typedef struct cg_cuda_strips {
 typedef struct cg_cuda_matrix {
     cg_cuda_strips strips[CG_N_LOSSY][2]; /* alone; given the next coarser level */
     cg_cuda_strips anchors;
-    uint64_t mean_at, weight_at, anchor_step_at, basis_at, steps_at;
-    uint32_t n_steps;
+    uint64_t mean_at, basis_at;
+    uint64_t weight_at, anchor_step_at;                  /* preset paper */
+    uint64_t steps_at[CG_N_LOSSY], scale_at[CG_N_LOSSY]; /* preset klt */
+    uint32_t n_steps[CG_N_LOSSY], n_all_steps;
 } cg_cuda_matrix;
 
 struct cg_cuda_profile {
@@ -33,11 +35,14 @@ struct cg_cuda_profile {
 
 /* A class as kernels hold it. */
 void cg_cuda_class_fill(const cg_rans_class *cls, cg_cuda_class *out);
+/* That of lanes without a column, which stands behind the others: it leaves their state as it is.
+ */
+void cg_cuda_class_fill_idle(cg_cuda_class *out);
 
-/* Columns of a frequency as they lie in scratch: whole bands. */
-static inline uint32_t cg_cuda_stride(uint32_t n_active)
+/* Bands of a frequency: whole ones lie in scratch. */
+static inline uint32_t cg_cuda_n_bands(uint32_t n_active)
 {
-    return (n_active + CG_BAND_COMPONENTS - 1) / CG_BAND_COMPONENTS * CG_BAND_COMPONENTS;
+    return (n_active + CG_BAND_COMPONENTS - 1) / CG_BAND_COMPONENTS;
 }
 
 #ifdef __cplusplus

@@ -15,56 +15,63 @@ struct cg_cuda_symbols_sink {
     static constexpr bool IS_EXACT = false, REFINES = true;
     const cg_cuda_klt &m;
     uint8_t *const scratch;
-    bool is_outside = false;
     const bool is_finest;
-    /* Of the lane's column, in the row at hand. */
+    /* Of the lane's column, in the pair of rows at hand. */
     int16_t *cell = nullptr;
     int8_t *digit = nullptr;
     uint64_t tile = 0; /* of row 0 */
-    uint32_t stride = 0, n_lanes = 0;
-    bool has_column = false, has_zero = false;
+    bool has_column = false, has_digit = false;
 
     CG_LANE_METHOD cg_cuda_symbols_sink(const cg_cuda_decode_params &params, const cg_cuda_klt &klt)
         : m(klt), scratch((uint8_t *)params.scratch_dev), is_finest(klt.is_finest != 0)
     {
     }
+    CG_LANE_METHOD bool is_outside() const
+    {
+        return false;
+    }
+    CG_LANE_METHOD void find(uint32_t f, uint32_t column)
+    {
+        const uint32_t first = m.tile_at[f] + column / CG_CUDA_BAND * m.n_tile_rows;
+        const uint64_t at = (uint64_t)first * CG_CUDA_TILE_BYTES + cg_cuda_cell(0, column);
+        cell = (int16_t *)(scratch + m.cells_at) + at;
+        digit = (int8_t *)(scratch + m.digits_at) + at;
+        tile = m.large_at + first;
+    }
     CG_LANE_METHOD void strip(const cg_cuda_strip &strip, uint32_t lane)
     {
-        const uint32_t f = strip.frequency, column = strip.column + lane;
+        if (lane < strip.n_zeros) { /* what pads a band is multiplied, too */
+            find(strip.frequency, strip.column + strip.n_lanes + lane);
+            for (uint32_t row = 0; row < m.n_rows; row++) {
+                cell[cg_cuda_cell(row, 0)] = 0;
+                digit[cg_cuda_cell(row, 0)] = 0;
+            }
+        }
         has_column = lane < strip.n_lanes;
-        has_zero = lane < strip.n_zeros;
-        n_lanes = strip.n_lanes;
-        stride = m.stride[f];
-        cell = (int16_t *)(scratch + m.cells_at) + m.cell_at[f] + column;
-        digit = (int8_t *)(scratch + m.digits_at) + m.cell_at[f] + column;
-        tile = m.large_at + m.large_tile[f] + column / CG_CUDA_BAND;
+        has_digit = has_column && is_finest;
+        find(strip.frequency, has_column ? strip.column + lane : 0);
     }
     CG_LANE_METHOD int32_t coarse() const
     {
-        return *cell;
+        return has_column && m.n_rows > 0 ? *cell : 0;
     }
-    CG_LANE_METHOD int32_t next_coarse() const
+    template <uint32_t ROW> CG_LANE_METHOD int32_t next_coarse(uint32_t row) const
     {
-        return cell[stride];
+        return has_column && row + 1 < m.n_rows ? cell[cg_cuda_cell(ROW + 1, 0)] : 0;
     }
-    CG_LANE_METHOD bool store(uint32_t row, int32_t v)
+    template <uint32_t ROW>
+    CG_LANE_METHOD void store(uint32_t row, int32_t v, bool may_be_large, bool *)
     {
-        if (has_column) {
-            *cell = (int16_t)v;
-            if (is_finest) {
-                *digit = (int8_t)v;
-                if (v != (int8_t)v)
-                    scratch[tile +
-                            (uint64_t)(row / CG_CUDA_TILE_BLOCKS) * (stride / CG_CUDA_BAND)] = 1;
-            }
+        if (has_column)
+            cell[cg_cuda_cell(ROW, 0)] = (int16_t)v;
+        if (has_digit)
+            digit[cg_cuda_cell(ROW, 0)] = (int8_t)v;
+        if (may_be_large && has_digit && v != (int8_t)v)
+            scratch[tile + row / CG_CUDA_TILE_BLOCKS] = 1;
+        if (ROW == 1) {
+            cell += cg_cuda_cell(2, 0);
+            digit += cg_cuda_cell(2, 0);
         }
-        if (has_zero) {
-            cell[n_lanes] = 0;
-            digit[n_lanes] = 0;
-        }
-        cell += stride;
-        digit += stride;
-        return true;
     }
 };
 
@@ -87,67 +94,88 @@ struct cg_cuda_channel {
     }
 };
 
-/* Tokens in their order. */
-struct cg_cuda_tokens {
+/* Where a lane's elements of tokens go, that follow one another: found once for those of an
+ * engine's block, or of what else is together. */
+struct cg_cuda_run {
     const cg_cuda_target &target;
     const cg_cuda_blocks &blocks;
-    cg_cuda_slot slot;
-    uint32_t last;
-    bool is_outside = false;
+    const int64_t stride;
+    uint64_t at = 0;   /* an address */
+    uint32_t left = 0; /* tokens: the same for all lanes */
+    bool is_there = false, is_outside = false;
 
-    CG_LANE_METHOD cg_cuda_tokens(const cg_cuda_target &t, const cg_cuda_blocks &b)
-        : target(t), blocks(b), slot(), last(UINT32_MAX - 1)
+    CG_LANE_METHOD cg_cuda_run(const cg_cuda_target &t, const cg_cuda_blocks &b)
+        : target(t), blocks(b), stride(b.token_stride[t.plane])
     {
     }
-    /* Where a token's element of the channel goes; NULL: nowhere. */
-    CG_LANE_METHOD uint8_t *find(const cg_cuda_channel &channel, uint32_t token)
+    CG_LANE_METHOD void find(const cg_cuda_channel &channel, uint32_t token, uint32_t most)
     {
-        if (!channel.is_wanted || token < target.token_from || token >= target.token_to)
-            return nullptr;
-        slot = token == last + 1 ? cg_cuda_next_slot(blocks, token, slot)
-                                 : cg_cuda_find_slot(blocks, token);
-        last = token;
-        is_outside |= !slot.is_there;
-        return slot.is_there ? channel.at + cg_cuda_slot_offset(blocks, target.plane, slot)
-                             : nullptr;
+        const uint32_t from = target.token_from, to = target.token_to;
+        const bool is_wanted = token >= from && token < to;
+        const cg_cuda_slot slot =
+            is_wanted ? cg_cuda_find_slot(blocks, token) : cg_cuda_slot{0, 0, false};
+        left = is_wanted      ? blocks.block_tokens - slot.in_block
+               : token < from ? from - token
+                              : UINT32_MAX;
+        if (is_wanted && left > to - token)
+            left = to - token;
+        left = left < most ? left : most;
+        is_there = channel.is_wanted && slot.is_there;
+        is_outside |= channel.is_wanted && is_wanted && !slot.is_there;
+        at =
+            is_there ? (uint64_t)(channel.at + cg_cuda_slot_offset(blocks, target.plane, slot)) : 0;
+    }
+    CG_LANE_METHOD void store(uint32_t bits)
+    {
+        if (is_there)
+            cg_cuda_store(target.dtype, (uint8_t *)at, bits);
+        at += (uint64_t)stride;
+        left--;
     }
 };
 
 struct cg_cuda_exponents_sink {
     static constexpr bool IS_EXACT = true, REFINES = false;
     const cg_cuda_exact &m;
-    const cg_cuda_blocks &blocks;
     const cg_lossless_split split;
-    const uint8_t *low;
+    const uint8_t *const all_low;
+    const uint32_t pitch; /* of rows of low bytes */
+    const uint8_t *low = nullptr;
     cg_cuda_channel channel = {};
-    cg_cuda_tokens tokens;
-    bool is_outside = false, has_column = false;
+    cg_cuda_run run;
+    bool has_column = false;
 
     CG_LANE_METHOD cg_cuda_exponents_sink(const cg_cuda_decode_params &params,
                                           const cg_cuda_exact &exact)
-        : m(exact), blocks(params.blocks), split(cg_lane_split(exact.target.dtype)),
-          low((const uint8_t *)params.chunk_dev + exact.low_at), tokens(exact.target, params.blocks)
+        : m(exact), split(cg_lane_split(exact.target.dtype)),
+          all_low((const uint8_t *)params.chunk_dev + exact.low_at),
+          pitch(exact.n_columns * split.low_bytes), run(exact.target, params.blocks)
     {
+    }
+    CG_LANE_METHOD bool is_outside() const
+    {
+        return run.is_outside;
     }
     CG_LANE_METHOD void strip(const cg_cuda_strip &strip, uint32_t lane)
     {
         has_column = lane < strip.n_lanes;
-        channel.find(m.target, blocks, strip, lane);
+        channel.find(m.target, run.blocks, strip, lane);
+        low = all_low + (has_column ? (uint64_t)channel.number * split.low_bytes : 0);
+        run.left = 0;
     }
-    CG_LANE_METHOD bool store(uint32_t row, int32_t v)
+    template <uint32_t ROW>
+    CG_LANE_METHOD void store(uint32_t row, int32_t v, bool may_be_large, bool *is_bad)
     {
         const uint32_t cell = (uint16_t)v;
-        uint8_t *const at = tokens.find(channel, row);
-        is_outside |= tokens.is_outside;
-        if (at != nullptr) {
-            const uint8_t *bytes =
-                low + ((uint64_t)row * m.n_columns + channel.number) * split.low_bytes;
-            uint32_t rest = bytes[0];
-            if (split.low_bytes > 1)
-                rest |= (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16;
-            cg_cuda_store(m.target.dtype, at, cg_lane_join(split, cell, rest));
-        }
-        return !has_column || cg_lane_exponent(split, cell) >> split.exponent_bits == 0;
+        if (run.left == 0)
+            run.find(channel, row, UINT32_MAX);
+        uint32_t rest = low[0];
+        if (split.low_bytes > 1)
+            rest |= (uint32_t)low[1] << 8 | (uint32_t)low[2] << 16;
+        low += pitch;
+        run.store(cg_lane_join(split, cell, rest));
+        if (may_be_large && has_column && cg_lane_exponent(split, cell) >> split.exponent_bits != 0)
+            *is_bad = true;
     }
 };
 
@@ -155,20 +183,23 @@ struct cg_cuda_exponents_sink {
 struct cg_cuda_paper_sink {
     static constexpr bool IS_EXACT = false, REFINES = false;
     const cg_cuda_paper &m;
-    const cg_cuda_blocks &blocks;
     const uint8_t *blob;
     int16_t *anchors;
     cg_cuda_channel channel = {};
-    cg_cuda_tokens tokens;
+    cg_cuda_run run;
     float mean = 0, anchor_step = 0, step = 0;
-    bool is_outside = false, has_column = false;
+    bool has_column = false;
 
     CG_LANE_METHOD cg_cuda_paper_sink(const cg_cuda_decode_params &params,
                                       const cg_cuda_paper &paper)
-        : m(paper), blocks(params.blocks), blob((const uint8_t *)params.blob_dev),
+        : m(paper), blob((const uint8_t *)params.blob_dev),
           anchors((int16_t *)((uint8_t *)params.scratch_dev + paper.anchors_at)),
-          tokens(paper.target, params.blocks)
+          run(paper.target, params.blocks)
     {
+    }
+    CG_LANE_METHOD bool is_outside() const
+    {
+        return run.is_outside;
     }
     CG_LANE_METHOD float of_channel(uint64_t table_at) const
     {
@@ -177,7 +208,8 @@ struct cg_cuda_paper_sink {
     CG_LANE_METHOD void strip(const cg_cuda_strip &strip, uint32_t lane)
     {
         has_column = lane < strip.n_lanes;
-        channel.find(m.target, blocks, strip, lane);
+        channel.find(m.target, run.blocks, strip, lane);
+        run.left = 0;
         if (!channel.is_wanted)
             return;
         mean = of_channel(m.mean_at);
@@ -188,37 +220,36 @@ struct cg_cuda_paper_sink {
     {
         return anchors + (uint64_t)group * m.n_columns + channel.number;
     }
-    CG_LANE_METHOD void store_element(uint32_t token, float symbol, float of_step, float base)
+    CG_LANE_METHOD void store_element(int32_t symbol, float of_step, float base)
     {
-        uint8_t *const at = tokens.find(channel, token);
-        is_outside |= tokens.is_outside;
-        if (at != nullptr)
-            cg_cuda_store(m.target.dtype, at,
-                          cg_cuda_round(m.target.dtype, cg_lane_dequantize(symbol, of_step, base)));
+        run.store(cg_cuda_round(m.target.dtype,
+                                cg_lane_dequantize((float)(int16_t)symbol, of_step, base)));
     }
 };
 
 struct cg_cuda_anchors_sink : cg_cuda_paper_sink {
     using cg_cuda_paper_sink::cg_cuda_paper_sink;
-    CG_LANE_METHOD bool store(uint32_t row, int32_t v)
+    template <uint32_t ROW> CG_LANE_METHOD void store(uint32_t row, int32_t v, bool, bool *)
     {
         if (has_column)
             *anchor(row) = (int16_t)v;
-        store_element(row * CG_ANCHOR_TOKENS, (float)(int16_t)v, anchor_step, mean);
-        return true;
+        run.find(channel, row * CG_ANCHOR_TOKENS, 1);
+        store_element(v, anchor_step, mean);
     }
 };
 
 struct cg_cuda_deltas_sink : cg_cuda_paper_sink {
     using cg_cuda_paper_sink::cg_cuda_paper_sink;
-    CG_LANE_METHOD bool store(uint32_t row, int32_t v)
+    float base = 0;
+    template <uint32_t ROW> CG_LANE_METHOD void store(uint32_t row, int32_t v, bool, bool *)
     {
-        const uint32_t group = row / (CG_ANCHOR_TOKENS - 1), i = row % (CG_ANCHOR_TOKENS - 1);
-        if (channel.is_wanted) {
-            const float base = cg_lane_dequantize((float)*anchor(group), anchor_step, mean);
-            store_element(group * CG_ANCHOR_TOKENS + 1 + i, (float)(int16_t)v, step, base);
+        if (run.left == 0) { /* at most the deltas of an anchor */
+            const uint32_t group = row / (CG_ANCHOR_TOKENS - 1), i = row % (CG_ANCHOR_TOKENS - 1);
+            run.find(channel, group * CG_ANCHOR_TOKENS + 1 + i, CG_ANCHOR_TOKENS - 1 - i);
+            if (channel.is_wanted)
+                base = cg_lane_dequantize((float)*anchor(group), anchor_step, mean);
         }
-        return true;
+        store_element(v, step, base);
     }
 };
 #endif

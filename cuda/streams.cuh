@@ -1,67 +1,49 @@
 /* cuda/streams.cuh - kernels' bodies: rANS streams, a warp each.
  *
  * Cta is the thread block: cuda/cta.cuh on a GPU, an emulator in tests. A Sink says what becomes of
- * a strip's cells (cuda/sinks.cuh): strip() before its rows; store() of each row in order, which
- * returns whether the cell can be; where it REFINES, coarse() is the coarser cell of the row at
- * hand, and next_coarse() that of the next.
+ * a strip's cells (cuda/sinks.cuh): strip() before its rows; store() of each row in order, with
+ * whether the value may be large, which tells when the cell cannot be; where it REFINES, coarse()
+ * is the coarser cell of the first row, and next_coarse() that of the row behind this one.
+ * Rows come in pairs, so that what differs between even and odd ones is known when compiling.
+ * A lane without a column takes part like the others, with a class that leaves its state as it is:
+ * so a row has no branches but for what is rare in all of a warp.
  */
 #ifndef CG_CUDA_STREAMS_CUH
 #define CG_CUDA_STREAMS_CUH
+#include "codec/bf16.h"
 #include "codec/rans_lane.h"
 #include "cuda/layout.h"
 
-/* The words of a stream. Each lane has two of the 64 before it and two of the next 64, which are
- * fetched long before they are wanted. */
+/* The words of a stream, which lanes take straight from the chunk's bytes: those of a row lie in
+ * one or two lines of the cache. */
 struct cg_cuda_words {
-    const uint32_t *pairs;
-    uint32_t n_words, at; /* at: the next word's number */
-    uint32_t first;       /* number of the first word in held */
-    uint32_t held, next;
-    bool ended; /* this lane missed a word: its state is garbage from there on */
+    const uint16_t *from;  /* the stream: its lanes' states come first */
+    uint32_t at, last;     /* numbers, of the next word and of the last */
+    uint32_t lanes_before; /* a bit for each */
 };
-
-CG_LANE uint32_t cg_cuda_fetch(const cg_cuda_words *words, uint32_t first, uint32_t lane)
-{
-    const uint32_t pair = first / 2 + lane;
-    return 2 * pair < words->n_words ? words->pairs[pair] : 0;
-}
 
 template <class Cta>
 CG_LANE cg_cuda_words cg_cuda_words_open(Cta &cta, const uint8_t *stream, uint32_t n_bytes)
 {
     cg_cuda_words words;
-    words.pairs = (const uint32_t *)(stream + 4 * CG_RANS_LANES);
-    words.n_words = (n_bytes - 4 * CG_RANS_LANES) / 2;
-    words.at = words.first = 0;
-    words.ended = false;
-    words.held = cg_cuda_fetch(&words, 0, cta.lane());
-    words.next = cg_cuda_fetch(&words, 2 * CG_RANS_LANES, cta.lane());
+    words.from = (const uint16_t *)stream;
+    words.at = 2 * CG_RANS_LANES;
+    words.last = n_bytes / 2 - 1;
+    words.lanes_before = (1u << cta.lane()) - 1;
     return words;
 }
 
-/* Renormalizes the lanes that take part, in their order. */
+/* Renormalizes the lanes that take part, in their order. Who misses a word gets the last one: what
+ * follows is garbage, and words->at tells. */
 template <class Cta>
 CG_LANE uint32_t cg_cuda_renormalize(Cta &cta, cg_cuda_words *words, bool takes_part, uint32_t x)
 {
     const bool wants = takes_part && cg_lane_wants_word(x);
     const uint32_t wanting = cta.ballot(wants);
-    const uint32_t number = words->at + cta.count(wanting & ((1u << cta.lane()) - 1));
-    const uint32_t pair = (number - words->first) / 2;
-    const uint32_t held = cta.shuffle(words->held, pair % CG_RANS_LANES),
-                   next = cta.shuffle(words->next, pair % CG_RANS_LANES);
-    const uint32_t both = pair < CG_RANS_LANES ? held : next;
-    if (wants) {
-        const bool is_there = number < words->n_words;
-        words->ended |= !is_there;
-        x = is_there ? cg_lane_take_word(x, number % 2 != 0 ? both >> 16 : both & 0xffff)
-                     : (uint32_t)CG_RANS_STATE_LOW;
-    }
+    const uint32_t number = words->at + cta.count(wanting & words->lanes_before);
+    if (wants)
+        x = cg_lane_take_word(x, words->from[number < words->last ? number : words->last]);
     words->at += cta.count(wanting);
-    if (words->at - words->first >= 2 * CG_RANS_LANES) {
-        words->first += 2 * CG_RANS_LANES;
-        words->held = words->next;
-        words->next = cg_cuda_fetch(words, words->first + 2 * CG_RANS_LANES, cta.lane());
-    }
     return x;
 }
 
@@ -74,81 +56,149 @@ CG_LANE uint32_t cg_cuda_take_raw(Cta &cta, cg_cuda_words *words, bool takes_par
     return raw;
 }
 
-/* One row of a strip: phases A to D. */
-template <class Cta>
-CG_LANE int32_t cg_cuda_take_row(Cta &cta, const cg_cuda_class *cls, bool has_column,
-                                 bool any_shift, cg_cuda_words *words, uint32_t *x)
+/* The bucket of a state's slot: 2^23 + slot is a float whose mantissa is the slot, and the
+ * difference is exact. */
+CG_LANE uint32_t cg_cuda_bucket(uint32_t x)
 {
-    const uint32_t slot = cg_lane_slot(*x);
-    const uint32_t i = cg_lane_find(cls->cum, cls->first[slot >> CG_CUDA_BUCKET_SHIFT], slot);
-    const uint32_t cum = cls->cum[i], freq = cls->cum[i + 1] - cum;
-    *x = cg_cuda_renormalize(cta, words, has_column,
-                             has_column ? cg_lane_advance(*x, freq, cum) : *x);
-    int32_t v = cls->escape_bits == 8 ? (int32_t)cls->top - (int32_t)i : cg_lane_signed_value(i);
-    const bool is_escape = has_column && i == cls->n_symbols - 1u;
-    if (cta.ballot(is_escape) != 0) {
-        const uint32_t raw = cg_cuda_take_raw(cta, words, is_escape, cls->escape_bits, x);
-        const bool is_signed = is_escape && cls->escape_bits == 5;
-        const uint32_t n_bits = is_signed ? cg_lane_escape_bits(raw) : 0;
-        const uint32_t extra = cg_cuda_take_raw(cta, words, n_bits > 0, n_bits, x);
-        v = is_signed   ? cg_lane_escape_value(raw, extra, cls->n_symbols)
-            : is_escape ? (int32_t)raw
-                        : v;
-    }
-    if (any_shift) {
-        const bool shifts = has_column && cls->shift > 0;
-        const uint32_t raw = cg_cuda_take_raw(cta, words, shifts, cls->shift, x);
-        v = shifts ? cg_lane_shifted(v, cls->shift, raw) : v;
-    }
-    return v;
+    const float v =
+        (0x1p23f + CG_RANS_SCALE) - cg_f32_from_bits((x & (CG_RANS_SCALE - 1)) | 0x4b000000u);
+    return (cg_f32_bits(v) >> (23 - CG_CUDA_BUCKET_BITS)) - (127u << CG_CUDA_BUCKET_BITS);
 }
 
+/* Phases B and C, of lanes that are at their class's escape. */
 template <class Cta>
-CG_LANE int32_t cg_cuda_refine_row(Cta &cta, const cg_cuda_class *cls, bool has_column,
-                                   int32_t coarse, cg_cuda_words *words, uint32_t *x)
+CG_LANE int32_t cg_cuda_take_escape(Cta &cta, const cg_cuda_class *cls, bool is_escape,
+                                    cg_cuda_words *words, uint32_t *x, int32_t v)
 {
-    const cg_lane_refined r =
-        cg_lane_refine(cls->refine[cg_lane_context(coarse)], coarse, cg_lane_slot(*x));
-    *x = cg_cuda_renormalize(cta, words, has_column,
-                             has_column ? cg_lane_advance(*x, r.freq, r.cum) : *x);
-    return r.value;
+    const uint32_t raw = cg_cuda_take_raw(cta, words, is_escape, cls->escape_bits, x);
+    const bool is_signed = is_escape && cls->escape_bits == 5;
+    const uint32_t n_bits = is_signed ? cg_lane_escape_bits(raw) : 0;
+    const uint32_t extra = cg_cuda_take_raw(cta, words, n_bits > 0, n_bits, x);
+    return is_signed   ? cg_lane_escape_value(raw, extra, cls->n_symbols)
+           : is_escape ? (int32_t)raw
+                       : v;
 }
 
-/* tables: where strips are; lane_classes: what their class_at counts from. Returns whether a cell
- * could not be. */
+/* A row's value, and whether it may be more than a class's indices say. */
+struct cg_cuda_taken {
+    int32_t value;
+    bool is_rare; /* the same for all lanes */
+};
+
+/* One row of a strip: phases A to C. escape: the class's last index. */
+template <bool IS_EXACT, class Cta>
+CG_LANE cg_cuda_taken cg_cuda_take_row(Cta &cta, const cg_cuda_class *cls, uint32_t escape,
+                                       cg_cuda_words *words, uint32_t *x)
+{
+    /* Above all entries that begin at the slot or before it; but below CG_CUDA_NO_ENTRY. */
+    const uint32_t slot = *x << CG_CUDA_CUM_SHIFT | (CG_CUDA_CUM_ONE - 2);
+    uint32_t i = cls->first[cg_cuda_bucket(*x)], entry = cls->entry[i];
+    const uint32_t next = cls->entry[i + 1];
+    if (slot >= next) {
+        entry = next;
+        i++;
+    }
+    const bool is_rare = cta.ballot(i >= escape) != 0;
+    if (is_rare && i > escape) { /* more than two indices in the bucket */
+        for (i = 0; slot >= cls->entry[i + 1];)
+            i++;
+        entry = cls->entry[i];
+    }
+    /* cg_lane_advance(), of x = x / 2^14 * 2^14 + slot. */
+    const uint32_t high = *x >> CG_RANS_SCALE_BITS;
+    *x = cg_cuda_renormalize(cta, words, true,
+                             (entry | (uint32_t)-CG_CUDA_CUM_ONE) * high +
+                                 (*x + high - (entry >> CG_CUDA_CUM_SHIFT)));
+    cg_cuda_taken taken = {IS_EXACT ? (int32_t)cls->top - (int32_t)i : cg_lane_signed_value(i),
+                           is_rare};
+    if (is_rare)
+        taken.value = cg_cuda_take_escape(cta, cls, i == escape, words, x, taken.value);
+    return taken;
+}
+
+/* A strip's row of a level alone. ROW: its number modulo 2, as it is in all that follow. */
+template <uint32_t ROW, bool SHIFTS, class Cta, class Sink>
+CG_LANE void cg_cuda_decode_row(Cta &cta, const cg_cuda_class *cls, uint32_t escape, uint32_t row,
+                                Sink &sink, cg_cuda_words *words, uint32_t *x, bool *is_bad)
+{
+    cg_cuda_taken taken = cg_cuda_take_row<Sink::IS_EXACT>(cta, cls, escape, words, x);
+    if (SHIFTS) {
+        const uint32_t raw = cg_cuda_take_raw(cta, words, cls->shift > 0, cls->shift, x);
+        taken.value = cg_lane_shifted(taken.value, cls->shift, raw);
+        taken.is_rare = true;
+    }
+    if (taken.is_rare && !cg_lane_is_cell(taken.value))
+        *is_bad = true;
+    sink.template store<ROW>(row, taken.value, taken.is_rare, is_bad);
+}
+
+template <bool SHIFTS, class Cta, class Sink>
+CG_LANE void cg_cuda_decode_rows(Cta &cta, const cg_cuda_class *cls, uint32_t n_rows, Sink &sink,
+                                 cg_cuda_words *words, uint32_t *x, bool *is_bad)
+{
+    const uint32_t escape = cls->n_symbols - 1u;
+    for (uint32_t row = 0; row < n_rows; row += 2) {
+        cg_cuda_decode_row<0, SHIFTS>(cta, cls, escape, row, sink, words, x, is_bad);
+        if (row + 1 < n_rows)
+            cg_cuda_decode_row<1, SHIFTS>(cta, cls, escape, row + 1, sink, words, x, is_bad);
+    }
+}
+
+/* A strip's row, given the coarse cells of it. */
+template <uint32_t ROW, class Cta, class Sink>
+CG_LANE void cg_cuda_refine_row(Cta &cta, const uint32_t refine[CG_RANS_REFINE_CONTEXTS],
+                                uint32_t row, Sink &sink, cg_cuda_words *words, uint32_t *x,
+                                int32_t *coarse, bool *is_bad)
+{
+    const uint32_t context = cg_lane_context(*coarse);
+    const cg_lane_refined r = cg_lane_refine(context == 0   ? refine[0]
+                                             : context == 1 ? refine[1]
+                                                            : refine[2],
+                                             *coarse, cg_lane_slot(*x));
+    *coarse = sink.template next_coarse<ROW>(row);
+    *x = cg_cuda_renormalize(cta, words, true, cg_lane_advance(*x, r.freq, r.cum));
+    *is_bad |= !cg_lane_is_cell(r.value);
+    sink.template store<ROW>(row, r.value, true, is_bad);
+}
+
 template <class Cta, class Sink>
-CG_LANE bool cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const cg_cuda_streams *m,
+CG_LANE void cg_cuda_refine_rows(Cta &cta, const cg_cuda_class *cls, uint32_t n_rows, Sink &sink,
+                                 cg_cuda_words *words, uint32_t *x, bool *is_bad)
+{
+    const uint32_t refine[] = {cls->refine[0], cls->refine[1], cls->refine[2]};
+    int32_t coarse = sink.coarse();
+    for (uint32_t row = 0; row < n_rows; row += 2) {
+        cg_cuda_refine_row<0>(cta, refine, row, sink, words, x, &coarse, is_bad);
+        if (row + 1 < n_rows)
+            cg_cuda_refine_row<1>(cta, refine, row + 1, sink, words, x, &coarse, is_bad);
+    }
+}
+
+/* lane_classes: what the strip's class_at counts from. */
+template <class Cta, class Sink>
+CG_LANE void cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const cg_cuda_streams *m,
                                   const cg_cuda_strip strip, const uint8_t *lane_classes,
-                                  Sink &sink, cg_cuda_words *words, uint32_t *x)
+                                  Sink &sink, cg_cuda_words *words, uint32_t *x, bool *is_bad)
 {
     const uint32_t lane = cta.lane();
-    const bool has_column = lane < strip.n_lanes;
-    uint32_t number = m->n_classes > 1 && has_column ? lane_classes[strip.class_at + lane] : 0;
-    number = number < m->n_classes ? number : 0;
+    uint32_t number = m->n_classes; /* of lanes without a column */
+    if (lane < strip.n_lanes) {
+        number = m->n_classes > 1 ? lane_classes[strip.class_at + lane] : 0;
+        number = number < m->n_classes ? number : 0;
+    }
     const cg_cuda_class *cls = &classes[number];
-    bool is_bad = false;
-    sink.strip(strip, lane);
     const uint32_t n_rows = m->n_rows;
+    sink.strip(strip, lane);
     if constexpr (Sink::REFINES) {
         if (strip.is_refined != 0) {
-            int32_t coarse = has_column && n_rows > 0 ? sink.coarse() : 0;
-            for (uint32_t row = 0; row < n_rows; row++) {
-                const int32_t ahead = has_column && row + 1 < n_rows ? sink.next_coarse() : 0;
-                const int32_t v = cg_cuda_refine_row(cta, cls, has_column, coarse, words, x);
-                is_bad |= has_column && !cg_lane_is_cell(v);
-                is_bad |= !sink.store(row, v);
-                coarse = ahead;
-            }
-            return is_bad;
+            cg_cuda_refine_rows(cta, cls, n_rows, sink, words, x, is_bad);
+            return;
         }
     }
-    const bool any_shift = cta.ballot(has_column && cls->shift > 0) != 0;
-    for (uint32_t row = 0; row < n_rows; row++) {
-        const int32_t v = cg_cuda_take_row(cta, cls, has_column, any_shift, words, x);
-        is_bad |= has_column && !cg_lane_is_cell(v);
-        is_bad |= !sink.store(row, v);
-    }
-    return is_bad;
+    if (cta.ballot(cls->shift > 0) != 0)
+        cg_cuda_decode_rows<true>(cta, cls, n_rows, sink, words, x, is_bad);
+    else
+        cg_cuda_decode_rows<false>(cta, cls, n_rows, sink, words, x, is_bad);
 }
 
 /* A thread block of a pass: CG_CUDA_STREAM_WARPS jobs, from number block * that on. tables, lane_
@@ -167,9 +217,10 @@ CG_LANE void cg_cuda_decode_streams(Cta &cta, const cg_cuda_pass &pass,
     /* All jobs of a thread block are coded with the same classes. */
     const uint64_t tables_at = Sink::IS_EXACT ? jobs[0].tables_at : pass.tables_at;
     const uint32_t tables_bytes = Sink::IS_EXACT ? jobs[0].tables_bytes : pass.tables_bytes;
-    uint32_t *const shared = (uint32_t *)cta.shared();
-    for (uint32_t i = cta.thread(); i < tables_bytes / 4; i += CG_CUDA_STREAM_THREADS)
-        shared[i] = ((const uint32_t *)(tables + tables_at))[i];
+    uint8_t *const shared = (uint8_t *)cta.shared();
+    for (uint32_t i = 16 * cta.thread(); i < tables_bytes; i += 16 * CG_CUDA_STREAM_THREADS)
+        cta.copy16(shared + i, tables + tables_at + i);
+    cta.wait_copies();
     cta.barrier();
 
     const cg_cuda_stream_job job = jobs[cta.thread() / CG_RANS_LANES];
@@ -186,13 +237,14 @@ CG_LANE void cg_cuda_decode_streams(Cta &cta, const cg_cuda_pass &pass,
     cg_cuda_words words = cg_cuda_words_open(cta, stream, job.stream_bytes);
     Sink sink(params, *matrix);
     for (uint32_t s = job.stream; s < m->n_strips; s += m->n_streams)
-        is_bad |= cg_cuda_decode_strip(cta, (const cg_cuda_class *)shared, m, strips[s],
-                                       lane_classes, sink, &words, &x);
+        cg_cuda_decode_strip(cta, (const cg_cuda_class *)shared, m, strips[s], lane_classes, sink,
+                             &words, &x, &is_bad);
     /* rANS ends where the encoder began: a cheap check of the whole stream. */
-    is_bad |= words.at != words.n_words || x != CG_RANS_STATE_LOW;
-    if (words.ended || is_bad)
-        cta.raise(params.status_dev, words.ended ? CG_ERR_TRUNCATED : CG_ERR_CORRUPT);
-    if (sink.is_outside)
+    is_bad |= words.at != words.last + 1 || x != CG_RANS_STATE_LOW;
+    const bool is_short = words.at > words.last + 1;
+    if (is_short || is_bad)
+        cta.raise(params.status_dev, is_short ? CG_ERR_TRUNCATED : CG_ERR_CORRUPT);
+    if (sink.is_outside())
         cta.raise(params.status_dev, CG_ERR_INVALID_ARGUMENT);
 }
 #endif

@@ -5,14 +5,20 @@ usage: gpu_model.py LIBRARY PROFILE.cgp --bits L1 L2 L3 --out gpu_model.json
 
 Counts the instructions of the hot loops in the sm_90 code (cuobjdump), and what a thread block moves and multiplies by
 the profile's tables, and takes the slowest of what an H100 SXM's units need. Everything else is taken to hide behind
-it: latencies, barriers' waits, uneven ends. So the truth is below; where branches cannot be told apart, all of them
-are counted, which is above. bits: coded bits an element at each level, as measured on the CPU.
+it: latencies, barriers' waits, uneven ends. So the truth is below. A loop's instructions are those of its shortest path
+that does the work; rows with an escape, or whose class has a shift, are counted with theirs, as often as the classes'
+frequencies say. bits: coded bits an element at each level, as measured on the CPU.
+The 8B geometry is Llama-3.1-8B's, a layer a group: matrices of 2,048 channels, whose components, digits, active columns
+and classes have the shares that the profile's have. There is no such profile here.
 """
 
 import argparse
+import bisect
 import collections
 import glob
+import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -38,7 +44,7 @@ def find_cuobjdump():
 
 
 def functions(library):
-    """{kind of pass: [(address, opcode, rest)]} of sm_90."""
+    """{kind of pass: [(address, opcode, rest, whether it has a predicate)]} of sm_90."""
     text = subprocess.run([find_cuobjdump(), "--dump-sass", library], capture_output=True, text=True, check=True).stdout
     found, arch, kind = {}, None, None
     for line in text.splitlines():
@@ -46,40 +52,88 @@ def functions(library):
             arch = match[1]
         elif match := re.search(r"Function : _Z14cg_cuda_kernelILj(\d)E", line):
             kind = int(match[1])
-        elif arch == "sm_90" and (match := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+ )?\s*([A-Z0-9_.]+)(.*);", line)):
-            found.setdefault(kind, []).append((int(match[1], 16), match[2], match[3]))
+        elif arch == "sm_90" and (match := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\w+ )?\s*([A-Z0-9_.]+)(.*);", line)):
+            found.setdefault(kind, []).append((int(match[1], 16), match[3], match[4], bool(match[2])))
     return found
 
 
 def loops(code):
-    """Bodies between a backward branch and where it goes, as counters of opcodes; the smallest first."""
-    for address, opcode, rest in code:
-        target = BACKWARD.search(rest) if opcode.startswith("BRA") else None
+    """(first, last instruction) between a backward branch and where it goes, as indices."""
+    index = {address: i for i, (address, *_) in enumerate(code)}
+    for i, (address, opcode, rest, _) in enumerate(code):
+        target = BACKWARD.search(rest) if opcode.split(".")[0] == "BRA" else None
         if target and int(target[1], 16) < address:
-            begin = int(target[1], 16)
-            yield collections.Counter(op.split(".")[0] for at, op, _ in code if begin <= at <= address)
+            yield index[int(target[1], 16)], i
+
+
+def shortest(code, first, last, needed):
+    """Instructions of the shortest way through a loop with so many of the needed opcodes; None: there is none."""
+    names = list(needed)
+    index = {code[i][0]: i for i in range(first, last + 1)}
+    best = {first: {(0,) * len(names): 0}}
+    done = None
+    for i in range(first, last + 1):
+        _, opcode, rest, predicated = code[i]
+        for counts, n in best.get(i, {}).items():
+            counts = tuple(
+                min(needed[k], c + opcode.startswith(k)) for k, c in zip(names, counts, strict=True)
+            )
+            if i == last:
+                if all(c == needed[k] for k, c in zip(names, counts, strict=True)):
+                    done = n + 1 if done is None else min(done, n + 1)
+                continue
+            is_branch = opcode.split(".")[0] == "BRA" and not opcode.startswith("BRA.DIV")
+            target = index.get(int(BACKWARD.search(rest)[1], 16)) if is_branch else None
+            ways = ([i + 1] if predicated or not is_branch else []) + ([target] if target and target > i else [])
+            for way in ways:
+                if way <= last:
+                    known = best.setdefault(way, {})
+                    known[counts] = min(known.get(counts, n + 1), n + 1)
+    return done
+
+
+def quickest(code, **needed):
+    """Those of the loops that can do it, the shortest first."""
+    found = {}
+    for first, last in loops(code):
+        n = shortest(code, first, last, needed)
+        if n is not None:
+            found[first] = min(n, found.get(first, n))
+    return sorted((n, first) for first, n in found.items())
 
 
 def hot_loops(library):
+    """Instructions of a step and of a lane's block of the inverse KLT, and of a row of a strip."""
     code = functions(library)
-    klt = list(loops(code[5]))
-    step = min((c for c in klt if c["IMMA"] >= 16), key=lambda c: c.total())
-    rare = min((c for c in klt if c["IMMA"] == 4), key=lambda c: c.total())
-    finish = min((c for c in klt if c["I2FP"] >= 32), key=lambda c: c.total())
-    # A row is a backward loop without bars and with one renormalization (refined), or five (plain).
-    refined = min((c for c in loops(code[0]) if c["SHFL"] == 2), key=lambda c: c.total())
-    plain = min((c for c in loops(code[0]) if c["SHFL"] == 8), key=lambda c: c.total())
+    plain, shifts = quickest(code[0], VOTE=4, LDS=4, ST=4)[:2]
     return {
-        # The sums' shift, 64 instructions, happens a few times a matrix.
-        "klt_step": step.total() - rare.total() - 64,
-        "klt_finish": finish.total(),
-        "refined_row": refined.total(),
-        "plain_row_with_escapes_and_shifts": plain.total(),
+        "klt_step": quickest(code[5], IMMA=16)[0][0],
+        "klt_block": quickest(code[5], I2FP=32, ST=16)[0][0],
+        "row": plain[0] / 2,
+        "row_with_escape": next(n for n, first in quickest(code[0], VOTE=8, LDS=4, ST=4) if first == plain[1]) / 2,
+        "row_with_shift": shifts[0] / 2,
+        "row_refined": quickest(code[0], VOTE=2, LDG=4, ST=4)[0][0] / 2,
+        "row_of_anchors": quickest(code[1], VOTE=4, LDS=4, ST=4)[0][0] / 2,
+        "row_of_deltas": quickest(code[2], VOTE=4, LDS=4, ST=2)[0][0] / 2,
+        "row_of_exponents": quickest(code[3], VOTE=4, LDS=4, ST=2)[0][0] / 2,
     }
 
 
+def rare(frequencies):
+    """How likely a class's symbol is its escape, or not found at once: cuda/profile_blob.c's buckets."""
+    ends = list(itertools.accumulate(frequencies))
+    total = frequencies[-1]
+    for bucket in range((14 << 3) + 1):
+        low, high = (math.ceil((8 + b % 8) * 2 ** (b // 8) / 8) for b in (bucket, bucket + 1))
+        first, last = max(0, 16385 - high), 16384 - low
+        if first <= last:
+            i, j = bisect.bisect_right(ends, first), bisect.bisect_right(ends, last)
+            total += (min(last + 1, ends[-2]) - first) if j > i + 1 and first < ends[-2] else 0
+    return total / 16384
+
+
 def read_profile(path):
-    """Per matrix: channels, by level the active columns by frequency; bands: is each of two digits."""
+    """Per matrix: channels, by level the active columns by frequency and their classes; how many digits a band has."""
     with open(path, "rb") as file:
         b = file.read()
     number = lambda at, n: int.from_bytes(b[at : at + n], "little")  # noqa: E731
@@ -87,19 +141,25 @@ def read_profile(path):
     at = 80 + 8 * max(1, b[76]) * (number(68, 2) // 2) + (layers if b[66] == 2 else 0)
     groups = [number(at + 2 * i, 2) for i in range(number(72, 2))]
     at += 2 * len(groups) + 24 + layers * 2 * channels * 8
-    n_classes = number(74, 2)
-    for _ in range(n_classes):
+    classes = []
+    for _ in range(number(74, 2)):
+        classes.append((b[at] > 0, rare([number(at + 2 + 2 * i, 2) for i in range(b[at + 1])])))
         at += 2 + 2 * b[at + 1]
-    at += 12 * n_classes if b[77] else 0
+    at += 12 * len(classes) if b[77] else 0
     matrices = []
     for n_layers in groups:
         for _ in range(1 if b[78] else 2):
-            matrices.append({"channels": n_layers * channels * (2 if b[78] else 1), "components": number(at, 2), "active": []})
+            m = {"channels": n_layers * channels * (2 if b[78] else 1), "components": number(at, 2)}
+            matrices.append({**m, "active": [], "classes": []})
             at += 4
     for _ in range(3):
         for m in matrices:
             m["active"].append([number(at + 2 * f, 2) for f in range(8)])
-            at += 16 + sum(m["active"][-1])
+            at += 16
+            m["classes"].append([])
+            for n in m["active"][-1]:
+                m["classes"][-1].append([classes[c] for c in b[at : at + n]])
+                at += n
     for m in matrices:
         m["digits"] = []
         for c in range(m["components"]):
@@ -108,47 +168,131 @@ def read_profile(path):
             at += 3 + (m["channels"] * bits + 7) // 8
             digits = 2 if multiple << (bits - 1) > 128 else 1
             m["digits"][c // BAND :] = [max(digits, *m["digits"][c // BAND :])] if c % BAND else [digits]
-    return matrices, b[48:64].rstrip(b"\0").decode(), n_classes
+    return matrices, b[48:64].rstrip(b"\0").decode(), len(classes)
 
 
-def klt(matrices, level, code):
-    """Clocks of a multiprocessor for a tile, by unit, averaged over matrices by their channels."""
+def stretched(items, n):
+    return [items[i * len(items) // n] for i in range(n)]
+
+
+def as_wide_as(matrices, channels):
+    """The matrices with so many channels, and everything else in proportion."""
+    wide = []
+    for m in matrices:
+        by = channels / m["channels"]
+        active = [[round(n * by) for n in level] for level in m["active"]]
+        digits = stretched(m["digits"], math.ceil(m["components"] * by / BAND))
+        classes = [
+            [stretched(cs, n) if cs else [] for cs, n in zip(level, ns, strict=True)]
+            for level, ns in zip(m["classes"], active, strict=True)
+        ]
+        components = round(m["components"] * by)
+        wide.append({"channels": channels, "components": components, "active": active, "classes": classes, "digits": digits})
+    return wide
+
+
+def klt(matrices, level, code, fits_L2):
+    """Clocks of a multiprocessor for a tile, by unit, averaged over matrices by their channels. A basis that does not
+    fit the L2 cache comes from memory for each chunk of 256 tokens."""
     clock, n_sm = H100["clock_GHz"], H100["multiprocessors"]
     total = collections.Counter()
+    rows = TILE_TOKENS // 8
     for m in matrices:
-        most = max(m["active"][level])
-        steps = sum(digits for band, digits in enumerate(m["digits"]) if band * BAND < most)
-        rows = FREQUENCIES * TILE_TOKENS // 8
+        bands = [math.ceil(n / BAND) for n in m["active"][level]]
+        pairs = [max(bands[f : f + 2]) for f in range(0, FREQUENCIES, 2)]
+        digits = m["digits"][: max(bands)]
+        steps = sum(digits)
+        there = 2 * sum(d for band, d in enumerate(digits) for pair in pairs if band < pair)
+        fetched = rows * BAND * sum(d for band, d in enumerate(digits) for n in bands if band < n)
         unit = {
-            "tensor": steps * WARPS * 16 * 4096 / (H100["int8_macs_per_clock"] * H100["share_of_mma_sync"]),
-            "issue": WARPS * (steps * code["klt_step"] + 2 * code["klt_finish"]) / H100["issue_per_clock"],
-            "shared memory": steps * (WARPS * FREQUENCIES * 512 + rows * BAND) / H100["shared_bytes_per_clock"],
-            "L2": steps * (rows * BAND + WARPS / 2 * 512) / (H100["l2_GBps"] / n_sm / clock),
+            "tensor": there * WARPS * 2 * 4096 / (H100["int8_macs_per_clock"] * H100["share_of_mma_sync"]),
+            "issue": WARPS * (steps * code["klt_step"] + 2 * code["klt_block"]) / H100["issue_per_clock"],
+            "shared memory": (WARPS * there * 512 + fetched) / H100["shared_bytes_per_clock"],
+            "HBM": (2 * TILE_TOKENS * TILE_CHANNELS + (0 if fits_L2 else steps * WARPS / 2 * 512))
+            / (H100["hbm_GBps"] / n_sm / clock),
+            "L2": (fetched + steps * WARPS / 2 * 512) / (H100["l2_GBps"] / n_sm / clock),
         }
         tiles = m["channels"] / TILE_CHANNELS
         total.update({name: clocks * tiles for name, clocks in unit.items()})
         total["tiles"] += tiles
-        total["MACs"] += steps * BAND * m["channels"]
-    bound = max(("tensor", "issue", "shared memory", "L2"), key=total.get)
+        total["MACs"] += there / FREQUENCIES * BAND * m["channels"]
+    units = ("tensor", "issue", "shared memory", "L2", "HBM")
+    bound = max(units, key=total.get)
     seconds = total[bound] / total["tiles"] / clock / 1e9
     return {
         "bound": bound,
         "GBps": round(2 * TILE_TOKENS * TILE_CHANNELS * n_sm / seconds / 1e9),
         "macs_per_element_in_digits": round(total["MACs"] / sum(m["channels"] for m in matrices)),
-        "clocks_per_tile": {k: round(total[k] / total["tiles"]) for k in ("tensor", "issue", "shared memory", "L2")},
+        "clocks_per_tile": {k: round(total[k] / total["tiles"]) for k in units},
     }
 
 
-def symbols(matrices, level, rows_code, bits):
-    """Streams to symbols, bound by issue; and the words' bytes by HBM, far below."""
-    cells = sum(sum(m["active"][level]) / 8 for m in matrices) / sum(m["channels"] for m in matrices)
-    rows_per_second = H100["multiprocessors"] * H100["issue_per_clock"] * H100["clock_GHz"] * 1e9 / rows_code
+def strips(matrix, level, nested):
+    """(whether it is refined, classes of its columns) of each strip, as cg_symbols_lay() cuts them."""
+    for f, n in enumerate(matrix["active"][level]):
+        coarse = matrix["active"][level + 1][f] if nested and level < 2 else 0
+        for begin, end in ((0, coarse), (coarse, n)):
+            for c in range(begin, end, 32):
+                yield end == coarse and coarse > 0, matrix["classes"][level][f][c : min(c + 32, end)]
+
+
+def instructions_of(matrices, level, code, nested):
+    """Of a warp, for a row of all strips: issued, and strips."""
+    total, n = 0.0, 0
+    for m in matrices:
+        for refined, classes in strips(m, level, nested):
+            n += 1
+            if refined:
+                total += code["row_refined"]
+                continue
+            shifted = any(shift for shift, _ in classes)
+            likely = 1 - math.prod(1 - p for _, p in classes)
+            total += code["row_with_shift"] if shifted else code["row"]
+            total += likely * (code["row_with_escape"] - code["row"])
+    return total, n
+
+
+def symbols(matrices, level, code, bits, nested):
+    """Streams to symbols."""
+    n_channels = sum(m["channels"] for m in matrices)
+    passes = range(2, level - 1, -1) if nested else (level,)
+    counted = [instructions_of(matrices, i, code, nested and i < 2) for i in passes]
+    issued, n_strips = sum(c[0] for c in counted), sum(c[1] for c in counted)
+    cells = sum(sum(m["active"][level]) for m in matrices) / 8 / n_channels
+    rows_per_second = H100["multiprocessors"] * H100["issue_per_clock"] * H100["clock_GHz"] * 1e9
+    by_issue = 2 * 8 * n_channels * rows_per_second / issued / 1e9
+    by_HBM = 2 * H100["hbm_GBps"] / (bits / 8 + 3 * cells)  # cells and digits are written
     return {
         "cells_per_element": round(cells, 3),
-        "bound": "issue",
-        "GBps": round(2 * rows_per_second * 32 / cells / 1e9),
-        "GBps_by_HBM": round(2 * H100["hbm_GBps"] / (bits / 8 + 3 * cells + 2)),
+        "instructions_a_row": round(issued / n_strips, 1),
+        "GBps_by_issue": round(by_issue),
+        "GBps_by_HBM": round(by_HBM),
+        "GBps": round(min(by_issue, by_HBM)),
     }
+
+
+def together(a, b):
+    return round(1 / (1 / a + 1 / b))
+
+
+def levels(matrices, code, bits, fits_L2):
+    report = {}
+    for level in range(3):
+        stream, nested = (symbols(matrices, level, code, bits[level], n) for n in (False, True))
+        inverse = klt(matrices, level, code, fits_L2)
+        report[f"L{level + 1}"] = {
+            "symbols": stream,
+            "nested_symbols_GBps": nested["GBps"],
+            "inverse_klt": inverse,
+            "one_after_the_other_GBps": together(stream["GBps"], inverse["GBps"]),
+            "nested_one_after_the_other_GBps": together(nested["GBps"], inverse["GBps"]),
+        }
+    return report
+
+
+def rows_GBps(instructions):
+    """A row of 32 elements of 2 bytes."""
+    return round(64 * H100["multiprocessors"] * H100["issue_per_clock"] * H100["clock_GHz"] / instructions)
 
 
 def main():
@@ -169,18 +313,21 @@ def main():
         "classes": n_classes,
         "matrices": [(m["channels"], m["components"]) for m in matrices],
         "instructions": code,
-        "levels": {},
+        "levels": levels(matrices, code, arguments.bits, fits_L2=True),
+        "levels_of_8B_geometry": levels(as_wide_as(matrices, 2048), code, arguments.bits, fits_L2=False),
+        "paper_GBps": rows_GBps(0.1 * code["row_of_anchors"] + 0.9 * code["row_of_deltas"]),
+        "L0_GBps": rows_GBps(code["row_of_exponents"]),
     }
-    print("level  symbols GB/s  inverse KLT GB/s  bound          both GB/s  int8 MACs an element")
-    for level in range(3):
-        stream = symbols(matrices, level, code["plain_row_with_escapes_and_shifts"], arguments.bits[level])
-        inverse = klt(matrices, level, code)
-        both = round(1 / (1 / stream["GBps"] + 1 / inverse["GBps"]))
-        report["levels"][f"L{level + 1}"] = {"symbols": stream, "inverse_klt": inverse, "one_after_the_other_GBps": both}
-        print(
-            f"L{level + 1}     {stream['GBps']:12}  {inverse['GBps']:16}  {inverse['bound']:13}  {both:9}"
-            f"  {inverse['macs_per_element_in_digits']}"
-        )
+    print("geometry  level  symbols  nested  inverse KLT  bound          both  nested  int8 MACs an element")
+    for name in ("levels", "levels_of_8B_geometry"):
+        for level, of in report[name].items():
+            inverse = of["inverse_klt"]
+            print(
+                f"{'8B' if '8B' in name else 'profile':8}  {level:5}  {of['symbols']['GBps']:7}  {of['nested_symbols_GBps']:6}"
+                f"  {inverse['GBps']:11}  {inverse['bound']:13}  {of['one_after_the_other_GBps']:4}"
+                f"  {of['nested_one_after_the_other_GBps']:6}  {inverse['macs_per_element_in_digits']}"
+            )
+    print("paper", report["paper_GBps"], "GB/s, L0", report["L0_GBps"], "GB/s (without escapes)")
     with open(arguments.out, "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
         file.write("\n")

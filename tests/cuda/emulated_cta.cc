@@ -302,19 +302,6 @@ void BlockEmulator::finish(Warp *warp)
             bits |= warp->in[lane].of[0] << lane;
         for (unsigned lane = 0; lane < 32; lane++)
             out[lane].of[0] = bits;
-    } else if (warp->kind == Kind::SHUFFLE) {
-        for (unsigned lane = 0; lane < 32; lane++)
-            out[lane].of[0] = warp->in[warp->in[lane].of[1] % 32].of[0];
-    } else if (warp->kind == Kind::LOAD) {
-        /* PTX, ldmatrix .m8n8.x4: matrix i's row r is where lane 8i + r says; a lane gets 4 bytes
-         * of row lane / 4. */
-        for (unsigned lane = 0; lane < 32; lane++) {
-            for (unsigned i = 0; i < 4; i++) {
-                const uint8_t *row;
-                memcpy(&row, warp->in[8 * i + lane / 4].of, sizeof row);
-                memcpy(&out[lane].of[i], row + lane % 4 * 4, 4);
-            }
-        }
     } else {
         uint32_t a[32][4], b[32][2];
         int32_t sums[32][4];
@@ -332,23 +319,6 @@ uint32_t EmulatedCta::ballot(bool bit)
 {
     const uint32_t which = emulator_->meet(*this, BlockEmulator::Kind::BALLOT, {{bit}});
     return emulator_->warps_[thread_ / 32].out[which][lane()].of[0];
-}
-
-uint32_t EmulatedCta::shuffle(uint32_t value, uint32_t from_lane)
-{
-    const uint32_t which =
-        emulator_->meet(*this, BlockEmulator::Kind::SHUFFLE, {{value, from_lane}});
-    return emulator_->warps_[thread_ / 32].out[which][lane()].of[0];
-}
-
-void EmulatedCta::load_fragment(uint32_t a[4], const void *row)
-{
-    if (reinterpret_cast<uintptr_t>(row) % 16 != 0)
-        throw std::logic_error("a row that is not aligned");
-    BlockEmulator::Value value = {};
-    memcpy(value.of, &row, sizeof row);
-    const uint32_t which = emulator_->meet(*this, BlockEmulator::Kind::LOAD, value);
-    memcpy(a, emulator_->warps_[thread_ / 32].out[which][lane()].of, 4 * sizeof *a);
 }
 
 void EmulatedCta::multiply(uint32_t d[4], const uint32_t a[4], const uint32_t b[2])

@@ -1,7 +1,7 @@
 /* tests/cuda/emulated_cta.h - a thread block on the CPU, for the kernels' own bodies.
  *
  * Each thread is a fiber. It runs until it must wait for the others: those of its warp (ballot,
- * shuffle, load_fragment, multiply) or of the block (barrier). Then any thread that can run is
+ * multiply) or of the block (barrier). Then any thread that can run is
  * next, drawn at random from a seed: what depends on an order that a GPU does not promise gives
  * other results with other seeds. Asynchronous copies arrive as late as they may. What would hang
  * or be undefined on a GPU (a warp whose lanes wait for different things, or not all of them)
@@ -38,7 +38,6 @@ class EmulatedCta
         return thread_ % 32;
     }
     uint32_t ballot(bool bit);
-    uint32_t shuffle(uint32_t value, uint32_t from_lane);
     uint32_t count(uint32_t bits) const
     {
         return static_cast<uint32_t>(__builtin_popcount(bits));
@@ -48,9 +47,12 @@ class EmulatedCta
     void copy16(void *to, const void *from);
     void clear16(void *to);
     void wait_copies();
-    void load_fragment(uint32_t a[4], const void *row);
     void multiply(uint32_t d[4], const uint32_t a[4], const uint32_t b[2]);
     void load16(uint32_t out[4], const void *from) const;
+    void load_shared16(uint32_t out[4], const void *from) const
+    {
+        load16(out, from);
+    }
     void raise(uint32_t *status, uint32_t value);
 
   private:
@@ -74,7 +76,7 @@ class BlockEmulator
     friend class EmulatedCta;
     struct Fiber;
     struct Warp;
-    enum class Kind { NONE, BALLOT, SHUFFLE, LOAD, MULTIPLY };
+    enum class Kind { NONE, BALLOT, MULTIPLY };
     struct Value {
         uint32_t of[6];
     };

@@ -17,8 +17,9 @@ import subprocess
 import sys
 
 KERNELS = {0: "symbols", 1: "anchors", 2: "deltas", 3: "exponents", 4: "rotation", 5: "klt"}
-THREADS = {0: 128, 1: 128, 2: 128, 3: 128, 4: 256, 5: 512}
-CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 212, 16, 131, 57 << 10
+THREADS = {0: 256, 1: 256, 2: 256, 3: 256, 4: 256, 5: 512}
+# One class is that of idle lanes.
+CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 400, 16 + 1, 131 + 1, 70 << 10
 SHARED = {
     0: CLASSES * CLASS_BYTES,
     1: CLASSES * CLASS_BYTES,
