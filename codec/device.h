@@ -28,7 +28,7 @@ extern "C" {
 
 /* Raised with any change here, or of the structs of the codec that cross (cg_profile). Both
  * libraries are of one build. */
-enum { CG_DEVICE_TABLE_VERSION = 1 };
+enum { CG_DEVICE_TABLE_VERSION = 2 };
 
 typedef struct cg_device cg_device;
 
@@ -51,6 +51,7 @@ typedef struct cg_device_blocks {
     int64_t head_stride[2], token_stride[2];
     uint32_t block_tokens;
     uint64_t n_blocks;
+    uint32_t first_head, n_heads; /* of the model's: these are the blocks' heads, from 0 on */
 } cg_device_blocks;
 
 /* Tokens of a sequence, in its blocks. */
@@ -63,7 +64,8 @@ typedef struct cg_device_run {
     uint32_t from_token, to_token; /* of the chunk's tokens: these, from < to */
 } cg_device_run;
 
-/* A part of a chunk, [n_planes][n_layers][n_tokens][n_kv_heads][head_dim]. */
+/* A part of a chunk, [n_planes][n_layers][n_tokens][n_kv_heads][head_dim]. Blocks that have some of
+ * the heads take and give these. */
 typedef struct cg_device_tiles {
     uint32_t first_layer, n_layers;
     uint32_t first_plane, n_planes;
@@ -126,14 +128,16 @@ typedef struct cg_device_functions {
                        const cg_device_run *run, const cg_device_mark *mark);
 
     /* Copies whole chunks out of the blocks, runs[n_runs], after what the engine has enqueued: each
-     * into pinned memory of its own, [2][n_layers][n_tokens][n_kv_heads][head_dim]. With
+     * into pinned memory of its own, [2][n_layers][n_tokens][n_kv_heads][head_dim]; what is there
+     * of heads that the blocks don't have is undefined. With
      * CG_AFTER_STREAM it only enqueues, and makes that stream wait for the copies; else it returns
      * when they are done. copies_out[n_runs]: numbers for the functions below.
      * CG_ERR_AGAIN: too many are not released yet; nothing was taken. CG_ERR_DEVICE. */
     cg_status (*read)(cg_device *device, const cg_device_run *runs, uint32_t n_runs, cg_after after,
                       uint32_t *copies_out);
-    /* Waits until a copy is there; *elements_out is valid until it is released. */
-    cg_status (*read_wait)(cg_device *device, uint32_t copy, const void **elements_out);
+    /* Waits until a copy is there; *elements_out is valid, and the caller's, until it is released.
+     */
+    cg_status (*read_wait)(cg_device *device, uint32_t copy, void **elements_out);
     /* Never waits, also for a copy that is not there yet. */
     void (*read_release)(cg_device *device, uint32_t copy);
 } cg_device_functions;

@@ -23,9 +23,8 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
          given->head_dim % 32 != 0))
         return CG_ERR_UNSUPPORTED;
     const int64_t element_bytes = (int64_t)cg_dtype_bytes(given->dtype);
-    if (on_gpu &&
-        (given->n_layers != model->n_layers || given->n_kv_heads != model->n_kv_heads ||
-         given->dim_stride[CG_K] != element_bytes || given->dim_stride[CG_V] != element_bytes))
+    if (on_gpu && (given->n_layers != model->n_layers || given->dim_stride[CG_K] != element_bytes ||
+                   given->dim_stride[CG_V] != element_bytes))
         return CG_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < given->n_layers; i++)
         if (given->base[i] == NULL)

@@ -106,7 +106,7 @@ enum { CACHEGEN_MEMORY_HOST = 0, CACHEGEN_MEMORY_CUDA = 1 };
  * VLLM_CPU_AMX: as vLLM's CPU attention packs bf16 for AMX. Here base, block_stride and
  * head_stride[0] count; the rest follows from them.
  * CACHEGEN_MEMORY_CUDA: base holds device addresses of the GPU `device`. Such a layout is STRIDED,
- * has all layers and heads of the model, and K, V and strides are multiples of 16 bytes. */
+ * has all layers of the model, and K, V and strides are multiples of 16 bytes. */
 typedef struct cachegen_kv_layout {
     uint32_t struct_size, abi_version;
     uint32_t layout, memory;

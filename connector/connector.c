@@ -171,7 +171,9 @@ static cg_status register_on_gpu(cachegen *c, cg_kv_layout *layout)
                                      .head_stride = {g->head_stride[CG_K], g->head_stride[CG_V]},
                                      .token_stride = {g->token_stride[CG_K], g->token_stride[CG_V]},
                                      .block_tokens = g->block_tokens,
-                                     .n_blocks = g->n_blocks};
+                                     .n_blocks = g->n_blocks,
+                                     .first_head = g->first_head,
+                                     .n_heads = g->n_kv_heads};
     status = gpu->functions->add_blocks(gpu->device, &blocks, &layout->gpu_blocks_id);
     if (status == CG_ERR_DEVICE)
         cg_handle_check_gpu(c);

@@ -333,6 +333,11 @@ cg_status cg_gather_send(cg_gather *g, cg_gather_part *made)
     return pass_on(g, made, true);
 }
 
+void cg_gather_abandon(cg_gather *g, cg_gather_part *made)
+{
+    pass_on(g, made, false);
+}
+
 /* ---- listening ---- */
 
 /* Whether the memory is as long as its head and chunks say, and of this model. */

@@ -62,6 +62,9 @@ cg_status cg_gather_begin(cg_gather *gather, const cg_gather_chunk *chunks, uint
  * behind. CG_ERR_PERMISSION: it is another user's. */
 cg_status cg_gather_send(cg_gather *gather, cg_gather_part *part);
 
+/* Drops it. */
+void cg_gather_abandon(cg_gather *gather, cg_gather_part *part);
+
 /* ---- the rank that listens ---- */
 
 /* Copies the other ranks' heads of a chunk into raw, [2][n_layers][n_tokens][n_kv_heads][head_dim],

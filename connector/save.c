@@ -295,7 +295,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         goto done;
     save->has_some_heads = has_some_heads;
     if (has_some_heads && !cg_gather_listens(gather)) {
-        if ((status = cg_save_send_heads(save, layout, r.block_table, r.from_token)) != CG_OK)
+        if ((status = cg_save_send_heads(save, gpu, layout, &r)) != CG_OK)
             goto done;
         pthread_mutex_lock(&rt->lock);
         end_at_once(save);

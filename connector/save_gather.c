@@ -3,6 +3,7 @@
 #include "connector/clock.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* How long a rank's heads are waited for before somebody looks whether they still are wanted. */
 enum { SLICE_MS = 20 };
@@ -39,23 +40,138 @@ static void copy_heads(const cachegen_save *save, const cg_kv_layout *layout, co
         }
 }
 
-cg_status cg_save_send_heads(const cachegen_save *save, const cg_kv_layout *layout,
-                             const int64_t *table, uint32_t from_token)
+/* Chunks whose heads a GPU copies, to be passed on. */
+typedef struct heads_job {
+    cg_job job;
+    cachegen *connector;
+    const cg_gpu *gpu;
+    const cg_kv_layout *layout;
+    cg_gather_part part;
+    cg_status status;
+    uint32_t n_chunks;
+    cg_device_run *runs; /* [n_chunks] */
+    uint32_t *copies;    /* [n_chunks] */
+} heads_job;
+
+static void heads_job_free(heads_job *h)
+{
+    free(h->runs);
+    free(h->copies);
+    free(h);
+}
+
+/* The own heads of whole chunks' rows. */
+static void pick_heads(const heads_job *h, uint32_t n_tokens, const uint8_t *from, uint8_t *to)
+{
+    const cg_geometry *g = &h->connector->model.geometry;
+    const cachegen_kv_layout *own = &h->layout->given;
+    const size_t head_bytes = g->head_dim * h->layout->element_bytes,
+                 n_bytes = own->n_kv_heads * head_bytes;
+    from += own->first_head * head_bytes;
+    for (size_t row = 0; row < (size_t)CG_N_PLANES * g->n_layers * n_tokens; row++) {
+        memcpy(to, from, n_bytes);
+        from += g->n_kv_heads * head_bytes;
+        to += n_bytes;
+    }
+}
+
+static void run_heads(cg_job *job, uint32_t task_index, cg_scratch *scratch)
+{
+    heads_job *h = (heads_job *)((char *)job - offsetof(heads_job, job));
+    (void)task_index;
+    (void)scratch;
+    for (uint32_t i = 0; i < h->n_chunks; i++) {
+        void *elements = NULL;
+        if (h->status == CG_OK)
+            h->status = h->gpu->functions->read_wait(h->gpu->device, h->copies[i], &elements);
+        if (h->status == CG_OK)
+            pick_heads(h, h->runs[i].n_tokens, elements, h->part.data[i]);
+        h->gpu->functions->read_release(h->gpu->device, h->copies[i]);
+    }
+}
+
+static void heads_done(cg_job *job)
+{
+    heads_job *h = (heads_job *)((char *)job - offsetof(heads_job, job));
+    cg_gather *gather = atomic_load_explicit(&h->connector->gather, memory_order_acquire);
+    if (h->status == CG_OK)
+        cg_gather_send(gather, &h->part);
+    else
+        cg_gather_abandon(gather, &h->part);
+    if (h->status == CG_ERR_DEVICE)
+        cg_handle_check_gpu(h->connector);
+    heads_job_free(h);
+}
+
+/* Takes the part, and drops it where this fails. */
+static cg_status copy_heads_off_gpu(const cachegen_save *save, const cg_gpu *gpu,
+                                    const cg_kv_layout *layout, const cachegen_save_request *r,
+                                    const cg_gather_chunk *chunks, uint32_t n_chunks,
+                                    cg_gather_part *part)
 {
     const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens,
-                   first = (from_token + chunk_tokens - 1) / chunk_tokens;
+                   first = (r->from_token + chunk_tokens - 1) / chunk_tokens;
+    const cg_after after = {(cg_after_kind)r->after_kind, r->after};
+    cg_status status = CG_ERR_NO_MEMORY;
+    heads_job *h = calloc(1, sizeof *h);
+    if (h == NULL)
+        goto failed;
+    *h = (heads_job){.job = {.run = run_heads, .done = heads_done, .n_tasks = 1},
+                     .connector = save->op.connector,
+                     .gpu = gpu,
+                     .layout = layout,
+                     .part = *part,
+                     .n_chunks = n_chunks,
+                     .runs = calloc(n_chunks, sizeof *h->runs),
+                     .copies = calloc(n_chunks, sizeof *h->copies)};
+    if (h->runs == NULL || h->copies == NULL)
+        goto failed;
+    for (uint32_t i = 0; i < n_chunks; i++)
+        h->runs[i] = (cg_device_run){.blocks_id = layout->gpu_blocks_id,
+                                     .table = r->block_table,
+                                     .n_table = r->n_blocks,
+                                     .first_token = (first + i) * chunk_tokens,
+                                     .n_tokens = chunks[i].n_tokens,
+                                     .to_token = chunks[i].n_tokens};
+    status = gpu->functions->read(gpu->device, h->runs, n_chunks, after, h->copies);
+    if (status == CG_OK) {
+        if (cg_pool_submit(gpu->pool, CG_JOB_ENCODE, &h->job) != CG_OK) {
+            run_heads(&h->job, 0, NULL);
+            heads_done(&h->job);
+        }
+        return CG_OK;
+    }
+    if (status == CG_ERR_DEVICE)
+        cg_handle_check_gpu(save->op.connector);
+failed:
+    if (h != NULL)
+        heads_job_free(h);
+    cg_gather_abandon(gather_of(save), part);
+    return status;
+}
+
+cg_status cg_save_send_heads(const cachegen_save *save, const cg_gpu *gpu,
+                             const cg_kv_layout *layout, const cachegen_save_request *r)
+{
+    const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens,
+                   first = (r->from_token + chunk_tokens - 1) / chunk_tokens;
     cg_gather *gather = gather_of(save);
     cg_gather_part part;
     cg_gather_chunk *chunks = malloc((save->n_keys + (size_t)1) * sizeof *chunks);
     if (chunks == NULL)
         return CG_ERR_NO_MEMORY;
-    const uint32_t n = list_chunks(save, first, chunks);
+    uint32_t n = list_chunks(save, first, chunks);
+    if (gpu != NULL && n > gpu->n_copies)
+        n = gpu->n_copies;
     cg_status status = n > 0 ? cg_gather_begin(gather, chunks, n, &part) : CG_OK;
-    for (uint32_t i = 0; i < n && status == CG_OK; i++)
-        copy_heads(save, layout, table, (first + i) * chunk_tokens, chunks[i].n_tokens,
-                   part.data[i]);
-    if (n > 0 && status == CG_OK)
+    if (n > 0 && status == CG_OK && gpu != NULL) {
+        status = copy_heads_off_gpu(save, gpu, layout, r, chunks, n, &part);
+    } else if (n > 0 && status == CG_OK) {
+        for (uint32_t i = 0; i < n; i++)
+            copy_heads(save, layout, r->block_table, (first + i) * chunk_tokens, chunks[i].n_tokens,
+                       part.data[i]);
         status = cg_gather_send(gather, &part);
+    }
     free(chunks);
     return status;
 }
@@ -90,6 +206,8 @@ cg_status cg_save_gather(cachegen_save *save)
 {
     const uint64_t timeout_ns = save->op.connector->config->save_timeout_ms * UINT64_C(1000000);
     cg_status status = CG_OK;
+    for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++)
+        status = cg_save_take_raw(&save->chunks[i]);
     for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++)
         status = gather_chunk(save, &save->chunks[i], save->op.started_ns + timeout_ns);
     if (save->n_keys > 0)

@@ -8,10 +8,13 @@
 #define CG_CONNECTOR_SAVE_GATHER_H
 #include "connector/save_state.h"
 
-/* Copies this rank's heads of all chunks from from_token on out of the blocks and passes them on.
- * CG_ERR_AGAIN: the memory for it is full. Others: those of cg_gather_send(). */
-cg_status cg_save_send_heads(const cachegen_save *save, const cg_kv_layout *layout,
-                             const int64_t *table, uint32_t from_token);
+/* Copies this rank's heads of all the request's chunks out of the blocks and passes them on.
+ * CG_ERR_AGAIN: the memory for it is full. Others: those of cg_gather_send().
+ * gpu: NULL, or whose memory the blocks are in. Then the copies are enqueued, of as many chunks as
+ * it copies at once, and passed on when they are there; what fails later costs the listener's save.
+ */
+cg_status cg_save_send_heads(const cachegen_save *save, const cg_gpu *gpu,
+                             const cg_kv_layout *layout, const cachegen_save_request *request);
 
 /* For the writer: puts the other ranks' heads into all of the save's chunks. CG_ERR_TIMED_OUT: they
  * have not come save_timeout_ms (configured) after the save began, or it was given up.

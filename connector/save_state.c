@@ -28,6 +28,20 @@ bool cg_save_free_raw(cg_save_chunk *chunk)
     return had_one;
 }
 
+cg_status cg_save_take_raw(cg_save_chunk *chunk)
+{
+    cachegen *c = chunk->save->op.connector;
+    void *elements = NULL;
+    if (!chunk->has_copy || chunk->raw != NULL)
+        return CG_OK;
+    const cg_gpu *gpu = atomic_load(&c->gpu);
+    const cg_status status = gpu->functions->read_wait(gpu->device, chunk->copy, &elements);
+    chunk->raw = elements;
+    if (status == CG_ERR_DEVICE)
+        cg_handle_check_gpu(c);
+    return status;
+}
+
 void cg_save_release_raw(cg_save_chunk *chunk)
 {
     if (chunk->save->is_copied && cg_save_free_raw(chunk))

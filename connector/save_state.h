@@ -33,7 +33,7 @@ typedef struct cg_save_chunk {
     uint32_t first_token, n_tokens;
     uint8_t *raw;  /* [2][n_layers][n_tokens][n_kv_heads][head_dim], so that a task of the encoder
                       finds a plane's layers together; freed when encoded. The writer's */
-    bool has_copy; /* constant: it is a copy off a GPU, and raw is set once it is there */
+    bool has_copy; /* constant: it is a copy off a GPU, and cg_save_take_raw() sets raw */
     uint32_t copy; /* constant: codec/device.h */
     uint64_t raw_bytes;
     uint64_t encoding_bytes; /* the runtime's lock: counted for the encoder */
@@ -73,7 +73,9 @@ struct cachegen_save {
 uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there);
 /* Without the lock, too: frees the copy of K and V. False: there is none. */
 bool cg_save_free_raw(cg_save_chunk *chunk);
-/* The same, and gives its staging memory back; not while it is being made. */
+/* Waits for a copy off a GPU, without the lock. Nothing to do where the CPU has copied. */
+cg_status cg_save_take_raw(cg_save_chunk *chunk);
+/* As cg_save_free_raw(), and gives its staging memory back; not while it is being made. */
 void cg_save_release_raw(cg_save_chunk *chunk);
 /* Whether copies of n_bytes more leave the staging memory room for an encoder of encoder_bytes. */
 bool cg_save_has_room(const cg_runtime *runtime, uint64_t n_bytes, uint64_t encoder_bytes);

@@ -70,21 +70,6 @@ static bool is_nested(const cg_save_chunk *chunk)
     return !is_one && cg_encoder_can_nest(chunk->save->op.connector->model.profile, chunk->levels);
 }
 
-/* A copy off a GPU may still be under way: then this waits for it. */
-static cg_status take_raw(cg_save_chunk *chunk)
-{
-    cachegen *c = chunk->save->op.connector;
-    const void *elements = NULL;
-    if (!chunk->has_copy)
-        return CG_OK;
-    const cg_gpu *gpu = atomic_load(&c->gpu);
-    const cg_status status = gpu->functions->read_wait(gpu->device, chunk->copy, &elements);
-    chunk->raw = (uint8_t *)elements; /* only read */
-    if (status == CG_ERR_DEVICE)
-        cg_handle_check_gpu(c);
-    return status;
-}
-
 /* Gives a chunk to the pool. What fails here is found by wait_encoded(). */
 static void begin_encode(cg_save_chunk *chunk)
 {
@@ -99,7 +84,7 @@ static void begin_encode(cg_save_chunk *chunk)
                               .extra = save->extra,
                               .parent =
                                   chunk->index > 0 ? save->keys[chunk->index - 1] : save->root};
-    cg_status status = chunk->levels != 0 ? take_raw(chunk) : CG_OK;
+    cg_status status = chunk->levels != 0 ? cg_save_take_raw(chunk) : CG_OK;
     bool submitted = false;
     if (chunk->levels != 0 && status == CG_OK) {
         status = cg_encoder_new(c->model.profile, &header, save->tokens + chunk->first_token,

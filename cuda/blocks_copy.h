@@ -27,9 +27,9 @@ typedef struct cg_cuda_blocks_copy {
     uint32_t first_layer, n_layers, first_plane, n_planes;
     uint32_t n_tokens;             /* of the tiles */
     uint32_t from_token, to_token; /* of these, to be moved */
-    uint32_t n_kv_heads;
-    uint32_t head_units; /* units in head_dim elements */
-    bool is_write;       /* tiles to blocks */
+    uint32_t n_kv_heads;           /* of the tiles; those of the blocks are moved */
+    uint32_t head_units;           /* units in head_dim elements */
+    bool is_write;                 /* tiles to blocks */
 } cg_cuda_blocks_copy;
 
 #ifdef __CUDACC__
@@ -40,7 +40,7 @@ typedef struct cg_cuda_blocks_copy {
 
 CG_CUDA_BOTH uint64_t cg_cuda_blocks_copy_n_units(const cg_cuda_blocks_copy *c)
 {
-    return (uint64_t)c->n_planes * c->n_layers * (c->to_token - c->from_token) * c->n_kv_heads *
+    return (uint64_t)c->n_planes * c->n_layers * (c->to_token - c->from_token) * c->blocks.n_heads *
            c->head_units;
 }
 
@@ -49,8 +49,8 @@ CG_CUDA_BOTH uint64_t cg_cuda_blocks_copy_n_units(const cg_cuda_blocks_copy *c)
 CG_CUDA_BOTH void cg_cuda_blocks_copy_unit(const cg_cuda_blocks_copy *c, uint64_t unit)
 {
     const uint32_t in_head = (uint32_t)(unit % c->head_units);
-    const uint32_t head = (uint32_t)(unit / c->head_units % c->n_kv_heads);
-    const uint64_t row = unit / c->head_units / c->n_kv_heads;
+    const uint32_t head = (uint32_t)(unit / c->head_units % c->blocks.n_heads);
+    const uint64_t row = unit / c->head_units / c->blocks.n_heads;
     const uint32_t n_wanted = c->to_token - c->from_token;
     const uint32_t token = c->from_token + (uint32_t)(row % n_wanted);
     const uint32_t layer = (uint32_t)(row / n_wanted % c->n_layers);
@@ -66,12 +66,12 @@ CG_CUDA_BOTH void cg_cuda_blocks_copy_unit(const cg_cuda_blocks_copy *c, uint64_
                  b->table_dev[place] * b->block_stride + head * b->head_stride[of_plane] +
                  (int64_t)(in_table % b->block_tokens) * b->token_stride[of_plane] +
                  (int64_t)in_head * CG_CUDA_COPY_UNIT_BYTES;
-    char *tile =
-        c->tiles +
-        (((((uint64_t)plane * c->n_layers + layer) * c->n_tokens + token) * c->n_kv_heads + head) *
-             c->head_units +
-         in_head) *
-            CG_CUDA_COPY_UNIT_BYTES;
+    char *tile = c->tiles +
+                 (((((uint64_t)plane * c->n_layers + layer) * c->n_tokens + token) * c->n_kv_heads +
+                   b->head_from + head) *
+                      c->head_units +
+                  in_head) *
+                     CG_CUDA_COPY_UNIT_BYTES;
 #ifdef __CUDA_ARCH__
     if (c->is_write)
         *(uint4 *)slot = *(const uint4 *)tile;

@@ -109,6 +109,7 @@ typedef struct cg_cuda_blocks {
     uint32_t first_token;  /* where in the table's tokens the chunk's first token is */
     uint32_t block_tokens; /* tokens of a block */
     uint32_t head_from;    /* the chunk's head that is head 0 of the blocks: of this rank */
+    uint32_t n_heads;      /* that blocks have */
     uint64_t n_blocks;     /* ids are below; others are CG_ERR_INVALID_ARGUMENT, and skipped */
 } cg_cuda_blocks;
 

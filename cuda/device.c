@@ -50,10 +50,15 @@ cg_status cg_device_add_blocks(cg_device *d, const cg_device_blocks *given, uint
     const int64_t element_bytes = (int64_t)cg_dtype_bytes(d->config.geometry.dtype);
     cg_cuda_blocks blocks = {.block_stride = given->block_stride,
                              .block_tokens = given->block_tokens,
-                             .n_blocks = given->n_blocks};
+                             .n_blocks = given->n_blocks,
+                             .head_from = given->first_head,
+                             .n_heads = given->n_heads};
+    const uint32_t n_kv_heads = d->config.geometry.n_kv_heads;
     void *base_dev = NULL;
     int before;
-    if (!is_aligned(given, d->config.geometry.n_layers) || given->block_tokens == 0)
+    if (!is_aligned(given, d->config.geometry.n_layers) || given->block_tokens == 0 ||
+        given->n_heads == 0 || given->n_heads > n_kv_heads ||
+        given->first_head > n_kv_heads - given->n_heads)
         return CG_ERR_INVALID_ARGUMENT;
     for (int plane = 0; plane < CG_N_PLANES; plane++) {
         blocks.offset_bytes[plane] = given->offset_bytes[plane];

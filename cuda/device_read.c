@@ -94,7 +94,7 @@ cg_status cg_device_read(cg_device *d, const cg_device_run *runs, uint32_t n_run
     return status;
 }
 
-cg_status cg_device_read_wait(cg_device *d, uint32_t index, const void **elements_out)
+cg_status cg_device_read_wait(cg_device *d, uint32_t index, void **elements_out)
 {
     int before, error;
     *elements_out = d->copies[index].elements;

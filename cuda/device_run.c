@@ -84,6 +84,8 @@ cg_status cg_device_decode(cg_device *d, uint32_t slot, size_t n_bytes, const cg
     cg_cuda_request request = cg_cuda_request_all(profile, &header);
     request.token_from = run->from_token;
     request.token_to = run->to_token;
+    request.head_from = blocks.head_from;
+    request.head_to = blocks.head_from + blocks.n_heads;
     status =
         cg_cuda_plan_fill(profile, s->memory, n_bytes, &request, s->plan, d->plan_bytes, &plan);
     if (status == CG_OK && plan.scratch_bytes > d->scratch_bytes)

@@ -55,9 +55,11 @@ class GpuEngine : private Gpu, public Engine
     using Engine::memory;
     using Gpu::stream;
     explicit GpuEngine(const Store &store, const std::string &more = "",
-                       Placement::Order order = Placement::TOKENS_FIRST, size_t element = 2)
-        : Gpu(store.spec.n_layers * layer_bytes(store.spec, store.spec.n_kv_heads, element)),
-          Engine(store, gpu_config(more), Heads(), {order, Gpu::memory})
+                       Placement::Order order = Placement::TOKENS_FIRST, size_t element = 2,
+                       Heads heads = Heads())
+        : Gpu(store.spec.n_layers *
+              layer_bytes(store.spec, heads.n > 0 ? heads.n : store.spec.n_kv_heads, element)),
+          Engine(store, gpu_config(more), heads, {order, Gpu::memory})
     {
         after_kind = CACHEGEN_AFTER_STREAM;
         after = stream;
@@ -78,14 +80,17 @@ class GpuEngine : private Gpu, public Engine
     {
         standin().engine_read(memory.data(), Gpu::memory, memory.size(), stream);
     }
-    cachegen_status save(const Tokens &tokens, const char *context = nullptr)
+    cachegen_status begin_save(const Tokens &tokens, const char *context, cachegen_save **op)
     {
-        cachegen_save *op;
         prefill(tokens);
         put();
         settle();
-        const cachegen_status status =
-            save_start(tokens, 0, static_cast<uint32_t>(tokens.size()), true, context, 0, &op);
+        return save_start(tokens, 0, static_cast<uint32_t>(tokens.size()), true, context, 0, op);
+    }
+    cachegen_status save(const Tokens &tokens, const char *context = nullptr)
+    {
+        cachegen_save *op;
+        const cachegen_status status = begin_save(tokens, context, &op);
         return status == CACHEGEN_OK ? finish(op).status : status;
     }
     // Loads into poisoned blocks; then `memory` is what is in them.

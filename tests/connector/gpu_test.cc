@@ -2,6 +2,8 @@
 // as a connector opens it. No GPU is needed, and none was ever used.
 #include "tests/connector/gpu_engine.h"
 
+#include <unistd.h>
+
 namespace
 {
 
@@ -145,6 +147,107 @@ TEST_F(GpuTest, AnEventOrNothingOrdersAsWellAndTheDefaultStreamIsOne)
     EXPECT_EQ(engine.save(prompt(96)), CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(engine.load(prompt(97, 1)).status, CG_ERR_INVALID_ARGUMENT);
     standin().engine_event_destroy(event);
+}
+
+// Ranks of a tensor-parallel engine, each with a GPU's memory of its own.
+class GpuRanksTest : public GpuTest
+{
+  protected:
+    static ProfileSpec four_heads()
+    {
+        ProfileSpec spec = nesting_spec();
+        spec.n_kv_heads = 4;
+        return spec_2(true, spec);
+    }
+    static std::vector<std::unique_ptr<GpuEngine>> ranks(const Store &store, Placement::Order order,
+                                                         const std::string &more = "")
+    {
+        static int n = 0;
+        const std::string group = "\"group\": \"gpu-test-" + std::to_string(getpid()) + "-" +
+                                  std::to_string(n++) + "\"" + (more.empty() ? "" : ", " + more);
+        std::vector<std::unique_ptr<GpuEngine>> made;
+        for (const Heads heads : {Heads{0, 1}, Heads{1, 3}})
+            made.push_back(std::make_unique<GpuEngine>(store, group, order, 2, heads));
+        return made;
+    }
+};
+
+TEST_F(GpuRanksTest, LoadTheirHeadsAtEveryLevelAsRanksOnCpusDo)
+{
+    const Store store(true, four_heads());
+    const Tokens tokens = prompt(32 + 16);
+    const std::string levels = "\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]";
+    {
+        Engine cold(store, levels);
+        ASSERT_EQ(cold.save(tokens), CACHEGEN_OK);
+    }
+    for (uint32_t level = 0; level < 4; level++) {
+        SCOPED_TRACE(level);
+        const auto order = level % 2 != 0 ? Placement::TOKENS_FIRST : Placement::HEADS_FIRST;
+        auto both = ranks(store, order);
+        for (uint32_t i = 0; i < 2; i++) {
+            GpuEngine &gpu = *both[i];
+            ASSERT_EQ(gpu.register_status, CACHEGEN_OK) << gpu.info().gpu_reason;
+            Engine cpu(store, "\"group\": \"none\", \"read_only\": true",
+                       i == 0 ? Heads{0, 1} : Heads{1, 3}, {order});
+            cpu.level_plus_1 = gpu.level_plus_1 = level + 1;
+            ASSERT_EQ(cpu.load(tokens).progress.loaded_tokens, 47u);
+            ASSERT_EQ(gpu.load(tokens).progress.loaded_tokens, 47u);
+            EXPECT_EQ(gpu.stats().chunks_decoded_on_gpu, 2u);
+            EXPECT_EQ(gpu.memory, cpu.memory);
+        }
+    }
+}
+
+TEST_F(GpuRanksTest, StoreTheSameFilesAsASingleEngineAndLoadThem)
+{
+    for (const bool with_profile : {false, true}) {
+        const Store single(with_profile, four_heads()), many(with_profile, four_heads());
+        const Tokens tokens = prompt(32 * 3 + 16);
+        Engine engine(single);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        auto both = ranks(many, with_profile ? Placement::TOKENS_FIRST : Placement::HEADS_FIRST);
+        cachegen_save *saves[2];
+        for (size_t i = 0; i < 2; i++)
+            ASSERT_EQ(both[i]->begin_save(tokens, nullptr, &saves[i]), CACHEGEN_OK) << i;
+        for (size_t i = 0; i < 2; i++)
+            EXPECT_EQ(both[i]->finish(saves[i]).status, CACHEGEN_OK) << i;
+        EXPECT_EQ(many.dir.files("m/objects"), single.dir.files("m/objects"));
+        for (const std::string &path : single.dir.files("m/objects"))
+            EXPECT_EQ(many.dir.read(path), single.dir.read(path)) << path;
+        for (auto &rank : both)
+            EXPECT_EQ(rank->load(tokens).progress.loaded_tokens, 32u * 3 + 15);
+    }
+}
+
+// Each call of CUDA that a rank makes for its heads: the rank that stores waits for them no longer
+// than it was told to, and nothing stays behind.
+TEST_F(GpuRanksTest, ARankWhoseGpuFailsCostsTheSave)
+{
+    const Store store(false, four_heads());
+    const Tokens tokens = prompt(64);
+    bool has_failed = true;
+    long n_lost = 0; // what fails when the heads are on their way costs nothing
+    for (long n = 1; has_failed; n++) {
+        SCOPED_TRACE(n);
+        auto both = ranks(store, Placement::TOKENS_FIRST, "\"save_timeout_ms\": 100");
+        cachegen_save *save = nullptr, *heads = nullptr;
+        both[1]->prefill(tokens);
+        both[1]->put();
+        both[1]->get(); // over
+        standin().fail_call(n, 1, false);
+        if (both[1]->save_start(tokens, 0, 64, true, nullptr, 0, &heads) == CACHEGEN_OK) {
+            EXPECT_EQ(both[1]->finish(heads).status, CACHEGEN_OK);
+        }
+        both.erase(both.begin() + 1); // waits for what it has begun
+        has_failed = standin().has_failed();
+        standin().forget_failures();
+        ASSERT_EQ(both[0]->begin_save(tokens, nullptr, &save), CACHEGEN_OK);
+        const cachegen_status status = both[0]->finish(save).status;
+        n_lost += status == CG_ERR_TIMED_OUT;
+        EXPECT_TRUE(status == CACHEGEN_OK || (status == CG_ERR_TIMED_OUT && has_failed)) << status;
+    }
+    EXPECT_GT(n_lost, 4);
 }
 
 TEST_F(GpuTest, NothingIsAllocatedAfterTheFirstLayout)

@@ -135,8 +135,6 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
     model_config = vllm_config.model_config
     if not (current_platform.is_cpu() or current_platform.is_cuda()):
         raise Unsupported(f"KV layouts of platform {current_platform.device_name}: cpu and cuda are supported")
-    if current_platform.is_cuda() and vllm_config.parallel_config.world_size != 1:
-        raise Unsupported(f"{vllm_config.parallel_config.world_size} workers on GPUs: one is supported there")
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise Unsupported(f"{len(groups)} KV-cache groups (hybrid attention): one is supported")
