@@ -190,11 +190,10 @@ static void take_change(batch *b, const change *c)
 }
 
 /* The parts of an event. A folder's own changes come as those of "." in it. */
-static change parse(const struct fanotify_event_metadata *event)
+static change parse(const struct fanotify_event_metadata *event, const char *bytes)
 {
     change c = {.mask = event->mask, .is_own = event->pid == getpid()};
-    const char *at = (const char *)event + event->metadata_len,
-               *end = (const char *)event + event->event_len;
+    const char *at = bytes + event->metadata_len, *end = bytes + event->event_len;
     while (end - at >= (ptrdiff_t)sizeof(struct fanotify_event_info_fid)) {
         const struct fanotify_event_info_fid *info = (const void *)at;
         const struct file_handle *handle = (const void *)info->handle;
@@ -204,6 +203,8 @@ static change parse(const struct fanotify_event_metadata *event)
         } else if (info->hdr.info_type == FAN_EVENT_INFO_TYPE_FID) {
             c.file = handle;
         }
+        if (info->hdr.len == 0)
+            break;
         at += info->hdr.len;
     }
     if (c.name != NULL && strcmp(c.name, ".") == 0) {
@@ -213,17 +214,21 @@ static change parse(const struct fanotify_event_metadata *event)
     return c;
 }
 
-static void take_events(cg_fs *fs, dev_t dev, const char *bytes, ssize_t n_bytes)
+/* Events are aligned to four bytes, their first part wants eight. */
+static void take_events(cg_fs *fs, dev_t dev, const char *bytes, size_t n_bytes)
 {
     batch b = {.fs = fs, .dev = dev};
-    const struct fanotify_event_metadata *event = (const void *)bytes;
-    for (; FAN_EVENT_OK(event, n_bytes); event = FAN_EVENT_NEXT(event, n_bytes)) {
-        if ((event->mask & FAN_Q_OVERFLOW) != 0) {
+    struct fanotify_event_metadata event;
+    for (size_t at = 0; n_bytes - at >= sizeof event; at += event.event_len) {
+        memcpy(&event, bytes + at, sizeof event);
+        if (event.event_len < sizeof event || event.event_len > n_bytes - at)
+            break;
+        if ((event.mask & FAN_Q_OVERFLOW) != 0) {
             cg_metrics_add(&fs->metrics.watch_overflows, 1);
             doubt_all(fs);
             continue;
         }
-        const change c = parse(event);
+        const change c = parse(&event, bytes + at);
         /* What is written through the mount the kernel knows. */
         if (!c.is_own || (c.mask & ~(CONTENT_EVENTS | FAN_ONDIR)) != 0)
             take_change(&b, &c);
@@ -243,7 +248,7 @@ static void read_events(cg_fs *fs, dev_t dev, char *bytes)
             return;
         const ssize_t n = read(fs->watch.fd, bytes, EVENT_BYTES);
         if (n > 0)
-            take_events(fs, dev, bytes, n);
+            take_events(fs, dev, bytes, (size_t)n);
         else if (n == 0 || (errno != EAGAIN && errno != EINTR))
             return;
     }
