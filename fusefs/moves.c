@@ -8,7 +8,7 @@
  *
  * A rename does not change what a file shows: where its old name shows another part of a nested
  * chunk than the new one would (fusefs/views.h) it is EXDEV, and mv copies. A link to a chunk's
- * name may show less than the file that it is made of; that is how a nested chunk gets its names.
+ * name may show another part of the file; that is how a nested chunk gets its names.
  */
 #include "fusefs/adopt.h"
 #include "fusefs/arrivals.h"
@@ -280,11 +280,11 @@ static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to,
     return cg_strict_errno(status);
 }
 
-/* A view's links show what it shows. */
-static bool may_link_view(const cg_fs_node *node, const place *to, const cg_chunk_header *header)
+/* A strict name shows its level of the file, whichever name it is linked to. An ordinary one would
+ * show more than the view that was linked. */
+static bool may_link_view(const cg_fs_node *node, const place *to)
 {
-    const cg_view view = cg_view_of_header(&to->name, header);
-    return node->view.level == 0 || cg_view_equal(&node->view, &view);
+    return node->view.level == 0 || cg_fs_is_strict(&to->name);
 }
 
 int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *new_name,
@@ -322,7 +322,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
         goto done;
     if (error == 0 && is_strict)
         error = check_link(fs, node, fd, &to, &header);
-    if (error == 0 && !may_link_view(node, &to, &header))
+    if (error == 0 && !may_link_view(node, &to))
         error = EXDEV;
     if (error == 0 && is_strict && fsync(fd) != 0)
         error = errno;

@@ -12,16 +12,18 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Whether what the view shows of a is all that is in b. */
-static bool same_content(int a, const cg_view *view, int b)
+/* Whether one view shows of a what the other shows of b. */
+static bool same_content(int a, const cg_view *view_a, int b, const cg_view *view_b)
 {
     enum { PIECE_BYTES = 1 << 16 };
     char *pieces = malloc(2 * PIECE_BYTES);
     off_t offset = 0;
     bool same = pieces != NULL;
     while (same) {
-        const ssize_t n = pread(a, pieces, cg_view_clamp(view, offset, PIECE_BYTES), offset);
-        const ssize_t m = n < 0 ? -1 : pread(b, pieces + PIECE_BYTES, PIECE_BYTES, offset);
+        const ssize_t n = pread(a, pieces, cg_view_clamp(view_a, offset, PIECE_BYTES), offset);
+        const ssize_t m = n < 0 ? -1
+                                : pread(b, pieces + PIECE_BYTES,
+                                        cg_view_clamp(view_b, offset, PIECE_BYTES), offset);
         same = n >= 0 && n == m && memcmp(pieces, pieces + PIECE_BYTES, (size_t)n) == 0;
         if (n <= 0)
             break;
@@ -34,8 +36,8 @@ static bool same_content(int a, const cg_view *view, int b)
 /* The name is taken. A valid file there stays: for us as good as ours if it is equal, or is an
  * object (an encoder may choose its symbols, and the first publisher wins). One that was damaged
  * in the store makes room. */
-static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, int dir_fd,
-                         const cg_tree_name *name, bool *replace_out)
+static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, const cg_view *pending_view,
+                         int dir_fd, const cg_tree_name *name, bool *replace_out)
 {
     cg_chunk_header header;
     struct stat attr = {0};
@@ -45,7 +47,7 @@ static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, int dir_fd,
         return EEXIST;
     int error = fstat(fd, &attr) == 0 ? EEXIST : errno;
     const cg_view view = cg_view_of_file(name, fd, &attr);
-    if (error == EEXIST && same_content(fd, &view, pending->fd)) {
+    if (error == EEXIST && same_content(fd, &view, pending->fd, pending_view)) {
         error = 0;
     } else if (error == EEXIST && cg_fs_is_strict(name)) {
         const cg_status status =
@@ -89,16 +91,21 @@ static int sync_directory(int dir_fd)
 }
 
 /* A nested chunk under a name of a coarser level: what the name would not show goes, so that the
- * file is what it shows. The time of its last change stays: cp -p has set it before it closes. */
+ * file is what it shows. */
 static int cut_to_view(int fd, const cg_view *view, cg_chunk_header *header)
 {
-    struct stat attr;
-    if (fstat(fd, &attr) != 0 || ftruncate(fd, (off_t)view->bytes) != 0)
-        return errno;
-    const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, attr.st_mtim};
-    if (futimens(fd, times) != 0)
+    if (ftruncate(fd, (off_t)view->bytes) != 0)
         return errno;
     return cg_strict_errno(cg_chunk_header_cut(header, view->bytes));
+}
+
+/* cp -a and tar set the times of what they bring before they close it, and then link the other
+ * levels' names to it, in any order: it must hold them. */
+static bool may_get_links(int fd)
+{
+    struct stat attr;
+    return fstat(fd, &attr) == 0 && (attr.st_mtim.tv_sec != attr.st_ctim.tv_sec ||
+                                     attr.st_mtim.tv_nsec != attr.st_ctim.tv_nsec);
 }
 
 enum { MOVED = -1 }; /* its directory was moved meanwhile, to where other rules may hold */
@@ -145,8 +152,11 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
     if (*is_strict_out && (error = cg_fs_check(fs, pending->fd, path, &name, &header)) != 0)
         goto done;
     const cg_view view = cg_view_of_header(&name, &header);
-    if (view.level != 0 &&
-        (error = renames ? EXDEV : cut_to_view(pending->fd, &view, &header)) != 0)
+    if (view.level != 0 && renames)
+        error = EXDEV;
+    else if (view.level != 0 && !may_get_links(pending->fd))
+        error = cut_to_view(pending->fd, &view, &header);
+    if (error != 0)
         goto done;
     if (fsync(pending->fd) != 0 || fstat(pending->fd, &attr) != 0) {
         error = errno;
@@ -155,7 +165,7 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
     bool is_ours = true;
     error = replace ? EEXIST : name_it(fs, pending, path, dir_fd, false);
     if (error == EEXIST && !replace) {
-        error = meet_existing(fs, pending, dir_fd, &name, &replace);
+        error = meet_existing(fs, pending, &view, dir_fd, &name, &replace);
         is_ours = replace;
         if (error == 0)
             unlinkat(fs->staging.dir_fd, pending->temporary, 0);

@@ -49,7 +49,9 @@ names() {
     check "ln of a view is a link" ln "$contexts/out/L2/00000.kv" "$contexts/out/L2/00001.kv"
     check "with one inode" equal "$(inode "$contexts/out/L2/00000.kv")" "$(inode "$contexts/out/L2/00001.kv")"
     check "and its bytes" cmp "$cut/L2/00000.kv" "$contexts/out/L2/00001.kv"
-    check "ln of a view to another level" fails ln "$contexts/out/L2/00000.kv" "$contexts/out/L3/00000.kv"
+    check "ln of a view to another level" ln "$contexts/out/L2/00000.kv" "$contexts/out/L3/00000.kv"
+    check "shows that level" cmp "$cut/L3/00000.kv" "$contexts/out/L3/00000.kv"
+    check "ln to a level that is not in it" fails ln "$contexts/out/L3/00000.kv" "$contexts/out/L0/00000.kv"
     check "ln of a view to an ordinary name" fails ln "$contexts/out/L2/00000.kv" "$mnt/m/file"
     check "chmod of a view" chmod 600 "$contexts/out/L2/00000.kv"
     check "is one of the file" equal "$(stat -c %a "$store/m/contexts/out/L1/00000.kv")" 600
@@ -177,6 +179,20 @@ copies() {
     check "shows the levels" same_tree "$cut" "$to/plain"
     check "rsync -a of one" rsync -a "$store/m/contexts/in/" "$to/plain_rsync/"
     check "shows the levels" same_tree "$cut" "$to/plain_rsync"
+    local order
+    for order in "L1 L2 L3" "L3 L2 L1" "L2 L3 L1"; do
+        # shellcheck disable=SC2086
+        check "cp -a of one, $order" sh -c 'from=$1 to=$2; shift 2; mkdir "$to" && cd "$from" && cp -a context.json "$@" "$to"' \
+            sh "$store/m/contexts/in" "$to/a${order// /}" $order
+        check "shows the levels" same_tree "$cut" "$to/a${order// /}"
+        check "of one file" equal "$(n_inodes "$store_2/m/contexts/a${order// /}")" 3
+        # shellcheck disable=SC2086
+        check "tar of one, $order" sh -c 'from=$1 to=$2; shift 2; mkdir "$to" && tar cf - -C "$from" context.json "$@" | tar xf - -C "$to"' \
+            sh "$store/m/contexts/in" "$to/t${order// /}" $order
+        check "shows the levels" same_tree "$cut" "$to/t${order// /}"
+        check "of one file" equal "$(n_inodes "$store_2/m/contexts/t${order// /}")" 3
+        check "valid" valid "$to/a${order// /}" "$to/t${order// /}"
+    done
     rm -rf "$tmp/tar" "$tmp/all"
     check "nothing is left in staging" equal "$(find "$store/.cachegenfs-tmp" "$store_2/.cachegenfs-tmp" -type f ! -name lock | wc -l)" 0
 }
