@@ -64,14 +64,15 @@ int cg_view_stat(int dir_fd, const char *leaf, const char *path, struct stat *at
     if (!is_coarse_name(&name) || !S_ISREG(attr_out->st_mode))
         return 0;
     const int fd = cg_view_open_unnoticed(dir_fd, leaf);
-    if (fd < 0)
-        return 0;
-    if (fstat(fd, &attr) == 0) { /* of the file that is read: the name may be another's by now */
+    if (fd < 0) /* without its levels it would be another file for the kernel */
+        return errno == EACCES || errno == EPERM ? 0 : errno == ELOOP ? ESTALE : errno;
+    const int error = fstat(fd, &attr) == 0 ? 0 : errno;
+    if (error == 0) { /* of the file that is read: the name may be another's by now */
         *attr_out = attr;
         *view_out = cg_view_of_file(&name, fd, &attr);
     }
     close(fd);
-    return 0;
+    return error;
 }
 
 bool cg_view_is_same(int dir_fd, const char *leaf, const cg_tree_name *a, const cg_tree_name *b)

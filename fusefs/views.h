@@ -40,7 +40,7 @@ cg_view cg_view_of_header(const cg_tree_name *name, const cg_chunk_header *heade
 cg_view cg_view_of_file(const cg_tree_name *name, int fd, const struct stat *attr);
 /* Stats leaf in dir_fd, without following a link, and says what path shows of it. path: of the same
  * file, relative to the store's root; NULL: shows all. A file that we may not read is shown whole:
- * nobody can read it through us. 0 or an errno value. */
+ * nobody can read it through us. 0 or an errno value; ENOENT also for one that goes meanwhile. */
 int cg_view_stat(int dir_fd, const char *leaf, const char *path, struct stat *attr_out,
                  cg_view *view_out);
 

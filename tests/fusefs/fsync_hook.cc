@@ -1,6 +1,8 @@
 #include "tests/fusefs/fsync_hook.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
 #include <sys/types.h>
 
 #include <mutex>
@@ -10,7 +12,7 @@ namespace
 
 std::mutex lock;
 std::function<int(int)> current;
-std::function<void(int, const char *)> current_chown;
+std::function<void(int, const char *)> current_chown, current_open;
 
 } // namespace
 
@@ -39,7 +41,31 @@ ChownHook::~ChownHook()
     current_chown = nullptr;
 }
 
+OpenHook::OpenHook(std::function<void(int dir_fd, const char *name)> hook)
+{
+    current_open = std::move(hook);
+}
+
+OpenHook::~OpenHook()
+{
+    current_open = nullptr;
+}
+
 } // namespace cg_test
+
+extern "C" int __real_openat(int dir_fd, const char *name, int flags, ...);
+extern "C" int __wrap_openat(int dir_fd, const char *name, int flags, ...);
+
+extern "C" int __wrap_openat(int dir_fd, const char *name, int flags, ...)
+{
+    va_list arguments;
+    va_start(arguments, flags);
+    const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
+    va_end(arguments);
+    if (current_open)
+        current_open(dir_fd, name);
+    return __real_openat(dir_fd, name, flags, mode);
+}
 
 extern "C" int __real_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gid, int flags);
 extern "C" int __wrap_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gid, int flags);

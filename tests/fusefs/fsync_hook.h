@@ -1,4 +1,5 @@
-// tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, or fchownat().
+// tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, or fchownat(), or
+// openat().
 #ifndef CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #define CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #include <functional>
@@ -25,6 +26,16 @@ class ChownHook
     ~ChownHook();
     ChownHook(const ChownHook &) = delete;
     ChownHook &operator=(const ChownHook &) = delete;
+};
+
+// While it lives, openat(dir_fd, name, ...) calls hook(dir_fd, name) first. One at a time.
+class OpenHook
+{
+  public:
+    explicit OpenHook(std::function<void(int dir_fd, const char *name)> hook);
+    ~OpenHook();
+    OpenHook(const OpenHook &) = delete;
+    OpenHook &operator=(const OpenHook &) = delete;
 };
 
 } // namespace cg_test

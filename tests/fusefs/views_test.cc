@@ -1,5 +1,6 @@
 // Levels of a nested chunk: each is a file of its own size, whatever lies beneath. No mount.
 #include "tests/fusefs/fs_fixture.h"
+#include "tests/fusefs/fsync_hook.h"
 
 #include <sys/stat.h>
 
@@ -165,6 +166,21 @@ TEST_F(ViewsTest, NothingBehindAViewIsDelivered)
     EXPECT_EQ(cg_fs_seek(file, end, SEEK_DATA, &at), ENXIO);
     EXPECT_EQ(cg_fs_seek(file, end, SEEK_HOLE, &at), ENXIO);
     EXPECT_EQ(fs.close(file), 0);
+}
+
+TEST_F(ViewsTest, OneThatGoesWhileItIsLookedUpIsNotThere)
+{
+    lay_out();
+    cg_fs_node *folder = fs.parent_of(at(3));
+    cg_fs_entry entry;
+    {
+        const OpenHook goes([&](int, const char *name) {
+            if (std::string(name) == "00000.kv")
+                ::unlink((store.path + "/" + at(3)).c_str());
+        });
+        EXPECT_EQ(cg_fs_lookup(fs.fs, &fs.caller, folder, "00000.kv", &entry), ENOENT);
+    }
+    EXPECT_EQ(fs.get(at(2)), cut(2)) << "the file has other names";
 }
 
 TEST_F(ViewsTest, LinkOfThePublishedFileMakesAView)
