@@ -223,8 +223,10 @@ void cg_space_tend(cg_fs *fs)
     cg_survey_free(&survey);
     fs->metrics.quota_bytes = fs->space.quota_bytes;
     fs->metrics.used_bytes = used_now(fs);
-    if (is_ours)
-        cg_lease_give_back(&fs->staging, LEASE);
+    if (!is_ours)
+        return;
+    fs->space.is_waiting = !cg_lease_holds(&fs->staging, LEASE); /* it was lost in the middle */
+    cg_lease_give_back(&fs->staging, LEASE);
 }
 
 int cg_space_init(cg_fs *fs, const cg_fs_config *config)
