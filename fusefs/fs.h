@@ -9,7 +9,7 @@
  *   open_files, watch
  *   fs
  *   nodes, control
- *   gc, fsck, contexts, drop, evict, survey, walk
+ *   gc, fsck, left, contexts, drop, evict, survey, walk
  *   lease
  *   staging
  *   life, views, strict, persona, claims, metrics

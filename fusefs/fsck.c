@@ -1,5 +1,6 @@
 #include "fusefs/fsck.h"
 
+#include "fusefs/left.h"
 #include "fusefs/staging.h"
 #include "fusefs/strict.h"
 #include "fusefs/views.h"
@@ -15,7 +16,7 @@
 #include <unistd.h>
 
 #define QUARANTINE "quarantine"
-enum { LEFT_SECONDS = 24 * 3600, NONE = CG_N_LEVELS };
+enum { NONE = CG_N_LEVELS };
 static const uint64_t MEMORY_BYTES = UINT64_C(256) << 20;
 
 /* What is known of a file: those with several names are read once. */
@@ -264,13 +265,6 @@ static void check_file(fsck *f, int dir_fd, const char *path, const struct stat 
     close(fd);
 }
 
-bool cg_fsck_is_left(const char *path, const struct stat *attr, int64_t now_s)
-{
-    const char *leaf = cg_walk_leaf(path), *end = leaf + strlen(leaf);
-    return S_ISREG(attr->st_mode) && leaf[0] == '.' && end - leaf > 4 &&
-           strcmp(end - 4, ".tmp") == 0 && now_s - attr->st_mtim.tv_sec > LEFT_SECONDS;
-}
-
 static void remove_left(fsck *f, int dir_fd, const char *path)
 {
     f->result.n_left++;
@@ -293,14 +287,17 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
     if (name.kind == CG_TREE_OBJECT_CHUNK || name.kind == CG_TREE_CONTEXT_CHUNK ||
         name.kind == CG_TREE_PROFILE)
         check_file(f, dir_fd, path, attr, &name);
-    else if (cg_fsck_is_left(path, attr, f->now_s))
+    else if (cg_left_is(dir_fd, path, attr, f->now_s))
         remove_left(f, dir_fd, path);
     return CG_OK;
 }
 
 cg_status cg_fsck_run(const cg_fsck_config *config, cg_fsck_result *result_out)
 {
-    fsck f = {.config = config, .quarantine_fd = -1, .now_s = time(NULL), .start_ns = now_ns()};
+    fsck f = {.config = config,
+              .quarantine_fd = -1,
+              .now_s = cg_staging_now_s(config->staging),
+              .start_ns = now_ns()};
     cg_strict_budget_init(&f.budget, MEMORY_BYTES);
     const cg_status status = cg_walk(config->root_fd, visit, &f);
     cg_strict_budget_destroy(&f.budget);

@@ -4,7 +4,7 @@
  * With repair, a damaged file gives its strict name up: no reader finds it any more. A nested chunk
  * that is whole up to the end of a level keeps that level and the coarser ones; their names become
  * copies of that part. The rest goes to STORE/quarantine, where `list` says what it was. Files that
- * killed connectors left unfinished a day ago are removed.
+ * killed connectors left unfinished are removed (fusefs/left.h).
  * A store may be in use meanwhile: each name changes atomically. Two repairs at once do no harm.
  * Threads: each call stands alone.
  */
@@ -14,7 +14,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <sys/stat.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -49,10 +48,6 @@ cg_status cg_fsck_run(const cg_fsck_config *config, cg_fsck_result *result_out);
 /* The command. Writes a line to out for each finding, and a sum. Exit status: 0 all is whole, 1
  * something was not (and is repaired, if asked for), 2 something could not be read or repaired. */
 int cg_fsck(const char *store, bool repair, FILE *out);
-
-/* Whether path, described by attr, is what a connector that was killed before now_s left: a hidden
- * file that ends in .tmp (iouring/io_write.h), and was not written to for a day. */
-bool cg_fsck_is_left(const char *path, const struct stat *attr, int64_t now_s);
 
 #ifdef __cplusplus
 }

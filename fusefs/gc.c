@@ -1,7 +1,7 @@
 #include "fusefs/gc.h"
 
 #include "fusefs/drop.h"
-#include "fusefs/fsck.h"
+#include "fusefs/left.h"
 #include "fusefs/staging.h"
 #include "fusefs/survey.h"
 #include "fusefs/walk.h"
@@ -13,7 +13,6 @@
 #include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef struct gc {
@@ -41,8 +40,7 @@ static void fail(gc *g, const char *path, int error)
 static cg_status visit(void *user, int dir_fd, const char *path, const struct stat *attr)
 {
     gc *g = user;
-    if (!cg_fsck_is_left(path, attr, g->now_s) ||
-        strncmp(path, CG_STAGING_DIRECTORY "/", sizeof CG_STAGING_DIRECTORY) == 0)
+    if (!cg_left_is(dir_fd, path, attr, g->now_s))
         return CG_OK;
     found(g, path, "left unfinished", (uint64_t)attr->st_blocks * 512);
     if (g->remove && unlinkat(dir_fd, cg_walk_leaf(path), 0) != 0 && errno != ENOENT)
@@ -98,8 +96,7 @@ int cg_gc(const char *store, bool orphans, bool remove, FILE *out)
             .staging = {.dir_fd = -1, .all_fd = -1, .lock_fd = -1},
             .orphans = orphans,
             .remove = remove,
-            .out = out,
-            .now_s = time(NULL)};
+            .out = out};
     uint64_t n_removed;
     int error = g.root_fd < 0 ? errno : 0;
     cg_status status = error == 0 ? cg_layout_check(g.root_fd) : cg_status_from_errno(error);
@@ -107,8 +104,10 @@ int cg_gc(const char *store, bool orphans, bool remove, FILE *out)
         ((error = cg_staging_open(&g.staging, g.root_fd, CG_STAGING_SILENT_S, &n_removed)) != 0 ||
          (error = cg_staging_live(&g.staging, NULL, NULL)) != 0))
         status = cg_status_from_errno(error);
-    if (status == CG_OK)
+    if (status == CG_OK) {
+        g.now_s = cg_staging_now_s(remove ? &g.staging : NULL);
         status = collect(&g);
+    }
     if (status != CG_OK) {
         fprintf(out, "%s: %s\n", store, error != 0 ? strerror(error) : cg_strerror(status));
         g.n_failed++;

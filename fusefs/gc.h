@@ -1,6 +1,6 @@
 /* fusefs/gc.h - `cachegenfs gc STORE [--orphans] [--remove]`: finds what nobody can use any more.
  *
- * Garbage is: files that killed connectors left unfinished a day ago; objects of a profile that the
+ * Garbage is: files that killed connectors left unfinished; objects of a profile that the
  * model has no more, which nobody can decode; with orphans, all objects that no context names.
  * Objects that a context names are never garbage. A store may be in use meanwhile.
  */

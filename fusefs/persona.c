@@ -43,11 +43,12 @@ void cg_persona_leave(void)
 
 void cg_persona_drop_capabilities(void)
 {
-    static const uint64_t needed =
-        UINT64_C(1) << CAP_CHOWN | UINT64_C(1) << CAP_DAC_OVERRIDE |
-        UINT64_C(1) << CAP_DAC_READ_SEARCH | UINT64_C(1) << CAP_FOWNER | UINT64_C(1) << CAP_FSETID |
-        UINT64_C(1) << CAP_MKNOD | UINT64_C(1) << CAP_SETUID | UINT64_C(1) << CAP_SETGID |
-        UINT64_C(1) << CAP_SYS_ADMIN | UINT64_C(1) << CAP_SETPCAP | UINT64_C(1) << CAP_SETFCAP;
+    static const uint64_t needed = UINT64_C(1) << CAP_CHOWN | UINT64_C(1) << CAP_DAC_OVERRIDE |
+                                   UINT64_C(1) << CAP_DAC_READ_SEARCH | UINT64_C(1) << CAP_FOWNER |
+                                   UINT64_C(1) << CAP_FSETID | UINT64_C(1) << CAP_MKNOD |
+                                   UINT64_C(1) << CAP_SETUID | UINT64_C(1) << CAP_SETGID |
+                                   UINT64_C(1) << CAP_SYS_ADMIN | UINT64_C(1) << CAP_SETPCAP |
+                                   UINT64_C(1) << CAP_SETFCAP | UINT64_C(1) << CAP_LEASE;
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct sets[2];
     if (syscall(SYS_capget, &header, sets) != 0)

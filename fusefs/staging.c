@@ -55,6 +55,14 @@ void cg_staging_own(cg_staging *staging, char own_out[CG_STAGING_OWN_BYTES])
     pthread_mutex_unlock(&staging->remaking);
 }
 
+int64_t cg_staging_now_s(const cg_staging *staging)
+{
+    struct stat attr;
+    const bool is_there = staging != NULL && staging->dir_fd >= 0 &&
+                          fstatat(staging->dir_fd, CG_LIFE_FILE, &attr, AT_SYMLINK_NOFOLLOW) == 0;
+    return is_there ? attr.st_mtim.tv_sec : time(NULL);
+}
+
 static cg_life own_life(cg_staging *staging)
 {
     pthread_mutex_lock(&staging->remaking);

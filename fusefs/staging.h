@@ -67,6 +67,9 @@ int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES],
  * an errno value; EIO: from has fewer bytes. */
 int cg_staging_copy(cg_staging *staging, int from, uint64_t n_bytes,
                     char name_out[CG_STAGING_NAME_BYTES]);
+/* The store's clock, in seconds: the time that it gave our last beat. staging may be NULL, or
+ * without a folder: then it is our own clock. */
+int64_t cg_staging_now_s(const cg_staging *staging);
 /* The name of our own folder. */
 void cg_staging_own(cg_staging *staging, char own_out[CG_STAGING_OWN_BYTES]);
 /* Whether the daemon that has or had this folder is dead. One whose folder is gone is. */

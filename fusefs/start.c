@@ -1,5 +1,7 @@
 /* fusefs/start.c - the life of a mount, from its start to its end: its part of fusefs/core.h. */
 #include "fusefs/fs.h"
+#include "fusefs/lease.h"
+#include "fusefs/left.h"
 #include "fusefs/pending.h"
 #include "fusefs/space.h"
 #include "iouring/layout.h"
@@ -11,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_PENDING = 1024 /* of a user */, KEEP_SECONDS = 2 };
+enum { MAX_PENDING = 1024 /* of a user */, KEEP_SECONDS = 2, SWEEP_SECONDS = 24 * 3600 };
 static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
 static const uint64_t VALIDATION_BYTES = UINT64_C(256)
                                          << 20; /* of files that are checked at once */
@@ -178,15 +180,37 @@ static void tell_of_life(void *user, uint64_t n_removed, bool was_taken_for_dead
                   "the folder for files that are being written was gone; they are lost");
 }
 
+/* One daemon of the store at a time. */
+static void sweep(cg_fs *fs)
+{
+    static const char LEASE[] = "sweeping";
+    uint64_t n_removed;
+    if (fs->read_only || !cg_lease_take(&fs->staging, LEASE))
+        return;
+    cg_left_remove(fs->root_fd, cg_staging_now_s(&fs->staging), cg_fs_is_stopping, fs, &n_removed);
+    cg_lease_give_back(&fs->staging, LEASE);
+    if (n_removed > 0)
+        cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed connectors",
+                  (unsigned long long)n_removed);
+}
+
 void cg_fs_keep(cg_fs *fs)
 {
     struct timespec now;
+    int64_t swept_at_s = 0;
     if (!fs->read_only && cg_staging_live(&fs->staging, tell_of_life, fs) != 0)
         cg_fs_log(fs, CG_LOG_ERROR, "no thread: other hosts will take this daemon for dead");
     cg_fs_adopt_tree(fs);
     pthread_mutex_lock(&fs->keep_lock);
     while (!fs->is_stopping) {
         clock_gettime(CLOCK_MONOTONIC, &now);
+        if (swept_at_s == 0 || now.tv_sec - swept_at_s >= SWEEP_SECONDS) {
+            swept_at_s = now.tv_sec;
+            pthread_mutex_unlock(&fs->keep_lock);
+            sweep(fs);
+            pthread_mutex_lock(&fs->keep_lock);
+            continue;
+        }
         if (cg_space_is_due(fs, now.tv_sec)) {
             pthread_mutex_unlock(&fs->keep_lock);
             cg_space_tend(fs);

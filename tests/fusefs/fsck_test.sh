@@ -40,6 +40,9 @@ flip "$store/m/contexts/c/L1/00001.kv" 5000       # in what all levels have
 truncate -s -1 "$store/m/contexts/c/L1/00002.kv"
 touch -d '2 days ago' "$store/m/contexts/.c.1.0123456789abcdef.tmp"
 touch "$store/m/contexts/.d.1.0123456789abcdef.tmp"
+# Of a connector that hangs: it has the file open.
+exec 9> "$store/m/contexts/.e.1.0123456789abcdef.tmp"
+touch -d '2 hours ago' "$store/m/contexts/.e.1.0123456789abcdef.tmp"
 check "damage is found" ends_with 1 fsck
 check "of so many names" sh -c '"$1" fsck "$2" | grep -q "^6 names whole, 18 damaged, 1 files left"' sh "$cachegenfs" "$store"
 check "and nothing changed" equal "$(stat -c %h "$file")" 6
@@ -57,6 +60,9 @@ check "what was damaged is in quarantine" equal "$(find "$store/quarantine" -typ
 check "and the list says what it was" grep -q 'm/contexts/c/L1/00001.kv' "$store/quarantine/list"
 check "what was left is removed" [ ! -e "$store/m/contexts/.c.1.0123456789abcdef.tmp" ]
 check "what is being written is not" [ -e "$store/m/contexts/.d.1.0123456789abcdef.tmp" ]
+check "nor what somebody has open for that" [ -e "$store/m/contexts/.e.1.0123456789abcdef.tmp" ]
+exec 9>&-
+rm "$store/m/contexts/.e.1.0123456789abcdef.tmp"
 check "nothing is staged" equal "$(ls -A "$store/.cachegenfs-tmp")" ""
 
 # On a store that is mounted, and through links that lead out of it.
@@ -93,6 +99,14 @@ check "folders are removed, too" equal "$(find "$store/m/objects" -mindepth 2 -t
 check "and what was left" [ ! -e "$store/m/.x.0123456789abcdef.tmp" ]
 check "then there is no garbage" ends_with 0 gc --orphans
 check "the context is whole" "$chunk_files" verify "$store"/m/contexts/c2/L1/*.kv
+
+# A daemon removes what was left, too.
+touch -d '2 hours ago' "$store/m/.x.0123456789abcdef.tmp"
+touch "$store/m/.y.0123456789abcdef.tmp"
+mount_store
+check "a daemon removes what was left" wait_for 20 [ ! -e "$store/m/.x.0123456789abcdef.tmp" ]
+check "not what is being written" [ -e "$store/m/.y.0123456789abcdef.tmp" ]
+unmount
 
 # Stores of another layout.
 check "the layout is noted" equal "$(cat "$store/.cachegenfs-layout")" 1

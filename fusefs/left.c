@@ -1,0 +1,60 @@
+#include "fusefs/left.h"
+
+#include "fusefs/staging.h"
+#include "fusefs/walk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LEFT_SECONDS = 3600 };
+
+/* A lease on reading is refused while anybody has the file open for writing. Were it broken, the
+ * signal would be one that is ignored. */
+static bool is_being_written(int dir_fd, const char *leaf)
+{
+    const int fd = openat(dir_fd, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    fcntl(fd, F_SETSIG, SIGURG);
+    const bool is = fcntl(fd, F_SETLEASE, F_RDLCK) != 0 && errno == EAGAIN;
+    close(fd);
+    return is;
+}
+
+bool cg_left_is(int dir_fd, const char *path, const struct stat *attr, int64_t now_s)
+{
+    const char *leaf = cg_walk_leaf(path), *end = leaf + strlen(leaf);
+    return S_ISREG(attr->st_mode) && leaf[0] == '.' && end - leaf > 4 &&
+           strcmp(end - 4, ".tmp") == 0 && now_s - attr->st_mtim.tv_sec > LEFT_SECONDS &&
+           strncmp(path, CG_STAGING_DIRECTORY "/", sizeof CG_STAGING_DIRECTORY) != 0 &&
+           !is_being_written(dir_fd, leaf);
+}
+
+typedef struct sweep {
+    int64_t now_s;
+    bool (*is_over)(void *user);
+    void *user;
+    uint64_t n_removed;
+} sweep;
+
+static cg_status visit(void *user, int dir_fd, const char *path, const struct stat *attr)
+{
+    sweep *s = user;
+    if (s->is_over(s->user))
+        return CG_ERR_CANCELLED;
+    s->n_removed +=
+        cg_left_is(dir_fd, path, attr, s->now_s) && unlinkat(dir_fd, cg_walk_leaf(path), 0) == 0;
+    return CG_OK;
+}
+
+cg_status cg_left_remove(int root_fd, int64_t now_s, bool (*is_over)(void *user), void *user,
+                         uint64_t *n_removed_out)
+{
+    sweep s = {.now_s = now_s, .is_over = is_over, .user = user};
+    const cg_status status = cg_walk(root_fd, visit, &s);
+    *n_removed_out = s.n_removed;
+    return status;
+}
