@@ -2,6 +2,7 @@
 #include "connector/clock.h"
 #include "connector/load.h"
 #include "connector/lookup.h"
+#include "connector/reader.h"
 #include "connector/save_state.h"
 
 #include <sched.h>
@@ -84,6 +85,7 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
         goto failed;
     }
     c->device = root.st_dev;
+    c->root = root.st_ino;
     if ((status = cg_model_init(&c->model, c->config, &error)) != CG_OK ||
         (status = resolve_backend(c, &error)) != CG_OK)
         goto failed;
@@ -93,6 +95,7 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
                         cg_strerror(status));
         goto failed;
     }
+    c->latency_ns = cg_store_latency_ns(c->store);
     c->boot_clock_id = cg_boot_clock_id();
     c->store_levels = c->model.profile != NULL ? c->config->store_levels : 1u << CG_L0;
     memcpy(key.bytes, c->model.fingerprint.bytes, sizeof key.bytes);
@@ -204,6 +207,17 @@ static cg_status join_ranks(cachegen *c, const cg_kv_layout *layout)
     return status;
 }
 
+/* There will be loads: where the store is far, files that look-ups open stay open for them. */
+static void await_loads(cachegen *c)
+{
+    cg_runtime *rt = cg_handle_is_far(c) ? cg_runtime_get(c) : NULL;
+    if (rt == NULL)
+        return;
+    pthread_mutex_lock(&rt->lock);
+    cg_runtime_start(rt, &rt->reader, "cachegen-read", cg_load_reader);
+    pthread_mutex_unlock(&rt->lock);
+}
+
 cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *given,
                                      uint32_t *kv_id_out)
 {
@@ -225,6 +239,7 @@ cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *give
         cg_kv_layout *none = NULL;
         if (atomic_compare_exchange_strong(&c->layouts[i], &none, made)) {
             *kv_id_out = i;
+            await_loads(c);
             return CG_OK;
         }
     }

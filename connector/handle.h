@@ -14,7 +14,7 @@
 
 #include <stdatomic.h>
 
-enum { CG_MAX_KV_LAYOUTS = 64 };
+enum { CG_MAX_KV_LAYOUTS = 64, CG_FAR_NS = 3000000 };
 
 typedef struct cg_runtime cg_runtime;
 
@@ -24,7 +24,8 @@ struct cachegen {
     cg_store *store;
     cg_io_backend backend; /* resolved: never CG_IO_AUTO */
     cg_key boot_clock_id;  /* connector/clock.h */
-    uint64_t device;       /* of the root: st_dev */
+    uint64_t device, root; /* of the root: st_dev and st_ino */
+    uint64_t latency_ns;   /* of a question to the store, when it was opened */
     uint32_t store_levels; /* mask; L0 alone without a profile */
     char model_hex[CG_KEY_HEX_BYTES], profile_hex[CG_KEY_HEX_BYTES];
     _Atomic(cg_kv_layout *) layouts[CG_MAX_KV_LAYOUTS]; /* filled once each, from the front */
@@ -43,6 +44,12 @@ static inline const cg_kv_layout *cg_handle_layout(cachegen *connector, uint32_t
     return kv_id < CG_MAX_KV_LAYOUTS
                ? atomic_load_explicit(&connector->layouts[kv_id], memory_order_acquire)
                : NULL;
+}
+
+/* Whether the store is a network away, so that each question to it counts. */
+static inline bool cg_handle_is_far(const cachegen *connector)
+{
+    return connector->latency_ns >= CG_FAR_NS;
 }
 
 /* This process's GPU, opened before and working; else NULL. */

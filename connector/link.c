@@ -9,7 +9,8 @@ struct cg_link {
     cg_link *next; /* these three: the registry's lock */
     uint64_t device;
     uint32_t n_users;
-    pthread_mutex_t lock; /* of the rest */
+    cg_reader_files *files; /* constant; may be NULL */
+    pthread_mutex_t lock;   /* of the rest */
     cg_estimator estimator;
     cg_link_meter meter;
     double wanted_bytes; /* of all connectors */
@@ -53,6 +54,7 @@ cg_link *cg_link_get(uint64_t device)
     if (link == NULL && (link = calloc(1, sizeof *link)) != NULL) {
         link->device = device;
         link->next = r->links;
+        link->files = cg_reader_files_new();
         pthread_mutex_init(&link->lock, NULL);
         r->links = link;
     }
@@ -81,7 +83,13 @@ void cg_link_put(cg_link *link, double wanted_bytes)
     if (!is_last)
         return;
     pthread_mutex_destroy(&link->lock);
+    cg_reader_files_free(link->files);
     free(link);
+}
+
+cg_reader_files *cg_link_files(const cg_link *link)
+{
+    return link != NULL ? link->files : NULL;
 }
 
 /* The samples are the link's; which estimator, and what was believed before, are the connector's.

@@ -13,6 +13,7 @@
  */
 #ifndef CG_CONNECTOR_LINK_H
 #define CG_CONNECTOR_LINK_H
+#include "connector/reader_files.h"
 #include "connector/speeds.h"
 
 #ifdef __cplusplus
@@ -25,6 +26,10 @@ typedef struct cg_link cg_link;
 cg_link *cg_link_get(uint64_t device);
 /* wanted: what the caller last told cg_link_return(). NULL is fine. */
 void cg_link_put(cg_link *link, double wanted_bytes);
+
+/* The files that its readers share, as long as the link is held; NULL: there are none, or link is
+ * NULL. */
+cg_reader_files *cg_link_files(const cg_link *link);
 
 /* Locks the link and copies what is known of it to *speeds: all of .link but its kind and its
  * prior, which are the connector's own, .meter and .others_bytes. NULL is fine. */

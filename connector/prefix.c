@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* As few chunks are asked for at once; before more, a coarse look says how many are worth it. */
 enum { ALL_AT_ONCE = 32, MAX_PROBES = 34 };
@@ -53,6 +54,31 @@ static bool usable(const cg_prefix *p, const cg_chunk_memory_entry *known,
     return any;
 }
 
+/* What a look-up opens of a far store stays open for the load that follows. */
+typedef struct keeping {
+    cg_runtime *runtime;
+    const cg_key *keys;
+} keeping;
+
+static void keep_file(void *user, size_t index, cg_level level, int file)
+{
+    const keeping *kept = user;
+    const cachegen *c = kept->runtime->connector;
+    const cg_reader_name name = {.store = c->root,
+                                 .key = kept->keys[index],
+                                 .profile = c->model.profile_fingerprint,
+                                 .level = level};
+    if (!cg_reader_files_put(cg_link_files(kept->runtime->link), &name, file, cg_now_ns()))
+        close(file);
+}
+
+/* How many files may stay open. */
+static size_t keepable(const cg_runtime *rt)
+{
+    cg_reader_files *files = cg_link_files(rt->link);
+    return files != NULL && cg_handle_is_far(rt->connector) ? cg_reader_files_room(files) : 0;
+}
+
 /* What is known of keys[n_keys], asking the store (with io) where need be. CG_ERR_AGAIN: something
  * is not known and there is no io. */
 static cg_status resolve(cg_prefix *p, cg_io *io, const cg_key *keys, size_t n_keys,
@@ -82,9 +108,12 @@ static cg_status resolve(cg_prefix *p, cg_io *io, const cg_key *keys, size_t n_k
         for (size_t i = 0, n = 0; i < n_keys; i++)
             if (known_out[i].probed == 0)
                 unknown[n++] = keys[i];
-        status = cg_store_lookup(c->store, io, unknown, n_unknown,
-                                 c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
-                                 p->accepted, p->deadline_ns, entries, &n_errors);
+        keeping kept = {rt, unknown};
+        const cg_store_keeper keeper = {keep_file, &kept, keepable(rt)};
+        status = cg_store_lookup_open(
+            c->store, io, unknown, n_unknown,
+            c->model.profile != NULL ? &c->model.profile_fingerprint : NULL, p->accepted,
+            p->deadline_ns, keeper.n_most > 0 ? &keeper : NULL, entries, &n_errors);
     }
     p->queue_failed = p->queue_failed || cg_io_n_under_way(io) > 0 ||
                       (status != CG_OK && status != CG_ERR_TIMED_OUT && status != CG_ERR_NO_MEMORY);

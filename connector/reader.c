@@ -5,16 +5,82 @@
 #include "connector/stream_exit.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 enum {
     MAX_COMPLETIONS = 32,
     GRACE_MS = 200, /* for reads under way when the connector closes */
+    MAX_CLOSING = 8,
+    NO_READ = 0, /* what is closed; reads have other numbers */
 };
+
+/* A read of a file that stays open. */
+typedef struct held_file {
+    uint64_t id; /* of the read; 0: none */
+    int file;
+} held_file;
 
 typedef struct reader {
     cg_runtime *rt;
     cg_io *io;
+    cg_reader_files *files; /* NULL: each read opens and closes its file */
+    held_file *held;        /* [depth] */
+    uint32_t n_closing;
 } reader;
+
+static cg_reader_name name_of(const cg_stream_read *read)
+{
+    const cachegen_load *load = cg_load_of_stream(read->stream);
+    const cachegen *c = load->op.connector;
+    return (cg_reader_name){.store = c->root,
+                            .key = load->plan->keys[read->chunk_index + 1],
+                            .profile = c->model.profile_fingerprint,
+                            .level = (cg_level)read->file_level};
+}
+
+/* Begins a read of a file that is open, or opens it to stay so. */
+static cg_status submit_open(reader *r, const cg_stream_read *read)
+{
+    const cachegen *c = r->rt->connector;
+    const cg_reader_name name = name_of(read);
+    const int file = cg_reader_files_take(r->files, &name);
+    held_file *held = r->held;
+    if (file < 0)
+        return cg_store_read_open(c->store, r->io, &name.key, name.level, &name.profile, read->from,
+                                  read->bytes, read->id);
+    while (held->id != 0)
+        held++;
+    *held = (held_file){read->id, file};
+    return cg_io_read_file(r->io, file, read->from, read->bytes, read->id);
+}
+
+/* A read has ended: whoever shares its file may close it. */
+static void let_go(reader *r, uint64_t id)
+{
+    for (uint32_t i = 0; r->files != NULL && i < r->rt->stream_plan.depth; i++)
+        if (r->held[i].id == id) {
+            cg_reader_files_give(r->files, r->held[i].file, cg_now_ns());
+            r->held[i].id = 0;
+        }
+}
+
+/* In the queue, since a FUSE daemon may have to be waited for. */
+static void close_file(reader *r, int file)
+{
+    if (r->n_closing < MAX_CLOSING && cg_io_close(r->io, file, NO_READ) == CG_OK)
+        r->n_closing++;
+    else
+        close(file);
+}
+
+/* Closes what is not needed any more. */
+static void close_files(reader *r)
+{
+    int file;
+    while (r->files != NULL && r->n_closing < MAX_CLOSING &&
+           (file = cg_reader_files_drop(r->files, cg_now_ns())) >= 0)
+        close_file(r, file);
+}
 
 /* Without the lock; read is a copy of what the plan entered. */
 static void submit_read(reader *r, const cg_stream_read *read)
@@ -25,14 +91,19 @@ static void submit_read(reader *r, const cg_stream_read *read)
     const uint64_t raw_bytes =
         cg_geometry_elements(g, load->stream.sizes[read->chunk_index].n_tokens) *
         cg_dtype_bytes(g->dtype);
-    cg_status status = CG_ERR_BUFFER_TOO_SMALL;
-    if (read->from + read->bytes <= 2 * raw_bytes + (1 << 20)) /* else no chunk is that large */
+    cg_status status;
+    if (read->from + read->bytes > 2 * raw_bytes + (1 << 20))
+        status = CG_ERR_BUFFER_TOO_SMALL; /* no chunk is that large */
+    else if (r->files != NULL)
+        status = submit_open(r, read);
+    else
         status = cg_store_read_range(c->store, r->io, &load->plan->keys[read->chunk_index + 1],
                                      (cg_level)read->file_level, &c->model.profile_fingerprint,
                                      read->from, read->bytes, (cg_io_cache)c->config->io_cache,
                                      read->id);
     if (status == CG_OK)
         return;
+    let_go(r, read->id);
     pthread_mutex_lock(&r->rt->lock);
     cg_load_read_ended(r->rt, read, status, NULL, NULL, cg_now_ns());
     pthread_mutex_unlock(&r->rt->lock);
@@ -77,6 +148,15 @@ static void submit_all(reader *r)
     decode_all(r); /* where only that makes room */
 }
 
+/* With the lock held: the file of a read that opened it stays open, unless that is refused. */
+static bool keep_file(const reader *r, const cg_stream_read *read, int file)
+{
+    if (read == NULL || file < 0)
+        return file < 0;
+    const cg_reader_name name = name_of(read);
+    return cg_reader_files_put(r->files, &name, file, cg_now_ns());
+}
+
 static void take_completion(reader *r, const cg_io_completion *done)
 {
     cg_runtime *rt = r->rt;
@@ -92,8 +172,13 @@ static void take_completion(reader *r, const cg_io_completion *done)
     const bool has_header =
         piece != NULL &&
         cg_chunk_header_parse(done->buffer->data, done->buffer->n_bytes, &header) == CG_OK;
+    if (done->user == NO_READ)
+        r->n_closing--;
+    else
+        let_go(r, done->user);
     pthread_mutex_lock(&rt->lock);
     const cg_stream_read *read = cg_stream_find_read(&rt->stream_plan, done->user);
+    const bool is_kept = keep_file(r, read, done->file);
     if (read != NULL) {
         if (piece != NULL)
             piece->from = read->from;
@@ -101,6 +186,8 @@ static void take_completion(reader *r, const cg_io_completion *done)
                            done->completed_ns);
     }
     pthread_mutex_unlock(&rt->lock);
+    if (!is_kept)
+        close_file(r, done->file);
     if (read == NULL && piece != NULL) {
         cg_io_buffer_release(piece->buffer);
         free(piece);
@@ -150,6 +237,8 @@ static uint64_t watch(reader *r)
     if (wake_ns == UINT64_MAX)
         wake_ns = cg_stream_wake_ns(&rt->stream_plan);
     pthread_mutex_unlock(&rt->lock);
+    if (r->files != NULL && cg_reader_files_wake_ns(r->files) < wake_ns)
+        wake_ns = cg_reader_files_wake_ns(r->files);
     if (wake_ns == UINT64_MAX)
         return UINT64_MAX;
     return wake_ns > now_ns ? wake_ns - now_ns : 0;
@@ -164,11 +253,42 @@ static void resign(cg_runtime *rt)
     pthread_detach(pthread_self());
 }
 
+/* Files stay open where that spares round trips; not with O_DIRECT, which is of no use there. */
+static void begin_files(reader *r)
+{
+    const cachegen *c = r->rt->connector;
+    cg_reader_files *files = cg_link_files(r->rt->link);
+    if (files == NULL || !cg_handle_is_far(c) || c->config->io_cache != CG_IO_CACHED)
+        return;
+    r->held = calloc(r->rt->stream_plan.depth, sizeof *r->held);
+    if (r->held == NULL)
+        return;
+    r->files = files;
+    cg_reader_files_begin(files);
+}
+
+/* Its reads have ended, or have been given up. */
+static void end_files(reader *r)
+{
+    int file;
+    if (r->files == NULL)
+        return;
+    for (uint32_t i = 0; i < r->rt->stream_plan.depth; i++)
+        if (r->held[i].id != 0)
+            cg_reader_files_give(r->files, r->held[i].file, cg_now_ns());
+    cg_reader_files_end(r->files);
+    while ((file = cg_reader_files_drop(r->files, cg_now_ns())) >= 0)
+        close_file(r, file);
+    free(r->held);
+}
+
 void *cg_load_reader(void *argument)
 {
     cg_runtime *rt = argument;
-    const cg_io_config io_config = cg_runtime_io_config(rt->connector);
+    cg_io_config io_config = cg_runtime_io_config(rt->connector);
     reader r = {.rt = rt};
+    io_config.queue_depth += MAX_CLOSING;
+    begin_files(&r);
     cg_io_completion completions[MAX_COMPLETIONS];
     const cg_status status = cg_io_new(&io_config, &r.io);
     cg_status queue_status = status;
@@ -183,6 +303,7 @@ void *cg_load_reader(void *argument)
     while (queue_status == CG_OK && !rt->stop) {
         pthread_mutex_unlock(&rt->lock);
         submit_all(&r);
+        close_files(&r);
         const uint64_t timeout_ns = watch(&r);
         size_t n = 0;
         queue_status = cg_io_wait(r.io, timeout_ns, completions, MAX_COMPLETIONS, &n);
@@ -204,6 +325,7 @@ void *cg_load_reader(void *argument)
             resign(rt);
     }
     pthread_mutex_unlock(&rt->lock);
+    end_files(&r);
     cg_io_free(r.io, GRACE_MS * UINT64_C(1000000));
     pthread_mutex_lock(&rt->lock);
     cg_runtime_leave(rt);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     DEFAULT_QUEUE_DEPTH = 16,
@@ -14,6 +15,9 @@ enum {
     MAX_THREADS = 256,
     MAX_MAX_ABANDONED = 4096,
 };
+
+/* In place of a path, where a file is open already. */
+static const char OPEN_FILE[] = ".";
 
 static uint32_t default_and_limit(uint32_t value, uint32_t default_value, uint32_t limit)
 {
@@ -70,6 +74,8 @@ void cg_io_free(cg_io *io, uint64_t grace_ns)
     io->calls->free(io, grace_ns);
     for (; io->n_ready > 0; io->n_ready--) {
         cg_io_buffer_release(io->ready[io->first_ready].buffer);
+        if (io->ready[io->first_ready].file >= 0)
+            close(io->ready[io->first_ready].file);
         io->first_ready = (io->first_ready + 1) % io->config.queue_depth;
     }
     cg_io_pool_close(io->pool);
@@ -156,12 +162,66 @@ cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_b
     return cg_io_read_range(io, dir_fd, path, 0, n_bytes, cache, user);
 }
 
+static bool is_range(uint64_t offset, uint64_t n_bytes)
+{
+    return n_bytes > 0 && offset % CG_IO_PAGE_BYTES == 0 && offset <= INT64_MAX - n_bytes;
+}
+
 cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                            uint64_t n_bytes, cg_io_cache cache, uint64_t user)
 {
-    if (n_bytes == 0 || offset % CG_IO_PAGE_BYTES != 0 || offset > INT64_MAX - n_bytes)
+    if (!is_range(offset, n_bytes))
         return CG_ERR_INVALID_ARGUMENT;
     return submit_read(io, dir_fd, path, n_bytes, n_bytes, true, offset, cache, user);
+}
+
+static cg_status submit_kept(cg_io *io, int dir_fd, const char *path, int file, uint64_t offset,
+                             uint64_t n_bytes, uint64_t user)
+{
+    cg_io_op *op;
+    if (!is_range(offset, n_bytes))
+        return CG_ERR_INVALID_ARGUMENT;
+    const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, &op);
+    if (status != CG_OK)
+        return status;
+    op->max_bytes = n_bytes;
+    op->start_only = true;
+    op->offset = offset;
+    op->fd = file;
+    op->is_given = file >= 0;
+    op->keeps_open = true;
+    return submit(io, op);
+}
+
+cg_status cg_io_read_open(cg_io *io, int dir_fd, const char *path, uint64_t offset,
+                          uint64_t n_bytes, uint64_t user)
+{
+    return submit_kept(io, dir_fd, path, -1, offset, n_bytes, user);
+}
+
+cg_status cg_io_read_file(cg_io *io, int file, uint64_t offset, uint64_t n_bytes, uint64_t user)
+{
+    return file >= 0 ? submit_kept(io, -1, OPEN_FILE, file, offset, n_bytes, user)
+                     : CG_ERR_INVALID_ARGUMENT;
+}
+
+cg_status cg_io_close(cg_io *io, int file, uint64_t user)
+{
+    cg_io_op *op;
+    if (file < 0)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = new_op(io, CG_IO_OP_CLOSE, -1, OPEN_FILE, user, &op);
+    if (status != CG_OK)
+        return status;
+    op->fd = file;
+    status = io->calls->submit(io, op);
+    if (status == CG_OK) {
+        io->n_under_way++;
+    } else {
+        op->fd = -1;
+        cg_io_op_free(op);
+    }
+    return status;
 }
 
 cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user)
@@ -214,7 +274,12 @@ void cg_io_complete(cg_io *io, cg_io_op *op)
         .file_bytes = op->status == CG_OK ? op->file_bytes : 0,
         .submitted_ns = op->submitted_ns,
         .completed_ns = op->completed_ns,
+        .file = -1,
     };
+    if (op->status == CG_OK && op->keeps_open && !op->is_given) {
+        c->file = op->fd;
+        op->fd = -1;
+    }
     if (op->status == CG_OK && op->buffer != NULL) {
         c->buffer = &op->buffer->buffer;
         op->buffer = NULL;
@@ -230,6 +295,7 @@ void cg_io_complete_abandoned(cg_io *io, const cg_io_op *op)
         .error = ETIMEDOUT,
         .submitted_ns = op->submitted_ns,
         .completed_ns = cg_io_now_ns(),
+        .file = -1,
     };
 }
 

@@ -59,6 +59,7 @@ typedef struct cg_io_completion {
     cg_io_buffer *buffer; /* reads that succeeded: the caller's, to release; else NULL */
     uint64_t file_bytes;  /* stats: the size; reads: bytes read */
     uint64_t submitted_ns, completed_ns; /* CLOCK_MONOTONIC */
+    int file; /* of cg_io_read_open(): the open file, the caller's to close; else -1 */
 } cg_io_completion;
 
 /* config NULL: all defaults.
@@ -94,6 +95,16 @@ cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_b
  * multiple of 4096 (which O_DIRECT wants), or when such a range cannot be. */
 cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                            uint64_t n_bytes, cg_io_cache cache, uint64_t user);
+/* The same through the page cache, and the file stays open: the completion has it. So what is read
+ * of it next need not open it again, which over a network is a round trip or more. */
+cg_status cg_io_read_open(cg_io *io, int dir_fd, const char *path, uint64_t offset,
+                          uint64_t n_bytes, uint64_t user);
+/* The same of a file that cg_io_read_open() has opened. It must stay open until the read has
+ * completed. */
+cg_status cg_io_read_file(cg_io *io, int file, uint64_t offset, uint64_t n_bytes, uint64_t user);
+/* Closes such a file, for which a FUSE daemon is asked and may be waited for. It completes with
+ * CG_OK. After an error the file is the caller's still. */
+cg_status cg_io_close(cg_io *io, int file, uint64_t user);
 /* Completes with CG_OK and file_bytes for a regular file, CG_ERR_NOT_FOUND, or another error. */
 cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user);
 /* Writes a new file at path, durably, and whole or not at all. Its steps: a temporary file beside

@@ -57,6 +57,8 @@ void cg_io_op_free(cg_io_op *op)
         return;
     if (op->buffer != NULL)
         cg_io_buffer_release(&op->buffer->buffer);
+    if (op->fd >= 0 && (op->kind == CG_IO_OP_CLOSE || (op->keeps_open && !op->is_given)))
+        close(op->fd);
     free(op->path);
     free(op);
 }

@@ -43,7 +43,12 @@ typedef struct cg_io_step {
     struct statx *statx;
 } cg_io_step;
 
-typedef enum cg_io_op_kind { CG_IO_OP_READ, CG_IO_OP_STAT, CG_IO_OP_WRITE } cg_io_op_kind;
+typedef enum cg_io_op_kind {
+    CG_IO_OP_READ,
+    CG_IO_OP_STAT,
+    CG_IO_OP_WRITE,
+    CG_IO_OP_CLOSE,
+} cg_io_op_kind;
 
 typedef struct cg_io_op {
     struct cg_io_op *next; /* the backend's list */
@@ -58,6 +63,8 @@ typedef struct cg_io_op {
     bool start_only;                    /* read max_bytes from offset on, and no more */
     uint64_t offset;                    /* 0 unless start_only; on a page */
     bool direct;
+    bool keeps_open; /* the file is the caller's once it was read */
+    bool is_given;   /* the file was the caller's before */
     cg_io_pool *pool;
     cg_io_pool_buffer *buffer;
 
@@ -101,8 +108,8 @@ static inline bool cg_io_op_is_abandoned(const cg_io_op *op)
 /* Copies path. CG_ERR_INVALID_ARGUMENT: it is empty, longer than PATH_MAX, or has more than 62
  * slashes. CG_ERR_NO_MEMORY. */
 cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_op **op_out);
-/* Releases the buffer too, unless it was taken out. No step of the op may be under way. NULL is
- * fine. */
+/* Releases the buffer too, unless it was taken out, and closes a file that was left open for a
+ * caller. No step of the op may be under way. NULL is fine. */
 void cg_io_op_free(cg_io_op *op);
 
 /* Result or -errno. */

@@ -52,6 +52,10 @@ static void read_open(cg_io_op *op)
 static void read_close(cg_io_op *op, int next_state)
 {
     op->state = next_state;
+    if (op->is_given || (op->keeps_open && op->status == CG_OK)) {
+        cg_io_op_finish(op);
+        return;
+    }
     op->step = (cg_io_step){.kind = CG_IO_STEP_CLOSE, .fd = op->fd};
     op->fd = -1;
 }
@@ -214,7 +218,18 @@ static void read_data(cg_io_op *op, int result)
 
 void cg_io_read_begin(cg_io_op *op)
 {
-    read_open(op);
+    if (!op->is_given) {
+        read_open(op);
+        return;
+    }
+    op->size_is_known = true; /* of what was looked at when it was opened */
+    read_contents(op, op->max_bytes);
+}
+
+void cg_io_close_begin(cg_io_op *op)
+{
+    op->step = (cg_io_step){.kind = CG_IO_STEP_CLOSE, .fd = op->fd};
+    op->fd = -1;
 }
 
 void cg_io_read_advance(cg_io_op *op, int result)

@@ -1,6 +1,7 @@
 /* iouring/io_read.h - the steps of reads and stats; see cg_io_read(). Internal to iouring.
  *
- * A read: open - stat, unless the caller knows the size - read until all is there - close.
+ * A read: open - stat, unless the caller knows the size - read until all is there - close. A file
+ * that is the caller's, before or afterwards, is not opened or not closed.
  */
 #ifndef CG_IOURING_IO_READ_H
 #define CG_IOURING_IO_READ_H
@@ -10,6 +11,8 @@ void cg_io_read_begin(cg_io_op *op);
 void cg_io_read_advance(cg_io_op *op, int result);
 void cg_io_stat_begin(cg_io_op *op);
 void cg_io_stat_advance(cg_io_op *op, int result);
+
+void cg_io_close_begin(cg_io_op *op);
 
 /* The rest is for io_uring's chain, too (iouring/io_uring_flight.h). */
 /* CG_OK for a regular file. Else the refusal, also in status and error of op. */

@@ -9,6 +9,7 @@ void cg_io_op_start(cg_io_op *op)
     case CG_IO_OP_READ: cg_io_read_begin(op); break;
     case CG_IO_OP_STAT: cg_io_stat_begin(op); break;
     case CG_IO_OP_WRITE: cg_io_write_begin(op); break;
+    case CG_IO_OP_CLOSE: cg_io_close_begin(op); break;
     }
 }
 
@@ -18,6 +19,7 @@ void cg_io_op_advance(cg_io_op *op, int result)
     case CG_IO_OP_READ: cg_io_read_advance(op, result); break;
     case CG_IO_OP_STAT: cg_io_stat_advance(op, result); break;
     case CG_IO_OP_WRITE: cg_io_write_advance(op, result); break;
+    case CG_IO_OP_CLOSE: cg_io_op_finish(op); break; /* the descriptor is gone, whatever it says */
     }
 }
 

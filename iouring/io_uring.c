@@ -209,7 +209,7 @@ static cg_status uring_submit(cg_io *io, cg_io_op *op)
     cg_io_flight *f = &u->flights[u->next_free];
     *f = (cg_io_flight){.op = op};
     u->n_used++;
-    if (op->kind != CG_IO_OP_READ || !u->ring.has_chains)
+    if (op->kind != CG_IO_OP_READ || op->keeps_open || !u->ring.has_chains)
         start_steps(io, f);
     else if (op->expected_bytes > 0 && op->expected_bytes <= op->max_bytes)
         start_chain(io, f, op->expected_bytes);

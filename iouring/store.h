@@ -54,6 +54,19 @@ cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, 
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out);
 
+/* Takes over a file that a look-up has read the start of: the name of keys[index] at a level. */
+typedef struct cg_store_keeper {
+    void (*keep)(void *user, size_t index, cg_level level, int file);
+    void *user;
+    size_t n_most; /* of the first so many keys only: descriptors are few */
+} cg_store_keeper;
+
+/* The same, and files that hold what was asked for stay open, for keeper, whose they are then. */
+cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
+                               const cg_fingerprint *profile, uint8_t level_mask,
+                               uint64_t deadline_ns, const cg_store_keeper *keeper,
+                               cg_store_entry *entries_out, uint32_t *n_errors_out);
+
 /* A coarse first look: whether the store has the folders of chunks keys[n_keys], which it made if
  * it has anything of them. Deadline and errors as above. there_out[n_keys]. */
 cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
@@ -71,6 +84,14 @@ cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_
 cg_status cg_store_read_range(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
                               const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
                               cg_io_cache cache, uint64_t user);
+
+/* The same with cg_io_read_open(): the file stays open, and goes on with cg_io_read_file(). */
+cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
+                             const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
+                             uint64_t user);
+/* How long the file system takes to answer a question that no cache on this host can answer: about
+ * the time of a round trip where it is a network away. Blocks for as long, twice at most. */
+uint64_t cg_store_latency_ns(const cg_store *store);
 
 /* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile, with
  * `tokens` beside it. A nested chunk is written under the name of its finest level. The names of

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { REAP_AT_ONCE = 64, LOSSY_LEVELS = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3 };
 
@@ -20,6 +21,7 @@ struct lookup {
     const cg_key *keys;
     const cg_fingerprint *profile;
     uint8_t level_mask;
+    const cg_store_keeper *keeper; /* may be NULL */
     cg_store_entry *entries;
     bool *there; /* of cg_store_probe(): in place of entries */
     uint64_t deadline_ns;
@@ -57,6 +59,10 @@ static uint8_t one_name(const lookup *l, size_t index)
 
 static cg_status submit_header(const lookup *l, size_t index, unsigned level, uint64_t user)
 {
+    if (l->keeper != NULL && index < l->keeper->n_most &&
+        level != CG_L0) /* L0 is mostly not there */
+        return cg_store_read_open(l->store, l->io, &l->keys[index], (cg_level)level, l->profile, 0,
+                                  CG_CHUNK_FIXED_BYTES, user);
     return cg_store_read(l->store, l->io, &l->keys[index], (cg_level)level, l->profile,
                          CG_CHUNK_FIXED_BYTES, CG_IO_CACHED, user);
 }
@@ -77,6 +83,14 @@ static void count_error(lookup *l, cg_status status)
     l->n_errors += status != CG_OK && status != CG_ERR_NOT_FOUND && status != CG_ERR_TRUNCATED;
 }
 
+static void end_file(const lookup *l, size_t index, unsigned level, int file, bool is_good)
+{
+    if (file >= 0 && is_good)
+        l->keeper->keep(l->keeper->user, index, (cg_level)level, file);
+    else if (file >= 0)
+        close(file);
+}
+
 /* The start of the file that has the level's name. */
 static void take_header(lookup *l, size_t index, unsigned level, const cg_io_completion *c)
 {
@@ -89,8 +103,10 @@ static void take_header(lookup *l, size_t index, unsigned level, const cg_io_com
         cg_chunk_header_parse(c->buffer->data, c->buffer->n_bytes, &h) != CG_OK ||
         !cg_chunk_holds(&h, level)) {
         entry->damaged |= (uint8_t)(1u << level);
+        end_file(l, index, level, c->file, false);
         return;
     }
+    end_file(l, index, level, c->file, true);
     /* Of a finer level that the file holds this name may have no more than the start. */
     for (unsigned held = level; held <= h.coarsest; held++) {
         const bool is_known = (entry->levels >> held & 1) != 0;
@@ -180,11 +196,21 @@ cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, 
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out)
 {
+    return cg_store_lookup_open(store, io, keys, n_keys, profile, level_mask, deadline_ns, NULL,
+                                entries_out, n_errors_out);
+}
+
+cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
+                               const cg_fingerprint *profile, uint8_t level_mask,
+                               uint64_t deadline_ns, const cg_store_keeper *keeper,
+                               cg_store_entry *entries_out, uint32_t *n_errors_out)
+{
     lookup l = {.store = store,
                 .io = io,
                 .keys = keys,
                 .profile = profile,
                 .level_mask = profile == NULL ? level_mask & 1u << CG_L0 : level_mask,
+                .keeper = keeper,
                 .entries = entries_out,
                 .deadline_ns = deadline_ns,
                 .names = first_names,

@@ -1,6 +1,7 @@
 // How many questions a connector asks a store that is a network away, and how many of them it waits
 // for one after the other. A file system in user space counts them: no time is measured.
 #include "tests/connector/engine.h"
+#include "tests/connector/watch.h"
 #include "tests/iouring/require.h"
 #ifdef CG_TEST_HAS_FUSE
 #include "tests/iouring/odd_fs.h"
@@ -136,6 +137,37 @@ TEST_F(FarStoreTest, ALoadOfOneLevelOpensAChunkOnceAndMovesItsBytesOnce)
         EXPECT_GT(p.bytes_read, 5u * 16384) << "or a page of the cache counts too much";
         EXPECT_LE(wide_odd.n_asked() - n_asked, p.bytes_read + size_t{5} * 4096) << level;
     }
+}
+
+// The reader is there since the first load, and leaves when the connector closes.
+TEST_F(FarStoreTest, LookUpAndLoadOpenAChunkOnceAndLeaveNothingOpen)
+{
+    ProfileSpec spec = nesting_spec();
+    spec.n_kv_heads = 16;
+    const Store wide{true, spec};
+    const TempDir wide_mount;
+    OddFs wide_odd(wide.dir.path, wide_mount.path, /*is_far=*/true);
+    ASSERT_EQ(wide_odd.why(), "");
+    const Tokens first = prompt(640), tokens = prompt(640, 2);
+    {
+        Engine near(wide, "\"chunk_tokens\": 128");
+        ASSERT_EQ(near.save(first), CACHEGEN_OK);
+        ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
+    }
+    wide_odd.set_mood(Mood::SLOW); // as the connector finds when it asks how far the store is
+    auto engine = std::make_unique<Engine>(
+        wide_mount.path, wide.spec,
+        "\"chunk_tokens\": 128, \"lookup_timeout_ms\": 60000, \"ttft_budget_ms\": 60000");
+    wide_odd.set_mood(Mood::GOOD);
+    EXPECT_EQ(engine->load(first).progress.loaded_tokens, 639u);
+    const int n_opens = wide_odd.n_opens();
+    const Load load = engine->load(tokens);
+    EXPECT_EQ(load.progress.loaded_tokens, 639u);
+    EXPECT_GT(load.progress.bytes_read, 5u * 16384) << "or one range is all of a chunk";
+    EXPECT_EQ(wide_odd.n_opens() - n_opens, 5);
+    EXPECT_GT(wide_odd.n_open(), 0);
+    engine.reset();
+    EXPECT_TRUE(comes_true([&] { return wide_odd.n_open() == 0; }));
 }
 
 TEST_F(FarStoreTest, ALongPromptOfWhichLittleIsStoredTakesFewQuestions)

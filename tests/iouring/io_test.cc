@@ -156,6 +156,56 @@ TEST_P(IoTest, ReadsRangesAndNoMore)
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
 }
 
+TEST_P(IoTest, AFileStaysOpenForMoreReadsUntilItIsClosed)
+{
+    const std::vector<uint8_t> all = draw_bytes(20000, 5);
+    ASSERT_EQ(write("file", all), CG_OK);
+    EXPECT_EQ(last.file, -1);
+    ASSERT_EQ(cg_io_read_open(io, dir.fd, "file", 4096, 5000, 77), CG_OK);
+    std::vector<uint8_t> got;
+    ASSERT_EQ(take_read(&got), CG_OK);
+    EXPECT_TRUE(std::equal(got.begin(), got.end(), all.begin() + 4096));
+    const int file = last.file;
+    ASSERT_GE(file, 0);
+    ASSERT_EQ(unlinkat(dir.fd, "file", 0), 0); // what follows cannot open it
+    for (const auto &[offset, n_bytes, want] :
+         std::vector<std::tuple<uint64_t, uint64_t, cg_status>>{
+             {0, 4096, CG_OK}, {8192, 20000 - 8192, CG_OK}, {16384, 4096, CG_ERR_TRUNCATED}}) {
+        ASSERT_EQ(cg_io_read_file(io, file, offset, n_bytes, 77), CG_OK);
+        EXPECT_EQ(take_read(&got), want);
+        EXPECT_EQ(last.file, -1) << "it is the caller's already";
+        if (want == CG_OK) {
+            ASSERT_EQ(got.size(), n_bytes);
+            EXPECT_TRUE(
+                std::equal(got.begin(), got.end(), all.begin() + static_cast<long>(offset)));
+        }
+    }
+    EXPECT_GE(fcntl(file, F_GETFD), 0);
+    ASSERT_EQ(cg_io_close(io, file, 80), CG_OK);
+    EXPECT_EQ(wait_for_one().status, CG_OK);
+    EXPECT_EQ(fcntl(file, F_GETFD), -1);
+    EXPECT_EQ(cg_io_n_under_way(io), 0u);
+}
+
+TEST_P(IoTest, WhatCannotBeReadDoesNotStayOpen)
+{
+    ASSERT_EQ(write("short", draw_bytes(100, 6)), CG_OK);
+    ASSERT_EQ(mkdirat(dir.fd, "folder", 0700), 0);
+    const std::vector<std::pair<const char *, cg_status>> cases = {
+        {"short", CG_ERR_TRUNCATED},
+        {"folder", CG_ERR_INVALID_ARGUMENT},
+        {"none", CG_ERR_NOT_FOUND}};
+    for (const auto &[path, want] : cases) {
+        std::vector<uint8_t> got;
+        ASSERT_EQ(cg_io_read_open(io, dir.fd, path, 0, 200, 77), CG_OK);
+        EXPECT_EQ(take_read(&got), want) << path;
+        EXPECT_EQ(last.file, -1) << path;
+    }
+    EXPECT_EQ(cg_io_read_open(io, dir.fd, "short", 1, 10, 1), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_io_read_file(io, -1, 0, 10, 1), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_io_close(io, -1, 1), CG_ERR_INVALID_ARGUMENT);
+}
+
 TEST_P(IoTest, StatsRegularFiles)
 {
     for (size_t n : SIZES) {

@@ -1,0 +1,141 @@
+#include "connector/reader_files.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint64_t KEEP_NS = UINT64_C(5000000000); /* after the last use */
+
+typedef struct place {
+    bool is_taken;
+    cg_reader_name name;
+    int file;
+    uint32_t n_users;
+    uint64_t used_ns;
+} place;
+
+struct cg_reader_files {
+    pthread_mutex_t lock; /* of all below */
+    uint32_t n_readers;
+    place places[CG_READER_FILES];
+};
+
+cg_reader_files *cg_reader_files_new(void)
+{
+    cg_reader_files *files = calloc(1, sizeof *files);
+    if (files != NULL)
+        pthread_mutex_init(&files->lock, NULL);
+    return files;
+}
+
+void cg_reader_files_free(cg_reader_files *files)
+{
+    if (files == NULL)
+        return;
+    pthread_mutex_destroy(&files->lock);
+    free(files);
+}
+
+void cg_reader_files_begin(cg_reader_files *files)
+{
+    pthread_mutex_lock(&files->lock);
+    files->n_readers++;
+    pthread_mutex_unlock(&files->lock);
+}
+
+void cg_reader_files_end(cg_reader_files *files)
+{
+    pthread_mutex_lock(&files->lock);
+    files->n_readers--;
+    pthread_mutex_unlock(&files->lock);
+}
+
+static bool is_named(const place *p, const cg_reader_name *name)
+{
+    return p->is_taken && p->name.store == name->store && p->name.level == name->level &&
+           cg_key_equal(&p->name.key, &name->key) &&
+           memcmp(&p->name.profile, &name->profile, sizeof name->profile) == 0;
+}
+
+static place *find(cg_reader_files *files, const cg_reader_name *name)
+{
+    for (place *p = files->places; p < files->places + CG_READER_FILES; p++)
+        if (is_named(p, name))
+            return p;
+    return NULL;
+}
+
+size_t cg_reader_files_room(cg_reader_files *files)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&files->lock);
+    for (const place *p = files->places; p < files->places + CG_READER_FILES; p++)
+        n += !p->is_taken;
+    if (files->n_readers == 0)
+        n = 0;
+    pthread_mutex_unlock(&files->lock);
+    return n;
+}
+
+bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int file,
+                         uint64_t now_ns)
+{
+    pthread_mutex_lock(&files->lock);
+    place *p = files->places, *end = files->places + CG_READER_FILES;
+    while (p < end && p->is_taken)
+        p++;
+    const bool takes = p < end && files->n_readers > 0 && find(files, name) == NULL;
+    if (takes)
+        *p = (place){.is_taken = true, .name = *name, .file = file, .used_ns = now_ns};
+    pthread_mutex_unlock(&files->lock);
+    return takes;
+}
+
+int cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name)
+{
+    int file = -1;
+    pthread_mutex_lock(&files->lock);
+    place *p = find(files, name);
+    if (p != NULL) {
+        p->n_users++;
+        file = p->file;
+    }
+    pthread_mutex_unlock(&files->lock);
+    return file;
+}
+
+void cg_reader_files_give(cg_reader_files *files, int file, uint64_t now_ns)
+{
+    pthread_mutex_lock(&files->lock);
+    for (place *p = files->places; p < files->places + CG_READER_FILES; p++)
+        if (p->is_taken && p->file == file) {
+            p->n_users--;
+            p->used_ns = now_ns;
+        }
+    pthread_mutex_unlock(&files->lock);
+}
+
+int cg_reader_files_drop(cg_reader_files *files, uint64_t now_ns)
+{
+    int file = -1;
+    pthread_mutex_lock(&files->lock);
+    for (place *p = files->places; p < files->places + CG_READER_FILES && file < 0; p++)
+        if (p->is_taken && p->n_users == 0 &&
+            (files->n_readers == 0 || now_ns >= p->used_ns + KEEP_NS)) {
+            p->is_taken = false;
+            file = p->file;
+        }
+    pthread_mutex_unlock(&files->lock);
+    return file;
+}
+
+uint64_t cg_reader_files_wake_ns(cg_reader_files *files)
+{
+    uint64_t wake_ns = UINT64_MAX;
+    pthread_mutex_lock(&files->lock);
+    for (const place *p = files->places; p < files->places + CG_READER_FILES; p++)
+        if (p->is_taken && p->n_users == 0 && p->used_ns + KEEP_NS < wake_ns)
+            wake_ns = p->used_ns + KEEP_NS;
+    pthread_mutex_unlock(&files->lock);
+    return wake_ns;
+}

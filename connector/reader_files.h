@@ -1,0 +1,59 @@
+/* connector/reader_files.h - chunk files of a far store that stay open between the look-up and the
+ * load's last range.
+ *
+ * To open a file is a round trip or more where the store is a network away, and a network's file
+ * system may forget upon it what it holds of the file. So a look-up, which has read a file's start,
+ * leaves it open here, and the reader reads all its ranges from there. They are few, and close by
+ * themselves some seconds after the last use: what nobody loads must not stay open.
+ * A set is shared by all connectors of a process that read from one device (connector/link.h).
+ * Closing may have to wait for a FUSE daemon, so only readers close, through their queues; without
+ * a reader the set takes no file.
+ * Threads: any; it has a lock of its own, inside of which there are no system calls.
+ */
+#ifndef CG_CONNECTOR_READER_FILES_H
+#define CG_CONNECTOR_READER_FILES_H
+#include "codec/codec.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CG_READER_FILES = 96 };
+
+/* Whose bytes a file has: of which store (st_ino of its root), and under which name there. */
+typedef struct cg_reader_name {
+    uint64_t store;
+    cg_key key;
+    cg_fingerprint profile;
+    cg_level level;
+} cg_reader_name;
+
+typedef struct cg_reader_files cg_reader_files;
+
+cg_reader_files *cg_reader_files_new(void); /* NULL without memory */
+/* No reader has it any more. NULL is fine. */
+void cg_reader_files_free(cg_reader_files *files);
+
+/* A reader begins. It calls cg_reader_files_drop() from time to time, and after the end until
+ * nothing is left. */
+void cg_reader_files_begin(cg_reader_files *files);
+void cg_reader_files_end(cg_reader_files *files);
+
+/* How many more files it would take now; 0 also where there is no reader. */
+size_t cg_reader_files_room(cg_reader_files *files);
+/* Takes over an open file. False: no room, or there is one of that name; it is the caller's. */
+bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int file,
+                         uint64_t now_ns);
+/* The open file of that name, to read from until cg_reader_files_give(); -1: there is none. */
+int cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name);
+void cg_reader_files_give(cg_reader_files *files, int file, uint64_t now_ns);
+/* A file to be closed by the caller, which has not been used for long, or has no reader; -1:
+ * none. */
+int cg_reader_files_drop(cg_reader_files *files, uint64_t now_ns);
+/* When there will be one; UINT64_MAX: never. */
+uint64_t cg_reader_files_wake_ns(cg_reader_files *files);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
