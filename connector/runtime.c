@@ -47,6 +47,7 @@ static cg_runtime *runtime_new(cachegen *connector)
     rt->step_until_ns = UINT64_MAX;
     cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,
                       config->prior_mbps * 1e6);
+    rt->speeds.latency_ns = (double)connector->latency_ns;
     rt->speeds.n_threads = config->threads;
     rt->speeds.configured_tokens_per_s = config->recompute_tokens_per_s;
     rt->link = cg_link_get(connector->device);

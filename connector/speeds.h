@@ -17,6 +17,7 @@ typedef struct cg_speeds {
     cg_link_meter meter;                  /* makes samples for link of this process's reads */
     double wanted_bytes, told_bytes;      /* what own loads still must have; as the link knows it */
     double others_bytes;                  /* what those of other connectors must have */
+    double latency_ns;                    /* until the store answers a question; 0: at once */
     uint32_t n_threads;                   /* that decode */
     double decode_thread_ns[CG_N_LEVELS]; /* a token of that level, running mean; 0: unknown */
     double configured_tokens_per_s;       /* of prefill; 0: measured */

@@ -9,6 +9,8 @@ enum {
 static const double EXIT_GAIN = 0.9;  /* recomputing must take less than this part of loading */
 static const double EXIT_SLACK = 0.1; /* of what recomputing takes: it begins before it must */
 static const double HOPE = 2;         /* the link may become so many times faster */
+static const double SOME_HOPE = 1.2,
+                    GREAT_HOPE = 3.5; /* the same with min_delay: is the link known? */
 
 static uint64_t add_ns(uint64_t a, uint64_t b)
 {
@@ -100,13 +102,16 @@ typedef struct outlook {
     const cg_speeds *speeds;
     double link_bps, low_bps;
     bool is_known; /* link_bps was measured, or is more than the link does */
+    double hope;   /* without a budget to meet, how many times faster the link may become; 0: not
+                      measured */
     uint64_t now_ns;
 } outlook;
 
 /* Whether a stream should be cut now. With a budget, recomputing waits as long as it can be in time
  * itself, for the link may yet prove faster; unless it is known by now that loading will be late
- * even at twice the speed. Where recomputing is late too, only knowing counts; so it does with
- * min_delay. */
+ * even at twice the speed. Where recomputing is late too, only knowing counts. With min_delay each
+ * moment of a load that is given up is lost, so the first sample may decide, if by a wide
+ * margin. */
 static bool should_cut(const cg_stream *stream, const outlook *o, double bytes_before,
                        uint32_t *index_out)
 {
@@ -115,12 +120,15 @@ static bool should_cut(const cg_stream *stream, const outlook *o, double bytes_b
     const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
     const cut here = best_cut(stream, o->speeds, o->link_bps, bytes_before, &all_ns);
     const cut safe = best_cut(stream, o->speeds, o->low_bps, bytes_before, &feared_ns);
-    best_cut(stream, o->speeds, HOPE * o->link_bps, bytes_before, &hoped_ns);
+    const double hope = has_budget || !(o->hope > 0) ? HOPE : o->hope;
+    best_cut(stream, o->speeds, hope * o->link_bps, bytes_before, &hoped_ns);
     *index_out = here.index;
-    if (o->is_known && here.ns < EXIT_GAIN * hoped_ns && (!has_budget || hoped_ns > left))
+    if (!has_budget)
+        return o->hope > 0 && here.ns < EXIT_GAIN * hoped_ns;
+    if (o->is_known && here.ns < EXIT_GAIN * hoped_ns && hoped_ns > left)
         return true;
     *index_out = safe.index;
-    return has_budget && feared_ns > left && safe.ns < EXIT_GAIN * feared_ns && safe.ns <= left &&
+    return feared_ns > left && safe.ns < EXIT_GAIN * feared_ns && safe.ns <= left &&
            safe.ns * (1 + EXIT_SLACK) > left;
 }
 
@@ -150,6 +158,7 @@ static outlook look_out(const cg_stream_plan *plan, const cg_speeds *speeds, uin
                  .low_bps = cg_estimator_low_bps(&speeds->link, now_ns),
                  .now_ns = now_ns};
     o.is_known = is_bound || speeds->link.n_samples >= SURE_SAMPLES;
+    o.hope = o.is_known ? SOME_HOPE : speeds->link.n_samples > 0 ? GREAT_HOPE : 0;
     if (is_bound && (!(o.low_bps > 0) || o.low_bps > o.link_bps / UNKNOWN_DOUBT))
         o.low_bps = o.link_bps / UNKNOWN_DOUBT;
     return o;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum {
-    WINDOW_MS = 250,        /* of the link, under way at once */
+    WINDOW_MS = 200,        /* of the link, under way at once, and two round trips more */
     MIN_READS = 2,          /* that may be more than that */
     FIRST_READS = 4,        /* while nothing was measured of the link */
     RANGE_MS = 50,          /* of the link, in one range */
@@ -347,15 +347,16 @@ static bool has_memory(cg_stream_plan *plan, uint64_t n_bytes)
 }
 
 /* Whether one more read of n_bytes is wise now. */
-static bool has_room(cg_stream_plan *plan, const cg_stream *stream, double link_bps,
-                     uint64_t n_bytes)
+static bool has_room(cg_stream_plan *plan, const cg_stream *stream, const cg_speeds *speeds,
+                     double link_bps, uint64_t n_bytes)
 {
+    const double window_s = WINDOW_MS / 1e3 + 2 * speeds->latency_ns / 1e9;
     if (plan->n_reading >= plan->depth || !has_memory(plan, n_bytes))
         return false;
     if (stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level && is_reading(plan, stream))
         return false;
     return plan->n_reading < (link_bps > 0 ? MIN_READS : FIRST_READS) ||
-           (double)(plan->bytes_reading + n_bytes) <= link_bps / 8 * WINDOW_MS / 1000;
+           (double)(plan->bytes_reading + n_bytes) <= link_bps / 8 * window_s;
 }
 
 static uint64_t give_up_ns(const cg_stream_plan *plan, const cg_stream *stream, double link_bps,
@@ -444,7 +445,8 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
                                     : cg_stream_file_bytes(stream, ref->chunk_index, file_level);
     const uint64_t end_bytes =
         range_end(stream, ref->chunk_index, to, file_bytes, range_bytes(plan, stream, link_bps));
-    if (!has_room(plan, stream, link_bps, end_bytes - stream->chunks[ref->chunk_index].asked_bytes))
+    if (!has_room(plan, stream, speeds, link_bps,
+                  end_bytes - stream->chunks[ref->chunk_index].asked_bytes))
         return NULL;
     return begin_read(plan, *ref, file_level, end_bytes, speeds, now_ns);
 }

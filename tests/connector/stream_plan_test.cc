@@ -237,7 +237,7 @@ TEST_F(StreamPlanTest, RangesAreOnPagesAndNotLongerThanTheLinkMovesIn50MsWhereLe
     }
 }
 
-TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesInAQuarterOfASecond)
+TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesInAFifthOfASecondAndTwoRoundTrips)
 {
     const struct {
         const char *what;
@@ -245,18 +245,21 @@ TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesInAQuarterOfASecond)
         uint32_t depth;
         uint64_t staging_bytes;
         uint32_t want; // of 200 kB each
+        double latency_ns;
     } cases[] = {
-        {"three chunks", 4000e3 * 0.6, 16, 100000 * KB, 3},
-        {"depth", 1e9, 5, 100000 * KB, 5},
-        {"depth of one", 1e9, 1, 100000 * KB, 1},
-        {"staging memory", 1e9, 16, 800 * KB, 4},
-        {"staging memory of less than a chunk: one at least", 1e9, 16, 1, 1},
-        {"no more than there are", 1e9, 64, 100000 * KB, 20},
+        {"three chunks", 3000e3 * 1.1, 16, 100000 * KB, 3, 0},
+        {"and two for two round trips", 3000e3 * 1.1, 16, 100000 * KB, 5, 60e6},
+        {"depth", 1e9, 5, 100000 * KB, 5, 0},
+        {"depth of one", 1e9, 1, 100000 * KB, 1, 0},
+        {"staging memory", 1e9, 16, 800 * KB, 4, 0},
+        {"staging memory of less than a chunk: one at least", 1e9, 16, 1, 1, 0},
+        {"no more than there are", 1e9, 64, 100000 * KB, 20, 0},
     };
     for (const auto &c : cases) {
         Stream stream(20, 100 * SECOND, CG_L2);
         start(c.depth, c.staging_bytes);
         link(c.link_bytes_per_s);
+        speeds.latency_ns = c.latency_ns;
         add(&stream);
         EXPECT_EQ(begin_all(), c.want) << c.what;
     }
