@@ -93,17 +93,18 @@ struct OddFsCalls {
         }
     }
 
-    enum Kind { LOOKS, CHANGES, ADDS };
+    enum Kind { LOOKS, READS, CHANGES, ADDS };
     // What the mood makes of a call: 0, or an error.
     static int suffer(Kind kind)
     {
         OddFs::State *s = state();
         std::unique_lock<std::mutex> guard(s->lock);
         s->n_calls++;
-        if (s->mood == Mood::HANGING) {
+        const Mood mood = s->mood;
+        if (mood == Mood::HANGING || (mood == Mood::TRICKLING && kind == READS)) {
             s->n_hanging++;
             s->released_changed.notify_all();
-            s->released_changed.wait(guard, [s] { return s->mood != Mood::HANGING; });
+            s->released_changed.wait(guard, [s, mood] { return s->mood != mood; });
             s->n_hanging--;
         }
         if (s->mood == Mood::IN_ROUNDS)
@@ -115,7 +116,7 @@ struct OddFsCalls {
         }
         if (s->mood == Mood::FULL && kind == ADDS)
             return -ENOSPC;
-        if (s->mood == Mood::READ_ONLY && kind != LOOKS)
+        if (s->mood == Mood::READ_ONLY && kind > READS)
             return -EROFS;
         return s->mood == Mood::GONE ? -EIO : 0;
     }
@@ -223,7 +224,7 @@ struct OddFsCalls {
     static int read(const char *path, char *bytes, size_t n, off_t offset,
                     struct fuse_file_info *info)
     {
-        if (const int error = suffer(LOOKS))
+        if (const int error = suffer(READS))
             return error;
         if (is_named(path, "hang_read"))
             hang();
