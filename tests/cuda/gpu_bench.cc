@@ -256,6 +256,7 @@ int main(int argc, char **argv)
         std::vector<cudaStream_t> streams(8);
         for (cudaStream_t &stream : streams)
             require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+        setvbuf(stdout, nullptr, _IOLBF, 0); /* what is measured stays when this is stopped */
         printf("[\n");
         const size_t n = is_quick ? 1 : cases.size();
         for (size_t i = 0; i < n; i++)
