@@ -7,6 +7,8 @@
 
 enum { FIRST_BUCKETS = 1024 };
 
+_Static_assert(sizeof(cg_fs_node) <= 104, "a node has grown");
+
 static const cg_view WHOLE = {.level = 0};
 
 struct cg_node_name {
@@ -154,7 +156,7 @@ static cg_fs_node *new_node(cg_nodes *nodes, const struct stat *attr, const cg_v
     node->dev = attr->st_dev;
     node->ino = attr->st_ino;
     node->view = *view;
-    node->type = attr->st_mode & S_IFMT;
+    node->type = (uint16_t)(attr->st_mode & S_IFMT);
     node->generation = nodes->next_generation++;
     nodes->n_nodes++;
     return node;
@@ -219,6 +221,14 @@ void cg_nodes_destroy(cg_nodes *nodes)
     pthread_cond_destroy(&nodes->changed);
 }
 
+size_t cg_nodes_count(cg_nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const size_t n = nodes->n_nodes;
+    pthread_mutex_unlock(&nodes->lock);
+    return n;
+}
+
 cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
                            const struct stat *attr, const cg_view *view)
 {
@@ -249,7 +259,7 @@ cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type)
     pthread_mutex_lock(&nodes->lock);
     cg_fs_node *node = nodes->controls[control];
     if (node == NULL && (node = new_node(nodes, &attr, &WHOLE)) != NULL) {
-        node->control = control;
+        node->control = (uint8_t)control;
         node->n_pins = 1;
         nodes->controls[control] = node;
     }

@@ -40,21 +40,23 @@ typedef struct cg_node_name cg_node_name;
 
 typedef enum cg_gate { CG_GATE_OPEN = 0, CG_GATE_CHECKING = 1, CG_GATE_SEALED = 2 } cg_gate;
 
+/* A store has millions of files, so that the order and size of these matter: 104 bytes. */
 struct cg_fs_node {
     dev_t dev; /* these six never change */
     ino_t ino;
     cg_view view;
-    mode_t type;         /* S_IFMT bits */
     uint64_t generation; /* the node's address is its number, and can be used again: they differ */
-    int control;         /* fusefs/control.h: CG_CONTROL_NONE for files of the store */
+    uint16_t type;       /* S_IFMT bits */
+    uint8_t control;     /* fusefs/control.h: CG_CONTROL_NONE for files of the store */
+
+    uint8_t gate;    /* cg_gate */
+    uint32_t n_pins; /* ours: names below it, open files, pending files */
 
     uint64_t n_lookups;  /* the kernel's references */
-    uint32_t n_pins;     /* ours: names below it, open files, pending files */
     cg_node_name *names; /* the latest first */
     cg_fs_file *files;   /* open now, the latest first */
     cg_fs_pending *pending;
 
-    uint8_t gate; /* cg_gate */
     union {
         struct {               /* of files */
             uint32_t n_writes; /* that passed the gate and have not left */
@@ -89,6 +91,7 @@ typedef struct cg_nodes {
 
 /* 0 or an errno value. */
 int cg_nodes_init(cg_nodes *nodes, const struct stat *root);
+size_t cg_nodes_count(cg_nodes *nodes);
 /* Frees all nodes; no file may be open. */
 void cg_nodes_destroy(cg_nodes *nodes);
 
