@@ -45,6 +45,7 @@ typedef struct cg_model_quota {
 typedef struct cg_fs_config {
     const char *store; /* an existing directory */
     bool read_only;
+    bool ignores_acls;                  /* fusefs/acls.h: what has lists goes by its mode */
     const char *config_text;            /* what .cachegenfs/config says; copied; NULL: nothing */
     uint64_t max_file_bytes;            /* of a strict file; 0 = 4 GiB */
     uint64_t quota_bytes;               /* what the store may take on disk; 0: no limit */
@@ -105,8 +106,8 @@ enum {
     CG_SET_MTIME = 32,
 };
 
-/* ENOENT, ENOTDIR ...: the store cannot be opened. Removes files that were being written when their
- * daemon was killed. */
+/* ENOENT, ENOTDIR ...: the store cannot be opened. ENOTSUP: it uses access control lists. Removes
+ * files that were being written when their daemon was killed. */
 int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out);
 /* Discards files that never became valid. All files must be released. NULL is fine. */
 void cg_fs_free(cg_fs *fs);

@@ -1,4 +1,5 @@
 /* fusefs/directories.c - names and directories: their part of fusefs/core.h. */
+#include "fusefs/acls.h"
 #include "fusefs/fs.h"
 #include "fusefs/pending.h"
 #include "fusefs/persona.h"
@@ -289,6 +290,8 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
         error = errno;
         close(fd);
     }
+    if (directory->dir != NULL && !fs->ignores_acls && cg_acls_are_on(fd))
+        error = EACCES;
     if (directory->dir != NULL)
         directory->is_listed = note_listing(fs, node, fd);
     if (error != 0)

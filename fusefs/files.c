@@ -1,4 +1,5 @@
 /* fusefs/files.c - opening, creating and releasing files: their part of fusefs/core.h. */
+#include "fusefs/acls.h"
 #include "fusefs/adopt.h"
 #include "fusefs/claims.h"
 #include "fusefs/contents.h"
@@ -90,9 +91,10 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
             return error;
         const bool is_right = shows_what_path_shows(node, fd, path);
         free(path);
-        if (!is_right) {
+        const bool has_acls = !fs->ignores_acls && cg_acls_are_on(fd);
+        if (!is_right || has_acls) {
             close(fd);
-            return ESTALE; /* the kernel looks the name up again */
+            return has_acls ? EACCES : ESTALE; /* the kernel looks the name up again */
         }
         if ((error = cg_open_file_new(fs, node, fd, writable, NULL, file_out)) != 0)
             return error;

@@ -12,7 +12,7 @@
  *   gc, fsck, left, contexts, drop, evict, survey, walk
  *   lease
  *   staging
- *   life, views, strict, persona, claims, metrics
+ *   life, views, acls, strict, persona, claims, metrics
  * They share the nodes' lock (fusefs/nodes.h); no system call is made under it. And names_lock.
  */
 #ifndef CG_FUSEFS_FS_H
@@ -54,7 +54,8 @@ struct cg_fs {
     int root_fd;
     int proc_fd;    /* /proc/self/fd: that there is none shows at the start */
     bool read_only; /* asked for, or the store is */
-    bool is_root;   /* what is created is given to its caller */
+    bool ignores_acls;
+    bool is_root; /* what is created is given to its caller */
     uint64_t max_file_bytes;
     uint64_t scrub_bytes_per_s;
     void (*log)(void *log_user, cg_log_level level, const char *line);

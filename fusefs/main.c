@@ -122,6 +122,7 @@ static int run(cg_options *options)
     cg_fs_config config = {
         .store = options->store,
         .read_only = options->read_only,
+        .ignores_acls = options->ignores_acls,
         .quota_bytes = options->quota_bytes,
         .scrub_bytes_per_s = options->scrub_bytes_per_s,
         .dead_after_s = options->dead_after_s,

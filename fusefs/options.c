@@ -20,7 +20,7 @@ typedef struct parsed {
     cg_options *options;
     char *store, *mountpoint;
     char *passthrough;
-    int foreground, debug, read_only, io_uring, help, version, single_thread;
+    int foreground, debug, read_only, ignores_acls, io_uring, help, version, single_thread;
     bool failed;
 } parsed;
 
@@ -50,6 +50,7 @@ static const struct fuse_opt SPEC[] = {
     FLAG("debug", debug),
     FLAG("ro", read_only),
     FLAG("io_uring", io_uring),
+    FLAG("ignore_acls", ignores_acls),
     {"passthrough=%s", offsetof(parsed, passthrough), 0},
     FUSE_OPT_KEY("attr_timeout=", KEY_ATTR_TIMEOUT),
     FUSE_OPT_KEY("entry_timeout=", KEY_ENTRY_TIMEOUT),
@@ -97,6 +98,7 @@ static void usage(void)
         "    -o keep=LEVEL:TIME      chunks not used for TIME (as 7d) keep LEVEL and coarser\n"
         "    -o scrub=RATE           read all chunks again at RATE a second (as 20M); repair them\n"
         "    -o dead_after=TIME      a daemon of another host is dead when silent so long (60s)\n"
+        "    -o ignore_acls          mount a store that has access control lists, and go by modes\n"
         "    -o passthrough=auto|off read published chunks past the daemon (auto)\n"
         "    -o io_uring             talk to the kernel over io_uring%s\n"
         "    -o OPT[,OPT...]         other mount options (noexec, noatime, fsname=...)\n",
@@ -344,6 +346,7 @@ static bool complete(cg_options *options, const parsed *p)
     options->single_thread = p->single_thread;
     options->read_only = p->read_only;
     options->io_uring = p->io_uring;
+    options->ignores_acls = p->ignores_acls;
     options->passthrough = p->passthrough == NULL || strcmp(p->passthrough, "auto") == 0;
     if (!options->passthrough && strcmp(p->passthrough, "off") != 0) {
         fprintf(stderr, "cachegenfs: passthrough=%s: auto or off is wanted\n", p->passthrough);

@@ -8,6 +8,7 @@
 typedef struct cg_options {
     char *store, *mountpoint; /* absolute, without symbolic links */
     bool foreground, debug, read_only, single_thread;
+    bool ignores_acls;
     bool passthrough; /* auto, not off */
     bool io_uring;
     double attr_timeout_s, entry_timeout_s; /* -1: not said */

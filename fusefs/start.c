@@ -1,4 +1,5 @@
 /* fusefs/start.c - the life of a mount, from its start to its end: its part of fusefs/core.h. */
+#include "fusefs/acls.h"
 #include "fusefs/fs.h"
 #include "fusefs/lease.h"
 #include "fusefs/left.h"
@@ -39,6 +40,18 @@ static int check_layout(cg_fs *fs)
     return status == CG_ERR_UNSUPPORTED_VERSION || status == CG_ERR_CORRUPT ? EPROTONOSUPPORT : EIO;
 }
 
+static int check_acls(cg_fs *fs)
+{
+    char path[CG_TREE_PATH_BYTES];
+    if (fs->ignores_acls || !cg_acls_find(fs->root_fd, path, sizeof path))
+        return 0;
+    cg_fs_log(fs, CG_LOG_ERROR,
+              "%s has an access control list, which a mount would not enforce: take lists away "
+              "(setfacl -R -b), or mount with -o ignore_acls to go by the modes alone",
+              path[0] != '\0' ? path : "the store's root");
+    return ENOTSUP;
+}
+
 int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
 {
     struct stat attr;
@@ -50,6 +63,7 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     if (fs == NULL)
         return ENOMEM;
     fs->read_only = config->read_only;
+    fs->ignores_acls = config->ignores_acls;
     fs->is_root = geteuid() == 0;
     fs->max_file_bytes =
         config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
@@ -78,7 +92,7 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
         error = errno;
         goto fail;
     }
-    if ((error = check_layout(fs)) != 0)
+    if ((error = check_layout(fs)) != 0 || (error = check_acls(fs)) != 0)
         goto fail;
     if (!fs->read_only) {
         error = cg_staging_open(

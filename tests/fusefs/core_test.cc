@@ -543,6 +543,53 @@ TEST_F(FsTest, LargeSparseFileIsCheckedInLittleMemory)
 }
 
 // Whoever may write to the directory beside the daemon can put anything in a new name's place.
+// Of a file or folder: read for user 1234.
+bool set_acl(const std::string &path, const char *name)
+{
+    const uint32_t all = UINT32_MAX;
+    struct __attribute__((packed)) {
+        uint32_t version = 2;
+        struct __attribute__((packed)) {
+            uint16_t tag, rights;
+            uint32_t id;
+        } entries[5] = {{1, 7, all}, {2, 4, 1234}, {4, 5, all}, {16, 5, all}, {32, 0, all}};
+    } list;
+    for (auto &entry : list.entries)
+        if (entry.tag != 2)
+            entry.id = all;
+    return setxattr(path.c_str(), name, &list, sizeof list, 0) == 0;
+}
+
+TEST_F(FsTest, AccessControlListsAreNotPassedOver)
+{
+    ASSERT_EQ(fs.put("m/file", {1}), 0);
+    if (!set_acl(store.path + "/m/file", "system.posix_acl_access"))
+        GTEST_SKIP() << "no access control lists here";
+    cg_fs_file *file;
+    EXPECT_EQ(fs.open("m/file", O_RDONLY, &file), EACCES);
+    EXPECT_EQ(fs.open("m/file", O_WRONLY, &file), EACCES);
+    cg_fs_directory *directory;
+    EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m/contexts/c"), &directory), 0);
+    cg_fs_closedir(directory);
+    ASSERT_TRUE(set_acl(store.path + "/m/contexts/c", "system.posix_acl_default"));
+    EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m/contexts/c"), &directory), EACCES);
+
+    std::string line;
+    cg_fs *second;
+    cg_fs_config config = {};
+    config.store = store.path.c_str();
+    config.log = [](void *to, cg_log_level, const char *text) {
+        *static_cast<std::string *>(to) += text;
+    };
+    config.log_user = &line;
+    EXPECT_EQ(cg_fs_new(&config, &second), ENOTSUP);
+    EXPECT_NE(line.find("m/contexts/c has an access control list"), std::string::npos) << line;
+    EXPECT_NE(line.find("-o ignore_acls"), std::string::npos) << line;
+    config.ignores_acls = true;
+    ASSERT_EQ(cg_fs_new(&config, &second), 0);
+    cg_fs_free(second);
+}
+
 TEST_F(FsTest, WhatIsMadeIsItsCallersFromTheStartAndNotGivenAwayByName)
 {
     if (geteuid() != 0)

@@ -1,0 +1,52 @@
+#include "fusefs/acls.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+enum { DEPTH = 3 };
+
+bool cg_acls_are_on(int fd)
+{
+    /* A list that a mode could say is not stored. */
+    return fgetxattr(fd, "system.posix_acl_access", NULL, 0) > 0 ||
+           fgetxattr(fd, "system.posix_acl_default", NULL, 0) > 0;
+}
+
+/* The folder of fd, which it closes; its path is in path_out, and stays there if it is the one. */
+static bool find_below(int fd, unsigned depth, char *path_out, size_t path_bytes)
+{
+    const size_t n = strlen(path_out);
+    if (fd < 0)
+        return false;
+    const bool is_on = cg_acls_are_on(fd);
+    DIR *dir = is_on || depth == DEPTH ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        close(fd);
+        return is_on;
+    }
+    bool found = false;
+    for (const struct dirent *e; !found && (e = readdir(dir)) != NULL;) {
+        if ((e->d_type != DT_DIR && e->d_type != DT_UNKNOWN) || strcmp(e->d_name, ".") == 0 ||
+            strcmp(e->d_name, "..") == 0)
+            continue;
+        snprintf(path_out + n, path_bytes - n, "%s%s", n > 0 ? "/" : "", e->d_name);
+        found = find_below(openat(dirfd(dir), e->d_name,
+                                  O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC),
+                           depth + 1, path_out, path_bytes);
+        if (!found)
+            path_out[n] = '\0';
+    }
+    closedir(dir);
+    return found;
+}
+
+bool cg_acls_find(int root_fd, char *path_out, size_t path_bytes)
+{
+    path_out[0] = '\0';
+    const int fd = openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return find_below(fd, 0, path_out, path_bytes);
+}
