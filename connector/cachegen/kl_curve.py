@@ -54,9 +54,8 @@ def measure(model, coder, planes, caches, contexts, progress):
     return found
 
 
-def _typical(values):
-    """Their geometric mean: shares differ by factors, and as many are to lie above it as below."""
-    return math.exp(sum(math.log(max(value, LEAST_KL)) for value in values) / len(values))
+def _mean(values):
+    return max(sum(values) / len(values), LEAST_KL)
 
 
 def _concave(points):
@@ -77,10 +76,10 @@ def fit(measured):
     whole = max(costs.n_tokens for costs in measured)
     measured = [costs for costs in measured if costs.n_tokens == whole]
     # Means: what a bound promises holds over many requests, and text that was calibrated on loses less than other text.
-    kl = [max(sum(costs.kl[level] for costs in measured) / len(measured), LEAST_KL) for level in range(N_LEVELS)]
+    kl = [_mean([costs.kl[level] for costs in measured]) for level in range(N_LEVELS)]
     points = []
     for n in measured[0].last:
-        share = _typical([costs.last[n] / max(costs.kl[CURVE_LEVEL], LEAST_KL) for costs in measured])
+        share = _mean([costs.last[n] for costs in measured]) / kl[CURVE_LEVEL]
         points.append((n, min(share, 1 - LEAST_SHARE * (1 - n / whole))))
     points = _concave([*points, (whole, 1.0)])
     before, share = points[-2] if len(points) > 1 else (whole / math.e, 0.0)

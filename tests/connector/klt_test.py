@@ -83,10 +83,10 @@ class CurveTest(unittest.TestCase):
         return kl_curve.Costs(n_tokens, [0.002 * factor, 0.008 * factor, 0.05 * factor],
                               {int(n[1:]): 0.05 * factor * share for n, share in last.items()})  # fmt: skip
 
-    def test_shares_are_typical_ones_and_figures_are_means(self):
-        curve = kl_curve.fit([self.costs(factor=f, _64=share, _1024=0.9) for f, share in ((1, 0.4), (4, 0.9))])
+    def test_shares_and_figures_are_of_the_mean_over_contexts(self):
+        curve = kl_curve.fit([self.costs(factor=f, _64=share, _1024=0.9) for f, share in ((1, 0.4), (4, 0.8))])
         np.testing.assert_allclose(curve["kl"], [0.005, 0.02, 0.125])
-        np.testing.assert_allclose(curve["last"], [[64, 0.6], [1024, 0.9], [3072, 1]], atol=1e-6)
+        np.testing.assert_allclose(curve["last"], [[64, 0.72], [1024, 0.9], [3072, 1]], atol=1e-6)
         self.assertAlmostEqual(curve["beyond"], 0.1 / np.log(3), places=5)
 
     def test_whatever_was_measured_the_curve_rises_and_its_slope_falls(self):

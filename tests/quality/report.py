@@ -233,7 +233,7 @@ class Study:
         contexts = [(c, domain) for name, domain, text in test_texts(self.options.data)
                     for c in self.contexts(name, text)]  # fmt: skip
 
-        def is_needed(codec, levels=codecs_compared.LOSSY):
+        def is_needed(codec, levels=(*codecs_compared.LOSSY, *codecs_compared.PLANS)):
             return any(self.missing("size", context, codec, levels) for context, _ in contexts)
 
         codecs = [self.chunks("lossless"), *self.presets(is_needed), self.published]
