@@ -54,6 +54,7 @@ typedef struct cg_fs_config {
     int64_t keep_s[CG_N_LEVELS]; /* of fusefs/evict.h */
     uint64_t scrub_bytes_per_s;  /* 0: no scrubber */
     unsigned dead_after_s; /* other hosts: without a sign of our life; 0 = CG_STAGING_SILENT_S */
+    size_t max_listed_files;     /* 0: 200,000; cg_fs_is_crowded() */
     /* One line, without a newline. Any thread; NULL: silence. */
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;
@@ -180,6 +181,9 @@ int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
 /* cg_fs_lookup() of an entry that was just read: the directory need not be opened again. */
 int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *directory,
                       const char *name, cg_fs_entry *entry_out);
+/* Whether so many files are known that listings should bring names only: what they look up costs
+ * 200 bytes a file until the kernel forgets it, and find does not want it. */
+bool cg_fs_is_crowded(cg_fs *fs);
 /* Whether the folder is as it was at an earlier cg_fs_opendir(), whose listing the kernel was
  * allowed to keep. What it keeps must not be older than the names that it trusts. */
 bool cg_fs_is_listed(const cg_fs_directory *directory);

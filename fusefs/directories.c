@@ -389,6 +389,11 @@ int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *di
     return cg_fs_lookup(fs, caller, directory->node, name, entry_out);
 }
 
+bool cg_fs_is_crowded(cg_fs *fs)
+{
+    return cg_nodes_count(&fs->nodes) > fs->max_listed_files;
+}
+
 int cg_fs_syncdir(cg_fs_directory *directory)
 {
     return directory->dir == NULL || fsync(dirfd(directory->dir)) == 0 ? 0 : errno;

@@ -57,6 +57,7 @@ struct cg_fs {
     bool ignores_acls;
     bool is_root; /* what is created is given to its caller */
     uint64_t max_file_bytes;
+    size_t max_listed_files;
     uint64_t scrub_bytes_per_s;
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;

@@ -195,9 +195,10 @@ void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 /* Puts one entry into the reply. Returns its bytes; if they are more than left_bytes, it is not in
  * the reply, and *looked_up_out (may be NULL) is to be forgotten. With plus, an entry is a look-up,
- * which the kernel gives back later; "." and ".." are none. */
+ * which the kernel gives back later; "." and ".." are none, and without looks_up
+ * no entry is. */
 static size_t add_entry(fuse_req_t req, cg_fs_directory *directory, const struct dirent *entry,
-                        bool plus, char *at, size_t left_bytes, off_t next,
+                        bool plus, bool looks_up, char *at, size_t left_bytes, off_t next,
                         cg_fs_node **looked_up_out)
 {
     const cg_mount *mount = cg_ops_mount(req);
@@ -208,7 +209,7 @@ static size_t add_entry(fuse_req_t req, cg_fs_directory *directory, const struct
     if (!plus)
         return fuse_add_direntry(req, at, left_bytes, entry->d_name, &attr, next);
     struct fuse_entry_param param = {.attr = attr};
-    if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
+    if (looks_up && strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
         cg_fs_lookup_read(mount->fs, &caller, directory, entry->d_name, &found) == 0) {
         param = cg_ops_entry(mount, &found);
         *looked_up_out = found.node;
@@ -224,6 +225,7 @@ static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fus
     char *bytes = malloc(size);
     size_t n_bytes = 0;
     int error = bytes == NULL ? ENOMEM : 0;
+    const bool looks_up = plus && !cg_fs_is_crowded(fs);
     while (error == 0) {
         const struct dirent *entry;
         cg_fs_node *looked_up;
@@ -231,7 +233,7 @@ static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fus
         error = cg_fs_readdir(fs, directory, offset, &entry, &next);
         if (error != 0 || entry == NULL)
             break;
-        const size_t entry_bytes = add_entry(req, directory, entry, plus, bytes + n_bytes,
+        const size_t entry_bytes = add_entry(req, directory, entry, plus, looks_up, bytes + n_bytes,
                                              size - n_bytes, next, &looked_up);
         if (entry_bytes > size - n_bytes) {
             if (looked_up != NULL)

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 enum { MAX_PENDING = 1024 /* of a user */, KEEP_SECONDS = 2, SWEEP_SECONDS = 24 * 3600 };
+static const size_t DEFAULT_MAX_LISTED_FILES = 200000;
 static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
 static const uint64_t VALIDATION_BYTES = UINT64_C(256)
                                          << 20; /* of files that are checked at once */
@@ -71,6 +72,8 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
         free(fs);
         return error;
     }
+    fs->max_listed_files =
+        config->max_listed_files != 0 ? config->max_listed_files : DEFAULT_MAX_LISTED_FILES;
     fs->scrub_bytes_per_s = config->scrub_bytes_per_s;
     fs->log = config->log;
     fs->log_user = config->log_user;

@@ -543,6 +543,26 @@ TEST_F(FsTest, LargeSparseFileIsCheckedInLittleMemory)
 }
 
 // Whoever may write to the directory beside the daemon can put anything in a new name's place.
+TEST(CrowdTest, ListingsBringNoFilesWhenManyAreKnown)
+{
+    const TempDir store;
+    cg_fs_config config = {};
+    config.store = store.path.c_str();
+    config.max_listed_files = 2; // the root is one
+    cg_fs *fs;
+    ASSERT_EQ(cg_fs_new(&config, &fs), 0);
+    const cg_fs_caller caller = {geteuid(), getegid(), getpid()};
+    cg_fs_entry a, b;
+    ASSERT_EQ(cg_fs_mkdir(fs, &caller, cg_fs_root(fs), "a", 0755, &a), 0);
+    EXPECT_FALSE(cg_fs_is_crowded(fs));
+    ASSERT_EQ(cg_fs_mkdir(fs, &caller, cg_fs_root(fs), "b", 0755, &b), 0);
+    EXPECT_TRUE(cg_fs_is_crowded(fs));
+    cg_fs_forget(fs, b.node, 1);
+    EXPECT_FALSE(cg_fs_is_crowded(fs)) << "the kernel forgot it";
+    cg_fs_forget(fs, a.node, 1);
+    cg_fs_free(fs);
+}
+
 // Of a file or folder: read for user 1234.
 bool set_acl(const std::string &path, const char *name)
 {
