@@ -53,8 +53,8 @@ typedef struct cg_fs_config {
     size_t n_model_quotas;
     int64_t keep_s[CG_N_LEVELS]; /* of fusefs/evict.h */
     uint64_t scrub_bytes_per_s;  /* 0: no scrubber */
-    unsigned dead_after_s; /* other hosts: without a sign of our life; 0 = CG_STAGING_SILENT_S */
-    size_t max_listed_files;     /* 0: 200,000; cg_fs_is_crowded() */
+    unsigned dead_after_s;   /* other hosts: without a sign of our life; 0 = CG_STAGING_SILENT_S */
+    size_t max_listed_files; /* 0: 200,000; cg_fs_is_crowded() */
     /* One line, without a newline. Any thread; NULL: silence. */
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;
