@@ -85,6 +85,7 @@ static const key_rule RULES[] = {
     {"gpu_slots", INTEGER, AT(gpu_slots), 4, 1, 64, NULL}, /* chunks that a GPU has at once */
     {"gpu_staging_mib", INTEGER, AT(gpu_staging_mib), 512, 1, 16777216,
      NULL}, /* pinned memory for KV that is copied off a GPU */
+    {"trace_dir", STRING, AT(trace_dir), 0, 0, 0, NULL}, /* where each load leaves a trace */
     {"read_only", BOOLEAN, AT(read_only), 0, 0, 0, NULL},
     {"geometry", GEOMETRY, AT(geometry), 0, 0, 0,
      NULL}, /* for a model without model.json; dtype: also overrides it */
@@ -338,6 +339,7 @@ void cg_config_free(cg_config *config)
     free(config->root);
     free(config->model);
     free(config->gpu_library);
+    free(config->trace_dir);
     free(config->group);
     free(config);
 }

@@ -28,6 +28,7 @@ typedef struct cg_config_geometry {
 
 typedef struct cg_config {
     char *root, *model, *group; /* group: NULL: none */
+    char *trace_dir;            /* NULL: no traces */
     uint32_t chunk_tokens, tail_multiple;
     uint32_t store_levels; /* bit n: level n */
     uint32_t level_plus_1; /* 0: the controller chooses */

@@ -18,6 +18,7 @@ static void load_destroy(cg_operation *op)
         for (uint32_t i = 0; i < load->plan->n_chunks; i++)
             cg_load_drop_pieces(&load->chunks[i]);
     cg_stream_destroy(&load->stream);
+    cg_trace_free(load->trace);
     if (load->mark != NULL) {
         const cg_gpu *gpu = atomic_load(&op->connector->gpu);
         gpu->functions->mark_free(gpu->device, load->mark);
@@ -155,6 +156,8 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
         (status = check_plan(connector, load->plan, &r)) != CG_OK ||
         (status = fill(load, &r)) != CG_OK || (status = make_mark(load, &r)) != CG_OK)
         goto done;
+    if (load->stream.first < load->stream.end)
+        load->trace = cg_trace_new(connector, load->op.started_ns);
 
     pthread_mutex_lock(&rt->lock);
     if (load->stream.first < load->stream.end)

@@ -10,6 +10,73 @@ cachegen_load *cg_load_of_stream(cg_stream *stream)
     return (cachegen_load *)((char *)stream - offsetof(cachegen_load, stream));
 }
 
+/* ---- what a trace is told, where there is one ---- */
+
+static double estimated_bps(cg_runtime *rt)
+{
+    const double bps = cg_estimator_bps(&cg_runtime_speeds(rt)->link);
+    cg_runtime_speeds_end(rt);
+    return bps;
+}
+
+static void trace_plan(cachegen_load *load, uint64_t now_ns)
+{
+    cg_trace_add_plan(load->trace, &load->stream, estimated_bps(load->op.runtime), now_ns);
+}
+
+/* read_ns: its share of the link's time. */
+static void trace_read(cachegen_load *load, const cg_stream_read *read, cg_status status,
+                       uint64_t n_bytes, uint64_t read_ns, uint64_t ended_ns, double link_bps)
+{
+    const cg_trace_event event = {.kind = CG_TRACE_READ,
+                                  .status = status,
+                                  .chunk_index = read->chunk_index,
+                                  .level = read->file_level,
+                                  .began_ns = read->submitted_ns,
+                                  .ended_ns = ended_ns,
+                                  .from = read->from,
+                                  .asked_bytes = read->bytes,
+                                  .bytes = n_bytes,
+                                  .estimated_bps = link_bps,
+                                  .actual_bps =
+                                      read_ns > 0 ? (double)n_bytes * 8e9 / (double)read_ns : 0};
+    cg_trace_add(load->trace, &event);
+}
+
+/* Before the speeds learn of it. */
+static void trace_decode(const cg_load_chunk *chunk)
+{
+    const cachegen_load *load = chunk->load;
+    const cg_controller_chunk *sizes = &load->stream.sizes[chunk->index];
+    const uint8_t level = load->stream.chunks[chunk->index].level;
+    const cg_trace_event event = {.kind = CG_TRACE_DECODE,
+                                  .status = chunk->status,
+                                  .chunk_index = chunk->index,
+                                  .level = level,
+                                  .began_ns = chunk->decode_began_ns,
+                                  .ended_ns = cg_now_ns(),
+                                  .estimated_ns =
+                                      cg_speeds_decode_chunk(&load->op.runtime->speeds, level,
+                                                             sizes->n_tokens, sizes->bytes[level]),
+                                  .thread_ns = (double)chunk->decode_ns};
+    cg_trace_add(load->trace, &event);
+}
+
+/* Nothing is loaded from a chunk on. */
+static void trace_cut(cachegen_load *load, uint32_t chunk_index, cg_status status)
+{
+    const uint64_t now_ns = cg_now_ns();
+    const cg_trace_event event = {.kind = CG_TRACE_CUT,
+                                  .status = status,
+                                  .chunk_index = chunk_index,
+                                  .began_ns = now_ns,
+                                  .ended_ns = now_ns};
+    if (load->trace != NULL)
+        cg_trace_add(load->trace, &event);
+}
+
+/* ---- the end ---- */
+
 void cg_load_settle(cachegen_load *load)
 {
     cg_runtime *rt = load->op.runtime;
@@ -31,6 +98,9 @@ void cg_load_settle(cachegen_load *load)
     rt->stats.predicted_kl_micronats += p->predicted_kl_micronats;
     for (uint32_t i = 0; i < load->plan->n_chunks; i++)
         cg_load_drop_pieces(&load->chunks[i]);
+    if (load->trace != NULL)
+        cg_trace_end(load->trace, p);
+    load->trace = NULL;
     cg_operation_finish(&load->op);
 }
 
@@ -134,11 +204,14 @@ static void fail(cg_load_chunk *chunk, uint8_t levels, cg_status status)
         return; /* nobody waits for it */
     refuse(chunk, levels, status);
     blame(chunk, levels, status);
+    trace_cut(load, chunk->index, status);
 }
 
 void cg_load_read_begun(cachegen_load *load)
 {
     load->op.n_refs++;
+    if (load->trace != NULL)
+        trace_plan(load, cg_now_ns());
 }
 
 /* Whether the start of a chunk's file, which was taken for a nested one, says otherwise. */
@@ -181,6 +254,7 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     cg_load_chunk *chunk = &load->chunks[read.chunk_index];
     const size_t n_bytes = piece != NULL ? piece->buffer->n_bytes : 0;
     const double link_ns = load->stream.link_ns;
+    const double link_bps = load->trace != NULL ? estimated_bps(rt) : 0;
     const cg_stream_verdict verdict =
         cg_stream_read_ended(&rt->stream_plan, cg_runtime_speeds(rt), read.id, n_bytes, ended_ns);
     cg_runtime_speeds_end(rt);
@@ -193,6 +267,8 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     } else {
         rt->stats.bytes_dropped += n_bytes;
     }
+    if (load->trace != NULL)
+        trace_read(load, &read, status, n_bytes, read_ns, ended_ns, link_bps);
     if (verdict == CG_STREAM_KEEP) {
         piece->next = chunk->pieces;
         chunk->pieces = piece;
@@ -216,6 +292,10 @@ cg_load_chunk *cg_load_decode_begun(cg_stream *stream, uint32_t chunk_index)
 {
     cachegen_load *load = cg_load_of_stream(stream);
     load->n_jobs++;
+    if (load->trace != NULL) {
+        load->chunks[chunk_index].decode_began_ns = cg_now_ns();
+        trace_plan(load, load->chunks[chunk_index].decode_began_ns);
+    }
     return &load->chunks[chunk_index];
 }
 
@@ -247,6 +327,8 @@ void cg_load_decode_ended(cg_load_chunk *chunk)
     const uint8_t level = stream->chunks[chunk->index].level;
     const uint32_t n_whole = stream->n_whole;
     load->n_jobs--;
+    if (load->trace != NULL)
+        trace_decode(chunk);
     /* A chunk that is not wanted any more may have skipped tasks: it does not count as loaded. */
     if (cg_stream_decode_ended(&rt->stream_plan, stream, chunk->index, chunk->status == CG_OK)) {
         if (chunk->decode_ns > 0) /* else nobody knows */
@@ -272,6 +354,7 @@ void cg_load_overdue(cachegen_load *load)
         blame(&load->chunks[index],
               levels_of_file(&load->chunks[index], load->plan->chunks[index].level),
               CG_ERR_TIMED_OUT);
+        trace_cut(load, index, CG_ERR_TIMED_OUT);
     }
     cg_load_settle(load);
 }
@@ -282,6 +365,7 @@ void cg_load_shorten(cachegen_load *load, uint32_t chunk_index)
         load->op.runtime->stats.chunks_timed_out++;
         load->op.runtime->stats.loads_shortened++;
         load->progress.status = CG_ERR_TIMED_OUT;
+        trace_cut(load, chunk_index, CG_ERR_TIMED_OUT);
     }
     cg_load_settle(load);
 }

@@ -17,6 +17,7 @@
 #include "codec/codec.h"
 #include "connector/operation.h"
 #include "connector/plan.h"
+#include "connector/trace.h"
 
 /* A range of a chunk's file that has arrived. */
 typedef struct cg_load_piece cg_load_piece;
@@ -36,6 +37,7 @@ typedef struct cg_load_chunk {
     uint8_t worst_level; /* the job's: the level that was decoded, or that of its prefix if worse */
     cg_status status;    /* the first task that failed, or CG_OK */
     uint64_t decode_ns;  /* thread time */
+    uint64_t decode_began_ns; /* of a load that is traced */
 } cg_load_chunk;
 
 struct cachegen_load {
@@ -49,6 +51,7 @@ struct cachegen_load {
     cg_stream stream;              /* in the runtime's plan until done */
     uint32_t n_jobs;               /* of chunks, on the pool */
     cachegen_progress progress;
+    cg_trace *trace;       /* until done; NULL: none */
     cg_load_chunk *chunks; /* [plan->n_chunks] */
 };
 

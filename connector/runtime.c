@@ -44,6 +44,7 @@ static cg_runtime *runtime_new(cachegen *connector)
     init_condition(&rt->watched);
     init_condition(&rt->lookups.filled);
     init_condition(&rt->saves.filled);
+    init_condition(&rt->traces.filled);
     rt->step_until_ns = UINT64_MAX;
     cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,
                       config->prior_mbps * 1e6);
@@ -63,6 +64,7 @@ static void runtime_free(cg_runtime *rt)
     cg_stream_plan_destroy(&rt->stream_plan);
     if (rt->event_fd >= 0)
         close(rt->event_fd);
+    pthread_cond_destroy(&rt->traces.filled);
     pthread_cond_destroy(&rt->saves.filled);
     pthread_cond_destroy(&rt->lookups.filled);
     pthread_cond_destroy(&rt->watched);
@@ -139,6 +141,7 @@ bool cg_runtime_stop(cg_runtime *rt, uint64_t deadline_ns)
     rt->stop = true;
     pthread_cond_broadcast(&rt->lookups.filled);
     pthread_cond_broadcast(&rt->saves.filled);
+    pthread_cond_broadcast(&rt->traces.filled);
     pthread_cond_broadcast(&rt->watched);
     cg_runtime_wake_reader(rt);
     while (rt->n_inside > 0 && cg_now_ns() < deadline_ns)
@@ -165,20 +168,21 @@ void cg_runtime_close(cg_runtime *rt, uint64_t deadline_ns)
     cg_pool_stop(rt->pool); /* its tasks only compute: they end */
     cg_gpu_stop(atomic_load(&connector->gpu));
     pthread_mutex_lock(&rt->lock);
-    const cg_worker workers[] = {rt->looker, rt->reader, rt->writer, rt->watcher};
+    const cg_worker workers[] = {rt->looker, rt->reader, rt->writer, rt->watcher, rt->tracer};
+    const size_t n_workers = sizeof workers / sizeof workers[0];
     const bool is_orphan = rt->is_orphan = rt->n_inside > 0;
     if (is_orphan && rt->event_fd >= 0) { /* its number is the host's again */
         close(rt->event_fd);
         rt->event_fd = -1;
     }
     /* Before the lock is released: with it the last worker may free all of this. */
-    for (int i = 0; i < 4 && is_orphan; i++)
+    for (size_t i = 0; i < n_workers && is_orphan; i++)
         if (workers[i].started)
             pthread_detach(workers[i].thread);
     pthread_mutex_unlock(&rt->lock);
     if (is_orphan)
         return;
-    for (int i = 0; i < 4; i++)
+    for (size_t i = 0; i < n_workers; i++)
         if (workers[i].started)
             join_until(workers[i].thread, deadline_ns);
     runtime_free(rt);

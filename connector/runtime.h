@@ -28,7 +28,7 @@
 #include <sys/types.h>
 
 /* A thread of the runtime. Three do I/O (look up, read, write), each with a cg_io of its own; one
- * watches the one that writes. */
+ * watches the one that writes, and one writes traces, if they are on. */
 typedef struct cg_worker {
     pthread_t thread;
     bool started;
@@ -51,7 +51,7 @@ struct cg_runtime {
     pthread_cond_t changed; /* an operation ended, an encoding ended, a worker left */
     bool stop;
     bool is_orphan; /* closed, with a worker stuck */
-    cg_worker looker, reader, writer, watcher;
+    cg_worker looker, reader, writer, watcher, tracer;
     uint32_t n_inside; /* workers that may touch the runtime */
 
     cg_operation_queue lookups, saves;
@@ -65,6 +65,9 @@ struct cg_runtime {
                                under way */
     bool writer_is_stuck;   /* what it does was given up */
     pthread_cond_t watched; /* a step was begun */
+
+    cg_operation_queue traces; /* of loads that are done: connector/trace.h */
+    uint32_t n_traces, n_traces_waiting, n_traces_lost, n_trace_files;
 
     cg_chunk_memory *chunk_memory;
     cg_link *link;           /* constant; NULL: no memory, so it knows only its own */
