@@ -40,7 +40,7 @@ struct World {
     std::mutex lock; // of all below but the atomics
     std::map<char *, std::pair<size_t, Piece>> pieces;
     std::set<CUstream_st *> streams;
-    std::set<CUevent_st *> events;
+    std::set<CUevent_st *> events, destroyed_early;
     size_t n_allocated = 0;
     int n_devices = 2;
     long call_countdown = 0, operation_countdown = 0;
@@ -101,6 +101,7 @@ struct CUevent_st {
     std::condition_variable changed;
     uint64_t n_recorded = 0, n_reached = 0;
     bool is_engine = false;
+    bool is_of_engine_stream = false; // recorded last in one
 };
 
 struct CUstream_st {
@@ -374,19 +375,28 @@ int event_create(cg_cuda_event *out)
     world().events.insert(*out);
     return 0;
 }
+// As CUDA has it, an event may be destroyed before it is reached: what an engine's stream has
+// before it may take long. In a stream of ours nothing may be under way any more: its memory goes,
+// too.
 int event_destroy(cg_cuda_event event)
 {
-    {
-        std::lock_guard<std::mutex> guard(world().lock);
-        if (world().events.erase(event) == 0)
-            misused("destroys an event twice, or one of the engine");
-    }
+    World &w = world();
+    bool is_reached;
     {
         std::lock_guard<std::mutex> guard(event->lock);
-        if (event->n_reached < event->n_recorded)
+        is_reached = event->n_reached == event->n_recorded;
+        if (!is_reached && !event->is_of_engine_stream)
             misused("destroys an event that is not reached");
     }
-    delete event;
+    {
+        std::lock_guard<std::mutex> guard(w.lock);
+        if (w.events.erase(event) == 0)
+            misused("destroys an event twice, or one of the engine");
+        if (!is_reached)
+            w.destroyed_early.insert(event);
+    }
+    if (is_reached)
+        delete event;
     return called();
 }
 void record(cg_cuda_event event, CUstream_st *stream)
@@ -394,6 +404,7 @@ void record(cg_cuda_event event, CUstream_st *stream)
     CUstream_st::Entry entry{};
     {
         std::lock_guard<std::mutex> guard(event->lock);
+        event->is_of_engine_stream = stream->is_engine;
         entry.ticket = ++event->n_recorded;
     }
     entry.reaches = event;
