@@ -72,8 +72,8 @@ static bool holds_chunks(int dir_fd)
     return found;
 }
 
-/* Somebody may publish the chunk again at this moment: then the folder is not empty and stays, at
- * worst without `tokens`, which the next publisher writes. */
+/* Somebody may publish the chunk again at this moment: then the folder is not empty and stays.
+ * Older stores have `tokens` there, too, which nothing reads. */
 static void remove_folder(int root_fd, const cg_survey *survey, const place *p)
 {
     char path[CG_TREE_PATH_BYTES];

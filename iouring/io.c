@@ -253,9 +253,9 @@ cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes
 }
 
 cg_status cg_io_write_unsynced(cg_io *io, int dir_fd, const char *path, const void *bytes,
-                               size_t n_bytes, bool replace, uint64_t user)
+                               size_t n_bytes, uint64_t user)
 {
-    return submit_write(io, dir_fd, path, bytes, n_bytes, replace, true, user);
+    return submit_write(io, dir_fd, path, bytes, n_bytes, false, true, user);
 }
 
 static cg_io_completion *push_ready(cg_io *io)

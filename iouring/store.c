@@ -1,6 +1,5 @@
 #include "iouring/store.h"
 
-#include "codec/cursor.h"
 #include "iouring/file.h"
 #include "iouring/io_op.h"
 #include "iouring/layout.h"
@@ -77,20 +76,6 @@ void cg_store_free(cg_store *store)
 const char *cg_store_model(const cg_store *store)
 {
     return store->model;
-}
-
-void cg_store_put_tokens(const uint32_t *tokens, size_t n_tokens, uint8_t *bytes_out)
-{
-    for (size_t i = 0; i < n_tokens; i++)
-        cg_put_le(bytes_out + 4 * i, 4, tokens[i]);
-}
-
-cg_status cg_store_sibling_path(const char *path, const char *leaf, char *path_out)
-{
-    const char *slash = strrchr(path, '/');
-    const int dir_bytes = slash == NULL ? 0 : (int)(slash - path) + 1;
-    const int n = snprintf(path_out, CG_TREE_PATH_BYTES, "%.*s%s", dir_bytes, path, leaf);
-    return n < CG_TREE_PATH_BYTES ? CG_OK : CG_ERR_BUFFER_TOO_SMALL;
 }
 
 cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, const cg_key *key,
@@ -177,11 +162,10 @@ cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, con
 }
 
 cg_status cg_store_write_unsynced(const cg_store *store, cg_io *io, const char *path,
-                                  const void *bytes, size_t n_bytes, bool replace)
+                                  const void *bytes, size_t n_bytes)
 {
     cg_io_completion completion;
-    const cg_status status =
-        cg_io_write_unsynced(io, store->root_fd, path, bytes, n_bytes, replace, 0);
+    const cg_status status = cg_io_write_unsynced(io, store->root_fd, path, bytes, n_bytes, 0);
     return status == CG_OK ? wait_for_one(io, &completion) : status;
 }
 

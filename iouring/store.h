@@ -93,12 +93,12 @@ cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key
  * the time of a round trip where it is a network away. Blocks for as long, twice at most. */
 uint64_t cg_store_latency_ns(const cg_store *store);
 
-/* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile, with
- * `tokens` beside it. A nested chunk is written under the name of its finest level. The names of
- * its coarser levels become links of that file, or copies of what they need, unless they are there.
- * If the chunk's finest level is there already, that is CG_OK, too, and *existed_out (may be NULL)
- * is true. Then only missing names are added: links of the file that is there if it holds the
- * level, else a copy of this chunk. The cg_io must be idle. */
+/* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile. A
+ * nested chunk is written under the name of its finest level. The names of its coarser levels
+ * become links of that file, or copies of what they need, unless they are there. If the chunk's
+ * finest level is there already, that is CG_OK, too, and *existed_out (may be NULL) is true. Then
+ * only missing names are added: links of the file that is there if it holds the level, else a copy
+ * of this chunk. The cg_io must be idle. */
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, bool *existed_out);
 

@@ -1,5 +1,4 @@
 /* Adopting: what was copied into contexts/ becomes findable by its key, and usable. */
-#include "codec/cursor.h"
 #include "codec/profile.h"
 #include "iouring/beneath.h"
 #include "iouring/file.h"
@@ -108,44 +107,6 @@ static cg_status write_new(const adoption *a, const char *path, const cg_located
     return status == CG_OK ? told : status;
 }
 
-static bool has_tokens(int root_fd, const char *path)
-{
-    struct stat s;
-    return fstatat(root_fd, path, &s, AT_SYMLINK_NOFOLLOW) == 0;
-}
-
-/* Writes `tokens` beside an object from the first section of the chunk at path, unless it is
- * there. *is_synced_out: it was written, and after it its folder. */
-static cg_status adopt_tokens(const adoption *a, const char *path, const char *chunk, int dir_fd,
-                              const cg_chunk_header *h, bool *is_synced_out)
-{
-    cg_located to;
-    *is_synced_out = false;
-    cg_status status = cg_beneath_locate_in(dir_fd, "tokens", &to);
-    if (status != CG_OK || has_tokens(a->root_fd, to.at))
-        return status;
-    /* cg_chunk_verify() took it: the first section is the tokens, right behind the table. */
-    const size_t n_bytes = h->header_bytes + (size_t)h->token_bytes * h->n_tokens;
-    uint8_t *bytes = malloc(n_bytes);
-    uint8_t *tokens = malloc((size_t)h->n_tokens * 4);
-    status = CG_ERR_NO_MEMORY;
-    if (bytes == NULL || tokens == NULL)
-        goto done;
-    if ((status = cg_file_read_start(a->root_fd, chunk, bytes, n_bytes, NULL)) != CG_OK)
-        goto done;
-    for (size_t i = 0; i < h->n_tokens; i++)
-        cg_put_le(tokens + 4 * i, 4,
-                  cg_get_le(bytes + h->header_bytes + i * h->token_bytes, h->token_bytes));
-    status = write_new(a, path, &to, tokens, (size_t)h->n_tokens * 4);
-    *is_synced_out = status == CG_OK;
-    if (status == CG_ERR_EXISTS)
-        status = CG_OK;
-done:
-    free(bytes);
-    free(tokens);
-    return status;
-}
-
 static cg_status object_path_of(const cg_tree_name *name, const cg_chunk_header *h, unsigned level,
                                 char *path_out)
 {
@@ -213,7 +174,7 @@ static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk
     char object[CG_TREE_PATH_BYTES];
     cg_located from, to = {.dir_fd = -1};
     struct stat s;
-    bool installed = false, is_synced;
+    bool installed = false;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_CHUNK)
         return CG_ERR_INVALID_ARGUMENT;
@@ -243,8 +204,7 @@ static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk
             goto done;
         installed = true;
     }
-    if ((status = adopt_tokens(a, path, from.at, to.dir_fd, &h, &is_synced)) != CG_OK ||
-        (installed && !is_synced && (status = cg_file_sync_dir(root_fd, to.at)) != CG_OK))
+    if (installed && (status = cg_file_sync_dir(root_fd, to.at)) != CG_OK)
         goto done;
     if (h.is_nested)
         share(root_fd, path, &name, &h);

@@ -437,7 +437,8 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
     c.tokens = malloc(c.tokens_bytes + 1);
     if (c.headers == NULL || c.tokens == NULL)
         goto done;
-    cg_store_put_tokens(tokens, n_tokens, c.tokens);
+    for (size_t i = 0; i < n_tokens; i++)
+        cg_put_le(c.tokens + 4 * i, 4, tokens[i]);
     if ((status = check_links(&c, tokens, n_tokens)) != CG_OK || (status = make_json(&c)) != CG_OK)
         goto done;
     status = publish(&c, io);

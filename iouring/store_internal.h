@@ -8,10 +8,6 @@ struct cg_store {
     char model[CG_TREE_NAME_BYTES];
 };
 
-/* Token ids as the file `tokens` has them: u32 little-endian, bytes_out[4 * n_tokens]. */
-void cg_store_put_tokens(const uint32_t *tokens, size_t n_tokens, uint8_t *bytes_out);
-/* "dir/<leaf>" for "dir/name". path_out[CG_TREE_PATH_BYTES]. */
-cg_status cg_store_sibling_path(const char *path, const char *leaf, char *path_out);
 /* cg_file_chunk_header() of a chunk that must have this key, hold the level and, unless that is L0,
  * be of this profile.
  * CG_ERR_FOREIGN_TOKENS: another key, or without the level. CG_ERR_FOREIGN_PROFILE. */
@@ -22,5 +18,5 @@ cg_status cg_store_stat(const cg_store *store, cg_io *io, const char *path);
 cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes,
                          size_t n_bytes, bool replace);
 cg_status cg_store_write_unsynced(const cg_store *store, cg_io *io, const char *path,
-                                  const void *bytes, size_t n_bytes, bool replace);
+                                  const void *bytes, size_t n_bytes);
 #endif

@@ -1,36 +1,12 @@
-/* Publishing: a chunk, its tokens, and names of its coarser levels; replacing what is damaged. */
+/* Publishing: a chunk, and names of its coarser levels; replacing what is damaged. */
 #include "iouring/file.h"
 #include "iouring/store_internal.h"
 
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static cg_status publish_tokens(const cg_store *store, cg_io *io, const cg_chunk *chunk,
-                                const char *object_path)
-{
-    char path[CG_TREE_PATH_BYTES];
-    const size_t n_tokens = chunk->header.n_tokens;
-    uint32_t *tokens = malloc(n_tokens * sizeof *tokens);
-    uint8_t *bytes = malloc(n_tokens * 4);
-    cg_status status = CG_ERR_NO_MEMORY;
-    if (tokens == NULL || bytes == NULL)
-        goto done;
-    if ((status = cg_store_sibling_path(object_path, "tokens", path)) != CG_OK ||
-        (status = cg_chunk_tokens(chunk, tokens)) != CG_OK)
-        goto done;
-    cg_store_put_tokens(tokens, n_tokens, bytes);
-    /* The key says that what another level has left there is the same, and a rename takes fewer
-     * questions than a link. */
-    status = cg_store_write_unsynced(store, io, path, bytes, n_tokens * 4, true);
-done:
-    free(tokens);
-    free(bytes);
-    return status;
-}
 
 /* Makes path another name of the file that stands under a finer level's and holds this one, too:
  * where this chunk's own was there before, of another's. CG_ERR_NOT_FOUND: no finer name is of such
@@ -105,11 +81,9 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
                                       sizeof path)) != CG_OK)
         return status;
 
-    /* Tokens first: where a chunk is, they are. Whether the chunk is there nobody asks here: its
-     * write does, and a store may be a network away. */
-    if ((status = publish_tokens(store, io, &chunk, path)) != CG_OK)
-        return status;
-    status = cg_store_write_unsynced(store, io, path, chunk_bytes, n_bytes, false);
+    /* Whether the chunk is there nobody asks here: its write does, and a store may be a network
+     * away. */
+    status = cg_store_write_unsynced(store, io, path, chunk_bytes, n_bytes);
     if (status != CG_OK && status != CG_ERR_EXISTS)
         return status;
     if (existed_out != NULL)

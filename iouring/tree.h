@@ -7,7 +7,6 @@
  *   <model>/objects/ab/<key>/L0.kv              ab: the first two digits of the key
  *   <model>/objects/ab/<key>/<fp8>-L1.kv        to <fp8>-L3.kv; fp8: the first 8 digits of the
  *                                               profile's fingerprint
- *   <model>/objects/ab/<key>/tokens
  *   <model>/contexts/<name>/context.json        also tokens, model.json, profile.cgp
  *   <model>/contexts/<name>/L0/00000.kv         to L3/99999.kv
  *

@@ -165,7 +165,7 @@ others_work() {
     rm -rf "$store/m/objects"
     check "a user's chunk" setpriv --reuid 12345 --regid 23456 --clear-groups cp "$good" "$contexts/open/L1/00000.kv"
     check "belongs to the user" equal "$(stat -c '%u %g' "$store/m/contexts/open/L1/00000.kv")" "12345 23456"
-    check "so do its object, the tokens beside it and their folders" \
+    check "so do its object and the folders of that" \
         equal "$(find "$store/m/objects" -printf '%u:%g\n' | sort -u)" 12345:23456
     chmod 600 "$store/m/contexts/open/L1/00000.kv"
     check "blocks that are reserved for root are not for others (CAP_SYS_RESOURCE)" \

@@ -66,8 +66,7 @@ TEST_P(NestedStoreTest, PublishesOneFileUnderTheNamesOfAllItsLevels)
         EXPECT_TRUE(dir.read(level_path(whole, level)) == whole.bytes) << level;
         EXPECT_EQ(inode(level_path(whole, level)), inode(level_path(whole, CG_L1))) << level;
     }
-    EXPECT_TRUE(dir.read(object_dir(whole) + "tokens") == token_bytes(tokens));
-    EXPECT_EQ(dir.files().size(), 4u) << "a temporary file is left";
+    EXPECT_EQ(dir.files().size(), 3u) << "a temporary file is left";
     ASSERT_EQ(publish(others, &existed), CG_OK);
     EXPECT_TRUE(existed);
     for (unsigned level = CG_L1; level <= CG_L3; level++)
@@ -123,7 +122,7 @@ TEST_P(NestedStoreTest, PublishesCoarserLevelsWhereTheFinestIsOfAnother)
     EXPECT_TRUE(dir.read(level_path(whole, CG_L1)) == plain.bytes);
     EXPECT_TRUE(dir.read(level_path(whole, CG_L2)) == prefix(whole, CG_L2));
     EXPECT_EQ(inode(level_path(whole, CG_L2)), inode(level_path(whole, CG_L3)));
-    EXPECT_EQ(dir.files().size(), 4u) << "a temporary file is left";
+    EXPECT_EQ(dir.files().size(), 3u) << "a temporary file is left";
 }
 
 // --- replacing ---
@@ -145,7 +144,7 @@ TEST_P(NestedStoreTest, ReplacesADamagedFileAtAllNamesOfItsLevels)
             EXPECT_NE(inode(level_path(whole, level)), before) << level;
             EXPECT_TRUE(dir.read(level_path(whole, level)) == others.bytes) << level;
         }
-        EXPECT_EQ(dir.files().size(), 4u) << "a temporary file is left";
+        EXPECT_EQ(dir.files().size(), 3u) << "a temporary file is left";
     }
 }
 
@@ -391,8 +390,7 @@ TEST_P(NestedAdoptionTest, FindsAChunkAtAllLevelsThatItsFileHolds)
     EXPECT_EQ(entry.level_bytes[CG_L3], whole.header.level_bytes[CG_L3]);
     EXPECT_EQ(n_files({context_path(CG_L2), level_path(whole, CG_L2), level_path(whole, CG_L3)}),
               1u);
-    EXPECT_TRUE(dir.read(object_dir(whole) + "tokens") == token_bytes(tokens));
-    EXPECT_EQ(dir.files().size(), 4u) << "a temporary file is left";
+    EXPECT_EQ(dir.files().size(), 3u) << "a temporary file is left";
     EXPECT_EQ(adopt(CG_L1, prefix(whole, CG_L2)), CG_ERR_INVALID_ARGUMENT)
         << "it does not hold that level";
 }
@@ -495,16 +493,6 @@ TEST_P(NestedAdoptionTest, SharesNothingThatDiffersOrBelongsToOthers)
     EXPECT_EQ(n_files({context_path(CG_L2), context_path(CG_L3)}), 2u);
     ASSERT_EQ(fstatat(dir.fd, context_path(CG_L3).c_str(), &s, 0), 0);
     EXPECT_EQ(s.st_mtime, 1000);
-}
-
-TEST_P(NestedAdoptionTest, ReadsTheTokensOfTheFileThatItAdopts)
-{
-    const Chunk plain =
-        make_chunk(nullptr, tokens, CG_L3, &profile, 500); // its section table is shorter
-    dir.write(level_path(whole, CG_L3), plain.bytes);
-    ASSERT_EQ(adopt(CG_L1, whole.bytes), CG_OK);
-    EXPECT_TRUE(dir.read(level_path(whole, CG_L3)) == plain.bytes);
-    EXPECT_TRUE(dir.read(object_dir(whole) + "tokens") == token_bytes(tokens));
 }
 
 } // namespace
