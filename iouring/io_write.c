@@ -291,7 +291,11 @@ static bool advance(cg_io_op *op, int result)
             return fail(op, -result);
         op->temp_exists = false;
         return named(op);
-    case WRITE_UNLINK: return op->status != CG_OK ? true : named(op);
+    case WRITE_UNLINK:
+        /* What another has published meanwhile lies in directories that we made. */
+        return op->status == CG_OK || (op->status == CG_ERR_EXISTS && op->made_dirs != 0)
+                   ? named(op)
+                   : true;
     case WRITE_DIR_OPEN:
         if (result < 0)
             return fail(op, -result);

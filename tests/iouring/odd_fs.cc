@@ -28,7 +28,7 @@ struct OddFs::State {
     bool is_far = false;
     bool released = false;
     Mood mood = Mood::GOOD;
-    int n_hanging = 0, n_open = 0, n_calls = 0, n_rounds = 0, n_opens = 0;
+    int n_hanging = 0, n_open = 0, n_calls = 0, n_rounds = 0, n_opens = 0, n_dir_syncs = 0;
     size_t most_asked = 0, n_asked = 0;
     std::map<std::string, int> n_stats; // by path
 };
@@ -260,6 +260,10 @@ struct OddFsCalls {
     }
     static int fsyncdir(const char *, int, struct fuse_file_info *)
     {
+        {
+            const std::lock_guard<std::mutex> guard(state()->lock);
+            state()->n_dir_syncs++;
+        }
         return suffer(CHANGES);
     }
     static int release(const char *, struct fuse_file_info *info)
@@ -342,6 +346,12 @@ int OddFs::n_calls() const
 {
     const std::lock_guard<std::mutex> guard(state_->lock);
     return state_->n_calls;
+}
+
+int OddFs::n_dir_syncs() const
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    return state_->n_dir_syncs;
 }
 
 int OddFs::n_rounds() const

@@ -40,7 +40,8 @@ class OddFs
     void release(); // all that hangs, and what would hang from now on
     void set_mood(Mood mood);
     int n_hanging() const;
-    int n_calls() const;       // of all kinds
+    int n_calls() const; // of all kinds
+    int n_dir_syncs() const;
     int n_rounds() const;      // until now, in that mood
     int n_open() const;        // files; their release follows their close some time later
     size_t most_asked() const; // bytes that a read wanted

@@ -499,6 +499,22 @@ TEST_P(OddFsTest, PublishesNothingOfAnAbandonedWrite)
     EXPECT_TRUE(comes_to_hold(0)) << "neither the file nor its temporary file stays";
 }
 
+// Another may sync the file's own directory only, which it found there.
+TEST_P(OddFsTest, SyncsDirectoriesThatItMadeAlsoWhereAnotherPublishesFirst)
+{
+    const std::vector<uint8_t> bytes = draw_bytes(100, 1), others = draw_bytes(100, 2);
+    ASSERT_EQ(cg_io_write_unsynced(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), 1),
+              CG_OK);
+    wait_for_hanging(1);
+    dir.write("backing/b/hang_write", others);
+    EXPECT_EQ(odd->n_dir_syncs(), 0);
+    odd->release();
+    EXPECT_EQ(wait_for_one().status, CG_ERR_EXISTS);
+    EXPECT_EQ(odd->n_dir_syncs(), 1);
+    EXPECT_TRUE(dir.read("backing/b/hang_write") == others);
+    EXPECT_TRUE(comes_to_hold(1)) << "a temporary file is left";
+}
+
 TEST_P(OddFsTest, NeverBlocksInOpenAlsoWhereTheNameIsCached)
 {
     dir.write("backing/hang_open", draw_bytes(8192, 1));
