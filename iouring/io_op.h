@@ -75,7 +75,7 @@ typedef struct cg_io_op {
     char *prefix; /* of path: a directory to make or to sync */
     size_t prefix_bytes;
     uint64_t made_dirs; /* bit n: we made the directory of n + 1 components */
-    bool temp_exists, tried_mkdir;
+    bool temp_exists, tried_mkdir, is_descending; /* the last: in making directories */
     int mkdir_error;
 
     int state;

@@ -113,6 +113,21 @@ static void set_prefix(cg_io_op *op, size_t n_bytes)
     op->prefix_bytes = n_bytes;
 }
 
+static void set_prefix_to_parent(cg_io_op *op, size_t n_bytes)
+{
+    while (n_bytes > 0 && op->path[n_bytes - 1] != '/')
+        n_bytes--;
+    while (n_bytes > 1 && op->path[n_bytes - 1] == '/')
+        n_bytes--;
+    set_prefix(op, n_bytes); /* "/" stays "/" */
+}
+
+static void make_dir(cg_io_op *op)
+{
+    op->state = WRITE_MKDIR;
+    op->step = (cg_io_step){.kind = CG_IO_STEP_MKDIR, .fd = op->dir_fd, .path = op->prefix};
+}
+
 /* Makes the next directory below the prefix; then opens the temporary file again. */
 static void make_next_dir(cg_io_op *op)
 {
@@ -125,12 +140,19 @@ static void make_next_dir(cg_io_op *op)
         return;
     }
     set_prefix(op, (size_t)(slash - op->path));
-    op->state = WRITE_MKDIR;
-    op->step = (cg_io_step){.kind = CG_IO_STEP_MKDIR, .fd = op->dir_fd, .path = op->prefix};
+    make_dir(op);
 }
 
+/* The lowest directory is asked for first, since mostly those above are there: then it is the only
+ * question, and a kernel asks a far store for every name that it is to make. */
 static void made_dir(cg_io_op *op, int result)
 {
+    if (result == -ENOENT && prefix_components(op) > 1 && !op->is_descending) {
+        set_prefix_to_parent(op, op->prefix_bytes);
+        make_dir(op);
+        return;
+    }
+    op->is_descending = true;
     if (result == 0)
         op->made_dirs |= 1ull << (prefix_components(op) - 1);
     else if (result != -EEXIST)
@@ -161,8 +183,10 @@ static bool opened(cg_io_op *op, int result)
     /* Directories are made only when they turn out to be missing: mostly they are there. */
     if (result == -ENOENT && !op->tried_mkdir) {
         op->tried_mkdir = true;
-        set_prefix(op, 0);
-        make_next_dir(op);
+        set_prefix_to_parent(op, strlen(op->path));
+        if (op->prefix_bytes == 0) /* the directory itself is gone */
+            return fail(op, ENOENT);
+        make_dir(op);
         return false;
     }
     if (result == -EEXIST && ++op->n_retries <= CG_IO_MAX_RETRIES) {
@@ -208,15 +232,6 @@ static bool sync_dir(cg_io_op *op)
                             .path = op->prefix_bytes == 0 ? "." : op->prefix,
                             .flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC};
     return false;
-}
-
-static void set_prefix_to_parent(cg_io_op *op, size_t n_bytes)
-{
-    while (n_bytes > 0 && op->path[n_bytes - 1] != '/')
-        n_bytes--;
-    while (n_bytes > 1 && op->path[n_bytes - 1] == '/')
-        n_bytes--;
-    set_prefix(op, n_bytes); /* "/" stays "/" */
 }
 
 /* A directory that we made is only as durable as its name in its own parent. */
