@@ -240,6 +240,26 @@ static void choose_levels(cg_save_chunk *chunk, const cg_store_entry *there,
         chunk->levels |= file;
 }
 
+/* What the store has of keys[n_keys]; all zero where it does not say. Mostly it has nothing of
+ * them, and then their folders, one question each, say so. */
+static void ask_what_is_there(const cachegen *c, cg_io *io, const cg_key *keys, size_t n_keys,
+                              cg_store_entry *entries_out)
+{
+    const uint64_t until_ns = cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000);
+    bool *there = calloc(n_keys + 1, sizeof *there);
+    uint32_t n_errors = 0;
+    if (there == NULL ||
+        cg_store_probe(c->store, io, keys, n_keys, until_ns, there, &n_errors) != CG_OK)
+        n_keys = 0;
+    while (n_keys > 0 && !there[n_keys - 1])
+        n_keys--;
+    if (n_keys > 0)
+        cg_store_lookup(c->store, io, keys, n_keys,
+                        c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
+                        (uint8_t)c->store_levels, until_ns, entries_out, NULL);
+    free(there);
+}
+
 /* Levels that the store has already are not made again. */
 static void skip_existing(cachegen_save *save, cg_io *io)
 {
@@ -249,11 +269,7 @@ static void skip_existing(cachegen_save *save, cg_io *io)
     if (keys != NULL && entries != NULL) {
         for (uint32_t i = 0; i < save->n_chunks; i++)
             keys[i] = save->keys[save->chunks[i].index];
-        cg_store_lookup(c->store, io, keys, save->n_chunks,
-                        c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
-                        (uint8_t)c->store_levels,
-                        cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000), entries,
-                        NULL);
+        ask_what_is_there(c, io, keys, save->n_chunks, entries);
         pthread_mutex_lock(&save->op.runtime->lock);
         for (uint32_t i = 0; i < save->n_chunks; i++) {
             cg_save_chunk *chunk = &save->chunks[i];

@@ -28,7 +28,8 @@ struct OddFs::State {
     bool is_far = false;
     bool released = false;
     Mood mood = Mood::GOOD;
-    int n_hanging = 0, n_open = 0, n_calls = 0, n_rounds = 0, n_opens = 0, n_dir_syncs = 0;
+    int n_hanging = 0, n_open = 0, n_calls = 0, n_looks = 0, n_rounds = 0, n_opens = 0,
+        n_dir_syncs = 0;
     size_t most_asked = 0, n_asked = 0;
     std::map<std::string, int> n_stats; // by path
 };
@@ -148,6 +149,7 @@ struct OddFsCalls {
         {
             const std::lock_guard<std::mutex> guard(state()->lock);
             state()->n_stats[below(path)]++;
+            state()->n_looks++;
         }
         const int result =
             result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
@@ -346,6 +348,12 @@ int OddFs::n_calls() const
 {
     const std::lock_guard<std::mutex> guard(state_->lock);
     return state_->n_calls;
+}
+
+int OddFs::n_looks() const
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    return state_->n_looks;
 }
 
 int OddFs::n_dir_syncs() const

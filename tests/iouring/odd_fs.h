@@ -41,6 +41,7 @@ class OddFs
     void set_mood(Mood mood);
     int n_hanging() const;
     int n_calls() const; // of all kinds
+    int n_looks() const; // of these, for a status
     int n_dir_syncs() const;
     int n_rounds() const;      // until now, in that mood
     int n_open() const;        // files; their release follows their close some time later
