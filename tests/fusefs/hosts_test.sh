@@ -12,6 +12,7 @@ hosts="1 2 3"
 net=cgh$$
 daemons=()
 servers=()
+none_left() { [ -z "$(jobs -rp)" ]; }
 at_end() {
     for host in $hosts; do
         : > "$tmp/go$host"
@@ -22,7 +23,7 @@ at_end() {
     done
     umount -l "$store" 2> /dev/null
     [ ${#servers[@]} = 0 ] || kill "${servers[@]}" 2> /dev/null
-    wait
+    wait_for 10 none_left || kill -KILL $(jobs -rp) 2> /dev/null # and what not even that ends is left
     for host in $hosts s; do
         ip netns del "$net-$host" 2> /dev/null
     done
