@@ -230,7 +230,7 @@ TEST_F(GpuRanksTest, ARankWhoseGpuFailsCostsTheSave)
     long n_lost = 0; // what fails when the heads are on their way costs nothing
     for (long n = 1; has_failed; n++) {
         SCOPED_TRACE(n);
-        auto both = ranks(store, Placement::TOKENS_FIRST, "\"save_timeout_ms\": 100");
+        auto both = ranks(store, Placement::TOKENS_FIRST, "\"save_timeout_ms\": 2000");
         cachegen_save *save = nullptr, *heads = nullptr;
         both[1]->prefill(tokens);
         both[1]->put();
