@@ -256,6 +256,11 @@ static cg_status name_temp_file(int dir_fd, const char *temp, const char *to, bo
     return cg_status_from_errno(error);
 }
 
+cg_status cg_file_name(int dir_fd, const char *temp, const char *to)
+{
+    return name_temp_file(dir_fd, temp, to, false);
+}
+
 cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace,
                           uint64_t copy_bytes)
 {

@@ -35,6 +35,10 @@ cg_status cg_file_update(int dir_fd, const char *path, const void *bytes, size_t
  * it; without, CG_ERR_EXISTS. */
 cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace,
                           uint64_t copy_bytes);
+/* Gives a file that is on disk under a temporary name its own, and takes that one away, also after
+ * an error. CG_ERR_EXISTS: another has the name; but where links fail two who give it at once may
+ * both believe that they did, and the later one's file stays. */
+cg_status cg_file_name(int dir_fd, const char *temp, const char *to);
 /* cg_file_install() without replace and with less to do: the file is on disk already, and the
  * directory is there. */
 cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t copy_bytes);

@@ -232,8 +232,7 @@ cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user)
 }
 
 static cg_status submit_write(cg_io *io, int dir_fd, const char *path, const void *bytes,
-                              size_t n_bytes, bool replace, bool leaves_name_unsynced,
-                              uint64_t user)
+                              size_t n_bytes, bool replace, bool is_temp, uint64_t user)
 {
     cg_io_op *op;
     const cg_status status = new_op(io, CG_IO_OP_WRITE, dir_fd, path, user, &op);
@@ -242,7 +241,7 @@ static cg_status submit_write(cg_io *io, int dir_fd, const char *path, const voi
     op->bytes = bytes;
     op->n_bytes = n_bytes;
     op->replace = replace;
-    op->leaves_name_unsynced = leaves_name_unsynced;
+    op->is_temp = is_temp;
     return submit(io, op);
 }
 
@@ -252,8 +251,8 @@ cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes
     return submit_write(io, dir_fd, path, bytes, n_bytes, replace, false, user);
 }
 
-cg_status cg_io_write_unsynced(cg_io *io, int dir_fd, const char *path, const void *bytes,
-                               size_t n_bytes, uint64_t user)
+cg_status cg_io_write_temp(cg_io *io, int dir_fd, const char *path, const void *bytes,
+                           size_t n_bytes, uint64_t user)
 {
     return submit_write(io, dir_fd, path, bytes, n_bytes, false, true, user);
 }

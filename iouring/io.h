@@ -114,12 +114,12 @@ cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user);
 cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes, size_t n_bytes,
                       bool replace, uint64_t user);
 
-/* The same without replace and with fewer questions, for one of several files that go to a
- * directory together: it does not look first whether the name is there, and leaves it to the caller
- * to sync the directory. The file's content is on disk before its name is there, and so are
- * directories that it makes. */
-cg_status cg_io_write_unsynced(cg_io *io, int dir_fd, const char *path, const void *bytes,
-                               size_t n_bytes, uint64_t user);
+/* Writes a new file whose content is on disk when it completes, for a caller who gives it its name:
+ * path is a temporary one (iouring/io_write.h), which after CG_OK is the caller's to rename or
+ * remove. CG_ERR_EXISTS: there is such a file. Missing parent directories are made (mode 0700), and
+ * no directory is synced. bytes must stay valid until completion. */
+cg_status cg_io_write_temp(cg_io *io, int dir_fd, const char *path, const void *bytes,
+                           size_t n_bytes, uint64_t user);
 
 /* Waits until a completion is there, timeout_ns have passed (UINT64_MAX: for ever; 0: poll), or
  * cg_io_wake() was called. Takes up to max_completions. CG_OK with *n_out == 0 is a wake-up or a

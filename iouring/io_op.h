@@ -70,7 +70,7 @@ typedef struct cg_io_op {
 
     const uint8_t *bytes; /* writes; the caller's */
     size_t n_bytes;
-    bool replace, leaves_name_unsynced;
+    bool replace, is_temp; /* is_temp: path is a temporary file's, which gets no other name */
     char *temp_path;
     char *prefix; /* of path: a directory to make or to sync */
     size_t prefix_bytes;

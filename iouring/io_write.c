@@ -51,7 +51,10 @@ static void look(cg_io_op *op, int state)
 
 static void open_temp(cg_io_op *op)
 {
-    cg_io_temp_path(op->path, op->temp_path);
+    if (op->is_temp)
+        strcpy(op->temp_path, op->path); /* it has room for more */
+    else
+        cg_io_temp_path(op->path, op->temp_path);
     op->state = WRITE_OPEN;
     op->step = (cg_io_step){.kind = CG_IO_STEP_OPEN,
                             .fd = op->dir_fd,
@@ -61,7 +64,7 @@ static void open_temp(cg_io_op *op)
 
 void cg_io_write_begin(cg_io_op *op)
 {
-    if (op->replace || op->leaves_name_unsynced)
+    if (op->replace || op->is_temp)
         open_temp(op);
     else
         look(op, WRITE_LOOK);
@@ -189,7 +192,7 @@ static bool opened(cg_io_op *op, int result)
         make_dir(op);
         return false;
     }
-    if (result == -EEXIST && ++op->n_retries <= CG_IO_MAX_RETRIES) {
+    if (result == -EEXIST && !op->is_temp && ++op->n_retries <= CG_IO_MAX_RETRIES) {
         open_temp(op);
         return false;
     }
@@ -250,7 +253,7 @@ static bool named(cg_io_op *op)
     if (op->temp_exists)
         return unlink_temp(op);
     set_prefix_to_parent(op, strlen(op->path));
-    return op->leaves_name_unsynced ? synced_dir(op) : sync_dir(op);
+    return sync_dir(op);
 }
 
 static bool linked(cg_io_op *op, int result)
@@ -296,7 +299,7 @@ static bool advance(cg_io_op *op, int result)
         /* Linux closes the file also when close() is interrupted: never close twice. */
         if (result < 0 && result != -EINTR)
             return fail(op, -result);
-        return name_file(op, op->replace ? WRITE_RENAME : WRITE_LINK);
+        return op->is_temp ? true : name_file(op, op->replace ? WRITE_RENAME : WRITE_LINK);
     case WRITE_LINK: return linked(op, result);
     case WRITE_LOOK_AGAIN:
         return result == -ENOENT ? name_file(op, WRITE_RENAME)

@@ -7,9 +7,9 @@
  * Where a file system refuses links, the temporary file is renamed after another stat. Then two
  * writers may both believe that they won; the later one's file stays.
  * With `replace` there is no stat, and a rename in place of link and unlink.
- * With `leaves_name_unsynced` there is no first stat, and only the directories above those that
- * were made are synced. A failure removes the temporary file, and so does being abandoned: nothing
- * half-written ever has the final name.
+ * With `is_temp` path is the temporary file's own, and the steps end with its close. A failure
+ * removes the temporary file, and so does being abandoned: nothing half-written ever has the final
+ * name.
  */
 #ifndef CG_IOURING_IO_WRITE_H
 #define CG_IOURING_IO_WRITE_H

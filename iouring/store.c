@@ -161,11 +161,11 @@ cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, con
     return status == CG_OK ? wait_for_one(io, &completion) : status;
 }
 
-cg_status cg_store_write_unsynced(const cg_store *store, cg_io *io, const char *path,
-                                  const void *bytes, size_t n_bytes)
+cg_status cg_store_write_temp(const cg_store *store, cg_io *io, const char *path, const void *bytes,
+                              size_t n_bytes)
 {
     cg_io_completion completion;
-    const cg_status status = cg_io_write_unsynced(io, store->root_fd, path, bytes, n_bytes, 0);
+    const cg_status status = cg_io_write_temp(io, store->root_fd, path, bytes, n_bytes, 0);
     return status == CG_OK ? wait_for_one(io, &completion) : status;
 }
 

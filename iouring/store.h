@@ -95,7 +95,9 @@ uint64_t cg_store_latency_ns(const cg_store *store);
 
 /* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile. A
  * nested chunk is written under the name of its finest level. The names of its coarser levels
- * become links of that file, or copies of what they need, unless they are there. If the chunk's
+ * become links of that file, or copies of what they need, unless they are there. Each file is on
+ * disk before it has a name; names are left to the file system to write, so that a power failure
+ * may take those of the last seconds, as if nothing had been saved. If the chunk's
  * finest level is there already, that is CG_OK, too, and *existed_out (may be NULL) is true. Then
  * only missing names are added: links of the file that is there if it holds the level, else a copy
  * of this chunk. The cg_io must be idle. */

@@ -17,6 +17,6 @@ cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, c
 cg_status cg_store_stat(const cg_store *store, cg_io *io, const char *path);
 cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes,
                          size_t n_bytes, bool replace);
-cg_status cg_store_write_unsynced(const cg_store *store, cg_io *io, const char *path,
-                                  const void *bytes, size_t n_bytes);
+cg_status cg_store_write_temp(const cg_store *store, cg_io *io, const char *path, const void *bytes,
+                              size_t n_bytes);
 #endif

@@ -1,5 +1,6 @@
 /* Publishing: a chunk, and names of its coarser levels; replacing what is damaged. */
 #include "iouring/file.h"
+#include "iouring/io_write.h"
 #include "iouring/store_internal.h"
 
 #include <fcntl.h>
@@ -30,9 +31,9 @@ static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_
 
 /* Coarser levels get names of the finest's file, which is at finest_path. Any that is there already
  * stays as it is. is_new: that file is this chunk's and has just come there, so that nothing needs
- * to be looked at before linking. Their directory is left to be synced if *linked_out. */
+ * to be looked at before linking. */
 static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chunk *chunk,
-                                 const char *finest_path, bool is_new, bool *linked_out)
+                                 const char *finest_path, bool is_new)
 {
     const cg_chunk_header *h = &chunk->header;
     char path[CG_TREE_PATH_BYTES];
@@ -51,9 +52,18 @@ static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chun
             status = cg_store_write(store, io, path, chunk->bytes, h->level_bytes[level], false);
         if (status != CG_OK && status != CG_ERR_EXISTS)
             return status;
-        *linked_out = *linked_out || status == CG_OK;
     }
     return CG_OK;
+}
+
+/* Mostly it is all that is missing above a chunk, and to make it tells at once what a file that
+ * cannot be made there would. Whatever else is wrong, the write finds out. */
+static void make_folder(const cg_store *store, const char *path)
+{
+    char folder[CG_TREE_PATH_BYTES];
+    strcpy(folder, path);
+    *strrchr(folder, '/') = '\0';
+    mkdirat(store->root_fd, folder, 0700);
 }
 
 /* What publishing and replacing want: an idle queue and a good chunk. */
@@ -70,7 +80,7 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
                            size_t n_bytes, bool *existed_out)
 {
     cg_chunk chunk;
-    char path[CG_TREE_PATH_BYTES];
+    char path[CG_TREE_PATH_BYTES], temp[CG_TREE_PATH_BYTES + CG_IO_TEMP_SUFFIX_BYTES];
     cg_status status;
     if (existed_out != NULL)
         *existed_out = false;
@@ -81,17 +91,18 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
                                       sizeof path)) != CG_OK)
         return status;
 
-    /* Whether the chunk is there nobody asks here: its write does, and a store may be a network
+    /* Whether the chunk is there nobody asks here: its name tells, and a store may be a network
      * away. */
-    status = cg_store_write_unsynced(store, io, path, chunk_bytes, n_bytes);
+    make_folder(store, path);
+    cg_io_temp_path(path, temp);
+    if ((status = cg_store_write_temp(store, io, temp, chunk_bytes, n_bytes)) != CG_OK)
+        return status;
+    status = cg_file_name(store->root_fd, temp, path);
     if (status != CG_OK && status != CG_ERR_EXISTS)
         return status;
     if (existed_out != NULL)
         *existed_out = status == CG_ERR_EXISTS;
-    bool changed = status == CG_OK;
-    status = publish_coarser(store, io, &chunk, path, changed, &changed);
-    /* All names at once: nothing was promised before. */
-    return status == CG_OK && changed ? cg_file_sync_dir(store->root_fd, path) : status;
+    return publish_coarser(store, io, &chunk, path, status == CG_OK);
 }
 
 cg_status cg_store_publish_model(const cg_store *store, cg_io *io, const char *json, size_t n_bytes)

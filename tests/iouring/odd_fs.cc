@@ -28,10 +28,10 @@ struct OddFs::State {
     bool is_far = false;
     bool released = false;
     Mood mood = Mood::GOOD;
-    int n_hanging = 0, n_open = 0, n_calls = 0, n_looks = 0, n_rounds = 0, n_opens = 0,
-        n_dir_syncs = 0;
+    int n_hanging = 0, n_open = 0, n_calls = 0, n_rounds = 0, n_opens = 0;
     size_t most_asked = 0, n_asked = 0;
     std::map<std::string, int> n_stats; // by path
+    std::map<std::string, int> calls;   // by kind
 };
 
 namespace
@@ -96,11 +96,12 @@ struct OddFsCalls {
 
     enum Kind { LOOKS, READS, CHANGES, ADDS };
     // What the mood makes of a call: 0, or an error.
-    static int suffer(Kind kind)
+    static int suffer(Kind kind, const char *call)
     {
         OddFs::State *s = state();
         std::unique_lock<std::mutex> guard(s->lock);
         s->n_calls++;
+        s->calls[call]++;
         const Mood mood = s->mood;
         if (mood == Mood::HANGING || (mood == Mood::TRICKLING && kind == READS)) {
             s->n_hanging++;
@@ -142,14 +143,13 @@ struct OddFsCalls {
     {
         if (is_about_new(path, false))
             return result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
-        if (const int error = suffer(LOOKS))
+        if (const int error = suffer(LOOKS, "getattr"))
             return error;
         if (is_named(path, "hang_stat"))
             hang();
         {
             const std::lock_guard<std::mutex> guard(state()->lock);
             state()->n_stats[below(path)]++;
-            state()->n_looks++;
         }
         const int result =
             result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
@@ -159,7 +159,7 @@ struct OddFsCalls {
     }
     static int mkdir(const char *path, mode_t mode)
     {
-        if (const int error = suffer(ADDS))
+        if (const int error = suffer(ADDS, "mkdir"))
             return error;
         const int result = result_of(mkdirat(state()->backing_fd, below(path), mode));
         is_about_new(path, result == 0);
@@ -167,13 +167,13 @@ struct OddFsCalls {
     }
     static int unlink(const char *path)
     {
-        if (const int error = suffer(CHANGES))
+        if (const int error = suffer(CHANGES, "unlink"))
             return error;
         return result_of(unlinkat(state()->backing_fd, below(path), 0));
     }
     static int rename(const char *from, const char *to, unsigned flags)
     {
-        if (const int error = suffer(CHANGES))
+        if (const int error = suffer(CHANGES, "rename"))
             return error;
         if (flags != 0)
             return -EINVAL;
@@ -184,7 +184,7 @@ struct OddFsCalls {
     }
     static int link(const char *from, const char *to)
     {
-        if (const int error = suffer(ADDS))
+        if (const int error = suffer(ADDS, "link"))
             return error;
         if (is_named(from, "full"))
             return -EMLINK;
@@ -197,7 +197,7 @@ struct OddFsCalls {
     }
     static int open(const char *path, struct fuse_file_info *info)
     {
-        if (const int error = suffer(LOOKS))
+        if (const int error = suffer(LOOKS, "open"))
             return error;
         if (is_named(path, "hang_open"))
             hang();
@@ -214,7 +214,7 @@ struct OddFsCalls {
     }
     static int create(const char *path, mode_t mode, struct fuse_file_info *info)
     {
-        if (const int error = suffer(ADDS))
+        if (const int error = suffer(ADDS, "create"))
             return error;
         const int fd = openat(state()->backing_fd, below(path), info->flags & ~O_DIRECT, mode);
         if (fd < 0)
@@ -226,7 +226,7 @@ struct OddFsCalls {
     static int read(const char *path, char *bytes, size_t n, off_t offset,
                     struct fuse_file_info *info)
     {
-        if (const int error = suffer(READS))
+        if (const int error = suffer(READS, "read"))
             return error;
         if (is_named(path, "hang_read"))
             hang();
@@ -244,7 +244,7 @@ struct OddFsCalls {
     static int write(const char *path, const char *bytes, size_t n, off_t offset,
                      struct fuse_file_info *info)
     {
-        if (const int error = suffer(ADDS))
+        if (const int error = suffer(ADDS, "write"))
             return error;
         if (is_named(path, "hang_write"))
             hang();
@@ -252,21 +252,17 @@ struct OddFsCalls {
     }
     static int fsync(const char *, int, struct fuse_file_info *info)
     {
-        if (const int error = suffer(CHANGES))
+        if (const int error = suffer(CHANGES, "fsync"))
             return error;
         return result_of(::fsync(static_cast<int>(info->fh)));
     }
     static int opendir(const char *, struct fuse_file_info *)
     {
-        return suffer(LOOKS);
+        return suffer(LOOKS, "opendir");
     }
     static int fsyncdir(const char *, int, struct fuse_file_info *)
     {
-        {
-            const std::lock_guard<std::mutex> guard(state()->lock);
-            state()->n_dir_syncs++;
-        }
-        return suffer(CHANGES);
+        return suffer(CHANGES, "fsyncdir");
     }
     static int release(const char *, struct fuse_file_info *info)
     {
@@ -350,16 +346,10 @@ int OddFs::n_calls() const
     return state_->n_calls;
 }
 
-int OddFs::n_looks() const
+std::map<std::string, int> OddFs::calls() const
 {
     const std::lock_guard<std::mutex> guard(state_->lock);
-    return state_->n_looks;
-}
-
-int OddFs::n_dir_syncs() const
-{
-    const std::lock_guard<std::mutex> guard(state_->lock);
-    return state_->n_dir_syncs;
+    return state_->calls;
 }
 
 int OddFs::n_rounds() const

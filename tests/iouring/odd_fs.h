@@ -10,6 +10,7 @@
 #ifndef CG_TESTS_IOURING_ODD_FS_H
 #define CG_TESTS_IOURING_ODD_FS_H
 #include <cstddef>
+#include <map>
 #include <string>
 
 namespace cg_test
@@ -40,10 +41,9 @@ class OddFs
     void release(); // all that hangs, and what would hang from now on
     void set_mood(Mood mood);
     int n_hanging() const;
-    int n_calls() const; // of all kinds
-    int n_looks() const; // of these, for a status
-    int n_dir_syncs() const;
-    int n_rounds() const;      // until now, in that mood
+    int n_calls() const;                      // of all kinds
+    std::map<std::string, int> calls() const; // "mkdir", "getattr" (look-ups, too)
+    int n_rounds() const;                     // until now, in that mood
     int n_open() const;        // files; their release follows their close some time later
     size_t most_asked() const; // bytes that a read wanted
     size_t n_asked() const;    // bytes that all reads wanted

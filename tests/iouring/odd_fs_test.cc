@@ -272,7 +272,9 @@ TEST_P(OddFsTest, IsAskedOnlyByTheKernelWhetherAnObjectIsThere)
         ASSERT_EQ(cg_file_link(dir.fd, "odd/links/plain", linked, 1000), CG_OK);
     cg_store *store;
     ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), "links", true, &store), CG_OK);
+    const int n_syncs = odd->calls()["fsyncdir"];
     ASSERT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), nullptr), CG_OK);
+    EXPECT_EQ(odd->calls()["fsyncdir"], n_syncs) << "names are not synced";
     cg_store_free(store);
     for (unsigned level = CG_L1; level <= CG_L3; level++) {
         ASSERT_EQ(cg_tree_object_path("links", &chunk.header.key, cg_level(level), &profile, path,
@@ -503,16 +505,39 @@ TEST_P(OddFsTest, PublishesNothingOfAnAbandonedWrite)
 TEST_P(OddFsTest, SyncsDirectoriesThatItMadeAlsoWhereAnotherPublishesFirst)
 {
     const std::vector<uint8_t> bytes = draw_bytes(100, 1), others = draw_bytes(100, 2);
-    ASSERT_EQ(cg_io_write_unsynced(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), 1),
+    ASSERT_EQ(cg_io_write(io, dir.fd, "odd/b/hang_write", bytes.data(), bytes.size(), false, 1),
               CG_OK);
     wait_for_hanging(1);
     dir.write("backing/b/hang_write", others);
-    EXPECT_EQ(odd->n_dir_syncs(), 0);
+    EXPECT_EQ(odd->calls()["fsyncdir"], 0);
     odd->release();
     EXPECT_EQ(wait_for_one().status, CG_ERR_EXISTS);
-    EXPECT_EQ(odd->n_dir_syncs(), 1);
+    EXPECT_EQ(odd->calls()["fsyncdir"], 2) << "its own, and the one above";
     EXPECT_TRUE(dir.read("backing/b/hang_write") == others);
     EXPECT_TRUE(comes_to_hold(1)) << "a temporary file is left";
+}
+
+TEST_P(OddFsTest, WritesTemporaryFilesWithoutSyncingDirectories)
+{
+    const std::vector<uint8_t> bytes = draw_bytes(5000, 1), others = draw_bytes(100, 2);
+    const auto write_temp = [&](const char *path, const std::vector<uint8_t> &content) {
+        EXPECT_EQ(cg_io_write_temp(io, dir.fd, path, content.data(), content.size(), 1), CG_OK);
+        return wait_for_one().status;
+    };
+    EXPECT_EQ(write_temp("odd/a/b/.x.tmp", bytes), CG_OK) << "the folders are missing";
+    EXPECT_EQ(write_temp("odd/a/b/.x.tmp", others), CG_ERR_EXISTS);
+    EXPECT_TRUE(dir.read("backing/a/b/.x.tmp") == bytes);
+    EXPECT_EQ(odd->calls()["fsync"], 1);
+    EXPECT_EQ(odd->calls()["fsyncdir"], 0);
+
+    ASSERT_EQ(cg_io_write_temp(io, dir.fd, "odd/a/hang_write", bytes.data(), bytes.size(), 2),
+              CG_OK);
+    wait_for_hanging(1);
+    cg_io_abandon(io, 2);
+    EXPECT_EQ(wait_for_one().status, CG_ERR_TIMED_OUT);
+    odd->release();
+    wait_for_none_abandoned();
+    EXPECT_TRUE(comes_to_hold(1)) << "nothing stays of an abandoned one";
 }
 
 TEST_P(OddFsTest, NeverBlocksInOpenAlsoWhereTheNameIsCached)
