@@ -7,7 +7,7 @@ transformers, another sharding) gives another fingerprint: that costs a miss, th
 
 Surprise: above WHOLE_BYTES only samples are read: headers and sizes, and of every tensor SAMPLE_BYTES at its start, middle
 and end and once in SPACING_BYTES. Other training changes all of a tensor and is seen; an edit of single bytes between
-samples is not: give a model that was edited by hand a directory with a touched config.json.
+samples is not, except by weights_digest(): a store that wants to be certain has that in its model.json.
 """
 
 import hashlib
@@ -67,6 +67,11 @@ def _weight_files(directory):
     raise FileNotFoundError(f"no *.safetensors, *.gguf or *.bin in {directory}")
 
 
+def weights_are_sampled(model_dir):
+    """Whether model_fingerprint() reads samples of the weights, and not all of them."""
+    return sum(os.path.getsize(path) for path in _weight_files(model_dir)) > WHOLE_BYTES
+
+
 def _hash_file(digest, path, whole):
     size_bytes = os.path.getsize(path)
     digest.update(struct.pack("<4sQ?", b"file", size_bytes, whole))
@@ -116,9 +121,8 @@ def model_fingerprint(model_dir, deviations=None):
     as_text() can write; none is the directory as it is. Reads all weights up to WHOLE_BYTES: about a second a GiB.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"cachegen-model-1")
-    paths = _weight_files(model_dir)
-    whole = sum(os.path.getsize(path) for path in paths) <= WHOLE_BYTES
-    for path in paths:
+    whole = not weights_are_sampled(model_dir)
+    for path in _weight_files(model_dir):
         _hash_file(digest, path, whole)
     config = {}
     config_path = os.path.join(model_dir, "config.json")
@@ -128,6 +132,14 @@ def model_fingerprint(model_dir, deviations=None):
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT}
     _update(digest, b"conf", json.dumps(relevant, sort_keys=True, separators=(",", ":")).encode())
     _update(digest, b"vari", as_text(deviations).encode() if deviations else b"")
+    return digest.hexdigest()
+
+
+def weights_digest(model_dir):
+    """32 hex digits of every byte of the weights, whatever their size; config.json is not in it. About a second a GiB."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"cachegen-whole-1")
+    for path in _weight_files(model_dir):
+        _hash_file(digest, path, True)
     return digest.hexdigest()
 
 
@@ -144,4 +156,4 @@ def adapter_fingerprint(adapter_dir):
 
 
 if __name__ == "__main__":
-    print(model_fingerprint(sys.argv[1]))
+    print(weights_digest(sys.argv[2]) if sys.argv[1] == "--weights" else model_fingerprint(sys.argv[1]))

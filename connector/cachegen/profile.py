@@ -17,7 +17,7 @@ from . import kl_curve, paper, quality
 from .command import MAX_MODEL_LEN, Progress, make_main, make_parser
 from .compute_type import DTYPES, dtype_name
 from .contexts import Caches, pick, windows
-from .fingerprint import model_fingerprint
+from .fingerprint import model_fingerprint, weights_digest
 from .klt import Matrices, Planes, split_layers
 from .kv_model import KvModel
 from .make_profile import MAX_CHANNELS, N_CLASSES, PLANES, PROFILE_SHARE, choose_matrices, make_profile
@@ -135,6 +135,7 @@ def parse_arguments(arguments):
         "that lose next to no quality on the calibration texts)")  # fmt: skip
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
                         f'(default {DEFAULT}; paper: {paper.STEPS})')  # fmt: skip
+    add("--digest-weights", action="store_true", help="engines read all weights once, too, before they use the store")
     add("--device", default="cpu")
     add("--dtype", choices=tuple(DTYPES), help="of weights and caches (default: the model's)")
     add("--compute-dtype", choices=tuple(DTYPES), help="to run the model in: K and V are rounded to --dtype all the same "
@@ -193,7 +194,10 @@ def run(options):
     measured = kl_curve.measure(model, coder, planes, caches, pick(contexts, kl_curve.N_CONTEXTS), progress)
     caches.kept.clear()
     data = profile.to_bytes()
-    write_store(options.out, model, fingerprint, profile, data, not options.no_default, curve=kl_curve.fit(measured))
+    digest = weights_digest(options.model_dir) if options.digest_weights else None
+    write_store(
+        options.out, model, fingerprint, profile, data, not options.no_default, curve=kl_curve.fit(measured), digest=digest
+    )
     progress.start("quality on held-out text")
     scores = {}
     if held_out:

@@ -34,7 +34,7 @@ from .quality import Coder
 from .rope import Rope, Unsupported, fix_rope, rope_from_json, rope_of, text_config
 from .sinks import DEFAULT_SINKS, MOST_SINKS
 from .steps import nested_steps
-from .store_files import write_store
+from .store_files import read_description, write_store
 from .tables import N_BINS, class_costs, magnitude_bins, make_class, shift_of
 
 LEAST_TOKENS = 2048
@@ -106,21 +106,6 @@ def read_header(path):
         return None
     geometry = Geometry(n_layers, n_kv_heads, head_dim, names[dtype], model.hex())
     return geometry, StoredChunk(path, key, first_position, n_tokens)
-
-
-def read_description(folder):
-    """model.json of a model's folder as a dict; empty without one. SystemExit: it is no JSON object."""
-    path = os.path.join(folder, "model.json")
-    try:
-        with open(path, encoding="utf-8") as file:
-            described = json.load(file)
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise SystemExit(f"self_profile: {path}: {error}") from error
-    if not isinstance(described, dict):
-        raise SystemExit(f"self_profile: {path} is no JSON object")
-    return described
 
 
 def find_chunks(folder, described):
@@ -298,7 +283,10 @@ def run(options):
         raise SystemExit("self_profile: no cgtool on PATH: give --cgtool")
     if not 0.01 <= options.bits <= 8:
         raise SystemExit(f"self_profile: --bits must be from 0.01 to 8, not {options.bits}")
-    described = read_description(options.store)
+    try:
+        described = read_description(options.store)
+    except ValueError as error:
+        raise SystemExit(f"self_profile: {error}") from error
     geometry, chunks = find_chunks(options.store, described)
     rope = find_rope(described, options.model_dir, geometry.head_dim, options.max_model_len)
     model, most_bytes = StoredModel(geometry, rope), options.max_mib * 2**20

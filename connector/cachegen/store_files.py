@@ -25,21 +25,38 @@ def write_atomically(path, data):
     os.close(folder)
 
 
-def curves_of(folder):
-    """What the folder's model.json says of the quality of its profiles, by fingerprint; empty where it says nothing."""
+def read_description(folder):
+    """model.json of a model's folder as a dict; empty without one. ValueError: it is no JSON object; OSError."""
+    path = os.path.join(folder, "model.json")
     try:
-        with open(os.path.join(folder, "model.json"), encoding="utf-8") as file:
-            curves = json.load(file)["quality"]
-    except (OSError, ValueError, KeyError, TypeError):
+        with open(path, encoding="utf-8") as file:
+            described = json.load(file)
+    except FileNotFoundError:
         return {}
-    return curves if isinstance(curves, dict) else {}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(described, dict):
+        raise ValueError(f"{path} is no JSON object")
+    return described
 
 
-def write_store(out, model, fingerprint, profile, data, make_default=True, described=None, curve=None):
+def _described(folder):
+    """The same; empty where it cannot be read, since it is replaced anyway."""
+    try:
+        return read_description(folder)
+    except (OSError, ValueError):
+        return {}
+
+
+def write_store(out, model, fingerprint, profile, data, make_default=True, described=None, curve=None, digest=None):
     """described: what model.json says already, which stays. curve: of the profile's quality, as kl_curve.fit() has it;
-    those of the store's other profiles stay."""
-    name = profile.fingerprint.hex()
-    curves = {**curves_of(out), **({name: curve} if curve else {})}
+    those of the store's other profiles stay. digest: weights_digest() of the model, where engines are to compare all of
+    their weights; one that is there for the same fingerprint stays."""
+    name, there = profile.fingerprint.hex(), _described(out)
+    curves = there.get("quality")
+    curves = {**(curves if isinstance(curves, dict) else {}), **({name: curve} if curve else {})}
+    if digest is None and there.get("model_fingerprint") == fingerprint:
+        digest = there.get("weights_digest")
     description = {
         "version": 1,
         "name": os.path.basename(os.path.abspath(out)),
@@ -48,6 +65,7 @@ def write_store(out, model, fingerprint, profile, data, make_default=True, descr
         "head_dim": model.head_dim,
         "dtype": model.dtype_name,
         "model_fingerprint": fingerprint,
+        **({"weights_digest": digest} if digest is not None else {}),
         "rope": model.rope.as_json(),
         **({"quality": curves} if curves else {}),
         **(described or {}),

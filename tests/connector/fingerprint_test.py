@@ -9,10 +9,11 @@ import struct
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "connector"))
-from cachegen.fingerprint import SPACING_BYTES, WHOLE_BYTES, model_fingerprint  # noqa: E402
+from cachegen.fingerprint import SPACING_BYTES, WHOLE_BYTES, model_fingerprint, weights_digest  # noqa: E402
 
 GIB = 1 << 30
 SMALL = "6763049c415d9e3943a7334238d339f8"  # of the model in test_small_models_keep_their_fingerprints
@@ -65,6 +66,16 @@ class FingerprintTest(unittest.TestCase):
         n_bytes = WHOLE_BYTES + GIB
         places = [None, 0, SPACING_BYTES * 100, n_bytes - 1]
         self.assertEqual(len({self.write("other", n_bytes, at=at) for at in places}), len(places))
+
+    def test_a_byte_between_the_samples_is_in_the_digest_of_all_weights(self):
+        with mock.patch("cachegen.fingerprint.WHOLE_BYTES", 0):
+            made = [self.write(name, 1 << 16, {"a": (0, 1 << 16)}, at) for name, at in (("a", None), ("b", 10000))]
+        self.assertEqual(made[0], made[1], "the byte is in a sample: the case tests nothing")
+        digests = [weights_digest(os.path.join(self.folder, name)) for name in "ab"]
+        self.assertNotEqual(digests[0], digests[1])
+        with open(os.path.join(self.folder, "a", "config.json"), "w") as file:
+            json.dump({"hidden_size": 9}, file)
+        self.assertEqual(weights_digest(os.path.join(self.folder, "a")), digests[0], "of the weights alone")
 
     def test_a_header_that_lies_ends_in_a_fingerprint_too(self):
         n_bytes = WHOLE_BYTES + 1

@@ -437,6 +437,15 @@ class OutageTest(unittest.TestCase):
         self.assertFalse(Stats(data={"state": {"worker": "up"}}).is_empty())
 
 
+    def test_weights_in_doubt_are_a_reason(self):
+        weights = types.SimpleNamespace(doubt="unchecked weights")
+        library = types.SimpleNamespace(weights=weights)
+        made = connector(scheduler=types.SimpleNamespace(library=library, outages=Outages()))
+        self.assertEqual(made._state(), "unchecked weights")
+        weights.doubt = None
+        self.assertEqual(made._state(), "up")
+
+
 class MultiConnectorTest(unittest.TestCase):
     def test_its_statistics_find_ours(self):
         # As they come from another process; without the class by its name the server's log would end with an error.

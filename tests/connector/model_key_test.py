@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import types
 import unittest
 from unittest import mock
@@ -24,11 +25,12 @@ try:
 except ImportError as error:
     print(f"skipped: {error}: no key was made")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
-from cachegen.fingerprint import as_text, model_fingerprint  # noqa: E402
+from cachegen.fingerprint import as_text, model_fingerprint, weights_digest  # noqa: E402
 from cachegen.rope import Unsupported as UnsupportedRope  # noqa: E402
 from cachegen.rope import fix_rope, longrope_factors, rope_from_json, rope_of  # noqa: E402
-from cachegen.vllm.library import Unsupported, check_attention  # noqa: E402
-from cachegen.vllm.model_key import deviations, fingerprint  # noqa: E402
+from cachegen.vllm import guard  # noqa: E402
+from cachegen.vllm.library import Unsupported, check_attention, digest_of  # noqa: E402
+from cachegen.vllm.model_key import OTHER, UNCHECKED, WeightsCheck, deviations, fingerprint  # noqa: E402
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
@@ -134,6 +136,67 @@ class ModelKeyTest(unittest.TestCase):
     def test_text_of_a_value_tells_all_of_it(self):
         values = [{1, 2}, {1, 3}, b"a", b"b", torch.bfloat16, torch.float16, *(types.SimpleNamespace(x=x) for x in (1, 2))]
         self.assertEqual(len({as_text(value) for value in values}), len(values))
+
+
+class WeightsCheckTest(unittest.TestCase):
+    """Weights that are too large for the fingerprint to hold all of them."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        with open(os.path.join(self.folder, "model.safetensors"), "wb") as file:
+            file.write(b"weights")
+        self.digest = weights_digest(self.folder)
+
+    def checked(self, digest, expected_log, read=weights_digest, whole_bytes=0):
+        """The doubts while the weights are read, and afterwards; what is logged at the end."""
+        may_read = threading.Event()
+
+        def read_when_told(directory):
+            may_read.wait()
+            return read(directory)
+
+        with (
+            mock.patch("cachegen.fingerprint.WHOLE_BYTES", whole_bytes),
+            mock.patch("cachegen.vllm.model_key.weights_digest", read_when_told),
+            self.assertLogs(guard.logger, "INFO") as log,
+        ):
+            guard.logger.info("so that there is a line")
+            check = WeightsCheck(self.folder, digest)
+            before = check.doubt
+            may_read.set()
+            for thread in threading.enumerate():
+                if thread.name == "cachegen-weights":
+                    thread.join()
+        self.assertIn(expected_log, log.output[-1])
+        return before, check.doubt
+
+    def test_there_is_doubt_until_all_is_read_and_then_where_it_differs(self):
+        self.assertEqual(self.checked(self.digest, "are the store's"), (UNCHECKED, None))
+        self.assertEqual(self.checked("0" * 32, f"the weights are {self.digest}, model.json has 0000"), (UNCHECKED, OTHER))
+
+    def test_weights_that_cannot_be_read_stay_in_doubt(self):
+        def broken(_directory):
+            raise OSError("a bad disk")
+
+        self.assertEqual(self.checked(self.digest, "a bad disk", broken), (UNCHECKED, UNCHECKED))
+
+    def test_nothing_is_read_that_nobody_asks_for_or_the_fingerprint_has(self):
+        self.assertEqual(self.checked(None, "so that there is a line"), (None, None))
+        self.assertEqual(self.checked("0" * 32, "so that there is a line", whole_bytes=1 << 20), (None, None))
+
+    def test_a_store_asks_with_a_digest_in_its_model_json(self):
+        self.assertIsNone(digest_of(self.folder))
+        for text, found in (('{"weights_digest": "%s"}' % self.digest, self.digest), ("{}", None)):
+            with open(os.path.join(self.folder, "model.json"), "w") as file:
+                file.write(text)
+            self.assertEqual(digest_of(self.folder), found)
+        for text in ('{"weights_digest": 7}', '{"weights_digest": "ABC"}', "[]", "{"):
+            with open(os.path.join(self.folder, "model.json"), "w") as file:
+                file.write(text)
+            with self.subTest(text), self.assertRaisesRegex(Unsupported, "model.json"):
+                digest_of(self.folder)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}

@@ -28,13 +28,14 @@ try:
 
     from cachegen import abi, paper, profile
     from cachegen.compute_type import faster_dtype, product_seconds
-    from cachegen.fingerprint import model_fingerprint
+    from cachegen.fingerprint import model_fingerprint, weights_digest
     from cachegen.klt import Planes
     from cachegen.kv_model import Context, KvModel
     from cachegen.profile_file import read_profile, to_bf16_bits
     from cachegen.quality import Coder
     from cachegen.rope import Unsupported
     from cachegen.sinks import CHOICES, MOST_SINKS
+    from cachegen.store_files import read_description
     from cachegen.tables import Histograms, class_costs, cluster, shift_of
 except ImportError as error:
     print(f"skipped: {error}: no profile was made, nothing of the tool is checked")
@@ -263,9 +264,14 @@ class ProfileTest(unittest.TestCase):
         factors = LONGROPE["rope_parameters"]["long_factor"]
         np.testing.assert_allclose(made[None].inv_freq / made[129].inv_freq, factors, rtol=1e-6)
 
-    def test_the_same_input_gives_the_same_profile(self):
+    def test_the_same_input_gives_the_same_profile_and_a_digest_of_the_weights_stays(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
-        self.assertEqual(self.profile()[0]["profile"], self.profile()[0]["profile"])
+        made, digests = [], []
+        for options in ([], ["--digest-weights"], []):
+            made.append(self.profile(*options)[0]["profile"])
+            digests.append(read_description(self.path("store", "tiny")).get("weights_digest"))
+        self.assertEqual(made[1:], made[:-1])
+        self.assertEqual(digests, [None, *[weights_digest(self.path("model"))] * 2])
 
     def test_caches_are_of_their_own_type_whatever_the_model_computes_in(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())

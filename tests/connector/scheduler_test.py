@@ -71,6 +71,7 @@ class Library:
     keep_level, ttft_budget_ns = 2, 10**9
     worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
     needs_plain_positions = False
+    weights = types.SimpleNamespace(doubt=None)
 
     def __init__(self, cg):
         self.cg, self.waited = cg, []
@@ -515,6 +516,20 @@ class AdmissionTest(unittest.TestCase):
         made = scheduler(Store(), save_on_use=2)
         for _ in range(3):
             self.assertEqual(self.saves(made, "a", list(range(200))), [])
+
+
+class DoubtTest(unittest.TestCase):
+    def test_weights_in_doubt_are_waited_for_by_nobody_and_use_nothing_of_the_store(self):
+        store, weights = Store(hit=128), types.SimpleNamespace(doubt="unchecked weights")
+        made = scheduler(store, weights=weights)
+        for name, doubt, n_external in (("a", "unchecked weights", 0), ("b", "other weights", 0), ("c", None, 128)):
+            with self.subTest(doubt):
+                weights.doubt = doubt
+                self.assertEqual(made.matched_tokens(request(name), 0), (n_external, n_external > 0))
+                self.assertEqual(len(store.salts), n_external > 0, "look-ups")
+                made.update_after_alloc(request(name), blocks(13), n_external)
+                saves = made.step(step_of(name, n_external, 200 - n_external)).saves
+                self.assertEqual(len(saves), 0 if doubt else 1)
 
 
 class OverwriteTest(unittest.TestCase):

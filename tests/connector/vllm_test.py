@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 
@@ -488,10 +489,27 @@ def windows_phase(work, cases):
         initializer_range=0.2, torch_dtype="float32",
     )  # fmt: skip
     Gemma3ForCausalLM(config).save_pretrained(model)
+    from cachegen import fingerprint
+
+    fingerprint.WHOLE_BYTES = 0  # the weights count as so large that only samples are in the fingerprint
+    sizes = dict(version=1, n_layers=4, n_kv_heads=2, head_dim=32, dtype="fp32")
+    identity = dict(model_fingerprint=fingerprint.model_fingerprint(model), weights_digest=fingerprint.weights_digest(model))
+    os.makedirs(os.path.join(root, NAME))
+    write_json(os.path.join(root, NAME, "model.json"), {**sizes, **identity})
     args = dict(skip_tokenizer_init=True, block_size=32, max_model_len=1024, max_num_batched_tokens=128)
     engine = Engine(root, "float32", model=model, engine_args=args, chunk_tokens=64, tail_multiple=32, strict=True)
     prompt = [random.Random(1).randrange(3, 1024) for _ in range(5 * window + 11)]
     whole = len(prompt) // 32 * 32
+
+    def doubt():
+        """Once all weights are read."""
+        for thread in threading.enumerate():
+            if thread.name == "cachegen-weights":
+                thread.join()
+        return engine.scheduler.library.weights.doubt
+
+    with cases("weights of which the store has a digest are read, and are the store's"):
+        equal(doubt(), None, "doubt")
     with cases("a prompt longer than the windows is loaded, and answered as if computed"):
         cold = engine.ask(prompt, max_tokens=24)
         equal(cold.hit, 0, "tokens loaded of nothing")
@@ -508,6 +526,13 @@ def windows_phase(work, cases):
         for hit in (whole // 64 * 64, len(longer) // 32 * 32):
             answer = engine.ask(longer, max_tokens=24)
             equal((answer.hit, answer.tokens), (hit, cold.tokens), "tokens loaded, answer")
+    with cases("an engine whose weights are not those of the digest goes on without the store"):
+        from cachegen.vllm.model_key import OTHER, WeightsCheck
+
+        engine.scheduler.library.weights = WeightsCheck(model, "0" * 32)
+        equal(doubt(), OTHER, "doubt")
+        answer = engine.ask(longer, max_tokens=24)
+        equal((answer.hit, answer.tokens), (0, cold.tokens), "tokens loaded, answer")
 
 
 def ranks_phase(work, cases):

@@ -173,6 +173,8 @@ class CachegenConnector(KVConnectorBase_V1):
         """UP, or the kind of what is wrong."""
         if self._down is not None:
             return self._down
+        if self.scheduler is not None and self.scheduler.library.weights.doubt is not None:
+            return self.scheduler.library.weights.doubt
         failing = self._side.outages.under_way() if self._side is not None else ()
         return next((kind for kind in failing if kind in (GPU, LOOKUPS, LOADS, SAVES)), UP)
 

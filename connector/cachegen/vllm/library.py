@@ -4,16 +4,19 @@ Each side opens its own: they live in different processes. What cannot be suppor
 """
 
 import os
+import re
 import select
 import time
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from cachegen import abi
 from cachegen.fingerprint import as_text
+from cachegen.store_files import read_description
 from cachegen.vllm.guard import logger
-from cachegen.vllm.model_key import fingerprint, model_dir
+from cachegen.vllm.model_key import WeightsCheck, fingerprint, model_dir
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of
 from cachegen.vllm.request_key import parse_level
 from cachegen.vllm.versions import refusal
@@ -81,6 +84,10 @@ class Library:
         self.ttft_budget_ns = config.get("ttft_budget_ms", 2000) * 10**6
         try:
             self._check_model(config["geometry"]["model_fingerprint"])
+            digest = digest_of(os.path.join(config["root"], config["model"]))
+            # The worker does what the scheduler plans.
+            is_asked = role == KVConnectorRole.SCHEDULER
+            self.weights = WeightsCheck(model_dir(vllm_config.model_config), digest if is_asked else None)
             self._eventfd = self.cg.eventfd()
         except BaseException:
             self.cg.close()
@@ -118,6 +125,17 @@ class Library:
 
     def close(self):
         self.cg.close()
+
+
+def digest_of(folder):
+    """weights_digest of the model.json in a model's folder of the store; None: it has none. Unsupported."""
+    try:
+        digest = read_description(folder).get("weights_digest")
+    except ValueError as e:
+        raise Unsupported(str(e)) from None
+    if digest is not None and not (isinstance(digest, str) and re.fullmatch("[0-9a-f]{32}", digest)):
+        raise Unsupported(f'{folder}/model.json: "weights_digest" must be 32 lower-case hexadecimal digits')
+    return digest
 
 
 def _explained(error, deviations):

@@ -4,7 +4,8 @@ An engine that runs a model as the model's files say has the fingerprint that th
 does otherwise is found by comparing, not by listing options: the configuration that vLLM ended up with stands against
 the one that vLLM reads from the model's own directory. In the fingerprint are
 
- - the weights, and config.json but for what says nothing of K and V (cachegen/fingerprint.py);
+ - the weights, and config.json but for what says nothing of K and V (cachegen/fingerprint.py); of large weights samples,
+   but where the store's model.json has a digest of all, WeightsCheck compares that, too;
  - each entry of the resolved configuration (hf_config) that is not as in the files, whoever changed it: hf_overrides,
    also a function, hf_config_path, another revision, a patch of vLLM's;
  - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of RoPE
@@ -19,14 +20,18 @@ attention backends, batch sizes, compilation. Not known to it: code of a model t
 replace a model's class.
 """
 
+import contextlib
 import os
+import threading
 
-from cachegen.fingerprint import IRRELEVANT, as_text, model_fingerprint
+from cachegen.fingerprint import IRRELEVANT, as_text, model_fingerprint, weights_are_sampled, weights_digest
 from cachegen.rope import rope_deviations, text_config
+from cachegen.vllm.guard import logger
 
 # Rotations that follow from the configuration, and longrope, of which rope_deviations() knows.
 ROPE_BY_CONFIG = {"default", "linear", "dynamic", "ntk", "llama3", "yarn", "mrope", "proportional", "longrope", "su"}
 _ABSENT = "(absent)"
+UNCHECKED, OTHER = "unchecked weights", "other weights"  # why the store is not used
 
 
 def model_dir(model_config):
@@ -112,3 +117,35 @@ def _kinds_in(rope):
     for value in rope.values():  # one a kind of layer
         if isinstance(value, dict):
             yield from _kinds_in(value)
+
+
+class WeightsCheck:
+    """Whether all bytes of large weights are those of which the store's model.json has a digest, where it has one.
+
+    doubt: UNCHECKED or OTHER, and nothing may be loaded or stored; None: the weights are the store's. They are read by a
+    thread of this object's own, which the engine does not wait for.
+    """
+
+    def __init__(self, directory, digest):
+        """directory: of the weights; digest: the weights_digest() of model.json, or None."""
+        self.doubt = None
+        if digest is None or not weights_are_sampled(directory):  # model_fingerprint() has read them all
+            return
+        self.doubt = UNCHECKED
+        logger.info("cachegen: model.json asks for it: all weights are read; until then nothing is loaded or stored")
+        threading.Thread(target=self._run, args=(directory, digest), name="cachegen-weights", daemon=True).start()
+
+    def _run(self, directory, digest):
+        try:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+            found = weights_digest(directory)
+        except Exception as e:
+            logger.error("cachegen: nothing is loaded or stored: the weights cannot be checked: %s", e)
+            return
+        if found == digest:
+            logger.info("cachegen: all weights are the store's")
+            self.doubt = None
+        else:
+            logger.error("cachegen: nothing is loaded or stored: the weights are %s, model.json has %s", found, digest)
+            self.doubt = OTHER

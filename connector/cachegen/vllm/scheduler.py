@@ -130,7 +130,7 @@ class Scheduler:
             return ASK_AGAIN
         if (
             not self.library.may_load
-            or self._worker_is_off
+            or self._is_off()
             or state.extra is None
             or state.failed
             or request.skip_reading_prefix_cache
@@ -374,10 +374,13 @@ class Scheduler:
             if save is not None:
                 metadata.saves.append(save)
 
+    def _is_off(self):
+        return self._worker_is_off or self.library.weights.doubt is not None
+
     def _may_save(self, state):
         # A request that a reset has overtaken is of the weights before and of those after: of neither root.
         is_of_one_root = state.root == self._root and not self._has_mixed_blocks
-        may_save = self.library.may_save and not self._worker_is_off
+        may_save = self.library.may_save and not self._is_off()
         return state.extra is not None and may_save and is_of_one_root and not state.saved_last
 
     def _plan_save(self, scheduler_output, req_id, state, n_computed, n_after):
