@@ -96,6 +96,10 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
         goto failed;
     }
     c->latency_ns = cg_store_latency_ns(c->store);
+    if (cg_handle_is_far(c)) {
+        cg_store_open_folders(c->store, c->latency_ns); /* it may have none yet */
+        c->folders_ns = cg_now_ns();
+    }
     c->boot_clock_id = cg_boot_clock_id();
     c->store_levels = c->model.profile != NULL ? c->config->store_levels : 1u << CG_L0;
     memcpy(key.bytes, c->model.fingerprint.bytes, sizeof key.bytes);

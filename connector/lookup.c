@@ -238,6 +238,30 @@ static void await_answer(cg_runtime *rt, cg_io **io)
     rt->store_is_silent = false;
 }
 
+/* In a thread of its own: it has system calls that a store which hangs does not end. */
+static void *open_folders(void *argument)
+{
+    cg_runtime *rt = argument;
+    cachegen *c = rt->connector;
+    cg_store_open_folders(c->store, c->latency_ns);
+    pthread_mutex_lock(&rt->lock);
+    cg_runtime_resign(rt, &rt->opener);
+    cg_runtime_leave(rt);
+    return NULL;
+}
+
+/* With the lock held: what is known of a far store's folders is believed as long as what is known
+ * of its chunks. This look-up does not wait for what is found now. */
+static void refresh_folders(cg_runtime *rt)
+{
+    const cachegen *c = rt->connector;
+    const uint64_t now_ns = cg_now_ns(), ttl_ns = c->config->positive_ttl_ms * UINT64_C(1000000);
+    if (!cg_handle_is_far(c) || rt->opener.started || rt->stop || now_ns - rt->folders_ns < ttl_ns)
+        return;
+    rt->folders_ns = now_ns;
+    cg_runtime_start(rt, &rt->opener, "cachegen-open", open_folders);
+}
+
 static void *look_up(void *argument)
 {
     cg_runtime *rt = argument;
@@ -248,6 +272,7 @@ static void *look_up(void *argument)
         cachegen_lookup *l = (cachegen_lookup *)op;
         bool timed_out = false;
         if (!l->is_cancelled) {
+            refresh_folders(rt);
             pthread_mutex_unlock(&rt->lock);
             cg_status status = io == NULL ? new_queue(rt, &io) : CG_OK;
             if (status == CG_OK)

@@ -244,15 +244,6 @@ static uint64_t watch(reader *r)
     return wake_ns > now_ns ? wake_ns - now_ns : 0;
 }
 
-/* With the lock held: the next load starts a reader anew, unless somebody joins this one. */
-static void resign(cg_runtime *rt)
-{
-    if (rt->stop)
-        return;
-    rt->reader.started = false;
-    pthread_detach(pthread_self());
-}
-
 /* Files stay open where that spares round trips; not with O_DIRECT, which is of no use there. */
 static void begin_files(reader *r)
 {
@@ -298,7 +289,7 @@ void *cg_load_reader(void *argument)
         rt->reader_io = r.io;
     } else {
         cg_loads_refuse(rt, status);
-        resign(rt);
+        cg_runtime_resign(rt, &rt->reader);
     }
     while (queue_status == CG_OK && !rt->stop) {
         pthread_mutex_unlock(&rt->lock);
@@ -322,7 +313,7 @@ void *cg_load_reader(void *argument)
         }
         tell_what_is_wanted(rt);
         if (queue_status != CG_OK)
-            resign(rt);
+            cg_runtime_resign(rt, &rt->reader);
     }
     pthread_mutex_unlock(&rt->lock);
     end_files(&r);

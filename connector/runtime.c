@@ -46,6 +46,7 @@ static cg_runtime *runtime_new(cachegen *connector)
     init_condition(&rt->saves.filled);
     init_condition(&rt->traces.filled);
     rt->step_until_ns = UINT64_MAX;
+    rt->folders_ns = connector->folders_ns;
     cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,
                       config->prior_mbps * 1e6);
     rt->speeds.latency_ns = (double)connector->latency_ns;
@@ -109,6 +110,14 @@ cg_status cg_runtime_start(cg_runtime *rt, cg_worker *worker, const char *name,
     return status;
 }
 
+void cg_runtime_resign(cg_runtime *rt, cg_worker *worker)
+{
+    if (rt->stop)
+        return; /* somebody joins it */
+    worker->started = false;
+    pthread_detach(pthread_self());
+}
+
 void cg_runtime_leave(cg_runtime *rt)
 {
     cachegen *connector = rt->connector;
@@ -168,7 +177,8 @@ void cg_runtime_close(cg_runtime *rt, uint64_t deadline_ns)
     cg_pool_stop(rt->pool); /* its tasks only compute: they end */
     cg_gpu_stop(atomic_load(&connector->gpu));
     pthread_mutex_lock(&rt->lock);
-    const cg_worker workers[] = {rt->looker, rt->reader, rt->writer, rt->watcher, rt->tracer};
+    const cg_worker workers[] = {rt->looker,  rt->reader, rt->writer,
+                                 rt->watcher, rt->tracer, rt->opener};
     const size_t n_workers = sizeof workers / sizeof workers[0];
     const bool is_orphan = rt->is_orphan = rt->n_inside > 0;
     if (is_orphan && rt->event_fd >= 0) { /* its number is the host's again */

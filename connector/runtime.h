@@ -28,7 +28,8 @@
 #include <sys/types.h>
 
 /* A thread of the runtime. Three do I/O (look up, read, write), each with a cg_io of its own; one
- * watches the one that writes, and one writes traces, if they are on. */
+ * watches the one that writes, and one writes traces, if they are on. One comes and goes: it opens
+ * a far store's folders anew. */
 typedef struct cg_worker {
     pthread_t thread;
     bool started;
@@ -51,11 +52,12 @@ struct cg_runtime {
     pthread_cond_t changed; /* an operation ended, an encoding ended, a worker left */
     bool stop;
     bool is_orphan; /* closed, with a worker stuck */
-    cg_worker looker, reader, writer, watcher, tracer;
+    cg_worker looker, reader, writer, watcher, tracer, opener;
     uint32_t n_inside; /* workers that may touch the runtime */
 
     cg_operation_queue lookups, saves;
     bool store_is_silent;       /* questions are not answered: look-ups are misses at once */
+    uint64_t folders_ns;        /* when a far store's folders were opened, or began to be */
     cg_stream_plan stream_plan; /* of the loads that are not done */
     cg_io *reader_io;           /* to wake; set while the reader runs */
 
@@ -86,6 +88,8 @@ cg_runtime *cg_runtime_peek(cachegen *connector);
  * with cg_runtime_leave(). */
 cg_status cg_runtime_start(cg_runtime *runtime, cg_worker *worker, const char *name,
                            void *(*body)(void *));
+/* With the lock held, for a worker that leaves: it is started anew when there is work for it. */
+void cg_runtime_resign(cg_runtime *runtime, cg_worker *worker);
 /* For a worker, with the lock held, which this releases: it touches the runtime no more. */
 void cg_runtime_leave(cg_runtime *runtime);
 /* With the lock held: waits for a condition of the runtime until deadline_ns (UINT64_MAX: for

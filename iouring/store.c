@@ -38,6 +38,7 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
     if (store == NULL)
         return status;
     strcpy(store->model, model); /* a valid name fits */
+    cg_folders_init(&store->folders);
     store->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (store->root_fd < 0 && errno == ENOENT && create && mkdir(root, 0700) == 0)
         store->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -70,6 +71,7 @@ void cg_store_free(cg_store *store)
         return;
     if (store->root_fd >= 0)
         close(store->root_fd);
+    cg_folders_destroy(&store->folders);
     free(store);
 }
 
@@ -92,15 +94,33 @@ cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, c
                : CG_ERR_FOREIGN_PROFILE;
 }
 
+cg_status cg_store_object_place(const cg_store *store, const cg_key *key, cg_level level,
+                                const cg_fingerprint *profile, cg_store_place *place)
+{
+    const int folder = cg_folders_get(&store->folders, key->bytes[0]);
+    const cg_status status =
+        cg_tree_object_path(store->model, key, level, profile, place->whole, sizeof place->whole);
+    place->dir_fd = folder < 0 ? store->root_fd : folder;
+    place->path =
+        folder < 0 ? place->whole : place->whole + strlen(store->model) + strlen("/objects/ab/");
+    return status;
+}
+
+cg_status cg_store_open_folders(cg_store *store, uint64_t round_trip_ns)
+{
+    char path[CG_TREE_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/objects", store->model);
+    return cg_folders_open(&store->folders, store->root_fd, path, round_trip_ns);
+}
+
 cg_status cg_store_read_range(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
                               const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
                               cg_io_cache cache, uint64_t user)
 {
-    char path[CG_TREE_PATH_BYTES];
-    const cg_status status =
-        cg_tree_object_path(store->model, key, level, profile, path, sizeof path);
+    cg_store_place place;
+    const cg_status status = cg_store_object_place(store, key, level, profile, &place);
     return status == CG_OK
-               ? cg_io_read_range(io, store->root_fd, path, offset, n_bytes, cache, user)
+               ? cg_io_read_range(io, place.dir_fd, place.path, offset, n_bytes, cache, user)
                : status;
 }
 
@@ -108,10 +128,9 @@ cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key
                              const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
                              uint64_t user)
 {
-    char path[CG_TREE_PATH_BYTES];
-    const cg_status status =
-        cg_tree_object_path(store->model, key, level, profile, path, sizeof path);
-    return status == CG_OK ? cg_io_read_open(io, store->root_fd, path, offset, n_bytes, user)
+    cg_store_place place;
+    const cg_status status = cg_store_object_place(store, key, level, profile, &place);
+    return status == CG_OK ? cg_io_read_open(io, place.dir_fd, place.path, offset, n_bytes, user)
                            : status;
 }
 

@@ -7,8 +7,9 @@
  * The store may be a local directory, a cachegenfs mount or a remote mount of either. So nothing
  * here relies on link counts, O_TMPFILE, RENAME_NOREPLACE or nanosecond times. Where hard links
  * fail (EPERM, EMLINK, EXDEV, EOPNOTSUPP, ENOSYS) copies are made.
- * Threads: a cg_store is read-only after cg_store_open() and may be shared. Each call works on the
- * caller's cg_io. Most want it idle: with nothing under way.
+ * Threads: a cg_store is read-only after cg_store_open() and may be shared, also while a thread is
+ * in cg_store_open_folders(). Each call works on the caller's cg_io. Most want it idle: with
+ * nothing under way.
  */
 #ifndef CG_IOURING_STORE_H
 #define CG_IOURING_STORE_H
@@ -92,6 +93,11 @@ cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key
 /* How long the file system takes to answer a question that no cache on this host can answer: about
  * the time of a round trip where it is a network away. Blocks for as long, twice at most. */
 uint64_t cg_store_latency_ns(const cg_store *store);
+
+/* For a store that is a network away, round_trip_ns: keeps the folders of its chunks open, or opens
+ * them anew, so that looking up and reading chunks waits for no folders (iouring/folders.h). Blocks
+ * for some round trips. One thread at a time. CG_ERR_NOT_FOUND: there are no objects yet. */
+cg_status cg_store_open_folders(cg_store *store, uint64_t round_trip_ns);
 
 /* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile. A
  * nested chunk is written under the name of its finest level. The names of its coarser levels

@@ -1,12 +1,25 @@
 /* iouring/store_internal.h - a store's insides, for the files store*.c. */
 #ifndef CG_IOURING_STORE_INTERNAL_H
 #define CG_IOURING_STORE_INTERNAL_H
+#include "iouring/folders.h"
 #include "iouring/store.h"
 
 struct cg_store {
     int root_fd;
     char model[CG_TREE_NAME_BYTES];
+    cg_folders folders; /* of objects, as far as they are open */
 };
+
+/* Where an object is asked for: path lies in `whole`, and is relative to dir_fd. */
+typedef struct cg_store_place {
+    int dir_fd;
+    const char *path;
+    char whole[CG_TREE_PATH_BYTES];
+} cg_store_place;
+
+/* By the shortest way that is open. Errors as cg_tree_object_path(). */
+cg_status cg_store_object_place(const cg_store *store, const cg_key *key, cg_level level,
+                                const cg_fingerprint *profile, cg_store_place *place_out);
 
 /* cg_file_chunk_header() of a chunk that must have this key, hold the level and, unless that is L0,
  * be of this profile.

@@ -69,13 +69,13 @@ static cg_status submit_header(const lookup *l, size_t index, unsigned level, ui
 
 static cg_status submit_folder(const lookup *l, size_t index, unsigned level, uint64_t user)
 {
-    char path[CG_TREE_PATH_BYTES];
-    const cg_status status = cg_tree_object_path(l->store->model, &l->keys[index], (cg_level)level,
-                                                 NULL, path, sizeof path);
+    cg_store_place place;
+    const cg_status status =
+        cg_store_object_place(l->store, &l->keys[index], (cg_level)level, NULL, &place);
     if (status != CG_OK)
         return status;
-    *strrchr(path, '/') = '\0';
-    return cg_io_stat(l->io, l->store->root_fd, path, user);
+    *strrchr(place.whole, '/') = '\0';
+    return cg_io_stat(l->io, place.dir_fd, place.path, user);
 }
 
 static void count_error(lookup *l, cg_status status)

@@ -1,6 +1,7 @@
 #define FUSE_USE_VERSION 312
 #include "tests/iouring/odd_fs.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fuse.h>
 #include <sys/stat.h>
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 namespace cg_test
@@ -25,13 +27,14 @@ struct OddFs::State {
     std::thread loop;
     std::mutex lock; // of all below
     std::condition_variable released_changed;
-    bool is_far = false;
+    bool is_far = false, is_serial = false;
     bool released = false;
     Mood mood = Mood::GOOD;
     int n_hanging = 0, n_open = 0, n_calls = 0, n_rounds = 0, n_opens = 0;
     size_t most_asked = 0, n_asked = 0;
     std::map<std::string, int> n_stats; // by path
     std::map<std::string, int> calls;   // by kind
+    std::set<std::string> listed;       // paths, if is_serial
 };
 
 namespace
@@ -75,6 +78,12 @@ struct OddFsCalls {
         const bool was_made = made == path;
         made = is_made ? path : "";
         return was_made;
+    }
+
+    static bool is_listed(const char *path)
+    {
+        const std::lock_guard<std::mutex> guard(state()->lock);
+        return state()->listed.count(path) > 0;
     }
 
     // Whoever finds that no call has come since it did lets all go on that wait.
@@ -137,11 +146,13 @@ struct OddFsCalls {
             connection->max_background = 2000;
             connection->want |= connection->capable & FUSE_CAP_PARALLEL_DIROPS;
         }
+        if (state()->is_serial)
+            connection->want &= ~static_cast<unsigned>(FUSE_CAP_PARALLEL_DIROPS);
         return state();
     }
     static int getattr(const char *path, struct stat *out, struct fuse_file_info *)
     {
-        if (is_about_new(path, false))
+        if (is_about_new(path, false) || is_listed(path))
             return result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
         if (const int error = suffer(LOOKS, "getattr"))
             return error;
@@ -260,6 +271,25 @@ struct OddFsCalls {
     {
         return suffer(LOOKS, "opendir");
     }
+    static int readdir(const char *path, void *names, fuse_fill_dir_t fill, off_t,
+                       struct fuse_file_info *, enum fuse_readdir_flags)
+    {
+        OddFs::State *s = state();
+        if (const int error = suffer(LOOKS, "readdir"))
+            return error;
+        const int fd = openat(s->backing_fd, below(path), O_RDONLY | O_DIRECTORY);
+        DIR *dir = fd < 0 ? nullptr : fdopendir(fd);
+        if (dir == nullptr)
+            return -errno;
+        while (const dirent *entry = ::readdir(dir)) {
+            fill(names, entry->d_name, nullptr, 0, static_cast<fuse_fill_dir_flags>(0));
+            const std::lock_guard<std::mutex> guard(s->lock);
+            if (s->is_serial && entry->d_name[0] != '.')
+                s->listed.insert(std::string(path) + "/" + entry->d_name);
+        }
+        closedir(dir);
+        return 0;
+    }
     static int fsyncdir(const char *, int, struct fuse_file_info *)
     {
         return suffer(CHANGES, "fsyncdir");
@@ -270,10 +300,12 @@ struct OddFsCalls {
     }
 };
 
-OddFs::OddFs(const std::string &backing, const std::string &mount_point, bool is_far)
+OddFs::OddFs(const std::string &backing, const std::string &mount_point, bool is_far,
+             bool is_serial)
     : state_(new State)
 {
     state_->is_far = is_far;
+    state_->is_serial = is_serial;
     state_->backing_fd = open(backing.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct fuse_operations calls = {};
     calls.init = OddFsCalls::init;
@@ -288,6 +320,7 @@ OddFs::OddFs(const std::string &backing, const std::string &mount_point, bool is
     calls.write = OddFsCalls::write;
     calls.fsync = OddFsCalls::fsync;
     calls.opendir = OddFsCalls::opendir;
+    calls.readdir = OddFsCalls::readdir;
     calls.fsyncdir = OddFsCalls::fsyncdir;
     calls.release = OddFsCalls::release;
     char name[] = "odd_fs", option[] = "-oattr_timeout=0,entry_timeout=60",

@@ -32,8 +32,11 @@ class OddFs
   public:
     // Mounts backing at mount_point. why() is not empty when that failed. is_far: as a
     // good network file system, the kernel keeps what it was told of a file for a minute (else only
-    // names), and has many questions under way.
-    OddFs(const std::string &backing, const std::string &mount_point, bool is_far = false);
+    // names), and has many questions under way. is_serial: as in sshfs, only one name of a folder
+    // is looked up at a time, and names that were listed are known from then on: no call of theirs
+    // counts or suffers.
+    OddFs(const std::string &backing, const std::string &mount_point, bool is_far = false,
+          bool is_serial = false);
     ~OddFs(); // releases, unmounts
     OddFs(const OddFs &) = delete;
     OddFs &operator=(const OddFs &) = delete;

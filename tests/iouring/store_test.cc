@@ -2,11 +2,13 @@
 #include "iouring/store.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "tests/codec/profile_maker.h"
@@ -108,6 +110,63 @@ TEST_P(StoreTest, WorksWithTheTokensThatOlderStoresHaveBesideChunks)
     ASSERT_EQ(cg_store_adopt(dir.fd, nullptr, "m/contexts/c/L0/00000.kv", &chain[0].header), CG_OK);
     EXPECT_TRUE(dir.read(object_path(chain[0])) == chain[0].bytes);
     EXPECT_EQ(dir.read_text(first) + dir.read_text(second), "idsids");
+}
+
+std::set<std::string> folders_of(const std::vector<Chunk> &chain)
+{
+    std::set<std::string> folders;
+    for (const Chunk &chunk : chain)
+        folders.insert(hex(chunk.header.key).substr(0, 2));
+    return folders;
+}
+
+size_t n_found(const std::vector<cg_store_entry> &entries)
+{
+    return static_cast<size_t>(
+        std::count_if(entries.begin(), entries.end(), [](const auto &e) { return e.levels != 0; }));
+}
+
+TEST_P(StoreTest, FindsChunksBelowOpenFoldersAndSeesNewFoldersWhenTheyAreOpenedAgain)
+{
+    const std::vector<Chunk> chain = make_chain(40, CG_L0);
+    const std::string objects = dir.path + "/m/objects";
+    const size_t n_folders = folders_of(chain).size();
+    publish_all(chain);
+    dir.write("m/objects/zz/file", std::string("x"));
+    ASSERT_EQ(cg_store_open_folders(store, SECOND_NS), CG_OK);
+    EXPECT_EQ(dir.n_open("m/objects"), n_folders);
+    EXPECT_EQ(n_found(look_up(chain, nullptr)), chain.size());
+    // Not by the way from the root:
+    std::filesystem::rename(objects, dir.path + "/away");
+    EXPECT_EQ(n_found(look_up(chain, nullptr)), chain.size());
+    EXPECT_EQ(cg_store_open_folders(store, SECOND_NS), CG_ERR_NOT_FOUND);
+    std::filesystem::remove_all(dir.path + "/away");
+    publish_all(chain);
+    EXPECT_EQ(n_found(look_up(chain, nullptr)), 0u);
+    EXPECT_EQ(n_errors, 0u);
+    ASSERT_EQ(cg_store_open_folders(store, SECOND_NS), CG_OK);
+    EXPECT_EQ(n_found(look_up(chain, nullptr)), chain.size());
+    EXPECT_EQ(dir.n_open("m/objects"), n_folders);
+}
+
+TEST_P(StoreTest, OpensFewFoldersWhereEachCostsARoundTripOrDescriptorsAreFew)
+{
+    const std::vector<Chunk> chain = make_chain(40, CG_L0);
+    publish_all(chain);
+    ASSERT_GT(folders_of(chain).size(), 16u);
+    for (const size_t n : {8, 16}) { // what takes longer than no time is slow
+        ASSERT_EQ(cg_store_open_folders(store, 0), CG_OK);
+        EXPECT_EQ(dir.n_open("m/objects"), n);
+    }
+    EXPECT_EQ(n_found(look_up(chain, nullptr)), chain.size());
+    rlimit limit, few;
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    few = limit;
+    few.rlim_cur = 17 * 8;
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    EXPECT_EQ(cg_store_open_folders(store, SECOND_NS), CG_OK);
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_EQ(dir.n_open("m/objects"), 17u);
 }
 
 TEST_P(StoreTest, LetsTheFirstPublisherWin)

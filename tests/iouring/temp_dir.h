@@ -73,6 +73,18 @@ class TempDir
         return found;
     }
 
+    // How many descriptors this process has of what lies in the folder name, not further below.
+    size_t n_open(const std::string &name) const
+    {
+        size_t n = 0;
+        std::error_code gone;
+        for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+            const auto to = std::filesystem::read_symlink(entry.path(), gone);
+            n += to.parent_path() == path + "/" + name;
+        }
+        return n;
+    }
+
     std::string path;
     int fd = -1;
 };
