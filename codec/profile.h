@@ -32,7 +32,8 @@ cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **pro
 /* What cg_profile_open() checks, with the same errors, for those who only judge a file: it lays out
  * nothing for kernels, and takes no more memory than about the file's size and 2 MB. */
 cg_status cg_profile_check(const uint8_t *bytes, size_t n_bytes, cg_fingerprint *fingerprint_out);
-/* Reads path whole, then cg_profile_open(). CG_ERR_NOT_FOUND, CG_ERR_IO ... */
+/* Reads path whole, with many reads under way where that is a network away, then cg_profile_open().
+ * CG_ERR_NOT_FOUND, CG_ERR_IO ... */
 cg_status cg_profile_open_file(const char *path, cg_profile **profile_out);
 void cg_profile_free(cg_profile *profile); /* NULL is fine */
 

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <thread>
 
 namespace
 {
@@ -245,6 +246,20 @@ TEST_F(FarStoreTest, FoldersThatAppearAreOpenedBehindALookUp)
     EXPECT_TRUE(comes_true(all_are_open));
     serial.far.reset();
     EXPECT_EQ(serial.dir.n_open("m/objects"), 0u);
+}
+
+TEST_F(FarStoreTest, AProfileIsReadWithManyReadsUnderWay)
+{
+    const std::string path = mount.path + "/m/profiles/long.cgp";
+    store.dir.write("m/profiles/long.cgp", std::string(2 << 20, 'x')); // all of it is read first
+    cg_profile *profile = nullptr;
+    cg_status status = CG_OK;
+    odd->set_mood(Mood::TRICKLING);
+    std::thread opening([&] { status = cg_profile_open_file(path.c_str(), &profile); });
+    EXPECT_TRUE(comes_true([&] { return odd->n_hanging() >= 8; })) << odd->n_hanging();
+    odd->set_mood(Mood::GOOD);
+    opening.join();
+    EXPECT_EQ(status, CG_ERR_BAD_MAGIC);
 }
 
 // In a store that is in use, the folders above those of chunks are there. The looks are the
