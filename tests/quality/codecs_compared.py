@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 
 SCALE_BITS = 16
 LOSSY = ("L1", "L2", "L3")
-# A level for each chunk: the fewest bytes at the KL that the profile's curve predicts of L2 of all chunks, or of the
-# (geometric) middle of L2 and L3.
-PLANS = {"planned": 0.0, "planned-coarse": 0.5}
+# A level for each chunk: the fewest bytes at the KL that the profile's curve predicts of L2 of all chunks, or at 25, 50
+# and 80 % of the way from there to L3, in logarithms. They lie about the KLs that codecs are compared at: a line between
+# two plans further apart would be far above what a plan between them takes.
+PLANS = {"planned": 0.0, "planned-25": 0.25, "planned-50": 0.5, "planned-80": 0.8}
 
 
 def curve_of(profile):

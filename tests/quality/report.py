@@ -8,10 +8,11 @@ Parts:
            was made from
   domains  the same with each calibration text left out of profile and tables in turn, and tested on it
   tasks    answers to questions about a document whose cache went through the codec
-klt and paper are files that cgtool writes, 256 tokens each, all bytes counted; their levels "planned" and "planned-coarse"
-are a level for each chunk, by the profile's curve of quality. published (CacheGen's quantizer), int8
-and int4 are computed: cross-entropies and formulas, no files. KL divergence, change of NLL (nats) and top-1 agreement
-compare, over the 256 tokens after the context, the model after the decoded cache with the model after its own.
+klt and paper are files that cgtool writes, 256 tokens each, all bytes counted; their level "planned" is a level for each
+chunk, by the profile's curve of quality, at the KL divergence that it predicts of L2, and "planned-25" to "planned-80" the
+same at 25 to 80 % of the way to L3. published (CacheGen's quantizer), int8 and int4 are computed: cross-entropies and
+formulas, no files. KL divergence, change of NLL (nats) and top-1 agreement compare, over the 256 tokens after the context,
+the model after the decoded cache with the model after its own.
 
 DIR holds test_wikitext2.txt (WikiText-2 test), and of LongEval's test cases (github DachengLi1/LongChat)
 longchat_topics_5.jsonl, longchat_topics_10.jsonl and longchat_lines_200.jsonl.
