@@ -1,12 +1,7 @@
 /* Strips in plain C: FORMAT.md's "Matrix of symbols" as it stands there, and what the other strips
- * are tested against. Compiled once per instruction set without AVX-512, with CG_RANS_STRIPS the
- * name of the table; with AVX2 it encodes only. */
+ * are tested against. Compiled with CG_RANS_STRIPS the name of the table. */
 #include "codec/rans_cells.h"
 
-#if defined(__AVX2__)
-#define decode_strip cg_rans_decode_strip_avx2
-#define decode_refined_strip cg_rans_decode_refined_strip_avx2
-#else
 static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
                               size_t n_rows, uint32_t states[CG_RANS_LANES], cg_word_reader *words)
 {
@@ -74,8 +69,6 @@ static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_ran
     *words = in;
     return bad ? CG_ERR_CORRUPT : CG_OK;
 }
-
-#endif
 
 static inline void put_symbol(uint32_t *state, uint8_t **at, uint32_t freq, uint32_t cum)
 {

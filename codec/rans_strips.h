@@ -39,9 +39,6 @@ typedef struct cg_rans_strips {
 #if defined(CG_RANS_STRIPS) /* one of a table's files is being compiled */
 extern const cg_rans_strips CG_RANS_STRIPS;
 #endif
-#if defined(__AVX2__) && !defined(__AVX512BW__) /* what that table decodes with */
-cg_rans_decode_strip cg_rans_decode_strip_avx2, cg_rans_decode_refined_strip_avx2;
-#endif
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-/* Decoding of strips on AVX2: the 32 states of a stream are four registers, and what lanes look up
- * is gathered where index 0 is not the one. */
+/* Strips on AVX2: the 32 states of a stream are four registers, and what lanes look up is gathered
+ * where index 0 is not the one. Compiled with CG_RANS_STRIPS the name of the table. */
 #include "codec/rans_cells.h"
 
 #include <immintrin.h>
@@ -17,14 +17,34 @@ enum { N_EIGHTS = CG_RANS_LANES / 8 };
 #define SIXTY_FOUR(m) SIXTEEN(m), SIXTEEN((m) + 16), SIXTEEN((m) + 32), SIXTEEN((m) + 48)
 static const uint64_t word_of_lane[256] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(128),
                                            SIXTY_FOUR(192)};
+#undef OF_MASK
+
+/* By the mask of the lanes that give a word: the bytes of those lanes' words, of eight, in order at
+ * the end of 16. A word's place is counted from its end; each half of the 16 has four. */
+#define PLACE(m, lane) (7 - __builtin_popcount((m) >> ((lane) + 1)))
+#define GIVEN(m, lane, half)                                                                       \
+    (((m) >> (lane)&1) != 0 && PLACE(m, lane) / 4 == (half)                                        \
+         ? (uint64_t)(2 * (lane) | (2 * (lane) + 1) << 8) << PLACE(m, lane) % 4 * 16               \
+         : 0)
+#define OF_HALF(m, half)                                                                           \
+    (GIVEN(m, 0, half) | GIVEN(m, 1, half) | GIVEN(m, 2, half) | GIVEN(m, 3, half) |               \
+     GIVEN(m, 4, half) | GIVEN(m, 5, half) | GIVEN(m, 6, half) | GIVEN(m, 7, half))
+#define OF_MASK(m)                                                                                 \
+    {                                                                                              \
+        OF_HALF(m, 0), OF_HALF(m, 1)                                                               \
+    }
+static const uint64_t given_words[256][2] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(128),
+                                             SIXTY_FOUR(192)};
 
 /* Eight lanes of a strip. Lanes without a column have one symbol that takes every slot: their
  * states stay as they are. */
 typedef struct lanes8 {
     __m256i freq0;          /* of index 0, whose cum is 0 */
     __m256i escape;         /* the first slot of the escape */
+    __m256i last;           /* the escape's index */
     __m256i packed, bucket; /* where the class's tables begin, from classes: in u32 */
-    __m256i first;          /* in bytes */
+    __m256i first, cost;    /* in bytes */
+    __m256i columns;        /* lanes with one */
     __m256i halved, top, shift;
 } lanes8;
 
@@ -36,14 +56,16 @@ static inline __m256i load8(const void *at)
 static lanes8 load_lanes(const cg_rans_class *classes, const cg_rans_strip *strip,
                          uint32_t first_lane)
 {
-    uint32_t freq0[8], escape[8], base[8], halved[8], top[8], shift[8];
+    uint32_t freq0[8], escape[8], last[8], base[8], columns[8], halved[8], top[8], shift[8];
     for (uint32_t i = 0; i < 8; i++) {
         const bool is_column = first_lane + i < strip->n_lanes;
         const uint32_t k = is_column ? strip->lane_class[first_lane + i] : 0;
         const cg_rans_class *cls = &classes[k];
         freq0[i] = is_column ? cls->freq[0] : CG_RANS_SCALE;
         escape[i] = is_column ? cls->cum[cls->n_symbols - 1] : CG_RANS_SCALE;
+        last[i] = is_column ? cls->n_symbols - 1u : 1;
         base[i] = k * (uint32_t)(sizeof *cls / 4);
+        columns[i] = is_column ? UINT32_MAX : 0;
         halved[i] = is_column && cls->escape_bits == 5;
         top[i] = is_column ? cls->top : 0;
         shift[i] = is_column ? cls->shift : 0;
@@ -52,10 +74,14 @@ static lanes8 load_lanes(const cg_rans_class *classes, const cg_rans_strip *stri
     return (lanes8){
         .freq0 = load8(freq0),
         .escape = load8(escape),
+        .last = load8(last),
         .packed = _mm256_add_epi32(bases, _mm256_set1_epi32(offsetof(cg_rans_class, packed) / 4)),
         .bucket = _mm256_add_epi32(bases, _mm256_set1_epi32(offsetof(cg_rans_class, bucket) / 4)),
         .first = _mm256_add_epi32(_mm256_slli_epi32(bases, 2),
                                   _mm256_set1_epi32(offsetof(cg_rans_class, first))),
+        .cost = _mm256_add_epi32(_mm256_slli_epi32(bases, 2),
+                                 _mm256_set1_epi32(offsetof(cg_rans_class, cost))),
+        .columns = load8(columns),
         .halved = load8(halved),
         .top = load8(top),
         .shift = load8(shift)};
@@ -186,9 +212,8 @@ static inline __m256i take_shift(const lanes8 *l, __m256i v, __m256i *x)
     return _mm256_or_si256(_mm256_sllv_epi32(v, l->shift), raw);
 }
 
-cg_status cg_rans_decode_strip_avx2(const cg_rans_class *classes, const cg_rans_strip *strip,
-                                    size_t n_rows, uint32_t states[CG_RANS_LANES],
-                                    cg_word_reader *words)
+static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                              size_t n_rows, uint32_t states[CG_RANS_LANES], cg_word_reader *words)
 {
     lanes8 lanes[N_EIGHTS];
     __m256i x[N_EIGHTS], any_shift = _mm256_setzero_si256();
@@ -229,6 +254,17 @@ cg_status cg_rans_decode_strip_avx2(const cg_rans_class *classes, const cg_rans_
     return CG_OK;
 }
 
+/* The first n_lanes cells of a row as 32, zeros behind them. some: zeros, or what an earlier row
+ * has left there. */
+static inline void load_cells(const int16_t *cells, uint32_t n_lanes, int16_t some[CG_RANS_LANES],
+                              __m256i out[N_EIGHTS])
+{
+    if (n_lanes < CG_RANS_LANES)
+        cells = memcpy(some, cells, n_lanes * sizeof *cells);
+    for (unsigned i = 0; i < N_EIGHTS; i++)
+        out[i] = _mm256_cvtepi16_epi32(_mm_loadu_si128((const void *)(cells + 8 * i)));
+}
+
 /* Eight lanes of a strip with coarse cells: where index 0 and index 1 end, by context. */
 typedef struct refining8 {
     __m256i end0[CG_RANS_REFINE_CONTEXTS], end1[CG_RANS_REFINE_CONTEXTS];
@@ -253,33 +289,50 @@ static refining8 load_refining(const cg_rans_class *classes, const cg_rans_strip
     return l;
 }
 
+/* Where index 0 and index 1 end, given the coarse cells. */
+static inline void choose_ends(const refining8 *l, __m256i coarse, __m256i *end0_out,
+                               __m256i *end1_out)
+{
+    const __m256i one = _mm256_set1_epi32(1), magnitude = _mm256_abs_epi32(coarse);
+    const __m256i is_one = _mm256_cmpeq_epi32(magnitude, one),
+                  is_more = _mm256_cmpgt_epi32(magnitude, one);
+    *end0_out =
+        _mm256_blendv_epi8(_mm256_blendv_epi8(l->end0[0], l->end0[1], is_one), l->end0[2], is_more);
+    *end1_out =
+        _mm256_blendv_epi8(_mm256_blendv_epi8(l->end1[0], l->end1[1], is_one), l->end1[2], is_more);
+}
+
+/* The slots of lanes past index 0, and past index 1: their cum, and *freq_out. */
+static inline __m256i choose_slots(__m256i end0, __m256i end1, __m256i past0, __m256i past1,
+                                   __m256i *freq_out)
+{
+    const __m256i cum = _mm256_blendv_epi8(_mm256_and_si256(past0, end0), end1, past1);
+    const __m256i end = _mm256_blendv_epi8(_mm256_blendv_epi8(end0, end1, past0),
+                                           _mm256_set1_epi32(CG_RANS_SCALE), past1);
+    *freq_out = _mm256_sub_epi32(end, cum);
+    return cum;
+}
+
 /* The cells of eight lanes, without renormalization. */
 static inline __m256i take_refined(const refining8 *l, __m256i coarse, __m256i *x)
 {
-    const __m256i one = _mm256_set1_epi32(1), scale = _mm256_set1_epi32(CG_RANS_SCALE),
-                  magnitude = _mm256_abs_epi32(coarse);
-    const __m256i is_one = _mm256_cmpeq_epi32(magnitude, one),
-                  is_more = _mm256_cmpgt_epi32(magnitude, one);
-    const __m256i end0 =
-        _mm256_blendv_epi8(_mm256_blendv_epi8(l->end0[0], l->end0[1], is_one), l->end0[2], is_more);
-    const __m256i end1 =
-        _mm256_blendv_epi8(_mm256_blendv_epi8(l->end1[0], l->end1[1], is_one), l->end1[2], is_more);
+    const __m256i one = _mm256_set1_epi32(1);
+    __m256i end0, end1, freq;
+    choose_ends(l, coarse, &end0, &end1);
     const __m256i slot = _mm256_and_si256(*x, _mm256_set1_epi32(CG_RANS_SCALE - 1));
     const __m256i past0 = at_least(slot, end0), past1 = at_least(slot, end1);
-    const __m256i cum = _mm256_blendv_epi8(_mm256_and_si256(past0, end0), end1, past1);
-    const __m256i end = _mm256_blendv_epi8(_mm256_blendv_epi8(end0, end1, past0), scale, past1);
-    *x = _mm256_add_epi32(
-        _mm256_mullo_epi32(_mm256_sub_epi32(end, cum), _mm256_srli_epi32(*x, CG_RANS_SCALE_BITS)),
-        _mm256_sub_epi32(slot, cum));
+    const __m256i cum = choose_slots(end0, end1, past0, past1, &freq);
+    *x = _mm256_add_epi32(_mm256_mullo_epi32(freq, _mm256_srli_epi32(*x, CG_RANS_SCALE_BITS)),
+                          _mm256_sub_epi32(slot, cum));
     /* away from zero is up where the coarse cell is not negative */
     const __m256i down = _mm256_xor_si256(past1, _mm256_srai_epi32(coarse, 31));
     const __m256i d = _mm256_and_si256(past0, _mm256_or_si256(down, one));
     return _mm256_add_epi32(_mm256_add_epi32(coarse, _mm256_add_epi32(coarse, coarse)), d);
 }
 
-cg_status cg_rans_decode_refined_strip_avx2(const cg_rans_class *classes,
-                                            const cg_rans_strip *strip, size_t n_rows,
-                                            uint32_t states[CG_RANS_LANES], cg_word_reader *words)
+static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                      size_t n_rows, uint32_t states[CG_RANS_LANES],
+                                      cg_word_reader *words)
 {
     refining8 lanes[N_EIGHTS];
     __m256i x[N_EIGHTS], past = _mm256_setzero_si256();
@@ -289,15 +342,10 @@ cg_status cg_rans_decode_refined_strip_avx2(const cg_rans_class *classes,
         lanes[i] = load_refining(classes, strip, 8 * i);
     load_states(states, x);
     for (size_t row = 0; row < n_rows; row++) {
-        const int16_t *coarse = strip->coarse + row * strip->coarse_stride;
         __m256i v[N_EIGHTS];
-        if (strip->n_lanes < CG_RANS_LANES) {
-            memcpy(some, coarse, strip->n_lanes * sizeof *coarse);
-            coarse = some;
-        }
+        load_cells(strip->coarse + row * strip->coarse_stride, strip->n_lanes, some, v);
         for (unsigned i = 0; i < N_EIGHTS; i++) {
-            const __m128i eight = _mm_loadu_si128((const void *)(coarse + 8 * i));
-            v[i] = take_refined(&lanes[i], _mm256_cvtepi16_epi32(eight), &x[i]);
+            v[i] = take_refined(&lanes[i], v[i], &x[i]);
             past = _mm256_or_si256(past, past_int16(v[i]));
         }
         renormalize32(x, &in);
@@ -307,3 +355,293 @@ cg_status cg_rans_decode_refined_strip_avx2(const cg_rans_class *classes,
     *words = in;
     return _mm256_testz_si256(past, past) ? CG_OK : CG_ERR_CORRUPT;
 }
+
+/* ---- encoding ---- */
+
+/* Writes the low words of the lanes that are full before `at`, lanes in order, and takes them out
+ * of the states. 16 bytes before `at` become garbage: the bound has room for lane states there. */
+static inline void emit32(__m256i x[N_EIGHTS], const __m256i full[N_EIGHTS], uint8_t **at)
+{
+    const __m256i low16 = _mm256_set1_epi32(0xffff);
+    uint8_t *out = *at;
+    for (unsigned i = N_EIGHTS; i > 0; i -= 2) {
+        const __m256i words =
+            _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_and_si256(x[i - 2], low16),
+                                                         _mm256_and_si256(x[i - 1], low16)),
+                                     0xd8);
+        const __m128i eights[2] = {_mm256_castsi256_si128(words),
+                                   _mm256_extracti128_si256(words, 1)};
+        for (unsigned k = 2; k-- > 0;) {
+            const uint32_t mask = mask_of(full[i - 2 + k]);
+            const __m128i order = _mm_loadu_si128((const void *)given_words[mask]);
+            _mm_storeu_si128((void *)(out - 16), _mm_shuffle_epi8(eights[k], order));
+            out -= 2 * __builtin_popcount(mask);
+        }
+    }
+    for (unsigned i = 0; i < N_EIGHTS; i++)
+        x[i] = _mm256_blendv_epi8(x[i], _mm256_srli_epi32(x[i], 16), full[i]);
+    *at = out;
+}
+
+/* x / freq, and the remainder. Floats of half of both are off by one at most: x / freq < 2^18, and
+ * the bit that halving x loses is less than freq. */
+static inline __m256i divide(__m256i x, __m256i freq, __m256i *remainder_out)
+{
+    const __m256 halves = _mm256_cvtepi32_ps(_mm256_srli_epi32(x, 1)),
+                 divisor = _mm256_mul_ps(_mm256_cvtepi32_ps(freq), _mm256_set1_ps(0.5f));
+    __m256i q = _mm256_cvttps_epi32(_mm256_div_ps(halves, divisor));
+    __m256i r = _mm256_sub_epi32(x, _mm256_mullo_epi32(q, freq));
+    const __m256i above = _mm256_srai_epi32(r, 31); /* -1 where the quotient is too large */
+    q = _mm256_add_epi32(q, above);
+    r = _mm256_add_epi32(r, _mm256_and_si256(above, freq));
+    const __m256i below = at_least(r, freq);
+    *remainder_out = _mm256_sub_epi32(r, _mm256_and_si256(below, freq));
+    return _mm256_sub_epi32(q, below);
+}
+
+/* Phase A of 32 lanes, the other way round. */
+static inline void put_symbols(__m256i x[N_EIGHTS], const __m256i freq[N_EIGHTS],
+                               const __m256i cum[N_EIGHTS], uint8_t **at)
+{
+    __m256i full[N_EIGHTS];
+    for (unsigned i = 0; i < N_EIGHTS; i++)
+        full[i] = at_least(_mm256_srli_epi32(x[i], 32 - CG_RANS_SCALE_BITS), freq[i]);
+    emit32(x, full, at);
+    for (unsigned i = 0; i < N_EIGHTS; i++) {
+        __m256i r;
+        const __m256i q = divide(x[i], freq[i], &r);
+        x[i] =
+            _mm256_add_epi32(_mm256_slli_epi32(q, CG_RANS_SCALE_BITS), _mm256_add_epi32(r, cum[i]));
+    }
+}
+
+/* Phase D of 32 lanes, the other way round. */
+static inline void put_shifts(const lanes8 lanes[N_EIGHTS], const __m256i cells[N_EIGHTS],
+                              __m256i x[N_EIGHTS], uint8_t **at)
+{
+    __m256i full[N_EIGHTS];
+    for (unsigned i = 0; i < N_EIGHTS; i++) {
+        const __m256i room = _mm256_sub_epi32(_mm256_set1_epi32(32), lanes[i].shift);
+        const __m256i has_room =
+            _mm256_cmpeq_epi32(_mm256_srlv_epi32(x[i], room), _mm256_setzero_si256());
+        full[i] = _mm256_xor_si256(has_room, _mm256_set1_epi32(-1));
+    }
+    emit32(x, full, at);
+    for (unsigned i = 0; i < N_EIGHTS; i++) {
+        const __m256i kept = _mm256_sllv_epi32(_mm256_set1_epi32(-1), lanes[i].shift);
+        x[i] = _mm256_or_si256(_mm256_sllv_epi32(x[i], lanes[i].shift),
+                               _mm256_andnot_si256(kept, cells[i]));
+    }
+}
+
+/* What eight cells are coded as, shifts apart: the escape's index where they are escaped. */
+static inline __m256i index_cells(const lanes8 *l, __m256i cells)
+{
+    const __m256i zero = _mm256_setzero_si256(), v = _mm256_srav_epi32(cells, l->shift),
+                  magnitude = _mm256_abs_epi32(v);
+    /* Signed: twice the magnitude, less one where positive; exponents: top - v. */
+    const __m256i doubled =
+        _mm256_add_epi32(_mm256_add_epi32(magnitude, magnitude), _mm256_cmpgt_epi32(v, zero));
+    const __m256i index = _mm256_blendv_epi8(_mm256_sub_epi32(l->top, v), doubled,
+                                             _mm256_cmpgt_epi32(l->halved, zero));
+    return _mm256_min_epu32(index, l->last);
+}
+
+/* Of eight indices: freq | cum << 16. */
+static inline __m256i packed_of(const cg_rans_class *classes, const lanes8 *l, __m256i index)
+{
+    const __m256i others = _mm256_cmpgt_epi32(index, _mm256_setzero_si256());
+    if (mask_of(others) == 0)
+        return l->freq0;
+    return _mm256_mask_i32gather_epi32(l->freq0, (const void *)classes,
+                                       _mm256_add_epi32(l->packed, index), others, 4);
+}
+
+static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *strip, size_t n_rows,
+                         uint32_t states[CG_RANS_LANES], uint8_t **at)
+{
+    lanes8 lanes[N_EIGHTS];
+    __m256i x[N_EIGHTS], any_shift = _mm256_setzero_si256();
+    int16_t some[CG_RANS_LANES] = {0};
+    uint8_t *out = *at;
+    for (unsigned i = 0; i < N_EIGHTS; i++) {
+        lanes[i] = load_lanes(classes, strip, 8 * i);
+        any_shift = _mm256_or_si256(any_shift, lanes[i].shift);
+    }
+    const bool is_shifted = !_mm256_testz_si256(any_shift, any_shift);
+    load_states(states, x);
+    for (size_t row = n_rows; row-- > 0;) {
+        const int16_t *cells = strip->cells + row * strip->row_stride;
+        __m256i c[N_EIGHTS], freq[N_EIGHTS], cum[N_EIGHTS], escaped = _mm256_setzero_si256();
+        load_cells(cells, strip->n_lanes, some, c);
+        for (unsigned i = 0; i < N_EIGHTS; i++) {
+            const __m256i index = index_cells(&lanes[i], c[i]),
+                          packed = packed_of(classes, &lanes[i], index);
+            escaped = _mm256_or_si256(escaped, _mm256_cmpeq_epi32(index, lanes[i].last));
+            cum[i] = _mm256_srli_epi32(packed, 16);
+            freq[i] = _mm256_and_si256(packed, _mm256_set1_epi32(0xffff));
+        }
+        if (is_shifted)
+            put_shifts(lanes, c, x, &out);
+        if (!_mm256_testz_si256(escaped, escaped)) {
+            store_states(x, states);
+            put_escapes(classes, strip, cells, states, &out);
+            load_states(states, x);
+        }
+        put_symbols(x, freq, cum, &out);
+    }
+    store_states(x, states);
+    *at = out;
+}
+
+/* Which of eight cells are past index 0, and which past index 1. */
+static inline void index_refined(__m256i cells, __m256i coarse, __m256i *past0_out,
+                                 __m256i *past1_out)
+{
+    const __m256i three = _mm256_add_epi32(coarse, _mm256_add_epi32(coarse, coarse)),
+                  d = _mm256_sub_epi32(cells, three);
+    const __m256i same = _mm256_cmpeq_epi32(d, _mm256_setzero_si256());
+    *past0_out = _mm256_xor_si256(same, _mm256_set1_epi32(-1));
+    /* back towards zero: the signs of d and of the coarse cell differ */
+    *past1_out = _mm256_andnot_si256(same, _mm256_srai_epi32(_mm256_xor_si256(d, coarse), 31));
+}
+
+static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                 size_t n_rows, uint32_t states[CG_RANS_LANES], uint8_t **at)
+{
+    refining8 lanes[N_EIGHTS];
+    __m256i x[N_EIGHTS];
+    int16_t some[CG_RANS_LANES] = {0};
+    uint8_t *out = *at;
+    for (unsigned i = 0; i < N_EIGHTS; i++)
+        lanes[i] = load_refining(classes, strip, 8 * i);
+    load_states(states, x);
+    for (size_t row = n_rows; row-- > 0;) {
+        __m256i c[N_EIGHTS], coarse[N_EIGHTS], freq[N_EIGHTS], cum[N_EIGHTS];
+        load_cells(strip->cells + row * strip->row_stride, strip->n_lanes, some, c);
+        load_cells(strip->coarse + row * strip->coarse_stride, strip->n_lanes, some, coarse);
+        for (unsigned i = 0; i < N_EIGHTS; i++) {
+            __m256i past0, past1, end0, end1;
+            index_refined(c[i], coarse[i], &past0, &past1);
+            choose_ends(&lanes[i], coarse[i], &end0, &end1);
+            cum[i] = choose_slots(end0, end1, past0, past1, &freq[i]);
+        }
+        put_symbols(x, freq, cum, &out);
+    }
+    store_states(x, states);
+    *at = out;
+}
+
+/* ---- estimates ---- */
+
+static inline uint64_t sum_of(__m256i lanes)
+{
+    uint32_t each[8];
+    uint64_t sum = 0;
+    _mm256_storeu_si256((void *)each, lanes);
+    for (unsigned i = 0; i < 8; i++)
+        sum += each[i];
+    return sum;
+}
+
+/* Raw bits of the cells in the first n_lanes lanes that are escaped. */
+static uint64_t escape_bits(const cg_rans_class *classes, const cg_rans_strip *strip,
+                            const int16_t *cells)
+{
+    uint64_t n_bits = 0;
+    for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
+        const cg_rans_class *cls = &classes[strip->lane_class[lane]];
+        const cg_lane_coded c = code_cell(cls, cells[lane]);
+        n_bits += c.is_escape ? cls->escape_bits + c.extra_bits : 0;
+    }
+    return n_bits;
+}
+
+static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                               size_t n_rows)
+{
+    lanes8 lanes[N_EIGHTS];
+    __m256i sums[N_EIGHTS]; /* of 14 * 256 at most, in 65,536 rows at most */
+    int16_t some[CG_RANS_LANES] = {0};
+    uint64_t cost = 0;
+    for (unsigned i = 0; i < N_EIGHTS; i++) {
+        lanes[i] = load_lanes(classes, strip, 8 * i);
+        sums[i] = _mm256_setzero_si256();
+        cost += n_rows * 256 * sum_of(lanes[i].shift);
+    }
+    for (size_t row = 0; row < n_rows; row++) {
+        const int16_t *cells = strip->cells + row * strip->row_stride;
+        __m256i c[N_EIGHTS], escaped = _mm256_setzero_si256();
+        load_cells(cells, strip->n_lanes, some, c);
+        for (unsigned i = 0; i < N_EIGHTS; i++) {
+            const __m256i index = index_cells(&lanes[i], c[i]);
+            const __m256i at = _mm256_add_epi32(lanes[i].cost, _mm256_slli_epi32(index, 1));
+            const __m256i costs = _mm256_mask_i32gather_epi32(
+                _mm256_setzero_si256(), (const void *)classes, at, lanes[i].columns, 1);
+            sums[i] = _mm256_add_epi32(sums[i], _mm256_and_si256(costs, _mm256_set1_epi32(0xffff)));
+            escaped = _mm256_or_si256(escaped, _mm256_cmpeq_epi32(index, lanes[i].last));
+        }
+        if (!_mm256_testz_si256(escaped, escaped))
+            cost += 256 * escape_bits(classes, strip, cells);
+    }
+    for (unsigned i = 0; i < N_EIGHTS; i++)
+        cost += sum_of(sums[i]);
+    return cost;
+}
+
+/* How often eight lanes' cells are in each context, past index 0 there, and past index 1. */
+typedef struct counts8 {
+    __m256i all[CG_RANS_REFINE_CONTEXTS], past0[CG_RANS_REFINE_CONTEXTS],
+        past1[CG_RANS_REFINE_CONTEXTS];
+} counts8;
+
+static inline void count_refined(__m256i cells, __m256i coarse, counts8 *n)
+{
+    const __m256i magnitude = _mm256_abs_epi32(coarse), zero = _mm256_setzero_si256(),
+                  one = _mm256_set1_epi32(1);
+    const __m256i context[CG_RANS_REFINE_CONTEXTS] = {_mm256_cmpeq_epi32(coarse, zero),
+                                                      _mm256_cmpeq_epi32(magnitude, one),
+                                                      _mm256_cmpgt_epi32(magnitude, one)};
+    __m256i past0, past1;
+    index_refined(cells, coarse, &past0, &past1);
+    for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) { /* minus 1 where all bits are set */
+        n->all[c] = _mm256_sub_epi32(n->all[c], context[c]);
+        n->past0[c] = _mm256_sub_epi32(n->past0[c], _mm256_and_si256(context[c], past0));
+        n->past1[c] = _mm256_sub_epi32(n->past1[c], _mm256_and_si256(context[c], past1));
+    }
+}
+
+static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                       size_t n_rows)
+{
+    counts8 n[N_EIGHTS];
+    int16_t some[2][CG_RANS_LANES] = {{0}};
+    uint64_t cost = 0;
+    memset(n, 0, sizeof n);
+    for (size_t row = 0; row < n_rows; row++) {
+        __m256i cells[N_EIGHTS], coarse[N_EIGHTS];
+        load_cells(strip->cells + row * strip->row_stride, strip->n_lanes, some[0], cells);
+        load_cells(strip->coarse + row * strip->coarse_stride, strip->n_lanes, some[1], coarse);
+        for (unsigned i = 0; i < N_EIGHTS; i++)
+            count_refined(cells[i], coarse[i], &n[i]);
+    }
+    for (uint32_t lane = 0; lane < strip->n_lanes; lane++) {
+        const cg_rans_class *cls = &classes[strip->lane_class[lane]];
+        for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
+            const counts8 *of = &n[lane / 8];
+            uint32_t all[8], past0[8], past1[8];
+            _mm256_storeu_si256((void *)all, of->all[c]);
+            _mm256_storeu_si256((void *)past0, of->past0[c]);
+            _mm256_storeu_si256((void *)past1, of->past1[c]);
+            const uint32_t k = lane % 8;
+            cost += (uint64_t)(all[k] - past0[k]) * cls->refine_cost[c][0] +
+                    (uint64_t)(past0[k] - past1[k]) * cls->refine_cost[c][1] +
+                    (uint64_t)past1[k] * cls->refine_cost[c][2];
+        }
+    }
+    return cost;
+}
+
+const cg_rans_strips CG_RANS_STRIPS = {decode_strip,   decode_refined_strip,
+                                       encode_strip,   encode_refined_strip,
+                                       estimate_strip, estimate_refined_strip};
