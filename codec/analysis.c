@@ -29,12 +29,12 @@ cg_status cg_analyses_new(uint32_t n_bases, cg_analyses **out)
 
 static void destroy(cg_analysis *a)
 {
-    free(a->exact);
     free(a->pairs);
+    free(a->leaks);
     free(a->scale);
-    free(a->ones);
+    free(a->leak_scale);
     free(a->n_digits);
-    free(a->channel_digits);
+    free(a->leak_digits);
     *a = (cg_analysis){0};
 }
 
@@ -59,57 +59,57 @@ static void *take_zeros(size_t n, size_t each_bytes)
     return memory;
 }
 
-/* The tables, still zeros. */
+/* A table of n_rows rows, in sixteens; still zeros. */
+static bool take_table(size_t n_rows, size_t n_pairs, uint32_t **pairs_out, float **scale_out,
+                       uint8_t **n_digits_out)
+{
+    const size_t n_sixteens = (n_rows + 15) / 16 + 1;
+    *pairs_out = take_zeros(n_sixteens, n_pairs * 16 * sizeof **pairs_out);
+    *scale_out = calloc(n_sixteens, 16 * sizeof **scale_out);
+    *n_digits_out = malloc(n_sixteens);
+    if (*n_digits_out != NULL)
+        memset(*n_digits_out, 1, n_sixteens);
+    return *pairs_out != NULL && *scale_out != NULL && *n_digits_out != NULL;
+}
+
 static bool take_tables(cg_analysis *a)
 {
-    const size_t n_pairs = cg_analysis_pairs(a->n_channels),
-                 n_exact_pairs = cg_analysis_exact_pairs(a);
-    a->pairs = take_zeros((a->n_components + 15u) / 16 + 1, n_pairs * 16 * sizeof *a->pairs);
-    a->exact = take_zeros((a->n_channels + 15u) / 16 + 1, n_exact_pairs * 16 * sizeof *a->exact);
-    a->scale = calloc((a->n_components + 15) / 16 + 1, 16 * sizeof *a->scale);
-    return a->pairs != NULL && a->exact != NULL && a->scale != NULL;
+    return take_table(a->n_components, cg_analysis_pairs(a->n_channels), &a->pairs, &a->scale,
+                      &a->n_digits);
 }
 
-/* Neighbouring channels stand side by side, since matrix units and integer products add up two of
- * them at once. row: of component c, 16 bits an element. */
-static void pack_row(cg_analysis *a, uint32_t c, const uint16_t *row)
+/* Row c of n elements of 16 bits. Neighbouring elements stand side by side, since matrix units and
+ * integer products add up two of them at once. */
+static void pack_row(uint32_t *table, size_t n_pairs, uint32_t c, const uint16_t *row, uint32_t n)
 {
-    const size_t n_pairs = cg_analysis_pairs(a->n_channels),
-                 n_exact_pairs = cg_analysis_exact_pairs(a);
-    uint32_t *out = a->pairs + c / 16 * n_pairs * 16 + c % 16;
-    for (uint32_t ch = 0; ch < a->n_channels; ch++)
-        out[ch / 2 * 16] |= (uint32_t)row[ch] << (ch % 2 * 16);
-    for (uint32_t ch = 0; ch < a->n_channels && c < a->n_exact; ch++)
-        a->exact[(ch / 16 * n_exact_pairs + c / 2) * 16 + ch % 16] |= (uint32_t)row[ch]
-                                                                      << (c % 2 * 16);
+    uint32_t *out = table + c / 16 * n_pairs * 16 + c % 16;
+    for (uint32_t i = 0; i < n; i++)
+        out[i / 2 * 16] |= (uint32_t)row[i] << (i % 2 * 16);
 }
 
-/* An element in the n-th sixteen, lane `lane` of it, at place i of n_places that are summed over:
- * as digits. */
-static void pack_digits(uint32_t *table, uint8_t *n_digits, size_t n_pairs, uint32_t n,
-                        uint32_t lane, uint32_t i, int16_t element)
+/* The same as digits. */
+static void pack_row_digits(uint32_t *table, uint8_t *n_digits, size_t n_pairs, uint32_t c,
+                            const int16_t *row, uint32_t n)
 {
-    uint8_t *low = (uint8_t *)(table + n * n_pairs * 16) + i / 4 * 64 + lane * 4 + i % 4;
-    const int high = (element + 128) >> 8;
-    low[0] = (uint8_t)element;
-    low[n_pairs * 32] = (uint8_t)high;
-    if (high != 0)
-        n_digits[n] = 2;
-}
-
-/* pack_row() in digits. */
-static void pack_row_digits(cg_analysis *a, uint32_t c, const int16_t *row)
-{
-    for (uint32_t ch = 0; ch < a->n_channels; ch++) {
-        pack_digits(a->pairs, a->n_digits, cg_analysis_pairs(a->n_channels), c / 16, c % 16, ch,
-                    row[ch]);
-        if (c < a->n_exact)
-            pack_digits(a->exact, a->channel_digits, cg_analysis_exact_pairs(a), ch / 16, ch % 16,
-                        c, row[ch]);
+    uint8_t *out = (uint8_t *)(table + c / 16 * n_pairs * 16) + c % 16 * 4;
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *low = out + i / 4 * 64 + i % 4;
+        const int high = (row[i] + 128) >> 8;
+        low[0] = (uint8_t)row[i];
+        low[n_pairs * 32] = (uint8_t)high;
+        if (high != 0)
+            n_digits[c / 16] = 2;
     }
 }
 
-/* ---- version 1 ---- */
+static void pack_integers(const cg_profile *p, uint32_t *table, uint8_t *n_digits, size_t n_pairs,
+                          uint32_t c, const int16_t *row, uint32_t n)
+{
+    if (p->kernels->forward->takes_digits)
+        pack_row_digits(table, n_digits, n_pairs, c, row, n);
+    else
+        pack_row(table, n_pairs, c, (const uint16_t *)row, n);
+}
 
 /* To an integer; |x| is below 2^22. Added to 1.5 * 2^23, a float has no bits left for a fraction.
  */
@@ -117,6 +117,82 @@ static float nearest(float x)
 {
     return x + 0x1.8p23f - 0x1.8p23f;
 }
+
+static float norm_of(const int16_t *row, uint32_t n)
+{
+    float square = 0;
+    for (uint32_t i = 0; i < n; i++)
+        square += (float)row[i] * (float)row[i];
+    return sqrtf(square);
+}
+
+/* ---- what the others pick up of the exact components ---- */
+
+/* Of component n_exact + c: the scalar products of its row with each exact one, to leaks. row: room
+ * for n_exact. */
+static void pack_leaks(const cg_profile *p, cg_analysis *a, uint32_t c, const float *products,
+                       uint16_t *row)
+{
+    const size_t n_pairs = cg_analysis_exact_pairs(a);
+    float most = 0;
+    for (uint32_t i = 0; i < a->n_exact; i++) {
+        most = fmaxf(most, fabsf(products[i]));
+        row[i] = cg_bf16_from_f32(products[i]);
+    }
+    if (p->version == 1) {
+        pack_row(a->leaks, n_pairs, c, row, a->n_exact);
+        return;
+    }
+    const float unit = most > 0 ? most / CG_MAX_ELEMENT : 1;
+    int16_t *numbers = (int16_t *)row;
+    for (uint32_t i = 0; i < a->n_exact; i++)
+        numbers[i] = (int16_t)nearest(products[i] / unit);
+    a->leak_scale[c] = unit * a->scale[a->n_exact + c];
+    a->leak_norm = fmaxf(a->leak_norm, norm_of(numbers, a->n_exact));
+    pack_integers(p, a->leaks, a->leak_digits, n_pairs, c, numbers, a->n_exact);
+}
+
+static size_t n_others(const cg_analysis *a)
+{
+    return a->n_exact > 0 ? a->n_components - a->n_exact : 0;
+}
+
+/* Room for the others' rows: [n_others][2 * cg_analysis_pairs()], zeros. */
+static float *take_others(const cg_analysis *a)
+{
+    return take_zeros(n_others(a), 2 * cg_analysis_pairs(a->n_channels) * sizeof(float));
+}
+
+/* From the others' rows, before their scales; the other tables are there. They are projected on the
+ * exact components as an encoder's data are. */
+static cg_status make_leaks(const cg_profile *p, cg_analysis *a, const float *others)
+{
+    enum { ROWS_AT_ONCE = 64 };
+    const cg_klt_forward *forward = p->kernels->forward;
+    const size_t n = n_others(a), n_pairs = cg_analysis_pairs(a->n_channels),
+                 stride = 2 * cg_analysis_exact_pairs(a);
+    if (n == 0)
+        return CG_OK;
+    float *products = take_zeros(cg_padded(n, CG_TILE), stride * sizeof *products);
+    uint16_t *split = take_zeros(ROWS_AT_ONCE, 2 * n_pairs * sizeof *split);
+    uint16_t *row = malloc(a->n_exact * sizeof *row);
+    const bool is_room = take_table(n, stride / 2, &a->leaks, &a->leak_scale, &a->leak_digits) &&
+                         products != NULL && split != NULL && row != NULL;
+    if (is_room && p->version == 1)
+        forward->project(others, 2 * n_pairs, n, a->pairs, n_pairs, a->n_exact / 16, split,
+                         products, stride);
+    else if (is_room)
+        forward->project_integers(others, 2 * n_pairs, n, a->pairs, a->n_digits, a->scale, a->norm,
+                                  n_pairs, a->n_exact / 16, split, products, stride);
+    for (uint32_t c = 0; c < n && is_room; c++)
+        pack_leaks(p, a, c, products + c * stride, row);
+    free(products);
+    free(split);
+    free(row);
+    return is_room ? CG_OK : CG_ERR_NO_MEMORY;
+}
+
+/* ---- version 1 ---- */
 
 /* Of the components behind the first n_exact, in place: bf16 to the numbers that they are scales
  * of. */
@@ -144,6 +220,7 @@ static cg_status make_from_rows(const cg_profile *p, const cg_group *group, unsi
     const size_t n_elements = (size_t)rows.n_components * rows.n_channels;
     rows.rows = malloc((n_elements + 1) * sizeof *rows.rows);
     rows.scale = calloc((rows.n_components + 15) / 16 + 1, 16 * sizeof *rows.scale);
+    float *others = NULL;
     cg_status status = rows.rows != NULL && rows.scale != NULL ? CG_OK : CG_ERR_NO_MEMORY;
     if (status == CG_OK)
         status = cg_profile_read_rows(p, group, plane, &rows);
@@ -152,15 +229,24 @@ static cg_status make_from_rows(const cg_profile *p, const cg_group *group, unsi
     *a = (cg_analysis){
         .n_channels = rows.n_channels, .n_components = rows.n_components, .n_exact = rows.n_exact};
     status = CG_ERR_NO_MEMORY;
-    if (!take_tables(a))
+    others = take_others(a);
+    if (!take_tables(a) || others == NULL)
         goto done;
     memcpy(a->scale, rows.scale, rows.n_components * sizeof *a->scale);
-    if (p->kernels->forward->project_narrow != NULL)
+    const bool are_numbers = p->kernels->forward->project_narrow != NULL;
+    if (are_numbers)
         find_numbers(&rows, a);
-    for (uint32_t c = 0; c < rows.n_components; c++)
-        pack_row(a, c, rows.rows + (size_t)c * rows.n_channels);
-    status = CG_OK;
+    for (uint32_t c = 0; c < rows.n_components; c++) {
+        const size_t n_pairs = cg_analysis_pairs(a->n_channels);
+        const uint16_t *row = rows.rows + (size_t)c * rows.n_channels;
+        pack_row(a->pairs, n_pairs, c, row, rows.n_channels);
+        for (uint32_t ch = 0; ch < rows.n_channels && c >= a->n_exact && a->n_exact > 0; ch++)
+            others[(c - a->n_exact) * 2 * n_pairs + ch] =
+                are_numbers ? (float)(int16_t)row[ch] * a->scale[c] : cg_bf16_to_f32(row[ch]);
+    }
+    status = make_leaks(p, a, others);
 done:
+    free(others);
     free(rows.rows);
     free(rows.scale);
     return status;
@@ -173,43 +259,23 @@ static cg_status make_from_bands(const cg_profile *p, const cg_bands *bands, cg_
     *a = (cg_analysis){.n_channels = bands->n_channels,
                        .n_components = bands->n_components,
                        .n_exact = bands->n_exact};
+    const size_t n_pairs = cg_analysis_pairs(a->n_channels);
     int16_t *row = malloc(((size_t)bands->n_channels + 1) * sizeof *row);
-    float *channel_square = calloc((size_t)bands->n_channels + 1, sizeof *channel_square);
+    float *others = take_others(a);
     cg_status status = CG_ERR_NO_MEMORY;
-    if (row == NULL || channel_square == NULL || !take_tables(a))
+    if (row == NULL || others == NULL || !take_tables(a))
         goto done;
-    const size_t n_ones = cg_padded(a->n_channels, 16);
-    const size_t n_sixteens = cg_padded(a->n_components, 16) / 16;
-    a->ones = malloc((n_ones + 1) * sizeof *a->ones);
-    a->n_digits = malloc(n_sixteens + 1);
-    a->channel_digits = malloc(n_ones / 16 + 1);
-    if (a->ones == NULL || a->n_digits == NULL || a->channel_digits == NULL)
-        goto done;
-    for (size_t ch = 0; ch < n_ones; ch++)
-        a->ones[ch] = 1;
-    memset(a->n_digits, 1, n_sixteens);
-    memset(a->channel_digits, 1, n_ones / 16);
     for (uint32_t c = 0; c < bands->n_components; c++) {
         const unsigned shift = cg_bands_row(&p->layout, bands, c, row);
-        float *norm = c < a->n_exact ? &a->exact_norm : &a->norm;
-        float square = 0;
-        for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
-            square += (float)row[ch] * (float)row[ch];
-            if (c < a->n_exact)
-                channel_square[ch] += (float)row[ch] * (float)row[ch];
-        }
-        *norm = fmaxf(*norm, sqrtf(square));
+        a->norm = fmaxf(a->norm, norm_of(row, bands->n_channels));
         a->scale[c] = ldexpf(1, (int)shift - (int)bands->unit_bits);
-        if (p->kernels->forward->takes_digits)
-            pack_row_digits(a, c, row);
-        else
-            pack_row(a, c, (const uint16_t *)row);
+        pack_integers(p, a->pairs, a->n_digits, n_pairs, c, row, bands->n_channels);
+        for (uint32_t ch = 0; ch < bands->n_channels && c >= a->n_exact && a->n_exact > 0; ch++)
+            others[(c - a->n_exact) * 2 * n_pairs + ch] = (float)row[ch];
     }
-    for (uint32_t ch = 0; ch < bands->n_channels; ch++)
-        a->channel_norm = fmaxf(a->channel_norm, sqrtf(channel_square[ch]));
-    status = CG_OK;
+    status = make_leaks(p, a, others);
 done:
-    free(channel_square);
+    free(others);
     free(row);
     return status;
 }

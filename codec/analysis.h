@@ -14,26 +14,27 @@ extern "C" {
 
 typedef struct cg_analysis {
     uint32_t n_channels, n_components;
-    /* The first components, whose rows are stored finely: a multiple of 16, or all. An encoder
-     * takes them out of its data before it projects on the others. Rows that are stored coarsely
-     * are not quite orthogonal to them, and would pick up what the largest components hold of the
-     * data. exact: project()'s pairs for taking out, [channels, in sixteens][exact_pairs][16]. */
+    /* The first components, whose rows are stored finely: a multiple of 16, or all. Rows that are
+     * stored coarsely are not quite orthogonal to them, and pick up what the largest components
+     * hold of the data. An encoder takes that out of their coefficients. */
     uint32_t n_exact;
-    uint32_t *exact;
     /* cg_kernels.project()'s pairs, zeros behind channels and components; or, in version 2, digits
-     * where the kernels take them. The same of exact. */
+     * where the kernels take them. */
     uint32_t *pairs;
+    /* The same of what is taken out, from coefficients of the exact components to those of the
+     * others: [n_components - n_exact, in sixteens][exact_pairs][16], of the rows' scalar products.
+     * NULL where there are none. */
+    uint32_t *leaks;
     /* [n_components, in sixteens]: of components that are integers, what they are scaled with. In
      * version 1 they are the narrow ones behind the first n_exact, where the kernels have
      * project_narrow(). In version 2 all are, and the scales are powers of two. */
     float *scale;
-    float *ones; /* version 2: [n_channels, in sixteens] */
-    /* Version 2, where the kernels take digits: how many the numbers of sixteen components have,
-     * and those of sixteen channels in exact. */
-    uint8_t *n_digits, *channel_digits;
-    /* The largest Euclidean norm of integers: of the components behind the first n_exact; in
-     * version 2 also of the others, and of a channel in exact. */
-    float norm, exact_norm, channel_norm;
+    float *leak_scale; /* version 2: the same of leaks */
+    /* Version 2, where the kernels take digits: how many the numbers of sixteen components have. */
+    uint8_t *n_digits, *leak_digits;
+    /* The largest Euclidean norm of integers: in version 1 of the components behind the first
+     * n_exact; in version 2 of all, and of leaks. */
+    float norm, leak_norm;
 } cg_analysis;
 
 /* Makes the tables of all the profile's bases, unless they are there. CG_ERR_NO_MEMORY: a later
@@ -53,7 +54,7 @@ static inline size_t cg_analysis_pairs(uint32_t n_channels)
     return ((size_t)n_channels + 31) / 32 * 16;
 }
 
-/* Pairs of components that their taking out walks. */
+/* Pairs of exact components that taking them out walks. */
 static inline size_t cg_analysis_exact_pairs(const cg_analysis *analysis)
 {
     return ((size_t)analysis->n_exact + 31) / 32 * 16;

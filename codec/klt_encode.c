@@ -11,7 +11,7 @@ typedef struct encode_work {
     float *block; /* [CG_DCT][n_channels]: the tokens of a block */
     float *rows;  /* [CG_DCT][n_blocks][row_stride]: their spectra */
     float *coef;  /* [n_blocks, in whole tiles][coef_stride]: of one frequency */
-    float *known; /* [n_blocks, in whole tiles][row_stride]: what the exact components make of it */
+    float *leaks; /* the same: what the exact components make of the others' */
     uint16_t *split;
     void *symbols[CG_N_LEVELS]; /* of the lossy levels */
 } encode_work;
@@ -25,8 +25,8 @@ static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsi
     w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
     w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
                                       sizeof *w.coef);
-    w.known = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.row_stride *
-                                       sizeof *w.known);
+    w.leaks = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
+                                       sizeof *w.leaks);
     w.split = cg_arena_take(arena, 64 * w.row_stride * sizeof *w.split);
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
         w.symbols[level] =
@@ -107,79 +107,56 @@ static bool load_rows(const cg_heads *heads, const cg_group *group, unsigned mat
     return finite;
 }
 
-/* Coefficients of n_sixteens of components from the sixteenth first on, of the rows. is_exact: of
- * the first n_exact. */
-static void project(const cg_profile *p, const cg_analysis *a, size_t n_blocks, size_t first,
-                    size_t n_sixteens, bool is_exact, const float *rows, const encode_work *w)
+/* Coefficients of the first n_sixteens of components, n_exact of them exact, of the rows. */
+static void project(const cg_profile *p, const cg_analysis *a, size_t n_blocks, size_t n_exact,
+                    size_t n_sixteens, const float *rows, const encode_work *w)
 {
     const cg_klt_forward *forward = p->kernels->forward;
     const size_t n_pairs = cg_analysis_pairs(a->n_channels);
-    const uint32_t *pairs = a->pairs + first * n_pairs * 16;
-    const float *scale = a->scale + 16 * first;
-    float *coef = w->coef + 16 * first;
-    if (p->version > 1)
-        forward->project_integers(rows, w->row_stride, n_blocks, pairs, a->n_digits + first, scale,
-                                  is_exact ? a->exact_norm : a->norm, n_pairs, n_sixteens, w->split,
-                                  coef, w->coef_stride);
-    else if (!is_exact && forward->project_narrow != NULL)
-        forward->project_narrow(rows, w->row_stride, n_blocks, pairs, scale, a->norm, n_pairs,
-                                n_sixteens, w->split, coef, w->coef_stride);
-    else
-        forward->project(rows, w->row_stride, n_blocks, pairs, n_pairs, n_sixteens, w->split, coef,
-                         w->coef_stride);
-}
-
-/* Of all blocks, the first n coefficients times the scales of their components, or divided. */
-static void scale_coefs(const cg_analysis *a, size_t n_blocks, size_t n, bool is_back,
-                        const encode_work *w)
-{
-    for (size_t b = 0; b < n_blocks; b++) {
-        float *coef = w->coef + b * w->coef_stride;
-        for (size_t c = 0; c < n; c++)
-            coef[c] = a->scale[c] == 0 ? 0
-                      : is_back        ? coef[c] / a->scale[c]
-                                       : coef[c] * a->scale[c];
-    }
-}
-
-/* What the coefficients of the first n_exact sixteens make of the rows, to w->known. */
-static void synthesize_exact(const cg_profile *p, const cg_analysis *a, size_t n_blocks,
-                             size_t n_exact, const encode_work *w)
-{
-    const cg_klt_forward *forward = p->kernels->forward;
-    const size_t n_pairs = cg_analysis_exact_pairs(a), n_sixteens = (a->n_channels + 15u) / 16;
-    for (size_t b = 0; b < n_blocks && n_exact % 2 != 0; b++)
-        memset(w->coef + b * w->coef_stride + 16 * n_exact, 0, 16 * sizeof *w->coef);
-    if (p->version == 1) {
-        forward->project(w->coef, w->coef_stride, n_blocks, a->exact, n_pairs, n_sixteens, w->split,
-                         w->known, w->row_stride);
+    if (p->version > 1) {
+        forward->project_integers(rows, w->row_stride, n_blocks, a->pairs, a->n_digits, a->scale,
+                                  a->norm, n_pairs, n_sixteens, w->split, w->coef, w->coef_stride);
         return;
     }
-    scale_coefs(a, n_blocks, 16 * n_exact, false, w); /* powers of two: exact, and back */
-    forward->project_integers(w->coef, w->coef_stride, n_blocks, a->exact, a->channel_digits,
-                              a->ones, a->channel_norm, n_pairs, n_sixteens, w->split, w->known,
-                              w->row_stride);
-    scale_coefs(a, n_blocks, 16 * n_exact, true, w);
+    const bool is_narrow = forward->project_narrow != NULL;
+    forward->project(rows, w->row_stride, n_blocks, a->pairs, n_pairs,
+                     is_narrow ? n_exact : n_sixteens, w->split, w->coef, w->coef_stride);
+    if (is_narrow)
+        forward->project_narrow(rows, w->row_stride, n_blocks, a->pairs + n_exact * n_pairs * 16,
+                                a->scale + 16 * n_exact, a->norm, n_pairs, n_sixteens - n_exact,
+                                w->split, w->coef + 16 * n_exact, w->coef_stride);
 }
 
-/* Coefficients of the first n components, in sixteens, of the rows of one frequency; the rows are
- * used up. */
+/* Takes out of the coefficients of n_others sixteens what they have picked up of the n_exact
+ * before them. Where n_exact is odd, the sixteen behind it meets zeros. */
+static void remove_leaks(const cg_profile *p, const cg_analysis *a, size_t n_blocks, size_t n_exact,
+                         size_t n_others, const encode_work *w)
+{
+    const cg_klt_forward *forward = p->kernels->forward;
+    const size_t n_pairs = cg_analysis_exact_pairs(a);
+    if (p->version > 1)
+        forward->project_integers(w->coef, w->coef_stride, n_blocks, a->leaks, a->leak_digits,
+                                  a->leak_scale, a->leak_norm, n_pairs, n_others, w->split,
+                                  w->leaks, w->coef_stride);
+    else
+        forward->project(w->coef, w->coef_stride, n_blocks, a->leaks, n_pairs, n_others, w->split,
+                         w->leaks, w->coef_stride);
+    for (size_t b = 0; b < n_blocks; b++) {
+        float *coef = w->coef + b * w->coef_stride + 16 * n_exact;
+        for (size_t c = 0; c < 16 * n_others; c++)
+            coef[c] -= w->leaks[b * w->coef_stride + c];
+    }
+}
+
+/* Coefficients of the first n components, in sixteens, of the rows of one frequency. */
 static void analyze(const cg_profile *p, const cg_analysis *a, size_t n_blocks, uint32_t n,
-                    float *rows, const encode_work *w)
+                    const float *rows, const encode_work *w)
 {
     const size_t n_sixteens = (n + 15u) / 16, all_exact = (a->n_exact + 15u) / 16;
     const size_t n_exact = all_exact < n_sixteens ? all_exact : n_sixteens;
-    if (n_exact > 0)
-        project(p, a, n_blocks, 0, n_exact, true, rows, w);
-    if (n_exact == n_sixteens)
-        return;
-    if (n_exact > 0)
-        synthesize_exact(p, a, n_blocks, n_exact, w);
-    for (size_t b = 0; b < n_blocks && n_exact > 0; b++) {
-        for (size_t ch = 0; ch < a->n_channels; ch++)
-            rows[b * w->row_stride + ch] -= w->known[b * w->row_stride + ch];
-    }
-    project(p, a, n_blocks, n_exact, n_sixteens - n_exact, false, rows, w);
+    project(p, a, n_blocks, n_exact, n_sixteens, rows, w);
+    if (n_exact > 0 && n_exact < n_sixteens)
+        remove_leaks(p, a, n_blocks, n_exact, n_sixteens - n_exact, w);
 }
 
 /* Makes a row of symbols small enough for its sums to stay within 32 bits. Returns how many were

@@ -231,11 +231,15 @@ struct Reference {
 
 // ---- chunks with given symbols ----
 
-enum class Fill { encoded, small, saturated, sparse };
+enum class Fill { encoded, small, saturated, sparse, first };
+constexpr size_t N_FIRST = 32; // components that Fill::first draws
 
-int16_t draw_symbol(Fill fill, Random *random)
+int16_t draw_symbol(Fill fill, size_t component, Random *random)
 {
     switch (fill) {
+    case Fill::first:
+        return static_cast<int16_t>(component < N_FIRST ? static_cast<int>(random->below(601)) - 300
+                                                        : 0);
     case Fill::small: return static_cast<int16_t>(static_cast<int>(random->below(7)) - 3);
     case Fill::saturated:
         return static_cast<int16_t>(random->below(4) == 0 ? static_cast<int>(random->below(65536))
@@ -274,7 +278,7 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
             for (unsigned f = 0; f < 8; f++) {
                 const size_t n = n_blocks * columns.n_active[f];
                 for (size_t c = 0; c < n && fill != Fill::encoded; c++)
-                    symbols.cells[f][c] = draw_symbol(fill, &random);
+                    symbols.cells[f][c] = draw_symbol(fill, c % columns.n_active[f], &random);
                 own[f].assign(symbols.cells[f], symbols.cells[f] + n);
             }
             size_t n_bytes;
@@ -467,6 +471,40 @@ TEST_P(ExactTest, EncodesAsCloseAsTheStep)
         for (size_t i = 0; i < want.size(); i++)
             error += std::pow(got[i] - want[i], 2);
         EXPECT_LT(std::sqrt(error / static_cast<double>(want.size())), 0.06);
+    }
+}
+
+// What components of few bits pick up of the large ones is taken out: data of the first 32
+// components alone, those of many bits, leave next to nothing to the others.
+TEST_P(ExactTest, EncodesNothingThatComponentsOfFewBitsPickUp)
+{
+    ProfileSpec older; // one third wide, the next of two bits
+    older.packed = true;
+    older.wide_share = 0.34;
+    for (ProfileSpec spec : {spec_2(true), spec_2(false), older}) {
+        SCOPED_TRACE(testing::Message() << "version " << spec.version << " joined " << spec.joined);
+        spec.n_layers = 3;
+        spec.group_layers = {3};
+        spec.n_sinks = 0;
+        const uint32_t n_tokens = 72, n_blocks = 9;
+        const Profile profile = make_profile(spec);
+        const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 8, n_tokens);
+        const auto tokens = make_tokens(n_tokens, 1);
+        Bytes chunk, elements;
+        ASSERT_EQ(encode(profile.get(), header, tokens, make_elements(header, 1), CG_L1, &chunk),
+                  CG_OK);
+        const auto want = set_symbols(profile.get(), Fill::first, 1, &chunk);
+        ASSERT_EQ(decode(profile.get(), chunk, &elements), CG_OK);
+        ASSERT_EQ(encode(profile.get(), header, tokens, elements, CG_L1, &chunk), CG_OK);
+        const auto got = set_symbols(profile.get(), Fill::encoded, 1, &chunk);
+        for (size_t i = 0; i < want.size(); i++) {
+            for (size_t f = 0; f < 8; f++) {
+                const size_t n = want[i][f].size() / n_blocks;
+                for (size_t k = 0; k < want[i][f].size(); k++)
+                    ASSERT_LE(std::abs(got[i][f][k] - want[i][f][k]), k % n < N_FIRST ? 8 : 1)
+                        << "matrix " << i << " frequency " << f << " component " << k % n;
+            }
+        }
     }
 }
 
