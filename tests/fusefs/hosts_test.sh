@@ -13,21 +13,23 @@ net=cgh$$
 daemons=()
 servers=()
 none_left() { [ -z "$(jobs -rp)" ]; }
+ended() { ! grep -qx "$1" <<< "$(jobs -rp)"; }
+# Bounded, whatever hangs: who serves a store goes with all that it started, which ends what waits for it.
 at_end() {
-    for host in $hosts; do
-        : > "$tmp/go$host"
-        [ -z "${daemons[host]:-}" ] || { kill -KILL "${daemons[host]}" && wait "${daemons[host]}"; } 2> /dev/null
-        for at in "$tmp/mnt$host" "$tmp/store$host"; do
-            umount -l "$at" 2> /dev/null # also one that does not answer
-        done
-    done
-    umount -l "$store" 2> /dev/null
-    [ ${#servers[@]} = 0 ] || kill "${servers[@]}" 2> /dev/null
-    wait_for 10 none_left || kill -KILL $(jobs -rp) 2> /dev/null # and what not even that ends is left
+    kill -KILL $(jobs -rp)
     for host in $hosts s; do
-        ip netns del "$net-$host" 2> /dev/null
+        ip netns pids "$net-$host" | xargs -r kill -KILL
     done
-}
+    for host in $hosts; do
+        umount -l "$tmp/mnt$host"
+        umount -l "$tmp/store$host"
+    done
+    umount -l "$store"
+    wait_for 10 none_left
+    for host in $hosts s; do
+        ip netns del "$net-$host"
+    done
+} 2> /dev/null
 # Namespaces without `ip netns exec`, which would hide the mounts from us.
 at() { nsenter --net="/run/netns/$net-$1" "${@:2}"; }
 make_network() {
@@ -44,12 +46,11 @@ make_network 2> "$tmp/network" || skip netns "no network namespaces: hosts are n
 
 # serve: a server for $store; reach HOST: the host's way to it.
 serve_sshfs() {
-    start_sshd 10.77.0.254 at s
-    servers+=("$server")
+    start_sshd 10.77.0.254 nsenter --net="/run/netns/$net-s" # not by a function: it would run in a shell that waits for it
 }
 reach_sshfs() { # ssh gives up what does not answer for 6 s
     at "$1" sshfs "${ssh_options[@]}" -o reconnect,ServerAliveInterval=2,ServerAliveCountMax=3,ConnectTimeout=4 \
-        "$(id -un)@10.77.0.254:$store" "$tmp/store$1"
+        "$(id -un)@10.77.0.254:$store" "$tmp/store$1" > "$tmp/sshfs$1" 2>&1
 }
 # shellcheck disable=SC2016
 serve_gluster() {
@@ -60,7 +61,7 @@ serve_gluster() {
         mkdir /run/gluster; exec glusterd -N -l "$1"'
     for host in $hosts; do
         mkdir "$tmp/brick$host"
-        nsenter --net="/run/netns/$net-$host" unshare -m sh -c "$run" sh "$tmp/glusterd$host" &
+        nsenter --net="/run/netns/$net-$host" unshare -m sh -c "$run" sh "$tmp/glusterd$host" > "$tmp/glusterd$host.out" 2>&1 &
         servers+=($!) # itself, and not a shell that waits for it
     done
     peers() { [ "$(gluster1 pool list | grep -c Connected)" = 3 ]; }
@@ -85,14 +86,14 @@ start() {
     shift
     mkdir -p "$tmp/store$host" "$tmp/mnt$host"
     wait_for 30 reach "$host" || skip "$kind" "the store cannot be reached in a network namespace"
-    "$cachegenfs" "$tmp/store$host" "$tmp/mnt$host" -f -o "dead_after=${silent}s" "$@" 2>> "$tmp/log" &
+    "$cachegenfs" "$tmp/store$host" "$tmp/mnt$host" -f -o "dead_after=${silent}s" "$@" >> "$tmp/log" 2>&1 &
     daemons[host]=$!
     check "host $host is up" wait_for 30 test -e "$tmp/mnt$host/.cachegenfs/version"
 }
 end() { # HOST SIGNAL
     kill "-$2" "${daemons[$1]}"
-    wait "${daemons[$1]}" 2> /dev/null
-    daemons[$1]=
+    check "host $1 ends" wait_for 60 ended "${daemons[$1]}"
+    ended "${daemons[$1]}" && wait "${daemons[$1]}" 2> /dev/null
     umount -l "$tmp/mnt$1" 2> /dev/null
     return 0
 }
@@ -115,7 +116,7 @@ done
 writers=()
 write_slowly() {
     rm -f "$tmp/half$1" "$tmp/go$1"
-    python3 - "$tmp/source/L1/$2" "$tmp/mnt$1/m/contexts/b/L1/$2" "$tmp/half$1" "$tmp/go$1" << 'END' 2> /dev/null &
+    python3 - "$tmp/source/L1/$2" "$tmp/mnt$1/m/contexts/b/L1/$2" "$tmp/half$1" "$tmp/go$1" << 'END' > /dev/null 2>&1 &
 import os, sys, time
 data = open(sys.argv[1], "rb").read()
 fd = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)

@@ -17,7 +17,7 @@ start_sshd() {
     port=$("$@" python3 -c 'import socket, sys; s = socket.socket(); s.bind((sys.argv[1], 0)); print(s.getsockname()[1])' "$address")
     "$@" "$(command -v sshd || echo /usr/sbin/sshd)" -D -e -f /dev/null -p "$port" -h "$tmp/ssh/host" \
         -o ListenAddress="$address" -o UsePAM=no -o StrictModes=no -o AuthorizedKeysFile="$tmp/ssh/authorized" \
-        -o PermitRootLogin=prohibit-password -o PidFile=none -o Subsystem="sftp $sftp_server" 2> "$tmp/ssh/log" &
+        -o PermitRootLogin=prohibit-password -o PidFile=none -o Subsystem="sftp $sftp_server" > "$tmp/ssh/log" 2>&1 &
     server=$!
     ssh_options=(-p "$port" -o IdentityFile="$tmp/ssh/user" -o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no
         -o LogLevel=ERROR -o BatchMode=yes)
