@@ -139,17 +139,6 @@ static cg_request request_of(const struct fuse_in_header *header)
     }
 }
 
-/* Only a write is so large that it comes in a pipe; whose it is would have to be read out of it. */
-static void classify(const struct fuse_buf *buf, cg_lane *lane_out, uid_t *uid_out,
-                     cg_request *request_out)
-{
-    const struct fuse_in_header *header = buf->mem;
-    const bool is_in_memory = (buf->flags & FUSE_BUF_IS_FD) == 0;
-    *lane_out = is_in_memory ? lane_of(header) : CG_LANE_CHANGE;
-    *uid_out = is_in_memory ? header->uid : (uid_t)-1;
-    *request_out = is_in_memory ? request_of(header) : CG_REQUEST_WRITE;
-}
-
 static void process(loop *l, struct fuse_buf *buf, cg_request request, uint64_t arrived_ns)
 {
     fuse_session_process_buf(l->session, buf);
@@ -157,7 +146,7 @@ static void process(loop *l, struct fuse_buf *buf, cg_request request, uint64_t 
         cg_metrics_observe(l->metrics, request, now_ns() - arrived_ns);
 }
 
-/* NULL: without memory, or the pipe broke. */
+/* NULL: without memory. */
 static waiting *copy_request(const struct fuse_buf *buf, cg_lane lane, uid_t uid)
 {
     waiting *copy = malloc(sizeof *copy + buf->size);
@@ -165,18 +154,7 @@ static waiting *copy_request(const struct fuse_buf *buf, cg_lane lane, uid_t uid
         return NULL;
     copy->job = (cg_lane_job){.lane = lane, .uid = uid};
     copy->buf = (struct fuse_buf){.size = buf->size, .mem = copy->bytes};
-    if ((buf->flags & FUSE_BUF_IS_FD) == 0) {
-        memcpy(copy->bytes, buf->mem, buf->size);
-        return copy;
-    }
-    for (size_t done = 0; done < buf->size;) {
-        const ssize_t n = read(buf->fd, copy->bytes + done, buf->size - done);
-        if (n <= 0 && !(n < 0 && errno == EINTR)) {
-            free(copy);
-            return NULL;
-        }
-        done += n > 0 ? (size_t)n : 0;
-    }
+    memcpy(copy->bytes, buf->mem, buf->size);
     return copy;
 }
 
@@ -195,11 +173,11 @@ static void run_next(loop *l, cg_lane lane, uid_t uid)
 
 static void dispatch(loop *l, struct fuse_buf *buf)
 {
-    cg_lane lane;
-    uid_t uid;
-    cg_request request;
+    const struct fuse_in_header *header = buf->mem; /* never in a pipe: see op_init() */
+    const cg_lane lane = lane_of(header);
+    const uid_t uid = header->uid;
+    const cg_request request = request_of(header);
     const uint64_t arrived_ns = now_ns();
-    classify(buf, &lane, &uid, &request);
     if (cg_lanes_begin(&l->lanes, lane, uid)) {
         process(l, buf, request, arrived_ns);
         run_next(l, lane, uid);

@@ -102,13 +102,15 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
         conn->max_backing_stack_depth = mount->store_is_stacked ? 1 : 0;
         mount->passthrough.enabled = true;
     }
-    fuse_set_feature_flag(conn, FUSE_CAP_SPLICE_READ);
     fuse_set_feature_flag(conn, FUSE_CAP_SPLICE_WRITE);
     fuse_set_feature_flag(conn, FUSE_CAP_SPLICE_MOVE);
+    /* A pipe for the largest request is larger than CAP_SYS_RESOURCE, which is dropped, may make
+     * it: libfuse would make one for each request, try, and close it. */
+    fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_READ);
 #else
     (void)mount;
-    conn->want |=
-        conn->capable & (FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+    conn->want |= conn->capable & (FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+    conn->want &= ~(unsigned)FUSE_CAP_SPLICE_READ; /* as above */
 #endif
 }
 

@@ -211,6 +211,16 @@ unmount
 [ "$(id -u)" != 0 ] || check "and what that made belongs to their owner" \
     equal "$(find "$store/m/objects" -printf '%u:%g\n' | sort -u)" 12345:23456
 
+# With timeouts, so that nothing is watched: reading of changes would count.
+n_reads() { sed -n 's/^syscr: //p' "/proc/$daemon/io"; }
+if [ -r /proc/self/io ]; then
+    mount_store -o attr_timeout=0,entry_timeout=0
+    before=$(n_reads)
+    seq -f "$mnt/no-%.0f" 2000 | xargs stat > /dev/null 2>&1
+    check "a request is one read" [ $(($(n_reads) - before)) -lt 6000 ] # each asks for the root's attributes, too
+    unmount
+fi
+
 check "unknown options are named" sh -c '"$1" "$2" "$3" -o nonsense 2>&1 | grep nonsense' sh "$cachegenfs" "$store" "$mnt"
 check "and refused" fails "$cachegenfs" "$store" "$mnt" -o nonsense
 check "no store" fails "$cachegenfs" "$tmp/none" "$mnt"
