@@ -68,6 +68,21 @@ void cg_ops_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     }
 }
 
+/* A copy of the text: who has read it may close the file, which frees the text, before the call
+ * that wrote the answer returns. Nothing reads it then, but sanitizers look at it once more. */
+static void reply_text(fuse_req_t req, const char *text, size_t n_bytes)
+{
+    char *copy = n_bytes == 0 ? NULL : malloc(n_bytes);
+    if (n_bytes > 0 && copy == NULL) {
+        cg_ops_reply_error(req, ENOMEM);
+        return;
+    }
+    if (n_bytes > 0)
+        memcpy(copy, text, n_bytes);
+    fuse_reply_buf(req, copy, n_bytes);
+    free(copy);
+}
+
 void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                  struct fuse_file_info *fi)
 {
@@ -75,7 +90,7 @@ void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
     (void)ino;
     cg_fs_read(cg_ops_mount(req)->fs, file_of(fi), offset, size, &bytes);
     if (bytes.text != NULL || bytes.n_bytes == 0) {
-        fuse_reply_buf(req, bytes.text, bytes.n_bytes);
+        reply_text(req, bytes.text, bytes.n_bytes);
         return;
     }
     struct fuse_bufvec out = FUSE_BUFVEC_INIT(bytes.n_bytes);
@@ -93,7 +108,6 @@ static void become_caller(fuse_req_t req)
     cg_persona_enter(caller.uid, caller.gid);
 }
 
-/* Where the kernel sent the bytes in a pipe, they are spliced to the file. */
 static ssize_t move_buffers(void *source, int fd, off_t offset)
 {
     struct fuse_bufvec *in = source;
