@@ -190,9 +190,9 @@ static void take_change(batch *b, const change *c)
 }
 
 /* The parts of an event. A folder's own changes come as those of "." in it. */
-static change parse(const struct fanotify_event_metadata *event, const char *bytes)
+static change parse(const struct fanotify_event_metadata *event, const char *bytes, pid_t own)
 {
-    change c = {.mask = event->mask, .is_own = event->pid == getpid()};
+    change c = {.mask = event->mask, .is_own = event->pid == own};
     const char *at = bytes + event->metadata_len, *end = bytes + event->event_len;
     while (end - at >= (ptrdiff_t)sizeof(struct fanotify_event_info_fid)) {
         const struct fanotify_event_info_fid *info = (const void *)at;
@@ -218,6 +218,7 @@ static change parse(const struct fanotify_event_metadata *event, const char *byt
 static void take_events(cg_fs *fs, dev_t dev, const char *bytes, size_t n_bytes)
 {
     batch b = {.fs = fs, .dev = dev};
+    const pid_t own = getpid();
     struct fanotify_event_metadata event;
     for (size_t at = 0; n_bytes - at >= sizeof event; at += event.event_len) {
         memcpy(&event, bytes + at, sizeof event);
@@ -228,7 +229,7 @@ static void take_events(cg_fs *fs, dev_t dev, const char *bytes, size_t n_bytes)
             doubt_all(fs);
             continue;
         }
-        const change c = parse(&event, bytes + at);
+        const change c = parse(&event, bytes + at, own);
         /* What is written through the mount the kernel knows. */
         if (!c.is_own || (c.mask & ~(CONTENT_EVENTS | FAN_ONDIR)) != 0)
             take_change(&b, &c);
