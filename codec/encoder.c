@@ -198,6 +198,12 @@ static cg_status encode_sinks(cg_encoder *e, const cg_group *group, const uint8_
 cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size_t scratch_bytes,
                          const void *in)
 {
+    return cg_encoder_run_with(e, task_index, scratch, scratch_bytes, in, NULL);
+}
+
+cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
+                              size_t scratch_bytes, const void *in, cg_projector *projector)
+{
     const cg_chunk_header *h = &e->header;
     cg_status status = CG_OK;
     if (task_index >= e->n_tasks || scratch_bytes < cg_encoder_scratch_bytes(e) ||
@@ -230,7 +236,7 @@ cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size
     cg_piece sections[CG_N_LEVELS] = {0};
     uint64_t n_saturated = 0;
     status = e->preset->encode(&e->heads, e->level_mask, e->is_nested, group, shape.plane, in,
-                               scratch, sections, &n_saturated);
+                               scratch, projector, sections, &n_saturated);
     atomic_fetch_add(&e->n_saturated, n_saturated);
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         free(e->symbols[level][task_index].bytes);

@@ -159,6 +159,45 @@ static void analyze(const cg_profile *p, const cg_analysis *a, size_t n_blocks, 
         remove_leaks(p, a, n_blocks, n_exact, n_sixteens - n_exact, w);
 }
 
+/* Whether a projector's coefficients of the row are the CPU's, but for rounding. */
+static bool agrees(const cg_profile *p, const cg_analysis *a, const float *row, uint32_t n,
+                   const float *coefs, const encode_work *w)
+{
+    float row_square = 0, square = 0, error = 0;
+    analyze(p, a, 1, n, row, w);
+    for (uint32_t ch = 0; ch < a->n_channels; ch++)
+        row_square += row[ch] * row[ch];
+    for (uint32_t c = 0; c < n; c++) {
+        square += w->coef[c] * w->coef[c];
+        error += (coefs[c] - w->coef[c]) * (coefs[c] - w->coef[c]);
+    }
+    return error <= 1e-4f * square + 1e-6f * row_square; /* not with a NaN */
+}
+
+/* Coefficients of all frequencies' rows, the first n_components[f] of each, made by the projector.
+ * False: it did not, or they are wrong; the rows are as they were. */
+static bool project_elsewhere(const cg_heads *heads, const cg_group *group, unsigned matrix,
+                              const uint32_t n_components[CG_DCT], cg_projector *projector,
+                              const encode_work *w, const float *coefs_out[CG_DCT])
+{
+    const cg_profile *p = heads->profile;
+    const uint32_t n_blocks = (uint32_t)cg_klt_n_blocks(heads->n_tokens);
+    cg_projection projection = {.basis = (uint32_t)(group - p->groups) * p->n_matrices + matrix,
+                                .n_rows = n_blocks,
+                                .row_stride = (uint32_t)w->row_stride};
+    memcpy(projection.n_components, n_components, sizeof projection.n_components);
+    /* Another row of each chunk and task, and of each frequency in turn. */
+    const uint32_t number = heads->first_position / heads->n_tokens + projection.basis,
+                   f = n_components[number % CG_DCT] > 0 ? number % CG_DCT : 0,
+                   row = number / CG_DCT % n_blocks;
+    const bool is_right = projector->project(projector, &projection, coefs_out) == CG_OK &&
+                          agrees(p, cg_analysis_of(p, group, matrix),
+                                 w->rows + ((size_t)f * n_blocks + row) * w->row_stride,
+                                 n_components[f], coefs_out[f] + (size_t)row * n_components[f], w);
+    projector->n_failed += !is_right;
+    return is_right;
+}
+
 /* Makes a row of symbols small enough for its sums to stay within 32 bits. Returns how many were
  * too large, for that or for 16 bits. bands: NULL in version 1, whose sums are floats. */
 static uint64_t keep_in_range(const cg_bands *bands, int16_t *cells, size_t n_cells)
@@ -204,8 +243,8 @@ static bool wants(unsigned level_mask, unsigned level)
  * rounding, and a nested section can only code a symbol that is within 1 of 3 times the coarser
  * one. */
 static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned matrix,
-                         unsigned level_mask, bool is_nested, unsigned f, const encode_work *w,
-                         const cg_symbols symbols[CG_N_LEVELS])
+                         unsigned level_mask, bool is_nested, unsigned f, const float *coef,
+                         size_t coef_stride, const cg_symbols symbols[CG_N_LEVELS])
 {
     const cg_bands *bands = p->version > 1 ? &group->bands[matrix] : NULL;
     uint64_t n_saturated = 0;
@@ -221,7 +260,7 @@ static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned ma
                 coarsen(finer->cells[f] + b * finer->columns->n_active[f], n_active, cells);
                 continue;
             }
-            p->kernels->quantize(w->coef + b * w->coef_stride, n_active,
+            p->kernels->quantize(coef + b * coef_stride, n_active,
                                  1.0f / p->step[level - 1][matrix], cells);
             n_saturated += keep_in_range(bands, cells, n_active);
         }
@@ -229,14 +268,35 @@ static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned ma
     return n_saturated;
 }
 
+/* Components of each frequency that the levels of the mask have. */
+static void count_components(const cg_group *group, unsigned matrix, unsigned level_mask,
+                             uint32_t most_out[CG_DCT])
+{
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        most_out[f] = 0;
+        for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+            const uint32_t n_active = group->columns[level - 1][matrix].n_active[f];
+            if (wants(level_mask, level) && n_active > most_out[f])
+                most_out[f] = n_active;
+        }
+    }
+}
+
 cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
                         const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
+                        cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
+                        uint64_t *n_saturated)
 {
     const cg_profile *p = heads->profile;
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
     encode_work w = take_encode_work(&arena, group, matrix, n_blocks);
+    if (projector != NULL &&
+        (p->version == 1 ||
+         projector->rows_bytes < CG_DCT * n_blocks * w.row_stride * sizeof(float)))
+        projector = NULL;
+    if (projector != NULL)
+        w.rows = projector->rows;
     if (!load_rows(heads, group, matrix, in, n_blocks, &w))
         return CG_ERR_INVALID_ARGUMENT;
 
@@ -247,15 +307,18 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
             cg_symbols_lay(&group->columns[level - 1][matrix], refines ? &symbols[level + 1] : NULL,
                            n_blocks, w.symbols[level]);
     }
+    uint32_t most[CG_DCT];
+    const float *coefs[CG_DCT];
+    count_components(group, matrix, level_mask, most);
+    const bool is_projected =
+        projector != NULL && project_elsewhere(heads, group, matrix, most, projector, &w, coefs);
     for (unsigned f = 0; f < CG_DCT; f++) {
-        uint32_t most = 0;
-        for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-            const uint32_t n_active = group->columns[level - 1][matrix].n_active[f];
-            most = wants(level_mask, level) && n_active > most ? n_active : most;
-        }
-        analyze(p, cg_analysis_of(p, group, matrix), n_blocks, most,
-                w.rows + f * n_blocks * w.row_stride, &w);
-        *n_saturated += quantize(p, group, matrix, level_mask, is_nested, f, &w, symbols);
+        if (!is_projected)
+            analyze(p, cg_analysis_of(p, group, matrix), n_blocks, most[f],
+                    w.rows + f * n_blocks * w.row_stride, &w);
+        *n_saturated +=
+            quantize(p, group, matrix, level_mask, is_nested, f, is_projected ? coefs[f] : w.coef,
+                     is_projected ? most[f] : w.coef_stride, symbols);
     }
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if (!wants(level_mask, level))

@@ -8,6 +8,7 @@
 #ifndef CG_CODEC_LOSSY_H
 #define CG_CODEC_LOSSY_H
 #include "codec/heads.h"
+#include "codec/projection.h"
 #include "codec/symbols.h"
 
 #ifdef __cplusplus
@@ -24,7 +25,8 @@ typedef struct cg_preset {
                                    unsigned matrix, uint32_t n_tokens);
     cg_status (*encode)(const cg_heads *heads, unsigned level_mask, bool is_nested,
                         const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
+                        cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
+                        uint64_t *n_saturated);
     cg_status (*transcode)(const cg_profile *profile, unsigned from, unsigned to,
                            const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out);

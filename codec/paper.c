@@ -186,13 +186,15 @@ static bool quantize_deltas(const cg_heads *heads, unsigned level, const cg_grou
 
 cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
                           const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                          cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
+                          cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
+                          uint64_t *n_saturated)
 {
     const cg_profile *p = heads->profile;
     const size_t n_anchors = cg_paper_n_anchors(heads->n_tokens);
     cg_status status = CG_OK;
     cg_piece anchors = {0}; /* coded once: they are the same at every level */
     (void)is_nested;
+    (void)projector; /* there is nothing to project on */
     for (unsigned level = CG_L1; level < CG_N_LEVELS && status == CG_OK; level++) {
         if ((level_mask >> level & 1) == 0)
             continue;

@@ -11,6 +11,7 @@
 #ifndef CG_CODEC_PAPER_H
 #define CG_CODEC_PAPER_H
 #include "codec/heads.h"
+#include "codec/projection.h"
 #include "codec/symbols.h"
 
 #ifdef __cplusplus
@@ -32,7 +33,8 @@ size_t cg_paper_encode_scratch_bytes(const cg_profile *profile, const cg_group *
                                      unsigned matrix, uint32_t n_tokens);
 cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
                           const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                          cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
+                          cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
+                          uint64_t *n_saturated);
 
 cg_status cg_paper_transcode(const cg_profile *profile, unsigned from, unsigned to,
                              const cg_group *group, unsigned matrix, uint32_t n_tokens,

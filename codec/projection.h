@@ -1,0 +1,55 @@
+/* codec/projection.h - who multiplies in an encoder's place: a GPU beside the CPU.
+ *
+ * Most of an encoder's time goes into the projections of spectra on the KLT's basis (codec/klt.h).
+ * A projector makes them elsewhere: the encoder lays a task's spectra out in its memory, and gets
+ * the coefficients back. They need not be the same bits as the CPU's, since an encoder is free to
+ * choose symbols. What is wrong must not be stored, though: of each task the encoder computes one
+ * row itself, and where the two do not agree, or project() fails, it makes all of them on the CPU.
+ * Threads: a projector is used by one task at a time.
+ */
+#ifndef CG_CODEC_PROJECTION_H
+#define CG_CODEC_PROJECTION_H
+#include "codec/codec.h"
+#include "codec/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One task's: rows of frequency f, spectra of n_rows blocks of tokens, are times the first
+ * n_components[f] components of a basis of the profile. */
+typedef struct cg_projection {
+    uint32_t basis;      /* of layer group and matrix, in the order of the encoder's tasks */
+    uint32_t n_rows;     /* of a frequency */
+    uint32_t row_stride; /* elements: the basis's channels in whole 32s, behind them zeros */
+    uint32_t n_components[CG_DCT];
+} cg_projection;
+
+typedef struct cg_projector cg_projector;
+struct cg_projector {
+    float *rows; /* memory for [CG_DCT][n_rows][row_stride], 64-byte aligned; the encoder's */
+    size_t rows_bytes;
+    uint32_t n_failed; /* tasks that the CPU made because project() failed or was wrong */
+    /* Coefficients of the rows: those of frequency f are coefs_out[f], [n_rows][n_components[f]],
+     * until the next call; the rows stay as they are. Each is the sum over the channels, after what
+     * the basis's first n_exact components (codec/bands.h) make of the row was taken off, for the
+     * others. Any error: there are none. */
+    cg_status (*project)(cg_projector *projector, const cg_projection *projection,
+                         const float *coefs_out[CG_DCT]);
+};
+
+/* cg_encoder_run() with projections made by the projector where it can: of preset klt, with a
+ * profile of version 2. NULL: by the CPU. A projector's failures are no error. */
+cg_status cg_encoder_run_with(cg_encoder *encoder, uint32_t task_index, void *scratch,
+                              size_t scratch_bytes, const void *in, cg_projector *projector);
+
+/* Channels of a row in whole 32s. */
+static inline uint32_t cg_projection_stride(uint32_t n_channels)
+{
+    return (n_channels + 31) / 32 * 32;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,57 @@
+// tests/codec/projection_reference.h - what a projector (codec/projection.h) is to give, in f64.
+#ifndef CG_TESTS_CODEC_PROJECTION_REFERENCE_H
+#define CG_TESTS_CODEC_PROJECTION_REFERENCE_H
+#include "codec/profile_data.h"
+#include "codec/projection.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace cg_test
+{
+
+// One component of a basis of a profile of version 2, as an encoder projects on it.
+inline std::vector<double> component(const cg_profile *p, uint32_t basis, uint32_t c)
+{
+    const cg_bands &bands = p->groups[basis / p->n_matrices].bands[basis % p->n_matrices];
+    std::vector<int16_t> numbers(bands.n_channels);
+    const int shift = static_cast<int>(cg_bands_row(&p->layout, &bands, c, numbers.data()));
+    std::vector<double> out;
+    for (const int16_t number : numbers)
+        out.push_back(std::ldexp(number, shift - static_cast<int>(bands.unit_bits)));
+    return out;
+}
+
+// The coefficients of all frequencies, one after another: [n_rows][n_components[f]] each.
+inline std::vector<float> project_by_the_book(const cg_profile *p, const cg_projection &what,
+                                              const float *rows)
+{
+    const cg_bands &bands = p->groups[what.basis / p->n_matrices].bands[what.basis % p->n_matrices];
+    std::vector<std::vector<double>> components;
+    for (uint32_t c = 0; c < what.n_components[0] || c < bands.n_components; c++)
+        components.push_back(component(p, what.basis, c));
+    std::vector<float> out;
+    for (uint32_t f = 0; f < CG_DCT; f++) {
+        for (uint32_t r = 0; r < what.n_rows; r++) {
+            const float *row = rows + (size_t{f} * what.n_rows + r) * what.row_stride;
+            std::vector<double> left(row, row + bands.n_channels);
+            std::vector<double> sums;
+            for (uint32_t c = 0; c < what.n_components[f]; c++) {
+                if (c == bands.n_exact)
+                    for (uint32_t k = 0; k < c; k++)
+                        for (uint32_t ch = 0; ch < bands.n_channels; ch++)
+                            left[ch] -= sums[k] * components[k][ch];
+                double sum = 0;
+                for (uint32_t ch = 0; ch < bands.n_channels; ch++)
+                    sum += left[ch] * components[c][ch];
+                sums.push_back(sum);
+                out.push_back(static_cast<float>(sum));
+            }
+        }
+    }
+    return out;
+}
+
+} // namespace cg_test
+#endif

@@ -1,0 +1,173 @@
+// Encoders whose projections somebody else makes: what they store is as good as the CPU's, and
+// whatever goes wrong there is never stored.
+#include "projection_reference.h"
+
+#include "codec/section_plan.h"
+#include "profile_maker.h"
+
+#include <gtest/gtest.h>
+
+namespace
+{
+
+using namespace cg_test;
+
+// A projector of f64, which can be told to go wrong.
+struct Projector {
+    cg_projector base = {};
+    const cg_profile *profile;
+    std::unique_ptr<void, MallocFree> memory;
+    std::vector<float> coefs;
+    double factor = 1; // of all coefficients
+    cg_status status = CG_OK;
+    uint32_t n_calls = 0;
+
+    Projector(const cg_profile *p, size_t n_bytes)
+        : profile(p), memory(aligned_alloc(64, (n_bytes + 63) / 64 * 64))
+    {
+        base.rows = static_cast<float *>(memory.get());
+        base.rows_bytes = n_bytes;
+        base.project = project;
+    }
+    static cg_status project(cg_projector *projector, const cg_projection *what,
+                             const float *coefs_out[CG_DCT])
+    {
+        auto *self = reinterpret_cast<Projector *>(projector); // its first member
+        self->n_calls++;
+        self->coefs = project_by_the_book(self->profile, *what, projector->rows);
+        size_t at = 0;
+        for (uint32_t f = 0; f < CG_DCT; f++) {
+            coefs_out[f] = self->coefs.data() + at;
+            at += size_t{what->n_rows} * what->n_components[f];
+        }
+        for (float &coef : self->coefs)
+            coef = static_cast<float>(coef * self->factor);
+        return self->status;
+    }
+};
+
+struct Case {
+    Profile profile;
+    cg_chunk_header header;
+    Bytes elements;
+    size_t rows_bytes = 0;
+
+    explicit Case(const ProfileSpec &spec, uint32_t n_tokens = 45, uint32_t position = 0)
+        : profile(make_profile(spec)), header(make_header(spec, CG_DTYPE_BF16, position, n_tokens)),
+          elements(make_elements(header, 7))
+    {
+        for (uint32_t g = 0; g < profile->n_groups; g++)
+            rows_bytes =
+                std::max(rows_bytes, size_t{8} * ((n_tokens + 7) / 8) * sizeof(float) *
+                                         cg_projection_stride(profile->groups[g].n_channels));
+    }
+    // L1, with the others nested in it where the profile can. No projector: the CPU.
+    Bytes encode(Projector *projector) const
+    {
+        cg_encoder *encoder;
+        const auto tokens = make_tokens(header.n_tokens, 1);
+        const uint8_t all = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3;
+        const bool nests = cg_encoder_can_nest(profile.get(), all);
+        EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(),
+                                 nests ? all | CG_NESTED : 1 << CG_L1, &encoder),
+                  CG_OK);
+        const size_t n_scratch = cg_encoder_scratch_bytes(encoder);
+        const std::unique_ptr<void, MallocFree> scratch(
+            aligned_alloc(64, (n_scratch + 63) / 64 * 64));
+        for (uint32_t task = 0; task < cg_encoder_n_tasks(encoder); task++) {
+            const cg_task_shape s = cg_encoder_task_shape(encoder, task);
+            const size_t slice_bytes = s.elements_bytes / (s.n_planes * s.n_layers);
+            Bytes in;
+            for (uint32_t i = 0; i < s.n_planes * s.n_layers; i++) {
+                const size_t slice =
+                    (s.first_layer + i % s.n_layers) * 2 + s.plane + i / s.n_layers;
+                const auto at = elements.begin() + static_cast<long>(slice * slice_bytes);
+                in.insert(in.end(), at, at + static_cast<long>(slice_bytes));
+            }
+            EXPECT_EQ(cg_encoder_run_with(encoder, task, scratch.get(), n_scratch, in.data(),
+                                          projector != nullptr ? &projector->base : nullptr),
+                      CG_OK);
+        }
+        uint8_t *bytes = nullptr;
+        size_t n_bytes = 0;
+        EXPECT_EQ(cg_encoder_finish(encoder, CG_L1, &bytes, &n_bytes), CG_OK);
+        cg_encoder_free(encoder);
+        const Bytes out(bytes, bytes + n_bytes);
+        free(bytes);
+        return out;
+    }
+    double error_of(const Bytes &chunk) const
+    {
+        Bytes decoded;
+        EXPECT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
+        const auto is = to_floats(decoded, CG_DTYPE_BF16), was = to_floats(elements, CG_DTYPE_BF16);
+        double sum = 0;
+        for (size_t i = 0; i < is.size(); i++)
+            sum += (is[i] - was[i]) * (is[i] - was[i]);
+        return sum;
+    }
+};
+
+ProfileSpec nesting(bool joined)
+{
+    ProfileSpec spec;
+    spec.nests = true;
+    return spec_2(joined, spec);
+}
+
+TEST(Projection, OfSomebodyElseIsWhatIsStoredAndAsGoodAsTheCpus)
+{
+    for (const bool joined : {false, true}) {
+        for (const uint32_t n_tokens : {1u, 8u, 45u, 300u}) {
+            SCOPED_TRACE(testing::Message() << joined << ' ' << n_tokens);
+            const Case c(nesting(joined), n_tokens, 32);
+            Projector projector(c.profile.get(), c.rows_bytes);
+            const Bytes cpu = c.encode(nullptr), other = c.encode(&projector);
+            EXPECT_EQ(projector.n_calls, c.profile->n_groups * c.profile->n_matrices);
+            EXPECT_EQ(projector.base.n_failed, 0u);
+            EXPECT_NEAR(c.error_of(other), c.error_of(cpu), 0.02 * c.error_of(cpu));
+            // Off by less than is noticed: what is stored then shows whose coefficients they were.
+            projector.factor = 1.004;
+            const Bytes off = c.encode(&projector);
+            EXPECT_EQ(projector.base.n_failed, 0u);
+            if (n_tokens > 8) {
+                EXPECT_NE(off, cpu);
+            }
+        }
+    }
+}
+
+TEST(Projection, ThatFailsOrIsWrongIsMadeByTheCpu)
+{
+    for (const bool joined : {false, true}) {
+        const Case c(nesting(joined));
+        const uint32_t n_tasks = c.profile->n_groups * c.profile->n_matrices;
+        const Bytes cpu = c.encode(nullptr);
+        for (const double factor : {0.0, 0.95, -1.0, 1e30, double{NAN}}) {
+            SCOPED_TRACE(factor);
+            Projector projector(c.profile.get(), c.rows_bytes);
+            projector.factor = factor;
+            EXPECT_EQ(c.encode(&projector), cpu);
+            EXPECT_EQ(projector.base.n_failed, n_tasks);
+        }
+        Projector failing(c.profile.get(), c.rows_bytes), small(c.profile.get(), c.rows_bytes - 4);
+        failing.status = CG_ERR_DEVICE;
+        EXPECT_EQ(c.encode(&failing), cpu);
+        EXPECT_EQ(failing.base.n_failed, n_tasks);
+        EXPECT_EQ(c.encode(&small), cpu); // of the larger groups
+        EXPECT_LT(small.n_calls, n_tasks);
+        EXPECT_EQ(small.base.n_failed, 0u);
+    }
+}
+
+TEST(Projection, IsNotAskedForWhereThereIsNone)
+{
+    for (const bool is_paper : {false, true}) {
+        const Case c(is_paper ? paper_spec() : ProfileSpec());
+        Projector projector(c.profile.get(), 1 << 20);
+        EXPECT_EQ(c.encode(&projector), c.encode(nullptr));
+        EXPECT_EQ(projector.n_calls, 0u);
+    }
+}
+
+} // namespace
