@@ -8,9 +8,10 @@
 #ifndef CG_FUSEFS_CONTROL_H
 #define CG_FUSEFS_CONTROL_H
 #include "fusefs/metrics.h"
+#include "iouring/layout.h"
 #include <sys/stat.h>
 
-#define CG_CONTROL_DIRECTORY ".cachegenfs"
+#define CG_CONTROL_DIRECTORY CG_LAYOUT_MOUNT
 
 typedef enum cg_control_file {
     CG_CONTROL_NONE = 0,

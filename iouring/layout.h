@@ -14,6 +14,7 @@ extern "C" {
 #endif
 
 #define CG_LAYOUT_FILE ".cachegenfs-layout"
+#define CG_LAYOUT_MOUNT ".cachegenfs" /* a folder in the root of a mount, and of no store */
 enum { CG_LAYOUT_VERSION = 1 };
 
 /* CG_ERR_UNSUPPORTED_VERSION: of another version than ours. CG_ERR_CORRUPT: the file holds no

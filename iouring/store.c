@@ -48,6 +48,7 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
     }
     if ((status = cg_layout_check(store->root_fd)) != CG_OK)
         goto failed;
+    store->is_mount = faccessat(store->root_fd, CG_LAYOUT_MOUNT, F_OK, 0) == 0;
     if (create && (status = make_folders(store->root_fd, model)) != CG_OK)
         goto failed;
     if (fstatat(store->root_fd, model, &s, 0) != 0) {

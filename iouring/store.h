@@ -103,10 +103,13 @@ cg_status cg_store_open_folders(cg_store *store, uint64_t round_trip_ns);
  * nested chunk is written under the name of its finest level. The names of its coarser levels
  * become links of that file, or copies of what they need, unless they are there. Each file is on
  * disk before it has a name; names are left to the file system to write, so that a power failure
- * may take those of the last seconds, as if nothing had been saved. If the chunk's
- * finest level is there already, that is CG_OK, too, and *existed_out (may be NULL) is true. Then
- * only missing names are added: links of the file that is there if it holds the level, else a copy
- * of this chunk. The cg_io must be idle. */
+ * may take those of the last seconds, as if nothing had been saved. Over a network that is six
+ * questions for three levels (seven on a cachegenfs mount), besides the bytes: folder, temporary
+ * file, its sync, and a name for each level, the last of which takes the temporary one away. What
+ * a kernel asks before it makes a name comes on top. If the chunk's finest level is there already,
+ * that is CG_OK, too, and *existed_out (may be NULL) is true. Then only missing names are added:
+ * links of the file that is there if it holds the level, else a copy of this chunk. The cg_io must
+ * be idle. */
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, bool *existed_out);
 

@@ -6,6 +6,7 @@
 
 struct cg_store {
     int root_fd;
+    bool is_mount; /* of cachegenfs, here or further away */
     char model[CG_TREE_NAME_BYTES];
     cg_folders folders; /* of objects, as far as they are open */
 };

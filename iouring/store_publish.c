@@ -3,6 +3,7 @@
 #include "iouring/io_write.h"
 #include "iouring/store_internal.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,15 +30,17 @@ static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_
     return CG_ERR_NOT_FOUND;
 }
 
-/* Coarser levels get names of the finest's file, which is at finest_path. Any that is there already
- * stays as it is. is_new: that file is this chunk's and has just come there, so that nothing needs
- * to be looked at before linking. */
+/* Coarser levels, but for those of `named`, get names of the finest's file, which is at
+ * finest_path. Any that is there already stays as it is. is_new: that file is this chunk's and has
+ * just come there, so that nothing needs to be looked at before linking. */
 static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chunk *chunk,
-                                 const char *finest_path, bool is_new)
+                                 const char *finest_path, bool is_new, uint8_t named)
 {
     const cg_chunk_header *h = &chunk->header;
     char path[CG_TREE_PATH_BYTES];
     for (unsigned level = h->level + 1u; level <= h->coarsest; level++) {
+        if ((named >> level & 1) != 0)
+            continue;
         cg_status status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile,
                                                path, sizeof path);
         if (status != CG_OK)
@@ -56,14 +59,48 @@ static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chun
     return CG_OK;
 }
 
-/* Mostly it is all that is missing above a chunk, and to make it tells at once what a file that
- * cannot be made there would. Whatever else is wrong, the write finds out. */
-static void make_folder(const cg_store *store, const char *path)
+/* Whether this call has made the folder of path. Mostly it is all that is missing above a chunk,
+ * and to make it tells at once what a file that cannot be made there would. Whatever else is wrong,
+ * the write finds out. */
+static bool make_folder(const cg_store *store, const char *path)
 {
     char folder[CG_TREE_PATH_BYTES];
     strcpy(folder, path);
     *strrchr(folder, '/') = '\0';
+    if (mkdirat(store->root_fd, folder, 0700) == 0)
+        return true;
+    if (errno != ENOENT)
+        return false;
+    char *slash = strrchr(folder, '/'); /* objects/ab, in a young store */
+    *slash = '\0';
     mkdirat(store->root_fd, folder, 0700);
+    *slash = '/';
+    return mkdirat(store->root_fd, folder, 0700) == 0;
+}
+
+/* Gives the chunk's file, which is at temp, the name of its finest level, path; temp goes. In a
+ * folder that we have just made no other names are to be expected: there temp is not removed, but
+ * renamed to that of the coarsest level, a question less. A mount of cachegenfs refuses that, since
+ * the name would show less. Of two who publish the chunk at that moment the finest name, a link,
+ * lets one win. If the other has linked our file to the coarsest name by then, the rename does
+ * nothing, and temp is left over as after a kill. A third who publishes the coarsest level alone
+ * has his file replaced by this one, which is as good. CG_ERR_EXISTS: another's file has the finest
+ * name. named_out: bit n: the coarser level n has its name. */
+static cg_status name_file(const cg_store *store, const cg_chunk_header *h, const char *temp,
+                           const char *path, bool is_alone, uint8_t *named_out)
+{
+    char coarsest[CG_TREE_PATH_BYTES];
+    *named_out = 0;
+    if (!is_alone || store->is_mount || h->coarsest == h->level ||
+        cg_tree_object_path(store->model, &h->key, (cg_level)h->coarsest, &h->profile, coarsest,
+                            sizeof coarsest) != CG_OK ||
+        linkat(store->root_fd, temp, store->root_fd, path, 0) != 0)
+        return cg_file_name(store->root_fd, temp, path);
+    if (renameat(store->root_fd, temp, store->root_fd, coarsest) == 0)
+        *named_out = (uint8_t)(1u << h->coarsest);
+    else
+        unlinkat(store->root_fd, temp, 0);
+    return CG_OK;
 }
 
 /* What publishing and replacing want: an idle queue and a good chunk. */
@@ -81,6 +118,7 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
 {
     cg_chunk chunk;
     char path[CG_TREE_PATH_BYTES], temp[CG_TREE_PATH_BYTES + CG_IO_TEMP_SUFFIX_BYTES];
+    uint8_t named;
     cg_status status;
     if (existed_out != NULL)
         *existed_out = false;
@@ -93,16 +131,16 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
 
     /* Whether the chunk is there nobody asks here: its name tells, and a store may be a network
      * away. */
-    make_folder(store, path);
+    const bool is_alone = make_folder(store, path);
     cg_io_temp_path(path, temp);
     if ((status = cg_store_write_temp(store, io, temp, chunk_bytes, n_bytes)) != CG_OK)
         return status;
-    status = cg_file_name(store->root_fd, temp, path);
+    status = name_file(store, h, temp, path, is_alone, &named);
     if (status != CG_OK && status != CG_ERR_EXISTS)
         return status;
     if (existed_out != NULL)
         *existed_out = status == CG_ERR_EXISTS;
-    return publish_coarser(store, io, &chunk, path, status == CG_OK);
+    return publish_coarser(store, io, &chunk, path, status == CG_OK, named);
 }
 
 cg_status cg_store_publish_model(const cg_store *store, cg_io *io, const char *json, size_t n_bytes)

@@ -281,7 +281,7 @@ TEST_F(FarStoreTest, ASaveTakesAFewQuestionsAChunk)
         if (kind != "write")
             (kind == "getattr" ? n_looks : n_questions) += n - before[kind];
     }
-    EXPECT_LE(n_questions, 16 * 7) << "mkdir, create, fsync, three links, unlink";
+    EXPECT_LE(n_questions, 16 * 6) << "mkdir, create, fsync, two links, rename";
     EXPECT_LE(n_looks, 16 * 7) << "the chunk's folder twice and the one above, five names";
 }
 #endif

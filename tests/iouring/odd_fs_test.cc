@@ -288,6 +288,43 @@ TEST_P(OddFsTest, IsAskedOnlyByTheKernelWhetherAnObjectIsThere)
     }
 }
 
+// The last of the names is the temporary one, renamed. Not where a mount, which has this folder,
+// would refuse that, nor where another may have the name.
+TEST_P(OddFsTest, PublishesANewChunkWithoutRemovingItsTemporaryName)
+{
+    const cg_fingerprint profile = cg_test::fingerprint_of("p");
+    for (const std::string where : {"store", "mount", "folder"}) {
+        SCOPED_TRACE(where);
+        const std::string model = "links_" + where;
+        const cg_test::Chunk chunk = cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1),
+                                                         CG_L1, &profile, 1000, 1, CG_L3);
+        char path[CG_TREE_PATH_BYTES];
+        ASSERT_EQ(cg_tree_object_path(model.c_str(), &chunk.header.key, CG_L1, &profile, path,
+                                      sizeof path),
+                  CG_OK);
+        const auto folder = std::filesystem::path(dir.path + "/backing/" + path).parent_path();
+        if (where == "mount")
+            std::filesystem::create_directory(dir.path + "/backing/.cachegenfs");
+        if (where == "folder")
+            std::filesystem::create_directories(folder);
+        cg_store *store;
+        ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), model.c_str(), true, &store), CG_OK);
+        std::map<std::string, int> before = odd->calls();
+        EXPECT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), nullptr),
+                  CG_OK);
+        cg_store_free(store);
+        std::map<std::string, int> after = odd->calls();
+        const bool renames = where == "store";
+        EXPECT_EQ(after["rename"] - before["rename"], renames ? 1 : 0);
+        EXPECT_EQ(after["unlink"] - before["unlink"], renames ? 0 : 1);
+        EXPECT_EQ(after["link"] - before["link"], renames ? 2 : 3);
+        EXPECT_TRUE(comes_true([&] {
+            return std::distance(std::filesystem::directory_iterator(folder), {}) == 3;
+        })) << "a temporary file is left";
+        std::filesystem::remove(dir.path + "/backing/.cachegenfs");
+    }
+}
+
 TEST_P(OddFsTest, ReplacesNestedChunksWithoutRenamesAndWithoutLinks)
 {
     const cg_fingerprint profile = cg_test::fingerprint_of("p");
