@@ -8,9 +8,9 @@
 // KV: capture_kv.py's file. CONFIG: cachegen_open()'s JSON. The N_CONTEXTS contexts are the same
 // tokens under different salts: in a store they are different files. `load` asks for all of them at
 // once, N_ROUNDS times, with a new connector each time; LEVEL -1: the policy's. It prints a JSON
-// line for each request; times in seconds, from before the look-up. A round begins with
-// a line "ready", when the connector is open and has read its profile; it goes on when a line comes
-// on the standard input.
+// line for each request; times in seconds, from before the look-up; kv_hash is of its blocks, equal
+// where what was loaded is. A round begins with a line "ready", when the connector is open and has
+// read its profile; it goes on when a line comes on the standard input.
 #include "connector/cachegen.h"
 
 #include <poll.h>
@@ -131,6 +131,18 @@ class Engine
         r.ttft_budget_ns = static_cast<uint64_t>(budget_s * 1e9);
         return r;
     }
+    // Of what lies in a context's blocks.
+    uint64_t hash(uint32_t index) const
+    {
+        const uint64_t bytes = context_.n_blocks() * 2 * plane_bytes_;
+        uint64_t hash = 0xcbf29ce484222325; // FNV-1a
+        for (uint32_t layer = 0; layer < info.n_layers; layer++) {
+            const char *at = &memory_[(layer * uint64_t{n_contexts_} + index) * bytes];
+            for (uint64_t i = 0; i < bytes; i++)
+                hash = (hash ^ static_cast<uint8_t>(at[i])) * 0x100000001b3;
+        }
+        return hash;
+    }
     void wait() const
     {
         pollfd fd = {cachegen_eventfd(c), POLLIN, 0};
@@ -249,11 +261,13 @@ class Request
         const cachegen_progress &p = progress_;
         printf("{\"round\": %u, \"context\": %u, \"status\": %d, \"lookup_s\": %.6f, "
                "\"total_s\": %.6f, \"hit_tokens\": %u, \"loaded_tokens\": %u, \"bytes\": %llu, "
-               "\"dropped\": %llu, \"chunks_at\": [%u, %u, %u, %u], \"predicted_kl\": %.6f}\n",
+               "\"dropped\": %llu, \"chunks_at\": [%u, %u, %u, %u], \"predicted_kl\": %.6f, "
+               "\"kv_hash\": \"%016llx\"}\n",
                round, index_, p.status, lookup_s_, total_s_, hit_.hit_tokens, p.loaded_tokens,
                static_cast<unsigned long long>(p.bytes_read),
                static_cast<unsigned long long>(p.bytes_dropped), p.chunks_at[0], p.chunks_at[1],
-               p.chunks_at[2], p.chunks_at[3], static_cast<double>(p.predicted_kl_micronats) / 1e6);
+               p.chunks_at[2], p.chunks_at[3], static_cast<double>(p.predicted_kl_micronats) / 1e6,
+               static_cast<unsigned long long>(engine_->hash(index_)));
     }
 
   private:
