@@ -253,7 +253,8 @@ static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *
     const size_t n_stored = n_units * cg_bands_unit_channels(layout); /* channels */
     if (layout->has_quads || layout->is_tiled) {
         const size_t n_lines = bands->n_lines,
-                     slack = layout->is_tiled ? CG_LINES_SLACK * (size_t)4 * CG_BAND_CHANNELS : 0;
+                     n_slack = layout->is_tiled && n_lines > 0 ? (size_t)CG_LINES_SLACK : 0,
+                     slack = n_slack * 4 * CG_BAND_CHANNELS;
         size_t n_bytes;
         if (!cg_size_mul(n_stored, 4 * n_lines, &n_bytes) || n_bytes > SIZE_MAX - slack)
             goto done;

@@ -20,14 +20,14 @@ enum { CG_PROFILE_VERSION = 2, CG_PROFILE_MAX_BYTES = 1 << 30 };
 
 typedef struct cg_profile cg_profile;
 
-/* Parses and checks a profile; copies what it needs, so bytes may go afterwards. Of version 2, that
- * is two bytes an element of the bases at most, so by FORMAT.md's bound 16 times n_bytes and a few
- * MiB; of what our tools make, 1.3 to 1.6 times n_bytes. What encoding needs besides is made when
- * something is encoded. Time: by n_bytes, about 3 ms of a core a MB. The caller frees *profile_out
- * with cg_profile_free(). CG_ERR_TRUNCATED, CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC,
- * CG_ERR_UNSUPPORTED_VERSION,
- * CG_ERR_UNSUPPORTED (a transform, rope kind or geometry that this version does not have),
- * CG_ERR_NO_MEMORY. */
+/* Parses and checks a profile; copies what it needs, so bytes may go afterwards. Whatever the bytes
+ * are, it holds at most 26 times n_bytes and 8 MiB (of version 1: 42 times): FORMAT.md bounds the
+ * padded elements of the bases, which take two bytes each (four), and nothing else grows faster. Of
+ * what our tools make it is 1.3 to 1.6 times n_bytes. The first encoder makes tables for encoding
+ * besides, and holds at most 56 times n_bytes and 8 MiB more. Time: by n_bytes, about 3 ms of a
+ * core a MB. The caller frees *profile_out with cg_profile_free(). CG_ERR_TRUNCATED,
+ * CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION, CG_ERR_UNSUPPORTED (a transform,
+ * rope kind or geometry that this version does not have), CG_ERR_NO_MEMORY. */
 cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out);
 /* What cg_profile_open() checks, with the same errors, for those who only judge a file: it lays out
  * nothing for kernels, and takes no more memory than about the file's size and 2 MB. */

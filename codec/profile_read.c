@@ -445,6 +445,14 @@ static cg_status read_either(cg_cursor *in, cg_profile *p, cg_group *group, unsi
                : CG_ERR_CORRUPT;
 }
 
+/* Channels that a basis takes memory for: whole panels, which version 1 begins at whole heads or
+ * parts of one. */
+static uint64_t padded_channels(const cg_profile *p, uint32_t n_channels)
+{
+    const uint32_t n = p->version == 1 ? p->layout.panel_channels : (uint32_t)CG_PANEL_CHANNELS;
+    return cg_padded(n_channels, n) / n * CG_PANEL_CHANNELS;
+}
+
 /* How many components each basis has, and in version 2 its unit: *unit_bits[n_bases]. What a reader
  * takes memory for is known from here on. */
 static cg_status read_sizes(cg_cursor *in, cg_profile *p, uint8_t *unit_bits)
@@ -463,8 +471,8 @@ static cg_status read_sizes(cg_cursor *in, cg_profile *p, uint8_t *unit_bits)
         if (group->n_wide[i % p->n_matrices] > *n_components || reserved != 0 ||
             unit_bits[i] < CG_LEAST_UNIT_BITS || unit_bits[i] > CG_MOST_UNIT_BITS)
             return CG_ERR_CORRUPT;
-        n_padded += cg_padded(*n_components, CG_BAND_COMPONENTS) *
-                    cg_padded(group->n_channels, CG_PANEL_CHANNELS);
+        n_padded +=
+            cg_padded(*n_components, CG_BAND_COMPONENTS) * padded_channels(p, group->n_channels);
     }
     return n_padded <= MOST_PADDED_A_BYTE * p->file_bytes + MOST_PADDED ? CG_OK : CG_ERR_CORRUPT;
 }

@@ -1,6 +1,7 @@
 // Every allocation of the codec may fail: the call reports it, leaks nothing, and leaves nothing
 // half-made. malloc and its kin are wrapped at link time (CMakeLists.txt).
 #include "codec/codec.h"
+#include "codec/kernels.h"
 #include "codec/safetensors.h"
 #include "profile_maker.h"
 
@@ -8,10 +9,12 @@
 #include <functional>
 #include <gtest/gtest.h>
 #include <jansson.h>
+#include <malloc.h>
 
 static std::atomic<long> n_until_failure{-1}; // -1: never
 static std::atomic<long> n_live{0};
 static std::atomic<bool> failed{false};
+static std::atomic<long> live_bytes{0}, peak_bytes{0};
 
 static bool fails()
 {
@@ -25,7 +28,16 @@ static bool fails()
 static void *counted(void *memory)
 {
     n_live += memory != nullptr;
+    const long live = live_bytes += static_cast<long>(malloc_usable_size(memory));
+    long peak = peak_bytes;
+    while (peak < live && !peak_bytes.compare_exchange_weak(peak, live))
+        ;
     return memory;
+}
+static void uncounted(void *memory)
+{
+    n_live -= memory != nullptr;
+    live_bytes -= static_cast<long>(malloc_usable_size(memory));
 }
 
 extern "C" {
@@ -46,7 +58,7 @@ void *__wrap_realloc(void *memory, size_t n_bytes)
 {
     if (fails())
         return nullptr;
-    n_live -= memory != nullptr;
+    uncounted(memory);
     return counted(__real_realloc(memory, n_bytes));
 }
 void *__wrap_aligned_alloc(size_t align, size_t n_bytes)
@@ -55,7 +67,7 @@ void *__wrap_aligned_alloc(size_t align, size_t n_bytes)
 }
 void __wrap_free(void *memory)
 {
-    n_live -= memory != nullptr;
+    uncounted(memory);
     __real_free(memory);
 }
 }
@@ -239,6 +251,109 @@ TEST_P(AllocTest, Transcoding)
 INSTANTIATE_TEST_SUITE_P(Presets, AllocTest,
                          testing::Values("klt", "paper", "klt2", "joined2", "paper2"),
                          [](const auto &kind) { return std::string(kind.param); });
+
+// ---- how much memory ----
+
+// Profiles that take much for their size: many small bases or few large ones, of heads that fill
+// panels badly, with the fewest bits that an element has.
+ProfileSpec draw_hungry(Random *random)
+{
+    static const uint16_t dims[] = {2, 4, 18, 130, 258, 722};
+    ProfileSpec spec = random->below(3) ? spec_2(random->below(2)) : ProfileSpec();
+    const bool are_many = random->below(2);
+    spec.packed = spec.version == 1;
+    spec.wide_share = 0;
+    spec.thin = true;
+    spec.n_kv_heads = static_cast<uint16_t>(1 + random->below(are_many ? 2 : 3));
+    spec.head_dim =
+        are_many ? static_cast<uint16_t>(2 + 2 * random->below(8)) : dims[random->below(6)];
+    spec.rotary_dim = 2;
+    spec.n_layers = static_cast<uint16_t>(1 + random->below(are_many ? 300 : 3));
+    const unsigned n_together = are_many ? 1 : 1 + random->below(spec.n_layers);
+    spec.group_layers.clear();
+    for (unsigned layer = 0; layer < spec.n_layers; layer += spec.group_layers.back())
+        spec.group_layers.push_back(
+            static_cast<uint16_t>(std::min(n_together, spec.n_layers - layer)));
+    if (random->below(2))
+        spec.most_components = random->below(2) ? random->below(40) : 0;
+    return spec;
+}
+
+// The most bases that there can be, of nothing.
+ProfileSpec empty_bases()
+{
+    ProfileSpec spec = spec_2(false);
+    spec.n_layers = CG_MAX_LAYERS;
+    spec.n_kv_heads = 1;
+    spec.head_dim = spec.rotary_dim = 2;
+    spec.group_layers.assign(CG_MAX_LAYERS, 1);
+    spec.most_components = 0;
+    spec.thin = true;
+    return spec;
+}
+
+class MemoryTest : public testing::TestWithParam<const char *>
+{
+  protected:
+    void SetUp() override
+    {
+        if (cg_kernels_named(GetParam()) == nullptr)
+            GTEST_SKIP() << "this CPU or build has no " << GetParam()
+                         << ": what its tables take is not measured";
+        cg_kernels_use(cg_kernels_named(GetParam()));
+    }
+    void TearDown() override
+    {
+        cg_kernels_use(nullptr);
+    }
+    // The most that run() holds at a time.
+    template <typename Run> static size_t peak_of(const Run &run)
+    {
+        const long before = live_bytes;
+        peak_bytes = before;
+        run();
+        return static_cast<size_t>(peak_bytes - before);
+    }
+};
+
+// The bounds that codec/profile.h states, of profiles that are opened and of such as are refused.
+TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
+{
+    unsigned n_opened = 0;
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        Random random(seed);
+        const ProfileSpec spec = seed == 0 ? empty_bases() : draw_hungry(&random);
+        const Bytes bytes = make_profile_bytes(spec);
+        SCOPED_TRACE(testing::Message()
+                     << "seed=" << seed << " version=" << spec.version
+                     << " head_dim=" << spec.head_dim << " groups=" << spec.group_layers.size()
+                     << " most_components=" << spec.most_components << " bytes=" << bytes.size());
+        cg_profile *opened = nullptr;
+        cg_status status = CG_OK;
+        const size_t open_bytes =
+            peak_of([&] { status = cg_profile_open(bytes.data(), bytes.size(), &opened); });
+        EXPECT_LE(open_bytes, (spec.version == 1 ? 42 : 26) * bytes.size() + (8 << 20));
+        if (status != CG_OK) {
+            EXPECT_EQ(status == CG_ERR_CORRUPT || status == CG_ERR_UNSUPPORTED, true);
+            continue;
+        }
+        n_opened++;
+        const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 256);
+        const auto tokens = make_tokens(256, 1);
+        cg_encoder *encoder = nullptr;
+        const size_t encode_bytes = peak_of(
+            [&] { status = cg_encoder_new(opened, &header, tokens.data(), 1 << CG_L1, &encoder); });
+        EXPECT_EQ(status, CG_OK);
+        EXPECT_LE(encode_bytes, 56 * bytes.size() + (8 << 20));
+        cg_encoder_free(encoder);
+        cg_profile_free(opened);
+    }
+    EXPECT_GT(n_opened, 20u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, MemoryTest,
+                         testing::Values("baseline", "avx2", "avx512", "vnni", "amx"),
+                         [](const auto &isa) { return std::string(isa.param); });
 
 TEST(Alloc, Safetensors)
 {

@@ -88,9 +88,11 @@ struct ProfileSpec {
     std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
     bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
     unsigned version = 1;
-    bool joined = false;     // version 2: K and V in one matrix
-    unsigned unit_bits = 12; // version 2
-    bool fine = false;       // version 2: no component of few bits
+    bool joined = false;               // version 2: K and V in one matrix
+    unsigned unit_bits = 12;           // version 2
+    bool fine = false;                 // version 2: no component of few bits
+    bool thin = false;                 // two bits an element: the most memory for a file's bytes
+    size_t most_components = SIZE_MAX; // of a basis
 };
 
 // Of version 2: steps are the same for K and V where they are joined.
@@ -245,6 +247,19 @@ inline void put_bands(Bytes *out, const std::vector<std::vector<double>> &basis,
     }
 }
 
+// Elements of two bits, which a reader of version 2 takes for large ones; of version 1, packed
+// ones.
+inline void put_thin(Bytes *out, size_t n_channels, size_t n_components, unsigned version)
+{
+    for (size_t c = 0; c < n_components; c++) {
+        if (version == 2 && c % 32 == 0)
+            put(out, 0, 1);
+        put(out, 2, 1);
+        put(out, version == 2 ? 1 << 13 : cg_f32_bits(0.25f), version == 2 ? 2 : 4);
+        put_numbers(out, std::vector<int>(n_channels, 1), 2);
+    }
+}
+
 inline Bytes make_profile_bytes(const ProfileSpec &spec,
                                 const std::vector<ClassSpec> &classes = mixed_classes())
 {
@@ -319,7 +334,7 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         for (unsigned matrix = 0; matrix < (spec.joined ? 1 : 2); matrix++) {
             const size_t n = n_layers * channels * (spec.joined ? 2 : 1);
             n_channels.push_back(n);
-            n_components.push_back(spec.all_active ? n : n * 7 / 8);
+            n_components.push_back(std::min(spec.all_active ? n : n * 7 / 8, spec.most_components));
             n_wide.push_back(
                 static_cast<size_t>(spec.wide_share * static_cast<double>(n_components.back())));
             put(&out, n_components.back(), 2);
@@ -343,7 +358,9 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
             }
         }
     }
-    for (size_t i = 0; i < n_components.size(); i++) {
+    for (size_t i = 0; i < n_components.size() && spec.thin; i++)
+        put_thin(&out, n_channels[i], n_components[i], spec.version);
+    for (size_t i = 0; i < n_components.size() && !spec.thin; i++) {
         const auto basis = random_orthonormal(n_channels[i], &random);
         if (spec.version == 2) {
             put_bands(&out, basis, n_components[i], spec.unit_bits, spec.fine);
