@@ -2,9 +2,10 @@
  *
  * A connector must not need CUDA to be built or to run, so it knows no type of CUDA's. It opens
  * that library at run time and works with the table of functions below. A device decodes chunks
- * into an engine's paged blocks, moves what the CPU has decoded there, and copies blocks out for
- * the CPU to encode. It has its own streams, pinned memory and device memory, all taken when it is
- * opened; nothing is allocated afterwards but an event now and then.
+ * into an engine's paged blocks, moves what the CPU has decoded there, copies blocks out for the
+ * CPU to encode, and makes an encoder's projections. It has its own streams, pinned memory and
+ * device memory, all taken when it is opened; nothing is allocated afterwards but an event now and
+ * then.
  *
  * Work is done in slots, each with its pinned memory. Functions of a slot wait for their own work
  * on the GPU and for nothing else: never for the engine's streams, and the engine's streams wait
@@ -17,6 +18,7 @@
 #ifndef CG_CODEC_DEVICE_H
 #define CG_CODEC_DEVICE_H
 #include "codec/profile.h"
+#include "codec/projection.h"
 #include "codec/status.h"
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,7 +30,7 @@ extern "C" {
 
 /* Raised with any change here, or of the structs of the codec that cross (cg_profile). Both
  * libraries are of one build. */
-enum { CG_DEVICE_TABLE_VERSION = 2 };
+enum { CG_DEVICE_TABLE_VERSION = 3 };
 
 typedef struct cg_device cg_device;
 
@@ -38,7 +40,8 @@ typedef struct cg_device_config {
     cg_geometry geometry;      /* of the model, with the blocks' dtype */
     uint32_t chunk_tokens;     /* of a chunk, at most */
     uint32_t n_slots;
-    uint32_t n_copies; /* chunks that are copied out and not released, at most */
+    uint32_t n_copies;     /* chunks that are copied out and not released, at most */
+    uint32_t n_projectors; /* an encoder's tasks at once, at most */
 } cg_device_config;
 
 /* Paged blocks in the GPU's memory: element (layer, plane, block, head, token in block, dim) lies
@@ -140,6 +143,13 @@ typedef struct cg_device_functions {
     cg_status (*read_wait)(cg_device *device, uint32_t copy, void **elements_out);
     /* Never waits, also for a copy that is not there yet. */
     void (*read_release)(cg_device *device, uint32_t copy);
+
+    /* A projector on the GPU, whose n_failed is 0, for encoders of the configured profile and of
+     * at most the configured tokens. Its project() returns when the coefficients are there, and is
+     * CG_ERR_DEVICE where a call of CUDA failed. NULL: all are taken, the device is broken, or
+     * there are none: without a profile of version 2, or with one of preset paper. Never waits. */
+    cg_projector *(*take_projector)(cg_device *device);
+    void (*return_projector)(cg_device *device, cg_projector *projector);
 } cg_device_functions;
 
 /* The one symbol of libcachegen_cuda.so. NULL: it has no such version. */

@@ -359,8 +359,8 @@ typedef struct cachegen_stats {
     /* Of chunks that were saved: symbols that did not fit, since K or V is far beyond what the
      * profile was made from. Such chunks decode further off than their levels mean. */
     uint64_t symbols_saturated;
-    /* chunks_loaded, those that a GPU's kernels decoded; and chunks and saves that failed because a
-     * GPU did. */
+    /* chunks_loaded, those that a GPU's kernels decoded; and what a GPU failed at: chunks, saves,
+     * and tasks of an encoder, which cost nothing but the CPU's time. */
     uint64_t chunks_decoded_on_gpu, gpu_errors;
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);

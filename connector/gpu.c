@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 4096, MOST_COPIES = 4096 };
+enum { PATH_BYTES = 4096, MOST_COPIES = 4096, MOST_PROJECTORS = 8 };
 static const char DEFAULT_NAME[] = "libcachegen_cuda.so";
 
 /* The library's path where it lies beside this one; else its name, for the linker's search path. */
@@ -66,7 +66,11 @@ static cg_status open_device(const cg_config *config, const cg_model *model, cg_
                                      .geometry = *g,
                                      .chunk_tokens = config->chunk_tokens,
                                      .n_slots = gpu->n_slots,
-                                     .n_copies = gpu->n_copies};
+                                     .n_copies = gpu->n_copies,
+                                     .n_projectors = config->read_only ? 0
+                                                     : config->threads < MOST_PROJECTORS
+                                                         ? config->threads
+                                                         : MOST_PROJECTORS};
     return gpu->functions->open(&device, &gpu->device, reason_out, CG_GPU_REASON_BYTES);
 }
 

@@ -32,6 +32,28 @@ static const uint8_t *gather(const cg_save_chunk *chunk, const cg_task_shape *sh
     return tile;
 }
 
+/* KV that came off a GPU goes back there for what an encoder multiplies, which is most of its work.
+ * NULL: the CPU does that, too. */
+static cg_projector *take_projector(const cg_save_chunk *chunk)
+{
+    const cg_gpu *gpu = chunk->has_copy ? atomic_load(&chunk->save->op.connector->gpu) : NULL;
+    return gpu != NULL ? gpu->functions->take_projector(gpu->device) : NULL;
+}
+
+/* Gives it back; returns how many tasks the CPU had to make in its place. */
+static uint32_t return_projector(const cg_save_chunk *chunk, cg_projector *projector)
+{
+    cachegen *c = chunk->save->op.connector;
+    const cg_gpu *gpu = atomic_load(&c->gpu);
+    if (projector == NULL)
+        return 0;
+    const uint32_t n_failed = projector->n_failed;
+    gpu->functions->return_projector(gpu->device, projector);
+    if (n_failed > 0)
+        cg_handle_check_gpu(c);
+    return n_failed;
+}
+
 static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     cg_save_chunk *chunk = chunk_of(job);
@@ -40,10 +62,14 @@ static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     const uint64_t began_ns = cg_now_ns();
     cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder),
                                           shape.n_planes > 1 ? shape.elements_bytes : 0);
+    cg_projector *projector = status == CG_OK ? take_projector(chunk) : NULL;
     if (status == CG_OK)
-        status = cg_encoder_run(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes,
-                                gather(chunk, &shape, scratch->tile));
+        status =
+            cg_encoder_run_with(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes,
+                                gather(chunk, &shape, scratch->tile), projector);
+    const uint32_t n_failed = return_projector(chunk, projector);
     pthread_mutex_lock(&rt->lock);
+    rt->stats.gpu_errors += n_failed;
     rt->stats.encode_ns += cg_now_ns() - began_ns;
     if (status != CG_OK && chunk->status == CG_OK)
         chunk->status = status;

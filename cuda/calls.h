@@ -9,6 +9,7 @@
 #define CG_CUDA_CALLS_H
 #include "cuda/blocks_copy.h"
 #include "cuda/decode.h"
+#include "cuda/project.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,11 +45,12 @@ typedef struct cg_cuda_calls {
     int (*memcpy_async)(void *dst, const void *src, size_t n_bytes, cg_cuda_stream stream);
     int (*memset_async)(void *dev, int value, size_t n_bytes, cg_cuda_stream stream);
 
-    /* Kernels: cuda/decode.h and cuda/blocks_copy.h. */
+    /* Kernels: cuda/decode.h, cuda/blocks_copy.h and cuda/project.h. */
     int (*decode_prepare)(void);
     int (*decode)(const cg_cuda_plan *plan, const cg_cuda_decode_params *params,
                   cg_cuda_stream stream);
     int (*blocks_copy)(const cg_cuda_blocks_copy *copy, cg_cuda_stream stream);
+    int (*project)(const cg_cuda_projection *projection, cg_cuda_stream stream);
 } cg_cuda_calls;
 
 /* The CUDA runtime's, or the tests'. */

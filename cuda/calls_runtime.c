@@ -106,4 +106,5 @@ const cg_cuda_calls cg_cuda_runtime = {.get_device_count = get_device_count,
                                        .memset_async = memset_async,
                                        .decode_prepare = cg_cuda_decode_prepare,
                                        .decode = cg_cuda_decode,
-                                       .blocks_copy = cg_cuda_blocks_copy_launch};
+                                       .blocks_copy = cg_cuda_blocks_copy_launch,
+                                       .project = cg_cuda_project};

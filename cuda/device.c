@@ -98,7 +98,9 @@ static const cg_device_functions FUNCTIONS = {.table_version = CG_DEVICE_TABLE_V
                                               .write = cg_device_write,
                                               .read = cg_device_read,
                                               .read_wait = cg_device_read_wait,
-                                              .read_release = cg_device_read_release};
+                                              .read_release = cg_device_read_release,
+                                              .take_projector = cg_device_take_projector,
+                                              .return_projector = cg_device_return_projector};
 
 cg_device_entry cachegen_cuda_functions __attribute__((visibility("default")));
 

@@ -1,6 +1,8 @@
 /* A device's life: what it takes of the GPU, and how it gives that back. */
 #include "cuda/device_state.h"
 
+#include "codec/profile_data.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,6 +21,11 @@ static void *take(cut *c, size_t n_bytes)
     return piece;
 }
 
+static size_t whole_pages(size_t n_bytes)
+{
+    return (n_bytes + 4095) / 4096 * 4096;
+}
+
 static void lay_out(cg_device *d, cut *pinned, cut *dev)
 {
     const size_t table_bytes =
@@ -28,6 +35,14 @@ static void lay_out(cg_device *d, cut *pinned, cut *dev)
         d->slots[i].memory = take(pinned, d->memory_bytes);
     for (uint32_t i = 0; i < d->config.n_copies; i++)
         d->copies[i].elements = take(pinned, d->raw_bytes);
+    for (uint32_t i = 0; i < d->n_projectors; i++)
+        d->projectors[i].base.rows = take(pinned, d->projectors[i].base.rows_bytes);
+    for (uint32_t i = 0; i < d->n_projectors; i++) {
+        cg_device_projector *j = &d->projectors[i];
+        j->coefs = take(pinned, d->projector_coefs * sizeof(float));
+        j->rows_dev = take(dev, j->base.rows_bytes);
+        j->coefs_dev = take(dev, d->projector_coefs * sizeof(float));
+    }
     for (uint32_t i = 0; i < d->config.n_copies; i++)
         d->copies[i].table = take(pinned, table_bytes);
     for (uint32_t i = 0; i < d->config.n_slots; i++) {
@@ -42,11 +57,17 @@ static void lay_out(cg_device *d, cut *pinned, cut *dev)
         s->scratch_dev = take(dev, d->scratch_bytes);
     }
     d->blob_dev = take(dev, d->profile != NULL ? cg_cuda_profile_bytes(d->profile) : 0);
+    d->bases_dev = take(dev, d->n_projectors > 0 ? cg_cuda_bases_bytes(d->config.profile) : 0);
 }
 
-static size_t whole_pages(size_t n_bytes)
+/* How large projectors are, if there can be any: with a profile of version 2, of preset klt. */
+static void size_projectors(cg_device *d, const cg_device_config *config)
 {
-    return (n_bytes + 4095) / 4096 * 4096;
+    if (d->profile == NULL || config->profile->token_transform != CG_TOKENS_DCT)
+        return;
+    d->n_projectors = config->n_projectors;
+    cg_cuda_projection_bound(config->profile, config->chunk_tokens, &d->projector_rows,
+                             &d->projector_coefs);
 }
 
 /* Everything that CUDA is not needed for. */
@@ -64,6 +85,14 @@ static cg_status prepare(cg_device *d, const cg_device_config *config)
         config->profile != NULL ? cg_cuda_profile_new(config->profile, &d->profile) : CG_OK;
     if (status != CG_OK && status != CG_ERR_UNSUPPORTED_VERSION) /* the CPU decodes such chunks */
         return status;
+    size_projectors(d, config);
+    if ((d->projectors = calloc(d->n_projectors + (size_t)1, sizeof *d->projectors)) == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < d->n_projectors; i++) {
+        d->projectors[i].device = d;
+        d->projectors[i].base.project = cg_device_project;
+        d->projectors[i].base.rows_bytes = whole_pages(d->projector_rows * sizeof(float));
+    }
     d->raw_bytes =
         whole_pages(cg_geometry_elements(g, config->chunk_tokens) * cg_dtype_bytes(g->dtype));
     d->memory_bytes = d->raw_bytes + MARGIN_BYTES;
@@ -119,26 +148,40 @@ static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
         if ((error = calls->stream_create(&d->slots[i].stream)) != 0 ||
             (error = calls->event_create(&d->slots[i].done)) != 0)
             return say(reason_out, reason_bytes, d, "cudaStreamCreate", error);
+    for (uint32_t i = 0; i < d->n_projectors; i++)
+        if ((error = calls->stream_create(&d->projectors[i].stream)) != 0 ||
+            (error = calls->event_create(&d->projectors[i].done)) != 0)
+            return say(reason_out, reason_bytes, d, "cudaStreamCreate", error);
     for (uint32_t i = 0; i < d->config.n_copies; i++)
         if ((error = calls->event_create(&d->copies[i].done)) != 0)
             return say(reason_out, reason_bytes, d, "cudaEventCreate", error);
     return CG_OK;
 }
 
+static int send(cg_device *d, void *dev, const void *from, size_t n_bytes)
+{
+    const int error = d->calls->memcpy_async(dev, from, n_bytes, d->read_stream);
+    return error == 0 ? d->calls->stream_synchronize(d->read_stream) : error;
+}
+
 static cg_status upload_profile(cg_device *d, char *reason_out, size_t reason_bytes)
 {
     if (d->profile == NULL)
         return CG_OK;
-    const size_t n_bytes = cg_cuda_profile_bytes(d->profile);
+    const size_t n_blob = cg_cuda_profile_bytes(d->profile),
+                 n_bases = d->n_projectors > 0 ? cg_cuda_bases_bytes(d->config.profile) : 0;
     int error;
-    void *blob = NULL;
-    if ((error = d->calls->host_alloc(&blob, n_bytes)) != 0)
+    void *memory = NULL;
+    if ((error = d->calls->host_alloc(&memory, n_blob > n_bases ? n_blob : n_bases)) != 0)
         return say(reason_out, reason_bytes, d, "cudaHostAlloc", error);
-    const cg_status status = cg_cuda_profile_fill(d->profile, blob);
-    if (status == CG_OK &&
-        (error = d->calls->memcpy_async(d->blob_dev, blob, n_bytes, d->read_stream)) == 0)
-        error = d->calls->stream_synchronize(d->read_stream);
-    d->calls->host_free(blob);
+    const cg_status status = cg_cuda_profile_fill(d->profile, memory);
+    if (status == CG_OK)
+        error = send(d, d->blob_dev, memory, n_blob);
+    if (status == CG_OK && error == 0 && n_bases > 0) {
+        cg_cuda_bases_fill(d->config.profile, memory);
+        error = send(d, d->bases_dev, memory, n_bases);
+    }
+    d->calls->host_free(memory);
     return error == 0 ? status : say(reason_out, reason_bytes, d, "cudaMemcpyAsync", error);
 }
 
@@ -180,21 +223,25 @@ done:
     return status;
 }
 
+/* NULL: there is none. */
+static void end_stream(const cg_device *d, cg_cuda_stream stream, cg_cuda_event done)
+{
+    if (stream != NULL) {
+        d->calls->stream_synchronize(stream);
+        d->calls->stream_destroy(stream);
+    }
+    if (done != NULL)
+        d->calls->event_destroy(done);
+}
+
 static void end_cuda(cg_device *d)
 {
     const cg_cuda_calls *calls = d->calls;
-    for (uint32_t i = 0; i < d->config.n_slots && d->slots != NULL; i++) {
-        if (d->slots[i].stream != NULL) {
-            calls->stream_synchronize(d->slots[i].stream);
-            calls->stream_destroy(d->slots[i].stream);
-        }
-        if (d->slots[i].done != NULL)
-            calls->event_destroy(d->slots[i].done);
-    }
-    if (d->read_stream != NULL) {
-        calls->stream_synchronize(d->read_stream);
-        calls->stream_destroy(d->read_stream);
-    }
+    for (uint32_t i = 0; i < d->config.n_slots && d->slots != NULL; i++)
+        end_stream(d, d->slots[i].stream, d->slots[i].done);
+    for (uint32_t i = 0; i < d->n_projectors && d->projectors != NULL; i++)
+        end_stream(d, d->projectors[i].stream, d->projectors[i].done);
+    end_stream(d, d->read_stream, NULL);
     for (uint32_t i = 0; i < d->config.n_copies && d->copies != NULL; i++)
         if (d->copies[i].done != NULL)
             calls->event_destroy(d->copies[i].done);
@@ -227,5 +274,6 @@ void cg_device_close(cg_device *d)
     pthread_mutex_destroy(&d->lock);
     free(d->slots);
     free(d->copies);
+    free(d->projectors);
     free(d);
 }

@@ -3,17 +3,6 @@
 
 #include "codec/chunk.h"
 
-/* Waits until the slot's stream is past what was enqueued. */
-static cg_status finish(cg_device *d, cg_device_slot *s)
-{
-    int error;
-    if ((error = d->calls->event_record(s->done, s->stream)) != 0)
-        return cg_device_error(d, "cudaEventRecord", error, s->stream);
-    if ((error = d->calls->event_synchronize(s->done)) != 0)
-        return cg_device_error(d, "cudaEventSynchronize", error, s->stream);
-    return CG_OK;
-}
-
 static cg_status upload(cg_device *d, cg_device_slot *s, size_t n_bytes, size_t plan_bytes)
 {
     /* The plan lies right behind the table: one copy. */
@@ -56,7 +45,7 @@ static cg_status decode(cg_device *d, cg_device_slot *s, size_t n_bytes, const c
     if (status == CG_OK)
         status = launch(d, s, plan, blocks, blob_dev);
     if (status == CG_OK)
-        status = finish(d, s);
+        status = cg_device_finish(d, s->stream, s->done);
     return status == CG_OK ? (cg_status)*s->status : status;
 }
 
@@ -105,7 +94,7 @@ static cg_status write_tiles(cg_device *d, cg_device_slot *s, const cg_cuda_bloc
     const int error = status == CG_OK ? d->calls->blocks_copy(copy, s->stream) : 0;
     if (error != 0)
         status = cg_device_error(d, "the copying kernel", error, s->stream);
-    return status == CG_OK ? finish(d, s) : status;
+    return status == CG_OK ? cg_device_finish(d, s->stream, s->done) : status;
 }
 
 cg_status cg_device_write(cg_device *d, uint32_t slot, const cg_device_tiles *tiles,

@@ -164,6 +164,16 @@ bool cg_device_mark_is_past(cg_device *d, const cg_device_mark *mark)
     return false;
 }
 
+cg_status cg_device_finish(cg_device *d, cg_cuda_stream stream, cg_cuda_event done)
+{
+    int error;
+    if ((error = d->calls->event_record(done, stream)) != 0)
+        return cg_device_error(d, "cudaEventRecord", error, stream);
+    if ((error = d->calls->event_synchronize(done)) != 0)
+        return cg_device_error(d, "cudaEventSynchronize", error, stream);
+    return CG_OK;
+}
+
 cg_status cg_device_await(cg_device *d, cg_cuda_stream stream, const cg_device_mark *mark)
 {
     const int error = mark != NULL ? d->calls->stream_wait_event(stream, mark->event) : 0;

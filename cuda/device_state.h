@@ -1,7 +1,7 @@
 /* cuda/device_state.h - what a cg_device is made of (codec/device.h). Internal to cuda.
  *
  * Two pieces of memory, one on the GPU and one pinned, are taken when it is opened and cut into the
- * parts of slots and copies.
+ * parts of slots, copies and projectors.
  * Errors: a call of CUDA that fails ends the function with cg_device_error(), which waits until
  * nothing of the stream is under way. If even that fails the error is one that stays (an illegal
  * address, a lost GPU): then the device is broken for good.
@@ -41,6 +41,16 @@ typedef struct cg_device_copy {
     uint8_t *elements; /* pinned */
 } cg_device_copy;
 
+typedef struct cg_device_projector {
+    cg_projector base; /* its rows are pinned */
+    cg_device *device;
+    bool is_taken; /* the device's lock */
+    cg_cuda_stream stream;
+    cg_cuda_event done;
+    float *coefs; /* pinned */
+    float *rows_dev, *coefs_dev;
+} cg_device_projector;
+
 struct cg_device_mark {
     cg_cuda_event event;
     bool is_ours;         /* else the engine's */
@@ -51,13 +61,16 @@ struct cg_device {
     const cg_cuda_calls *calls;
     cg_device_config config;
     cg_cuda_profile *profile; /* NULL: only L0 */
-    void *blob_dev;
+    void *blob_dev, *bases_dev;
     size_t memory_bytes, plan_bytes, scratch_bytes, raw_bytes;
     uint32_t table_entries; /* at most, of a chunk's part of a table */
     void *pinned, *memory_dev;
     cg_cuda_stream read_stream;
     cg_device_slot *slots;  /* [config.n_slots] */
     cg_device_copy *copies; /* [config.n_copies] */
+    cg_device_projector *projectors;
+    uint32_t n_projectors;
+    size_t projector_rows, projector_coefs; /* floats of one */
 
     pthread_mutex_t lock; /* of what follows; not held while CUDA waits for anything */
     cg_device_mark *free_marks;
@@ -84,6 +97,8 @@ cg_cuda_blocks_copy cg_device_copy_of(const cg_device *device, const cg_device_r
 cg_status cg_device_take_run(const cg_device *device, const cg_device_run *run, int64_t *table,
                              cg_cuda_blocks *blocks_out);
 
+/* Waits until the stream is past what was enqueued, by the event. */
+cg_status cg_device_finish(cg_device *device, cg_cuda_stream stream, cg_cuda_event done);
 /* The stream goes on when the mark's point is reached; NULL is fine. */
 cg_status cg_device_await(cg_device *device, cg_cuda_stream stream, const cg_device_mark *mark);
 
@@ -102,4 +117,9 @@ cg_status cg_device_read(cg_device *device, const cg_device_run *runs, uint32_t 
                          cg_after after, uint32_t *copies_out);
 cg_status cg_device_read_wait(cg_device *device, uint32_t copy, void **elements_out);
 void cg_device_read_release(cg_device *device, uint32_t copy);
+/* What a projector does: cg_projector's project. */
+cg_status cg_device_project(cg_projector *projector, const cg_projection *projection,
+                            const float *coefs_out[CG_DCT]);
+cg_projector *cg_device_take_projector(cg_device *device);
+void cg_device_return_projector(cg_device *device, cg_projector *projector);
 #endif

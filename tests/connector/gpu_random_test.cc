@@ -29,7 +29,8 @@ class GpuRandomTest : public testing::TestWithParam<uint64_t>
   protected:
     GpuRandomTest()
         : order(GetParam() % 2 == 0 ? Placement::HEADS_FIRST : Placement::TOKENS_FIRST),
-          store(true, chosen_spec()), cpu(store, LEVELS, Heads(), {order})
+          store(true, chosen_spec()), by_cpu(true, chosen_spec()),
+          cpu(store, LEVELS, Heads(), {order}), reference(by_cpu, LEVELS, Heads(), {order})
     {
         for (uint64_t i = 0; i < N_PROMPTS; i++)
             prompts.push_back(prompt(33 + draw(MOST_TOKENS - 33), i));
@@ -144,6 +145,13 @@ class GpuRandomTest : public testing::TestWithParam<uint64_t>
             apply(c, &wanted);
         ASSERT_TRUE(wanted == engine->memory);
     }
+    static uint32_t load_at(Engine *from, uint32_t level, const Tokens &tokens,
+                            const std::vector<int64_t> &table)
+    {
+        from->level_plus_1 = level + 1;
+        from->table = table;
+        return from->load(tokens).progress.loaded_tokens;
+    }
     void save_some()
     {
         Tokens &tokens = prompts[draw(N_PROMPTS)];
@@ -167,12 +175,22 @@ class GpuRandomTest : public testing::TestWithParam<uint64_t>
         const Load l = cpu.load(tokens);
         ASSERT_EQ(cpu.error_of(tokens, 0, l.progress.loaded_tokens), 0);
         n_saved += l.progress.loaded_tokens > 0;
+        // So are symbols of coefficients that the GPU or, where that failed, the CPU has made.
+        const uint32_t n_lossy = load_at(&cpu, CG_L1, tokens, engine->table);
+        reference.table = engine->table;
+        ASSERT_EQ(reference.save(tokens), CACHEGEN_OK);
+        ASSERT_GE(load_at(&reference, CG_L1, tokens, engine->table), n_lossy);
+        reference.for_each(n_lossy, static_cast<uint32_t>(tokens.size()),
+                           [](uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint8_t *at) {
+                               memset(at, 0xcd, 2); // as poison() has left it there
+                           });
+        ASSERT_LT(difference(cpu, reference), MOST_DIFFERENCE[CG_L1]);
     }
 
     std::mt19937_64 random{GetParam()};
     const Placement::Order order;
-    const Store store;
-    Engine cpu;
+    const Store store, by_cpu;
+    Engine cpu, reference; // reference: of the store that only CPUs save to
     std::unique_ptr<GpuEngine> engine;
     std::vector<Tokens> prompts;
     std::vector<int64_t> blocks;

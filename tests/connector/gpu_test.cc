@@ -76,6 +76,86 @@ TEST_F(GpuTest, ALoadWritesTheTokensThatWereAskedForAndNoOthers)
     }
 }
 
+const char LOSSY[] = "\"store_levels\": [\"L1\", \"L2\", \"L3\"]";
+
+// Between what a CPU loads from two stores at a level, which must be n_tokens.
+double difference_at(uint32_t level, const Store &a, const Store &b, const Tokens &tokens,
+                     uint32_t n_tokens)
+{
+    Engine of_a(a, "\"read_only\": true"), of_b(b, "\"read_only\": true");
+    of_a.level_plus_1 = of_b.level_plus_1 = level + 1;
+    EXPECT_EQ(of_a.load(tokens).progress.loaded_tokens, n_tokens);
+    EXPECT_EQ(of_b.load(tokens).progress.loaded_tokens, n_tokens);
+    return difference(of_a, of_b);
+}
+
+TEST_F(GpuTest, SavesAreProjectedByKernelsAndAsGoodAsTheCpus)
+{
+    for (const bool joined : {false, true}) {
+        const ProfileSpec spec = spec_2(joined, nesting_spec());
+        const Store by_gpu(true, spec), by_cpu(true, spec);
+        const Tokens tokens = prompt(32 * 2 + 16);
+        const size_t before = standin().n_projected();
+        {
+            GpuEngine gpu(by_gpu, LOSSY);
+            Engine cpu(by_cpu, LOSSY);
+            ASSERT_EQ(gpu.save(tokens), CACHEGEN_OK);
+            ASSERT_EQ(cpu.save(tokens), CACHEGEN_OK);
+            EXPECT_EQ(gpu.stats().gpu_errors, 0u);
+        }
+        const size_t n_tasks = spec.group_layers.size() * (joined ? 1 : 2),
+                     n_projected = standin().n_projected() - before;
+        // A task that finds no projector free is the CPU's, and there is one a thread.
+        EXPECT_EQ(n_projected, 3 * n_tasks);
+        for (uint32_t level = CG_L1; level <= CG_L3; level++) {
+            EXPECT_LT(difference_at(level, by_gpu, by_cpu, tokens, 79), MOST_DIFFERENCE[level])
+                << level;
+        }
+    }
+}
+
+// Each call of CUDA from the copy of the blocks on: it costs the save or nothing, and what is
+// stored is right.
+TEST_F(GpuTest, WhateverFailsInASaveNothingWrongIsStored)
+{
+    const Tokens tokens = prompt(32);
+    bool has_failed = true;
+    long n_saved_all_the_same = 0;
+    const Store by_cpu(true, spec_2(true, nesting_spec()));
+    {
+        Engine cpu(by_cpu, LOSSY);
+        ASSERT_EQ(cpu.save(tokens), CACHEGEN_OK);
+    }
+    for (long n = 1; has_failed; n++) {
+        SCOPED_TRACE(n);
+        const Store store(true, spec_2(true, nesting_spec()));
+        cachegen_save *op;
+        cachegen_status status;
+        {
+            GpuEngine engine(store, LOSSY);
+            ASSERT_EQ(engine.register_status, CACHEGEN_OK);
+            engine.prefill(tokens);
+            standin().engine_hold(engine.stream); // until then nothing is encoded
+            engine.put();
+            ASSERT_EQ(engine.save_start(tokens, 0, 32, true, nullptr, 0, &op), CACHEGEN_OK);
+            standin().fail_call(n, n % 3 == 0 ? 700 : 1, n % 3 == 0);
+            standin().engine_release(engine.stream);
+            status = engine.finish(op).status;
+            has_failed = standin().has_failed();
+            EXPECT_EQ(engine.stats().gpu_errors > 0 || status != CACHEGEN_OK, has_failed)
+                << "of a release, perhaps";
+            standin().forget_failures();
+        }
+        if (status != CACHEGEN_OK) {
+            EXPECT_EQ(status, CG_ERR_DEVICE);
+            continue;
+        }
+        n_saved_all_the_same += has_failed;
+        EXPECT_LT(difference_at(CG_L1, store, by_cpu, tokens, 31), MOST_DIFFERENCE[CG_L1]);
+    }
+    EXPECT_GT(n_saved_all_the_same, 5);
+}
+
 TEST_F(GpuTest, ASaveTakesWhatTheEngineHasEnqueuedAndHoldsItBackUntilItHasThat)
 {
     const Store store;
@@ -204,8 +284,10 @@ TEST_F(GpuRanksTest, StoreTheSameFilesAsASingleEngineAndLoadThem)
     for (const bool with_profile : {false, true}) {
         const Store single(with_profile, four_heads()), many(with_profile, four_heads());
         const Tokens tokens = prompt(32 * 3 + 16);
-        Engine engine(single);
-        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        {
+            GpuEngine engine(single); // the CPU's projections are rounded otherwise
+            ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        }
         auto both = ranks(many, with_profile ? Placement::TOKENS_FIRST : Placement::HEADS_FIRST);
         cachegen_save *saves[2];
         for (size_t i = 0; i < 2; i++)

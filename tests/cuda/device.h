@@ -3,7 +3,10 @@
  */
 #ifndef CG_TESTS_CUDA_DEVICE_H
 #define CG_TESTS_CUDA_DEVICE_H
+#include "cuda/project.h"
 #include "decode_cases.h"
+
+#include <stdexcept>
 
 namespace cg_test
 {
@@ -12,6 +15,25 @@ namespace cg_test
  * hold then. blob: empty at L0. seed: of the emulator. Returns the kernels' status. */
 uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &plan,
                     const Bytes &plan_bytes, const Blocks &blocks, uint64_t seed, Bytes *piece);
+
+/* Where it is to work; the rows and the coefficients are as many as it says. */
+inline cg_cuda_projection place_projection(const cg_profile *profile, const cg_projection &what,
+                                           const void *bases_dev, void *rows_dev, void *coefs_dev)
+{
+    cg_cuda_projection p;
+    if (cg_cuda_projection_of(profile, &what, bases_dev,
+                              size_t{CG_DCT} * what.n_rows * what.row_stride,
+                              cg_cuda_projection_n_coefs(&what), &p) != CG_OK)
+        throw std::logic_error("not a projection of this profile");
+    p.rows_dev = static_cast<float *>(rows_dev);
+    p.coefs_dev = static_cast<float *>(coefs_dev);
+    return p;
+}
+
+/* The coefficients of a task's rows, which the profile's bases lie in. */
+std::vector<float> run_project(const cg_profile *profile, const Bytes &bases,
+                               const cg_projection &projection, const std::vector<float> &rows,
+                               uint64_t seed);
 
 } // namespace cg_test
 #endif

@@ -1,7 +1,9 @@
-/* tests/cuda/emulated_decode.h - cg_cuda_decode() on the CPU: the kernels' own bodies. */
+/* tests/cuda/emulated_decode.h - cg_cuda_decode() and cg_cuda_project() on the CPU: the kernels'
+ * own bodies. */
 #ifndef CG_TESTS_CUDA_EMULATED_DECODE_H
 #define CG_TESTS_CUDA_EMULATED_DECODE_H
 #include "cuda/decode.h"
+#include "cuda/project.h"
 
 namespace cg_test
 {
@@ -10,6 +12,7 @@ namespace cg_test
  * Returns whether the kernels can take the blocks; throws std::logic_error where a GPU would hang.
  */
 bool emulate_decode(const cg_cuda_plan &plan, const cg_cuda_decode_params &params, uint64_t seed);
+void emulate_project(const cg_cuda_projection &projection, uint64_t seed);
 
 } // namespace cg_test
 #endif

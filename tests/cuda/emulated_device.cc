@@ -32,4 +32,18 @@ uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &p
     return status;
 }
 
+std::vector<float> run_project(const cg_profile *profile, const Bytes &bases,
+                               const cg_projection &projection, const std::vector<float> &rows,
+                               uint64_t seed)
+{
+    std::vector<float> coefs(cg_cuda_projection_n_coefs(&projection));
+    const DeviceMemory bases_dev(bases.data(), bases.size()),
+        rows_dev(rows.data(), rows.size() * sizeof(float)), coefs_dev(coefs.size() * sizeof(float));
+    const cg_cuda_projection p =
+        place_projection(profile, projection, bases_dev.data(), rows_dev.data(), coefs_dev.data());
+    emulate_project(p, seed);
+    memcpy(coefs.data(), coefs_dev.data(), coefs.size() * sizeof(float));
+    return coefs;
+}
+
 } // namespace cg_test

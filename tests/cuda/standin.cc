@@ -40,7 +40,8 @@ struct World {
     std::mutex lock; // of all below but the atomics
     std::map<char *, std::pair<size_t, Piece>> pieces;
     std::set<CUstream_st *> streams;
-    std::set<CUevent_st *> events, destroyed_early;
+    std::set<CUevent_st *> events;
+    std::vector<std::shared_ptr<CUevent_st>> destroyed; // kept: a stream may yet wait for one
     size_t n_allocated = 0;
     int n_devices = 2;
     long call_countdown = 0, operation_countdown = 0;
@@ -102,6 +103,7 @@ struct CUevent_st {
     uint64_t n_recorded = 0, n_reached = 0;
     bool is_engine = false;
     bool is_of_engine_stream = false; // recorded last in one
+    std::atomic<bool> is_destroyed{false};
 };
 
 struct CUstream_st {
@@ -351,8 +353,15 @@ int stream_synchronize(cg_cuda_stream stream)
     own(stream)->drain(); // operations end after a sticky error, too
     return called();
 }
+CUevent_st *alive(cg_cuda_event event)
+{
+    if (event->is_destroyed)
+        misused("uses an event that it has destroyed");
+    return event;
+}
 int stream_wait_event(cg_cuda_stream stream, cg_cuda_event event)
 {
+    alive(event);
     const int error = called();
     if (error != 0)
         return error;
@@ -377,26 +386,22 @@ int event_create(cg_cuda_event *out)
 }
 // As CUDA has it, an event may be destroyed before it is reached: what an engine's stream has
 // before it may take long. In a stream of ours nothing may be under way any more: its memory goes,
-// too.
+// too. And an engine's stream that is to wait for an event of ours may come to that later.
 int event_destroy(cg_cuda_event event)
 {
     World &w = world();
-    bool is_reached;
     {
-        std::lock_guard<std::mutex> guard(event->lock);
-        is_reached = event->n_reached == event->n_recorded;
-        if (!is_reached && !event->is_of_engine_stream)
+        std::lock_guard<std::mutex> guard(alive(event)->lock);
+        if (event->n_reached != event->n_recorded && !event->is_of_engine_stream)
             misused("destroys an event that is not reached");
+        event->is_destroyed = true;
     }
     {
         std::lock_guard<std::mutex> guard(w.lock);
         if (w.events.erase(event) == 0)
-            misused("destroys an event twice, or one of the engine");
-        if (!is_reached)
-            w.destroyed_early.insert(event);
+            misused("destroys an event of the engine");
+        w.destroyed.emplace_back(event);
     }
-    if (is_reached)
-        delete event;
     return called();
 }
 void record(cg_cuda_event event, CUstream_st *stream)
@@ -412,6 +417,7 @@ void record(cg_cuda_event event, CUstream_st *stream)
 }
 int event_record(cg_cuda_event event, cg_cuda_stream stream)
 {
+    alive(event);
     const int error = called();
     if (error == 0)
         record(event, stream_of(stream));
@@ -420,7 +426,7 @@ int event_record(cg_cuda_event event, cg_cuda_stream stream)
 int event_query(cg_cuda_event event)
 {
     const int error = called();
-    std::lock_guard<std::mutex> guard(event->lock);
+    std::lock_guard<std::mutex> guard(alive(event)->lock);
     if (error != 0 || event->n_reached == event->n_recorded)
         return error;
     return last_error = CG_CUDA_NOT_READY;
@@ -482,6 +488,12 @@ int blocks_copy(const cg_cuda_blocks_copy *given, cg_cuda_stream stream)
             cg_cuda_blocks_copy_unit(&copy, unit);
     });
 }
+std::atomic<size_t> projected{0};
+int project(const cg_cuda_projection *given, cg_cuda_stream stream)
+{
+    const cg_cuda_projection projection = *given;
+    return enqueue(stream, [projection] { cg_test::emulate_project(projection, ++projected); });
+}
 int decode_prepare()
 {
     return called();
@@ -538,6 +550,10 @@ size_t n_allocated()
 {
     std::lock_guard<std::mutex> guard(world().lock);
     return world().n_allocated;
+}
+size_t n_projected()
+{
+    return projected;
 }
 void set_device_count(int n)
 {
@@ -598,24 +614,11 @@ void engine_read(void *dst, const void *dev, size_t n_bytes, void *stream)
     stream_of(stream)->drain();
 }
 
-const cg_standin CONTROL = {fail_call,
-                            fail_operation,
-                            forget_failures,
-                            has_failed,
-                            n_live,
-                            n_allocated,
-                            set_device_count,
-                            engine_malloc,
-                            engine_free,
-                            engine_stream,
-                            engine_stream_destroy,
-                            engine_event,
-                            engine_event_destroy,
-                            engine_record,
-                            engine_write,
-                            engine_hold,
-                            engine_release,
-                            engine_read};
+const cg_standin CONTROL = {
+    fail_call,     fail_operation,        forget_failures, has_failed,           n_live,
+    n_allocated,   set_device_count,      n_projected,     engine_malloc,        engine_free,
+    engine_stream, engine_stream_destroy, engine_event,    engine_event_destroy, engine_record,
+    engine_write,  engine_hold,           engine_release,  engine_read};
 
 } // namespace
 
@@ -637,5 +640,5 @@ const cg_cuda_calls cg_cuda_runtime = {get_device_count,  get_device,
                                        event_query,       event_synchronize,
                                        memcpy_async,      memset_async,
                                        decode_prepare,    decode,
-                                       blocks_copy};
+                                       blocks_copy,       project};
 }

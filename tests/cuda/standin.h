@@ -29,6 +29,8 @@ struct cg_standin {
     size_t (*n_allocated)(); // allocations and streams that the host side ever made
     void (*set_device_count)(int n);
 
+    size_t (*n_projected)(); // tasks of encoders, ever
+
     // The engine's side. Its calls never fail, and its operations run even after an error.
     void *(*engine_malloc)(size_t n_bytes);
     void (*engine_free)(void *dev);

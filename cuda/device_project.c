@@ -1,0 +1,74 @@
+/* An encoder's projections: spectra up, coefficients down. */
+#include "cuda/device_state.h"
+
+/* Rows of the frequencies that have components: the others lie behind them, or cost little. */
+static size_t count_rows(const cg_projection *projection)
+{
+    size_t n_frequencies = 0;
+    for (uint32_t f = 0; f < CG_DCT; f++)
+        if (projection->n_components[f] > 0)
+            n_frequencies = f + 1;
+    return n_frequencies * projection->n_rows * projection->row_stride;
+}
+
+static cg_status run(cg_device_projector *j, const cg_cuda_projection *projection, size_t n_rows,
+                     size_t n_coefs)
+{
+    cg_device *d = j->device;
+    int error;
+    if ((error = d->calls->memcpy_async(j->rows_dev, j->base.rows, n_rows * sizeof(float),
+                                        j->stream)) != 0)
+        return cg_device_error(d, "cudaMemcpyAsync", error, j->stream);
+    if ((error = d->calls->project(projection, j->stream)) != 0)
+        return cg_device_error(d, "a projecting kernel", error, j->stream);
+    if ((error = d->calls->memcpy_async(j->coefs, j->coefs_dev, n_coefs * sizeof(float),
+                                        j->stream)) != 0)
+        return cg_device_error(d, "cudaMemcpyAsync", error, j->stream);
+    return cg_device_finish(d, j->stream, j->done);
+}
+
+cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
+                            const float *coefs_out[CG_DCT])
+{
+    cg_device_projector *j = (cg_device_projector *)projector; /* its first member */
+    cg_device *d = j->device;
+    cg_cuda_projection projection;
+    int before;
+    cg_status status = cg_cuda_projection_of(d->config.profile, what, d->bases_dev,
+                                             d->projector_rows, d->projector_coefs, &projection);
+    if (status != CG_OK)
+        return status;
+    projection.rows_dev = j->rows_dev;
+    projection.coefs_dev = j->coefs_dev;
+    size_t n_coefs = 0;
+    for (uint32_t f = 0; f < CG_DCT; f++) {
+        coefs_out[f] = j->coefs + n_coefs;
+        n_coefs += cg_cuda_projection_coefs(what, f);
+    }
+    if ((status = cg_device_enter(d, &before)) == CG_OK && n_coefs > 0)
+        status = run(j, &projection, count_rows(what), n_coefs);
+    cg_device_leave(d, before);
+    return status;
+}
+
+cg_projector *cg_device_take_projector(cg_device *d)
+{
+    cg_projector *taken = NULL;
+    pthread_mutex_lock(&d->lock);
+    for (uint32_t i = 0; i < d->n_projectors && taken == NULL && !atomic_load(&d->is_broken); i++) {
+        if (d->projectors[i].is_taken)
+            continue;
+        d->projectors[i].is_taken = true;
+        taken = &d->projectors[i].base;
+        taken->n_failed = 0;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return taken;
+}
+
+void cg_device_return_projector(cg_device *d, cg_projector *projector)
+{
+    pthread_mutex_lock(&d->lock);
+    ((cg_device_projector *)projector)->is_taken = false;
+    pthread_mutex_unlock(&d->lock);
+}

@@ -1,0 +1,235 @@
+/* cuda/project.cuh - the bodies of the kernels of cuda/project.h.
+ *
+ * A thread block makes CG_CUDA_PROJECT_ROWS by CG_CUDA_PROJECT_COLUMNS sums of one frequency, and a
+ * thread 4 by 4 of them. What they are summed over passes through shared memory, a piece of
+ * CG_CUDA_PROJECT_DEPTH at a time.
+ */
+#ifndef CG_CUDA_PROJECT_CUH
+#define CG_CUDA_PROJECT_CUH
+#include "codec/bf16.h"
+#include "codec/lane.h"
+#include "cuda/project.h"
+#include <math.h>
+
+/* Who launches the kernels asks some of it, too. */
+#if defined(__CUDACC__)
+#define CG_CUDA_LANE_AND_HOST static inline __host__ __device__
+#else
+#define CG_CUDA_LANE_AND_HOST static inline
+#endif
+
+/* The kernels, in the order in which they run. */
+enum {
+    CG_CUDA_PROJECT_EXACT,  /* coefficients of the first n_exact components */
+    CG_CUDA_PROJECT_REMOVE, /* what these make of the rows is taken off */
+    CG_CUDA_PROJECT_OTHERS, /* coefficients of the others */
+    CG_CUDA_N_PROJECT_STEPS
+};
+
+/* Behind each line a gap, so that what is written side by side meets different banks. */
+struct cg_cuda_project_shared {
+    float rows[CG_CUDA_PROJECT_DEPTH][CG_CUDA_PROJECT_ROWS + 4];
+    float columns[CG_CUDA_PROJECT_DEPTH][CG_CUDA_PROJECT_COLUMNS + 4];
+};
+
+/* Columns of a frequency that a step makes: components, or channels, from first to end. */
+struct cg_cuda_project_range {
+    uint32_t first, end;
+};
+
+CG_CUDA_LANE_AND_HOST cg_cuda_project_range cg_cuda_project_columns(const cg_cuda_projection &p,
+                                                                    uint32_t step, uint32_t f)
+{
+    const uint32_t n = p.n_components[f];
+    if (step == CG_CUDA_PROJECT_EXACT)
+        return {0, n < p.n_exact ? n : p.n_exact};
+    if (n <= p.n_exact)
+        return {0, 0};
+    if (step == CG_CUDA_PROJECT_REMOVE)
+        return {0, p.n_exact > 0 ? p.row_stride : 0};
+    return {p.n_exact, n};
+}
+
+CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_tiles(const cg_cuda_projection &p, uint32_t step,
+                                                     uint32_t f)
+{
+    const cg_cuda_project_range range = cg_cuda_project_columns(p, step, f);
+    return (p.n_rows + CG_CUDA_PROJECT_ROWS - 1) / CG_CUDA_PROJECT_ROWS *
+           ((range.end - range.first + CG_CUDA_PROJECT_COLUMNS - 1) / CG_CUDA_PROJECT_COLUMNS);
+}
+
+CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_blocks(const cg_cuda_projection &p, uint32_t step)
+{
+    uint32_t n = 0;
+    for (uint32_t f = 0; f < CG_DCT; f++)
+        n += cg_cuda_project_tiles(p, step, f);
+    return n;
+}
+
+/* What a thread block makes. */
+struct cg_cuda_project_tile {
+    float *rows;  /* the frequency's */
+    float *coefs; /* the frequency's */
+    uint32_t n_components;
+    uint32_t first_row, first_column, end_column;
+};
+
+CG_LANE cg_cuda_project_tile cg_cuda_find_tile(const cg_cuda_projection &p, uint32_t step,
+                                               uint32_t block)
+{
+    const uint32_t n_down = (p.n_rows + CG_CUDA_PROJECT_ROWS - 1) / CG_CUDA_PROJECT_ROWS;
+    cg_cuda_project_tile tile = {p.rows_dev, p.coefs_dev, 0, 0, 0, 0};
+    for (uint32_t f = 0;; f++) {
+        const uint32_t n_tiles = cg_cuda_project_tiles(p, step, f);
+        if (block < n_tiles) {
+            const cg_cuda_project_range range = cg_cuda_project_columns(p, step, f);
+            tile.n_components = p.n_components[f];
+            tile.first_row = block % n_down * CG_CUDA_PROJECT_ROWS;
+            tile.first_column = range.first + block / n_down * CG_CUDA_PROJECT_COLUMNS;
+            tile.end_column = range.end;
+            return tile;
+        }
+        block -= n_tiles;
+        tile.rows += (uint64_t)p.n_rows * p.row_stride;
+        tile.coefs += (uint64_t)p.n_rows * p.n_components[f];
+    }
+}
+
+CG_LANE void cg_cuda_unpack(const uint32_t words[4], float out[8])
+{
+    CG_UNROLL
+    for (int i = 0; i < 4; i++) {
+        out[2 * i] = (float)(int16_t)(words[i] & 0xffffu);
+        out[2 * i + 1] = (float)(int16_t)(words[i] >> 16);
+    }
+}
+
+/* Rows from channel at on, and the components' elements of them. */
+template <class Cta>
+CG_LANE void cg_cuda_fetch_channels(Cta &cta, const cg_cuda_projection &p,
+                                    const cg_cuda_project_tile &tile, uint32_t at,
+                                    cg_cuda_project_shared *shared)
+{
+    const uint32_t t = cta.thread(), r = t % CG_CUDA_PROJECT_ROWS,
+                   depth = t / CG_CUDA_PROJECT_ROWS * 8, c = t % CG_CUDA_PROJECT_COLUMNS,
+                   half = t / CG_CUDA_PROJECT_COLUMNS * 16;
+    const bool has_row = tile.first_row + r < p.n_rows,
+               has_column = tile.first_column + c < tile.end_column;
+    const float *row = tile.rows + (uint64_t)(tile.first_row + r) * p.row_stride + at + depth;
+    const int16_t *elements =
+        p.elements_dev + (uint64_t)(tile.first_column + c) * p.row_stride + at + half;
+    CG_UNROLL
+    for (uint32_t i = 0; i < 8; i += 4) {
+        uint32_t words[4] = {0, 0, 0, 0};
+        if (has_row)
+            cta.load16(words, row + i);
+        CG_UNROLL
+        for (uint32_t k = 0; k < 4; k++)
+            shared->rows[depth + i + k][r] = cg_f32_from_bits(words[k]);
+    }
+    CG_UNROLL
+    for (uint32_t i = 0; i < 16; i += 8) {
+        uint32_t words[4] = {0, 0, 0, 0};
+        float values[8];
+        if (has_column)
+            cta.load16(words, elements + i);
+        cg_cuda_unpack(words, values);
+        CG_UNROLL
+        for (uint32_t k = 0; k < 8; k++)
+            shared->columns[half + i + k][c] = values[k];
+    }
+}
+
+/* Coefficients from component at on, and these components' elements in the tile's channels. */
+template <class Cta>
+CG_LANE void cg_cuda_fetch_components(Cta &cta, const cg_cuda_projection &p,
+                                      const cg_cuda_project_tile &tile, uint32_t at,
+                                      cg_cuda_project_shared *shared)
+{
+    const uint32_t t = cta.thread(), r = t % CG_CUDA_PROJECT_ROWS,
+                   depth = t / CG_CUDA_PROJECT_ROWS * 8, k = t / 4, part = t % 4 * 16;
+    const bool has_row = tile.first_row + r < p.n_rows;
+    const float *coefs = tile.coefs + (uint64_t)(tile.first_row + r) * tile.n_components + at;
+    CG_UNROLL
+    for (uint32_t i = depth; i < depth + 8; i++)
+        shared->rows[i][r] = has_row && at + i < p.n_exact ? coefs[i] : 0;
+    const float scale = at + k < p.n_exact ? p.scale_dev[at + k] : 0;
+    const int16_t *elements =
+        p.elements_dev + (uint64_t)(at + k) * p.row_stride + tile.first_column + part;
+    CG_UNROLL
+    for (uint32_t i = 0; i < 16; i += 8) {
+        uint32_t words[4] = {0, 0, 0, 0};
+        float values[8];
+        if (at + k < p.n_exact && tile.first_column + part + i < tile.end_column)
+            cta.load16(words, elements + i);
+        cg_cuda_unpack(words, values);
+        CG_UNROLL
+        for (uint32_t j = 0; j < 8; j++)
+            shared->columns[k][part + i + j] = scale * values[j];
+    }
+}
+
+CG_LANE void cg_cuda_add_products(const float a[4], const float b[4], float sums[4][4])
+{
+    CG_UNROLL
+    for (int i = 0; i < 4; i++) {
+        CG_UNROLL
+        for (int j = 0; j < 4; j++)
+            sums[i][j] = fmaf(a[i], b[j], sums[i][j]);
+    }
+}
+
+/* What a thread's sums become. */
+template <bool REMOVES>
+CG_LANE void cg_cuda_store_sums(const cg_cuda_projection &p, const cg_cuda_project_tile &tile,
+                                uint32_t row, uint32_t column, const float sums[4][4])
+{
+    CG_UNROLL
+    for (uint32_t i = 0; i < 4; i++) {
+        CG_UNROLL
+        for (uint32_t j = 0; j < 4; j++) {
+            const uint32_t r = tile.first_row + row + i, c = tile.first_column + column + j;
+            if (r >= p.n_rows || c >= tile.end_column)
+                continue;
+            if (REMOVES)
+                tile.rows[(uint64_t)r * p.row_stride + c] -= sums[i][j];
+            else
+                tile.coefs[(uint64_t)r * tile.n_components + c] = sums[i][j] * p.scale_dev[c];
+        }
+    }
+}
+
+template <bool REMOVES, class Cta>
+CG_LANE void cg_cuda_project_block(Cta &cta, const cg_cuda_projection &p, uint32_t step)
+{
+    cg_cuda_project_shared *shared = (cg_cuda_project_shared *)cta.shared();
+    const cg_cuda_project_tile tile = cg_cuda_find_tile(p, step, cta.block());
+    const uint32_t row = cta.thread() / 16 * 4, column = cta.thread() % 16 * 4,
+                   depth = REMOVES ? p.n_exact : p.row_stride;
+    const bool has_work =
+        tile.first_row + row < p.n_rows && tile.first_column + column < tile.end_column;
+    float sums[4][4] = {};
+    for (uint32_t at = 0; at < depth; at += CG_CUDA_PROJECT_DEPTH) {
+        if (REMOVES)
+            cg_cuda_fetch_components(cta, p, tile, at, shared);
+        else
+            cg_cuda_fetch_channels(cta, p, tile, at, shared);
+        cta.barrier();
+        CG_UNROLL
+        for (uint32_t k = 0; k < CG_CUDA_PROJECT_DEPTH && has_work; k++) {
+            uint32_t bits[2][4];
+            float a[4], b[4];
+            cta.load_shared16(bits[0], &shared->rows[k][row]);
+            cta.load_shared16(bits[1], &shared->columns[k][column]);
+            CG_UNROLL
+            for (int i = 0; i < 4; i++) {
+                a[i] = cg_f32_from_bits(bits[0][i]);
+                b[i] = cg_f32_from_bits(bits[1][i]);
+            }
+            cg_cuda_add_products(a, b, sums);
+        }
+        cta.barrier(); /* before the next piece comes in their place */
+    }
+    cg_cuda_store_sums<REMOVES>(p, tile, row, column, sums);
+}
+#endif

@@ -1,0 +1,65 @@
+/* cuda/project.h - an encoder's projections on a GPU: spectra to coefficients (codec/projection.h).
+ *
+ * Three kernels, one after another: coefficients of a basis's first n_exact components; what those
+ * make of the rows is taken off; coefficients of the others. Sums are of f32, and their order does
+ * not depend on how a GPU is busy. Threads: functions are pure on the caller's memory.
+ */
+#ifndef CG_CUDA_PROJECT_H
+#define CG_CUDA_PROJECT_H
+#include "codec/projection.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st; /* cudaStream_t is a pointer to it */
+
+enum {
+    CG_CUDA_PROJECT_ROWS = 32, /* that a thread block makes */
+    CG_CUDA_PROJECT_COLUMNS = 64,
+    CG_CUDA_PROJECT_DEPTH = 32, /* what is summed over, at once in shared memory */
+    CG_CUDA_PROJECT_THREADS = 128,
+};
+
+/* ---- the bases of a profile of version 2, as kernels read them; preset klt ---- */
+
+/* How many bytes all take on the GPU: 16 bits an element, twice the profile's file. */
+size_t cg_cuda_bases_bytes(const cg_profile *profile);
+/* Writes them, to be copied to the device. */
+void cg_cuda_bases_fill(const cg_profile *profile, void *bases);
+/* Floats of the rows, and of the coefficients, that the largest task of n_tokens has. */
+void cg_cuda_projection_bound(const cg_profile *profile, uint32_t n_tokens, size_t *n_rows_out,
+                              size_t *n_coefs_out);
+
+/* ---- a task ---- */
+
+typedef struct cg_cuda_projection {
+    const int16_t *elements_dev; /* [components][row_stride], zeros behind the channels */
+    const float *scale_dev;      /* [components]: what their elements are multiples of */
+    float *rows_dev;             /* [CG_DCT][n_rows][row_stride], 16-byte aligned: used up */
+    float *coefs_dev;            /* one frequency after another, [n_rows][n_components[f]] */
+    uint32_t n_rows, row_stride;
+    uint32_t n_exact;
+    uint32_t n_components[CG_DCT];
+} cg_cuda_projection;
+
+/* The task's, with the profile's bases at bases_dev. CG_ERR_INVALID_ARGUMENT: the profile has no
+ * such basis, or the projection is more than max_rows and max_coefs floats. */
+cg_status cg_cuda_projection_of(const cg_profile *profile, const cg_projection *projection,
+                                const void *bases_dev, size_t max_rows, size_t max_coefs,
+                                cg_cuda_projection *out);
+/* Floats of one frequency's coefficients, and of all of them. */
+static inline size_t cg_cuda_projection_coefs(const cg_projection *projection, uint32_t f)
+{
+    return (size_t)projection->n_rows * projection->n_components[f];
+}
+size_t cg_cuda_projection_n_coefs(const cg_projection *projection);
+
+/* Enqueues the kernels on the stream; neither allocates nor waits. Returns a cudaError_t, 0 is
+ * success. */
+int cg_cuda_project(const cg_cuda_projection *projection, struct CUstream_st *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

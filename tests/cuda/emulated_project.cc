@@ -1,0 +1,23 @@
+#include "emulated_decode.h"
+
+#include "cuda/project.cuh"
+#include "emulated_cta.h"
+
+namespace cg_test
+{
+
+void emulate_project(const cg_cuda_projection &projection, uint64_t seed)
+{
+    for (uint32_t step = 0; step < CG_CUDA_N_PROJECT_STEPS; step++) {
+        BlockEmulator emulator(CG_CUDA_PROJECT_THREADS, sizeof(cg_cuda_project_shared),
+                               seed + step);
+        emulator.run(cg_cuda_project_blocks(projection, step), [&](EmulatedCta &cta) {
+            if (step == CG_CUDA_PROJECT_REMOVE)
+                cg_cuda_project_block<true>(cta, projection, step);
+            else
+                cg_cuda_project_block<false>(cta, projection, step);
+        });
+    }
+}
+
+} // namespace cg_test
