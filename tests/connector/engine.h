@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <functional>
 #include <numeric>
 
 namespace cg_test
@@ -261,6 +262,13 @@ class Engine
         r.level_plus_1 = level_plus_1;
         return r;
     }
+    // What an engine calls in its steps; "in_step" may be another thread's.
+    template <typename Call> cachegen_status within_step(Call call)
+    {
+        cachegen_status status = -1;
+        in_step([&] { status = call(); });
+        return status;
+    }
     cachegen_status save_start(const Tokens &tokens, uint32_t from, uint32_t to, bool is_last,
                                const char *context, uint32_t prefix_level, cachegen_save **save)
     {
@@ -279,7 +287,7 @@ class Engine
         r.n_blocks = static_cast<uint32_t>(table.size());
         r.block_table = table.data();
         r.copy_later = copies_later;
-        return cachegen_save_start(c, &r, save);
+        return within_step([&] { return cachegen_save_start(c, &r, save); });
     }
     // Until the save does not read the blocks any more.
     void wait_copied(cachegen_save *save)
@@ -318,16 +326,20 @@ class Engine
         hit.struct_size = sizeof hit;
         options.struct_size = sizeof options;
         options.abi_version = CACHEGEN_ABI_VERSION;
-        const cachegen_status status = cachegen_lookup_start_with(c, &r, from, &options, &op);
+        const cachegen_status status =
+            within_step([&] { return cachegen_lookup_start_with(c, &r, from, &options, &op); });
         EXPECT_EQ(status, CACHEGEN_OK) << cachegen_strerror(status);
         if (status != CACHEGEN_OK)
             return hit;
-        EXPECT_EQ(wait_for(c, [&] { return cachegen_lookup_poll(op, &hit); }), CACHEGEN_OK);
-        size_t n = 0;
-        EXPECT_EQ(cachegen_lookup_plan(op, nullptr, &n), CACHEGEN_OK);
-        plan.resize(n);
-        EXPECT_EQ(cachegen_lookup_plan(op, plan.data(), &n), CACHEGEN_OK);
-        cachegen_lookup_free(op);
+        const auto poll_op = [&] { return cachegen_lookup_poll(op, &hit); };
+        EXPECT_EQ(wait_for(c, [&] { return within_step(poll_op); }), CACHEGEN_OK);
+        in_step([&] {
+            size_t n = 0;
+            EXPECT_EQ(cachegen_lookup_plan(op, nullptr, &n), CACHEGEN_OK);
+            plan.resize(n);
+            EXPECT_EQ(cachegen_lookup_plan(op, plan.data(), &n), CACHEGEN_OK);
+            cachegen_lookup_free(op);
+        });
         return hit;
     }
     cachegen_status load_start(uint32_t from, uint32_t to, cachegen_load **load)
@@ -344,7 +356,7 @@ class Engine
         r.plan_bytes = plan.size();
         r.after_kind = after_kind;
         r.after = after;
-        return cachegen_load_start(c, &r, load);
+        return within_step([&] { return cachegen_load_start(c, &r, load); });
     }
     // What an engine does for a request: look up, then load the hit into fresh blocks.
     Load load(const Tokens &tokens, uint32_t from = 0)
@@ -383,6 +395,7 @@ class Engine
     uint32_t after_kind = CACHEGEN_AFTER_NONE;
     void *after = nullptr;
     bool copies_later = false;
+    std::function<void(std::function<void()>)> in_step = [](const auto &call) { call(); };
     cachegen_lookup_options options = {};
 
   private:
