@@ -36,7 +36,9 @@ typedef struct cg_decoder cg_decoder;
  * one, let n_bytes be that level's header.level_bytes. Checked here: the header, the geometry, and
  * that the fingerprints of profile and model are the profile's, and that a lossless chunk has the
  * bytes that its geometry takes at least: a third of the elements'. So decoding it takes memory by
- * the file's size; a lossy one takes it by the geometry. CG_ERR_FOREIGN_PROFILE,
+ * the file's size; a lossy one takes it by the geometry. Its time is by the geometry, too: symbols
+ * of a profile of version 2 are at most three digits, so the largest ones take three times the
+ * products of small ones; and an escape takes at most four words. CG_ERR_FOREIGN_PROFILE,
  * CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY. */
 cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                          cg_decoder **decoder_out);

@@ -231,12 +231,13 @@ struct Reference {
 
 // ---- chunks with given symbols ----
 
-enum class Fill { encoded, small, saturated, sparse, first };
+enum class Fill { encoded, small, saturated, sparse, first, ones };
 constexpr size_t N_FIRST = 32; // components that Fill::first draws
 
 int16_t draw_symbol(Fill fill, size_t component, Random *random)
 {
     switch (fill) {
+    case Fill::ones: return 1;
     case Fill::first:
         return static_cast<int16_t>(component < N_FIRST ? static_cast<int>(random->below(601)) - 300
                                                         : 0);
@@ -295,6 +296,56 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
     bytes->assign(made, made + n_made);
     free(made);
     return all;
+}
+
+// ---- kernels that count what they multiply: registers or tiles of elements ----
+
+const cg_klt_integers *counted;
+uint64_t n_products;
+
+uint64_t quads_of(const cg_quad_row *rows, size_t n_rows)
+{
+    return std::accumulate(rows, rows + n_rows, uint64_t{0},
+                           [](uint64_t n, const cg_quad_row &row) { return n + row.n_quads; });
+}
+
+cg_klt_integers counting(const cg_klt_integers *integers)
+{
+    counted = integers;
+    cg_klt_integers own = *integers;
+    if (own.accumulate_bytes != nullptr)
+        own.accumulate_bytes = [](const uint8_t *lines, const cg_quad_row *rows, size_t n_rows,
+                                  unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
+                                  size_t y_stride) {
+            n_products += n_sixteens * quads_of(rows, n_rows);
+            counted->accumulate_bytes(lines, rows, n_rows, n_sixteens, shift, is_first, y,
+                                      y_stride);
+        };
+    if (own.accumulate_words != nullptr)
+        own.accumulate_words = [](const uint8_t *lines, const cg_quad_row *rows, size_t n_rows,
+                                  unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
+                                  size_t y_stride) {
+            n_products += n_sixteens * quads_of(rows, n_rows);
+            counted->accumulate_words(lines, rows, n_rows, n_sixteens, shift, is_first, y,
+                                      y_stride);
+        };
+    if (own.accumulate_elements != nullptr)
+        own.accumulate_elements = [](const int16_t *elements, size_t element_stride,
+                                     const int16_t *cells, size_t n_cells, unsigned shift,
+                                     size_t n_channels, int32_t *y) {
+            n_products += n_cells * n_channels;
+            counted->accumulate_elements(elements, element_stride, cells, n_cells, shift,
+                                         n_channels, y);
+        };
+    if (own.multiply_tiles != nullptr)
+        own.multiply_tiles = [](const uint8_t *lines, bool is_wide, const cg_digit_tiles *digits,
+                                size_t n_rows, unsigned n_sixteens, unsigned shift, bool is_first,
+                                int32_t *y, size_t y_stride) {
+            n_products += n_sixteens * digits->n_tiles << is_wide;
+            counted->multiply_tiles(lines, is_wide, digits, n_rows, n_sixteens, shift, is_first, y,
+                                    y_stride);
+        };
+    return own;
 }
 
 class ExactTest : public testing::TestWithParam<const char *>
@@ -472,6 +523,36 @@ TEST_P(ExactTest, EncodesAsCloseAsTheStep)
             error += std::pow(got[i] - want[i], 2);
         EXPECT_LT(std::sqrt(error / static_cast<double>(want.size())), 0.06);
     }
+}
+
+// However large symbols are, they are at most three digits: a chunk that makes the most of that
+// takes three times the products of one whose symbols are all ones.
+TEST_P(ExactTest, SaturatedSymbolsTakeAtMostThreeTimesTheProducts)
+{
+    const cg_klt_integers integers = counting(kernels->integers);
+    cg_kernels table = *kernels;
+    table.integers = &integers;
+    cg_kernels_use(&table);
+    const ProfileSpec spec = spec_2(true);
+    const Profile profile = make_profile(spec);
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 8, 264);
+    uint64_t n[2];
+    for (const Fill fill : {Fill::ones, Fill::saturated}) {
+        Bytes chunk, decoded;
+        ASSERT_EQ(encode(profile.get(), header, make_tokens(264, 1), make_elements(header, 1),
+                         CG_L1, &chunk),
+                  CG_OK);
+        (void)set_symbols(profile.get(), fill, 1, &chunk);
+        n_products = 0;
+        ASSERT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
+        n[fill == Fill::saturated] = n_products;
+    }
+    EXPECT_GT(n[0], 0u);
+    // Half of the elements here are of 16 bits: but for matrix units, those take symbols whole.
+    const unsigned most = integers.multiply_tiles != nullptr     ? 3
+                          : integers.accumulate_bytes != nullptr ? 2
+                                                                 : 1;
+    EXPECT_LE(n[1], most * n[0]) << n[0];
 }
 
 // What components of few bits pick up of the large ones is taken out: data of the first 32
