@@ -416,7 +416,11 @@ class Profile:
                 self.columns[(level, *at)] = [[classes[k] for k in fields.array("u1", n).tolist()] for n in n_active]
         self.basis, self.unit_bits = {}, {}
         sizes = {at: channels * self.group_layers[at[0]] * (2 if self.joined else 1) for at in matrices}
-        elements = sum(-(-counts[at][0] // 32) * 32 * (-(-n // 256) * 256) for at, n in sizes.items())
+        panel = 256
+        if self.version == 1:
+            whole, d = 256 // self.head_dim * self.head_dim, self.head_dim
+            panel = whole or max(n for n in range(1, 257) if d % n == 0)
+        elements = sum(-(-counts[at][0] // 32) * 32 * (-(-n // panel) * 256) for at, n in sizes.items())
         require(elements <= 8 * len(fields.data) + (1 << 20), "bases that are too large for the file")
         for at, n in sizes.items():
             require(counts[at][0] <= n, "components")
