@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predicts how fast the GPU kernels decode, from their compiled code: not a measurement.
+"""Predicts how fast the GPU kernels decode and project, from their compiled code: not a measurement.
 
 usage: gpu_model.py LIBRARY PROFILE.cgp --bits L1 L2 L3 --out gpu_model.json
 
@@ -8,6 +8,8 @@ the profile's tables, and takes the slowest of what an H100 SXM's units need. Ev
 it: latencies, barriers' waits, uneven ends. So the truth is below. A loop's instructions are those of its shortest path
 that does the work; rows with an escape, or whose class has a shift, are counted with theirs, as often as the classes'
 frequencies say. bits: coded bits an element at each level, as measured on the CPU.
+One chunk alone is bound by latencies instead, which are assumptions, too: each instruction of a row waits for the one
+before, a stream is a warp of its own, and kernels follow one another.
 The 8B geometry is Llama-3.1-8B's, a layer a group: matrices of 2,048 channels, whose components, digits, active columns
 and classes have the shares that the profile's have. There is no such profile here.
 """
@@ -33,7 +35,13 @@ H100 = {
     "shared_bytes_per_clock": 128,
     "l2_GBps": 5500,  # measured by others, e.g. chipsandcheese.com's microbenchmarks
     "hbm_GBps": 3350,
+    # Of one chunk alone. Clocks until what depends on an instruction can issue: arXiv:2402.13499 and microbenchmarks of
+    # others; a launch that waits for the kernel before it.
+    "clocks": {"instruction": 4, "shared": 29, "L1": 33, "L2": 260},
+    "launch_us": 2,
 }
+STREAM_BYTES, STREAM_SHARE = 132, 50  # codec/rans.h: a stream adds so much, at most a 50th of all
+EXACT_BITS = 9  # codec/bands.c: components that are taken off before the others
 TILE_TOKENS, TILE_CHANNELS, WARPS, BAND, FREQUENCIES = 256, 128, 16, 32, 8
 BACKWARD = re.compile(r"0x([0-9a-f]+)")
 
@@ -44,15 +52,17 @@ def find_cuobjdump():
 
 
 def functions(library):
-    """{kind of pass: [(address, opcode, rest, whether it has a predicate)]} of sm_90."""
+    """{kind of pass, or project_ and whether it takes off: [(address, opcode, rest, has a predicate)]} of sm_90."""
     text = subprocess.run([find_cuobjdump(), "--dump-sass", library], capture_output=True, text=True, check=True).stdout
     found, arch, kind = {}, None, None
     for line in text.splitlines():
         if match := re.match(r"\s*arch = (sm_\d+)", line):
             arch = match[1]
-        elif match := re.search(r"Function : _Z14cg_cuda_kernelILj(\d)E", line):
-            kind = int(match[1])
-        elif arch == "sm_90" and (match := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\w+ )?\s*([A-Z0-9_.]+)(.*);", line)):
+        elif match := re.search(r"Function : (?:_Z\d+cg_cuda_(project_)?kernelIL[jb](\d)E)?", line):
+            kind = (match[1] or "") + match[2] if match[2] else None
+        elif arch != "sm_90" or kind is None:
+            continue
+        elif match := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\w+ )?\s*([A-Z0-9_.]+)(.*);", line):
             found.setdefault(kind, []).append((int(match[1], 16), match[3], match[4], bool(match[2])))
     return found
 
@@ -105,17 +115,19 @@ def quickest(code, **needed):
 def hot_loops(library):
     """Instructions of a step and of a lane's block of the inverse KLT, and of a row of a strip."""
     code = functions(library)
-    plain, shifts = quickest(code[0], VOTE=4, LDS=4, ST=4)[:2]
+    plain, shifts = quickest(code["0"], VOTE=4, LDS=4, ST=4)[:2]
     return {
-        "klt_step": quickest(code[5], IMMA=16)[0][0],
-        "klt_block": quickest(code[5], I2FP=32, ST=16)[0][0],
+        "klt_step": quickest(code["5"], IMMA=16)[0][0],
+        "klt_block": quickest(code["5"], I2FP=32, ST=16)[0][0],
         "row": plain[0] / 2,
-        "row_with_escape": next(n for n, first in quickest(code[0], VOTE=8, LDS=4, ST=4) if first == plain[1]) / 2,
+        "row_with_escape": next(n for n, first in quickest(code["0"], VOTE=8, LDS=4, ST=4) if first == plain[1]) / 2,
         "row_with_shift": shifts[0] / 2,
-        "row_refined": quickest(code[0], VOTE=2, LDG=4, ST=4)[0][0] / 2,
-        "row_of_anchors": quickest(code[1], VOTE=4, LDS=4, ST=4)[0][0] / 2,
-        "row_of_deltas": quickest(code[2], VOTE=4, LDS=4, ST=2)[0][0] / 2,
-        "row_of_exponents": quickest(code[3], VOTE=4, LDS=4, ST=2)[0][0] / 2,
+        "row_refined": quickest(code["0"], VOTE=2, LDG=4, ST=4)[0][0] / 2,
+        "row_of_anchors": quickest(code["1"], VOTE=4, LDS=4, ST=4)[0][0] / 2,
+        "row_of_deltas": quickest(code["2"], VOTE=4, LDS=4, ST=2)[0][0] / 2,
+        "row_of_exponents": quickest(code["3"], VOTE=4, LDS=4, ST=2)[0][0] / 2,
+        "project_piece": quickest(code["project_0"], FFMA=512)[0][0],
+        "remove_piece": quickest(code["project_1"], FFMA=512)[0][0],
     }
 
 
@@ -161,13 +173,15 @@ def read_profile(path):
                 m["classes"][-1].append([classes[c] for c in b[at : at + n]])
                 at += n
     for m in matrices:
-        m["digits"] = []
+        m["digits"], m["exact"] = [], 0
         for c in range(m["components"]):
             at += c % BAND == 0
             bits, multiple = b[at], number(at + 1, 2)
+            m["exact"] += m["exact"] == c and bits >= EXACT_BITS
             at += 3 + (m["channels"] * bits + 7) // 8
             digits = 2 if multiple << (bits - 1) > 128 else 1
             m["digits"][c // BAND :] = [max(digits, *m["digits"][c // BAND :])] if c % BAND else [digits]
+        m["exact"] = min(math.ceil(m["exact"] / 16) * 16, m["components"])
     return matrices, b[48:64].rstrip(b"\0").decode(), len(classes)
 
 
@@ -186,8 +200,8 @@ def as_wide_as(matrices, channels):
             [stretched(cs, n) if cs else [] for cs, n in zip(level, ns, strict=True)]
             for level, ns in zip(m["classes"], active, strict=True)
         ]
-        components = round(m["components"] * by)
-        wide.append({"channels": channels, "components": components, "active": active, "classes": classes, "digits": digits})
+        shares = {"components": round(m["components"] * by), "exact": round(m["exact"] * by)}
+        wide.append({"channels": channels, "active": active, "classes": classes, "digits": digits, **shares})
     return wide
 
 
@@ -271,6 +285,68 @@ def symbols(matrices, level, code, bits, nested):
     }
 
 
+def streams(matrix, level, bits, nested):
+    """(strips, streams) of a level's section, as cg_rans_choose_streams() cuts it. bits: an element, of this level."""
+    n_strips = sum(1 for _ in strips(matrix, level, nested))
+    affordable = bits / 8 * TILE_TOKENS * matrix["channels"] / STREAM_SHARE / STREAM_BYTES
+    return n_strips, max(1, min(n_strips, int(affordable)))
+
+
+def row_clocks(instructions, lookups, bits, columns):
+    """Of a warp alone. lookups: loads of shared memory, one after another; a stream's words come in sectors of 32."""
+    c = H100["clocks"]
+    sectors = bits * columns / 8 / 32  # new ones of a row
+    return (instructions - lookups - 1) * c["instruction"] + lookups * c["shared"] + c["L1"] + sectors * c["L2"]
+
+
+def one_chunk(matrices, n_matrices, code, bits, clocks_per_tile):
+    """Microseconds from bytes in device memory to blocks written, of a chunk of 256 tokens that is alone, by its finest
+    level: passes of streams (coarsest first), and the inverse KLT of n_matrices. Nested where it has coarser levels."""
+    report = {}
+    for finest in range(3):
+        passes = {}
+        for level in range(2, finest - 1, -1):
+            of_level = bits[level] - (bits[level + 1] if level < 2 else 0)
+            longest = 0
+            for m in matrices:
+                n_strips, n_streams = streams(m, level, of_level, nested=True)
+                a_row = of_level * 8 * m["channels"] / n_strips / 32  # bits of a column of a row
+                refined = level < 2
+                clocks = row_clocks(code["row_refined" if refined else "row"], 0 if refined else 2, a_row, 32)
+                longest = max(longest, math.ceil(n_strips / n_streams) * TILE_TOKENS / 8 * clocks)
+            passes[f"L{level + 1}"] = round(longest / H100["clock_GHz"] / 1e3)
+        tiles = sum(m["channels"] for m in matrices) / len(matrices) * n_matrices / TILE_CHANNELS
+        inverse = math.ceil(tiles / H100["multiprocessors"]) * clocks_per_tile[finest] / H100["clock_GHz"] / 1e3
+        launches = (len(passes) + 3) * H100["launch_us"]  # clearing, rotations, inverse KLT
+        report[f"L{finest + 1}"] = {
+            "streams_us": passes,
+            "inverse_klt_us": round(inverse),
+            "launches_us": launches,
+            "us": sum(passes.values()) + round(inverse) + launches,
+        }
+    return report
+
+
+def projection(matrices, code):
+    """An encoder's projections at L1, by issue: 4 warps make 32 x 64 sums, a piece of 32 channels at a time."""
+    clocks, elements = 0.0, 0
+    for m in matrices:
+        pieces = {"project_piece": 0, "remove_piece": 0}
+        for n in m["active"][0]:
+            exact = min(n, m["exact"])
+            columns = math.ceil(exact / 64) + math.ceil((n - exact) / 64)
+            pieces["project_piece"] += columns * m["channels"] / 32
+            pieces["remove_piece"] += math.ceil(m["channels"] / 64) * math.ceil(exact / 32) if n > exact else 0
+        clocks += 4 * sum(n * code[kind] for kind, n in pieces.items()) / H100["issue_per_clock"]
+        elements += TILE_TOKENS * m["channels"]
+    cells = sum(sum(m["active"][0]) for m in matrices) / 8 / sum(m["channels"] for m in matrices)
+    return {
+        "GBps": round(2 * elements * H100["multiprocessors"] * H100["clock_GHz"] / clocks),
+        "bytes_up_an_element": 4,
+        "bytes_down_an_element": round(4 * cells, 2),
+    }
+
+
 def together(a, b):
     return round(1 / (1 / a + 1 / b))
 
@@ -315,9 +391,16 @@ def main():
         "instructions": code,
         "levels": levels(matrices, code, arguments.bits, fits_L2=True),
         "levels_of_8B_geometry": levels(as_wide_as(matrices, 2048), code, arguments.bits, fits_L2=False),
+        "projection_L1": projection(matrices, code),
+        "projection_L1_of_8B_geometry": projection(as_wide_as(matrices, 2048), code),
         "paper_GBps": rows_GBps(0.1 * code["row_of_anchors"] + 0.9 * code["row_of_deltas"]),
         "L0_GBps": rows_GBps(code["row_of_exponents"]),
     }
+    for name, wide, n in (("", matrices, len(matrices)), ("_of_8B_geometry", as_wide_as(matrices, 2048), 32)):
+        tile_clocks = [max(of["inverse_klt"]["clocks_per_tile"].values()) for of in report["levels" + name].values()]
+        report["one_chunk_alone" + name] = one_chunk(wide, n, code, arguments.bits, tile_clocks)
+        print("one chunk alone" + name, report["one_chunk_alone" + name])
+        print("projection" + name, report["projection_L1" + name])
     print("geometry  level  symbols  nested  inverse KLT  bound          both  nested  int8 MACs an element")
     for name in ("levels", "levels_of_8B_geometry"):
         for level, of in report[name].items():
