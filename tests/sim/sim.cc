@@ -114,22 +114,30 @@ class Run
     void round(std::vector<Outcome> *outcomes)
     {
         std::vector<std::unique_ptr<Load>> loads;
-        for (uint32_t i = 0; i < setup_.n_at_once; i++)
-            loads.push_back(begin());
-        for (auto &load : loads)
-            end_if_done(load.get());
-        while (std::any_of(loads.begin(), loads.end(),
-                           [](const auto &load) { return load->ended_s < 0; })) {
-            act(loads);
-            if (std::all_of(loads.begin(), loads.end(),
-                            [](const auto &load) { return load->ended_s >= 0; }))
+        const double began_s = now_s_;
+        const size_t n = setup_.arrivals_s.size();
+        const auto all_ended = [&] {
+            return loads.size() == n && std::all_of(loads.begin(), loads.end(),
+                                                    [](const auto &l) { return l->ended_s >= 0; });
+        };
+        const auto next_s = [&] {
+            return loads.size() < n ? began_s + setup_.arrivals_s[loads.size()] : NEVER_S;
+        };
+        for (;;) {
+            while (next_s() <= now_s_) {
+                loads.push_back(begin());
+                end_if_done(loads.back().get());
+            }
+            if (!all_ended())
+                act(loads);
+            if (all_ended())
                 break;
-            advance(loads);
+            advance(loads, next_s());
         }
         for (auto &load : loads)
             outcomes->push_back(outcome(*load));
         while (!reads_.empty()) // of refinements that nobody wants any more: they still come
-            advance(loads);
+            advance(loads, NEVER_S);
         now_s_ += PAUSE_S;
     }
     double now_s() const
@@ -240,11 +248,12 @@ class Run
         }
     }
 
-    // Until something happens: a read's answer begins or ends, a chunk is decoded, or the plan
-    // wants to be asked.
-    void advance(std::vector<std::unique_ptr<Load>> &loads)
+    // Until something happens: a request arrives, a read's answer begins or ends, a chunk is
+    // decoded, or the plan wants to be asked.
+    void advance(std::vector<std::unique_ptr<Load>> &loads, double arrival_s)
     {
         double next_s = std::max(now_s_ + 1e-9, s_of(cg_stream_wake_ns(&plan_)) + 1e-9);
+        next_s = std::min(next_s, arrival_s);
         if (!decoding_.empty())
             next_s = std::min(next_s, decoding_.front().ends_s);
         double n_moving = 0, least_bits = NEVER_S;
@@ -278,8 +287,10 @@ class Run
 
     void end_reads(std::vector<std::unique_ptr<Load>> &loads)
     {
+        // On a fast link a step of the clock moves more than the last bit.
+        const double least_bits = std::max(1e-3, trace_.bits_between(now_s_, now_s_ + 1e-9));
         for (size_t i = 0; i < reads_.size();) {
-            if (reads_[i].left_bits > 1e-3) {
+            if (reads_[i].left_bits > least_bits) {
                 i++;
                 continue;
             }

@@ -52,7 +52,7 @@ struct Setup {
     double round_trip_s;
     double prior_factor; // the link is believed to be so many times as fast before it was measured;
                          // 0: nothing is believed
-    uint32_t n_at_once;  // requests that arrive together
+    std::vector<double> arrivals_s; // of the requests of a round, since its begin; they ascend
 };
 
 struct Outcome {
@@ -60,8 +60,9 @@ struct Outcome {
     uint32_t loaded_chunks;
 };
 
-// n_rounds times n_at_once requests for contexts of their own, each round some time after the one
-// before has ended; what was learnt of the link stays. start_s: where in the trace it begins.
+// n_rounds times setup.arrivals_s requests for contexts of their own, each round some time after
+// the one before has ended; what was learnt of the link stays. start_s: where in the trace it
+// begins. arrivals_out: when each round began.
 std::vector<Outcome> simulate(const Model &model, const Setup &setup, const Trace &trace,
                               double start_s, uint32_t n_rounds,
                               std::vector<double> *arrivals_out = nullptr);

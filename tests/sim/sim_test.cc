@@ -35,7 +35,7 @@ Trace changing(double mbps, uint32_t seed)
 
 Setup setup_of(cg_policy policy, double budget_s, uint32_t n_at_once = 1, double prior = 0)
 {
-    return {policy, -1, budget_s, ROUND_TRIP_S, prior, n_at_once};
+    return {policy, -1, budget_s, ROUND_TRIP_S, prior, std::vector<double>(n_at_once)};
 }
 
 // Of requests that could be in budget, the share that is not.
@@ -45,7 +45,8 @@ double over_budget(const Model &model, const Setup &setup, const Trace &trace, u
     const auto outcomes = simulate(model, setup, trace, 0, n_rounds, &arrivals);
     double n = 0, n_over = 0;
     for (size_t i = 0; i < outcomes.size(); i++) {
-        if (oracle(model, trace, arrivals[i / setup.n_at_once], setup.budget_s, ROUND_TRIP_S, false)
+        if (oracle(model, trace, arrivals[i / setup.arrivals_s.size()], setup.budget_s,
+                   ROUND_TRIP_S, false)
                 .ttft_s > setup.budget_s)
             continue;
         n++;
@@ -184,6 +185,26 @@ TEST(SimTest, TheOracleIsNeverWorseThanAPolicy)
                 EXPECT_TRUE(!is_whole || best.kl <= outcomes[i].kl * 1.05);
             }
         }
+}
+
+TEST(SimTest, RequestsThatArriveLaterWaitForTheirOwnBytesOnly)
+{
+    const Model model = smollm2();
+    auto setup = setup_of(CG_POLICY_FIXED, 100);
+    setup.level = 3;
+    const double alone_s = simulate(model, setup, constant(10), 0, 1)[0].ttft_s;
+    setup.arrivals_s = {0, 2 * alone_s, 2.5 * alone_s};
+    const auto outcomes = simulate(model, setup, constant(10), 0, 1);
+    EXPECT_NEAR(outcomes[0].ttft_s, alone_s, 0.01 * alone_s);
+    EXPECT_NEAR(outcomes[1].ttft_s, alone_s, 0.1 * alone_s); // the earlier one goes first
+    EXPECT_NEAR(outcomes[2].ttft_s, 1.5 * alone_s, 0.1 * alone_s);
+}
+
+TEST(SimTest, ALinkThatMovesManyBitsInAStepOfTheClockEnds)
+{
+    const auto setup = setup_of(CG_POLICY_TTFT_BUDGET, 1, 16);
+    for (const Outcome &o : simulate(smollm2(), setup, changing(400e3, 1), 9e3, 8))
+        EXPECT_EQ(o.loaded_chunks, 12u);
 }
 
 } // namespace

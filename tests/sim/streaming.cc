@@ -1,15 +1,17 @@
 // tests/sim/streaming.cc - how loads of a policy meet their budgets on links that were measured.
 //
-// usage: streaming TRACES_DIR OUT.json [ROUNDS]
-// TRACES_DIR holds files of time_s,bandwidth_mbps. Prints a table; OUT.json has a row for each
-// model, trace, scale, budget and policy, and sums over the traces ("all") for requests with a
-// prior and for many at once. Deterministic.
+// usage: streaming TRACES_DIR OUT.json [ROUNDS [REQUESTS.jsonl]]
+// TRACES_DIR holds files of time_s,bandwidth_mbps, REQUESTS.jsonl lines with a "timestamp" in ms.
+// Prints a table; OUT.json has a row for each model, trace, scale, budget and policy, and sums over
+// the traces ("all") for requests with a prior, for many at once, and for those that arrive as the
+// first N_ARRIVALS of REQUESTS.jsonl do ("at_once": 0). Deterministic.
 #include "tests/sim/sim.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <stdexcept>
 
@@ -19,7 +21,7 @@ namespace
 {
 
 constexpr double ROUND_TRIP_S = 0.01;
-constexpr uint32_t N_STARTS = 3;
+constexpr uint32_t N_STARTS = 3, N_ARRIVALS = 64;
 
 struct Policy {
     const char *name;
@@ -102,12 +104,13 @@ class Report
     Report(const Report &) = delete;
     Report &operator=(const Report &) = delete;
     // Rows of all requests that come alone to an unknown link; of the others, sums over the traces.
-    void add(const std::string &model, const std::string &trace, double scale, double budget_s,
+    void add(const std::string &model, const Trace &trace, double scale, double budget_s,
              uint32_t n_at_once, double prior_factor, const std::string &policy, const Row &row)
     {
         sums_[{model, scale, n_at_once, prior_factor, policy}].add(row);
         if (n_at_once == 1 && prior_factor == 0)
-            print(model, trace, scale, budget_s, n_at_once, prior_factor, policy, row);
+            print(model, trace.name, trace.mean_bps() / 1e6, scale, budget_s, n_at_once,
+                  prior_factor, policy, row);
         else
             over_traces_[{model, scale, budget_s, n_at_once, prior_factor, policy}].add(row);
     }
@@ -115,7 +118,7 @@ class Report
     {
         for (const auto &[key, row] : over_traces_) {
             const auto &[model, scale, budget_s, n_at_once, prior, policy] = key;
-            print(model, "all", scale, budget_s, n_at_once, prior, policy, row);
+            print(model, "all", 0, scale, budget_s, n_at_once, prior, policy, row);
         }
         fprintf(file_, "\n ]\n}\n");
         printf(
@@ -133,12 +136,15 @@ class Report
     }
 
   private:
-    void print(const std::string &model, const std::string &trace, double scale, double budget_s,
-               uint32_t n_at_once, double prior_factor, const std::string &policy, const Row &row)
+    void print(const std::string &model, const std::string &trace, double mean_mbps, double scale,
+               double budget_s, uint32_t n_at_once, double prior_factor, const std::string &policy,
+               const Row &row)
     {
         fprintf(file_,
                 "%s\n  {\"model\": \"%s\", \"trace\": \"%s\", \"scale\": %g, \"budget_s\": %g, ",
                 first_ ? "" : ",", model.c_str(), trace.c_str(), scale, budget_s);
+        if (mean_mbps > 0)
+            fprintf(file_, "\"mean_mbps\": %.4g, ", mean_mbps);
         if (n_at_once != 1 || prior_factor > 0)
             fprintf(file_, "\"at_once\": %u, \"prior_factor\": %g, ", n_at_once, prior_factor);
         fprintf(file_,
@@ -157,19 +163,35 @@ class Report
     std::map<std::tuple<std::string, double, uint32_t, double, std::string>, Row> sums_;
 };
 
-// How many of n requests that come at once could have met their budget at all: by recomputing (each
-// as if it were alone), or by loading as many as the link can, one after the other, at L3.
-uint32_t n_could(const Model &model, const Trace &trace, double at_s, double budget_s, uint32_t n)
+// How many of a round's requests could have met their budget at all: by recomputing (each as if it
+// were alone), or by loading at L3, one after the other, those that come in time. (All are of one
+// size and one budget, so that to leave out the first that would be late costs no other its place.)
+uint32_t n_could(const Model &model, const Trace &trace, double at_s, double budget_s,
+                 const std::vector<double> &arrivals_s)
 {
-    if (oracle(model, trace, at_s, budget_s, ROUND_TRIP_S, false).ttft_s > budget_s * (1 + 1e-6))
-        return 0;
-    if (n == 1 || recompute_s(model) <= budget_s)
-        return n;
-    const double bits = trace.bits_between(at_s + ROUND_TRIP_S, at_s + budget_s);
-    const double each = 8.0 * static_cast<double>(model.chunk_bytes(CG_L3)) * model.n_chunks();
-    const double decode_s = model.decode_s(CG_L3) * model.n_chunks();
-    return std::max(1u,
-                    static_cast<uint32_t>(std::min({1.0 * n, bits / each, budget_s / decode_s})));
+    const bool first_could =
+        oracle(model, trace, at_s, budget_s, ROUND_TRIP_S, false).ttft_s <= budget_s * (1 + 1e-6);
+    if (arrivals_s.size() == 1)
+        return first_could;
+    if (recompute_s(model) <= budget_s)
+        return static_cast<uint32_t>(arrivals_s.size());
+    const double bits = 8.0 * static_cast<double>(model.chunk_bytes(CG_L3)) * model.n_chunks();
+    const double chunk_s = model.decode_s(CG_L3);
+    double link_free_s = 0, decoder_free_s = 0;
+    uint32_t n = 0;
+    for (double arrival_s : arrivals_s) {
+        const double arrived_s = at_s + arrival_s;
+        const double first_bit_s = std::max(arrived_s + ROUND_TRIP_S, link_free_s);
+        const double last_bit_s = trace.time_of(first_bit_s, bits);
+        const double ends_s = std::max(last_bit_s + chunk_s, std::max(decoder_free_s, first_bit_s) +
+                                                                 chunk_s * model.n_chunks());
+        if (ends_s > arrived_s + budget_s * (1 + 1e-6))
+            continue;
+        link_free_s = last_bit_s;
+        decoder_free_s = ends_s;
+        n++;
+    }
+    return std::max(n, uint32_t{first_could});
 }
 
 Row run(const Model &model, const Trace &trace, const Setup &setup, uint32_t n_rounds,
@@ -181,21 +203,22 @@ Row run(const Model &model, const Trace &trace, const Setup &setup, uint32_t n_r
         const std::vector<Outcome> outcomes =
             simulate(model, setup, trace, trace.length_s() * start / N_STARTS, n_rounds, &arrivals);
         for (size_t round = 0; round < arrivals.size(); round++)
-            row.add(&outcomes[round * setup.n_at_once], setup.n_at_once, setup.budget_s,
-                    n_could(model, trace, arrivals[round], setup.budget_s, setup.n_at_once));
+            row.add(&outcomes[round * setup.arrivals_s.size()],
+                    static_cast<uint32_t>(setup.arrivals_s.size()), setup.budget_s,
+                    n_could(model, trace, arrivals[round], setup.budget_s, setup.arrivals_s));
         all_arrivals->insert(all_arrivals->end(), arrivals.begin(), arrivals.end());
     }
     return row;
 }
 
 void run_trace(Report *report, const Model &model, const Trace &trace, double scale,
-               double budget_s, uint32_t n_rounds)
+               double budget_s, uint32_t n_rounds, const std::vector<double> &requests_s)
 {
     std::vector<double> arrivals;
     for (const Policy &policy : POLICIES) {
         std::vector<double> own;
-        const Setup setup = {policy.policy, policy.level, budget_s, ROUND_TRIP_S, 0, 1};
-        report->add(model.name, trace.name, scale, budget_s, 1, 0, policy.name,
+        const Setup setup = {policy.policy, policy.level, budget_s, ROUND_TRIP_S, 0, {0}};
+        report->add(model.name, trace, scale, budget_s, 1, 0, policy.name,
                     run(model, trace, setup, n_rounds, &own));
         if (arrivals.empty())
             arrivals = own;
@@ -210,22 +233,47 @@ void run_trace(Report *report, const Model &model, const Trace &trace, double sc
         best_delay.add(&delay, 1, budget_s, met);
         recomputed.add(&recompute, 1, budget_s, met);
     }
-    report->add(model.name, trace.name, scale, budget_s, 1, 0, "oracle", best);
-    report->add(model.name, trace.name, scale, budget_s, 1, 0, "oracle_min_delay", best_delay);
-    report->add(model.name, trace.name, scale, budget_s, 1, 0, "recompute", recomputed);
+    report->add(model.name, trace, scale, budget_s, 1, 0, "oracle", best);
+    report->add(model.name, trace, scale, budget_s, 1, 0, "oracle_min_delay", best_delay);
+    report->add(model.name, trace, scale, budget_s, 1, 0, "recompute", recomputed);
     // A wrong belief before the first measurement, and many requests at once.
     for (double prior : {0.25, 1.0, 4.0}) {
         std::vector<double> own;
-        const Setup setup = {CG_POLICY_TTFT_BUDGET, -1, budget_s, ROUND_TRIP_S, prior, 1};
-        report->add(model.name, trace.name, scale, budget_s, 1, prior, "ttft_budget",
+        const Setup setup = {CG_POLICY_TTFT_BUDGET, -1, budget_s, ROUND_TRIP_S, prior, {0}};
+        report->add(model.name, trace, scale, budget_s, 1, prior, "ttft_budget",
                     run(model, trace, setup, n_rounds, &own));
     }
     for (const Policy &policy : {POLICIES[0], POLICIES[2], POLICIES[5]}) {
         std::vector<double> own;
-        const Setup setup = {policy.policy, policy.level, budget_s, ROUND_TRIP_S, 0, 16};
-        report->add(model.name, trace.name, scale, budget_s, 16, 0, policy.name,
-                    run(model, trace, setup, 2, &own));
+        for (uint32_t n : {16u, 64u}) {
+            const Setup setup = {policy.policy,         policy.level, budget_s, ROUND_TRIP_S, 0,
+                                 std::vector<double>(n)};
+            report->add(model.name, trace, scale, budget_s, n, 0, policy.name,
+                        run(model, trace, setup, n > 16 ? 1 : 2, &own));
+        }
+        if (requests_s.empty())
+            continue;
+        const Setup setup = {policy.policy, policy.level, budget_s, ROUND_TRIP_S, 0, requests_s};
+        report->add(model.name, trace, scale, budget_s, 0, 0, policy.name,
+                    run(model, trace, setup, 1, &own));
     }
+}
+
+// The times at which the first requests of a file arrive.
+std::vector<double> read_arrivals(const std::string &path)
+{
+    static const std::string KEY = "\"timestamp\":";
+    std::ifstream in(path);
+    std::vector<double> arrivals_s;
+    for (std::string line; arrivals_s.size() < N_ARRIVALS && std::getline(in, line);) {
+        const size_t at = line.find(KEY);
+        if (at == std::string::npos)
+            throw std::runtime_error(path + ": no timestamp in: " + line);
+        arrivals_s.push_back(std::stod(line.substr(at + KEY.size())) / 1e3);
+    }
+    if (arrivals_s.empty())
+        throw std::runtime_error(path + ": no requests");
+    return arrivals_s;
 }
 
 } // namespace
@@ -233,26 +281,25 @@ void run_trace(Report *report, const Model &model, const Trace &trace, double sc
 int main(int argc, char **argv)
 try {
     if (argc < 3) {
-        fprintf(stderr, "usage: %s TRACES_DIR OUT.json [ROUNDS]\n", argv[0]);
+        fprintf(stderr, "usage: %s TRACES_DIR OUT.json [ROUNDS [REQUESTS.jsonl]]\n", argv[0]);
         return 2;
     }
     const uint32_t n_rounds = argc > 3 ? static_cast<uint32_t>(std::atoi(argv[3])) : 4;
+    const std::vector<double> requests_s =
+        argc > 4 ? read_arrivals(argv[4]) : std::vector<double>();
     std::vector<std::string> paths;
     for (const auto &entry : std::filesystem::directory_iterator(argv[1]))
         if (entry.path().extension() == ".csv")
             paths.push_back(entry.path());
     std::sort(paths.begin(), paths.end());
     Report report(argv[2]);
-    const struct {
-        Model model;
-        double scale;
-    } runs[] = {{smollm2(), 1}, {smollm2(), 10}, {llama8b(), 10}, {llama8b(), 100}};
-    for (const auto &r : runs)
-        for (const std::string &path : paths) {
-            const Trace trace = Trace::read(path, r.scale);
-            for (double budget_s : {0.5, 1.0, 2.0, 5.0})
-                run_trace(&report, r.model, trace, r.scale, budget_s, n_rounds);
-        }
+    for (const Model &model : {smollm2(), llama8b()})
+        for (double scale : {1, 10, 100, 1000})
+            for (const std::string &path : paths) {
+                const Trace trace = Trace::read(path, scale);
+                for (double budget_s : {0.5, 1.0, 2.0, 5.0})
+                    run_trace(&report, model, trace, scale, budget_s, n_rounds, requests_s);
+            }
     report.finish();
     return 0;
 } catch (const std::exception &error) {
