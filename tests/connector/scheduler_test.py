@@ -21,6 +21,7 @@ try:
 except ImportError as error:
     print(f"skipped: {error}: no step of a scheduler was planned")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
+from cachegen.vllm.arrivals import Arrivals  # noqa: E402
 from cachegen.vllm.guard import Failures  # noqa: E402
 from cachegen.vllm.messages import LoadReport, WorkerReport  # noqa: E402
 from cachegen.vllm.request_key import key_tokens  # noqa: E402
@@ -143,6 +144,44 @@ class WishesTest(unittest.TestCase):
         made.matched_tokens(request("later", arrival_time=time.time() + 1000), 0)
         self.assertEqual(store.spent_ns, 0)  # a clock that was set back
         self.assertEqual(store.max_kl, 0)
+
+
+class ArrivalsTest(unittest.TestCase):
+    """A request waits 2 s; the wall clock is set an hour on or back before it comes, meanwhile, or long before."""
+
+    def setUp(self):
+        self.wall, self.now = 1e9, 5000.0
+        clock = types.SimpleNamespace(time=lambda: self.wall, monotonic=lambda: self.now)
+        patch = mock.patch("cachegen.vllm.arrivals.time", clock)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def passes(self, seconds):
+        self.wall, self.now = self.wall + seconds, self.now + seconds
+
+    def test_steps_of_the_wall_clock_change_no_wait(self):
+        for step in (0, 3600, -3600):
+            for when in ("before", "meanwhile", "long before"):
+                with self.subTest(f"{step} s {when}"):
+                    arrivals = Arrivals()
+                    self.passes(100)
+                    arrivals.seconds_since(self.wall)
+                    self.wall += step if when != "meanwhile" else 0
+                    if when == "long before":
+                        arrivals.seconds_since(self.wall)
+                        self.passes(100)
+                    arrived = self.wall
+                    self.passes(2)
+                    self.wall += step if when == "meanwhile" else 0
+                    self.assertAlmostEqual(arrivals.seconds_since(arrived), 2)
+
+    def test_a_setting_from_long_ago_shortens_no_wait(self):
+        arrivals = Arrivals()
+        self.wall += 10
+        for _ in range(2):
+            arrivals.seconds_since(self.wall)
+            self.passes(100)
+        self.assertAlmostEqual(arrivals.seconds_since(self.wall - 12), 12)
 
 
 class ResetTest(unittest.TestCase):

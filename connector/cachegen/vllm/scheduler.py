@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from cachegen import abi
 from cachegen.vllm.adapters import Adapters
 from cachegen.vllm.admission import Admission
+from cachegen.vllm.arrivals import Arrivals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.messages import LoadPlan, LoadReport, Metadata, SavePlan
 from cachegen.vllm.metrics import OWN_COUNTERS
@@ -109,6 +110,7 @@ class Scheduler:
         self._counted = 0, 0  # look-ups, errors of look-ups
         self._provenance = Provenance(library.unknown_level)
         self._adapters = Adapters()
+        self._arrivals = Arrivals()
         self._admission = Admission(library.chunk_tokens, library.save_on_use)
 
     # ---- looking up ----
@@ -233,7 +235,7 @@ class Scheduler:
             )
             state.lookup_from = state.local_tokens
             state.lookup_started_ns = time.monotonic_ns()
-            state.spent_ns = max(0, int((time.time() - state.arrival_time) * 1e9))
+            state.spent_ns = int(self._arrivals.seconds_since(state.arrival_time) * 1e9)
             state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns, options.max_kl)
         while (hit := cg.lookup_poll(state.lookup)) is None:
             if self._wait_left_s <= 0:
