@@ -134,9 +134,8 @@ static cg_status new_op(cg_io *io, cg_io_op_kind kind, int dir_fd, const char *p
     return status;
 }
 
-static cg_status submit_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
-                             uint64_t max_bytes, bool start_only, uint64_t offset,
-                             cg_io_cache cache, uint64_t user)
+cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
+                     uint64_t max_bytes, cg_io_cache cache, uint64_t user)
 {
     cg_io_op *op;
     const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, &op);
@@ -144,16 +143,8 @@ static cg_status submit_read(cg_io *io, int dir_fd, const char *path, uint64_t e
         return status;
     op->expected_bytes = expected_bytes;
     op->max_bytes = max_bytes;
-    op->start_only = start_only;
-    op->offset = offset;
     op->direct = cache == CG_IO_DIRECT;
     return submit(io, op);
-}
-
-cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
-                     uint64_t max_bytes, cg_io_cache cache, uint64_t user)
-{
-    return submit_read(io, dir_fd, path, expected_bytes, max_bytes, false, 0, cache, user);
 }
 
 cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes,
@@ -162,47 +153,53 @@ cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_b
     return cg_io_read_range(io, dir_fd, path, 0, n_bytes, cache, user);
 }
 
-static bool is_range(uint64_t offset, uint64_t n_bytes)
+static cg_status new_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
+                           uint64_t n_bytes, uint64_t user, cg_io_op **op_out)
 {
-    return n_bytes > 0 && offset % CG_IO_PAGE_BYTES == 0 && offset <= INT64_MAX - n_bytes;
+    if (n_bytes == 0 || offset % CG_IO_PAGE_BYTES != 0 || offset > INT64_MAX - n_bytes)
+        return CG_ERR_INVALID_ARGUMENT;
+    const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, op_out);
+    if (status == CG_OK) {
+        (*op_out)->max_bytes = n_bytes;
+        (*op_out)->start_only = true;
+        (*op_out)->offset = offset;
+    }
+    return status;
 }
 
 cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                            uint64_t n_bytes, cg_io_cache cache, uint64_t user)
 {
-    if (!is_range(offset, n_bytes))
-        return CG_ERR_INVALID_ARGUMENT;
-    return submit_read(io, dir_fd, path, n_bytes, n_bytes, true, offset, cache, user);
-}
-
-static cg_status submit_kept(cg_io *io, int dir_fd, const char *path, int file, uint64_t offset,
-                             uint64_t n_bytes, uint64_t user)
-{
     cg_io_op *op;
-    if (!is_range(offset, n_bytes))
-        return CG_ERR_INVALID_ARGUMENT;
-    const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, &op);
+    const cg_status status = new_range(io, dir_fd, path, offset, n_bytes, user, &op);
     if (status != CG_OK)
         return status;
-    op->max_bytes = n_bytes;
-    op->start_only = true;
-    op->offset = offset;
-    op->fd = file;
-    op->is_given = file >= 0;
-    op->keeps_open = true;
+    op->expected_bytes = n_bytes;
+    op->direct = cache == CG_IO_DIRECT;
     return submit(io, op);
 }
 
 cg_status cg_io_read_open(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                           uint64_t n_bytes, uint64_t user)
 {
-    return submit_kept(io, dir_fd, path, -1, offset, n_bytes, user);
+    cg_io_op *op;
+    const cg_status status = new_range(io, dir_fd, path, offset, n_bytes, user, &op);
+    if (status != CG_OK)
+        return status;
+    op->keeps_open = true;
+    return submit(io, op);
 }
 
 cg_status cg_io_read_file(cg_io *io, int file, uint64_t offset, uint64_t n_bytes, uint64_t user)
 {
-    return file >= 0 ? submit_kept(io, -1, OPEN_FILE, file, offset, n_bytes, user)
-                     : CG_ERR_INVALID_ARGUMENT;
+    cg_io_op *op;
+    const cg_status status = file >= 0 ? new_range(io, -1, OPEN_FILE, offset, n_bytes, user, &op)
+                                       : CG_ERR_INVALID_ARGUMENT;
+    if (status != CG_OK)
+        return status;
+    op->fd = file;
+    op->is_given = op->keeps_open = true;
+    return submit(io, op);
 }
 
 cg_status cg_io_close(cg_io *io, int file, uint64_t user)

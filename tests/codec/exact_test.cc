@@ -309,26 +309,22 @@ uint64_t quads_of(const cg_quad_row *rows, size_t n_rows)
                            [](uint64_t n, const cg_quad_row &row) { return n + row.n_quads; });
 }
 
+template <auto Kernel>
+void count_quads(const uint8_t *lines, const cg_quad_row *rows, size_t n_rows, unsigned n_sixteens,
+                 unsigned shift, bool is_first, int32_t *y, size_t y_stride)
+{
+    n_products += n_sixteens * quads_of(rows, n_rows);
+    (counted->*Kernel)(lines, rows, n_rows, n_sixteens, shift, is_first, y, y_stride);
+}
+
 cg_klt_integers counting(const cg_klt_integers *integers)
 {
     counted = integers;
     cg_klt_integers own = *integers;
     if (own.accumulate_bytes != nullptr)
-        own.accumulate_bytes = [](const uint8_t *lines, const cg_quad_row *rows, size_t n_rows,
-                                  unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
-                                  size_t y_stride) {
-            n_products += n_sixteens * quads_of(rows, n_rows);
-            counted->accumulate_bytes(lines, rows, n_rows, n_sixteens, shift, is_first, y,
-                                      y_stride);
-        };
+        own.accumulate_bytes = count_quads<&cg_klt_integers::accumulate_bytes>;
     if (own.accumulate_words != nullptr)
-        own.accumulate_words = [](const uint8_t *lines, const cg_quad_row *rows, size_t n_rows,
-                                  unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
-                                  size_t y_stride) {
-            n_products += n_sixteens * quads_of(rows, n_rows);
-            counted->accumulate_words(lines, rows, n_rows, n_sixteens, shift, is_first, y,
-                                      y_stride);
-        };
+        own.accumulate_words = count_quads<&cg_klt_integers::accumulate_words>;
     if (own.accumulate_elements != nullptr)
         own.accumulate_elements = [](const int16_t *elements, size_t element_stride,
                                      const int16_t *cells, size_t n_cells, unsigned shift,
