@@ -4,6 +4,7 @@
 #include "codec/arena.h"
 #include "codec/kernels.h"
 
+#include <math.h>
 #include <string.h>
 
 typedef struct encode_work {
@@ -154,12 +155,15 @@ static void analyze(const cg_profile *p, const cg_analysis *a, size_t n_blocks, 
 {
     const size_t n_sixteens = (n + 15u) / 16, all_exact = (a->n_exact + 15u) / 16;
     const size_t n_exact = all_exact < n_sixteens ? all_exact : n_sixteens;
+    if (n_sixteens == 0)
+        return; /* no level wants this frequency */
     project(p, a, n_blocks, n_exact, n_sixteens, rows, w);
     if (n_exact > 0 && n_exact < n_sixteens)
         remove_leaks(p, a, n_blocks, n_exact, n_sixteens - n_exact, w);
 }
 
-/* Whether a projector's coefficients of the row are the CPU's, but for rounding. */
+/* Whether a projector's coefficients of the row are the CPU's within a hundredth, which rounding
+ * stays far below. */
 static bool agrees(const cg_profile *p, const cg_analysis *a, const float *row, uint32_t n,
                    const float *coefs, const encode_work *w)
 {
@@ -171,7 +175,7 @@ static bool agrees(const cg_profile *p, const cg_analysis *a, const float *row, 
         square += w->coef[c] * w->coef[c];
         error += (coefs[c] - w->coef[c]) * (coefs[c] - w->coef[c]);
     }
-    return error <= 1e-4f * square + 1e-6f * row_square; /* not with a NaN */
+    return isfinite(row_square) && error <= 1e-4f * square + 1e-6f * row_square; /* no NaN */
 }
 
 /* Coefficients of all frequencies' rows, the first n_components[f] of each, made by the projector.

@@ -1,8 +1,8 @@
 /* codec/rans_cells.h - one cell of a matrix of symbols, as rANS codes it, inside of rans_strips*.c.
  *
  * The rules of codec/rans_lane.h, lane by lane, in the order in which lanes take words. The AVX-512
- * code takes rare lanes, the escapes, through here, too. Threads: pure functions on the caller's
- * memory.
+ * and AVX2 code takes rare lanes, the escapes, through here, too. Threads: pure functions on the
+ * caller's memory.
  */
 #ifndef CG_CODEC_RANS_CELLS_H
 #define CG_CODEC_RANS_CELLS_H

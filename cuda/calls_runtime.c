@@ -84,6 +84,12 @@ static int memset_async(void *dev, int value, size_t n_bytes, cg_cuda_stream str
     return (int)cudaMemsetAsync(dev, value, n_bytes, stream);
 }
 
+static int prepare(void)
+{
+    const int error = cg_cuda_decode_prepare();
+    return error != 0 ? error : cg_cuda_project_prepare();
+}
+
 const cg_cuda_calls cg_cuda_runtime = {.get_device_count = get_device_count,
                                        .get_device = get_device,
                                        .set_device = set_device,
@@ -104,7 +110,7 @@ const cg_cuda_calls cg_cuda_runtime = {.get_device_count = get_device_count,
                                        .event_synchronize = event_synchronize,
                                        .memcpy_async = memcpy_async,
                                        .memset_async = memset_async,
-                                       .decode_prepare = cg_cuda_decode_prepare,
+                                       .prepare = prepare,
                                        .decode = cg_cuda_decode,
                                        .blocks_copy = cg_cuda_blocks_copy_launch,
                                        .project = cg_cuda_project};

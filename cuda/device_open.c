@@ -129,7 +129,7 @@ static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
     cut pinned = {0}, dev = {0};
     int error;
     lay_out(d, &pinned, &dev);
-    if ((error = calls->decode_prepare()) != 0)
+    if ((error = calls->prepare()) != 0)
         return say(reason_out, reason_bytes, d, "the kernels do not run on this GPU", error);
     if ((error = calls->host_alloc(&d->pinned, pinned.used_bytes)) != 0 ||
         (error = calls->malloc(&d->memory_dev, dev.used_bytes)) != 0) {

@@ -14,6 +14,16 @@ __global__ void __launch_bounds__(CG_CUDA_PROJECT_THREADS, PROJECT_BLOCKS)
     cg_cuda_project_block<REMOVES>(cta, projection, step);
 }
 
+int cg_cuda_project_prepare(void)
+{
+    cudaFuncAttributes attributes;
+    const cudaError_t error =
+        cudaFuncGetAttributes(&attributes, (const void *)cg_cuda_project_kernel<false>);
+    return error != cudaSuccess
+               ? error
+               : cudaFuncGetAttributes(&attributes, (const void *)cg_cuda_project_kernel<true>);
+}
+
 int cg_cuda_project(const cg_cuda_projection *projection, struct CUstream_st *stream)
 {
     cudaError_t error = cudaSuccess;

@@ -23,7 +23,7 @@ enum {
 
 /* ---- the bases of a profile of version 2, as kernels read them; preset klt ---- */
 
-/* How many bytes all take on the GPU: 16 bits an element, twice the profile's file. */
+/* How many bytes all take on the GPU: 16 bits an element, twice a profile of bytes. */
 size_t cg_cuda_bases_bytes(const cg_profile *profile);
 /* Writes them, to be copied to the device. */
 void cg_cuda_bases_fill(const cg_profile *profile, void *bases);
@@ -54,6 +54,10 @@ static inline size_t cg_cuda_projection_coefs(const cg_projection *projection, u
     return (size_t)projection->n_rows * projection->n_components[f];
 }
 size_t cg_cuda_projection_n_coefs(const cg_projection *projection);
+
+/* Loads the kernels into the current device, which their first launch would do otherwise, and wait
+ * for the engine's streams. A cudaError_t. */
+int cg_cuda_project_prepare(void);
 
 /* Enqueues the kernels on the stream; neither allocates nor waits. Returns a cudaError_t, 0 is
  * success. */

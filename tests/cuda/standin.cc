@@ -494,7 +494,7 @@ int project(const cg_cuda_projection *given, cg_cuda_stream stream)
     const cg_cuda_projection projection = *given;
     return enqueue(stream, [projection] { cg_test::emulate_project(projection, ++projected); });
 }
-int decode_prepare()
+int prepare()
 {
     return called();
 }
@@ -639,6 +639,6 @@ const cg_cuda_calls cg_cuda_runtime = {get_device_count,  get_device,
                                        event_destroy,     event_record,
                                        event_query,       event_synchronize,
                                        memcpy_async,      memset_async,
-                                       decode_prepare,    decode,
+                                       prepare,           decode,
                                        blocks_copy,       project};
 }
