@@ -131,7 +131,7 @@ def digest_of(folder):
     """weights_digest of the model.json in a model's folder of the store; None: it has none. Unsupported."""
     try:
         digest = read_description(folder).get("weights_digest")
-    except ValueError as e:
+    except (OSError, ValueError) as e:
         raise Unsupported(str(e)) from None
     if digest is not None and not (isinstance(digest, str) and re.fullmatch("[0-9a-f]{32}", digest)):
         raise Unsupported(f'{folder}/model.json: "weights_digest" must be 32 lower-case hexadecimal digits')
