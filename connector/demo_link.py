@@ -27,7 +27,6 @@ class ShapedLink:
         self._namespaces = []
         self._mounts = []
         self._sshd = None
-        self._made_run_sshd = False
 
     def _in(self, namespace, *command):
         # Not "ip netns exec": that has a mount namespace of its own, and nobody else would see the sshfs mount.
@@ -56,9 +55,7 @@ class ShapedLink:
         for key in ("host_key", "user_key"):
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path(key))
         shutil.copy(path("user_key.pub"), path("authorized_keys"))
-        if not os.path.isdir("/run/sshd"):  # sshd's own, not configurable
-            os.mkdir("/run/sshd", 0o755)
-            self._made_run_sshd = True
+        os.makedirs("/run/sshd", 0o755, exist_ok=True)  # sshd's own, not configurable; it stays for others
         with open(path("sshd_config"), "w") as config:
             config.write(
                 f"ListenAddress {self.SERVER}\nPort {self.PORT}\nHostKey {path('host_key')}\n"
@@ -95,8 +92,8 @@ class ShapedLink:
             *("-o", f"UserKnownHostsFile={path('known_hosts')}", "-o", "StrictHostKeyChecking=yes", "-F", "/dev/null"),
         ]
         options += self.mount_options()
-        _run(*self._in(self._client_ns, "sshfs", f"root@{self.SERVER}:{remote}", mountpoint, *options), timeout=30)
         self._mounts.append(mountpoint)
+        _run(*self._in(self._client_ns, "sshfs", f"root@{self.SERVER}:{remote}", mountpoint, *options), timeout=30)
 
     def received_bytes(self):
         """What the client's end has received so far, headers included."""
@@ -107,8 +104,12 @@ class ShapedLink:
 
     def close(self):
         for mountpoint in reversed(self._mounts):
-            if subprocess.run(["umount", mountpoint], capture_output=True, timeout=30).returncode != 0:
-                subprocess.run(["umount", "-l", mountpoint], capture_output=True, timeout=30)
+            for command in (["umount", mountpoint], ["umount", "-l", mountpoint]):
+                try:
+                    if subprocess.run(command, capture_output=True, timeout=30).returncode == 0:
+                        break
+                except subprocess.TimeoutExpired:
+                    pass  # the server may have gone: then without it
         self._mounts = []
         if self._sshd is not None:
             stop_group(self._sshd)
@@ -116,12 +117,6 @@ class ShapedLink:
         for namespace in self._namespaces:
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, timeout=30)
         self._namespaces = []
-        if self._made_run_sshd:
-            self._made_run_sshd = False
-            try:
-                os.rmdir("/run/sshd")
-            except OSError:
-                pass  # another sshd uses it by now
 
 
 def stop_group(process, patience_s=15):

@@ -27,7 +27,8 @@ import link_bench  # noqa: E402
 LINK_DRIVER, CGTOOL = (os.path.abspath(path) for path in sys.argv[1:3])
 N_TOKENS, CHUNK_TOKENS, AT_ONCE = 512, 32, 4
 PATIENCE_MS = 600_000  # nothing may be given up because this machine is busy
-CONFIG = {"model": "m", "chunk_tokens": CHUNK_TOKENS, "lookup_timeout_ms": PATIENCE_MS, "read_timeout_ms": PATIENCE_MS}
+CONFIG = {"model": "m", "chunk_tokens": CHUNK_TOKENS}
+CONFIG.update({f"{what}_timeout_ms": PATIENCE_MS for what in ("lookup", "read", "save")})
 
 
 def skip(reason):

@@ -221,7 +221,7 @@ TEST_F(FarStoreTest, ALookUpWaitsForNoFolderAfterAnother)
     // On a busy machine a round may be counted twice, and folders may seem to answer slowly: then
     // a new connector asks again.
     int n_rounds = 99;
-    for (int i = 0; i < 10 && n_rounds > 10; i++) {
+    for (int i = 0; i < 10 && n_rounds > 20; i++) {
         SerialMount serial(store, ", \"positive_ttl_ms\": 60000");
         ASSERT_EQ(serial.odd.why(), "");
         serial.odd.set_mood(Mood::IN_ROUNDS);
@@ -229,7 +229,7 @@ TEST_F(FarStoreTest, ALookUpWaitsForNoFolderAfterAnother)
         serial.odd.set_mood(Mood::GOOD);
         n_rounds = serial.odd.n_rounds();
     }
-    EXPECT_LE(n_rounds, 10);
+    EXPECT_LE(n_rounds, 20); // of more than 40
 }
 
 TEST_F(FarStoreTest, FoldersThatAppearAreOpenedBehindALookUp)

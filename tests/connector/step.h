@@ -11,12 +11,14 @@
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -119,6 +121,14 @@ class StepThread
     // From here on this thread's calls of may_wait() are reported, and waits for conditions.
     int filter()
     {
+        utsname kernel = {};
+        int major = 0, minor = 0;
+        uname(&kernel);
+        if (sscanf(kernel.release, "%d.%d", &major, &minor) != 2 || major * 100 + minor < 505) {
+            why_ =
+                std::string("no seccomp that lets reported calls go on: Linux ") + kernel.release;
+            return -1;
+        }
         std::vector<sock_filter> program = {
             BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
         for (int number = 0; number < 512; number++) {

@@ -80,7 +80,7 @@ TEST_P(CrashTest, LeavesOnlyWholeFilesWhenKilledAtAnyMoment)
     SCOPED_TRACE(testing::Message() << "seed=" << seed);
     std::mt19937 random(seed);
     unsigned n_killed = 0;
-    for (unsigned round = 0; round < N_KILLS; round++) {
+    for (unsigned round = 0; round < N_KILLS || dir.files().empty(); round++) {
         const pid_t child = start_publisher(dir.path, GetParam(), round);
         ASSERT_GE(child, 0);
         // The moment is random; nothing waits for it. Where a disk is so slow that nothing was
@@ -112,8 +112,7 @@ TEST_P(CrashTest, LeavesOnlyWholeFilesWhenKilledAtAnyMoment)
         if (HasFailure())
             break;
     }
-    EXPECT_EQ(n_killed, N_KILLS);
-    EXPECT_FALSE(dir.files().empty()) << "killed too early to test anything";
+    EXPECT_GE(n_killed, N_KILLS);
 
     // And the next publisher finds its way.
     cg_store *store;
