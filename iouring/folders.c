@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { MAX_SLOW = 8, MAX_ROUND_TRIPS = 64, DESCRIPTORS_SHARE = 8 };
+enum { MAX_SLOW = 8, DESCRIPTORS_SHARE = 8 };
 
 void cg_folders_init(cg_folders *folders)
 {
@@ -87,8 +87,7 @@ cg_status cg_folders_open(cg_folders *folders, int dir_fd, const char *path, uin
         note(entry->d_name, is_there);
     /* One slow answer may have waited for a processor; so many in a row were asked for. */
     uint32_t n_slow = 0;
-    const uint64_t end_ns = cg_io_now_ns() + MAX_ROUND_TRIPS * round_trip_ns;
-    for (uint32_t i = 0; i < CG_N_FOLDERS && n_slow < MAX_SLOW && cg_io_now_ns() < end_ns; i++) {
+    for (uint32_t i = 0; i < CG_N_FOLDERS && n_slow < MAX_SLOW; i++) {
         const uint32_t index = folders->next;
         folders->next = (index + 1) % CG_N_FOLDERS;
         if (!is_there[index] || (folders->fds[index] < 0 && folders->n_open >= most))

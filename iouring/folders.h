@@ -32,7 +32,6 @@ int cg_folders_get(const cg_folders *folders, uint8_t index);
 /* Lists the directory path, relative to dir_fd, and opens its folders with names of two hexadecimal
  * digits, those that are open again. Blocks for the listing, and for 8 round trips of
  * round_trip_ns: if opening still takes them after the listing, as many are enough for one call.
- * Where some are slow and some are not, it ends after 64 round trips.
  * Takes an eighth of the descriptors that this process may have, at most. */
 cg_status cg_folders_open(cg_folders *folders, int dir_fd, const char *path,
                           uint64_t round_trip_ns);
