@@ -32,7 +32,7 @@ cp "$good" "$tmp/flipped.kv"
 printf 'X' | dd of="$tmp/flipped.kv" bs=1 seek=50000 conv=notrunc status=none
 
 check "cp -r through sshfs" cp -r "$tmp/source/good" "$remote/m/contexts/cp"
-check "what it brought" same_tree "$tmp/source/good" "$mnt/m/contexts/cp"
+check "what it brought" wait_for 10 same_tree "$tmp/source/good" "$mnt/m/contexts/cp" # sshfs waits for no close
 check "and how it reads" same_tree "$tmp/source/good" "$remote/m/contexts/cp"
 check "rsync -a through sshfs" rsync -a "$tmp/source/good/" "$remote/m/contexts/rsync/"
 check "what rsync brought" same_tree "$tmp/source/good" "$mnt/m/contexts/rsync"
@@ -52,7 +52,7 @@ for level in 1 2 3; do
     check "L$level of a nested chunk through sshfs" cmp "$remote/m/contexts/nested/L$level/00001.kv" "$tmp/cut.kv"
 done
 check "cp -r of it through sshfs" cp -r "$remote/m/contexts/nested" "$remote/m/contexts/again"
-check "what it brought" wait_for 10 same_tree "$mnt/m/contexts/nested" "$mnt/m/contexts/again" # sshfs waits for no close
+check "what it brought" wait_for 10 same_tree "$mnt/m/contexts/nested" "$mnt/m/contexts/again"
 check "ln makes a view through sshfs" ln "$remote/m/contexts/nested/L1/00001.kv" "$remote/m/contexts/nested/L2/00002.kv"
 check "which it is" cmp "$remote/m/contexts/nested/L2/00002.kv" "$remote/m/contexts/nested/L2/00001.kv"
 check "rm -r" rm -r "$remote/m/contexts/moved"
