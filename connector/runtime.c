@@ -174,7 +174,7 @@ static void join_until(pthread_t thread, uint64_t deadline_ns)
 void cg_runtime_close(cg_runtime *rt, uint64_t deadline_ns)
 {
     cachegen *connector = rt->connector;
-    cg_pool_stop(rt->pool); /* its tasks only compute: they end */
+    cg_pool_stop(rt->pool); /* its tasks compute, here or on the GPU: they end */
     cg_gpu_stop(atomic_load(&connector->gpu));
     pthread_mutex_lock(&rt->lock);
     const cg_worker workers[] = {rt->looker,  rt->reader, rt->writer,

@@ -30,8 +30,9 @@ void cg_folders_destroy(cg_folders *folders);
 int cg_folders_get(const cg_folders *folders, uint8_t index);
 
 /* Lists the directory path, relative to dir_fd, and opens its folders with names of two hexadecimal
- * digits, those that are open again. Blocks for the listing, and for 8 round trips of
- * round_trip_ns: if opening still takes them after the listing, as many are enough for one call.
+ * digits, those that are open again. Blocks for the listing, and until 8 answers in a row
+ * took more than half of round_trip_ns: then opening still takes round trips, and so many are
+ * enough for one call. Where fast answers come between slow ones it goes on to the last folder.
  * Takes an eighth of the descriptors that this process may have, at most. */
 cg_status cg_folders_open(cg_folders *folders, int dir_fd, const char *path,
                           uint64_t round_trip_ns);
