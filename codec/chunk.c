@@ -10,8 +10,9 @@ static const uint8_t MAGIC[8] = {'C', 'G', 'K', 'V', '\r', '\n', 0x1a, '\n'};
 
 enum { HASH_OFFSET = CG_CHUNK_FIXED_BYTES - 8, LEVEL_END_OFFSET = 136 };
 
-/* level_bytes has what the file says of L3 and L2, and gets what is said by file_bytes: the finest
- * level's. */
+/* Which levels a file holds, from fields 136 and 144. level_bytes has what those say of L3 and L2;
+ * the finest level ends with the file, and has no field. From here on ends rise from the coarsest
+ * level to the finest, and the first lies behind the table. */
 static bool check_levels(cg_chunk_header *h)
 {
     const bool has_ends = h->level_bytes[CG_L3] != 0 || h->level_bytes[CG_L2] != 0;
@@ -43,7 +44,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
 
     const uint8_t *at = bytes + sizeof MAGIC;
     cg_chunk_header h = {0};
-    h.version = (uint32_t)cg_get_le(at, 4);
+    h.version = (uint32_t)cg_get_le(at, 4); /* another one may mean anything by the other fields */
     if (h.version < CG_CHUNK_VERSION_SINGLE || h.version > CG_CHUNK_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
     h.header_bytes = (uint32_t)cg_get_le(at + 4, 4);
@@ -166,6 +167,8 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
         return status;
     cg_chunk_header *h = &chunk.header;
     cg_chunk_header held = *h;
+    /* This must come before the checksum: where n_bytes is a level's end, header and table are
+     * there. h stays that of the whole file, as its table is. */
     const cg_status cut = cg_chunk_header_cut(&held, n_bytes);
     if (cut != CG_OK)
         return cut;
@@ -181,12 +184,14 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
         if (i == 0 ? section.kind != CG_SECTION_TOKENS || section.plane != 0 || section.group != 0
                    : !section_follows(h, &before, &section))
             return CG_ERR_CORRUPT;
+        /* The first section of a finer level: the one before must end where the header says. */
         for (unsigned level = section_level(h, &before);
              i > 0 && level > section_level(h, &section); level--) {
             if (end != h->level_bytes[level])
                 return CG_ERR_CORRUPT;
         }
         before = section;
+        /* Rows behind the cut are checked, too. Their sections are not there, and not counted. */
         held.n_sections += section_level(h, &section) >= held.level;
         end += cg_padded(section.bytes, align); /* at most 8192 * 4 GiB: cannot overflow */
     }
@@ -409,7 +414,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         cg_put_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
         payload += cg_padded(sections[i].bytes, align);
         const unsigned level = section_level(h, &sections[i]);
-        if (level > h->level && level <= h->coarsest) /* where it ends, if no more of it follows */
+        if (level > h->level && level <= h->coarsest) /* the last of the level decides */
             cg_put_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8,
                       (uint64_t)(payload - bytes));
     }

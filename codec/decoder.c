@@ -1,3 +1,7 @@
+/* One chunk file to elements, task by task. The work itself is elsewhere: a preset (lossy.h)
+ * decodes the lossy levels, lossless.c L0 and the sinks, and section_plan.c knows which sections a
+ * task has. Here they are put together, and what can be checked without decoding is checked first.
+ */
 #include "codec/codec.h"
 
 #include "codec/arena.h"
@@ -33,6 +37,7 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
         goto done;
 
     status = CG_ERR_NO_MEMORY;
+    /* At most CG_CHUNK_MAX_SECTIONS of them: cg_chunk_open() has checked the count. */
     d->sections = malloc(h->n_sections * sizeof *d->sections);
     if (d->sections == NULL)
         goto done;
@@ -85,6 +90,8 @@ size_t cg_decoder_scratch_bytes(const cg_decoder *d)
 {
     const cg_chunk_header *h = &d->chunk.header;
     const cg_profile *p = d->heads.profile;
+    /* The largest of all tasks, so that a thread keeps one piece. Symbols and sinks of a task are
+     * decoded one after the other, in the same memory. */
     size_t most = 0;
     if (p == NULL)
         return cg_lossless_scratch_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry),
@@ -106,7 +113,8 @@ size_t cg_decoder_scratch_bytes(const cg_decoder *d)
     return most;
 }
 
-/* Lays the exact first tokens of a plane on top of what was decoded: out, of that plane. */
+/* Lays the exact first tokens of a plane on top of what was decoded: FORMAT.md, step 6. A sinks
+ * section is [token][layer][head][dim], and out, of that plane, has the layers outside. */
 static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const cg_section *section,
                               void *scratch, uint8_t *out)
 {
@@ -114,6 +122,7 @@ static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const 
     const size_t row_bytes = cg_geometry_channels(g) * cg_dtype_bytes(g->dtype);
     cg_arena arena = {scratch, 0};
     uint8_t *sinks = cg_arena_take(&arena, sinks_bytes(d, group));
+    /* Where the rest of the scratch begins: cg_decoder_scratch_bytes() has counted what is used. */
     void *work = cg_arena_take(&arena, 0);
     const cg_status status =
         cg_lossless_decode(g->dtype, d->chunk.bytes + section->offset, section->bytes,
@@ -139,7 +148,8 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
         return CG_ERR_INVALID_ARGUMENT;
     cg_coded coded[CG_N_LEVELS] = {0};
     cg_status status = CG_OK;
-    /* All checksums come first: damage costs no decoding. */
+    /* All checksums come first: damage costs no decoding. A nested chunk needs its coarser levels,
+     * too: finer symbols are coded given theirs. */
     for (unsigned level = h->level; level <= h->coarsest && status == CG_OK; level++) {
         const cg_section *section = &d->sections[cg_section_plan_index(p, h, task_index, level)];
         coded[level] = (cg_coded){d->chunk.bytes + section->offset, section->bytes};
@@ -162,6 +172,7 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
     const cg_group *group = &p->groups[task_index / p->n_matrices];
     status = d->preset->decode(&d->heads, h->level, h->coarsest, group, task_index % p->n_matrices,
                                coded, scratch, out);
+    /* Last: the preset has written all tokens, these too, and is done with the scratch. */
     for (uint32_t i = 0; i < n_planes && status == CG_OK; i++)
         status = decode_sinks(d, group, sinks[i], scratch,
                               (uint8_t *)out + i * (shape.elements_bytes / shape.n_planes));

@@ -1,3 +1,6 @@
+/* Elements to chunk files, at several levels in one pass. Tasks run in any order on any threads;
+ * each leaves its coded sections in slots of its own, so there is no lock. cg_encoder_finish()
+ * joins the slots of one level into a file, in the order of section_plan.c. */
 #include "codec/codec.h"
 
 #include "codec/analysis.h"
@@ -22,15 +25,17 @@ struct cg_encoder {
     uint32_t n_tasks;
     uint32_t n_sink_tokens;
     /* A task writes only its own pieces. */
-    cg_piece *symbols[CG_N_LEVELS]; /* [n_tasks], levels of the mask but L0 */
-    cg_piece *sinks;                /* [n_groups * 2], of the profile */
-    uint32_t n_sinks;               /* pieces of them */
-    atomic_uint_fast64_t n_saturated;
-    cg_piece *lossless; /* [n_layers * 2] */
+    cg_piece *symbols[CG_N_LEVELS];   /* [n_tasks], levels of the mask but L0 */
+    cg_piece *sinks;                  /* [n_groups * 2], of the profile */
+    uint32_t n_sinks;                 /* pieces of them */
+    atomic_uint_fast64_t n_saturated; /* all that tasks share */
+    cg_piece *lossless;               /* [n_layers * 2] */
 };
 
 bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask)
 {
+    /* Neighbours are one run of ones. Its lowest one, added, carries through all of it; a one that
+     * stays is of another run. */
     const unsigned lossy = (unsigned)level_mask >> CG_L1, lowest = lossy & -lossy;
     return profile != NULL && profile->nests && lossy != 0 && (lossy & (lossy + lowest)) == 0;
 }
@@ -58,6 +63,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     if (e == NULL)
         return CG_ERR_NO_MEMORY;
     e->header = *header;
+    /* The mask says which levels, never the caller's header: the check below would take that for a
+     * nested file. */
     e->header.level = e->header.coarsest = 0;
     e->level_mask = level_mask;
     e->is_nested = is_nested;
@@ -68,12 +75,14 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
             e->header.version = cg_profile_chunk_version(profile);
         }
         if ((status = cg_section_plan_profile_check(profile, &e->header)) != CG_OK) {
+            /* No file is corrupt here: the caller has asked for what the profile does not fit. */
             status = status == CG_ERR_CORRUPT ? CG_ERR_INVALID_ARGUMENT : status;
             goto done;
         }
         e->n_sink_tokens = cg_section_plan_n_sinks(profile, &e->header);
     }
     e->n_tasks = cg_section_plan_n_tasks(e->profile, header);
+    /* Not 0: calloc() of nothing may be NULL. */
     e->n_sinks = e->profile != NULL ? CG_N_PLANES * e->profile->n_groups : 1;
 
     status = CG_ERR_NO_MEMORY;
@@ -89,7 +98,7 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     uint32_t largest = 0;
     memcpy(e->tokens, tokens, header->n_tokens * sizeof *e->tokens);
     for (uint32_t i = 0; i < header->n_tokens; i++)
-        largest |= tokens[i];
+        largest |= tokens[i]; /* has the highest bit of the largest one */
     e->header.token_bytes = largest >> 24 != 0 ? 4 : largest >> 16 != 0 ? 3 : 2;
     e->header.key = cg_key_chunk(&header->parent, &header->extra, tokens, header->n_tokens);
     if (e->profile != NULL) {
@@ -167,6 +176,7 @@ static cg_status encode_lossless(unsigned dtype, const void *in, size_t n_column
                                  size_t align, void *scratch, cg_piece *out)
 {
     const size_t bound_bytes = cg_lossless_bound_bytes(dtype, n_columns, n_rows);
+    /* What an earlier run of the task has left. */
     free(out->bytes);
     out->bytes = malloc(bound_bytes);
     if (out->bytes == NULL)
@@ -213,6 +223,8 @@ cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
     if ((e->level_mask & 1 << CG_L0) != 0) {
         const uint32_t n_slices = shape.n_planes * shape.n_layers;
         const size_t layer_bytes = shape.elements_bytes / n_slices;
+        /* L0 knows no groups: each layer and plane is a section, of a chunk of version 3 whatever
+         * the profile's version is. */
         for (uint32_t i = 0; i < n_slices && status == CG_OK; i++) {
             const uint32_t layer = shape.first_layer + i % shape.n_layers,
                            plane = shape.plane + i / shape.n_layers;
@@ -238,6 +250,7 @@ cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
     status = e->preset->encode(&e->heads, e->level_mask, e->is_nested, group, shape.plane, in,
                                scratch, projector, sections, &n_saturated);
     atomic_fetch_add(&e->n_saturated, n_saturated);
+    /* After an error, too: what was made is freed with the encoder. */
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         free(e->symbols[level][task_index].bytes);
         e->symbols[level][task_index] = sections[level];
@@ -245,6 +258,8 @@ cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
     return status;
 }
 
+/* Where a section of a file was left by its task. A file that is not nested has its whole matrix at
+ * its own level, which is then the coarsest, too. */
 static const cg_piece *piece_of(const cg_encoder *e, const cg_chunk_header *header,
                                 const cg_section *section)
 {
@@ -267,6 +282,8 @@ cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, 
     cg_chunk_header header = e->header;
     const cg_profile *profile = level == CG_L0 ? NULL : e->profile;
     header.level = header.coarsest = (uint8_t)level;
+    /* All coarser levels of the mask: they are neighbours, and this one's sections code only what
+     * those do not tell. */
     while (level != CG_L0 && e->is_nested && (e->level_mask >> (header.coarsest + 1) & 1) != 0)
         header.coarsest++;
     header.n_sections = cg_section_plan_n_sections(profile, &header);
@@ -288,6 +305,7 @@ cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, 
     pieces[0] = (cg_piece){tokens, tokens_bytes};
     for (uint32_t i = 1; i < header.n_sections; i++) {
         sections[i] = cg_section_plan_row(profile, &header, i);
+        /* The bytes stay the encoder's; another level's file may need them again. */
         pieces[i] = *piece_of(e, &header, &sections[i]);
         if (pieces[i].bytes == NULL || pieces[i].n_bytes > UINT32_MAX) {
             status = CG_ERR_INVALID_ARGUMENT; /* a task has not run, or failed */

@@ -33,6 +33,8 @@ cg_key cg_key_root(const cg_fingerprint *model, const void *salt, size_t salt_by
 cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *tokens,
                     size_t n_tokens)
 {
+    /* Tokens are hashed as little-endian bytes, a piece at a time: the same key on every machine.
+     */
     uint8_t bytes[4 * 256];
     XXH3_state_t state;
     XXH3_INITSTATE(&state);

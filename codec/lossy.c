@@ -1,3 +1,5 @@
+/* The table of presets, by the token transform of the profile. Other modules call no preset by its
+ * name. */
 #include "codec/lossy.h"
 
 #include "codec/klt.h"

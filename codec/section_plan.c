@@ -1,3 +1,7 @@
+/* The order of a file's sections, computed instead of stored: the tokens; for each group its
+ * matrices and sinks at the coarsest level; then, for each finer level, a section for each task.
+ * cg_section_plan_row() goes from an index to a section, the two ..._index() functions go back, and
+ * cg_section_plan_check() holds a file against the first. */
 #include "codec/section_plan.h"
 
 #include "codec/lossless.h"
@@ -15,12 +19,14 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
     geometry.dtype = profile->geometry.dtype; /* a profile serves caches of any dtype */
     if (!cg_geometry_equal(&geometry, &profile->geometry))
         return CG_ERR_CORRUPT;
+    /* FORMAT.md, first table: only profiles of version 2 have chunks of version 3. */
     if ((header->version == CG_CHUNK_VERSION) !=
         (cg_profile_chunk_version(profile) == CG_CHUNK_VERSION))
         return CG_ERR_CORRUPT;
+    /* Blocks are counted from position 0 of the context. */
     if (profile->token_transform == CG_TOKENS_DCT && header->first_position % CG_DCT != 0)
         return CG_ERR_CORRUPT;
-    if (header->coarsest > header->level && !profile->nests)
+    if (header->coarsest > header->level && !profile->nests) /* it has no refinement tables */
         return CG_ERR_CORRUPT;
     return CG_OK;
 }
@@ -78,6 +84,7 @@ cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header 
         row.group = (uint16_t)(i / n_in_group);
         return row;
     }
+    /* Behind the coarsest level come the finer ones, the next finer first: a section a task. */
     const uint32_t task = (i - n_coarsest) % n_tasks, n_finer = (i - n_coarsest) / n_tasks + 1;
     return (cg_section){.kind = cg_section_to_level(header->coarsest - n_finer),
                         .plane = (uint8_t)(task % n_matrices),
@@ -129,6 +136,8 @@ cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk
         if (sections_out[i].kind != want.kind || sections_out[i].group != want.group ||
             sections_out[i].plane != want.plane)
             return CG_ERR_CORRUPT;
+        /* Exact elements: the file must have bytes for them before anybody takes memory for them.
+         */
         if (sections_out[i].bytes < least_bytes(profile, h, &want))
             return CG_ERR_TRUNCATED;
     }

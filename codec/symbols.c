@@ -33,6 +33,9 @@ cg_symbols cg_symbols_lay(const cg_level_columns *columns, const cg_symbols *coa
                        n_coarse = coarse != NULL ? coarse->columns->n_active[f] : 0;
         symbols.cells[f] = cells;
         for (uint32_t c = 0, n; c < n_active; c += n) {
+            /* Strips of columns that the coarser level has, too, end where its columns do: in a
+             * strip all cells are refined, or none. FORMAT.md, "A level given the next coarser
+             * one". */
             const uint32_t end = c < n_coarse ? n_coarse : n_active;
             n = end - c < CG_RANS_LANES ? end - c : CG_RANS_LANES;
             symbols.strips[symbols.n_strips++] =
@@ -74,7 +77,8 @@ uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, c
     const size_t n_streams = cg_rans_choose_streams(bits, symbols->n_strips);
     const size_t bound_bytes =
         cg_rans_bound_bytes(symbols->strips, symbols->n_strips, symbols->n_rows, n_streams);
-    /* Head, result, and the words on their way there. */
+    /* Head, result, and the words on their way there. A head ends at a multiple of the alignment,
+     * so what is aligned from the start of the matrix is aligned in the section, too. */
     uint8_t *buffer = malloc(head.n_bytes + 2 * bound_bytes);
     if (buffer == NULL)
         return NULL;
@@ -85,6 +89,7 @@ uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, c
         head.n_bytes + cg_rans_encode(profile->classes, symbols->strips, symbols->n_strips,
                                       symbols->n_rows, n_streams, cg_profile_align(profile), matrix,
                                       bound_bytes, matrix + bound_bytes);
+    /* The bound is several times the result. Where shrinking fails, the large block is as good. */
     uint8_t *fitted = realloc(buffer, *n_bytes_out);
     return fitted != NULL ? fitted : buffer;
 }
@@ -108,6 +113,8 @@ void cg_symbols_coarsen(const cg_symbols *fine, float ratio, const cg_symbols *c
         const size_t n_fine = fine->columns->n_active[f], n_coarse = coarse->columns->n_active[f];
         for (size_t row = 0; row < coarse->n_rows; row++) {
             for (size_t c = 0; c < n_coarse; c++) {
+                /* Where profiles do not nest, a coarser level may have columns that the finer one
+                 * lacks. */
                 const float q = c < n_fine ? (float)fine->cells[f][row * n_fine + c] * ratio : 0;
                 float rounded = q < 0 ? ceilf(q - 0.5f) : floorf(q + 0.5f);
                 /* In this order a NaN, of a hostile ratio, becomes a number. */

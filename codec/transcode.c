@@ -1,3 +1,5 @@
+/* A chunk to a coarser lossy level without its elements: symbols are decoded, scaled by the
+ * quotient of the steps, and coded again. Tokens and sinks are copied. FORMAT.md, "Levels". */
 #include "codec/codec.h"
 #include "codec/lossy.h"
 #include "codec/section_plan.h"
@@ -34,7 +36,7 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
         level >= CG_N_LEVELS)
         return CG_ERR_INVALID_ARGUMENT;
     if (chunk.header.coarsest >
-        chunk.header.level) { /* what it holds at that level, or at its coarsest */
+        chunk.header.level) { /* cut: to that level, or to the coarsest to start from */
         const unsigned held =
             level < (cg_level)chunk.header.coarsest ? (unsigned)level : chunk.header.coarsest;
         if ((status = cg_chunk_open(bytes, chunk.header.level_bytes[held], &chunk)) != CG_OK)
@@ -52,6 +54,7 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
         goto done;
     if ((status = cg_section_plan_check(profile, &chunk, sections)) != CG_OK)
         goto done;
+    /* The cut was all there is to do. */
     if (header.level == level) {
         status = copy_chunk(&chunk, sections, bytes_out, n_bytes_out);
         goto done;
@@ -66,7 +69,7 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
                 sections[i].plane, header.n_tokens, (cg_coded){src, sections[i].bytes}, &pieces[i]);
         } else {
             pieces[i].n_bytes = sections[i].bytes;
-            pieces[i].bytes = malloc(sections[i].bytes + (size_t)1);
+            pieces[i].bytes = malloc(sections[i].bytes + (size_t)1); /* not 0 bytes */
             status = pieces[i].bytes != NULL ? CG_OK : CG_ERR_NO_MEMORY;
             if (status == CG_OK)
                 memcpy(pieces[i].bytes, src, sections[i].bytes);
