@@ -1,3 +1,5 @@
+/* A profile's life: from a file or bytes, to be used or only judged, until it is freed. What the
+ * bytes mean is read in profile_read.c. */
 #include "codec/profile.h"
 
 #include "codec/analysis.h"

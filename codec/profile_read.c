@@ -1,3 +1,7 @@
+/* From the bytes of a .cgp file to a cg_profile that everybody may believe: FORMAT.md, "Profile".
+ * The functions stand in the order of the file. Counts are compared with the bytes that are left
+ * before memory is taken by them. Numbers are held within bounds in which no decoder leaves the
+ * range of f32, whatever the symbols are. */
 #include "codec/profile_data.h"
 
 #include "codec/bf16.h"
@@ -56,9 +60,11 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     p->version = (uint32_t)cg_get_le(at + 8, 4);
     if (p->version < 1 || p->version > CG_PROFILE_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
+    /* The version is known: length and checksum are where it has them. */
     const uint64_t file_bytes = cg_get_le(at + 16, 8);
     if (file_bytes > in->left_bytes)
         return CG_ERR_TRUNCATED;
+    /* It is exactly what is there, so at least FIXED_BYTES + 8. */
     if (file_bytes < in->left_bytes ||
         XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
@@ -152,6 +158,7 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     if (layer != p->geometry.n_layers)
         return CG_ERR_CORRUPT;
     for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        /* A joined matrix has one quantizer: both planes name its step. */
         if (!read_finite(in, p->step[level], CG_N_PLANES, true) ||
             (p->n_matrices == 1 && p->step[level][CG_K] != p->step[level][CG_V]))
             return CG_ERR_CORRUPT;
@@ -203,6 +210,7 @@ static bool levels_nest(const cg_profile *p)
             if (fabsf(p->step[level][plane] / p->step[level - 1][plane] - CG_RANS_REFINE_STEP) >
                 1e-6f)
                 return false;
+            /* Steps are by plane; columns by matrix, of which there may be one. */
             for (uint32_t g = 0; g < p->n_groups && plane < p->n_matrices; g++) {
                 const cg_level_columns *fine = &p->groups[g].columns[level - 1][plane];
                 const cg_level_columns *coarse = &p->groups[g].columns[level][plane];
@@ -216,7 +224,8 @@ static bool levels_nest(const cg_profile *p)
     return true;
 }
 
-/* The classes of a run of columns->n_active[f] columns: for now in the file's bytes. */
+/* The classes of a run of columns->n_active[f] columns: for now in the file's bytes. Decoders
+ * believe them (cg_rans_decode()), so this is where they are checked. */
 static cg_status read_run(cg_cursor *in, const cg_profile *p, unsigned f, cg_level_columns *columns)
 {
     const uint8_t *bytes;
@@ -284,7 +293,7 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p)
 }
 
 /* Whether elements stay finite that are most_sum times a channel's step off its mean, or its
- * anchor.
+ * anchor. In f64, where these sums cannot overflow; a quotient that is infinite in f32 fails, too.
  */
 static bool stays_finite(const cg_profile *p, const cg_group *group, unsigned matrix,
                          double most_sum)
@@ -319,6 +328,7 @@ static cg_status read_wide_row(cg_cursor *in, size_t n_channels, uint16_t *row, 
         const uint16_t element = (uint16_t)cg_get_le(bytes + 2 * ch, 2);
         if (!(fabsf(cg_bf16_to_f32(element)) <= MOST_BASIS)) /* so that a NaN fails */
             return CG_ERR_CORRUPT;
+        /* Without their signs, floats are ordered as the integers that their bits are. */
         most = (element & 0x7fff) > most ? element & 0x7fff : most;
         if (row != NULL)
             row[ch] = element;
@@ -419,7 +429,9 @@ static cg_status read_basis(cg_cursor *in, const cg_profile *p, cg_group *group,
     return status;
 }
 
-/* Keeps the bytes of version 1's bases: what is laid out for decoding is not what is in them. */
+/* Keeps the bytes of version 1's bases for encoders (analysis.c): what is laid out for decoding
+ * differs from CPU to CPU, and has no scales. Version 2's can be read back from what is laid out.
+ */
 static cg_status keep_bases(cg_profile *p, const uint8_t *start, const uint8_t *end)
 {
     const size_t n_bytes = (size_t)(end - start);
@@ -438,6 +450,8 @@ static cg_status read_either(cg_cursor *in, cg_profile *p, cg_group *group, unsi
 {
     if (p->version == 1)
         return read_basis(in, p, group, matrix);
+    /* Sums of 32 bits are at most 2^31 units, and a row of the DCT adds up to less than 4 of them.
+     */
     const double most_sum = ldexp(1, 33 - (int)unit_bits);
     return stays_finite(p, group, matrix, most_sum)
                ? cg_bands_read(&p->layout, group->n_channels, group->n_components[matrix],

@@ -24,7 +24,7 @@ static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbo
             return CG_ERR_CORRUPT;
         cls->freq[i] = freq[i];
         cls->cum[i] = (uint16_t)sum;
-        cls->packed[i] = freq[i] | sum << 16;
+        cls->packed[i] = freq[i] | sum << 16; /* both fit: sums are at most 2^14 */
         cls->cost[i] = (uint16_t)lrintf(256.0f * (CG_RANS_SCALE_BITS - log2f(freq[i])));
         sum += freq[i];
         if (sum > CG_RANS_SCALE)
@@ -33,6 +33,7 @@ static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbo
     if (sum != CG_RANS_SCALE)
         return CG_ERR_CORRUPT;
     cls->cum[n_symbols] = CG_RANS_SCALE;
+    /* The index of each bucket's first slot. A search goes upwards from there. */
     for (unsigned slot = 0, i = 0; slot < CG_RANS_SCALE; slot += 1u << CG_RANS_BUCKET_SHIFT) {
         while (slot >= cls->cum[i + 1])
             i++;
@@ -88,6 +89,7 @@ cg_status cg_rans_class_init_refinement(cg_rans_class *cls,
 
 void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *freq_out)
 {
+    /* Each index has 1 for certain, and its share of the rest. */
     uint64_t total = 0;
     uint32_t sum = 0;
     unsigned largest = 0;
@@ -129,6 +131,7 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
 
 size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips)
 {
+    /* 2 %: one stream for each 50 times what it costs. */
     const uint64_t affordable = estimated_bits / 8 / (50 * CG_RANS_STREAM_BYTES);
     const uint64_t most = n_strips < CG_RANS_MAX_STREAMS ? n_strips : CG_RANS_MAX_STREAMS;
     if (n_strips == 0)
@@ -150,6 +153,8 @@ size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips,
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; s < n_streams; s++) {
         uint32_t states[CG_RANS_LANES];
+        /* rANS is a stack: words are written downwards, from the last to the first. Their number is
+         * known behind that, so they are copied to their place. */
         uint8_t *const end = scratch_words + bound_bytes;
         const uint8_t *const at = kernels->encode_stream(&matrix, s, end, states);
         for (unsigned lane = 0; lane < CG_RANS_LANES; lane++, out += 4)
@@ -194,6 +199,7 @@ cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *stri
 {
     cg_rans_streams streams;
     cg_status status = cg_rans_streams_open((cg_cursor){src, src_bytes}, n_strips, align, &streams);
+    /* After an error n_streams is 0, and nothing is decoded. */
     const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, streams.n_streams};
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; status == CG_OK && s < streams.n_streams; s++) {

@@ -15,6 +15,7 @@ static inline uint32_t renormalize(uint32_t state, cg_word_reader *words)
     if (!cg_lane_wants_word(state))
         return state;
     if (words->at == words->end) {
+        /* Any state will do: the stream is refused. */
         words->ended = true;
         return CG_RANS_STATE_LOW;
     }
@@ -40,8 +41,10 @@ static inline void take_escapes(const cg_rans_class *classes, const cg_rans_stri
         const unsigned lane = (unsigned)__builtin_ctz(left);
         const cg_rans_class *cls = &classes[strip->lane_class[lane]];
         v[lane] = (int32_t)take_raw(&states[lane], words, cls->escape_bits);
+        /* Signed ones go on to phase C; of exponents this was all. */
         has_magnitude |= (uint32_t)(cls->escape_bits == 5) << lane;
     }
+    /* Only now: all lanes take their words of phase B before any takes one of phase C. */
     for (uint32_t left = has_magnitude; left != 0; left &= left - 1) {
         const unsigned lane = (unsigned)__builtin_ctz(left);
         const uint32_t raw = (uint32_t)v[lane], n_bits = cg_lane_escape_bits(raw);

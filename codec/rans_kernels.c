@@ -25,7 +25,8 @@ static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uin
                 m->classes, strip, m->n_rows, states, &words);
         if (status != CG_OK)
             return status;
-        /* Asked once a strip: until then missing words are read as a valid state. */
+        /* Asked once a strip. Until then a missing word makes garbage of cells, and nothing worse:
+         * slots are below 2^14 in any state, and cells have their room. */
         if (words.ended)
             return CG_ERR_TRUNCATED;
     }
@@ -45,6 +46,7 @@ static uint8_t *encode_stream(const cg_rans_matrix *m, size_t stream, uint8_t *w
     uint8_t *at = words_end;
     for (unsigned lane = 0; lane < CG_RANS_LANES; lane++)
         states_out[lane] = CG_RANS_STATE_LOW;
+    /* From the stream's last strip to its first: what is decoded first is coded last. */
     for (size_t s = stream + (m->n_strips - 1 - stream) / m->n_streams * m->n_streams;;
          s -= m->n_streams) {
         const cg_rans_strip *strip = &m->strips[s];

@@ -15,7 +15,7 @@ CG_LANE uint32_t cg_lane_slot(uint32_t x)
     return x & (CG_RANS_SCALE - 1);
 }
 
-/* The index of a slot, at or behind from. */
+/* The index of a slot, at or behind from. It is found: the last cum is 2^14, above all slots. */
 CG_LANE uint32_t cg_lane_find(const uint16_t *cum, uint32_t from, uint32_t slot)
 {
     while (slot >= cum[from + 1])
@@ -141,6 +141,8 @@ CG_LANE cg_lane_coded cg_lane_code(uint32_t shift, uint32_t n_symbols, uint32_t 
         c.index = v > 0 ? 2 * magnitude - 1 : 2 * magnitude;
         return c;
     }
+    /* Exp-Golomb: m has a highest bit, whose number is phase B's, and the bits below it are phase
+     * C's. */
     const uint32_t m = magnitude - largest; /* 1 ... 32768 */
     c.is_escape = true;
     c.index = escape;
@@ -158,7 +160,9 @@ CG_LANE uint32_t cg_lane_refinement(int32_t cell, int32_t coarse)
     return d == 0 ? 0 : (d > 0) == (coarse >= 0) ? 1 : 2;
 }
 
-/* A state that gives its low 16 bits away before it takes a symbol, or raw bits. */
+/* A state that gives its low 16 bits away before it takes a symbol, or raw bits: else what
+ * cg_lane_put() makes of it would not fit in 32 bits. One word is enough: what is left is below
+ * 2^16. */
 CG_LANE bool cg_lane_gives_word(uint32_t x, uint32_t freq)
 {
     return x >> (32 - CG_RANS_SCALE_BITS) >= freq;
@@ -169,6 +173,7 @@ CG_LANE bool cg_lane_gives_word_raw(uint32_t x, uint32_t n_bits)
     return (uint64_t)x >= (uint64_t)1 << (32 - n_bits);
 }
 
+/* The inverse of cg_lane_advance(): x = q * freq + r becomes q * 2^14 + slot cum + r. */
 CG_LANE uint32_t cg_lane_put(uint32_t x, uint32_t freq, uint32_t cum)
 {
     return (x / freq << CG_RANS_SCALE_BITS) + x % freq + cum;

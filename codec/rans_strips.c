@@ -21,6 +21,7 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
             /* A bucket holds few indices, and the first is mostly right. */
             const uint32_t i = cg_lane_find(c->cum, c->first[slot >> CG_RANS_BUCKET_SHIFT], slot);
             states[lane] = renormalize(cg_lane_advance(x, c->freq[i], c->cum[i]), &in);
+            /* Of an escape not yet the value: the phases below make it. */
             cells[lane] = c->value[i];
             escaped |= (uint32_t)(i == c->n_symbols - 1u) << lane;
         }
@@ -94,6 +95,7 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
             const cg_lane_coded coded = code_cell(cls, cells[lane]);
             packed[lane] = cls->packed[coded.index];
             any_escape |= coded.is_escape;
+            /* Phase D; A waits until C and B are written. */
             if (cls->shift > 0)
                 put_raw(&states[lane], at, coded.shift_raw, cls->shift);
         }

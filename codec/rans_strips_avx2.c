@@ -151,6 +151,8 @@ static inline void store_states(const __m256i x[N_EIGHTS], uint32_t states[CG_RA
 /* Renormalizes 32 lanes. */
 static inline void renormalize32(__m256i x[N_EIGHTS], cg_word_reader *words)
 {
+    /* Near the end, word by word: the loads below read eight words, whether or not lanes want them.
+     */
     if (words->end - words->at < 2 * CG_RANS_LANES) {
         uint32_t states[CG_RANS_LANES];
         store_states(x, states);
@@ -364,6 +366,7 @@ static inline void emit32(__m256i x[N_EIGHTS], const __m256i full[N_EIGHTS], uin
 {
     const __m256i low16 = _mm256_set1_epi32(0xffff);
     uint8_t *out = *at;
+    /* Downwards, the last lanes first: the decoder takes words upwards, the first lanes first. */
     for (unsigned i = N_EIGHTS; i > 0; i -= 2) {
         const __m256i words =
             _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_and_si256(x[i - 2], low16),

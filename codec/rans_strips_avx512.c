@@ -67,6 +67,7 @@ static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *
         __m512i index = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), others,
                                                     _mm512_add_epi32(l->first, bucket), classes, 1);
         index = _mm512_and_si512(index, _mm512_set1_epi32(0xff));
+        /* The slot may lie behind the bucket's first index: those lanes go on. */
         for (;;) {
             past = _mm512_sub_epi32(slot, _mm512_srli_epi32(packed, 16));
             freq = _mm512_and_si512(packed, low16);
@@ -101,6 +102,8 @@ static inline void renormalize32(__m512i x[2], cg_word_reader *words)
     const __m512i low = _mm512_set1_epi32((int)CG_RANS_STATE_LOW);
     const __mmask16 need0 = _mm512_cmplt_epu32_mask(x[0], low),
                     need1 = _mm512_cmplt_epu32_mask(x[1], low);
+    /* Words are taken in the order of lanes: those of the first register, then of the second. An
+     * expand deals a register of words out to the lanes that want one. */
     const size_t n0 = (size_t)__builtin_popcount(need0), n = n0 + (size_t)__builtin_popcount(need1);
     const size_t n_left = (size_t)(words->end - words->at) / 2;
     __m512i words0, words1;
@@ -114,7 +117,7 @@ static inline void renormalize32(__m512i x[2], cg_word_reader *words)
         words0 = load_words(words->at, n_left);
         words1 = load_words(words->at + 2 * n0, n_left - n0);
         words->at += 2 * n;
-    } else {
+    } else { /* some lanes miss a word: the stream will be refused */
         words0 = words1 = _mm512_setzero_si512();
         words->ended = true;
     }
@@ -290,6 +293,7 @@ static inline __m512i index_cells(const lanes16 *l, __m512i cells, __mmask16 *es
     __m512i index = _mm512_sub_epi32(l->top, v);
     index = _mm512_mask_add_epi32(index, l->is_signed, magnitude, magnitude);
     index = _mm512_mask_sub_epi32(index, l->is_signed & positive, index, _mm512_set1_epi32(1));
+    /* Unsigned: an exponent above top is a negative index, and escaped, too. */
     *escaped_out = _mm512_mask_cmpge_epu32_mask(l->columns, index, l->last);
     return _mm512_min_epu32(index, l->last);
 }
