@@ -1,3 +1,6 @@
+/* The tables of an encoder: a basis's rows as project() and its like read them, and the leaks,
+ * which are what the coarsely stored rows pick up of the finely stored ones (analysis.h). Leaks are
+ * found by the encoder's own kernel, which projects the coarse rows on the fine ones. */
 #include "codec/analysis.h"
 
 #include "codec/bf16.h"
@@ -63,6 +66,8 @@ static void *take_zeros(size_t n, size_t each_bytes)
 static bool take_table(size_t n_rows, size_t n_pairs, uint32_t **pairs_out, float **scale_out,
                        uint8_t **n_digits_out)
 {
+    /* One more than there are: of digits, matrix units read whole 64s of channels, and so past the
+     * end of the last. */
     const size_t n_sixteens = (n_rows + 15) / 16 + 1;
     *pairs_out = take_zeros(n_sixteens, n_pairs * 16 * sizeof **pairs_out);
     *scale_out = calloc(n_sixteens, 16 * sizeof **scale_out);
@@ -94,7 +99,7 @@ static void pack_row_digits(uint32_t *table, uint8_t *n_digits, size_t n_pairs, 
     uint8_t *out = (uint8_t *)(table + c / 16 * n_pairs * 16) + c % 16 * 4;
     for (uint32_t i = 0; i < n; i++) {
         uint8_t *low = out + i / 4 * 64 + i % 4;
-        const int high = (row[i] + 128) >> 8;
+        const int high = (row[i] + 128) >> 8; /* the low digit is signed */
         low[0] = (uint8_t)row[i];
         low[n_pairs * 32] = (uint8_t)high;
         if (high != 0)
@@ -282,6 +287,8 @@ done:
 
 /* ---- both ---- */
 
+/* Without the lock: the caller has been in cg_analysis_ready(), and behind that nobody writes
+ * tables. */
 const cg_analysis *cg_analysis_of(const cg_profile *p, const cg_group *group, unsigned matrix)
 {
     return &p->analyses->each[(size_t)(group - p->groups) * p->n_matrices + matrix];
@@ -300,6 +307,7 @@ cg_status cg_analysis_ready(const cg_profile *p)
         status = p->version == 1 ? make_from_rows(p, group, matrix, &all->each[i])
                                  : make_from_bands(p, &group->bands[matrix], &all->each[i]);
     }
+    /* All or none: a later call starts from nothing. */
     for (uint32_t i = 0; i < all->n_bases && status != CG_OK; i++)
         destroy(&all->each[i]);
     all->is_ready = status == CG_OK;

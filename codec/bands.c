@@ -1,3 +1,6 @@
+/* From a profile's bytes to what the integer kernels read. The bytes are walked three times: to
+ * check them, which is all that a validator wants; to cut slabs and learn how much memory they
+ * take; and to store the elements. The last two passes believe what the first has checked. */
 #include "codec/bands.h"
 
 #include <stdlib.h>
@@ -41,6 +44,7 @@ static void unpack_row(const stored_row *row, uint32_t n_channels, int16_t *out)
             pending |= (uint64_t)*at++ << n_pending;
             n_pending += 8;
         }
+        /* Two's complement of so many bits: flip the sign bit and take its weight off. */
         const int number = (int)(((unsigned)pending & mask) ^ sign) - (int)sign;
         out[ch] = (int16_t)(number * (int)row->multiple);
         pending >>= row->bits;
@@ -70,6 +74,7 @@ static cg_status read_band(cg_cursor *in, uint32_t n_channels, uint32_t n_rows, 
         const cg_status status = read_row(in, n_channels, &band->rows[i]);
         if (status != CG_OK)
             return status;
+        /* By what the bits could hold, not by what they do: this is known without unpacking. */
         band->is_wide |= band->rows[i].multiple << (band->rows[i].bits - 1) > 128;
     }
     return CG_OK;
@@ -104,6 +109,8 @@ static void lay_band(const cg_basis_layout *layout, const stored_band *band, uin
                                .shift = band->shift,
                                .is_wide = band->is_wide};
     }
+    /* Only the last band of a basis may have fewer components than 32: lines of a slab's bands
+     * follow one another without gaps. */
     slab->n_components += band->n_rows;
     slab->n_lines += n_lines;
     bands->n_lines += n_lines;
@@ -123,7 +130,8 @@ static void *take_aligned(size_t n, size_t each_bytes)
     return aligned_alloc(64, (n_bytes + 64) / 64 * 64); /* not 0 bytes */
 }
 
-/* What a byte of a line is in excess of its element. */
+/* What a byte of a line is in excess of its element: the vector units' product of bytes takes one
+ * factor without a sign (vpdpbusd, vpmaddubsw), matrix units take both with it. */
 static int byte_offset(const cg_basis_layout *layout)
 {
     return layout->is_tiled ? 0 : 128;
@@ -139,7 +147,8 @@ static void store_in_panel(const cg_basis_layout *layout, bool is_wide, uint32_t
             quad[4 * ch] = (uint8_t)(in[ch] + byte_offset(layout));
     } else if (layout->is_tiled) {
         for (size_t ch = 0; ch < n; ch++) {
-            quad[4 * ch] = (uint8_t)in[ch]; /* signed, so that half of them carry */
+            /* Low digits are signed, -128 to 127; the high one makes up for that. */
+            quad[4 * ch] = (uint8_t)in[ch];
             quad[4 * ch + line_bytes] = (uint8_t)((in[ch] + 128) >> CG_DIGIT_BITS);
         }
     } else {
@@ -172,6 +181,7 @@ static void store_lines(const cg_basis_layout *layout, const cg_bands *bands,
         const size_t left = bands->n_channels - first,
                      n_unit = left < layout->unit_channels ? left : layout->unit_channels;
         for (size_t at = 0; at < n_unit; at += CG_BAND_CHANNELS) {
+            /* Panels are cut anew in each unit: the last one of a unit may be narrower. */
             const size_t n = n_unit - at < CG_BAND_CHANNELS ? n_unit - at : CG_BAND_CHANNELS,
                          line_bytes = 4 * cg_bands_panel_channels(layout, at);
             uint8_t *panel = cg_bands_panel(layout, bands, first / layout->unit_channels, at);
@@ -219,6 +229,7 @@ static void fill(const cg_basis_layout *layout, cg_cursor *in, const cg_bands *b
     const cg_band_slab *slab = bands->slabs;
     for (uint32_t c = 0; c < bands->n_components; c += band.n_rows) {
         (void)read_band(in, bands->n_channels, rows_of_band(bands->n_components, c), &band);
+        /* Slabs end where bands do: none begins within a band. */
         slab += c == slab->first_component + slab->n_components;
         for (uint32_t i = 0; i < band.n_rows; i++) {
             unpack_row(&band.rows[i], bands->n_channels, row);

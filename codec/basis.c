@@ -1,3 +1,7 @@
+/* The bases of profiles of version 1, laid out in one of three ways for this CPU: panels of bf16
+ * pairs (lists), tiles of bf16 (matrix units), or quads of bytes (integer products). Quads take
+ * most thought: an element of bf16 becomes up to four limbs of 8 bits, and each limb is a pass of
+ * the decoder. */
 #include "codec/basis.h"
 
 #include "codec/bf16.h"
@@ -119,6 +123,8 @@ static quad_range find_range(const uint16_t *elements, size_t n_elements)
     unsigned largest = 0, lowest = 0xff + 7;
     for (size_t i = 0; i < n_elements; i++) {
         const unsigned magnitude = elements[i] & 0x7fffu;
+        /* Exponent and number of the lowest bit of the mantissa that is set: 0x80 stands for the
+         * leading one, which bf16 leaves out. */
         const unsigned bit = (magnitude >> 7) + (unsigned)__builtin_ctz(magnitude | 0x80);
         largest = magnitude > largest ? magnitude : largest;
         lowest = magnitude != 0 && bit < lowest ? bit : lowest;
@@ -166,7 +172,7 @@ static void choose_units(const quad_range *ranges, cg_slab *slab)
         largest = fmaxf(largest, ranges[q].largest);
     exponent =
         frexpf(largest / 127, &exponent) == 0.5f ? exponent - 1 : exponent; /* a power of two */
-    best = exponent = exponent > -100 ? exponent : -100;
+    best = exponent = exponent > -100 ? exponent : -100; /* the last unit is a normal float, too */
     unsigned least = try_units(ranges, exponent, slab).n_passes;
     for (int e = exponent + 1; e < exponent + 7; e++) {
         const units_cost cost = try_units(ranges, e, slab);

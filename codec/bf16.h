@@ -33,6 +33,7 @@ CG_LANE uint16_t cg_bf16_from_f32(float value)
     const uint32_t bits = cg_f32_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         return (uint16_t)(bits >> 16 | 0x40);
+    /* A tie carries only where the lowest bit that stays is 1. */
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
@@ -42,7 +43,7 @@ CG_LANE float cg_fp16_to_f32(uint16_t value)
                    mantissa = value & 0x3ff;
     if (exponent == 31)
         return cg_f32_from_bits(sign | 0x7f800000u | mantissa << 13);
-    if (exponent != 0)
+    if (exponent != 0) /* 112: between the biases, 127 and 15 */
         return cg_f32_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
     const float tiny = (float)mantissa * 0x1p-24f; /* exact */
     return sign != 0 ? -tiny : tiny;

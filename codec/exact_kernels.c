@@ -19,7 +19,7 @@ static void rotation(uint32_t first_position, size_t n_tokens, const double *res
     }
 }
 
-/* Scaled by unit, which is exact. */
+/* D scaled by unit: D' of FORMAT.md. unit is a power of two, so that products with it are exact. */
 typedef float dct_matrix[BLOCK][BLOCK];
 
 static inline void inverse_dct_channel(const int32_t *y, size_t y_stride, dct_matrix d, float scale,

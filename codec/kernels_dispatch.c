@@ -1,3 +1,5 @@
+/* Which table of kernels this CPU gets: of baseline, avx2, avx512, vnni and amx the last that it
+ * can run. */
 #include "codec/kernels.h"
 
 #include <stdatomic.h>
@@ -73,6 +75,7 @@ const cg_kernels *cg_kernels_named(const char *name)
     return strcmp(name, "baseline") == 0 ? &cg_kernels_baseline : NULL;
 }
 
+/* No lock: only tests write it, while no other thread runs (kernels.h). */
 static const cg_kernels *chosen;
 
 void cg_kernels_use(const cg_kernels *kernels)

@@ -1,3 +1,6 @@
+/* Preset klt, decoding: symbols of all levels that are needed, then one of the syntheses of
+ * klt_synthesis.h. Which one, the profile's version and layout say; what memory it takes is laid
+ * out here for all of them. */
 #include "codec/klt.h"
 
 #include "codec/arena.h"
@@ -98,6 +101,8 @@ cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest
     void *memory[CG_N_LEVELS];
     cg_synthesis s = take_synthesis(&arena, p, level, coarsest, group, matrix, n_blocks, memory);
 
+    /* From the coarsest on, each given the one before. Strips point at cells in memory[], not at
+     * coarse, which changes. level is at least 1: i does not wrap. */
     cg_symbols symbols = {0}, coarse;
     for (unsigned i = coarsest; i >= level; i--) {
         coarse = symbols;

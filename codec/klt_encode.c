@@ -1,3 +1,6 @@
+/* Preset klt, encoding: spectra of all blocks, their projection on the basis, and symbols at each
+ * level. The projection is most of the time. Where there is a projector, a GPU makes it, and one
+ * row of each task is made here to check it. */
 #include "codec/klt.h"
 
 #include "codec/analysis.h"
@@ -175,6 +178,7 @@ static bool agrees(const cg_profile *p, const cg_analysis *a, const float *row, 
         square += w->coef[c] * w->coef[c];
         error += (coefs[c] - w->coef[c]) * (coefs[c] - w->coef[c]);
     }
+    /* The second term is for rows of which the components hold next to nothing. */
     return isfinite(row_square) && error <= 1e-4f * square + 1e-6f * row_square; /* no NaN */
 }
 
@@ -212,6 +216,7 @@ static uint64_t keep_in_range(const cg_bands *bands, int16_t *cells, size_t n_ce
         const int16_t symbol = cells[c] < 0 ? (int16_t)-cells[c] : cells[c];
         most_symbol = symbol > most_symbol ? symbol : most_symbol;
     }
+    /* The cheap bound first: few rows come to the exact one below. */
     if (bands == NULL || (uint64_t)most_symbol * bands->most_before[n_cells] >> 31 == 0)
         return n_saturated;
     for (;;) {
@@ -252,6 +257,7 @@ static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned ma
 {
     const cg_bands *bands = p->version > 1 ? &group->bands[matrix] : NULL;
     uint64_t n_saturated = 0;
+    /* The finest first: nested, a coarser level is made of its symbols. */
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if (!wants(level_mask, level))
             continue;
@@ -295,6 +301,7 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
     encode_work w = take_encode_work(&arena, group, matrix, n_blocks);
+    /* Its memory was sized by a configured number of tokens; a larger chunk is the CPU's. */
     if (projector != NULL &&
         (p->version == 1 ||
          projector->rows_bytes < CG_DCT * n_blocks * w.row_stride * sizeof(float)))
@@ -304,6 +311,7 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
     if (!load_rows(heads, group, matrix, in, n_blocks, &w))
         return CG_ERR_INVALID_ARGUMENT;
 
+    /* The coarsest first: strips of a finer level point at the cells of the coarser one. */
     cg_symbols symbols[CG_N_LEVELS] = {0};
     for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
         const bool refines = is_nested && level < CG_N_LEVELS - 1 && wants(level_mask, level + 1);

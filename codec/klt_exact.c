@@ -1,15 +1,16 @@
 /* The inverse KLT of profiles of version 2: sums of integers, the same in any order and on every
- * processor. Where a CPU adds up four products of 8 bits at once, neighbouring components are
- * quads, quads of zeros are left out. Matrix units take all, zeros too. What is larger than 8
- * bits is cut into digits: elements of the basis when it is laid out, symbols when they are listed
- * (but for pairs of 16 bits). */
+ * processor. Where a CPU adds up four products of 8 bits at once, neighbouring components make a
+ * quad, and quads of zeros are left out. Matrix units take all, zeros too. What is larger than 8
+ * bits is cut into digits: elements of the basis when it is laid out, symbols when they are listed.
+ * Where a CPU takes pairs of 16 bits, symbols need no digits. */
 #include "codec/klt_synthesis.h"
 
 #include <string.h>
 
 enum { MAX_SYMBOL_DIGITS = 3, SLAB_COMPONENTS = CG_SLAB_LINES * CG_QUAD_COMPONENTS };
 
-/* Where one row of symbols (a block's frequency) lies in a slab. */
+/* Where one row of symbols (a block's frequency) lies in a slab. A frequency has its first n_active
+ * components; of a slab behind those it has none. */
 typedef struct slab_cells {
     const int16_t *cells;
     size_t n_cells;
@@ -36,6 +37,7 @@ static cg_quad *list_digits(const cg_klt_inverse *inverse, slab_cells in, cg_qua
     for (unsigned d = 0; d < MAX_SYMBOL_DIGITS; d++) {
         int16_t digits[SLAB_COMPONENTS];
         for (size_t c = 0; c < in.n_cells; c++) {
+            /* Rounded, not cut off: what is left is a digit from -half to half - 1. */
             const int higher = (rest[c] + half) >> inverse->digit_bits;
             digits[c] = (int16_t)(rest[c] - higher * 2 * half);
             rest[c] = higher;
@@ -102,6 +104,8 @@ static void multiply_batch(const cg_synthesis *s, size_t n_blocks, const uint8_t
         const cg_band_slab *slab = &bands->slabs[i / CG_DCT];
         const cg_digit_tiles *digits = s->digits + i * CG_SYMBOL_DIGITS;
         for (unsigned d = 0; d < CG_SYMBOL_DIGITS; d++) {
+            /* The first product of a frequency overwrites its sums instead of adding to them. So it
+             * is made even where there are no symbols. */
             const bool is_first = i < CG_DCT && d == 0;
             if (is_first || digits[d].n_tiles > 0)
                 integers->multiply_tiles(panel + slab->first_line * 4 * n_channels, slab->is_wide,

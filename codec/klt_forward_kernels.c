@@ -1,4 +1,7 @@
-/* Compiled once per instruction set: see kernels.h and klt_inverse_kernels.c. */
+/* Compiled once per instruction set: see kernels.h and klt_inverse_kernels.c. project() takes a
+ * basis of bf16; project_narrow() and project_integers() one of whole numbers, for which AVX2 and
+ * later round the rows to 16 bits. An encoder may choose its symbols, so tables need not agree bit
+ * for bit. */
 #include "codec/kernel_vectors.h"
 #include "codec/kernels.h"
 
@@ -162,6 +165,8 @@ static float narrow_row(const float *row, size_t n, float norm, uint16_t *out)
         peak = largest[i] > peak ? largest[i] : peak;
         sum += square[i];
     }
+    /* A sum of products is at most the product of the norms (Cauchy-Schwarz): held a little below
+     * 2^31, since rounding adds to it. The tiny summands are for rows of zeros. */
     float factor = 2.1e9f / (norm * sqrtf(sum) + 1e-20f);
     factor = factor < 32767 / peak ? factor : 32767 / peak;
     for (size_t i = 0; i < n; i += LANES) {
@@ -210,6 +215,7 @@ static void digits_tile(const uint8_t *left, const float *inv_factor, size_t n_r
     _tile_stored(3, sums[3], 64);
     for (size_t r = 0; r < n_rows; r++, coef += coef_stride) {
         __m512i sum[2];
+        /* Modulo 2^32 on the way: what it comes to is within it (narrow_row()). */
         for (unsigned i = 0; i < 2; i++)
             sum[i] = _mm512_add_epi32(_mm512_load_si512(sums[2 * i][r]),
                                       _mm512_slli_epi32(_mm512_load_si512(sums[2 * i + 1][r]), 8));
@@ -304,6 +310,8 @@ static void project_narrow(const float *rows, size_t row_stride, size_t n_rows,
                            const uint32_t *analysis, const float *scale, float norm, size_t n_pairs,
                            size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride)
 {
+    /* Two sixteens of components share what is loaded of a row, where there are registers for their
+     * sums. split has room for 64 rows. */
     enum { N_TOGETHER = LANES == 16 ? 2 : 1, BATCH = 64 };
     float inv_factor[BATCH];
     for (size_t at = 0; at < n_rows;

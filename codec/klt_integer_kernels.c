@@ -36,7 +36,8 @@ static void accumulate_elements(const int16_t *restrict elements, size_t element
 
 enum { TILE_BYTES = CG_TILE * CG_DIGIT_COMPONENTS, QUADS_A_TILE = CG_DIGIT_COMPONENTS / 4 };
 
-/* What is left of numbers without their lowest digit. */
+/* What is left of numbers without their lowest digit. That is signed: where its top bit is set it
+ * counts 256 less, and the rest one more. */
 static inline __m512i without_digit(__m512i rest)
 {
     const __m512i carry =
@@ -86,6 +87,7 @@ static int8_t *tile_digits(const int16_t *cells, size_t row_stride, size_t n_row
             if (any)
                 digits_out[digit].n_tiles = c / CG_DIGIT_COMPONENTS + 1;
         }
+        /* Most symbols have one digit: then the others are not even looked for. */
         has_rest = has_higher;
         tiles += digits_out[digit].n_tiles * TILE_BYTES;
     }
@@ -108,6 +110,7 @@ static void multiply_tiles(const uint8_t *lines, bool is_wide, const cg_digit_ti
                            int32_t *y, size_t y_stride)
 {
     _Alignas(64) int32_t sums[2][CG_TILE][16];
+    /* A wide quad has two lines, one behind the other: each digit is in every other line. */
     const size_t line_bytes = (size_t)n_sixteens * 64, right_stride = line_bytes << is_wide;
     configure_tiles();
     for (unsigned c = 0; c < n_sixteens; c += is_wide ? 1 : 2, y += is_wide ? 16 : 32) {

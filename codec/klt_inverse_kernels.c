@@ -101,6 +101,7 @@ static inline vector_i narrow(vector_i low, vector_i high)
     return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(low)),
                               _mm512_cvtepi16_epi8(high), 1);
 #else
+    /* It packs halves of 128 bits apart: 0xd8 puts the quarters in order. */
     return _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
 #endif
 }
@@ -139,6 +140,7 @@ static void list_quads(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
             const vector_i cell = load_cells(cells + at, left);
             kept[k] = V(max_epi16)(V(min_epi16)(cell, most), least);
             sums = V(add_epi32)(sums, V(madd_epi16)(kept[k], V(set1_epi16)(1)));
+            /* Bits that a quad cannot hold, of any cell. */
             large = V_SI(or)(large, V_SI(xor)(cell, kept[k]));
         }
         n += list_words(narrow(kept[0], kept[1]), (uint32_t)(i / 4), quads_out + n);
@@ -236,6 +238,7 @@ static size_t tile_symbols(const int16_t *cells, size_t n_blocks, size_t n_activ
                 _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(row, 1)));
             const __m512i bits = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             _mm512_storeu_si512(rounded + b * CG_TILE, bits);
+            /* Integers up to 256 are exact in bf16. The magnitude of INT16_MIN is itself. */
             any_large |= _mm512_cmpgt_epi16_mask(_mm512_abs_epi16(row), _mm512_set1_epi16(256)) |
                          _mm512_cmpeq_epi16_mask(row, _mm512_set1_epi16(INT16_MIN));
         }

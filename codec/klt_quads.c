@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+/* What is left of a symbol that a quad holds up to the limit. */
 static int beyond(int symbol, int limit)
 {
     return symbol > limit ? symbol - limit : symbol < -limit ? symbol + limit : 0;
@@ -32,6 +33,8 @@ static cg_quad_row list_limb(const cg_quad_row *row, uint32_t limb_quads, cg_qua
 {
     cg_quad_row limb = {.quads = quads_out, .limit = row->limit};
     for (const cg_quad *quad = row->quads; quad < row->quads + row->n_quads; quad++) {
+        /* Written in any case; the next one overwrites what the limb has not. So there must be room
+         * for one more than are kept. */
         quads_out[limb.n_quads] = *quad;
         if ((limb_quads >> quad->index & 1) != 0) {
             limb.n_quads++;
@@ -60,6 +63,8 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
             const int16_t *cells = s->symbols->cells[f] + (batch + b) * n_active + n_active - left;
             cg_quad_row whole;
             kernels->inverse->list_quads(cells, n_cells, quads, &whole);
+            /* end is where the room for quads of large symbols ends: it moves on by what rows take
+             * for themselves. */
             end += (n_cells + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;
             list_large(kernels, cells, n_cells, quads, end, &whole);
             quads += whole.n_quads;

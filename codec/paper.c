@@ -14,7 +14,8 @@ typedef struct work {
     float *token;               /* [channels] */
 } work;
 
-/* All planes and levels take the same memory. n_kept_anchors: rows of anchor. */
+/* All planes and levels take the same memory. n_kept_anchors: rows of anchor. An encoder keeps all,
+ * since it comes back to them for each level; a decoder has the one at hand. */
 static work take_work(cg_arena *arena, const cg_profile *profile, const cg_group *group,
                       unsigned matrix, unsigned level, uint32_t n_tokens, size_t n_kept_anchors)
 {
@@ -151,6 +152,7 @@ static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsig
             finite &= load_token(heads, in, element, w->token);
             heads->profile->kernels->quantize_channels(w->token, mean, w->step, channels, cells);
             *n_saturated += cg_symbols_n_saturated(cells, channels);
+            /* What a decoder will have: deltas are taken from that, so errors do not add up. */
             dequantize(p)(cells, anchor_step, mean, channels,
                           w->anchor + (layer * n_anchors + i) * channels);
         }

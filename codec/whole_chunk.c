@@ -17,7 +17,7 @@ typedef struct job {
     size_t scratch_bytes, plane_bytes;
     uint32_t n_tasks;
     atomic_uint next_task;
-    atomic_int status; /* the first error */
+    atomic_int status; /* CG_OK, or the error of a task */
 } job;
 
 /* Where the i-th of a task's layers and planes lies in the caller's array. In the canonical layout
