@@ -202,11 +202,13 @@ int main(int argc, char **argv)
         return usage(name, "wrong number of paths");
     if (command->needs_level && options.level < 0)
         return usage(name, "needs --level");
+    /* An option that does nothing is a mistake that the user should hear of. */
     for (int option = OPTION_JSON; option <= OPTION_NESTED; option++) {
         if ((given & ~command->takes) >> (option - 256) & 1)
             return usage(option_name(option), "not an option of this command");
     }
     const int code = command->run(&options);
+    /* A full disk under a redirected output must not end in 0. */
     if (fflush(stdout) != 0 || ferror(stdout)) {
         cg_tool_complain("standard output", "%s", strerror(errno));
         return CG_TOOL_IO;

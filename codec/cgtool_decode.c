@@ -162,7 +162,8 @@ static int write_tensors(const char *path, const collection *all)
     return code;
 }
 
-/* Reads every chunk's header and checks that each follows the one before it. */
+/* Checks every chunk, and that each follows the one before it. Only behind that is it known how
+ * large the output is. */
 static int check_chain(const cg_tool_paths *paths, cg_chunk_header *first_out, size_t *n_tokens_out)
 {
     cg_chunk_header before = {0};
@@ -202,6 +203,7 @@ int cg_tool_decode(const cg_tool_options *options)
     for (size_t i = 0; code == CG_TOOL_OK && i < paths.n_paths; i++) {
         cg_tool_file file, elements = {0};
         code = open_chunk(paths.path[i], &file, &header);
+        /* Memory was taken by what check_chain() has seen. */
         if (code == CG_TOOL_OK && (!cg_geometry_equal(&header.geometry, &all.geometry) ||
                                    header.n_tokens > n_tokens - at)) {
             cg_tool_complain(paths.path[i], "changed while it was read");

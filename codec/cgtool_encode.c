@@ -105,7 +105,7 @@ static int tensor_ids(const char *path, const cg_safetensors *tensors, size_t n_
         return CG_TOOL_BAD_DATA;
     }
     const size_t id_bytes = cg_safetensors_dtype_bytes(ids->dtype);
-    for (size_t i = 0; i < n_tokens; i++) {
+    for (size_t i = 0; i < n_tokens; i++) { /* negative ids are large without their sign */
         const uint64_t id = cg_get_le(ids->data + i * id_bytes, id_bytes);
         if (id > UINT32_MAX || (ids->dtype[0] == 'I' && id > INT32_MAX)) {
             cg_tool_complain(path, "token %zu is negative or too large", i);
@@ -184,6 +184,7 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
             code = cg_tool_fail(options->paths[0], status);
         } else {
             code = cg_tool_output_chunk(&out, bytes, n_bytes);
+            /* The next chunk hangs on this one: FORMAT.md, "Keys". */
             parent = cg_key_chunk(&parent, &header.extra, tokens + first, n);
             written_bytes += n_bytes;
             all_saturated += n_saturated;

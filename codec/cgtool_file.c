@@ -117,6 +117,7 @@ int cg_tool_write(const char *path, const cg_tool_file *pieces, size_t n_pieces)
         free(temporary);
         return code;
     }
+    /* mkostemp() has made it 0600. The mask can only be read by setting it. */
     const mode_t mask = umask(0);
     umask(mask);
     bool ok = fchmod(fd, 0666 & ~mask) == 0;
@@ -233,6 +234,8 @@ int cg_tool_profile_for(const cg_tool_options *options, const char *chunk_path,
 
     const char *slash = strrchr(chunk_path, '/');
     const int n_directory = slash != NULL ? (int)(slash - chunk_path) + 1 : 0;
+    /* Beside the chunk or one directory up, as in a context; or three up, in the folder of a model.
+     */
     const char *places[] = {"profile.cgp", "../profile.cgp", "../../../profiles/"};
     char hex[CG_KEY_HEX_BYTES];
     cg_key key;

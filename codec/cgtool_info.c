@@ -198,6 +198,7 @@ static int chunk_info(const cg_tool_options *options, const char *path, const cg
         code = cg_tool_print_json(chunk_json(path, &view), JSON_COMPACT);
     else
         print_chunk(path, &view);
+    /* Shown as far as it goes, but the exit code says that it is damaged. */
     if (code == CG_TOOL_OK && view.status != CG_OK)
         code = cg_tool_fail(path, view.status);
 done:

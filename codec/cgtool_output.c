@@ -49,6 +49,7 @@ int cg_tool_output_chunk(cg_tool_output *out, const uint8_t *bytes, size_t n_byt
         path = strdup(out->path);
         final = strdup(out->path);
     } else {
+        /* path is where it is written, final where it will be found. */
         if (asprintf(&path, "%s/%0*zu.kv", out->temporary, PATH_DIGITS, out->n_chunks) < 0)
             path = NULL;
         if (asprintf(&final, "%s/%0*zu.kv", out->path, PATH_DIGITS, out->n_chunks) < 0)
@@ -78,6 +79,7 @@ int cg_tool_output_close(cg_tool_output *out, int code)
             code = CG_TOOL_IO;
         }
     }
+    /* Only what was written here is removed, by name. */
     if (code != CG_TOOL_OK && out->temporary != NULL) {
         for (size_t i = 0; i < out->n_chunks; i++) {
             char *path;

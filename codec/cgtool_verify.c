@@ -9,8 +9,8 @@
 
 static const char *const SUFFIXES[] = {".kv", ".cgp", NULL};
 
-/* The 32 digits of a name in a store, whether a directory's or a file's: false when it has none
- * there. */
+/* The 32 digits of a name in a store that end at end, whether a directory's or a file's: false when
+ * it has none there. Outside a store a name may be anything, and is not held against the file. */
 static bool hex_before(const char *path, const char *end, cg_key *key_out)
 {
     const char *begin = end - (CG_KEY_HEX_BYTES - 1);

@@ -41,6 +41,7 @@ static bool tensor_bytes(const cg_safetensor *tensor, size_t *n_bytes_out)
     return true;
 }
 
+/* A number of JSON that is neither negative nor a fraction. */
 static bool natural(const json_t *value, uint64_t *number_out)
 {
     if (!json_is_integer(value) || json_integer_value(value) < 0)
@@ -65,6 +66,7 @@ static cg_status read_tensor(const char *name, const json_t *about, cg_cursor da
         *what_out = "a tensor of a dtype or rank that is not supported";
         return CG_ERR_UNSUPPORTED;
     }
+    /* The tensor is zeros: what is cut still ends with one. */
     strncpy(tensor->name, name, sizeof tensor->name - 1);
     strncpy(tensor->dtype, dtype, sizeof tensor->dtype - 1);
     tensor->rank = (uint32_t)json_array_size(shape);
@@ -114,6 +116,8 @@ static cg_status read_tensors(const json_t *root, cg_cursor data, cg_safetensors
             return status;
         tensors->n_tensors++;
     }
+    /* In the order of their data each must begin where the one before has ended: no overlap, no
+     * hole. */
     qsort(tensors->tensors, tensors->n_tensors, sizeof *tensors->tensors, by_data);
     for (size_t i = 0; i < tensors->n_tensors; i++) {
         const cg_safetensor *tensor = &tensors->tensors[i];
