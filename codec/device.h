@@ -132,9 +132,9 @@ typedef struct cg_device_functions {
 
     /* Copies whole chunks out of the blocks, runs[n_runs], after what the engine has enqueued: each
      * into pinned memory of its own, [2][n_layers][n_tokens][n_kv_heads][head_dim]; what is there
-     * of heads that the blocks don't have is undefined. With
-     * CG_AFTER_STREAM it only enqueues, and makes that stream wait for the copies; else it returns
-     * when they are done. copies_out[n_runs]: numbers for the functions below.
+     * of heads that the blocks don't have is undefined. With CG_AFTER_STREAM it only enqueues, and
+     * makes that stream wait for the copies; else it returns when they are done.
+     * copies_out[n_runs]: numbers for the functions below.
      * CG_ERR_AGAIN: too many are not released yet; nothing was taken. CG_ERR_DEVICE. */
     cg_status (*read)(cg_device *device, const cg_device_run *runs, uint32_t n_runs, cg_after after,
                       uint32_t *copies_out);

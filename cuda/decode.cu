@@ -1,3 +1,5 @@
+/* The kernels of cuda/decode.h: a template of one body (cuda/passes.cuh), a kernel for each kind of
+ * pass. */
 #include "cuda/cta.cuh"
 #include "cuda/passes.cuh"
 

@@ -48,9 +48,9 @@ typedef struct cg_cuda_request {
     uint32_t first_group, n_groups;
     uint32_t token_from, token_to; /* of the chunk's tokens */
     uint32_t head_from, head_to;   /* KV heads: of this rank */
-    /* Position of the chunk's first token where it is placed. Other than the chunk's own, a
-     * multiple of nothing: only preset klt turns K to it, and only a chunk without exact first
-     * tokens. */
+    /* Position of the chunk's first token where it is placed. It may be another one than the
+     * chunk's own, and need not be a multiple of 8, with preset klt, which turns K to it; but not
+     * where the chunk has exact first tokens. */
     uint32_t first_position;
 } cg_cuda_request;
 

@@ -128,6 +128,7 @@ static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
     const cg_cuda_calls *calls = d->calls;
     cut pinned = {0}, dev = {0};
     int error;
+    /* Twice: to add up, and to cut what was allocated. */
     lay_out(d, &pinned, &dev);
     if ((error = calls->prepare()) != 0)
         return say(reason_out, reason_bytes, d, "the kernels do not run on this GPU", error);
@@ -261,6 +262,7 @@ void cg_device_close(cg_device *d)
     int before = 0;
     if (d == NULL)
         return;
+    /* Where opening failed before anything was taken, CUDA may not even be there. */
     const bool is_current = d->pinned != NULL && d->calls->get_device(&before) == 0 &&
                             d->calls->set_device((int)d->config.ordinal) == 0;
     end_cuda(d);

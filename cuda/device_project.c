@@ -1,7 +1,8 @@
 /* An encoder's projections: spectra up, coefficients down. */
 #include "cuda/device_state.h"
 
-/* Rows of the frequencies that have components: the others lie behind them, or cost little. */
+/* Floats up to the last frequency that has components. One without in between goes along: it costs
+ * little. */
 static size_t count_rows(const cg_projection *projection)
 {
     size_t n_frequencies = 0;

@@ -1,4 +1,5 @@
-/* Chunks copied out of blocks. */
+/* Chunks copied out of blocks. An engine must not overwrite a block before it is copied. Where it
+ * gives its stream, that stream waits for the copies, and its thread does not. */
 #include "cuda/device_state.h"
 
 /* With the lock held. A copy that was released and cannot be asked about stays as it is. */
@@ -20,6 +21,7 @@ static cg_status take_copies(cg_device *d, uint32_t n_wanted, uint32_t *copies_o
     for (uint32_t i = 0; i < d->config.n_copies && n < n_wanted; i++)
         if (is_free(d, &d->copies[i]))
             copies_out[n++] = i;
+    /* All or none: who got a part could only give it back. */
     for (uint32_t i = 0; i < n && n == n_wanted; i++)
         d->copies[copies_out[i]].state = CG_COPY_TAKEN;
     pthread_mutex_unlock(&d->lock);

@@ -5,7 +5,7 @@
 
 static cg_status upload(cg_device *d, cg_device_slot *s, size_t n_bytes, size_t plan_bytes)
 {
-    /* The plan lies right behind the table: one copy. */
+    /* The plan lies right behind the table, here and on the GPU: one copy. */
     const size_t n = (size_t)(s->plan - (uint8_t *)s->table) + plan_bytes;
     int error;
     if ((error = d->calls->memcpy_async(s->chunk_dev, s->memory, n_bytes, s->stream)) != 0 ||
@@ -40,12 +40,14 @@ static cg_status decode(cg_device *d, cg_device_slot *s, size_t n_bytes, const c
                         const cg_device_mark *mark)
 {
     cg_status status = upload(d, s, n_bytes, plan->plan_bytes);
+    /* Uploads need not wait for the engine: only blocks are its own. */
     if (status == CG_OK)
         status = cg_device_await(d, s->stream, mark);
     if (status == CG_OK)
         status = launch(d, s, plan, blocks, blob_dev);
     if (status == CG_OK)
         status = cg_device_finish(d, s->stream, s->done);
+    /* Pinned, and written by the stream before done. */
     return status == CG_OK ? (cg_status)*s->status : status;
 }
 

@@ -1,3 +1,5 @@
+/* What slots, copies and projectors share: the current device, errors, runs of tokens, and marks in
+ * the engine's work. */
 #include "cuda/device_state.h"
 
 #include <stdio.h>
@@ -7,6 +9,7 @@
 cg_status cg_device_enter(cg_device *d, int *before_out)
 {
     int error;
+    /* Where it cannot be learned which one is current, cg_device_leave() changes nothing. */
     *before_out = (int)d->config.ordinal;
     if (atomic_load(&d->is_broken))
         return CG_ERR_DEVICE;
@@ -27,7 +30,7 @@ void cg_device_leave(cg_device *d, int before)
 static void break_device(cg_device *d, const char *call, int error)
 {
     pthread_mutex_lock(&d->lock);
-    if (!atomic_load(&d->is_broken)) {
+    if (!atomic_load(&d->is_broken)) { /* the first reason stays: others may be reading it */
         snprintf(d->reason, sizeof d->reason, "%s failed: %s", call,
                  d->calls->get_error_string(error));
         atomic_store(&d->is_broken, true);
@@ -62,6 +65,8 @@ cg_status cg_device_take_run(const cg_device *d, const cg_device_run *run, int64
         return CG_ERR_INVALID_ARGUMENT;
     *blocks_out = d->blocks[run->blocks_id];
     const uint32_t block_tokens = blocks_out->block_tokens;
+    /* From the block of the chunk's first token to that of the last wanted one; the GPU counts
+     * blocks from there. */
     const uint32_t first = run->first_token / block_tokens,
                    end = (run->first_token + run->to_token - 1) / block_tokens + 1;
     if (end > run->n_table || end - first > d->table_entries)

@@ -1,3 +1,8 @@
+/* A chunk's bytes to a list of kernels and what each of their thread blocks does. All checks are
+ * made here, on the host, so that kernels need none but those on the words of streams. A plan is
+ * written front to back into the caller's memory; nothing is allocated but the section table. The
+ * passes of preset klt: cosines and sines; a pass of streams for each level, from the coarsest to
+ * the finest; the inverse KLT; and the sinks on top. */
 #include "codec/lossless.h"
 #include "codec/lossless_lane.h"
 #include "codec/paper.h"
@@ -85,6 +90,7 @@ static cg_status add_streams(const planner *p, cg_cursor *in, uint64_t matrix_at
         status = cg_rans_streams_next(&streams, &bytes, &n_bytes);
         if (status != CG_OK)
             break;
+        /* The lane states are there, and whole words: kernels read both without looking. */
         if (n_bytes < 4 * CG_RANS_LANES || n_bytes % 2 != 0)
             return CG_ERR_CORRUPT;
         cg_cuda_stream_job job = *like;
@@ -105,7 +111,7 @@ static void end_streams(const planner *p, cg_cuda_pass *pass, stream_jobs *jobs)
     pass->jobs_at = at_of(p, jobs->jobs);
     pass->n_blocks = (uint32_t)(jobs->n / CG_CUDA_STREAM_WARPS);
     pass->shared_bytes = pass->tables_bytes;
-    if (pass->n_blocks == 0)
+    if (pass->n_blocks == 0) /* CUDA refuses an empty launch; the pass is the last one so far */
         p->plan->n_passes--;
 }
 
@@ -132,6 +138,7 @@ static cg_cuda_pass *add_lossy_streams(planner *p, uint32_t kind)
 {
     cg_cuda_pass *pass = add_pass(p, kind);
     pass->tables_at = p->laid->classes_at;
+    /* One more than there are: that of lanes without a column. */
     pass->tables_bytes = (uint32_t)((p->profile->n_classes + 1U) * sizeof(cg_cuda_class));
     return pass;
 }
@@ -161,7 +168,7 @@ static uint64_t add_exact_strips(planner *p, size_t n_columns)
     return at_of(p, strips);
 }
 
-/* A section's streams. m->streams: strips and n_rows. */
+/* A section of exact elements: its tables into the plan, a job for each of its streams. */
 static cg_status add_exact(planner *p, const cg_section *section, uint64_t strips_at,
                            size_t n_columns, uint32_t n_rows, cg_cuda_target target,
                            cg_cuda_pass *pass, stream_jobs *jobs)
@@ -237,6 +244,7 @@ static cg_status plan_sinks(planner *p)
     const cg_cuda_request *r = p->request;
     const uint32_t n_sinks = cg_section_plan_n_sinks(p->profile, h);
     size_t n_room = 0;
+    /* The wanted tokens begin behind them. */
     if (n_sinks <= r->token_from)
         return CG_OK;
     for (uint32_t g = r->first_group; g < r->first_group + r->n_groups; g++)
@@ -329,8 +337,8 @@ static void lay_cells(planner *p, cg_cuda_klt *m)
     m->digits_at = take_scratch(p, n_cells);
 }
 
-/* A pass of streams: those of one level of all matrices. *finest gets each matrix as this pass has
- * it. */
+/* A pass of streams: those of one level of all matrices. *matrices_out: each matrix as this pass
+ * has it. The last pass, of the finest level, has them as the inverse KLT wants them. */
 static cg_status plan_klt_level(planner *p, unsigned level, const cg_cuda_klt *like,
                                 cg_cuda_klt **matrices_out)
 {
@@ -440,12 +448,15 @@ static cg_status plan_klt(planner *p)
         return CG_ERR_BUFFER_TOO_SMALL;
     for (size_t i = 0; i < count_wanted(p); i++)
         lay_klt(p, wanted_matrix(p, i), 0, &like[i]);
+    /* Scratch holds the marks of large tiles so far: what must be zeros before a kernel runs. */
     p->plan->zeroed_bytes = p->scratch_bytes;
     cg_status status = plan_rotation(p, &rotation_at);
     for (size_t i = 0; i < count_wanted(p); i++) {
         like[i].rotation_at = rotation_at;
         lay_cells(p, &like[i]);
     }
+    /* A pass each, since a finer level reads the cells of the coarser one: kernels of a stream run
+     * one after another. level is at least 1 and does not wrap. */
     for (unsigned level = h->coarsest; level >= h->level && status == CG_OK; level--)
         status = plan_klt_level(p, level, like, &matrices);
     return status == CG_OK ? plan_synthesis(p, matrices) : status;
@@ -609,6 +620,8 @@ static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_
     const cg_profile *p = l->profile;
     const cg_group *group = &p->groups[index / p->n_matrices];
     const cg_cuda_matrix *m = &l->matrices[index];
+    /* Never less than plan_fill() takes, and simple rather than close: whole thread blocks too
+     * many, and both presets at once. */
     const uint32_t n_rows = count_klt_rows(n_tokens) + CG_CUDA_KLT_BLOCKS,
                    n_tiles = group->n_slices * p->geometry.n_kv_heads * l->head_tiles;
     const size_t n_anchors = cg_paper_n_anchors(n_tokens);

@@ -1,3 +1,7 @@
+/* A profile as kernels read it: the blob. The same code runs twice, first to count where parts lie,
+ * then to write them. What is laid out otherwise than on the CPU: classes (buckets by how rare a
+ * slot is), channels (in pairs that are rotated together) and the basis (fragments of tensor
+ * instructions). */
 #include "cuda/profile_blob.h"
 
 #include <stdlib.h>
@@ -22,7 +26,9 @@ static uint32_t entry_of(uint32_t cum, uint32_t freq)
     return cum << CG_CUDA_CUM_SHIFT | (CG_CUDA_CUM_ONE - CG_RANS_SCALE + freq - 1);
 }
 
-/* The smallest number v = 2^14 - slot of a bucket or of those behind it. */
+/* The smallest number v = 2^14 - slot of a bucket or of those behind it: its inverse is
+ * cg_cuda_bucket() (cuda/streams.cuh). Where exponents are small, some buckets have no number of
+ * their own. */
 static uint32_t bucket_start(unsigned bucket)
 {
     const unsigned exponent = bucket >> CG_CUDA_BUCKET_BITS,
@@ -50,6 +56,8 @@ void cg_cuda_class_fill(const cg_rans_class *cls, cg_cuda_class *out)
             continue; /* of no slot */
         while (slot >= cls->cum[i + 1])
             i++;
+        /* A kernel looks at two indices, i and the next. A bucket with more has number n + 1,
+         * behind the escape: then the kernel searches from the start. */
         out->first[bucket] = (uint8_t)(i + 2U <= n - 1U && end > cls->cum[i + 2] ? n + 1 : i);
     }
 }
@@ -59,6 +67,7 @@ void cg_cuda_class_fill_idle(cg_cuda_class *out)
     memset(out, 0, sizeof *out);
     out->n_symbols = UINT8_MAX; /* nothing is its escape */
     out->escape_bits = 5;
+    /* One index of all slots: x = 2^14 * (x >> 14) + slot, which is x. */
     out->entry[0] = entry_of(0, CG_RANS_SCALE);
     out->entry[1] = CG_CUDA_NO_ENTRY;
     for (unsigned i = 0; i < CG_RANS_REFINE_CONTEXTS; i++)
@@ -358,7 +367,8 @@ cg_status cg_cuda_profile_fill(const cg_cuda_profile *laid_out, void *blob)
 {
     const size_t n_matrices = (size_t)laid_out->profile->n_groups * laid_out->profile->n_matrices;
     const size_t n_bytes = sizeof *laid_out + n_matrices * sizeof *laid_out->matrices;
-    cg_cuda_profile *again = malloc(n_bytes); /* what is laid out stays read-only */
+    /* Laying out writes offsets, the same ones again. What is laid out stays read-only. */
+    cg_cuda_profile *again = malloc(n_bytes);
     if (again == NULL)
         return CG_ERR_NO_MEMORY;
     memcpy(again, laid_out, n_bytes);

@@ -1,3 +1,5 @@
+/* Where the bases of a profile lie on a GPU, and what a projection of one is there: checked, since
+ * kernels believe it. */
 #include "cuda/project.h"
 
 #include "codec/profile_data.h"

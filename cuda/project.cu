@@ -1,3 +1,4 @@
+/* The kernels of cuda/project.h, one after another on a stream. */
 #include "cuda/cta.cuh"
 #include "cuda/project.cuh"
 
