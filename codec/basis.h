@@ -30,7 +30,7 @@ typedef struct cg_basis_layout {
     uint32_t panel_channels;
     uint32_t unit_channels; /* whole heads that are rotated and stored together */
     bool is_tiled;  /* the kernels have multiply_tiles(); version 1: synthesize(), and a unit is
-                       whole  tiles, too */
+                       whole tiles, too */
     bool has_quads; /* not is_tiled, and the kernels take components by quads */
 } cg_basis_layout;
 
