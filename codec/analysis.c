@@ -148,10 +148,12 @@ static void pack_leaks(const cg_profile *p, cg_analysis *a, uint32_t c, const fl
         pack_row(a->leaks, n_pairs, c, row, a->n_exact);
         return;
     }
+    /* Numbers as large as a basis's. */
     const float unit = most > 0 ? most / CG_MAX_ELEMENT : 1;
     int16_t *numbers = (int16_t *)row;
     for (uint32_t i = 0; i < a->n_exact; i++)
         numbers[i] = (int16_t)nearest(products[i] / unit);
+    /* The row was projected without its scale. */
     a->leak_scale[c] = unit * a->scale[a->n_exact + c];
     a->leak_norm = fmaxf(a->leak_norm, norm_of(numbers, a->n_exact));
     pack_integers(p, a->leaks, a->leak_digits, n_pairs, c, numbers, a->n_exact);

@@ -149,6 +149,8 @@ static units_cost try_units(const quad_range *ranges, int exponent, cg_slab *sla
     }
     for (uint32_t q = 0; q < slab->n_quads; q++) {
         for (unsigned i = 0; i < CG_MAX_LIMBS; i++) {
+            /* A quad needs a limb where its largest element is too large for the limbs below, and
+             * an element has bits below the limb above. */
             const bool is_last = i == CG_MAX_LIMBS - 1;
             const bool has_high = i == 0 || ranges[q].lowest < slab->unit[i - 1];
             if (has_high && (is_last || ranges[q].largest > 127 * slab->unit[i + 1])) {

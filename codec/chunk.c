@@ -6,6 +6,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+/* As PNG's: a transfer that changes line ends, or stops at ^Z, damages it. */
 static const uint8_t MAGIC[8] = {'C', 'G', 'K', 'V', '\r', '\n', 0x1a, '\n'};
 
 enum { HASH_OFFSET = CG_CHUNK_FIXED_BYTES - 8, LEVEL_END_OFFSET = 136 };
@@ -103,7 +104,7 @@ cg_status cg_chunk_header_cut(cg_chunk_header *h, uint64_t n_bytes)
             h->file_bytes = n_bytes;
             return CG_OK;
         }
-        h->level_bytes[level] = 0;
+        h->level_bytes[level] = 0; /* finer than what is there */
     }
     return CG_ERR_TRUNCATED;
 }
@@ -148,6 +149,7 @@ static bool section_follows(const cg_chunk_header *h, const cg_section *before,
         section->plane >= CG_N_PLANES)
         return false;
     const unsigned level = section_level(h, section), level_before = section_level(h, before);
+    /* Levels come from the coarsest to the finest, and the coarsest refines nothing. */
     if (level < h->level || level > level_before ||
         (level == h->coarsest && section->kind >= CG_SECTION_TO_L2))
         return false;
@@ -413,6 +415,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         cg_put_le(row + 4, 4, sections[i].bytes);
         cg_put_le(row + 8, 8, XXH3_64bits(payload, sections[i].bytes));
         payload += cg_padded(sections[i].bytes, align);
+        /* The finest level ends with the file, and has no field. */
         const unsigned level = section_level(h, &sections[i]);
         if (level > h->level && level <= h->coarsest) /* the last of the level decides */
             cg_put_le(bytes + LEVEL_END_OFFSET + 8 * (size_t)(CG_L3 - level), 8,

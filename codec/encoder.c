@@ -194,6 +194,7 @@ static cg_status encode_sinks(cg_encoder *e, const cg_group *group, const uint8_
     const cg_geometry *g = &e->header.geometry;
     const size_t row_bytes = cg_geometry_channels(g) * cg_dtype_bytes(g->dtype);
     cg_arena arena = {scratch, 0};
+    /* As a sinks section has them: [token][layer][head][dim]. */
     uint8_t *sinks = cg_arena_take(&arena, (size_t)e->n_sink_tokens * group->n_layers * row_bytes);
     for (uint32_t t = 0; t < e->n_sink_tokens; t++) {
         for (uint32_t layer = 0; layer < group->n_layers; layer++)

@@ -20,6 +20,8 @@
 static bool ask_for_amx(void)
 {
 #if defined(__linux__) && defined(SYS_arch_prctl)
+    /* ARCH_REQ_XCOMP_PERM of asm/prctl.h, which older systems lack, for the XSAVE component of
+     * tiles; and bits of CPUID's leaf 7: of edx, and of eax of subleaf 1. */
     enum {
         REQUEST_PERMISSION = 0x1023,
         TILE_DATA = 18,

@@ -22,6 +22,7 @@ static void take_integers(cg_arena *arena, const cg_level_columns *columns, size
         return;
     s->quads = cg_arena_take(arena, cg_klt_exact_quads_bytes(columns, n));
     s->quad_rows = cg_arena_take(arena, n_rows * sizeof *s->quad_rows);
+    /* Two more digits of each row at most, and the end. */
     s->large_rows = cg_arena_take(arena, (2 * n_rows + 1) * sizeof *s->large_rows);
 }
 
@@ -54,6 +55,7 @@ static cg_synthesis take_synthesis(cg_arena *arena, const cg_profile *profile, u
         s.quad_rows = cg_arena_take(arena, n_rows * sizeof *s.quad_rows);
     } else if (profile->layout.is_tiled) {
         for (unsigned f = 0; f < CG_DCT; f++) {
+            /* A second tile of each for what bf16 rounds off large symbols. */
             const size_t n_tiles = 2 * ((columns->n_active[f] + CG_TILE - 1u) / CG_TILE);
             s.tiles[f] = cg_arena_take(arena, n_tiles * CG_TILE * CG_TILE * sizeof *s.tiles[f]);
             s.tile_components[f] = cg_arena_take(arena, n_tiles * sizeof *s.tile_components[f]);

@@ -59,6 +59,7 @@ static void project(const float *rows, size_t row_stride, size_t n_rows, const u
                 const uint16_t *left = split + k * 1024;
                 _tile_loadd(6, right + k * 256, 64);
                 _tile_loadd(7, second + k * 256, 64);
+                /* High and low parts of the rows go into the same sums. */
                 for (unsigned part = 0; part < 2; part++, left += 512) {
                     _tile_loadd(4, left, 64);
                     _tile_loadd(5, left + tile_row_elements, 64);
@@ -96,6 +97,7 @@ project_tile(const float *rows, size_t row_stride, const unsigned n_rows, const 
         for (unsigned k = 0; k < N; k++) {
             const vector_u32 words =
                 *(const vector_u32 *)(const void *)(analysis + p * 16 + LANES * k);
+            /* A bf16 is the high half of a float. */
             const vector_f32 low = (vector_f32)(words << 16),
                              high = (vector_f32)(words & 0xffff0000u);
 #pragma GCC unroll 8
@@ -247,6 +249,8 @@ static void project_integers(const float *rows, size_t row_stride, size_t n_rows
         for (size_t c = 0, n_now; c < n_sixteens; c += n_now) {
             const uint8_t *right = (const uint8_t *)(analysis + c * n_pairs * 16);
             const bool is_wide = n_digits[c] == 2;
+            /* Two sixteens at once where each has one digit. Of one with two, the second right
+             * factor is its high digits. */
             n_now = !is_wide && c + 1 < n_sixteens && n_digits[c + 1] == 1 ? 2 : 1;
             digits_tile(left, inv_factor, n, right,
                         is_wide      ? right + n_pairs * 32

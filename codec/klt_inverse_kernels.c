@@ -43,6 +43,7 @@ static void accumulate_part(const uint32_t *panel, const cg_nonzero *list, size_
 #pragma GCC unroll 8
         for (unsigned k = 0; k < VECTORS_A_PART; k++) {
             const vector_u32 words = *(const vector_u32 *)(const void *)(row + LANES * k);
+            /* A bf16 is the high half of a float: one of a word needs a shift, the other a mask. */
             low[k] += value * (vector_f32)(words << 16);
             high[k] += value * (vector_f32)(words & 0xffff0000u);
         }

@@ -139,6 +139,8 @@ static void accumulate_batch(const cg_synthesis *s, size_t batch, size_t n_block
                         (n + 15) / 16, slab->unit[limb], is_first, y + f * CG_TILE * y_stride,
                         y_stride);
             }
+            /* The first limb that has quads overwrites y, for all frequencies; later ones add to
+             * it. */
             is_first &= slab->limb_quads[limb] == 0;
         }
         for (size_t r = 0; r < CG_DCT * n_blocks; r++) {

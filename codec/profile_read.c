@@ -68,6 +68,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     if (file_bytes < in->left_bytes ||
         XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
+    /* Field 67 is reserved in version 2, field 78 in version 1. */
     const unsigned most_packed = p->version == 1, most_joined = p->version > 1;
     if (cg_get_le(at + 12, 4) != 0 || at[67] > most_packed || at[77] > 1 || at[78] > most_joined ||
         at[79] != 0)
@@ -178,7 +179,7 @@ static cg_status read_classes(cg_cursor *in, cg_profile *p)
         uint8_t shift, n_symbols;
         uint16_t freq[CG_RANS_MAX_SYMBOLS];
         if (!cg_cursor_u8(in, &shift) || !cg_cursor_u8(in, &n_symbols) ||
-            n_symbols > CG_RANS_MAX_SYMBOLS)
+            n_symbols > CG_RANS_MAX_SYMBOLS) /* what freq has room for; the class checks the rest */
             return CG_ERR_CORRUPT;
         for (unsigned s = 0; s < n_symbols; s++) {
             if (!cg_cursor_u16(in, &freq[s]))
@@ -352,6 +353,7 @@ static cg_status read_narrow_row(cg_cursor *in, bool is_packed, size_t n_channel
     const size_t n_bytes = (n_channels * bits + 7) / 8;
     if (!cg_cursor_bytes(in, n_bytes, &bytes))
         return CG_ERR_TRUNCATED;
+    /* A basis has one form: the bits that are left over are zeros. */
     if (n_channels * bits % 8 != 0 && bytes[n_bytes - 1] >> (n_channels * bits % 8) != 0)
         return CG_ERR_CORRUPT;
     for (size_t ch = 0; ch < n_channels && row != NULL; ch++) {
@@ -527,6 +529,7 @@ static cg_status read_anchors(cg_cursor *in, cg_profile *p)
             cg_group *group = &p->groups[i / CG_N_PLANES];
             cg_level_columns *columns = level == 0 ? &group->anchors[i % CG_N_PLANES]
                                                    : &group->columns[level - 1][i % CG_N_PLANES];
+            /* All channels are columns of frequency 0, and n_active has 16 bits. */
             if (group->n_channels > UINT16_MAX)
                 return CG_ERR_UNSUPPORTED;
             columns->n_active[0] = (uint16_t)group->n_channels;

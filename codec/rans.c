@@ -89,7 +89,7 @@ cg_status cg_rans_class_init_refinement(cg_rans_class *cls,
 
 void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *freq_out)
 {
-    /* Each index has 1 for certain, and its share of the rest. */
+    /* Each index has 1 for certain, since FORMAT.md lets none have 0, and its share of the rest. */
     uint64_t total = 0;
     uint32_t sum = 0;
     unsigned largest = 0;
@@ -115,6 +115,7 @@ size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t 
     size_t n_lanes = 0;
     for (size_t i = 0; i < n_strips; i++)
         n_lanes += strips[i].n_lanes;
+    /* Behind the table and each stream up to 15 zeros. */
     return 4 + n_streams * CG_RANS_STREAM_BYTES + n_lanes * n_rows * CG_RANS_CELL_BYTES +
            (n_streams + 1) * (CG_RANS_ALIGNED - 1);
 }
@@ -122,6 +123,8 @@ size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t 
 uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips,
                                size_t n_strips, size_t n_rows)
 {
+    /* Where this is off, there are more or fewer streams than are worth it; nothing else depends on
+     * it. */
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     uint64_t cost = 0;
     for (size_t s = 0; s < n_strips; s++)

@@ -352,6 +352,7 @@ static inline void index_refined(__m512i cells, __m512i coarse, __mmask16 *past0
     const __m512i d =
         _mm512_sub_epi32(cells, _mm512_add_epi32(coarse, _mm512_add_epi32(coarse, coarse)));
     *past0_out = _mm512_test_epi32_mask(d, d);
+    /* back towards zero: the signs of d and of the coarse cell differ */
     *past1_out = *past0_out & (_mm512_movepi32_mask(d) ^ _mm512_movepi32_mask(coarse));
 }
 

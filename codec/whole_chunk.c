@@ -66,6 +66,7 @@ static void *work(void *arg)
     void *scratch = cg_arena_take(&arena, j->scratch_bytes);
     uint8_t *tile = cg_arena_take(&arena, tile_bytes);
     for (;;) {
+        /* One at a time: tasks take different times, and so do threads. */
         const uint32_t task = atomic_fetch_add(&j->next_task, 1);
         if (task >= j->n_tasks || atomic_load(&j->status) != CG_OK)
             break;

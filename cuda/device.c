@@ -8,6 +8,7 @@ static const char *device_failure(cg_device *d)
 
 static bool is_aligned(const cg_device_blocks *b, uint32_t n_layers)
 {
+    /* All are multiples of a power of two where their bits together are. */
     uint64_t all = (uint64_t)b->block_stride;
     for (int plane = 0; plane < CG_N_PLANES; plane++)
         all |= (uint64_t)b->offset_bytes[plane] | (uint64_t)b->head_stride[plane] |
@@ -17,7 +18,8 @@ static bool is_aligned(const cg_device_blocks *b, uint32_t n_layers)
     return all % CG_CUDA_COPY_UNIT_BYTES == 0;
 }
 
-/* base_dev: the array that kernels look layers up in. */
+/* base_dev: the array that kernels look layers up in. It is there when this returns: the caller's
+ * may go. */
 static cg_status upload_bases(cg_device *d, void *const *base, void **base_dev_out)
 {
     const size_t n_bytes = d->config.geometry.n_layers * sizeof base[0];
@@ -39,6 +41,7 @@ static cg_status append_blocks(cg_device *d, const cg_cuda_blocks *blocks, uint3
     const uint32_t n = atomic_load(&d->n_blocks);
     if (n == CG_DEVICE_MAX_BLOCKS)
         return CG_ERR_NO_MEMORY;
+    /* Written before it is counted: cg_device_take_run() takes no lock. */
     d->blocks[n] = *blocks;
     *blocks_id_out = n;
     atomic_store(&d->n_blocks, n + 1);

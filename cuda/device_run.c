@@ -79,6 +79,7 @@ cg_status cg_device_decode(cg_device *d, uint32_t slot, size_t n_bytes, const cg
     request.head_to = blocks.head_from + blocks.n_heads;
     status =
         cg_cuda_plan_fill(profile, s->memory, n_bytes, &request, s->plan, d->plan_bytes, &plan);
+    /* Memory was sized when the device was opened; what needs more is the CPU's. */
     if (status == CG_OK && plan.scratch_bytes > d->scratch_bytes)
         status = CG_ERR_BUFFER_TOO_SMALL;
     if (status != CG_OK)
