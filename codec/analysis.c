@@ -219,6 +219,8 @@ static void find_numbers(const cg_basis_rows *in, cg_analysis *a)
     }
 }
 
+/* Rows come anew from the kept bytes of the file. Where the kernels have project_narrow(), rows
+ * behind the exact ones are packed as numbers, else as the bf16 that decoders have. */
 static cg_status make_from_rows(const cg_profile *p, const cg_group *group, unsigned plane,
                                 cg_analysis *a)
 {
@@ -261,6 +263,7 @@ done:
 
 /* ---- version 2 ---- */
 
+/* Rows come from what decoders read. All are integers, and scales are powers of two. */
 static cg_status make_from_bands(const cg_profile *p, const cg_bands *bands, cg_analysis *a)
 {
     *a = (cg_analysis){.n_channels = bands->n_channels,

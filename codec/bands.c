@@ -241,6 +241,7 @@ static void fill(const cg_basis_layout *layout, cg_cursor *in, const cg_bands *b
     }
 }
 
+/* Slabs first: how many lines there are says how much memory the elements take. */
 static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *bands)
 {
     const size_t n_units =

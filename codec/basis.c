@@ -69,6 +69,8 @@ static float nearest(float x)
     return x + 0x1.8p23f - 0x1.8p23f;
 }
 
+/* Word 16 k + i holds channels 32 k + i and 32 k + 16 + i (basis.h): a kernel gets two registers of
+ * neighbouring channels from one register of words. */
 static cg_status pack_panels(const cg_basis_layout *layout, const cg_basis_rows *in,
                              cg_basis *basis)
 {
@@ -93,6 +95,7 @@ static cg_status pack_panels(const cg_basis_layout *layout, const cg_basis_rows 
     return CG_OK;
 }
 
+/* Pairs of components side by side, as the matrix units' right factor wants bf16. */
 static cg_status pack_tiles(const cg_basis_rows *in, cg_basis *basis)
 {
     const size_t n_panels = (in->n_channels + CG_TILE - 1) / CG_TILE;
@@ -186,6 +189,8 @@ static void choose_units(const quad_range *ranges, cg_slab *slab)
     (void)try_units(ranges, best, slab);
 }
 
+/* Rounded to the nearest unit, limb by limb: the rest has a sign of its own, and is at most half a
+ * unit. An element that the limbs below hold is left to them. */
 static void split_element(const cg_slab *slab, float element, int limbs[CG_MAX_LIMBS])
 {
     for (unsigned i = 0; i < CG_MAX_LIMBS; i++) {
@@ -196,6 +201,8 @@ static void split_element(const cg_slab *slab, float element, int limbs[CG_MAX_L
     }
 }
 
+/* Which quads form a slab, and in which units: one set of units a slab, so that a kernel multiplies
+ * sums of the whole slab. */
 static cg_status lay_slabs(const cg_basis_rows *in, cg_basis *basis)
 {
     const uint32_t n_quads = (basis->n_components + CG_QUAD_COMPONENTS - 1) / CG_QUAD_COMPONENTS;

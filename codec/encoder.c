@@ -172,6 +172,8 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
     return most;
 }
 
+/* What is coded is known to fit only behind the coding: the bound is taken first, and then given
+ * back. */
 static cg_status encode_lossless(unsigned dtype, const void *in, size_t n_columns, size_t n_rows,
                                  size_t align, void *scratch, cg_piece *out)
 {

@@ -59,6 +59,7 @@ static inline void inverse_dct_vector(const int32_t *y, size_t y_stride, dct_mat
 }
 #endif
 
+/* unit goes into D once, instead of into each sum. */
 static void inverse_dct(const int32_t *restrict y, size_t y_stride, float unit,
                         const float *restrict scale, const float *restrict mean, size_t n_channels,
                         float *restrict x, size_t x_stride)

@@ -88,6 +88,8 @@ static void fill_rows(float *block, size_t n_channels, unsigned first, unsigned 
     }
 }
 
+/* The spectra of all blocks, frequency by frequency, so that a projection walks neighbouring rows.
+ * Behind the channels a row has zeros up to its stride. */
 static bool load_rows(const cg_heads *heads, const cg_group *group, unsigned matrix, const void *in,
                       size_t n_blocks, encode_work *w)
 {

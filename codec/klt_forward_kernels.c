@@ -40,6 +40,8 @@ static void project(const float *rows, size_t row_stride, size_t n_rows, const u
                     size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
                     size_t coef_stride)
 {
+    /* Two tiles of 16 rows by two of 16 components: four sums, for which each factor is loaded once
+     * and used twice. */
     const size_t tile_row_elements = n_pairs / 16 * 1024, row_bytes = coef_stride * sizeof *coef;
     configure_tiles();
     for (size_t r = 0; r < n_rows; r += CG_TILE) {

@@ -109,6 +109,8 @@ static void multiply_tiles(const uint8_t *lines, bool is_wide, const cg_digit_ti
                            size_t n_rows, unsigned n_sixteens, unsigned shift, bool is_first,
                            int32_t *y, size_t y_stride)
 {
+    /* Sums leave the tiles through memory: they have to be shifted, and added to those of other
+     * shifts. */
     _Alignas(64) int32_t sums[2][CG_TILE][16];
     /* A wide quad has two lines, one behind the other: each digit is in every other line. */
     const size_t line_bytes = (size_t)n_sixteens * 64, right_stride = line_bytes << is_wide;

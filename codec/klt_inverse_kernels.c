@@ -107,6 +107,7 @@ static inline vector_i narrow(vector_i low, vector_i high)
 #endif
 }
 
+/* All lanes of a register added up. */
 static inline int32_t sum_of(vector_i sums)
 {
 #if defined(__AVX512BW__)
@@ -261,6 +262,8 @@ static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks,
                        const uint16_t *panel, float *y, size_t f_stride, size_t b_stride)
 {
     const size_t half = CG_TILE * CG_TILE / 2, row_bytes = b_stride * sizeof *y;
+    /* A tile of rounded symbols and one of what is missing name the same components: both are
+     * multiplied with the same part of the panel. */
     configure_tiles();
     for (unsigned f = 0; f < CG_DCT; f++, y += f_stride) {
         const cg_tiled_symbols *s = &symbols[f];

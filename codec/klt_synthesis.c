@@ -27,6 +27,8 @@ void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channe
 
 /* ---- lists: a float product for each symbol that is not zero ---- */
 
+/* All symbols that are not zero, in one list. Where a block's frequency ends in it, the next
+ * begins. */
 static void list_symbols(const cg_synthesis *s)
 {
     uint32_t n_list = 0;

@@ -160,6 +160,8 @@ static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsig
     return finite;
 }
 
+/* What is left of tokens without the decoded anchor of their group. Rows of deltas skip the
+ * anchors. */
 static bool quantize_deltas(const cg_heads *heads, unsigned level, const cg_group *group,
                             unsigned matrix, const void *in, work *w, uint64_t *n_saturated)
 {

@@ -12,6 +12,7 @@
 
 enum { AHEAD_BYTES = 128 << 10 }; /* the usual read_ahead_kb */
 
+/* Bases are laid out for the kernels that are the best now: they are the profile's for its life. */
 static cg_status make_profile(const uint8_t *bytes, size_t n_bytes, bool is_only_checked,
                               cg_profile **profile_out)
 {

@@ -38,6 +38,7 @@ static const double MOST_FREQUENCY = 16;
 /* Elements of all bases, padded: what a reader takes memory for, against the file's bytes. */
 static const uint64_t MOST_PADDED_A_BYTE = 8, MOST_PADDED = 1 << 20;
 
+/* No NaN, no infinity; and where they must be positive, nothing from 0 down. */
 static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool positive)
 {
     for (size_t i = 0; i < n_values; i++) {
@@ -48,6 +49,8 @@ static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool posi
     return true;
 }
 
+/* The first 80 bytes, and the checksum over all: damage anywhere is found here. What follows finds
+ * files that somebody has made wrong. */
 static cg_status read_fixed(cg_cursor *in, cg_profile *p)
 {
     const uint8_t *at = in->at;
@@ -270,6 +273,8 @@ static cg_status keep_classes(cg_profile *p, const uint8_t *start, const uint8_t
     return CG_OK;
 }
 
+/* How many components each frequency has at each level, and their classes. Lists of all bases stand
+ * together in the file, so one copy keeps them. */
 static cg_status read_columns(cg_cursor *in, cg_profile *p)
 {
     const uint8_t *start = in->at;

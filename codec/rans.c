@@ -10,6 +10,7 @@
 
 /* ---- classes ---- */
 
+/* What both kinds of classes share: sums, and tables to search in. */
 static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbols,
                             const uint16_t *freq)
 {

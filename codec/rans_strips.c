@@ -71,6 +71,8 @@ static cg_status decode_refined_strip(const cg_rans_class *classes, const cg_ran
     return bad ? CG_ERR_CORRUPT : CG_OK;
 }
 
+/* The inverse of a decoder's step: it renormalizes behind a symbol, so here the word goes out
+ * before. */
 static inline void put_symbol(uint32_t *state, uint8_t **at, uint32_t freq, uint32_t cum)
 {
     if (cg_lane_gives_word(*state, freq)) {

@@ -53,6 +53,7 @@ static inline __m256i load8(const void *at)
     return _mm256_loadu_si256(at);
 }
 
+/* Once a strip, from plain C: what kernels look up is then in registers. */
 static lanes8 load_lanes(const cg_rans_class *classes, const cg_rans_strip *strip,
                          uint32_t first_lane)
 {

@@ -29,6 +29,8 @@ static uint8_t *slice_of(const job *j, const cg_task_shape *shape, uint32_t i)
     return j->elements + (layer * CG_N_PLANES + plane) * j->plane_bytes;
 }
 
+/* Through a tile: a task has its layers side by side in it, the caller's array has K and V of a
+ * layer side by side. */
 static cg_status run_task(const job *j, uint32_t task, void *scratch, uint8_t *tile)
 {
     const cg_task_shape shape = j->decoder != NULL ? cg_decoder_task_shape(j->decoder, task)

@@ -165,6 +165,7 @@ static int send(cg_device *d, void *dev, const void *from, size_t n_bytes)
     return error == 0 ? d->calls->stream_synchronize(d->read_stream) : error;
 }
 
+/* Through pinned memory that is freed again: blob and bases stay on the GPU. */
 static cg_status upload_profile(cg_device *d, char *reason_out, size_t reason_bytes)
 {
     if (d->profile == NULL)
@@ -235,6 +236,8 @@ static void end_stream(const cg_device *d, cg_cuda_stream stream, cg_cuda_event 
         d->calls->event_destroy(done);
 }
 
+/* What opening has got to: NULL is what it has not. Streams first, so that nothing is under way in
+ * memory that is freed. */
 static void end_cuda(cg_device *d)
 {
     const cg_cuda_calls *calls = d->calls;

@@ -238,6 +238,7 @@ static cg_status plan_lossless(planner *p)
     return status;
 }
 
+/* On top of what the passes before have written: the last pass, as on the CPU. */
 static cg_status plan_sinks(planner *p)
 {
     const cg_chunk_header *h = &p->chunk->header;
@@ -388,6 +389,8 @@ static uint32_t count_thread_blocks(uint32_t n_tiles)
     return (n_tiles + CG_CUDA_KLT_COLUMNS - 1) / CG_CUDA_KLT_COLUMNS;
 }
 
+/* A thread block for each 32 blocks of tokens and 8 tiles of channels, of those that hold wanted
+ * tokens and heads. Rows begin where tiles of symbols do. */
 static cg_status plan_synthesis(planner *p, const cg_cuda_klt *matrices)
 {
     const uint32_t row_from =
@@ -417,6 +420,7 @@ static cg_status plan_synthesis(planner *p, const cg_cuda_klt *matrices)
     return CG_OK;
 }
 
+/* Once for all matrices of a chunk: a table for each rope. */
 static cg_status plan_rotation(planner *p, uint64_t *rotation_at_out)
 {
     const uint32_t n_tokens = p->chunk->header.n_tokens, half = p->profile->rotary_dim / 2;
@@ -531,6 +535,7 @@ cg_cuda_request cg_cuda_request_all(const cg_cuda_profile *profile, const cg_chu
                              .first_position = header->first_position};
 }
 
+/* Kernels believe a request. */
 static cg_status check_request(const cg_profile *profile, const cg_chunk_header *h,
                                const cg_cuda_request *r)
 {

@@ -141,6 +141,8 @@ typedef struct column {
     uint32_t is_high, pair;
 } column;
 
+/* Channels that are rotated together become the low and the high one of a pair; those behind
+ * rotary_dim pair up as neighbours. */
 static column column_of(const cg_cuda_profile *l, uint32_t channel)
 {
     const uint32_t head_dim = l->profile->geometry.head_dim, half = l->profile->rotary_dim / 2,
@@ -250,6 +252,7 @@ static void fill_component(const cg_cuda_profile *l, const cg_bands *bands,
     }
 }
 
+/* Every channel, component and step has its byte; what there is none of stays 0. */
 static cg_status fill_basis(const cg_cuda_profile *l, const cg_group *group, unsigned matrix,
                             uint32_t n_steps, uint8_t *out)
 {
@@ -270,6 +273,8 @@ static cg_status fill_basis(const cg_cuda_profile *l, const cg_group *group, uns
     return is_done ? CG_OK : CG_ERR_NO_MEMORY;
 }
 
+/* A level has the steps of its own bands. All levels read one basis, by the numbers of its steps.
+ */
 static cg_status lay_basis(writer *w, const cg_cuda_profile *l, const cg_group *group,
                            unsigned matrix, cg_cuda_matrix *m)
 {
