@@ -97,6 +97,7 @@ void cg_heads_rotate(const cg_heads *heads, uint32_t layer, size_t t, float *val
             values, heads->cosine + at, heads->sine + at, half);
 }
 
+/* For encoders alone. Its rounding is free: FORMAT.md fixes what decoders compute. */
 void cg_heads_unrotate(const cg_heads *heads, uint32_t layer, size_t t, float *values)
 {
     const uint32_t half = heads->profile->rotary_dim / 2;

@@ -140,7 +140,7 @@ size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
 }
 
 /* Columns of alike exponents share a table: equal parts of the columns, ordered by their mean
- * exponent. */
+ * exponent. Tables cost bytes, so few rows have one for all. */
 static unsigned choose_classes(work *w, size_t n_columns, size_t n_rows, unsigned shift)
 {
     memset(w->column_class, 0, n_columns);
@@ -186,8 +186,9 @@ static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, siz
                               unsigned shift, uint8_t *out, uint64_t *estimated_bits_out)
 {
     static const size_t n_exponents = 256;
-    uint32_t counts[MAX_CLASSES][256],
-        odd_counts[MAX_CLASSES][256]; /* neighbours are alike: they do not wait */
+    /* Neighbouring columns often count the same exponent. Apart, one need not wait for the other.
+     */
+    uint32_t counts[MAX_CLASSES][256], odd_counts[MAX_CLASSES][256];
     uint64_t cost = (uint64_t)n_columns * n_rows * shift * 256;
     memset(counts, 0, sizeof counts);
     memset(odd_counts, 0, sizeof odd_counts);
@@ -213,6 +214,8 @@ static uint8_t *write_classes(work *w, unsigned n_classes, size_t n_columns, siz
             }
         }
         bottom = bottom > top ? top : bottom;
+        /* From the largest exponent down, and the escape for what is further down than a table
+         * goes. */
         unsigned n_symbols = top - bottom + 2;
         n_symbols = n_symbols > CG_RANS_MAX_SYMBOLS ? CG_RANS_MAX_SYMBOLS : n_symbols;
         for (unsigned e = 0; e <= top; e++)
