@@ -204,6 +204,8 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
     return CG_OK;
 }
 
+/* The table has no offsets, so this adds up all rows before. Who wants all rows takes
+ * cg_chunk_sections(). */
 cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index)
 {
     const size_t align = cg_chunk_align(chunk->header.version);
@@ -246,6 +248,7 @@ cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out)
 {
     const cg_section section = cg_chunk_section(chunk, 0);
     const size_t token_bytes = chunk->header.token_bytes, n_tokens = chunk->header.n_tokens;
+    /* The table and the header each say how many there are. */
     if (section.bytes != token_bytes * n_tokens || cg_chunk_section_check(chunk, &section) != CG_OK)
         return CG_ERR_CORRUPT;
     for (size_t i = 0; i < n_tokens; i++)
@@ -285,7 +288,7 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
 static cg_status check_source(cg_chunk_source *read, void *user, const cg_section *section,
                               uint64_t padded, uint8_t *piece, size_t piece_bytes)
 {
-    uint8_t zeros[CG_CHUNK_ALIGN] = {0};
+    uint8_t zeros[CG_CHUNK_ALIGN] = {0}; /* padding is shorter */
     XXH3_state_t state;
     XXH3_INITSTATE(&state);
     XXH3_64bits_reset(&state);

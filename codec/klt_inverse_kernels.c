@@ -16,6 +16,8 @@ static size_t list_nonzero(const int16_t *cells, size_t n_cells, cg_nonzero *lis
     size_t n = 0;
     size_t i = 0;
     for (; i + 4 <= n_cells; i += 4) { /* most cells are zero: four at a time */
+        /* A little-endian word of four cells: the lowest bit that is set is of the first that is
+         * not zero. */
         uint64_t four;
         memcpy(&four, cells + i, sizeof four);
         while (four != 0) {

@@ -145,6 +145,7 @@ static void accumulate_batch(const cg_synthesis *s, size_t batch, size_t n_block
         }
         for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
             const size_t f = r / n_blocks, b = r % n_blocks;
+            /* Then the slab has cells of the row, and what is left of n_active is not negative. */
             if (rows[r].limit != INT32_MAX)
                 add_large(kernels, &rows[r], slab, panel,
                           s->symbols->cells[f] + (batch + b) * n_active[f] + slab->first_component,

@@ -38,6 +38,7 @@ static work take_work(cg_arena *arena, const cg_profile *profile, const cg_group
 typedef void dequantize_channels(const int16_t *cells, const float *step, const float *base,
                                  size_t n_channels, float *x);
 
+/* With version 2 to the bit, with version 1 as fast as it goes. */
 static dequantize_channels *dequantize(const cg_profile *p)
 {
     return p->version > 1 ? p->kernels->exact->dequantize_channels
@@ -96,6 +97,8 @@ cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarse
             w.step[ch] = p->step[level - 1][matrix] / weight[ch];
         for (uint32_t t = 0; t < n_tokens; t++) {
             const size_t element = ((size_t)layer * n_tokens + t) * channels;
+            /* Each matrix is walked down for itself: a row of anchors each tenth token, a row of
+             * deltas at the others. */
             if (t % CG_ANCHOR_TOKENS == 0) {
                 dequantize(p)(anchor_cells, anchor_step, mean, channels, w.anchor);
                 store_token(heads, w.anchor, out, element);

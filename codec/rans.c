@@ -189,6 +189,7 @@ cg_status cg_rans_streams_open(cg_cursor in, size_t n_strips, size_t align,
 cg_status cg_rans_streams_next(cg_rans_streams *streams, const uint8_t **stream_out,
                                size_t *stream_bytes_out)
 {
+    /* The caller counts: there is a next one. */
     const size_t n_bytes = (size_t)cg_get_le(streams->table + 4 * (size_t)streams->n_read, 4);
     if (!cg_cursor_bytes(&streams->in, n_bytes, stream_out))
         return CG_ERR_TRUNCATED;

@@ -153,6 +153,7 @@ cg_status cg_safetensors_open(const uint8_t *bytes, size_t n_bytes, cg_safetenso
 
     cg_status status = CG_ERR_CORRUPT;
     cg_safetensors *tensors = NULL;
+    /* Of two tensors of one name a reader could take either. */
     json_t *root = json_loadb((const char *)header, header_bytes, JSON_REJECT_DUPLICATES, NULL);
     if (!json_is_object(root)) {
         *what_out = "a header that is not a JSON object";

@@ -57,6 +57,7 @@ static cg_status enqueue(cg_device *d, const cg_device_run *run, cg_device_copy 
 static cg_status hold_engine(cg_device *d, cg_after after, cg_cuda_event last)
 {
     int error;
+    /* Without a stream there is only the engine's thread to hold back: this one. */
     if (after.kind == CG_AFTER_STREAM)
         error = d->calls->stream_wait_event(after.handle, last);
     else

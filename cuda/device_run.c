@@ -61,6 +61,7 @@ cg_status cg_device_decode(cg_device *d, uint32_t slot, size_t n_bytes, const cg
     int before;
     if (n_bytes > d->memory_bytes)
         return CG_ERR_BUFFER_TOO_SMALL;
+    /* Only to know what to ask for: cg_cuda_plan_fill() checks the chunk. */
     cg_status status = cg_chunk_header_parse(s->memory, n_bytes, &header);
     if (status == CG_OK)
         status = cg_device_take_run(d, run, s->table, &blocks);

@@ -172,6 +172,7 @@ bool cg_device_mark_is_past(cg_device *d, const cg_device_mark *mark)
 cg_status cg_device_finish(cg_device *d, cg_cuda_stream stream, cg_cuda_event done)
 {
     int error;
+    /* By an event and not by the stream: a thread that waits for one sleeps (cuda/calls.h). */
     if ((error = d->calls->event_record(done, stream)) != 0)
         return cg_device_error(d, "cudaEventRecord", error, stream);
     if ((error = d->calls->event_synchronize(done)) != 0)
