@@ -155,6 +155,7 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
 {
     const cg_chunk_header *h = &e->header;
     const size_t channels = cg_geometry_channels(&h->geometry);
+    /* L0, sinks and lossy levels of a task are coded one after the other, in the same memory. */
     size_t most = cg_lossless_scratch_bytes(h->geometry.dtype, channels, h->n_tokens);
     for (uint32_t i = 0; e->profile != NULL && i < e->n_tasks; i++) {
         const cg_group *group = &e->profile->groups[i / e->profile->n_matrices];

@@ -72,6 +72,7 @@ static inline void put_raw(uint32_t *state, uint8_t **at, uint32_t value, unsign
 static inline void put_escapes(const cg_rans_class *classes, const cg_rans_strip *strip,
                                const int16_t *cells, uint32_t states[CG_RANS_LANES], uint8_t **at)
 {
+    /* The last lane first, all of C before any of B. */
     cg_lane_coded coded[CG_RANS_LANES];
     for (uint32_t lane = strip->n_lanes; lane-- > 0;) {
         coded[lane] = code_cell(&classes[strip->lane_class[lane]], cells[lane]);

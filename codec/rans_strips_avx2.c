@@ -126,7 +126,8 @@ static inline __m256i take_symbols(const cg_rans_class *classes, const lanes8 *l
             packed = _mm256_mask_i32gather_epi32(packed, at, _mm256_add_epi32(l->packed, index),
                                                  missed, 4);
         }
-        /* Signed: (index + 1) / 2, negated for even indices; exponents: top - index. */
+        /* Signed: (index + 1) / 2, negated for even indices; exponents: top - index. Negated is -1
+         * or 0: xor with -1 and minus -1 is two's complement. */
         const __m256i negated = _mm256_sub_epi32(_mm256_and_si256(index, l->halved), one);
         v = _mm256_srlv_epi32(_mm256_add_epi32(index, l->halved), l->halved);
         v = _mm256_add_epi32(_mm256_sub_epi32(_mm256_xor_si256(v, negated), negated), l->top);
@@ -485,6 +486,7 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
             cum[i] = _mm256_srli_epi32(packed, 16);
             freq[i] = _mm256_and_si256(packed, _mm256_set1_epi32(0xffff));
         }
+        /* D, then C and B, then A: the decoder's order the other way round, as in rans_strips.c. */
         if (is_shifted)
             put_shifts(lanes, c, x, &out);
         if (!_mm256_testz_si256(escaped, escaped)) {
@@ -593,7 +595,8 @@ static uint64_t estimate_strip(const cg_rans_class *classes, const cg_rans_strip
     return cost;
 }
 
-/* How often eight lanes' cells are in each context, past index 0 there, and past index 1. */
+/* How often eight lanes' cells are in each context, past index 0 there, and past index 1. A strip's
+ * counts are priced at its end: no look-up for each cell. */
 typedef struct counts8 {
     __m256i all[CG_RANS_REFINE_CONTEXTS], past0[CG_RANS_REFINE_CONTEXTS],
         past1[CG_RANS_REFINE_CONTEXTS];

@@ -78,7 +78,8 @@ static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *
             packed = _mm512_mask_i32gather_epi32(packed, missed, _mm512_add_epi32(l->packed, index),
                                                  classes, 4);
         }
-        /* Signed: (index + 1) / 2, negated for even indices; exponents: top - index. */
+        /* Signed: (index + 1) / 2, negated for even indices; exponents: top - index. Negated is -1
+         * or 0: xor with -1 and minus -1 is two's complement. */
         const __m512i negated = _mm512_sub_epi32(_mm512_and_si512(index, l->halved), one);
         v = _mm512_srlv_epi32(_mm512_add_epi32(index, l->halved), l->halved);
         v = _mm512_add_epi32(_mm512_sub_epi32(_mm512_xor_si512(v, negated), negated), l->top);
@@ -382,6 +383,8 @@ static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_str
     *at = out;
 }
 
+/* Cells are counted by context and index, and a strip's counts are priced at its end: no look-up
+ * for each cell. */
 static uint64_t estimate_refined_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
                                        size_t n_rows)
 {
@@ -445,6 +448,7 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
             cum[i] = _mm512_srli_epi32(freq[i], 16);
             freq[i] = _mm512_and_si512(freq[i], low16);
         }
+        /* D, then C and B, then A: the decoder's order the other way round, as in rans_strips.c. */
         if (any_shift) {
             for (unsigned i = 0; i < 2; i++) {
                 const __m512i room = _mm512_sub_epi32(_mm512_set1_epi32(32), lanes[i].shift);
