@@ -99,7 +99,7 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips);
 
 /* Writes the matrix (stream table and streams) to dst. align: CG_RANS_PACKED; or CG_RANS_ALIGNED,
  * and zeros stand behind the table and each stream. n_streams is at most n_strips, and 0 only
- * without strips. scratch_words: as many bytes as dst. A cell must lie in [-32768, 32767]; an
+ * without strips. scratch_words: cg_rans_bound_bytes(). A cell must lie in [-32768, 32767]; an
  * exponent in its range; a refined cell at most 1 from 3 times its coarse one.
  * Returns the bytes written, 0 when dst_bytes is below cg_rans_bound_bytes(). */
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,

@@ -122,7 +122,7 @@ static cg_status check_device(const cg_device *d, char *reason_out, size_t reaso
     return CG_ERR_DEVICE;
 }
 
-/* Allocates, and uploads the profile. The device is current. */
+/* Allocates, and makes streams and events. The device is current. */
 static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
 {
     const cg_cuda_calls *calls = d->calls;
