@@ -31,11 +31,11 @@ enum {
 
 typedef enum cg_section_kind {
     CG_SECTION_TOKENS = 1,   /* the token ids */
-    CG_SECTION_LOSSLESS = 2, /* one layer group and plane, exact */
-    CG_SECTION_SYMBOLS = 3,  /* one layer group and plane, transformed and quantized */
+    CG_SECTION_LOSSLESS = 2, /* one layer and plane, exact */
+    CG_SECTION_SYMBOLS = 3,  /* one matrix of a layer group, transformed and quantized */
     CG_SECTION_SINKS = 4,    /* one layer group and plane, the exact first tokens of a context */
-    CG_SECTION_TO_L2 = 5, /* one layer group and plane: L2's symbols, for who knows those of L3 */
-    CG_SECTION_TO_L1 = 6, /* ... and L1's, for who knows those of L2 */
+    CG_SECTION_TO_L2 = 5,    /* one matrix: L2's symbols, for a reader who knows those of L3 */
+    CG_SECTION_TO_L1 = 6,    /* ... and L1's, for a reader who knows those of L2 */
 } cg_section_kind;
 
 /* The kind of the sections that make the next coarser level into this one, L1 or L2. */
@@ -46,7 +46,7 @@ static inline uint8_t cg_section_to_level(unsigned level)
 
 typedef struct cg_section {
     uint8_t kind;   /* cg_section_kind */
-    uint8_t plane;  /* CG_K or CG_V; 0 for tokens */
+    uint8_t plane;  /* CG_K or CG_V; 0 for tokens, and for a matrix that joins K and V */
     uint16_t group; /* layer group; 0 for tokens */
     uint64_t offset;
     uint32_t bytes;

@@ -1,4 +1,4 @@
-/* codec/klt.h - preset klt: one layer group's plane to symbols and back.
+/* codec/klt.h - preset klt: a matrix of a layer group (K, V, or both) to symbols and back.
  *
  * Encoding: K is rotated back; the mean is taken off and each channel is weighted by what an error
  * in it costs the model; a DCT over blocks of 8 tokens; a KLT (the profile's basis) over all

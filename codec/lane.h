@@ -1,5 +1,6 @@
 /* codec/lane.h - CG_LANE: a function of one lane, shared by C, C++ and CUDA; CG_LANE_METHOD of C++
- * and CUDA; CG_LANE_TABLE its constants; CG_UNROLL before a loop whose arrays must be registers.
+ * and CUDA; CG_LANE_TABLE its constants; CG_UNROLL before a loop whose arrays must be registers,
+ * CG_UNROLL_NOT before one that would take too many.
  *
  * What a lane computes is written once, and both the CPU's codec and the GPU's kernels are made of
  * it. Compile without contraction: what is fused is written so.

@@ -1,7 +1,7 @@
 /* codec/symbols.h - the matrix of symbols of a section: laid out in memory, coded and decoded.
  *
- * Columns are what a level of the profile holds of a layer group and plane: components by
- * frequency, or channels. Rows are blocks of tokens, or tokens. Bytes: codec/FORMAT.md, "Matrix of
+ * Columns are what a level of the profile holds of a layer group's matrix: components by frequency,
+ * or channels. Rows are blocks of tokens, or tokens. Bytes: codec/FORMAT.md, "Matrix of
  * symbols". Threads: pure functions on the caller's memory.
  */
 #ifndef CG_CODEC_SYMBOLS_H
