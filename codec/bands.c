@@ -69,6 +69,7 @@ static cg_status read_band(cg_cursor *in, uint32_t n_channels, uint32_t n_rows, 
         return CG_ERR_CORRUPT;
     band->shift = shift;
     band->n_rows = n_rows;
+    /* A band is wide as a whole: its components share lines. */
     band->is_wide = false;
     for (uint32_t i = 0; i < n_rows; i++) {
         const cg_status status = read_row(in, n_channels, &band->rows[i]);

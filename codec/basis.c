@@ -33,12 +33,16 @@ cg_status cg_basis_layout_init(const cg_kernels *kernels, uint32_t head_dim, boo
         layout->has_quads = kernels->integers->accumulate_bytes != NULL;
         return CG_OK;
     }
+    /* Whole heads in a panel; of a larger head its largest divisor that fits, so that panels end
+     * where heads do. */
     layout->panel_channels = CG_PANEL_CHANNELS / head_dim * head_dim;
     for (uint32_t n = CG_PANEL_CHANNELS; layout->panel_channels == 0; n--)
         layout->panel_channels = head_dim % n == 0 ? n : 0;
     /* A head of 514 would make panels of 2 channels, and 128 times the basis in memory. */
     if (layout->panel_channels < CG_PANEL_CHANNELS / 8 && head_dim > CG_PANEL_CHANNELS)
         return CG_ERR_UNSUPPORTED;
+    /* Heads that are whole tiles together. Where that takes more than 16 tiles, quads are used
+     * instead. */
     while (tiled % CG_TILE != 0)
         tiled += head_dim;
     layout->is_tiled = kernels->inverse->synthesize != NULL && tiled <= 16 * CG_TILE;
@@ -176,7 +180,7 @@ static void choose_units(const quad_range *ranges, cg_slab *slab)
     for (uint32_t q = 0; q < slab->n_quads; q++)
         largest = fmaxf(largest, ranges[q].largest);
     exponent =
-        frexpf(largest / 127, &exponent) == 0.5f ? exponent - 1 : exponent; /* a power of two */
+        frexpf(largest / 127, &exponent) == 0.5f ? exponent - 1 : exponent; /* 127 units hold it */
     best = exponent = exponent > -100 ? exponent : -100; /* the last unit is a normal float, too */
     unsigned least = try_units(ranges, exponent, slab).n_passes;
     for (int e = exponent + 1; e < exponent + 7; e++) {

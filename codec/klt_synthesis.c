@@ -59,6 +59,7 @@ void cg_klt_lists(const cg_synthesis *s)
                 const uint32_t *panel =
                     basis->panels + (size_t)((first + at) / p->layout.panel_channels) *
                                         basis->n_components * (CG_PANEL_CHANNELS / 2);
+                /* A list begins where the one before it ends. */
                 for (unsigned f = 0; f < CG_DCT; f++) {
                     const size_t i = b * CG_DCT + f, begin = i > 0 ? s->list_end[i - 1] : 0;
                     p->kernels->inverse->accumulate(panel, s->list + begin, s->list_end[i] - begin,

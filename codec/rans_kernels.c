@@ -40,6 +40,7 @@ static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uin
     return CG_OK;
 }
 
+/* The decoder's way backwards: from states that it must end in to those that it starts from. */
 static uint8_t *encode_stream(const cg_rans_matrix *m, size_t stream, uint8_t *words_end,
                               uint32_t states_out[CG_RANS_LANES])
 {

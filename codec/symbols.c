@@ -31,6 +31,8 @@ cg_symbols cg_symbols_lay(const cg_level_columns *columns, const cg_symbols *coa
     for (unsigned f = 0; f < CG_DCT; f++) {
         const uint32_t n_active = columns->n_active[f],
                        n_coarse = coarse != NULL ? coarse->columns->n_active[f] : 0;
+        /* The frequencies lie one behind the other; each is a matrix for itself, with rows of
+         * n_active cells. */
         symbols.cells[f] = cells;
         for (uint32_t c = 0, n; c < n_active; c += n) {
             /* Strips of columns that the coarser level has, too, end where its columns do: in a

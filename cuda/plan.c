@@ -207,6 +207,7 @@ static cg_status add_exact(planner *p, const cg_section *section, uint64_t strip
     if (head.matrix.left_bytes != low_bytes)
         return head.matrix.left_bytes < low_bytes ? CG_ERR_TRUNCATED : CG_ERR_CORRUPT;
     m->low_at = (uint64_t)(head.matrix.at - p->chunk->bytes);
+    /* Shared memory is of a launch: the most that one of its thread blocks wants. */
     if (like.tables_bytes > pass->tables_bytes)
         pass->tables_bytes = like.tables_bytes;
     return CG_OK;
@@ -446,6 +447,8 @@ static cg_status plan_rotation(planner *p, uint64_t *rotation_at_out)
 static cg_status plan_klt(planner *p)
 {
     const cg_chunk_header *h = &p->chunk->header;
+    /* like[] is what the passes' matrices have in common. No kernel reads it; it lies in the plan
+     * because that is the memory there is. */
     cg_cuda_klt *like = take(p, count_wanted(p) * sizeof *like), *matrices = NULL;
     uint64_t rotation_at = 0;
     if (like == NULL)
@@ -491,6 +494,8 @@ static cg_status plan_paper(planner *p)
     const uint32_t n_anchors = cg_paper_n_anchors(h->n_tokens);
     const size_t n = count_wanted(p);
     cg_cuda_paper *matrices[2] = {take(p, n * sizeof **matrices), take(p, n * sizeof **matrices)};
+    /* Anchors and deltas have the same columns, and so as many strips: room for one is room for the
+     * other. */
     stream_jobs jobs[2];
     size_t n_room = 0;
     for (size_t i = 0; i < n; i++)
