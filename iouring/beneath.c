@@ -20,6 +20,7 @@ int cg_beneath_open_by_step(int root_fd, const char *path, int flags)
     for (;;) {
         const size_t n_bytes = strcspn(path, "/");
         const int last = path[n_bytes] == '\0';
+        /* The errors are those that openat2() gives: EXDEV for a path that would lead out. */
         if (n_bytes > NAME_MAX) {
             errno = ENAMETOOLONG;
         } else if (n_bytes == 0 || (n_bytes == 2 && path[0] == '.' && path[1] == '.')) {
@@ -27,6 +28,7 @@ int cg_beneath_open_by_step(int root_fd, const char *path, int flags)
         } else {
             memcpy(name, path, n_bytes);
             name[n_bytes] = '\0';
+            /* O_PATH: to go through a folder wants no right to list it. */
             fd = openat(dir_fd, name, last ? flags : O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         }
         error = errno;
@@ -84,6 +86,8 @@ cg_status cg_beneath_locate(int root_fd, const char *path, cg_located *located_o
         return CG_ERR_INVALID_ARGUMENT;
     memcpy(folder, path, n_bytes);
     folder[n_bytes] = '\0';
+    /* Only the folder is opened this way. The last component is the caller's, who must not follow
+     * it. */
     const int fd = cg_beneath_open(root_fd, folder, O_PATH | O_DIRECTORY);
     if (fd < 0)
         return errno == ELOOP || errno == ENOTDIR ? CG_ERR_PERMISSION : cg_status_from_errno(errno);

@@ -17,6 +17,7 @@ static int open_regular(int dir_fd, const char *path, uint64_t *file_bytes_out,
                         cg_status *status_out)
 {
     struct stat s;
+    /* O_NONBLOCK: opening a FIFO must not wait for its writer. */
     const int fd = openat(dir_fd, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     if (fd < 0 || fstat(fd, &s) != 0)
         *status_out = errno == ELOOP ? CG_ERR_INVALID_ARGUMENT : cg_status_from_errno(errno);
@@ -165,12 +166,14 @@ cg_status cg_file_make_parents(int dir_fd, const char *path)
     struct stat s;
     if (!parent_of(path, prefix))
         return CG_ERR_INVALID_ARGUMENT;
+    /* Mostly all of them are there: one look instead of a mkdir for each. */
     if (fstatat(dir_fd, prefix, &s, 0) == 0)
         return CG_OK;
     for (const char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         memcpy(prefix, path, (size_t)(slash - path));
         prefix[slash - path] = '\0';
         if (mkdirat(dir_fd, prefix, 0700) == 0) {
+            /* Of the folder above: a directory is only as durable as its name is there. */
             const cg_status status = cg_file_sync_dir(dir_fd, prefix);
             if (status != CG_OK)
                 return status;
@@ -224,6 +227,7 @@ static cg_status copy_to_temp(int from_fd, int dir_fd, const char *temp, uint64_
     if (to_fd < 0)
         return cg_status_from_errno(errno);
     cg_status status = copy_start(from_fd, to_fd, n_bytes);
+    /* FUSE and NFS report late errors here. */
     if (close(to_fd) != 0 && status == CG_OK)
         status = cg_status_from_errno(errno);
     if (status != CG_OK)
@@ -279,6 +283,7 @@ cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool rep
         status = cg_status_from_errno(errno);
         goto done;
     }
+    /* A link never overwrites. To replace, it gets a temporary name first and is renamed. */
     const char *link_to = replace ? temp : to;
     const int error = linkat(dir_fd, from, dir_fd, link_to, 0) == 0 ? 0 : errno;
     status = cg_status_from_errno(error);
@@ -310,6 +315,7 @@ static cg_status check_start(int whole_fd, int start_fd)
     if (bytes == NULL)
         return status;
     do {
+        /* Both halves of one buffer: as much of the whole file as the start has at this place. */
         if ((status = read_fully(start_fd, bytes, COPY_BYTES, offset, &n_start)) == CG_OK)
             status = read_fully(whole_fd, bytes + COPY_BYTES, n_start, offset, &n_whole);
         if (status == CG_OK &&
@@ -346,6 +352,8 @@ static cg_status may_share(int from_fd, int dir_fd, const char *to)
         status = cg_status_from_errno(errno);
     else if (!same_attributes(&from_stat, &to_stat))
         status = CG_ERR_PERMISSION;
+    /* The sync comes before the name changes hands: what `to` has may be on disk already, and what
+     * `from` has need not be. */
     else if ((status = check_start(from_fd, to_fd)) == CG_OK && fsync(from_fd) != 0)
         status = cg_status_from_errno(errno);
     /* Whoever gave the name to another file meanwhile is right. */

@@ -1,3 +1,5 @@
+/* What a caller of a queue sees: its limits, submitting, and the ring of completions that wait to
+ * be taken. How an operation runs is the backend's matter (iouring/io_backend.h). */
 #include "iouring/io.h"
 
 #include "iouring/io_backend.h"
@@ -71,6 +73,7 @@ void cg_io_free(cg_io *io, uint64_t grace_ns)
 {
     if (io == NULL)
         return;
+    /* First: what the backend still finishes becomes a completion that must be released below. */
     io->calls->free(io, grace_ns);
     for (; io->n_ready > 0; io->n_ready--) {
         cg_io_buffer_release(io->ready[io->first_ready].buffer);
@@ -122,6 +125,8 @@ static cg_status submit(cg_io *io, cg_io_op *op)
 static cg_status new_op(cg_io *io, cg_io_op_kind kind, int dir_fd, const char *path, uint64_t user,
                         cg_io_op **op_out)
 {
+    /* Both limits are kept here. The backends have places (flights, workers) for so many operations
+     * and no more. */
     if (io->n_under_way == io->config.queue_depth)
         return CG_ERR_AGAIN;
     if (io->calls->n_abandoned(io) >= io->config.max_abandoned)
@@ -156,6 +161,7 @@ cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_b
 static cg_status new_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                            uint64_t n_bytes, uint64_t user, cg_io_op **op_out)
 {
+    /* The end of a range must be an off_t, which is signed. */
     if (n_bytes == 0 || offset % CG_IO_PAGE_BYTES != 0 || offset > INT64_MAX - n_bytes)
         return CG_ERR_INVALID_ARGUMENT;
     const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, op_out);
@@ -211,6 +217,8 @@ cg_status cg_io_close(cg_io *io, int file, uint64_t user)
     if (status != CG_OK)
         return status;
     op->fd = file;
+    /* Not submit(): after an error it frees the op, and freeing an op of this kind closes its file.
+     * The file is the caller's still. */
     status = io->calls->submit(io, op);
     if (status == CG_OK) {
         io->n_under_way++;
@@ -272,6 +280,7 @@ void cg_io_complete(cg_io *io, cg_io_op *op)
         .completed_ns = op->completed_ns,
         .file = -1,
     };
+    /* File and buffer change hands: what stays in the op goes with it. */
     if (op->status == CG_OK && op->keeps_open && !op->is_given) {
         c->file = op->fd;
         op->fd = -1;
@@ -285,6 +294,7 @@ void cg_io_complete(cg_io *io, cg_io_op *op)
 
 void cg_io_complete_abandoned(cg_io *io, const cg_io_op *op)
 {
+    /* The op itself stays with the backend, which frees it when the kernel lets go of it. */
     *push_ready(io) = (cg_io_completion){
         .user = op->user,
         .status = CG_ERR_TIMED_OUT,

@@ -20,6 +20,8 @@ struct cg_io_pool {
 /* The next of 4, 5, 6 or 7 times a power of two; 0 on overflow. */
 static size_t round_up_capacity(size_t bytes)
 {
+    /* The step is a quarter of the power of two below, so less than a quarter of the memory is
+     * wasted. */
     size_t octave = SMALLEST_BYTES;
     if (bytes <= SMALLEST_BYTES)
         return SMALLEST_BYTES;
@@ -103,7 +105,7 @@ void cg_io_pool_drop(cg_io_pool *pool)
 }
 
 /* Takes the best fit from the free list: at least capacity_bytes, at most twice that. With the
- * lock. */
+ * lock. At most twice: or many small reads would hold all the large buffers. */
 static cg_io_pool_buffer *take_free(cg_io_pool *pool, size_t capacity_bytes)
 {
     cg_io_pool_buffer **best = NULL;
@@ -170,6 +172,8 @@ cg_io_pool_buffer *cg_io_pool_get(cg_io_pool *pool, size_t capacity_bytes)
     pool->n_references++;
     pthread_mutex_unlock(&pool->lock);
 
+    /* Here and not at the release, which may come from any thread: only the thread that gets may
+     * speak to the ring. Without the lock, since both calls below enter the kernel. */
     for (const cg_io_pool_buffer *b = excess; b != NULL; b = b->next)
         if (b->slot != CG_IO_NO_SLOT && pool->evict != NULL)
             pool->evict(pool->context, b->slot);
@@ -207,6 +211,7 @@ void cg_io_buffer_release(cg_io_buffer *buffer)
         pool->free_bytes += b->buffer.capacity_bytes;
     }
     drop_reference(pool);
+    /* The pool may be gone by now. unmap() needs only the buffer. */
     if (closed)
         unmap(b);
 }

@@ -20,6 +20,7 @@ cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_o
 {
     *op_out = NULL;
     const size_t path_bytes = strnlen(path, PATH_MAX);
+    /* The temporary file beside it needs a path that the kernel takes, too. */
     if (path_bytes == 0 || path_bytes + CG_IO_TEMP_SUFFIX_BYTES >= PATH_MAX)
         return CG_ERR_INVALID_ARGUMENT;
     size_t n_components = 0;
@@ -28,6 +29,7 @@ cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_o
     if (n_components > 62) /* made_dirs has a bit for each */
         return CG_ERR_INVALID_ARGUMENT;
 
+    /* One allocation for all three paths, which begins with op->path: so freeing that frees all. */
     const bool writes = kind == CG_IO_OP_WRITE;
     cg_io_op *op = calloc(1, sizeof *op);
     char *paths =
@@ -57,6 +59,7 @@ void cg_io_op_free(cg_io_op *op)
         return;
     if (op->buffer != NULL)
         cg_io_buffer_release(&op->buffer->buffer);
+    /* In all other cases a step closes the file: op->fd is -1 when the op has come to its end. */
     if (op->fd >= 0 && (op->kind == CG_IO_OP_CLOSE || (op->keeps_open && !op->is_given)))
         close(op->fd);
     free(op->path);
@@ -65,6 +68,7 @@ void cg_io_op_free(cg_io_op *op)
 
 void cg_io_op_record_error(cg_io_op *op, int error)
 {
+    /* The first failure is the answer. What cleaning up meets later is not. */
     if (op->status != CG_OK)
         return;
     op->error = error;
@@ -100,5 +104,6 @@ static int64_t run(const cg_io_step *s)
 int cg_io_step_run(const cg_io_step *step)
 {
     const int64_t result = run(step);
+    /* A read or write moves at most CG_IO_STEP_BYTES, so the number of bytes fits. */
     return result < 0 ? -errno : (int)result;
 }

@@ -1,8 +1,12 @@
+/* A read is a small machine of states. read_open(), read_stat(), read_next() and read_close() set a
+ * state and its step; read_opened(), read_statted() and read_data() take the step's result. */
 #include "iouring/io_read.h"
 
 #include <errno.h>
 #include <fcntl.h>
 
+/* The order counts: from READ_REOPEN on the step is a close, which is no reason to fail an
+ * operation that was abandoned meanwhile. */
 enum { READ_OPEN, READ_STAT, READ_DATA, READ_REOPEN, READ_CLOSE, STAT_PATH };
 
 cg_status cg_io_read_check_regular(cg_io_op *op, const struct statx *statx)
@@ -20,10 +24,12 @@ bool cg_io_read_reserve(cg_io_op *op, uint64_t file_bytes)
         op->status = CG_ERR_BUFFER_TOO_SMALL;
         return false;
     }
+    /* Or rounding up to pages could overflow below. */
     if (file_bytes > SIZE_MAX / 2) {
         op->status = CG_ERR_NO_MEMORY;
         return false;
     }
+    /* Whole pages, for O_DIRECT, and always at least one byte more than the file has. */
     const size_t need = ((size_t)file_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES;
     op->size_bytes = file_bytes;
     if (op->buffer != NULL && op->buffer->buffer.capacity_bytes >= need)
@@ -65,6 +71,7 @@ static void read_stat(cg_io_op *op)
     op->state = READ_STAT;
     op->step = (cg_io_step){.kind = CG_IO_STEP_STATX,
                             .fd = op->fd,
+                            /* The open file, not its name, which may be another file's by now. */
                             .path = "",
                             .flags = AT_EMPTY_PATH,
                             .statx = &op->statx};
@@ -90,6 +97,7 @@ static void read_next(cg_io_op *op)
 
 static void read_contents(cg_io_op *op, uint64_t file_bytes)
 {
+    /* Also when a file is read anew: nothing that was read of it before counts. */
     op->done_bytes = 0;
     if (cg_io_read_reserve(op, file_bytes))
         read_next(op);
@@ -146,6 +154,8 @@ static void read_statted(cg_io_op *op, int result)
 
 static void read_complete(cg_io_op *op)
 {
+    /* The file has grown since it was looked at, and the buffer had room for more than
+     * max_bytes. */
     if (op->done_bytes > op->max_bytes)
         op->status = CG_ERR_BUFFER_TOO_SMALL;
     op->file_bytes = op->done_bytes;

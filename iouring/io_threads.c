@@ -162,6 +162,8 @@ static cg_status threads_submit(cg_io *io, cg_io_op *op)
     list_push(&t->waiting, op);
     t->n_waiting++;
     pthread_cond_signal(&t->work);
+    /* A worker that was signalled counts as idle until it runs, as its op counts as waiting: only
+     * the two together tell whether there is a worker for each. */
     if (t->n_waiting > t->n_idle && t->n_running - t->n_abandoned < t->n_wanted)
         start_worker(t); /* without one more, the rest still work */
     pthread_mutex_unlock(&t->lock);
@@ -192,6 +194,7 @@ static cg_status threads_wait(cg_io *io, uint64_t timeout_ns)
     finished = t->finished;
     list_init(&t->finished);
     pthread_mutex_unlock(&t->lock);
+    /* Without the lock: `io` is the queue's thread's, which this is. */
     while (finished.first != NULL) {
         cg_io_op *op = finished.first;
         finished.first = op->next;
@@ -337,6 +340,7 @@ static int init_locks(threads *t)
     int error = pthread_condattr_init(&attributes);
     if (error != 0)
         return error;
+    /* Only `done` is waited for with a time-out, which is of cg_io_now_ns()'s clock. */
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     if ((error = pthread_mutex_init(&t->lock, NULL)) == 0 &&
         (error = pthread_cond_init(&t->work, NULL)) == 0)

@@ -24,6 +24,7 @@ static void end_flight(cg_io *io, cg_io_flight *f)
     cg_io_op *op = f->op;
     f->op = NULL;
     u->n_used--;
+    /* Steps set the time when they finish. A chain or a look has no last step. */
     if (op->completed_ns == 0)
         op->completed_ns = cg_io_now_ns();
     if (!cg_io_op_is_abandoned(op)) {
@@ -90,6 +91,7 @@ static void chain_landed(cg_io *io, cg_io_flight *f)
 {
     cg_io_uring *u = io->backend;
     cg_io_op *op = f->op;
+    /* After an open that failed the read was only cancelled: the open's error is the answer. */
     const int open_result = f->open_result, result = open_result < 0 ? open_result : f->read_result;
     if (cg_io_op_is_abandoned(op)) {
         end_flight(io, f);
@@ -137,6 +139,7 @@ static void landed(cg_io *io, uint64_t data, int result)
     if (tag == CG_IO_TAG_CANCEL)
         return;
     if (tag == CG_IO_TAG_WAKE) {
+        /* A poll is good for one wake-up. The next wait asks for another. */
         u->wake_armed = false;
         if (read(u->wake_fd, &n, sizeof n) == (ssize_t)sizeof n)
             u->woken = true;
@@ -209,6 +212,7 @@ static cg_status uring_submit(cg_io *io, cg_io_op *op)
     cg_io_flight *f = &u->flights[u->next_free];
     *f = (cg_io_flight){.op = op};
     u->n_used++;
+    /* A chain ends with a close, so it is no way for a file that stays open. */
     if (op->kind != CG_IO_OP_READ || op->keeps_open || !u->ring.has_chains)
         start_steps(io, f);
     else if (op->expected_bytes > 0 && op->expected_bytes <= op->max_bytes)
@@ -233,6 +237,8 @@ static cg_status sleep_until(cg_io_uring *u, uint64_t deadline_ns)
     }
     const int result = io_uring_submit_and_wait_timeout(
         &u->ring.ring, &cqe, 1, deadline_ns == UINT64_MAX ? NULL : &left, NULL);
+    /* A time-out, an interruption and a full completion queue (EBUSY) are one thing here: the
+     * caller reaps and comes again, and then the deadline is asked first. */
     switch (result < 0 ? -result : 0) {
     case 0:
     case ETIME:
@@ -313,6 +319,8 @@ static void uring_free(cg_io *io, uint64_t grace_ns)
 {
     cg_io_uring *u = io->backend;
     const uint64_t deadline_ns = cg_io_deadline_ns(grace_ns);
+    /* As cg_io_free() promises: reads and stats are cancelled, writes may finish until the
+     * deadline. */
     abandon_all(u, false);
     reap(io);
     while (u->n_used > 0 && sleep_until(u, deadline_ns) == CG_OK)

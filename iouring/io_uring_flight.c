@@ -106,6 +106,7 @@ static void push_advice(cg_io_uring *u, const cg_io_flight *f, bool local)
 void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f)
 {
     cg_io_op *op = f->op;
+    /* The file slot has its flight's number: a flight has one file at a time. */
     const unsigned slot = (unsigned)(f - u->flights);
     const bool local = !f->crosses_mounts && is_local(op);
     f->mode = CG_IO_MODE_CHAIN;

@@ -1,3 +1,6 @@
+/* A write is a small machine of states. look(), open_temp(), write_next() and the like set a state
+ * and its step; opened(), wrote(), linked() and the like take its result. Where these return bool,
+ * true means that nothing is left to do. */
 #include "iouring/io_write.h"
 
 #include <errno.h>
@@ -25,6 +28,8 @@ enum {
     WRITE_GIVE_UP,
 };
 
+/* A name has at most 255 bytes. A long one is cut here, so that the digits and ".tmp" always
+ * fit. */
 enum { TEMP_NAME_BYTES = 200 };
 
 void cg_io_temp_path(const char *path, char *temp_out)
@@ -85,7 +90,8 @@ static bool unlink_temp(cg_io_op *op)
     return false;
 }
 
-/* Closes and removes what there is; true when nothing is left to do. */
+/* Closes and removes what there is; true when nothing is left to do. Twice for a file that is open:
+ * the step after its close comes here again (WRITE_GIVE_UP). */
 static bool give_up(cg_io_op *op)
 {
     if (op->fd >= 0) {
@@ -101,6 +107,8 @@ static bool fail(cg_io_op *op, int error)
     return give_up(op);
 }
 
+/* How many names the prefix has: a name ends before a slash or with the prefix. So "a//b" has
+ * two. */
 static unsigned prefix_components(const cg_io_op *op)
 {
     unsigned n = 0;
@@ -131,7 +139,9 @@ static void make_dir(cg_io_op *op)
     op->step = (cg_io_step){.kind = CG_IO_STEP_MKDIR, .fd = op->dir_fd, .path = op->prefix};
 }
 
-/* Makes the next directory below the prefix; then opens the temporary file again. */
+/* Makes the next directory below the prefix; then opens the temporary file again. Directories are
+ * made in two directions: upwards until one can be made or is there (made_dir()), then downwards
+ * again to the file's own. */
 static void make_next_dir(cg_io_op *op)
 {
     size_t start = op->prefix_bytes;
@@ -273,6 +283,7 @@ static bool linked(cg_io_op *op, int result)
 static bool advance(cg_io_op *op, int result)
 {
     if (cg_io_op_is_abandoned(op) && op->state < WRITE_UNLINK) {
+        /* What the step that was under way has done decides what there is to clean up. */
         if (op->state == WRITE_OPEN && result >= 0) {
             op->fd = result;
             op->temp_exists = true;
@@ -324,6 +335,8 @@ static bool advance(cg_io_op *op, int result)
     case WRITE_DIR_FSYNC:
         if (result < 0 && result != -EINVAL && result != -ENOSYS && result != -EOPNOTSUPP)
             return fail(op, -result); /* those three: a file system without fsync of directories */
+        /* An error up to here leaves the file its name, which a power failure may take: the caller
+         * hears that it is not safe yet. */
         close_file(op, WRITE_DIR_CLOSE);
         return false;
     case WRITE_DIR_CLOSE: return synced_dir(op);

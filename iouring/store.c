@@ -48,6 +48,7 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
     }
     if ((status = cg_layout_check(store->root_fd)) != CG_OK)
         goto failed;
+    /* Not by the type of the file system: between this host and the mount may be sshfs or NFS. */
     store->is_mount = faccessat(store->root_fd, CG_LAYOUT_MOUNT, F_OK, 0) == 0;
     if (create && (status = make_folders(store->root_fd, model)) != CG_OK)
         goto failed;
@@ -101,6 +102,7 @@ cg_status cg_store_object_place(const cg_store *store, const cg_key *key, cg_lev
     const int folder = cg_folders_get(&store->folders, key->bytes[0]);
     const cg_status status =
         cg_tree_object_path(store->model, key, level, profile, place->whole, sizeof place->whole);
+    /* Below a folder that is kept open only "<key>/<leaf>" of the path is left to walk. */
     place->dir_fd = folder < 0 ? store->root_fd : folder;
     place->path =
         folder < 0 ? place->whole : place->whole + strlen(store->model) + strlen("/objects/ab/");
@@ -146,6 +148,7 @@ uint64_t cg_store_latency_ns(const cg_store *store)
         const uint64_t began_ns = cg_io_now_ns();
         snprintf(path, sizeof path, "%s/objects/%016llx", store->model,
                  (unsigned long long)began_ns);
+        /* Any other answer says nothing about the way: 0 passes for a store that is near. */
         if (fstatat(store->root_fd, path, &s, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT)
             return 0;
         const uint64_t ns = cg_io_now_ns() - began_ns;

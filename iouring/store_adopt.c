@@ -34,6 +34,7 @@ static cg_status end(const adoption *a, const char *from, int dir_fd, const char
                      bool is_folder, bool is_made)
 {
     const char *slash = strrchr(path, '/'), *leaf = slash == NULL ? path : slash + 1;
+    /* Who was told of a beginning hears of its end, also when nothing was made. */
     if (a->hook == NULL || (!is_made && a->hook->creating == NULL))
         return CG_OK;
     return a->hook->created(a->hook->user, from, dir_fd, is_made ? leaf : NULL, is_folder);
@@ -55,6 +56,8 @@ static cg_status open_folder(const adoption *a, const char *from, const char *pa
         folder[slash - at] = '\0';
         int next = openat(fd, folder, flags);
         if (next < 0 && errno == ENOENT) {
+            /* Only where one is missing: the hook may change whose rights this thread has, which is
+             * not for nothing. */
             begin(a, from, fd, true);
             const int error = mkdirat(fd, folder, 0700) == 0 ? 0 : errno;
             status = end(a, from, fd, folder, true, error == 0);
@@ -185,6 +188,7 @@ static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk
         status = cg_status_from_errno(errno);
         goto done;
     }
+    /* The size says which levels the file holds: it may be the start of a nested chunk. */
     if ((status = cg_chunk_header_cut(&h, (uint64_t)s.st_size)) != CG_OK ||
         (status = cg_tree_check(&name, &h)) != CG_OK ||
         (status = object_path_of(&name, &h, h.level, object)) != CG_OK ||
@@ -343,6 +347,7 @@ static cg_status adopt_chunk_at(adoption *a, const char *path, const char *chunk
         status = cg_tree_check(&name, &header);
     if (status != CG_OK)
         return status;
+    /* The usual case at the start of a mount: no bytes of the chunk are read. */
     if (can_be_found(root_fd, chunk, &name, &header, &shared)) {
         if (!shared && header.is_nested)
             share(root_fd, path, &name, &header);

@@ -71,6 +71,8 @@ static cg_status check_chain(const context *c, size_t index, const uint32_t *tok
         return CG_ERR_FOREIGN_MODEL;
     if (h->first_position != position || position + h->n_tokens > n_tokens)
         return CG_ERR_FOREIGN_TOKENS;
+    /* The key is a hash of the tokens, so that it comes out the same proves that the tokens are the
+     * chunk's. */
     const cg_key key = cg_key_chunk(&h->parent, &h->extra, tokens + position, h->n_tokens);
     return cg_key_equal(&key, &h->key) ? CG_OK : CG_ERR_FOREIGN_TOKENS;
 }
@@ -88,6 +90,7 @@ static cg_status check_links(context *c, const uint32_t *tokens, size_t n_tokens
             first = false;
             c->has_lossy_level |= level != CG_L0;
         }
+        /* A chunk without a level, or with one that does not exist. */
         if (first || c->links[i].levels >> CG_N_LEVELS != 0)
             return CG_ERR_INVALID_ARGUMENT;
         const cg_status status = check_chain(c, i, tokens, n_tokens);
@@ -400,6 +403,8 @@ static cg_status publish(context *c, cg_io *io)
     const bool same =
         status == CG_OK && old_bytes == c->json_bytes && memcmp(old, c->json, old_bytes) == 0;
     free(old);
+    /* Without a context.json nothing speaks of the files that are there: they may change at
+     * will. */
     if (!same && status != CG_ERR_NOT_FOUND) {
         if ((status = find_conflict(c, &conflict)) != CG_OK)
             return status;
@@ -414,6 +419,8 @@ static cg_status publish(context *c, cg_io *io)
                                             sizeof path)) != CG_OK ||
         (status = cg_file_update(root_fd, path, c->tokens, c->tokens_bytes)) != CG_OK)
         return status;
+    /* The folder first: it holds names that cg_file_install() has not synced. A context.json that
+     * is on disk names files that are. */
     if (!same &&
         ((status = cg_file_sync_dir(root_fd, json_path)) != CG_OK ||
          (status = cg_store_write(c->store, io, json_path, c->json, c->json_bytes, true)) != CG_OK))

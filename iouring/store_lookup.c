@@ -32,6 +32,7 @@ struct lookup {
     void (*take)(lookup *l, size_t index, unsigned level, const cg_io_completion *c);
 };
 
+/* The lowest bit that is set. L1 is the finest lossy level. */
 static uint8_t finest_bit(uint8_t levels)
 {
     return levels & (uint8_t)-levels;
@@ -74,6 +75,7 @@ static cg_status submit_folder(const lookup *l, size_t index, unsigned level, ui
         cg_store_object_place(l->store, &l->keys[index], (cg_level)level, NULL, &place);
     if (status != CG_OK)
         return status;
+    /* The chunk's folder: the path without its leaf. place.path lies in place.whole. */
     *strrchr(place.whole, '/') = '\0';
     return cg_io_stat(l->io, place.dir_fd, place.path, user);
 }
@@ -133,6 +135,7 @@ static cg_status reap(lookup *l)
     size_t n = 0;
     while (n == 0) {
         const uint64_t now_ns = cg_io_now_ns();
+        /* Wraps when the deadline has passed; the next line leaves before it is used. */
         const uint64_t timeout_ns = l->deadline_ns == 0 ? UINT64_MAX : l->deadline_ns - now_ns;
         if (l->deadline_ns != 0 && now_ns >= l->deadline_ns)
             return CG_ERR_TIMED_OUT;
@@ -156,6 +159,7 @@ static void give_up(lookup *l, uint64_t n_users)
     size_t n;
     for (uint64_t user = 0; user < n_users && cg_io_n_under_way(l->io) > 0; user++)
         cg_io_abandon(l->io, user);
+    /* Ends, and without waiting: what was abandoned is ready at once. */
     while (cg_io_n_under_way(l->io) > 0 &&
            cg_io_wait(l->io, 0, completions, REAP_AT_ONCE, &n) == CG_OK)
         for (size_t i = 0; i < n; i++) {

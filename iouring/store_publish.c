@@ -18,6 +18,7 @@ static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_
 {
     char from[CG_TREE_PATH_BYTES];
     cg_chunk_header there;
+    /* The finest first: the file with the most levels is the one to share. */
     for (unsigned finer = h->level; finer < level; finer++) {
         const cg_status status = cg_tree_object_path(store->model, &h->key, (cg_level)finer,
                                                      &h->profile, from, sizeof from);
@@ -205,6 +206,8 @@ cg_status cg_store_replace(const cg_store *store, cg_io *io, const uint8_t *chun
             return status;
         levels |= damaged & 1u << level;
     }
+    /* A name that is good may still be of a damaged file, read only up to its own level. Such names
+     * move to the new file with the others. */
     const uint8_t bad = levels;
     for (unsigned level = h->level; level <= h->coarsest; level++)
         for (unsigned other = h->level; other <= h->coarsest && (levels >> level & 1) == 0; other++)

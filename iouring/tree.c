@@ -79,7 +79,8 @@ static bool parse_object_leaf(const component *leaf, cg_tree_name *name)
            parse_level(at[2], &name->level) && name->level != CG_L0;
 }
 
-/* objects/ab/<key>/<leaf> */
+/* objects/ab/<key>/<leaf> The two digits must be the key's own: a key has one path, or a look-up
+ * would miss the other. */
 static bool parse_object(const component *c, cg_tree_name *name)
 {
     return c[1].n_bytes == 2 && c[2].n_bytes == KEY_DIGITS &&
@@ -122,6 +123,7 @@ static cg_tree_kind kind_of_context_leaf(const component *leaf)
 
 static cg_tree_kind classify(const component *c, size_t n, cg_tree_name *name)
 {
+    /* All rules are about what lies at least two folders deep, in a model with a valid name. */
     if (n < 3 || !name_is_valid(c[0].text, c[0].n_bytes))
         return CG_TREE_ORDINARY;
     if (n == 5 && equals(&c[1], "objects") && parse_object(c + 1, name))
@@ -143,6 +145,8 @@ void cg_tree_parse(const char *path, cg_tree_name *name_out)
     memset(name_out, 0, sizeof *name_out);
     if (strnlen(path, CG_TREE_PATH_BYTES) == CG_TREE_PATH_BYTES || !split(path, c, &n))
         return;
+    /* Into a local: a rule that fails half-way has written parts of the name, and an ORDINARY name
+     * has none. */
     name.kind = classify(c, n, &name);
     if (name.kind == CG_TREE_ORDINARY)
         return;
@@ -158,6 +162,8 @@ bool cg_tree_is_folder(const char *path)
     size_t n;
     if (!split(path, c, &n) || n == MAX_COMPONENTS || c[0].text[0] == '.')
         return false;
+    /* More names than the rules need. That does no harm: it only forbids a link at a name that
+     * nothing reads. */
     if (n == 1 || equals(&c[1], "objects"))
         return true;
     if (equals(&c[1], "profiles"))
