@@ -30,6 +30,8 @@ bool cg_context_parse_time(const char *text, size_t n_bytes, int64_t *seconds_ou
     int64_t value = 0, unit = 1;
     size_t i = 0;
     for (; i < n_bytes && text[i] >= '0' && text[i] <= '9' && value < MAX_SECONDS; i++)
+        /* At most 10 times the limit: no overflow. A digit that is left then makes the text no
+         * time. */
         value = 10 * value + (text[i] - '0');
     if (i + 1 == n_bytes && i > 0) {
         const char *found = memchr(UNITS, text[i++], sizeof UNITS - 1);
@@ -48,6 +50,8 @@ static bool has_expired(int dir_fd, int64_t now_s)
     int64_t seconds;
     if (fgetxattr(dir_fd, CG_CONTEXT_PIN, NULL, 0) >= 0)
         return false;
+    /* What cannot be read or understood never expires. Without a context.json, as while a context
+     * is being copied in, the folder's own time counts. */
     const ssize_t n = fgetxattr(dir_fd, CG_CONTEXT_TTL, text, sizeof text);
     return n > 0 && cg_context_parse_time(text, (size_t)n, &seconds) &&
            (fstatat(dir_fd, "context.json", &attr, AT_SYMLINK_NOFOLLOW) == 0 ||

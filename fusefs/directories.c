@@ -57,6 +57,7 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     }
     if (strlen(name) > NAME_MAX)
         return ENAMETOOLONG;
+    /* Before the store is asked, so that .cachegenfs can be reached while the store hangs. */
     if (parent == fs->nodes.root && strcmp(name, CG_CONTROL_DIRECTORY) == 0)
         return enter_control(fs, CG_CONTROL_DIR, entry_out);
     if (parent == fs->nodes.root && cg_fs_is_hidden(name))
@@ -73,6 +74,7 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         return error == 0 && entry_out->node == NULL ? ENOMEM : error;
     }
 
+    /* The path says what the name shows of its file. Most names can only show all of it. */
     error = cg_reach_dir(fs, parent, name, &dir_fd, cg_view_is_possible(name) ? &path : NULL);
     if (error != 0)
         return error;
@@ -283,6 +285,8 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
         return ENOMEM;
     directory->node = node;
     directory->is_root = node == fs->nodes.root;
+    /* Before it is opened by its path: a rename from now on makes that path doubtful
+     * (cg_fs_lookup_read()). */
     directory->epoch = cg_nodes_epoch(&fs->nodes);
     if (node->control == CG_CONTROL_NONE &&
         (error = cg_reach_open(fs, node, O_RDONLY | O_DIRECTORY, &fd, &directory->path)) == 0 &&
@@ -290,6 +294,7 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
         error = errno;
         close(fd);
     }
+    /* Here, too: a list may have come since the start, or deeper than the start looks. */
     if (directory->dir != NULL && !fs->ignores_acls && cg_acls_are_on(fd))
         error = EACCES;
     if (directory->dir != NULL)

@@ -111,6 +111,7 @@ static int cut(cg_staging *staging, const place *p, uint8_t finest_left)
     char staged[CG_STAGING_NAME_BYTES];
     struct stat attr;
     int error = 0;
+    /* Somebody else has done the step, or published the level anew. */
     if (p->file->level_bytes[finest_left] == 0 || !is_still(p, finest_left))
         return 0;
     const int from =
@@ -119,6 +120,8 @@ static int cut(cg_staging *staging, const place *p, uint8_t finest_left)
         return errno;
     if (fstat(from, &attr) == 0 && attr.st_ino == p->file->ino) {
         error = cg_staging_copy(staging, from, p->file->level_bytes[finest_left], staged);
+        /* First the names that stay get the new file, then the finer ones go: at any moment each
+         * level that is to stay can be found. */
         for (unsigned level = finest_left; error == 0 && level < CG_N_LEVELS; level++)
             if (is_still(p, level))
                 error = rename_over(staging, staged, p, level);

@@ -52,7 +52,7 @@ static int open_control(cg_fs *fs, cg_fs_node *node, bool writable, cg_fs_file *
     return 0;
 }
 
-/* Takes the caller's use of pending. */
+/* Takes the caller's use of pending. A descriptor of its own: each open file closes its own. */
 static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_file **file_out)
 {
     const int fd = fcntl(pending->fd, F_DUPFD_CLOEXEC, 0);
@@ -74,6 +74,7 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
     if (writable && fs->read_only)
         return EROFS;
 
+    /* A waiting file lies in the staging directory, where no name of the node leads. */
     cg_fs_pending *pending = cg_pending_of(fs, node);
     if (pending != NULL) {
         error = open_pending(fs, pending, writable, file_out);
@@ -99,6 +100,7 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
         if ((error = cg_open_file_new(fs, node, fd, writable, NULL, file_out)) != 0)
             return error;
         (*file_out)->immutable = !writable && cg_published_by_name(fs, node);
+        /* Being read counts as use, by which room is made (fusefs/space.h). */
         if ((*file_out)->immutable)
             cg_space_touch(fs, fd);
     }
@@ -148,6 +150,8 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     if (cg_fs_is_strict(&tree)) {
         pthread_rwlock_unlock(&fs->names_lock); /* it has no name until it is published */
         cg_fs_pending *pending = NULL;
+        /* Only a look: if somebody publishes the name after it, publishing this file will meet that
+         * one. */
         if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0)
             error = open_existing(fs, caller, parent, name, flags, entry_out, file_out);
         else if ((error = cg_pending_new(fs, caller, parent, dir_fd, name, mode, false, entry_out,
@@ -162,6 +166,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
 
     /* O_EXCL whatever the caller said: an existing file must pass cg_fs_open() and its rules. */
     const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
+    /* The file is the caller's from its first moment: see fusefs/persona.h. */
     cg_persona_enter(caller->uid, caller->gid);
     fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                 mode & 07777);

@@ -1,3 +1,5 @@
+/* What all modules of the core share: the log, names that are ours, entering what a name shows into
+ * the table of nodes, and checking content for a name. */
 #include "fusefs/fs.h"
 
 #include "iouring/layout.h"
@@ -88,6 +90,8 @@ int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, con
                 cg_fs_entry *entry_out)
 {
     cg_view view;
+    /* Read before the stat: a change that the watch sees in between makes the answer one that the
+     * kernel must not trust for long. */
     const uint64_t seen = fs->watch.n_seen;
     const int error = cg_view_stat(dir_fd, name, path, &entry_out->attr, &view);
     if (error != 0)
@@ -138,6 +142,7 @@ static bool may_log(cg_fs *fs, uid_t uid, uint64_t *left_out_out)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
+    /* One more, since 0 stands for a quota that is unused. */
     const uint64_t now_s = (uint64_t)now.tv_sec + 1;
     cg_log_quota *quota = &fs->log_quotas[uid % CG_N_LOG_QUOTAS];
     *left_out_out = 0;

@@ -139,6 +139,7 @@ static cg_status check(fsck *f, int fd, const struct stat *attr, const cg_tree_n
                        uint8_t *finest_whole_out)
 {
     cg_chunk_header header;
+    /* A pointer into the table, good until the next find: the table may grow then. */
     verdict *known = find_verdict(f, attr->st_ino);
     *finest_whole_out = NONE;
     if (known == NULL)
@@ -152,6 +153,8 @@ static cg_status check(fsck *f, int fd, const struct stat *attr, const cg_tree_n
     const int kind = cg_strict_errno(status);
     if (kind == EBADMSG && name->kind != CG_TREE_PROFILE)
         *finest_whole_out = find_whole_level(fd);
+    /* What the content says is true of all names of the file. That it does not fit this name, or
+     * could not be read just now, is not. */
     if (status == CG_OK || kind == EBADMSG) {
         *known = (verdict){attr->st_ino, status, *finest_whole_out};
         f->n_verdicts++;
@@ -224,6 +227,7 @@ static bool is_still(int dir_fd, const char *path, const struct stat *attr)
 static void repair(fsck *f, int dir_fd, const char *path, int fd, const struct stat *attr,
                    const cg_tree_name *name, const char *why, uint8_t finest_whole)
 {
+    /* A name of a level finer than what is whole has nothing to show any more. */
     const bool keeps = finest_whole != NONE && name->level >= finest_whole;
     if (!is_still(dir_fd, path, attr))
         return;

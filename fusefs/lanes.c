@@ -76,7 +76,8 @@ cg_lane_job *cg_lanes_end(cg_lanes *lanes, cg_lane lane, uid_t uid)
     lanes->n_running[lane]--;
     if (counts(lane, uid))
         cg_users_give_back(&lanes->changing, uid);
-    /* The first whose user has a place free. */
+    /* The first whose user has a place free. Its place is the one that was just given back, or none
+     * is taken: so no lane ever has more than its number. */
     for (cg_lane_job *job = lanes->first[lane]; job != NULL && next == NULL; job = job->next) {
         if (take_place(lanes, lane, job->uid))
             next = unlink_job(lanes, lane, before);

@@ -49,6 +49,7 @@ bool cg_lease_take(cg_staging *staging, const char *name)
 {
     char text[TEXT_BYTES], staged[CG_STAGING_NAME_BYTES];
     holder before = read_holder(staging, name, text);
+    /* What cannot be read is not taken: better no work than twice the work. */
     if (before == WE || before == UNKNOWN)
         return before == WE;
     if ((before == ANOTHER && !cg_staging_is_dead(staging, text)) || !stage(staging, staged))
@@ -66,6 +67,7 @@ bool cg_lease_take(cg_staging *staging, const char *name)
         unlinkat(staging->dir_fd, staged, 0);
         return false;
     }
+    /* Asked again, since another may have renamed over it at the same moment. */
     return cg_lease_holds(staging, name);
 }
 

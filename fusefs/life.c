@@ -115,6 +115,8 @@ static bool take_look(const cg_life *own, int all_fd, const char *name, look *l)
     const ssize_t n = pread(fd, l->text, CG_LIFE_TEXT_BYTES, 0);
     if (n >= 0) {
         parse(own, (size_t)n, l);
+        /* Our own lock goes with the close below. Until then another watcher takes the daemon for
+         * living, and looks again later. */
         const int result = flock(fd, LOCK_EX | LOCK_NB);
         l->is_free = result == 0;
         l->is_locked = result != 0 && errno == EWOULDBLOCK;
@@ -181,6 +183,8 @@ bool cg_life_is_dead(cg_life_watch *watch, const cg_life *own, int all_fd, const
     look l;
     if (!take_look(own, all_fd, name, &l))
         return false;
+    /* Only on this host is a lock that is free a proof. From elsewhere it may not be seen at
+     * all. */
     if (l.is_near && l.is_free)
         return true;
     const int64_t silent_s = note(watch, name, &l, now_s);

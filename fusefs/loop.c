@@ -44,6 +44,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* A node's number is its address (fusefs/ops.c), and `control` never changes: no lock is needed. */
 static bool is_control(uint64_t node_id)
 {
     return node_id != FUSE_ROOT_ID &&
@@ -146,7 +147,7 @@ static void process(loop *l, struct fuse_buf *buf, cg_request request, uint64_t 
         cg_metrics_observe(l->metrics, request, now_ns() - arrived_ns);
 }
 
-/* NULL: without memory. */
+/* NULL: without memory. The thread's own buffer is for the next request. */
 static waiting *copy_request(const struct fuse_buf *buf, cg_lane lane, uid_t uid)
 {
     waiting *copy = malloc(sizeof *copy + buf->size);
@@ -224,6 +225,8 @@ static void *work(void *arg)
             break;
         }
         pthread_mutex_lock(&l->lock);
+        /* A thread that is about to work leaves one that waits for requests, until there are
+         * MAX_THREADS: more than all lanes together, so that requests without a lane find one. */
         if (--l->n_idle == 0)
             start_thread(l);
         pthread_mutex_unlock(&l->lock);
@@ -233,6 +236,7 @@ static void *work(void *arg)
         pthread_mutex_unlock(&l->lock);
     }
     pthread_cleanup_pop(1);
+    /* One thread that ends ends the session: it was unmounted, or its device fails. */
     fuse_session_exit(l->session);
     sem_post(&l->ended);
     return NULL;
@@ -278,6 +282,8 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
     l->n_threads = MAX_THREADS; /* no more of them */
     pthread_mutex_unlock(&l->lock);
     for (unsigned i = 0; i < n_threads; i++)
+        /* Wakes those that wait for a request. Elsewhere cancelling is disabled, so what is under
+         * way is answered. */
         pthread_cancel(l->threads[i]);
     for (unsigned i = 0; i < n_threads; i++)
         pthread_join(l->threads[i], NULL);

@@ -82,6 +82,7 @@ static void begin_watch(const cg_options *options, cg_mount *mount, const cg_fs_
                         const log_target *target)
 {
     char line[160];
+    /* Both times were given on the command line: nothing depends on a watch. */
     if (options->attr_timeout_s >= 0 && options->entry_timeout_s >= 0)
         return;
     const int error = cg_fs_watch_begin(mount->fs, kernel);
@@ -161,6 +162,7 @@ static int run(cg_options *options)
         goto no_daemon;
     mount.session = session;
     begin_watch(options, &mount, &kernel, &target);
+    /* Before the threads are made, which get what is left. */
     cg_persona_drop_capabilities();
     const bool is_kept = pthread_create(&keeper, NULL, keep, mount.fs) == 0,
                is_scrubbed = pthread_create(&scrubber, NULL, scrub, mount.fs) == 0,

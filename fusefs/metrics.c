@@ -28,6 +28,8 @@ void cg_metrics_observe(cg_metrics *metrics, cg_request request, uint64_t ns)
 static void histogram(FILE *out, const char *request, const cg_latencies *l)
 {
     uint64_t n = 0;
+    /* Counted by bucket, printed as sums: Prometheus wants each bucket to hold all that is no
+     * longer. */
     for (int i = 0; i < CG_N_LATENCIES; i++)
         fprintf(out, "cachegenfs_request_seconds_bucket{request=\"%s\",le=\"%s\"} %" PRIu64 "\n",
                 request, LATENCY_NAMES[i], n += l->n[i]);

@@ -57,6 +57,7 @@ static void unmount(const char *path)
     char *const arguments[] = {"fusermount3", "-u", "-z", (char *)path, NULL};
     pid_t child;
     int status;
+    /* Without the right to, fusermount3 has it for mounts of one's own. */
     if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
         return;
     if (posix_spawnp(&child, arguments[0], NULL, NULL, arguments, environ) == 0)

@@ -88,6 +88,7 @@ static int find_covered(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *le
 static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char *old_path,
                           const char *path, visitor *visit, cg_arrivals *list)
 {
+    /* No rule reaches below: neither where it comes from nor where it goes to. */
     if (depth_of(path) >= MAX_STRICT_DEPTH && depth_of(old_path) >= MAX_STRICT_DEPTH)
         return 0;
     const int fd = openat(parent_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -112,6 +113,7 @@ static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char
         cg_tree_parse(old_below, &old_name);
         cg_tree_parse(below, &name);
         if (fstatat(fd, entry->d_name, &attr, AT_SYMLINK_NOFOLLOW) != 0)
+            /* Removed since it was listed. */
             error = errno == ENOENT ? 0 : errno;
         else if (S_ISLNK(attr.st_mode) && cg_tree_is_folder(below))
             error = EPERM;
@@ -235,6 +237,8 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         error = check_move(fs, &to, &from, other.st_mode, cg_arrivals_add, &list);
     if (error == 0) {
         if (S_ISDIR(attr.st_mode) || S_ISDIR(other.st_mode))
+            /* A directory takes all names below it along: nobody may make one meanwhile. A file
+             * moves alone. */
             pthread_rwlock_wrlock(&fs->names_lock);
         else
             pthread_rwlock_rdlock(&fs->names_lock);
@@ -244,6 +248,8 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         if (error == 0 && exchange)
             error = check_move(fs, &to, &from, other.st_mode, find_covered, &list);
         if (error == 0) {
+            /* Between these two a path may be right in the store and wrong in the table, or the
+             * other way round: who meets that waits for the end and tries again. */
             cg_nodes_rename_begin(&fs->nodes);
             error = move(&from, &to, flags);
             if (error == 0)
@@ -267,6 +273,7 @@ static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to,
 {
     uint8_t first[CG_CHUNK_FIXED_BYTES];
     struct stat attr;
+    /* A profile's name is its fingerprint, which only reading all of it tells. */
     if (to->name.kind == CG_TREE_PROFILE || !cg_published_by_name(fs, node))
         return cg_fs_check(fs, fd, to->path, &to->name, header_out);
     const ssize_t n = pread(fd, first, sizeof first, 0);
@@ -330,6 +337,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
         pthread_rwlock_rdlock(&fs->names_lock);
         if (!place_stays(fs, &to))
             error = EBUSY;
+        /* By the descriptor: the file that was checked, whatever its names are now. */
         else if (linkat(AT_FDCWD, cg_reach_proc_path(fd).text, to.dir_fd, new_name,
                         AT_SYMLINK_FOLLOW) != 0)
             error = errno;

@@ -1,3 +1,6 @@
+/* Two hash tables, of files by their number and of names by their parent and text, which grow
+ * together. A name belongs to both its node's list and the table, and pins its parent: so a path
+ * can always be walked up to the root. */
 #include "fusefs/nodes.h"
 
 #include <errno.h>
@@ -48,7 +51,8 @@ static cg_node_name **name_bucket(const cg_nodes *nodes, const cg_fs_node *paren
     return &nodes->name_buckets[name_hash(parent, text) & (nodes->n_buckets - 1)];
 }
 
-/* Without memory the tables stay as they are: slower, not wrong. */
+/* Without memory the tables stay as they are: slower, not wrong. Four times as many buckets at
+ * once: growing under the lock is rare. */
 static void grow(cg_nodes *nodes)
 {
     if (nodes->n_nodes + nodes->n_names < 2 * nodes->n_buckets)
@@ -128,6 +132,8 @@ static void remove_node_if_unused(cg_nodes *nodes, cg_fs_node *node)
 static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *text)
 {
     cg_node_name *name = find_name(nodes, parent, text);
+    /* Nothing changes, so that a look-up of what is known allocates nothing. The order of the
+     * node's names stays, too. */
     if (name != NULL && name->node == node)
         return;
     if (name != NULL)
@@ -140,6 +146,7 @@ static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, cons
     name->parent = parent;
     parent->n_pins++;
     name->node = node;
+    /* The latest first: it is the likeliest to be right still. */
     name->next = node->names;
     node->names = name;
     cg_node_name **bucket = name_bucket(nodes, parent, text);
@@ -397,6 +404,7 @@ static int make_path(const cg_nodes *nodes, const cg_fs_node *node, unsigned nam
     size_t n_bytes = leaf == NULL ? 1 : strlen(leaf) + 2;
     unsigned index = name_index;
     *path_out = NULL;
+    /* The root has one path, the empty one, and no names. */
     if (node == nodes->root && name_index > 0)
         return ENOENT;
     for (const cg_fs_node *at = node; at != nodes->root; index = 0) {
@@ -409,6 +417,8 @@ static int make_path(const cg_nodes *nodes, const cg_fs_node *node, unsigned nam
     char *path = malloc(n_bytes);
     if (path == NULL)
         return ENOMEM;
+    /* Written from its end to its start, as the names are found. Names above the first are each
+     * node's latest. */
     char *end = path + n_bytes - 1;
     *end = '\0';
     if (leaf != NULL)
@@ -525,6 +535,7 @@ bool cg_gate_enter(cg_nodes *nodes, cg_fs_node *node)
 void cg_gate_leave(cg_nodes *nodes, cg_fs_node *node)
 {
     pthread_mutex_lock(&nodes->lock);
+    /* Only a check waits for writers. All who wait share one condition, so waking them costs. */
     if (--node->n_writes == 0 && node->gate == CG_GATE_CHECKING)
         pthread_cond_broadcast(&nodes->changed);
     pthread_mutex_unlock(&nodes->lock);

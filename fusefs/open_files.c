@@ -29,6 +29,8 @@ int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_p
         free(file);
         return ETXTBSY;
     }
+    /* One step under the lock with the question above: the kernel takes no mix of backed and cached
+     * files (fusefs/passthrough.h). */
     node->n_cached += file->cached;
     node->n_pins++;
     file->next = node->files;

@@ -1,3 +1,5 @@
+/* The FUSE edge, first half: names and attributes. How long the kernel may trust an answer is
+ * decided here, and that a look-up which did not reach it is taken back. */
 #include "fusefs/ops.h"
 
 #include <errno.h>
@@ -57,6 +59,8 @@ bool cg_ops_trusts_names(const cg_mount *mount)
     return mount->entry_timeout_s < 0 && mount->knows_epochs && cg_fs_is_watched(mount->fs);
 }
 
+/* What the command line says counts. Else trust depends on whether changes past the mount are
+ * seen. */
 static double timeout(double option_s, bool is_trusted)
 {
     return option_s >= 0 ? option_s : is_trusted ? CG_FS_TRUST_SECONDS : UNTRUSTED_SECONDS;

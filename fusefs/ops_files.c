@@ -1,3 +1,5 @@
+/* The FUSE edge, second half: open files and directories. fi->fh is a cg_fs_file or a
+ * cg_fs_directory. */
 #include "fusefs/ops.h"
 
 #include "fusefs/open_files.h"
@@ -46,6 +48,8 @@ void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t m
     }
     finish_open(mount, req, file, fi);
     const struct fuse_entry_param param = cg_ops_entry(mount, &entry);
+    /* -ENOENT: the caller was interrupted. The kernel knows neither the file nor the node, and will
+     * send no release. */
     if (fuse_reply_create(req, &param, fi) == -ENOENT) {
         cg_fs_release(mount->fs, file);
         cg_fs_forget(mount->fs, entry.node, 1);
@@ -94,6 +98,8 @@ void cg_ops_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
         return;
     }
     struct fuse_bufvec out = FUSE_BUFVEC_INIT(bytes.n_bytes);
+    /* A descriptor, not bytes: libfuse can splice them to the kernel without a copy here. RETRY: a
+     * short read goes on until the file ends. */
     out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY;
     out.buf[0].fd = bytes.fd;
     out.buf[0].pos = bytes.offset;

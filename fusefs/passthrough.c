@@ -70,6 +70,8 @@ void cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
     const bool wanted = CG_FUSE_HAS_PASSTHROUGH && p->enabled && file->immutable && !is_view;
     if (!file->cached) /* else the core has counted it when it was opened */
         file->backed = join_backed(p->nodes, file->node, wanted, &backing_id);
+    /* Without the lock, since it asks the kernel. Two at once may make one each: settle() keeps the
+     * first. */
     if (file->backed && backing_id <= 0) {
         int made = backing_open(req, file->fd);
         if (made <= 0) /* EPERM, without CAP_SYS_ADMIN, stays: no further tries */

@@ -52,6 +52,7 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     if (dir.st_dev !=
         fs->staging.dev) /* it could not be moved there: say so before it is written */
         return EXDEV;
+    /* A folder that was removed, and is still open: nothing could ever get a name in it. */
     if (dir.st_nlink == 0)
         return ENOENT;
     if (!cg_users_take(&fs->pending_users, caller->uid))
@@ -64,6 +65,7 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     }
     pending->fd = -1;
     pending->uid = caller->uid;
+    /* Others took this daemon for dead and removed its folder. */
     if ((error = create_staged(fs, caller, pending)) == ENOENT &&
         (error = cg_staging_make_again(&fs->staging)) == 0)
         error = create_staged(fs, caller, pending);
@@ -78,12 +80,15 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     }
     pending->creator = process_of(caller->pid);
     pending->stays = stays;
+    /* With mknod nothing is open afterwards: the second user keeps the file until the kernel
+     * forgets the node. */
     pending->n_users = stays ? 2 : 1;
     if ((entry_out->node = cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr, NULL)) ==
         NULL) {
         error = ENOMEM;
         goto fail_created;
     }
+    /* The name is only for its creator, so the kernel must ask at each look-up. */
     entry_out->may_not_be_cached = true;
     entry_out->may_be_old = false;
 
@@ -156,6 +161,7 @@ static void leave_list(cg_fs *fs, cg_fs_pending *pending, cg_pending_state state
     cg_fs_pending **link = &fs->pendings;
     while (*link != NULL && *link != pending)
         link = &(*link)->next;
+    /* It was published or cancelled before: its last user only frees it. */
     if (*link == NULL)
         return;
     *link = pending->next;

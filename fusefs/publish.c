@@ -65,6 +65,8 @@ static int move_without_replacing(int staging_fd, const char *temporary, int dir
                                   const char *name)
 {
     struct stat attr;
+    /* Three ways, the best first: a rename that cannot replace; a link, which cannot either; and
+     * where the store has neither, a look before a rename. */
     if (renameat2(staging_fd, temporary, dir_fd, name, RENAME_NOREPLACE) == 0)
         return 0;
     if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
@@ -82,6 +84,7 @@ static int move_without_replacing(int staging_fd, const char *temporary, int dir
 
 static int sync_directory(int dir_fd)
 {
+    /* dir_fd is O_PATH, which cannot be synced. */
     const int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return 0; /* we may search it but not read it: no way to ask */
@@ -148,10 +151,12 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
     if (error != 0)
         return error;
     cg_tree_parse(path, &name);
+    /* By now it need not be: then the file becomes an ordinary one, unchecked. */
     *is_strict_out = cg_fs_is_strict(&name);
     if (*is_strict_out && (error = cg_fs_check(fs, pending->fd, path, &name, &header)) != 0)
         goto done;
     const cg_view view = cg_view_of_header(&name, &header);
+    /* A rename to a name that would show a part of the file: mv copies then. */
     if (view.level != 0 && renames)
         error = EXDEV;
     else if (view.level != 0 && !may_get_links(pending->fd))
@@ -200,6 +205,7 @@ static int publish(cg_fs *fs, cg_fs_pending *pending, bool renames, bool replace
     int error;
     do
         error = publish_checked(fs, pending, renames, replace, &is_strict, &named);
+    /* Each time for another path: it ends when directories stay where they are for a moment. */
     while (error == MOVED);
     *stay_out = NULL;
     *gate_out = named && is_strict ? CG_GATE_SEALED : CG_GATE_OPEN;

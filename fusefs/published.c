@@ -72,6 +72,7 @@ static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
     const bool has_links = fstat(reached.fd, &attr) == 0 && attr.st_nlink > 1;
     cg_reach_end(fs, &reached);
     int fd;
+    /* What has links and cannot be read counts as published: the answer that harms nobody. */
     if (!has_links || cg_reach_open(fs, node, O_RDONLY | O_NONBLOCK, &fd, NULL) != 0)
         return has_links;
     const ssize_t n = pread(fd, first, sizeof first, 0);

@@ -36,6 +36,8 @@ static int open_by_name(cg_fs *fs, cg_fs_node *node, unsigned name_index, int fl
         *fd_out = fd;
         return 0;
     }
+    /* Another file, nothing, a link or a file in a folder's place: the name is stale, and another
+     * one may lead there. */
     error = fd >= 0 || errno == ENOENT || errno == ELOOP || errno == ENOTDIR ? ESTALE : errno;
     if (fd >= 0)
         close(fd);
@@ -53,6 +55,8 @@ int cg_reach_open(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out, char **pa
     for (;;) {
         const uint64_t epoch = cg_nodes_epoch(&fs->nodes);
         error = open_by_name(fs, node, 0, flags, fd_out, &path);
+        /* ENOENT says that there are no more names. The error of those that were tried is the
+         * answer. */
         for (unsigned i = 1; error == ESTALE; i++) {
             const int next = open_by_name(fs, node, i, flags, fd_out, &path);
             if (next == ENOENT)

@@ -33,6 +33,7 @@ static void tell(scrub *s, const cg_fsck_result *now)
 static bool wait_and_tell(void *user, uint64_t ns, const cg_fsck_result *so_far)
 {
     scrub *s = user;
+    /* The sums of a pass grow, the metrics' are of all passes: only the difference is added. */
     tell(s, so_far);
     return cg_fs_wait(s->fs, ns) || !cg_lease_still_holds(&s->fs->staging, LEASE, &s->lease_seen_s);
 }

@@ -110,6 +110,8 @@ static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *ne
 
 static bool survey_again(cg_fs *fs, cg_survey *survey)
 {
+    /* Read before the survey: what is published while it runs counts twice rather than not at
+     * all. */
     const uint64_t published_bytes = fs->metrics.published_bytes;
     cg_survey_free(survey);
     const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, survey);
@@ -153,6 +155,8 @@ static void tend_survey(cg_fs *fs, cg_survey *survey)
     for (;;) {
         const size_t this_quota = next_quota;
         uint64_t wanted = find_wanted(fs, survey, &next_quota, &model);
+        /* Only now that room is wanted: until then an expired context is as good as any. It may
+         * have been enough, so the same quota is asked again. */
         if (wanted > 0 && !has_expired) {
             has_expired = true;
             if (!expire(fs, survey, time(NULL)))
@@ -202,6 +206,7 @@ void cg_space_tend(cg_fs *fs)
         cg_fs_log(
             fs, CG_LOG_WARNING,
             "the store is mounted noatime: what is read past this mount does not count as used");
+    /* Who does not get it still makes surveys: its mount shows and checks how full the store is. */
     const bool is_ours = cg_lease_take(&fs->staging, LEASE);
     clock_gettime(CLOCK_MONOTONIC, &now);
     fs->space.is_waiting = !is_ours;

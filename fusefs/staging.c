@@ -33,6 +33,7 @@ static uint64_t remove_tree(int dir_fd, const char *name, unsigned depth)
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
+        /* What can't be removed stays, with the folders above it, for the next look. */
         if (unlinkat(fd, entry->d_name, 0) == 0)
             n_removed += strcmp(entry->d_name, CG_LIFE_FILE) != 0;
         else if (errno == EISDIR && depth < MAX_DEPTH)
@@ -60,6 +61,8 @@ int64_t cg_staging_now_s(const cg_staging *staging)
     struct stat attr;
     const bool is_there = staging != NULL && staging->dir_fd >= 0 &&
                           fstatat(staging->dir_fd, CG_LIFE_FILE, &attr, AT_SYMLINK_NOFOLLOW) == 0;
+    /* The store's server may have another clock than we. It dates what connectors leave, too, so
+     * that only its own times are compared. */
     return is_there ? attr.st_mtim.tv_sec : time(NULL);
 }
 
@@ -164,6 +167,7 @@ static int replace_own(cg_staging *staging)
 int cg_staging_make_again(cg_staging *staging)
 {
     pthread_mutex_lock(&staging->remaking);
+    /* Under the lock, so that of several threads that find the folder gone one makes it. */
     int error = cg_life_beat(&staging->life, staging->dir_fd);
     if (error == ENOENT) /* else another thread did it */
         error = replace_own(staging);

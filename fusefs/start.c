@@ -68,6 +68,7 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     fs->is_root = geteuid() == 0;
     fs->max_file_bytes =
         config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
+    /* The only step that fails before the locks are made, which `fail` destroys. */
     if ((error = cg_space_init(fs, config)) != 0) {
         free(fs);
         return error;
@@ -98,6 +99,8 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     if ((error = check_layout(fs)) != 0 || (error = check_acls(fs)) != 0)
         goto fail;
     if (!fs->read_only) {
+        /* A store that cannot be written to is still good to be read: only other errors end the
+         * start. */
         error = cg_staging_open(
             &fs->staging, fs->root_fd,
             config->dead_after_s != 0 ? config->dead_after_s : CG_STAGING_SILENT_S, &n_removed);
@@ -221,6 +224,8 @@ void cg_fs_keep(cg_fs *fs)
     pthread_mutex_lock(&fs->keep_lock);
     while (!fs->is_stopping) {
         clock_gettime(CLOCK_MONOTONIC, &now);
+        /* The work is done without the lock, so that cg_fs_stop() need not wait for it to take the
+         * lock. `continue`: the question whether to stop comes first again. */
         if (swept_at_s == 0 || now.tv_sec - swept_at_s >= SWEEP_SECONDS) {
             swept_at_s = now.tv_sec;
             pthread_mutex_unlock(&fs->keep_lock);

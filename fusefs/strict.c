@@ -101,6 +101,8 @@ cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *bu
         if (status != CG_OK)
             return status;
     }
+    /* The size was looked up before: a file that grows meanwhile is checked as it was, and one that
+     * shrinks is truncated. */
     if (n_bytes > max_bytes || (is_profile && n_bytes > CG_PROFILE_MAX_BYTES))
         return CG_ERR_NO_MEMORY;
 

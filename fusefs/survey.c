@@ -46,6 +46,8 @@ static cg_status find_model(cg_survey *survey, const char *name, uint32_t *index
     if (survey->n_models == 0 || strcmp(survey->models[survey->n_models - 1], name) != 0) {
         const size_t n = survey->n_models + 1;
         char **models = reallocarray(survey->models, n, sizeof *models);
+        /* Each array is kept when it has grown, also if the other could not: cg_survey_free() frees
+         * both. */
         survey->models = models != NULL ? models : survey->models;
         uint64_t *bytes = reallocarray(survey->model_bytes, n, sizeof *bytes);
         survey->model_bytes = bytes != NULL ? bytes : survey->model_bytes;
@@ -120,6 +122,8 @@ static cg_status count_object(count *w, int dir_fd, const char *path, const stru
     if (known != NULL) {
         if (known->level_bytes[name->level] != 0)
             known->levels |= (uint8_t)(1u << name->level);
+        /* It began with all links but one: what is left at the end are names that are no
+         * object's. */
         known->n_names_elsewhere--;
         return CG_OK;
     }

@@ -53,6 +53,7 @@ void cg_users_give_back(cg_users *users, uid_t uid)
 {
     pthread_mutex_lock(&users->lock);
     cg_user_count *user = find(users, uid);
+    /* The last one takes its place: the list has only users that have some. */
     if (user != NULL && --user->n == 0)
         *user = users->items[--users->n_items];
     pthread_mutex_unlock(&users->lock);

@@ -140,6 +140,7 @@ static bool forget_attr(batch *b, ino_t ino)
     cg_fs_node *nodes[CG_NODES_MAX_OF_FILE];
     const cg_fs_kernel *kernel = b->fs->watch.kernel;
     const size_t n = ino != 0 ? cg_nodes_of_file(&b->fs->nodes, b->dev, ino, nodes) : 0;
+    /* One node only: of a file with views the others would be missed. */
     if (n == 1 && nodes[0] == b->forgotten)
         return true;
     for (size_t i = 0; i < n; i++)
@@ -158,6 +159,8 @@ static bool is_other_name(batch *b, const change *c, ino_t folder)
     if (!cg_nodes_name_of(&b->fs->nodes, b->dev, folder, c->name, &known))
         return false;
     if (c->is_own && !b->has_waited) {
+        /* Whoever makes or moves a name of the mount holds it to read. When we had it, all that had
+         * begun is in the table. */
         pthread_rwlock_wrlock(&b->fs->names_lock);
         pthread_rwlock_unlock(&b->fs->names_lock);
         b->has_waited = true;
@@ -262,6 +265,7 @@ void cg_watch_run(cg_fs *fs)
         return;
     char *bytes = malloc(EVENT_BYTES);
     if (bytes != NULL && fstat(fs->root_fd, &root) == 0) {
+        /* Only from now on: what changed before nobody would tell the kernel. */
         fs->watch.is_trusted = true;
         fs->metrics.watched = 1;
         read_events(fs, root.st_dev, bytes);
