@@ -38,6 +38,7 @@ static cg_chunk_memory_entry *place_of(cg_chunk_memory *memory, const cg_key *ke
     for (int i = 0; i < BUCKET_PLACES; i++) {
         if (cg_key_equal(&bucket[i].key, key))
             return &bucket[i];
+        /* Until when it matters: 0 for a free place, which so is taken first. */
         const uint64_t age = bucket[i].probed_ns > bucket[i].bad_until_ns ? bucket[i].probed_ns
                                                                           : bucket[i].bad_until_ns;
         const uint64_t oldest_age =
@@ -61,6 +62,8 @@ bool cg_chunk_memory_find(cg_chunk_memory *memory, const cg_key *key, uint8_t ne
         entry_out->key = *key;
         return false;
     }
+    /* One time for all levels of the chunk, the latest: a level may be held back for longer than
+     * its own failure asks for. */
     if (now_ns >= place->bad_until_ns) {
         memset(place->prefix_level, 0, sizeof place->prefix_level);
         place->bad = place->damaged = 0;

@@ -1,3 +1,5 @@
+/* A table of rules, one for each key, and a setter for each type of value. What several keys must
+ * agree in is checked last (check_together()). */
 #include "connector/config.h"
 
 #include "iouring/tree.h"
@@ -297,6 +299,7 @@ cg_status cg_config_parse(const char *json, size_t json_bytes, cg_config **confi
     if (config == NULL)
         goto done;
     set_defaults(config);
+    /* Without duplicates each key is set once: a string that was set before would be lost. */
     object = json_loadb(json != NULL ? json : "", json_bytes, JSON_REJECT_DUPLICATES, &json_error);
     if (object == NULL) {
         status = cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,

@@ -1,3 +1,6 @@
+/* The calls of the ABI that are about a connector as a whole: opening and closing it, registering
+ * blocks, and what it is told or asked. Look-ups, loads and saves are in lookup.c, load.c and
+ * save.c; what is held against a chunk in forget.c. */
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
 #include "connector/load.h"
@@ -127,6 +130,8 @@ void cachegen_close(cachegen *c)
     const uint64_t began_ns = cg_now_ns(),
                    timeout_ns = c->config->close_timeout_ms * UINT64_C(1000000);
     pthread_mutex_lock(&rt->lock);
+    /* Nobody wants these any more. Loads have to end here: when closing returns, the engine may
+     * free its blocks. */
     cg_lookups_cancel(rt);
     cg_loads_cancel(rt);
     while (rt->stream_plan.streams != NULL || rt->n_copying > 0) /* work on blocks, which ends */
@@ -196,6 +201,7 @@ static cg_status join_ranks(cachegen *c, const cg_kv_layout *layout)
         return CG_OK;
     if (config->group == NULL)
         return CG_ERR_INVALID_ARGUMENT;
+    /* Who never saves has nothing to gather, and who has joined need not join again. */
     if (config->read_only || atomic_load(&c->gather) != NULL)
         return CG_OK;
     const cg_gather_config joined = {.group = config->group,
@@ -206,6 +212,7 @@ static cg_status join_ranks(cachegen *c, const cg_kv_layout *layout)
                                      .max_age_ns = config->save_timeout_ms * UINT64_C(1000000)};
     cg_gather *gather, *none = NULL;
     const cg_status status = cg_gather_new(&joined, &gather);
+    /* Another thread was faster: its one counts. */
     if (status == CG_OK && !atomic_compare_exchange_strong(&c->gather, &none, gather))
         cg_gather_free(gather);
     return status;
@@ -241,6 +248,7 @@ cachegen_status cachegen_register_kv(cachegen *c, const cachegen_kv_layout *give
     }
     for (uint32_t i = 0; i < CG_MAX_KV_LAYOUTS; i++) {
         cg_kv_layout *none = NULL;
+        /* A place is filled once and for good, so that loads and saves read it without a lock. */
         if (atomic_compare_exchange_strong(&c->layouts[i], &none, made)) {
             *kv_id_out = i;
             await_loads(c);

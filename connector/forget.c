@@ -1,3 +1,5 @@
+/* What a connector holds against chunks because a load elsewhere found them bad: cachegen_forget()
+ * and cachegen_forget_failed(). */
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
 #include "connector/plan.h"

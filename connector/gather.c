@@ -128,6 +128,7 @@ cg_status cg_gather_new(const cg_gather_config *config, cg_gather **gather_out)
 static void close_connection(cg_gather *g, uint32_t index)
 {
     close(g->connections[index]);
+    /* The last connection takes its place, and its parts are told. */
     const uint32_t last = --g->n_connections;
     g->connections[index] = g->connections[last];
     for (part *p = g->parts; p != NULL; p = p->next)
@@ -281,6 +282,7 @@ failed:
 static cg_status pass_on(cg_gather *g, cg_gather_part *made, bool send)
 {
     cg_status status = CG_ERR_CANCELLED;
+    /* Before the seals: F_SEAL_WRITE is refused while there is a mapping that can be written to. */
     munmap(made->map, made->n_bytes);
     free(made->data);
     /* Sealed, it stays as it is: the listener may map it and rely on its size. */
@@ -310,6 +312,7 @@ cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t 
     const bool is_full = g->passed_bytes > 0 && g->passed_bytes + n_bytes > g->config.limit_bytes;
     pthread_mutex_unlock(&g->lock);
     if (is_full) {
+        /* A refusal, so that the listener does not wait for what will not come. */
         if (make_part(g, chunks, n_chunks, data_begin(n_chunks), true, out) == CG_OK)
             pass_on(g, out, true);
         return CG_ERR_AGAIN;

@@ -22,6 +22,7 @@ cg_status cg_handle_open_gpu(cachegen *c, uint32_t ordinal, cg_gpu **gpu_out)
         atomic_store(&c->gpu, gpu);
         atomic_store(&c->gpu_state, is_open ? CACHEGEN_GPU_ON : CACHEGEN_GPU_OFF);
     }
+    /* Asked whoever has opened it: it may be off by now, or of the process before a fork(). */
     gpu = cg_handle_gpu(c);
     pthread_mutex_unlock(&c->gpu_lock);
     *gpu_out = gpu;

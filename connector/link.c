@@ -37,6 +37,7 @@ static registry *get_registry(void)
     pthread_mutex_init(&made->lock, NULL);
     if (atomic_compare_exchange_strong(&the_registry, &r, made))
         return made;
+    /* Another thread was faster, and r is what it made. */
     pthread_mutex_destroy(&made->lock);
     free(made);
     return r;
@@ -111,6 +112,7 @@ void cg_link_borrow(cg_link *link, cg_speeds *speeds)
     copy_estimator(&speeds->link, &link->estimator);
     speeds->meter = link->meter;
     speeds->told_bytes = speeds->wanted_bytes;
+    /* The link's sum has this connector's own part in it, as it was told last. */
     speeds->others_bytes = link->wanted_bytes - speeds->told_bytes;
 }
 

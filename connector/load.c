@@ -20,6 +20,7 @@ static void load_destroy(cg_operation *op)
     cg_stream_destroy(&load->stream);
     cg_trace_free(load->trace);
     if (load->mark != NULL) {
+        /* Of the GPU that made it, also if that is off by now. */
         const cg_gpu *gpu = atomic_load(&op->connector->gpu);
         gpu->functions->mark_free(gpu->device, load->mark);
     }
@@ -78,6 +79,7 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     const uint64_t spent_ns = cg_boot_elapsed_ns(&plan->clock_id, plan->started_boot_ns,
                                                  &load->op.connector->boot_clock_id, cg_boot_ns());
     const uint64_t left_ns = plan->budget_ns > spent_ns ? plan->budget_ns - spent_ns : 0;
+    /* What is left of the budget is the plan's word: any number. */
     if (__builtin_add_overflow(cg_now_ns(), left_ns, &stream->deadline_ns))
         stream->deadline_ns = UINT64_MAX;
     return CG_OK;

@@ -40,6 +40,8 @@ static void run_decode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     cachegen_load *load = chunk->load;
     cg_runtime *rt = load->op.runtime;
     pthread_mutex_lock(&rt->lock);
+    /* Asked before each task: the load may be cancelled by now, or another task of the chunk have
+     * failed. */
     const bool is_wanted = cg_load_wants(chunk);
     pthread_mutex_unlock(&rt->lock);
     if (!is_wanted)

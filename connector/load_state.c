@@ -81,6 +81,7 @@ void cg_load_settle(cachegen_load *load)
 {
     cg_runtime *rt = load->op.runtime;
     const cg_stream *stream = &load->stream;
+    /* Reads may still be under way: they fill buffers of their own, never the blocks. */
     if (load->op.done || load->n_jobs > 0 || !cg_stream_is_settled(stream))
         return;
     cachegen_progress *p = &load->progress;
@@ -241,6 +242,7 @@ static void read_failed(cg_load_chunk *chunk, const cg_stream_read *read, cg_sta
     if (verdict == CG_STREAM_FAIL) {
         fail(chunk, levels, status);
     } else if (status != CG_ERR_CANCELLED && state->is_cut && state->good_bytes == read->from) {
+        /* What was read before is good for a level: only finer ones could not be had. */
         const uint8_t good = cg_stream_level_in(stream, read->chunk_index, state->good_bytes);
         refuse(chunk, (uint8_t)(levels & ((1u << good) - 1)), status);
     }
@@ -261,6 +263,7 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     const uint64_t read_ns = (uint64_t)(load->stream.link_ns - link_ns);
     rt->stats.bytes_read += n_bytes;
     rt->stats.read_ns += read_ns;
+    /* The progress of a load that is done is final: the engine may have it already. */
     if (!load->op.done) {
         load->progress.bytes_read += n_bytes;
         load->progress.read_ns += read_ns;

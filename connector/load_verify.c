@@ -12,6 +12,7 @@ static cg_status check_tokens(const cg_chunk *parsed, const cg_plan *plan, uint3
         !cg_key_equal(&h->extra, &plan->extra) || h->first_position != wanted->first_token ||
         h->n_tokens != wanted->sizes.n_tokens)
         return CG_ERR_FOREIGN_TOKENS;
+    /* The keys agree, but they are hashes: the token ids themselves decide. */
     uint32_t *tokens = malloc(h->n_tokens * sizeof *tokens);
     if (tokens == NULL)
         return CG_ERR_NO_MEMORY;

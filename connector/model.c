@@ -1,3 +1,5 @@
+/* A model.json, the configuration's geometry and the default profile become one cg_model. Each
+ * refusal is a sentence that names the file or the key. */
 #include "connector/model.h"
 
 #include "connector/quality_read.h"
@@ -23,6 +25,7 @@ static cg_status read_text(const char *path, char **text_out)
     char *text = malloc(MAX_JSON_BYTES + 1);
     size_t used = 0;
     cg_status status = text != NULL ? CG_OK : CG_ERR_NO_MEMORY;
+    /* A longer file is cut here, and then is no JSON. */
     while (status == CG_OK && used < MAX_JSON_BYTES) {
         const ssize_t n = read(fd, text + used, MAX_JSON_BYTES - used);
         if (n == 0)

@@ -41,6 +41,7 @@ void cg_operation_finish(cg_operation *op)
 {
     op->done = true;
     cg_runtime_notify(op->runtime);
+    /* The connector's reference, which cg_operation_begin() took. */
     cg_operation_unref(op);
 }
 

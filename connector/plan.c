@@ -56,6 +56,7 @@ void cg_plan_write(const cg_plan *plan, uint8_t *bytes)
     at = put_bytes(at, plan->clock_id.bytes);
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         at = put(at, 4, plan->chunks[i].sizes.n_tokens);
+        /* The level and three zeros, as one number. */
         at = put(at, 4, plan->chunks[i].level);
         for (int level = 0; level < CG_N_LEVELS; level++)
             at = put(at, 8, plan->chunks[i].sizes.bytes[level]);
@@ -103,6 +104,8 @@ static cg_status read_chunks(cg_cursor *in, cg_plan *plan)
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         cg_plan_chunk *chunk = &plan->chunks[i];
         uint32_t level;
+        /* The level and three zeros as one number, which is too large for a level where they are
+         * not zero. */
         if (!cg_cursor_u32(in, &chunk->sizes.n_tokens) || !cg_cursor_u32(in, &level))
             return CG_ERR_TRUNCATED;
         for (int l = 0; l < CG_N_LEVELS; l++) {

@@ -121,6 +121,7 @@ static void *worker(void *argument)
             pthread_mutex_lock(&pool->lock);
         }
         pool->n_busy--;
+        /* All threads wait for the last task: what it submits is run, too. */
         if (pool->stop)
             pthread_cond_broadcast(&pool->work);
     }

@@ -1,3 +1,5 @@
+/* From a prompt to the chunks that the store has of it: their keys, the questions in batches, and
+ * what of the answers the request may use. */
 #include "connector/prefix.h"
 
 #include "connector/clock.h"
@@ -115,6 +117,8 @@ static cg_status resolve(cg_prefix *p, cg_io *io, const cg_key *keys, size_t n_k
             c->model.profile != NULL ? &c->model.profile_fingerprint : NULL, p->accepted,
             p->deadline_ns, keeper.n_most > 0 ? &keeper : NULL, entries, &n_errors);
     }
+    /* A queue with a question still under way cannot be asked again: its owner makes another
+     * one. */
     p->queue_failed = p->queue_failed || cg_io_n_under_way(io) > 0 ||
                       (status != CG_OK && status != CG_ERR_TIMED_OUT && status != CG_ERR_NO_MEMORY);
     p->timed_out = p->timed_out || status == CG_ERR_TIMED_OUT;
@@ -200,6 +204,7 @@ static cg_status look_ahead(cg_prefix *p, cg_io *io, uint32_t at, uint32_t *end_
     bool there[MAX_PROBES];
     for (uint64_t distance = 0; at + distance < p->n_full; distance = 2 * distance + 1)
         indices[n++] = at + (uint32_t)distance;
+    /* Also the last one, which doubling may pass over. */
     indices[n++] = p->n_full - 1;
     for (uint32_t i = 0; i < n; i++)
         keys[i] = p->keys[indices[i]];
@@ -210,6 +215,7 @@ static cg_status look_ahead(cg_prefix *p, cg_io *io, uint32_t at, uint32_t *end_
     *end_out = p->n_full;
     pthread_mutex_lock(&rt->lock);
     rt->stats.lookup_errors += n_errors + (status != CG_OK);
+    /* From the far end, so that the nearest that is missing is what stays. */
     for (uint32_t i = n; i-- > 0;)
         if (!there[i]) {
             const cg_store_entry none = {0};
@@ -269,6 +275,7 @@ cg_status cg_prefix_find(cg_prefix *p, cg_io *io)
     if (i == n_full) {
         take_tail(p, end, known + n_full, n_tails);
     } else { /* a hole before the end: a prompt that ended here may have left a tail */
+        /* The first answers are used up, so that their memory serves again. */
         const uint32_t n = tail_keys(p, p->first_chunk + i, keys);
         if ((status = resolve(p, io, keys, n, known)) == CG_OK)
             take_tail(p, p->first_chunk + i, known, n);

@@ -61,6 +61,7 @@ static size_t add_steps(const cg_quality *quality, const cg_controller_chunk *ch
                 continue;
             const double kl = cg_quality_kl(quality, n_behind, chunk->n_tokens, level) -
                               cg_quality_kl(quality, n_behind, chunk->n_tokens, to);
+            /* A finer level that takes no more bytes is the best step there is. */
             const double more = (double)chunk->bytes[to] - (double)chunk->bytes[level];
             const double rate = kl / (more > 1 ? more : 1);
             if (rate > best.rate)
@@ -85,6 +86,7 @@ bool cg_quality_bound(const cg_quality *quality, cg_controller_chunk *chunks, si
     uint32_t n_behind = 0;
     if (levels == NULL || steps == NULL)
         goto done;
+    /* From the last chunk to the first, so that n_behind is known. */
     for (size_t i = n_chunks; i-- > 0;) {
         levels[i] = cg_controller_nearest(&chunks[i], CG_L3);
         kl += cg_quality_kl(quality, n_behind, chunks[i].n_tokens, levels[i]);

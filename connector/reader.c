@@ -1,3 +1,6 @@
+/* One thread reads for all loads of a connector. What to read next and what to give up is the
+ * plan's to say (connector/stream_plan.h): it is asked under the lock, and its answers are carried
+ * out without it. */
 #include "connector/reader.h"
 
 #include "connector/clock.h"
@@ -48,6 +51,7 @@ static cg_status submit_open(reader *r, const cg_stream_read *read)
     if (file < 0)
         return cg_store_read_open(c->store, r->io, &name.key, name.level, &name.profile, read->from,
                                   read->bytes, read->id);
+    /* There is a place for each read that can be under way. */
     while (held->id != 0)
         held++;
     *held = (held_file){read->id, file};
@@ -92,6 +96,8 @@ static void submit_read(reader *r, const cg_stream_read *read)
         cg_geometry_elements(g, load->stream.sizes[read->chunk_index].n_tokens) *
         cg_dtype_bytes(g->dtype);
     cg_status status;
+    /* Sizes come from files and plans, which may lie: no memory for more than any chunk can
+     * take. */
     if (read->from + read->bytes > 2 * raw_bytes + (1 << 20))
         status = CG_ERR_BUFFER_TOO_SMALL; /* no chunk is that large */
     else if (r->files != NULL)
@@ -139,6 +145,7 @@ static void submit_all(reader *r)
         cg_runtime_speeds_end(rt);
         if (read != NULL) {
             cg_load_read_begun(cg_load_of_stream(read->stream));
+            /* Without the lock the plan's own may change. */
             begun = *read;
         }
         pthread_mutex_unlock(&rt->lock);
@@ -278,6 +285,7 @@ void *cg_load_reader(void *argument)
     cg_runtime *rt = argument;
     cg_io_config io_config = cg_runtime_io_config(rt->connector);
     reader r = {.rt = rt};
+    /* Closing has places of its own: a close that hangs takes none from reads. */
     io_config.queue_depth += MAX_CLOSING;
     begin_files(&r);
     cg_io_completion completions[MAX_COMPLETIONS];

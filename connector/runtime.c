@@ -124,6 +124,7 @@ void cg_runtime_leave(cg_runtime *rt)
     const bool is_last = --rt->n_inside == 0 && rt->is_orphan;
     pthread_cond_broadcast(&rt->changed);
     pthread_mutex_unlock(&rt->lock);
+    /* Who closes waits for the last one to leave, and then frees. Nobody waits for an orphan's. */
     if (!is_last)
         return;
     runtime_free(rt);

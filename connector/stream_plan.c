@@ -123,6 +123,7 @@ double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, u
     *is_bound_out = false;
     if (quiet <= QUIET_NS || (bps > 0 && quiet * bps < STALL * bits * 1e9))
         return bps;
+    /* Had the link done more, what is under way would have come. */
     const double most_bps = bits * 1e9 / quiet;
     *is_bound_out = true;
     return bps > 0 && bps < most_bps ? bps : most_bps;
@@ -340,9 +341,12 @@ static bool has_memory(cg_stream_plan *plan, uint64_t n_bytes)
     if (plan->bytes_reading + plan->bytes_held + plan->bytes_decoding + n_bytes <=
         plan->staging_bytes)
         return true;
+    /* Something ends by itself and makes room. */
     if (plan->n_reading > 0 || plan->bytes_decoding > 0)
         return false;
     plan->must_decode = any_decodable(plan);
+    /* Nothing that is held could be decoded: one read is begun all the same, or all would wait for
+     * ever. */
     return !plan->must_decode;
 }
 

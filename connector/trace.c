@@ -171,6 +171,7 @@ static int by_time(const void *a, const void *b)
 /* The first row that is free when the event begins. */
 static unsigned take_row(uint64_t *free_at_ns, const cg_trace_event *event)
 {
+    /* There are as many rows as events, so that one is free. */
     unsigned row = 0;
     while (free_at_ns[row] > event->began_ns)
         row++;

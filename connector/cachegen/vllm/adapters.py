@@ -59,6 +59,7 @@ class Adapters:
         if getattr(adapter, "load_inplace", False):
             self._forget(adapter, "it is loaded in place")
             return None
+        # Before reading and after it: of files that change meanwhile nobody knows what was read.
         signature = _signature(path)
         if number not in self._known:
             identity = adapter_fingerprint(path)
@@ -72,6 +73,7 @@ class Adapters:
         return identity
 
     def _forget(self, adapter, reason):
+        # Said once: from then on the identity that is known is None.
         if self._known.get(adapter.lora_int_id, (None, None, ""))[2] is not None:
             logger.warning(
                 "cachegen: requests with adapter %s are neither stored nor served: %s", adapter.lora_name, reason

@@ -26,7 +26,9 @@ class Admission:
         n_admitted = 0
         for at in range(0, len(bytes_of), step):
             digest = hashlib.blake2b(digest + bytes_of[at : at + step], digest_size=16).digest()
+            # Taken out and put back: the latest used stands last, so that the oldest are dropped.
             uses = self._uses[digest] = self._uses.pop(digest, 0) + 1
+            # Without a gap from the start: nothing behind one could be found.
             if uses >= self._save_on_use and n_admitted == at:
                 n_admitted = min(at + step, len(bytes_of))
         while len(self._uses) > MAX_CHUNKS:

@@ -52,6 +52,7 @@ class GpuSteps:
             self._pending.append((n_tokens, self._began, self._event()))
         self._began = None
         finished = []
+        # A stream works in order: behind a step that is not over none is.
         while self._pending and self._pending[0][2].query():
             n_tokens, first, last = self._pending.popleft()
             finished.append((n_tokens, int(first.elapsed_time(last) * 1e6)))  # it says ms

@@ -41,6 +41,8 @@ def rank_of(vllm_config, role):
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         index = get_tensor_model_parallel_rank()
+    # Either a rank has several heads (n_same is 1), or several ranks have the same one (n_heads
+    # is 1).
     n_heads, n_same = max(1, n_kv_heads // n_ranks), max(1, n_ranks // n_kv_heads)
     return Rank(
         index=index,

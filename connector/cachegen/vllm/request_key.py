@@ -90,6 +90,9 @@ def key_tokens(request, unit):
         end = min(first + feature.mm_position.length, len(tokens))
         name = f"{feature.identifier} {first} {feature.mm_position.length} ".encode()
         for begin in range(first // unit * unit, end, unit):
+            # What is replaced of this unit: the image's part of it, widened where it is shorter
+            # than MIN_STAND_INS. The digest is of the replaced tokens, too, so that no text among
+            # them is lost to the key.
             high = min(max(end, begin + MIN_STAND_INS), begin + unit, len(tokens))
             low = max(begin, min(first, high - MIN_STAND_INS))
             digest = hashlib.shake_128(name + b"%d " % begin + tokens[low:high].tobytes())

@@ -338,6 +338,7 @@ class Scheduler:
             request.skip_reading_prefix_cache = True
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
         self._plan_saves(scheduler_output, metadata)
+        # Beside another connector any block may be written to, which None says.
         if not self._is_beside_others:
             metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output)
 
@@ -356,6 +357,8 @@ class Scheduler:
             if n_computed < len(state.tokens):
                 n_prefill += scheduler_output.num_scheduled_tokens[req_id]
             self._plan_request(state, req_id, n_computed, new_blocks, scheduler_output, metadata)
+        # Decoding takes a part of the step's time, too: only steps that hardly decode are
+        # samples.
         if n_prefill >= SAMPLE_MIN_TOKENS and n_prefill >= 0.9 * n_total:
             metadata.prefill_tokens = n_prefill
 

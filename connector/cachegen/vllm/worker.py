@@ -71,6 +71,8 @@ class Worker:
 
     def submit(self, metadata):
         """Once a step, before its forward and before anything overwrites a block that the last step freed."""
+        # Once: a step that preempts brings the same metadata twice, with handle_preemptions()
+        # first.
         if self._submitted is metadata:
             return
         self._submitted = metadata
