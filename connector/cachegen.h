@@ -51,10 +51,10 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
 
 /* Opens a connector from a JSON object (keys and defaults: connector/README.md). It reads
  * the store's model.json and the model's profile: the tables that lossy levels are coded with. A
- * store without a profile opens, too, and serves L0. No thread starts before the first operation.
- * On failure *out is NULL, and error[error_bytes] (may be NULL) holds one sentence that names the
- * key. On success it is empty, or a warning: model.json's curve of quality is none, and the
- * built-in one is used. */
+ * store without a profile opens, too, and serves L0. No thread starts before the first operation;
+ * where the store is far, one starts with the first layout that is registered. On failure *out is
+ * NULL, and error[error_bytes] (may be NULL) holds one sentence that names the key. On success it
+ * is empty, or a warning: model.json's curve of quality is none, and the built-in one is used. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
 /* Cancels look-ups and loads, runs queued saves to their end, and frees. It returns after
