@@ -131,6 +131,8 @@ static void copy_strided(const cg_kv_layout *l, uint32_t plane, const piece *p, 
     const size_t e = l->element_bytes, d = l->given.head_dim;
     const int64_t token_stride = l->given.token_stride[plane],
                   dim_stride = l->given.dim_stride[plane];
+    /* Three ways, the fastest that the strides allow: rows, tiles that are turned, single
+     * elements. */
     if (dim_stride == (int64_t)e) {
         for (uint32_t t = 0; t < p->n_tokens; t++)
             copy_bytes(p->slots + t * token_stride, p->rows + t * p->row_stride, d * e, write);
@@ -181,6 +183,7 @@ static void copy(const cg_kv_layout *l, const int64_t *table, uint32_t layer, ui
                        n = n_tokens - done < room ? n_tokens - done : room;
         char *block = (char *)g->base[layer - g->first_layer] +
                       table[token / g->block_tokens] * g->block_stride;
+        /* In AMX packing a token has no address of its own: piece.first says where it is. */
         if (!amx)
             block += g->offset_bytes[plane] + first * g->token_stride[plane];
         for (uint32_t h = 0; h < g->n_kv_heads; h++) {

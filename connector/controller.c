@@ -87,6 +87,8 @@ static double finest_in_time(const cg_controller_input *in, size_t n, double bud
     for (size_t i = 0; i < n; i++) {
         uint8_t chosen = fastest(in, i);
         for (uint8_t wish = 0; wish < CG_N_LEVELS; wish++) {
+            /* Two bounds of the end: all is read and then the last chunk decoded, or all is decoded
+             * without a pause. The later one holds. */
             const double last =
                 decode_ns(in, n - 1, cg_controller_nearest(&in->chunks[n - 1], wish));
             if (larger(p.read_end_ns + read_left[wish] + last,

@@ -110,6 +110,8 @@ double cg_estimator_low_bps(const cg_estimator *e, uint64_t now_ns)
     }
     const uint64_t newest_ns = e->samples[e->n_samples - 1].at_ns;
     const double idle_ns = now_ns > newest_ns ? (double)(now_ns - newest_ns) : 0;
+    /* Three doubts: how far the samples lie apart, how few they are, and how long ago the last one
+     * was. */
     return bps / ((1 + sqrt(squares / ns)) * (1 + 1.0 / (1 + e->n_samples)) *
                   (2 - exp2(-idle_ns / HALF_LIFE_NS)));
 }

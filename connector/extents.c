@@ -55,6 +55,7 @@ static double step_ns(const cg_extents_input *in, const cg_extents_chunk *chunk,
 {
     const double bytes = bytes_to(chunk, to) - bytes_to(chunk, from);
     const double ns = bytes * 8e9 / in->link_bps + chunk->decode_ns[to] - chunk->decode_ns[from];
+    /* Above 0, so that each step has a rate. */
     return ns > 1 ? ns : 1;
 }
 

@@ -194,6 +194,7 @@ static void disconnect(cg_gather *g)
 static void hear_dropped(cg_gather *g)
 {
     uint64_t n_bytes;
+    /* Each message of the listener is the size of a part that it has dropped. */
     ssize_t n = -1;
     while (g->sender >= 0 && (n = recv(g->sender, &n_bytes, sizeof n_bytes, MSG_DONTWAIT)) > 0)
         if (n == sizeof n_bytes)
@@ -243,6 +244,7 @@ static cg_status send_fd(cg_gather *g, int fd, uint64_t n_bytes)
         g->passed_bytes += n_bytes;
         return CG_OK;
     }
+    /* The socket is full, or too many descriptors are on their way. */
     if (errno == EAGAIN || errno == ETOOMANYREFS)
         return CG_ERR_AGAIN;
     const int reason = errno;
@@ -365,6 +367,7 @@ static bool read_head(const cg_gather *g, part *p)
     const uint32_t n_kv_heads = g->config.geometry.n_kv_heads;
     const size_t room = p->n_bytes - sizeof p->head; /* the caller saw that there is one */
     memcpy(&p->head, p->map, sizeof p->head);
+    /* In this order: what is subtracted was found to be no larger before. */
     if (p->head.magic != MAGIC || p->head.n_heads == 0 || p->head.n_heads > n_kv_heads ||
         p->head.first_head > n_kv_heads - p->head.n_heads || p->head.n_chunks == 0 ||
         p->head.n_chunks > room / sizeof *p->chunks)
@@ -476,6 +479,7 @@ static void receive_all(cg_gather *g, int timeout_ms)
     if (poll(fds, g->n_connections + 1, timeout_ms) <= 0)
         return;
     accept_ranks(g);
+    /* Downwards: closing one puts the last in its place, which has had its turn. */
     for (uint32_t i = g->n_connections; i-- > 0;) {
         bool is_closed = false;
         while (receive(g, i, &is_closed))
@@ -507,6 +511,7 @@ static cg_status check_heads(const cg_gather *g, const cg_gather_chunk *chunk)
     memset(has + g->config.first_head, true, g->config.n_heads);
     for (const part *p = g->parts; p != NULL; p = p->next)
         if (find(g, p, chunk) != NULL) {
+            /* It lists its chunks, and has no data of them. */
             if (p->head.is_refusal)
                 return CG_ERR_CANCELLED;
             memset(has + p->head.first_head, true, p->head.n_heads);

@@ -18,6 +18,7 @@ static void find_library(const cg_config *config, char *path_out, size_t path_by
         snprintf(path_out, path_bytes, "%s", config->gpu_library);
         return;
     }
+    /* The constant lies in this library, so its address tells where that was loaded from. */
     if (dladdr((const void *)DEFAULT_NAME, &self) != 0 && self.dli_fname != NULL)
         slash = strrchr(self.dli_fname, '/');
     if (slash != NULL) {
@@ -118,6 +119,7 @@ uint32_t cg_gpu_take_slot(cg_gpu *gpu)
 {
     pthread_mutex_lock(&gpu->lock);
     const uint32_t slot = (uint32_t)__builtin_ctzll(gpu->free_slots);
+    /* Clears the lowest bit that is set, which is the slot's. */
     gpu->free_slots &= gpu->free_slots - 1;
     pthread_mutex_unlock(&gpu->lock);
     return slot;

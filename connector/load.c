@@ -59,6 +59,7 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
         return CG_ERR_NO_MEMORY;
     if (r->n_blocks > 0)
         memcpy(load->table, r->block_table, r->n_blocks * sizeof *load->table);
+    /* Chunks that the range touches are read whole. */
     if (r->from_token < r->to_token)
         cg_stream_cut(stream, (r->from_token - plan->first_position) / plan->chunk_tokens,
                       (r->to_token - plan->first_position - 1) / plan->chunk_tokens + 1);

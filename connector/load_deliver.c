@@ -120,6 +120,7 @@ static void verify_done(cg_job *job)
     cg_runtime *rt = chunk->load->op.runtime;
     cg_status status = chunk->status;
     if (status == CG_OK) {
+        /* The same job goes on with other tasks: a chunk has one at a time. */
         *job = (cg_job){
             .run = run_decode, .done = decode_done, .n_tasks = cg_decoder_n_tasks(chunk->decoder)};
         status = job->n_tasks > 0 ? cg_pool_submit(rt->pool, CG_JOB_DECODE, job) : CG_ERR_CORRUPT;

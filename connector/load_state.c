@@ -86,6 +86,7 @@ void cg_load_settle(cachegen_load *load)
         return;
     cachegen_progress *p = &load->progress;
     p->total_ns = cg_now_ns() - load->op.started_ns;
+    /* Cancelled when all was there already is no failure. */
     if (p->status == CACHEGEN_OK && stream->is_cancelled &&
         stream->first + stream->n_whole < stream->end)
         p->status = CG_ERR_CANCELLED;
@@ -338,6 +339,7 @@ void cg_load_decode_ended(cg_load_chunk *chunk)
             cg_speeds_add_decode(&rt->speeds, level, stream->sizes[chunk->index].n_tokens,
                                  chunk->decode_ns);
         rt->stats.chunks_loaded[level]++;
+        /* A chunk that was decoded before the one in front of it counts only now. */
         for (uint32_t i = n_whole; i < stream->n_whole; i++)
             add_to_prefix(load, &load->chunks[stream->first + i]);
     } else if (chunk->status != CG_OK) {
@@ -367,6 +369,7 @@ void cg_load_shorten(cachegen_load *load, uint32_t chunk_index)
     if (cg_stream_failed(&load->stream, chunk_index)) {
         load->op.runtime->stats.chunks_timed_out++;
         load->op.runtime->stats.loads_shortened++;
+        /* No chunk is to blame: it would have come, but later than computing it takes. */
         load->progress.status = CG_ERR_TIMED_OUT;
         trace_cut(load, chunk_index, CG_ERR_TIMED_OUT);
     }
@@ -386,6 +389,7 @@ void cg_loads_refuse(cg_runtime *rt, cg_status status)
         next = stream->next; /* settling takes it off the list */
         cachegen_load *load = cg_load_of_stream(stream);
         load->progress.status = status;
+        /* What is whole counts, and nothing else is wanted. */
         stream->first_failed = stream->first + stream->n_whole;
         rt->stats.chunks_io_error++;
         cg_load_settle(load);

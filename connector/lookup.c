@@ -112,6 +112,8 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
     if (levels == NULL || sizes == NULL)
         goto done;
 
+    /* Chunks before first_position are the engine's already: they count as stored, so that a prefix
+     * goes on from them. */
     uint32_t stored = prefix->n_chunks > 0 ? plan.first_position : 0;
     for (uint32_t i = 0; i < prefix->n_chunks; i++) {
         sizes[i] = prefix->chunks[i].sizes;
@@ -205,6 +207,7 @@ static void drop_stuck_queue(cg_io **io, bool has_failed)
 static bool store_answers(const cachegen *c, cg_io **io)
 {
     const uint64_t timeout_ns = c->config->lookup_timeout_ms * UINT64_C(1000000);
+    /* A key that nobody has: only whether the store answers counts. */
     const cg_key any = {{0}};
     bool is_there;
     uint32_t n_errors;
@@ -362,7 +365,8 @@ cachegen_status cachegen_lookup_start_with(cachegen *connector, const cachegen_r
     if ((status = fill(l, &r, &o, from_token)) != CG_OK)
         goto done;
 
-    /* What is remembered answers at once, on the caller's thread. */
+    /* What is remembered answers at once, on the caller's thread. Where no level may be loaded
+     * there is nothing to ask. */
     const bool known = l->prefix.accepted == 0 || cg_prefix_find(&l->prefix, NULL) != CG_ERR_AGAIN;
     pthread_mutex_lock(&rt->lock);
     const bool is_silent = rt->store_is_silent;

@@ -85,6 +85,7 @@ cg_status cg_pool_new(uint32_t n_threads, const uint32_t *cpus, uint32_t n_cpus,
 /* With the lock held: the next task, or NULL. A job leaves its queue with its last task. */
 static cg_job *take(cg_pool *pool, uint32_t *task_out)
 {
+    /* In the order of the queues: decoding goes first. */
     for (int queue = 0; queue < CG_N_JOB_QUEUES; queue++) {
         cg_job *job = pool->head[queue];
         if (job == NULL)
@@ -176,6 +177,8 @@ void cg_pool_stop(cg_pool *pool)
     pool->stop = true;
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
+    /* Once `stop` is set no more threads are started: a job is only taken while one of them is
+     * busy. */
     for (uint32_t i = 0; i < pool->n_running; i++)
         pthread_join(pool->threads[i], NULL);
     pthread_mutex_lock(&pool->lock);

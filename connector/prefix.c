@@ -15,6 +15,7 @@ cg_status cg_prefix_init(cg_prefix *p, cg_runtime *runtime, const cachegen_reque
                          uint32_t from_token)
 {
     const cg_config *config = runtime->connector->config;
+    /* Rounded down: of the chunk that from_token lies in the engine has a part only. */
     *p = (cg_prefix){.runtime = runtime,
                      .n_tokens = r->n_tokens,
                      .n_full = r->n_tokens / config->chunk_tokens,
@@ -46,6 +47,7 @@ static bool usable(const cg_prefix *p, const cg_chunk_memory_entry *known,
 {
     bool any = false;
     for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
+        /* Its provenance counts twice: as a load has found it out, and as its header said. */
         const bool there = (p->accepted & ~known->bad & known->entry.levels) >> level & 1;
         sizes_out->bytes[level] = there && known->prefix_level[level] <= p->worst_level &&
                                           known->entry.prefix_level[level] <= p->worst_level
@@ -233,6 +235,7 @@ static cg_status find_end(cg_prefix *p, cg_io *io, uint32_t *end_out)
     uint32_t at = p->first_chunk;
     bool is_usable;
     *end_out = p->n_full;
+    /* What is remembered needs no question, and may show the end by itself. */
     while (at < p->n_full && is_known(p, &p->keys[at], &is_usable)) {
         if (!is_usable) {
             *end_out = at;

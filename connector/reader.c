@@ -139,6 +139,7 @@ static void submit_all(reader *r)
     const cg_stream_read *read;
     do {
         cg_stream_read begun;
+        /* Before each read, since decoding makes room for what is read. */
         decode_all(r);
         pthread_mutex_lock(&rt->lock);
         read = cg_stream_next_read(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns());

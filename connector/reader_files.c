@@ -108,6 +108,7 @@ void cg_reader_files_give(cg_reader_files *files, int file, uint64_t now_ns)
 {
     pthread_mutex_lock(&files->lock);
     for (place *p = files->places; p < files->places + CG_READER_FILES; p++)
+        /* By its number, which no other file has while this one is open. */
         if (p->is_taken && p->file == file) {
             p->n_users--;
             p->used_ns = now_ns;

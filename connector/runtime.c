@@ -115,6 +115,7 @@ void cg_runtime_resign(cg_runtime *rt, cg_worker *worker)
     if (rt->stop)
         return; /* somebody joins it */
     worker->started = false;
+    /* Nobody joins it: its place may be another thread's by then. */
     pthread_detach(pthread_self());
 }
 

@@ -126,6 +126,7 @@ void cg_saves_drop(cg_runtime *rt, cg_status status)
 
 void cg_saves_give_up(cg_runtime *rt)
 {
+    /* A writer that has no save only waits for one. */
     rt->writer_is_stuck = rt->saving != NULL;
     rt->step_until_ns = UINT64_MAX;
     if (rt->saving != NULL)

@@ -36,6 +36,7 @@ void cg_stream_cut(cg_stream *stream, uint32_t first, uint32_t end)
 
 static bool can_nest(const cg_controller_chunk *sizes)
 {
+    /* Levels of one file are starts of each other: a coarser one ends before a finer one. */
     uint64_t before = UINT64_MAX;
     int n = 0;
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
@@ -111,6 +112,7 @@ uint8_t cg_stream_level_in(const cg_stream *stream, uint32_t chunk_index, uint64
     const cg_stream_chunk *chunk = &stream->chunks[chunk_index];
     const uint64_t *bytes = stream->sizes[chunk_index].bytes;
     uint8_t level = chunk->file_level;
+    /* From the file's finest level on, the first that ends within what is there. */
     if (chunk->is_nested && level != CG_L0)
         while (level < CG_N_LEVELS && (bytes[level] == 0 || bytes[level] > n_bytes))
             level++;

@@ -187,11 +187,14 @@ static void fill_item(cg_extents_chunk *item, const cg_stream *stream, uint32_t 
     }
     item->is_nested = is_anytime && chunk->is_nested;
     item->floor = cg_stream_floor(stream, index);
+    /* A file that cannot be refined is chosen once: while the link is unknown, as the owner chose
+     * it. */
     if (!is_anytime || (!chunk->is_nested && !(cg_estimator_bps(&speeds->link) > 0)))
         item->floor = stream->levels[index];
     item->is_closed = !is_anytime || chunk->is_cut || now_ns >= stream->decode_at_ns;
     if (!is_begun)
         return;
+    /* The file that is being read is all that there will be of it. */
     if (!item->is_nested || chunk->file_level == CG_L0) {
         item->floor = chunk->planned;
         item->is_closed = true;
@@ -262,6 +265,7 @@ static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_
     if (!(input.low_bps > 0))
         input.low_bps = 1;
     cg_extents_plan_make(&plan->planned, &input);
+    /* The same for a faster link: what even that one would not read is not waited for. */
     input.link_bps *= HOPE;
     cg_extents_plan_make(&plan->hoped, &input);
     for (size_t i = 0; i < plan->n_items; i++) {
@@ -359,6 +363,8 @@ static bool has_room(cg_stream_plan *plan, const cg_stream *stream, const cg_spe
         return false;
     if (stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level && is_reading(plan, stream))
         return false;
+    /* A few are under way also where they are more than the window: or a slow link would stand
+     * still between two. */
     return plan->n_reading < (link_bps > 0 ? MIN_READS : FIRST_READS) ||
            (double)(plan->bytes_reading + n_bytes) <= link_bps / 8 * window_s;
 }
@@ -540,10 +546,13 @@ static bool is_final(const cg_stream_plan *plan, const cg_stream *stream, uint32
 {
     const cg_stream_chunk *chunk = &stream->chunks[index];
     const uint8_t level = cg_stream_level_in(stream, index, chunk->arrived_bytes);
+    /* The time is up, or the memory: what has arrived must do, but for a file that is only good as
+     * a whole. */
     if (plan->must_decode || now_ns >= stream->decode_at_ns || !cg_stream_is_anytime(stream))
         return chunk->n_reads == 0 || cg_stream_is_anytime(stream);
     if (chunk->is_cut)
         return chunk->n_reads == 0 || chunk->arrived_bytes >= chunk->good_bytes;
+    /* As fine as is planned and can be hoped for; or nothing more comes for all of the stream. */
     return (level <= chunk->planned && level <= chunk->hoped) ||
            (stream->is_read && !is_reading(plan, stream));
 }

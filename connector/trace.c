@@ -87,6 +87,7 @@ static void put_thousandths(FILE *file, const char *name, double thousandths)
 
 static void begin_event(FILE *file, const char *phase, const char *name, unsigned row, uint64_t ns)
 {
+    /* The event process_name comes before all of these, so each begins with a comma. */
     fprintf(file, ",\n{\"ph\": \"%s\", \"name\": \"%s\", \"pid\": %d, \"tid\": %u, ", phase, name,
             (int)getpid(), row);
     fprintf(file, "\"ts\": %llu.%03llu", (unsigned long long)ns / 1000,

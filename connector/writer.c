@@ -434,6 +434,7 @@ static cg_status save_chunks(cachegen_save *save, cg_io *io)
             status = publish_chunk(chunk, io);
         clear_chunk(chunk);
         pthread_mutex_lock(&rt->lock);
+        /* A save that was given up has told the engine by then how far it came. */
         save->n_saved += status == CG_OK && !save->op.done;
         pthread_mutex_unlock(&rt->lock);
     }
@@ -466,6 +467,7 @@ static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_writt
         save->is_incomplete = true;
         pthread_mutex_unlock(&rt->lock);
     }
+    /* Whether the save was given up is asked again before each chunk. */
     begin_step(save, 1);
     if (status == CG_OK && !*model_json_written &&
         (status = write_model_json(save->op.connector, io)) == CG_OK)

@@ -46,6 +46,7 @@ static cg_status set_mode(void *user, const char *from, int dir_fd, const char *
     /* Another's, or one with more names, is not what was made: somebody was faster. */
     if (fstat(fd, &attr) == 0 && attr.st_uid == like.st_uid &&
         (is_folder || (S_ISREG(attr.st_mode) && attr.st_nlink == 1)))
+        /* A chunk is not executable, and set-id bits are not handed on. */
         fchmod(fd, like.st_mode & (is_folder ? 07777 : 0666));
     close(fd);
     return CG_OK;

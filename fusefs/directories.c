@@ -124,6 +124,7 @@ static int enter_new(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name
     if (error != 0)
         unlinkat(dir_fd, name, S_ISDIR(mode) ? AT_REMOVEDIR : 0);
     else
+        /* Its inode number may have been a published file's. */
         cg_gate_unseal(&fs->nodes, entry_out->node);
     return error;
 }

@@ -97,6 +97,7 @@ static int rename_over(cg_staging *staging, const char *staged, const place *p, 
 {
     char link[CG_STAGING_NAME_BYTES + 2];
     snprintf(link, sizeof link, "%s-%u", staged, level);
+    /* By way of a link: the staged name is needed for the next level, too. */
     if (linkat(staging->dir_fd, staged, staging->dir_fd, link, 0) != 0)
         return errno;
     if (renameat(staging->dir_fd, link, p->dir_fd, p->leaf[level]) == 0)

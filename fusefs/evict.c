@@ -154,6 +154,7 @@ static uint8_t finest_without(const chooser *c, const chunk *of, size_t without)
 /* The next coarser level that the file has a name for, and then nothing. */
 static uint8_t next_level(const chooser *c, size_t file)
 {
+    /* A bit for each level up to the finest that is left. */
     const uint8_t finer = (uint8_t)((2u << c->left[file].finest) - 1);
     return finest_of(c->survey->files[file].levels & (uint8_t)~finer);
 }

@@ -104,6 +104,7 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
         if ((*file_out)->immutable)
             cg_space_touch(fs, fd);
     }
+    /* Not by the open itself: a change of the content passes the gate. */
     if (error == 0 && truncates &&
         (error = cg_contents_truncate(fs, node, (*file_out)->fd, 0)) != 0) {
         cg_fs_release(fs, *file_out);

@@ -87,6 +87,7 @@ static verdict *place_of(verdict *verdicts, size_t n_places, ino_t ino)
 /* The file's place; its ino is 0 if it is not known. NULL: no memory. */
 static verdict *find_verdict(fsck *f, ino_t ino)
 {
+    /* Half of the places stay free, so that each search ends. */
     if (2 * f->n_verdicts >= f->n_places) {
         const size_t n = f->n_places > 0 ? 2 * f->n_places : 1024;
         verdict *larger = calloc(n, sizeof *larger);

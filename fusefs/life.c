@@ -94,6 +94,8 @@ static void parse(const cg_life *own, size_t n_bytes, look *l)
     uint64_t dev;
     unsigned silent_s;
     l->silent_s = n_bytes == 0 ? EMPTY_TEXT_S : NO_TEXT_S;
+    /* A text of another length or form is another version's. Then the time that it names is not
+     * known. */
     if (n_bytes == CG_LIFE_TEXT_BYTES &&
         sscanf(l->text, "cachegenfs %*20[0-9] silent %10u boot %36s dev %16" SCNx64, &silent_s,
                boot, &dev) == 3) {

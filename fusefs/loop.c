@@ -64,6 +64,7 @@ static cg_lane lane_of(const struct fuse_in_header *header)
 {
     switch (header->opcode) {
     case FUSE_LOOKUP:
+        /* The one name of the root that is not the store's. */
         if (header->nodeid == FUSE_ROOT_ID &&
             header->len == sizeof *header + sizeof CG_CONTROL_DIRECTORY &&
             strcmp((const char *)(header + 1), CG_CONTROL_DIRECTORY) == 0)
@@ -102,6 +103,7 @@ static cg_lane lane_of(const struct fuse_in_header *header)
     case FUSE_COPY_FILE_RANGE:
     case FUSE_SETXATTR:
     case FUSE_REMOVEXATTR:
+    /* The last close of a file may adopt it, and discards what never became valid. */
     case FUSE_RELEASE: return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_CHANGE;
     default: return CG_LANE_FREE; /* init, forget, interrupt and the like */
     }

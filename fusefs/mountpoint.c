@@ -68,7 +68,9 @@ bool cg_mountpoint_clear(const char *path)
 {
     char real[PATH_MAX];
     struct stat attr;
+    /* Several may lie on top of each other. */
     while (absolute(path, real) && is_our_mount(real)) {
+        /* Of a mount without a daemon the kernel says ENOTCONN. */
         if (stat(real, &attr) == 0 || errno != ENOTCONN) {
             fprintf(stderr, "cachegenfs: %s: a daemon serves it already\n", path);
             return false;

@@ -136,6 +136,7 @@ static bool same_rules_below(const char *old_path, const char *path)
     char *old_probe = NULL, *probe = NULL;
     bool same = false;
     const int depth = depth_of(path);
+    /* A model lies at depth 1, a context at 3. One strict name below tells for all. */
     if (depth != depth_of(old_path) || (depth != 1 && depth != 3))
         return false;
     const char *rest = depth == 1 ? "contexts/probe/L1/00000.kv" : "L1/00000.kv";
@@ -183,6 +184,7 @@ static int move(const place *from, const place *to, unsigned flags)
         return renameat(from->dir_fd, from->leaf, to->dir_fd, to->leaf) == 0 ? 0 : errno;
     }
     if (linkat(from->dir_fd, from->leaf, to->dir_fd, to->leaf, 0) != 0)
+        /* EINVAL is what a kernel says of a flag that the file system lacks. */
         return errno == EEXIST ? EEXIST : EINVAL;
     return unlinkat(from->dir_fd, from->leaf, 0) == 0 ? 0 : errno;
 }

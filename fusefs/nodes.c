@@ -22,6 +22,7 @@ struct cg_node_name {
     char text[];
 };
 
+/* 2^64 over the golden ratio, and the first multiplier of MurmurHash3's finalizer. */
 static size_t mix(uint64_t a, uint64_t b)
 {
     uint64_t h = (a ^ (b + 0x9e3779b97f4a7c15u + (a << 6))) * 0xff51afd7ed558ccdu;
@@ -449,6 +450,7 @@ void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, ui
 {
     char *first;
     pthread_mutex_lock(&nodes->lock);
+    /* The last name stays, right or wrong. */
     while (nodes->rename_epoch == epoch && nodes->n_renames == 0 && node->names != NULL &&
            node->names->next != NULL && make_path(nodes, node, 0, NULL, &first) == 0) {
         const bool is_right = strcmp(first, path) == 0;

@@ -362,6 +362,7 @@ static bool complete(cg_options *options, const parsed *p)
                 "cachegenfs: a store and a mount point are wanted; cachegenfs --help says more\n");
         return false;
     }
+    /* What a killed daemon left at the mount point goes first: nothing there could be resolved. */
     if ((options->store = resolve("store", p->store)) == NULL ||
         !cg_mountpoint_clear(p->mountpoint) ||
         (options->mountpoint = resolve("mount point", p->mountpoint)) == NULL ||

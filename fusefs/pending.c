@@ -221,6 +221,7 @@ cg_fs_pending *cg_pending_end(cg_fs *fs, cg_fs_pending *pending, cg_pending_stat
 void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups)
 {
     pthread_mutex_lock(&fs->nodes.lock);
+    /* Only with the last look-up: until then an NFS client may still write to the file. */
     cg_fs_pending *pending = node->n_lookups <= n_lookups ? take_stay(node->pending) : NULL;
     pthread_mutex_unlock(&fs->nodes.lock);
     if (pending != NULL)

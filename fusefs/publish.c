@@ -259,6 +259,8 @@ int cg_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const c
     }
     cg_fs_node *old_parent = pending->parent;
     char *old_name = pending->name;
+    /* publish() goes by what the file says of itself: so it has the new name first, and gets the
+     * old one back below if that fails. */
     set_target(fs, pending, parent, new_name);
     const int error = publish(fs, pending, true, replace, &gate, &stay);
     if (pending->state == CG_PENDING_WAITING) { /* it kept its name */

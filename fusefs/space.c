@@ -186,6 +186,8 @@ static bool may_be_full(const cg_fs *fs)
     bool may =
         fs->space.quota_bytes > 0 && used_now(fs) > percent_of(fs->space.quota_bytes, HIGH_PERCENT);
     for (size_t i = 0; i < fs->space.n_model_quotas; i++)
+        /* What a model took at the survey is not kept: at most the high mark. So much more may fill
+         * its quota. */
         may |= published > percent_of(fs->space.model_quotas[i].bytes, HIGH_PERCENT - LOW_PERCENT);
     return may && published > 0;
 }

@@ -305,7 +305,9 @@ int cg_staging_copy(cg_staging *staging, int from, uint64_t n_bytes,
     int error = cg_staging_create(staging, name_out, &to);
     if (error != 0)
         return error;
+    /* The times, too: making room goes by the time of access. */
     const struct timespec times[] = {attr.st_atim, attr.st_mtim};
+    /* Who is not root cannot give files away: then the copy stays ours. */
     error = copy_bytes(from, to, n_bytes);
     if (error == 0 &&
         ((fchown(to, attr.st_uid, attr.st_gid) != 0 && geteuid() == 0) ||
