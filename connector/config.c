@@ -131,6 +131,7 @@ static cg_status set_levels(const char *name, const json_t *value, uint32_t *mas
             return refuse_choice(error, name, LEVEL_NAMES);
         mask |= 1u << level;
     }
+    /* An empty list, or no list at all, whose size is 0. */
     if (mask == 0)
         return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
                                "\"%s\" must be a list of at least one level", name);
@@ -221,6 +222,7 @@ static cg_status set_value(const key_rule *rule, json_t *value, cg_config *confi
         return (*(char **)field = strdup(json_string_value(value))) != NULL ? CG_OK
                                                                             : CG_ERR_NO_MEMORY;
     case INTEGER:
+        /* As doubles, in which the limits and all that lies between them are exact. */
         if (!json_is_integer(value) || (double)json_integer_value(value) < rule->least ||
             (double)json_integer_value(value) > rule->most)
             return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,

@@ -74,6 +74,7 @@ void cg_link_put(cg_link *link, double wanted_bytes)
     link->wanted_bytes -= wanted_bytes;
     pthread_mutex_unlock(&link->lock);
     pthread_mutex_lock(&r->lock);
+    /* Under the registry's lock: whoever finds a link there also counts as its user. */
     const bool is_last = --link->n_users == 0;
     for (cg_link **at = &r->links; is_last && *at != NULL; at = &(*at)->next)
         if (*at == link) {
@@ -108,6 +109,7 @@ void cg_link_borrow(cg_link *link, cg_speeds *speeds)
 {
     if (link == NULL)
         return;
+    /* Until cg_link_return(), so that what is borrowed has one borrower. */
     pthread_mutex_lock(&link->lock);
     copy_estimator(&speeds->link, &link->estimator);
     speeds->meter = link->meter;

@@ -37,6 +37,7 @@ static cg_status check_plan(const cachegen *c, const cg_plan *plan, const cacheg
         return CG_ERR_FOREIGN_MODEL;
     if (memcmp(&plan->profile, &c->model.profile_fingerprint, sizeof plan->profile) != 0)
         return CG_ERR_FOREIGN_PROFILE;
+    /* What lies before first_position was the engine's already: the plan has no chunks of it. */
     if (r->from_token > r->to_token || r->to_token > plan->hit_tokens ||
         (r->from_token < plan->first_position && r->from_token < r->to_token))
         return CG_ERR_INVALID_ARGUMENT;

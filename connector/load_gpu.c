@@ -103,6 +103,7 @@ static cg_status decode(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, cg_scr
     cg_status status = verify(chunk, memory, n_bytes);
     if (status != CG_OK)
         return status;
+    /* The level may end before what was read: see cg_load_verify(). */
     const size_t level_bytes = cg_decoder_chunk(chunk->decoder)->n_bytes;
     status = gpu->functions->decode(gpu->device, slot, level_bytes, &run, load->mark);
     *on_gpu_out = status == CG_OK;

@@ -66,8 +66,8 @@ static cg_controller_decision ask_controller(cg_runtime *rt, const cachegen_look
 }
 
 /* With the lock held: the controller's answer. Where KL is bounded each chunk is left only the
- * level that it needs for that, in sizes[] of the chunks that are loaded. What needs it depends on
- * where the loaded prefix ends, so a cut asks again. */
+ * level that it needs for that, in sizes[] of the chunks that are loaded. Which level that is
+ * depends on where the loaded prefix ends. So after a cut it is asked again. */
 static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
                                      cg_controller_chunk *sizes, uint32_t stored,
                                      uint8_t *levels_out)

@@ -77,6 +77,7 @@ cg_operation *cg_operation_take(cg_runtime *rt, cg_operation_queue *queue)
 cachegen_status cg_operation_poll(const cg_operation *op, const cachegen_progress *progress,
                                   uint32_t tokens_before, cachegen_progress *progress_out)
 {
+    /* What a child process hears of its parent's operation. */
     cachegen_progress p = {.done = 1, .status = CG_ERR_CANCELLED, .loaded_tokens = tokens_before};
     if (cg_operation_is_ours(op)) {
         pthread_mutex_lock(&op->runtime->lock);

@@ -151,6 +151,7 @@ cg_status cg_plan_parse(const uint8_t *bytes, size_t n_bytes, cg_plan **plan_out
     if (version != VERSION)
         goto done;
     status = CG_ERR_TRUNCATED;
+    /* More bytes than it says are corruption, which is found below. */
     if (!cg_cursor_u32(&in, &total) || n_bytes < total)
         goto done;
     if ((status = read_fixed(&in, plan)) != CG_OK)

@@ -23,6 +23,7 @@ static cg_status reserve(void **piece, size_t *have_bytes, size_t n_bytes)
 {
     if (n_bytes <= *have_bytes)
         return CG_OK;
+    /* aligned_alloc() wants a multiple of the alignment. An overflow makes it less than n_bytes. */
     const size_t rounded = (n_bytes + 4095) / 4096 * 4096;
     void *larger = aligned_alloc(64, rounded);
     if (rounded < n_bytes || larger == NULL) {

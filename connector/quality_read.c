@@ -1,3 +1,5 @@
+/* What is read of a curve counts only when all of it is good: each function says false at the first
+ * number that is not. */
 #include "connector/quality_read.h"
 
 #include <jansson.h>
@@ -36,6 +38,8 @@ static bool take_points(cg_quality *quality, const json_t *last)
     for (size_t i = 0; i < n; i++) {
         const json_t *pair = json_array_get(last, i);
         cg_quality_point point;
+        /* Each point at least a token behind the one before: a curve between two at the same place
+         * would divide by 0. */
         if (json_array_size(pair) != 2 ||
             !take_number(json_array_get(pair, 0), before.tokens + 1, MOST_TOKENS, &point.tokens) ||
             !take_number(json_array_get(pair, 1), 0, 1, &point.sum) || !(point.sum > before.sum))
@@ -72,6 +76,7 @@ cg_status cg_quality_read(cg_quality *quality_out, const char *model_json,
     cg_key key;
     *quality_out = cg_quality_built_in;
     json_t *object = json_loads(model_json, JSON_REJECT_DUPLICATES, &json_error);
+    /* What is no JSON was refused before (connector/model.c). */
     if (object == NULL && json_error_code(&json_error) == json_error_out_of_memory)
         return CG_ERR_NO_MEMORY;
     const json_t *curves = json_object_get(object, "quality");

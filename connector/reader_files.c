@@ -84,6 +84,8 @@ bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int
     place *p = files->places, *end = files->places + CG_READER_FILES;
     while (p < end && p->is_taken)
         p++;
+    /* Two look-ups may have opened the same file: one is enough. Without a reader nobody would
+     * close it. */
     const bool takes = p < end && files->n_readers > 0 && find(files, name) == NULL;
     if (takes)
         *p = (place){.is_taken = true, .name = *name, .file = file, .used_ns = now_ns};
@@ -123,6 +125,7 @@ int cg_reader_files_drop(cg_reader_files *files, uint64_t now_ns)
     for (place *p = files->places; p < files->places + CG_READER_FILES && file < 0; p++)
         if (p->is_taken && p->n_users == 0 &&
             (files->n_readers == 0 || now_ns >= p->used_ns + KEEP_NS)) {
+            /* The caller closes it, not under the lock: a FUSE daemon may have to be waited for. */
             p->is_taken = false;
             file = p->file;
         }

@@ -161,6 +161,7 @@ cg_status cg_save_send_heads(const cachegen_save *save, const cg_gpu *gpu,
     if (chunks == NULL)
         return CG_ERR_NO_MEMORY;
     uint32_t n = list_chunks(save, first, chunks);
+    /* The rank that stores takes no more of them at once either (cachegen_save_start()). */
     if (gpu != NULL && n > gpu->n_copies)
         n = gpu->n_copies;
     cg_status status = n > 0 ? cg_gather_begin(gather, chunks, n, &part) : CG_OK;

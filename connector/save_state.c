@@ -18,6 +18,7 @@ bool cg_save_free_raw(cg_save_chunk *chunk)
 {
     const bool had_one = chunk->has_copy || chunk->raw != NULL;
     if (chunk->has_copy) {
+        /* Not cg_handle_gpu(): a GPU that is off gets its copy back, too. */
         const cg_gpu *gpu = atomic_load(&chunk->save->op.connector->gpu);
         gpu->functions->read_release(gpu->device, chunk->copy);
     } else {
@@ -44,6 +45,8 @@ cg_status cg_save_take_raw(cg_save_chunk *chunk)
 
 void cg_save_release_raw(cg_save_chunk *chunk)
 {
+    /* While the pool copies into it, it must stay: then the copying or the writer releases it
+     * later. */
     if (chunk->save->is_copied && cg_save_free_raw(chunk))
         chunk->save->op.runtime->staging_bytes -= chunk->raw_bytes;
 }
@@ -67,6 +70,8 @@ bool cg_save_claim_encoder(cg_save_chunk *chunk)
 {
     cg_runtime *rt = chunk->save->op.runtime;
     const uint64_t limit = (uint64_t)rt->connector->config->staging_mib << 20;
+    /* The only encoder always gets its memory, or a chunk larger than the limit would never be
+     * encoded. */
     if (rt->encoding_bytes > 0 && rt->staging_bytes + rt->encoding_bytes + chunk->raw_bytes > limit)
         return false;
     chunk->encoding_bytes = chunk->raw_bytes;

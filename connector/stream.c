@@ -96,6 +96,7 @@ bool cg_stream_is_decodable(const cg_stream *stream, uint32_t chunk_index)
 bool cg_stream_failed(cg_stream *stream, uint32_t chunk_index)
 {
     stream->chunks[chunk_index].state = CG_STREAM_FAILED;
+    /* Behind a chunk that failed before nothing was wanted any more. */
     if (stream->is_cancelled || chunk_index >= stream->first_failed)
         return false;
     stream->first_failed = chunk_index;

@@ -22,6 +22,8 @@ struct cg_arrival {
     int fd;
 };
 
+/* Whether a file that may have one name may have the other, without a second look at its
+ * content. */
 static bool same_rule(const cg_tree_name *a, const cg_tree_name *b)
 {
     return a->kind == b->kind && a->level == b->level && cg_key_equal(&a->key, &b->key) &&
@@ -116,6 +118,7 @@ int cg_arrivals_add(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *leaf,
     if (fd < 0 && !cg_fs_is_strict(name)) /* a link or the like: nothing is adopted from it */
         return 0;
     if (fd < 0)
+        /* A symbolic link or a socket, which no strict name may be. */
         return errno == ELOOP || errno == ENXIO ? EPERM : errno;
     if (fstat(fd, &attr) != 0)
         error = errno;
@@ -145,6 +148,7 @@ bool cg_arrivals_covers(const cg_arrivals *list, int dir_fd, const char *leaf,
 /* A list whose move failed may hold an item that is not complete. */
 void cg_arrivals_end(cg_fs *fs, cg_arrivals *list, bool moved)
 {
+    /* All are adopted before any is let go. */
     for (size_t i = 0; i < list->n_items; i++) {
         cg_arrival *item = &list->items[i];
         if (moved && is_adopted(item->name.kind))

@@ -35,6 +35,7 @@ static int set_size(cg_fs *fs, cg_fs_node *node, off_t size)
     int fd, error;
     cg_fs_pending *pending = cg_pending_of(fs, node);
     if (pending != NULL) {
+        /* It has no name yet by which it could be opened. */
         fd = pending->fd;
     } else {
         if ((error = cg_published_open_to_change(fs, node, O_WRONLY, &fd, NULL)) != 0)
@@ -71,6 +72,7 @@ int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask
         return EACCES;
     if (fs->read_only)
         return EROFS;
+    /* First, since it may be refused: then nothing else is changed either. */
     if ((mask & CG_SET_SIZE) != 0 && (error = set_size(fs, node, attr->st_size)) != 0)
         return error;
     if ((error = cg_reach(fs, node, &reached)) != 0)

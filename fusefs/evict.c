@@ -7,8 +7,8 @@
 /* Of an 8B model: at about this position attention costs a token as much as all else does. */
 static const double ATTENTION_TOKENS = 32768;
 
-/* What was used a time ago is used again about as often as the time is short, whether it is minutes
- * or weeks. Below this age all is equally young. */
+/* How likely something is to be used again falls as the time since its last use grows: half as
+ * likely after twice the time, for minutes as for weeks. Below this age all is equally young. */
 static const double YOUNG_S = 60;
 
 /* What the finest level that is left of a chunk is worth; the last is for none. The steps follow

@@ -52,6 +52,7 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
 static bool has_profile(const gc *g, const cg_survey *survey, const cg_object_file *file)
 {
     char path[CG_TREE_PATH_BYTES];
+    /* L0 is decoded without a profile. */
     if (file->finest == CG_L0 || cg_tree_profile_path(survey->models[file->model], &file->profile,
                                                       path, sizeof path) != CG_OK)
         return true;
@@ -66,6 +67,7 @@ static void sweep(gc *g, const cg_survey *survey, const cg_object_file *file)
 {
     char path[CG_TREE_PATH_BYTES];
     const bool is_readable = has_profile(g, survey, file);
+    /* Names elsewhere are a context's, as a rule: then it stays. */
     if (file->n_names_elsewhere > 0 || (is_readable && !g->orphans))
         return;
     const cg_level level = (cg_level)__builtin_ctz(file->levels); /* it was found by a name */
@@ -81,6 +83,7 @@ static void sweep(gc *g, const cg_survey *survey, const cg_object_file *file)
 static cg_status collect(gc *g)
 {
     cg_survey survey;
+    /* Two walks: a survey lists objects only, and unfinished files are none. */
     cg_status status = cg_walk(g->root_fd, visit, g);
     if (status != CG_OK || (status = cg_survey_make(g->root_fd, NULL, NULL, &survey)) != CG_OK)
         return status;

@@ -19,6 +19,7 @@ void cg_metrics_observe(cg_metrics *metrics, cg_request request, uint64_t ns)
 {
     uint64_t bound_ns = 100000;
     int i = 0;
+    /* Each bucket reaches ten times as far as the one before, and the last one without end. */
     for (; i < CG_N_LATENCIES - 1 && ns > bound_ns; i++)
         bound_ns *= 10;
     cg_metrics_add(&metrics->latencies[request].n[i], 1);
@@ -120,6 +121,7 @@ char *cg_metrics_text(const cg_metrics *m)
            m->files_pending);
     single(out, "passthrough_in_use", "gauge",
            "1 when reads of published files go past the daemon.", m->passthrough_in_use);
+    /* Here it shows whether all of the text found memory. */
     if (fclose(out) != 0) {
         free(text);
         return NULL;

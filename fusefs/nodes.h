@@ -111,8 +111,9 @@ void cg_nodes_unpin(cg_nodes *nodes, cg_fs_node *node);
  * name is not noted; the next look-up notes it. */
 void cg_nodes_add_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *name);
 void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *name);
-/* Those of the node's names that are tried before the one of this path led nowhere, or to other
- * files: they go, unless there was a rename since the epoch, or one is under way. */
+/* Drops the names of the node that come before the one of this path: they were tried first, and led
+ * nowhere or to other files. It drops none if there was a rename since the epoch, or one is under
+ * way: then they may be right. */
 void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, uint64_t epoch);
 void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *name,
                         cg_fs_node *new_parent, const char *new_name, bool exchange);

@@ -264,6 +264,7 @@ static char *resolve(const char *what, const char *path)
 static bool is_apart(const char *store, const char *mountpoint)
 {
     const size_t n_bytes = strlen(store);
+    /* A common beginning counts only where a component ends: /srv/kv2 is not inside /srv/kv. */
     if (strncmp(store, mountpoint, n_bytes) != 0 ||
         (mountpoint[n_bytes] != '\0' && mountpoint[n_bytes] != '/' && strcmp(store, "/") != 0))
         return true;

@@ -195,6 +195,8 @@ int cg_staging_open(cg_staging *staging, int root_fd, unsigned silent_s, uint64_
     if (error != 0)
         cg_staging_close(staging);
     else
+        /* At the start only those whose locks say so: for the others it takes more than one
+         * look. */
         *n_removed_out = remove_dead(staging);
     return error;
 }

@@ -78,6 +78,7 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     fs->scrub_bytes_per_s = config->scrub_bytes_per_s;
     fs->log = config->log;
     fs->log_user = config->log_user;
+    /* Good to be closed, since `fail` may come before it is opened. */
     fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
     fs->proc_fd = -1;
     cg_watch_init(&fs->watch);

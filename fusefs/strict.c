@@ -108,6 +108,7 @@ cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *bu
 
     const uint64_t memory_bytes = is_profile ? n_bytes : CHUNK_MEMORY_BYTES;
     cg_status status;
+    /* Waits for its turn before it allocates: many checks at once take longer, not more. */
     take(budget, memory_bytes);
     if (is_profile) {
         uint8_t *bytes = malloc(n_bytes);

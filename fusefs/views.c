@@ -24,6 +24,8 @@ static bool is_coarse_name(const cg_tree_name *name)
 
 cg_view cg_view_of_header(const cg_tree_name *name, const cg_chunk_header *header)
 {
+    /* The name of the finest level shows the whole file. So does one of a level that is not in
+     * it. */
     if (!is_coarse_name(name) || name->level == header->level ||
         !cg_chunk_holds(header, name->level))
         return (cg_view){.level = 0};

@@ -38,6 +38,7 @@ static cg_status walk_entry(walk *w, int dir_fd, const char *leaf, unsigned dept
     if (S_ISREG(attr.st_mode) || S_ISDIR(attr.st_mode))
         status = w->visit(w->user, dir_fd, w->path, &attr);
     if (status == CG_OK && S_ISDIR(attr.st_mode) && depth < MAX_DEPTH) {
+        /* The visitor may have removed or renamed it: then there is nothing to walk. */
         const int fd = openat(dir_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         status = fd >= 0 ? walk_folder(w, fd, depth + 1) : CG_OK;
     }

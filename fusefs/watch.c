@@ -150,8 +150,8 @@ static bool forget_attr(batch *b, ino_t ino)
     return n > 0;
 }
 
-/* Whether the name is not that of the file any more that we know by it. What came through the mount
- * is known to the kernel; we may be about to note it. */
+/* Whether the name is of another file by now than the one that we know by it. A change that came
+ * through the mount the kernel knows; our table may be about to get it. */
 static bool is_other_name(batch *b, const change *c, ino_t folder)
 {
     struct stat attr;

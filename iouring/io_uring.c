@@ -112,9 +112,9 @@ static void chain_landed(cg_io *io, cg_io_flight *f)
         end_flight(io, f);
     } else if ((uint64_t)result == op->size_bytes ||
                (op->start_only && (uint64_t)result > op->size_bytes)) {
-        /* Whole, or a file that has grown since its size was looked up, read short just there: no
-         * file system that is known does that to a regular file, and a second read would cost a
-         * round trip on a network. */
+        /* As many bytes as were wanted. Of a whole file more were asked for, so it ends here; or it
+         * has grown since, and the read fell short at just this place. No known file system does
+         * that to a regular file, and a second read would cost a round trip on a network. */
         op->file_bytes = op->size_bytes;
         op->buffer->buffer.n_bytes = (size_t)op->size_bytes;
         end_flight(io, f);

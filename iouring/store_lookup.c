@@ -109,7 +109,8 @@ static void take_header(lookup *l, size_t index, unsigned level, const cg_io_com
         return;
     }
     end_file(l, index, level, c->file, true);
-    /* Of a finer level that the file holds this name may have no more than the start. */
+    /* Finer levels that the file holds don't count here: by this name only the file's start may be
+     * had. */
     for (unsigned held = level; held <= h.coarsest; held++) {
         const bool is_known = (entry->levels >> held & 1) != 0;
         if ((l->level_mask >> held & 1) == 0 || (is_known && held > level))

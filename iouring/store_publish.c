@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Makes path another name of the file that stands under a finer level's and holds this one, too:
- * where this chunk's own was there before, of another's. CG_ERR_NOT_FOUND: no finer name is of such
- * a file. */
+/* Makes path another name of a file that has the name of a finer level and holds this level, too.
+ * The file may be another publisher's, who was faster. CG_ERR_NOT_FOUND: no finer name is of such a
+ * file. */
 static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_level level,
                             const char *path)
 {
