@@ -59,7 +59,9 @@ int cg_beneath_open(int root_fd, const char *path, int flags)
         const int fd = (int)syscall(SYS_openat2, root_fd, path, &how, sizeof how);
         if (fd >= 0)
             return fd;
-        if (errno == EAGAIN) /* a rename elsewhere made ".." uncertain; there is none here: again */
+        /* A rename elsewhere made ".." uncertain, of which there is none here; or, with O_NONBLOCK,
+         * somebody has a lease on the file, which this open takes away: until then, again. */
+        if (errno == EAGAIN)
             continue;
         if (errno != ENOSYS && errno != EPERM) /* EPERM: what seccomp filters answer */
             return -1;
