@@ -1,6 +1,6 @@
 /* Two hash tables, of files by their number and of names by their parent and text, which grow
- * together. A name belongs to both its node's list and the table, and pins its parent: so a path
- * can always be walked up to the root. */
+ * together. A name belongs to both its node's list and the table. It pins its parent, so that the
+ * way up from it stays. */
 #include "fusefs/nodes.h"
 
 #include <errno.h>
