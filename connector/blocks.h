@@ -2,8 +2,7 @@
  *
  * A tile is one layer and one plane (K or V) of consecutive tokens,
  * [n_tokens][tile_heads][head_dim], of the model's dtype: all of the model's heads, of which a
- * layout may have some (tensor parallel). Layouts of blocks: cachegen.h,
- * cachegen_kv_layout.
+ * layout may have some (tensor parallel). Layouts of blocks: cachegen.h, cachegen_kv_layout.
  * Fast are layouts whose dims are contiguous, and those whose tokens are: vLLM's CPU "vec" layout
  * keeps K transposed, as head_dim rows of block_tokens tokens. Everything else goes element by
  * element.

@@ -12,11 +12,11 @@
  *
  * Guarantees. Structs begin with struct_size and abi_version and grow only at their end. The
  * library reads min(struct_size, its own size) and takes the rest as zero; zero is always the
- * default. Of a struct that is given
- * abi_version is CACHEGEN_ABI_VERSION, or 0 for the first; another one is refused (22, unsupported
- * version). Symbols are versioned (libcachegen.map). Nothing here aborts the host. Every failure of
- * a store is a cache miss. Signals of the host reach none of the library's threads, but for those
- * that a thread causes itself (SIGSEGV and the like): these are not blocked.
+ * default. In a struct that the caller gives, abi_version is CACHEGEN_ABI_VERSION, or 0 for the
+ * first; another one is refused (22, unsupported version). Symbols are versioned
+ * (libcachegen.map). Nothing here aborts the host. Every failure of a store is a cache miss.
+ * Signals of the host reach none of the library's threads, but for those that a thread causes
+ * itself (SIGSEGV and the like): these are not blocked.
  * Surprises. (1) Look-ups, loads and saves are asynchronous: start one, then poll it or wait on the
  * eventfd. (2) A plan is plain bytes that may cross processes, so that an engine's scheduler and
  * its workers agree. (3) After fork() a handle works in the child, too: the child starts threads of
@@ -196,8 +196,7 @@ CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
 /* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured). A store that has left
  * a look-up without an answer for so long is not asked for further ones: they are misses at once,
  * until it answers the connector's own question.
- * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever
- * the reason. */
+ * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.
  * *plan_bytes is the room at plan, then the plan's size; with plan NULL only the size is told. Only
@@ -311,9 +310,9 @@ CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  cachegen_save **out);
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
-/* Waits until it is complete, since a save is never lost half-way, and the blocks are not read any
- * more, and frees. With a store that
- * hangs that takes save_timeout_ms (configured). NULL is fine. */
+/* Waits until it is complete, since a save is never lost half-way, and until the blocks are not
+ * read any more. Then frees. With a store that hangs that takes save_timeout_ms (configured). NULL
+ * is fine. */
 CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 
 /* ---- measurement ---- */

@@ -55,8 +55,7 @@ size_t cg_plan_bytes(const cg_plan *plan);
 void cg_plan_write(const cg_plan *plan, uint8_t *bytes);
 
 /* The caller frees *plan_out with cg_plan_free(). CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION,
- * CG_ERR_TRUNCATED,
- * CG_ERR_CORRUPT, CG_ERR_NO_MEMORY. */
+ * CG_ERR_TRUNCATED, CG_ERR_CORRUPT, CG_ERR_NO_MEMORY. */
 cg_status cg_plan_parse(const uint8_t *bytes, size_t n_bytes, cg_plan **plan_out);
 void cg_plan_free(cg_plan *plan); /* NULL is fine */
 

@@ -4,17 +4,17 @@
  * The rules. (1) Loads with a budget read every chunk coarse first and refine while there is time,
  * by the planner of connector/extents.h, which sees all loads at once and is asked anew whenever
  * something ended. (2) Of all loads, what must arrive goes in the order of deadlines. (3) A range
- * is at most 1 MiB, and where the rest of a chunk may have to be done without what a slow link
- * moves in 50 ms; as much is under way as the link moves in 200 ms and two round trips, but at
- * least two ranges. While the link is unknown they are of different files: each range opens its
- * file, upon which a network's file system forgets what it holds of it, also what another range has
- * just brought. (4) A chunk is decoded once: when it is as fine as can be hoped for, when nothing
- * more is read for its load, when its time is up, or when the memory is needed. A range that
- * arrives later is dropped. (5) What cannot arrive in time is given up where recomputing it is
- * faster: the load fails from that chunk on. (6) A read ends by read_timeout and twice the time
- * that all bytes under way should take: what waits before it on a slow link is not its fault. (7) A
- * stream ends at a time of its own: its reads are given up then, and what was not begun is not
- * read.
+ * is at most 1 MiB. Where the rest of a chunk may have to be done without, it is at most what a
+ * slow link moves in 50 ms. As much is under way as the link moves in 200 ms and two round trips,
+ * but at least two ranges. While the link is unknown, ranges that are under way are of different
+ * files: each one opens its file, upon which a network's file system forgets what it holds of it,
+ * also what another range has just brought. (4) A chunk is decoded once: when it is as fine as can
+ * be hoped for, when nothing more is read for its load, when its time is up, or when the memory is
+ * needed. A range that arrives later is dropped. (5) What cannot arrive in time is given up where
+ * recomputing it is faster: the load fails from that chunk on. (6) A read is given up after
+ * read_timeout and twice the time that all bytes under way should take: what waits before it on a
+ * slow link is not its fault. (7) A stream ends at a time of its own: its reads are given up then,
+ * and what was not begun is not read.
  *
  * Other loads read each chunk at one level: the one they were told (fixed), or that of the
  * controller, anew for each chunk whenever the link was measured (min_delay, paper). `paper` reads
