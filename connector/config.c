@@ -262,6 +262,7 @@ static void set_defaults(cg_config *config)
 {
     for (size_t i = 0; i < N_RULES; i++) {
         void *field = (char *)config + RULES[i].offset;
+        /* Fields of these types are uint32_t, all of them. */
         if (RULES[i].type == INTEGER || RULES[i].type == CHOICE || RULES[i].type == LEVELS)
             *(uint32_t *)field = (uint32_t)RULES[i].preset;
         else if (RULES[i].type == NUMBER)

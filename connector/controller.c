@@ -122,6 +122,7 @@ static size_t least_delay(const cg_controller_input *in, double tokens_in_all, u
         pipeline_add(&p, read_ns(in, i, levels_out[i]), decode_ns(in, i, levels_out[i]));
         tokens_left -= in->chunks[i].n_tokens;
         const double total = p.decode_end_ns + recompute_ns(in, tokens_left);
+        /* Of cuts that are equally good the one that loads more. */
         if (!may_cut || total <= best_total) {
             best_total = total;
             best = i + 1;

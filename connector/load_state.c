@@ -256,6 +256,7 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     cachegen_load *load = cg_load_of_stream(read.stream);
     cg_load_chunk *chunk = &load->chunks[read.chunk_index];
     const size_t n_bytes = piece != NULL ? piece->buffer->n_bytes : 0;
+    /* What the end of this read adds to it is the read's share of the link's time. */
     const double link_ns = load->stream.link_ns;
     const double link_bps = load->trace != NULL ? estimated_bps(rt) : 0;
     const cg_stream_verdict verdict =

@@ -155,6 +155,7 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
 done:
     free(levels);
     free(sizes);
+    /* Without memory for a plan it is a miss. */
     if (l->plan == NULL) {
         memset(&l->hit, 0, sizeof l->hit);
         l->plan_bytes = 0;

@@ -144,6 +144,7 @@ static cg_status open_profile(cg_model *model, const cg_config *config, const cg
         return CG_OK; /* L0 only */
     if (status != CG_OK)
         return cg_sentence_say(error, status, "%s: %s", path, cg_strerror(status));
+    /* Of the text only the first line, which ends behind the digits. */
     const bool is_hex = cg_key_from_hex(text, &key) && (text[32] == '\n' || text[32] == '\0');
     free(text);
     if (!is_hex)
@@ -202,6 +203,7 @@ cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sente
         model->has_json = true;
     if (status != CG_OK)
         goto done;
+    /* The type of the engine's cache: the one thing in which the two sources may differ. */
     if (config->geometry.dtype != 0)
         model->geometry.dtype = (uint8_t)config->geometry.dtype;
     model->geometry.n_planes = CG_N_PLANES;

@@ -196,6 +196,7 @@ static void take_completion(reader *r, const cg_io_completion *done)
     pthread_mutex_unlock(&rt->lock);
     if (!is_kept)
         close_file(r, done->file);
+    /* Of a read that the plan does not know any more. */
     if (read == NULL && piece != NULL) {
         cg_io_buffer_release(piece->buffer);
         free(piece);

@@ -70,6 +70,7 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, u
     const uint32_t chunk_tokens = c->config->chunk_tokens;
     const uint8_t levels = levels_to_make(c->store_levels, save->prefix_level);
     const uint64_t now_ns = cg_now_ns(), limit = (uint64_t)c->config->staging_mib << 20;
+    /* Copies leave room for one encoder: connector/save_state.h. */
     const uint64_t encoder_bytes = cg_geometry_elements(g, chunk_tokens) * cg_dtype_bytes(g->dtype);
     *staging_bytes_out = 0;
     save->end_token = save->n_tokens;

@@ -234,6 +234,7 @@ static cg_status publish_chunk(const cg_save_chunk *chunk, cg_io *io)
     const bool nested = is_nested(chunk);
     for (int level = CG_N_LEVELS - 1; level >= 0 && status == CG_OK;
          level--) { /* the smallest is the first to be of use */
+        /* Its name is made together with the finer one's. */
         const bool is_in_finer = nested && level > CG_L1 && (chunk->levels >> (level - 1) & 1) != 0;
         if ((chunk->levels >> level & 1) != 0 && !is_in_finer)
             status = publish_level(chunk, io, (cg_level)level);

@@ -165,6 +165,7 @@ static uint64_t bytes_at(const chooser *c, size_t file, uint8_t level)
     const uint64_t whole = f->level_bytes[f->finest];
     if (level == NONE || whole == 0)
         return 0;
+    /* In proportion: on disk a file may take less than its size, or more. */
     return (uint64_t)((double)f->used_bytes * ((double)f->level_bytes[level] / (double)whole));
 }
 
@@ -178,6 +179,8 @@ static double step_cost(const chooser *c, size_t file)
     if (left->finest == NONE || f->n_names_elsewhere > 0)
         return -1;
     const uint8_t next = next_level(c, file), others = finest_without(c, of, file);
+    /* What the chunk has with this file as it is, and after the step: its other files count,
+     * too. */
     const uint8_t before = left->finest < others ? left->finest : others,
                   after = next < others ? next : others;
     const uint64_t bytes_after = bytes_at(c, file, next);
@@ -190,6 +193,7 @@ static double step_cost(const chooser *c, size_t file)
            (double)(left->bytes - bytes_after);
 }
 
+/* A binary heap: no entry costs less than the one above it, at (at - 1) / 2. */
 static void push(chooser *c, size_t file)
 {
     const double cost = step_cost(c, file);

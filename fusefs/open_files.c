@@ -21,6 +21,7 @@ int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_p
     file->writable = writable;
     file->pending = pending;
     file->n_users = 1;
+    /* A waiting file is not: no pages of it are kept (fusefs/passthrough.c). */
     file->cached = writable && pending == NULL;
     pthread_mutex_lock(&nodes->lock);
     if (file->cached && node->n_backed > 0) {
@@ -119,6 +120,7 @@ void cg_open_file_leave(cg_fs *fs, cg_fs_file *file)
         link = &(*link)->next;
     *link = file->next;
     file->node->n_cached -= file->cached;
+    /* For cg_open_file_stays_written(). */
     if (file->writable)
         pthread_cond_broadcast(&fs->nodes.changed);
     pthread_mutex_unlock(&fs->nodes.lock);

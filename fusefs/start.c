@@ -168,6 +168,7 @@ void cg_fs_free(cg_fs *fs)
 void cg_fs_stop(cg_fs *fs)
 {
     pthread_mutex_lock(&fs->keep_lock);
+    /* Under the lock, so that nobody who has just asked misses the signal. */
     fs->is_stopping = true;
     pthread_cond_broadcast(&fs->keep_stop);
     pthread_mutex_unlock(&fs->keep_lock);

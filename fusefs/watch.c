@@ -65,6 +65,7 @@ int cg_watch_open(cg_watch *watch, int root_fd)
         return ENOTSUP;
     struct statfs attr;
     watch->handles_have_numbers = fstatfs(root_fd, &attr) == 0 && attr.f_type == EXT4_SUPER_MAGIC;
+    /* TARGET_FID: with a name comes the file that it is or was of. */
     watch->fd = fanotify_init(FAN_CLASS_NOTIF | FAN_CLOEXEC | FAN_NONBLOCK | FAN_REPORT_FID |
                                   FAN_REPORT_DFID_NAME | FAN_REPORT_TARGET_FID,
                               O_RDONLY | O_CLOEXEC);
@@ -225,6 +226,7 @@ static void take_events(cg_fs *fs, dev_t dev, const char *bytes, size_t n_bytes)
     struct fanotify_event_metadata event;
     for (size_t at = 0; n_bytes - at >= sizeof event; at += event.event_len) {
         memcpy(&event, bytes + at, sizeof event);
+        /* No kernel writes such an event, but the loop must end. */
         if (event.event_len < sizeof event || event.event_len > n_bytes - at)
             break;
         if ((event.mask & FAN_Q_OVERFLOW) != 0) {

@@ -249,6 +249,8 @@ static cg_status name_temp_file(int dir_fd, const char *temp, const char *to, bo
     if (!replace && linkat(dir_fd, temp, dir_fd, to, 0) != 0) {
         error = errno;
         if (means_no_links(error)) {
+            /* A look and a rename have to do for a link: cg_file_name() says what that leaves
+             * open. */
             error = fstatat(dir_fd, to, &s, AT_SYMLINK_NOFOLLOW) == 0 ? EEXIST : 0;
             replace = error == 0;
         }

@@ -40,6 +40,8 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
     strcpy(store->model, model); /* a valid name fits */
     cg_folders_init(&store->folders);
     store->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* Only the last folder of it: where its parent is missing, too, the root is more likely
+     * misspelt. */
     if (store->root_fd < 0 && errno == ENOENT && create && mkdir(root, 0700) == 0)
         store->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (store->root_fd < 0) {
