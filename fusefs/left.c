@@ -24,11 +24,17 @@ static bool is_being_written(int dir_fd, const char *leaf)
     return is;
 }
 
+static bool is_temporary_name(const char *leaf)
+{
+    const char *end = leaf + strlen(leaf);
+    return leaf[0] == '.' && end - leaf > 4 && strcmp(end - 4, ".tmp") == 0;
+}
+
 bool cg_left_is(int dir_fd, const char *path, const struct stat *attr, int64_t now_s)
 {
-    const char *leaf = cg_walk_leaf(path), *end = leaf + strlen(leaf);
-    return S_ISREG(attr->st_mode) && leaf[0] == '.' && end - leaf > 4 &&
-           strcmp(end - 4, ".tmp") == 0 && now_s - attr->st_mtim.tv_sec > LEFT_SECONDS &&
+    const char *leaf = cg_walk_leaf(path);
+    return S_ISREG(attr->st_mode) && is_temporary_name(leaf) &&
+           now_s - attr->st_mtim.tv_sec > LEFT_SECONDS &&
            strncmp(path, CG_STAGING_DIRECTORY "/", sizeof CG_STAGING_DIRECTORY) != 0 &&
            !is_being_written(dir_fd, leaf);
 }
@@ -54,7 +60,7 @@ cg_status cg_left_remove(int root_fd, int64_t now_s, bool (*is_over)(void *user)
                          uint64_t *n_removed_out)
 {
     sweep s = {.now_s = now_s, .is_over = is_over, .user = user};
-    const cg_status status = cg_walk(root_fd, visit, &s);
+    const cg_status status = cg_walk_named(root_fd, is_temporary_name, visit, &s);
     *n_removed_out = s.n_removed;
     return status;
 }

@@ -13,6 +13,7 @@ enum { MAX_DEPTH = 32 };
 
 typedef struct walk {
     cg_walk_visit *visit;
+    bool (*is_wanted)(const char *leaf); /* NULL: every file */
     void *user;
     char path[CG_TREE_PATH_BYTES]; /* of the folder that is being read, without a slash behind */
 } walk;
@@ -35,7 +36,8 @@ static cg_status walk_entry(walk *w, int dir_fd, const char *leaf, unsigned dept
     if (n > 0)
         w->path[n] = '/';
     memcpy(w->path + n + (n > 0), leaf, n_leaf + 1);
-    if (S_ISREG(attr.st_mode) || S_ISDIR(attr.st_mode))
+    if (S_ISDIR(attr.st_mode) ||
+        (S_ISREG(attr.st_mode) && (w->is_wanted == NULL || w->is_wanted(leaf))))
         status = w->visit(w->user, dir_fd, w->path, &attr);
     if (status == CG_OK && S_ISDIR(attr.st_mode) && depth < MAX_DEPTH) {
         /* The visitor may have removed or renamed it: then there is nothing to walk. */
@@ -55,16 +57,25 @@ static cg_status walk_folder(walk *w, int fd, unsigned depth)
         close(fd);
         return CG_OK;
     }
-    for (const struct dirent *e; status == CG_OK && (e = readdir(dir)) != NULL;)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+    for (const struct dirent *e; status == CG_OK && (e = readdir(dir)) != NULL;) {
+        const bool may_be_folder = e->d_type == DT_DIR || e->d_type == DT_UNKNOWN;
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
+            (may_be_folder || w->is_wanted == NULL || w->is_wanted(e->d_name)))
             status = walk_entry(w, fd, e->d_name, depth);
+    }
     closedir(dir);
     return status;
 }
 
-cg_status cg_walk(int root_fd, cg_walk_visit *visit, void *user)
+cg_status cg_walk_named(int root_fd, bool (*is_wanted)(const char *leaf), cg_walk_visit *visit,
+                        void *user)
 {
-    walk w = {.visit = visit, .user = user};
+    walk w = {.visit = visit, .is_wanted = is_wanted, .user = user};
     const int fd = openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return fd >= 0 ? walk_folder(&w, fd, 0) : cg_status_from_errno(errno);
+}
+
+cg_status cg_walk(int root_fd, cg_walk_visit *visit, void *user)
+{
+    return cg_walk_named(root_fd, NULL, visit, user);
 }
