@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -51,6 +52,12 @@ int cg_fs_root_fd(const cg_fs *fs)
 bool cg_fs_is_stopping(void *fs)
 {
     return ((const cg_fs *)fs)->is_stopping;
+}
+
+void cg_fs_stand_back(void)
+{
+    enum { BACKGROUND_NICE = 10 };
+    setpriority(PRIO_PROCESS, 0, BACKGROUND_NICE); /* on Linux: of this thread */
 }
 
 bool cg_fs_wait(cg_fs *fs, uint64_t ns)

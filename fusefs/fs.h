@@ -87,6 +87,10 @@ void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
 /* Whether the mount ends, for work on the whole store that asks now and then. fs: a cg_fs. */
 bool cg_fs_is_stopping(void *fs);
 
+/* From now on this thread's work comes after that of others who want the processor: it reads the
+ * whole store, and nobody waits for it. */
+void cg_fs_stand_back(void);
+
 /* Until ns have passed, or the mount ends: true. */
 bool cg_fs_wait(cg_fs *fs, uint64_t ns);
 

@@ -68,6 +68,7 @@ void cg_fs_scrub(cg_fs *fs)
     struct timespec start, now;
     if (fs->scrub_bytes_per_s == 0 || fs->read_only)
         return;
+    cg_fs_stand_back();
     do {
         uint64_t every_s = ASK_SECONDS;
         clock_gettime(CLOCK_MONOTONIC, &start);

@@ -202,18 +202,39 @@ static void tell_of_life(void *user, uint64_t n_removed, bool was_taken_for_dead
                   "the folder for files that are being written was gone; they are lost");
 }
 
-/* One daemon of the store at a time. */
-static void sweep(cg_fs *fs)
+/* What reads the whole store, on a thread that stands back. The keeper itself does not: who waits
+ * for room waits for it. */
+static void run_behind(cg_fs *fs, void *(*work)(void *fs))
 {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, work, fs) == 0)
+        pthread_join(thread, NULL);
+    else
+        work(fs);
+}
+
+static void *adopt_tree(void *arg)
+{
+    cg_fs_stand_back();
+    cg_fs_adopt_tree(arg);
+    return NULL;
+}
+
+/* One daemon of the store at a time. */
+static void *sweep(void *arg)
+{
+    cg_fs *fs = arg;
     static const char LEASE[] = "sweeping";
     uint64_t n_removed;
     if (fs->read_only || !cg_lease_take(&fs->staging, LEASE))
-        return;
+        return NULL;
+    cg_fs_stand_back();
     cg_left_remove(fs->root_fd, cg_staging_now_s(&fs->staging), cg_fs_is_stopping, fs, &n_removed);
     cg_lease_give_back(&fs->staging, LEASE);
     if (n_removed > 0)
         cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed connectors",
                   (unsigned long long)n_removed);
+    return NULL;
 }
 
 void cg_fs_keep(cg_fs *fs)
@@ -222,7 +243,7 @@ void cg_fs_keep(cg_fs *fs)
     int64_t swept_at_s = 0;
     if (!fs->read_only && cg_staging_live(&fs->staging, tell_of_life, fs) != 0)
         cg_fs_log(fs, CG_LOG_ERROR, "no thread: other hosts will take this daemon for dead");
-    cg_fs_adopt_tree(fs);
+    run_behind(fs, adopt_tree);
     pthread_mutex_lock(&fs->keep_lock);
     while (!fs->is_stopping) {
         clock_gettime(CLOCK_MONOTONIC, &now);
@@ -231,7 +252,7 @@ void cg_fs_keep(cg_fs *fs)
         if (swept_at_s == 0 || now.tv_sec - swept_at_s >= SWEEP_SECONDS) {
             swept_at_s = now.tv_sec;
             pthread_mutex_unlock(&fs->keep_lock);
-            sweep(fs);
+            run_behind(fs, sweep);
             pthread_mutex_lock(&fs->keep_lock);
             continue;
         }

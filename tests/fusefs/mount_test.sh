@@ -203,9 +203,17 @@ done
 mount_store -o ro
 check "ro: no writing" fails touch "$mnt/x"
 unmount
+mount_store -o scrub=1M
+check "what nobody waits for comes after requests" wait_for 20 \
+    sh -c 'cut -d" " -f19 /proc/"$1"/task/*/stat | grep -qx 10' sh "$daemon"
+check "which do not" sh -c 'cut -d" " -f19 /proc/"$1"/task/*/stat | grep -qx 0' sh "$daemon"
+unmount
 "$chunk_files" make "$store/m/contexts/put" 1 100 3 # behind the daemon's back
 [ "$(id -u)" != 0 ] || chown -R 12345:23456 "$store/m"
+touch -d '2 days ago' "$store/m/contexts/put/.a.1.0123456789abcdef.tmp" "$store/m/contexts/put/.a"
 mount_store -o attr_timeout=0,entry_timeout=0
+check "what a killed connector left goes" wait_for 20 [ ! -e "$store/m/contexts/put/.a.1.0123456789abcdef.tmp" ]
+check "and nothing else" [ -e "$store/m/contexts/put/.a" ]
 check "contexts that came past the daemon are adopted" wait_for 20 sh -c '[ "$(find "$1/m/objects" -name "*.kv" | wc -l)" = 2 ]' sh "$store"
 unmount
 [ "$(id -u)" != 0 ] || check "and what that made belongs to their owner" \
