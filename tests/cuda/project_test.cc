@@ -74,6 +74,22 @@ TEST(Project, IsThatOfF64)
     }
 }
 
+TEST(Project, TakesMatricesOfMoreThan2048Channels)
+{
+    ProfileSpec spec = spec_2(true);
+    spec.n_layers = 10;
+    spec.n_kv_heads = 3;
+    spec.head_dim = spec.rotary_dim = 64;
+    spec.group_layers = {10};
+    spec.most_components = 100;
+    const Case c(spec);
+    const cg_projection what = {0, 6, cg_projection_stride(c.n_channels(0)), {100, 99, 17}};
+    const auto rows = make_rows(what, c.n_channels(0));
+    ASSERT_GT(c.n_channels(0), 2048u);
+    expect_near(run_project(c.profile.get(), c.bases, what, rows, 1),
+                project_by_the_book(c.profile.get(), what, rows.data()), 1e-4);
+}
+
 TEST(Project, TakesNothingThatDoesNotFit)
 {
     const Case c(spec_2(false));
