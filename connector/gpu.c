@@ -86,7 +86,7 @@ cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t o
     pthread_mutex_init(&gpu->lock, NULL);
     gpu->pid = getpid();
     gpu->ordinal = ordinal;
-    cg_status status = cg_pool_new(config->gpu_slots, config->cpus, config->n_cpus, &gpu->pool);
+    cg_status status = cg_pool_new(config->gpu_slots, 0, config->cpus, config->n_cpus, &gpu->pool);
     if (status == CG_OK)
         status = open_device(config, model, gpu, reason_out);
     if (status != CG_OK) {

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 struct cg_pool {
     pthread_mutex_t lock; /* of all below; nothing is called with it held */
@@ -14,6 +15,7 @@ struct cg_pool {
     uint32_t n_busy; /* tasks under way: their jobs may submit more */
     bool stop;
     bool started;
+    int nice; /* constant */
     uint32_t n_threads, n_running, n_cpus;
     pthread_t *threads;
     uint32_t cpus[];
@@ -65,7 +67,8 @@ cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_
     return cg_status_from_errno(error);
 }
 
-cg_status cg_pool_new(uint32_t n_threads, const uint32_t *cpus, uint32_t n_cpus, cg_pool **pool_out)
+cg_status cg_pool_new(uint32_t n_threads, int nice, const uint32_t *cpus, uint32_t n_cpus,
+                      cg_pool **pool_out)
 {
     *pool_out = NULL;
     cg_pool *pool = calloc(1, sizeof *pool + n_cpus * sizeof pool->cpus[0]);
@@ -74,6 +77,7 @@ cg_status cg_pool_new(uint32_t n_threads, const uint32_t *cpus, uint32_t n_cpus,
         return CG_ERR_NO_MEMORY;
     }
     pool->n_threads = n_threads;
+    pool->nice = nice;
     pool->n_cpus = n_cpus;
     if (n_cpus > 0)
         memcpy(pool->cpus, cpus, n_cpus * sizeof pool->cpus[0]);
@@ -99,10 +103,18 @@ static cg_job *take(cg_pool *pool, uint32_t *task_out)
     return NULL;
 }
 
+/* Linux has a niceness a thread, and 0 means the thread that asks. The limit is the system's. */
+static void be_nice(int nice)
+{
+    if (nice != 0)
+        setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + nice);
+}
+
 static void *worker(void *argument)
 {
     cg_pool *pool = argument;
     cg_scratch scratch = {0};
+    be_nice(pool->nice);
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         uint32_t task;
@@ -138,7 +150,8 @@ static cg_status start_threads(cg_pool *pool)
 {
     cg_status status = CG_OK;
     while (pool->n_running < pool->n_threads && status == CG_OK) {
-        status = cg_thread_start(&pool->threads[pool->n_running], "cachegen-work", pool->cpus,
+        status = cg_thread_start(&pool->threads[pool->n_running],
+                                 pool->nice != 0 ? "cachegen-encode" : "cachegen-work", pool->cpus,
                                  pool->n_cpus, worker, pool);
         if (status == CG_OK)
             pool->n_running++;

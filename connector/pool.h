@@ -3,7 +3,9 @@
  *
  * A job is n_tasks independent tasks. Jobs wait in two queues, one to decode and one to encode. A
  * request waits for what is decoded and for no encoding, so decoding goes first; within a queue the
- * oldest job does. Jobs live in the caller's memory: submitting allocates nothing, and fails only
+ * oldest job does. A pool whose threads are nice leaves the CPUs to whoever else has work, and must
+ * hold no lock that others wait for but for a moment: who is nice may lose the CPU under it for
+ * long. Jobs live in the caller's memory: submitting allocates nothing, and fails only
  * where no thread can be started. Threads start with the first job, on the CPUs of the
  * configuration, with the host's signals blocked (iouring/thread_signals.h).
  * A pool belongs to the process that made it. After fork() the child makes its own
@@ -47,8 +49,9 @@ typedef enum cg_job_queue {
     CG_N_JOB_QUEUES = 2
 } cg_job_queue;
 
-/* cpus[n_cpus]: copied; n_cpus 0 binds nothing. */
-cg_status cg_pool_new(uint32_t n_threads, const uint32_t *cpus, uint32_t n_cpus,
+/* cpus[n_cpus]: copied; n_cpus 0 binds nothing. nice: added to the niceness of the thread that
+ * starts the pool's, 19 at most; 0: theirs is the same. */
+cg_status cg_pool_new(uint32_t n_threads, int nice, const uint32_t *cpus, uint32_t n_cpus,
                       cg_pool **pool_out);
 /* Runs what is queued, then ends the threads. From then on nothing can be submitted
  * (CG_ERR_CANCELLED). NULL is fine. */

@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { LOWEST_PRIORITY = 19 };
+
 /* Waits are measured by the clock of deadlines, which nobody sets. */
 static void init_condition(pthread_cond_t *condition)
 {
@@ -26,7 +28,9 @@ static cg_runtime *runtime_new(cachegen *connector)
         return NULL;
     rt->pid = getpid();
     rt->connector = connector;
-    if (cg_pool_new(config->threads, config->cpus, config->n_cpus, &rt->pool) != CG_OK ||
+    if (cg_pool_new(config->threads, 0, config->cpus, config->n_cpus, &rt->pool) != CG_OK ||
+        cg_pool_new(config->threads, LOWEST_PRIORITY, config->cpus, config->n_cpus,
+                    &rt->encoders) != CG_OK ||
         cg_chunk_memory_new(config->positive_ttl_ms * UINT64_C(1000000),
                             config->negative_ttl_ms * UINT64_C(1000000),
                             &rt->chunk_memory) != CG_OK ||
@@ -34,6 +38,7 @@ static cg_runtime *runtime_new(cachegen *connector)
                             (uint64_t)config->staging_mib << 20,
                             config->read_timeout_ms * UINT64_C(1000000)) != CG_OK) {
         cg_chunk_memory_free(rt->chunk_memory);
+        cg_pool_free(rt->encoders);
         cg_pool_free(rt->pool);
         free(rt);
         return NULL;
@@ -59,6 +64,7 @@ static cg_runtime *runtime_new(cachegen *connector)
 /* No thread is left that touches it. */
 static void runtime_free(cg_runtime *rt)
 {
+    cg_pool_free(rt->encoders);
     cg_pool_free(rt->pool);
     cg_link_put(rt->link, rt->speeds.wanted_bytes);
     cg_chunk_memory_free(rt->chunk_memory);
@@ -176,7 +182,8 @@ static void join_until(pthread_t thread, uint64_t deadline_ns)
 void cg_runtime_close(cg_runtime *rt, uint64_t deadline_ns)
 {
     cachegen *connector = rt->connector;
-    cg_pool_stop(rt->pool); /* its tasks compute, here or on the GPU: they end */
+    cg_pool_stop(rt->encoders); /* tasks compute, here or on the GPU: they end */
+    cg_pool_stop(rt->pool);
     cg_gpu_stop(atomic_load(&connector->gpu));
     pthread_mutex_lock(&rt->lock);
     const cg_worker workers[] = {rt->looker,  rt->reader, rt->writer,

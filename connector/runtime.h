@@ -46,7 +46,8 @@ typedef struct cg_operation_queue {
 struct cg_runtime {
     pid_t pid;           /* whose it is; constant */
     cachegen *connector; /* constant */
-    cg_pool *pool;       /* constant */
+    cg_pool *pool;       /* constant: decodes, and copies out of blocks */
+    cg_pool *encoders;   /* constant: of the lowest priority */
     int event_fd;        /* constant; -1: none */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* an operation ended, an encoding ended, a worker left */

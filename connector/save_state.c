@@ -104,6 +104,7 @@ void cg_save_finish(cachegen_save *save, cg_status status)
     cachegen_progress *p = &save->progress;
     if (save->op.done)
         return;
+    atomic_store(&save->is_over, true);
     p->status = status;
     p->loaded_tokens =
         save->n_saved == save->n_chunks ? save->end_token : save->chunks[save->n_saved].first_token;

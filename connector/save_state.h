@@ -14,7 +14,8 @@
  * Memory: staging_mib (configured) bounds the copies of K and V and what is made of them together.
  * The pool may make the copies (copy_later): then nothing of a save is freed or encoded before
  * is_copied, and the copying holds a reference to it.
- * A copy is freed when it is encoded. An encoder, its output and the file made of it count as much
+ * A copy is freed when it is encoded, by the writer: encoders have the lowest priority, and may
+ * lose the CPU in whatever they hold. An encoder, its output and the file made of it count as much
  * as the chunk's K and V, from the start of the encoding until the chunk is published. Copies leave
  * room for one encoder, so that there is always one that can begin; others begin ahead of it where
  * there is room for them.
@@ -32,7 +33,7 @@ typedef struct cg_save_chunk {
     uint32_t index; /* in the prompt */
     uint32_t first_token, n_tokens;
     uint8_t *raw;  /* [2][n_layers][n_tokens][n_kv_heads][head_dim], so that a task of the encoder
-                      finds a plane's layers together; freed when encoded. The writer's */
+                      finds a plane's layers together; the writer's, which frees it when encoded */
     bool has_copy; /* constant: it is a copy off a GPU, and cg_save_take_raw() sets raw */
     uint32_t copy; /* constant: codec/device.h */
     uint64_t raw_bytes;
@@ -42,7 +43,10 @@ typedef struct cg_save_chunk {
     uint8_t outdone;         /* of these: whose files this chunk's replaces. The writer's */
     cg_encoder *encoder;     /* the writer's */
     bool encoded;            /* the runtime's lock */
-    cg_status status;        /* the runtime's lock */
+    /* Of the tasks, which take no lock: they have the lowest priority. */
+    _Atomic cg_status status;      /* the first that failed */
+    _Atomic uint64_t encode_ns;    /* until the writer adds it to the counters */
+    _Atomic uint32_t n_gpu_failed; /* as encode_ns */
 } cg_save_chunk;
 
 struct cachegen_save {
@@ -52,6 +56,7 @@ struct cachegen_save {
     bool is_behind_hole;        /* the runtime's lock: what it goes on from is not stored */
     bool is_incomplete;         /* the runtime's lock: other ranks' heads have not come */
     bool is_copied;             /* the runtime's lock: K and V are out of the blocks */
+    atomic_bool is_over;        /* the save is done: tasks that have not begun are not run */
     bool has_some_heads;        /* the chunks lack other ranks' heads: connector/save_gather.h */
     uint32_t *tokens;
     uint32_t n_tokens;  /* of all keys: the end of the last chunk */

@@ -54,10 +54,19 @@ static uint32_t return_projector(const cg_save_chunk *chunk, cg_projector *proje
     return n_failed;
 }
 
+static void fail(cg_save_chunk *chunk, cg_status status)
+{
+    cg_status before = CG_OK;
+    atomic_compare_exchange_strong(&chunk->status, &before, status);
+}
+
 static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     cg_save_chunk *chunk = chunk_of(job);
-    cg_runtime *rt = chunk->save->op.runtime;
+    if (atomic_load(&chunk->save->is_over)) { /* nobody wants it any more */
+        fail(chunk, CG_ERR_CANCELLED);
+        return;
+    }
     const cg_task_shape shape = cg_encoder_task_shape(chunk->encoder, task_index);
     const uint64_t began_ns = cg_now_ns();
     cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder),
@@ -67,24 +76,22 @@ static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
         status =
             cg_encoder_run_with(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes,
                                 gather(chunk, &shape, scratch->tile), projector);
-    const uint32_t n_failed = return_projector(chunk, projector);
-    pthread_mutex_lock(&rt->lock);
-    rt->stats.gpu_errors += n_failed;
-    rt->stats.encode_ns += cg_now_ns() - began_ns;
-    if (status != CG_OK && chunk->status == CG_OK)
-        chunk->status = status;
-    pthread_mutex_unlock(&rt->lock);
+    atomic_fetch_add(&chunk->n_gpu_failed, return_projector(chunk, projector));
+    atomic_fetch_add(&chunk->encode_ns, cg_now_ns() - began_ns);
+    if (status != CG_OK)
+        fail(chunk, status);
 }
 
+/* Whom this wakes must not find the lock taken: that could be for long, at the lowest priority. The
+ * runtime stays until its pools have stopped. */
 static void encode_done(cg_job *job)
 {
     cg_save_chunk *chunk = chunk_of(job);
     cg_runtime *rt = chunk->save->op.runtime;
     pthread_mutex_lock(&rt->lock);
     chunk->encoded = true;
-    cg_save_release_raw(chunk);
-    pthread_cond_broadcast(&rt->changed);
     pthread_mutex_unlock(&rt->lock);
+    pthread_cond_broadcast(&rt->changed);
 }
 
 /* Lossy levels that are neighbours go to one nested file, which takes no more than its finest level
@@ -120,27 +127,33 @@ static void begin_encode(cg_save_chunk *chunk)
             chunk->job = (cg_job){.run = run_encode,
                                   .done = encode_done,
                                   .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
-            status = cg_pool_submit(rt->pool, CG_JOB_ENCODE, &chunk->job);
+            status = cg_pool_submit(rt->encoders, CG_JOB_ENCODE, &chunk->job);
             submitted = status == CG_OK;
         }
     }
     if (!submitted) {
         pthread_mutex_lock(&rt->lock);
-        chunk->status = status;
+        atomic_store(&chunk->status, status);
         chunk->encoded = true;
         pthread_mutex_unlock(&rt->lock);
     }
 }
 
+/* Encoding takes as long as the host's CPUs are busy with other things. The store has no part in
+ * it. */
 static cg_status wait_encoded(cg_save_chunk *chunk)
 {
     cg_runtime *rt = chunk->save->op.runtime;
     pthread_mutex_lock(&rt->lock);
+    if (!chunk->encoded)
+        rt->step_until_ns = UINT64_MAX;
     while (!chunk->encoded)
         pthread_cond_wait(&rt->changed, &rt->lock);
-    const cg_status status = chunk->status;
+    cg_save_release_raw(chunk);
+    rt->stats.encode_ns += atomic_exchange(&chunk->encode_ns, 0);
+    rt->stats.gpu_errors += atomic_exchange(&chunk->n_gpu_failed, 0);
     pthread_mutex_unlock(&rt->lock);
-    return status;
+    return atomic_load(&chunk->status);
 }
 
 /* What comes now may ask the store n_answers times for something that one answer is allowed

@@ -3,8 +3,10 @@
 #include "connector/clock.h"
 #include "connector/plan.h"
 #include "tests/connector/engine.h"
+#include "tests/connector/watch.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -269,6 +271,34 @@ std::map<std::string, uint64_t> blocked_signals(const std::set<std::string> &exc
                 blocked[thread.path()] = std::stoull(line.substr(7), nullptr, 16);
     }
     return blocked;
+}
+
+// The niceness of this process's threads whose names begin so.
+std::vector<int> niceness_of(const std::string &name)
+{
+    std::vector<int> niceness;
+    for (const auto &thread : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::ifstream in(thread.path() / "comm");
+        std::string is;
+        if (std::getline(in, is) && is.rfind(name, 0) == 0)
+            niceness.push_back(getpriority(
+                PRIO_PROCESS, static_cast<id_t>(std::stoul(thread.path().filename().string()))));
+    }
+    return niceness;
+}
+
+TEST_F(OpenTest, OnlyWhatEncodesHasTheLowestPriority)
+{
+    Engine engine(store, "\"threads\": 3");
+    const Tokens tokens = prompt(64);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, 63u);
+    // A thread has its name and its priority soon after it was made.
+    const std::vector<int> nice(3, 19), normal(3, getpriority(PRIO_PROCESS, 0));
+    EXPECT_TRUE(comes_true([&] { return niceness_of("cachegen-encode") == nice; }));
+    EXPECT_TRUE(comes_true([&] { return niceness_of("cachegen-work") == normal; }));
+    for (const int n : niceness_of("cachegen-save"))
+        EXPECT_EQ(n, normal[0]) << "it takes the connector's lock";
 }
 
 TEST_F(OpenTest, ThreadsBlockTheSignalsOfTheHostAndNotTheirOwn)
