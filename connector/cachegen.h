@@ -361,6 +361,9 @@ typedef struct cachegen_stats {
     /* chunks_loaded, those that a GPU's kernels decoded; and what a GPU failed at: chunks, saves,
      * and tasks of an encoder, which cost nothing but the CPU's time. */
     uint64_t chunks_decoded_on_gpu, gpu_errors;
+    /* By saves. What the store turned out to have all the same when it was published is in
+     * chunks_existed, too. */
+    uint64_t chunks_encoded;
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);
 

@@ -1,17 +1,16 @@
 #include "connector/gather.h"
 
 #include "connector/clock.h"
+#include "connector/host_socket.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 enum { MAX_RANKS = 256, DATA_ALIGNMENT = 64 };
@@ -40,9 +39,8 @@ typedef struct part {
 struct cg_gather {
     cg_gather_config config; /* constant; group is not kept */
     pid_t pid;               /* constant: of the process that it works in */
-    struct sockaddr_un address;
-    socklen_t address_bytes;
-    int listener; /* constant; -1: this one sends */
+    cg_key name;             /* constant: of its socket */
+    int listener;            /* constant; -1: this one sends */
 
     /* What listens: one thread at a time. */
     int connections[MAX_RANKS];
@@ -68,36 +66,8 @@ static uint64_t data_begin(uint32_t n_chunks)
     return (end + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
 }
 
-static cg_status open_socket(int *fd_out)
-{
-    *fd_out = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    return *fd_out >= 0 ? CG_OK : cg_status_from_errno(errno);
-}
-
-static bool is_same_user(int fd)
-{
-    struct ucred peer;
-    socklen_t n_bytes = sizeof peer;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n_bytes) == 0 && peer.uid == geteuid();
-}
-
-static cg_status start_listening(cg_gather *g)
-{
-    cg_status status = open_socket(&g->listener);
-    if (status != CG_OK)
-        return status;
-    if (bind(g->listener, (const struct sockaddr *)&g->address, g->address_bytes) == 0 &&
-        listen(g->listener, MAX_RANKS) == 0)
-        return CG_OK;
-    status = errno == EADDRINUSE ? CG_ERR_EXISTS : cg_status_from_errno(errno);
-    close(g->listener);
-    g->listener = -1;
-    return status;
-}
-
 cg_status cg_gather_new(const cg_gather_config *config, cg_gather **gather_out)
 {
-    char hex[CG_KEY_HEX_BYTES];
     cg_status status = CG_OK;
     *gather_out = NULL;
     cg_gather *g = calloc(1, sizeof *g);
@@ -107,16 +77,10 @@ cg_status cg_gather_new(const cg_gather_config *config, cg_gather **gather_out)
     g->config.group = NULL;
     g->pid = getpid();
     g->listener = g->sender = -1;
-    const cg_key name = cg_key_of_bytes(config->group, strlen(config->group));
-    cg_key_to_hex(&name, hex);
-    g->address.sun_family = AF_UNIX;
-    /* A name that begins with a zero lies in no directory, and ends with the sockets. */
-    const int n =
-        snprintf(g->address.sun_path + 1, sizeof g->address.sun_path - 1, "cachegenfs-%s", hex);
-    g->address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    g->name = cg_key_of_bytes(config->group, strlen(config->group));
     pthread_mutex_init(&g->lock, NULL);
     if (config->first_head == 0)
-        status = start_listening(g);
+        status = cg_host_socket_listen(&g->name, MAX_RANKS, &g->listener);
     if (status != CG_OK) {
         cg_gather_free(g);
         return status;
@@ -206,18 +170,7 @@ static void hear_dropped(cg_gather *g)
 /* With the lock held. */
 static cg_status connect_sender(cg_gather *g)
 {
-    if (g->sender >= 0)
-        return CG_OK;
-    cg_status status = open_socket(&g->sender);
-    if (status != CG_OK)
-        return status;
-    if (connect(g->sender, (const struct sockaddr *)&g->address, g->address_bytes) != 0)
-        status = errno == ECONNREFUSED ? CG_ERR_NOT_FOUND : cg_status_from_errno(errno);
-    else if (!is_same_user(g->sender))
-        status = CG_ERR_PERMISSION;
-    if (status != CG_OK)
-        disconnect(g);
-    return status;
+    return g->sender >= 0 ? CG_OK : cg_host_socket_connect(&g->name, &g->sender);
 }
 
 /* With the lock held. */
@@ -436,7 +389,7 @@ static void accept_ranks(cg_gather *g)
 {
     int fd;
     while ((fd = accept4(g->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
-        if (g->n_connections < MAX_RANKS && is_same_user(fd))
+        if (g->n_connections < MAX_RANKS && cg_host_socket_is_ours(fd))
             g->connections[g->n_connections++] = fd;
         else
             close(fd);

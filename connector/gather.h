@@ -5,8 +5,8 @@
  * of its own, a *part*, and passes that on (a sealed memfd over a unix socket). So nothing is left
  * behind by a rank that dies, and handing over costs no second copy and never waits. Parts are told
  * by the keys of their chunks and the level of the prefix that these were computed on: same key,
- * same KV. Ranks find each other by the name of their group, in the abstract namespace: all are of
- * one host, network namespace and user. Sockets of other users are not talked to.
+ * same KV. Ranks find each other by the name of their group (connector/host_socket.h): all are of
+ * one host, network namespace and user.
  *
  * What it does not do: wait longer than it is told to. A part that does not come costs the save.
  * One that nobody asks for is dropped when it is max_age_ns old and something else is received.

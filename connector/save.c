@@ -106,6 +106,7 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, u
                                                          .first_token = first_token,
                                                          .n_tokens = n_tokens,
                                                          .raw_bytes = raw_bytes,
+                                                         .lock = -1,
                                                          .levels = levels};
     }
 }

@@ -11,6 +11,12 @@
  * back, further saves are refused: nobody would write them. A save that was given up stays the
  * writer's, too; it drops it when it is back.
  *
+ * Of several engines on a host that save the same chunk one encodes it: who begins holds its lock
+ * until it is published. Others encode nothing ahead of it, wait, and ask the store again; and from
+ * then on, or once they find a chunk published that had not been there, about each chunk before
+ * they encode it. So a chunk costs a further question only where another engine is at the same
+ * prompt. A wait ends after save_timeout_ms, and is the last one of its save.
+ *
  * Memory: staging_mib (configured) bounds the copies of K and V and what is made of them together.
  * The pool may make the copies (copy_later): then nothing of a save is freed or encoded before
  * is_copied, and the copying holds a reference to it.
@@ -42,6 +48,7 @@ typedef struct cg_save_chunk {
     uint8_t damaged;         /* of these: whose files are no chunks. The writer's */
     uint8_t outdone;         /* of these: whose files this chunk's replaces. The writer's */
     cg_encoder *encoder;     /* the writer's */
+    int lock;                /* the writer's: connector/host_socket.h; -1: none */
     bool encoded;            /* the runtime's lock */
     /* Of the tasks, which take no lock: they have the lowest priority. */
     _Atomic cg_status status;      /* the first that failed */
@@ -53,6 +60,8 @@ struct cachegen_save {
     cg_operation op;
     cachegen_progress progress; /* the runtime's lock */
     uint32_t n_saved;           /* the runtime's lock: chunks [0, n_saved) are published */
+    bool is_shared;             /* the writer's: another engine saves chunks of it now */
+    bool waits_for_nobody;      /* the writer's: it has waited for another engine long enough */
     bool is_behind_hole;        /* the runtime's lock: what it goes on from is not stored */
     bool is_incomplete;         /* the runtime's lock: other ranks' heads have not come */
     bool is_copied;             /* the runtime's lock: K and V are out of the blocks */

@@ -1,6 +1,7 @@
 #include "connector/writer.h"
 
 #include "connector/clock.h"
+#include "connector/host_socket.h"
 #include "connector/save_gather.h"
 
 #include <stdlib.h>
@@ -124,6 +125,9 @@ static void begin_encode(cg_save_chunk *chunk)
                                 (uint8_t)(chunk->levels | (is_nested(chunk) ? CG_NESTED : 0)),
                                 &chunk->encoder);
         if (status == CG_OK) {
+            pthread_mutex_lock(&rt->lock);
+            rt->stats.chunks_encoded++;
+            pthread_mutex_unlock(&rt->lock);
             chunk->job = (cg_job){.run = run_encode,
                                   .done = encode_done,
                                   .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
@@ -172,6 +176,14 @@ static bool begin_step(cachegen_save *save, uint32_t n_answers)
     return is_wanted;
 }
 
+/* What comes now asks the store for nothing. */
+static void end_step(cg_runtime *rt)
+{
+    pthread_mutex_lock(&rt->lock);
+    rt->step_until_ns = UINT64_MAX;
+    pthread_mutex_unlock(&rt->lock);
+}
+
 /* The first publisher wins, but not with a file that a load found to be wrong: that one is
  * replaced. replaced_out: bit n: level n was. */
 static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const uint8_t *bytes,
@@ -207,7 +219,7 @@ static cg_status publish_file(const cg_save_chunk *chunk, cg_io *io, unsigned fi
 /* The file whose finest level this is. */
 static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level level)
 {
-    const cachegen_save *save = chunk->save;
+    cachegen_save *save = chunk->save;
     cg_runtime *rt = save->op.runtime;
     const cg_key *key = &save->keys[chunk->index];
     cg_chunk_header header;
@@ -223,6 +235,8 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
     free(bytes);
     if (status != CG_OK)
         return status;
+    /* Somebody was faster. */
+    save->is_shared = save->is_shared || (existed && chunk->outdone == 0 && chunk->damaged == 0);
     pthread_mutex_lock(&rt->lock);
     const uint64_t now_ns = cg_now_ns();
     const bool written = !existed || replaced != 0;
@@ -300,19 +314,19 @@ static void ask_what_is_there(const cachegen *c, cg_io *io, const cg_key *keys, 
     free(there);
 }
 
-/* Levels that the store has already are not made again. */
-static void skip_existing(cachegen_save *save, cg_io *io)
+/* Levels that the store has already of chunks[n_chunks] are not made again. */
+static void skip_existing(cachegen_save *save, cg_save_chunk *chunks, uint32_t n_chunks, cg_io *io)
 {
     const cachegen *c = save->op.connector;
-    cg_key *keys = malloc((save->n_chunks + (size_t)1) * sizeof *keys);
-    cg_store_entry *entries = calloc(save->n_chunks + (size_t)1, sizeof *entries);
+    cg_key *keys = malloc((n_chunks + (size_t)1) * sizeof *keys);
+    cg_store_entry *entries = calloc(n_chunks + (size_t)1, sizeof *entries);
     if (keys != NULL && entries != NULL) {
-        for (uint32_t i = 0; i < save->n_chunks; i++)
-            keys[i] = save->keys[save->chunks[i].index];
-        ask_what_is_there(c, io, keys, save->n_chunks, entries);
+        for (uint32_t i = 0; i < n_chunks; i++)
+            keys[i] = save->keys[chunks[i].index];
+        ask_what_is_there(c, io, keys, n_chunks, entries);
         pthread_mutex_lock(&save->op.runtime->lock);
-        for (uint32_t i = 0; i < save->n_chunks; i++) {
-            cg_save_chunk *chunk = &save->chunks[i];
+        for (uint32_t i = 0; i < n_chunks; i++) {
+            cg_save_chunk *chunk = &chunks[i];
             cg_chunk_memory_entry
                 known; /* a chunk that failed to load looks present: publishing decides */
             const uint64_t now_ns = cg_now_ns();
@@ -419,6 +433,7 @@ static void clear_chunk(cg_save_chunk *chunk)
     cg_save_release_raw(chunk);
     cg_save_release_encoder(chunk);
     pthread_mutex_unlock(&rt->lock);
+    cg_host_lock_release(&chunk->lock);
 }
 
 /* Where there is no other encoder, there is always room for one. */
@@ -431,6 +446,78 @@ static bool claim_encoder(cg_save_chunk *chunk)
     return has_room;
 }
 
+/* A chunk of one store; the mounts of a store are several. */
+static cg_key lock_name(const cg_save_chunk *chunk)
+{
+    const cachegen *c = chunk->save->op.connector;
+    const struct {
+        cg_key key;
+        uint64_t device, root;
+    } what = {chunk->save->keys[chunk->index], c->device, c->root};
+    return cg_key_of_bytes(&what, sizeof what);
+}
+
+static bool stops(void *user)
+{
+    cachegen_save *save = user;
+    cg_runtime *rt = save->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    const bool does = rt->stop || save->op.done;
+    pthread_mutex_unlock(&rt->lock);
+    return does;
+}
+
+/* Waits for the engine that encodes this chunk now. */
+static void wait_for_other(cg_save_chunk *chunk)
+{
+    cachegen_save *save = chunk->save;
+    const cachegen *c = save->op.connector;
+    const cg_key name = lock_name(chunk);
+    end_step(save->op.runtime);
+    if (!save->waits_for_nobody &&
+        cg_host_lock_wait(&name, cg_now_ns() + c->config->save_timeout_ms * UINT64_C(1000000),
+                          stops, save) != CG_OK)
+        save->waits_for_nobody = true;
+}
+
+/* Takes the chunk's lock, before it is encoded. False: another engine has it, and this chunk is not
+ * the next to be published; so nothing is waited for, that waits for this engine. */
+static bool lock_chunk(cg_save_chunk *chunk, bool is_next, cg_io *io)
+{
+    cachegen_save *save = chunk->save;
+    const cg_key name = lock_name(chunk);
+    if (chunk->levels == 0)
+        return true;
+    if (cg_host_lock_take(&name, &chunk->lock) == CG_ERR_EXISTS) {
+        save->is_shared = true;
+        if (!is_next)
+            return false;
+        wait_for_other(chunk);
+        cg_host_lock_take(&name, &chunk->lock); /* else it is made without */
+    }
+    if (save->is_shared && begin_step(save, 1))
+        skip_existing(save, chunk, 1, io);
+    if (chunk->levels == 0)
+        cg_host_lock_release(&chunk->lock);
+    return true;
+}
+
+/* Begins with a chunk. False: not yet. */
+static bool begin_chunk(cg_save_chunk *chunk, bool is_next, cg_io *io)
+{
+    cg_runtime *rt = chunk->save->op.runtime;
+    if (!claim_encoder(chunk))
+        return false;
+    if (lock_chunk(chunk, is_next, io)) {
+        begin_encode(chunk);
+        return true;
+    }
+    pthread_mutex_lock(&rt->lock);
+    cg_save_release_encoder(chunk);
+    pthread_mutex_unlock(&rt->lock);
+    return false;
+}
+
 static cg_status save_chunks(cachegen_save *save, cg_io *io)
 {
     cg_runtime *rt = save->op.runtime;
@@ -438,8 +525,8 @@ static cg_status save_chunks(cachegen_save *save, cg_io *io)
     uint32_t n_begun = 0;
     for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++) {
         while (n_begun < save->n_chunks && n_begun < i + 1 + ENCODE_AHEAD &&
-               claim_encoder(&save->chunks[n_begun]))
-            begin_encode(&save->chunks[n_begun++]);
+               begin_chunk(&save->chunks[n_begun], n_begun == i, io))
+            n_begun++;
         cg_save_chunk *chunk = &save->chunks[i];
         status = wait_encoded(chunk);
         if (status == CG_OK && !begin_step(save, 1))
@@ -491,7 +578,7 @@ static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_writt
     save->is_behind_hole = is_behind_hole;
     pthread_mutex_unlock(&rt->lock);
     if (status == CG_OK && !is_behind_hole) {
-        skip_existing(save, io);
+        skip_existing(save, save->chunks, save->n_chunks, io);
         status = save_chunks(save, io);
     }
     /* A context is made of links, several a chunk. */

@@ -144,7 +144,7 @@ class Stats(_Struct):
         + _u64("saves_dropped_staging", "saves_dropped_lossy", "saves_dropped_unreachable", "saves_dropped_timed_out")
         + _u64("saves_dropped_failed", "staging_peak_bytes", "loads_shortened", "bytes_dropped")
         + _u64("predicted_kl_micronats", "lookups_skipped", "staging_bytes", "saves_dropped_incomplete")
-        + _u64("symbols_saturated", "chunks_decoded_on_gpu", "gpu_errors")
+        + _u64("symbols_saturated", "chunks_decoded_on_gpu", "gpu_errors", "chunks_encoded")
     )
 
     def as_dict(self):

@@ -1,0 +1,194 @@
+// Locks that the processes of a host share, and engines that share the work of saving by them.
+#include "connector/host_socket.h"
+
+#include "tests/connector/engine.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+
+namespace
+{
+
+using namespace cg_test;
+
+constexpr uint32_t CHUNK = 32, AHEAD = 3; // chunks that an engine has begun at most
+
+cg_key new_name()
+{
+    static int n = 0;
+    const std::string text = "test-" + std::to_string(getpid()) + "-" + std::to_string(n++);
+    return cg_key_of_bytes(text.data(), text.size());
+}
+
+bool never(void *)
+{
+    return false;
+}
+
+// A process that runs body, which gets what it tells and what it is told by.
+struct Child {
+    template <typename Body> explicit Child(Body body)
+    {
+        int up[2], down[2];
+        EXPECT_EQ(pipe2(up, O_CLOEXEC), 0);
+        EXPECT_EQ(pipe2(down, O_CLOEXEC), 0);
+        if ((pid = fork()) == 0) {
+            close(up[0]);
+            close(down[1]);
+            body(up[1], down[0]);
+            _exit(0);
+        }
+        close(up[1]);
+        close(down[0]);
+        told = up[0];
+        go = down[1];
+    }
+    ~Child()
+    {
+        close(told);
+        close(go);
+        if (pid > 0) {
+            kill(pid, SIGKILL);
+            waitpid(pid, nullptr, 0);
+        }
+    }
+    Child(const Child &) = delete;
+    Child &operator=(const Child &) = delete;
+    uint64_t hear() const
+    {
+        uint64_t n = UINT64_MAX;
+        EXPECT_EQ(read(told, &n, sizeof n), ssize_t{sizeof n});
+        return n;
+    }
+    static void tell(int fd, uint64_t n)
+    {
+        if (write(fd, &n, sizeof n) != ssize_t{sizeof n})
+            _exit(1);
+    }
+    static void wait(int fd)
+    {
+        char byte;
+        if (read(fd, &byte, 1) != 0) // its end
+            _exit(1);
+    }
+    pid_t pid;
+    int told, go;
+};
+
+TEST(HostLockTest, OneHasItUntilItIsReleased)
+{
+    const cg_key name = new_name();
+    int first, second;
+    ASSERT_EQ(cg_host_lock_take(&name, &first), CG_OK);
+    EXPECT_EQ(cg_host_lock_take(&name, &second), CG_ERR_EXISTS);
+    EXPECT_EQ(second, -1);
+    EXPECT_EQ(cg_host_lock_wait(&name, 1, never, nullptr), CG_ERR_TIMED_OUT);
+    EXPECT_EQ(cg_host_lock_wait(
+                  &name, UINT64_MAX, [](void *) { return true; }, nullptr),
+              CG_ERR_CANCELLED);
+    cg_host_lock_release(&first);
+    EXPECT_EQ(first, -1);
+    cg_host_lock_release(&first);
+    EXPECT_EQ(cg_host_lock_wait(&name, UINT64_MAX, never, nullptr), CG_OK);
+    ASSERT_EQ(cg_host_lock_take(&name, &second), CG_OK);
+    cg_host_lock_release(&second);
+}
+
+TEST(HostLockTest, WhoWaitsForAProcessThatDiesIsWoken)
+{
+    const cg_key name = new_name();
+    Child holder([&](int told, int go) {
+        int lock;
+        Child::tell(told, cg_host_lock_take(&name, &lock) == CG_OK);
+        Child::wait(go);
+    });
+    ASSERT_EQ(holder.hear(), 1u);
+    int lock;
+    ASSERT_EQ(cg_host_lock_take(&name, &lock), CG_ERR_EXISTS);
+    const auto kill_it = [](void *user) {
+        kill(*static_cast<const pid_t *>(user), SIGKILL);
+        return false;
+    };
+    EXPECT_EQ(cg_host_lock_wait(&name, UINT64_MAX, kill_it, &holder.pid), CG_OK);
+    ASSERT_EQ(cg_host_lock_take(&name, &lock), CG_OK);
+    cg_host_lock_release(&lock);
+}
+
+class SharedSavesTest : public testing::Test
+{
+  protected:
+    // Of the prompt's chunks, as the connector names it.
+    cg_key lock_name(uint32_t index) const
+    {
+        struct stat root;
+        EXPECT_EQ(stat(store.dir.path.c_str(), &root), 0);
+        struct {
+            cg_key key;
+            uint64_t device, root;
+        } what = {{}, root.st_dev, root.st_ino};
+        what.key = key_of(root_of(store), tokens, index);
+        return cg_key_of_bytes(&what, sizeof what);
+    }
+    const Store store{true};
+    const Tokens tokens = prompt(CHUNK * 20);
+};
+
+TEST_F(SharedSavesTest, TwoEnginesThatSaveTheSameEncodeItOnce)
+{
+    const auto body = [&](int told, int go) {
+        Engine engine(store);
+        engine.prefill(tokens);
+        Child::tell(told, 0);
+        Child::wait(go);
+        cachegen_save *op;
+        if (engine.save_start(tokens, 0, CHUNK * 20, true, nullptr, 0, &op) != CACHEGEN_OK ||
+            engine.finish(op).status != CACHEGEN_OK)
+            _exit(1);
+        Child::tell(told, engine.stats().chunks_encoded);
+        Child::tell(told, engine.stats().chunks_saved[CG_L1]);
+        Child::tell(told, engine.stats().chunks_existed);
+    };
+    uint64_t n_encoded = 0, n_saved = 0, n_existed = 0;
+    {
+        Child first(body), second(body);
+        first.hear();
+        second.hear();
+        close(first.go);
+        first.go = -1;
+        close(second.go);
+        second.go = -1;
+        for (Child *child : {&first, &second}) {
+            n_encoded += child->hear();
+            n_saved += child->hear();
+            n_existed += child->hear();
+        }
+    }
+    RecordProperty("encoded", static_cast<int>(n_encoded));
+    EXPECT_EQ(n_saved, 20u);
+    EXPECT_EQ(n_existed, 20u);
+    EXPECT_GE(n_encoded, 20u);
+    // One that asked the store before the other one began finds out when it publishes.
+    EXPECT_LE(n_encoded, 20 + 2 * AHEAD);
+    EXPECT_EQ(Engine(store).load(tokens).progress.loaded_tokens, CHUNK * 20 - 1);
+}
+
+TEST_F(SharedSavesTest, AnEngineThatHangsIsWaitedForOnce)
+{
+    std::array<int, 20> locks;
+    for (uint32_t i = 0; i < locks.size(); i++) {
+        const cg_key name = lock_name(i);
+        ASSERT_EQ(cg_host_lock_take(&name, &locks[i]), CG_OK);
+    }
+    Engine engine(store, "\"save_timeout_ms\": 300");
+    EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
+    EXPECT_EQ(engine.stats().chunks_encoded, 20u);
+    EXPECT_EQ(engine.stats().chunks_saved[CG_L1], 20u);
+    for (int &lock : locks)
+        cg_host_lock_release(&lock);
+}
+
+} // namespace
