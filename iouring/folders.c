@@ -29,7 +29,13 @@ void cg_folders_destroy(cg_folders *folders)
 
 int cg_folders_get(const cg_folders *folders, uint8_t index)
 {
-    return __atomic_load_n(&folders->fds[index], __ATOMIC_ACQUIRE);
+    const int fd = __atomic_load_n(&folders->fds[index], __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&folders->is_lost[index], __ATOMIC_ACQUIRE) ? -1 : fd;
+}
+
+void cg_folders_lose(cg_folders *folders, uint8_t index)
+{
+    __atomic_store_n(&folders->is_lost[index], true, __ATOMIC_RELEASE);
 }
 
 static uint32_t most_open(void)
@@ -56,6 +62,7 @@ static void keep(cg_folders *folders, uint32_t index, int fd)
     if (folders->fds[index] >= 0) {
         dup3(fd, folders->fds[index], O_CLOEXEC);
         close(fd);
+        __atomic_store_n(&folders->is_lost[index], false, __ATOMIC_RELEASE);
     } else {
         __atomic_store_n(&folders->fds[index], fd, __ATOMIC_RELEASE);
         folders->n_open++;

@@ -7,19 +7,22 @@
  * systems remember the status of what they have just listed. Descriptors stay good when that memory
  * has ended.
  * A folder that was removed and made anew is seen when the folders are opened again; until then
- * what lies in it is not found.
- * Threads: cg_folders_get() any, cg_folders_open() one at a time.
+ * what lies in it is not found. Where the file system says that a folder is gone (ESTALE, as NFS
+ * does) it counts as not open from then on, so that the way through its name is taken.
+ * Threads: cg_folders_get() and cg_folders_lose() any, cg_folders_open() one at a time.
  */
 #ifndef CG_IOURING_FOLDERS_H
 #define CG_IOURING_FOLDERS_H
 #include "codec/status.h"
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { CG_N_FOLDERS = 256 };
 
 typedef struct cg_folders {
     int fds[CG_N_FOLDERS]; /* atomic; O_PATH; -1: not open. Once open a number stays what it is */
-    uint32_t n_open, next; /* next: where opening goes on */
+    bool is_lost[CG_N_FOLDERS]; /* atomic: what the number means is gone */
+    uint32_t n_open, next;      /* next: where opening goes on */
 } cg_folders;
 
 void cg_folders_init(cg_folders *folders);
@@ -28,6 +31,8 @@ void cg_folders_destroy(cg_folders *folders);
 
 /* The descriptor of folder `index`; -1: it is not open. */
 int cg_folders_get(const cg_folders *folders, uint8_t index);
+/* Folder `index` is gone. It is not open until it is opened again. */
+void cg_folders_lose(cg_folders *folders, uint8_t index);
 
 /* Lists the directory path, relative to dir_fd, and opens its folders with names of two hexadecimal
  * digits, those that are open again. Blocks for the listing, and until 8 answers in a row

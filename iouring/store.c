@@ -37,8 +37,11 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
     cg_store *store = calloc(1, sizeof *store);
     if (store == NULL)
         return status;
+    store->root_fd = -1;
+    if ((store->folders = malloc(sizeof *store->folders)) == NULL)
+        goto failed;
+    cg_folders_init(store->folders);
     strcpy(store->model, model); /* a valid name fits */
-    cg_folders_init(&store->folders);
     store->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     /* Only the last folder of it: where its parent is missing, too, the root is more likely
      * misspelt. */
@@ -75,7 +78,9 @@ void cg_store_free(cg_store *store)
         return;
     if (store->root_fd >= 0)
         close(store->root_fd);
-    cg_folders_destroy(&store->folders);
+    if (store->folders != NULL)
+        cg_folders_destroy(store->folders);
+    free(store->folders);
     free(store);
 }
 
@@ -101,7 +106,7 @@ cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, c
 cg_status cg_store_object_place(const cg_store *store, const cg_key *key, cg_level level,
                                 const cg_fingerprint *profile, cg_store_place *place)
 {
-    const int folder = cg_folders_get(&store->folders, key->bytes[0]);
+    const int folder = cg_folders_get(store->folders, key->bytes[0]);
     const cg_status status =
         cg_tree_object_path(store->model, key, level, profile, place->whole, sizeof place->whole);
     /* Below a folder that is kept open only "<key>/<leaf>" of the path is left to walk. */
@@ -115,7 +120,7 @@ cg_status cg_store_open_folders(cg_store *store, uint64_t round_trip_ns)
 {
     char path[CG_TREE_PATH_BYTES];
     snprintf(path, sizeof path, "%s/objects", store->model);
-    return cg_folders_open(&store->folders, store->root_fd, path, round_trip_ns);
+    return cg_folders_open(store->folders, store->root_fd, path, round_trip_ns);
 }
 
 cg_status cg_store_read_range(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,

@@ -8,7 +8,7 @@ struct cg_store {
     int root_fd;
     bool is_mount; /* of cachegenfs, here or further away */
     char model[CG_TREE_NAME_BYTES];
-    cg_folders folders; /* of objects, as far as they are open */
+    cg_folders *folders; /* of objects, as far as they are open; look-ups find out which are gone */
 };
 
 /* Where an object is asked for: path lies in `whole`, and is relative to dir_fd. */

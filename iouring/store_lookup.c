@@ -26,6 +26,8 @@ struct lookup {
     bool *there; /* of cg_store_probe(): in place of entries */
     uint64_t deadline_ns;
     uint32_t n_errors;
+    bool is_lost[CG_N_FOLDERS]; /* kept folders that turned out to be gone */
+    bool has_lost, is_again;    /* one did; what lies in them is asked for again */
     /* Of a batch: which levels' names are asked for; and asking for one, or taking the answer. */
     uint8_t (*names)(const lookup *l, size_t index);
     cg_status (*submit)(const lookup *l, size_t index, unsigned level, uint64_t user);
@@ -49,6 +51,15 @@ static uint8_t first_names(const lookup *l, size_t index)
 static uint8_t other_names(const lookup *l, size_t index)
 {
     return (uint8_t)(l->level_mask & ~l->entries[index].levels & ~first_names(l, index));
+}
+
+/* What lies in a folder that was gone is asked for by the whole path. */
+static uint8_t lost_names(const lookup *l, size_t index)
+{
+    const bool is_there = l->there != NULL ? l->there[index] : l->entries[index].levels != 0;
+    if (!l->is_lost[l->keys[index].bytes[0]] || is_there)
+        return 0;
+    return l->there != NULL ? 1u << CG_L0 : first_names(l, index);
 }
 
 static uint8_t one_name(const lookup *l, size_t index)
@@ -85,6 +96,19 @@ static void count_error(lookup *l, cg_status status)
     l->n_errors += status != CG_OK && status != CG_ERR_NOT_FOUND && status != CG_ERR_TRUNCATED;
 }
 
+/* Whether the answer is about a kept folder that is gone. */
+static bool was_lost(lookup *l, size_t index, const cg_io_completion *c)
+{
+    const uint8_t folder = l->keys[index].bytes[0];
+    if (c->error != ESTALE || l->is_again)
+        return false;
+    if (cg_folders_get(l->store->folders, folder) >= 0) {
+        cg_folders_lose(l->store->folders, folder);
+        l->is_lost[folder] = l->has_lost = true;
+    }
+    return l->is_lost[folder];
+}
+
 static void end_file(const lookup *l, size_t index, unsigned level, int file, bool is_good)
 {
     if (file >= 0 && is_good)
@@ -98,6 +122,8 @@ static void take_header(lookup *l, size_t index, unsigned level, const cg_io_com
 {
     cg_store_entry *entry = &l->entries[index];
     cg_chunk_header h;
+    if (was_lost(l, index, c))
+        return;
     count_error(l, c->status);
     if (c->status != CG_OK && c->status != CG_ERR_TRUNCATED)
         return;
@@ -125,7 +151,7 @@ static void take_folder(lookup *l, size_t index, unsigned level, const cg_io_com
 {
     (void)level;
     l->there[index] = c->status == CG_ERR_INVALID_ARGUMENT && c->error == EISDIR;
-    if (!l->there[index])
+    if (!l->there[index] && !was_lost(l, index, c))
         count_error(l, c->status);
 }
 
@@ -197,6 +223,19 @@ static cg_status run_batch(lookup *l, size_t n_keys)
     return status;
 }
 
+/* The first batch. */
+static cg_status run_first(lookup *l, size_t n_keys)
+{
+    cg_status status = run_batch(l, n_keys);
+    if (status != CG_OK || !l->has_lost)
+        return status;
+    l->names = lost_names;
+    l->is_again = true;
+    status = run_batch(l, n_keys);
+    l->is_again = false;
+    return status;
+}
+
 cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out)
@@ -225,7 +264,7 @@ cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *k
         return CG_ERR_INVALID_ARGUMENT;
     for (size_t i = 0; i < n_keys; i++)
         entries_out[i] = (cg_store_entry){0};
-    cg_status status = run_batch(&l, n_keys);
+    cg_status status = run_first(&l, n_keys);
     l.names = other_names;
     if (status == CG_OK)
         status = run_batch(&l, n_keys);
@@ -249,7 +288,7 @@ cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, s
         return CG_ERR_INVALID_ARGUMENT;
     for (size_t i = 0; i < n_keys; i++)
         there_out[i] = false;
-    const cg_status status = run_batch(&l, n_keys);
+    const cg_status status = run_first(&l, n_keys);
     *n_errors_out = l.n_errors;
     return status;
 }

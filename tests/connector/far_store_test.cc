@@ -248,6 +248,23 @@ TEST_F(FarStoreTest, FoldersThatAppearAreOpenedBehindALookUp)
     EXPECT_EQ(serial.dir.n_open("m/objects"), 0u);
 }
 
+TEST_F(FarStoreTest, WhatLiesInAFolderThatIsGoneIsFoundByItsName)
+{
+    const Tokens tokens = prompt(CHUNK * 20);
+    save(tokens);
+    SerialMount serial(store, "");
+    ASSERT_EQ(serial.odd.why(), "");
+    // On a machine that is busy opening may end early: then behind a look-up of something else.
+    EXPECT_TRUE(comes_true([&] {
+        serial.far->look_up(prompt(CHUNK, 9));
+        return serial.dir.n_open("m/objects") == n_folders(store);
+    }));
+    for (const auto &folder : std::filesystem::directory_iterator(store.dir.path + "/m/objects"))
+        serial.odd.lose("m/objects/" + folder.path().filename().string());
+    EXPECT_EQ(serial.far->look_up(tokens).stored_tokens, CHUNK * 20 - 1);
+    EXPECT_EQ(serial.far->stats().lookup_errors, 0u);
+}
+
 TEST_F(FarStoreTest, AProfileIsReadWithManyReadsUnderWay)
 {
     const std::string path = mount.path + "/m/profiles/long.cgp";

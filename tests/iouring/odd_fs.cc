@@ -34,6 +34,7 @@ struct OddFs::State {
     size_t most_asked = 0, n_asked = 0;
     std::map<std::string, int> n_stats; // by path
     std::map<std::string, int> calls;   // by kind
+    std::set<std::string> lost;         // folders, relative to the backing
     std::set<std::string> listed;       // paths, if is_serial
 };
 
@@ -150,8 +151,19 @@ struct OddFsCalls {
             connection->want &= ~static_cast<unsigned>(FUSE_CAP_PARALLEL_DIROPS);
         return state();
     }
+    static bool is_lost(const std::string &path)
+    {
+        const std::lock_guard<std::mutex> guard(state()->lock);
+        for (const std::string &folder : state()->lost)
+            if (path.rfind(folder + "/", 0) == 0)
+                return true;
+        state()->lost.erase(path);
+        return false;
+    }
     static int getattr(const char *path, struct stat *out, struct fuse_file_info *)
     {
+        if (is_lost(below(path)))
+            return -ESTALE;
         if (is_about_new(path, false) || is_listed(path))
             return result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
         if (const int error = suffer(LOOKS, "getattr"))
@@ -364,6 +376,12 @@ void OddFs::release()
     state_->released = true;
     state_->mood = Mood::GOOD;
     state_->released_changed.notify_all();
+}
+
+void OddFs::lose(const std::string &folder)
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    state_->lost.insert(folder);
 }
 
 void OddFs::set_mood(Mood mood)

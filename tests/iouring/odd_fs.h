@@ -53,6 +53,9 @@ class OddFs
     int n_opens() const;       // of files
     // How often the status of this path below the mount was asked for.
     int n_stats(const std::string &path) const;
+    // What lies below this folder is ESTALE from now on, as on NFS where it was removed and made
+    // anew by others, until the kernel looks up the folder's name. "m/objects/ab"
+    void lose(const std::string &folder);
     const std::string &why() const
     {
         return why_;
