@@ -1,4 +1,5 @@
-/* codec/bf16.h - conversions between f32 and the cache's 16-bit types, to nearest, ties to even.
+/* codec/bf16.h - conversions between f32 and the cache's types of 16 and 8 bits, to nearest, ties
+ * to even.
  *
  * Threads: pure functions. Shared with CUDA code.
  */
@@ -64,5 +65,53 @@ CG_LANE uint16_t cg_fp16_from_f32(float value)
         return (uint16_t)(sign | (cg_f32_bits(rounded) - 0x3f000000u));
     }
     return (uint16_t)(sign | ((magnitude + 0xfffu + (magnitude >> 13 & 1) - 0x38000000u) >> 13));
+}
+
+/* e4m3 is OCP's, which torch calls float8_e4m3fn: its only NaNs are 0x7f and 0xff. */
+CG_LANE float cg_e4m3_to_f32(uint8_t value)
+{
+    const uint32_t sign = (uint32_t)(value & 0x80) << 24, magnitude = value & 0x7f;
+    if (magnitude == 0x7f)
+        return cg_f32_from_bits(sign | 0x7fc00000u);
+    if (magnitude >= 8)
+        return cg_f32_from_bits(sign | (magnitude + (120u << 3)) << 20);
+    const float tiny = (float)magnitude * 0x1p-9f; /* exact */
+    return sign != 0 ? -tiny : tiny;
+}
+
+/* The high byte of an fp16. */
+CG_LANE float cg_e5m2_to_f32(uint8_t value)
+{
+    return cg_fp16_to_f32((uint16_t)(value << 8));
+}
+
+/* What exceeds the type becomes most, its largest finite number; NaN stays NaN. bias: of its
+ * exponents. */
+CG_LANE uint8_t cg_fp8_from_f32(float value, uint32_t mantissa_bits, uint32_t bias, uint32_t most)
+{
+    const uint32_t bits = cg_f32_bits(value), sign = bits >> 24 & 0x80,
+                   magnitude = bits & 0x7fffffffu, shift = 23 - mantissa_bits;
+    if (magnitude > 0x7f800000u)
+        return (uint8_t)(sign | 0x7f);
+    uint32_t rounded;
+    if (magnitude < (128 - bias) << 23) {
+        /* Subnormal: adding 2^23 times its unit in the last place rounds there. */
+        const uint32_t unit = (128 - bias + shift) << 23;
+        rounded = cg_f32_bits(cg_f32_from_bits(magnitude) + cg_f32_from_bits(unit)) - unit;
+    } else {
+        const uint32_t half = (1u << (shift - 1)) - 1 + (magnitude >> shift & 1);
+        rounded = (magnitude + half - ((127 - bias) << 23)) >> shift;
+    }
+    return (uint8_t)(sign | (rounded < most ? rounded : most));
+}
+
+CG_LANE uint8_t cg_e4m3_from_f32(float value)
+{
+    return cg_fp8_from_f32(value, 3, 7, 0x7e); /* 448 */
+}
+
+CG_LANE uint8_t cg_e5m2_from_f32(float value)
+{
+    return cg_fp8_from_f32(value, 2, 15, 0x7b); /* 57344 */
 }
 #endif

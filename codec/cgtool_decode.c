@@ -13,7 +13,11 @@ static const char *const CHUNK_SUFFIXES[] = {".kv", NULL};
 
 static const char *dtype_name(unsigned dtype)
 {
-    return dtype == CG_DTYPE_BF16 ? "BF16" : dtype == CG_DTYPE_FP16 ? "F16" : "F32";
+    return dtype == CG_DTYPE_BF16       ? "BF16"
+           : dtype == CG_DTYPE_FP16     ? "F16"
+           : dtype == CG_DTYPE_FP8_E4M3 ? "F8_E4M3"
+           : dtype == CG_DTYPE_FP8_E5M2 ? "F8_E5M2"
+                                        : "F32";
 }
 
 /* A chunk file, or a directory's *.kv in the order of their names. */

@@ -15,6 +15,10 @@ static unsigned dtype_of(const char *name)
         return CG_DTYPE_BF16;
     if (strcmp(name, "F16") == 0)
         return CG_DTYPE_FP16;
+    if (strcmp(name, "F8_E4M3") == 0)
+        return CG_DTYPE_FP8_E4M3;
+    if (strcmp(name, "F8_E5M2") == 0)
+        return CG_DTYPE_FP8_E5M2;
     return strcmp(name, "F32") == 0 ? CG_DTYPE_FP32 : 0;
 }
 
@@ -31,8 +35,9 @@ static int read_kv(const char *path, const cg_safetensors *tensors, kv_tensors *
                         *v = cg_safetensors_find(tensors, "V");
     if (k == NULL || v == NULL || k->rank != 4 || v->rank != 4 || strcmp(k->dtype, v->dtype) != 0 ||
         memcmp(k->shape, v->shape, sizeof k->shape) != 0 || dtype_of(k->dtype) == 0) {
-        cg_tool_complain(path, "needs tensors \"K\" and \"V\" of one shape [n_layers, n_tokens, "
-                               "n_kv_heads, head_dim] and one dtype, BF16, F16 or F32");
+        cg_tool_complain(path,
+                         "needs tensors \"K\" and \"V\" of one shape [n_layers, n_tokens, "
+                         "n_kv_heads, head_dim] and one dtype, BF16, F16, F32, F8_E4M3 or F8_E5M2");
         return CG_TOOL_BAD_DATA;
     }
     if (k->shape[0] > CG_MAX_LAYERS || k->shape[2] > CG_MAX_KV_HEADS ||

@@ -104,17 +104,21 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
                                                   "bytes", (json_int_t)s.bytes, "share",
                                                   (double)s.bytes / (double)h->file_bytes));
     }
+    char scales[17] = ""; /* without */
+    if (h->scales != 0)
+        snprintf(scales, sizeof scales, "%016" PRIx64, h->scales);
     return json_pack(
-        "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:s, s:s, s:s, s:s, s:s, s:I, s:I, "
+        "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:s, s:s, s:s, s:s, s:s, s:I, s:I, "
         "s:I, s:f, s:f, s:o, s:o, s:o}",
         "path", cg_tool_json_text(path), "type", "chunk", "status", cg_strerror(view->status), "ok",
         view->status == CG_OK, "version", (int)h->version, "level", cg_tool_level_name(h->level),
         "prefix_level", cg_tool_level_name(h->prefix_level), "geometry",
-        geometry_json(&h->geometry), "first_position", (json_int_t)h->first_position, "n_tokens",
-        (json_int_t)h->n_tokens, "token_bytes", h->token_bytes, "model", hex(h->model.bytes).text,
-        "profile", hex(h->profile.bytes).text, "parent", hex(h->parent.bytes).text, "extra",
-        hex(h->extra.bytes).text, "key", hex(h->key.bytes).text, "file_bytes",
-        (json_int_t)h->file_bytes, "header_bytes", (json_int_t)h->header_bytes, "elements",
+        geometry_json(&h->geometry), "scales", scales, "first_position",
+        (json_int_t)h->first_position, "n_tokens", (json_int_t)h->n_tokens, "token_bytes",
+        h->token_bytes, "model", hex(h->model.bytes).text, "profile", hex(h->profile.bytes).text,
+        "parent", hex(h->parent.bytes).text, "extra", hex(h->extra.bytes).text, "key",
+        hex(h->key.bytes).text, "file_bytes", (json_int_t)h->file_bytes, "header_bytes",
+        (json_int_t)h->header_bytes, "elements",
         (json_int_t)cg_geometry_elements(&h->geometry, h->n_tokens), "bits_per_element",
         view->bits_per_element, "ratio", view->ratio, "tokens_head", tokens, "sections", sections,
         "level_bytes", level_bytes);
@@ -166,6 +170,10 @@ static void print_chunk(const char *path, const chunk_view *view)
     printf("  model        %s\n", hex(h->model.bytes).text);
     if (h->level != CG_L0)
         printf("  profile      %s\n", hex(h->profile.bytes).text);
+    if (h->scales != 0)
+        printf("  scales       %016" PRIx64
+               ": elements are stored divided by scales of their own\n",
+               h->scales);
     printf("  parent       %s\n", hex(h->parent.bytes).text);
     if (!cg_key_is_zero(&h->extra))
         printf("  extra        %s\n", hex(h->extra.bytes).text);

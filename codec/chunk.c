@@ -1,5 +1,6 @@
 #include "codec/chunk.h"
 
+#include "codec/bf16.h"
 #include "codec/cursor.h"
 
 #include <stdlib.h>
@@ -34,6 +35,18 @@ static bool check_levels(cg_chunk_header *h)
     return h->level_bytes[h->coarsest] >= h->header_bytes;
 }
 
+uint64_t cg_scales_hash(const float (*scales)[CG_N_PLANES], uint32_t n_layers)
+{
+    uint8_t bytes[CG_MAX_LAYERS * CG_N_PLANES * 4];
+    uint32_t n_other = 0;
+    for (uint32_t i = 0; i < n_layers * CG_N_PLANES && i < sizeof bytes / 4; i++) {
+        const float scale = scales[i / CG_N_PLANES][i % CG_N_PLANES];
+        n_other += scale != 1;
+        cg_put_le(bytes + 4 * (size_t)i, 4, cg_f32_bits(scale));
+    }
+    return n_other > 0 ? XXH3_64bits(bytes, n_layers * CG_N_PLANES * 4) : 0;
+}
+
 cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_header *header_out)
 {
     if (n_bytes < sizeof MAGIC)
@@ -59,7 +72,8 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     h.geometry.n_kv_heads = (uint16_t)cg_get_le(at + 6, 2);
     h.geometry.head_dim = (uint16_t)cg_get_le(at + 8, 2);
     h.geometry.n_planes = at[10];
-    const bool reserved_is_zero = at[11] == 0 && cg_get_le(bytes + 48, 8) == 0;
+    const bool reserved_is_zero = at[11] == 0;
+    h.scales = cg_get_le(bytes + 48, 8);
     h.first_position = (uint32_t)cg_get_le(bytes + 36, 4);
     h.n_tokens = (uint32_t)cg_get_le(bytes + 40, 4);
     h.n_sections = (uint32_t)cg_get_le(bytes + 44, 4);
@@ -77,6 +91,8 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     const cg_status status = cg_geometry_check(&h.geometry);
     if (status != CG_OK)
         return status == CG_ERR_UNSUPPORTED ? status : CG_ERR_CORRUPT;
+    if (h.scales != 0 && !cg_dtype_has_scales(h.geometry.dtype))
+        return CG_ERR_CORRUPT;
     if (h.level >= CG_N_LEVELS || h.prefix_level >= CG_N_LEVELS || h.token_bytes < 2 ||
         h.token_bytes > 4 || h.n_tokens == 0 || h.n_tokens > CG_MAX_CHUNK_TOKENS ||
         h.first_position > UINT32_MAX - h.n_tokens || h.n_sections > CG_CHUNK_MAX_SECTIONS ||
@@ -403,6 +419,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
     cg_put_le(bytes + 36, 4, h->first_position);
     cg_put_le(bytes + 40, 4, h->n_tokens);
     cg_put_le(bytes + 44, 4, h->n_sections);
+    cg_put_le(bytes + 48, 8, h->scales);
     memcpy(bytes + 56, h->model.bytes, 16);
     memcpy(bytes + 72, h->profile.bytes, 16);
     memcpy(bytes + 88, h->parent.bytes, 16);

@@ -72,6 +72,7 @@ typedef struct cg_chunk_header {
     cg_fingerprint model;
     cg_fingerprint profile; /* zeros at L0 */
     cg_key parent, extra, key;
+    uint64_t scales; /* cg_scales_hash() of an fp8 cache's; 0: none, or all are 1 */
 } cg_chunk_header;
 
 /* Whether the level can be read from the file alone. */
@@ -91,6 +92,9 @@ static inline size_t cg_chunk_align(uint32_t version)
 {
     return version == CG_CHUNK_VERSION ? CG_CHUNK_ALIGN : 1;
 }
+
+/* Tells the scales [n_layers][2] of an fp8 cache (codec/profile.h) from others. 0: all are 1. */
+uint64_t cg_scales_hash(const float (*scales)[CG_N_PLANES], uint32_t n_layers);
 
 /* Parses the fixed header from the first bytes of a file (at least CG_CHUNK_FIXED_BYTES). The
  * header's checksum covers the section table, too, so it is not checked here. For readers like `ls`

@@ -34,12 +34,12 @@ typedef struct cg_decoder cg_decoder;
 /* Prepares bytes[n_bytes], a whole chunk file, for decoding. bytes must outlive the decoder.
  * profile: NULL for L0. A nested file is decoded at its finest level; to decode it at a coarser
  * one, let n_bytes be that level's header.level_bytes. Checked here: the header, the geometry, and
- * that the fingerprints of profile and model are the profile's, and that a lossless chunk has the
- * bytes that its geometry takes at least: a third of the elements'. So decoding it takes memory by
- * the file's size; a lossy one takes it by the geometry. Its time is by the geometry, too: symbols
- * of a profile of version 2 are at most three digits, so the largest ones take three times the
- * products of small ones; and an escape takes at most four words. CG_ERR_FOREIGN_PROFILE,
- * CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY. */
+ * that the fingerprints of profile and model are the profile's, and the scales, and that a lossless
+ * chunk has the bytes that its geometry takes at least: a third of the elements'. So decoding it
+ * takes memory by the file's size; a lossy one takes it by the geometry. Its time is by the
+ * geometry, too: symbols of a profile of version 2 are at most three digits, so the largest ones
+ * take three times the products of small ones; and an escape takes at most four words.
+ * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY. */
 cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                          cg_decoder **decoder_out);
 void cg_decoder_free(cg_decoder *decoder);
@@ -67,11 +67,11 @@ bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
  * one transform, so several cost little more than one.
  * With CG_NESTED in the mask its lossy levels are nested: cg_encoder_finish() of one makes a file
  * that holds the coarser ones of the mask, too. That needs cg_encoder_can_nest().
- * header: geometry, first_position, n_tokens, prefix_level, model, parent and extra are used; the
- * rest is computed. tokens[n_tokens] are copied. profile may be NULL when level_mask is only L0;
- * its model must be header->model. CG_ERR_LOSSY_PREFIX: L0 or L1 on a prefix lossier than that
- * level. KV that was computed on a lossy prefix has its errors already, and a fine level would pass
- * them on as exact. */
+ * header: geometry, scales, first_position, n_tokens, prefix_level, model, parent and extra are
+ * used; the rest is computed. tokens[n_tokens] are copied. profile may be NULL when level_mask is
+ * only L0; its model must be header->model, and its scales the header's. CG_ERR_LOSSY_PREFIX: L0 or
+ * L1 on a prefix lossier than that level. KV that was computed on a lossy prefix has its errors
+ * already, and a fine level would pass them on as exact. */
 cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header,
                          const uint32_t *tokens, uint8_t level_mask, cg_encoder **encoder_out);
 void cg_encoder_free(cg_encoder *encoder);

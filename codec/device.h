@@ -30,7 +30,7 @@ extern "C" {
 
 /* Raised with any change here, or of the structs of the codec that cross (cg_profile). Both
  * libraries are of one build. */
-enum { CG_DEVICE_TABLE_VERSION = 3 };
+enum { CG_DEVICE_TABLE_VERSION = 4 };
 
 typedef struct cg_device cg_device;
 

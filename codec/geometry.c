@@ -8,6 +8,8 @@ size_t cg_dtype_bytes(unsigned dtype)
     case CG_DTYPE_BF16:
     case CG_DTYPE_FP16: return 2;
     case CG_DTYPE_FP32: return 4;
+    case CG_DTYPE_FP8_E4M3:
+    case CG_DTYPE_FP8_E5M2: return 1;
     default: return 0;
     }
 }
@@ -18,6 +20,8 @@ const char *cg_dtype_name(unsigned dtype)
     case CG_DTYPE_BF16: return "bf16";
     case CG_DTYPE_FP16: return "fp16";
     case CG_DTYPE_FP32: return "fp32";
+    case CG_DTYPE_FP8_E4M3: return "fp8_e4m3";
+    case CG_DTYPE_FP8_E5M2: return "fp8_e5m2";
     default: return "unknown";
     }
 }

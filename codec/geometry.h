@@ -19,7 +19,14 @@ enum {
     CG_KEY_BYTES = 16,
 };
 
-typedef enum cg_dtype { CG_DTYPE_BF16 = 1, CG_DTYPE_FP16 = 2, CG_DTYPE_FP32 = 3 } cg_dtype;
+typedef enum cg_dtype {
+    CG_DTYPE_BF16 = 1,
+    CG_DTYPE_FP16 = 2,
+    CG_DTYPE_FP32 = 3,
+    CG_DTYPE_FP8_E4M3 = 4, /* of OCP: no infinities, at most 448 */
+    CG_DTYPE_FP8_E5M2 = 5,
+    CG_N_DTYPES = 6, /* with the 0 that is none */
+} cg_dtype;
 
 /* Quality levels. Lower is finer; L0 is lossless. */
 typedef enum cg_level { CG_L0 = 0, CG_L1 = 1, CG_L2 = 2, CG_L3 = 3, CG_N_LEVELS = 4 } cg_level;
@@ -35,9 +42,16 @@ typedef struct cg_geometry {
     uint8_t n_planes;  /* 2; 1 (an MLA latent) is in the format, and refused by this version */
 } cg_geometry;
 
-/* 2 or 4; 0 for an unknown dtype. */
+/* 1, 2 or 4; 0 for an unknown dtype. */
 size_t cg_dtype_bytes(unsigned dtype);
-const char *cg_dtype_name(unsigned dtype); /* "bf16", "fp16", "fp32", "unknown" */
+/* "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "unknown" */
+const char *cg_dtype_name(unsigned dtype);
+
+/* Elements of fp8 may stand for the element times a scale of their layer and plane. */
+static inline bool cg_dtype_has_scales(unsigned dtype)
+{
+    return dtype == CG_DTYPE_FP8_E4M3 || dtype == CG_DTYPE_FP8_E5M2;
+}
 
 /* Channels of one layer and plane: n_kv_heads * head_dim. */
 static inline size_t cg_geometry_channels(const cg_geometry *g)

@@ -56,8 +56,13 @@ void cg_heads_store(const cg_heads *heads, const float *values, void *out, size_
     } else if (heads->dtype == CG_DTYPE_FP16) {
         for (size_t i = 0; i < n; i++)
             ((uint16_t *)out)[element + i] = cg_fp16_from_f32(values[i]);
-    } else {
+    } else if (heads->dtype == CG_DTYPE_FP32) {
         memcpy((float *)out + element, values, n * sizeof *values);
+    } else {
+        uint8_t *bytes = (uint8_t *)out + element;
+        for (size_t i = 0; i < n; i++)
+            bytes[i] = heads->dtype == CG_DTYPE_FP8_E4M3 ? cg_e4m3_from_f32(values[i])
+                                                         : cg_e5m2_from_f32(values[i]);
     }
 }
 
@@ -72,8 +77,13 @@ bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float 
     } else if (heads->dtype == CG_DTYPE_FP16) {
         for (size_t i = 0; i < n; i++)
             values[i] = cg_fp16_to_f32(halves[i]);
-    } else {
+    } else if (heads->dtype == CG_DTYPE_FP32) {
         memcpy(values, (const float *)in + element, n * sizeof *values);
+    } else {
+        const uint8_t *bytes = (const uint8_t *)in + element;
+        for (size_t i = 0; i < n; i++)
+            values[i] = heads->dtype == CG_DTYPE_FP8_E4M3 ? cg_e4m3_to_f32(bytes[i])
+                                                          : cg_e5m2_to_f32(bytes[i]);
     }
     for (size_t i = 0; i < n; i++)
         any_not_finite |= (cg_f32_bits(values[i]) & 0x7f800000u) == 0x7f800000u;

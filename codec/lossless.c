@@ -8,6 +8,9 @@
 #include <stdbool.h>
 #include <string.h>
 
+/* Of the bytes of fp8: their 3 or 4 bits of rest are words of a stream, whole bits of a state each.
+ */
+enum { LEAST_PART = 3 };
 enum { MAX_CLASSES = 8, MIN_ROWS_FOR_CLASSES = 64, CLASS_HEAD_BYTES = 2 + 2 * CG_RANS_MAX_SYMBOLS };
 
 /* The loops over elements are inlined for each dtype, where the split is a constant: then they
@@ -16,7 +19,9 @@ enum { MAX_CLASSES = 8, MIN_ROWS_FOR_CLASSES = 64, CLASS_HEAD_BYTES = 2 + 2 * CG
 
 INLINE uint32_t load_element(cg_lossless_split s, const void *elements, size_t i)
 {
-    return s.element_bytes == 2 ? ((const uint16_t *)elements)[i] : ((const uint32_t *)elements)[i];
+    return s.element_bytes == 1   ? ((const uint8_t *)elements)[i]
+           : s.element_bytes == 2 ? ((const uint16_t *)elements)[i]
+                                  : ((const uint32_t *)elements)[i];
 }
 
 INLINE void cut_cells(cg_lossless_split s, const void *restrict elements, size_t n_elements,
@@ -44,7 +49,9 @@ INLINE bool join(cg_lossless_split s, const int16_t *restrict cells, const uint8
         const uint32_t bits =
             cg_lane_join(s, cell, (uint32_t)cg_get_le(low + i * s.low_bytes, s.low_bytes));
         exponents |= cg_lane_exponent(s, cell);
-        if (s.element_bytes == 2)
+        if (s.element_bytes == 1)
+            ((uint8_t *)elements_out)[i] = (uint8_t)bits;
+        else if (s.element_bytes == 2)
             ((uint16_t *)elements_out)[i] = (uint16_t)bits;
         else
             ((uint32_t *)elements_out)[i] = bits;
@@ -57,6 +64,12 @@ static void cut_all_cells(unsigned dtype, const void *elements, size_t n_element
     switch (dtype) {
     case CG_DTYPE_BF16: cut_cells(cg_lane_split(CG_DTYPE_BF16), elements, n_elements, cells); break;
     case CG_DTYPE_FP16: cut_cells(cg_lane_split(CG_DTYPE_FP16), elements, n_elements, cells); break;
+    case CG_DTYPE_FP8_E4M3:
+        cut_cells(cg_lane_split(CG_DTYPE_FP8_E4M3), elements, n_elements, cells);
+        break;
+    case CG_DTYPE_FP8_E5M2:
+        cut_cells(cg_lane_split(CG_DTYPE_FP8_E5M2), elements, n_elements, cells);
+        break;
     default: cut_cells(cg_lane_split(CG_DTYPE_FP32), elements, n_elements, cells);
     }
 }
@@ -70,6 +83,8 @@ static void cut_all_low_bytes(unsigned dtype, const void *elements, size_t n_ele
     case CG_DTYPE_FP16:
         cut_low_bytes(cg_lane_split(CG_DTYPE_FP16), elements, n_elements, out);
         break;
+    case CG_DTYPE_FP8_E4M3:
+    case CG_DTYPE_FP8_E5M2: break; /* none */
     default: cut_low_bytes(cg_lane_split(CG_DTYPE_FP32), elements, n_elements, out);
     }
 }
@@ -82,6 +97,10 @@ static bool join_all(unsigned dtype, const int16_t *cells, const uint8_t *low, s
         return join(cg_lane_split(CG_DTYPE_BF16), cells, low, n_elements, elements_out);
     case CG_DTYPE_FP16:
         return join(cg_lane_split(CG_DTYPE_FP16), cells, low, n_elements, elements_out);
+    case CG_DTYPE_FP8_E4M3:
+        return join(cg_lane_split(CG_DTYPE_FP8_E4M3), cells, low, n_elements, elements_out);
+    case CG_DTYPE_FP8_E5M2:
+        return join(cg_lane_split(CG_DTYPE_FP8_E5M2), cells, low, n_elements, elements_out);
     default: return join(cg_lane_split(CG_DTYPE_FP32), cells, low, n_elements, elements_out);
     }
 }
@@ -267,7 +286,9 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
 
 size_t cg_lossless_least_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
 {
-    return n_columns * n_rows * cg_lane_split(dtype).low_bytes;
+    const cg_lossless_split s = cg_lane_split(dtype);
+    const size_t n_elements = n_columns * n_rows;
+    return s.low_bytes > 0 ? n_elements * s.low_bytes : n_elements / LEAST_PART;
 }
 
 static cg_status read_classes(cg_cursor *in, cg_lossless_split s, cg_rans_class *classes,
@@ -319,8 +340,8 @@ cg_status cg_lossless_read_head(unsigned dtype, const uint8_t *src, size_t src_b
     }
     if ((status = cg_cursor_align(&in, src, align)) != CG_OK)
         return status;
-    if (in.left_bytes / s.low_bytes < n_columns * n_rows) /* before exponents that cannot be */
-        return CG_ERR_TRUNCATED;
+    if (in.left_bytes < cg_lossless_least_bytes(dtype, n_columns, n_rows))
+        return CG_ERR_TRUNCATED; /* before exponents that cannot be */
     head->matrix = in;
     return CG_OK;
 }

@@ -1,11 +1,11 @@
 /* codec/lossless.h - elements bit for bit: exponents through rANS, signs and mantissas as they are.
  *
  * The exponents of a KV cache's channel take few values: they are coded. Sign and mantissa are
- * noise: they are stored. The tables are part of the payload, so a lossless chunk needs no profile.
- * Bytes: codec/FORMAT.md, "Lossless payload". Elements are a matrix [n_rows][n_columns] of the
- * dtype. align: CG_RANS_ALIGNED in a chunk of version 3, else CG_RANS_PACKED. scratch:
- * cg_lossless_scratch_bytes() bytes, 64-byte aligned. Threads: pure functions on the caller's
- * memory.
+ * noise: they are stored, those of fp8 in the same streams. The tables are part of the payload, so
+ * a lossless chunk needs no profile. Bytes: codec/FORMAT.md, "Lossless payload". Elements are a
+ * matrix [n_rows][n_columns] of the dtype. align: CG_RANS_ALIGNED in a chunk of version 3, else
+ * CG_RANS_PACKED. scratch: cg_lossless_scratch_bytes() bytes, 64-byte aligned. Threads: pure
+ * functions on the caller's memory.
  */
 #ifndef CG_CODEC_LOSSLESS_H
 #define CG_CODEC_LOSSLESS_H

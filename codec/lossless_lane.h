@@ -15,10 +15,15 @@ typedef struct cg_lossless_split {
 
 CG_LANE cg_lossless_split cg_lane_split(unsigned dtype)
 {
-    /* 3 bits of fp16's rest go through rANS with its exponent, so that whole bytes are left. */
+    /* 3 bits of fp16's rest go through rANS with its exponent, so that whole bytes are left; of
+     * fp8 all of it. */
     const cg_lossless_split bf16 = {2, 7, 8, 0, 1}, fp16 = {2, 10, 5, 3, 1},
-                            fp32 = {4, 23, 8, 0, 3};
-    return dtype == CG_DTYPE_BF16 ? bf16 : dtype == CG_DTYPE_FP16 ? fp16 : fp32;
+                            fp32 = {4, 23, 8, 0, 3}, e4m3 = {1, 3, 4, 4, 0}, e5m2 = {1, 2, 5, 3, 0};
+    return dtype == CG_DTYPE_BF16       ? bf16
+           : dtype == CG_DTYPE_FP16     ? fp16
+           : dtype == CG_DTYPE_FP8_E4M3 ? e4m3
+           : dtype == CG_DTYPE_FP8_E5M2 ? e5m2
+                                        : fp32;
 }
 
 /* The sign above the mantissa. */

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -85,6 +86,35 @@ done:
     free(bytes);
     fclose(file);
     return status;
+}
+
+cg_status cg_profile_scale(cg_profile *p, const float (*scales)[CG_N_PLANES])
+{
+    const double most_sum = ldexp(1, 33 - CG_LEAST_UNIT_BITS); /* FORMAT.md, "Basis in bands" */
+    const uint64_t hash = cg_scales_hash(scales, p->geometry.n_layers);
+    const size_t channels = cg_geometry_channels(&p->geometry);
+    if (hash == 0)
+        return CG_OK;
+    if (p->version != CG_PROFILE_VERSION)
+        return CG_ERR_UNSUPPORTED;
+    for (uint32_t i = 0; i < (uint32_t)p->geometry.n_layers * CG_N_PLANES; i++) {
+        const float scale = scales[i / CG_N_PLANES][i % CG_N_PLANES];
+        if (!isnormal(scale) || scale < 0)
+            return CG_ERR_INVALID_ARGUMENT;
+        for (size_t at = i * channels; at < (i + 1) * channels; at++) {
+            p->mean[at] /= scale;
+            p->weight[at] *= scale;
+            if (p->anchor_step != NULL)
+                p->anchor_step[at] /= scale;
+            if (!isnormal(p->weight[at]) || (p->anchor_step != NULL && !(p->anchor_step[at] > 0)))
+                return CG_ERR_INVALID_ARGUMENT;
+        }
+    }
+    for (uint32_t i = 0; i < p->n_groups * p->n_matrices; i++)
+        if (!cg_profile_stays_finite(p, &p->groups[i / p->n_matrices], i % p->n_matrices, most_sum))
+            return CG_ERR_INVALID_ARGUMENT;
+    p->scales = hash;
+    return CG_OK;
 }
 
 void cg_profile_free(cg_profile *p)

@@ -81,6 +81,7 @@ struct cg_profile {
     uint32_t rotary_dim, n_ropes, n_sinks, n_groups, n_classes; /* n_ropes: at least 1 */
     double *inv_freq;                                           /* [n_ropes][rotary_dim / 2] */
     uint8_t *layer_rope;                                        /* [n_layers] */
+    uint64_t scales; /* cg_scales_hash(); mean, weight and anchor_step are scaled already */
     float step[CG_N_LOSSY][CG_N_PLANES];
     float *mean, *weight; /* [n_layers][2][channels] */
     float *anchor_step;   /* the same; NULL without anchors */
@@ -100,6 +101,12 @@ cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p);
  * set. */
 cg_status cg_profile_read_rows(const cg_profile *p, const cg_group *group, unsigned plane,
                                cg_basis_rows *rows);
+
+/* Whether elements stay finite that are most_sum times a channel's step off its mean, or its
+ * anchor.
+ */
+bool cg_profile_stays_finite(const cg_profile *p, const cg_group *group, unsigned matrix,
+                             double most_sum);
 
 /* Planes of a matrix. */
 static inline uint32_t cg_profile_matrix_planes(const cg_profile *p)

@@ -301,8 +301,8 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p)
 /* Whether elements stay finite that are most_sum times a channel's step off its mean, or its
  * anchor. In f64, where these sums cannot overflow; a quotient that is infinite in f32 fails, too.
  */
-static bool stays_finite(const cg_profile *p, const cg_group *group, unsigned matrix,
-                         double most_sum)
+bool cg_profile_stays_finite(const cg_profile *p, const cg_group *group, unsigned matrix,
+                             double most_sum)
 {
     const size_t channels = cg_geometry_channels(&p->geometry);
     for (uint32_t i = 0; i < group->n_slices; i++) {
@@ -406,7 +406,8 @@ static cg_status read_rows(cg_cursor *in, const cg_profile *p, const cg_group *g
         return status;
     /* No row of the DCT sums to more than 4. Sums before the step is multiplied are f32, too. */
     sum *= 4 * MOST_SYMBOL;
-    return sum <= MOST_ELEMENT && stays_finite(p, group, plane, sum) ? CG_OK : CG_ERR_CORRUPT;
+    return sum <= MOST_ELEMENT && cg_profile_stays_finite(p, group, plane, sum) ? CG_OK
+                                                                                : CG_ERR_CORRUPT;
 }
 
 cg_status cg_profile_read_rows(const cg_profile *p, const cg_group *group, unsigned plane,
@@ -460,7 +461,7 @@ static cg_status read_either(cg_cursor *in, cg_profile *p, cg_group *group, unsi
     /* Sums of 32 bits are at most 2^31 units, and a row of the DCT adds up to less than 4 of them.
      */
     const double most_sum = ldexp(1, 33 - (int)unit_bits);
-    return stays_finite(p, group, matrix, most_sum)
+    return cg_profile_stays_finite(p, group, matrix, most_sum)
                ? cg_bands_read(&p->layout, group->n_channels, group->n_components[matrix],
                                unit_bits, p->is_only_checked, in, &group->bands[matrix])
                : CG_ERR_CORRUPT;
@@ -538,7 +539,7 @@ static cg_status read_anchors(cg_cursor *in, cg_profile *p)
             if (group->n_channels > UINT16_MAX)
                 return CG_ERR_UNSUPPORTED;
             columns->n_active[0] = (uint16_t)group->n_channels;
-            status = stays_finite(p, group, i % CG_N_PLANES, MOST_SYMBOL)
+            status = cg_profile_stays_finite(p, group, i % CG_N_PLANES, MOST_SYMBOL)
                          ? read_run(in, p, 0, columns)
                          : CG_ERR_CORRUPT;
         }

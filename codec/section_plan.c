@@ -19,6 +19,8 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
     geometry.dtype = profile->geometry.dtype; /* a profile serves caches of any dtype */
     if (!cg_geometry_equal(&geometry, &profile->geometry))
         return CG_ERR_CORRUPT;
+    if (header->scales != profile->scales)
+        return CG_ERR_FOREIGN_MODEL;
     /* FORMAT.md, first table: only profiles of version 2 have chunks of version 3. */
     if ((header->version == CG_CHUNK_VERSION) !=
         (cg_profile_chunk_version(profile) == CG_CHUNK_VERSION))

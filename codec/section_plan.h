@@ -52,9 +52,9 @@ static inline cg_task_shape cg_section_plan_task(const cg_profile *profile,
 }
 
 /* Whether a lossy chunk can be coded with the profile. CG_ERR_FOREIGN_PROFILE: it names another
- * profile, or there is none. CG_ERR_FOREIGN_MODEL. CG_ERR_CORRUPT: the geometry is another, the
- * version is not that of the profile's chunks, the first position is not at the start of a DCT
- * block, or it is nested and the profile has no tables for that. */
+ * profile, or there is none. CG_ERR_FOREIGN_MODEL, also for other scales. CG_ERR_CORRUPT: the
+ * geometry is another, the version is not that of the profile's chunks, the first position is not
+ * at the start of a DCT block, or it is nested and the profile has no tables for that. */
 cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header);
 
 /* The sections of a chunk with the header's levels: how many, and kind, plane and group of one. */

@@ -60,6 +60,8 @@ def make_kv(n_tokens, dtype="BF16", seed=1):
     def pack(plane):
         if dtype == "F32":
             return struct.pack(f"<{n}f", *plane)
+        if dtype.startswith("F8"):
+            return bytes(int(8 * abs(x)) % 124 for x in plane)  # no NaN, no infinity
         if dtype == "F16":
             return struct.pack(f"<{n}e", *plane)
         return b"".join(struct.pack("<f", x)[2:] for x in plane)
@@ -204,7 +206,7 @@ class CgtoolTest(unittest.TestCase):
         self.assertTrue(json.loads(done.stdout)["results"][0]["path"].endswith("/?.kv"))
 
     def test_l0_round_trip_is_bit_exact(self):
-        for dtype in ("BF16", "F16", "F32"):
+        for dtype in ("BF16", "F16", "F32", "F8_E4M3", "F8_E5M2"):
             tensors, tokens = make_kv(20, dtype)
             out = self.path(dtype + ".kv")
             result = json.loads(self.encode(tensors, out, "--json", level="L0").stdout)

@@ -13,7 +13,8 @@ namespace
 
 using namespace cg_test;
 
-const unsigned all_dtypes[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32};
+const unsigned all_dtypes[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3,
+                               CG_DTYPE_FP8_E5M2};
 
 // Index of an element of [n_layers][2][n_tokens][channels].
 size_t element(const cg_chunk_header &h, size_t layer, size_t plane, size_t t, size_t ch)
@@ -286,6 +287,125 @@ TEST(Codec, WhatExceedsFp16BecomesItsLargestNumber)
     EXPECT_TRUE(clamped);
 }
 
+// All numbers of a type, by the definition of its bits; ends with the one that would follow its
+// largest.
+std::vector<double> fp8_numbers(int mantissa_bits, int bias, size_t n)
+{
+    std::vector<double> numbers;
+    for (int i = 0; numbers.size() <= n; i++) {
+        const int exponent = i >> mantissa_bits, mantissa = i % (1 << mantissa_bits);
+        numbers.push_back(std::ldexp((exponent > 0 ? 1 << mantissa_bits : 0) + mantissa,
+                                     std::max(exponent, 1) - bias - mantissa_bits));
+    }
+    return numbers;
+}
+
+TEST(Fp8, RoundsToTheNearestAndTiesToEvenAndSaturates)
+{
+    const struct {
+        unsigned dtype;
+        uint8_t (*from)(float);
+        float (*to)(uint8_t);
+        std::vector<double> numbers;
+        float largest;
+    } types[] = {
+        {CG_DTYPE_FP8_E4M3, cg_e4m3_from_f32, cg_e4m3_to_f32, fp8_numbers(3, 7, 127), 448},
+        {CG_DTYPE_FP8_E5M2, cg_e5m2_from_f32, cg_e5m2_to_f32, fp8_numbers(2, 15, 124), 57344}};
+    for (const auto &type : types) {
+        SCOPED_TRACE(cg_dtype_name(type.dtype));
+        const unsigned n = static_cast<unsigned>(type.numbers.size()) - 1;
+        EXPECT_EQ(type.numbers[n - 1], type.largest);
+        for (const unsigned sign : {0u, 0x80u}) {
+            const float one = sign != 0 ? -1.f : 1.f;
+            for (unsigned i = 0; i < n; i++) {
+                const auto number = static_cast<float>(type.numbers[i]),
+                           middle = static_cast<float>((type.numbers[i] + type.numbers[i + 1]) / 2);
+                const unsigned above = std::min(i + 1, n - 1);
+                EXPECT_EQ(cg_f32_bits(type.to(static_cast<uint8_t>(sign | i))),
+                          cg_f32_bits(one * number));
+                EXPECT_EQ(type.from(one * number), sign | i);
+                EXPECT_EQ(type.from(one * std::nextafter(middle, 0.f)), sign | i);
+                EXPECT_EQ(type.from(one * middle), sign | (i % 2 == 0 ? i : above));
+                EXPECT_EQ(type.from(one * std::nextafter(middle, 1e9f)), sign | above);
+            }
+            for (const float huge : {type.largest * 4, 3.4e38f, HUGE_VALF})
+                EXPECT_EQ(type.from(one * huge), sign | (n - 1));
+            EXPECT_EQ(type.from(one * 0x1p-140f), sign);
+            EXPECT_TRUE(std::isnan(type.to(static_cast<uint8_t>(sign | 0x7f))));
+        }
+        EXPECT_TRUE(std::isnan(type.to(type.from(NAN))));
+    }
+    EXPECT_TRUE(std::isinf(cg_e5m2_to_f32(0x7c)));
+}
+
+// Powers of two scale without rounding: so symbols and decoded elements are those of the elements
+// times their scales, but for the last rounding.
+TEST(Fp8, AScaledCacheIsCodedAsTheElementsThatItStandsFor)
+{
+    for (const bool is_paper : {false, true}) {
+        const ProfileSpec spec = spec_2(false, is_paper ? paper_spec() : ProfileSpec());
+        const Profile plain = make_profile(spec), scaled = make_profile(spec);
+        std::vector<float> scales(2u * spec.n_layers);
+        for (size_t i = 0; i < scales.size(); i++)
+            scales[i] = std::ldexp(1.f, static_cast<int>(i % 5) - 3);
+        const auto *pairs = reinterpret_cast<const float(*)[2]>(scales.data());
+        ASSERT_EQ(cg_profile_scale(scaled.get(), pairs), CG_OK);
+
+        Coded c = code(spec, plain.get(), CG_DTYPE_FP8_E4M3, 0, 24, CG_L1);
+        cg_chunk_header wide = c.header;
+        wide.geometry.dtype = CG_DTYPE_FP32;
+        const std::vector<float> stored = to_floats(c.elements, CG_DTYPE_FP8_E4M3);
+        const size_t n_plane = stored.size() / scales.size();
+        Bytes meant, want, got, chunk;
+        for (size_t i = 0; i < stored.size(); i++)
+            put_element(&meant, CG_DTYPE_FP32, stored[i] * scales[i / n_plane]);
+        c.header.scales = cg_scales_hash(pairs, spec.n_layers);
+        for (const cg_level level : {CG_L1, CG_L2, CG_L3}) {
+            ASSERT_EQ(encode(scaled.get(), c.header, c.tokens, c.elements, level, &c.chunk), CG_OK);
+            ASSERT_EQ(encode(plain.get(), wide, c.tokens, meant, level, &chunk), CG_OK);
+            EXPECT_EQ(cg_chunk_verify(c.chunk.data(), c.chunk.size()), CG_OK);
+            ASSERT_EQ(decode(scaled.get(), c.chunk, &got), CG_OK);
+            ASSERT_EQ(decode(plain.get(), chunk, &want), CG_OK);
+            const std::vector<float> values = to_floats(want, CG_DTYPE_FP32);
+            want.clear();
+            for (size_t i = 0; i < values.size(); i++)
+                put_element(&want, CG_DTYPE_FP8_E4M3, values[i] / scales[i / n_plane]);
+            EXPECT_EQ(got, want);
+            // Other scales, or none: another cache.
+            EXPECT_EQ(decode(plain.get(), c.chunk, &got), CG_ERR_FOREIGN_MODEL);
+            EXPECT_EQ(decode(scaled.get(), chunk, &got), CG_ERR_FOREIGN_MODEL);
+        }
+        EXPECT_EQ(encode(plain.get(), c.header, c.tokens, c.elements, CG_L2, &chunk),
+                  CG_ERR_FOREIGN_MODEL);
+        ASSERT_EQ(encode(nullptr, c.header, c.tokens, c.elements, CG_L0, &chunk), CG_OK);
+        EXPECT_EQ(cg_get_le(chunk.data() + 48, 8), c.header.scales);
+        ASSERT_EQ(decode(nullptr, chunk, &got), CG_OK);
+        EXPECT_EQ(got, c.elements);
+        chunk[27] = CG_DTYPE_BF16; // which has no scales
+        seal_chunk(&chunk);
+        EXPECT_EQ(decode(nullptr, chunk, &got), CG_ERR_CORRUPT);
+    }
+}
+
+TEST(Fp8, RefusesScalesThatAreNone)
+{
+    const ProfileSpec spec = spec_2(true);
+    std::vector<float> scales(2u * spec.n_layers, 1.f);
+    const auto *pairs = reinterpret_cast<const float(*)[2]>(scales.data());
+    EXPECT_EQ(cg_scales_hash(pairs, spec.n_layers), 0u);
+    EXPECT_EQ(cg_profile_scale(make_profile(spec).get(), pairs), CG_OK);
+    EXPECT_EQ(cg_profile_scale(make_profile(ProfileSpec()).get(), pairs), CG_OK);
+    for (const float bad : {0.f, -1.f, NAN, HUGE_VALF, 1e-40f, 1e-37f}) {
+        scales.back() = bad; // with the last, elements would be no numbers
+        EXPECT_EQ(cg_profile_scale(make_profile(spec).get(), pairs), CG_ERR_INVALID_ARGUMENT)
+            << bad;
+    }
+    scales.back() = 0.5f;
+    EXPECT_NE(cg_scales_hash(pairs, spec.n_layers), 0u);
+    EXPECT_EQ(cg_profile_scale(make_profile(spec).get(), pairs), CG_OK);
+    EXPECT_EQ(cg_profile_scale(make_profile(ProfileSpec()).get(), pairs), CG_ERR_UNSUPPORTED);
+}
+
 TEST(Codec, CodesHugeFiniteNumbersWithoutHarm)
 {
     const ProfileSpec spec;
@@ -311,6 +431,8 @@ TEST(Codec, LossyLevelsRefuseWhatIsNotFinite)
             Bytes one, chunk;
             if (dtype == CG_DTYPE_FP16)
                 put(&one, std::isnan(bad) ? 0x7e00 : 0x7c00, 2);
+            else if (dtype == CG_DTYPE_FP8_E4M3 || dtype == CG_DTYPE_FP8_E5M2) // e4m3 has only NaN
+                put(&one, std::isnan(bad) || dtype == CG_DTYPE_FP8_E4M3 ? 0xff : 0xfc, 1);
             else
                 put_element(&one, dtype, bad);
             std::copy(one.begin(), one.end(), c.elements.end() - static_cast<long>(one.size()));

@@ -403,7 +403,8 @@ TEST_P(ExactTest, DecodesToTheReferencesBits)
 {
     for (const bool joined : {false, true}) {
         ProfileSpec spec = spec_2(joined);
-        for (const unsigned dtype : {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32}) {
+        for (const unsigned dtype :
+             {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3, CG_DTYPE_FP8_E5M2}) {
             for (const uint32_t n_tokens : {1u, 9u, 24u})
                 compare(spec, dtype, 0, n_tokens, 1, Fill::encoded);
         }

@@ -114,12 +114,34 @@ inline ProfileSpec joined_spec()
     return spec;
 }
 
+inline const std::vector<GoldenChunk> fp8_chunks = {
+    {"e4m3-0-L0", CG_DTYPE_FP8_E4M3, 0, 0},       {"e5m2-0-L0", CG_DTYPE_FP8_E5M2, 0, 0},
+    {"e4m3-0-L1", CG_DTYPE_FP8_E4M3, 1, 0, 1, 1}, {"e4m3-0-L2", CG_DTYPE_FP8_E4M3, 2, 0, 1, 1},
+    {"e4m3-0-L3", CG_DTYPE_FP8_E4M3, 3, 0, 1, 1}, {"e4m3-1-L1", CG_DTYPE_FP8_E4M3, 1, 1},
+    {"e4m3-1-L2", CG_DTYPE_FP8_E4M3, 2, 1},       {"e4m3-1-L3", CG_DTYPE_FP8_E4M3, 3, 1},
+    {"e5m2-1-L2", CG_DTYPE_FP8_E5M2, 2, 1},
+};
+
+// Of K and V of golden_spec()'s layers: elements of make_elements() overflow with some, and are
+// subnormal with others.
+inline const float golden_scales[3][2] = {{1, 0.03f}, {0.003f, 7}, {300, 0.3f}};
+
 struct GoldenSet {
     const char *directory;
     ProfileSpec spec;
     const std::vector<GoldenChunk> &chunks;
     const char *profile_fingerprint;
+    bool has_scales = false; // golden_scales; then there is no bf16, but e4m3
 };
+
+// The set's profile as its chunks need it.
+inline Profile golden_profile(const GoldenSet &set, const Bytes &bytes)
+{
+    Profile profile = open_profile(bytes);
+    if (set.has_scales && cg_profile_scale(profile.get(), golden_scales) != CG_OK)
+        profile.reset();
+    return profile;
+}
 
 inline const GoldenSet golden_sets[] = {
     {"v1", golden_spec(false), klt_chunks, "f26e208904773a2dcc5e063a8f84d734"},
@@ -130,6 +152,7 @@ inline const GoldenSet golden_sets[] = {
     {"v3-paper", spec_2(false, golden_spec(true)), paper_chunks,
      "f2838f8a92d5a03e8f017950ae28dabc"},
     {"v3-joined", joined_spec(), joined_chunks, "1f2c8dac21a23171e5c8aac29f886736"},
+    {"v3-fp8", joined_spec(), fp8_chunks, "1f2c8dac21a23171e5c8aac29f886736", true},
 };
 
 // The key of chunk 0, which is chunk 1's parent, needs chunk 0's tokens.
@@ -141,6 +164,7 @@ inline cg_chunk_header golden_header(const GoldenSet &set, unsigned dtype, int c
                                          chunk == 0 ? 24 : 13);
     header.parent = cg_key_root(&header.model, "golden", 6);
     header.extra = cg_key_of_bytes("lora", 4);
+    header.scales = set.has_scales ? cg_scales_hash(golden_scales, 3) : 0;
     if (chunk == 1)
         header.parent = cg_key_chunk(&header.parent, &header.extra, all.data(), 24);
     tokens_out->assign(all.begin() + header.first_position,

@@ -84,7 +84,7 @@ TEST_P(GoldenTest, ChunksDecodeToTheSameElements)
 {
     for (const GoldenSet &set : golden_sets) {
         const std::string directory = set.directory + std::string("/");
-        const Profile profile = open_profile(read_file(directory + "profile.cgp"));
+        const Profile profile = golden_profile(set, read_file(directory + "profile.cgp"));
         for (const GoldenChunk &golden : set.chunks) {
             SCOPED_TRACE(directory + golden.name);
             const Bytes chunk = read_file(directory + golden.name + ".kv");
@@ -142,6 +142,7 @@ TEST(Golden, ChunksCarryTheirHeader)
                 golden_header(set, golden.dtype, golden.chunk, &want_tokens);
             EXPECT_EQ(chunk.header.level, golden.level);
             EXPECT_EQ(chunk.header.first_position, want.first_position);
+            EXPECT_EQ(chunk.header.scales, want.scales);
             EXPECT_TRUE(cg_geometry_equal(&chunk.header.geometry, &want.geometry));
             EXPECT_TRUE(cg_key_equal(&chunk.header.parent, &want.parent));
             EXPECT_TRUE(cg_key_equal(&chunk.header.extra, &want.extra));
@@ -155,9 +156,10 @@ TEST(Golden, TranscodingGivesTheCoarserFilesSymbols)
 {
     for (const GoldenSet &set : golden_sets) {
         const std::string directory = set.directory + std::string("/");
-        const Profile profile = open_profile(read_file(directory + "profile.cgp"));
+        const Profile profile = golden_profile(set, read_file(directory + "profile.cgp"));
         for (int level = 1; level < 3; level++) {
-            for (const char *chunk : {"bf16-0-L", "bf16-1-L"}) {
+            for (const char *each : {"-0-L", "-1-L"}) {
+                const std::string chunk = (set.has_scales ? "e4m3" : "bf16") + std::string(each);
                 const Bytes fine = read_file(directory + chunk + std::to_string(level) + ".kv");
                 const Bytes coarse =
                     read_file(directory + chunk + std::to_string(level + 1) + ".kv");

@@ -1,5 +1,6 @@
 #include "codec/lossless.h"
 
+#include "codec/lossless_lane.h"
 #include "codec/rans.h"
 
 #include "profile_maker.h"
@@ -78,7 +79,7 @@ TEST_P(LosslessTest, IsBitExactForAnyBits)
 TEST_P(LosslessTest, KeepsTheNumbersThatArithmeticWouldNot)
 {
     const size_t n_bytes = cg_dtype_bytes(dtype());
-    const unsigned mantissa = dtype() == CG_DTYPE_BF16 ? 7 : dtype() == CG_DTYPE_FP16 ? 10 : 23;
+    const unsigned mantissa = cg_lane_split(dtype()).mantissa_bits;
     const uint64_t exponent_ones = ((uint64_t{1} << (8 * n_bytes - 1 - mantissa)) - 1) << mantissa;
     const uint64_t sign = uint64_t{1} << (8 * n_bytes - 1);
     Bytes elements;
@@ -100,6 +101,23 @@ TEST_P(LosslessTest, ShrinksWhatACacheHolds)
     const Bytes coded = encode(elements, 128, 256);
     EXPECT_LT(coded.size(), elements.size() * 9 / 10);
     expect_round_trip(elements, 128, 256);
+}
+
+// A reader takes memory by it.
+TEST_P(LosslessTest, HasAtLeastAThirdOfTheElementsBytesWhateverTheyAre)
+{
+    for (const size_t n_columns : {1, 40, 96}) {
+        const size_t n_rows = 4096 / n_columns;
+        const Bytes elements(n_columns * n_rows * cg_dtype_bytes(dtype()), 0x55); // no noise at all
+        const Bytes coded = encode(elements, n_columns, n_rows);
+        const size_t least = cg_lossless_least_bytes(dtype(), n_columns, n_rows);
+        EXPECT_GE(3 * least + 2, elements.size());
+        EXPECT_GE(coded.size(), least);
+        Bytes decoded;
+        EXPECT_EQ(decode(Bytes(coded.begin(), coded.begin() + static_cast<long>(least) - 1),
+                         n_columns, n_rows, &decoded),
+                  CG_ERR_TRUNCATED);
+    }
 }
 
 TEST_P(LosslessTest, RefusesDamage)
@@ -147,7 +165,8 @@ TEST_P(LosslessTest, RefusesDamage)
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, LosslessTest,
-                         testing::Values(CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32),
+                         testing::Values(CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32,
+                                         CG_DTYPE_FP8_E4M3, CG_DTYPE_FP8_E5M2),
                          [](const auto &dtype) { return std::string(cg_dtype_name(dtype.param)); });
 
 TEST(Lossless, RefusesAnExponentThatFp16DoesNotHave)

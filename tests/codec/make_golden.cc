@@ -66,6 +66,21 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
     return out;
 }
 
+// As they are stored.
+static Bytes golden_elements(const GoldenSet &set, cg_chunk_header header, uint64_t seed)
+{
+    if (!set.has_scales)
+        return make_elements(header, seed);
+    const uint8_t dtype = header.geometry.dtype;
+    header.geometry.dtype = CG_DTYPE_FP32;
+    const std::vector<float> values = to_floats(make_elements(header, seed), CG_DTYPE_FP32);
+    const size_t n_plane = values.size() / 6;
+    Bytes out;
+    for (size_t i = 0; i < values.size(); i++)
+        put_element(&out, dtype, values[i] / golden_scales[i / n_plane / 2][i / n_plane % 2]);
+    return out;
+}
+
 int main(int argc, char **argv)
 {
     require(argc == 2, "usage: make_golden DIRECTORY");
@@ -77,12 +92,18 @@ int main(int argc, char **argv)
         });
     require(set != std::end(golden_sets), "no such set");
     const Bytes profile_bytes = make_profile_bytes(set->spec);
-    const Profile profile = open_profile(profile_bytes);
+    const Profile profile = golden_profile(*set, profile_bytes);
+    require(profile != nullptr, "a profile");
     write_file(directory + "profile.cgp", profile_bytes);
+    Bytes scales;
+    for (size_t i = 0; set->has_scales && i < 6; i++)
+        put(&scales, cg_f32_bits(golden_scales[i / 2][i % 2]), 4);
+    if (set->has_scales)
+        write_file(directory + "scales.f32", scales);
     for (const GoldenChunk &golden : set->chunks) {
         std::vector<uint32_t> tokens;
         const cg_chunk_header header = golden_header(*set, golden.dtype, golden.chunk, &tokens);
-        Bytes elements = make_elements(header, 100 + golden.chunk), chunk, decoded;
+        Bytes elements = golden_elements(*set, header, 100 + golden.chunk), chunk, decoded;
         if (golden.level == 0 &&
             golden.chunk == 0) // every exponent and sign, NaNs and infinities too
             for (size_t i = 0; i < elements.size(); i += 7)

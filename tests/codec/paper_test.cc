@@ -10,7 +10,8 @@ namespace
 
 using namespace cg_test;
 
-const unsigned all_dtypes[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32};
+const unsigned all_dtypes[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3,
+                               CG_DTYPE_FP8_E5M2};
 const size_t channels = 32; // of paper_spec()
 
 struct Coded {
@@ -45,9 +46,11 @@ void expect_errors_within(const cg_profile *p, const Coded &c, const Bytes &deco
                           double steps)
 {
     const unsigned dtype = c.header.geometry.dtype;
-    const double relative = dtype == CG_DTYPE_BF16   ? 0x1p-8
-                            : dtype == CG_DTYPE_FP16 ? 0x1p-11
-                                                     : 0x1p-22;
+    const double relative = dtype == CG_DTYPE_BF16       ? 0x1p-8
+                            : dtype == CG_DTYPE_FP16     ? 0x1p-11
+                            : dtype == CG_DTYPE_FP8_E4M3 ? 0x1p-4
+                            : dtype == CG_DTYPE_FP8_E5M2 ? 0x1p-3
+                                                         : 0x1p-22;
     const auto want = to_floats(c.elements, dtype), got = to_floats(decoded, dtype);
     const uint32_t n_tokens = c.header.n_tokens;
     for (size_t plane = 0; plane < 2u * p->geometry.n_layers; plane++) {
@@ -219,6 +222,8 @@ TEST(Paper, RefusesWhatIsNotFinite)
                 Bytes one;
                 if (dtype == CG_DTYPE_FP16)
                     put(&one, std::isnan(bad) ? 0x7e00 : 0x7c00, 2);
+                else if (dtype == CG_DTYPE_FP8_E4M3 || dtype == CG_DTYPE_FP8_E5M2)
+                    put(&one, 0x7f, 1);
                 else
                     put_element(&one, dtype, bad);
                 std::copy(one.begin(), one.end(),

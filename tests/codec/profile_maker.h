@@ -440,6 +440,8 @@ inline void put_element(Bytes *out, unsigned dtype, float value)
 {
     if (dtype == CG_DTYPE_FP32)
         put(out, cg_f32_bits(value), 4);
+    else if (dtype == CG_DTYPE_FP8_E4M3 || dtype == CG_DTYPE_FP8_E5M2)
+        put(out, dtype == CG_DTYPE_FP8_E4M3 ? cg_e4m3_from_f32(value) : cg_e5m2_from_f32(value), 1);
     else
         put(out, dtype == CG_DTYPE_BF16 ? cg_bf16_from_f32(value) : cg_fp16_from_f32(value), 2);
 }
@@ -449,9 +451,11 @@ inline std::vector<float> to_floats(const Bytes &elements, unsigned dtype)
     std::vector<float> values(elements.size() / n_bytes);
     for (size_t i = 0; i < values.size(); i++) {
         const auto bits = static_cast<uint32_t>(cg_get_le(elements.data() + i * n_bytes, n_bytes));
-        values[i] = dtype == CG_DTYPE_FP32   ? cg_f32_from_bits(bits)
-                    : dtype == CG_DTYPE_BF16 ? cg_bf16_to_f32(static_cast<uint16_t>(bits))
-                                             : cg_fp16_to_f32(static_cast<uint16_t>(bits));
+        values[i] = dtype == CG_DTYPE_FP32       ? cg_f32_from_bits(bits)
+                    : dtype == CG_DTYPE_BF16     ? cg_bf16_to_f32(static_cast<uint16_t>(bits))
+                    : dtype == CG_DTYPE_FP8_E4M3 ? cg_e4m3_to_f32(static_cast<uint8_t>(bits))
+                    : dtype == CG_DTYPE_FP8_E5M2 ? cg_e5m2_to_f32(static_cast<uint8_t>(bits))
+                                                 : cg_fp16_to_f32(static_cast<uint16_t>(bits));
     }
     return values;
 }

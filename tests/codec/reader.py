@@ -3,6 +3,7 @@
 
 usage: reader.py DIRECTORY    decodes every *.kv of it (with its profile.cgp) and compares with the *.raw beside it:
                               within the tolerance of versions 1 and 2, bit by bit in version 3
+                              (with its scales.f32, [n_layers][2], if there is one)
        reader.py --profile P.cgp CHUNK.kv OUT.raw
 
 Needs numpy; exits 77 without (ctest: skipped). Checksums and keys are checked where the package xxhash is installed.
@@ -24,8 +25,9 @@ try:
 except ImportError:
     xxhash = None
 
-BF16, FP16, FP32 = 1, 2, 3
-ELEMENT_BYTES = {BF16: 2, FP16: 2, FP32: 4}
+BF16, FP16, FP32, E4M3, E5M2 = 1, 2, 3, 4, 5
+ELEMENT_BYTES = {BF16: 2, FP16: 2, FP32: 4, E4M3: 1, E5M2: 1}
+SPLITS = {BF16: (8, 7, 1, 0), FP16: (5, 10, 1, 3), FP32: (8, 23, 3, 0), E4M3: (4, 3, 0, 4), E5M2: (5, 2, 0, 3)}
 LANES = 32
 
 
@@ -185,7 +187,7 @@ def decode_matrix(data, runs, n_rows, top=None, coarse=(), align=1):
 
 def decode_lossless(data, dtype, n_rows, n_columns, align):
     """Bits of the elements, [n_rows][n_columns]."""
-    exponent_bits, mantissa_bits, low_bytes, shift = {BF16: (8, 7, 1, 0), FP16: (5, 10, 1, 3), FP32: (8, 23, 3, 0)}[dtype]
+    exponent_bits, mantissa_bits, low_bytes, shift = SPLITS[dtype]
     fields = Fields(data)
     n_classes, reserved = fields.take("BB")
     require(1 <= n_classes <= 16 and reserved == 0, "class count")
@@ -203,7 +205,7 @@ def decode_lossless(data, dtype, n_rows, n_columns, align):
     fields.at += used
     low = fields.array("u1", n_rows * n_columns * low_bytes).reshape(n_rows, n_columns, low_bytes).astype(np.uint64)
     require(fields.left() == 0, "bytes behind the rest")
-    rest = sum(low[..., i] << np.uint64(8 * i) for i in range(low_bytes))
+    rest = sum((low[..., i] << np.uint64(8 * i) for i in range(low_bytes)), np.zeros(cells.shape, np.uint64))
     exponent = (cells >> shift).astype(np.uint64)
     require(int(exponent.max()) < 1 << exponent_bits, "exponent")
     rest |= (cells & ((1 << shift) - 1)).astype(np.uint64) << np.uint64(8 * low_bytes)
@@ -224,7 +226,28 @@ def bf16_to_f32(bits):
     return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
 
 
+def fp8_numbers(dtype):
+    """The finite numbers of fp8 that are not below 0, in the order of their bits."""
+    bias, mantissa_bits, n = (7, 3, 127) if dtype == E4M3 else (15, 2, 124)
+    fields = [(i >> mantissa_bits, i % (1 << mantissa_bits)) for i in range(n)]
+    return np.array(
+        [((e > 0) + m / (1 << mantissa_bits)) * 2.0 ** (max(e, 1) - bias) for e, m in fields]
+    )
+
+
+def fp8_from_f32(values, dtype):
+    numbers, values = fp8_numbers(dtype), values.astype(np.float64)
+    magnitude = np.minimum(np.abs(values), numbers[-1])
+    above = np.searchsorted(numbers, magnitude)  # the first that is not smaller
+    below = np.maximum(above - 1, 0)
+    up, down = numbers[above] - magnitude, magnitude - numbers[below]
+    nearest = np.where((up < down) | ((up == down) & (above % 2 == 0)), above, below)
+    return np.where(np.signbit(values), 128, 0).astype(np.uint8) | nearest.astype(np.uint8)
+
+
 def to_dtype(values, dtype):
+    if dtype in (E4M3, E5M2):
+        return fp8_from_f32(values, dtype)
     if dtype == BF16:
         return bf16_from_f32(values)
     if dtype == FP16:
@@ -392,10 +415,18 @@ class Profile:
         else:
             self.read_klt(fields, classes, channels, n_groups)
         require(fields.left() == 8, "profile size")
-        self.fingerprint = None
+        self.fingerprint, self.scales = None, 0
         if xxhash is not None:
             require(fields.take("Q") == xxhash.xxh3_64_intdigest(data[:-8]), "profile checksum")
             self.fingerprint = xxhash.xxh3_128_digest(data)
+
+    def scale(self, data):
+        """data: the scales of an fp8 cache."""
+        scales = np.frombuffer(data, "<f4", 2 * self.n_layers).reshape(self.n_layers, 2, 1)
+        self.scales = None if xxhash is None else xxhash.xxh3_64_intdigest(data)
+        self.mean, self.weight = self.mean / scales, self.weight * scales
+        if self.has_anchors:
+            self.anchor_step = self.anchor_step / scales
 
     def read_anchors(self, fields, classes, channels):
         self.columns = {}  # [level, group, plane]: the classes of its columns; level 0: of the anchors
@@ -491,10 +522,10 @@ class Chunk:
         finest, self.prefix_level, token_bytes, self.dtype = fields.take("BBBB")
         self.n_layers, self.n_kv_heads, self.head_dim, n_planes, reserved = fields.take("HHHBB")
         self.first_position, self.n_tokens, n_sections = fields.take("III")
-        reserved2 = fields.take("Q")
+        self.scales = fields.take("Q")
         self.model, self.profile, parent, extra, key = fields.take("16s16s16s16s16s")
         ends = dict(zip((3, 2), fields.take("QQ")))
-        require((n_planes, reserved, reserved2) == (2, 0, 0), "header")
+        require((n_planes, reserved) == (2, 0) and (self.scales == 0 or self.dtype in (E4M3, E5M2)), "header")
         is_nested = ends[3] > 0 or ends[2] > 0
         require(self.version == 3 or (self.version == 2) == is_nested, "header")
         self.coarsest = 3 if ends[3] else 2 if ends[2] else finest
@@ -546,6 +577,7 @@ class Chunk:
                     )
             return out
         require(profile.fingerprint in (None, self.profile) and profile.model == self.model, "foreign profile")
+        require(profile.scales in (None, self.scales), "other scales")
         require((self.version == 3) == (profile.version == 2), "versions of chunk and profile")
         shape = (self.n_layers, self.n_kv_heads, self.head_dim)
         require(shape == (profile.n_layers, profile.n_kv_heads, profile.head_dim), "geometry")
@@ -698,6 +730,9 @@ def read(path):
 
 def compare(directory):
     profile = Profile(read(os.path.join(directory, "profile.cgp")))
+    path = os.path.join(directory, "scales.f32")
+    if os.path.exists(path):
+        profile.scale(read(path))
     names = sorted(name[:-3] for name in os.listdir(directory) if name.endswith(".kv"))
     n_bad = 0
     for name in names:

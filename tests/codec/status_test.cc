@@ -88,7 +88,7 @@ TEST(Geometry, RefusesWhatCannotBe)
         {"head_dim", {30, 3, 1026, CG_DTYPE_BF16, 2}, CG_ERR_INVALID_ARGUMENT},
         {"odd head_dim", {30, 3, 63, CG_DTYPE_BF16, 2}, CG_ERR_UNSUPPORTED},
         {"dtype 0", {30, 3, 64, 0, 2}, CG_ERR_UNSUPPORTED},
-        {"dtype 4", {30, 3, 64, 4, 2}, CG_ERR_UNSUPPORTED},
+        {"dtype 6", {30, 3, 64, 6, 2}, CG_ERR_UNSUPPORTED},
         {"a latent plane", {30, 3, 64, CG_DTYPE_BF16, 1}, CG_ERR_UNSUPPORTED},
         {"three planes", {30, 3, 64, CG_DTYPE_BF16, 3}, CG_ERR_UNSUPPORTED},
     };
@@ -110,10 +110,14 @@ TEST(Geometry, NamesDtypes)
     EXPECT_EQ(cg_dtype_bytes(CG_DTYPE_BF16), 2u);
     EXPECT_EQ(cg_dtype_bytes(CG_DTYPE_FP16), 2u);
     EXPECT_EQ(cg_dtype_bytes(CG_DTYPE_FP32), 4u);
+    EXPECT_EQ(cg_dtype_bytes(CG_DTYPE_FP8_E4M3), 1u);
+    EXPECT_EQ(cg_dtype_bytes(CG_DTYPE_FP8_E5M2), 1u);
     EXPECT_EQ(cg_dtype_bytes(0), 0u);
     EXPECT_STREQ(cg_dtype_name(CG_DTYPE_BF16), "bf16");
     EXPECT_STREQ(cg_dtype_name(CG_DTYPE_FP16), "fp16");
     EXPECT_STREQ(cg_dtype_name(CG_DTYPE_FP32), "fp32");
+    EXPECT_STREQ(cg_dtype_name(CG_DTYPE_FP8_E4M3), "fp8_e4m3");
+    EXPECT_STREQ(cg_dtype_name(CG_DTYPE_FP8_E5M2), "fp8_e5m2");
     EXPECT_STREQ(cg_dtype_name(255), "unknown");
 }
 

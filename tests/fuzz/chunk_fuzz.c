@@ -2,9 +2,9 @@
  *
  * An input is tried twice: as it is, and after repair, with a golden profile's fingerprints, a
  * small geometry and all checksums put right, since no mutation would get past those. Bit 0 of byte
- * 48, a reserved byte, tells whether the section table is repaired, too; the low bits of byte 49,
- * another, whose profile it is, those of byte 50 how many levels are nested, where the profile lets
- * them, and those of byte 51 with which instruction set it is decoded.
+ * 48, which is of no use without scales, tells whether the section table is repaired, too; the low
+ * bits of byte 49, another, whose profile it is, those of byte 50 how many levels are nested, where
+ * the profile lets them, and those of byte 51 with which instruction set it is decoded.
  */
 #include "codec/codec.h"
 #include "codec/cursor.h"
@@ -162,7 +162,7 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
         .geometry = *cg_profile_geometry(profile),
         .model = *cg_profile_model(profile),
     };
-    h.geometry.dtype = (uint8_t)(1 + bytes[27] % 3);
+    h.geometry.dtype = (uint8_t)(1 + bytes[27] % (CG_N_DTYPES - 1));
     h.coarsest = h.level;
     if (h.level != CG_L0 && cg_profile_nests(profile))
         h.coarsest = (uint8_t)(h.level + (bytes[50] & 3) % (CG_N_LEVELS - h.level));
