@@ -47,12 +47,14 @@ CG_LANE uint32_t cg_cuda_cell(uint32_t row, uint32_t column)
 /* FORMAT.md's step 5. */
 CG_LANE uint32_t cg_cuda_round(uint32_t dtype, float value)
 {
-    return dtype == CG_DTYPE_BF16   ? cg_bf16_from_f32(value)
-           : dtype == CG_DTYPE_FP16 ? cg_fp16_from_f32(value)
-                                    : cg_f32_bits(value);
+    return dtype == CG_DTYPE_BF16       ? cg_bf16_from_f32(value)
+           : dtype == CG_DTYPE_FP16     ? cg_fp16_from_f32(value)
+           : dtype == CG_DTYPE_FP8_E4M3 ? cg_e4m3_from_f32(value)
+           : dtype == CG_DTYPE_FP8_E5M2 ? cg_e5m2_from_f32(value)
+                                        : cg_f32_bits(value);
 }
 
-/* Two of them; a GPU has an instruction for it. */
+/* Two of them; GPUs have instructions for it, which saturate fp8 as step 5 does. */
 CG_LANE void cg_cuda_round_two(uint32_t dtype, float first, float second, uint32_t *first_out,
                                uint32_t *second_out)
 {
@@ -64,6 +66,18 @@ CG_LANE void cg_cuda_round_two(uint32_t dtype, float first, float second, uint32
         *second_out = both >> 16;
         return;
     }
+#if __CUDA_ARCH__ >= 890
+    if (dtype == CG_DTYPE_FP8_E4M3 || dtype == CG_DTYPE_FP8_E5M2) {
+        uint16_t both;
+        if (dtype == CG_DTYPE_FP8_E4M3)
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
+        else
+            asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
+        *first_out = both & 0xff;
+        *second_out = both >> 8;
+        return;
+    }
+#endif
 #endif
     *first_out = cg_cuda_round(dtype, first);
     *second_out = cg_cuda_round(dtype, second);
@@ -73,6 +87,8 @@ CG_LANE void cg_cuda_store(uint32_t dtype, uint8_t *at, uint32_t bits)
 {
     if (dtype == CG_DTYPE_FP32)
         *(uint32_t *)at = bits;
+    else if (dtype == CG_DTYPE_FP8_E4M3 || dtype == CG_DTYPE_FP8_E5M2)
+        *at = (uint8_t)bits;
     else
         *(uint16_t *)at = (uint16_t)bits;
 }

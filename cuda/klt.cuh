@@ -191,8 +191,14 @@ CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_klt &m, const uint8_t *scr
 struct cg_cuda_pairs {
     int64_t offset[2][2]; /* [pair][low, high], in bytes */
     bool is_there[2];     /* not behind the head's last */
-    bool are_together[2]; /* [low, high]: both pairs' elements fill one word */
+    bool are_together[2]; /* [low, high]: both pairs' elements fill a word, or of fp8 half of one */
 };
+
+/* Of an element that is not fp32. */
+CG_LANE uint32_t cg_cuda_small_bytes(uint32_t dtype)
+{
+    return dtype == CG_DTYPE_FP8_E4M3 || dtype == CG_DTYPE_FP8_E5M2 ? 1 : 2;
+}
 
 CG_LANE cg_cuda_pairs cg_cuda_find_pairs(const cg_cuda_klt &m, int64_t dim_stride, uint32_t pair)
 {
@@ -209,8 +215,9 @@ CG_LANE cg_cuda_pairs cg_cuda_find_pairs(const cg_cuda_klt &m, int64_t dim_strid
     }
     CG_UNROLL
     for (uint32_t is_high = 0; is_high < 2; is_high++)
-        p.are_together[is_high] = p.is_there[1] && m.target.dtype != CG_DTYPE_FP32 &&
-                                  p.offset[1][is_high] - p.offset[0][is_high] == 2;
+        p.are_together[is_high] =
+            p.is_there[1] && m.target.dtype != CG_DTYPE_FP32 &&
+            p.offset[1][is_high] - p.offset[0][is_high] == cg_cuda_small_bytes(m.target.dtype);
     return p;
 }
 
@@ -221,8 +228,11 @@ CG_LANE void cg_cuda_store_pairs(const cg_cuda_pairs &p, uint32_t dtype, uint8_t
     CG_UNROLL
     for (uint32_t is_high = 0; is_high < 2; is_high++) {
         uint8_t *const to = at + p.offset[0][is_high];
-        if (p.are_together[is_high] && (uintptr_t)to % 4 == 0) {
-            *(uint32_t *)to = bits[0][is_high] | bits[1][is_high] << 16;
+        if (p.are_together[is_high] && (uintptr_t)to % (2 * cg_cuda_small_bytes(dtype)) == 0) {
+            if (cg_cuda_small_bytes(dtype) == 1)
+                *(uint16_t *)to = (uint16_t)(bits[0][is_high] | bits[1][is_high] << 8);
+            else
+                *(uint32_t *)to = bits[0][is_high] | bits[1][is_high] << 16;
             continue;
         }
         if (p.is_there[0])

@@ -169,7 +169,7 @@ struct cg_cuda_exponents_sink {
         const uint32_t cell = (uint16_t)v;
         if (run.left == 0)
             run.find(channel, row, UINT32_MAX);
-        uint32_t rest = low[0];
+        uint32_t rest = split.low_bytes > 0 ? low[0] : 0; /* none of fp8 */
         if (split.low_bytes > 1)
             rest |= (uint32_t)low[1] << 8 | (uint32_t)low[2] << 16;
         low += pitch;

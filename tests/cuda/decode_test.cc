@@ -156,7 +156,8 @@ Bytes make_chunk(const Laid &laid, const ProfileSpec &spec, unsigned dtype, uint
     return chunk;
 }
 
-const unsigned DTYPES[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32};
+const unsigned DTYPES[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3,
+                           CG_DTYPE_FP8_E5M2};
 
 // ---- presets, levels, dtypes ----
 
@@ -254,6 +255,31 @@ TEST(LosslessDecodeTest, WritesWhatTheCpuDecodes)
     }
 }
 
+// A profile of scales is laid out with them.
+TEST(ScaledDecodeTest, WritesWhatTheCpuDecodes)
+{
+    for (const bool is_paper : {false, true}) {
+        ProfileSpec spec = is_paper ? paper_spec() : spec_2(true);
+        spec.version = 2;
+        std::vector<float> scales(2u * spec.n_layers);
+        for (size_t i = 0; i < scales.size(); i++)
+            scales[i] = 0.03f * static_cast<float>(i * i + 1);
+        const auto *pairs = reinterpret_cast<const float(*)[2]>(scales.data());
+        Profile profile = make_profile(spec);
+        ASSERT_EQ(cg_profile_scale(profile.get(), pairs), CG_OK);
+        const Laid laid(std::move(profile));
+        cg_chunk_header header = make_header(spec, CG_DTYPE_FP8_E4M3, 0, 24);
+        header.scales = cg_scales_hash(pairs, spec.n_layers);
+        for (const cg_level level : {CG_L0, CG_L1, CG_L3}) {
+            Bytes chunk;
+            ASSERT_EQ(encode(laid.profile.get(), header, make_tokens(24, 1),
+                             make_elements(header, 5, 30), level, &chunk),
+                      CG_OK);
+            expect_decodes_all(laid, level != CG_L0 ? &spec : nullptr, chunk);
+        }
+    }
+}
+
 // ---- geometries ----
 
 TEST(GeometryDecodeTest, WritesWhatTheCpuDecodes)
@@ -328,7 +354,7 @@ TEST(BlocksDecodeTest, EveryLayout)
     for (const Order order : {Order::PLANE_BLOCK_TOKEN_HEAD, Order::BLOCK_PLANE_TOKEN_HEAD,
                               Order::BLOCK_PLANE_HEAD_TOKEN, Order::BLOCK_HEAD_DIM_TOKEN}) {
         for (const uint32_t block_tokens : {1, 16, 128}) {
-            for (const unsigned dtype : {CG_DTYPE_BF16, CG_DTYPE_FP32}) {
+            for (const unsigned dtype : {CG_DTYPE_BF16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3}) {
                 BlockSpec blocks;
                 blocks.order = order;
                 blocks.block_tokens = block_tokens;
