@@ -41,7 +41,7 @@ typedef struct cg_device_config {
     uint32_t chunk_tokens;     /* of a chunk, at most */
     uint32_t n_slots;
     uint32_t n_copies;     /* chunks that are copied out and not released, at most */
-    uint32_t n_projectors; /* an encoder's tasks at once, at most */
+    uint32_t n_projectors; /* an encoder's tasks at once, at most; none where memory is short */
 } cg_device_config;
 
 /* Paged blocks in the GPU's memory: element (layer, plane, block, head, token in block, dim) lies

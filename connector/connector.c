@@ -174,7 +174,8 @@ static cg_status register_on_gpu(cachegen *c, cg_kv_layout *layout)
 {
     const cachegen_kv_layout *g = &layout->given;
     cg_gpu *gpu;
-    cg_status status = cg_handle_open_gpu(c, g->device, &gpu);
+    /* Of ranks the one with the first head encodes. */
+    cg_status status = cg_handle_open_gpu(c, g->device, g->first_head == 0, &gpu);
     if (status != CG_OK)
         return status;
     const cg_device_blocks blocks = {.base = g->base,

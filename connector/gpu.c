@@ -47,8 +47,8 @@ static const cg_device_functions *open_library(const cg_config *config, char *re
     return functions;
 }
 
-static cg_status open_device(const cg_config *config, const cg_model *model, cg_gpu *gpu,
-                             char *reason_out)
+static cg_status open_device(const cg_config *config, const cg_model *model, bool encodes,
+                             cg_gpu *gpu, char *reason_out)
 {
     const cg_geometry *g = &model->geometry;
     const uint64_t raw_bytes =
@@ -68,7 +68,7 @@ static cg_status open_device(const cg_config *config, const cg_model *model, cg_
                                      .chunk_tokens = config->chunk_tokens,
                                      .n_slots = gpu->n_slots,
                                      .n_copies = gpu->n_copies,
-                                     .n_projectors = config->read_only ? 0
+                                     .n_projectors = config->read_only || !encodes ? 0
                                                      : config->threads < MOST_PROJECTORS
                                                          ? config->threads
                                                          : MOST_PROJECTORS};
@@ -76,7 +76,7 @@ static cg_status open_device(const cg_config *config, const cg_model *model, cg_
 }
 
 cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t ordinal,
-                      cg_gpu **gpu_out, char *reason_out)
+                      bool encodes, cg_gpu **gpu_out, char *reason_out)
 {
     *gpu_out = NULL;
     snprintf(reason_out, CG_GPU_REASON_BYTES, "%s", cg_strerror(CG_ERR_NO_MEMORY));
@@ -88,7 +88,7 @@ cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t o
     gpu->ordinal = ordinal;
     cg_status status = cg_pool_new(config->gpu_slots, 0, config->cpus, config->n_cpus, &gpu->pool);
     if (status == CG_OK)
-        status = open_device(config, model, gpu, reason_out);
+        status = open_device(config, model, encodes, gpu, reason_out);
     if (status != CG_OK) {
         cg_gpu_free(gpu);
         return status;

@@ -12,13 +12,13 @@ cg_gpu *cg_handle_gpu(cachegen *c)
                : NULL;
 }
 
-cg_status cg_handle_open_gpu(cachegen *c, uint32_t ordinal, cg_gpu **gpu_out)
+cg_status cg_handle_open_gpu(cachegen *c, uint32_t ordinal, bool encodes, cg_gpu **gpu_out)
 {
     cg_gpu *gpu = NULL;
     pthread_mutex_lock(&c->gpu_lock);
     if (atomic_load(&c->gpu_state) == CACHEGEN_GPU_UNUSED) {
         const bool is_open =
-            cg_gpu_open(c->config, &c->model, ordinal, &gpu, c->gpu_reason) == CG_OK;
+            cg_gpu_open(c->config, &c->model, ordinal, encodes, &gpu, c->gpu_reason) == CG_OK;
         atomic_store(&c->gpu, gpu);
         atomic_store(&c->gpu_state, is_open ? CACHEGEN_GPU_ON : CACHEGEN_GPU_OFF);
     }

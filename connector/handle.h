@@ -55,9 +55,9 @@ static inline bool cg_handle_is_far(const cachegen *connector)
 
 /* This process's GPU, opened before and working; else NULL. */
 cg_gpu *cg_handle_gpu(cachegen *connector);
-/* Opens the GPU `ordinal` unless it is open. CG_ERR_UNSUPPORTED: there is none, and gpu_reason says
- * why; or another one is open. */
-cg_status cg_handle_open_gpu(cachegen *connector, uint32_t ordinal, cg_gpu **gpu_out);
+/* Opens the GPU `ordinal` unless it is open; encodes: connector/gpu.h. CG_ERR_UNSUPPORTED: there is
+ * none, and gpu_reason says why; or another one is open. */
+cg_status cg_handle_open_gpu(cachegen *connector, uint32_t ordinal, bool encodes, cg_gpu **gpu_out);
 /* After CG_ERR_DEVICE: notes whether the GPU is off from now on. */
 void cg_handle_check_gpu(cachegen *connector);
 

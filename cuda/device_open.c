@@ -122,18 +122,32 @@ static cg_status check_device(const cg_device *d, char *reason_out, size_t reaso
     return CG_ERR_DEVICE;
 }
 
-/* Allocates, and makes streams and events. The device is current. */
-static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
+static int allocate(cg_device *d, size_t pinned_bytes, size_t dev_bytes)
+{
+    int error = d->calls->host_alloc(&d->pinned, pinned_bytes);
+    if (error == 0 && (error = d->calls->malloc(&d->memory_dev, dev_bytes)) != 0) {
+        d->calls->host_free(d->pinned);
+        d->pinned = NULL;
+    }
+    return error;
+}
+
+/* Allocates all memory. Where there is too little the CPU makes the encoders' projections. */
+static cg_status take_memory(cg_device *d, char *reason_out, size_t reason_bytes)
 {
     const cg_cuda_calls *calls = d->calls;
     cut pinned = {0}, dev = {0};
     int error;
     /* Twice: to add up, and to cut what was allocated. */
     lay_out(d, &pinned, &dev);
-    if ((error = calls->prepare()) != 0)
-        return say(reason_out, reason_bytes, d, "the kernels do not run on this GPU", error);
-    if ((error = calls->host_alloc(&d->pinned, pinned.used_bytes)) != 0 ||
-        (error = calls->malloc(&d->memory_dev, dev.used_bytes)) != 0) {
+    if ((error = allocate(d, pinned.used_bytes, dev.used_bytes)) != 0 && d->n_projectors > 0) {
+        calls->get_last_error();
+        d->n_projectors = 0;
+        pinned = dev = (cut){0};
+        lay_out(d, &pinned, &dev);
+        error = allocate(d, pinned.used_bytes, dev.used_bytes);
+    }
+    if (error != 0) {
         snprintf(reason_out, reason_bytes, "no %zu MiB of pinned memory and %zu MiB on the GPU: %s",
                  (pinned.used_bytes >> 20) + 1, (dev.used_bytes >> 20) + 1,
                  calls->get_error_string(error));
@@ -143,6 +157,19 @@ static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
     pinned = (cut){d->pinned, 0};
     dev = (cut){d->memory_dev, 0};
     lay_out(d, &pinned, &dev);
+    return CG_OK;
+}
+
+/* Allocates and makes all that the device will use. It is current. */
+static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
+{
+    const cg_cuda_calls *calls = d->calls;
+    int error;
+    if ((error = calls->prepare()) != 0)
+        return say(reason_out, reason_bytes, d, "the kernels do not run on this GPU", error);
+    const cg_status status = take_memory(d, reason_out, reason_bytes);
+    if (status != CG_OK)
+        return status;
     if ((error = calls->stream_create(&d->read_stream)) != 0)
         return say(reason_out, reason_bytes, d, "cudaStreamCreate", error);
     for (uint32_t i = 0; i < d->config.n_slots; i++)

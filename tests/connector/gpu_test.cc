@@ -344,6 +344,46 @@ TEST_F(GpuTest, NothingIsAllocatedAfterTheFirstLayout)
     EXPECT_EQ(standin().n_allocated(), before);
 }
 
+TEST_F(GpuTest, WhereMemoryForProjectionsIsMissingTheCpuMakesThem)
+{
+    const Store store(true, spec_2(true, nesting_spec()));
+    const Tokens tokens = prompt(32 * 2);
+    int n_without = 0;
+    for (long n = 1; n <= 12 && n_without == 0; n++) { // allocating is among the first calls
+        SCOPED_TRACE(n);
+        standin().forget_failures();
+        standin().fail_call(n, 2, false);
+        GpuEngine engine(store);
+        const bool has_failed = standin().has_failed();
+        standin().forget_failures();
+        if (!has_failed || engine.register_status != CACHEGEN_OK)
+            continue;
+        n_without++;
+        const size_t before = standin().n_projected();
+        EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
+        EXPECT_EQ(engine.stats().chunks_encoded, 2u);
+        EXPECT_EQ(standin().n_projected(), before);
+        EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 63u);
+        EXPECT_EQ(engine.stats().chunks_decoded_on_gpu, 2u);
+        EXPECT_EQ(engine.stats().gpu_errors, 0u);
+    }
+    EXPECT_EQ(n_without, 1);
+}
+
+TEST_F(GpuRanksTest, OnlyTheRankThatEncodesHasProjectors)
+{
+    const Store store(true, four_heads());
+    const std::string group = "\"group\": \"gpu-test-" + std::to_string(getpid()) + "-encodes\"";
+    const size_t before = standin().n_live();
+    const auto n_live = [&](Heads heads) {
+        const GpuEngine rank(store, group, Placement::TOKENS_FIRST, 2, heads);
+        EXPECT_EQ(rank.register_status, CACHEGEN_OK);
+        return standin().n_live() - before;
+    };
+    const size_t of_first = n_live({0, 2}), of_second = n_live({2, 2});
+    EXPECT_EQ(of_first, of_second + size_t{2} * 2) << "a stream and an event a thread";
+}
+
 TEST_F(GpuTest, WithoutTheLibraryADriverOrTheGpuTheReasonIsSaid)
 {
     const Store store;
