@@ -12,7 +12,7 @@
 
 typedef struct encode_work {
     size_t row_stride, coef_stride;
-    float *block; /* [CG_DCT][n_channels]: the tokens of a block */
+    float *block; /* [CG_DCT][n_channels]: the tokens of a block; or [CG_DCT][row_stride] */
     float *rows;  /* [CG_DCT][n_blocks][row_stride]: their spectra */
     float *coef;  /* [n_blocks, in whole tiles][coef_stride]: of one frequency */
     float *leaks; /* the same: what the exact components make of the others' */
@@ -25,7 +25,7 @@ static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsi
 {
     encode_work w = {.row_stride = 2 * cg_analysis_pairs(group->n_channels),
                      .coef_stride = (group->n_components[matrix] + 31u) / 32 * 32};
-    w.block = cg_arena_take(arena, (size_t)CG_DCT * group->n_channels * sizeof *w.block);
+    w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
     w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
     w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
                                       sizeof *w.coef);
@@ -167,21 +167,65 @@ static void analyze(const cg_profile *p, const cg_analysis *a, size_t n_blocks, 
         remove_leaks(p, a, n_blocks, n_exact, n_sixteens - n_exact, w);
 }
 
-/* Whether a projector's coefficients of the row are the CPU's within a hundredth, which rounding
- * stays far below. */
-static bool agrees(const cg_profile *p, const cg_analysis *a, const float *row, uint32_t n,
-                   const float *coefs, const encode_work *w)
+/* A row's sign in the sums below. */
+static float sign_of(size_t row)
 {
-    float row_square = 0, square = 0, error = 0;
-    analyze(p, a, 1, n, row, w);
-    for (uint32_t ch = 0; ch < a->n_channels; ch++)
-        row_square += row[ch] * row[ch];
-    for (uint32_t c = 0; c < n; c++) {
-        square += w->coef[c] * w->coef[c];
-        error += (coefs[c] - w->coef[c]) * (coefs[c] - w->coef[c]);
+    return ((uint32_t)(row + 1) * 2654435769u & 1u << 30) != 0 ? -1.0f : 1.0f;
+}
+
+/* The distance, squared, of the signed sum of rows of coefficients to expected[n]; and the sum of
+ * all squares. */
+static float distance(const float *coefs, size_t n_rows, uint32_t n, const float *expected,
+                      float *squares)
+{
+    enum { AT_ONCE = 64 };
+    float error = 0;
+    for (uint32_t first = 0; first < n; first += AT_ONCE) {
+        const uint32_t width = n - first < AT_ONCE ? n - first : AT_ONCE;
+        float sums[AT_ONCE] = {0};
+        for (size_t r = 0; r < n_rows; r++)
+            for (uint32_t c = 0; c < width; c++) {
+                const float coef = coefs[r * n + first + c];
+                sums[c] += sign_of(r) * coef;
+                *squares += coef * coef;
+            }
+        for (uint32_t c = 0; c < width; c++)
+            error += (sums[c] - expected[first + c]) * (sums[c] - expected[first + c]);
     }
-    /* The second term is for rows of which the components hold next to nothing. */
-    return isfinite(row_square) && error <= 1e-4f * square + 1e-6f * row_square; /* no NaN */
+    return error;
+}
+
+/* Whether a projector's coefficients are the CPU's within a hundredth, which rounding stays far
+ * below. Projecting is linear: so of all rows of a frequency only the sum is projected here, each
+ * with a sign, or what is common to all would be all that counts. A row that is wrong by more than
+ * a hundredth of all of them together is found. */
+static bool agrees(const cg_profile *p, const cg_analysis *a, size_t n_blocks,
+                   const uint32_t n_components[CG_DCT], const float *const coefs[CG_DCT],
+                   const encode_work *w)
+{
+    float row_squares[CG_DCT] = {0};
+    uint32_t most = 0;
+    memset(w->block, 0, CG_DCT * w->row_stride * sizeof *w->block);
+    for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
+        const size_t f = r / n_blocks;
+        for (uint32_t ch = 0; ch < a->n_channels; ch++) {
+            const float x = w->rows[r * w->row_stride + ch];
+            w->block[f * w->row_stride + ch] += sign_of(r % n_blocks) * x;
+            row_squares[f] += x * x;
+        }
+    }
+    for (size_t f = 0; f < CG_DCT; f++)
+        most = n_components[f] > most ? n_components[f] : most;
+    analyze(p, a, CG_DCT, most, w->block, w);
+    for (size_t f = 0; f < CG_DCT; f++) {
+        float squares = 0;
+        const float error =
+            distance(coefs[f], n_blocks, n_components[f], w->coef + f * w->coef_stride, &squares);
+        if (!isfinite(row_squares[f]) || !isfinite(squares) ||
+            !(error <= 1e-4f * squares + 1e-6f * row_squares[f])) /* no NaN */
+            return false;
+    }
+    return true;
 }
 
 /* Coefficients of all frequencies' rows, the first n_components[f] of each, made by the projector.
@@ -196,14 +240,9 @@ static bool project_elsewhere(const cg_heads *heads, const cg_group *group, unsi
                                 .n_rows = n_blocks,
                                 .row_stride = (uint32_t)w->row_stride};
     memcpy(projection.n_components, n_components, sizeof projection.n_components);
-    /* Another row of each chunk and task, and of each frequency in turn. */
-    const uint32_t number = heads->first_position / heads->n_tokens + projection.basis,
-                   f = n_components[number % CG_DCT] > 0 ? number % CG_DCT : 0,
-                   row = number / CG_DCT % n_blocks;
-    const bool is_right = projector->project(projector, &projection, coefs_out) == CG_OK &&
-                          agrees(p, cg_analysis_of(p, group, matrix),
-                                 w->rows + ((size_t)f * n_blocks + row) * w->row_stride,
-                                 n_components[f], coefs_out[f] + (size_t)row * n_components[f], w);
+    const bool is_right =
+        projector->project(projector, &projection, coefs_out) == CG_OK &&
+        agrees(p, cg_analysis_of(p, group, matrix), n_blocks, n_components, coefs_out, w);
     projector->n_failed += !is_right;
     return is_right;
 }

@@ -29,7 +29,8 @@ typedef struct cg_projector cg_projector;
 struct cg_projector {
     float *rows; /* memory for [CG_DCT][n_rows][row_stride], 64-byte aligned; the encoder's */
     size_t rows_bytes;
-    uint32_t n_failed; /* tasks that the CPU made because project() failed or was wrong */
+    uint32_t n_failed; /* tasks that the CPU made because project() failed or was wrong: the CPU
+                          checks sums over all rows */
     /* Coefficients of the rows: those of frequency f are coefs_out[f], [n_rows][n_components[f]],
      * until the next call; the rows stay as they are. Each is the sum over the channels, after what
      * the basis's first n_exact components (codec/bands.h) make of the row was taken off, for the

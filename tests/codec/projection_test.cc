@@ -18,7 +18,8 @@ struct Projector {
     const cg_profile *profile;
     std::unique_ptr<void, MallocFree> memory;
     std::vector<float> coefs;
-    double factor = 1; // of all coefficients
+    double factor = 1;  // of all coefficients
+    int wrong_row = -1; // of one frequency, another one for each row
     cg_status status = CG_OK;
     uint32_t n_calls = 0;
 
@@ -42,6 +43,14 @@ struct Projector {
         }
         for (float &coef : self->coefs)
             coef = static_cast<float>(coef * self->factor);
+        if (self->wrong_row >= 0) {
+            const uint32_t last = static_cast<uint32_t>(self->wrong_row) % CG_DCT,
+                           f = what->n_components[last] > 0 ? last : 0, n = what->n_components[f];
+            const size_t first = static_cast<size_t>(coefs_out[f] - self->coefs.data()) +
+                                 static_cast<size_t>(self->wrong_row) * n;
+            for (size_t i = first; i < first + n; i++)
+                self->coefs[i] = -self->coefs[i];
+        }
         return self->status;
     }
 };
@@ -157,6 +166,24 @@ TEST(Projection, ThatFailsOrIsWrongIsMadeByTheCpu)
         EXPECT_EQ(c.encode(&small), cpu); // of the larger groups
         EXPECT_LT(small.n_calls, n_tasks);
         EXPECT_EQ(small.base.n_failed, 0u);
+    }
+}
+
+TEST(Projection, ThatIsWrongInOneRowIsMadeByTheCpu)
+{
+    for (const bool joined : {false, true}) {
+        for (const uint32_t n_tokens : {45u, 256u}) {
+            const Case c(nesting(joined), n_tokens);
+            const uint32_t n_tasks = c.profile->n_groups * c.profile->n_matrices;
+            const Bytes cpu = c.encode(nullptr);
+            for (uint32_t row = 0; row < (n_tokens + 7) / 8; row++) {
+                SCOPED_TRACE(testing::Message() << joined << ' ' << n_tokens << ' ' << row);
+                Projector projector(c.profile.get(), c.rows_bytes);
+                projector.wrong_row = static_cast<int>(row);
+                EXPECT_EQ(c.encode(&projector), cpu);
+                EXPECT_EQ(projector.base.n_failed, n_tasks);
+            }
+        }
     }
 }
 
