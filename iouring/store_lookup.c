@@ -69,21 +69,36 @@ static uint8_t one_name(const lookup *l, size_t index)
     return 1u << CG_L0;
 }
 
+/* What is asked for again is not asked for below a folder that may be open anew, and as stale. */
+static cg_status place_of(const lookup *l, size_t index, unsigned level,
+                          const cg_fingerprint *profile, cg_store_place *place)
+{
+    const cg_status status =
+        cg_store_object_place(l->store, &l->keys[index], (cg_level)level, profile, place);
+    if (status == CG_OK && l->is_again) {
+        place->dir_fd = l->store->root_fd;
+        place->path = place->whole;
+    }
+    return status;
+}
+
 static cg_status submit_header(const lookup *l, size_t index, unsigned level, uint64_t user)
 {
+    cg_store_place place;
+    const cg_status status = place_of(l, index, level, l->profile, &place);
+    if (status != CG_OK)
+        return status;
     if (l->keeper != NULL && index < l->keeper->n_most &&
         level != CG_L0) /* L0 is mostly not there */
-        return cg_store_read_open(l->store, l->io, &l->keys[index], (cg_level)level, l->profile, 0,
-                                  CG_CHUNK_FIXED_BYTES, user);
-    return cg_store_read(l->store, l->io, &l->keys[index], (cg_level)level, l->profile,
-                         CG_CHUNK_FIXED_BYTES, CG_IO_CACHED, user);
+        return cg_io_read_open(l->io, place.dir_fd, place.path, 0, CG_CHUNK_FIXED_BYTES, user);
+    return cg_io_read_range(l->io, place.dir_fd, place.path, 0, CG_CHUNK_FIXED_BYTES, CG_IO_CACHED,
+                            user);
 }
 
 static cg_status submit_folder(const lookup *l, size_t index, unsigned level, uint64_t user)
 {
     cg_store_place place;
-    const cg_status status =
-        cg_store_object_place(l->store, &l->keys[index], (cg_level)level, NULL, &place);
+    const cg_status status = place_of(l, index, level, NULL, &place);
     if (status != CG_OK)
         return status;
     /* The chunk's folder: the path without its leaf. place.path lies in place.whole. */
