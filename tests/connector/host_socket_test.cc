@@ -183,7 +183,7 @@ TEST_F(SharedSavesTest, AnEngineThatHangsIsWaitedForOnce)
         const cg_key name = lock_name(i);
         ASSERT_EQ(cg_host_lock_take(&name, &locks[i]), CG_OK);
     }
-    Engine engine(store, "\"save_timeout_ms\": 300");
+    Engine engine(store, "\"save_timeout_ms\": 5000");
     EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
     EXPECT_EQ(engine.stats().chunks_encoded, 20u);
     EXPECT_EQ(engine.stats().chunks_saved[CG_L1], 20u);
