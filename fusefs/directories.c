@@ -14,7 +14,8 @@
 
 struct cg_fs_directory {
     cg_fs_node *node;
-    DIR *dir;       /* NULL: .cachegenfs */
+    int fd;         /* -1: .cachegenfs */
+    DIR *dir;       /* of fd, from the first read on: the kernel may have kept the listing */
     char *path;     /* by which it was opened; "" of the root, and of one without a name */
     uint64_t epoch; /* of renames, from before that */
     bool is_listed;
@@ -252,29 +253,38 @@ int cg_fs_rmdir(cg_fs *fs, cg_fs_node *parent, const char *name)
     return remove_entry(fs, parent, name, AT_REMOVEDIR);
 }
 
-/* The clock of files is coarse. A folder that has just changed can change again and keep its time:
+/* Whether the folder may be listed: EACCES. And whether it is as it was when this was asked before,
+ * so that its listing is what the kernel kept. A list of access control changes its time, too. The
+ * clock of files is coarse: a folder that has just changed can change again and keep its time, and
  * no listing of it is remembered. */
-static bool note_listing(cg_fs *fs, cg_fs_node *node, int fd)
+static int check_folder(cg_fs *fs, cg_fs_node *node, int fd, bool *is_listed_out)
 {
     struct stat attr;
     struct timespec now;
-    if (!fs->watch.is_trusted || fstat(fd, &attr) != 0)
-        return false;
+    const bool may_be_kept = fs->watch.is_trusted && fstat(fd, &attr) == 0;
+    int64_t changed_ns = 0;
+    *is_listed_out = false;
     clock_gettime(CLOCK_REALTIME, &now);
-    const int64_t changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec;
-    const bool is_settled = attr.st_ctim.tv_sec + 1 < now.tv_sec;
     const uint32_t now_s = (uint32_t)now.tv_sec, doubts = fs->watch.n_doubts;
-    pthread_mutex_lock(&fs->nodes.lock);
-    const bool is_listed = is_settled && node->listed_ns == changed_ns &&
-                           node->listed_doubts == doubts &&
-                           now_s - node->listed_at_s < CG_FS_TRUST_SECONDS;
-    if (!is_listed) {
-        node->listed_ns = is_settled ? changed_ns : 0;
+    if (may_be_kept && attr.st_ctim.tv_sec + 1 < now.tv_sec) {
+        changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec;
+        pthread_mutex_lock(&fs->nodes.lock);
+        *is_listed_out = node->listed_ns == changed_ns && node->listed_doubts == doubts &&
+                         now_s - node->listed_at_s < CG_FS_TRUST_SECONDS;
+        pthread_mutex_unlock(&fs->nodes.lock);
+    }
+    if (*is_listed_out)
+        return 0;
+    if (!fs->ignores_acls && cg_acls_are_on(fd))
+        return EACCES;
+    if (may_be_kept) {
+        pthread_mutex_lock(&fs->nodes.lock);
+        node->listed_ns = changed_ns; /* 0: it is not settled */
         node->listed_at_s = now_s;
         node->listed_doubts = doubts;
+        pthread_mutex_unlock(&fs->nodes.lock);
     }
-    pthread_mutex_unlock(&fs->nodes.lock);
-    return is_listed;
+    return 0;
 }
 
 int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
@@ -284,22 +294,17 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
     *directory_out = NULL;
     if (directory == NULL)
         return ENOMEM;
+    directory->fd = -1;
     directory->node = node;
     directory->is_root = node == fs->nodes.root;
     /* Before it is opened by its path: a rename from now on makes that path doubtful
      * (cg_fs_lookup_read()). */
     directory->epoch = cg_nodes_epoch(&fs->nodes);
     if (node->control == CG_CONTROL_NONE &&
-        (error = cg_reach_open(fs, node, O_RDONLY | O_DIRECTORY, &fd, &directory->path)) == 0 &&
-        (directory->dir = fdopendir(fd)) == NULL) {
-        error = errno;
-        close(fd);
+        (error = cg_reach_open(fs, node, O_RDONLY | O_DIRECTORY, &fd, &directory->path)) == 0) {
+        directory->fd = fd;
+        error = check_folder(fs, node, fd, &directory->is_listed);
     }
-    /* Here, too: a list may have come since the start, or deeper than the start looks. */
-    if (directory->dir != NULL && !fs->ignores_acls && cg_acls_are_on(fd))
-        error = EACCES;
-    if (directory->dir != NULL)
-        directory->is_listed = note_listing(fs, node, fd);
     if (error != 0)
         cg_fs_closedir(directory);
     else
@@ -338,13 +343,15 @@ int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
                   const struct dirent **entry_out, off_t *next_out)
 {
     *entry_out = NULL;
-    if (directory->dir == NULL) {
+    if (directory->fd < 0) {
         *entry_out = read_control(fs, directory, offset);
         *next_out = offset + 1;
         return 0;
     }
     if (offset == CONTROL_OFFSET)
         return 0;
+    if (directory->dir == NULL && (directory->dir = fdopendir(directory->fd)) == NULL)
+        return errno;
     /* The kernel may go back, or begin again: a reply had less room than we had read. */
     if (offset != directory->offset) {
         seekdir(directory->dir, offset);
@@ -379,7 +386,7 @@ int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *di
     /* The root has names that are not the store's. The path must still be right when we have looked
      * at the entry by it: it decides what the entry shows. */
     const bool may_be_view = cg_view_is_possible(name);
-    if (directory->dir == NULL || directory->is_root || directory->path[0] == '\0' ||
+    if (directory->fd < 0 || directory->is_root || directory->path[0] == '\0' ||
         snprintf(path, sizeof path, "%s/%s", directory->path, name) >= (int)sizeof path)
         return cg_fs_lookup(fs, caller, directory->node, name, entry_out);
     cg_fs_pending *pending = cg_pending_find(fs, caller, directory->node, name);
@@ -387,8 +394,8 @@ int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *di
         cg_pending_put(fs, pending);
         return cg_fs_lookup(fs, caller, directory->node, name, entry_out);
     }
-    const int error = look_up_in(fs, directory->node, dirfd(directory->dir), name,
-                                 may_be_view ? path : NULL, entry_out);
+    const int error =
+        look_up_in(fs, directory->node, directory->fd, name, may_be_view ? path : NULL, entry_out);
     if (error != 0 || !may_be_view || !cg_nodes_changed_since(&fs->nodes, directory->epoch))
         return error;
     cg_fs_forget(fs, entry_out->node, 1);
@@ -402,13 +409,15 @@ bool cg_fs_is_crowded(cg_fs *fs)
 
 int cg_fs_syncdir(cg_fs_directory *directory)
 {
-    return directory->dir == NULL || fsync(dirfd(directory->dir)) == 0 ? 0 : errno;
+    return directory->fd < 0 || fsync(directory->fd) == 0 ? 0 : errno;
 }
 
 void cg_fs_closedir(cg_fs_directory *directory)
 {
     if (directory->dir != NULL)
         closedir(directory->dir);
+    else if (directory->fd >= 0)
+        close(directory->fd);
     free(directory->path);
     free(directory);
 }

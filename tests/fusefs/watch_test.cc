@@ -2,6 +2,7 @@
 #include "tests/fusefs/fs_fixture.h"
 
 #include <sys/stat.h>
+#include <sys/xattr.h>
 
 #include <atomic>
 #include <chrono>
@@ -123,6 +124,35 @@ TEST_F(WatchTest, AListingIsKeptUntilItsFolderChanges)
     EXPECT_TRUE(comes(is_listed));
     ASSERT_EQ(mknod(below("m/new").c_str(), S_IFREG | 0600, 0), 0);
     EXPECT_FALSE(is_listed());
+}
+
+TEST_F(WatchTest, AListIsFoundOfAFolderWhoseListingIsKept)
+{
+    // An access control list that lets user 1 in, as the kernel takes it: tags, rights, users.
+    const std::vector<uint32_t> list = {2,          0x70001, UINT32_MAX, 0x70002,
+                                        1,          0x50004, UINT32_MAX, 0x70010,
+                                        UINT32_MAX, 0x50020, UINT32_MAX};
+    cg_fs_directory *directory;
+    const auto is_listed = [&] {
+        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m"), &directory), 0);
+        const bool is = cg_fs_is_listed(directory);
+        cg_fs_closedir(directory);
+        return is;
+    };
+    start();
+    EXPECT_TRUE(comes(is_listed));
+    if (setxattr(below("m").c_str(), "system.posix_acl_access", list.data(), 4 * list.size(), 0) !=
+        0)
+        GTEST_SKIP() << "the store has no access control lists";
+    const auto is_settled = [&] {
+        struct stat attr;
+        return stat(below("m").c_str(), &attr) == 0 && attr.st_ctim.tv_sec + 2 < time(nullptr);
+    };
+    for (int i = 0; i < 2; i++)
+        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m"), &directory), EACCES);
+    EXPECT_TRUE(comes(is_settled));
+    for (int i = 0; i < 2; i++)
+        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m"), &directory), EACCES);
 }
 
 } // namespace
