@@ -103,6 +103,8 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
         /* Being read counts as use, by which room is made (fusefs/space.h). */
         if ((*file_out)->immutable)
             cg_space_touch(fs, fd);
+        else if (!writable)
+            cg_open_file_compare(fs, *file_out);
     }
     /* Not by the open itself: a change of the content passes the gate. */
     if (error == 0 && truncates &&

@@ -192,9 +192,11 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root)
     nodes->n_buckets = FIRST_BUCKETS;
     nodes->node_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->node_buckets);
     nodes->name_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->name_buckets);
-    if (nodes->node_buckets != NULL && nodes->name_buckets != NULL)
+    nodes->read_notes = calloc(CG_N_READ_NOTES, sizeof *nodes->read_notes);
+    if (nodes->node_buckets != NULL && nodes->name_buckets != NULL && nodes->read_notes != NULL)
         nodes->root = insert_node(nodes, root, &WHOLE);
     if (nodes->root == NULL) {
+        free(nodes->read_notes);
         free(nodes->node_buckets);
         free(nodes->name_buckets);
         return ENOMEM;
@@ -223,6 +225,7 @@ void cg_nodes_destroy(cg_nodes *nodes)
     }
     for (int control = 0; control < CG_NODES_N_CONTROLS; control++)
         free(nodes->controls[control]);
+    free(nodes->read_notes);
     free(nodes->node_buckets);
     free(nodes->name_buckets);
     pthread_mutex_destroy(&nodes->lock);

@@ -73,6 +73,16 @@ struct cg_fs_node {
     cg_fs_node *hash_next;
 };
 
+/* An ordinary file that was read through the page cache: as it was when it was opened for that.
+ * What the kernel has of its content was read since, and is right while the file's time of change
+ * is this. */
+typedef struct cg_read_note {
+    uint64_t generation; /* of the node; 0: unused */
+    int64_t changed_ns;  /* the file's time of change */
+    int64_t opened_at_s; /* CLOCK_MONOTONIC */
+} cg_read_note;
+enum { CG_N_READ_NOTES = 4096 }; /* by generation: those who share one take it from each other */
+
 enum { CG_NODES_N_CONTROLS = 8 };
 
 typedef struct cg_nodes {
@@ -87,6 +97,7 @@ typedef struct cg_nodes {
     size_t n_buckets; /* a power of 2, of both tables */
     cg_fs_node **node_buckets;
     cg_node_name **name_buckets;
+    cg_read_note *read_notes; /* [CG_N_READ_NOTES] */
 } cg_nodes;
 
 /* 0 or an errno value. */

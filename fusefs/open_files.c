@@ -51,6 +51,29 @@ int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_p
     return 0;
 }
 
+void cg_open_file_compare(cg_fs *fs, cg_fs_file *file)
+{
+    struct stat attr;
+    struct timespec now, monotonic;
+    if (!fs->watch.is_trusted || fstat(file->fd, &attr) != 0) /* others change it unseen */
+        return;
+    clock_gettime(CLOCK_REALTIME, &now);
+    clock_gettime(CLOCK_MONOTONIC, &monotonic);
+    if (attr.st_ctim.tv_sec + 1 >= now.tv_sec)
+        return;
+    file->note = (cg_read_note){
+        .generation = file->node->generation,
+        .changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec,
+        .opened_at_s = monotonic.tv_sec,
+    };
+    pthread_mutex_lock(&fs->nodes.lock);
+    const cg_read_note *noted = &fs->nodes.read_notes[file->note.generation % CG_N_READ_NOTES];
+    file->unchanged = noted->generation == file->note.generation &&
+                      noted->changed_ns == file->note.changed_ns &&
+                      monotonic.tv_sec - noted->opened_at_s < CG_FS_TRUST_SECONDS;
+    pthread_mutex_unlock(&fs->nodes.lock);
+}
+
 cg_fs_file *cg_open_file_use_any(cg_nodes *nodes, cg_fs_node *node)
 {
     pthread_mutex_lock(&nodes->lock);
@@ -120,6 +143,9 @@ void cg_open_file_leave(cg_fs *fs, cg_fs_file *file)
         link = &(*link)->next;
     *link = file->next;
     file->node->n_cached -= file->cached;
+    /* Not before: until the kernel had the answer to the open, it had older pages. */
+    if (file->note.changed_ns != 0 && !file->unchanged)
+        fs->nodes.read_notes[file->note.generation % CG_N_READ_NOTES] = file->note;
     /* For cg_open_file_stays_written(). */
     if (file->writable)
         pthread_cond_broadcast(&fs->nodes.changed);

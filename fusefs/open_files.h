@@ -20,13 +20,21 @@ struct cg_fs_file {
     size_t text_bytes;
     cg_fs_pending *pending; /* being written under a strict name */
     bool writable;
-    bool cached;      /* counted in the node's n_cached from its opening on */
-    bool was_flushed; /* closed once, not written to since: its release may be near. Atomic */
-    bool immutable;   /* a published file: bytes that were read stay right */
-    bool backed;      /* fusefs/passthrough.h */
-    cg_fs_file *next; /* of the node; under the nodes' lock, as is n_users */
+    bool cached;       /* counted in the node's n_cached from its opening on */
+    bool was_flushed;  /* closed once, not written to since: its release may be near. Atomic */
+    bool immutable;    /* a published file: bytes that were read stay right */
+    bool unchanged;    /* so far they are right, too */
+    bool backed;       /* fusefs/passthrough.h */
+    cg_read_note note; /* of the file when it was opened; changed_ns 0: none */
+    cg_fs_file *next;  /* of the node; under the nodes' lock, as is n_users */
     uint32_t n_users;
 };
+
+/* Whether the ordinary file, which is opened for reading alone, is as it was when it was last
+ * opened, so that pages that were read since are right. What has just changed can change again and
+ * keep its time, as the clock of files is coarse: of that nothing is noted. A mapping may write to
+ * the store's file and leave its time, so that no note is good for longer than attributes are. */
+void cg_open_file_compare(cg_fs *fs, cg_fs_file *file);
 
 /* Puts an open file into the node's list, with one user. It owns fd from now on; after an error fd
  * is closed. pending: whose file fd is, or NULL.

@@ -84,8 +84,8 @@ void cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
     if (file->backed)
         fi->backing_id = backing_id;
 #endif
-    if (!file->backed) /* pages of an earlier open are good if the content cannot change */
-        fi->keep_cache = file->immutable;
+    if (!file->backed) /* pages of an earlier open are good if the content did not change */
+        fi->keep_cache = file->immutable || file->unchanged;
     if (!file->writable) {
         fi->noflush = 1; /* nothing can be published by this close: spare the daemon the call */
         cg_metrics_add(file->backed ? &p->metrics->opens_passthrough : &p->metrics->opens_plain, 1);

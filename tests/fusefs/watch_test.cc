@@ -1,4 +1,5 @@
 // fusefs/watch.h without a mount: what the kernel would be told.
+#include "fusefs/open_files.h"
 #include "tests/fusefs/fs_fixture.h"
 
 #include <sys/stat.h>
@@ -153,6 +154,53 @@ TEST_F(WatchTest, AListIsFoundOfAFolderWhoseListingIsKept)
     EXPECT_TRUE(comes(is_settled));
     for (int i = 0; i < 2; i++)
         EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m"), &directory), EACCES);
+}
+
+TEST_F(WatchTest, PagesOfAFileAreKeptUntilItChanges)
+{
+    cg_fs_file *file;
+    const auto is_unchanged = [&] {
+        EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &file), 0);
+        const bool is = file->unchanged;
+        cg_fs_release(fs.fs, file);
+        return is;
+    };
+    ASSERT_EQ(fs.put("m/file", {1, 2, 3}), 0);
+    EXPECT_FALSE(is_unchanged()) << "nobody would see changes";
+    start();
+    ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
+    EXPECT_FALSE(is_unchanged()) << "the file has just changed";
+    EXPECT_TRUE(comes(is_unchanged));
+    EXPECT_TRUE(is_unchanged());
+    std::ofstream(below("m/file"), std::ios::app) << "more";
+    EXPECT_FALSE(is_unchanged());
+    EXPECT_TRUE(comes(is_unchanged));
+    ASSERT_EQ(fs.put("m/other", {4, 5, 6, 7}), 0);
+    ASSERT_EQ(::rename(below("m/other").c_str(), below("m/file").c_str()), 0);
+    EXPECT_FALSE(is_unchanged()) << "another file";
+}
+
+TEST_F(WatchTest, WhatIsOpenForTheFirstTimeIsNotNoted)
+{
+    cg_fs_file *first, *second;
+    ASSERT_EQ(fs.put("m/file", {1, 2, 3}), 0);
+    start();
+    ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
+    const auto is_settled = [&] {
+        EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &first), 0);
+        if (first->note.changed_ns != 0)
+            return true;
+        cg_fs_release(fs.fs, first);
+        return false;
+    };
+    ASSERT_TRUE(comes(is_settled));
+    EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &second), 0);
+    EXPECT_FALSE(second->unchanged) << "the kernel may still have older pages";
+    cg_fs_release(fs.fs, first);
+    cg_fs_release(fs.fs, second);
+    EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &second), 0);
+    EXPECT_TRUE(second->unchanged);
+    cg_fs_release(fs.fs, second);
 }
 
 } // namespace
