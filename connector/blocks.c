@@ -19,8 +19,8 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
         given->block_tokens == 0 || given->n_blocks == 0 || given->base == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     if (given->layout == CACHEGEN_LAYOUT_VLLM_CPU_AMX &&
-        (given->dtype != CG_DTYPE_BF16 || given->block_tokens % 32 != 0 ||
-         given->head_dim % 32 != 0))
+        (!(given->dtype == CG_DTYPE_BF16 || cg_dtype_has_scales(given->dtype)) ||
+         given->block_tokens % 32 != 0 || given->head_dim % 32 != 0))
         return CG_ERR_UNSUPPORTED;
     const int64_t element_bytes = (int64_t)cg_dtype_bytes(given->dtype);
     if (on_gpu && (given->n_layers != model->n_layers || given->dim_stride[CG_K] != element_bytes ||
@@ -80,8 +80,8 @@ typedef struct piece {
 
 enum { TRANSPOSE_TILE = 32 }; /* tokens x dims at a time: rows of both sides stay in L1 */
 
-/* dst[j * dst_stride + i] = src[i * src_stride + j] for i < n, j < m, in elements. Two sizes, spelt
- * out so that the compiler sees the element type; memory is aligned to its dtype. */
+/* dst[j * dst_stride + i] = src[i * src_stride + j] for i < n, j < m, in elements. Three sizes,
+ * spelt out so that the compiler sees the element type; memory is aligned to its dtype. */
 #define DEFINE_TRANSPOSE(name, element)                                                            \
     static void name(element *dst, size_t dst_stride, const element *src, size_t src_stride,       \
                      size_t n, size_t m)                                                           \
@@ -95,6 +95,7 @@ enum { TRANSPOSE_TILE = 32 }; /* tokens x dims at a time: rows of both sides sta
                         dst[j * dst_stride + i] = src[i * src_stride + j];                         \
             }                                                                                      \
     }
+DEFINE_TRANSPOSE(transpose_u8, uint8_t)
 DEFINE_TRANSPOSE(transpose_u16, uint16_t)
 DEFINE_TRANSPOSE(transpose_u32, uint32_t)
 
@@ -108,7 +109,11 @@ static void copy_transposed(const cg_kv_layout *l, const piece *p, int64_t dim_s
     const size_t e = l->element_bytes, n = p->n_tokens, d = l->given.head_dim;
     const size_t slot_stride = (size_t)dim_stride / e, row_stride = p->row_stride / e;
     void *slots = p->slots, *rows = p->rows;
-    if (e == 2 && write)
+    if (e == 1 && write)
+        transpose_u8(slots, slot_stride, rows, row_stride, n, d);
+    else if (e == 1)
+        transpose_u8(rows, row_stride, slots, slot_stride, d, n);
+    else if (e == 2 && write)
         transpose_u16(slots, slot_stride, rows, row_stride, n, d);
     else if (e == 2)
         transpose_u16(rows, row_stride, slots, slot_stride, d, n);
@@ -148,14 +153,14 @@ static void copy_strided(const cg_kv_layout *l, uint32_t plane, const piece *p, 
     }
 }
 
-/* vLLM's packing for AMX tiles, bf16, found by running its cpu_attn_reshape_and_cache; N tokens a
- * block, D dims:
+/* vLLM's packing for AMX tiles, of bf16 and, by elements the same, fp8, found by running its
+ * cpu_attn_reshape_and_cache; N tokens a block, D dims:
  *   K(t, d) = (t / 16) * 16 D + (d / 2) * 32 + (t % 16) * 2 + d % 2
  *   V(t, d) = N D + (d / 16) * 16 N + (t / 2) * 32 + (d % 16) * 2 + t % 2
  * slots: the start of the (block, head) region. */
 static void copy_amx(const cg_kv_layout *l, uint32_t plane, const piece *p, bool write)
 {
-    const size_t n = l->given.block_tokens, d_count = l->given.head_dim;
+    const size_t n = l->given.block_tokens, d_count = l->given.head_dim, e = l->element_bytes;
     for (uint32_t i = 0; i < p->n_tokens; i++) {
         const size_t t = p->first + i;
         char *row = p->rows + i * p->row_stride;
@@ -163,7 +168,10 @@ static void copy_amx(const cg_kv_layout *l, uint32_t plane, const piece *p, bool
             const size_t at = plane == CG_K
                                   ? t / 16 * 16 * d_count + d / 2 * 32 + t % 16 * 2 + d % 2
                                   : n * d_count + d / 16 * 16 * n + t / 2 * 32 + d % 16 * 2 + t % 2;
-            copy_bytes(p->slots + 2 * at, row + 2 * d, 2, write);
+            if (e == 2)
+                copy_bytes(p->slots + 2 * at, row + 2 * d, 2, write);
+            else
+                copy_bytes(p->slots + at, row + d, 1, write);
         }
     }
 }

@@ -66,10 +66,20 @@ CACHEGEN_API void cachegen_close(cachegen *connector);
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
 CACHEGEN_API uint32_t cachegen_abi_version(void);
 
+/* Of elements. FP8_E4M3 is OCP's, without infinities. Elements of fp8 may stand for the element
+ * times a scale of their layer and plane: the configuration's geometry gives those other than 1. */
+enum {
+    CACHEGEN_DTYPE_BF16 = 1,
+    CACHEGEN_DTYPE_FP16 = 2,
+    CACHEGEN_DTYPE_FP32 = 3,
+    CACHEGEN_DTYPE_FP8_E4M3 = 4,
+    CACHEGEN_DTYPE_FP8_E5M2 = 5,
+};
+
 /* What was opened. Strings live as long as the connector. */
 typedef struct cachegen_info {
     uint32_t struct_size, abi_version;
-    uint32_t n_layers, n_kv_heads, head_dim, dtype; /* dtype: 1 bf16, 2 fp16, 3 fp32 */
+    uint32_t n_layers, n_kv_heads, head_dim, dtype; /* CACHEGEN_DTYPE_... */
     uint32_t chunk_tokens;
     uint32_t has_profile;
     uint32_t store_levels; /* bit n: saves make level n */
@@ -103,7 +113,7 @@ enum { CACHEGEN_MEMORY_HOST = 0, CACHEGEN_MEMORY_CUDA = 1 };
  * from first_head on. Each rank has a connector, all with the same `group` (configured), and all
  * load and save the same requests. A load writes the rank's heads. A save of head 0's rank gathers
  * those of the others, on the same host, and stores whole chunks; the others' saves send theirs.
- * VLLM_CPU_AMX: as vLLM's CPU attention packs bf16 for AMX. Here base, block_stride and
+ * VLLM_CPU_AMX: as vLLM's CPU attention packs bf16 and fp8 for AMX. Here base, block_stride and
  * head_stride[0] count; the rest follows from them.
  * CACHEGEN_MEMORY_CUDA: base holds device addresses of the GPU `device`. Such a layout is STRIDED,
  * has all layers of the model, and K, V and strides are multiples of 16 bytes. */

@@ -5,6 +5,7 @@
 #include "iouring/tree.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,7 +97,7 @@ enum { N_RULES = sizeof RULES / sizeof RULES[0] };
 
 unsigned cg_dtype_from_name(const char *name)
 {
-    for (unsigned dtype = CG_DTYPE_BF16; dtype <= CG_DTYPE_FP32; dtype++)
+    for (unsigned dtype = CG_DTYPE_BF16; dtype < CG_N_DTYPES; dtype++)
         if (strcmp(name, cg_dtype_name(dtype)) == 0)
             return dtype;
     return 0;
@@ -157,6 +158,28 @@ static cg_status set_cpus(const char *name, const json_t *value, cg_config *conf
     return CG_OK;
 }
 
+static cg_status set_scales(const char *name, const json_t *value, cg_config_geometry *geometry,
+                            unsigned plane, const cg_sentence *error)
+{
+    const size_t n = json_array_size(value); /* 0: no list */
+    float *scales = n > 0 && n <= CG_MAX_LAYERS ? malloc(n * sizeof *scales) : NULL;
+    if (n > 0 && n <= CG_MAX_LAYERS && scales == NULL)
+        return CG_ERR_NO_MEMORY;
+    geometry->scales[plane] = scales;
+    geometry->n_scales[plane] = (uint32_t)n;
+    for (size_t i = 0; i < n && scales != NULL; i++) {
+        scales[i] = (float)json_number_value(json_array_get(value, i)); /* 0: no number */
+        if (!isnormal(scales[i]) || scales[i] < 0)
+            scales = NULL; /* geometry frees it */
+    }
+    return scales != NULL
+               ? CG_OK
+               : cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                 "\"geometry.%s\" must be a list of numbers above 0, one "
+                                 "for each layer",
+                                 name);
+}
+
 static cg_status set_geometry(json_t *value, cg_config *config, const cg_sentence *error)
 {
     static const struct {
@@ -192,7 +215,13 @@ static cg_status set_geometry(json_t *value, cg_config *config, const cg_sentenc
             if (text == NULL || (geometry->dtype = cg_dtype_from_name(text)) == 0)
                 return cg_sentence_say(
                     error, CG_ERR_INVALID_ARGUMENT,
-                    "\"geometry.dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"");
+                    "\"geometry.dtype\" must be one of \"bf16\", \"fp16\", \"fp32\", \"fp8_e4m3\", "
+                    "\"fp8_e5m2\"");
+        } else if (strcmp(name, "k_scales") == 0 || strcmp(name, "v_scales") == 0) {
+            const cg_status status =
+                set_scales(name, item, geometry, *name == 'k' ? CG_K : CG_V, error);
+            if (status != CG_OK)
+                return status;
         } else if (strcmp(name, "model_fingerprint") == 0) {
             cg_key key;
             if (text == NULL || strlen(text) != CG_KEY_HEX_BYTES - 1 ||
@@ -347,5 +376,7 @@ void cg_config_free(cg_config *config)
     free(config->gpu_library);
     free(config->trace_dir);
     free(config->group);
+    free(config->geometry.scales[CG_K]);
+    free(config->geometry.scales[CG_V]);
     free(config);
 }

@@ -24,6 +24,8 @@ typedef struct cg_config_geometry {
     uint32_t dtype; /* cg_dtype */
     bool has_fingerprint;
     cg_fingerprint model_fingerprint;
+    float *scales[2]; /* [n_scales[plane]]: of K and V, a layer each; NULL: all are 1 */
+    uint32_t n_scales[2];
 } cg_config_geometry;
 
 typedef struct cg_config {

@@ -89,7 +89,9 @@ static cg_status take_json(cg_model *model, const char *text, const cg_config_ge
     model->geometry.dtype = (uint8_t)(dtype != NULL ? cg_dtype_from_name(dtype) : 0);
     if (model->geometry.dtype == 0) {
         status = cg_sentence_say(error, CG_ERR_CORRUPT,
-                                 "%s: \"dtype\" must be one of \"bf16\", \"fp16\", \"fp32\"", path);
+                                 "%s: \"dtype\" must be one of \"bf16\", \"fp16\", \"fp32\", "
+                                 "\"fp8_e4m3\", \"fp8_e5m2\"",
+                                 path);
         goto done;
     }
     const char *hex = json_string_value(json_object_get(object, "model_fingerprint"));
@@ -133,7 +135,33 @@ static cg_status take_configured(cg_model *model, const cg_config *config, const
     return CG_OK;
 }
 
-static cg_status open_profile(cg_model *model, const cg_config *config, const cg_sentence *error)
+/* *scales_out: [n_layers][2], malloc'ed, the caller's. */
+static cg_status collect_scales(const cg_config_geometry *given, const cg_geometry *geometry,
+                                float (**scales_out)[CG_N_PLANES], const cg_sentence *error)
+{
+    float(*scales)[CG_N_PLANES] = malloc(geometry->n_layers * sizeof *scales);
+    if (scales == NULL)
+        return CG_ERR_NO_MEMORY;
+    *scales_out = scales;
+    for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+        const uint32_t n = given->n_scales[plane];
+        const char *name = plane == CG_K ? "k_scales" : "v_scales";
+        if (n != 0 && !cg_dtype_has_scales(geometry->dtype))
+            return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                   "\"geometry.%s\": %s has no scales, fp8 has", name,
+                                   cg_dtype_name(geometry->dtype));
+        if (n != 0 && n != geometry->n_layers)
+            return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
+                                   "\"geometry.%s\" has %u numbers for %u layers", name, n,
+                                   geometry->n_layers);
+        for (uint32_t layer = 0; layer < geometry->n_layers; layer++)
+            scales[layer][plane] = n != 0 ? given->scales[plane][layer] : 1;
+    }
+    return CG_OK;
+}
+
+static cg_status open_profile(cg_model *model, const cg_config *config,
+                              const float (*scales)[CG_N_PLANES], const cg_sentence *error)
 {
     char path[PATH_BYTES], relative[CG_TREE_PATH_BYTES], *text;
     cg_key key;
@@ -166,6 +194,9 @@ static cg_status open_profile(cg_model *model, const cg_config *config, const cg
     if (memcmp(cg_profile_model(model->profile), &model->fingerprint, sizeof fingerprint) != 0 ||
         !cg_geometry_equal(&geometry, &model->geometry))
         return cg_sentence_say(error, CG_ERR_FOREIGN_MODEL, "%s is of another model", path);
+    if ((status = cg_profile_scale(model->profile, scales)) != CG_OK)
+        return cg_sentence_say(error, status, "%s cannot code a cache of these scales: %s", path,
+                               cg_strerror(status));
     model->profile_fingerprint = fingerprint;
     return CG_OK;
 }
@@ -188,6 +219,7 @@ static void take_quality(cg_model *model, const char *text, const char *path,
 cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sentence *error)
 {
     char path[PATH_BYTES], *text = NULL;
+    float(*scales)[CG_N_PLANES] = NULL;
     cg_status status;
     memset(model, 0, sizeof *model);
 
@@ -212,18 +244,23 @@ cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sente
         goto done;
     }
 
-    char rooted[CG_FINGERPRINT_BYTES + 8];
+    if ((status = collect_scales(&config->geometry, &model->geometry, &scales, error)) != CG_OK)
+        goto done;
+    model->scales = cg_scales_hash(scales, model->geometry.n_layers);
+
+    char rooted[CG_FINGERPRINT_BYTES + 16];
     const char *dtype = cg_dtype_name(model->geometry.dtype);
     memcpy(rooted, model->fingerprint.bytes, CG_FINGERPRINT_BYTES);
-    memcpy(rooted + CG_FINGERPRINT_BYTES, dtype, strlen(dtype)); /* four letters */
+    memcpy(rooted + CG_FINGERPRINT_BYTES, dtype, strlen(dtype)); /* at most 8 letters */
     const cg_key key = cg_key_of_bytes(rooted, CG_FINGERPRINT_BYTES + strlen(dtype));
     memcpy(model->key_fingerprint.bytes, key.bytes, sizeof key.bytes);
-    if ((status = open_profile(model, config, error)) == CG_OK)
+    if ((status = open_profile(model, config, scales, error)) == CG_OK)
         take_quality(model, text, path, error);
     else
         cg_model_destroy(model);
 done:
     free(text);
+    free(scales);
     return status;
 }
 

@@ -7,7 +7,8 @@
  * The other is the key `geometry` of the configuration. It gives what is missing; where both speak
  * they must agree. Only dtype may differ: it is that of the engine's cache, and the configuration's
  * wins. Keys of chunks are rooted in fingerprint and dtype together, so that engines of one model
- * with caches of different dtypes never share a chunk.
+ * with caches of different dtypes never share a chunk. Scales of fp8 come from the model's weights,
+ * and so are in the fingerprint; the configuration gives them, and the profile is theirs.
  * Threads: read-only once opened.
  */
 #ifndef CG_CONNECTOR_MODEL_H
@@ -23,10 +24,11 @@ extern "C" {
 typedef struct cg_model {
     cg_geometry geometry;
     cg_fingerprint fingerprint;
-    cg_fingerprint key_fingerprint;     /* xxh3-128(fingerprint | dtype's name, e.g. "bf16"): what
-                                           cg_key_root() takes */
-    bool has_json;                      /* false: the first save writes model.json */
-    cg_profile *profile;                /* NULL: none, L0 only */
+    uint64_t scales;                /* cg_scales_hash(): of the engine's fp8 cache; 0: all are 1 */
+    cg_fingerprint key_fingerprint; /* xxh3-128(fingerprint | dtype's name, e.g. "bf16"): what
+                                       cg_key_root() takes */
+    bool has_json;                  /* false: the first save writes model.json */
+    cg_profile *profile;            /* NULL: none, L0 only */
     cg_fingerprint profile_fingerprint; /* zeros without */
     cg_quality quality;                 /* the profile's in model.json, else the built-in one */
 } cg_model;

@@ -114,6 +114,7 @@ static void begin_encode(cg_save_chunk *chunk)
                               .first_position = chunk->first_token,
                               .n_tokens = chunk->n_tokens,
                               .prefix_level = save->prefix_level,
+                              .scales = c->model.scales,
                               .model = c->model.fingerprint,
                               .extra = save->extra,
                               .parent =

@@ -21,7 +21,7 @@ MEMORY_CUDA = 1
 AFTER_NONE = 0
 AFTER_STREAM = 1
 GPU_OFF = 2
-DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
+DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3, "fp8_e4m3": 4, "fp8_e5m2": 5}
 N_LEVELS = 4
 
 

@@ -98,8 +98,8 @@ class BlocksTest : public testing::Test
     {
         const int64_t n = N, d = D;
         given.layout = CACHEGEN_LAYOUT_VLLM_CPU_AMX;
-        given.block_stride = HEADS * 2 * n * d * 2;
-        given.head_stride[0] = 2 * n * d * 2;
+        given.block_stride = HEADS * 2 * n * d * static_cast<int64_t>(e);
+        given.head_stride[0] = 2 * n * d * static_cast<int64_t>(e);
         make();
     }
     void make()
@@ -107,16 +107,13 @@ class BlocksTest : public testing::Test
         ASSERT_EQ(cg_kv_layout_new(&given, &model, &layout), CG_OK);
     }
 
-    // An element's own bytes: no two are alike.
+    // An element's own bytes: of one byte, neighbours differ; of more, no two are alike.
     void mark(uint8_t *at, uint32_t layer, uint32_t plane, uint32_t token, uint32_t head,
               uint32_t dim) const
     {
         const uint32_t value = (((layer * 2 + plane) * 4096 + token) * HEADS + head) * D + dim;
         const uint32_t mixed = value * 2654435761u;
-        memcpy(at,
-               e == 2 ? reinterpret_cast<const uint8_t *>(&mixed) + 2
-                      : reinterpret_cast<const uint8_t *>(&mixed),
-               e);
+        memcpy(at, reinterpret_cast<const uint8_t *>(&mixed) + (4 - e), e);
     }
     std::vector<uint8_t> tile(uint32_t layer, uint32_t plane, uint32_t first, uint32_t n) const
     {
@@ -137,7 +134,7 @@ class BlocksTest : public testing::Test
             const uint32_t at =
                 plane == 0 ? (t / 16) * 16 * D + (d / 2) * 32 + (t % 16) * 2 + d % 2
                            : N * D + (d / 16) * 16 * N + (t / 2) * 32 + (d % 16) * 2 + t % 2;
-            return block + h * given.head_stride[0] + 2 * at;
+            return block + h * given.head_stride[0] + e * at;
         }
         return block + given.offset_bytes[plane] + h * given.head_stride[plane] +
                t * given.token_stride[plane] + d * given.dim_stride[plane];
@@ -199,7 +196,7 @@ std::vector<Range> ranges(uint32_t N)
 #define FOR_SHAPES_AND_RANGES(setup)                                                               \
     for (uint32_t head_dim : {64u, 80u, 128u})                                                     \
         for (uint32_t block_tokens : {16u, 32u, 128u})                                             \
-            for (cg_dtype dtype : {CG_DTYPE_BF16, CG_DTYPE_FP32})                                  \
+            for (cg_dtype dtype : {CG_DTYPE_BF16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3})               \
                 for (const Range &r : ranges(block_tokens)) {                                      \
                     SCOPED_TRACE(testing::Message()                                                \
                                  << "D " << head_dim << " N " << block_tokens << " dtype "         \
@@ -225,13 +222,15 @@ TEST_F(BlocksTest, VllmsAmxPackingComesBack)
             for (const Range &r : ranges(block_tokens)) {
                 SCOPED_TRACE(testing::Message() << "D " << head_dim << " N " << block_tokens
                                                 << " tokens " << r.first << "+" << r.n);
-                start(head_dim, block_tokens);
-                use_amx();
-                round_trip(r.first, r.n);
-                free(layout);
-                layout = nullptr;
-                if (HasFatalFailure())
-                    return;
+                for (cg_dtype dtype : {CG_DTYPE_BF16, CG_DTYPE_FP8_E4M3, CG_DTYPE_FP8_E5M2}) {
+                    start(head_dim, block_tokens, dtype);
+                    use_amx();
+                    round_trip(r.first, r.n);
+                    free(layout);
+                    layout = nullptr;
+                    if (HasFatalFailure())
+                        return;
+                }
             }
 }
 

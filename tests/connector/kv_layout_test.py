@@ -21,6 +21,7 @@ try:
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
         KVCacheTensor,
+        KVQuantMode,
         compute_layout_strides,
         create_kv_cache_views,
     )
@@ -32,7 +33,7 @@ from cachegen import abi  # noqa: E402
 from cachegen.vllm.gpu import GpuSteps, HostSteps  # noqa: E402
 from cachegen.vllm.guard import Failures  # noqa: E402
 from cachegen.vllm.kv_layout import GPU_BACKENDS, kernel_blocks, kv_layout  # noqa: E402
-from cachegen.vllm.library import Unsupported, check_attention  # noqa: E402
+from cachegen.vllm.library import Unsupported, check_attention, kv_scales  # noqa: E402
 from cachegen.vllm.messages import LoadPlan, Metadata  # noqa: E402
 from cachegen.vllm.worker import GPU, Worker  # noqa: E402
 
@@ -63,11 +64,11 @@ def make_cache(order, block_tokens, kernel_tokens, dtype, n_kv_heads=2, head_dim
     return memory, dict(zip(names, views, strict=True))
 
 
-def engine(names, backend="FLASH_ATTN"):
-    layer = types.SimpleNamespace(get_attn_backend=lambda: types.SimpleNamespace(get_name=lambda: backend))
+def engine(names, backend="FLASH_ATTN", cache_dtype="auto", **scales):
+    layer = types.SimpleNamespace(get_attn_backend=lambda: types.SimpleNamespace(get_name=lambda: backend), **scales)
     return types.SimpleNamespace(
         compilation_config=types.SimpleNamespace(static_forward_context=dict.fromkeys(names, layer)),
-        cache_config=types.SimpleNamespace(cache_dtype="auto"),
+        cache_config=types.SimpleNamespace(cache_dtype=cache_dtype),
     )
 
 
@@ -145,9 +146,9 @@ def bits(tensor):
 
 
 class KvLayoutTest(unittest.TestCase):
-    def check(self, backend, order, block_tokens, kernel_tokens, dtype, **geometry):
+    def check(self, backend, order, block_tokens, kernel_tokens, dtype, cache_dtype="auto", **geometry):
         memory, caches = make_cache(order, block_tokens, kernel_tokens, dtype, **geometry)
-        layout = kv_layout(on_gpu(caches), engine(caches, backend))
+        layout = kv_layout(on_gpu(caches), engine(caches, backend, cache_dtype))
         self.assertEqual((layout["memory"], layout["device"]), (abi.MEMORY_CUDA, 0))
         self.assertEqual(layout["block_tokens"], kernel_tokens)
         self.assertEqual(layout["n_blocks"], N_BLOCKS * block_tokens // kernel_tokens)
@@ -155,6 +156,7 @@ class KvLayoutTest(unittest.TestCase):
             for plane, wanted in enumerate(k_and_v(backend, cache, order)):
                 found = by_strides(memory, cache, layout, layer, plane)
                 self.assertTrue(torch.equal(bits(found), bits(wanted)))
+        return layout
 
     def test_strides_lead_to_what_each_backend_reads(self):
         dtypes = (torch.bfloat16, torch.float16, torch.float32)
@@ -162,6 +164,32 @@ class KvLayoutTest(unittest.TestCase):
             backend, order, block_tokens, dtype = case
             with self.subTest(backend=backend, order=order.name, block_tokens=block_tokens, dtype=dtype):
                 self.check(backend, order, block_tokens, block_tokens, dtype)
+
+    def test_fp8_is_kept_in_bytes_and_named_by_the_engine(self):
+        for case in itertools.product(GPU_BACKENDS, KVCacheLayout, (16, 64), ("fp8", "fp8_e4m3", "fp8_e5m2")):
+            backend, order, block_tokens, cache_dtype = case
+            if (backend, cache_dtype) == ("TRITON_ATTN", "fp8_e5m2"):
+                continue
+            with self.subTest(backend=backend, order=order.name, block_tokens=block_tokens, cache_dtype=cache_dtype):
+                layout = self.check(backend, order, block_tokens, block_tokens, torch.uint8, cache_dtype)
+                self.assertEqual(layout["dtype"], 5 if "e5m2" in cache_dtype else 4)
+
+    def test_scales_of_fp8_are_those_of_the_layers_in_their_order(self):
+        names = [f"model.layers.{i}.self_attn.attn" for i in range(11)]
+        layers = {
+            name: types.SimpleNamespace(_k_scale=torch.tensor(0.1 * (i + 1)), _v_scale=torch.tensor([2.0**-i]))
+            for i, name in enumerate(names)
+        }
+        config = types.SimpleNamespace(compilation_config=types.SimpleNamespace(static_forward_context=layers))
+        scales = kv_scales(sorted(names), config)
+        k_scales = torch.tensor([0.1 * (i + 1) for i in range(11)])
+        self.assertEqual(scales, {"k_scales": k_scales.tolist(), "v_scales": [2.0**-i for i in range(11)]})
+        layers[names[3]]._v_scale = torch.ones(2)  # one a head
+        with self.assertRaisesRegex(Unsupported, f"v_scale of layer {names[3]}"):
+            kv_scales(names, config)
+        del layers[names[2]]
+        with self.assertRaisesRegex(Unsupported, f"k_scale of layer {names[2]}"):
+            kv_scales(names, config)
 
     def test_one_head_of_any_size_has_strides_too(self):
         for order, head_dim in itertools.product(KVCacheLayout, (64, 128, 256)):
@@ -247,12 +275,29 @@ class KvLayoutTest(unittest.TestCase):
         self.refuse("shape", on_gpu({name: cache.flatten(2) for name, cache in caches.items()}))
         self.refuse("strides", on_gpu({name: cache.transpose(2, 3) for name, cache in caches.items()}))
         self.refuse("strides", on_gpu({name: cache[..., 1:-1] for name, cache in caches.items()}))
-        for dtype in (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2):
+        for dtype in (torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
             with self.subTest(dtype=dtype):
                 quantized = {name: torch.zeros(N_BLOCKS, 2, 16, 128, dtype=dtype) for name in names}
                 self.refuse(f"KV cache of {dtype}", on_gpu(quantized))
                 spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=dtype)
                 self.assertRaisesRegex(Unsupported, f"KV cache of {dtype}", check_attention, spec)
+        fp8 = {name: OnGpu(torch.zeros(N_BLOCKS, 2, 16, 128, dtype=torch.uint8)) for name in names}
+        for cache_dtype, backend in (("nvfp4", "FLASHINFER"), ("fp8_per_token_head", "TRITON_ATTN"), ("fp8_e5m2", "TRITON_ATTN")):
+            with self.subTest(cache_dtype=cache_dtype), self.assertRaisesRegex(Unsupported, cache_dtype):
+                kv_layout(fp8, engine(fp8, backend, cache_dtype))
+        computed = engine(fp8, cache_dtype="fp8")
+        computed.cache_config.calculate_kv_scales = True
+        self.assertRaisesRegex(Unsupported, "calculate_kv_scales", kv_layout, fp8, computed)
+
+    def test_of_quantized_caches_fp8_by_tensors_is_taken(self):
+        sizes = dict(block_size=16, num_kv_heads=2, head_size=64)
+        check_attention(FullAttentionSpec(**sizes, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR))
+        for mode in KVQuantMode:
+            for dtype in (torch.uint8, torch.bfloat16):
+                if (mode, dtype) in ((KVQuantMode.FP8_PER_TENSOR, torch.uint8), (KVQuantMode.NONE, torch.bfloat16)):
+                    continue
+                with self.subTest(mode=mode, dtype=dtype), self.assertRaises(Unsupported):
+                    check_attention(FullAttentionSpec(**sizes, dtype=dtype, kv_quant_mode=mode))
 
 
 if __name__ == "__main__":

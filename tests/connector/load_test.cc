@@ -352,6 +352,14 @@ const Damage DAMAGES[] = {
          });
      },
      &cachegen_stats::chunks_foreign_model},
+    {"scales, sealed",
+     [](const Store &s, const std::string &p) {
+         edit(s, p, [](Bytes *b) {
+             (*b)[48] ^= 1; // of bf16
+             seal_chunk(b);
+         });
+     },
+     &cachegen_stats::chunks_corrupt},
     {"L0 on a lossy prefix, sealed",
      [](const Store &s, const std::string &p) {
          edit(s, p, [](Bytes *b) {
@@ -367,6 +375,42 @@ const Damage DAMAGES[] = {
      },
      &cachegen_stats::chunks_io_error},
 };
+
+// An fp8 engine with the profile of a bf16 cache. What it computes is meant to be as large as the
+// scales make it; so the stored elements are of one size, as a calibrated engine's are.
+TEST_P(LoadTest, AnFp8CacheWithScalesIsLoadedExactlyAndLossily)
+{
+    const Store store(true, spec_2(true, nesting_spec()));
+    const std::string fp8 = ", \"geometry\": {\"dtype\": \"fp8_e4m3\"",
+                      scales = ", \"k_scales\": [0.25, 2, 1, 1.5], \"v_scales\": [1, 0.5, 3, 1]}";
+    const Tokens tokens = prompt(32 * 3);
+    const std::string levels = "\"store_levels\": [\"L0\", \"L1\"]";
+    Engine engine(store, with(levels + fp8 + scales)), other(store, with(levels + fp8 + "}")),
+        bf16(store, with(levels));
+    ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+
+    engine.worst_level_plus_1 = 1;
+    engine.poison();
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 95u);
+    EXPECT_EQ(engine.error_of(tokens, 0, 95), 0);
+
+    for (const std::string &path : store.chunks("L0"))
+        std::filesystem::remove(store.dir.path + "/" + path);
+    engine.worst_level_plus_1 = 0;
+    engine.poison();
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 95u);
+    const double error = engine.error_of(tokens, 0, 95);
+    EXPECT_GT(error, 0);
+    EXPECT_LT(error, 1); // of elements up to 2
+
+    // With other scales the same bytes mean something else; bf16 has other keys.
+    other.poison();
+    EXPECT_EQ(other.load(tokens).progress.loaded_tokens, 0u);
+    EXPECT_TRUE(other.is_poison());
+    EXPECT_GT(other.stats().chunks_foreign_model, 0u);
+    EXPECT_EQ(bf16.look_up(tokens).hit_tokens, 0u);
+}
 
 TEST_P(LoadTest, DamageIsAShorterLoadACounterAndNoSecondOffer)
 {

@@ -101,6 +101,15 @@ class ModelKeyTest(unittest.TestCase):
         }
         self.assertEqual(len(set(variants.values())), len(variants), variants)
 
+    def test_an_fp8_cache_is_no_other_model(self):
+        path = self.directory()
+        for cache_dtype in ("fp8", "fp8_e4m3", "fp8_e5m2"):
+            for dtype in (torch.bfloat16, torch.float16):
+                engine = self.engine(path, cache=dict(cache_dtype=cache_dtype), dtype=dtype)
+                self.assertEqual(deviations(engine, torch.uint8), {})
+        for cache_dtype in ("nvfp4", "fp8_per_token_head"):
+            self.assertIn("cache_dtype", deviations(self.engine(path, cache=dict(cache_dtype=cache_dtype)), torch.uint8))
+
     def test_what_an_override_function_does_counts_and_not_where_it_lies(self):
         path = self.directory()
 

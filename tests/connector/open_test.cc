@@ -96,6 +96,20 @@ TEST_F(OpenTest, DisagreementNamesBothSides)
     }
 }
 
+TEST_F(OpenTest, ScalesThatDoNotFitAreRefusedByName)
+{
+    const std::string fp8 = "\"geometry\": {\"dtype\": \"fp8_e4m3\", ";
+    EXPECT_TRUE(has(refused("\"geometry\": {\"k_scales\": [2, 2, 2, 2]}"), "geometry.k_scales"));
+    EXPECT_TRUE(has(refused(fp8 + "\"v_scales\": [2, 2, 2]}"), "geometry.v_scales"));
+    ProfileSpec old = nesting_spec();
+    old.version = 1; // knows no scales
+    const Store version_1(true, old);
+    EXPECT_EQ(Engine(version_1, fp8 + "\"v_scales\": [1, 1, 1, 1]}").open_status, CACHEGEN_OK);
+    const Engine scaled(version_1, fp8 + "\"v_scales\": [1, 1, 2, 1]}");
+    EXPECT_EQ(scaled.open_status, CG_ERR_UNSUPPORTED);
+    EXPECT_TRUE(has(scaled.error, ".cgp cannot code a cache of these scales")) << scaled.error;
+}
+
 TEST_F(OpenTest, AModelJsonThatIsNoneIsRefusedByName)
 {
     for (

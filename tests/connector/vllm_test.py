@@ -1,7 +1,7 @@
 """End to end with vLLM: what the connector loads is what the engine would have computed, and nothing else.
 
 usage: vllm_test.py [PHASE...]    (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
-Phases: cold (and warm after it), changed, windows, ranks, lossy, brief; without any all but brief.
+Phases: cold (and warm after it), changed, windows, ranks, fp8, lossy, brief; without any all but brief.
 Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most of
 its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
 """
@@ -630,13 +630,41 @@ def brief_phase(work, cases):
         equal(engine.ask(prompt, max_tokens=4).hit, 0, "tokens loaded")
 
 
+def fp8_phase(work, cases):
+    """float32 with fp8 caches of both kinds, which vLLM's CPU backend has with AVX-512 alone."""
+    import torch
+
+    if not torch.cpu._is_avx512_supported():
+        print("    skipped: no AVX-512, so vLLM has no fp8 cache on this CPU")
+        return
+    root = os.path.join(work, "fp8")
+    prompt = read_prompts()["short"]
+    whole = len(prompt) // 32 * 32
+    answers = {}
+    for cache_dtype, in_store in (("fp8", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2")):
+        engine = Engine(root, "float32", engine_args={"kv_cache_dtype": cache_dtype})
+        with cases(f"a prompt is computed, stored, loaded and answered alike with {cache_dtype}"):
+            cold, warm = engine.ask(prompt, max_tokens=24), engine.ask(prompt, max_tokens=24)
+            equal((cold.hit, warm.hit, warm.level), (0, whole, "L0"), "tokens loaded at first and again, level")
+            equal(warm.tokens, cold.tokens, "answer")
+            answers[cache_dtype] = cold.tokens
+        with cases(f"chunks of {cache_dtype} say so"):
+            dtypes = set()
+            for path in glob.glob(os.path.join(root_objects(root), "*", "*", "*L0.kv")):
+                tool = [os.path.join(BUILD, "codec", "cgtool"), "info", "--json", path]
+                dtypes.add(json.loads(subprocess.run(tool, capture_output=True, check=True).stdout)["geometry"]["dtype"])
+            holds(in_store in dtypes, f"{dtypes} are in the store")
+        engine.llm.llm_engine.engine_core.shutdown()
+    holds(len(set(map(tuple, answers.values()))) == 2, "both kinds answer alike: whether they were told apart is not tested")
+
+
 def root_objects(root):
     return os.path.join(root, NAME, "objects")
 
 
 PHASES = {
     "cold": cold_phase, "warm": warm_phase, "lossy": lossy_phase, "changed": changed_phase, "ranks": ranks_phase,
-    "windows": windows_phase, "brief": brief_phase,
+    "windows": windows_phase, "fp8": fp8_phase, "brief": brief_phase,
 }  # fmt: skip
 
 # ---- the driver ----
@@ -693,10 +721,10 @@ def main():
     library = os.path.join(BUILD, "connector", "libcachegen.so")
     if not os.path.exists(library):
         sys.exit(f"vllm_test: {library} is missing (CG_BUILD_DIR)")
-    wanted = sys.argv[1:] or ["cold", "changed", "windows", "ranks", "lossy"]
+    wanted = sys.argv[1:] or ["cold", "changed", "windows", "ranks", "fp8", "lossy"]
     failed = []
     with tempfile.TemporaryDirectory(prefix="cg-vllm-test.") as work:
-        for name in ("store", "changed", "lossy", "ranks", "windows"):
+        for name in ("store", "changed", "lossy", "ranks", "windows", "fp8"):
             os.makedirs(os.path.join(work, name))
         phase = [python, os.path.abspath(__file__), "--phase"]
         if "cold" in wanted:
@@ -712,7 +740,7 @@ def main():
             if not run(python, *profile, "--out", os.path.join(work, "lossy", NAME), name="profile"):
                 failed.append("profile")
         for name, title in (
-            ("changed", "weights and adapters"), ("windows", "windows in some layers"), ("ranks", "tensor parallel"), ("lossy", "bf16, with a hasty profile"),
+            ("changed", "weights and adapters"), ("windows", "windows in some layers"), ("ranks", "tensor parallel"), ("fp8", "fp8 caches, lossless"), ("lossy", "bf16, with a hasty profile"),
             ("brief", "the life of a prompt"),
         ):  # fmt: skip
             if name in wanted:

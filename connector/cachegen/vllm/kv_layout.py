@@ -7,8 +7,11 @@ Surprise: where a backend's kernels want smaller blocks than the scheduler's, n_
 kernels, and a block of the scheduler is several consecutive ones (kernel_blocks()).
 """
 
+import torch
+
 from cachegen import abi
-from cachegen.vllm.library import DTYPES, Unsupported
+from cachegen.vllm.library import Unsupported, kv_dtype
+from cachegen.vllm.model_key import FP8_DTYPES
 
 GPU_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 ROW_ALIGNMENT = 16  # bytes; kernels move so many at once
@@ -27,9 +30,7 @@ def kv_layout(kv_caches, vllm_config, first_head=0):
             first.shape, first.stride(), first.dtype, first.device,
         ):  # fmt: skip
             raise Unsupported(f"layer {name} lies in memory unlike layer {names[0]}")
-    dtype = DTYPES.get(str(first.dtype))
-    if dtype is None:
-        raise Unsupported(f"KV cache of {first.dtype}: {', '.join(DTYPES.values())} are supported")
+    dtype = kv_dtype(first.dtype, vllm_config)
     n_blocks, n_kv_heads, block_tokens, twice_dim = first.shape
     size = first.element_size()
     fields = dict(
@@ -47,7 +48,7 @@ def kv_layout(kv_caches, vllm_config, first_head=0):
         return {**fields, **_cpu_attn(first, dtype, vllm_config)}
     if first.device.type == "cuda":
         for name in names:
-            _check_backend(name, vllm_config)
+            _check_backend(name, vllm_config, dtype)
             rows = split_rows(kv_caches[name])
         return {**fields, **rows, "memory": abi.MEMORY_CUDA, "device": first.device.index or 0}
     raise Unsupported(f"KV cache on device {first.device}: cpu and cuda are supported")
@@ -69,12 +70,14 @@ def _in_order(kv_caches):
     return names
 
 
-def _check_backend(layer_name, vllm_config):
+def _check_backend(layer_name, vllm_config, dtype):
     """Other backends on GPUs may pack what they keep in a layer: only those whose source was read are taken."""
     layer = vllm_config.compilation_config.static_forward_context.get(layer_name)
     backend = layer.get_attn_backend().get_name() if layer is not None else None
     if backend not in GPU_BACKENDS:
         raise Unsupported(f"attention backend {backend} of layer {layer_name}: {', '.join(GPU_BACKENDS)} are supported")
+    if dtype == "fp8_e5m2" and backend == "TRITON_ATTN":  # its kernels read and write every fp8 as e4m3
+        raise Unsupported(f"{dtype} with attention backend {backend}: fp8_e4m3 is supported")
 
 
 def split_rows(layer):
@@ -104,7 +107,9 @@ def _cpu_attn(layer, dtype, vllm_config):
     head_dim, size = twice_dim // 2, layer.element_size()
     if layer.stride()[2:] != (twice_dim, 1):
         raise Unsupported(f"KV-cache strides {layer.stride()}: blocks must be dense")
-    isa = _get_attn_isa(layer.dtype, block_tokens, head_dim, vllm_config.cache_config.cache_dtype)
+    # Of fp8, too, vLLM chooses by the type that the model computes in.
+    model_dtype = vllm_config.model_config.dtype if layer.dtype == torch.uint8 else layer.dtype
+    isa = _get_attn_isa(model_dtype, block_tokens, head_dim, vllm_config.cache_config.cache_dtype)
     if isa in ("vec", "vec16"):  # K: head_dim rows of block_tokens; V: block_tokens rows of head_dim
         return dict(
             memory=abi.MEMORY_HOST,
@@ -113,6 +118,6 @@ def _cpu_attn(layer, dtype, vllm_config):
             token_stride=(size, head_dim * size),
             dim_stride=(block_tokens * size, size),
         )
-    if isa == "amx" and dtype == "bf16":
+    if isa == "amx" and dtype in ("bf16", *FP8_DTYPES.values()):
         return dict(memory=abi.MEMORY_HOST, layout=abi.LAYOUT_VLLM_CPU_AMX)
-    raise Unsupported(f"CPU attention of isa {isa} with {dtype}: vec, vec16 and amx with bf16 are supported")
+    raise Unsupported(f"CPU attention of isa {isa} with {dtype}: vec, vec16 and amx with bf16 and fp8 are supported")

@@ -16,7 +16,7 @@ from cachegen import abi
 from cachegen.fingerprint import as_text
 from cachegen.store_files import read_description
 from cachegen.vllm.guard import logger
-from cachegen.vllm.model_key import WeightsCheck, fingerprint, model_dir
+from cachegen.vllm.model_key import FP8_DTYPES, WeightsCheck, fingerprint, model_dir
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of
 from cachegen.vllm.request_key import parse_level
 from cachegen.vllm.versions import refusal
@@ -30,9 +30,10 @@ ANY_ATTENTION = {
     "sliding_window",
 }  # fmt: skip
 PLAIN_ATTENTION = {
-    "attention_chunk_size": None, "non_causal": False, "kv_quant_mode": 0,
+    "attention_chunk_size": None, "non_causal": False,
     "page_size_padded": None, "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
 }  # fmt: skip
+NOT_QUANTIZED, FP8_PER_TENSOR = 0, 1  # vLLM's KVQuantMode
 # Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
 OWN_KEYS = {
     "library": None, "lookup_wait_ms": 2, "strict": False, "untested_vllm": False, "min_tokens": 0, "save_on_use": 1,
@@ -75,6 +76,8 @@ class Library:
         except UnsupportedRanks as e:
             raise Unsupported(str(e)) from None
         config, deviations = _configuration(extra, vllm_config, kv_cache_config, self.rank)
+        if role == KVConnectorRole.WORKER and config["geometry"]["dtype"] in FP8_DTYPES.values():
+            config["geometry"] |= kv_scales(kv_cache_config.kv_cache_groups[0].layer_names, vllm_config)
         try:
             self.cg = abi.Connector(config, own["library"])
         except abi.CachegenError as e:
@@ -166,7 +169,7 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
         "n_layers": len(groups[0].layer_names),
         "n_kv_heads": rank.n_kv_heads,
         "head_dim": spec.head_size,
-        "dtype": DTYPES[str(spec.dtype)],
+        "dtype": kv_dtype(spec.dtype, vllm_config),
         "model_fingerprint": model_fingerprint,
     }
     if rank.group is not None:
@@ -174,6 +177,38 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
     if not rank.stores:
         config["read_only"] = True
     return config, deviations
+
+
+def kv_dtype(dtype, vllm_config):
+    """The library's name of a KV cache's torch.dtype. Unsupported."""
+    cache_config = vllm_config.cache_config
+    name = DTYPES.get(str(dtype))
+    if name is None and str(dtype) == "torch.uint8":
+        name = FP8_DTYPES.get(cache_config.cache_dtype)
+        if name is not None and getattr(cache_config, "calculate_kv_scales", False):
+            raise Unsupported("calculate_kv_scales: scales of an fp8 KV cache must be those of the model's files")
+    if name is None:
+        raise Unsupported(
+            f"KV cache of {dtype}, cache_dtype {cache_config.cache_dtype!r}: {', '.join(abi.DTYPES)} are supported"
+        )
+    return name
+
+
+def kv_scales(layer_names, vllm_config):
+    """What an element of an fp8 cache is multiplied by, by layer, in the words of the library's configuration; it is known
+    to an engine's workers, once the weights are loaded. Unsupported."""
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    layers = vllm_config.compilation_config.static_forward_context
+    scales = {"k_scales": [], "v_scales": []}
+    for name in sorted(layer_names, key=extract_layer_index):
+        for plane, found in zip("kv", scales.values(), strict=True):
+            of_layer = getattr(layers.get(name), f"_{plane}_scale", None)
+            if of_layer is None or of_layer.numel() != 1:
+                shape = None if of_layer is None else tuple(of_layer.shape)
+                raise Unsupported(f"{plane}_scale of layer {name} of shape {shape}: one scale a layer is supported")
+            found.append(float(of_layer))
+    return scales
 
 
 def check_attention(spec):
@@ -185,9 +220,11 @@ def check_attention(spec):
         )
     if type(spec) is not FullAttentionSpec:
         raise Unsupported(f"{type(spec).__name__}: FullAttentionSpec is supported")
-    if str(spec.dtype) not in DTYPES:
-        raise Unsupported(f"KV cache of {spec.dtype}: bf16, fp16 and fp32 are supported")
-    plain = {**PLAIN_ATTENTION, "head_size_v": spec.head_size}
+    is_fp8 = str(spec.dtype) == "torch.uint8" and spec.kv_quant_mode == FP8_PER_TENSOR
+    if str(spec.dtype) not in DTYPES and not is_fp8:
+        raise Unsupported(f"KV cache of {spec.dtype}, {spec.kv_quant_mode!r}: bf16, fp16, fp32 and fp8 are supported")
+    quant_mode = FP8_PER_TENSOR if is_fp8 else NOT_QUANTIZED
+    plain = {**PLAIN_ATTENTION, "kv_quant_mode": quant_mode, "head_size_v": spec.head_size}
     for name, value in vars(spec).items():
         if name not in ANY_ATTENTION and (name not in plain or value != plain[name]):
             raise Unsupported(f"attention with {name} = {value!r}: only full causal attention is supported")

@@ -11,10 +11,11 @@ the one that vLLM reads from the model's own directory. In the fingerprint are
  - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of RoPE
    of which nobody knows whether they depend on it: all but ROPE_BY_CONFIG;
  - quantization that the files don't have; the type that the model computes in and that of the KV cache, where they
-   differ; the KV cache's cache_dtype and whether its scales are computed, where it is not "auto";
+   differ; the KV cache's cache_dtype, where it is neither "auto" nor fp8;
  - dummy weights and their seed.
 
-In a chunk's key, beside the fingerprint and the tokens: the type of the KV, the root since the last reset and the
+In a chunk's key, beside the fingerprint and the tokens: the type of the KV (fp8 rounds more than the type that the model
+computes in, which does not count then; its scales are among the weights, of which small ones are read whole), the root since the last reset and the
 tenant's salt (scheduler.py), adapter and images (request_key.py). Not in it, for they only round differently: parallelism,
 attention backends, batch sizes, compilation. Not known to it: code of a model that trusts remote code, and plugins that
 replace a model's class.
@@ -30,6 +31,8 @@ from cachegen.vllm.guard import logger
 
 # Rotations that follow from the configuration, and longrope, of which rope_deviations() knows.
 ROPE_BY_CONFIG = {"default", "linear", "dynamic", "ntk", "llama3", "yarn", "mrope", "proportional", "longrope", "su"}
+# vLLM's cache_dtype -> the library's name. All are kept as torch.uint8.
+FP8_DTYPES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 _ABSENT = "(absent)"
 UNCHECKED, OTHER = "unchecked weights", "other weights"  # why the store is not used
 
@@ -61,9 +64,10 @@ def deviations(vllm_config, kv_dtype):
         found["max_model_len"] = [model_config.max_model_len, kinds]
     if model_config.quantization and not said.get("quantization_config"):
         found["quantization"] = str(model_config.quantization)
-    if str(model_config.dtype) != str(kv_dtype):
+    is_fp8 = str(kv_dtype) == "torch.uint8" and cache_config.cache_dtype in FP8_DTYPES
+    if not is_fp8 and str(model_config.dtype) != str(kv_dtype):
         found["dtype"] = [str(model_config.dtype), str(kv_dtype)]
-    if cache_config.cache_dtype not in ("auto", str(kv_dtype).removeprefix("torch.")):
+    if not is_fp8 and cache_config.cache_dtype not in ("auto", str(kv_dtype).removeprefix("torch.")):
         scales = bool(getattr(cache_config, "calculate_kv_scales", False))
         found["cache_dtype"] = [str(cache_config.cache_dtype), scales]
     if getattr(vllm_config.load_config, "load_format", "auto") == "dummy":
