@@ -11,6 +11,9 @@ import torch
 from .profile_file import BLOCK_TOKENS
 
 K, V = 0, 1
+# How far the information of a channel of V is drawn to its head's mean, in logarithms. Channels of V count about alike,
+# so that what few continuations say of one is mostly noise; those of K don't.
+V_SMOOTHING = 0.5
 
 
 def dct_matrix(device="cpu"):
@@ -105,15 +108,20 @@ class Moments:
         self.center = None  # of the first context: keeps f32 sums of squares small where K has a large bias
         self.sum = torch.zeros(2, n_layers, channels, dtype=torch.float64, device=device)
         self.fisher_sum = torch.zeros(n_layers, 2, channels, dtype=torch.float64, device=device)
+        self.sensitivity = 0.0  # sum of the information of all
         self.products = {}
 
-    def add(self, x, fisher):
-        """x: [2][n_layers][n_tokens][C] without the sinks."""
+    def add(self, x, fisher=None):
+        """x: [2][n_layers][n_tokens][C] without the sinks. fisher: [n_layers][2][C], as KvModel.fisher(). A context whose
+        continuation depends on it four times as much counts twice as much: one text is not to decide all weights."""
         if self.center is None:
             self.center = x.mean(2, keepdim=True)
         x = x - self.center
         self.sum += x.sum(2, dtype=torch.float64)
-        self.fisher_sum += fisher
+        if fisher is not None:
+            total = fisher.sum(dtype=torch.float64)
+            self.fisher_sum += fisher / total.sqrt().clamp(min=1e-30)
+            self.sensitivity += float(total)
         self.n_tokens += x.shape[2]
         self.n_contexts += 1
         for gm in self.matrices.each():
@@ -133,10 +141,14 @@ class Moments:
             square[where] = product.diagonal().double().reshape(square[where].shape)
         return (square / self.n_tokens - (self.sum / self.n_tokens) ** 2).transpose(0, 1).clamp(min=0)
 
-    def weight(self):
-        """f32 [n_layers][2][C]: square root of the Fisher information. Channels that nothing depends on get a floor:
-        their error would otherwise be unbounded."""
-        weight = (self.fisher_sum / self.n_contexts).sqrt()
+    def weight(self, head_dim):
+        """f32 [n_layers][2][C]: square root of the Fisher information, smoothed. Channels that nothing depends on get a
+        floor: their error would otherwise be unbounded."""
+        scale = math.sqrt(self.sensitivity / self.n_contexts) / self.n_contexts
+        weight = (self.fisher_sum * scale).sqrt()
+        of_heads = weight[:, V].unflatten(1, (-1, head_dim))
+        mean = of_heads.square().mean(2, keepdim=True).sqrt()
+        weight[:, V] = (of_heads ** (1 - V_SMOOTHING) * mean**V_SMOOTHING).flatten(1)
         floor = weight.mean((0, 2), keepdim=True) * 1e-3
         return torch.maximum(weight, floor).clamp(min=1e-12).float()
 

@@ -15,7 +15,7 @@ from .compute_type import dtype_name, faster_dtype
 from .rope import Rope, Unsupported, fix_rope, rope_deviations, rope_of, text_config
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
-FISHER_DRAWS = 2  # continuations of a context: one is noisy, and the weights come from few contexts
+FISHER_DRAWS = 3  # continuations of a context: one is noisy, and the weights come from few contexts
 
 
 @dataclass
@@ -136,7 +136,8 @@ class KvModel:
 
         Mean over the tokens of the squared gradient of the log-likelihood of FISHER_DRAWS sampled continuations. One
         backward pass of each serves all positions: their gradients are added with random signs, so that cross terms
-        vanish on average. Both share the forward pass, which takes most of the memory.
+        vanish on average. All share the forward pass, which takes most of the memory. The two dimensions of a rotated
+        pair are not alike: slow pairs hardly turn between a token and those that attend to it.
         """
         k, v = (x.to(self.compute_dtype, copy=True).requires_grad_(True) for x in (k, v))
         log_p = self.log_probs(context, k, v)
@@ -148,8 +149,7 @@ class KvModel:
             objective = (log_p.gather(1, sampled) * sign).sum()
             gradient_k, gradient_v = torch.autograd.grad(objective, (k, v), retain_graph=draw + 1 < FISHER_DRAWS)
             gradient_k = self.rope.rotate(gradient_k.float(), positions, inverse=True)[:, n_sinks:]
-            f_k = self.rope.pair_mean(gradient_k.pow(2).mean(1))
-            f_v = gradient_v.float()[:, n_sinks:].pow(2).mean(1)
-            total = total + torch.stack([f_k.flatten(1), f_v.flatten(1)], 1)
+            gradients = torch.stack([gradient_k, gradient_v.float()[:, n_sinks:]], 1)
+            total = total + gradients.pow(2).mean(2).flatten(2)
         scale = (k.shape[1] - n_sinks) / REFERENCE_TOKENS * 256 / len(log_p)
         return total * scale / FISHER_DRAWS

@@ -51,10 +51,10 @@ def calibrate(model, caches, contexts, matrices, progress):
     return moments
 
 
-def fill_transform(moments, matrices, n_sinks, device, progress):
+def fill_transform(moments, matrices, n_sinks, model, progress):
     progress.start("eigenvectors")
-    weight = moments.weight()
-    return Transform(matrices, moments.mean(), weight, moments.basis(weight), n_sinks, device)
+    weight = moments.weight(model.head_dim)
+    return Transform(matrices, moments.mean(), weight, moments.basis(weight), n_sinks, model.device)
 
 
 @dataclass
@@ -103,7 +103,7 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
     """The Profile of model, with fingerprint as its model's, from contexts. matrices: Matrices; steps: as parse_steps()
     gives them, or None, to find them on held_out; n_sinks: None to find them. Caches serve later profiles, too."""
     moments = calibrate(model, caches, contexts, matrices, progress)
-    transform = fill_transform(moments, matrices, MOST_SINKS if n_sinks is None else n_sinks, model.device, progress)
+    transform = fill_transform(moments, matrices, MOST_SINKS if n_sinks is None else n_sinks, model, progress)
     del moments
     if steps is None:
         progress.start("steps")

@@ -195,7 +195,7 @@ def learn(model, source, chunks, matrices, progress):
     planes, moments = Planes(model), Moments(model.n_layers, model.channels, matrices, model.device)
     for i, chunk in enumerate(chunks):
         n_sinks = max(0, MOST_SINKS - chunk.first_position)
-        moments.add(planes.flat(*source.get(chunk))[:, :, n_sinks:], 0.0)
+        moments.add(planes.flat(*source.get(chunk))[:, :, n_sinks:])
         progress(i + 1, len(chunks))
     progress.start("eigenvectors")
     weight = weights(moments, model)

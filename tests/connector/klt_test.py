@@ -107,6 +107,34 @@ class CurveTest(unittest.TestCase):
             self.assertTrue(1e-3 <= curve["beyond"] <= 1)
 
 
+class WeightsTest(unittest.TestCase):
+    """From the Fisher information of contexts."""
+
+    def squares(self, *information):
+        """The squares of the weights, [n_layers][2][3 heads][4]."""
+        moments = Moments(sum(GROUPS), C, Matrices(GROUPS, True), "cpu")
+        for of_context in information:
+            moments.add(flat(correlated()), of_context.flatten(2))
+        return moments.weight(4).square().unflatten(2, (3, 4))
+
+    def test_channels_of_v_are_drawn_to_their_heads_mean_and_those_of_k_are_not(self):
+        information = torch.ones(sum(GROUPS), 2, 3, 4)
+        information[:, :, 1, 2] = 16
+        k, v = self.squares(information).unbind(1)
+        torch.testing.assert_close(k, information[:, 0])
+        torch.testing.assert_close(v[:, 1, 2], torch.full((sum(GROUPS),), 76.0).sqrt())
+        torch.testing.assert_close(v[:, 1, :2], torch.full((sum(GROUPS), 2), 4.75).sqrt())
+        torch.testing.assert_close(v[:, ::2], information[:, 1, ::2])
+
+    def test_a_context_that_counts_four_times_as_much_counts_twice(self):
+        one, other = torch.zeros(2, sum(GROUPS), 2, 3, 4)
+        one[0], other[1] = 1, 4
+        found = self.squares(one, other, torch.zeros_like(one))
+        torch.testing.assert_close(found[1], 2 * found[0])
+        same = self.squares(one + other, one + other)
+        torch.testing.assert_close(same[:2], (one + other)[:2], msg="of one context's scale")
+
+
 class MatricesTest(unittest.TestCase):
     def test_channels_stand_by_plane_then_layer(self):
         x = flat(correlated())

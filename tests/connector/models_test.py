@@ -59,7 +59,7 @@ class ModelsTest(unittest.TestCase):
         """The mean [2][n_layers][1][C] of the Profile that is written, made of the context itself."""
         caches, progress = Caches(model, 1 << 30), Progress(quiet=True)
         moments = calibrate(model, caches, [context], MATRICES, progress)
-        mean, weight = (a.transpose(0, 1)[:, :, None] for a in (moments.mean(), moments.weight()))
+        mean, weight = (a.transpose(0, 1)[:, :, None] for a in (moments.mean(), moments.weight(model.head_dim)))
         size = ((x - mean) * weight).pow(2).mean().sqrt().item()
         steps = [(size * share, size * share) for share in STEPS]
         made = make_profile(model, "00" * 16, caches, [context], MATRICES, steps, 8, progress)
