@@ -40,7 +40,7 @@ typedef struct cg_config {
     double prior_mbps;
     uint32_t estimator; /* cg_estimator_kind */
     double recompute_tokens_per_s;
-    uint32_t threads;
+    uint32_t threads, encode_nice;
     uint32_t cpus[CG_CONFIG_MAX_CPUS], n_cpus;
     uint32_t io_backend; /* cg_io_backend */
     uint32_t io_cache;   /* cg_io_cache */

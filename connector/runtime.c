@@ -8,8 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LOWEST_PRIORITY = 19 };
-
 /* Waits are measured by the clock of deadlines, which nobody sets. */
 static void init_condition(pthread_cond_t *condition)
 {
@@ -29,7 +27,7 @@ static cg_runtime *runtime_new(cachegen *connector)
     rt->pid = getpid();
     rt->connector = connector;
     if (cg_pool_new(config->threads, 0, config->cpus, config->n_cpus, &rt->pool) != CG_OK ||
-        cg_pool_new(config->threads, LOWEST_PRIORITY, config->cpus, config->n_cpus,
+        cg_pool_new(config->threads, (int)config->encode_nice, config->cpus, config->n_cpus,
                     &rt->encoders) != CG_OK ||
         cg_chunk_memory_new(config->positive_ttl_ms * UINT64_C(1000000),
                             config->negative_ttl_ms * UINT64_C(1000000),

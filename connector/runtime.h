@@ -47,7 +47,7 @@ struct cg_runtime {
     pid_t pid;           /* whose it is; constant */
     cachegen *connector; /* constant */
     cg_pool *pool;       /* constant: decodes, and copies out of blocks */
-    cg_pool *encoders;   /* constant: of the lowest priority */
+    cg_pool *encoders;   /* constant: nice, as configured */
     int event_fd;        /* constant; -1: none */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* an operation ended, an encoding ended, a worker left */

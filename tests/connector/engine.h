@@ -79,8 +79,7 @@ struct Store {
 };
 
 // Polls op until it is done, sleeping on the connector's eventfd; fails the test after ten
-// minutes: kernels that are emulated under a sanitizer are slow, and encoders have the lowest
-// priority on a machine that may be busy.
+// minutes: kernels that are emulated under a sanitizer are slow.
 template <typename Poll> inline cachegen_status wait_for(cachegen *c, Poll poll_op)
 {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(600);
@@ -131,10 +130,10 @@ class Engine
         std::string json = "{\"root\": \"" + root + "\", \"model\": \"m\", \"tail_multiple\": 8";
         if (more.find("chunk_tokens") == std::string::npos)
             json += ", \"chunk_tokens\": 32";
-        for (const char *ttl :
-             {"negative_ttl_ms", "positive_ttl_ms"}) // remembers nothing unless told to
-            if (more.find(ttl) == std::string::npos)
-                json += std::string(", \"") + ttl + "\": 0";
+        // Unless told to it remembers nothing, and encodes also where a machine is busy.
+        for (const char *key : {"negative_ttl_ms", "positive_ttl_ms", "encode_nice"})
+            if (more.find(key) == std::string::npos)
+                json += std::string(", \"") + key + "\": 0";
         json += (more.empty() ? "" : ", " + more) + "}";
         open_status = cachegen_open(json.data(), json.size(), &c, error, sizeof error);
         if (open_status == CACHEGEN_OK) {

@@ -303,7 +303,7 @@ std::vector<int> niceness_of(const std::string &name)
 
 TEST_F(OpenTest, OnlyWhatEncodesHasTheLowestPriority)
 {
-    Engine engine(store, "\"threads\": 3");
+    Engine engine(store, "\"threads\": 3, \"encode_nice\": 19");
     const Tokens tokens = prompt(64);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
     ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, 63u);

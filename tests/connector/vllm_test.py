@@ -81,6 +81,7 @@ class Engine:
             **{"root": root, "model": NAME, "ttft_budget_ms": 600000},
             # Every look-up sees the store as it is: the cases change it behind the connector's back.
             **{"positive_ttl_ms": 0, "negative_ttl_ms": 0, "retry_ms": 0},
+            "encode_nice": 0,  # saves are waited for, also where the machine is busy
             **config,
         }
         self.llm = LLM(
