@@ -71,7 +71,8 @@ class Engine:
             VLLM_CPU_CI_ENV="1",
             VLLM_NO_USAGE_STATS="1",
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
-            OMP_NUM_THREADS="1",  # vLLM pins its threads: on a busy machine one waits for the other
+            # vLLM pins its threads: on a busy machine one waits for the other.
+            OMP_NUM_THREADS=os.environ.get("CG_ENGINE_THREADS", "1"),
             CACHEGEN_LIBRARY=os.path.join(BUILD, "connector", "libcachegen.so"),
         )
         from vllm import LLM, SamplingParams
