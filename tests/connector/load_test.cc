@@ -376,8 +376,7 @@ const Damage DAMAGES[] = {
      &cachegen_stats::chunks_io_error},
 };
 
-// An fp8 engine with the profile of a bf16 cache. What it computes is meant to be as large as the
-// scales make it; so the stored elements are of one size, as a calibrated engine's are.
+// An fp8 engine with the profile of a bf16 cache. How close lossy levels are is the codec's test.
 TEST_P(LoadTest, AnFp8CacheWithScalesIsLoadedExactlyAndLossily)
 {
     const Store store(true, spec_2(true, nesting_spec()));
@@ -400,9 +399,7 @@ TEST_P(LoadTest, AnFp8CacheWithScalesIsLoadedExactlyAndLossily)
     engine.worst_level_plus_1 = 0;
     engine.poison();
     EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 95u);
-    const double error = engine.error_of(tokens, 0, 95);
-    EXPECT_GT(error, 0);
-    EXPECT_LT(error, 1); // of elements up to 2
+    EXPECT_GT(engine.error_of(tokens, 0, 95), 0);
 
     // With other scales the same bytes mean something else; bf16 has other keys.
     other.poison();
