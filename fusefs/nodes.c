@@ -96,6 +96,26 @@ static cg_node_name *find_name(const cg_nodes *nodes, const cg_fs_node *parent, 
     return name;
 }
 
+/* A walk up the tree by each node's latest name. Folders that were moved past us can leave names
+ * that lie under each other, and then it would never end. Method: Brent's, to find a circle. */
+typedef struct climb {
+    const cg_fs_node *mark; /* a node that the walk came by */
+    size_t n_steps, n_until_mark;
+} climb;
+
+/* Whether the walk, now at this node, goes round. */
+static bool goes_round(climb *c, const cg_fs_node *at)
+{
+    if (at == c->mark)
+        return true;
+    if (c->n_steps++ == c->n_until_mark) {
+        c->n_until_mark = 2 * c->n_until_mark + 1;
+        c->n_steps = 0;
+        c->mark = at;
+    }
+    return false;
+}
+
 static void remove_node_if_unused(cg_nodes *nodes, cg_fs_node *node);
 
 static void remove_name(cg_nodes *nodes, cg_node_name *name)
@@ -130,6 +150,23 @@ static void remove_node_if_unused(cg_nodes *nodes, cg_fs_node *node)
     free(node);
 }
 
+/* A folder is about to lie in parent: what says that parent lies below the folder is stale, by one
+ * name or more. The folder and parent are pinned. */
+static void drop_circle(cg_nodes *nodes, const cg_fs_node *folder, cg_fs_node *parent)
+{
+    climb c = {0};
+    for (cg_fs_node *at = parent; at->names != NULL && !goes_round(&c, at);) {
+        cg_node_name *name = at->names;
+        if (name->parent != folder) {
+            at = name->parent;
+            continue;
+        }
+        remove_name(nodes, name);
+        at = parent; /* again: an older name may lead there as well */
+        c = (climb){0};
+    }
+}
+
 static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *text)
 {
     cg_node_name *name = find_name(nodes, parent, text);
@@ -147,6 +184,11 @@ static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, cons
     name->parent = parent;
     parent->n_pins++;
     name->node = node;
+    if (S_ISDIR(node->type)) {
+        node->n_pins++;
+        drop_circle(nodes, node, parent);
+        node->n_pins--;
+    }
     /* The latest first: it is the likeliest to be right still. */
     name->next = node->names;
     node->names = name;
@@ -407,6 +449,7 @@ static int make_path(const cg_nodes *nodes, const cg_fs_node *node, unsigned nam
 {
     size_t n_bytes = leaf == NULL ? 1 : strlen(leaf) + 2;
     unsigned index = name_index;
+    climb c = {0};
     *path_out = NULL;
     /* The root has one path, the empty one, and no names. */
     if (node == nodes->root && name_index > 0)
@@ -415,6 +458,8 @@ static int make_path(const cg_nodes *nodes, const cg_fs_node *node, unsigned nam
         const cg_node_name *name = name_at(at, index);
         if (name == NULL)
             return ENOENT;
+        if (goes_round(&c, at))
+            return ESTALE;
         n_bytes += strlen(name->text) + 1;
         at = name->parent;
     }
@@ -455,10 +500,11 @@ void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, ui
     pthread_mutex_lock(&nodes->lock);
     /* The last name stays, right or wrong. */
     while (nodes->rename_epoch == epoch && nodes->n_renames == 0 && node->names != NULL &&
-           node->names->next != NULL && make_path(nodes, node, 0, NULL, &first) == 0) {
-        const bool is_right = strcmp(first, path) == 0;
+           node->names->next != NULL) {
+        const int error = make_path(nodes, node, 0, NULL, &first);
+        const bool is_right = error == 0 && strcmp(first, path) == 0;
         free(first);
-        if (is_right)
+        if (is_right || (error != 0 && error != ESTALE))
             break;
         remove_name(nodes, node->names);
     }

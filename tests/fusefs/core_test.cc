@@ -348,6 +348,72 @@ TEST_F(FsTest, FileReplacedBehindOurBackIsStaleAndFoundAgainByName)
     EXPECT_EQ(fs.get("m/a"), (Bytes{2, 2}));
 }
 
+// Two folders, open, that change places past the mount.
+class CircleTest : public FsTest
+{
+  protected:
+    CircleTest()
+    {
+        for (const char *path : {"m/a", "m/b", "m/x"})
+            fs.mkdirs(path);
+        a = fs.find("m/a");
+        b = fs.find("m/b");
+        EXPECT_EQ(cg_fs_opendir(fs.fs, a, &in_a), 0);
+        EXPECT_EQ(cg_fs_opendir(fs.fs, b, &in_b), 0);
+    }
+    ~CircleTest() override
+    {
+        cg_fs_closedir(in_a);
+        cg_fs_closedir(in_b);
+    }
+    void move(const std::string &from, const std::string &to)
+    {
+        ASSERT_EQ(::rename((store.path + "/m/" + from).c_str(), (store.path + "/m/" + to).c_str()),
+                  0);
+    }
+    // As a listing with look-ups does.
+    void see(cg_fs_directory *directory, const char *name, cg_fs_node *node)
+    {
+        cg_fs_entry entry;
+        ASSERT_EQ(cg_fs_lookup_read(fs.fs, &fs.caller, directory, name, &entry), 0);
+        EXPECT_EQ(entry.node, node);
+        cg_fs_forget(fs.fs, entry.node, 1);
+    }
+    int getattr(cg_fs_node *node)
+    {
+        struct stat attr;
+        return cg_fs_getattr(fs.fs, node, &attr);
+    }
+    cg_fs_node *a, *b;
+    cg_fs_directory *in_a, *in_b;
+};
+
+TEST_F(CircleTest, FoldersThatWereSeenInEachOtherAreFoundWhereTheyAre)
+{
+    move("a", "b/a");
+    see(in_b, "a", a);
+    move("b/a", "a");
+    move("b", "a/b");
+    see(in_a, "b", b);
+    EXPECT_EQ(getattr(b), 0);
+    EXPECT_EQ(getattr(a), 0);
+}
+
+TEST_F(CircleTest, OldNamesThatComeToTheFrontLeadNobodyRound)
+{
+    move("a", "b/a");
+    see(in_b, "a", a);
+    move("b/a", "x/a");
+    ASSERT_EQ(fs.find("m/x/a"), a);
+    move("b", "x/a/b");
+    see(in_a, "b", b);
+    move("x/a", "a");
+    ASSERT_EQ(fs.mkdir("m/x/a"), 0); // a loses that name; its latest is now the one in b
+    EXPECT_EQ(getattr(b), ESTALE);
+    EXPECT_EQ(getattr(a), 0); // by its other name; that in b is dropped
+    EXPECT_EQ(getattr(b), 0);
+}
+
 TEST_F(FsTest, UnlinkedFileLivesAsLongAsItIsOpen)
 {
     cg_fs_file *file, *again;
