@@ -10,6 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+enum { MAX_TRIES = 16 };
+
 int cg_beneath_open_by_step(int root_fd, const char *path, int flags)
 {
     char name[NAME_MAX + 1];
@@ -55,13 +57,13 @@ int cg_beneath_open(int root_fd, const char *path, int flags)
         path = ".";
     else if (strlen(path) >= PATH_MAX)
         return cg_beneath_open_by_step(root_fd, path, flags);
-    for (;;) {
+    for (int n_tries = 1;; n_tries++) {
         const int fd = (int)syscall(SYS_openat2, root_fd, path, &how, sizeof how);
         if (fd >= 0)
             return fd;
-        /* A rename elsewhere made ".." uncertain, of which there is none here; or, with O_NONBLOCK,
-         * somebody has a lease on the file, which this open takes away: until then, again. */
-        if (errno == EAGAIN)
+        /* A rename elsewhere made ".." uncertain: again. Or, with O_NONBLOCK, somebody has a lease
+         * on the file. He is told to give it up, and may take 45 s for that. */
+        if (errno == EAGAIN && n_tries < MAX_TRIES)
             continue;
         if (errno != ENOSYS && errno != EPERM) /* EPERM: what seccomp filters answer */
             return -1;

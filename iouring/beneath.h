@@ -18,7 +18,8 @@ extern "C" {
 
 /* Opens path with flags, O_CLOEXEC and O_NOFOLLOW. path is relative to root_fd; "" is root_fd
  * itself. No component may be a symbolic link: ELOOP. Only the last may be one, with O_PATH. Not
- * for O_CREAT. After an error it is -1, with errno. */
+ * for O_CREAT. After an error it is -1, with errno. EAGAIN, with O_NONBLOCK: somebody has a lease
+ * on the file (fcntl(F_SETLEASE)), who has been told to give it up; nobody waits for that. */
 int cg_beneath_open(int root_fd, const char *path, int flags);
 /* The same without openat2. For kernels without it, for paths of PATH_MAX and more, and for
  * tests. */

@@ -3,7 +3,9 @@
 #include "tests/iouring/temp_dir.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 namespace
 {
@@ -60,6 +62,29 @@ TEST(BeneathTest, PathsLongerThanPathMaxAreWalked)
     fd = cg_beneath_open(dir.fd, path.c_str(), O_PATH);
     EXPECT_GE(fd, 0);
     close(fd);
+}
+
+TEST(BeneathTest, FileWithALeaseIsBusyWithoutWaiting)
+{
+    const cg_test::TempDir dir;
+    for (auto open_beneath : {cg_beneath_open, cg_beneath_open_by_step}) {
+        dir.write("a/file", std::string("x"));
+        const int held = open((dir.path + "/a/file").c_str(), O_RDWR | O_CLOEXEC);
+        ASSERT_GE(held, 0);
+        fcntl(held, F_SETSIG, SIGURG); // which is ignored
+        if (fcntl(held, F_SETLEASE, F_WRLCK) != 0) {
+            close(held);
+            GTEST_SKIP() << "no leases here: that an open does not wait for one is not checked";
+        }
+        const int fd = open_beneath(dir.fd, "a/file", O_RDONLY | O_NONBLOCK);
+        EXPECT_EQ(fd < 0 ? errno : 0, EAGAIN) << "else it was opened when the lease had run out";
+        // What does not open the content breaks no lease.
+        const int path_fd = open_beneath(dir.fd, "a/file", O_PATH);
+        EXPECT_GE(path_fd, 0);
+        for (const int opened : {fd, path_fd, held})
+            if (opened >= 0)
+                close(opened);
+    }
 }
 
 } // namespace
