@@ -4,6 +4,7 @@
 #include "fusefs/walk.h"
 #include "iouring/tree.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,6 +22,7 @@ typedef struct expiry {
     int64_t now_s;
     ino_t *inos;
     size_t n_inos, max_inos, n_removed;
+    unsigned n_moved; /* names in the staging folder that were tried */
 } expiry;
 
 bool cg_context_parse_time(const char *text, size_t n_bytes, int64_t *seconds_out)
@@ -86,13 +88,36 @@ static bool is_context(const char *path)
            strchr(name + sizeof FOLDER - 1, '/') == NULL;
 }
 
+static const char MOVED[] = "expired-";
+
+/* What an earlier expiry could not remove whole: over NFS and sshfs an open file holds its folder.
+ */
+static void remove_moved(cg_staging *staging)
+{
+    const int fd = openat(staging->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+        if (strncmp(entry->d_name, MOVED, sizeof MOVED - 1) == 0)
+            cg_staging_remove(staging->dir_fd, entry->d_name);
+    closedir(dir);
+}
+
 /* It moves first: nobody ever finds a part of it, and what a kill leaves, the next daemon removes.
  */
 static cg_status remove_context(expiry *e, int dir_fd, const char *leaf, int context_fd)
 {
     char moved[CG_STAGING_NAME_BYTES];
-    snprintf(moved, sizeof moved, "expired-%zu", e->n_removed);
-    if (renameat(dir_fd, leaf, e->staging->dir_fd, moved) != 0)
+    int error;
+    do { /* the next name that is free */
+        snprintf(moved, sizeof moved, "%s%u", MOVED, e->n_moved++);
+        error = renameat(dir_fd, leaf, e->staging->dir_fd, moved) == 0 ? 0 : errno;
+    } while (error == EEXIST || error == ENOTEMPTY);
+    if (error != 0)
         return CG_OK; /* another time */
     e->n_removed++;
     const cg_status status = cg_walk(context_fd, note_file, e);
@@ -126,6 +151,7 @@ cg_status cg_contexts_expire(int root_fd, cg_staging *staging, int64_t now_s, in
                              size_t *n_inos_out, size_t *n_removed_out)
 {
     expiry e = {.staging = staging, .now_s = now_s};
+    remove_moved(staging);
     const cg_status status = cg_walk(root_fd, visit, &e);
     if (e.n_inos > 0)
         qsort(e.inos, e.n_inos, sizeof *e.inos, by_number);

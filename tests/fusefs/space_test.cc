@@ -3,6 +3,7 @@
 #include "fusefs/evict.h"
 #include "fusefs/fsck.h"
 #include "fusefs/space.h"
+#include "fusefs/staging.h"
 #include "fusefs/survey.h"
 #include "iouring/store.h"
 #include "tests/fusefs/fs_fixture.h"
@@ -529,6 +530,53 @@ TEST_F(SpaceTest, ExpiredContextsGoFirstAndPinnedOnesStay)
         EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
     EXPECT_EQ(levels_of(cold[0]), 2u | 4u | 8u) << "what expired goes first";
     EXPECT_EQ(levels_of(expired[0]) & 2u, 0u);
+}
+
+// What cannot be removed here lies deeper than cg_staging_remove() goes.
+TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
+{
+    const cg_test::TempDir dir;
+    const auto make_context = [&dir](const std::string &name, const char *ttl) {
+        const std::string at = dir.path + "/m/contexts/" + name;
+        std::filesystem::create_directories(at + "/L1");
+        return setxattr(at.c_str(), CG_CONTEXT_TTL, ttl, strlen(ttl), 0) == 0;
+    };
+    if (!make_context("stuck", "1d"))
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    std::string deep = dir.path + "/m/contexts/stuck";
+    for (int i = 0; i < 40; i++)
+        deep += "/d";
+    std::filesystem::create_directories(deep);
+    cg_staging staging;
+    uint64_t n_left;
+    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
+    const auto expire = [&] {
+        ino_t *inos;
+        size_t n_inos, n_removed;
+        cg_contexts_expire(dir.fd, &staging, time(nullptr) + 2 * DAY_S, &inos, &n_inos, &n_removed);
+        free(inos);
+        return n_removed;
+    };
+    const std::string own = dir.path + "/" CG_STAGING_DIRECTORY "/" + staging.own;
+    const auto left = [&own] {
+        std::vector<std::filesystem::path> paths;
+        for (const auto &entry : std::filesystem::directory_iterator(own))
+            if (entry.is_directory())
+                paths.push_back(entry.path());
+        return paths;
+    };
+    EXPECT_EQ(expire(), 1u);
+    ASSERT_EQ(left().size(), 1u);
+
+    ASSERT_TRUE(make_context("next", "1d"));
+    EXPECT_EQ(expire(), 1u);
+    EXPECT_FALSE(dir.has("m/contexts/next"));
+    ASSERT_EQ(left().size(), 1u);
+
+    std::filesystem::remove_all(left()[0] / "d/d");
+    EXPECT_EQ(expire(), 0u);
+    EXPECT_TRUE(left().empty()) << "it is tried again";
+    cg_staging_close(&staging);
 }
 
 TEST_F(SpaceTest, AModelHasAQuotaOfItsOwn)
