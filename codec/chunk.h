@@ -125,7 +125,8 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes);
 /* Reads exactly n_bytes from offset on. */
 typedef cg_status cg_chunk_source(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes);
 /* cg_chunk_verify() of n_bytes that are read piece by piece, in under 2 MiB of memory, and with the
- * same results. *header_out: of what is there. CG_ERR_NO_MEMORY; and what read returns. */
+ * same results. *header_out: of what is there. The bytes may change meanwhile: where the header
+ * does, CG_ERR_CORRUPT. CG_ERR_NO_MEMORY; and what read returns. */
 cg_status cg_chunk_verify_source(cg_chunk_source *read, void *user, uint64_t n_bytes,
                                  cg_chunk_header *header_out);
 

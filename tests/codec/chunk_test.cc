@@ -322,6 +322,39 @@ TEST_F(ChunkTest, TheFixedHeaderAloneTellsSizeAndKey)
     EXPECT_EQ(cg_chunk_header_parse(head.data(), head.size() - 1, &h), CG_ERR_TRUNCATED);
 }
 
+// A writer is at work: what is read first is one file, and all that is read later another.
+struct ChangingFile {
+    Bytes first, later;
+    size_t n_reads = 0;
+
+    static cg_status read(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes)
+    {
+        auto *self = static_cast<ChangingFile *>(user);
+        const Bytes &bytes = self->n_reads++ == 0 ? self->first : self->later;
+        std::copy_n(bytes.begin() + static_cast<ptrdiff_t>(offset), n_bytes, bytes_out);
+        return CG_OK;
+    }
+};
+
+TEST_F(ChunkTest, AHeaderThatChangesWhileItIsVerifiedIsCorrupt)
+{
+    // A long table, so that who reads all of it where memory is for none is far outside.
+    for (uint16_t group = 2; group < 300; group++)
+        sections.push_back(section(CG_SECTION_SYMBOLS, CG_K, group, 1));
+    const Bytes file = make();
+    Bytes shorter = file, other = file;
+    cg_put_le(shorter.data() + 12, 4, CG_CHUNK_FIXED_BYTES);
+    cg_put_le(shorter.data() + 44, 4, 0);
+    cg_put_le(other.data() + 36, 4, 512); // first_position
+    rehash(&other);
+    for (const auto &[first, want] :
+         {std::pair{file, CG_OK}, {shorter, CG_ERR_CORRUPT}, {other, CG_ERR_CORRUPT}}) {
+        ChangingFile changing{first, file};
+        cg_chunk_header out;
+        EXPECT_EQ(cg_chunk_verify_source(ChangingFile::read, &changing, file.size(), &out), want);
+    }
+}
+
 TEST_F(ChunkTest, AlignsTheSectionsOfVersion3)
 {
     header.version = CG_CHUNK_VERSION;
