@@ -268,10 +268,23 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
                      "groups", groups);
 }
 
+/* Of a file's bytes only printable ASCII reaches a terminal; the others are escaped. */
+static void print_text(const char *text)
+{
+    for (const char *at = text; *at != '\0'; at++) {
+        if (*at >= ' ' && *at <= '~' && *at != '\\')
+            putchar(*at);
+        else
+            printf("\\x%02x", (unsigned char)*at);
+    }
+}
+
 static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
 {
     printf("%s\n", path);
-    printf("  profile      version %" PRIu32 ", preset %s, whole\n", p->version, p->preset);
+    printf("  profile      version %" PRIu32 ", preset ", p->version);
+    print_text(p->preset);
+    printf(", whole\n");
     printf("  fingerprint  %s\n", hex(p->fingerprint.bytes).text);
     printf("  model        %s\n", hex(p->model.bytes).text);
     print_geometry(&p->geometry);

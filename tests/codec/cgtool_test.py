@@ -5,6 +5,7 @@ usage: cgtool_test.py CGTOOL GOLDEN_V1 GOLDEN_V1_PAPER        standard library o
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import pty
@@ -167,6 +168,19 @@ class CgtoolTest(unittest.TestCase):
         write(self.path("cut.kv"), data[:200])
         self.assertIn("truncated", self.run_tool("info", self.path("cut.kv"), want=1).stderr)
         self.assertIn("not a file of this kind", self.run_tool("info", os.path.join(GOLDEN, "..", "README"), want=1).stderr)
+
+    def test_info_escapes_what_does_not_print(self):
+        data = bytearray(read(PROFILE))
+        data[48:64] = b"\x1b]0;a\\\x07\x7f\xff".ljust(16, b"\0")  # preset
+        xxh3 = ctypes.CDLL("libxxhash.so.0").XXH3_64bits  # cgtool needs it, too
+        xxh3.restype, xxh3.argtypes = ctypes.c_uint64, (ctypes.c_char_p, ctypes.c_size_t)
+        data[-8:] = struct.pack("<Q", xxh3(bytes(data), len(data) - 8))
+        write(self.path("odd.cgp"), data)
+        text = subprocess.run([CGTOOL, "info", self.path("odd.cgp")], capture_output=True, check=True).stdout
+        self.assertIn(rb"preset \x1b]0;a\x5c\x07\x7f\xff, whole", text)
+        self.assertEqual([byte for byte in text if not 32 <= byte < 127 and byte != 10], [])
+        about = json.loads(self.run_tool("info", "--json", self.path("odd.cgp")).stdout)
+        self.assertEqual(about["preset"], "\x1b]0;a\\\x07\x7f?")
 
     def test_verify_walks_directories_and_names_the_bad(self):
         shutil.copytree(GOLDEN, self.path("store/deep/er"))
