@@ -60,15 +60,20 @@ typedef struct cg_tool_file {
 
 /* Reads a file whole. After an error *file_out is empty. */
 int cg_tool_read(const char *path, cg_tool_file *file_out);
+/* The same of a path that cg_tool_list() gave. One that is gone by now is no error: CG_TOOL_OK with
+ * bytes NULL. */
+int cg_tool_read_listed(const char *path, cg_tool_file *file_out);
 /* Writes the pieces to a temporary file beside path, fsyncs it and renames it to path. */
 int cg_tool_write(const char *path, const cg_tool_file *pieces, size_t n_pieces);
 
 /* The paths of files below directory whose names end in one of the suffixes (NULL at the end),
- * recursively or not, sorted. Links to directories are not followed. The caller frees the list with
- * cg_tool_paths_free(). */
+ * recursively or not, sorted. Links to directories are not followed. What cannot be read is
+ * complained about and counted, and the listing goes on; what vanishes meanwhile is left out. The
+ * caller frees the list with cg_tool_paths_free(), also after an error. */
 typedef struct cg_tool_paths {
     char **path;
     size_t n_paths;
+    size_t n_unread; /* directories and files */
 } cg_tool_paths;
 int cg_tool_list(const char *directory, const char *const *suffixes, bool recursive,
                  cg_tool_paths *paths_out);

@@ -47,12 +47,13 @@ static int fail_errno(const char *path)
     return CG_TOOL_IO;
 }
 
-int cg_tool_read(const char *path, cg_tool_file *file_out)
+/* may_be_gone: then it is CG_TOOL_OK, and *file_out is empty. */
+static int read_file(const char *path, bool may_be_gone, cg_tool_file *file_out)
 {
     *file_out = (cg_tool_file){0};
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return fail_errno(path);
+        return may_be_gone && errno == ENOENT ? CG_TOOL_OK : fail_errno(path);
     struct stat about;
     int code = CG_TOOL_IO;
     uint8_t *bytes = NULL;
@@ -90,6 +91,16 @@ done:
     free(bytes);
     close(fd);
     return code;
+}
+
+int cg_tool_read(const char *path, cg_tool_file *file_out)
+{
+    return read_file(path, false, file_out);
+}
+
+int cg_tool_read_listed(const char *path, cg_tool_file *file_out)
+{
+    return read_file(path, true, file_out);
 }
 
 static bool write_all(int fd, const cg_tool_file *piece)
@@ -165,22 +176,30 @@ int cg_tool_list(const char *directory, const char *const *suffixes, bool recurs
 {
     struct dirent **entries;
     const int n_entries = scandir(directory, &entries, NULL, alphasort);
-    if (n_entries < 0)
+    if (n_entries < 0 && errno == ENOENT) /* evicted since it was seen */
+        return CG_TOOL_OK;
+    if (n_entries < 0) {
+        paths_out->n_unread++;
         return fail_errno(directory);
+    }
     int code = CG_TOOL_OK;
     for (int i = 0; i < n_entries; i++) {
         const char *name = entries[i]->d_name;
         struct stat about;
         char *path = NULL;
-        if (code == CG_TOOL_IO || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
             goto next;
         if (asprintf(&path, "%s/%s", directory, name) < 0) {
             path = NULL;
             code = fail_errno(directory);
+            paths_out->n_unread++;
             goto next;
         }
         if (lstat(path, &about) != 0) {
-            code = fail_errno(path);
+            if (errno != ENOENT) {
+                code = fail_errno(path);
+                paths_out->n_unread++;
+            }
             goto next;
         }
         if (S_ISDIR(about.st_mode) && recursive) {
@@ -193,10 +212,12 @@ int cg_tool_list(const char *directory, const char *const *suffixes, bool recurs
             suffix++;
         if (S_ISDIR(about.st_mode) || *suffix == NULL)
             goto next;
-        if (add_path(paths_out, path))
+        if (add_path(paths_out, path)) {
             path = NULL;
-        else
+        } else {
             code = fail_errno(path);
+            paths_out->n_unread++;
+        }
     next:
         free(path);
         free(entries[i]);

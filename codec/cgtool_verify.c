@@ -87,15 +87,19 @@ typedef struct verify_run {
     const cg_tool_options *options;
     cg_profile *profile; /* the one used last */
     json_t *results;     /* NULL without --json */
-    size_t n_files, n_bad, n_all;
+    size_t n_files, n_bad, n_all, n_unread;
     uint64_t n_bytes;
 } verify_run;
 
-static int verify_file(verify_run *run, const char *path)
+static int verify_file(verify_run *run, const char *path, bool is_listed)
 {
     cg_tool_file file;
     const char *what = "can't be read";
-    int code = cg_tool_read(path, &file);
+    int code = (is_listed ? cg_tool_read_listed : cg_tool_read)(path, &file);
+    if (code == CG_TOOL_OK && file.bytes == NULL) { /* evicted: the store is in use */
+        run->n_all--;
+        return CG_TOOL_OK;
+    }
     const bool is_profile = file.n_bytes >= 4 && memcmp(file.bytes, "CGPF", 4) == 0;
     if (code == CG_TOOL_OK && (is_profile || cg_tool_has_suffix(path, ".cgp")))
         code = verify_profile(path, &file, &what);
@@ -126,26 +130,31 @@ int cg_tool_verify(const cg_tool_options *options)
             cg_tool_paths files = {0};
             code = cg_tool_list(options->paths[i], SUFFIXES, true, &files);
             run.n_all += files.n_paths - 1;
+            run.n_unread += files.n_unread;
             for (size_t k = 0; k < files.n_paths; k++) {
-                const int file_code = verify_file(&run, files.path[k]);
+                const int file_code = verify_file(&run, files.path[k], true);
                 code = file_code > code ? file_code : code;
             }
             cg_tool_paths_free(&files);
         } else {
-            code = verify_file(&run, options->paths[i]);
+            code = verify_file(&run, options->paths[i], false);
         }
         worst = code > worst ? code : worst;
     }
     cg_tool_progress_end();
     if (options->json) {
         const int code = cg_tool_print_json(
-            json_pack("{s:b, s:I, s:I, s:I, s:o}", "ok", worst == CG_TOOL_OK, "files",
-                      (json_int_t)run.n_files, "bad", (json_int_t)run.n_bad, "bytes",
-                      (json_int_t)run.n_bytes, "results", run.results),
+            json_pack("{s:b, s:I, s:I, s:I, s:I, s:o}", "ok", worst == CG_TOOL_OK, "files",
+                      (json_int_t)run.n_files, "bad", (json_int_t)run.n_bad, "unread",
+                      (json_int_t)run.n_unread, "bytes", (json_int_t)run.n_bytes, "results",
+                      run.results),
             JSON_COMPACT);
         worst = code > worst ? code : worst;
     } else {
-        printf("%zu files, %zu bad\n", run.n_files, run.n_bad);
+        printf("%zu files, %zu bad", run.n_files, run.n_bad);
+        if (run.n_unread > 0)
+            printf(", %zu that can't be read", run.n_unread);
+        putchar('\n');
     }
     cg_profile_free(run.profile);
     return worst;

@@ -201,6 +201,35 @@ class CgtoolTest(unittest.TestCase):
         self.assertEqual(done.stderr.count("\n"), 2)
         self.assertIn("2 bad", self.run_tool("verify", self.path("store"), want=1).stdout)
 
+    def test_verify_goes_on_after_what_it_cannot_read(self):
+        os.makedirs(self.path("store/a"))
+        os.makedirs(self.path("store/b"))
+        write(self.path("store/b/bad.kv"), b"not a chunk")
+        folder = os.open(self.path("store/a"), os.O_RDONLY)
+        for _ in range(17):  # of 255 bytes each: a path that no call takes, root's neither
+            os.mkdir("x" * 255, dir_fd=folder)
+            below = os.open("x" * 255, os.O_RDONLY, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        os.close(folder)
+        done = self.run_tool("verify", self.path("store"), want=3)
+        self.assertEqual(done.stdout, "1 files, 1 bad, 1 that can't be read\n")
+        result = json.loads(self.run_tool("verify", "--json", self.path("store"), want=3).stdout)
+        self.assertEqual((result["ok"], result["files"], result["bad"], result["unread"]), (False, 1, 1, 1))
+
+    def test_verify_leaves_out_what_vanishes(self):
+        os.mkdir(self.path("store"))
+        for name in ("a.kv", "b.kv"):  # it waits at each, and says that it is no file
+            os.mkfifo(self.path("store/" + name))
+        shutil.copy(PROFILE, self.path("store/z.cgp"))
+        tool = subprocess.Popen([CGTOOL, "verify", self.path("store")], stdout=-1, stderr=-1, text=True)
+        os.close(os.open(self.path("store/a.kv"), os.O_WRONLY))
+        os.remove(self.path("store/z.cgp"))  # all is listed, and b.kv comes before it
+        os.close(os.open(self.path("store/b.kv"), os.O_WRONLY))
+        stdout, stderr = tool.communicate()
+        self.assertEqual((stdout, tool.returncode), ("2 files, 2 bad\n", 3))
+        self.assertEqual((stderr.count("not a regular file"), stderr.count("\n")), (2, 2))
+
     def test_verify_sees_files_in_the_wrong_place(self):
         about = json.loads(self.run_tool("info", "--json", os.path.join(GOLDEN, "bf16-0-L0.kv")).stdout)
         for key, want in ((about["key"], 0), ("0" * 32, 1)):
