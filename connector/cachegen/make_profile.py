@@ -17,11 +17,11 @@ from .steps import find_steps
 from .tables import Histograms, shift_of
 
 N_CLASSES = 192  # of a profile's 256 at most
-# Channels of a matrix at most. More code better; multiply-adds an element grow with them, and what a GPU holds of a
-# basis ends about there.
-MAX_CHANNELS = {"bytes": 2048, "speed": 1280}
+# Channels of a matrix at most. More code better; multiply-adds an element, the profile and what a GPU holds of it grow
+# with them.
+MAX_CHANNELS = {"bytes": 2048, "speed": 1280, "smallest": 4096}
 PLANES = ("joined", "apart")
-PROFILE_SHARE = 0.05  # of the weights' bytes: a profile's largest size
+PROFILE_SHARE = {"bytes": 0.05, "speed": 0.05, "smallest": 0.1}  # of the weights' bytes: a profile's largest size
 BASIS_BYTES = 0.55  # of an element of a basis, on average: what is cut counts as nothing
 LEAST_BUDGET_BYTES = 1 << 20  # the share of a tiny model is no use
 
@@ -99,9 +99,11 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
     return Statistics(histograms, mean_square, largest_sum)
 
 
-def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classes, progress, held_out=(), n_sinks=None):
+def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classes, progress, held_out=(), n_sinks=None,
+                 share=PROFILE_SHARE["bytes"]):  # fmt: skip
     """The Profile of model, with fingerprint as its model's, from contexts. matrices: Matrices; steps: as parse_steps()
-    gives them, or None, to find them on held_out; n_sinks: None to find them. Caches serve later profiles, too."""
+    gives them, or None, to find them on held_out; n_sinks: None to find them; share: of the weights' bytes, the file's
+    at most. Caches serve later profiles, too."""
     moments = calibrate(model, caches, contexts, matrices, progress)
     transform = fill_transform(moments, matrices, MOST_SINKS if n_sinks is None else n_sinks, model, progress)
     del moments
@@ -113,6 +115,6 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
         transform.n_sinks = choose_sinks(model, transform, caches, contexts, steps[1][0], progress)
     statistics = count_symbols(model, caches, contexts, transform, steps, progress)
     progress.start("classes")
-    budget_bytes = max(PROFILE_SHARE * model.weights_bytes, LEAST_BUDGET_BYTES)
+    budget_bytes = max(share * model.weights_bytes, LEAST_BUDGET_BYTES)
     plan = plan_columns(transform, statistics, budget_bytes)
     return assemble(model, fingerprint, transform, statistics.histograms, plan, steps, n_classes)

@@ -125,8 +125,9 @@ def parse_arguments(arguments):
     add("--tokens", type=int, default=3072, help="tokens of a context (default %(default)s)")
     add("--report-contexts", type=int, default=5, help="held-out contexts measured, 0 for all (default %(default)s)")
     add("--contexts", type=int, default=1, help="contexts of each text, 0 for all (default %(default)s)")
-    add("--prefer", choices=tuple(MAX_CHANNELS), default="bytes", help="fewer bytes, or fewer multiply-adds: a KLT is "
-        f"over {' or '.join(map(str, MAX_CHANNELS.values()))} channels at most (default %(default)s)")  # fmt: skip
+    add("--prefer", choices=tuple(MAX_CHANNELS), default="bytes", help="fewer bytes, fewer multiply-adds, or fewest "
+        f"bytes: a KLT is over {', '.join(map(str, MAX_CHANNELS.values()))} channels at most, a profile "
+        f"{', '.join(f'{100 * share:.0f} %%' for share in PROFILE_SHARE.values())} of the weights (default %(default)s)")  # fmt: skip
     add("--group-layers", type=layers, help="layers that share a section (and a KLT): a number, or a list like 4,4,6 "
         "(default: by --prefer and the profile's size)")  # fmt: skip
     add("--planes", choices=PLANES, help="one KLT for K and V of a group together, or one each (default: "
@@ -151,7 +152,7 @@ def matrices_of(model, options):
     """The Matrices that options ask for. ValueError: groups that are none."""
     most, planes = MAX_CHANNELS[options.prefer], (options.planes,) if options.planes else PLANES
     if options.group_layers is None:
-        return choose_matrices(model, PROFILE_SHARE * model.weights_bytes, most, planes)
+        return choose_matrices(model, PROFILE_SHARE[options.prefer] * model.weights_bytes, most, planes)
     groups = split_layers(model.n_layers, options.group_layers)
     fits = 2 * max(groups) * model.channels <= most
     return Matrices(groups, fits if len(planes) > 1 else options.planes == "joined")
@@ -186,7 +187,7 @@ def run(options):
     else:
         profile = make_profile(
             model, fingerprint, caches, contexts, matrices, steps, options.classes or N_CLASSES, progress, held_out,
-            options.sinks,
+            options.sinks, PROFILE_SHARE[options.prefer],
         )  # fmt: skip
     coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
     coder, planes = coder(profile, model.device), planes(model)

@@ -21,7 +21,7 @@ import reader  # noqa: E402
 from cachegen import kl_curve, sinks  # noqa: E402
 from cachegen.assemble import BYTE_BITS, Unit, assemble, choose_unit, of_bytes, plan_columns, quantize_basis  # noqa: E402
 from cachegen.klt import Matrices, Moments, Transform, quantize  # noqa: E402
-from cachegen.make_profile import MAX_CHANNELS, choose_matrices, count_symbols  # noqa: E402
+from cachegen.make_profile import MAX_CHANNELS, PROFILE_SHARE, choose_matrices, count_symbols  # noqa: E402
 from cachegen.profile_file import BAND, MAX_BITS, MAX_ELEMENT, Basis, read_profile  # noqa: E402
 from cachegen.rope import NO_ROPE  # noqa: E402
 from cachegen.steps import parse_steps  # noqa: E402
@@ -181,12 +181,16 @@ class MatricesTest(unittest.TestCase):
             self.assertEqual(sum(found.groups), n_layers)
             return found.is_joined, max(found.groups)
 
-        small, speed = 0.05 * 269e6, {"most_channels": MAX_CHANNELS["speed"]}
+        small, speed = PROFILE_SHARE["bytes"] * 269e6, {"most_channels": MAX_CHANNELS["speed"]}
+        large, smallest = PROFILE_SHARE["smallest"] * 269e6, {"most_channels": MAX_CHANNELS["smallest"]}
         self.assertEqual(choose(192, 30, small), (True, 5))
         self.assertEqual(choose(192, 30, small, **speed), (True, 3))
+        self.assertEqual(choose(192, 30, large, **smallest), (True, 10))
+        self.assertEqual(choose(192, 30, small, **smallest), (True, 5), "the profile would be too large")
         self.assertEqual(choose(192, 30, small, planes=("apart",)), (False, 10))
         self.assertEqual(choose(1024, 32), (True, 1))
         self.assertEqual(choose(1024, 32, **speed), (False, 1))
+        self.assertEqual(choose(1024, 32, **smallest), (True, 2))
         self.assertEqual(choose(4096, 32), (False, 1), "no group fits: the least")
         self.assertEqual(choose(192, 30, 0.3 * small), (True, 1), "a small budget")
         self.assertEqual(choose(192, 30, 0), (False, 1))

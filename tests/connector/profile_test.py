@@ -26,7 +26,7 @@ try:
     import transformers
     from safetensors.torch import load_file, save_file
 
-    from cachegen import abi, paper, profile
+    from cachegen import abi, make_profile, paper, profile
     from cachegen.compute_type import faster_dtype, product_seconds
     from cachegen.fingerprint import model_fingerprint, weights_digest
     from cachegen.klt import Planes
@@ -368,6 +368,19 @@ class ProfileTest(unittest.TestCase):
             self.assertEqual((report["planes"], report["group_layers"]), want)
             run_cgtool("verify", path)
         self.assertEqual(report["n_sinks"], 2)
+
+    def test_what_is_preferred_sets_the_size_of_a_profile(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        plan_columns, budgets = make_profile.plan_columns, []
+
+        def plan(transform, statistics, budget_bytes):  # the model is too tiny for any share of it
+            budgets.append(budget_bytes)
+            return plan_columns(transform, statistics, 1 << 20)
+
+        for prefer, share in make_profile.PROFILE_SHARE.items():
+            with mock.patch.multiple(make_profile, plan_columns=plan, LEAST_BUDGET_BYTES=0):
+                report, _ = self.profile("--prefer", prefer, "--sinks", "2")
+            self.assertAlmostEqual(budgets[-1] * report["profile_share"] / report["profile_bytes"], share)
 
     def test_damaged_profiles_are_refused(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())

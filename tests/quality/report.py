@@ -44,7 +44,7 @@ from cachegen.contexts import Caches, windows  # noqa: E402
 from cachegen.fingerprint import model_fingerprint  # noqa: E402
 from cachegen.klt import Matrices  # noqa: E402
 from cachegen.kv_model import KvModel  # noqa: E402
-from cachegen.make_profile import make_profile  # noqa: E402
+from cachegen.make_profile import PROFILE_SHARE, make_profile  # noqa: E402
 from cachegen.profile_file import read_profile  # noqa: E402
 from cachegen.quality import CHUNK_TOKENS, score  # noqa: E402
 from cachegen.store_files import write_atomically  # noqa: E402
@@ -249,12 +249,13 @@ class Study:
             progress(i + 1, len(contexts))
 
     def _profile_without(self, others, path):
-        """Writes the klt profile of the contexts, with the steps, matrices and sinks of the profile of all."""
+        """Writes the klt profile of the contexts, with the steps, matrices, sinks and size of the profile of all."""
         with open(self.profile("klt"), "rb") as file:
-            whole = read_profile(file.read())
+            data = file.read()
+        whole, share = read_profile(data), max(PROFILE_SHARE["bytes"], len(data) / self.model.weights_bytes)
         made = make_profile(
             self.model, self.fingerprint, self.caches, others, Matrices(whole.group_layers, whole.is_joined),
-            whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks,
+            whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks, share=share,
         )  # fmt: skip
         write_atomically(path, made.to_bytes())
 
