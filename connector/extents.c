@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+static const double ROUNDING = 1e-9; /* of sums in another order */
+
 bool cg_extents_plan_reserve(cg_extents_plan *plan, size_t n_chunks)
 {
     if (n_chunks <= plan->capacity)
@@ -173,15 +175,78 @@ static bool try_step(const cg_extents_input *in, cg_extents_plan *plan, cg_exten
     return false;
 }
 
+/* Takes the first n of the sorted steps, which all refine, and says whether that is in time. */
+static bool take_first(const cg_extents_input *in, cg_extents_plan *plan, size_t n)
+{
+    plan->n_extents = 0;
+    for (size_t i = 0; i < in->n_chunks; i++) {
+        plan->levels[i] = start_level(&in->chunks[i]);
+        plan->last[i] = 0;
+    }
+    for (size_t i = 0; i < n; i++)
+        take(in, plan, plan->steps[i]);
+    return ends_in_time(in, plan, in->link_bps);
+}
+
+/* As many of the first n steps as end in time. */
+static size_t take_most(const cg_extents_input *in, cg_extents_plan *plan, size_t n)
+{
+    size_t good = 0, bad = n + 1;
+    while (bad - good > 1) {
+        const size_t middle = good + (bad - good) / 2;
+        if (take_first(in, plan, middle))
+            good = middle;
+        else
+            bad = middle;
+    }
+    take_first(in, plan, good);
+    return good;
+}
+
+/* What is read and decoded at least, whichever order that has. */
+typedef struct load_sum {
+    double read_ns, decode_ns, most_left_ns;
+} load_sum;
+
+static load_sum sum_up(const cg_extents_input *in, const cg_extents_plan *plan)
+{
+    load_sum sum = {in->queued_bytes * 8e9 / in->link_bps, in->decoding_ns, -1e300};
+    for (size_t i = 0; i < in->n_chunks; i++) {
+        const cg_extents_chunk *chunk = &in->chunks[i];
+        sum.read_ns += bytes_to(chunk, plan->levels[i]) * 8e9 / in->link_bps;
+        sum.decode_ns += chunk->decode_ns[plan->levels[i]];
+        if (chunk->left_ns > sum.most_left_ns)
+            sum.most_left_ns = chunk->left_ns;
+    }
+    return sum;
+}
+
+/* Whether a step is late for sure: a refinement is read last, and only then decoded. */
+static bool is_late(const cg_extents_input *in, const load_sum *sum, const cg_extents_step *step)
+{
+    const cg_extents_chunk *chunk = &in->chunks[step->chunk];
+    const double bytes = bytes_to(chunk, step->to) - bytes_to(chunk, step->from);
+    const double read_ns = sum->read_ns + bytes * 8e9 / in->link_bps;
+    const double more_ns = chunk->decode_ns[step->to] - chunk->decode_ns[step->from];
+    return (1 - ROUNDING) * (read_ns + chunk->decode_ns[step->to]) > chunk->left_ns ||
+           (1 - ROUNDING) * (sum->decode_ns + more_ns) > sum->most_left_ns;
+}
+
 /* steps[0, n) sorted. What was taken moves to the front, so a step is read before its place can be
  * taken. */
 static void take_steps(const cg_extents_input *in, cg_extents_plan *plan, size_t n)
 {
     size_t i = 0;
-    while (i < n && try_step(in, plan, plan->steps[i]))
+    while (i < n && refines(&in->chunks[plan->steps[i].chunk], plan->steps[i].to))
         i++;
+    const bool all_refine = i == n;
+    i = all_refine ? take_most(in, plan, n) : 0;
+    while (!all_refine && i < n && try_step(in, plan, plan->steps[i]))
+        i++;
+    const load_sum sum = sum_up(in, plan);
     for (i++; i < n; i++)
-        if (try_step(in, plan, plan->steps[i]))
+        if (!(all_refine && is_late(in, &sum, &plan->steps[i])) &&
+            try_step(in, plan, plan->steps[i]))
             return;
 }
 
