@@ -8,12 +8,14 @@
 #include "tests/sim/sim.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <stdexcept>
+#include <thread>
 
 using namespace cg_sim;
 
@@ -22,6 +24,7 @@ namespace
 
 constexpr double ROUND_TRIP_S = 0.01;
 constexpr uint32_t N_STARTS = 3, N_ARRIVALS = 64;
+constexpr unsigned N_THREADS = 16; // jobs are independent, and their order is kept
 
 struct Policy {
     const char *name;
@@ -194,6 +197,21 @@ uint32_t n_could(const Model &model, const Trace &trace, double at_s, double bud
     return std::max(n, uint32_t{first_could});
 }
 
+// What one model does on one trace with one budget, to be added to the report in order.
+struct Result {
+    uint32_t n_at_once;
+    double prior_factor;
+    std::string policy;
+    Row row;
+};
+
+struct Job {
+    Model model;
+    Trace trace;
+    double scale, budget_s;
+    std::vector<Result> results;
+};
+
 Row run(const Model &model, const Trace &trace, const Setup &setup, uint32_t n_rounds,
         std::vector<double> *all_arrivals)
 {
@@ -211,15 +229,17 @@ Row run(const Model &model, const Trace &trace, const Setup &setup, uint32_t n_r
     return row;
 }
 
-void run_trace(Report *report, const Model &model, const Trace &trace, double scale,
-               double budget_s, uint32_t n_rounds, const std::vector<double> &requests_s)
+void run_job(Job *job, uint32_t n_rounds, const std::vector<double> &requests_s)
 {
+    const Model &model = job->model;
+    const Trace &trace = job->trace;
+    const double budget_s = job->budget_s;
+    std::vector<Result> *results = &job->results;
     std::vector<double> arrivals;
     for (const Policy &policy : POLICIES) {
         std::vector<double> own;
         const Setup setup = {policy.policy, policy.level, budget_s, ROUND_TRIP_S, 0, {0}};
-        report->add(model.name, trace, scale, budget_s, 1, 0, policy.name,
-                    run(model, trace, setup, n_rounds, &own));
+        results->push_back({1, 0, policy.name, run(model, trace, setup, n_rounds, &own)});
         if (arrivals.empty())
             arrivals = own;
     }
@@ -233,30 +253,40 @@ void run_trace(Report *report, const Model &model, const Trace &trace, double sc
         best_delay.add(&delay, 1, budget_s, met);
         recomputed.add(&recompute, 1, budget_s, met);
     }
-    report->add(model.name, trace, scale, budget_s, 1, 0, "oracle", best);
-    report->add(model.name, trace, scale, budget_s, 1, 0, "oracle_min_delay", best_delay);
-    report->add(model.name, trace, scale, budget_s, 1, 0, "recompute", recomputed);
+    results->push_back({1, 0, "oracle", best});
+    results->push_back({1, 0, "oracle_min_delay", best_delay});
+    results->push_back({1, 0, "recompute", recomputed});
     // A wrong belief before the first measurement, and many requests at once.
     for (double prior : {0.25, 1.0, 4.0}) {
         std::vector<double> own;
         const Setup setup = {CG_POLICY_TTFT_BUDGET, -1, budget_s, ROUND_TRIP_S, prior, {0}};
-        report->add(model.name, trace, scale, budget_s, 1, prior, "ttft_budget",
-                    run(model, trace, setup, n_rounds, &own));
+        results->push_back({1, prior, "ttft_budget", run(model, trace, setup, n_rounds, &own)});
     }
     for (const Policy &policy : {POLICIES[0], POLICIES[2], POLICIES[5]}) {
         std::vector<double> own;
         for (uint32_t n : {16u, 64u}) {
             const Setup setup = {policy.policy,         policy.level, budget_s, ROUND_TRIP_S, 0,
                                  std::vector<double>(n)};
-            report->add(model.name, trace, scale, budget_s, n, 0, policy.name,
-                        run(model, trace, setup, n > 16 ? 1 : 2, &own));
+            results->push_back({n, 0, policy.name, run(model, trace, setup, n > 16 ? 1 : 2, &own)});
         }
         if (requests_s.empty())
             continue;
         const Setup setup = {policy.policy, policy.level, budget_s, ROUND_TRIP_S, 0, requests_s};
-        report->add(model.name, trace, scale, budget_s, 0, 0, policy.name,
-                    run(model, trace, setup, 1, &own));
+        results->push_back({0, 0, policy.name, run(model, trace, setup, 1, &own)});
     }
+}
+
+void run_jobs(std::vector<Job> *jobs, uint32_t n_rounds, const std::vector<double> &requests_s)
+{
+    std::atomic<size_t> next{0};
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < N_THREADS; i++)
+        threads.emplace_back([&] {
+            for (size_t at; (at = next++) < jobs->size();)
+                run_job(&(*jobs)[at], n_rounds, requests_s);
+        });
+    for (std::thread &thread : threads)
+        thread.join();
 }
 
 // The times at which the first requests of a file arrive.
@@ -293,13 +323,17 @@ try {
             paths.push_back(entry.path());
     std::sort(paths.begin(), paths.end());
     Report report(argv[2]);
+    std::vector<Job> jobs;
     for (const Model &model : {smollm2(), llama8b()})
         for (double scale : {1, 10, 100, 1000})
-            for (const std::string &path : paths) {
-                const Trace trace = Trace::read(path, scale);
+            for (const std::string &path : paths)
                 for (double budget_s : {0.5, 1.0, 2.0, 5.0})
-                    run_trace(&report, model, trace, scale, budget_s, n_rounds, requests_s);
-            }
+                    jobs.push_back({model, Trace::read(path, scale), scale, budget_s, {}});
+    run_jobs(&jobs, n_rounds, requests_s);
+    for (const Job &job : jobs)
+        for (const Result &r : job.results)
+            report.add(job.model.name, job.trace, job.scale, job.budget_s, r.n_at_once,
+                       r.prior_factor, r.policy, r.row);
     report.finish();
     return 0;
 } catch (const std::exception &error) {
