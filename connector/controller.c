@@ -52,10 +52,10 @@ typedef struct pipeline {
     double read_end_ns, decode_end_ns;
 } pipeline;
 
-/* It begins when what others must have has been read. */
+/* It begins when what others must have has been read and decoded. */
 static pipeline pipeline_behind_others(const cg_controller_input *in)
 {
-    return (pipeline){in->queued_bytes * 8e9 / in->link_bps, 0};
+    return (pipeline){in->queued_bytes * 8e9 / in->link_bps, in->queued_decode_ns};
 }
 
 static void pipeline_add(pipeline *p, double read, double decode)

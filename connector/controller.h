@@ -44,6 +44,7 @@ typedef struct cg_controller_input {
     uint64_t budget_ns;                      /* what is left of it */
     double link_bps;                         /* 0: unknown */
     double queued_bytes;                     /* that other loads must have first */
+    double queued_decode_ns;                 /* that decoding those takes, all threads at work */
     double decode_ns_per_token[CG_N_LEVELS]; /* wall time, all threads at work; 0: unknown, so that
                                                 it is guessed from the bytes */
     double recompute_tokens_per_s;           /* 0: unknown: everything is loaded */

@@ -51,15 +51,16 @@ static cg_controller_decision ask_controller(cg_runtime *rt, const cachegen_look
     /* Neither the store nor the engine has what follows. */
     const uint32_t had = stored > l->from_token ? stored : l->from_token;
     const cg_speeds *speeds = cg_runtime_speeds(rt);
-    cg_controller_input input = {.policy = (cg_policy)l->op.connector->config->policy,
-                                 .chunks = sizes,
-                                 .n_chunks = n_chunks,
-                                 .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
-                                 .link_bps = cg_estimator_bps(&speeds->link),
-                                 .queued_bytes = speeds->others_bytes +
-                                                 cg_stream_wanted_bytes(&rt->stream_plan),
-                                 .recompute_tokens_per_s = cg_speeds_recompute(speeds),
-                                 .other_tokens = l->prefix.n_tokens - had};
+    cg_controller_input input = {
+        .policy = (cg_policy)l->op.connector->config->policy,
+        .chunks = sizes,
+        .n_chunks = n_chunks,
+        .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
+        .link_bps = cg_estimator_bps(&speeds->link),
+        .queued_bytes = speeds->others_bytes + cg_stream_wanted_bytes(&rt->stream_plan),
+        .queued_decode_ns = cg_stream_undecoded_ns(&rt->stream_plan, speeds),
+        .recompute_tokens_per_s = cg_speeds_recompute(speeds),
+        .other_tokens = l->prefix.n_tokens - had};
     cg_speeds_decode(speeds, input.decode_ns_per_token);
     cg_runtime_speeds_end(rt);
     return cg_controller_decide(&input, levels_out);

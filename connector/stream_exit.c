@@ -67,30 +67,94 @@ double cg_stream_wanted_bytes(const cg_stream_plan *plan)
     return bytes;
 }
 
+static double decode_ns(const cg_stream *stream, uint32_t index, uint8_t level,
+                        const cg_speeds *speeds)
+{
+    return cg_speeds_decode_chunk(speeds, level, stream->sizes[index].n_tokens,
+                                  stream->sizes[index].bytes[level]);
+}
+
+/* Decoding a chunk that is not being decoded yet, at the level that it has or must have. */
+static double undecoded_ns(const cg_stream *stream, uint32_t index, const cg_speeds *speeds)
+{
+    const cg_stream_chunk *chunk = &stream->chunks[index];
+    if (chunk->state > CG_STREAM_READING)
+        return 0;
+    return decode_ns(stream, index,
+                     cg_stream_is_decodable(stream, index)
+                         ? cg_stream_level_in(stream, index, chunk->arrived_bytes)
+                         : cg_stream_floor(stream, index),
+                     speeds);
+}
+
+/* What is being decoded. */
+static double decoding_ns(const cg_stream_plan *plan, const cg_speeds *speeds)
+{
+    double ns = 0;
+    if (plan->bytes_decoding == 0)
+        return 0;
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        for (uint32_t i = stream->first; i < stream->end; i++)
+            if (stream->chunks[i].state == CG_STREAM_DECODING)
+                ns += decode_ns(stream, i, stream->chunks[i].level, speeds);
+    return ns;
+}
+
+double cg_stream_undecoded_ns(const cg_stream_plan *plan, const cg_speeds *speeds)
+{
+    double ns = decoding_ns(plan, speeds);
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        for (uint32_t i = stream->first; i < stream->first_failed && !stream->is_cancelled; i++)
+            ns += undecoded_ns(stream, i, speeds);
+    return ns;
+}
+
+/* What goes before: to be read, and to be decoded; decoding_ns of that is being decoded. */
+typedef struct queue {
+    double bytes, decode_ns, decoding_ns;
+} queue;
+
+/* The first chunk that is not being decoded yet; stream->end: all are. *waits_out: for some before
+ * it, which recomputing must wait for, too. */
+static uint32_t first_undecoded(const cg_stream *stream, bool *waits_out)
+{
+    uint32_t i = stream->first;
+    *waits_out = false;
+    for (; i < stream->end; i++) {
+        if (stream->chunks[i].state == CG_STREAM_DECODING)
+            *waits_out = true;
+        else if (stream->chunks[i].state != CG_STREAM_DONE)
+            break;
+    }
+    return i;
+}
+
 /* What is left of a stream, cut at a chunk: reading up to there and recomputing the rest. */
 typedef struct cut {
     uint32_t index;
     double ns;
 } cut;
 
-/* The cut that takes least, after bytes_before are read for others; *all_ns_out: without a cut. */
-static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps,
-                    double bytes_before, double *all_ns_out)
+/* The cut that takes least, behind what goes before; *all_ns_out: without a cut. */
+static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps, queue before,
+                    double *all_ns_out)
 {
     const double ns_per_token = 1e9 / cg_speeds_recompute(speeds);
-    const uint32_t missing = cg_stream_first_missing(stream);
-    double tokens = 0, bytes = bytes_before;
-    for (uint32_t i = missing; i < stream->end; i++)
+    bool waits;
+    const uint32_t first = first_undecoded(stream, &waits);
+    double tokens = 0;
+    for (uint32_t i = first; i < stream->end; i++)
         tokens += stream->sizes[i].n_tokens;
-    cut best = {missing, tokens * ns_per_token};
+    cut best = {first, (waits ? before.decoding_ns : 0) + tokens * ns_per_token};
     *all_ns_out = best.ns;
-    for (uint32_t i = missing; i < stream->end; i++) {
-        const uint8_t level = cg_stream_floor(stream, i);
-        bytes += missing_bytes(stream, i);
+    for (uint32_t i = first; i < stream->end; i++) {
+        const double decode_ns = undecoded_ns(stream, i, speeds);
+        before.bytes += missing_bytes(stream, i);
+        before.decode_ns += decode_ns;
         tokens -= stream->sizes[i].n_tokens;
-        *all_ns_out = bytes * 8e9 / link_bps + tokens * ns_per_token +
-                      cg_speeds_decode_chunk(speeds, level, stream->sizes[i].n_tokens,
-                                             stream->sizes[i].bytes[level]);
+        const double read_ns = before.bytes * 8e9 / link_bps + decode_ns;
+        *all_ns_out =
+            (read_ns > before.decode_ns ? read_ns : before.decode_ns) + tokens * ns_per_token;
         if (*all_ns_out < best.ns)
             best = (cut){i + 1, *all_ns_out};
     }
@@ -112,16 +176,15 @@ typedef struct outlook {
  * even at twice the speed. Where recomputing is late too, only knowing counts. With min_delay each
  * moment of a load that is given up is lost, so the first sample may decide, if by a wide
  * margin. */
-static bool should_cut(const cg_stream *stream, const outlook *o, double bytes_before,
-                       uint32_t *index_out)
+static bool should_cut(const cg_stream *stream, const outlook *o, queue before, uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
     const double left = left_ns(cg_stream_due_ns(stream, o->speeds), o->now_ns);
     const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
-    const cut here = best_cut(stream, o->speeds, o->link_bps, bytes_before, &all_ns);
-    const cut safe = best_cut(stream, o->speeds, o->low_bps, bytes_before, &feared_ns);
+    const cut here = best_cut(stream, o->speeds, o->link_bps, before, &all_ns);
+    const cut safe = best_cut(stream, o->speeds, o->low_bps, before, &feared_ns);
     const double hope = has_budget || !(o->hope > 0) ? HOPE : o->hope;
-    best_cut(stream, o->speeds, hope * o->link_bps, bytes_before, &hoped_ns);
+    best_cut(stream, o->speeds, hope * o->link_bps, before, &hoped_ns);
     *index_out = here.index;
     if (!has_budget)
         return o->hope > 0 && here.ns < EXIT_GAIN * hoped_ns;
@@ -168,19 +231,22 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
                               uint32_t *chunk_index_out)
 {
     const outlook o = look_out(plan, speeds, now_ns);
-    double bytes = speeds->others_bytes;
+    const double now_decoding_ns = decoding_ns(plan, speeds);
+    queue before = {speeds->others_bytes, now_decoding_ns, now_decoding_ns};
     plan->check_ns = UINT64_MAX;
     if (!(cg_speeds_recompute(speeds) > 0))
         return NULL;
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
-        const double bytes_before = bytes;
-        const uint32_t missing = cg_stream_first_missing(stream);
-        for (uint32_t i = missing; i < stream->first_failed; i++)
-            bytes += missing_bytes(stream, i);
-        if (missing >= stream->first_failed || !may_be_cut(stream))
+        const queue here = before;
+        bool waits;
+        for (uint32_t i = stream->first; i < stream->first_failed; i++) {
+            before.bytes += missing_bytes(stream, i);
+            before.decode_ns += undecoded_ns(stream, i, speeds);
+        }
+        if (first_undecoded(stream, &waits) >= stream->first_failed || !may_be_cut(stream))
             continue;
         check_again(plan, stream, now_ns);
-        if (o.link_bps > 0 && should_cut(stream, &o, bytes_before, chunk_index_out) &&
+        if (o.link_bps > 0 && should_cut(stream, &o, here, chunk_index_out) &&
             *chunk_index_out < stream->first_failed)
             return stream;
     }

@@ -23,6 +23,8 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
                               uint32_t *chunk_index_out);
 /* What is still to come for all streams to have their floors. */
 double cg_stream_wanted_bytes(const cg_stream_plan *plan);
+/* What decoding takes that all streams still need, on all threads. */
+double cg_stream_undecoded_ns(const cg_stream_plan *plan, const cg_speeds *speeds);
 
 #ifdef __cplusplus
 }

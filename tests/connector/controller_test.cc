@@ -75,8 +75,13 @@ TEST_F(ControllerTest, WhatOthersMustHaveComesFirst)
     EXPECT_EQ(out.n_load, 10u);
     EXPECT_LE(out.predicted_ns, 41 * S);
     EXPECT_GT(out.predicted_ns, 39 * S);
-    in.queued_bytes = 400e6; // not in budget at any level, and recomputing takes 25 s
+    in.queued_bytes = 0; // the same of decoding
+    in.queued_decode_ns = 41e9;
     in.recompute_tokens_per_s = 102.4;
+    decide();
+    EXPECT_EQ(out.n_load, 0u);
+    in.queued_decode_ns = 0;
+    in.queued_bytes = 400e6; // not in budget at any level, and recomputing takes 25 s
     decide();
     EXPECT_EQ(out.n_load, 0u);
 }

@@ -513,6 +513,28 @@ TEST_F(StreamPlanTest, WhatWillBeLateIsGivenUpWhereRecomputingIsFaster)
     }
 }
 
+// The link is fast, but decoding a load takes longer than recomputing it, and others go before.
+TEST_F(StreamPlanTest, WhatOthersDecodeCountsWhereALoadWillBeLate)
+{
+    for (double decode_ms : {1.0, 100.0}) {
+        Stream a(10, 2 * SECOND), b(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(1e9);
+        for (double &ns : speeds.decode_thread_ns)
+            ns = decode_ms * 1e6 / 256;
+        speeds.configured_tokens_per_s = 2000; // ten chunks take 1.28 s
+        add(&a);
+        add(&b);
+        uint32_t index = 99;
+        const cg_stream *late = cg_stream_hopeless(&plan, &speeds, 700 * MS, &index);
+        EXPECT_EQ(late, decode_ms > 1 ? &b.s : nullptr) << decode_ms;
+        if (late != nullptr) {
+            EXPECT_EQ(index, 0u);
+        }
+        EXPECT_NEAR(cg_stream_undecoded_ns(&plan, &speeds), 20e6 * decode_ms, 1);
+    }
+}
+
 // What was failed is recomputed after the load, so the load has that much less time.
 TEST_F(StreamPlanTest, AShortenedLoadLeavesTimeForRecomputing)
 {

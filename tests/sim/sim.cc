@@ -136,8 +136,10 @@ class Run
         }
         for (auto &load : loads)
             outcomes->push_back(outcome(*load));
-        while (!reads_.empty()) // of refinements that nobody wants any more: they still come
+        while (!reads_.empty()) { // of refinements that nobody wants any more: they still come
+            act(loads);
             advance(loads, NEVER_S);
+        }
         now_s_ += PAUSE_S;
     }
     double now_s() const
@@ -176,6 +178,7 @@ class Run
         input.budget_ns = to_ns(setup_.budget_s);
         input.link_bps = cg_estimator_bps(&speeds_.link);
         input.queued_bytes = cg_stream_wanted_bytes(&plan_);
+        input.queued_decode_ns = cg_stream_undecoded_ns(&plan_, &speeds_);
         input.recompute_tokens_per_s = model_.recompute_tokens_per_s;
         cg_speeds_decode(&speeds_, input.decode_ns_per_token);
         std::vector<uint8_t> levels(n);

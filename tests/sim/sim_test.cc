@@ -135,6 +135,16 @@ TEST(SimTest, WithMinDelayALinkThatDoesNotPayIsGivenUpAtOnce)
     EXPECT_EQ(fast[0].loaded_chunks, model.n_chunks()) << "nor for a slow start";
 }
 
+TEST(SimTest, WhereDecodingIsTooMuchForAllSomeAreRecomputed)
+{
+    const Model model = llama8b(); // decoding takes 0.15 s, recomputing 0.8 s
+    uint32_t n_over = 0;
+    for (const Outcome &o :
+         simulate(model, setup_of(CG_POLICY_TTFT_BUDGET, 2, 64, 1), constant(20000), 0, 2))
+        n_over += o.ttft_s > 2;
+    EXPECT_EQ(n_over, 0u);
+}
+
 TEST(SimTest, AWrongBeliefOfTheLinkCostsLittle)
 {
     const Model model = smollm2();
@@ -196,7 +206,7 @@ TEST(SimTest, RequestsThatArriveLaterWaitForTheirOwnBytesOnly)
     setup.arrivals_s = {0, 2 * alone_s, 2.5 * alone_s};
     const auto outcomes = simulate(model, setup, constant(10), 0, 1);
     EXPECT_NEAR(outcomes[0].ttft_s, alone_s, 0.01 * alone_s);
-    EXPECT_NEAR(outcomes[1].ttft_s, alone_s, 0.1 * alone_s); // the earlier one goes first
+    EXPECT_NEAR(outcomes[1].ttft_s, alone_s, 0.1 * alone_s);  // the earlier one goes first
     EXPECT_NEAR(outcomes[2].ttft_s, 1.5 * alone_s, 0.1 * alone_s);
 }
 
