@@ -10,11 +10,12 @@
 #include "connector/gather.h"
 #include "connector/gpu.h"
 #include "connector/model.h"
+#include "connector/speeds.h"
 #include "iouring/store.h"
 
 #include <stdatomic.h>
 
-enum { CG_MAX_KV_LAYOUTS = 64, CG_FAR_NS = 3000000 };
+enum { CG_MAX_KV_LAYOUTS = 64 };
 
 typedef struct cg_runtime cg_runtime;
 

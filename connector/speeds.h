@@ -12,6 +12,8 @@
 extern "C" {
 #endif
 
+enum { CG_FAR_NS = 3000000 }; /* a store whose latency is that or more is a network away */
+
 typedef struct cg_speeds {
     cg_estimator link;
     cg_link_meter meter;                  /* makes samples for link of this process's reads */

@@ -6,7 +6,9 @@
 #include <string.h>
 
 enum {
-    WINDOW_MS = 200,        /* of the link, under way at once, and two round trips more */
+    WINDOW_MS = 200,        /* of the link, under way at most, and two round trips more */
+    WINDOW_CHUNKS = 3,      /* of a far store, unless that is more or the link needs more */
+    STORE_MS = 2,           /* that a far store may take besides the round trip */
     MIN_READS = 2,          /* that may be more than that */
     FIRST_READS = 4,        /* while nothing was measured of the link */
     RANGE_MS = 50,          /* of the link, in one range */
@@ -294,18 +296,58 @@ static double measured_bps(const cg_speeds *speeds)
     return cg_estimator_bps(&speeds->link);
 }
 
+static bool is_papers(const cg_stream *stream)
+{
+    return stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level;
+}
+
+static bool is_far(const cg_speeds *speeds)
+{
+    return speeds->latency_ns >= CG_FAR_NS;
+}
+
+/* How much may be under way. Reads that share the link end together. So of a far store, what is
+ * more than the link needs to be busy only delays the first chunks, and decoding with them. */
+static double window_bytes(const cg_stream *stream, uint32_t index, const cg_speeds *speeds,
+                           double link_bps)
+{
+    const double bytes_per_s = link_bps / 8, round_trips_s = 2 * speeds->latency_ns / 1e9;
+    const double most = bytes_per_s * (WINDOW_MS / 1e3 + round_trips_s);
+    const uint8_t level =
+        cg_stream_is_anytime(stream) ? cg_stream_floor(stream, index) : stream->levels[index];
+    const double chunks = WINDOW_CHUNKS * (double)stream->sizes[index].bytes[level];
+    const double busy = bytes_per_s * (STORE_MS / 1e3 + round_trips_s);
+    const double bytes = chunks > busy ? chunks : busy;
+    return !is_far(speeds) || is_papers(stream) || bytes > most ? most : bytes;
+}
+
+/* A range of a far store. As many make up the window as may be under way, but none is so small that
+ * it is nothing but a round trip. Those that begin together are of different size: alike they would
+ * end together, and the link would be idle for a round trip. */
+static double far_range(const cg_stream_plan *plan, double window)
+{
+    double n = window / (2 * LEAST_RANGE);
+    n = n < MIN_READS ? MIN_READS : n < plan->depth ? n : plan->depth;
+    return plan->n_reading < n ? window / n * 2 * (plan->n_reading + 1) / (n + 1) : window / n;
+}
+
 /* How large a range may be. Small ones cost round trips, and pay where the rest of a chunk may have
  * to be done without. */
-static uint64_t range_bytes(const cg_stream_plan *plan, const cg_stream *stream, double link_bps)
+static uint64_t range_bytes(const cg_stream_plan *plan, const cg_stream *stream, uint32_t index,
+                            const cg_speeds *speeds, double link_bps)
 {
-    if (stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level)
+    if (is_papers(stream))
         return UINT64_MAX / 2;
-    if (stream->has_fixed_level)
-        return RANGE;
     if (!(link_bps > 0))
-        return FIRST_RANGE;
-    const double bytes = link_bps / 8 * RANGE_MS / 1000;
-    if (plan->planned.has_slack || bytes >= RANGE)
+        return stream->has_fixed_level ? RANGE : FIRST_RANGE;
+    double bytes = RANGE;
+    if (is_far(speeds))
+        bytes = far_range(plan, window_bytes(stream, index, speeds, link_bps));
+    const double most = link_bps / 8 * RANGE_MS / 1000;
+    const bool is_sure = stream->has_fixed_level || plan->planned.has_slack;
+    if (!is_sure && bytes > most && !(is_far(speeds) && !cg_stream_is_anytime(stream)))
+        bytes = most;
+    if (bytes >= RANGE)
         return RANGE;
     return bytes > LEAST_RANGE ? (uint64_t)bytes / PAGE_BYTES * PAGE_BYTES : LEAST_RANGE;
 }
@@ -355,18 +397,17 @@ static bool has_memory(cg_stream_plan *plan, uint64_t n_bytes)
 }
 
 /* Whether one more read of n_bytes is wise now. */
-static bool has_room(cg_stream_plan *plan, const cg_stream *stream, const cg_speeds *speeds,
-                     double link_bps, uint64_t n_bytes)
+static bool has_room(cg_stream_plan *plan, const cg_stream *stream, uint32_t index,
+                     const cg_speeds *speeds, double link_bps, uint64_t n_bytes)
 {
-    const double window_s = WINDOW_MS / 1e3 + 2 * speeds->latency_ns / 1e9;
     if (plan->n_reading >= plan->depth || !has_memory(plan, n_bytes))
         return false;
-    if (stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level && is_reading(plan, stream))
+    if (is_papers(stream) && is_reading(plan, stream))
         return false;
     /* A few are under way also where they are more than the window: or a slow link would stand
      * still between two. */
     return plan->n_reading < (link_bps > 0 ? MIN_READS : FIRST_READS) ||
-           (double)(plan->bytes_reading + n_bytes) <= link_bps / 8 * window_s;
+           (double)(plan->bytes_reading + n_bytes) <= window_bytes(stream, index, speeds, link_bps);
 }
 
 static uint64_t give_up_ns(const cg_stream_plan *plan, const cg_stream *stream, double link_bps,
@@ -454,8 +495,9 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
                                     ? to
                                     : cg_stream_file_bytes(stream, ref->chunk_index, file_level);
     const uint64_t end_bytes =
-        range_end(stream, ref->chunk_index, to, file_bytes, range_bytes(plan, stream, link_bps));
-    if (!has_room(plan, stream, speeds, link_bps,
+        range_end(stream, ref->chunk_index, to, file_bytes,
+                  range_bytes(plan, stream, ref->chunk_index, speeds, link_bps));
+    if (!has_room(plan, stream, ref->chunk_index, speeds, link_bps,
                   end_bytes - stream->chunks[ref->chunk_index].asked_bytes))
         return NULL;
     return begin_read(plan, *ref, file_level, end_bytes, speeds, now_ns);

@@ -248,7 +248,7 @@ TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesInAFifthOfASecondAndT
         double latency_ns;
     } cases[] = {
         {"three chunks", 3000e3 * 1.1, 16, 100000 * KB, 3, 0},
-        {"and two for two round trips", 3000e3 * 1.1, 16, 100000 * KB, 5, 60e6},
+        {"and two round trips, of a store that is near", 3900e3, 16, 100000 * KB, 4, 2.9e6},
         {"depth", 1e9, 5, 100000 * KB, 5, 0},
         {"depth of one", 1e9, 1, 100000 * KB, 1, 0},
         {"staging memory", 1e9, 16, 800 * KB, 4, 0},
@@ -262,6 +262,37 @@ TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesInAFifthOfASecondAndT
         speeds.latency_ns = c.latency_ns;
         add(&stream);
         EXPECT_EQ(begin_all(), c.want) << c.what;
+    }
+}
+
+// Reads that share a link end together, so what is read ahead delays the first chunks.
+TEST_F(StreamPlanTest, OfAFarStoreFewChunksAreUnderWayInRangesThatEndOneAfterTheOther)
+{
+    const struct {
+        const char *what;
+        double link_bytes_per_s;
+        uint64_t most_bytes; // of chunks of 200 kB
+    } cases[] = {
+        {"a link on which three chunks take long", 1000e3, 220 * KB},
+        {"three chunks", 20e6, 600 * KB},
+        {"what a fast link moves in two round trips and a bit", 100e6, 2200 * KB},
+    };
+    for (const auto &c : cases) {
+        SCOPED_TRACE(c.what);
+        Stream stream(20, 100 * SECOND, CG_L2);
+        start(16, 100000 * KB);
+        link(c.link_bytes_per_s);
+        speeds.latency_ns = 10 * MS;
+        add(&stream);
+        uint64_t sum = 0, first = 0, last = 0;
+        while (const cg_stream_read *read = next()) {
+            sum += read->bytes;
+            first = first == 0 ? read->bytes : first;
+            last = std::max(last, read->bytes);
+        }
+        EXPECT_LE(sum, c.most_bytes);
+        EXPECT_GT(sum, c.most_bytes * 2 / 3);
+        EXPECT_GT(last, first * 3 / 2);
     }
 }
 
