@@ -234,6 +234,10 @@ int cg_tool_decode(const cg_tool_options *options)
         cg_tool_progress("decoding", i + 1, paths.n_paths, read_bytes);
     }
     cg_tool_progress_end();
+    if (code == CG_TOOL_OK && at != n_tokens) { /* what is behind at was never written */
+        cg_tool_complain(options->paths[0], "changed while it was read");
+        code = CG_TOOL_BAD_DATA;
+    }
     if (code == CG_TOOL_OK)
         code = write_tensors(options->paths[1], &all);
     if (code == CG_TOOL_OK && options->json)

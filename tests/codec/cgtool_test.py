@@ -289,6 +289,27 @@ class CgtoolTest(unittest.TestCase):
         os.umask(mask)
         return mask
 
+    def test_decode_refuses_a_chunk_that_gets_shorter_meanwhile(self):
+        context = self.path("a/b/context")
+        for n_tokens, out in ((290, self.path("shorter")), (300, context)):
+            os.makedirs(os.path.dirname(out), exist_ok=True)
+            self.encode(make_kv(n_tokens)[0], out)
+        about = json.loads(self.run_tool("info", "--json", PROFILE).stdout)
+        os.mkdir(self.path("profiles"))
+        shutil.copy(PROFILE, self.path(f"profiles/{about['fingerprint']}.cgp"))
+        # Where it looks first, it waits: all chunks have been checked, and the second is yet to be decoded.
+        places = [self.path("a/b/context/profile.cgp"), self.path("a/b/profile.cgp")]
+        for place in places:
+            os.mkfifo(place)
+        tool = subprocess.Popen([CGTOOL, "decode", context, self.path("out")], stderr=-1, text=True)
+        os.close(os.open(places[0], os.O_WRONLY))
+        shutil.copy(self.path("shorter/00001.kv"), context)
+        os.close(os.open(places[1], os.O_WRONLY))
+        stderr = tool.communicate()[1]
+        self.assertEqual(tool.returncode, 1, stderr)
+        self.assertIn("changed while it was read", stderr)
+        self.assertFalse(os.path.exists(self.path("out")))
+
     def test_chunk_size_and_keys_are_chosen(self):
         tensors, tokens = make_kv(32)
         keys = set()
