@@ -68,6 +68,9 @@ cg_status cg_device_decode(cg_device *d, uint32_t slot, size_t n_bytes, const cg
     if (status != CG_OK)
         return status;
     const bool is_lossy = header.level != CG_L0;
+    /* Kernels index bases and strides by the chunk's geometry; the blocks are of the device's. */
+    if (!cg_geometry_equal(&header.geometry, &d->config.geometry))
+        return CG_ERR_FOREIGN_MODEL;
     if (header.n_tokens != run->n_tokens)
         return CG_ERR_CORRUPT;
     if (is_lossy && d->profile == NULL)
