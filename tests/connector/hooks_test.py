@@ -188,6 +188,18 @@ class SaveTest(unittest.TestCase):
         self.step(64)
         self.assertEqual(self.taken, [0])
 
+    def test_a_save_that_cannot_be_asked_for_is_given_up(self):
+        freed = []
+        self.worker.library.cg.save_free = freed.append
+        self.step(0)
+        self.worker.library.cg.save_poll = self.fail  # which raises
+        self.worker.finished_loads(set(), False)
+        self.worker.finished_loads(set(), False)
+        self.assertEqual(freed, [0])
+        self.assertEqual((self.worker.saves, self.worker._copied_from), ([], []))
+        self.step(64)
+        self.assertEqual(self.taken, [0])
+
     def test_a_save_that_came_short_ends_the_requests_saves(self):
         self.step(0)
         self.saved_to = 32

@@ -243,20 +243,29 @@ class Worker:
         """Frees the saves that have ended."""
         self.saves = [save for save in self.saves if not self._save_ended(*save)]
 
-    @guarded(lambda *_: True)
+    def _free_save(self, save):
+        """Waits until no block is read by it any more."""
+        self._copied_from = [copied for copied in self._copied_from if copied[0] is not save]
+        self.library.cg.save_free(save)
+
+    def _give_save_up(self, req_id, _to_token, save):
+        self._unsaved |= {req_id} & self._saving
+        self._free_save(save)
+        return True
+
+    @guarded(_give_save_up)
     def _save_ended(self, req_id, to_token, save):
         cg = self.library.cg
         progress = cg.save_poll(save)
         if not progress.done:
             return False
-        self._copied_from = [copied for copied in self._copied_from if copied[0] is not save]
-        cg.save_free(save)
         if progress.status == abi.OK:
             self.outages.worked(SAVES)
         else:
             self.outages.failed(SAVES, f"request {req_id}: {cg.strerror(progress.status)}")
         if progress.status != abi.OK or progress.loaded_tokens < to_token:
             self._unsaved |= {req_id} & self._saving
+        self._free_save(save)  # last: what raises before is given up, and freed then
         return True
 
     def take_bad_blocks(self):
