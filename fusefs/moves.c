@@ -103,7 +103,13 @@ static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char
     char *old_below = malloc(strlen(old_path) + name_bytes),
          *below = malloc(strlen(path) + name_bytes);
     int error = old_below == NULL || below == NULL ? ENOMEM : 0;
-    for (struct dirent *entry; error == 0 && (errno = 0, entry = readdir(dir)) != NULL;) {
+    while (error == 0) {
+        errno = 0;
+        const struct dirent *entry = readdir(dir);
+        if (entry == NULL) {
+            error = errno; /* 0: the end */
+            break;
+        }
         cg_tree_name old_name, name;
         struct stat attr;
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)

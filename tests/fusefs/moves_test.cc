@@ -1,5 +1,8 @@
 // rename and link: what comes under a strict name is checked first. No mount.
 #include "tests/fusefs/fs_fixture.h"
+#include "tests/fusefs/fsync_hook.h"
+
+#include <set>
 
 using namespace cg_test;
 
@@ -115,6 +118,28 @@ TEST_F(MovesTest, DirectoryThatComesUnderTheRulesIsCheckedWhole)
     EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), 0);
     EXPECT_EQ(store.read(object_of(chunk)), chunk.bytes);
     EXPECT_EQ(fs.open("m/contexts/d/L1/00000.kv", O_RDWR, &file), EPERM);
+}
+
+TEST_F(MovesTest, DirectoryThatCannotBeReadToItsEndDoesNotMove)
+{
+    fs.mkdirs("m/upload/L1/below");
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int upload = -1;
+    {
+        // While the walk is in L1 something else takes the place of the folder above, of which it
+        // has not seen the end.
+        const OpenHook hook([&](int dir_fd, const char *name) {
+            if (strcmp(name, "L1") == 0)
+                upload = dir_fd;
+            else if (strcmp(name, "below") == 0)
+                dup3(null, upload, O_CLOEXEC);
+        });
+        EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), ENOTDIR);
+    }
+    EXPECT_GE(upload, 0);
+    close(null);
+    EXPECT_TRUE(store.has("m/upload/L1/below"));
+    EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), 0);
 }
 
 TEST_F(MovesTest, LevelFolderCannotBecomeAnotherLevel)
