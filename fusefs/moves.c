@@ -266,8 +266,11 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         }
         pthread_rwlock_unlock(&fs->names_lock);
     }
-    if (error == 0 && list.n_published > 0)
+    if (error == 0 && list.n_published > 0) {
         sync_place(&to);
+        if (exchange) /* which publishes there, too */
+            sync_place(&from);
+    }
     cg_arrivals_end(fs, &list, error == 0);
     place_close(&from);
     place_close(&to);

@@ -64,6 +64,32 @@ TEST_F(MovesTest, ExchangeChecksBothDirections)
     EXPECT_EQ(fs.get("m/good"), chunk.bytes);
 }
 
+TEST_F(MovesTest, ExchangeReachesTheDiskInBothFolders)
+{
+    fs.mkdirs("m/d");
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    ASSERT_EQ(fs.put("m/d/good", other.bytes), 0);
+    const auto ino_of = [this](const std::string &path) {
+        struct stat attr = {};
+        EXPECT_EQ(stat((store.path + "/" + path).c_str(), &attr), 0);
+        return attr.st_ino;
+    };
+    for (const bool is_from_strict : {true, false}) {
+        std::set<ino_t> synced;
+        const FsyncHook hook([&](int fd) {
+            struct stat attr;
+            if (fstat(fd, &attr) == 0)
+                synced.insert(attr.st_ino);
+            return 0;
+        });
+        ASSERT_EQ(is_from_strict ? fs.rename(CHUNK, "m/d/good", RENAME_EXCHANGE)
+                                 : fs.rename("m/d/good", CHUNK, RENAME_EXCHANGE),
+                  0);
+        EXPECT_EQ(synced.count(ino_of(L1)), 1u) << is_from_strict;
+        EXPECT_EQ(synced.count(ino_of("m/d")), 1u) << is_from_strict;
+    }
+}
+
 TEST_F(MovesTest, FileThatIsOpenForWritingIsBusy)
 {
     cg_fs_file *file;
