@@ -162,7 +162,8 @@ static cg_status new_range(cg_io *io, int dir_fd, const char *path, uint64_t off
                            uint64_t n_bytes, uint64_t user, cg_io_op **op_out)
 {
     /* The end of a range must be an off_t, which is signed. */
-    if (n_bytes == 0 || offset % CG_IO_PAGE_BYTES != 0 || offset > INT64_MAX - n_bytes)
+    if (n_bytes == 0 || n_bytes > INT64_MAX || offset % CG_IO_PAGE_BYTES != 0 ||
+        offset > INT64_MAX - n_bytes)
         return CG_ERR_INVALID_ARGUMENT;
     const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, op_out);
     if (status == CG_OK) {

@@ -88,7 +88,7 @@ cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_
 /* Reads exactly the first n_bytes of a file, and tells the kernel not to read ahead: over sshfs
  * that would move twice the bytes. It completes with CG_ERR_TRUNCATED when there are fewer. The
  * file's type is not looked at before, so a device that has so many bytes to give passes for a
- * file. Returns CG_ERR_INVALID_ARGUMENT when n_bytes is 0. */
+ * file. Returns CG_ERR_INVALID_ARGUMENT when n_bytes is 0 or more than a file can have. */
 cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes,
                            cg_io_cache cache, uint64_t user);
 /* The same for n_bytes from offset on. Returns CG_ERR_INVALID_ARGUMENT also when offset is not a

@@ -222,6 +222,15 @@ TEST_P(IoTest, RefusesBadPathsAtOnce)
     EXPECT_EQ(cg_io_stat(io, dir.fd, "", 1), CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_io_read_start(io, dir.fd, "file", 0, CG_IO_CACHED, 1), CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_io_stat(io, dir.fd, std::string(5000, 'x').c_str(), 1), CG_ERR_INVALID_ARGUMENT);
+    const uint64_t most = INT64_MAX;
+    for (const uint64_t n_bytes : {most + 1, UINT64_MAX - 4095, UINT64_MAX}) {
+        EXPECT_EQ(cg_io_read_start(io, dir.fd, "file", n_bytes, CG_IO_CACHED, 1),
+                  CG_ERR_INVALID_ARGUMENT);
+        EXPECT_EQ(cg_io_read_range(io, dir.fd, "file", 8192, n_bytes, CG_IO_CACHED, 1),
+                  CG_ERR_INVALID_ARGUMENT);
+    }
+    EXPECT_EQ(cg_io_read_range(io, dir.fd, "file", 4096, most, CG_IO_CACHED, 1),
+              CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
 }
 
