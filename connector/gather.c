@@ -342,7 +342,9 @@ static void add_part(cg_gather *g, uint32_t connection, int fd, uint64_t n_bytes
     /* Without the seal it could be cut while it is mapped, and reading it would be a SIGBUS. */
     if (p != NULL && seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && size >= 0 &&
         (uint64_t)size == n_bytes && n_bytes >= sizeof(part_head))
-        map = mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_SHARED, fd, 0);
+        /* Private: kernels before 6.7 refuse to share what is sealed against writing, though it is
+         * only read. */
+        map = mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
     close(fd);
     if (map == MAP_FAILED) {
         free(p);
