@@ -377,13 +377,21 @@ static bool receive(cg_gather *g, uint32_t connection, bool *closed_out)
     *closed_out = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
     if (n <= 0)
         return n < 0 && errno == EINTR;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c != NULL; c = CMSG_NXTHDR(&message, c))
-        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-            c->cmsg_len == CMSG_LEN(sizeof(int))) {
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c != NULL; c = CMSG_NXTHDR(&message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        /* A part is one descriptor. With padding the buffer has room for two, and all that came
+         * are ours to close. */
+        const size_t n_fds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n_fds; i++) {
             int fd;
-            memcpy(&fd, CMSG_DATA(c), sizeof fd);
-            add_part(g, connection, fd, n == sizeof n_bytes ? n_bytes : 0);
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+            if (n_fds == 1)
+                add_part(g, connection, fd, n == sizeof n_bytes ? n_bytes : 0);
+            else
+                close(fd);
         }
+    }
     return true;
 }
 

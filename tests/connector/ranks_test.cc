@@ -6,6 +6,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <thread>
 #if defined(__SANITIZE_ADDRESS__)
@@ -255,8 +257,9 @@ TEST(RanksTest, HeadsThatCannotBeAreRefused)
     EXPECT_EQ(Engine(store, group + ", \"read_only\": true", TWO[0]).register_status, CACHEGEN_OK);
 }
 
-// A descriptor with those bytes in it, passed on as a part is.
-void send_bytes(const std::string &group, const std::string &bytes, uint64_t said, bool sealed)
+// A descriptor with those bytes in it, passed on as a part is; or the same one several times.
+void send_bytes(const std::string &group, const std::string &bytes, uint64_t said, bool sealed,
+                size_t n_fds = 1)
 {
     sockaddr_un address = {};
     char hex_name[CG_KEY_HEX_BYTES];
@@ -272,18 +275,20 @@ void send_bytes(const std::string &group, const std::string &bytes, uint64_t sai
     ASSERT_EQ(connect(s, reinterpret_cast<sockaddr *>(&address),
                       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n)),
               0);
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+    const std::vector<int> fds(n_fds, fd);
+    const size_t fds_bytes = n_fds * sizeof fd;
+    std::vector<std::max_align_t> control(CMSG_SPACE(fds_bytes) / sizeof(std::max_align_t) + 1);
     iovec content = {&said, sizeof said};
     msghdr message = {};
     message.msg_iov = &content;
     message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(fds_bytes);
     cmsghdr *attached = CMSG_FIRSTHDR(&message);
     attached->cmsg_level = SOL_SOCKET;
     attached->cmsg_type = SCM_RIGHTS;
-    attached->cmsg_len = CMSG_LEN(sizeof fd);
-    memcpy(CMSG_DATA(attached), &fd, sizeof fd);
+    attached->cmsg_len = CMSG_LEN(fds_bytes);
+    memcpy(CMSG_DATA(attached), fds.data(), fds_bytes);
     EXPECT_GT(sendmsg(s, &message, 0), 0);
     message.msg_controllen = 0; // and one without any
     message.msg_control = nullptr;
@@ -320,6 +325,28 @@ TEST(RanksTest, PartsThatAreNoneAreNotRead)
     Engine single(store);
     single.load(LONG);
     EXPECT_EQ(single.error_of(LONG, 0, 111), 0);
+}
+
+// Those of send_bytes() that this process has open.
+size_t n_open_parts()
+{
+    size_t n = 0;
+    for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code gone;
+        const std::string target = std::filesystem::read_symlink(entry, gone);
+        n += target.rfind("/memfd:test", 0) == 0;
+    }
+    return n;
+}
+
+TEST(RanksTest, DescriptorsThatAreTooManyAreClosed)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO);
+    for (const size_t n_fds : {2, 3, 8})
+        send_bytes(ranks.group, std::string(4096, 'x'), 4096, true, n_fds);
+    EXPECT_EQ(ranks.save(LONG), CACHEGEN_OK);
+    EXPECT_EQ(n_open_parts(), 0u);
 }
 
 } // namespace
