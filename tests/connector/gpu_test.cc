@@ -62,28 +62,6 @@ TEST_F(GpuTest, EveryLevelIsWhatTheCpuDecodes)
     }
 }
 
-TEST_F(GpuTest, Fp8WithScalesIsWhatTheCpuDecodes)
-{
-    const Store store(true, spec_2(true, nesting_spec()));
-    const std::string geometry =
-        "\"geometry\": {\"dtype\": \"fp8_e4m3\", \"k_scales\": [0.3, 2, 1, 1.5]}";
-    const Tokens tokens = prompt(32 + 16);
-    GpuEngine gpu(store, "\"store_levels\": [\"L0\", \"L2\"], " + geometry, Placement::TOKENS_FIRST,
-                  1);
-    ASSERT_EQ(gpu.open_status, CACHEGEN_OK) << gpu.error;
-    Engine cpu(store, geometry, Heads(), {Placement::TOKENS_FIRST});
-    ASSERT_EQ(gpu.save(tokens), CACHEGEN_OK);
-    for (const uint32_t level : {0u, 2u}) {
-        SCOPED_TRACE(level);
-        cpu.level_plus_1 = gpu.level_plus_1 = level + 1;
-        ASSERT_EQ(cpu.load(tokens).progress.loaded_tokens, 47u);
-        ASSERT_EQ(gpu.load(tokens).progress.loaded_tokens, 47u);
-        EXPECT_EQ(gpu.memory, cpu.memory);
-        EXPECT_EQ(gpu.error_of(tokens, 0, 47) == 0, level == 0);
-    }
-    EXPECT_EQ(gpu.stats().chunks_decoded_on_gpu, 4u);
-}
-
 TEST_F(GpuTest, ALoadWritesTheTokensThatWereAskedForAndNoOthers)
 {
     const Store store;
