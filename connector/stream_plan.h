@@ -11,10 +11,10 @@
  * which delays the first chunks and leaves decoding for the end. While the link is unknown, ranges
  * that are under way are of different files: each one opens its file, upon which a network's file
  * system forgets what it holds of it, also what another range has just brought. (4) A chunk is
- * decoded once: when it is as fine as can be hoped for, when nothing more is read for its load, when
- * its time is up, or when the memory is needed. A range that arrives later is dropped. (5) What
- * cannot arrive in time is given up where recomputing it is faster: the load fails from that chunk
- * on. What others have to read and to decode before it counts. (6) A read is given up after
+ * decoded once: when it is as fine as can be hoped for, when nothing more is read for its load,
+ * when its time is up, or when the memory is needed. A range that arrives later is dropped. (5)
+ * What cannot arrive in time is given up where recomputing it is faster: the load fails from that
+ * chunk on. What others have to read and to decode before it counts. (6) A read is given up after
  * read_timeout and twice the time that all bytes under way should take: what waits before it on a
  * slow link is not its fault. (7) A stream ends at a time of its own: its reads are given up then,
  * and what was not begun is not read.
