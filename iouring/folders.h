@@ -17,6 +17,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { CG_N_FOLDERS = 256 };
 
 typedef struct cg_folders {
@@ -41,4 +45,8 @@ void cg_folders_lose(cg_folders *folders, uint8_t index);
  * Takes an eighth of the descriptors that this process may have, at most. */
 cg_status cg_folders_open(cg_folders *folders, int dir_fd, const char *path,
                           uint64_t round_trip_ns);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

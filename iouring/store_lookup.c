@@ -26,11 +26,12 @@ struct lookup {
     bool *there; /* of cg_store_probe(): in place of entries */
     uint64_t deadline_ns;
     uint32_t n_errors;
-    bool is_lost[CG_N_FOLDERS]; /* kept folders that turned out to be gone */
+    bool is_kept[CG_N_FOLDERS]; /* folders below whose descriptor something was asked for */
+    bool is_lost[CG_N_FOLDERS]; /* those of them that turned out to be gone */
     bool has_lost, is_again;    /* one did; what lies in them is asked for again */
     /* Of a batch: which levels' names are asked for; and asking for one, or taking the answer. */
     uint8_t (*names)(const lookup *l, size_t index);
-    cg_status (*submit)(const lookup *l, size_t index, unsigned level, uint64_t user);
+    cg_status (*submit)(lookup *l, size_t index, unsigned level, uint64_t user);
     void (*take)(lookup *l, size_t index, unsigned level, const cg_io_completion *c);
 };
 
@@ -70,8 +71,8 @@ static uint8_t one_name(const lookup *l, size_t index)
 }
 
 /* What is asked for again is not asked for below a folder that may be open anew, and as stale. */
-static cg_status place_of(const lookup *l, size_t index, unsigned level,
-                          const cg_fingerprint *profile, cg_store_place *place)
+static cg_status place_of(lookup *l, size_t index, unsigned level, const cg_fingerprint *profile,
+                          cg_store_place *place)
 {
     const cg_status status =
         cg_store_object_place(l->store, &l->keys[index], (cg_level)level, profile, place);
@@ -79,10 +80,12 @@ static cg_status place_of(const lookup *l, size_t index, unsigned level,
         place->dir_fd = l->store->root_fd;
         place->path = place->whole;
     }
+    if (status == CG_OK && place->dir_fd != l->store->root_fd)
+        l->is_kept[l->keys[index].bytes[0]] = true;
     return status;
 }
 
-static cg_status submit_header(const lookup *l, size_t index, unsigned level, uint64_t user)
+static cg_status submit_header(lookup *l, size_t index, unsigned level, uint64_t user)
 {
     cg_store_place place;
     const cg_status status = place_of(l, index, level, l->profile, &place);
@@ -95,7 +98,7 @@ static cg_status submit_header(const lookup *l, size_t index, unsigned level, ui
                             user);
 }
 
-static cg_status submit_folder(const lookup *l, size_t index, unsigned level, uint64_t user)
+static cg_status submit_folder(lookup *l, size_t index, unsigned level, uint64_t user)
 {
     cg_store_place place;
     const cg_status status = place_of(l, index, level, NULL, &place);
@@ -111,17 +114,16 @@ static void count_error(lookup *l, cg_status status)
     l->n_errors += status != CG_OK && status != CG_ERR_NOT_FOUND && status != CG_ERR_TRUNCATED;
 }
 
-/* Whether the answer is about a kept folder that is gone. */
+/* Whether the answer is about a kept folder that is gone, whichever look-up has seen that first. */
 static bool was_lost(lookup *l, size_t index, const cg_io_completion *c)
 {
     const uint8_t folder = l->keys[index].bytes[0];
-    if (c->error != ESTALE || l->is_again)
+    if (c->error != ESTALE || l->is_again || !l->is_kept[folder])
         return false;
-    if (cg_folders_get(l->store->folders, folder) >= 0) {
+    if (!l->is_lost[folder]) /* it may be open anew by now: then its name is the way for a while */
         cg_folders_lose(l->store->folders, folder);
-        l->is_lost[folder] = l->has_lost = true;
-    }
-    return l->is_lost[folder];
+    l->is_lost[folder] = l->has_lost = true;
+    return true;
 }
 
 static void end_file(const lookup *l, size_t index, unsigned level, int file, bool is_good)

@@ -162,12 +162,12 @@ struct OddFsCalls {
     }
     static int getattr(const char *path, struct stat *out, struct fuse_file_info *)
     {
-        if (is_lost(below(path)))
-            return -ESTALE;
-        if (is_about_new(path, false) || is_listed(path))
+        const bool is_known = is_about_new(path, false) || is_listed(path);
+        const int error = is_known ? 0 : suffer(LOOKS, "getattr");
+        if (error != 0 || is_lost(below(path)))
+            return error != 0 ? error : -ESTALE;
+        if (is_known)
             return result_of(fstatat(state()->backing_fd, below(path), out, AT_SYMLINK_NOFOLLOW));
-        if (const int error = suffer(LOOKS, "getattr"))
-            return error;
         if (is_named(path, "hang_stat"))
             hang();
         {

@@ -13,6 +13,7 @@
 
 #include "iouring/file.h"
 #include "iouring/store.h"
+#include "iouring/store_internal.h"
 #include "tests/iouring/chunk_maker.h"
 #include "tests/iouring/io_fixture.h"
 #ifdef CG_TEST_HAS_FUSE
@@ -460,10 +461,19 @@ struct NestedLookup {
     {
         cg_store_free(store);
     }
-    cg_status run(cg_io *io, uint64_t deadline_ns)
+    cg_status run(cg_io *io, uint64_t deadline_ns, uint32_t *n_errors = nullptr)
     {
         return cg_store_lookup(store, io, &chunk.header.key, 1, &profile, 0xf, deadline_ns, &entry,
-                               nullptr);
+                               n_errors);
+    }
+    // Below the mount, that of the 256 which the chunk is in.
+    std::string folder() const
+    {
+        char path[CG_TREE_PATH_BYTES];
+        EXPECT_EQ(cg_tree_object_path(cg_store_model(store), &chunk.header.key, CG_L0, nullptr,
+                                      path, sizeof path),
+                  CG_OK);
+        return std::filesystem::path(path).parent_path().parent_path();
     }
 
     const cg_fingerprint profile = cg_test::fingerprint_of("p");
@@ -502,6 +512,38 @@ TEST_P(OddFsTest, StopsALookUpThatHangsInAHeader)
     wait_for_none_abandoned();
     ASSERT_EQ(lookup.run(io, 0), CG_OK);
     EXPECT_EQ(lookup.entry.level_bytes[CG_L3], lookup.chunk.header.level_bytes[CG_L3]);
+}
+
+// That another look-up has seen it first does not tell this one where the chunk is.
+TEST_P(OddFsTest, FindsWhatLiesInAFolderThatIsGoneAlsoWhereAnotherLookUpSawThatFirst)
+{
+    NestedLookup lookup(dir, io, "m", false);
+    const uint8_t folder = lookup.chunk.header.key.bytes[0];
+    for (const bool is_probe : {false, true}) {
+        SCOPED_TRACE(is_probe ? "probe" : "look-up");
+        uint32_t n_errors = 0;
+        bool is_there = false;
+        ASSERT_EQ(cg_store_open_folders(lookup.store, SECOND_NS), CG_OK);
+        ASSERT_GE(cg_folders_get(lookup.store->folders, folder), 0);
+        odd->lose(lookup.folder());
+        odd->set_mood(cg_test::Mood::HANGING);
+        std::thread asking([&] {
+            if (is_probe) {
+                EXPECT_EQ(cg_store_probe(lookup.store, io, &lookup.chunk.header.key, 1, 0,
+                                         &is_there, &n_errors),
+                          CG_OK);
+                return;
+            }
+            EXPECT_EQ(lookup.run(io, 0, &n_errors), CG_OK);
+            is_there = lookup.entry.levels == (2 | 4 | 8);
+        });
+        EXPECT_TRUE(comes_true([&] { return odd->n_hanging() > 0; }));
+        cg_folders_lose(lookup.store->folders, folder); // as another look-up does
+        odd->set_mood(cg_test::Mood::GOOD);
+        asking.join();
+        EXPECT_TRUE(is_there);
+        EXPECT_EQ(n_errors, 0u);
+    }
 }
 
 TEST_P(OddFsTest, ClosesWhatItReads)
