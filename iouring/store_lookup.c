@@ -28,7 +28,7 @@ struct lookup {
     uint32_t n_errors;
     bool is_kept[CG_N_FOLDERS]; /* folders below whose descriptor something was asked for */
     bool is_lost[CG_N_FOLDERS]; /* those of them that turned out to be gone */
-    bool has_lost, is_again;    /* one did; what lies in them is asked for again */
+    bool has_lost, is_again;    /* one did; the batch is asked again for what lies in them */
     /* Of a batch: which levels' names are asked for; and asking for one, or taking the answer. */
     uint8_t (*names)(const lookup *l, size_t index);
     cg_status (*submit)(lookup *l, size_t index, unsigned level, uint64_t user);
@@ -54,20 +54,22 @@ static uint8_t other_names(const lookup *l, size_t index)
     return (uint8_t)(l->level_mask & ~l->entries[index].levels & ~first_names(l, index));
 }
 
-/* What lies in a folder that was gone is asked for by the whole path. */
-static uint8_t lost_names(const lookup *l, size_t index)
-{
-    const bool is_there = l->there != NULL ? l->there[index] : l->entries[index].levels != 0;
-    if (!l->is_lost[l->keys[index].bytes[0]] || is_there)
-        return 0;
-    return l->there != NULL ? 1u << CG_L0 : first_names(l, index);
-}
-
 static uint8_t one_name(const lookup *l, size_t index)
 {
     (void)l;
     (void)index;
     return 1u << CG_L0;
+}
+
+/* Of a batch that is asked again, what lies in a folder that was gone and is not found yet. */
+static uint8_t names_to_ask(const lookup *l, size_t index)
+{
+    if (!l->is_again)
+        return l->names(l, index);
+    if (!l->is_lost[l->keys[index].bytes[0]])
+        return 0;
+    const uint8_t found = l->there != NULL ? l->there[index] << CG_L0 : l->entries[index].levels;
+    return (uint8_t)(l->names(l, index) & ~found);
 }
 
 /* What is asked for again is not asked for below a folder that may be open anew, and as stale. */
@@ -231,7 +233,7 @@ static cg_status run_batch(lookup *l, size_t n_keys)
     /* L0, which mostly is not there, comes last: to find that out takes the fewest round trips. */
     for (unsigned level = CG_N_LEVELS; level-- > 0;)
         for (size_t i = 0; i < n_keys && status == CG_OK; i++)
-            if (l->names(l, i) >> level & 1)
+            if (names_to_ask(l, i) >> level & 1)
                 status = ask(l, (uint64_t)i * CG_N_LEVELS + level);
     while (status == CG_OK && cg_io_n_under_way(l->io) > 0)
         status = reap(l);
@@ -240,13 +242,15 @@ static cg_status run_batch(lookup *l, size_t n_keys)
     return status;
 }
 
-/* The first batch. */
-static cg_status run_first(lookup *l, size_t n_keys)
+/* A batch, and again, by the whole path, what of it lies in folders that were gone. */
+static cg_status run(lookup *l, size_t n_keys)
 {
+    memset(l->is_kept, 0, sizeof l->is_kept);
+    memset(l->is_lost, 0, sizeof l->is_lost);
+    l->has_lost = false;
     cg_status status = run_batch(l, n_keys);
     if (status != CG_OK || !l->has_lost)
         return status;
-    l->names = lost_names;
     l->is_again = true;
     status = run_batch(l, n_keys);
     l->is_again = false;
@@ -281,10 +285,10 @@ cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *k
         return CG_ERR_INVALID_ARGUMENT;
     for (size_t i = 0; i < n_keys; i++)
         entries_out[i] = (cg_store_entry){0};
-    cg_status status = run_first(&l, n_keys);
+    cg_status status = run(&l, n_keys);
     l.names = other_names;
     if (status == CG_OK)
-        status = run_batch(&l, n_keys);
+        status = run(&l, n_keys);
     if (n_errors_out != NULL)
         *n_errors_out = l.n_errors;
     return status;
@@ -305,7 +309,7 @@ cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, s
         return CG_ERR_INVALID_ARGUMENT;
     for (size_t i = 0; i < n_keys; i++)
         there_out[i] = false;
-    const cg_status status = run_first(&l, n_keys);
+    const cg_status status = run(&l, n_keys);
     *n_errors_out = l.n_errors;
     return status;
 }

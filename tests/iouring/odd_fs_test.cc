@@ -546,6 +546,47 @@ TEST_P(OddFsTest, FindsWhatLiesInAFolderThatIsGoneAlsoWhereAnotherLookUpSawThatF
     }
 }
 
+// One name of a chunk is answered before the folder is gone, the next one is not.
+TEST_P(OddFsTest, FindsAllLevelsOfAChunkWhoseFolderIsGoneInTheMiddleOfALookUp)
+{
+    restart({CG_IO_AUTO, 1, 0, 0}); // one question at a time
+    NestedLookup lookup(dir, io, "m", false);
+    const cg_key key = lookup.chunk.header.key;
+    for (const cg_level level : {CG_L0, CG_L1, CG_L2}) { // each on its own
+        char path[CG_TREE_PATH_BYTES];
+        ASSERT_EQ(cg_tree_object_path("m", &key, level, &lookup.profile, path, sizeof path), CG_OK);
+        std::filesystem::remove(dir.path + "/backing/" + path);
+        dir.write(std::string("backing/") + path,
+                  cg_test::make_chunk(nullptr, lookup.chunk.tokens, level, &lookup.profile).bytes);
+    }
+    struct Losing {
+        cg_test::OddFs *odd;
+        const std::string folder;
+        int n_kept;
+    } losing = {odd.get(), lookup.folder(), 0};
+    const cg_store_keeper keeper = {[](void *user, size_t, cg_level, int file) {
+                                        Losing *l = static_cast<Losing *>(user);
+                                        close(file);
+                                        if (l->n_kept++ == 0)
+                                            l->odd->lose(l->folder);
+                                    },
+                                    &losing, 1};
+    // L0 is asked for in the first batch, as L1 is, and L2 in the second.
+    for (const uint8_t levels : {1 | 2, 2 | 4}) {
+        SCOPED_TRACE(int(levels));
+        uint32_t n_errors = 0;
+        losing.n_kept = 0;
+        ASSERT_EQ(cg_store_open_folders(lookup.store, SECOND_NS), CG_OK);
+        ASSERT_GE(cg_folders_get(lookup.store->folders, key.bytes[0]), 0);
+        ASSERT_EQ(cg_store_lookup_open(lookup.store, io, &key, 1, &lookup.profile, levels, 0,
+                                       &keeper, &lookup.entry, &n_errors),
+                  CG_OK);
+        EXPECT_LT(cg_folders_get(lookup.store->folders, key.bytes[0]), 0) << "it was not gone";
+        EXPECT_EQ(lookup.entry.levels, levels);
+        EXPECT_EQ(n_errors, 0u);
+    }
+}
+
 TEST_P(OddFsTest, ClosesWhatItReads)
 {
     dir.write("backing/file", draw_bytes(5000, 1));
