@@ -435,8 +435,6 @@ static bool ends_with(const part *p, const void *key)
 static void receive_all(cg_gather *g, int timeout_ms)
 {
     struct pollfd fds[MAX_RANKS + 1] = {{.fd = g->listener, .events = POLLIN}};
-    const uint64_t now_ns = cg_now_ns(), age_ns = g->config.max_age_ns,
-                   oldest_ns = now_ns > age_ns ? now_ns - age_ns : 0;
     for (uint32_t i = 0; i < g->n_connections; i++)
         fds[i + 1] = (struct pollfd){.fd = g->connections[i], .events = POLLIN};
     if (poll(fds, g->n_connections + 1, timeout_ms) <= 0)
@@ -450,7 +448,6 @@ static void receive_all(cg_gather *g, int timeout_ms)
         if (is_closed)
             close_connection(g, i);
     }
-    drop_parts(g, is_older, &oldest_ns);
 }
 
 /* Where the part has that chunk, in its data; NULL: nowhere. */
@@ -511,10 +508,13 @@ cg_status cg_gather_take(cg_gather *g, const cg_gather_chunk *chunk, uint8_t *ra
     return status;
 }
 
-void cg_gather_drop(cg_gather *g, const cg_key *last)
+void cg_gather_drop(cg_gather *g, const cg_key *last, uint64_t began_ns)
 {
+    const uint64_t age_ns = g->config.max_age_ns,
+                   oldest_ns = began_ns > age_ns ? began_ns - age_ns : 0;
     if (g->pid != getpid())
         return;
     receive_all(g, 0);
     drop_parts(g, ends_with, last);
+    drop_parts(g, is_older, &oldest_ns);
 }

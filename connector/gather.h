@@ -9,7 +9,8 @@
  * one host, network namespace and user.
  *
  * What it does not do: wait longer than it is told to. A part that does not come costs the save.
- * One that nobody asks for is dropped when it is max_age_ns old and something else is received.
+ * One that nobody asks for is dropped with the parts of a save that began max_age_ns after it was
+ * made: saves run in their order, so it is of none that follows.
  * Memory: what a sender has passed on and the listener has not dropped yet is at most limit_bytes,
  * but for a single part that is larger.
  * Threads: any thread may send; one thread at a time receives. After fork() it is the parent's.
@@ -73,8 +74,9 @@ void cg_gather_abandon(cg_gather *gather, cg_gather_part *part);
  * process that listens. */
 cg_status cg_gather_take(cg_gather *gather, const cg_gather_chunk *chunk, uint8_t *raw,
                          int timeout_ms);
-/* The save whose last chunk has this key is over: its parts are of no more use. */
-void cg_gather_drop(cg_gather *gather, const cg_key *last);
+/* All is taken of the save whose last chunk has this key and that began at began_ns
+ * (CLOCK_MONOTONIC): its parts are of no more use, nor are those made max_age_ns before it. */
+void cg_gather_drop(cg_gather *gather, const cg_key *last, uint64_t began_ns);
 
 #ifdef __cplusplus
 }

@@ -212,6 +212,6 @@ cg_status cg_save_gather(cachegen_save *save)
     for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++)
         status = gather_chunk(save, &save->chunks[i], save->op.started_ns + timeout_ns);
     if (save->n_keys > 0)
-        cg_gather_drop(gather_of(save), &save->keys[save->n_keys - 1]);
+        cg_gather_drop(gather_of(save), &save->keys[save->n_keys - 1], save->op.started_ns);
     return status;
 }

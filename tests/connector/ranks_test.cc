@@ -1,4 +1,6 @@
 // Ranks of a tensor-parallel engine: each has some of the KV heads, and the store has whole chunks.
+#include "connector/gather.h"
+
 #include "tests/connector/engine.h"
 
 #include <sys/mman.h>
@@ -149,6 +151,46 @@ TEST(RanksTest, APartThatComesLaterThanTheSaveIsWaitedFor)
     Engine single(store);
     single.load(LONG);
     EXPECT_EQ(single.error_of(LONG, 0, 111), 0);
+}
+
+// With no patience at all every part that lies in the socket is too old.
+TEST(GatherTest, APartIsTakenHoweverLateUnlessASaveBeganLongAfterIt)
+{
+    const std::string group = new_group();
+    cg_gather_config config = {};
+    config.group = group.c_str();
+    config.geometry = {1, 2, 4, CG_DTYPE_BF16, 2};
+    config.n_heads = 1;
+    config.limit_bytes = UINT64_MAX;
+    cg_gather *listener, *sender;
+    ASSERT_EQ(cg_gather_new(&config, &listener), CG_OK);
+    config.first_head = 1;
+    ASSERT_EQ(cg_gather_new(&config, &sender), CG_OK);
+    const auto send = [&](const char *name) {
+        const cg_gather_chunk chunk = {cg_key_of_bytes(name, strlen(name)), 2, 0};
+        cg_gather_part part;
+        ASSERT_EQ(cg_gather_begin(sender, &chunk, 1, &part), CG_OK);
+        ASSERT_EQ(cg_gather_send(sender, &part), CG_OK);
+    };
+    const auto take = [&](const char *name) {
+        const cg_gather_chunk chunk = {cg_key_of_bytes(name, strlen(name)), 2, 0};
+        uint8_t raw[2 * 2 * 2 * 4 * 2]; // planes, tokens, heads, dims, bytes
+        return cg_gather_take(listener, &chunk, raw, 0);
+    };
+    const auto drop = [&](const char *name, uint64_t began_ns) {
+        const cg_key key = cg_key_of_bytes(name, strlen(name));
+        cg_gather_drop(listener, &key, began_ns);
+    };
+    for (const char *name : {"first", "second", "third"})
+        send(name);
+    EXPECT_EQ(take("first"), CG_OK);
+    drop("first", 1);
+    EXPECT_EQ(take("first"), CG_ERR_AGAIN);
+    EXPECT_EQ(take("second"), CG_OK);
+    drop("second", UINT64_MAX);
+    EXPECT_EQ(take("third"), CG_ERR_AGAIN);
+    cg_gather_free(sender);
+    cg_gather_free(listener);
 }
 
 TEST(RanksTest, SavesThatGoOnFromOneAnotherStoreTheWholePrompt)
