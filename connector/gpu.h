@@ -34,9 +34,8 @@ typedef struct cg_gpu {
     uint64_t free_slots; /* the lock: bit n: slot n */
 } cg_gpu;
 
-/* Opens library and GPU. encodes: this process may encode saves, and not only pass on its heads. On
- * failure *gpu_out is NULL and reason_out[CG_GPU_REASON_BYTES] a
- * sentence. */
+/* Opens library and GPU. encodes: this process may encode saves, and not only pass on its heads.
+ * On failure *gpu_out is NULL and reason_out[CG_GPU_REASON_BYTES] a sentence. */
 cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t ordinal,
                       bool encodes, cg_gpu **gpu_out, char *reason_out);
 /* Runs what is queued; nothing can be submitted afterwards. NULL is fine. */
