@@ -76,8 +76,15 @@ cg_status cg_host_lock_take(const cg_key *name, int *lock_out)
 
 void cg_host_lock_release(int *lock)
 {
-    if (*lock >= 0)
-        close(*lock); /* connections that were never accepted are reset: that wakes who waits */
+    int waiting;
+    if (*lock < 0)
+        return;
+    /* Closing alone would not do: a forked child may have the socket, too. From here on nobody can
+     * connect, and who has is woken. */
+    shutdown(*lock, SHUT_RDWR);
+    while ((waiting = accept4(*lock, NULL, NULL, SOCK_CLOEXEC)) >= 0)
+        close(waiting);
+    close(*lock);
     *lock = -1;
 }
 

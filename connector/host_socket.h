@@ -7,8 +7,9 @@
  *
  * A lock is a socket that listens. Who waits for it is connected to it, and is woken when that
  * ends. It saves work and guards nothing: whoever does not get one goes on without. A child that
- * was forked while a lock was held keeps its name until it ends. Threads: any. Only
- * cg_host_lock_wait() blocks.
+ * was forked while a lock was held keeps its name until it ends, so nobody else gets the lock; but
+ * once the parent has released it nobody waits for it. Threads: any. Only cg_host_lock_wait()
+ * blocks.
  */
 #ifndef CG_CONNECTOR_HOST_SOCKET_H
 #define CG_CONNECTOR_HOST_SOCKET_H

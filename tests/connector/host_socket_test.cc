@@ -118,6 +118,32 @@ TEST(HostLockTest, WhoWaitsForAProcessThatDiesIsWoken)
     cg_host_lock_release(&lock);
 }
 
+TEST(HostLockTest, WhoWaitsIsWokenThoughAForkedChildHasTheSocket)
+{
+    const cg_key name = new_name();
+    int lock, other;
+    ASSERT_EQ(cg_host_lock_take(&name, &lock), CG_OK);
+    Child child([&](int told, int go) {
+        Child::tell(told, 1);
+        Child::wait(go);
+    });
+    ASSERT_EQ(child.hear(), 1u);
+    struct Release {
+        int *lock;
+        int n_asked;
+    } release = {&lock, 0};
+    const auto release_it = [](void *user) {
+        Release *r = static_cast<Release *>(user);
+        cg_host_lock_release(r->lock);
+        return ++r->n_asked == 100;
+    };
+    EXPECT_EQ(cg_host_lock_wait(&name, UINT64_MAX, release_it, &release), CG_OK);
+    EXPECT_EQ(cg_host_lock_take(&name, &other), CG_ERR_EXISTS) << "the child's";
+    EXPECT_EQ(cg_host_lock_wait(
+                  &name, UINT64_MAX, [](void *) { return true; }, nullptr),
+              CG_OK);
+}
+
 class SharedSavesTest : public testing::Test
 {
   protected:
