@@ -64,6 +64,10 @@ struct Child {
         EXPECT_EQ(read(told, &n, sizeof n), ssize_t{sizeof n});
         return n;
     }
+    void start() const
+    {
+        EXPECT_EQ(write(go, "", 1), 1);
+    }
     static void tell(int fd, uint64_t n)
     {
         if (write(fd, &n, sizeof n) != ssize_t{sizeof n})
@@ -71,8 +75,8 @@ struct Child {
     }
     static void wait(int fd)
     {
-        char byte;
-        if (read(fd, &byte, 1) != 0) // its end
+        char byte; // no end of the pipe: children that were forked later have its other end, too
+        if (read(fd, &byte, 1) != 1)
             _exit(1);
     }
     pid_t pid;
@@ -166,7 +170,7 @@ class SharedSavesTest : public testing::Test
 TEST_F(SharedSavesTest, TwoEnginesThatSaveTheSameEncodeItOnce)
 {
     const auto body = [&](int told, int go) {
-        Engine engine(store);
+        Engine engine(store, "\"save_timeout_ms\": 600000"); // a wait that ends early costs chunks
         engine.prefill(tokens);
         Child::tell(told, 0);
         Child::wait(go);
@@ -183,10 +187,8 @@ TEST_F(SharedSavesTest, TwoEnginesThatSaveTheSameEncodeItOnce)
         Child first(body), second(body);
         first.hear();
         second.hear();
-        close(first.go);
-        first.go = -1;
-        close(second.go);
-        second.go = -1;
+        first.start();
+        second.start();
         for (Child *child : {&first, &second}) {
             n_encoded += child->hear();
             n_saved += child->hear();
