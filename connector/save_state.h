@@ -15,7 +15,8 @@
  * until it is published. Others encode nothing ahead of it, wait, and ask the store again; and from
  * then on, or once they find a chunk published that had not been there, about each chunk before
  * they encode it. So a chunk costs a further question only where another engine is at the same
- * prompt. A wait ends after save_timeout_ms, and is the last one of its save.
+ * prompt. save_timeout_ms after its first wait a save waits for nobody any more: the writer has
+ * other saves to make.
  *
  * Memory: staging_mib (configured) bounds the copies of K and V and what is made of them together.
  * The pool may make the copies (copy_later): then nothing of a save is freed or encoded before
@@ -62,6 +63,7 @@ struct cachegen_save {
     uint32_t n_saved;           /* the runtime's lock: chunks [0, n_saved) are published */
     bool is_shared;             /* the writer's: another engine saves chunks of it now */
     bool waits_for_nobody;      /* the writer's: it has waited for another engine long enough */
+    uint64_t wait_until_ns;     /* the writer's: for others; 0: it has not begun to */
     bool is_behind_hole;        /* the runtime's lock: what it goes on from is not stored */
     bool is_incomplete;         /* the runtime's lock: other ranks' heads have not come */
     bool is_copied;             /* the runtime's lock: K and V are out of the blocks */

@@ -475,9 +475,10 @@ static void wait_for_other(cg_save_chunk *chunk)
     const cachegen *c = save->op.connector;
     const cg_key name = lock_name(chunk);
     end_step(save->op.runtime);
+    if (save->wait_until_ns == 0)
+        save->wait_until_ns = cg_now_ns() + c->config->save_timeout_ms * UINT64_C(1000000);
     if (!save->waits_for_nobody &&
-        cg_host_lock_wait(&name, cg_now_ns() + c->config->save_timeout_ms * UINT64_C(1000000),
-                          stops, save) != CG_OK)
+        cg_host_lock_wait(&name, save->wait_until_ns, stops, save) != CG_OK)
         save->waits_for_nobody = true;
 }
 

@@ -3,12 +3,15 @@
 
 #include "tests/connector/engine.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <thread>
 
 namespace
 {
@@ -204,6 +207,15 @@ TEST_F(SharedSavesTest, TwoEnginesThatSaveTheSameEncodeItOnce)
     EXPECT_EQ(Engine(store).load(tokens).progress.loaded_tokens, CHUNK * 20 - 1);
 }
 
+// Of the connections to a lock that were made and not accepted yet, which are waits for it.
+uint32_t count_waits(int lock)
+{
+    uint32_t n = 0;
+    for (int fd; (fd = accept4(lock, nullptr, nullptr, SOCK_CLOEXEC)) >= 0; n++)
+        close(fd);
+    return n;
+}
+
 TEST_F(SharedSavesTest, AnEngineThatHangsIsWaitedForOnce)
 {
     std::array<int, 20> locks;
@@ -215,8 +227,42 @@ TEST_F(SharedSavesTest, AnEngineThatHangsIsWaitedForOnce)
     EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
     EXPECT_EQ(engine.stats().chunks_encoded, 20u);
     EXPECT_EQ(engine.stats().chunks_saved[CG_L1], 20u);
-    for (int &lock : locks)
+    uint32_t n_waits = 0;
+    for (int &lock : locks) {
+        n_waits += count_waits(lock);
         cg_host_lock_release(&lock);
+    }
+    EXPECT_EQ(n_waits, 1u);
+}
+
+TEST_F(SharedSavesTest, AnEngineThatIsSlowIsNotWaitedForChunkAfterChunk)
+{
+    std::array<int, 20> locks;
+    int done[2];
+    uint32_t n_waits = 0;
+    for (uint32_t i = 0; i < locks.size(); i++) {
+        const cg_key name = lock_name(i);
+        ASSERT_EQ(cg_host_lock_take(&name, &locks[i]), CG_OK);
+    }
+    ASSERT_EQ(pipe2(done, O_CLOEXEC), 0);
+    // Has a chunk ready when half of what the other one would wait is over.
+    std::thread slow([&] {
+        for (int &lock : locks) {
+            pollfd for_wait[] = {{done[0], POLLIN, 0}, {lock, POLLIN, 0}};
+            poll(for_wait, 2, -1);
+            n_waits += count_waits(lock);
+            poll(for_wait, 1, 1000);
+            cg_host_lock_release(&lock);
+        }
+    });
+    Engine engine(store, "\"save_timeout_ms\": 2000");
+    engine.save(tokens);
+    EXPECT_EQ(write(done[1], "", 1), 1);
+    slow.join();
+    EXPECT_GE(n_waits, 1u);
+    EXPECT_LT(n_waits, 10u) << "one for each chunk, and two of them are as long as it waits";
+    close(done[0]);
+    close(done[1]);
 }
 
 } // namespace
