@@ -278,13 +278,17 @@ static cg_status publish_chunk(const cg_save_chunk *chunk, cg_io *io)
 
 /* What of a chunk is to be made: not what is there, unless it is damaged or was computed on a worse
  * prefix. Lossy levels that are one file are made anew together, or they would be one no more. */
-static void choose_levels(cg_save_chunk *chunk, const cg_store_entry *there,
+static void choose_levels(cg_save_chunk *chunk, const cg_store_entry *there, bool has_answered,
                           const cg_chunk_memory_entry *known)
 {
     const uint8_t wanted = chunk->levels;
-    const uint8_t damaged = wanted & (known->damaged | there->damaged);
-    const uint8_t outdone = wanted & cg_save_outdoes(chunk->save->prefix_level, there);
+    uint8_t damaged = wanted & (known->damaged | there->damaged);
+    uint8_t outdone = wanted & cg_save_outdoes(chunk->save->prefix_level, there);
     const uint8_t file = is_nested(chunk) ? wanted & LOSSY_LEVELS : 0;
+    if (!has_answered) { /* what an earlier question found still holds */
+        damaged |= wanted & chunk->damaged;
+        outdone |= wanted & chunk->outdone;
+    }
     chunk->damaged = damaged;
     chunk->outdone = outdone;
     if ((outdone & file) != 0)
@@ -295,24 +299,30 @@ static void choose_levels(cg_save_chunk *chunk, const cg_store_entry *there,
         chunk->levels |= file;
 }
 
-/* What the store has of keys[n_keys]; all zero where it does not say. Mostly it has nothing of
- * them, and then their folders, one question each, say so. */
-static void ask_what_is_there(const cachegen *c, cg_io *io, const cg_key *keys, size_t n_keys,
+/* What the store has of keys[n_keys]; all zero where it does not say, and false: of one at least it
+ * did not. Mostly it has nothing of them, and then their folders, one question each, say so. */
+static bool ask_what_is_there(const cachegen *c, cg_io *io, const cg_key *keys, size_t n_keys,
                               cg_store_entry *entries_out)
 {
     const uint64_t until_ns = cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000);
     bool *there = calloc(n_keys + 1, sizeof *there);
     uint32_t n_errors = 0;
-    if (there == NULL ||
-        cg_store_probe(c->store, io, keys, n_keys, until_ns, there, &n_errors) != CG_OK)
+    cg_status status = there != NULL
+                           ? cg_store_probe(c->store, io, keys, n_keys, until_ns, there, &n_errors)
+                           : CG_ERR_NO_MEMORY;
+    bool has_answered = status == CG_OK && n_errors == 0;
+    if (status != CG_OK)
         n_keys = 0;
     while (n_keys > 0 && !there[n_keys - 1])
         n_keys--;
-    if (n_keys > 0)
-        cg_store_lookup(c->store, io, keys, n_keys,
-                        c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
-                        (uint8_t)c->store_levels, until_ns, entries_out, NULL);
+    if (n_keys > 0) {
+        status = cg_store_lookup(c->store, io, keys, n_keys,
+                                 c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
+                                 (uint8_t)c->store_levels, until_ns, entries_out, &n_errors);
+        has_answered = has_answered && status == CG_OK && n_errors == 0;
+    }
     free(there);
+    return has_answered;
 }
 
 /* Levels that the store has already of chunks[n_chunks] are not made again. */
@@ -324,7 +334,7 @@ static void skip_existing(cachegen_save *save, cg_save_chunk *chunks, uint32_t n
     if (keys != NULL && entries != NULL) {
         for (uint32_t i = 0; i < n_chunks; i++)
             keys[i] = save->keys[chunks[i].index];
-        ask_what_is_there(c, io, keys, n_chunks, entries);
+        const bool has_answered = ask_what_is_there(c, io, keys, n_chunks, entries);
         pthread_mutex_lock(&save->op.runtime->lock);
         for (uint32_t i = 0; i < n_chunks; i++) {
             cg_save_chunk *chunk = &chunks[i];
@@ -335,7 +345,7 @@ static void skip_existing(cachegen_save *save, cg_save_chunk *chunks, uint32_t n
             if (entries[i].levels != 0)
                 cg_chunk_memory_put(save->op.runtime->chunk_memory, &keys[i],
                                     (uint8_t)c->store_levels, &entries[i], now_ns);
-            choose_levels(chunk, &entries[i], &known);
+            choose_levels(chunk, &entries[i], has_answered, &known);
             if (chunk->levels == 0)
                 save->op.runtime->stats.chunks_existed++;
         }
