@@ -12,6 +12,7 @@ import os
 import sys
 import types
 import unittest
+import unittest.mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "connector"))
@@ -100,6 +101,14 @@ def by_strides(memory, cache, layout, layer, plane):
     return torch.as_strided(memory.view(cache.dtype), shape, [s // size for s in strides], at // size)
 
 
+def amx_packing(plane, n, d):
+    """[block_tokens n][head_dim d]: an element's place in its (block, head), as connector/blocks.c has it."""
+    token, dim = torch.arange(n)[:, None], torch.arange(d)[None]
+    if plane == 0:
+        return token // 16 * 16 * d + dim // 2 * 32 + token % 16 * 2 + dim % 2
+    return n * d + dim // 16 * 16 * n + token // 2 * 32 + dim % 16 * 2 + token % 2
+
+
 class Recorder:
     """What stands for the library: keeps what it was given."""
 
@@ -173,6 +182,37 @@ class KvLayoutTest(unittest.TestCase):
             with self.subTest(backend=backend, order=order.name, block_tokens=block_tokens, cache_dtype=cache_dtype):
                 layout = self.check(backend, order, block_tokens, block_tokens, torch.uint8, cache_dtype)
                 self.assertEqual(layout["dtype"], 5 if "e5m2" in cache_dtype else 4)
+
+    def test_on_cpus_amx_packs_fp8_as_the_library_takes_it_to(self):
+        """Packing runs without AMX. What it makes of the same K and V as the isa vec must be the same numbers."""
+        if not torch.cpu._is_avx512_supported():
+            self.skipTest("no AVX-512, so vLLM has no fp8 cache on this CPU")
+        from vllm import _custom_ops as ops
+        from vllm.platforms import current_platform
+
+        current_platform.import_kernels()
+        isa_of = "vllm.v1.attention.backends.cpu_attn._get_attn_isa"
+        for cache_dtype, n, d in itertools.product(("fp8_e4m3", "fp8_e5m2"), (32, 128), (32, 64, 128)):
+            with self.subTest(cache_dtype=cache_dtype, block_tokens=n, head_dim=d):
+                k, v = torch.randn(2, N_BLOCKS * n, 2, d, generator=torch.Generator().manual_seed(7)).bfloat16()
+                made = {}
+                for isa in ("vec", "amx"):
+                    memory, caches = make_cache(KVCacheLayout.LBHNC, n, n, torch.uint8, head_dim=d)
+                    cache = next(iter(caches.values()))
+                    areas = cache.view(N_BLOCKS, 2, 2 * n, d).chunk(2, dim=2)
+                    slots = torch.arange(N_BLOCKS * n)
+                    ops.cpu_attn_reshape_and_cache(k, v, *areas, slots, isa, 1.0, 1.0, cache_dtype)
+                    config = engine(caches, cache_dtype=cache_dtype)
+                    config.model_config = types.SimpleNamespace(dtype=torch.bfloat16)
+                    with unittest.mock.patch(isa_of, return_value=isa):
+                        made[isa] = (memory, cache, kv_layout(caches, config))
+                self.assertEqual(made["amx"][2]["layout"], abi.LAYOUT_VLLM_CPU_AMX)
+                regions = made["amx"][1].reshape(N_BLOCKS, 2, 2 * n * d)
+                for plane in (0, 1):
+                    wanted = by_strides(*made["vec"], 0, plane)
+                    self.assertGreater(len(wanted.unique()), 64)  # many numbers: none is taken for another
+                    found = regions[:, :, amx_packing(plane, n, d)].transpose(1, 2)
+                    self.assertTrue(torch.equal(found, wanted))
 
     def test_scales_of_fp8_are_those_of_the_layers_in_their_order(self):
         names = [f"model.layers.{i}.self_attn.attn" for i in range(11)]
