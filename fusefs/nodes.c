@@ -456,8 +456,8 @@ static int make_path(const cg_nodes *nodes, const cg_fs_node *node, unsigned nam
         return ENOENT;
     for (const cg_fs_node *at = node; at != nodes->root; index = 0) {
         const cg_node_name *name = name_at(at, index);
-        if (name == NULL)
-            return ENOENT;
+        if (name == NULL) /* only the node's own name says that there are no more of them */
+            return at == node ? ENOENT : ESTALE;
         if (goes_round(&c, at))
             return ESTALE;
         n_bytes += strlen(name->text) + 1;

@@ -142,8 +142,8 @@ size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_fs_node **nodes_out, size_t
 bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *name, ino_t *ino_out);
 
 /* A path of the node, by its name number name_index, and below that leaf (may be NULL). The caller
- * frees it. ENOENT: it has no such name. ESTALE: by the names above it, it would lie in itself.
- * ENOMEM. */
+ * frees it. ENOENT: it has no such name. ESTALE: that name leads nowhere, as by the names above it
+ * would lie in itself, or a folder above has no name left. ENOMEM. */
 int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
                   char **path_out);
 /* The same for the names of the node's file: its own, and those of all that show the same file. */

@@ -11,19 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-bool cg_published_by_name(cg_fs *fs, cg_fs_node *node)
-{
-    cg_tree_name name = {0};
-    char *path;
-    bool found = false;
-    for (unsigned i = 0; !found && cg_nodes_path_of_file(&fs->nodes, node, i, &path) == 0; i++) {
-        cg_tree_parse(path, &name);
-        found = cg_fs_is_strict(&name);
-        free(path);
-    }
-    return found;
-}
-
 /* Whether path still leads to the node's file. "": it has no name. */
 static bool leads_to(cg_fs *fs, const char *path, const cg_fs_node *node)
 {
@@ -38,23 +25,41 @@ static bool leads_to(cg_fs *fs, const char *path, const cg_fs_node *node)
     return same;
 }
 
+/* Whether a name of the file is strict. A name whose folder is gone says nothing of the others.
+ * is_now: only names that lead there count, and what cannot be known is yes. */
+static bool has_strict_name(cg_fs *fs, const cg_fs_node *node, bool is_now)
+{
+    cg_tree_name name = {0};
+    char *path;
+    bool found = false;
+    int error;
+    for (unsigned i = 0;
+         !found && (error = cg_nodes_path_of_file(&fs->nodes, node, i, &path)) != ENOENT; i++) {
+        if (error == ESTALE)
+            continue;
+        if (error != 0)
+            return is_now;
+        cg_tree_parse(path, &name);
+        found = cg_fs_is_strict(&name) && (!is_now || leads_to(fs, path, node));
+        free(path);
+    }
+    return found;
+}
+
+bool cg_published_by_name(cg_fs *fs, cg_fs_node *node)
+{
+    return has_strict_name(fs, node, false);
+}
+
 /* cg_published_by_name(), but of names that are the file's now. What was published may have gone
  * past us, and its inode number come back with another file. */
 static bool is_published_now(cg_fs *fs, cg_fs_node *node)
 {
-    cg_tree_name name = {0};
-    char *path;
     bool found;
     uint64_t epoch;
     do { /* during a rename a name can lead nowhere and be right */
-        found = false;
         epoch = cg_nodes_epoch(&fs->nodes);
-        for (unsigned i = 0; !found && cg_nodes_path_of_file(&fs->nodes, node, i, &path) == 0;
-             i++) {
-            cg_tree_parse(path, &name);
-            found = cg_fs_is_strict(&name) && leads_to(fs, path, node);
-            free(path);
-        }
+        found = has_strict_name(fs, node, true);
     } while (!found && cg_nodes_changed_since(&fs->nodes, epoch));
     return found;
 }

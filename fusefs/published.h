@@ -6,7 +6,8 @@
 #define CG_FUSEFS_PUBLISHED_H
 #include "fusefs/core.h"
 
-/* Whether a name of the node's file is strict. Counts names of all nodes that show the file. */
+/* Whether a name of the node's file is strict. Counts names of all nodes that show the file. False
+ * without memory: then nothing is left out because of it. */
 bool cg_published_by_name(cg_fs *fs, cg_fs_node *node);
 /* Whether the file may be changed; if so, its gate is open from now on. Waits for a check under
  * way. EPERM: the file is published, or the node is a view. EPERM also for a chunk or profile with

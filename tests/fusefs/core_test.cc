@@ -8,6 +8,7 @@
 #include <sys/xattr.h>
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <thread>
@@ -346,6 +347,26 @@ TEST_F(FsTest, FileReplacedBehindOurBackIsStaleAndFoundAgainByName)
     struct stat attr;
     EXPECT_EQ(cg_fs_getattr(fs.fs, before, &attr), ESTALE);
     EXPECT_EQ(fs.get("m/a"), (Bytes{2, 2}));
+}
+
+TEST_F(FsTest, ANameInAFolderThatIsGoneHidesNoOther)
+{
+    cg_fs_file *reader, *again;
+    struct stat attr;
+    const std::string folder = store.path + "/m/contexts/gone";
+    store.write(CHUNK, chunk.bytes);
+    cg_fs_node *node = fs.find(CHUNK);
+    ASSERT_EQ(cg_fs_open(fs.fs, node, O_RDONLY, &reader), 0);
+    fs.mkdirs("m/contexts/gone/L1");
+    ASSERT_EQ(::link((store.path + "/" + CHUNK).c_str(), (folder + "/L1/00000.kv").c_str()), 0);
+    ASSERT_EQ(fs.find("m/contexts/gone/L1/00000.kv"), node);
+    std::filesystem::remove_all(folder);
+    ASSERT_EQ(fs.look("m/contexts/gone"), ENOENT);
+    EXPECT_EQ(cg_fs_open(fs.fs, node, O_RDWR, &again), EPERM) << "it is published";
+    EXPECT_EQ(fs.close(reader), 0);
+    EXPECT_EQ(cg_fs_getattr(fs.fs, node, &attr), 0);
+    ASSERT_EQ(cg_fs_open(fs.fs, node, O_RDONLY, &again), 0);
+    EXPECT_EQ(fs.close(again), 0);
 }
 
 // Two folders, open, that change places past the mount.
