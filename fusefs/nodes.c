@@ -421,6 +421,29 @@ size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_fs_node **nodes_out, size_t
     return n;
 }
 
+/* The lock is held. */
+static void void_note(cg_read_note *note)
+{
+    *note = (cg_read_note){.n_changes = note->n_changes + 1};
+}
+
+void cg_nodes_void_notes(cg_nodes *nodes, dev_t dev, ino_t ino)
+{
+    pthread_mutex_lock(&nodes->lock);
+    for (cg_fs_node *node = *node_bucket(nodes, dev, ino); node != NULL; node = node->hash_next)
+        if (node->dev == dev && node->ino == ino)
+            void_note(&nodes->read_notes[node->generation % CG_N_READ_NOTES]);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void cg_nodes_void_all_notes(cg_nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    for (size_t i = 0; i < CG_N_READ_NOTES; i++)
+        void_note(&nodes->read_notes[i]);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
 bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *text, ino_t *ino_out)
 {
     const cg_node_name *name = NULL;

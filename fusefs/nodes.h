@@ -77,9 +77,10 @@ struct cg_fs_node {
  * What the kernel has of its content was read since, and is right while the file's time of change
  * is this. */
 typedef struct cg_read_note {
-    uint64_t generation; /* of the node; 0: unused */
-    int64_t changed_ns;  /* the file's time of change */
-    int64_t opened_at_s; /* CLOCK_MONOTONIC */
+    uint64_t generation;  /* of the node; 0: unused */
+    int64_t changed_ns;   /* the file's time of change */
+    uint32_t opened_at_s; /* CLOCK_MONOTONIC */
+    uint32_t n_changes;   /* how often the watch told of a change: not of this note's place alone */
 } cg_read_note;
 enum { CG_N_READ_NOTES = 4096 }; /* by generation: those who share one take it from each other */
 
@@ -138,6 +139,9 @@ size_t cg_nodes_of_file(cg_nodes *nodes, dev_t dev, ino_t ino,
                         cg_fs_node *nodes_out[CG_NODES_MAX_OF_FILE]);
 /* The same for all nodes, a part at a time: *at begins with 0. 0: there are no more. */
 size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_fs_node **nodes_out, size_t max);
+/* The file has changed: what was noted of reading it is void, also of who reads it now. */
+void cg_nodes_void_notes(cg_nodes *nodes, dev_t dev, ino_t ino);
+void cg_nodes_void_all_notes(cg_nodes *nodes);
 /* Whether a file is known by this name, of the folder with this number, and which. */
 bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *name, ino_t *ino_out);
 

@@ -64,13 +64,14 @@ void cg_open_file_compare(cg_fs *fs, cg_fs_file *file)
     file->note = (cg_read_note){
         .generation = file->node->generation,
         .changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec,
-        .opened_at_s = monotonic.tv_sec,
+        .opened_at_s = (uint32_t)monotonic.tv_sec,
     };
     pthread_mutex_lock(&fs->nodes.lock);
     const cg_read_note *noted = &fs->nodes.read_notes[file->note.generation % CG_N_READ_NOTES];
     file->unchanged = noted->generation == file->note.generation &&
                       noted->changed_ns == file->note.changed_ns &&
-                      monotonic.tv_sec - noted->opened_at_s < CG_FS_TRUST_SECONDS;
+                      file->note.opened_at_s - noted->opened_at_s < CG_FS_TRUST_SECONDS;
+    file->note.n_changes = noted->n_changes;
     pthread_mutex_unlock(&fs->nodes.lock);
 }
 
@@ -144,8 +145,9 @@ void cg_open_file_leave(cg_fs *fs, cg_fs_file *file)
     *link = file->next;
     file->node->n_cached -= file->cached;
     /* Not before: until the kernel had the answer to the open, it had older pages. */
-    if (file->note.changed_ns != 0 && !file->unchanged)
-        fs->nodes.read_notes[file->note.generation % CG_N_READ_NOTES] = file->note;
+    cg_read_note *noted = &fs->nodes.read_notes[file->note.generation % CG_N_READ_NOTES];
+    if (file->note.changed_ns != 0 && !file->unchanged && file->note.n_changes == noted->n_changes)
+        *noted = file->note;
     /* For cg_open_file_stays_written(). */
     if (file->writable)
         pthread_cond_broadcast(&fs->nodes.changed);

@@ -32,8 +32,9 @@ struct cg_fs_file {
 
 /* Whether the ordinary file, which is opened for reading alone, is as it was when it was last
  * opened, so that pages that were read since are right. What has just changed can change again and
- * keep its time, as the clock of files is coarse: of that nothing is noted. A mapping may write to
- * the store's file and leave its time, so that no note is good for longer than attributes are. */
+ * keep its time, as the clock of files is coarse: of that nothing is noted. A write has its time
+ * from its beginning: the watch voids notes at its end. A mapping may write to the store's file and
+ * leave its time, so that no note is good for longer than attributes are. */
 void cg_open_file_compare(cg_fs *fs, cg_fs_file *file);
 
 /* Puts an open file into the node's list, with one user. It owns fd from now on; after an error fd

@@ -108,6 +108,7 @@ static void doubt_all(cg_fs *fs)
     const cg_fs_kernel *kernel = fs->watch.kernel;
     size_t at = 0, n;
     atomic_fetch_add(&fs->watch.n_seen, 1);
+    cg_nodes_void_all_notes(&fs->nodes);
     while ((n = cg_nodes_each(&fs->nodes, &at, nodes, PART_NODES)) > 0)
         for (size_t i = 0; i < n; i++)
             kernel->forget_attr(kernel->user, nodes[i]);
@@ -144,6 +145,8 @@ static bool forget_attr(batch *b, ino_t ino)
     /* One node only: of a file with views the others would be missed. */
     if (n == 1 && nodes[0] == b->forgotten)
         return true;
+    if (n > 0)
+        cg_nodes_void_notes(&b->fs->nodes, b->dev, ino);
     for (size_t i = 0; i < n; i++)
         kernel->forget_attr(kernel->user, nodes[i]);
     if (n > 0)

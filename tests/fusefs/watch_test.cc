@@ -27,6 +27,11 @@ struct Kernel {
     {
         static_cast<Kernel *>(self)->n_doubts++;
     }
+    void forget_all()
+    {
+        const std::lock_guard<std::mutex> hold(lock);
+        forgotten.clear();
+    }
     bool has_forgotten(const cg_fs_node *node)
     {
         const std::lock_guard<std::mutex> hold(lock);
@@ -199,6 +204,37 @@ TEST_F(WatchTest, WhatIsOpenForTheFirstTimeIsNotNoted)
     EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &second), 0);
     EXPECT_TRUE(second->unchanged);
     cg_fs_release(fs.fs, second);
+}
+
+// As at the end of a long write, whose time of change is that of its beginning. Another process:
+// what this one writes the kernel knows.
+TEST_F(WatchTest, AWriteThatEndsVoidsWhatWasNotedDuringIt)
+{
+    cg_fs_file *file;
+    const auto is_unchanged = [&] {
+        EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &file), 0);
+        const bool is = file->unchanged;
+        cg_fs_release(fs.fs, file);
+        return is;
+    };
+    const auto end_write = [&] {
+        kernel.forget_all();
+        EXPECT_EQ(system((": >> '" + below("m/file") + "'").c_str()), 0);
+        return comes([&] { return kernel.has_forgotten(fs.find("m/file")); });
+    };
+    ASSERT_EQ(fs.put("m/file", {1, 2, 3}), 0);
+    start();
+    ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
+    ASSERT_TRUE(comes([&] { return is_settled("m/file"); }));
+    ASSERT_TRUE(comes(is_unchanged));
+    ASSERT_TRUE(end_write());
+    EXPECT_FALSE(is_unchanged()) << "noted before its end";
+    ASSERT_TRUE(comes(is_unchanged));
+    ASSERT_TRUE(end_write());
+    ASSERT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &file), 0);
+    ASSERT_TRUE(end_write());
+    cg_fs_release(fs.fs, file);
+    EXPECT_FALSE(is_unchanged()) << "open at its end";
 }
 
 } // namespace
