@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,20 +92,28 @@ static bool is_context(const char *path)
 static const char MOVED[] = "expired-";
 
 /* What an earlier expiry could not remove whole: over NFS and sshfs an open file holds its folder.
+ * Returns a number behind theirs: what a rename over a full folder says differs, to sshfs it is
+ * EPERM.
  */
-static void remove_moved(cg_staging *staging)
+static unsigned remove_moved(cg_staging *staging)
 {
+    unsigned n_moved = 0;
     const int fd = openat(staging->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (dir == NULL) {
         if (fd >= 0)
             close(fd);
-        return;
+        return 0;
     }
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
-        if (strncmp(entry->d_name, MOVED, sizeof MOVED - 1) == 0)
+        if (strncmp(entry->d_name, MOVED, sizeof MOVED - 1) == 0) {
+            const unsigned long n = strtoul(entry->d_name + sizeof MOVED - 1, NULL, 10) + 1;
+            if (n > n_moved && n < UINT_MAX)
+                n_moved = (unsigned)n;
             cg_staging_remove(staging->dir_fd, entry->d_name);
+        }
     closedir(dir);
+    return n_moved;
 }
 
 /* It moves first: nobody ever finds a part of it, and what a kill leaves, the next daemon removes.
@@ -151,7 +160,7 @@ cg_status cg_contexts_expire(int root_fd, cg_staging *staging, int64_t now_s, in
                              size_t *n_inos_out, size_t *n_removed_out)
 {
     expiry e = {.staging = staging, .now_s = now_s};
-    remove_moved(staging);
+    e.n_moved = remove_moved(staging);
     const cg_status status = cg_walk(root_fd, visit, &e);
     if (e.n_inos > 0)
         qsort(e.inos, e.n_inos, sizeof *e.inos, by_number);

@@ -541,12 +541,15 @@ TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
         std::filesystem::create_directories(at + "/L1");
         return setxattr(at.c_str(), CG_CONTEXT_TTL, ttl, strlen(ttl), 0) == 0;
     };
-    if (!make_context("stuck", "1d"))
+    const auto make_stuck = [&] {
+        std::string deep = dir.path + "/m/contexts/stuck";
+        for (int i = 0; i < 40; i++)
+            deep += "/d";
+        std::filesystem::create_directories(deep);
+        return make_context("stuck", "1d");
+    };
+    if (!make_stuck())
         GTEST_SKIP() << "no extended attributes here: expiry is not checked";
-    std::string deep = dir.path + "/m/contexts/stuck";
-    for (int i = 0; i < 40; i++)
-        deep += "/d";
-    std::filesystem::create_directories(deep);
     cg_staging staging;
     uint64_t n_left;
     ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
@@ -576,6 +579,16 @@ TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
     std::filesystem::remove_all(left()[0] / "d/d");
     EXPECT_EQ(expire(), 0u);
     EXPECT_TRUE(left().empty()) << "it is tried again";
+
+    ASSERT_TRUE(make_stuck());
+    EXPECT_EQ(expire(), 1u);
+    ASSERT_EQ(left().size(), 1u);
+    std::filesystem::rename(left()[0], own + "/expired-7");
+    ASSERT_TRUE(make_stuck());
+    EXPECT_EQ(expire(), 1u);
+    EXPECT_TRUE(std::filesystem::exists(own + "/expired-8")) << "not over what is left";
+    std::filesystem::remove_all(own + "/expired-7");
+    std::filesystem::remove_all(own + "/expired-8");
     cg_staging_close(&staging);
 }
 
