@@ -202,60 +202,50 @@ static void tell_of_life(void *user, uint64_t n_removed, bool was_taken_for_dead
                   "the folder for files that are being written was gone; they are lost");
 }
 
-/* What reads the whole store, on a thread that stands back. The keeper itself does not: who waits
- * for room waits for it. */
-static void run_behind(cg_fs *fs, void *(*work)(void *fs))
-{
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, work, fs) == 0)
-        pthread_join(thread, NULL);
-    else
-        work(fs);
-}
-
-static void *adopt_tree(void *arg)
-{
-    cg_fs_stand_back();
-    cg_fs_adopt_tree(arg);
-    return NULL;
-}
-
 /* One daemon of the store at a time. */
-static void *sweep(void *arg)
+static void sweep(cg_fs *fs)
 {
-    cg_fs *fs = arg;
     static const char LEASE[] = "sweeping";
     uint64_t n_removed;
     if (fs->read_only || !cg_lease_take(&fs->staging, LEASE))
-        return NULL;
-    cg_fs_stand_back();
+        return;
     cg_left_remove(fs->root_fd, cg_staging_now_s(&fs->staging), cg_fs_is_stopping, fs, &n_removed);
     cg_lease_give_back(&fs->staging, LEASE);
     if (n_removed > 0)
         cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed connectors",
                   (unsigned long long)n_removed);
+}
+
+/* What reads the whole store, on a thread that stands back. The keeper goes on meanwhile, and does
+ * not stand back: who waits for room waits for it. */
+static void *look_through(void *arg)
+{
+    cg_fs *fs = arg;
+    cg_fs_stand_back();
+    cg_fs_adopt_tree(fs);
+    do {
+        sweep(fs);
+    } while (!cg_fs_wait(fs, SWEEP_SECONDS * UINT64_C(1000000000)));
     return NULL;
 }
 
 void cg_fs_keep(cg_fs *fs)
 {
     struct timespec now;
-    int64_t swept_at_s = 0;
+    pthread_t behind;
     if (!fs->read_only && cg_staging_live(&fs->staging, tell_of_life, fs) != 0)
         cg_fs_log(fs, CG_LOG_ERROR, "no thread: other hosts will take this daemon for dead");
-    run_behind(fs, adopt_tree);
+    const bool has_behind = pthread_create(&behind, NULL, look_through, fs) == 0;
+    if (!has_behind) {
+        cg_fs_log(fs, CG_LOG_WARNING, "no thread: the store is looked through at the start alone");
+        cg_fs_adopt_tree(fs);
+        sweep(fs);
+    }
     pthread_mutex_lock(&fs->keep_lock);
     while (!fs->is_stopping) {
         clock_gettime(CLOCK_MONOTONIC, &now);
         /* The work is done without the lock, so that cg_fs_stop() need not wait for it to take the
          * lock. `continue`: the question whether to stop comes first again. */
-        if (swept_at_s == 0 || now.tv_sec - swept_at_s >= SWEEP_SECONDS) {
-            swept_at_s = now.tv_sec;
-            pthread_mutex_unlock(&fs->keep_lock);
-            run_behind(fs, sweep);
-            pthread_mutex_lock(&fs->keep_lock);
-            continue;
-        }
         if (cg_space_is_due(fs, now.tv_sec)) {
             pthread_mutex_unlock(&fs->keep_lock);
             cg_space_tend(fs);
@@ -266,4 +256,6 @@ void cg_fs_keep(cg_fs *fs)
         pthread_cond_timedwait(&fs->keep_stop, &fs->keep_lock, &now);
     }
     pthread_mutex_unlock(&fs->keep_lock);
+    if (has_behind)
+        pthread_join(behind, NULL);
 }

@@ -10,14 +10,18 @@
 #include "tests/fusefs/fsync_hook.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <random>
 #include <set>
+#include <thread>
 
 namespace
 {
@@ -530,6 +534,32 @@ TEST_F(SpaceTest, ExpiredContextsGoFirstAndPinnedOnesStay)
         EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
     EXPECT_EQ(levels_of(cold[0]), 2u | 4u | 8u) << "what expired goes first";
     EXPECT_EQ(levels_of(expired[0]) & 2u, 0u);
+}
+
+TEST_F(SpaceTest, RoomIsMadeWhileTheStoreIsLookedThrough)
+{
+    const int own_nice = getpriority(PRIO_PROCESS, 0);
+    std::atomic<bool> is_held{false}, may_go_on{false};
+    if (own_nice >= 19)
+        GTEST_SKIP() << "no thread could stand back";
+    publish(1, 8, 40);
+    open();
+    const cg_test::OpenHook hook([&](int, const char *) {
+        if (getpriority(PRIO_PROCESS, 0) == own_nice) /* on Linux: of this thread */
+            return;
+        is_held = true;
+        while (!may_go_on)
+            std::this_thread::yield();
+    });
+    std::thread keeper([this] { cg_fs_keep(fs->fs); });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while ((!is_held || metric("evictions_total") == 0) && std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
+    EXPECT_TRUE(is_held);
+    EXPECT_GT(metric("evictions_total"), 0u);
+    may_go_on = true;
+    cg_fs_stop(fs->fs);
+    keeper.join();
 }
 
 // What cannot be removed here lies deeper than cg_staging_remove() goes.
