@@ -56,8 +56,9 @@ bool cg_fs_is_stopping(void *fs)
 
 void cg_fs_stand_back(void)
 {
-    enum { BACKGROUND_NICE = 10 };
-    setpriority(PRIO_PROCESS, 0, BACKGROUND_NICE); /* on Linux: of this thread */
+    enum { STEPS_BACK = 10, LAST_NICE = 19 };
+    const int nice = getpriority(PRIO_PROCESS, 0) + STEPS_BACK; /* on Linux: of this thread */
+    setpriority(PRIO_PROCESS, 0, nice < LAST_NICE ? nice : LAST_NICE);
 }
 
 bool cg_fs_wait(cg_fs *fs, uint64_t ns)
