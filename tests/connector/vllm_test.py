@@ -642,22 +642,22 @@ def fp8_phase(work, cases):
     root = os.path.join(work, "fp8")
     prompt = read_prompts()["short"]
     whole = len(prompt) // 32 * 32
-    answers = {}
+    seen = set()
     for cache_dtype, in_store in (("fp8", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2")):
         engine = Engine(root, "float32", engine_args={"kv_cache_dtype": cache_dtype})
         with cases(f"a prompt is computed, stored, loaded and answered alike with {cache_dtype}"):
             cold, warm = engine.ask(prompt, max_tokens=24), engine.ask(prompt, max_tokens=24)
             equal((cold.hit, warm.hit, warm.level), (0, whole, "L0"), "tokens loaded at first and again, level")
             equal(warm.tokens, cold.tokens, "answer")
-            answers[cache_dtype] = cold.tokens
         with cases(f"chunks of {cache_dtype} say so"):
             dtypes = set()
-            for path in glob.glob(os.path.join(root_objects(root), "*", "*", "*L0.kv")):
+            new = set(glob.glob(os.path.join(root_objects(root), "*", "*", "*L0.kv"))) - seen
+            seen |= new
+            for path in new:
                 tool = [os.path.join(BUILD, "codec", "cgtool"), "info", "--json", path]
                 dtypes.add(json.loads(subprocess.run(tool, capture_output=True, check=True).stdout)["geometry"]["dtype"])
-            holds(in_store in dtypes, f"{dtypes} are in the store")
+            equal(dtypes, {in_store}, "types of the chunks that this engine stored")
         engine.llm.llm_engine.engine_core.shutdown()
-    holds(len(set(map(tuple, answers.values()))) == 2, "both kinds answer alike: whether they were told apart is not tested")
 
 
 def root_objects(root):
