@@ -74,6 +74,15 @@ class WatchTest : public FsTest
     {
         return store.path + "/" + path;
     }
+    // Whether the kernel may keep the listing that it has of the folder.
+    bool is_kept(const std::string &folder)
+    {
+        cg_fs_directory *directory;
+        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find(folder), &directory), 0);
+        const bool is = cg_fs_is_listed(directory);
+        cg_fs_closedir(directory);
+        return is;
+    }
     // Its time of change is not that of what may still come.
     bool is_settled(const std::string &path) const
     {
@@ -123,13 +132,7 @@ TEST_F(WatchTest, NothingIsTrustedAfterIt)
 
 TEST_F(WatchTest, AListingIsKeptUntilItsFolderChanges)
 {
-    cg_fs_directory *directory;
-    const auto is_listed = [&] {
-        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m"), &directory), 0);
-        const bool is = cg_fs_is_listed(directory);
-        cg_fs_closedir(directory);
-        return is;
-    };
+    const auto is_listed = [this] { return is_kept("m"); };
     start();
     ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
     EXPECT_FALSE(is_listed()) << "the folder has just changed";
@@ -145,12 +148,7 @@ TEST_F(WatchTest, AListIsFoundOfAFolderWhoseListingIsKept)
                                         1,          0x50004, UINT32_MAX, 0x70010,
                                         UINT32_MAX, 0x50020, UINT32_MAX};
     cg_fs_directory *directory;
-    const auto is_listed = [&] {
-        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m"), &directory), 0);
-        const bool is = cg_fs_is_listed(directory);
-        cg_fs_closedir(directory);
-        return is;
-    };
+    const auto is_listed = [this] { return is_kept("m"); };
     start();
     EXPECT_TRUE(comes(is_listed));
     if (setxattr(below("m").c_str(), "system.posix_acl_access", list.data(), 4 * list.size(), 0) !=
