@@ -105,6 +105,18 @@ inline ProfileSpec spec_2(bool joined, ProfileSpec spec = ProfileSpec())
     return spec;
 }
 
+// K and V of 10 layers of SmolLM2-135M in one matrix: the profile tool's --prefer smallest.
+inline ProfileSpec ten_layer_spec()
+{
+    ProfileSpec spec = spec_2(true);
+    spec.n_layers = 10;
+    spec.n_kv_heads = 3;
+    spec.head_dim = spec.rotary_dim = 64;
+    spec.group_layers = {10};
+    spec.most_components = 100;
+    return spec;
+}
+
 // Steps of anchors are far below those of deltas: a token on the wrong side of a group's border
 // shows in its error.
 inline ProfileSpec paper_spec()

@@ -320,15 +320,9 @@ TEST(GeometryDecodeTest, WritesWhatTheCpuDecodes)
     }
 }
 
-// K and V of 10 layers of SmolLM2-135M in one matrix: the profile tool's --prefer smallest.
 TEST(GeometryDecodeTest, TakesMatricesOfMoreThan2048Channels)
 {
-    ProfileSpec spec = spec_2(true);
-    spec.n_layers = 10;
-    spec.n_kv_heads = 3;
-    spec.head_dim = spec.rotary_dim = 64;
-    spec.group_layers = {10};
-    spec.most_components = 100;
+    ProfileSpec spec = ten_layer_spec();
     spec.nests = true;
     const Laid laid(spec);
     expect_decodes_all(laid, &spec, make_chunk(laid, spec, CG_DTYPE_BF16, 0, 21, CG_L1, CG_L3));

@@ -76,13 +76,7 @@ TEST(Project, IsThatOfF64)
 
 TEST(Project, TakesMatricesOfMoreThan2048Channels)
 {
-    ProfileSpec spec = spec_2(true);
-    spec.n_layers = 10;
-    spec.n_kv_heads = 3;
-    spec.head_dim = spec.rotary_dim = 64;
-    spec.group_layers = {10};
-    spec.most_components = 100;
-    const Case c(spec);
+    const Case c(ten_layer_spec());
     const cg_projection what = {0, 6, cg_projection_stride(c.n_channels(0)), {100, 99, 17}};
     const auto rows = make_rows(what, c.n_channels(0));
     ASSERT_GT(c.n_channels(0), 2048u);
