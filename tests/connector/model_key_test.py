@@ -197,7 +197,7 @@ class WeightsCheckTest(unittest.TestCase):
 
     def test_a_store_asks_with_a_digest_in_its_model_json(self):
         self.assertIsNone(digest_of(self.folder))
-        for text, found in (('{"weights_digest": "%s"}' % self.digest, self.digest), ("{}", None)):
+        for text, found in ((json.dumps({"weights_digest": self.digest}), self.digest), ("{}", None)):
             with open(os.path.join(self.folder, "model.json"), "w") as file:
                 file.write(text)
             self.assertEqual(digest_of(self.folder), found)
