@@ -54,11 +54,12 @@ static int read_kv(const char *path, const cg_safetensors *tensors, kv_tensors *
     return cg_tool_fail(path, cg_geometry_check(&kv->geometry));
 }
 
-/* Decimal text or u32 little-endian: an id below 2^29 has a byte that is no text. */
+/* Decimal text or u32 little-endian: the high byte of an id below 9 << 24 is no text. */
 static bool is_text(const cg_tool_file *file)
 {
+    static const char characters[] = "0123456789 ,\t\r\n[]";
     for (size_t i = 0; i < file->n_bytes; i++) {
-        if (memchr("0123456789 ,\t\r\n[]", file->bytes[i], 18) == NULL)
+        if (memchr(characters, file->bytes[i], sizeof characters - 1) == NULL)
             return false;
     }
     return true;

@@ -331,10 +331,19 @@ class CgtoolTest(unittest.TestCase):
             self.encode(tensors, self.path("b.kv"), "--tokens", self.path(name))
             self.assertEqual(read(self.path("a.kv")), read(self.path("b.kv")))
             os.remove(self.path("b.kv"))
+        # Ids whose bytes are the characters of numbers: a file of these is no text all the same.
+        digits = [0x31, 0x3039, 0x2C, 0x0A, 0x30, 0x39, 0x20, 0x5B, 0x3231]
+        tensors["tokens"] = ("I64", [9], struct.pack("<9q", *digits))
+        self.encode(tensors, self.path("a.kv"))
+        del tensors["tokens"]
+        write(self.path("digits"), struct.pack("<9I", *digits))
+        self.encode(tensors, self.path("b.kv"), "--tokens", self.path("digits"))
+        self.assertEqual(read(self.path("b.kv")), read(self.path("a.kv")))
+        os.remove(self.path("b.kv"))
         for bad in (b"1 2 3", struct.pack("<8I", *tokens[:8]), b"1 2 3 4 5 6 7 8 99999999999", b"\0\1\2", b""):
             write(self.path("bad"), bad)
             self.encode(tensors, self.path("b.kv"), "--tokens", self.path("bad"), want=1)
-        self.assert_no_leftovers("a.kv", "ids", "ids.txt", "bad")
+        self.assert_no_leftovers("a.kv", "ids", "ids.txt", "digits", "bad")
 
     def test_bad_inputs_are_1_and_write_nothing(self):
         tensors, tokens = make_kv(9)
