@@ -55,10 +55,19 @@ typedef struct chunk_view {
     cg_chunk chunk;
     cg_status status; /* of cg_chunk_verify() */
     bool has_sections;
+    bool is_joined;          /* K and V have one matrix: no section is a matrix of V */
     uint32_t n_tokens_shown; /* 0 when the tokens are damaged */
     uint32_t *tokens;        /* free() */
     double bits_per_element, ratio;
 } chunk_view;
+
+static const char *plane_name(const chunk_view *view, unsigned kind, unsigned plane)
+{
+    const bool is_matrix = kind != CG_SECTION_LOSSLESS && kind != CG_SECTION_SINKS;
+    if (kind == CG_SECTION_TOKENS)
+        return "";
+    return is_matrix && view->is_joined ? "K+V" : plane == CG_K ? "K" : "V";
+}
 
 static cg_status view_chunk(const cg_tool_file *file, chunk_view *view)
 {
@@ -76,6 +85,11 @@ static cg_status view_chunk(const cg_tool_file *file, chunk_view *view)
     view->ratio = 8.0 * (double)cg_dtype_bytes(h->geometry.dtype) / view->bits_per_element;
     if (!view->has_sections)
         return CG_OK;
+    view->is_joined = true;
+    for (uint32_t i = 0; i < h->n_sections; i++) {
+        const cg_section s = cg_chunk_section(&view->chunk, i);
+        view->is_joined &= s.kind != CG_SECTION_SYMBOLS || s.plane == CG_K;
+    }
     view->tokens = malloc(h->n_tokens * sizeof *view->tokens);
     if (view->tokens == NULL)
         return CG_ERR_NO_MEMORY;
@@ -95,14 +109,11 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
         json_array_append_new(tokens, json_integer(view->tokens[i]));
     for (uint32_t i = 0; view->has_sections && i < h->n_sections; i++) {
         const cg_section s = cg_chunk_section(&view->chunk, i);
-        json_array_append_new(sections, json_pack("{s:s, s:s, s:i, s:I, s:I, s:f}", "kind",
-                                                  section_name(s.kind), "plane",
-                                                  s.kind == CG_SECTION_TOKENS ? ""
-                                                  : s.plane == CG_K           ? "K"
-                                                                              : "V",
-                                                  "group", s.group, "offset", (json_int_t)s.offset,
-                                                  "bytes", (json_int_t)s.bytes, "share",
-                                                  (double)s.bytes / (double)h->file_bytes));
+        json_array_append_new(
+            sections, json_pack("{s:s, s:s, s:i, s:I, s:I, s:f}", "kind", section_name(s.kind),
+                                "plane", plane_name(view, s.kind, s.plane), "group", s.group,
+                                "offset", (json_int_t)s.offset, "bytes", (json_int_t)s.bytes,
+                                "share", (double)s.bytes / (double)h->file_bytes));
     }
     char scales[17] = ""; /* without */
     if (h->scales != 0)
@@ -141,16 +152,17 @@ static void print_sections(const chunk_view *view)
         char where[32] = "";
         if (s.kind != CG_SECTION_TOKENS)
             snprintf(where, sizeof where, "%s %s %u",
-                     s.kind == CG_SECTION_LOSSLESS ? "layer" : "group", s.plane == CG_K ? "K" : "V",
-                     s.group);
+                     s.kind == CG_SECTION_LOSSLESS ? "layer" : "group",
+                     plane_name(view, s.kind, s.plane), s.group);
         print_row(section_name(s.kind), where, s.bytes, h);
         total[s.kind][s.plane] += s.bytes;
     }
     for (unsigned kind = CG_SECTION_LOSSLESS; kind <= CG_SECTION_TO_L1; kind++) {
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
+            char where[32];
+            snprintf(where, sizeof where, "all %s", plane_name(view, kind, plane));
             if (total[kind][plane] > 0)
-                print_row(section_name(kind), plane == CG_K ? "all K" : "all V", total[kind][plane],
-                          h);
+                print_row(section_name(kind), where, total[kind][plane], h);
         }
     }
 }

@@ -139,6 +139,15 @@ class CgtoolTest(unittest.TestCase):
             self.assertEqual(done.stderr, f"cgtool: {missing}: " + done.stderr.split(": ", 2)[2])
             self.assertEqual(done.stderr.count("\n"), 1)
 
+    def test_info_says_whose_matrices_a_chunk_has(self):
+        # Joined profiles have one matrix for K and V; their sinks are apart all the same.
+        for folder, planes, rows in ((f"{GOLDEN}/../v3-joined", {"K+V"}, "all K+V"), (GOLDEN, {"K", "V"}, "all K ")):
+            chunk = os.path.join(folder, "bf16-0-L2.kv")
+            sections = json.loads(self.run_tool("info", "--json", chunk).stdout)["sections"]
+            self.assertEqual({s["plane"] for s in sections if s["kind"] == "symbols"}, planes)
+            self.assertEqual({s["plane"] for s in sections if s["kind"] == "sinks"}, {"K", "V"})
+            self.assertIn(f"symbols    {rows}", self.run_tool("info", chunk).stdout)
+
     def test_info_of_chunks_and_profiles(self):
         chunk = os.path.join(GOLDEN, "bf16-0-L2.kv")
         about = json.loads(self.run_tool("info", "--json", chunk).stdout)
