@@ -3,6 +3,7 @@
 usage: scheduler_test.py
 """
 
+import array
 import ctypes
 import functools
 import os
@@ -21,10 +22,11 @@ try:
 except ImportError as error:
     print(f"skipped: {error}: no step of a scheduler was planned")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
+from cachegen import abi  # noqa: E402
 from cachegen.vllm.arrivals import Arrivals  # noqa: E402
 from cachegen.vllm.guard import Failures  # noqa: E402
 from cachegen.vllm.messages import LoadReport, WorkerReport  # noqa: E402
-from cachegen.vllm.request_key import key_tokens  # noqa: E402
+from cachegen.vllm.request_key import key_tokens, parse_options  # noqa: E402
 from cachegen.vllm.scheduler import Scheduler  # noqa: E402
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
@@ -144,6 +146,15 @@ class WishesTest(unittest.TestCase):
         made.matched_tokens(request("later", arrival_time=time.time() + 1000), 0)
         self.assertEqual(store.spent_ns, 0)  # a clock that was set back
         self.assertEqual(store.max_kl, 0)
+
+
+    def test_a_budget_without_end_is_a_long_one(self):
+        # The library takes 64 bits of ns: 18446744073710 ms would come around to half a millisecond.
+        for budget_ms, want_ns in ((1.5, 1_500_000), (18446744073710, 86400 * 10**9), (float("inf"), 86400 * 10**9)):
+            with self.subTest(budget_ms):
+                options = parse_options({"cachegen.ttft_budget_ms": budget_ms})
+                passed_on = abi.make_request(array.array("I", [1]), ttft_budget_ns=options.ttft_budget_ns)
+                self.assertEqual(passed_on.ttft_budget_ns, want_ns)
 
 
 class ArrivalsTest(unittest.TestCase):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 PREFIX = "cachegen."
 MAX_NAME_BYTES = 255
+MAX_BUDGET_MS = 86_400_000  # as the configuration's; more would not fit into the library's ns
 _SALTED = re.compile("@[0-9a-f]{16}$")
 
 
@@ -64,7 +65,7 @@ def parse_options(params, salt=None):
     if (level := params.get(PREFIX + "level")) is not None:
         options.level = parse_level(level)
     if (budget := params.get(PREFIX + "ttft_budget_ms")) is not None:
-        options.ttft_budget_ns = max(0, int(float(budget) * 1e6))
+        options.ttft_budget_ns = max(0, int(min(float(budget), MAX_BUDGET_MS) * 1e6))
     if (quality := params.get(PREFIX + "quality")) is not None:
         options.max_kl = float(quality)
         if not 0 < options.max_kl < 1000 or options.level is not None:
