@@ -161,7 +161,9 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
 
     cg_tool_output out;
     uint64_t written_bytes = 0, all_saturated = 0;
-    cg_key parent = cg_key_root(model, salt, strlen(salt));
+    /* As connectors do: they find what is encoded here. */
+    const cg_fingerprint of_cache = cg_key_model(model, kv->geometry.dtype);
+    cg_key parent = cg_key_root(&of_cache, salt, strlen(salt));
     int code = cg_tool_output_open(&out, options, options->paths[1], kv->n_tokens > step);
     for (size_t first = 0; code == CG_TOOL_OK && first < kv->n_tokens; first += step) {
         const size_t n = kv->n_tokens - first < step ? kv->n_tokens - first : step;

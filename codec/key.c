@@ -14,11 +14,25 @@ static cg_key canonical(XXH128_hash_t hash)
     return key;
 }
 
+cg_fingerprint cg_key_model(const cg_fingerprint *model, unsigned dtype)
+{
+    const char *name = cg_dtype_name(dtype);
+    cg_fingerprint of_cache;
+    XXH3_state_t state; /* on the stack: no allocation that could fail */
+    XXH3_INITSTATE(&state);
+    XXH3_128bits_reset(&state);
+    XXH3_128bits_update(&state, model->bytes, sizeof model->bytes);
+    XXH3_128bits_update(&state, name, strlen(name));
+    const cg_key key = canonical(XXH3_128bits_digest(&state));
+    memcpy(of_cache.bytes, key.bytes, sizeof of_cache.bytes);
+    return of_cache;
+}
+
 cg_key cg_key_root(const cg_fingerprint *model, const void *salt, size_t salt_bytes)
 {
     static const char domain[] = "cachegenfs.key.1";
     uint8_t length[4];
-    XXH3_state_t state; /* on the stack: no allocation that could fail */
+    XXH3_state_t state;
     XXH3_INITSTATE(&state);
     XXH3_128bits_reset(&state);
     XXH3_128bits_update(&state, domain, sizeof domain - 1);

@@ -1,6 +1,7 @@
 /* codec/key.h - the chain of chunk keys: what a chunk is found by.
  *
- *   root    = xxh3-128("cachegenfs.key.1" | model fingerprint | u32 salt_bytes | salt)
+ *   model   = xxh3-128(model fingerprint | name of the KV cache's dtype)
+ *   root    = xxh3-128("cachegenfs.key.1" | model | u32 salt_bytes | salt)
  *   key(i)  = xxh3-128(key(i-1) | extra(i) | token ids as u32 little-endian)      key(-1) = root
  *
  * extra is the xxh3-128 of whatever else makes this KV differ (LoRA, multi-modal hashes), or zeros.
@@ -26,6 +27,10 @@ typedef struct cg_fingerprint {
 
 enum { CG_KEY_HEX_BYTES = 2 * CG_KEY_BYTES + 1 }; /* with the terminating zero */
 
+/* The model as roots mean it: with the dtype of its cache, of which a model's fingerprint says
+ * nothing. */
+cg_fingerprint cg_key_model(const cg_fingerprint *model, unsigned dtype);
+/* model: of cg_key_model(). */
 cg_key cg_key_root(const cg_fingerprint *model, const void *salt, size_t salt_bytes);
 cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *tokens,
                     size_t n_tokens);

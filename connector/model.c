@@ -248,12 +248,7 @@ cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sente
         goto done;
     model->scales = cg_scales_hash(scales, model->geometry.n_layers);
 
-    char rooted[CG_FINGERPRINT_BYTES + 16];
-    const char *dtype = cg_dtype_name(model->geometry.dtype);
-    memcpy(rooted, model->fingerprint.bytes, CG_FINGERPRINT_BYTES);
-    memcpy(rooted + CG_FINGERPRINT_BYTES, dtype, strlen(dtype)); /* at most 8 letters */
-    const cg_key key = cg_key_of_bytes(rooted, CG_FINGERPRINT_BYTES + strlen(dtype));
-    memcpy(model->key_fingerprint.bytes, key.bytes, sizeof key.bytes);
+    model->key_fingerprint = cg_key_model(&model->fingerprint, model->geometry.dtype);
     if ((status = open_profile(model, config, scales, error)) == CG_OK)
         take_quality(model, text, path, error);
     else

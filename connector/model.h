@@ -25,8 +25,7 @@ typedef struct cg_model {
     cg_geometry geometry;
     cg_fingerprint fingerprint;
     uint64_t scales;                /* cg_scales_hash(): of the engine's fp8 cache; 0: all are 1 */
-    cg_fingerprint key_fingerprint; /* xxh3-128(fingerprint | dtype's name, e.g. "bf16"): what
-                                       cg_key_root() takes */
+    cg_fingerprint key_fingerprint; /* cg_key_model(): what cg_key_root() takes */
     bool has_json;                  /* false: the first save writes model.json */
     cg_profile *profile;            /* NULL: none, L0 only */
     cg_fingerprint profile_fingerprint; /* zeros without */

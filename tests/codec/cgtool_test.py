@@ -319,6 +319,18 @@ class CgtoolTest(unittest.TestCase):
         self.assertIn("changed while it was read", stderr)
         self.assertFalse(os.path.exists(self.path("out")))
 
+    def test_keys_are_those_that_connectors_ask_for(self):
+        # Keys begin with model, dtype of the cache, and salt. With x = xxh3-128 of libxxhash:
+        #   x(b"cachegenfs.key.1" + x(PROFILE[24:40] + b"bf16") + struct.pack("<I", 0))
+        for dtype, options, want in (
+            ("BF16", [], "7a4db1d2dc1937ff89f2d713f457a9bc"),
+            ("BF16", ["--salt", "tenant"], "3ae6472cc61621212edf5ba70da0f016"),
+            ("F8_E4M3", [], "2b8b054c958a00307b559821e61acc3d"),
+        ):
+            self.encode(make_kv(9, dtype)[0], self.path("x.kv"), *options, level="L0")
+            about = json.loads(self.run_tool("info", "--json", self.path("x.kv")).stdout)
+            self.assertEqual(about["parent"], want, f"{dtype} {options}")
+
     def test_chunk_size_and_keys_are_chosen(self):
         tensors, tokens = make_kv(32)
         keys = set()

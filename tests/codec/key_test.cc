@@ -27,6 +27,7 @@ cg_fingerprint model_0_to_15()
 //   x = xxhash.xxh3_128_digest;  model = bytes(range(16));  zero = bytes(16)
 //   root  = x(b"cachegenfs.key.1" + model + struct.pack("<I", 0))
 //   other = x(b"cachegenfs.key.1" + model + struct.pack("<I", 6) + b"tenant")
+//   bf16  = x(model + b"bf16");  fp8 = x(model + b"fp8_e5m2")
 //   first = x(root + zero + struct.pack("<4I", 1, 2, 3, 70000))
 //   lora  = x(b"lora-7")
 //   next  = x(first + lora + struct.pack("<1000I", *[i * 2654435761 % 49152 for i in range(1000)]))
@@ -38,6 +39,12 @@ TEST(Key, ChainEqualsThatOfAnotherImplementation)
     EXPECT_EQ(hex(root), "7da30048352d3126d207d925afd222de");
     const cg_key other = cg_key_root(&model, "tenant", 6);
     EXPECT_EQ(hex(other), "9d27419cf8c35fd0e322a89a17bcd15e");
+
+    cg_key of_cache;
+    memcpy(of_cache.bytes, cg_key_model(&model, CG_DTYPE_BF16).bytes, sizeof of_cache.bytes);
+    EXPECT_EQ(hex(of_cache), "7f85aed8b27a45284f7a570bd5dd81a0");
+    memcpy(of_cache.bytes, cg_key_model(&model, CG_DTYPE_FP8_E5M2).bytes, sizeof of_cache.bytes);
+    EXPECT_EQ(hex(of_cache), "a012e16c22edc9ea1ed150db3507f2ed");
 
     const uint32_t four[] = {1, 2, 3, 70000};
     const cg_key first = cg_key_chunk(&root, &zero, four, 4);
