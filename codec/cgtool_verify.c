@@ -25,6 +25,7 @@ static bool name_agrees(const char *path, const uint8_t bytes[CG_KEY_BYTES], con
            memcmp(named.bytes, bytes, sizeof named.bytes) == 0;
 }
 
+/* What checksums cannot tell: whether the streams are those of an encoder. */
 static cg_status decode(const cg_profile *profile, const cg_tool_file *file,
                         const cg_chunk_header *h, unsigned n_threads)
 {

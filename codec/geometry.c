@@ -31,6 +31,7 @@ cg_status cg_geometry_check(const cg_geometry *g)
     if (g->n_layers == 0 || g->n_layers > CG_MAX_LAYERS || g->n_kv_heads == 0 ||
         g->n_kv_heads > CG_MAX_KV_HEADS || g->head_dim == 0 || g->head_dim > CG_MAX_HEAD_DIM)
         return CG_ERR_INVALID_ARGUMENT;
+    /* An odd head_dim has no halves for a rotation to turn. */
     if (cg_dtype_bytes(g->dtype) == 0 || g->n_planes != CG_N_PLANES || g->head_dim % 2 != 0)
         return CG_ERR_UNSUPPORTED;
     return CG_OK;

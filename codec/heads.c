@@ -25,6 +25,8 @@ cg_status cg_heads_init(const cg_profile *profile, const cg_chunk_header *header
 {
     const size_t half = profile->rotary_dim / 2, n_tokens = header->n_tokens,
                  n_rows = profile->n_ropes * n_tokens;
+    /* By tokens, not by layers: layers of one table turn alike, so that cosines are computed once a
+     * token and not once a head. */
     float *memory = malloc((2 * n_rows * half + 1) * sizeof *memory); /* not 0 bytes */
     if (memory == NULL)
         return CG_ERR_NO_MEMORY;

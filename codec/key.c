@@ -5,6 +5,8 @@
 #include <string.h>
 #include <xxhash.h>
 
+/* XXH128_hash_t is two words in the machine's byte order: as it is, a key would not be the same
+ * everywhere. */
 static cg_key canonical(XXH128_hash_t hash)
 {
     XXH128_canonical_t bytes;

@@ -40,8 +40,8 @@ void cg_profile_free(cg_profile *profile); /* NULL is fine */
 /* Makes it a profile of fp8 caches whose elements stand for the element times scales[layer][plane],
  * scales[n_layers][2]: what is coded and decoded are the elements as they are stored. All 1: no
  * change. To be called once, before anything else has the profile; it fits only chunks of these
- * scales from then on. CG_ERR_INVALID_ARGUMENT: a scale is not above 0 and finite, or elements
- * would not be. CG_ERR_UNSUPPORTED: scales other than 1 with a profile of version 1. */
+ * scales then. CG_ERR_INVALID_ARGUMENT: a scale is not above 0 and finite, or elements would not
+ * be; then only free it. CG_ERR_UNSUPPORTED: not all 1, with a profile of version 1. */
 cg_status cg_profile_scale(cg_profile *profile, const float (*scales)[CG_N_PLANES]);
 
 /* dtype of the geometry is that of the cache the profile was made from: informative, other dtypes

@@ -146,6 +146,7 @@ cg_status cg_safetensors_open(const uint8_t *bytes, size_t n_bytes, cg_safetenso
     *what_out = "no safetensors header";
     if (!cg_cursor_u64(&in, &header_bytes))
         return CG_ERR_TRUNCATED;
+    /* Before the parser, whose memory grows with the text. */
     if (header_bytes > CG_SAFETENSORS_MAX_HEADER_BYTES)
         return CG_ERR_CORRUPT;
     if (!cg_cursor_bytes(&in, header_bytes, &header))

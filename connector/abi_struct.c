@@ -21,6 +21,7 @@ cg_status cg_abi_take(const void *given, void *out, size_t own_bytes)
     if (!has_head(given, &struct_size))
         return CG_ERR_INVALID_ARGUMENT;
     memcpy(&abi_version, (const char *)given + sizeof struct_size, sizeof abi_version);
+    /* 0: of a caller who has set nothing but the size, as with a zeroed struct. */
     if (abi_version != 0 && abi_version != CACHEGEN_ABI_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
     memset(out, 0, own_bytes);

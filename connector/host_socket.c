@@ -96,6 +96,7 @@ cg_status cg_host_lock_wait(const cg_key *name, uint64_t until_ns, bool (*is_ove
     if (status != CG_OK)
         return status == CG_ERR_NOT_FOUND ? CG_OK : status;
     struct pollfd connection = {.fd = fd};
+    /* Nothing is ever sent: what wakes is that the holder ends, or its process does. */
     while (poll(&connection, 1, SLICE_MS) <= 0 && status == CG_OK)
         if (is_over(user))
             status = CG_ERR_CANCELLED;

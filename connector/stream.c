@@ -66,6 +66,7 @@ bool cg_stream_wants(const cg_stream *stream, uint32_t chunk_index)
     return !stream->is_cancelled && chunk_index < stream->first_failed;
 }
 
+/* Chunks behind a hole may still be under way: they change nothing any more. */
 bool cg_stream_is_settled(const cg_stream *stream)
 {
     return stream->is_cancelled || stream->first + stream->n_whole >= stream->first_failed;
@@ -118,7 +119,7 @@ uint8_t cg_stream_level_in(const cg_stream *stream, uint32_t chunk_index, uint64
         while (level < CG_N_LEVELS && (bytes[level] == 0 || bytes[level] > n_bytes))
             level++;
     else if (bytes[level] > n_bytes)
-        level = CG_N_LEVELS;
+        level = CG_N_LEVELS; /* a file of one level is of use only whole */
     return n_bytes > 0 ? level : CG_N_LEVELS;
 }
 
