@@ -304,7 +304,7 @@ class StartTest(unittest.TestCase):
     def test_keys_of_the_plugin_are_checked(self):
         for key, value in (
             ("strict", "yes"), ("untested_vllm", 1), ("lookup_wait_ms", -1), ("min_tokens", "many"), ("save_on_use", None),
-            ("keep_level", "L4"),
+            ("keep_level", "L4"), ("worst_level", "L9"), ("tail_multiple", "many"), ("tail_multiple", None),
         ):  # fmt: skip
             with self.subTest(key), self.assertRaisesRegex(Unsupported, key):
                 Library(types.SimpleNamespace(kv_connector_extra_config={key: value}), None, None, None)

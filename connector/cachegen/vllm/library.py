@@ -62,12 +62,11 @@ class Library:
             raise Unsupported(reason)
         self.lookup_wait_s = own["lookup_wait_ms"] / 1e3
         self.min_tokens, self.save_on_use = own["min_tokens"], own["save_on_use"]
-        self.worst_level = parse_level(extra.get("worst_level", "L3"))
-        try:
-            self.keep_level = parse_level(own["keep_level"])
-        except ValueError as e:
-            raise Unsupported(f'"keep_level": {e}') from None
-        self.tail_tokens = int(extra.get("tail_multiple", 32))
+        self.worst_level = _level("worst_level", extra.get("worst_level", "L3"))
+        self.keep_level = _level("keep_level", own["keep_level"])
+        self.tail_tokens = extra.get("tail_multiple", 32)
+        if not isinstance(self.tail_tokens, int):
+            raise Unsupported(f'"tail_multiple" is {self.tail_tokens!r}: a number of tokens')
         self.block_tokens = vllm_config.cache_config.block_size
         self._has_mrope = vllm_config.model_config.uses_mrope
         self.may_load, self.may_save = transfer_config.is_kv_consumer, transfer_config.is_kv_producer
@@ -128,6 +127,13 @@ class Library:
 
     def close(self):
         self.cg.close()
+
+
+def _level(key, value):
+    try:
+        return parse_level(value)
+    except ValueError as e:
+        raise Unsupported(f'"{key}": {e}') from None
 
 
 def digest_of(folder):
