@@ -2,6 +2,7 @@
 
 #include "fusefs/staging.h"
 #include "fusefs/walk.h"
+#include "iouring/beneath.h"
 #include "iouring/tree.h"
 
 #include <dirent.h>
@@ -98,13 +99,9 @@ static const char MOVED[] = "expired-";
 static unsigned remove_moved(cg_staging *staging)
 {
     unsigned n_moved = 0;
-    const int fd = openat(staging->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        if (fd >= 0)
-            close(fd);
+    DIR *dir = cg_beneath_list(openat(staging->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (dir == NULL)
         return 0;
-    }
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
         if (strncmp(entry->d_name, MOVED, sizeof MOVED - 1) == 0) {
             const unsigned long n = strtoul(entry->d_name + sizeof MOVED - 1, NULL, 10) + 1;

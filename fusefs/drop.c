@@ -58,13 +58,9 @@ static int unlink_names(const place *p, unsigned end)
 static bool holds_chunks(int dir_fd)
 {
     bool found = false;
-    const int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        if (fd >= 0)
-            close(fd);
+    DIR *dir = cg_beneath_list(openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (dir == NULL)
         return true;
-    }
     for (const struct dirent *e; !found && (e = readdir(dir)) != NULL;)
         found = strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
                 strcmp(e->d_name, "tokens") != 0;

@@ -17,6 +17,7 @@
 #include "fusefs/publish.h"
 #include "fusefs/published.h"
 #include "fusefs/reach.h"
+#include "iouring/beneath.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -92,13 +93,9 @@ static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char
     if (depth_of(path) >= MAX_STRICT_DEPTH && depth_of(old_path) >= MAX_STRICT_DEPTH)
         return 0;
     const int fd = openat(parent_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        const int error = errno;
-        if (fd >= 0)
-            close(fd);
-        return error;
-    }
+    DIR *dir = cg_beneath_list(fd);
+    if (dir == NULL)
+        return errno;
     const size_t name_bytes = NAME_MAX + 2;
     char *old_below = malloc(strlen(old_path) + name_bytes),
          *below = malloc(strlen(path) + name_bytes);

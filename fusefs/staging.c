@@ -1,5 +1,7 @@
 #include "fusefs/staging.h"
 
+#include "iouring/beneath.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -24,12 +26,9 @@ static uint64_t remove_tree(int dir_fd, const char *name, unsigned depth)
 {
     uint64_t n_removed = 0;
     const int fd = openat(dir_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        if (fd >= 0)
-            close(fd);
+    DIR *dir = cg_beneath_list(fd);
+    if (dir == NULL)
         return 0;
-    }
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
@@ -89,13 +88,9 @@ static uint64_t remove_dead(cg_staging *staging)
     char own[CG_STAGING_OWN_BYTES];
     const cg_life life = own_life(staging);
     cg_staging_own(staging, own);
-    const int fd = openat(staging->all_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        if (fd >= 0)
-            close(fd);
+    DIR *dir = cg_beneath_list(openat(staging->all_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (dir == NULL)
         return 0;
-    }
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
             strcmp(entry->d_name, own) != 0 &&

@@ -1,5 +1,6 @@
 #include "fusefs/walk.h"
 
+#include "iouring/beneath.h"
 #include "iouring/tree.h"
 
 #include <dirent.h>
@@ -52,11 +53,9 @@ static cg_status walk_entry(walk *w, int dir_fd, const char *leaf, unsigned dept
 static cg_status walk_folder(walk *w, int fd, unsigned depth)
 {
     cg_status status = CG_OK;
-    DIR *dir = fdopendir(fd);
-    if (dir == NULL) {
-        close(fd);
+    DIR *dir = cg_beneath_list(fd);
+    if (dir == NULL)
         return CG_OK;
-    }
     for (const struct dirent *e; status == CG_OK && (e = readdir(dir)) != NULL;) {
         const bool may_be_folder = e->d_type == DT_DIR || e->d_type == DT_UNKNOWN;
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&

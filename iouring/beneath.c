@@ -71,6 +71,16 @@ int cg_beneath_open(int root_fd, const char *path, int flags)
     }
 }
 
+DIR *cg_beneath_list(int fd)
+{
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    const int error = errno;
+    if (dir == NULL && fd >= 0)
+        close(fd);
+    errno = error;
+    return dir;
+}
+
 cg_status cg_beneath_locate_in(int dir_fd, const char *path, cg_located *located_out)
 {
     const char *slash = strrchr(path, '/');

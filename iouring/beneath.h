@@ -10,6 +10,7 @@
 #define CG_IOURING_BENEATH_H
 #include "codec/status.h"
 #include "iouring/tree.h"
+#include <dirent.h>
 #include <sys/types.h>
 
 #ifdef __cplusplus
@@ -24,6 +25,10 @@ int cg_beneath_open(int root_fd, const char *path, int flags);
 /* The same without openat2. For kernels without it, for paths of PATH_MAX and more, and for
  * tests. */
 int cg_beneath_open_by_step(int root_fd, const char *path, int flags);
+
+/* The entries of the open folder fd, which closedir() closes with them. NULL: fd is closed, and
+ * errno says why; fd may be -1, and then errno stays. */
+DIR *cg_beneath_list(int fd);
 
 /* A file by the folder that it lies in, which was opened beneath the root: whatever is done with
  * `at` stays in that folder, also when a folder above is replaced by a link meanwhile. */

@@ -1,5 +1,6 @@
 #include "iouring/folders.h"
 
+#include "iouring/beneath.h"
 #include "iouring/io_op.h"
 
 #include <dirent.h>
@@ -83,13 +84,9 @@ cg_status cg_folders_open(cg_folders *folders, int dir_fd, const char *path, uin
     bool is_there[CG_N_FOLDERS] = {false};
     const uint32_t most = most_open();
     const int fd = openat(dir_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        const cg_status status = cg_status_from_errno(errno);
-        if (fd >= 0)
-            close(fd);
-        return status;
-    }
+    DIR *dir = cg_beneath_list(fd);
+    if (dir == NULL)
+        return cg_status_from_errno(errno);
     for (const struct dirent *entry; (entry = readdir(dir)) != NULL;)
         note(entry->d_name, is_there);
     /* One slow answer may have waited for a processor; so many in a row were asked for. */

@@ -391,14 +391,9 @@ static cg_status for_each(adoption *a, const char *dir_path, visitor *visit)
     char path[CG_TREE_PATH_BYTES];
     cg_status status = CG_OK;
     const int fd = cg_beneath_open(a->root_fd, dir_path, O_RDONLY | O_DIRECTORY);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        status =
-            errno == ENOTDIR || errno == ELOOP ? CG_ERR_NOT_FOUND : cg_status_from_errno(errno);
-        if (fd >= 0)
-            close(fd);
-        return status;
-    }
+    DIR *dir = cg_beneath_list(fd);
+    if (dir == NULL)
+        return errno == ENOTDIR || errno == ELOOP ? CG_ERR_NOT_FOUND : cg_status_from_errno(errno);
     const bool at_root = dir_path[0] == '\0';
     for (const struct dirent *e = readdir(dir); e != NULL && !is_fatal(status); e = readdir(dir)) {
         const int n = at_root ? snprintf(path, sizeof path, "%s", e->d_name)

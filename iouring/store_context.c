@@ -6,6 +6,7 @@
  * another context. (A context that only grows keeps its own.)
  */
 #include "codec/cursor.h"
+#include "iouring/beneath.h"
 #include "iouring/file.h"
 #include "iouring/store_internal.h"
 
@@ -370,12 +371,9 @@ static void remove_stale(const context *c)
         snprintf(dir_path, sizeof dir_path, "%s/contexts/%s/L%u", c->store->model, c->name, level);
         const int fd =
             openat(c->store->root_fd, dir_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-        if (dir == NULL) {
-            if (fd >= 0)
-                close(fd);
+        DIR *dir = cg_beneath_list(fd);
+        if (dir == NULL)
             continue;
-        }
         for (const struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
             cg_tree_name name;
             snprintf(path, sizeof path, "%s/%s", dir_path, e->d_name);
