@@ -254,36 +254,24 @@ int cg_fs_rmdir(cg_fs *fs, cg_fs_node *parent, const char *name)
 }
 
 /* Whether the folder may be listed: EACCES. And whether it is as it was when this was asked before,
- * so that its listing is what the kernel kept. A list of access control changes its time, too. The
- * clock of files is coarse: a folder that has just changed can change again and keep its time, and
- * no listing of it is remembered. */
+ * so that its listing is what the kernel kept. A list of access control changes its time, too. */
 static int check_folder(cg_fs *fs, cg_fs_node *node, int fd, bool *is_listed_out)
 {
-    struct stat attr;
-    struct timespec now;
-    const bool may_be_kept = fs->watch.is_trusted && fstat(fd, &attr) == 0;
-    int64_t changed_ns = 0;
-    *is_listed_out = false;
-    clock_gettime(CLOCK_REALTIME, &now);
-    const uint32_t now_s = (uint32_t)now.tv_sec, doubts = fs->watch.n_doubts;
-    if (may_be_kept && attr.st_ctim.tv_sec + 1 < now.tv_sec) {
-        changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec;
-        pthread_mutex_lock(&fs->nodes.lock);
-        *is_listed_out = node->listed_ns == changed_ns && node->listed_doubts == doubts &&
-                         now_s - node->listed_at_s < CG_FS_TRUST_SECONDS;
-        pthread_mutex_unlock(&fs->nodes.lock);
-    }
+    const cg_settled now = cg_watch_settle(fs, fd);
+    const uint32_t doubts = fs->watch.n_doubts;
+    pthread_mutex_lock(&fs->nodes.lock);
+    const cg_settled before = {node->listed_ns, node->listed_at_s};
+    *is_listed_out = cg_watch_is_as_before(&now, &before) && node->listed_doubts == doubts;
+    pthread_mutex_unlock(&fs->nodes.lock);
     if (*is_listed_out)
         return 0;
     if (!fs->ignores_acls && cg_acls_are_on(fd))
         return EACCES;
-    if (may_be_kept) {
-        pthread_mutex_lock(&fs->nodes.lock);
-        node->listed_ns = changed_ns; /* 0: it is not settled */
-        node->listed_at_s = now_s;
-        node->listed_doubts = doubts;
-        pthread_mutex_unlock(&fs->nodes.lock);
-    }
+    pthread_mutex_lock(&fs->nodes.lock);
+    node->listed_ns = now.changed_ns;
+    node->listed_at_s = now.looked_at_s;
+    node->listed_doubts = doubts;
+    pthread_mutex_unlock(&fs->nodes.lock);
     return 0;
 }
 

@@ -53,24 +53,19 @@ int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_p
 
 void cg_open_file_compare(cg_fs *fs, cg_fs_file *file)
 {
-    struct stat attr;
-    struct timespec now, monotonic;
-    if (!fs->watch.is_trusted || fstat(file->fd, &attr) != 0) /* others change it unseen */
-        return;
-    clock_gettime(CLOCK_REALTIME, &now);
-    clock_gettime(CLOCK_MONOTONIC, &monotonic);
-    if (attr.st_ctim.tv_sec + 1 >= now.tv_sec)
+    const cg_settled now = cg_watch_settle(fs, file->fd);
+    if (now.changed_ns == 0)
         return;
     file->note = (cg_read_note){
         .generation = file->node->generation,
-        .changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec,
-        .opened_at_s = (uint32_t)monotonic.tv_sec,
+        .changed_ns = now.changed_ns,
+        .opened_at_s = now.looked_at_s,
     };
     pthread_mutex_lock(&fs->nodes.lock);
     const cg_read_note *noted = &fs->nodes.read_notes[file->note.generation % CG_N_READ_NOTES];
-    file->unchanged = noted->generation == file->note.generation &&
-                      noted->changed_ns == file->note.changed_ns &&
-                      file->note.opened_at_s - noted->opened_at_s < CG_FS_TRUST_SECONDS;
+    const cg_settled before = {noted->changed_ns, noted->opened_at_s};
+    file->unchanged =
+        noted->generation == file->note.generation && cg_watch_is_as_before(&now, &before);
     file->note.n_changes = noted->n_changes;
     pthread_mutex_unlock(&fs->nodes.lock);
 }

@@ -11,6 +11,7 @@
 #include <sys/eventfd.h>
 #include <sys/fanotify.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef FAN_REPORT_TARGET_FID /* Linux 5.17 */
@@ -93,6 +94,27 @@ void cg_watch_stop(cg_watch *watch)
     const uint64_t one = 1;
     if (watch->stop_fd >= 0 && write(watch->stop_fd, &one, sizeof one) < 0)
         abort(); /* an eventfd that counts to one takes it */
+}
+
+cg_settled cg_watch_settle(const cg_fs *fs, int fd)
+{
+    struct stat attr;
+    struct timespec now;
+    cg_settled settled = {.changed_ns = 0};
+    if (!fs->watch.is_trusted || fstat(fd, &attr) != 0)
+        return settled;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (attr.st_ctim.tv_sec + 1 < now.tv_sec)
+        settled.changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    settled.looked_at_s = (uint32_t)now.tv_sec;
+    return settled;
+}
+
+bool cg_watch_is_as_before(const cg_settled *now, const cg_settled *before)
+{
+    return now->changed_ns != 0 && now->changed_ns == before->changed_ns &&
+           now->looked_at_s - before->looked_at_s < CG_FS_TRUST_SECONDS;
 }
 
 static void doubt_names(cg_fs *fs)

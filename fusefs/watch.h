@@ -25,6 +25,19 @@ typedef struct cg_watch {
     const cg_fs_kernel *kernel;
 } cg_watch;
 
+/* What a file or a folder was like at a moment, by its time of change. */
+typedef struct cg_settled {
+    int64_t changed_ns;   /* 0: unknown */
+    uint32_t looked_at_s; /* CLOCK_MONOTONIC */
+} cg_settled;
+
+/* Looks at fd. Unknown is what changes unseen, since nothing is watched, and what has just changed:
+ * the clock of files is coarse, so it can change again and keep its time. */
+cg_settled cg_watch_settle(const cg_fs *fs, int fd);
+/* Whether it is as it was at the earlier look. Not all changes show in the time (fusefs/
+ * open_files.h), so that no look is good for longer than CG_FS_TRUST_SECONDS. */
+bool cg_watch_is_as_before(const cg_settled *now, const cg_settled *before);
+
 /* Zeros but for the descriptors. */
 void cg_watch_init(cg_watch *watch);
 /* Begins to note changes. ENOTSUP: the store's file system is not one that only this host changes.
