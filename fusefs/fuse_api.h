@@ -25,4 +25,13 @@ enum { CG_FUSE_EPOCHS_MINOR = 44 };
 #else
 #define CG_FUSE_HAS_IO_URING 0
 #endif
+
+/* Whether answers may be spliced to the kernel. It sends the last close of a file after the answers
+ * to all reads of it. ThreadSanitizer sees this order by writev(2) and read(2) of the device, and
+ * knows no splice(2): it would take a close for a race with an earlier read. */
+#if defined(__SANITIZE_THREAD__)
+#define CG_FUSE_MAY_SPLICE 0
+#else
+#define CG_FUSE_MAY_SPLICE 1
+#endif
 #endif

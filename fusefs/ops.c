@@ -106,15 +106,20 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
         conn->max_backing_stack_depth = mount->store_is_stacked ? 1 : 0;
         mount->passthrough.enabled = true;
     }
-    fuse_set_feature_flag(conn, FUSE_CAP_SPLICE_WRITE);
-    fuse_set_feature_flag(conn, FUSE_CAP_SPLICE_MOVE);
+    if (CG_FUSE_MAY_SPLICE) {
+        fuse_set_feature_flag(conn, FUSE_CAP_SPLICE_WRITE);
+        fuse_set_feature_flag(conn, FUSE_CAP_SPLICE_MOVE);
+    } else { /* libfuse's default */
+        fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_WRITE);
+    }
     /* A pipe for the largest request is larger than CAP_SYS_RESOURCE, which is dropped, may make
      * it: libfuse would make one for each request, try, and close it. */
     fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_READ);
 #else
     (void)mount;
-    conn->want |= conn->capable & (FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
-    conn->want &= ~(unsigned)FUSE_CAP_SPLICE_READ; /* as above */
+    const unsigned splices = FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE;
+    conn->want &= ~(unsigned)(splices | FUSE_CAP_SPLICE_READ); /* as above */
+    conn->want |= CG_FUSE_MAY_SPLICE ? conn->capable & splices : 0;
 #endif
 }
 

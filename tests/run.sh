@@ -34,8 +34,8 @@ setarch -R true 2> /dev/null && fixed_addresses="setarch -R"
 how="--output-on-failure -j2 --timeout 900 --repeat until-pass:2"
 for sanitizer in $sanitizers; do
     build "$sanitizer" "build-$sanitizer"
-    echo "== unit tests, fuzz corpus and stress with $sanitizer"
-    $fixed_addresses ctest --test-dir "build-$sanitizer" $how -L 'unit|fuzz|stress'
+    echo "== unit tests, fuzz corpus, stress and mounts with $sanitizer"
+    $fixed_addresses ctest --test-dir "build-$sanitizer" $how -L 'unit|fuzz|stress|mount'
 done
 
 build release build

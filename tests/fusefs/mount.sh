@@ -102,7 +102,11 @@ has_passthrough() {
     [ "$(id -u)" = 0 ] && "$cachegenfs" --version | grep -q 'passthrough: yes' && kernel_is 6 9
 }
 
+# In the daemons' log, where they are builds with a sanitizer.
+no_finding() { ! grep -E -A 20 'Sanitizer|runtime error' "$tmp/log"; }
+
 report() {
+    [ ! -e "$tmp/log" ] || check "no sanitizer found anything" no_finding
     if [ $n_failed -gt 0 ]; then
         echo "$n_failed of $n_checks checks failed; the daemon's log:"
         tail -n 20 "$tmp/log"
