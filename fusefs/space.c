@@ -218,10 +218,15 @@ void cg_space_tend(cg_fs *fs)
     const bool is_surveyed = survey_again(fs, &survey);
     clock_gettime(CLOCK_MONOTONIC, &now);
     fs->space.surveyed_at_s = now.tv_sec;
+    if (is_surveyed && is_ours)
+        tend_survey(fs, &survey);
+    const bool holds = is_ours && cg_lease_holds(&fs->staging, LEASE); /* or lost in the middle */
     if (is_surveyed) {
-        if (is_ours)
-            tend_survey(fs, &survey);
-        const bool is_full = fs->space.quota_bytes > 0 && used_now(fs) >= fs->space.quota_bytes;
+        /* Without what was published since the survey: some of it may go, and the next survey,
+         * which is due at once, tells. Only who makes room knows that there is none to be made. */
+        const bool is_full = fs->space.quota_bytes > 0 &&
+                             fs->space.surveyed_bytes >= fs->space.quota_bytes &&
+                             (holds || fs->space.is_full);
         if (is_full && !fs->space.is_full)
             cg_fs_log(fs, CG_LOG_WARNING,
                       "the store takes more than its quota, and nothing is left that may go");
@@ -232,7 +237,7 @@ void cg_space_tend(cg_fs *fs)
     fs->metrics.used_bytes = used_now(fs);
     if (!is_ours)
         return;
-    fs->space.is_waiting = !cg_lease_holds(&fs->staging, LEASE); /* it was lost in the middle */
+    fs->space.is_waiting = !holds;
     cg_lease_give_back(&fs->staging, LEASE);
 }
 

@@ -427,6 +427,40 @@ TEST_F(SpaceTest, AFullStoreOfContextsTakesNoMore)
     EXPECT_EQ(fs->close(file), 0);
 }
 
+TEST_F(SpaceTest, WhatComesWhileRoomIsMadeIsNoFullStore)
+{
+    publish(1, 3, 0);
+    publish(2, 6, 20);
+    open();
+    fs->mkdirs("m/contexts/c/L3");
+    const cg_test::Chunk large =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 5), CG_L3, &profile, QUOTA / 10 * 4);
+    cg_fs_file *file;
+    bool has_come = false;
+    {
+        const cg_test::FsyncHook hook(
+            [&](int) { /* of a chunk that loses its fine levels */
+                       if (has_come)
+                           return 0;
+                       has_come = true;
+                       EXPECT_EQ(fs->create("m/contexts/c/L3/00000.kv", &file), 0);
+                       EXPECT_EQ(fs->write(file, large.bytes), 0);
+                       EXPECT_EQ(fs->close(file), 0);
+                       return 0;
+            });
+        cg_space_tend(fs->fs);
+    }
+    ASSERT_TRUE(has_come);
+    ASSERT_GT(used(), QUOTA);
+    ASSERT_EQ(fs->create("m/contexts/c/L3/00001.kv", &file), 0) << "there is something that may go";
+    fs->close(file);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now.tv_sec));
+    cg_space_tend(fs->fs);
+    EXPECT_LE(used(), QUOTA / 100 * 90);
+}
+
 TEST_F(SpaceTest, AnErrorOfTheDiskLosesNothing)
 {
     const std::vector<cg_test::Chunk> cold = publish(1, 4, 20);
