@@ -81,7 +81,8 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
     } else {
         /* The caller's O_DIRECT is for its buffers, not for ours; creation and truncation are
          * done apart. */
-        flags &= ~(O_CREAT | O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
+        const bool appends = writable && (flags & O_APPEND) != 0;
+        flags &= ~(O_CREAT | O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME | O_APPEND);
         if ((flags & O_ACCMODE) == O_RDONLY && writable)
             flags |= O_RDWR; /* O_RDONLY | O_TRUNC */
         char *path;
@@ -99,6 +100,7 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
         }
         if ((error = cg_open_file_new(fs, node, fd, writable, NULL, file_out)) != 0)
             return error;
+        (*file_out)->appends = appends;
         (*file_out)->immutable = !writable && cg_published_by_name(fs, node);
         /* Being read counts as use, by which room is made (fusefs/space.h). */
         if ((*file_out)->immutable)
@@ -168,7 +170,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     }
 
     /* O_EXCL whatever the caller said: an existing file must pass cg_fs_open() and its rules. */
-    const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
+    const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME | O_APPEND);
     /* The file is the caller's from its first moment: see fusefs/persona.h. */
     cg_persona_enter(caller->uid, caller->gid);
     fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
@@ -203,6 +205,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         cg_fs_forget(fs, entry_out->node, 1);
         return error;
     }
+    (*file_out)->appends = (flags & O_APPEND) != 0;
     cg_metrics_add(&fs->metrics.opens_write, 1);
     return 0;
 }

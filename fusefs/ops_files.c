@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 
 static cg_fs_file *file_of(const struct fuse_file_info *fi)
 {
@@ -114,10 +115,24 @@ static void become_caller(fuse_req_t req)
     cg_persona_enter(caller.uid, caller.gid);
 }
 
+typedef struct written {
+    struct fuse_bufvec *in;
+    bool appends;
+} written;
+
 static ssize_t move_buffers(void *source, int fd, off_t offset)
 {
-    struct fuse_bufvec *in = source;
+    const written *w = source;
+    struct fuse_bufvec *in = w->in;
     struct fuse_bufvec out = FUSE_BUFVEC_INIT(fuse_buf_size(in));
+    /* At the end that the file has now, which may have grown past the mount since the kernel asked.
+     * One buffer in memory: nothing comes in a pipe (ops.c, op_init()). */
+    if (w->appends && in->count == 1 && (in->buf[0].flags & FUSE_BUF_IS_FD) == 0) {
+        const struct iovec bytes = {in->buf[0].mem, in->buf[0].size};
+        const ssize_t n = pwritev2(fd, &bytes, 1, offset, RWF_APPEND);
+        if (n >= 0 || errno != EOPNOTSUPP)
+            return n < 0 ? -errno : n;
+    }
     out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
     out.buf[0].fd = fd;
     out.buf[0].pos = offset;
@@ -130,8 +145,10 @@ void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, of
     size_t n_written;
     (void)ino;
     become_caller(req);
+    /* What comes from a mapping has its place, whichever open file the kernel sends it by. */
+    written w = {in, file_of(fi)->appends && !fi->writepage};
     const int error =
-        cg_fs_write(cg_ops_mount(req)->fs, file_of(fi), offset, move_buffers, in, &n_written);
+        cg_fs_write(cg_ops_mount(req)->fs, file_of(fi), offset, move_buffers, &w, &n_written);
     cg_persona_leave();
     if (error != 0)
         cg_ops_reply_error(req, error);

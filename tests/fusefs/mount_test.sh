@@ -126,6 +126,24 @@ os.rename(part, strict)' "$good" "$mnt/m/mapped" "$contexts/map/L1/00000.kv"
     check "what was mapped" cmp "$good" "$contexts/map/L1/00000.kv"
 }
 
+# By the descriptor of one who appends the kernel also sends what a mapping changed, elsewhere in the file.
+appending() {
+    check "a mapping of a file that is appended to" python3 -c '
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_APPEND)
+os.write(fd, b"a" * 8192)
+mapping = mmap.mmap(fd, 0)
+mapping[100:104] = b"here"
+mapping.flush()
+mapping.close()
+with open(sys.argv[2], "ab") as past_the_mount:
+    past_the_mount.write(b"past")
+os.write(fd, b"end")
+os.close(fd)
+wanted = b"a" * 100 + b"here" + b"a" * 8088 + b"pastend"
+assert open(sys.argv[2], "rb").read() == wanted, os.path.getsize(sys.argv[2])' "$mnt/m/appended" "$store/m/appended"
+}
+
 reading_while_writing() {
     mkdir -p "$contexts/rw/L1"
     local to=$contexts/rw/L1/00000.kv
@@ -181,6 +199,7 @@ for passthrough in auto off; do
     damaged_chunks
     immutability
     mapped_writers
+    appending
     reading_while_writing
     others_work
     if [ "$passthrough" = off ]; then
