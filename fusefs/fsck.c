@@ -19,20 +19,15 @@
 enum { NONE = CG_N_LEVELS };
 static const uint64_t MEMORY_BYTES = UINT64_C(256) << 20;
 
-/* What is known of a file: those with several names are read once. */
-typedef struct verdict {
-    ino_t ino; /* 0: this place is free */
-    cg_status status;
-    uint8_t finest_whole; /* of a damaged nested chunk; NONE: no level is */
-} verdict;
-
 typedef struct fsck {
     const cg_fsck_config *config;
     cg_fsck_result result;
     int quarantine_fd; /* -1: not made yet */
     cg_strict_budget budget;
-    verdict *verdicts; /* a hash table: a power of two of places, at least half of them free */
-    size_t n_verdicts, n_places;
+    /* Files that are whole: those with several names are read once. A hash table: a power of two of
+     * places, at least half of them free (0). */
+    ino_t *whole;
+    size_t n_whole, n_places;
     int64_t now_s;
     uint64_t start_ns;
     unsigned n_moved; /* to the quarantine, for their names there */
@@ -76,31 +71,31 @@ static bool is_over(const fsck *f)
 
 /* ---- what is known ---- */
 
-static verdict *place_of(verdict *verdicts, size_t n_places, ino_t ino)
+static ino_t *place_of(ino_t *whole, size_t n_places, ino_t ino)
 {
     size_t at = (size_t)(ino * UINT64_C(0x9e3779b97f4a7c15)) & (n_places - 1);
-    while (verdicts[at].ino != 0 && verdicts[at].ino != ino)
+    while (whole[at] != 0 && whole[at] != ino)
         at = (at + 1) & (n_places - 1);
-    return &verdicts[at];
+    return &whole[at];
 }
 
-/* The file's place; its ino is 0 if it is not known. NULL: no memory. */
-static verdict *find_verdict(fsck *f, ino_t ino)
+/* The file's place, which is 0 if it is not known as whole. NULL: no memory. */
+static ino_t *find_whole(fsck *f, ino_t ino)
 {
     /* Half of the places stay free, so that each search ends. */
-    if (2 * f->n_verdicts >= f->n_places) {
+    if (2 * f->n_whole >= f->n_places) {
         const size_t n = f->n_places > 0 ? 2 * f->n_places : 1024;
-        verdict *larger = calloc(n, sizeof *larger);
+        ino_t *larger = calloc(n, sizeof *larger);
         if (larger == NULL)
             return NULL;
         for (size_t i = 0; i < f->n_places; i++)
-            if (f->verdicts[i].ino != 0)
-                *place_of(larger, n, f->verdicts[i].ino) = f->verdicts[i];
-        free(f->verdicts);
-        f->verdicts = larger;
+            if (f->whole[i] != 0)
+                *place_of(larger, n, f->whole[i]) = f->whole[i];
+        free(f->whole);
+        f->whole = larger;
         f->n_places = n;
     }
-    return place_of(f->verdicts, f->n_places, ino);
+    return place_of(f->whole, f->n_places, ino);
 }
 
 /* ---- reading ---- */
@@ -141,24 +136,21 @@ static cg_status check(fsck *f, int fd, const struct stat *attr, const cg_tree_n
 {
     cg_chunk_header header;
     /* A pointer into the table, good until the next find: the table may grow then. */
-    verdict *known = find_verdict(f, attr->st_ino);
+    ino_t *known = find_whole(f, attr->st_ino);
     *finest_whole_out = NONE;
     if (known == NULL)
         return CG_ERR_NO_MEMORY;
-    if (known->ino != 0) {
-        *finest_whole_out = known->finest_whole;
-        return known->status == CG_OK ? check_name(fd, attr, name) : known->status;
-    }
+    if (*known != 0)
+        return check_name(fd, attr, name);
     f->result.read_bytes += (uint64_t)attr->st_size;
     const cg_status status = cg_strict_check(fd, name, &f->budget, UINT64_MAX, &header);
-    const int kind = cg_strict_errno(status);
-    if (kind == EBADMSG && name->kind != CG_TREE_PROFILE)
+    if (cg_strict_errno(status) == EBADMSG && name->kind != CG_TREE_PROFILE)
         *finest_whole_out = find_whole_level(fd);
-    /* What the content says is true of all names of the file. That it does not fit this name, or
-     * could not be read just now, is not. */
-    if (status == CG_OK || kind == EBADMSG) {
-        *known = (verdict){attr->st_ino, status, *finest_whole_out};
-        f->n_verdicts++;
+    /* Of a damaged file nothing is remembered. A pass may take days, and when the file is gone, as
+     * after its repair, its number comes back: another file must not be condemned by it. */
+    if (status == CG_OK) {
+        *known = attr->st_ino;
+        f->n_whole++;
     }
     return status;
 }
@@ -242,17 +234,19 @@ static void repair(fsck *f, int dir_fd, const char *path, int fd, const struct s
         report(f, path, keeps ? "cut behind the levels that are whole" : "moved to " QUARANTINE);
 }
 
-static void check_file(fsck *f, int dir_fd, const char *path, const struct stat *attr,
-                       const cg_tree_name *name)
+static void check_file(fsck *f, int dir_fd, const char *path, const cg_tree_name *name)
 {
+    struct stat attr; /* of the file that is read: the name may be another's since it was listed */
     uint8_t finest_whole;
     const int fd = cg_view_open_unnoticed(dir_fd, cg_walk_leaf(path));
-    if (fd < 0) {
+    if (fd < 0 || fstat(fd, &attr) != 0) {
         if (errno != ENOENT)
             fail(f, path, "cannot be read", errno);
+        if (fd >= 0)
+            close(fd);
         return;
     }
-    const cg_status status = check(f, fd, attr, name, &finest_whole);
+    const cg_status status = check(f, fd, &attr, name, &finest_whole);
     const int kind = status == CG_OK ? 0 : cg_strict_errno(status);
     if (kind == 0) {
         f->result.n_whole++;
@@ -260,7 +254,7 @@ static void check_file(fsck *f, int dir_fd, const char *path, const struct stat 
         f->result.n_damaged++;
         report(f, path, cg_strerror(status));
         if (f->config->staging != NULL)
-            repair(f, dir_fd, path, fd, attr, name, cg_strerror(status), finest_whole);
+            repair(f, dir_fd, path, fd, &attr, name, cg_strerror(status), finest_whole);
     } else { /* of a later version, or not to be read now: nobody's fault that we could repair */
         char text[128];
         snprintf(text, sizeof text, "not checked: %s", cg_strerror(status));
@@ -291,7 +285,7 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
     cg_tree_parse(path, &name);
     if (name.kind == CG_TREE_OBJECT_CHUNK || name.kind == CG_TREE_CONTEXT_CHUNK ||
         name.kind == CG_TREE_PROFILE)
-        check_file(f, dir_fd, path, attr, &name);
+        check_file(f, dir_fd, path, &name);
     else if (cg_left_is(dir_fd, path, attr, f->now_s))
         remove_left(f, dir_fd, path);
     return CG_OK;
@@ -308,7 +302,7 @@ cg_status cg_fsck_run(const cg_fsck_config *config, cg_fsck_result *result_out)
     cg_strict_budget_destroy(&f.budget);
     if (f.quarantine_fd >= 0)
         close(f.quarantine_fd);
-    free(f.verdicts);
+    free(f.whole);
     *result_out = f.result;
     return status;
 }

@@ -34,7 +34,7 @@ typedef struct cg_fsck_config {
     void *user;
 } cg_fsck_config;
 
-/* Names of files; a file with several is read once. */
+/* Names of files; a whole file with several is read once. */
 typedef struct cg_fsck_result {
     uint64_t n_whole, n_damaged, n_left; /* n_left: files left unfinished */
     uint64_t n_cut, n_quarantined;       /* of the damaged: repaired */

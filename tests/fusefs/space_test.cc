@@ -714,6 +714,33 @@ TEST_F(SpaceTest, AScrubberKeepsItsRateAndEndsWithTheMount)
     EXPECT_GT(waits.asked_ns, PAYLOAD / 1000 * 1'000'000'000ull);
 }
 
+// As the next file may be whole that gets the number of one that was damaged and is gone.
+TEST_F(SpaceTest, ADamagedFileSaysNothingOfTheNextOfItsNumber)
+{
+    const cg_test::Chunk chunk = publish(1, 1, 0)[0];
+    struct {
+        int fd, n_told;
+        uint8_t right;
+    } file = {openat(dir.fd, path_of(chunk, CG_L1).c_str(), O_RDWR | O_CLOEXEC), 0,
+              chunk.bytes[5000]};
+    const uint8_t wrong = file.right ^ 1;
+    ASSERT_EQ(pwrite(file.fd, &wrong, 1, 5000), 1);
+    cg_fsck_config config = {};
+    config.root_fd = dir.fd;
+    config.user = &file;
+    config.report = [](void *user, const char *, const char *) {
+        auto *f = static_cast<decltype(file) *>(user);
+        f->n_told++;
+        EXPECT_EQ(pwrite(f->fd, &f->right, 1, 5000), 1);
+    };
+    cg_fsck_result result;
+    EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK);
+    EXPECT_EQ(file.n_told, 1);
+    EXPECT_EQ(result.n_damaged, 1u);
+    EXPECT_EQ(result.n_whole, 2u);
+    ::close(file.fd);
+}
+
 TEST_F(SpaceTest, IsDueWhenMuchWasPublished)
 {
     publish(1, 1, 0);
