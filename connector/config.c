@@ -61,7 +61,7 @@ static const key_rule RULES[] = {
     {"estimator", CHOICE, AT(estimator), 0, 0, 0, ESTIMATORS},
     {"recompute_tokens_per_s", NUMBER, AT(recompute_tokens_per_s), 0, 0, 1e12,
      NULL},                                              /* prefill speed; 0 = measured */
-    {"threads", INTEGER, AT(threads), 2, 1, 1024, NULL}, /* that decode, and as many that encode */
+    {"threads", INTEGER, AT(threads), 2, 1, 1024, NULL}, /* that decode; encoders: README.md */
     {"encode_nice", INTEGER, AT(encode_nice), 19, 0, 19, NULL}, /* niceness of those that encode */
     {"cpu_affinity", CPUS, AT(cpus), 0, 0, 0,
      NULL}, /* CPUs of all of the connector's threads; [] = no binding */

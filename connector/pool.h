@@ -3,10 +3,10 @@
  *
  * A job is n_tasks independent tasks. Jobs wait in two queues, one to decode and one to encode. A
  * request waits for what is decoded and for no encoding, so decoding goes first; within a queue the
- * oldest job does. A pool whose threads are nice leaves the CPUs to whoever else has work, and must
- * hold no lock that others wait for but for a moment: who is nice may lose the CPU under it for
- * long. Jobs live in the caller's memory: submitting allocates nothing, and fails only
- * where no thread can be started. Threads start with the first job, on the CPUs of the
+ * oldest job does. A pool whose threads are nice leaves the CPUs to whoever else has work. Its jobs
+ * must take no lock that an engine's step takes, not even for a moment: who is nice may lose the
+ * CPU under it for long. Jobs live in the caller's memory: submitting allocates nothing, and fails
+ * only where no thread can be started. Threads start with the first job, on the CPUs of the
  * configuration, with the host's signals blocked (iouring/thread_signals.h).
  * A pool belongs to the process that made it. After fork() the child makes its own
  * (connector/runtime.h).

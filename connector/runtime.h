@@ -47,10 +47,10 @@ struct cg_runtime {
     pid_t pid;           /* whose it is; constant */
     cachegen *connector; /* constant */
     cg_pool *pool;       /* constant: decodes, and copies out of blocks */
-    cg_pool *encoders;   /* constant: nice, as configured */
+    cg_pool *encoders;   /* constant: nice, as configured; takes no lock of the runtime */
     int event_fd;        /* constant; -1: none */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* an operation ended, an encoding ended, a worker left */
+    pthread_cond_t changed; /* an operation ended, a worker left */
     bool stop;
     bool is_orphan; /* closed, with a worker stuck */
     cg_worker looker, reader, writer, watcher, tracer, opener;

@@ -34,6 +34,8 @@
 #include "codec/codec.h"
 #include "connector/operation.h"
 
+#include <semaphore.h>
+
 typedef struct cg_save_chunk {
     cg_job job;
     cachegen_save *save;
@@ -50,8 +52,9 @@ typedef struct cg_save_chunk {
     uint8_t outdone;         /* of these: whose files this chunk's replaces. The writer's */
     cg_encoder *encoder;     /* the writer's */
     int lock;                /* the writer's: connector/host_socket.h; -1: none */
-    bool encoded;            /* the runtime's lock */
+    bool is_encoded;         /* the writer's */
     /* Of the tasks, which take no lock: they have the lowest priority. */
+    sem_t encoded;                 /* posted by the last one */
     _Atomic cg_status status;      /* the first that failed */
     _Atomic uint64_t encode_ns;    /* until the writer adds it to the counters */
     _Atomic uint32_t n_gpu_failed; /* as encode_ns */

@@ -83,16 +83,11 @@ static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
         fail(chunk, status);
 }
 
-/* Whom this wakes must not find the lock taken: that could be for long, at the lowest priority. The
- * runtime stays until its pools have stopped. */
+/* Without the runtime's lock, which steps of the engine take: who loses the CPU under it at the
+ * lowest priority would hold them up for long. */
 static void encode_done(cg_job *job)
 {
-    cg_save_chunk *chunk = chunk_of(job);
-    cg_runtime *rt = chunk->save->op.runtime;
-    pthread_mutex_lock(&rt->lock);
-    chunk->encoded = true;
-    pthread_mutex_unlock(&rt->lock);
-    pthread_cond_broadcast(&rt->changed);
+    sem_post(&chunk_of(job)->encoded);
 }
 
 /* Lossy levels that are neighbours go to one nested file, which takes no more than its finest level
@@ -132,16 +127,23 @@ static void begin_encode(cg_save_chunk *chunk)
             chunk->job = (cg_job){.run = run_encode,
                                   .done = encode_done,
                                   .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
+            sem_init(&chunk->encoded, 0, 0);
             status = cg_pool_submit(rt->encoders, CG_JOB_ENCODE, &chunk->job);
             submitted = status == CG_OK;
         }
     }
     if (!submitted) {
-        pthread_mutex_lock(&rt->lock);
         atomic_store(&chunk->status, status);
-        chunk->encoded = true;
-        pthread_mutex_unlock(&rt->lock);
+        chunk->is_encoded = true;
     }
+}
+
+/* What comes now asks the store for nothing. */
+static void end_step(cg_runtime *rt)
+{
+    pthread_mutex_lock(&rt->lock);
+    rt->step_until_ns = UINT64_MAX;
+    pthread_mutex_unlock(&rt->lock);
 }
 
 /* Encoding takes as long as the host's CPUs are busy with other things. The store has no part in
@@ -149,11 +151,14 @@ static void begin_encode(cg_save_chunk *chunk)
 static cg_status wait_encoded(cg_save_chunk *chunk)
 {
     cg_runtime *rt = chunk->save->op.runtime;
+    if (!chunk->is_encoded) {
+        end_step(rt);
+        while (sem_wait(&chunk->encoded) != 0)
+            ; /* a signal */
+        sem_destroy(&chunk->encoded);
+        chunk->is_encoded = true;
+    }
     pthread_mutex_lock(&rt->lock);
-    if (!chunk->encoded)
-        rt->step_until_ns = UINT64_MAX;
-    while (!chunk->encoded)
-        pthread_cond_wait(&rt->changed, &rt->lock);
     cg_save_release_raw(chunk);
     rt->stats.encode_ns += atomic_exchange(&chunk->encode_ns, 0);
     rt->stats.gpu_errors += atomic_exchange(&chunk->n_gpu_failed, 0);
@@ -175,14 +180,6 @@ static bool begin_step(cachegen_save *save, uint32_t n_answers)
         rt->step_until_ns = cg_now_ns() + n_answers * timeout_ns;
     pthread_mutex_unlock(&rt->lock);
     return is_wanted;
-}
-
-/* What comes now asks the store for nothing. */
-static void end_step(cg_runtime *rt)
-{
-    pthread_mutex_lock(&rt->lock);
-    rt->step_until_ns = UINT64_MAX;
-    pthread_mutex_unlock(&rt->lock);
 }
 
 /* The first publisher wins, but not with a file that a load found to be wrong: that one is

@@ -54,22 +54,16 @@ cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
 
 cg_projector *cg_device_take_projector(cg_device *d)
 {
-    cg_projector *taken = NULL;
-    pthread_mutex_lock(&d->lock);
-    for (uint32_t i = 0; i < d->n_projectors && taken == NULL && !atomic_load(&d->is_broken); i++) {
-        if (d->projectors[i].is_taken)
-            continue;
-        d->projectors[i].is_taken = true;
-        taken = &d->projectors[i].base;
-        taken->n_failed = 0;
-    }
-    pthread_mutex_unlock(&d->lock);
-    return taken;
+    for (uint32_t i = 0; i < d->n_projectors && !atomic_load(&d->is_broken); i++)
+        if (!atomic_exchange(&d->projectors[i].is_taken, true)) {
+            d->projectors[i].base.n_failed = 0;
+            return &d->projectors[i].base;
+        }
+    return NULL;
 }
 
 void cg_device_return_projector(cg_device *d, cg_projector *projector)
 {
-    pthread_mutex_lock(&d->lock);
-    ((cg_device_projector *)projector)->is_taken = false;
-    pthread_mutex_unlock(&d->lock);
+    (void)d;
+    atomic_store(&((cg_device_projector *)projector)->is_taken, false);
 }

@@ -44,7 +44,7 @@ typedef struct cg_device_copy {
 typedef struct cg_device_projector {
     cg_projector base; /* its rows are pinned */
     cg_device *device;
-    bool is_taken; /* the device's lock */
+    atomic_bool is_taken; /* no lock: an encoder takes it, at the lowest priority */
     cg_cuda_stream stream;
     cg_cuda_event done;
     float *coefs; /* pinned */
