@@ -431,6 +431,17 @@ static bool ends_with(const part *p, const void *key)
     return cg_key_equal(&p->chunks[p->head.n_chunks - 1].key, key);
 }
 
+/* Parts lie in the list as they came, the last one in front. */
+static bool is_oldest_that_ends_with(const part *p, const void *key)
+{
+    if (!ends_with(p, key))
+        return false;
+    for (const part *older = p->next; older != NULL; older = older->next)
+        if (older->head.first_head == p->head.first_head && ends_with(older, key))
+            return false;
+    return true;
+}
+
 /* Waits for something to come, and takes all that has. */
 static void receive_all(cg_gather *g, int timeout_ms)
 {
@@ -515,6 +526,6 @@ void cg_gather_drop(cg_gather *g, const cg_key *last, uint64_t began_ns)
     if (g->pid != getpid())
         return;
     receive_all(g, 0);
-    drop_parts(g, ends_with, last);
+    drop_parts(g, is_oldest_that_ends_with, last);
     drop_parts(g, is_older, &oldest_ns);
 }

@@ -74,8 +74,9 @@ void cg_gather_abandon(cg_gather *gather, cg_gather_part *part);
  * process that listens. */
 cg_status cg_gather_take(cg_gather *gather, const cg_gather_chunk *chunk, uint8_t *raw,
                          int timeout_ms);
-/* All is taken of the save whose last chunk has this key and that began at began_ns
- * (CLOCK_MONOTONIC): its parts are of no more use, nor are those made max_age_ns before it. */
+/* All is taken of the save whose parts' last chunk has this key and that began at began_ns
+ * (CLOCK_MONOTONIC): its parts are of no more use, nor are those made max_age_ns before it. Its
+ * parts are each rank's oldest ones: another save of the same chunks may be under way. */
 void cg_gather_drop(cg_gather *gather, const cg_key *last, uint64_t began_ns);
 
 #ifdef __cplusplus

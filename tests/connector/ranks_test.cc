@@ -241,6 +241,22 @@ TEST(RanksTest, MemoryOfWhatIsStoredIsFreeAgain)
         ASSERT_EQ(ranks.save(prompt(128, seed)), CACHEGEN_OK) << seed;
 }
 
+TEST(RanksTest, SavesOfOnePromptThatAreUnderWayTogetherHaveAPartEach)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO, "\"save_timeout_ms\": 20000");
+    cachegen_save *saves[2][3];
+    for (int rank : {1, 0})
+        for (int i = 0; i < 3; i++) // the last one has only a name to publish
+            ASSERT_EQ(Ranks::start(ranks[rank], LONG, &saves[rank][i], i < 2 ? 0 : 112,
+                                   i < 2 ? nullptr : "name"),
+                      CACHEGEN_OK);
+    for (int rank : {1, 0})
+        for (cachegen_save *save : saves[rank])
+            EXPECT_EQ(ranks[rank].finish(save).status, CACHEGEN_OK) << rank;
+    EXPECT_EQ(store.chunks("L0").size(), 4u);
+}
+
 TEST(RanksTest, MemoryOfWhatIsKnownToBeStoredIsFreeAgain)
 {
     ProfileSpec spec = four_heads();
