@@ -46,6 +46,9 @@ static cg_status fill_keys(cachegen_save *save, const cachegen_save_request *r)
     const uint32_t n_full = r->to_token / chunk_tokens, rest = r->to_token % chunk_tokens;
     const uint32_t tail = r->is_last ? rest - rest % c->config->tail_multiple : 0;
     save->n_keys = n_full + (tail > 0);
+    /* Of chunks that begin before from_token the blocks need not have all. */
+    const uint32_t from_key = r->from_token / chunk_tokens + (r->from_token % chunk_tokens > 0);
+    save->from_key = from_key < save->n_keys ? from_key : save->n_keys;
     save->n_tokens = n_full * chunk_tokens + tail;
     save->tokens = malloc((save->n_tokens + (size_t)1) * sizeof *save->tokens);
     save->keys = malloc((save->n_keys + (size_t)1) * sizeof *save->keys);
@@ -61,8 +64,7 @@ static cg_status fill_keys(cachegen_save *save, const cachegen_save_request *r)
 }
 
 /* With the lock held: which chunks are to be copied, and how many bytes that takes. */
-static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, uint32_t most_chunks,
-                          uint64_t *staging_bytes_out)
+static void choose_chunks(cachegen_save *save, uint32_t most_chunks, uint64_t *staging_bytes_out)
 {
     const cachegen *c = save->op.connector;
     cg_runtime *rt = save->op.runtime;
@@ -74,7 +76,7 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, u
     const uint64_t encoder_bytes = cg_geometry_elements(g, chunk_tokens) * cg_dtype_bytes(g->dtype);
     *staging_bytes_out = 0;
     save->end_token = save->n_tokens;
-    for (uint32_t i = (r->from_token + chunk_tokens - 1) / chunk_tokens; i < save->n_keys; i++) {
+    for (uint32_t i = save->from_key; i < save->n_keys; i++) {
         const uint32_t first_token = i * chunk_tokens;
         const uint32_t left = save->n_tokens - first_token,
                        n_tokens = left < chunk_tokens ? left : chunk_tokens;
@@ -94,7 +96,7 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, u
         /* More than the staging memory ever holds: what fits is a prefix, and a prefix is worth
          * having. */
         if ((*staging_bytes_out + raw_bytes + encoder_bytes > limit && save->n_chunks > 0) ||
-            save->n_chunks == most_chunks) {
+            save->n_chunks == most_chunks || (save->has_some_heads && i >= save->heads_to)) {
             rt->stats.saves_dropped += save->n_keys - i;
             rt->stats.saves_dropped_staging += save->n_keys - i;
             save->end_token = first_token;
@@ -112,8 +114,8 @@ static void choose_chunks(cachegen_save *save, const cachegen_save_request *r, u
 }
 
 /* Chooses the chunks and takes the staging memory for them. CG_ERR_AGAIN: it is not free now. */
-static cg_status reserve_staging(cachegen_save *save, const cachegen_save_request *r,
-                                 uint32_t most_chunks, uint64_t *staging_bytes_out)
+static cg_status reserve_staging(cachegen_save *save, uint32_t most_chunks,
+                                 uint64_t *staging_bytes_out)
 {
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
@@ -122,7 +124,7 @@ static cg_status reserve_staging(cachegen_save *save, const cachegen_save_reques
         return CG_ERR_TIMED_OUT;
     }
     const cachegen_stats before = rt->stats;
-    choose_chunks(save, r, most_chunks, staging_bytes_out);
+    choose_chunks(save, most_chunks, staging_bytes_out);
     /* While nothing else is staged a save is always taken, or a chunk larger than the limit would
      * be asked for again for ever. */
     const uint64_t encoder_bytes = save->n_chunks > 0 ? save->chunks[0].raw_bytes : 0;
@@ -296,6 +298,10 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
     if ((status = fill_keys(save, &r)) != CG_OK)
         goto done;
     save->has_some_heads = has_some_heads;
+    /* All ranks come to the same: they have the same configuration and model. */
+    save->heads_to = gpu != NULL && save->n_keys - save->from_key > gpu->n_copies
+                         ? save->from_key + gpu->n_copies
+                         : save->n_keys;
     if (has_some_heads && !cg_gather_listens(gather)) {
         if ((status = cg_save_send_heads(save, gpu, layout, &r)) != CG_OK)
             goto done;
@@ -309,7 +315,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         status = CG_ERR_NO_MEMORY;
         goto done;
     }
-    status = reserve_staging(save, &r, gpu != NULL ? gpu->n_copies : UINT32_MAX, &staging_bytes);
+    status = reserve_staging(save, gpu != NULL ? gpu->n_copies : UINT32_MAX, &staging_bytes);
     if (status != CG_OK)
         goto done;
     status = gpu != NULL ? copy_off_gpu(save, gpu, layout, &r) : begin_copy(save, layout, &r);

@@ -13,17 +13,17 @@ static cg_gather *gather_of(const cachegen_save *save)
     return atomic_load_explicit(&save->op.connector->gather, memory_order_acquire);
 }
 
-/* All chunks, also those that this rank may know to be stored: the one that stores decides. */
-static uint32_t list_chunks(const cachegen_save *save, uint32_t first, cg_gather_chunk *chunks)
+/* Also those that this rank may know to be stored: the one that stores decides. */
+static uint32_t list_chunks(const cachegen_save *save, cg_gather_chunk *chunks)
 {
     const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens;
-    for (uint32_t i = first; i < save->n_keys; i++) {
+    for (uint32_t i = save->from_key; i < save->heads_to; i++) {
         const uint32_t left = save->n_tokens - i * chunk_tokens;
-        chunks[i - first] = (cg_gather_chunk){.key = save->keys[i],
-                                              .n_tokens = left < chunk_tokens ? left : chunk_tokens,
-                                              .prefix_level = save->prefix_level};
+        *chunks++ = (cg_gather_chunk){.key = save->keys[i],
+                                      .n_tokens = left < chunk_tokens ? left : chunk_tokens,
+                                      .prefix_level = save->prefix_level};
     }
-    return save->n_keys > first ? save->n_keys - first : 0;
+    return save->heads_to - save->from_key;
 }
 
 static void copy_heads(const cachegen_save *save, const cg_kv_layout *layout, const int64_t *table,
@@ -109,8 +109,7 @@ static cg_status copy_heads_off_gpu(const cachegen_save *save, const cg_gpu *gpu
                                     const cg_gather_chunk *chunks, uint32_t n_chunks,
                                     cg_gather_part *part)
 {
-    const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens,
-                   first = (r->from_token + chunk_tokens - 1) / chunk_tokens;
+    const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens, first = save->from_key;
     const cg_after after = {(cg_after_kind)r->after_kind, r->after};
     cg_status status = CG_ERR_NO_MEMORY;
     heads_job *h = calloc(1, sizeof *h);
@@ -153,17 +152,13 @@ failed:
 cg_status cg_save_send_heads(const cachegen_save *save, const cg_gpu *gpu,
                              const cg_kv_layout *layout, const cachegen_save_request *r)
 {
-    const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens,
-                   first = (r->from_token + chunk_tokens - 1) / chunk_tokens;
+    const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens, first = save->from_key;
     cg_gather *gather = gather_of(save);
     cg_gather_part part;
     cg_gather_chunk *chunks = malloc((save->n_keys + (size_t)1) * sizeof *chunks);
     if (chunks == NULL)
         return CG_ERR_NO_MEMORY;
-    uint32_t n = list_chunks(save, first, chunks);
-    /* The rank that stores takes no more of them at once either (cachegen_save_start()). */
-    if (gpu != NULL && n > gpu->n_copies)
-        n = gpu->n_copies;
+    const uint32_t n = list_chunks(save, chunks);
     cg_status status = n > 0 ? cg_gather_begin(gather, chunks, n, &part) : CG_OK;
     if (n > 0 && status == CG_OK && gpu != NULL) {
         status = copy_heads_off_gpu(save, gpu, layout, r, chunks, n, &part);
@@ -211,7 +206,7 @@ cg_status cg_save_gather(cachegen_save *save)
         status = cg_save_take_raw(&save->chunks[i]);
     for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++)
         status = gather_chunk(save, &save->chunks[i], save->op.started_ns + timeout_ns);
-    if (save->n_keys > 0)
-        cg_gather_drop(gather_of(save), &save->keys[save->n_keys - 1], save->op.started_ns);
+    if (save->from_key < save->heads_to) /* else there are no parts of it */
+        cg_gather_drop(gather_of(save), &save->keys[save->heads_to - 1], save->op.started_ns);
     return status;
 }

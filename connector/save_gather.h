@@ -8,10 +8,10 @@
 #define CG_CONNECTOR_SAVE_GATHER_H
 #include "connector/save_state.h"
 
-/* Copies this rank's heads of all the request's chunks out of the blocks and passes them on.
- * CG_ERR_AGAIN: the memory for it is full. Others: those of cg_gather_send().
- * gpu: NULL, or whose memory the blocks are in. Then the copies are enqueued, of as many chunks as
- * it copies at once, and passed on when they are there; what fails later costs the listener's save.
+/* Copies this rank's heads of the save's chunks, stored ones, too, out of the blocks and passes
+ * them on. CG_ERR_AGAIN: the memory for it is full. Others: those of cg_gather_send(). gpu: NULL,
+ * or whose memory the blocks are in. Then the copies are enqueued, and passed on when they are
+ * there; what fails later costs the listener's save.
  */
 cg_status cg_save_send_heads(const cachegen_save *save, const cg_gpu *gpu,
                              const cg_kv_layout *layout, const cachegen_save_request *request);

@@ -72,12 +72,14 @@ struct cachegen_save {
     bool is_copied;             /* the runtime's lock: K and V are out of the blocks */
     atomic_bool is_over;        /* the save is done: tasks that have not begun are not run */
     bool has_some_heads;        /* the chunks lack other ranks' heads: connector/save_gather.h */
+    uint32_t heads_to;          /* then: the ranks pass on those of keys [from_key, heads_to): of a
+                                   GPU's no more than it copies at once */
     uint32_t *tokens;
     uint32_t n_tokens;  /* of all keys: the end of the last chunk */
     uint32_t end_token; /* n_tokens, or where what fitted into the staging memory ends */
     cg_key root, extra;
-    cg_key *keys; /* [n_keys]: of the prompt's chunks from the first on */
-    uint32_t n_keys;
+    cg_key *keys;              /* [n_keys]: of the prompt's chunks from the first on */
+    uint32_t n_keys, from_key; /* chunks from this key on are to be saved */
     uint8_t prefix_level;
     char *context; /* NULL: none */
     uint32_t n_chunks;

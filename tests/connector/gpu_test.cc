@@ -302,6 +302,34 @@ TEST_F(GpuRanksTest, StoreTheSameFilesAsASingleEngineAndLoadThem)
     }
 }
 
+// Of a save a GPU's rank passes on as many chunks as it copies at once, stored ones, too. No others
+// are waited for, and the memory of all that came is free again.
+TEST_F(GpuRanksTest, WaitForNoChunksButThoseThatArePassedOn)
+{
+    ProfileSpec spec = four_heads();
+    spec.head_dim = 256; // two chunks are the GPU's MiB
+    const Store store(false, spec);
+    // With a day's patience it would wait for what does not come.
+    const auto both = ranks(store, Placement::TOKENS_FIRST,
+                            "\"positive_ttl_ms\": 86400000, \"save_timeout_ms\": 86400000, "
+                            "\"staging_mib\": 2");
+    for (uint64_t seed = 1; seed < 5; seed++) {
+        const Tokens all = prompt(32 * 4, seed), first(all.begin(), all.begin() + 32);
+        for (const Tokens &tokens : {first, all}) {
+            SCOPED_TRACE(tokens.size());
+            cachegen_save *saves[2];
+            for (const size_t i : {1, 0})
+                ASSERT_EQ(both[i]->begin_save(tokens, nullptr, &saves[i]), CACHEGEN_OK) << seed;
+            EXPECT_EQ(both[1]->finish(saves[1]).status, CACHEGEN_OK);
+            const cachegen_progress p = both[0]->finish(saves[0]);
+            EXPECT_EQ(p.status, CACHEGEN_OK);
+            EXPECT_EQ(p.loaded_tokens, std::min<size_t>(tokens.size(), 64));
+        }
+        EXPECT_EQ(store.chunks("L0").size(), 2 * seed);
+    }
+    EXPECT_EQ(both[0]->stats().saves_dropped_staging, 4 * 2u);
+}
+
 // Each call of CUDA that a rank makes for its heads: the rank that stores waits for them no longer
 // than it was told to, and nothing stays behind.
 TEST_F(GpuRanksTest, ARankWhoseGpuFailsCostsTheSave)

@@ -257,6 +257,22 @@ TEST(RanksTest, SavesOfOnePromptThatAreUnderWayTogetherHaveAPartEach)
     EXPECT_EQ(store.chunks("L0").size(), 4u);
 }
 
+TEST(RanksTest, ANameThatIsPublishedAloneTakesNoPartOfTheSaveBehindIt)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO, "\"save_timeout_ms\": 20000");
+    cachegen_save *saves[2][2];
+    ASSERT_EQ(ranks.save(LONG), CACHEGEN_OK);
+    for (int rank : {1, 0})
+        for (int i = 0; i < 2; i++)
+            ASSERT_EQ(Ranks::start(ranks[rank], LONG, &saves[rank][i], i == 0 ? 112 : 0,
+                                   i == 0 ? "name" : nullptr),
+                      CACHEGEN_OK);
+    for (int rank : {1, 0})
+        for (cachegen_save *save : saves[rank])
+            EXPECT_EQ(ranks[rank].finish(save).status, CACHEGEN_OK) << rank;
+}
+
 TEST(RanksTest, MemoryOfWhatIsKnownToBeStoredIsFreeAgain)
 {
     ProfileSpec spec = four_heads();
