@@ -4,6 +4,7 @@
 
 #include "codec/bf16.h"
 #include "codec/dct8.h"
+#include "codec/rans_lane.h"
 
 #include <math.h>
 
@@ -73,6 +74,29 @@ static void quantize(const float *restrict coef, size_t n_columns, float inv_ste
         out[c] = nearest_cell(coef[c] * inv_step);
 }
 
+static void coarsen(const int16_t *restrict fine, size_t n_columns, int16_t *restrict out)
+{
+    for (size_t c = 0; c < n_columns; c++)
+        out[c] = (int16_t)cg_lane_coarsen(fine[c]);
+}
+
+static void add_row(const float *restrict row, size_t n_columns, float sign, float *restrict sums,
+                    float *restrict squares)
+{
+    size_t c = 0;
+    for (; c + CG_SQUARES <= n_columns; c += CG_SQUARES) {
+        for (size_t i = 0; i < CG_SQUARES; i++) {
+            const float x = row[c + i];
+            sums[c + i] += sign * x;
+            squares[i] += x * x;
+        }
+    }
+    for (; c < n_columns; c++) {
+        sums[c] += sign * row[c];
+        squares[c % CG_SQUARES] += row[c] * row[c];
+    }
+}
+
 static void quantize_channels(const float *restrict x, const float *restrict base,
                               const float *restrict inv_step, size_t n_channels,
                               int16_t *restrict cells)
@@ -88,7 +112,11 @@ static void dequantize_channels(const int16_t *restrict cells, const float *rest
         x[ch] = (float)cells[ch] * step[ch] + base[ch];
 }
 
-const cg_kernels CG_KERNELS = {
-    CG_KERNELS_NAME, inverse_dct,       forward_dct,         rotate,          to_bf16,
-    quantize,        quantize_channels, dequantize_channels, &CG_KLT_INVERSE, &CG_KLT_INTEGERS,
-    &CG_KLT_FORWARD, &CG_RANS_KERNELS,  &CG_EXACT_KERNELS};
+const cg_kernels CG_KERNELS = {CG_KERNELS_NAME,   inverse_dct,
+                               forward_dct,       rotate,
+                               to_bf16,           quantize,
+                               coarsen,           add_row,
+                               quantize_channels, dequantize_channels,
+                               &CG_KLT_INVERSE,   &CG_KLT_INTEGERS,
+                               &CG_KLT_FORWARD,   &CG_RANS_KERNELS,
+                               &CG_EXACT_KERNELS};

@@ -27,6 +27,7 @@ enum {
     CG_DIGIT_COMPONENTS = 64, /* of a tile of digits */
     CG_DIGIT_BITS = 8,        /* of a digit in it, signed */
     CG_SYMBOL_DIGITS = 3,     /* that hold any symbol */
+    CG_SQUARES = 16,          /* sums that add_row() keeps apart: one would wait for itself */
 };
 
 /* One symbol that is not zero. */
@@ -175,6 +176,10 @@ typedef struct cg_kernels {
     void (*to_bf16)(const float *values, size_t n_values, uint16_t *out);
     /* out[c] = coef[c] * inv_step, to nearest, within int16. */
     void (*quantize)(const float *coef, size_t n_columns, float inv_step, int16_t *out);
+    /* out[c] = fine[c] / 3, to nearest: there are no ties. */
+    void (*coarsen)(const int16_t *fine, size_t n_columns, int16_t *out);
+    /* sums[c] += sign * row[c]; squares[c % CG_SQUARES] += row[c]^2. */
+    void (*add_row)(const float *row, size_t n_columns, float sign, float *sums, float *squares);
     /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within int16. */
     void (*quantize_channels)(const float *x, const float *base, const float *inv_step,
                               size_t n_channels, int16_t *cells);

@@ -173,26 +173,17 @@ static float sign_of(size_t row)
     return ((uint32_t)(row + 1) * 2654435769u & 1u << 30) != 0 ? -1.0f : 1.0f;
 }
 
-/* The distance, squared, of the signed sum of rows of coefficients to expected[n]; and the sum of
- * all squares. */
-static float distance(const float *coefs, size_t n_rows, uint32_t n, const float *expected,
-                      float *squares)
+/* The signed sum of rows, sums_out[n_columns]. Returns the sum of all squares. */
+static float sum_rows(const cg_profile *p, const float *rows, size_t n_rows, size_t stride,
+                      size_t n_columns, float *sums_out)
 {
-    enum { AT_ONCE = 64 };
-    float error = 0;
-    for (uint32_t first = 0; first < n; first += AT_ONCE) {
-        const uint32_t width = n - first < AT_ONCE ? n - first : AT_ONCE;
-        float sums[AT_ONCE] = {0};
-        for (size_t r = 0; r < n_rows; r++)
-            for (uint32_t c = 0; c < width; c++) {
-                const float coef = coefs[r * n + first + c];
-                sums[c] += sign_of(r) * coef;
-                *squares += coef * coef;
-            }
-        for (uint32_t c = 0; c < width; c++)
-            error += (sums[c] - expected[first + c]) * (sums[c] - expected[first + c]);
-    }
-    return error;
+    float squares[CG_SQUARES] = {0}, sum = 0;
+    memset(sums_out, 0, n_columns * sizeof *sums_out);
+    for (size_t r = 0; r < n_rows; r++)
+        p->kernels->add_row(rows + r * stride, n_columns, sign_of(r), sums_out, squares);
+    for (size_t i = 0; i < CG_SQUARES; i++)
+        sum += squares[i];
+    return sum;
 }
 
 /* Whether a projector's coefficients are the CPU's within a hundredth, which rounding stays far
@@ -203,24 +194,21 @@ static bool agrees(const cg_profile *p, const cg_analysis *a, size_t n_blocks,
                    const uint32_t n_components[CG_DCT], const float *const coefs[CG_DCT],
                    const encode_work *w)
 {
-    float row_squares[CG_DCT] = {0};
+    float row_squares[CG_DCT];
     uint32_t most = 0;
-    memset(w->block, 0, CG_DCT * w->row_stride * sizeof *w->block);
-    for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
-        const size_t f = r / n_blocks;
-        for (uint32_t ch = 0; ch < a->n_channels; ch++) {
-            const float x = w->rows[r * w->row_stride + ch];
-            w->block[f * w->row_stride + ch] += sign_of(r % n_blocks) * x;
-            row_squares[f] += x * x;
-        }
-    }
-    for (size_t f = 0; f < CG_DCT; f++)
+    for (size_t f = 0; f < CG_DCT; f++) {
+        row_squares[f] = sum_rows(p, w->rows + f * n_blocks * w->row_stride, n_blocks,
+                                  w->row_stride, w->row_stride, w->block + f * w->row_stride);
         most = n_components[f] > most ? n_components[f] : most;
+    }
     analyze(p, a, CG_DCT, most, w->block, w);
     for (size_t f = 0; f < CG_DCT; f++) {
-        float squares = 0;
-        const float error =
-            distance(coefs[f], n_blocks, n_components[f], w->coef + f * w->coef_stride, &squares);
+        const uint32_t n = n_components[f];
+        const float squares = sum_rows(p, coefs[f], n_blocks, n, n, w->block);
+        const float *expected = w->coef + f * w->coef_stride;
+        float error = 0;
+        for (uint32_t c = 0; c < n; c++)
+            error += (w->block[c] - expected[c]) * (w->block[c] - expected[c]);
         if (!isfinite(row_squares[f]) || !isfinite(squares) ||
             !(error <= 1e-4f * squares + 1e-6f * row_squares[f])) /* no NaN */
             return false;
@@ -276,13 +264,6 @@ static uint64_t keep_in_range(const cg_bands *bands, int16_t *cells, size_t n_ce
     }
 }
 
-/* The symbols of a step three times as large: to nearest, there are no ties. */
-static void coarsen(const int16_t *fine, size_t n, int16_t *coarse)
-{
-    for (size_t c = 0; c < n; c++)
-        coarse[c] = (int16_t)((fine[c] + (fine[c] < 0 ? -1 : 1)) / CG_RANS_REFINE_STEP);
-}
-
 static bool wants(unsigned level_mask, unsigned level)
 {
     return (level_mask >> level & 1) != 0;
@@ -308,7 +289,8 @@ static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned ma
         for (size_t b = 0; b < own->n_rows; b++) {
             int16_t *cells = own->cells[f] + b * n_active;
             if (has_finer) { /* its sums are smaller */
-                coarsen(finer->cells[f] + b * finer->columns->n_active[f], n_active, cells);
+                p->kernels->coarsen(finer->cells[f] + b * finer->columns->n_active[f], n_active,
+                                    cells);
                 continue;
             }
             p->kernels->quantize(coef + b * coef_stride, n_active,

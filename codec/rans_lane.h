@@ -160,6 +160,13 @@ CG_LANE uint32_t cg_lane_refinement(int32_t cell, int32_t coarse)
     return d == 0 ? 0 : (d > 0) == (coarse >= 0) ? 1 : 2;
 }
 
+/* A cell of the next coarser level, whose step is three times as large: to nearest, there are no
+ * ties. 43691 is 2^17 / 3 but for a third: what that adds to a cell's third is below a sixth. */
+CG_LANE int32_t cg_lane_coarsen(int32_t cell)
+{
+    return (cell * 43691 + (1 << 16)) >> 17;
+}
+
 /* A state that gives its low 16 bits away before it takes a symbol, or raw bits: else what
  * cg_lane_put() makes of it would not fit in 32 bits. One word is enough: what is left is below
  * 2^16. */

@@ -539,6 +539,38 @@ TEST_P(KernelsTest, QuantizesLikeTheBaselineAndKeepsToInt16)
         ASSERT_EQ(got[i], std::lround(coef[i])) << coef[i];
 }
 
+TEST_P(KernelsTest, CoarsensEachCellToTheNearestThird)
+{
+    std::vector<int16_t> cells(65536), coarse(cells.size());
+    for (size_t i = 0; i < cells.size(); i++)
+        cells[i] = static_cast<int16_t>(static_cast<int>(i) - 32768);
+    kernels->coarsen(cells.data(), cells.size(), coarse.data());
+    for (size_t i = 0; i < cells.size(); i++)
+        ASSERT_EQ(coarse[i], std::lround(cells[i] / 3.0)) << cells[i];
+}
+
+TEST_P(KernelsTest, AddsRowsAndTheirSquares)
+{
+    for (size_t n : {0, 1, 15, 16, 17, 100}) {
+        SCOPED_TRACE(n);
+        Random random(n);
+        const auto row = draw(n, &random), other = draw(n, &random);
+        std::vector<float> sums(n + 1), squares(CG_SQUARES + 1);
+        kernels->add_row(row.data(), n, 1, sums.data(), squares.data());
+        kernels->add_row(other.data(), n, -1, sums.data(), squares.data());
+        double want = 0, got = 0;
+        for (size_t i = 0; i < n; i++) {
+            ASSERT_NEAR(sums[i], row[i] - other[i], 1e-6) << i;
+            want += row[i] * row[i] + other[i] * other[i];
+        }
+        for (const float x : squares)
+            got += x;
+        EXPECT_NEAR(got, want, 1e-5 * want);
+        EXPECT_EQ(sums[n], 0);
+        EXPECT_EQ(squares[CG_SQUARES], 0);
+    }
+}
+
 TEST_P(KernelsTest, QuantizesChannelsWithinHalfAStepAndKeepsToInt16)
 {
     for (size_t n : {1, 7, 8, 15, 16, 17, 192}) {
