@@ -21,14 +21,14 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 
 from cachegen.fingerprint import model_fingerprint
 from demo_link import ShapedLink
 from demo_measure import STEPS, Measurement, median_of, print_table, run_row, tree_bytes
-from demo_processes import Server, View, Waiting, cachegen_transfer, mounted, run_group, say, uncompressed_transfer
+from demo_processes import Server, View, Waiting, cachegen_transfer, exit_on_signals
+from demo_processes import mounted, run_group, say, uncompressed_transfer
 
 LINK_MBPS = 100
 LEVELS = ("L0", "L1", "L2", "L3")
@@ -287,16 +287,7 @@ def main():
     for name in ("checkout", "build", "model", "work", "out"):
         parser.add_argument(f"--{name}", required=True)
     arguments = parser.parse_args()
-
-    def interrupted(number, _frame):
-        # Once: cleaning up is not to be interrupted.
-        for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(other, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    # Explicitly: a shell starts background commands with SIGINT ignored.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupted)
+    exit_on_signals()
     with contextlib.ExitStack() as stack:
         demo = Demo(arguments, stack)
         demo.run()

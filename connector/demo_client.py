@@ -25,7 +25,8 @@ class Client:
             connection.close()
 
     def ask(self, prompt, max_tokens=32, **fields):
-        """Streams the greedy answer to a user's message. Returns ttft_s, text and cached_tokens."""
+        """Streams the greedy answer to a user's message. Returns ttft_s, text, cached_tokens and,
+        where they are asked for, logprobs."""
         body = {
             "model": "demo",
             "messages": [{"role": "user", "content": prompt}],
@@ -44,7 +45,7 @@ class Client:
             response = connection.getresponse()
             if response.status != 200:
                 raise RuntimeError(f"HTTP {response.status}: {response.read(1000).decode(errors='replace')}")
-            ttft_s, text, usage = None, "", {}
+            ttft_s, text, usage, logprobs = None, "", {}, []
             for line in response:
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                     continue
@@ -54,7 +55,8 @@ class Client:
                 usage = event.get("usage") or usage
                 for choice in event.get("choices", ()):
                     piece = choice["delta"].get("content") or ""
-                    if piece and ttft_s is None:
+                    logprobs += (choice.get("logprobs") or {}).get("content") or ()
+                    if (piece or logprobs) and ttft_s is None:
                         ttft_s = time.monotonic() - started
                     text += piece
         finally:
@@ -67,10 +69,11 @@ class Client:
             "text": text,
             "prompt_tokens": usage.get("prompt_tokens", 0),
             "cached_tokens": details.get("cached_tokens") or 0,
+            "logprobs": logprobs,
         }
 
     def counters(self):
-        """cachegen's counters in /metrics, summed over levels."""
+        """cachegen's counters in /metrics: name, summed over levels, and name_l0 ... name_l3."""
         connection = self._connect()
         try:
             connection.request("GET", "/metrics")
@@ -78,9 +81,13 @@ class Client:
         finally:
             connection.close()
         totals = {}
-        for name, value in re.findall(r"^vllm:cachegen_(\w+?)(?:_total)?\{[^}]*\} (\S+)$", text, re.M):
-            if not name.endswith("_created"):
-                totals[name] = totals.get(name, 0.0) + float(value)
+        line = r"^vllm:cachegen_(\w+?)(?:_total)?\{([^}]*)\} (\S+)$"
+        for name, labels, value in re.findall(line, text, re.M):
+            if name.endswith("_created"):
+                continue
+            level = re.search(r'\blevel="L(\d)"', labels)
+            for key in [name] + ([f"{name}_l{level[1]}"] if level else []):
+                totals[key] = totals.get(key, 0.0) + float(value)
         return totals
 
     def counters_since(self, before, until, timeout_s=10):

@@ -5,6 +5,7 @@ happens, and nothing outlives the demo.
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,20 @@ from demo_client import Client
 from demo_link import stop_group
 
 STARTED = time.monotonic()
+
+
+def exit_on_signals():
+    """From now on signals that end a program raise SystemExit: what was started is undone."""
+
+    def interrupted(number, _frame):
+        # Once: cleaning up is not to be interrupted.
+        for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    # Explicitly: a shell starts background commands with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
 
 
 def say(text):
@@ -75,6 +90,14 @@ def mounted(arguments, store, mountpoint, log):
             subprocess.run(["umount", "-l", mountpoint], capture_output=True)
 
 
+def unmount(mountpoint):
+    """Ends a mount that an engine has read from, which closes it a little after it has answered."""
+    waiting = Waiting("unmounting what the engine has read", 20)
+    while os.path.ismount(mountpoint):
+        if subprocess.run(["umount", mountpoint], capture_output=True).returncode != 0:
+            waiting.tick()  # busy means not yet
+
+
 class View:
     """A store in which a model's folder can be exchanged under a running engine: a bind mount of another store's."""
 
@@ -87,17 +110,13 @@ class View:
         subprocess.run(["mount", "--bind", folder, self._folder], check=True, stdin=subprocess.DEVNULL)
 
     def close(self):
-        waiting = Waiting("unmounting what the engine has read", 20)
-        while os.path.ismount(self._folder):
-            # What the engine has read is closed a little after it has answered: busy means not yet.
-            if subprocess.run(["umount", self._folder], capture_output=True).returncode != 0:
-                waiting.tick()
+        unmount(self._folder)
 
 
 class Server:
-    """A fresh vLLM server with a connector."""
+    """A fresh vLLM server with a connector. options and environment: more of the command's."""
 
-    def __init__(self, arguments, log, transfer, dtype):
+    def __init__(self, arguments, log, transfer, dtype, options=(), environment=()):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -109,6 +128,7 @@ class Server:
             "VLLM_NO_USAGE_STATS": "1",
             "PYTHONPATH": os.path.join(arguments.checkout, "connector"),
             "CACHEGEN_LIBRARY": os.path.join(arguments.build, "connector", "libcachegen.so"),
+            **dict(environment),
         }
         # As users run it, but for: no chunked prefill (the uncompressed connector stores what the first step computes)
         # and no compilation, which would only prolong the start. The same in all runs.
@@ -117,7 +137,7 @@ class Server:
             *("--model", arguments.model, "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port)),
             *("--dtype", dtype, "--max-model-len", "4096", "--max-num-batched-tokens", "4096"),
             *("--enforce-eager", "--no-enable-prefix-caching", "--enable-prompt-tokens-details"),
-            *("--kv-transfer-config", json.dumps(transfer)),
+            *("--kv-transfer-config", json.dumps(transfer), *options),
         ]
         self._log = log
         with open(log, "w") as output:
@@ -136,7 +156,7 @@ class Server:
             waiting = Waiting("starting vLLM", 400)
             while not self.client.healthy():
                 if self._process.poll() is not None:
-                    raise RuntimeError(f"vLLM ended with {self._process.returncode}; the end of its log:\n{self._tail()}")
+                    raise RuntimeError(f"vLLM ended with {self._process.returncode}; the end of its log:\n{self.tail()}")
                 waiting.tick()
             with open(self._log, errors="replace") as log:
                 disabled = [line for line in log if "connector disabled" in line]
@@ -147,7 +167,7 @@ class Server:
             raise
         return self.client
 
-    def _tail(self):
+    def tail(self):
         with open(self._log, errors="replace") as log:
             return "".join(log.readlines()[-30:])
 

@@ -30,6 +30,7 @@ AFTER_S = 0.3  # in which comes what was asked for and is not wanted any more
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "connector"))
 
 from demo_link import ShapedLink  # noqa: E402
+from demo_processes import unmount  # noqa: E402
 
 
 class Link(ShapedLink):
@@ -51,7 +52,7 @@ class Link(ShapedLink):
             subprocess.run(self._in(name, "tc", "qdisc", "replace", "dev", "cgv0", "root", *rate), check=True)
 
     def unmount(self, mountpoint):
-        subprocess.run(["umount", mountpoint], check=True)
+        unmount(mountpoint)
         self._mounts.remove(mountpoint)
 
 
