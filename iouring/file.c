@@ -108,6 +108,29 @@ cg_status cg_file_chunk_header(int dir_fd, const char *path, cg_chunk_header *he
     return status == CG_OK ? cg_chunk_header_cut(header_out, file_bytes) : status;
 }
 
+/* A cg_chunk_source of *(const int *)fd. */
+static cg_status read_exactly(void *fd, uint64_t offset, uint8_t *bytes_out, size_t n_bytes)
+{
+    size_t n_read = 0;
+    const cg_status status = read_fully(*(const int *)fd, bytes_out, n_bytes, offset, &n_read);
+    return status == CG_OK && n_read < n_bytes ? CG_ERR_TRUNCATED : status;
+}
+
+cg_status cg_file_chunk_verify(int dir_fd, const char *path, uint64_t max_bytes,
+                               cg_chunk_header *header_out)
+{
+    cg_status status;
+    uint64_t file_bytes;
+    int fd = open_regular(dir_fd, path, &file_bytes, &status);
+    if (fd < 0)
+        return status;
+    status = file_bytes > max_bytes
+                 ? CG_ERR_BUFFER_TOO_SMALL
+                 : cg_chunk_verify_source(read_exactly, &fd, file_bytes, header_out);
+    close(fd);
+    return status;
+}
+
 cg_status cg_file_write(int dir_fd, const char *path, const void *bytes, size_t n_bytes,
                         bool replace)
 {

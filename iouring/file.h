@@ -23,6 +23,10 @@ cg_status cg_file_read_start(int dir_fd, const char *path, void *bytes_out, size
 /* The fixed header of a chunk file, changed to say what the file holds (cg_chunk_header_cut()).
  * CG_ERR_TRUNCATED also when the file does not end where a level ends. */
 cg_status cg_file_chunk_header(int dir_fd, const char *path, cg_chunk_header *header_out);
+/* The same, after a check of the whole file, which is read piece by piece
+ * (cg_chunk_verify_source()). CG_ERR_BUFFER_TOO_SMALL: it has more than max_bytes. */
+cg_status cg_file_chunk_verify(int dir_fd, const char *path, uint64_t max_bytes,
+                               cg_chunk_header *header_out);
 /* cg_io_write(), but in this thread: returns when it is done. */
 cg_status cg_file_write(int dir_fd, const char *path, const void *bytes, size_t n_bytes,
                         bool replace);

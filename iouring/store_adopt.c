@@ -339,8 +339,6 @@ static cg_status adopt_chunk_at(adoption *a, const char *path, const char *chunk
     cg_tree_name name;
     cg_chunk_header header;
     bool shared;
-    uint8_t *bytes;
-    size_t n_bytes;
     cg_tree_parse(path, &name);
     cg_status status = cg_file_chunk_header(root_fd, chunk, &header);
     if (status == CG_OK)
@@ -353,13 +351,9 @@ static cg_status adopt_chunk_at(adoption *a, const char *path, const char *chunk
             share(root_fd, path, &name, &header);
         return CG_OK;
     }
-    if ((status = cg_file_read(root_fd, chunk, MAX_CHUNK_BYTES, &bytes, &n_bytes)) != CG_OK)
-        return status;
-    status = cg_chunk_verify(bytes, n_bytes);
-    if (status == CG_OK) /* the file may be another one since its header was read */
-        status = cg_chunk_header_parse(bytes, n_bytes, &header);
-    free(bytes);
-    if (status == CG_OK && (status = adopt_chunk(a, path, &header)) == CG_OK)
+    /* The header again: the file may be another one since it was read. */
+    if ((status = cg_file_chunk_verify(root_fd, chunk, MAX_CHUNK_BYTES, &header)) == CG_OK &&
+        (status = adopt_chunk(a, path, &header)) == CG_OK)
         a->n_adopted++;
     return status;
 }

@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cinttypes>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 #include <thread>
@@ -464,6 +466,30 @@ TEST_P(StoreTest, AdoptsAContextThatWasCopiedIn)
     EXPECT_EQ(n_adopted, 0u);
     std::swap(store, other);
     cg_store_free(other);
+}
+
+// The most that this process ever had in memory; begin "5": from now on.
+uint64_t peak_kib(const char *begin = nullptr)
+{
+    uint64_t kib = 0;
+    if (begin != nullptr)
+        std::ofstream("/proc/self/clear_refs") << begin << std::flush;
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+        if (sscanf(line.c_str(), "VmHWM: %" SCNu64, &kib) == 1)
+            break;
+    return kib;
+}
+
+TEST_P(StoreTest, AdoptsALargeChunkInLittleMemory)
+{
+    const uint64_t CHUNK_BYTES = 64 << 20;
+    dir.write("m/contexts/c/L0/00000.kv", make_chain(1, CG_L0, nullptr, 1, CHUNK_BYTES)[0].bytes);
+    uint32_t n_adopted = 0;
+    const uint64_t before_kib = peak_kib("5"); /* proc(5): the peak is what there is now */
+    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    EXPECT_EQ(n_adopted, 1u);
+    EXPECT_LT(peak_kib() - before_kib, CHUNK_BYTES / 4 / 1024);
 }
 
 TEST_P(StoreTest, TellsWhatAdoptingMakes)
