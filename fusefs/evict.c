@@ -345,6 +345,8 @@ cg_status cg_evict_choose(const cg_survey *survey, const cg_evict_policy *policy
         qsort_r(c.by_key, survey->n_files, sizeof *c.by_key, by_key, (void *)survey);
         group_files(&c);
         find_parents(&c, order);
+        free(order);
+        order = NULL;
         choose(&c, steps, n_steps_out);
         *n_steps_out = join_steps(&c, steps, *n_steps_out);
         status = CG_OK;

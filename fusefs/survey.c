@@ -11,7 +11,7 @@
 enum { BYTES_A_BLOCK = 512 };
 static const uint32_t NO_MODEL = UINT32_MAX;
 
-/* A file of the store; those with several names are met several times. */
+/* A file of the store with several names, which is met several times. */
 typedef struct space {
     ino_t ino;
     uint32_t model; /* NO_MODEL: in the root */
@@ -60,6 +60,13 @@ static cg_status find_model(cg_survey *survey, const char *name, uint32_t *index
     return CG_OK;
 }
 
+static void add_space(cg_survey *survey, uint32_t model, uint64_t used_bytes)
+{
+    survey->used_bytes += used_bytes;
+    if (model != NO_MODEL)
+        survey->model_bytes[model] += used_bytes;
+}
+
 static cg_status count_space(count *w, const char *path, const struct stat *attr)
 {
     char model[CG_TREE_NAME_BYTES];
@@ -72,10 +79,14 @@ static cg_status count_space(count *w, const char *path, const struct stat *attr
         if (status != CG_OK)
             return status;
     }
+    const uint64_t used_bytes = (uint64_t)attr->st_blocks * BYTES_A_BLOCK;
+    if (S_ISDIR(attr->st_mode) || attr->st_nlink == 1) { /* met once */
+        add_space(w->survey, index, used_bytes);
+        return CG_OK;
+    }
     if (!make_room((void **)&w->spaces, w->n_spaces, &w->max_spaces, sizeof *w->spaces))
         return CG_ERR_NO_MEMORY;
-    w->spaces[w->n_spaces++] =
-        (space){attr->st_ino, index, (uint64_t)attr->st_blocks * BYTES_A_BLOCK};
+    w->spaces[w->n_spaces++] = (space){attr->st_ino, index, used_bytes};
     return CG_OK;
 }
 
@@ -111,22 +122,26 @@ static cg_object_file *find_known(cg_survey *survey, const cg_tree_name *name, i
     return NULL;
 }
 
-/* A file of an object by one of its names. */
+/* One more name of a file that is known. False: it is not. */
+static bool add_name(cg_survey *survey, const cg_tree_name *name, ino_t ino)
+{
+    cg_object_file *known = find_known(survey, name, ino);
+    if (known == NULL)
+        return false;
+    if (known->level_bytes[name->level] != 0)
+        known->levels |= (uint8_t)(1u << name->level);
+    /* It began with all links but one: what is left at the end are names that are no object's. */
+    known->n_names_elsewhere--;
+    return true;
+}
+
+/* A file of an object by the first of its names that is met. */
 static cg_status count_object(count *w, int dir_fd, const char *path, const struct stat *attr,
                               const cg_tree_name *name)
 {
     cg_survey *survey = w->survey;
     cg_chunk_header header;
     uint32_t model;
-    cg_object_file *known = find_known(survey, name, attr->st_ino);
-    if (known != NULL) {
-        if (known->level_bytes[name->level] != 0)
-            known->levels |= (uint8_t)(1u << name->level);
-        /* It began with all links but one: what is left at the end are names that are no
-         * object's. */
-        known->n_names_elsewhere--;
-        return CG_OK;
-    }
     if (!read_header(dir_fd, cg_walk_leaf(path), attr, &header) ||
         cg_tree_check(name, &header) != CG_OK)
         return CG_OK;
@@ -160,11 +175,16 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
     cg_tree_name name;
     if (w->is_over != NULL && w->is_over(w->user))
         return CG_ERR_CANCELLED;
+    if (!S_ISDIR(attr->st_mode)) {
+        cg_tree_parse(path, &name);
+        /* Most names of a store are further ones of an object's file: its space is counted. */
+        if (name.kind == CG_TREE_OBJECT_CHUNK && add_name(w->survey, &name, attr->st_ino))
+            return CG_OK;
+    }
     const cg_status status = count_space(w, path, attr);
-    if (status != CG_OK || S_ISDIR(attr->st_mode))
-        return status;
-    cg_tree_parse(path, &name);
-    return name.kind == CG_TREE_OBJECT_CHUNK ? count_object(w, dir_fd, path, attr, &name) : CG_OK;
+    return status == CG_OK && !S_ISDIR(attr->st_mode) && name.kind == CG_TREE_OBJECT_CHUNK
+               ? count_object(w, dir_fd, path, attr, &name)
+               : status;
 }
 
 static int by_ino(const void *a, const void *b)
@@ -181,9 +201,7 @@ static void add_up(space *spaces, size_t n, cg_survey *survey)
     for (size_t i = 0; i < n; i++) {
         if (i > 0 && spaces[i].ino == spaces[i - 1].ino)
             continue;
-        survey->used_bytes += spaces[i].used_bytes;
-        if (spaces[i].model != NO_MODEL)
-            survey->model_bytes[spaces[i].model] += spaces[i].used_bytes;
+        add_space(survey, spaces[i].model, spaces[i].used_bytes);
     }
 }
 
