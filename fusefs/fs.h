@@ -6,7 +6,8 @@
  *   publish, published, arrivals
  *   pending, reach, adopt
  *   space
- *   open_files, watch
+ *   open_files
+ *   watch
  *   fs
  *   nodes, control
  *   gc, fsck, left, contexts, drop, evict, survey, walk
