@@ -121,5 +121,6 @@ tasks=(import evict coarsen scrub two_evictors)
 for round in $(seq "$rounds"); do
     ${tasks[round % 5]} "$round"
     unmount
+    [ $((round % 20)) != 0 ] || echo "$round rounds, $n_failed of $n_checks checks failed"
 done
 report

@@ -3,11 +3,13 @@
 # usage: suites.sh CACHEGENFS CHUNK_FILES PART...
 #   pjdfstest TARBALL   POSIX conformance in an ordinary directory (needs autoconf, automake, prove): every case passes
 #   stress SECONDS      stress-ng's file system stressors, beside readers that verify, and eviction
+#   fsx PROGRAM         xfstests' ltp/fsx, as it was built: ten seeds of CG_SUITE_OPERATIONS (10,000) on a file
+#   fsstress PROGRAM    its ltp/fsstress: four processes, the same; the store then has what the mount shows
 #   fio SECONDS         fio's verifying jobs (written, mapped, past the cache), beside the same
 # Of a build with a sanitizer, its findings fail. stress-ng and fio are installed where apt-get can.
 # shellcheck source=tests/fusefs/mount.sh
 . "$(dirname "$0")/mount.sh" "$1" "$2"
-[ $# -ge 3 ] || { echo "usage: suites.sh CACHEGENFS CHUNK_FILES pjdfstest TARBALL | stress SECONDS | fio SECONDS"; exit 2; }
+[ $# -ge 3 ] || { echo "usage: suites.sh CACHEGENFS CHUNK_FILES pjdfstest TARBALL | fsx PROGRAM | fsstress PROGRAM | stress SECONDS | fio SECONDS"; exit 2; }
 part=$3
 value=${4:-}
 export ASAN_OPTIONS="quarantine_size_mb=16:${ASAN_OPTIONS:-}" # what it keeps of freed memory is no leak
@@ -25,6 +27,27 @@ pjdfstest() {
     (cd "$mnt/ordinary" && prove -r "$source/tests") > "$tmp/prove" 2>&1
     tail -n 3 "$tmp/prove"
     check "every case passes" grep -q '^Result: PASS' "$tmp/prove"
+}
+
+fsx() {
+    local seed
+    mount_store
+    mkdir "$mnt/ordinary"
+    for seed in 1 2 3 4 5 6 7 8 9 10; do
+        check "seed $seed" "$1" -q -N "${CG_SUITE_OPERATIONS:-10000}" -l 262144 -S "$seed" "$mnt/ordinary/file"
+    done
+    unmount
+}
+listing() { (cd "$1" && find . -printf '%y %s %m %n %l %P\n' | sort); }
+fsstress() {
+    mount_store
+    mkdir "$mnt/ordinary"
+    check "no operation fails" "$1" -d "$mnt/ordinary" -n "${CG_SUITE_OPERATIONS:-10000}" -p 4 -s 14
+    listing "$mnt/ordinary" > "$tmp/shown"
+    unmount
+    listing "$store/ordinary" > "$tmp/stored"
+    check "there are files" [ "$(wc -l < "$tmp/shown")" -gt 100 ]
+    check "the store has what the mount showed" cmp "$tmp/shown" "$tmp/stored"
 }
 
 rss_kib() { awk '/^VmRSS/ {print $2}' "/proc/$daemon/status"; }
@@ -84,7 +107,7 @@ fio() {
 }
 
 case $part in
-pjdfstest | stress | fio) $part "$value" ;;
+pjdfstest | fsx | fsstress | stress | fio) $part "$value" ;;
 *) echo "no such part: $part"; exit 2 ;;
 esac
 report
