@@ -1,6 +1,7 @@
 #include "fusefs/mountpoint.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <mntent.h>
 #include <spawn.h>
@@ -64,19 +65,26 @@ static void unmount(const char *path)
         waitpid(child, &status, 0);
 }
 
+/* Of a mount without a daemon the kernel says ENOTCONN; but not as long as it trusts what it has of
+ * the root, unless it must ask. */
+static bool has_daemon(const char *path)
+{
+    struct statx attr;
+    return statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &attr) == 0 ||
+           errno != ENOTCONN;
+}
+
 bool cg_mountpoint_clear(const char *path)
 {
     char real[PATH_MAX];
-    struct stat attr;
     /* Several may lie on top of each other. */
     while (absolute(path, real) && is_our_mount(real)) {
-        /* Of a mount without a daemon the kernel says ENOTCONN. */
-        if (stat(real, &attr) == 0 || errno != ENOTCONN) {
+        if (has_daemon(real)) {
             fprintf(stderr, "cachegenfs: %s: a daemon serves it already\n", path);
             return false;
         }
         unmount(real);
-        if (stat(real, &attr) != 0 && errno == ENOTCONN)
+        if (!has_daemon(real))
             break; /* we may not: mounting will tell */
     }
     return true;

@@ -262,6 +262,9 @@ mount_store
 check "no mount over a mount that is served" sh -c '! timeout 20 "$1" "$2" "$3" 2> "$4" && grep -q "a daemon serves it already" "$4"' \
     sh "$cachegenfs" "$store" "$mnt" "$tmp/served"
 check "which still works" test -e "$mnt/.cachegenfs/version"
+watches() { [ "$(metric watched)" = 1 ]; }
+wait_for 5 watches # where it can
+stat --cached=never "$mnt" > /dev/null 2>&1 # the kernel has the root's attributes, and trusts them
 kill -KILL "$daemon"
 wait "$daemon" 2> /dev/null
 "$cachegenfs" "$store" "$mnt" -f 2>> "$tmp/log" &
