@@ -58,11 +58,13 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
 /* Cancels look-ups and loads, runs queued saves to their end, and frees. It returns after
- * close_timeout_ms (configured) at the latest, also if the store hangs. Then saves are given up,
- * and what hangs is left behind: its thread and memory stay until the store answers, if ever.
- * Nothing is freed that it may still touch. An encoder's task that runs is waited for, which at its
- * low priority (encode_nice) may take seconds more where the CPUs are busy. Free the operations'
- * handles before: they are invalid afterwards. NULL is fine. */
+ * close_timeout_ms (configured) at the latest, also if the store hangs, or a GPU. Then saves are
+ * given up, and what hangs is left behind: its thread and memory stay until the store or the GPU
+ * answers, if ever. Nothing is freed that it may still touch. Should a GPU go on that was left with
+ * a load, it still writes that load's blocks. An encoder's task that runs is waited for, which at
+ * its low priority (encode_nice) may take seconds more where the CPUs are busy. Free the
+ * operations' handles before: they are invalid afterwards. Where a GPU may hang rather don't free
+ * those that are not done, since that waits for it. NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
 CACHEGEN_API uint32_t cachegen_abi_version(void);

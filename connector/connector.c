@@ -118,32 +118,124 @@ failed:
     return status;
 }
 
+/* What writes and reads blocks in the host's memory ends, since it only computes; and it has to end
+ * here: when closing returns, the engine may free its blocks. */
+static void end_work_on_host_blocks(cg_runtime *rt)
+{
+    pthread_mutex_lock(&rt->lock);
+    cg_lookups_cancel(rt); /* nobody wants these any more */
+    cg_loads_cancel(rt);
+    while (cg_loads_on_host(rt) || rt->n_copying > 0)
+        cg_runtime_wait(rt, &rt->changed, UINT64_MAX);
+    pthread_mutex_unlock(&rt->lock);
+}
+
+/* rt: NULL, or this process's. Returns in time, unless a GPU does not answer. */
+static void close_all(cachegen *c, cg_runtime *rt, uint64_t began_ns, uint64_t timeout_ns)
+{
+    if (rt == NULL) {
+        cg_handle_free(c);
+        return;
+    }
+    /* The saves run to their end, but for a last part of the time: a slow store is left the chance
+     * to end the chunk that it has begun. */
+    const uint64_t saves_until_ns = began_ns + timeout_ns / 4 * 3;
+    pthread_mutex_lock(&rt->lock);
+    while (rt->stream_plan.streams != NULL && cg_now_ns() < saves_until_ns) /* of a GPU */
+        cg_runtime_wait(rt, &rt->changed, saves_until_ns);
+    if (rt->writer_is_stuck || !cg_runtime_stop(rt, saves_until_ns)) {
+        cg_saves_give_up(rt);
+        cg_runtime_stop(rt, began_ns + timeout_ns);
+    }
+    while (rt->stream_plan.streams != NULL)
+        cg_runtime_wait(rt, &rt->changed, UINT64_MAX);
+    pthread_mutex_unlock(&rt->lock);
+    cg_runtime_close(rt, began_ns + timeout_ns);
+}
+
+/* Closing on a thread of its own. */
+typedef struct close_job {
+    cachegen *c;
+    cg_runtime *rt;
+    uint64_t began_ns, timeout_ns;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool is_over, is_left; /* the lock; left: nobody waits for it any more */
+} close_job;
+
+static void closing_free(close_job *closing)
+{
+    pthread_cond_destroy(&closing->ended);
+    pthread_mutex_destroy(&closing->lock);
+    free(closing);
+}
+
+static void *close_on_thread(void *argument)
+{
+    close_job *closing = argument;
+    close_all(closing->c, closing->rt, closing->began_ns, closing->timeout_ns);
+    pthread_mutex_lock(&closing->lock);
+    closing->is_over = true;
+    const bool is_left = closing->is_left;
+    pthread_cond_signal(&closing->ended);
+    pthread_mutex_unlock(&closing->lock);
+    if (is_left)
+        closing_free(closing);
+    return NULL;
+}
+
+/* Almost every call of CUDA may wait for the GPU, and nothing ends it if that hangs. So this waits
+ * for a thread that closes, and leaves it behind when the time is over: it frees all should the GPU
+ * go on. */
+static void close_beside_gpu(cachegen *c, cg_runtime *rt, uint64_t began_ns, uint64_t timeout_ns)
+{
+    close_job *closing = calloc(1, sizeof *closing);
+    pthread_t thread;
+    if (closing != NULL) {
+        *closing = (close_job){.c = c, .rt = rt, .began_ns = began_ns, .timeout_ns = timeout_ns};
+        pthread_mutex_init(&closing->lock, NULL);
+        cg_condition_init(&closing->ended);
+    }
+    if (rt != NULL) {
+        pthread_mutex_lock(&rt->lock);
+        cg_runtime_close_eventfd(rt); /* before all of it may be gone, or left */
+        pthread_mutex_unlock(&rt->lock);
+    }
+    if (closing == NULL ||
+        cg_thread_start(&thread, "cachegen-close", NULL, 0, close_on_thread, closing) != CG_OK) {
+        if (closing != NULL)
+            closing_free(closing);
+        close_all(c, rt, began_ns, timeout_ns);
+        return;
+    }
+    pthread_mutex_lock(&closing->lock);
+    while (!closing->is_over && cg_now_ns() < began_ns + timeout_ns)
+        cg_condition_wait(&closing->ended, &closing->lock, began_ns + timeout_ns);
+    closing->is_left = !closing->is_over;
+    if (closing->is_left)
+        pthread_detach(thread);
+    const bool is_over = closing->is_over;
+    pthread_mutex_unlock(&closing->lock);
+    if (is_over) {
+        pthread_join(thread, NULL);
+        closing_free(closing);
+    }
+}
+
 void cachegen_close(cachegen *c)
 {
     if (c == NULL)
         return;
     cg_runtime *rt = cg_runtime_peek(c); /* a parent's runtime is left alone */
-    if (rt == NULL) {
-        cg_handle_free(c);
-        return;
-    }
     const uint64_t began_ns = cg_now_ns(),
-                   timeout_ns = c->config->close_timeout_ms * UINT64_C(1000000);
-    pthread_mutex_lock(&rt->lock);
-    /* Nobody wants these any more. Loads have to end here: when closing returns, the engine may
-     * free its blocks. */
-    cg_lookups_cancel(rt);
-    cg_loads_cancel(rt);
-    while (rt->stream_plan.streams != NULL || rt->n_copying > 0) /* work on blocks, which ends */
-        cg_runtime_wait(rt, &rt->changed, UINT64_MAX);
-    /* The saves run to their end, but for a last part of the time: a slow store is left the chance
-     * to end the chunk that it has begun. */
-    if (rt->writer_is_stuck || !cg_runtime_stop(rt, began_ns + timeout_ns / 4 * 3)) {
-        cg_saves_give_up(rt);
-        cg_runtime_stop(rt, began_ns + timeout_ns);
-    }
-    pthread_mutex_unlock(&rt->lock);
-    cg_runtime_close(rt, began_ns + timeout_ns);
+                   timeout_ns =
+                       c->config != NULL ? c->config->close_timeout_ms * UINT64_C(1000000) : 0;
+    if (rt != NULL)
+        end_work_on_host_blocks(rt);
+    if (cg_gpu_is_ours(atomic_load(&c->gpu)))
+        close_beside_gpu(c, rt, began_ns, timeout_ns);
+    else
+        close_all(c, rt, began_ns, timeout_ns);
 }
 
 cachegen_status cachegen_get_info(cachegen *c, cachegen_info *info_out)

@@ -98,15 +98,20 @@ cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t o
     return CG_OK;
 }
 
+bool cg_gpu_is_ours(const cg_gpu *gpu)
+{
+    return gpu != NULL && gpu->pid == getpid();
+}
+
 void cg_gpu_stop(cg_gpu *gpu)
 {
-    if (gpu != NULL && gpu->pid == getpid())
+    if (cg_gpu_is_ours(gpu))
         cg_pool_stop(gpu->pool);
 }
 
 void cg_gpu_free(cg_gpu *gpu)
 {
-    if (gpu == NULL || gpu->pid != getpid())
+    if (!cg_gpu_is_ours(gpu))
         return; /* threads and CUDA's context are the parent's */
     cg_pool_free(gpu->pool);
     if (gpu->device != NULL)

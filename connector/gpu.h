@@ -5,6 +5,8 @@
  * process needs none. It is never closed.
  * The GPU has threads of its own, one a slot: each takes a chunk, prepares it, hands it to the GPU
  * and sleeps until it is done. So as many chunks are under way as there are slots.
+ * A GPU that hangs holds whoever waits for it, in a call that nobody can end: that are threads of
+ * its own, those that encode and the one that writes saves, and who closes (connector.c).
  * After an error that stays (codec/device.h) the GPU is off until the process ends: loads into its
  * blocks and saves out of them fail at once, which costs a recompute.
  * Threads: any. It belongs to the process that opened it: a forked child has none.
@@ -38,6 +40,8 @@ typedef struct cg_gpu {
  * On failure *gpu_out is NULL and reason_out[CG_GPU_REASON_BYTES] a sentence. */
 cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t ordinal,
                       bool encodes, cg_gpu **gpu_out, char *reason_out);
+/* Whether this process has opened it. NULL is fine. */
+bool cg_gpu_is_ours(const cg_gpu *gpu);
 /* Runs what is queued; nothing can be submitted afterwards. NULL is fine. */
 void cg_gpu_stop(cg_gpu *gpu);
 /* Stops, and gives back all that the GPU holds. In another process than the one that opened it,

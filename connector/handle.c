@@ -2,14 +2,11 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 cg_gpu *cg_handle_gpu(cachegen *c)
 {
     cg_gpu *gpu = atomic_load(&c->gpu);
-    return gpu != NULL && atomic_load(&c->gpu_state) == CACHEGEN_GPU_ON && gpu->pid == getpid()
-               ? gpu
-               : NULL;
+    return cg_gpu_is_ours(gpu) && atomic_load(&c->gpu_state) == CACHEGEN_GPU_ON ? gpu : NULL;
 }
 
 cg_status cg_handle_open_gpu(cachegen *c, uint32_t ordinal, bool encodes, cg_gpu **gpu_out)

@@ -19,11 +19,7 @@ static void load_destroy(cg_operation *op)
             cg_load_drop_pieces(&load->chunks[i]);
     cg_stream_destroy(&load->stream);
     cg_trace_free(load->trace);
-    if (load->mark != NULL) {
-        /* Of the GPU that made it, also if that is off by now. */
-        const cg_gpu *gpu = atomic_load(&op->connector->gpu);
-        gpu->functions->mark_free(gpu->device, load->mark);
-    }
+    cg_load_drop_mark(load);
     free(load->table);
     free(load->chunks);
     cg_plan_free(load->plan);
@@ -206,6 +202,14 @@ void cg_loads_cancel(cg_runtime *rt)
         next = stream->next; /* cancelling may take it off the list */
         cg_load_cancel(cg_load_of_stream(stream));
     }
+}
+
+bool cg_loads_on_host(const cg_runtime *rt)
+{
+    for (cg_stream *stream = rt->stream_plan.streams; stream != NULL; stream = stream->next)
+        if (cg_load_of_stream(stream)->layout->given.memory == CACHEGEN_MEMORY_HOST)
+            return true;
+    return false;
 }
 
 void cachegen_load_free(cachegen_load *load)

@@ -7,4 +7,6 @@
 
 /* With the lock held: all loads are asked to end. */
 void cg_loads_cancel(cg_runtime *runtime);
+/* With the lock held: whether one into blocks in the host's memory is under way. */
+bool cg_loads_on_host(const cg_runtime *runtime);
 #endif

@@ -103,6 +103,7 @@ void cg_load_settle(cachegen_load *load)
     if (load->trace != NULL)
         cg_trace_end(load->trace, p);
     load->trace = NULL;
+    cg_load_drop_mark(load); /* the handle may outlive the GPU */
     cg_operation_finish(&load->op);
 }
 
@@ -152,6 +153,16 @@ void cg_load_drop_pieces(cg_load_chunk *chunk)
         free(piece);
     }
     chunk->pieces = NULL;
+}
+
+void cg_load_drop_mark(cachegen_load *load)
+{
+    if (load->mark == NULL)
+        return;
+    /* Of the GPU that made it, also if that is off by now. */
+    const cg_gpu *gpu = atomic_load(&load->op.connector->gpu);
+    gpu->functions->mark_free(gpu->device, load->mark);
+    load->mark = NULL;
 }
 
 void cg_load_copy_pieces(const cg_load_chunk *chunk, uint64_t n_bytes, uint8_t *bytes_out)

@@ -45,7 +45,7 @@ struct cachegen_load {
     const cg_kv_layout *layout;    /* constant */
     int64_t *table;                /* constant: [n_blocks] */
     uint32_t n_blocks;             /* constant */
-    cg_device_mark *mark;          /* constant: what of the engine comes first, on a GPU */
+    cg_device_mark *mark;          /* until done: what of the engine comes first, on a GPU */
     cg_plan *plan;                 /* constant */
     uint32_t from_token, to_token; /* constant: of the prompt */
     cg_stream stream;              /* in the runtime's plan until done */
@@ -69,6 +69,8 @@ void cg_load_read_ended(cg_runtime *runtime, const cg_stream_read *read, cg_stat
 cg_load_chunk *cg_load_decode_begun(cg_stream *stream, uint32_t chunk_index);
 /* Without the lock, too, where the chunk is the caller's: releases what has arrived of it. */
 void cg_load_drop_pieces(cg_load_chunk *chunk);
+/* Without the lock, too, where no job is under way. */
+void cg_load_drop_mark(cachegen_load *load);
 /* The last job of a chunk ended, with what stands in the chunk. */
 void cg_load_decode_ended(cg_load_chunk *chunk);
 /* Without the lock, for the chunk's job: the first n_bytes of its file, put together from pieces.

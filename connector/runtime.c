@@ -9,8 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Waits are measured by the clock of deadlines, which nobody sets. */
-static void init_condition(pthread_cond_t *condition)
+void cg_condition_init(pthread_cond_t *condition)
 {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -57,11 +56,11 @@ static cg_runtime *runtime_new(cachegen *connector)
     }
     rt->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); /* -1: an engine can still poll */
     pthread_mutex_init(&rt->lock, NULL);
-    init_condition(&rt->changed);
-    init_condition(&rt->watched);
-    init_condition(&rt->lookups.filled);
-    init_condition(&rt->saves.filled);
-    init_condition(&rt->traces.filled);
+    cg_condition_init(&rt->changed);
+    cg_condition_init(&rt->watched);
+    cg_condition_init(&rt->lookups.filled);
+    cg_condition_init(&rt->saves.filled);
+    cg_condition_init(&rt->traces.filled);
     rt->step_until_ns = UINT64_MAX;
     rt->folders_ns = connector->folders_ns;
     cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,
@@ -156,13 +155,18 @@ static struct timespec timespec_of(uint64_t ns)
                              .tv_nsec = (long)(ns % 1000000000u)};
 }
 
-void cg_runtime_wait(cg_runtime *rt, pthread_cond_t *condition, uint64_t deadline_ns)
+void cg_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t deadline_ns)
 {
     const struct timespec until = timespec_of(deadline_ns);
     if (deadline_ns == UINT64_MAX)
-        pthread_cond_wait(condition, &rt->lock);
+        pthread_cond_wait(condition, lock);
     else
-        pthread_cond_timedwait(condition, &rt->lock, &until);
+        pthread_cond_timedwait(condition, lock, &until);
+}
+
+void cg_runtime_wait(cg_runtime *rt, pthread_cond_t *condition, uint64_t deadline_ns)
+{
+    cg_condition_wait(condition, &rt->lock, deadline_ns);
 }
 
 bool cg_runtime_stop(cg_runtime *rt, uint64_t deadline_ns)
@@ -191,6 +195,13 @@ static void join_until(pthread_t thread, uint64_t deadline_ns)
         pthread_detach(thread);
 }
 
+void cg_runtime_close_eventfd(cg_runtime *rt)
+{
+    if (rt->event_fd >= 0)
+        close(rt->event_fd);
+    rt->event_fd = -1;
+}
+
 void cg_runtime_close(cg_runtime *rt, uint64_t deadline_ns)
 {
     cachegen *connector = rt->connector;
@@ -202,10 +213,8 @@ void cg_runtime_close(cg_runtime *rt, uint64_t deadline_ns)
                                  rt->watcher, rt->tracer, rt->opener};
     const size_t n_workers = sizeof workers / sizeof workers[0];
     const bool is_orphan = rt->is_orphan = rt->n_inside > 0;
-    if (is_orphan && rt->event_fd >= 0) { /* its number is the host's again */
-        close(rt->event_fd);
-        rt->event_fd = -1;
-    }
+    if (is_orphan)
+        cg_runtime_close_eventfd(rt);
     /* Before the lock is released: with it the last worker may free all of this. */
     for (size_t i = 0; i < n_workers && is_orphan; i++)
         if (workers[i].started)

@@ -93,17 +93,21 @@ cg_status cg_runtime_start(cg_runtime *runtime, cg_worker *worker, const char *n
 void cg_runtime_resign(cg_runtime *runtime, cg_worker *worker);
 /* For a worker, with the lock held, which this releases: it touches the runtime no more. */
 void cg_runtime_leave(cg_runtime *runtime);
-/* With the lock held: waits for a condition of the runtime until deadline_ns (UINT64_MAX: for
- * ever).
- */
+/* A condition whose waits end at a time of the clock of deadlines, which nobody sets. */
+void cg_condition_init(pthread_cond_t *condition);
+/* Waits until deadline_ns (UINT64_MAX: for ever). */
+void cg_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t deadline_ns);
+/* With the lock held: the same, for a condition of the runtime. */
 void cg_runtime_wait(cg_runtime *runtime, pthread_cond_t *condition, uint64_t deadline_ns);
 
 /* With the lock held: tells the workers to end when they have nothing left to do, and waits for
- * them until deadline_ns. Whether all have left. Look-ups and loads must have ended. */
+ * them until deadline_ns. Whether all have left. Look-ups and loads must have been cancelled. */
 bool cg_runtime_stop(cg_runtime *runtime, uint64_t deadline_ns);
 /* After cg_runtime_stop(): frees runtime and connector, or leaves both to the worker that is stuck.
  * Waits for threads to end until deadline_ns. */
 void cg_runtime_close(cg_runtime *runtime, uint64_t deadline_ns);
+/* With the lock held: the descriptor's number is the host's again. */
+void cg_runtime_close_eventfd(cg_runtime *runtime);
 /* With the lock held or not: an operation completed. */
 void cg_runtime_notify(cg_runtime *runtime);
 

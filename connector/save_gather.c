@@ -203,10 +203,12 @@ cg_status cg_save_gather(cachegen_save *save)
     const uint64_t timeout_ns = save->op.connector->config->save_timeout_ms * UINT64_C(1000000);
     cg_status status = CG_OK;
     for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++)
-        status = cg_save_take_raw(&save->chunks[i]);
-    for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++)
         status = gather_chunk(save, &save->chunks[i], save->op.started_ns + timeout_ns);
+    return status;
+}
+
+void cg_save_drop_heads(const cachegen_save *save)
+{
     if (save->from_key < save->heads_to) /* else there are no parts of it */
         cg_gather_drop(gather_of(save), &save->keys[save->heads_to - 1], save->op.started_ns);
-    return status;
 }

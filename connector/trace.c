@@ -343,8 +343,9 @@ cg_trace *cg_trace_new(cachegen *connector, uint64_t began_ns)
 void cg_trace_end(cg_trace *trace, const cachegen_progress *progress)
 {
     cg_runtime *rt = trace->op.runtime;
-    /* Rather lost than a queue without end behind a slow directory. */
-    if (rt->n_traces_waiting == CG_TRACE_MAX_WAITING) {
+    /* Rather lost than a queue without end behind a slow directory; and nobody writes it any more
+     * where a GPU has held the load until after the connector was closed. */
+    if (rt->n_traces_waiting == CG_TRACE_MAX_WAITING || rt->stop) {
         rt->n_traces_lost++;
         cg_trace_free(trace);
         return;

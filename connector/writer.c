@@ -567,11 +567,25 @@ static void wait_copied(const cachegen_save *save)
     pthread_mutex_unlock(&rt->lock);
 }
 
+/* A GPU that hangs is as a store that does. */
+static cg_status take_all_heads(cachegen_save *save)
+{
+    cg_status status = CG_OK;
+    begin_step(save, 1);
+    for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++)
+        status = cg_save_take_raw(&save->chunks[i]);
+    end_step(save->op.runtime);
+    if (status == CG_OK)
+        status = cg_save_gather(save);
+    cg_save_drop_heads(save);
+    return status;
+}
+
 static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
 {
     cg_runtime *rt = save->op.runtime;
     wait_copied(save);
-    cg_status status = save->has_some_heads ? cg_save_gather(save) : CG_OK;
+    cg_status status = save->has_some_heads ? take_all_heads(save) : CG_OK;
     if (status != CG_OK) {
         pthread_mutex_lock(&rt->lock);
         save->is_incomplete = true;

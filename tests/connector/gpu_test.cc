@@ -1,8 +1,15 @@
 // Blocks in a GPU's memory, through the ABI: libcachegen_cuda.so with a stand-in for CUDA is opened
 // as a connector opens it. No GPU is needed, and none was ever used.
 #include "tests/connector/gpu_engine.h"
+#include "tests/connector/watch.h"
 
 #include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
 
 namespace
 {
@@ -358,6 +365,70 @@ TEST_F(GpuRanksTest, ARankWhoseGpuFailsCostsTheSave)
         EXPECT_TRUE(status == CACHEGEN_OK || (status == CG_ERR_TIMED_OUT && has_failed)) << status;
     }
     EXPECT_GT(n_lost, 4);
+}
+
+// What a GPU that hangs may be waited for, and which of the waits does not return.
+struct Hang {
+    const char *what;
+    long wait;
+    bool has_profile;
+};
+const Hang HANGS[] = {{"a load", 1, false},
+                      {"copies off the blocks", 1, false},
+                      {"another rank's heads", 1, false},
+                      {"a projection", 2, true},
+                      {"nothing but the end", 1, false}};
+
+// Begins what the GPU is to hang in; returns its handle, which closing makes invalid.
+void *begin_hang(const Hang &hang, GpuEngine *engine, const Tokens &tokens)
+{
+    cachegen_save *save = nullptr;
+    cachegen_load *load = nullptr;
+    if (hang.what == HANGS[0].what) {
+        EXPECT_EQ(engine->save(tokens), CACHEGEN_OK);
+        EXPECT_EQ(engine->look_up(tokens).hit_tokens, tokens.size() - 1);
+        standin().hang_wait(hang.wait);
+        EXPECT_EQ(engine->load_start(0, static_cast<uint32_t>(tokens.size()) - 1, &load),
+                  CACHEGEN_OK);
+        return load;
+    }
+    standin().hang_wait(hang.wait);
+    if (hang.what != HANGS[4].what) {
+        EXPECT_EQ(engine->begin_save(tokens, nullptr, &save), CACHEGEN_OK);
+    }
+    return save;
+}
+
+TEST_F(GpuRanksTest, AGpuThatHangsIsLeftBehindAndFreedShouldItGoOn)
+{
+    for (const Hang &hang : HANGS) {
+        SCOPED_TRACE(hang.what);
+        const Store store(hang.has_profile, four_heads());
+        const std::string more = "\"close_timeout_ms\": 300, \"store_levels\": [\"L2\"]";
+        const bool is_rank = hang.what == HANGS[2].what;
+        auto engine = is_rank ? std::move(ranks(store, Placement::TOKENS_FIRST, more)[1])
+                              : std::make_unique<GpuEngine>(store, more);
+        ASSERT_EQ(engine->register_status, CACHEGEN_OK) << engine->info().gpu_reason;
+        void *handle = begin_hang(hang, engine.get(), prompt(32));
+#if defined(__SANITIZE_ADDRESS__)
+        __lsan_ignore_object(handle); // never freed, on purpose
+#endif
+        if (handle != nullptr) {
+            EXPECT_TRUE(comes_true(standin().hangs));
+        }
+        std::atomic<bool> is_closed{false};
+        std::thread closing([&] {
+            cachegen_close(engine->c);
+            is_closed = true;
+        });
+        EXPECT_TRUE(comes_true([&] { return is_closed.load(); })) << our_threads();
+        EXPECT_NE(our_threads(), "") << "nothing hung";
+        standin().hang_wait(0);
+        closing.join();
+        engine->c = nullptr;
+        EXPECT_TRUE(comes_true([] { return standin().n_live() == 0; })) << our_threads();
+        EXPECT_TRUE(comes_true([&] { return our_threads().empty(); })) << our_threads();
+    }
 }
 
 TEST_F(GpuTest, NothingIsAllocatedAfterTheFirstLayout)

@@ -47,6 +47,9 @@ struct World {
     long call_countdown = 0, operation_countdown = 0;
     int call_error = 0;
     bool call_is_sticky = false, has_failed = false;
+    long wait_countdown = 0;
+    bool is_hung = false;
+    std::condition_variable goes_on;
     std::atomic<int> sticky{0};
     std::mutex running; // the GPU: one operation at a time
 };
@@ -71,6 +74,16 @@ int called(int result = 0)
         return last_error = w.call_error;
     }
     return result;
+}
+
+// Every call that waits comes here.
+void may_hang()
+{
+    World &w = world();
+    std::unique_lock<std::mutex> guard(w.lock);
+    if (w.wait_countdown > 0 && --w.wait_countdown == 0)
+        w.is_hung = true;
+    w.goes_on.wait(guard, [&] { return !w.is_hung; });
 }
 
 // Finds the allocation that all of [at, at + n_bytes) lies in.
@@ -350,6 +363,7 @@ int stream_destroy(cg_cuda_stream stream)
 }
 int stream_synchronize(cg_cuda_stream stream)
 {
+    may_hang();
     own(stream)->drain(); // operations end after a sticky error, too
     return called();
 }
@@ -438,6 +452,7 @@ int event_synchronize(cg_cuda_event event)
         if (world().events.count(event) == 0)
             misused("waits for an event of the engine");
     }
+    may_hang();
     {
         std::unique_lock<std::mutex> guard(event->lock);
         event->changed.wait(guard, [&] { return event->n_reached == event->n_recorded; });
@@ -523,6 +538,21 @@ void fail_operation(long n)
 {
     std::lock_guard<std::mutex> guard(world().lock);
     world().operation_countdown = n;
+}
+void hang_wait(long n)
+{
+    World &w = world();
+    {
+        std::lock_guard<std::mutex> guard(w.lock);
+        w.wait_countdown = n;
+        w.is_hung = false;
+    }
+    w.goes_on.notify_all();
+}
+bool hangs()
+{
+    std::lock_guard<std::mutex> guard(world().lock);
+    return world().is_hung;
 }
 void forget_failures()
 {
@@ -614,11 +644,17 @@ void engine_read(void *dst, const void *dev, size_t n_bytes, void *stream)
     stream_of(stream)->drain();
 }
 
-const cg_standin CONTROL = {
-    fail_call,     fail_operation,        forget_failures, has_failed,           n_live,
-    n_allocated,   set_device_count,      n_projected,     engine_malloc,        engine_free,
-    engine_stream, engine_stream_destroy, engine_event,    engine_event_destroy, engine_record,
-    engine_write,  engine_hold,           engine_release,  engine_read};
+const cg_standin CONTROL = {fail_call,        fail_operation,
+                            hang_wait,        hangs,
+                            forget_failures,  has_failed,
+                            n_live,           n_allocated,
+                            set_device_count, n_projected,
+                            engine_malloc,    engine_free,
+                            engine_stream,    engine_stream_destroy,
+                            engine_event,     engine_event_destroy,
+                            engine_record,    engine_write,
+                            engine_hold,      engine_release,
+                            engine_read};
 
 } // namespace
 

@@ -22,6 +22,10 @@ struct cg_standin {
     // The n-th operation that a stream is to run from here on fails, as a kernel would with an
     // illegal address: sticky.
     void (*fail_operation)(long n);
+    // From the n-th call from here on that waits for a stream or an event, such calls don't return:
+    // the GPU hangs. 0: they return.
+    void (*hang_wait)(long n);
+    bool (*hangs)();
     void (*forget_failures)();
     bool (*has_failed)(); // since forget_failures()
 

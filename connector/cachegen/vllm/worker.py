@@ -300,10 +300,14 @@ class Worker:
         return {}
 
     def close(self):
+        cg = self.library.cg
+        # Freeing waits, and a GPU that hangs ends no wait: there closing does, which knows a limit.
         for _, load in self.loads.values():
-            self.library.cg.load_free(load)
+            if not self._on_gpu or cg.load_poll(load).done:
+                cg.load_free(load)
         for *_, save in self.saves:
-            self.library.cg.save_free(save)
+            if not self._on_gpu or cg.save_poll(save).done:
+                cg.save_free(save)
         self.loads, self.saves, self._copied_from = {}, [], []
         library, self.library = self.library, None
         library.close()
