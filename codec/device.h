@@ -3,7 +3,7 @@
  * A connector must not need CUDA to be built or to run, so it knows no type of CUDA's. It opens
  * that library at run time and works with the table of functions below. A device decodes chunks
  * into an engine's paged blocks, moves what the CPU has decoded there, copies blocks out for the
- * CPU to encode, and makes an encoder's projections. It has its own streams, pinned memory and
+ * CPU to encode, and makes an encoder's symbols. It has its own streams, pinned memory and
  * device memory, all taken when it is opened; nothing is allocated afterwards but an event now and
  * then.
  *
@@ -30,7 +30,7 @@ extern "C" {
 
 /* Raised with any change here, or of the structs of the codec that cross (cg_profile). Both
  * libraries are of one build. */
-enum { CG_DEVICE_TABLE_VERSION = 4 };
+enum { CG_DEVICE_TABLE_VERSION = 5 };
 
 typedef struct cg_device cg_device;
 
@@ -146,7 +146,7 @@ typedef struct cg_device_functions {
     void (*read_release)(cg_device *device, uint32_t copy);
 
     /* A projector on the GPU, whose n_failed is 0, for encoders of the configured profile and of
-     * at most the configured tokens. Its project() returns when the coefficients are there, and is
+     * at most the configured tokens. Its project() returns when the symbols are there, and is
      * CG_ERR_DEVICE where a call of CUDA failed. NULL: all are taken, the device is broken, or
      * there are none: without a profile of version 2, or with one of preset paper. Never waits. */
     cg_projector *(*take_projector)(cg_device *device);

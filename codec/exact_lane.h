@@ -1,5 +1,5 @@
 /* codec/exact_lane.h - the float steps of profiles of version 2, for one channel or pair of
- * channels: FORMAT.md's "Decoding, version 2".
+ * channels: FORMAT.md's "Decoding, version 2"; and an encoder's quantizer.
  *
  * Each operation is rounded once, fmaf() and fma() as one. Threads: pure functions. Shared with
  * CUDA code.
@@ -33,6 +33,23 @@ CG_LANE void cg_lane_inverse_dct(const float d[8][8], const float y[8], float z[
 CG_LANE float cg_lane_dequantize(float symbol, float step, float base)
 {
     return fmaf(symbol, step, base);
+}
+
+/* A coefficient over the step to a symbol: to nearest, ties away from zero, as transcoding has
+ * them. */
+CG_LANE int32_t cg_lane_quantize(float q)
+{
+    q = q < 32767.0f
+            ? q
+            : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
+    q = q > -32767.0f ? q : -32767.0f;
+    return (int32_t)(q + copysignf(0.5f, q)); /* |q| + 0.5 is exact enough below 2^15 */
+}
+
+/* A row's sign in the sums that an encoder checks a projector by (codec/projection.h). */
+CG_LANE float cg_lane_row_sign(uint32_t row)
+{
+    return ((row + 1) * 2654435769u & 1u << 30) != 0 ? -1.0f : 1.0f;
 }
 
 /* Step 4. */

@@ -4,9 +4,8 @@
 
 #include "codec/bf16.h"
 #include "codec/dct8.h"
+#include "codec/exact_lane.h"
 #include "codec/rans_lane.h"
-
-#include <math.h>
 
 /* Even and odd frequencies are summed apart: by symmetry four such sums make eight tokens. */
 static void inverse_dct(const float *restrict y, size_t y_stride, const float *restrict scale,
@@ -57,21 +56,11 @@ static void to_bf16(const float *values, size_t n_values, uint16_t *out)
         out[i] = cg_bf16_from_f32(values[i]);
 }
 
-/* Ties away from zero, as transcoding has them. */
-static inline int16_t nearest_cell(float q)
-{
-    q = q < 32767.0f
-            ? q
-            : 32767.0f; /* in this order a NaN, of sums that overflowed, becomes a number */
-    q = q > -32767.0f ? q : -32767.0f;
-    return (int16_t)(int32_t)(q + copysignf(0.5f, q)); /* |q| + 0.5 is exact enough below 2^15 */
-}
-
 static void quantize(const float *restrict coef, size_t n_columns, float inv_step,
                      int16_t *restrict out)
 {
     for (size_t c = 0; c < n_columns; c++)
-        out[c] = nearest_cell(coef[c] * inv_step);
+        out[c] = (int16_t)cg_lane_quantize(coef[c] * inv_step);
 }
 
 static void coarsen(const int16_t *restrict fine, size_t n_columns, int16_t *restrict out)
@@ -97,12 +86,30 @@ static void add_row(const float *restrict row, size_t n_columns, float sign, flo
     }
 }
 
+static void add_cells(const int16_t *restrict cells, size_t n_columns, float sign,
+                      float *restrict sums, float *restrict squares)
+{
+    size_t c = 0;
+    for (; c + CG_SQUARES <= n_columns; c += CG_SQUARES) {
+        for (size_t i = 0; i < CG_SQUARES; i++) {
+            const float x = cells[c + i];
+            sums[c + i] += sign * x;
+            squares[i] += x * x;
+        }
+    }
+    for (; c < n_columns; c++) {
+        const float x = cells[c];
+        sums[c] += sign * x;
+        squares[c % CG_SQUARES] += x * x;
+    }
+}
+
 static void quantize_channels(const float *restrict x, const float *restrict base,
                               const float *restrict inv_step, size_t n_channels,
                               int16_t *restrict cells)
 {
     for (size_t ch = 0; ch < n_channels; ch++)
-        cells[ch] = nearest_cell((x[ch] - base[ch]) * inv_step[ch]);
+        cells[ch] = (int16_t)cg_lane_quantize((x[ch] - base[ch]) * inv_step[ch]);
 }
 
 static void dequantize_channels(const int16_t *restrict cells, const float *restrict step,
@@ -112,11 +119,19 @@ static void dequantize_channels(const int16_t *restrict cells, const float *rest
         x[ch] = (float)cells[ch] * step[ch] + base[ch];
 }
 
-const cg_kernels CG_KERNELS = {CG_KERNELS_NAME,   inverse_dct,
-                               forward_dct,       rotate,
-                               to_bf16,           quantize,
-                               coarsen,           add_row,
-                               quantize_channels, dequantize_channels,
-                               &CG_KLT_INVERSE,   &CG_KLT_INTEGERS,
-                               &CG_KLT_FORWARD,   &CG_RANS_KERNELS,
+const cg_kernels CG_KERNELS = {CG_KERNELS_NAME,
+                               inverse_dct,
+                               forward_dct,
+                               rotate,
+                               to_bf16,
+                               quantize,
+                               coarsen,
+                               add_row,
+                               add_cells,
+                               quantize_channels,
+                               dequantize_channels,
+                               &CG_KLT_INVERSE,
+                               &CG_KLT_INTEGERS,
+                               &CG_KLT_FORWARD,
+                               &CG_RANS_KERNELS,
                                &CG_EXACT_KERNELS};

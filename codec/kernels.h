@@ -180,6 +180,9 @@ typedef struct cg_kernels {
     void (*coarsen)(const int16_t *fine, size_t n_columns, int16_t *out);
     /* sums[c] += sign * row[c]; squares[c % CG_SQUARES] += row[c]^2. */
     void (*add_row)(const float *row, size_t n_columns, float sign, float *sums, float *squares);
+    /* The same of symbols. */
+    void (*add_cells)(const int16_t *cells, size_t n_columns, float sign, float *sums,
+                      float *squares);
     /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within int16. */
     void (*quantize_channels)(const float *x, const float *base, const float *inv_step,
                               size_t n_channels, int16_t *cells);

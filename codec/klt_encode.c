@@ -1,10 +1,11 @@
 /* Preset klt, encoding: spectra of all blocks, their projection on the basis, and symbols at each
- * level. The projection is most of the time. Where there is a projector, a GPU makes it, and one
- * row of each task is made here to check it. */
+ * level. The projection is most of the time. Where there is a projector, a GPU makes it and the
+ * symbols of the finest level, and a sum of each task's rows is projected here to check it. */
 #include "codec/klt.h"
 
 #include "codec/analysis.h"
 #include "codec/arena.h"
+#include "codec/exact_lane.h"
 #include "codec/kernels.h"
 
 #include <math.h>
@@ -167,72 +168,98 @@ static void analyze(const cg_profile *p, const cg_analysis *a, size_t n_blocks, 
         remove_leaks(p, a, n_blocks, n_exact, n_sixteens - n_exact, w);
 }
 
-/* A row's sign in the sums below. */
-static float sign_of(size_t row)
+static float total(const float squares[CG_SQUARES])
 {
-    return ((uint32_t)(row + 1) * 2654435769u & 1u << 30) != 0 ? -1.0f : 1.0f;
-}
-
-/* The signed sum of rows, sums_out[n_columns]. Returns the sum of all squares. */
-static float sum_rows(const cg_profile *p, const float *rows, size_t n_rows, size_t stride,
-                      size_t n_columns, float *sums_out)
-{
-    float squares[CG_SQUARES] = {0}, sum = 0;
-    memset(sums_out, 0, n_columns * sizeof *sums_out);
-    for (size_t r = 0; r < n_rows; r++)
-        p->kernels->add_row(rows + r * stride, n_columns, sign_of(r), sums_out, squares);
+    float sum = 0;
     for (size_t i = 0; i < CG_SQUARES; i++)
         sum += squares[i];
     return sum;
 }
 
-/* Whether a projector's coefficients are the CPU's within a hundredth, which rounding stays far
- * below. Projecting is linear: so of all rows of a frequency only the sum is projected here, each
- * with a sign, or what is common to all would be all that counts. A row that is wrong by more than
- * a hundredth of all of them together is found. */
-static bool agrees(const cg_profile *p, const cg_analysis *a, size_t n_blocks,
-                   const uint32_t n_components[CG_DCT], const float *const coefs[CG_DCT],
-                   const encode_work *w)
+/* The signed sum of spectra, sums_out[n_columns]. Returns the sum of all squares. */
+static float sum_rows(const cg_profile *p, const float *rows, size_t n_rows, size_t n_columns,
+                      float *sums_out)
 {
-    float row_squares[CG_DCT];
+    float squares[CG_SQUARES] = {0};
+    memset(sums_out, 0, n_columns * sizeof *sums_out);
+    for (size_t r = 0; r < n_rows; r++)
+        p->kernels->add_row(rows + r * n_columns, n_columns, cg_lane_row_sign((uint32_t)r),
+                            sums_out, squares);
+    return total(squares);
+}
+
+/* The same of symbols. */
+static float sum_cells(const cg_profile *p, const int16_t *cells, size_t n_rows, size_t n_columns,
+                       float *sums_out)
+{
+    float squares[CG_SQUARES] = {0};
+    memset(sums_out, 0, n_columns * sizeof *sums_out);
+    for (size_t r = 0; r < n_rows; r++)
+        p->kernels->add_cells(cells + r * n_columns, n_columns, cg_lane_row_sign((uint32_t)r),
+                              sums_out, squares);
+    return total(squares);
+}
+
+/* Whether what a projector made is the CPU's within a hundredth, which rounding stays far below.
+ * Projecting is linear: so of all rows of a frequency only the sum is projected here, each with a
+ * sign, or what is common to all would be all that counts. A row that is wrong by more than a
+ * hundredth of all of them together, and of what a quantizer loses of these, is found; and so is a
+ * symbol that is not what its residue says. What symbols leave is half a step at most, and on
+ * average the signed sum of n_rows of that is no more than sqrt(n_rows) halves. */
+static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projection *what,
+                   const cg_projected *made, const encode_work *w)
+{
+    const float step_square = what->step * what->step, n_rows = (float)what->n_rows;
+    float row_squares[CG_DCT], left = 0, most_left = 0;
     uint32_t most = 0;
     for (size_t f = 0; f < CG_DCT; f++) {
-        row_squares[f] = sum_rows(p, w->rows + f * n_blocks * w->row_stride, n_blocks,
-                                  w->row_stride, w->row_stride, w->block + f * w->row_stride);
-        most = n_components[f] > most ? n_components[f] : most;
+        row_squares[f] = sum_rows(p, w->rows + f * what->n_rows * w->row_stride, what->n_rows,
+                                  w->row_stride, w->block + f * w->row_stride);
+        most = what->n_components[f] > most ? what->n_components[f] : most;
     }
     analyze(p, a, CG_DCT, most, w->block, w);
     for (size_t f = 0; f < CG_DCT; f++) {
-        const uint32_t n = n_components[f];
-        const float squares = sum_rows(p, coefs[f], n_blocks, n, n, w->block);
-        const float *expected = w->coef + f * w->coef_stride;
+        const uint32_t n = what->n_components[f];
+        const float *expected = w->coef + f * w->coef_stride, *residues = made->residues[f];
+        const float loss = n_rows * (float)n * step_square / 12,
+                    squares = step_square * sum_cells(p, made->cells[f], what->n_rows, n, w->block);
         float error = 0;
-        for (uint32_t c = 0; c < n; c++)
-            error += (w->block[c] - expected[c]) * (w->block[c] - expected[c]);
+        for (uint32_t c = 0; c < n; c++) {
+            const float difference = w->block[c] * what->step + residues[c] - expected[c];
+            error += difference * difference;
+            left += residues[c] * residues[c];
+        }
+        most_left += 3.001f * loss;
         if (!isfinite(row_squares[f]) || !isfinite(squares) ||
-            !(error <= 1e-4f * squares + 1e-6f * row_squares[f])) /* no NaN */
+            !(error <= 1e-4f * (squares + loss) + 1e-6f * row_squares[f])) /* no NaN */
             return false;
     }
-    return true;
+    return left <= most_left;
 }
 
-/* Coefficients of all frequencies' rows, the first n_components[f] of each, made by the projector.
- * False: it did not, or they are wrong; the rows are as they were. */
+/* Symbols of the finest level, made by the projector. False: it did not, or they are wrong; the
+ * rows are as they were. */
 static bool project_elsewhere(const cg_heads *heads, const cg_group *group, unsigned matrix,
-                              const uint32_t n_components[CG_DCT], cg_projector *projector,
-                              const encode_work *w, const float *coefs_out[CG_DCT])
+                              unsigned level, cg_projector *projector, const encode_work *w,
+                              const cg_symbols *symbols)
 {
     const cg_profile *p = heads->profile;
-    const uint32_t n_blocks = (uint32_t)cg_klt_n_blocks(heads->n_tokens);
-    cg_projection projection = {.basis = (uint32_t)(group - p->groups) * p->n_matrices + matrix,
-                                .n_rows = n_blocks,
-                                .row_stride = (uint32_t)w->row_stride};
-    memcpy(projection.n_components, n_components, sizeof projection.n_components);
-    const bool is_right =
-        projector->project(projector, &projection, coefs_out) == CG_OK &&
-        agrees(p, cg_analysis_of(p, group, matrix), n_blocks, n_components, coefs_out, w);
-    projector->n_failed += !is_right;
-    return is_right;
+    cg_projection what = {.basis = (uint32_t)(group - p->groups) * p->n_matrices + matrix,
+                          .n_rows = (uint32_t)symbols->n_rows,
+                          .row_stride = (uint32_t)w->row_stride,
+                          .step = p->step[level - 1][matrix]};
+    cg_projected made;
+    for (unsigned f = 0; f < CG_DCT; f++)
+        what.n_components[f] = symbols->columns->n_active[f];
+    if (projector->project(projector, &what, &made) != CG_OK ||
+        !agrees(p, cg_analysis_of(p, group, matrix), &what, &made, w)) {
+        projector->n_failed++;
+        return false;
+    }
+    for (unsigned f = 0; f < CG_DCT; f++)
+        memcpy(symbols->cells[f], made.cells[f],
+               (size_t)what.n_rows * what.n_components[f] * sizeof *made.cells[f]);
+    return true;
 }
 
 /* Makes a row of symbols small enough for its sums to stay within 32 bits. Returns how many were
@@ -269,10 +296,10 @@ static bool wants(unsigned level_mask, unsigned level)
     return (level_mask >> level & 1) != 0;
 }
 
-/* Symbols of frequency f at all levels of the mask: from coefficients or, nested, from the next
- * finer level's symbols. The two agree but for coefficients that lie on a border within f32's
- * rounding, and a nested section can only code a symbol that is within 1 of 3 times the coarser
- * one. */
+/* Symbols of frequency f at all levels of the mask: from coefficients (NULL: the finest level's
+ * symbols are there) or, nested, from the next finer level's symbols. The two agree but for
+ * coefficients that lie on a border within f32's rounding, and a nested section can only code a
+ * symbol that is within 1 of 3 times the coarser one. */
 static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned matrix,
                          unsigned level_mask, bool is_nested, unsigned f, const float *coef,
                          size_t coef_stride, const cg_symbols symbols[CG_N_LEVELS])
@@ -293,8 +320,9 @@ static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned ma
                                     cells);
                 continue;
             }
-            p->kernels->quantize(coef + b * coef_stride, n_active,
-                                 1.0f / p->step[level - 1][matrix], cells);
+            if (coef != NULL)
+                p->kernels->quantize(coef + b * coef_stride, n_active,
+                                     1.0f / p->step[level - 1][matrix], cells);
             n_saturated += keep_in_range(bands, cells, n_active);
         }
     }
@@ -324,9 +352,11 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
     encode_work w = take_encode_work(&arena, group, matrix, n_blocks);
+    const unsigned lossy = level_mask >> CG_L1,
+                   finest = CG_L1 + (unsigned)__builtin_ctz(lossy | 1u << CG_N_LEVELS);
     /* Its memory was sized by a configured number of tokens; a larger chunk is the CPU's. */
     if (projector != NULL &&
-        (p->version == 1 ||
+        (p->version == 1 || lossy == 0 || (!is_nested && (lossy & (lossy - 1)) != 0) ||
          projector->rows_bytes < CG_DCT * n_blocks * w.row_stride * sizeof(float)))
         projector = NULL;
     if (projector != NULL)
@@ -343,17 +373,16 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
                            n_blocks, w.symbols[level]);
     }
     uint32_t most[CG_DCT];
-    const float *coefs[CG_DCT];
     count_components(group, matrix, level_mask, most);
     const bool is_projected =
-        projector != NULL && project_elsewhere(heads, group, matrix, most, projector, &w, coefs);
+        projector != NULL &&
+        project_elsewhere(heads, group, matrix, finest, projector, &w, &symbols[finest]);
     for (unsigned f = 0; f < CG_DCT; f++) {
         if (!is_projected)
             analyze(p, cg_analysis_of(p, group, matrix), n_blocks, most[f],
                     w.rows + f * n_blocks * w.row_stride, &w);
-        *n_saturated +=
-            quantize(p, group, matrix, level_mask, is_nested, f, is_projected ? coefs[f] : w.coef,
-                     is_projected ? most[f] : w.coef_stride, symbols);
+        *n_saturated += quantize(p, group, matrix, level_mask, is_nested, f,
+                                 is_projected ? NULL : w.coef, w.coef_stride, symbols);
     }
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if (!wants(level_mask, level))

@@ -2,9 +2,11 @@
  *
  * Most of an encoder's time goes into the projections of spectra on the KLT's basis (codec/klt.h).
  * A projector makes them elsewhere: the encoder lays a task's spectra out in its memory, and gets
- * the coefficients back. They need not be the same bits as the CPU's, since an encoder is free to
- * choose symbols. What is wrong must not be stored, though: of each task the encoder computes one
- * row itself, and where the two do not agree, or project() fails, it makes all of them on the CPU.
+ * the symbols of one level back. They need not be the CPU's, since an encoder is free to choose
+ * symbols. What is wrong must not be stored, though: projecting is linear, so of each task the
+ * encoder projects a sum of all rows itself, each with a sign. Symbols tell such a sum only to
+ * within a step a row, so a projector also tells what its symbols have left of it. Where the two do
+ * not agree, or project() fails, all is made on the CPU.
  * Threads: a projector is used by one task at a time.
  */
 #ifndef CG_CODEC_PROJECTION_H
@@ -23,24 +25,33 @@ typedef struct cg_projection {
     uint32_t n_rows;     /* of a frequency */
     uint32_t row_stride; /* elements: the basis's channels in whole 32s, behind them zeros */
     uint32_t n_components[CG_DCT];
+    float step; /* of the quantizer */
 } cg_projection;
+
+/* What frequency f's rows became. A coefficient is the sum over the channels, after what the
+ * basis's first n_exact components (codec/bands.h) make of the row was taken off, for the others.
+ */
+typedef struct cg_projected {
+    const int16_t *cells[CG_DCT];  /* [n_rows][n_components[f]]: cg_lane_quantize(coefficient *
+                                      (1 / step)) (codec/exact_lane.h) */
+    const float *residues[CG_DCT]; /* [n_components[f]]: sums over the rows of coefficient - symbol
+                                    * step, each with cg_lane_row_sign() */
+} cg_projected;
 
 typedef struct cg_projector cg_projector;
 struct cg_projector {
     float *rows; /* memory for [CG_DCT][n_rows][row_stride], 64-byte aligned; the encoder's */
     size_t rows_bytes;
-    uint32_t n_failed; /* tasks that the CPU made because project() failed or was wrong: the CPU
-                          checks sums over all rows */
-    /* Coefficients of the rows: those of frequency f are coefs_out[f], [n_rows][n_components[f]],
-     * until the next call; the rows stay as they are. Each is the sum over the channels, after what
-     * the basis's first n_exact components (codec/bands.h) make of the row was taken off, for the
-     * others. Any error: there are none. */
+    uint32_t n_failed; /* tasks that the CPU made because project() failed or was wrong */
+    /* *made_out points to what stays until the next call; the rows stay as they are. Any error:
+     * there is nothing. */
     cg_status (*project)(cg_projector *projector, const cg_projection *projection,
-                         const float *coefs_out[CG_DCT]);
+                         cg_projected *made_out);
 };
 
-/* cg_encoder_run() with projections made by the projector where it can: of preset klt, with a
- * profile of version 2. NULL: by the CPU. A projector's failures are no error. */
+/* cg_encoder_run() with symbols made by the projector where it can: of preset klt, with a profile
+ * of version 2, and of one lossy level or nested ones, whose finest tells the others. NULL: by the
+ * CPU. A projector's failures are no error. */
 cg_status cg_encoder_run_with(cg_encoder *encoder, uint32_t task_index, void *scratch,
                               size_t scratch_bytes, const void *in, cg_projector *projector);
 

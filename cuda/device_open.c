@@ -39,9 +39,10 @@ static void lay_out(cg_device *d, cut *pinned, cut *dev)
         d->projectors[i].base.rows = take(pinned, d->projectors[i].base.rows_bytes);
     for (uint32_t i = 0; i < d->n_projectors; i++) {
         cg_device_projector *j = &d->projectors[i];
-        j->coefs = take(pinned, d->projector_coefs * sizeof(float));
+        j->made = take(pinned, d->projector_made_bytes);
         j->rows_dev = take(dev, j->base.rows_bytes);
         j->coefs_dev = take(dev, d->projector_coefs * sizeof(float));
+        j->made_dev = take(dev, d->projector_made_bytes);
     }
     for (uint32_t i = 0; i < d->config.n_copies; i++)
         d->copies[i].table = take(pinned, table_bytes);
@@ -67,7 +68,7 @@ static void size_projectors(cg_device *d, const cg_device_config *config)
         return;
     d->n_projectors = config->n_projectors;
     cg_cuda_projection_bound(config->profile, config->chunk_tokens, &d->projector_rows,
-                             &d->projector_coefs);
+                             &d->projector_coefs, &d->projector_made_bytes);
 }
 
 /* Everything that CUDA is not needed for. */

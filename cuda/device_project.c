@@ -1,4 +1,4 @@
-/* An encoder's projections: spectra up, coefficients down. */
+/* An encoder's projections: spectra up, symbols down. */
 #include "cuda/device_state.h"
 
 /* Floats up to the last frequency that has components. One without in between goes along: it costs
@@ -13,7 +13,7 @@ static size_t count_rows(const cg_projection *projection)
 }
 
 static cg_status run(cg_device_projector *j, const cg_cuda_projection *projection, size_t n_rows,
-                     size_t n_coefs)
+                     size_t made_bytes)
 {
     cg_device *d = j->device;
     int error;
@@ -22,14 +22,13 @@ static cg_status run(cg_device_projector *j, const cg_cuda_projection *projectio
         return cg_device_error(d, "cudaMemcpyAsync", error, j->stream);
     if ((error = d->calls->project(projection, j->stream)) != 0)
         return cg_device_error(d, "a projecting kernel", error, j->stream);
-    if ((error = d->calls->memcpy_async(j->coefs, j->coefs_dev, n_coefs * sizeof(float),
-                                        j->stream)) != 0)
+    if ((error = d->calls->memcpy_async(j->made, j->made_dev, made_bytes, j->stream)) != 0)
         return cg_device_error(d, "cudaMemcpyAsync", error, j->stream);
     return cg_device_finish(d, j->stream, j->done);
 }
 
 cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
-                            const float *coefs_out[CG_DCT])
+                            cg_projected *made_out)
 {
     cg_device_projector *j = (cg_device_projector *)projector; /* its first member */
     cg_device *d = j->device;
@@ -41,13 +40,21 @@ cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
         return status;
     projection.rows_dev = j->rows_dev;
     projection.coefs_dev = j->coefs_dev;
-    size_t n_coefs = 0;
+    const size_t n_columns = cg_cuda_projection_n_columns(what),
+                 cells_at = cg_cuda_projection_cells_at(n_columns);
+    projection.residues_dev = (float *)j->made_dev;
+    projection.cells_dev = (int16_t *)(j->made_dev + cells_at);
+    const float *residues = (const float *)j->made;
+    const int16_t *cells = (const int16_t *)(j->made + cells_at);
     for (uint32_t f = 0; f < CG_DCT; f++) {
-        coefs_out[f] = j->coefs + n_coefs;
-        n_coefs += cg_cuda_projection_coefs(what, f);
+        made_out->residues[f] = residues;
+        made_out->cells[f] = cells;
+        residues += what->n_components[f];
+        cells += (size_t)what->n_rows * what->n_components[f];
     }
-    if ((status = cg_device_enter(d, &before)) == CG_OK && n_coefs > 0)
-        status = run(j, &projection, count_rows(what), n_coefs);
+    if ((status = cg_device_enter(d, &before)) == CG_OK && n_columns > 0)
+        status = run(j, &projection, count_rows(what),
+                     cells_at + what->n_rows * n_columns * sizeof(int16_t));
     cg_device_leave(d, before);
     return status;
 }

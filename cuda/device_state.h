@@ -47,8 +47,9 @@ typedef struct cg_device_projector {
     atomic_bool is_taken; /* no lock: an encoder takes it, at the lowest priority */
     cg_cuda_stream stream;
     cg_cuda_event done;
-    float *coefs; /* pinned */
+    uint8_t *made; /* pinned: residues and symbols */
     float *rows_dev, *coefs_dev;
+    uint8_t *made_dev;
 } cg_device_projector;
 
 struct cg_device_mark {
@@ -71,6 +72,7 @@ struct cg_device {
     cg_device_projector *projectors;
     uint32_t n_projectors;
     size_t projector_rows, projector_coefs; /* floats of one */
+    size_t projector_made_bytes;
 
     pthread_mutex_t lock; /* of what follows; not held while CUDA waits for anything */
     cg_device_mark *free_marks;
@@ -119,7 +121,7 @@ cg_status cg_device_read_wait(cg_device *device, uint32_t copy, void **elements_
 void cg_device_read_release(cg_device *device, uint32_t copy);
 /* What a projector does: cg_projector's project. */
 cg_status cg_device_project(cg_projector *projector, const cg_projection *projection,
-                            const float *coefs_out[CG_DCT]);
+                            cg_projected *made_out);
 cg_projector *cg_device_take_projector(cg_device *device);
 void cg_device_return_projector(cg_device *device, cg_projector *projector);
 #endif

@@ -65,9 +65,10 @@ void cg_cuda_bases_fill(const cg_profile *p, void *bases)
 }
 
 void cg_cuda_projection_bound(const cg_profile *p, uint32_t n_tokens, size_t *n_rows_out,
-                              size_t *n_coefs_out)
+                              size_t *n_coefs_out, size_t *made_bytes_out)
 {
     const size_t n_blocks = (n_tokens + CG_DCT - 1u) / CG_DCT;
+    size_t most = 0;
     *n_rows_out = *n_coefs_out = 0;
     for (uint32_t basis = 0; basis < count_bases(p); basis++) {
         const cg_bands *bands = bands_of(p, basis);
@@ -75,15 +76,22 @@ void cg_cuda_projection_bound(const cg_profile *p, uint32_t n_tokens, size_t *n_
                      n_coefs = CG_DCT * n_blocks * bands->n_components;
         *n_rows_out = n_rows > *n_rows_out ? n_rows : *n_rows_out;
         *n_coefs_out = n_coefs > *n_coefs_out ? n_coefs : *n_coefs_out;
+        most = bands->n_components > most ? bands->n_components : most;
     }
+    *made_bytes_out = cg_cuda_projection_cells_at(CG_DCT * most) + *n_coefs_out * sizeof(int16_t);
+}
+
+size_t cg_cuda_projection_n_columns(const cg_projection *projection)
+{
+    size_t n = 0;
+    for (uint32_t f = 0; f < CG_DCT; f++)
+        n += projection->n_components[f];
+    return n;
 }
 
 size_t cg_cuda_projection_n_coefs(const cg_projection *projection)
 {
-    size_t n = 0;
-    for (uint32_t f = 0; f < CG_DCT; f++)
-        n += cg_cuda_projection_coefs(projection, f);
-    return n;
+    return projection->n_rows * cg_cuda_projection_n_columns(projection);
 }
 
 cg_status cg_cuda_projection_of(const cg_profile *p, const cg_projection *projection,
@@ -104,6 +112,7 @@ cg_status cg_cuda_projection_of(const cg_profile *p, const cg_projection *projec
     *out = (cg_cuda_projection){
         .elements_dev = (const int16_t *)((const uint8_t *)bases_dev + at.elements_at),
         .scale_dev = (const float *)((const uint8_t *)bases_dev + at.scale_at),
+        .step = projection->step,
         .n_rows = projection->n_rows,
         .row_stride = projection->row_stride,
         .n_exact = bands->n_exact};

@@ -15,14 +15,28 @@ __global__ void __launch_bounds__(CG_CUDA_PROJECT_THREADS, PROJECT_BLOCKS)
     cg_cuda_project_block<REMOVES>(cta, projection, step);
 }
 
+__global__ void __launch_bounds__(CG_CUDA_PROJECT_THREADS)
+    cg_cuda_quantize_kernel(const __grid_constant__ cg_cuda_projection projection)
+{
+    cg_cuda_cta cta;
+    cg_cuda_quantize_block(cta, projection);
+}
+
+/* Of the kernel that takes a step. */
+static const void *kernel_of(uint32_t step)
+{
+    return step == CG_CUDA_PROJECT_SYMBOLS  ? (const void *)cg_cuda_quantize_kernel
+           : step == CG_CUDA_PROJECT_REMOVE ? (const void *)cg_cuda_project_kernel<true>
+                                            : (const void *)cg_cuda_project_kernel<false>;
+}
+
 int cg_cuda_project_prepare(void)
 {
     cudaFuncAttributes attributes;
-    const cudaError_t error =
-        cudaFuncGetAttributes(&attributes, (const void *)cg_cuda_project_kernel<false>);
-    return error != cudaSuccess
-               ? error
-               : cudaFuncGetAttributes(&attributes, (const void *)cg_cuda_project_kernel<true>);
+    cudaError_t error = cudaSuccess;
+    for (uint32_t step = 0; step < CG_CUDA_N_PROJECT_STEPS && error == cudaSuccess; step++)
+        error = cudaFuncGetAttributes(&attributes, kernel_of(step));
+    return error;
 }
 
 int cg_cuda_project(const cg_cuda_projection *projection, struct CUstream_st *stream)
@@ -31,13 +45,11 @@ int cg_cuda_project(const cg_cuda_projection *projection, struct CUstream_st *st
     for (uint32_t step = 0; step < CG_CUDA_N_PROJECT_STEPS && error == cudaSuccess; step++) {
         cg_cuda_projection copy = *projection;
         const uint32_t n_blocks = cg_cuda_project_blocks(copy, step);
-        void *arguments[] = {&copy, &step};
+        void *arguments[] = {&copy, &step}; /* that of symbols takes the first */
         if (n_blocks > 0)
-            error = cudaLaunchKernel(step == CG_CUDA_PROJECT_REMOVE
-                                         ? (const void *)cg_cuda_project_kernel<true>
-                                         : (const void *)cg_cuda_project_kernel<false>,
-                                     dim3(n_blocks), dim3(CG_CUDA_PROJECT_THREADS), arguments,
-                                     sizeof(cg_cuda_project_shared), stream);
+            error = cudaLaunchKernel(
+                kernel_of(step), dim3(n_blocks), dim3(CG_CUDA_PROJECT_THREADS), arguments,
+                step == CG_CUDA_PROJECT_SYMBOLS ? 0 : sizeof(cg_cuda_project_shared), stream);
     }
     return error;
 }

@@ -2,12 +2,12 @@
  *
  * A thread block makes CG_CUDA_PROJECT_ROWS by CG_CUDA_PROJECT_COLUMNS sums of one frequency, and a
  * thread 4 by 4 of them. What they are summed over passes through shared memory, a piece of
- * CG_CUDA_PROJECT_DEPTH at a time.
+ * CG_CUDA_PROJECT_DEPTH at a time. Of symbols a thread makes a column.
  */
 #ifndef CG_CUDA_PROJECT_CUH
 #define CG_CUDA_PROJECT_CUH
 #include "codec/bf16.h"
-#include "codec/lane.h"
+#include "codec/exact_lane.h"
 #include "cuda/project.h"
 #include <math.h>
 
@@ -23,6 +23,7 @@ enum {
     CG_CUDA_PROJECT_EXACT,  /* coefficients of the first n_exact components */
     CG_CUDA_PROJECT_REMOVE, /* what these make of the rows is taken off */
     CG_CUDA_PROJECT_OTHERS, /* coefficients of the others */
+    CG_CUDA_PROJECT_SYMBOLS,
     CG_CUDA_N_PROJECT_STEPS
 };
 
@@ -41,6 +42,8 @@ CG_CUDA_LANE_AND_HOST cg_cuda_project_range cg_cuda_project_columns(const cg_cud
                                                                     uint32_t step, uint32_t f)
 {
     const uint32_t n = p.n_components[f];
+    if (step == CG_CUDA_PROJECT_SYMBOLS)
+        return {0, n};
     if (step == CG_CUDA_PROJECT_EXACT)
         return {0, n < p.n_exact ? n : p.n_exact};
     if (n <= p.n_exact)
@@ -54,6 +57,8 @@ CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_tiles(const cg_cuda_projection &p
                                                      uint32_t f)
 {
     const cg_cuda_project_range range = cg_cuda_project_columns(p, step, f);
+    if (step == CG_CUDA_PROJECT_SYMBOLS)
+        return (range.end + CG_CUDA_PROJECT_THREADS - 1) / CG_CUDA_PROJECT_THREADS;
     return (p.n_rows + CG_CUDA_PROJECT_ROWS - 1) / CG_CUDA_PROJECT_ROWS *
            ((range.end - range.first + CG_CUDA_PROJECT_COLUMNS - 1) / CG_CUDA_PROJECT_COLUMNS);
 }
@@ -231,5 +236,44 @@ CG_LANE void cg_cuda_project_block(Cta &cta, const cg_cuda_projection &p, uint32
         cta.barrier(); /* before the next piece comes in their place */
     }
     cg_cuda_store_sums<REMOVES>(p, tile, row, column, sums);
+}
+
+/* Symbols of a block's columns, and their residues. */
+template <class Cta> CG_LANE void cg_cuda_quantize_block(Cta &cta, const cg_cuda_projection &p)
+{
+    uint32_t block = cta.block(), f = 0;
+    const float *coefs = p.coefs_dev;
+    int16_t *cells = p.cells_dev;
+    float *residues = p.residues_dev;
+    for (;; f++) {
+        const uint32_t n_tiles = cg_cuda_project_tiles(p, CG_CUDA_PROJECT_SYMBOLS, f);
+        if (block < n_tiles)
+            break;
+        block -= n_tiles;
+        coefs += (uint64_t)p.n_rows * p.n_components[f];
+        cells += (uint64_t)p.n_rows * p.n_components[f];
+        residues += p.n_components[f];
+    }
+    const uint32_t n = p.n_components[f], c = block * CG_CUDA_PROJECT_THREADS + cta.thread();
+    const float inv_step = 1.0f / p.step;
+    float residue = 0;
+    if (c >= n)
+        return;
+    for (uint32_t first = 0; first < p.n_rows; first += CG_CUDA_QUANTIZE_ROWS) {
+        float some[CG_CUDA_QUANTIZE_ROWS]; /* all are on their way before the first is used */
+        const uint32_t left = p.n_rows - first;
+        const uint64_t at = (uint64_t)first * n + c;
+        CG_UNROLL
+        for (uint32_t i = 0; i < CG_CUDA_QUANTIZE_ROWS; i++)
+            some[i] = i < left ? coefs[at + (uint64_t)i * n] : 0;
+        CG_UNROLL
+        for (uint32_t i = 0; i < CG_CUDA_QUANTIZE_ROWS; i++) {
+            const int32_t cell = cg_lane_quantize(some[i] * inv_step);
+            residue += cg_lane_row_sign(first + i) * fmaf(-(float)cell, p.step, some[i]);
+            if (i < left)
+                cells[at + (uint64_t)i * n] = (int16_t)cell;
+        }
+    }
+    residues[c] = residue;
 }
 #endif

@@ -52,14 +52,14 @@ def find_cuobjdump():
 
 
 def functions(library):
-    """{kind of pass, or project_ and whether it takes off: [(address, opcode, rest, has a predicate)]} of sm_90."""
+    """{kind of pass, or project_ and whether it takes off, or quantize_: [(address, opcode, rest, has a predicate)]} of sm_90."""
     text = subprocess.run([find_cuobjdump(), "--dump-sass", library], capture_output=True, text=True, check=True).stdout
     found, arch, kind = {}, None, None
     for line in text.splitlines():
         if match := re.match(r"\s*arch = (sm_\d+)", line):
             arch = match[1]
-        elif match := re.search(r"Function : (?:_Z\d+cg_cuda_(project_)?kernelIL[jb](\d)E)?", line):
-            kind = (match[1] or "") + match[2] if match[2] else None
+        elif match := re.search(r"Function : (?:_Z\d+cg_cuda_(project_|quantize_)?kernel(?:IL[jb](\d)E)?)?", line):
+            kind = (match[1] or "") + (match[2] or "") or None
         elif arch != "sm_90" or kind is None:
             continue
         elif match := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\w+ )?\s*([A-Z0-9_.]+)(.*);", line):
@@ -128,6 +128,7 @@ def hot_loops(library):
         "row_of_exponents": quickest(code["3"], VOTE=4, LDS=4, ST=2)[0][0] / 2,
         "project_piece": quickest(code["project_0"], FFMA=512)[0][0],
         "remove_piece": quickest(code["project_1"], FFMA=512)[0][0],
+        "symbol": quickest(code["quantize_"], F2I=8, LDG=8, STG=8)[0][0] / 8,
     }
 
 
@@ -328,7 +329,8 @@ def one_chunk(matrices, n_matrices, code, bits, clocks_per_tile):
 
 
 def projection(matrices, code):
-    """An encoder's projections at L1, by issue: 4 warps make 32 x 64 sums, a piece of 32 channels at a time."""
+    """An encoder's projections and symbols at L1, by issue: 4 warps make 32 x 64 sums, a piece of 32 channels at a
+    time. What the link moves: spectra up; down the K and V that the CPU checks it by, symbols and their residues."""
     clocks, elements = 0.0, 0
     for m in matrices:
         pieces = {"project_piece": 0, "remove_piece": 0}
@@ -337,13 +339,14 @@ def projection(matrices, code):
             columns = math.ceil(exact / 64) + math.ceil((n - exact) / 64)
             pieces["project_piece"] += columns * m["channels"] / 32
             pieces["remove_piece"] += math.ceil(m["channels"] / 64) * math.ceil(exact / 32) if n > exact else 0
-        clocks += 4 * sum(n * code[kind] for kind, n in pieces.items()) / H100["issue_per_clock"]
+        made = sum(math.ceil(n / 32) for n in m["active"][0]) * TILE_TOKENS / 8 * code["symbol"]
+        clocks += (4 * sum(n * code[kind] for kind, n in pieces.items()) + made) / H100["issue_per_clock"]
         elements += TILE_TOKENS * m["channels"]
     cells = sum(sum(m["active"][0]) for m in matrices) / 8 / sum(m["channels"] for m in matrices)
     return {
         "GBps": round(2 * elements * H100["multiprocessors"] * H100["clock_GHz"] / clocks),
         "bytes_up_an_element": 4,
-        "bytes_down_an_element": round(4 * cells, 2),
+        "bytes_down_an_element": round(2 + (2 + 4 / (TILE_TOKENS / 8)) * cells, 2),
     }
 
 

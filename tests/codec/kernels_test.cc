@@ -568,6 +568,20 @@ TEST_P(KernelsTest, AddsRowsAndTheirSquares)
         EXPECT_NEAR(got, want, 1e-5 * want);
         EXPECT_EQ(sums[n], 0);
         EXPECT_EQ(squares[CG_SQUARES], 0);
+        std::vector<int16_t> cells(n);
+        std::vector<float> cell_sums(n), cell_squares(CG_SQUARES);
+        want = 0;
+        got = 0;
+        for (size_t i = 0; i < n; i++)
+            cells[i] = static_cast<int16_t>(1000 * row[i]);
+        kernels->add_cells(cells.data(), n, -1, cell_sums.data(), cell_squares.data());
+        for (size_t i = 0; i < n; i++) {
+            ASSERT_EQ(cell_sums[i], -cells[i]) << i;
+            want += double{cells[i] * 1.0} * cells[i];
+        }
+        for (const float x : cell_squares)
+            got += x;
+        EXPECT_NEAR(got, want, 1e-5 * want);
     }
 }
 

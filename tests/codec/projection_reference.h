@@ -1,6 +1,7 @@
 // tests/codec/projection_reference.h - what a projector (codec/projection.h) is to give, in f64.
 #ifndef CG_TESTS_CODEC_PROJECTION_REFERENCE_H
 #define CG_TESTS_CODEC_PROJECTION_REFERENCE_H
+#include "codec/exact_lane.h"
 #include "codec/profile_data.h"
 #include "codec/projection.h"
 
@@ -52,6 +53,46 @@ inline std::vector<float> project_by_the_book(const cg_profile *p, const cg_proj
     }
     return out;
 }
+
+// What a projector is to give for these coefficients. round: the quantizer.
+struct Quantized {
+    std::vector<int16_t> cells;
+    std::vector<float> residues;
+
+    void make(
+        const cg_projection &what, const std::vector<float> &coefs,
+        int32_t (*round)(float) = [](float q) { return cg_lane_quantize(q); })
+    {
+        cells.clear();
+        residues.clear();
+        for (const uint32_t n : what.n_components) {
+            const size_t first = cells.size();
+            for (uint32_t c = 0; c < n; c++) {
+                double left = 0;
+                for (uint32_t r = 0; r < what.n_rows; r++) {
+                    const float coef = coefs[first + size_t{r} * n + c];
+                    left += double{cg_lane_row_sign(r)} *
+                            (coef - double{what.step} * round(coef * (1 / what.step)));
+                }
+                residues.push_back(static_cast<float>(left));
+            }
+            for (size_t i = first; i < first + size_t{what.n_rows} * n; i++)
+                cells.push_back(static_cast<int16_t>(round(coefs[i] * (1 / what.step))));
+        }
+    }
+    cg_projected of(const cg_projection &what) const
+    {
+        cg_projected made = {};
+        size_t cell = 0, column = 0;
+        for (uint32_t f = 0; f < CG_DCT; f++) {
+            made.cells[f] = cells.data() + cell;
+            made.residues[f] = residues.data() + column;
+            cell += size_t{what.n_rows} * what.n_components[f];
+            column += what.n_components[f];
+        }
+        return made;
+    }
+};
 
 } // namespace cg_test
 #endif

@@ -17,9 +17,12 @@ struct Projector {
     cg_projector base = {};
     const cg_profile *profile;
     std::unique_ptr<void, MallocFree> memory;
-    std::vector<float> coefs;
-    double factor = 1;  // of all coefficients
-    int wrong_row = -1; // of one frequency, another one for each row
+    Quantized quantized;
+    double factor = 1;   // of all coefficients
+    int wrong_row = -1;  // of one frequency, another one for each row
+    int wrong_cell = -1; // of frequency 0: off by as much as changes something
+    bool loses_residues = false;
+    int32_t (*round)(float) = [](float q) { return cg_lane_quantize(q); };
     cg_status status = CG_OK;
     uint32_t n_calls = 0;
 
@@ -31,26 +34,28 @@ struct Projector {
         base.project = project;
     }
     static cg_status project(cg_projector *projector, const cg_projection *what,
-                             const float *coefs_out[CG_DCT])
+                             cg_projected *made_out)
     {
         auto *self = reinterpret_cast<Projector *>(projector); // its first member
         self->n_calls++;
-        self->coefs = project_by_the_book(self->profile, *what, projector->rows);
-        size_t at = 0;
-        for (uint32_t f = 0; f < CG_DCT; f++) {
-            coefs_out[f] = self->coefs.data() + at;
-            at += size_t{what->n_rows} * what->n_components[f];
-        }
-        for (float &coef : self->coefs)
+        auto coefs = project_by_the_book(self->profile, *what, projector->rows);
+        for (float &coef : coefs)
             coef = static_cast<float>(coef * self->factor);
         if (self->wrong_row >= 0) {
             const uint32_t last = static_cast<uint32_t>(self->wrong_row) % CG_DCT,
                            f = what->n_components[last] > 0 ? last : 0, n = what->n_components[f];
-            const size_t first = static_cast<size_t>(coefs_out[f] - self->coefs.data()) +
-                                 static_cast<size_t>(self->wrong_row) * n;
+            size_t first = static_cast<size_t>(self->wrong_row) * n;
+            for (uint32_t before = 0; before < f; before++)
+                first += size_t{what->n_rows} * what->n_components[before];
             for (size_t i = first; i < first + n; i++)
-                self->coefs[i] = -self->coefs[i];
+                coefs[i] = -coefs[i];
         }
+        self->quantized.make(*what, coefs, self->round);
+        if (self->wrong_cell >= 0)
+            self->quantized.cells[static_cast<size_t>(self->wrong_cell)] ^= 1 << 8;
+        if (self->loses_residues)
+            std::fill(self->quantized.residues.begin(), self->quantized.residues.end(), 0.0f);
+        *made_out = self->quantized.of(*what);
         return self->status;
     }
 };
@@ -73,13 +78,15 @@ struct Case {
     // L1, with the others nested in it where the profile can. No projector: the CPU.
     Bytes encode(Projector *projector) const
     {
+        const uint8_t all = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3;
+        return encode(projector,
+                      cg_encoder_can_nest(profile.get(), all) ? all | CG_NESTED : 1 << CG_L1);
+    }
+    Bytes encode(Projector *projector, uint8_t levels) const
+    {
         cg_encoder *encoder;
         const auto tokens = make_tokens(header.n_tokens, 1);
-        const uint8_t all = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3;
-        const bool nests = cg_encoder_can_nest(profile.get(), all);
-        EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(),
-                                 nests ? all | CG_NESTED : 1 << CG_L1, &encoder),
-                  CG_OK);
+        EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), levels, &encoder), CG_OK);
         const size_t n_scratch = cg_encoder_scratch_bytes(encoder);
         const std::unique_ptr<void, MallocFree> scratch(
             aligned_alloc(64, (n_scratch + 63) / 64 * 64));
@@ -185,6 +192,48 @@ TEST(Projection, ThatIsWrongInOneRowIsMadeByTheCpu)
             }
         }
     }
+}
+
+TEST(Projection, WhoseSymbolsAreNotWhatTheCoefficientsSayIsMadeByTheCpu)
+{
+    for (const bool joined : {false, true}) {
+        const Case c(nesting(joined), 256);
+        const uint32_t n_tasks = c.profile->n_groups * c.profile->n_matrices;
+        const Bytes cpu = c.encode(nullptr);
+        const auto expect_refused = [&](const Projector &projector, const Bytes &chunk) {
+            EXPECT_EQ(chunk, cpu);
+            EXPECT_EQ(projector.base.n_failed, n_tasks);
+        };
+        for (int cell = 0; cell < 200; cell += 40) {
+            SCOPED_TRACE(cell);
+            Projector flipped(c.profile.get(), c.rows_bytes);
+            flipped.wrong_cell = cell;
+            expect_refused(flipped, c.encode(&flipped));
+        }
+        Projector lost(c.profile.get(), c.rows_bytes);
+        lost.loses_residues = true;
+        expect_refused(lost, c.encode(&lost));
+        // What it leaves is in accord with its symbols, and too much.
+        for (const auto round :
+             {+[](float) { return 0; }, +[](float q) { return cg_lane_quantize(q) / 2; }}) {
+            Projector cut(c.profile.get(), c.rows_bytes);
+            cut.round = round;
+            expect_refused(cut, c.encode(&cut));
+        }
+    }
+}
+
+// Levels that are not nested are made of coefficients, which a projector does not give.
+TEST(Projection, IsNotAskedForLevelsThatOneDoesNotTell)
+{
+    const Case c(nesting(true));
+    Projector projector(c.profile.get(), c.rows_bytes);
+    c.encode(&projector, 1 << CG_L1 | 1 << CG_L3);
+    EXPECT_EQ(projector.n_calls, 0u);
+    const Bytes one = c.encode(&projector, 1 << CG_L1);
+    EXPECT_EQ(projector.n_calls, c.profile->n_groups * c.profile->n_matrices);
+    EXPECT_EQ(projector.base.n_failed, 0u);
+    EXPECT_NEAR(c.error_of(one), c.error_of(c.encode(nullptr, 1 << CG_L1)), 0.02 * c.error_of(one));
 }
 
 TEST(Projection, IsNotAskedForWhereThereIsNone)

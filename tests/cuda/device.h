@@ -16,9 +16,27 @@ namespace cg_test
 uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &plan,
                     const Bytes &plan_bytes, const Blocks &blocks, uint64_t seed, Bytes *piece);
 
-/* Where it is to work; the rows and the coefficients are as many as it says. */
+/* What a task's rows became. */
+struct Projected {
+    std::vector<float> coefs;
+    std::vector<int16_t> cells;
+    std::vector<float> residues;
+
+    explicit Projected(const cg_projection &what)
+        : coefs(cg_cuda_projection_n_coefs(&what)), cells(coefs.size()),
+          residues(cg_cuda_projection_n_columns(&what))
+    {
+    }
+    bool operator==(const Projected &other) const
+    {
+        return coefs == other.coefs && cells == other.cells && residues == other.residues;
+    }
+};
+
+/* Where it is to work; the rows and what they become are as many as it says. */
 inline cg_cuda_projection place_projection(const cg_profile *profile, const cg_projection &what,
-                                           const void *bases_dev, void *rows_dev, void *coefs_dev)
+                                           const void *bases_dev, void *rows_dev, void *coefs_dev,
+                                           void *cells_dev, void *residues_dev)
 {
     cg_cuda_projection p;
     if (cg_cuda_projection_of(profile, &what, bases_dev,
@@ -27,13 +45,15 @@ inline cg_cuda_projection place_projection(const cg_profile *profile, const cg_p
         throw std::logic_error("not a projection of this profile");
     p.rows_dev = static_cast<float *>(rows_dev);
     p.coefs_dev = static_cast<float *>(coefs_dev);
+    p.cells_dev = static_cast<int16_t *>(cells_dev);
+    p.residues_dev = static_cast<float *>(residues_dev);
     return p;
 }
 
-/* The coefficients of a task's rows, which the profile's bases lie in. */
-std::vector<float> run_project(const cg_profile *profile, const Bytes &bases,
-                               const cg_projection &projection, const std::vector<float> &rows,
-                               uint64_t seed);
+/* Projects a task's rows on the profile's bases. */
+Projected run_project(const cg_profile *profile, const Bytes &bases,
+                      const cg_projection &projection, const std::vector<float> &rows,
+                      uint64_t seed);
 
 } // namespace cg_test
 #endif

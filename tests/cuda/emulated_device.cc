@@ -32,18 +32,24 @@ uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &p
     return status;
 }
 
-std::vector<float> run_project(const cg_profile *profile, const Bytes &bases,
-                               const cg_projection &projection, const std::vector<float> &rows,
-                               uint64_t seed)
+Projected run_project(const cg_profile *profile, const Bytes &bases,
+                      const cg_projection &projection, const std::vector<float> &rows,
+                      uint64_t seed)
 {
-    std::vector<float> coefs(cg_cuda_projection_n_coefs(&projection));
+    Projected made(projection);
+    const size_t coefs_bytes = made.coefs.size() * sizeof(float),
+                 cells_bytes = made.cells.size() * sizeof(int16_t),
+                 residues_bytes = made.residues.size() * sizeof(float);
     const DeviceMemory bases_dev(bases.data(), bases.size()),
-        rows_dev(rows.data(), rows.size() * sizeof(float)), coefs_dev(coefs.size() * sizeof(float));
-    const cg_cuda_projection p =
-        place_projection(profile, projection, bases_dev.data(), rows_dev.data(), coefs_dev.data());
-    emulate_project(p, seed);
-    memcpy(coefs.data(), coefs_dev.data(), coefs.size() * sizeof(float));
-    return coefs;
+        rows_dev(rows.data(), rows.size() * sizeof(float)), coefs_dev(coefs_bytes),
+        cells_dev(cells_bytes), residues_dev(residues_bytes);
+    emulate_project(place_projection(profile, projection, bases_dev.data(), rows_dev.data(),
+                                     coefs_dev.data(), cells_dev.data(), residues_dev.data()),
+                    seed);
+    memcpy(made.coefs.data(), coefs_dev.data(), coefs_bytes);
+    memcpy(made.cells.data(), cells_dev.data(), cells_bytes);
+    memcpy(made.residues.data(), residues_dev.data(), residues_bytes);
+    return made;
 }
 
 } // namespace cg_test

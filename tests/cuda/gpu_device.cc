@@ -38,22 +38,30 @@ uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &p
     return status;
 }
 
-std::vector<float> run_project(const cg_profile *profile, const Bytes &bases,
-                               const cg_projection &projection, const std::vector<float> &rows,
-                               uint64_t)
+Projected run_project(const cg_profile *profile, const Bytes &bases,
+                      const cg_projection &projection, const std::vector<float> &rows, uint64_t)
 {
-    std::vector<float> coefs(cg_cuda_projection_n_coefs(&projection));
-    const size_t coefs_bytes = coefs.size() * sizeof(float);
+    Projected made(projection);
+    const size_t coefs_bytes = made.coefs.size() * sizeof(float),
+                 cells_bytes = made.cells.size() * sizeof(int16_t),
+                 residues_bytes = made.residues.size() * sizeof(float);
     const GpuMemory bases_dev(bases.data(), bases.size()),
-        rows_dev(rows.data(), rows.size() * sizeof(float)), coefs_dev(coefs_bytes);
+        rows_dev(rows.data(), rows.size() * sizeof(float)), coefs_dev(coefs_bytes),
+        cells_dev(cells_bytes), residues_dev(residues_bytes);
     const cg_cuda_projection p =
-        place_projection(profile, projection, bases_dev.data(), rows_dev.data(), coefs_dev.data());
+        place_projection(profile, projection, bases_dev.data(), rows_dev.data(), coefs_dev.data(),
+                         cells_dev.data(), residues_dev.data());
     require(cudaMemset(coefs_dev.data(), 0xee, coefs_bytes), "fill");
     require(cg_cuda_project(&p, nullptr), "project");
     require(cudaDeviceSynchronize(), "kernels");
-    require(cudaMemcpy(coefs.data(), coefs_dev.data(), coefs_bytes, cudaMemcpyDeviceToHost),
+    require(cudaMemcpy(made.coefs.data(), coefs_dev.data(), coefs_bytes, cudaMemcpyDeviceToHost),
             "copy");
-    return coefs;
+    require(cudaMemcpy(made.cells.data(), cells_dev.data(), cells_bytes, cudaMemcpyDeviceToHost),
+            "copy");
+    require(cudaMemcpy(made.residues.data(), residues_dev.data(), residues_bytes,
+                       cudaMemcpyDeviceToHost),
+            "copy");
+    return made;
 }
 
 } // namespace cg_test

@@ -1,6 +1,8 @@
-// Projections by kernels are those of f64, but for rounding, and whatever the order of threads.
+// Projections by kernels are those of f64, but for rounding, and whatever the order of threads; and
+// symbols are those of the CPU's quantizer, bit for bit.
 #include "device.h"
 
+#include "codec/kernels.h"
 #include "projection_reference.h"
 
 #include <gtest/gtest.h>
@@ -45,6 +47,30 @@ void expect_near(const std::vector<float> &is, const std::vector<float> &should,
         ASSERT_NEAR(is[i], should[i], bound) << i;
 }
 
+// The CPU's symbols of the coefficients, and what these leave.
+void expect_symbols(const Projected &made, const cg_projection &what)
+{
+    std::vector<int16_t> want(made.coefs.size());
+    cg_kernels_named("baseline")
+        ->quantize(made.coefs.data(), want.size(), 1 / what.step, want.data());
+    ASSERT_EQ(made.cells, want);
+    size_t at = 0, column = 0;
+    for (const uint32_t n : what.n_components) {
+        for (uint32_t c = 0; c < n; c++, column++) {
+            double left = 0, most = 0;
+            for (uint32_t r = 0; r < what.n_rows; r++) {
+                const size_t i = at + size_t{r} * n + c;
+                left += double{cg_lane_row_sign(r)} *
+                        (made.coefs[i] - static_cast<double>(made.cells[i]) * what.step);
+                most = std::max(most, double{std::fabs(made.coefs[i])});
+            }
+            ASSERT_NEAR(made.residues[column], left, 1e-6 * what.n_rows * most) << column;
+        }
+        at += size_t{what.n_rows} * n;
+    }
+    ASSERT_EQ(at, made.cells.size());
+}
+
 // n_exact of these profiles: none, some, all; and fewer components than that.
 TEST(Project, IsThatOfF64)
 {
@@ -62,12 +88,14 @@ TEST(Project, IsThatOfF64)
                     const cg_projection what = {basis,
                                                 n_rows,
                                                 cg_projection_stride(n_channels),
-                                                {n, n - 1, n / 2, n / 2, 17, 3, 0, 0}};
+                                                {n, n - 1, n / 2, n / 2, 17, 3, 0, 0},
+                                                0.1f + 0.2f * static_cast<float>(basis)};
                     const auto rows = make_rows(what, n_channels);
-                    const auto coefs = run_project(c.profile.get(), c.bases, what, rows, n_rows);
-                    expect_near(coefs, project_by_the_book(c.profile.get(), what, rows.data()),
+                    const auto made = run_project(c.profile.get(), c.bases, what, rows, n_rows);
+                    expect_near(made.coefs, project_by_the_book(c.profile.get(), what, rows.data()),
                                 1e-4);
-                    EXPECT_EQ(coefs, run_project(c.profile.get(), c.bases, what, rows, 99));
+                    expect_symbols(made, what);
+                    EXPECT_TRUE(made == run_project(c.profile.get(), c.bases, what, rows, 99));
                 }
             }
         }
@@ -77,18 +105,21 @@ TEST(Project, IsThatOfF64)
 TEST(Project, TakesMatricesOfMoreThan2048Channels)
 {
     const Case c(ten_layer_spec());
-    const cg_projection what = {0, 6, cg_projection_stride(c.n_channels(0)), {100, 99, 17}};
+    // The step is so small that symbols reach the ends of what 16 bits hold.
+    const cg_projection what = {0, 6, cg_projection_stride(c.n_channels(0)), {100, 99, 17}, 1e-5f};
     const auto rows = make_rows(what, c.n_channels(0));
     ASSERT_GT(c.n_channels(0), 2048u);
-    expect_near(run_project(c.profile.get(), c.bases, what, rows, 1),
-                project_by_the_book(c.profile.get(), what, rows.data()), 1e-4);
+    const auto made = run_project(c.profile.get(), c.bases, what, rows, 1);
+    expect_near(made.coefs, project_by_the_book(c.profile.get(), what, rows.data()), 1e-4);
+    expect_symbols(made, what);
+    EXPECT_EQ(*std::max_element(made.cells.begin(), made.cells.end()), 32767);
 }
 
 TEST(Project, TakesNothingThatDoesNotFit)
 {
     const Case c(spec_2(false));
     const uint32_t n = c.bands(0).n_components;
-    const cg_projection good = {0, 4, cg_projection_stride(c.n_channels(0)), {n, n}};
+    const cg_projection good = {0, 4, cg_projection_stride(c.n_channels(0)), {n, n}, 1};
     const size_t n_rows = size_t{8} * 4 * good.row_stride, n_coefs = size_t{8} * n;
     cg_cuda_projection out;
     const auto status_of = [&](const cg_projection &p, size_t max_rows, size_t max_coefs) {
