@@ -6,9 +6,11 @@
 #include <jansson.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
+#include <set>
 
 namespace
 {
@@ -27,9 +29,56 @@ std::string traced(const std::string &directory)
 
 struct Event {
     std::string name, phase, status;
+    int64_t row = 0;
     double ts = 0, end = 0;
     std::map<std::string, double> args;
 };
+
+// What Chrome's trace event format asks of an event, and nothing that it does not know.
+void check_event(const json_t *json)
+{
+    const auto has_text = [](const json_t *object, const char *key) {
+        return json_string_length(json_object_get(object, key)) > 0;
+    };
+    const json_t *args = json_object_get(json, "args");
+    ASSERT_TRUE(json_is_object(json));
+    ASSERT_TRUE(has_text(json, "name"));
+    ASSERT_TRUE(has_text(json, "ph"));
+    ASSERT_TRUE(json_is_integer(json_object_get(json, "pid")));
+    ASSERT_TRUE(json_is_integer(json_object_get(json, "tid")));
+    ASSERT_TRUE(json_is_object(args));
+    const std::string phase = json_string_value(json_object_get(json, "ph"));
+    std::set<std::string> keys = {"name", "ph", "pid", "tid", "args"};
+    if (phase != "M") {
+        keys.insert("ts");
+        EXPECT_TRUE(json_is_number(json_object_get(json, "ts")));
+        EXPECT_GE(json_number_value(json_object_get(json, "ts")), 0);
+    }
+    const char *key;
+    json_t *value;
+    if (phase == "X") {
+        keys.insert("dur");
+        EXPECT_TRUE(json_is_number(json_object_get(json, "dur")));
+        EXPECT_GE(json_number_value(json_object_get(json, "dur")), 0);
+    } else if (phase == "i") {
+        keys.insert("s"); // how far its line reaches: a thread's row
+        EXPECT_STREQ(json_string_value(json_object_get(json, "s")), "t");
+    } else if (phase == "C") {
+        EXPECT_GT(json_object_size(args), 0u);
+        json_object_foreach(const_cast<json_t *>(args), key, value)
+        {
+            EXPECT_TRUE(json_is_number(value)) << key;
+        }
+    } else {
+        EXPECT_EQ(phase, "M");
+        EXPECT_STREQ(json_string_value(json_object_get(json, "name")), "process_name");
+        EXPECT_TRUE(has_text(args, "name"));
+    }
+    json_object_foreach(const_cast<json_t *>(json), key, value)
+    {
+        EXPECT_TRUE(keys.count(key)) << key << " of a \"" << phase << '"';
+    }
+}
 
 struct Trace {
     bool is_json = false;
@@ -43,9 +92,12 @@ struct Trace {
         is_json = root != nullptr;
         dropped_events = json_number_value(
             json_object_get(json_object_get(root.get(), "otherData"), "dropped_events"));
+        EXPECT_STREQ(json_string_value(json_object_get(root.get(), "displayTimeUnit")), "ms");
         const json_t *all = json_object_get(root.get(), "traceEvents");
+        EXPECT_TRUE(json_is_array(all));
         for (size_t i = 0; i < json_array_size(all); i++)
             add(json_array_get(all, i));
+        check_rows();
     }
     std::vector<Event> named(const std::string &name) const
     {
@@ -57,15 +109,35 @@ struct Trace {
     }
 
   private:
+    // What a row shows follows or lies within each other: viewers draw it as calls.
+    void check_rows() const
+    {
+        std::map<int64_t, std::vector<std::pair<int64_t, int64_t>>> rows; // begin, minus the end
+        const auto ns = [](double us) { return llround(us * 1000); };
+        for (const Event &event : events)
+            if (event.phase == "X")
+                rows[event.row].emplace_back(ns(event.ts), -ns(event.end));
+        for (auto &row : rows) {
+            std::sort(row.second.begin(), row.second.end());
+            std::vector<int64_t> open; // ends
+            for (const auto &[begin, minus_end] : row.second) {
+                while (!open.empty() && open.back() <= begin)
+                    open.pop_back();
+                EXPECT_TRUE(open.empty() || -minus_end <= open.back())
+                    << "two overlap in row " << row.first;
+                open.push_back(-minus_end);
+            }
+        }
+    }
     void add(json_t *json)
     {
+        check_event(json);
         Event event;
+        event.row = json_integer_value(json_object_get(json, "tid"));
         event.name = json_string_value(json_object_get(json, "name"));
         event.phase = json_string_value(json_object_get(json, "ph"));
         event.ts = json_number_value(json_object_get(json, "ts"));
         event.end = event.ts + json_number_value(json_object_get(json, "dur"));
-        EXPECT_TRUE(json_is_integer(json_object_get(json, "pid")));
-        EXPECT_TRUE(json_is_integer(json_object_get(json, "tid")));
         const char *key;
         json_t *value;
         json_object_foreach(json_object_get(json, "args"), key, value)
