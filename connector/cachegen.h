@@ -206,9 +206,11 @@ CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
                                                         uint32_t from_token,
                                                         const cachegen_lookup_options *options,
                                                         cachegen_lookup **out);
-/* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured). A store that has left
- * a look-up without an answer for so long is not asked for further ones: they are misses at once,
- * until it answers the connector's own question.
+/* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured) from when it is asked.
+ * Look-ups are asked one after the other; one that has waited for that longer than both this time
+ * and what the engine takes to compute its prompt is a miss. A store that has left a look-up
+ * without an answer for so long is not asked for further ones: they are misses at once, until it
+ * answers the connector's own question.
  * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.
@@ -365,7 +367,8 @@ typedef struct cachegen_stats {
     uint64_t staging_peak_bytes;
     uint64_t loads_shortened; /* given up from some chunk on, since recomputing is faster */
     uint64_t bytes_dropped, predicted_kl_micronats; /* sums over loads */
-    uint64_t lookups_skipped; /* of lookups: misses at once, while the store does not answer */
+    uint64_t lookups_skipped; /* of lookups: misses at once, while the store does not answer, and
+                               * those that have waited too long for others */
     uint64_t staging_bytes;   /* that saves hold now */
     uint64_t saves_dropped_incomplete; /* of saves_dropped: another rank's heads did not come */
     /* Of chunks that were saved: symbols that did not fit, since K or V is far beyond what the

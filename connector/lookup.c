@@ -222,6 +222,22 @@ static bool store_answers(const cachegen *c, cg_io **io)
     return status != CG_ERR_TIMED_OUT;
 }
 
+/* With the lock held: a look-up is at the head of the line. Its time to be answered begins, so that
+ * what those before it took does not pass for a store that is silent. False: it has waited for
+ * longer than the store may take, and than the engine takes to compute the prompt. */
+static bool begin_asking(cg_runtime *rt, cachegen_lookup *l)
+{
+    const uint64_t now_ns = cg_now_ns(),
+                   timeout_ns = l->op.connector->config->lookup_timeout_ms * UINT64_C(1000000);
+    const double tokens_per_s = cg_speeds_recompute(cg_runtime_speeds(rt));
+    cg_runtime_speeds_end(rt);
+    const double waited_ns = (double)(now_ns - l->op.started_ns),
+                 n_tokens = l->prefix.n_tokens - l->from_token,
+                 recompute_ns = tokens_per_s > 0 ? n_tokens * 1e9 / tokens_per_s : 0;
+    l->prefix.deadline_ns = now_ns + timeout_ns;
+    return waited_ns <= (double)timeout_ns || waited_ns <= recompute_ns;
+}
+
 /* With the lock held: a look-up has waited in vain. Until the store answers again look-ups are
  * misses at once, those that wait, too, and only this thread asks: one question at a time, the less
  * often the longer it takes, since each may leave a system call behind that hangs. */
@@ -276,6 +292,10 @@ static void *look_up(void *argument)
     while ((op = cg_operation_take(rt, &rt->lookups)) != NULL) {
         cachegen_lookup *l = (cachegen_lookup *)op;
         bool timed_out = false;
+        if (!l->is_cancelled && !begin_asking(rt, l)) {
+            skip(rt, l);
+            continue;
+        }
         if (!l->is_cancelled) {
             refresh_folders(rt);
             pthread_mutex_unlock(&rt->lock);
@@ -327,7 +347,6 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r,
     prefix->accepted = (uint8_t)(has_levels & ((2u << prefix->worst_level) - 1));
     if (l->level_plus_1 > 0)
         prefix->accepted &= (uint8_t)(1u << (l->level_plus_1 - 1));
-    prefix->deadline_ns = l->op.started_ns + config->lookup_timeout_ms * UINT64_C(1000000);
     return status;
 }
 

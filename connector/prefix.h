@@ -32,8 +32,9 @@ typedef struct cg_prefix {
     bool timed_out;    /* the store left a question open until deadline_ns */
 } cg_prefix;
 
-/* Copies what it needs of a request that was checked. The caller sets worst_level, accepted and
- * deadline_ns, and calls cg_prefix_destroy() also after an error. CG_ERR_NO_MEMORY. */
+/* Copies what it needs of a request that was checked. The caller sets worst_level and accepted,
+ * deadline_ns before the store is asked, and calls cg_prefix_destroy() also after an error.
+ * CG_ERR_NO_MEMORY. */
 cg_status cg_prefix_init(cg_prefix *prefix_out, cg_runtime *runtime,
                          const cachegen_request *request, uint32_t from_token);
 void cg_prefix_destroy(cg_prefix *prefix);

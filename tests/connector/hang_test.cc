@@ -59,14 +59,13 @@ class HangTest : public testing::TestWithParam<const char *>
         }
         odd.reset();
     }
-    std::unique_ptr<Engine> open(const std::string &more = "") const
+    std::unique_ptr<Engine> open(const std::string &more = "", int lookup_timeout_ms = 1000) const
     {
         return std::make_unique<Engine>(
             mount.path, store.spec,
             std::string("\"io_backend\": \"") + GetParam() +
-                "\", \"lookup_timeout_ms\": 1000, \"save_timeout_ms\": 500, "
-                "\"close_timeout_ms\": 1000" +
-                more);
+                "\", \"lookup_timeout_ms\": " + std::to_string(lookup_timeout_ms) +
+                ", \"save_timeout_ms\": 500, \"close_timeout_ms\": 1000" + more);
     }
     // Runs what must end by itself. Where it does not, the store is woken, so that the test ends.
     template <typename Call> void ends_within(std::chrono::milliseconds limit, Call call)
@@ -247,6 +246,42 @@ TEST_P(HangTest, LookUpsThatWaitBehindTheFirstEndWithIt)
     for (cachegen_lookup *lookup : lookups)
         cachegen_lookup_free(lookup);
     EXPECT_EQ(engine->stats().lookups_skipped, lookups.size() - 1);
+}
+
+// Of a store that answers, and needs more than one look-up's time for all of them together. Each
+// asks anew (no ttl), and the store sleeps in each of its calls.
+TEST_P(HangTest, TimeInLineIsNotTheStoresSilence)
+{
+    struct Wait {
+        const char *recompute;
+        bool is_worth_it;
+    };
+    for (const Wait &wait : {Wait{"0.001", true}, Wait{"1e9", false}}) {
+        engine = open(std::string(", \"positive_ttl_ms\": 0, \"recompute_tokens_per_s\": ") +
+                          wait.recompute,
+                      2000);
+        const Tokens tokens = prompt(32 * 2);
+        ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
+        odd->set_mood(Mood::SLOW);
+        const cachegen_request r = engine->request(tokens);
+        std::vector<cachegen_lookup *> lookups(250);
+        for (cachegen_lookup *&lookup : lookups)
+            ASSERT_EQ(cachegen_lookup_start(engine->c, &r, 0, &lookup), CACHEGEN_OK);
+        size_t n_hits = 0;
+        for (cachegen_lookup *lookup : lookups) {
+            cachegen_hit hit = {};
+            hit.struct_size = sizeof hit;
+            EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_lookup_poll(lookup, &hit); }),
+                      CACHEGEN_OK);
+            n_hits += hit.hit_tokens == 63;
+            cachegen_lookup_free(lookup);
+        }
+        odd->set_mood(Mood::GOOD);
+        const cachegen_stats stats = engine->stats();
+        EXPECT_EQ(stats.lookup_errors, 0u) << "no question was left open";
+        EXPECT_EQ(stats.lookups_skipped == 0, wait.is_worth_it) << wait.recompute;
+        EXPECT_EQ(n_hits, lookups.size() - stats.lookups_skipped);
+    }
 }
 
 // What an engine calls in its steps, over a store in each mood. Operations end between the steps.
