@@ -93,7 +93,8 @@ def mounted(arguments, store, mountpoint, log):
 def unmount(mountpoint):
     """Ends a mount that an engine has read from, which closes it a little after it has answered."""
     waiting = Waiting("unmounting what the engine has read", 20)
-    while os.path.ismount(mountpoint):
+    # mountpoint(1), since os.path.ismount() misses a folder that is bound on its own file system.
+    while subprocess.run(["mountpoint", "-q", mountpoint]).returncode == 0:
         if subprocess.run(["umount", mountpoint], capture_output=True).returncode != 0:
             waiting.tick()  # busy means not yet
 

@@ -20,12 +20,13 @@ bandwidth and number of requests a load that is not counted comes first for each
 link's speed is known; after a trace it is what the loads before have seen. The prompts of requests
 at once differ in their first words.
 
-A row: medians with the least and the most of all requests of all rounds. moved_mb is what the
-client's end of the link received in a round, all headers included. measured_kl: what the engine
-thinks of each token of the cold answer, which is forced on it, against what the cold run thought
-(mean KL divergence over the tokens, in nats; over the 20 likeliest of both, and all others as one:
-no more than that over the vocabulary). It has the engine's own rounding in it: uncompressed says
-how much.
+A row: medians with the least and the most of all requests of all rounds; of recomputing, which no
+link changes, of the first round only. moved_mb is what the client's end of the link received in a
+round, all headers included. measured_kl, of the first round: what the engine thinks of each token
+of the cold answer, which is forced on it, against what the cold run thought (mean KL divergence
+over the tokens, in nats; over the 20 likeliest of both, and all others as one: no more than that
+over the vocabulary). It has the engine's own rounding in it: uncompressed says how much. The
+rounds after that end with the first token.
 """
 
 import argparse
@@ -117,7 +118,8 @@ class Bench:
                 transfers[name] = uncompressed_transfer(os.path.join(view.root, folder))
                 continue
             config = {"policy": name, "ttft_budget_ms": self.arguments.budget_ms}
-            config.update(positive_ttl_ms=0, negative_ttl_ms=0, read_only=name == "ttft_budget")
+            config.update(positive_ttl_ms=0, negative_ttl_ms=0, encode_nice=0)
+            config["read_only"] = name == "ttft_budget"
             transfers[name] = cachegen_transfer(view.root, self.model, **config)
         dtype = {"bf16": "bfloat16", "fp32": "float32"}[faster_dtype(self.arguments.model)]
         options = ["--logits-processors", "forced_answer:ForcedAnswer"]
@@ -154,21 +156,20 @@ class Bench:
 
     # ---- what is measured ----
 
-    def ask(self, client, prompt, **fields):
+    def ask(self, client, prompt, n_tokens, **fields):
         """An answer and what was thought of its tokens: the cold one, where there is one yet."""
-        n_tokens = self.arguments.answer_tokens
         if prompt in self.cold:
             tokens = [int(token["token"].removeprefix("token_id:")) for token in self.cold[prompt]]
             fields["vllm_xargs"] = {"forced_answer": tokens}
         fields.update(logprobs=True, top_logprobs=LIKELIEST, return_tokens_as_token_ids=True)
         return client.ask(prompt, max_tokens=n_tokens, ignore_eos=True, **fields)
 
-    def ask_all(self, client, n_requests, fields):
-        """The answers to the first n_requests prompts, asked at once."""
+    def ask_all(self, client, n_requests, fields, n_tokens):
+        """Answers of n_tokens to the first n_requests prompts, asked at once."""
         answers, threads = [None] * n_requests, []
 
         def ask(n):
-            answers[n] = self.ask(client, self.prompts[n], **fields(n))
+            answers[n] = self.ask(client, self.prompts[n], n_tokens, **fields(n))
 
         for n in range(n_requests):
             threads.append(threading.Thread(target=ask, args=(n,)))
@@ -183,13 +184,14 @@ class Bench:
     def recompute(self, n_requests):
         self.n_cold += 1
         salt = f"cold {self.n_cold}"
-        client = self.clients["ttft_budget"]
-        answers = self.ask_all(client, n_requests, lambda n: {"cache_salt": f"{salt} {n}"})
+        client, n_tokens = self.clients["ttft_budget"], self.arguments.answer_tokens
+        salted = lambda n: {"cache_salt": f"{salt} {n}"}  # noqa: E731
+        answers = self.ask_all(client, n_requests, salted, n_tokens)
         for prompt, answer in zip(self.prompts, answers):
             self.cold.setdefault(prompt, answer["logprobs"])
         return {"answers": answers, "moved_mb": 0.0, "counted": {}}
 
-    def load(self, kind, n_requests, steps):
+    def load(self, kind, n_requests, steps, n_tokens=1):
         """steps: (s, Mbit/s) of the link, from when it is asked."""
         name = kind if kind in self.clients else "ttft_budget"
         client, view = self.clients[name], self.views[name]
@@ -202,7 +204,8 @@ class Bench:
             before = client.counters()
             with Follow(self.link, steps):
                 moved = self.link.received_bytes()
-                answers = self.ask_all(client, n_requests, lambda n: {"kv_transfer_params": wishes})
+                wish = lambda n: {"kv_transfer_params": wishes}  # noqa: E731
+                answers = self.ask_all(client, n_requests, wish, n_tokens)
                 time.sleep(AFTER_S)
                 moved = self.link.received_bytes() - moved
             hits = sum(answer["cached_tokens"] > 0 for answer in answers)
@@ -218,8 +221,8 @@ class Bench:
     def row_of(self, kind, samples):
         answers = [answer for sample in samples for answer in sample["answers"]]
         per_round = len(samples[0]["answers"])
-        cold = [self.cold[prompt] for prompt in self.prompts[:per_round]] * len(samples)
-        kl = [kl_of(wanted, answer["logprobs"]) for wanted, answer in zip(cold, answers)]
+        first = zip(self.prompts, samples[0]["answers"])
+        kl = [kl_of(self.cold[prompt], answer["logprobs"]) for prompt, answer in first]
         row = {
             "requests": len(answers),
             "ttft_s": spread([answer["ttft_s"] for answer in answers]),
@@ -257,14 +260,17 @@ class Bench:
                     self.load(kind, n_requests, [(0, place)])
         samples = {kind: [] for kind in kinds}
         for n in range(wanted.rounds):
+            steps = [(0, place)]
+            if how == "trace":
+                steps = read_trace(place, n * wanted.trace_step_s, wanted.trace_scale)
             for kind in kinds:
+                if kind == "recomputed" and n > 0:
+                    continue
                 if kind == "recomputed":
                     sample = self.recompute(n_requests)
                 else:
-                    steps = [(0, place)]
-                    if how == "trace":
-                        steps = read_trace(place, n * wanted.trace_step_s, wanted.trace_scale)
-                    sample = self.load(kind, n_requests, steps)
+                    n_tokens = wanted.answer_tokens if n == 0 else 1
+                    sample = self.load(kind, n_requests, steps, n_tokens)
                 samples[kind].append(sample)
                 ttft_s = spread([answer["ttft_s"] for answer in sample["answers"]])
                 what = f"{name} x{n_requests} {kind}: {ttft_s} s, {sample['moved_mb']:.2f} MB"
