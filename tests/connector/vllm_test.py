@@ -609,6 +609,11 @@ def ranks_phase(work, cases):
             os.truncate(path, os.path.getsize(path) // 2)
         answer = ask(two, prompts[0])
         equal((answer.hit, answer.tokens), (0, ask(one, prompts[0], salt="cold").tokens), "tokens loaded, answer")
+    with cases("an engine that only reads tries no save"):
+        one.llm.llm_engine.engine_core.shutdown()
+        reader = Engine(root, "float32", model=model, engine_args=args, read_only=True, **chunk)
+        equal(ask(reader, prompts[0], salt="read only").hit, 0, "tokens loaded of nothing")
+        equal(reader.on_workers(lambda worker: worker.counters()["parts_dropped"]), [0], "parts of prompts dropped")
 
 
 def brief_phase(work, cases):

@@ -69,7 +69,8 @@ class Library:
             raise Unsupported(f'"tail_multiple" is {self.tail_tokens!r}: a number of tokens')
         self.block_tokens = vllm_config.cache_config.block_size
         self._has_mrope = vllm_config.model_config.uses_mrope
-        self.may_load, self.may_save = transfer_config.is_kv_consumer, transfer_config.is_kv_producer
+        self.may_load = transfer_config.is_kv_consumer
+        self.may_save = transfer_config.is_kv_producer and not extra.get("read_only", False)
         try:
             self.rank = rank_of(vllm_config, role)
         except UnsupportedRanks as e:
