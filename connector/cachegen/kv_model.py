@@ -15,7 +15,7 @@ from .compute_type import dtype_name, faster_dtype
 from .rope import Rope, Unsupported, fix_rope, rope_deviations, rope_of, text_config
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
-FISHER_DRAWS = 3  # continuations of a context: one is noisy, and the weights come from few contexts
+FISHER_DRAWS = 4  # continuations of a context: one is noisy, and the weights come from few contexts
 
 
 @dataclass
