@@ -14,6 +14,12 @@ K, V = 0, 1
 # How far the information of a channel of V is drawn to its head's mean, in logarithms. Channels of V count about alike,
 # so that what few continuations say of one is mostly noise; those of K don't.
 V_SMOOTHING = 0.5
+# Information is a second derivative; what errors of a level's size cost is another thing, and is known less well. So
+# weights take half of the way from the one to the other, in logarithms.
+LAYER_EXPONENT = 0.5
+_MOST_RATIO = 8.0  # of a layer's cost to what its information says
+_MOST_FACTOR = 2.0  # of a layer's weights
+LEAST_CONTEXTS = 3  # whose agreement says something
 
 
 def dct_matrix(device="cpu"):
@@ -162,6 +168,36 @@ class Moments:
             # The sign of a component means nothing: fixed, so that the same input gives the same profile.
             result[gm] = rows * rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
         return result
+
+
+def _layer_logarithms(measured, predicted):
+    """[n_layers][2] logarithms of the ratios of sums over contexts, each layer averaged with its neighbours; 0 is the
+    mean. Contexts count by the root of what they cost, as in Moments."""
+    of_context = measured.sum((1, 2), keepdim=True).clamp(min=1e-30).sqrt()
+    ratio = (measured / of_context).sum(0) / predicted.sum(0).clamp(min=1e-30)
+    total = (measured / of_context).sum() / predicted.sum().clamp(min=1e-30)
+    ratio = (ratio / total.clamp(min=1e-30)).clamp(1 / _MOST_RATIO, _MOST_RATIO).log()
+    padded = torch.cat([ratio[:1], ratio, ratio[-1:]])
+    ratio = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
+    return ratio - ratio.mean()
+
+
+def layer_factors(measured, predicted):
+    """f32 [n_layers][2]: factors of the weights of each layer's K and V, from what their errors cost in contexts, measured
+    and as the weights say, [n_contexts][n_layers][2] both.
+
+    Drawn to 1 where the contexts do not agree: what the ratios have of noise (by leaving out each context in turn) is
+    compared with all that they differ by."""
+    n = len(measured)
+    if n < LEAST_CONTEXTS or not (measured.isfinite().all() and predicted.isfinite().all()):
+        return torch.ones(measured.shape[1:])
+    measured, predicted = measured.double(), predicted.double()
+    found = _layer_logarithms(measured, predicted)
+    without = [[i for i in range(n) if i != left_out] for left_out in range(n)]
+    without = torch.stack([_layer_logarithms(measured[kept], predicted[kept]) for kept in without])
+    noise = (n - 1) / n * (without - without.mean(0)).square().sum(0).mean()
+    trust = (1 - noise / found.square().mean().clamp(min=1e-30)).clamp(min=0)
+    return (found * trust.clamp(max=LAYER_EXPONENT) / 2).exp().clamp(1 / _MOST_FACTOR, _MOST_FACTOR).float()
 
 
 class Transform:

@@ -153,3 +153,21 @@ class KvModel:
             total = total + gradients.pow(2).mean(2).flatten(2)
         scale = (k.shape[1] - n_sinks) / REFERENCE_TOKENS * 256 / len(log_p)
         return total * scale / FISHER_DRAWS
+
+    @torch.enable_grad()
+    def kl_by_layer(self, context, k, v, coded_k, coded_v):
+        """What the errors of coded_k and coded_v cost: KL divergence over the tokens after the context, by layer and
+        plane, f32 [n_layers][2].
+
+        Half its derivative by a factor of the errors of a layer's K or V, at 1: where KL grows with the square of an error,
+        these are shares that sum to it. One backward pass gives all.
+        """
+        with torch.no_grad():
+            reference = self.log_probs(context, k, v)
+        coded = [x.to(self.compute_dtype, copy=True).requires_grad_(True) for x in (coded_k, coded_v)]
+        log_p = self.log_probs(context, *coded)
+        kl = (reference.exp() * (reference - log_p)).sum(-1).mean()
+        gradients = torch.autograd.grad(kl, coded)
+        with torch.no_grad():
+            shares = [gradient.float() * (y.float() - x.float()) for gradient, y, x in zip(gradients, coded, (k, v))]
+            return torch.stack([share.sum((1, 2, 3)) / 2 for share in shares], 1)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from .assemble import assemble, plan_columns
-from .contexts import pick
-from .klt import Matrices, Moments, Planes, Transform, quantize, split_layers
-from .profile_file import N_LEVELS
+from .contexts import CONTINUATION, pick
+from .klt import LEAST_CONTEXTS, Matrices, Moments, Planes, Transform, layer_factors, quantize, split_layers
+from .kv_model import Context
+from .profile_file import BLOCK_TOKENS, N_LEVELS
 from .sinks import MOST_SINKS, choose_sinks
-from .steps import find_steps
+from .steps import DEFAULT, coded, find_steps, parse_steps
 from .tables import Histograms, shift_of
 
 N_CLASSES = 192  # of a profile's 256 at most
@@ -23,6 +24,8 @@ MAX_CHANNELS = {"bytes": 2048, "speed": 1280, "smallest": 4096}
 PLANES = ("joined", "apart")
 PROFILE_SHARE = {"bytes": 0.05, "speed": 0.05, "smallest": 0.1}  # of the weights' bytes: a profile's largest size
 BASIS_BYTES = 0.55  # of an element of a basis, on average: what is cut counts as nothing
+LAYERS_LEVEL = 2  # L3: what its errors cost differs most from what the Fisher information says
+N_LAYERS_CONTEXTS = 9
 LEAST_BUDGET_BYTES = 1 << 20  # the share of a tiny model is no use
 
 
@@ -51,10 +54,38 @@ def calibrate(model, caches, contexts, matrices, progress):
     return moments
 
 
-def fill_transform(moments, matrices, n_sinks, model, progress):
+def fill_transform(moments, matrices, model, progress, factors=None):
+    """With MOST_SINKS. factors: of the weights, as weigh_layers()."""
     progress.start("eigenvectors")
     weight = moments.weight(model.head_dim)
-    return Transform(matrices, moments.mean(), weight, moments.basis(weight), n_sinks, model.device)
+    if factors is not None:
+        weight = weight * factors[:, :, None].to(weight.device)
+    return Transform(matrices, moments.mean(), weight, moments.basis(weight), MOST_SINKS, model.device)
+
+
+@torch.no_grad()
+def layer_costs(model, context, k, v, transform, step):
+    """[n_layers][2], measured and as the weights say: what errors of a step cost after the first part of a context. What
+    follows that is other text than what the Fisher information is of."""
+    n = context.n * 2 // 3 // BLOCK_TOKENS * BLOCK_TOKENS
+    part, k, v = Context(context.name, context.ids[: n + CONTINUATION], n), k[:, :n], v[:, :n]
+    planes = Planes(model)
+    x = planes.flat(k, v)
+    out = coded(transform, x, step)
+    predicted = ((out - x) * transform.weight.transpose(0, 1)[:, :, None]).square().sum((2, 3)).T
+    return model.kl_by_layer(part, k, v, *planes.heads(out)).cpu(), predicted.cpu()
+
+
+def weigh_layers(model, caches, contexts, transform, step, progress):
+    """Factors of the weights by layer_costs() of contexts; None of too few."""
+    if len(contexts) < LEAST_CONTEXTS:
+        return None
+    progress.start("what errors of each layer cost")
+    costs = []
+    for i, context in enumerate(contexts):
+        costs.append(layer_costs(model, context, *caches.get(context), transform, step))
+        progress(i + 1, len(contexts))
+    return layer_factors(*map(torch.stack, zip(*costs)))
 
 
 @dataclass
@@ -105,8 +136,15 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
     gives them, or None, to find them on held_out; n_sinks: None to find them; share: of the weights' bytes, the file's
     at most. Caches serve later profiles, too."""
     moments = calibrate(model, caches, contexts, matrices, progress)
-    transform = fill_transform(moments, matrices, MOST_SINKS if n_sinks is None else n_sinks, model, progress)
+    transform = fill_transform(moments, matrices, model, progress)
+    step = (steps or parse_steps(DEFAULT))[LAYERS_LEVEL][0]
+    factors = weigh_layers(model, caches, pick(contexts, N_LAYERS_CONTEXTS), transform, step, progress)
+    if factors is not None:
+        del transform  # one basis at a time
+        transform = fill_transform(moments, matrices, model, progress, factors)
     del moments
+    if n_sinks is not None:
+        transform.n_sinks = n_sinks
     if steps is None:
         progress.start("steps")
         steps = find_steps(model, transform, held_out, progress)

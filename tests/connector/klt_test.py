@@ -20,8 +20,16 @@ except ImportError as error:
 import reader  # noqa: E402
 from cachegen import kl_curve, sinks  # noqa: E402
 from cachegen.assemble import BYTE_BITS, Unit, assemble, choose_unit, of_bytes, plan_columns, quantize_basis  # noqa: E402
-from cachegen.klt import Matrices, Moments, Transform, quantize  # noqa: E402
-from cachegen.make_profile import MAX_CHANNELS, PROFILE_SHARE, choose_matrices, count_symbols  # noqa: E402
+from cachegen.klt import Matrices, Moments, Transform, layer_factors, quantize  # noqa: E402
+from cachegen.kv_model import Context  # noqa: E402
+from cachegen.make_profile import (  # noqa: E402
+    MAX_CHANNELS,
+    PROFILE_SHARE,
+    choose_matrices,
+    count_symbols,
+    fill_transform,
+    layer_costs,
+)
 from cachegen.profile_file import BAND, MAX_BITS, MAX_ELEMENT, Basis, read_profile  # noqa: E402
 from cachegen.rope import NO_ROPE  # noqa: E402
 from cachegen.steps import parse_steps  # noqa: E402
@@ -133,6 +141,74 @@ class WeightsTest(unittest.TestCase):
         torch.testing.assert_close(found[1], 2 * found[0])
         same = self.squares(one + other, one + other)
         torch.testing.assert_close(same[:2], (one + other)[:2], msg="of one context's scale")
+
+
+class LayersTest(unittest.TestCase):
+    """Factors of the weights, from what the errors of layers cost."""
+
+    N_CONTEXTS, N_LAYERS = 9, 24
+
+    def factors(self, cost, noise, seed=1):
+        """Of contexts that differ in how much they cost, and by noise of their own; the weights say 1 everywhere."""
+        rng = torch.Generator().manual_seed(seed)
+        shape = (self.N_CONTEXTS, self.N_LAYERS, 2)
+        of_context = torch.randn(self.N_CONTEXTS, 1, 1, generator=rng).exp()
+        measured = cost * (noise * torch.randn(shape, generator=rng)).exp() * of_context
+        return layer_factors(measured, torch.ones(shape))
+
+    def test_a_fourth_root_of_what_layers_cost_that_all_contexts_agree_on(self):
+        cost = torch.ones(self.N_LAYERS, 2)
+        cost[:12, 0], cost[12:, 1] = 4, 0.25
+        found = self.factors(cost, 0.0)
+        want = cost**0.25 / cost.log().mean().div(4).exp()
+        for layers in (slice(0, 11), slice(13, None)):  # what lies between is averaged
+            torch.testing.assert_close(found[layers], want[layers])
+        self.assertTrue((found[11:13, 0].diff() < 0).all() and (found[11:13] > want.min()).all())
+        noisy = self.factors(cost, 0.5)
+        self.assertGreater(torch.corrcoef(torch.stack([noisy.flatten(), want.flatten()]))[0, 1], 0.9)
+
+    def test_noise_changes_next_to_nothing(self):
+        cost = torch.ones(self.N_LAYERS, 2)
+        spread = [self.factors(cost, 1.0, seed).log().square().mean().sqrt().item() for seed in range(20)]
+        self.assertLess(max(spread), 0.1)  # bytes and quality lose about the square of it
+        self.assertLess(sum(spread) / len(spread), 0.03)
+
+    def test_whatever_was_measured_factors_are_bounded(self):
+        rng, shape = torch.Generator().manual_seed(4), (self.N_CONTEXTS, 3, 2)
+        for measured in (torch.zeros(shape), -torch.ones(shape), torch.randn(shape, generator=rng) * 1e30,
+                         torch.randn(shape, generator=rng).exp() ** 9):  # fmt: skip
+            found = layer_factors(measured, torch.rand(shape, generator=rng))
+            self.assertTrue(((0.5 <= found) & (found <= 2)).all(), found)
+        one = torch.ones(3, 2)
+        measured[0, 1, 1] = float("nan")
+        torch.testing.assert_close(layer_factors(measured, torch.ones(shape)), one)
+        torch.testing.assert_close(layer_factors(torch.rand(2, 3, 2), torch.ones(2, 3, 2)), one, msg="too few contexts")
+
+    def test_costs_are_of_other_tokens_than_those_after_the_context(self):
+        transform, x, _ = calibrated(True)
+        k, v = correlated()
+        seen = types.SimpleNamespace(**vars(MODEL))
+        seen.kl_by_layer = lambda *asked: setattr(seen, "asked", asked) or torch.ones(sum(GROUPS), 2)
+        n_tokens, n = k.shape[1], 424  # two thirds, of whole blocks
+        context = Context("", torch.arange(n_tokens + 256), n_tokens)
+        _, predicted = layer_costs(seen, context, k, v, transform, 0.45)
+        part, own_k, own_v, coded_k, coded_v = seen.asked
+        self.assertEqual((part.n, part.ids.tolist()), (n, list(range(n + 256))))
+        self.assertTrue(torch.equal(own_k, k[:, :n]) and torch.equal(own_v, v[:, :n]))
+        error = torch.stack([coded_k - own_k, coded_v - own_v], 1).flatten(3) * transform.weight[:, :, None]
+        torch.testing.assert_close(predicted, error.square().sum((2, 3)), rtol=1e-3, atol=1e-4)
+        self.assertGreater(predicted.min(), 0)
+
+    def test_the_weights_are_multiplied_and_the_basis_is_theirs(self):
+        matrices, x = Matrices(GROUPS, True), flat(correlated())
+        moments = Moments(sum(GROUPS), C, matrices, "cpu")
+        moments.add(x, torch.ones(sum(GROUPS), 2, C))
+        model, factors = types.SimpleNamespace(**vars(MODEL)), torch.tensor([[1.0, 2.0], [0.5, 1.0], [1.5, 1.0]])
+        plain, scaled = (fill_transform(moments, matrices, model, Quiet(), f) for f in (None, factors))
+        torch.testing.assert_close(scaled.weight, plain.weight * factors[:, :, None])
+        y = (matrices.rows(x, 0, 0) - matrices.columns(scaled.mean, 0, 0)) * matrices.columns(scaled.weight, 0, 0)
+        covariance = torch.cov((y @ scaled.rows[0, 0].T).T)
+        self.assertLess((covariance - covariance.diag().diag()).abs().max(), 1e-3 * covariance.max())
 
 
 class MatricesTest(unittest.TestCase):

@@ -32,7 +32,7 @@ try:
     from cachegen.klt import Planes
     from cachegen.kv_model import FISHER_DRAWS, Context, KvModel
     from cachegen.profile_file import read_profile, to_bf16_bits
-    from cachegen.quality import Coder
+    from cachegen.quality import Coder, score
     from cachegen.rope import Unsupported
     from cachegen.sinks import CHOICES, MOST_SINKS
     from cachegen.store_files import read_description
@@ -310,6 +310,29 @@ class ProfileTest(unittest.TestCase):
         torch.testing.assert_close(found, sum(single) / FISHER_DRAWS, rtol=1e-3, atol=1e-3 * found.max().item())
         of_pairs = found[:, 0].unflatten(1, (model.n_kv_heads, 2, -1))
         self.assertFalse(torch.allclose(of_pairs[:, :, 0], of_pairs[:, :, 1], rtol=0.01), "each dimension has its own")
+
+    def test_what_errors_cost_is_told_by_layer(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        model, rng = KvModel(self.path("model"), dtype=torch.float32), torch.Generator().manual_seed(11)
+        context = Context("random", torch.randint(256, (N_TOKENS + 64,), generator=rng), N_TOKENS)
+        own = model.prefill(context)
+        reference = model.log_probs(context, *own)
+        errors = [x.std() * torch.randn(x.shape, generator=rng) * 0.02 for x in own]
+
+        def cost(layers, plane):
+            """(KL, what is told by layer) of errors of a plane in layers."""
+            coded = [x.clone() for x in own]
+            coded[plane][layers] += errors[plane][layers]
+            kl = score(model.log_probs(context, *coded), reference, context.ids[context.n :])[0]
+            return kl, model.kl_by_layer(context, *own, *coded)
+
+        for plane in range(2):
+            kl, found = cost(slice(1, 2), plane)
+            self.assertAlmostEqual(found[1, plane].item() / kl, 1, delta=0.1)
+            found[1, plane] = 0
+            self.assertFalse(found.any(), "of layers without errors")
+            kl, found = cost(slice(None), plane)
+            self.assertAlmostEqual(found.sum().item() / kl, 1, delta=0.1)
 
     def test_the_faster_type_is_taken_where_it_is_clearly_faster(self):
         bf16, f32, asked = torch.bfloat16, torch.float32, []
