@@ -188,10 +188,14 @@ def layer_factors(measured, predicted):
 
     Drawn to 1 where the contexts do not agree: what the ratios have of noise (by leaving out each context in turn) is
     compared with all that they differ by."""
+    one = torch.ones(measured.shape[1:])
+    if not (measured.isfinite().all() and predicted.isfinite().all()):
+        return one
+    has_cost = measured.sum((1, 2)) > 0  # where errors make nothing worse, only noise was measured
+    measured, predicted = measured[has_cost].double(), predicted[has_cost].double()
     n = len(measured)
-    if n < LEAST_CONTEXTS or not (measured.isfinite().all() and predicted.isfinite().all()):
-        return torch.ones(measured.shape[1:])
-    measured, predicted = measured.double(), predicted.double()
+    if n < LEAST_CONTEXTS:
+        return one
     found = _layer_logarithms(measured, predicted)
     without = [[i for i in range(n) if i != left_out] for left_out in range(n)]
     without = torch.stack([_layer_logarithms(measured[kept], predicted[kept]) for kept in without])

@@ -184,6 +184,15 @@ class LayersTest(unittest.TestCase):
         torch.testing.assert_close(layer_factors(measured, torch.ones(shape)), one)
         torch.testing.assert_close(layer_factors(torch.rand(2, 3, 2), torch.ones(2, 3, 2)), one, msg="too few contexts")
 
+    def test_a_context_that_errors_cost_nothing_says_nothing(self):
+        measured = torch.rand(6, 5, 2, generator=torch.Generator().manual_seed(2)) + torch.arange(5)[:, None] / 2
+        measured[2] = -0.1
+        predicted = torch.ones(6, 5, 2)
+        kept = [0, 1, 3, 4, 5]
+        found = layer_factors(measured, predicted)
+        self.assertGreater((found - 1).abs().max(), 0.02)
+        torch.testing.assert_close(found, layer_factors(measured[kept], predicted[kept]))
+
     def test_costs_are_of_other_tokens_than_those_after_the_context(self):
         transform, x, _ = calibrated(True)
         k, v = correlated()
