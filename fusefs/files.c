@@ -82,7 +82,7 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
         /* The caller's O_DIRECT is for its buffers, not for ours; creation and truncation are
          * done apart. */
         const bool appends = writable && (flags & O_APPEND) != 0;
-        flags &= ~(O_CREAT | O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME | O_APPEND);
+        flags &= ~(O_CREAT | O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
         if ((flags & O_ACCMODE) == O_RDONLY && writable)
             flags |= O_RDWR; /* O_RDONLY | O_TRUNC */
         char *path;
@@ -170,7 +170,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     }
 
     /* O_EXCL whatever the caller said: an existing file must pass cg_fs_open() and its rules. */
-    const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME | O_APPEND);
+    const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
     /* The file is the caller's from its first moment: see fusefs/persona.h. */
     cg_persona_enter(caller->uid, caller->gid);
     fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,

@@ -20,7 +20,7 @@ struct cg_fs_file {
     size_t text_bytes;
     cg_fs_pending *pending; /* being written under a strict name */
     bool writable;
-    bool appends;      /* O_APPEND. Not of fd: what a mapping wrote comes at its own place */
+    bool appends;      /* fd has O_APPEND: what is written by it goes to the end */
     bool cached;       /* counted in the node's n_cached from its opening on */
     bool was_flushed;  /* closed once, not written to since: its release may be near. Atomic */
     bool immutable;    /* a published file: bytes that were read stay right */

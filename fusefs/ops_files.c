@@ -4,11 +4,13 @@
 
 #include "fusefs/open_files.h"
 #include "fusefs/persona.h"
+#include "fusefs/reach.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
+#include <unistd.h>
 
 static cg_fs_file *file_of(const struct fuse_file_info *fi)
 {
@@ -117,26 +119,28 @@ static void become_caller(fuse_req_t req)
 
 typedef struct written {
     struct fuse_bufvec *in;
-    bool appends;
+    bool needs_place; /* the file's descriptor would append it */
 } written;
 
 static ssize_t move_buffers(void *source, int fd, off_t offset)
 {
     const written *w = source;
-    struct fuse_bufvec *in = w->in;
-    struct fuse_bufvec out = FUSE_BUFVEC_INIT(fuse_buf_size(in));
-    /* At the end that the file has now, which may have grown past the mount since the kernel asked.
-     * One buffer in memory: nothing comes in a pipe (ops.c, op_init()). */
-    if (w->appends && in->count == 1 && (in->buf[0].flags & FUSE_BUF_IS_FD) == 0) {
-        const struct iovec bytes = {in->buf[0].mem, in->buf[0].size};
-        const ssize_t n = pwritev2(fd, &bytes, 1, offset, RWF_APPEND);
-        if (n >= 0 || errno != EOPNOTSUPP)
-            return n < 0 ? -errno : n;
-    }
+    struct fuse_bufvec out = FUSE_BUFVEC_INIT(fuse_buf_size(w->in));
     out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
-    out.buf[0].fd = fd;
     out.buf[0].pos = offset;
-    return fuse_buf_copy(&out, in, 0);
+    if (!w->needs_place) {
+        out.buf[0].fd = fd;
+        return fuse_buf_copy(&out, w->in, 0);
+    }
+    /* By a descriptor of its own. RWF_NOAPPEND is newer than many kernels, and unknown to network
+     * file systems, which append by what a file was opened with. */
+    const int own_fd = open(cg_reach_proc_path(fd).text, O_WRONLY | O_CLOEXEC);
+    if (own_fd < 0)
+        return -errno;
+    out.buf[0].fd = own_fd;
+    const ssize_t n = fuse_buf_copy(&out, w->in, 0);
+    close(own_fd);
+    return n;
 }
 
 void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
@@ -146,7 +150,7 @@ void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, of
     (void)ino;
     become_caller(req);
     /* What comes from a mapping has its place, whichever open file the kernel sends it by. */
-    written w = {in, file_of(fi)->appends && !fi->writepage};
+    written w = {in, file_of(fi)->appends && fi->writepage};
     const int error =
         cg_fs_write(cg_ops_mount(req)->fs, file_of(fi), offset, move_buffers, &w, &n_written);
     cg_persona_leave();
