@@ -3,6 +3,7 @@
 #include "fusefs/views.h"
 #include "fusefs/walk.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -135,7 +136,8 @@ static bool add_name(cg_survey *survey, const cg_tree_name *name, ino_t ino)
     return true;
 }
 
-/* A file of an object by the first of its names that is met. */
+/* A file of an object by the first of its names that is met. None that is not what its name says:
+ * that one takes space alone. */
 static cg_status count_object(count *w, int dir_fd, const char *path, const struct stat *attr,
                               const cg_tree_name *name)
 {
@@ -144,7 +146,7 @@ static cg_status count_object(count *w, int dir_fd, const char *path, const stru
     uint32_t model;
     if (!read_header(dir_fd, cg_walk_leaf(path), attr, &header) ||
         cg_tree_check(name, &header) != CG_OK)
-        return CG_OK;
+        return count_space(w, path, attr);
     cg_status status = find_model(survey, name->model, &model);
     if (status != CG_OK)
         return status;
@@ -177,32 +179,44 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
         return CG_ERR_CANCELLED;
     if (!S_ISDIR(attr->st_mode)) {
         cg_tree_parse(path, &name);
-        /* Most names of a store are further ones of an object's file: its space is counted. */
-        if (name.kind == CG_TREE_OBJECT_CHUNK && add_name(w->survey, &name, attr->st_ino))
-            return CG_OK;
+        /* Most names of a store are further ones of an object's file. */
+        if (name.kind == CG_TREE_OBJECT_CHUNK)
+            return add_name(w->survey, &name, attr->st_ino)
+                       ? CG_OK
+                       : count_object(w, dir_fd, path, attr, &name);
     }
-    const cg_status status = count_space(w, path, attr);
-    return status == CG_OK && !S_ISDIR(attr->st_mode) && name.kind == CG_TREE_OBJECT_CHUNK
-               ? count_object(w, dir_fd, path, attr, &name)
-               : status;
+    return count_space(w, path, attr);
 }
 
 static int by_ino(const void *a, const void *b)
 {
-    const ino_t x = ((const space *)a)->ino, y = ((const space *)b)->ino;
+    const ino_t x = *(const ino_t *)a, y = *(const ino_t *)b;
     return x < y ? -1 : x > y;
 }
 
-/* What all files take, those with several names once. */
-static void add_up(space *spaces, size_t n, cg_survey *survey)
+/* What all files take, those with several names once. Objects' files are told by their numbers:
+ * how many names a file has may change while they are met. */
+static cg_status add_up(space *spaces, size_t n, cg_survey *survey)
 {
+    _Static_assert(offsetof(space, ino) == 0, "by_ino() sorts spaces, too");
+    ino_t *objects = malloc((survey->n_files + 1) * sizeof *objects);
+    if (objects == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (size_t i = 0; i < survey->n_files; i++) {
+        objects[i] = survey->files[i].ino;
+        add_space(survey, survey->files[i].model, survey->files[i].used_bytes);
+    }
+    qsort(objects, survey->n_files, sizeof *objects, by_ino);
     if (n > 0)
         qsort(spaces, n, sizeof *spaces, by_ino);
     for (size_t i = 0; i < n; i++) {
-        if (i > 0 && spaces[i].ino == spaces[i - 1].ino)
+        if ((i > 0 && spaces[i].ino == spaces[i - 1].ino) ||
+            bsearch(&spaces[i].ino, objects, survey->n_files, sizeof *objects, by_ino) != NULL)
             continue;
         add_space(survey, spaces[i].model, spaces[i].used_bytes);
     }
+    free(objects);
+    return CG_OK;
 }
 
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
@@ -210,9 +224,9 @@ cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
 {
     *survey_out = (cg_survey){0};
     count w = {.survey = survey_out, .is_over = is_over, .user = user};
-    const cg_status status = cg_walk(root_fd, visit, &w);
+    cg_status status = cg_walk(root_fd, visit, &w);
     if (status == CG_OK)
-        add_up(w.spaces, w.n_spaces, survey_out);
+        status = add_up(w.spaces, w.n_spaces, survey_out);
     free(w.spaces);
     if (status != CG_OK)
         cg_survey_free(survey_out);

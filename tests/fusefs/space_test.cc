@@ -323,6 +323,44 @@ TEST_F(SpaceTest, ASurveySeesEachFileOnce)
     cg_survey_free(&survey);
 }
 
+// An object's file loses its other names while the store is looked through.
+TEST_F(SpaceTest, ASurveyCountsAFileOnceThatLosesItsNames)
+{
+    struct names {
+        int root_fd;
+        size_t n_until;
+        static std::string of(size_t i)
+        {
+            return "m/folder" + std::to_string(i) + "/name";
+        }
+        static bool take_away(void *user)
+        {
+            auto *self = static_cast<names *>(user);
+            for (size_t i = 0; i < N && self->n_until == 0; i++)
+                unlinkat(self->root_fd, of(i).c_str(), 0);
+            self->n_until--;
+            return false;
+        }
+        enum { N = 30 }; // folders come in any order: some before the object's
+    };
+    const cg_test::Chunk chunk = publish(1, 1, 0)[0];
+    const std::string object = path_of(chunk, CG_L1);
+    for (const unsigned level : {CG_L2, CG_L3})
+        ASSERT_EQ(unlinkat(dir.fd, path_of(chunk, level).c_str(), 0), 0);
+    for (size_t i = 0; i < names::N; i++)
+        ASSERT_EQ(mkdirat(dir.fd, ("m/folder" + std::to_string(i)).c_str(), 0700), 0);
+    const uint64_t alone = used();
+    for (size_t n_until = 0; n_until < 2 * names::N; n_until++) {
+        for (size_t i = 0; i < names::N; i++)
+            linkat(dir.fd, object.c_str(), dir.fd, names::of(i).c_str(), 0);
+        names user = {dir.fd, n_until};
+        cg_survey survey;
+        ASSERT_EQ(cg_survey_make(dir.fd, names::take_away, &user, &survey), CG_OK);
+        EXPECT_EQ(survey.used_bytes, alone) << n_until;
+        cg_survey_free(&survey);
+    }
+}
+
 TEST_F(SpaceTest, MakesRoomFromWhatIsCold)
 {
     const std::vector<cg_test::Chunk> hot = publish(1, 3, 0), cold = publish(2, 6, 20);
