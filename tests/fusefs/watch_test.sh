@@ -125,4 +125,5 @@ check "nothing went lost, or it was noticed" test "$(metric watch_overflows_tota
 unmount
 mount_store -o attr_timeout=1,entry_timeout=1
 check "who says how long does not watch" equal "$(metric watched)" 0
+unmount
 report
