@@ -30,7 +30,6 @@ fill() {
 in_quota() { [ "$(metric used_bytes)" -gt 0 ] && [ "$(used_kib)" -le 4864 ]; }
 l1_gone() { [ "$(find "$store/m/objects" -name '*-L1.kv' | wc -l)" = 0 ]; }
 pass_ended() { [ "$(metric scrub_passes_total)" -ge 1 ]; }
-nothing_staged() { [ "$(find "$store/.cachegenfs-tmp" -mindepth 2 ! -name lock | wc -l)" = 0 ]; }
 
 import() {
     rm -rf "$store/m" "$tmp/source"

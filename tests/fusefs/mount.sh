@@ -105,6 +105,9 @@ has_passthrough() {
 # In the daemons' log, where they are builds with a sanitizer.
 no_finding() { ! grep -E -A 20 'Sanitizer|runtime error' "$tmp/log"; }
 
+# A daemon has a file there for a moment, too, when it takes a lease.
+nothing_staged() { [ "$(find "$store/.cachegenfs-tmp" -mindepth 2 ! -name lock | wc -l)" = 0 ]; }
+
 report() {
     [ ! -e "$tmp/log" ] || check "no sanitizer found anything" no_finding
     if [ $n_failed -gt 0 ]; then
