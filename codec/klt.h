@@ -26,13 +26,32 @@ static inline size_t cg_klt_n_blocks(uint32_t n_tokens)
     return (n_tokens + CG_DCT - 1u) / CG_DCT;
 }
 
+/* What a profile's joint matrix gives to its groups for a chunk, V of FORMAT.md: int16
+ * [CG_DCT][n_blocks][n_groups][n_shared], of units of 2^-fraction_bits steps. What is behind a
+ * level's n_given is garbage. */
+size_t cg_klt_given_bytes(const cg_profile *profile, uint32_t n_tokens);
+size_t cg_klt_give_scratch_bytes(const cg_profile *profile, unsigned level, uint32_t n_tokens);
+/* From the joint matrix's symbols of a level. */
+void cg_klt_give(const cg_profile *profile, unsigned level, const cg_symbols *symbols,
+                 void *scratch, int16_t *given_out);
+
+size_t cg_klt_decode_joint_scratch_bytes(const cg_profile *profile, unsigned level,
+                                         unsigned coarsest, uint32_t n_tokens);
+/* The same from the joint matrix's sections, as cg_klt_decode() takes a group's. CG_ERR_TRUNCATED,
+ * CG_ERR_CORRUPT. */
+cg_status cg_klt_decode_joint(const cg_profile *profile, unsigned level, unsigned coarsest,
+                              const cg_coded sections[CG_N_LEVELS], uint32_t n_tokens,
+                              void *scratch, int16_t *given_out);
+
 size_t cg_klt_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
                                    const cg_group *group, unsigned matrix, uint32_t n_tokens);
 /* Decodes sections[level] into out. Where coarsest is above level, the chunk is nested: the
- * sections of the levels from level to coarsest are needed. CG_ERR_TRUNCATED, CG_ERR_CORRUPT. */
+ * sections of the levels from level to coarsest are needed. given: what the joint matrix gives at
+ * the level; NULL without one. CG_ERR_TRUNCATED, CG_ERR_CORRUPT. */
 cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
                         const cg_group *group, unsigned matrix,
-                        const cg_coded sections[CG_N_LEVELS], void *scratch, void *out);
+                        const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
+                        void *out);
 
 size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
                                    unsigned matrix, uint32_t n_tokens);

@@ -6,9 +6,10 @@
 #include "codec/paper.h"
 
 static const cg_preset presets[] = {
-    [CG_TOKENS_DCT] = {cg_klt_decode_scratch_bytes, cg_klt_decode, cg_klt_encode_scratch_bytes,
+    [CG_TOKENS_DCT] = {cg_klt_given_bytes, cg_klt_decode_joint_scratch_bytes, cg_klt_decode_joint,
+                       cg_klt_decode_scratch_bytes, cg_klt_decode, cg_klt_encode_scratch_bytes,
                        cg_klt_encode, cg_klt_transcode},
-    [CG_TOKENS_ANCHORS] = {cg_paper_decode_scratch_bytes, cg_paper_decode,
+    [CG_TOKENS_ANCHORS] = {NULL, NULL, NULL, cg_paper_decode_scratch_bytes, cg_paper_decode,
                            cg_paper_encode_scratch_bytes, cg_paper_encode, cg_paper_transcode},
 };
 

@@ -16,11 +16,19 @@ extern "C" {
 #endif
 
 typedef struct cg_preset {
+    /* What goes before all tasks, where the profile has a joint matrix; else NULL. */
+    size_t (*given_bytes)(const cg_profile *profile, uint32_t n_tokens);
+    size_t (*decode_joint_scratch_bytes)(const cg_profile *profile, unsigned level,
+                                         unsigned coarsest, uint32_t n_tokens);
+    cg_status (*decode_joint)(const cg_profile *profile, unsigned level, unsigned coarsest,
+                              const cg_coded sections[CG_N_LEVELS], uint32_t n_tokens,
+                              void *scratch, int16_t *given_out);
     size_t (*decode_scratch_bytes)(const cg_profile *profile, unsigned level, unsigned coarsest,
                                    const cg_group *group, unsigned matrix, uint32_t n_tokens);
     cg_status (*decode)(const cg_heads *heads, unsigned level, unsigned coarsest,
                         const cg_group *group, unsigned matrix,
-                        const cg_coded sections[CG_N_LEVELS], void *scratch, void *out);
+                        const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
+                        void *out);
     size_t (*encode_scratch_bytes)(const cg_profile *profile, const cg_group *group,
                                    unsigned matrix, uint32_t n_tokens);
     cg_status (*encode)(const cg_heads *heads, unsigned level_mask, bool is_nested,

@@ -74,9 +74,11 @@ static void store_token(const cg_heads *heads, const float *values, void *out, s
 
 cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
                           const cg_group *group, unsigned matrix,
-                          const cg_coded sections[CG_N_LEVELS], void *scratch, void *out)
+                          const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
+                          void *out)
 {
     (void)coarsest;
+    (void)given;
     const cg_profile *p = heads->profile;
     const size_t channels = cg_geometry_channels(&p->geometry), n_columns = group->n_channels;
     const uint32_t n_tokens = heads->n_tokens;

@@ -27,7 +27,8 @@ size_t cg_paper_decode_scratch_bytes(const cg_profile *profile, unsigned level, 
                                      const cg_group *group, unsigned matrix, uint32_t n_tokens);
 cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
                           const cg_group *group, unsigned matrix,
-                          const cg_coded sections[CG_N_LEVELS], void *scratch, void *out);
+                          const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
+                          void *out);
 
 size_t cg_paper_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
                                      unsigned matrix, uint32_t n_tokens);
