@@ -7,6 +7,7 @@
 #include "codec/arena.h"
 #include "codec/exact_lane.h"
 #include "codec/kernels.h"
+#include "codec/klt_quantize.h"
 
 #include <math.h>
 #include <string.h>
@@ -262,73 +263,6 @@ static bool project_elsewhere(const cg_heads *heads, const cg_group *group, unsi
     return true;
 }
 
-/* Makes a row of symbols small enough for its sums to stay within 32 bits. Returns how many were
- * too large, for that or for 16 bits. bands: NULL in version 1, whose sums are floats. */
-static uint64_t keep_in_range(const cg_bands *bands, int16_t *cells, size_t n_cells)
-{
-    uint64_t n_saturated = cg_symbols_n_saturated(cells, n_cells);
-    int16_t most_symbol = 0;
-    for (size_t c = 0; c < n_cells; c++) {
-        const int16_t symbol = cells[c] < 0 ? (int16_t)-cells[c] : cells[c];
-        most_symbol = symbol > most_symbol ? symbol : most_symbol;
-    }
-    /* The cheap bound first: few rows come to the exact one below. */
-    if (bands == NULL || (uint64_t)most_symbol * bands->most_before[n_cells] >> 31 == 0)
-        return n_saturated;
-    for (;;) {
-        uint64_t sum = 0;
-        for (size_t c = 0; c < n_cells; c++) {
-            const uint32_t most = (uint32_t)(bands->most_before[c + 1] - bands->most_before[c]);
-            const uint32_t symbol = (uint32_t)(cells[c] < 0 ? -cells[c] : cells[c]);
-            sum += (uint64_t)symbol * most;
-        }
-        if (sum >> 31 == 0)
-            return n_saturated;
-        for (size_t c = 0; c < n_cells; c++) {
-            n_saturated += cells[c] != 0;
-            cells[c] = (int16_t)(cells[c] / 2);
-        }
-    }
-}
-
-static bool wants(unsigned level_mask, unsigned level)
-{
-    return (level_mask >> level & 1) != 0;
-}
-
-/* Symbols of frequency f at all levels of the mask: from coefficients (NULL: the finest level's
- * symbols are there) or, nested, from the next finer level's symbols. The two agree but for
- * coefficients that lie on a border within f32's rounding, and a nested section can only code a
- * symbol that is within 1 of 3 times the coarser one. */
-static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned matrix,
-                         unsigned level_mask, bool is_nested, unsigned f, const float *coef,
-                         size_t coef_stride, const cg_symbols symbols[CG_N_LEVELS])
-{
-    const cg_bands *bands = p->version > 1 ? &group->bands[matrix] : NULL;
-    uint64_t n_saturated = 0;
-    /* The finest first: nested, a coarser level is made of its symbols. */
-    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        if (!wants(level_mask, level))
-            continue;
-        const cg_symbols *own = &symbols[level], *finer = &symbols[level - 1];
-        const size_t n_active = own->columns->n_active[f];
-        const bool has_finer = is_nested && level > CG_L1 && wants(level_mask, level - 1);
-        for (size_t b = 0; b < own->n_rows; b++) {
-            int16_t *cells = own->cells[f] + b * n_active;
-            if (has_finer) { /* its sums are smaller */
-                p->kernels->coarsen(finer->cells[f] + b * finer->columns->n_active[f], n_active,
-                                    cells);
-                continue;
-            }
-            if (coef != NULL)
-                p->kernels->quantize(coef + b * coef_stride, n_active,
-                                     1.0f / p->step[level - 1][matrix], cells);
-            n_saturated += keep_in_range(bands, cells, n_active);
-        }
-    }
-    return n_saturated;
-}
-
 /* Components of each frequency that the levels of the mask have. */
 static void count_components(const cg_group *group, unsigned matrix, unsigned level_mask,
                              uint32_t most_out[CG_DCT])
@@ -337,7 +271,7 @@ static void count_components(const cg_group *group, unsigned matrix, unsigned le
         most_out[f] = 0;
         for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
             const uint32_t n_active = group->columns[level - 1][matrix].n_active[f];
-            if (wants(level_mask, level) && n_active > most_out[f])
+            if (cg_wants_level(level_mask, level) && n_active > most_out[f])
                 most_out[f] = n_active;
         }
     }
@@ -367,7 +301,8 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
     /* The coarsest first: strips of a finer level point at the cells of the coarser one. */
     cg_symbols symbols[CG_N_LEVELS] = {0};
     for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
-        const bool refines = is_nested && level < CG_N_LEVELS - 1 && wants(level_mask, level + 1);
+        const bool refines =
+            is_nested && level < CG_N_LEVELS - 1 && cg_wants_level(level_mask, level + 1);
         symbols[level] =
             cg_symbols_lay(&group->columns[level - 1][matrix], refines ? &symbols[level + 1] : NULL,
                            n_blocks, w.symbols[level]);
@@ -381,11 +316,11 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
         if (!is_projected)
             analyze(p, cg_analysis_of(p, group, matrix), n_blocks, most[f],
                     w.rows + f * n_blocks * w.row_stride, &w);
-        *n_saturated += quantize(p, group, matrix, level_mask, is_nested, f,
-                                 is_projected ? NULL : w.coef, w.coef_stride, symbols);
+        *n_saturated += cg_klt_quantize(p, group, matrix, level_mask, is_nested, f,
+                                        is_projected ? NULL : w.coef, w.coef_stride, symbols);
     }
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        if (!wants(level_mask, level))
+        if (!cg_wants_level(level_mask, level))
             continue;
         cg_piece *out = &sections_out[level];
         out->bytes = cg_symbols_code(p, &symbols[level], (cg_coded){0}, &out->n_bytes);
