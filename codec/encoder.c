@@ -17,11 +17,10 @@
 struct cg_encoder {
     cg_chunk_header header;
     uint32_t *tokens;
-    unsigned level_mask; /* CG_NESTED apart */
-    bool is_nested;
     const cg_profile *profile; /* NULL when the mask is only L0; so are preset and heads */
     const cg_preset *preset;
     cg_heads heads;
+    cg_encoding encoding; /* its mask has L0, too, and CG_NESTED never */
     uint32_t n_tasks;
     uint32_t n_sink_tokens;
     /* A task writes only its own pieces. */
@@ -66,8 +65,7 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     /* The mask says which levels, never the caller's header: the check below would take that for a
      * nested file. */
     e->header.level = e->header.coarsest = 0;
-    e->level_mask = level_mask;
-    e->is_nested = is_nested;
+    e->encoding = (cg_encoding){&e->heads, level_mask, is_nested};
     if (level_mask >> 1 != 0) {
         e->profile = profile;
         if (profile != NULL) {
@@ -224,7 +222,7 @@ cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
         (uintptr_t)scratch % CG_ARENA_ALIGN != 0)
         return CG_ERR_INVALID_ARGUMENT;
     const cg_task_shape shape = cg_encoder_task_shape(e, task_index);
-    if ((e->level_mask & 1 << CG_L0) != 0) {
+    if (cg_encoding_has(&e->encoding, CG_L0)) {
         const uint32_t n_slices = shape.n_planes * shape.n_layers;
         const size_t layer_bytes = shape.elements_bytes / n_slices;
         /* L0 knows no groups: each layer and plane is a section, of a chunk of version 3 whatever
@@ -251,8 +249,8 @@ cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
     }
     cg_piece sections[CG_N_LEVELS] = {0};
     uint64_t n_saturated = 0;
-    status = e->preset->encode(&e->heads, e->level_mask, e->is_nested, group, shape.plane, in,
-                               scratch, projector, sections, &n_saturated);
+    status = e->preset->encode(&e->encoding, group, shape.plane, in, scratch, projector, sections,
+                               &n_saturated);
     atomic_fetch_add(&e->n_saturated, n_saturated);
     /* After an error, too: what was made is freed with the encoder. */
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
@@ -281,14 +279,15 @@ static const cg_piece *piece_of(const cg_encoder *e, const cg_chunk_header *head
 cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, size_t *n_bytes_out)
 {
     *bytes_out = NULL;
-    if (level < 0 || level >= CG_N_LEVELS || (e->level_mask >> level & 1) == 0)
+    if (level < 0 || level >= CG_N_LEVELS || !cg_encoding_has(&e->encoding, level))
         return CG_ERR_INVALID_ARGUMENT;
     cg_chunk_header header = e->header;
     const cg_profile *profile = level == CG_L0 ? NULL : e->profile;
     header.level = header.coarsest = (uint8_t)level;
     /* All coarser levels of the mask: they are neighbours, and this one's sections code only what
      * those do not tell. */
-    while (level != CG_L0 && e->is_nested && (e->level_mask >> (header.coarsest + 1) & 1) != 0)
+    while (level != CG_L0 && e->encoding.is_nested &&
+           cg_encoding_has(&e->encoding, header.coarsest + 1))
         header.coarsest++;
     header.n_sections = cg_section_plan_n_sections(profile, &header);
     if (level == CG_L0) {

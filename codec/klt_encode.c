@@ -263,34 +263,63 @@ static bool project_elsewhere(const cg_heads *heads, const cg_group *group, unsi
     return true;
 }
 
-/* Components of each frequency that the levels of the mask have. */
-static void count_components(const cg_group *group, unsigned matrix, unsigned level_mask,
+/* Components of each frequency that the levels of the encoding have. */
+static void count_components(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
                              uint32_t most_out[CG_DCT])
 {
     for (unsigned f = 0; f < CG_DCT; f++) {
         most_out[f] = 0;
         for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
             const uint32_t n_active = group->columns[level - 1][matrix].n_active[f];
-            if (cg_wants_level(level_mask, level) && n_active > most_out[f])
+            if (cg_encoding_has(encoding, level) && n_active > most_out[f])
                 most_out[f] = n_active;
         }
     }
 }
 
-cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                        const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                        cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
-                        uint64_t *n_saturated)
+/* The symbols' matrices of all levels. The coarsest first: strips of a finer level point at the
+ * cells of the coarser one. */
+static void lay_symbols(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                        size_t n_blocks, const encode_work *w, cg_symbols symbols[CG_N_LEVELS])
 {
+    for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
+        const bool refines =
+            encoding->is_nested && level < CG_N_LEVELS - 1 && cg_encoding_has(encoding, level + 1);
+        symbols[level] =
+            cg_symbols_lay(&group->columns[level - 1][matrix], refines ? &symbols[level + 1] : NULL,
+                           n_blocks, w->symbols[level]);
+    }
+}
+
+static cg_status code_symbols(const cg_encoding *encoding, const cg_symbols symbols[CG_N_LEVELS],
+                              cg_piece sections_out[CG_N_LEVELS])
+{
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        if (!cg_encoding_has(encoding, level))
+            continue;
+        cg_piece *out = &sections_out[level];
+        out->bytes = cg_symbols_code(encoding->heads->profile, &symbols[level], (cg_coded){0},
+                                     &out->n_bytes);
+        if (out->bytes == NULL)
+            return CG_ERR_NO_MEMORY;
+    }
+    return CG_OK;
+}
+
+cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                        const void *in, void *scratch, cg_projector *projector,
+                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
+{
+    const cg_heads *heads = encoding->heads;
     const cg_profile *p = heads->profile;
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
     encode_work w = take_encode_work(&arena, group, matrix, n_blocks);
-    const unsigned lossy = level_mask >> CG_L1,
+    const unsigned lossy = encoding->level_mask >> CG_L1,
                    finest = CG_L1 + (unsigned)__builtin_ctz(lossy | 1u << CG_N_LEVELS);
     /* Its memory was sized by a configured number of tokens; a larger chunk is the CPU's. */
     if (projector != NULL &&
-        (p->version == 1 || lossy == 0 || (!is_nested && (lossy & (lossy - 1)) != 0) ||
+        (p->version == 1 || lossy == 0 || (!encoding->is_nested && (lossy & (lossy - 1)) != 0) ||
          projector->rows_bytes < CG_DCT * n_blocks * w.row_stride * sizeof(float)))
         projector = NULL;
     if (projector != NULL)
@@ -298,17 +327,10 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
     if (!load_rows(heads, group, matrix, in, n_blocks, &w))
         return CG_ERR_INVALID_ARGUMENT;
 
-    /* The coarsest first: strips of a finer level point at the cells of the coarser one. */
     cg_symbols symbols[CG_N_LEVELS] = {0};
-    for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
-        const bool refines =
-            is_nested && level < CG_N_LEVELS - 1 && cg_wants_level(level_mask, level + 1);
-        symbols[level] =
-            cg_symbols_lay(&group->columns[level - 1][matrix], refines ? &symbols[level + 1] : NULL,
-                           n_blocks, w.symbols[level]);
-    }
+    lay_symbols(encoding, group, matrix, n_blocks, &w, symbols);
     uint32_t most[CG_DCT];
-    count_components(group, matrix, level_mask, most);
+    count_components(encoding, group, matrix, most);
     const bool is_projected =
         projector != NULL &&
         project_elsewhere(heads, group, matrix, finest, projector, &w, &symbols[finest]);
@@ -316,18 +338,10 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
         if (!is_projected)
             analyze(p, cg_analysis_of(p, group, matrix), n_blocks, most[f],
                     w.rows + f * n_blocks * w.row_stride, &w);
-        *n_saturated += cg_klt_quantize(p, group, matrix, level_mask, is_nested, f,
-                                        is_projected ? NULL : w.coef, w.coef_stride, symbols);
+        *n_saturated += cg_klt_quantize(encoding, group, matrix, f, is_projected ? NULL : w.coef,
+                                        w.coef_stride, symbols);
     }
-    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        if (!cg_wants_level(level_mask, level))
-            continue;
-        cg_piece *out = &sections_out[level];
-        out->bytes = cg_symbols_code(p, &symbols[level], (cg_coded){0}, &out->n_bytes);
-        if (out->bytes == NULL)
-            return CG_ERR_NO_MEMORY;
-    }
-    return CG_OK;
+    return code_symbols(encoding, symbols, sections_out);
 }
 
 cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,

@@ -29,19 +29,21 @@ static uint64_t keep_in_range(const cg_bands *bands, int16_t *cells, size_t n_ce
     }
 }
 
-uint64_t cg_klt_quantize(const cg_profile *p, const cg_group *group, unsigned matrix,
-                         unsigned level_mask, bool is_nested, unsigned f, const float *coef,
-                         size_t coef_stride, const cg_symbols symbols[CG_N_LEVELS])
+uint64_t cg_klt_quantize(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                         unsigned f, const float *coef, size_t coef_stride,
+                         const cg_symbols symbols[CG_N_LEVELS])
 {
+    const cg_profile *p = encoding->heads->profile;
     const cg_bands *bands = p->version > 1 ? &group->bands[matrix] : NULL;
     uint64_t n_saturated = 0;
     /* The finest first: nested, a coarser level is made of its symbols. */
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        if (!cg_wants_level(level_mask, level))
+        if (!cg_encoding_has(encoding, level))
             continue;
         const cg_symbols *own = &symbols[level], *finer = &symbols[level - 1];
         const size_t n_active = own->columns->n_active[f];
-        const bool has_finer = is_nested && level > CG_L1 && cg_wants_level(level_mask, level - 1);
+        const bool has_finer =
+            encoding->is_nested && level > CG_L1 && cg_encoding_has(encoding, level - 1);
         for (size_t b = 0; b < own->n_rows; b++) {
             int16_t *cells = own->cells[f] + b * n_active;
             if (has_finer) { /* its sums are smaller */
