@@ -1,6 +1,7 @@
 /* Preset klt, encoding: spectra of all blocks, their projection on the basis, and symbols at each
- * level. The projection is most of the time. Where there is a projector, a GPU makes it and the
- * symbols of the finest level, and a sum of each task's rows is projected here to check it. */
+ * level. With a joint matrix the groups' first coefficients are projected once more. The projection
+ * is most of the time. Where there is a projector, a GPU makes it and the symbols of the finest
+ * level, and a sum of each task's rows is projected here to check it. */
 #include "codec/klt.h"
 
 #include "codec/analysis.h"
@@ -14,6 +15,7 @@
 
 typedef struct encode_work {
     size_t row_stride, coef_stride;
+    /* Not of the joint matrix: */
     float *block; /* [CG_DCT][n_channels]: the tokens of a block; or [CG_DCT][row_stride] */
     float *rows;  /* [CG_DCT][n_blocks][row_stride]: their spectra */
     float *coef;  /* [n_blocks, in whole tiles][coef_stride]: of one frequency */
@@ -22,13 +24,15 @@ typedef struct encode_work {
     void *symbols[CG_N_LEVELS]; /* of the lossy levels */
 } encode_work;
 
-static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsigned matrix,
-                                    size_t n_blocks)
+static encode_work take_encode_work(cg_arena *arena, const cg_profile *p, const cg_group *group,
+                                    unsigned matrix, size_t n_blocks)
 {
     encode_work w = {.row_stride = 2 * cg_analysis_pairs(group->n_channels),
                      .coef_stride = (group->n_components[matrix] + 31u) / 32 * 32};
-    w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
-    w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
+    if (group != p->joint) {
+        w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
+        w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
+    }
     w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
                                       sizeof *w.coef);
     w.leaks = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
@@ -44,8 +48,7 @@ size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *gr
                                    unsigned matrix, uint32_t n_tokens)
 {
     cg_arena arena = {0};
-    (void)profile;
-    (void)take_encode_work(&arena, group, matrix, cg_klt_n_blocks(n_tokens));
+    (void)take_encode_work(&arena, profile, group, matrix, cg_klt_n_blocks(n_tokens));
     return arena.used_bytes;
 }
 
@@ -263,17 +266,45 @@ static bool project_elsewhere(const cg_heads *heads, const cg_group *group, unsi
     return true;
 }
 
-/* Components of each frequency that the levels of the encoding have. */
-static void count_components(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
-                             uint32_t most_out[CG_DCT])
+/* Columns of frequency f that the levels of the encoding have, at most. */
+static uint32_t most_columns(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                             unsigned f)
 {
-    for (unsigned f = 0; f < CG_DCT; f++) {
-        most_out[f] = 0;
-        for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-            const uint32_t n_active = group->columns[level - 1][matrix].n_active[f];
-            if (cg_encoding_has(encoding, level) && n_active > most_out[f])
-                most_out[f] = n_active;
-        }
+    uint32_t most = 0;
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        const uint32_t n_active = group->columns[level - 1][matrix].n_active[f];
+        if (cg_encoding_has(encoding, level) && n_active > most)
+            most = n_active;
+    }
+    return most;
+}
+
+/* Components of each group that the joint matrix is fed with: those that it gives at some level. At
+ * each level, whatever the others are, so that a level's symbols are the same alone and among
+ * others. 0: no level of the encoding has columns there. */
+static uint32_t n_fed(const cg_encoding *encoding, unsigned f)
+{
+    const cg_profile *p = encoding->heads->profile;
+    uint32_t most = 0;
+    if (p->joint == NULL || most_columns(encoding, p->joint, 0, f) == 0)
+        return 0;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++)
+        most = p->n_given[level][f] > most ? p->n_given[level][f] : most;
+    return most;
+}
+
+/* The shared ones of a group's coefficients of frequency f, to where the joint matrix finds them.
+ */
+static void share(const cg_encoding *encoding, const cg_group *group, size_t n_blocks, unsigned f,
+                  const encode_work *w)
+{
+    const cg_profile *p = encoding->heads->profile;
+    const size_t n = n_fed(encoding, f), stride = p->joint->n_channels;
+    float *out =
+        encoding->shared + f * n_blocks * stride + (size_t)(group - p->groups) * p->n_shared;
+    for (size_t b = 0; b < n_blocks && n > 0; b++) {
+        memcpy(out + b * stride, w->coef + b * w->coef_stride, n * sizeof *out);
+        memset(out + b * stride + n, 0, (p->n_shared - n) * sizeof *out);
     }
 }
 
@@ -314,12 +345,13 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
     const cg_profile *p = heads->profile;
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
-    encode_work w = take_encode_work(&arena, group, matrix, n_blocks);
+    encode_work w = take_encode_work(&arena, p, group, matrix, n_blocks);
     const unsigned lossy = encoding->level_mask >> CG_L1,
                    finest = CG_L1 + (unsigned)__builtin_ctz(lossy | 1u << CG_N_LEVELS);
     /* Its memory was sized by a configured number of tokens; a larger chunk is the CPU's. */
     if (projector != NULL &&
-        (p->version == 1 || lossy == 0 || (!encoding->is_nested && (lossy & (lossy - 1)) != 0) ||
+        (p->version == 1 || p->joint != NULL || lossy == 0 ||
+         (!encoding->is_nested && (lossy & (lossy - 1)) != 0) ||
          projector->rows_bytes < CG_DCT * n_blocks * w.row_stride * sizeof(float)))
         projector = NULL;
     if (projector != NULL)
@@ -329,17 +361,42 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
 
     cg_symbols symbols[CG_N_LEVELS] = {0};
     lay_symbols(encoding, group, matrix, n_blocks, &w, symbols);
-    uint32_t most[CG_DCT];
-    count_components(encoding, group, matrix, most);
     const bool is_projected =
         projector != NULL &&
         project_elsewhere(heads, group, matrix, finest, projector, &w, &symbols[finest]);
     for (unsigned f = 0; f < CG_DCT; f++) {
+        const uint32_t n_own = most_columns(encoding, group, matrix, f),
+                       n = n_own > 0 ? p->n_shared + n_own : n_fed(encoding, f);
         if (!is_projected)
-            analyze(p, cg_analysis_of(p, group, matrix), n_blocks, most[f],
+            analyze(p, cg_analysis_of(p, group, matrix), n_blocks, n,
                     w.rows + f * n_blocks * w.row_stride, &w);
-        *n_saturated += cg_klt_quantize(encoding, group, matrix, f, is_projected ? NULL : w.coef,
-                                        w.coef_stride, symbols);
+        if (p->joint != NULL)
+            share(encoding, group, n_blocks, f, &w);
+        *n_saturated +=
+            cg_klt_quantize(encoding, group, matrix, f, is_projected ? NULL : w.coef + p->n_shared,
+                            w.coef_stride, symbols);
+    }
+    return code_symbols(encoding, symbols, sections_out);
+}
+
+size_t cg_klt_shared_bytes(const cg_profile *profile, uint32_t n_tokens)
+{
+    return CG_DCT * cg_klt_n_blocks(n_tokens) * profile->joint->n_channels * sizeof(float);
+}
+
+cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch,
+                              cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
+{
+    const cg_profile *p = encoding->heads->profile;
+    const size_t n_blocks = cg_klt_n_blocks(encoding->heads->n_tokens);
+    cg_arena arena = {scratch, 0};
+    const encode_work w = take_encode_work(&arena, p, p->joint, 0, n_blocks);
+    cg_symbols symbols[CG_N_LEVELS] = {0};
+    lay_symbols(encoding, p->joint, 0, n_blocks, &w, symbols);
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        analyze(p, cg_analysis_of(p, p->joint, 0), n_blocks, most_columns(encoding, p->joint, 0, f),
+                encoding->shared + f * n_blocks * w.row_stride, &w);
+        *n_saturated += cg_klt_quantize(encoding, p->joint, 0, f, w.coef, w.coef_stride, symbols);
     }
     return code_symbols(encoding, symbols, sections_out);
 }

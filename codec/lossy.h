@@ -21,6 +21,9 @@ typedef struct cg_encoding {
     unsigned level_mask; /* bit n: level n */
     bool is_nested; /* each level is coded given the next coarser one, the coarsest alone; then the
                        mask has no hole */
+    /* With a joint matrix, else NULL: what tasks leave for it, the shared components' coefficients
+     * [CG_DCT][blocks][its channels]. A task writes those of its group. */
+    float *shared;
 } cg_encoding;
 
 static inline bool cg_encoding_has(const cg_encoding *encoding, unsigned level)
@@ -39,6 +42,10 @@ typedef struct cg_preset {
     cg_status (*encode)(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
                         const void *in, void *scratch, cg_projector *projector,
                         cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
+    /* Of profiles with a joint matrix, whose symbols are coded behind all tasks; else NULL. */
+    size_t (*shared_bytes)(const cg_profile *profile, uint32_t n_tokens); /* of cg_encoding */
+    cg_status (*encode_joint)(const cg_encoding *encoding, void *scratch,
+                              cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
     cg_status (*transcode)(const cg_profile *profile, unsigned from, unsigned to,
                            const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out);
