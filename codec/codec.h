@@ -66,7 +66,8 @@ enum { CG_NESTED = 1 << 7 };
 bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
 
 /* Prepares the encoding of one chunk at all levels of level_mask (bit n: level n). The levels share
- * one transform, so several cost little more than one.
+ * one transform, so several cost little more than one. With a joint matrix over the layer groups an
+ * encoder takes 4 bytes for each of its channels and token, until it is freed.
  * With CG_NESTED in the mask its lossy levels are nested: cg_encoder_finish() of one makes a file
  * that holds the coarser ones of the mask, too. That needs cg_encoder_can_nest().
  * header: geometry, scales, first_position, n_tokens, prefix_level, model, parent and extra are
@@ -81,7 +82,8 @@ uint32_t cg_encoder_n_tasks(const cg_encoder *encoder);
 cg_task_shape cg_encoder_task_shape(const cg_encoder *encoder, uint32_t task_index);
 size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
 /* Encodes one task from in (canonical layout) at every level. Any thread; tasks may run
- * concurrently.
+ * concurrently. With a joint matrix each leaves a part for it in the encoder, and the one that ends
+ * last codes it, too, in its own scratch. A task that failed may run again.
  * CG_ERR_NO_MEMORY (the coded bytes are allocated), CG_ERR_INVALID_ARGUMENT: not finite elements at
  * a lossy level. */
 cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch,
@@ -89,9 +91,9 @@ cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch
 /* Symbols that the tasks so far had to make smaller: beyond 16 bits, or of sums beyond 32. What is
  * decoded is then further off than the level means. Any thread. */
 uint64_t cg_encoder_n_saturated(const cg_encoder *encoder);
-/* After all tasks: the chunk file of one level, of version 3 (with a profile of version 1 at a
- * lossy level: 1, or 2 when nested), nested with the mask's coarser ones if asked for, malloc'ed:
- * the caller frees it with free(). */
+/* After all tasks: the chunk file of one level, of version 3 (at a lossy level 4 with a joint
+ * matrix; with a profile of version 1 1, or 2 when nested), nested with the mask's coarser ones if
+ * asked for, malloc'ed: the caller frees it with free(). */
 cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes_out,
                             size_t *n_bytes_out);
 

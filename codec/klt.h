@@ -12,9 +12,7 @@
  */
 #ifndef CG_CODEC_KLT_H
 #define CG_CODEC_KLT_H
-#include "codec/heads.h"
-#include "codec/projection.h"
-#include "codec/symbols.h"
+#include "codec/lossy.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,16 +53,21 @@ cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest
 
 size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
                                    unsigned matrix, uint32_t n_tokens);
-/* Encodes in at every lossy level of level_mask. is_nested: each level is coded given the next
- * coarser one, the coarsest alone; then the mask has no hole. sections_out[level].bytes is
- * malloc'ed, the caller's, also after an error (free all). *n_saturated grows by the number of
- * symbols that cg_encoder_n_saturated() counts. projector: NULL, or who makes the projections with
- * a profile of version 2; its failures are no error. CG_ERR_NO_MEMORY;
- * CG_ERR_INVALID_ARGUMENT: an element is not finite. */
-cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                        const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                        cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
-                        uint64_t *n_saturated);
+/* Encodes in at every lossy level of the encoding: with a joint matrix the group's own components;
+ * the others' coefficients are left in encoding->shared. sections_out[level].bytes is malloc'ed,
+ * the caller's, also after an error (free all). *n_saturated grows by the number of symbols that
+ * cg_encoder_n_saturated() counts. projector: NULL, or who makes the projections with a profile of
+ * version 2; its failures are no error. CG_ERR_NO_MEMORY; CG_ERR_INVALID_ARGUMENT: an element is
+ * not finite. */
+cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                        const void *in, void *scratch, cg_projector *projector,
+                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
+
+size_t cg_klt_shared_bytes(const cg_profile *profile, uint32_t n_tokens);
+/* The same for the joint matrix, from encoding->shared, which all tasks have filled. scratch:
+ * cg_klt_encode_scratch_bytes() of the joint matrix. CG_ERR_NO_MEMORY. */
+cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch,
+                              cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
 
 /* A section of level from to one of the coarser level to. Errors of cg_symbols_transcode(). */
 cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,

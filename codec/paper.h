@@ -10,9 +10,7 @@
  */
 #ifndef CG_CODEC_PAPER_H
 #define CG_CODEC_PAPER_H
-#include "codec/heads.h"
-#include "codec/projection.h"
-#include "codec/symbols.h"
+#include "codec/lossy.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,10 +30,9 @@ cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarse
 
 size_t cg_paper_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
                                      unsigned matrix, uint32_t n_tokens);
-cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                          const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                          cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
-                          uint64_t *n_saturated);
+cg_status cg_paper_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                          const void *in, void *scratch, cg_projector *projector,
+                          cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
 
 cg_status cg_paper_transcode(const cg_profile *profile, unsigned from, unsigned to,
                              const cg_group *group, unsigned matrix, uint32_t n_tokens,
