@@ -262,6 +262,7 @@ ProfileSpec draw_hungry(Random *random)
 {
     static const uint16_t dims[] = {2, 4, 18, 130, 258, 722};
     ProfileSpec spec = random->below(3) ? spec_2(random->below(2)) : ProfileSpec();
+    const bool has_joint = spec.joined && random->below(2);
     const bool are_many = random->below(2);
     spec.packed = spec.version == 1;
     spec.wide_share = 0;
@@ -278,6 +279,12 @@ ProfileSpec draw_hungry(Random *random)
             static_cast<uint16_t>(std::min(n_together, spec.n_layers - layer)));
     if (random->below(2))
         spec.most_components = random->below(2) ? random->below(40) : 0;
+    const size_t n_groups = spec.group_layers.size(),
+                 n_fewest =
+                     std::min<size_t>(spec.most_components, 2u * spec.group_layers.back() *
+                                                                spec.n_kv_heads * spec.head_dim);
+    if (has_joint && n_groups > 1 && n_groups <= 128 && n_fewest >= 32)
+        spec = spec_3(spec);
     return spec;
 }
 
