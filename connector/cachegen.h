@@ -15,8 +15,8 @@
  * default. In a struct that the caller gives, abi_version is CACHEGEN_ABI_VERSION, or 0 for the
  * first; another one is refused (22, unsupported version). Symbols are versioned
  * (libcachegen.map). Nothing here aborts the host. Every failure of a store is a cache miss.
- * Signals of the host reach none of the library's threads, but for those that a thread causes
- * itself (SIGSEGV and the like): these are not blocked.
+ * Signals of the host reach none of the library's threads, except those that a thread causes itself
+ * (SIGSEGV and the like), which are not blocked.
  * Surprises. (1) Look-ups, loads and saves are asynchronous: start one, then poll it or wait on the
  * eventfd. (2) A plan is plain bytes that may cross processes, so that an engine's scheduler and
  * its workers agree. (3) After fork() a handle works in the child, too: the child starts threads of

@@ -27,7 +27,7 @@ extern "C" {
 #define CG_LIFE_FILE "lock"
 enum {
     CG_LIFE_NAME_BYTES = 256, /* of a folder, with its end */
-    CG_LIFE_TEXT_BYTES = 224, /* always: who has cached the size reads all of it */
+    CG_LIFE_TEXT_BYTES = 224, /* always: a reader that has cached the size reads all of it */
     CG_LIFE_BOOT_BYTES = 37,
     CG_LIFE_BEATS = 6, /* in silent_s */
 };

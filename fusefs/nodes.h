@@ -138,7 +138,7 @@ size_t cg_nodes_of_file(cg_nodes *nodes, dev_t dev, ino_t ino,
                         cg_fs_node *nodes_out[CG_NODES_MAX_OF_FILE]);
 /* The same for all nodes, a part at a time: *at begins with 0. 0: there are no more. */
 size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_fs_node **nodes_out, size_t max);
-/* The file has changed: what was noted of reading it is void, also of who reads it now. */
+/* The file has changed: voids what was noted of reading it, also the notes of its open files. */
 void cg_nodes_void_notes(cg_nodes *nodes, dev_t dev, ino_t ino);
 void cg_nodes_void_all_notes(cg_nodes *nodes);
 /* Whether a file is known by this name, of the folder with this number, and which. */
