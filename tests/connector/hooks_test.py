@@ -145,6 +145,48 @@ class HooksTest(unittest.TestCase):
         self.assertEqual(freed, ["handle"])
         self.assertEqual(worker.take_bad_blocks(), {5, 6})
 
+    def test_on_a_gpu_such_a_load_is_not_waited_for_and_answered_for_once_it_is_done(self):
+        answers = [OSError("gone"), OSError("gone"), 0, 1, 1]  # the last ones: done
+        freed, cancelled = [], []
+
+        def poll(_load):
+            answer = answers.pop(0)
+            if isinstance(answer, OSError):
+                raise answer
+            return abi.Progress(done=answer, loaded_tokens=32)
+
+        def free(load):
+            self.assertLessEqual(len(answers), 1, "freeing waits for a GPU that may hang")
+            freed.append(load)
+
+        cg = types.SimpleNamespace(load_poll=poll, load_free=free, load_cancel=cancelled.append)
+        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        worker._on_gpu = True
+        worker.loads["r"] = LoadPlan("r", 0, 32, [5, 6], b""), "handle"
+        made = connector(worker=worker)
+        self.assertEqual(made.get_finished(set()), (None, None))
+        self.assertEqual((made.get_finished(set()), freed), ((None, None), []))
+        self.assertEqual(made.get_finished(set()), (None, {"r"}))
+        self.assertEqual((freed, set(cancelled), worker._void_loads), (["handle"], {"handle"}, set()))
+        self.assertEqual(worker.take_bad_blocks(), {5, 6})  # what it loaded is not known
+
+    def test_closing_waits_for_nothing_that_the_library_ends_in_its_time(self):
+        for on_gpu in (False, True):
+            with self.subTest(on_gpu=on_gpu):
+                freed = []
+                cg = types.SimpleNamespace(
+                    load_poll=lambda load: abi.Progress(done=load == "done"), load_free=freed.append,
+                    save_poll=lambda save: abi.Progress(done=save == "done"), save_free=freed.append,
+                )  # fmt: skip
+                library = types.SimpleNamespace(cg=cg, close=lambda: freed.append("closed"))
+                worker = Worker(library, Failures(), block_tokens=16)
+                worker._on_gpu = on_gpu
+                for name in ("under way", "done"):
+                    worker.loads[name] = LoadPlan(name, 0, 32, [5, 6], b""), name
+                    worker.saves.append((name, 32, name))
+                connector(worker=worker).shutdown()
+                self.assertEqual(freed, ["done", "done", "closed"])
+
 
 class SaveTest(unittest.TestCase):
     """What cannot be taken is dropped at once, and what follows it, too: it could not be reached."""
