@@ -475,19 +475,24 @@ static const uint8_t *find(const cg_gather *g, const part *p, const cg_gather_ch
     return NULL;
 }
 
-/* CG_OK: every head of the model is this rank's or lies in a part. */
+/* CG_OK: every head of the model is this rank's or lies in a part. CG_ERR_CANCELLED: of one there
+ * is a refusal and nothing else. A refusal lists its chunks, and has no data of them. It may be of
+ * a save that this rank did not make, so what has come besides it counts. */
 static cg_status check_heads(const cg_gather *g, const cg_gather_chunk *chunk)
 {
-    bool has[CG_MAX_KV_HEADS] = {false};
+    bool has[CG_MAX_KV_HEADS] = {false}, is_refused[CG_MAX_KV_HEADS] = {false};
+    cg_status status = CG_OK;
     memset(has + g->config.first_head, true, g->config.n_heads);
     for (const part *p = g->parts; p != NULL; p = p->next)
-        if (find(g, p, chunk) != NULL) {
-            /* It lists its chunks, and has no data of them. */
-            if (p->head.is_refusal)
-                return CG_ERR_CANCELLED;
-            memset(has + p->head.first_head, true, p->head.n_heads);
-        }
-    return memchr(has, false, g->config.geometry.n_kv_heads) == NULL ? CG_OK : CG_ERR_AGAIN;
+        if (find(g, p, chunk) != NULL)
+            memset((p->head.is_refusal ? is_refused : has) + p->head.first_head, true,
+                   p->head.n_heads);
+    for (uint32_t i = 0; i < g->config.geometry.n_kv_heads; i++)
+        if (!has[i] && is_refused[i])
+            return CG_ERR_CANCELLED;
+        else if (!has[i])
+            status = CG_ERR_AGAIN;
+    return status;
 }
 
 static void scatter(const cg_gather *g, const part *p, const uint8_t *data, uint32_t n_tokens,
@@ -507,12 +512,12 @@ cg_status cg_gather_take(cg_gather *g, const cg_gather_chunk *chunk, uint8_t *ra
     if (g->pid != getpid())
         return CG_ERR_CANCELLED; /* the parent's sockets */
     cg_status status = check_heads(g, chunk);
-    if (status == CG_ERR_AGAIN) {
-        receive_all(g, timeout_ms);
+    if (status != CG_OK) {
+        receive_all(g, status == CG_ERR_AGAIN ? timeout_ms : 0);
         status = check_heads(g, chunk);
     }
     for (const part *p = status == CG_OK ? g->parts : NULL; p != NULL; p = p->next) {
-        const uint8_t *data = find(g, p, chunk);
+        const uint8_t *data = p->head.is_refusal ? NULL : find(g, p, chunk);
         if (data != NULL)
             scatter(g, p, data, chunk->n_tokens, raw);
     }

@@ -70,8 +70,8 @@ void cg_gather_abandon(cg_gather *gather, cg_gather_part *part);
 
 /* Copies the other ranks' heads of a chunk into raw, [2][n_layers][n_tokens][n_kv_heads][head_dim],
  * once all have come, and waits until timeout_ms for something to come otherwise. CG_ERR_AGAIN: not
- * yet, and raw is untouched. CG_ERR_CANCELLED: a rank had no memory for it, or this is not the
- * process that listens. */
+ * yet, and raw is untouched. CG_ERR_CANCELLED: a rank had no memory for it and has not passed it on
+ * since, or this is not the process that listens. */
 cg_status cg_gather_take(cg_gather *gather, const cg_gather_chunk *chunk, uint8_t *raw,
                          int timeout_ms);
 /* All is taken of the save whose parts' last chunk has this key and that began at began_ns

@@ -193,6 +193,55 @@ TEST(GatherTest, APartIsTakenHoweverLateUnlessASaveBeganLongAfterIt)
     cg_gather_free(listener);
 }
 
+// The listener made no save of it: then the refusal is still there when the chunk comes.
+TEST(GatherTest, ARefusalCostsNoSaveThatTheHeadsHaveComeFor)
+{
+    const std::string group = new_group();
+    cg_gather_config config = {};
+    config.group = group.c_str();
+    config.geometry = {1, 2, 4, CG_DTYPE_BF16, 2};
+    config.n_heads = 1;
+    config.limit_bytes = 12000; // of parts of 8 KiB one at a time
+    cg_gather *listener, *sender;
+    ASSERT_EQ(cg_gather_new(&config, &listener), CG_OK);
+    config.first_head = 1;
+    ASSERT_EQ(cg_gather_new(&config, &sender), CG_OK);
+    const cg_gather_chunk first = {cg_key_of_bytes("first", 5), 512, 0},
+                          second = {cg_key_of_bytes("second", 6), 512, 0};
+    const auto send = [&](const cg_gather_chunk &chunk) {
+        cg_gather_part part;
+        const cg_status status = cg_gather_begin(sender, &chunk, 1, &part);
+        if (status != CG_OK)
+            return status;
+        memset(part.data[0], 7, 2 * 512 * 8);
+        return cg_gather_send(sender, &part);
+    };
+    uint8_t raw[2][512][2][8] = {}; // planes, tokens, heads, bytes of the dims
+    const auto take = [&](const cg_gather_chunk &chunk) {
+        return cg_gather_take(listener, &chunk, raw[0][0][0], 0);
+    };
+    EXPECT_EQ(send(first), CG_OK);
+    EXPECT_EQ(send(second), CG_ERR_AGAIN);
+    EXPECT_EQ(take(second), CG_ERR_CANCELLED);
+    EXPECT_EQ(take(first), CG_OK);
+    cg_gather_drop(listener, &first.key, 1);
+    memset(raw, 0, sizeof raw);
+    EXPECT_EQ(send(second), CG_OK);
+    EXPECT_EQ(take(second), CG_OK);
+    for (const auto &plane : raw)
+        for (const auto &token : plane) {
+            EXPECT_EQ(token[0][0], 0);
+            EXPECT_EQ(token[1][0], 7);
+        }
+    // Each save drops a part of each rank, so that one under way behind it has its own.
+    cg_gather_drop(listener, &second.key, 1);
+    EXPECT_EQ(take(second), CG_OK);
+    cg_gather_drop(listener, &second.key, 1);
+    EXPECT_EQ(take(second), CG_ERR_AGAIN);
+    cg_gather_free(sender);
+    cg_gather_free(listener);
+}
+
 TEST(RanksTest, SavesThatGoOnFromOneAnotherStoreTheWholePrompt)
 {
     const Store store(false, four_heads());
