@@ -307,6 +307,19 @@ class CopyTest(unittest.TestCase):
         self.worker.submit(Metadata(overwritten={4}))
         self.assertEqual(self.n_waits, 5)
 
+    def test_copies_that_cannot_be_waited_for_are_ended(self):
+        freed = []
+
+        def gone(_seconds):
+            raise OSError("gone")
+
+        self.worker.library.wait, self.worker.library.cg.save_free = gone, freed.append
+        self.copied.add((3, 4))
+        self.worker.submit(Metadata(overwritten={1, 2}, loads=[LoadPlan("r", 0, 16, [2], b"")]))
+        self.assertEqual(freed, [(1, 2), (3, 4)])
+        self.assertEqual((self.worker.saves, self.worker._copied_from), ([], []))
+        self.assertEqual(self.loaded_after, 0)
+
     def test_where_it_is_not_known_which_blocks_all_are(self):
         self.worker.submit(Metadata())
         self.assertEqual(self.n_waits, 5)

@@ -89,7 +89,12 @@ class Worker:
     def _begin_step(self):
         self._steps.begin()
 
-    @guarded(nothing)
+    def _end_copies(self, _overwritten):
+        """Where they cannot be waited for: freeing a save waits until it reads no block."""
+        reading = [save for save, _ in self._copied_from]
+        self.saves = [save for save in self.saves if not (save[2] in reading and self._give_save_up(*save))]
+
+    @guarded(_end_copies)
     def _await_copies(self, overwritten):
         """Until no block of a set (None: no block at all) is read by a save any more."""
         reading = []
