@@ -284,6 +284,35 @@ TEST_P(HangTest, TimeInLineIsNotTheStoresSilence)
     }
 }
 
+// Where the engine computes a prompt faster than any look-up waits.
+TEST_P(HangTest, ALookUpWaitsForOthersNoLongerThanItsRequestMayTake)
+{
+    for (const int budget_ms : {1, 600000}) {
+        engine = open(", \"positive_ttl_ms\": 0, \"recompute_tokens_per_s\": 1e9"
+                      ", \"ttft_budget_ms\": " +
+                          std::to_string(budget_ms),
+                      600000);
+        const Tokens tokens = prompt(32 * 2);
+        ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
+        odd->set_mood(Mood::SLOW);
+        const cachegen_request r = engine->request(tokens);
+        std::vector<cachegen_lookup *> lookups(20);
+        for (cachegen_lookup *&lookup : lookups)
+            ASSERT_EQ(cachegen_lookup_start(engine->c, &r, 0, &lookup), CACHEGEN_OK);
+        for (cachegen_lookup *lookup : lookups) {
+            cachegen_hit hit = {};
+            hit.struct_size = sizeof hit;
+            EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_lookup_poll(lookup, &hit); }),
+                      CACHEGEN_OK);
+            cachegen_lookup_free(lookup);
+        }
+        odd->set_mood(Mood::GOOD);
+        EXPECT_EQ(engine->stats().lookups_skipped == 0, budget_ms > 1) << budget_ms;
+        EXPECT_LT(engine->stats().lookups_skipped, lookups.size()) << "the first waits for nobody";
+        EXPECT_EQ(engine->look_up(tokens).stored_tokens, 63u) << "nor does one that comes later";
+    }
+}
+
 // What an engine calls in its steps, over a store in each mood. Operations end between the steps.
 TEST_P(HangTest, NoCallOfAStepWaits)
 {
