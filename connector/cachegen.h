@@ -312,8 +312,8 @@ typedef struct cachegen_save_request {
 } cachegen_save_request;
 
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once
- * (unless copy_later says otherwise; a rank whose heads another one stores copies at once); or,
- * with CACHEGEN_AFTER_STREAM and a layout in a GPU's memory, before what the engine enqueues next.
+ * (unless copy_later says otherwise); or, with CACHEGEN_AFTER_STREAM and a layout in a GPU's
+ * memory, before what the engine enqueues next.
  * The connector's threads then encode and publish. Chunks that the store has are not saved again.
  * What would follow a chunk that the store lacks is dropped, since no look-up could find it: then
  * poll says OK with loaded_tokens < to_token, and so it does where only a part fitted into the

@@ -51,6 +51,7 @@ struct cg_gather {
     pthread_mutex_t lock;
     int sender;            /* the lock; -1: not connected */
     uint64_t passed_bytes; /* the lock: that the listener has not dropped yet */
+    uint64_t begun_bytes;  /* the lock: of parts that are being made */
 };
 
 static uint64_t chunk_bytes(const cg_gather *g, uint32_t n_tokens, uint32_t n_heads)
@@ -253,6 +254,14 @@ static cg_status pass_on(cg_gather *g, cg_gather_part *made, bool send)
     return status;
 }
 
+/* It was passed on, or there is none. */
+static void end_part(cg_gather *g, uint64_t n_bytes)
+{
+    pthread_mutex_lock(&g->lock);
+    g->begun_bytes -= n_bytes;
+    pthread_mutex_unlock(&g->lock);
+}
+
 cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t n_chunks,
                           cg_gather_part *out)
 {
@@ -264,7 +273,9 @@ cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t 
         n_bytes += chunk_bytes(g, chunks[i].n_tokens, g->config.n_heads);
     pthread_mutex_lock(&g->lock);
     hear_dropped(g);
-    const bool is_full = g->passed_bytes > 0 && g->passed_bytes + n_bytes > g->config.limit_bytes;
+    const uint64_t held_bytes = g->passed_bytes + g->begun_bytes;
+    const bool is_full = held_bytes > 0 && held_bytes + n_bytes > g->config.limit_bytes;
+    g->begun_bytes += is_full ? 0 : n_bytes;
     pthread_mutex_unlock(&g->lock);
     if (is_full) {
         /* A refusal, so that the listener does not wait for what will not come. */
@@ -273,11 +284,14 @@ cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t 
         return CG_ERR_AGAIN;
     }
     cg_status status = make_part(g, chunks, n_chunks, n_bytes, false, out);
-    if (status != CG_OK)
-        return status;
-    if ((out->data = malloc((n_chunks + (size_t)1) * sizeof *out->data)) == NULL) {
+    if (status == CG_OK &&
+        (out->data = malloc((n_chunks + (size_t)1) * sizeof *out->data)) == NULL) {
         pass_on(g, out, false);
-        return CG_ERR_NO_MEMORY;
+        status = CG_ERR_NO_MEMORY;
+    }
+    if (status != CG_OK) {
+        end_part(g, n_bytes);
+        return status;
     }
     for (uint32_t i = 0; i < n_chunks; i++) {
         out->data[i] = out->map + at;
@@ -288,12 +302,17 @@ cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t 
 
 cg_status cg_gather_send(cg_gather *g, cg_gather_part *made)
 {
-    return pass_on(g, made, true);
+    const uint64_t n_bytes = made->n_bytes;
+    const cg_status status = pass_on(g, made, true);
+    end_part(g, n_bytes);
+    return status;
 }
 
 void cg_gather_abandon(cg_gather *g, cg_gather_part *made)
 {
+    const uint64_t n_bytes = made->n_bytes;
     pass_on(g, made, false);
+    end_part(g, n_bytes);
 }
 
 /* ---- listening ---- */

@@ -11,8 +11,8 @@
  * What it does not do: wait longer than it is told to. A part that does not come costs the save.
  * One that nobody asks for is dropped with the parts of a save that began max_age_ns after it was
  * made: saves run in their order, so it is of none that follows.
- * Memory: what a sender has passed on and the listener has not dropped yet is at most limit_bytes,
- * but for a single part that is larger.
+ * Memory: what a sender makes, or has passed on and the listener has not dropped yet, is at most
+ * limit_bytes, but for a single part that is larger.
  * Threads: any thread may send; one thread at a time receives. After fork() it is the parent's.
  */
 #ifndef CG_CONNECTOR_GATHER_H

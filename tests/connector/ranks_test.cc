@@ -2,6 +2,7 @@
 #include "connector/gather.h"
 
 #include "tests/connector/engine.h"
+#include "tests/connector/touched_pages.h"
 
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -117,6 +118,54 @@ TEST(RanksTest, LoadTheirHeadsOfWhatAnyEngineStored)
     EXPECT_EQ(single.error_of(other, 0, 96), 0);
 }
 
+TEST(RanksTest, BlocksThatAreCopiedLaterAreNotReadByTheThreadThatSaves)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, THREE);
+    const Tokens tokens = prompt(32 * 16 + 16);
+    cachegen_save *saves[3];
+    for (size_t i : {2, 0, 1}) {
+        Engine &rank = ranks[i];
+        rank.prefill(tokens);
+        rank.copies_later = true;
+        {
+            const TouchedPages blocks(rank.memory.data(), rank.memory.size());
+            ASSERT_EQ(rank.save_start(tokens, 0, 32 * 16 + 16, true, nullptr, 0, &saves[i]),
+                      CACHEGEN_OK);
+            rank.wait_copied(saves[i]);
+            EXPECT_NE(blocks.first_thread(), 0) << i;
+            EXPECT_NE(blocks.first_thread(), gettid()) << i;
+        }
+        rank.poison();
+    }
+    for (size_t i = 0; i < 3; i++)
+        EXPECT_EQ(ranks[i].finish(saves[i]).status, CACHEGEN_OK) << i;
+    Engine single(store);
+    EXPECT_EQ(single.load(tokens).progress.loaded_tokens, 32u * 16 + 15);
+    EXPECT_EQ(single.error_of(tokens, 0, 32 * 16 + 15), 0);
+}
+
+// What a rank could not pass on is told by its save, and freeing one waits for the copying.
+TEST(RanksTest, ACopyThatNobodyListensForEndsItsSave)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO);
+    ranks.ranks[0].reset();
+    Engine &rank = ranks[1];
+    rank.copies_later = true;
+    cachegen_save *save;
+    ASSERT_EQ(Ranks::start(rank, LONG, &save), CACHEGEN_OK);
+    const cachegen_progress p = rank.finish(save);
+    EXPECT_EQ(p.status, CG_ERR_NOT_FOUND);
+    EXPECT_EQ(p.copied, 1u);
+    EXPECT_EQ(rank.stats().save_errors, 1u);
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        ASSERT_EQ(Ranks::start(rank, prompt(32 * 16, seed), &save), CACHEGEN_OK);
+        cachegen_save_free(save);
+        rank.poison();
+    }
+}
+
 TEST(RanksTest, ARankThatIsMissingCostsTheSaveAndNoMore)
 {
     const Store store(false, four_heads());
@@ -220,6 +269,12 @@ TEST(GatherTest, ARefusalCostsNoSaveThatTheHeadsHaveComeFor)
     const auto take = [&](const cg_gather_chunk &chunk) {
         return cg_gather_take(listener, &chunk, raw[0][0][0], 0);
     };
+    cg_gather_part begun, other;
+    ASSERT_EQ(cg_gather_begin(sender, &first, 1, &begun), CG_OK);
+    EXPECT_EQ(cg_gather_begin(sender, &second, 1, &other), CG_ERR_AGAIN) << "what is made counts";
+    cg_gather_abandon(sender, &begun);
+    EXPECT_EQ(take(second), CG_ERR_CANCELLED);
+    cg_gather_drop(listener, &second.key, 1);
     EXPECT_EQ(send(first), CG_OK);
     EXPECT_EQ(send(second), CG_ERR_AGAIN);
     EXPECT_EQ(take(second), CG_ERR_CANCELLED);
