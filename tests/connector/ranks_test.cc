@@ -202,19 +202,33 @@ TEST(RanksTest, APartThatComesLaterThanTheSaveIsWaitedFor)
     EXPECT_EQ(single.error_of(LONG, 0, 111), 0);
 }
 
-// With no patience at all every part that lies in the socket is too old.
-TEST(GatherTest, APartIsTakenHoweverLateUnlessASaveBeganLongAfterIt)
+// Two ranks with a head each, and with no patience: every part that lies in the socket is too old.
+class GatherTest : public testing::Test
 {
-    const std::string group = new_group();
-    cg_gather_config config = {};
-    config.group = group.c_str();
-    config.geometry = {1, 2, 4, CG_DTYPE_BF16, 2};
-    config.n_heads = 1;
-    config.limit_bytes = UINT64_MAX;
-    cg_gather *listener, *sender;
-    ASSERT_EQ(cg_gather_new(&config, &listener), CG_OK);
-    config.first_head = 1;
-    ASSERT_EQ(cg_gather_new(&config, &sender), CG_OK);
+  protected:
+    void open(uint64_t limit_bytes)
+    {
+        const std::string group = new_group();
+        cg_gather_config config = {};
+        config.group = group.c_str();
+        config.geometry = {1, 2, 4, CG_DTYPE_BF16, 2};
+        config.n_heads = 1;
+        config.limit_bytes = limit_bytes;
+        ASSERT_EQ(cg_gather_new(&config, &listener), CG_OK);
+        config.first_head = 1;
+        ASSERT_EQ(cg_gather_new(&config, &sender), CG_OK);
+    }
+    void TearDown() override
+    {
+        cg_gather_free(sender);
+        cg_gather_free(listener);
+    }
+    cg_gather *listener = nullptr, *sender = nullptr;
+};
+
+TEST_F(GatherTest, APartIsTakenHoweverLateUnlessASaveBeganLongAfterIt)
+{
+    ASSERT_NO_FATAL_FAILURE(open(UINT64_MAX));
     const auto send = [&](const char *name) {
         const cg_gather_chunk chunk = {cg_key_of_bytes(name, strlen(name)), 2, 0};
         cg_gather_part part;
@@ -238,23 +252,12 @@ TEST(GatherTest, APartIsTakenHoweverLateUnlessASaveBeganLongAfterIt)
     EXPECT_EQ(take("second"), CG_OK);
     drop("second", UINT64_MAX);
     EXPECT_EQ(take("third"), CG_ERR_AGAIN);
-    cg_gather_free(sender);
-    cg_gather_free(listener);
 }
 
 // The listener made no save of it: then the refusal is still there when the chunk comes.
-TEST(GatherTest, ARefusalCostsNoSaveThatTheHeadsHaveComeFor)
+TEST_F(GatherTest, ARefusalCostsNoSaveThatTheHeadsHaveComeFor)
 {
-    const std::string group = new_group();
-    cg_gather_config config = {};
-    config.group = group.c_str();
-    config.geometry = {1, 2, 4, CG_DTYPE_BF16, 2};
-    config.n_heads = 1;
-    config.limit_bytes = 12000; // of parts of 8 KiB one at a time
-    cg_gather *listener, *sender;
-    ASSERT_EQ(cg_gather_new(&config, &listener), CG_OK);
-    config.first_head = 1;
-    ASSERT_EQ(cg_gather_new(&config, &sender), CG_OK);
+    ASSERT_NO_FATAL_FAILURE(open(12000)); // of parts of 8 KiB one at a time
     const cg_gather_chunk first = {cg_key_of_bytes("first", 5), 512, 0},
                           second = {cg_key_of_bytes("second", 6), 512, 0};
     const auto send = [&](const cg_gather_chunk &chunk) {
@@ -293,8 +296,6 @@ TEST(GatherTest, ARefusalCostsNoSaveThatTheHeadsHaveComeFor)
     EXPECT_EQ(take(second), CG_OK);
     cg_gather_drop(listener, &second.key, 1);
     EXPECT_EQ(take(second), CG_ERR_AGAIN);
-    cg_gather_free(sender);
-    cg_gather_free(listener);
 }
 
 TEST(RanksTest, SavesThatGoOnFromOneAnotherStoreTheWholePrompt)
