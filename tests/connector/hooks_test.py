@@ -30,9 +30,9 @@ from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan  # noqa: E402
 from cachegen.vllm.metrics import Increments, PromMetrics, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
-from cachegen.vllm.scheduler import Scheduler  # noqa: E402
+from cachegen.vllm.scheduler import LOOKUPS, Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
-from cachegen.vllm.worker import Worker  # noqa: E402
+from cachegen.vllm.worker import GPU, STAGING, Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: E402
 
@@ -503,6 +503,40 @@ class OutageTest(unittest.TestCase):
         self.assertEqual(both.reduce(), {"loads": 1, "scheduler_down": "error"})
         self.assertFalse(Stats(data={"state": {"worker": "up"}}).is_empty())
 
+
+    def test_what_fails_for_a_while_is_the_reason_until_it_works(self):
+        progress = abi.Progress(done=1, copied=1, loaded_tokens=32)
+        cg = types.SimpleNamespace(
+            load_poll=lambda _: progress, save_poll=lambda _: progress, load_free=lambda _: None, save_free=lambda _: None,
+            strerror=str, get_stats=lambda: types.SimpleNamespace(as_dict=lambda: {"staging_bytes": 7}),
+        )  # fmt: skip
+        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        made = connector(worker=worker)
+
+        def state_after(kind, status):
+            progress.status = status
+            if kind == "failing loads":
+                worker.loads["r"] = LoadPlan("r", 0, 32, [5, 6], b""), "handle"
+            else:
+                worker.saves.append(("r", 32, "handle"))
+            worker.counters()
+            running = worker.levels()
+            made.get_finished(set())
+            return made._state(), running
+
+        for kind in ("failing loads", "failing saves"):
+            running = {"loads_running": int(kind == "failing loads"), "saves_running": int(kind == "failing saves")}
+            for status, state in ((5, kind), (0, "up")):
+                self.assertEqual(state_after(kind, status), (state, {**running, "staging_bytes": 7}))
+        self.assertEqual(worker.levels(), {"loads_running": 0, "saves_running": 0, "staging_bytes": 7})
+        worker.outages.failed(STAGING, "is no reason")
+        self.assertEqual(made._state(), "up")
+        worker.outages.failed(GPU, "is one")
+        self.assertEqual(made._state(), GPU)
+        library = types.SimpleNamespace(weights=types.SimpleNamespace(doubt=None))
+        made = connector(scheduler=types.SimpleNamespace(library=library, outages=Outages()))
+        made.scheduler.outages.failed(LOOKUPS, "are one, too")
+        self.assertEqual(made._state(), LOOKUPS)
 
     def test_weights_in_doubt_are_a_reason(self):
         weights = types.SimpleNamespace(doubt="unchecked weights")
