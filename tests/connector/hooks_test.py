@@ -145,6 +145,22 @@ class HooksTest(unittest.TestCase):
         self.assertEqual(freed, ["handle"])
         self.assertEqual(worker.take_bad_blocks(), {5, 6})
 
+    def test_what_a_load_brings_after_a_reset_is_not_used(self):
+        cancelled = []
+        cg = types.SimpleNamespace(
+            load_start=lambda *_arguments: "handle", load_cancel=cancelled.append, load_free=lambda _: None,
+            load_poll=lambda _: abi.Progress(done=1, loaded_tokens=32),
+        )  # fmt: skip
+        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        made, plan = connector(worker=worker), LoadPlan("r", 0, 32, [5, 6], b"")
+        for cancelled_loads, loaded in (({"r"}, 0), (set(), 32)):  # then the same request again
+            made.bind_connector_metadata(Metadata(loads=[plan]))
+            made.bind_connector_metadata(Metadata(cancelled_loads=cancelled_loads))
+            self.assertEqual(made.get_finished(set()), (None, {"r"}))
+            self.assertEqual(made.build_connector_worker_meta().loads["r"].loaded_tokens, loaded)
+            self.assertEqual(made.get_block_ids_with_load_errors(), set() if loaded else {5, 6})
+        self.assertEqual(cancelled, ["handle"])
+
     def test_on_a_gpu_such_a_load_is_not_waited_for_and_answered_for_once_it_is_done(self):
         answers = [OSError("gone"), OSError("gone"), 0, 1, 1]  # the last ones: done
         freed, cancelled = [], []
@@ -363,6 +379,12 @@ class StartTest(unittest.TestCase):
         ):  # fmt: skip
             with self.subTest(key), self.assertRaisesRegex(Unsupported, key):
                 Library(types.SimpleNamespace(kv_connector_extra_config={key: value}), None, None, None)
+
+    def test_a_release_that_is_not_known_is_refused_unless_it_is_asked_for(self):
+        with mock.patch("cachegen.vllm.library.refusal", return_value="vLLM 0.99 is not known"):
+            for config, reason in (({}, Unsupported), ({"untested_vllm": True}, AttributeError)):  # there is no engine
+                with self.assertRaisesRegex(reason, "0.99" if not config else ""):
+                    Library(types.SimpleNamespace(kv_connector_extra_config=config), None, None, None)
 
     def refuse(self, *_arguments):
         raise Unsupported("strides")
