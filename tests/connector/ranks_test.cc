@@ -336,6 +336,30 @@ TEST(RanksTest, ARankWithoutMemoryEndsTheSaveOfTheOther)
     EXPECT_EQ(ranks[0].stats().saves_dropped_incomplete, 1u);
 }
 
+// A rank that had no memory for a part of a prompt passes nothing of the rest on.
+TEST(RanksTest, WhatFollowsASaveThatCameToNothingWaitsForNoRank)
+{
+    ProfileSpec spec = four_heads();
+    spec.head_dim = 256;
+    const Store store(false, spec);
+    Ranks ranks(store, TWO,
+                "\"staging_mib\": 1, \"chunk_tokens\": 128, \"save_timeout_ms\": 20000");
+    const Tokens tokens = prompt(256), first(tokens.begin(), tokens.begin() + 128);
+    cachegen_save *save;
+    cachegen_status status = CACHEGEN_OK;
+    for (uint64_t seed = 10; seed < 20 && status == CACHEGEN_OK; seed++)
+        if ((status = Ranks::start(ranks[1], prompt(128, seed), &save)) == CACHEGEN_OK)
+            ranks[1].finish(save);
+    ASSERT_EQ(Ranks::start(ranks[1], first, &save), CACHEGEN_AGAIN);
+    ASSERT_EQ(Ranks::start(ranks[0], first, &save), CACHEGEN_OK);
+    EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
+    ASSERT_EQ(Ranks::start(ranks[0], tokens, &save, 128), CACHEGEN_OK);
+    const cachegen_progress p = ranks[0].finish(save);
+    EXPECT_EQ(p.status, CACHEGEN_OK);
+    EXPECT_EQ(p.loaded_tokens, 128u);
+    EXPECT_EQ(ranks[0].stats().saves_dropped_unreachable, 1u);
+}
+
 TEST(RanksTest, MemoryOfWhatIsStoredIsFreeAgain)
 {
     ProfileSpec spec = four_heads();
