@@ -65,8 +65,8 @@ CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, 
  * answers, if ever. Nothing is freed that it may still touch. Should a GPU go on that was left with
  * a load, it still writes that load's blocks. An encoder's task that runs is waited for, which at
  * its low priority (encode_nice) may take seconds more where the CPUs are busy. Free the
- * operations' handles before: they are invalid afterwards. Where a GPU may hang rather don't free
- * those that are not done, since that waits for it. NULL is fine. */
+ * handles of operations that are done before: all are invalid afterwards. To free one that is not
+ * done waits for it, a save as long as it takes, and a GPU's that hangs for ever. NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
 CACHEGEN_API uint32_t cachegen_abi_version(void);
@@ -211,11 +211,11 @@ CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
                                                         const cachegen_lookup_options *options,
                                                         cachegen_lookup **out);
 /* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured) from when it is asked.
- * Look-ups are asked one after the other; one that has waited for that longer than both this time
- * and what the engine takes to compute its prompt is a miss. A store that has left a look-up
- * without an answer for so long is not asked for further ones: they are misses at once, until it
- * answers the connector's own question.
- * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever the reason. */
+ * Look-ups are asked one after the other; one that has waited for others longer than the engine
+ * takes to compute its prompt, and than this time or its budget, is a miss. A store that has left a
+ * look-up without an answer for so long is not asked for further ones: they are misses at once,
+ * until it answers the connector's own question. CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens
+ * is a miss, whatever the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.
  * *plan_bytes is the room at plan, then the plan's size; with plan NULL only the size is told. Only
@@ -318,8 +318,8 @@ typedef struct cachegen_save_request {
 } cachegen_save_request;
 
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once
- * (unless copy_later says otherwise; a rank whose heads another one stores copies at once); or,
- * with CACHEGEN_AFTER_STREAM and a layout in a GPU's memory, before what the engine enqueues next.
+ * (unless copy_later says otherwise); or, with CACHEGEN_AFTER_STREAM and a layout in a GPU's
+ * memory, before what the engine enqueues next.
  * The connector's threads then encode and publish. Chunks that the store has are not saved again.
  * What would follow a chunk that the store lacks is dropped, since no look-up could find it: then
  * poll says OK with loaded_tokens < to_token, and so it does where only a part fitted into the
