@@ -112,6 +112,8 @@ class AllocTest : public testing::TestWithParam<const char *>
             spec = paper_spec();
         if (kind.back() == '2')
             spec = spec_2(kind == "joined2", spec);
+        if (kind.back() == '3')
+            spec = spec_3();
         spec.all_active = false;
         profile_bytes = make_profile_bytes(spec);
         profile = open_profile(profile_bytes);
@@ -249,7 +251,7 @@ TEST_P(AllocTest, Transcoding)
 }
 
 INSTANTIATE_TEST_SUITE_P(Presets, AllocTest,
-                         testing::Values("klt", "paper", "klt2", "joined2", "paper2"),
+                         testing::Values("klt", "paper", "klt2", "joined2", "paper2", "joint3"),
                          [](const auto &kind) { return std::string(kind.param); });
 
 // ---- how much memory ----
