@@ -245,6 +245,16 @@ class Transform:
         y = torch.einsum("ft,bfc->btc", self.dct, z).flatten(0, 1)[: out.shape[2]] @ self.rows[g, m]
         self.matrices.put(y / weight + mean, out, g, m)
 
+    def coded(self, x, steps, kept=lambda gm, symbols: symbols):
+        """x after a level with steps [K, V], as far as a file keeps its symbols. x: [2][n_layers][n_tokens][C] from
+        position 0."""
+        out = torch.empty_like(x)
+        for g, m in self.matrices.each():
+            symbols = kept((g, m), quantize(self.coefficients(x, g, m), steps[m]))
+            self.synthesize(symbols * steps[m], g, m, out)
+        out[:, :, : self.n_sinks] = x[:, :, : self.n_sinks]
+        return out
+
 
 def quantize(z, step):
     """Symbols of the uniform mid-tread quantizer, ties away from zero."""

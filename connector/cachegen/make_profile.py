@@ -14,7 +14,7 @@ from .klt import LEAST_CONTEXTS, Matrices, Moments, Planes, Transform, layer_fac
 from .kv_model import Context
 from .profile_file import BLOCK_TOKENS, N_LEVELS
 from .sinks import MOST_SINKS, choose_sinks
-from .steps import DEFAULT, coded, find_steps, parse_steps
+from .steps import DEFAULT, find_steps, parse_steps
 from .tables import Histograms, shift_of
 
 N_CLASSES = 192  # of a profile's 256 at most
@@ -71,7 +71,7 @@ def layer_costs(model, context, k, v, transform, step):
     part, k, v = Context(context.name, context.ids[: n + CONTINUATION], n), k[:, :n], v[:, :n]
     planes = Planes(model)
     x = planes.flat(k, v)
-    out = coded(transform, x, step)
+    out = transform.coded(x, [step] * 2)
     predicted = ((out - x) * transform.weight.transpose(0, 1)[:, :, None]).square().sum((2, 3)).T
     return model.kl_by_layer(part, k, v, *planes.heads(out)).cpu(), predicted.cpu()
 

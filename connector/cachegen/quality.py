@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .klt import Transform, quantize
+from .klt import Transform
 from .profile_file import BLOCK_TOKENS, N_LEVELS
 from .tables import N_BINS, class_costs, magnitude_bins
 
@@ -94,14 +94,16 @@ class Coder(Sizes):
 
     def code(self, x, level):
         """(x after coding, bits of its symbols): x [2][n_layers][n_tokens][C] of a context from position 0."""
-        profile, out, bits = self.profile, torch.empty_like(x), 0.0
-        for g, m in self.transform.matrices.each():
-            step = float(profile.step[level][m])
-            active, classes = self._columns(level, g, m)
-            q = quantize(self.transform.coefficients(x, g, m), step) * active
-            bits += self.symbol_bits(q, classes, -(-len(q) * BLOCK_TOKENS // CHUNK_TOKENS), active)
-            self.transform.synthesize(q * step, g, m, out)
-        out[:, :, : profile.n_sinks] = x[:, :, : profile.n_sinks]
+        bits = 0.0
+
+        def kept(gm, symbols):
+            nonlocal bits
+            active, classes = self._columns(level, *gm)
+            symbols = symbols * active
+            bits += self.symbol_bits(symbols, classes, -(-len(symbols) * BLOCK_TOKENS // CHUNK_TOKENS), active)
+            return symbols
+
+        out = self.transform.coded(x, self.profile.step[level].tolist(), kept)
         return out, bits
 
 

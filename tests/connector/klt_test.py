@@ -20,7 +20,7 @@ except ImportError as error:
 import reader  # noqa: E402
 from cachegen import kl_curve, sinks  # noqa: E402
 from cachegen.assemble import BYTE_BITS, Unit, assemble, choose_unit, of_bytes, plan_columns, quantize_basis  # noqa: E402
-from cachegen.klt import Matrices, Moments, Transform, layer_factors, quantize  # noqa: E402
+from cachegen.klt import Matrices, Moments, Transform, layer_factors  # noqa: E402
 from cachegen.kv_model import Context  # noqa: E402
 from cachegen.make_profile import (  # noqa: E402
     MAX_CHANNELS,
@@ -346,9 +346,7 @@ class BasisTest(unittest.TestCase):
         for is_joined in (False, True):
             profile, _, x = made(is_joined)
             coder, weight = Transform.of_profile(profile), torch.tensor(profile.weight).transpose(0, 1)[:, :, None]
-            step, out = float(profile.step[0, 0]), torch.zeros_like(x)
-            for g, m in coder.matrices.each():
-                coder.synthesize(quantize(coder.coefficients(x, g, m), step) * step, g, m, out)
+            step, out = float(profile.step[0, 0]), coder.coded(x, profile.step[0].tolist())
             error = ((out - x) * weight)[:, :, 2:].pow(2).mean().sqrt().item() / step
             self.assertLess(abs(error - 12**-0.5), 0.06, "a uniform quantizer's")
 
