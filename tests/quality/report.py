@@ -249,13 +249,13 @@ class Study:
             progress(i + 1, len(contexts))
 
     def _profile_without(self, others, path):
-        """Writes the klt profile of the contexts, with the steps, matrices, sinks and size of the profile of all."""
+        """Writes the klt profile of the contexts, with the steps, matrices, joint matrix, sinks and size of the profile of all."""
         with open(self.profile("klt"), "rb") as file:
             data = file.read()
         whole, share = read_profile(data), max(PROFILE_SHARE["bytes"], len(data) / self.model.weights_bytes)
         made = make_profile(
             self.model, self.fingerprint, self.caches, others, Matrices(whole.group_layers, whole.is_joined),
-            whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks, share=share,
+            whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks, share=share, n_shared=whole.n_shared,
         )  # fmt: skip
         write_atomically(path, made.to_bytes())
 
