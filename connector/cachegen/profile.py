@@ -22,9 +22,9 @@ from .fingerprint import model_fingerprint, weights_digest
 from .klt import Matrices, Planes, split_layers
 from .kv_model import KvModel
 from .make_profile import (
+    AUTO,
     JOIN_GROUPS,
     MAX_CHANNELS,
-    MAX_SHARED,
     N_CLASSES,
     PLANES,
     PROFILE_SHARE,
@@ -158,8 +158,8 @@ def parse_arguments(arguments):
         "(default: by --prefer and the profile's size)")  # fmt: skip
     add("--planes", choices=PLANES, help="one KLT for K and V of a group together, or one each (default: "
         "joined where a layer of both is within --prefer's channels)")  # fmt: skip
-    add("--join", type=shared, default=JOIN_GROUPS, help="one more KLT, over the first components of all groups: of how many of each, a "
-        f"multiple of {BAND}; yes: as many as are good, or no (default: {'yes' if JOIN_GROUPS else 'no'})")  # fmt: skip
+    add("--join", type=number_or_auto, default=JOIN_GROUPS, metavar="N", help="components of each group that one more "
+        f"KLT turns, over all groups: a multiple of {BAND}, 0 for none, or auto (default %(default)s)")  # fmt: skip
     add("--sinks", type=int, choices=CHOICES, help="first tokens of a context that stay exact (default: the fewest "
         "that lose next to no quality on the calibration texts)")  # fmt: skip
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
@@ -176,17 +176,18 @@ def parse_arguments(arguments):
     return parser.parse_args(arguments)
 
 
-def shared(text):
-    """A number, yes or no."""
-    return {"yes": True, "no": False}[text] if text in ("yes", "no") else int(text)
+def number_or_auto(text):
+    return text if text == AUTO else int(text)
 
 
 def shared_of(model, matrices, join):
-    """Components of each group for a joint matrix. join: as many; or whether, True being where it can be. ValueError."""
-    most = choose_shared(matrices, model.channels, MAX_JOINT if join > 1 else MAX_SHARED)
-    if join > 1 and (join % BAND or join > most):
+    """Components of each group for a joint matrix, from --join. ValueError: so many it cannot be."""
+    if join == AUTO:
+        return choose_shared(matrices, model.channels)
+    most = choose_shared(matrices, model.channels, MAX_JOINT)
+    if join % BAND or not 0 <= join <= most:
         raise ValueError(f"--join must be a multiple of {BAND} and {most} at most, not {join}")
-    return join if join > 1 else most * join
+    return join
 
 
 def matrices_of(model, options):

@@ -28,6 +28,7 @@ from .command import MAX_MODEL_LEN, Progress, make_main, make_parser
 from .contexts import pick
 from .klt import K, Moments, Planes, Transform, V, quantize
 from .make_profile import (
+    AUTO,
     JOIN_GROUPS,
     MAX_CHANNELS,
     N_CLASSES,
@@ -303,7 +304,8 @@ def run(options):
 
     progress, source = Progress(options.quiet), Chunks(options.cgtool, rope)
     transform = learn(model, source, chunks, matrices, progress)
-    if n_shared := JOIN_GROUPS * choose_shared(matrices, model.channels):
+    n_shared = choose_shared(matrices, model.channels) if JOIN_GROUPS == AUTO else 0
+    if n_shared:
         join_groups(model, source, chunks, transform, n_shared, progress)
     progress.start("steps")
     steps = steps_of_bits(sample_coefficients(model, source, transform, held_out), options.bits, progress)
