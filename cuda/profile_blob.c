@@ -202,21 +202,36 @@ static uint32_t count_bands(const cg_bands *bands)
     return (bands->n_components + CG_BAND_COMPONENTS - 1u) / CG_BAND_COMPONENTS;
 }
 
+static uint32_t count_digits(const cg_bands *bands, uint32_t band)
+{
+    return slab_of(bands, band)->is_wide ? 2 : 1;
+}
+
+/* What the basis has of the first bands: the number of a band's low digits, or of all behind the
+ * last band. High digits stand behind the low ones. */
+static uint32_t step_number(const cg_bands *bands, uint32_t band)
+{
+    uint32_t n = 0;
+    for (uint32_t before = 0; before < band; before++)
+        n += count_digits(bands, before);
+    return n;
+}
+
 /* A step for each of the first bands and digit of its elements, by falling shift: how often sums
- * are shifted is at most the number of different shifts. */
+ * are shifted is at most the number of different shifts. Returns how many. */
 static uint32_t lay_steps(const cg_bands *bands, uint32_t n_bands, cg_cuda_step *steps_out)
 {
-    uint32_t n = 0, number = 0;
+    uint32_t n = 0;
     for (int shift = CG_MAX_BAND_SHIFT + 8; shift >= 0; shift--) {
-        for (uint32_t band = 0; band < count_bands(bands); band++) {
-            const cg_band_slab *slab = slab_of(bands, band);
-            for (uint32_t digit = 0; digit < (slab->is_wide ? 2u : 1u); digit++) {
-                if (slab->shift + 8 * digit != (uint32_t)shift)
+        uint32_t number = 0;
+        for (uint32_t band = 0; band < n_bands; band++) {
+            const uint32_t of_band = slab_of(bands, band)->shift;
+            for (uint32_t digit = 0; digit < count_digits(bands, band); digit++, number++) {
+                if (of_band + 8 * digit != (uint32_t)shift)
                     continue;
-                if (band < n_bands && steps_out != NULL)
+                if (steps_out != NULL)
                     steps_out[n] = (cg_cuda_step){(uint16_t)band, (uint16_t)shift, number};
-                n += band < n_bands;
-                number++;
+                n++;
             }
         }
     }
@@ -234,21 +249,16 @@ static uint64_t fragment_offset(column col, uint64_t n_steps, uint64_t step, uin
     return ((col.tile * n_steps + step) * CG_RANS_LANES + lane) * 16 + 8 * col.is_high + k % 8;
 }
 
-/* steps: of all bands. A band's low digits have the smaller shift, and so come later. */
-static void fill_component(const cg_cuda_profile *l, const cg_bands *bands,
-                           const cg_cuda_step *steps, uint32_t n_steps, uint32_t c,
-                           const int16_t *row, uint8_t *out)
+static void fill_component(const cg_cuda_profile *l, const cg_bands *bands, uint32_t n_steps,
+                           uint32_t c, const int16_t *row, uint8_t *out)
 {
-    bool is_low = true;
-    for (uint32_t s = n_steps; s-- > 0;) {
-        if (steps[s].band != c / CG_BAND_COMPONENTS)
-            continue;
-        for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
-            const int8_t low = (int8_t)row[ch];
-            out[fragment_offset(column_of(l, ch), n_steps, s, c)] =
-                (uint8_t)(is_low ? low : (row[ch] - low) / 256);
-        }
-        is_low = false;
+    const uint32_t band = c / CG_BAND_COMPONENTS, step = step_number(bands, band);
+    for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
+        const column col = column_of(l, ch);
+        const int8_t low = (int8_t)row[ch];
+        out[fragment_offset(col, n_steps, step, c)] = (uint8_t)low;
+        if (count_digits(bands, band) > 1)
+            out[fragment_offset(col, n_steps, step + 1, c)] = (uint8_t)((row[ch] - low) / 256);
     }
 }
 
@@ -257,20 +267,16 @@ static cg_status fill_basis(const cg_cuda_profile *l, const cg_group *group, uns
                             uint32_t n_steps, uint8_t *out)
 {
     const cg_bands *bands = &group->bands[matrix];
-    cg_cuda_step *steps = malloc((n_steps + (size_t)1) * sizeof *steps);
     int16_t *row = malloc((bands->n_channels + (size_t)1) * sizeof *row);
-    if (steps != NULL && row != NULL) {
-        memset(out, 0, n_tiles(l, group) * n_steps * CG_RANS_LANES * 16);
-        (void)lay_steps(bands, count_bands(bands), steps);
-        for (uint32_t c = 0; c < bands->n_components; c++) {
-            (void)cg_bands_row(&l->profile->layout, bands, c, row);
-            fill_component(l, bands, steps, n_steps, c, row, out);
-        }
+    if (row == NULL)
+        return CG_ERR_NO_MEMORY;
+    memset(out, 0, n_tiles(l, group) * n_steps * CG_RANS_LANES * 16);
+    for (uint32_t c = 0; c < bands->n_components; c++) {
+        (void)cg_bands_row(&l->profile->layout, bands, c, row);
+        fill_component(l, bands, n_steps, c, row, out);
     }
-    const bool is_done = steps != NULL && row != NULL;
-    free(steps);
     free(row);
-    return is_done ? CG_OK : CG_ERR_NO_MEMORY;
+    return CG_OK;
 }
 
 /* A level has the steps of its own bands. All levels read one basis, by the numbers of its steps.
@@ -292,7 +298,7 @@ static cg_status lay_basis(writer *w, const cg_cuda_profile *l, const cg_group *
         m->scale_at[level] =
             lay_channels(w, l, group, matrix, l->profile->weight, l->profile->step[level], 1);
     }
-    m->n_all_steps = lay_steps(bands, count_bands(bands), NULL);
+    m->n_all_steps = step_number(bands, count_bands(bands));
     uint8_t *basis = take(w, n_tiles(l, group) * m->n_all_steps * CG_RANS_LANES * 16, &m->basis_at);
     return w->blob != NULL ? fill_basis(l, group, matrix, m->n_all_steps, basis) : CG_OK;
 }
