@@ -84,7 +84,7 @@ CG_LANE void cg_cuda_shift_sums(cg_cuda_sums *sums, uint32_t shift)
 /* Starts to fetch the digits of a stage's steps, and fetches what the tiles are. Each warp has a
  * tile of each step. */
 template <class Cta>
-CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch,
+CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
                                  const cg_cuda_step *steps, uint32_t first_step,
                                  uint32_t first_block, cg_cuda_klt_shared *shared)
 {
@@ -132,9 +132,9 @@ CG_LANE uint32_t cg_cuda_high_digits(const int16_t *cells, uint32_t digit)
 /* What the higher digits of a tile's cells add to the sums of a frequency. Rare, and so not
  * unrolled for each. */
 template <class Cta>
-CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch, uint32_t f,
-                               uint32_t band, uint32_t first_row, const uint32_t basis[4],
-                               cg_cuda_sums *sums)
+CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
+                               uint32_t f, uint32_t band, uint32_t first_row,
+                               const uint32_t basis[4], cg_cuda_sums *sums)
 {
     const uint64_t tile = m.tile_at[f] + band * m.n_tile_rows + first_row / CG_CUDA_TILE_BLOCKS;
     const int16_t *cells =
@@ -159,7 +159,7 @@ CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_klt &m, const uint8_t *sc
 
 /* Step 1 of the format, of a warp's rows and columns. digits: the lane's in the tiles. */
 template <class Cta>
-CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch,
+CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
                               const uint8_t (*digits)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES],
                               const cg_cuda_tiles *tiles, uint32_t band, uint32_t first_row,
                               const uint32_t basis[4], cg_cuda_sums *sums)
@@ -302,7 +302,7 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
 /* The sums of a warp's rows and columns. All threads come here, for the barriers; a warp without
  * rows or columns only helps to fetch. */
 template <class Cta>
-CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_params &params,
+CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decode_params &params,
                          uint32_t first_block, uint32_t tile_row, uint32_t tile, bool has_work,
                          cg_cuda_klt_shared *shared, cg_cuda_sums *sums)
 {
@@ -393,9 +393,9 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
     const uint32_t warp = cta.thread() / CG_RANS_LANES, tile_row = warp / CG_CUDA_KLT_COLUMNS,
                    tile_column = warp % CG_CUDA_KLT_COLUMNS;
     const bool has_work = job.first_tile + tile_column < job.n_tiles &&
-                          job.first_block + tile_row * CG_CUDA_TILE_BLOCKS < m.n_rows;
+                          job.first_block + tile_row * CG_CUDA_TILE_BLOCKS < m.product.n_rows;
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m, params, job.first_block, tile_row,
+    cg_cuda_sum(cta, m.product, params, job.first_block, tile_row,
                 has_work ? shared->columns[tile_column].tile : 0, has_work, shared, &sums);
     if (!has_work)
         return;

@@ -106,17 +106,17 @@ typedef struct cg_cuda_target {
 /* ---- preset klt ---- */
 
 /* Basis elements of one band and digit, shifted; steps stand in the order of falling shifts, so
- * that sums can be shifted as they grow. number: among those of all levels. */
+ * that sums can be shifted as they grow. number: in the basis, where bands follow one another. */
 typedef struct cg_cuda_step {
     uint16_t band, shift;
     uint32_t number;
 } cg_cuda_step;
 
-/* A group's matrix. Symbols lie in scratch as cells (16 bits), and as their low digits (8 bits,
- * signed): in tiles of 16 rows and a band of 32 columns, frequency by frequency, bands by bands,
- * rows by rows; tiles are whole. A tile is laid out as a warp's lanes take it for tensor
- * instructions, 16 digits each: see cg_cuda_cell(). */
-typedef struct cg_cuda_klt {
+/* A matrix of symbols, and the basis that multiplies it. Symbols lie in scratch as cells (16 bits),
+ * and as their low digits (8 bits, signed): in tiles of 16 rows and a band of 32 columns, frequency
+ * by frequency, bands by bands, rows by rows; tiles are whole. A tile is laid out as a warp's lanes
+ * take it for tensor instructions, 16 digits each: see cg_cuda_cell(). */
+typedef struct cg_cuda_product {
     cg_cuda_streams streams;
     uint64_t cells_at, digits_at;
     uint64_t large_at;        /* a byte for each tile: not 0 where a digit is not all of its cell */
@@ -128,11 +128,17 @@ typedef struct cg_cuda_klt {
     /* In the blob: elements as the tensor instruction's B fragments, [tile][step][lane][16 bytes];
      * a tile is CG_CUDA_TILE_PAIRS pairs of channels of one head: low ones and high ones. */
     uint64_t basis_at, steps_at;
+    uint32_t n_steps;     /* of the level */
+    uint32_t n_all_steps; /* of all levels, as the basis has them */
+} cg_cuda_product;
+
+/* A group's matrix, and how its sums become elements. */
+typedef struct cg_cuda_klt {
+    cg_cuda_product product;
+    /* In the blob. */
     uint64_t mean_at, scale_at; /* f32 [tile][2][CG_CUDA_TILE_PAIRS]; scale: step / weight */
     uint64_t layer_rope_at;     /* u8 [layers of the model] */
     uint64_t rotation_at;       /* in scratch: f32 [n_ropes][n_tokens][half][cosine, sine] */
-    uint32_t n_steps;           /* of the level */
-    uint32_t n_all_steps;       /* of all levels, as the basis has them */
     uint32_t head_tiles;        /* tiles of a head */
     uint32_t half;              /* rotary_dim / 2 */
     uint32_t n_layers, n_tokens;

@@ -10,7 +10,7 @@ CG_LANE void cg_cuda_run_pass(Cta &cta, const cg_cuda_pass &pass,
                               const cg_cuda_decode_params &params)
 {
     if constexpr (KIND == CG_CUDA_SYMBOLS)
-        cg_cuda_decode_streams<Cta, cg_cuda_symbols_sink, cg_cuda_klt>(cta, pass, params);
+        cg_cuda_decode_streams<Cta, cg_cuda_symbols_sink, cg_cuda_product>(cta, pass, params);
     else if constexpr (KIND == CG_CUDA_ANCHORS)
         cg_cuda_decode_streams<Cta, cg_cuda_anchors_sink, cg_cuda_paper>(cta, pass, params);
     else if constexpr (KIND == CG_CUDA_DELTAS)

@@ -300,12 +300,11 @@ static uint32_t count_klt_rows(uint32_t n_tokens)
     return (n_tokens + CG_DCT - 1) / CG_DCT;
 }
 
-/* What all passes share of a matrix: where its symbols lie, and how they become elements. */
-static void lay_klt(planner *p, wanted w, uint64_t rotation_at, cg_cuda_klt *m)
+/* Where a matrix's symbols lie, for all passes, and what multiplies them. */
+static void lay_product(planner *p, wanted w, cg_cuda_product *m)
 {
     const cg_chunk_header *h = &p->chunk->header;
     const cg_level_columns *columns = &w.group->columns[h->level - 1][w.matrix];
-    const cg_bands *bands = &w.group->bands[w.matrix];
     m->n_rows = count_klt_rows(h->n_tokens);
     m->n_tile_rows = (m->n_rows + CG_CUDA_TILE_BLOCKS - 1) / CG_CUDA_TILE_BLOCKS;
     uint32_t n_tiles = 0;
@@ -320,47 +319,35 @@ static void lay_klt(planner *p, wanted w, uint64_t rotation_at, cg_cuda_klt *m)
     m->steps_at = w.laid->steps_at[h->level - 1];
     m->n_steps = w.laid->n_steps[h->level - 1];
     m->n_all_steps = w.laid->n_all_steps;
-    m->mean_at = w.laid->mean_at;
-    m->scale_at = w.laid->scale_at[h->level - 1];
-    m->layer_rope_at = p->laid->layer_rope_at;
-    m->rotation_at = rotation_at;
-    m->head_tiles = p->laid->head_tiles;
-    m->half = p->profile->rotary_dim / 2;
-    m->n_layers = w.group->n_layers;
-    m->n_tokens = h->n_tokens;
-    m->unit = cg_bands_unit(bands);
-    m->target = target_of(p, w.group->first_layer, w.matrix);
 }
 
-static void lay_cells(planner *p, cg_cuda_klt *m)
+static void lay_cells(planner *p, cg_cuda_product *m)
 {
     const uint64_t n_cells = (uint64_t)m->n_tiles * CG_CUDA_TILE_BYTES;
     m->cells_at = take_scratch(p, n_cells * sizeof(int16_t));
     m->digits_at = take_scratch(p, n_cells);
 }
 
-/* A pass of streams: those of one level of all matrices. *matrices_out: each matrix as this pass
- * has it. The last pass, of the finest level, has them as the inverse KLT wants them. */
-static cg_status plan_klt_level(planner *p, unsigned level, const cg_cuda_klt *like,
-                                cg_cuda_klt **matrices_out)
+/* A pass of streams: those of one level of all products. */
+static cg_status plan_klt_level(planner *p, unsigned level, const cg_cuda_product *products)
 {
     const cg_chunk_header *h = &p->chunk->header;
     const size_t n = count_wanted(p);
     const bool is_refined = level < h->coarsest;
-    cg_cuda_klt *matrices = take(p, n * sizeof *matrices);
+    cg_cuda_product *of_level = take(p, n * sizeof *of_level);
     size_t n_room = 0;
     stream_jobs jobs;
     for (size_t i = 0; i < n; i++)
         n_room += wanted_matrix(p, i).laid->strips[level - 1][is_refined].n;
-    if (matrices == NULL || !take_jobs(p, n_room, &jobs))
+    if (of_level == NULL || !take_jobs(p, n_room, &jobs))
         return CG_ERR_BUFFER_TOO_SMALL;
     cg_cuda_pass *pass = add_lossy_streams(p, CG_CUDA_SYMBOLS);
     cg_status status = CG_OK;
     for (size_t i = 0; i < n && status == CG_OK; i++) {
         const wanted w = wanted_matrix(p, i);
         const cg_cuda_strips *strips = &w.laid->strips[level - 1][is_refined];
-        cg_cuda_klt *m = &matrices[i];
-        *m = like[i];
+        cg_cuda_product *m = &of_level[i];
+        *m = products[i];
         m->streams = (cg_cuda_streams){.strips_at = strips->at,
                                        .classes_at = strips->classes_at,
                                        .n_strips = strips->n,
@@ -375,8 +362,25 @@ static cg_status plan_klt_level(planner *p, unsigned level, const cg_cuda_klt *l
             status = CG_ERR_CORRUPT;
     }
     end_streams(p, pass, &jobs);
-    *matrices_out = matrices;
     return status;
+}
+
+/* How a matrix's sums become elements. */
+static cg_cuda_klt klt_of(const planner *p, wanted w, const cg_cuda_product *product,
+                          uint64_t rotation_at)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    return (cg_cuda_klt){.product = *product,
+                         .mean_at = w.laid->mean_at,
+                         .scale_at = w.laid->scale_at[h->level - 1],
+                         .layer_rope_at = p->laid->layer_rope_at,
+                         .rotation_at = rotation_at,
+                         .head_tiles = p->laid->head_tiles,
+                         .half = p->profile->rotary_dim / 2,
+                         .n_layers = w.group->n_layers,
+                         .n_tokens = h->n_tokens,
+                         .unit = cg_bands_unit(&w.group->bands[w.matrix]),
+                         .target = target_of(p, w.group->first_layer, w.matrix)};
 }
 
 /* Tiles of the wanted heads. */
@@ -392,7 +396,7 @@ static uint32_t count_thread_blocks(uint32_t n_tiles)
 
 /* A thread block for each 32 blocks of tokens and 8 tiles of channels, of those that hold wanted
  * tokens and heads. Rows begin where tiles of symbols do. */
-static cg_status plan_synthesis(planner *p, const cg_cuda_klt *matrices)
+static cg_status plan_synthesis(planner *p, const cg_cuda_product *products, uint64_t rotation_at)
 {
     const uint32_t row_from =
                        p->request->token_from / CG_DCT / CG_CUDA_TILE_BLOCKS * CG_CUDA_TILE_BLOCKS,
@@ -401,11 +405,13 @@ static cg_status plan_synthesis(planner *p, const cg_cuda_klt *matrices)
     size_t n_jobs = 0, at = 0;
     for (size_t i = 0; i < count_wanted(p); i++)
         n_jobs += (size_t)n_rows * count_thread_blocks(count_tiles(p, wanted_matrix(p, i).group));
+    cg_cuda_klt *matrices = take(p, count_wanted(p) * sizeof *matrices);
     cg_cuda_klt_job *jobs = take(p, n_jobs * sizeof *jobs);
-    if (jobs == NULL)
+    if (matrices == NULL || jobs == NULL)
         return CG_ERR_BUFFER_TOO_SMALL;
     for (size_t i = 0; i < count_wanted(p); i++) {
         const uint32_t n_tiles = count_tiles(p, wanted_matrix(p, i).group);
+        matrices[i] = klt_of(p, wanted_matrix(p, i), &products[i], rotation_at);
         for (uint32_t row = 0; row < n_rows; row++) {
             for (uint32_t b = 0; b < count_thread_blocks(n_tiles); b++)
                 jobs[at++] = (cg_cuda_klt_job){.matrix_at = at_of(p, &matrices[i]),
@@ -447,26 +453,25 @@ static cg_status plan_rotation(planner *p, uint64_t *rotation_at_out)
 static cg_status plan_klt(planner *p)
 {
     const cg_chunk_header *h = &p->chunk->header;
-    /* like[] is what the passes' matrices have in common. No kernel reads it; it lies in the plan
-     * because that is the memory there is. */
-    cg_cuda_klt *like = take(p, count_wanted(p) * sizeof *like), *matrices = NULL;
+    /* What the passes' products have in common. No kernel reads it; it lies in the plan because
+     * that is the memory there is. */
+    const size_t n = count_wanted(p);
+    cg_cuda_product *products = take(p, n * sizeof *products);
     uint64_t rotation_at = 0;
-    if (like == NULL)
+    if (products == NULL)
         return CG_ERR_BUFFER_TOO_SMALL;
-    for (size_t i = 0; i < count_wanted(p); i++)
-        lay_klt(p, wanted_matrix(p, i), 0, &like[i]);
+    for (size_t i = 0; i < n; i++)
+        lay_product(p, wanted_matrix(p, i), &products[i]);
     /* Scratch holds the marks of large tiles so far: what must be zeros before a kernel runs. */
     p->plan->zeroed_bytes = p->scratch_bytes;
     cg_status status = plan_rotation(p, &rotation_at);
-    for (size_t i = 0; i < count_wanted(p); i++) {
-        like[i].rotation_at = rotation_at;
-        lay_cells(p, &like[i]);
-    }
+    for (size_t i = 0; i < n; i++)
+        lay_cells(p, &products[i]);
     /* A pass each, since a finer level reads the cells of the coarser one: kernels of a stream run
      * one after another. level is at least 1 and does not wrap. */
     for (unsigned level = h->coarsest; level >= h->level && status == CG_OK; level--)
-        status = plan_klt_level(p, level, like, &matrices);
-    return status == CG_OK ? plan_synthesis(p, matrices) : status;
+        status = plan_klt_level(p, level, products);
+    return status == CG_OK ? plan_synthesis(p, products, rotation_at) : status;
 }
 
 /* ---- preset paper ---- */
@@ -645,7 +650,7 @@ static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_
     }
     *scratch += most_cells * 4 + n_anchors * group->n_channels * sizeof(int16_t) + 64;
     return (n_jobs + 8) * sizeof(cg_cuda_stream_job) +
-           4 * (sizeof(cg_cuda_klt) + sizeof(cg_cuda_paper)) +
+           4 * (sizeof(cg_cuda_product) + sizeof(cg_cuda_paper)) + sizeof(cg_cuda_klt) +
            (size_t)(n_rows / CG_CUDA_KLT_BLOCKS + 1) * count_thread_blocks(n_tiles) *
                sizeof(cg_cuda_klt_job) +
            bound_exact(CG_N_PLANES, cg_group_plane_channels(p, group));
