@@ -102,12 +102,13 @@ static void lay_band(const cg_basis_layout *layout, const stored_band *band, uin
 {
     cg_band_slab *slab = bands->n_slabs > 0 ? &bands->slabs[bands->n_slabs - 1] : NULL;
     const uint32_t n_lines = cg_bands_n_lines(layout, band->is_wide, band->n_rows);
-    if (slab == NULL || slab->shift != band->shift || slab->is_wide != band->is_wide ||
-        slab->n_lines + n_lines > CG_SLAB_LINES) {
+    const unsigned shift = band->shift + (first < bands->n_shared ? 0 : bands->fraction_bits);
+    if (slab == NULL || first == bands->n_shared || slab->shift != shift ||
+        slab->is_wide != band->is_wide || slab->n_lines + n_lines > CG_SLAB_LINES) {
         slab = &bands->slabs[bands->n_slabs++];
         *slab = (cg_band_slab){.first_component = first,
                                .first_line = bands->n_lines,
-                               .shift = band->shift,
+                               .shift = shift,
                                .is_wide = band->is_wide};
     }
     /* Only the last band of a basis may have fewer components than 32: lines of a slab's bands
@@ -118,7 +119,7 @@ static void lay_band(const cg_basis_layout *layout, const stored_band *band, uin
     for (uint32_t i = 0; i < band->n_rows; i++) {
         const uint32_t most = band->rows[i].multiple << (band->rows[i].bits - 1);
         bands->most_before[first + i + 1] =
-            bands->most_before[first + i] + ((uint64_t)most << band->shift);
+            bands->most_before[first + i] + ((uint64_t)most << shift);
         bands->n_exact += bands->n_exact == first + i && band->rows[i].bits >= EXACT_BITS;
     }
 }
@@ -290,17 +291,12 @@ done:
     return status;
 }
 
-cg_status cg_bands_read(const cg_basis_layout *layout, uint32_t n_channels, uint32_t n_components,
-                        unsigned unit_bits, bool is_only_checked, cg_cursor *in, cg_bands *bands)
+cg_status cg_bands_read(const cg_basis_layout *layout, bool is_only_checked, cg_cursor *in,
+                        cg_bands *bands)
 {
     const cg_cursor start = *in;
-    const cg_status status = check_bands(in, n_channels, n_components);
-    if (status != CG_OK || is_only_checked)
-        return status;
-    bands->n_channels = n_channels;
-    bands->n_components = n_components;
-    bands->unit_bits = unit_bits;
-    return lay_out(layout, start, bands);
+    const cg_status status = check_bands(in, bands->n_channels, bands->n_components);
+    return status != CG_OK || is_only_checked ? status : lay_out(layout, start, bands);
 }
 
 void cg_bands_destroy(cg_bands *bands)
@@ -330,5 +326,5 @@ unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint
                                        cg_bands_panel(layout, bands, unit, at) +
                                            slab->first_line * line_bytes);
     }
-    return slab->shift;
+    return slab->shift + (c < bands->n_shared ? bands->fraction_bits : 0);
 }

@@ -1,8 +1,10 @@
 /* codec/bands.h - the basis of a KLT in integers: that of profiles of version 2.
  *
  * A component's elements are a multiple of numbers of few bits; 32 components are a band, which
- * shares a shift. So a sum over components is exact, and the same on every processor. Bytes and
- * arithmetic: codec/FORMAT.md, "Basis in bands". Threads: read-only once made.
+ * shares a shift. So a sum over components is exact, and the same on every processor. With a joint
+ * matrix a group's first components are multiplied by what that gives, in units of 2^-fraction_bits
+ * steps, and the others by symbols: their shifts here include fraction_bits, so that all products
+ * add up. Bytes and arithmetic: codec/FORMAT.md, "Basis in bands". Threads: read-only once made.
  */
 #ifndef CG_CODEC_BANDS_H
 #define CG_CODEC_BANDS_H
@@ -23,10 +25,10 @@ enum {
     CG_LINES_SLACK = 2 * CG_DIGIT_COMPONENTS / 4, /* zeros */
 };
 
-/* Neighbouring bands of one shift and width. Elements are bytes where a band's all fit in one, else
- * 16 bits. A line is 4 bytes a channel: a quad of components, or a pair where they have 16 bits.
- * For matrix units, of those a line holds the low digits of a quad, and the next one the high
- * digits. */
+/* Neighbouring bands of one shift and width, shared or not. Elements are bytes where a band's all
+ * fit in one, else 16 bits. A line is 4 bytes a channel: a quad of components, or a pair where they
+ * have 16 bits. For matrix units, of those a line holds the low digits of a quad, and the next one
+ * the high digits. */
 typedef struct cg_band_slab {
     uint32_t first_component, n_components;
     uint32_t first_line, n_lines;
@@ -35,13 +37,17 @@ typedef struct cg_band_slab {
 } cg_band_slab;
 
 typedef struct cg_bands {
+    /* The caller's, of cg_bands_read(). */
     uint32_t n_channels, n_components;
-    uint32_t n_exact;   /* the first components, stored finely: see cg_analysis */
-    unsigned unit_bits; /* an element's value is its integer times 2^(shift - unit_bits) */
+    unsigned unit_bits; /* of sums: of the file's unit_bits and fraction_bits the sum */
+    uint32_t n_shared;  /* components that the joint matrix gives: a multiple of 32; 0 without */
+    unsigned fraction_bits;
+    /* What is read. */
+    uint32_t n_exact; /* the first components, stored finely: see cg_analysis */
     cg_band_slab *slabs;
     uint32_t n_slabs;
     /* [n_components + 1]: sum over the components before this one of their largest elements,
-     * shifted. A row of symbols of at most s sums to no more than s times that. */
+     * shifted. A row of symbols (given numbers) of at most s sums to no more than s times that. */
     uint64_t *most_before;
     /* For kernels with accumulate_bytes() or multiply_tiles(): unit by unit, in it panel by panel
      * (the last may be narrower) [n_lines][channels of the panel][4]; a byte is an element + 128,
@@ -81,20 +87,21 @@ static inline uint8_t *cg_bands_panel(const cg_basis_layout *layout, const cg_ba
 }
 
 /* Reads a basis of n_components rows of n_channels from *in, which moves behind it, and lays it out
- * (kernels of the layout). *bands is zeros before; the caller destroys it in any case.
- * is_only_checked: nothing is laid out, and *bands stays zeros. CG_ERR_TRUNCATED, CG_ERR_CORRUPT,
+ * (kernels of the layout). *bands is zeros before but for what is the caller's; the caller destroys
+ * it in any case. is_only_checked: nothing is laid out. CG_ERR_TRUNCATED, CG_ERR_CORRUPT,
  * CG_ERR_NO_MEMORY. */
-cg_status cg_bands_read(const cg_basis_layout *layout, uint32_t n_channels, uint32_t n_components,
-                        unsigned unit_bits, bool is_only_checked, cg_cursor *in, cg_bands *bands);
+cg_status cg_bands_read(const cg_basis_layout *layout, bool is_only_checked, cg_cursor *in,
+                        cg_bands *bands);
 void cg_bands_destroy(cg_bands *bands); /* zeros are fine */
 
-/* 2^-unit_bits. */
+/* What a sum of 1 is worth, in steps: 2^-unit_bits. */
 static inline float cg_bands_unit(const cg_bands *bands)
 {
     return 1.0f / (float)(1u << bands->unit_bits);
 }
 
-/* Component c as it is stored: row_out[n_channels], before the shift; returns the shift. */
+/* Component c as it is stored: row_out[n_channels]; returns the shift, with which an element's
+ * value is row_out * 2^(shift - unit_bits), of shared components, too. */
 unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint32_t c,
                       int16_t *row_out);
 

@@ -19,7 +19,7 @@ static bool check_levels(cg_chunk_header *h)
 {
     const bool has_ends = h->level_bytes[CG_L3] != 0 || h->level_bytes[CG_L2] != 0;
     const bool nested =
-        h->version == CG_CHUNK_VERSION ? has_ends : h->version == CG_CHUNK_VERSION_NESTED;
+        h->version >= CG_CHUNK_VERSION ? has_ends : h->version == CG_CHUNK_VERSION_NESTED;
     h->is_nested = nested;
     h->coarsest = h->level_bytes[CG_L3] != 0   ? CG_L3
                   : h->level_bytes[CG_L2] != 0 ? CG_L2
@@ -59,7 +59,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     const uint8_t *at = bytes + sizeof MAGIC;
     cg_chunk_header h = {0};
     h.version = (uint32_t)cg_get_le(at, 4); /* another one may mean anything by the other fields */
-    if (h.version < CG_CHUNK_VERSION_SINGLE || h.version > CG_CHUNK_VERSION)
+    if (h.version < CG_CHUNK_VERSION_SINGLE || h.version > CG_CHUNK_VERSION_JOINT)
         return CG_ERR_UNSUPPORTED_VERSION;
     h.header_bytes = (uint32_t)cg_get_le(at + 4, 4);
     h.file_bytes = cg_get_le(at + 8, 8);
@@ -100,7 +100,8 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
         h.file_bytes < h.header_bytes)
         return CG_ERR_CORRUPT;
     static const cg_fingerprint none;
-    if (h.level == CG_L0 && memcmp(&h.profile, &none, sizeof none) != 0)
+    if (h.level == CG_L0 &&
+        (memcmp(&h.profile, &none, sizeof none) != 0 || h.version == CG_CHUNK_VERSION_JOINT))
         return CG_ERR_CORRUPT;
     if (h.level <= CG_L1 && h.prefix_level > h.level) /* a quality that this KV cannot have */
         return CG_ERR_CORRUPT;
@@ -149,28 +150,45 @@ static uint64_t header_hash(const uint8_t *bytes, uint32_t header_bytes)
     return XXH3_64bits_digest(&state);
 }
 
+/* The level that a section refines the next coarser one to; 0: none. */
+static unsigned refined_level(const cg_section *section)
+{
+    switch (section->kind) {
+    case CG_SECTION_TO_L2:
+    case CG_SECTION_JOINT_TO_L2: return CG_L2;
+    case CG_SECTION_TO_L1:
+    case CG_SECTION_JOINT_TO_L1: return CG_L1;
+    default: return 0;
+    }
+}
+
 /* The level that a section is part of: the coarsest's come first, then what refines it. */
 static unsigned section_level(const cg_chunk_header *h, const cg_section *section)
 {
-    return section->kind < CG_SECTION_TO_L2 ? h->coarsest
-                                            : (unsigned)(CG_SECTION_TO_L1 + CG_L1 - section->kind);
+    const unsigned refined = refined_level(section);
+    return refined > 0 ? refined : h->coarsest;
 }
 
 /* Sections lie in the order of their table, without gaps: first the tokens, then level by level,
- * then by layer group. */
+ * then the joint matrix, then by layer group. */
 static bool section_follows(const cg_chunk_header *h, const cg_section *before,
                             const cg_section *section)
 {
-    if (section->kind < CG_SECTION_LOSSLESS || section->kind > CG_SECTION_TO_L1 ||
-        section->plane >= CG_N_PLANES)
+    const uint8_t last_kind =
+        h->version == CG_CHUNK_VERSION_JOINT ? CG_SECTION_JOINT_TO_L1 : CG_SECTION_TO_L1;
+    const bool is_joint = cg_section_is_joint(section->kind);
+    if (section->kind < CG_SECTION_LOSSLESS || section->kind > last_kind ||
+        section->plane >= (is_joint ? 1 : CG_N_PLANES) || (is_joint && section->group > 0))
         return false;
     const unsigned level = section_level(h, section), level_before = section_level(h, before);
     /* Levels come from the coarsest to the finest, and the coarsest refines nothing. */
     if (level < h->level || level > level_before ||
-        (level == h->coarsest && section->kind >= CG_SECTION_TO_L2))
+        (level == h->coarsest && refined_level(section) > 0))
         return false;
     if (before->kind == CG_SECTION_TOKENS || level < level_before)
         return true;
+    if (is_joint || cg_section_is_joint(before->kind))
+        return !is_joint;
     return section->group > before->group ||
            (section->group == before->group &&
             (section->plane > before->plane ||
@@ -392,9 +410,10 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         return CG_ERR_INVALID_ARGUMENT;
     const uint32_t header_bytes = CG_CHUNK_FIXED_BYTES + h->n_sections * CG_CHUNK_SECTION_BYTES;
     const bool is_nested = h->coarsest > h->level;
-    const uint32_t version = h->version == CG_CHUNK_VERSION ? CG_CHUNK_VERSION
-                             : is_nested                    ? CG_CHUNK_VERSION_NESTED
-                                                            : CG_CHUNK_VERSION_SINGLE;
+    const bool is_aligned = cg_chunk_align(h->version) > 1;
+    const uint32_t version = is_aligned  ? h->version
+                             : is_nested ? CG_CHUNK_VERSION_NESTED
+                                         : CG_CHUNK_VERSION_SINGLE;
     const size_t align = cg_chunk_align(version);
     uint64_t end = header_bytes;
     for (uint32_t i = 0; i < h->n_sections; i++)

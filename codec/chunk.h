@@ -20,9 +20,10 @@ extern "C" {
 
 enum {
     CG_CHUNK_VERSION = 3,        /* of new chunks, nested or not: sections are aligned */
+    CG_CHUNK_VERSION_JOINT = 4,  /* the same, of profiles with a joint matrix */
     CG_CHUNK_VERSION_SINGLE = 1, /* one level; of profiles of version 1 */
     CG_CHUNK_VERSION_NESTED = 2, /* the same, nested */
-    CG_CHUNK_ALIGN = 16,         /* version 3: of sections in the file, of streams in a section */
+    CG_CHUNK_ALIGN = 16, /* from version 3 on: of sections in the file, of streams in a section */
     CG_CHUNK_FIXED_BYTES =
         160, /* the fixed header; enough of a file to read header_bytes and file_bytes */
     CG_CHUNK_SECTION_BYTES = 16, /* one row of the section table */
@@ -36,6 +37,10 @@ typedef enum cg_section_kind {
     CG_SECTION_SINKS = 4,    /* one layer group and plane, the exact first tokens of a context */
     CG_SECTION_TO_L2 = 5,    /* one matrix: L2's symbols, for a reader who knows those of L3 */
     CG_SECTION_TO_L1 = 6,    /* ... and L1's, for a reader who knows those of L2 */
+    /* Version 4: the same of the joint matrix, in front of a level's other matrices. */
+    CG_SECTION_JOINT = 7,
+    CG_SECTION_JOINT_TO_L2 = 8,
+    CG_SECTION_JOINT_TO_L1 = 9,
 } cg_section_kind;
 
 /* The kind of the sections that make the next coarser level into this one, L1 or L2. */
@@ -44,10 +49,23 @@ static inline uint8_t cg_section_to_level(unsigned level)
     return (uint8_t)(CG_SECTION_TO_L1 + CG_L1 - level);
 }
 
+/* The same of the joint matrix. */
+static inline uint8_t cg_section_joint_to_level(unsigned level)
+{
+    return (uint8_t)(CG_SECTION_JOINT_TO_L1 + CG_L1 - level);
+}
+
+/* Whether a kind is the joint matrix's, of some level. */
+static inline bool cg_section_is_joint(uint8_t kind)
+{
+    return kind >= CG_SECTION_JOINT;
+}
+
 typedef struct cg_section {
     uint8_t kind;   /* cg_section_kind */
-    uint8_t plane;  /* CG_K or CG_V; 0 for tokens, and for a matrix that joins K and V */
-    uint16_t group; /* layer group; 0 for tokens */
+    uint8_t plane;  /* CG_K or CG_V; 0 for tokens, and for a matrix that joins K and V
+                     */
+    uint16_t group; /* layer group; 0 for tokens, and for the joint matrix */
     uint64_t offset;
     uint32_t bytes;
     uint64_t hash; /* xxh3-64 of the section's bytes */
@@ -90,7 +108,7 @@ typedef struct cg_chunk {
 /* Sections, and in them matrices and streams, begin at multiples of so many bytes. */
 static inline size_t cg_chunk_align(uint32_t version)
 {
-    return version == CG_CHUNK_VERSION ? CG_CHUNK_ALIGN : 1;
+    return version >= CG_CHUNK_VERSION ? CG_CHUNK_ALIGN : 1;
 }
 
 /* Tells the scales [n_layers][2] of an fp8 cache (codec/profile.h) from others. 0: all are 1. */
@@ -143,9 +161,9 @@ cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
 /* Writes header and section table into the first bytes of bytes[n_bytes], and fills all checksums.
  * The caller has laid the sections out behind them, in table order, each padded with zeros to
  * cg_chunk_align() of the version. Of sections, kind, plane, group and bytes are used. The file is
- * nested when coarsest is above level. version: CG_CHUNK_VERSION; any other means that of profiles
- * of version 1. header_bytes, file_bytes, level_bytes and is_nested of header are ignored.
- * CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
+ * nested when coarsest is above level. version: CG_CHUNK_VERSION or CG_CHUNK_VERSION_JOINT; any
+ * other means that of profiles of version 1. header_bytes, file_bytes, level_bytes and is_nested of
+ * header are ignored. CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
 cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes,
                           size_t n_bytes);
 

@@ -35,6 +35,10 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
         profile = NULL; /* callers may have one at hand: lossless chunks do not use it */
     else if ((status = cg_section_plan_profile_check(profile, h)) != CG_OK)
         goto done;
+    if (profile != NULL && profile->joint != NULL) { /* not yet */
+        status = CG_ERR_UNSUPPORTED;
+        goto done;
+    }
 
     status = CG_ERR_NO_MEMORY;
     /* At most CG_CHUNK_MAX_SECTIONS of them: cg_chunk_open() has checked the count. */

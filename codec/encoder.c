@@ -79,6 +79,10 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
             status = status == CG_ERR_CORRUPT ? CG_ERR_INVALID_ARGUMENT : status;
             goto done;
         }
+        if (profile->joint != NULL) { /* not yet */
+            status = CG_ERR_UNSUPPORTED;
+            goto done;
+        }
         e->n_sink_tokens = cg_section_plan_n_sinks(profile, &e->header);
     }
     e->n_tasks = cg_section_plan_n_tasks(e->profile, header);

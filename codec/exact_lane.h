@@ -1,5 +1,6 @@
-/* codec/exact_lane.h - the float steps of profiles of version 2, for one channel or pair of
- * channels: FORMAT.md's "Decoding, version 2"; and an encoder's quantizer.
+/* codec/exact_lane.h - the float steps of profiles from version 2 on, for one channel or pair of
+ * channels: FORMAT.md's "Decoding, version 2"; the rounding of the joint matrix's sums; and an
+ * encoder's quantizer.
  *
  * Each operation is rounded once, fmaf() and fma() as one. Threads: pure functions. Shared with
  * CUDA code.
@@ -10,6 +11,14 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+/* Step 1a: a sum of the joint matrix to the number that a group's basis is multiplied by: k bits are
+ * rounded off, half up, within 16 bits. k is at least 1. */
+CG_LANE int32_t cg_lane_given(int32_t sum, unsigned k)
+{
+    const int32_t rounded = (sum >> k) + (sum >> (k - 1) & 1);
+    return rounded > 32767 ? 32767 : rounded < -32768 ? -32768 : rounded;
+}
 
 /* Step 2, of a block's frequencies y[8]: z[8], its tokens. d: D', or D where y is multiplied by
  * 2^-unit_bits instead, which gives the same bits: such products are exact. By symmetry four pairs

@@ -25,7 +25,7 @@ static cg_status make_profile(const uint8_t *bytes, size_t n_bytes, bool is_only
     p->is_only_checked = is_only_checked;
     cg_status status = cg_profile_read(bytes, n_bytes, p);
     if (status == CG_OK && p->token_transform == CG_TOKENS_DCT)
-        status = cg_analyses_new(p->n_groups * p->n_matrices, &p->analyses);
+        status = cg_analyses_new(cg_profile_n_bases(p), &p->analyses);
     if (status != CG_OK) {
         cg_profile_free(p);
         return status;
@@ -95,7 +95,7 @@ cg_status cg_profile_scale(cg_profile *p, const float (*scales)[CG_N_PLANES])
     const size_t channels = cg_geometry_channels(&p->geometry);
     if (hash == 0)
         return CG_OK;
-    if (p->version != CG_PROFILE_VERSION)
+    if (p->version == 1)
         return CG_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < (uint32_t)p->geometry.n_layers * CG_N_PLANES; i++) {
         const float scale = scales[i / CG_N_PLANES][i % CG_N_PLANES];
@@ -121,7 +121,7 @@ void cg_profile_free(cg_profile *p)
 {
     if (p == NULL)
         return;
-    for (uint32_t g = 0; p->groups != NULL && g < p->n_groups; g++) {
+    for (uint32_t g = 0; p->groups != NULL && g <= p->n_groups; g++) { /* the joint one, too */
         for (unsigned matrix = 0; matrix < CG_N_PLANES; matrix++) {
             cg_basis_destroy(&p->groups[g].basis[matrix]);
             cg_bands_destroy(&p->groups[g].bands[matrix]);

@@ -16,7 +16,11 @@
 extern "C" {
 #endif
 
-enum { CG_PROFILE_VERSION = 2, CG_PROFILE_MAX_BYTES = 1 << 30 };
+enum {
+    CG_PROFILE_VERSION = 2,
+    CG_PROFILE_VERSION_JOINT = 3, /* with a joint matrix over all layer groups */
+    CG_PROFILE_MAX_BYTES = 1 << 30,
+};
 
 typedef struct cg_profile cg_profile;
 

@@ -22,6 +22,8 @@ enum {
     CG_MAX_SINKS = 8,
     CG_MAX_ROPES = 4,
     CG_ANCHOR_TOKENS = 10, /* an anchor, and the tokens that are coded as differences from it */
+    CG_MOST_SHARED = 4096, /* shared components of all groups */
+    CG_MOST_FRACTION_BITS = 8,
 };
 
 /* What a profile does along the tokens. With it goes what it does across the channels: that is the
@@ -32,7 +34,7 @@ typedef enum cg_token_transform {
 } cg_token_transform;
 
 /* The columns of one level, group and matrix. With anchors they are the channels, as frequency 0.
- */
+ * With a joint matrix, a group's own components: column c is component n_shared + c. */
 typedef struct cg_level_columns {
     uint16_t n_active[CG_DCT];
     const uint8_t *column_class[CG_DCT]; /* [n_active[f]] */
@@ -41,7 +43,9 @@ typedef struct cg_level_columns {
 } cg_level_columns;
 
 /* Some consecutive layers. A matrix of theirs is what is transformed together: K or V; or, where
- * the profile joins planes, both. Its channels stand slice by slice: a slice is a layer's plane. */
+ * the profile joins planes, both. Its channels stand slice by slice: a slice is a layer's plane.
+ * The joint matrix of a profile is one, too, of no layers: its channels are the shared components
+ * of all groups, [group][component]. */
 typedef struct cg_group {
     uint32_t first_layer, n_layers;
     uint32_t n_slices;                  /* of a matrix */
@@ -70,7 +74,7 @@ struct cg_profile {
     const cg_kernels *kernels; /* what the bases are laid out for */
     cg_basis_layout layout;    /* zeros with anchors */
     uint64_t file_bytes;
-    uint32_t version;             /* of the file: 1, or CG_PROFILE_VERSION */
+    uint32_t version;             /* of the file */
     uint32_t n_matrices;          /* of a group: CG_N_PLANES, or 1 that joins K and V */
     uint8_t *basis_bytes;         /* version 1: the file's bases, for encoders */
     struct cg_analyses *analyses; /* codec/analysis.h; NULL with anchors */
@@ -86,9 +90,13 @@ struct cg_profile {
     float *mean, *weight; /* [n_layers][2][channels] */
     float *anchor_step;   /* the same; NULL without anchors */
     cg_rans_class *classes;
-    cg_group *groups;
-    uint8_t *column_classes; /* what column_class points into */
-    bool is_packed;          /* the file's narrow components have bits of their own */
+    cg_group *groups;       /* [n_groups], and behind them the joint one */
+    const cg_group *joint;  /* version 3: the matrix over the groups' shared components; or NULL */
+    uint32_t n_shared;      /* with it: of each group, its first components; a multiple of 32 */
+    uint32_t fraction_bits; /* shared components are given in units of 2^-fraction_bits steps */
+    uint16_t n_given[CG_N_LOSSY][CG_DCT]; /* of each group, how many of them; at most n_shared */
+    uint8_t *column_classes;              /* what column_class points into */
+    bool is_packed;                       /* the file's narrow components have bits of their own */
     bool nests;           /* a finer level can be coded given the next coarser one: nested chunks */
     bool is_only_checked; /* by cg_profile_check(): no bases, and classes are in its bytes */
 };
@@ -117,7 +125,16 @@ static inline uint32_t cg_profile_matrix_planes(const cg_profile *p)
 /* The version of the chunks that are coded with the profile, nested ones apart. */
 static inline uint32_t cg_profile_chunk_version(const cg_profile *p)
 {
-    return p->version == CG_PROFILE_VERSION ? CG_CHUNK_VERSION : CG_CHUNK_VERSION_SINGLE;
+    return p->version == 1    ? CG_CHUNK_VERSION_SINGLE
+           : p->joint == NULL ? CG_CHUNK_VERSION
+                              : CG_CHUNK_VERSION_JOINT;
+}
+
+/* Bases: of the i-th, matrix i % n_matrices of groups[i / n_matrices]. The joint one is the last.
+ */
+static inline uint32_t cg_profile_n_bases(const cg_profile *p)
+{
+    return p->n_groups * p->n_matrices + (p->joint != NULL);
 }
 
 /* Of matrices and streams in a section (codec/rans.h). */

@@ -61,7 +61,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     if (in->left_bytes < FIXED_BYTES + 8)
         return CG_ERR_TRUNCATED;
     p->version = (uint32_t)cg_get_le(at + 8, 4);
-    if (p->version < 1 || p->version > CG_PROFILE_VERSION)
+    if (p->version < 1 || p->version > CG_PROFILE_VERSION_JOINT)
         return CG_ERR_UNSUPPORTED_VERSION;
     /* The version is known: length and checksum are where it has them. */
     const uint64_t file_bytes = cg_get_le(at + 16, 8);
@@ -71,7 +71,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     if (file_bytes < in->left_bytes ||
         XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
-    /* Field 67 is reserved in version 2, field 78 in version 1. */
+    /* Field 67 is reserved from version 2 on, field 78 in version 1. */
     const unsigned most_packed = p->version == 1, most_joined = p->version > 1;
     if (cg_get_le(at + 12, 4) != 0 || at[67] > most_packed || at[77] > 1 || at[78] > most_joined ||
         at[79] != 0)
@@ -94,6 +94,8 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
             : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
         return CG_ERR_UNSUPPORTED;
     p->token_transform = at[65];
+    if (p->version == CG_PROFILE_VERSION_JOINT && (at[64] != CHANNEL_KLT || at[78] != 1))
+        return CG_ERR_CORRUPT;
     p->is_packed = at[67] == 1;
     p->nests = at[77] == 1;
     if ((p->is_packed || p->nests || at[78] == 1) && at[64] != CHANNEL_KLT)
@@ -130,7 +132,7 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
         return CG_ERR_TRUNCATED;
     p->inv_freq = calloc(p->n_ropes * p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
     p->layer_rope = calloc(p->geometry.n_layers, sizeof *p->layer_rope);
-    p->groups = calloc(p->n_groups, sizeof *p->groups);
+    p->groups = calloc(p->n_groups + 1, sizeof *p->groups); /* the joint one, too */
     p->mean = malloc(n_table * sizeof *p->mean);
     p->weight = malloc(n_table * sizeof *p->weight);
     p->anchor_step = has_anchors ? malloc(n_table * sizeof *p->anchor_step) : NULL;
@@ -205,6 +207,16 @@ static cg_status read_classes(cg_cursor *in, cg_profile *p)
     return CG_OK;
 }
 
+/* Whether a coarser level has nowhere more than a finer one, by frequency. */
+static bool counts_nest(const uint16_t fine[CG_DCT], const uint16_t coarse[CG_DCT])
+{
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        if (coarse[f] > fine[f])
+            return false;
+    }
+    return true;
+}
+
 /* What nested chunks rely on: steps a factor 3 apart, and no coarser level has columns that the
  * finer one has not. */
 static bool levels_nest(const cg_profile *p)
@@ -214,16 +226,15 @@ static bool levels_nest(const cg_profile *p)
             if (fabsf(p->step[level][plane] / p->step[level - 1][plane] - CG_RANS_REFINE_STEP) >
                 1e-6f)
                 return false;
-            /* Steps are by plane; columns by matrix, of which there may be one. */
-            for (uint32_t g = 0; g < p->n_groups && plane < p->n_matrices; g++) {
-                const cg_level_columns *fine = &p->groups[g].columns[level - 1][plane];
-                const cg_level_columns *coarse = &p->groups[g].columns[level][plane];
-                for (unsigned f = 0; f < CG_DCT; f++) {
-                    if (coarse->n_active[f] > fine->n_active[f])
-                        return false;
-                }
-            }
         }
+        for (uint32_t i = 0; i < cg_profile_n_bases(p); i++) {
+            const cg_group *group = &p->groups[i / p->n_matrices];
+            if (!counts_nest(group->columns[level - 1][i % p->n_matrices].n_active,
+                             group->columns[level][i % p->n_matrices].n_active))
+                return false;
+        }
+        if (!counts_nest(p->n_given[level - 1], p->n_given[level]))
+            return false;
     }
     return true;
 }
@@ -264,7 +275,7 @@ static cg_status keep_classes(cg_profile *p, const uint8_t *start, const uint8_t
     if (p->column_classes == NULL)
         return CG_ERR_NO_MEMORY;
     memcpy(p->column_classes, start, n_bytes);
-    for (uint32_t i = 0; i < p->n_groups * p->n_matrices; i++) {
+    for (uint32_t i = 0; i < cg_profile_n_bases(p); i++) {
         cg_group *group = &p->groups[i / p->n_matrices];
         move_classes(&group->anchors[i % p->n_matrices], start, p->column_classes);
         for (unsigned level = 0; level < CG_N_LOSSY; level++)
@@ -273,26 +284,42 @@ static cg_status keep_classes(cg_profile *p, const uint8_t *start, const uint8_t
     return CG_OK;
 }
 
+/* The group of the file's i-th basis: the joint one comes first there. */
+static cg_group *group_of_basis(const cg_profile *p, uint32_t i)
+{
+    if (p->joint != NULL)
+        return &p->groups[i > 0 ? i - 1 : p->n_groups];
+    return &p->groups[i / p->n_matrices];
+}
+
+/* Columns that a group's matrix may have. The joint one has some where it gives something. */
+static uint32_t most_active(const cg_profile *p, const cg_group *group, unsigned matrix,
+                            unsigned level, unsigned f)
+{
+    return group != p->joint          ? group->n_components[matrix] - p->n_shared
+           : p->n_given[level][f] > 0 ? group->n_components[matrix]
+                                      : 0;
+}
+
 /* How many components each frequency has at each level, and their classes. Lists of all bases stand
  * together in the file, so one copy keeps them. */
 static cg_status read_columns(cg_cursor *in, cg_profile *p)
 {
     const uint8_t *start = in->at;
+    const uint32_t n_bases = cg_profile_n_bases(p);
     cg_status status;
-    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
-        for (uint32_t g = 0; g < p->n_groups; g++) {
-            for (unsigned matrix = 0; matrix < p->n_matrices; matrix++) {
-                cg_level_columns *columns = &p->groups[g].columns[level][matrix];
-                for (unsigned f = 0; f < CG_DCT; f++) {
-                    if (!cg_cursor_u16(in, &columns->n_active[f]) ||
-                        columns->n_active[f] > p->groups[g].n_components[matrix])
-                        return CG_ERR_CORRUPT;
-                }
-                for (unsigned f = 0; f < CG_DCT; f++) {
-                    if ((status = read_run(in, p, f, columns)) != CG_OK)
-                        return status;
-                }
-            }
+    for (uint32_t i = 0; i < CG_N_LOSSY * n_bases; i++) {
+        const unsigned level = i / n_bases, matrix = i % n_bases % p->n_matrices;
+        cg_group *group = group_of_basis(p, i % n_bases);
+        cg_level_columns *columns = &group->columns[level][matrix];
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            if (!cg_cursor_u16(in, &columns->n_active[f]) ||
+                columns->n_active[f] > most_active(p, group, matrix, level, f))
+                return CG_ERR_CORRUPT;
+        }
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            if ((status = read_run(in, p, f, columns)) != CG_OK)
+                return status;
         }
     }
     return keep_classes(p, start, in->at);
@@ -458,12 +485,20 @@ static cg_status read_either(cg_cursor *in, cg_profile *p, cg_group *group, unsi
 {
     if (p->version == 1)
         return read_basis(in, p, group, matrix);
+    cg_bands *bands = &group->bands[matrix];
+    bands->n_channels = group->n_channels;
+    bands->n_components = group->n_components[matrix];
+    bands->unit_bits = unit_bits;
+    if (group != p->joint) {
+        bands->n_shared = p->n_shared;
+        bands->fraction_bits = p->fraction_bits;
+        bands->unit_bits += p->fraction_bits;
+    }
     /* Sums of 32 bits are at most 2^31 units, and a row of the DCT adds up to less than 4 of them.
-     */
-    const double most_sum = ldexp(1, 33 - (int)unit_bits);
+     * The joint matrix has no slices: what it gives is within 16 bits. */
+    const double most_sum = ldexp(1, 33 - (int)bands->unit_bits);
     return cg_profile_stays_finite(p, group, matrix, most_sum)
-               ? cg_bands_read(&p->layout, group->n_channels, group->n_components[matrix],
-                               unit_bits, p->is_only_checked, in, &group->bands[matrix])
+               ? cg_bands_read(&p->layout, p->is_only_checked, in, bands)
                : CG_ERR_CORRUPT;
 }
 
@@ -475,13 +510,46 @@ static uint64_t padded_channels(const cg_profile *p, uint32_t n_channels)
     return cg_padded(n_channels, n) / n * CG_PANEL_CHANNELS;
 }
 
-/* How many components each basis has, and in version 2 its unit: *unit_bits[n_bases]. What a reader
- * takes memory for is known from here on. */
+/* Which components the groups share: a group of their own, whose channels they are. */
+static cg_status read_shared(cg_cursor *in, cg_profile *p)
+{
+    uint16_t n_shared;
+    uint8_t fraction_bits, reserved;
+    if (!cg_cursor_u16(in, &n_shared) || !cg_cursor_u8(in, &fraction_bits) ||
+        !cg_cursor_u8(in, &reserved))
+        return CG_ERR_TRUNCATED;
+    if (p->n_groups < 2 || n_shared == 0 || n_shared % CG_BAND_COMPONENTS != 0 ||
+        p->n_groups * n_shared > CG_MOST_SHARED || fraction_bits > CG_MOST_FRACTION_BITS ||
+        reserved != 0)
+        return CG_ERR_CORRUPT;
+    p->n_shared = n_shared;
+    p->fraction_bits = fraction_bits;
+    p->groups[p->n_groups].n_channels = p->n_groups * n_shared;
+    p->joint = &p->groups[p->n_groups];
+    return CG_OK;
+}
+
+/* How many of them are given, by level and frequency. */
+static cg_status read_given(cg_cursor *in, cg_profile *p)
+{
+    for (unsigned i = 0; i < CG_N_LOSSY * CG_DCT; i++) {
+        uint16_t *n_given = &p->n_given[i / CG_DCT][i % CG_DCT];
+        if (!cg_cursor_u16(in, n_given))
+            return CG_ERR_TRUNCATED;
+        if (*n_given > p->n_shared)
+            return CG_ERR_CORRUPT;
+    }
+    return CG_OK;
+}
+
+/* How many components each basis has, and from version 2 on its unit: *unit_bits[n_bases], in the
+ * file's order. What a reader takes memory for is known from here on. */
 static cg_status read_sizes(cg_cursor *in, cg_profile *p, uint8_t *unit_bits)
 {
     uint64_t n_padded = 0;
-    for (size_t i = 0; i < (size_t)p->n_groups * p->n_matrices; i++) {
-        cg_group *group = &p->groups[i / p->n_matrices];
+    for (uint32_t i = 0; i < cg_profile_n_bases(p); i++) {
+        cg_group *group = group_of_basis(p, i);
+        const bool is_joint = group == p->joint;
         uint16_t *n_components = &group->n_components[i % p->n_matrices];
         uint8_t reserved = 0;
         unit_bits[i] = CG_LEAST_UNIT_BITS;
@@ -493,6 +561,13 @@ static cg_status read_sizes(cg_cursor *in, cg_profile *p, uint8_t *unit_bits)
         if (group->n_wide[i % p->n_matrices] > *n_components || reserved != 0 ||
             unit_bits[i] < CG_LEAST_UNIT_BITS || unit_bits[i] > CG_MOST_UNIT_BITS)
             return CG_ERR_CORRUPT;
+        /* A group has its shared components; sums of the joint matrix have bits to round off. */
+        if (is_joint ? *n_components == 0 || unit_bits[i] <= p->fraction_bits
+                     : *n_components < p->n_shared)
+            return CG_ERR_CORRUPT;
+        const cg_status status = is_joint ? read_given(in, p) : CG_OK;
+        if (status != CG_OK)
+            return status;
         n_padded +=
             cg_padded(*n_components, CG_BAND_COMPONENTS) * padded_channels(p, group->n_channels);
     }
@@ -502,9 +577,11 @@ static cg_status read_sizes(cg_cursor *in, cg_profile *p, uint8_t *unit_bits)
 /* What follows the classes, with a KLT. */
 static cg_status read_klt(cg_cursor *in, cg_profile *p)
 {
-    const uint32_t n_bases = p->n_groups * p->n_matrices;
     cg_status status =
         cg_basis_layout_init(p->kernels, p->geometry.head_dim, p->version > 1, &p->layout);
+    if (status == CG_OK && p->version == CG_PROFILE_VERSION_JOINT)
+        status = read_shared(in, p);
+    const uint32_t n_bases = cg_profile_n_bases(p);
     uint8_t *unit_bits = malloc(n_bases);
     if (status == CG_OK)
         status = unit_bits != NULL ? CG_OK : CG_ERR_NO_MEMORY;
@@ -514,7 +591,7 @@ static cg_status read_klt(cg_cursor *in, cg_profile *p)
         status = read_columns(in, p);
     const uint8_t *start = in->at;
     for (uint32_t i = 0; i < n_bases && status == CG_OK; i++) {
-        cg_group *group = &p->groups[i / p->n_matrices];
+        cg_group *group = group_of_basis(p, i);
         group->basis_offset[i % p->n_matrices] = (size_t)(in->at - start);
         status = read_either(in, p, group, i % p->n_matrices, unit_bits[i]);
     }

@@ -1,5 +1,6 @@
 /* The order of a file's sections, computed instead of stored: the tokens; for each group its
- * matrices and sinks at the coarsest level; then, for each finer level, a section for each task.
+ * matrices and sinks at the coarsest level; then, for each finer level, a section for each task. A
+ * joint matrix has a section of its own in front of each level's others.
  * cg_section_plan_row() goes from an index to a section, the two ..._index() functions go back, and
  * cg_section_plan_check() holds a file against the first. */
 #include "codec/section_plan.h"
@@ -21,9 +22,10 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
         return CG_ERR_CORRUPT;
     if (header->scales != profile->scales)
         return CG_ERR_FOREIGN_MODEL;
-    /* FORMAT.md, first table: only profiles of version 2 have chunks of version 3. */
-    if ((header->version == CG_CHUNK_VERSION) !=
-        (cg_profile_chunk_version(profile) == CG_CHUNK_VERSION))
+    /* FORMAT.md, first table: those of version 1 have two. */
+    const uint32_t version = cg_profile_chunk_version(profile);
+    if (version == CG_CHUNK_VERSION_SINGLE ? header->version >= CG_CHUNK_VERSION
+                                           : header->version != version)
         return CG_ERR_CORRUPT;
     /* Blocks are counted from position 0 of the context. */
     if (profile->token_transform == CG_TOKENS_DCT && header->first_position % CG_DCT != 0)
@@ -50,10 +52,27 @@ static uint32_t count_groups(const cg_profile *profile, const cg_chunk_header *h
     return cg_section_plan_n_tasks(profile, header) / cg_section_plan_n_matrices(profile);
 }
 
+/* The joint matrix's sections of a level. */
+static uint32_t count_joint(const cg_profile *profile)
+{
+    return profile != NULL && profile->joint != NULL;
+}
+
+/* Sections of the coarsest level, the tokens apart; and of each finer one. */
+static uint32_t count_coarsest(const cg_profile *profile, const cg_chunk_header *header)
+{
+    return count_joint(profile) + count_groups(profile, header) * count_in_group(profile, header);
+}
+
+static uint32_t count_finer(const cg_profile *profile, const cg_chunk_header *header)
+{
+    return count_joint(profile) + cg_section_plan_n_tasks(profile, header);
+}
+
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header)
 {
-    return 1 + count_groups(profile, header) * count_in_group(profile, header) +
-           cg_section_plan_n_tasks(profile, header) * (header->coarsest - header->level);
+    return 1 + count_coarsest(profile, header) +
+           count_finer(profile, header) * (header->coarsest - header->level);
 }
 
 /* The i-th of a group's sections of the coarsest level. Sinks stand behind the matrix of their
@@ -74,23 +93,36 @@ static cg_section row_in_group(const cg_profile *profile, uint32_t i, uint32_t n
 cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t section_index)
 {
-    const uint32_t n_tasks = cg_section_plan_n_tasks(profile, header),
-                   n_matrices = cg_section_plan_n_matrices(profile),
-                   n_in_group = count_in_group(profile, header),
-                   n_coarsest = n_in_group * count_groups(profile, header);
+    const uint32_t n_matrices = cg_section_plan_n_matrices(profile),
+                   n_in_group = count_in_group(profile, header), n_joint = count_joint(profile),
+                   n_coarsest = count_coarsest(profile, header),
+                   n_finer = count_finer(profile, header);
     if (section_index == 0)
         return (cg_section){.kind = CG_SECTION_TOKENS};
-    const uint32_t i = section_index - 1;
-    if (i < n_coarsest) {
-        cg_section row = row_in_group(profile, i % n_in_group, n_in_group);
-        row.group = (uint16_t)(i / n_in_group);
-        return row;
-    }
     /* Behind the coarsest level come the finer ones, the next finer first: a section a task. */
-    const uint32_t task = (i - n_coarsest) % n_tasks, n_finer = (i - n_coarsest) / n_tasks + 1;
-    return (cg_section){.kind = cg_section_to_level(header->coarsest - n_finer),
-                        .plane = (uint8_t)(task % n_matrices),
-                        .group = (uint16_t)(task / n_matrices)};
+    const bool is_finer = section_index > n_coarsest;
+    const uint32_t i = is_finer ? (section_index - 1 - n_coarsest) % n_finer : section_index - 1;
+    const uint32_t level =
+        header->coarsest - (is_finer ? (section_index - 1 - n_coarsest) / n_finer + 1 : 0);
+    if (i < n_joint)
+        return (cg_section){.kind = is_finer ? cg_section_joint_to_level(level) : CG_SECTION_JOINT};
+    if (is_finer)
+        return (cg_section){.kind = cg_section_to_level(level),
+                            .plane = (uint8_t)((i - n_joint) % n_matrices),
+                            .group = (uint16_t)((i - n_joint) / n_matrices)};
+    cg_section row = row_in_group(profile, (i - n_joint) % n_in_group, n_in_group);
+    row.group = (uint16_t)((i - n_joint) / n_in_group);
+    return row;
+}
+
+/* Where a level's sections begin. */
+static uint32_t first_of_level(const cg_profile *profile, const cg_chunk_header *header,
+                               unsigned level)
+{
+    return level == header->coarsest
+               ? 1
+               : 1 + count_coarsest(profile, header) +
+                     count_finer(profile, header) * (header->coarsest - 1 - level);
 }
 
 uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
@@ -98,17 +130,23 @@ uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header 
 {
     const uint32_t n_matrices = cg_section_plan_n_matrices(profile),
                    n_in_group = count_in_group(profile, header);
-    if (level == header->coarsest)
-        return 1 + task_index / n_matrices * n_in_group +
-               task_index % n_matrices * (n_in_group > n_matrices ? 2 : 1);
-    return 1 + count_groups(profile, header) * n_in_group +
-           cg_section_plan_n_tasks(profile, header) * (header->coarsest - 1 - level) + task_index;
+    const uint32_t first = first_of_level(profile, header, level) + count_joint(profile);
+    return level == header->coarsest
+               ? first + task_index / n_matrices * n_in_group +
+                     task_index % n_matrices * (n_in_group > n_matrices ? 2 : 1)
+               : first + task_index;
+}
+
+uint32_t cg_section_plan_joint_index(const cg_profile *profile, const cg_chunk_header *header,
+                                     unsigned level)
+{
+    return first_of_level(profile, header, level);
 }
 
 uint32_t cg_section_plan_sinks_index(const cg_profile *profile, const cg_chunk_header *header,
                                      uint32_t group, unsigned plane)
 {
-    return 1 + group * count_in_group(profile, header) +
+    return 1 + count_joint(profile) + group * count_in_group(profile, header) +
            (profile->n_matrices == 1 ? 1 + plane : 2 * plane + 1);
 }
 

@@ -61,10 +61,12 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header);
 cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t section_index);
-/* The index of a task's section at a level that the chunk holds; and of a plane's sinks, where the
- * chunk has some. */
+/* The index of a task's section at a level that the chunk holds; of the joint matrix's, where the
+ * profile has one; and of a plane's sinks, where the chunk has some. */
 uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t task_index, unsigned level);
+uint32_t cg_section_plan_joint_index(const cg_profile *profile, const cg_chunk_header *header,
+                                     unsigned level);
 uint32_t cg_section_plan_sinks_index(const cg_profile *profile, const cg_chunk_header *header,
                                      uint32_t group, unsigned plane);
 

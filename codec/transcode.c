@@ -45,6 +45,8 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
     cg_chunk_header header = chunk.header;
     if ((status = cg_section_plan_profile_check(profile, &header)) != CG_OK)
         return status;
+    if (profile->joint != NULL) /* not yet */
+        return CG_ERR_UNSUPPORTED;
 
     const cg_preset *preset = cg_lossy_preset(profile);
     cg_section *sections = calloc(header.n_sections, sizeof *sections);
