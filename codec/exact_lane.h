@@ -12,8 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Step 1a: a sum of the joint matrix to the number that a group's basis is multiplied by: k bits are
- * rounded off, half up, within 16 bits. k is at least 1. */
+/* Step 1a: a sum of the joint matrix to the number that a group's basis is multiplied by: k bits
+ * are rounded off, half up, within 16 bits. k is at least 1. */
 CG_LANE int32_t cg_lane_given(int32_t sum, unsigned k)
 {
     const int32_t rounded = (sum >> k) + (sum >> (k - 1) & 1);

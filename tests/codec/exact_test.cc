@@ -832,7 +832,7 @@ TEST(Version2, OpensAsFarAsItIsCheckedAndNoFurther)
         for (unsigned i = 0; i < 3; i++)
             bands_at += n_bases * 16 + 8 * 2 * (96 + 32);
         EXPECT_EQ(try_with(12, 4, 0), CG_OK);
-        EXPECT_EQ(try_with(8, 4, 3), CG_ERR_UNSUPPORTED_VERSION);
+        EXPECT_EQ(try_with(8, 4, 4), CG_ERR_UNSUPPORTED_VERSION);
         EXPECT_EQ(try_with(67, 1, 1), CG_ERR_CORRUPT);
         EXPECT_EQ(try_with(78, 1, 2), CG_ERR_CORRUPT);
         EXPECT_EQ(try_with(79, 1, 1), CG_ERR_CORRUPT);
