@@ -1,5 +1,5 @@
 /* cuda/klt.cuh - kernels' bodies: from symbols to elements, preset klt; FORMAT.md's "Decoding,
- * version 2", steps 1 to 5.
+ * version 2", steps 1 to 5; of version 3, from step 1b on.
  *
  * A warp has 16 blocks of 8 tokens and 8 pairs of channels. The sums of a block's 8 frequencies lie
  * in one lane, so that the inverse DCT needs no other; and so do the channels that are rotated

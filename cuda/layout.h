@@ -33,6 +33,8 @@ enum {
     CG_CUDA_KLT_BLOCKS = CG_CUDA_KLT_ROWS * CG_CUDA_TILE_BLOCKS,
     CG_CUDA_STAGE_STEPS = 4, /* steps whose symbols are fetched together */
     CG_CUDA_TILE_BYTES = CG_CUDA_TILE_BLOCKS * CG_CUDA_BAND, /* digits of 16 rows and a band */
+    CG_CUDA_JOINT_CHANNELS = 2 * CG_CUDA_TILE_PAIRS,         /* of a tile of the joint matrix */
+    CG_CUDA_GIVEN_COLUMNS = 2, /* of symbols that a shared component has: bands side by side */
 
     CG_CUDA_KLT_SHARED_BYTES = 70 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
 
@@ -47,6 +49,7 @@ enum {
     CG_CUDA_EXPONENTS, /* streams of a lossless payload to elements */
     CG_CUDA_ROTATION,  /* cosines and sines of the tokens' positions */
     CG_CUDA_KLT,       /* symbols to elements */
+    CG_CUDA_JOINT,     /* joint symbols to the groups' */
     CG_CUDA_N_KINDS
 };
 
@@ -142,14 +145,28 @@ typedef struct cg_cuda_klt {
     uint32_t head_tiles;        /* tiles of a head */
     uint32_t half;              /* rotary_dim / 2 */
     uint32_t n_layers, n_tokens;
-    float unit;            /* 2^-unit_bits */
+    float unit;            /* of sums, in steps */
     cg_cuda_target target; /* plane: of the first slice */
 } cg_cuda_klt;
 
+/* The joint matrix. What it gives are the first columns of the groups' symbols: by turns a band of
+ * low digits, and one of what these leave over 256. */
+typedef struct cg_cuda_joint {
+    cg_cuda_product product;
+    uint64_t groups_at;   /* in the plan: cg_cuda_klt of the wanted groups */
+    uint32_t first_group; /* of the wanted ones */
+    uint32_t n_shared;    /* components that a group shares, in whole bands */
+    uint32_t n_given[CG_DCT];
+    uint32_t n_bits; /* of a sum, that are rounded off */
+} cg_cuda_joint;
+
+/* Of both passes that multiply. */
 typedef struct cg_cuda_klt_job {
     uint64_t matrix_at; /* in the plan */
     uint32_t first_block;
-    uint32_t first_tile, n_tiles; /* tiles: of the wanted heads, [slice][head][tile]; of all */
+    /* Up to n_tiles: of the wanted heads, [slice][head][tile]; or of the joint matrix's channels.
+     */
+    uint32_t first_tile, n_tiles;
     uint32_t reserved;
 } cg_cuda_klt_job;
 
