@@ -5,7 +5,8 @@
  * channels are the groups' shared components. What a sum gives, V, has 16 bits, and often more than
  * 8 of them. So it becomes two columns of the group's symbols: V's low digit, and the rest over
  * 256. Both are multiplied by the same elements, the second with 8 bits more of shift (the steps of
- * cuda/profile_blob.c). The second is -128 to 128: a tile with 128 is a large one.
+ * cuda/profile_blob.c). The second is -128 to 128: a tile with 128 is a large one. Tiles of zeros
+ * are many among the second ones, and left out.
  */
 #ifndef CG_CUDA_JOINT_CUH
 #define CG_CUDA_JOINT_CUH
@@ -58,6 +59,8 @@ CG_LANE void cg_cuda_store_given(const cg_cuda_product &to, uint8_t *scratch, ui
     *(uint64_t *)(digits + high_tile * CG_CUDA_TILE_BYTES + at) = cells.high;
     ((uint64_t *)high_cells)[0] = cells.high_cells[0];
     ((uint64_t *)high_cells)[1] = cells.high_cells[1];
+    if (cells.high != 0)
+        scratch[to.rest_at + high_tile] = 1;
     if (cells.is_large)
         scratch[to.large_at + high_tile] = 1;
 }

@@ -20,7 +20,9 @@ enum {
     CG_CUDA_TOKENS = CG_CUDA_KLT_BLOCKS * CG_DCT,
     CG_CUDA_PIECES = CG_CUDA_TILE_BYTES / 16,
     /* What a tile of digits is: */
-    CG_CUDA_IS_THERE = 1, /* its frequency has the band, or the other frequency of a pair has */
+    /* Its frequency has the band, or the other frequency of a pair has; of rests, it is not zeros.
+     */
+    CG_CUDA_IS_THERE = 1,
     CG_CUDA_IS_LARGE = 2, /* some digits are not all of their cells */
 };
 
@@ -81,6 +83,21 @@ CG_LANE void cg_cuda_shift_sums(cg_cuda_sums *sums, uint32_t shift)
     }
 }
 
+/* Whether something is left over 256 of the numbers given to a tile or to that of the other
+ * frequency of its pair. */
+CG_LANE bool cg_cuda_has_rest(const cg_cuda_product &m, const uint8_t *scratch, uint32_t f,
+                              uint32_t band, uint32_t tile_row)
+{
+    uint32_t marks = 0;
+    CG_UNROLL
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t g = f ^ i;
+        if (tile_row < m.n_tile_rows && band < m.n_bands[g])
+            marks |= scratch[m.rest_at + m.tile_at[g] + band * m.n_tile_rows + tile_row];
+    }
+    return marks != 0;
+}
+
 /* Starts to fetch the digits of a stage's steps, and fetches what the tiles are. Each warp has a
  * tile of each step. */
 template <class Cta>
@@ -103,12 +120,14 @@ CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_product &m, const uint8
         const uint64_t tile = m.tile_at[f] + step.band * m.n_tile_rows + tile_row;
         uint8_t *const to = &shared->digits[buffer][s][f][row][16 * piece];
         uint32_t is = step.band < pair_bands ? CG_CUDA_IS_THERE : 0;
-        if (step.band < n_bands)
+        if (step.is_rest != 0 && !cg_cuda_has_rest(m, scratch, f, step.band, tile_row))
+            is = 0;
+        if (is != 0 && step.band < n_bands)
             cta.copy16(to, scratch + m.digits_at + tile * CG_CUDA_TILE_BYTES + 16 * piece);
         else if (is != 0)
             cta.clear16(to);
         if (piece == 0) {
-            if (step.band < n_bands && scratch[m.large_at + tile] != 0)
+            if (is != 0 && step.band < n_bands && scratch[m.large_at + tile] != 0)
                 is |= CG_CUDA_IS_LARGE;
             shared->tiles[buffer][s][row].of[f] = (uint8_t)is;
             shared->steps[buffer][s] = step; /* the same from all */

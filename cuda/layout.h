@@ -111,7 +111,9 @@ typedef struct cg_cuda_target {
 /* Basis elements of one band and digit, shifted; steps stand in the order of falling shifts, so
  * that sums can be shifted as they grow. number: in the basis, where bands follow one another. */
 typedef struct cg_cuda_step {
-    uint16_t band, shift;
+    uint16_t band; /* of columns of symbols */
+    uint8_t shift;
+    uint8_t is_rest; /* of given numbers, over 256: often there is none */
     uint32_t number;
 } cg_cuda_step;
 
@@ -123,6 +125,7 @@ typedef struct cg_cuda_product {
     cg_cuda_streams streams;
     uint64_t cells_at, digits_at;
     uint64_t large_at;        /* a byte for each tile: not 0 where a digit is not all of its cell */
+    uint64_t rest_at;         /* the same: not 0 where a rest of given numbers is not 0 */
     uint32_t tile_at[CG_DCT]; /* number of a frequency's first tile */
     uint32_t n_bands[CG_DCT];
     uint32_t n_rows;               /* blocks of 8 tokens */

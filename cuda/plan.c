@@ -330,7 +330,8 @@ static void lay_product(planner *p, wanted w, cg_cuda_product *m)
         m->tile_at[f] = n_tiles;
         n_tiles += m->n_bands[f] * m->n_tile_rows;
     }
-    m->large_at = take_scratch(p, n_tiles); /* all of them come first: they are cleared */
+    m->large_at = take_scratch(p, n_tiles); /* all marks come first: they are cleared */
+    m->rest_at = w.group->bands[w.matrix].n_shared > 0 ? take_scratch(p, n_tiles) : 0;
     m->n_tiles = n_tiles;
     m->basis_at = w.laid->basis_at;
     m->steps_at = w.laid->steps_at[h->level - 1];
@@ -530,7 +531,7 @@ static cg_status plan_klt(planner *p)
         return CG_ERR_BUFFER_TOO_SMALL;
     for (size_t i = 0; i < n; i++)
         lay_product(p, wanted_matrix(p, i), &products[i]);
-    /* Scratch holds the marks of large tiles so far: what must be zeros before a kernel runs. */
+    /* Scratch holds the marks of tiles so far: what must be zeros before a kernel runs. */
     p->plan->zeroed_bytes = p->scratch_bytes;
     cg_status status = plan_rotation(p, &rotation_at);
     for (size_t i = 0; i < n; i++)

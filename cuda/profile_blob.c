@@ -260,8 +260,10 @@ static uint32_t lay_steps(const cg_bands *bands, uint32_t n_bands, cg_cuda_step 
                 if (first >= n_bands || of_band + 8 * (digit + part) != shift)
                     continue;
                 if (steps_out != NULL)
-                    steps_out[n] =
-                        (cg_cuda_step){(uint16_t)(first + part), (uint16_t)shift, number + digit};
+                    steps_out[n] = (cg_cuda_step){.band = (uint16_t)(first + part),
+                                                  .shift = (uint8_t)shift,
+                                                  .is_rest = part > 0,
+                                                  .number = number + digit};
                 n++;
             }
             number += n_digits;
