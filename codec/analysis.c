@@ -14,7 +14,7 @@ typedef struct cg_analyses {
     pthread_mutex_t lock; /* of is_ready, and of each[] until then */
     bool is_ready;
     uint32_t n_bases;
-    cg_analysis each[]; /* [n_groups][n_matrices] */
+    cg_analysis each[]; /* [n_groups][n_matrices], and of the joint matrix */
 } cg_analyses;
 
 cg_status cg_analyses_new(uint32_t n_bases, cg_analyses **out)
@@ -38,6 +38,7 @@ static void destroy(cg_analysis *a)
     free(a->leak_scale);
     free(a->n_digits);
     free(a->leak_digits);
+    free(a->band_reach);
     *a = (cg_analysis){0};
 }
 
@@ -261,7 +262,7 @@ done:
     return status;
 }
 
-/* ---- version 2 ---- */
+/* ---- from version 2 on ---- */
 
 /* Rows come from what decoders read. All are integers, and scales are powers of two. */
 static cg_status make_from_bands(const cg_profile *p, const cg_bands *bands, cg_analysis *a)
@@ -290,6 +291,73 @@ done:
     return status;
 }
 
+/* A bound on the operator norm of n_rows rows, one a column of columns[n][CG_BAND_COMPONENTS]: its
+ * square is at most the largest row sum of the magnitudes of their scalar products. */
+static float bound_norm(const float (*columns)[CG_BAND_COMPONENTS], uint32_t n)
+{
+    float products[CG_BAND_COMPONENTS][CG_BAND_COMPONENTS] = {{0}}, most = 0;
+    for (uint32_t ch = 0; ch < n; ch++) {
+        for (unsigned i = 0; i < CG_BAND_COMPONENTS; i++) {
+            for (unsigned k = 0; k < CG_BAND_COMPONENTS; k++)
+                products[i][k] += columns[ch][i] * columns[ch][k];
+        }
+    }
+    for (unsigned i = 0; i < CG_BAND_COMPONENTS; i++) {
+        float sum = 0;
+        for (unsigned k = 0; k < CG_BAND_COMPONENTS; k++)
+            sum += fabsf(products[i][k]);
+        most = fmaxf(most, sum);
+    }
+    return 1.001f * sqrtf(most); /* more than f32 loses in n additions */
+}
+
+/* The Euclidean norm of the largest elements, shifted, of a group's shared components: their sums
+ * are no more than this times the norm of what is given. */
+static double shared_norm(const cg_bands *bands)
+{
+    double square = 0;
+    for (uint32_t c = 0; c < bands->n_shared; c++) {
+        const double most = (double)(bands->most_before[c + 1] - bands->most_before[c]);
+        square += most * most;
+    }
+    return sqrt(square);
+}
+
+/* FORMAT.md's bounds on what the joint matrix gives are on numbers that nobody has before he
+ * decodes. These are on symbols alone, and hold for any basis. */
+static cg_status make_reach(const cg_profile *p, cg_analysis *a)
+{
+    const cg_bands *bands = &p->joint->bands[0];
+    const uint32_t n = bands->n_channels, in_band = CG_BAND_COMPONENTS;
+    int16_t *row = malloc(n * sizeof *row);
+    float(*columns)[CG_BAND_COMPONENTS] = malloc(n * sizeof *columns);
+    a->band_reach = calloc((bands->n_components + in_band - 1) / in_band, sizeof *a->band_reach);
+    const bool is_room = row != NULL && columns != NULL && a->band_reach != NULL;
+    for (uint32_t first = 0; first < bands->n_components && is_room; first += in_band) {
+        unsigned shift = 0; /* the band's */
+        for (uint32_t i = 0; i < in_band; i++) {
+            const bool is_there = first + i < bands->n_components;
+            if (is_there)
+                shift = cg_bands_row(&p->layout, bands, first + i, row);
+            for (uint32_t ch = 0; ch < n; ch++)
+                columns[ch][i] = is_there ? row[ch] : 0;
+        }
+        a->band_reach[first / in_band] =
+            ldexpf(bound_norm((const float(*)[CG_BAND_COMPONENTS])columns, n),
+                   (int)shift - (int)bands->unit_bits);
+    }
+    double most = INT16_MAX - 1; /* so that none is at the ends */
+    for (uint32_t g = 0; g < p->n_groups; g++) {
+        const double norm = shared_norm(&p->groups[g].bands[0]);
+        /* Half of the 32 bits, less what rounding to integers may add. */
+        most = fmin(most, 0x1p30 / fmax(norm, 1) - sqrt(p->n_shared) / 2);
+    }
+    a->most_reach = (float)ldexp(fmax(most, 0), -(int)p->fraction_bits);
+    free(row);
+    free(columns);
+    return is_room ? CG_OK : CG_ERR_NO_MEMORY;
+}
+
 /* ---- both ---- */
 
 /* Without the lock: the caller has been in cg_analysis_ready(), and behind that nobody writes
@@ -311,6 +379,8 @@ cg_status cg_analysis_ready(const cg_profile *p)
         const unsigned matrix = i % p->n_matrices;
         status = p->version == 1 ? make_from_rows(p, group, matrix, &all->each[i])
                                  : make_from_bands(p, &group->bands[matrix], &all->each[i]);
+        if (status == CG_OK && group == p->joint)
+            status = make_reach(p, &all->each[i]);
     }
     /* All or none: a later call starts from nothing. */
     for (uint32_t i = 0; i < all->n_bases && status != CG_OK; i++)

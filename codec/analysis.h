@@ -35,6 +35,11 @@ typedef struct cg_analysis {
     /* The largest Euclidean norm of integers: in version 1 of the components behind the first
      * n_exact; in version 2 of all, and of leaks. */
     float norm, leak_norm;
+    /* Of the joint matrix, else NULL: how far symbols of a band of components can reach, per unit
+     * of their Euclidean norm [bands]. The sum over a row's bands is a bound on the norm of what it
+     * gives the groups, in steps. Up to most_reach neither those numbers nor the groups' sums of
+     * them leave their bits. */
+    float *band_reach, most_reach;
 } cg_analysis;
 
 /* Makes the tables of all the profile's bases, unless they are there. CG_ERR_NO_MEMORY: a later

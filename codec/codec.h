@@ -4,8 +4,9 @@
  * V; or one for each layer group, where the profile joins K and V. Tasks are independent. The
  * caller runs them on its own threads, in any order, each at most once; only the functions under
  * "convenience" start threads. Scratch memory comes from the caller: one piece a thread, 64-byte
- * aligned, of cg_..._scratch_bytes() bytes. A decoding task allocates nothing else. An encoding
- * task also allocates the bytes that it codes, whose size nobody knows before.
+ * aligned, of cg_..._scratch_bytes() bytes. A decoding task allocates nothing else. With a joint
+ * matrix the first one that runs decodes what all of them need, and the others wait for it. An
+ * encoding task also allocates the bytes that it codes, whose size nobody knows before.
  *
  * Canonical layout of a task's elements: [n_planes][n_layers][n_tokens][n_kv_heads][head_dim] of
  * the task's shape, of the chunk's dtype, K as the engine holds it (rotated).
@@ -36,7 +37,8 @@ typedef struct cg_decoder cg_decoder;
  * one, let n_bytes be that level's header.level_bytes. Checked here: the header, the geometry, and
  * that the fingerprints of profile and model are the profile's, and the scales, and that a lossless
  * chunk has the bytes that its geometry takes at least: a third of the elements'. So decoding it
- * takes memory by the file's size; a lossy one takes it by the geometry. Its time is by the
+ * takes memory by the file's size; a lossy one takes it by the geometry, and with a joint matrix
+ * the decoder holds two bytes for each shared component of a token. Its time is by the
  * geometry, too: symbols of a profile of version 2 are at most three digits, so the largest ones
  * take three times the products of small ones; and an escape takes at most four words.
  * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY. */
@@ -49,7 +51,7 @@ cg_task_shape cg_decoder_task_shape(const cg_decoder *decoder, uint32_t task_ind
 size_t cg_decoder_scratch_bytes(const cg_decoder *decoder);
 /* Checks the checksums of a task's sections, then decodes it into out (canonical layout). Never
  * reads outside the chunk, whatever its bytes are. CG_ERR_CORRUPT, CG_ERR_TRUNCATED: out is garbage
- * then. Any thread. */
+ * then. What is wrong with the joint matrix's sections is every task's error. Any thread. */
 cg_status cg_decoder_run(const cg_decoder *decoder, uint32_t task_index, void *scratch,
                          size_t scratch_bytes, void *out);
 
@@ -64,7 +66,8 @@ enum { CG_NESTED = 1 << 7 };
 bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
 
 /* Prepares the encoding of one chunk at all levels of level_mask (bit n: level n). The levels share
- * one transform, so several cost little more than one.
+ * one transform, so several cost little more than one. With a joint matrix over the layer groups an
+ * encoder takes 4 bytes for each of its channels and token, until it is freed.
  * With CG_NESTED in the mask its lossy levels are nested: cg_encoder_finish() of one makes a file
  * that holds the coarser ones of the mask, too. That needs cg_encoder_can_nest().
  * header: geometry, scales, first_position, n_tokens, prefix_level, model, parent and extra are
@@ -79,7 +82,8 @@ uint32_t cg_encoder_n_tasks(const cg_encoder *encoder);
 cg_task_shape cg_encoder_task_shape(const cg_encoder *encoder, uint32_t task_index);
 size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
 /* Encodes one task from in (canonical layout) at every level. Any thread; tasks may run
- * concurrently.
+ * concurrently. With a joint matrix each leaves a part for it in the encoder, and the one that ends
+ * last codes it, too, in its own scratch. A task that failed may run again.
  * CG_ERR_NO_MEMORY (the coded bytes are allocated), CG_ERR_INVALID_ARGUMENT: not finite elements at
  * a lossy level. */
 cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch,
@@ -87,9 +91,9 @@ cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch
 /* Symbols that the tasks so far had to make smaller: beyond 16 bits, or of sums beyond 32. What is
  * decoded is then further off than the level means. Any thread. */
 uint64_t cg_encoder_n_saturated(const cg_encoder *encoder);
-/* After all tasks: the chunk file of one level, of version 3 (with a profile of version 1 at a
- * lossy level: 1, or 2 when nested), nested with the mask's coarser ones if asked for, malloc'ed:
- * the caller frees it with free(). */
+/* After all tasks: the chunk file of one level, of version 3 (at a lossy level 4 with a joint
+ * matrix; with a profile of version 1 1, or 2 when nested), nested with the mask's coarser ones if
+ * asked for, malloc'ed: the caller frees it with free(). */
 cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes_out,
                             size_t *n_bytes_out);
 

@@ -9,8 +9,17 @@
 #include "codec/lossy.h"
 #include "codec/section_plan.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* What the joint matrix gives to all tasks: made by the first one that needs it. */
+typedef struct joint_stage {
+    pthread_mutex_t lock;
+    bool is_done;     /* under lock, as are the others until then; afterwards they are read-only */
+    cg_status status; /* every task's */
+    int16_t *given;   /* codec/klt.h */
+} joint_stage;
 
 struct cg_decoder {
     cg_chunk chunk;
@@ -18,7 +27,31 @@ struct cg_decoder {
     const cg_preset *preset; /* NULL at L0 */
     uint32_t n_sink_tokens;
     cg_section *sections; /* [chunk.header.n_sections] */
+    joint_stage *joint;   /* NULL without a joint matrix */
 };
+
+static void free_joint(joint_stage *joint)
+{
+    if (joint == NULL)
+        return;
+    pthread_mutex_destroy(&joint->lock);
+    free(joint->given);
+    free(joint);
+}
+
+/* Its memory is taken here, so that tasks take none. */
+static joint_stage *new_joint(size_t given_bytes)
+{
+    joint_stage *joint = calloc(1, sizeof *joint);
+    if (joint == NULL)
+        return NULL;
+    pthread_mutex_init(&joint->lock, NULL);
+    joint->given = malloc(given_bytes);
+    if (joint->given != NULL)
+        return joint;
+    free_joint(joint);
+    return NULL;
+}
 
 cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                          cg_decoder **decoder_out)
@@ -35,10 +68,6 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
         profile = NULL; /* callers may have one at hand: lossless chunks do not use it */
     else if ((status = cg_section_plan_profile_check(profile, h)) != CG_OK)
         goto done;
-    if (profile != NULL && profile->joint != NULL) { /* not yet */
-        status = CG_ERR_UNSUPPORTED;
-        goto done;
-    }
 
     status = CG_ERR_NO_MEMORY;
     /* At most CG_CHUNK_MAX_SECTIONS of them: cg_chunk_open() has checked the count. */
@@ -52,6 +81,11 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
         d->n_sink_tokens = cg_section_plan_n_sinks(profile, h);
         if ((status = cg_heads_init(profile, h, &d->heads)) != CG_OK)
             goto done;
+        if (profile->joint != NULL &&
+            (d->joint = new_joint(d->preset->given_bytes(profile, h->n_tokens))) == NULL) {
+            status = CG_ERR_NO_MEMORY;
+            goto done;
+        }
     }
     *decoder_out = d;
     d = NULL;
@@ -64,6 +98,7 @@ void cg_decoder_free(cg_decoder *d)
 {
     if (d == NULL)
         return;
+    free_joint(d->joint);
     free(d->sections);
     cg_heads_destroy(&d->heads);
     free(d);
@@ -114,7 +149,41 @@ size_t cg_decoder_scratch_bytes(const cg_decoder *d)
                                                       d->n_sink_tokens));
         most = arena.used_bytes > most ? arena.used_bytes : most;
     }
+    if (d->joint != NULL) {
+        const size_t bytes =
+            d->preset->decode_joint_scratch_bytes(p, h->level, h->coarsest, h->n_tokens);
+        most = bytes > most ? bytes : most;
+    }
     return most;
+}
+
+/* A level's section, whose checksum is checked: damage costs no decoding. */
+static cg_status take_section(const cg_decoder *d, uint32_t section_index, cg_coded *coded_out)
+{
+    const cg_section *section = &d->sections[section_index];
+    *coded_out = (cg_coded){d->chunk.bytes + section->offset, section->bytes};
+    return cg_chunk_section_check(&d->chunk, section);
+}
+
+/* The joint matrix, unless it is decoded already. Other tasks wait here: they can't go on without.
+ */
+static cg_status ready_joint(const cg_decoder *d, void *scratch)
+{
+    const cg_chunk_header *h = &d->chunk.header;
+    const cg_profile *p = d->heads.profile;
+    joint_stage *joint = d->joint;
+    cg_coded coded[CG_N_LEVELS] = {0};
+    pthread_mutex_lock(&joint->lock);
+    for (unsigned level = h->level;
+         level <= h->coarsest && !joint->is_done && joint->status == CG_OK; level++)
+        joint->status = take_section(d, cg_section_plan_joint_index(p, h, level), &coded[level]);
+    if (!joint->is_done && joint->status == CG_OK)
+        joint->status = d->preset->decode_joint(p, h->level, h->coarsest, coded, h->n_tokens,
+                                                scratch, joint->given);
+    joint->is_done = true;
+    const cg_status status = joint->status;
+    pthread_mutex_unlock(&joint->lock);
+    return status;
 }
 
 /* Lays the exact first tokens of a plane on top of what was decoded: FORMAT.md, step 6. A sinks
@@ -152,13 +221,10 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
         return CG_ERR_INVALID_ARGUMENT;
     cg_coded coded[CG_N_LEVELS] = {0};
     cg_status status = CG_OK;
-    /* All checksums come first: damage costs no decoding. A nested chunk needs its coarser levels,
-     * too: finer symbols are coded given theirs. */
-    for (unsigned level = h->level; level <= h->coarsest && status == CG_OK; level++) {
-        const cg_section *section = &d->sections[cg_section_plan_index(p, h, task_index, level)];
-        coded[level] = (cg_coded){d->chunk.bytes + section->offset, section->bytes};
-        status = cg_chunk_section_check(&d->chunk, section);
-    }
+    /* All checksums come first. A nested chunk needs its coarser levels, too: finer symbols are
+     * coded given theirs. */
+    for (unsigned level = h->level; level <= h->coarsest && status == CG_OK; level++)
+        status = take_section(d, cg_section_plan_index(p, h, task_index, level), &coded[level]);
     const cg_section *sinks[CG_N_PLANES];
     const cg_task_shape shape = cg_decoder_task_shape(d, task_index);
     const uint32_t n_planes = d->n_sink_tokens > 0 ? shape.n_planes : 0;
@@ -167,6 +233,8 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
                                                             shape.plane + i)];
         status = cg_chunk_section_check(&d->chunk, sinks[i]);
     }
+    if (status == CG_OK && d->joint != NULL)
+        status = ready_joint(d, scratch);
     if (status != CG_OK)
         return status;
     if (p == NULL)
@@ -175,7 +243,7 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
                                   cg_chunk_align(h->version), scratch, out);
     const cg_group *group = &p->groups[task_index / p->n_matrices];
     status = d->preset->decode(&d->heads, h->level, h->coarsest, group, task_index % p->n_matrices,
-                               coded, scratch, out);
+                               coded, d->joint != NULL ? d->joint->given : NULL, scratch, out);
     /* Last: the preset has written all tokens, these too, and is done with the scratch. */
     for (uint32_t i = 0; i < n_planes && status == CG_OK; i++)
         status = decode_sinks(d, group, sinks[i], scratch,

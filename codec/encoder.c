@@ -1,6 +1,7 @@
 /* Elements to chunk files, at several levels in one pass. Tasks run in any order on any threads;
- * each leaves its coded sections in slots of its own, so there is no lock. cg_encoder_finish()
- * joins the slots of one level into a file, in the order of section_plan.c. */
+ * each leaves its coded sections in slots of its own, so there is no lock. A joint matrix takes a
+ * part of all groups: the task that ends last codes it. cg_encoder_finish() joins the slots of one
+ * level into a file, in the order of section_plan.c. */
 #include "codec/codec.h"
 
 #include "codec/analysis.h"
@@ -17,15 +18,17 @@
 struct cg_encoder {
     cg_chunk_header header;
     uint32_t *tokens;
-    unsigned level_mask; /* CG_NESTED apart */
-    bool is_nested;
     const cg_profile *profile; /* NULL when the mask is only L0; so are preset and heads */
     const cg_preset *preset;
     cg_heads heads;
+    cg_encoding encoding; /* its mask has L0, too, and CG_NESTED never */
     uint32_t n_tasks;
+    /* With a joint matrix: whether a task has left its part [n_tasks], and how many have not. */
+    bool *has_run;
+    atomic_uint n_to_come;
     uint32_t n_sink_tokens;
-    /* A task writes only its own pieces. */
-    cg_piece *symbols[CG_N_LEVELS];   /* [n_tasks], levels of the mask but L0 */
+    /* A task writes only its own pieces; the joint matrix's are behind those of the tasks. */
+    cg_piece *symbols[CG_N_LEVELS];   /* [n_tasks + 1], levels of the mask but L0 */
     cg_piece *sinks;                  /* [n_groups * 2], of the profile */
     uint32_t n_sinks;                 /* pieces of them */
     atomic_uint_fast64_t n_saturated; /* all that tasks share */
@@ -38,6 +41,17 @@ bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask)
      * stays is of another run. */
     const unsigned lossy = (unsigned)level_mask >> CG_L1, lowest = lossy & -lossy;
     return profile != NULL && profile->nests && lossy != 0 && (lossy & (lossy + lowest)) == 0;
+}
+
+/* Room for what tasks leave for the joint matrix. */
+static cg_status prepare_joint(cg_encoder *e)
+{
+    atomic_init(&e->n_to_come, e->n_tasks);
+    e->has_run = calloc(e->n_tasks, sizeof *e->has_run);
+    e->encoding.shared = aligned_alloc(
+        CG_ARENA_ALIGN,
+        cg_padded(e->preset->shared_bytes(e->profile, e->header.n_tokens), CG_ARENA_ALIGN));
+    return e->has_run != NULL && e->encoding.shared != NULL ? CG_OK : CG_ERR_NO_MEMORY;
 }
 
 cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header,
@@ -66,8 +80,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     /* The mask says which levels, never the caller's header: the check below would take that for a
      * nested file. */
     e->header.level = e->header.coarsest = 0;
-    e->level_mask = level_mask;
-    e->is_nested = is_nested;
+    e->encoding =
+        (cg_encoding){.heads = &e->heads, .level_mask = level_mask, .is_nested = is_nested};
     if (level_mask >> 1 != 0) {
         e->profile = profile;
         if (profile != NULL) {
@@ -77,10 +91,6 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
         if ((status = cg_section_plan_profile_check(profile, &e->header)) != CG_OK) {
             /* No file is corrupt here: the caller has asked for what the profile does not fit. */
             status = status == CG_ERR_CORRUPT ? CG_ERR_INVALID_ARGUMENT : status;
-            goto done;
-        }
-        if (profile->joint != NULL) { /* not yet */
-            status = CG_ERR_UNSUPPORTED;
             goto done;
         }
         e->n_sink_tokens = cg_section_plan_n_sinks(profile, &e->header);
@@ -96,7 +106,7 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     if (e->tokens == NULL || e->lossless == NULL || e->sinks == NULL)
         goto done;
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        if ((e->symbols[level] = calloc(e->n_tasks, sizeof *e->symbols[level])) == NULL)
+        if ((e->symbols[level] = calloc(e->n_tasks + 1u, sizeof *e->symbols[level])) == NULL)
             goto done;
     }
     uint32_t largest = 0;
@@ -109,6 +119,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
         e->preset = cg_lossy_preset(profile);
         if ((status = cg_analysis_ready(profile)) != CG_OK ||
             (status = cg_heads_init(profile, header, &e->heads)) != CG_OK)
+            goto done;
+        if (profile->joint != NULL && (status = prepare_joint(e)) != CG_OK)
             goto done;
     }
     *encoder_out = e;
@@ -124,7 +136,7 @@ void cg_encoder_free(cg_encoder *e)
     if (e == NULL)
         return;
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        for (uint32_t i = 0; e->symbols[level] != NULL && i < e->n_tasks; i++)
+        for (uint32_t i = 0; e->symbols[level] != NULL && i <= e->n_tasks; i++)
             free(e->symbols[level][i].bytes);
         free(e->symbols[level]);
     }
@@ -136,6 +148,8 @@ void cg_encoder_free(cg_encoder *e)
     free(e->sinks);
     free(e->lossless);
     free(e->tokens);
+    free(e->has_run);
+    free(e->encoding.shared);
     cg_heads_destroy(&e->heads);
     free(e);
 }
@@ -161,6 +175,11 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
     const size_t channels = cg_geometry_channels(&h->geometry);
     /* L0, sinks and lossy levels of a task are coded one after the other, in the same memory. */
     size_t most = cg_lossless_scratch_bytes(h->geometry.dtype, channels, h->n_tokens);
+    if (e->profile != NULL && e->profile->joint != NULL) {
+        const size_t joint =
+            e->preset->encode_scratch_bytes(e->profile, e->profile->joint, 0, h->n_tokens);
+        most = joint > most ? joint : most;
+    }
     for (uint32_t i = 0; e->profile != NULL && i < e->n_tasks; i++) {
         const cg_group *group = &e->profile->groups[i / e->profile->n_matrices];
         const size_t lossy = e->preset->encode_scratch_bytes(
@@ -213,6 +232,34 @@ static cg_status encode_sinks(cg_encoder *e, const cg_group *group, const uint8_
                            out);
 }
 
+/* Keeps what was made at each level, after an error, too: it is freed with the encoder. */
+static void keep_sections(cg_encoder *e, uint32_t slot, const cg_piece sections[CG_N_LEVELS])
+{
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        free(e->symbols[level][slot].bytes); /* what an earlier run has left */
+        e->symbols[level][slot] = sections[level];
+    }
+}
+
+/* Behind a task. The last of all codes the joint matrix, for which each has left its part. Should
+ * that fail, it is done again with the task. */
+static cg_status end_task(cg_encoder *e, uint32_t task_index, void *scratch)
+{
+    const bool is_new = !e->has_run[task_index];
+    e->has_run[task_index] = true;
+    /* Who counts down to 0 is the last; two that looked afterwards could both see it. */
+    const unsigned n_to_come =
+        is_new ? atomic_fetch_sub(&e->n_to_come, 1) - 1 : atomic_load(&e->n_to_come);
+    if (n_to_come > 0)
+        return CG_OK;
+    cg_piece sections[CG_N_LEVELS] = {0};
+    uint64_t n_saturated = 0;
+    const cg_status status = e->preset->encode_joint(&e->encoding, scratch, sections, &n_saturated);
+    atomic_fetch_add(&e->n_saturated, n_saturated);
+    keep_sections(e, e->n_tasks, sections);
+    return status;
+}
+
 cg_status cg_encoder_run(cg_encoder *e, uint32_t task_index, void *scratch, size_t scratch_bytes,
                          const void *in)
 {
@@ -228,7 +275,7 @@ cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
         (uintptr_t)scratch % CG_ARENA_ALIGN != 0)
         return CG_ERR_INVALID_ARGUMENT;
     const cg_task_shape shape = cg_encoder_task_shape(e, task_index);
-    if ((e->level_mask & 1 << CG_L0) != 0) {
+    if (cg_encoding_has(&e->encoding, CG_L0)) {
         const uint32_t n_slices = shape.n_planes * shape.n_layers;
         const size_t layer_bytes = shape.elements_bytes / n_slices;
         /* L0 knows no groups: each layer and plane is a section, of a chunk of version 3 whatever
@@ -255,15 +302,11 @@ cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
     }
     cg_piece sections[CG_N_LEVELS] = {0};
     uint64_t n_saturated = 0;
-    status = e->preset->encode(&e->heads, e->level_mask, e->is_nested, group, shape.plane, in,
-                               scratch, projector, sections, &n_saturated);
+    status = e->preset->encode(&e->encoding, group, shape.plane, in, scratch, projector, sections,
+                               &n_saturated);
     atomic_fetch_add(&e->n_saturated, n_saturated);
-    /* After an error, too: what was made is freed with the encoder. */
-    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        free(e->symbols[level][task_index].bytes);
-        e->symbols[level][task_index] = sections[level];
-    }
-    return status;
+    keep_sections(e, task_index, sections);
+    return status == CG_OK && e->profile->joint != NULL ? end_task(e, task_index, scratch) : status;
 }
 
 /* Where a section of a file was left by its task. A file that is not nested has its whole matrix at
@@ -278,6 +321,9 @@ static const cg_piece *piece_of(const cg_encoder *e, const cg_chunk_header *head
     case CG_SECTION_SINKS: return &e->sinks[by_plane];
     case CG_SECTION_TO_L2: return &e->symbols[CG_L2][task];
     case CG_SECTION_TO_L1: return &e->symbols[CG_L1][task];
+    case CG_SECTION_JOINT: return &e->symbols[header->coarsest][e->n_tasks];
+    case CG_SECTION_JOINT_TO_L2: return &e->symbols[CG_L2][e->n_tasks];
+    case CG_SECTION_JOINT_TO_L1: return &e->symbols[CG_L1][e->n_tasks];
     default: return &e->symbols[header->coarsest][task];
     }
 }
@@ -285,14 +331,15 @@ static const cg_piece *piece_of(const cg_encoder *e, const cg_chunk_header *head
 cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, size_t *n_bytes_out)
 {
     *bytes_out = NULL;
-    if (level < 0 || level >= CG_N_LEVELS || (e->level_mask >> level & 1) == 0)
+    if (level < 0 || level >= CG_N_LEVELS || !cg_encoding_has(&e->encoding, level))
         return CG_ERR_INVALID_ARGUMENT;
     cg_chunk_header header = e->header;
     const cg_profile *profile = level == CG_L0 ? NULL : e->profile;
     header.level = header.coarsest = (uint8_t)level;
     /* All coarser levels of the mask: they are neighbours, and this one's sections code only what
      * those do not tell. */
-    while (level != CG_L0 && e->is_nested && (e->level_mask >> (header.coarsest + 1) & 1) != 0)
+    while (level != CG_L0 && e->encoding.is_nested &&
+           cg_encoding_has(&e->encoding, header.coarsest + 1))
         header.coarsest++;
     header.n_sections = cg_section_plan_n_sections(profile, &header);
     if (level == CG_L0) {

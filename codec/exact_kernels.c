@@ -19,6 +19,12 @@ static void rotation(uint32_t first_position, size_t n_tokens, const double *res
     }
 }
 
+static void give(const int32_t *restrict sums, unsigned k, size_t n_channels, int16_t *restrict out)
+{
+    for (size_t ch = 0; ch < n_channels; ch++)
+        out[ch] = (int16_t)cg_lane_given(sums[ch], k);
+}
+
 /* D scaled by unit: D' of FORMAT.md. unit is a power of two, so that products with it are exact. */
 typedef float dct_matrix[BLOCK][BLOCK];
 
@@ -94,5 +100,6 @@ static void dequantize_channels(const int16_t *restrict cells, const float *rest
 }
 
 #if defined(CG_EXACT_KERNELS)
-const cg_exact_kernels CG_EXACT_KERNELS = {rotation, inverse_dct, rotate, dequantize_channels};
+const cg_exact_kernels CG_EXACT_KERNELS = {rotation, give, inverse_dct, rotate,
+                                           dequantize_channels};
 #endif

@@ -1,8 +1,9 @@
-/* codec/exact_kernels.h - the float steps of profiles of version 2, one table per instruction set.
+/* codec/exact_kernels.h - the float steps of profiles from version 2 on, one table per instruction
+ * set.
  *
  * exact_kernels.c is compiled once per instruction set (CMakeLists.txt), without contraction: what
  * is fused is written so. All tables give the same bits. Arithmetic: codec/FORMAT.md, "Decoding,
- * version 2". Threads: pure functions on the caller's memory.
+ * version 2" and "version 3". Threads: pure functions on the caller's memory.
  */
 #ifndef CG_CODEC_EXACT_KERNELS_H
 #define CG_CODEC_EXACT_KERNELS_H
@@ -18,6 +19,8 @@ typedef struct cg_exact_kernels {
      * first_position on. */
     void (*rotation)(uint32_t first_position, size_t n_tokens, const double *inv_freq, size_t half,
                      float *cosine, float *sine);
+    /* Step 1a: out[n_channels], the sums rounded to nearest with k bits off. k is at least 1. */
+    void (*give)(const int32_t *sums, unsigned k, size_t n_channels, int16_t *out);
     /* Steps 2 and 3 for one block: x[8][x_stride] from y[8][y_stride], of n_channels channels.
      * unit: 2^-unit_bits. */
     void (*inverse_dct)(const int32_t *y, size_t y_stride, float unit, const float *scale,

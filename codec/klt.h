@@ -12,9 +12,7 @@
  */
 #ifndef CG_CODEC_KLT_H
 #define CG_CODEC_KLT_H
-#include "codec/heads.h"
-#include "codec/projection.h"
-#include "codec/symbols.h"
+#include "codec/lossy.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,26 +24,50 @@ static inline size_t cg_klt_n_blocks(uint32_t n_tokens)
     return (n_tokens + CG_DCT - 1u) / CG_DCT;
 }
 
+/* What a profile's joint matrix gives to its groups for a chunk, V of FORMAT.md: int16
+ * [CG_DCT][n_blocks][n_groups][n_shared], of units of 2^-fraction_bits steps. What is behind a
+ * level's n_given is garbage. */
+size_t cg_klt_given_bytes(const cg_profile *profile, uint32_t n_tokens);
+size_t cg_klt_give_scratch_bytes(const cg_profile *profile, unsigned level, uint32_t n_tokens);
+/* From the joint matrix's symbols of a level. */
+void cg_klt_give(const cg_profile *profile, unsigned level, const cg_symbols *symbols,
+                 void *scratch, int16_t *given_out);
+
+size_t cg_klt_decode_joint_scratch_bytes(const cg_profile *profile, unsigned level,
+                                         unsigned coarsest, uint32_t n_tokens);
+/* The same from the joint matrix's sections, as cg_klt_decode() takes a group's. CG_ERR_TRUNCATED,
+ * CG_ERR_CORRUPT. */
+cg_status cg_klt_decode_joint(const cg_profile *profile, unsigned level, unsigned coarsest,
+                              const cg_coded sections[CG_N_LEVELS], uint32_t n_tokens,
+                              void *scratch, int16_t *given_out);
+
 size_t cg_klt_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
                                    const cg_group *group, unsigned matrix, uint32_t n_tokens);
 /* Decodes sections[level] into out. Where coarsest is above level, the chunk is nested: the
- * sections of the levels from level to coarsest are needed. CG_ERR_TRUNCATED, CG_ERR_CORRUPT. */
+ * sections of the levels from level to coarsest are needed. given: what the joint matrix gives at
+ * the level; NULL without one. CG_ERR_TRUNCATED, CG_ERR_CORRUPT. */
 cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
                         const cg_group *group, unsigned matrix,
-                        const cg_coded sections[CG_N_LEVELS], void *scratch, void *out);
+                        const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
+                        void *out);
 
 size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
                                    unsigned matrix, uint32_t n_tokens);
-/* Encodes in at every lossy level of level_mask. is_nested: each level is coded given the next
- * coarser one, the coarsest alone; then the mask has no hole. sections_out[level].bytes is
- * malloc'ed, the caller's, also after an error (free all). *n_saturated grows by the number of
- * symbols that cg_encoder_n_saturated() counts. projector: NULL, or who makes the projections with
- * a profile of version 2; its failures are no error. CG_ERR_NO_MEMORY;
- * CG_ERR_INVALID_ARGUMENT: an element is not finite. */
-cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                        const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                        cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
-                        uint64_t *n_saturated);
+/* Encodes in at every lossy level of the encoding: with a joint matrix the group's own components;
+ * the others' coefficients are left in encoding->shared. sections_out[level].bytes is malloc'ed,
+ * the caller's, also after an error (free all). *n_saturated grows by the number of symbols that
+ * cg_encoder_n_saturated() counts. projector: NULL, or who makes the projections with a profile of
+ * version 2; its failures are no error. CG_ERR_NO_MEMORY; CG_ERR_INVALID_ARGUMENT: an element is
+ * not finite. */
+cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                        const void *in, void *scratch, cg_projector *projector,
+                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
+
+size_t cg_klt_shared_bytes(const cg_profile *profile, uint32_t n_tokens);
+/* The same for the joint matrix, from encoding->shared, which all tasks have filled. scratch:
+ * cg_klt_encode_scratch_bytes() of the joint matrix. CG_ERR_NO_MEMORY. */
+cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch,
+                              cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
 
 /* A section of level from to one of the coarser level to. Errors of cg_symbols_transcode(). */
 cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,

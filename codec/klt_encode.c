@@ -1,18 +1,21 @@
 /* Preset klt, encoding: spectra of all blocks, their projection on the basis, and symbols at each
- * level. The projection is most of the time. Where there is a projector, a GPU makes it and the
- * symbols of the finest level, and a sum of each task's rows is projected here to check it. */
+ * level. With a joint matrix the groups' first coefficients are projected once more. The projection
+ * is most of the time. Where there is a projector, a GPU makes it and the symbols of the finest
+ * level, and a sum of each task's rows is projected here to check it. */
 #include "codec/klt.h"
 
 #include "codec/analysis.h"
 #include "codec/arena.h"
 #include "codec/exact_lane.h"
 #include "codec/kernels.h"
+#include "codec/klt_quantize.h"
 
 #include <math.h>
 #include <string.h>
 
 typedef struct encode_work {
     size_t row_stride, coef_stride;
+    /* Not of the joint matrix: */
     float *block; /* [CG_DCT][n_channels]: the tokens of a block; or [CG_DCT][row_stride] */
     float *rows;  /* [CG_DCT][n_blocks][row_stride]: their spectra */
     float *coef;  /* [n_blocks, in whole tiles][coef_stride]: of one frequency */
@@ -21,13 +24,15 @@ typedef struct encode_work {
     void *symbols[CG_N_LEVELS]; /* of the lossy levels */
 } encode_work;
 
-static encode_work take_encode_work(cg_arena *arena, const cg_group *group, unsigned matrix,
-                                    size_t n_blocks)
+static encode_work take_encode_work(cg_arena *arena, const cg_profile *p, const cg_group *group,
+                                    unsigned matrix, size_t n_blocks)
 {
     encode_work w = {.row_stride = 2 * cg_analysis_pairs(group->n_channels),
                      .coef_stride = (group->n_components[matrix] + 31u) / 32 * 32};
-    w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
-    w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
+    if (group != p->joint) {
+        w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
+        w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
+    }
     w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
                                       sizeof *w.coef);
     w.leaks = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
@@ -43,8 +48,7 @@ size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *gr
                                    unsigned matrix, uint32_t n_tokens)
 {
     cg_arena arena = {0};
-    (void)profile;
-    (void)take_encode_work(&arena, group, matrix, cg_klt_n_blocks(n_tokens));
+    (void)take_encode_work(&arena, profile, group, matrix, cg_klt_n_blocks(n_tokens));
     return arena.used_bytes;
 }
 
@@ -262,101 +266,92 @@ static bool project_elsewhere(const cg_heads *heads, const cg_group *group, unsi
     return true;
 }
 
-/* Makes a row of symbols small enough for its sums to stay within 32 bits. Returns how many were
- * too large, for that or for 16 bits. bands: NULL in version 1, whose sums are floats. */
-static uint64_t keep_in_range(const cg_bands *bands, int16_t *cells, size_t n_cells)
+/* Columns of frequency f that the levels of the encoding have, at most. */
+static uint32_t most_columns(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                             unsigned f)
 {
-    uint64_t n_saturated = cg_symbols_n_saturated(cells, n_cells);
-    int16_t most_symbol = 0;
-    for (size_t c = 0; c < n_cells; c++) {
-        const int16_t symbol = cells[c] < 0 ? (int16_t)-cells[c] : cells[c];
-        most_symbol = symbol > most_symbol ? symbol : most_symbol;
-    }
-    /* The cheap bound first: few rows come to the exact one below. */
-    if (bands == NULL || (uint64_t)most_symbol * bands->most_before[n_cells] >> 31 == 0)
-        return n_saturated;
-    for (;;) {
-        uint64_t sum = 0;
-        for (size_t c = 0; c < n_cells; c++) {
-            const uint32_t most = (uint32_t)(bands->most_before[c + 1] - bands->most_before[c]);
-            const uint32_t symbol = (uint32_t)(cells[c] < 0 ? -cells[c] : cells[c]);
-            sum += (uint64_t)symbol * most;
-        }
-        if (sum >> 31 == 0)
-            return n_saturated;
-        for (size_t c = 0; c < n_cells; c++) {
-            n_saturated += cells[c] != 0;
-            cells[c] = (int16_t)(cells[c] / 2);
-        }
-    }
-}
-
-static bool wants(unsigned level_mask, unsigned level)
-{
-    return (level_mask >> level & 1) != 0;
-}
-
-/* Symbols of frequency f at all levels of the mask: from coefficients (NULL: the finest level's
- * symbols are there) or, nested, from the next finer level's symbols. The two agree but for
- * coefficients that lie on a border within f32's rounding, and a nested section can only code a
- * symbol that is within 1 of 3 times the coarser one. */
-static uint64_t quantize(const cg_profile *p, const cg_group *group, unsigned matrix,
-                         unsigned level_mask, bool is_nested, unsigned f, const float *coef,
-                         size_t coef_stride, const cg_symbols symbols[CG_N_LEVELS])
-{
-    const cg_bands *bands = p->version > 1 ? &group->bands[matrix] : NULL;
-    uint64_t n_saturated = 0;
-    /* The finest first: nested, a coarser level is made of its symbols. */
+    uint32_t most = 0;
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        if (!wants(level_mask, level))
+        const uint32_t n_active = group->columns[level - 1][matrix].n_active[f];
+        if (cg_encoding_has(encoding, level) && n_active > most)
+            most = n_active;
+    }
+    return most;
+}
+
+/* Components of each group that the joint matrix is fed with: those that it gives at some level. At
+ * each level, whatever the others are, so that a level's symbols are the same alone and among
+ * others. 0: no level of the encoding has columns there. */
+static uint32_t n_fed(const cg_encoding *encoding, unsigned f)
+{
+    const cg_profile *p = encoding->heads->profile;
+    uint32_t most = 0;
+    if (p->joint == NULL || most_columns(encoding, p->joint, 0, f) == 0)
+        return 0;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++)
+        most = p->n_given[level][f] > most ? p->n_given[level][f] : most;
+    return most;
+}
+
+/* The shared ones of a group's coefficients of frequency f, to where the joint matrix finds them.
+ */
+static void share(const cg_encoding *encoding, const cg_group *group, size_t n_blocks, unsigned f,
+                  const encode_work *w)
+{
+    const cg_profile *p = encoding->heads->profile;
+    const size_t n = n_fed(encoding, f), stride = p->joint->n_channels;
+    float *out =
+        encoding->shared + f * n_blocks * stride + (size_t)(group - p->groups) * p->n_shared;
+    for (size_t b = 0; b < n_blocks && n > 0; b++) {
+        memcpy(out + b * stride, w->coef + b * w->coef_stride, n * sizeof *out);
+        memset(out + b * stride + n, 0, (p->n_shared - n) * sizeof *out);
+    }
+}
+
+/* The symbols' matrices of all levels. The coarsest first: strips of a finer level point at the
+ * cells of the coarser one. */
+static void lay_symbols(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                        size_t n_blocks, const encode_work *w, cg_symbols symbols[CG_N_LEVELS])
+{
+    for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
+        const bool refines =
+            encoding->is_nested && level < CG_N_LEVELS - 1 && cg_encoding_has(encoding, level + 1);
+        symbols[level] =
+            cg_symbols_lay(&group->columns[level - 1][matrix], refines ? &symbols[level + 1] : NULL,
+                           n_blocks, w->symbols[level]);
+    }
+}
+
+static cg_status code_symbols(const cg_encoding *encoding, const cg_symbols symbols[CG_N_LEVELS],
+                              cg_piece sections_out[CG_N_LEVELS])
+{
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        if (!cg_encoding_has(encoding, level))
             continue;
-        const cg_symbols *own = &symbols[level], *finer = &symbols[level - 1];
-        const size_t n_active = own->columns->n_active[f];
-        const bool has_finer = is_nested && level > CG_L1 && wants(level_mask, level - 1);
-        for (size_t b = 0; b < own->n_rows; b++) {
-            int16_t *cells = own->cells[f] + b * n_active;
-            if (has_finer) { /* its sums are smaller */
-                p->kernels->coarsen(finer->cells[f] + b * finer->columns->n_active[f], n_active,
-                                    cells);
-                continue;
-            }
-            if (coef != NULL)
-                p->kernels->quantize(coef + b * coef_stride, n_active,
-                                     1.0f / p->step[level - 1][matrix], cells);
-            n_saturated += keep_in_range(bands, cells, n_active);
-        }
+        cg_piece *out = &sections_out[level];
+        out->bytes = cg_symbols_code(encoding->heads->profile, &symbols[level], (cg_coded){0},
+                                     &out->n_bytes);
+        if (out->bytes == NULL)
+            return CG_ERR_NO_MEMORY;
     }
-    return n_saturated;
+    return CG_OK;
 }
 
-/* Components of each frequency that the levels of the mask have. */
-static void count_components(const cg_group *group, unsigned matrix, unsigned level_mask,
-                             uint32_t most_out[CG_DCT])
+cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                        const void *in, void *scratch, cg_projector *projector,
+                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
 {
-    for (unsigned f = 0; f < CG_DCT; f++) {
-        most_out[f] = 0;
-        for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-            const uint32_t n_active = group->columns[level - 1][matrix].n_active[f];
-            if (wants(level_mask, level) && n_active > most_out[f])
-                most_out[f] = n_active;
-        }
-    }
-}
-
-cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                        const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                        cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
-                        uint64_t *n_saturated)
-{
+    const cg_heads *heads = encoding->heads;
     const cg_profile *p = heads->profile;
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
-    encode_work w = take_encode_work(&arena, group, matrix, n_blocks);
-    const unsigned lossy = level_mask >> CG_L1,
+    encode_work w = take_encode_work(&arena, p, group, matrix, n_blocks);
+    const unsigned lossy = encoding->level_mask >> CG_L1,
                    finest = CG_L1 + (unsigned)__builtin_ctz(lossy | 1u << CG_N_LEVELS);
     /* Its memory was sized by a configured number of tokens; a larger chunk is the CPU's. */
     if (projector != NULL &&
-        (p->version == 1 || lossy == 0 || (!is_nested && (lossy & (lossy - 1)) != 0) ||
+        (p->version == 1 || p->joint != NULL || lossy == 0 ||
+         (!encoding->is_nested && (lossy & (lossy - 1)) != 0) ||
          projector->rows_bytes < CG_DCT * n_blocks * w.row_stride * sizeof(float)))
         projector = NULL;
     if (projector != NULL)
@@ -364,35 +359,46 @@ cg_status cg_klt_encode(const cg_heads *heads, unsigned level_mask, bool is_nest
     if (!load_rows(heads, group, matrix, in, n_blocks, &w))
         return CG_ERR_INVALID_ARGUMENT;
 
-    /* The coarsest first: strips of a finer level point at the cells of the coarser one. */
     cg_symbols symbols[CG_N_LEVELS] = {0};
-    for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
-        const bool refines = is_nested && level < CG_N_LEVELS - 1 && wants(level_mask, level + 1);
-        symbols[level] =
-            cg_symbols_lay(&group->columns[level - 1][matrix], refines ? &symbols[level + 1] : NULL,
-                           n_blocks, w.symbols[level]);
-    }
-    uint32_t most[CG_DCT];
-    count_components(group, matrix, level_mask, most);
+    lay_symbols(encoding, group, matrix, n_blocks, &w, symbols);
     const bool is_projected =
         projector != NULL &&
         project_elsewhere(heads, group, matrix, finest, projector, &w, &symbols[finest]);
     for (unsigned f = 0; f < CG_DCT; f++) {
+        const uint32_t n_own = most_columns(encoding, group, matrix, f),
+                       n = n_own > 0 ? p->n_shared + n_own : n_fed(encoding, f);
         if (!is_projected)
-            analyze(p, cg_analysis_of(p, group, matrix), n_blocks, most[f],
+            analyze(p, cg_analysis_of(p, group, matrix), n_blocks, n,
                     w.rows + f * n_blocks * w.row_stride, &w);
-        *n_saturated += quantize(p, group, matrix, level_mask, is_nested, f,
-                                 is_projected ? NULL : w.coef, w.coef_stride, symbols);
+        if (p->joint != NULL)
+            share(encoding, group, n_blocks, f, &w);
+        *n_saturated +=
+            cg_klt_quantize(encoding, group, matrix, f, is_projected ? NULL : w.coef + p->n_shared,
+                            w.coef_stride, symbols);
     }
-    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        if (!wants(level_mask, level))
-            continue;
-        cg_piece *out = &sections_out[level];
-        out->bytes = cg_symbols_code(p, &symbols[level], (cg_coded){0}, &out->n_bytes);
-        if (out->bytes == NULL)
-            return CG_ERR_NO_MEMORY;
+    return code_symbols(encoding, symbols, sections_out);
+}
+
+size_t cg_klt_shared_bytes(const cg_profile *profile, uint32_t n_tokens)
+{
+    return CG_DCT * cg_klt_n_blocks(n_tokens) * profile->joint->n_channels * sizeof(float);
+}
+
+cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch,
+                              cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
+{
+    const cg_profile *p = encoding->heads->profile;
+    const size_t n_blocks = cg_klt_n_blocks(encoding->heads->n_tokens);
+    cg_arena arena = {scratch, 0};
+    const encode_work w = take_encode_work(&arena, p, p->joint, 0, n_blocks);
+    cg_symbols symbols[CG_N_LEVELS] = {0};
+    lay_symbols(encoding, p->joint, 0, n_blocks, &w, symbols);
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        analyze(p, cg_analysis_of(p, p->joint, 0), n_blocks, most_columns(encoding, p->joint, 0, f),
+                encoding->shared + f * n_blocks * w.row_stride, &w);
+        *n_saturated += cg_klt_quantize(encoding, p->joint, 0, f, w.coef, w.coef_stride, symbols);
     }
-    return CG_OK;
+    return code_symbols(encoding, symbols, sections_out);
 }
 
 cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,

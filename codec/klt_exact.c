@@ -2,26 +2,41 @@
  * processor. Where a CPU adds up four products of 8 bits at once, neighbouring components make a
  * quad, and quads of zeros are left out. Matrix units take all, zeros too. What is larger than 8
  * bits is cut into digits: elements of the basis when it is laid out, symbols when they are listed.
- * Where a CPU takes pairs of 16 bits, symbols need no digits. */
+ * Where a CPU takes pairs of 16 bits, symbols need no digits. With a joint matrix, what that gives
+ * stands in the place of the shared components' symbols; the same product makes it. */
 #include "codec/klt_synthesis.h"
 
 #include <string.h>
 
 enum { MAX_SYMBOL_DIGITS = 3, SLAB_COMPONENTS = CG_SLAB_LINES * CG_QUAD_COMPONENTS };
 
-/* Where one row of symbols (a block's frequency) lies in a slab. A frequency has its first n_active
- * components; of a slab behind those it has none. */
+/* Where one row of symbols (a block's frequency) lies in a slab; or of numbers that are given,
+ * whose slabs are the first ones. A frequency has its first so many components; of a slab behind
+ * those it has none. */
 typedef struct slab_cells {
     const int16_t *cells;
     size_t n_cells;
+    size_t row_stride; /* to the next block's */
 } slab_cells;
 
 static slab_cells cells_of(const cg_synthesis *s, const cg_band_slab *slab, unsigned f, size_t b)
 {
-    const size_t n_active = s->symbols->columns->n_active[f], first = slab->first_component;
-    const size_t left = n_active > first ? n_active - first : 0;
-    return (slab_cells){s->symbols->cells[f] + b * n_active + n_active - left,
-                        left < slab->n_components ? left : slab->n_components};
+    const cg_profile *p = s->profile;
+    const uint32_t n_shared = s->group->bands[s->matrix].n_shared;
+    const bool is_given = slab->first_component < n_shared;
+    const size_t n = is_given ? s->n_given[f] : s->symbols->columns->n_active[f],
+                 first = slab->first_component - (is_given ? 0 : n_shared),
+                 left = n > first ? n - first : 0;
+    slab_cells in = {.n_cells = left < slab->n_components ? left : slab->n_components};
+    if (is_given) {
+        in.row_stride = p->joint->n_channels;
+        in.cells = s->given + (f * s->symbols->n_rows + b) * in.row_stride +
+                   (size_t)(s->group - p->groups) * n_shared + first;
+    } else {
+        in.row_stride = n;
+        in.cells = s->symbols->cells[f] + b * n + n - left;
+    }
+    return in;
 }
 
 /* Cuts symbols into signed digits of so many bits, and lists those: rows_out[MAX_SYMBOL_DIGITS],
@@ -52,8 +67,8 @@ static cg_quad *list_digits(const cg_klt_inverse *inverse, slab_cells in, cg_qua
  * symbols of more than one digit, the others behind all slabs. */
 static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
 {
-    const cg_klt_inverse *inverse = s->heads->profile->kernels->inverse;
-    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
+    const cg_klt_inverse *inverse = s->profile->kernels->inverse;
+    const cg_klt_integers *integers = s->profile->kernels->integers;
     const cg_bands *bands = &s->group->bands[s->matrix];
     cg_quad *quads = s->quads;
     cg_quad_row *row = s->quad_rows;
@@ -83,14 +98,14 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
 /* The same as digits in tiles. */
 static void tile_batch(const cg_synthesis *s, size_t batch, size_t n)
 {
-    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
+    const cg_klt_integers *integers = s->profile->kernels->integers;
     const cg_bands *bands = &s->group->bands[s->matrix];
     int8_t *tiles = s->digit_tiles;
     for (uint32_t i = 0; i < bands->n_slabs * CG_DCT; i++) {
         const unsigned f = i % CG_DCT;
         const slab_cells in = cells_of(s, &bands->slabs[i / CG_DCT], f, batch);
-        tiles = integers->tile_digits(in.cells, s->symbols->columns->n_active[f], n, in.n_cells,
-                                      tiles, s->digits + i * CG_SYMBOL_DIGITS);
+        tiles = integers->tile_digits(in.cells, in.row_stride, n, in.n_cells, tiles,
+                                      s->digits + i * CG_SYMBOL_DIGITS);
     }
 }
 
@@ -98,7 +113,7 @@ static void tile_batch(const cg_synthesis *s, size_t batch, size_t n)
 static void multiply_batch(const cg_synthesis *s, size_t n_blocks, const uint8_t *panel,
                            size_t n_channels, int32_t *y)
 {
-    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
+    const cg_klt_integers *integers = s->profile->kernels->integers;
     const cg_bands *bands = &s->group->bands[s->matrix];
     for (uint32_t i = 0; i < bands->n_slabs * CG_DCT; i++) {
         const cg_band_slab *slab = &bands->slabs[i / CG_DCT];
@@ -121,9 +136,8 @@ static void multiply_batch(const cg_synthesis *s, size_t n_blocks, const uint8_t
 static void accumulate_batch(const cg_synthesis *s, size_t n_blocks, const uint8_t *panel,
                              size_t n_channels, int32_t *y)
 {
-    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
+    const cg_klt_integers *integers = s->profile->kernels->integers;
     const cg_bands *bands = &s->group->bands[s->matrix];
-    const uint16_t *n_active = s->symbols->columns->n_active;
     const cg_large_row *large = s->large_rows;
     const unsigned n_sixteens = (unsigned)n_channels / 16;
     for (uint32_t i = 0; i < bands->n_slabs; i++) {
@@ -131,7 +145,7 @@ static void accumulate_batch(const cg_synthesis *s, size_t n_blocks, const uint8
         const cg_quad_row *rows = s->quad_rows + i * CG_DCT * n_blocks;
         const uint8_t *lines = panel + slab->first_line * 4 * n_channels;
         for (unsigned f = 0; f < CG_DCT; f++) {
-            if (i == 0 || n_active[f] > slab->first_component)
+            if (i == 0 || cells_of(s, slab, f, 0).n_cells > 0)
                 (slab->is_wide ? integers->accumulate_words : integers->accumulate_bytes)(
                     lines, rows + f * n_blocks, n_blocks, n_sixteens, slab->shift, i == 0,
                     y + f * s->f_stride, s->y_stride);
@@ -148,7 +162,7 @@ static void accumulate_batch(const cg_synthesis *s, size_t n_blocks, const uint8
 static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_blocks,
                              const int16_t *elements)
 {
-    const cg_klt_integers *integers = s->heads->profile->kernels->integers;
+    const cg_klt_integers *integers = s->profile->kernels->integers;
     const cg_bands *bands = &s->group->bands[s->matrix];
     for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
         const size_t f = r / n_blocks, b = r % n_blocks;
@@ -167,7 +181,7 @@ static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_block
 /* A batch's sums of the unit of channels that begins at first. */
 static void accumulate_unit(const cg_synthesis *s, size_t batch, size_t n_blocks, uint32_t first)
 {
-    const cg_basis_layout *layout = &s->heads->profile->layout;
+    const cg_basis_layout *layout = &s->profile->layout;
     const cg_bands *bands = &s->group->bands[s->matrix];
     const size_t unit = first / layout->unit_channels;
     if (bands->elements != NULL) {
@@ -187,7 +201,7 @@ static void accumulate_unit(const cg_synthesis *s, size_t batch, size_t n_blocks
 static void finish_batch(const cg_synthesis *s, size_t batch, size_t n_blocks, uint32_t first,
                          uint32_t n_unit)
 {
-    const cg_profile *p = s->heads->profile;
+    const cg_profile *p = s->profile;
     const float unit = cg_bands_unit(&s->group->bands[s->matrix]);
     for (size_t b = 0; b < n_blocks; b++) {
         p->kernels->exact->inverse_dct(s->sums + b * s->y_stride, s->f_stride, unit,
@@ -197,10 +211,23 @@ static void finish_batch(const cg_synthesis *s, size_t batch, size_t n_blocks, u
     }
 }
 
+/* A batch's numbers of n_unit channels of the joint matrix from first on. */
+static void give_batch(const cg_synthesis *s, size_t batch, size_t n_blocks, uint32_t first,
+                       uint32_t n_unit)
+{
+    const cg_profile *p = s->profile;
+    const unsigned k = p->joint->bands[0].unit_bits - p->fraction_bits;
+    for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
+        const size_t f = r / n_blocks, b = r % n_blocks, row = f * s->symbols->n_rows + batch + b;
+        p->kernels->exact->give(s->sums + f * s->f_stride + b * s->y_stride, k, n_unit,
+                                s->given_out + row * p->joint->n_channels + first);
+    }
+}
+
 /* Batches of blocks outside: their symbols are listed once for all channels. */
 void cg_klt_exact(const cg_synthesis *s)
 {
-    const cg_basis_layout *layout = &s->heads->profile->layout;
+    const cg_basis_layout *layout = &s->profile->layout;
     const uint32_t n_channels = s->group->n_channels, unit = layout->unit_channels;
     const size_t n_blocks = s->symbols->n_rows;
     for (size_t batch = 0; batch < n_blocks; batch += CG_TILE) {
@@ -211,7 +238,8 @@ void cg_klt_exact(const cg_synthesis *s)
             list_batch(s, batch, n);
         for (uint32_t first = 0; first < n_channels; first += unit) {
             accumulate_unit(s, batch, n, first);
-            finish_batch(s, batch, n, first, n_channels - first < unit ? n_channels - first : unit);
+            (s->given_out != NULL ? give_batch : finish_batch)(
+                s, batch, n, first, n_channels - first < unit ? n_channels - first : unit);
         }
     }
 }

@@ -47,7 +47,7 @@ static cg_quad_row list_limb(const cg_quad_row *row, uint32_t limb_quads, cg_qua
 /* Symbols of a batch of n blocks as quads, a slab's and limb's rows together. */
 static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
 {
-    const cg_kernels *kernels = s->heads->profile->kernels;
+    const cg_kernels *kernels = s->profile->kernels;
     const cg_basis *basis = &s->group->basis[s->matrix];
     cg_quad *quads = s->quads, *end = quads + cg_klt_most_quads(s->symbols->columns, n);
     cg_quad_row *row = s->quad_rows;
@@ -124,7 +124,7 @@ static void add_large(const cg_kernels *kernels, const cg_quad_row *row, const c
 static void accumulate_batch(const cg_synthesis *s, size_t batch, size_t n_blocks,
                              const uint8_t *panel, uint32_t n, float *y)
 {
-    const cg_kernels *kernels = s->heads->profile->kernels;
+    const cg_kernels *kernels = s->profile->kernels;
     const cg_basis *basis = &s->group->basis[s->matrix];
     const uint16_t *n_active = s->symbols->columns->n_active;
     const cg_quad_row *rows = s->quad_rows;
@@ -160,7 +160,7 @@ static void accumulate_batch(const cg_synthesis *s, size_t batch, size_t n_block
 /* Batches of blocks outside: their quads are listed once for all channels. */
 void cg_klt_quads(const cg_synthesis *s)
 {
-    const cg_profile *p = s->heads->profile;
+    const cg_profile *p = s->profile;
     const cg_group *group = s->group;
     const cg_basis *basis = &group->basis[s->matrix];
     const size_t n_blocks = s->symbols->n_rows;

@@ -35,7 +35,7 @@ static void list_symbols(const cg_synthesis *s)
     for (size_t b = 0; b < s->symbols->n_rows; b++) {
         for (unsigned f = 0; f < CG_DCT; f++) {
             const size_t n_active = s->symbols->columns->n_active[f];
-            n_list += (uint32_t)s->heads->profile->kernels->inverse->list_nonzero(
+            n_list += (uint32_t)s->profile->kernels->inverse->list_nonzero(
                 s->symbols->cells[f] + b * n_active, n_active, s->list + n_list);
             s->list_end[b * CG_DCT + f] = n_list;
         }
@@ -45,7 +45,7 @@ static void list_symbols(const cg_synthesis *s)
 /* Panels outside, blocks inside: a panel's basis stays in the cache for all blocks. */
 void cg_klt_lists(const cg_synthesis *s)
 {
-    const cg_profile *p = s->heads->profile;
+    const cg_profile *p = s->profile;
     const cg_group *group = s->group;
     const cg_basis *basis = &group->basis[s->matrix];
     const uint32_t unit = p->layout.unit_channels;
@@ -79,7 +79,7 @@ void cg_klt_lists(const cg_synthesis *s)
 /* Batches of blocks outside: their symbols stay in the cache for all channels. */
 void cg_klt_tiles(const cg_synthesis *s)
 {
-    const cg_profile *p = s->heads->profile;
+    const cg_profile *p = s->profile;
     const cg_group *group = s->group;
     const cg_basis *basis = &group->basis[s->matrix];
     const size_t n_blocks = s->symbols->n_rows;

@@ -25,7 +25,8 @@ typedef struct cg_large_row {
 } cg_large_row;
 
 typedef struct cg_synthesis {
-    const cg_heads *heads;
+    const cg_profile *profile;
+    const cg_heads *heads; /* not of the joint matrix, nor out, scale, mean and x */
     const cg_group *group;
     unsigned matrix;
     const cg_symbols *symbols;
@@ -34,6 +35,11 @@ typedef struct cg_synthesis {
     float *x;            /* [CG_DCT][unit_channels]: a block's tokens */
     float *y;            /* lists: [CG_DCT][CG_PANEL_CHANNELS]; else [CG_DCT][CG_TILE][y_stride] */
     int32_t *sums;       /* integers: [CG_DCT][f_stride], in it [CG_TILE][y_stride] */
+    /* With a joint matrix, cg_klt_given's numbers of all groups: a group reads, the joint matrix
+     * writes. n_given[CG_DCT]: of the level; zeros without, and of the joint matrix. */
+    const int16_t *given;
+    int16_t *given_out;
+    const uint16_t *n_given;
     size_t f_stride;
     size_t y_stride; /* unit_channels; quads write whole sixteens */
     /* Lists: the symbols that are not zero. */
@@ -62,10 +68,11 @@ static inline size_t cg_klt_quads_bytes(const cg_level_columns *columns, size_t 
            sizeof(cg_quad);
 }
 
-/* Integers: each row's quads, again for each digit of large symbols. */
-static inline size_t cg_klt_exact_quads_bytes(const cg_level_columns *columns, size_t n)
+/* Integers: each row's quads, again for each digit of large symbols. n_cells: of a block; those
+ * that are given make quads of their own. */
+static inline size_t cg_klt_exact_quads_bytes(size_t n_cells, size_t n)
 {
-    return (3 * cg_klt_most_quads(columns, n) + CG_QUAD_SLACK) * sizeof(cg_quad);
+    return (3 * (n_cells / CG_QUAD_COMPONENTS + 2 * CG_DCT) * n + CG_QUAD_SLACK) * sizeof(cg_quad);
 }
 
 /* Integers in tiles: each slab's and frequency's digits, all of which may be needed. */
@@ -81,7 +88,7 @@ static inline size_t cg_klt_digit_tiles_bytes(const cg_bands *bands)
 void cg_klt_lists(const cg_synthesis *s);
 void cg_klt_quads(const cg_synthesis *s); /* klt_quads.c */
 void cg_klt_tiles(const cg_synthesis *s);
-void cg_klt_exact(const cg_synthesis *s); /* klt_exact.c */
+void cg_klt_exact(const cg_synthesis *s); /* klt_exact.c; of the joint matrix step 1a */
 
 /* Steps 4 and 5 for n_channels channels from first on, whole heads, of one block's tokens in s->x.
  */

@@ -15,18 +15,45 @@
 extern "C" {
 #endif
 
+/* What the encoding tasks of a chunk have in common. */
+typedef struct cg_encoding {
+    const cg_heads *heads;
+    unsigned level_mask; /* bit n: level n */
+    bool is_nested; /* each level is coded given the next coarser one, the coarsest alone; then the
+                       mask has no hole */
+    /* With a joint matrix, else NULL: what tasks leave for it, the shared components' coefficients
+     * [CG_DCT][blocks][its channels]. A task writes those of its group. */
+    float *shared;
+} cg_encoding;
+
+static inline bool cg_encoding_has(const cg_encoding *encoding, unsigned level)
+{
+    return (encoding->level_mask >> level & 1) != 0;
+}
+
 typedef struct cg_preset {
+    /* What goes before all tasks, where the profile has a joint matrix; else NULL. */
+    size_t (*given_bytes)(const cg_profile *profile, uint32_t n_tokens);
+    size_t (*decode_joint_scratch_bytes)(const cg_profile *profile, unsigned level,
+                                         unsigned coarsest, uint32_t n_tokens);
+    cg_status (*decode_joint)(const cg_profile *profile, unsigned level, unsigned coarsest,
+                              const cg_coded sections[CG_N_LEVELS], uint32_t n_tokens,
+                              void *scratch, int16_t *given_out);
     size_t (*decode_scratch_bytes)(const cg_profile *profile, unsigned level, unsigned coarsest,
                                    const cg_group *group, unsigned matrix, uint32_t n_tokens);
     cg_status (*decode)(const cg_heads *heads, unsigned level, unsigned coarsest,
                         const cg_group *group, unsigned matrix,
-                        const cg_coded sections[CG_N_LEVELS], void *scratch, void *out);
+                        const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
+                        void *out);
     size_t (*encode_scratch_bytes)(const cg_profile *profile, const cg_group *group,
                                    unsigned matrix, uint32_t n_tokens);
-    cg_status (*encode)(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                        const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                        cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
-                        uint64_t *n_saturated);
+    cg_status (*encode)(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                        const void *in, void *scratch, cg_projector *projector,
+                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
+    /* Of profiles with a joint matrix, whose symbols are coded behind all tasks; else NULL. */
+    size_t (*shared_bytes)(const cg_profile *profile, uint32_t n_tokens); /* of cg_encoding */
+    cg_status (*encode_joint)(const cg_encoding *encoding, void *scratch,
+                              cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
     cg_status (*transcode)(const cg_profile *profile, unsigned from, unsigned to,
                            const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out);

@@ -74,9 +74,11 @@ static void store_token(const cg_heads *heads, const float *values, void *out, s
 
 cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
                           const cg_group *group, unsigned matrix,
-                          const cg_coded sections[CG_N_LEVELS], void *scratch, void *out)
+                          const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
+                          void *out)
 {
     (void)coarsest;
+    (void)given;
     const cg_profile *p = heads->profile;
     const size_t channels = cg_geometry_channels(&p->geometry), n_columns = group->n_channels;
     const uint32_t n_tokens = heads->n_tokens;
@@ -191,19 +193,18 @@ static bool quantize_deltas(const cg_heads *heads, unsigned level, const cg_grou
     return finite;
 }
 
-cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                          const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                          cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
-                          uint64_t *n_saturated)
+cg_status cg_paper_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                          const void *in, void *scratch, cg_projector *projector,
+                          cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
 {
+    const cg_heads *heads = encoding->heads;
     const cg_profile *p = heads->profile;
     const size_t n_anchors = cg_paper_n_anchors(heads->n_tokens);
     cg_status status = CG_OK;
     cg_piece anchors = {0}; /* coded once: they are the same at every level */
-    (void)is_nested;
-    (void)projector; /* there is nothing to project on */
+    (void)projector;        /* there is nothing to project on */
     for (unsigned level = CG_L1; level < CG_N_LEVELS && status == CG_OK; level++) {
-        if ((level_mask >> level & 1) == 0)
+        if (!cg_encoding_has(encoding, level))
             continue;
         cg_arena arena = {scratch, 0}; /* the anchors lie where they lay at the level before */
         work w = take_work(&arena, p, group, matrix, level, heads->n_tokens,

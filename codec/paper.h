@@ -10,9 +10,7 @@
  */
 #ifndef CG_CODEC_PAPER_H
 #define CG_CODEC_PAPER_H
-#include "codec/heads.h"
-#include "codec/projection.h"
-#include "codec/symbols.h"
+#include "codec/lossy.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,14 +25,14 @@ size_t cg_paper_decode_scratch_bytes(const cg_profile *profile, unsigned level, 
                                      const cg_group *group, unsigned matrix, uint32_t n_tokens);
 cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
                           const cg_group *group, unsigned matrix,
-                          const cg_coded sections[CG_N_LEVELS], void *scratch, void *out);
+                          const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
+                          void *out);
 
 size_t cg_paper_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
                                      unsigned matrix, uint32_t n_tokens);
-cg_status cg_paper_encode(const cg_heads *heads, unsigned level_mask, bool is_nested,
-                          const cg_group *group, unsigned matrix, const void *in, void *scratch,
-                          cg_projector *projector, cg_piece sections_out[CG_N_LEVELS],
-                          uint64_t *n_saturated);
+cg_status cg_paper_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                          const void *in, void *scratch, cg_projector *projector,
+                          cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
 
 cg_status cg_paper_transcode(const cg_profile *profile, unsigned from, unsigned to,
                              const cg_group *group, unsigned matrix, uint32_t n_tokens,

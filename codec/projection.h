@@ -50,8 +50,9 @@ struct cg_projector {
 };
 
 /* cg_encoder_run() with symbols made by the projector where it can: of preset klt, with a profile
- * of version 2, and of one lossy level or nested ones, whose finest tells the others. NULL: by the
- * CPU. A projector's failures are no error. */
+ * of version 2, and of one lossy level or nested ones, whose finest tells the others. With a joint
+ * matrix (version 3) it is not asked: it gives symbols, and the joint matrix takes coefficients.
+ * NULL: by the CPU. A projector's failures are no error. */
 cg_status cg_encoder_run_with(cg_encoder *encoder, uint32_t task_index, void *scratch,
                               size_t scratch_bytes, const void *in, cg_projector *projector);
 

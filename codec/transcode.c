@@ -45,8 +45,6 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
     cg_chunk_header header = chunk.header;
     if ((status = cg_section_plan_profile_check(profile, &header)) != CG_OK)
         return status;
-    if (profile->joint != NULL) /* not yet */
-        return CG_ERR_UNSUPPORTED;
 
     const cg_preset *preset = cg_lossy_preset(profile);
     cg_section *sections = calloc(header.n_sections, sizeof *sections);
@@ -65,10 +63,13 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
         const uint8_t *src = bytes + sections[i].offset;
         if ((status = cg_chunk_section_check(&chunk, &sections[i])) != CG_OK)
             goto done;
-        if (sections[i].kind == CG_SECTION_SYMBOLS) {
-            status = preset->transcode(
-                profile, header.level, level, &profile->groups[sections[i].group],
-                sections[i].plane, header.n_tokens, (cg_coded){src, sections[i].bytes}, &pieces[i]);
+        if (sections[i].kind == CG_SECTION_SYMBOLS || sections[i].kind == CG_SECTION_JOINT) {
+            const cg_group *group = sections[i].kind == CG_SECTION_JOINT
+                                        ? profile->joint
+                                        : &profile->groups[sections[i].group];
+            status =
+                preset->transcode(profile, header.level, level, group, sections[i].plane,
+                                  header.n_tokens, (cg_coded){src, sections[i].bytes}, &pieces[i]);
         } else {
             pieces[i].n_bytes = sections[i].bytes;
             pieces[i].bytes = malloc(sections[i].bytes + (size_t)1); /* not 0 bytes */

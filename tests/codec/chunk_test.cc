@@ -197,7 +197,7 @@ TEST_F(ChunkTest, RefusesHostileHeaders)
         {"magic, line end converted", 4, 1, '\n', CG_ERR_BAD_MAGIC},
         {"version 0", 8, 4, 0, CG_ERR_UNSUPPORTED_VERSION},
         {"version 5", 8, 4, 5, CG_ERR_UNSUPPORTED_VERSION},
-        {"version 4 without a profile", 8, 4, 4, CG_ERR_CORRUPT},
+        {"version 4, whose sections are aligned", 8, 4, 4, CG_ERR_CORRUPT},
         {"header_bytes too small", 12, 4, 240, CG_ERR_CORRUPT},
         {"header_bytes too large", 12, 4, 272, CG_ERR_CORRUPT},
         {"header_bytes huge", 12, 4, 0xffffffff, CG_ERR_CORRUPT},

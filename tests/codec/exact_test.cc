@@ -1,4 +1,4 @@
-// Profiles of version 2: every instruction set decodes to the bits that FORMAT.md says. The
+// Profiles from version 2 on: every instruction set decodes to the bits that FORMAT.md says. The
 // reference here is written from its text: it reads the profile's bytes itself, and adds up one
 // product after another.
 #include "codec/codec.h"
@@ -6,6 +6,7 @@
 #include "codec/kernels.h"
 #include "codec/klt.h"
 #include "codec/paper.h"
+#include "codec/section_plan.h"
 #include "profile_maker.h"
 
 #include <array>
@@ -33,6 +34,10 @@ struct Reference {
     float step[3][2];
     std::vector<float> mean, weight, anchor_step;
     std::vector<Matrix> matrices; // [group][matrix]
+    size_t n_shared = 0;          // from here on version 3
+    unsigned fraction_bits = 0;
+    Matrix joint = {};
+    size_t n_given[3][8] = {};
     Bytes bytes;
     size_t at = 80;
 
@@ -85,43 +90,63 @@ struct Reference {
         at += bytes[77] * n_classes * 12;
         if (is_paper)
             return;
-        for (const unsigned n : group_layers) {
-            for (unsigned m = 0; m < 2 / planes; m++) {
-                Matrix matrix = {};
-                matrix.n_channels = n * channels * planes;
-                matrix.n_components = take(2);
-                matrix.unit_bits = static_cast<unsigned>(take(1));
-                EXPECT_EQ(take(1), 0u);
-                matrices.push_back(matrix);
+        const bool has_joint = cg_get_le(&bytes[8], 4) == 3;
+        if (has_joint) {
+            n_shared = take(2);
+            fraction_bits = static_cast<unsigned>(take(2));
+            joint = take_sizes(n_shared * group_layers.size());
+            for (auto &level : n_given) {
+                for (size_t &n : level)
+                    n = take(2);
             }
         }
-        for (size_t i = 0; i < 3 * matrices.size(); i++) {
+        for (const unsigned n : group_layers) {
+            for (unsigned m = 0; m < 2 / planes; m++)
+                matrices.push_back(take_sizes(n * channels * planes));
+        }
+        for (size_t i = 0; i < 3 * (matrices.size() + has_joint); i++) {
             size_t n = 0;
             for (int f = 0; f < 8; f++)
                 n += take(2);
             at += n;
         }
-        for (Matrix &m : matrices) {
-            unsigned shift = 0;
-            for (size_t c = 0; c < m.n_components; c++) {
-                shift = c % 32 == 0 ? static_cast<unsigned>(take(1)) : shift;
-                const auto bits = static_cast<unsigned>(take(1));
-                const auto multiple = static_cast<int>(take(2));
-                std::vector<int32_t> row;
-                for (size_t ch = 0; ch < m.n_channels; ch++) {
-                    int number = 0;
-                    for (unsigned b = 0; b < bits; b++) {
-                        const size_t bit = ch * bits + b;
-                        number |= (bytes[at + bit / 8] >> (bit % 8) & 1) << b;
-                    }
-                    row.push_back((number - (number >> (bits - 1) << bits)) * multiple);
-                }
-                at += (m.n_channels * bits + 7) / 8;
-                m.shift.push_back(shift);
-                m.elements.push_back(row);
-            }
-        }
+        if (has_joint)
+            take_elements(&joint);
+        for (Matrix &m : matrices)
+            take_elements(&m);
         EXPECT_EQ(at + 8, bytes.size());
+    }
+
+    Matrix take_sizes(size_t n_channels)
+    {
+        Matrix matrix = {};
+        matrix.n_channels = n_channels;
+        matrix.n_components = take(2);
+        matrix.unit_bits = static_cast<unsigned>(take(1));
+        EXPECT_EQ(take(1), 0u);
+        return matrix;
+    }
+
+    void take_elements(Matrix *m)
+    {
+        unsigned shift = 0;
+        for (size_t c = 0; c < m->n_components; c++) {
+            shift = c % 32 == 0 ? static_cast<unsigned>(take(1)) : shift;
+            const auto bits = static_cast<unsigned>(take(1));
+            const auto multiple = static_cast<int>(take(2));
+            std::vector<int32_t> row;
+            for (size_t ch = 0; ch < m->n_channels; ch++) {
+                int number = 0;
+                for (unsigned b = 0; b < bits; b++) {
+                    const size_t bit = ch * bits + b;
+                    number |= (bytes[at + bit / 8] >> (bit % 8) & 1) << b;
+                }
+                row.push_back((number - (number >> (bits - 1) << bits)) * multiple);
+            }
+            at += (m->n_channels * bits + 7) / 8;
+            m->shift.push_back(shift);
+            m->elements.push_back(row);
+        }
     }
 
     // Layer and plane of a channel of a matrix, and which of a layer's channels it is.
@@ -163,17 +188,53 @@ struct Reference {
         *cosine = static_cast<float>(by_quadrant[quadrant][1]);
     }
 
-    // symbols: [matrix of a group][f][b * n_active + c]. Returns
-    // [n_layers][2][n_tokens][heads][dim], not yet rounded.
+    // [matrix of a group, behind them the joint one][f][b * n_active + c]
     using Symbols = std::vector<std::array<std::vector<int16_t>, 8>>;
+
+    // A product of an element, shifted, and a symbol or what stands in its place.
+    static uint32_t product(const Matrix &m, size_t c, size_t ch, unsigned shift, int32_t symbol)
+    {
+        return (static_cast<uint32_t>(m.elements[c][ch]) << shift) * static_cast<uint32_t>(symbol);
+    }
+
+    // What the joint matrix gives at frequency f of block b: [group][component].
+    std::vector<int32_t> given(const Symbols &symbols, unsigned level, size_t f, size_t b,
+                               size_t n_blocks) const
+    {
+        std::vector<int32_t> all(joint.n_channels);
+        const unsigned k = joint.unit_bits - fraction_bits;
+        for (size_t i = 0; i < all.size(); i++) {
+            if (i % n_shared >= n_given[level - 1][f])
+                continue;
+            const auto &row = symbols.back()[f];
+            const size_t n_active = row.size() / n_blocks;
+            uint32_t sum = 0;
+            for (size_t c = 0; c < n_active; c++)
+                sum += product(joint, c, i, joint.shift[c], row[b * n_active + c]);
+            const int64_t u = static_cast<int32_t>(sum), one = int64_t{1} << k;
+            int64_t rounded = (u + one / 2) / one; // towards zero
+            rounded -= rounded * one > u + one / 2;
+            all[i] =
+                static_cast<int32_t>(std::clamp(rounded, int64_t{INT16_MIN}, int64_t{INT16_MAX}));
+        }
+        return all;
+    }
+
+    // Returns [n_layers][2][n_tokens][heads][dim], not yet rounded.
     std::vector<float> decode(const Symbols &symbols, unsigned level, uint32_t first_position,
                               uint32_t n_tokens) const
     {
         const size_t channels = heads * dim, n_blocks = (n_tokens + 7) / 8;
         std::vector<float> x(n_layers * 2 * n_tokens * channels);
+        std::vector<std::vector<int32_t>> shared; // [b][f]
+        for (size_t b = 0; b < n_blocks && n_shared > 0; b++) {
+            for (size_t f = 0; f < 8; f++)
+                shared.push_back(given(symbols, level, f, b, n_blocks));
+        }
         for (size_t i = 0; i < matrices.size(); i++) {
             const Matrix &m = matrices[i];
-            const float unit = std::ldexp(1.0f, -static_cast<int>(m.unit_bits));
+            const float unit =
+                std::ldexp(1.0f, -static_cast<int>(m.unit_bits) - static_cast<int>(fraction_bits));
             for (size_t ch = 0; ch < m.n_channels; ch++) {
                 const Channel to = channel(i * planes / 2, planes == 2 ? 0 : i % 2, ch);
                 const size_t row = (to.layer * 2 + to.plane) * channels + to.ch;
@@ -182,9 +243,13 @@ struct Reference {
                     for (size_t f = 0; f < 8; f++) {
                         const size_t n_active = symbols[i][f].size() / n_blocks;
                         uint32_t sum = 0;
+                        for (size_t c = 0; c < n_shared; c++)
+                            sum +=
+                                product(m, c, ch, m.shift[c], shared[8 * b + f][i * n_shared + c]);
                         for (size_t c = 0; c < n_active; c++)
-                            sum += (static_cast<uint32_t>(m.elements[c][ch]) << m.shift[c]) *
-                                   static_cast<uint32_t>(int32_t{symbols[i][f][b * n_active + c]});
+                            sum +=
+                                product(m, n_shared + c, ch, m.shift[n_shared + c] + fraction_bits,
+                                        symbols[i][f][b * n_active + c]);
                         y[f] = static_cast<float>(static_cast<int32_t>(sum));
                     }
                     for (size_t t = 0; t < 8 && 8 * b + t < n_tokens; t++) {
@@ -260,7 +325,7 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
     const cg_chunk_header &h = chunk.header;
     Random random(seed);
     const size_t n_blocks = cg_klt_n_blocks(h.n_tokens);
-    Reference::Symbols all(size_t{p->n_groups} * p->n_matrices);
+    Reference::Symbols all(cg_profile_n_bases(p)); // the joint one is the last
     std::vector<cg_section> sections(h.n_sections);
     std::vector<cg_piece> pieces(h.n_sections);
     std::vector<Bytes> kept(h.n_sections);
@@ -269,13 +334,14 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
         const cg_section s = sections[i];
         kept[i].assign(bytes->begin() + static_cast<long>(s.offset),
                        bytes->begin() + static_cast<long>(s.offset + s.bytes));
-        if (s.kind == CG_SECTION_SYMBOLS) {
-            const cg_level_columns &columns = p->groups[s.group].columns[h.level - 1][s.plane];
+        if (s.kind == CG_SECTION_SYMBOLS || s.kind == CG_SECTION_JOINT) {
+            const uint32_t group = s.kind == CG_SECTION_JOINT ? p->n_groups : s.group;
+            const cg_level_columns &columns = p->groups[group].columns[h.level - 1][s.plane];
             const std::unique_ptr<void, MallocFree> memory(
                 aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
             const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
             EXPECT_EQ(cg_symbols_decode(p, &symbols, {kept[i].data(), kept[i].size()}), CG_OK);
-            auto &own = all[s.group * p->n_matrices + s.plane];
+            auto &own = all[group * p->n_matrices + s.plane];
             for (unsigned f = 0; f < 8; f++) {
                 const size_t n = n_blocks * columns.n_active[f];
                 for (size_t c = 0; c < n && fill != Fill::encoded; c++)
@@ -296,6 +362,46 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
     bytes->assign(made, made + n_made);
     free(made);
     return all;
+}
+
+// A chunk without sinks whose symbols are all zeros.
+Bytes make_zeros(const cg_profile *p, cg_chunk_header header, int level)
+{
+    const auto tokens = make_tokens(header.n_tokens, 1);
+    const size_t n_blocks = cg_klt_n_blocks(header.n_tokens);
+    header.version = cg_profile_chunk_version(p);
+    header.level = header.coarsest = static_cast<uint8_t>(level);
+    header.profile = p->fingerprint;
+    header.token_bytes = 2;
+    header.key = cg_key_chunk(&header.parent, &header.extra, tokens.data(), tokens.size());
+    header.n_sections = cg_section_plan_n_sections(p, &header);
+    std::vector<cg_section> sections(header.n_sections);
+    std::vector<cg_piece> pieces(header.n_sections);
+    std::vector<Bytes> kept(header.n_sections);
+    for (uint32_t i = 0; i < header.n_sections; i++) {
+        const cg_section s = sections[i] = cg_section_plan_row(p, &header, i);
+        for (size_t t = 0; i == 0 && t < tokens.size(); t++)
+            put(&kept[0], tokens[t], 2);
+        if (i > 0) {
+            const uint32_t group = s.kind == CG_SECTION_JOINT ? p->n_groups : s.group;
+            const cg_level_columns &columns = p->groups[group].columns[level - 1][s.plane];
+            const std::unique_ptr<void, MallocFree> memory(
+                aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
+            memset(memory.get(), 0, cg_symbols_bytes(&columns, n_blocks));
+            const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
+            size_t n_bytes;
+            const std::unique_ptr<uint8_t, MallocFree> coded(
+                cg_symbols_code(p, &symbols, {nullptr, 0}, &n_bytes));
+            kept[i].assign(coded.get(), coded.get() + n_bytes);
+        }
+        sections[i].bytes = static_cast<uint32_t>(kept[i].size());
+        pieces[i] = {kept[i].data(), kept[i].size()};
+    }
+    uint8_t *made;
+    size_t n_made;
+    EXPECT_EQ(cg_chunk_assemble(&header, sections.data(), pieces.data(), &made, &n_made), CG_OK);
+    const std::unique_ptr<uint8_t, MallocFree> owner(made);
+    return Bytes(made, made + n_made);
 }
 
 // ---- kernels that count what they multiply: registers or tiles of elements ----
@@ -373,10 +479,13 @@ class ExactTest : public testing::TestWithParam<const char *>
             make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
         const Bytes elements = make_elements(header, 7, scale);
         Bytes chunk, got;
-        ASSERT_EQ(encode(profile.get(), header, make_tokens(n_tokens, 1), elements,
-                         static_cast<cg_level>(level), &chunk),
-                  CG_OK);
-        EXPECT_EQ(cg_get_le(chunk.data() + 8, 4), 3u);
+        if (fill == Fill::encoded)
+            ASSERT_EQ(encode(profile.get(), header, make_tokens(n_tokens, 1), elements,
+                             static_cast<cg_level>(level), &chunk),
+                      CG_OK);
+        else
+            chunk = make_zeros(profile.get(), header, level);
+        EXPECT_EQ(cg_get_le(chunk.data() + 8, 4), spec.version + 1);
         const auto symbols = set_symbols(profile.get(), fill, 3, &chunk);
         EXPECT_EQ(cg_chunk_verify(chunk.data(), chunk.size()), CG_OK);
         ASSERT_EQ(decode(profile.get(), chunk, &got), CG_OK);
@@ -633,6 +742,34 @@ TEST_P(ExactTest, PaperDecodesToTheReferencesBits)
                 ASSERT_EQ(values[((to.layer * 2 + to.plane) * n_tokens + t) * 32 + to.ch], want);
             }
         }
+    }
+}
+
+TEST_P(ExactTest, DecodesWhatTheJointMatrixGivesToTheReferencesBits)
+{
+    for (const unsigned fraction_bits : {0u, 3u, 8u}) {
+        ProfileSpec spec = spec_3();
+        spec.fraction_bits = fraction_bits;
+        for (const Fill fill : {Fill::ones, Fill::small, Fill::saturated, Fill::sparse}) {
+            for (const int level : {1, 2, 3})
+                compare(spec, CG_DTYPE_FP32, 800, 21, level, fill);
+        }
+        spec.all_active = false;
+        for (const int level : {1, 2, 3})
+            compare(spec, CG_DTYPE_BF16, 8, 300, level, Fill::sparse); // more than a batch
+    }
+    // Several bands of shared components, and units of channels that no group ends at.
+    ProfileSpec spec = spec_3(ProfileSpec(), 64);
+    spec.n_layers = 6;
+    spec.n_kv_heads = 3;
+    spec.head_dim = 18;
+    spec.rotary_dim = 18;
+    spec.group_layers = {2, 3, 1};
+    spec.most_components = 150;
+    for (const bool all_active : {false, true}) {
+        spec.all_active = all_active;
+        compare(spec, CG_DTYPE_FP32, 8, 11, 1, Fill::small);
+        compare(spec, CG_DTYPE_FP32, 8, 11, 2, Fill::sparse);
     }
 }
 

@@ -90,6 +90,8 @@ struct ProfileSpec {
     unsigned version = 1;
     bool joined = false;               // version 2: K and V in one matrix
     unsigned unit_bits = 12;           // version 2
+    size_t n_shared = 0;               // version 3: of each group's components
+    unsigned fraction_bits = 3;        // version 3
     bool fine = false;                 // version 2: no component of few bits
     bool thin = false;                 // two bits an element: the most memory for a file's bytes
     size_t most_components = SIZE_MAX; // of a basis
@@ -102,6 +104,15 @@ inline ProfileSpec spec_2(bool joined, ProfileSpec spec = ProfileSpec())
     spec.joined = joined;
     for (auto &level : spec.step)
         level[CG_V] = joined ? level[CG_K] : level[CG_V];
+    return spec;
+}
+
+// With a joint matrix over the first components of all groups.
+inline ProfileSpec spec_3(ProfileSpec spec = ProfileSpec(), size_t n_shared = 32)
+{
+    spec = spec_2(true, spec);
+    spec.version = 3;
+    spec.n_shared = n_shared;
     return spec;
 }
 
@@ -264,12 +275,20 @@ inline void put_bands(Bytes *out, const std::vector<std::vector<double>> &basis,
 inline void put_thin(Bytes *out, size_t n_channels, size_t n_components, unsigned version)
 {
     for (size_t c = 0; c < n_components; c++) {
-        if (version == 2 && c % 32 == 0)
+        if (version > 1 && c % 32 == 0)
             put(out, 0, 1);
         put(out, 2, 1);
-        put(out, version == 2 ? 1 << 13 : cg_f32_bits(0.25f), version == 2 ? 2 : 4);
+        put(out, version > 1 ? 1 << 13 : cg_f32_bits(0.25f), version > 1 ? 2 : 4);
         put_numbers(out, std::vector<int>(n_channels, 1), 2);
     }
+}
+
+// Of n columns, how many a level has at frequency f.
+inline size_t n_active_of(const ProfileSpec &spec, size_t n, unsigned level, unsigned f)
+{
+    if (spec.all_active)
+        return spec.rising_active && level == 1 ? n - 1 : n;
+    return f + 2 * level >= 12 ? 0 : n - n * (f + 2 * (level - 1)) / 12; // 0 of some
 }
 
 inline Bytes make_profile_bytes(const ProfileSpec &spec,
@@ -341,7 +360,20 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         seal_profile(&out);
         return out;
     }
-    std::vector<size_t> n_channels, n_components, n_wide; // [group][matrix]
+    std::vector<size_t> n_channels, n_components, n_wide; // [group][matrix], the joint one first
+    const bool has_joint = spec.version == 3;
+    if (has_joint) {
+        n_channels.push_back(spec.group_layers.size() * spec.n_shared);
+        const size_t most = spec.all_active ? n_channels[0] : n_channels[0] * 7 / 8;
+        n_components.push_back(std::min(most, spec.most_components));
+        n_wide.push_back(0);
+        put(&out, spec.n_shared, 2);
+        put(&out, spec.fraction_bits, 2); // and a reserved byte
+        put(&out, n_components[0], 2);
+        put(&out, spec.unit_bits, 2);
+        for (unsigned i = 0; i < 3 * 8; i++)
+            put(&out, n_active_of(spec, spec.n_shared, 1 + i / 8, i % 8), 2);
+    }
     for (const uint16_t n_layers : spec.group_layers) {
         for (unsigned matrix = 0; matrix < (spec.joined ? 1 : 2); matrix++) {
             const size_t n = n_layers * channels * (spec.joined ? 2 : 1);
@@ -357,13 +389,16 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         }
     }
     for (unsigned level = 1; level <= 3; level++) {
-        for (const size_t n : n_components) {
-            std::vector<size_t> n_active(8, spec.rising_active && level == 1 ? n - 1 : n);
-            for (unsigned f = 0; f < 8 && !spec.all_active; f++)
-                n_active[f] =
-                    f + 2 * level >= 12 ? 0 : n - n * (f + 2 * (level - 1)) / 12; // 0 of some
-            for (size_t &active : n_active)
-                put(&out, active += spec.excess_active, 2);
+        for (size_t i = 0; i < n_components.size(); i++) {
+            const size_t n_others = has_joint && i > 0 ? spec.n_shared : 0;
+            if (n_components[i] < n_others)
+                throw std::runtime_error("profile_maker: fewer components than are shared");
+            const size_t n = n_components[i] - n_others;
+            std::vector<size_t> n_active;
+            for (unsigned f = 0; f < 8; f++) {
+                n_active.push_back(n_active_of(spec, n, level, f) + spec.excess_active);
+                put(&out, n_active.back(), 2);
+            }
             for (const size_t active : n_active) {
                 for (size_t c = 0; c < active; c++)
                     put(&out, random.below(static_cast<uint32_t>(classes.size())), 1);
@@ -374,7 +409,7 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         put_thin(&out, n_channels[i], n_components[i], spec.version);
     for (size_t i = 0; i < n_components.size() && !spec.thin; i++) {
         const auto basis = random_orthonormal(n_channels[i], &random);
-        if (spec.version == 2) {
+        if (spec.version > 1) {
             put_bands(&out, basis, n_components[i], spec.unit_bits, spec.fine);
             continue;
         }
