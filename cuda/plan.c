@@ -396,7 +396,7 @@ static cg_cuda_klt klt_of(const planner *p, wanted w, const cg_cuda_product *pro
                          .half = p->profile->rotary_dim / 2,
                          .n_layers = w.group->n_layers,
                          .n_tokens = h->n_tokens,
-                         .unit = cg_bands_unit(&w.group->bands[w.matrix]),
+                         .unit = cg_bands_unit(&w.group->bands[w.matrix], h->level),
                          .target = target_of(p, w.group->first_layer, w.matrix)};
 }
 
@@ -472,7 +472,8 @@ static cg_status plan_joint(planner *p, const cg_cuda_product *product, const cg
                              .groups_at = at_of(p, matrices),
                              .first_group = r->first_group,
                              .n_shared = profile->n_shared,
-                             .n_bits = profile->joint->bands[0].unit_bits - profile->fraction_bits};
+                             .n_bits = profile->joint->bands[0].unit_bits -
+                                       profile->fraction_bits[p->chunk->header.level]};
     for (unsigned f = 0; f < CG_DCT; f++)
         joint->n_given[f] = profile->n_given[p->chunk->header.level - 1][f];
     add_jobs(p, at_of(p, joint), first, first + n_wanted, &jobs);

@@ -246,13 +246,14 @@ static uint32_t count_columns_of(const cg_bands *bands, uint32_t band)
 /* A step for each digit of a basis and column that it is multiplied by, of the first bands of
  * columns; by falling shift: how often sums are shifted is at most the number of different shifts.
  * Nothing is left of what is shifted by 32 bits. Returns how many. */
-static uint32_t lay_steps(const cg_bands *bands, uint32_t n_bands, cg_cuda_step *steps_out)
+static uint32_t lay_steps(const cg_bands *bands, unsigned level, uint32_t n_bands,
+                          cg_cuda_step *steps_out)
 {
     uint32_t n = 0;
     for (uint32_t shift = 32; shift-- > 0;) {
         uint32_t number = 0;
         for (uint32_t band = 0; band < count_bands(bands); band++) {
-            const uint32_t of_band = slab_of(bands, band)->shift,
+            const uint32_t of_band = cg_bands_shift(bands, slab_of(bands, band), level),
                            first = first_column_of(bands, band),
                            n_digits = count_digits(bands, band);
             for (uint32_t i = 0; i < n_digits * count_columns_of(bands, band); i++) {
@@ -341,10 +342,10 @@ static cg_status lay_basis(writer *w, const cg_cuda_profile *l, const cg_group *
     for (unsigned level = 0; level < CG_N_LOSSY; level++) {
         const uint32_t n_bands =
             count_level_bands(l->profile, group, matrix, level, m->n_bands[level]);
-        m->n_steps[level] = lay_steps(bands, n_bands, NULL);
+        m->n_steps[level] = lay_steps(bands, CG_L1 + level, n_bands, NULL);
         cg_cuda_step *steps = take(w, m->n_steps[level] * sizeof *steps, &m->steps_at[level]);
         if (steps != NULL)
-            (void)lay_steps(bands, n_bands, steps);
+            (void)lay_steps(bands, CG_L1 + level, n_bands, steps);
     }
     m->n_all_steps = step_number(bands, count_bands(bands));
     uint8_t *basis = take(w, n_tiles(l, group) * m->n_all_steps * CG_RANS_LANES * 16, &m->basis_at);

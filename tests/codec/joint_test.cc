@@ -48,7 +48,7 @@ TEST(JointCodec, TheErrorOfALevelIsWhatItsStepSays)
 {
     for (const unsigned fraction_bits : {0u, 3u}) {
         ProfileSpec spec = fine_spec();
-        spec.fraction_bits = fraction_bits;
+        spec.fraction_bits.fill(fraction_bits);
         const Profile profile = make_profile(spec);
         const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 512, 256);
         const double n_channels = 2.0 * 4 * 32, shared_share = 2 * 32 / n_channels;
@@ -220,7 +220,7 @@ uint64_t check_sums(const cg_profile *profile, const Bytes &bytes)
     }
     cg_chunk_header h;
     EXPECT_EQ(cg_chunk_header_parse(bytes.data(), bytes.size(), &h), CG_OK);
-    const unsigned k = bands->unit_bits - profile->fraction_bits;
+    const unsigned k = bands->unit_bits - profile->fraction_bits[h.level];
     const size_t n_blocks = given_by.symbols.n_rows;
     std::vector<Decoded> groups;
     for (uint32_t g = 0; g < profile->n_groups; g++)
@@ -247,8 +247,9 @@ uint64_t check_sums(const cg_profile *profile, const Bytes &bytes)
             }
             for (size_t c = 0; c < groups[g].symbols.columns->n_active[f]; c++)
                 sum += std::abs(groups[g].row(f, b)[c]) *
-                       static_cast<double>(most_before[profile->n_shared + c + 1] -
-                                           most_before[profile->n_shared + c]);
+                       std::ldexp(static_cast<double>(most_before[profile->n_shared + c + 1] -
+                                                      most_before[profile->n_shared + c]),
+                                  profile->fraction_bits[h.level]);
             EXPECT_LT(sum, 0x1p31) << "f=" << f << " b=" << b << " group " << g;
         }
     }

@@ -11,6 +11,7 @@
 #include "codec/cursor.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -88,12 +89,12 @@ struct ProfileSpec {
     std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
     bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
     unsigned version = 1;
-    bool joined = false;               // version 2: K and V in one matrix
-    unsigned unit_bits = 12;           // version 2
-    size_t n_shared = 0;               // version 3: of each group's components
-    unsigned fraction_bits = 3;        // version 3
-    bool fine = false;                 // version 2: no component of few bits
-    unsigned least_shift = 0;          // version 2: of a band
+    bool joined = false;                               // version 2: K and V in one matrix
+    unsigned unit_bits = 12;                           // version 2
+    size_t n_shared = 0;                               // version 3: of each group's components
+    std::array<unsigned, 3> fraction_bits = {2, 3, 4}; // version 3: of L1, L2, L3
+    bool fine = false;                                 // version 2: no component of few bits
+    unsigned least_shift = 0;                          // version 2: of a band
     bool thin = false;                 // two bits an element: the most memory for a file's bytes
     size_t most_components = SIZE_MAX; // of a basis
 };
@@ -371,7 +372,9 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         n_components.push_back(std::min(most, spec.most_components));
         n_wide.push_back(0);
         put(&out, spec.n_shared, 2);
-        put(&out, spec.fraction_bits, 2); // and a reserved byte
+        for (const unsigned bits : spec.fraction_bits)
+            put(&out, bits, 1);
+        put(&out, 0, 1); // reserved
         put(&out, n_components[0], 2);
         put(&out, spec.unit_bits, 2);
         for (unsigned i = 0; i < 3 * 8; i++)

@@ -394,7 +394,8 @@ TEST(ScaledDecodeTest, WritesWhatTheCpuDecodes)
 struct JointCase {
     const char *name;
     size_t n_shared;
-    unsigned fraction_bits, unit_bits;
+    std::array<unsigned, 3> fraction_bits;
+    unsigned unit_bits;
     bool all_active;
     unsigned least_shift;
 };
@@ -458,14 +459,15 @@ TEST_P(JointDecodeTest, KeepsExactFirstTokens)
         expect_decodes_all(laid, &spec, make_chunk(laid, spec, CG_DTYPE_FP16, 0, n_tokens, CG_L2));
 }
 
-INSTANTIATE_TEST_SUITE_P(Profiles, JointDecodeTest,
-                         testing::Values(JointCase{"OneBand", 32, 3, 12, true, 0},
-                                         JointCase{"AllComponentsShared", 128, 5, 12, true, 0},
-                                         JointCase{"NoFraction", 32, 0, 12, false, 0},
-                                         JointCase{"TwoBandsOneBitRounded", 64, 8, 9, false, 0},
-                                         /* high digits are shifted by up to 28 bits */
-                                         JointCase{"ShiftsNearAWord", 32, 7, 20, true, 12}),
-                         [](const auto &c) { return c.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Profiles, JointDecodeTest,
+    testing::Values(JointCase{"OneBand", 32, {2, 3, 4}, 12, true, 0},
+                    JointCase{"AllComponentsShared", 128, {6, 5, 5}, 12, true, 0},
+                    JointCase{"NoFraction", 32, {0, 0, 0}, 12, false, 0},
+                    JointCase{"TwoBandsOneBitRounded", 64, {8, 8, 8}, 9, false, 0},
+                    /* high digits are shifted by up to 28 bits */
+                    JointCase{"ShiftsNearAWord", 32, {7, 8, 7}, 20, true, 12}),
+    [](const auto &c) { return c.param.name; });
 
 // ---- geometries ----
 
