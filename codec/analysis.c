@@ -323,8 +323,7 @@ static double shared_norm(const cg_bands *bands)
     return sqrt(square);
 }
 
-/* FORMAT.md's bounds on what the joint matrix gives are on numbers that nobody has before he
- * decodes. These are on symbols alone, and hold for any basis. */
+/* The bounds hold for any basis, orthonormal or not. */
 static cg_status make_reach(const cg_profile *p, cg_analysis *a)
 {
     const cg_bands *bands = &p->joint->bands[0];

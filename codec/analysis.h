@@ -38,7 +38,7 @@ typedef struct cg_analysis {
     /* Of the joint matrix, else NULL: how far symbols of a band of components can reach, per unit
      * of their Euclidean norm [bands]. The sum over a row's bands is a bound on the norm of what it
      * gives the groups, in steps. Up to most_reach neither those numbers nor the groups' sums of
-     * them leave their bits. */
+     * them leave their bits, and an encoder need not look at them. */
     float *band_reach, most_reach;
 } cg_analysis;
 

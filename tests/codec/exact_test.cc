@@ -754,6 +754,8 @@ TEST_P(ExactTest, DecodesWhatTheJointMatrixGivesToTheReferencesBits)
             for (const int level : {1, 2, 3})
                 compare(spec, CG_DTYPE_FP32, 800, 21, level, fill);
         }
+        for (const unsigned dtype : {CG_DTYPE_BF16, CG_DTYPE_FP32})
+            compare(spec, dtype, 0, 24, 1, Fill::encoded); // with sinks
         spec.all_active = false;
         for (const int level : {1, 2, 3})
             compare(spec, CG_DTYPE_BF16, 8, 300, level, Fill::sparse); // more than a batch
