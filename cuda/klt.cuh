@@ -350,7 +350,9 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decod
             shared->digits[buffer][0][0][tile_row][16 * cta.lane()];
         const cg_cuda_tiles *tiles = &shared->tiles[buffer][0][tile_row];
         CG_UNROLL_NOT
-        for (uint32_t s = 0; s < n; s++) {
+        for (uint32_t s = 0; s < n; s++, digits += CG_DCT, tiles += CG_CUDA_KLT_ROWS) {
+            if ((tiles->words[0] | tiles->words[1]) == 0)
+                continue; /* of rests often, of others never */
             const cg_cuda_step step = shared->steps[buffer][s];
             uint32_t fragment[4];
             cta.load16(fragment, basis + (uint64_t)step.number * (CG_RANS_LANES * 16));
@@ -359,8 +361,6 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decod
             shift = step.shift;
             cg_cuda_add_step(cta, m, scratch, digits, tiles, step.band,
                              first_block + tile_row * CG_CUDA_TILE_BLOCKS, fragment, sums);
-            digits += CG_DCT;
-            tiles += CG_CUDA_KLT_ROWS;
         }
     }
     cg_cuda_shift_sums(sums, shift);

@@ -900,7 +900,10 @@ TEST(GoldenDecodeTest, WritesTheElementsOfTheFiles)
          {"bf16-0-L0", "bf16-0-L1", "bf16-0-L2", "bf16-0-L3", "bf16-1-L1-streams", "fp16-0-L0",
           "fp16-0-L2", "fp32-0-L0", "fp32-0-L2"}},
         {"v3-joined", {"bf16-0-L1", "bf16-0-L2-streams", "bf16-1-L1", "fp16-0-L1", "fp32-1-L2"}},
-        {"v3-paper", {"bf16-0-L1", "bf16-1-L3", "fp16-1-L2", "fp32-1-L2"}}};
+        {"v3-paper", {"bf16-0-L1", "bf16-1-L3", "fp16-1-L2", "fp32-1-L2"}},
+        {"v4",
+         {"bf16-0-L1", "bf16-0-L2-streams", "bf16-0-L3", "bf16-1-L2", "fp16-0-L1", "fp32-0-L3",
+          "fp32-1-L2"}}};
     for (const auto &set : sets) {
         const std::string folder = std::string(CG_GOLDEN_DIR) + "/" + set.first + "/";
         const Laid laid(open_profile(read_file(folder + "profile.cgp")));
