@@ -56,6 +56,17 @@ struct Ranks {
         return rank.save_start(tokens, from, static_cast<uint32_t>(tokens.size()), true, context, 0,
                                save);
     }
+    // Saves until a rank has no memory for more, since nobody asks for it.
+    static void fill(Engine &rank)
+    {
+        cachegen_status status = CACHEGEN_OK;
+        for (uint64_t seed = 10; seed < 20 && status == CACHEGEN_OK; seed++) {
+            cachegen_save *save;
+            if ((status = start(rank, prompt(128, seed), &save)) == CACHEGEN_OK)
+                rank.finish(save);
+        }
+        ASSERT_EQ(status, CACHEGEN_AGAIN) << "what nobody asked for counts";
+    }
     // All ranks save; the status of head 0's.
     cachegen_status save(const Tokens &tokens, const char *context = nullptr)
     {
@@ -325,11 +336,7 @@ TEST(RanksTest, ARankWithoutMemoryEndsTheSaveOfTheOther)
         "\"staging_mib\": 1, \"chunk_tokens\": 128, \"save_timeout_ms\": 60000";
     Ranks ranks(store, TWO, more);
     cachegen_save *save;
-    cachegen_status status = CACHEGEN_OK;
-    for (uint64_t seed = 10; seed < 20 && status == CACHEGEN_OK; seed++)
-        if ((status = Ranks::start(ranks[1], prompt(128, seed), &save)) == CACHEGEN_OK)
-            ranks[1].finish(save);
-    ASSERT_EQ(status, CACHEGEN_AGAIN) << "what nobody asked for counts";
+    ASSERT_NO_FATAL_FAILURE(Ranks::fill(ranks[1]));
     ASSERT_EQ(Ranks::start(ranks[1], prompt(128), &save), CACHEGEN_AGAIN);
     ASSERT_EQ(Ranks::start(ranks[0], prompt(128), &save), CACHEGEN_OK);
     EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
@@ -346,10 +353,7 @@ TEST(RanksTest, WhatFollowsASaveThatCameToNothingWaitsForNoRank)
                 "\"staging_mib\": 1, \"chunk_tokens\": 128, \"save_timeout_ms\": 20000");
     const Tokens tokens = prompt(256), first(tokens.begin(), tokens.begin() + 128);
     cachegen_save *save;
-    cachegen_status status = CACHEGEN_OK;
-    for (uint64_t seed = 10; seed < 20 && status == CACHEGEN_OK; seed++)
-        if ((status = Ranks::start(ranks[1], prompt(128, seed), &save)) == CACHEGEN_OK)
-            ranks[1].finish(save);
+    ASSERT_NO_FATAL_FAILURE(Ranks::fill(ranks[1]));
     ASSERT_EQ(Ranks::start(ranks[1], first, &save), CACHEGEN_AGAIN);
     ASSERT_EQ(Ranks::start(ranks[0], first, &save), CACHEGEN_OK);
     EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
