@@ -33,6 +33,7 @@ N_CLASSES = 192  # of a profile's 256 at most
 MAX_CHANNELS = {"bytes": 2048, "speed": 1280, "smallest": 4096}
 PLANES = ("joined", "apart")
 PROFILE_SHARE = {"bytes": 0.05, "speed": 0.05, "smallest": 0.1}  # of the weights' bytes: a profile's largest size
+JOINT_SHARE = 0.01  # more, with a joint matrix
 BASIS_BYTES = 0.55  # of an element of a basis, on average: what is cut counts as nothing
 LAYERS_LEVEL = 2  # L3: what its errors cost differs most from what the Fisher information says
 N_LAYERS_CONTEXTS = 9
@@ -41,7 +42,6 @@ AUTO = "auto"
 JOIN_GROUPS = 0  # by default: components of each group for a joint matrix, or AUTO
 MAX_SHARED = 2048  # components of all groups together that a joint matrix turns
 FRACTION_BITS = 4  # of what it gives, in steps, at most
-REACH = 1.5  # times the norm of a row of joint coefficients: what an encoder takes its symbols to give at most
 
 
 def choose_matrices(model, budget_bytes, most_channels=MAX_CHANNELS["bytes"], planes=PLANES):
@@ -131,9 +131,7 @@ class Statistics:
 
     histograms: list  # [level]{Histograms} of what has symbols
     mean_square: dict  # of coefficients in steps of L1 [8][N]
-    # Of |coefficient|, in steps of L1, times its component's largest element, over those of a row. Of a group with a joint
-    # matrix: over its own, or, if that is more, half of what an encoder takes the shared ones to sum up to.
-    largest_sum: dict
+    largest_sum: dict  # of |coefficient|, in steps of L1, times its component's largest element, over those of a row
     joint_square: list  # [level] mean square of the symbols of JOINT, [8][n_components]
     largest_shared: float  # of |shared coefficient|, in steps of L1
 
@@ -156,17 +154,14 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
     ]
     progress.start("statistics of the symbols")
     mean_square, largest_sum, joint_square = dict.fromkeys(each, 0.0), dict.fromkeys(each, 0.0), [0.0] * N_LEVELS
-    largest_shared = largest_norm = 0.0
+    largest_shared = 0.0
     largest = {gm: rows.abs().amax(1) for gm, rows in transform.rows.items()}
     for i, context in enumerate(contexts):
         x = planes.flat(*caches.get(context))
         for (g, m), z in transform.all_coefficients(x):
-            own = transform.own((g, m), z)
-            most = float((own.abs() @ transform.own((g, m), largest[g, m])).max()) / steps[0][m]
+            most = float((z.abs() @ largest[g, m]).max()) / steps[0][m]
             largest_sum[g, m] = max(largest_sum[g, m], most)
-            if (g, m) == JOINT:
-                largest_norm = max(largest_norm, float(z.norm(dim=2).max()) / steps[0][m])
-            elif transform.n_shared:
+            if transform.n_shared and (g, m) != JOINT:
                 largest_shared = max(largest_shared, float(z[..., : transform.n_shared].abs().max()) / steps[0][m])
             z = z[1:]  # the first block has the sinks
             mean_square[g, m] = mean_square[g, m] + z.pow(2).mean(0) / (len(contexts) * steps[0][m] ** 2)
@@ -176,9 +171,6 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
                 if (g, m) == JOINT:
                     joint_square[level] += symbols.square().mean(0) / len(contexts)
         progress(i + 1, len(contexts))
-    for gm in transform.matrices.each():
-        norm = float(largest[gm][: transform.n_shared].norm())
-        largest_sum[gm] = max(largest_sum[gm], REACH * largest_norm * norm / 2)
     return Statistics(histograms, mean_square, largest_sum, joint_square, largest_shared)
 
 

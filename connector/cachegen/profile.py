@@ -24,6 +24,7 @@ from .kv_model import KvModel
 from .make_profile import (
     AUTO,
     JOIN_GROUPS,
+    JOINT_SHARE,
     MAX_CHANNELS,
     N_CLASSES,
     PLANES,
@@ -230,7 +231,7 @@ def run(options):
     else:
         profile = make_profile(
             model, fingerprint, caches, contexts, matrices, steps, options.classes or N_CLASSES, progress, held_out,
-            options.sinks, PROFILE_SHARE[options.prefer], n_shared,
+            options.sinks, PROFILE_SHARE[options.prefer] + JOINT_SHARE * (n_shared > 0), n_shared,
         )  # fmt: skip
     coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
     coder, planes = coder(profile, model.device), planes(model)

@@ -249,7 +249,7 @@ class Study:
             progress(i + 1, len(contexts))
 
     def _profile_without(self, others, path):
-        """Writes the klt profile of the contexts, with the steps, matrices, joint matrix, sinks and size of the profile of all."""
+        """Writes the klt profile of the contexts, with the steps, matrices, sinks and size of the profile of all."""
         with open(self.profile("klt"), "rb") as file:
             data = file.read()
         whole, share = read_profile(data), max(PROFILE_SHARE["bytes"], len(data) / self.model.weights_bytes)
