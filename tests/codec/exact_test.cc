@@ -762,6 +762,11 @@ TEST_P(ExactTest, DecodesWhatTheJointMatrixGivesToTheReferencesBits)
         for (const int level : {1, 2, 3})
             compare(spec, CG_DTYPE_BF16, 8, 300, level, Fill::sparse); // more than a batch
     }
+    // Shared components and others whose bands differ in nothing else.
+    ProfileSpec fine = spec_3();
+    fine.fine = true;
+    fine.fraction_bits = 0;
+    compare(fine, CG_DTYPE_FP32, 8, 11, 1, Fill::small);
     // Several bands of shared components, and units of channels that no group ends at.
     ProfileSpec spec = spec_3(ProfileSpec(), 64);
     spec.n_layers = 6;

@@ -173,16 +173,24 @@ class JointDecoder : public testing::Test
                          &chunk, 1, CG_L3),
                   CG_OK);
     }
-    // The bytes of a section, damaged so that only decoding it shows that; or its checksum wrong.
+    // The chunk with damage to a section that only decoding it shows; or with a wrong checksum of
+    // it, and no other damage.
     Bytes damaged(uint32_t section_index, bool is_sealed) const
     {
         cg_chunk opened;
         EXPECT_EQ(cg_chunk_open(chunk.data(), chunk.size(), &opened), CG_OK);
         const cg_section section = cg_chunk_section(&opened, section_index);
         Bytes bytes = chunk;
-        bytes[section.offset + section.bytes / 2] ^= 0x55;
-        if (is_sealed)
+        if (is_sealed) {
+            bytes[section.offset + section.bytes / 2] ^= 0x55;
             seal_chunk(&bytes);
+            return bytes;
+        }
+        bytes[CG_CHUNK_FIXED_BYTES + section_index * CG_CHUNK_SECTION_BYTES + 8] ^= 1;
+        Bytes hashed(bytes.begin(), bytes.begin() + 152);
+        hashed.insert(hashed.end(), bytes.begin() + CG_CHUNK_FIXED_BYTES,
+                      bytes.begin() + opened.header.header_bytes);
+        cg_put_le(bytes.data() + 152, 8, XXH3_64bits(hashed.data(), hashed.size()));
         return bytes;
     }
 
