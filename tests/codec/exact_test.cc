@@ -765,7 +765,7 @@ TEST_P(ExactTest, DecodesWhatTheJointMatrixGivesToTheReferencesBits)
     // Shared components and others whose bands differ in nothing else.
     ProfileSpec fine = spec_3();
     fine.fine = true;
-    fine.fraction_bits = 0;
+    fine.fraction_bits = {0, 0, 0};
     compare(fine, CG_DTYPE_FP32, 8, 11, 1, Fill::small);
     // Several bands of shared components, and units of channels that no group ends at.
     ProfileSpec spec = spec_3(ProfileSpec(), 64);
