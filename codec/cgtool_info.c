@@ -258,11 +258,14 @@ static json_t *joint_json(const cg_profile *p)
 {
     if (p->joint == NULL)
         return json_null();
-    json_t *given = json_object();
-    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+    json_t *given = json_object(), *fractions = json_object();
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         json_object_set_new(given, cg_tool_level_name(level), counts_json(p->n_given[level - 1]));
-    return json_pack("{s:I, s:I, s:I, s:o, s:o}", "n_shared", (json_int_t)p->n_shared,
-                     "fraction_bits", (json_int_t)p->fraction_bits, "n_components",
+        json_object_set_new(fractions, cg_tool_level_name(level),
+                            json_integer((json_int_t)p->fraction_bits[level]));
+    }
+    return json_pack("{s:I, s:o, s:I, s:o, s:o}", "n_shared", (json_int_t)p->n_shared,
+                     "fraction_bits", fractions, "n_components",
                      (json_int_t)p->joint->n_components[0], "n_given", given, "n_active",
                      active_json(p->joint, 0));
 }
@@ -380,8 +383,9 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
     printf("  %-8s %-9s %-5s", "joint", "all", "");
     print_active(p->joint, 0);
     printf("  shared       the first %" PRIu32
-           " components of each group, given to 1/%u of a step\n",
-           p->n_shared, 1u << p->fraction_bits);
+           " components of each group, given to 1/%u, 1/%u, 1/%u of a step\n",
+           p->n_shared, 1u << p->fraction_bits[CG_L1], 1u << p->fraction_bits[CG_L2],
+           1u << p->fraction_bits[CG_L3]);
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         printf("  given at %s %26s", cg_tool_level_name(level), "");
         print_counts(p->n_given[level - 1]);

@@ -17,13 +17,16 @@ typedef struct row_limits {
     unsigned sum_bits;
 } row_limits;
 
-static row_limits limits_of(const cg_profile *p, const cg_group *group, unsigned matrix)
+static row_limits limits_of(const cg_profile *p, const cg_group *group, unsigned matrix,
+                            unsigned level)
 {
     const cg_bands *bands = &group->bands[matrix];
     if (p->version == 1)
         return (row_limits){0};
     return (row_limits){.most_before = bands->most_before + bands->n_shared,
-                        .sum_bits = bands->n_shared > 0 ? HALF_SUM_BITS : SUM_BITS};
+                        .sum_bits = bands->n_shared > 0
+                                        ? HALF_SUM_BITS - (unsigned)bands->fraction_bits[level]
+                                        : SUM_BITS};
 }
 
 static bool is_within(const row_limits *limits, const int16_t *cells, size_t n_cells)
@@ -90,12 +93,12 @@ uint64_t cg_klt_quantize(const cg_encoding *encoding, const cg_group *group, uns
                          const cg_symbols symbols[CG_N_LEVELS])
 {
     const cg_profile *p = encoding->heads->profile;
-    const row_limits limits = limits_of(p, group, matrix);
     uint64_t n_saturated = 0;
     /* The finest first: nested, a coarser level is made of its symbols. */
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if (!cg_encoding_has(encoding, level))
             continue;
+        const row_limits limits = limits_of(p, group, matrix, level);
         const cg_symbols *own = &symbols[level];
         const size_t n_active = own->columns->n_active[f];
         const bool has_finer = is_from_finer(encoding, level);
@@ -117,7 +120,7 @@ uint64_t cg_klt_quantize(const cg_encoding *encoding, const cg_group *group, uns
 /* ---- what the joint matrix gives ---- */
 
 /* Whether a bound on symbols alone says that the level's rows give nothing too large. */
-static bool are_in_reach(const cg_analysis *joint, const cg_symbols *symbols)
+static bool are_in_reach(const cg_analysis *joint, unsigned level, const cg_symbols *symbols)
 {
     const cg_level_columns *columns = symbols->columns;
     float most = 0;
@@ -134,7 +137,7 @@ static bool are_in_reach(const cg_analysis *joint, const cg_symbols *symbols)
         }
         most = fmaxf(most, reach);
     }
-    return most <= joint->most_reach;
+    return most <= joint->most_reach[level];
 }
 
 /* Whether the groups' sums of a row of given numbers stay within their half. *n_ends grows by the
@@ -209,7 +212,7 @@ uint64_t cg_klt_limit_given(const cg_encoding *encoding, const cg_symbols symbol
         /* Nested, a row that is halved is another one at each level: back to the first. */
         for (unsigned level = CG_L1; level < CG_N_LEVELS && n_halved == 0; level++) {
             const size_t n_rows = symbols[level].n_rows;
-            if (!cg_encoding_has(encoding, level) || are_in_reach(joint, &symbols[level]))
+            if (!cg_encoding_has(encoding, level) || are_in_reach(joint, level, &symbols[level]))
                 continue;
             cg_klt_give(p, level, &symbols[level], w.scratch, w.given);
             for (size_t r = 0; r < CG_DCT * n_rows; r++) {

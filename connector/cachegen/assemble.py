@@ -4,16 +4,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .profile_file import BAND, BLOCK_TOKENS, MAX_BITS, MAX_ELEMENT, N_LEVELS, UNIT_BITS, Basis, Profile, n_fine
+from .profile_file import (
+    BAND,
+    BLOCK_TOKENS,
+    JOINT,
+    MAX_BITS,
+    MAX_ELEMENT,
+    N_LEVELS,
+    UNIT_BITS,
+    Basis,
+    Joint,
+    Profile,
+    n_fine,
+)
 from .tables import cluster, refinement
 
 LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
+LEAST_GIVEN = 2e-3  # mean square, in steps, of a shared component: what is below is not given
 BASIS_NOISE = 1e-3  # what rounding a component of the basis may add to an L1 symbol's variance (its own is 1/12)
 MOST_BASIS_NOISE = 2e-2
 LEAST_LEAK = 0.02  # of the data into a rounded component, as a mean square of L1 symbols
 BYTE_BITS = 8  # components of that many and fewer have elements of one byte, in a coarse unit
 DEFAULT_UNIT_BITS = 14  # with it a component's elements, which are below 1, have up to MAX_BITS bits
 SUM_MARGIN = 16  # between the largest sum of a decoder's integers in calibration and 2^31
+GIVEN_MARGIN = 4  # between the largest shared component in calibration and what a decoder makes of it, 2^15
 EXACT_SQUARE = 300.0  # components above it are stored in EXACT_BITS and more, about
 _NEIGHBOURS = 9
 _BLOCK = 64  # columns between updates of the whole matrix
@@ -37,13 +51,13 @@ class Unit:
         return self.byte_shift if bits <= BYTE_BITS else 0, limit >> (int(bits) - 1)
 
 
-def choose_unit(n_channels, largest_sum):
+def choose_unit(n_channels, largest_sum, fraction_bits=0):
     """The Unit of a matrix of n_channels. largest_sum: the largest sum of magnitudes of symbols times their components'
-    largest elements, in calibration: a decoder adds up as many units in 32 bits."""
+    largest elements, in calibration: a decoder adds up as many units, in 2^fraction_bits parts, in 32 bits."""
     # 127 times the coarse unit is five to ten times the root mean square of a component's elements.
     coarse = int(np.ceil(np.log2(5 / 127 / np.sqrt(n_channels))))
     bits = max(DEFAULT_UNIT_BITS, -coarse)
-    while bits > UNIT_BITS[0] and largest_sum * 2.0**bits > 2.0**31 / SUM_MARGIN:
+    while bits > UNIT_BITS[0] and largest_sum * 2.0 ** (bits + fraction_bits) > 2.0**31 / SUM_MARGIN:
         bits -= 1
     return Unit(bits, max(bits + coarse, 0))
 
@@ -105,10 +119,12 @@ def quantize_basis(rows, bits, mean_square, unit):
 
 @dataclass
 class Plan:
-    active: dict  # (level, group, matrix): components of each frequency
+    active: dict  # (level, group, matrix): components of each frequency, of a group its own
     bits: dict  # (group, matrix): of each component
     squares: dict  # (group, matrix): mean square of the components' L1 symbols
     units: dict  # (group, matrix): Unit
+    fraction_bits: int  # of the joint matrix
+    n_given: list  # [level][frequency] components of each group that the joint matrix gives; None without
 
 
 def _nonzero_share(histogram):
@@ -151,18 +167,37 @@ def of_bytes(bits):
     return bits
 
 
-def _plan(shares, squares, errors, units, least, noise):
+def _n_given(active, joint_square, rows, n_shared):
+    """[level][frequency] components of each group that are worth giving. active: of JOINT [level][frequency];
+    joint_square [level][frequency][n_components]: of its symbols."""
+    given = []
+    for n_active, square in zip(active, joint_square):
+        is_active = np.arange(len(rows)) < np.array(n_active)[:, None]
+        of_groups = ((square * is_active) @ np.square(rows)).reshape(len(square), -1, n_shared)
+        n = [_prefix(row >= LEAST_GIVEN) for row in of_groups.mean(1)]
+        given.append([min(a, b) for a, b in zip(n, given[-1])] if given else n)
+    return given
+
+
+def choose_fraction_bits(most, largest_shared):
+    """Of a joint matrix, most of them. largest_shared: the largest shared component, in steps of L1."""
+    while most and largest_shared * 2.0**most > 2.0**15 / GIVEN_MARGIN:
+        most -= 1
+    return most
+
+
+def _plan(shares, squares, errors, units, least, noise, n_shared, fraction_bits):
     active, bits = {}, {}
     for level, group, matrix in sorted(shares):  # levels ascend
         n = [_prefix(row >= least) for row in shares[level, group, matrix]]
         if level:  # no coarser level holds what the finer one does not: transcoding needs it
             n = [min(a, b) for a, b in zip(n, active[level - 1, group, matrix])]
         else:
-            most = max(n)
+            most = max(*n, 1) if (group, matrix) == JOINT else n_shared + max(n)
             enough = _bits(errors[group, matrix][:, :most], squares[group, matrix][:most], noise)
             bits[group, matrix] = of_bytes(enough)
         active[level, group, matrix] = n
-    return Plan(active, bits, squares, units)
+    return Plan(active, bits, squares, units, fraction_bits, None)
 
 
 def plan_columns(transform, statistics, budget_bytes):
@@ -172,28 +207,37 @@ def plan_columns(transform, statistics, budget_bytes):
     }  # fmt: skip
     squares = {gm: square.mean(0).cpu().numpy() for gm, square in statistics.mean_square.items()}
     n_channels = {gm: rows.shape[1] for gm, rows in transform.rows.items()}
-    units = {gm: choose_unit(n, statistics.largest_sum[gm]) for gm, n in n_channels.items()}
+    fraction_bits = choose_fraction_bits(transform.fraction_bits, statistics.largest_shared)
+    units = {
+        gm: choose_unit(n, statistics.largest_sum[gm], 0 if gm == JOINT else fraction_bits) for gm, n in n_channels.items()
+    }  # fmt: skip
     errors = {gm: _errors(rows.cpu().numpy(), units[gm]) for gm, rows in transform.rows.items()}
     fixed_bytes = 2 * 2 * 4 * transform.mean.shape[0] * transform.mean.shape[2] + (32 << 10)
     least, noise = LEAST_NONZERO, BASIS_NOISE
     while True:
-        plan = _plan(shares, squares, errors, units, least, noise)
+        plan = _plan(shares, squares, errors, units, least, noise, transform.n_shared, fraction_bits)
         n_bytes = fixed_bytes + sum(map(sum, plan.active.values()))
         n_bytes += sum(int((n_channels[gm] * bits // 8 + 5).sum()) for gm, bits in plan.bits.items())
         if n_bytes <= budget_bytes or least > 0.5:
-            return plan
+            break
         if noise < MOST_BASIS_NOISE:
             noise *= 1.02
         else:
             least *= 1.25
+    if transform.n_shared:
+        active = [plan.active[(level, *JOINT)] for level in range(N_LEVELS)]
+        square = [of.cpu().numpy() for of in statistics.joint_square]
+        plan.n_given = _n_given(active, square, transform.rows[JOINT].cpu().numpy(), transform.n_shared)
+        for level, given in enumerate(plan.n_given):  # symbols that give nothing are none
+            plan.active[(level, *JOINT)] = [n if of_groups else 0 for n, of_groups in zip(active[level], given)]
+    return plan
 
 
 def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
     """The Profile of a plan."""
-    matrices = transform.matrices
-    rows, shifts, refines = [], [], []
+    matrices, rows, shifts, refines = transform.matrices, [], [], []
     for level in range(N_LEVELS):
-        for gm in matrices.each():
+        for gm in transform.coded_matrices():
             h = histograms[level][gm]
             counts, shift = h.rows().reshape(*h.shift.shape, -1), h.shift.cpu().numpy()
             for f, n in enumerate(plan.active[(level, *gm)]):
@@ -208,15 +252,19 @@ def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
         refine = refinement(every[at], of[at], classes)
     columns = iter(np.split(of.astype(np.uint8), np.cumsum([len(r) for r in rows])[:-1]))
     class_of = [
-        matrices.nested(lambda g, m: [next(columns) for _ in range(BLOCK_TOKENS)]) for _ in range(N_LEVELS)
+        {gm: [next(columns) for _ in range(BLOCK_TOKENS)] for gm in transform.coded_matrices()} for _ in range(N_LEVELS)
     ]
 
-    def basis(g, m):
-        return quantize_basis(transform.rows[g, m].cpu().numpy(), plan.bits[g, m], plan.squares[g, m], plan.units[g, m])
+    def basis(*gm):
+        return quantize_basis(transform.rows[gm].cpu().numpy(), plan.bits[gm], plan.squares[gm], plan.units[gm])
 
+    joint = transform.n_shared and Joint(
+        transform.n_shared, plan.fraction_bits, basis(*JOINT), np.array(plan.n_given), [of[JOINT] for of in class_of]
+    )
     return Profile(
         bytes.fromhex(fingerprint), model.n_layers, model.n_kv_heads, model.head_dim, model.dtype_name,
         model.rope.inv_freq.numpy(), transform.n_sinks, matrices.groups, steps,
-        transform.mean.cpu().numpy(), transform.weight.cpu().numpy(), classes, matrices.nested(basis), class_of,
-        refine=refine, is_joined=matrices.is_joined,
+        transform.mean.cpu().numpy(), transform.weight.cpu().numpy(), classes, matrices.nested(basis),
+        [matrices.nested(lambda *gm: of[gm]) for of in class_of],
+        refine=refine, is_joined=matrices.is_joined, joint=joint or None,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import torch
 
-from .profile_file import BLOCK_TOKENS
+from .profile_file import BLOCK_TOKENS, JOINT
 
 K, V = 0, 1
 # How far the information of a channel of V is drawn to its head's mean, in logarithms. Channels of V count about alike,
@@ -164,10 +164,15 @@ class Moments:
         for gm in self.matrices.each():
             center, w = self.matrices.columns(mean, *gm), self.matrices.columns(weight, *gm).double()
             covariance = self.products[gm].double() / self.n_tokens - torch.outer(center, center)
-            rows = torch.linalg.eigh((covariance * torch.outer(w, w)).float())[1].flip(1).T.contiguous()
-            # The sign of a component means nothing: fixed, so that the same input gives the same profile.
-            result[gm] = rows * rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
+            result[gm] = principal_components((covariance * torch.outer(w, w)).float())
         return result
+
+
+def principal_components(moments):
+    """f32 [N][N] of the second moments f32 [N][N]: components as rows, most variance first."""
+    rows = torch.linalg.eigh(moments)[1].flip(1).T.contiguous()
+    # The sign of a component means nothing: fixed, so that the same input gives the same profile.
+    return rows * rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
 
 
 def _layer_logarithms(measured, predicted):
@@ -204,11 +209,20 @@ def layer_factors(measured, predicted):
     return (found * trust.clamp(max=LAYER_EXPONENT) / 2).exp().clamp(1 / _MOST_FACTOR, _MOST_FACTOR).float()
 
 
+def _prefixes(n_first, n):
+    """f32 [frequency][n]: 1 for the first n_first[frequency], else 0."""
+    return (torch.arange(n) < torch.tensor([int(first) for first in n_first])[:, None]).float()
+
+
 class Transform:
-    """Coefficients of a context and back, with the bases of a calibration or of a profile."""
+    """Coefficients of a context and back, with the bases of a calibration or of a profile.
+
+    With a joint matrix the first n_shared components of all groups are no more than its input; what is coded of a group
+    are the others, its own."""
 
     def __init__(self, matrices, mean, weight, rows, n_sinks, device, n_exact=None):
         self.matrices, self.n_sinks, self.device = matrices, n_sinks, device
+        self.n_shared = self.fraction_bits = 0
         self.n_exact = n_exact or dict.fromkeys(rows, 0)  # as Basis has it; 0 where no row is rounded
         self.mean, self.weight = mean.to(device), weight.to(device)
         self.rows = {gm: of.to(device) for gm, of in rows.items()}
@@ -220,7 +234,31 @@ class Transform:
         rows = {(g, m): torch.from_numpy(profile.basis[g][m].rows()) for g, m in matrices.each()}
         mean, weight = (torch.from_numpy(np.array(a)) for a in (profile.mean, profile.weight))
         n_exact = {(g, m): profile.basis[g][m].n_exact for g, m in matrices.each()}
-        return cls(matrices, mean, weight, rows, profile.n_sinks, device, n_exact)
+        transform = cls(matrices, mean, weight, rows, profile.n_sinks, device, n_exact)
+        if profile.joint:
+            joint, basis = profile.joint, profile.joint.basis
+            transform.join(
+                torch.from_numpy(basis.rows()), joint.n_shared, joint.fraction_bits, basis.n_exact, joint.n_given.max(0)
+            )
+        return transform
+
+    def join(self, rows, n_shared, fraction_bits, n_exact=0, n_given=None):
+        """Sets the joint matrix. rows: f32 [n_components][n_groups x n_shared]; n_given: of each frequency, components
+        of a group that are given at any level, so that an encoder looks at no others; None: all."""
+        self.rows[JOINT], self.n_exact[JOINT] = rows.to(self.device), n_exact
+        self.n_shared, self.fraction_bits = n_shared, fraction_bits
+        self.is_given = torch.ones(BLOCK_TOKENS, n_shared, device=self.device)
+        if n_given is not None:
+            self.is_given = _prefixes(n_given, n_shared).to(self.device)
+
+    def coded_matrices(self):
+        """All (group, matrix) that have symbols."""
+        return [JOINT] * bool(self.n_shared) + self.matrices.each()
+
+    def _project(self, y, gm):
+        rows, n_exact = self.rows[gm], self.n_exact[gm]
+        exact = y @ rows[:n_exact].T
+        return torch.cat([exact, (y - exact @ rows[:n_exact]) @ rows[n_exact:].T], -1)
 
     def coefficients(self, x, g, m):
         """f32 [n_blocks][8][n_components] of matrix m of group g. x: [2][n_layers][n_tokens][C], from position 0.
@@ -229,21 +267,57 @@ class Transform:
         with its last token here; the C encoder fills it with the mean of its tokens, which costs a little less. Only
         contexts that end within a block see the difference, in their last block's symbols."""
         mean, weight = (self.matrices.columns(a, g, m) for a in (self.mean, self.weight))
-        y = (self.matrices.rows(x, g, m) - mean) * weight
-        rows, n_exact = self.rows[g, m], self.n_exact[g, m]
-        exact = y @ rows[:n_exact].T
-        y = torch.cat([exact, (y - exact @ rows[:n_exact]) @ rows[n_exact:].T], 1)
+        y = self._project((self.matrices.rows(x, g, m) - mean) * weight, (g, m))
         rest = -len(y) % BLOCK_TOKENS
         if rest:
             y = torch.cat([y, y[-1:].expand(rest, -1)])
         y[: self.n_sinks] = y[self.n_sinks : BLOCK_TOKENS].sum(0) / max(BLOCK_TOKENS - self.n_sinks, 1)
         return torch.einsum("ft,btc->bfc", self.dct, y.reshape(-1, BLOCK_TOKENS, y.shape[1]))
 
+    def all_coefficients(self, x):
+        """Yields ((g, m), coefficients()) of each matrix of a group, then those of JOINT."""
+        shared = []
+        for gm in self.matrices.each():
+            z = self.coefficients(x, *gm)
+            if self.n_shared:
+                shared.append(z[..., : self.n_shared] * self.is_given)
+            yield gm, z
+        if shared:
+            yield JOINT, self._project(torch.cat(shared, 2), JOINT)
+
+    def own(self, gm, z):
+        """Those of the coefficients z of a matrix that have symbols."""
+        return z if gm == JOINT else z[..., self.n_shared :]
+
+    def given(self, symbols, n_given=None):
+        """Shared components [n_blocks][8][n_groups][n_shared] from the symbols of JOINT, in steps, as a decoder rounds
+        them. n_given: of each frequency, as in a profile; None: all."""
+        unit = 2.0**-self.fraction_bits
+        v = (symbols @ self.rows[JOINT] / unit + 0.5).floor().clamp(-32768, 32767) * unit
+        v = v.unflatten(2, (-1, self.n_shared))
+        return v if n_given is None else v * _prefixes(n_given, self.n_shared).to(self.device)[:, None]
+
     def synthesize(self, z, g, m, out):
         """Writes matrix m of group g into out [2][n_layers][n_tokens][C], from dequantized coefficients."""
         mean, weight = (self.matrices.columns(a, g, m) for a in (self.mean, self.weight))
         y = torch.einsum("ft,bfc->btc", self.dct, z).flatten(0, 1)[: out.shape[2]] @ self.rows[g, m]
         self.matrices.put(y / weight + mean, out, g, m)
+
+    def coded(self, x, steps, kept=lambda gm, symbols: symbols, n_given=None):
+        """x after a level with steps [K, V], as far as a file keeps its symbols. x: [2][n_layers][n_tokens][C] from
+        position 0. n_given: as given() has it."""
+        symbols = {
+            gm: kept(gm, quantize(self.own(gm, z), steps[gm[1]])) for gm, z in self.all_coefficients(x)
+        }  # fmt: skip
+        given = self.given(symbols[JOINT], n_given) if self.n_shared else None
+        out = torch.empty_like(x)
+        for g, m in self.matrices.each():
+            z = symbols.pop((g, m))
+            if given is not None:
+                z = torch.cat([given[:, :, g], z], 2)
+            self.synthesize(z * steps[m], g, m, out)
+        out[:, :, : self.n_sinks] = x[:, :, : self.n_sinks]
+        return out
 
 
 def quantize(z, step):

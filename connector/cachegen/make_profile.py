@@ -10,11 +10,21 @@ import torch
 
 from .assemble import assemble, plan_columns
 from .contexts import CONTINUATION, pick
-from .klt import LEAST_CONTEXTS, Matrices, Moments, Planes, Transform, layer_factors, quantize, split_layers
+from .klt import (
+    LEAST_CONTEXTS,
+    Matrices,
+    Moments,
+    Planes,
+    Transform,
+    layer_factors,
+    principal_components,
+    quantize,
+    split_layers,
+)
 from .kv_model import Context
-from .profile_file import BLOCK_TOKENS, N_LEVELS
+from .profile_file import BAND, BLOCK_TOKENS, JOINT, N_LEVELS
 from .sinks import MOST_SINKS, choose_sinks
-from .steps import DEFAULT, coded, find_steps, parse_steps
+from .steps import DEFAULT, find_steps, parse_steps
 from .tables import Histograms, shift_of
 
 N_CLASSES = 192  # of a profile's 256 at most
@@ -23,10 +33,15 @@ N_CLASSES = 192  # of a profile's 256 at most
 MAX_CHANNELS = {"bytes": 2048, "speed": 1280, "smallest": 4096}
 PLANES = ("joined", "apart")
 PROFILE_SHARE = {"bytes": 0.05, "speed": 0.05, "smallest": 0.1}  # of the weights' bytes: a profile's largest size
+JOINT_SHARE = 0.01  # more, with a joint matrix
 BASIS_BYTES = 0.55  # of an element of a basis, on average: what is cut counts as nothing
 LAYERS_LEVEL = 2  # L3: what its errors cost differs most from what the Fisher information says
 N_LAYERS_CONTEXTS = 9
 LEAST_BUDGET_BYTES = 1 << 20  # the share of a tiny model is no use
+AUTO = "auto"
+JOIN_GROUPS = 0  # by default: components of each group for a joint matrix, or AUTO
+MAX_SHARED = 2048  # components of all groups together that a joint matrix turns
+FRACTION_BITS = 4  # of what it gives, in steps, at most
 
 
 def choose_matrices(model, budget_bytes, most_channels=MAX_CHANNELS["bytes"], planes=PLANES):
@@ -71,7 +86,7 @@ def layer_costs(model, context, k, v, transform, step):
     part, k, v = Context(context.name, context.ids[: n + CONTINUATION], n), k[:, :n], v[:, :n]
     planes = Planes(model)
     x = planes.flat(k, v)
-    out = coded(transform, x, step)
+    out = transform.coded(x, [step] * 2)
     predicted = ((out - x) * transform.weight.transpose(0, 1)[:, :, None]).square().sum((2, 3)).T
     return model.kl_by_layer(part, k, v, *planes.heads(out)).cpu(), predicted.cpu()
 
@@ -88,53 +103,83 @@ def weigh_layers(model, caches, contexts, transform, step, progress):
     return layer_factors(*map(torch.stack, zip(*costs)))
 
 
+def choose_shared(matrices, channels, most=MAX_SHARED):
+    """Components of each group for a joint matrix, most of all groups together; 0 where there can be none. channels: of
+    a plane of a layer."""
+    if not matrices.is_joined or matrices.n_groups < 2:
+        return 0
+    return min(most // matrices.n_groups, 2 * min(matrices.groups) * channels) // BAND * BAND
+
+
+@torch.no_grad()
+def join_groups(model, caches, contexts, transform, n_shared, progress, fraction_bits=FRACTION_BITS):
+    """Gives transform a joint matrix: the KLT of the first n_shared components of all groups."""
+    progress.start("what the layer groups have in common")
+    planes, moments = Planes(model), 0.0
+    for i, context in enumerate(contexts):
+        x = planes.flat(*caches.get(context))
+        shared = [transform.coefficients(x, *gm)[1:, :, :n_shared] for gm in transform.matrices.each()]
+        shared = torch.cat(shared, 2).flatten(0, 1)
+        moments = moments + shared.T @ shared
+        progress(i + 1, len(contexts))
+    transform.join(principal_components(moments), n_shared, fraction_bits)
+
+
 @dataclass
 class Statistics:
-    """Of symbols; by (group, matrix)."""
+    """Of symbols; by (group, matrix), JOINT included."""
 
-    histograms: list  # [level]{Histograms}
-    mean_square: dict  # of L1 symbols [8][N]
-    largest_sum: dict  # of |L1 symbol| times its component's largest element, over the components of a row
+    histograms: list  # [level]{Histograms} of what has symbols
+    mean_square: dict  # of coefficients in steps of L1 [8][N]
+    largest_sum: dict  # of |coefficient|, in steps of L1, times its component's largest element, over those of a row
+    joint_square: list  # [level] mean square of the symbols of JOINT, [8][n_components]
+    largest_shared: float  # of |shared coefficient|, in steps of L1
 
 
 @torch.no_grad()
 def count_symbols(model, caches, contexts, transform, steps, progress):
     """The Statistics of contexts."""
-    planes, each = Planes(model), transform.matrices.each()
+    planes, each = Planes(model), transform.coded_matrices()
     progress.start("scale of the coefficients")
     sample = pick(contexts, max(3, len(contexts) // 4))
     square = dict.fromkeys(each, 0.0)
     for i, context in enumerate(sample):
         x = planes.flat(*caches.get(context))
-        for gm in each:
-            square[gm] = square[gm] + transform.coefficients(x, *gm)[1:].pow(2).mean(0) / len(sample)
+        for gm, z in transform.all_coefficients(x):
+            square[gm] = square[gm] + transform.own(gm, z)[1:].pow(2).mean(0) / len(sample)
         progress(i + 1, len(sample))
     histograms = [
         {(g, m): Histograms(shift_of(square[g, m] / steps[level][m] ** 2), model.device) for g, m in each}
         for level in range(N_LEVELS)
     ]
     progress.start("statistics of the symbols")
-    mean_square, largest_sum = dict.fromkeys(each, 0.0), dict.fromkeys(each, 0.0)
+    mean_square, largest_sum, joint_square = dict.fromkeys(each, 0.0), dict.fromkeys(each, 0.0), [0.0] * N_LEVELS
+    largest_shared = 0.0
     largest = {gm: rows.abs().amax(1) for gm, rows in transform.rows.items()}
     for i, context in enumerate(contexts):
         x = planes.flat(*caches.get(context))
-        for g, m in each:
-            z = transform.coefficients(x, g, m)
+        for (g, m), z in transform.all_coefficients(x):
             most = float((z.abs() @ largest[g, m]).max()) / steps[0][m]
             largest_sum[g, m] = max(largest_sum[g, m], most)
+            if transform.n_shared and (g, m) != JOINT:
+                largest_shared = max(largest_shared, float(z[..., : transform.n_shared].abs().max()) / steps[0][m])
             z = z[1:]  # the first block has the sinks
             mean_square[g, m] = mean_square[g, m] + z.pow(2).mean(0) / (len(contexts) * steps[0][m] ** 2)
             for level in range(N_LEVELS):
-                histograms[level][g, m].add(quantize(z, steps[level][m]).int())
+                symbols = quantize(transform.own((g, m), z), steps[level][m])
+                histograms[level][g, m].add(symbols.int())
+                if (g, m) == JOINT:
+                    joint_square[level] += symbols.square().mean(0) / len(contexts)
         progress(i + 1, len(contexts))
-    return Statistics(histograms, mean_square, largest_sum)
+    return Statistics(histograms, mean_square, largest_sum, joint_square, largest_shared)
 
 
 def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classes, progress, held_out=(), n_sinks=None,
-                 share=PROFILE_SHARE["bytes"]):  # fmt: skip
+                 share=PROFILE_SHARE["bytes"], n_shared=0):  # fmt: skip
     """The Profile of model, with fingerprint as its model's, from contexts. matrices: Matrices; steps: as parse_steps()
     gives them, or None, to find them on held_out; n_sinks: None to find them; share: of the weights' bytes, the file's
-    at most. Caches serve later profiles, too."""
+    at most; n_shared: components of each group for a joint matrix, as choose_shared(), 0: none. Caches serve later
+    profiles, too."""
     moments = calibrate(model, caches, contexts, matrices, progress)
     transform = fill_transform(moments, matrices, model, progress)
     step = (steps or parse_steps(DEFAULT))[LAYERS_LEVEL][0]
@@ -143,6 +188,8 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
         del transform  # one basis at a time
         transform = fill_transform(moments, matrices, model, progress, factors)
     del moments
+    if n_shared:
+        join_groups(model, caches, contexts, transform, n_shared, progress)
     if n_sinks is not None:
         transform.n_sinks = n_sinks
     if steps is None:

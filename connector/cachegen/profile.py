@@ -11,6 +11,7 @@ import json
 import os
 import time
 
+import numpy as np
 import torch
 
 from . import kl_curve, paper, quality
@@ -20,8 +21,19 @@ from .contexts import Caches, pick, windows
 from .fingerprint import model_fingerprint, weights_digest
 from .klt import Matrices, Planes, split_layers
 from .kv_model import KvModel
-from .make_profile import MAX_CHANNELS, N_CLASSES, PLANES, PROFILE_SHARE, choose_matrices, make_profile
-from .profile_file import BLOCK_TOKENS
+from .make_profile import (
+    AUTO,
+    JOIN_GROUPS,
+    JOINT_SHARE,
+    MAX_CHANNELS,
+    N_CLASSES,
+    PLANES,
+    PROFILE_SHARE,
+    choose_matrices,
+    choose_shared,
+    make_profile,
+)
+from .profile_file import BAND, BLOCK_TOKENS, JOINT, MAX_JOINT
 from .quality import CHUNK_TOKENS
 from .sinks import CHOICES
 from .steps import DEFAULT, parse_steps
@@ -60,31 +72,44 @@ def print_report(report):
           f"{100 * report['profile_share']:.1f} % of the weights; {report['n_classes']} classes")  # fmt: skip
     print(f"groups of {', '.join(map(str, report['group_layers']))} layers"
           + (f", K and V {report['planes']}" if "planes" in report else "")
+          + (f"; {report['n_shared']} components of each joined" if report["n_shared"] else "")
           + f"; {report['n_sinks']} exact first tokens")  # fmt: skip
     if not report["held_out"]:
         print("not measured: the texts are too short to hold a part out")
         return
     print(f"held-out: {report['n_held_out']} contexts of {', '.join(report['held_out'])}")
-    has_active = "active" in report["levels"][0]
+    has_products = "multiply_adds" in report["levels"][0]
     print(f"sizes are of files of {CHUNK_TOKENS} tokens, estimated within about 1 %"
-          + ("; active: multiply-adds an element, as a share of the channels of a group" if has_active else ""))  # fmt: skip
+          + ("; madds: multiply-adds an element, to decode it" if has_products else ""))  # fmt: skip
     print(f"{'level':5s} {'step':>8s} {'bits/el':>8s} {'x ' + report['dtype']:>7s} {'KL':>9s} {'dNLL':>8s} "
-          f"{'top-1':>6s}" + f" {'active':>7s}" * has_active)  # fmt: skip
+          f"{'top-1':>6s}" + f" {'madds':>7s}" * has_products)  # fmt: skip
     width = {"fp32": 32}.get(report["dtype"], 16)
     for row in report["levels"]:
         print(f"L{row['level']:<4d} {row['step'][0]:8.5f} {row['bits_per_element']:8.4f} "
               f"{width / row['bits_per_element']:7.1f} {row['kl']:9.5f} {row['nll_change']:+8.4f} "
-              f"{row['top1']:6.3f}" + (f" {row['active']:7.3f}" if has_active else ""))  # fmt: skip
+              f"{row['top1']:6.3f}" + (f" {row['multiply_adds']:7.0f}" if has_products else ""))  # fmt: skip
+
+
+def multiply_adds(profile, level):
+    """An element's, to decode it."""
+    given = profile.joint.n_given[level].astype(int) if profile.joint else np.zeros(BLOCK_TOKENS, int)
+    products = elements = 0
+    for g, matrices in enumerate(profile.basis):
+        for m, basis in enumerate(matrices):
+            n_channels = basis.numbers.shape[1]
+            products += n_channels * (given + profile.n_active(level, g, m)).sum()
+            elements += n_channels * BLOCK_TOKENS
+    if profile.joint:
+        products += len(profile.group_layers) * (given * profile.n_active(level, *JOINT)).sum()
+    return float(products / elements)
 
 
 def make_report(model, profile, data, held_out, scores, seconds):
-    channels = sum(profile.group_layers) * model.channels
     levels = []
     for level, result in scores.items():
         row = {"level": level + 1, "step": [float(s) for s in profile.step[level]], **result.as_json()}
         if profile.basis:
-            n_active = sum(sum(map(len, columns)) for matrices in profile.class_of[level] for columns in matrices)
-            row["active"] = n_active / (2 * BLOCK_TOKENS * channels)
+            row["multiply_adds"] = multiply_adds(profile, level)
         levels.append(row)
     return {
         "profile": profile.fingerprint.hex(),
@@ -92,6 +117,8 @@ def make_report(model, profile, data, held_out, scores, seconds):
         "profile_bytes": len(data),
         "profile_share": len(data) / model.weights_bytes,
         "n_classes": len(profile.classes),
+        "n_shared": profile.n_shared,
+        "n_joint_components": profile.joint.basis.n_components if profile.joint else 0,
         "n_components": [[b.n_components for b in both] for both in profile.basis or ()],
         "byte_bands": [[float(b.is_bytes.mean()) for b in both] for both in profile.basis or ()],
         "unit_bits": [[b.unit_bits for b in both] for both in profile.basis or ()],
@@ -132,6 +159,8 @@ def parse_arguments(arguments):
         "(default: by --prefer and the profile's size)")  # fmt: skip
     add("--planes", choices=PLANES, help="one KLT for K and V of a group together, or one each (default: "
         "joined where a layer of both is within --prefer's channels)")  # fmt: skip
+    add("--join", type=number_or_auto, default=JOIN_GROUPS, metavar="N", help="components of each group that one more "
+        f"KLT turns, over all groups: a multiple of {BAND}, 0 for none, or auto (default %(default)s)")  # fmt: skip
     add("--sinks", type=int, choices=CHOICES, help="first tokens of a context that stay exact (default: the fewest "
         "that lose next to no quality on the calibration texts)")  # fmt: skip
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
@@ -146,6 +175,20 @@ def parse_arguments(arguments):
     add("--seed", type=int, default=1)
     add("--json", metavar="FILE", help="write the report there, too")
     return parser.parse_args(arguments)
+
+
+def number_or_auto(text):
+    return text if text == AUTO else int(text)
+
+
+def shared_of(model, matrices, join):
+    """Components of each group for a joint matrix, from --join. ValueError: so many it cannot be."""
+    if join == AUTO:
+        return choose_shared(matrices, model.channels)
+    most = choose_shared(matrices, model.channels, MAX_JOINT)
+    if join % BAND or not 0 <= join <= most:
+        raise ValueError(f"--join must be a multiple of {BAND} and {most} at most, not {join}")
+    return join
 
 
 def matrices_of(model, options):
@@ -175,6 +218,7 @@ def run(options):
         auto = options.steps == "auto" and not is_paper
         steps = None if auto else parse_steps(options.steps or (paper.STEPS if is_paper else DEFAULT))
         matrices = None if is_paper else matrices_of(model, options)
+        n_shared = 0 if is_paper else shared_of(model, matrices, options.join)
     except ValueError as error:
         raise SystemExit(f"profile: {error}") from error
 
@@ -187,7 +231,7 @@ def run(options):
     else:
         profile = make_profile(
             model, fingerprint, caches, contexts, matrices, steps, options.classes or N_CLASSES, progress, held_out,
-            options.sinks, PROFILE_SHARE[options.prefer],
+            options.sinks, PROFILE_SHARE[options.prefer] + JOINT_SHARE * (n_shared > 0), n_shared,
         )  # fmt: skip
     coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
     coder, planes = coder(profile, model.device), planes(model)

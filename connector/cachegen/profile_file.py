@@ -12,7 +12,7 @@ import numpy as np
 from .xxh3 import xxh3_64, xxh3_128
 
 MAGIC = b"CGPF\r\n\x1a\n"
-VERSION = 2  # that is written; 1 is read, too
+VERSIONS = (1, 2, 3)  # that are read; 3 is written with a joint matrix, else 2
 HEADER_BYTES = 80
 N_LEVELS = 3  # the lossy ones
 BLOCK_TOKENS = 8  # of the DCT
@@ -29,6 +29,9 @@ EXACT_BITS = 9
 MAX_ROPES = 4
 MAX_INV_FREQ = 16.0
 KLT_DCT, ANCHORS = (1, 1), (0, 2)  # transforms of channels and tokens
+MAX_JOINT = 4096  # components of all groups together that a joint matrix may turn
+MAX_FRACTION_BITS = 8
+JOINT = (-1, 0)  # the joint matrix, where (group, matrix) is asked for
 _HEADER = "<8sIIQ16sHHHBB16sBBBBHHHHBBBB"
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
 
@@ -163,6 +166,17 @@ def _take_numbers(cursor, bits, n):
 
 
 @dataclass
+class Joint:
+    """The KLT over the first components of all groups, which stand in the order [group][component]."""
+
+    n_shared: int  # components of each group
+    fraction_bits: int
+    basis: Basis  # [n_components][n_groups x n_shared]
+    n_given: np.ndarray  # u16 [level][frequency]: components of each group that come from it
+    class_of: list  # [level][frequency] u8 [n_active]
+
+
+@dataclass
 class SymbolClass:
     shift: int
     freq: np.ndarray  # u16 [n_symbols]: values 0, +1, -1, +2, -2 ..., last the escape
@@ -183,12 +197,13 @@ class Profile:
     weight: np.ndarray  # f32 [n_layers][2][C]
     classes: list  # SymbolClass
     basis: list  # [group][matrix] Basis; None: preset paper
-    class_of: list  # [level][group][matrix][frequency] u8 [n_active]; paper: of its deltas, one frequency
+    class_of: list  # [level][group][matrix][frequency] u8 [n_active] of own components; paper: of deltas, one frequency
     preset: str = "klt"
     anchor_step: np.ndarray = None  # f32 [n_layers][2][C]; with the next one: paper only
     anchor_class: list = None  # [group][matrix] u8 [N]
     refine: np.ndarray = None  # u16 [n_classes][3][2]: a level given the next coarser one; None: levels don't nest
     is_joined: bool = False  # a group's K and V are one matrix; otherwise one each
+    joint: Joint = None  # without it all components of a group are its own
     fingerprint: bytes = field(default=b"", compare=False)
 
     @property
@@ -196,11 +211,19 @@ class Profile:
         """Of a group."""
         return 1 if self.is_joined else 2
 
+    @property
+    def n_shared(self):
+        return self.joint.n_shared if self.joint else 0
+
+    def columns(self, level, group, matrix):
+        """[frequency] u8 [n_active] classes of a group's matrix, or of JOINT."""
+        return self.joint.class_of[level] if (group, matrix) == JOINT else self.class_of[level][group][matrix]
+
     def n_active(self, level, group, matrix):
-        return [len(c) for c in self.class_of[level][group][matrix]]
+        return [len(c) for c in self.columns(level, group, matrix)]
 
     def to_bytes(self):
-        """The file, of version 2. Sets fingerprint. ValueError: it was read from a file of version 1, whose basis is none
+        """The file. Sets fingerprint. ValueError: it was read from a file of version 1, whose basis is none
         of integers."""
         if any(isinstance(b, FloatBasis) for matrices in self.basis or () for b in matrices):
             raise ValueError("profile: version 1 is not written")
@@ -222,7 +245,7 @@ class Profile:
         rope = 0 if rotary_dim == 0 else 1 if n_ropes == 1 else 2
         head = struct.pack(
             _HEADER,
-            MAGIC, VERSION, 0, n_bytes, self.model_fingerprint,
+            MAGIC, 3 if self.joint else 2, 0, n_bytes, self.model_fingerprint,
             self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
             self.preset.encode(), *self._transforms(), rope, 0,
             rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), n_ropes if rope == 2 else 0,
@@ -239,17 +262,21 @@ class Profile:
         return KLT_DCT if self.anchor_step is None else ANCHORS
 
     def _klt_body(self):
-        body = []
-        for matrices in self.basis:
-            body += [struct.pack("<HBB", b.n_components, b.unit_bits, 0) for b in matrices]
-        for level in self.class_of:
-            for matrices in level:
-                for columns in matrices:
-                    body.append(np.array([len(c) for c in columns], "<u2"))
-                    body += [np.asarray(c, "u1") for c in columns]
-        for matrices in self.basis:
-            for b in matrices:
-                body += b.to_arrays()
+        joint, body = self.joint, []
+        bases = [b for matrices in self.basis for b in matrices]
+        if joint:
+            bases.insert(0, joint.basis)
+            body.append(struct.pack("<HBB", joint.n_shared, joint.fraction_bits, 0))
+        counts = [struct.pack("<HBB", b.n_components, b.unit_bits, 0) for b in bases]
+        if joint:
+            counts.insert(1, np.asarray(joint.n_given, "<u2"))
+        body += counts
+        for level, of_groups in enumerate(self.class_of):
+            for columns in ([joint.class_of[level]] if joint else []) + [c for matrices in of_groups for c in matrices]:
+                body.append(np.array([len(c) for c in columns], "<u2"))
+                body += [np.asarray(c, "u1") for c in columns]
+        for b in bases:
+            body += b.to_arrays()
         return body
 
     def _paper_body(self):
@@ -286,13 +313,14 @@ def read_profile(data):
     (_, version, reserved, n_bytes, model, n_layers, n_kv_heads, head_dim, dtype, n_planes, preset,
      channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, n_ropes, nests, is_joined, more,
      ) = struct.unpack(_HEADER, data[:HEADER_BYTES])  # fmt: skip
-    _require(version in (1, VERSION), f"version {version} is not supported")
+    _require(version in VERSIONS, f"version {version} is not supported")
     _require(n_bytes == len(data), "its size is not the file's")
     _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
     has_anchors = (channel, token) == ANCHORS
     _require(not (reserved or more) and nests <= (not has_anchors), "reserved bytes are set")
     _require(is_packed <= (version == 1 and not has_anchors), "reserved bytes are set")
     _require(is_joined <= (version > 1 and not has_anchors), "reserved bytes are set")
+    _require(version < 3 or (not has_anchors and is_joined and n_groups > 1), "a joint matrix of one group, or planes apart")
     _require(n_planes == 2 and (has_anchors or (channel, token) == KLT_DCT), "unknown transform")
     _require(rope in (0, 1, 2) and not (has_anchors and rope), "unknown rope")
     _require(2 <= n_ropes <= MAX_ROPES if rope == 2 else n_ropes == 0, "number of rope tables")
@@ -326,7 +354,7 @@ def read_profile(data):
         classes.append(SymbolClass(int(shift), freq))
     refine = cursor.take("<u2", n_classes, 3, 2) if nests else None
     _require(not nests or (refine.min() >= 1 and refine.astype(int).sum(2).max() < SCALE), "frequencies of a refinement")
-    anchor_class = None
+    anchor_class = joint = None
     if has_anchors:
         basis, (anchor_class, *class_of) = None, [
             [[cursor.take("u1", n * channels) for _ in range(2)] for n in group_layers] for _ in range(1 + N_LEVELS)
@@ -336,33 +364,56 @@ def read_profile(data):
         class_of = [[[[c] for c in both] for both in part] for part in class_of]
     else:
         sizes = [n * channels * (1 + is_joined) for n in group_layers]
-        basis, class_of = _read_klt(cursor, sizes, 2 - is_joined, n_classes, version, is_packed)
+        basis, class_of, joint = _read_klt(cursor, sizes, 2 - is_joined, n_classes, version, is_packed)
     _require(cursor.at == len(cursor.data), "bytes are left over")
     return Profile(
         model, n_layers, n_kv_heads, head_dim, names[dtype], inv_freq, n_sinks, group_layers, step, mean, weight,
         classes, basis, class_of, preset.rstrip(b"\0").decode(), anchor_step, anchor_class, refine,
-        bool(is_joined), xxh3_128(data),
+        bool(is_joined), joint, xxh3_128(data),
     )  # fmt: skip
 
 
 def _read_klt(cursor, sizes, n_matrices, n_classes, version, is_packed):
     """sizes: channels of a matrix of each group."""
+    joint, n_shared = None, 0
+    if version > 2:
+        joint, (n_joint, unit_bits) = _read_joint(cursor, len(sizes))
+        n_shared = joint.n_shared
     counts = [[cursor.take("<u2", 2).tolist() for _ in range(n_matrices)] for _ in sizes]
-    _require(all(one[0] <= size for of, size in zip(counts, sizes) for one in of), "component counts")
+    _require(all(n_shared <= one[0] <= size for of, size in zip(counts, sizes) for one in of), "component counts")
     class_of = []
-    for _ in range(N_LEVELS):
-        level = []
-        for of in counts:
-            matrices = []
-            for n_components, _ in of:
-                n_active = cursor.take("<u2", BLOCK_TOKENS)
-                _require((n_active <= n_components).all(), "more active components than there are")
-                matrices.append([cursor.take("u1", int(n)) for n in n_active])
-                _require(all((c < n_classes).all() for c in matrices[-1]), "a class that is not there")
-            level.append(matrices)
-        class_of.append(level)
+    for level in range(N_LEVELS):
+        if joint:
+            columns = _read_columns(cursor, n_joint, n_classes)
+            _require(not any(len(c) for c, n in zip(columns, joint.n_given[level]) if n == 0), "joint columns that give nothing")
+            joint.class_of.append(columns)
+        class_of.append([[_read_columns(cursor, n - n_shared, n_classes) for n, _ in of] for of in counts])
+    if joint:
+        joint.basis = Basis.take(cursor, n_joint, unit_bits, len(sizes) * n_shared)
     if version == 1:
         basis = [[FloatBasis.take(cursor, *one, n, is_packed) for one in of] for of, n in zip(counts, sizes)]
     else:
         basis = [[Basis.take(cursor, *one, n) for one in of] for of, n in zip(counts, sizes)]
-    return basis, class_of
+    return basis, class_of, joint
+
+
+def _read_joint(cursor, n_groups):
+    """(Joint without its basis and classes, its [n_components, unit_bits])"""
+    n_shared, fraction_bits = cursor.take("<u2", 2).tolist()
+    _require(n_shared >= BAND and n_shared % BAND == 0 and n_groups * n_shared <= MAX_JOINT, "shared components")
+    _require(fraction_bits <= MAX_FRACTION_BITS, "fraction_bits, or reserved bytes are set")
+    n_components, unit_bits = cursor.take("<u2", 2).tolist()
+    _require(1 <= n_components <= n_groups * n_shared, "component counts")
+    _require(unit_bits > fraction_bits, "unit_bits of the joint matrix")
+    n_given = cursor.take("<u2", N_LEVELS, BLOCK_TOKENS)
+    _require((n_given <= n_shared).all(), "more components are given than are shared")
+    return Joint(n_shared, fraction_bits, None, n_given, []), (n_components, unit_bits)
+
+
+def _read_columns(cursor, n_components, n_classes):
+    """[frequency] u8 [n_active]"""
+    n_active = cursor.take("<u2", BLOCK_TOKENS)
+    _require((n_active <= n_components).all(), "more active components than there are")
+    columns = [cursor.take("u1", int(n)) for n in n_active]
+    _require(all((c < n_classes).all() for c in columns), "a class that is not there")
+    return columns

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .klt import Transform, quantize
+from .klt import Transform
 from .profile_file import BLOCK_TOKENS, N_LEVELS
 from .tables import N_BINS, class_costs, magnitude_bins
 
@@ -65,7 +65,7 @@ class Sizes:
 
     def other_bits(self, n_tokens, token_bytes):
         """Of the files of a context: headers, section tables, token ids and exact first tokens."""
-        n_sections = self.profile.n_matrices * len(self.profile.group_layers)
+        n_sections = self.profile.n_matrices * len(self.profile.group_layers) + bool(self.profile.joint)
         n_sinks_sections = 2 * len(self.profile.group_layers)
         bits = _SINK_BITS * 2 * self.profile.mean[:, 0].size * self.profile.n_sinks
         for at in range(0, n_tokens, CHUNK_TOKENS):
@@ -82,26 +82,28 @@ class Coder(Sizes):
         super().__init__(profile, device)
         self.transform = Transform.of_profile(profile, device)
 
-    def _columns(self, level, g, m):
+    def _columns(self, level, gm, n_components):
         """Mask and class [8][n_components] of the active columns."""
-        of = self.profile.class_of[level][g][m]
-        active = torch.zeros(BLOCK_TOKENS, self.profile.basis[g][m].n_components, dtype=torch.bool)
+        active = torch.zeros(BLOCK_TOKENS, n_components, dtype=torch.bool)
         classes = torch.zeros(active.shape, dtype=torch.int64)
-        for f, row in enumerate(of):
+        for f, row in enumerate(self.profile.columns(level, *gm)):
             active[f, : len(row)] = True
             classes[f, : len(row)] = torch.from_numpy(np.array(row, np.int64))
         return active.to(self.device), classes.to(self.device)
 
     def code(self, x, level):
         """(x after coding, bits of its symbols): x [2][n_layers][n_tokens][C] of a context from position 0."""
-        profile, out, bits = self.profile, torch.empty_like(x), 0.0
-        for g, m in self.transform.matrices.each():
-            step = float(profile.step[level][m])
-            active, classes = self._columns(level, g, m)
-            q = quantize(self.transform.coefficients(x, g, m), step) * active
-            bits += self.symbol_bits(q, classes, -(-len(q) * BLOCK_TOKENS // CHUNK_TOKENS), active)
-            self.transform.synthesize(q * step, g, m, out)
-        out[:, :, : profile.n_sinks] = x[:, :, : profile.n_sinks]
+        bits = 0.0
+
+        def kept(gm, symbols):
+            nonlocal bits
+            active, classes = self._columns(level, gm, symbols.shape[2])
+            symbols = symbols * active
+            bits += self.symbol_bits(symbols, classes, -(-len(symbols) * BLOCK_TOKENS // CHUNK_TOKENS), active)
+            return symbols
+
+        n_given = self.profile.joint.n_given[level] if self.profile.joint else None
+        out = self.transform.coded(x, self.profile.step[level].tolist(), kept, n_given)
         return out, bits
 
 

@@ -27,7 +27,16 @@ from .assemble import assemble, plan_columns
 from .command import MAX_MODEL_LEN, Progress, make_main, make_parser
 from .contexts import pick
 from .klt import K, Moments, Planes, Transform, V, quantize
-from .make_profile import MAX_CHANNELS, N_CLASSES, choose_matrices, count_symbols
+from .make_profile import (
+    AUTO,
+    JOIN_GROUPS,
+    MAX_CHANNELS,
+    N_CLASSES,
+    choose_matrices,
+    choose_shared,
+    count_symbols,
+    join_groups,
+)
 from .profile_file import DTYPES, N_LEVELS
 from .quality import Coder
 from .rope import Rope, fix_rope, rope_from_json, rope_of, text_config
@@ -203,11 +212,11 @@ def learn(model, source, chunks, matrices, progress):
 
 @torch.no_grad()
 def sample_coefficients(model, source, transform, chunks):
-    """Coefficients of the first tokens of some chunks: f32 [n_blocks][8][n_components] of each matrix."""
+    """Coefficients of the first tokens of some chunks: f32 [n_blocks][8][n_components] of each that has symbols."""
     parts = []
     for chunk in pick(chunks, _SAMPLE_CHUNKS):
         x = Planes(model).flat(*source.get(chunk))[:, :, :_SAMPLE_TOKENS]
-        parts.append([transform.coefficients(x, *gm) for gm in transform.matrices.each()])
+        parts.append([transform.own(gm, z) for gm, z in transform.all_coefficients(x)])
     return [torch.cat(of_chunks) for of_chunks in zip(*parts)]
 
 
@@ -295,6 +304,9 @@ def run(options):
 
     progress, source = Progress(options.quiet), Chunks(options.cgtool, rope)
     transform = learn(model, source, chunks, matrices, progress)
+    n_shared = choose_shared(matrices, model.channels) if JOIN_GROUPS == AUTO else 0
+    if n_shared:
+        join_groups(model, source, chunks, transform, n_shared, progress)
     progress.start("steps")
     steps = steps_of_bits(sample_coefficients(model, source, transform, held_out), options.bits, progress)
     statistics = count_symbols(model, source, chunks, transform, steps, progress)

@@ -7,7 +7,7 @@ import torch
 
 from .contexts import pick
 from .profile_file import BLOCK_TOKENS
-from .steps import coded, divergence, prepare
+from .steps import divergence, prepare
 
 CHOICES = (0, 1, 2, 4, 8)
 MOST_SINKS = CHOICES[-1]
@@ -22,9 +22,9 @@ def divergences(model, transform, caches, contexts, step, progress):
     total = [0.0] * len(CHOICES)
     for done, context in enumerate(contexts):
         ((_, x, reference),) = prepare(model, caches.get, [context])
-        out = coded(transform, x, step)
+        out = transform.coded(x, [step] * 2)
         for i, transform.n_sinks in enumerate(CHOICES):
-            out[:, :, :BLOCK_TOKENS] = coded(transform, x[:, :, :BLOCK_TOKENS], step)
+            out[:, :, :BLOCK_TOKENS] = transform.coded(x[:, :, :BLOCK_TOKENS], [step] * 2)
             total[i] += divergence(model, context, out, reference)
         transform.n_sinks = MOST_SINKS
         progress(done + 1, len(contexts))

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from .klt import Planes, quantize
+from .klt import Planes
 from .profile_file import N_LEVELS
 from .quality import score
 
@@ -46,15 +46,6 @@ def prepare(model, prefill, contexts):
     return prepared
 
 
-def coded(transform, x, step):
-    """x after a level of that step, without tables: every symbol is kept."""
-    out = torch.empty_like(x)
-    for g, m in transform.matrices.each():
-        transform.synthesize(quantize(transform.coefficients(x, g, m), step) * step, g, m, out)
-    out[:, :, : transform.n_sinks] = x[:, :, : transform.n_sinks]
-    return out
-
-
 def divergence(model, context, x, reference):
     """KL after a context whose K and V are x, as Planes have them."""
     return score(model.log_probs(context, *Planes(model).heads(x)), reference, context.ids[context.n :])[0]
@@ -62,7 +53,7 @@ def divergence(model, context, x, reference):
 
 @torch.no_grad()
 def _mean_divergence(model, transform, prepared, step):
-    return sum(divergence(model, c, coded(transform, x, step), ref) for c, x, ref in prepared) / len(prepared)
+    return sum(divergence(model, c, transform.coded(x, [step] * 2), ref) for c, x, ref in prepared) / len(prepared)
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ TEST(JointProfile, RefusesHostileFields)
 {
     const ProfileSpec spec = nested_spec();
     const Bytes good = make_profile_bytes(spec);
-    const size_t at = shared_at(spec), given_at = at + 8, sizes_at = given_at + 48,
+    const size_t at = shared_at(spec), given_at = at + 10, sizes_at = given_at + 48,
                  columns_at = sizes_at + 8;
     const struct {
         const char *what;
@@ -62,17 +62,21 @@ TEST(JointProfile, RefusesHostileFields)
         {"a band and a component shared", at, 2, 33, CG_ERR_CORRUPT},
         {"more shared than a group has", at, 2, 64, CG_ERR_CORRUPT},
         {"more shared than 4,096", at, 2, 2080, CG_ERR_CORRUPT},
-        {"fraction_bits 8", at + 2, 1, 8, CG_OK},
-        {"fraction_bits 9", at + 2, 1, 9, CG_ERR_CORRUPT},
-        {"reserved behind fraction_bits", at + 3, 1, 1, CG_ERR_CORRUPT},
-        {"no joint component", at + 4, 2, 0, CG_ERR_CORRUPT},
-        {"more joint components than channels", at + 4, 2, 65, CG_ERR_CORRUPT},
-        {"unit_bits 7", at + 6, 1, 7, CG_ERR_CORRUPT},
-        {"unit_bits 8", at + 6, 1, 8, CG_OK},
-        {"unit_bits 20", at + 6, 1, 20, CG_OK},
-        {"unit_bits 21", at + 6, 1, 21, CG_ERR_CORRUPT},
-        {"nothing to round off", at + 2, 5, 0x0800380008, CG_ERR_CORRUPT},
-        {"reserved behind unit_bits", at + 7, 1, 1, CG_ERR_CORRUPT},
+        {"fraction_bits 8", at + 2, 3, 0x080808, CG_OK},
+        {"fraction_bits 9 of L1", at + 2, 1, 9, CG_ERR_CORRUPT},
+        {"fraction_bits 9 of L3", at + 2, 3, 0x090808, CG_ERR_CORRUPT},
+        {"fraction_bits that are 2 above a finer level's", at + 4, 1, 5, CG_ERR_CORRUPT},
+        {"fraction_bits below a finer level's", at + 4, 1, 0, CG_OK},
+        {"reserved behind fraction_bits", at + 5, 1, 1, CG_ERR_CORRUPT},
+        {"no joint component", at + 6, 2, 0, CG_ERR_CORRUPT},
+        {"more joint components than channels", at + 6, 2, 65, CG_ERR_CORRUPT},
+        {"unit_bits 7", at + 8, 1, 7, CG_ERR_CORRUPT},
+        {"unit_bits 8", at + 8, 1, 8, CG_OK},
+        {"unit_bits 20", at + 8, 1, 20, CG_OK},
+        {"unit_bits 21", at + 8, 1, 21, CG_ERR_CORRUPT},
+        {"nothing to round off", at + 2, 7, 0x08003800040308, CG_ERR_CORRUPT},
+        {"nothing to round off at L3", at + 2, 7, 0x08003800080706, CG_ERR_CORRUPT},
+        {"reserved behind unit_bits", at + 9, 1, 1, CG_ERR_CORRUPT},
         {"more given than shared", given_at, 2, 33, CG_ERR_CORRUPT},
         {"less given than at a coarser level", given_at, 2, 26, CG_ERR_CORRUPT},
         {"as much given as at a coarser level", given_at, 2, 27, CG_OK},
@@ -105,11 +109,13 @@ TEST(JointProfile, RefusesWhatItsVersionHasNot)
     EXPECT_EQ(open(make_profile_bytes(rising)), CG_OK);
 }
 
-// 2^(33 - 12 - 3) x 9/16 / weight, at L3: what a step may come to is 10^38.
+// 2^(33 - 12 - 3) x 9/16 / weight, at L3, with the least of the fraction_bits: what a step may come
+// to is 10^38.
 TEST(JointProfile, BoundsWhatIsDecodedByItsFractionBitsToo)
 {
     ProfileSpec spec = spec_3();
     spec.step[2][0] = spec.step[2][1] = 9 / 16.f;
+    spec.fraction_bits = {5, 3, 4};
     const size_t weight_at = 80 + 8 * 8 + 4 + 24 + 4 * 2 * 32 * 4;
     for (const auto &[weight, want] : {std::pair{5e-33f, CG_OK}, {1e-33f, CG_ERR_CORRUPT}}) {
         Bytes bytes = make_profile_bytes(spec);

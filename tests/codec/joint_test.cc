@@ -48,7 +48,7 @@ TEST(JointCodec, TheErrorOfALevelIsWhatItsStepSays)
 {
     for (const unsigned fraction_bits : {0u, 3u}) {
         ProfileSpec spec = fine_spec();
-        spec.fraction_bits = fraction_bits;
+        spec.fraction_bits.fill(fraction_bits);
         const Profile profile = make_profile(spec);
         const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 512, 256);
         const double n_channels = 2.0 * 4 * 32, shared_share = 2 * 32 / n_channels;
@@ -164,6 +164,84 @@ TEST(JointCodec, TheOrderOfTasksChangesNothing)
     }
 }
 
+// Component c of a basis, in steps.
+std::vector<double> component_of(const cg_profile *profile, const cg_group *group, uint32_t c)
+{
+    const cg_bands *bands = &group->bands[0];
+    std::vector<int16_t> row(bands->n_channels);
+    const int shift = static_cast<int>(cg_bands_row(&profile->layout, bands, c, row.data()));
+    std::vector<double> component;
+    for (const int16_t element : row)
+        component.push_back(std::ldexp(element, shift - static_cast<int>(bands->unit_bits)));
+    return component;
+}
+
+// A chunk whose blocks are, in the first frequency, sums of the first components of the joint
+// matrix: the same sum in all groups, or another one in each. Nothing else is in it, and no group
+// alone can tell the two.
+Bytes make_related(const cg_profile *profile, const cg_chunk_header &h, bool are_related)
+{
+    const size_t channels = cg_geometry_channels(&h.geometry), n_shared = profile->n_shared;
+    std::vector<double> elements(2 * h.geometry.n_layers * h.n_tokens * channels);
+    Random random(1);
+    for (uint32_t b = 0; b < h.n_tokens / 8; b++) {
+        std::vector<double> given;
+        for (uint32_t g = 0; g < profile->n_groups; g++) {
+            if (g == 0 || !are_related) {
+                given.assign(profile->joint->n_channels, 0);
+                for (uint32_t c = 0; c < 8; c++)
+                    add_scaled(&given, 100 * random.normal(),
+                               component_of(profile, profile->joint, c));
+            }
+            const cg_group *group = &profile->groups[g];
+            std::vector<double> sum(group->n_channels);
+            for (uint32_t c = 0; c < n_shared; c++)
+                add_scaled(&sum, given[g * n_shared + c], component_of(profile, group, c));
+            for (size_t i = 0; i < 8 * sum.size(); i++) {
+                const size_t slice = i / 8 / channels, ch = i / 8 % channels,
+                             plane = 2 * (group->first_layer + slice % group->n_layers) +
+                                     slice / group->n_layers;
+                elements[(plane * h.n_tokens + 8 * b + i % 8) * channels + ch] =
+                    sum[i / 8] / std::sqrt(8) * profile->step[0][CG_K] /
+                    profile->weight[plane * channels + ch];
+            }
+        }
+    }
+    Bytes out;
+    for (size_t i = 0; i < elements.size(); i++)
+        put_element(&out, CG_DTYPE_FP32,
+                    static_cast<float>(
+                        elements[i] +
+                        profile->mean[i / (h.n_tokens * channels) * channels + i % channels]));
+    return out;
+}
+
+// What the joint matrix is for.
+TEST(JointCodec, GroupsThatGoTogetherTakeFewerBytes)
+{
+    ProfileSpec spec = fine_spec();
+    spec.group_layers = {1, 1, 1, 1};
+    spec.n_sinks = 0;
+    const std::vector<ClassSpec> mostly_zeros = {{0, falling_freq(6, 0.05)}};
+    const Profile profile = open_profile(make_profile_bytes(spec, mostly_zeros));
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 0, 256);
+    size_t n_bytes[2];
+    for (const bool are_related : {false, true}) {
+        const Bytes elements = make_related(profile.get(), header, are_related);
+        Bytes chunk, decoded;
+        ASSERT_EQ(encode(profile.get(), header, make_tokens(256, 1), elements, CG_L1, &chunk),
+                  CG_OK);
+        ASSERT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
+        const double square =
+            weighted_square(profile.get(), header, to_floats(elements, CG_DTYPE_FP32),
+                            to_floats(decoded, CG_DTYPE_FP32), 0, 256) /
+            (256 * 2 * 4 * 32);
+        EXPECT_LT(square, spec.step[0][CG_K] * spec.step[0][CG_K] / 12);
+        n_bytes[are_related] = chunk.size();
+    }
+    EXPECT_LT(n_bytes[true], n_bytes[false] / 2);
+}
+
 // A matrix's symbols at the finest level of a chunk, from its coarsest on.
 struct Decoded {
     std::vector<std::unique_ptr<void, MallocFree>> memory;
@@ -220,7 +298,7 @@ uint64_t check_sums(const cg_profile *profile, const Bytes &bytes)
     }
     cg_chunk_header h;
     EXPECT_EQ(cg_chunk_header_parse(bytes.data(), bytes.size(), &h), CG_OK);
-    const unsigned k = bands->unit_bits - profile->fraction_bits;
+    const unsigned k = bands->unit_bits - profile->fraction_bits[h.level];
     const size_t n_blocks = given_by.symbols.n_rows;
     std::vector<Decoded> groups;
     for (uint32_t g = 0; g < profile->n_groups; g++)
@@ -247,8 +325,9 @@ uint64_t check_sums(const cg_profile *profile, const Bytes &bytes)
             }
             for (size_t c = 0; c < groups[g].symbols.columns->n_active[f]; c++)
                 sum += std::abs(groups[g].row(f, b)[c]) *
-                       static_cast<double>(most_before[profile->n_shared + c + 1] -
-                                           most_before[profile->n_shared + c]);
+                       std::ldexp(static_cast<double>(most_before[profile->n_shared + c + 1] -
+                                                      most_before[profile->n_shared + c]),
+                                  profile->fraction_bits[h.level]);
             EXPECT_LT(sum, 0x1p31) << "f=" << f << " b=" << b << " group " << g;
         }
     }

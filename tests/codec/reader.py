@@ -442,7 +442,7 @@ class Profile:
     def read_klt(self, fields, classes, channels, n_groups):
         matrices = [(group, matrix) for group in range(n_groups) for matrix in self.matrices]
         counts, sizes = {}, {at: channels * self.group_layers[at[0]] * (2 if self.joined else 1) for at in matrices}
-        self.n_shared = self.fraction_bits = 0
+        self.n_shared, self.fraction_bits = 0, (0, 0, 0)
         if self.has_joint:
             self.read_shared(fields, n_groups)
             counts[JOINT], sizes[JOINT] = self.joint_counts, n_groups * self.n_shared
@@ -478,11 +478,11 @@ class Profile:
             self.check_range()
 
     def read_shared(self, fields, n_groups):
-        self.n_shared, self.fraction_bits, reserved = fields.take("HBB")
+        self.n_shared, *self.fraction_bits, reserved = fields.take("H4B")
         require(self.n_shared > 0 and self.n_shared % 32 == 0 and n_groups * self.n_shared <= 4096, "shared components")
-        require(self.fraction_bits <= 8 and reserved == 0, "fraction_bits")
+        require(max(self.fraction_bits) <= 8 and reserved == 0, "fraction_bits")
         self.joint_counts = fields.take("HBB")
-        require(self.joint_counts[0] > 0 and self.joint_counts[1] > self.fraction_bits, "joint matrix")
+        require(self.joint_counts[0] > 0 and self.joint_counts[1] > max(self.fraction_bits), "joint matrix")
         self.n_given = fields.array("<u2", 24).reshape(3, 8).tolist()
         require(max(map(max, self.n_given)) <= self.n_shared, "given components")
 
@@ -492,7 +492,7 @@ class Profile:
         for group, n_layers in enumerate(self.group_layers):
             layers = slice(first, first + n_layers)
             for plane in range(2):
-                largest = 2.0 ** (33 - self.unit_bits[group, 0 if self.joined else plane] - self.fraction_bits)
+                largest = 2.0 ** (33 - self.unit_bits[group, 0 if self.joined else plane] - min(self.fraction_bits))
                 mean, weight = (x[layers, plane].reshape(n_layers * channels) for x in (self.mean, self.weight))
                 for step in self.step[:, plane]:
                     require((np.abs(mean) + largest * (step / weight).astype(np.float64) <= 1e38).all(), "not finite")
@@ -682,7 +682,7 @@ class Chunk:
     def give(self, profile):
         """Version 4: V of each frequency, [block][group][component]."""
         symbols, basis = self.symbols(profile, *JOINT, self.level), profile.basis[JOINT]
-        k, out = profile.unit_bits[JOINT] - profile.fraction_bits, []
+        k, out = profile.unit_bits[JOINT] - profile.fraction_bits[self.level - 1], []
         for s, n_given in zip(symbols, profile.n_given[self.level - 1]):
             u = integer_product(s, basis[: s.shape[1]]).astype(np.int64)
             v = np.clip((u >> k) + (u >> k - 1 & 1), -32768, 32767)
@@ -706,11 +706,11 @@ class Chunk:
 
     def exact_transform(self, profile, group, matrix, symbols, scale, mean):
         """From version 3 on: f32 [token][channel]."""
-        basis = profile.basis[group, matrix]
+        basis, q = profile.basis[group, matrix], profile.fraction_bits[self.level - 1]
         if profile.has_joint:
-            symbols = [np.hstack((v[:, group], s << profile.fraction_bits)) for v, s in zip(self.given, symbols)]
+            symbols = [np.hstack((v[:, group], s << q)) for v, s in zip(self.given, symbols)]
         y = [integer_product(s, basis[: s.shape[1]]).astype(np.float32) for s in symbols]  # [f][block][channel]
-        dct = DCT * np.float32(2.0 ** -(profile.unit_bits[group, matrix] + profile.fraction_bits))
+        dct = DCT * np.float32(2.0 ** -(profile.unit_bits[group, matrix] + q))
         z = np.zeros((len(y[0]), 8, len(mean)), np.float32)
         for t in range(4):
             even, odd = dct[0, t] * y[0], dct[1, t] * y[1]

@@ -3,6 +3,7 @@
 usage: klt_test.py
 """
 
+import math
 import os
 import sys
 import types
@@ -20,17 +21,21 @@ except ImportError as error:
 import reader  # noqa: E402
 from cachegen import kl_curve, sinks  # noqa: E402
 from cachegen.assemble import BYTE_BITS, Unit, assemble, choose_unit, of_bytes, plan_columns, quantize_basis  # noqa: E402
-from cachegen.klt import Matrices, Moments, Transform, layer_factors, quantize  # noqa: E402
+from cachegen.klt import Matrices, Moments, Transform, layer_factors  # noqa: E402
 from cachegen.kv_model import Context  # noqa: E402
 from cachegen.make_profile import (  # noqa: E402
     MAX_CHANNELS,
+    MAX_SHARED,
     PROFILE_SHARE,
     choose_matrices,
+    choose_shared,
     count_symbols,
     fill_transform,
+    join_groups,
     layer_costs,
 )
-from cachegen.profile_file import BAND, MAX_BITS, MAX_ELEMENT, Basis, read_profile  # noqa: E402
+from cachegen.profile_file import BAND, JOINT, MAX_BITS, MAX_ELEMENT, MAX_JOINT, Basis, read_profile  # noqa: E402
+from cachegen.quality import Coder  # noqa: E402
 from cachegen.rope import NO_ROPE  # noqa: E402
 from cachegen.steps import parse_steps  # noqa: E402
 
@@ -47,41 +52,48 @@ class Quiet:
         pass
 
 
-MODEL = types.SimpleNamespace(
-    n_layers=sum(GROUPS), n_kv_heads=3, head_dim=4, channels=C, dtype_name="fp32", dtype=torch.float32,
-    device=torch.device("cpu"), rope=NO_ROPE,
-)  # fmt: skip
+def model_of(n_layers, n_kv_heads):
+    return types.SimpleNamespace(
+        n_layers=n_layers, n_kv_heads=n_kv_heads, head_dim=4, channels=4 * n_kv_heads, dtype_name="fp32",
+        dtype=torch.float32, device=torch.device("cpu"), rope=NO_ROPE,
+    )  # fmt: skip
 
 
-def correlated(seed=1):
-    """K and V [n_layers][n_tokens][3][4], of a few common causes that last for a while."""
-    generator = torch.Generator().manual_seed(seed)
+MODEL = model_of(sum(GROUPS), 3)
+ALIKE, ALIKE_GROUPS, N_SHARED = model_of(5, 5), [2, 2, 1], 32  # whose groups are large enough to be joined
+
+
+def correlated(seed=1, model=MODEL):
+    """K and V [n_layers][n_tokens][n_kv_heads][4], of a few common causes that last for a while."""
+    generator, shape = torch.Generator().manual_seed(seed), (2, model.n_layers, model.n_kv_heads, 4)
     causes = torch.randn(N_TOKENS, 10, generator=generator).cumsum(0) / 50
-    mix = torch.randn(10, 2 * sum(GROUPS) * C, generator=torch.Generator().manual_seed(2))
+    mix = torch.randn(10, math.prod(shape), generator=torch.Generator().manual_seed(2))
     x = causes @ mix + torch.randn(N_TOKENS, mix.shape[1], generator=generator) / 25
-    return x.reshape(N_TOKENS, 2, sum(GROUPS), 3, 4).permute(1, 2, 0, 3, 4)
+    return x.reshape(N_TOKENS, *shape).permute(1, 2, 0, 3, 4)
 
 
 def flat(x):
     return x.flatten(3)
 
 
-def calibrated(is_joined, n_sinks=2):
-    matrices, x = Matrices(GROUPS, is_joined), flat(correlated())
-    moments = Moments(sum(GROUPS), C, matrices, "cpu")
-    moments.add(x, torch.ones(sum(GROUPS), 2, C))
-    weight = torch.rand(sum(GROUPS), 2, C, generator=torch.Generator().manual_seed(3)) + 0.5
+def calibrated(is_joined, n_sinks=2, model=MODEL, groups=GROUPS):
+    matrices, x = Matrices(groups, is_joined), flat(correlated(model=model))
+    moments = Moments(model.n_layers, model.channels, matrices, "cpu")
+    moments.add(x, torch.ones(model.n_layers, 2, model.channels))
+    weight = torch.rand(model.n_layers, 2, model.channels, generator=torch.Generator().manual_seed(3)) + 0.5
     return Transform(matrices, moments.mean(), weight, moments.basis(weight), n_sinks, "cpu"), x, moments
 
 
-def made(is_joined, budget_bytes=1 << 20):
+def made(is_joined, budget_bytes=1 << 20, model=MODEL, groups=GROUPS, n_shared=0):
     """(Profile, Transform, x)"""
-    transform, x, _ = calibrated(is_joined)
-    caches = types.SimpleNamespace(get=lambda context: tuple(correlated()))
+    transform, x, _ = calibrated(is_joined, 2, model, groups)
+    caches = types.SimpleNamespace(get=lambda context: tuple(correlated(model=model)))
+    if n_shared:
+        join_groups(model, caches, ["one"], transform, n_shared, Quiet(), 3)
     steps = parse_steps("0.05,0.15,0.45")
-    statistics = count_symbols(MODEL, caches, ["one"], transform, steps, Quiet())
+    statistics = count_symbols(model, caches, ["one"], transform, steps, Quiet())
     plan = plan_columns(transform, statistics, budget_bytes)
-    return assemble(MODEL, "5a" * 16, transform, statistics.histograms, plan, steps, 12), transform, x
+    return assemble(model, "5a" * 16, transform, statistics.histograms, plan, steps, 12), transform, x
 
 
 class CurveTest(unittest.TestCase):
@@ -346,9 +358,7 @@ class BasisTest(unittest.TestCase):
         for is_joined in (False, True):
             profile, _, x = made(is_joined)
             coder, weight = Transform.of_profile(profile), torch.tensor(profile.weight).transpose(0, 1)[:, :, None]
-            step, out = float(profile.step[0, 0]), torch.zeros_like(x)
-            for g, m in coder.matrices.each():
-                coder.synthesize(quantize(coder.coefficients(x, g, m), step) * step, g, m, out)
+            step, out = float(profile.step[0, 0]), coder.coded(x, profile.step[0].tolist())
             error = ((out - x) * weight)[:, :, 2:].pow(2).mean().sqrt().item() / step
             self.assertLess(abs(error - 12**-0.5), 0.06, "a uniform quantizer's")
 
@@ -393,6 +403,110 @@ class BasisTest(unittest.TestCase):
     def test_few_bits_are_of_bytes(self):
         self.assertTrue(self.quantized([BYTE_BITS] * 100).is_bytes.all())
         self.assertFalse(self.quantized([BYTE_BITS + 1] * 100).is_bytes.any())
+
+
+class JointTest(unittest.TestCase):
+    """The KLT over all groups."""
+
+    def made(self, n_shared=N_SHARED):
+        return made(True, model=ALIKE, groups=ALIKE_GROUPS, n_shared=n_shared)
+
+    def test_what_groups_have_in_common_is_coded_once(self):
+        bits, squares = [], []
+        for n_shared in (0, N_SHARED):
+            profile, _, x = self.made(n_shared)
+            weight = torch.tensor(profile.weight).transpose(0, 1)[:, :, None]
+            coded = [Coder(profile).code(x, level) for level in range(3)]
+            bits.append([n for _, n in coded])
+            squares.append([((y - x) * weight).square().mean().item() for y, _ in coded])
+        for apart, together, most in zip(*bits, (0.95, 0.88, 0.7)):  # finer levels code more of what is noise
+            self.assertLess(together, most * apart)
+        self.assertLess(max(b / a for a, b in zip(*squares)), 1.1)
+
+    def test_what_is_given_are_the_integers_of_the_format(self):
+        profile, _, x = self.made()
+        joint, q = profile.joint, profile.joint.fraction_bits
+        shift = np.repeat(joint.basis.shift, BAND)[: joint.basis.n_components].astype(np.int64)
+        elements = (joint.basis.multiple.astype(np.int64) << shift)[:, None] * joint.basis.numbers
+        transform, seen = Transform.of_profile(profile), {}
+
+        def kept(gm, symbols):
+            seen[gm] = symbols
+            return symbols
+
+        for level in range(3):
+            transform.coded(x, profile.step[level].tolist(), kept, joint.n_given[level])
+            v = transform.given(seen[JOINT], joint.n_given[level])
+            k = joint.basis.unit_bits - q
+            exact = seen[JOINT].numpy().astype(np.int64) @ elements
+            exact = ((exact >> k) + ((exact >> (k - 1)) & 1)).reshape(v.shape)
+            for f, n in enumerate(joint.n_given[level]):
+                exact[:, f, :, n:] = 0
+            self.assertGreater(np.abs(exact).max(), 100)
+            np.testing.assert_array_equal(v.numpy() * 2**q, exact)
+
+    def test_the_file_holds_it(self):
+        profile, transform, _ = self.made()
+        data = profile.to_bytes()
+        self.assertEqual((data[8], made(True)[0].to_bytes()[8]), (3, 2), "versions")
+        back = read_profile(data)
+        self.assertEqual(back.to_bytes(), data)
+        self.assertEqual((back.n_shared, back.joint.fraction_bits), (N_SHARED, 3))
+        np.testing.assert_array_equal(back.joint.basis.rows(), profile.joint.basis.rows())
+        np.testing.assert_array_equal(back.joint.n_given, profile.joint.n_given)
+        self.assertLess(np.square(back.joint.basis.rows()[:10] - transform.rows[JOINT][:10].numpy()).sum(1).max(), 1e-4)
+        for level in range(3):
+            for gm in transform.coded_matrices():
+                self.assertEqual(back.n_active(level, *gm), profile.n_active(level, *gm))
+
+    def test_levels_nest_and_what_is_not_given_has_no_symbols(self):
+        profile, _, _ = self.made()
+        given = profile.joint.n_given
+        active = np.array([profile.n_active(level, *JOINT) for level in range(3)])
+        for of in (given.astype(int), active):
+            self.assertTrue((np.diff(of, axis=0) <= 0).all() and (np.diff(of, axis=1) <= 0).any(), of)
+        self.assertTrue((active[given == 0] == 0).all() and (given > 0).any())
+        for g in range(len(ALIKE_GROUPS)):
+            n_own = profile.basis[g][0].n_components - N_SHARED
+            self.assertEqual(max(profile.n_active(0, g, 0)), n_own, "counted without the shared ones")
+
+    def test_damaged_fields_are_refused(self):
+        profile, _, _ = self.made()
+        joint = profile.joint
+
+        def refuse(what, of, name, value):
+            kept = getattr(of, name)
+            setattr(of, name, value)
+            with self.subTest(f"{name} {value}"), self.assertRaisesRegex(ValueError, what):
+                read_profile(profile.to_bytes())
+            setattr(of, name, kept)
+
+        for n_shared in (0, 31, 64, 32 * 43):
+            refuse("profile", joint, "n_shared", n_shared)
+        refuse("fraction_bits", joint, "fraction_bits", 9)
+        for unit_bits in (3, 7, 21):
+            refuse("unit_bits", joint.basis, "unit_bits", unit_bits)
+        more = joint.n_given.copy()
+        more[0, 0] = N_SHARED + 1
+        refuse("given", joint, "n_given", more)
+        refuse("give nothing", joint, "n_given", joint.n_given * 0)
+        refuse("a class that is not there", joint, "class_of", [[of + 12 for of in level] for level in joint.class_of])
+        apart = profile.is_joined
+        refuse("planes apart", profile, "is_joined", not apart)
+        read_profile(profile.to_bytes())
+
+    def test_as_many_are_shared_as_a_joint_matrix_may_have(self):
+        def shared(groups, channels, is_joined=True, **more):
+            return choose_shared(Matrices(groups, is_joined), channels, **more)
+
+        self.assertEqual(shared([5] * 6, 192), 320)
+        self.assertEqual(shared([1] * 32, 1024), 64)
+        self.assertEqual(shared([1] * 30, 192), 64)
+        self.assertEqual(shared([1] * 30, 192, most=MAX_JOINT), 128)
+        self.assertEqual(shared([2, 1], 20), 32, "the smallest group's")
+        self.assertEqual(shared([1] * 100, 1024), 0, "too many groups")
+        self.assertEqual((shared([5] * 6, 192, False), shared([30], 32)), (0, 0), "planes apart, one group")
+        self.assertLessEqual(MAX_SHARED, MAX_JOINT)
 
 
 class SinksTest(unittest.TestCase):

@@ -134,6 +134,16 @@ class ProfileTest(unittest.TestCase):
                  "--tokens", str(N_TOKENS), "--group-layers", "2,1", "--classes", "24", "--quiet", *options]))  # fmt: skip
         return report, self.path("store", "tiny", "profiles", report["profile"] + ".cgp")
 
+    def prefilled(self):
+        """(model, context of the text, its K, V)"""
+        model = KvModel(self.path("model"), dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.path("model"))
+        with open(self.text) as file:
+            ids = torch.tensor(tokenizer(file.read(N_TOKENS + 8)).input_ids)
+        context = Context("text", ids, N_TOKENS)
+        k, v = model.prefill(context)
+        return model, context, k, v
+
     def typical_weighted_size(self, path, x):
         """Root mean square of K and V as the transform sees them: what steps are small against."""
         with open(path, "rb") as file:
@@ -157,7 +167,7 @@ class ProfileTest(unittest.TestCase):
             step = float(made.step[level - 1, 0])
             errors.append(((y - x) * weight)[:, :, MOST_SINKS :].pow(2).mean().sqrt().item() / step)
             info = json.loads(run_cgtool("info", "--json", self.path("chunk.kv")))
-            sizes.append(sum(s["bytes"] for s in info["sections"] if s["kind"] == "symbols"))
+            sizes.append(sum(s["bytes"] for s in info["sections"] if s["kind"] not in ("tokens", "sinks")))
             estimate = coder.code(x, level - 1)[1] / 8
             self.assertLess(abs(sizes[-1] / estimate - 1), (0.01, 0.02, 0.1)[level - 1], f"L{level}: {sizes[-1]} bytes, not {estimate}")
         # A uniform quantizer errs by step / sqrt(12); components that are cut, or smaller than a step, by less or more.
@@ -171,12 +181,7 @@ class ProfileTest(unittest.TestCase):
         for name, make_config in CODED.items():
             with self.subTest(name):
                 make_model(self.path("model"), make_config())
-                model = KvModel(self.path("model"), dtype=torch.float32)
-                tokenizer = transformers.AutoTokenizer.from_pretrained(self.path("model"))
-                with open(self.text) as file:
-                    ids = torch.tensor(tokenizer(file.read(N_TOKENS + 8)).input_ids)
-                context = Context("text", ids, N_TOKENS)
-                k, v = model.prefill(context)
+                model, context, k, v = self.prefilled()
                 x = Planes(model).flat(k, v)
                 _, path = self.profile("--dtype", "fp32")
                 _, size = self.typical_weighted_size(path, x)
@@ -201,14 +206,29 @@ class ProfileTest(unittest.TestCase):
                     self.assertEqual(json.load(file)["model_fingerprint"], made.model_fingerprint.hex())
                 self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
 
+    def test_groups_that_are_joined_come_back_as_the_profiles_coder_says(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        model, context, k, v = self.prefilled()
+        x = Planes(model).flat(k, v)
+        _, size = self.typical_weighted_size(self.profile("--dtype", "fp32")[1], x)
+        steps = ",".join(repr(size * ratio) for ratio in (0.25, 0.75, 2.25))
+        report, path = self.profile("--dtype", "fp32", "--steps", steps, "--join", "64")
+        made, _ = self.typical_weighted_size(path, x)
+        self.assertEqual((report["n_shared"], made.n_shared, made.joint.basis.numbers.shape[1]), (64, 64, 128))
+        run_cgtool("verify", path)
+        self.check_levels(made, path, model, context, x, k, v)
+        for level in (1, 2, 3):
+            run_cgtool("encode", "--level", f"L{level}", "--profile", path, self.path("in.safetensors"),
+                       self.path("chunk.kv"))  # fmt: skip
+            run_cgtool("decode", "--profile", path, self.path("chunk.kv"), self.path("out.safetensors"))
+            out, coded = load_file(self.path("out.safetensors")), Coder(made).code(x, level - 1)[0]
+            error = (Planes(model).flat(out["K"], out["V"]) - coded) * torch.tensor(made.weight).transpose(0, 1)[:, :, None]
+            # The coder's sums are rounded otherwise, so that a symbol here and there is the next one.
+            self.assertLess(error.square().mean().sqrt().item(), 0.02 * float(made.step[level - 1, 0]))
+
     def test_preset_paper_errs_by_half_a_step_and_as_its_coder_says(self):
         make_model(self.path("model"), CODED["StableLm, partial rotary"]())
-        model = KvModel(self.path("model"), dtype=torch.float32)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self.path("model"))
-        with open(self.text) as file:
-            ids = torch.tensor(tokenizer(file.read(N_TOKENS + 8)).input_ids)
-        context = Context("text", ids, N_TOKENS)
-        k, v = model.prefill(context)
+        model, context, k, v = self.prefilled()
         x = paper.Planes(model).flat(k, v)
         default = self.path("store", "tiny", "profiles", "default")
         report, path = self.profile("--dtype", "fp32", "--preset", "paper", "--no-default")
@@ -230,7 +250,7 @@ class ProfileTest(unittest.TestCase):
         self.assertEqual(anchors.shape[2] + deltas.shape[2], N_TOKENS)
         np.testing.assert_allclose(unit[:, :, 0].T / paper.THIRDS, deltas.pow(2).mean((2, 3)).sqrt().numpy(), rtol=0.3)
 
-        save_file({"K": k.contiguous(), "V": v.contiguous(), "tokens": ids[:N_TOKENS].int().contiguous()},
+        save_file({"K": k.contiguous(), "V": v.contiguous(), "tokens": context.ids[:N_TOKENS].int().contiguous()},
                   self.path("in.safetensors"))  # fmt: skip
         is_anchor = torch.arange(N_TOKENS) % 10 == 0
         anchor_step = torch.tensor(made.anchor_step).transpose(0, 1)[:, :, None]

@@ -255,7 +255,7 @@ class Study:
         whole, share = read_profile(data), max(PROFILE_SHARE["bytes"], len(data) / self.model.weights_bytes)
         made = make_profile(
             self.model, self.fingerprint, self.caches, others, Matrices(whole.group_layers, whole.is_joined),
-            whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks, share=share,
+            whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks, share=share, n_shared=whole.n_shared,
         )  # fmt: skip
         write_atomically(path, made.to_bytes())
 
