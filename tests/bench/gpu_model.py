@@ -355,7 +355,8 @@ def one_chunk(matrices, joint, n_matrices, code, bits, levels_of):
     level: passes of streams (coarsest first), what the joint matrix gives, and the inverse KLT of n_matrices. Nested
     where it has coarser levels. levels_of: levels(), by level."""
     report = {}
-    clocks_of = [{k: max(of[k]["clocks_per_tile"].values()) for k in ("joint", "inverse_klt") if k in of} for of in levels_of]
+    passes_of = ("joint", "inverse_klt")
+    clocks_of = [{k: max(of[k]["clocks_per_tile"].values()) for k in passes_of if k in of} for of in levels_of]
     for finest in range(3):
         passes = {}
         for level in range(2, finest - 1, -1):
