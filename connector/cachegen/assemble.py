@@ -181,10 +181,14 @@ def _n_given(active, joint_square, rows, n_shared):
 
 
 def choose_fraction_bits(largest_shared):
-    """Of a joint matrix, at a level. largest_shared: the largest shared component, in the level's steps."""
-    bits = FRACTION_BITS
-    while bits and largest_shared * 2.0**bits > 2.0**15 / GIVEN_MARGIN:
-        bits -= 1
+    """[level] of a joint matrix, each at most one more than the finer level's. largest_shared: [level] the largest shared
+    component, in the level's steps."""
+    bits, most = [], FRACTION_BITS
+    for largest in largest_shared:
+        while most and largest * 2.0**most > 2.0**15 / GIVEN_MARGIN:
+            most -= 1
+        bits.append(most)
+        most = min(most + 1, FRACTION_BITS)
     return bits
 
 
@@ -210,7 +214,7 @@ def plan_columns(transform, statistics, budget_bytes):
     squares = {gm: square.mean(0).cpu().numpy() for gm, square in statistics.mean_square.items()}
     n_channels = {gm: rows.shape[1] for gm, rows in transform.rows.items()}
     largest_sum = dict(statistics.largest_sum)
-    fraction_bits = [choose_fraction_bits(largest) for largest in statistics.largest_shared]
+    fraction_bits = choose_fraction_bits(statistics.largest_shared)
     if transform.n_shared:  # a decoder's groups add up the fractions
         parts = [2**n * largest for n, largest in zip(fraction_bits, statistics.largest_shared)]
         for gm in transform.matrices.each():

@@ -506,7 +506,9 @@ class JointTest(unittest.TestCase):
         read_profile(profile.to_bytes())
 
     def test_what_is_given_is_as_fine_as_16_bits_allow(self):
-        self.assertEqual([choose_fraction_bits(n) for n in (10, 512, 513, 2048, 2049, 8192, 1e6)], [4, 4, 3, 2, 1, 0, 0])
+        for largest, bits in (((1900, 640, 210), [2, 3, 4]), ((512, 170, 60), [4, 4, 4]), ((513, 171, 60), [3, 4, 4]),
+                              ((8192, 10, 1), [0, 1, 2]), ((1e6, 4e5, 1e5), [0, 0, 0])):  # fmt: skip
+            self.assertEqual(choose_fraction_bits(largest), bits)
 
     def test_as_many_are_shared_as_a_joint_matrix_may_have(self):
         def shared(groups, channels, is_joined=True, **more):
