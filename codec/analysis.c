@@ -323,8 +323,7 @@ static double shared_norm(const cg_bands *bands)
     return sqrt(square);
 }
 
-/* FORMAT.md's bounds on what the joint matrix gives are on numbers that nobody has before he
- * decodes. These are on symbols alone, and hold for any basis. */
+/* The bounds hold for any basis, orthonormal or not. */
 static cg_status make_reach(const cg_profile *p, cg_analysis *a)
 {
     const cg_bands *bands = &p->joint->bands[0];
@@ -352,7 +351,8 @@ static cg_status make_reach(const cg_profile *p, cg_analysis *a)
         /* Half of the 32 bits, less what rounding to integers may add. */
         most = fmin(most, 0x1p30 / fmax(norm, 1) - sqrt(p->n_shared) / 2);
     }
-    a->most_reach = (float)ldexp(fmax(most, 0), -(int)p->fraction_bits);
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+        a->most_reach[level] = (float)ldexp(fmax(most, 0), -(int)p->fraction_bits[level]);
     free(row);
     free(columns);
     return is_room ? CG_OK : CG_ERR_NO_MEMORY;

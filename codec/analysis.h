@@ -38,8 +38,8 @@ typedef struct cg_analysis {
     /* Of the joint matrix, else NULL: how far symbols of a band of components can reach, per unit
      * of their Euclidean norm [bands]. The sum over a row's bands is a bound on the norm of what it
      * gives the groups, in steps. Up to most_reach neither those numbers nor the groups' sums of
-     * them leave their bits. */
-    float *band_reach, most_reach;
+     * them leave their bits, and an encoder need not look at them. */
+    float *band_reach, most_reach[CG_N_LEVELS];
 } cg_analysis;
 
 /* Makes the tables of all the profile's bases, unless they are there. CG_ERR_NO_MEMORY: a later

@@ -102,13 +102,12 @@ static void lay_band(const cg_basis_layout *layout, const stored_band *band, uin
 {
     cg_band_slab *slab = bands->n_slabs > 0 ? &bands->slabs[bands->n_slabs - 1] : NULL;
     const uint32_t n_lines = cg_bands_n_lines(layout, band->is_wide, band->n_rows);
-    const unsigned shift = band->shift + (first < bands->n_shared ? 0 : bands->fraction_bits);
-    if (slab == NULL || first == bands->n_shared || slab->shift != shift ||
+    if (slab == NULL || first == bands->n_shared || slab->shift != band->shift ||
         slab->is_wide != band->is_wide || slab->n_lines + n_lines > CG_SLAB_LINES) {
         slab = &bands->slabs[bands->n_slabs++];
         *slab = (cg_band_slab){.first_component = first,
                                .first_line = bands->n_lines,
-                               .shift = shift,
+                               .shift = band->shift,
                                .is_wide = band->is_wide};
     }
     /* Only the last band of a basis may have fewer components than 32: lines of a slab's bands
@@ -119,7 +118,7 @@ static void lay_band(const cg_basis_layout *layout, const stored_band *band, uin
     for (uint32_t i = 0; i < band->n_rows; i++) {
         const uint32_t most = band->rows[i].multiple << (band->rows[i].bits - 1);
         bands->most_before[first + i + 1] =
-            bands->most_before[first + i] + ((uint64_t)most << shift);
+            bands->most_before[first + i] + ((uint64_t)most << band->shift);
         bands->n_exact += bands->n_exact == first + i && band->rows[i].bits >= EXACT_BITS;
     }
 }
@@ -326,5 +325,5 @@ unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint
                                        cg_bands_panel(layout, bands, unit, at) +
                                            slab->first_line * line_bytes);
     }
-    return slab->shift + (c < bands->n_shared ? bands->fraction_bits : 0);
+    return slab->shift;
 }

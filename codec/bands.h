@@ -3,13 +3,14 @@
  * A component's elements are a multiple of numbers of few bits; 32 components are a band, which
  * shares a shift. So a sum over components is exact, and the same on every processor. With a joint
  * matrix a group's first components are multiplied by what that gives, in units of 2^-fraction_bits
- * steps, and the others by symbols: their shifts here include fraction_bits, so that all products
+ * steps, and the others by symbols. So those products are shifted by fraction_bits more, and all
  * add up. Bytes and arithmetic: codec/FORMAT.md, "Basis in bands". Threads: read-only once made.
  */
 #ifndef CG_CODEC_BANDS_H
 #define CG_CODEC_BANDS_H
 #include "codec/basis.h"
 #include "codec/cursor.h"
+#include "codec/geometry.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,9 +40,9 @@ typedef struct cg_band_slab {
 typedef struct cg_bands {
     /* The caller's, of cg_bands_read(). */
     uint32_t n_channels, n_components;
-    unsigned unit_bits; /* of sums: of the file's unit_bits and fraction_bits the sum */
+    unsigned unit_bits; /* of an element without its shift: 2^-unit_bits */
     uint32_t n_shared;  /* components that the joint matrix gives: a multiple of 32; 0 without */
-    unsigned fraction_bits;
+    uint8_t fraction_bits[CG_N_LEVELS]; /* by level, with it; zeros without */
     /* What is read. */
     uint32_t n_exact; /* the first components, stored finely: see cg_analysis */
     cg_band_slab *slabs;
@@ -94,14 +95,22 @@ cg_status cg_bands_read(const cg_basis_layout *layout, bool is_only_checked, cg_
                         cg_bands *bands);
 void cg_bands_destroy(cg_bands *bands); /* zeros are fine */
 
-/* What a sum of 1 is worth, in steps: 2^-unit_bits. */
-static inline float cg_bands_unit(const cg_bands *bands)
+/* What a level's sum of 1 is worth, in steps. */
+static inline float cg_bands_unit(const cg_bands *bands, unsigned level)
 {
-    return 1.0f / (float)(1u << bands->unit_bits);
+    return 1.0f / (float)(1u << (bands->unit_bits + bands->fraction_bits[level]));
+}
+
+/* By what a level's products with a slab are shifted. */
+static inline unsigned cg_bands_shift(const cg_bands *bands, const cg_band_slab *slab,
+                                      unsigned level)
+{
+    return slab->shift +
+           (slab->first_component < bands->n_shared ? 0 : bands->fraction_bits[level]);
 }
 
 /* Component c as it is stored: row_out[n_channels]; returns the shift, with which an element's
- * value is row_out * 2^(shift - unit_bits), of shared components, too. */
+ * value is row_out * 2^(shift - unit_bits). */
 unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint32_t c,
                       int16_t *row_out);
 

@@ -31,6 +31,9 @@ static const char *section_name(unsigned kind)
     case CG_SECTION_SINKS: return "sinks";
     case CG_SECTION_TO_L2: return "to L2";
     case CG_SECTION_TO_L1: return "to L1";
+    case CG_SECTION_JOINT: return "joint";
+    case CG_SECTION_JOINT_TO_L2: return "joint to L2";
+    case CG_SECTION_JOINT_TO_L1: return "joint to L1";
     default: return "unknown";
     }
 }
@@ -64,7 +67,7 @@ typedef struct chunk_view {
 static const char *plane_name(const chunk_view *view, unsigned kind, unsigned plane)
 {
     const bool is_matrix = kind != CG_SECTION_LOSSLESS && kind != CG_SECTION_SINKS;
-    if (kind == CG_SECTION_TOKENS)
+    if (kind == CG_SECTION_TOKENS || cg_section_is_joint((uint8_t)kind))
         return "";
     return is_matrix && view->is_joined ? "K+V" : plane == CG_K ? "K" : "V";
 }
@@ -137,20 +140,20 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
 
 static void print_row(const char *kind, const char *where, uint64_t bytes, const cg_chunk_header *h)
 {
-    printf("  %-10s %-12s %12" PRIu64 "  %6.2f %%\n", kind, where, bytes,
+    printf("  %-11s %-12s %12" PRIu64 "  %6.2f %%\n", kind, where, bytes,
            100.0 * (double)bytes / (double)h->file_bytes);
 }
 
 static void print_sections(const chunk_view *view)
 {
     const cg_chunk_header *h = &view->chunk.header;
-    uint64_t total[CG_SECTION_TO_L1 + 1][CG_N_PLANES] = {{0}};
-    printf("\n  %-10s %-12s %12s  %8s\n", "section", "", "bytes", "share");
+    uint64_t total[CG_SECTION_JOINT_TO_L1 + 1][CG_N_PLANES] = {{0}};
+    printf("\n  %-11s %-12s %12s  %8s\n", "section", "", "bytes", "share");
     print_row("header", "", h->header_bytes, h);
     for (uint32_t i = 0; i < h->n_sections; i++) {
         const cg_section s = cg_chunk_section(&view->chunk, i);
         char where[32] = "";
-        if (s.kind != CG_SECTION_TOKENS)
+        if (s.kind != CG_SECTION_TOKENS && !cg_section_is_joint(s.kind))
             snprintf(where, sizeof where, "%s %s %u",
                      s.kind == CG_SECTION_LOSSLESS ? "layer" : "group",
                      plane_name(view, s.kind, s.plane), s.group);
@@ -233,12 +236,38 @@ static const char *matrix_name(const cg_profile *p, unsigned matrix)
     return p->n_matrices == 1 ? "K+V" : matrix == CG_K ? "K" : "V";
 }
 
-static json_t *columns_json(const cg_level_columns *columns)
+static json_t *counts_json(const uint16_t counts[CG_DCT])
 {
-    json_t *active = json_array();
+    json_t *all = json_array();
     for (unsigned f = 0; f < CG_DCT; f++)
-        json_array_append_new(active, json_integer(columns->n_active[f]));
+        json_array_append_new(all, json_integer(counts[f]));
+    return all;
+}
+
+/* n_active by level and frequency. */
+static json_t *active_json(const cg_group *group, unsigned matrix)
+{
+    json_t *active = json_object();
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+        json_object_set_new(active, cg_tool_level_name(level),
+                            counts_json(group->columns[level - 1][matrix].n_active));
     return active;
+}
+
+static json_t *joint_json(const cg_profile *p)
+{
+    if (p->joint == NULL)
+        return json_null();
+    json_t *given = json_object(), *fractions = json_object();
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        json_object_set_new(given, cg_tool_level_name(level), counts_json(p->n_given[level - 1]));
+        json_object_set_new(fractions, cg_tool_level_name(level),
+                            json_integer((json_int_t)p->fraction_bits[level]));
+    }
+    return json_pack("{s:I, s:o, s:I, s:o, s:o}", "n_shared", (json_int_t)p->n_shared,
+                     "fraction_bits", fractions, "n_components",
+                     (json_int_t)p->joint->n_components[0], "n_given", given, "n_active",
+                     active_json(p->joint, 0));
 }
 
 static json_t *profile_json(const char *path, const cg_profile *p, size_t n_bytes)
@@ -255,29 +284,24 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
         const cg_group *group = &p->groups[g];
         json_t *planes = json_object(); /* empty with anchors: their columns are the channels */
         for (unsigned plane = 0; plane < p->n_matrices && p->token_transform == CG_TOKENS_DCT;
-             plane++) {
-            json_t *active = json_object();
-            for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
-                json_object_set_new(active, cg_tool_level_name(level),
-                                    columns_json(&group->columns[level - 1][plane]));
+             plane++)
             json_object_set_new(planes, matrix_name(p, plane),
                                 json_pack("{s:I, s:o}", "n_components",
                                           (json_int_t)group->n_components[plane], "n_active",
-                                          active));
-        }
+                                          active_json(group, plane)));
         json_array_append_new(groups, json_pack("{s:I, s:I, s:I, s:o}", "first_layer",
                                                 (json_int_t)group->first_layer, "n_layers",
                                                 (json_int_t)group->n_layers, "n_channels",
                                                 (json_int_t)group->n_channels, "planes", planes));
     }
-    return json_pack("{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:o}",
-                     "path", cg_tool_json_text(path), "type", "profile", "status",
-                     cg_strerror(CG_OK), "ok", 1, "version", (int)p->version, "fingerprint",
-                     hex(p->fingerprint.bytes).text, "model", hex(p->model.bytes).text, "preset",
-                     cg_tool_json_text(p->preset), "geometry", geometry_json(&p->geometry),
-                     "rotary_dim", (json_int_t)p->rotary_dim, "n_sinks", (json_int_t)p->n_sinks,
-                     "file_bytes", (json_int_t)n_bytes, "steps", steps, "classes", classes,
-                     "groups", groups);
+    return json_pack(
+        "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "path",
+        cg_tool_json_text(path), "type", "profile", "status", cg_strerror(CG_OK), "ok", 1,
+        "version", (int)p->version, "fingerprint", hex(p->fingerprint.bytes).text, "model",
+        hex(p->model.bytes).text, "preset", cg_tool_json_text(p->preset), "geometry",
+        geometry_json(&p->geometry), "rotary_dim", (json_int_t)p->rotary_dim, "n_sinks",
+        (json_int_t)p->n_sinks, "file_bytes", (json_int_t)n_bytes, "steps", steps, "classes",
+        classes, "joint", joint_json(p), "groups", groups);
 }
 
 /* Of a file's bytes only printable ASCII reaches a terminal; the others are escaped. */
@@ -288,6 +312,25 @@ static void print_text(const char *text)
             putchar(*at);
         else
             printf("\\x%02x", (unsigned char)*at);
+    }
+}
+
+static void print_counts(const uint16_t counts[CG_DCT])
+{
+    for (unsigned f = 0; f < CG_DCT; f++)
+        printf(" %5u", counts[f]);
+    putchar('\n');
+}
+
+/* The rest of the row of a matrix, and its further rows. */
+static void print_active(const cg_group *group, unsigned matrix)
+{
+    printf(" %10u", group->n_components[matrix]);
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        if (level > CG_L1)
+            printf("  %35s", "");
+        printf("   %s", cg_tool_level_name(level));
+        print_counts(group->columns[level - 1][matrix].n_active);
     }
 }
 
@@ -329,19 +372,23 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const cg_group *group = &p->groups[g];
         for (unsigned plane = 0; plane < p->n_matrices; plane++) {
-            for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-                if (level == CG_L1)
-                    printf("  %-8" PRIu32 " %3" PRIu32 "-%-5" PRIu32 " %-5s %10" PRIu32, g,
-                           group->first_layer, group->first_layer + group->n_layers - 1,
-                           matrix_name(p, plane), group->n_components[plane]);
-                else
-                    printf("  %35s", "");
-                printf("   %s", cg_tool_level_name(level));
-                for (unsigned f = 0; f < CG_DCT; f++)
-                    printf(" %5u", group->columns[level - 1][plane].n_active[f]);
-                putchar('\n');
-            }
+            printf("  %-8" PRIu32 " %3" PRIu32 "-%-5" PRIu32 " %-5s", g, group->first_layer,
+                   group->first_layer + group->n_layers - 1, matrix_name(p, plane));
+            print_active(group, plane);
         }
+    }
+    if (p->joint == NULL)
+        return;
+    /* Groups' active components above are their own ones, without these. */
+    printf("  %-8s %-9s %-5s", "joint", "all", "");
+    print_active(p->joint, 0);
+    printf("  shared       the first %" PRIu32
+           " components of each group, given to 1/%u, 1/%u, 1/%u of a step\n",
+           p->n_shared, 1u << p->fraction_bits[CG_L1], 1u << p->fraction_bits[CG_L2],
+           1u << p->fraction_bits[CG_L3]);
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        printf("  given at %s %26s", cg_tool_level_name(level), "");
+        print_counts(p->n_given[level - 1]);
     }
 }
 

@@ -70,6 +70,7 @@ static cg_synthesis take_synthesis(cg_arena *arena, const cg_profile *profile, u
     cg_synthesis s = {.profile = profile,
                       .group = group,
                       .matrix = matrix,
+                      .level = level,
                       .n_given = profile->n_given[level - 1]};
     const cg_level_columns *columns = &group->columns[level - 1][matrix];
     s.scale = cg_arena_take(arena, group->n_channels * sizeof *s.scale);
@@ -164,7 +165,7 @@ size_t cg_klt_given_bytes(const cg_profile *profile, uint32_t n_tokens)
 static cg_synthesis take_joint(cg_arena *arena, const cg_profile *profile, unsigned level,
                                size_t n_blocks)
 {
-    cg_synthesis s = {.profile = profile, .group = profile->joint};
+    cg_synthesis s = {.profile = profile, .group = profile->joint, .level = level};
     take_integers(arena, &profile->joint->columns[level - 1][0], n_blocks, &s);
     return s;
 }

@@ -22,16 +22,20 @@ typedef struct encode_work {
     float *leaks; /* the same: what the exact components make of the others' */
     uint16_t *split;
     void *symbols[CG_N_LEVELS]; /* of the lossy levels */
+    void *limit;                /* of the joint matrix: cg_klt_limit_given()'s scratch */
 } encode_work;
 
 static encode_work take_encode_work(cg_arena *arena, const cg_profile *p, const cg_group *group,
-                                    unsigned matrix, size_t n_blocks)
+                                    unsigned matrix, uint32_t n_tokens)
 {
+    const size_t n_blocks = cg_klt_n_blocks(n_tokens);
     encode_work w = {.row_stride = 2 * cg_analysis_pairs(group->n_channels),
                      .coef_stride = (group->n_components[matrix] + 31u) / 32 * 32};
     if (group != p->joint) {
         w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
         w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
+    } else {
+        w.limit = cg_arena_take(arena, cg_klt_limit_scratch_bytes(p, n_tokens));
     }
     w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
                                       sizeof *w.coef);
@@ -48,7 +52,7 @@ size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *gr
                                    unsigned matrix, uint32_t n_tokens)
 {
     cg_arena arena = {0};
-    (void)take_encode_work(&arena, profile, group, matrix, cg_klt_n_blocks(n_tokens));
+    (void)take_encode_work(&arena, profile, group, matrix, n_tokens);
     return arena.used_bytes;
 }
 
@@ -345,7 +349,7 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
     const cg_profile *p = heads->profile;
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
-    encode_work w = take_encode_work(&arena, p, group, matrix, n_blocks);
+    encode_work w = take_encode_work(&arena, p, group, matrix, heads->n_tokens);
     const unsigned lossy = encoding->level_mask >> CG_L1,
                    finest = CG_L1 + (unsigned)__builtin_ctz(lossy | 1u << CG_N_LEVELS);
     /* Its memory was sized by a configured number of tokens; a larger chunk is the CPU's. */
@@ -388,9 +392,10 @@ cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch,
                               cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
 {
     const cg_profile *p = encoding->heads->profile;
-    const size_t n_blocks = cg_klt_n_blocks(encoding->heads->n_tokens);
+    const uint32_t n_tokens = encoding->heads->n_tokens;
+    const size_t n_blocks = cg_klt_n_blocks(n_tokens);
     cg_arena arena = {scratch, 0};
-    const encode_work w = take_encode_work(&arena, p, p->joint, 0, n_blocks);
+    const encode_work w = take_encode_work(&arena, p, p->joint, 0, n_tokens);
     cg_symbols symbols[CG_N_LEVELS] = {0};
     lay_symbols(encoding, p->joint, 0, n_blocks, &w, symbols);
     for (unsigned f = 0; f < CG_DCT; f++) {
@@ -398,6 +403,7 @@ cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch,
                 encoding->shared + f * n_blocks * w.row_stride, &w);
         *n_saturated += cg_klt_quantize(encoding, p->joint, 0, f, w.coef, w.coef_stride, symbols);
     }
+    *n_saturated += cg_klt_limit_given(encoding, symbols, w.limit);
     return code_symbols(encoding, symbols, sections_out);
 }
 

@@ -125,8 +125,8 @@ static void multiply_batch(const cg_synthesis *s, size_t n_blocks, const uint8_t
             if (is_first || digits[d].n_tiles > 0)
                 integers->multiply_tiles(panel + slab->first_line * 4 * n_channels, slab->is_wide,
                                          &digits[d], n_blocks, (unsigned)n_channels / 16,
-                                         slab->shift + d * CG_DIGIT_BITS, is_first,
-                                         y + i % CG_DCT * s->f_stride, s->y_stride);
+                                         cg_bands_shift(bands, slab, s->level) + d * CG_DIGIT_BITS,
+                                         is_first, y + i % CG_DCT * s->f_stride, s->y_stride);
         }
     }
 }
@@ -142,17 +142,18 @@ static void accumulate_batch(const cg_synthesis *s, size_t n_blocks, const uint8
     const unsigned n_sixteens = (unsigned)n_channels / 16;
     for (uint32_t i = 0; i < bands->n_slabs; i++) {
         const cg_band_slab *slab = &bands->slabs[i];
+        const unsigned shift = cg_bands_shift(bands, slab, s->level);
         const cg_quad_row *rows = s->quad_rows + i * CG_DCT * n_blocks;
         const uint8_t *lines = panel + slab->first_line * 4 * n_channels;
         for (unsigned f = 0; f < CG_DCT; f++) {
             if (i == 0 || cells_of(s, slab, f, 0).n_cells > 0)
                 (slab->is_wide ? integers->accumulate_words : integers->accumulate_bytes)(
-                    lines, rows + f * n_blocks, n_blocks, n_sixteens, slab->shift, i == 0,
+                    lines, rows + f * n_blocks, n_blocks, n_sixteens, shift, i == 0,
                     y + f * s->f_stride, s->y_stride);
         }
         for (; large->slab == i; large++)
             integers->accumulate_bytes(
-                lines, &large->row, 1, n_sixteens, slab->shift + large->shift, false,
+                lines, &large->row, 1, n_sixteens, shift + large->shift, false,
                 y + large->r / n_blocks * s->f_stride + large->r % n_blocks * s->y_stride,
                 s->y_stride);
     }
@@ -172,8 +173,8 @@ static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_block
              slab++) {
             const slab_cells in = cells_of(s, slab, (unsigned)f, batch + b);
             integers->accumulate_elements(elements + slab->first_component * s->y_stride,
-                                          s->y_stride, in.cells, in.n_cells, slab->shift,
-                                          s->y_stride, row);
+                                          s->y_stride, in.cells, in.n_cells,
+                                          cg_bands_shift(bands, slab, s->level), s->y_stride, row);
         }
     }
 }
@@ -202,7 +203,7 @@ static void finish_batch(const cg_synthesis *s, size_t batch, size_t n_blocks, u
                          uint32_t n_unit)
 {
     const cg_profile *p = s->profile;
-    const float unit = cg_bands_unit(&s->group->bands[s->matrix]);
+    const float unit = cg_bands_unit(&s->group->bands[s->matrix], s->level);
     for (size_t b = 0; b < n_blocks; b++) {
         p->kernels->exact->inverse_dct(s->sums + b * s->y_stride, s->f_stride, unit,
                                        s->scale + first, s->mean + first, n_unit, s->x,
@@ -216,7 +217,7 @@ static void give_batch(const cg_synthesis *s, size_t batch, size_t n_blocks, uin
                        uint32_t n_unit)
 {
     const cg_profile *p = s->profile;
-    const unsigned k = p->joint->bands[0].unit_bits - p->fraction_bits;
+    const unsigned k = p->joint->bands[0].unit_bits - p->fraction_bits[s->level];
     for (size_t r = 0; r < CG_DCT * n_blocks; r++) {
         const size_t f = r / n_blocks, b = r % n_blocks, row = f * s->symbols->n_rows + batch + b;
         p->kernels->exact->give(s->sums + f * s->f_stride + b * s->y_stride, k, n_unit,

@@ -20,6 +20,13 @@ uint64_t cg_klt_quantize(const cg_encoding *encoding, const cg_group *group, uns
                          unsigned f, const float *coef, size_t coef_stride,
                          const cg_symbols symbols[CG_N_LEVELS]);
 
+size_t cg_klt_limit_scratch_bytes(const cg_profile *profile, uint32_t n_tokens);
+/* Of the joint matrix's symbols, all levels: makes rows smaller until no group's sums of what they
+ * give leave their bits. Returns the number of symbols that it made smaller, and of given numbers
+ * that are at the ends of their 16 bits. scratch: 64-byte aligned, cg_klt_limit_scratch_bytes(). */
+uint64_t cg_klt_limit_given(const cg_encoding *encoding, const cg_symbols symbols[CG_N_LEVELS],
+                            void *scratch);
+
 #ifdef __cplusplus
 }
 #endif

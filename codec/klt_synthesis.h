@@ -28,7 +28,7 @@ typedef struct cg_synthesis {
     const cg_profile *profile;
     const cg_heads *heads; /* not of the joint matrix, nor out, scale, mean and x */
     const cg_group *group;
-    unsigned matrix;
+    unsigned matrix, level;
     const cg_symbols *symbols;
     void *out;
     float *scale, *mean; /* [n_channels], of FORMAT.md's step 3 */

@@ -90,10 +90,11 @@ struct cg_profile {
     float *mean, *weight; /* [n_layers][2][channels] */
     float *anchor_step;   /* the same; NULL without anchors */
     cg_rans_class *classes;
-    cg_group *groups;       /* [n_groups], and behind them the joint one */
-    const cg_group *joint;  /* version 3: the matrix over the groups' shared components; or NULL */
-    uint32_t n_shared;      /* with it: of each group, its first components; a multiple of 32 */
-    uint32_t fraction_bits; /* shared components are given in units of 2^-fraction_bits steps */
+    cg_group *groups;      /* [n_groups], and behind them the joint one */
+    const cg_group *joint; /* version 3: the matrix over the groups' shared components; or NULL */
+    uint32_t n_shared;     /* with it: of each group, its first components; a multiple of 32 */
+    /* By level: shared components are given in units of 2^-fraction_bits steps. */
+    uint8_t fraction_bits[CG_N_LEVELS];
     uint16_t n_given[CG_N_LOSSY][CG_DCT]; /* of each group, how many of them; at most n_shared */
     uint8_t *column_classes;              /* what column_class points into */
     bool is_packed;                       /* the file's narrow components have bits of their own */

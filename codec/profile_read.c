@@ -233,7 +233,9 @@ static bool levels_nest(const cg_profile *p)
                              group->columns[level][i % p->n_matrices].n_active))
                 return false;
         }
-        if (!counts_nest(p->n_given[level - 1], p->n_given[level]))
+        /* So a coarser level's sums are no larger: its symbols are a third. */
+        if (!counts_nest(p->n_given[level - 1], p->n_given[level]) ||
+            p->fraction_bits[CG_L1 + level] > p->fraction_bits[level] + 1)
             return false;
     }
     return true;
@@ -489,14 +491,18 @@ static cg_status read_either(cg_cursor *in, cg_profile *p, cg_group *group, unsi
     bands->n_channels = group->n_channels;
     bands->n_components = group->n_components[matrix];
     bands->unit_bits = unit_bits;
+    unsigned least_fraction = 0;
     if (group != p->joint) {
         bands->n_shared = p->n_shared;
-        bands->fraction_bits = p->fraction_bits;
-        bands->unit_bits += p->fraction_bits;
+        memcpy(bands->fraction_bits, p->fraction_bits, sizeof bands->fraction_bits);
+        least_fraction = CG_MOST_FRACTION_BITS;
+        for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+            least_fraction =
+                least_fraction < p->fraction_bits[level] ? least_fraction : p->fraction_bits[level];
     }
     /* Sums of 32 bits are at most 2^31 units, and a row of the DCT adds up to less than 4 of them.
      * The joint matrix has no slices: what it gives is within 16 bits. */
-    const double most_sum = ldexp(1, 33 - (int)bands->unit_bits);
+    const double most_sum = ldexp(1, 33 - (int)(unit_bits + least_fraction));
     return cg_profile_stays_finite(p, group, matrix, most_sum)
                ? cg_bands_read(&p->layout, p->is_only_checked, in, bands)
                : CG_ERR_CORRUPT;
@@ -514,16 +520,21 @@ static uint64_t padded_channels(const cg_profile *p, uint32_t n_channels)
 static cg_status read_shared(cg_cursor *in, cg_profile *p)
 {
     uint16_t n_shared;
-    uint8_t fraction_bits, reserved;
-    if (!cg_cursor_u16(in, &n_shared) || !cg_cursor_u8(in, &fraction_bits) ||
-        !cg_cursor_u8(in, &reserved))
+    uint8_t reserved;
+    if (!cg_cursor_u16(in, &n_shared))
+        return CG_ERR_TRUNCATED;
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        if (!cg_cursor_u8(in, &p->fraction_bits[level]))
+            return CG_ERR_TRUNCATED;
+        if (p->fraction_bits[level] > CG_MOST_FRACTION_BITS)
+            return CG_ERR_CORRUPT;
+    }
+    if (!cg_cursor_u8(in, &reserved))
         return CG_ERR_TRUNCATED;
     if (p->n_groups < 2 || n_shared == 0 || n_shared % CG_BAND_COMPONENTS != 0 ||
-        p->n_groups * n_shared > CG_MOST_SHARED || fraction_bits > CG_MOST_FRACTION_BITS ||
-        reserved != 0)
+        p->n_groups * n_shared > CG_MOST_SHARED || reserved != 0)
         return CG_ERR_CORRUPT;
     p->n_shared = n_shared;
-    p->fraction_bits = fraction_bits;
     p->groups[p->n_groups].n_channels = p->n_groups * n_shared;
     p->joint = &p->groups[p->n_groups];
     return CG_OK;
@@ -547,6 +558,10 @@ static cg_status read_given(cg_cursor *in, cg_profile *p)
 static cg_status read_sizes(cg_cursor *in, cg_profile *p, uint8_t *unit_bits)
 {
     uint64_t n_padded = 0;
+    unsigned most_fraction = 0;
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+        most_fraction =
+            most_fraction < p->fraction_bits[level] ? p->fraction_bits[level] : most_fraction;
     for (uint32_t i = 0; i < cg_profile_n_bases(p); i++) {
         cg_group *group = group_of_basis(p, i);
         const bool is_joint = group == p->joint;
@@ -562,7 +577,7 @@ static cg_status read_sizes(cg_cursor *in, cg_profile *p, uint8_t *unit_bits)
             unit_bits[i] < CG_LEAST_UNIT_BITS || unit_bits[i] > CG_MOST_UNIT_BITS)
             return CG_ERR_CORRUPT;
         /* A group has its shared components; sums of the joint matrix have bits to round off. */
-        if (is_joint ? *n_components == 0 || unit_bits[i] <= p->fraction_bits
+        if (is_joint ? *n_components == 0 || unit_bits[i] <= most_fraction
                      : *n_components < p->n_shared)
             return CG_ERR_CORRUPT;
         const cg_status status = is_joint ? read_given(in, p) : CG_OK;

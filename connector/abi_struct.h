@@ -1,8 +1,9 @@
 /* connector/abi_struct.h - structs that cross the ABI, whatever version their other side has.
  *
  * Each begins with uint32_t struct_size, abi_version and grows only at its end. A caller of an
- * older version gives a shorter struct, one of a newer version a longer one: what both sides know
+ * older version gives a shorter struct, one of a newer version a longer one. What both sides know
  * is copied. What the caller does not know is taken as zero, which is the default of every field.
+ * Threads: pure functions.
  */
 #ifndef CG_CONNECTOR_ABI_STRUCT_H
 #define CG_CONNECTOR_ABI_STRUCT_H

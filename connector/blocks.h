@@ -1,11 +1,11 @@
-/* connector/blocks.h - between the codec's tiles and an engine's paged KV blocks.
+/* connector/blocks.h - copies between the codec's tiles and an engine's paged KV blocks.
  *
  * A tile is one layer and one plane (K or V) of consecutive tokens,
- * [n_tokens][tile_heads][head_dim], of the model's dtype: all of the model's heads, of which a
- * layout may have some (tensor parallel). Layouts of blocks: cachegen.h, cachegen_kv_layout.
- * Fast are layouts whose dims are contiguous, and those whose tokens are: vLLM's CPU "vec" layout
- * keeps K transposed, as head_dim rows of block_tokens tokens. Everything else goes element by
- * element.
+ * [n_tokens][tile_heads][head_dim], of the model's dtype. It has all of the model's heads; a layout
+ * may have only some (tensor parallel). Layouts of blocks: cachegen.h, cachegen_kv_layout. Two
+ * kinds are fast: those whose dims are contiguous, and those whose tokens are, as in vLLM's CPU
+ * "vec" layout, which keeps K transposed, as head_dim rows of block_tokens tokens. All others are
+ * copied element by element.
  * Threads: a cg_kv_layout is read-only once made. The caller sees to it that no two threads write
  * the same elements.
  */

@@ -15,8 +15,8 @@
  * default. In a struct that the caller gives, abi_version is CACHEGEN_ABI_VERSION, or 0 for the
  * first; another one is refused (22, unsupported version). Symbols are versioned
  * (libcachegen.map). Nothing here aborts the host. Every failure of a store is a cache miss.
- * Signals of the host reach none of the library's threads, but for those that a thread causes
- * itself (SIGSEGV and the like): these are not blocked.
+ * Signals of the host reach none of the library's threads, except those that a thread causes itself
+ * (SIGSEGV and the like), which are not blocked.
  * Surprises. (1) Look-ups, loads and saves are asynchronous: start one, then poll it or wait on the
  * eventfd. (2) A plan is plain bytes that may cross processes, so that an engine's scheduler and
  * its workers agree. (3) After fork() a handle works in the child, too: the child starts threads of
@@ -49,12 +49,14 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
 
 /* ---- a connector ---- */
 
-/* Opens a connector from a JSON object (keys and defaults: connector/README.md). It reads
- * the store's model.json and the model's profile: the tables that lossy levels are coded with. A
- * store without a profile opens, too, and serves L0. No thread starts before the first operation;
- * where the store is far, one starts with the first layout that is registered. On failure *out is
- * NULL, and error[error_bytes] (may be NULL) holds one sentence that names the key. On success it
- * is empty, or a warning: model.json's curve of quality is none, and the built-in one is used. */
+/* Opens a connector from a JSON object (keys and defaults: connector/README.md). The caller ends
+ * *out with cachegen_close(). It reads the store's model.json and the model's profile: the tables
+ * that lossy levels are coded with. A store without a profile opens, too, and serves L0. No thread
+ * starts before the first operation; where the store is far, one starts with the first layout that
+ * is registered.
+ * On failure *out is NULL, and error[error_bytes] (may be NULL) holds one sentence that names the
+ * key. On success it is empty, or a warning: the curve of quality in model.json is not valid, and
+ * the built-in one is used. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
 /* Cancels look-ups and loads, runs queued saves to their end, and frees. It returns after
@@ -63,14 +65,15 @@ CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, 
  * answers, if ever. Nothing is freed that it may still touch. Should a GPU go on that was left with
  * a load, it still writes that load's blocks. An encoder's task that runs is waited for, which at
  * its low priority (encode_nice) may take seconds more where the CPUs are busy. Free the
- * operations' handles before: they are invalid afterwards. Where a GPU may hang rather don't free
- * those that are not done, since that waits for it. NULL is fine. */
+ * handles of operations that are done before: all are invalid afterwards. To free one that is not
+ * done waits for it, a save as long as it takes, and a GPU's that hangs for ever. NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
 CACHEGEN_API uint32_t cachegen_abi_version(void);
 
-/* Of elements. FP8_E4M3 is OCP's, without infinities. Elements of fp8 may stand for the element
- * times a scale of their layer and plane: the configuration's geometry gives those other than 1. */
+/* Types of elements. FP8_E4M3 is OCP's, without infinities. An fp8 element may stand for the
+ * element times a scale of its layer and plane; the configuration's geometry gives scales other
+ * than 1. */
 enum {
     CACHEGEN_DTYPE_BF16 = 1,
     CACHEGEN_DTYPE_FP16 = 2,
@@ -90,8 +93,8 @@ typedef struct cachegen_info {
     const char *model;     /* the folder's name in the store */
     const char *model_fingerprint_hex,
         *profile_fingerprint_hex; /* 32 digits; "" without a profile */
-    /* CACHEGEN_GPU_...; and why it is not ON, a sentence, or "". It is asked for with the first
-     * layout in a GPU's memory. */
+    /* CACHEGEN_GPU_...; gpu_reason says in a sentence why it is not ON, or is "". The GPU is opened
+     * with the first layout in its memory. */
     uint32_t gpu;
     uint32_t reserved;
     const char *gpu_reason;
@@ -136,25 +139,26 @@ typedef struct cachegen_kv_layout {
     uint32_t reserved;
 } cachegen_kv_layout;
 
-/* Registers a layout; the memory must stay until cachegen_close(). *kv_id_out names it in loads and
- * saves. Refused unless layers, heads, head_dim and dtype agree with the connector's model; with
- * "exists" if another rank of the group has head 0 and saves, too.
- * The first one in a GPU's memory loads libcachegen_cuda.so and takes all memory that loads and
- * saves will need there; "not supported" and cachegen_info.gpu_reason say why there is no GPU. All
- * layouts of a connector that are in GPUs' memory are in that of one. */
+/* Registers a layout. The blocks must stay until cachegen_close(). *kv_id_out names the layout in
+ * loads and saves. It is refused unless layers, heads, head_dim and dtype agree with the
+ * connector's model. "exists": another rank of the group has head 0 and saves, too.
+ * The first layout in a GPU's memory loads libcachegen_cuda.so and takes all memory that loads and
+ * saves will need there. "not supported" means that there is no GPU; cachegen_info.gpu_reason says
+ * why. All layouts in a GPU's memory must be in that of one GPU. */
 CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector,
                                                   const cachegen_kv_layout *layout,
                                                   uint32_t *kv_id_out);
 
-/* What the engine's own work on a GPU is told apart by: a cudaStream_t or cudaEvent_t of the
- * layout's device. For layouts in host memory it is ignored.
- * STREAM: what the engine has enqueued there comes before this operation touches the blocks. A
- * save also makes the stream wait until the blocks are copied. NULL is CUDA's default stream.
- * EVENT: the same for what was recorded; the event stays until the operation is done. A save
- * returns when the blocks are copied.
- * NONE: the engine knows that its work on the blocks is over. A save does as with EVENT.
- * Nothing that the engine enqueues later may touch blocks that a load is writing: it waits until
- * poll says that the load is done. */
+/* How an operation waits for the engine's own work on a GPU: `after` is a cudaStream_t or
+ * cudaEvent_t of the layout's device. Ignored for layouts in host memory.
+ * STREAM: what the engine has enqueued there so far is finished before the operation touches the
+ * blocks. A save also makes the stream wait until the blocks are copied. NULL is CUDA's default
+ * stream.
+ * EVENT: what the event has recorded is finished before. The event must stay until the operation is
+ * done. A save returns when the blocks are copied.
+ * NONE: the engine knows that its work on the blocks is over. A save returns as with EVENT.
+ * What the engine enqueues later must not touch blocks that a load is writing; the engine waits
+ * until poll says that the load is done. */
 enum { CACHEGEN_AFTER_NONE = 0, CACHEGEN_AFTER_STREAM = 1, CACHEGEN_AFTER_EVENT = 2 };
 
 /* ---- look-up ---- */
@@ -207,11 +211,11 @@ CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
                                                         const cachegen_lookup_options *options,
                                                         cachegen_lookup **out);
 /* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured) from when it is asked.
- * Look-ups are asked one after the other; one that has waited for that longer than both this time
- * and what the engine takes to compute its prompt is a miss. A store that has left a look-up
- * without an answer for so long is not asked for further ones: they are misses at once, until it
- * answers the connector's own question.
- * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever the reason. */
+ * Look-ups are asked one after the other; one that has waited for others longer than the engine
+ * takes to compute its prompt, and than this time or its budget, is a miss. A store that has left a
+ * look-up without an answer for so long is not asked for further ones: they are misses at once,
+ * until it answers the connector's own question. CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens
+ * is a miss, whatever the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.
  * *plan_bytes is the room at plan, then the plan's size; with plan NULL only the size is told. Only
@@ -219,9 +223,9 @@ CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cache
 CACHEGEN_API cachegen_status cachegen_lookup_plan(cachegen_lookup *lookup, void *plan,
                                                   size_t *plan_bytes);
 CACHEGEN_API void cachegen_lookup_free(cachegen_lookup *lookup); /* cancels; NULL is fine */
-/* All chunks of a plan are no good, at any level and for everybody: this connector does not offer
- * them again until they are saved anew or retry_ms (configured) has passed. After a load, see
- * cachegen_forget_failed(). */
+/* Tells the connector that all chunks of a plan are bad, at any level and for everybody. It does
+ * not offer them again until they are saved anew or retry_ms (configured) has passed. After a load
+ * rather use cachegen_forget_failed(). */
 CACHEGEN_API cachegen_status cachegen_forget(cachegen *connector, const void *plan,
                                              size_t plan_bytes);
 
@@ -268,10 +272,12 @@ typedef struct cachegen_progress {
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
                                                  const cachegen_load_request *request,
                                                  cachegen_load **out);
-/* A load ends by itself half a second after the plan's budget, which began with the request (with
- * the policy min_delay: when its reads have taken read_timeout_ms). What has arrived until then
- * counts. Always fills *progress_out; CACHEGEN_AGAIN until done. Done with loaded_tokens < to_token
- * means that the blocks from loaded_tokens on hold garbage: the engine recomputes them. */
+/* Always fills *progress_out. CACHEGEN_AGAIN until the load is done. A load that is done with
+ * loaded_tokens < to_token has left garbage in the blocks from loaded_tokens on: the engine
+ * recomputes them.
+ * A load ends by itself half a second after the plan's budget, which began with the request. (With
+ * the policy min_delay it ends when its reads have taken read_timeout_ms.) What has arrived by then
+ * counts. */
 CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load,
                                                 cachegen_progress *progress_out);
 /* Asks to stop; poll until done. */
@@ -279,10 +285,10 @@ CACHEGEN_API void cachegen_load_cancel(cachegen_load *load);
 /* Cancels, waits until nothing is written any more, frees. NULL is fine. */
 CACHEGEN_API void cachegen_load_free(cachegen_load *load);
 /* Tells a connector that plans but does not load (an engine's scheduler) what ended a load of this
- * plan in another process (a worker). Only the chunk at failed_token is held against, and only at
- * the levels that failed: until retry_ms (configured) has passed, they are not offered.
- * After "lossy prefix" it still is, to requests that accept failed_worst_level. A load that ran out
- * of time (45) holds nothing against a chunk, if it could read anything at all. */
+ * plan in another process (a worker). Only the chunk at failed_token is blamed, and only at the
+ * levels that failed. Those are not offered until retry_ms (configured) has passed. After "lossy
+ * prefix" they still are, to requests that accept failed_worst_level. A load that ran out of time
+ * (45) blames no chunk, if it could read anything at all. */
 CACHEGEN_API cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan,
                                                     size_t plan_bytes,
                                                     const cachegen_progress *progress);
@@ -312,8 +318,8 @@ typedef struct cachegen_save_request {
 } cachegen_save_request;
 
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once
- * (unless copy_later says otherwise; a rank whose heads another one stores copies at once); or,
- * with CACHEGEN_AFTER_STREAM and a layout in a GPU's memory, before what the engine enqueues next.
+ * (unless copy_later says otherwise); or, with CACHEGEN_AFTER_STREAM and a layout in a GPU's
+ * memory, before what the engine enqueues next.
  * The connector's threads then encode and publish. Chunks that the store has are not saved again.
  * What would follow a chunk that the store lacks is dropped, since no look-up could find it: then
  * poll says OK with loaded_tokens < to_token, and so it does where only a part fitted into the
@@ -325,7 +331,7 @@ CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  cachegen_save **out);
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
-/* Waits until it is complete, since a save is never lost half-way, and until the blocks are not
+/* Waits until the save is complete, for a save is never lost half-way, and until the blocks are not
  * read any more. Then frees. With a store that hangs that takes save_timeout_ms (configured). NULL
  * is fine. */
 CACHEGEN_API void cachegen_save_free(cachegen_save *save);

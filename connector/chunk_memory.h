@@ -2,9 +2,10 @@
  *
  * Look-ups learn which levels of a chunk the store has; loads learn that a level is bad; saves
  * learn that it is there. All of it is kept by the chunk's key, so that the next look-up need not
- * ask. It may be out of date by its time to live. Then a load finds out, and the level is not
- * offered again until retry_ms (configured) have passed. The memory is bounded: 2,048 buckets of 8
- * entries. It forgets the oldest rather than grow. Threads: the owner locks.
+ * ask the store. What is remembered may be wrong by then, for as long as its time to live. Then a
+ * load finds out, and the level is not offered again until retry_ms (configured) have passed. The
+ * memory is bounded: 2,048 buckets of 8 entries. It forgets the oldest rather than grow.
+ * Threads: the owner locks.
  */
 #ifndef CG_CONNECTOR_CHUNK_MEMORY_H
 #define CG_CONNECTOR_CHUNK_MEMORY_H
@@ -32,9 +33,9 @@ cg_status cg_chunk_memory_new(uint64_t positive_ttl_ns, uint64_t negative_ttl_ns
                               cg_chunk_memory **memory_out);
 void cg_chunk_memory_free(cg_chunk_memory *memory);
 
-/* Fills *entry_out with what is known at now_ns; what was bad for its time is bad no longer. True:
- * that answers for the levels of `needed`. False: ask the store. Then key, bad, damaged and
- * prefix_level of *entry_out count, and the rest does not. */
+/* Fills *entry_out with what is known at now_ns; bad levels whose time is over are no longer bad.
+ * True: the entry answers for the levels of `needed`. False: ask the store; of *entry_out only key,
+ * bad, damaged and prefix_level are valid. */
 bool cg_chunk_memory_find(cg_chunk_memory *memory, const cg_key *key, uint8_t needed,
                           uint64_t now_ns, cg_chunk_memory_entry *entry_out);
 /* The store was asked for the levels of `probed` and answered with entry. */

@@ -1,8 +1,9 @@
 /* connector/clock.h - the two clocks of the connector, in nanoseconds. Nobody sets either of them.
  *
- * Deadlines and durations are CLOCK_MONOTONIC. A plan, which crosses processes, carries
- * CLOCK_BOOTTIME: when its look-up began. Only processes that share that clock can compare what it
- * says, so an identity of the clock goes with it.
+ * Deadlines and durations are CLOCK_MONOTONIC. A plan crosses processes, so it carries by
+ * CLOCK_BOOTTIME when its look-up began. Only processes that share that clock can compare such
+ * times; so an identity of the clock goes with them.
+ * Threads: any.
  */
 #ifndef CG_CONNECTOR_CLOCK_H
 #define CG_CONNECTOR_CLOCK_H
@@ -18,11 +19,12 @@ extern "C" {
 uint64_t cg_now_ns(void);  /* CLOCK_MONOTONIC */
 uint64_t cg_boot_ns(void); /* CLOCK_BOOTTIME: goes on while the machine sleeps */
 
-/* Of this process's CLOCK_BOOTTIME: made of the boot's identity and the time namespace. All zeros:
- * it is not known (no /proc). It reads files: ask once. */
+/* The identity of this process's CLOCK_BOOTTIME, made of the boot's identity and the time
+ * namespace. All zeros: it is not known (no /proc). It reads files: ask once. */
 cg_key cg_boot_clock_id(void);
-/* How long ago started_ns was by the clock of that identity; 0 if that is not known here: another
- * machine's, of before a restart, or still to come. */
+/* How long ago started_ns was, by the clock clock_id. here, now_ns: this process's clock and its
+ * time. 0 if that cannot be told: the clock is another machine's or of before a restart, or the
+ * time is still to come. */
 uint64_t cg_boot_elapsed_ns(const cg_key *clock_id, uint64_t started_ns, const cg_key *here,
                             uint64_t now_ns);
 

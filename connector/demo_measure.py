@@ -7,7 +7,7 @@ import time
 from demo_processes import say
 
 REPEATS = 3
-ENOUGH_S = 20  # of one kind: no further repeat after so long
+ENOUGH_S = 10  # of one kind: no further repeat after so long
 STEPS = ("lookup", "load", "read", "decode", "copy")
 
 

@@ -1,19 +1,19 @@
-/* connector/extents.h - what is read of which chunk, in which order, and where to stop: the
- * planner of loads.
+/* connector/extents.h - what is read of which chunk, in which order, and where to stop: the planner
+ * of loads.
  *
- * A chunk's lossy levels are one nested file as a rule: its first bytes are the coarsest level, and
+ * As a rule a chunk's lossy levels are one nested file: its first bytes are the coarsest level, and
  * what follows refines it. So a load reads coarse first and refines while there is time. A wrong
  * estimate of the link then costs quality and not the deadline, and no byte is read twice.
  *
- * What must arrive, the floor of every chunk, goes first, in the order given. Then come the
+ * The floor of every chunk must arrive. It goes first, in the order given. Then come the
  * refinements, by benefit (KL divergence saved) per unit of time (of reading and decoding). A step
- * is planned only if all that is planned still ends in time: each chunk read in order at the link's
- * speed and decoded, one after the other on all threads, once its last byte is there. At the first
- * step that does not fit one more that does is looked for, the best; so more time never makes a
- * plan worse. Where a slow link too has time for everything, chunks are read to their ends one
- * after the other, so that decoding starts early.
- * Levels in files of their own (L0; chunks that don't nest) are chosen before anything is read of a
- * chunk, by what a slow link can do, since they cannot be cut short.
+ * is planned only if everything planned still ends in time. That is predicted so: chunks are read
+ * in order at the link's speed, and each is decoded once its last byte is there, one after the
+ * other on all threads. When a step does not fit, the best one that does is taken in its place, and
+ * planning ends; so more time never makes a plan worse. Where even a slow link has time for
+ * everything, chunks are read to their ends one after the other, so that decoding starts early.
+ * Levels in files of their own (L0; chunks that don't nest) cannot be cut short. So they are chosen
+ * before anything is read of a chunk, by what a slow link can do.
  *
  * The method is the greedy one for the knapsack with increments; for nested increments of falling
  * benefit it is optimal up to the last step. tests/connector/extents_test.cc compares it with an

@@ -51,6 +51,7 @@ struct cg_gather {
     pthread_mutex_t lock;
     int sender;            /* the lock; -1: not connected */
     uint64_t passed_bytes; /* the lock: that the listener has not dropped yet */
+    uint64_t begun_bytes;  /* the lock: of parts that are being made */
 };
 
 static uint64_t chunk_bytes(const cg_gather *g, uint32_t n_tokens, uint32_t n_heads)
@@ -253,6 +254,14 @@ static cg_status pass_on(cg_gather *g, cg_gather_part *made, bool send)
     return status;
 }
 
+/* It was passed on, or there is none. */
+static void end_part(cg_gather *g, uint64_t n_bytes)
+{
+    pthread_mutex_lock(&g->lock);
+    g->begun_bytes -= n_bytes;
+    pthread_mutex_unlock(&g->lock);
+}
+
 cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t n_chunks,
                           cg_gather_part *out)
 {
@@ -264,7 +273,9 @@ cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t 
         n_bytes += chunk_bytes(g, chunks[i].n_tokens, g->config.n_heads);
     pthread_mutex_lock(&g->lock);
     hear_dropped(g);
-    const bool is_full = g->passed_bytes > 0 && g->passed_bytes + n_bytes > g->config.limit_bytes;
+    const uint64_t held_bytes = g->passed_bytes + g->begun_bytes;
+    const bool is_full = held_bytes > 0 && held_bytes + n_bytes > g->config.limit_bytes;
+    g->begun_bytes += is_full ? 0 : n_bytes;
     pthread_mutex_unlock(&g->lock);
     if (is_full) {
         /* A refusal, so that the listener does not wait for what will not come. */
@@ -273,11 +284,14 @@ cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t 
         return CG_ERR_AGAIN;
     }
     cg_status status = make_part(g, chunks, n_chunks, n_bytes, false, out);
-    if (status != CG_OK)
-        return status;
-    if ((out->data = malloc((n_chunks + (size_t)1) * sizeof *out->data)) == NULL) {
+    if (status == CG_OK &&
+        (out->data = malloc((n_chunks + (size_t)1) * sizeof *out->data)) == NULL) {
         pass_on(g, out, false);
-        return CG_ERR_NO_MEMORY;
+        status = CG_ERR_NO_MEMORY;
+    }
+    if (status != CG_OK) {
+        end_part(g, n_bytes);
+        return status;
     }
     for (uint32_t i = 0; i < n_chunks; i++) {
         out->data[i] = out->map + at;
@@ -288,12 +302,17 @@ cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t 
 
 cg_status cg_gather_send(cg_gather *g, cg_gather_part *made)
 {
-    return pass_on(g, made, true);
+    const uint64_t n_bytes = made->n_bytes;
+    const cg_status status = pass_on(g, made, true);
+    end_part(g, n_bytes);
+    return status;
 }
 
 void cg_gather_abandon(cg_gather *g, cg_gather_part *made)
 {
+    const uint64_t n_bytes = made->n_bytes;
     pass_on(g, made, false);
+    end_part(g, n_bytes);
 }
 
 /* ---- listening ---- */
@@ -475,19 +494,24 @@ static const uint8_t *find(const cg_gather *g, const part *p, const cg_gather_ch
     return NULL;
 }
 
-/* CG_OK: every head of the model is this rank's or lies in a part. */
+/* CG_OK: every head of the model is this rank's or lies in a part. CG_ERR_CANCELLED: of one there
+ * is a refusal and nothing else. A refusal lists its chunks, and has no data of them. It may be of
+ * a save that this rank did not make, so what has come besides it counts. */
 static cg_status check_heads(const cg_gather *g, const cg_gather_chunk *chunk)
 {
-    bool has[CG_MAX_KV_HEADS] = {false};
+    bool has[CG_MAX_KV_HEADS] = {false}, is_refused[CG_MAX_KV_HEADS] = {false};
+    cg_status status = CG_OK;
     memset(has + g->config.first_head, true, g->config.n_heads);
     for (const part *p = g->parts; p != NULL; p = p->next)
-        if (find(g, p, chunk) != NULL) {
-            /* It lists its chunks, and has no data of them. */
-            if (p->head.is_refusal)
-                return CG_ERR_CANCELLED;
-            memset(has + p->head.first_head, true, p->head.n_heads);
-        }
-    return memchr(has, false, g->config.geometry.n_kv_heads) == NULL ? CG_OK : CG_ERR_AGAIN;
+        if (find(g, p, chunk) != NULL)
+            memset((p->head.is_refusal ? is_refused : has) + p->head.first_head, true,
+                   p->head.n_heads);
+    for (uint32_t i = 0; i < g->config.geometry.n_kv_heads; i++)
+        if (!has[i] && is_refused[i])
+            return CG_ERR_CANCELLED;
+        else if (!has[i])
+            status = CG_ERR_AGAIN;
+    return status;
 }
 
 static void scatter(const cg_gather *g, const part *p, const uint8_t *data, uint32_t n_tokens,
@@ -507,12 +531,12 @@ cg_status cg_gather_take(cg_gather *g, const cg_gather_chunk *chunk, uint8_t *ra
     if (g->pid != getpid())
         return CG_ERR_CANCELLED; /* the parent's sockets */
     cg_status status = check_heads(g, chunk);
-    if (status == CG_ERR_AGAIN) {
-        receive_all(g, timeout_ms);
+    if (status != CG_OK) {
+        receive_all(g, status == CG_ERR_AGAIN ? timeout_ms : 0);
         status = check_heads(g, chunk);
     }
     for (const part *p = status == CG_OK ? g->parts : NULL; p != NULL; p = p->next) {
-        const uint8_t *data = find(g, p, chunk);
+        const uint8_t *data = p->head.is_refusal ? NULL : find(g, p, chunk);
         if (data != NULL)
             scatter(g, p, data, chunk->n_tokens, raw);
     }

@@ -11,8 +11,8 @@
  * What it does not do: wait longer than it is told to. A part that does not come costs the save.
  * One that nobody asks for is dropped with the parts of a save that began max_age_ns after it was
  * made: saves run in their order, so it is of none that follows.
- * Memory: what a sender has passed on and the listener has not dropped yet is at most limit_bytes,
- * but for a single part that is larger.
+ * Memory: what a sender makes, or has passed on and the listener has not dropped yet, is at most
+ * limit_bytes, but for a single part that is larger.
  * Threads: any thread may send; one thread at a time receives. After fork() it is the parent's.
  */
 #ifndef CG_CONNECTOR_GATHER_H
@@ -70,8 +70,8 @@ void cg_gather_abandon(cg_gather *gather, cg_gather_part *part);
 
 /* Copies the other ranks' heads of a chunk into raw, [2][n_layers][n_tokens][n_kv_heads][head_dim],
  * once all have come, and waits until timeout_ms for something to come otherwise. CG_ERR_AGAIN: not
- * yet, and raw is untouched. CG_ERR_CANCELLED: a rank had no memory for it, or this is not the
- * process that listens. */
+ * yet, and raw is untouched. CG_ERR_CANCELLED: a rank had no memory for it and has not passed it on
+ * since, or this is not the process that listens. */
 cg_status cg_gather_take(cg_gather *gather, const cg_gather_chunk *chunk, uint8_t *raw,
                          int timeout_ms);
 /* All is taken of the save whose parts' last chunk has this key and that began at began_ns

@@ -3,11 +3,11 @@
  * Nothing here is CUDA: see codec/device.h. The library is opened when an engine registers blocks
  * in a GPU's memory, and never before: a CUDA context costs hundreds of MiB, and a scheduler's
  * process needs none. It is never closed.
- * The GPU has threads of its own, one a slot: each takes a chunk, prepares it, hands it to the GPU
- * and sleeps until it is done. So as many chunks are under way as there are slots.
- * A GPU that hangs holds whoever waits for it, in a call that nobody can end: that are threads of
- * its own, those that encode and the one that writes saves, and who closes (connector.c).
- * After an error that stays (codec/device.h) the GPU is off until the process ends: loads into its
+ * The GPU has threads of its own, one for each slot. A thread takes a chunk, prepares it, hands it
+ * to the GPU and sleeps until it is done. So as many chunks are under way as there are slots.
+ * A GPU that hangs also holds the threads that wait for it, in a call that nobody can end: its own,
+ * those that encode, the one that writes saves, and the one that closes (connector.c).
+ * After an error that stays (codec/device.h) the GPU is off until the process ends. Loads into its
  * blocks and saves out of them fail at once, which costs a recompute.
  * Threads: any. It belongs to the process that opened it: a forked child has none.
  */
@@ -48,7 +48,8 @@ void cg_gpu_stop(cg_gpu *gpu);
  * nothing. NULL is fine. */
 void cg_gpu_free(cg_gpu *gpu);
 
-/* For a thread of gpu->pool: there is always one. */
+/* For a thread of gpu->pool: takes a free slot. There always is one, as there are as many
+ * threads. */
 uint32_t cg_gpu_take_slot(cg_gpu *gpu);
 void cg_gpu_return_slot(cg_gpu *gpu, uint32_t slot);
 

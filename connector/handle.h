@@ -1,8 +1,9 @@
 /* connector/handle.h - what a `cachegen` handle is made of.
  *
- * All of it is constant after cachegen_open(), but for the fields that say otherwise. What
- * changes while a connector works (threads, locks, queues, counters, what was learnt) is of one
- * process and lies in a cg_runtime: connector/runtime.h.
+ * All of it is constant after cachegen_open(), except the fields that say otherwise. What changes
+ * while a connector works (threads, locks, queues, counters, what it has learnt) belongs to one
+ * process and is in a cg_runtime: connector/runtime.h.
+ * Threads: any.
  */
 #ifndef CG_CONNECTOR_HANDLE_H
 #define CG_CONNECTOR_HANDLE_H

@@ -1,15 +1,15 @@
 /* connector/host_socket.h - unix sockets with names that the processes of a host see, and locks
  * made of them.
  *
- * Names are in the abstract namespace: they lie in no directory, and end with their sockets. So
- * nothing is left behind by a process that dies. They are shared by who shares a network namespace;
- * sockets of other users are not talked to.
+ * Names are in the abstract namespace: they lie in no directory, and end with their sockets. So a
+ * process that dies leaves nothing behind. All processes of a network namespace share them; sockets
+ * of other users are not talked to.
  *
- * A lock is a socket that listens. Who waits for it is connected to it, and is woken when that
- * ends. It saves work and guards nothing: whoever does not get one goes on without. A child that
- * was forked while a lock was held keeps its name until it ends, so nobody else gets the lock; but
- * once the parent has released it nobody waits for it. Threads: any. Only cg_host_lock_wait()
- * blocks.
+ * A lock is a socket that listens. Whoever waits for the lock is connected to it, and is woken when
+ * the connection ends. A lock saves work and guards nothing: a process that does not get it goes on
+ * without. A child that was forked while a lock was held keeps the lock's name until it ends, so
+ * nobody else gets the lock. But once the parent has released it, nobody waits for it.
+ * Threads: any. Only cg_host_lock_wait() blocks.
  */
 #ifndef CG_CONNECTOR_HOST_SOCKET_H
 #define CG_CONNECTOR_HOST_SOCKET_H
@@ -19,11 +19,12 @@
 extern "C" {
 #endif
 
-/* A SOCK_SEQPACKET socket, non-blocking, that listens under the name. CG_ERR_EXISTS: another one
- * does. After an error *fd_out is -1. */
+/* A SOCK_SEQPACKET socket, non-blocking, that listens under the name; the caller closes it.
+ * CG_ERR_EXISTS: another one does. After an error *fd_out is -1. */
 cg_status cg_host_socket_listen(const cg_key *name, int backlog, int *fd_out);
-/* One that is connected to it. CG_ERR_NOT_FOUND: nobody listens. CG_ERR_PERMISSION: another user
- * does. CG_ERR_AGAIN: its backlog is full. After an error *fd_out is -1. */
+/* A socket that is connected to the one that listens under the name; the caller closes it.
+ * CG_ERR_NOT_FOUND: nobody listens. CG_ERR_PERMISSION: another user does. CG_ERR_AGAIN: its backlog
+ * is full. After an error *fd_out is -1. */
 cg_status cg_host_socket_connect(const cg_key *name, int *fd_out);
 /* Whether a connection's other end is this user's. */
 bool cg_host_socket_is_ours(int fd);
@@ -31,9 +32,9 @@ bool cg_host_socket_is_ours(int fd);
 /* The caller gives *lock_out to cg_host_lock_release(). CG_ERR_EXISTS: another one has the lock.
  * After an error *lock_out is -1. */
 cg_status cg_host_lock_take(const cg_key *name, int *lock_out);
-/* *lock is -1 then; nothing if it was before. */
+/* Releases *lock and makes it -1. Does nothing if it is -1. */
 void cg_host_lock_release(int *lock);
-/* Waits until who has the lock releases it. CG_ERR_TIMED_OUT: not until until_ns
+/* Waits until whoever has the lock releases it. CG_ERR_TIMED_OUT: not until until_ns
  * (CLOCK_MONOTONIC). CG_ERR_CANCELLED: is_over(), which is asked every few milliseconds, said so.
  * Else as cg_host_socket_connect(). */
 cg_status cg_host_lock_wait(const cg_key *name, uint64_t until_ns, bool (*is_over)(void *user),

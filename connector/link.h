@@ -1,15 +1,15 @@
 /* connector/link.h - what all connectors of a process know of the link to one storage target.
  *
  * An engine's scheduler and its workers may be connectors of one process, and so may two engines.
- * Where their stores lie on one device (st_dev) they share a link, and what one of them measures
+ * If their stores lie on one device (st_dev), they share a link, and what one of them measures
  * holds for all. So the estimate and the meter belong to the link. A connector borrows them into
  * its cg_speeds for the time of a call, and tells what its loads still want of the link.
  *
- * This is the one state of the whole process. It lives as long as a connector uses it. After fork()
- * the child begins anew, as with runtimes: the parent's lock may be held by a thread that the child
- * does not have.
- * Threads: any. The link's lock is taken inside a runtime's lock and never outside, for pure
- * computing only.
+ * Links are the only state of the whole process. A link lives as long as a connector uses it. After
+ * fork() the child begins anew, as with runtimes: the parent's lock may be held by a thread that
+ * the child does not have.
+ * Threads: any. The link's lock is taken inside a runtime's lock and never outside it, and only for
+ * pure computing.
  */
 #ifndef CG_CONNECTOR_LINK_H
 #define CG_CONNECTOR_LINK_H
@@ -24,7 +24,7 @@ typedef struct cg_link cg_link;
 
 /* The link of a device, made if need be; NULL without memory. Give it back with cg_link_put(). */
 cg_link *cg_link_get(uint64_t device);
-/* wanted: what the caller last told cg_link_return(). NULL is fine. */
+/* Gives the link back. wanted_bytes: what the caller last told cg_link_return(). NULL is fine. */
 void cg_link_put(cg_link *link, double wanted_bytes);
 
 /* The files that its readers share, as long as the link is held; NULL: there are none, or link is

@@ -1,9 +1,10 @@
-/* connector/load_deliver.h - a chunk that arrived: verified, decoded and delivered into the
+/* connector/load_deliver.h - verifies and decodes a chunk that arrived, and delivers it into the
  * engine's blocks, by jobs of the pool.
  *
- * One task verifies it; then there is a task for each group of layers and plane, which decodes into
- * the thread's memory and copies from there what the load asked for. Where the blocks are in a
- * GPU's memory a chunk is one task, on a thread of the GPU: connector/load_gpu.h.
+ * One task verifies the chunk. Then there is a task for each group of layers and plane, which
+ * decodes into the thread's memory and copies from there what the load asked for. If the blocks are
+ * in a GPU's memory, a chunk is one task, on a thread of the GPU: connector/load_gpu.h.
+ * Threads: see the function.
  */
 #ifndef CG_CONNECTOR_LOAD_DELIVER_H
 #define CG_CONNECTOR_LOAD_DELIVER_H

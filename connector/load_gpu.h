@@ -1,8 +1,9 @@
-/* connector/load_gpu.h - a chunk that arrived, decoded into blocks in a GPU's memory.
+/* connector/load_gpu.h - decodes a chunk that arrived into blocks in a GPU's memory.
  *
  * A thread of the GPU puts the chunk's pieces together in pinned memory, verifies them there, and
- * has the GPU decode them. What the GPU has no kernels for the same thread decodes on the CPU, task
- * by task, and the GPU moves it into the blocks.
+ * has the GPU decode them. If the GPU has no kernels for the chunk, the same thread decodes it on
+ * the CPU, task by task, and the GPU moves the result into the blocks.
+ * Threads: that of the GPU's pool which runs the job.
  */
 #ifndef CG_CONNECTOR_LOAD_GPU_H
 #define CG_CONNECTOR_LOAD_GPU_H

@@ -3,14 +3,14 @@
  *
  * The reader (reader.c) reads the chunks of all loads. A chunk that arrived is verified
  * (load_verify.c), then decoded and delivered into the blocks on the pool (load_deliver.c). The
- * engine's calls are in load.c. All of them meet here. What state a chunk is in, and what is read
- * next, says connector/stream_plan.h; here is what that means for the load: its progress, the
- * counters, the memory of chunks.
+ * engine's calls are in load.c. All of them meet here. connector/stream_plan.h decides what state a
+ * chunk is in and what is read next. The functions here carry that over to the load: its progress,
+ * the counters, the memory of chunks.
  *
- * Blocks are written by decoding tasks only, so a load without jobs under way writes nothing: that
- * is when it may be done.
- * Threads: fields are guarded by the runtime's lock, but for those marked constant and those of a
- * chunk that its own job writes. Functions want the lock held.
+ * Only decoding tasks write to blocks, so a load without jobs under way writes nothing: that is
+ * when it may be done.
+ * Threads: the runtime's lock guards the fields, except those marked constant and those of a chunk
+ * that its own job writes. Functions want the lock held, unless they say otherwise.
  */
 #ifndef CG_CONNECTOR_LOAD_STATE_H
 #define CG_CONNECTOR_LOAD_STATE_H
@@ -60,18 +60,19 @@ cachegen_load *cg_load_of_stream(cg_stream *stream);
 
 /* A read of a chunk was begun. It holds the load until it has ended. */
 void cg_load_read_begun(cachegen_load *load);
-/* The read ended at ended_ns: with a piece of the chunk's file, which is the load's from here on,
- * or without one and with an error. header: what the piece says when it is taken for the start of a
+/* The read ended at ended_ns. piece: what it brought of the chunk's file, the load's from here on;
+ * NULL: nothing, and status says why. header: what the piece says if it is taken for the start of a
  * chunk, or NULL. */
 void cg_load_read_ended(cg_runtime *runtime, const cg_stream_read *read, cg_status status,
                         cg_load_piece *piece, const cg_chunk_header *header, uint64_t ended_ns);
-/* The plan says that a chunk is to be decoded: it is now to be handed to cg_load_submit(). */
+/* The plan says that a chunk is to be decoded. The caller then gives what this returns to
+ * cg_load_submit(). */
 cg_load_chunk *cg_load_decode_begun(cg_stream *stream, uint32_t chunk_index);
-/* Without the lock, too, where the chunk is the caller's: releases what has arrived of it. */
+/* Releases what has arrived of a chunk. A job calls it for its own chunk without the lock. */
 void cg_load_drop_pieces(cg_load_chunk *chunk);
-/* Without the lock, too, where no job is under way. */
+/* Gives the load's mark back. The lock is not needed where no job is under way. */
 void cg_load_drop_mark(cachegen_load *load);
-/* The last job of a chunk ended, with what stands in the chunk. */
+/* The last job of a chunk ended; its result stands in the chunk. */
 void cg_load_decode_ended(cg_load_chunk *chunk);
 /* Without the lock, for the chunk's job: the first n_bytes of its file, put together from pieces.
  */
@@ -81,11 +82,12 @@ bool cg_load_wants(const cg_load_chunk *chunk);
 
 /* Completes the load if nothing is left to do. It may be gone afterwards. */
 void cg_load_settle(cachegen_load *load);
-/* Its time is over: it ends with the chunks that have arrived. It may be gone afterwards. */
+/* The load's time is over: it ends with the chunks that have arrived. It may be gone afterwards. */
 void cg_load_overdue(cachegen_load *load);
-/* From a chunk on it would be late, and recomputing is faster. It may be gone afterwards. */
+/* From this chunk on the load would be late, and recomputing is faster: it ends there. It may be
+ * gone afterwards. */
 void cg_load_shorten(cachegen_load *load, uint32_t chunk_index);
-/* Asks it to end. It may be gone afterwards. */
+/* Asks the load to end. It may be gone afterwards. */
 void cg_load_cancel(cachegen_load *load);
 /* There is nothing to read with: ends all loads with status. */
 void cg_loads_refuse(cg_runtime *runtime, cg_status status);

@@ -222,20 +222,21 @@ static bool store_answers(const cachegen *c, cg_io **io)
     return status != CG_ERR_TIMED_OUT;
 }
 
-/* With the lock held: a look-up is at the head of the line. Its time to be answered begins, so that
- * what those before it took does not pass for a store that is silent. False: it has waited for
- * longer than the store may take, and than the engine takes to compute the prompt. */
-static bool begin_asking(cg_runtime *rt, cachegen_lookup *l)
+/* With the lock held: a look-up is at the head of the line, which others left at free_ns. Its time
+ * to be answered begins, so that what those before it took does not pass for a store that is
+ * silent. False: it has waited for them for longer than the engine takes to compute the prompt, and
+ * than the store may take, or all that the request may. */
+static bool begin_asking(cg_runtime *rt, cachegen_lookup *l, uint64_t free_ns)
 {
-    const uint64_t now_ns = cg_now_ns(),
-                   timeout_ns = l->op.connector->config->lookup_timeout_ms * UINT64_C(1000000);
+    const uint64_t timeout_ns = l->op.connector->config->lookup_timeout_ms * UINT64_C(1000000),
+                   patience_ns = l->budget_ns < timeout_ns ? l->budget_ns : timeout_ns,
+                   waited_ns = free_ns > l->op.started_ns ? free_ns - l->op.started_ns : 0;
     const double tokens_per_s = cg_speeds_recompute(cg_runtime_speeds(rt));
     cg_runtime_speeds_end(rt);
-    const double waited_ns = (double)(now_ns - l->op.started_ns),
-                 n_tokens = l->prefix.n_tokens - l->from_token,
+    const double n_tokens = l->prefix.n_tokens - l->from_token,
                  recompute_ns = tokens_per_s > 0 ? n_tokens * 1e9 / tokens_per_s : 0;
-    l->prefix.deadline_ns = now_ns + timeout_ns;
-    return waited_ns <= (double)timeout_ns || waited_ns <= recompute_ns;
+    l->prefix.deadline_ns = cg_now_ns() + timeout_ns;
+    return waited_ns <= patience_ns || (double)waited_ns <= recompute_ns;
 }
 
 /* With the lock held: a look-up has waited in vain. Until the store answers again look-ups are
@@ -288,11 +289,12 @@ static void *look_up(void *argument)
     cg_runtime *rt = argument;
     cg_io *io = NULL;
     cg_operation *op;
+    uint64_t free_ns = 0; /* since when this thread asks for nobody */
     pthread_mutex_lock(&rt->lock);
     while ((op = cg_operation_take(rt, &rt->lookups)) != NULL) {
         cachegen_lookup *l = (cachegen_lookup *)op;
         bool timed_out = false;
-        if (!l->is_cancelled && !begin_asking(rt, l)) {
+        if (!l->is_cancelled && !begin_asking(rt, l, free_ns)) {
             skip(rt, l);
             continue;
         }
@@ -310,6 +312,7 @@ static void *look_up(void *argument)
         finish(rt, l);
         if (timed_out)
             await_answer(rt, &io);
+        free_ns = cg_now_ns();
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(io, 0);

@@ -1,14 +1,15 @@
 /* connector/model.h - which model a connector serves: its geometry, its fingerprint and its current
  * profile.
  *
- * Two sources say so. One is <root>/<model>/model.json, as the profile tool writes it:
+ * There are two sources. One is <root>/<model>/model.json, as the profile tool writes it:
  *   {"version": 1, "n_layers": .., "n_kv_heads": .., "head_dim": .., "dtype": "bf16",
- *   "model_fingerprint": "<32 hex>", ..}; a curve of quality that is none costs that alone.
- * The other is the key `geometry` of the configuration. It gives what is missing; where both speak
- * they must agree. Only dtype may differ: it is that of the engine's cache, and the configuration's
- * wins. Keys of chunks are rooted in fingerprint and dtype together, so that engines of one model
- * with caches of different dtypes never share a chunk. Scales of fp8 come from the model's weights,
- * and so are in the fingerprint; the configuration gives them, and the profile is theirs.
+ *   "model_fingerprint": "<32 hex>", ..}
+ * If its curve of quality is not valid, only the curve is ignored. The other source is the key
+ * `geometry` of the configuration. It gives what is missing in the file; what both give must agree.
+ * Only dtype may differ: it is that of the engine's cache, and the configuration's wins. Keys of
+ * chunks are rooted in fingerprint and dtype together, so engines of one model with caches of
+ * different dtypes never share a chunk. Scales of fp8 come from the model's weights, so the
+ * fingerprint covers them. The configuration gives their values, and the profile is made for them.
  * Threads: read-only once opened.
  */
 #ifndef CG_CONNECTOR_MODEL_H

@@ -10,10 +10,12 @@
  *   n_tokens times: u32 token id
  *   xxh3-128 of all before, 16
  *
- * Numbers are little-endian. Chunk keys are not in it: they follow from parent, extra and token
+ * Numbers are little-endian. Chunk keys are not in a plan: they follow from parent, extra and token
  * ids. So a plan cannot ask for a chunk under other tokens than it names. Any bytes are safe to
- * parse. Version 1 had started by CLOCK_REALTIME, which is set: it is refused. Plans live for a
- * request, so one could only meet a worker that was replaced meanwhile.
+ * parse. Version 1 had `started` by CLOCK_REALTIME, which somebody may set, and is refused. (A plan
+ * lives as long as its request; one of version 1 could only reach a worker that was replaced
+ * meanwhile.)
+ * Threads: pure functions; a plan is read-only once made.
  */
 #ifndef CG_CONNECTOR_PLAN_H
 #define CG_CONNECTOR_PLAN_H
@@ -51,7 +53,7 @@ typedef struct cg_plan {
 } cg_plan;
 
 size_t cg_plan_bytes(const cg_plan *plan);
-/* bytes[cg_plan_bytes(plan)]. plan->keys is not used. */
+/* Writes bytes[cg_plan_bytes(plan)]. plan->keys is not used. */
 void cg_plan_write(const cg_plan *plan, uint8_t *bytes);
 
 /* The caller frees *plan_out with cg_plan_free(). CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION,

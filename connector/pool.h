@@ -2,14 +2,15 @@
  * without fighting it.
  *
  * A job is n_tasks independent tasks. Jobs wait in two queues, one to decode and one to encode. A
- * request waits for what is decoded and for no encoding, so decoding goes first; within a queue the
- * oldest job does. A pool whose threads are nice leaves the CPUs to whoever else has work. Its jobs
- * must take no lock that an engine's step takes, not even for a moment: who is nice may lose the
- * CPU under it for long. Jobs live in the caller's memory: submitting allocates nothing, and fails
- * only where no thread can be started. Threads start with the first job, on the CPUs of the
- * configuration, with the host's signals blocked (iouring/thread_signals.h).
- * A pool belongs to the process that made it. After fork() the child makes its own
- * (connector/runtime.h).
+ * request waits for decoding and never for encoding, so decoding goes first. Within a queue the
+ * oldest job goes first. Jobs live in the caller's memory: submitting allocates nothing, and fails
+ * only where no thread can be started.
+ * A pool whose threads are nice leaves the CPUs to whoever else has work. Its jobs must take no
+ * lock that an engine's step takes, not even for a moment: a nice thread may lose the CPU for long
+ * while it has the lock.
+ * Threads start with the first job, on the CPUs of the configuration, with the host's signals
+ * blocked (iouring/thread_signals.h). A pool belongs to the process that made it. After fork() the
+ * child makes its own (connector/runtime.h).
  */
 #ifndef CG_CONNECTOR_POOL_H
 #define CG_CONNECTOR_POOL_H
@@ -49,8 +50,9 @@ typedef enum cg_job_queue {
     CG_N_JOB_QUEUES = 2
 } cg_job_queue;
 
-/* cpus[n_cpus]: copied; n_cpus 0 binds nothing. nice: added to the niceness of the thread that
- * starts the pool's, 19 at most; 0: theirs is the same. */
+/* The caller frees *pool_out with cg_pool_free(). cpus[n_cpus]: copied; n_cpus 0 binds nothing.
+ * nice: added to the niceness of the thread that starts the pool's threads, up to 19; 0: they are
+ * as nice as that one. CG_ERR_NO_MEMORY. */
 cg_status cg_pool_new(uint32_t n_threads, int nice, const uint32_t *cpus, uint32_t n_cpus,
                       cg_pool **pool_out);
 /* Runs what is queued, then ends the threads. From then on nothing can be submitted
@@ -58,8 +60,8 @@ cg_status cg_pool_new(uint32_t n_threads, int nice, const uint32_t *cpus, uint32
 void cg_pool_stop(cg_pool *pool);
 /* Stops and frees. NULL is fine. */
 void cg_pool_free(cg_pool *pool);
-/* Any thread, also from inside run and done. An error: no thread could be started; the job was not
- * taken. */
+/* Any thread, also from inside run and done. After an error the job was not taken: no thread could
+ * be started, or CG_ERR_CANCELLED. */
 cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job);
 
 /* Starts a thread as the pool's are: named (15 bytes), the host's signals blocked, bound to

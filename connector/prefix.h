@@ -1,11 +1,13 @@
 /* connector/prefix.h - the longest prefix of a prompt that a store has.
  *
- * A prompt is cut into full chunks, and may end in a tail: a shorter chunk, at a multiple of
- * tail_multiple tokens. A chunk's key names all tokens before it, too, so the first chunk that is
- * missing ends the prefix; only a tail may still follow, left by a prompt that ended there.
- * Answers come from the runtime's memory of chunks or, with a cg_io, from the store: at most three
- * batches of questions, each all at once, since a store may be a network away. The first, for long
- * prompts only, is a coarse look at how far it can be; then all chunks; then tails at a hole.
+ * A prompt is cut into full chunks, and may end in a tail: a shorter chunk, whose end is at a
+ * multiple of tail_multiple tokens. A chunk's key names all tokens before it, too, so the first
+ * chunk that is missing ends the prefix. Only a tail may still follow, left by a prompt that ended
+ * there.
+ * Answers come from the runtime's memory of chunks or, with a cg_io, from the store. The store is
+ * asked in at most three batches, since it may be a network away; the questions of a batch go out
+ * together. The first batch, for long prompts only, is a coarse look at how far the prefix can
+ * reach. The second asks for all chunks, the third for tails at a hole.
  * Threads: a cg_prefix is used by one thread at a time. Functions take the runtime's lock
  * themselves, for moments.
  */

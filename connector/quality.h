@@ -1,11 +1,12 @@
 /* connector/quality.h - what a chunk at a level costs: KL divergence of the tokens that follow.
  *
  * The cost of a chunk is its sensitivity times the error of its level. Sensitivities fall with the
- * distance to the end of the loaded prefix. Errors are those of whole contexts of some length, so
- * the sensitivities of such a context add up to 1. The profile tool measures both for a model and a
- * profile (connector/quality_read.h). The built-in curve is for models without: of SmolLM2-135M
- * with the codec klt (tests/bench/results), where 65 % lies in the last 256 tokens of 3,072, 76 %
- * in the last 512. What counts for a plan are ratios, of which that between levels hardly differs.
+ * distance to the end of the loaded prefix; those of a whole context add up to 1. Errors are of
+ * whole contexts of some length. The profile tool measures both for a model and a profile
+ * (connector/quality_read.h).
+ * The built-in curve is for models without one. It is that of SmolLM2-135M with the codec klt
+ * (tests/bench/results): 65 % lies in the last 256 tokens of 3,072, 76 % in the last 512. For a
+ * plan only ratios count, and those between levels hardly differ from model to model.
  * Threads: pure functions.
  */
 #ifndef CG_CONNECTOR_QUALITY_H
@@ -21,7 +22,7 @@ extern "C" {
 
 enum { CG_QUALITY_MAX_POINTS = 16 };
 
-/* The last `tokens` of a context have the part `sum` of its sensitivity. */
+/* A point of the curve: the last `tokens` of a context have the part `sum` of its sensitivity. */
 typedef struct cg_quality_point {
     double tokens, sum;
 } cg_quality_point;
@@ -42,9 +43,10 @@ double cg_quality_sensitivity(const cg_quality *quality, uint32_t n_behind, uint
 /* KL divergence, in nats, that these tokens add at a level. */
 double cg_quality_kl(const cg_quality *quality, uint32_t n_behind, uint32_t n_tokens,
                      unsigned level);
-/* Leaves each of chunks[n_chunks], which are all that is loaded, one level: those of the fewest
- * bytes that together cost max_kl at most, or nearly so. It refines from the coarsest on, where a
- * byte saves most. False: no levels do; the sizes are then as before. */
+/* Bounds what a load may cost. Leaves each of chunks[n_chunks], which are all that is loaded, a
+ * single level: those levels that together cost at most max_kl and take the fewest bytes, or nearly
+ * so. It begins with the coarsest and refines where a byte saves most. False: no levels keep the
+ * bound; the sizes are then as before. */
 bool cg_quality_bound(const cg_quality *quality, cg_controller_chunk *chunks, size_t n_chunks,
                       double max_kl);
 

@@ -1,4 +1,4 @@
-/* connector/quality_read.h - the curve of quality that the profile tool has measured, out of a
+/* connector/quality_read.h - reads the curve of quality that the profile tool has measured from a
  * model.json.
  *
  * It is under the key "quality" there, by profile (codec/FORMAT.md, "Store"). Numbers from a file
@@ -15,9 +15,10 @@
 extern "C" {
 #endif
 
-/* From the text of a model.json, a string. CG_ERR_NOT_FOUND: it has no curve, or that of another
- * profile. CG_ERR_CORRUPT: it has one that is none, and a sentence in error says why.
- * CG_ERR_NO_MEMORY. *quality_out is the built-in curve then. */
+/* Reads the curve of this profile from model_json, the text of a model.json (a string).
+ * CG_ERR_NOT_FOUND: it has no curve, or another profile's. CG_ERR_CORRUPT: its curve is not valid,
+ * and a sentence in error says why. CG_ERR_NO_MEMORY. After an error *quality_out is the built-in
+ * curve. */
 cg_status cg_quality_read(cg_quality *quality_out, const char *model_json,
                           const cg_fingerprint *profile, const cg_sentence *error);
 

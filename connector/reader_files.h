@@ -1,14 +1,14 @@
 /* connector/reader_files.h - chunk files of a far store that stay open between the look-up and the
  * load's last range.
  *
- * To open a file is a round trip or more where the store is a network away, and a network's file
- * system may forget upon it what it holds of the file. So a look-up, which has read a file's start,
- * leaves it open here, and the reader reads all its ranges from there. They are few, and close by
- * themselves some seconds after the last use: what nobody loads must not stay open.
+ * Where the store is a network away, opening a file costs a round trip or more. It may also make a
+ * network's file system forget what it holds of the file. So a look-up, which has read a file's
+ * start, leaves the file open here, and the reader reads all its ranges from there. The files are
+ * few, and are closed some seconds after their last use: what nobody loads must not stay open.
  * A set is shared by all connectors of a process that read from one device (connector/link.h).
  * Closing may have to wait for a FUSE daemon, so only readers close, through their queues; without
  * a reader the set takes no file.
- * Threads: any; it has a lock of its own, inside of which there are no system calls.
+ * Threads: any. The set has a lock of its own, under which there are no system calls.
  */
 #ifndef CG_CONNECTOR_READER_FILES_H
 #define CG_CONNECTOR_READER_FILES_H
@@ -47,10 +47,10 @@ bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int
 /* The open file of that name, to read from until cg_reader_files_give(); -1: there is none. */
 int cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name);
 void cg_reader_files_give(cg_reader_files *files, int file, uint64_t now_ns);
-/* A file to be closed by the caller, which has not been used for long, or has no reader; -1:
- * none. */
+/* Takes out a file that the caller must close, because it has not been used for long or has no
+ * reader; -1: none. */
 int cg_reader_files_drop(cg_reader_files *files, uint64_t now_ns);
-/* When there will be one; UINT64_MAX: never. */
+/* When cg_reader_files_drop() will have a file; UINT64_MAX: never. */
 uint64_t cg_reader_files_wake_ns(cg_reader_files *files);
 
 #ifdef __cplusplus

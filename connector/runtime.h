@@ -1,19 +1,19 @@
-/* connector/runtime.h - what of a connector lives in one process: threads, locks, queues, counters
- * and what was learnt.
+/* connector/runtime.h - what a connector has in one process: threads, locks, queues, counters and
+ * what it has learnt.
  *
- * It is made at first use. After fork() the child finds a runtime of another process and leaves it
- * alone: its locks may be held by threads that the child does not have. The child makes its own;
- * the parent's memory is lost to it. There is no pthread_atfork: handlers would be process-wide and
- * outlive dlclose().
+ * A runtime is made at first use. After fork() the child finds the runtime of another process and
+ * leaves it alone: its locks may be held by threads that the child does not have. The child makes
+ * its own; the memory of the parent's is lost to it. There is no pthread_atfork: handlers would be
+ * process-wide and outlive dlclose().
  *
  * Locks: cg_runtime.lock guards every field of operations and of the runtime that does not say
  * otherwise. It is never held across a system call on files, a codec call or a callback. The pool's
  * own lock is taken inside it, never outside.
  *
  * A hung store can hold a worker for ever, in a system call that nobody can end. So closing waits
- * for the workers only until a deadline. With one that is stuck the runtime becomes an orphan:
- * nothing of it is freed under that thread. If it comes back some day, the last one to leave frees
- * all.
+ * for the workers only until a deadline. If one is stuck then, the runtime becomes an orphan:
+ * nothing of it is freed while that thread may use it. If the thread comes back some day, the last
+ * one to leave frees all.
  */
 #ifndef CG_CONNECTOR_RUNTIME_H
 #define CG_CONNECTOR_RUNTIME_H
@@ -27,8 +27,8 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-/* A thread of the runtime. Three do I/O (look up, read, write), each with a cg_io of its own; one
- * watches the one that writes, and one writes traces, if they are on. One comes and goes: it opens
+/* A thread of the runtime. Three do I/O (look up, read, write), each with a cg_io of its own. One
+ * watches the writer. One writes traces, if they are on. One is started from time to time: it opens
  * a far store's folders anew. */
 typedef struct cg_worker {
     pthread_t thread;
@@ -89,11 +89,13 @@ cg_runtime *cg_runtime_peek(cachegen *connector);
  * with cg_runtime_leave(). */
 cg_status cg_runtime_start(cg_runtime *runtime, cg_worker *worker, const char *name,
                            void *(*body)(void *));
-/* With the lock held, for a worker that leaves: it is started anew when there is work for it. */
+/* With the lock held, for a worker that is about to leave: it will be started anew when there is
+ * work for it. */
 void cg_runtime_resign(cg_runtime *runtime, cg_worker *worker);
-/* For a worker, with the lock held, which this releases: it touches the runtime no more. */
+/* For a worker, with the lock held; releases the lock. The worker must not touch the runtime
+ * afterwards. */
 void cg_runtime_leave(cg_runtime *runtime);
-/* A condition whose waits end at a time of the clock of deadlines, which nobody sets. */
+/* Makes a condition whose waits end by CLOCK_MONOTONIC, which nobody sets. */
 void cg_condition_init(pthread_cond_t *condition);
 /* Waits until deadline_ns (UINT64_MAX: for ever). */
 void cg_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t deadline_ns);
@@ -101,22 +103,23 @@ void cg_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_
 void cg_runtime_wait(cg_runtime *runtime, pthread_cond_t *condition, uint64_t deadline_ns);
 
 /* With the lock held: tells the workers to end when they have nothing left to do, and waits for
- * them until deadline_ns. Whether all have left. Look-ups and loads must have been cancelled. */
+ * them until deadline_ns. Look-ups and loads must have been cancelled before. True: all have
+ * left. */
 bool cg_runtime_stop(cg_runtime *runtime, uint64_t deadline_ns);
 /* After cg_runtime_stop(): frees runtime and connector, or leaves both to the worker that is stuck.
  * Waits for threads to end until deadline_ns. */
 void cg_runtime_close(cg_runtime *runtime, uint64_t deadline_ns);
-/* With the lock held: the descriptor's number is the host's again. */
+/* With the lock held: closes the eventfd. Its number is the host's again. */
 void cg_runtime_close_eventfd(cg_runtime *runtime);
 /* With the lock held or not: an operation completed. */
 void cg_runtime_notify(cg_runtime *runtime);
 
-/* With the lock held: the speeds, with what all connectors of the process know of the link. To be
- * ended with cg_runtime_speeds_end(), with the lock held all the time. */
+/* With the lock held: borrows the speeds, with what all connectors of the process know of the link.
+ * Give them back with cg_runtime_speeds_end(); hold the lock all the time. */
 cg_speeds *cg_runtime_speeds(cg_runtime *runtime);
 void cg_runtime_speeds_end(cg_runtime *runtime);
 
-/* With the lock held: the reader looks at its loads again, if it runs. */
+/* With the lock held: makes the reader look at its loads again, if it runs. */
 void cg_runtime_wake_reader(cg_runtime *runtime);
 
 /* A configuration for a cg_io of this connector. */

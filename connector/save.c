@@ -162,9 +162,7 @@ static void copy_done(cg_job *job)
     cachegen_save *save = save_of_copy(job);
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
-    save->is_copied = true;
-    save->progress.copied = 1;
-    rt->n_copying--;
+    cg_save_end_copying(save);
     /* It was given up meanwhile: then these are nobody's, unless the writer has it. */
     for (uint32_t i = 0; i < save->n_chunks && save->op.done && rt->saving != &save->op; i++)
         cg_save_release_raw(&save->chunks[i]);
@@ -180,10 +178,7 @@ static cg_status begin_copy(cachegen_save *save, const cg_kv_layout *layout,
     for (uint32_t i = 0; i < save->n_chunks; i++)
         if ((save->chunks[i].raw = malloc(save->chunks[i].raw_bytes)) == NULL)
             return CG_ERR_NO_MEMORY;
-    const size_t table_bytes = r->n_blocks * sizeof *save->table;
-    if (r->copy_later != 0 && save->n_chunks > 0 && (save->table = malloc(table_bytes)) != NULL) {
-        memcpy(save->table, r->block_table, table_bytes);
-        save->layout = layout;
+    if (r->copy_later != 0 && save->n_chunks > 0 && cg_save_keep_table(save, layout, r)) {
         save->copy_job = (cg_job){.run = run_copy, .done = copy_done, .n_tasks = save->n_chunks};
         return CG_OK;
     }
@@ -226,15 +221,23 @@ done:
     return status;
 }
 
-/* Gives the copying that is to be done later to the pool, before what it encodes. */
+/* With the lock held: there may be copying to be done later, which holds a reference. */
+static void expect_copy(cachegen_save *save)
+{
+    save->op.n_refs += save->table != NULL;
+    save->op.runtime->n_copying += save->table != NULL;
+}
+
+/* Gives it to the pool, before what that encodes. */
 static void submit_copy(cachegen_save *save)
 {
     cg_runtime *rt = save->op.runtime;
-    if (save->table == NULL || cg_pool_submit(rt->pool, CG_JOB_DECODE, &save->copy_job) == CG_OK)
+    cg_job *job = &save->copy_job;
+    if (save->table == NULL || cg_pool_submit(rt->pool, CG_JOB_DECODE, job) == CG_OK)
         return;
-    for (uint32_t i = 0; i < save->n_chunks; i++)
-        run_copy(&save->copy_job, i, NULL);
-    copy_done(&save->copy_job);
+    for (uint32_t i = 0; i < job->n_tasks; i++)
+        job->run(job, i, NULL);
+    job->done(job);
 }
 
 static bool request_is_valid(const cachegen_save_request *r)
@@ -306,8 +309,13 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         if ((status = cg_save_send_heads(save, gpu, layout, &r)) != CG_OK)
             goto done;
         pthread_mutex_lock(&rt->lock);
-        end_at_once(save);
+        expect_copy(save);
+        if (save->table != NULL)
+            cg_operation_begin(&save->op);
+        else
+            end_at_once(save);
         pthread_mutex_unlock(&rt->lock);
+        submit_copy(save);
         *out = save;
         return CG_OK;
     }
@@ -335,8 +343,7 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
                    CG_OK) {
         cg_operation_begin(&save->op);
         cg_operation_put(&rt->saves, &save->op);
-        save->op.n_refs += save->table != NULL; /* the copying's */
-        rt->n_copying += save->table != NULL;
+        expect_copy(save);
     }
     pthread_mutex_unlock(&rt->lock);
     if (status == CG_OK) {

@@ -13,24 +13,32 @@ static cg_gather *gather_of(const cachegen_save *save)
     return atomic_load_explicit(&save->op.connector->gather, memory_order_acquire);
 }
 
+static uint32_t tokens_of(const cachegen_save *save, uint32_t index)
+{
+    const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens,
+                   left = save->n_tokens - index * chunk_tokens;
+    return left < chunk_tokens ? left : chunk_tokens;
+}
+
 /* Also those that this rank may know to be stored: the one that stores decides. */
 static uint32_t list_chunks(const cachegen_save *save, cg_gather_chunk *chunks)
 {
-    const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens;
-    for (uint32_t i = save->from_key; i < save->heads_to; i++) {
-        const uint32_t left = save->n_tokens - i * chunk_tokens;
+    for (uint32_t i = save->from_key; i < save->heads_to; i++)
         *chunks++ = (cg_gather_chunk){.key = save->keys[i],
-                                      .n_tokens = left < chunk_tokens ? left : chunk_tokens,
+                                      .n_tokens = tokens_of(save, i),
                                       .prefix_level = save->prefix_level};
-    }
     return save->heads_to - save->from_key;
 }
 
+/* Of chunk i of the part. */
 static void copy_heads(const cachegen_save *save, const cg_kv_layout *layout, const int64_t *table,
-                       uint32_t first_token, uint32_t n_tokens, uint8_t *data)
+                       uint32_t i)
 {
     const cg_geometry *g = &save->op.connector->model.geometry;
     const cg_kv_layout own = cg_kv_layout_own_heads(layout);
+    const uint32_t index = save->from_key + i, n_tokens = tokens_of(save, index),
+                   first_token = index * save->op.connector->config->chunk_tokens;
+    uint8_t *data = save->part.data[i];
     const size_t tile_bytes =
         (size_t)n_tokens * layout->given.n_kv_heads * g->head_dim * layout->element_bytes;
     for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
@@ -38,6 +46,31 @@ static void copy_heads(const cachegen_save *save, const cg_kv_layout *layout, co
             cg_blocks_read(&own, table, layer, plane, first_token, n_tokens, data);
             data += tile_bytes;
         }
+}
+
+static cachegen_save *save_of_copy(cg_job *job)
+{
+    return (cachegen_save *)((char *)job - offsetof(cachegen_save, copy_job));
+}
+
+static void run_copy_heads(cg_job *job, uint32_t task_index, cg_scratch *scratch)
+{
+    (void)scratch;
+    const cachegen_save *save = save_of_copy(job);
+    copy_heads(save, save->layout, save->table, task_index);
+}
+
+static void copy_heads_done(cg_job *job)
+{
+    cachegen_save *save = save_of_copy(job);
+    cg_runtime *rt = save->op.runtime;
+    const cg_status status = cg_gather_send(gather_of(save), &save->part);
+    pthread_mutex_lock(&rt->lock);
+    cg_save_end_copying(save);
+    save->end_token = status == CG_OK ? save->n_tokens : 0;
+    cg_save_finish(save, status);
+    cg_operation_unref(&save->op);
+    pthread_mutex_unlock(&rt->lock);
 }
 
 /* Chunks whose heads a GPU copies, to be passed on. */
@@ -149,24 +182,23 @@ failed:
     return status;
 }
 
-cg_status cg_save_send_heads(const cachegen_save *save, const cg_gpu *gpu,
-                             const cg_kv_layout *layout, const cachegen_save_request *r)
+cg_status cg_save_send_heads(cachegen_save *save, const cg_gpu *gpu, const cg_kv_layout *layout,
+                             const cachegen_save_request *r)
 {
-    const uint32_t chunk_tokens = save->op.connector->config->chunk_tokens, first = save->from_key;
     cg_gather *gather = gather_of(save);
-    cg_gather_part part;
     cg_gather_chunk *chunks = malloc((save->n_keys + (size_t)1) * sizeof *chunks);
     if (chunks == NULL)
         return CG_ERR_NO_MEMORY;
     const uint32_t n = list_chunks(save, chunks);
-    cg_status status = n > 0 ? cg_gather_begin(gather, chunks, n, &part) : CG_OK;
+    cg_status status = n > 0 ? cg_gather_begin(gather, chunks, n, &save->part) : CG_OK;
     if (n > 0 && status == CG_OK && gpu != NULL) {
-        status = copy_heads_off_gpu(save, gpu, layout, r, chunks, n, &part);
+        status = copy_heads_off_gpu(save, gpu, layout, r, chunks, n, &save->part);
+    } else if (n > 0 && status == CG_OK && r->copy_later && cg_save_keep_table(save, layout, r)) {
+        save->copy_job = (cg_job){.run = run_copy_heads, .done = copy_heads_done, .n_tasks = n};
     } else if (n > 0 && status == CG_OK) {
         for (uint32_t i = 0; i < n; i++)
-            copy_heads(save, layout, r->block_table, (first + i) * chunk_tokens, chunks[i].n_tokens,
-                       part.data[i]);
-        status = cg_gather_send(gather, &part);
+            copy_heads(save, layout, r->block_table, i);
+        status = cg_gather_send(gather, &save->part);
     }
     free(chunks);
     return status;

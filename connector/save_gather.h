@@ -9,11 +9,12 @@
 #include "connector/save_state.h"
 
 /* Copies this rank's heads of the save's chunks, stored ones, too, out of the blocks and passes
- * them on. CG_ERR_AGAIN: the memory for it is full. Others: those of cg_gather_send(). gpu: NULL,
- * or whose memory the blocks are in. Then the copies are enqueued, and passed on when they are
- * there; what fails later costs the listener's save. */
-cg_status cg_save_send_heads(const cachegen_save *save, const cg_gpu *gpu,
-                             const cg_kv_layout *layout, const cachegen_save_request *request);
+ * them on. With copy_later this only prepares copy_job, for the caller to run, and sets
+ * save->table; the save ends with the job. CG_ERR_AGAIN: the memory for it is full. Others: those
+ * of cg_gather_send(). gpu: NULL, or whose memory the blocks are in. Then the copies are enqueued,
+ * and passed on when they are there; what fails later costs the listener's save. */
+cg_status cg_save_send_heads(cachegen_save *save, const cg_gpu *gpu, const cg_kv_layout *layout,
+                             const cachegen_save_request *request);
 
 /* For the writer: puts the other ranks' heads into all of the save's chunks, which the CPU or
  * cg_save_take_raw() has copied. CG_ERR_TIMED_OUT: they have not come save_timeout_ms (configured)

@@ -3,6 +3,7 @@
 #include "connector/clock.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there)
 {
@@ -84,6 +85,24 @@ void cg_save_release_encoder(cg_save_chunk *chunk)
 {
     chunk->save->op.runtime->encoding_bytes -= chunk->encoding_bytes;
     chunk->encoding_bytes = 0;
+}
+
+bool cg_save_keep_table(cachegen_save *save, const cg_kv_layout *layout,
+                        const cachegen_save_request *r)
+{
+    const size_t n_bytes = r->n_blocks * sizeof *save->table;
+    if ((save->table = malloc(n_bytes)) == NULL)
+        return false;
+    memcpy(save->table, r->block_table, n_bytes);
+    save->layout = layout;
+    return true;
+}
+
+void cg_save_end_copying(cachegen_save *save)
+{
+    save->is_copied = true;
+    save->progress.copied = 1;
+    save->op.runtime->n_copying--;
 }
 
 void cg_save_count_dropped(cg_runtime *rt, uint32_t n_chunks, cg_status status)

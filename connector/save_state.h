@@ -20,7 +20,8 @@
  *
  * Memory: staging_mib (configured) bounds the copies of K and V and what is made of them together.
  * The pool may make the copies (copy_later): then nothing of a save is freed or encoded before
- * is_copied, and the copying holds a reference to it.
+ * is_copied, and the copying holds a reference to it. Of a rank whose heads another one stores the
+ * copying is all of the save: connector/save_gather.h.
  * A copy is freed when it is encoded, by the writer: encoders have the lowest priority, and may
  * lose the CPU in whatever they hold. An encoder, its output and the file made of it count as much
  * as the chunk's K and V, from the start of the encoding until the chunk is published. Copies leave
@@ -86,7 +87,8 @@ struct cachegen_save {
     cg_save_chunk *chunks; /* to be saved, in order */
     cg_job copy_job;       /* a task a chunk */
     const cg_kv_layout *layout;
-    int64_t *table; /* of the blocks; NULL: copied by the caller's thread */
+    int64_t *table;      /* of the blocks; NULL: copied by the caller's thread */
+    cg_gather_part part; /* the copying's, where another rank stores: the heads, to be passed on */
 };
 
 /* Levels (a mask) that the store has of a chunk and that were computed on a worse prefix than this.
@@ -106,6 +108,12 @@ bool cg_save_claim_encoder(cg_save_chunk *chunk);
 void cg_save_release_encoder(cg_save_chunk *chunk);
 /* The most that was staged until now. */
 void cg_save_note_peak(cg_runtime *runtime);
+/* Without the lock, before the save is queued: what copying later needs of the request. False: no
+ * memory. */
+bool cg_save_keep_table(cachegen_save *save, const cg_kv_layout *layout,
+                        const cachegen_save_request *request);
+/* The copying is over: the blocks are not read any more. */
+void cg_save_end_copying(cachegen_save *save);
 /* Chunks that are not saved, because of status; CG_OK: what they follow is not stored. */
 void cg_save_count_dropped(cg_runtime *runtime, uint32_t n_chunks, cg_status status);
 

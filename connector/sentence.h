@@ -2,6 +2,7 @@
  *
  * The caller of cachegen_open() gives room for it, or none. Whoever refuses something writes the
  * sentence there; the last writer wins.
+ * Threads: that of the caller.
  */
 #ifndef CG_CONNECTOR_SENTENCE_H
 #define CG_CONNECTOR_SENTENCE_H
@@ -18,9 +19,7 @@ typedef struct cg_sentence {
     size_t bytes;
 } cg_sentence;
 
-/* Writes a sentence, cut to what fits, and returns status: `return cg_sentence_say(error,
- * CG_ERR_..,
- * ..)`. */
+/* Writes a sentence, cut to what fits, and returns status. So it can be the value of a return. */
 __attribute__((format(printf, 3, 4))) cg_status
 cg_sentence_say(const cg_sentence *error, cg_status status, const char *format, ...);
 

@@ -1,9 +1,10 @@
 /* connector/stream.h - a load as the plan of reads sees it: chunks in order, and how much of each
  * has arrived.
  *
- * A chunk is WAITING, then READING: ranges of its file are asked for, in order, and arrive in any.
- * What has arrived without a gap from the start is good for a level. At some level it is DECODING,
- * once; then DONE or FAILED.
+ * A chunk is WAITING at first. It is READING when ranges of its file have been asked for; they are
+ * asked for in order, and arrive in any order. What has arrived without a gap from the start of the
+ * file is enough for some level, or none. Then the chunk is DECODING, once, at one level, and ends
+ * as DONE or FAILED.
  * Threads: plain data; the owner locks.
  */
 #ifndef CG_CONNECTOR_STREAM_H
@@ -70,7 +71,7 @@ cg_status cg_stream_init(cg_stream *stream_out, uint32_t n_chunks);
 void cg_stream_destroy(cg_stream *stream);
 /* Only chunks [first, end) of it are to be loaded. */
 void cg_stream_cut(cg_stream *stream, uint32_t first, uint32_t end);
-/* Once sizes are set, where the model's profile nests: chunks with two lossy levels or more are
+/* For a model whose profile nests, once the sizes are set: chunks with two lossy levels or more are
  * taken for nested files. */
 void cg_stream_nest(cg_stream *stream);
 
@@ -84,7 +85,7 @@ bool cg_stream_is_settled(const cg_stream *stream);
 uint32_t cg_stream_first_missing(const cg_stream *stream);
 /* Whether a chunk is wanted and can be decoded from what has arrived of it. */
 bool cg_stream_is_decodable(const cg_stream *stream, uint32_t chunk_index);
-/* A chunk cannot be had: nothing from it on is wanted. False: that was so before. */
+/* Notes that a chunk cannot be had: nothing from it on is wanted. False: that was so before. */
 bool cg_stream_failed(cg_stream *stream, uint32_t chunk_index);
 
 /* The coarsest level of a chunk. */
@@ -94,7 +95,7 @@ uint8_t cg_stream_floor(const cg_stream *stream, uint32_t chunk_index);
 uint8_t cg_stream_level_in(const cg_stream *stream, uint32_t chunk_index, uint64_t n_bytes);
 /* Where the file that holds a level of the chunk ends. */
 uint64_t cg_stream_file_bytes(const cg_stream *stream, uint32_t chunk_index, uint8_t level);
-/* KL divergence that is predicted of the chunk at a level. */
+/* The predicted KL divergence of the chunk at a level. */
 double cg_stream_kl(const cg_stream *stream, uint32_t chunk_index, uint8_t level);
 
 #ifdef __cplusplus

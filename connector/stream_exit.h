@@ -1,8 +1,8 @@
-/* connector/stream_exit.h - what of the plan takes too long: reads that hang, streams whose time is
- * over, and streams of which recomputing a part is faster than loading it.
+/* connector/stream_exit.h - what takes too long: reads that hang, streams whose time is over, and
+ * streams of which recomputing a part is faster than loading it.
  *
- * Rules 5 to 7 of connector/stream_plan.h, of which this is the other half: as pure, and with the
- * same owner and lock.
+ * Rules 5 to 7 of connector/stream_plan.h. No I/O, clock or lock in here either.
+ * Threads: plain data; the owner locks.
  */
 #ifndef CG_CONNECTOR_STREAM_EXIT_H
 #define CG_CONNECTOR_STREAM_EXIT_H
@@ -12,18 +12,19 @@
 extern "C" {
 #endif
 
-/* A read whose time is over, each once; NULL: none. It is under way until it has ended. */
+/* A read whose time is over; NULL: none. Each is returned once. It is under way until
+ * cg_stream_read_ended(). */
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns);
-/* A stream whose time is over, each once; NULL: none. It is to be failed at
+/* A stream whose time is over; NULL: none. Each is returned once. The caller fails it at
  * cg_stream_first_missing(), so that it settles once what has arrived is decoded. */
 cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns);
-/* A stream that is to be failed at *chunk_index_out, because it would be late and recomputing from
- * there on is faster; NULL: none. */
+/* A stream that would be late, and of which recomputing from *chunk_index_out on is faster; NULL:
+ * none. The caller fails it there. */
 cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                               uint32_t *chunk_index_out);
-/* What is still to come for all streams to have their floors. */
+/* How many bytes are still to come until all streams have their floors. */
 double cg_stream_wanted_bytes(const cg_stream_plan *plan);
-/* What decoding takes that all streams still need, on all threads. */
+/* The time for the decoding that all streams still need, on all threads. */
 double cg_stream_undecoded_ns(const cg_stream_plan *plan, const cg_speeds *speeds);
 
 #ifdef __cplusplus

@@ -1,27 +1,30 @@
 /* connector/stream_plan.h - what the reader does next: which range of which chunk to read, what to
  * decode, and when to give up.
  *
- * The rules. (1) Loads with a budget read every chunk coarse first and refine while there is time,
- * by the planner of connector/extents.h, which sees all loads at once and is asked anew whenever
- * something ended. (2) Of all loads, what must arrive goes in the order of deadlines. (3) A range
- * is at most 1 MiB. Where the rest of a chunk may have to be done without, it is at most what a
- * slow link moves in 50 ms. As much is under way as the link moves in 200 ms and two round trips,
+ * The rules:
+ * 1. Loads with a budget read every chunk coarse first and refine while there is time. The planner
+ * of connector/extents.h sees all loads at once and is asked anew whenever something has ended.
+ * 2. Of all loads, what must arrive goes in the order of deadlines.
+ * 3. A range is at most 1 MiB. If the rest of a chunk may have to be left out, it is at most what a
+ * slow link moves in 50 ms. So much is under way as the link moves in 200 ms and two round trips,
  * but at least two ranges. Of a far store it is less: three chunks, or what the link moves in two
  * round trips, in ranges of different size. For reads that are under way together end together,
- * which delays the first chunks and leaves decoding for the end. While the link is unknown, ranges
- * that are under way are of different files: each one opens its file, upon which a network's file
- * system forgets what it holds of it, also what another range has just brought. (4) A chunk is
- * decoded once: when it is as fine as can be hoped for, when nothing more is read for its load,
- * when its time is up, or when the memory is needed. A range that arrives later is dropped. (5)
- * What cannot arrive in time is given up where recomputing it is faster: the load fails from that
- * chunk on. What others have to read and to decode before it counts. (6) A read is given up after
- * read_timeout and twice the time that all bytes under way should take: what waits before it on a
- * slow link is not its fault. (7) A stream ends at a time of its own: its reads are given up then,
- * and what was not begun is not read.
+ * which delays the first chunks and leaves decoding for the end. While the link's speed is unknown,
+ * ranges under way are of different files: each read opens its file, and a network's file system
+ * may then forget what it holds of it, also what another range has just brought.
+ * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
+ * its load, when its time is up, or when the memory is needed. A range that arrives later is
+ * dropped.
+ * 5. What cannot arrive in time is given up where recomputing it is faster: the load fails from
+ * that chunk on. What others have to read and to decode before it counts.
+ * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
+ * It is not to blame for what a slow link moves before it.
+ * 7. A stream ends at a time of its own. Its reads are given up then, and no others are begun.
  *
- * Other loads read each chunk at one level: the one they were told (fixed), or that of the
- * controller, anew for each chunk whenever the link was measured (min_delay, paper). `paper` reads
- * a chunk at a time, whole, and goes by the last one's throughput, as CacheGen's section 5.3.
+ * Other loads read each chunk at one level. It is the one they were told (fixed), or the
+ * controller's choice, made anew for each chunk whenever the link was measured (min_delay, paper).
+ * `paper` reads a chunk at a time, whole, and goes by the last one's throughput, as CacheGen's
+ * section 5.3.
  *
  * No I/O, no clock, no lock in here: it is a function of its state and of the time it is told. The
  * reader drives it with the real clock, a test or a simulator with its own. Times are nanoseconds
@@ -83,28 +86,30 @@ cg_status cg_stream_plan_init(cg_stream_plan *plan_out, uint32_t depth, uint64_t
                               uint64_t read_timeout_ns);
 void cg_stream_plan_destroy(cg_stream_plan *plan);
 
-/* The plan reads for the stream until it is removed. Its deadline stands. CG_ERR_NO_MEMORY: it was
- * not added. */
+/* Adds a stream: the plan reads for it until it is removed. Its deadline must not change.
+ * CG_ERR_NO_MEMORY: it was not added. */
 cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream);
 void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream);
 
-/* The read to begin now; NULL: none is wise now. Each must be ended with cg_stream_read_ended(),
- * also if it cannot be begun. */
+/* The read to begin now; NULL: none should begin now. Each must be ended with
+ * cg_stream_read_ended(), even if it could not be begun. */
 const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speeds, uint64_t now_ns);
-/* A stream with a chunk to be decoded now, at its .level, from its first bytes; NULL: none. Each is
- * to be ended with cg_stream_decode_ended(). To be asked before and after cg_stream_next_read(). */
+/* A stream with a chunk to be decoded now, at the level chunk.level, from the first bytes of its
+ * file; NULL: none. Each must be ended with cg_stream_decode_ended(). Ask before and after
+ * cg_stream_next_read(). */
 cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                                  uint32_t *chunk_index_out);
 /* The read of that id, if it is under way; else NULL. */
 const cg_stream_read *cg_stream_find_read(const cg_stream_plan *plan, uint64_t id);
-/* The link's speed; less where it has been quiet for longer than the estimate allows: then what is
- * under way over that time is more than it does (*is_bound_out). 0: unknown. */
+/* The link's speed; 0: unknown. If nothing has ended for longer than the estimate allows, it is
+ * less: then *is_bound_out is true, and the speed is what is under way over the time that has
+ * passed, which the link does not reach. */
 double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                           bool *is_bound_out);
 /* When a load must be done: by its deadline, less what recomputing takes of what it has failed
  * since. */
 uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds);
-/* When to ask this and connector/stream_exit.h again though nothing ends before; UINT64_MAX:
+/* When to ask this plan and connector/stream_exit.h again even if nothing ends before; UINT64_MAX:
  * never. */
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan);
 
@@ -118,8 +123,8 @@ typedef enum cg_stream_verdict {
  * 0: it failed. The speeds' link learns from it. */
 cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, uint64_t id,
                                        uint64_t n_bytes, uint64_t ended_ns);
-/* A chunk's file is not what its sizes said: it is no nested one. It is read anew, a file a level;
- * what was kept of it is to be forgotten. */
+/* A chunk's file is not what its sizes said: it is not nested. The chunk is read anew, one file for
+ * each level; forget what was kept of it. */
 void cg_stream_not_nested(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index);
 /* Decoding of a chunk ended. True: it is DONE, and n_whole counts on. False: it failed, or is not
  * wanted any more. */

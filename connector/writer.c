@@ -570,37 +570,40 @@ static void wait_copied(const cachegen_save *save)
 /* A GPU that hangs is as a store that does. */
 static cg_status take_all_heads(cachegen_save *save)
 {
+    cg_runtime *rt = save->op.runtime;
     cg_status status = CG_OK;
     begin_step(save, 1);
     for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++)
         status = cg_save_take_raw(&save->chunks[i]);
-    end_step(save->op.runtime);
+    end_step(rt);
     if (status == CG_OK)
         status = cg_save_gather(save);
-    cg_save_drop_heads(save);
+    pthread_mutex_lock(&rt->lock);
+    save->is_incomplete = status != CG_OK;
+    pthread_mutex_unlock(&rt->lock);
     return status;
 }
 
 static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
 {
     cg_runtime *rt = save->op.runtime;
+    cg_status status = CG_OK;
     wait_copied(save);
-    cg_status status = save->has_some_heads ? take_all_heads(save) : CG_OK;
-    if (status != CG_OK) {
-        pthread_mutex_lock(&rt->lock);
-        save->is_incomplete = true;
-        pthread_mutex_unlock(&rt->lock);
-    }
     /* Whether the save was given up is asked again before each chunk. */
     begin_step(save, 1);
-    if (status == CG_OK && !*model_json_written &&
-        (status = write_model_json(save->op.connector, io)) == CG_OK)
+    if (!*model_json_written && (status = write_model_json(save->op.connector, io)) == CG_OK)
         *model_json_written = true;
     const bool is_behind_hole = status == CG_OK && !is_reachable(save, io);
     pthread_mutex_lock(&rt->lock);
     save->is_behind_hole = is_behind_hole;
     pthread_mutex_unlock(&rt->lock);
+    /* Behind a hole the other ranks' heads may never come. */
+    if (save->has_some_heads && status == CG_OK && !is_behind_hole)
+        status = take_all_heads(save);
+    if (save->has_some_heads)
+        cg_save_drop_heads(save);
     if (status == CG_OK && !is_behind_hole) {
+        begin_step(save, 1);
         skip_existing(save, save->chunks, save->n_chunks, io);
         status = save_chunks(save, io);
     }

@@ -5,16 +5,12 @@
 
 #include <cuda_runtime.h>
 
-/* One thread block of the inverse KLT has all of a multiprocessor's registers; others share it. */
-enum { STREAM_BLOCKS = 4, ROTATION_BLOCKS = 4, KLT_BLOCKS = 1 };
+/* One thread block that multiplies has all of a multiprocessor's registers; others share it. */
+enum { BLOCKS = 4, MULTIPLYING_BLOCKS = 1 };
 
 template <uint32_t KIND>
-__global__ void __launch_bounds__(KIND == CG_CUDA_KLT        ? CG_CUDA_KLT_THREADS
-                                  : KIND == CG_CUDA_ROTATION ? CG_CUDA_ROTATION_THREADS
-                                                             : CG_CUDA_STREAM_THREADS,
-                                  KIND == CG_CUDA_KLT        ? KLT_BLOCKS
-                                  : KIND == CG_CUDA_ROTATION ? ROTATION_BLOCKS
-                                                             : STREAM_BLOCKS)
+__global__ void __launch_bounds__(cg_cuda_pass_threads(KIND),
+                                  cg_cuda_pass_multiplies(KIND) ? MULTIPLYING_BLOCKS : BLOCKS)
     cg_cuda_kernel(const __grid_constant__ cg_cuda_pass pass,
                    const __grid_constant__ cg_cuda_decode_params params)
 {
@@ -27,7 +23,8 @@ typedef void kernel(cg_cuda_pass, cg_cuda_decode_params);
 static kernel *const KERNELS[CG_CUDA_N_KINDS] = {
     cg_cuda_kernel<CG_CUDA_SYMBOLS>,  cg_cuda_kernel<CG_CUDA_ANCHORS>,
     cg_cuda_kernel<CG_CUDA_DELTAS>,   cg_cuda_kernel<CG_CUDA_EXPONENTS>,
-    cg_cuda_kernel<CG_CUDA_ROTATION>, cg_cuda_kernel<CG_CUDA_KLT>};
+    cg_cuda_kernel<CG_CUDA_ROTATION>, cg_cuda_kernel<CG_CUDA_KLT>,
+    cg_cuda_kernel<CG_CUDA_JOINT>};
 
 int cg_cuda_decode_prepare(void)
 {

@@ -2,9 +2,9 @@
  *
  * The host lays a profile out once (a blob) and each chunk's work (a plan); both are copied to the
  * device as they are, and so are the chunk's bytes. Then cg_cuda_decode() enqueues the kernels.
- * What they write is what the CPU's codec decodes, bit for bit: chunk version 3 fixes each step
- * (codec/FORMAT.md). Chunks of versions 1 and 2 are CG_ERR_UNSUPPORTED_VERSION here: they decode on
- * the CPU.
+ * What they write is what the CPU's codec decodes, bit for bit: from chunk version 3 on each step
+ * is fixed (codec/FORMAT.md). Chunks of versions 1 and 2 are CG_ERR_UNSUPPORTED_VERSION here: they
+ * decode on the CPU.
  *
  * The host reads and checks everything that says how long something is: headers, section and stream
  * tables, checksums, classes. Kernels meet only words of streams, which may be anything.

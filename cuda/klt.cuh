@@ -1,5 +1,5 @@
 /* cuda/klt.cuh - kernels' bodies: from symbols to elements, preset klt; FORMAT.md's "Decoding,
- * version 2", steps 1 to 5.
+ * version 2", steps 1 to 5; of version 3, from step 1b on.
  *
  * A warp has 16 blocks of 8 tokens and 8 pairs of channels. The sums of a block's 8 frequencies lie
  * in one lane, so that the inverse DCT needs no other; and so do the channels that are rotated
@@ -20,7 +20,9 @@ enum {
     CG_CUDA_TOKENS = CG_CUDA_KLT_BLOCKS * CG_DCT,
     CG_CUDA_PIECES = CG_CUDA_TILE_BYTES / 16,
     /* What a tile of digits is: */
-    CG_CUDA_IS_THERE = 1, /* its frequency has the band, or the other frequency of a pair has */
+    /* Its frequency has the band, or the other frequency of a pair has; of rests, it is not zeros.
+     */
+    CG_CUDA_IS_THERE = 1,
     CG_CUDA_IS_LARGE = 2, /* some digits are not all of their cells */
 };
 
@@ -81,10 +83,25 @@ CG_LANE void cg_cuda_shift_sums(cg_cuda_sums *sums, uint32_t shift)
     }
 }
 
+/* Whether something is left over 256 of the numbers given to a tile or to that of the other
+ * frequency of its pair. */
+CG_LANE bool cg_cuda_has_rest(const cg_cuda_product &m, const uint8_t *scratch, uint32_t f,
+                              uint32_t band, uint32_t tile_row)
+{
+    uint32_t marks = 0;
+    CG_UNROLL
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t g = f ^ i;
+        if (tile_row < m.n_tile_rows && band < m.n_bands[g])
+            marks |= scratch[m.rest_at + m.tile_at[g] + band * m.n_tile_rows + tile_row];
+    }
+    return marks != 0;
+}
+
 /* Starts to fetch the digits of a stage's steps, and fetches what the tiles are. Each warp has a
  * tile of each step. */
 template <class Cta>
-CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch,
+CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
                                  const cg_cuda_step *steps, uint32_t first_step,
                                  uint32_t first_block, cg_cuda_klt_shared *shared)
 {
@@ -103,12 +120,14 @@ CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_klt &m, const uint8_t *
         const uint64_t tile = m.tile_at[f] + step.band * m.n_tile_rows + tile_row;
         uint8_t *const to = &shared->digits[buffer][s][f][row][16 * piece];
         uint32_t is = step.band < pair_bands ? CG_CUDA_IS_THERE : 0;
-        if (step.band < n_bands)
+        if (step.is_rest != 0 && !cg_cuda_has_rest(m, scratch, f, step.band, tile_row))
+            is = 0;
+        if (is != 0 && step.band < n_bands)
             cta.copy16(to, scratch + m.digits_at + tile * CG_CUDA_TILE_BYTES + 16 * piece);
         else if (is != 0)
             cta.clear16(to);
         if (piece == 0) {
-            if (step.band < n_bands && scratch[m.large_at + tile] != 0)
+            if (is != 0 && step.band < n_bands && scratch[m.large_at + tile] != 0)
                 is |= CG_CUDA_IS_LARGE;
             shared->tiles[buffer][s][row].of[f] = (uint8_t)is;
             shared->steps[buffer][s] = step; /* the same from all */
@@ -132,9 +151,9 @@ CG_LANE uint32_t cg_cuda_high_digits(const int16_t *cells, uint32_t digit)
 /* What the higher digits of a tile's cells add to the sums of a frequency. Rare, and so not
  * unrolled for each. */
 template <class Cta>
-CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch, uint32_t f,
-                               uint32_t band, uint32_t first_row, const uint32_t basis[4],
-                               cg_cuda_sums *sums)
+CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
+                               uint32_t f, uint32_t band, uint32_t first_row,
+                               const uint32_t basis[4], cg_cuda_sums *sums)
 {
     const uint64_t tile = m.tile_at[f] + band * m.n_tile_rows + first_row / CG_CUDA_TILE_BLOCKS;
     const int16_t *cells =
@@ -159,7 +178,7 @@ CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_klt &m, const uint8_t *sc
 
 /* Step 1 of the format, of a warp's rows and columns. digits: the lane's in the tiles. */
 template <class Cta>
-CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_klt &m, const uint8_t *scratch,
+CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
                               const uint8_t (*digits)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES],
                               const cg_cuda_tiles *tiles, uint32_t band, uint32_t first_row,
                               const uint32_t basis[4], cg_cuda_sums *sums)
@@ -302,7 +321,7 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
 /* The sums of a warp's rows and columns. All threads come here, for the barriers; a warp without
  * rows or columns only helps to fetch. */
 template <class Cta>
-CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_params &params,
+CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decode_params &params,
                          uint32_t first_block, uint32_t tile_row, uint32_t tile, bool has_work,
                          cg_cuda_klt_shared *shared, cg_cuda_sums *sums)
 {
@@ -331,7 +350,9 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_pa
             shared->digits[buffer][0][0][tile_row][16 * cta.lane()];
         const cg_cuda_tiles *tiles = &shared->tiles[buffer][0][tile_row];
         CG_UNROLL_NOT
-        for (uint32_t s = 0; s < n; s++) {
+        for (uint32_t s = 0; s < n; s++, digits += CG_DCT, tiles += CG_CUDA_KLT_ROWS) {
+            if ((tiles->words[0] | tiles->words[1]) == 0)
+                continue; /* of rests often, of others never */
             const cg_cuda_step step = shared->steps[buffer][s];
             uint32_t fragment[4];
             cta.load16(fragment, basis + (uint64_t)step.number * (CG_RANS_LANES * 16));
@@ -340,8 +361,6 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_pa
             shift = step.shift;
             cg_cuda_add_step(cta, m, scratch, digits, tiles, step.band,
                              first_block + tile_row * CG_CUDA_TILE_BLOCKS, fragment, sums);
-            digits += CG_DCT;
-            tiles += CG_CUDA_KLT_ROWS;
         }
     }
     cg_cuda_shift_sums(sums, shift);
@@ -393,9 +412,9 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
     const uint32_t warp = cta.thread() / CG_RANS_LANES, tile_row = warp / CG_CUDA_KLT_COLUMNS,
                    tile_column = warp % CG_CUDA_KLT_COLUMNS;
     const bool has_work = job.first_tile + tile_column < job.n_tiles &&
-                          job.first_block + tile_row * CG_CUDA_TILE_BLOCKS < m.n_rows;
+                          job.first_block + tile_row * CG_CUDA_TILE_BLOCKS < m.product.n_rows;
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m, params, job.first_block, tile_row,
+    cg_cuda_sum(cta, m.product, params, job.first_block, tile_row,
                 has_work ? shared->columns[tile_column].tile : 0, has_work, shared, &sums);
     if (!has_work)
         return;

@@ -33,6 +33,8 @@ enum {
     CG_CUDA_KLT_BLOCKS = CG_CUDA_KLT_ROWS * CG_CUDA_TILE_BLOCKS,
     CG_CUDA_STAGE_STEPS = 4, /* steps whose symbols are fetched together */
     CG_CUDA_TILE_BYTES = CG_CUDA_TILE_BLOCKS * CG_CUDA_BAND, /* digits of 16 rows and a band */
+    CG_CUDA_JOINT_CHANNELS = 2 * CG_CUDA_TILE_PAIRS,         /* of a tile of the joint matrix */
+    CG_CUDA_GIVEN_COLUMNS = 2, /* of symbols that a shared component has: bands side by side */
 
     CG_CUDA_KLT_SHARED_BYTES = 70 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
 
@@ -47,6 +49,7 @@ enum {
     CG_CUDA_EXPONENTS, /* streams of a lossless payload to elements */
     CG_CUDA_ROTATION,  /* cosines and sines of the tokens' positions */
     CG_CUDA_KLT,       /* symbols to elements */
+    CG_CUDA_JOINT,     /* joint symbols to the groups' */
     CG_CUDA_N_KINDS
 };
 
@@ -106,20 +109,23 @@ typedef struct cg_cuda_target {
 /* ---- preset klt ---- */
 
 /* Basis elements of one band and digit, shifted; steps stand in the order of falling shifts, so
- * that sums can be shifted as they grow. number: among those of all levels. */
+ * that sums can be shifted as they grow. number: in the basis, where bands follow one another. */
 typedef struct cg_cuda_step {
-    uint16_t band, shift;
+    uint16_t band; /* of columns of symbols */
+    uint8_t shift;
+    uint8_t is_rest; /* of given numbers, over 256: often there is none */
     uint32_t number;
 } cg_cuda_step;
 
-/* A group's matrix. Symbols lie in scratch as cells (16 bits), and as their low digits (8 bits,
- * signed): in tiles of 16 rows and a band of 32 columns, frequency by frequency, bands by bands,
- * rows by rows; tiles are whole. A tile is laid out as a warp's lanes take it for tensor
- * instructions, 16 digits each: see cg_cuda_cell(). */
-typedef struct cg_cuda_klt {
+/* A matrix of symbols, and the basis that multiplies it. Symbols lie in scratch as cells (16 bits),
+ * and as their low digits (8 bits, signed): in tiles of 16 rows and a band of 32 columns, frequency
+ * by frequency, bands by bands, rows by rows; tiles are whole. A tile is laid out as a warp's lanes
+ * take it for tensor instructions, 16 digits each: see cg_cuda_cell(). */
+typedef struct cg_cuda_product {
     cg_cuda_streams streams;
     uint64_t cells_at, digits_at;
     uint64_t large_at;        /* a byte for each tile: not 0 where a digit is not all of its cell */
+    uint64_t rest_at;         /* the same: not 0 where a rest of given numbers is not 0 */
     uint32_t tile_at[CG_DCT]; /* number of a frequency's first tile */
     uint32_t n_bands[CG_DCT];
     uint32_t n_rows;               /* blocks of 8 tokens */
@@ -128,22 +134,42 @@ typedef struct cg_cuda_klt {
     /* In the blob: elements as the tensor instruction's B fragments, [tile][step][lane][16 bytes];
      * a tile is CG_CUDA_TILE_PAIRS pairs of channels of one head: low ones and high ones. */
     uint64_t basis_at, steps_at;
+    uint32_t n_steps;     /* of the level */
+    uint32_t n_all_steps; /* of all levels, as the basis has them */
+} cg_cuda_product;
+
+/* A group's matrix, and how its sums become elements. */
+typedef struct cg_cuda_klt {
+    cg_cuda_product product;
+    /* In the blob. */
     uint64_t mean_at, scale_at; /* f32 [tile][2][CG_CUDA_TILE_PAIRS]; scale: step / weight */
     uint64_t layer_rope_at;     /* u8 [layers of the model] */
     uint64_t rotation_at;       /* in scratch: f32 [n_ropes][n_tokens][half][cosine, sine] */
-    uint32_t n_steps;           /* of the level */
-    uint32_t n_all_steps;       /* of all levels, as the basis has them */
     uint32_t head_tiles;        /* tiles of a head */
     uint32_t half;              /* rotary_dim / 2 */
     uint32_t n_layers, n_tokens;
-    float unit;            /* 2^-unit_bits */
+    float unit;            /* of sums, in steps */
     cg_cuda_target target; /* plane: of the first slice */
 } cg_cuda_klt;
 
+/* The joint matrix. What it gives are the first columns of the groups' symbols: by turns a band of
+ * low digits, and one of what these leave over 256. */
+typedef struct cg_cuda_joint {
+    cg_cuda_product product;
+    uint64_t groups_at;   /* in the plan: cg_cuda_klt of the wanted groups */
+    uint32_t first_group; /* of the wanted ones */
+    uint32_t n_shared;    /* components that a group shares, in whole bands */
+    uint32_t n_given[CG_DCT];
+    uint32_t n_bits; /* of a sum, that are rounded off */
+} cg_cuda_joint;
+
+/* Of both passes that multiply. */
 typedef struct cg_cuda_klt_job {
     uint64_t matrix_at; /* in the plan */
     uint32_t first_block;
-    uint32_t first_tile, n_tiles; /* tiles: of the wanted heads, [slice][head][tile]; of all */
+    /* Up to n_tiles: of the wanted heads, [slice][head][tile]; or of the joint matrix's channels.
+     */
+    uint32_t first_tile, n_tiles;
     uint32_t reserved;
 } cg_cuda_klt_job;
 

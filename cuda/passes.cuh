@@ -1,6 +1,7 @@
 /* cuda/passes.cuh - which body a pass runs, for whoever launches one. */
 #ifndef CG_CUDA_PASSES_CUH
 #define CG_CUDA_PASSES_CUH
+#include "cuda/joint.cuh"
 #include "cuda/klt.cuh"
 #include "cuda/sinks.cuh"
 #include "cuda/streams.cuh"
@@ -10,7 +11,7 @@ CG_LANE void cg_cuda_run_pass(Cta &cta, const cg_cuda_pass &pass,
                               const cg_cuda_decode_params &params)
 {
     if constexpr (KIND == CG_CUDA_SYMBOLS)
-        cg_cuda_decode_streams<Cta, cg_cuda_symbols_sink, cg_cuda_klt>(cta, pass, params);
+        cg_cuda_decode_streams<Cta, cg_cuda_symbols_sink, cg_cuda_product>(cta, pass, params);
     else if constexpr (KIND == CG_CUDA_ANCHORS)
         cg_cuda_decode_streams<Cta, cg_cuda_anchors_sink, cg_cuda_paper>(cta, pass, params);
     else if constexpr (KIND == CG_CUDA_DELTAS)
@@ -19,15 +20,23 @@ CG_LANE void cg_cuda_run_pass(Cta &cta, const cg_cuda_pass &pass,
         cg_cuda_decode_streams<Cta, cg_cuda_exponents_sink, cg_cuda_exact>(cta, pass, params);
     else if constexpr (KIND == CG_CUDA_ROTATION)
         cg_cuda_find_rotations(cta, pass, params);
+    else if constexpr (KIND == CG_CUDA_JOINT)
+        cg_cuda_invert_joint(cta, pass, params);
     else
         cg_cuda_invert_klt(cta, pass, params);
 }
 
-static inline uint32_t cg_cuda_pass_threads(uint32_t kind)
+/* Whether a pass multiplies symbols by a basis. */
+constexpr bool cg_cuda_pass_multiplies(uint32_t kind)
 {
-    return kind == CG_CUDA_ROTATION ? (uint32_t)CG_CUDA_ROTATION_THREADS
-           : kind == CG_CUDA_KLT    ? (uint32_t)CG_CUDA_KLT_THREADS
-                                    : (uint32_t)CG_CUDA_STREAM_THREADS;
+    return kind == CG_CUDA_KLT || kind == CG_CUDA_JOINT;
+}
+
+constexpr uint32_t cg_cuda_pass_threads(uint32_t kind)
+{
+    return kind == CG_CUDA_ROTATION        ? (uint32_t)CG_CUDA_ROTATION_THREADS
+           : cg_cuda_pass_multiplies(kind) ? (uint32_t)CG_CUDA_KLT_THREADS
+                                           : (uint32_t)CG_CUDA_STREAM_THREADS;
 }
 
 /* Whether the kernels can take the blocks: no division by zero, no address that is not aligned. */

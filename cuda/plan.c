@@ -2,7 +2,8 @@
  * made here, on the host, so that kernels need none but those on the words of streams. A plan is
  * written front to back into the caller's memory; nothing is allocated but the section table. The
  * passes of preset klt: cosines and sines; a pass of streams for each level, from the coarsest to
- * the finest; the inverse KLT; and the sinks on top. */
+ * the finest; where the profile has a joint matrix, what that gives to the groups; the inverse KLT;
+ * and the sinks on top. */
 #include "codec/lossless.h"
 #include "codec/lossless_lane.h"
 #include "codec/paper.h"
@@ -280,7 +281,13 @@ static size_t count_wanted(const planner *p)
     return (size_t)p->request->n_groups * p->profile->n_matrices;
 }
 
-/* The n-th wanted matrix. */
+/* Those and the joint one, which all groups need. */
+static size_t count_products(const planner *p)
+{
+    return count_wanted(p) + (p->profile->joint != NULL);
+}
+
+/* The n-th wanted matrix; behind them the joint one, which is no task. */
 typedef struct wanted {
     const cg_group *group;
     const cg_cuda_matrix *laid;
@@ -289,10 +296,21 @@ typedef struct wanted {
 
 static wanted wanted_matrix(const planner *p, size_t n)
 {
+    if (n == count_wanted(p))
+        return (wanted){.group = p->profile->joint,
+                        .laid = &p->laid->matrices[p->profile->n_groups * p->profile->n_matrices]};
     const uint32_t n_matrices = p->profile->n_matrices,
                    task = p->request->first_group * n_matrices + (uint32_t)n;
     return (wanted){&p->profile->groups[task / n_matrices], &p->laid->matrices[task],
                     task % n_matrices, task};
+}
+
+static const cg_section *section_of(const planner *p, wanted w, unsigned level)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    return &p->sections[w.group == p->profile->joint
+                            ? cg_section_plan_joint_index(p->profile, h, level)
+                            : cg_section_plan_index(p->profile, h, w.task, level)];
 }
 
 static uint32_t count_klt_rows(uint32_t n_tokens)
@@ -300,83 +318,86 @@ static uint32_t count_klt_rows(uint32_t n_tokens)
     return (n_tokens + CG_DCT - 1) / CG_DCT;
 }
 
-/* What all passes share of a matrix: where its symbols lie, and how they become elements. */
-static void lay_klt(planner *p, wanted w, uint64_t rotation_at, cg_cuda_klt *m)
+/* Where a matrix's symbols lie, for all passes, and what multiplies them. */
+static void lay_product(planner *p, wanted w, cg_cuda_product *m)
 {
     const cg_chunk_header *h = &p->chunk->header;
-    const cg_level_columns *columns = &w.group->columns[h->level - 1][w.matrix];
-    const cg_bands *bands = &w.group->bands[w.matrix];
     m->n_rows = count_klt_rows(h->n_tokens);
     m->n_tile_rows = (m->n_rows + CG_CUDA_TILE_BLOCKS - 1) / CG_CUDA_TILE_BLOCKS;
     uint32_t n_tiles = 0;
     for (unsigned f = 0; f < CG_DCT; f++) {
-        m->n_bands[f] = cg_cuda_n_bands(columns->n_active[f]);
+        m->n_bands[f] = w.laid->n_bands[h->level - 1][f];
         m->tile_at[f] = n_tiles;
         n_tiles += m->n_bands[f] * m->n_tile_rows;
     }
-    m->large_at = take_scratch(p, n_tiles); /* all of them come first: they are cleared */
+    m->large_at = take_scratch(p, n_tiles); /* all marks come first: they are cleared */
+    m->rest_at = w.group->bands[w.matrix].n_shared > 0 ? take_scratch(p, n_tiles) : 0;
     m->n_tiles = n_tiles;
     m->basis_at = w.laid->basis_at;
     m->steps_at = w.laid->steps_at[h->level - 1];
     m->n_steps = w.laid->n_steps[h->level - 1];
     m->n_all_steps = w.laid->n_all_steps;
-    m->mean_at = w.laid->mean_at;
-    m->scale_at = w.laid->scale_at[h->level - 1];
-    m->layer_rope_at = p->laid->layer_rope_at;
-    m->rotation_at = rotation_at;
-    m->head_tiles = p->laid->head_tiles;
-    m->half = p->profile->rotary_dim / 2;
-    m->n_layers = w.group->n_layers;
-    m->n_tokens = h->n_tokens;
-    m->unit = cg_bands_unit(bands);
-    m->target = target_of(p, w.group->first_layer, w.matrix);
 }
 
-static void lay_cells(planner *p, cg_cuda_klt *m)
+static void lay_cells(planner *p, cg_cuda_product *m)
 {
     const uint64_t n_cells = (uint64_t)m->n_tiles * CG_CUDA_TILE_BYTES;
     m->cells_at = take_scratch(p, n_cells * sizeof(int16_t));
     m->digits_at = take_scratch(p, n_cells);
 }
 
-/* A pass of streams: those of one level of all matrices. *matrices_out: each matrix as this pass
- * has it. The last pass, of the finest level, has them as the inverse KLT wants them. */
-static cg_status plan_klt_level(planner *p, unsigned level, const cg_cuda_klt *like,
-                                cg_cuda_klt **matrices_out)
+/* A pass of streams: those of one level of all products. */
+static cg_status plan_klt_level(planner *p, unsigned level, const cg_cuda_product *products)
 {
     const cg_chunk_header *h = &p->chunk->header;
-    const size_t n = count_wanted(p);
+    const size_t n = count_products(p);
     const bool is_refined = level < h->coarsest;
-    cg_cuda_klt *matrices = take(p, n * sizeof *matrices);
+    cg_cuda_product *of_level = take(p, n * sizeof *of_level);
     size_t n_room = 0;
     stream_jobs jobs;
     for (size_t i = 0; i < n; i++)
         n_room += wanted_matrix(p, i).laid->strips[level - 1][is_refined].n;
-    if (matrices == NULL || !take_jobs(p, n_room, &jobs))
+    if (of_level == NULL || !take_jobs(p, n_room, &jobs))
         return CG_ERR_BUFFER_TOO_SMALL;
     cg_cuda_pass *pass = add_lossy_streams(p, CG_CUDA_SYMBOLS);
     cg_status status = CG_OK;
     for (size_t i = 0; i < n && status == CG_OK; i++) {
         const wanted w = wanted_matrix(p, i);
         const cg_cuda_strips *strips = &w.laid->strips[level - 1][is_refined];
-        cg_cuda_klt *m = &matrices[i];
-        *m = like[i];
+        cg_cuda_product *m = &of_level[i];
+        *m = products[i];
         m->streams = (cg_cuda_streams){.strips_at = strips->at,
                                        .classes_at = strips->classes_at,
                                        .n_strips = strips->n,
                                        .n_rows = m->n_rows,
                                        .n_classes = p->profile->n_classes};
         m->is_finest = level == h->level;
-        const uint32_t index = cg_section_plan_index(p->profile, h, w.task, level);
-        cg_cursor in = section_bytes(p, &p->sections[index]);
+        cg_cursor in = section_bytes(p, section_of(p, w, level));
         const cg_cuda_stream_job none = {0};
         status = add_streams(p, &in, at_of(p, m), &m->streams, &none, &jobs);
         if (status == CG_OK && in.left_bytes > 0)
             status = CG_ERR_CORRUPT;
     }
     end_streams(p, pass, &jobs);
-    *matrices_out = matrices;
     return status;
+}
+
+/* How a matrix's sums become elements. */
+static cg_cuda_klt klt_of(const planner *p, wanted w, const cg_cuda_product *product,
+                          uint64_t rotation_at)
+{
+    const cg_chunk_header *h = &p->chunk->header;
+    return (cg_cuda_klt){.product = *product,
+                         .mean_at = w.laid->mean_at,
+                         .scale_at = w.laid->scale_at[h->level - 1],
+                         .layer_rope_at = p->laid->layer_rope_at,
+                         .rotation_at = rotation_at,
+                         .head_tiles = p->laid->head_tiles,
+                         .half = p->profile->rotary_dim / 2,
+                         .n_layers = w.group->n_layers,
+                         .n_tokens = h->n_tokens,
+                         .unit = cg_bands_unit(&w.group->bands[w.matrix], h->level),
+                         .target = target_of(p, w.group->first_layer, w.matrix)};
 }
 
 /* Tiles of the wanted heads. */
@@ -390,34 +411,88 @@ static uint32_t count_thread_blocks(uint32_t n_tiles)
     return (n_tiles + CG_CUDA_KLT_COLUMNS - 1) / CG_CUDA_KLT_COLUMNS;
 }
 
-/* A thread block for each 32 blocks of tokens and 8 tiles of channels, of those that hold wanted
- * tokens and heads. Rows begin where tiles of symbols do. */
+/* Thread blocks for 32 blocks of tokens each that hold wanted ones. Rows begin where tiles of
+ * symbols do. */
+static uint32_t first_row_of(const planner *p)
+{
+    return p->request->token_from / CG_DCT / CG_CUDA_TILE_BLOCKS * CG_CUDA_TILE_BLOCKS;
+}
+
+static uint32_t count_row_blocks(const planner *p)
+{
+    const uint32_t n_rows = count_klt_rows(p->request->token_to) - first_row_of(p);
+    return (n_rows + CG_CUDA_KLT_BLOCKS - 1) / CG_CUDA_KLT_BLOCKS;
+}
+
+/* Jobs of a pass that multiplies, one behind another. */
+typedef struct klt_jobs {
+    cg_cuda_klt_job *jobs;
+    size_t n;
+} klt_jobs;
+
+static size_t count_jobs(const planner *p, uint32_t n_tiles)
+{
+    return (size_t)count_row_blocks(p) * count_thread_blocks(n_tiles);
+}
+
+/* Of a matrix's tiles from first_tile to n_tiles. */
+static void add_jobs(const planner *p, uint64_t matrix_at, uint32_t first_tile, uint32_t n_tiles,
+                     klt_jobs *jobs)
+{
+    for (uint32_t row = 0; row < count_row_blocks(p); row++) {
+        for (uint32_t b = 0; b < count_thread_blocks(n_tiles - first_tile); b++)
+            jobs->jobs[jobs->n++] =
+                (cg_cuda_klt_job){.matrix_at = matrix_at,
+                                  .first_block = first_row_of(p) + row * CG_CUDA_KLT_BLOCKS,
+                                  .first_tile = first_tile + b * CG_CUDA_KLT_COLUMNS,
+                                  .n_tiles = n_tiles};
+    }
+}
+
+static void end_jobs(planner *p, uint32_t kind, const klt_jobs *jobs)
+{
+    cg_cuda_pass *pass = add_pass(p, kind);
+    pass->n_blocks = (uint32_t)jobs->n;
+    pass->jobs_at = at_of(p, jobs->jobs);
+    pass->shared_bytes = CG_CUDA_KLT_SHARED_BYTES;
+}
+
+/* product: of the joint matrix; matrices: of the wanted groups. */
+static cg_status plan_joint(planner *p, const cg_cuda_product *product, const cg_cuda_klt *matrices)
+{
+    const cg_profile *profile = p->profile;
+    const cg_cuda_request *r = p->request;
+    const uint32_t group_tiles = profile->n_shared / CG_CUDA_JOINT_CHANNELS,
+                   n_wanted = r->n_groups * group_tiles, first = r->first_group * group_tiles;
+    cg_cuda_joint *joint = take(p, sizeof *joint);
+    klt_jobs jobs = {take(p, count_jobs(p, n_wanted) * sizeof *jobs.jobs), 0};
+    if (joint == NULL || jobs.jobs == NULL)
+        return CG_ERR_BUFFER_TOO_SMALL;
+    *joint = (cg_cuda_joint){.product = *product,
+                             .groups_at = at_of(p, matrices),
+                             .first_group = r->first_group,
+                             .n_shared = profile->n_shared,
+                             .n_bits = profile->joint->bands[0].unit_bits -
+                                       profile->fraction_bits[p->chunk->header.level]};
+    for (unsigned f = 0; f < CG_DCT; f++)
+        joint->n_given[f] = profile->n_given[p->chunk->header.level - 1][f];
+    add_jobs(p, at_of(p, joint), first, first + n_wanted, &jobs);
+    end_jobs(p, CG_CUDA_JOINT, &jobs);
+    return CG_OK;
+}
+
+/* Thread blocks of 8 tiles of channels each, of the wanted heads. */
 static cg_status plan_synthesis(planner *p, const cg_cuda_klt *matrices)
 {
-    const uint32_t row_from =
-                       p->request->token_from / CG_DCT / CG_CUDA_TILE_BLOCKS * CG_CUDA_TILE_BLOCKS,
-                   row_to = count_klt_rows(p->request->token_to);
-    const uint32_t n_rows = (row_to - row_from + CG_CUDA_KLT_BLOCKS - 1) / CG_CUDA_KLT_BLOCKS;
-    size_t n_jobs = 0, at = 0;
+    size_t n_jobs = 0;
     for (size_t i = 0; i < count_wanted(p); i++)
-        n_jobs += (size_t)n_rows * count_thread_blocks(count_tiles(p, wanted_matrix(p, i).group));
-    cg_cuda_klt_job *jobs = take(p, n_jobs * sizeof *jobs);
-    if (jobs == NULL)
+        n_jobs += count_jobs(p, count_tiles(p, wanted_matrix(p, i).group));
+    klt_jobs jobs = {take(p, n_jobs * sizeof *jobs.jobs), 0};
+    if (jobs.jobs == NULL)
         return CG_ERR_BUFFER_TOO_SMALL;
-    for (size_t i = 0; i < count_wanted(p); i++) {
-        const uint32_t n_tiles = count_tiles(p, wanted_matrix(p, i).group);
-        for (uint32_t row = 0; row < n_rows; row++) {
-            for (uint32_t b = 0; b < count_thread_blocks(n_tiles); b++)
-                jobs[at++] = (cg_cuda_klt_job){.matrix_at = at_of(p, &matrices[i]),
-                                               .first_block = row_from + row * CG_CUDA_KLT_BLOCKS,
-                                               .first_tile = b * CG_CUDA_KLT_COLUMNS,
-                                               .n_tiles = n_tiles};
-        }
-    }
-    cg_cuda_pass *pass = add_pass(p, CG_CUDA_KLT);
-    pass->n_blocks = (uint32_t)n_jobs;
-    pass->jobs_at = at_of(p, jobs);
-    pass->shared_bytes = CG_CUDA_KLT_SHARED_BYTES;
+    for (size_t i = 0; i < count_wanted(p); i++)
+        add_jobs(p, at_of(p, &matrices[i]), 0, count_tiles(p, wanted_matrix(p, i).group), &jobs);
+    end_jobs(p, CG_CUDA_KLT, &jobs);
     return CG_OK;
 }
 
@@ -447,25 +522,29 @@ static cg_status plan_rotation(planner *p, uint64_t *rotation_at_out)
 static cg_status plan_klt(planner *p)
 {
     const cg_chunk_header *h = &p->chunk->header;
-    /* like[] is what the passes' matrices have in common. No kernel reads it; it lies in the plan
-     * because that is the memory there is. */
-    cg_cuda_klt *like = take(p, count_wanted(p) * sizeof *like), *matrices = NULL;
+    /* What the passes' products have in common. No kernel reads it; it lies in the plan because
+     * that is the memory there is. */
+    const size_t n = count_products(p);
+    cg_cuda_product *products = take(p, n * sizeof *products);
+    cg_cuda_klt *matrices = take(p, count_wanted(p) * sizeof *matrices);
     uint64_t rotation_at = 0;
-    if (like == NULL)
+    if (products == NULL || matrices == NULL)
         return CG_ERR_BUFFER_TOO_SMALL;
-    for (size_t i = 0; i < count_wanted(p); i++)
-        lay_klt(p, wanted_matrix(p, i), 0, &like[i]);
-    /* Scratch holds the marks of large tiles so far: what must be zeros before a kernel runs. */
+    for (size_t i = 0; i < n; i++)
+        lay_product(p, wanted_matrix(p, i), &products[i]);
+    /* Scratch holds the marks of tiles so far: what must be zeros before a kernel runs. */
     p->plan->zeroed_bytes = p->scratch_bytes;
     cg_status status = plan_rotation(p, &rotation_at);
-    for (size_t i = 0; i < count_wanted(p); i++) {
-        like[i].rotation_at = rotation_at;
-        lay_cells(p, &like[i]);
-    }
+    for (size_t i = 0; i < n; i++)
+        lay_cells(p, &products[i]);
     /* A pass each, since a finer level reads the cells of the coarser one: kernels of a stream run
      * one after another. level is at least 1 and does not wrap. */
     for (unsigned level = h->coarsest; level >= h->level && status == CG_OK; level--)
-        status = plan_klt_level(p, level, like, &matrices);
+        status = plan_klt_level(p, level, products);
+    for (size_t i = 0; i < count_wanted(p); i++)
+        matrices[i] = klt_of(p, wanted_matrix(p, i), &products[i], rotation_at);
+    if (status == CG_OK && p->profile->joint != NULL)
+        status = plan_joint(p, &products[n - 1], matrices);
     return status == CG_OK ? plan_synthesis(p, matrices) : status;
 }
 
@@ -555,14 +634,15 @@ static cg_status check_request(const cg_profile *profile, const cg_chunk_header 
     return r->first_position == h->first_position || can_move ? CG_OK : CG_ERR_UNSUPPORTED;
 }
 
-/* Of the wanted groups. */
+/* Of the wanted groups, and of the joint matrix. */
 static cg_status check_sums(const planner *p)
 {
     const cg_chunk_header *h = &p->chunk->header;
     for (uint32_t i = 1; i < h->n_sections; i++) {
         const cg_section *section = &p->sections[i];
-        if (section->group < p->request->first_group ||
-            section->group - p->request->first_group >= p->request->n_groups)
+        if (!cg_section_is_joint(section->kind) &&
+            (section->group < p->request->first_group ||
+             section->group - p->request->first_group >= p->request->n_groups))
             continue;
         const cg_status status = cg_chunk_section_check(p->chunk, section);
         if (status != CG_OK)
@@ -580,7 +660,7 @@ cg_status cg_cuda_plan_fill(const cg_cuda_profile *laid, const uint8_t *bytes, s
     if (status != CG_OK)
         return status;
     const cg_chunk_header *h = &chunk.header;
-    if (h->version != CG_CHUNK_VERSION)
+    if (h->version < CG_CHUNK_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
     const cg_profile *profile = h->level != CG_L0 && laid != NULL ? laid->profile : NULL;
     if (h->level != CG_L0 && (status = cg_section_plan_profile_check(profile, h)) != CG_OK)
@@ -633,19 +713,23 @@ static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_
     /* Never less than plan_fill() takes, and simple rather than close: whole thread blocks too
      * many, and both presets at once. */
     const uint32_t n_rows = count_klt_rows(n_tokens) + CG_CUDA_KLT_BLOCKS,
-                   n_tiles = group->n_slices * p->geometry.n_kv_heads * l->head_tiles;
+                   n_tiles = group == p->joint
+                                 ? group->n_channels / CG_CUDA_JOINT_CHANNELS
+                                 : group->n_slices * p->geometry.n_kv_heads * l->head_tiles;
     const size_t n_anchors = cg_paper_n_anchors(n_tokens);
     size_t n_jobs = m->anchors.n, most_cells = 0;
     for (unsigned level = 0; level < CG_N_LOSSY; level++) {
-        const cg_level_columns *columns = &group->columns[level][index % p->n_matrices];
-        const size_t n_cells = ((size_t)columns->n_columns + CG_DCT * CG_BAND_COMPONENTS) *
-                               cg_padded(count_klt_rows(n_tokens), CG_CUDA_TILE_BLOCKS);
+        size_t n_cells = 0;
+        for (unsigned f = 0; f < CG_DCT; f++)
+            n_cells += (size_t)m->n_bands[level][f] * CG_BAND_COMPONENTS *
+                       cg_padded(count_klt_rows(n_tokens), CG_CUDA_TILE_BLOCKS);
         n_jobs += m->strips[level][0].n + m->strips[level][1].n;
         most_cells = n_cells > most_cells ? n_cells : most_cells;
     }
     *scratch += most_cells * 4 + n_anchors * group->n_channels * sizeof(int16_t) + 64;
     return (n_jobs + 8) * sizeof(cg_cuda_stream_job) +
-           4 * (sizeof(cg_cuda_klt) + sizeof(cg_cuda_paper)) +
+           4 * (sizeof(cg_cuda_product) + sizeof(cg_cuda_paper)) + sizeof(cg_cuda_klt) +
+           sizeof(cg_cuda_joint) +
            (size_t)(n_rows / CG_CUDA_KLT_BLOCKS + 1) * count_thread_blocks(n_tiles) *
                sizeof(cg_cuda_klt_job) +
            bound_exact(CG_N_PLANES, cg_group_plane_channels(p, group));
@@ -660,7 +744,7 @@ void cg_cuda_plan_bound(const cg_cuda_profile *laid, const cg_geometry *geometry
     if (laid != NULL) {
         const cg_profile *p = laid->profile;
         scratch_bytes = (size_t)p->n_ropes * n_tokens * (p->rotary_dim / 2) * 2 * sizeof(float);
-        for (uint32_t i = 0; i < p->n_groups * p->n_matrices; i++)
+        for (uint32_t i = 0; i < cg_profile_n_bases(p); i++)
             plan_bytes += bound_matrix(laid, i, n_tokens, &scratch_bytes);
     }
     *plan_bytes_out = (plan_bytes > lossless ? plan_bytes : lossless) + 1024;

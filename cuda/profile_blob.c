@@ -1,7 +1,7 @@
 /* A profile as kernels read it: the blob. The same code runs twice, first to count where parts lie,
  * then to write them. What is laid out otherwise than on the CPU: classes (buckets by how rare a
- * slot is), channels (in pairs that are rotated together) and the basis (fragments of tensor
- * instructions). */
+ * slot is), channels (in pairs that are rotated together), the basis (fragments of tensor
+ * instructions) and shared components (two columns of symbols: cuda/joint.cuh). */
 #include "cuda/profile_blob.h"
 
 #include <stdlib.h>
@@ -87,9 +87,11 @@ static void lay_classes(writer *w, const cg_profile *p, uint64_t *at_out)
 /* ---- strips ---- */
 
 /* The strips of a level's columns, as cg_symbols_lay() cuts them; coarse: NULL, or the next coarser
- * level's. classes_at: of the columns, one frequency after another. */
+ * level's. first_column: what stands before them in each frequency. classes_at: of the columns, one
+ * frequency after another. */
 static cg_cuda_strips lay_strips(writer *w, const cg_level_columns *columns,
-                                 const cg_level_columns *coarse, uint64_t classes_at)
+                                 const cg_level_columns *coarse, uint32_t first_column,
+                                 uint64_t classes_at)
 {
     cg_cuda_strips strips = {.classes_at = classes_at,
                              .n = columns->n_strips + (coarse != NULL ? (uint32_t)CG_DCT : 0)};
@@ -104,7 +106,7 @@ static cg_cuda_strips lay_strips(writer *w, const cg_level_columns *columns,
             n = end - c < CG_RANS_LANES ? end - c : CG_RANS_LANES;
             if (out != NULL)
                 out[strips.n] = (cg_cuda_strip){
-                    .column = c,
+                    .column = first_column + c,
                     .class_at = before + c,
                     .frequency = (uint8_t)f,
                     .n_lanes = (uint8_t)n,
@@ -155,8 +157,19 @@ static column column_of(const cg_cuda_profile *l, uint32_t channel)
                     .pair = pair % CG_CUDA_TILE_PAIRS};
 }
 
+/* A lane's four sums of a row are neighbours: cg_cuda_store_given() stores them together. */
+static column column_of_joint(uint32_t channel)
+{
+    const uint32_t in_tile = channel % CG_CUDA_JOINT_CHANNELS;
+    return (column){.tile = channel / CG_CUDA_JOINT_CHANNELS,
+                    .is_high = in_tile % 4 / 2,
+                    .pair = in_tile / 4 * 2 + in_tile % 2};
+}
+
 static uint64_t n_tiles(const cg_cuda_profile *l, const cg_group *group)
 {
+    if (group == l->profile->joint)
+        return group->n_channels / CG_CUDA_JOINT_CHANNELS;
     return (uint64_t)group->n_slices * l->profile->geometry.n_kv_heads * l->head_tiles;
 }
 
@@ -202,22 +215,59 @@ static uint32_t count_bands(const cg_bands *bands)
     return (bands->n_components + CG_BAND_COMPONENTS - 1u) / CG_BAND_COMPONENTS;
 }
 
-/* A step for each of the first bands and digit of its elements, by falling shift: how often sums
- * are shifted is at most the number of different shifts. */
-static uint32_t lay_steps(const cg_bands *bands, uint32_t n_bands, cg_cuda_step *steps_out)
+static uint32_t count_digits(const cg_bands *bands, uint32_t band)
 {
-    uint32_t n = 0, number = 0;
-    for (int shift = CG_MAX_BAND_SHIFT + 8; shift >= 0; shift--) {
+    return slab_of(bands, band)->is_wide ? 2 : 1;
+}
+
+/* What the basis has of the first bands: the number of a band's low digits, or of all behind the
+ * last band. High digits stand behind the low ones. */
+static uint32_t step_number(const cg_bands *bands, uint32_t band)
+{
+    uint32_t n = 0;
+    for (uint32_t before = 0; before < band; before++)
+        n += count_digits(bands, before);
+    return n;
+}
+
+/* The columns of symbols that a band is multiplied by: the first, and how many. */
+static uint32_t first_column_of(const cg_bands *bands, uint32_t band)
+{
+    const uint32_t n_shared = bands->n_shared / CG_BAND_COMPONENTS;
+    return band + (band < n_shared ? band * (CG_CUDA_GIVEN_COLUMNS - 1)
+                                   : n_shared * (CG_CUDA_GIVEN_COLUMNS - 1));
+}
+
+static uint32_t count_columns_of(const cg_bands *bands, uint32_t band)
+{
+    return band * CG_BAND_COMPONENTS < bands->n_shared ? CG_CUDA_GIVEN_COLUMNS : 1;
+}
+
+/* A step for each digit of a basis and column that it is multiplied by, of the first bands of
+ * columns; by falling shift: how often sums are shifted is at most the number of different shifts.
+ * Nothing is left of what is shifted by 32 bits. Returns how many. */
+static uint32_t lay_steps(const cg_bands *bands, unsigned level, uint32_t n_bands,
+                          cg_cuda_step *steps_out)
+{
+    uint32_t n = 0;
+    for (uint32_t shift = 32; shift-- > 0;) {
+        uint32_t number = 0;
         for (uint32_t band = 0; band < count_bands(bands); band++) {
-            const cg_band_slab *slab = slab_of(bands, band);
-            for (uint32_t digit = 0; digit < (slab->is_wide ? 2u : 1u); digit++) {
-                if (slab->shift + 8 * digit != (uint32_t)shift)
+            const uint32_t of_band = cg_bands_shift(bands, slab_of(bands, band), level),
+                           first = first_column_of(bands, band),
+                           n_digits = count_digits(bands, band);
+            for (uint32_t i = 0; i < n_digits * count_columns_of(bands, band); i++) {
+                const uint32_t digit = i % n_digits, part = i / n_digits;
+                if (first >= n_bands || of_band + 8 * (digit + part) != shift)
                     continue;
-                if (band < n_bands && steps_out != NULL)
-                    steps_out[n] = (cg_cuda_step){(uint16_t)band, (uint16_t)shift, number};
-                n += band < n_bands;
-                number++;
+                if (steps_out != NULL)
+                    steps_out[n] = (cg_cuda_step){.band = (uint16_t)(first + part),
+                                                  .shift = (uint8_t)shift,
+                                                  .is_rest = part > 0,
+                                                  .number = number + digit};
+                n++;
             }
+            number += n_digits;
         }
     }
     return n;
@@ -234,21 +284,17 @@ static uint64_t fragment_offset(column col, uint64_t n_steps, uint64_t step, uin
     return ((col.tile * n_steps + step) * CG_RANS_LANES + lane) * 16 + 8 * col.is_high + k % 8;
 }
 
-/* steps: of all bands. A band's low digits have the smaller shift, and so come later. */
-static void fill_component(const cg_cuda_profile *l, const cg_bands *bands,
-                           const cg_cuda_step *steps, uint32_t n_steps, uint32_t c,
-                           const int16_t *row, uint8_t *out)
+static void fill_component(const cg_cuda_profile *l, const cg_group *group, const cg_bands *bands,
+                           uint32_t n_steps, uint32_t c, const int16_t *row, uint8_t *out)
 {
-    bool is_low = true;
-    for (uint32_t s = n_steps; s-- > 0;) {
-        if (steps[s].band != c / CG_BAND_COMPONENTS)
-            continue;
-        for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
-            const int8_t low = (int8_t)row[ch];
-            out[fragment_offset(column_of(l, ch), n_steps, s, c)] =
-                (uint8_t)(is_low ? low : (row[ch] - low) / 256);
-        }
-        is_low = false;
+    const uint32_t band = c / CG_BAND_COMPONENTS, step = step_number(bands, band);
+    const bool is_joint = group == l->profile->joint;
+    for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
+        const column col = is_joint ? column_of_joint(ch) : column_of(l, ch);
+        const int8_t low = (int8_t)row[ch];
+        out[fragment_offset(col, n_steps, step, c)] = (uint8_t)low;
+        if (count_digits(bands, band) > 1)
+            out[fragment_offset(col, n_steps, step + 1, c)] = (uint8_t)((row[ch] - low) / 256);
     }
 }
 
@@ -257,20 +303,34 @@ static cg_status fill_basis(const cg_cuda_profile *l, const cg_group *group, uns
                             uint32_t n_steps, uint8_t *out)
 {
     const cg_bands *bands = &group->bands[matrix];
-    cg_cuda_step *steps = malloc((n_steps + (size_t)1) * sizeof *steps);
     int16_t *row = malloc((bands->n_channels + (size_t)1) * sizeof *row);
-    if (steps != NULL && row != NULL) {
-        memset(out, 0, n_tiles(l, group) * n_steps * CG_RANS_LANES * 16);
-        (void)lay_steps(bands, count_bands(bands), steps);
-        for (uint32_t c = 0; c < bands->n_components; c++) {
-            (void)cg_bands_row(&l->profile->layout, bands, c, row);
-            fill_component(l, bands, steps, n_steps, c, row, out);
-        }
+    if (row == NULL)
+        return CG_ERR_NO_MEMORY;
+    memset(out, 0, n_tiles(l, group) * n_steps * CG_RANS_LANES * 16);
+    for (uint32_t c = 0; c < bands->n_components; c++) {
+        (void)cg_bands_row(&l->profile->layout, bands, c, row);
+        fill_component(l, group, bands, n_steps, c, row, out);
     }
-    const bool is_done = steps != NULL && row != NULL;
-    free(steps);
     free(row);
-    return is_done ? CG_OK : CG_ERR_NO_MEMORY;
+    return CG_OK;
+}
+
+/* Bands of a level's columns of symbols: of a group with shared components these come first, all of
+ * them where others follow. n_bands_out: by frequency. Returns the most. */
+static uint32_t count_level_bands(const cg_profile *p, const cg_group *group, unsigned matrix,
+                                  unsigned level, uint32_t *n_bands_out)
+{
+    uint32_t most = 0;
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        const uint32_t n_own = cg_cuda_n_bands(group->columns[level][matrix].n_active[f]),
+                       n_shared = group->bands[matrix].n_shared;
+        n_bands_out[f] = n_own;
+        if (n_shared > 0)
+            n_bands_out[f] += CG_CUDA_GIVEN_COLUMNS *
+                              cg_cuda_n_bands(n_own > 0 ? n_shared : p->n_given[level][f]);
+        most = n_bands_out[f] > most ? n_bands_out[f] : most;
+    }
+    return most;
 }
 
 /* A level has the steps of its own bands. All levels read one basis, by the numbers of its steps.
@@ -280,42 +340,49 @@ static cg_status lay_basis(writer *w, const cg_cuda_profile *l, const cg_group *
 {
     const cg_bands *bands = &group->bands[matrix];
     for (unsigned level = 0; level < CG_N_LOSSY; level++) {
-        uint32_t most = 0;
-        for (unsigned f = 0; f < CG_DCT; f++) {
-            const uint32_t n = cg_cuda_n_bands(group->columns[level][matrix].n_active[f]);
-            most = n > most ? n : most;
-        }
-        m->n_steps[level] = lay_steps(bands, most, NULL);
+        const uint32_t n_bands =
+            count_level_bands(l->profile, group, matrix, level, m->n_bands[level]);
+        m->n_steps[level] = lay_steps(bands, CG_L1 + level, n_bands, NULL);
         cg_cuda_step *steps = take(w, m->n_steps[level] * sizeof *steps, &m->steps_at[level]);
         if (steps != NULL)
-            (void)lay_steps(bands, most, steps);
-        m->scale_at[level] =
-            lay_channels(w, l, group, matrix, l->profile->weight, l->profile->step[level], 1);
+            (void)lay_steps(bands, CG_L1 + level, n_bands, steps);
     }
-    m->n_all_steps = lay_steps(bands, count_bands(bands), NULL);
+    m->n_all_steps = step_number(bands, count_bands(bands));
     uint8_t *basis = take(w, n_tiles(l, group) * m->n_all_steps * CG_RANS_LANES * 16, &m->basis_at);
     return w->blob != NULL ? fill_basis(l, group, matrix, m->n_all_steps, basis) : CG_OK;
 }
 
 /* ---- all of it ---- */
 
+static void lay_columns(writer *w, const cg_profile *p, const cg_group *group, unsigned matrix,
+                        cg_cuda_matrix *m)
+{
+    const uint32_t first_column = CG_CUDA_GIVEN_COLUMNS * group->bands[matrix].n_shared;
+    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
+        const cg_level_columns *columns = &group->columns[level][matrix];
+        const uint64_t classes_at = lay_column_classes(w, columns);
+        m->strips[level][0] = lay_strips(w, columns, NULL, first_column, classes_at);
+        if (p->nests && level + 1 < CG_N_LOSSY)
+            m->strips[level][1] = lay_strips(w, columns, &group->columns[level + 1][matrix],
+                                             first_column, classes_at);
+    }
+}
+
 static cg_status lay_matrix(writer *w, const cg_cuda_profile *l, const cg_group *group,
                             unsigned matrix, cg_cuda_matrix *m)
 {
     const cg_profile *p = l->profile;
-    for (unsigned level = 0; level < CG_N_LOSSY; level++) {
-        const cg_level_columns *columns = &group->columns[level][matrix];
-        const uint64_t classes_at = lay_column_classes(w, columns);
-        m->strips[level][0] = lay_strips(w, columns, NULL, classes_at);
-        if (p->nests && level + 1 < CG_N_LOSSY)
-            m->strips[level][1] =
-                lay_strips(w, columns, &group->columns[level + 1][matrix], classes_at);
-    }
-    m->mean_at = lay_channels(w, l, group, matrix, p->mean, NULL, 0);
-    if (p->token_transform == CG_TOKENS_DCT)
+    lay_columns(w, p, group, matrix, m);
+    if (group == p->joint)
         return lay_basis(w, l, group, matrix, m);
+    m->mean_at = lay_channels(w, l, group, matrix, p->mean, NULL, 0);
+    if (p->token_transform == CG_TOKENS_DCT) {
+        for (unsigned level = 0; level < CG_N_LOSSY; level++)
+            m->scale_at[level] = lay_channels(w, l, group, matrix, p->weight, p->step[level], 1);
+        return lay_basis(w, l, group, matrix, m);
+    }
     const uint64_t classes_at = lay_column_classes(w, &group->anchors[matrix]);
-    m->anchors = lay_strips(w, &group->anchors[matrix], NULL, classes_at);
+    m->anchors = lay_strips(w, &group->anchors[matrix], NULL, 0, classes_at);
     m->weight_at = lay_channels(w, l, group, matrix, p->weight, NULL, 1);
     m->anchor_step_at = lay_channels(w, l, group, matrix, p->anchor_step, NULL, 1);
     return CG_OK;
@@ -333,7 +400,7 @@ static cg_status lay_out(writer *w, cg_cuda_profile *l)
         memcpy(inv_freq, p->inv_freq, n_freq * sizeof *inv_freq);
         memcpy(layer_rope, p->layer_rope, p->geometry.n_layers);
     }
-    for (uint32_t i = 0; i < p->n_groups * p->n_matrices && status == CG_OK; i++)
+    for (uint32_t i = 0; i < cg_profile_n_bases(p) && status == CG_OK; i++)
         status =
             lay_matrix(w, l, &p->groups[i / p->n_matrices], i % p->n_matrices, &l->matrices[i]);
     return status;
@@ -342,9 +409,9 @@ static cg_status lay_out(writer *w, cg_cuda_profile *l)
 cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out)
 {
     *laid_out = NULL;
-    if (profile->version != CG_PROFILE_VERSION)
+    if (profile->version < CG_PROFILE_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
-    const size_t n_matrices = (size_t)profile->n_groups * profile->n_matrices;
+    const size_t n_matrices = cg_profile_n_bases(profile);
     cg_cuda_profile *l = calloc(1, sizeof *l + n_matrices * sizeof *l->matrices);
     if (l == NULL)
         return CG_ERR_NO_MEMORY;
@@ -370,7 +437,7 @@ size_t cg_cuda_profile_bytes(const cg_cuda_profile *laid_out)
 
 cg_status cg_cuda_profile_fill(const cg_cuda_profile *laid_out, void *blob)
 {
-    const size_t n_matrices = (size_t)laid_out->profile->n_groups * laid_out->profile->n_matrices;
+    const size_t n_matrices = cg_profile_n_bases(laid_out->profile);
     const size_t n_bytes = sizeof *laid_out + n_matrices * sizeof *laid_out->matrices;
     /* Laying out writes offsets, the same ones again. What is laid out stays read-only. */
     cg_cuda_profile *again = malloc(n_bytes);

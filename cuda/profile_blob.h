@@ -15,8 +15,9 @@ typedef struct cg_cuda_strips {
     uint32_t n;
 } cg_cuda_strips;
 
-/* A group's matrix; at: offsets in the blob. */
+/* A group's matrix, or the joint one; at: offsets in the blob. */
 typedef struct cg_cuda_matrix {
+    uint32_t n_bands[CG_N_LOSSY][CG_DCT]; /* of columns of symbols; preset klt */
     cg_cuda_strips strips[CG_N_LOSSY][2]; /* alone; given the next coarser level */
     cg_cuda_strips anchors;
     uint64_t mean_at, basis_at;
@@ -30,7 +31,7 @@ struct cg_cuda_profile {
     uint64_t n_bytes;
     uint64_t classes_at, inv_freq_at, layer_rope_at;
     uint32_t head_tiles;       /* tiles of CG_CUDA_TILE_PAIRS pairs a head has */
-    cg_cuda_matrix matrices[]; /* [n_groups][n_matrices] */
+    cg_cuda_matrix matrices[]; /* [n_groups][n_matrices], and the joint one */
 };
 
 /* A class as kernels hold it. */

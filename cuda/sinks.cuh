@@ -13,7 +13,7 @@
 /* A level's symbols refine those of the next coarser one in their place. */
 struct cg_cuda_symbols_sink {
     static constexpr bool IS_EXACT = false, REFINES = true;
-    const cg_cuda_klt &m;
+    const cg_cuda_product &m;
     uint8_t *const scratch;
     const bool is_finest;
     /* Of the lane's column, in the pair of rows at hand. */
@@ -22,8 +22,9 @@ struct cg_cuda_symbols_sink {
     uint64_t tile = 0; /* of row 0 */
     bool has_column = false, has_digit = false;
 
-    CG_LANE_METHOD cg_cuda_symbols_sink(const cg_cuda_decode_params &params, const cg_cuda_klt &klt)
-        : m(klt), scratch((uint8_t *)params.scratch_dev), is_finest(klt.is_finest != 0)
+    CG_LANE_METHOD cg_cuda_symbols_sink(const cg_cuda_decode_params &params,
+                                        const cg_cuda_product &product)
+        : m(product), scratch((uint8_t *)params.scratch_dev), is_finest(product.is_finest != 0)
     {
     }
     CG_LANE_METHOD bool is_outside() const

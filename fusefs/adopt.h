@@ -9,9 +9,9 @@
 #include "fusefs/core.h"
 #include "iouring/tree.h"
 
-/* To be called after a file became visible at path. Does something for chunks, profile.cgp and
- * model.json of contexts, and nothing for other names. header: of a chunk, as cg_fs_check() gave
- * it; else NULL. A failure is logged and counted. The file itself stays. */
+/* To be called after a file became visible at path. Adopts chunks, profile.cgp and model.json of
+ * contexts, and does nothing for other names. header: of a chunk, as cg_fs_check() gave it; else
+ * NULL. A failure is logged and counted, and the file itself stays. */
 void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
                  const cg_chunk_header *header);
 #endif

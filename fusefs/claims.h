@@ -1,11 +1,11 @@
-/* fusefs/claims.h - who writes an ordinary file, and who is about to publish it: between daemons.
+/* fusefs/claims.h - keeps writing a file and publishing it apart, between daemons.
  *
- * A gate (fusefs/nodes.h) keeps the two apart in one daemon. A store may have several. So whoever
- * opens an ordinary file for writing claims it, shared; whoever checks it in order to publish it
+ * In one daemon a gate does that (fusefs/nodes.h). A store may have several daemons. So whoever
+ * opens an ordinary file for writing claims it shared, and whoever checks it in order to publish it
  * claims it alone. A claim is a flock(2) on the store's file. It ends with its descriptor at the
  * latest, also when a daemon is killed.
- * Limits: it reaches as far as the locks of the store's file system do. Where there are none, a
- * claim is always granted. Who writes to the store past all daemons makes none.
+ * Limits: a claim reaches as far as the locks of the store's file system do. Where there are none,
+ * it is always granted. Programs that write to the store without a daemon make no claims.
  * Threads: pure functions on descriptors.
  */
 #ifndef CG_FUSEFS_CLAIMS_H

@@ -3,6 +3,7 @@
 #define CG_FUSEFS_CONTENTS_H
 #include "fusefs/core.h"
 
-/* ftruncate() through the gate; fd is a descriptor of the node's file. EPERM: it is published. */
+/* ftruncate() through the gate; fd is a descriptor of the node's file. 0 or an errno value; EPERM:
+ * the file is published. Threads: any. */
 int cg_contents_truncate(cg_fs *fs, cg_fs_node *node, int fd, off_t size);
 #endif

@@ -1,10 +1,11 @@
-/* fusefs/contexts.h - what its owner wants of a context, as extended attributes of its folder.
+/* fusefs/contexts.h - how long a context is kept: extended attributes of its folder, which its
+ * owner sets.
  *
  *   user.cachegen.pin   (any value) it does not expire
- *   user.cachegen.ttl   "30d": its time to live from the last change of its context.json on; s, m,
+ *   user.cachegen.ttl   "30d": its time to live, from the last change of its context.json on; s, m,
  *                       h, d or w, without a letter seconds
- * A context that has expired is the first to go when room is made, and with it what its chunks had
- * kept. Until then it is as any other.
+ * A context that has expired is the first to go when room is made. With it go its chunks, as far as
+ * nothing else uses them. Until then it is as any other.
  * Threads: each call stands alone.
  */
 #ifndef CG_FUSEFS_CONTEXTS_H

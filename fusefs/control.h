@@ -1,8 +1,8 @@
 /* fusefs/control.h - the virtual directory <mount>/.cachegenfs with the files version, config and
  * metrics.
  *
- * They are numbered (cg_control_file). A node of the mount says by that number that it is one of
- * them, and no file of the store.
+ * Each has a number (cg_control_file). A node with such a number is a virtual file, and not one of
+ * the store.
  * Threads: a cg_control is read-only once made.
  */
 #ifndef CG_FUSEFS_CONTROL_H
@@ -35,6 +35,6 @@ const char *cg_control_name(int file);
 int cg_control_find(const char *name);
 mode_t cg_control_mode(int file);
 void cg_control_attr(const cg_control *control, int file, struct stat *attr_out);
-/* What the file holds now; the caller frees it. NULL without memory. */
+/* The file's text as of now, allocated with malloc(); the caller frees it. NULL without memory. */
 char *cg_control_text(const cg_control *control, int file, const cg_metrics *metrics);
 #endif

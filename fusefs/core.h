@@ -60,8 +60,8 @@ typedef struct cg_fs_config {
     void *log_user;
 } cg_fs_config;
 
-/* On whose behalf a call is made. What it creates belongs to uid and gid if we run as root. pid is
- * a process or a thread id. */
+/* Who makes a call. If we run as root, what the call creates belongs to uid and gid. pid is a
+ * process or a thread id. */
 typedef struct cg_fs_caller {
     uid_t uid;
     gid_t gid;
@@ -77,7 +77,7 @@ typedef struct cg_fs_entry {
 
 typedef struct cg_fs_directory cg_fs_directory;
 
-/* The bytes of a read: text in memory, or what fd has from offset on. */
+/* Where the bytes of a read are: in memory (text), or in the file fd from offset on. */
 typedef struct cg_fs_bytes {
     const char *text; /* NULL: of fd */
     int fd;
@@ -88,11 +88,12 @@ typedef struct cg_fs_bytes {
 /* Moves the bytes of a write from source to fd, from offset on. The number of bytes, or -errno. */
 typedef ssize_t cg_fs_move(void *source, int fd, off_t offset);
 
-/* What the kernel remembers, as cg_fs_watch() changes it. Must not wait for anything. */
+/* How cg_fs_watch() makes the kernel forget what it remembers. The functions must not wait for
+ * anything. */
 typedef struct cg_fs_kernel {
-    /* The attributes of the node, which may be gone. */
+    /* Forget the attributes of the node; it may be gone. */
     void (*forget_attr)(void *user, const cg_fs_node *node);
-    /* All names, which are looked up again. */
+    /* Look up all names again before they are used. */
     void (*doubt_names)(void *user);
     void *user;
 } cg_fs_kernel;
@@ -119,8 +120,9 @@ int cg_fs_root_fd(const cg_fs *fs);
 /* Contexts may have come into the store past this daemon. Makes their chunks findable by key. Can
  * take long. */
 void cg_fs_adopt_tree(cg_fs *fs);
-/* Tends the store until cg_fs_stop(): shows that we live, cg_fs_adopt_tree() once, then makes room
- * whenever the store comes near its quota. For a thread of its own. */
+/* Tends the store until cg_fs_stop(): beats, so that other daemons know that we live; runs
+ * cg_fs_adopt_tree() once; then makes room whenever the store comes near its quota. For a thread of
+ * its own. */
 void cg_fs_keep(cg_fs *fs);
 /* Reads all chunks and profiles again and again, at the configured rate, and repairs what is
  * damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it returns
@@ -132,11 +134,12 @@ void cg_fs_watch(cg_fs *fs);
 /* Before cg_fs_watch() and before anything is served. 0, or why there is no watch. kernel must
  * stay. */
 int cg_fs_watch_begin(cg_fs *fs, const cg_fs_kernel *kernel);
-/* Whether the kernel may trust what it has for CG_FS_TRUST_SECONDS, since it is told of changes. */
+/* Whether the kernel is told of changes, so that it may trust what it remembers for
+ * CG_FS_TRUST_SECONDS. */
 bool cg_fs_is_watched(const cg_fs *fs);
 enum { CG_FS_TRUST_SECONDS = 60 };
-/* The mount ends: cg_fs_keep(), cg_fs_scrub(), cg_fs_watch() and cg_fs_adopt_tree(), in other
- * threads, return soon. The next mount goes on. */
+/* Says that the mount ends. cg_fs_keep(), cg_fs_scrub(), cg_fs_watch() and cg_fs_adopt_tree(), in
+ * other threads, return soon. The next mount goes on where they stopped. */
 void cg_fs_stop(cg_fs *fs);
 
 /* Names. */
@@ -181,11 +184,12 @@ int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
 /* cg_fs_lookup() of an entry that was just read: the directory need not be opened again. */
 int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *directory,
                       const char *name, cg_fs_entry *entry_out);
-/* Whether so many files are known that listings should bring names only: what they look up costs
- * 200 bytes a file until the kernel forgets it, and find does not want it. */
+/* Whether listings should bring names only, because so many files are known. A listing with
+ * attributes looks up each file; that costs 200 bytes a file until the kernel forgets it, and
+ * `find` does not need it. */
 bool cg_fs_is_crowded(cg_fs *fs);
 /* Whether the folder is as it was at an earlier cg_fs_opendir(), whose listing the kernel was
- * allowed to keep. What it keeps must not be older than the names that it trusts. */
+ * allowed to keep. A kept listing must not be older than the names that the kernel trusts. */
 bool cg_fs_is_listed(const cg_fs_directory *directory);
 int cg_fs_syncdir(cg_fs_directory *directory);
 void cg_fs_closedir(cg_fs_directory *directory);
@@ -194,13 +198,13 @@ void cg_fs_closedir(cg_fs_directory *directory);
 int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
                  mode_t mode, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out);
 int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out);
-/* Where the bytes of a read are; nothing is copied, so that the kernel can take them from fd by
- * itself (splice). They count as read. Good while the file is open. */
+/* Says where the bytes of a read are. Nothing is copied, so that the kernel can take them from fd
+ * by itself (splice). They count as read. Valid while the file is open. */
 void cg_fs_read(cg_fs *fs, const cg_fs_file *file, off_t offset, size_t n_bytes,
                 cg_fs_bytes *bytes_out);
-/* Calls move, which does the writing, unless the content must not change: EPERM, the file is
- * published. A check of the content waits until move is done. *n_written_out may be less than move
- * had; after an error it is 0. */
+/* Calls move, which does the writing. EPERM, without calling it: the file is published, so its
+ * content must not change. A check of the content waits until move is done. *n_written_out may be
+ * less than move had; after an error it is 0. */
 int cg_fs_write(cg_fs *fs, cg_fs_file *file, off_t offset, cg_fs_move *move, void *source,
                 size_t *n_written_out);
 int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n_bytes);

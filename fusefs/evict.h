@@ -39,9 +39,9 @@ typedef struct cg_evict_policy {
     int64_t keep_s[CG_N_LEVELS];
 } cg_evict_policy;
 
-/* The steps that are due by age and those that free wanted_bytes, or all that there are: at most
- * one for each file, to be done in this order. *steps_out is malloc'ed, the caller's.
- * CG_ERR_NO_MEMORY. */
+/* Chooses the steps that are due by age, and those that free wanted_bytes, or all that there are.
+ * At most one step for each file; they are to be done in this order. The caller frees *steps_out
+ * with free(). CG_ERR_NO_MEMORY. */
 cg_status cg_evict_choose(const cg_survey *survey, const cg_evict_policy *policy,
                           cg_eviction **steps_out, size_t *n_steps_out);
 

@@ -85,17 +85,17 @@ struct cg_fs {
 void cg_fs_log(cg_fs *fs, cg_log_level level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Whether the mount ends, for work on the whole store that asks now and then. fs: a cg_fs. */
+/* Whether the mount is ending. Work on the whole store asks now and then. fs: a cg_fs. */
 bool cg_fs_is_stopping(void *fs);
 
-/* From now on this thread's work comes after that of others who want the processor: it reads the
- * whole store, and nobody waits for it. */
+/* Lowers this thread's priority for good: what reads the whole store while nobody waits for it
+ * comes after requests. */
 void cg_fs_stand_back(void);
 
-/* Until ns have passed, or the mount ends: true. */
+/* Waits until ns have passed (false) or the mount is ending (true). */
 bool cg_fs_wait(cg_fs *fs, uint64_t ns);
 
-/* Whether a name of the root is ours, and not shown. */
+/* Whether this name in the root belongs to cachegenfs and is not shown. */
 bool cg_fs_is_hidden(const char *name);
 
 /* Whether a name can be made or removed here; it need not exist. EPERM: cachegenfs keeps it for
@@ -107,8 +107,9 @@ int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name);
 int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
                 cg_fs_entry *entry_out);
 
-/* Gives an open new file, which is or will be seen in dir_fd, to its caller, if we run as root and
- * it is not the caller's yet. chown clears set-id bits; those of mode are set again. */
+/* Makes caller the owner of the new file fd, if we run as root and it is not the caller's yet. The
+ * file is or will be seen in dir_fd, whose rules for the group hold. chown clears set-id bits;
+ * those of mode are set again. 0 or an errno value. */
 int cg_fs_give_away_fd(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, int fd, mode_t mode);
 
 /* Whether a strict rule speaks of this path. */
@@ -118,8 +119,9 @@ static inline bool cg_fs_is_strict(const cg_tree_name *name)
            name->kind == CG_TREE_PROFILE;
 }
 
-/* Checks the content of fd for the name; counts a refusal, and logs it: of each owner of refused
- * files CG_LOG_LINES in CG_LOG_SECONDS, then how many were left out. */
+/* Checks whether the content of fd may stand under the name. 0 or an errno value
+ * (cg_strict_errno()). A refusal is counted and logged: CG_LOG_LINES lines in CG_LOG_SECONDS for
+ * each owner of refused files, then how many were left out. */
 int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
                 cg_chunk_header *header_out);
 #endif

@@ -26,15 +26,15 @@ typedef struct cg_fsck_config {
     int root_fd;
     cg_staging *staging;  /* NULL: nothing is repaired */
     uint64_t bytes_per_s; /* of files that are read; 0: as fast as it goes */
-    /* Comes before each name. Waits at most so long (0: not at all); true ends the check. NULL:
-     * never. */
+    /* Called before each name. Waits at most ns (0: not at all); true ends the check. NULL: nothing
+     * waits and nothing ends it. */
     bool (*wait)(void *user, uint64_t ns, const struct cg_fsck_result *so_far);
-    /* Each finding, and what was done about it. */
+    /* Called for each finding, with what was done about it. */
     void (*report)(void *user, const char *path, const char *what);
     void *user;
 } cg_fsck_config;
 
-/* Names of files; a whole file with several is read once. */
+/* Counts names of files. A whole file with several names is read once. */
 typedef struct cg_fsck_result {
     uint64_t n_whole, n_damaged, n_left; /* n_left: files left unfinished */
     uint64_t n_cut, n_quarantined;       /* of the damaged: repaired */

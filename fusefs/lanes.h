@@ -1,9 +1,10 @@
 /* fusefs/lanes.h - how many requests of a kind, and of a user, may be under way.
  *
- * A request holds a thread until it is answered, and some take long: a check of a large file, any
- * change on a store that is frozen. So each kind has a lane of so many requests. In the lane of
- * changes a user has a part of it. What comes when its lane is full waits in line, without a
- * thread. Threads: any.
+ * A request holds a thread until it is answered. Some take long: a check of a large file, or any
+ * change while the store is frozen. So each kind of request has a lane, which takes a fixed number
+ * of them. In the lane of changes each user has a smaller number. A request whose lane is full
+ * waits in line, and holds no thread.
+ * Threads: any. The lanes have their own lock.
  */
 #ifndef CG_FUSEFS_LANES_H
 #define CG_FUSEFS_LANES_H
@@ -44,13 +45,14 @@ typedef struct cg_lanes {
 void cg_lanes_init(cg_lanes *lanes);
 /* Nobody runs any more. */
 void cg_lanes_destroy(cg_lanes *lanes);
-/* Whether a request may run now; then cg_lanes_end() comes after it. */
+/* Whether a request may run now. If so, cg_lanes_end() must come after it. */
 bool cg_lanes_begin(cg_lanes *lanes, cg_lane lane, uid_t uid);
-/* The same; if it may not, the job waits, and is the lanes'. */
+/* The same for a job. If it may not run now, it waits, and belongs to the lanes until it comes out
+ * of cg_lanes_end() or cg_lanes_take_waiting(). */
 bool cg_lanes_begin_or_wait(cg_lanes *lanes, cg_lane_job *job);
-/* The job to run next in this place, which is the caller's again; or NULL. */
+/* A request has ended. Returns the waiting job that may run now, the caller's again; or NULL. */
 cg_lane_job *cg_lanes_end(cg_lanes *lanes, cg_lane lane, uid_t uid);
-/* At the end: one that still waits, or NULL. */
+/* For the end of a mount: takes out one job that still waits, or returns NULL. */
 cg_lane_job *cg_lanes_take_waiting(cg_lanes *lanes);
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
-/* fusefs/left.h - files that killed connectors left unfinished, on whatever host they ran.
+/* fusefs/left.h - files that killed connectors left unfinished, whatever host they ran on.
  *
- * A connector writes into a hidden file that ends in .tmp, next to where the chunk is to be
- * (iouring/io_write.h), and names it when it is complete: seconds later. Such a file is left when
- * nobody has written to it for an hour, by the store's clock, and nobody on this host has it open
- * for writing, where the store can tell (leases). A connector of another host that hung in the
- * middle for an hour loses what it was saving; linking the file fails, and nothing else.
+ * A connector writes into a hidden file that ends in .tmp, next to the place of the chunk
+ * (iouring/io_write.h), and names it when it is complete, seconds later. Such a file counts as left
+ * when nobody has written to it for an hour, by the store's clock, and nobody on this host has it
+ * open for writing, where the store can tell (leases of fcntl). So a connector of another host that
+ * hung in the middle for an hour loses what it was saving: its link fails, and nothing else.
  * Threads: each call stands alone.
  */
 #ifndef CG_FUSEFS_LEFT_H
@@ -21,7 +21,9 @@ extern "C" {
 /* Whether path, dir_fd's entry of its last component, described by attr, was left before now_s, of
  * the store's clock (cg_staging_now_s()). */
 bool cg_left_is(int dir_fd, const char *path, const struct stat *attr, int64_t now_s);
-/* Removes all of a store. is_over: asked at each name; true ends it. CG_ERR_CANCELLED: it was. */
+/* Removes all such files of a store. is_over is asked at each name; true ends it with
+ * CG_ERR_CANCELLED. CG_ERR_...: the root cannot be read. *n_removed_out is valid after an error,
+ * too. */
 cg_status cg_left_remove(int root_fd, int64_t now_s, bool (*is_over)(void *user), void *user,
                          uint64_t *n_removed_out);
 

@@ -1,12 +1,14 @@
-/* fusefs/life.h - which daemons of a store live, on whatever host, without a server of our own.
+/* fusefs/life.h - which daemons of a store live, whatever hosts they run on, without a server of
+ * our own.
  *
- * A daemon has a folder and in it a file `lock`. It locks the file while it lives, and writes its
- * text anew every few seconds, with a higher number: a beat. On one host the lock tells at once
- * that a daemon was killed. Between hosts locks may not reach; there a daemon is dead when its text
- * has stayed the same for as long as it says itself (silent_s), by the watcher's own monotonic
- * clock and in looks without a gap. So no two clocks are ever compared, and who was cut off from
- * the store takes nobody for dead when it comes back.
- * That a lock reaches is known from the text: it was made in the same run of the same kernel, on
+ * A daemon has a folder, and in it a file `lock`. It locks the file while it lives. Every few
+ * seconds it writes the file's text anew with a higher number: a beat.
+ * On one host the lock tells at once that a daemon was killed. Locks may not reach between hosts.
+ * There a daemon is dead when its text has stayed the same for the time that the text itself names
+ * (silent_s), by the watcher's own monotonic clock and in looks without a gap. So no two clocks are
+ * ever compared, and a daemon that was cut off from the store takes nobody for dead when it comes
+ * back.
+ * The text tells whether its lock reaches us: it was made in the same run of the same kernel, on
  * the same mounted file system.
  * Threads: any, but one thread at a time beats.
  */
@@ -25,7 +27,7 @@ extern "C" {
 #define CG_LIFE_FILE "lock"
 enum {
     CG_LIFE_NAME_BYTES = 256, /* of a folder, with its end */
-    CG_LIFE_TEXT_BYTES = 224, /* always: who has cached the size reads all of it */
+    CG_LIFE_TEXT_BYTES = 224, /* always: a reader that has cached the size reads all of it */
     CG_LIFE_BOOT_BYTES = 37,
     CG_LIFE_BEATS = 6, /* in silent_s */
 };
@@ -58,8 +60,9 @@ int cg_life_beat(cg_life *life, int dir_fd);
 
 void cg_life_watch_init(cg_life_watch *watch);
 void cg_life_watch_destroy(cg_life_watch *watch);
-/* Whether the daemon of this folder of all_fd is dead. What cannot be read now is not dead. now_s:
- * CLOCK_MONOTONIC, from before the call. own: ours, which says where we are. */
+/* Whether the daemon whose folder in all_fd is `name` is dead. One whose text cannot be read now is
+ * not. now_s: CLOCK_MONOTONIC, from before the call. own: our own daemon, which says where we
+ * are. */
 bool cg_life_is_dead(cg_life_watch *watch, const cg_life *own, int all_fd, const char *name,
                      int64_t now_s);
 

@@ -1,8 +1,8 @@
 /* fusefs/loop.h - the threads that take requests from the kernel and answer them.
  *
- * As fuse_session_loop_mt(), but each request goes through its lane (fusefs/lanes.h). So a thread
- * is left for .cachegenfs when all that touches the store hangs, and threads for reading when only
- * changes do.
+ * As fuse_session_loop_mt(), but each request goes through its lane (fusefs/lanes.h). So when all
+ * that touches the store hangs, threads are left for .cachegenfs; when only changes hang, threads
+ * are left for reading.
  */
 #ifndef CG_FUSEFS_LOOP_H
 #define CG_FUSEFS_LOOP_H

@@ -3,21 +3,21 @@
  *
  * A node is one file, known by its device and inode number, or a view of it (fusefs/views.h). It
  * has no descriptor of its own: a million O_PATH descriptors would hit the kernel's limit. It has
- * names: places (parent node, text) where it was last seen. Hard links that show the same are one
- * node with several names. Another daemon, or someone at work on the store itself, can make a name
- * wrong at any time. So fusefs/reach.h compares device and inode number after it has opened by
+ * names: places (parent node, text) where it was last seen. Hard links that show the same bytes are
+ * one node with several names. Another daemon, or someone at work on the store itself, can make a
+ * name wrong at any time. So fusefs/reach.h compares device and inode number after it has opened by
  * name.
  *
- * A node stays as long as somebody counts on it: the kernel (n_lookups), or we (n_pins).
+ * A node stays as long as somebody refers to it: the kernel (n_lookups), or the daemon (n_pins).
  *
- * A node has a gate. Who changes the content passes it; who checks the content closes it first. A
- * gate that is sealed stays closed: the file is published.
+ * A node has a gate, which keeps writing and checking apart. Writers pass it. A check closes it
+ * first. When a check publishes the file, the gate is sealed: it stays closed.
  *
  * A node also knows through which backing file it is read (fusefs/passthrough.h). Views are neither
- * written nor read past us. So gate and backing file matter only for nodes of whole files.
+ * written nor read by passthrough. So gate and backing file matter only for nodes of whole files.
  *
  * Threads: every function takes the table's lock. Nothing is called back under it, and no system
- * call is made. The fields of a node are under that lock, too, but for the first six.
+ * call is made. The fields of a node are under that lock, too, except the first six.
  */
 #ifndef CG_FUSEFS_NODES_H
 #define CG_FUSEFS_NODES_H
@@ -73,9 +73,8 @@ struct cg_fs_node {
     cg_fs_node *hash_next;
 };
 
-/* An ordinary file that was read through the page cache: as it was when it was opened for that.
- * What the kernel has of its content was read since, and is right while the file's time of change
- * is this. */
+/* What an ordinary file was like when it was opened to be read through the page cache. As long as
+ * the file's time of change is this, what the kernel has of its content is right. */
 typedef struct cg_read_note {
     uint64_t generation;  /* of the node; 0: unused */
     int64_t changed_ns;   /* the file's time of change */
@@ -119,13 +118,13 @@ void cg_nodes_forget(cg_nodes *nodes, cg_fs_node *node, uint64_t n_lookups);
 void cg_nodes_pin(cg_nodes *nodes, cg_fs_node *node);
 void cg_nodes_unpin(cg_nodes *nodes, cg_fs_node *node);
 
-/* A node that the kernel knows already got this name, by link or by publishing. Without memory the
- * name is not noted; the next look-up notes it. */
+/* Notes that a node which the kernel knows got this name, by a link or by publishing. Without
+ * memory the name is not noted; the next look-up does it. */
 void cg_nodes_add_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *name);
 void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *name);
 /* Drops the names of the node that come before the one of this path: they were tried first, and led
- * nowhere or to other files. It drops none if there was a rename since the epoch, or one is under
- * way: then they may be right. */
+ * nowhere or to other files. If there was a rename since the epoch, or one is under way, it drops
+ * none: the names may be right then. */
 void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, uint64_t epoch);
 void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *name,
                         cg_fs_node *new_parent, const char *new_name, bool exchange);
@@ -139,30 +138,30 @@ size_t cg_nodes_of_file(cg_nodes *nodes, dev_t dev, ino_t ino,
                         cg_fs_node *nodes_out[CG_NODES_MAX_OF_FILE]);
 /* The same for all nodes, a part at a time: *at begins with 0. 0: there are no more. */
 size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_fs_node **nodes_out, size_t max);
-/* The file has changed: what was noted of reading it is void, also of who reads it now. */
+/* The file has changed: voids what was noted of reading it, also the notes of its open files. */
 void cg_nodes_void_notes(cg_nodes *nodes, dev_t dev, ino_t ino);
 void cg_nodes_void_all_notes(cg_nodes *nodes);
 /* Whether a file is known by this name, of the folder with this number, and which. */
 bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *name, ino_t *ino_out);
 
-/* A path of the node, by its name number name_index, and below that leaf (may be NULL). The caller
- * frees it. ENOENT: it has no such name. ESTALE: that name leads nowhere, as by the names above it
- * would lie in itself, or a folder above has no name left. ENOMEM. */
+/* A path of the node by its name number name_index, with leaf (may be NULL) behind it. The caller
+ * frees it. ENOENT: it has no such name. ESTALE: the name leads nowhere, since a folder above has
+ * no name left or would lie in itself. ENOMEM. */
 int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
                   char **path_out);
 /* The same for the names of the node's file: its own, and those of all that show the same file. */
 int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
                           char **path_out);
 
-/* Renames. A path that was made before a rename may lead nowhere after it. So whoever opens by path
- * notes the epoch before he makes the path. If the path fails, he asks whether there was a rename
- * since, and tries again. */
+/* Renames. A path that was made before a rename may lead nowhere after it. So a caller that opens
+ * by path notes the epoch before it makes the path. If the path fails, the caller asks whether
+ * there was a rename since, and tries again. */
 uint64_t cg_nodes_epoch(cg_nodes *nodes);
 bool cg_nodes_changed_since(cg_nodes *nodes, uint64_t epoch); /* waits for renames under way */
 void cg_nodes_rename_begin(cg_nodes *nodes);
 void cg_nodes_rename_end(cg_nodes *nodes);
 
-/* This many seconds from now, for what waits on the table. */
+/* A deadline so many seconds from now, for waiting on the table. */
 struct timespec cg_nodes_deadline(unsigned seconds);
 
 /* The gate. Any number of writers can be inside. A check waits until they have left, and keeps
@@ -171,12 +170,12 @@ bool cg_gate_enter(cg_nodes *nodes, cg_fs_node *node); /* waits for a check; fal
 void cg_gate_leave(cg_nodes *nodes, cg_fs_node *node);
 /* Returns the state before, OPEN or SEALED. */
 cg_gate cg_gate_check_begin(cg_nodes *nodes, cg_fs_node *node);
-/* The same for one who holds other gates already. False: another check was not over in time (two
- * that wait for each other's gates would wait for ever). */
+/* The same for a caller that holds other gates already. False: another check was not over by the
+ * deadline. (Two callers that wait for each other's gates would otherwise wait for ever.) */
 bool cg_gate_check_begin_until(cg_nodes *nodes, cg_fs_node *node, const struct timespec *deadline,
                                cg_gate *before_out);
 void cg_gate_check_end(cg_nodes *nodes, cg_fs_node *node, cg_gate gate);
-/* A sealed gate is open again: the inode number has come back with another file. */
+/* Opens a sealed gate again: the inode number has come back with another file. */
 void cg_gate_unseal(cg_nodes *nodes, cg_fs_node *node);
 
 #ifdef __cplusplus

@@ -31,28 +31,31 @@ struct cg_fs_file {
     uint32_t n_users;
 };
 
-/* Whether the ordinary file, which is opened for reading alone, is as it was when it was last
- * opened, so that pages that were read since are right. What has just changed can change again and
- * keep its time, as the clock of files is coarse: of that nothing is noted. A write has its time
- * from its beginning: the watch voids notes at its end. A mapping may write to the store's file and
- * leave its time, so that no note is good for longer than attributes are. */
+/* Compares an ordinary file, opened for reading only, with the note of its last opening. If it has
+ * not changed, pages that the kernel has of it are right, and file->unchanged is set.
+ * A file that has just changed is not noted: the clock of files is coarse, so the file can change
+ * again and keep its time. A write gives the file the time of the write's beginning, so the watch
+ * voids notes at its end. A mapping may write to the file without a new time, so no note is good
+ * for longer than attributes are. */
 void cg_open_file_compare(cg_fs *fs, cg_fs_file *file);
 
 /* Puts an open file into the node's list, with one user. It owns fd from now on; after an error fd
- * is closed. pending: whose file fd is, or NULL.
- * ENOMEM. ETXTBSY: it would be written to, and others read it past the daemon. EPERM: it would be
- * written to, and was published meanwhile; waits for a check under way. */
+ * is closed. pending: the pending file that fd belongs to, or NULL.
+ * 0 or an errno value. ENOMEM. ETXTBSY: it is opened for writing, but others read it by
+ * passthrough. EPERM: it is opened for writing, but has been published meanwhile. Waits for a check
+ * under way. */
 int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_pending *pending,
                      cg_fs_file **file_out);
 /* Takes the file out of the node's list. Its descriptor stays open until the last user is gone. */
 void cg_open_file_leave(cg_fs *fs, cg_fs_file *file);
-/* One of the node's open files, which stays until cg_open_file_unuse(); or NULL. */
+/* One of the node's open files, with one more user until cg_open_file_unuse(); or NULL. */
 cg_fs_file *cg_open_file_use_any(cg_nodes *nodes, cg_fs_node *node);
 void cg_open_file_unuse(cg_nodes *nodes, cg_fs_file *file);
 /* Whether the file that attr describes is open for writing. */
 bool cg_open_file_is_being_written(cg_nodes *nodes, const struct stat *attr);
-/* The same of a node. Waits a second for files that were closed: the kernel tells of the last close
- * some time after the caller's close(), and not before a mapping is gone. */
+/* The same of a node, and whether it stays so. Waits up to a second for files that were closed: the
+ * kernel tells of the last close some time after the caller's close(), and not before a mapping is
+ * gone. */
 bool cg_open_file_stays_written(cg_nodes *nodes, const cg_fs_node *node);
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
  *
  * Each is one call of fusefs/core.h and one reply. A request ends with its reply: after it, req is
  * gone, and the kernel may use or forget the node at once.
+ * Threads: any, as libfuse or fusefs/loop.h calls them.
  */
 #ifndef CG_FUSEFS_OPS_H
 #define CG_FUSEFS_OPS_H
@@ -28,10 +29,11 @@ cg_mount *cg_ops_mount(fuse_req_t req);
 cg_fs_node *cg_ops_node(const cg_mount *mount, fuse_ino_t ino);
 cg_fs_caller cg_ops_caller(fuse_req_t req);
 void cg_ops_reply_error(fuse_req_t req, int error);
-/* For cg_fs_kernel: what the kernel remembers of the mount (user), which serves. */
+/* For cg_fs_kernel: make the kernel forget what it remembers. mount is the cg_mount, which
+ * serves. */
 void cg_ops_forget_attr(void *mount, const cg_fs_node *node);
 void cg_ops_doubt_names(void *mount);
-/* Whether the kernel is told when a name goes that it has. */
+/* Whether the kernel may trust names, because it is told when one that it has goes away. */
 bool cg_ops_trusts_names(const cg_mount *mount);
 struct fuse_entry_param cg_ops_entry(const cg_mount *mount, const cg_fs_entry *entry);
 /* The operations of open files and directories (ops_files.c). */

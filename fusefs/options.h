@@ -1,4 +1,6 @@
-/* fusefs/options.h - the command line: cachegenfs STORE MOUNTPOINT [-o ...]. */
+/* fusefs/options.h - the command line: cachegenfs STORE MOUNTPOINT [-o ...].
+ * Threads: one, at the start.
+ */
 #ifndef CG_FUSEFS_OPTIONS_H
 #define CG_FUSEFS_OPTIONS_H
 #include "fusefs/core.h"
@@ -28,7 +30,7 @@ typedef enum cg_options_result {
     CG_OPTIONS_ERROR = 2, /* printed to stderr */
 } cg_options_result;
 
-/* Checks all before it says RUN; then the caller destroys *options_out. */
+/* Checks everything before it says RUN. Then *options_out is filled, and the caller destroys it. */
 cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out);
 void cg_options_destroy(cg_options *options);
 #endif

@@ -1,10 +1,9 @@
-/* fusefs/passthrough.h - reads of published files that go past the daemon (FUSE passthrough, Linux
- * 6.9).
+/* fusefs/passthrough.h - reads of published files without the daemon (FUSE passthrough, Linux 6.9).
  *
- * We give the kernel a backing file: the store's own. It reads that itself. An open file is then
- * backed; else it is cached, and read through the daemon and the page cache.
- * The kernel takes one backing file for an inode, and no mix of backed and cached files in it. So
- * what an inode's first open file is, its next ones are. Sometimes the kernel refuses: without
+ * The daemon gives the kernel a backing file, the store's own, and the kernel reads that itself.
+ * Such an open file is backed. All others are cached: read through the daemon and the page cache.
+ * The kernel takes one backing file for an inode, and no mix of backed and cached files of it. So
+ * later open files of an inode are what the first one is. Sometimes the kernel refuses: without
  * CAP_SYS_ADMIN, or over another passthrough mount. Then the file is cached.
  * Threads: any.
  */

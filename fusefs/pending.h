@@ -37,12 +37,12 @@ struct cg_fs_pending {
     cg_fs_pending *next;
 };
 
-/* A new file that will be name in parent (dir_fd), with one look-up of its node and one user.
- * EDQUOT: the caller has too many of them. */
+/* Makes a new file that will be `name` in parent (dir_fd), with one look-up of its node and one
+ * user. 0 or an errno value; EDQUOT: the caller has too many waiting files. */
 int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
                    const char *name, mode_t mode, bool stays, cg_fs_entry *entry_out,
                    cg_fs_pending **pending_out);
-/* The caller's own waiting file of this name, or NULL; with one more user. */
+/* The waiting file of this name that the caller's process created, with one more user; or NULL. */
 cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent,
                                const char *name);
 /* The node's waiting file, or NULL; with one more user. */
@@ -52,11 +52,11 @@ void cg_pending_put(cg_fs *fs, cg_fs_pending *pending);
 /* The kernel forgets the node. */
 void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups);
 
-/* The file waits no more, and is of this state. The gate is in CHECKING. Returns the user that
- * mknod left, for the caller to put when the gate is open again; or NULL. */
+/* Ends the waiting: the file is of this state from now on. The gate must be in CHECKING. Returns
+ * the user that mknod left, which the caller puts when the gate is open again; or NULL. */
 cg_fs_pending *cg_pending_end(cg_fs *fs, cg_fs_pending *pending, cg_pending_state state);
-/* unlink() by the creator. */
+/* For unlink() by the creator: the file will be discarded at its last release. */
 void cg_pending_cancel(cg_fs *fs, cg_fs_pending *pending);
-/* At the end: all that wait are discarded. */
+/* For the end of a mount: discards all waiting files. */
 void cg_pending_discard_all(cg_fs *fs);
 #endif

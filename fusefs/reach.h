@@ -1,8 +1,9 @@
 /* fusefs/reach.h - from a node to a descriptor of its file.
  *
  * The file is opened by a name of the node, and compared with the node's device and inode number.
- * So a file that was put in its place is never taken for it. That is ESTALE, upon which the kernel
- * looks the name up again. If a rename was under way, it is tried again.
+ * So another file that was put in its place is never taken for it. That case is ESTALE, upon which
+ * the kernel looks the name up again. If a rename was under way, the name is tried again.
+ * Threads: any. Results are 0 or an errno value.
  */
 #ifndef CG_FUSEFS_REACH_H
 #define CG_FUSEFS_REACH_H
@@ -13,13 +14,15 @@ typedef struct cg_reached {
     cg_fs_file *file; /* whose fd this is; NULL: ours */
 } cg_reached;
 
-/* A new descriptor with these open flags. *path_out (path_out may be NULL) is the path that led
- * there, "" if the file has no name any more; the caller frees it. ESTALE: all names of the node
- * hold other files or nothing. ENOENT: it has none. */
+/* Opens a new descriptor with these flags; the caller closes it. *path_out (path_out may be NULL)
+ * is the path that led there, "" if the file has no name any more; the caller frees it. ESTALE: all
+ * names of the node hold other files or nothing. ENOENT: it has no name. */
 int cg_reach_open(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out, char **path_out);
-/* An O_PATH descriptor of a directory, and in path_out (may be NULL) the path of leaf in it. */
+/* Opens an O_PATH descriptor of a directory; the caller closes it. *path_out (path_out may be NULL)
+ * is the path of leaf in it; the caller frees it. */
 int cg_reach_dir(cg_fs *fs, cg_fs_node *node, const char *leaf, int *fd_out, char **path_out);
-/* Any descriptor, for attributes: that of an open file, if there is one. cg_reach_end() ends it. */
+/* A descriptor for attributes: that of an open file if there is one, else a new one. cg_reach_end()
+ * gives it back. */
 int cg_reach(cg_fs *fs, cg_fs_node *node, cg_reached *reached_out);
 void cg_reach_end(cg_fs *fs, cg_reached *reached);
 

@@ -1,12 +1,12 @@
 /* fusefs/space.h - a mount's quota: how full its store is, and making room in it.
  *
- * Two water marks: when the store takes more than 95 % of the quota, cold data go until it takes
- * less than 90 % (fusefs/evict.h says which). What published through this mount takes is added at
- * once; what came or went past it is seen by a survey, every ten minutes. One daemon of a store
- * makes room at a time (fusefs/lease.h); two at once would only free too much.
- * A model may have a quota of its own, with the same marks. Levels that the store keeps for a time
- * only (-o keep) go after each survey, whether there is room or not.
- * Threads: one keeps (cg_fs_keep() of fusefs/core.h); the others ask.
+ * There are two water marks. When the store takes more than 95 % of the quota, cold data go until
+ * it takes less than 90 % (fusefs/evict.h says which). What is published through this mount counts
+ * at once. What came or went without it is seen by a survey, every ten minutes. Only one daemon of
+ * a store makes room at a time (fusefs/lease.h); two at once would do no harm but free too much. A
+ * model may have a quota of its own, with the same marks. Levels that are kept for a time only (-o
+ * keep) go after each survey, whether the store is full or not.
+ * Threads: one tends (cg_fs_keep() of fusefs/core.h); any may ask.
  */
 #ifndef CG_FUSEFS_SPACE_H
 #define CG_FUSEFS_SPACE_H
@@ -24,9 +24,9 @@ void cg_space_tend(cg_fs *fs);
 bool cg_space_is_due(cg_fs *fs, int64_t now_s);
 /* What the store takes, as far as is known; at most the quota is shown as used. */
 void cg_space_statfs(cg_fs *fs, struct statvfs *inout);
-/* A published file was opened to be read: that keeps it. The time of its last use is its time of
- * access, so that all hosts and the next daemon see it; it is set once an hour, also where the
- * store is mounted noatime. */
+/* Notes that a published file was opened to be read: that keeps it. The note is the file's time of
+ * access, so that all hosts and the next daemon see it. It is set at most once an hour, and also
+ * where the store is mounted noatime. */
 void cg_space_touch(cg_fs *fs, int fd);
 /* ENOSPC: there was no room to be made, and the store is over its quota. Else 0. */
 int cg_space_check(cg_fs *fs);

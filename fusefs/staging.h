@@ -1,9 +1,10 @@
-/* fusefs/staging.h - where files live while they are written under strict names:
+/* fusefs/staging.h - where files lie while they are written under strict names:
  * <root>/.cachegenfs-tmp/<daemon>/.
  *
- * Each daemon has a folder, under a name of random digits, which says nothing of the host. What
- * tells that the daemon lives is in there (fusefs/life.h). Folders of dead ones are removed, at the
- * start and then as long as cg_staging_live() has a thread. The mount hides .cachegenfs-tmp.
+ * Each daemon has a folder there. Its name is random digits, which say nothing of the host. The
+ * file in it by which others know that the daemon lives is that of fusefs/life.h. Folders of dead
+ * daemons are removed: at the start, and then for as long as cg_staging_live() has a thread. The
+ * mount hides .cachegenfs-tmp.
  * Threads: cg_staging_open(), _live() and _close() from one; the rest from any.
  */
 #ifndef CG_FUSEFS_STAGING_H
@@ -25,8 +26,8 @@ enum {
     CG_STAGING_SILENT_S = 60, /* a daemon of another host that was silent for so long is dead */
 };
 
-/* What happened while we lived: folders of dead daemons were removed, with n_removed files; or we
- * were taken for dead ourselves. */
+/* Tells what was found while we lived: folders of dead daemons were removed, with n_removed files;
+ * or others took us for dead, and our folder is gone. */
 typedef void cg_staging_told(void *user, uint64_t n_removed, bool was_taken_for_dead);
 
 typedef struct cg_staging {
@@ -51,13 +52,12 @@ typedef struct cg_staging {
     void *told_user;
 } cg_staging;
 
-/* Removes what daemons left that are known to be dead (*n_removed_out files), and makes our own
- * directory. silent_s: CG_STAGING_SILENT_S; all daemons of a store should have the same. 0 or an
- * errno value. */
+/* Removes what dead daemons left (*n_removed_out files), and makes our own folder. silent_s: as
+ * CG_STAGING_SILENT_S; all daemons of a store should have the same. 0 or an errno value. */
 int cg_staging_open(cg_staging *staging, int root_fd, unsigned silent_s, uint64_t *n_removed_out);
-/* A thread that shows that we live and looks after the others, until cg_staging_close(). Not before
- * a fork(). Without it other hosts take us for dead sooner or later. told, in that thread, may be
- * NULL. 0 or an errno value. */
+/* Starts a thread that shows that we live and looks after the others, until cg_staging_close().
+ * Call it after any fork(). Without it other hosts take us for dead sooner or later. told (may be
+ * NULL) is called in that thread. 0 or an errno value. */
 int cg_staging_live(cg_staging *staging, cg_staging_told *told, void *told_user);
 void cg_staging_close(cg_staging *staging);
 /* A new file in dir_fd, open for reading and writing, mode 0600. 0 or an errno value. ENOENT:
@@ -67,14 +67,15 @@ int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES],
  * an errno value; EIO: from has fewer bytes. */
 int cg_staging_copy(cg_staging *staging, int from, uint64_t n_bytes,
                     char name_out[CG_STAGING_NAME_BYTES]);
-/* The store's clock, in seconds: the time that it gave our last beat. staging may be NULL, or
- * without a folder: then it is our own clock. */
+/* The store's clock, in seconds: the time that the store gave our last beat. Without a staging
+ * (NULL) or its folder it is our own clock. */
 int64_t cg_staging_now_s(const cg_staging *staging);
 /* The name of our own folder. */
 void cg_staging_own(cg_staging *staging, char own_out[CG_STAGING_OWN_BYTES]);
 /* Whether the daemon that has or had this folder is dead. One whose folder is gone is. */
 bool cg_staging_is_dead(cg_staging *staging, const char *name);
-/* Removes a folder of dir_fd with all that is in it. The files that were in it, but for `lock`. */
+/* Removes a folder of dir_fd with all that is in it. Returns how many files were in it, not
+ * counting `lock`. */
 uint64_t cg_staging_remove(int dir_fd, const char *name);
 /* Makes the directory again if it is gone, as the daemon and not as a caller. 0 or an errno value.
  */

@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* Memory for checks that run at once. A check waits until there is enough. A file larger than the
- * limit is read when no other is. */
+/* Limits the memory of checks that run at once. A check waits until there is enough. A file larger
+ * than the limit is read when nothing else is. */
 typedef struct cg_strict_budget {
     pthread_mutex_t lock;
     pthread_cond_t freed;

@@ -42,9 +42,10 @@ typedef struct cg_survey {
     uint64_t used_bytes; /* on disk, of all files and folders; with several names: once */
 } cg_survey;
 
-/* is_over (may be NULL) is asked now and then; true ends the survey with CG_ERR_CANCELLED.
- * CG_ERR_NO_MEMORY; CG_ERR_...: the root cannot be read. After an error *survey_out is empty.
- * Takes about 160 bytes of memory a file of an object, 24 any other name of a file with several. */
+/* Makes a survey; the caller frees it with cg_survey_free(). is_over (may be NULL) is asked now and
+ * then; true ends the survey with CG_ERR_CANCELLED. CG_ERR_NO_MEMORY. CG_ERR_...: the root cannot
+ * be read. After an error *survey_out is empty. It takes about 160 bytes of memory for each file of
+ * an object, and 24 for each other name of a file with several. */
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
                          cg_survey *survey_out);
 void cg_survey_free(cg_survey *survey); /* zeros are fine */

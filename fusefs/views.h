@@ -35,8 +35,8 @@ bool cg_view_is_possible(const char *name);
 
 /* What the name shows of a file. header says what the file holds (cg_chunk_header_cut). */
 cg_view cg_view_of_header(const cg_tree_name *name, const cg_chunk_header *header);
-/* What the name shows of the open file, which attr describes. Without a header that fits the file,
- * all of it. */
+/* What the name shows of the open file fd, which attr describes. If the file's header does not fit
+ * the file, all of it. */
 cg_view cg_view_of_file(const cg_tree_name *name, int fd, const struct stat *attr);
 /* Stats leaf in dir_fd, without following a link, and says what path shows of it. path: of the same
  * file, relative to the store's root; NULL: shows all. A file that we may not read is shown whole:
@@ -44,16 +44,17 @@ cg_view cg_view_of_file(const cg_tree_name *name, int fd, const struct stat *att
 int cg_view_stat(int dir_fd, const char *leaf, const char *path, struct stat *attr_out,
                  cg_view *view_out);
 
-/* Opens a file to look into it, which does not count as a use: the time of access, by which room is
- * made (fusefs/space.h), stays where we may keep it. -1 and errno. */
+/* Opens a file to look into it. This does not count as a use: the time of access, by which room is
+ * made (fusefs/space.h), stays, if we may keep it. The caller closes what it returns; -1 and errno
+ * after an error. */
 int cg_view_open_unnoticed(int dir_fd, const char *leaf);
 
 /* Whether leaf in dir_fd shows the same by both names, whichever of them it has. */
 bool cg_view_is_same(int dir_fd, const char *leaf, const cg_tree_name *a, const cg_tree_name *b);
 
-/* Makes the view's attributes of the file's: size, blocks, and an inode number of its own. The link
- * count stays the file's. By a count above 1, du, tar and rsync -H know to look for other names of
- * the view. */
+/* Turns the file's attributes into the view's: size, blocks, and an inode number of its own. The
+ * link count stays the file's: from a count above 1, du, tar and rsync -H know that they should
+ * look for other names of the view. */
 void cg_view_attr(const cg_view *view, struct stat *attr);
 /* How many of n_bytes at offset are shown. */
 size_t cg_view_clamp(const cg_view *view, off_t offset, size_t n_bytes);

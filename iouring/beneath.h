@@ -17,21 +17,22 @@
 extern "C" {
 #endif
 
-/* Opens path with flags, O_CLOEXEC and O_NOFOLLOW. path is relative to root_fd; "" is root_fd
- * itself. No component may be a symbolic link: ELOOP. Only the last may be one, with O_PATH. Not
- * for O_CREAT. After an error it is -1, with errno. EAGAIN, with O_NONBLOCK: somebody has a lease
- * on the file (fcntl(F_SETLEASE)), who has been told to give it up; nobody waits for that. */
+/* Opens path with flags, O_CLOEXEC and O_NOFOLLOW; the caller closes what it returns. path is
+ * relative to root_fd; "" is root_fd itself. No component may be a symbolic link: ELOOP. With
+ * O_PATH the last one may. Not for O_CREAT.
+ * -1 and errno after an error. EAGAIN, with O_NONBLOCK: somebody has a lease on the file
+ * (fcntl(F_SETLEASE)). The kernel has told them to give it up; this call does not wait for that. */
 int cg_beneath_open(int root_fd, const char *path, int flags);
 /* The same without openat2. For kernels without it, for paths of PATH_MAX and more, and for
  * tests. */
 int cg_beneath_open_by_step(int root_fd, const char *path, int flags);
 
-/* The entries of the open folder fd, which closedir() closes with them. NULL: fd is closed, and
- * errno says why; fd may be -1, and then errno stays. */
+/* The entries of the open folder fd. The caller ends the listing with closedir(), which closes fd,
+ * too. NULL: fd is closed, and errno says why. fd may be -1; then errno stays as it is. */
 DIR *cg_beneath_list(int fd);
 
-/* A file by the folder that it lies in, which was opened beneath the root: whatever is done with
- * `at` stays in that folder, also when a folder above is replaced by a link meanwhile. */
+/* A file, by the folder that it lies in. The folder was opened beneath the root, so whatever is
+ * done with `at` stays in that folder, even if a folder above is replaced by a link meanwhile. */
 typedef struct cg_located {
     int dir_fd;                  /* the caller closes it */
     char at[CG_TREE_PATH_BYTES]; /* "/proc/self/fd/<dir_fd>/<last component>" */
@@ -40,7 +41,8 @@ typedef struct cg_located {
 /* CG_ERR_PERMISSION: a folder above path is a symbolic link or no folder. CG_ERR_NOT_FOUND: it is
  * missing. After an error dir_fd is -1. */
 cg_status cg_beneath_locate(int root_fd, const char *path, cg_located *located_out);
-/* path's last component in a folder that is open already. CG_ERR_INVALID_ARGUMENT: too long. */
+/* The same for path's last component in the folder dir_fd, which is open already and stays the
+ * caller's. CG_ERR_INVALID_ARGUMENT: too long. */
 cg_status cg_beneath_locate_in(int dir_fd, const char *path, cg_located *located_out);
 
 #ifdef __cplusplus

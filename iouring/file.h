@@ -39,21 +39,22 @@ cg_status cg_file_update(int dir_fd, const char *path, const void *bytes, size_t
  * it; without, CG_ERR_EXISTS. */
 cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace,
                           uint64_t copy_bytes);
-/* Gives a file that is on disk under a temporary name its own, and takes that one away, also after
- * an error. CG_ERR_EXISTS: another has the name; but where links fail two who give it at once may
- * both believe that they did, and the later one's file stays. */
+/* Renames a file that is on disk from its temporary name to its own. The temporary name is gone
+ * afterwards, also after an error. CG_ERR_EXISTS: another file has the name. Where links fail, two
+ * callers that give the same name at once may both believe that they did it; the later one's file
+ * stays. */
 cg_status cg_file_name(int dir_fd, const char *temp, const char *to);
 /* cg_file_install() without replace and with less to do: the file is on disk already, and the
  * directory is there. */
 cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t copy_bytes);
 /* Makes `to` another link of `from`, so that the two share their space. `from` must begin with all
- * the bytes of `to`. Owner, mode and time of modification must agree, for links have them in
- * common; the time is how rsync knows what it has brought. `to` keeps the bytes that it had, so
- * nothing needs to be synced afterwards.
+ * the bytes of `to`. Links have owner, mode and time of modification in common, so these must
+ * agree: by the time, rsync knows what it has brought. `to` keeps the bytes that it had, so nothing
+ * needs to be synced afterwards.
  * CG_ERR_FOREIGN_TOKENS: the bytes differ. CG_ERR_PERMISSION: owner, mode or time do.
  * CG_ERR_UNSUPPORTED: no hard links. */
 cg_status cg_file_share(int dir_fd, const char *from, const char *to);
-/* fsync of the directory that holds path. CG_OK also on a file system that cannot. */
+/* fsync of the directory that holds path. CG_OK also on a file system that cannot sync one. */
 cg_status cg_file_sync_dir(int dir_fd, const char *path);
 /* mkdir -p (0700), durable, of the directories above path. */
 cg_status cg_file_make_parents(int dir_fd, const char *path);

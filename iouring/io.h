@@ -86,24 +86,26 @@ const char *cg_io_backend_name(cg_io_backend backend);
 cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
                      uint64_t max_bytes, cg_io_cache cache, uint64_t user);
 /* Reads exactly the first n_bytes of a file, and tells the kernel not to read ahead: over sshfs
- * that would move twice the bytes. It completes with CG_ERR_TRUNCATED when there are fewer. The
- * file's type is not looked at before, so a device that has so many bytes to give passes for a
- * file. Returns CG_ERR_INVALID_ARGUMENT when n_bytes is 0 or more than a file can have. */
+ * read-ahead would move twice the bytes. It completes with CG_ERR_TRUNCATED when there are fewer.
+ * The file's type is not checked first, so a device that can give so many bytes passes for a file.
+ * Returns CG_ERR_INVALID_ARGUMENT when n_bytes is 0 or more than a file can have. */
 cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes,
                            cg_io_cache cache, uint64_t user);
 /* The same for n_bytes from offset on. Returns CG_ERR_INVALID_ARGUMENT also when offset is not a
  * multiple of 4096 (which O_DIRECT wants), or when such a range cannot be. */
 cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                            uint64_t n_bytes, cg_io_cache cache, uint64_t user);
-/* The same through the page cache, and the file stays open: the completion has it. So what is read
- * of it next need not open it again, which over a network is a round trip or more. */
+/* The same through the page cache, but the file stays open: the completion has it, and the caller
+ * closes it with cg_io_close(). Later reads need not open it again, which over a network costs a
+ * round trip or more. */
 cg_status cg_io_read_open(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                           uint64_t n_bytes, uint64_t user);
-/* The same of a file that cg_io_read_open() has opened. It must stay open until the read has
+/* The same for a file that cg_io_read_open() has opened. It must stay open until the read has
  * completed. */
 cg_status cg_io_read_file(cg_io *io, int file, uint64_t offset, uint64_t n_bytes, uint64_t user);
-/* Closes such a file, for which a FUSE daemon is asked and may be waited for. It completes with
- * CG_OK. After an error the file is the caller's still. */
+/* Closes such a file. On a FUSE file system its daemon is asked, which may take time; so this is an
+ * operation, too. It completes with CG_OK. If the call itself fails, the file is still the
+ * caller's. */
 cg_status cg_io_close(cg_io *io, int file, uint64_t user);
 /* Completes with CG_OK and file_bytes for a regular file, CG_ERR_NOT_FOUND, or another error. */
 cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user);
@@ -114,10 +116,10 @@ cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user);
 cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes, size_t n_bytes,
                       bool replace, uint64_t user);
 
-/* Writes a new file whose content is on disk when it completes, for a caller who gives it its name:
- * path is a temporary one (iouring/io_write.h), which after CG_OK is the caller's to rename or
- * remove. CG_ERR_EXISTS: there is such a file. Missing parent directories are made (mode 0700), and
- * no directory is synced. bytes must stay valid until completion. */
+/* Writes a new file under a temporary name (iouring/io_write.h), which path is. Its content is on
+ * disk when the operation completes. After CG_OK the file is the caller's to rename or remove.
+ * CG_ERR_EXISTS: there is such a file. Missing parent directories are made (mode 0700), and no
+ * directory is synced. bytes must stay valid until completion. */
 cg_status cg_io_write_temp(cg_io *io, int dir_fd, const char *path, const void *bytes,
                            size_t n_bytes, uint64_t user);
 
@@ -130,8 +132,9 @@ cg_status cg_io_wait(cg_io *io, uint64_t timeout_ns, cg_io_completion *completio
 void cg_io_wake(cg_io *io);
 /* Gives up the operations that were submitted with user and have not completed: the next wait says
  * CG_ERR_TIMED_OUT for them. They then count as abandoned until the kernel lets go of them. An
- * abandoned write publishes all of the file, if it was that far, or nothing. The kernel may still
- * read its bytes; they reach nobody. */
+ * abandoned write publishes the whole file, if it was that far, or nothing. Otherwise the kernel
+ * may still read the write's bytes for a while, even after the caller has changed them, but nobody
+ * will see those. */
 void cg_io_abandon(cg_io *io, uint64_t user);
 uint32_t cg_io_n_abandoned(const cg_io *io);
 /* Submitted and not yet taken with cg_io_wait(); 0: idle. */

@@ -94,7 +94,7 @@ typedef struct cg_io_op {
 
 uint64_t cg_io_now_ns(void); /* CLOCK_MONOTONIC */
 
-/* From any thread. (Builtins: C11's atomic_bool is not known to C++17.) */
+/* From any thread. (Compiler builtins, because C++17 does not know C11's atomic_bool.) */
 static inline void cg_io_op_abandon(cg_io_op *op)
 {
     __atomic_store_n(&op->abandoned, true, __ATOMIC_RELEASE);
@@ -112,11 +112,11 @@ cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_o
  * caller. No step of the op may be under way. NULL is fine. */
 void cg_io_op_free(cg_io_op *op);
 
-/* Result or -errno. */
+/* Runs one step in this thread. The system call's result, or -errno. */
 int cg_io_step_run(const cg_io_step *step);
 /* Records a failure, unless there is one already. ELOOP and EISDIR are CG_ERR_INVALID_ARGUMENT: no
  * regular file. */
 void cg_io_op_record_error(cg_io_op *op, int error);
-/* Sets CG_IO_STEP_DONE: status, error and the rest are final. */
+/* Ends the op: its step becomes CG_IO_STEP_DONE; status, error and the rest are final. */
 void cg_io_op_finish(cg_io_op *op);
 #endif

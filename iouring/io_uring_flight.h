@@ -1,10 +1,10 @@
 /* iouring/io_uring_flight.h - what an operation puts into the ring. Internal to iouring.
  *
- * An operation on io_uring is a flight. A read of known size, or of a file's start, flies as one
- * chain of entries: openat2 into a fixed file slot, of a file's start or another range the advice
- * not to read ahead, read into a registered buffer, close. Whatever the chain meets that is unusual
- * (another size, a short read, no O_DIRECT) is left to the steps of iouring/io_steps.h. Stats and
- * writes are steps from the start: one entry at a time.
+ * An operation on io_uring is a flight. A read of known size, or of a part of a file, flies as one
+ * chain of entries: openat2 into a fixed file slot, for a part the advice not to read ahead, read
+ * into a registered buffer, close. If the chain meets anything unusual (another size, a short read,
+ * no O_DIRECT), the steps of iouring/io_steps.h do the rest. Stats and writes are steps from the
+ * start: one entry at a time.
  *
  * An entry names its flight by index. A flight is reused only when nothing of it is in the kernel,
  * so a late completion can never be taken for another operation's.
@@ -52,16 +52,17 @@ typedef struct cg_io_uring {
     cg_io_flight flights[];
 } cg_io_uring;
 
-/* Each puts entries into the submission queue; cg_io_uring_flush() hands them to the kernel. Where
- * the queue has no room the flight is stalled: push again later. */
+/* Each puts entries into the submission queue; cg_io_uring_flush() hands them to the kernel. If the
+ * queue has no room, the flight is stalled: push it again later. */
 void cg_io_flight_push_step(cg_io_uring *u, cg_io_flight *f, const cg_io_step *step);
 void cg_io_flight_push_look(cg_io_uring *u, cg_io_flight *f);
 /* op->buffer has room for what is to be read. */
 void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f);
-/* Asks the kernel to give up what the flight has there. What cleans up (close, unlink) is left to
+/* Asks the kernel to give up the flight's entries. Those that clean up (close, unlink) still
  * run. */
 void cg_io_flight_cancel(cg_io_uring *u, const cg_io_flight *f);
-/* Waits for cg_io_wake() with an entry tagged CG_IO_TAG_WAKE, unless one does already. */
+/* Puts an entry tagged CG_IO_TAG_WAKE into the ring that completes on cg_io_wake(), unless there is
+ * one already. */
 void cg_io_uring_arm_wake(cg_io_uring *u);
 void cg_io_uring_flush(cg_io_uring *u);
 #endif

@@ -3,13 +3,14 @@
  *
  * Without `replace`: stat (is it there?) - temporary file, write, fsync, close - link - unlink of
  * the temporary name - fsync of the directory. link() never overwrites, so the first writer wins,
- * also against other hosts. The stat only spares writing what would lose.
+ * also against other hosts. The stat only saves writing a file that would lose.
  * Where a file system refuses links, the temporary file is renamed after another stat. Then two
  * writers may both believe that they won; the later one's file stays.
  * With `replace` there is no stat, and a rename in place of link and unlink.
- * With `is_temp` path is the temporary file's own, and the steps end with its close. A failure
- * removes the temporary file, and so does being abandoned: nothing half-written ever has the final
- * name.
+ * With `is_temp` path is the temporary file's own, and the steps end with its close.
+ * A write that fails or is abandoned removes its temporary file: nothing half-written ever has the
+ * final name.
+ * Threads: as iouring/io_op.h.
  */
 #ifndef CG_IOURING_IO_WRITE_H
 #define CG_IOURING_IO_WRITE_H

@@ -1,8 +1,8 @@
 /* iouring/layout.h - which layout a store has: a number in the file .cachegenfs-layout of its root.
  *
  * Layout 1 is the tree of iouring/tree.h. A store without the file is of layout 1, too: the first
- * daemon that may write to it makes the file. A later version of cachegenfs that changes what names
- * mean gives its stores a higher number, which this one then refuses.
+ * daemon that may write to the store makes the file. A later version of cachegenfs that changes
+ * what names mean gives its stores a higher number; this version then refuses them.
  * Threads: any.
  */
 #ifndef CG_IOURING_LAYOUT_H

@@ -28,7 +28,8 @@ typedef struct cg_store cg_store;
  * CG_ERR_NOT_FOUND: there is no root, or without create no root/model. CG_ERR_UNSUPPORTED_VERSION,
  * CG_ERR_CORRUPT: the store has another layout (iouring/layout.h). */
 cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out);
-void cg_store_free(cg_store *store);
+void cg_store_free(cg_store *store); /* NULL is fine */
+/* The model's name, as long as the store is open. */
 const char *cg_store_model(const cg_store *store);
 
 /* What the store has of one chunk. */
@@ -39,37 +40,39 @@ typedef struct cg_store_entry {
     uint8_t damaged;                   /* bit n: what has level n's name is no chunk of it */
 } cg_store_entry;
 
-/* Asks for keys[n_keys] at the levels of level_mask, as many at once as the queue is deep. profile:
- * whose L1..L3 are asked for; NULL: L0 only. entries_out[n_keys].
- * A name that errs counts as "not there". *n_errors_out (may be NULL) is the number of errors other
- * than CG_ERR_NOT_FOUND; files that are no chunks are none. The call stops at deadline_ns
- * (CLOCK_MONOTONIC, 0 = none) with CG_ERR_TIMED_OUT; entries_out then has the answers that came in
- * time. The cg_io must be idle.
+/* Looks up keys[n_keys] at the levels of level_mask, as many at once as the queue is deep. profile:
+ * whose L1..L3 are looked up; NULL: L0 only. entries_out[n_keys].
+ * A name that cannot be read counts as "not there". *n_errors_out (may be NULL) is the number of
+ * errors other than CG_ERR_NOT_FOUND; a file that is no chunk is not an error. The call stops at
+ * deadline_ns (CLOCK_MONOTONIC, 0 = none) with CG_ERR_TIMED_OUT; entries_out then has the answers
+ * that came in time. The cg_io must be idle.
  *
- * All that it says is what files' fixed headers say. The name of the finest lossy level that is
- * asked for, and L0's, are looked at for each chunk. A nested file answers for its coarser levels,
- * too, whose names are then taken to be there. Only for what that leaves open names of other levels
- * are looked at, in a second batch. Whether a file is as long as it says, and all else, is found
- * out when it is read. */
+ * The answer goes by fixed headers alone. Whether a file is as long as its header says, and all
+ * else, is found out when it is read. For each chunk two names are opened first: that of the finest
+ * lossy level that is wanted, and L0's. A nested file answers for its coarser levels, too; their
+ * names are taken to be there. Names of other levels are opened in a second batch, only where the
+ * first left them open. */
 cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out);
 
-/* Takes over a file that a look-up has read the start of: the name of keys[index] at a level. */
+/* Takes over a file whose start a look-up has read: the file with the name of keys[index] at this
+ * level. */
 typedef struct cg_store_keeper {
     void (*keep)(void *user, size_t index, cg_level level, int file);
     void *user;
     size_t n_most; /* of the first so many keys only: descriptors are few */
 } cg_store_keeper;
 
-/* The same, and files that hold what was asked for stay open, for keeper, whose they are then. */
+/* The same, but files that hold what was asked for stay open: each is given to keeper, which closes
+ * it. */
 cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                                const cg_fingerprint *profile, uint8_t level_mask,
                                uint64_t deadline_ns, const cg_store_keeper *keeper,
                                cg_store_entry *entries_out, uint32_t *n_errors_out);
 
-/* A coarse first look: whether the store has the folders of chunks keys[n_keys], which it made if
- * it has anything of them. Deadline and errors as above. there_out[n_keys]. */
+/* A coarse first look: whether the store has a folder for each of the chunks keys[n_keys]. A chunk
+ * of which it has any level has one. Deadline and errors as above. there_out[n_keys]. */
 cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                          uint64_t deadline_ns, bool *there_out, uint32_t *n_errors_out);
 
@@ -86,40 +89,46 @@ cg_status cg_store_read_range(const cg_store *store, cg_io *io, const cg_key *ke
                               const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
                               cg_io_cache cache, uint64_t user);
 
-/* The same with cg_io_read_open(): the file stays open, and goes on with cg_io_read_file(). */
+/* The same with cg_io_read_open(): the file stays open, and later ranges are read with
+ * cg_io_read_file(). */
 cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
                              const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
                              uint64_t user);
-/* How long the file system takes to answer a question that no cache on this host can answer: about
- * the time of a round trip where it is a network away. Blocks for as long, twice at most. */
+/* How long the file system takes to answer a question that no cache on this host can answer. Where
+ * the store is a network away, that is about a round trip. It blocks for at most two such
+ * answers. */
 uint64_t cg_store_latency_ns(const cg_store *store);
 
-/* For a store that is a network away, round_trip_ns: keeps the folders of its chunks open, or opens
- * them anew, so that looking up and reading chunks waits for no folders (iouring/folders.h). Blocks
- * for some round trips. One thread at a time. CG_ERR_NOT_FOUND: there are no objects yet. */
+/* For a store that is a network away (round_trip_ns): opens the folders of its chunks and keeps
+ * them open, so that look-ups and reads need not wait for folders (iouring/folders.h). Folders that
+ * are open are opened anew. Blocks for some round trips. One thread at a time. CG_ERR_NOT_FOUND:
+ * there are no objects yet. */
 cg_status cg_store_open_folders(cg_store *store, uint64_t round_trip_ns);
 
 /* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile. A
  * nested chunk is written under the name of its finest level. The names of its coarser levels
- * become links of that file, or copies of what they need, unless they are there. Each file is on
- * disk before it has a name; names are left to the file system to write, so that a power failure
- * may take those of the last seconds, as if nothing had been saved. Over a network that is six
- * questions for three levels (seven on a cachegenfs mount), besides the bytes: folder, temporary
- * file, its sync, and a name for each level, the last of which takes the temporary one away. What
- * a kernel asks before it makes a name comes on top. If the chunk's finest level is there already,
- * that is CG_OK, too, and *existed_out (may be NULL) is true. Then only missing names are added:
- * links of the file that is there if it holds the level, else a copy of this chunk. The cg_io must
- * be idle. */
+ * become links of that file, or copies of what they need; names that are there stay. The cg_io must
+ * be idle.
+ *
+ * If the chunk's finest level is there already, that is CG_OK, too, and *existed_out (may be NULL)
+ * is true. Then only missing names are added: links of the file that is there if it holds the
+ * level, else a copy of this chunk.
+ *
+ * Each file is on disk before it has a name. The names themselves are not synced: a power failure
+ * may take those of the last seconds, as if nothing had been saved. Over a network publishing three
+ * levels takes six questions besides the bytes (seven on a cachegenfs mount): folder, temporary
+ * file, its sync, and a name for each level, the last of which takes the temporary one away. What a
+ * kernel asks before it makes a name comes on top. */
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, bool *existed_out);
 
-/* Replaces objects that turned out to be damaged, which cg_store_publish() would leave. Verifies
- * the chunk first. Bit n of `damaged`: the object of level n is damaged; levels that the chunk does
- * not hold are passed over. If names of its other levels are links of a damaged file, they get the
- * new file, too: the levels stay one file. Names of any other file keep it. *replaced_out: bit n:
- * level n has the new file, also after an error. Each name changes atomically. A cachegenfs mount
- * cannot rename a nested file to the name of a coarser level; there such a name is gone for a
- * moment. The cg_io must be idle. */
+/* Replaces objects that turned out to be damaged; cg_store_publish() would leave them. Verifies the
+ * chunk first. Bit n of `damaged`: the object of level n is damaged; levels that the chunk does not
+ * hold are passed over. If names of other levels are links of a damaged file, they get the new
+ * file, too, so that the levels stay one file. Names of any other file keep it. *replaced_out: bit
+ * n: level n has the new file; valid after an error, too. Each name changes atomically. A
+ * cachegenfs mount cannot rename a nested file to the name of a coarser level; there such a name is
+ * gone for a moment. The cg_io must be idle. */
 cg_status cg_store_replace(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, uint8_t damaged, uint8_t *replaced_out);
 
@@ -133,11 +142,11 @@ typedef struct cg_store_link {
     uint8_t levels; /* bit n: link level n */
 } cg_store_link;
 
-/* Makes contexts/<name> from published chunks. It gets links of them (where links fail copies, of
- * nested ones to the end of the level), tokens, profile.cgp and model.json. context.json comes
- * last: its presence makes the context. A context of that name whose chunk list differs is
- * replaced. If that changes files that the old context.json names, the old context.json goes
- * first.
+/* Makes contexts/<name> from published chunks. The folder gets links of the chunks, and tokens,
+ * profile.cgp and model.json. Where links fail it gets copies, of nested chunks up to the end of
+ * the level. context.json comes last: its presence makes the context. A context of that name with
+ * another list of chunks is replaced; if the old context.json names files that change by that, it
+ * is removed first.
  *
  * context.json, in UTF-8:
  *   {"version":1,"model":"<model>","model_fingerprint":"<32 hex>",
@@ -155,14 +164,14 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
                                    const cg_fingerprint *profile, const uint32_t *tokens,
                                    size_t n_tokens);
 
-/* Who makes what adopting makes, and what adopting tells of it.
- * creating (may be NULL): just before a file or folder is made in the directory dir_fd; for each
- * there is one call of created after it, in the same thread. from: the file of a context for whose
- * sake it is made, relative to the root.
- * created: leaf in the directory dir_fd was made, with mode 0600 (a folder: 0700) and the owner
- * that a new file of this thread has. leaf is NULL if nothing was made anew; a hard link is not. A
- * status other than CG_OK ends the adopting with it. */
-/* is_over (may be NULL): asked before each file of a tree; true ends the look at the tree. */
+/* What adopting (below) tells its caller, so that the caller can give new files an owner.
+ * creating (may be NULL): called just before a file or folder is made in the directory dir_fd, for
+ * the sake of the context's file `from` (relative to the root). One call of created follows, in the
+ * same thread.
+ * created: the file or folder `leaf` was made in the directory dir_fd. It has mode 0600 (a folder:
+ * 0700) and the owner that a new file of this thread has. leaf is NULL if nothing was made anew; a
+ * hard link is not new. A status other than CG_OK ends the adopting with that status.
+ * is_over (may be NULL): asked before each file of a tree; true ends the look at the tree. */
 typedef struct cg_store_hook {
     cg_status (*created)(void *user, const char *from, int dir_fd, const char *leaf,
                          bool is_folder);
@@ -176,11 +185,11 @@ typedef struct cg_store_hook {
  * links of the file, or copies. path, relative to the root, is a CG_TREE_CONTEXT_CHUNK that
  * cg_chunk_verify took; header is its fixed header.
  * The levels of a nested chunk may have come as files of their own, in any order. Then their names,
- * in the context and among the objects, become links of the longest file. So a context takes the
- * space of its finest level. A file takes part if it is, byte by byte, the start of the longest,
- * and owner, mode and time of modification are the same (rsync knows by the time what it has
- * brought). CG_ERR_PERMISSION: a folder above the chunk or the object is a symbolic link. No link
- * is followed, also not one that takes a folder's place meanwhile. */
+ * in the context and among the objects, become links of the longest file: a context takes the space
+ * of its finest level. A file takes part if it is, byte by byte, the start of the longest, and if
+ * owner, mode and time of modification are the same (rsync knows by the time what it has brought).
+ * CG_ERR_PERMISSION: a folder above the chunk or the object is a symbolic link. No link is
+ * followed, even if it takes a folder's place meanwhile. */
 cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *path,
                          const cg_chunk_header *header);
 
@@ -192,11 +201,11 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
  * CG_ERR_CORRUPT: it does not start as a JSON object. */
 cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const char *path);
 /* Adopts all chunks, profiles and model.json below contexts/ of all models. A mount does this at
- * its start, for contexts that came past it. A chunk that can be found already costs a look at a
- * few headers. Others are verified whole first. Files that are no good are passed over.
+ * its start, for contexts that came into the store without it. A chunk that can be found already
+ * costs a look at a few headers. Others are verified whole first. Invalid files are passed over.
  * *n_adopted_out (may be NULL): chunks that could not be found before.
- * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. CG_ERR_CANCELLED: the hook
- * did. */
+ * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. CG_ERR_CANCELLED: is_over
+ * said so. */
 cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out);
 
 #ifdef __cplusplus

@@ -1,4 +1,7 @@
-/* iouring/store_internal.h - a store's insides, for the files store*.c. */
+/* iouring/store_internal.h - a store's insides, for the files store*.c.
+ *
+ * Threads: as iouring/store.h.
+ */
 #ifndef CG_IOURING_STORE_INTERNAL_H
 #define CG_IOURING_STORE_INTERNAL_H
 #include "iouring/folders.h"

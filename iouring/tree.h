@@ -14,7 +14,7 @@
  * its levels: hard links of one file. The name of a coarser level may also be a file of its own,
  * which ends where the level does.
  *
- * The *.kv and *.cgp at these places, but for profile.cgp, are strict names: such a name holds one
+ * Names of *.kv and *.cgp at these places are strict, except profile.cgp: such a name holds one
  * whole, valid chunk or profile that agrees with it, or it cannot be found. Everything else is
  * ordinary.
  * Threads: pure functions.

@@ -13,9 +13,10 @@
  * CPU time: what a core does.
  *
  * Roofline of klt: symbols an element; multiply_adds an element of the inverse KLT with all active
- * components, and nonzero_multiply_adds, with the symbols that are not zero only: matrix units do
- * the first, the baseline the second, the others something between. peak_gmac_s is what the same
- * kernel does with operands in the first cache.
+ * components, those of a joint matrix and what it gives included, and nonzero_multiply_adds, with
+ * the symbols that are not zero only: matrix units do the first, the baseline the second, the
+ * others something between. peak_gmac_s is what the same kernel does with operands in the first
+ * cache.
  */
 #include "codec/arena.h"
 #include "codec/codec.h"
@@ -311,19 +312,30 @@ static double peak_gmac_s(const cg_kernels *kernels)
     return 1e-9 * best;
 }
 
-/* Of one task: the symbols that are decoded, at all levels that the chunk holds, and those of its
- * own level that are not zero. */
-static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
-                          const cg_section *sections, uint32_t task, double *coded, double *nonzero)
+/* The section of a level and basis: of a task, or the joint matrix. */
+static const cg_section *section_of(const cg_profile *profile, const cg_chunk *chunk,
+                                    const cg_section *sections, uint32_t basis, unsigned level)
 {
     const cg_chunk_header *h = &chunk->header;
-    const cg_group *group = &profile->groups[task / profile->n_matrices];
+    return &sections[basis < profile->n_groups * profile->n_matrices
+                         ? cg_section_plan_index(profile, h, basis, level)
+                         : cg_section_plan_joint_index(profile, h, level)];
+}
+
+/* Of one basis: the symbols that are decoded, at all levels that the chunk holds, and those of its
+ * own level that are not zero. */
+static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
+                          const cg_section *sections, uint32_t basis, double *coded,
+                          double *nonzero)
+{
+    const cg_chunk_header *h = &chunk->header;
+    const cg_group *group = &profile->groups[basis / profile->n_matrices];
     const size_t n_blocks = cg_klt_n_blocks(h->n_tokens);
     cg_symbols symbols = {0}, coarse;
     void *memory[CG_N_LEVELS] = {0};
     for (unsigned level = h->coarsest; level >= h->level; level--) {
-        const cg_level_columns *columns = &group->columns[level - 1][task % profile->n_matrices];
-        const cg_section *section = &sections[cg_section_plan_index(profile, h, task, level)];
+        const cg_level_columns *columns = &group->columns[level - 1][basis % profile->n_matrices];
+        const cg_section *section = section_of(profile, chunk, sections, basis, level);
         size_t used_bytes;
         memory[level] = take(cg_symbols_bytes(columns, n_blocks));
         coarse = symbols;
@@ -341,6 +353,34 @@ static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
         free(memory[level]);
 }
 
+/* What the joint matrix gives: the products of it, and those with numbers that are not zero. */
+static void count_given(const cg_profile *profile, const cg_chunk *chunk,
+                        const cg_section *sections, double *products, double *nonzero_products)
+{
+    const cg_chunk_header *h = &chunk->header;
+    const size_t n_blocks = cg_klt_n_blocks(h->n_tokens), n_channels = profile->joint->n_channels;
+    void *scratch =
+        take(cg_klt_decode_joint_scratch_bytes(profile, h->level, h->coarsest, h->n_tokens));
+    int16_t *given = take(cg_klt_given_bytes(profile, h->n_tokens));
+    cg_coded coded[CG_N_LEVELS] = {0};
+    for (unsigned level = h->level; level <= h->coarsest; level++) {
+        const cg_section *section =
+            section_of(profile, chunk, sections, cg_profile_n_bases(profile) - 1, level);
+        coded[level] = (cg_coded){chunk->bytes + section->offset, section->bytes};
+    }
+    check(cg_klt_decode_joint(profile, h->level, h->coarsest, coded, h->n_tokens, scratch, given),
+          "joint matrix");
+    for (size_t i = 0; i < CG_DCT * n_blocks * n_channels; i++) {
+        const cg_group *group = &profile->groups[i % n_channels / profile->n_shared];
+        if (i % profile->n_shared >= profile->n_given[h->level - 1][i / (n_blocks * n_channels)])
+            continue;
+        *products += group->n_channels;
+        *nonzero_products += given[i] != 0 ? group->n_channels : 0;
+    }
+    free(given);
+    free(scratch);
+}
+
 static void print_roofline(const chunk_file *file, const cg_profile *profile)
 {
     cg_chunk chunk;
@@ -349,15 +389,17 @@ static void print_roofline(const chunk_file *file, const cg_profile *profile)
     cg_chunk_sections(&chunk, sections);
     const size_t n_blocks = cg_klt_n_blocks(chunk.header.n_tokens);
     double symbols = 0, products = 0, nonzero_products = 0;
-    for (uint32_t task = 0; task < profile->n_matrices * profile->n_groups; task++) {
-        const cg_group *group = &profile->groups[task / profile->n_matrices];
+    for (uint32_t i = 0; i < cg_profile_n_bases(profile); i++) {
+        const cg_group *group = &profile->groups[i / profile->n_matrices];
         double nonzero = 0;
-        count_symbols(profile, &chunk, sections, task, &symbols, &nonzero);
+        count_symbols(profile, &chunk, sections, i, &symbols, &nonzero);
         products +=
-            (double)group->columns[chunk.header.level - 1][task % profile->n_matrices].n_columns *
+            (double)group->columns[chunk.header.level - 1][i % profile->n_matrices].n_columns *
             (double)n_blocks * group->n_channels;
         nonzero_products += nonzero * group->n_channels;
     }
+    if (profile->joint != NULL)
+        count_given(profile, &chunk, sections, &products, &nonzero_products);
     const double n = (double)cg_geometry_elements(&chunk.header.geometry, chunk.header.n_tokens);
     printf(
         ", \"coarsest\": %u, \"symbols\": %.3f, \"multiply_adds\": %.1f, \"nonzero_multiply_adds\": %.1f",

@@ -139,7 +139,8 @@ if [[ "100,000 names" =~ $pattern ]]; then
     row "du of 100,000 names" s nothing disk_use
 fi
 {
-    echo '{"options": "'"$options"'", "rounds": '"$rounds"', "kernel": "'"$(uname -r)"'", "store": "'"$(stat -f -c %T "$store")"'",'
+    echo '{"commit": "'"$(git -C "$tests" describe --always --dirty --exclude '*')"'",'
+    echo ' "options": "'"$options"'", "rounds": '"$rounds"', "kernel": "'"$(uname -r)"'", "store": "'"$(stat -f -c %T "$store")"'",'
     echo ' "processor": "'"$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"', '"$(nproc)"' cores", "load": "'"$(cut -d" " -f1-3 /proc/loadavg)"'",'
     echo ' "rows": ['
     sed '$!s/$/,/' "$rows"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Predicts how fast the GPU kernels decode and project, from their compiled code: not a measurement.
 
-usage: gpu_model.py LIBRARY PROFILE.cgp --bits L1 L2 L3 --out gpu_model.json
+usage: gpu_model.py LIBRARY PROFILE.cgp --bits L1 L2 L3 [--rests L1 L2 L3 --rest-steps L1 L2 L3] --out gpu_model.json
 
 Counts the instructions of the hot loops in the sm_90 code (cuobjdump), and what a thread block moves and multiplies by
 the profile's tables, and takes the slowest of what an H100 SXM's units need. Everything else is taken to hide behind
@@ -11,7 +11,10 @@ frequencies say. bits: coded bits an element at each level, as measured on the C
 One chunk alone is bound by latencies instead, which are assumptions, too: each instruction of a row waits for the one
 before, a stream is a warp of its own, and kernels follow one another.
 The 8B geometry is Llama-3.1-8B's, a layer a group: matrices of 2,048 channels, whose components, digits, active columns
-and classes have the shares that the profile's have. There is no such profile here.
+and classes have the shares that the profile's have. There is no such profile here; and none of it with a joint matrix,
+since that would have more channels than a profile may.
+rests: with a joint matrix, what a given number has beyond 8 bits is multiplied by itself, and left out where a tile has
+none (cuda/joint.cuh): the share of such tiles that are there by level, and of steps that have one.
 """
 
 import argparse
@@ -119,6 +122,8 @@ def hot_loops(library):
     return {
         "klt_step": quickest(code["5"], IMMA=16)[0][0],
         "klt_block": quickest(code["5"], I2FP=32, ST=16)[0][0],
+        "joint_step": quickest(code["6"], IMMA=16)[0][0],
+        "joint_block": (len(code["6"]) - 1 - max(last for _, last in loops(code["6"]))) / 2,
         "row": plain[0] / 2,
         "row_with_escape": next(n for n, first in quickest(code["0"], VOTE=8, LDS=4, ST=4) if first == plain[1]) / 2,
         "row_with_shift": shifts[0] / 2,
@@ -159,12 +164,19 @@ def read_profile(path):
         classes.append((b[at] > 0, rare([number(at + 2 + 2 * i, 2) for i in range(b[at + 1])])))
         at += 2 + 2 * b[at + 1]
     at += 12 * len(classes) if b[77] else 0
-    matrices = []
+    matrices, n_shared, given = [], 0, [[0] * FREQUENCIES] * 3
+    if number(8, 4) == 3:  # the joint matrix comes first
+        n_shared = number(at, 2)
+        matrices.append({"channels": n_shared * len(groups), "components": number(at + 4, 2)})
+        given = [[number(at + 8 + 16 * level + 2 * f, 2) for f in range(FREQUENCIES)] for level in range(3)]
+        at += 56
     for n_layers in groups:
         for _ in range(1 if b[78] else 2):
             m = {"channels": n_layers * channels * (2 if b[78] else 1), "components": number(at, 2)}
-            matrices.append({**m, "active": [], "classes": []})
+            matrices.append({**m, "n_shared": n_shared, "given": given})
             at += 4
+    for m in matrices:
+        m.update({"active": [], "classes": []})
     for _ in range(3):
         for m in matrices:
             m["active"].append([number(at + 2 * f, 2) for f in range(8)])
@@ -183,7 +195,8 @@ def read_profile(path):
             digits = 2 if multiple << (bits - 1) > 128 else 1
             m["digits"][c // BAND :] = [max(digits, *m["digits"][c // BAND :])] if c % BAND else [digits]
         m["exact"] = min(math.ceil(m["exact"] / 16) * 16, m["components"])
-    return matrices, b[48:64].rstrip(b"\0").decode(), len(classes)
+    joint = [matrices.pop(0)] if n_shared > 0 else []
+    return matrices, joint, b[48:64].rstrip(b"\0").decode(), len(classes)
 
 
 def stretched(items, n):
@@ -206,25 +219,42 @@ def as_wide_as(matrices, channels):
     return wide
 
 
-def klt(matrices, level, code, fits_L2):
+def columns(m, level, rests):
+    """Bands of columns of symbols by frequency, and for each band the digits of the basis that multiply it: how many,
+    and of which share of the tiles and of the steps. rests: these of rests. cuda/profile_blob.c: a band that the joint
+    matrix gives has two columns, one of rests."""
+    n_shared = math.ceil(m.get("n_shared", 0) / BAND)
+    bands = []
+    for f, n in enumerate(m["active"][level]):
+        given = n_shared if n > 0 or n_shared == 0 else math.ceil(m["given"][level][f] / BAND)
+        bands.append(math.ceil(n / BAND) + 2 * given)
+    digits = []
+    for band, n in enumerate(m["digits"]):
+        digits += [(n, 1, 1), (n, *rests[level])] if band < n_shared else [(n, 1, 1)]
+    return bands, digits[: max(bands)]
+
+
+def klt(matrices, level, code, fits_L2, rests, joint=False):
     """Clocks of a multiprocessor for a tile, by unit, averaged over matrices by their channels. A basis that does not
-    fit the L2 cache comes from memory for each chunk of 256 tokens."""
+    fit the L2 cache comes from memory for each chunk of 256 tokens. joint: of the joint matrix, whose sums stay on the
+    GPU, as digits and cells."""
     clock, n_sm = H100["clock_GHz"], H100["multiprocessors"]
     total = collections.Counter()
     rows = TILE_TOKENS // 8
+    step, block = (code["joint_step"], code["joint_block"]) if joint else (code["klt_step"], code["klt_block"])
+    written = 4 if joint else 2
     for m in matrices:
-        bands = [math.ceil(n / BAND) for n in m["active"][level]]
+        bands, digits = columns(m, level, rests)
         pairs = [max(bands[f : f + 2]) for f in range(0, FREQUENCIES, 2)]
-        digits = m["digits"][: max(bands)]
-        steps = sum(digits)
-        there = 2 * sum(d for band, d in enumerate(digits) for pair in pairs if band < pair)
-        fetched = rows * BAND * sum(d for band, d in enumerate(digits) for n in bands if band < n)
+        steps = sum(n * share for n, _, share in digits)
+        there = 2 * sum(n * share for band, (n, share, _) in enumerate(digits) for pair in pairs if band < pair)
+        fetched = rows * BAND * sum(n * share for band, (n, share, _) in enumerate(digits) for b in bands if band < b)
+        stored = written * TILE_TOKENS * TILE_CHANNELS
         unit = {
             "tensor": there * WARPS * 2 * 4096 / (H100["int8_macs_per_clock"] * H100["share_of_mma_sync"]),
-            "issue": WARPS * (steps * code["klt_step"] + 2 * code["klt_block"]) / H100["issue_per_clock"],
+            "issue": WARPS * (steps * step + 2 * block) / H100["issue_per_clock"],
             "shared memory": (WARPS * there * 512 + fetched) / H100["shared_bytes_per_clock"],
-            "HBM": (2 * TILE_TOKENS * TILE_CHANNELS + (0 if fits_L2 else steps * WARPS / 2 * 512))
-            / (H100["hbm_GBps"] / n_sm / clock),
+            "HBM": (stored + (0 if fits_L2 else steps * WARPS / 2 * 512)) / (H100["hbm_GBps"] / n_sm / clock),
             "L2": (fetched + steps * WARPS / 2 * 512) / (H100["l2_GBps"] / n_sm / clock),
         }
         tiles = m["channels"] / TILE_CHANNELS
@@ -240,6 +270,13 @@ def klt(matrices, level, code, fits_L2):
         "macs_per_element_in_digits": round(total["MACs"] / sum(m["channels"] for m in matrices)),
         "clocks_per_tile": {k: round(total[k] / total["tiles"]) for k in units},
     }
+
+
+def joint_pass(joint, level, code, rests, n_channels):
+    """The joint matrix's pass; GB/s of the elements that follow from it."""
+    report = klt(joint, level, code, True, rests, joint=True)
+    report["GBps"] = round(report["GBps"] * n_channels / sum(m["channels"] for m in joint))
+    return report
 
 
 def strips(matrix, level, nested):
@@ -267,9 +304,8 @@ def instructions_of(matrices, level, code, nested):
     return total, n
 
 
-def symbols(matrices, level, code, bits, nested):
-    """Streams to symbols."""
-    n_channels = sum(m["channels"] for m in matrices)
+def symbols(matrices, level, code, bits, nested, n_channels):
+    """Streams to symbols. n_channels: of K and V."""
     passes = range(2, level - 1, -1) if nested else (level,)
     counted = [instructions_of(matrices, i, code, nested and i < 2) for i in passes]
     issued, n_strips = sum(c[0] for c in counted), sum(c[1] for c in counted)
@@ -300,30 +336,49 @@ def row_clocks(instructions, lookups, bits, columns):
     return (instructions - lookups - 1) * c["instruction"] + lookups * c["shared"] + c["L1"] + sectors * c["L2"]
 
 
-def one_chunk(matrices, n_matrices, code, bits, clocks_per_tile):
+def section_bits(m, matrices, joint, level, bits):
+    """Of the level's bits an element, those of a channel of a matrix. With a joint matrix, by the symbols it has."""
+    if not joint:
+        return bits
+    symbols_of = [sum(of["active"][level]) for of in matrices + joint]
+    return bits * sum(of["channels"] for of in matrices) * sum(m["active"][level]) / sum(symbols_of) / m["channels"]
+
+
+def passing(channels, clocks_per_tile):
+    """Microseconds of a pass that multiplies, over so many channels of 256 tokens."""
+    waves = math.ceil(channels / TILE_CHANNELS / H100["multiprocessors"])
+    return waves * clocks_per_tile / H100["clock_GHz"] / 1e3
+
+
+def one_chunk(matrices, joint, n_matrices, code, bits, levels_of):
     """Microseconds from bytes in device memory to blocks written, of a chunk of 256 tokens that is alone, by its finest
-    level: passes of streams (coarsest first), and the inverse KLT of n_matrices. Nested where it has coarser levels."""
+    level: passes of streams (coarsest first), what the joint matrix gives, and the inverse KLT of n_matrices. Nested
+    where it has coarser levels. levels_of: levels(), by level."""
     report = {}
+    clocks_of = [{k: max(of[k]["clocks_per_tile"].values()) for k in ("joint", "inverse_klt") if k in of} for of in levels_of]
     for finest in range(3):
         passes = {}
         for level in range(2, finest - 1, -1):
             of_level = bits[level] - (bits[level + 1] if level < 2 else 0)
             longest = 0
-            for m in matrices:
-                n_strips, n_streams = streams(m, level, of_level, nested=True)
-                a_row = of_level * 8 * m["channels"] / n_strips / 32  # bits of a column of a row
+            for m in matrices + joint:
+                own = section_bits(m, matrices, joint, level, of_level)
+                n_strips, n_streams = streams(m, level, own, nested=True)
+                a_row = own * 8 * m["channels"] / n_strips / 32  # bits of a column of a row
                 refined = level < 2
                 clocks = row_clocks(code["row_refined" if refined else "row"], 0 if refined else 2, a_row, 32)
                 longest = max(longest, math.ceil(n_strips / n_streams) * TILE_TOKENS / 8 * clocks)
             passes[f"L{level + 1}"] = round(longest / H100["clock_GHz"] / 1e3)
-        tiles = sum(m["channels"] for m in matrices) / len(matrices) * n_matrices / TILE_CHANNELS
-        inverse = math.ceil(tiles / H100["multiprocessors"]) * clocks_per_tile[finest] / H100["clock_GHz"] / 1e3
-        launches = (len(passes) + 3) * H100["launch_us"]  # clearing, rotations, inverse KLT
+        n_channels = sum(m["channels"] for m in matrices) / len(matrices) * n_matrices
+        multiplying = {"inverse_klt_us": round(passing(n_channels, clocks_of[finest]["inverse_klt"]))}
+        if joint:
+            multiplying["joint_us"] = round(passing(joint[0]["channels"], clocks_of[finest]["joint"]))
+        launches = (len(passes) + 2 + len(multiplying)) * H100["launch_us"]  # clearing, rotations
         report[f"L{finest + 1}"] = {
             "streams_us": passes,
-            "inverse_klt_us": round(inverse),
+            **multiplying,
             "launches_us": launches,
-            "us": sum(passes.values()) + round(inverse) + launches,
+            "us": sum(passes.values()) + sum(multiplying.values()) + launches,
         }
     return report
 
@@ -350,21 +405,25 @@ def projection(matrices, code):
     }
 
 
-def together(a, b):
-    return round(1 / (1 / a + 1 / b))
+def together(*rates):
+    return round(1 / sum(1 / rate for rate in rates))
 
 
-def levels(matrices, code, bits, fits_L2):
+def levels(matrices, joint, code, bits, rests, fits_L2):
     report = {}
+    n_channels = sum(m["channels"] for m in matrices)
     for level in range(3):
-        stream, nested = (symbols(matrices, level, code, bits[level], n) for n in (False, True))
-        inverse = klt(matrices, level, code, fits_L2)
+        stream, nested = (symbols(matrices + joint, level, code, bits[level], n, n_channels) for n in (False, True))
+        inverse = klt(matrices, level, code, fits_L2, rests)
+        of_joint = {"joint": joint_pass(joint, level, code, rests, n_channels)} if joint else {}
+        rates = [inverse["GBps"], *(of["GBps"] for of in of_joint.values())]
         report[f"L{level + 1}"] = {
             "symbols": stream,
             "nested_symbols_GBps": nested["GBps"],
+            **of_joint,
             "inverse_klt": inverse,
-            "one_after_the_other_GBps": together(stream["GBps"], inverse["GBps"]),
-            "nested_one_after_the_other_GBps": together(nested["GBps"], inverse["GBps"]),
+            "one_after_the_other_GBps": together(stream["GBps"], *rates),
+            "nested_one_after_the_other_GBps": together(nested["GBps"], *rates),
         }
     return report
 
@@ -379,10 +438,14 @@ def main():
     parser.add_argument("library")
     parser.add_argument("profile")
     parser.add_argument("--bits", nargs=3, type=float, required=True)
+    parser.add_argument("--rests", nargs=3, type=float, default=[1, 1, 1])
+    parser.add_argument("--rest-steps", nargs=3, type=float, default=[1, 1, 1])
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
     code = hot_loops(arguments.library)
-    matrices, preset, n_classes = read_profile(arguments.profile)
+    matrices, joint, preset, n_classes = read_profile(arguments.profile)
+    rests = list(zip(arguments.rests, arguments.rest_steps, strict=True))
+    wide = [] if joint else as_wide_as(matrices, 2048)
     report = {
         "is": "a prediction from compiled code, not a measurement; see tests/bench/gpu_model.py",
         "device": "H100 SXM",
@@ -390,28 +453,32 @@ def main():
         "profile": os.path.basename(arguments.profile),
         "preset": preset,
         "classes": n_classes,
-        "matrices": [(m["channels"], m["components"]) for m in matrices],
+        "matrices": [(m["channels"], m["components"]) for m in joint + matrices],
         "instructions": code,
-        "levels": levels(matrices, code, arguments.bits, fits_L2=True),
-        "levels_of_8B_geometry": levels(as_wide_as(matrices, 2048), code, arguments.bits, fits_L2=False),
-        "projection_L1": projection(matrices, code),
-        "projection_L1_of_8B_geometry": projection(as_wide_as(matrices, 2048), code),
-        "paper_GBps": rows_GBps(0.1 * code["row_of_anchors"] + 0.9 * code["row_of_deltas"]),
-        "L0_GBps": rows_GBps(code["row_of_exponents"]),
     }
-    for name, wide, n in (("", matrices, len(matrices)), ("_of_8B_geometry", as_wide_as(matrices, 2048), 32)):
-        tile_clocks = [max(of["inverse_klt"]["clocks_per_tile"].values()) for of in report["levels" + name].values()]
-        report["one_chunk_alone" + name] = one_chunk(wide, n, code, arguments.bits, tile_clocks)
+    if joint:
+        report["rests"], report["rest_steps"] = arguments.rests, arguments.rest_steps
+    for name, of, n, fits_L2 in (("", matrices, len(matrices), True), ("_of_8B_geometry", wide, 32, False)):
+        if not of:
+            continue
+        by_level = levels(of, joint, code, arguments.bits, rests, fits_L2)
+        report["levels" + name] = by_level
+        report["one_chunk_alone" + name] = one_chunk(of, joint, n, code, arguments.bits, list(by_level.values()))
         print("one chunk alone" + name, report["one_chunk_alone" + name])
-        print("projection" + name, report["projection_L1" + name])
-    print("geometry  level  symbols  nested  inverse KLT  bound          both  nested  int8 MACs an element")
-    for name in ("levels", "levels_of_8B_geometry"):
+        if not joint:
+            report["projection_L1" + name] = projection(of, code)
+            print("projection" + name, report["projection_L1" + name])
+    report["paper_GBps"] = rows_GBps(0.1 * code["row_of_anchors"] + 0.9 * code["row_of_deltas"])
+    report["L0_GBps"] = rows_GBps(code["row_of_exponents"])
+    print("geometry  level  symbols  nested  joint  inverse KLT  bound          both  nested  int8 MACs an element")
+    for name in filter(lambda key: key.startswith("levels"), report):
         for level, of in report[name].items():
             inverse = of["inverse_klt"]
             print(
                 f"{'8B' if '8B' in name else 'profile':8}  {level:5}  {of['symbols']['GBps']:7}  {of['nested_symbols_GBps']:6}"
-                f"  {inverse['GBps']:11}  {inverse['bound']:13}  {of['one_after_the_other_GBps']:4}"
-                f"  {of['nested_one_after_the_other_GBps']:6}  {inverse['macs_per_element_in_digits']}"
+                f"  {of.get('joint', {}).get('GBps', ''):5}  {inverse['GBps']:11}  {inverse['bound']:13}"
+                f"  {of['one_after_the_other_GBps']:4}  {of['nested_one_after_the_other_GBps']:6}"
+                f"  {inverse['macs_per_element_in_digits']}"
             )
     print("paper", report["paper_GBps"], "GB/s, L0", report["L0_GBps"], "GB/s (without escapes)")
     with open(arguments.out, "w", encoding="utf-8") as file:

@@ -112,6 +112,8 @@ class AllocTest : public testing::TestWithParam<const char *>
             spec = paper_spec();
         if (kind.back() == '2')
             spec = spec_2(kind == "joined2", spec);
+        if (kind.back() == '3')
+            spec = spec_3();
         spec.all_active = false;
         profile_bytes = make_profile_bytes(spec);
         profile = open_profile(profile_bytes);
@@ -249,7 +251,7 @@ TEST_P(AllocTest, Transcoding)
 }
 
 INSTANTIATE_TEST_SUITE_P(Presets, AllocTest,
-                         testing::Values("klt", "paper", "klt2", "joined2", "paper2"),
+                         testing::Values("klt", "paper", "klt2", "joined2", "paper2", "joint3"),
                          [](const auto &kind) { return std::string(kind.param); });
 
 // ---- how much memory ----
@@ -259,7 +261,10 @@ INSTANTIATE_TEST_SUITE_P(Presets, AllocTest,
 ProfileSpec draw_hungry(Random *random)
 {
     static const uint16_t dims[] = {2, 4, 18, 130, 258, 722};
-    ProfileSpec spec = random->below(3) ? spec_2(random->below(2)) : ProfileSpec();
+    const unsigned version = 1 + std::min(random->below(4), 2u);
+    ProfileSpec spec = version == 1   ? ProfileSpec()
+                       : version == 2 ? spec_2(random->below(2))
+                                      : spec_3();
     const bool are_many = random->below(2);
     spec.packed = spec.version == 1;
     spec.wide_share = 0;
@@ -276,6 +281,12 @@ ProfileSpec draw_hungry(Random *random)
             static_cast<uint16_t>(std::min(n_together, spec.n_layers - layer)));
     if (random->below(2))
         spec.most_components = random->below(2) ? random->below(40) : 0;
+    if (version == 3 && random->below(2))
+        spec.n_shared = 32 * (1 + random->below(4));
+    // Each group has as many components.
+    spec.most_components = std::max(spec.most_components, spec.n_shared);
+    while (size_t{2} * spec.n_kv_heads * spec.head_dim < spec.n_shared)
+        spec.head_dim = static_cast<uint16_t>(spec.head_dim + 2);
     return spec;
 }
 
@@ -319,7 +330,7 @@ class MemoryTest : public testing::TestWithParam<const char *>
 // The bounds that codec/profile.h states, of profiles that are opened and of such as are refused.
 TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
 {
-    unsigned n_opened = 0;
+    unsigned n_opened = 0, n_joint = 0;
     for (uint64_t seed = 0; seed < 50; seed++) {
         Random random(seed);
         const ProfileSpec spec = seed == 0 ? empty_bases() : draw_hungry(&random);
@@ -338,6 +349,7 @@ TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
             continue;
         }
         n_opened++;
+        n_joint += spec.version == 3;
         const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 256);
         const auto tokens = make_tokens(256, 1);
         cg_encoder *encoder = nullptr;
@@ -349,6 +361,7 @@ TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
         cg_profile_free(opened);
     }
     EXPECT_GT(n_opened, 20u);
+    EXPECT_GT(n_joint, 3u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, MemoryTest,

@@ -146,7 +146,23 @@ class CgtoolTest(unittest.TestCase):
             sections = json.loads(self.run_tool("info", "--json", chunk).stdout)["sections"]
             self.assertEqual({s["plane"] for s in sections if s["kind"] == "symbols"}, planes)
             self.assertEqual({s["plane"] for s in sections if s["kind"] == "sinks"}, {"K", "V"})
-            self.assertIn(f"symbols    {rows}", self.run_tool("info", chunk).stdout)
+            self.assertIn(f"symbols     {rows}", self.run_tool("info", chunk).stdout)
+
+    def test_info_shows_the_joint_matrix(self):
+        folder = os.path.join(os.path.dirname(GOLDEN), "v4")
+        self.run_tool("verify", "--decode", folder)
+        profile, chunk = os.path.join(folder, "profile.cgp"), os.path.join(folder, "bf16-0-L1.kv")
+        joint = json.loads(self.run_tool("info", "--json", profile).stdout)["joint"]
+        self.assertEqual((joint["n_shared"], joint["fraction_bits"], joint["n_components"]), (32, 3, 56))
+        self.assertEqual(joint["n_given"]["L3"], [22, 19, 16, 14, 11, 8, 0, 0])
+        self.assertEqual(len(joint["n_active"]["L2"]), 8)
+        self.assertIn("given to 1/8 of a step", self.run_tool("info", profile).stdout)
+        self.assertIn("joint to L2 ", self.run_tool("info", chunk).stdout)
+        sections = json.loads(self.run_tool("info", "--json", chunk).stdout)["sections"]
+        kinds = [s["kind"] for s in sections if s["kind"].startswith("joint")]
+        self.assertEqual(kinds, ["joint", "joint to L2", "joint to L1"])
+        profile = json.loads(self.run_tool("info", "--json", PROFILE).stdout)
+        self.assertIsNone(profile["joint"])
 
     def test_info_of_chunks_and_profiles(self):
         chunk = os.path.join(GOLDEN, "bf16-0-L2.kv")

@@ -529,4 +529,45 @@ TEST_F(NestedChunkTest, LevelsOfVersion3EndBehindTheirPadding)
     EXPECT_EQ(verify(lie), CG_ERR_CORRUPT);
 }
 
+TEST_F(NestedChunkTest, TheJointMatrixStandsFirstInALevel)
+{
+    header.version = CG_CHUNK_VERSION_JOINT;
+    const auto plain = sections;
+    EXPECT_EQ(verify(make()), CG_OK); // which sections there must be, the profile says
+    sections.insert(sections.begin() + 1, section(CG_SECTION_JOINT, 0, 0, 5));
+    sections.insert(sections.begin() + 5, section(CG_SECTION_JOINT_TO_L2, 0, 0, 17));
+    sections.insert(sections.begin() + 8, section(CG_SECTION_JOINT_TO_L1, 0, 0, 16));
+    const auto good = sections;
+    const Bytes file = make();
+    EXPECT_EQ(cg_get_le(file.data() + 8, 4), 4u);
+    const size_t ends[] = {0, file.size(), file.size() - 80, file.size() - 80 - 96};
+    for (size_t n = 0; n <= file.size(); n++)
+        EXPECT_EQ(verify(cut(file, n)),
+                  std::find(ends + 1, ends + 4, n) != ends + 4 ? CG_OK : CG_ERR_TRUNCATED)
+            << n;
+    const struct {
+        const char *what;
+        size_t at;
+        cg_section section;
+    } cases[] = {
+        {"of V", 1, section(CG_SECTION_JOINT, CG_V, 0, 5)},
+        {"of a group", 1, section(CG_SECTION_JOINT, 0, 1, 5)},
+        {"twice", 2, section(CG_SECTION_JOINT, 0, 0, 40)},
+        {"behind a group", 3, section(CG_SECTION_JOINT, 0, 0, 7)},
+        {"to L2 at the coarsest level", 1, section(CG_SECTION_JOINT_TO_L2, 0, 0, 5)},
+        {"to L2, of V", 5, section(CG_SECTION_JOINT_TO_L2, CG_V, 0, 17)},
+        {"to L2, behind a group", 6, section(CG_SECTION_JOINT_TO_L2, 0, 0, 20)},
+        {"to L1 at L2", 5, section(CG_SECTION_JOINT_TO_L1, 0, 0, 17)},
+        {"of no kind", 9, section(CG_SECTION_JOINT_TO_L1 + 1, 0, 0, 30)},
+    };
+    for (const auto &c : cases) {
+        sections = good;
+        sections[c.at] = c.section;
+        EXPECT_EQ(verify(make()), CG_ERR_CORRUPT) << c.what;
+    }
+    sections = good;
+    header.version = CG_CHUNK_VERSION;
+    EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
+}
+
 } // namespace

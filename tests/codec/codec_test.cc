@@ -4,6 +4,7 @@
 #include "codec/klt.h"
 #include "profile_maker.h"
 
+#include <array>
 #include <gtest/gtest.h>
 #include <limits>
 #include <thread>
@@ -40,8 +41,8 @@ Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype,
     return c;
 }
 
-// The symbols of every section, as decoded from the chunk's bytes: [group][plane], cells in storage
-// order.
+// The symbols of every section, as decoded from the chunk's bytes: [group][plane], the joint
+// matrix's first, cells in storage order.
 std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const Bytes &bytes)
 {
     std::vector<std::vector<int16_t>> all;
@@ -50,10 +51,11 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
     const size_t n_blocks = cg_klt_n_blocks(chunk.header.n_tokens);
     for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
         const cg_section s = cg_chunk_section(&chunk, i);
-        if (s.kind != CG_SECTION_SYMBOLS)
+        if (s.kind != CG_SECTION_SYMBOLS && s.kind != CG_SECTION_JOINT)
             continue;
-        const cg_level_columns &columns =
-            profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
+        const cg_group *group =
+            s.kind == CG_SECTION_JOINT ? profile->joint : &profile->groups[s.group];
+        const cg_level_columns &columns = group->columns[chunk.header.level - 1][s.plane];
         const std::unique_ptr<void, MallocFree> memory(
             aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
         const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
@@ -178,8 +180,9 @@ TEST(Codec, FinerLevelsAreCloserAndLarger)
 
 TEST(Codec, TheFirstTokensAreExactInEveryDtype)
 {
-    for (const uint16_t n_sinks : {0, 1, 4, 8}) {
-        ProfileSpec spec;
+    for (const unsigned i : {0, 1, 2, 3, 4, 5, 6, 7}) {
+        const uint16_t n_sinks = std::array<uint16_t, 4>{0, 1, 4, 8}[i % 4];
+        ProfileSpec spec = i < 4 ? ProfileSpec() : spec_3();
         spec.n_sinks = n_sinks;
         const Profile profile = make_profile(spec);
         for (const unsigned dtype : all_dtypes) {
@@ -443,9 +446,13 @@ TEST(Codec, LossyLevelsRefuseWhatIsNotFinite)
     }
 }
 
-TEST(Codec, ManyLevelsAtOnceEqualOneAtATime)
+class LevelsTest : public testing::TestWithParam<unsigned> // the profile's version
 {
-    ProfileSpec spec;
+};
+
+TEST_P(LevelsTest, AtOnceEqualOneAtATime)
+{
+    ProfileSpec spec = GetParam() == 3 ? spec_3() : ProfileSpec();
     spec.all_active = false;
     const Profile profile = make_profile(spec);
     const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 40);
@@ -459,13 +466,15 @@ TEST(Codec, ManyLevelsAtOnceEqualOneAtATime)
     const size_t plane_bytes = 40 * 32 * 2;
     for (uint32_t task = cg_encoder_n_tasks(encoder); task-- > 0;) { // in any order
         const cg_task_shape shape = cg_encoder_task_shape(encoder, task);
-        EXPECT_EQ(shape.plane, task % 2);
-        EXPECT_EQ(shape.elements_bytes, shape.n_layers * plane_bytes);
+        EXPECT_EQ(shape.plane, spec.joined ? 0 : task % 2);
+        EXPECT_EQ(shape.n_planes, spec.joined ? 2u : 1u);
+        EXPECT_EQ(shape.elements_bytes, shape.n_planes * shape.n_layers * plane_bytes);
         Bytes in;
-        for (uint32_t l = 0; l < shape.n_layers; l++) {
-            const auto at =
-                elements.begin() + ((shape.first_layer + l) * 2 + shape.plane) * plane_bytes;
-            in.insert(in.end(), at, at + plane_bytes);
+        for (uint32_t i = 0; i < shape.n_planes * shape.n_layers; i++) {
+            const size_t layer = shape.first_layer + i % shape.n_layers,
+                         plane = shape.plane + i / shape.n_layers;
+            const auto at = elements.begin() + static_cast<long>((layer * 2 + plane) * plane_bytes);
+            in.insert(in.end(), at, at + static_cast<long>(plane_bytes));
         }
         ASSERT_EQ(cg_encoder_run(encoder, task, scratch.get(), scratch_bytes, in.data()), CG_OK);
     }
@@ -484,6 +493,8 @@ TEST(Codec, ManyLevelsAtOnceEqualOneAtATime)
     }
     cg_encoder_free(encoder);
 }
+
+INSTANTIATE_TEST_SUITE_P(Versions, LevelsTest, testing::Values(1u, 3u));
 
 TEST(Codec, FinishingBeforeAllTasksHaveRunIsRefused)
 {
@@ -710,9 +721,9 @@ TEST(Codec, RefusesMissingAndAdditionalSections)
 
 TEST(Codec, TranscodedSymbolsEqualThoseCodedDirectly)
 {
-    for (const bool all_active : {true, false}) {
-        ProfileSpec spec;
-        spec.all_active = all_active;
+    for (const unsigned i : {0, 1, 2, 3}) {
+        ProfileSpec spec = i < 2 ? ProfileSpec() : spec_3();
+        spec.all_active = i % 2 == 0;
         const Profile profile = make_profile(spec);
         for (const uint32_t n_tokens : {5, 64, 133}) {
             std::vector<Coded> direct;
@@ -835,9 +846,9 @@ TEST(Codec, LargeSymbolsAndElementsOfEverySizeStayInTheirMemory)
 // finest it is hardly larger.
 TEST(NestedCodec, EveryLevelDecodesAsIfCodedAlone)
 {
-    for (const bool all_active : {true, false}) {
-        ProfileSpec spec;
-        spec.all_active = all_active;
+    for (const unsigned i : {0, 1, 2, 3}) {
+        ProfileSpec spec = i < 2 ? ProfileSpec() : spec_3();
+        spec.all_active = i % 2 == 0;
         spec.nests = true;
         const Profile profile = make_profile(spec);
         ASSERT_TRUE(cg_profile_nests(profile.get()));

@@ -33,9 +33,9 @@ struct Reference {
     std::vector<unsigned> group_layers;
     float step[3][2];
     std::vector<float> mean, weight, anchor_step;
-    std::vector<Matrix> matrices; // [group][matrix]
-    size_t n_shared = 0;          // from here on version 3
-    unsigned fraction_bits = 0;
+    std::vector<Matrix> matrices;   // [group][matrix]
+    size_t n_shared = 0;            // from here on version 3
+    unsigned fraction_bits[4] = {}; // by level
     Matrix joint = {};
     size_t n_given[3][8] = {};
     Bytes bytes;
@@ -93,7 +93,9 @@ struct Reference {
         const bool has_joint = cg_get_le(&bytes[8], 4) == 3;
         if (has_joint) {
             n_shared = take(2);
-            fraction_bits = static_cast<unsigned>(take(2));
+            for (int level = 1; level <= 3; level++)
+                fraction_bits[level] = static_cast<unsigned>(take(1));
+            EXPECT_EQ(take(1), 0u);
             joint = take_sizes(n_shared * group_layers.size());
             for (auto &level : n_given) {
                 for (size_t &n : level)
@@ -202,7 +204,7 @@ struct Reference {
                                size_t n_blocks) const
     {
         std::vector<int32_t> all(joint.n_channels);
-        const unsigned k = joint.unit_bits - fraction_bits;
+        const unsigned k = joint.unit_bits - fraction_bits[level];
         for (size_t i = 0; i < all.size(); i++) {
             if (i % n_shared >= n_given[level - 1][f])
                 continue;
@@ -233,8 +235,8 @@ struct Reference {
         }
         for (size_t i = 0; i < matrices.size(); i++) {
             const Matrix &m = matrices[i];
-            const float unit =
-                std::ldexp(1.0f, -static_cast<int>(m.unit_bits) - static_cast<int>(fraction_bits));
+            const float unit = std::ldexp(1.0f, -static_cast<int>(m.unit_bits) -
+                                                    static_cast<int>(fraction_bits[level]));
             for (size_t ch = 0; ch < m.n_channels; ch++) {
                 const Channel to = channel(i * planes / 2, planes == 2 ? 0 : i % 2, ch);
                 const size_t row = (to.layer * 2 + to.plane) * channels + to.ch;
@@ -247,9 +249,9 @@ struct Reference {
                             sum +=
                                 product(m, c, ch, m.shift[c], shared[8 * b + f][i * n_shared + c]);
                         for (size_t c = 0; c < n_active; c++)
-                            sum +=
-                                product(m, n_shared + c, ch, m.shift[n_shared + c] + fraction_bits,
-                                        symbols[i][f][b * n_active + c]);
+                            sum += product(m, n_shared + c, ch,
+                                           m.shift[n_shared + c] + fraction_bits[level],
+                                           symbols[i][f][b * n_active + c]);
                         y[f] = static_cast<float>(static_cast<int32_t>(sum));
                     }
                     for (size_t t = 0; t < 8 && 8 * b + t < n_tokens; t++) {
@@ -747,17 +749,24 @@ TEST_P(ExactTest, PaperDecodesToTheReferencesBits)
 
 TEST_P(ExactTest, DecodesWhatTheJointMatrixGivesToTheReferencesBits)
 {
-    for (const unsigned fraction_bits : {0u, 3u, 8u}) {
+    for (const auto &fraction_bits : {std::array{0u, 0u, 0u}, {2u, 3u, 4u}, {8u, 1u, 2u}}) {
         ProfileSpec spec = spec_3();
         spec.fraction_bits = fraction_bits;
         for (const Fill fill : {Fill::ones, Fill::small, Fill::saturated, Fill::sparse}) {
             for (const int level : {1, 2, 3})
                 compare(spec, CG_DTYPE_FP32, 800, 21, level, fill);
         }
+        for (const unsigned dtype : {CG_DTYPE_BF16, CG_DTYPE_FP32})
+            compare(spec, dtype, 0, 24, 1, Fill::encoded); // with sinks
         spec.all_active = false;
         for (const int level : {1, 2, 3})
             compare(spec, CG_DTYPE_BF16, 8, 300, level, Fill::sparse); // more than a batch
     }
+    // Shared components and others whose bands differ in nothing else.
+    ProfileSpec fine = spec_3();
+    fine.fine = true;
+    fine.fraction_bits = {0, 0, 0};
+    compare(fine, CG_DTYPE_FP32, 8, 11, 1, Fill::small);
     // Several bands of shared components, and units of channels that no group ends at.
     ProfileSpec spec = spec_3(ProfileSpec(), 64);
     spec.n_layers = 6;

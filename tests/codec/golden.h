@@ -126,6 +126,12 @@ inline const std::vector<GoldenChunk> fp8_chunks = {
 // subnormal with others.
 inline const float golden_scales[3][2] = {{1, 0.03f}, {0.003f, 7}, {300, 0.3f}};
 
+// A joint matrix over the first 32 components of both groups, otherwise as joined_spec().
+inline ProfileSpec joint_spec()
+{
+    return spec_3(joined_spec());
+}
+
 struct GoldenSet {
     const char *directory;
     ProfileSpec spec;
@@ -153,6 +159,7 @@ inline const GoldenSet golden_sets[] = {
      "f2838f8a92d5a03e8f017950ae28dabc"},
     {"v3-joined", joined_spec(), joined_chunks, "1f2c8dac21a23171e5c8aac29f886736"},
     {"v3-fp8", joined_spec(), fp8_chunks, "1f2c8dac21a23171e5c8aac29f886736", true},
+    {"v4", joint_spec(), joined_chunks, "c57ac8ed74b804f1b609369b021289da"},
 };
 
 // The key of chunk 0, which is chunk 1's parent, needs chunk 0's tokens.

@@ -38,9 +38,10 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
     for (cg_section &s : sections) {
         Bytes section(bytes.begin() + static_cast<long>(s.offset),
                       bytes.begin() + static_cast<long>(s.offset + s.bytes));
-        if (s.kind == CG_SECTION_SYMBOLS) {
-            const cg_level_columns &columns =
-                profile->groups[s.group].columns[chunk.header.level - 1][s.plane];
+        if (s.kind == CG_SECTION_SYMBOLS || s.kind == CG_SECTION_JOINT) {
+            const cg_group &group =
+                s.kind == CG_SECTION_JOINT ? *profile->joint : profile->groups[s.group];
+            const cg_level_columns &columns = group.columns[chunk.header.level - 1][s.plane];
             const std::unique_ptr<void, MallocFree> memory(
                 aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks)));
             const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());

@@ -11,6 +11,7 @@
 #include "codec/cursor.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -88,11 +89,12 @@ struct ProfileSpec {
     std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
     bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
     unsigned version = 1;
-    bool joined = false;               // version 2: K and V in one matrix
-    unsigned unit_bits = 12;           // version 2
-    size_t n_shared = 0;               // version 3: of each group's components
-    unsigned fraction_bits = 3;        // version 3
-    bool fine = false;                 // version 2: no component of few bits
+    bool joined = false;                               // version 2: K and V in one matrix
+    unsigned unit_bits = 12;                           // version 2
+    size_t n_shared = 0;                               // version 3: of each group's components
+    std::array<unsigned, 3> fraction_bits = {2, 3, 4}; // version 3: of L1, L2, L3
+    bool fine = false;                                 // version 2: no component of few bits
+    unsigned least_shift = 0;                          // version 2: of a band
     bool thin = false;                 // two bits an element: the most memory for a file's bytes
     size_t most_components = SIZE_MAX; // of a basis
 };
@@ -244,21 +246,23 @@ inline void put_numbers(Bytes *out, const std::vector<int> &numbers, unsigned bi
 // Version 2: in turn bands of large elements and of such as fit in a byte, whose bits fall from
 // component to component.
 inline void put_bands(Bytes *out, const std::vector<std::vector<double>> &basis,
-                      size_t n_components, unsigned unit_bits, bool fine)
+                      size_t n_components, const ProfileSpec &spec)
 {
+    const unsigned unit_bits = spec.unit_bits;
     for (size_t c = 0; c < n_components; c++) {
-        const bool is_small = !fine && c / 32 % 2 == 1;
+        const bool is_small = !spec.fine && c / 32 % 2 == 1;
         double largest = 0;
         for (const double x : basis[c])
             largest = std::max(largest, std::fabs(x));
-        unsigned shift = 0; // of the band: what its elements need to stay below 127 or 2^14
+        // Of the band: what its elements need to stay below 127 or 2^14.
+        unsigned shift = spec.least_shift;
         for (; std::ldexp(1, static_cast<int>(unit_bits - shift)) > (is_small ? 64 : 1 << 13);)
             shift++;
         if (c % 32 == 0)
             put(out, shift, 1);
         const double unit = std::ldexp(1, static_cast<int>(shift) - static_cast<int>(unit_bits));
         const unsigned bits = is_small ? 8 - static_cast<unsigned>(c % 4)
-                                       : 15 - static_cast<unsigned>(c % (fine ? 3 : 7));
+                                       : 15 - static_cast<unsigned>(c % (spec.fine ? 3 : 7));
         const double most = (1 << (bits - 1)) - 1;
         const int multiple = std::max(1, static_cast<int>(std::ceil(largest / unit / most)));
         std::vector<int> numbers;
@@ -368,7 +372,9 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         n_components.push_back(std::min(most, spec.most_components));
         n_wide.push_back(0);
         put(&out, spec.n_shared, 2);
-        put(&out, spec.fraction_bits, 2); // and a reserved byte
+        for (const unsigned bits : spec.fraction_bits)
+            put(&out, bits, 1);
+        put(&out, 0, 1); // reserved
         put(&out, n_components[0], 2);
         put(&out, spec.unit_bits, 2);
         for (unsigned i = 0; i < 3 * 8; i++)
@@ -410,7 +416,7 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
     for (size_t i = 0; i < n_components.size() && !spec.thin; i++) {
         const auto basis = random_orthonormal(n_channels[i], &random);
         if (spec.version > 1) {
-            put_bands(&out, basis, n_components[i], spec.unit_bits, spec.fine);
+            put_bands(&out, basis, n_components[i], spec);
             continue;
         }
         for (size_t c = 0; c < n_components[i]; c++) {

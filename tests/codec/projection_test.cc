@@ -238,8 +238,8 @@ TEST(Projection, IsNotAskedForLevelsThatOneDoesNotTell)
 
 TEST(Projection, IsNotAskedForWhereThereIsNone)
 {
-    for (const bool is_paper : {false, true}) {
-        const Case c(is_paper ? paper_spec() : ProfileSpec());
+    for (const ProfileSpec &spec : {ProfileSpec(), paper_spec(), spec_3()}) {
+        const Case c(spec);
         Projector projector(c.profile.get(), 1 << 20);
         EXPECT_EQ(c.encode(&projector), c.encode(nullptr));
         EXPECT_EQ(projector.n_calls, 0u);

@@ -2,7 +2,7 @@
 """A second, slow reader of chunks and profiles, written from codec/FORMAT.md alone: a check on that document.
 
 usage: reader.py DIRECTORY    decodes every *.kv of it (with its profile.cgp) and compares with the *.raw beside it:
-                              within the tolerance of versions 1 and 2, bit by bit in version 3
+                              within the tolerance of versions 1 and 2, bit by bit from version 3 on
                               (with its scales.f32, [n_layers][2], if there is one)
        reader.py --profile P.cgp CHUNK.kv OUT.raw
 
@@ -29,6 +29,7 @@ BF16, FP16, FP32, E4M3, E5M2 = 1, 2, 3, 4, 5
 ELEMENT_BYTES = {BF16: 2, FP16: 2, FP32: 4, E4M3: 1, E5M2: 1}
 SPLITS = {BF16: (8, 7, 1, 0), FP16: (5, 10, 1, 3), FP32: (8, 23, 3, 0), E4M3: (4, 3, 0, 4), E5M2: (5, 2, 0, 3)}
 LANES = 32
+JOINT = ("joint", 0)  # in the place of a group and matrix
 
 
 class Corrupt(Exception):
@@ -155,7 +156,7 @@ def skip_zeros(data, at, align):
 
 def decode_matrix(data, runs, n_rows, top=None, coarse=(), align=1):
     """runs: for each run of columns, the class of each; coarse[run], where there is one: the symbols that it refines.
-    align: 16 in version 3; the matrix begins at a multiple of it in its section, and so does data.
+    align: 16 from version 3 on; the matrix begins at a multiple of it in its section, and so does data.
     Returns an array [n_rows][n_columns] a run, bytes used."""
     strips = [(run, first) for run in range(len(runs)) for first in range(0, len(runs[run]), LANES)]
     out = [np.zeros((n_rows, len(run)), np.int32) for run in runs]
@@ -372,7 +373,7 @@ class Profile:
         fields = Fields(data)
         require(bytes(fields.take("8s")) == b"CGPF\r\n\x1a\n", "magic")
         self.version, reserved, size = fields.take("IIQ")
-        require(self.version in (1, 2) and reserved == 0 and size == len(data), "profile header")
+        require(self.version in (1, 2, 3) and reserved == 0 and size == len(data), "profile header")
         self.model = fields.take("16s")
         self.n_layers, self.n_kv_heads, self.head_dim, _, n_planes = fields.take("HHHBB")
         self.preset = fields.take("16s").rstrip(b"\0")
@@ -380,7 +381,9 @@ class Profile:
         self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes, self.nests, self.joined, reserved = fields.take("HHHHBBBB")
         require(n_planes == 2 and reserved == 0, "profile header")
         require(self.is_packed <= (channel == 1 and self.version == 1), "narrow components")
-        require(self.joined <= (channel == 1 and self.version == 2), "planes")
+        require(self.joined <= (channel == 1 and self.version >= 2), "planes")
+        self.has_joint = self.version == 3
+        require(not self.has_joint or (self.joined and n_groups >= 2), "planes or groups")
         self.matrices = range(1 if self.joined else 2)  # of a group
         require(self.nests <= (channel == 1), "nests")
         self.has_anchors = (channel, token) == (0, 2)
@@ -438,22 +441,32 @@ class Profile:
 
     def read_klt(self, fields, classes, channels, n_groups):
         matrices = [(group, matrix) for group in range(n_groups) for matrix in self.matrices]
-        counts = {at: fields.take("HH" if self.version == 1 else "HBB") for at in matrices}
+        counts, sizes = {}, {at: channels * self.group_layers[at[0]] * (2 if self.joined else 1) for at in matrices}
+        self.n_shared, self.fraction_bits = 0, (0, 0, 0)
+        if self.has_joint:
+            self.read_shared(fields, n_groups)
+            counts[JOINT], sizes[JOINT] = self.joint_counts, n_groups * self.n_shared
+        counts |= {at: fields.take("HH" if self.version == 1 else "HBB") for at in matrices}
+        require(all(counts[at][0] >= self.n_shared for at in matrices), "components that are not there to share")
+        matrices = list(counts)  # the joint one first
         self.columns = {}  # [level, group, matrix]: for each frequency, the classes of its columns
         for level in (1, 2, 3):
             for at in matrices:
                 n_active = fields.array("<u2", 8).tolist()
-                require(max(n_active) <= counts[at][0], "active columns")
+                most = [counts[at][0] - (at != JOINT and self.n_shared)] * 8
+                if at == JOINT:
+                    most = [n if given > 0 else 0 for n, given in zip(most, self.n_given[level - 1])]
+                require(all(n <= m for n, m in zip(n_active, most)), "active columns")
                 self.columns[(level, *at)] = [[classes[k] for k in fields.array("u1", n).tolist()] for n in n_active]
         self.basis, self.unit_bits = {}, {}
-        sizes = {at: channels * self.group_layers[at[0]] * (2 if self.joined else 1) for at in matrices}
         panel = 256
         if self.version == 1:
             whole, d = 256 // self.head_dim * self.head_dim, self.head_dim
             panel = whole or max(n for n in range(1, 257) if d % n == 0)
         elements = sum(-(-counts[at][0] // 32) * 32 * (-(-n // panel) * 256) for at, n in sizes.items())
         require(elements <= 8 * len(fields.data) + (1 << 20), "bases that are too large for the file")
-        for at, n in sizes.items():
+        for at in matrices:
+            n = sizes[at]
             require(counts[at][0] <= n, "components")
             if self.version == 1:
                 self.basis[at] = self.read_floats(fields, n, *counts[at])
@@ -461,8 +474,17 @@ class Profile:
                 n_components, self.unit_bits[at], reserved = counts[at]
                 require(8 <= self.unit_bits[at] <= 20 and reserved == 0, "unit_bits")
                 self.basis[at] = self.read_integers(fields, n, n_components)
-        if self.version == 2:
+        if self.version >= 2:
             self.check_range()
+
+    def read_shared(self, fields, n_groups):
+        self.n_shared, *self.fraction_bits, reserved = fields.take("H4B")
+        require(self.n_shared > 0 and self.n_shared % 32 == 0 and n_groups * self.n_shared <= 4096, "shared components")
+        require(max(self.fraction_bits) <= 8 and reserved == 0, "fraction_bits")
+        self.joint_counts = fields.take("HBB")
+        require(self.joint_counts[0] > 0 and self.joint_counts[1] > max(self.fraction_bits), "joint matrix")
+        self.n_given = fields.array("<u2", 24).reshape(3, 8).tolist()
+        require(max(map(max, self.n_given)) <= self.n_shared, "given components")
 
     def check_range(self):
         """What is decoded is finite."""
@@ -470,7 +492,7 @@ class Profile:
         for group, n_layers in enumerate(self.group_layers):
             layers = slice(first, first + n_layers)
             for plane in range(2):
-                largest = 2.0 ** (33 - self.unit_bits[group, 0 if self.joined else plane])
+                largest = 2.0 ** (33 - self.unit_bits[group, 0 if self.joined else plane] - min(self.fraction_bits))
                 mean, weight = (x[layers, plane].reshape(n_layers * channels) for x in (self.mean, self.weight))
                 for step in self.step[:, plane]:
                     require((np.abs(mean) + largest * (step / weight).astype(np.float64) <= 1e38).all(), "not finite")
@@ -517,8 +539,8 @@ class Chunk:
         fields = Fields(data)
         require(bytes(fields.take("8s")) == b"CGKV\r\n\x1a\n", "magic")
         self.version, header_bytes, file_bytes = fields.take("IIQ")
-        require(self.version in (1, 2, 3), "header")
-        self.align = 16 if self.version == 3 else 1
+        require(self.version in (1, 2, 3, 4), "header")
+        self.align = 16 if self.version >= 3 else 1
         finest, self.prefix_level, token_bytes, self.dtype = fields.take("BBBB")
         self.n_layers, self.n_kv_heads, self.head_dim, n_planes, reserved = fields.take("HHHBB")
         self.first_position, self.n_tokens, n_sections = fields.take("III")
@@ -527,7 +549,8 @@ class Chunk:
         ends = dict(zip((3, 2), fields.take("QQ")))
         require((n_planes, reserved) == (2, 0) and (self.scales == 0 or self.dtype in (E4M3, E5M2)), "header")
         is_nested = ends[3] > 0 or ends[2] > 0
-        require(self.version == 3 or (self.version == 2) == is_nested, "header")
+        require(self.version >= 3 or (self.version == 2) == is_nested, "header")
+        require(self.version < 4 or finest > 0, "a lossless chunk of version 4")
         self.coarsest = 3 if ends[3] else 2 if ends[2] else finest
         require(not is_nested or 0 < finest < self.coarsest and ends.get(finest, 0) == 0, "header")
         ends[finest] = file_bytes
@@ -538,7 +561,9 @@ class Chunk:
         checksum = fields.take("Q")
         table = [fields.take("BBHIQ") for _ in range(n_sections)]
         self.sections = {}
-        level_of = [7 - kind if kind > 4 else self.coarsest for kind, *_ in table]
+        require(all(1 <= kind <= (9 if self.version == 4 else 6) for kind, *_ in table), "kind of a section")
+        finer = {5: 2, 6: 1, 8: 2, 9: 1}
+        level_of = [finer.get(kind, self.coarsest) for kind, *_ in table]
         for (kind, plane, group, size, hash64), level, following in zip(table, level_of, [*level_of[1:], finest - 1]):
             if level < self.level:
                 continue
@@ -550,7 +575,8 @@ class Chunk:
             fields.at = skip_zeros(data, fields.at + size, self.align)
             require(following >= level or fields.at == ends[level], "where a level ends")
         require(fields.left() == 0, "bytes behind the last section")
-        order = [(-level, group, plane, kind) for (kind, plane, group, _, _), level in zip(table, level_of)][1:]
+        keys = [(kind < 7, group, plane, kind) for kind, plane, group, _, _ in table]  # the joint matrix first
+        order = [(-level, *key) for key, level in zip(keys, level_of)][1:]
         require(table[0][:3] == (1, 0, 0) and order == sorted(set(order)), "order of the sections")
         tokens = self.sections[1, 0, 0]
         require(len(tokens) == token_bytes * self.n_tokens, "tokens")
@@ -578,7 +604,7 @@ class Chunk:
             return out
         require(profile.fingerprint in (None, self.profile) and profile.model == self.model, "foreign profile")
         require(profile.scales in (None, self.scales), "other scales")
-        require((self.version == 3) == (profile.version == 2), "versions of chunk and profile")
+        require({3: 2, 4: 3}.get(self.version, 1) == profile.version, "versions of chunk and profile")
         shape = (self.n_layers, self.n_kv_heads, self.head_dim)
         require(shape == (profile.n_layers, profile.n_kv_heads, profile.head_dim), "geometry")
         require(profile.has_anchors or self.first_position % 8 == 0, "position")
@@ -588,7 +614,11 @@ class Chunk:
         kinds = (3, *(7 - level for level in range(self.level, self.coarsest)))
         expected = [(kind, matrix, group) for group in groups for matrix in profile.matrices for kind in kinds]
         expected += [(4, plane, group) for group in groups for plane in range(2) if n_sinks > 0]
+        if profile.has_joint:
+            expected += [({3: 7, 5: 8, 6: 9}[kind], 0, 0) for kind in kinds]
         self.expect_sections(expected)
+        if profile.has_joint:
+            self.given = self.give(profile)
         first_layer = 0
         for group in groups:
             layers = slice(first_layer, first_layer + profile.group_layers[group])
@@ -634,10 +664,12 @@ class Chunk:
     def symbols(self, profile, group, plane, level):
         """Of each frequency, [block][column]."""
         columns, n_blocks = profile.columns[level, group, plane], (self.n_tokens + 7) // 8
+        kind = 3 if level == self.coarsest else 7 - level
+        at = ({3: 7, 5: 8, 6: 9}[kind], 0, 0) if (group, plane) == JOINT else (kind, plane, group)
         if level == self.coarsest:
-            section, runs, coarse = self.sections[3, plane, group], columns, ()
+            section, runs, coarse = self.sections[at], columns, ()
         else:  # what the coarser level has, and the rest
-            section, runs, coarse = self.sections[7 - level, plane, group], [], []
+            section, runs, coarse = self.sections[at], [], []
             for of, known in zip(columns, self.symbols(profile, group, plane, level + 1)):
                 n = known.shape[1]
                 require(n <= len(of), "active columns")
@@ -647,24 +679,38 @@ class Chunk:
         require(used == len(section), "bytes behind the matrix")
         return symbols if level == self.coarsest else [np.hstack(symbols[2 * f : 2 * f + 2]) for f in range(8)]
 
+    def give(self, profile):
+        """Version 4: V of each frequency, [block][group][component]."""
+        symbols, basis = self.symbols(profile, *JOINT, self.level), profile.basis[JOINT]
+        k, out = profile.unit_bits[JOINT] - profile.fraction_bits[self.level - 1], []
+        for s, n_given in zip(symbols, profile.n_given[self.level - 1]):
+            u = integer_product(s, basis[: s.shape[1]]).astype(np.int64)
+            v = np.clip((u >> k) + (u >> k - 1 & 1), -32768, 32767)
+            v = v.reshape(len(s), len(profile.group_layers), profile.n_shared)
+            v[:, :, n_given:] = 0
+            out.append(v)
+        return out
+
     def decode_symbols(self, profile, group, matrix, layers, planes):
         symbols = self.symbols(profile, group, matrix, self.level)
         scale, mean = self.tables(profile, group, matrix, layers, planes)
-        if self.version == 3:
+        if self.version >= 3:
             x = self.exact_transform(profile, group, matrix, symbols, scale, mean)
         else:
             x = self.transform(profile, group, matrix, symbols, scale, mean)
         x = self.shaped(x[: self.n_tokens], profile, group, planes)
         if planes.start == 0 and profile.rotary_dim > 0:
             x = np.array(x)
-            x[:, 0] = (self.rotate_exactly if self.version == 3 else self.rotate)(profile, layers, x[:, 0])
+            x[:, 0] = (self.rotate_exactly if self.version >= 3 else self.rotate)(profile, layers, x[:, 0])
         return x.astype(np.float32)
 
     def exact_transform(self, profile, group, matrix, symbols, scale, mean):
-        """Version 3: f32 [token][channel]."""
-        basis = profile.basis[group, matrix]
+        """From version 3 on: f32 [token][channel]."""
+        basis, q = profile.basis[group, matrix], profile.fraction_bits[self.level - 1]
+        if profile.has_joint:
+            symbols = [np.hstack((v[:, group], s << q)) for v, s in zip(self.given, symbols)]
         y = [integer_product(s, basis[: s.shape[1]]).astype(np.float32) for s in symbols]  # [f][block][channel]
-        dct = DCT * np.float32(2.0 ** -profile.unit_bits[group, matrix])
+        dct = DCT * np.float32(2.0 ** -(profile.unit_bits[group, matrix] + q))
         z = np.zeros((len(y[0]), 8, len(mean)), np.float32)
         for t in range(4):
             even, odd = dct[0, t] * y[0], dct[1, t] * y[1]
@@ -693,7 +739,7 @@ class Chunk:
         return (position[:, None] * profile.inv_freq[layers][:, None])[:, :, None]
 
     def rotate_exactly(self, profile, layers, x):
-        """Version 3: K f32 [layer][token][channel]."""
+        """From version 3 on: K f32 [layer][token][channel]."""
         (c, s), half = cos_sin(self.angles(profile, layers)), profile.rotary_dim // 2
         heads = x.reshape(*x.shape[:2], self.n_kv_heads, self.head_dim).copy()
         low, high = heads[..., :half].copy(), heads[..., half : 2 * half].copy()

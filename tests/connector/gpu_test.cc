@@ -45,9 +45,11 @@ TEST_F(GpuTest, WhatWasSavedComesBackBitForBitAtL0)
 
 TEST_F(GpuTest, EveryLevelIsWhatTheCpuDecodes)
 {
-    for (unsigned version : {1u, 2u}) {
+    for (unsigned version : {1u, 2u, 3u}) {
         ProfileSpec spec = nesting_spec();
-        const Store store(true, version == 2 ? spec_2(true, spec) : spec);
+        const Store store(true, version == 3   ? spec_3(spec)
+                                : version == 2 ? spec_2(true, spec)
+                                               : spec);
         const std::string levels = "\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]";
         const Tokens tokens = prompt(32 + 16);
         {
@@ -63,7 +65,7 @@ TEST_F(GpuTest, EveryLevelIsWhatTheCpuDecodes)
             ASSERT_EQ(gpu.load(tokens).progress.loaded_tokens, 47u);
             EXPECT_EQ(gpu.memory, cpu.memory);
             // There are kernels for what new profiles make; the CPU decodes the older.
-            const bool has_kernels = level == 0 || version == 2;
+            const bool has_kernels = level == 0 || version >= 2;
             EXPECT_EQ(gpu.stats().chunks_decoded_on_gpu, has_kernels ? 2u : 0u);
         }
     }
@@ -119,6 +121,29 @@ TEST_F(GpuTest, SavesAreProjectedByKernelsAndAsGoodAsTheCpus)
                 << level;
         }
     }
+}
+
+TEST_F(GpuTest, SavesOfAProfileWithAJointMatrixAreProjectedByTheCpu)
+{
+    const Store by_gpu(true, spec_3(nesting_spec())), by_cpu(true, spec_3(nesting_spec()));
+    const Tokens tokens = prompt(32 * 2 + 16);
+    const size_t before = standin().n_projected();
+    {
+        GpuEngine gpu(by_gpu, LOSSY);
+        Engine cpu(by_cpu, LOSSY);
+        ASSERT_EQ(gpu.save(tokens), CACHEGEN_OK);
+        ASSERT_EQ(cpu.save(tokens), CACHEGEN_OK);
+        EXPECT_EQ(gpu.stats().gpu_errors, 0u);
+    }
+    EXPECT_EQ(standin().n_projected(), before);
+    for (uint32_t level = CG_L1; level <= CG_L3; level++)
+        EXPECT_EQ(difference_at(level, by_gpu, by_cpu, tokens, 79), 0) << level;
+    const auto n_taken = [](const Store &store) {
+        const GpuEngine engine(store, LOSSY);
+        return standin().n_live();
+    };
+    EXPECT_LT(n_taken(by_gpu), n_taken(Store(true, spec_2(true, nesting_spec()))))
+        << "streams and events of projectors";
 }
 
 // Each call of CUDA from the copy of the blocks on: it costs the save or nothing, and what is

@@ -82,6 +82,24 @@ class HangTest : public testing::TestWithParam<const char *>
         cachegen_close(engine->c);
         engine->c = nullptr;
     }
+    // Starts n look-ups of a prompt and waits for all; how many of them hit all of it.
+    size_t look_up_at_once(const Tokens &tokens, size_t n) const
+    {
+        const cachegen_request r = engine->request(tokens);
+        std::vector<cachegen_lookup *> lookups(n);
+        size_t n_hits = 0;
+        for (cachegen_lookup *&lookup : lookups)
+            EXPECT_EQ(cachegen_lookup_start(engine->c, &r, 0, &lookup), CACHEGEN_OK);
+        for (cachegen_lookup *lookup : lookups) {
+            cachegen_hit hit = {};
+            hit.struct_size = sizeof hit;
+            EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_lookup_poll(lookup, &hit); }),
+                      CACHEGEN_OK);
+            n_hits += hit.hit_tokens == tokens.size() - 1;
+            cachegen_lookup_free(lookup);
+        }
+        return n_hits;
+    }
     // A handle that is never freed, on purpose.
     static void forget([[maybe_unused]] cachegen_save *save)
     {
@@ -263,24 +281,31 @@ TEST_P(HangTest, TimeInLineIsNotTheStoresSilence)
         const Tokens tokens = prompt(32 * 2);
         ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
         odd->set_mood(Mood::SLOW);
-        const cachegen_request r = engine->request(tokens);
-        std::vector<cachegen_lookup *> lookups(250);
-        for (cachegen_lookup *&lookup : lookups)
-            ASSERT_EQ(cachegen_lookup_start(engine->c, &r, 0, &lookup), CACHEGEN_OK);
-        size_t n_hits = 0;
-        for (cachegen_lookup *lookup : lookups) {
-            cachegen_hit hit = {};
-            hit.struct_size = sizeof hit;
-            EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_lookup_poll(lookup, &hit); }),
-                      CACHEGEN_OK);
-            n_hits += hit.hit_tokens == 63;
-            cachegen_lookup_free(lookup);
-        }
+        const size_t n_hits = look_up_at_once(tokens, 250);
         odd->set_mood(Mood::GOOD);
         const cachegen_stats stats = engine->stats();
         EXPECT_EQ(stats.lookup_errors, 0u) << "no question was left open";
         EXPECT_EQ(stats.lookups_skipped == 0, wait.is_worth_it) << wait.recompute;
-        EXPECT_EQ(n_hits, lookups.size() - stats.lookups_skipped);
+        EXPECT_EQ(n_hits, 250 - stats.lookups_skipped);
+    }
+}
+
+// Where the engine computes a prompt faster than any look-up waits.
+TEST_P(HangTest, ALookUpWaitsForOthersNoLongerThanItsRequestMayTake)
+{
+    for (const int budget_ms : {1, 600000}) {
+        engine = open(", \"positive_ttl_ms\": 0, \"recompute_tokens_per_s\": 1e9"
+                      ", \"ttft_budget_ms\": " +
+                          std::to_string(budget_ms),
+                      600000);
+        const Tokens tokens = prompt(32 * 2);
+        ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
+        odd->set_mood(Mood::SLOW);
+        look_up_at_once(tokens, 20);
+        odd->set_mood(Mood::GOOD);
+        EXPECT_EQ(engine->stats().lookups_skipped == 0, budget_ms > 1) << budget_ms;
+        EXPECT_LT(engine->stats().lookups_skipped, 20u) << "the first waits for nobody";
+        EXPECT_EQ(engine->look_up(tokens).stored_tokens, 63u) << "nor does one that comes later";
     }
 }
 

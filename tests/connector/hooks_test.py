@@ -30,9 +30,9 @@ from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan  # noqa: E402
 from cachegen.vllm.metrics import Increments, PromMetrics, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
-from cachegen.vllm.scheduler import Scheduler  # noqa: E402
+from cachegen.vllm.scheduler import LOOKUPS, Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
-from cachegen.vllm.worker import Worker  # noqa: E402
+from cachegen.vllm.worker import GPU, STAGING, Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: E402
 
@@ -144,6 +144,64 @@ class HooksTest(unittest.TestCase):
         self.assertEqual(connector(worker=worker).get_finished(set()), (None, {"r"}))
         self.assertEqual(freed, ["handle"])
         self.assertEqual(worker.take_bad_blocks(), {5, 6})
+
+    def test_what_a_load_brings_after_a_reset_is_not_used(self):
+        cancelled = []
+        cg = types.SimpleNamespace(
+            load_start=lambda *_arguments: "handle", load_cancel=cancelled.append, load_free=lambda _: None,
+            load_poll=lambda _: abi.Progress(done=1, loaded_tokens=32),
+        )  # fmt: skip
+        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        made, plan = connector(worker=worker), LoadPlan("r", 0, 32, [5, 6], b"")
+        for cancelled_loads, loaded in (({"r"}, 0), (set(), 32)):  # then the same request again
+            made.bind_connector_metadata(Metadata(loads=[plan]))
+            made.bind_connector_metadata(Metadata(cancelled_loads=cancelled_loads))
+            self.assertEqual(made.get_finished(set()), (None, {"r"}))
+            self.assertEqual(made.build_connector_worker_meta().loads["r"].loaded_tokens, loaded)
+            self.assertEqual(made.get_block_ids_with_load_errors(), set() if loaded else {5, 6})
+        self.assertEqual(cancelled, ["handle"])
+
+    def test_on_a_gpu_such_a_load_is_not_waited_for_and_answered_for_once_it_is_done(self):
+        answers = [OSError("gone"), OSError("gone"), 0, 1, 1]  # the last ones: done
+        freed, cancelled = [], []
+
+        def poll(_load):
+            answer = answers.pop(0)
+            if isinstance(answer, OSError):
+                raise answer
+            return abi.Progress(done=answer, loaded_tokens=32)
+
+        def free(load):
+            self.assertLessEqual(len(answers), 1, "freeing waits for a GPU that may hang")
+            freed.append(load)
+
+        cg = types.SimpleNamespace(load_poll=poll, load_free=free, load_cancel=cancelled.append)
+        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        worker._on_gpu = True
+        worker.loads["r"] = LoadPlan("r", 0, 32, [5, 6], b""), "handle"
+        made = connector(worker=worker)
+        self.assertEqual(made.get_finished(set()), (None, None))
+        self.assertEqual((made.get_finished(set()), freed), ((None, None), []))
+        self.assertEqual(made.get_finished(set()), (None, {"r"}))
+        self.assertEqual((freed, set(cancelled), worker._void_loads), (["handle"], {"handle"}, set()))
+        self.assertEqual(worker.take_bad_blocks(), {5, 6})  # what it loaded is not known
+
+    def test_closing_waits_for_nothing_that_the_library_ends_in_its_time(self):
+        for on_gpu in (False, True):
+            with self.subTest(on_gpu=on_gpu):
+                freed = []
+                cg = types.SimpleNamespace(
+                    load_poll=lambda load: abi.Progress(done=load == "done"), load_free=freed.append,
+                    save_poll=lambda save: abi.Progress(done=save == "done"), save_free=freed.append,
+                )  # fmt: skip
+                library = types.SimpleNamespace(cg=cg, close=lambda: freed.append("closed"))
+                worker = Worker(library, Failures(), block_tokens=16)
+                worker._on_gpu = on_gpu
+                for name in ("under way", "done"):
+                    worker.loads[name] = LoadPlan(name, 0, 32, [5, 6], b""), name
+                    worker.saves.append((name, 32, name))
+                connector(worker=worker).shutdown()
+                self.assertEqual(freed, ["done", "done", "closed"])
 
 
 class SaveTest(unittest.TestCase):
@@ -265,6 +323,19 @@ class CopyTest(unittest.TestCase):
         self.worker.submit(Metadata(overwritten={4}))
         self.assertEqual(self.n_waits, 5)
 
+    def test_copies_that_cannot_be_waited_for_are_ended(self):
+        freed = []
+
+        def gone(_seconds):
+            raise OSError("gone")
+
+        self.worker.library.wait, self.worker.library.cg.save_free = gone, freed.append
+        self.copied.add((3, 4))
+        self.worker.submit(Metadata(overwritten={1, 2}, loads=[LoadPlan("r", 0, 16, [2], b"")]))
+        self.assertEqual(freed, [(1, 2), (3, 4)])
+        self.assertEqual((self.worker.saves, self.worker._copied_from), ([], []))
+        self.assertEqual(self.loaded_after, 0)
+
     def test_where_it_is_not_known_which_blocks_all_are(self):
         self.worker.submit(Metadata())
         self.assertEqual(self.n_waits, 5)
@@ -308,6 +379,12 @@ class StartTest(unittest.TestCase):
         ):  # fmt: skip
             with self.subTest(key), self.assertRaisesRegex(Unsupported, key):
                 Library(types.SimpleNamespace(kv_connector_extra_config={key: value}), None, None, None)
+
+    def test_a_release_that_is_not_known_is_refused_unless_it_is_asked_for(self):
+        with mock.patch("cachegen.vllm.library.refusal", return_value="vLLM 0.99 is not known"):
+            for config, reason in (({}, Unsupported), ({"untested_vllm": True}, AttributeError)):  # there is no engine
+                with self.assertRaisesRegex(reason, "0.99" if not config else ""):
+                    Library(types.SimpleNamespace(kv_connector_extra_config=config), None, None, None)
 
     def refuse(self, *_arguments):
         raise Unsupported("strides")
@@ -448,6 +525,40 @@ class OutageTest(unittest.TestCase):
         self.assertEqual(both.reduce(), {"loads": 1, "scheduler_down": "error"})
         self.assertFalse(Stats(data={"state": {"worker": "up"}}).is_empty())
 
+
+    def test_what_fails_for_a_while_is_the_reason_until_it_works(self):
+        progress = abi.Progress(done=1, copied=1, loaded_tokens=32)
+        cg = types.SimpleNamespace(
+            load_poll=lambda _: progress, save_poll=lambda _: progress, load_free=lambda _: None, save_free=lambda _: None,
+            strerror=str, get_stats=lambda: types.SimpleNamespace(as_dict=lambda: {"staging_bytes": 7}),
+        )  # fmt: skip
+        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        made = connector(worker=worker)
+
+        def state_after(kind, status):
+            progress.status = status
+            if kind == "failing loads":
+                worker.loads["r"] = LoadPlan("r", 0, 32, [5, 6], b""), "handle"
+            else:
+                worker.saves.append(("r", 32, "handle"))
+            worker.counters()
+            running = worker.levels()
+            made.get_finished(set())
+            return made._state(), running
+
+        for kind in ("failing loads", "failing saves"):
+            running = {"loads_running": int(kind == "failing loads"), "saves_running": int(kind == "failing saves")}
+            for status, state in ((5, kind), (0, "up")):
+                self.assertEqual(state_after(kind, status), (state, {**running, "staging_bytes": 7}))
+        self.assertEqual(worker.levels(), {"loads_running": 0, "saves_running": 0, "staging_bytes": 7})
+        worker.outages.failed(STAGING, "is no reason")
+        self.assertEqual(made._state(), "up")
+        worker.outages.failed(GPU, "is one")
+        self.assertEqual(made._state(), GPU)
+        library = types.SimpleNamespace(weights=types.SimpleNamespace(doubt=None))
+        made = connector(scheduler=types.SimpleNamespace(library=library, outages=Outages()))
+        made.scheduler.outages.failed(LOOKUPS, "are one, too")
+        self.assertEqual(made._state(), LOOKUPS)
 
     def test_weights_in_doubt_are_a_reason(self):
         weights = types.SimpleNamespace(doubt="unchecked weights")

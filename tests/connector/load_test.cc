@@ -2,6 +2,7 @@
 #include "connector/clock.h"
 #include "connector/plan.h"
 #include "tests/connector/engine.h"
+#include "tests/connector/touched_pages.h"
 
 #include <unistd.h>
 
@@ -193,6 +194,24 @@ TEST_P(LoadTest, BlocksThatAreCopiedLaterMayBeReusedOnceTheyAreCopied)
         EXPECT_EQ(engine.error_of(tokens, 0, 271), 0);
     }
     EXPECT_EQ(engine.stats().staging_bytes, 0u);
+}
+
+TEST_P(LoadTest, BlocksThatAreCopiedLaterAreNotReadByTheThreadThatSaves)
+{
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(32 * 16);
+    engine.prefill(tokens);
+    for (const bool copies_later : {false, true}) {
+        engine.copies_later = copies_later;
+        const TouchedPages blocks(engine.memory.data(), engine.memory.size());
+        cachegen_save *save;
+        ASSERT_EQ(engine.save_start(tokens, 0, 32 * 16, true, nullptr, 0, &save), CACHEGEN_OK);
+        engine.wait_copied(save);
+        EXPECT_NE(blocks.first_thread(), 0);
+        EXPECT_EQ(blocks.first_thread() == gettid(), !copies_later);
+        EXPECT_EQ(engine.finish(save).status, CACHEGEN_OK);
+    }
 }
 
 TEST_P(LoadTest, ASaveThatIsFreedReadsNoBlocksAnyMore)

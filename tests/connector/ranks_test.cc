@@ -2,6 +2,7 @@
 #include "connector/gather.h"
 
 #include "tests/connector/engine.h"
+#include "tests/connector/touched_pages.h"
 
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -54,6 +55,17 @@ struct Ranks {
         rank.prefill(tokens);
         return rank.save_start(tokens, from, static_cast<uint32_t>(tokens.size()), true, context, 0,
                                save);
+    }
+    // Saves until a rank has no memory for more, since nobody asks for it.
+    static void fill(Engine &rank)
+    {
+        cachegen_status status = CACHEGEN_OK;
+        for (uint64_t seed = 10; seed < 20 && status == CACHEGEN_OK; seed++) {
+            cachegen_save *save;
+            if ((status = start(rank, prompt(128, seed), &save)) == CACHEGEN_OK)
+                rank.finish(save);
+        }
+        ASSERT_EQ(status, CACHEGEN_AGAIN) << "what nobody asked for counts";
     }
     // All ranks save; the status of head 0's.
     cachegen_status save(const Tokens &tokens, const char *context = nullptr)
@@ -117,6 +129,54 @@ TEST(RanksTest, LoadTheirHeadsOfWhatAnyEngineStored)
     EXPECT_EQ(single.error_of(other, 0, 96), 0);
 }
 
+TEST(RanksTest, BlocksThatAreCopiedLaterAreNotReadByTheThreadThatSaves)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, THREE);
+    const Tokens tokens = prompt(32 * 16 + 16);
+    cachegen_save *saves[3];
+    for (size_t i : {2, 0, 1}) {
+        Engine &rank = ranks[i];
+        rank.prefill(tokens);
+        rank.copies_later = true;
+        {
+            const TouchedPages blocks(rank.memory.data(), rank.memory.size());
+            ASSERT_EQ(rank.save_start(tokens, 0, 32 * 16 + 16, true, nullptr, 0, &saves[i]),
+                      CACHEGEN_OK);
+            rank.wait_copied(saves[i]);
+            EXPECT_NE(blocks.first_thread(), 0) << i;
+            EXPECT_NE(blocks.first_thread(), gettid()) << i;
+        }
+        rank.poison();
+    }
+    for (size_t i = 0; i < 3; i++)
+        EXPECT_EQ(ranks[i].finish(saves[i]).status, CACHEGEN_OK) << i;
+    Engine single(store);
+    EXPECT_EQ(single.load(tokens).progress.loaded_tokens, 32u * 16 + 15);
+    EXPECT_EQ(single.error_of(tokens, 0, 32 * 16 + 15), 0);
+}
+
+// What a rank could not pass on is told by its save, and freeing one waits for the copying.
+TEST(RanksTest, ACopyThatNobodyListensForEndsItsSave)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO);
+    ranks.ranks[0].reset();
+    Engine &rank = ranks[1];
+    rank.copies_later = true;
+    cachegen_save *save;
+    ASSERT_EQ(Ranks::start(rank, LONG, &save), CACHEGEN_OK);
+    const cachegen_progress p = rank.finish(save);
+    EXPECT_EQ(p.status, CG_ERR_NOT_FOUND);
+    EXPECT_EQ(p.copied, 1u);
+    EXPECT_EQ(rank.stats().save_errors, 1u);
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        ASSERT_EQ(Ranks::start(rank, prompt(32 * 16, seed), &save), CACHEGEN_OK);
+        cachegen_save_free(save);
+        rank.poison();
+    }
+}
+
 TEST(RanksTest, ARankThatIsMissingCostsTheSaveAndNoMore)
 {
     const Store store(false, four_heads());
@@ -153,19 +213,33 @@ TEST(RanksTest, APartThatComesLaterThanTheSaveIsWaitedFor)
     EXPECT_EQ(single.error_of(LONG, 0, 111), 0);
 }
 
-// With no patience at all every part that lies in the socket is too old.
-TEST(GatherTest, APartIsTakenHoweverLateUnlessASaveBeganLongAfterIt)
+// Two ranks with a head each, and with no patience: every part that lies in the socket is too old.
+class GatherTest : public testing::Test
 {
-    const std::string group = new_group();
-    cg_gather_config config = {};
-    config.group = group.c_str();
-    config.geometry = {1, 2, 4, CG_DTYPE_BF16, 2};
-    config.n_heads = 1;
-    config.limit_bytes = UINT64_MAX;
-    cg_gather *listener, *sender;
-    ASSERT_EQ(cg_gather_new(&config, &listener), CG_OK);
-    config.first_head = 1;
-    ASSERT_EQ(cg_gather_new(&config, &sender), CG_OK);
+  protected:
+    void open(uint64_t limit_bytes)
+    {
+        const std::string group = new_group();
+        cg_gather_config config = {};
+        config.group = group.c_str();
+        config.geometry = {1, 2, 4, CG_DTYPE_BF16, 2};
+        config.n_heads = 1;
+        config.limit_bytes = limit_bytes;
+        ASSERT_EQ(cg_gather_new(&config, &listener), CG_OK);
+        config.first_head = 1;
+        ASSERT_EQ(cg_gather_new(&config, &sender), CG_OK);
+    }
+    void TearDown() override
+    {
+        cg_gather_free(sender);
+        cg_gather_free(listener);
+    }
+    cg_gather *listener = nullptr, *sender = nullptr;
+};
+
+TEST_F(GatherTest, APartIsTakenHoweverLateUnlessASaveBeganLongAfterIt)
+{
+    ASSERT_NO_FATAL_FAILURE(open(UINT64_MAX));
     const auto send = [&](const char *name) {
         const cg_gather_chunk chunk = {cg_key_of_bytes(name, strlen(name)), 2, 0};
         cg_gather_part part;
@@ -189,8 +263,50 @@ TEST(GatherTest, APartIsTakenHoweverLateUnlessASaveBeganLongAfterIt)
     EXPECT_EQ(take("second"), CG_OK);
     drop("second", UINT64_MAX);
     EXPECT_EQ(take("third"), CG_ERR_AGAIN);
-    cg_gather_free(sender);
-    cg_gather_free(listener);
+}
+
+// The listener made no save of it: then the refusal is still there when the chunk comes.
+TEST_F(GatherTest, ARefusalCostsNoSaveThatTheHeadsHaveComeFor)
+{
+    ASSERT_NO_FATAL_FAILURE(open(12000)); // of parts of 8 KiB one at a time
+    const cg_gather_chunk first = {cg_key_of_bytes("first", 5), 512, 0},
+                          second = {cg_key_of_bytes("second", 6), 512, 0};
+    const auto send = [&](const cg_gather_chunk &chunk) {
+        cg_gather_part part;
+        const cg_status status = cg_gather_begin(sender, &chunk, 1, &part);
+        if (status != CG_OK)
+            return status;
+        memset(part.data[0], 7, 2 * 512 * 8);
+        return cg_gather_send(sender, &part);
+    };
+    uint8_t raw[2][512][2][8] = {}; // planes, tokens, heads, bytes of the dims
+    const auto take = [&](const cg_gather_chunk &chunk) {
+        return cg_gather_take(listener, &chunk, raw[0][0][0], 0);
+    };
+    cg_gather_part begun, other;
+    ASSERT_EQ(cg_gather_begin(sender, &first, 1, &begun), CG_OK);
+    EXPECT_EQ(cg_gather_begin(sender, &second, 1, &other), CG_ERR_AGAIN) << "what is made counts";
+    cg_gather_abandon(sender, &begun);
+    EXPECT_EQ(take(second), CG_ERR_CANCELLED);
+    cg_gather_drop(listener, &second.key, 1);
+    EXPECT_EQ(send(first), CG_OK);
+    EXPECT_EQ(send(second), CG_ERR_AGAIN);
+    EXPECT_EQ(take(second), CG_ERR_CANCELLED);
+    EXPECT_EQ(take(first), CG_OK);
+    cg_gather_drop(listener, &first.key, 1);
+    memset(raw, 0, sizeof raw);
+    EXPECT_EQ(send(second), CG_OK);
+    EXPECT_EQ(take(second), CG_OK);
+    for (const auto &plane : raw)
+        for (const auto &token : plane) {
+            EXPECT_EQ(token[0][0], 0);
+            EXPECT_EQ(token[1][0], 7);
+        }
+    // Each save drops a part of each rank, so that one under way behind it has its own.
+    cg_gather_drop(listener, &second.key, 1);
+    EXPECT_EQ(take(second), CG_OK);
+    cg_gather_drop(listener, &second.key, 1);
+    EXPECT_EQ(take(second), CG_ERR_AGAIN);
 }
 
 TEST(RanksTest, SavesThatGoOnFromOneAnotherStoreTheWholePrompt)
@@ -220,15 +336,32 @@ TEST(RanksTest, ARankWithoutMemoryEndsTheSaveOfTheOther)
         "\"staging_mib\": 1, \"chunk_tokens\": 128, \"save_timeout_ms\": 60000";
     Ranks ranks(store, TWO, more);
     cachegen_save *save;
-    cachegen_status status = CACHEGEN_OK;
-    for (uint64_t seed = 10; seed < 20 && status == CACHEGEN_OK; seed++)
-        if ((status = Ranks::start(ranks[1], prompt(128, seed), &save)) == CACHEGEN_OK)
-            ranks[1].finish(save);
-    ASSERT_EQ(status, CACHEGEN_AGAIN) << "what nobody asked for counts";
+    ASSERT_NO_FATAL_FAILURE(Ranks::fill(ranks[1]));
     ASSERT_EQ(Ranks::start(ranks[1], prompt(128), &save), CACHEGEN_AGAIN);
     ASSERT_EQ(Ranks::start(ranks[0], prompt(128), &save), CACHEGEN_OK);
     EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
     EXPECT_EQ(ranks[0].stats().saves_dropped_incomplete, 1u);
+}
+
+// A rank that had no memory for a part of a prompt passes nothing of the rest on.
+TEST(RanksTest, WhatFollowsASaveThatCameToNothingWaitsForNoRank)
+{
+    ProfileSpec spec = four_heads();
+    spec.head_dim = 256;
+    const Store store(false, spec);
+    Ranks ranks(store, TWO,
+                "\"staging_mib\": 1, \"chunk_tokens\": 128, \"save_timeout_ms\": 20000");
+    const Tokens tokens = prompt(256), first(tokens.begin(), tokens.begin() + 128);
+    cachegen_save *save;
+    ASSERT_NO_FATAL_FAILURE(Ranks::fill(ranks[1]));
+    ASSERT_EQ(Ranks::start(ranks[1], first, &save), CACHEGEN_AGAIN);
+    ASSERT_EQ(Ranks::start(ranks[0], first, &save), CACHEGEN_OK);
+    EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
+    ASSERT_EQ(Ranks::start(ranks[0], tokens, &save, 128), CACHEGEN_OK);
+    const cachegen_progress p = ranks[0].finish(save);
+    EXPECT_EQ(p.status, CACHEGEN_OK);
+    EXPECT_EQ(p.loaded_tokens, 128u);
+    EXPECT_EQ(ranks[0].stats().saves_dropped_unreachable, 1u);
 }
 
 TEST(RanksTest, MemoryOfWhatIsStoredIsFreeAgain)

@@ -741,6 +741,20 @@ class FailureTest(unittest.TestCase):
                 made.take_report(WorkerReport(loads={"r": LoadReport(0, 0)}))
                 self.assertEqual(made.matched_tokens(request(), 0), (0, False))  # not asked again
 
+    def test_a_local_hit_that_may_be_too_bad_is_recomputed(self):
+        for broken in ("kv_cache_manager", "cg.lookup_start"):
+            with self.subTest(broken):
+                made = scheduler(Store())
+                made._provenance.mark([1], 3, loaded=True)
+                made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(4), 64)
+                setattr(made.library.cg if "." in broken else made, broken.removeprefix("cg."), None)
+                asked = request(kv_transfer_params={"cachegen.worst_level": "L0"})
+                with self.assertLogs("vllm.cachegen", "ERROR"):
+                    self.assertEqual(made.matched_tokens(asked, 64), (None, False))
+                made.step(step_of(None, 0, 0))
+                self.assertTrue(asked.skip_reading_prefix_cache)
+                self.assertEqual(made.matched_tokens(asked, 0), (0, False))
+
     def test_loads_reach_the_worker_whatever_else_fails_in_a_step(self):
         made = self.loading()
         made.update_after_alloc(request(), blocks(13), 192)

@@ -1,5 +1,8 @@
 // Kernels write the bytes that the CPU's codec decodes, and nothing else: all presets, levels and
 // layouts, damage, and what no engine should ask for.
+#include "codec/klt.h"
+#include "codec/section_plan.h"
+#include "codec/symbols.h"
 #include "device.h"
 
 #include <fstream>
@@ -156,6 +159,112 @@ Bytes make_chunk(const Laid &laid, const ProfileSpec &spec, unsigned dtype, uint
     return chunk;
 }
 
+// ---- chunks of made-up symbols ----
+
+// Draws a symbol.
+using Draw = int16_t (*)(Random *);
+
+int16_t draw_small(Random *random)
+{
+    return static_cast<int16_t>(random->below(21) - 10);
+}
+
+int16_t draw_large(Random *random)
+{
+    return static_cast<int16_t>(random->below(2001) - 1000);
+}
+
+int16_t draw_any(Random *random)
+{
+    return static_cast<int16_t>(random->below(65536));
+}
+
+using Memory = std::unique_ptr<void, MallocFree>;
+
+Memory allocate(size_t n_bytes)
+{
+    return Memory(aligned_alloc(64, cg_padded(n_bytes + 64, 64)));
+}
+
+// A matrix of symbols at one level, in memory of its own.
+struct Symbols {
+    Memory memory;
+    cg_symbols of;
+
+    Symbols(const cg_level_columns *columns, const Symbols *coarse, size_t n_rows)
+        : memory(allocate(cg_symbols_bytes(columns, n_rows))),
+          of(cg_symbols_lay(columns, coarse != nullptr ? &coarse->of : nullptr, n_rows,
+                            memory.get()))
+    {
+    }
+};
+
+// A matrix's sections at the header's levels, the coarsest first. Symbols are drawn for the finest;
+// a third of a number, and a ninth, are no ties.
+std::vector<Bytes> draw_sections(const cg_profile *p, const cg_group *group,
+                                 const cg_chunk_header &h, Draw draw, Random *random)
+{
+    const size_t n_rows = cg_klt_n_blocks(h.n_tokens);
+    const auto columns = [&](unsigned level) { return &group->columns[level - 1][0]; };
+    const Symbols fine(columns(h.level), nullptr, n_rows);
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        for (size_t i = 0; i < n_rows * columns(h.level)->n_active[f]; i++)
+            fine.of.cells[f][i] = draw(random);
+    }
+    std::vector<Bytes> out;
+    std::unique_ptr<Symbols> coarse;
+    for (unsigned level = h.coarsest; level >= h.level; level--) {
+        const float ratio[] = {1, 1 / 3.f, 1 / 9.f};
+        auto own = std::make_unique<Symbols>(columns(level), coarse.get(), n_rows);
+        cg_symbols_coarsen(&fine.of, ratio[level - h.level], &own->of);
+        size_t n_bytes;
+        uint8_t *coded = cg_symbols_code(p, &own->of, {nullptr, 0}, &n_bytes);
+        const Memory owner(coded);
+        out.emplace_back(coded, coded + n_bytes);
+        coarse = std::move(own);
+    }
+    return out;
+}
+
+// Of a profile that joins K and V, behind its exact first tokens.
+Bytes draw_chunk(const Laid &laid, const ProfileSpec &spec, unsigned dtype, uint32_t first_position,
+                 uint32_t n_tokens, cg_level level, cg_level coarsest, Draw draw)
+{
+    const cg_profile *p = laid.profile.get();
+    const auto tokens = make_tokens(n_tokens, 1);
+    cg_chunk_header h = make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
+    h.version = cg_profile_chunk_version(p);
+    h.profile = p->fingerprint;
+    h.level = static_cast<uint8_t>(level);
+    h.coarsest = static_cast<uint8_t>(coarsest);
+    h.token_bytes = 2;
+    h.key = cg_key_chunk(&h.parent, &h.extra, tokens.data(), n_tokens);
+    h.n_sections = cg_section_plan_n_sections(p, &h);
+    Random random(spec.seed + n_tokens);
+    std::vector<Bytes> bytes(h.n_sections);
+    for (const uint32_t token : tokens)
+        put(&bytes[0], token, 2);
+    for (uint32_t i = 0; i < cg_profile_n_bases(p); i++) {
+        const cg_group *group = &p->groups[i];
+        const auto coded = draw_sections(p, group, h, draw, &random);
+        for (unsigned l = h.coarsest; l >= h.level; l--)
+            bytes[group == p->joint ? cg_section_plan_joint_index(p, &h, l)
+                                    : cg_section_plan_index(p, &h, i, l)] = coded[h.coarsest - l];
+    }
+    std::vector<cg_section> sections;
+    std::vector<cg_piece> pieces;
+    for (uint32_t i = 0; i < h.n_sections; i++) {
+        sections.push_back(cg_section_plan_row(p, &h, i));
+        sections[i].bytes = static_cast<uint32_t>(bytes[i].size());
+        pieces.push_back({bytes[i].data(), bytes[i].size()});
+    }
+    uint8_t *made = nullptr;
+    size_t n_made = 0;
+    EXPECT_EQ(cg_chunk_assemble(&h, sections.data(), pieces.data(), &made, &n_made), CG_OK);
+    const Memory owner(made);
+    return Bytes(made, made + n_made);
+}
+
 const unsigned DTYPES[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3,
                            CG_DTYPE_FP8_E5M2};
 
@@ -280,6 +389,86 @@ TEST(ScaledDecodeTest, WritesWhatTheCpuDecodes)
     }
 }
 
+// ---- a joint matrix ----
+
+struct JointCase {
+    const char *name;
+    size_t n_shared;
+    std::array<unsigned, 3> fraction_bits;
+    unsigned unit_bits;
+    bool all_active;
+    unsigned least_shift;
+};
+
+class JointDecodeTest : public testing::TestWithParam<JointCase>
+{
+  protected:
+    JointDecodeTest()
+    {
+        spec.group_layers = {2, 2};
+        spec = spec_3(spec, GetParam().n_shared);
+        spec.fraction_bits = GetParam().fraction_bits;
+        spec.unit_bits = GetParam().unit_bits;
+        spec.all_active = GetParam().all_active;
+        spec.least_shift = GetParam().least_shift;
+        spec.fine = GetParam().least_shift > 0;
+        spec.nests = true;
+    }
+    ProfileSpec spec;
+};
+
+TEST_P(JointDecodeTest, WritesWhatTheCpuDecodes)
+{
+    const Laid laid(spec);
+    for (const unsigned dtype : DTYPES) {
+        for (const cg_level level : {CG_L1, CG_L2, CG_L3})
+            expect_decodes_all(laid, &spec,
+                               draw_chunk(laid, spec, dtype, 8, 21, level, level, draw_small));
+    }
+}
+
+// What is given has more than 8 bits, or all of 16 and beyond; so have symbols.
+TEST_P(JointDecodeTest, TakesSymbolsOfEverySize)
+{
+    const Laid laid(spec);
+    for (const Draw draw : {draw_large, draw_any}) {
+        for (const cg_level level : {CG_L1, CG_L2, CG_L3})
+            expect_decodes_all(laid, &spec,
+                               draw_chunk(laid, spec, CG_DTYPE_FP32, 8, 24, level, level, draw));
+    }
+}
+
+TEST_P(JointDecodeTest, RefinesNestedLevelsAsFarAsTheyAreThere)
+{
+    const Laid laid(spec);
+    for (const Draw draw : {draw_small, draw_any}) {
+        const Bytes whole = draw_chunk(laid, spec, CG_DTYPE_BF16, 16, 45, CG_L1, CG_L3, draw);
+        const cg_chunk_header header = header_of(whole);
+        for (const cg_level level : {CG_L1, CG_L2, CG_L3})
+            expect_decodes_all(
+                laid, &spec,
+                Bytes(whole.begin(),
+                      whole.begin() + static_cast<std::ptrdiff_t>(header.level_bytes[level])));
+    }
+}
+
+TEST_P(JointDecodeTest, KeepsExactFirstTokens)
+{
+    const Laid laid(spec);
+    for (const uint32_t n_tokens : {3, 4, 17})
+        expect_decodes_all(laid, &spec, make_chunk(laid, spec, CG_DTYPE_FP16, 0, n_tokens, CG_L2));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Profiles, JointDecodeTest,
+    testing::Values(JointCase{"OneBand", 32, {2, 3, 4}, 12, true, 0},
+                    JointCase{"AllComponentsShared", 128, {6, 5, 5}, 12, true, 0},
+                    JointCase{"NoFraction", 32, {0, 0, 0}, 12, false, 0},
+                    JointCase{"TwoBandsOneBitRounded", 64, {8, 8, 8}, 9, false, 0},
+                    /* high digits are shifted by up to 28 bits */
+                    JointCase{"ShiftsNearAWord", 32, {7, 8, 7}, 20, true, 12}),
+    [](const auto &c) { return c.param.name; });
+
 // ---- geometries ----
 
 TEST(GeometryDecodeTest, WritesWhatTheCpuDecodes)
@@ -317,6 +506,48 @@ TEST(GeometryDecodeTest, WritesWhatTheCpuDecodes)
                            blocks);
         expect_decodes_all(laid, nullptr,
                            make_chunk(laid, spec, CG_DTYPE_BF16, 8, g.n_tokens, CG_L0), blocks);
+    }
+}
+
+TEST(GeometryDecodeTest, TakesAJointMatrixOfAnyWidth)
+{
+    struct Geometry {
+        const char *name;
+        uint16_t n_layers, n_kv_heads, head_dim, rotary_dim;
+        uint32_t n_tokens;
+        size_t n_shared;
+    };
+    const Geometry cases[] = {
+        {"SmolLM2", 2, 3, 64, 64, 61, 96},
+        {"Llama-3.1", 2, 8, 128, 128, 24, 64},
+        {"many groups", 10, 1, 32, 32, 19, 32}, /* a third of a thread block, and more than one */
+        {"partial rotation", 3, 2, 64, 24, 19, 64},
+        {"odd pairs", 3, 3, 18, 10, 19, 32},
+        {"several warps of rows", 2, 1, 32, 32, 300, 32},
+    };
+    for (const Geometry &g : cases) {
+        SCOPED_TRACE(g.name);
+        ProfileSpec spec;
+        spec.n_layers = g.n_layers;
+        spec.n_kv_heads = g.n_kv_heads;
+        spec.head_dim = g.head_dim;
+        spec.rotary_dim = g.rotary_dim;
+        spec.group_layers.assign(g.n_layers, 1);
+        spec.most_components = 200;
+        spec.all_active = false;
+        spec.nests = true;
+        spec = spec_3(spec, g.n_shared);
+        const Laid laid(spec);
+        for (const cg_level coarsest : {CG_L1, CG_L3}) {
+            const Bytes chunk =
+                draw_chunk(laid, spec, CG_DTYPE_BF16, 8, g.n_tokens, CG_L1, coarsest, draw_large);
+            expect_decodes_all(laid, &spec, chunk);
+            cg_cuda_request last = request_of(laid, chunk); /* a group whose tiles come late */
+            last.first_group = g.n_layers - 1u;
+            last.n_groups = 1;
+            last.token_from = g.n_tokens - 1;
+            expect_decodes(laid, &spec, chunk, last, BlockSpec());
+        }
     }
 }
 
@@ -367,11 +598,11 @@ TEST(BlocksDecodeTest, EveryLayout)
 
 TEST(RequestDecodeTest, WritesOnlyWhatIsWanted)
 {
-    ProfileSpec klt = spec_2(true), paper = paper_spec();
-    klt.n_kv_heads = paper.n_kv_heads = 4;
+    ProfileSpec klt = spec_2(true), joint = spec_3(), paper = paper_spec();
+    klt.n_kv_heads = joint.n_kv_heads = paper.n_kv_heads = 4;
     paper.version = 2;
     paper.n_sinks = 3;
-    for (const ProfileSpec &spec : {klt, paper}) {
+    for (const ProfileSpec &spec : {klt, joint, paper}) {
         const Laid laid(spec);
         for (const cg_level level : {CG_L0, CG_L2}) {
             const Bytes chunk = make_chunk(laid, spec, CG_DTYPE_BF16, 0, 37, level);
@@ -443,15 +674,23 @@ TEST(RequestDecodeTest, RefusesWhatItCannotDo)
     EXPECT_EQ(cg_cuda_plan_fill(laid.laid.get(), chunk.data(), chunk.size() - 1, &r, room.data(),
                                 room.size(), &plan),
               CG_ERR_TRUNCATED);
-    ASSERT_EQ(cg_cuda_plan_fill(laid.laid.get(), chunk.data(), chunk.size(), &r, room.data(),
-                                room.size(), &plan),
-              CG_OK);
-    for (size_t n = 0; n < plan.plan_bytes; n += 16) {
-        const std::unique_ptr<uint8_t[]> small(new uint8_t[n + 1]);
-        cg_cuda_plan unused;
-        EXPECT_EQ(cg_cuda_plan_fill(laid.laid.get(), chunk.data(), chunk.size(), &r, small.get(), n,
-                                    &unused),
-                  CG_ERR_BUFFER_TOO_SMALL);
+}
+
+TEST(RequestDecodeTest, RefusesPlansThatAreTooSmall)
+{
+    for (const ProfileSpec &spec : {spec_2(true), spec_3()}) {
+        const Laid laid(spec);
+        const Bytes chunk = make_chunk(laid, spec, CG_DTYPE_BF16, 0, 24, CG_L2);
+        const cg_cuda_request r = request_of(laid, chunk);
+        const Planned planned = make_plan(laid, chunk, r);
+        ASSERT_EQ(planned.status, CG_OK);
+        for (size_t n = 0; n < planned.plan.plan_bytes; n += 16) {
+            const std::unique_ptr<uint8_t[]> small(new uint8_t[n + 1]);
+            cg_cuda_plan unused;
+            EXPECT_EQ(cg_cuda_plan_fill(laid.laid.get(), chunk.data(), chunk.size(), &r,
+                                        small.get(), n, &unused),
+                      CG_ERR_BUFFER_TOO_SMALL);
+        }
     }
 }
 
@@ -570,13 +809,39 @@ TEST(HostileDecodeTest, TakesDamageAsTheCpuDoes)
     klt.n_layers = paper.n_layers = 2;
     klt.group_layers = paper.group_layers = {1, 1};
     paper.version = 2;
-    const Laid laid_klt(klt), laid_paper(paper);
+    const ProfileSpec joint = spec_3(klt);
+    const Laid laid_klt(klt), laid_joint(joint), laid_paper(paper);
     expect_takes_damage_as_the_cpu_does(
         laid_klt, klt, make_chunk(laid_klt, klt, CG_DTYPE_BF16, 0, 24, CG_L1, CG_L3), 150);
     expect_takes_damage_as_the_cpu_does(
         laid_klt, klt, make_chunk(laid_klt, klt, CG_DTYPE_FP16, 8, 24, CG_L0), 150);
     expect_takes_damage_as_the_cpu_does(
+        laid_joint, joint, make_chunk(laid_joint, joint, CG_DTYPE_BF16, 0, 24, CG_L1, CG_L3), 150);
+    expect_takes_damage_as_the_cpu_does(
         laid_paper, paper, make_chunk(laid_paper, paper, CG_DTYPE_BF16, 0, 24, CG_L2), 150);
+}
+
+// Every group needs the joint matrix, whichever are wanted.
+TEST(HostileDecodeTest, ChecksJointSectionsForAnyGroup)
+{
+    const ProfileSpec spec = spec_3();
+    const Laid laid(spec);
+    const Bytes good = draw_chunk(laid, spec, CG_DTYPE_BF16, 8, 24, CG_L2, CG_L2, draw_small);
+    cg_chunk chunk;
+    ASSERT_EQ(cg_chunk_open(good.data(), good.size(), &chunk), CG_OK);
+    for (uint32_t i = 1; i < chunk.header.n_sections; i++) {
+        const cg_section section = cg_chunk_section(&chunk, i);
+        Bytes bad = good;
+        bad[section.offset + section.bytes / 2] ^= 1; /* in a stream */
+        for (uint32_t g = 0; g < 2; g++) {
+            cg_cuda_request r = request_of(laid, bad);
+            r.first_group = g;
+            r.n_groups = 1;
+            EXPECT_EQ(make_plan(laid, bad, r).status,
+                      cg_section_is_joint(section.kind) || section.group == g ? CG_ERR_CORRUPT
+                                                                              : CG_OK);
+        }
+    }
 }
 
 // Profiles that a reader takes, however odd: other shifts, digits, classes, means.
@@ -588,7 +853,9 @@ TEST(HostileDecodeTest, TakesAnyProfileThatTheCpuTakes)
     klt.head_dim = paper.head_dim = 8;
     klt.rotary_dim = 6;
     paper.version = 2;
-    for (const ProfileSpec &spec : {klt, paper}) {
+    ProfileSpec joint = spec_3(klt);
+    joint.head_dim = 12; /* so that groups have components of their own */
+    for (const ProfileSpec &spec : {klt, joint, paper}) {
         const Bytes good = make_profile_bytes(spec);
         int n_taken = 0;
         for (int i = 0; i < 300 && n_taken < 40; i++) {
@@ -605,9 +872,12 @@ TEST(HostileDecodeTest, TakesAnyProfileThatTheCpuTakes)
             SCOPED_TRACE(testing::Message() << "try " << i);
             const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 8, 13);
             Bytes chunk;
-            ASSERT_EQ(encode(laid.profile.get(), header, make_tokens(13, 1),
-                             make_elements(header, 1), CG_L1, &chunk),
-                      CG_OK);
+            if (spec.n_shared > 0)
+                chunk = draw_chunk(laid, spec, CG_DTYPE_FP32, 8, 13, CG_L1, CG_L1, draw_any);
+            else
+                ASSERT_EQ(encode(laid.profile.get(), header, make_tokens(13, 1),
+                                 make_elements(header, 1), CG_L1, &chunk),
+                          CG_OK);
             expect_decodes_all(laid, &spec, chunk);
             n_taken++;
         }
@@ -630,7 +900,10 @@ TEST(GoldenDecodeTest, WritesTheElementsOfTheFiles)
          {"bf16-0-L0", "bf16-0-L1", "bf16-0-L2", "bf16-0-L3", "bf16-1-L1-streams", "fp16-0-L0",
           "fp16-0-L2", "fp32-0-L0", "fp32-0-L2"}},
         {"v3-joined", {"bf16-0-L1", "bf16-0-L2-streams", "bf16-1-L1", "fp16-0-L1", "fp32-1-L2"}},
-        {"v3-paper", {"bf16-0-L1", "bf16-1-L3", "fp16-1-L2", "fp32-1-L2"}}};
+        {"v3-paper", {"bf16-0-L1", "bf16-1-L3", "fp16-1-L2", "fp32-1-L2"}},
+        {"v4",
+         {"bf16-0-L1", "bf16-0-L2-streams", "bf16-0-L3", "bf16-1-L2", "fp16-0-L1", "fp32-0-L3",
+          "fp32-1-L2"}}};
     for (const auto &set : sets) {
         const std::string folder = std::string(CG_GOLDEN_DIR) + "/" + set.first + "/";
         const Laid laid(open_profile(read_file(folder + "profile.cgp")));

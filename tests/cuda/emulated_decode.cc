@@ -18,9 +18,9 @@ void run(const cg_cuda_pass &pass, const cg_cuda_decode_params &params, uint64_t
 }
 
 typedef void run_pass(const cg_cuda_pass &, const cg_cuda_decode_params &, uint64_t);
-run_pass *const PASSES[CG_CUDA_N_KINDS] = {run<CG_CUDA_SYMBOLS>,  run<CG_CUDA_ANCHORS>,
-                                           run<CG_CUDA_DELTAS>,   run<CG_CUDA_EXPONENTS>,
-                                           run<CG_CUDA_ROTATION>, run<CG_CUDA_KLT>};
+run_pass *const PASSES[CG_CUDA_N_KINDS] = {
+    run<CG_CUDA_SYMBOLS>,  run<CG_CUDA_ANCHORS>, run<CG_CUDA_DELTAS>, run<CG_CUDA_EXPONENTS>,
+    run<CG_CUDA_ROTATION>, run<CG_CUDA_KLT>,     run<CG_CUDA_JOINT>};
 
 } // namespace
 

@@ -117,9 +117,11 @@ struct Case {
     cg_level level, coarsest;
     uint16_t n_layers, n_kv_heads, head_dim, group_layers;
     size_t n_chunks;
+    size_t n_shared = 0; // with a joint matrix
 };
 
-const char *const KINDS[] = {"symbols", "anchors", "deltas", "exponents", "rotation", "klt"};
+const char *const KINDS[] = {"symbols",  "anchors", "deltas", "exponents",
+                             "rotation", "klt",     "joint"};
 
 void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_t> &streams,
              bool is_last)
@@ -134,6 +136,8 @@ void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_
     spec.all_active = false;
     spec.nests = !c.is_paper;
     spec.n_sinks = 0;
+    if (c.n_shared > 0)
+        spec = spec_3(spec, c.n_shared);
     for (auto &level : spec.step)
         for (float &step : level)
             step *= 16; /* so that most symbols are small, as those of real caches */
@@ -244,6 +248,7 @@ int main(int argc, char **argv)
     const std::vector<Case> cases = {
         {"klt L2, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3, 64, 5, 20},
         {"klt L1 nested, SmolLM2-135M", false, CG_L1, CG_L3, 30, 3, 64, 5, 20},
+        {"klt L2 with a joint matrix, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3, 64, 5, 20, 320},
         {"klt L2, Llama-3.1-8B, groups of 1", false, CG_L2, CG_L2, 32, 8, 128, 1, 4},
         {"paper L2, Llama-3.1-8B", true, CG_L2, CG_L2, 32, 8, 128, 4, 4},
         {"L0, Llama-3.1-8B", true, CG_L0, CG_L0, 32, 8, 128, 4, 4},

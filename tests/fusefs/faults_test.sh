@@ -50,7 +50,7 @@ import() {
     done < "$tmp/confirmed"
     check "round $1: every chunk is whole" all_whole
     mount_store
-    check "round $1: nothing is staged" wait_for 60 nothing_staged # but what the new one is at
+    check "round $1: nothing is staged" wait_for 60 staged_are 0 # but what the new one is at
 }
 
 evict() {

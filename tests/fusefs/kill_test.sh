@@ -28,7 +28,7 @@ for round in 1 2 3 4; do
     check "round $round: every chunk in the store is whole" \
         sh -c 'find "$2/m" -name "*.kv" -print0 | xargs -0 "$1" verify' sh "$chunk_files" "$store"
     mount_store
-    check "round $round: what was being written is gone" wait_for 60 nothing_staged # but what the new one is at
+    check "round $round: what was being written is gone" wait_for 60 staged_are 0 # but what the new one is at
     check "round $round: one daemon's folder" equal "$(find "$store/.cachegenfs-tmp" -mindepth 1 -type d | wc -l)" 1
     check "round $round: the rest can be copied" rsync -a "$tmp/source/" "$mnt/m/contexts/"
     check "round $round: everything is there" same_tree "$tmp/source" "$mnt/m/contexts"

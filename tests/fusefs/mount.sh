@@ -105,8 +105,14 @@ has_passthrough() {
 # In the daemons' log, where they are builds with a sanitizer.
 no_finding() { ! grep -E -A 20 'Sanitizer|runtime error' "$tmp/log"; }
 
-# A daemon has a file there for a moment, too, when it takes a lease.
-nothing_staged() { [ "$(find "$store/.cachegenfs-tmp" -mindepth 2 ! -name lock | wc -l)" = 0 ]; }
+# staged_are N [STORE...]: how many files the daemons of the stores (of $store) are writing. To be waited for: when a daemon
+# takes a lease it has one more there for a moment.
+staged_are() {
+    local n=$1 stores
+    shift
+    stores=("${@:-$store}")
+    [ "$(find "${stores[@]/%//.cachegenfs-tmp}" -mindepth 2 ! -name lock | wc -l)" = "$n" ]
+}
 
 report() {
     [ ! -e "$tmp/log" ] || check "no sanitizer found anything" no_finding

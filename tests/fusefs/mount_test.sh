@@ -50,7 +50,7 @@ with open(sys.argv[2], "wb") as out:
     check "rm -r of a context" rm -r "$contexts/moved"
     check "it is gone" fails test -e "$contexts/moved"
     check "its objects are not" equal "$(n_objects)" 12
-    check "nothing is left in staging" wait_for 60 nothing_staged
+    check "nothing is left in staging" wait_for 60 staged_are 0
     check "every chunk is valid" sh -c 'find "$2" -name "*.kv" -print0 | xargs -0 "$1" verify' sh "$chunk_files" "$store"
 }
 

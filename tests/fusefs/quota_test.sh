@@ -82,7 +82,7 @@ for round in 1 2 3 4 5 6; do
         sh -c 'find "$2/m" -name "*.kv" -print0 | xargs -0 "$1" verify' sh "$chunk_files" "$store"
     mount_store -o quota=8M
     check "round $round: room is made in the end" wait_for 60 in_quota
-    check "round $round: nothing is left of the first daemon" wait_for 60 nothing_staged
+    check "round $round: nothing is left of the first daemon" wait_for 60 staged_are 0
     unmount
 done
 report

@@ -194,7 +194,7 @@ copies() {
         check "valid" valid "$to/a${order// /}" "$to/t${order// /}"
     done
     rm -rf "$tmp/tar" "$tmp/all"
-    check "nothing is left in staging" equal "$(find "$store/.cachegenfs-tmp" "$store_2/.cachegenfs-tmp" -mindepth 2 -type f ! -name lock | wc -l)" 0
+    check "nothing is left in staging" wait_for 60 staged_are 0 "$store" "$store_2"
 }
 
 options=(-o allow_other)

@@ -21,7 +21,7 @@ enum {
     MAX_ELEMENTS = 1 << 20
 }; /* decoders take memory by what the header says: their callers decide how much */
 
-enum { KLT, PAPER, NESTED, KLT_2, PAPER_2, JOINED_2, N_PROFILES };
+enum { KLT, PAPER, NESTED, KLT_2, PAPER_2, JOINED_2, JOINT_3, N_PROFILES };
 static const char *const table_names[] = {NULL, "baseline", "avx2", "avx512"}; /* NULL: the best */
 enum { N_TABLES = sizeof table_names / sizeof *table_names };
 static cg_profile *opened[N_TABLES][N_PROFILES], **profiles = opened[0];
@@ -40,7 +40,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     const char *const paths[N_PROFILES] = {
         CG_GOLDEN_DIR "/v1/profile.cgp",        CG_GOLDEN_DIR "/v1-paper/profile.cgp",
         CG_GOLDEN_DIR "/v2-nested/profile.cgp", CG_GOLDEN_DIR "/v3/profile.cgp",
-        CG_GOLDEN_DIR "/v3-paper/profile.cgp",  CG_GOLDEN_DIR "/v3-joined/profile.cgp"};
+        CG_GOLDEN_DIR "/v3-paper/profile.cgp",  CG_GOLDEN_DIR "/v3-joined/profile.cgp",
+        CG_GOLDEN_DIR "/v4/profile.cgp"};
     for (unsigned i = 0; i < N_TABLES * N_PROFILES; i++) {
         use_table(i / N_PROFILES);
         const char *path = paths[i % N_PROFILES];
@@ -94,13 +95,16 @@ static void exercise(const cg_profile *profile, const uint8_t *bytes, size_t n_b
 static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *h,
                               cg_section *sections)
 {
-    const bool is_lossy = h->level != CG_L0, is_joined = is_lossy && profile == profiles[JOINED_2];
+    const bool is_lossy = h->level != CG_L0, has_joint = is_lossy && profile == profiles[JOINT_3],
+               is_joined = has_joint || (is_lossy && profile == profiles[JOINED_2]);
     const uint32_t n_groups = is_lossy ? cg_profile_n_groups(profile) : h->geometry.n_layers,
                    n_matrices = is_joined ? 1 : CG_N_PLANES;
     const bool has_sinks = is_lossy && h->first_position == 0 && profile != profiles[PAPER] &&
                            profile != profiles[PAPER_2];
     uint32_t n = 0;
     sections[n++] = (cg_section){.kind = CG_SECTION_TOKENS, .bytes = h->token_bytes * h->n_tokens};
+    if (has_joint)
+        sections[n++] = (cg_section){.kind = CG_SECTION_JOINT};
     for (uint16_t group = 0; group < n_groups; group++) {
         for (uint8_t plane = 0; plane < CG_N_PLANES; plane++) {
             const uint8_t kind = is_lossy ? CG_SECTION_SYMBOLS : CG_SECTION_LOSSLESS;
@@ -112,6 +116,8 @@ static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *
         }
     }
     for (unsigned level = h->coarsest; level-- > h->level;) {
+        if (has_joint)
+            sections[n++] = (cg_section){.kind = cg_section_joint_to_level(level)};
         for (uint16_t task = 0; task < n_matrices * n_groups; task++)
             sections[n++] = (cg_section){.kind = cg_section_to_level(level),
                                          .plane = (uint8_t)(task % n_matrices),
@@ -150,11 +156,14 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
         return;
     const bool repair_table = (bytes[48] & 1) == 0;
     const cg_profile *profile = profiles[(bytes[49] & 7) % N_PROFILES];
-    const bool is_2 =
-        profile == profiles[KLT_2] || profile == profiles[PAPER_2] || profile == profiles[JOINED_2];
+    const bool is_1 =
+        profile == profiles[KLT] || profile == profiles[PAPER] || profile == profiles[NESTED];
+    const uint8_t level = bytes[24] % CG_N_LEVELS;
     cg_chunk_header h = {
-        .version = is_2 ? CG_CHUNK_VERSION : CG_CHUNK_VERSION_SINGLE,
-        .level = bytes[24] % CG_N_LEVELS,
+        .version = is_1                                             ? CG_CHUNK_VERSION_SINGLE
+                   : profile == profiles[JOINT_3] && level != CG_L0 ? CG_CHUNK_VERSION_JOINT
+                                                                    : CG_CHUNK_VERSION,
+        .level = level,
         .token_bytes = (uint8_t)(2 + bytes[26] % 3),
         .first_position = (uint32_t)(bytes[36] / 8 % 8 * 8),
         .n_tokens = 1 + (uint32_t)cg_get_le(bytes + 40, 4) % 64,

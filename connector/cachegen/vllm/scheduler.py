@@ -144,7 +144,8 @@ class Scheduler:
                 return ASK_AGAIN
         except Exception:
             state.failed = True
-            raise
+            self.failures.log("looked_up")
+            return self._local_hit_only(request, state)
         n_external = self._usable_tokens(state) - num_computed_tokens
         if n_external <= 0:
             return self._local_hit_only(request, state)
@@ -209,17 +210,21 @@ class Scheduler:
     def _local_hit_only(self, request, state):
         return self._refuse_local_hit(request, state) or NO_MATCH
 
+    def _refuse(self, request, _state):
+        # Asked again in the next step, without the local hit: set now, the flag would let this step's hit pass.
+        self._recomputed.append(request)
+        return ASK_AGAIN
+
+    @guarded(_refuse)
     def _refuse_local_hit(self, request, state):
-        """Recomputes all of a request that demands better KV than vLLM's own prefix cache has for it."""
+        """Recomputes all of a request that demands better KV than vLLM's own prefix cache has for it, or may have."""
         worst = self.library.worst_level if state.options.worst_level is None else state.options.worst_level
         if not state.local_tokens or self._provenance.is_all_exact() or request.skip_reading_prefix_cache:
             return None
         blocks = self.kv_cache_manager.get_computed_blocks(request)[0].get_block_ids()[0]
         if self._provenance.worst_of(blocks) <= worst:
             return None
-        # Asked again in the next step, without the local hit: set now, the flag would let this step's hit pass.
-        self._recomputed.append(request)
-        return ASK_AGAIN
+        return self._refuse(request, state)
 
     def _looked_up(self, state):
         """Whether the look-up has answered; starts it. All look-ups of a step together wait a little: a further step costs

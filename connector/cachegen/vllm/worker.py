@@ -89,7 +89,12 @@ class Worker:
     def _begin_step(self):
         self._steps.begin()
 
-    @guarded(nothing)
+    def _end_copies(self, _overwritten):
+        """Where they cannot be waited for: freeing a save waits until it reads no block."""
+        reading = [save for save, _ in self._copied_from]
+        self.saves = [save for save in self.saves if not (save[2] in reading and self._give_save_up(*save))]
+
+    @guarded(_end_copies)
     def _await_copies(self, overwritten):
         """Until no block of a set (None: no block at all) is read by a save any more."""
         reading = []
@@ -194,7 +199,16 @@ class Worker:
                 self._end_load(plan, report)
                 finished.add(req_id)
 
+    @guarded(lambda *_: False)
+    def _is_cancelled_by_now(self, load):
+        self.library.cg.load_cancel(load)
+        return bool(self.library.cg.load_poll(load).done)
+
     def _give_load_up(self, plan, load, _is_cancelled):
+        # Freeing waits, and a GPU that hangs ends no wait: there the next step asks again.
+        if self._on_gpu and not self._is_cancelled_by_now(load):
+            self._void_loads.add(plan.req_id)
+            return None
         self.library.cg.load_free(load)
         return LoadReport(plan.from_token, 0)
 
@@ -301,12 +315,12 @@ class Worker:
 
     def close(self):
         cg = self.library.cg
-        # Freeing waits, and a GPU that hangs ends no wait: there closing does, which knows a limit.
+        # Freeing waits for what is under way, as long as that takes. Closing ends it, too, and knows a limit.
         for _, load in self.loads.values():
-            if not self._on_gpu or cg.load_poll(load).done:
+            if cg.load_poll(load).done:
                 cg.load_free(load)
         for *_, save in self.saves:
-            if not self._on_gpu or cg.save_poll(save).done:
+            if cg.save_poll(save).done:
                 cg.save_free(save)
         self.loads, self.saves, self._copied_from = {}, [], []
         library, self.library = self.library, None
