@@ -464,9 +464,15 @@ class JointTest(unittest.TestCase):
         np.testing.assert_array_equal(back.joint.basis.rows(), profile.joint.basis.rows())
         np.testing.assert_array_equal(back.joint.n_given, profile.joint.n_given)
         self.assertLess(np.square(back.joint.basis.rows()[:10] - transform.rows[JOINT][:10].numpy()).sum(1).max(), 1e-4)
-        for level in range(3):
-            for gm in transform.coded_matrices():
+        second = reader.Profile(data)
+        self.assertEqual((second.n_shared, second.fraction_bits), (N_SHARED, profile.joint.fraction_bits))
+        np.testing.assert_array_equal(second.n_given, profile.joint.n_given)
+        for gm in transform.coded_matrices():
+            basis, at = (profile.joint.basis, reader.JOINT) if gm == JOINT else (profile.basis[gm[0]][0], gm)
+            np.testing.assert_array_equal(second.basis[at], basis.rows().astype(np.float64) * 2**basis.unit_bits)
+            for level in range(3):
                 self.assertEqual(back.n_active(level, *gm), profile.n_active(level, *gm))
+                self.assertEqual([len(of) for of in second.columns[(level + 1, *at)]], profile.n_active(level, *gm))
 
     def test_levels_nest_and_what_is_not_given_has_no_symbols(self):
         profile, _, _ = self.made()
