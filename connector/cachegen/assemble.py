@@ -27,6 +27,7 @@ LEAST_LEAK = 0.02  # of the data into a rounded component, as a mean square of L
 BYTE_BITS = 8  # components of that many and fewer have elements of one byte, in a coarse unit
 DEFAULT_UNIT_BITS = 14  # with it a component's elements, which are below 1, have up to MAX_BITS bits
 SUM_MARGIN = 16  # between the largest sum of a decoder's integers in calibration and 2^31
+FRACTION_BITS = 4  # of what a joint matrix gives, in steps, at most
 GIVEN_MARGIN = 4  # between the largest shared component in calibration and what a decoder makes of it, 2^15
 EXACT_SQUARE = 300.0  # components above it are stored in EXACT_BITS and more, about
 _NEIGHBOURS = 9
@@ -51,13 +52,13 @@ class Unit:
         return self.byte_shift if bits <= BYTE_BITS else 0, limit >> (int(bits) - 1)
 
 
-def choose_unit(n_channels, largest_sum, fraction_bits=0):
+def choose_unit(n_channels, largest_sum):
     """The Unit of a matrix of n_channels. largest_sum: the largest sum of magnitudes of symbols times their components'
-    largest elements, in calibration: a decoder adds up as many units, in 2^fraction_bits parts, in 32 bits."""
+    largest elements, in calibration: a decoder adds up as many units in 32 bits."""
     # 127 times the coarse unit is five to ten times the root mean square of a component's elements.
     coarse = int(np.ceil(np.log2(5 / 127 / np.sqrt(n_channels))))
     bits = max(DEFAULT_UNIT_BITS, -coarse)
-    while bits > UNIT_BITS[0] and largest_sum * 2.0 ** (bits + fraction_bits) > 2.0**31 / SUM_MARGIN:
+    while bits > UNIT_BITS[0] and largest_sum * 2.0**bits > 2.0**31 / SUM_MARGIN:
         bits -= 1
     return Unit(bits, max(bits + coarse, 0))
 
@@ -123,7 +124,7 @@ class Plan:
     bits: dict  # (group, matrix): of each component
     squares: dict  # (group, matrix): mean square of the components' L1 symbols
     units: dict  # (group, matrix): Unit
-    fraction_bits: int  # of the joint matrix
+    fraction_bits: list  # [level] of the joint matrix
     n_given: list  # [level][frequency] components of each group that the joint matrix gives; None without
 
 
@@ -179,11 +180,16 @@ def _n_given(active, joint_square, rows, n_shared):
     return given
 
 
-def choose_fraction_bits(most, largest_shared):
-    """Of a joint matrix, most of them. largest_shared: the largest shared component, in steps of L1."""
-    while most and largest_shared * 2.0**most > 2.0**15 / GIVEN_MARGIN:
-        most -= 1
-    return most
+def choose_fraction_bits(largest_shared):
+    """[level] of a joint matrix, each at most one more than the finer level's. largest_shared: [level] the largest shared
+    component, in the level's steps."""
+    bits, most = [], FRACTION_BITS
+    for largest in largest_shared:
+        while most and largest * 2.0**most > 2.0**15 / GIVEN_MARGIN:
+            most -= 1
+        bits.append(most)
+        most = min(most + 1, FRACTION_BITS)
+    return bits
 
 
 def _plan(shares, squares, errors, units, least, noise, n_shared, fraction_bits):
@@ -207,10 +213,13 @@ def plan_columns(transform, statistics, budget_bytes):
     }  # fmt: skip
     squares = {gm: square.mean(0).cpu().numpy() for gm, square in statistics.mean_square.items()}
     n_channels = {gm: rows.shape[1] for gm, rows in transform.rows.items()}
-    fraction_bits = choose_fraction_bits(transform.fraction_bits, statistics.largest_shared)
-    units = {
-        gm: choose_unit(n, statistics.largest_sum[gm], 0 if gm == JOINT else fraction_bits) for gm, n in n_channels.items()
-    }  # fmt: skip
+    largest_sum = dict(statistics.largest_sum)
+    fraction_bits = choose_fraction_bits(statistics.largest_shared)
+    if transform.n_shared:  # a decoder's groups add up the fractions
+        parts = [2**n * largest for n, largest in zip(fraction_bits, statistics.largest_shared)]
+        for gm in transform.matrices.each():
+            largest_sum[gm] *= max(parts) / statistics.largest_shared[0]
+    units = {gm: choose_unit(n, largest_sum[gm]) for gm, n in n_channels.items()}
     errors = {gm: _errors(rows.cpu().numpy(), units[gm]) for gm, rows in transform.rows.items()}
     fixed_bytes = 2 * 2 * 4 * transform.mean.shape[0] * transform.mean.shape[2] + (32 << 10)
     least, noise = LEAST_NONZERO, BASIS_NOISE

@@ -222,7 +222,7 @@ class Transform:
 
     def __init__(self, matrices, mean, weight, rows, n_sinks, device, n_exact=None):
         self.matrices, self.n_sinks, self.device = matrices, n_sinks, device
-        self.n_shared = self.fraction_bits = 0
+        self.n_shared = 0
         self.n_exact = n_exact or dict.fromkeys(rows, 0)  # as Basis has it; 0 where no row is rounded
         self.mean, self.weight = mean.to(device), weight.to(device)
         self.rows = {gm: of.to(device) for gm, of in rows.items()}
@@ -238,15 +238,15 @@ class Transform:
         if profile.joint:
             joint, basis = profile.joint, profile.joint.basis
             transform.join(
-                torch.from_numpy(basis.rows()), joint.n_shared, joint.fraction_bits, basis.n_exact, joint.n_given.max(0)
-            )
+                torch.from_numpy(basis.rows()), joint.n_shared, basis.n_exact, joint.n_given.max(0)
+            )  # fmt: skip
         return transform
 
-    def join(self, rows, n_shared, fraction_bits, n_exact=0, n_given=None):
+    def join(self, rows, n_shared, n_exact=0, n_given=None):
         """Sets the joint matrix. rows: f32 [n_components][n_groups x n_shared]; n_given: of each frequency, components
         of a group that are given at any level, so that an encoder looks at no others; None: all."""
         self.rows[JOINT], self.n_exact[JOINT] = rows.to(self.device), n_exact
-        self.n_shared, self.fraction_bits = n_shared, fraction_bits
+        self.n_shared = n_shared
         self.is_given = torch.ones(BLOCK_TOKENS, n_shared, device=self.device)
         if n_given is not None:
             self.is_given = _prefixes(n_given, n_shared).to(self.device)
@@ -289,13 +289,15 @@ class Transform:
         """Those of the coefficients z of a matrix that have symbols."""
         return z if gm == JOINT else z[..., self.n_shared :]
 
-    def given(self, symbols, n_given=None):
+    def given(self, symbols, joint=None, level=None):
         """Shared components [n_blocks][8][n_groups][n_shared] from the symbols of JOINT, in steps, as a decoder rounds
-        them. n_given: of each frequency, as in a profile; None: all."""
-        unit = 2.0**-self.fraction_bits
-        v = (symbols @ self.rows[JOINT] / unit + 0.5).floor().clamp(-32768, 32767) * unit
-        v = v.unflatten(2, (-1, self.n_shared))
-        return v if n_given is None else v * _prefixes(n_given, self.n_shared).to(self.device)[:, None]
+        them with the Joint of a profile; without: all of them, not rounded."""
+        v = symbols @ self.rows[JOINT]
+        if joint is None:
+            return v.unflatten(2, (-1, self.n_shared))
+        unit = 2.0 ** -joint.fraction_bits[level]
+        v = ((v / unit + 0.5).floor().clamp(-32768, 32767) * unit).unflatten(2, (-1, self.n_shared))
+        return v * _prefixes(joint.n_given[level], self.n_shared).to(self.device)[:, None]
 
     def synthesize(self, z, g, m, out):
         """Writes matrix m of group g into out [2][n_layers][n_tokens][C], from dequantized coefficients."""
@@ -303,13 +305,13 @@ class Transform:
         y = torch.einsum("ft,bfc->btc", self.dct, z).flatten(0, 1)[: out.shape[2]] @ self.rows[g, m]
         self.matrices.put(y / weight + mean, out, g, m)
 
-    def coded(self, x, steps, kept=lambda gm, symbols: symbols, n_given=None):
+    def coded(self, x, steps, kept=lambda gm, symbols: symbols, joint=None, level=None):
         """x after a level with steps [K, V], as far as a file keeps its symbols. x: [2][n_layers][n_tokens][C] from
-        position 0. n_given: as given() has it."""
+        position 0. joint, level: as given() has them."""
         symbols = {
             gm: kept(gm, quantize(self.own(gm, z), steps[gm[1]])) for gm, z in self.all_coefficients(x)
         }  # fmt: skip
-        given = self.given(symbols[JOINT], n_given) if self.n_shared else None
+        given = self.given(symbols[JOINT], joint, level) if self.n_shared else None
         out = torch.empty_like(x)
         for g, m in self.matrices.each():
             z = symbols.pop((g, m))

@@ -41,7 +41,6 @@ LEAST_BUDGET_BYTES = 1 << 20  # the share of a tiny model is no use
 AUTO = "auto"
 JOIN_GROUPS = 0  # by default: components of each group for a joint matrix, or AUTO
 MAX_SHARED = 2048  # components of all groups together that a joint matrix turns
-FRACTION_BITS = 4  # of what it gives, in steps, at most
 
 
 def choose_matrices(model, budget_bytes, most_channels=MAX_CHANNELS["bytes"], planes=PLANES):
@@ -112,7 +111,7 @@ def choose_shared(matrices, channels, most=MAX_SHARED):
 
 
 @torch.no_grad()
-def join_groups(model, caches, contexts, transform, n_shared, progress, fraction_bits=FRACTION_BITS):
+def join_groups(model, caches, contexts, transform, n_shared, progress):
     """Gives transform a joint matrix: the KLT of the first n_shared components of all groups."""
     progress.start("what the layer groups have in common")
     planes, moments = Planes(model), 0.0
@@ -122,7 +121,7 @@ def join_groups(model, caches, contexts, transform, n_shared, progress, fraction
         shared = torch.cat(shared, 2).flatten(0, 1)
         moments = moments + shared.T @ shared
         progress(i + 1, len(contexts))
-    transform.join(principal_components(moments), n_shared, fraction_bits)
+    transform.join(principal_components(moments), n_shared)
 
 
 @dataclass
@@ -133,7 +132,7 @@ class Statistics:
     mean_square: dict  # of coefficients in steps of L1 [8][N]
     largest_sum: dict  # of |coefficient|, in steps of L1, times its component's largest element, over those of a row
     joint_square: list  # [level] mean square of the symbols of JOINT, [8][n_components]
-    largest_shared: float  # of |shared coefficient|, in steps of L1
+    largest_shared: list  # [level] of |shared coefficient|, in its steps
 
 
 @torch.no_grad()
@@ -154,7 +153,7 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
     ]
     progress.start("statistics of the symbols")
     mean_square, largest_sum, joint_square = dict.fromkeys(each, 0.0), dict.fromkeys(each, 0.0), [0.0] * N_LEVELS
-    largest_shared = 0.0
+    largest_shared = [0.0] * N_LEVELS
     largest = {gm: rows.abs().amax(1) for gm, rows in transform.rows.items()}
     for i, context in enumerate(contexts):
         x = planes.flat(*caches.get(context))
@@ -162,7 +161,8 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
             most = float((z.abs() @ largest[g, m]).max()) / steps[0][m]
             largest_sum[g, m] = max(largest_sum[g, m], most)
             if transform.n_shared and (g, m) != JOINT:
-                largest_shared = max(largest_shared, float(z[..., : transform.n_shared].abs().max()) / steps[0][m])
+                most = float(z[..., : transform.n_shared].abs().max())
+                largest_shared = [max(old, most / step[m]) for old, step in zip(largest_shared, steps)]
             z = z[1:]  # the first block has the sinks
             mean_square[g, m] = mean_square[g, m] + z.pow(2).mean(0) / (len(contexts) * steps[0][m] ** 2)
             for level in range(N_LEVELS):

@@ -170,7 +170,7 @@ class Joint:
     """The KLT over the first components of all groups, which stand in the order [group][component]."""
 
     n_shared: int  # components of each group
-    fraction_bits: int
+    fraction_bits: list  # [level]
     basis: Basis  # [n_components][n_groups x n_shared]
     n_given: np.ndarray  # u16 [level][frequency]: components of each group that come from it
     class_of: list  # [level][frequency] u8 [n_active]
@@ -266,7 +266,7 @@ class Profile:
         bases = [b for matrices in self.basis for b in matrices]
         if joint:
             bases.insert(0, joint.basis)
-            body.append(struct.pack("<HBB", joint.n_shared, joint.fraction_bits, 0))
+            body.append(struct.pack("<H4B", joint.n_shared, *joint.fraction_bits, 0))
         counts = [struct.pack("<HBB", b.n_components, b.unit_bits, 0) for b in bases]
         if joint:
             counts.insert(1, np.asarray(joint.n_given, "<u2"))
@@ -399,12 +399,13 @@ def _read_klt(cursor, sizes, n_matrices, n_classes, version, is_packed):
 
 def _read_joint(cursor, n_groups):
     """(Joint without its basis and classes, its [n_components, unit_bits])"""
-    n_shared, fraction_bits = cursor.take("<u2", 2).tolist()
+    n_shared, fraction_bits = cursor.number("<u2"), cursor.take("u1", N_LEVELS).tolist()
+    _require(cursor.number("u1") == 0, "reserved bytes are set")
     _require(n_shared >= BAND and n_shared % BAND == 0 and n_groups * n_shared <= MAX_JOINT, "shared components")
-    _require(fraction_bits <= MAX_FRACTION_BITS, "fraction_bits, or reserved bytes are set")
+    _require(max(fraction_bits) <= MAX_FRACTION_BITS, "fraction_bits")
     n_components, unit_bits = cursor.take("<u2", 2).tolist()
     _require(1 <= n_components <= n_groups * n_shared, "component counts")
-    _require(unit_bits > fraction_bits, "unit_bits of the joint matrix")
+    _require(unit_bits > max(fraction_bits), "unit_bits of the joint matrix")
     n_given = cursor.take("<u2", N_LEVELS, BLOCK_TOKENS)
     _require((n_given <= n_shared).all(), "more components are given than are shared")
     return Joint(n_shared, fraction_bits, None, n_given, []), (n_components, unit_bits)

@@ -102,8 +102,7 @@ class Coder(Sizes):
             bits += self.symbol_bits(symbols, classes, -(-len(symbols) * BLOCK_TOKENS // CHUNK_TOKENS), active)
             return symbols
 
-        n_given = self.profile.joint.n_given[level] if self.profile.joint else None
-        out = self.transform.coded(x, self.profile.step[level].tolist(), kept, n_given)
+        out = self.transform.coded(x, self.profile.step[level].tolist(), kept, self.profile.joint, level)
         return out, bits
 
 

@@ -20,7 +20,16 @@ except ImportError as error:
     sys.exit(77)
 import reader  # noqa: E402
 from cachegen import kl_curve, sinks  # noqa: E402
-from cachegen.assemble import BYTE_BITS, Unit, assemble, choose_unit, of_bytes, plan_columns, quantize_basis  # noqa: E402
+from cachegen.assemble import (  # noqa: E402
+    BYTE_BITS,
+    Unit,
+    assemble,
+    choose_fraction_bits,
+    choose_unit,
+    of_bytes,
+    plan_columns,
+    quantize_basis,
+)
 from cachegen.klt import Matrices, Moments, Transform, layer_factors  # noqa: E402
 from cachegen.kv_model import Context  # noqa: E402
 from cachegen.make_profile import (  # noqa: E402
@@ -89,7 +98,7 @@ def made(is_joined, budget_bytes=1 << 20, model=MODEL, groups=GROUPS, n_shared=0
     transform, x, _ = calibrated(is_joined, 2, model, groups)
     caches = types.SimpleNamespace(get=lambda context: tuple(correlated(model=model)))
     if n_shared:
-        join_groups(model, caches, ["one"], transform, n_shared, Quiet(), 3)
+        join_groups(model, caches, ["one"], transform, n_shared, Quiet())
     steps = parse_steps("0.05,0.15,0.45")
     statistics = count_symbols(model, caches, ["one"], transform, steps, Quiet())
     plan = plan_columns(transform, statistics, budget_bytes)
@@ -425,7 +434,7 @@ class JointTest(unittest.TestCase):
 
     def test_what_is_given_are_the_integers_of_the_format(self):
         profile, _, x = self.made()
-        joint, q = profile.joint, profile.joint.fraction_bits
+        joint = profile.joint
         shift = np.repeat(joint.basis.shift, BAND)[: joint.basis.n_components].astype(np.int64)
         elements = (joint.basis.multiple.astype(np.int64) << shift)[:, None] * joint.basis.numbers
         transform, seen = Transform.of_profile(profile), {}
@@ -435,8 +444,8 @@ class JointTest(unittest.TestCase):
             return symbols
 
         for level in range(3):
-            transform.coded(x, profile.step[level].tolist(), kept, joint.n_given[level])
-            v = transform.given(seen[JOINT], joint.n_given[level])
+            transform.coded(x, profile.step[level].tolist(), kept, joint, level)
+            v, q = transform.given(seen[JOINT], joint, level), joint.fraction_bits[level]
             k = joint.basis.unit_bits - q
             exact = seen[JOINT].numpy().astype(np.int64) @ elements
             exact = ((exact >> k) + ((exact >> (k - 1)) & 1)).reshape(v.shape)
@@ -451,13 +460,19 @@ class JointTest(unittest.TestCase):
         self.assertEqual((data[8], made(True)[0].to_bytes()[8]), (3, 2), "versions")
         back = read_profile(data)
         self.assertEqual(back.to_bytes(), data)
-        self.assertEqual((back.n_shared, back.joint.fraction_bits), (N_SHARED, 3))
+        self.assertEqual((back.n_shared, back.joint.fraction_bits), (N_SHARED, profile.joint.fraction_bits))
         np.testing.assert_array_equal(back.joint.basis.rows(), profile.joint.basis.rows())
         np.testing.assert_array_equal(back.joint.n_given, profile.joint.n_given)
         self.assertLess(np.square(back.joint.basis.rows()[:10] - transform.rows[JOINT][:10].numpy()).sum(1).max(), 1e-4)
-        for level in range(3):
-            for gm in transform.coded_matrices():
+        second = reader.Profile(data)
+        self.assertEqual((second.n_shared, second.fraction_bits), (N_SHARED, profile.joint.fraction_bits))
+        np.testing.assert_array_equal(second.n_given, profile.joint.n_given)
+        for gm in transform.coded_matrices():
+            basis, at = (profile.joint.basis, reader.JOINT) if gm == JOINT else (profile.basis[gm[0]][0], gm)
+            np.testing.assert_array_equal(second.basis[at], basis.rows().astype(np.float64) * 2**basis.unit_bits)
+            for level in range(3):
                 self.assertEqual(back.n_active(level, *gm), profile.n_active(level, *gm))
+                self.assertEqual([len(of) for of in second.columns[(level + 1, *at)]], profile.n_active(level, *gm))
 
     def test_levels_nest_and_what_is_not_given_has_no_symbols(self):
         profile, _, _ = self.made()
@@ -483,8 +498,9 @@ class JointTest(unittest.TestCase):
 
         for n_shared in (0, 31, 64, 32 * 43):
             refuse("profile", joint, "n_shared", n_shared)
-        refuse("fraction_bits", joint, "fraction_bits", 9)
-        for unit_bits in (3, 7, 21):
+        for level in range(3):
+            refuse("fraction_bits", joint, "fraction_bits", [9 * (i == level) for i in range(3)])
+        for unit_bits in (4, 7, 21):
             refuse("unit_bits", joint.basis, "unit_bits", unit_bits)
         more = joint.n_given.copy()
         more[0, 0] = N_SHARED + 1
@@ -494,6 +510,11 @@ class JointTest(unittest.TestCase):
         apart = profile.is_joined
         refuse("planes apart", profile, "is_joined", not apart)
         read_profile(profile.to_bytes())
+
+    def test_what_is_given_is_as_fine_as_16_bits_allow(self):
+        for largest, bits in (((1900, 640, 210), [2, 3, 4]), ((512, 170, 60), [4, 4, 4]), ((513, 171, 60), [3, 4, 4]),
+                              ((8192, 10, 1), [0, 1, 2]), ((1e6, 4e5, 1e5), [0, 0, 0])):  # fmt: skip
+            self.assertEqual(choose_fraction_bits(largest), bits)
 
     def test_as_many_are_shared_as_a_joint_matrix_may_have(self):
         def shared(groups, channels, is_joined=True, **more):
