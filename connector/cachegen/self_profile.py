@@ -31,6 +31,7 @@ from .make_profile import (
     AUTO,
     JOIN_GROUPS,
     MAX_CHANNELS,
+    MAX_SHARED,
     N_CLASSES,
     choose_matrices,
     choose_shared,
@@ -47,6 +48,7 @@ from .tables import N_BINS, class_costs, magnitude_bins, make_class, shift_of
 
 LEAST_TOKENS = 2048
 LEAST_RATIO = 3  # tokens a channel of a group: fewer make a KLT of noise
+LEAST_JOINT_RATIO = 16  # tokens a channel of a joint matrix, which is learnt from what others have learnt from
 LEAST_CHUNK_TOKENS = 64
 HELD_OUT = 8  # one chunk of so many is measured, not learnt from
 _SAMPLE_CHUNKS, _SAMPLE_TOKENS = 6, 256  # of the held-out ones, kept in memory to find the steps on
@@ -304,7 +306,8 @@ def run(options):
 
     progress, source = Progress(options.quiet), Chunks(options.cgtool, rope)
     transform = learn(model, source, chunks, matrices, progress)
-    n_shared = choose_shared(matrices, model.channels) if JOIN_GROUPS == AUTO else 0
+    most = min(MAX_SHARED, n_tokens // LEAST_JOINT_RATIO)
+    n_shared = choose_shared(matrices, model.channels, most) if JOIN_GROUPS == AUTO else 0
     if n_shared:
         join_groups(model, source, chunks, transform, n_shared, progress)
     progress.start("steps")

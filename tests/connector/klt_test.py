@@ -8,6 +8,7 @@ import os
 import sys
 import types
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "connector"))
@@ -19,6 +20,7 @@ except ImportError as error:
     print(f"skipped: {error}: matrices, bases and profile files are not checked")
     sys.exit(77)
 import reader  # noqa: E402
+from cachegen import assemble as assemble_module  # noqa: E402
 from cachegen import kl_curve, sinks  # noqa: E402
 from cachegen.assemble import (  # noqa: E402
     BYTE_BITS,
@@ -481,6 +483,9 @@ class JointTest(unittest.TestCase):
         for of in (given.astype(int), active):
             self.assertTrue((np.diff(of, axis=0) <= 0).all() and (np.diff(of, axis=1) <= 0).any(), of)
         self.assertTrue((active[given == 0] == 0).all() and (given > 0).any())
+        with mock.patch.object(assemble_module, "LEAST_GIVEN", 1e9):
+            nothing = read_profile(self.made()[0].to_bytes())
+        self.assertEqual((nothing.joint.n_given.max(), nothing.n_active(0, *JOINT)), (0, [0] * 8))
         for g in range(len(ALIKE_GROUPS)):
             n_own = profile.basis[g][0].n_components - N_SHARED
             self.assertEqual(max(profile.n_active(0, g, 0)), n_own, "counted without the shared ones")
