@@ -22,7 +22,7 @@ enum {
     CG_MAX_SINKS = 8,
     CG_MAX_ROPES = 4,
     CG_ANCHOR_TOKENS = 10, /* an anchor, and the tokens that are coded as differences from it */
-    CG_MOST_SHARED = 4096, /* shared components of all groups */
+    CG_MOST_SHARED = 8192, /* shared components of all groups */
     CG_MOST_FRACTION_BITS = 8,
 };
 

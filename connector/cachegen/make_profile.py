@@ -4,6 +4,7 @@ The library behind cachegen.profile; cachegen.self_profile takes of it what need
 codec/FORMAT.md, "Profile".
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ from .klt import (
     split_layers,
 )
 from .kv_model import Context
-from .profile_file import BAND, BLOCK_TOKENS, JOINT, N_LEVELS
+from .profile_file import BAND, BLOCK_TOKENS, JOINT, MAX_JOINT, N_LEVELS
 from .sinks import MOST_SINKS, choose_sinks
 from .steps import DEFAULT, find_steps, parse_steps
 from .tables import Histograms, shift_of
@@ -39,8 +40,8 @@ LAYERS_LEVEL = 2  # L3: what its errors cost differs most from what the Fisher i
 N_LAYERS_CONTEXTS = 9
 LEAST_BUDGET_BYTES = 1 << 20  # the share of a tiny model is no use
 AUTO = "auto"
-JOIN_GROUPS = 0  # by default: components of each group for a joint matrix, or AUTO
-MAX_SHARED = 2048  # components of all groups together that a joint matrix turns
+JOINT_PRODUCTS = 320  # multiply-adds of a joint matrix, an element of K and V
+LEAST_JOINT_RATIO = 14  # calibration tokens a channel of a joint matrix: with 3 it learns noise
 
 
 def choose_matrices(model, budget_bytes, most_channels=MAX_CHANNELS["bytes"], planes=PLANES):
@@ -102,12 +103,18 @@ def weigh_layers(model, caches, contexts, transform, step, progress):
     return layer_factors(*map(torch.stack, zip(*costs)))
 
 
-def choose_shared(matrices, channels, most=MAX_SHARED):
-    """Components of each group for a joint matrix, most of all groups together; 0 where there can be none. channels: of
-    a plane of a layer."""
+def most_shared(matrices, channels, most=MAX_JOINT):
+    """Components of each group that a joint matrix may have, of most of all groups together; 0 where there can be none.
+    channels: of a plane of a layer."""
     if not matrices.is_joined or matrices.n_groups < 2:
         return 0
     return min(most // matrices.n_groups, 2 * min(matrices.groups) * channels) // BAND * BAND
+
+
+def choose_shared(matrices, channels, n_tokens):
+    """Those that pay, learnt from n_tokens."""
+    of_products = math.isqrt(JOINT_PRODUCTS * 2 * sum(matrices.groups) * channels)
+    return most_shared(matrices, channels, min(MAX_JOINT, of_products, n_tokens // LEAST_JOINT_RATIO))
 
 
 @torch.no_grad()
@@ -178,7 +185,7 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
                  share=PROFILE_SHARE["bytes"], n_shared=0):  # fmt: skip
     """The Profile of model, with fingerprint as its model's, from contexts. matrices: Matrices; steps: as parse_steps()
     gives them, or None, to find them on held_out; n_sinks: None to find them; share: of the weights' bytes, the file's
-    at most; n_shared: components of each group for a joint matrix, as choose_shared(), 0: none. Caches serve later
+    at most; n_shared: components of each group for a joint matrix, as most_shared() allows, 0: none. Caches serve later
     profiles, too."""
     moments = calibrate(model, caches, contexts, matrices, progress)
     transform = fill_transform(moments, matrices, model, progress)

@@ -23,7 +23,6 @@ from .klt import Matrices, Planes, split_layers
 from .kv_model import KvModel
 from .make_profile import (
     AUTO,
-    JOIN_GROUPS,
     JOINT_SHARE,
     MAX_CHANNELS,
     N_CLASSES,
@@ -32,8 +31,9 @@ from .make_profile import (
     choose_matrices,
     choose_shared,
     make_profile,
+    most_shared,
 )
-from .profile_file import BAND, BLOCK_TOKENS, JOINT, MAX_JOINT
+from .profile_file import BAND, BLOCK_TOKENS, JOINT
 from .quality import CHUNK_TOKENS
 from .sinks import CHOICES
 from .steps import DEFAULT, parse_steps
@@ -159,8 +159,9 @@ def parse_arguments(arguments):
         "(default: by --prefer and the profile's size)")  # fmt: skip
     add("--planes", choices=PLANES, help="one KLT for K and V of a group together, or one each (default: "
         "joined where a layer of both is within --prefer's channels)")  # fmt: skip
-    add("--join", type=number_or_auto, default=JOIN_GROUPS, metavar="N", help="components of each group that one more "
-        f"KLT turns, over all groups: a multiple of {BAND}, 0 for none, or auto (default %(default)s)")  # fmt: skip
+    add("--join", type=number_or_auto, default=AUTO, metavar="N", help="components of each group that one more KLT turns, "
+        f"over all groups: a multiple of {BAND}, 0 for none, or auto: by the model's size and how much text there is, none "
+        "with --prefer speed (default %(default)s)")  # fmt: skip
     add("--sinks", type=int, choices=CHOICES, help="first tokens of a context that stay exact (default: the fewest "
         "that lose next to no quality on the calibration texts)")  # fmt: skip
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
@@ -181,14 +182,15 @@ def number_or_auto(text):
     return text if text == AUTO else int(text)
 
 
-def shared_of(model, matrices, join):
-    """Components of each group for a joint matrix, from --join. ValueError: so many it cannot be."""
-    if join == AUTO:
-        return choose_shared(matrices, model.channels)
-    most = choose_shared(matrices, model.channels, MAX_JOINT)
-    if join % BAND or not 0 <= join <= most:
-        raise ValueError(f"--join must be a multiple of {BAND} and {most} at most, not {join}")
-    return join
+def shared_of(model, matrices, options, n_tokens):
+    """Components of each group for a joint matrix, from --join; n_tokens: to learn it from. ValueError: so many it cannot
+    be."""
+    if options.join == AUTO:
+        return 0 if options.prefer == "speed" else choose_shared(matrices, model.channels, n_tokens)
+    most = most_shared(matrices, model.channels)
+    if options.join % BAND or not 0 <= options.join <= most:
+        raise ValueError(f"--join must be a multiple of {BAND} and {most} at most, not {options.join}")
+    return options.join
 
 
 def matrices_of(model, options):
@@ -218,7 +220,7 @@ def run(options):
         auto = options.steps == "auto" and not is_paper
         steps = None if auto else parse_steps(options.steps or (paper.STEPS if is_paper else DEFAULT))
         matrices = None if is_paper else matrices_of(model, options)
-        n_shared = 0 if is_paper else shared_of(model, matrices, options.join)
+        n_shared = 0 if is_paper else shared_of(model, matrices, options, sum(context.n for context in contexts))
     except ValueError as error:
         raise SystemExit(f"profile: {error}") from error
 

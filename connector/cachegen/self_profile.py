@@ -28,10 +28,7 @@ from .command import MAX_MODEL_LEN, Progress, make_main, make_parser
 from .contexts import pick
 from .klt import K, Moments, Planes, Transform, V, quantize
 from .make_profile import (
-    AUTO,
-    JOIN_GROUPS,
     MAX_CHANNELS,
-    MAX_SHARED,
     N_CLASSES,
     choose_matrices,
     choose_shared,
@@ -48,7 +45,6 @@ from .tables import N_BINS, class_costs, magnitude_bins, make_class, shift_of
 
 LEAST_TOKENS = 2048
 LEAST_RATIO = 3  # tokens a channel of a group: fewer make a KLT of noise
-LEAST_JOINT_RATIO = 16  # tokens a channel of a joint matrix, which is learnt from what others have learnt from
 LEAST_CHUNK_TOKENS = 64
 HELD_OUT = 8  # one chunk of so many is measured, not learnt from
 _SAMPLE_CHUNKS, _SAMPLE_TOKENS = 6, 256  # of the held-out ones, kept in memory to find the steps on
@@ -306,8 +302,7 @@ def run(options):
 
     progress, source = Progress(options.quiet), Chunks(options.cgtool, rope)
     transform = learn(model, source, chunks, matrices, progress)
-    most = min(MAX_SHARED, n_tokens // LEAST_JOINT_RATIO)
-    n_shared = choose_shared(matrices, model.channels, most) if JOIN_GROUPS == AUTO else 0
+    n_shared = choose_shared(matrices, model.channels, n_tokens)
     if n_shared:
         join_groups(model, source, chunks, transform, n_shared, progress)
     progress.start("steps")

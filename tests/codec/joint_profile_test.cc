@@ -61,7 +61,7 @@ TEST(JointProfile, RefusesHostileFields)
         {"half a band shared", at, 2, 16, CG_ERR_CORRUPT},
         {"a band and a component shared", at, 2, 33, CG_ERR_CORRUPT},
         {"more shared than a group has", at, 2, 64, CG_ERR_CORRUPT},
-        {"more shared than 4,096", at, 2, 2080, CG_ERR_CORRUPT},
+        {"more shared than 8,192", at, 2, 4128, CG_ERR_CORRUPT},
         {"fraction_bits 8", at + 2, 3, 0x080808, CG_OK},
         {"fraction_bits 9 of L1", at + 2, 1, 9, CG_ERR_CORRUPT},
         {"fraction_bits 9 of L3", at + 2, 3, 0x090808, CG_ERR_CORRUPT},

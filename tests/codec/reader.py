@@ -479,7 +479,7 @@ class Profile:
 
     def read_shared(self, fields, n_groups):
         self.n_shared, *self.fraction_bits, reserved = fields.take("H4B")
-        require(self.n_shared > 0 and self.n_shared % 32 == 0 and n_groups * self.n_shared <= 4096, "shared components")
+        require(self.n_shared > 0 and self.n_shared % 32 == 0 and n_groups * self.n_shared <= 8192, "shared components")
         require(max(self.fraction_bits) <= 8 and reserved == 0, "fraction_bits")
         self.joint_counts = fields.take("HBB")
         require(self.joint_counts[0] > 0 and self.joint_counts[1] > max(self.fraction_bits), "joint matrix")

@@ -36,7 +36,6 @@ from cachegen.klt import Matrices, Moments, Transform, layer_factors  # noqa: E4
 from cachegen.kv_model import Context  # noqa: E402
 from cachegen.make_profile import (  # noqa: E402
     MAX_CHANNELS,
-    MAX_SHARED,
     PROFILE_SHARE,
     choose_matrices,
     choose_shared,
@@ -44,8 +43,9 @@ from cachegen.make_profile import (  # noqa: E402
     fill_transform,
     join_groups,
     layer_costs,
+    most_shared,
 )
-from cachegen.profile_file import BAND, JOINT, MAX_BITS, MAX_ELEMENT, MAX_JOINT, Basis, read_profile  # noqa: E402
+from cachegen.profile_file import BAND, JOINT, MAX_BITS, MAX_ELEMENT, Basis, read_profile  # noqa: E402
 from cachegen.quality import Coder  # noqa: E402
 from cachegen.rope import NO_ROPE  # noqa: E402
 from cachegen.steps import parse_steps  # noqa: E402
@@ -522,17 +522,19 @@ class JointTest(unittest.TestCase):
             self.assertEqual(choose_fraction_bits(largest), bits)
 
     def test_as_many_are_shared_as_a_joint_matrix_may_have(self):
-        def shared(groups, channels, is_joined=True, **more):
-            return choose_shared(Matrices(groups, is_joined), channels, **more)
+        def shared(groups, channels, is_joined=True, n_tokens=10**6):
+            return choose_shared(Matrices(groups, is_joined), channels, n_tokens)
 
         self.assertEqual(shared([5] * 6, 192), 320)
-        self.assertEqual(shared([1] * 32, 1024), 64)
+        self.assertEqual(shared([1] * 32, 1024), 128)
+        self.assertEqual(shared([1] * 80, 1024), 64)
         self.assertEqual(shared([1] * 30, 192), 64)
-        self.assertEqual(shared([1] * 30, 192, most=MAX_JOINT), 128)
+        self.assertEqual(shared([5] * 6, 192, n_tokens=14 * 6 * 96), 96, "too little text for more")
+        self.assertEqual(shared([5] * 6, 192, n_tokens=14 * 6 * 32 - 1), 0, "too little text")
+        self.assertEqual(most_shared(Matrices([1] * 30, True), 192), 256)
         self.assertEqual(shared([2, 1], 20), 32, "the smallest group's")
-        self.assertEqual(shared([1] * 100, 1024), 0, "too many groups")
+        self.assertEqual(shared([1] * 300, 1024), 0, "too many groups")
         self.assertEqual((shared([5] * 6, 192, False), shared([30], 32)), (0, 0), "planes apart, one group")
-        self.assertLessEqual(MAX_SHARED, MAX_JOINT)
 
 
 class SinksTest(unittest.TestCase):
