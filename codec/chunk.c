@@ -186,7 +186,7 @@ static bool section_follows(const cg_chunk_header *h, const cg_section *before,
         (level == h->coarsest && refined_level(section) > 0))
         return false;
     if (before->kind == CG_SECTION_TOKENS || level < level_before)
-        return true;
+        return is_joint || h->version != CG_CHUNK_VERSION_JOINT;
     if (is_joint || cg_section_is_joint(before->kind))
         return !is_joint;
     return section->group > before->group ||
@@ -410,7 +410,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         return CG_ERR_INVALID_ARGUMENT;
     const uint32_t header_bytes = CG_CHUNK_FIXED_BYTES + h->n_sections * CG_CHUNK_SECTION_BYTES;
     const bool is_nested = h->coarsest > h->level;
-    const bool is_aligned = cg_chunk_align(h->version) > 1;
+    const bool is_aligned = h->version == CG_CHUNK_VERSION || h->version == CG_CHUNK_VERSION_JOINT;
     const uint32_t version = is_aligned  ? h->version
                              : is_nested ? CG_CHUNK_VERSION_NESTED
                                          : CG_CHUNK_VERSION_SINGLE;

@@ -88,7 +88,8 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
  * a lossy level. */
 cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch,
                          size_t scratch_bytes, const void *in);
-/* Symbols that the tasks so far had to make smaller: beyond 16 bits, or of sums beyond 32. What is
+/* Symbols that the tasks so far had to make smaller: beyond 16 bits, or of sums beyond 32; and what
+ * a joint matrix gives beyond 16 bits. A task that ran twice counts twice. What is
  * decoded is then further off than the level means. Any thread. */
 uint64_t cg_encoder_n_saturated(const cg_encoder *encoder);
 /* After all tasks: the chunk file of one level, of version 3 (at a lossy level 4 with a joint

@@ -45,7 +45,10 @@ static joint_stage *new_joint(size_t given_bytes)
     joint_stage *joint = calloc(1, sizeof *joint);
     if (joint == NULL)
         return NULL;
-    pthread_mutex_init(&joint->lock, NULL);
+    if (pthread_mutex_init(&joint->lock, NULL) != 0) {
+        free(joint);
+        return NULL;
+    }
     joint->given = malloc(given_bytes);
     if (joint->given != NULL)
         return joint;

@@ -22,7 +22,7 @@ typedef struct cg_exact_kernels {
     /* Step 1a: out[n_channels], the sums rounded to nearest with k bits off. k is at least 1. */
     void (*give)(const int32_t *sums, unsigned k, size_t n_channels, int16_t *out);
     /* Steps 2 and 3 for one block: x[8][x_stride] from y[8][y_stride], of n_channels channels.
-     * unit: 2^-unit_bits. */
+     * unit: cg_bands_unit(). */
     void (*inverse_dct)(const int32_t *y, size_t y_stride, float unit, const float *scale,
                         const float *mean, size_t n_channels, float *x, size_t x_stride);
     /* Step 4: a head in place; half = rotary_dim / 2. */

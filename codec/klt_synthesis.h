@@ -36,7 +36,7 @@ typedef struct cg_synthesis {
     float *y;            /* lists: [CG_DCT][CG_PANEL_CHANNELS]; else [CG_DCT][CG_TILE][y_stride] */
     int32_t *sums;       /* integers: [CG_DCT][f_stride], in it [CG_TILE][y_stride] */
     /* With a joint matrix, cg_klt_given's numbers of all groups: a group reads, the joint matrix
-     * writes. n_given[CG_DCT]: of the level; zeros without, and of the joint matrix. */
+     * writes. n_given[CG_DCT]: of the level; zeros without. Of the joint matrix NULL. */
     const int16_t *given;
     int16_t *given_out;
     const uint16_t *n_given;

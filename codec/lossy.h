@@ -32,7 +32,8 @@ static inline bool cg_encoding_has(const cg_encoding *encoding, unsigned level)
 }
 
 typedef struct cg_preset {
-    /* What goes before all tasks, where the profile has a joint matrix; else NULL. */
+    /* What goes before all tasks, where the profile has a joint matrix. NULL in presets
+     * without one. */
     size_t (*given_bytes)(const cg_profile *profile, uint32_t n_tokens);
     size_t (*decode_joint_scratch_bytes)(const cg_profile *profile, unsigned level,
                                          unsigned coarsest, uint32_t n_tokens);
@@ -50,7 +51,8 @@ typedef struct cg_preset {
     cg_status (*encode)(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
                         const void *in, void *scratch, cg_projector *projector,
                         cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
-    /* Of profiles with a joint matrix, whose symbols are coded behind all tasks; else NULL. */
+    /* Of profiles with a joint matrix, whose symbols are coded behind all tasks. NULL in
+     * presets without one. */
     size_t (*shared_bytes)(const cg_profile *profile, uint32_t n_tokens); /* of cg_encoding */
     cg_status (*encode_joint)(const cg_encoding *encoding, void *scratch,
                               cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);

@@ -233,9 +233,7 @@ static bool levels_nest(const cg_profile *p)
                              group->columns[level][i % p->n_matrices].n_active))
                 return false;
         }
-        /* So a coarser level's sums are no larger: its symbols are a third. */
-        if (!counts_nest(p->n_given[level - 1], p->n_given[level]) ||
-            p->fraction_bits[CG_L1 + level] > p->fraction_bits[level] + 1)
+        if (!counts_nest(p->n_given[level - 1], p->n_given[level]))
             return false;
     }
     return true;
@@ -526,7 +524,10 @@ static cg_status read_shared(cg_cursor *in, cg_profile *p)
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if (!cg_cursor_u8(in, &p->fraction_bits[level]))
             return CG_ERR_TRUNCATED;
-        if (p->fraction_bits[level] > CG_MOST_FRACTION_BITS)
+        /* Made of a finer level's, a coarser level's symbols are a third: their sums are no larger.
+         */
+        if (p->fraction_bits[level] > CG_MOST_FRACTION_BITS ||
+            (level > CG_L1 && p->fraction_bits[level] > p->fraction_bits[level - 1] + 1))
             return CG_ERR_CORRUPT;
     }
     if (!cg_cursor_u8(in, &reserved))

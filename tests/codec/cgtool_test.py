@@ -153,10 +153,10 @@ class CgtoolTest(unittest.TestCase):
         self.run_tool("verify", "--decode", folder)
         profile, chunk = os.path.join(folder, "profile.cgp"), os.path.join(folder, "bf16-0-L1.kv")
         joint = json.loads(self.run_tool("info", "--json", profile).stdout)["joint"]
-        self.assertEqual((joint["n_shared"], joint["fraction_bits"], joint["n_components"]), (32, 3, 56))
+        self.assertEqual((joint["n_shared"], joint["fraction_bits"], joint["n_components"]), (32, {"L1": 2, "L2": 3, "L3": 4}, 56))
         self.assertEqual(joint["n_given"]["L3"], [22, 19, 16, 14, 11, 8, 0, 0])
         self.assertEqual(len(joint["n_active"]["L2"]), 8)
-        self.assertIn("given to 1/8 of a step", self.run_tool("info", profile).stdout)
+        self.assertIn("given to 1/4, 1/8, 1/16 of a step", self.run_tool("info", profile).stdout)
         self.assertIn("joint to L2 ", self.run_tool("info", chunk).stdout)
         sections = json.loads(self.run_tool("info", "--json", chunk).stdout)["sections"]
         kinds = [s["kind"] for s in sections if s["kind"].startswith("joint")]
