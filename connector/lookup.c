@@ -229,7 +229,8 @@ static bool store_answers(const cachegen *c, cg_io **io)
 static bool begin_asking(cg_runtime *rt, cachegen_lookup *l, uint64_t free_ns)
 {
     const uint64_t timeout_ns = l->op.connector->config->lookup_timeout_ms * UINT64_C(1000000),
-                   patience_ns = l->budget_ns < timeout_ns ? l->budget_ns : timeout_ns,
+                   left_ns = l->budget_ns > l->spent_ns ? l->budget_ns - l->spent_ns : 0,
+                   patience_ns = left_ns < timeout_ns ? left_ns : timeout_ns,
                    waited_ns = free_ns > l->op.started_ns ? free_ns - l->op.started_ns : 0;
     const double tokens_per_s = cg_speeds_recompute(cg_runtime_speeds(rt));
     cg_runtime_speeds_end(rt);

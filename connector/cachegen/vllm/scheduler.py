@@ -155,6 +155,8 @@ class Scheduler:
     def _state(self, request):
         state = self.states.get(request.request_id)
         if state is None:
+            options = Options(worst_level=0)  # what cannot be read may ask for the best
+            tokens = None
             try:
                 options = parse_options(request.kv_transfer_params, request.cache_salt)
                 # With an adapter it is not known yet whether and by what it can be keyed.
@@ -162,7 +164,7 @@ class Scheduler:
                 tokens = key_tokens(request, self.library.tail_tokens) if extra is not None else None
             except Exception as e:
                 self.outages.failed(REQUESTS, f"request {request.request_id}: {e}")
-                options, extra = Options(), None
+                extra = None
             else:
                 self.outages.worked(REQUESTS)
             report = {}
@@ -332,15 +334,15 @@ class Scheduler:
     @guarded(nothing)
     def _end_step(self, scheduler_output, metadata):
         self._wait_left_s = self.library.lookup_wait_s
-        for state in self._first_tokens:  # of the last step
-            self._count_budget(state)
-        self._first_tokens = []
-        for plan in metadata.loads:
-            if (state := self.states.get(plan.req_id)) is not None:
-                self._observe("load_wait_seconds", (time.monotonic_ns() - state.answered_ns) / 1e9)
         recomputed, self._recomputed = self._recomputed, []
         for request in recomputed:
             request.skip_reading_prefix_cache = True
+        first_tokens, self._first_tokens = self._first_tokens, []  # of the last step
+        for state in first_tokens:
+            self._count_budget(state)
+        for plan in metadata.loads:
+            if (state := self.states.get(plan.req_id)) is not None:
+                self._observe("load_wait_seconds", (time.monotonic_ns() - state.answered_ns) / 1e9)
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
         self._plan_saves(scheduler_output, metadata)
         # Beside another connector any block may be written to, which None says.
