@@ -532,8 +532,7 @@ TEST_F(NestedChunkTest, LevelsOfVersion3EndBehindTheirPadding)
 TEST_F(NestedChunkTest, TheJointMatrixStandsFirstInALevel)
 {
     header.version = CG_CHUNK_VERSION_JOINT;
-    const auto plain = sections;
-    EXPECT_EQ(verify(make()), CG_OK); // which sections there must be, the profile says
+    EXPECT_EQ(verify(make()), CG_ERR_CORRUPT); // none
     sections.insert(sections.begin() + 1, section(CG_SECTION_JOINT, 0, 0, 5));
     sections.insert(sections.begin() + 5, section(CG_SECTION_JOINT_TO_L2, 0, 0, 17));
     sections.insert(sections.begin() + 8, section(CG_SECTION_JOINT_TO_L1, 0, 0, 16));
@@ -560,6 +559,11 @@ TEST_F(NestedChunkTest, TheJointMatrixStandsFirstInALevel)
         {"to L1 at L2", 5, section(CG_SECTION_JOINT_TO_L1, 0, 0, 17)},
         {"of no kind", 9, section(CG_SECTION_JOINT_TO_L1 + 1, 0, 0, 30)},
     };
+    for (const size_t missing : {1u, 5u, 8u}) {
+        sections = good;
+        sections.erase(sections.begin() + static_cast<long>(missing));
+        EXPECT_EQ(verify(make()), CG_ERR_CORRUPT) << "section " << missing;
+    }
     for (const auto &c : cases) {
         sections = good;
         sections[c.at] = c.section;
