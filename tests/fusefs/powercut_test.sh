@@ -1,18 +1,28 @@
 #!/bin/bash
 # Power cuts: the store's file system stops at any moment, without what it has not written yet. After the next mount what
 # close confirmed is there, and every strict name is whole. usage: powercut_test.sh CACHEGENFS CHUNK_FILES
-# CG_CUT_ROUNDS (3): cuts on each file system; CG_CUT_SEED. ext4, and xfs where mkfs.xfs is there, on a loop device. The
-# cut is the file systems' own shutdown without a flush of their log: a disk that reorders writes is not simulated.
+# CG_CUT_ROUNDS (3): cuts of each kind on each file system; CG_CUT_SEED. ext4, and xfs where mkfs.xfs is there, on a loop
+# device. Two kinds: the file systems' own shutdown without a flush of their log, beside a daemon that goes on for a
+# moment; and CG_CUT_POINTS (10) disks of what one run wrote, each cut at a random place in the log of all writes, where
+# a disk with a cache may have reordered and torn what it was not told to flush (block_log.c).
 # shellcheck source=tests/fusefs/mount.sh
 . "$(dirname "$0")/mount.sh" "$@"
 rounds=${CG_CUT_ROUNDS:-3}
+points=${CG_CUT_POINTS:-10}
+block_log=$(dirname "$chunk_files")/cg_block_log
 RANDOM=${CG_CUT_SEED:-$$}
 [ "$(id -u)" = 0 ] || skip root "only root mounts images: power cuts are not checked"
 truncate -s 512M "$tmp/image"
 losetup -f > /dev/null 2>&1 || skip loop "no loop device: power cuts are not checked"
 echo "seed ${CG_CUT_SEED:-$$}, $rounds cuts a file system"
 
-at_end() { unmount; mountpoint -q "$store" && umount -l "$store"; }
+disk=
+at_end() {
+    unmount
+    mountpoint -q "$store" && umount -l "$store"
+    mountpoint -q "$tmp/disk" && umount -l "$tmp/disk"
+    [ -z "$disk" ] || wait "$disk"
+}
 mount_image() { mount -o loop "$tmp/image" "$store"; }
 # The ioctl of both file systems (EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN), without a flush of the log. What was confirmed is
 # noted right before: on xfs a directory's fsync that comes after is 0, although the name is lost.
@@ -26,7 +36,7 @@ before_cut.write(lines[:lines.rfind(b"\n") + 1])' "$store" "$tmp/confirmed" "$tm
 # Ends the daemon on a store that is gone, and mounts the store again, which replays its log.
 replay() {
     kill_daemon
-    umount "$store" && mount_image
+    wait_for 20 umount "$store" && mount_image # whoever looks at all mounts may have it open
 }
 whole() { "$cachegenfs" fsck "$store"; }
 
@@ -66,6 +76,63 @@ evict() {
     check "$1: chunks are left" [ "$(find "$store/m/objects" -name '*-L3.kv' | wc -l)" -gt 8 ]
 }
 
+has_evicted() { [ "$(metric 'evictions_total{what="finest_levels"}')" -gt 0 ] && [ ! -e "$store/.cachegenfs-tmp/evicting" ]; }
+# One run on a disk whose writes are kept: old objects lose their finest levels, while two contexts and ordinary files come.
+make_log() {
+    local to from
+    mkdir -p "$tmp/disk"
+    rm -f "$tmp/log.disk" "$tmp/empty"
+    mount_image || return 1
+    for i in 0 1 2 3 4 5; do "$chunk_files" objects "$store/m" 8 40000 "$i"; done
+    find "$store/m/objects" -name '*.kv' -exec touch -d '10 days ago' {} +
+    mkdir -p "$store"/m/contexts/{a,b}/L1 "$store/m/ordinary"
+    umount "$store" && cp --sparse=always "$tmp/image" "$tmp/before" || return 1
+    "$block_log" serve "$tmp/disk" "$tmp/image" "$tmp/log.disk" &
+    disk=$!
+    wait_for 20 test -e "$tmp/disk/image" && mount -o loop "$tmp/disk/image" "$store" || return 1
+    mount_store -o quota=13M # 6 MB of objects are there, and 8 MB come
+    for to in a b; do
+        for from in "$tmp"/source/L1/000[01]?.kv; do
+            cp "$from" "$mnt/m/contexts/$to/L1/" && echo "contexts/$to/L1/${from##*/}" >> "$tmp/disk/marks"
+        done &
+    done
+    for from in "$tmp"/source/L1/0000[0-4].kv; do
+        to=ordinary/${from##*/}
+        cp "$from" "$mnt/m/$to" && sync "$mnt/m/$to" "$mnt/m/ordinary" && echo "$to" >> "$tmp/disk/marks"
+    done
+    wait $(jobs -p | grep -vx -e "$daemon" -e "$disk")
+    wait_for 120 has_evicted || return 1
+    unmount
+    umount "$store" && umount "$tmp/disk" && wait "$disk" && disk=
+}
+as_confirmed() {
+    local name
+    while read -r name; do cmp "$tmp/source/L1/${name##*/}" "$store/m/$name" || return 1; done < "$tmp/marks"
+}
+enough_objects() { [ "$(find "$store/m/objects" -name '*-L3.kv' | wc -l)" -ge 48 ]; }
+# The same disk, cut at random places.
+cut_log() {
+    local n at seed n_marks=0
+    check "$1: a run on a disk that keeps its writes" make_log
+    [ $n_failed = 0 ] || report
+    n=$("$block_log" count "$tmp/log.disk" || echo 0)
+    check "$1: it wrote" [ "$n" -gt 100 ]
+    [ "$n" -gt 0 ] || return
+    for seed in $(seq "$points"); do
+        at=$(((RANDOM * 32768 + RANDOM) % n + 1))
+        cp --sparse=always "$tmp/before" "$tmp/image"
+        "$block_log" cut "$tmp/log.disk" "$tmp/image" $at "$seed" > "$tmp/marks"
+        check "$1, cut $seed after $at of $n: it mounts" mount_image
+        check "$1, cut $seed after $at of $n: every name is whole" whole
+        check "$1, cut $seed after $at of $n: what was confirmed is there" as_confirmed
+        check "$1, cut $seed after $at of $n: each chunk has a level left" enough_objects
+        n_marks=$((n_marks + $(wc -l < "$tmp/marks")))
+        umount "$store"
+    done
+    echo "$1: $points cuts of $n records; $n_marks files were confirmed before them"
+    check "$1: some were" [ $n_marks -gt 0 ]
+}
+
 : > "$tmp/confirmed"
 n_confirmed=0
 for kind in ext4 xfs; do
@@ -77,6 +144,10 @@ for kind in ext4 xfs; do
         if [ $((round % 3)) = 0 ]; then evict "$kind, cut $round"; else import "$kind, cut $round"; fi
     done
     umount "$store"
+    rm "$tmp/image"
+    truncate -s 512M "$tmp/image"
+    check "an empty $kind" "mkfs.$kind" -q "$tmp/image"
+    cut_log "$kind"
 done
 echo "$n_confirmed files were confirmed before a cut"
 check "some were" [ $n_confirmed -gt 0 ]
