@@ -243,7 +243,8 @@ static void keep_sections(cg_encoder *e, uint32_t slot, const cg_piece sections[
 
 /* Behind a task. The last of all codes the joint matrix, for which each has left its part. Should
  * that fail, it is done again with the task. */
-static cg_status end_task(cg_encoder *e, uint32_t task_index, void *scratch)
+static cg_status end_task(cg_encoder *e, uint32_t task_index, void *scratch,
+                          cg_projector *projector)
 {
     const bool is_new = !e->has_run[task_index];
     e->has_run[task_index] = true;
@@ -254,7 +255,8 @@ static cg_status end_task(cg_encoder *e, uint32_t task_index, void *scratch)
         return CG_OK;
     cg_piece sections[CG_N_LEVELS] = {0};
     uint64_t n_saturated = 0;
-    const cg_status status = e->preset->encode_joint(&e->encoding, scratch, sections, &n_saturated);
+    const cg_status status =
+        e->preset->encode_joint(&e->encoding, scratch, projector, sections, &n_saturated);
     atomic_fetch_add(&e->n_saturated, n_saturated);
     keep_sections(e, e->n_tasks, sections);
     return status;
@@ -306,7 +308,9 @@ cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
                                &n_saturated);
     atomic_fetch_add(&e->n_saturated, n_saturated);
     keep_sections(e, task_index, sections);
-    return status == CG_OK && e->profile->joint != NULL ? end_task(e, task_index, scratch) : status;
+    return status == CG_OK && e->profile->joint != NULL
+               ? end_task(e, task_index, scratch, projector)
+               : status;
 }
 
 /* Where a section of a file was left by its task. A file that is not nested has its whole matrix at

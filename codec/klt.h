@@ -57,8 +57,8 @@ size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *gr
  * the others' coefficients are left in encoding->shared. sections_out[level].bytes is malloc'ed,
  * the caller's, also after an error (free all). *n_saturated grows by the number of symbols that
  * cg_encoder_n_saturated() counts. projector: NULL, or who makes the projections with a profile of
- * version 2; its failures are no error. CG_ERR_NO_MEMORY; CG_ERR_INVALID_ARGUMENT: an element is
- * not finite. */
+ * version 2 or 3; its failures are no error. CG_ERR_NO_MEMORY; CG_ERR_INVALID_ARGUMENT: an element
+ * is not finite. */
 cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
                         const void *in, void *scratch, cg_projector *projector,
                         cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
@@ -66,7 +66,7 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
 size_t cg_klt_shared_bytes(const cg_profile *profile, uint32_t n_tokens);
 /* The same for the joint matrix, from encoding->shared, which all tasks have filled. scratch:
  * cg_klt_encode_scratch_bytes() of the joint matrix. CG_ERR_NO_MEMORY. */
-cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch,
+cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch, cg_projector *projector,
                               cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
 
 /* A section of level from to one of the coarser level to. Errors of cg_symbols_transcode(). */

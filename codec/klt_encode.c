@@ -1,7 +1,7 @@
 /* Preset klt, encoding: spectra of all blocks, their projection on the basis, and symbols at each
- * level. With a joint matrix the groups' first coefficients are projected once more. The projection
- * is most of the time. Where there is a projector, a GPU makes it and the symbols of the finest
- * level, and a sum of each task's rows is projected here to check it. */
+ * level. With a joint matrix the groups' first coefficients are projected once more. Projecting is
+ * most of the time. Where there is a projector, a GPU does it and makes the symbols of the finest
+ * level. To check that, a sum of all rows is projected here. */
 #include "codec/klt.h"
 
 #include "codec/analysis.h"
@@ -15,9 +15,9 @@
 
 typedef struct encode_work {
     size_t row_stride, coef_stride;
-    /* Not of the joint matrix: */
     float *block; /* [CG_DCT][n_channels]: the tokens of a block; or [CG_DCT][row_stride] */
-    float *rows;  /* [CG_DCT][n_blocks][row_stride]: their spectra */
+    float *rows;  /* [CG_DCT][n_blocks][row_stride]: their spectra; of the joint matrix what tasks
+                     have left */
     float *coef;  /* [n_blocks, in whole tiles][coef_stride]: of one frequency */
     float *leaks; /* the same: what the exact components make of the others' */
     uint16_t *split;
@@ -31,12 +31,11 @@ static encode_work take_encode_work(cg_arena *arena, const cg_profile *p, const 
     const size_t n_blocks = cg_klt_n_blocks(n_tokens);
     encode_work w = {.row_stride = 2 * cg_analysis_pairs(group->n_channels),
                      .coef_stride = (group->n_components[matrix] + 31u) / 32 * 32};
-    if (group != p->joint) {
-        w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
+    w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
+    if (group != p->joint)
         w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
-    } else {
+    else
         w.limit = cg_arena_take(arena, cg_klt_limit_scratch_bytes(p, n_tokens));
-    }
     w.coef = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
                                       sizeof *w.coef);
     w.leaks = cg_arena_take(arena, (n_blocks + CG_TILE - 1) / CG_TILE * CG_TILE * w.coef_stride *
@@ -208,68 +207,6 @@ static float sum_cells(const cg_profile *p, const int16_t *cells, size_t n_rows,
     return total(squares);
 }
 
-/* Whether what a projector made is the CPU's within a hundredth, which rounding stays far below.
- * Projecting is linear: so of all rows of a frequency only the sum is projected here, each with a
- * sign, or what is common to all would be all that counts. A row that is wrong by more than a
- * hundredth of all of them together, and of what a quantizer loses of these, is found; and so is a
- * symbol that is not what its residue says. What symbols leave is half a step at most, and on
- * average the signed sum of n_rows of that is no more than sqrt(n_rows) halves. */
-static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projection *what,
-                   const cg_projected *made, const encode_work *w)
-{
-    const float step_square = what->step * what->step, n_rows = (float)what->n_rows;
-    float row_squares[CG_DCT], left = 0, most_left = 0;
-    uint32_t most = 0;
-    for (size_t f = 0; f < CG_DCT; f++) {
-        row_squares[f] = sum_rows(p, w->rows + f * what->n_rows * w->row_stride, what->n_rows,
-                                  w->row_stride, w->block + f * w->row_stride);
-        most = what->n_components[f] > most ? what->n_components[f] : most;
-    }
-    analyze(p, a, CG_DCT, most, w->block, w);
-    for (size_t f = 0; f < CG_DCT; f++) {
-        const uint32_t n = what->n_components[f];
-        const float *expected = w->coef + f * w->coef_stride, *residues = made->residues[f];
-        const float loss = n_rows * (float)n * step_square / 12,
-                    squares = step_square * sum_cells(p, made->cells[f], what->n_rows, n, w->block);
-        float error = 0;
-        for (uint32_t c = 0; c < n; c++) {
-            const float difference = w->block[c] * what->step + residues[c] - expected[c];
-            error += difference * difference;
-            left += residues[c] * residues[c];
-        }
-        most_left += 3.001f * loss;
-        if (!isfinite(row_squares[f]) || !isfinite(squares) ||
-            !(error <= 1e-4f * (squares + loss) + 1e-6f * row_squares[f])) /* no NaN */
-            return false;
-    }
-    return left <= most_left;
-}
-
-/* Symbols of the finest level, made by the projector. False: it did not, or they are wrong; the
- * rows are as they were. */
-static bool project_elsewhere(const cg_heads *heads, const cg_group *group, unsigned matrix,
-                              unsigned level, cg_projector *projector, const encode_work *w,
-                              const cg_symbols *symbols)
-{
-    const cg_profile *p = heads->profile;
-    cg_projection what = {.basis = (uint32_t)(group - p->groups) * p->n_matrices + matrix,
-                          .n_rows = (uint32_t)symbols->n_rows,
-                          .row_stride = (uint32_t)w->row_stride,
-                          .step = p->step[level - 1][matrix]};
-    cg_projected made;
-    for (unsigned f = 0; f < CG_DCT; f++)
-        what.n_components[f] = symbols->columns->n_active[f];
-    if (projector->project(projector, &what, &made) != CG_OK ||
-        !agrees(p, cg_analysis_of(p, group, matrix), &what, &made, w)) {
-        projector->n_failed++;
-        return false;
-    }
-    for (unsigned f = 0; f < CG_DCT; f++)
-        memcpy(symbols->cells[f], made.cells[f],
-               (size_t)what.n_rows * what.n_components[f] * sizeof *made.cells[f]);
-    return true;
-}
-
 /* Columns of frequency f that the levels of the encoding have, at most. */
 static uint32_t most_columns(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
                              unsigned f)
@@ -281,6 +218,12 @@ static uint32_t most_columns(const cg_encoding *encoding, const cg_group *group,
             most = n_active;
     }
     return most;
+}
+
+/* Components of a group that the joint matrix gives, and symbols do not. */
+static uint32_t n_shared_of(const cg_profile *p, const cg_group *group)
+{
+    return group != p->joint ? p->n_shared : 0;
 }
 
 /* Components of each group that the joint matrix is fed with: those that it gives at some level. At
@@ -300,16 +243,110 @@ static uint32_t n_fed(const cg_encoding *encoding, unsigned f)
 /* The shared ones of a group's coefficients of frequency f, to where the joint matrix finds them.
  */
 static void share(const cg_encoding *encoding, const cg_group *group, size_t n_blocks, unsigned f,
-                  const encode_work *w)
+                  const float *coef, size_t coef_stride)
 {
     const cg_profile *p = encoding->heads->profile;
+    if (p->joint == NULL || group == p->joint)
+        return;
     const size_t n = n_fed(encoding, f), stride = p->joint->n_channels;
     float *out =
         encoding->shared + f * n_blocks * stride + (size_t)(group - p->groups) * p->n_shared;
     for (size_t b = 0; b < n_blocks && n > 0; b++) {
-        memcpy(out + b * stride, w->coef + b * w->coef_stride, n * sizeof *out);
+        memcpy(out + b * stride, coef + b * coef_stride, n * sizeof *out);
         memset(out + b * stride + n, 0, (p->n_shared - n) * sizeof *out);
     }
+}
+
+/* Whether what a projector made is the CPU's within a hundredth, which rounding stays far below.
+ * Projecting is linear: so of all rows of a frequency only the sum is projected here, each with a
+ * sign, or what is common to all would be all that counts. A row that is wrong by more than a
+ * hundredth of all of them together, and of what a quantizer loses of these, is found; and so is a
+ * symbol that is not what its residue says. What symbols leave is half a step at most, and on
+ * average the signed sum of n_rows of that is no more than sqrt(n_rows) halves. */
+static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projection *what,
+                   const cg_projected *made, const encode_work *w)
+{
+    const float step_square = what->step * what->step, n_rows = (float)what->n_rows;
+    float row_squares[CG_DCT], left = 0, most_left = 0;
+    uint32_t most = 0;
+    for (size_t f = 0; f < CG_DCT; f++) {
+        /* A frequency that no level wants may hold anything. */
+        const size_t n_wanted = what->n_components[f] > 0 ? what->n_rows : 0;
+        row_squares[f] = sum_rows(p, w->rows + f * what->n_rows * w->row_stride, n_wanted,
+                                  w->row_stride, w->block + f * w->row_stride);
+        most = what->n_components[f] > most ? what->n_components[f] : most;
+    }
+    analyze(p, a, CG_DCT, most, w->block, w);
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        const uint32_t n = cg_projection_n_cells(what, f), n_given = what->n_given[f];
+        const float *given = w->coef + f * w->coef_stride, *expected = given + what->n_shared,
+                    *residues = made->residues[f];
+        const float given_squares = sum_rows(p, made->given[f], what->n_rows, n_given, w->block);
+        float given_error = 0, error = 0;
+        for (uint32_t c = 0; c < n_given; c++)
+            given_error += (w->block[c] - given[c]) * (w->block[c] - given[c]);
+        const float loss = n_rows * (float)n * step_square / 12,
+                    squares = step_square * sum_cells(p, made->cells[f], what->n_rows, n, w->block);
+        for (uint32_t c = 0; c < n; c++) {
+            const float difference = w->block[c] * what->step + residues[c] - expected[c];
+            error += difference * difference;
+            left += residues[c] * residues[c];
+        }
+        most_left += 3.001f * loss;
+        /* So written that a NaN does not agree. */
+        if (!isfinite(row_squares[f]) || !isfinite(squares) || !isfinite(given_squares) ||
+            !(given_error <= 1e-4f * given_squares + 1e-6f * row_squares[f]) ||
+            !(error <= 1e-4f * (squares + loss) + 1e-6f * row_squares[f]))
+            return false;
+    }
+    return left <= most_left;
+}
+
+/* The projector, or NULL where it cannot be of use: it makes symbols of one level, and its memory
+ * was sized by a configured number of tokens. A larger chunk is the CPU's. */
+static cg_projector *usable(const cg_encoding *encoding, const encode_work *w,
+                            cg_projector *projector)
+{
+    const unsigned lossy = encoding->level_mask >> CG_L1;
+    const bool is_one = lossy != 0 && (encoding->is_nested || (lossy & (lossy - 1)) == 0);
+    return projector != NULL && encoding->heads->profile->version > 1 && is_one &&
+                   projector->rows_bytes >= CG_DCT * cg_klt_n_blocks(encoding->heads->n_tokens) *
+                                                w->row_stride * sizeof *w->rows
+               ? projector
+               : NULL;
+}
+
+/* Symbols of the finest level, made by the projector, whose memory holds the rows; and what the
+ * task leaves for the joint matrix. False: it did not, or they are wrong; the rows are as they
+ * were. */
+static bool project_elsewhere(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                              const uint32_t n_components[CG_DCT], cg_projector *projector,
+                              const encode_work *w, const cg_symbols symbols[CG_N_LEVELS])
+{
+    const cg_profile *p = encoding->heads->profile;
+    const unsigned finest = (unsigned)__builtin_ctz(encoding->level_mask & ~(1u << CG_L0));
+    const cg_symbols *own = &symbols[finest];
+    cg_projection what = {.basis = (uint32_t)(group - p->groups) * p->n_matrices + matrix,
+                          .n_rows = (uint32_t)own->n_rows,
+                          .row_stride = (uint32_t)w->row_stride,
+                          .n_shared = n_shared_of(p, group),
+                          .step = p->step[finest - 1][matrix]};
+    cg_projected made;
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        what.n_components[f] = n_components[f];
+        what.n_given[f] = group != p->joint ? n_fed(encoding, f) : 0;
+    }
+    if (projector->project(projector, &what, &made) != CG_OK ||
+        !agrees(p, cg_analysis_of(p, group, matrix), &what, &made, w)) {
+        projector->n_failed++;
+        return false;
+    }
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        memcpy(own->cells[f], made.cells[f],
+               (size_t)what.n_rows * own->columns->n_active[f] * sizeof *made.cells[f]);
+        share(encoding, group, own->n_rows, f, made.given[f], what.n_given[f]);
+    }
+    return true;
 }
 
 /* The symbols' matrices of all levels. The coarsest first: strips of a finer level point at the
@@ -341,6 +378,31 @@ static cg_status code_symbols(const cg_encoding *encoding, const cg_symbols symb
     return CG_OK;
 }
 
+/* Projects the rows and makes the symbols of all levels. n_components: of each frequency. Returns
+ * how many symbols cg_encoder_n_saturated() counts. */
+static uint64_t make_symbols(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                             const uint32_t n_components[CG_DCT], cg_projector *projector,
+                             const encode_work *w, const cg_symbols symbols[CG_N_LEVELS])
+{
+    const cg_profile *p = encoding->heads->profile;
+    const size_t n_blocks = cg_klt_n_blocks(encoding->heads->n_tokens);
+    const float *coef = w->coef + n_shared_of(p, group);
+    uint64_t n_saturated = 0;
+    const bool is_projected =
+        projector != NULL &&
+        project_elsewhere(encoding, group, matrix, n_components, projector, w, symbols);
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        if (!is_projected) {
+            analyze(p, cg_analysis_of(p, group, matrix), n_blocks, n_components[f],
+                    w->rows + f * n_blocks * w->row_stride, w);
+            share(encoding, group, n_blocks, f, w->coef, w->coef_stride);
+        }
+        n_saturated += cg_klt_quantize(encoding, group, matrix, f, is_projected ? NULL : coef,
+                                       w->coef_stride, symbols);
+    }
+    return n_saturated;
+}
+
 cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
                         const void *in, void *scratch, cg_projector *projector,
                         cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
@@ -350,36 +412,20 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
     const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
     encode_work w = take_encode_work(&arena, p, group, matrix, heads->n_tokens);
-    const unsigned lossy = encoding->level_mask >> CG_L1,
-                   finest = CG_L1 + (unsigned)__builtin_ctz(lossy | 1u << CG_N_LEVELS);
-    /* Its memory was sized by a configured number of tokens; a larger chunk is the CPU's. */
-    if (projector != NULL &&
-        (p->version == 1 || p->joint != NULL || lossy == 0 ||
-         (!encoding->is_nested && (lossy & (lossy - 1)) != 0) ||
-         projector->rows_bytes < CG_DCT * n_blocks * w.row_stride * sizeof(float)))
-        projector = NULL;
+    projector = usable(encoding, &w, projector);
     if (projector != NULL)
         w.rows = projector->rows;
     if (!load_rows(heads, group, matrix, in, n_blocks, &w))
         return CG_ERR_INVALID_ARGUMENT;
 
     cg_symbols symbols[CG_N_LEVELS] = {0};
+    uint32_t n_components[CG_DCT];
     lay_symbols(encoding, group, matrix, n_blocks, &w, symbols);
-    const bool is_projected =
-        projector != NULL &&
-        project_elsewhere(heads, group, matrix, finest, projector, &w, &symbols[finest]);
     for (unsigned f = 0; f < CG_DCT; f++) {
-        const uint32_t n_own = most_columns(encoding, group, matrix, f),
-                       n = n_own > 0 ? p->n_shared + n_own : n_fed(encoding, f);
-        if (!is_projected)
-            analyze(p, cg_analysis_of(p, group, matrix), n_blocks, n,
-                    w.rows + f * n_blocks * w.row_stride, &w);
-        if (p->joint != NULL)
-            share(encoding, group, n_blocks, f, &w);
-        *n_saturated +=
-            cg_klt_quantize(encoding, group, matrix, f, is_projected ? NULL : w.coef + p->n_shared,
-                            w.coef_stride, symbols);
+        const uint32_t n_own = most_columns(encoding, group, matrix, f);
+        n_components[f] = n_own > 0 ? p->n_shared + n_own : n_fed(encoding, f);
     }
+    *n_saturated += make_symbols(encoding, group, matrix, n_components, projector, &w, symbols);
     return code_symbols(encoding, symbols, sections_out);
 }
 
@@ -388,21 +434,27 @@ size_t cg_klt_shared_bytes(const cg_profile *profile, uint32_t n_tokens)
     return CG_DCT * cg_klt_n_blocks(n_tokens) * profile->joint->n_channels * sizeof(float);
 }
 
-cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch,
+cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch, cg_projector *projector,
                               cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
 {
     const cg_profile *p = encoding->heads->profile;
     const uint32_t n_tokens = encoding->heads->n_tokens;
     const size_t n_blocks = cg_klt_n_blocks(n_tokens);
     cg_arena arena = {scratch, 0};
-    const encode_work w = take_encode_work(&arena, p, p->joint, 0, n_tokens);
+    encode_work w = take_encode_work(&arena, p, p->joint, 0, n_tokens);
+    w.rows = encoding->shared;
     cg_symbols symbols[CG_N_LEVELS] = {0};
+    uint32_t n_components[CG_DCT];
     lay_symbols(encoding, p->joint, 0, n_blocks, &w, symbols);
+    projector = usable(encoding, &w, projector);
     for (unsigned f = 0; f < CG_DCT; f++) {
-        analyze(p, cg_analysis_of(p, p->joint, 0), n_blocks, most_columns(encoding, p->joint, 0, f),
-                encoding->shared + f * n_blocks * w.row_stride, &w);
-        *n_saturated += cg_klt_quantize(encoding, p->joint, 0, f, w.coef, w.coef_stride, symbols);
+        const size_t n = n_blocks * w.row_stride;
+        n_components[f] = most_columns(encoding, p->joint, 0, f);
+        /* The tasks' rows stay where they are: who projects reads its own memory only. */
+        if (projector != NULL && n_components[f] > 0)
+            memcpy(projector->rows + f * n, w.rows + f * n, n * sizeof *w.rows);
     }
+    *n_saturated += make_symbols(encoding, p->joint, 0, n_components, projector, &w, symbols);
     *n_saturated += cg_klt_limit_given(encoding, symbols, w.limit);
     return code_symbols(encoding, symbols, sections_out);
 }

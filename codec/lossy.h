@@ -54,7 +54,7 @@ typedef struct cg_preset {
     /* Of profiles with a joint matrix, whose symbols are coded behind all tasks. NULL in
      * presets without one. */
     size_t (*shared_bytes)(const cg_profile *profile, uint32_t n_tokens); /* of cg_encoding */
-    cg_status (*encode_joint)(const cg_encoding *encoding, void *scratch,
+    cg_status (*encode_joint)(const cg_encoding *encoding, void *scratch, cg_projector *projector,
                               cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
     cg_status (*transcode)(const cg_profile *profile, unsigned from, unsigned to,
                            const cg_group *group, unsigned matrix, uint32_t n_tokens,

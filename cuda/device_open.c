@@ -61,12 +61,10 @@ static void lay_out(cg_device *d, cut *pinned, cut *dev)
     d->bases_dev = take(dev, d->n_projectors > 0 ? cg_cuda_bases_bytes(d->config.profile) : 0);
 }
 
-/* How large projectors are, if there can be any: with a profile of preset klt. A joint matrix wants
- * coefficients, and projectors make symbols. */
+/* How large projectors are, if there can be any: with a profile of preset klt. */
 static void size_projectors(cg_device *d, const cg_device_config *config)
 {
-    if (d->profile == NULL || config->profile->token_transform != CG_TOKENS_DCT ||
-        config->profile->joint != NULL)
+    if (d->profile == NULL || config->profile->token_transform != CG_TOKENS_DCT)
         return;
     d->n_projectors = config->n_projectors;
     cg_cuda_projection_bound(config->profile, config->chunk_tokens, &d->projector_rows,

@@ -27,6 +27,24 @@ static cg_status run(cg_device_projector *j, const cg_cuda_projection *projectio
     return cg_device_finish(d, j->stream, j->done);
 }
 
+/* Where each frequency's lie in pinned memory. */
+static void point_at(const uint8_t *memory, const cg_cuda_made *made, const cg_projection *what,
+                     cg_projected *out)
+{
+    const float *residues = (const float *)memory,
+                *given = (const float *)(memory + made->given_at);
+    const int16_t *cells = (const int16_t *)(memory + made->cells_at);
+    for (uint32_t f = 0; f < CG_DCT; f++) {
+        const uint32_t n_cells = cg_projection_n_cells(what, f);
+        out->residues[f] = residues;
+        out->given[f] = given;
+        out->cells[f] = cells;
+        residues += n_cells;
+        given += (size_t)what->n_rows * what->n_given[f];
+        cells += (size_t)what->n_rows * n_cells;
+    }
+}
+
 cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
                             cg_projected *made_out)
 {
@@ -38,23 +56,15 @@ cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
                                              d->projector_rows, d->projector_coefs, &projection);
     if (status != CG_OK)
         return status;
+    const cg_cuda_made made = cg_cuda_projection_made(what);
     projection.rows_dev = j->rows_dev;
     projection.coefs_dev = j->coefs_dev;
-    const size_t n_columns = cg_cuda_projection_n_columns(what),
-                 cells_at = cg_cuda_projection_cells_at(n_columns);
     projection.residues_dev = (float *)j->made_dev;
-    projection.cells_dev = (int16_t *)(j->made_dev + cells_at);
-    const float *residues = (const float *)j->made;
-    const int16_t *cells = (const int16_t *)(j->made + cells_at);
-    for (uint32_t f = 0; f < CG_DCT; f++) {
-        made_out->residues[f] = residues;
-        made_out->cells[f] = cells;
-        residues += what->n_components[f];
-        cells += (size_t)what->n_rows * what->n_components[f];
-    }
-    if ((status = cg_device_enter(d, &before)) == CG_OK && n_columns > 0)
-        status = run(j, &projection, count_rows(what),
-                     cells_at + what->n_rows * n_columns * sizeof(int16_t));
+    projection.given_dev = (float *)(j->made_dev + made.given_at);
+    projection.cells_dev = (int16_t *)(j->made_dev + made.cells_at);
+    point_at(j->made, &made, what, made_out);
+    if ((status = cg_device_enter(d, &before)) == CG_OK && made.n_bytes > 0)
+        status = run(j, &projection, count_rows(what), made.n_bytes);
     cg_device_leave(d, before);
     return status;
 }

@@ -47,7 +47,7 @@ typedef struct cg_device_projector {
     atomic_bool is_taken; /* no lock: an encoder takes it, at the lowest priority */
     cg_cuda_stream stream;
     cg_cuda_event done;
-    uint8_t *made; /* pinned: residues and symbols */
+    uint8_t *made; /* pinned: as cg_cuda_made has it */
     float *rows_dev, *coefs_dev;
     uint8_t *made_dev;
 } cg_device_projector;

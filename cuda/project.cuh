@@ -2,7 +2,8 @@
  *
  * A thread block makes CG_CUDA_PROJECT_ROWS by CG_CUDA_PROJECT_COLUMNS sums of one frequency, and a
  * thread 4 by 4 of them. What they are summed over passes through shared memory, a piece of
- * CG_CUDA_PROJECT_DEPTH at a time. Of symbols a thread makes a column.
+ * CG_CUDA_PROJECT_DEPTH at a time. Of symbols, and of coefficients that are given, a thread makes a
+ * column.
  */
 #ifndef CG_CUDA_PROJECT_CUH
 #define CG_CUDA_PROJECT_CUH
@@ -33,7 +34,7 @@ struct cg_cuda_project_shared {
     float columns[CG_CUDA_PROJECT_DEPTH][CG_CUDA_PROJECT_COLUMNS + 4];
 };
 
-/* Columns of a frequency that a step makes: components, or channels, from first to end. */
+/* Columns of a frequency that a step of sums makes: components, or channels, from first to end. */
 struct cg_cuda_project_range {
     uint32_t first, end;
 };
@@ -42,8 +43,6 @@ CG_CUDA_LANE_AND_HOST cg_cuda_project_range cg_cuda_project_columns(const cg_cud
                                                                     uint32_t step, uint32_t f)
 {
     const uint32_t n = p.n_components[f];
-    if (step == CG_CUDA_PROJECT_SYMBOLS)
-        return {0, n};
     if (step == CG_CUDA_PROJECT_EXACT)
         return {0, n < p.n_exact ? n : p.n_exact};
     if (n <= p.n_exact)
@@ -53,12 +52,23 @@ CG_CUDA_LANE_AND_HOST cg_cuda_project_range cg_cuda_project_columns(const cg_cud
     return {p.n_exact, n};
 }
 
+/* Columns of a frequency that the step of symbols makes: n_given coefficients, then these symbols.
+ */
+CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_cells(const cg_cuda_projection &p, uint32_t f)
+{
+    return p.n_components[f] > p.n_shared ? p.n_components[f] - p.n_shared : 0;
+}
+
+CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_quantize_tiles(const cg_cuda_projection &p, uint32_t f)
+{
+    return (p.n_given[f] + cg_cuda_project_cells(p, f) + CG_CUDA_PROJECT_THREADS - 1) /
+           CG_CUDA_PROJECT_THREADS;
+}
+
 CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_tiles(const cg_cuda_projection &p, uint32_t step,
                                                      uint32_t f)
 {
     const cg_cuda_project_range range = cg_cuda_project_columns(p, step, f);
-    if (step == CG_CUDA_PROJECT_SYMBOLS)
-        return (range.end + CG_CUDA_PROJECT_THREADS - 1) / CG_CUDA_PROJECT_THREADS;
     return (p.n_rows + CG_CUDA_PROJECT_ROWS - 1) / CG_CUDA_PROJECT_ROWS *
            ((range.end - range.first + CG_CUDA_PROJECT_COLUMNS - 1) / CG_CUDA_PROJECT_COLUMNS);
 }
@@ -67,7 +77,8 @@ CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_blocks(const cg_cuda_projection &
 {
     uint32_t n = 0;
     for (uint32_t f = 0; f < CG_DCT; f++)
-        n += cg_cuda_project_tiles(p, step, f);
+        n += step == CG_CUDA_PROJECT_SYMBOLS ? cg_cuda_quantize_tiles(p, f)
+                                             : cg_cuda_project_tiles(p, step, f);
     return n;
 }
 
@@ -238,42 +249,65 @@ CG_LANE void cg_cuda_project_block(Cta &cta, const cg_cuda_projection &p, uint32
     cg_cuda_store_sums<REMOVES>(p, tile, row, column, sums);
 }
 
-/* Symbols of a block's columns, and their residues. */
+/* A column of coefficients as they are. */
+CG_LANE void cg_cuda_give_column(const float *coefs, uint32_t n_rows, uint32_t coefs_stride,
+                                 uint32_t given_stride, float *given)
+{
+    for (uint32_t r = 0; r < n_rows; r++)
+        given[(uint64_t)r * given_stride] = coefs[(uint64_t)r * coefs_stride];
+}
+
+/* Symbols of a column of coefficients; returns its residue. */
+CG_LANE float cg_cuda_quantize_column(const float *coefs, uint32_t n_rows, float step,
+                                      uint32_t coefs_stride, uint32_t cells_stride, int16_t *cells)
+{
+    const float inv_step = 1.0f / step;
+    float residue = 0;
+    for (uint32_t first = 0; first < n_rows; first += CG_CUDA_QUANTIZE_ROWS) {
+        float some[CG_CUDA_QUANTIZE_ROWS]; /* all are on their way before the first is used */
+        const uint32_t left = n_rows - first;
+        const float *from = coefs + (uint64_t)first * coefs_stride;
+        int16_t *to = cells + (uint64_t)first * cells_stride;
+        CG_UNROLL
+        for (uint32_t i = 0; i < CG_CUDA_QUANTIZE_ROWS; i++)
+            some[i] = i < left ? from[(uint64_t)i * coefs_stride] : 0;
+        CG_UNROLL
+        for (uint32_t i = 0; i < CG_CUDA_QUANTIZE_ROWS; i++) {
+            const int32_t cell = cg_lane_quantize(some[i] * inv_step);
+            residue += cg_lane_row_sign(first + i) * fmaf(-(float)cell, step, some[i]);
+            if (i < left)
+                to[(uint64_t)i * cells_stride] = (int16_t)cell;
+        }
+    }
+    return residue;
+}
+
+/* A block's columns: given coefficients, then symbols and their residues. */
 template <class Cta> CG_LANE void cg_cuda_quantize_block(Cta &cta, const cg_cuda_projection &p)
 {
     uint32_t block = cta.block(), f = 0;
     const float *coefs = p.coefs_dev;
+    float *given = p.given_dev, *residues = p.residues_dev;
     int16_t *cells = p.cells_dev;
-    float *residues = p.residues_dev;
     for (;; f++) {
-        const uint32_t n_tiles = cg_cuda_project_tiles(p, CG_CUDA_PROJECT_SYMBOLS, f);
-        if (block < n_tiles)
-            break;
+        const uint32_t n_tiles = cg_cuda_quantize_tiles(p, f),
+                       n_cells = cg_cuda_project_cells(p, f), n_given = p.n_given[f];
+        if (block < n_tiles) {
+            const uint32_t c = block * CG_CUDA_PROJECT_THREADS + cta.thread(),
+                           n = p.n_components[f];
+            if (c < n_given)
+                cg_cuda_give_column(coefs + c, p.n_rows, n, n_given, given + c);
+            else if (c < n_given + n_cells)
+                residues[c - n_given] =
+                    cg_cuda_quantize_column(coefs + p.n_shared + (c - n_given), p.n_rows, p.step, n,
+                                            n_cells, cells + (c - n_given));
+            return;
+        }
         block -= n_tiles;
         coefs += (uint64_t)p.n_rows * p.n_components[f];
-        cells += (uint64_t)p.n_rows * p.n_components[f];
-        residues += p.n_components[f];
+        given += (uint64_t)p.n_rows * p.n_given[f];
+        cells += (uint64_t)p.n_rows * n_cells;
+        residues += n_cells;
     }
-    const uint32_t n = p.n_components[f], c = block * CG_CUDA_PROJECT_THREADS + cta.thread();
-    const float inv_step = 1.0f / p.step;
-    float residue = 0;
-    if (c >= n)
-        return;
-    for (uint32_t first = 0; first < p.n_rows; first += CG_CUDA_QUANTIZE_ROWS) {
-        float some[CG_CUDA_QUANTIZE_ROWS]; /* all are on their way before the first is used */
-        const uint32_t left = p.n_rows - first;
-        const uint64_t at = (uint64_t)first * n + c;
-        CG_UNROLL
-        for (uint32_t i = 0; i < CG_CUDA_QUANTIZE_ROWS; i++)
-            some[i] = i < left ? coefs[at + (uint64_t)i * n] : 0;
-        CG_UNROLL
-        for (uint32_t i = 0; i < CG_CUDA_QUANTIZE_ROWS; i++) {
-            const int32_t cell = cg_lane_quantize(some[i] * inv_step);
-            residue += cg_lane_row_sign(first + i) * fmaf(-(float)cell, p.step, some[i]);
-            if (i < left)
-                cells[at + (uint64_t)i * n] = (int16_t)cell;
-        }
-    }
-    residues[c] = residue;
 }
 #endif

@@ -1,9 +1,10 @@
 /* cuda/project.h - an encoder's projections on a GPU: spectra to symbols (codec/projection.h).
  *
- * Four kernels, one after another: coefficients of a basis's first n_exact components; what those
- * make of the rows is taken off; coefficients of the others; their symbols. Sums are of f32, and
- * their order does not depend on how a GPU is busy. Threads: functions are pure on the caller's
- * memory.
+ * Four kernels run one after another. The first makes coefficients of a basis's first n_exact
+ * components. The second takes what those make of the rows off these. The third makes coefficients
+ * of the others. The fourth makes symbols, and lays out the coefficients that the encoder wants as
+ * they are. Sums are of f32. Their order does not depend on how busy a GPU is. Threads: functions
+ * are pure on the caller's memory.
  */
 #ifndef CG_CUDA_PROJECT_H
 #define CG_CUDA_PROJECT_H
@@ -23,7 +24,7 @@ enum {
     CG_CUDA_PROJECT_THREADS = 128, /* also the columns of which a block makes symbols */
 };
 
-/* ---- the bases of a profile of version 2, as kernels read them; preset klt ---- */
+/* ---- the bases of a profile of version 2 or 3, as kernels read them; preset klt ---- */
 
 /* How many bytes all take on the GPU: 16 bits an element, twice a profile of bytes. */
 size_t cg_cuda_bases_bytes(const cg_profile *profile);
@@ -41,27 +42,30 @@ typedef struct cg_cuda_projection {
     const float *scale_dev;      /* [components]: what their elements are multiples of */
     float *rows_dev;             /* [CG_DCT][n_rows][row_stride], 16-byte aligned: used up */
     float *coefs_dev;            /* one frequency after another, [n_rows][n_components[f]] */
-    int16_t *cells_dev;          /* the same of symbols */
-    float *residues_dev;         /* one frequency after another, [n_components[f]] */
+    /* One frequency after another, as cg_projected has them. */
+    int16_t *cells_dev;
+    float *residues_dev;
+    float *given_dev;
     float step;
     uint32_t n_rows, row_stride;
-    uint32_t n_exact;
-    uint32_t n_components[CG_DCT];
+    uint32_t n_exact, n_shared;
+    uint32_t n_components[CG_DCT], n_given[CG_DCT];
 } cg_cuda_projection;
 
-/* The task's, with the profile's bases at bases_dev. CG_ERR_INVALID_ARGUMENT: the profile has no
- * such basis, or the projection is more than max_rows and max_coefs floats. */
+/* The task's, with the profile's bases at bases_dev; without what is written. Kernels believe it,
+ * so it is checked. CG_ERR_INVALID_ARGUMENT: the profile has no such basis, components or shared
+ * ones, or the projection is more than max_rows and max_coefs floats. */
 cg_status cg_cuda_projection_of(const cg_profile *profile, const cg_projection *projection,
                                 const void *bases_dev, size_t max_rows, size_t max_coefs,
                                 cg_cuda_projection *out);
-/* Residues of all frequencies; and coefficients, or symbols. */
-size_t cg_cuda_projection_n_columns(const cg_projection *projection);
-size_t cg_cuda_projection_n_coefs(const cg_projection *projection);
-/* What a task leaves lies together: the residues, and so many bytes on the symbols. */
-static inline size_t cg_cuda_projection_cells_at(size_t n_columns)
-{
-    return cg_padded(n_columns * sizeof(float), 16);
-}
+size_t cg_cuda_projection_n_coefs(const cg_projection *projection); /* of all frequencies */
+/* What a task leaves lies together. In bytes from its start: */
+typedef struct cg_cuda_made {
+    size_t given_at; /* behind the residues; multiples of 16 */
+    size_t cells_at, n_bytes;
+    size_t n_residues, n_given, n_cells; /* of all frequencies */
+} cg_cuda_made;
+cg_cuda_made cg_cuda_projection_made(const cg_projection *projection);
 
 /* Loads the kernels into the current device, which their first launch would do otherwise, and wait
  * for the engine's streams. A cudaError_t. */

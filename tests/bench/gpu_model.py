@@ -384,25 +384,37 @@ def one_chunk(matrices, joint, n_matrices, code, bits, levels_of):
     return report
 
 
-def projection(matrices, code):
+def projected(m):
+    """Of each frequency at L1: the components that an encoder projects on; and how many of them it wants as they are,
+    for the joint matrix."""
+    n_shared = m.get("n_shared", 0)
+    given = [max(of[f] for of in m["given"]) if n_shared > 0 else 0 for f in range(FREQUENCIES)]
+    return [n_shared + n if n > 0 else g for n, g in zip(m["active"][0], given, strict=True)], given
+
+
+def projection(matrices, joint, code):
     """An encoder's projections and symbols at L1, by issue: 4 warps make 32 x 64 sums, a piece of 32 channels at a
-    time. What the link moves: spectra up; down the K and V that the CPU checks it by, symbols and their residues."""
-    clocks, elements = 0.0, 0
-    for m in matrices:
+    time. What the link moves: rows up, spectra or the joint matrix's; down the K and V that the CPU checks it by,
+    symbols and their residues, and what the joint matrix is made of."""
+    clocks, up, given_bytes = 0.0, 0, 0
+    for m in matrices + joint:
         pieces = {"project_piece": 0, "remove_piece": 0}
-        for n in m["active"][0]:
+        components, given = projected(m)
+        for n in components:
             exact = min(n, m["exact"])
             columns = math.ceil(exact / 64) + math.ceil((n - exact) / 64)
             pieces["project_piece"] += columns * m["channels"] / 32
             pieces["remove_piece"] += math.ceil(m["channels"] / 64) * math.ceil(exact / 32) if n > exact else 0
-        made = sum(math.ceil(n / 32) for n in m["active"][0]) * TILE_TOKENS / 8 * code["symbol"]
+        made = sum(math.ceil(n / 32) for n in m["active"][0] + given) * TILE_TOKENS / 8 * code["symbol"]
         clocks += (4 * sum(n * code[kind] for kind, n in pieces.items()) + made) / H100["issue_per_clock"]
-        elements += TILE_TOKENS * m["channels"]
-    cells = sum(sum(m["active"][0]) for m in matrices) / 8 / sum(m["channels"] for m in matrices)
+        up += 4 * TILE_TOKENS / 8 * m["channels"] * max((f + 1 for f, n in enumerate(components) if n > 0), default=0)
+        given_bytes += 4 * TILE_TOKENS / 8 * sum(given)
+    elements = TILE_TOKENS * sum(m["channels"] for m in matrices)
+    cells = TILE_TOKENS / 8 * sum(sum(m["active"][0]) for m in matrices + joint)
     return {
         "GBps": round(2 * elements * H100["multiprocessors"] * H100["clock_GHz"] / clocks),
-        "bytes_up_an_element": 4,
-        "bytes_down_an_element": round(2 + (2 + 4 / (TILE_TOKENS / 8)) * cells, 2),
+        "bytes_up_an_element": round(up / elements, 2),
+        "bytes_down_an_element": round(2 + ((2 + 4 / (TILE_TOKENS / 8)) * cells + given_bytes) / elements, 2),
     }
 
 
@@ -466,9 +478,8 @@ def main():
         report["levels" + name] = by_level
         report["one_chunk_alone" + name] = one_chunk(of, joint, n, code, arguments.bits, list(by_level.values()))
         print("one chunk alone" + name, report["one_chunk_alone" + name])
-        if not joint:
-            report["projection_L1" + name] = projection(of, code)
-            print("projection" + name, report["projection_L1" + name])
+        report["projection_L1" + name] = projection(of, joint, code)
+        print("projection" + name, report["projection_L1" + name])
     report["paper_GBps"] = rows_GBps(0.1 * code["row_of_anchors"] + 0.9 * code["row_of_deltas"])
     report["L0_GBps"] = rows_GBps(code["row_of_exponents"])
     print("geometry  level  symbols  nested  joint  inverse KLT  bound          both  nested  int8 MACs an element")

@@ -12,7 +12,7 @@
 namespace cg_test
 {
 
-// One component of a basis of a profile of version 2, as an encoder projects on it.
+// One component of a basis of a profile of version 2 or 3, as an encoder projects on it.
 inline std::vector<double> component(const cg_profile *p, uint32_t basis, uint32_t c)
 {
     const cg_bands &bands = p->groups[basis / p->n_matrices].bands[basis % p->n_matrices];
@@ -57,38 +57,43 @@ inline std::vector<float> project_by_the_book(const cg_profile *p, const cg_proj
 // What a projector is to give for these coefficients. round: the quantizer.
 struct Quantized {
     std::vector<int16_t> cells;
-    std::vector<float> residues;
+    std::vector<float> residues, given;
 
     void make(
         const cg_projection &what, const std::vector<float> &coefs,
         int32_t (*round)(float) = [](float q) { return cg_lane_quantize(q); })
     {
+        const float inv_step = 1 / what.step;
         cells.clear();
         residues.clear();
-        for (const uint32_t n : what.n_components) {
-            const size_t first = cells.size();
-            for (uint32_t c = 0; c < n; c++) {
-                double left = 0;
-                for (uint32_t r = 0; r < what.n_rows; r++) {
-                    const float coef = coefs[first + size_t{r} * n + c];
-                    left += double{cg_lane_row_sign(r)} *
-                            (coef - double{what.step} * round(coef * (1 / what.step)));
+        given.clear();
+        auto row = coefs.begin();
+        for (uint32_t f = 0; f < CG_DCT; f++) {
+            const uint32_t n = what.n_components[f], n_cells = cg_projection_n_cells(&what, f);
+            std::vector<double> left(n_cells);
+            for (uint32_t r = 0; r < what.n_rows; r++, row += n) {
+                given.insert(given.end(), row, row + what.n_given[f]);
+                for (uint32_t c = 0; c < n_cells; c++) {
+                    const float coef = row[what.n_shared + c];
+                    const int32_t cell = round(coef * inv_step);
+                    left[c] += double{cg_lane_row_sign(r)} * (coef - double{what.step} * cell);
+                    cells.push_back(static_cast<int16_t>(cell));
                 }
-                residues.push_back(static_cast<float>(left));
             }
-            for (size_t i = first; i < first + size_t{what.n_rows} * n; i++)
-                cells.push_back(static_cast<int16_t>(round(coefs[i] * (1 / what.step))));
+            residues.insert(residues.end(), left.begin(), left.end());
         }
     }
     cg_projected of(const cg_projection &what) const
     {
         cg_projected made = {};
-        size_t cell = 0, column = 0;
+        size_t cell = 0, column = 0, coef = 0;
         for (uint32_t f = 0; f < CG_DCT; f++) {
             made.cells[f] = cells.data() + cell;
             made.residues[f] = residues.data() + column;
-            cell += size_t{what.n_rows} * what.n_components[f];
-            column += what.n_components[f];
+            made.given[f] = given.data() + coef;
+            cell += size_t{what.n_rows} * cg_projection_n_cells(&what, f);
+            column += cg_projection_n_cells(&what, f);
+            coef += size_t{what.n_rows} * what.n_given[f];
         }
         return made;
     }

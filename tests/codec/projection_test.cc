@@ -21,7 +21,8 @@ struct Projector {
     double factor = 1;   // of all coefficients
     int wrong_row = -1;  // of one frequency, another one for each row
     int wrong_cell = -1; // of frequency 0: off by as much as changes something
-    bool loses_residues = false;
+    bool loses_residues = false, loses_given = false;
+    int only_basis = -1; // all of this goes wrong there alone
     int32_t (*round)(float) = [](float q) { return cg_lane_quantize(q); };
     cg_status status = CG_OK;
     uint32_t n_calls = 0;
@@ -39,6 +40,11 @@ struct Projector {
         auto *self = reinterpret_cast<Projector *>(projector); // its first member
         self->n_calls++;
         auto coefs = project_by_the_book(self->profile, *what, projector->rows);
+        if (self->only_basis >= 0 && what->basis != static_cast<uint32_t>(self->only_basis)) {
+            self->quantized.make(*what, coefs);
+            *made_out = self->quantized.of(*what);
+            return CG_OK;
+        }
         for (float &coef : coefs)
             coef = static_cast<float>(coef * self->factor);
         if (self->wrong_row >= 0) {
@@ -55,6 +61,8 @@ struct Projector {
             self->quantized.cells[static_cast<size_t>(self->wrong_cell)] ^= 1 << 8;
         if (self->loses_residues)
             std::fill(self->quantized.residues.begin(), self->quantized.residues.end(), 0.0f);
+        if (self->loses_given)
+            std::fill(self->quantized.given.begin(), self->quantized.given.end(), 0.0f);
         *made_out = self->quantized.of(*what);
         return self->status;
     }
@@ -70,10 +78,15 @@ struct Case {
         : profile(make_profile(spec)), header(make_header(spec, CG_DTYPE_BF16, position, n_tokens)),
           elements(make_elements(header, 7))
     {
-        for (uint32_t g = 0; g < profile->n_groups; g++)
-            rows_bytes =
-                std::max(rows_bytes, size_t{8} * ((n_tokens + 7) / 8) * sizeof(float) *
-                                         cg_projection_stride(profile->groups[g].n_channels));
+        for (uint32_t basis = 0; basis < n_projections(); basis++) {
+            const cg_group &group = profile->groups[basis / profile->n_matrices];
+            rows_bytes = std::max(rows_bytes, size_t{8} * ((n_tokens + 7) / 8) * sizeof(float) *
+                                                  cg_projection_stride(group.n_channels));
+        }
+    }
+    uint32_t n_projections() const
+    {
+        return cg_profile_n_bases(profile.get());
     }
     // L1, with the others nested in it where the profile can. No projector: the CPU.
     Bytes encode(Projector *projector) const
@@ -124,22 +137,23 @@ struct Case {
     }
 };
 
-ProfileSpec nesting(bool joined)
+// K and V apart, joined, and with a joint matrix.
+std::vector<ProfileSpec> nesting()
 {
     ProfileSpec spec;
     spec.nests = true;
-    return spec_2(joined, spec);
+    return {spec_2(false, spec), spec_2(true, spec), spec_3(spec)};
 }
 
 TEST(Projection, OfSomebodyElseIsWhatIsStoredAndAsGoodAsTheCpus)
 {
-    for (const bool joined : {false, true}) {
+    for (const ProfileSpec &spec : nesting()) {
         for (const uint32_t n_tokens : {1u, 8u, 45u, 300u}) {
-            SCOPED_TRACE(testing::Message() << joined << ' ' << n_tokens);
-            const Case c(nesting(joined), n_tokens, 32);
+            SCOPED_TRACE(testing::Message() << spec.version << ' ' << n_tokens);
+            const Case c(spec, n_tokens, 32);
             Projector projector(c.profile.get(), c.rows_bytes);
             const Bytes cpu = c.encode(nullptr), other = c.encode(&projector);
-            EXPECT_EQ(projector.n_calls, c.profile->n_groups * c.profile->n_matrices);
+            EXPECT_EQ(projector.n_calls, c.n_projections());
             EXPECT_EQ(projector.base.n_failed, 0u);
             EXPECT_NEAR(c.error_of(other), c.error_of(cpu), 0.02 * c.error_of(cpu));
             // Off by less than is noticed: what is stored then shows whose coefficients they were.
@@ -155,40 +169,63 @@ TEST(Projection, OfSomebodyElseIsWhatIsStoredAndAsGoodAsTheCpus)
 
 TEST(Projection, ThatFailsOrIsWrongIsMadeByTheCpu)
 {
-    for (const bool joined : {false, true}) {
-        const Case c(nesting(joined));
-        const uint32_t n_tasks = c.profile->n_groups * c.profile->n_matrices;
+    for (const ProfileSpec &spec : nesting()) {
+        const Case c(spec);
+        const uint32_t n = c.n_projections();
         const Bytes cpu = c.encode(nullptr);
         for (const double factor : {0.0, 0.95, -1.0, 1e30, double{NAN}}) {
             SCOPED_TRACE(factor);
             Projector projector(c.profile.get(), c.rows_bytes);
             projector.factor = factor;
             EXPECT_EQ(c.encode(&projector), cpu);
-            EXPECT_EQ(projector.base.n_failed, n_tasks);
+            EXPECT_EQ(projector.base.n_failed, n);
         }
         Projector failing(c.profile.get(), c.rows_bytes), small(c.profile.get(), c.rows_bytes - 4);
         failing.status = CG_ERR_DEVICE;
         EXPECT_EQ(c.encode(&failing), cpu);
-        EXPECT_EQ(failing.base.n_failed, n_tasks);
-        EXPECT_EQ(c.encode(&small), cpu); // of the larger groups
-        EXPECT_LT(small.n_calls, n_tasks);
+        EXPECT_EQ(failing.base.n_failed, n);
+        const Bytes some = c.encode(&small); // of the larger groups
+        EXPECT_NEAR(c.error_of(some), c.error_of(cpu), 0.02 * c.error_of(cpu));
+        EXPECT_LT(small.n_calls, n);
         EXPECT_EQ(small.base.n_failed, 0u);
+    }
+}
+
+// Of the joint matrix alone, of a group's shared components alone, of one group alone.
+TEST(Projection, ThatIsWrongInAPartIsMadeByTheCpuInThatPart)
+{
+    const Case c(nesting()[2], 256);
+    const Bytes cpu = c.encode(nullptr);
+    const uint32_t n = c.n_projections();
+    for (uint32_t basis = 0; basis < n; basis++) {
+        SCOPED_TRACE(basis);
+        Projector wrong(c.profile.get(), c.rows_bytes), lost(c.profile.get(), c.rows_bytes);
+        wrong.only_basis = lost.only_basis = static_cast<int>(basis);
+        wrong.factor = -1;
+        lost.loses_given = true;
+        for (Projector *projector : {&wrong, &lost}) {
+            const Bytes chunk = c.encode(projector);
+            EXPECT_NEAR(c.error_of(chunk), c.error_of(cpu), 0.02 * c.error_of(cpu));
+            EXPECT_EQ(projector->n_calls, n);
+        }
+        EXPECT_EQ(wrong.base.n_failed, 1u);
+        EXPECT_EQ(lost.base.n_failed, basis + 1 < n ? 1u : 0u); // the joint matrix shares nothing
     }
 }
 
 TEST(Projection, ThatIsWrongInOneRowIsMadeByTheCpu)
 {
-    for (const bool joined : {false, true}) {
+    for (const ProfileSpec &spec : nesting()) {
         for (const uint32_t n_tokens : {45u, 256u}) {
-            const Case c(nesting(joined), n_tokens);
-            const uint32_t n_tasks = c.profile->n_groups * c.profile->n_matrices;
+            const Case c(spec, n_tokens);
+            const uint32_t n = c.n_projections();
             const Bytes cpu = c.encode(nullptr);
             for (uint32_t row = 0; row < (n_tokens + 7) / 8; row++) {
-                SCOPED_TRACE(testing::Message() << joined << ' ' << n_tokens << ' ' << row);
+                SCOPED_TRACE(testing::Message() << spec.version << ' ' << n_tokens << ' ' << row);
                 Projector projector(c.profile.get(), c.rows_bytes);
                 projector.wrong_row = static_cast<int>(row);
                 EXPECT_EQ(c.encode(&projector), cpu);
-                EXPECT_EQ(projector.base.n_failed, n_tasks);
+                EXPECT_EQ(projector.base.n_failed, n);
             }
         }
     }
@@ -196,13 +233,13 @@ TEST(Projection, ThatIsWrongInOneRowIsMadeByTheCpu)
 
 TEST(Projection, WhoseSymbolsAreNotWhatTheCoefficientsSayIsMadeByTheCpu)
 {
-    for (const bool joined : {false, true}) {
-        const Case c(nesting(joined), 256);
-        const uint32_t n_tasks = c.profile->n_groups * c.profile->n_matrices;
+    for (const ProfileSpec &spec : nesting()) {
+        const Case c(spec, 256);
+        const uint32_t n = c.n_projections();
         const Bytes cpu = c.encode(nullptr);
         const auto expect_refused = [&](const Projector &projector, const Bytes &chunk) {
             EXPECT_EQ(chunk, cpu);
-            EXPECT_EQ(projector.base.n_failed, n_tasks);
+            EXPECT_EQ(projector.base.n_failed, n);
         };
         for (int cell = 0; cell < 200; cell += 40) {
             SCOPED_TRACE(cell);
@@ -226,19 +263,19 @@ TEST(Projection, WhoseSymbolsAreNotWhatTheCoefficientsSayIsMadeByTheCpu)
 // Levels that are not nested are made of coefficients, which a projector does not give.
 TEST(Projection, IsNotAskedForLevelsThatOneDoesNotTell)
 {
-    const Case c(nesting(true));
+    const Case c(nesting()[1]);
     Projector projector(c.profile.get(), c.rows_bytes);
     c.encode(&projector, 1 << CG_L1 | 1 << CG_L3);
     EXPECT_EQ(projector.n_calls, 0u);
     const Bytes one = c.encode(&projector, 1 << CG_L1);
-    EXPECT_EQ(projector.n_calls, c.profile->n_groups * c.profile->n_matrices);
+    EXPECT_EQ(projector.n_calls, c.n_projections());
     EXPECT_EQ(projector.base.n_failed, 0u);
     EXPECT_NEAR(c.error_of(one), c.error_of(c.encode(nullptr, 1 << CG_L1)), 0.02 * c.error_of(one));
 }
 
 TEST(Projection, IsNotAskedForWhereThereIsNone)
 {
-    for (const ProfileSpec &spec : {ProfileSpec(), paper_spec(), spec_3()}) {
+    for (const ProfileSpec &spec : {ProfileSpec(), paper_spec()}) {
         const Case c(spec);
         Projector projector(c.profile.get(), 1 << 20);
         EXPECT_EQ(c.encode(&projector), c.encode(nullptr));

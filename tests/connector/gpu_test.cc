@@ -114,33 +114,23 @@ size_t save_by_both(const Store &by_gpu, const Store &by_cpu, const Tokens &toke
 
 TEST_F(GpuTest, SavesAreProjectedByKernelsAndAsGoodAsTheCpus)
 {
-    for (const bool joined : {false, true}) {
-        const ProfileSpec spec = spec_2(joined, nesting_spec());
-        const Store by_gpu(true, spec), by_cpu(true, spec);
+    const struct {
+        ProfileSpec spec;
+        size_t n_projections;
+    } cases[] = {{spec_2(false, nesting_spec()), 2 * nesting_spec().group_layers.size()},
+                 {spec_2(true, nesting_spec()), nesting_spec().group_layers.size()},
+                 {spec_3(nesting_spec()), nesting_spec().group_layers.size() + 1}};
+    for (const auto &c : cases) {
+        SCOPED_TRACE(c.n_projections);
+        const Store by_gpu(true, c.spec), by_cpu(true, c.spec);
         const Tokens tokens = prompt(32 * 2 + 16);
-        const size_t n_tasks = spec.group_layers.size() * (joined ? 1 : 2);
         // A task that finds no projector free is the CPU's, and there is one a thread.
-        EXPECT_EQ(save_by_both(by_gpu, by_cpu, tokens), 3 * n_tasks);
+        EXPECT_EQ(save_by_both(by_gpu, by_cpu, tokens), 3 * c.n_projections);
         for (uint32_t level = CG_L1; level <= CG_L3; level++) {
             EXPECT_LT(difference_at(level, by_gpu, by_cpu, tokens, 79), MOST_DIFFERENCE[level])
                 << level;
         }
     }
-}
-
-TEST_F(GpuTest, SavesOfAProfileWithAJointMatrixAreProjectedByTheCpu)
-{
-    const Store by_gpu(true, spec_3(nesting_spec())), by_cpu(true, spec_3(nesting_spec()));
-    const Tokens tokens = prompt(32 * 2 + 16);
-    EXPECT_EQ(save_by_both(by_gpu, by_cpu, tokens), 0u);
-    for (uint32_t level = CG_L1; level <= CG_L3; level++)
-        EXPECT_EQ(difference_at(level, by_gpu, by_cpu, tokens, 79), 0) << level;
-    const auto n_taken = [](const Store &store) {
-        const GpuEngine engine(store, LOSSY);
-        return standin().n_live();
-    };
-    EXPECT_LT(n_taken(by_gpu), n_taken(Store(true, spec_2(true, nesting_spec()))))
-        << "streams and events of projectors";
 }
 
 // Each call of CUDA from the copy of the blocks on: it costs the save or nothing, and what is

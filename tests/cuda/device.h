@@ -18,25 +18,26 @@ uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &p
 
 /* What a task's rows became. */
 struct Projected {
-    std::vector<float> coefs;
+    std::vector<float> coefs, given, residues;
     std::vector<int16_t> cells;
-    std::vector<float> residues;
 
     explicit Projected(const cg_projection &what)
-        : coefs(cg_cuda_projection_n_coefs(&what)), cells(coefs.size()),
-          residues(cg_cuda_projection_n_columns(&what))
+        : coefs(cg_cuda_projection_n_coefs(&what)), given(cg_cuda_projection_made(&what).n_given),
+          residues(cg_cuda_projection_made(&what).n_residues),
+          cells(cg_cuda_projection_made(&what).n_cells)
     {
     }
     bool operator==(const Projected &other) const
     {
-        return coefs == other.coefs && cells == other.cells && residues == other.residues;
+        return coefs == other.coefs && given == other.given && residues == other.residues &&
+               cells == other.cells;
     }
 };
 
 /* Where it is to work; the rows and what they become are as many as it says. */
 inline cg_cuda_projection place_projection(const cg_profile *profile, const cg_projection &what,
                                            const void *bases_dev, void *rows_dev, void *coefs_dev,
-                                           void *cells_dev, void *residues_dev)
+                                           void *cells_dev, void *residues_dev, void *given_dev)
 {
     cg_cuda_projection p;
     if (cg_cuda_projection_of(profile, &what, bases_dev,
@@ -47,6 +48,7 @@ inline cg_cuda_projection place_projection(const cg_profile *profile, const cg_p
     p.coefs_dev = static_cast<float *>(coefs_dev);
     p.cells_dev = static_cast<int16_t *>(cells_dev);
     p.residues_dev = static_cast<float *>(residues_dev);
+    p.given_dev = static_cast<float *>(given_dev);
     return p;
 }
 

@@ -32,6 +32,19 @@ uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &p
     return status;
 }
 
+namespace
+{
+
+template <class T> std::vector<T> copied(const DeviceMemory &memory, size_t n)
+{
+    std::vector<T> out(n);
+    if (n > 0) // memcpy's pointers must not be NULL
+        memcpy(out.data(), memory.data(), n * sizeof(T));
+    return out;
+}
+
+} // namespace
+
 Projected run_project(const cg_profile *profile, const Bytes &bases,
                       const cg_projection &projection, const std::vector<float> &rows,
                       uint64_t seed)
@@ -39,16 +52,19 @@ Projected run_project(const cg_profile *profile, const Bytes &bases,
     Projected made(projection);
     const size_t coefs_bytes = made.coefs.size() * sizeof(float),
                  cells_bytes = made.cells.size() * sizeof(int16_t),
-                 residues_bytes = made.residues.size() * sizeof(float);
+                 residues_bytes = made.residues.size() * sizeof(float),
+                 given_bytes = made.given.size() * sizeof(float);
     const DeviceMemory bases_dev(bases.data(), bases.size()),
         rows_dev(rows.data(), rows.size() * sizeof(float)), coefs_dev(coefs_bytes),
-        cells_dev(cells_bytes), residues_dev(residues_bytes);
+        cells_dev(cells_bytes), residues_dev(residues_bytes), given_dev(given_bytes);
     emulate_project(place_projection(profile, projection, bases_dev.data(), rows_dev.data(),
-                                     coefs_dev.data(), cells_dev.data(), residues_dev.data()),
+                                     coefs_dev.data(), cells_dev.data(), residues_dev.data(),
+                                     given_dev.data()),
                     seed);
-    memcpy(made.coefs.data(), coefs_dev.data(), coefs_bytes);
-    memcpy(made.cells.data(), cells_dev.data(), cells_bytes);
-    memcpy(made.residues.data(), residues_dev.data(), residues_bytes);
+    made.coefs = copied<float>(coefs_dev, made.coefs.size());
+    made.cells = copied<int16_t>(cells_dev, made.cells.size());
+    made.residues = copied<float>(residues_dev, made.residues.size());
+    made.given = copied<float>(given_dev, made.given.size());
     return made;
 }
 

@@ -44,13 +44,14 @@ Projected run_project(const cg_profile *profile, const Bytes &bases,
     Projected made(projection);
     const size_t coefs_bytes = made.coefs.size() * sizeof(float),
                  cells_bytes = made.cells.size() * sizeof(int16_t),
-                 residues_bytes = made.residues.size() * sizeof(float);
+                 residues_bytes = made.residues.size() * sizeof(float),
+                 given_bytes = made.given.size() * sizeof(float);
     const GpuMemory bases_dev(bases.data(), bases.size()),
         rows_dev(rows.data(), rows.size() * sizeof(float)), coefs_dev(coefs_bytes),
-        cells_dev(cells_bytes), residues_dev(residues_bytes);
+        cells_dev(cells_bytes), residues_dev(residues_bytes), given_dev(given_bytes);
     const cg_cuda_projection p =
         place_projection(profile, projection, bases_dev.data(), rows_dev.data(), coefs_dev.data(),
-                         cells_dev.data(), residues_dev.data());
+                         cells_dev.data(), residues_dev.data(), given_dev.data());
     require(cudaMemset(coefs_dev.data(), 0xee, coefs_bytes), "fill");
     require(cg_cuda_project(&p, nullptr), "project");
     require(cudaDeviceSynchronize(), "kernels");
@@ -60,6 +61,8 @@ Projected run_project(const cg_profile *profile, const Bytes &bases,
             "copy");
     require(cudaMemcpy(made.residues.data(), residues_dev.data(), residues_bytes,
                        cudaMemcpyDeviceToHost),
+            "copy");
+    require(cudaMemcpy(made.given.data(), given_dev.data(), given_bytes, cudaMemcpyDeviceToHost),
             "copy");
     return made;
 }

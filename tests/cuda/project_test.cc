@@ -21,10 +21,6 @@ struct Case {
         bases.resize(cg_cuda_bases_bytes(profile.get()));
         cg_cuda_bases_fill(profile.get(), bases.data());
     }
-    uint32_t n_channels(uint32_t basis) const
-    {
-        return profile->groups[basis / profile->n_matrices].n_channels;
-    }
     const cg_bands &bands(uint32_t basis) const
     {
         return profile->groups[basis / profile->n_matrices].bands[basis % profile->n_matrices];
@@ -47,49 +43,47 @@ void expect_near(const std::vector<float> &is, const std::vector<float> &should,
         ASSERT_NEAR(is[i], should[i], bound) << i;
 }
 
-// The CPU's symbols of the coefficients, and what these leave.
+// The CPU's symbols of the coefficients, what these leave, and those that are given as they are.
 void expect_symbols(const Projected &made, const cg_projection &what)
 {
-    std::vector<int16_t> want(made.coefs.size());
-    cg_kernels_named("baseline")
-        ->quantize(made.coefs.data(), want.size(), 1 / what.step, want.data());
-    ASSERT_EQ(made.cells, want);
-    size_t at = 0, column = 0;
-    for (const uint32_t n : what.n_components) {
-        for (uint32_t c = 0; c < n; c++, column++) {
-            double left = 0, most = 0;
-            for (uint32_t r = 0; r < what.n_rows; r++) {
-                const size_t i = at + size_t{r} * n + c;
-                left += double{cg_lane_row_sign(r)} *
-                        (made.coefs[i] - static_cast<double>(made.cells[i]) * what.step);
-                most = std::max(most, double{std::fabs(made.coefs[i])});
-            }
-            ASSERT_NEAR(made.residues[column], left, 1e-6 * what.n_rows * most) << column;
-        }
-        at += size_t{what.n_rows} * n;
-    }
-    ASSERT_EQ(at, made.cells.size());
+    Quantized want;
+    want.make(what, made.coefs, [](float q) {
+        int16_t cell;
+        cg_kernels_named("baseline")->quantize(&q, 1, 1, &cell);
+        return int32_t{cell};
+    });
+    ASSERT_EQ(made.cells, want.cells);
+    ASSERT_EQ(made.given, want.given);
+    float most = 0;
+    for (const float coef : made.coefs)
+        most = std::max(most, std::fabs(coef));
+    expect_near(made.residues, want.residues, 1e-6 * what.n_rows * most);
 }
 
-// n_exact of these profiles: none, some, all; and fewer components than that.
+// n_exact of these profiles: none, some, all; and fewer components than that. With a joint matrix:
+// its own projection, and those of groups with some, all and none of the shared ones given.
 TEST(Project, IsThatOfF64)
 {
     for (const double wide_share : {0.0, 0.4, 1.0}) {
-        for (const bool joined : {false, true}) {
+        for (const int kind : {0, 1, 2}) {
             ProfileSpec spec;
             spec.wide_share = wide_share;
-            const Case c(spec_2(joined, spec));
-            const uint32_t n_bases = c.profile->n_groups * c.profile->n_matrices;
-            for (uint32_t basis = 0; basis < n_bases; basis++) {
-                const uint32_t n_channels = c.n_channels(basis), n = c.bands(basis).n_components;
+            const Case c(kind == 2 ? spec_3(spec) : spec_2(kind == 1, spec));
+            for (uint32_t basis = 0; basis < cg_profile_n_bases(c.profile.get()); basis++) {
+                const uint32_t n_shared = c.bands(basis).n_shared,
+                               n_channels = c.bands(basis).n_channels,
+                               n = c.bands(basis).n_components;
                 for (const uint32_t n_rows : {1u, 6u, 33u}) {
                     SCOPED_TRACE(testing::Message()
-                                 << wide_share << ' ' << joined << ' ' << basis << ' ' << n_rows);
-                    const cg_projection what = {basis,
-                                                n_rows,
-                                                cg_projection_stride(n_channels),
-                                                {n, n - 1, n / 2, n / 2, 17, 3, 0, 0},
-                                                0.1f + 0.2f * static_cast<float>(basis)};
+                                 << wide_share << ' ' << kind << ' ' << basis << ' ' << n_rows);
+                    const cg_projection what = {
+                        basis,
+                        n_rows,
+                        cg_projection_stride(n_channels),
+                        {n, n - 1, n / 2, n / 2, 17, 3, 0, 0},
+                        n_shared,
+                        {n_shared, n_shared / 2, 0, n_shared / 3, std::min(17u, n_shared), 0, 0, 0},
+                        0.1f + 0.2f * static_cast<float>(basis)};
                     const auto rows = make_rows(what, n_channels);
                     const auto made = run_project(c.profile.get(), c.bases, what, rows, n_rows);
                     expect_near(made.coefs, project_by_the_book(c.profile.get(), what, rows.data()),
@@ -106,9 +100,10 @@ TEST(Project, TakesMatricesOfMoreThan2048Channels)
 {
     const Case c(ten_layer_spec());
     // The step is so small that symbols reach the ends of what 16 bits hold.
-    const cg_projection what = {0, 6, cg_projection_stride(c.n_channels(0)), {100, 99, 17}, 1e-5f};
-    const auto rows = make_rows(what, c.n_channels(0));
-    ASSERT_GT(c.n_channels(0), 2048u);
+    const cg_projection what = {
+        0, 6, cg_projection_stride(c.bands(0).n_channels), {100, 99, 17}, 0, {}, 1e-5f};
+    const auto rows = make_rows(what, c.bands(0).n_channels);
+    ASSERT_GT(c.bands(0).n_channels, 2048u);
     const auto made = run_project(c.profile.get(), c.bases, what, rows, 1);
     expect_near(made.coefs, project_by_the_book(c.profile.get(), what, rows.data()), 1e-4);
     expect_symbols(made, what);
@@ -119,7 +114,8 @@ TEST(Project, TakesNothingThatDoesNotFit)
 {
     const Case c(spec_2(false));
     const uint32_t n = c.bands(0).n_components;
-    const cg_projection good = {0, 4, cg_projection_stride(c.n_channels(0)), {n, n}, 1};
+    const cg_projection good = {0,  4, cg_projection_stride(c.bands(0).n_channels), {n, n}, 0,
+                                {}, 1};
     const size_t n_rows = size_t{8} * 4 * good.row_stride, n_coefs = size_t{8} * n;
     cg_cuda_projection out;
     const auto status_of = [&](const cg_projection &p, size_t max_rows, size_t max_coefs) {
@@ -138,6 +134,56 @@ TEST(Project, TakesNothingThatDoesNotFit)
     bad = good;
     bad.n_components[7] = n + 1;
     EXPECT_EQ(status_of(bad, n_rows, 2 * n_coefs), CG_ERR_INVALID_ARGUMENT);
+    bad = good;
+    bad.n_shared = 32; // this profile shares none
+    EXPECT_EQ(status_of(bad, n_rows, n_coefs), CG_ERR_INVALID_ARGUMENT);
+    bad = good;
+    bad.n_given[1] = 1;
+    EXPECT_EQ(status_of(bad, n_rows, n_coefs), CG_ERR_INVALID_ARGUMENT);
+}
+
+TEST(Project, GivesSharedComponentsThatItMakesAndNoOthers)
+{
+    const Case c(spec_3());
+    const uint32_t n = c.bands(0).n_components, n_shared = c.bands(0).n_shared;
+    const cg_projection good = {
+        0, 4, cg_projection_stride(c.bands(0).n_channels), {n, 5}, n_shared, {n_shared, 5}, 1};
+    cg_cuda_projection out;
+    const auto status_of = [&](const cg_projection &p) {
+        return cg_cuda_projection_of(c.profile.get(), &p, c.bases.data(), SIZE_MAX, SIZE_MAX, &out);
+    };
+    EXPECT_EQ(status_of(good), CG_OK);
+    cg_projection bad = good;
+    bad.n_given[0] = n_shared + 1;
+    EXPECT_EQ(status_of(bad), CG_ERR_INVALID_ARGUMENT);
+    bad = good;
+    bad.n_given[1] = 6;
+    EXPECT_EQ(status_of(bad), CG_ERR_INVALID_ARGUMENT);
+    bad = good;
+    bad.n_shared = 0;
+    EXPECT_EQ(status_of(bad), CG_ERR_INVALID_ARGUMENT);
+}
+
+// All that a device takes memory for holds what any task of the profile needs.
+TEST(Project, IsBoundedForEveryBasis)
+{
+    for (const ProfileSpec &spec : {spec_2(false), spec_3()}) {
+        const Case c(spec);
+        size_t max_rows, max_coefs, max_made;
+        cg_cuda_projection_bound(c.profile.get(), 45, &max_rows, &max_coefs, &max_made);
+        for (uint32_t basis = 0; basis < cg_profile_n_bases(c.profile.get()); basis++) {
+            const cg_bands &bands = c.bands(basis);
+            cg_projection what = {
+                basis, 6, cg_projection_stride(bands.n_channels), {}, bands.n_shared, {}, 1};
+            std::fill_n(what.n_components, CG_DCT, bands.n_components);
+            std::fill_n(what.n_given, CG_DCT, bands.n_shared);
+            cg_cuda_projection out;
+            EXPECT_EQ(cg_cuda_projection_of(c.profile.get(), &what, c.bases.data(), max_rows,
+                                            max_coefs, &out),
+                      CG_OK);
+            EXPECT_LE(cg_cuda_projection_made(&what).n_bytes, max_made);
+        }
+    }
 }
 
 } // namespace
