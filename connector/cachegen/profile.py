@@ -140,6 +140,13 @@ def layers(text):
     return sizes if len(sizes) > 1 else sizes[0]
 
 
+def count(text):
+    """A number of things, 0 for all."""
+    if int(text) < 0:
+        raise ValueError(text)
+    return int(text)
+
+
 def parse_arguments(arguments):
     parser = make_parser("profile", __doc__)
     add = parser.add_argument
@@ -150,8 +157,10 @@ def parse_arguments(arguments):
     add("--no-default", action="store_true", help="the store goes on with the profile that it has")
     add("--held-out", nargs="+", metavar="FILE", help="text for the report (default: the last part of each text)")
     add("--tokens", type=int, default=3072, help="tokens of a context (default %(default)s)")
-    add("--report-contexts", type=int, default=5, help="held-out contexts measured, 0 for all (default %(default)s)")
-    add("--contexts", type=int, default=1, help="contexts of each text, 0 for all (default %(default)s)")
+    add("--report-contexts", type=count, default=5, help="held-out contexts measured, 0 for all (default %(default)s)")
+    add("--curve-contexts", type=count, default=kl_curve.N_CONTEXTS,
+        help="contexts that show what a chunk costs by its distance to the end, 0 for all (default %(default)s)")  # fmt: skip
+    add("--contexts", type=count, default=1, help="contexts of each text, 0 for all (default %(default)s)")
     add("--prefer", choices=tuple(MAX_CHANNELS), default="bytes", help="fewer bytes, fewer multiply-adds, or fewest "
         f"bytes: a KLT is over {', '.join(map(str, MAX_CHANNELS.values()))} channels at most, a profile "
         f"{', '.join(f'{100 * share:.0f} %%' for share in PROFILE_SHARE.values())} of the weights (default %(default)s)")  # fmt: skip
@@ -238,7 +247,7 @@ def run(options):
     coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
     coder, planes = coder(profile, model.device), planes(model)
     progress.start("KL divergence by distance to the end")
-    measured = kl_curve.measure(model, coder, planes, caches, pick(contexts, kl_curve.N_CONTEXTS), progress)
+    measured = kl_curve.measure(model, coder, planes, caches, pick(contexts, options.curve_contexts), progress)
     caches.kept.clear()
     data = profile.to_bytes()
     digest = weights_digest(options.model_dir) if options.digest_weights else None

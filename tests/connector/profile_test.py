@@ -177,6 +177,15 @@ class ProfileTest(unittest.TestCase):
         self.assertGreater(sizes[0], sizes[1])
         self.assertGreater(sizes[1], sizes[2])
 
+    def test_as_many_contexts_as_asked_for_make_the_curve(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        for option, n in (("1", 1), ("0", None)):
+            with mock.patch.object(profile.kl_curve, "measure", wraps=profile.kl_curve.measure) as measure:
+                self.profile("--dtype", "fp32", "--contexts", "3", "--curve-contexts", option)
+            self.assertEqual(len(measure.call_args.args[4]), n or 3)
+        with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
+            profile.parse_arguments([self.path("model"), "--texts", self.text, "--out", "m", "--curve-contexts", "-1"])
+
     def test_codec_opens_profiles_and_errs_by_the_step(self):
         for name, make_config in CODED.items():
             with self.subTest(name):
