@@ -1,12 +1,13 @@
 #!/bin/bash
 # One store, three hosts, each with a daemon in a network namespace of its own: who is killed or cut off loses only what it
-# had not published, the others go on. usage: hosts_test.sh CACHEGENFS CHUNK_FILES [gluster]
-# The store is reached over sshfs; or, by hand, over Gluster: each host has a third of it (glusterfs-server).
+# had not published, the others go on. usage: hosts_test.sh CACHEGENFS CHUNK_FILES [gluster | ceph]
+# The store is reached over sshfs; or, by hand, over Gluster: each host has a third of it (glusterfs-server); or over
+# CephFS: one monitor, OSD (in memory, without a copy) and MDS on the storage host (ceph-mon, -mgr, -osd, -mds, -fuse).
 # shellcheck source=tests/fusefs/mount.sh
 . "$(dirname "$0")/mount.sh" "$1" "$2"
 kind=${3:-sshfs}
 # shellcheck source=tests/fusefs/sshd.sh
-[ "$kind" = gluster ] || . "$(dirname "$0")/sshd.sh"
+[ "$kind" != sshfs ] || . "$(dirname "$0")/sshd.sh"
 
 hosts="1 2 3"
 net=cgh$$
@@ -77,6 +78,61 @@ mount_gluster() {
         mountpoint -q "$2" && touch "$2"
 }
 reach_gluster() { mount_gluster "$1" "$tmp/store$1"; }
+serve_ceph() {
+    local program at=10.77.0.254 fsid osd
+    for program in ceph-mon ceph-mgr ceph-osd ceph-mds ceph-fuse; do
+        command -v $program > /dev/null || skip ceph "no $program: hosts are not checked over CephFS"
+    done
+    fsid=$(cat /proc/sys/kernel/random/uuid)
+    osd=$(cat /proc/sys/kernel/random/uuid)
+    mkdir -p "$tmp"/ceph/{mon,mgr,osd,mds,run}
+    # A host that was cut off comes back as it was: with the defaults Ceph would shut it out until it is mounted again.
+    # Whoever waits for what it holds waits for session_timeout (below).
+    cat > "$tmp/ceph/conf" << END
+[global]
+fsid = $fsid
+mon host = v2:$at:3300
+public addr = $at
+auth cluster required = none
+auth service required = none
+auth client required = none
+mon data = $tmp/ceph/mon
+mgr data = $tmp/ceph/mgr
+osd data = $tmp/ceph/osd
+mds data = $tmp/ceph/mds
+run dir = $tmp/ceph/run
+admin socket = $tmp/ceph/run/\$name.\$pid.asok
+log file = $tmp/ceph/\$name.log
+crash dir = $tmp/ceph/run
+osd objectstore = memstore
+memstore device bytes = 2147483648
+osd pool default size = 1
+osd pool default min size = 1
+osd crush chooseleaf type = 0
+mon allow pool size one = true
+mon data avail crit = 1
+mds session blocklist on timeout = false
+mds session blocklist on evict = false
+client reconnect stale = true
+client mount timeout = 20
+[client]
+public addr =
+END
+    ceph_s() { at s timeout 60 ceph -c "$tmp/ceph/conf" --connect-timeout 20 "$@"; }
+    ceph_daemon() { at s "ceph-$1" -c "$tmp/ceph/conf" -i "$2" -f > "$tmp/ceph/$1.out" 2>&1 & }
+    is_active() { ceph_s mds stat | grep -q active; }
+    { monmaptool --create --addv a "[v2:$at:3300]" --fsid "$fsid" "$tmp/ceph/map" &&
+        ceph-mon -c "$tmp/ceph/conf" --mkfs -i a --monmap "$tmp/ceph/map" && ceph_daemon mon a &&
+        wait_for 60 ceph_s status && ceph_daemon mgr a && ceph_s osd new "$osd" &&
+        at s ceph-osd -c "$tmp/ceph/conf" -i 0 --mkfs --osd-uuid "$osd" && ceph_daemon osd 0 &&
+        ceph_s osd pool create names 8 && ceph_s osd pool create bytes 8 && ceph_s fs new store names bytes &&
+        ceph_s fs set store session_timeout 30 && ceph_daemon mds a && wait_for 120 is_active &&
+        wait_for 60 mount_ceph s "$store"; } > "$tmp/ceph.out" 2>&1 || { tail -n 20 "$tmp/ceph.out"; skip ceph "no CephFS"; }
+}
+mount_ceph() {
+    at "$1" ceph-fuse -c "$tmp/ceph/conf" "$2" > "$tmp/client$1" 2>&1 && mountpoint -q "$2" && touch "$2"
+}
+reach_ceph() { mount_ceph "$1" "$tmp/store$1"; }
 
 "serve_$kind"
 silent=20 # seconds; beats come every 3
@@ -147,6 +203,17 @@ check "and is not there" [ ! -e "$store/m/contexts/b/L1/00001.kv" ]
 start 2
 check "a killed host comes back" wait_for 20 folders_are 3
 check "and publishes" cp "$tmp/source/L1/00001.kv" "$tmp/mnt2/m/contexts/b/L1/"
+
+# Where locks reach other hosts, nobody publishes what is written to there.
+if [ "$kind" = ceph ]; then
+    exec 7> "$tmp/mnt1/m/file"
+    cat "$tmp/source/L1/00005.kv" >&7
+    check "host 2 has the file" wait_for 30 cmp "$tmp/source/L1/00005.kv" "$tmp/mnt2/m/file"
+    is_busy() { LC_ALL=C mv "$tmp/mnt2/m/file" "$tmp/mnt2/m/contexts/b/L1/00005.kv" 2>&1 | grep 'busy'; }
+    check "and cannot publish it" is_busy
+    exec 7>&-
+    check "until it is closed" wait_for 30 mv "$tmp/mnt2/m/file" "$tmp/mnt2/m/contexts/b/L1/00005.kv"
+fi
 
 # Host 3 is cut off with a file under way.
 write_slowly 3 00002.kv
