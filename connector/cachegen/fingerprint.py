@@ -143,17 +143,5 @@ def weights_digest(model_dir):
     return digest.hexdigest()
 
 
-def adapter_fingerprint(adapter_dir):
-    """The 32 hex digits of a LoRA adapter's weights and configuration, whatever its size."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"cachegen-lora-1")
-    names = sorted(n for n in os.listdir(adapter_dir) if n.endswith((".safetensors", ".bin", ".json", ".pt")))
-    if not any(not name.endswith(".json") for name in names):
-        raise FileNotFoundError(f"no adapter weights in {adapter_dir}")
-    for name in names:
-        _update(digest, b"name", name.encode())
-        _hash_file(digest, os.path.join(adapter_dir, name), True)
-    return digest.hexdigest()
-
-
 if __name__ == "__main__":
     print(weights_digest(sys.argv[2]) if sys.argv[1] == "--weights" else model_fingerprint(sys.argv[1]))

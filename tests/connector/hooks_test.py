@@ -9,6 +9,8 @@ import functools
 import os
 import resource
 import sys
+import threading
+import time
 import types
 import unittest
 from unittest import mock
@@ -21,8 +23,10 @@ except ImportError as error:
     print(f"skipped: {error}: no hook of the connector was called")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
 import prometheus_client  # noqa: E402
+import torch  # noqa: E402
 from cachegen import abi  # noqa: E402
 from cachegen.vllm import guard  # noqa: E402
+from cachegen.vllm.adapters import MAX_AHEAD, HeldAdapters, identity_of  # noqa: E402
 from cachegen.vllm.connector import CachegenConnector, StartFailure  # noqa: E402
 from cachegen.vllm.guard import Failures, Outages  # noqa: E402
 from cachegen.vllm.library import Library, Unsupported  # noqa: E402
@@ -117,7 +121,8 @@ class HooksTest(unittest.TestCase):
         self.assertIn("get_num_new_matched_tokens", log.output[0])
 
     def test_loads_that_are_planned_reach_the_worker_whatever_else_fails(self):
-        library = types.SimpleNamespace(lookup_wait_s=0, unknown_level=0, chunk_tokens=64, save_on_use=1)
+        rank = types.SimpleNamespace(n_ranks=1)
+        library = types.SimpleNamespace(lookup_wait_s=0, unknown_level=0, chunk_tokens=64, save_on_use=1, rank=rank)
         scheduler, plan = Scheduler(library, Failures()), LoadPlan("r", 0, 32, [1, 2], b"")
         scheduler._planned_loads.append(plan)
         self.assertEqual(connector(scheduler=scheduler).build_connector_meta(None).loads, [plan])
@@ -339,6 +344,176 @@ class CopyTest(unittest.TestCase):
     def test_where_it_is_not_known_which_blocks_all_are(self):
         self.worker.submit(Metadata())
         self.assertEqual(self.n_waits, 5)
+
+
+class Weights:
+    """As vLLM's LoRAModel: with tensors somewhere inside, and the number that it was read for."""
+
+    def __init__(self, number, content):
+        self.id, self.rank = number, 8
+        self.loras = {"v_proj": types.SimpleNamespace(lora_a=torch.tensor(content), scaling=1.0)}
+
+
+class Adapters:
+    """What stands for vLLM's manager of adapters: reads `files` by path, and has room for one."""
+
+    def __init__(self):
+        self.files, self.loaded, self.readers = {}, {}, []
+
+    def _load_adapter(self, adapter):
+        self.readers.append(threading.current_thread())
+        return Weights(adapter.lora_int_id, self.files[adapter.lora_path])
+
+    def list_adapters(self):
+        return set(self.loaded)
+
+    def add_adapter(self, adapter):
+        """As vLLM does before a forward with the adapter."""
+        if adapter.lora_int_id not in self.loaded:
+            self.loaded = {adapter.lora_int_id: self._load_adapter(adapter)}
+
+
+class AdapterTest(unittest.TestCase):
+    """Nothing is loaded or saved for an adapter but for the content that vLLM has read."""
+
+    def setUp(self):
+        self.manager = Adapters()
+        self.manager.files["p"] = [1.0, 2.0]
+        self.done, self.saved = False, []
+        cg = types.SimpleNamespace(
+            load_start=lambda *_: "handle", load_free=lambda _: None, load_cancel=lambda _: None,
+            load_poll=lambda _: abi.Progress(done=self.done, loaded_tokens=32), save_start=self.save_start,
+            save_poll=lambda _: abi.Progress(done=1, loaded_tokens=64),
+        )  # fmt: skip
+        rank = types.SimpleNamespace(index=0, stores=True)
+        self.worker = Worker(types.SimpleNamespace(cg=cg, rank=rank), Failures(), block_tokens=16)
+        with mock.patch("cachegen.vllm.adapters._manager_of", lambda _config: self.manager):
+            self.held = self.worker._adapters = HeldAdapters(None)
+        self.addCleanup(self.held.close)
+
+    def save_start(self, *_arguments, **_options):
+        self.saved.append(1)
+
+    def lora(self, number=1, path="p", **fields):
+        return types.SimpleNamespace(lora_int_id=number, lora_path=path, lora_name="a", **fields)
+
+    def answer(self, lora):
+        """What the worker says that it holds; steps are empty ones."""
+        self.worker.submit(Metadata(adapters=[lora]))
+        deadline = time.monotonic() + 30
+        while (report := self.worker.take_report()) is None or not report.adapters:
+            self.assertLess(time.monotonic(), deadline)
+            self.worker.submit(Metadata())
+        self.assertEqual(list(report.adapters), [lora.lora_int_id])
+        return report.adapters[lora.lora_int_id][0]
+
+    def load(self, identity, req_id="r"):
+        """A load for that content is planned; what is bad of its blocks 5 and 6 when it has ended."""
+        self.worker.submit(Metadata(loads=[LoadPlan(req_id, 0, 32, [5, 6], b"", (1, identity))]))
+
+    def end_load(self):
+        self.done = True
+        self.assertEqual(self.worker.finished_loads(set(), False), {"r"})
+        return self.worker.take_bad_blocks()
+
+    def save(self, identity):
+        plan = SavePlan("r", array.array("I"), b"", b"", 0, 64, 0, False, [1], None, (1, identity))
+        self.worker.start_saves(Metadata(saves=[plan]))
+        return len(self.saved)
+
+    def test_what_vllm_has_loaded_counts_whatever_the_files_have_become(self):
+        self.manager.add_adapter(self.lora())
+        self.manager.files["p"] = [3.0, 4.0]
+        first = self.answer(self.lora())
+        self.assertNotIn(None, (first, self.answer(self.lora())))
+        self.assertEqual(first, self.answer(self.lora()))
+        other = self.answer(self.lora(number=2))
+        self.assertNotIn(other, (None, first))
+        self.manager.files["q"] = [1.0, 2.0]
+        self.assertEqual(self.answer(self.lora(number=3, path="q")), first)
+
+    def test_what_is_read_ahead_is_what_vllm_gets(self):
+        identity = self.answer(self.lora())
+        self.assertIsNot(self.manager.readers[0], threading.current_thread())
+        self.manager.files["p"] = [3.0, 4.0]
+        self.load(identity)
+        self.assertEqual(self.end_load(), set())
+        self.manager.add_adapter(self.lora())
+        self.assertEqual(self.manager.loaded[1].loras["v_proj"].lora_a.tolist(), [1.0, 2.0])
+        self.assertEqual(len(self.manager.readers), 1)
+        self.worker.finished_loads(set(), False)
+        self.assertEqual(self.worker.take_bad_blocks(), set())
+        self.assertEqual(self.save(identity), 1)
+
+    def test_what_is_read_anew_after_a_load_makes_it_void(self):
+        for when in ("ended", "under way"):
+            with self.subTest(when):
+                self.setUp()
+                identity = self.answer(self.lora())
+                self.load(identity)
+                if when == "ended":
+                    self.assertEqual(self.end_load(), set())
+                self.manager.add_adapter(self.lora())
+                self.manager.add_adapter(self.lora(number=2))  # for which the first one goes
+                self.manager.add_adapter(self.lora())
+                if when == "ended":
+                    self.worker.finished_loads(set(), False)
+                    self.assertEqual(self.worker.take_bad_blocks(), {5, 6})
+                else:
+                    self.assertEqual(self.end_load(), {5, 6})
+                self.assertEqual(self.save("another"), 0)
+
+    def test_what_was_read_ahead_anew_and_is_another_content_does_so_too(self):
+        identity = self.answer(self.lora())
+        self.load(identity)
+        self.assertEqual(self.end_load(), set())
+        self.manager.add_adapter(self.lora())
+        self.manager.add_adapter(self.lora(number=2))
+        self.manager.files["p"] = [3.0, 4.0]
+        self.assertNotEqual(self.answer(self.lora()), identity)
+        self.manager.add_adapter(self.lora())
+        self.worker.finished_loads(set(), False)
+        self.assertEqual(self.worker.take_bad_blocks(), {5, 6})
+
+    def test_of_requests_that_are_over_no_block_is_bad(self):
+        self.load(self.answer(self.lora()))
+        self.end_load()
+        self.worker.finished_loads({"r"}, False)
+        self.manager.add_adapter(self.lora())
+        self.manager.add_adapter(self.lora(number=2))
+        self.manager.add_adapter(self.lora())
+        self.worker.finished_loads(set(), False)
+        self.assertEqual(self.worker.take_bad_blocks(), set())
+
+    def test_a_load_for_another_content_than_is_held_does_not_start(self):
+        self.answer(self.lora())
+        self.load("another")
+        self.assertEqual(self.end_load(), {5, 6})
+        self.assertEqual(self.save("another"), 0)
+
+    def test_what_cannot_be_read_cannot_be_told(self):
+        with self.assertLogs(guard.logger, "WARNING"):
+            self.assertIsNone(self.answer(self.lora(path="gone")))
+        self.manager.loaded = {7: "read before there was a connector"}
+        self.assertIsNone(self.answer(self.lora(number=7)))
+        self.worker._adapters = None
+        self.assertIsNone(self.answer(self.lora()))
+
+    def test_few_are_kept_that_were_read_ahead(self):
+        found = [self.answer(self.lora(number)) for number in range(1, 8)]
+        self.assertEqual(len(set(found)), 1)
+        kept = [held for held in self.held._held.values() if held.model is not None]
+        self.assertEqual(len(kept), MAX_AHEAD)
+
+    def test_all_that_is_in_an_adapter_is_in_its_identity(self):
+        plain = Weights(1, [1.0, 2.0])
+        others = [Weights(1, [1.0, 2.0]) for _ in range(4)]
+        others[0].rank = 4
+        others[1].loras["v_proj"].scaling = 2.0
+        others[2].loras["k_proj"] = others[2].loras.pop("v_proj")
+        others[3].loras["v_proj"].lora_a = others[3].loras["v_proj"].lora_a.to(torch.float64)
+        self.assertEqual(len({identity_of(model) for model in (plain, *others)}), 5)
+        self.assertEqual(identity_of(plain), identity_of(Weights(2, [1.0, 2.0])))
 
 
 class StartTest(unittest.TestCase):

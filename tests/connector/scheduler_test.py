@@ -8,7 +8,6 @@ import ctypes
 import functools
 import os
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -75,6 +74,7 @@ class Library:
     worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
     needs_plain_positions = False
     weights = types.SimpleNamespace(doubt=None)
+    rank = types.SimpleNamespace(n_ranks=1)
 
     def __init__(self, cg):
         self.cg, self.waited = cg, []
@@ -280,81 +280,98 @@ class ResetTest(unittest.TestCase):
         self.assertEqual(len(made.step(step_of("s", 0, 200)).saves), 1)
 
 
+def adapter(name="a", number=1, **fields):
+    return types.SimpleNamespace(lora_name=name, lora_path="/nowhere", lora_int_id=number, **fields)
+
+
 class AdapterTest(unittest.TestCase):
-    """An adapter is what it was when its number was first seen."""
+    """An adapter is what the workers say."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder, self.n_asked = folder.name, 0
+        self.n_asked = 0
         self.store = Store()
         self.made = scheduler(self.store)
 
-    def adapter(self, name="a", number=1, weights=b"1" * 64, **fields):
-        path = os.path.join(self.folder, name)
-        os.makedirs(path, exist_ok=True)
-        with open(os.path.join(path, "new"), "wb") as file:
-            file.write(weights)
-        os.rename(os.path.join(path, "new"), os.path.join(path, "adapter_model.safetensors"))
-        return types.SimpleNamespace(lora_name=name, lora_path=path, lora_int_id=number, **fields)
+    def told(self, asked, identity, rank=0):
+        """The workers' report of what they were asked for in the next step."""
+        found = [lora.lora_int_id for lora in self.made.step(step_of(None, 0, 0)).adapters]
+        self.assertEqual(found, asked)
+        self.made.take_report(WorkerReport(adapters={number: {rank: identity} for number in asked}))
 
-    def key(self, adapter):
-        """The extra key of a request with adapter, as it is stored; None: it is not stored."""
+    def save(self, lora, identity, n_local=0):
+        """What is saved of a request with an adapter of which the worker says identity; None: nothing."""
         self.n_asked += 1
-        asked = request(f"r{self.n_asked}", lora_request=adapter)
-        deadline = time.monotonic() + 30
-        while (answer := self.made.matched_tokens(asked, 0)) == (None, False):
-            self.assertLess(time.monotonic(), deadline)
-        self.assertEqual(answer, (0, False))
+        asked = request(f"r{self.n_asked}", lora_request=lora)
+        if self.made.matched_tokens(asked, n_local) == (None, False):
+            self.told([lora.lora_int_id], identity)
+        self.assertEqual(self.made.matched_tokens(asked, n_local), (0, False))
         self.made.update_after_alloc(asked, blocks(13), 0)
         saves = self.made.step(step_of(asked.request_id, 0, 200)).saves
-        return saves[0].extra if saves else None
+        return saves[0] if saves else None
 
     def test_adapters_are_told_apart_by_content_and_name(self):
-        found = [self.key(self.adapter(*which)) for which in (("a", 1), ("b", 2, b"2" * 64), ("c", 3))]
-        self.assertNotIn(None, found)
+        found = [self.save(adapter(*which), which[-1]).extra for which in (("a", 1), ("b", 2), ("c", 3))]
         self.assertEqual(len(set(found)), 3)
-        self.assertEqual(self.key(self.adapter("d", 4, b"4")), self.key(self.adapter("d", 5, b"4")))
+        self.assertEqual(self.save(adapter("d", 4), "x").extra, self.save(adapter("d", 5), "x").extra)
 
-    def test_an_overwritten_adapter_is_neither_stored_nor_served(self):
-        adapter = self.adapter()
-        before = self.key(adapter)
-        self.assertEqual(self.key(adapter), before)
-        self.adapter(weights=b"2" * 64)
-        n_lookups = len(self.store.salts)
-        self.assertIsNone(self.key(adapter))
-        self.assertEqual(len(self.store.salts), n_lookups)
-        self.assertNotIn(self.key(self.adapter(number=2, weights=b"2" * 64)), (None, before))
+    def test_what_is_planned_is_for_that_content_alone(self):
+        self.assertEqual(self.save(adapter(number=7), "x").adapter, (7, "x"))
+        self.made = scheduler(Store(hit=CHUNK))
+        asked = request("loads", lora_request=adapter(number=7))
+        self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))
+        self.told([7], "x")
+        self.assertEqual(self.made.matched_tokens(asked, 0), (CHUNK, True))
+        self.made.update_after_alloc(asked, blocks(13), CHUNK)
+        self.assertEqual(self.made.step(step_of(None, 0, 0)).loads[0].adapter, (7, "x"))
 
-    def test_an_adapter_that_vllm_reads_again_and_again_cannot_be_told(self):
-        self.assertIsNone(self.key(self.adapter(load_inplace=True)))
+    def test_what_no_worker_can_tell_is_neither_stored_nor_served(self):
+        self.assertIsNone(self.save(adapter(), None))
+        self.assertIsNone(self.save(adapter(number=2, load_inplace=True), "never asked"))
+        self.assertEqual(self.store.salts, [])
 
-    def test_nor_can_one_that_is_not_there(self):
-        gone = types.SimpleNamespace(lora_name="gone", lora_path="/nonexistent", lora_int_id=1)
-        self.assertIsNone(self.key(gone))
+    def test_each_request_asks_once_and_all_that_wait_get_the_answer(self):
+        first, second = (request(name, lora_request=adapter()) for name in "ab")
+        for asked in (first, second, first):
+            self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))
+        self.told([1], "x")
+        for asked in (first, second):
+            self.assertEqual(self.made.matched_tokens(asked, 0), (0, False))
+        self.assertEqual(len(self.store.salts), 2)
+        third = request("c", lora_request=adapter())  # vLLM may have dropped the adapter meanwhile
+        self.assertEqual(self.made.matched_tokens(third, 0), (None, False))
+        self.told([1], "y")
 
-    def test_files_are_not_read_on_the_schedulers_thread(self):
-        adapter = self.adapter()
-        readers = []
+    def test_ranks_that_hold_different_contents_cannot_tell(self):
+        for number, identities, is_known in ((1, "xx", True), (2, "xy", False)):
+            self.made.library.rank = types.SimpleNamespace(n_ranks=2)
+            self.made._adapters._n_ranks = 2
+            asked = request(f"r{number}", lora_request=adapter(identities, number))
+            self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))
+            self.told([number], identities[0])
+            self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))  # the other rank has yet to answer
+            self.made.take_report(WorkerReport(adapters={number: {1: identities[1]}}))
+            self.assertEqual(self.made.matched_tokens(asked, 0), (0, False))
+            self.assertEqual(self.made.states[asked.request_id].extra is not None, is_known)
 
-        def note(path):
-            readers.append(threading.current_thread())
-            return "0" * 32
+    def test_an_answer_that_does_not_come_costs_its_request_the_cache_and_no_more(self):
+        with mock.patch("cachegen.vllm.scheduler.ADAPTER_WAIT_S", 0):
+            asked = request(lora_request=adapter())
+            self.assertEqual(self.made.matched_tokens(asked, 0), (0, False))
+        self.told([1], "too late")
+        self.assertIsNone(self.made.states["r"].extra)
 
-        with mock.patch("cachegen.vllm.adapters.adapter_fingerprint", note):
-            for _ in range(3):
-                self.key(adapter)
-        self.assertEqual(len(readers), 1)
-        self.assertIsNot(readers[0], threading.current_thread())
-
-    def test_an_adapter_that_hangs_costs_its_request_the_cache_and_no_more(self):
-        hangs = threading.Event()
-        self.addCleanup(hangs.set)
-        with (
-            mock.patch("cachegen.vllm.adapters._signature", lambda _path: hangs.wait(60)),
-            mock.patch("cachegen.vllm.scheduler.ADAPTER_WAIT_S", 0.2),
-        ):
-            self.assertIsNone(self.key(self.adapter()))
+    def test_where_a_name_has_had_two_contents_vllms_own_blocks_are_not_taken(self):
+        lora, local = adapter(), 4 * BLOCK
+        self.save(lora, "x")
+        self.assertIsNotNone(self.save(lora, "x", n_local=local))
+        asked = request("other", lora_request=adapter(number=2))
+        self.assertEqual(self.made.matched_tokens(asked, local), (None, False))
+        self.told([2], "y")
+        self.assertEqual(self.made.matched_tokens(asked, local), (None, False))  # asked again
+        self.made.step(step_of(None, 0, 0))
+        self.assertTrue(asked.skip_reading_prefix_cache)  # without the blocks
+        plain = request("plain")
+        self.assertEqual(self.made.matched_tokens(plain, local), (0, False))
 
 
 def image(identifier, offset, length):

@@ -460,8 +460,8 @@ def changed_phase(work, cases):
     whole = len(prompt) // 32 * 32
     from vllm.lora.request import LoRARequest
 
+    path = os.path.join(work, "adapter")
     with cases("an adapter is what the engine has loaded, whatever its files have become"):
-        path = os.path.join(work, "adapter")
         write_adapter(path, engine, seed=1)
         first = LoRARequest("first", 1, path)
         plain, with_first = engine.ask(prompt, salt="no adapter"), engine.ask(prompt, lora=first)
@@ -469,7 +469,7 @@ def changed_phase(work, cases):
         equal((with_first.hit, engine.ask(prompt, lora=first).hit), (0, whole), "tokens loaded at first, and again")
         write_adapter(path, engine, seed=2)
         answer = engine.ask(prompt, lora=first)
-        equal((answer.hit, answer.tokens), (0, with_first.tokens), "tokens loaded, answer of an overwritten adapter")
+        equal((answer.hit, answer.tokens), (whole, with_first.tokens), "tokens loaded, answer of an overwritten adapter")
         # vLLM knows it by the name "first", as does the store: what is of the old content must not be found.
         second = LoRARequest("first", 2, path)
         with_second = engine.ask(prompt, lora=second)
@@ -477,6 +477,27 @@ def changed_phase(work, cases):
         holds(with_second.tokens != with_first.tokens, "the adapters make no difference: the case tests nothing")
         again = engine.ask(prompt, lora=second)
         equal((again.hit, again.tokens), (whole, with_second.tokens), "tokens loaded, answer")
+        # There is room for one adapter: the first number's is read anew, and has become the second's.
+        answer = engine.ask(prompt, lora=first)
+        equal((answer.hit, answer.tokens), (whole, with_second.tokens), "tokens loaded, answer of what was read anew")
+    with cases("also one that was overwritten between its load and its first request"):
+        loaded = LoRARequest("loaded", 3, path)
+        holds(engine.llm.llm_engine.add_lora(loaded), "not loaded")
+        write_adapter(path, engine, seed=3)
+        answer = engine.ask(prompt, lora=loaded)
+        equal((answer.hit, answer.tokens), (0, with_second.tokens), "tokens loaded, answer of the content that was loaded")
+        with_third = engine.ask(prompt, lora=LoRARequest("loaded", 4, path))
+        equal(with_third.hit, 0, "tokens loaded that another content's adapter computed")
+        holds(with_third.tokens != with_second.tokens, "the adapters make no difference: the case tests nothing")
+        write_adapter(path, engine, seed=2)
+        answer = engine.ask(prompt, lora=LoRARequest("loaded", 5, path))
+        equal((answer.hit, answer.tokens), (whole, with_second.tokens), "tokens loaded, answer of the content that is back")
+    with cases("nor does vLLM's own prefix cache, which knows names only, mix contents"):
+        engine.ask(prompt, lora=LoRARequest("name", 6, path), salt="names")
+        write_adapter(path, engine, seed=3)
+        other = LoRARequest("name", 7, path)
+        answer = engine.ask(prompt, lora=other, salt="names", fresh=False)
+        equal((answer.hit, answer.cached, answer.tokens), (0, 0, with_third.tokens), "tokens loaded, cached, answer")
 
     def replace_weights():
         import torch

@@ -1,87 +1,258 @@
-"""Which adapter (LoRA) a request runs with, by its content.
+"""Which adapter (LoRA) a request runs with: by the content that the engine's worker holds, whatever the files are by now.
 
-vLLM reads an adapter when a request with its number first runs, keeps it, and may drop it and read it anew. So the
-content is taken once, when the number is first seen, and requests wait for it meanwhile. Afterwards only names, sizes and
-times of the files are looked at: where they have changed, nobody knows which content the engine holds, and requests with
-that number are neither stored nor served until the engine starts anew. The same holds for an adapter that is loaded "in
-place", which vLLM reads again and again.
+vLLM's worker reads an adapter when a request with its number first runs, or earlier, when /v1/load_lora_adapter says so.
+It keeps some, drops them and reads them anew. So the scheduler's side asks the worker's for each request, and the request
+waits for the answer. The worker's side sees all that vLLM reads (HeldAdapters._load() stands in for vLLM's method) and
+hashes the tensors. What vLLM does not hold when it is asked for is read ahead and hashed, and that very object is handed to
+vLLM later. Where vLLM yet reads another content (it has dropped the adapter meanwhile, say), what was loaded for the old
+one is recomputed, and nothing is saved.
 
-Surprise: what is loaded through /v1/load_lora_adapter and overwritten before its first request is taken for the new
-content. Load changed weights from a new path, as vLLM asks for too.
-Threads: files are read by a thread of this module's own, since a directory may be far away; the scheduler's thread asks.
+Surprise: vLLM's own prefix cache tells adapters apart by name only. Where a name has had two contents, its blocks are not
+taken for requests with that name.
+Threads: files are read and contents hashed by a thread of the worker's side, unless vLLM itself reads one.
 """
 
-import os
+import copy
+import gc
+import hashlib
 import queue
 import threading
+from dataclasses import dataclass, field
 
-from cachegen.fingerprint import adapter_fingerprint
+import torch
+
+from cachegen.fingerprint import as_text
 from cachegen.vllm.guard import logger
 
+MAX_AHEAD = 4  # adapters that were read and that vLLM has not taken; of more, the oldest are dropped and read again
 
+# ---- the scheduler's side ----
+
+
+@dataclass(eq=False)
 class Check:
-    """Of one adapter for one request. Once done is set, identity holds 32 hex digits, or None: it cannot be told."""
+    """Of one adapter for one request. Once it is done, key is (number, identity), or None: it cannot be told."""
 
-    def __init__(self, adapter):
-        self.adapter = adapter  # a LoRARequest
-        self.done = threading.Event()
-        self.identity = None
+    name: str
+    is_done: bool = False
+    key: tuple[int, str] | None = None
 
 
-class Adapters:
-    def __init__(self):
-        self._known = {}  # number -> (path, signature, identity or None); the thread's
-        self._checks = queue.SimpleQueue()
-        self._thread = None
+@dataclass
+class _Asked:
+    checks: list = field(default_factory=list)
+    answers: dict = field(default_factory=dict)  # rank -> identity
+
+
+class AskedAdapters:
+    """Used by the scheduler's thread only."""
+
+    def __init__(self, n_ranks):
+        self._n_ranks = n_ranks
+        self._asked: dict[int, _Asked] = {}  # by number
+        self._new = []  # LoRARequests to ask for in the next step
+        self._contents = {}  # name -> identities that it has had; None: one that cannot be told
 
     def start(self, adapter):
-        """A Check of adapter, a LoRARequest, under way."""
-        check = Check(adapter)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="cachegen-adapters", daemon=True)
-            self._thread.start()
-        self._checks.put(check)
+        """A Check of adapter, a LoRARequest."""
+        check = Check(adapter.lora_name)
+        if getattr(adapter, "load_inplace", False):  # vLLM reads it again and again
+            self.give_up(check)
+            return check
+        if adapter.lora_int_id not in self._asked:
+            self._asked[adapter.lora_int_id] = _Asked()
+            self._new.append(adapter)
+        self._asked[adapter.lora_int_id].checks.append(check)
         return check
 
+    def give_up(self, check):
+        """It is not waited for any more."""
+        if not check.is_done:
+            self._answer(check, None, None)
+
+    def take_new(self):
+        """What the worker is to be asked for in the step at hand; it answers each one, in that step or a later one."""
+        new, self._new = self._new, []
+        return new
+
+    def take_answers(self, answers):
+        """answers: number -> rank -> identity, or None."""
+        for number, by_rank in answers.items():
+            asked = self._asked.get(number)
+            if asked is None:
+                continue
+            asked.answers.update(by_rank)
+            if len(asked.answers) < self._n_ranks:
+                continue
+            del self._asked[number]
+            identities = set(asked.answers.values())
+            identity = identities.pop() if len(identities) == 1 else None
+            for check in asked.checks:
+                if not check.is_done:
+                    self._answer(check, number, identity)
+
+    def _answer(self, check, number, identity):
+        check.is_done, check.key = True, (number, identity) if identity is not None else None
+        self._contents.setdefault(check.name, set()).add(identity)
+
+    def has_mixed_blocks(self, adapter):
+        """Whether vLLM's own prefix cache may hold blocks of several contents under the name of a LoRARequest."""
+        return len(self._contents.get(adapter.lora_name, ())) > 1
+
+
+# ---- the worker's side ----
+
+
+def identity_of(model):
+    """32 hex digits of all that is in vLLM's LoRAModel but its number; about a second a GiB."""
+    digest = hashlib.blake2b(digest_size=16, person=b"cachegen-lora-2")
+    _feed(digest, {name: value for name, value in vars(model).items() if name != "id"})
+    return digest.hexdigest()
+
+
+def _feed(digest, value):
+    # Each kind is told apart, and counted, so that no two contents run together to the same bytes.
+    if isinstance(value, torch.Tensor):
+        digest.update(f"tensor {value.dtype} {list(value.shape)};".encode())
+        digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, dict):
+        digest.update(f"dict {len(value)};".encode())
+        for key in sorted(value, key=str):
+            _feed(digest, str(key))
+            _feed(digest, value[key])
+    elif isinstance(value, (list, tuple)):
+        digest.update(f"list {len(value)};".encode())
+        for item in value:
+            _feed(digest, item)
+    elif hasattr(value, "__dict__"):
+        _feed(digest, vars(value))
+    else:
+        text = as_text(value).encode()
+        digest.update(b"text %d;" % len(text) + text)
+
+
+@dataclass(eq=False)
+class _Held:
+    """A content that vLLM has taken, or will take where there is a model."""
+
+    adapter: object  # the LoRARequest that it was read for
+    model: object = None  # a LoRAModel that was read ahead
+    is_known: bool = False
+    identity: str | None = None  # once it is known; None: cannot be told
+
+
+class HeldAdapters:
+    """What a worker holds of each adapter. Used by the worker's thread; _run() is another one's."""
+
+    def __init__(self, lora_config):
+        """LookupError, AttributeError, ImportError: what reads adapters in this vLLM cannot be found."""
+        self._manager = _manager_of(lora_config)
+        self._read = self._manager._load_adapter  # a LoRARequest -> a LoRAModel; keeps nothing
+        self._lock = threading.Lock()  # of the next, and of what it holds
+        self._held: dict[int, _Held] = {}  # by number
+        self._asked: set[int] = set()  # numbers
+        self._taken: dict[int, str | None] = {}  # number -> identity of what vLLM has read since the last call
+        self._jobs = queue.SimpleQueue()  # (_Held, a LoRAModel or None: read one ahead)
+        threading.Thread(target=self._run, name="cachegen-adapters", daemon=True).start()
+        self._manager._load_adapter = self._load
+
+    def ask(self, adapter):
+        number = adapter.lora_int_id
+        self._asked.add(number)
+        with self._lock:
+            held = self._held.get(number)
+            is_coming = held is not None and (not held.is_known or held.model is not None)
+            if number not in self._manager.list_adapters() and not is_coming:
+                held = self._held[number] = _Held(adapter)
+                self._jobs.put((held, None))
+
+    def take_answers(self):
+        """number -> identity, or None, of those that were asked for and are known by now."""
+        answers = {}
+        with self._lock:
+            for number in self._asked:
+                held = self._held.get(number)
+                if held is None or held.is_known:
+                    answers[number] = None if held is None else held.identity
+        self._asked -= answers.keys()
+        return answers
+
+    def holds(self, key):
+        """Whether requests with the adapter of key, (number, identity), have run with that content in the step at hand, or
+        will in the next."""
+        number, identity = key
+        with self._lock:
+            held = self._held.get(number)
+            return held is not None and held.is_known and held.identity == identity
+
+    def take_taken(self):
+        """number -> identity, or None (not known yet), of what vLLM has read since the last call."""
+        taken, self._taken = self._taken, {}
+        return taken
+
     def close(self):
-        self._checks.put(None)
+        self._jobs.put(None)
+        self._manager._load_adapter = self._read
+
+    def _load(self, adapter):
+        """vLLM's _load_adapter(). What that raises is vLLM's; nothing else is raised."""
+        number = adapter.lora_int_id
+        with self._lock:
+            held = self._held.pop(number, None)
+            if held is not None and held.model is not None and _reads_the_same(held.adapter, adapter):
+                model, held.model = held.model, None
+                self._held[number], self._taken[number] = held, held.identity
+                return model
+        model = self._read(adapter)
+        held = _Held(adapter)
+        try:
+            # Copies, because tensors may be mapped files, and because vLLM will change what it gets.
+            model = copy.deepcopy(model)
+            self._jobs.put((held, copy.deepcopy(model)))
+        except Exception as e:
+            self._is_lost(held, e)
+        with self._lock:
+            self._held[number], self._taken[number] = held, None
+        return model
+
+    def _is_lost(self, held, error):
+        logger.warning(
+            "cachegen: requests with adapter %s are neither stored nor served: %s", held.adapter.lora_name, error
+        )
+        held.is_known, held.identity = True, None
 
     def _run(self):
-        while (check := self._checks.get()) is not None:
+        while (job := self._jobs.get()) is not None:
+            held, model = job
+            is_ahead = model is None
             try:
-                check.identity = self._identity(check.adapter)
+                model = copy.deepcopy(self._read(held.adapter)) if is_ahead else model
+                identity = identity_of(model)
             except Exception as e:
-                self._forget(check.adapter, e)
-            check.done.set()
-
-    def _identity(self, adapter):
-        number, path = adapter.lora_int_id, adapter.lora_path
-        if getattr(adapter, "load_inplace", False):
-            self._forget(adapter, "it is loaded in place")
-            return None
-        # Before reading and after it: of files that change meanwhile nobody knows what was read.
-        signature = _signature(path)
-        if number not in self._known:
-            identity = adapter_fingerprint(path)
-            if _signature(path) != signature:
-                raise ValueError("its files change while they are read")
-            self._known[number] = path, signature, identity
-        known_path, known_signature, identity = self._known[number]
-        if identity is not None and (known_path, known_signature) != (path, signature):
-            self._forget(adapter, "its files have changed since it was first used")
-            return None
-        return identity
-
-    def _forget(self, adapter, reason):
-        # Said once: from then on the identity that is known is None.
-        if self._known.get(adapter.lora_int_id, (None, None, ""))[2] is not None:
-            logger.warning(
-                "cachegen: requests with adapter %s are neither stored nor served: %s", adapter.lora_name, reason
-            )
-        self._known[adapter.lora_int_id] = adapter.lora_path, None, None
+                with self._lock:
+                    self._is_lost(held, e)
+                continue
+            with self._lock:
+                held.is_known, held.identity, held.model = True, identity, model if is_ahead else None
+                ahead = [other for other in self._held.values() if other.model is not None]
+                for other in ahead[:-MAX_AHEAD]:
+                    other.model = None
+            del job, held, model
 
 
-def _signature(path):
-    with os.scandir(path) as entries:
-        found = [(entry.name, entry.stat()) for entry in entries]
-    return sorted((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)
+def _reads_the_same(adapter, other):
+    return all(
+        getattr(adapter, name, None) == getattr(other, name, None)
+        for name in ("lora_path", "load_inplace", "is_3d_lora_weight")
+    )
+
+
+def _manager_of(lora_config):
+    """vLLM's WorkerLoRAManager in this process that has this very configuration; LookupError, ImportError. vLLM hands it to
+    nobody."""
+    from vllm.lora.worker_manager import WorkerLoRAManager
+
+    for found in gc.get_objects():
+        if issubclass(type(found), WorkerLoRAManager) and found.lora_config is lora_config:
+            return found
+    raise LookupError("vLLM's worker has no manager of adapters")

@@ -18,6 +18,7 @@ class LoadPlan:
     to_token: int
     block_ids: list[int]  # of the request, from token 0 on
     plan: bytes  # the look-up's answer, which only the library reads
+    adapter: tuple[int, str] | None = None  # its number, and the identity of the content that the plan is for
 
 
 @dataclass
@@ -34,6 +35,7 @@ class SavePlan:
     is_last: bool  # the prompt ends here: its name may be published
     block_ids: list[int]  # of the request, from token 0 on
     context: str | None  # the name
+    adapter: tuple[int, str] | None = None  # as LoadPlan's
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Metadata(KVConnectorMetadata):
     overwritten: set[int] | None = None  # blocks that get new content from this step on; None: any may
     prefill_tokens: int = 0  # 0: this step says nothing about the speed of prefilling
     is_idle: bool = False  # nothing is scheduled in this step
+    adapters: list = field(default_factory=list)  # LoRARequests, of which the worker is to tell what it holds
 
 
 @dataclass
@@ -88,6 +91,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     loads: dict[str, LoadReport] = field(default_factory=dict)
     prefills: list[tuple[int, int]] = field(default_factory=list)  # (n_tokens, duration_ns)
     is_off: bool = False  # nothing can be loaded or saved any more
+    adapters: dict[int, dict] = field(default_factory=dict)  # number -> rank -> identity, or None
 
     def aggregate(self, other):
         for req_id, load in other.loads.items():
@@ -95,4 +99,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
             self.loads[req_id] = load if known is None else known.joined(load)
         self.prefills += other.prefills
         self.is_off |= other.is_off
+        for number, by_rank in other.adapters.items():
+            self.adapters.setdefault(number, {}).update(by_rank)
         return self

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 
 from cachegen import abi
-from cachegen.vllm.adapters import Adapters
+from cachegen.vllm.adapters import AskedAdapters
 from cachegen.vllm.admission import Admission
 from cachegen.vllm.arrivals import Arrivals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
@@ -35,7 +35,7 @@ ASK_AGAIN = (None, False)  # to vLLM: in the next step
 # Kinds of outages.
 REQUESTS, NAMES = "requests that are neither stored nor served", "names of contexts that cannot be used"
 LOOKUPS = "failing look-ups"
-ADAPTER_WAIT_S = 10  # for an adapter to be read; then its request is neither stored nor served
+ADAPTER_WAIT_S = 10  # for the worker to read an adapter; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
 
 
@@ -51,6 +51,7 @@ class RequestState:
     arrival_time: float  # of the wall clock, as vLLM has it
     adapter: object = None  # the Check of its adapter, until that is done
     adapter_until: float = 0.0  # on the monotonic clock
+    adapter_key: tuple[int, str] | None = None  # what that found
     lookup: object = None  # the handle, while it is under way
     lookup_from: int = 0
     lookup_started_ns: int = 0
@@ -109,7 +110,7 @@ class Scheduler:
         self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
         self._counted = 0, 0  # look-ups, errors of look-ups
         self._provenance = Provenance(library.unknown_level)
-        self._adapters = Adapters()
+        self._adapters = AskedAdapters(library.rank.n_ranks)
         self._arrivals = Arrivals()
         self._admission = Admission(library.chunk_tokens, library.save_on_use)
 
@@ -193,17 +194,17 @@ class Scheduler:
         return min((image.mm_position.offset for image in images), default=len(request.prompt_token_ids or ()))
 
     def _check_adapter(self, request, state):
-        state.extra, state.adapter = None, self._adapters.start(request.lora_request)
+        state.extra, state.adapter_key, state.adapter = None, None, self._adapters.start(request.lora_request)
         state.adapter_until = time.monotonic() + ADAPTER_WAIT_S
 
     def _adapter_is_known(self, request, state):
         """Whether waiting for the adapter's identity is over."""
-        is_done = state.adapter.done.is_set()
-        if not is_done and time.monotonic() < state.adapter_until:
+        if not state.adapter.is_done and time.monotonic() < state.adapter_until:
             return False
-        if is_done and len(state.tokens):
-            state.extra = extra_key(request, state.adapter.identity)
-        state.adapter = None
+        self._adapters.give_up(state.adapter)  # unless it is done
+        state.adapter_key, state.adapter = state.adapter.key, None
+        if state.adapter_key is not None and len(state.tokens):
+            state.extra = extra_key(request, state.adapter_key[1])
         return True
 
     def _salt(self, request):
@@ -219,9 +220,14 @@ class Scheduler:
 
     @guarded(_refuse)
     def _refuse_local_hit(self, request, state):
-        """Recomputes all of a request that demands better KV than vLLM's own prefix cache has for it, or may have."""
+        """Recomputes all of a request for which vLLM's own prefix cache has, or may have, worse KV than it demands, or that of
+        another content of its adapter."""
         worst = self.library.worst_level if state.options.worst_level is None else state.options.worst_level
-        if not state.local_tokens or self._provenance.is_all_exact() or request.skip_reading_prefix_cache:
+        if not state.local_tokens or request.skip_reading_prefix_cache:
+            return None
+        if request.lora_request is not None and self._adapters.has_mixed_blocks(request.lora_request):
+            return self._refuse(request, state)
+        if self._provenance.is_all_exact():
             return None
         blocks = self.kv_cache_manager.get_computed_blocks(request)[0].get_block_ids()[0]
         if self._provenance.worst_of(blocks) <= worst:
@@ -304,7 +310,9 @@ class Scheduler:
         if num_external_tokens > 0:
             to_token = state.local_tokens + num_external_tokens
             own = block_ids[: _n_blocks(to_token, block_tokens)]
-            state.load = LoadPlan(request.request_id, state.local_tokens, to_token, own, state.plan)
+            state.load = LoadPlan(
+                request.request_id, state.local_tokens, to_token, own, state.plan, state.adapter_key
+            )
             # From here on the worker answers for the request: without an answer it would wait for ever.
             self._planned_loads.append(state.load)
             self._inherit_level(state, block_ids[:n_local])
@@ -328,6 +336,7 @@ class Scheduler:
         """The Metadata of the step at hand. Loads that are planned are in it whatever else fails."""
         metadata = Metadata(loads=self._planned_loads, cancelled_loads=self._cancelled_loads)
         self._planned_loads, self._cancelled_loads = [], set()
+        metadata.adapters = self._adapters.take_new()
         self._end_step(scheduler_output, metadata)
         return metadata
 
@@ -435,6 +444,7 @@ class Scheduler:
             is_last,
             block_ids[: _n_blocks(to_token, block_tokens)],
             state.options.context,
+            state.adapter_key,
         )
 
     # ---- what came of it ----
@@ -451,6 +461,7 @@ class Scheduler:
         for n_tokens, duration_ns in report.prefills:
             self._tell_prefill(n_tokens, duration_ns)
         self._worker_is_off |= report.is_off
+        self._adapters.take_answers(report.adapters)
 
     def _count_budget(self, state):
         """The step that made the request's first token is over."""
@@ -580,5 +591,4 @@ class Scheduler:
         for state in self.states.values():
             self._drop_lookup(state)
         self.states = {}
-        self._adapters.close()
         self.library.close()

@@ -12,8 +12,9 @@ Surprises:
 """
 
 from cachegen import abi
+from cachegen.vllm.adapters import HeldAdapters
 from cachegen.vllm.gpu import GpuSteps, HostSteps
-from cachegen.vllm.guard import Outages, guarded, nothing
+from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.kv_layout import kernel_blocks, kv_layout
 from cachegen.vllm.library import Unsupported
 from cachegen.vllm.messages import LoadPlan, LoadReport, WorkerReport
@@ -45,6 +46,9 @@ class Worker:
         self._submitted = None
         self._steps = HostSteps()
         self._on_gpu = self._is_off = False
+        self._adapters = None  # HeldAdapters, where the engine has any and they can be told apart
+        self._asked_adapters: list = []  # that nothing can be told of
+        self._adapted_loads: dict[str, LoadPlan] = {}  # with an adapter, of requests that are not over
 
     def register(self, kv_caches, vllm_config):
         """Unsupported, abi.CachegenError."""
@@ -61,6 +65,11 @@ class Worker:
             raise
         if self._on_gpu:
             self._steps = GpuSteps(layout["device"])
+        if vllm_config.lora_config is not None:
+            try:
+                self._adapters = HeldAdapters(vllm_config.lora_config)
+            except (AttributeError, ImportError, LookupError) as e:
+                logger.warning("cachegen: requests with adapters are neither stored nor served: %s", e)
 
     def _gpu_reason(self):
         """Why there is no GPU any more; None: there is one, or none is needed."""
@@ -83,6 +92,8 @@ class Worker:
             else:
                 self._start_load(plan)
         self._void_loads |= metadata.cancelled_loads & self.loads.keys()
+        for adapter in metadata.adapters:
+            self._ask_adapter(adapter)
         self._begin_step()
 
     @guarded(nothing)
@@ -113,11 +124,43 @@ class Worker:
     def _start_load(self, plan):
         if self.library is None:
             raise Unsupported("the worker's connector is disabled")
+        if plan.adapter is not None:
+            if not self._adapters.holds(plan.adapter):
+                self._never_started(plan)
+                return
+            self._adapted_loads[plan.req_id] = plan
         block_ids = kernel_blocks(plan.block_ids, self._n_kernel_blocks)
         load = self.library.cg.load_start(
             self._kv_id, plan.from_token, plan.to_token, block_ids, plan.plan, self._steps.after
         )
         self.loads[plan.req_id] = plan, load
+
+    def _nothing_is_held(self, adapter):
+        self._asked_adapters.append(adapter.lora_int_id)
+
+    @guarded(_nothing_is_held)
+    def _ask_adapter(self, adapter):
+        if self._adapters is None:
+            self._nothing_is_held(adapter)
+        else:
+            self._adapters.ask(adapter)
+
+    @guarded(nothing)
+    def _give_up_adapted(self):
+        """What was loaded for an adapter's content is void where vLLM has read another one since: it may be in the forward
+        of this very step, or in a later one."""
+        if self._adapters is None:
+            return
+        taken = self._adapters.take_taken()
+        for req_id, plan in list(self._adapted_loads.items()):
+            number, identity = plan.adapter
+            if number not in taken or taken[number] == identity:
+                continue
+            del self._adapted_loads[req_id]
+            if req_id in self.loads:
+                self._void_loads.add(req_id)
+            else:
+                self._bad_blocks.update(plan.block_ids[plan.from_token // self._block_tokens :])
 
     def start_saves(self, metadata):
         """After the step's forward."""
@@ -140,7 +183,10 @@ class Worker:
 
     @guarded(lambda self, plan: False)
     def _start_save(self, plan):
-        """False: not taken, for want of staging memory. Waiting for some would hold up the step."""
+        """False: not taken, for want of staging memory (waiting for some would hold up the step), or because the engine has
+        computed it with another content of its adapter."""
+        if plan.adapter is not None and not self._adapters.holds(plan.adapter):
+            return False
         request = abi.make_request(plan.tokens, plan.salt, plan.extra)
         save = self.library.cg.save_start(
             request,
@@ -170,6 +216,9 @@ class Worker:
         finished = set()
         self._saving -= finished_req_ids
         self._unsaved -= finished_req_ids
+        for req_id in finished_req_ids & self._adapted_loads.keys():
+            del self._adapted_loads[req_id]
+        self._give_up_adapted()
         failed, self._failed_loads = self._failed_loads, []
         for plan in failed:
             self._end_load(plan, LoadReport(plan.from_token, 0))
@@ -289,8 +338,18 @@ class Worker:
     def take_report(self):
         """The WorkerReport of what ended since the last call; None: nothing did."""
         self._look_at_gpu()
+        self._tell_adapters()
         report, self._report = self._report, WorkerReport()
-        return report if report.loads or report.prefills or report.is_off else None
+        return report if report.loads or report.prefills or report.is_off or report.adapters else None
+
+    @guarded(nothing)
+    def _tell_adapters(self):
+        rank = 0 if self.library is None else self.library.rank.index
+        answers = dict.fromkeys(self._asked_adapters)
+        self._asked_adapters = []
+        if self._adapters is not None:
+            answers |= self._adapters.take_answers()
+        self._report.adapters = {number: {rank: identity} for number, identity in answers.items()}
 
     @guarded(nothing)
     def _look_at_gpu(self):
@@ -323,5 +382,7 @@ class Worker:
             if cg.save_poll(save).done:
                 cg.save_free(save)
         self.loads, self.saves, self._copied_from = {}, [], []
+        if self._adapters is not None:
+            self._adapters.close()
         library, self.library = self.library, None
         library.close()
