@@ -251,17 +251,20 @@ class SaveTest(unittest.TestCase):
         self.step(64)
         self.assertEqual(self.taken, [0])
 
-    def test_a_save_that_cannot_be_asked_for_is_given_up(self):
-        freed = []
+    def test_a_save_that_cannot_be_asked_for_is_not_waited_for(self):
+        freed, poll = [], self.worker.library.cg.save_poll
         self.worker.library.cg.save_free = freed.append
         self.step(0)
         self.worker.library.cg.save_poll = self.fail  # which raises
-        self.worker.finished_loads(set(), False)
-        self.worker.finished_loads(set(), False)
-        self.assertEqual(freed, [0])
-        self.assertEqual((self.worker.saves, self.worker._copied_from), ([], []))
+        for _ in range(3):
+            self.worker.finished_loads(set(), False)
+        self.assertEqual(freed, [], "freeing waits until it is done")
         self.step(64)
         self.assertEqual(self.taken, [0])
+        self.worker.library.cg.save_poll = poll
+        for _ in range(2):
+            self.worker.finished_loads(set(), False)
+        self.assertEqual((freed, self.worker.saves, self.worker._copied_from), ([0], [], []))
 
     def test_a_save_that_came_short_ends_the_requests_saves(self):
         self.step(0)
@@ -328,18 +331,33 @@ class CopyTest(unittest.TestCase):
         self.worker.submit(Metadata(overwritten={4}))
         self.assertEqual(self.n_waits, 5)
 
-    def test_copies_that_cannot_be_waited_for_are_ended(self):
-        freed = []
+    def test_where_nothing_can_be_waited_for_the_copy_in_the_way_is_asked_for_and_no_save_is_ended(self):
+        polled = []
 
         def gone(_seconds):
             raise OSError("gone")
 
-        self.worker.library.wait, self.worker.library.cg.save_free = gone, freed.append
-        self.copied.add((3, 4))
+        def poll(save):
+            polled.append(save)
+            if len(polled) == 4:
+                self.copied.add(save)
+            return self.poll(save)
+
+        self.worker.library.wait, self.worker.library.cg.save_poll = gone, poll
+        self.worker.library.cg.save_free = self.fail
         self.worker.submit(Metadata(overwritten={1, 2}, loads=[LoadPlan("r", 0, 16, [2], b"")]))
-        self.assertEqual(freed, [(1, 2), (3, 4)])
-        self.assertEqual((self.worker.saves, self.worker._copied_from), ([], []))
-        self.assertEqual(self.loaded_after, 0)
+        self.assertEqual((polled, self.loaded_after), ([(1, 2)] * 4 + [(3, 4)], 0))
+        self.assertEqual(len(self.worker.saves), 2)
+        self.assertEqual(self.worker._copied_from, [((3, 4), frozenset({3, 4}))])
+
+    def test_a_copy_that_cannot_be_asked_for_ends_before_its_blocks_are_anybody_elses(self):
+        freed = []
+        self.worker.library.cg.save_poll, self.worker.library.cg.save_free = self.fail, freed.append
+        self.worker.submit(Metadata(overwritten={5}))
+        self.assertEqual(freed, [])
+        self.worker.submit(Metadata(overwritten={1}))
+        self.assertEqual(freed, [(1, 2)])
+        self.assertEqual([save for *_, save in self.worker.saves], [(3, 4)])
 
     def test_where_it_is_not_known_which_blocks_all_are(self):
         self.worker.submit(Metadata())

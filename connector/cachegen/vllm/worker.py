@@ -11,6 +11,8 @@ Surprises:
     answer the request waits for ever. A failed load names its bad blocks, and vLLM recomputes these.
 """
 
+import time
+
 from cachegen import abi
 from cachegen.vllm.adapters import HeldAdapters
 from cachegen.vllm.gpu import GpuSteps, HostSteps
@@ -100,22 +102,31 @@ class Worker:
     def _begin_step(self):
         self._steps.begin()
 
-    def _end_copies(self, _overwritten):
-        """Where they cannot be waited for: freeing a save waits until it reads no block."""
-        reading = [save for save, _ in self._copied_from]
-        self.saves = [save for save in self.saves if not (save[2] in reading and self._give_save_up(*save))]
+    @guarded(lambda self: time.sleep(1e-3))
+    def _pause(self):
+        self.library.wait(IDLE_WAIT_S)
 
-    @guarded(_end_copies)
+    def _end_save(self, save, is_in_the_way):
+        """Where it cannot be told what a save reads: it must be over before somebody else has its blocks."""
+        if is_in_the_way:
+            self.saves = [(*of, other) for *of, other in self.saves if other is not save]
+            self.library.cg.save_free(save)
+        return is_in_the_way
+
+    @guarded(_end_save)
+    def _await_copy(self, save, is_in_the_way):
+        """Whether no block is read by a save any more; one that is in the way is waited for."""
+        while not (is_copied := self.library.cg.save_poll(save).copied) and is_in_the_way:
+            self._pause()
+        return is_copied
+
     def _await_copies(self, overwritten):
         """Until no block of a set (None: no block at all) is read by a save any more."""
-        reading = []
-        for save, blocks in self._copied_from:
-            is_in_the_way = overwritten is None or not blocks.isdisjoint(overwritten)
-            while not (is_copied := self.library.cg.save_poll(save).copied) and is_in_the_way:
-                self.library.wait(IDLE_WAIT_S)
-            if not is_copied:
-                reading.append((save, blocks))
-        self._copied_from = reading
+        self._copied_from = [
+            (save, blocks)
+            for save, blocks in self._copied_from
+            if not self._await_copy(save, overwritten is None or not blocks.isdisjoint(overwritten))
+        ]
 
     def _never_started(self, plan):
         self._failed_loads.append(plan)
@@ -306,17 +317,12 @@ class Worker:
         """Frees the saves that have ended."""
         self.saves = [save for save in self.saves if not self._save_ended(*save)]
 
-    def _free_save(self, save):
-        """Waits until no block is read by it any more."""
-        self._copied_from = [copied for copied in self._copied_from if copied[0] is not save]
-        self.library.cg.save_free(save)
-
-    def _give_save_up(self, req_id, _to_token, save):
+    def _keep_save(self, req_id, _to_token, _save):
+        """Freeing would wait for it. The next step asks again, and closing ends it."""
         self._unsaved |= {req_id} & self._saving
-        self._free_save(save)
-        return True
+        return False
 
-    @guarded(_give_save_up)
+    @guarded(_keep_save)
     def _save_ended(self, req_id, to_token, save):
         cg = self.library.cg
         progress = cg.save_poll(save)
@@ -328,7 +334,8 @@ class Worker:
             self.outages.failed(SAVES, f"request {req_id}: {cg.strerror(progress.status)}")
         if progress.status != abi.OK or progress.loaded_tokens < to_token:
             self._unsaved |= {req_id} & self._saving
-        self._free_save(save)  # last: what raises before is given up, and freed then
+        self._copied_from = [copied for copied in self._copied_from if copied[0] is not save]
+        cg.save_free(save)  # at once: it is done. Last: what raises before is asked again
         return True
 
     def take_bad_blocks(self):
