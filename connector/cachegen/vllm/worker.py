@@ -67,7 +67,7 @@ class Worker:
             raise
         if self._on_gpu:
             self._steps = GpuSteps(layout["device"])
-        if vllm_config.lora_config is not None:
+        if getattr(vllm_config, "lora_config", None) is not None:
             try:
                 self._adapters = HeldAdapters(vllm_config.lora_config)
             except (AttributeError, ImportError, LookupError) as e:
