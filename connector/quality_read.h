@@ -1,9 +1,8 @@
 /* connector/quality_read.h - reads the curve of quality that the profile tool has measured from a
  * model.json.
  *
- * It is under the key "quality" there, by profile (codec/FORMAT.md, "Store"). Numbers from a file
- * steer what is read and what is promised, so each is checked.
- * Threads: pure functions.
+ * It is under the key "quality" there, by profile (codec/FORMAT.md, "The tree of a store"). Numbers
+ * from a file steer what is read and what is promised, so each is checked. Threads: pure functions.
  */
 #ifndef CG_CONNECTOR_QUALITY_READ_H
 #define CG_CONNECTOR_QUALITY_READ_H

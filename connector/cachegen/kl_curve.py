@@ -1,6 +1,6 @@
 """What a chunk costs at a level: KL divergence of the tokens that follow, by its distance to the end of the prefix.
 
-The library plans loads by it (connector/quality.h); model.json holds it for each profile (codec/FORMAT.md, "Store").
+The library plans loads by it (connector/quality.h); model.json holds it for each profile (codec/FORMAT.md, "The tree of a store").
 It is measured: a context is coded, whole or its last tokens only, and the model is asked what comes next.
 """
 

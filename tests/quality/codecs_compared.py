@@ -33,7 +33,7 @@ def curve_of(profile):
 
 
 def share_of_last(curve, n_tokens):
-    """Of the KL divergence of the curve's whole context (FORMAT.md, "Store")."""
+    """Of the KL divergence of the curve's whole context (FORMAT.md, "The tree of a store")."""
     before = (0, 0.0)
     for point in curve["last"]:
         if n_tokens <= point[0]:
