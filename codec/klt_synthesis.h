@@ -1,11 +1,16 @@
-/* codec/klt_synthesis.h - from symbols to elements, in one of four ways, for klt_decode.c: in three
- * with profiles of version 1, in integers with those of version 2.
+/* codec/klt_synthesis.h - from symbols to elements, in one of four ways, for klt_decode.c.
  *
- * The inverse KLT is a product of matrices, symbols by basis. It is nearly all that decoding costs
- * (57 % on AVX2), and most symbols are 0, so what CPUs are good at decides on the way:
- * cg_basis_layout. All walk units (whole heads, so that what is rotated and stored together
- * is in the cache) and blocks of 8 tokens, and end in cg_klt_finish_unit(). Threads: each has its
- * own cg_synthesis.
+ * The inverse KLT is a product of two matrices: symbols by basis. It is the largest part of
+ * decoding (57 % on AVX2), and most symbols are 0. So what a CPU is good at decides on the way;
+ * cg_basis_layout holds the decision. Profiles of version 1 have three ways: lists of symbols,
+ * quads (four components at once), and tiles for matrix units. Those of version 2 have one, in
+ * integers, whose sums are exact.
+ *
+ * All ways go through the channels in units, which are whole heads, so that what is rotated and
+ * stored together is in the cache; and through the tokens in blocks of 8. They end in
+ * cg_klt_finish_unit(). What slabs, limbs and lines are: codec/basis.h and codec/bands.h.
+ *
+ * Threads: each has its own cg_synthesis.
  */
 #ifndef CG_CODEC_KLT_SYNTHESIS_H
 #define CG_CODEC_KLT_SYNTHESIS_H
@@ -17,16 +22,17 @@
 extern "C" {
 #endif
 
-/* Quads of a slab's row that belong to a higher digit of its symbols. */
+/* Symbols above 8 bits are cut into digits. These are the quads of one of the higher digits of a
+ * row of symbols in one slab. */
 typedef struct cg_large_row {
     cg_quad_row row;
-    uint32_t slab, r; /* r: f * n_blocks + b */
-    unsigned shift;
+    uint32_t slab, r; /* r: f * n_blocks + b, of the batch */
+    unsigned shift;   /* the digit counts 2^shift */
 } cg_large_row;
 
 typedef struct cg_synthesis {
     const cg_profile *profile;
-    const cg_heads *heads; /* not of the joint matrix, nor out, scale, mean and x */
+    const cg_heads *heads; /* NULL for the joint matrix, as out, scale, mean and x are */
     const cg_group *group;
     unsigned matrix, level;
     const cg_symbols *symbols;
@@ -35,8 +41,9 @@ typedef struct cg_synthesis {
     float *x;            /* [CG_DCT][unit_channels]: a block's tokens */
     float *y;            /* lists: [CG_DCT][CG_PANEL_CHANNELS]; else [CG_DCT][CG_TILE][y_stride] */
     int32_t *sums;       /* integers: [CG_DCT][f_stride], in it [CG_TILE][y_stride] */
-    /* With a joint matrix, cg_klt_given's numbers of all groups: a group reads, the joint matrix
-     * writes. n_given[CG_DCT]: of the level; zeros without. Of the joint matrix NULL. */
+    /* With a joint matrix: what it gives to all groups (cg_klt_given_bytes()). A group's synthesis
+     * reads given, the joint matrix's own writes given_out. n_given[CG_DCT]: of the level; zeros
+     * without a joint matrix; NULL in its own synthesis. */
     const int16_t *given;
     int16_t *given_out;
     const uint16_t *n_given;
@@ -55,27 +62,29 @@ typedef struct cg_synthesis {
     uint16_t *tiles[CG_DCT], *tile_components[CG_DCT];
 } cg_synthesis;
 
-/* Quads of n blocks. As many again are taken for large symbols, and all that for each limb in which
- * they are listed anew. */
+/* The most quads that n blocks have. */
 static inline size_t cg_klt_most_quads(const cg_level_columns *columns, size_t n)
 {
     return (columns->n_columns / CG_QUAD_COMPONENTS + CG_DCT) * n;
 }
 
+/* Memory for the quads of n blocks: as many again for large symbols, and all of it once more for
+ * each limb, for which they are listed anew. */
 static inline size_t cg_klt_quads_bytes(const cg_level_columns *columns, size_t n)
 {
     return (2 * (1 + CG_MAX_LIMBS) * cg_klt_most_quads(columns, n) + CG_QUAD_SLACK) *
            sizeof(cg_quad);
 }
 
-/* Integers: each row's quads, again for each digit of large symbols. n_cells: of a block; those
- * that are given make quads of their own. */
+/* The same for integers: a row's quads, for each of the three digits that large symbols have.
+ * n_cells: of a block, given numbers included, which make quads of their own. */
 static inline size_t cg_klt_exact_quads_bytes(size_t n_cells, size_t n)
 {
     return (3 * (n_cells / CG_QUAD_COMPONENTS + 2 * CG_DCT) * n + CG_QUAD_SLACK) * sizeof(cg_quad);
 }
 
-/* Integers in tiles: each slab's and frequency's digits, all of which may be needed. */
+/* Memory for integers in tiles: all digits of each slab and frequency. Any of them may be needed.
+ */
 static inline size_t cg_klt_digit_tiles_bytes(const cg_bands *bands)
 {
     size_t n_tiles = 0;
@@ -84,14 +93,15 @@ static inline size_t cg_klt_digit_tiles_bytes(const cg_bands *bands)
     return n_tiles * CG_DCT * CG_SYMBOL_DIGITS * CG_TILE * CG_DIGIT_COMPONENTS;
 }
 
-/* FORMAT.md's steps 1 to 5. */
+/* FORMAT.md's steps 1 to 5, into s->out. cg_klt_exact() is for profiles of version 2, the others
+ * are for version 1. */
 void cg_klt_lists(const cg_synthesis *s);
 void cg_klt_quads(const cg_synthesis *s); /* klt_quads.c */
 void cg_klt_tiles(const cg_synthesis *s);
 void cg_klt_exact(const cg_synthesis *s); /* klt_exact.c; of the joint matrix step 1a */
 
-/* Steps 4 and 5 for n_channels channels from first on, whole heads, of one block's tokens in s->x.
- */
+/* Steps 4 and 5 for one block's tokens in s->x: n_channels channels from first on, which are whole
+ * heads. */
 void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channels, size_t block);
 
 #ifdef __cplusplus

@@ -22,12 +22,14 @@ static inline uint32_t cg_section_plan_n_sinks(const cg_profile *profile,
     return n < header->n_tokens ? n : header->n_tokens;
 }
 
-/* Tasks of a group. profile NULL: a group is a layer, and a task one of its planes. */
+/* Tasks of a layer group: one for each of its matrices. profile NULL (L0): a group is one layer,
+ * and a task one of its planes. */
 static inline uint32_t cg_section_plan_n_matrices(const cg_profile *profile)
 {
     return profile != NULL ? profile->n_matrices : (uint32_t)CG_N_PLANES;
 }
 
+/* Tasks of the chunk. */
 static inline uint32_t cg_section_plan_n_tasks(const cg_profile *profile,
                                                const cg_chunk_header *header)
 {
@@ -35,6 +37,7 @@ static inline uint32_t cg_section_plan_n_tasks(const cg_profile *profile,
            (profile != NULL ? profile->n_groups : header->geometry.n_layers);
 }
 
+/* What a task, below cg_section_plan_n_tasks(), is about. */
 static inline cg_task_shape cg_section_plan_task(const cg_profile *profile,
                                                  const cg_chunk_header *header, uint32_t task_index)
 {
@@ -52,17 +55,20 @@ static inline cg_task_shape cg_section_plan_task(const cg_profile *profile,
 }
 
 /* Whether a lossy chunk can be coded with the profile. CG_ERR_FOREIGN_PROFILE: it names another
- * profile, or there is none. CG_ERR_FOREIGN_MODEL, also for other scales. CG_ERR_CORRUPT: the
- * geometry is another, the version is not that of the profile's chunks, the first position is not
- * at the start of a DCT block, or it is nested and the profile has no tables for that. */
+ * profile, or there is none. CG_ERR_FOREIGN_MODEL: it is of another model, or of other fp8 scales.
+ * CG_ERR_CORRUPT: the geometry is another, the version is not that of the profile's chunks, the
+ * first position is not at the start of a DCT block, or it is nested and the profile has no tables
+ * for that. */
 cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header);
 
-/* The sections of a chunk with the header's levels: how many, and kind, plane and group of one. */
+/* How many sections a chunk with the header's levels has; and kind, plane and group of one of them,
+ * whose index is below that. */
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header);
 cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t section_index);
-/* The index of a task's section at a level that the chunk holds; of the joint matrix's, where the
- * profile has one; and of a plane's sinks, where the chunk has some. */
+/* The way back, to a section's index: that of a task at a level that the chunk holds; that of the
+ * joint matrix, which the profile must have; and that of a plane's sinks, which the chunk must
+ * have. */
 uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t task_index, unsigned level);
 uint32_t cg_section_plan_joint_index(const cg_profile *profile, const cg_chunk_header *header,
@@ -70,9 +76,10 @@ uint32_t cg_section_plan_joint_index(const cg_profile *profile, const cg_chunk_h
 uint32_t cg_section_plan_sinks_index(const cg_profile *profile, const cg_chunk_header *header,
                                      uint32_t group, unsigned plane);
 
-/* sections_out[header.n_sections], in file order, with offsets. CG_ERR_CORRUPT: not the sections
- * that the chunk's level and profile ask for. CG_ERR_TRUNCATED: exact elements have fewer bytes
- * than their mantissas. */
+/* Reads the chunk's section table to sections_out[header.n_sections], in file order, with offsets,
+ * and checks it. Decodes nothing. CG_ERR_CORRUPT: these are not the sections that the chunk's
+ * levels and profile ask for. CG_ERR_TRUNCATED: a section of exact elements has fewer bytes than
+ * cg_lossless_least_bytes(). */
 cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk,
                                 cg_section *sections_out);
 
