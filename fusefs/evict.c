@@ -17,36 +17,37 @@ static const double YOUNG_S = 60;
 static const double QUALITY[CG_N_LEVELS + 1] = {1, 0.98, 0.95, 0.8, 0};
 
 enum { NONE = CG_N_LEVELS };
-static const size_t NO_CHUNK = SIZE_MAX;
+static const uint32_t NO_CHUNK = UINT32_MAX;
 static const uint64_t STEP_IS_DONE = UINT64_MAX;
 
-/* What is left of a file. */
+/* What is left of a file. Indices have 32 bits: with a million files each eight bytes here are
+ * 8 MB of the daemon. */
 typedef struct remains {
-    size_t chunk;
-    uint8_t finest; /* NONE: the file is gone */
     uint64_t bytes; /* on disk */
+    uint32_t chunk;
+    uint8_t finest; /* NONE: the file is gone */
 } remains;
 
 /* The files of one key, which are neighbours in the order by key. */
 typedef struct chunk {
-    size_t first, n_files; /* in by_key */
-    size_t parent;         /* NO_CHUNK: none */
-    size_t n_children;
+    uint32_t first, n_files; /* in by_key */
+    uint32_t parent;         /* NO_CHUNK: none */
+    uint32_t n_children;
     int64_t used_at_s; /* or a chunk that goes on from it */
 } chunk;
 
 typedef struct entry {
     double cost; /* a byte */
-    size_t file;
+    uint32_t file;
 } entry;
 
 typedef struct chooser {
     const cg_survey *survey;
     const cg_evict_policy *policy;
-    size_t *by_key; /* [n_files]: files in the order of model and key */
-    remains *left;  /* [n_files] */
+    uint32_t *by_key; /* [n_files]: files in the order of model and key */
+    remains *left;    /* [n_files] */
     chunk *chunks;
-    size_t n_chunks;
+    uint32_t n_chunks;
     entry *heap; /* [2 n_files] the cheapest first; a file may be in it twice, once out of date */
     size_t n_heap;
 } chooser;
@@ -65,7 +66,7 @@ static int compare_keys(const cg_survey *survey, size_t a, size_t b)
 
 static int by_key(const void *a, const void *b, void *survey)
 {
-    return compare_keys(survey, *(const size_t *)a, *(const size_t *)b);
+    return compare_keys(survey, *(const uint32_t *)a, *(const uint32_t *)b);
 }
 
 static uint8_t finest_of(uint8_t levels)
@@ -73,11 +74,11 @@ static uint8_t finest_of(uint8_t levels)
     return levels != 0 ? (uint8_t)__builtin_ctz(levels) : NONE;
 }
 
-static size_t find_chunk(const chooser *c, uint32_t model, const cg_key *key)
+static uint32_t find_chunk(const chooser *c, uint32_t model, const cg_key *key)
 {
-    size_t low = 0, high = c->n_chunks;
+    uint32_t low = 0, high = c->n_chunks;
     while (low < high) {
-        const size_t middle = low + (high - low) / 2;
+        const uint32_t middle = low + (high - low) / 2;
         const int order =
             compare_key(&c->survey->files[c->by_key[c->chunks[middle].first]], model, key);
         if (order == 0)
@@ -97,38 +98,38 @@ static const cg_object_file *file_of(const chooser *c, const chunk *of)
 
 static void group_files(chooser *c)
 {
-    const size_t n = c->survey->n_files;
-    for (size_t i = 0; i < n; i++) {
+    const uint32_t n = (uint32_t)c->survey->n_files;
+    for (uint32_t i = 0; i < n; i++) {
         const cg_object_file *file = &c->survey->files[c->by_key[i]];
         if (i == 0 || compare_keys(c->survey, c->by_key[i - 1], c->by_key[i]) != 0)
             c->chunks[c->n_chunks++] = (chunk){.first = i, .parent = NO_CHUNK};
         chunk *last = &c->chunks[c->n_chunks - 1];
         last->n_files++;
         last->used_at_s = file->used_at_s > last->used_at_s ? file->used_at_s : last->used_at_s;
-        c->left[c->by_key[i]] = (remains){c->n_chunks - 1, file->finest, file->used_bytes};
+        c->left[c->by_key[i]] = (remains){file->used_bytes, c->n_chunks - 1, file->finest};
     }
 }
 
 static int last_first(const void *a, const void *b, void *user)
 {
     const chooser *c = user;
-    const uint32_t x = file_of(c, &c->chunks[*(const size_t *)a])->first_position,
-                   y = file_of(c, &c->chunks[*(const size_t *)b])->first_position;
+    const uint32_t x = file_of(c, &c->chunks[*(const uint32_t *)a])->first_position,
+                   y = file_of(c, &c->chunks[*(const uint32_t *)b])->first_position;
     return x > y ? -1 : x < y;
 }
 
 /* From the last positions to the first, so that each chunk knows its use before its parent asks.
  * order: room for n_chunks. Headers say what they like: a chunk that does not lie behind its parent
  * has none here, so there is no circle. */
-static void find_parents(chooser *c, size_t *order)
+static void find_parents(chooser *c, uint32_t *order)
 {
-    for (size_t i = 0; i < c->n_chunks; i++)
+    for (uint32_t i = 0; i < c->n_chunks; i++)
         order[i] = i;
     qsort_r(order, c->n_chunks, sizeof *order, last_first, c);
-    for (size_t i = 0; i < c->n_chunks; i++) {
+    for (uint32_t i = 0; i < c->n_chunks; i++) {
         chunk *child = &c->chunks[order[i]];
         const cg_object_file *file = file_of(c, child);
-        const size_t at = find_chunk(c, file->model, &file->parent);
+        const uint32_t at = find_chunk(c, file->model, &file->parent);
         if (at == NO_CHUNK || file_of(c, &c->chunks[at])->first_position >= file->first_position)
             continue;
         chunk *parent = &c->chunks[at];
@@ -140,11 +141,11 @@ static void find_parents(chooser *c, size_t *order)
 }
 
 /* The finest level that is left of a chunk, but for one of its files. */
-static uint8_t finest_without(const chooser *c, const chunk *of, size_t without)
+static uint8_t finest_without(const chooser *c, const chunk *of, uint32_t without)
 {
     uint8_t finest = NONE;
-    for (size_t i = of->first; i < of->first + of->n_files; i++) {
-        const size_t file = c->by_key[i];
+    for (uint32_t i = of->first; i < of->first + of->n_files; i++) {
+        const uint32_t file = c->by_key[i];
         if (file != without && c->left[file].finest < finest)
             finest = c->left[file].finest;
     }
@@ -152,14 +153,14 @@ static uint8_t finest_without(const chooser *c, const chunk *of, size_t without)
 }
 
 /* The next coarser level that the file has a name for, and then nothing. */
-static uint8_t next_level(const chooser *c, size_t file)
+static uint8_t next_level(const chooser *c, uint32_t file)
 {
     /* A bit for each level up to the finest that is left. */
     const uint8_t finer = (uint8_t)((2u << c->left[file].finest) - 1);
     return finest_of(c->survey->files[file].levels & (uint8_t)~finer);
 }
 
-static uint64_t bytes_at(const chooser *c, size_t file, uint8_t level)
+static uint64_t bytes_at(const chooser *c, uint32_t file, uint8_t level)
 {
     const cg_object_file *f = &c->survey->files[file];
     const uint64_t whole = f->level_bytes[f->finest];
@@ -171,7 +172,7 @@ static uint64_t bytes_at(const chooser *c, size_t file, uint8_t level)
 
 /* What the file's next step costs a byte that it frees; below 0: it frees nothing, or is not to be
  * done now. */
-static double step_cost(const chooser *c, size_t file)
+static double step_cost(const chooser *c, uint32_t file)
 {
     const remains *left = &c->left[file];
     const cg_object_file *f = &c->survey->files[file];
@@ -194,7 +195,7 @@ static double step_cost(const chooser *c, size_t file)
 }
 
 /* A binary heap: no entry costs less than the one above it, at (at - 1) / 2. */
-static void push(chooser *c, size_t file)
+static void push(chooser *c, uint32_t file)
 {
     const double cost = step_cost(c, file);
     if (cost < 0)
@@ -229,18 +230,18 @@ static void lose_chunk(chooser *c, const chunk *lost)
     if (--c->chunks[lost->parent].n_children > 0)
         return;
     /* The one file whose step was put off: as long as there were two, neither was the last. */
-    for (size_t i = parent->first; i < parent->first + parent->n_files; i++)
+    for (uint32_t i = parent->first; i < parent->first + parent->n_files; i++)
         if (finest_without(c, parent, c->by_key[i]) == NONE && next_level(c, c->by_key[i]) == NONE)
             push(c, c->by_key[i]);
 }
 
 /* The file now ends at level `next`. */
-static void take_step(chooser *c, size_t file, uint8_t next, cg_eviction *step_out)
+static void take_step(chooser *c, uint32_t file, uint8_t next, cg_eviction *step_out)
 {
     remains *left = &c->left[file];
     const uint64_t bytes_after = bytes_at(c, file, next);
-    *step_out = (cg_eviction){file, next, left->bytes - bytes_after};
-    *left = (remains){left->chunk, next, bytes_after};
+    *step_out = (cg_eviction){left->bytes - bytes_after, file, next};
+    *left = (remains){bytes_after, left->chunk, next};
 }
 
 /* The finest level that a chunk of this age may have. */
@@ -254,7 +255,7 @@ static uint8_t finest_allowed(const cg_evict_policy *policy, int64_t age_s)
 }
 
 /* The freed bytes. */
-static uint64_t cut_by_age(chooser *c, size_t file, cg_eviction *steps, size_t *n_steps)
+static uint64_t cut_by_age(chooser *c, uint32_t file, cg_eviction *steps, size_t *n_steps)
 {
     const cg_object_file *f = &c->survey->files[file];
     const uint8_t allowed =
@@ -279,12 +280,12 @@ static void choose(chooser *c, cg_eviction *steps, size_t *n_steps)
     const uint64_t wanted_bytes = c->policy->wanted_bytes;
     const uint32_t model = c->policy->model;
     uint64_t freed_bytes = 0;
-    for (size_t i = 0; i < c->survey->n_files; i++) {
+    for (uint32_t i = 0; i < c->survey->n_files; i++) {
         const bool counts = model == CG_EVICT_ALL_MODELS || model == c->survey->files[i].model;
         const uint64_t cut_bytes = cut_by_age(c, i, steps, n_steps);
         freed_bytes += counts ? cut_bytes : 0;
     }
-    for (size_t i = 0; i < c->survey->n_files; i++)
+    for (uint32_t i = 0; i < c->survey->n_files; i++)
         if (model == CG_EVICT_ALL_MODELS || model == c->survey->files[i].model)
             push(c, i);
     while (freed_bytes < wanted_bytes && c->n_heap > 0) {
@@ -314,7 +315,7 @@ static size_t join_steps(chooser *c, cg_eviction *steps, size_t n_steps)
         remains *left = &c->left[steps[i].file];
         if (left->bytes != STEP_IS_DONE) {
             left->bytes = STEP_IS_DONE;
-            left->chunk = --first; /* where its last step is now */
+            left->chunk = (uint32_t)--first; /* where its last step is now */
             steps[first] = steps[i];
         } else {
             steps[left->chunk].freed_bytes += steps[i].freed_bytes;
@@ -324,9 +325,24 @@ static size_t join_steps(chooser *c, cg_eviction *steps, size_t n_steps)
     return n_steps - first;
 }
 
+/* Whether the policy wants anything of any store. */
+static bool wants_nothing(const cg_evict_policy *policy)
+{
+    bool has_rule = policy->wanted_bytes > 0;
+    for (unsigned level = 0; level < CG_N_LEVELS; level++)
+        has_rule |= policy->keep_s[level] > 0;
+    return !has_rule;
+}
+
 cg_status cg_evict_choose(const cg_survey *survey, const cg_evict_policy *policy,
                           cg_eviction **steps_out, size_t *n_steps_out)
 {
+    *steps_out = NULL;
+    *n_steps_out = 0;
+    if (wants_nothing(policy)) /* most surveys find room: no memory for them */
+        return CG_OK;
+    if (survey->n_files >= UINT32_MAX / CG_N_LEVELS)
+        return CG_ERR_NO_MEMORY;
     const size_t n = survey->n_files + 1; /* not 0 bytes */
     chooser c = {.survey = survey,
                  .policy = policy,
@@ -334,13 +350,12 @@ cg_status cg_evict_choose(const cg_survey *survey, const cg_evict_policy *policy
                  .left = calloc(n, sizeof *c.left),
                  .chunks = calloc(n, sizeof *c.chunks),
                  .heap = calloc(n, 2 * sizeof *c.heap)};
-    size_t *order = calloc(n, sizeof *order);
+    uint32_t *order = calloc(n, sizeof *order);
     cg_eviction *steps = calloc(n, CG_N_LEVELS * sizeof *steps);
     cg_status status = CG_ERR_NO_MEMORY;
-    *n_steps_out = 0;
     if (c.by_key != NULL && c.left != NULL && c.chunks != NULL && c.heap != NULL && order != NULL &&
         steps != NULL) {
-        for (size_t i = 0; i < survey->n_files; i++)
+        for (uint32_t i = 0; i < survey->n_files; i++)
             c.by_key[i] = i;
         qsort_r(c.by_key, survey->n_files, sizeof *c.by_key, by_key, (void *)survey);
         group_files(&c);

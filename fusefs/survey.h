@@ -44,7 +44,7 @@ typedef struct cg_survey {
 
 /* Makes a survey; the caller frees it with cg_survey_free(). is_over (may be NULL) is asked now and
  * then; true ends the survey with CG_ERR_CANCELLED. CG_ERR_NO_MEMORY. CG_ERR_...: the root cannot
- * be read. After an error *survey_out is empty. It takes about 160 bytes of memory for each file of
+ * be read. After an error *survey_out is empty. It takes about 140 bytes of memory for each file of
  * an object, and 24 for each other name of a file with several. */
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
                          cg_survey *survey_out);

@@ -96,6 +96,18 @@ TEST(EvictTest, TakesFineLevelsOfColdChunksFirst)
     }
 }
 
+TEST(EvictTest, LooksAtNoFileWhenNothingIsWanted)
+{
+    cg_survey survey = {};
+    survey.n_files = SIZE_MAX / 1024; /* to look at one would crash, to take memory for all fail */
+    const Store store;
+    cg_eviction *steps;
+    size_t n_steps = 1;
+    EXPECT_EQ(cg_evict_choose(&survey, &store.policy, &steps, &n_steps), CG_OK);
+    EXPECT_EQ(n_steps, 0u);
+    free(steps);
+}
+
 TEST(EvictTest, KeepsWhatContextsNameAndWhatLiesBeforeIt)
 {
     Store store;
