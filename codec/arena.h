@@ -1,6 +1,9 @@
 /* codec/arena.h - cuts a caller's scratch memory into aligned pieces.
  *
- * With base NULL it only counts: the same code that lays scratch out tells how much is needed.
+ * With base NULL it only counts: the same code that lays scratch out tells how much is needed. It
+ * checks no bounds: the caller has as much memory as that code has counted. Pieces are not freed;
+ * they end with the caller's memory.
+ * Threads: an arena is used by one.
  */
 #ifndef CG_CODEC_ARENA_H
 #define CG_CODEC_ARENA_H
@@ -14,6 +17,8 @@ typedef struct cg_arena {
     size_t used_bytes;
 } cg_arena;
 
+/* A piece of n_bytes, aligned to CG_ARENA_ALIGN; NULL where it only counts. 0 bytes: where the next
+ * piece would begin. */
 static inline void *cg_arena_take(cg_arena *arena, size_t n_bytes)
 {
     uint8_t *piece = arena->base != NULL ? arena->base + arena->used_bytes : NULL;

@@ -1,5 +1,5 @@
-/* codec/dct8.h - D[f][t] of the 8-point DCT, for files that are compiled once per instruction set.
- */
+/* codec/dct8.h - D[f][t] of the 8-point DCT: FORMAT.md's table, whose numbers these decimals are as
+ * f32. For files that are compiled once per instruction set, so that each has its own. */
 #ifndef CG_CODEC_DCT8_H
 #define CG_CODEC_DCT8_H
 #include "codec/lane.h"

@@ -12,8 +12,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Step 1a: a sum of the joint matrix to the number that a group's basis is multiplied by: k bits
- * are rounded off, half up, within 16 bits. k is at least 1. */
+/* Step 1a: from a sum of the joint matrix to V, the number that a group's basis is multiplied by. k
+ * bits, at least 1, are rounded off, half up, and what does not fit in 16 bits becomes the nearer
+ * end. */
 CG_LANE int32_t cg_lane_given(int32_t sum, unsigned k)
 {
     const int32_t rounded = (sum >> k) + (sum >> (k - 1) & 1);
@@ -44,8 +45,8 @@ CG_LANE float cg_lane_dequantize(float symbol, float step, float base)
     return fmaf(symbol, step, base);
 }
 
-/* A coefficient over the step to a symbol: to nearest, ties away from zero, as transcoding has
- * them. */
+/* A symbol from q, a coefficient over the step: to nearest, ties away from zero as in transcoding,
+ * within -32767 and 32767. */
 CG_LANE int32_t cg_lane_quantize(float q)
 {
     q = q < 32767.0f
@@ -95,8 +96,8 @@ CG_LANE double cg_lane_cosine_of(double r)
 }
 
 /* c and s of step 4, of a token's position. In f64: at position 100,000 an f32 angle is off by
- * 2^-8. Added to 1.5 * 2^52, a double has no bits left for a fraction, and its lowest are the
- * quadrant. */
+ * 2^-8. A double that is added to 1.5 * 2^52 has no bits left for a fraction, so it is rounded to
+ * an integer; the lowest bits of that are the quadrant. */
 CG_LANE void cg_lane_rotation(double position, double inv_freq, float *cosine, float *sine)
 {
     const double angle = position * inv_freq;

@@ -1,4 +1,7 @@
-/* codec/geometry.h - the shape of a model's KV cache, and its element types. */
+/* codec/geometry.h - the shape of a model's KV cache, and its element types.
+ *
+ * Threads: pure functions.
+ */
 #ifndef CG_CODEC_GEOMETRY_H
 #define CG_CODEC_GEOMETRY_H
 #include "codec/status.h"

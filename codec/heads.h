@@ -2,8 +2,8 @@
  *
  * A head is head_dim neighbouring elements of one token, layer and plane. Inside the codec it is
  * f32. The rotation is the model's rotary embedding (NeoX pairing: element i with i + rotary_dim /
- * 2). K is held rotated by the engine. Preset klt codes it as it was before: unrotated, its
- * channels keep their statistics over all positions. Arithmetic: codec/FORMAT.md, "What the lossy
+ * 2). The engine holds K rotated. Preset klt codes it as it was before the rotation: then its
+ * channels have the same statistics at all positions. Arithmetic: codec/FORMAT.md, "What the lossy
  * levels mean", steps 4 and 5. Threads: read-only once made.
  */
 #ifndef CG_CODEC_HEADS_H
@@ -36,12 +36,13 @@ static inline size_t cg_heads_element(const cg_heads *heads, size_t slice, size_
     return ((slice * heads->n_tokens + t) * g->n_kv_heads + head) * g->head_dim;
 }
 
-/* values[head_dim] to out, from index element on, rounded to the dtype. */
+/* Stores values[head_dim] to out from index element on, rounded to the dtype. */
 void cg_heads_store(const cg_heads *heads, const float *values, void *out, size_t element);
-/* And back: false when one is not finite. */
+/* Loads values[head_dim] from there. False when one is not finite. */
 bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float *values);
 
-/* Rotates values[head_dim] of token t as a layer of the model does; and back. */
+/* Rotates values[head_dim] of the chunk's token t in place, as that layer of the model does; and
+ * undoes it. */
 void cg_heads_rotate(const cg_heads *heads, uint32_t layer, size_t t, float *values);
 void cg_heads_unrotate(const cg_heads *heads, uint32_t layer, size_t t, float *values);
 

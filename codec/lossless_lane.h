@@ -8,7 +8,9 @@
 #include "codec/geometry.h"
 #include "codec/lane.h"
 
-/* Exponent | high rest bits go through rANS as a cell, low_bytes bytes are stored. */
+/* How a dtype is cut. The rest of an element is its sign above its mantissa. The exponent, with the
+ * rest's high `shift` bits below it, is a cell for rANS; the rest's low_bytes low bytes are stored.
+ */
 typedef struct cg_lossless_split {
     unsigned element_bytes, mantissa_bits, exponent_bits, shift, low_bytes;
 } cg_lossless_split;
@@ -26,25 +28,28 @@ CG_LANE cg_lossless_split cg_lane_split(unsigned dtype)
                                         : fp32;
 }
 
-/* The sign above the mantissa. */
+/* An element's rest. */
 CG_LANE uint32_t cg_lane_rest(cg_lossless_split s, uint32_t bits)
 {
     const uint32_t sign = bits >> (8 * s.element_bytes - 1);
     return sign << s.mantissa_bits | (bits & ((1u << s.mantissa_bits) - 1));
 }
 
+/* An element's cell. */
 CG_LANE uint32_t cg_lane_cut(cg_lossless_split s, uint32_t bits)
 {
     const uint32_t exponent = bits >> s.mantissa_bits & ((1u << s.exponent_bits) - 1);
     return exponent << s.shift | cg_lane_rest(s, bits) >> 8 * s.low_bytes;
 }
 
-/* An exponent that the dtype may not have: check it against 1 << exponent_bits. */
+/* A cell's exponent. A damaged stream may give one that the dtype does not have: check it against 1
+ * << exponent_bits. */
 CG_LANE uint32_t cg_lane_exponent(cg_lossless_split s, uint32_t cell)
 {
     return cell >> s.shift;
 }
 
+/* The element, from its cell and the low bytes of its rest. */
 CG_LANE uint32_t cg_lane_join(cg_lossless_split s, uint32_t cell, uint32_t low)
 {
     const uint32_t rest = (cell & ((1u << s.shift) - 1)) << 8 * s.low_bytes | low;

@@ -1,9 +1,9 @@
 /* codec/lossy.h - the presets: what a lossy level of a profile is coded with.
  *
- * A preset codes one task, a layer group's matrix (K, V, or both), at the levels L1 to L3. A
- * decoder or encoder asks for its profile's preset once; what the functions promise is said in
- * codec/klt.h. A further preset is a file of its own and a row in lossy.c. Threads: the table is
- * constant.
+ * A preset is a pair of transforms with its quantizer: klt or paper. It codes one task, a layer
+ * group's matrix (K, V, or both), at the levels L1 to L3. A decoder or encoder asks for its
+ * profile's preset once; what the functions promise is said in codec/klt.h. A further preset is a
+ * file of its own and a row in lossy.c. Threads: the table is constant.
  */
 #ifndef CG_CODEC_LOSSY_H
 #define CG_CODEC_LOSSY_H
@@ -32,7 +32,7 @@ static inline bool cg_encoding_has(const cg_encoding *encoding, unsigned level)
 }
 
 typedef struct cg_preset {
-    /* What goes before all tasks, where the profile has a joint matrix. NULL in presets
+    /* The joint matrix, decoded before all tasks of a chunk whose profile has one. NULL in presets
      * without one. */
     size_t (*given_bytes)(const cg_profile *profile, uint32_t n_tokens);
     size_t (*decode_joint_scratch_bytes)(const cg_profile *profile, unsigned level,
@@ -51,8 +51,7 @@ typedef struct cg_preset {
     cg_status (*encode)(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
                         const void *in, void *scratch, cg_projector *projector,
                         cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
-    /* Of profiles with a joint matrix, whose symbols are coded behind all tasks. NULL in
-     * presets without one. */
+    /* The joint matrix, encoded after all tasks. NULL in presets without one. */
     size_t (*shared_bytes)(const cg_profile *profile, uint32_t n_tokens); /* of cg_encoding */
     cg_status (*encode_joint)(const cg_encoding *encoding, void *scratch, cg_projector *projector,
                               cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
@@ -61,6 +60,7 @@ typedef struct cg_preset {
                            cg_coded section, cg_piece *section_out);
 } cg_preset;
 
+/* The preset of a profile, of static storage; never NULL. */
 const cg_preset *cg_lossy_preset(const cg_profile *profile);
 
 #ifdef __cplusplus

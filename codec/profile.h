@@ -24,14 +24,17 @@ enum {
 
 typedef struct cg_profile cg_profile;
 
-/* Parses and checks a profile; copies what it needs, so bytes may go afterwards. Whatever the bytes
- * are, it holds at most 26 times n_bytes and 8 MiB (of version 1: 42 times): FORMAT.md bounds the
- * padded elements of the bases, which take two bytes each (four), and nothing else grows faster. Of
- * what our tools make it is 1.3 to 1.6 times n_bytes. The first encoder makes tables for encoding
- * besides, and holds at most 56 times n_bytes and 8 MiB more. Time: by n_bytes, about 3 ms of a
- * core a MB. The caller frees *profile_out with cg_profile_free(). CG_ERR_TRUNCATED,
- * CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION, CG_ERR_UNSUPPORTED (a transform,
- * rope kind or geometry that this version does not have), CG_ERR_NO_MEMORY. */
+/* Parses and checks a profile; copies what it needs, so bytes may go afterwards. The caller frees
+ * *profile_out with cg_profile_free(). CG_ERR_TRUNCATED, CG_ERR_CORRUPT, CG_ERR_BAD_MAGIC,
+ * CG_ERR_UNSUPPORTED_VERSION, CG_ERR_UNSUPPORTED (a transform, rope kind or geometry that this
+ * version does not have), CG_ERR_NO_MEMORY.
+ *
+ * Memory: whatever the bytes are, at most 26 times n_bytes and 8 MiB (of version 1: 42 times).
+ * FORMAT.md bounds the padded elements of the bases, which take two bytes each (of version 1 four),
+ * and nothing else grows faster. For what our tools make it is 1.3 to 1.6 times n_bytes. The first
+ * encoder adds its own tables, at most 56 times n_bytes and 8 MiB more. Time: about 3 ms of a core
+ * for each MB of n_bytes.
+ */
 cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out);
 /* What cg_profile_open() checks, with the same errors, for those who only judge a file: it lays out
  * nothing for kernels, and takes no more memory than about the file's size and 2 MB. */
@@ -41,15 +44,16 @@ cg_status cg_profile_check(const uint8_t *bytes, size_t n_bytes, cg_fingerprint 
 cg_status cg_profile_open_file(const char *path, cg_profile **profile_out);
 void cg_profile_free(cg_profile *profile); /* NULL is fine */
 
-/* Makes it a profile of fp8 caches whose elements stand for the element times scales[layer][plane],
- * scales[n_layers][2]: what is coded and decoded are the elements as they are stored. All 1: no
- * change. To be called once, before anything else has the profile; it fits only chunks of these
- * scales then. CG_ERR_INVALID_ARGUMENT: a scale is not above 0 and finite, or elements would not
- * be; then only free it. CG_ERR_UNSUPPORTED: not all 1, with a profile of version 1. */
+/* Makes it a profile of an fp8 cache whose elements stand for the stored number times
+ * scales[layer][plane], scales[n_layers][2]. What is coded and decoded are still the stored
+ * numbers. All 1: no change. To be called once, before anything else has the profile; afterwards it
+ * fits only chunks of these scales. CG_ERR_INVALID_ARGUMENT: a scale is not above 0 and finite, or
+ * decoded elements might not be finite; then the profile can only be freed. CG_ERR_UNSUPPORTED: not
+ * all 1, with a profile of version 1. */
 cg_status cg_profile_scale(cg_profile *profile, const float (*scales)[CG_N_PLANES]);
 
-/* dtype of the geometry is that of the cache the profile was made from: informative, other dtypes
- * are coded too. */
+/* These live as long as the profile. The geometry's dtype is that of the cache the profile was made
+ * from. It is informative: other dtypes are coded, too. */
 const cg_geometry *cg_profile_geometry(const cg_profile *profile);
 const cg_fingerprint *cg_profile_fingerprint(const cg_profile *profile);
 const cg_fingerprint *cg_profile_model(const cg_profile *profile);

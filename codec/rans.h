@@ -1,7 +1,11 @@
 /* codec/rans.h - order-0 rANS of integer matrices, 32 lanes a stream, over static frequency tables.
  *
- * A cell is one integer of a matrix. A strip is up to 32 neighbouring columns, one for each lane. A
- * stream codes some of the strips, with a rANS state for each lane.
+ * rANS is an entropy coder: it codes an index of a frequency table in about as many bits as its
+ * probability asks for. Order 0: a cell is coded without regard to its neighbours. A cell is one
+ * integer of a matrix. A strip is up to 32 neighbouring columns. A stream codes some of the strips,
+ * with 32 rANS decoders side by side, its lanes: lane i has the i-th column, and a state of its
+ * own. A class is the frequency table of a column; codec/FORMAT.md has the rest of the words.
+ *
  * Surprises: (1) rANS is a stack: the encoder walks a stream backwards, the decoder forwards. (2)
  * The lanes share one sequence of words, in the order of FORMAT.md's phases. (3) A strip's rows lie
  * row_stride cells apart, so that a matrix need not be contiguous.
@@ -23,7 +27,8 @@ enum {
     CG_RANS_LANES = 32,
     CG_RANS_SCALE_BITS = 14, /* frequencies sum to 1 << 14 */
     CG_RANS_SCALE = 1 << CG_RANS_SCALE_BITS,
-    CG_RANS_BUCKET_SHIFT = CG_RANS_SCALE_BITS - 8, /* slots of a bucket, where a search begins */
+    CG_RANS_BUCKET_SHIFT =
+        CG_RANS_SCALE_BITS - 8, /* a bucket is 2^6 slots; a search begins at its first index */
     CG_RANS_MAX_SYMBOLS = 64,
     CG_RANS_MAX_SHIFT = 12,
     CG_RANS_MAX_STREAMS = 65535,
@@ -56,9 +61,9 @@ typedef struct cg_rans_class {
     uint16_t refine_cost[CG_RANS_REFINE_CONTEXTS][3]; /* 1/256 bits */
 } cg_rans_class;
 
-/* Up to 32 columns of a matrix. Cell (row, lane) is cells[row * row_stride + lane].
- * coarse: the same cells at the next coarser level, when encoder and decoder both know them. Then a
- * cell can only be one of three numbers, and which of them is all that is coded. */
+/* Up to 32 columns of a matrix. Cell (row, lane) is cells[row * row_stride + lane]. coarse: the
+ * same cells at the next coarser level, where encoder and decoder both know them. Then a cell can
+ * only be one of three numbers, and only which of them is coded. */
 typedef struct cg_rans_strip {
     int16_t *cells;
     size_t row_stride;
@@ -82,26 +87,28 @@ cg_status cg_rans_class_init_exponents(cg_rans_class *cls, unsigned shift, unsig
 cg_status cg_rans_class_init_refinement(cg_rans_class *cls,
                                         const uint16_t freq[CG_RANS_REFINE_CONTEXTS][2]);
 
-/* Integer frequencies that sum to 1 << 14 and are at least 1, nearest to counts[n]. */
+/* freq_out[n_symbols]: integers of at least 1 that sum to 1 << 14, in proportion to
+ * counts[n_symbols], which may be 0. */
 void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *freq_out);
 
 /* Bytes that encoding the strips needs at most, at any align. */
 size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t n_rows,
                            size_t n_streams);
 
-/* Roughly the bits that the strips' cells take, lane states apart. */
+/* Roughly the bits that the strips' cells take, without the lane states. */
 uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips,
                                size_t n_strips, size_t n_rows);
 
-/* How many streams a matrix of that estimate is cut into. Threads and warps decode streams side by
- * side, but each costs CG_RANS_STREAM_BYTES: as many as add at most 2 %, at least one. */
+/* How many streams to cut a matrix into, by its estimate. Threads and warps decode streams side by
+ * side, but each costs CG_RANS_STREAM_BYTES. So it is as many as add at most 2 %, and at least one.
+ */
 size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips);
 
-/* Writes the matrix (stream table and streams) to dst. align: CG_RANS_PACKED; or CG_RANS_ALIGNED,
- * and zeros stand behind the table and each stream. n_streams is at most n_strips, and 0 only
- * without strips. scratch_words: cg_rans_bound_bytes(). A cell must lie in [-32768, 32767]; an
- * exponent in its range; a refined cell at most 1 from 3 times its coarse one.
- * Returns the bytes written, 0 when dst_bytes is below cg_rans_bound_bytes(). */
+/* Writes the matrix, stream table and streams, to dst. align: CG_RANS_PACKED; or CG_RANS_ALIGNED,
+ * with zeros behind the table and each stream. n_streams is at most n_strips, and 0 only without
+ * strips. scratch_words: cg_rans_bound_bytes(). A cell must lie in [-32768, 32767]; an exponent in
+ * its range; a refined cell at most 1 from 3 times its coarse one. Returns the bytes written, 0
+ * when dst_bytes is below cg_rans_bound_bytes(). */
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
                       size_t n_rows, size_t n_streams, size_t align, uint8_t *dst, size_t dst_bytes,
                       uint8_t *scratch_words);
@@ -118,16 +125,17 @@ typedef struct cg_rans_streams {
  * CG_ERR_CORRUPT: counts are wrong, or padding is not zero. */
 cg_status cg_rans_streams_open(cg_cursor in, size_t n_strips, size_t align,
                                cg_rans_streams *streams_out);
-/* The next of the n_streams: lane states, and words. *stream_out points into what was opened.
- * Errors as above. */
+/* The next of the n_streams, its lane states and words. To be called n_streams times at most.
+ * *stream_out points into what was opened. It fails as cg_rans_streams_open() does. */
 cg_status cg_rans_streams_next(cg_rans_streams *streams, const uint8_t **stream_out,
                                size_t *stream_bytes_out);
 
 /* Decodes a matrix from the start of src into the strips' cells. *used_bytes_out: where it ends.
  * align: as it was written, from src's start on. Never reads outside src, whatever its bytes are.
- * Allocates nothing. lane_class is believed: check it before. CG_ERR_TRUNCATED: src ends early.
- * CG_ERR_CORRUPT: counts are wrong, words are left over, padding is not zero, a lane does not end
- * in its start state, or a symbol is out of range. After an error the cells are garbage. */
+ * Allocates nothing. lane_class is believed: the caller checks that it is below the number of
+ * classes. CG_ERR_TRUNCATED: src ends early. CG_ERR_CORRUPT: counts are wrong, words are left over,
+ * padding is not zero, a lane does not end in its start state, or a symbol is out of range. After
+ * an error the cells are garbage. */
 cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
                          size_t n_rows, size_t align, const uint8_t *src, size_t src_bytes,
                          size_t *used_bytes_out);

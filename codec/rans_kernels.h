@@ -21,12 +21,13 @@ typedef struct cg_rans_matrix {
 } cg_rans_matrix;
 
 typedef struct cg_rans_kernels {
-    /* One stream, src[src_bytes] with its lane states, into the cells of its strips. Errors of
-     * cg_rans_decode(). */
+    /* Decodes one stream, src[src_bytes] with its lane states, into the cells of its strips. Errors
+     * of cg_rans_decode(). */
     cg_status (*decode_stream)(const cg_rans_matrix *matrix, size_t stream, const uint8_t *src,
                                size_t src_bytes);
-    /* One stream: its words end at words_end, and what is returned is where they begin; its lane
-     * states. Room: as cg_rans_bound_bytes() says. */
+    /* Encodes one stream. Writes its words downwards from words_end, and returns where they begin;
+     * states_out is what a decoder's lanes begin with. In front of words_end there must be room as
+     * cg_rans_bound_bytes() says. */
     uint8_t *(*encode_stream)(const cg_rans_matrix *matrix, size_t stream, uint8_t *words_end,
                               uint32_t states_out[CG_RANS_LANES]);
     /* Roughly the 1/256 bits that a strip's cells take. */

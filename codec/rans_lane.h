@@ -1,5 +1,9 @@
 /* codec/rans_lane.h - what one lane of rANS does: FORMAT.md's "Matrix of symbols".
  *
+ * x is a lane's state. Its low 14 bits are a slot; the index whose frequencies cover that slot is
+ * decoded next. Functions that decode a cell come first. Behind them come those that encode one,
+ * which is the same backwards.
+ *
  * Threads: pure functions. Shared with CUDA code.
  */
 #ifndef CG_CODEC_RANS_LANE_H
@@ -15,7 +19,8 @@ CG_LANE uint32_t cg_lane_slot(uint32_t x)
     return x & (CG_RANS_SCALE - 1);
 }
 
-/* The index of a slot, at or behind from. It is found: the last cum is 2^14, above all slots. */
+/* The index that a slot belongs to, searched upwards from index `from`, which must not be above it.
+ * The search ends: the last cum is 2^14, above all slots. */
 CG_LANE uint32_t cg_lane_find(const uint16_t *cum, uint32_t from, uint32_t slot)
 {
     while (slot >= cum[from + 1])
@@ -23,13 +28,13 @@ CG_LANE uint32_t cg_lane_find(const uint16_t *cum, uint32_t from, uint32_t slot)
     return from;
 }
 
-/* The state behind a symbol; to be renormalized. */
+/* The state after an index with this freq and cum was taken. It is to be renormalized next. */
 CG_LANE uint32_t cg_lane_advance(uint32_t x, uint32_t freq, uint32_t cum)
 {
     return freq * (x >> CG_RANS_SCALE_BITS) + cg_lane_slot(x) - cum;
 }
 
-/* Renormalization: a lane that wants a word takes the next one. */
+/* Renormalization: a lane whose state has become too small takes the stream's next word. */
 CG_LANE bool cg_lane_wants_word(uint32_t x)
 {
     return x < CG_RANS_STATE_LOW;
@@ -40,6 +45,7 @@ CG_LANE uint32_t cg_lane_take_word(uint32_t x, uint32_t word)
     return x << 16 | word;
 }
 
+/* FORMAT.md's raw(n): the value. The caller shifts the state by n_bits and renormalizes it. */
 CG_LANE uint32_t cg_lane_raw(uint32_t x, uint32_t n_bits)
 {
     return x & ((1u << n_bits) - 1);
@@ -65,12 +71,13 @@ CG_LANE int32_t cg_lane_escape_value(uint32_t raw, uint32_t extra, uint32_t n_sy
     return (raw & 16) != 0 ? -magnitude : magnitude;
 }
 
-/* Phase D. */
+/* Phase D: a value and its low bits. */
 CG_LANE int32_t cg_lane_shifted(int32_t v, uint32_t shift, uint32_t raw)
 {
     return v * (int32_t)(1u << shift) + (int32_t)raw;
 }
 
+/* Whether a value fits in a cell. A decoded one that does not is corruption. */
 CG_LANE bool cg_lane_is_cell(int32_t v)
 {
     return v >= INT16_MIN && v <= INT16_MAX;
@@ -152,24 +159,26 @@ CG_LANE cg_lane_coded cg_lane_code(uint32_t shift, uint32_t n_symbols, uint32_t 
     return c;
 }
 
-/* What a cell is, given its coarse one: index 0 three times the coarse one, 1 away from zero from
- * there, 2 back towards it (where the coarse one is 0: 1 and -1). */
+/* What a cell is coded as, given its coarse one: 0 where it is three times that, 1 where it is one
+ * step further from zero, 2 where it is one step back (where the coarse one is 0: 1 means 1, and 2
+ * means -1). */
 CG_LANE uint32_t cg_lane_refinement(int32_t cell, int32_t coarse)
 {
     const int32_t d = cell - CG_RANS_REFINE_STEP * coarse;
     return d == 0 ? 0 : (d > 0) == (coarse >= 0) ? 1 : 2;
 }
 
-/* A cell of the next coarser level, whose step is three times as large: to nearest, there are no
- * ties. 43691 is 2^17 / 3 but for a third: what that adds to a cell's third is below a sixth. */
+/* A cell of the next coarser level, whose step is three times as large: to nearest; thirds have no
+ * ties. 43691 is 2^17 / 3 and a third more. That adds at most 1/12 to a cell's third, and only a
+ * sixth would change what it is rounded to. */
 CG_LANE int32_t cg_lane_coarsen(int32_t cell)
 {
     return (cell * 43691 + (1 << 16)) >> 17;
 }
 
-/* A state that gives its low 16 bits away before it takes a symbol, or raw bits: else what
- * cg_lane_put() makes of it would not fit in 32 bits. One word is enough: what is left is below
- * 2^16. */
+/* Whether a state must give its low 16 bits away, as a word, before it takes an index, or raw bits:
+ * otherwise what cg_lane_put() makes of it would not fit in 32 bits. One word is enough: what is
+ * left is below 2^16. */
 CG_LANE bool cg_lane_gives_word(uint32_t x, uint32_t freq)
 {
     return x >> (32 - CG_RANS_SCALE_BITS) >= freq;
