@@ -1,7 +1,12 @@
 /* codec/analysis.h - the basis of a KLT as an encoder projects on it.
  *
- * Decoders do not need it, so it is made for the first encoder of a profile. Its source is what a
- * profile has kept: bf16 rows of version 1 (codec/basis.h), integers of version 2 (codec/bands.h).
+ * An encoder projects a row (the spectrum of a block of tokens) on each component: the sum over the
+ * channels of row times element is the component's coefficient. Decoders do not need these tables,
+ * so they are made for the first encoder of a profile, from what the profile has kept: bf16 rows of
+ * version 1 (codec/basis.h), or integers of version 2 (codec/bands.h).
+ *
+ * "In sixteens" is: rounded up to a multiple of 16.
+ *
  * Threads: cg_analysis_ready() may be called by any; what it made is read-only.
  */
 #ifndef CG_CODEC_ANALYSIS_H
@@ -18,34 +23,37 @@ typedef struct cg_analysis {
      * stored coarsely are not quite orthogonal to them, and pick up what the largest components
      * hold of the data. An encoder takes that out of their coefficients. */
     uint32_t n_exact;
-    /* cg_kernels.project()'s pairs, zeros behind channels and components; or, in version 2, digits
-     * where the kernels take them. */
+    /* What cg_klt_forward's functions read: pairs of elements, with zeros behind channels and
+     * components; or, in version 2, digits where the kernels take them. */
     uint32_t *pairs;
-    /* The same of what is taken out, from coefficients of the exact components to those of the
-     * others: [n_components - n_exact, in sixteens][exact_pairs][16], of the rows' scalar products.
-     * NULL where there are none. */
+    /* The same for what is taken out: the scalar products of the other rows with the exact ones,
+     * [n_components - n_exact, in sixteens][exact_pairs][16]. Times the exact components'
+     * coefficients they are what the other coefficients have picked up. NULL where there are none.
+     */
     uint32_t *leaks;
-    /* [n_components, in sixteens]: of components that are integers, what they are scaled with. In
-     * version 1 they are the narrow ones behind the first n_exact, where the kernels have
-     * project_narrow(). In version 2 all are, and the scales are powers of two. */
+    /* [n_components, in sixteens]: what the elements of components that are kept as integers are
+     * multiplied by. In version 1 these are the narrow ones behind the first n_exact, where the
+     * kernels have project_narrow(). In version 2 all are, and the scales are powers of two. */
     float *scale;
     float *leak_scale; /* version 2: the same of leaks */
-    /* Version 2, where the kernels take digits: how many the numbers of sixteen components have. */
+    /* Version 2, where the kernels take digits: how many digits, 1 or 2, each sixteen of components
+     * has. */
     uint8_t *n_digits, *leak_digits;
-    /* The largest Euclidean norm of integers: in version 1 of the components behind the first
-     * n_exact; in version 2 of all, and of leaks. */
+    /* The largest Euclidean norm of a row of integers: in version 1 among the components behind the
+     * first n_exact; in version 2 among all. leak_norm: version 2, among the leaks. */
     float norm, leak_norm;
-    /* Of the joint matrix, else NULL: how far symbols of a band of components can reach, per unit
-     * of their Euclidean norm [bands]. The sum over a row's bands is a bound on the norm of what it
-     * gives the groups, in steps. Up to most_reach neither those numbers nor the groups' sums of
-     * them leave their bits, and an encoder need not look at them. */
+    /* Of the joint matrix, else NULL. band_reach[bands] times the Euclidean norm of a row's symbols
+     * in that band is a bound on the norm of what they give to the groups, in steps; over the bands
+     * of a row these bounds add up. Where their sum is at most most_reach[level], neither the given
+     * numbers nor the groups' sums of them leave their bits, and an encoder need not compute them
+     * to know. */
     float *band_reach, most_reach[CG_N_LEVELS];
 } cg_analysis;
 
 /* Makes the tables of all the profile's bases, unless they are there. CG_ERR_NO_MEMORY: a later
  * call may succeed. */
 cg_status cg_analysis_ready(const cg_profile *profile);
-/* A basis's table, after cg_analysis_ready(). */
+/* A basis's table, after cg_analysis_ready(). It lives as long as the profile. */
 const cg_analysis *cg_analysis_of(const cg_profile *profile, const cg_group *group,
                                   unsigned matrix);
 
@@ -53,13 +61,13 @@ const cg_analysis *cg_analysis_of(const cg_profile *profile, const cg_group *gro
 cg_status cg_analyses_new(uint32_t n_bases, struct cg_analyses **out);
 void cg_analyses_free(struct cg_analyses *analyses); /* NULL is fine */
 
-/* Pairs of channels that a projection walks: whole tiles. */
+/* Pairs of channels that a projection walks: a multiple of 16. */
 static inline size_t cg_analysis_pairs(uint32_t n_channels)
 {
     return ((size_t)n_channels + 31) / 32 * 16;
 }
 
-/* Pairs of exact components that taking them out walks. */
+/* Pairs of exact components that a projection on the leaks walks: a multiple of 16. */
 static inline size_t cg_analysis_exact_pairs(const cg_analysis *analysis)
 {
     return ((size_t)analysis->n_exact + 31) / 32 * 16;

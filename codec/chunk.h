@@ -105,7 +105,7 @@ typedef struct cg_chunk {
     size_t n_bytes;
 } cg_chunk;
 
-/* Sections, and in them matrices and streams, begin at multiples of so many bytes. */
+/* At multiples of how many bytes sections begin and, in them, matrices and streams. */
 static inline size_t cg_chunk_align(uint32_t version)
 {
     return version >= CG_CHUNK_VERSION ? CG_CHUNK_ALIGN : 1;
@@ -129,7 +129,8 @@ cg_status cg_chunk_header_cut(cg_chunk_header *header, uint64_t n_bytes);
 /* Parses a whole chunk, or a nested one that is cut where a level ends. Checks the header, the
  * section table (order, bounds, no gap, no overlap, nothing after the last section) and the
  * header's checksum. The sections' own checksums are checked by cg_chunk_verify(), or as they are
- * decoded. *chunk_out points into bytes. Its header is that of what is there (n_sections, too). */
+ * decoded. *chunk_out points into bytes. Its header is that of what is there (n_sections, too).
+ * Errors of cg_chunk_header_parse() and cg_chunk_header_cut(). */
 cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_out);
 
 /* Row section_index of the table. The index must be below header.n_sections. */
@@ -137,10 +138,10 @@ cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index);
 
 /* Checks everything that can be checked without a profile: what cg_chunk_open() checks, the
  * checksum of each section, and that key is the hash of parent, extra and tokens. A store runs this
- * before it publishes. */
+ * before it publishes. Errors of cg_chunk_open(); CG_ERR_CORRUPT; CG_ERR_NO_MEMORY. */
 cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes);
 
-/* Reads exactly n_bytes from offset on. */
+/* Reads exactly n_bytes from offset on, or returns an error. */
 typedef cg_status cg_chunk_source(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes);
 /* cg_chunk_verify() of n_bytes that are read piece by piece, in under 2 MiB of memory, and with the
  * same results. *header_out: of what is there. The bytes may change meanwhile: where the header
@@ -155,7 +156,7 @@ void cg_chunk_sections(const cg_chunk *chunk, cg_section *sections_out);
  * section: from cg_chunk_section(). */
 cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *section);
 
-/* tokens_out[n_tokens]. Checks the section's checksum. */
+/* The token ids, to tokens_out[n_tokens]. Checks the section's checksum: CG_ERR_CORRUPT. */
 cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
 
 /* Writes header and section table into the first bytes of bytes[n_bytes], and fills all checksums.

@@ -26,15 +26,16 @@ enum {
     CG_MOST_FRACTION_BITS = 8,
 };
 
-/* What a profile does along the tokens. With it goes what it does across the channels: that is the
- * preset (codec/lossy.h). Numbers are those of the file. */
+/* What a profile does along the tokens. What it does across the channels goes with it; the two are
+ * the preset (codec/lossy.h). Numbers are those of the file. */
 typedef enum cg_token_transform {
     CG_TOKENS_DCT = 1,     /* 8 tokens; KLT over the channels of a group */
     CG_TOKENS_ANCHORS = 2, /* anchor and deltas over 10 tokens; channels as they are */
 } cg_token_transform;
 
-/* The columns of one level, group and matrix. With anchors they are the channels, as frequency 0.
- * With a joint matrix, a group's own components: column c is component n_shared + c. */
+/* The columns of symbols of one level, group and matrix. With the DCT they are components, by
+ * frequency. With anchors they are the channels, as frequency 0. With a joint matrix, symbols are
+ * of a group's own components alone: column c is component n_shared + c. */
 typedef struct cg_level_columns {
     uint16_t n_active[CG_DCT];
     const uint8_t *column_class[CG_DCT]; /* [n_active[f]] */
@@ -42,10 +43,10 @@ typedef struct cg_level_columns {
     uint32_t n_strips;
 } cg_level_columns;
 
-/* Some consecutive layers. A matrix of theirs is what is transformed together: K or V; or, where
- * the profile joins planes, both. Its channels stand slice by slice: a slice is a layer's plane.
- * The joint matrix of a profile is one, too, of no layers: its channels are the shared components
- * of all groups, [group][component]. */
+/* A layer group: some consecutive layers. A matrix of it is the channels that are transformed
+ * together: those of K, or of V; or, where the profile joins planes, of both. They stand slice by
+ * slice, and a slice is one plane of one layer. A profile's joint matrix is kept as a group, too,
+ * without layers: its channels are the shared components of all groups, [group][component]. */
 typedef struct cg_group {
     uint32_t first_layer, n_layers;
     uint32_t n_slices;                  /* of a matrix */
@@ -64,6 +65,8 @@ typedef struct cg_slice {
     unsigned plane;
 } cg_slice;
 
+/* The n-th slice of a matrix: all layers of its plane; where it joins both, those of K, then those
+ * of V. */
 static inline cg_slice cg_group_slice(const cg_group *group, unsigned matrix, uint32_t slice)
 {
     return (cg_slice){group->first_layer + slice % group->n_layers,
@@ -95,25 +98,25 @@ struct cg_profile {
     uint32_t n_shared;     /* with it: of each group, its first components; a multiple of 32 */
     /* By level: shared components are given in units of 2^-fraction_bits steps. */
     uint8_t fraction_bits[CG_N_LEVELS];
-    uint16_t n_given[CG_N_LOSSY][CG_DCT]; /* of each group, how many of them; at most n_shared */
+    uint16_t n_given[CG_N_LOSSY][CG_DCT]; /* how many of them the joint matrix gives each group; at
+                                             most n_shared */
     uint8_t *column_classes;              /* what column_class points into */
     bool is_packed;                       /* the file's narrow components have bits of their own */
     bool nests;           /* a finer level can be coded given the next coarser one: nested chunks */
     bool is_only_checked; /* by cg_profile_check(): no bases, and classes are in its bytes */
 };
 
-/* Fills *p, zeros but for kernels and is_only_checked, from a file's bytes. The caller frees it
- * with cg_profile_free() in any case. Errors of cg_profile_open(). */
+/* Fills *p from a file's bytes. Before, all of *p is zeros except kernels and is_only_checked. The
+ * caller frees it with cg_profile_free() in any case. Errors of cg_profile_open(). */
 cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p);
 
-/* A basis of version 1 as the file has it; rows->rows and rows->scale are filled, and n_exact is
- * set. */
+/* Reads a basis of version 1 anew, as the file has it, into the caller's rows->rows and
+ * rows->scale, and sets rows->n_exact. */
 cg_status cg_profile_read_rows(const cg_profile *p, const cg_group *group, unsigned plane,
                                cg_basis_rows *rows);
 
-/* Whether elements stay finite that are most_sum times a channel's step off its mean, or its
- * anchor.
- */
+/* Whether decoded elements stay finite that lie at most most_sum of a channel's steps away from its
+ * mean, or from its anchor. */
 bool cg_profile_stays_finite(const cg_profile *p, const cg_group *group, unsigned matrix,
                              double most_sum);
 
@@ -131,14 +134,14 @@ static inline uint32_t cg_profile_chunk_version(const cg_profile *p)
                               : CG_CHUNK_VERSION_JOINT;
 }
 
-/* Bases: of the i-th, matrix i % n_matrices of groups[i / n_matrices]. The joint one is the last.
- */
+/* How many bases there are. The i-th is that of matrix i % n_matrices of groups[i / n_matrices];
+ * the joint one is the last. */
 static inline uint32_t cg_profile_n_bases(const cg_profile *p)
 {
     return p->n_groups * p->n_matrices + (p->joint != NULL);
 }
 
-/* Of matrices and streams in a section (codec/rans.h). */
+/* At multiples of how many bytes matrices and streams begin in a section (codec/rans.h). */
 static inline size_t cg_profile_align(const cg_profile *p)
 {
     return cg_chunk_align(cg_profile_chunk_version(p));
