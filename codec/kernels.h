@@ -1,11 +1,19 @@
 /* codec/kernels.h - the inner loops of the lossy levels, one table of them per instruction set.
  *
- * kernels.c and klt_*_kernels.c are compiled once per instruction set (CMakeLists.txt). What is
- * said here is what each table does. For profiles of version 1 FORMAT.md lets sums of floats be
- * fused and reordered, so tables agree within its tolerance, not bit for bit. What decodes those of
- * version 2 agrees bit for bit: accumulate_bytes(), _words(), _elements() and exact_kernels.h. So
- * do the tables of rANS (rans_kernels.h). Threads: pure functions; cg_kernels_best() is set by the
- * CPU, unless a test calls cg_kernels_use().
+ * kernels.c and klt_*_kernels.c are compiled once per instruction set (CMakeLists.txt); what is
+ * said here holds for each table. For profiles of version 1 FORMAT.md lets sums of floats be fused
+ * and reordered, so tables agree within its tolerance, not bit for bit. What decodes profiles of
+ * version 2 agrees bit for bit: accumulate_bytes(), _words(), _elements(), multiply_tiles() and
+ * exact_kernels.h. So do the tables of rANS (rans_kernels.h).
+ *
+ * Words: a cell is a symbol, int16. A component has a row of the basis; four neighbouring ones are
+ * a quad. A panel is a run of channels whose sums fit in registers; a slab is a run of components
+ * that are summed together (codec/basis.h, codec/bands.h). A tile is what a matrix unit (AMX)
+ * takes. A digit is 8 bits of a larger integer, signed. A row of symbols is those of one block of 8
+ * tokens and one frequency. n_sixteens counts 16 channels or components.
+ *
+ * Threads: pure functions; cg_kernels_best() is set by the CPU, unless a test calls
+ * cg_kernels_use().
  */
 #ifndef CG_CODEC_KERNELS_H
 #define CG_CODEC_KERNELS_H
@@ -21,13 +29,14 @@ enum {
     CG_DCT = 8,              /* tokens of a DCT block, and its frequencies */
     CG_PANEL_CHANNELS = 256, /* channels whose sums a decoding kernel holds in registers */
     CG_BAND_CHANNELS = 64,   /* the same of integers (codec/bands.h) */
-    CG_TILE = 32,
+    CG_TILE = 32,            /* blocks, components or channels of a tile */
     CG_QUAD_COMPONENTS = 4,
-    CG_QUAD_SLACK = 16,
+    CG_QUAD_SLACK = 16,       /* quads behind a list that may be overwritten */
     CG_DIGIT_COMPONENTS = 64, /* of a tile of digits */
-    CG_DIGIT_BITS = 8,        /* of a digit in it, signed */
-    CG_SYMBOL_DIGITS = 3,     /* that hold any symbol */
-    CG_SQUARES = 16,          /* sums that add_row() keeps apart: one would wait for itself */
+    CG_DIGIT_BITS = 8,        /* of a digit in such a tile, signed */
+    CG_SYMBOL_DIGITS = 3,     /* so many hold any symbol */
+    CG_SQUARES = 16, /* sums that add_row() keeps apart: additions to a single one would wait for
+                        each other */
 };
 
 /* One symbol that is not zero. */
@@ -47,50 +56,52 @@ typedef struct cg_quad_row {
     const cg_quad *quads;
     uint32_t n_quads;
     int32_t sum;   /* of the quads' symbols */
-    int32_t limit; /* larger symbols are in the quads as the limit; INT32_MAX: there are none */
+    int32_t limit; /* of larger symbols the quads hold just the limit; INT32_MAX: there are none */
 } cg_quad_row;
 
-/* One digit of a frequency's symbols in one slab of components, as matrix units take integers:
- * tiles of 32 blocks by 64 components. Behind n_tiles all are zeros. */
+/* One digit of a frequency's symbols in one slab, as matrix units take integers: tiles of 32 blocks
+ * by 64 components. The slab's tiles from n_tiles on would be all zeros, and are not there. */
 typedef struct cg_digit_tiles {
     const int8_t *tiles; /* [n_tiles][CG_TILE][CG_DIGIT_COMPONENTS] */
     size_t n_tiles;
 } cg_digit_tiles;
 
 /* A frequency's symbols as matrix units take them: tiles of 32 blocks by 32 components, bf16, row
- * by row. bf16 rounds symbols beyond 256; what is then missing stands in a second tile of the same
+ * by row. bf16 rounds symbols beyond 256; what that loses stands in a second tile of the same
  * components. */
 typedef struct cg_tiled_symbols {
     const uint16_t *tiles;           /* [n_tiles][CG_TILE][CG_TILE] */
-    const uint16_t *tile_components; /* [n_tiles]: which 32 components, as n-th of them */
+    const uint16_t *tile_components; /* [n_tiles]: a tile's first component / 32 */
     size_t n_tiles;
 } cg_tiled_symbols;
 
-/* An inverse KLT, from symbols to sums, is done in one of three ways: the last that is there. What
- * is not there is NULL. */
+/* The inverse KLT of profiles of version 1, from symbols to sums, in three ways. A table need not
+ * have all, and has NULL for what it lacks. The last way that it has, and that suits the head size,
+ * is taken (codec/basis.h). */
 typedef struct cg_klt_inverse {
-    /* 1. Lists, in floats. cells[n_cells] to the list of those that are not zero, in order; returns
+    /* 1. Lists, in floats. Lists those of cells[n_cells] that are not zero, in order, and returns
      * their number. list_out has room for n_cells. */
     size_t (*list_nonzero)(const int16_t *cells, size_t n_cells, cg_nonzero *list_out);
-    /* y[CG_PANEL_CHANNELS] = sum over list of value * row component of the panel; the first 32 *
-     * n_parts channels. */
+    /* y[CG_PANEL_CHANNELS] = sum over the list of value times the panel's row of that component,
+     * for the first 32 * n_parts channels. */
     void (*accumulate)(const uint32_t *panel, const cg_nonzero *list, size_t n_list,
                        unsigned n_parts, float *y);
-    /* 2. Quads, in integers of 8 bits. cells[n_cells] to the quads that are not all zero, in order.
-     * quads_out has room for n_cells / 4 + CG_QUAD_SLACK: what lies behind the quads may be
-     * overwritten. */
+    /* 2. Quads, in integers of 8 bits. Lists those quads of cells[n_cells] that are not all zero,
+     * in order. quads_out has room for n_cells / 4 + CG_QUAD_SLACK: what lies behind the listed
+     * quads may be overwritten. */
     void (*list_quads)(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
                        cg_quad_row *row_out);
-    int quad_limit;      /* of the symbols in a quad */
-    unsigned digit_bits; /* signed numbers of so many bits are within quad_limit */
+    int quad_limit; /* largest magnitude of a symbol in a quad */
+    unsigned
+        digit_bits; /* of digits that large symbols are cut into: signed, and within quad_limit */
     /* y[r][ch] = unit * sum over rows[r] of symbol * (byte - 128), for n_rows rows and 16 *
      * n_sixteens channels; added to what y holds unless is_first. slab: bytes
      * [n_quads][CG_PANEL_CHANNELS][4]. */
     void (*accumulate_quads)(const uint8_t *slab, const cg_quad_row *rows, size_t n_rows,
                              unsigned n_sixteens, float unit, bool is_first, float *y,
                              size_t y_stride);
-    /* 3. Matrix units. Tiles of the first n_blocks rows of cells, at most CG_TILE, and zeros below.
-     * Returns n_tiles, at most 2 * ceil(n_active / CG_TILE). */
+    /* 3. Matrix units. Cuts the first n_blocks rows of cells, at most CG_TILE, into tiles, with
+     * zeros below them. Returns n_tiles, at most 2 * ceil(n_active / CG_TILE). */
     size_t (*tile_symbols)(const int16_t *cells, size_t n_blocks, size_t n_active, uint16_t *tiles,
                            uint16_t *tile_components);
     /* y[f][b][ch] = sum over c of S[f][b][c] * basis[c][ch] for CG_TILE blocks and channels.
@@ -100,8 +111,9 @@ typedef struct cg_klt_inverse {
                        const uint16_t *panel, float *y, size_t f_stride, size_t b_stride);
 } cg_klt_inverse;
 
-/* An inverse KLT in integers (codec/bands.h), modulo 2^32. The first three and list_quads() are
- * there, or accumulate_elements(), or the last two; what is not there is NULL. */
+/* The inverse KLT of profiles of version 2 (codec/bands.h), in integers modulo 2^32. A table has
+ * one of three sets, and NULL for the others: accumulate_bytes(), list_pairs(), accumulate_words()
+ * and list_quads() of above; or accumulate_elements(); or tile_digits() and multiply_tiles(). */
 typedef struct cg_klt_integers {
     /* y[r][ch] = 2^shift * sum over rows[r] of symbol * (byte - 128), for n_rows rows and 16 *
      * n_sixteens channels, at most CG_BAND_CHANNELS; added to what y holds unless is_first.
@@ -109,9 +121,9 @@ typedef struct cg_klt_integers {
     void (*accumulate_bytes)(const uint8_t *lines, const cg_quad_row *rows, size_t n_rows,
                              unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
                              size_t y_stride);
-    /* Integers of 16 bits, by pairs of components. cells[n_cells] to the pairs that are not all
-     * zero, in order: as quads, whose symbols are two of 16 bits. quads_out has room for
-     * n_cells / 2 + CG_QUAD_SLACK. lines: [n_pairs][16 * n_sixteens][2] of 16 bits. */
+    /* Elements of 16 bits, by pairs of components. Lists those pairs of cells[n_cells] that are not
+     * both zero, in order: as quads whose four bytes are two symbols of 16 bits. quads_out has room
+     * for n_cells / 2 + CG_QUAD_SLACK. lines: [n_pairs][16 * n_sixteens][2] of 16 bits. */
     void (*list_pairs)(const int16_t *cells, size_t n_cells, cg_quad *quads_out,
                        cg_quad_row *row_out);
     void (*accumulate_words)(const uint8_t *lines, const cg_quad_row *rows, size_t n_rows,
@@ -121,21 +133,22 @@ typedef struct cg_klt_integers {
     void (*accumulate_elements)(const int16_t *elements, size_t element_stride,
                                 const int16_t *cells, size_t n_cells, unsigned shift,
                                 size_t n_channels, int32_t *y);
-    /* Matrix units. The digits of n_cells cells each in n_rows rows, at most CG_TILE, the lowest
-     * digit first. Returns where the tiles behind all digits begin: tiles_out has room for
-     * CG_SYMBOL_DIGITS * ceil(n_cells / CG_DIGIT_COMPONENTS) tiles. */
+    /* Matrix units. Cuts n_cells cells in each of n_rows rows, at most CG_TILE, into digits, the
+     * lowest first. Returns where its tiles end in tiles_out, which has room for CG_SYMBOL_DIGITS *
+     * ceil(n_cells / CG_DIGIT_COMPONENTS) tiles. */
     int8_t *(*tile_digits)(const int16_t *cells, size_t row_stride, size_t n_rows, size_t n_cells,
                            int8_t *tiles_out, cg_digit_tiles digits_out[CG_SYMBOL_DIGITS]);
     /* y[r][ch] = 2^shift * sum over c of digit[r][c] * element[c][ch], for n_rows rows and 16 *
-     * n_sixteens channels; added to what y holds unless is_first. lines: bytes
-     * [n_quads][16 * n_sixteens][4]; is_wide: [n_quads][2][...][4], the low digits of elements and
-     * the high ones. Whole tiles of quads are read: zeros meet what lies behind a slab. */
+     * n_sixteens channels; added to what y holds unless is_first. lines: bytes [n_quads][16 *
+     * n_sixteens][4]; is_wide: [n_quads][2][...][4], the low digits of elements and the high ones.
+     * Whole tiles of quads are read: what lies behind the slab's own is multiplied by zeros. */
     void (*multiply_tiles)(const uint8_t *lines, bool is_wide, const cg_digit_tiles *digits,
                            size_t n_rows, unsigned n_sixteens, unsigned shift, bool is_first,
                            int32_t *y, size_t y_stride);
 } cg_klt_integers;
 
-/* A KLT, from channels to coefficients. */
+/* The KLT of an encoder, from channels to coefficients: a projection of rows on the basis's
+ * components. */
 typedef struct cg_klt_forward {
     /* coef[r][c] = sum over ch of rows[r][ch] * basis[c][ch], for 16 * n_sixteens components; coef
      * has rows up to the next multiple of CG_TILE, which become garbage. rows[n_rows][row_stride],
@@ -145,13 +158,13 @@ typedef struct cg_klt_forward {
     void (*project)(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
                     size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
                     size_t coef_stride);
-    /* Where integers are faster (else NULL): the same, but analysis holds int16, whose sums are
-     * multiplied by scale[c]. The rows are rounded to 16 bits, or to as few as keep the sums within
-     * 32. norm: the largest Euclidean norm of a component's numbers. */
+    /* The same, where integers are faster; otherwise NULL. analysis holds int16, and a component's
+     * sum is multiplied by scale[c]. The rows are rounded to 16 bits, or to as few as keep the sums
+     * within 32. norm: the largest Euclidean norm of a component's numbers. */
     void (*project_narrow)(const float *rows, size_t row_stride, size_t n_rows,
                            const uint32_t *analysis, const float *scale, float norm, size_t n_pairs,
                            size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride);
-    /* The same, there in each table: integers of at most 15 bits. Where it takes_digits, analysis
+    /* The same for integers of at most 15 bits; each table has it. Where it takes_digits, analysis
      * holds signed digits of 8 bits, [n_sixteens][2][n_pairs / 2][16][4]: the low digits of four
      * neighbouring channels each, and behind all of them the high ones, which are not read where
      * n_digits[n_sixteens] is 1. It is read up to the next multiple of 64 channels. */
@@ -174,7 +187,7 @@ typedef struct cg_kernels {
     /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
     void (*rotate)(float *head, const float *cosine, const float *sine, size_t half);
     void (*to_bf16)(const float *values, size_t n_values, uint16_t *out);
-    /* out[c] = coef[c] * inv_step, to nearest, within int16. */
+    /* out[c] = coef[c] * inv_step, to nearest, within -32767 and 32767. */
     void (*quantize)(const float *coef, size_t n_columns, float inv_step, int16_t *out);
     /* out[c] = fine[c] / 3, to nearest: there are no ties. */
     void (*coarsen)(const int16_t *fine, size_t n_columns, int16_t *out);
@@ -183,7 +196,7 @@ typedef struct cg_kernels {
     /* The same of symbols. */
     void (*add_cells)(const int16_t *cells, size_t n_columns, float sign, float *sums,
                       float *squares);
-    /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within int16. */
+    /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within -32767 and 32767. */
     void (*quantize_channels)(const float *x, const float *base, const float *inv_step,
                               size_t n_channels, int16_t *cells);
     /* x[ch] = fmaf(cells[ch], step[ch], base[ch]). */
@@ -200,8 +213,9 @@ typedef struct cg_kernels {
 const cg_kernels *cg_kernels_best(void);
 /* The table of that name, or NULL where this CPU or build has none: lets a test run each. */
 const cg_kernels *cg_kernels_named(const char *name);
-/* cg_kernels_best() is this table from now on; NULL: the CPU's best again. For tests and
- * benchmarks; no other thread may run. */
+/* Makes cg_kernels_best() return this table from now on; NULL: the CPU's best again. For tests and
+ * benchmarks; no other thread may use the codec meanwhile. Profiles that are open keep their table.
+ */
 void cg_kernels_use(const cg_kernels *kernels);
 
 extern const cg_kernels cg_kernels_baseline;

@@ -1,14 +1,18 @@
-/* codec/projection.h - who multiplies in an encoder's place: a GPU beside the CPU.
+/* codec/projection.h - what multiplies in the CPU's place when chunks are encoded: a GPU.
  *
- * Most of an encoder's time goes into the projections of spectra on the KLT's basis (codec/klt.h).
- * A projector makes them elsewhere: the encoder lays a task's spectra out in its memory, and gets
- * the symbols of one level back. They need not be the CPU's, since an encoder is free to choose
- * symbols. With a joint matrix it gets coefficients, too: of the components that the group shares.
- * Those of all groups are the rows of one more projection, on the joint matrix.
- * What is wrong must not be stored, though: projecting is linear, so of each projection the encoder
- * makes that of a sum of all rows itself, each with a sign. Symbols tell such a sum only to within
- * a step a row, so a projector also tells what its symbols have left of it. Where the two do not
- * agree, or project() fails, all is made on the CPU.
+ * Most of an encoder's time goes into projections: a block's spectrum (its DCT) times each
+ * component of the KLT's basis (codec/klt.h). A projector makes them elsewhere. The encoder lays a
+ * task's spectra out in the projector's memory, and gets the symbols of one level back. They need
+ * not be those that the CPU would make, since an encoder is free to choose symbols. With a joint
+ * matrix it also gets coefficients, of the components that the group shares. Those of all groups
+ * are the rows of one more projection, on the joint matrix.
+ *
+ * Wrong symbols must not be stored, though, so the encoder checks each projection. Projecting is
+ * linear: the encoder adds up all rows, each with a sign, projects that one sum on the CPU, and
+ * compares. Symbols tell such a sum only to within a step for each row. So a projector also returns
+ * the residues, which are what its symbols have left over. Where the two do not agree, or project()
+ * fails, the CPU makes all of it.
+ *
  * Threads: a projector is used by one task at a time.
  */
 #ifndef CG_CODEC_PROJECTION_H
@@ -20,13 +24,13 @@
 extern "C" {
 #endif
 
-/* One task's: rows of frequency f are multiplied by the first n_components[f] components of a basis
- * of the profile. A row is the spectrum of a block of tokens; for the joint matrix it is the shared
- * coefficients of all groups. */
+/* What to project, of one task: rows of frequency f on the first n_components[f] components of a
+ * basis of the profile. A row is one frequency of a block of tokens, over all channels; for the
+ * joint matrix it is the shared coefficients of all groups. */
 typedef struct cg_projection {
     uint32_t basis;      /* of layer group and matrix, in the order of the encoder's tasks; behind
                             them the joint one */
-    uint32_t n_rows;     /* of a frequency */
+    uint32_t n_rows;     /* of each frequency */
     uint32_t row_stride; /* elements: the basis's channels in whole 32s, behind them zeros */
     uint32_t n_components[CG_DCT];
     uint32_t n_shared;        /* the first components, of which no symbols are made; 0 without */
@@ -43,8 +47,8 @@ static inline uint32_t cg_projection_n_cells(const cg_projection *projection, ui
 }
 
 /* What frequency f's rows became; n_cells is cg_projection_n_cells(). A coefficient is the sum over
- * the channels, after what the basis's first n_exact components (codec/bands.h) make of the row was
- * taken off, for the others. */
+ * the channels of row times element. From those of the components behind the basis's first n_exact
+ * (codec/bands.h), what these have picked up of the exact ones was taken off (codec/analysis.h). */
 typedef struct cg_projected {
     const int16_t *cells[CG_DCT];  /* [n_rows][n_cells]: cg_lane_quantize(coefficient * (1 / step))
                                       (codec/exact_lane.h) */
@@ -55,19 +59,20 @@ typedef struct cg_projected {
 
 typedef struct cg_projector cg_projector;
 struct cg_projector {
-    float *rows; /* memory for [CG_DCT][n_rows][row_stride], 64-byte aligned; the encoder's */
+    float *rows; /* [CG_DCT][n_rows][row_stride], 64-byte aligned: the projector's memory, for the
+                    encoder to write */
     size_t rows_bytes;
     uint32_t n_failed; /* projections that the CPU made because project() failed or was wrong */
-    /* *made_out points to what stays until the next call; the rows stay as they are. Any error:
-     * there is nothing. */
+    /* Waits until all is made. What *made_out points to stays until the next call; the rows stay as
+     * they are. On any error *made_out is not to be read. */
     cg_status (*project)(cg_projector *projector, const cg_projection *projection,
                          cg_projected *made_out);
 };
 
-/* cg_encoder_run() with symbols made by the projector where it can: of preset klt, with a profile
- * of version 2 or 3, and of one lossy level or nested ones, whose finest tells the others. The task
- * that ends last has it project on the joint matrix, too. NULL: by the CPU. A projector's failures
- * are no error. */
+/* cg_encoder_run(), but the projector makes the symbols where it can: with preset klt and a profile
+ * of version 2 or 3, of one lossy level, or of nested levels, whose finest one tells the others.
+ * The task that ends last has it project on the joint matrix, too. NULL: the CPU makes them. A
+ * projector's failures are no error. */
 cg_status cg_encoder_run_with(cg_encoder *encoder, uint32_t task_index, void *scratch,
                               size_t scratch_bytes, const void *in, cg_projector *projector);
 
