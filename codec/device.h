@@ -3,15 +3,17 @@
  * A connector must not need CUDA to be built or to run, so it knows no type of CUDA's. It opens
  * that library at run time and works with the table of functions below. A device decodes chunks
  * into an engine's paged blocks, moves what the CPU has decoded there, copies blocks out for the
- * CPU to encode, and makes an encoder's symbols. It has its own streams, pinned memory and
- * device memory, all taken when it is opened; nothing is allocated afterwards but an event now and
- * then.
+ * CPU to encode, and makes an encoder's symbols. It has its own streams, pinned memory and device
+ * memory, all taken when it is opened; nothing is allocated afterwards but an event now and then.
  *
- * Work is done in slots, each with its pinned memory. Functions of a slot wait for their own work
- * on the GPU and for nothing else: never for the engine's streams, and the engine's streams wait
- * for one thing only, that blocks are copied out.
- * Every call of CUDA may fail. Then the function says CG_ERR_DEVICE, nothing it has begun touches
- * the caller's memory any more, and failure() tells whether the GPU can be used again.
+ * Work on chunks is done in slots, each with its own pinned memory (host memory that the GPU can
+ * reach). A slot's function waits for its own work on the GPU, and never for the engine's streams
+ * unless it is given a mark of them. The engine's streams wait for one thing only: that blocks are
+ * copied out.
+ *
+ * Every call of CUDA may fail. Then the function returns CG_ERR_DEVICE, nothing it has begun
+ * touches the caller's memory any more, and failure() tells whether the GPU can be used again.
+ *
  * Threads: any thread may call; a slot is used by one at a time. The thread's current CUDA device
  * is left as it was. After fork() a child must not call anything here.
  */
@@ -74,8 +76,9 @@ typedef struct cg_device_tiles {
     uint32_t first_plane, n_planes;
 } cg_device_tiles;
 
-/* What the engine's own work on the GPU is told apart by: a cudaStream_t (NULL is the default
- * stream) or a cudaEvent_t of the device. */
+/* Which of the engine's own work on the GPU is to be done first: all that is enqueued on a
+ * cudaStream_t so far (NULL is the default stream), or what a cudaEvent_t stands for. Both are of
+ * this device. */
 typedef enum cg_after_kind {
     CG_AFTER_NONE = 0,
     CG_AFTER_STREAM = 1,
@@ -95,10 +98,10 @@ typedef struct cg_device_functions {
      * such GPU, too little memory, a profile or geometry that there are no kernels for. */
     cg_status (*open)(const cg_device_config *config, cg_device **device_out, char *reason_out,
                       size_t reason_bytes);
-    /* Waits for what is under way. NULL is fine. */
+    /* Waits for what is under way, then frees the device. NULL is fine. */
     void (*close)(cg_device *device);
-    /* NULL: it works. Else a sentence, as long as the device lives: every call fails from now on.
-     */
+    /* NULL: the device works. Otherwise a sentence that says what broke it, valid as long as the
+     * device; every call fails from now on. */
     const char *(*failure)(cg_device *device);
 
     /* The memory must stay until close(). CG_ERR_INVALID_ARGUMENT: not a multiple of 16.
@@ -111,7 +114,7 @@ typedef struct cg_device_functions {
      * event stays until then. */
     cg_status (*mark)(cg_device *device, cg_after after, cg_device_mark **mark_out);
     void (*mark_free)(cg_device *device, cg_device_mark *mark); /* NULL is fine */
-    /* Whether nobody would wait for it any more. NULL: yes. */
+    /* Whether the mark's point is reached, so that nobody would wait for it. NULL: yes. */
     bool (*mark_is_past)(cg_device *device, const cg_device_mark *mark);
 
     /* Pinned host memory of a slot, page-aligned: for a chunk's bytes, or for tiles. At least the
@@ -139,8 +142,8 @@ typedef struct cg_device_functions {
      * CG_ERR_AGAIN: too many are not released yet; nothing was taken. CG_ERR_DEVICE. */
     cg_status (*read)(cg_device *device, const cg_device_run *runs, uint32_t n_runs, cg_after after,
                       uint32_t *copies_out);
-    /* Waits until a copy is there; *elements_out is valid, and the caller's, until it is released.
-     */
+    /* Waits until a copy is done. *elements_out is the device's memory, valid until the copy is
+     * released. CG_ERR_DEVICE. */
     cg_status (*read_wait)(cg_device *device, uint32_t copy, void **elements_out);
     /* Never waits, also for a copy that is not there yet. */
     void (*read_release)(cg_device *device, uint32_t copy);

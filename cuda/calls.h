@@ -1,9 +1,11 @@
-/* cuda/calls.h - what the host side calls of CUDA: a table, so that tests can put something else in
- * its place on machines without a GPU.
+/* cuda/calls.h - the CUDA functions that the host side calls, in a table, so that tests can put
+ * others in their place on machines without a GPU.
  *
  * Names, arguments and results are those of the CUDA runtime, without its prefix; results are
- * cudaError_t, 0 is success. Streams do not synchronize with the default stream, events block the
- * waiting thread and keep no time.
+ * cudaError_t, 0 is success. Streams do not synchronize with the default stream. Events let a
+ * waiting thread sleep, and keep no time. Pinned memory is host memory that a GPU can reach.
+ *
+ * Threads: the table is constant; its functions may be called by any thread.
  */
 #ifndef CG_CUDA_CALLS_H
 #define CG_CUDA_CALLS_H
@@ -25,7 +27,8 @@ typedef struct cg_cuda_calls {
     int (*get_device)(int *ordinal_out);
     int (*set_device)(int ordinal);
     const char *(*get_error_string)(int error);
-    int (*get_last_error)(void); /* and forgets it: the engine must not meet ours */
+    int (*get_last_error)(
+        void); /* returns the last error and clears it: the engine must not meet ours */
 
     int (*malloc)(void **dev_out, size_t n_bytes);
     int (*free)(void *dev);

@@ -1,6 +1,8 @@
 /* cuda/cta.cuh - a thread block on a GPU, as the kernels' bodies see it.
  *
- * All 32 lanes of a warp come to ballot() and multiply() together.
+ * Bodies are templates over this type, so that tests can run them on the CPU with an emulator in
+ * its place. All 32 lanes of a warp must call ballot() and multiply() together, and all threads of
+ * the block barrier().
  */
 #ifndef CG_CUDA_CTA_CUH
 #define CG_CUDA_CTA_CUH

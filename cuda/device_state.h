@@ -1,7 +1,8 @@
 /* cuda/device_state.h - what a cg_device is made of (codec/device.h). Internal to cuda.
  *
- * Two pieces of memory, one on the GPU and one pinned, are taken when it is opened and cut into the
- * parts of slots, copies and projectors.
+ * Two pieces of memory, one on the GPU and one pinned, are taken when a device is opened, and cut
+ * into the parts of slots (work on one chunk), copies (chunks read out of blocks) and projectors
+ * (codec/projection.h).
  * Errors: a call of CUDA that fails ends the function with cg_device_error(), which waits until
  * nothing of the stream is under way. If even that fails the error is one that stays (an illegal
  * address, a lost GPU): then the device is broken for good.
@@ -31,11 +32,11 @@ typedef struct cg_device_slot {
 typedef enum cg_device_copy_state {
     CG_COPY_FREE = 0,
     CG_COPY_TAKEN,
-    CG_COPY_RELEASED, /* perhaps not there yet: free when its event is past */
+    CG_COPY_RELEASED, /* its copy may still be under way: free when its event is past */
 } cg_device_copy_state;
 
 typedef struct cg_device_copy {
-    cg_device_copy_state state; /* the device's lock */
+    cg_device_copy_state state; /* under the device's lock */
     cg_cuda_event done;
     int64_t *table;    /* pinned */
     uint8_t *elements; /* pinned */
@@ -44,17 +45,18 @@ typedef struct cg_device_copy {
 typedef struct cg_device_projector {
     cg_projector base; /* its rows are pinned */
     cg_device *device;
-    atomic_bool is_taken; /* no lock: an encoder takes it, at the lowest priority */
+    atomic_bool
+        is_taken; /* not under the lock: encoders take it, which run at the lowest priority */
     cg_cuda_stream stream;
     cg_cuda_event done;
-    uint8_t *made; /* pinned: as cg_cuda_made has it */
+    uint8_t *made; /* pinned: laid out as cg_cuda_made says */
     float *rows_dev, *coefs_dev;
     uint8_t *made_dev;
 } cg_device_projector;
 
 struct cg_device_mark {
     cg_cuda_event event;
-    bool is_ours;         /* else the engine's */
+    bool is_ours;         /* kept with the mark for a later one; otherwise it is the engine's */
     cg_device_mark *next; /* in the list of free ones */
 };
 
@@ -64,7 +66,7 @@ struct cg_device {
     cg_cuda_profile *profile; /* NULL: only L0 */
     void *blob_dev, *bases_dev;
     size_t memory_bytes, plan_bytes, scratch_bytes, raw_bytes;
-    uint32_t table_entries; /* at most, of a chunk's part of a table */
+    uint32_t table_entries; /* block ids that a chunk needs at most */
     void *pinned, *memory_dev;
     cg_cuda_stream read_stream;
     cg_device_slot *slots;  /* [config.n_slots] */
@@ -85,23 +87,25 @@ struct cg_device {
 /* Makes the device the thread's current one; before_out is for cg_device_leave(). CG_ERR_DEVICE. */
 cg_status cg_device_enter(cg_device *device, int *before_out);
 void cg_device_leave(cg_device *device, int before);
-/* A call of that name failed; work on stream (NULL: none) may be under way. Returns CG_ERR_DEVICE
- * when it no longer is. */
+/* To be called when a call of CUDA, of that name, has failed while work on stream (NULL: none) may
+ * be under way. Waits until it no longer is, and returns CG_ERR_DEVICE. Where waiting fails, too,
+ * the device is broken from now on. */
 cg_status cg_device_error(cg_device *device, const char *call, int error, cg_cuda_stream stream);
-/* Waits until nothing of the stream is under way, after something else than CUDA went wrong. */
+/* Waits until nothing of the stream is under way, where something other than CUDA went wrong. */
 void cg_device_settle(cg_device *device, cg_cuda_stream stream);
-/* All of a copy but its blocks, for tiles in pinned memory. */
+/* A copy between tiles in pinned memory and the run's blocks. The caller fills in its blocks. */
 cg_cuda_blocks_copy cg_device_copy_of(const cg_device *device, const cg_device_run *run,
                                       const cg_device_tiles *tiles, void *memory, bool is_write);
-/* The run's blocks as kernels take them, without a table, and the run's part of its table in
- * table[table_entries]. CG_ERR_INVALID_ARGUMENT: the table does not cover the run, or there are no
- * such blocks. */
+/* The run's blocks as kernels take them, but for table_dev; and the run's part of its table, to
+ * table[table_entries], which the caller gives to kernels. CG_ERR_INVALID_ARGUMENT: the table does
+ * not cover the run, or there are no such blocks. */
 cg_status cg_device_take_run(const cg_device *device, const cg_device_run *run, int64_t *table,
                              cg_cuda_blocks *blocks_out);
 
-/* Waits until the stream is past what was enqueued, by the event. */
+/* Waits, by the event, until all that was enqueued on the stream is done. CG_ERR_DEVICE. */
 cg_status cg_device_finish(cg_device *device, cg_cuda_stream stream, cg_cuda_event done);
-/* The stream goes on when the mark's point is reached; NULL is fine. */
+/* What is enqueued on the stream from now on waits until the mark's point is reached; NULL: it does
+ * not. CG_ERR_DEVICE. */
 cg_status cg_device_await(cg_device *device, cg_cuda_stream stream, const cg_device_mark *mark);
 
 /* The functions of codec/device.h, mark() and so on. */

@@ -2,11 +2,11 @@
  * FORMAT.md's "Decoding, version 3", step 1a.
  *
  * The sums are those of the inverse KLT (cuda/klt.cuh): a joint matrix is one more basis, whose
- * channels are the groups' shared components. What a sum gives, V, has 16 bits, and often more than
- * 8 of them. So it becomes two columns of the group's symbols: V's low digit, and the rest over
- * 256. Both are multiplied by the same elements, the second with 8 bits more of shift (the steps of
- * cuda/profile_blob.c). The second is -128 to 128: a tile with 128 is a large one. Tiles of zeros
- * are many among the second ones, and left out.
+ * channels are the groups' shared components. Each sum gives a V of 16 bits, and the tensor
+ * instruction takes 8. So V becomes two columns of the group's symbols: its low digit, signed, and
+ * the rest over 256. Both are multiplied by the same elements, the second with 8 bits more of shift
+ * (the steps of cuda/profile_blob.c). The second lies in -128 to 128, and a tile that has a 128 is
+ * marked as large. Many tiles of second digits are all zeros, and are skipped.
  */
 #ifndef CG_CUDA_JOINT_CUH
 #define CG_CUDA_JOINT_CUH

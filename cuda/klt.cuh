@@ -1,12 +1,14 @@
 /* cuda/klt.cuh - kernels' bodies: from symbols to elements, preset klt; FORMAT.md's "Decoding,
  * version 2", steps 1 to 5; of version 3, from step 1b on.
  *
- * A warp has 16 blocks of 8 tokens and 8 pairs of channels. The sums of a block's 8 frequencies lie
- * in one lane, so that the inverse DCT needs no other; and so do the channels that are rotated
- * together, because the host deals the basis's columns out in pairs. A sum over components is a
- * tensor instruction for each band of 32 and frequency: symbols of 8 bits by elements of 8 bits.
- * Larger elements are two steps, one a digit; the symbols' higher digits, which are rare, are taken
- * from the cells where they are. All modulo 2^32, as FORMAT.md says.
+ * A warp makes 16 blocks of 8 tokens by 8 pairs of channels. The sums of a block's 8 frequencies
+ * lie in one lane, so that the inverse DCT needs no other lane. So do the two channels that are
+ * rotated together, because the host deals the basis's columns out in pairs.
+ *
+ * A sum over components takes one tensor instruction for each band of 32 components and each
+ * frequency: symbols of 8 bits by elements of 8 bits. Larger elements take two steps, one for each
+ * digit. Symbols of more than 8 bits are rare; where a tile has one, their higher digits are taken
+ * from the cells. All sums are modulo 2^32, as FORMAT.md says.
  */
 #ifndef CG_CUDA_KLT_CUH
 #define CG_CUDA_KLT_CUH
@@ -19,9 +21,9 @@
 enum {
     CG_CUDA_TOKENS = CG_CUDA_KLT_BLOCKS * CG_DCT,
     CG_CUDA_PIECES = CG_CUDA_TILE_BYTES / 16,
-    /* What a tile of digits is: */
-    /* Its frequency has the band, or the other frequency of a pair has; of rests, it is not zeros.
-     */
+    /* What is known of a tile of digits, as bits: */
+    /* It is to be multiplied: its frequency has the band, or the other frequency of a pair has;
+     * and, for a tile of rests, it is not all zeros. */
     CG_CUDA_IS_THERE = 1,
     CG_CUDA_IS_LARGE = 2, /* some digits are not all of their cells */
 };

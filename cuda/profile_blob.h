@@ -1,4 +1,9 @@
-/* cuda/profile_blob.h - where a profile's parts lie in its blob, for cuda/plan.c. */
+/* cuda/profile_blob.h - where a profile's parts lie in its blob, for cuda/plan.c.
+ *
+ * The blob is what kernels read of a profile (cuda/decode.h). Offsets, ..._at, are bytes from its
+ * start.
+ * Threads: read-only once made.
+ */
 #ifndef CG_CUDA_PROFILE_BLOB_H
 #define CG_CUDA_PROFILE_BLOB_H
 #include "codec/profile_data.h"
@@ -8,14 +13,14 @@
 extern "C" {
 #endif
 
-/* Strips of a level's matrix. */
+/* The strips of a level's matrix: n of cg_cuda_strip. */
 typedef struct cg_cuda_strips {
     uint64_t at;
     uint64_t classes_at; /* of their columns */
     uint32_t n;
 } cg_cuda_strips;
 
-/* A group's matrix, or the joint one; at: offsets in the blob. */
+/* What the blob has of a group's matrix, or of the joint one. */
 typedef struct cg_cuda_matrix {
     uint32_t n_bands[CG_N_LOSSY][CG_DCT]; /* of columns of symbols; preset klt */
     cg_cuda_strips strips[CG_N_LOSSY][2]; /* alone; given the next coarser level */
@@ -36,11 +41,11 @@ struct cg_cuda_profile {
 
 /* A class as kernels hold it. */
 void cg_cuda_class_fill(const cg_rans_class *cls, cg_cuda_class *out);
-/* That of lanes without a column, which stands behind the others: it leaves their state as it is.
- */
+/* The class of lanes without a column, which stands behind the others: it leaves a lane's state as
+ * it is. */
 void cg_cuda_class_fill_idle(cg_cuda_class *out);
 
-/* Bands of a frequency: whole ones lie in scratch. */
+/* Bands of a frequency's columns, in scratch: the last one is padded to a whole band. */
 static inline uint32_t cg_cuda_n_bands(uint32_t n_active)
 {
     return (n_active + CG_BAND_COMPONENTS - 1) / CG_BAND_COMPONENTS;

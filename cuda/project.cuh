@@ -1,9 +1,9 @@
 /* cuda/project.cuh - the bodies of the kernels of cuda/project.h.
  *
- * A thread block makes CG_CUDA_PROJECT_ROWS by CG_CUDA_PROJECT_COLUMNS sums of one frequency, and a
- * thread 4 by 4 of them. What they are summed over passes through shared memory, a piece of
- * CG_CUDA_PROJECT_DEPTH at a time. Of symbols, and of coefficients that are given, a thread makes a
- * column.
+ * In the kernels that make sums, a thread block makes CG_CUDA_PROJECT_ROWS by
+ * CG_CUDA_PROJECT_COLUMNS of them, of one frequency, and a thread 4 by 4. The terms pass through
+ * shared memory, CG_CUDA_PROJECT_DEPTH at a time. In the last kernel a thread makes one column, of
+ * symbols or of coefficients that the encoder wants as they are.
  */
 #ifndef CG_CUDA_PROJECT_CUH
 #define CG_CUDA_PROJECT_CUH

@@ -1,10 +1,12 @@
 /* cuda/project.h - an encoder's projections on a GPU: spectra to symbols (codec/projection.h).
  *
- * Four kernels run one after another. The first makes coefficients of a basis's first n_exact
- * components. The second takes what those make of the rows off these. The third makes coefficients
- * of the others. The fourth makes symbols, and lays out the coefficients that the encoder wants as
- * they are. Sums are of f32. Their order does not depend on how busy a GPU is. Threads: functions
- * are pure on the caller's memory.
+ * Four kernels run one after another. The first makes the coefficients of a basis's first n_exact
+ * components. The second takes off the rows what these components make of them. The third makes the
+ * coefficients of the other components. The fourth makes symbols, and lays out the coefficients
+ * that the encoder wants as they are. Sums are of f32, and their order does not depend on how busy
+ * a GPU is.
+ *
+ * Threads: functions are pure on the caller's memory.
  */
 #ifndef CG_CUDA_PROJECT_H
 #define CG_CUDA_PROJECT_H
@@ -17,21 +19,22 @@ extern "C" {
 struct CUstream_st; /* cudaStream_t is a pointer to it */
 
 enum {
-    CG_CUDA_PROJECT_ROWS = 32, /* that a thread block makes */
+    CG_CUDA_PROJECT_ROWS = 32, /* rows and columns of sums that a thread block makes */
     CG_CUDA_PROJECT_COLUMNS = 64,
-    CG_CUDA_PROJECT_DEPTH = 32,    /* what is summed over, at once in shared memory */
+    CG_CUDA_PROJECT_DEPTH = 32,    /* terms of a sum that are in shared memory at once */
     CG_CUDA_QUANTIZE_ROWS = 8,     /* whose symbols a thread makes side by side */
     CG_CUDA_PROJECT_THREADS = 128, /* also the columns of which a block makes symbols */
 };
 
 /* ---- the bases of a profile of version 2 or 3, as kernels read them; preset klt ---- */
 
-/* How many bytes all take on the GPU: 16 bits an element, twice a profile of bytes. */
+/* How many bytes all bases take on the GPU: 16 bits an element, so twice as much as a profile that
+ * has bytes. */
 size_t cg_cuda_bases_bytes(const cg_profile *profile);
-/* Writes them, to be copied to the device. */
+/* Writes the bases to cg_cuda_bases_bytes() of host memory, to be copied to the device. */
 void cg_cuda_bases_fill(const cg_profile *profile, void *bases);
-/* Of the largest task of n_tokens: floats of the rows and of the coefficients, and bytes of what it
- * leaves. */
+/* What the largest task of n_tokens takes: floats of the rows and of the coefficients, and bytes of
+ * its results. */
 void cg_cuda_projection_bound(const cg_profile *profile, uint32_t n_tokens, size_t *n_rows_out,
                               size_t *n_coefs_out, size_t *made_bytes_out);
 
@@ -39,9 +42,9 @@ void cg_cuda_projection_bound(const cg_profile *profile, uint32_t n_tokens, size
 
 typedef struct cg_cuda_projection {
     const int16_t *elements_dev; /* [components][row_stride], zeros behind the channels */
-    const float *scale_dev;      /* [components]: what their elements are multiples of */
-    float *rows_dev;             /* [CG_DCT][n_rows][row_stride], 16-byte aligned: used up */
-    float *coefs_dev;            /* one frequency after another, [n_rows][n_components[f]] */
+    const float *scale_dev;      /* [components]: what their elements are multiplied by */
+    float *rows_dev; /* [CG_DCT][n_rows][row_stride], 16-byte aligned; the kernels overwrite them */
+    float *coefs_dev; /* one frequency after another, [n_rows][n_components[f]] */
     /* One frequency after another, as cg_projected has them. */
     int16_t *cells_dev;
     float *residues_dev;
@@ -52,23 +55,25 @@ typedef struct cg_cuda_projection {
     uint32_t n_components[CG_DCT], n_given[CG_DCT];
 } cg_cuda_projection;
 
-/* The task's, with the profile's bases at bases_dev; without what is written. Kernels believe it,
- * so it is checked. CG_ERR_INVALID_ARGUMENT: the profile has no such basis, components or shared
- * ones, or the projection is more than max_rows and max_coefs floats. */
+/* Fills *out for a task, with the profile's bases at bases_dev. The caller adds the pointers to
+ * what kernels write. Kernels believe it, so the projection is checked. CG_ERR_INVALID_ARGUMENT:
+ * the profile has no such basis, components or shared ones, or the projection is more than max_rows
+ * and max_coefs floats. */
 cg_status cg_cuda_projection_of(const cg_profile *profile, const cg_projection *projection,
                                 const void *bases_dev, size_t max_rows, size_t max_coefs,
                                 cg_cuda_projection *out);
 size_t cg_cuda_projection_n_coefs(const cg_projection *projection); /* of all frequencies */
-/* What a task leaves lies together. In bytes from its start: */
+/* A task's results lie together: residues, given coefficients, symbols. Where, in bytes from their
+ * start: */
 typedef struct cg_cuda_made {
-    size_t given_at; /* behind the residues; multiples of 16 */
+    size_t given_at; /* behind the residues; this and cells_at are multiples of 16 */
     size_t cells_at, n_bytes;
     size_t n_residues, n_given, n_cells; /* of all frequencies */
 } cg_cuda_made;
 cg_cuda_made cg_cuda_projection_made(const cg_projection *projection);
 
-/* Loads the kernels into the current device, which their first launch would do otherwise, and wait
- * for the engine's streams. A cudaError_t. */
+/* Loads the kernels into the thread's current device. Otherwise their first launch would do it, and
+ * wait for the engine's streams. Returns a cudaError_t, 0 is success. */
 int cg_cuda_project_prepare(void);
 
 /* Enqueues the kernels on the stream; neither allocates nor waits. Returns a cudaError_t, 0 is
