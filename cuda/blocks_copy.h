@@ -1,12 +1,12 @@
-/* cuda/blocks_copy.h - elements between dense tiles in pinned host memory and paged blocks, by a
- * kernel, both ways.
+/* cuda/blocks_copy.h - a kernel that moves elements from dense tiles in pinned host memory to paged
+ * blocks, or back.
  *
- * Tiles are [n_planes][n_layers][n_tokens][n_kv_heads][head_dim]. A thread moves 16 bytes: rows of
- * blocks and tiles begin at multiples of that, which registering the blocks has checked. Threads of
- * a warp move neighbours in the tile, so that what crosses the bus is whole lines.
- * A kernel and not cudaMemcpy2DAsync(): a chunk of 256 tokens of a model of 32 layers takes 1,024
- * of those where a token's heads lie together, and 8,192 where they don't.
- * cg_cuda_blocks_copy_unit() is all that a thread does; kernel and tests share it.
+ * Tiles are [n_planes][n_layers][n_tokens][n_kv_heads][head_dim]. A thread moves 16 bytes. Rows of
+ * blocks and tiles begin at multiples of that: it was checked when the blocks were registered.
+ * Threads of a warp move neighbours in the tile, so that whole lines cross the bus.
+ * Why not cudaMemcpy2DAsync(): a chunk of 256 tokens of a model of 32 layers takes 1,024 of its
+ * calls where a token's heads lie together, and 8,192 where they don't. cg_cuda_blocks_copy_unit()
+ * is all that a thread does; kernel and tests share it.
  */
 #ifndef CG_CUDA_BLOCKS_COPY_H
 #define CG_CUDA_BLOCKS_COPY_H

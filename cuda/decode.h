@@ -48,9 +48,9 @@ typedef struct cg_cuda_request {
     uint32_t first_group, n_groups;
     uint32_t token_from, token_to; /* of the chunk's tokens */
     uint32_t head_from, head_to;   /* KV heads: of this rank */
-    /* Position of the chunk's first token where it is placed. It may be another one than the
-     * chunk's own, and need not be a multiple of 8, with preset klt, which turns K to it; but not
-     * where the chunk has exact first tokens. */
+    /* The position at which the chunk's first token is placed. Preset klt turns K to it, so there
+     * it may be any, also one that is no multiple of 8. It is the chunk's own with preset paper, at
+     * L0, and where the chunk has exact first tokens. */
     uint32_t first_position;
 } cg_cuda_request;
 
@@ -77,18 +77,18 @@ typedef struct cg_cuda_plan {
     cg_cuda_pass passes[CG_CUDA_MAX_PASSES];
 } cg_cuda_plan;
 
-/* The most plan and scratch bytes that chunks of n_tokens take, at any level: what to reserve.
+/* What to reserve: the most bytes that plan and scratch of a chunk of n_tokens take, at any level.
  * profile NULL: only L0. */
 void cg_cuda_plan_bound(const cg_cuda_profile *profile, const cg_geometry *geometry,
                         uint32_t n_tokens, size_t *plan_bytes_out, size_t *scratch_bytes_out);
 
-/* Plans the decoding of chunk[n_bytes] in host memory, at its finest level (of a nested chunk, less
- * bytes are a coarser level). Checks the chunk as cg_decoder_new() and cg_decoder_run() do,
- * checksums of the wanted sections included. Writes at most plan_bytes to plan, 16-byte aligned.
- * profile: NULL for L0. Errors of cg_decoder_new(); CG_ERR_UNSUPPORTED_VERSION: decode on the CPU;
- * CG_ERR_UNSUPPORTED: a position that this chunk cannot be placed at; CG_ERR_BUFFER_TOO_SMALL;
- * CG_ERR_INVALID_ARGUMENT: the request is not of this chunk. Allocates only what cg_decoder_new()
- * does, the section table. */
+/* Plans the decoding of chunk[n_bytes] in host memory at its finest level. A nested chunk that is
+ * cut where a coarser level ends is one of that level. Checks the chunk as cg_decoder_new() and
+ * cg_decoder_run() do, also the checksums of the wanted sections. Writes at most plan_bytes to
+ * plan, which is 16-byte aligned. profile: NULL for L0. Allocates the section table, as
+ * cg_decoder_new() does, and nothing else. Errors of cg_decoder_new(). CG_ERR_UNSUPPORTED_VERSION:
+ * decode on the CPU. CG_ERR_UNSUPPORTED: this chunk cannot be placed at that position.
+ * CG_ERR_BUFFER_TOO_SMALL. CG_ERR_INVALID_ARGUMENT: the request does not fit the chunk. */
 cg_status cg_cuda_plan_fill(const cg_cuda_profile *profile, const uint8_t *chunk, size_t n_bytes,
                             const cg_cuda_request *request, void *plan, size_t plan_bytes,
                             cg_cuda_plan *plan_out);
@@ -110,7 +110,8 @@ typedef struct cg_cuda_blocks {
     uint32_t block_tokens; /* tokens of a block */
     uint32_t head_from;    /* the chunk's head that is head 0 of the blocks: of this rank */
     uint32_t n_heads;      /* that blocks have */
-    uint64_t n_blocks;     /* ids are below; others are CG_ERR_INVALID_ARGUMENT, and skipped */
+    uint64_t n_blocks;     /* ids are below it. Tokens of other ids are skipped, and the status
+                              becomes CG_ERR_INVALID_ARGUMENT */
 } cg_cuda_blocks;
 
 typedef struct cg_cuda_decode_params {
@@ -124,8 +125,8 @@ typedef struct cg_cuda_decode_params {
     cg_cuda_blocks blocks;
 } cg_cuda_decode_params;
 
-/* Once a process and device, before the first decoding: the kernels' shared memory. Returns a
- * cudaError_t, 0 is success. */
+/* To be called once for each process and device, before the first decoding: allows the kernels
+ * their shared memory. Returns a cudaError_t, 0 is success. */
 int cg_cuda_decode_prepare(void);
 
 /* Enqueues the kernels of a plan, in order, on the stream; neither allocates nor waits. Returns a

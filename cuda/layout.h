@@ -14,16 +14,16 @@ extern "C" {
 #endif
 
 enum {
-    /* Where a search for a slot begins: buckets are the narrower, the fewer slots are behind them,
-     * as indices are the rarer. The one of a slot is exponent and 3 bits of mantissa of 2^14 - slot
-     * as a float, counted from 1's. */
+    /* A search for a slot's index begins at its bucket. Rare indices stand last and have few slots,
+     * so buckets become narrower towards the last slot. A bucket's number is taken from the float
+     * 2^14 - slot: its exponent and the first 3 bits of its mantissa, less those of 1. */
     CG_CUDA_BUCKET_BITS = 3,
     CG_CUDA_BUCKETS = (CG_RANS_SCALE_BITS << CG_CUDA_BUCKET_BITS) + 1,
     CG_CUDA_STREAM_WARPS = 8, /* of a thread block that decodes streams, one each */
     CG_CUDA_STREAM_THREADS = CG_CUDA_STREAM_WARPS * CG_RANS_LANES,
 
-    /* A thread block of the inverse KLT: warps side by side are tiles of channels, and each has
-     * CG_CUDA_TILE_BLOCKS blocks of 8 tokens, all their frequencies. */
+    /* A thread block of the inverse KLT. Its warps have a tile of channels each, and
+     * CG_CUDA_TILE_BLOCKS blocks of 8 tokens with all their frequencies. */
     CG_CUDA_BAND = 32,        /* components that one tensor instruction takes */
     CG_CUDA_TILE_BLOCKS = 16, /* rows of a tensor instruction */
     CG_CUDA_TILE_PAIRS = 8,  /* pairs of channels that are rotated together: two tiles of columns */
@@ -63,9 +63,9 @@ enum {
 };
 #define CG_CUDA_NO_ENTRY UINT32_MAX /* above those of all slots */
 
-/* A cg_rans_class as kernels hold it in shared memory; copied in words of 16 bytes. Behind the
- * entries of the symbols stand CG_CUDA_NO_ENTRY, and number n_symbols + 1, which is that of buckets
- * with more than two indices. */
+/* A cg_rans_class as kernels hold it in shared memory; copied in words of 16 bytes. Entry n_symbols
+ * is CG_CUDA_NO_ENTRY. The next one, n_symbols + 1, stands for all buckets of more than two
+ * indices: there the search begins at the first index. */
 typedef struct cg_cuda_class {
     uint8_t shift, n_symbols, escape_bits, top;
     uint32_t refine[CG_RANS_REFINE_CONTEXTS];
@@ -108,8 +108,9 @@ typedef struct cg_cuda_target {
 
 /* ---- preset klt ---- */
 
-/* Basis elements of one band and digit, shifted; steps stand in the order of falling shifts, so
- * that sums can be shifted as they grow. number: in the basis, where bands follow one another. */
+/* A step of the sums: the basis elements of one band, of one of their digits. Steps stand in the
+ * order of falling shifts, so that sums can be shifted as they grow. number: in the basis, where
+ * bands follow one another. */
 typedef struct cg_cuda_step {
     uint16_t band; /* of columns of symbols */
     uint8_t shift;
@@ -117,10 +118,11 @@ typedef struct cg_cuda_step {
     uint32_t number;
 } cg_cuda_step;
 
-/* A matrix of symbols, and the basis that multiplies it. Symbols lie in scratch as cells (16 bits),
- * and as their low digits (8 bits, signed): in tiles of 16 rows and a band of 32 columns, frequency
- * by frequency, bands by bands, rows by rows; tiles are whole. A tile is laid out as a warp's lanes
- * take it for tensor instructions, 16 digits each: see cg_cuda_cell(). */
+/* A matrix of symbols, and the basis that multiplies it. Symbols lie in scratch twice: as cells (16
+ * bits), and as the cells' low digits (8 bits, signed). Both lie in tiles of 16 rows and a band of
+ * 32 columns. Tiles stand one frequency after another, in it band by band, in that from the first
+ * rows to the last. The last tile is whole, too. A tile is laid out as a warp's lanes take it for
+ * tensor instructions, 16 digits each: see cg_cuda_cell(). */
 typedef struct cg_cuda_product {
     cg_cuda_streams streams;
     uint64_t cells_at, digits_at;

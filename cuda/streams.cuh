@@ -1,12 +1,12 @@
 /* cuda/streams.cuh - kernels' bodies: rANS streams, a warp each.
  *
  * Cta is the thread block: cuda/cta.cuh on a GPU, an emulator in tests. A Sink says what becomes of
- * a strip's cells (cuda/sinks.cuh): strip() before its rows; store() of each row in order, with
- * whether the value may be large, which tells when the cell cannot be; where it REFINES, coarse()
- * is the coarser cell of the first row, and next_coarse() that of the row behind this one.
- * Rows come in pairs, so that what differs between even and odd ones is known when compiling.
- * A lane without a column takes part like the others, with a class that leaves its state as it is:
- * so a row has no branches but for what is rare in all of a warp.
+ * a strip's cells (cuda/sinks.cuh). Its strip() is called before the rows, and store() for each row
+ * in order. Where a value may be large store() is told so; elsewhere it need not look. Where the
+ * Sink REFINES, coarse() gives the coarser cell of the first row, and next_coarse() that of the row
+ * behind this one. Rows come in pairs, so that the compiler knows what differs between even and odd
+ * ones. A lane without a column takes part like the others, with a class that leaves its state as
+ * it is. So a row has no branches but those for what is rare in a whole warp.
  */
 #ifndef CG_CUDA_STREAMS_CUH
 #define CG_CUDA_STREAMS_CUH
