@@ -167,9 +167,9 @@ def read_profile(path):
     matrices, n_shared, given = [], 0, [[0] * FREQUENCIES] * 3
     if number(8, 4) == 3:  # the joint matrix comes first
         n_shared = number(at, 2)
-        matrices.append({"channels": n_shared * len(groups), "components": number(at + 4, 2)})
-        given = [[number(at + 8 + 16 * level + 2 * f, 2) for f in range(FREQUENCIES)] for level in range(3)]
-        at += 56
+        matrices.append({"channels": n_shared * len(groups), "components": number(at + 6, 2)})
+        given = [[number(at + 10 + 16 * level + 2 * f, 2) for f in range(FREQUENCIES)] for level in range(3)]
+        at += 58
     for n_layers in groups:
         for _ in range(1 if b[78] else 2):
             m = {"channels": n_layers * channels * (2 if b[78] else 1), "components": number(at, 2)}
@@ -195,6 +195,8 @@ def read_profile(path):
             digits = 2 if multiple << (bits - 1) > 128 else 1
             m["digits"][c // BAND :] = [max(digits, *m["digits"][c // BAND :])] if c % BAND else [digits]
         m["exact"] = min(math.ceil(m["exact"] / 16) * 16, m["components"])
+    if at != len(b) - 8:  # a checksum is left
+        raise ValueError(f"{path}: its layout is not the one of codec/FORMAT.md that is read here")
     joint = [matrices.pop(0)] if n_shared > 0 else []
     return matrices, joint, b[48:64].rstrip(b"\0").decode(), len(classes)
 
