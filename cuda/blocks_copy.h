@@ -3,10 +3,10 @@
  *
  * Tiles are [n_planes][n_layers][n_tokens][n_kv_heads][head_dim]. A thread moves 16 bytes. Rows of
  * blocks and tiles begin at multiples of that: it was checked when the blocks were registered.
- * Threads of a warp move neighbours in the tile, so that whole lines cross the bus.
- * Why not cudaMemcpy2DAsync(): a chunk of 256 tokens of a model of 32 layers takes 1,024 of its
- * calls where a token's heads lie together, and 8,192 where they don't. cg_cuda_blocks_copy_unit()
- * is all that a thread does; kernel and tests share it.
+ * Threads of a warp move neighbours in the tile, so that whole lines cross the bus. Why not
+ * cudaMemcpy2DAsync(): a chunk of 256 tokens of a model of 32 layers takes 1,024 of its calls where
+ * a token's heads lie together, and 8,192 where they don't. cg_cuda_blocks_copy_unit() is all that
+ * a thread does; kernel and tests share it. Threads: pure functions.
  */
 #ifndef CG_CUDA_BLOCKS_COPY_H
 #define CG_CUDA_BLOCKS_COPY_H
@@ -26,7 +26,7 @@ typedef struct cg_cuda_blocks_copy {
     char *tiles;           /* pinned */
     uint32_t first_layer, n_layers, first_plane, n_planes;
     uint32_t n_tokens;             /* of the tiles */
-    uint32_t from_token, to_token; /* of these, to be moved */
+    uint32_t from_token, to_token; /* the tokens of these that are to be moved */
     uint32_t n_kv_heads;           /* of the tiles; those of the blocks are moved */
     uint32_t head_units;           /* units in head_dim elements */
     bool is_write;                 /* tiles to blocks */

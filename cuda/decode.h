@@ -1,13 +1,14 @@
 /* cuda/decode.h - a chunk's bytes in device memory to KV in the engine's paged blocks.
  *
- * The host lays a profile out once (a blob) and each chunk's work (a plan); both are copied to the
- * device as they are, and so are the chunk's bytes. Then cg_cuda_decode() enqueues the kernels.
- * What they write is what the CPU's codec decodes, bit for bit: from chunk version 3 on each step
- * is fixed (codec/FORMAT.md). Chunks of versions 1 and 2 are CG_ERR_UNSUPPORTED_VERSION here: they
- * decode on the CPU.
+ * The host lays out a profile once, as a blob, and for each chunk what is to be done, as a plan.
+ * Both are copied to the device as they are, and so are the chunk's bytes. Then cg_cuda_decode()
+ * enqueues the kernels. What they write is what the CPU's codec decodes, bit for bit: from chunk
+ * version 3 on each step is fixed (codec/FORMAT.md). Chunks of versions 1 and 2 are
+ * CG_ERR_UNSUPPORTED_VERSION here: the CPU decodes them.
  *
  * The host reads and checks everything that says how long something is: headers, section and stream
- * tables, checksums, classes. Kernels meet only words of streams, which may be anything.
+ * tables, checksums, classes. All that kernels read unchecked are the words of streams, and those
+ * may be anything.
  *
  * Threads: functions are pure on the caller's memory; a cg_cuda_profile is read-only once made.
  */
@@ -22,18 +23,18 @@ extern "C" {
 struct CUstream_st; /* cudaStream_t is a pointer to it */
 
 enum {
-    CG_CUDA_ALIGN = 16,     /* of blob, plan, chunk and scratch in device memory, at least */
-    CG_CUDA_MAX_PASSES = 8, /* kernels of a chunk */
-    CG_CUDA_SHARED_BYTES = 104 << 10, /* at most, of a kernel's block */
+    CG_CUDA_ALIGN = 16,     /* least alignment of blob, plan, chunk and scratch in device memory */
+    CG_CUDA_MAX_PASSES = 8, /* most kernels that a chunk takes */
+    CG_CUDA_SHARED_BYTES = 104 << 10, /* most shared memory of a thread block */
 };
 
 /* ---- a profile, once ---- */
 
-/* Where what kernels need of a profile lies in its blob. */
+/* A profile's blob: what kernels need of the profile, and where it lies. */
 typedef struct cg_cuda_profile cg_cuda_profile;
 
-/* profile must outlive *laid_out, which the caller frees. CG_ERR_UNSUPPORTED_VERSION: a profile of
- * version 1. CG_ERR_NO_MEMORY. */
+/* Plans the blob. profile must outlive *laid_out, which the caller frees.
+ * CG_ERR_UNSUPPORTED_VERSION: a profile of version 1. CG_ERR_NO_MEMORY. */
 cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out);
 void cg_cuda_profile_free(cg_cuda_profile *laid_out); /* NULL is fine */
 size_t cg_cuda_profile_bytes(const cg_cuda_profile *laid_out);
@@ -59,19 +60,19 @@ cg_cuda_request cg_cuda_request_all(const cg_cuda_profile *profile, const cg_chu
 
 /* One kernel. */
 typedef struct cg_cuda_pass {
-    uint32_t kind;         /* inside of cuda/ */
+    uint32_t kind;         /* cuda/layout.h */
     uint32_t n_blocks;     /* thread blocks */
     uint32_t shared_bytes; /* of a thread block */
-    uint32_t tables_bytes; /* of the classes of a pass that decodes streams */
+    uint32_t tables_bytes; /* of a pass that decodes streams: its classes */
     uint64_t jobs_at;      /* in the plan: what each thread block does */
     uint64_t tables_at;    /* in the blob */
 } cg_cuda_pass;
 
-/* What a plan's launch takes; the plan's bytes are the caller's. */
+/* What launching a plan takes. The plan itself is in the caller's memory. */
 typedef struct cg_cuda_plan {
     size_t plan_bytes;      /* of the plan, to be copied to the device */
     size_t scratch_bytes;   /* device memory that kernels work in */
-    size_t zeroed_bytes;    /* of scratch, from its start: cg_cuda_decode() clears it */
+    size_t zeroed_bytes;    /* so much of scratch, from its start, cg_cuda_decode() clears */
     uint32_t element_bytes; /* strides of the blocks are multiples of it */
     uint32_t n_passes;
     cg_cuda_pass passes[CG_CUDA_MAX_PASSES];
@@ -106,7 +107,8 @@ typedef struct cg_cuda_blocks {
     int64_t head_stride[2], token_stride[2], dim_stride[2];
     const int64_t *table_dev; /* [n_table] block ids */
     uint32_t n_table;
-    uint32_t first_token;  /* where in the table's tokens the chunk's first token is */
+    uint32_t first_token;  /* where the chunk's first token is, counted in tokens from the start of
+                              the table */
     uint32_t block_tokens; /* tokens of a block */
     uint32_t head_from;    /* the chunk's head that is head 0 of the blocks: of this rank */
     uint32_t n_heads;      /* that blocks have */
@@ -118,9 +120,10 @@ typedef struct cg_cuda_decode_params {
     const void *blob_dev; /* NULL at L0 */
     const void *plan_dev;
     const void *chunk_dev; /* the bytes that were planned */
-    void *scratch_dev;     /* [scratch_bytes], of this call until the stream is past it */
-    /* One number: kernels raise it to a cg_status; the caller clears it before. Not CG_OK: the
-     * blocks hold garbage where the chunk's tokens belong. */
+    void *scratch_dev; /* [scratch_bytes]; nobody else may use it until the stream is past this call
+                        */
+    /* One number, which the caller sets to 0 before. Where something is wrong, kernels raise it to
+     * a cg_status. Then the blocks hold garbage where the chunk's tokens belong. */
     uint32_t *status_dev;
     cg_cuda_blocks blocks;
 } cg_cuda_decode_params;

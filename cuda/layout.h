@@ -1,7 +1,14 @@
 /* cuda/layout.h - what host and kernels agree upon: the blob of a profile and the plan of a chunk.
  *
- * Offsets (..._at) are bytes from the start of blob, plan, chunk or scratch, as said. The host
- * writes blob and plan from what it has checked, and kernels believe them.
+ * Offsets (..._at) are bytes from the start of blob, plan, chunk or scratch; each says which. The
+ * host writes blob and plan from what it has checked, and kernels believe them.
+ *
+ * Words: a pass is one kernel. A band is 32 components (codec/bands.h), here also 32 columns of
+ * symbols. A digit is 8 bits of a larger integer, signed. A tile of symbols is 16 rows, each a
+ * block of 8 tokens, by a band; it is what a tensor instruction takes. A step is one such
+ * instruction's share of a sum: one band of the basis, and one digit of its elements.
+ *
+ * Threads: plain data.
  */
 #ifndef CG_CUDA_LAYOUT_H
 #define CG_CUDA_LAYOUT_H
@@ -55,8 +62,8 @@ enum {
 
 /* ---- classes and strips ---- */
 
-/* An index of a class in one word: cum << 18 | (1 << 18) - (1 << 14) + freq - 1. So words rise with
- * their index, and the low bits are freq - 1 - 2^14 in two's complement. */
+/* An entry: an index of a class in one word, cum << 18 | (1 << 18) - (1 << 14) + freq - 1. So
+ * entries rise with their index, and their low 18 bits are freq - 1 - 2^14 in two's complement. */
 enum {
     CG_CUDA_CUM_SHIFT = 32 - CG_RANS_SCALE_BITS,
     CG_CUDA_CUM_ONE = 1 << CG_CUDA_CUM_SHIFT,
@@ -80,7 +87,7 @@ typedef struct cg_cuda_strip {
     uint8_t n_zeros; /* lanes behind n_lanes whose columns pad a row, and get zeros */
 } cg_cuda_strip;
 
-/* What a matrix of streams is, whatever becomes of its cells. */
+/* A matrix of streams, whatever becomes of its cells. */
 typedef struct cg_cuda_streams {
     uint64_t strips_at;  /* [n_strips], in the blob, or of exact elements in the plan */
     uint64_t classes_at; /* a byte a column: in the blob, or of exact elements in the chunk */
@@ -114,7 +121,7 @@ typedef struct cg_cuda_target {
 typedef struct cg_cuda_step {
     uint16_t band; /* of columns of symbols */
     uint8_t shift;
-    uint8_t is_rest; /* of given numbers, over 256: often there is none */
+    uint8_t is_rest; /* multiplies the second digits of given numbers, which often are all 0 */
     uint32_t number;
 } cg_cuda_step;
 
@@ -126,12 +133,12 @@ typedef struct cg_cuda_step {
 typedef struct cg_cuda_product {
     cg_cuda_streams streams;
     uint64_t cells_at, digits_at;
-    uint64_t large_at;        /* a byte for each tile: not 0 where a digit is not all of its cell */
-    uint64_t rest_at;         /* the same: not 0 where a rest of given numbers is not 0 */
+    uint64_t large_at; /* a byte for each tile: not 0 where some cell is more than its digit */
+    uint64_t rest_at;  /* the same: not 0 where some second digit of given numbers is not 0 */
     uint32_t tile_at[CG_DCT]; /* number of a frequency's first tile */
     uint32_t n_bands[CG_DCT];
     uint32_t n_rows;               /* blocks of 8 tokens */
-    uint32_t n_tile_rows, n_tiles; /* tiles one below the other; of all frequencies */
+    uint32_t n_tile_rows, n_tiles; /* tiles one below the other; tiles of all frequencies */
     uint32_t is_finest;            /* the pass writes digits, too */
     /* In the blob: elements as the tensor instruction's B fragments, [tile][step][lane][16 bytes];
      * a tile is CG_CUDA_TILE_PAIRS pairs of channels of one head: low ones and high ones. */
@@ -154,23 +161,23 @@ typedef struct cg_cuda_klt {
     cg_cuda_target target; /* plane: of the first slice */
 } cg_cuda_klt;
 
-/* The joint matrix. What it gives are the first columns of the groups' symbols: by turns a band of
- * low digits, and one of what these leave over 256. */
+/* The joint matrix. What it gives becomes the first columns of the groups' symbols, in bands by
+ * turns: one of low digits, and one of second digits, which are the rest over 256. */
 typedef struct cg_cuda_joint {
     cg_cuda_product product;
     uint64_t groups_at;   /* in the plan: cg_cuda_klt of the wanted groups */
     uint32_t first_group; /* of the wanted ones */
     uint32_t n_shared;    /* components that a group shares, in whole bands */
     uint32_t n_given[CG_DCT];
-    uint32_t n_bits; /* of a sum, that are rounded off */
+    uint32_t n_bits; /* of each sum that are rounded off: FORMAT.md's k */
 } cg_cuda_joint;
 
-/* Of both passes that multiply. */
+/* A thread block's work, in both passes that multiply. */
 typedef struct cg_cuda_klt_job {
     uint64_t matrix_at; /* in the plan */
     uint32_t first_block;
-    /* Up to n_tiles: of the wanted heads, [slice][head][tile]; or of the joint matrix's channels.
-     */
+    /* Tiles of channels from first_tile on, up to n_tiles of all: those of the wanted heads,
+     * [slice][head][tile]; or of the joint matrix's channels. */
     uint32_t first_tile, n_tiles;
     uint32_t reserved;
 } cg_cuda_klt_job;
