@@ -1,16 +1,19 @@
 /* codec/codec.h - K and V of a chunk to bytes and back.
  *
  * Work is cut into tasks, in the order of the layers: one for each layer group and plane, K before
- * V; or one for each layer group, where the profile joins K and V. Tasks are independent. The
- * caller runs them on its own threads, in any order, each at most once; only the functions under
- * "convenience" start threads. Scratch memory comes from the caller: one piece a thread, 64-byte
- * aligned, of cg_..._scratch_bytes() bytes. A decoding task allocates nothing else. With a joint
- * matrix the first one that runs decodes what all of them need, and the others wait for it. An
- * encoding task also allocates the bytes that it codes, whose size nobody knows before.
+ * V; or one for each layer group, where the profile joins K and V. At L0 a group is one layer. The
+ * caller runs the tasks on its own threads, in any order, each at most once; only the functions
+ * under "convenience" start threads. Tasks are independent, but for one thing: with a joint matrix
+ * the first one that is decoded makes what all of them need, and the others wait for it; and the
+ * last one that is encoded codes the joint matrix.
+ *
+ * Scratch memory comes from the caller: one piece for each thread, 64-byte aligned, of
+ * cg_..._scratch_bytes() bytes. A decoding task allocates nothing else. An encoding task also
+ * allocates the bytes that it codes, whose size nobody knows before.
  *
  * Canonical layout of a task's elements: [n_planes][n_layers][n_tokens][n_kv_heads][head_dim] of
- * the task's shape, of the chunk's dtype, K as the engine holds it (rotated).
- * Bytes and arithmetic: codec/FORMAT.md. How a lossy level is made: codec/klt.h, codec/paper.h.
+ * the task's shape, of the chunk's dtype, K as the engine holds it (rotated). Bytes and arithmetic:
+ * codec/FORMAT.md. How a lossy level is made: codec/klt.h, codec/paper.h.
  */
 #ifndef CG_CODEC_CODEC_H
 #define CG_CODEC_CODEC_H
@@ -23,7 +26,7 @@ extern "C" {
 
 typedef struct cg_task_shape {
     uint32_t first_layer, n_layers;
-    uint32_t plane;        /* CG_K or CG_V; of a task with both CG_K, the first */
+    uint32_t plane;        /* CG_K or CG_V; of a task with both it is CG_K, which comes first */
     uint32_t n_planes;     /* 1 or 2 */
     size_t elements_bytes; /* of the canonical layout */
 } cg_task_shape;
@@ -32,19 +35,26 @@ typedef struct cg_task_shape {
 
 typedef struct cg_decoder cg_decoder;
 
-/* Prepares bytes[n_bytes], a whole chunk file, for decoding. bytes must outlive the decoder.
- * profile: NULL for L0. A nested file is decoded at its finest level; to decode it at a coarser
- * one, let n_bytes be that level's header.level_bytes. Checked here: the header, the geometry, and
- * that the fingerprints of profile and model are the profile's, and the scales, and that a lossless
- * chunk has the bytes that its geometry takes at least: a third of the elements'. So decoding it
- * takes memory by the file's size; a lossy one takes it by the geometry, and with a joint matrix
- * the decoder holds two bytes for each shared component of a token. Its time is by the
- * geometry, too: symbols of a profile of version 2 are at most three digits, so the largest ones
- * take three times the products of small ones; and an escape takes at most four words.
- * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY. */
+/* Prepares bytes[n_bytes], a whole chunk file, for decoding. bytes and profile must outlive the
+ * decoder, which the caller frees. profile: NULL for L0. A nested file is decoded at its finest
+ * level; to decode it at a coarser one, let n_bytes be that level's header.level_bytes.
+ *
+ * Checked here: the header and the section table; that the chunk names this profile, and the
+ * profile's model; that geometry and scales are the profile's; and that exact elements have the
+ * bytes that they take at least, a third of their own size. The sections' checksums are left to
+ * cg_decoder_run().
+ *
+ * What it costs: a lossless chunk takes memory in proportion to its file, a lossy one in proportion
+ * to its geometry, however small the file is. With a joint matrix the decoder also holds two bytes
+ * for each shared component of a token. Time goes by the geometry, too, whatever the bytes are.
+ * With a profile of version 2 the largest symbols take three times the products of small ones,
+ * since they have three digits at most, and a symbol takes four words of its stream at most.
+ *
+ * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY.
+ */
 cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                          cg_decoder **decoder_out);
-void cg_decoder_free(cg_decoder *decoder);
+void cg_decoder_free(cg_decoder *decoder); /* NULL is fine */
 const cg_chunk *cg_decoder_chunk(const cg_decoder *decoder);
 uint32_t cg_decoder_n_tasks(const cg_decoder *decoder);
 cg_task_shape cg_decoder_task_shape(const cg_decoder *decoder, uint32_t task_index);
