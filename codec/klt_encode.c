@@ -292,6 +292,8 @@ static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projectio
             error += difference * difference;
             left += residues[c] * residues[c];
         }
+        /* loss is what rounding loses on average, step^2 / 12 a symbol. Three times that is half a
+         * step for each. */
         most_left += 3.001f * loss;
         /* So written that a NaN does not agree. */
         if (!isfinite(row_squares[f]) || !isfinite(squares) || !isfinite(given_squares) ||

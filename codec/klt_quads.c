@@ -60,6 +60,7 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
             const size_t f = r / n, b = r % n, n_active = s->symbols->columns->n_active[f];
             const size_t left = n_active > first ? n_active - first : 0,
                          n_cells = left < most ? left : most;
+            /* n_active - left is first; of a slab behind all columns it is the row's end. */
             const int16_t *cells = s->symbols->cells[f] + (batch + b) * n_active + n_active - left;
             cg_quad_row whole;
             kernels->inverse->list_quads(cells, n_cells, quads, &whole);

@@ -1,3 +1,7 @@
+/* Coefficients are rounded once, for the finest level of a nested encoding or for each level of
+ * another. Then rows are made smaller whose sums a decoder could not hold. Nearly none are too
+ * large, so a cheap bound goes before each exact one: the largest symbol times all elements for a
+ * group's own sums, and norms (codec/analysis.h) for what the joint matrix gives. */
 #include "codec/klt_quantize.h"
 
 #include "codec/analysis.h"
@@ -164,6 +168,8 @@ static bool sums_fit(const cg_profile *p, unsigned level, unsigned f, const int1
 static uint64_t halve_row(const cg_encoding *encoding, const cg_symbols symbols[CG_N_LEVELS],
                           unsigned level, unsigned f, size_t b)
 {
+    /* A coarser row that is halved alone would not be a third of the finer one any more, and what
+     * refines it could not be coded. */
     while (is_from_finer(encoding, level))
         level--;
     const size_t n_active = symbols[level].columns->n_active[f];

@@ -64,6 +64,7 @@ static lanes8 load_lanes(const cg_rans_class *classes, const cg_rans_strip *stri
         const cg_rans_class *cls = &classes[k];
         freq0[i] = is_column ? cls->freq[0] : CG_RANS_SCALE;
         escape[i] = is_column ? cls->cum[cls->n_symbols - 1] : CG_RANS_SCALE;
+        /* 1: a lane without a column has index 0 alone, so it never looks escaped. */
         last[i] = is_column ? cls->n_symbols - 1u : 1;
         base[i] = k * (uint32_t)(sizeof *cls / 4);
         columns[i] = is_column ? UINT32_MAX : 0;
@@ -113,9 +114,12 @@ static inline __m256i take_symbols(const cg_rans_class *classes, const lanes8 *l
         const __m256i bucket = _mm256_srli_epi32(slot, CG_RANS_BUCKET_SHIFT);
         __m256i packed = _mm256_mask_i32gather_epi32(
             l->freq0, at, _mm256_add_epi32(l->bucket, bucket), others, 4);
+        /* A gather reads four bytes. Behind first[] lie other fields of the class. */
         __m256i index = _mm256_mask_i32gather_epi32(_mm256_setzero_si256(), at,
                                                     _mm256_add_epi32(l->first, bucket), others, 1);
         index = _mm256_and_si256(index, _mm256_set1_epi32(0xff));
+        /* The slot may lie behind the bucket's first index: those lanes go on. missed is -1 there,
+         * so taking it off adds 1. */
         for (;;) {
             past = _mm256_sub_epi32(slot, _mm256_srli_epi32(packed, 16));
             freq = _mm256_and_si256(packed, low16);
@@ -388,8 +392,9 @@ static inline void emit32(__m256i x[N_EIGHTS], const __m256i full[N_EIGHTS], uin
     *at = out;
 }
 
-/* x / freq, and the remainder. Floats of half of both are off by one at most: x / freq < 2^18, and
- * the bit that halving x loses is less than freq. */
+/* x / freq, and the remainder. AVX2 makes floats of signed integers only, so both are halved. The
+ * quotient is then off by one at most: x / freq < 2^18, and the bit that halving x loses is less
+ * than freq. */
 static inline __m256i divide(__m256i x, __m256i freq, __m256i *remainder_out)
 {
     const __m256 halves = _mm256_cvtepi32_ps(_mm256_srli_epi32(x, 1)),
@@ -449,6 +454,7 @@ static inline __m256i index_cells(const lanes8 *l, __m256i cells)
         _mm256_add_epi32(_mm256_add_epi32(magnitude, magnitude), _mm256_cmpgt_epi32(v, zero));
     const __m256i index = _mm256_blendv_epi8(_mm256_sub_epi32(l->top, v), doubled,
                                              _mm256_cmpgt_epi32(l->halved, zero));
+    /* Unsigned: an exponent above top is a negative index, and escaped, too. */
     return _mm256_min_epu32(index, l->last);
 }
 

@@ -32,7 +32,8 @@ static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_str
     l.bucket = _mm512_add_epi32(base, _mm512_set1_epi32(offsetof(cg_rans_class, bucket) / 4));
     l.first = _mm512_add_epi32(base_bytes, _mm512_set1_epi32(offsetof(cg_rans_class, first)));
     l.cost = _mm512_add_epi32(base_bytes, _mm512_set1_epi32(offsetof(cg_rans_class, cost)));
-    /* shift, n_symbols, escape_bits and top are a class's first four bytes */
+    /* shift, n_symbols, escape_bits and top are a class's first four bytes. A lane without a column
+     * has n_symbols 1, and zeros. */
     const __m512i head =
         _mm512_mask_i32gather_epi32(_mm512_set1_epi32(1 << 8), l.columns, base, classes, 4);
     l.shift = _mm512_and_si512(head, low8);
@@ -42,6 +43,8 @@ static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_str
                                           _mm512_set1_epi32(5));
     l.halved = _mm512_maskz_set1_epi32(l.is_signed, 1);
     l.top = _mm512_srli_epi32(head, 24);
+    /* What is gathered is freq | cum << 16: its index 0 has no cum, and of the escape the cum is
+     * wanted. */
     const __m512i all_slots = _mm512_set1_epi32(CG_RANS_SCALE);
     l.freq0 = _mm512_mask_i32gather_epi32(all_slots, l.columns, l.packed, classes, 4);
     l.escape = _mm512_mask_i32gather_epi32(_mm512_slli_epi32(all_slots, 16), l.columns,

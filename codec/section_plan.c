@@ -146,6 +146,7 @@ uint32_t cg_section_plan_joint_index(const cg_profile *profile, const cg_chunk_h
 uint32_t cg_section_plan_sinks_index(const cg_profile *profile, const cg_chunk_header *header,
                                      uint32_t group, unsigned plane)
 {
+    /* Sinks are there once, among the coarsest level's sections, which come first. */
     return 1 + count_joint(profile) + group * count_in_group(profile, header) +
            (profile->n_matrices == 1 ? 1 + plane : 2 * plane + 1);
 }
