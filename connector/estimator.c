@@ -63,6 +63,20 @@ static int changed(const cg_estimator *e, uint32_t n, int drop)
     return 1;
 }
 
+/* How much longer or shorter than by the estimate each took, weighted by its time. */
+static double deviation(const cg_estimator *e)
+{
+    const double bps = cg_estimator_bps(e);
+    double squares = 0, ns = 0;
+    for (uint32_t i = 0; i < e->n_samples; i++) {
+        const double off = bps / sample_bps(&e->samples[i]) - 1;
+        const double expected_ns = weight(e, i) * e->samples[i].bytes * 8e9 / bps;
+        squares += expected_ns * off * off;
+        ns += expected_ns;
+    }
+    return sqrt(squares / ns);
+}
+
 static void add_sample(cg_estimator *e, double bytes, double ns, uint64_t at_ns)
 {
     if (e->n_samples == CG_ESTIMATOR_WINDOW)
@@ -73,6 +87,8 @@ static void add_sample(cg_estimator *e, double bytes, double ns, uint64_t at_ns)
         keep_last(e, DROP_SAMPLES);
     else if (changed(e, RISE_SAMPLES, 0))
         keep_last(e, RISE_SAMPLES);
+    e->mean_bps = mean_bps(e, e->n_samples);
+    e->deviation = deviation(e);
 }
 
 void cg_estimator_add(cg_estimator *e, uint64_t bytes, uint64_t duration_ns, uint64_t at_ns)
@@ -92,27 +108,19 @@ double cg_estimator_bps(const cg_estimator *e)
 {
     if (e->n_samples == 0 || e->kind == CG_ESTIMATOR_LAST)
         return cg_estimator_last_bps(e);
-    return mean_bps(e, e->n_samples);
+    return e->mean_bps;
 }
 
 double cg_estimator_low_bps(const cg_estimator *e, uint64_t now_ns)
 {
     const double bps = cg_estimator_bps(e);
-    double squares = 0, ns = 0;
     if (e->n_samples == 0)
         return bps / PRIOR_DOUBT;
-    /* How much longer or shorter than by the estimate each took, weighted by its time. */
-    for (uint32_t i = 0; i < e->n_samples; i++) {
-        const double off = bps / sample_bps(&e->samples[i]) - 1;
-        const double expected_ns = weight(e, i) * e->samples[i].bytes * 8e9 / bps;
-        squares += expected_ns * off * off;
-        ns += expected_ns;
-    }
     const uint64_t newest_ns = e->samples[e->n_samples - 1].at_ns;
     const double idle_ns = now_ns > newest_ns ? (double)(now_ns - newest_ns) : 0;
     /* Three doubts: how far the samples lie apart, how few they are, and how long ago the last one
      * was. */
-    return bps / ((1 + sqrt(squares / ns)) * (1 + 1.0 / (1 + e->n_samples)) *
+    return bps / ((1 + e->deviation) * (1 + 1.0 / (1 + e->n_samples)) *
                   (2 - exp2(-idle_ns / HALF_LIFE_NS)));
 }
 

@@ -35,7 +35,8 @@ typedef struct cg_estimator {
     double memory_bps; /* of reads that no link can have served */
     cg_link_sample samples[CG_ESTIMATOR_WINDOW]; /* oldest first */
     uint32_t n_samples;
-    uint32_t generation; /* counts samples: a decision made by fewer may be made anew */
+    double mean_bps, deviation; /* of the samples; deviation: of their times, relative */
+    uint32_t generation;        /* counts samples: a decision made by fewer may be made anew */
 } cg_estimator;
 
 void cg_estimator_init(cg_estimator *estimator, cg_estimator_kind kind, double prior_bps);

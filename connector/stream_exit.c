@@ -230,12 +230,15 @@ static outlook look_out(const cg_stream_plan *plan, const cg_speeds *speeds, uin
 cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                               uint32_t *chunk_index_out)
 {
+    bool any = false;
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        any = any || may_be_cut(stream);
+    plan->check_ns = UINT64_MAX;
+    if (!any || !(cg_speeds_recompute(speeds) > 0))
+        return NULL;
     const outlook o = look_out(plan, speeds, now_ns);
     const double now_decoding_ns = decoding_ns(plan, speeds);
     queue before = {speeds->others_bytes, now_decoding_ns, now_decoding_ns};
-    plan->check_ns = UINT64_MAX;
-    if (!(cg_speeds_recompute(speeds) > 0))
-        return NULL;
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
         const queue here = before;
         bool waits;

@@ -147,13 +147,15 @@ uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds)
  * loaded was decided before, so the controller gets no speed of recomputing. */
 static void decide_levels(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
 {
+    if (stream->has_fixed_level ||
+        (stream->is_decided && stream->decided_generation == speeds->link.generation))
+        return;
     const double link_bps = stream->policy == CG_POLICY_PAPER ? cg_estimator_last_bps(&speeds->link)
                                                               : cg_estimator_bps(&speeds->link);
     uint32_t i = stream->first;
     while (i < stream->end && stream->chunks[i].state != CG_STREAM_WAITING)
         i++;
-    if (stream->has_fixed_level || !(link_bps > 0) ||
-        (stream->is_decided && stream->decided_generation == speeds->link.generation))
+    if (!(link_bps > 0))
         return;
     cg_controller_input input = {
         .policy = stream->policy,
@@ -167,17 +169,16 @@ static void decide_levels(cg_stream *stream, const cg_speeds *speeds, uint64_t n
     stream->decided_generation = speeds->link.generation;
 }
 
-/* n_behind: tokens of the load behind the chunk. */
+/* n_behind: tokens of the load behind the chunk. left: until it must be done, in ns. */
 static void fill_item(cg_extents_chunk *item, const cg_stream *stream, uint32_t index,
-                      uint32_t n_behind, const cg_speeds *speeds, uint64_t now_ns)
+                      uint32_t n_behind, const cg_speeds *speeds, double left, uint64_t now_ns)
 {
     const cg_stream_chunk *chunk = &stream->chunks[index];
     const cg_controller_chunk *sizes = &stream->sizes[index];
     const bool is_begun = chunk->state != CG_STREAM_WAITING;
     const bool is_anytime = cg_stream_is_anytime(stream);
-    *item = (cg_extents_chunk){.left_ns = left_ns(cg_stream_due_ns(stream, speeds), now_ns),
-                               .asked_bytes = chunk->asked_bytes,
-                               .asked = CG_N_LEVELS};
+    *item = (cg_extents_chunk){
+        .left_ns = left, .asked_bytes = chunk->asked_bytes, .asked = CG_N_LEVELS};
     memcpy(item->bytes, sizes->bytes, sizeof item->bytes);
     for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
         if (sizes->bytes[level] == 0)
@@ -204,21 +205,40 @@ static void fill_item(cg_extents_chunk *item, const cg_stream *stream, uint32_t 
     item->asked = cg_stream_level_in(stream, index, chunk->asked_bytes);
 }
 
-/* Lists what is wanted and not yet decoded. Sets decode_at_ns of the streams: decoding takes all
- * threads, so what has an earlier deadline takes its time, too. Returns what is being decoded, in
- * ns. */
+static bool is_papers(const cg_stream *stream)
+{
+    return stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level;
+}
+
+/* How many chunks with something to read the plan needs. Where no stream's reads depend on what is
+ * behind them, so many as may be under way at once do. */
+static size_t items_needed(const cg_stream_plan *plan)
+{
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        if (!stream->has_fixed_level && !is_papers(stream))
+            return SIZE_MAX;
+    return plan->depth;
+}
+
+/* Lists what is wanted and not yet decoded, as far as it is needed. Sets decode_at_ns of the
+ * streams: decoding takes all threads, so what has an earlier deadline takes its time, too. Returns
+ * what is being decoded, in ns. */
 static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
     double decoding_ns = 0, all_ns = 0;
+    size_t needed = items_needed(plan);
     plan->n_items = 0;
-    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
+    for (cg_stream *stream = plan->streams; stream != NULL && needed > 0; stream = stream->next) {
+        const uint64_t until_ns = cg_stream_due_ns(stream, speeds);
+        const uint32_t begin = stream->first + stream->n_whole;
         uint32_t n_behind = 0;
         if (!cg_stream_is_anytime(stream))
             decide_levels(stream, speeds, now_ns);
         stream->is_read = true;
-        for (uint32_t i = stream->first; i < stream->end; i++)
+        for (uint32_t i = begin; i < stream->end; i++)
             n_behind += stream->sizes[i].n_tokens;
-        for (uint32_t i = stream->first; i < stream->first_failed && !stream->is_cancelled; i++) {
+        for (uint32_t i = begin; i < stream->first_failed && !stream->is_cancelled && needed > 0;
+             i++) {
             const cg_stream_chunk *chunk = &stream->chunks[i];
             cg_extents_chunk *item = &plan->items[plan->n_items];
             n_behind -= stream->sizes[i].n_tokens;
@@ -231,12 +251,12 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
             }
             if (chunk->state > CG_STREAM_READING)
                 continue;
-            fill_item(item, stream, i, n_behind, speeds, now_ns);
+            fill_item(item, stream, i, n_behind, speeds, left_ns(until_ns, now_ns), now_ns);
             plan->refs[plan->n_items++] = (cg_stream_ref){stream, i};
+            needed -= !chunk->is_cut && item->bytes[item->floor] > chunk->asked_bytes;
             all_ns += item->decode_ns[item->asked < CG_N_LEVELS ? item->asked : item->floor];
         }
         const uint64_t need_ns = (uint64_t)(all_ns * DECODE_SLACK) + DECODE_SLACK_MS * 1000000u;
-        const uint64_t until_ns = cg_stream_due_ns(stream, speeds);
         stream->decode_at_ns = until_ns > need_ns ? until_ns - need_ns : 0;
     }
     return decoding_ns;
@@ -267,13 +287,19 @@ static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_
     if (!(input.low_bps > 0))
         input.low_bps = 1;
     cg_extents_plan_make(&plan->planned, &input);
-    /* The same for a faster link: what even that one would not read is not waited for. */
+    /* The same for a faster link: what even that one would not read is not waited for. Where
+     * nothing may be refined it is the same plan. */
+    bool any_open = false;
+    for (size_t i = 0; i < plan->n_items && !any_open; i++)
+        any_open = !plan->items[i].is_closed;
     input.link_bps *= HOPE;
-    cg_extents_plan_make(&plan->hoped, &input);
+    if (any_open)
+        cg_extents_plan_make(&plan->hoped, &input);
+    const uint8_t *hoped = any_open ? plan->hoped.levels : plan->planned.levels;
     for (size_t i = 0; i < plan->n_items; i++) {
         cg_stream_chunk *chunk = &plan->refs[i].stream->chunks[plan->refs[i].chunk_index];
         chunk->planned = plan->planned.levels[i];
-        chunk->hoped = link_bps > 0 ? plan->hoped.levels[i] : CG_L0; /* unknown: anything */
+        chunk->hoped = link_bps > 0 ? hoped[i] : CG_L0; /* unknown: anything */
     }
     for (size_t i = 0; i < plan->planned.n_extents; i++) {
         const cg_stream_ref *ref = &plan->refs[plan->planned.extents[i].chunk];
@@ -294,11 +320,6 @@ static double measured_bps(const cg_speeds *speeds)
     if (speeds->link.n_samples == 0)
         return speeds->link.memory_bps;
     return cg_estimator_bps(&speeds->link);
-}
-
-static bool is_papers(const cg_stream *stream)
-{
-    return stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level;
 }
 
 static bool is_far(const cg_speeds *speeds)
@@ -606,7 +627,8 @@ cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, 
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
         for (uint32_t i = stream->first; i < stream->first_failed; i++) {
             cg_stream_chunk *chunk = &stream->chunks[i];
-            if (!cg_stream_is_decodable(stream, i) || !is_final(plan, stream, i, now_ns))
+            if (chunk->state != CG_STREAM_READING || !cg_stream_is_decodable(stream, i) ||
+                !is_final(plan, stream, i, now_ns))
                 continue;
             chunk->level = cg_stream_level_in(stream, i, chunk->arrived_bytes);
             chunk->state = CG_STREAM_DECODING;
@@ -641,8 +663,9 @@ uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
     uint64_t wake_ns = plan->n_reading > 0 ? plan->check_ns : UINT64_MAX;
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
         wake_ns = stream->ends_at_ns < wake_ns ? stream->ends_at_ns : wake_ns;
-        for (uint32_t i = stream->first; i < stream->first_failed; i++)
-            if (cg_stream_is_decodable(stream, i) && stream->decode_at_ns < wake_ns)
+        for (uint32_t i = stream->first; i < stream->first_failed && stream->decode_at_ns < wake_ns;
+             i++)
+            if (stream->chunks[i].state == CG_STREAM_READING && cg_stream_is_decodable(stream, i))
                 wake_ns = stream->decode_at_ns;
     }
     for (uint32_t i = 0; i < plan->depth; i++) {

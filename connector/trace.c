@@ -61,7 +61,11 @@ void cg_trace_add_plan(cg_trace *trace, const cg_stream *stream, double estimate
     uint64_t digest = 14695981039346656037u; /* FNV-1a: no level is 0 in it */
     for (uint32_t i = stream->first; i < stream->first_failed; i++) {
         const cg_stream_chunk *chunk = &stream->chunks[i];
-        const uint8_t level = chunk->state <= CG_STREAM_READING ? chunk->planned : chunk->level;
+        /* What has one level is planned only as far as it is read soon. */
+        const uint8_t level = chunk->state > CG_STREAM_READING ? chunk->level
+                              : chunk->state == CG_STREAM_WAITING && !cg_stream_is_anytime(stream)
+                                  ? stream->levels[i]
+                                  : chunk->planned;
         if (level >= CG_N_LEVELS)
             continue;
         event.chunks_at[level]++;
