@@ -59,6 +59,10 @@ const cg_chunk *cg_decoder_chunk(const cg_decoder *decoder);
 uint32_t cg_decoder_n_tasks(const cg_decoder *decoder);
 cg_task_shape cg_decoder_task_shape(const cg_decoder *decoder, uint32_t task_index);
 size_t cg_decoder_scratch_bytes(const cg_decoder *decoder);
+/* Decodes what all tasks of a chunk share: the joint matrix, if there is one. Else the first task
+ * does, and those that run at the same time wait for it. Errors of cg_decoder_run(), which are then
+ * every task's, too. Any thread. */
+cg_status cg_decoder_prepare(const cg_decoder *decoder, void *scratch, size_t scratch_bytes);
 /* Checks the checksums of a task's sections, then decodes it into out (canonical layout). Never
  * reads outside the chunk, whatever its bytes are. CG_ERR_CORRUPT, CG_ERR_TRUNCATED: out is garbage
  * then. What is wrong with the joint matrix's sections is every task's error. Any thread. */

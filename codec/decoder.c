@@ -189,6 +189,18 @@ static cg_status ready_joint(const cg_decoder *d, void *scratch)
     return status;
 }
 
+static bool is_scratch(const cg_decoder *d, const void *scratch, size_t scratch_bytes)
+{
+    return scratch_bytes >= cg_decoder_scratch_bytes(d) && (uintptr_t)scratch % CG_ARENA_ALIGN == 0;
+}
+
+cg_status cg_decoder_prepare(const cg_decoder *d, void *scratch, size_t scratch_bytes)
+{
+    if (!is_scratch(d, scratch, scratch_bytes))
+        return CG_ERR_INVALID_ARGUMENT;
+    return d->joint != NULL ? ready_joint(d, scratch) : CG_OK;
+}
+
 /* Lays the exact first tokens of a plane on top of what was decoded: FORMAT.md, step 6. A sinks
  * section is [token][layer][head][dim], and out, of that plane, has the layers outside. */
 static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const cg_section *section,
@@ -219,8 +231,7 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
 {
     const cg_chunk_header *h = &d->chunk.header;
     const cg_profile *p = d->heads.profile;
-    if (task_index >= cg_decoder_n_tasks(d) || scratch_bytes < cg_decoder_scratch_bytes(d) ||
-        (uintptr_t)scratch % CG_ARENA_ALIGN != 0)
+    if (task_index >= cg_decoder_n_tasks(d) || !is_scratch(d, scratch, scratch_bytes))
         return CG_ERR_INVALID_ARGUMENT;
     cg_coded coded[CG_N_LEVELS] = {0};
     cg_status status = CG_OK;

@@ -34,17 +34,38 @@ static void deliver(const cachegen_load *load, const cg_plan_chunk *planned,
     }
 }
 
-static void run_decode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
+static bool is_wanted(const cg_load_chunk *chunk)
 {
-    cg_load_chunk *chunk = chunk_of(job);
+    cg_runtime *rt = chunk->load->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    const bool wanted = cg_load_wants(chunk);
+    pthread_mutex_unlock(&rt->lock);
+    return wanted;
+}
+
+/* What a task of a chunk took of a thread, and how it went. */
+static void count(cg_load_chunk *chunk, cg_status status, uint64_t decode_ns, uint64_t copy_ns)
+{
     cachegen_load *load = chunk->load;
     cg_runtime *rt = load->op.runtime;
     pthread_mutex_lock(&rt->lock);
+    if (status != CG_OK && chunk->status == CG_OK)
+        chunk->status = status;
+    chunk->decode_ns += decode_ns;
+    load->progress.decode_ns += decode_ns;
+    load->progress.copy_ns += copy_ns;
+    rt->stats.decode_ns += decode_ns;
+    rt->stats.copy_ns += copy_ns;
+    pthread_mutex_unlock(&rt->lock);
+}
+
+static void run_decode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
+{
+    cg_load_chunk *chunk = chunk_of(job);
+    const cachegen_load *load = chunk->load;
     /* Asked before each task: the load may be cancelled by now, or another task of the chunk have
      * failed. */
-    const bool is_wanted = cg_load_wants(chunk);
-    pthread_mutex_unlock(&rt->lock);
-    if (!is_wanted)
+    if (!is_wanted(chunk))
         return;
 
     const cg_task_shape shape = cg_decoder_task_shape(chunk->decoder, task_index);
@@ -60,15 +81,7 @@ static void run_decode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
         deliver(load, &load->plan->chunks[chunk->index], &shape, scratch->tile);
         copied_ns = cg_now_ns();
     }
-    pthread_mutex_lock(&rt->lock);
-    if (status != CG_OK && chunk->status == CG_OK)
-        chunk->status = status;
-    chunk->decode_ns += decoded_ns - began_ns;
-    load->progress.decode_ns += decoded_ns - began_ns;
-    load->progress.copy_ns += copied_ns - decoded_ns;
-    rt->stats.decode_ns += decoded_ns - began_ns;
-    rt->stats.copy_ns += copied_ns - decoded_ns;
-    pthread_mutex_unlock(&rt->lock);
+    count(chunk, status, decoded_ns - began_ns, copied_ns - decoded_ns);
 }
 
 /* The job's last word on a chunk. */
@@ -98,10 +111,21 @@ static const uint8_t *put_together(cg_load_chunk *chunk, uint64_t n_bytes)
     return chunk->bytes;
 }
 
+/* What all tasks of the chunk share. Here other threads have other chunks to do; if the first task
+ * did it, they would wait. */
+static void prepare(cg_load_chunk *chunk, cg_scratch *scratch)
+{
+    const uint64_t began_ns = cg_now_ns();
+    const size_t codec_bytes = cg_decoder_scratch_bytes(chunk->decoder);
+    cg_status status = cg_scratch_reserve(scratch, codec_bytes, 0);
+    if (status == CG_OK)
+        status = cg_decoder_prepare(chunk->decoder, scratch->codec, scratch->codec_bytes);
+    count(chunk, status, cg_now_ns() - began_ns, 0);
+}
+
 static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     (void)task_index;
-    (void)scratch;
     cg_load_chunk *chunk = chunk_of(job);
     const cachegen_load *load = chunk->load;
     /* Level and pieces stay as they are until this job has ended. */
@@ -112,6 +136,8 @@ static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
         bytes == NULL ? CG_ERR_NO_MEMORY
                       : cg_load_verify(&load->op.connector->model, load->plan, chunk->index, level,
                                        bytes, n_bytes, &chunk->worst_level, &chunk->decoder);
+    if (chunk->status == CG_OK && is_wanted(chunk))
+        prepare(chunk, scratch);
 }
 
 static void verify_done(cg_job *job)

@@ -159,6 +159,14 @@ struct Decoder {
         out->assign(cg_decoder_task_shape(decoder, task).elements_bytes, 0xcc);
         return cg_decoder_run(decoder, task, scratch.get(), scratch_bytes, out->data());
     }
+    cg_status prepare() const
+    {
+        const std::unique_ptr<void, MallocFree> scratch(
+            aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
+        EXPECT_EQ(cg_decoder_prepare(decoder, scratch.get(), scratch_bytes - 1),
+                  CG_ERR_INVALID_ARGUMENT);
+        return cg_decoder_prepare(decoder, scratch.get(), scratch_bytes);
+    }
 };
 
 class JointDecoder : public testing::Test
@@ -226,6 +234,28 @@ TEST_F(JointDecoder, TasksOfSeveralThreadsFindOneJointMatrix)
         EXPECT_EQ(status, std::vector<cg_status>(8, CG_OK));
         EXPECT_EQ(got, want);
     }
+}
+
+TEST_F(JointDecoder, TasksFindWhatWasPrepared)
+{
+    cg_chunk opened;
+    ASSERT_EQ(cg_chunk_open(chunk.data(), chunk.size(), &opened), CG_OK);
+    std::vector<Bytes> want(8);
+    for (uint32_t task = 0; task < 8; task++)
+        ASSERT_EQ(Decoder(profile, chunk).run(task, &want[task]), CG_OK);
+    const cg_section joint = cg_chunk_section(
+        &opened, cg_section_plan_joint_index(profile.get(), &opened.header, CG_L1));
+    Bytes bytes = chunk, out;
+    const Decoder decoder(profile, bytes);
+    ASSERT_EQ(decoder.prepare(), CG_OK);
+    bytes[joint.offset] ^= 1; // nobody decodes it again
+    for (uint32_t task = 0; task < 8; task++) {
+        EXPECT_EQ(decoder.run(task, &out), CG_OK);
+        EXPECT_EQ(out, want[task]);
+    }
+    const Decoder corrupt(profile, bytes);
+    EXPECT_EQ(corrupt.prepare(), CG_ERR_CORRUPT);
+    EXPECT_EQ(corrupt.run(0, &out), CG_ERR_CORRUPT);
 }
 
 TEST_F(JointDecoder, DamageToTheJointMatrixIsEveryTasksError)
