@@ -5,7 +5,7 @@ at each bandwidth or after each trace. Writes rows and, of bandwidths, a plot.
 usage: ttft_bench.py --build BUILD --model MODEL_DIR --profile PROFILE_DIR --json OUT [--plot PNG]
            [--mbps 10,30,...] [--trace FILE... --trace-scale 1] [--at-once 1,4,16] [--rounds 3]
            [--budget-ms 2000] [--kinds ttft_budget,L2,...] [--uncompressed-from-mbps 30]
-           [--answer-tokens 32]
+           [--answer-tokens 32] [--prompts FILE...]
        ttft_bench.py --json ROWS --plot PNG      only plots
 
 The demo's prompt, link, servers and client (connector/demo.py); PROFILE_DIR is a model's folder
@@ -18,15 +18,15 @@ vLLM's prefix cache is off, and the connector remembers no chunk (ttl 0); each l
 mount, so the client's page cache has nothing; the server's files are in the server's. At each
 bandwidth and number of requests a load that is not counted comes first for each policy, so that the
 link's speed is known; after a trace it is what the loads before have seen. The prompts of requests
-at once differ in their first words.
+at once, and of the rounds, differ in their first words, and are of the texts in turn (--prompts;
+the demo's alone by default), each cut to as many tokens as the demo's.
 
-A row: medians with the least and the most of all requests of all rounds; of recomputing, which no
-link changes, of the first round only. moved_mb is what the client's end of the link received in a
-round, all headers included. measured_kl, of the first round: what the engine thinks of each token
-of the cold answer, which is forced on it, against what the cold run thought (mean KL divergence
-over the tokens, in nats; over the 20 likeliest of both, and all others as one: no more than that
-over the vocabulary). It has the engine's own rounding in it: uncompressed says how much. The
-rounds after that end with the first token.
+A row: medians with the least and the most of all requests of all rounds. moved_mb is what the
+client's end of the link received in a round, all headers included. measured_kl: what the engine
+thinks of each token of the cold answer, which is forced on it, against what the cold run thought
+(mean KL divergence over an answer's tokens, in nats; over the 20 likeliest of both, and all others
+as one: no more than that over the vocabulary), spread over the answers. It has the engine's own
+rounding in it: uncompressed says how much.
 """
 
 import argparse
@@ -48,6 +48,7 @@ from demo import PROMPT, faster_dtype  # noqa: E402
 from demo_processes import Server, View, Waiting, cachegen_transfer  # noqa: E402
 from demo_processes import exit_on_signals, mounted, say, uncompressed_transfer  # noqa: E402
 from link_bench import AFTER_S, Follow, Link, read_trace, spread  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
 
 POLICIES = ("ttft_budget", "min_delay")
 ENGINES = (*POLICIES, "uncompressed")
@@ -71,13 +72,28 @@ def kl_of(cold, warm):
     return total / len(cold)
 
 
+def prompt_texts(arguments):
+    """The demo's text, or others, each cut to as many tokens."""
+    tokenizer = Tokenizer.from_file(os.path.join(arguments.model, "tokenizer.json"))
+    with open(os.path.join(CHECKOUT, PROMPT), encoding="utf-8") as file:
+        texts = [file.read()]
+    n_tokens = len(tokenizer.encode(texts[0]).ids)
+    for path in arguments.prompts:
+        with open(path, encoding="utf-8") as file:
+            ids = tokenizer.encode(file.read()).ids
+        if len(ids) < n_tokens:
+            sys.exit(f"{path}: {len(ids)} tokens, fewer than the demo's {n_tokens}")
+        texts.append(tokenizer.decode(ids[:n_tokens]))
+    return texts[1:] or texts
+
+
 class Bench:
     def __init__(self, arguments, work, stack):
         self.arguments, self.work, self.stack = arguments, work, stack
         self.model = os.path.basename(os.path.normpath(arguments.profile))
-        with open(os.path.join(CHECKOUT, PROMPT), encoding="utf-8") as file:
-            text = file.read()
-        self.prompts = [f"Copy {n}.\n{text}" for n in range(max(arguments.at_once))]
+        texts = prompt_texts(arguments)
+        n_prompts = max(*arguments.at_once, arguments.rounds)
+        self.prompts = [f"Copy {n}.\n{texts[n % len(texts)]}" for n in range(n_prompts)]
         self.cold = {}  # prompt -> the cold answer's logprobs
         self.n_cold = 0
 
@@ -164,14 +180,14 @@ class Bench:
         fields.update(logprobs=True, top_logprobs=LIKELIEST, return_tokens_as_token_ids=True)
         return client.ask(prompt, max_tokens=n_tokens, ignore_eos=True, **fields)
 
-    def ask_all(self, client, n_requests, fields, n_tokens):
-        """Answers of n_tokens to the first n_requests prompts, asked at once."""
-        answers, threads = [None] * n_requests, []
+    def ask_all(self, client, prompts, fields, n_tokens):
+        """Answers of n_tokens to the prompts, asked at once."""
+        answers, threads = [None] * len(prompts), []
 
         def ask(n):
-            answers[n] = self.ask(client, self.prompts[n], n_tokens, **fields(n))
+            answers[n] = self.ask(client, prompts[n], n_tokens, **fields(n))
 
-        for n in range(n_requests):
+        for n in range(len(prompts)):
             threads.append(threading.Thread(target=ask, args=(n,)))
         for thread in threads:
             thread.start()
@@ -181,17 +197,17 @@ class Bench:
             raise RuntimeError("a request failed")
         return answers
 
-    def recompute(self, n_requests):
+    def recompute(self, prompts):
         self.n_cold += 1
         salt = f"cold {self.n_cold}"
         client, n_tokens = self.clients["ttft_budget"], self.arguments.answer_tokens
         salted = lambda n: {"cache_salt": f"{salt} {n}"}  # noqa: E731
-        answers = self.ask_all(client, n_requests, salted, n_tokens)
-        for prompt, answer in zip(self.prompts, answers):
+        answers = self.ask_all(client, prompts, salted, n_tokens)
+        for prompt, answer in zip(prompts, answers):
             self.cold.setdefault(prompt, answer["logprobs"])
-        return {"answers": answers, "moved_mb": 0.0, "counted": {}}
+        return {"prompts": prompts, "answers": answers, "moved_mb": 0.0, "counted": {}}
 
-    def load(self, kind, n_requests, steps, n_tokens=1):
+    def load(self, kind, prompts, steps, n_tokens=1):
         """steps: (s, Mbit/s) of the link, from when it is asked."""
         name = kind if kind in self.clients else "ttft_budget"
         client, view = self.clients[name], self.views[name]
@@ -205,14 +221,15 @@ class Bench:
             with Follow(self.link, steps):
                 moved = self.link.received_bytes()
                 wish = lambda n: {"kv_transfer_params": wishes}  # noqa: E731
-                answers = self.ask_all(client, n_requests, wish, n_tokens)
+                answers = self.ask_all(client, prompts, wish, n_tokens)
                 time.sleep(AFTER_S)
                 moved = self.link.received_bytes() - moved
             hits = sum(answer["cached_tokens"] > 0 for answer in answers)
             if name == "uncompressed":
                 hits = 0  # it counts nothing
             counted = client.counters_since(before, lambda since: since.get("loads", 0) >= hits)
-            return {"answers": answers, "moved_mb": moved / 1e6, "counted": counted}
+            moved_mb = moved / 1e6
+            return {"prompts": prompts, "answers": answers, "moved_mb": moved_mb, "counted": counted}
         finally:
             self.link.shape(FREE_MBPS)
             view.close()
@@ -221,8 +238,8 @@ class Bench:
     def row_of(self, kind, samples):
         answers = [answer for sample in samples for answer in sample["answers"]]
         per_round = len(samples[0]["answers"])
-        first = zip(self.prompts, samples[0]["answers"])
-        kl = [kl_of(self.cold[prompt], answer["logprobs"]) for prompt, answer in first]
+        pairs = [pair for sample in samples for pair in zip(sample["prompts"], sample["answers"])]
+        kl = [kl_of(self.cold[prompt], answer["logprobs"]) for prompt, answer in pairs]
         row = {
             "requests": len(answers),
             "ttft_s": spread([answer["ttft_s"] for answer in answers]),
@@ -243,7 +260,8 @@ class Bench:
         wanted = self.arguments
         places = [("mbps", mbps) for mbps in wanted.mbps]
         places += [("trace", path) for path in wanted.trace]
-        self.recompute(len(self.prompts))  # the answers that others are compared with
+        for prompt in self.prompts:  # one by one: the answers that others are compared with
+            self.recompute([prompt])
         for n_requests in wanted.at_once:
             for kind, place in places:
                 self.measure_at(kind, place, n_requests, out)
@@ -257,20 +275,19 @@ class Bench:
         if how == "mbps":
             for kind in POLICIES:
                 if kind in kinds:
-                    self.load(kind, n_requests, [(0, place)])
+                    self.load(kind, self.prompts[:n_requests], [(0, place)])
         samples = {kind: [] for kind in kinds}
         for n in range(wanted.rounds):
             steps = [(0, place)]
             if how == "trace":
                 steps = read_trace(place, n * wanted.trace_step_s, wanted.trace_scale)
+            at = [(n * n_requests + i) % len(self.prompts) for i in range(n_requests)]
+            prompts = [self.prompts[i] for i in at]
             for kind in kinds:
-                if kind == "recomputed" and n > 0:
-                    continue
                 if kind == "recomputed":
-                    sample = self.recompute(n_requests)
+                    sample = self.recompute(prompts)
                 else:
-                    n_tokens = wanted.answer_tokens if n == 0 else 1
-                    sample = self.load(kind, n_requests, steps, n_tokens)
+                    sample = self.load(kind, prompts, steps, wanted.answer_tokens)
                 samples[kind].append(sample)
                 ttft_s = spread([answer["ttft_s"] for answer in sample["answers"]])
                 what = f"{name} x{n_requests} {kind}: {ttft_s} s, {sample['moved_mb']:.2f} MB"
@@ -336,6 +353,7 @@ def parse():
     parser.add_argument("--kinds", type=numbers(str), default=KINDS)
     parser.add_argument("--uncompressed-from-mbps", type=float, default=30)
     parser.add_argument("--answer-tokens", type=int, default=32)
+    parser.add_argument("--prompts", nargs="*", default=[])
     arguments = parser.parse_args()
     arguments.checkout = CHECKOUT  # the demo's parts want it
     return arguments
