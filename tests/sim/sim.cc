@@ -16,16 +16,16 @@ static const double NEVER_S = std::numeric_limits<double>::infinity();
 static const double PAUSE_S = 2; // between the rounds
 enum { DEPTH = 16, RAW = CG_N_LEVELS };
 
-// 30 layers, 3 KV heads of 64. Bits are those of tests/bench/results/quality.md; decoding
-// (AVX512_VNNI, 2 cores) is what chunks of version 2 took. Recomputing: vLLM's CPU build on the
-// same 2 cores, README.
+// 30 layers, 3 KV heads of 64. Bits are those of tests/bench/results/quality.md (chunks of version
+// 4); decoding (AVX512_VNNI, 2 cores) is what chunks of version 2 took. Recomputing: vLLM's CPU
+// build on the same 2 cores, README.
 Model smollm2()
 {
     return {"SmolLM2-135M",
             3072,
             256,
             2.0 * 30 * 3 * 64,
-            {10.66, 1.429, 0.640, 0.220, 16},
+            {10.67, 1.358, 0.565, 0.161, 16},
             {93700, 15000, 23350, 40000},
             727};
 }
@@ -38,7 +38,7 @@ Model llama8b()
             8192,
             256,
             2.0 * 32 * 8 * 128,
-            {10.66, 1.429, 0.640, 0.220, 16},
+            {10.67, 1.358, 0.565, 0.161, 16},
             {131700, 21100, 32800, 56300},
             10000};
 }
