@@ -1,5 +1,5 @@
-/* codec/kernel_lists.h - words of 32 bits that are not zero, squeezed together: inside of the files
- * that list quads and pairs of symbols.
+/* codec/kernel_lists.h - lists words of 32 bits that are not zero: for the files that list quads
+ * and pairs of symbols.
  *
  * Included by files that CMake compiles once per instruction set, from AVX2 on, and by no other.
  */
@@ -11,8 +11,9 @@
 #if defined(__AVX512BW__)
 enum { LISTED_WORDS = 16 }; /* at once */
 
-/* words, of which the first has the index first, to list_out[n]; returns n. A register's number of
- * entries may be overwritten. */
+/* Lists the words of a register that are not zero, each with its index, which is first for the
+ * first one, in order to list_out. Returns how many they are. LISTED_WORDS entries of list_out may
+ * be overwritten. */
 static inline uint32_t list_words(__m512i words, uint32_t first, cg_quad *list_out)
 {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -30,7 +31,8 @@ static inline uint32_t list_words(__m512i words, uint32_t first, cg_quad *list_o
 #elif defined(__AVX2__)
 enum { LISTED_WORDS = 8 };
 
-/* By the mask of eight lanes: which of them are in it, in order. */
+/* lanes_of_mask[mask]: the numbers of the lanes that a mask of eight has, in order, a byte each.
+ * AVX2 has no compress. */
 #define LANE_OF(m, lane)                                                                           \
     ((uint64_t)((m) >> (lane)&1) * (lane) << 8 * __builtin_popcount((m) & ((1 << (lane)) - 1)))
 #define LANES_OF(m)                                                                                \
@@ -59,7 +61,7 @@ static inline uint32_t list_words(__m256i words, uint32_t first, cg_quad *list_o
 #endif
 
 #if defined(__AVX2__)
-/* A register of cells, of n_left that there are; zeros behind them. */
+/* A register of cells from `cells` on, where n_left are left; zeros behind those. */
 static inline vector_i load_cells(const int16_t *cells, size_t n_left)
 {
 #if defined(__AVX512BW__)

@@ -9,7 +9,8 @@
 #include <immintrin.h>
 #endif
 
-/* One register of the instruction set: longer vectors than that gcc keeps in memory. */
+/* LANES floats are one register: gcc keeps longer vectors in memory. ROWS_A_PASS: rows whose sums
+ * fit in the registers beside what is multiplied. */
 #if defined(__AVX512F__)
 enum { LANES = 16, ROWS_A_PASS = 8 };
 #elif defined(__AVX2__)
@@ -19,7 +20,9 @@ enum { LANES = 4, ROWS_A_PASS = 2 };
 #endif
 typedef float vector_f32 __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t vector_u32 __attribute__((vector_size(4 * LANES), aligned(4)));
-/* Vectors of the low halves of a part's words, and as many of the high ones. */
+/* Vectors of 16 channels. A part is 32 channels in 16 words: their low halves, then their high
+ * ones.
+ */
 enum { VECTORS_A_PART = 16 / LANES };
 
 #if defined(__AVX2__)

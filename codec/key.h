@@ -27,11 +27,12 @@ typedef struct cg_fingerprint {
 
 enum { CG_KEY_HEX_BYTES = 2 * CG_KEY_BYTES + 1 }; /* with the terminating zero */
 
-/* The model as roots mean it: with the dtype of its cache, of which a model's fingerprint says
- * nothing. */
+/* The model that a root is made from: a model's fingerprint, and the dtype of its cache, of which
+ * the fingerprint says nothing. */
 cg_fingerprint cg_key_model(const cg_fingerprint *model, unsigned dtype);
 /* model: of cg_key_model(). */
 cg_key cg_key_root(const cg_fingerprint *model, const void *salt, size_t salt_bytes);
+/* key(i) of above. parent: key(i-1), or the root. */
 cg_key cg_key_chunk(const cg_key *parent, const cg_key *extra, const uint32_t *tokens,
                     size_t n_tokens);
 /* The keys of tokens[n_tokens] cut into chunks of chunk_tokens (at least 1), the last with what is

@@ -1,4 +1,4 @@
-/* codec/rans_cells.h - one cell of a matrix of symbols, as rANS codes it, inside of rans_strips*.c.
+/* codec/rans_cells.h - one cell of a matrix of symbols, as rANS codes it, for rans_strips*.c.
  *
  * The rules of codec/rans_lane.h, lane by lane, in the order in which lanes take words. The AVX-512
  * and AVX2 code takes rare lanes, the escapes, through here, too. Threads: pure functions on the

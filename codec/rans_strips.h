@@ -1,4 +1,4 @@
-/* codec/rans_strips.h - one strip of a stream, inside of rans_kernels.c: a table per instruction
+/* codec/rans_strips.h - codes one strip of a stream, for rans_kernels.c: a table per instruction
  * set.
  *
  * A strip's functions take over the lane states and the words where the strip before has left them,
@@ -19,10 +19,13 @@ typedef struct cg_word_reader {
     bool ended; /* a word was missing: the states are garbage from there on */
 } cg_word_reader;
 
+/* Decodes all rows of a strip to its cells. Where words are missing it goes on with garbage and
+ * sets words->ended, which the caller must look at. CG_ERR_CORRUPT: a symbol is out of range. */
 typedef cg_status cg_rans_decode_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
                                        size_t n_rows, uint32_t states[CG_RANS_LANES],
                                        cg_word_reader *words);
-/* *at: where the words written so far begin; it moves down. */
+/* Encodes all rows of a strip, the last one first. *at: where the words written so far begin; it
+ * moves down. */
 typedef void cg_rans_encode_strip(const cg_rans_class *classes, const cg_rans_strip *strip,
                                   size_t n_rows, uint32_t states[CG_RANS_LANES], uint8_t **at);
 /* Roughly the 1/256 bits that a strip's cells take. */

@@ -4,11 +4,11 @@
 #include "codec/bf16.h"
 #include "cuda/layout.h"
 
-/* A token's place. */
+/* A token's place in the engine's blocks. */
 struct cg_cuda_slot {
     int64_t block;
     uint32_t in_block;
-    bool is_there; /* the table names a block that there is */
+    bool is_there; /* the token is in the table, and its block id is one of the engine's */
 };
 
 CG_LANE cg_cuda_slot cg_cuda_find_slot(const cg_cuda_blocks &blocks, uint32_t token)
@@ -21,7 +21,8 @@ CG_LANE cg_cuda_slot cg_cuda_find_slot(const cg_cuda_blocks &blocks, uint32_t to
     return slot;
 }
 
-/* head: of the chunk. */
+/* Where a head's elements begin in block 0, of a layer and plane. head: of the chunk, and one that
+ * the blocks have. */
 CG_LANE uint8_t *cg_cuda_head(const cg_cuda_blocks &blocks, uint32_t layer, uint32_t plane,
                               uint32_t head)
 {
@@ -29,22 +30,24 @@ CG_LANE uint8_t *cg_cuda_head(const cg_cuda_blocks &blocks, uint32_t layer, uint
            (int64_t)(head - blocks.head_from) * blocks.head_stride[plane];
 }
 
+/* What a token's slot adds to that, in bytes. */
 CG_LANE int64_t cg_cuda_slot_offset(const cg_cuda_blocks &blocks, uint32_t plane,
                                     const cg_cuda_slot &slot)
 {
     return slot.block * blocks.block_stride + (int64_t)slot.in_block * blocks.token_stride[plane];
 }
 
-/* Where a cell of a tile of 16 rows and a band stands; of a column in the next tile below, the
- * tile's bytes further on. Neighbouring rows make a tensor instruction's rows g and g + 8, and lane
- * 4 g + k has 8 neighbouring columns of both: FORMAT of the A fragments of PTX's mma.m16n8k32 where
- * components are summed in the order of profile_blob.c's fragment_offset(). */
+/* Where a cell stands in a tile of 16 rows and a band; of rows from 16 on, in the tiles below it,
+ * each CG_CUDA_TILE_BYTES further on. This is the order of the A fragments of PTX's mma.m16n8k32,
+ * so that a lane loads its own at once: two neighbouring rows are the instruction's rows g and g +
+ * 8, and lane 4 g + k has 8 neighbouring columns of both. Components are summed in the order of
+ * profile_blob.c's fragment_offset(). */
 CG_LANE uint32_t cg_cuda_cell(uint32_t row, uint32_t column)
 {
     return row / 2 * 64 + row % 2 * 4 + column % CG_CUDA_BAND / 4 * 8 + column % 4;
 }
 
-/* FORMAT.md's step 5. */
+/* FORMAT.md's step 5: the bits of a value in the dtype. */
 CG_LANE uint32_t cg_cuda_round(uint32_t dtype, float value)
 {
     return dtype == CG_DTYPE_BF16       ? cg_bf16_from_f32(value)
@@ -54,7 +57,7 @@ CG_LANE uint32_t cg_cuda_round(uint32_t dtype, float value)
                                         : cg_f32_bits(value);
 }
 
-/* Two of them; GPUs have instructions for it, which saturate fp8 as step 5 does. */
+/* The same for two values. GPUs have instructions for that, which saturate fp8 as step 5 does. */
 CG_LANE void cg_cuda_round_two(uint32_t dtype, float first, float second, uint32_t *first_out,
                                uint32_t *second_out)
 {

@@ -28,7 +28,8 @@ enum {
     CG_CUDA_N_PROJECT_STEPS
 };
 
-/* Behind each line a gap, so that what is written side by side meets different banks. */
+/* Behind each line is a gap, so that neighbouring lanes write to different banks of shared memory.
+ */
 struct cg_cuda_project_shared {
     float rows[CG_CUDA_PROJECT_DEPTH][CG_CUDA_PROJECT_ROWS + 4];
     float columns[CG_CUDA_PROJECT_DEPTH][CG_CUDA_PROJECT_COLUMNS + 4];
@@ -52,8 +53,8 @@ CG_CUDA_LANE_AND_HOST cg_cuda_project_range cg_cuda_project_columns(const cg_cud
     return {p.n_exact, n};
 }
 
-/* Columns of a frequency that the step of symbols makes: n_given coefficients, then these symbols.
- */
+/* Columns of symbols of a frequency. The last step makes n_given columns of coefficients, then
+ * these. */
 CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_cells(const cg_cuda_projection &p, uint32_t f)
 {
     return p.n_components[f] > p.n_shared ? p.n_components[f] - p.n_shared : 0;
@@ -82,7 +83,7 @@ CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_blocks(const cg_cuda_projection &
     return n;
 }
 
-/* What a thread block makes. */
+/* The part that a thread block makes. */
 struct cg_cuda_project_tile {
     float *rows;  /* the frequency's */
     float *coefs; /* the frequency's */

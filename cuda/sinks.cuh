@@ -1,7 +1,7 @@
 /* cuda/sinks.cuh - what becomes of a strip's cells (cuda/streams.cuh).
  *
- * Symbols of preset klt wait in scratch for the inverse KLT; those of preset paper and exponents
- * become elements at once.
+ * Symbols of preset klt wait in scratch for the inverse KLT. Symbols of preset paper, and exponents
+ * of exact elements, become elements at once.
  */
 #ifndef CG_CUDA_SINKS_CUH
 #define CG_CUDA_SINKS_CUH
@@ -10,7 +10,7 @@
 #include "codec/profile_data.h"
 #include "cuda/elements.cuh"
 
-/* A level's symbols refine those of the next coarser one in their place. */
+/* Symbols of preset klt. Those of a level overwrite the next coarser level's, which they refine. */
 struct cg_cuda_symbols_sink {
     static constexpr bool IS_EXACT = false, REFINES = true;
     const cg_cuda_product &m;
@@ -95,8 +95,8 @@ struct cg_cuda_channel {
     }
 };
 
-/* Where a lane's elements of tokens go, that follow one another: found once for those of an
- * engine's block, or of what else is together. */
+/* Where a lane's elements go for a run of tokens that lie together, such as those in one of the
+ * engine's blocks: found once for all of them. */
 struct cg_cuda_run {
     const cg_cuda_target &target;
     const cg_cuda_blocks &blocks;
@@ -180,7 +180,7 @@ struct cg_cuda_exponents_sink {
     }
 };
 
-/* Anchors are kept as symbols, too: deltas stand on them. */
+/* Anchors become elements, and are also kept as symbols: deltas are added to them. */
 struct cg_cuda_paper_sink {
     static constexpr bool IS_EXACT = false, REFINES = false;
     const cg_cuda_paper &m;

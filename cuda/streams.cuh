@@ -18,8 +18,8 @@
  * one or two lines of the cache. */
 struct cg_cuda_words {
     const uint16_t *from;  /* the stream: its lanes' states come first */
-    uint32_t at, last;     /* numbers, of the next word and of the last */
-    uint32_t lanes_before; /* a bit for each */
+    uint32_t at, last;     /* numbers of the next word and of the last one, counted from `from` */
+    uint32_t lanes_before; /* a bit for each lane before this one */
 };
 
 template <class Cta>
@@ -33,8 +33,8 @@ CG_LANE cg_cuda_words cg_cuda_words_open(Cta &cta, const uint8_t *stream, uint32
     return words;
 }
 
-/* Renormalizes the lanes that take part, in their order. Who misses a word gets the last one: what
- * follows is garbage, and words->at tells. */
+/* Renormalizes the lanes that take part, in their order. Where no words are left, a lane gets the
+ * last one again: what follows is garbage, and words->at, which is then past the end, tells. */
 template <class Cta>
 CG_LANE uint32_t cg_cuda_renormalize(Cta &cta, cg_cuda_words *words, bool takes_part, uint32_t x)
 {
