@@ -55,17 +55,22 @@ typedef struct cg_decoder cg_decoder;
 cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                          cg_decoder **decoder_out);
 void cg_decoder_free(cg_decoder *decoder); /* NULL is fine */
+/* The chunk that is decoded. Lives as long as the decoder. */
 const cg_chunk *cg_decoder_chunk(const cg_decoder *decoder);
 uint32_t cg_decoder_n_tasks(const cg_decoder *decoder);
+/* task_index: below cg_decoder_n_tasks(). */
 cg_task_shape cg_decoder_task_shape(const cg_decoder *decoder, uint32_t task_index);
+/* The most that any task takes. */
 size_t cg_decoder_scratch_bytes(const cg_decoder *decoder);
-/* Decodes what all tasks of a chunk share: the joint matrix, if there is one. Else the first task
- * does, and those that run at the same time wait for it. Errors of cg_decoder_run(), which are then
- * every task's, too. Any thread. */
+/* Decodes what all tasks of a chunk share: the joint matrix, if there is one. Need not be called:
+ * otherwise the first task does it, and those that run at the same time wait for that one. Errors
+ * of cg_decoder_run(), which are then every task's, too. Any thread. */
 cg_status cg_decoder_prepare(const cg_decoder *decoder, void *scratch, size_t scratch_bytes);
-/* Checks the checksums of a task's sections, then decodes it into out (canonical layout). Never
- * reads outside the chunk, whatever its bytes are. CG_ERR_CORRUPT, CG_ERR_TRUNCATED: out is garbage
- * then. What is wrong with the joint matrix's sections is every task's error. Any thread. */
+/* Checks the checksums of a task's sections, then decodes it into out: elements_bytes of the task's
+ * shape, canonical layout. Never reads outside the chunk, whatever its bytes are. CG_ERR_CORRUPT,
+ * CG_ERR_TRUNCATED: out is garbage then. What is wrong with the joint matrix's sections is every
+ * task's error. CG_ERR_INVALID_ARGUMENT: there is no such task, or scratch is too small or not
+ * aligned. Any thread. */
 cg_status cg_decoder_run(const cg_decoder *decoder, uint32_t task_index, void *scratch,
                          size_t scratch_bytes, void *out);
 
@@ -114,8 +119,8 @@ cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes
 
 /* ---- transcoding ---- */
 
-/* The same chunk at a coarser lossy level. Its symbols are scaled and coded again: no KLT, no
- * rotation. A nested chunk that holds the level is cut instead. From L0 use a decoder and an
+/* Makes the same chunk at a coarser lossy level. Its symbols are scaled and coded again, without
+ * KLT or rotation. A nested chunk that holds the level is cut instead. From L0 use a decoder and an
  * encoder. *bytes_out is malloc'ed, the caller's. CG_ERR_INVALID_ARGUMENT: level is not coarser, or
  * the chunk is L0. Errors of cg_decoder_new(). One thread. */
 cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
@@ -124,7 +129,9 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
 /* ---- convenience: whole chunks on n_threads threads of their own, for tools ---- */
 
 /* Elements are [n_layers][2][n_tokens][n_kv_heads][head_dim]. Encoding is nested when coarsest is
- * above level. *n_saturated_out: cg_encoder_n_saturated(); NULL is fine. */
+ * above level. *bytes_out is malloc'ed, the caller's. n_saturated_out: NULL, or receives
+ * cg_encoder_n_saturated(). Errors of the functions above; CG_ERR_BUFFER_TOO_SMALL: out_bytes or
+ * in_bytes is below the elements' size. CG_ERR_INVALID_ARGUMENT: coarsest is below level. */
 cg_status cg_decode_chunk(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                           unsigned n_threads, void *out, size_t out_bytes);
 cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *header,
