@@ -41,6 +41,7 @@ typedef struct cg_tool_options {
     const char *salt;
 } cg_tool_options;
 
+/* The commands. Files and directories are options->paths; cgtool --help says what each takes. */
 int cg_tool_info(const cg_tool_options *options);
 int cg_tool_verify(const cg_tool_options *options);
 int cg_tool_encode(const cg_tool_options *options);
@@ -78,7 +79,9 @@ typedef struct cg_tool_paths {
 int cg_tool_list(const char *directory, const char *const *suffixes, bool recursive,
                  cg_tool_paths *paths_out);
 void cg_tool_paths_free(cg_tool_paths *paths);
+/* Follows links. False where there is nothing. */
 bool cg_tool_is_directory(const char *path);
+/* Whether a path ends in the suffix and has something before it. */
 bool cg_tool_has_suffix(const char *path, const char *suffix);
 
 /* Opens the profile that decodes a chunk: options->profile_path, or else profile.cgp beside the
@@ -95,8 +98,11 @@ typedef struct cg_tool_output {
     json_t *chunks; /* for --json; NULL without */
 } cg_tool_output;
 
+/* is_directory: path becomes a directory of 00000.kv, 00001.kv ...; until then the files lie in a
+ * temporary one beside it. path is kept, not copied. *out ends with cg_tool_output_close(). */
 int cg_tool_output_open(cg_tool_output *out, const cg_tool_options *options, const char *path,
                         bool is_directory);
+/* Writes the next chunk. */
 int cg_tool_output_chunk(cg_tool_output *out, const uint8_t *bytes, size_t n_bytes);
 /* Publishes what was put out or, when code is not 0, removes it. Returns code, or what went wrong
  * here. */

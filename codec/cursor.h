@@ -24,11 +24,13 @@ static inline bool cg_size_mul(size_t a, size_t b, size_t *product_out)
     return !__builtin_mul_overflow(a, b, product_out);
 }
 
+/* *sum_out = a + b; false when that does not fit. */
 static inline bool cg_size_add(size_t a, size_t b, size_t *sum_out)
 {
     return !__builtin_add_overflow(a, b, sum_out);
 }
 
+/* Moves over n_bytes. */
 static inline bool cg_cursor_skip(cg_cursor *in, size_t n_bytes)
 {
     if (n_bytes > in->left_bytes)
@@ -76,6 +78,7 @@ static inline uint8_t *cg_put_zeros(const uint8_t *start, uint8_t *out, size_t a
     return out;
 }
 
+/* The unsigned number in n_bytes bytes, 8 at most. */
 static inline uint64_t cg_get_le(const uint8_t *bytes, size_t n_bytes)
 {
     uint64_t value = 0;
@@ -84,6 +87,7 @@ static inline uint64_t cg_get_le(const uint8_t *bytes, size_t n_bytes)
     return value;
 }
 
+/* The low n_bytes bytes of value, 8 at most. */
 static inline void cg_put_le(uint8_t *bytes, size_t n_bytes, uint64_t value)
 {
     for (size_t i = 0; i < n_bytes; i++)

@@ -72,6 +72,7 @@ static inline uint64_t cg_geometry_elements(const cg_geometry *g, uint32_t n_tok
 /* CG_ERR_INVALID_ARGUMENT: a count is 0 or above its CG_MAX_. CG_ERR_UNSUPPORTED: unknown dtype,
  * n_planes != 2, or an odd head_dim. */
 cg_status cg_geometry_check(const cg_geometry *geometry);
+/* All fields, dtype too. */
 bool cg_geometry_equal(const cg_geometry *a, const cg_geometry *b);
 
 #ifdef __cplusplus

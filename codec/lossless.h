@@ -17,6 +17,7 @@
 extern "C" {
 #endif
 
+/* For encoding and for decoding. */
 size_t cg_lossless_scratch_bytes(unsigned dtype, size_t n_columns, size_t n_rows);
 /* The most bytes that encoding can take. */
 size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows);

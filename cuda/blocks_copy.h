@@ -38,6 +38,7 @@ typedef struct cg_cuda_blocks_copy {
 #define CG_CUDA_BOTH static inline
 #endif
 
+/* Units that are to be moved, one for each thread. */
 CG_CUDA_BOTH uint64_t cg_cuda_blocks_copy_n_units(const cg_cuda_blocks_copy *c)
 {
     return (uint64_t)c->n_planes * c->n_layers * (c->to_token - c->from_token) * c->blocks.n_heads *
