@@ -100,20 +100,24 @@ void cg_encoder_free(cg_encoder *encoder);
 uint32_t cg_encoder_n_tasks(const cg_encoder *encoder);
 cg_task_shape cg_encoder_task_shape(const cg_encoder *encoder, uint32_t task_index);
 size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
-/* Encodes one task from in (canonical layout) at every level. Any thread; tasks may run
- * concurrently. With a joint matrix each leaves a part for it in the encoder, and the one that ends
- * last codes it, too, in its own scratch. A task that failed may run again.
- * CG_ERR_NO_MEMORY (the coded bytes are allocated), CG_ERR_INVALID_ARGUMENT: not finite elements at
- * a lossy level. */
+/* Encodes one task from in, elements_bytes of its shape in the canonical layout, at every level.
+ * Any thread; tasks may run concurrently. With a joint matrix each task leaves a part for it in the
+ * encoder, and the one that ends last also codes the joint matrix, in its own scratch. A task that
+ * failed may run again. CG_ERR_NO_MEMORY: for the coded bytes. CG_ERR_INVALID_ARGUMENT: an element
+ * is not finite and there is a lossy level; or there is no such task; or scratch is too small or
+ * not aligned. */
 cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch,
                          size_t scratch_bytes, const void *in);
-/* Symbols that the tasks so far had to make smaller: beyond 16 bits, or of sums beyond 32; and what
- * a joint matrix gives beyond 16 bits. A task that ran twice counts twice. What is
- * decoded is then further off than the level means. Any thread. */
+/* How many symbols the tasks so far had to make smaller, since they were beyond 16 bits or would
+ * have made sums beyond 32; plus the numbers that a joint matrix gives beyond 16 bits. Where it is
+ * not 0, what is decoded is further off than the level means. A task that ran twice counts twice.
+ * Any thread. */
 uint64_t cg_encoder_n_saturated(const cg_encoder *encoder);
-/* After all tasks: the chunk file of one level, of version 3 (at a lossy level 4 with a joint
- * matrix; with a profile of version 1 1, or 2 when nested), nested with the mask's coarser ones if
- * asked for, malloc'ed: the caller frees it with free(). */
+/* After all tasks, for each level that is wanted: makes the chunk file of a level of the mask. With
+ * CG_NESTED it also holds the mask's coarser levels. *bytes_out is malloc'ed: the caller frees it
+ * with free(). The file's version is 3; at a lossy level it is 4 with a joint matrix, and with a
+ * profile of version 1 it is 1, or 2 when nested. CG_ERR_INVALID_ARGUMENT: the mask has no such
+ * level, or a task has not run, or has failed. CG_ERR_NO_MEMORY. One thread. */
 cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes_out,
                             size_t *n_bytes_out);
 
