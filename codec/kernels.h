@@ -145,6 +145,9 @@ typedef struct cg_klt_integers {
     void (*multiply_tiles)(const uint8_t *lines, bool is_wide, const cg_digit_tiles *digits,
                            size_t n_rows, unsigned n_sixteens, unsigned shift, bool is_first,
                            int32_t *y, size_t y_stride);
+    /* Quads of zeros among others are better listed: neighbouring rows that have all their quads
+     * are then multiplied together. */
+    bool takes_whole_rows;
 } cg_klt_integers;
 
 /* The KLT of an encoder, from channels to coefficients: a projection of rows on the basis's

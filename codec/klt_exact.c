@@ -63,6 +63,22 @@ static cg_quad *list_digits(const cg_klt_inverse *inverse, slab_cells in, cg_qua
     return quads;
 }
 
+/* Lists a row's quads of zeros, too, where they are few: see takes_whole_rows. quads, where the
+ * others are, has room for all. */
+static void list_zeros(slab_cells in, bool is_wide, cg_quad *quads, cg_quad_row *row)
+{
+    const size_t each = is_wide ? 2 : CG_QUAD_COMPONENTS, n = (in.n_cells + each - 1) / each;
+    uint32_t from = row->n_quads;
+    if (4 * (size_t)from < 3 * n) /* more products than loads saved */
+        return;
+    /* From the end: quads move up, by the zeros before them. */
+    for (size_t at = n; at > from; at--) {
+        const bool is_listed = from > 0 && quads[from - 1].index == at - 1;
+        quads[at - 1] = is_listed ? quads[--from] : (cg_quad){.index = (uint32_t)(at - 1)};
+    }
+    row->n_quads = (uint32_t)n;
+}
+
 /* Symbols of a batch of n blocks as quads: a slab's rows together, [f][b]; and, for rows with
  * symbols of more than one digit, the others behind all slabs. */
 static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
@@ -80,6 +96,8 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
             (slab->is_wide ? integers->list_pairs : inverse->list_quads)(in.cells, in.n_cells,
                                                                          quads, row);
             if (row->limit == INT32_MAX) {
+                if (integers->takes_whole_rows)
+                    list_zeros(in, slab->is_wide, quads, row);
                 quads += row->n_quads;
                 continue;
             }

@@ -15,6 +15,12 @@
 #define accumulate_words NULL
 #endif
 
+#if defined(__AVX512VNNI__) && !defined(__AMX_INT8__)
+enum { TAKES_WHOLE_ROWS = true };
+#else
+enum { TAKES_WHOLE_ROWS = false };
+#endif
+
 #if !defined(__AVX2__)
 
 static void accumulate_elements(const int16_t *restrict elements, size_t element_stride,
@@ -177,9 +183,7 @@ static inline vector_i add_words(vector_i sum, const uint8_t *at, vector_i symbo
 {
 #if defined(__AVX512VNNI__)
     /* gcc 12 copies the sums of the intrinsics in each round. */
-    __asm__("vpdpwssd %2, %1, %0"
-            : "+v"(sum)
-            : "v"(symbols), "m"(*(const vector_i *)(const void *)at));
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(symbols), "vm"(load(at)));
     return sum;
 #else
     return V(add_epi32)(sum, V(madd_epi16)(load(at), symbols));
@@ -259,22 +263,86 @@ static inline __attribute__((always_inline)) void accumulate_row(const uint8_t *
         sum[k] = V(add_epi32)(sum[k], more[k]);
 }
 
+/* A row's sums, n vectors, shifted, to y. */
+static inline __attribute__((always_inline)) void put_row(const vector_i *sum, const unsigned n,
+                                                          __m128i shift, bool is_first, int32_t *y)
+{
+    for (unsigned k = 0; k < n; k++) {
+        vector_i *out = (vector_i *)(void *)(y + k * LANES);
+        const vector_i value = V(sll_epi32)(sum[k], shift);
+        V_SI(storeu)
+        ((void *)out, is_first ? value : V(add_epi32)(value, V_SI(loadu)((const void *)out)));
+    }
+}
+
+#if defined(__AVX512VNNI__)
+/* Rows that have all of a slab's first quads, at once: a line is loaded once for all of them. Where
+ * a product takes more than one instruction, or sums of so many rows don't fit in registers, loads
+ * are not what it waits for. */
+enum { WHOLE_ROWS = 4 };
+
+/* Whether the next WHOLE_ROWS rows are such rows. Indices rise: the last one tells. */
+static inline bool are_whole(const cg_quad_row *rows, size_t n_left)
+{
+    const uint32_t n = rows[0].n_quads;
+    bool are = n_left >= WHOLE_ROWS && n > 0;
+    for (unsigned r = 0; r < WHOLE_ROWS && are; r++)
+        are = rows[r].n_quads == n && rows[r].quads[n - 1].index == n - 1;
+    return are;
+}
+
+static inline __attribute__((always_inline)) void
+accumulate_whole(const uint8_t *lines, const cg_quad_row *rows, const unsigned n,
+                 const bool is_wide, vector_i sum[WHOLE_ROWS][MOST_VECTORS])
+{
+#pragma GCC unroll 4
+    for (unsigned r = 0; r < WHOLE_ROWS; r++) {
+        for (unsigned k = 0; k < n; k++)
+            sum[r][k] = V(set1_epi32)(is_wide ? 0 : -128 * rows[r].sum);
+    }
+    for (uint32_t i = 0; i < rows[0].n_quads; i++, lines += n * sizeof(vector_i)) {
+        vector_i symbols[WHOLE_ROWS];
+#pragma GCC unroll 4
+        for (unsigned r = 0; r < WHOLE_ROWS; r++) {
+            int32_t four;
+            memcpy(&four, rows[r].quads[i].symbols, sizeof four);
+            symbols[r] = V(set1_epi32)(four);
+        }
+#pragma GCC unroll 4
+        for (unsigned k = 0; k < n; k++) {
+            const uint8_t *at = lines + k * sizeof(vector_i);
+#pragma GCC unroll 4
+            for (unsigned r = 0; r < WHOLE_ROWS; r++)
+                sum[r][k] = is_wide ? add_words(sum[r][k], at, symbols[r])
+                                    : add_bytes(sum[r][k], at, symbols[r]);
+        }
+    }
+}
+#endif
+
 static inline __attribute__((always_inline)) void
 accumulate_rows(const uint8_t *lines, const cg_quad_row *rows, size_t n_rows, const unsigned n,
                 const bool is_wide, unsigned shift, bool is_first, int32_t *y, size_t y_stride)
 {
     const __m128i count = _mm_cvtsi32_si128((int)shift);
-    for (size_t r = 0; r < n_rows; r++, y += y_stride) {
-        vector_i sum[MOST_VECTORS];
-        if (rows[r].n_quads == 0 && !is_first)
+    size_t r = 0;
+    while (r < n_rows) {
+#if defined(__AVX512VNNI__)
+        if (are_whole(rows + r, n_rows - r)) {
+            vector_i sums[WHOLE_ROWS][MOST_VECTORS];
+            accumulate_whole(lines, rows + r, n, is_wide, sums);
+            for (unsigned i = 0; i < WHOLE_ROWS; i++)
+                put_row(sums[i], n, count, is_first, y + (r + i) * y_stride);
+            r += WHOLE_ROWS;
             continue;
-        accumulate_row(lines, &rows[r], n, is_wide, sum);
-        for (unsigned k = 0; k < n; k++) {
-            vector_i *out = (vector_i *)(void *)(y + k * LANES);
-            const vector_i value = V(sll_epi32)(sum[k], count);
-            V_SI(storeu)
-            ((void *)out, is_first ? value : V(add_epi32)(value, V_SI(loadu)((const void *)out)));
         }
+#endif
+        if (rows[r].n_quads > 0 || is_first) {
+            vector_i sum[MOST_VECTORS];
+            accumulate_row(lines, &rows[r], n, is_wide, sum);
+            put_row(sum, n, count, is_first, y + r * y_stride);
+        }
+        r++;
     }
 }
 
@@ -317,4 +385,5 @@ static void accumulate_words(const uint8_t *lines, const cg_quad_row *rows, size
 #endif
 
 const cg_klt_integers CG_KLT_INTEGERS = {accumulate_bytes,    list_pairs,  accumulate_words,
-                                         accumulate_elements, tile_digits, multiply_tiles};
+                                         accumulate_elements, tile_digits, multiply_tiles,
+                                         TAKES_WHOLE_ROWS};
