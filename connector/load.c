@@ -186,6 +186,19 @@ cachegen_status cachegen_load_poll(cachegen_load *load, cachegen_progress *progr
     return cg_operation_poll(&load->op, &load->progress, load->from_token, progress_out);
 }
 
+uint32_t cachegen_load_levels(cachegen_load *load, uint8_t *levels_out, uint32_t n_levels)
+{
+    if (load == NULL || !cg_operation_is_ours(&load->op))
+        return 0;
+    pthread_mutex_lock(&load->op.runtime->lock);
+    const cg_stream *stream = &load->stream;
+    const uint32_t n = stream->n_whole;
+    for (uint32_t i = 0; i < n && i < n_levels; i++)
+        levels_out[i] = stream->chunks[stream->first + i].level;
+    pthread_mutex_unlock(&load->op.runtime->lock);
+    return n;
+}
+
 void cachegen_load_cancel(cachegen_load *load)
 {
     if (load == NULL || !cg_operation_is_ours(&load->op))

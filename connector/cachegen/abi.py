@@ -9,7 +9,7 @@ import ctypes
 import json
 import os
 from math import ceil
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
+from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p, sizeof
 
 ABI_VERSION = 1
 OK = 0
@@ -182,6 +182,7 @@ _FUNCTIONS = {  # result type, argument types
     "eventfd": (ctypes.c_int, [c_void_p]),
     "save_start": (c_int32, [c_void_p, POINTER(SaveRequest), POINTER(c_void_p)]),
     "save_poll": (c_int32, [c_void_p, POINTER(Progress)]),
+    "load_levels": (c_uint32, [c_void_p, c_void_p, c_uint32]),
     "save_free": (None, [c_void_p]),
     "report_load": (None, [c_void_p, c_uint32, c_void_p]),
     "report_prefill": (None, [c_void_p, c_uint32, c_uint64]),
@@ -326,6 +327,12 @@ class Connector:
         progress = Progress()
         self._c.cachegen_load_poll(load, byref(progress))
         return progress
+
+    def load_levels(self, load, n_levels):
+        """Of the chunks that a load has delivered, as bytes, n_levels at most."""
+        levels = (c_uint8 * n_levels)()
+        n = self._c.cachegen_load_levels(load, levels, n_levels)
+        return bytes(levels[: min(n, n_levels)])
 
     def load_cancel(self, load):
         self._c.cachegen_load_cancel(load)

@@ -96,6 +96,7 @@ template <typename Poll> inline cachegen_status wait_for(cachegen *c, Poll poll_
 struct Load {
     cachegen_hit hit = {};
     cachegen_progress progress = {};
+    std::vector<uint8_t> levels; // of the chunks that were delivered
     cachegen_status status = -1; // of the start, then of the load
 };
 
@@ -371,6 +372,8 @@ class Engine
             return l;
         EXPECT_EQ(wait_for(c, [&] { return cachegen_load_poll(op, &l.progress); }), CACHEGEN_OK);
         l.status = l.progress.status;
+        l.levels.resize(cachegen_load_levels(op, nullptr, 0));
+        cachegen_load_levels(op, l.levels.data(), static_cast<uint32_t>(l.levels.size()));
         cachegen_load_free(op);
         EXPECT_TRUE(is_untouched(0, from));
         return l;

@@ -154,7 +154,7 @@ class HooksTest(unittest.TestCase):
         cancelled = []
         cg = types.SimpleNamespace(
             load_start=lambda *_arguments: "handle", load_cancel=cancelled.append, load_free=lambda _: None,
-            load_poll=lambda _: abi.Progress(done=1, loaded_tokens=32),
+            load_poll=lambda _: abi.Progress(done=1, loaded_tokens=32), load_levels=lambda *_: b"",
         )  # fmt: skip
         worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
         made, plan = connector(worker=worker), LoadPlan("r", 0, 32, [5, 6], b"")
@@ -400,8 +400,8 @@ class AdapterTest(unittest.TestCase):
         self.done, self.saved = False, []
         cg = types.SimpleNamespace(
             load_start=lambda *_: "handle", load_free=lambda _: None, load_cancel=lambda _: None,
-            load_poll=lambda _: abi.Progress(done=self.done, loaded_tokens=32), save_start=self.save_start,
-            save_poll=lambda _: abi.Progress(done=1, loaded_tokens=64),
+            load_poll=lambda _: abi.Progress(done=self.done, loaded_tokens=32), load_levels=lambda *_: b"",
+            save_start=self.save_start, save_poll=lambda _: abi.Progress(done=1, loaded_tokens=64),
         )  # fmt: skip
         rank = types.SimpleNamespace(index=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, rank=rank), Failures(), block_tokens=16)

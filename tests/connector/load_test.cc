@@ -1077,8 +1077,13 @@ TEST_P(AnytimeTest, ABoundOfKlIsKeptWithNoByteMoreThanThatNeeds)
         }
         EXPECT_EQ(load.progress.loaded_tokens, N_TOKENS - 1);
         EXPECT_LE(static_cast<double>(load.progress.predicted_kl_micronats), c.max_kl * 1e6 + 6);
-        for (int level = 0; level < CG_N_LEVELS; level++)
+        for (int level = 0; level < CG_N_LEVELS; level++) {
             EXPECT_EQ(load.progress.chunks_at[level], c.chunks_at[level]) << level;
+            EXPECT_EQ(std::count(load.levels.begin(), load.levels.end(), level),
+                      c.chunks_at[level]);
+        }
+        EXPECT_TRUE(std::is_sorted(load.levels.rbegin(), load.levels.rend()))
+            << "the end of the prefix counts most";
         EXPECT_EQ(load.progress.bytes_read, load.hit.bytes);
     }
     Engine engine(store, with(""));

@@ -262,6 +262,7 @@ TEST_F(OpenTest, CallsRefuseNonsense)
     cachegen_lookup_free(nullptr);
     cachegen_load_free(nullptr);
     cachegen_load_cancel(nullptr);
+    EXPECT_EQ(cachegen_load_levels(nullptr, nullptr, 0), 0u);
     cachegen_save_free(nullptr);
     cachegen_close(nullptr);
 }

@@ -6,6 +6,7 @@ usage: scheduler_test.py
 import array
 import ctypes
 import functools
+import json
 import os
 import sys
 import threading
@@ -909,9 +910,20 @@ class ReportTest(unittest.TestCase):
         made = scheduler(Store(hit=192))
         made.matched_tokens(request(), 0)
         made.update_after_alloc(request(), blocks(13), 192)
-        made.take_report(WorkerReport(loads={"r": LoadReport(192, 2)}))
+        delivered = {"levels": bytes([3, 3, 2]), "predicted_kl": 0.25, "bytes_dropped": 5}
+        made.take_report(WorkerReport(loads={"r": LoadReport(192, 3, bytes_read=7, **delivered)}))
         answer = made.finish(request(), [])
-        self.assertEqual((answer["cachegen.hit_tokens"], answer["cachegen.level"]), (192, "L2"))
+        told = {"hit_tokens": 192, "level": "L3", "levels": ["L3", "L3", "L2"], "predicted_kl": 0.25, "bytes": 7}
+        for name, value in {**told, "bytes_dropped": 5, "provenance": "L3"}.items():
+            self.assertEqual(answer["cachegen." + name], value)
+        json.dumps(answer)  # it goes through HTTP
+
+    def test_of_what_ranks_delivered_the_worse_is_told(self):
+        one = LoadReport(128, 3, bytes_read=1, total_ns=1, levels=bytes([3, 1]), predicted_kl=0.25, bytes_dropped=3)
+        other = LoadReport(192, 2, bytes_read=2, total_ns=2, levels=bytes([2, 2, 2]), predicted_kl=0.5, bytes_dropped=4)
+        for joined in (one.joined(other), other.joined(one)):
+            self.assertEqual((joined.levels, joined.predicted_kl), (bytes([3, 2]), 0.5))
+            self.assertEqual((joined.bytes_read, joined.bytes_dropped), (2, 4))
 
 
 if __name__ == "__main__":

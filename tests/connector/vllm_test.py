@@ -124,6 +124,7 @@ class Engine:
                 tokens=list(output.outputs[0].token_ids),
                 hit=output.kv_transfer_params["cachegen.hit_tokens"],
                 level=output.kv_transfer_params.get("cachegen.level"),
+                told={name.removeprefix("cachegen."): value for name, value in output.kv_transfer_params.items()},
                 cached=output.num_cached_tokens,
                 preempted=output.metrics.num_preemptions,
             )
@@ -392,11 +393,23 @@ def lossy_phase(work, cases):
     longer, start = prompts["long"], prompts["long"][: 3 * CHUNK + 40]
     cold = engine.ask(longer, salt="reference")
     engine.ask(start, max_tokens=1)
+    read_bytes = []
     for level in ("L0", "L1", "L2", "L3"):
         with cases(f"{level} is loaded when asked for, and reported"):
             answer = engine.ask(start, level=level)
             equal(answer.hit, len(start) // 32 * 32, "tokens loaded")
             equal(answer.level, level, "level")
+            equal(answer.told["levels"], [level] * 4, "levels of three chunks and a short one")
+            holds((answer.told["predicted_kl"] > 0) == (level != "L0"), f"{answer.told['predicted_kl']} nats predicted")
+            read_bytes.append(answer.told["bytes"])
+    with cases("the bytes that answers tell are those that were read, fewer at each level"):
+        equal(read_bytes, sorted(read_bytes, reverse=True), "bytes by level")
+        equal(engine.stats()["bytes_read"], sum(read_bytes), "bytes read")
+    with cases("a bound of quality is kept, as predicted, and told"):
+        whole = engine.ask(start, level="L3").told
+        answer = engine.ask(start, quality=whole["predicted_kl"] / 2)
+        holds(0 < answer.told["predicted_kl"] <= whole["predicted_kl"] / 2, f"{answer.told}, {whole}")
+        holds(whole["bytes"] < answer.told["bytes"] < read_bytes[0], f"{answer.told}, {whole}")
     with cases("what is computed after lossy KV is never taken for lossless"):
         answer = engine.ask(longer, level="L2")
         equal(answer.hit, 3 * CHUNK, "tokens loaded")

@@ -65,6 +65,10 @@ class LoadReport:
     failed_token: int = 0
     failed_levels: int = 0
     failed_worst_level: int = 0
+    # What was delivered.
+    levels: bytes = b""  # of the chunks of the prefix that is right
+    predicted_kl: float = 0.0  # nats, of all of them
+    bytes_dropped: int = 0  # read, and of no use
 
     def joined(self, other):
         """What both say together, of two ranks that load the same: only what each has is there, and it is as bad as the
@@ -83,6 +87,9 @@ class LoadReport:
             short.failed_token,
             short.failed_levels,
             short.failed_worst_level,
+            bytes(map(max, self.levels, other.levels)),
+            max(self.predicted_kl, other.predicted_kl),
+            slow.bytes_dropped,
         )
 
 

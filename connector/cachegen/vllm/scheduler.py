@@ -499,7 +499,10 @@ class Scheduler:
             state.report["level"] = f"L{load.worst_level}"
         state.report.update(
             hit_tokens=n_loaded,
+            levels=[f"L{level}" for level in load.levels],
+            predicted_kl=load.predicted_kl,
             bytes=load.bytes_read,
+            bytes_dropped=load.bytes_dropped,
             load_ms=load.total_ns / 1e6,
             read_ms=load.read_ns / 1e6,
             decode_ms=load.decode_ns / 1e6,

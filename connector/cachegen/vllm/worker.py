@@ -302,6 +302,9 @@ class Worker:
             progress.failed_token,
             progress.failed_levels,
             progress.failed_worst_level,
+            cg.load_levels(load, sum(progress.chunks_at)),
+            progress.predicted_kl_micronats / 1e6,
+            progress.bytes_dropped,
         )
         cg.load_free(load)
         return report
