@@ -21,7 +21,7 @@ struct cg_encoder {
     const cg_profile *profile; /* NULL when the mask is only L0; so are preset and heads */
     const cg_preset *preset;
     cg_heads heads;
-    cg_encoding encoding; /* its mask has L0, too, and CG_NESTED never */
+    cg_encoding encoding; /* its mask has L0, too, and never what is not a level */
     uint32_t n_tasks;
     /* With a joint matrix: whether a task has left its part [n_tasks], and how many have not. */
     bool *has_run;
@@ -59,8 +59,9 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
 {
     *encoder_out = NULL;
     cg_status status = cg_geometry_check(&header->geometry);
-    const bool is_nested = (level_mask & CG_NESTED) != 0;
-    level_mask &= (uint8_t)~CG_NESTED;
+    const bool is_nested = (level_mask & CG_NESTED) != 0,
+               is_short = (level_mask & CG_SHORT_STREAMS) != 0;
+    level_mask &= (uint8_t) ~(CG_NESTED | CG_SHORT_STREAMS);
     if (status != CG_OK)
         return status;
     if (is_nested && !cg_encoder_can_nest(profile, level_mask))
@@ -80,8 +81,11 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     /* The mask says which levels, never the caller's header: the check below would take that for a
      * nested file. */
     e->header.level = e->header.coarsest = 0;
-    e->encoding =
-        (cg_encoding){.heads = &e->heads, .level_mask = level_mask, .is_nested = is_nested};
+    e->encoding = (cg_encoding){.heads = &e->heads,
+                                .level_mask = level_mask,
+                                .is_nested = is_nested,
+                                .stream_percent = is_short ? CG_RANS_SHORT_STREAM_PERCENT
+                                                           : CG_RANS_STREAM_PERCENT};
     if (level_mask >> 1 != 0) {
         e->profile = profile;
         if (profile != NULL) {

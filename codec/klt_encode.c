@@ -373,7 +373,7 @@ static cg_status code_symbols(const cg_encoding *encoding, const cg_symbols symb
             continue;
         cg_piece *out = &sections_out[level];
         out->bytes = cg_symbols_code(encoding->heads->profile, &symbols[level], (cg_coded){0},
-                                     &out->n_bytes);
+                                     encoding->stream_percent, &out->n_bytes);
         if (out->bytes == NULL)
             return CG_ERR_NO_MEMORY;
     }

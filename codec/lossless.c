@@ -277,7 +277,8 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     }
     lay_strips(&w, n_columns);
     out = cg_put_zeros(dst, out, align);
-    const size_t n_streams = cg_rans_choose_streams(estimated_bits, w.n_strips);
+    const size_t n_streams =
+        cg_rans_choose_streams(estimated_bits, w.n_strips, CG_RANS_STREAM_PERCENT);
     out += cg_rans_encode(w.classes, w.strips, w.n_strips, n_rows, n_streams, align, out,
                           (size_t)(dst + dst_bytes - out), w.words);
     cut_all_low_bytes(dtype, elements, n_elements, out);

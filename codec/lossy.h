@@ -21,6 +21,7 @@ typedef struct cg_encoding {
     unsigned level_mask; /* bit n: level n */
     bool is_nested; /* each level is coded given the next coarser one, the coarsest alone; then the
                        mask has no hole */
+    unsigned stream_percent; /* of a matrix's bytes, what its streams may cost */
     /* With a joint matrix, else NULL: what tasks leave for it, the shared components' coefficients
      * [CG_DCT][blocks][its channels]. A task writes those of its group. */
     float *shared;

@@ -217,11 +217,12 @@ cg_status cg_paper_encode(const cg_encoding *encoding, const cg_group *group, un
             break;
         }
         if (anchors.bytes == NULL)
-            anchors.bytes = cg_symbols_code(p, &w.anchors, (cg_coded){0}, &anchors.n_bytes);
+            anchors.bytes = cg_symbols_code(p, &w.anchors, (cg_coded){0}, encoding->stream_percent,
+                                            &anchors.n_bytes);
         if (anchors.bytes != NULL)
             sections_out[level].bytes =
                 cg_symbols_code(p, &w.deltas, (cg_coded){anchors.bytes, anchors.n_bytes},
-                                &sections_out[level].n_bytes);
+                                encoding->stream_percent, &sections_out[level].n_bytes);
         if (sections_out[level].bytes == NULL)
             status = CG_ERR_NO_MEMORY;
     }

@@ -142,10 +142,9 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
     return cost / 256;
 }
 
-size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips)
+size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips, unsigned percent)
 {
-    /* 2 %: one stream for each 50 times what it costs. */
-    const uint64_t affordable = estimated_bits / 8 / (50 * CG_RANS_STREAM_BYTES);
+    const uint64_t affordable = estimated_bits / 8 * percent / (100 * CG_RANS_STREAM_BYTES);
     const uint64_t most = n_strips < CG_RANS_MAX_STREAMS ? n_strips : CG_RANS_MAX_STREAMS;
     if (n_strips == 0)
         return 0;

@@ -33,8 +33,10 @@ enum {
     CG_RANS_MAX_SHIFT = 12,
     CG_RANS_MAX_STREAMS = 65535,
     CG_RANS_STREAM_BYTES =
-        4 + 4 * CG_RANS_LANES, /* table entry and lane states: what a stream costs */
-    CG_RANS_PACKED = 1,        /* align: streams lie one behind the other */
+        4 + 4 * CG_RANS_LANES,        /* table entry and lane states: what a stream costs */
+    CG_RANS_STREAM_PERCENT = 2,       /* of a matrix that streams may cost */
+    CG_RANS_SHORT_STREAM_PERCENT = 8, /* the same where they are to be short */
+    CG_RANS_PACKED = 1,               /* align: streams lie one behind the other */
     CG_RANS_ALIGNED = 16,    /* align: the matrix and each stream begin at multiples of 16 bytes */
     CG_RANS_CELL_BYTES = 8,  /* most that a cell adds to a stream: a word in each of four phases */
     CG_RANS_REFINE_STEP = 3, /* a refined cell is 3 times the coarse one, plus -1, 0 or 1 */
@@ -100,9 +102,9 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
                                size_t n_strips, size_t n_rows);
 
 /* How many streams to cut a matrix into, by its estimate. Threads and warps decode streams side by
- * side, but each costs CG_RANS_STREAM_BYTES. So it is as many as add at most 2 %, and at least one.
- */
-size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips);
+ * side, but each costs CG_RANS_STREAM_BYTES. So it is as many as add at most so many percent, and
+ * at least one. */
+size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips, unsigned percent);
 
 /* Writes the matrix, stream table and streams, to dst. align: CG_RANS_PACKED; or CG_RANS_ALIGNED,
  * with zeros behind the table and each stream. n_streams is at most n_strips, and 0 only without

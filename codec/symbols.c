@@ -72,11 +72,11 @@ cg_status cg_symbols_decode(const cg_profile *profile, const cg_symbols *symbols
 }
 
 uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, cg_coded head,
-                         size_t *n_bytes_out)
+                         unsigned stream_percent, size_t *n_bytes_out)
 {
     const uint64_t bits = cg_rans_estimate_bits(profile->classes, symbols->strips,
                                                 symbols->n_strips, symbols->n_rows);
-    const size_t n_streams = cg_rans_choose_streams(bits, symbols->n_strips);
+    const size_t n_streams = cg_rans_choose_streams(bits, symbols->n_strips, stream_percent);
     const size_t bound_bytes =
         cg_rans_bound_bytes(symbols->strips, symbols->n_strips, symbols->n_rows, n_streams);
     /* Head, result, and the words on their way there. A head ends at a multiple of the alignment,
@@ -143,7 +143,7 @@ cg_status cg_symbols_transcode(const cg_profile *profile, const cg_level_columns
     cg_status status = cg_symbols_decode(profile, &from, src);
     if (status == CG_OK) {
         cg_symbols_coarsen(&from, ratio, &to);
-        *bytes_out = cg_symbols_code(profile, &to, head, n_bytes_out);
+        *bytes_out = cg_symbols_code(profile, &to, head, CG_RANS_STREAM_PERCENT, n_bytes_out);
         status = *bytes_out != NULL ? CG_OK : CG_ERR_NO_MEMORY;
     }
     free(memory);

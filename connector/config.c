@@ -27,6 +27,7 @@ static const char *const POLICIES[] = {"ttft_budget", "min_delay", "fixed", "pap
 static const char *const ESTIMATORS[] = {"harmonic", "last", NULL};
 static const char *const BACKENDS[] = {"auto", "io_uring", "threads", NULL};
 static const char *const CACHES[] = {"cached", "direct", NULL};
+static const char *const STREAMS[] = {"bytes", "latency", NULL};
 
 typedef struct key_rule {
     const char *name;
@@ -50,6 +51,8 @@ static const key_rule RULES[] = {
      NULL}, /* tails are stored at multiples of it; divides chunk_tokens */
     {"store_levels", LEVELS, AT(store_levels), 0xe, 0, 0,
      NULL}, /* levels that a save makes (L0 alone without a profile) */
+    {"streams", CHOICE, AT(streams), 0, 0, 0,
+     STREAMS}, /* of what a save makes: few, or for a GPU that loads one chunk */
     {"level", CHOICE, AT(level_plus_1), 0, 0, 0,
      LEVEL_OR_AUTO}, /* the one level to load, or the controller's choice */
     {"worst_level", CHOICE, AT(worst_level), 3, 0, 0,

@@ -28,11 +28,14 @@ typedef struct cg_config_geometry {
     uint32_t n_scales[2];
 } cg_config_geometry;
 
+typedef enum cg_streams_choice { CG_STREAMS_BYTES = 0, CG_STREAMS_LATENCY = 1 } cg_streams_choice;
+
 typedef struct cg_config {
     char *root, *model, *group; /* group: NULL: none */
     char *trace_dir;            /* NULL: no traces */
     uint32_t chunk_tokens, tail_multiple;
     uint32_t store_levels; /* bit n: level n */
+    uint32_t streams;      /* cg_streams_choice */
     uint32_t level_plus_1; /* 0: the controller chooses */
     uint32_t worst_level;
     uint32_t policy; /* cg_policy */

@@ -117,9 +117,10 @@ static void begin_encode(cg_save_chunk *chunk)
     cg_status status = chunk->levels != 0 ? cg_save_take_raw(chunk) : CG_OK;
     bool submitted = false;
     if (chunk->levels != 0 && status == CG_OK) {
+        const unsigned mask = chunk->levels | (is_nested(chunk) ? CG_NESTED : 0u) |
+                              (c->config->streams == CG_STREAMS_LATENCY ? CG_SHORT_STREAMS : 0u);
         status = cg_encoder_new(c->model.profile, &header, save->tokens + chunk->first_token,
-                                (uint8_t)(chunk->levels | (is_nested(chunk) ? CG_NESTED : 0)),
-                                &chunk->encoder);
+                                (uint8_t)mask, &chunk->encoder);
         if (status == CG_OK) {
             pthread_mutex_lock(&rt->lock);
             rt->stats.chunks_encoded++;

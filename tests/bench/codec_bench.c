@@ -10,7 +10,8 @@
  * REPEATS times as for as many chunks; threads are started within. Not timed: the first touch of
  * tiles and scratch, which are the threads' own and are reused. Rates count the elements as bf16,
  * whatever their dtype: MB = 10^6 bytes; a second of _mb_s is the wall's, of _mb_cpu_s all threads'
- * CPU time: what a core does.
+ * CPU time: what a core does. encoded_bytes: of what is encoded again, to the end of each level,
+ * the coarsest first; and the same with short streams (codec/codec.h).
  *
  * Roofline of klt: symbols an element; multiply_adds an element of the inverse KLT with all active
  * components, those of a joint matrix and what it gives included, and nonzero_multiply_adds, with
@@ -140,13 +141,15 @@ static cg_decoder *new_decoder(const chunk_file *file, const cg_profile *profile
     return decoder;
 }
 
-static cg_encoder *new_encoder(const chunk_file *file, const cg_profile *profile)
+/* more: CG_SHORT_STREAMS, or 0. */
+static cg_encoder *new_encoder(const chunk_file *file, const cg_profile *profile, unsigned more)
 {
     cg_encoder *encoder;
     const cg_chunk_header *h = &file->header;
     const unsigned levels = (2u << h->coarsest) - (1u << h->level);
     check(cg_encoder_new(h->level == CG_L0 ? NULL : profile, h, file->tokens,
-                         (uint8_t)(levels | (h->coarsest > h->level ? CG_NESTED : 0)), &encoder),
+                         (uint8_t)(levels | (h->coarsest > h->level ? CG_NESTED : 0u) | more),
+                         &encoder),
           file->path);
     return encoder;
 }
@@ -168,7 +171,7 @@ static seconds encode(pool *p, const variant *v)
 {
     const seconds begin = since((seconds){0});
     for (unsigned i = 0; i < REPEATS; i++)
-        p->encoders[i] = new_encoder(p->file, v->profile);
+        p->encoders[i] = new_encoder(p->file, v->profile, 0);
     run_tasks(p, v->n_threads);
     for (unsigned i = 0; i < REPEATS; i++) {
         uint8_t *bytes;
@@ -180,6 +183,27 @@ static seconds encode(pool *p, const variant *v)
         p->encoders[i] = NULL;
     }
     return since(begin);
+}
+
+/* What the file's elements take when they are encoded again. */
+static void print_encoded(const char *name, pool *p, const cg_profile *profile, unsigned more)
+{
+    uint8_t *bytes;
+    size_t n_bytes;
+    cg_chunk_header header;
+    cg_encoder *e = new_encoder(p->file, profile, more);
+    for (uint32_t task = 0; task < p->n_tasks; task++)
+        check(
+            cg_encoder_run(e, task, p->workers[0].scratch, p->scratch_bytes, p->file->tiles[task]),
+            p->file->path);
+    check(cg_encoder_finish(e, (cg_level)p->file->header.level, &bytes, &n_bytes), p->file->path);
+    check(cg_chunk_header_parse(bytes, n_bytes, &header), p->file->path);
+    printf(", \"%s\": [", name);
+    for (unsigned level = header.coarsest; level > header.level; level--)
+        printf("%llu, ", (unsigned long long)header.level_bytes[level]);
+    printf("%zu]", n_bytes);
+    free(bytes);
+    cg_encoder_free(e);
 }
 
 static void read_file(const char *path, chunk_file *file)
@@ -209,7 +233,7 @@ static void prepare(chunk_file *file, const variant *variants, unsigned n_varian
     *p = (pool){.file = file, .n_tasks = cg_decoder_n_tasks(decoder)};
     for (unsigned i = 0; i < n_variants; i++) {
         cg_decoder *d = new_decoder(file, variants[i].profile);
-        cg_encoder *e = new_encoder(file, variants[i].profile);
+        cg_encoder *e = new_encoder(file, variants[i].profile, 0);
         const size_t bytes[2] = {cg_decoder_scratch_bytes(d), cg_encoder_scratch_bytes(e)};
         for (unsigned k = 0; k < 2; k++)
             p->scratch_bytes = bytes[k] > p->scratch_bytes ? bytes[k] : p->scratch_bytes;
@@ -435,6 +459,8 @@ static void bench_file(const char *path, variant *variants, unsigned n_variants,
                file.header.n_tokens, file.n_bytes, 8 * (double)file.n_bytes / (double)n_elements);
         if (is_lossy && v->profile->token_transform == CG_TOKENS_DCT)
             print_roofline(&file, v->profile);
+        print_encoded("encoded_bytes", p, v->profile, 0);
+        print_encoded("encoded_bytes_short_streams", p, v->profile, CG_SHORT_STREAMS);
         const double mb = REPEATS * 2e-6 * (double)n_elements;
         print_rates("decode_mb_s", v->decode, false, n_rounds, mb);
         print_rates("encode_mb_s", v->encode, false, n_rounds, mb);

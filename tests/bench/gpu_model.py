@@ -43,7 +43,8 @@ H100 = {
     "clocks": {"instruction": 4, "shared": 29, "L1": 33, "L2": 260},
     "launch_us": 2,
 }
-STREAM_BYTES, STREAM_SHARE = 132, 50  # codec/rans.h: a stream adds so much, at most a 50th of all
+STREAM_BYTES = 132  # codec/rans.h: what a stream adds
+STREAM_PERCENT, SHORT_STREAM_PERCENT = 2, 8  # of a section, at most: as they are, and as short ones
 EXACT_BITS = 9  # codec/bands.c: components that are taken off before the others
 TILE_TOKENS, TILE_CHANNELS, WARPS, BAND, FREQUENCIES = 256, 128, 16, 32, 8
 BACKWARD = re.compile(r"0x([0-9a-f]+)")
@@ -324,10 +325,10 @@ def symbols(matrices, level, code, bits, nested, n_channels):
     }
 
 
-def streams(matrix, level, bits, nested):
+def streams(matrix, level, bits, nested, percent):
     """(strips, streams) of a level's section, as cg_rans_choose_streams() cuts it. bits: an element, of this level."""
     n_strips = sum(1 for _ in strips(matrix, level, nested))
-    affordable = bits / 8 * TILE_TOKENS * matrix["channels"] / STREAM_SHARE / STREAM_BYTES
+    affordable = bits / 8 * TILE_TOKENS * matrix["channels"] * percent / 100 / STREAM_BYTES
     return n_strips, max(1, min(n_strips, int(affordable)))
 
 
@@ -352,10 +353,10 @@ def passing(channels, clocks_per_tile):
     return waves * clocks_per_tile / H100["clock_GHz"] / 1e3
 
 
-def one_chunk(matrices, joint, n_matrices, code, bits, levels_of):
+def one_chunk(matrices, joint, n_matrices, code, bits, levels_of, percent):
     """Microseconds from bytes in device memory to blocks written, of a chunk of 256 tokens that is alone, by its finest
     level: passes of streams (coarsest first), what the joint matrix gives, and the inverse KLT of n_matrices. Nested
-    where it has coarser levels. levels_of: levels(), by level."""
+    where it has coarser levels. levels_of: levels(), by level. percent: what streams may cost."""
     report = {}
     passes_of = ("joint", "inverse_klt")
     clocks_of = [{k: max(of[k]["clocks_per_tile"].values()) for k in passes_of if k in of} for of in levels_of]
@@ -366,7 +367,7 @@ def one_chunk(matrices, joint, n_matrices, code, bits, levels_of):
             longest = 0
             for m in matrices + joint:
                 own = section_bits(m, matrices, joint, level, of_level)
-                n_strips, n_streams = streams(m, level, own, nested=True)
+                n_strips, n_streams = streams(m, level, own, True, percent)
                 a_row = own * 8 * m["channels"] / n_strips / 32  # bits of a column of a row
                 refined = level < 2
                 clocks = row_clocks(code["row_refined" if refined else "row"], 0 if refined else 2, a_row, 32)
@@ -478,8 +479,10 @@ def main():
             continue
         by_level = levels(of, joint, code, arguments.bits, rests, fits_L2)
         report["levels" + name] = by_level
-        report["one_chunk_alone" + name] = one_chunk(of, joint, n, code, arguments.bits, list(by_level.values()))
-        print("one chunk alone" + name, report["one_chunk_alone" + name])
+        for more, percent in (("", STREAM_PERCENT), ("_short_streams", SHORT_STREAM_PERCENT)):
+            alone = one_chunk(of, joint, n, code, arguments.bits, list(by_level.values()), percent)
+            report["one_chunk_alone" + more + name] = alone
+            print("one chunk alone" + more + name, alone)
         report["projection_L1" + name] = projection(of, joint, code)
         print("projection" + name, report["projection_L1" + name])
     report["paper_GBps"] = rows_GBps(0.1 * code["row_of_anchors"] + 0.9 * code["row_of_deltas"])

@@ -450,6 +450,20 @@ class LevelsTest : public testing::TestWithParam<unsigned> // the profile's vers
 {
 };
 
+// A task's part of a chunk's.
+Bytes elements_of(const Bytes &elements, const cg_chunk_header &header, const cg_task_shape &shape)
+{
+    const size_t slice_bytes = elements.size() / header.geometry.n_layers / CG_N_PLANES;
+    Bytes in;
+    for (uint32_t i = 0; i < shape.n_planes * shape.n_layers; i++) {
+        const size_t layer = shape.first_layer + i % shape.n_layers,
+                     plane = shape.plane + i / shape.n_layers;
+        const auto at = elements.begin() + static_cast<long>((layer * 2 + plane) * slice_bytes);
+        in.insert(in.end(), at, at + static_cast<long>(slice_bytes));
+    }
+    return in;
+}
+
 TEST_P(LevelsTest, AtOnceEqualOneAtATime)
 {
     ProfileSpec spec = GetParam() == 3 ? spec_3() : ProfileSpec();
@@ -469,13 +483,7 @@ TEST_P(LevelsTest, AtOnceEqualOneAtATime)
         EXPECT_EQ(shape.plane, spec.joined ? 0 : task % 2);
         EXPECT_EQ(shape.n_planes, spec.joined ? 2u : 1u);
         EXPECT_EQ(shape.elements_bytes, shape.n_planes * shape.n_layers * plane_bytes);
-        Bytes in;
-        for (uint32_t i = 0; i < shape.n_planes * shape.n_layers; i++) {
-            const size_t layer = shape.first_layer + i % shape.n_layers,
-                         plane = shape.plane + i / shape.n_layers;
-            const auto at = elements.begin() + static_cast<long>((layer * 2 + plane) * plane_bytes);
-            in.insert(in.end(), at, at + static_cast<long>(plane_bytes));
-        }
+        const Bytes in = elements_of(elements, header, shape);
         ASSERT_EQ(cg_encoder_run(encoder, task, scratch.get(), scratch_bytes, in.data()), CG_OK);
     }
     for (int level = CG_L0; level <= CG_L3; level++) {
@@ -495,6 +503,66 @@ TEST_P(LevelsTest, AtOnceEqualOneAtATime)
 }
 
 INSTANTIATE_TEST_SUITE_P(Versions, LevelsTest, testing::Values(1u, 3u));
+
+// Of all sections of symbols.
+uint32_t count_streams(const Bytes &bytes)
+{
+    cg_chunk chunk;
+    EXPECT_EQ(cg_chunk_open(bytes.data(), bytes.size(), &chunk), CG_OK);
+    std::vector<cg_section> sections(chunk.header.n_sections);
+    cg_chunk_sections(&chunk, sections.data());
+    uint32_t n = 0;
+    for (const cg_section &section : sections)
+        if (section.kind != CG_SECTION_TOKENS && section.kind != CG_SECTION_SINKS)
+            n += static_cast<uint32_t>(cg_get_le(bytes.data() + section.offset, 2));
+    return n;
+}
+
+TEST(Codec, ShortStreamsAreMoreForSomeBytesAndDecodeToTheSame)
+{
+    ProfileSpec nests;
+    nests.nests = true;
+    for (const ProfileSpec &spec : {spec_2(true, nests), spec_3(nests), paper_spec()}) {
+        SCOPED_TRACE(spec.version);
+        const Profile profile = make_profile(spec);
+        const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 512);
+        const auto tokens = make_tokens(512, 3);
+        const Bytes elements = make_elements(header, 3);
+        const unsigned levels = spec.paper ? 1u << CG_L2 : 0xeu | CG_NESTED;
+        const auto encode_with = [&](unsigned more) {
+            cg_encoder *encoder;
+            EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(),
+                                     static_cast<uint8_t>(levels | more), &encoder),
+                      CG_OK);
+            const size_t scratch_bytes = cg_encoder_scratch_bytes(encoder);
+            const std::unique_ptr<void, MallocFree> scratch(
+                aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
+            for (uint32_t task = 0; task < cg_encoder_n_tasks(encoder); task++) {
+                const Bytes in =
+                    elements_of(elements, header, cg_encoder_task_shape(encoder, task));
+                EXPECT_EQ(cg_encoder_run(encoder, task, scratch.get(), scratch_bytes, in.data()),
+                          CG_OK);
+            }
+            uint8_t *bytes = nullptr;
+            size_t n_bytes = 0;
+            EXPECT_EQ(cg_encoder_finish(encoder, spec.paper ? CG_L2 : CG_L1, &bytes, &n_bytes),
+                      CG_OK);
+            cg_encoder_free(encoder);
+            const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
+            return Bytes(bytes, bytes + n_bytes);
+        };
+        const Bytes few = encode_with(0), many = encode_with(CG_SHORT_STREAMS);
+        Bytes of_few, of_many;
+        ASSERT_EQ(decode(profile.get(), few, &of_few), CG_OK);
+        ASSERT_EQ(decode(profile.get(), many, &of_many), CG_OK);
+        EXPECT_EQ(of_many, of_few);
+        if (!spec.paper) { // whose L2 here has streams for all strips
+            EXPECT_GT(count_streams(many), 2 * count_streams(few));
+        }
+        EXPECT_GT(many.size(), few.size());
+        EXPECT_LT(static_cast<double>(many.size()), 1.08 * static_cast<double>(few.size()));
+    }
+}
 
 TEST(Codec, FinishingBeforeAllTasksHaveRunIsRefused)
 {

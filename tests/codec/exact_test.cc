@@ -351,7 +351,8 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
                 own[f].assign(symbols.cells[f], symbols.cells[f] + n);
             }
             size_t n_bytes;
-            uint8_t *coded = cg_symbols_code(p, &symbols, {nullptr, 0}, &n_bytes);
+            uint8_t *coded =
+                cg_symbols_code(p, &symbols, {nullptr, 0}, CG_RANS_STREAM_PERCENT, &n_bytes);
             kept[i].assign(coded, coded + n_bytes);
             free(coded);
         }
@@ -393,7 +394,7 @@ Bytes make_zeros(const cg_profile *p, cg_chunk_header header, int level)
             const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
             size_t n_bytes;
             const std::unique_ptr<uint8_t, MallocFree> coded(
-                cg_symbols_code(p, &symbols, {nullptr, 0}, &n_bytes));
+                cg_symbols_code(p, &symbols, {nullptr, 0}, CG_RANS_STREAM_PERCENT, &n_bytes));
             kept[i].assign(coded.get(), coded.get() + n_bytes);
         }
         sections[i].bytes = static_cast<uint32_t>(kept[i].size());

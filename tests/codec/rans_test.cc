@@ -590,6 +590,22 @@ TEST(Rans, RefusesSymbolsPastSixteenBits)
     EXPECT_EQ(decode(classes, &m, coded, &used), CG_ERR_CORRUPT);
 }
 
+TEST(Rans, StreamsAreAsManyAsTheirShareOfTheBytesPaysFor)
+{
+    const uint64_t bits = 8 * 50 * 132; // of which one stream is 2 %
+    const struct {
+        uint64_t bits;
+        size_t n_strips;
+        unsigned percent;
+        size_t want;
+    } cases[] = {{bits, 99, 2, 1},       {2 * bits - 8, 99, 2, 1}, {2 * bits, 99, 2, 2},
+                 {bits, 99, 8, 4},       {bits - 8, 99, 8, 3},     {0, 99, 8, 1},
+                 {99 * bits, 20, 2, 20}, {99 * bits, 0, 8, 0}};
+    for (const auto &c : cases)
+        EXPECT_EQ(cg_rans_choose_streams(c.bits, c.n_strips, c.percent), c.want)
+            << c.bits << ' ' << c.percent;
+}
+
 TEST(Rans, NormalizedFrequenciesSumUpAndLeaveNoneOut)
 {
     Random random(5);

@@ -37,6 +37,7 @@ TEST(ConfigTest, TwoKeysAreEnoughAndTheRestHasDefaults)
     EXPECT_EQ(c.chunk_tokens, 256u);
     EXPECT_EQ(c.tail_multiple, 32u);
     EXPECT_EQ(c.store_levels, 0xeu);
+    EXPECT_EQ(c.streams, static_cast<uint32_t>(CG_STREAMS_BYTES));
     EXPECT_EQ(c.level_plus_1, 0u);
     EXPECT_EQ(c.worst_level, 3u);
     EXPECT_EQ(c.policy, static_cast<uint32_t>(CG_POLICY_TTFT_BUDGET));
@@ -86,6 +87,7 @@ TEST(ConfigTest, TakesEveryKey)
 {
     const Parsed p(with(
         "\"chunk_tokens\": 1536, \"tail_multiple\": 16, \"store_levels\": [\"L0\", \"L2\"],"
+        "\"streams\": \"latency\","
         "\"level\": \"L1\", \"worst_level\": \"L2\", \"policy\": \"min_delay\","
         "\"ttft_budget_ms\": 500, \"prior_mbps\": 100.5, \"estimator\": \"last\","
         "\"recompute_tokens_per_s\": 1000, \"threads\": 4, \"cpu_affinity\": [1, 3],"
@@ -102,6 +104,7 @@ TEST(ConfigTest, TakesEveryKey)
     EXPECT_EQ(c.chunk_tokens, 1536u);
     EXPECT_EQ(c.tail_multiple, 16u);
     EXPECT_EQ(c.store_levels, 5u);
+    EXPECT_EQ(c.streams, static_cast<uint32_t>(CG_STREAMS_LATENCY));
     EXPECT_EQ(c.level_plus_1, 2u);
     EXPECT_EQ(c.worst_level, 2u);
     EXPECT_EQ(c.policy, static_cast<uint32_t>(CG_POLICY_MIN_DELAY));
@@ -144,6 +147,7 @@ TEST(ConfigTest, EveryErrorNamesItsKey)
         {"{\"root\": \"/r\", \"model\": \"m\", \"chunk_tokens\": 65537}", "\"chunk_tokens\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"tail_multiple\": 33}", "\"tail_multiple\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"store_levels\": []}", "\"store_levels\""},
+        {"{\"root\": \"/r\", \"model\": \"m\", \"streams\": \"many\"}", "\"streams\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"store_levels\": \"L1\"}", "\"store_levels\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"store_levels\": [\"L4\"]}", "\"store_levels\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"level\": \"L4\"}", "\"level\""},

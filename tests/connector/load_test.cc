@@ -598,6 +598,22 @@ TEST_P(LoadTest, AProfileThatDoesNotNestKeepsAFileALevel)
     }
 }
 
+TEST_P(LoadTest, StreamsForLatencyCostBytesAndLoadToTheSame)
+{
+    const std::string more = with("\"chunk_tokens\": 512, \"streams\": ");
+    const Store few(true), many(true);
+    const Tokens tokens = prompt(512 + 1);
+    Engine of_few(few, more + "\"bytes\""), of_many(many, more + "\"latency\"");
+    for (Engine *engine : {&of_few, &of_many}) {
+        ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
+        engine->level_plus_1 = CG_L1 + 1;
+        engine->poison();
+        ASSERT_EQ(engine->load(tokens).progress.loaded_tokens, 512u);
+    }
+    EXPECT_EQ(of_many.memory, of_few.memory);
+    EXPECT_GT(of_many.stats().bytes_written, of_few.stats().bytes_written);
+}
+
 TEST_P(LoadTest, SwappedChunksAreForeign)
 {
     const Store store;

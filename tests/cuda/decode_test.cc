@@ -218,7 +218,8 @@ std::vector<Bytes> draw_sections(const cg_profile *p, const cg_group *group,
         auto own = std::make_unique<Symbols>(columns(level), coarse.get(), n_rows);
         cg_symbols_coarsen(&fine.of, ratio[level - h.level], &own->of);
         size_t n_bytes;
-        uint8_t *coded = cg_symbols_code(p, &own->of, {nullptr, 0}, &n_bytes);
+        uint8_t *coded =
+            cg_symbols_code(p, &own->of, {nullptr, 0}, CG_RANS_STREAM_PERCENT, &n_bytes);
         const Memory owner(coded);
         out.emplace_back(coded, coded + n_bytes);
         coarse = std::move(own);
