@@ -86,20 +86,29 @@ enum { CG_SHORT_STREAMS = 1 << 6, CG_NESTED = 1 << 7 };
 bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
 
 /* Prepares the encoding of one chunk at all levels of level_mask (bit n: level n). The levels share
- * one transform, so several cost little more than one. With a joint matrix over the layer groups an
- * encoder takes 4 bytes for each of its channels and token, until it is freed.
+ * one transform, so several cost little more than one. The caller frees the encoder.
+ *
  * With CG_NESTED in the mask its lossy levels are nested: cg_encoder_finish() of one makes a file
- * that holds the coarser ones of the mask, too. That needs cg_encoder_can_nest().
- * With CG_SHORT_STREAMS the lossy levels are cut into about four times as many streams, which adds
- * 4 to 5 % to their bytes. A GPU decodes streams side by side, and has a chunk that comes alone in
- * a fraction of the time. header: geometry, scales, first_position, n_tokens, prefix_level, model,
- * parent and extra are used; the rest is computed. tokens[n_tokens] are copied. profile may be NULL
- * when level_mask is only L0; its model must be header->model, and its scales the header's.
+ * that holds the coarser ones of the mask, too. That needs cg_encoder_can_nest(). With
+ * CG_SHORT_STREAMS the lossy levels are cut into about four times as many streams, which adds 4 to
+ * 5 % to their bytes. A GPU decodes streams side by side, and has a chunk that comes alone in a
+ * fraction of the time.
+ *
+ * header: geometry, scales, first_position, n_tokens, prefix_level, model, parent and extra are
+ * used; the rest is computed. tokens[n_tokens] are copied. profile may be NULL when level_mask is
+ * only L0; otherwise it must outlive the encoder. Its model must be header->model, and its scales
+ * the header's. With a joint matrix the encoder takes 4 bytes for each channel of that matrix and
+ * each token, until it is freed.
+ *
  * CG_ERR_LOSSY_PREFIX: L0 or L1 on a prefix lossier than that level. KV that was computed on a
- * lossy prefix has its errors already, and a fine level would pass them on as exact. */
+ * lossy prefix has its errors already, and a fine level would pass them on as exact.
+ * CG_ERR_FOREIGN_PROFILE: a lossy level without a profile. CG_ERR_FOREIGN_MODEL: another model, or
+ * other scales. CG_ERR_INVALID_ARGUMENT: the mask, a count or a position is not possible, or not
+ * with this profile. Errors of cg_geometry_check(), CG_ERR_NO_MEMORY.
+ */
 cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header,
                          const uint32_t *tokens, uint8_t level_mask, cg_encoder **encoder_out);
-void cg_encoder_free(cg_encoder *encoder);
+void cg_encoder_free(cg_encoder *encoder); /* NULL is fine */
 uint32_t cg_encoder_n_tasks(const cg_encoder *encoder);
 cg_task_shape cg_encoder_task_shape(const cg_encoder *encoder, uint32_t task_index);
 size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
