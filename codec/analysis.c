@@ -295,20 +295,22 @@ done:
  * square is at most the largest row sum of the magnitudes of their scalar products. */
 static float bound_norm(const float (*columns)[CG_BAND_COMPONENTS], uint32_t n)
 {
-    float products[CG_BAND_COMPONENTS][CG_BAND_COMPONENTS] = {{0}}, most = 0;
+    /* Sums of products of integers of 15 bits: exact. Of f32, n additions could lose as much of 32
+     * products that cancel as what is added below. */
+    double products[CG_BAND_COMPONENTS][CG_BAND_COMPONENTS] = {{0}}, most = 0;
     for (uint32_t ch = 0; ch < n; ch++) {
         for (unsigned i = 0; i < CG_BAND_COMPONENTS; i++) {
             for (unsigned k = 0; k < CG_BAND_COMPONENTS; k++)
-                products[i][k] += columns[ch][i] * columns[ch][k];
+                products[i][k] += (double)columns[ch][i] * (double)columns[ch][k];
         }
     }
     for (unsigned i = 0; i < CG_BAND_COMPONENTS; i++) {
-        float sum = 0;
+        double sum = 0;
         for (unsigned k = 0; k < CG_BAND_COMPONENTS; k++)
-            sum += fabsf(products[i][k]);
-        most = fmaxf(most, sum);
+            sum += fabs(products[i][k]);
+        most = fmax(most, sum);
     }
-    return 1.001f * sqrtf(most); /* more than f32 loses in n additions */
+    return 1.001f * (float)sqrt(most); /* more than the roundings to f32 lose */
 }
 
 /* The Euclidean norm of the largest elements, shifted, of a group's shared components: their sums
