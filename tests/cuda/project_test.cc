@@ -60,41 +60,53 @@ void expect_symbols(const Projected &made, const cg_projection &what)
     expect_near(made.residues, want.residues, 1e-6 * what.n_rows * most);
 }
 
+enum class Kind { APART, JOINED, JOINT };
+
+void PrintTo(Kind kind, std::ostream *out) // the tests' names
+{
+    *out << (kind == Kind::APART ? "Apart" : kind == Kind::JOINED ? "Joined" : "Joint");
+}
+
+class ProjectTest : public testing::TestWithParam<Kind>
+{
+};
+
 // n_exact of these profiles: none, some, all; and fewer components than that. With a joint matrix:
 // its own projection, and those of groups with some, all and none of the shared ones given.
-TEST(Project, IsThatOfF64)
+TEST_P(ProjectTest, IsThatOfF64)
 {
     for (const double wide_share : {0.0, 0.4, 1.0}) {
-        for (const int kind : {0, 1, 2}) {
-            ProfileSpec spec;
-            spec.wide_share = wide_share;
-            const Case c(kind == 2 ? spec_3(spec) : spec_2(kind == 1, spec));
-            for (uint32_t basis = 0; basis < cg_profile_n_bases(c.profile.get()); basis++) {
-                const uint32_t n_shared = c.bands(basis).n_shared,
-                               n_channels = c.bands(basis).n_channels,
-                               n = c.bands(basis).n_components;
-                for (const uint32_t n_rows : {1u, 6u, 33u}) {
-                    SCOPED_TRACE(testing::Message()
-                                 << wide_share << ' ' << kind << ' ' << basis << ' ' << n_rows);
-                    const cg_projection what = {
-                        basis,
-                        n_rows,
-                        cg_projection_stride(n_channels),
-                        {n, n - 1, n / 2, n / 2, 17, 3, 0, 0},
-                        n_shared,
-                        {n_shared, n_shared / 2, 0, n_shared / 3, std::min(17u, n_shared), 0, 0, 0},
-                        0.1f + 0.2f * static_cast<float>(basis)};
-                    const auto rows = make_rows(what, n_channels);
-                    const auto made = run_project(c.profile.get(), c.bases, what, rows, n_rows);
-                    expect_near(made.coefs, project_by_the_book(c.profile.get(), what, rows.data()),
-                                1e-4);
-                    expect_symbols(made, what);
-                    EXPECT_TRUE(made == run_project(c.profile.get(), c.bases, what, rows, 99));
-                }
+        ProfileSpec spec;
+        spec.wide_share = wide_share;
+        const Case c(GetParam() == Kind::JOINT ? spec_3(spec)
+                                               : spec_2(GetParam() == Kind::JOINED, spec));
+        for (uint32_t basis = 0; basis < cg_profile_n_bases(c.profile.get()); basis++) {
+            const uint32_t n_shared = c.bands(basis).n_shared,
+                           n_channels = c.bands(basis).n_channels, n = c.bands(basis).n_components;
+            for (const uint32_t n_rows : {1u, 6u, 33u}) {
+                SCOPED_TRACE(testing::Message() << wide_share << ' ' << basis << ' ' << n_rows);
+                const cg_projection what = {
+                    basis,
+                    n_rows,
+                    cg_projection_stride(n_channels),
+                    {n, n - 1, n / 2, n / 2, 17, 3, 0, 0},
+                    n_shared,
+                    {n_shared, n_shared / 2, 0, n_shared / 3, std::min(17u, n_shared), 0, 0, 0},
+                    0.1f + 0.2f * static_cast<float>(basis)};
+                const auto rows = make_rows(what, n_channels);
+                const auto made = run_project(c.profile.get(), c.bases, what, rows, n_rows);
+                expect_near(made.coefs, project_by_the_book(c.profile.get(), what, rows.data()),
+                            1e-4);
+                expect_symbols(made, what);
+                EXPECT_TRUE(made == run_project(c.profile.get(), c.bases, what, rows, 99));
             }
         }
     }
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ProjectTest,
+                         testing::Values(Kind::APART, Kind::JOINED, Kind::JOINT),
+                         testing::PrintToStringParamName());
 
 TEST(Project, TakesMatricesOfMoreThan2048Channels)
 {
