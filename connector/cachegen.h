@@ -320,6 +320,10 @@ typedef struct cachegen_save_request {
                             saved must stay in the blocks. Ignored for blocks in a GPU's memory */
     uint32_t after_kind; /* CACHEGEN_AFTER_... */
     void *after;
+    uint64_t number; /* of ranks that have some KV heads each, which save in one order: the save's,
+                        the same on all of them and larger than those before. By it heads are
+                        brought together; where ranks disagree, saves are lost. 0: each rank counts
+                        its calls, and all must make the same */
 } cachegen_save_request;
 
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once

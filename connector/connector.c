@@ -301,8 +301,7 @@ static cg_status join_ranks(cachegen *c, const cg_kv_layout *layout)
                                      .geometry = c->model.geometry,
                                      .first_head = layout->given.first_head,
                                      .n_heads = layout->given.n_kv_heads,
-                                     .limit_bytes = (uint64_t)config->staging_mib << 20,
-                                     .max_age_ns = config->save_timeout_ms * UINT64_C(1000000)};
+                                     .limit_bytes = (uint64_t)config->staging_mib << 20};
     cg_gather *gather, *none = NULL;
     const cg_status status = cg_gather_new(&joined, &gather);
     /* Another thread was faster: its one counts. */

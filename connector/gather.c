@@ -1,6 +1,5 @@
 #include "connector/gather.h"
 
-#include "connector/clock.h"
 #include "connector/host_socket.h"
 
 #include <errno.h>
@@ -14,17 +13,23 @@
 #include <unistd.h>
 
 enum { MAX_RANKS = 256, DATA_ALIGNMENT = 64 };
-static const uint32_t MAGIC = 0x31706763; /* of this version's parts */
+static const uint32_t MAGIC = 0x32706763; /* of this version's parts */
 
 /* A part's memory: the head, the chunks, then their data. Sender and listener are of one machine.
  */
 typedef struct part_head {
-    uint32_t magic, n_chunks;
+    uint32_t magic, n_chunks; /* no chunks: a refusal */
     uint32_t first_head, n_heads;
-    uint32_t is_refusal; /* no data: the sender had no memory for it */
-    uint32_t reserved;
-    uint64_t made_ns; /* CLOCK_MONOTONIC */
+    uint64_t number;
 } part_head;
+
+/* A part, or a refusal, that is or will be ready to be passed on. */
+typedef struct cg_gather_turn {
+    struct cg_gather_turn *next;
+    int fd;
+    size_t n_bytes;
+    bool is_ready; /* the lock */
+} turn;
 
 /* One that has come. */
 typedef struct part {
@@ -51,7 +56,8 @@ struct cg_gather {
     pthread_mutex_t lock;
     int sender;            /* the lock; -1: not connected */
     uint64_t passed_bytes; /* the lock: that the listener has not dropped yet */
-    uint64_t begun_bytes;  /* the lock: of parts that are being made */
+    uint64_t begun_bytes;  /* the lock: of all turns */
+    turn *first, **last;   /* the lock: turns, as they were begun */
 };
 
 static uint64_t chunk_bytes(const cg_gather *g, uint32_t n_tokens, uint32_t n_heads)
@@ -78,6 +84,7 @@ cg_status cg_gather_new(const cg_gather_config *config, cg_gather **gather_out)
     g->config.group = NULL;
     g->pid = getpid();
     g->listener = g->sender = -1;
+    g->last = &g->first;
     g->name = cg_key_of_bytes(config->group, strlen(config->group));
     pthread_mutex_init(&g->lock, NULL);
     if (config->first_head == 0)
@@ -113,6 +120,13 @@ static void tell_dropped(cg_gather *g, const part *p)
         close_connection(g, (uint32_t)p->connection);
 }
 
+static void free_turn(turn *t)
+{
+    if (t->fd >= 0)
+        close(t->fd);
+    free(t);
+}
+
 static void free_part(part *p)
 {
     munmap(p->map, p->n_bytes);
@@ -128,6 +142,11 @@ void cg_gather_free(cg_gather *g)
         part *p = g->parts;
         g->parts = p->next;
         free_part(p);
+    }
+    while (g->first != NULL) {
+        turn *t = g->first;
+        g->first = t->next;
+        free_turn(t);
     }
     for (uint32_t i = 0; i < g->n_connections; i++)
         close(g->connections[i]);
@@ -207,112 +226,145 @@ static cg_status send_fd(cg_gather *g, int fd, uint64_t n_bytes)
                                                    : cg_status_from_errno(reason);
 }
 
-/* Memory of n_bytes with head and chunks in it. */
-static cg_status make_part(cg_gather *g, const cg_gather_chunk *chunks, uint32_t n_chunks,
-                           uint64_t n_bytes, bool is_refusal, cg_gather_part *out)
+/* With the lock held: passes on what is ready and has nothing before it. Status of own's sending;
+ * CG_OK: it waits. */
+static cg_status take_turns(cg_gather *g, const turn *own)
 {
-    const part_head head = {.magic = MAGIC,
-                            .n_chunks = n_chunks,
-                            .first_head = g->config.first_head,
-                            .n_heads = g->config.n_heads,
-                            .is_refusal = is_refusal,
-                            .made_ns = cg_now_ns()};
-    *out = (cg_gather_part){.fd = -1, .n_bytes = (size_t)n_bytes};
-    out->fd = memfd_create("cachegenfs-part", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (out->fd < 0 || ftruncate(out->fd, (off_t)n_bytes) != 0)
-        goto failed;
-    out->map = mmap(NULL, out->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, out->fd, 0);
-    if (out->map == MAP_FAILED)
-        goto failed;
-    memcpy(out->map, &head, sizeof head);
-    memcpy(out->map + sizeof head, chunks, n_chunks * sizeof *chunks);
-    return CG_OK;
-failed:
-    if (out->fd >= 0)
-        close(out->fd);
-    *out = (cg_gather_part){.fd = -1};
-    return CG_ERR_NO_MEMORY;
+    cg_status own_status = CG_OK;
+    hear_dropped(g);
+    while (g->first != NULL && g->first->is_ready) {
+        turn *t = g->first;
+        /* In one go: no other thread sees it counted twice, as begun and as passed on. */
+        const cg_status status = t->fd >= 0 ? send_fd(g, t->fd, t->n_bytes) : CG_ERR_CANCELLED;
+        g->begun_bytes -= t->n_bytes;
+        if (t == own)
+            own_status = status;
+        if ((g->first = t->next) == NULL)
+            g->last = &g->first;
+        free_turn(t);
+    }
+    return own_status;
 }
 
-/* Frees the sender's side of it, after passing it on if `send`. */
-static cg_status pass_on(cg_gather *g, cg_gather_part *made, bool send)
+/* Memory of t->n_bytes with head and chunks in it, mapped. After an error there is none. */
+static cg_status make_memory(turn *t, const part_head *head, const cg_gather_chunk *chunks,
+                             uint8_t **map_out)
 {
-    cg_status status = CG_ERR_CANCELLED;
-    /* Before the seals: F_SEAL_WRITE is refused while there is a mapping that can be written to. */
-    munmap(made->map, made->n_bytes);
-    free(made->data);
-    /* Sealed, it stays as it is: the listener may map it and rely on its size. */
-    if (send && fcntl(made->fd, F_ADD_SEALS,
-                      F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) == 0) {
-        pthread_mutex_lock(&g->lock);
-        hear_dropped(g);
-        status = send_fd(g, made->fd, made->n_bytes);
-        pthread_mutex_unlock(&g->lock);
+    void *map = MAP_FAILED;
+    t->fd = memfd_create("cachegenfs-part", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (t->fd >= 0 && ftruncate(t->fd, (off_t)t->n_bytes) == 0)
+        map = mmap(NULL, t->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, t->fd, 0);
+    if (map == MAP_FAILED) {
+        if (t->fd >= 0)
+            close(t->fd);
+        return CG_ERR_NO_MEMORY;
     }
-    close(made->fd);
-    *made = (cg_gather_part){.fd = -1};
+    memcpy(map, head, sizeof *head);
+    memcpy((uint8_t *)map + sizeof *head, chunks, head->n_chunks * sizeof *chunks);
+    *map_out = map;
+    return CG_OK;
+}
+
+/* Gives the part to its turn: as it is, or with nothing but the head, which says so. */
+static cg_status end_part(cg_gather *g, cg_gather_part *made, bool is_refusal)
+{
+    turn *t = made->turn;
+    const uint64_t begun_bytes = t->n_bytes;
+    if (is_refusal)
+        ((part_head *)made->map)->n_chunks = 0;
+    /* Before the seals: F_SEAL_WRITE is refused while there is a mapping that can be written to. */
+    munmap(made->map, t->n_bytes);
+    free(made->data);
+    *made = (cg_gather_part){0};
+    if (is_refusal)
+        t->n_bytes = (size_t)data_begin(0);
+    /* Sealed, it stays as it is: the listener may map it and rely on its size. */
+    if ((is_refusal && ftruncate(t->fd, (off_t)t->n_bytes) != 0) ||
+        fcntl(t->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0) {
+        close(t->fd);
+        t->fd = -1;
+    }
+    pthread_mutex_lock(&g->lock);
+    g->begun_bytes -= begun_bytes - t->n_bytes;
+    t->is_ready = true;
+    const cg_status status = take_turns(g, t);
+    pthread_mutex_unlock(&g->lock);
     return status;
 }
 
-/* It was passed on, or there is none. */
-static void end_part(cg_gather *g, uint64_t n_bytes)
+/* With the lock held. False: n_bytes are more than there may be. */
+static bool has_room(cg_gather *g, uint64_t n_bytes)
 {
-    pthread_mutex_lock(&g->lock);
-    g->begun_bytes -= n_bytes;
-    pthread_mutex_unlock(&g->lock);
+    hear_dropped(g);
+    const uint64_t held_bytes = g->passed_bytes + g->begun_bytes;
+    return held_bytes == 0 || held_bytes + n_bytes <= g->config.limit_bytes;
 }
 
-cg_status cg_gather_begin(cg_gather *g, const cg_gather_chunk *chunks, uint32_t n_chunks,
-                          cg_gather_part *out)
+cg_status cg_gather_begin(cg_gather *g, uint64_t number, const cg_gather_chunk *chunks,
+                          uint32_t n_chunks, cg_gather_part *out)
 {
     uint64_t n_bytes = data_begin(n_chunks), at = n_bytes;
-    *out = (cg_gather_part){.fd = -1};
+    cg_status status;
+    part_head head = {.magic = MAGIC,
+                      .n_chunks = n_chunks,
+                      .first_head = g->config.first_head,
+                      .n_heads = g->config.n_heads,
+                      .number = number};
+    *out = (cg_gather_part){0};
     if (g->pid != getpid())
         return CG_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < n_chunks; i++)
         n_bytes += chunk_bytes(g, chunks[i].n_tokens, g->config.n_heads);
-    pthread_mutex_lock(&g->lock);
-    hear_dropped(g);
-    const uint64_t held_bytes = g->passed_bytes + g->begun_bytes;
-    const bool is_full = held_bytes > 0 && held_bytes + n_bytes > g->config.limit_bytes;
-    g->begun_bytes += is_full ? 0 : n_bytes;
-    pthread_mutex_unlock(&g->lock);
-    if (is_full) {
-        /* A refusal, so that the listener does not wait for what will not come. */
-        if (make_part(g, chunks, n_chunks, data_begin(n_chunks), true, out) == CG_OK)
-            pass_on(g, out, true);
-        return CG_ERR_AGAIN;
-    }
-    cg_status status = make_part(g, chunks, n_chunks, n_bytes, false, out);
-    if (status == CG_OK &&
-        (out->data = malloc((n_chunks + (size_t)1) * sizeof *out->data)) == NULL) {
-        pass_on(g, out, false);
+    turn *t = malloc(sizeof *t);
+    out->data = malloc((n_chunks + (size_t)1) * sizeof *out->data);
+    if (t == NULL || out->data == NULL) {
         status = CG_ERR_NO_MEMORY;
+        goto failed;
     }
-    if (status != CG_OK) {
-        end_part(g, n_bytes);
-        return status;
+    pthread_mutex_lock(&g->lock);
+    const bool is_full = !has_room(g, n_bytes);
+    if (is_full) { /* a refusal, so that the listener does not wait for what will not come */
+        head.n_chunks = 0;
+        n_bytes = data_begin(0);
+    }
+    g->begun_bytes += n_bytes;
+    pthread_mutex_unlock(&g->lock);
+    *t = (turn){.n_bytes = (size_t)n_bytes};
+    status = make_memory(t, &head, chunks, &out->map);
+    pthread_mutex_lock(&g->lock);
+    if (status == CG_OK) {
+        *g->last = out->turn = t;
+        g->last = &t->next;
+    } else {
+        g->begun_bytes -= n_bytes;
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (status != CG_OK)
+        goto failed;
+    if (is_full) {
+        end_part(g, out, true);
+        return CG_ERR_AGAIN;
     }
     for (uint32_t i = 0; i < n_chunks; i++) {
         out->data[i] = out->map + at;
         at += chunk_bytes(g, chunks[i].n_tokens, g->config.n_heads);
     }
     return CG_OK;
+failed:
+    free(t);
+    free(out->data);
+    *out = (cg_gather_part){0};
+    return status;
 }
 
 cg_status cg_gather_send(cg_gather *g, cg_gather_part *made)
 {
-    const uint64_t n_bytes = made->n_bytes;
-    const cg_status status = pass_on(g, made, true);
-    end_part(g, n_bytes);
-    return status;
+    return end_part(g, made, false);
 }
 
 void cg_gather_abandon(cg_gather *g, cg_gather_part *made)
 {
-    const uint64_t n_bytes = made->n_bytes;
-    pass_on(g, made, false);
-    end_part(g, n_bytes);
+    end_part(g, made, true);
 }
 
 /* ---- listening ---- */
@@ -325,7 +377,7 @@ static bool is_sound(const cg_gather *g, const part *p)
     if (left < data_begin(h->n_chunks))
         return false;
     left -= data_begin(h->n_chunks);
-    for (uint32_t i = 0; i < h->n_chunks && !h->is_refusal; i++) {
+    for (uint32_t i = 0; i < h->n_chunks; i++) {
         const uint32_t n_tokens = p->chunks[i].n_tokens;
         if (n_tokens > CG_MAX_CHUNK_TOKENS || chunk_bytes(g, n_tokens, h->n_heads) > left)
             return false;
@@ -341,10 +393,10 @@ static bool read_head(const cg_gather *g, part *p)
     memcpy(&p->head, p->map, sizeof p->head);
     /* In this order: what is subtracted was found to be no larger before. */
     if (p->head.magic != MAGIC || p->head.n_heads == 0 || p->head.n_heads > n_kv_heads ||
-        p->head.first_head > n_kv_heads - p->head.n_heads || p->head.n_chunks == 0 ||
+        p->head.first_head > n_kv_heads - p->head.n_heads ||
         p->head.n_chunks > room / sizeof *p->chunks)
         return false;
-    p->chunks = malloc(p->head.n_chunks * sizeof *p->chunks);
+    p->chunks = malloc((p->head.n_chunks + (size_t)1) * sizeof *p->chunks);
     if (p->chunks == NULL)
         return false;
     memcpy(p->chunks, p->map + sizeof p->head, p->head.n_chunks * sizeof *p->chunks);
@@ -424,43 +476,6 @@ static void accept_ranks(cg_gather *g)
             close(fd);
 }
 
-/* Drops the parts that are_of(p, argument). */
-static void drop_parts(cg_gather *g, bool (*are_of)(const part *, const void *),
-                       const void *argument)
-{
-    for (part **at = &g->parts; *at != NULL;) {
-        part *p = *at;
-        if (!are_of(p, argument)) {
-            at = &p->next;
-            continue;
-        }
-        *at = p->next;
-        tell_dropped(g, p);
-        free_part(p);
-    }
-}
-
-static bool is_older(const part *p, const void *made_ns)
-{
-    return p->head.made_ns < *(const uint64_t *)made_ns;
-}
-
-static bool ends_with(const part *p, const void *key)
-{
-    return cg_key_equal(&p->chunks[p->head.n_chunks - 1].key, key);
-}
-
-/* Parts lie in the list as they came, the last one in front. */
-static bool is_oldest_that_ends_with(const part *p, const void *key)
-{
-    if (!ends_with(p, key))
-        return false;
-    for (const part *older = p->next; older != NULL; older = older->next)
-        if (older->head.first_head == p->head.first_head && ends_with(older, key))
-            return false;
-    return true;
-}
-
 /* Waits for something to come, and takes all that has. */
 static void receive_all(cg_gather *g, int timeout_ms)
 {
@@ -480,11 +495,12 @@ static void receive_all(cg_gather *g, int timeout_ms)
     }
 }
 
-/* Where the part has that chunk, in its data; NULL: nowhere. */
-static const uint8_t *find(const cg_gather *g, const part *p, const cg_gather_chunk *chunk)
+/* Where the part has that chunk of the save, in its data; NULL: nowhere. */
+static const uint8_t *find(const cg_gather *g, const part *p, uint64_t number,
+                           const cg_gather_chunk *chunk)
 {
     const uint8_t *data = p->map + data_begin(p->head.n_chunks);
-    for (uint32_t i = 0; i < p->head.n_chunks; i++) {
+    for (uint32_t i = 0; i < p->head.n_chunks && p->head.number == number; i++) {
         const cg_gather_chunk *c = &p->chunks[i];
         if (cg_key_equal(&c->key, &chunk->key) && c->n_tokens == chunk->n_tokens &&
             c->prefix_level == chunk->prefix_level)
@@ -494,20 +510,19 @@ static const uint8_t *find(const cg_gather *g, const part *p, const cg_gather_ch
     return NULL;
 }
 
-/* CG_OK: every head of the model is this rank's or lies in a part. CG_ERR_CANCELLED: of one there
- * is a refusal and nothing else. A refusal lists its chunks, and has no data of them. It may be of
- * a save that this rank did not make, so what has come besides it counts. */
-static cg_status check_heads(const cg_gather *g, const cg_gather_chunk *chunk)
+/* CG_OK: every head of the model is this rank's or lies in a part of the save. CG_ERR_CANCELLED: of
+ * one the part has another chunk in its place or is a refusal, or its rank is at a later save. */
+static cg_status check_heads(const cg_gather *g, uint64_t number, const cg_gather_chunk *chunk)
 {
-    bool has[CG_MAX_KV_HEADS] = {false}, is_refused[CG_MAX_KV_HEADS] = {false};
+    bool has[CG_MAX_KV_HEADS] = {false}, is_lost[CG_MAX_KV_HEADS] = {false};
     cg_status status = CG_OK;
     memset(has + g->config.first_head, true, g->config.n_heads);
     for (const part *p = g->parts; p != NULL; p = p->next)
-        if (find(g, p, chunk) != NULL)
-            memset((p->head.is_refusal ? is_refused : has) + p->head.first_head, true,
+        if (p->head.number >= number)
+            memset((find(g, p, number, chunk) != NULL ? has : is_lost) + p->head.first_head, true,
                    p->head.n_heads);
     for (uint32_t i = 0; i < g->config.geometry.n_kv_heads; i++)
-        if (!has[i] && is_refused[i])
+        if (!has[i] && is_lost[i])
             return CG_ERR_CANCELLED;
         else if (!has[i])
             status = CG_ERR_AGAIN;
@@ -526,30 +541,37 @@ static void scatter(const cg_gather *g, const part *p, const uint8_t *data, uint
         memcpy(raw + i * row_bytes, data + i * from_bytes, from_bytes);
 }
 
-cg_status cg_gather_take(cg_gather *g, const cg_gather_chunk *chunk, uint8_t *raw, int timeout_ms)
+cg_status cg_gather_take(cg_gather *g, uint64_t number, const cg_gather_chunk *chunk, uint8_t *raw,
+                         int timeout_ms)
 {
     if (g->pid != getpid())
         return CG_ERR_CANCELLED; /* the parent's sockets */
-    cg_status status = check_heads(g, chunk);
+    cg_status status = check_heads(g, number, chunk);
     if (status != CG_OK) {
         receive_all(g, status == CG_ERR_AGAIN ? timeout_ms : 0);
-        status = check_heads(g, chunk);
+        status = check_heads(g, number, chunk);
     }
     for (const part *p = status == CG_OK ? g->parts : NULL; p != NULL; p = p->next) {
-        const uint8_t *data = p->head.is_refusal ? NULL : find(g, p, chunk);
+        const uint8_t *data = find(g, p, number, chunk);
         if (data != NULL)
             scatter(g, p, data, chunk->n_tokens, raw);
     }
     return status;
 }
 
-void cg_gather_drop(cg_gather *g, const cg_key *last, uint64_t began_ns)
+void cg_gather_drop(cg_gather *g, uint64_t number)
 {
-    const uint64_t age_ns = g->config.max_age_ns,
-                   oldest_ns = began_ns > age_ns ? began_ns - age_ns : 0;
     if (g->pid != getpid())
         return;
     receive_all(g, 0);
-    drop_parts(g, is_oldest_that_ends_with, last);
-    drop_parts(g, is_older, &oldest_ns);
+    for (part **at = &g->parts; *at != NULL;) {
+        part *p = *at;
+        if (p->head.number > number) {
+            at = &p->next;
+            continue;
+        }
+        *at = p->next;
+        tell_dropped(g, p);
+        free_part(p);
+    }
 }

@@ -3,14 +3,18 @@
  *
  * The rank that has head 0 listens; each other one copies its heads of a save's chunks into memory
  * of its own, a *part*, and passes that on (a sealed memfd over a unix socket). So nothing is left
- * behind by a rank that dies, and handing over costs no second copy and never waits. Parts are told
- * by the keys of their chunks and the level of the prefix that these were computed on: same key,
- * same KV. Ranks find each other by the name of their group (connector/host_socket.h): all are of
- * one host, network namespace and user.
+ * behind by a rank that dies, and handing over costs no second copy and never waits. Ranks find
+ * each other by the name of their group (connector/host_socket.h): all are of one host, network
+ * namespace and user.
+ *
+ * A save has the same number on all ranks, larger than those of the saves before it, and by that
+ * its parts are told. A rank passes its parts on in the order of their beginnings, however long
+ * each is in the making; of one that comes to nothing it passes on a refusal in its turn. So a
+ * later number says that an earlier one will not come any more. Keys and levels of prefixes are
+ * compared, too: ranks that number differently lose saves, and never store wrong KV.
  *
  * What it does not do: wait longer than it is told to. A part that does not come costs the save.
- * One that nobody asks for is dropped with the parts of a save that began max_age_ns after it was
- * made: saves run in their order, so it is of none that follows.
+ * One that nobody asks for is dropped with those of the next save.
  * Memory: what a sender makes, or has passed on and the listener has not dropped yet, is at most
  * limit_bytes, but for a single part that is larger.
  * Threads: any thread may send; one thread at a time receives. After fork() it is the parent's.
@@ -29,7 +33,7 @@ typedef struct cg_gather_config {
     const char *group;
     cg_geometry geometry;         /* the model's */
     uint32_t first_head, n_heads; /* this rank's; head 0's listens */
-    uint64_t limit_bytes, max_age_ns;
+    uint64_t limit_bytes;
 } cg_gather_config;
 
 /* A chunk's identity. */
@@ -49,35 +53,35 @@ bool cg_gather_listens(const cg_gather *gather);
 
 /* A part that is being made: data[i] is for chunk i, [2][n_layers][n_tokens][n_heads][head_dim]. */
 typedef struct cg_gather_part {
-    int fd;
+    struct cg_gather_turn *turn;
     uint8_t *map;
-    size_t n_bytes;
     uint8_t **data;
 } cg_gather_part;
 
-/* Memory for a part, which cg_gather_send() takes. CG_ERR_AGAIN: there is none within limit_bytes;
- * the listener has been told that these chunks don't come. CG_ERR_NO_MEMORY. */
-cg_status cg_gather_begin(cg_gather *gather, const cg_gather_chunk *chunks, uint32_t n_chunks,
-                          cg_gather_part *part_out);
-/* Passes it on, or drops it. CG_ERR_NOT_FOUND: nobody listens. CG_ERR_AGAIN: the listener is far
- * behind. CG_ERR_PERMISSION: it is another user's. */
+/* Memory for the part of the save with this number, for cg_gather_send() or cg_gather_abandon() to
+ * take: until then those that were begun later wait. CG_ERR_AGAIN: there is none within
+ * limit_bytes; the listener is told that this save's part does not come. CG_ERR_NO_MEMORY. */
+cg_status cg_gather_begin(cg_gather *gather, uint64_t number, const cg_gather_chunk *chunks,
+                          uint32_t n_chunks, cg_gather_part *part_out);
+/* Passes it on, or drops it. CG_OK, too: it waits for those begun before it, and is passed on or
+ * dropped after them. CG_ERR_NOT_FOUND: nobody listens. CG_ERR_AGAIN: the listener is far behind.
+ * CG_ERR_PERMISSION: it is another user's. */
 cg_status cg_gather_send(cg_gather *gather, cg_gather_part *part);
 
-/* Drops it. */
+/* Drops it, and tells the listener that it does not come. */
 void cg_gather_abandon(cg_gather *gather, cg_gather_part *part);
 
 /* ---- the rank that listens ---- */
 
-/* Copies the other ranks' heads of a chunk into raw, [2][n_layers][n_tokens][n_kv_heads][head_dim],
- * once all have come, and waits until timeout_ms for something to come otherwise. CG_ERR_AGAIN: not
- * yet, and raw is untouched. CG_ERR_CANCELLED: a rank had no memory for it and has not passed it on
- * since, or this is not the process that listens. */
-cg_status cg_gather_take(cg_gather *gather, const cg_gather_chunk *chunk, uint8_t *raw,
-                         int timeout_ms);
-/* All is taken of the save whose parts' last chunk has this key and that began at began_ns
- * (CLOCK_MONOTONIC): its parts are of no more use, nor are those made max_age_ns before it. Its
- * parts are each rank's oldest ones: another save of the same chunks may be under way. */
-void cg_gather_drop(cg_gather *gather, const cg_key *last, uint64_t began_ns);
+/* Copies the other ranks' heads of a chunk of the save with this number into raw,
+ * [2][n_layers][n_tokens][n_kv_heads][head_dim], once all have come, and waits until timeout_ms for
+ * something to come otherwise. CG_ERR_AGAIN: not yet, and raw is untouched. CG_ERR_CANCELLED: they
+ * will not come, since a rank had no memory for them, or has other chunks under this number; or
+ * this is not the process that listens. */
+cg_status cg_gather_take(cg_gather *gather, uint64_t number, const cg_gather_chunk *chunk,
+                         uint8_t *raw, int timeout_ms);
+/* Parts of this save and of those before it are of no more use. */
+void cg_gather_drop(cg_gather *gather, uint64_t number);
 
 #ifdef __cplusplus
 }

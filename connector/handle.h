@@ -33,6 +33,7 @@ struct cachegen {
     char model_hex[CG_KEY_HEX_BYTES], profile_hex[CG_KEY_HEX_BYTES];
     _Atomic(cg_kv_layout *) layouts[CG_MAX_KV_LAYOUTS]; /* filled once each, from the front */
     _Atomic(cg_gather *) gather;   /* of ranks, made with the first layout that lacks heads */
+    _Atomic uint64_t n_saves;      /* of ranks: the last save's number */
     _Atomic(cg_runtime *) runtime; /* of the process that last made one */
 
     pthread_mutex_t gpu_lock;             /* of opening a GPU, and of the reason */

@@ -64,9 +64,14 @@ static void copy_heads_done(cg_job *job)
 {
     cachegen_save *save = save_of_copy(job);
     cg_runtime *rt = save->op.runtime;
-    const cg_status status = cg_gather_send(gather_of(save), &save->part);
+    /* The blocks are free, whatever becomes of the copy; and whoever sees that the other rank has
+     * the heads sees this, too. */
     pthread_mutex_lock(&rt->lock);
     cg_save_end_copying(save);
+    cg_runtime_notify(rt);
+    pthread_mutex_unlock(&rt->lock);
+    const cg_status status = cg_gather_send(gather_of(save), &save->part);
+    pthread_mutex_lock(&rt->lock);
     save->end_token = status == CG_OK ? save->n_tokens : 0;
     cg_save_finish(save, status);
     cg_operation_unref(&save->op);
@@ -190,7 +195,8 @@ cg_status cg_save_send_heads(cachegen_save *save, const cg_gpu *gpu, const cg_kv
     if (chunks == NULL)
         return CG_ERR_NO_MEMORY;
     const uint32_t n = list_chunks(save, chunks);
-    cg_status status = n > 0 ? cg_gather_begin(gather, chunks, n, &save->part) : CG_OK;
+    cg_status status =
+        n > 0 ? cg_gather_begin(gather, save->number, chunks, n, &save->part) : CG_OK;
     if (n > 0 && status == CG_OK && gpu != NULL) {
         status = copy_heads_off_gpu(save, gpu, layout, r, chunks, n, &save->part);
     } else if (n > 0 && status == CG_OK && r->copy_later && cg_save_keep_table(save, layout, r)) {
@@ -221,8 +227,8 @@ static cg_status gather_chunk(const cachegen_save *save, const cg_save_chunk *ch
                                     .prefix_level = save->prefix_level};
     cg_status status;
     int timeout_ms = 0; /* what has come counts, however late it is asked for */
-    while ((status = cg_gather_take(gather_of(save), &wanted, chunk->raw, timeout_ms)) ==
-           CG_ERR_AGAIN) {
+    while ((status = cg_gather_take(gather_of(save), save->number, &wanted, chunk->raw,
+                                    timeout_ms)) == CG_ERR_AGAIN) {
         if (timeout_ms > 0 && (cg_now_ns() >= until_ns || !is_wanted(save)))
             return CG_ERR_TIMED_OUT;
         timeout_ms = SLICE_MS;
@@ -241,6 +247,5 @@ cg_status cg_save_gather(cachegen_save *save)
 
 void cg_save_drop_heads(const cachegen_save *save)
 {
-    if (save->from_key < save->heads_to) /* else there are no parts of it */
-        cg_gather_drop(gather_of(save), &save->keys[save->heads_to - 1], save->op.started_ns);
+    cg_gather_drop(gather_of(save), save->number);
 }

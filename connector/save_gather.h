@@ -20,6 +20,7 @@ cg_status cg_save_send_heads(cachegen_save *save, const cg_gpu *gpu, const cg_kv
  * cg_save_take_raw() has copied. CG_ERR_TIMED_OUT: they have not come save_timeout_ms (configured)
  * after the save began, or it was given up. CG_ERR_CANCELLED: a rank had no memory for them. */
 cg_status cg_save_gather(cachegen_save *save);
-/* For the writer: what has come of other ranks for the save is of no more use. */
+/* For the writer: what has come of other ranks for the save, and for those before it, is of no more
+ * use. */
 void cg_save_drop_heads(const cachegen_save *save);
 #endif

@@ -73,6 +73,7 @@ struct cachegen_save {
     bool is_copied;             /* the runtime's lock: K and V are out of the blocks */
     atomic_bool is_over;        /* the save is done: tasks that have not begun are not run */
     bool has_some_heads;        /* the chunks lack other ranks' heads: connector/save_gather.h */
+    uint64_t number;            /* then: the same on all ranks */
     uint32_t heads_to;          /* then: the ranks pass on those of keys [from_key, heads_to): of a
                                    GPU's no more than it copies at once */
     uint32_t *tokens;

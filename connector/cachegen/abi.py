@@ -127,6 +127,7 @@ class SaveRequest(_Struct):
         + [("block_table", c_void_p), ("context", c_char_p)]
         + _u32("copy_later", "after_kind")
         + [("after", c_void_p)]
+        + _u64("number")
     )
 
 
@@ -344,9 +345,21 @@ class Connector:
         return self._c.cachegen_eventfd(self._handle)
 
     def save_start(
-        self, request, kv_id, from_token, to_token, prefix_level, is_last, block_ids, context=None, copy_later=False, after=None
+        self,
+        request,
+        kv_id,
+        from_token,
+        to_token,
+        prefix_level,
+        is_last,
+        block_ids,
+        context=None,
+        copy_later=False,
+        after=None,
+        number=0,
     ):
-        """A save, or None: the staging memory is full and nothing was taken. after: as load_start() has it."""
+        """A save, or None: the staging memory is full and nothing was taken. after: as load_start() has it. number: the
+        same on all ranks, and larger than those before; 0: counted, and all ranks make the same calls."""
         after_kind, handle = after or (AFTER_NONE, None)
         table = array.array("q", block_ids)
         save_request = SaveRequest(
@@ -362,6 +375,7 @@ class Connector:
             copy_later=copy_later,
             after_kind=after_kind,
             after=handle,
+            number=number,
         )
         save = c_void_p()
         status = self._check(self._c.cachegen_save_start(self._handle, byref(save_request), byref(save)))

@@ -213,13 +213,14 @@ class SaveTest(unittest.TestCase):
     """What cannot be taken is dropped at once, and what follows it, too: it could not be reached."""
 
     def setUp(self):
-        self.taken, self.is_full, self.status, self.saved_to = [], False, 0, 1 << 20
+        self.taken, self.numbers, self.is_full, self.status, self.saved_to = [], [], False, 0, 1 << 20
         cg = types.SimpleNamespace(save_start=self.save_start, save_free=lambda _: None, save_poll=self.poll, strerror=str)
         self.rank = types.SimpleNamespace(index=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
-    def save_start(self, _request, _kv_id, from_token, *_rest, copy_later, after):
+    def save_start(self, _request, _kv_id, from_token, *_rest, copy_later, after, number):
         self.taken.append(from_token)
+        self.numbers.append(number)
         return None if self.is_full else from_token
 
     def poll(self, _save):
@@ -227,7 +228,7 @@ class SaveTest(unittest.TestCase):
 
     def step(self, *from_tokens, req_id="r"):
         plans = [
-            SavePlan(req_id, array.array("I"), b"", b"", at, at + 64, 0, False, [1], None) for at in from_tokens
+            SavePlan(req_id, array.array("I"), b"", b"", at, at + 64, 0, False, [1], None, number=1 + at) for at in from_tokens
         ]
         metadata = Metadata(saves=plans)
         self.worker.submit(metadata)
@@ -238,7 +239,7 @@ class SaveTest(unittest.TestCase):
         self.step(0)
         self.is_full = False
         self.step(64)
-        self.assertEqual(self.taken, [0])
+        self.assertEqual((self.taken, self.numbers), ([0], [1]))
         self.assertEqual(self.worker._n_dropped, 2)
         self.step(0, req_id="s")
         self.assertEqual(self.taken, [0, 0])
@@ -302,7 +303,7 @@ class CopyTest(unittest.TestCase):
             plan = SavePlan(name, array.array("I"), b"", b"", 0, 32, 0, False, blocks, None)
             self.worker.start_saves(Metadata(saves=[plan]))
 
-    def save_start(self, *arguments, copy_later, after):
+    def save_start(self, *arguments, copy_later, after, number):
         self.assertTrue(copy_later and after is None)  # not on a GPU
         return tuple(arguments[6])  # the blocks
 

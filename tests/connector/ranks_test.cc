@@ -1,5 +1,6 @@
 // Ranks of a tensor-parallel engine: each has some of the KV heads, and the store has whole chunks.
 #include "connector/gather.h"
+#include "connector/host_socket.h"
 
 #include "tests/connector/engine.h"
 #include "tests/connector/touched_pages.h"
@@ -9,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <filesystem>
 #include <memory>
@@ -49,6 +51,13 @@ struct Ranks {
     {
         return *ranks[i];
     }
+    // What ranks have saved without one another counts no more.
+    void agree()
+    {
+        n_agreed += 1000;
+        for (auto &rank : ranks)
+            rank->next_number = n_agreed;
+    }
     static cachegen_status start(Engine &rank, const Tokens &tokens, cachegen_save **save,
                                  uint32_t from = 0, const char *context = nullptr)
     {
@@ -82,6 +91,7 @@ struct Ranks {
     }
     std::string group;
     std::vector<std::unique_ptr<Engine>> ranks;
+    uint64_t n_agreed = 0;
 };
 
 const std::vector<Heads> TWO = {{0, 2}, {2, 2}}, THREE = {{0, 1}, {1, 2}, {3, 1}};
@@ -213,7 +223,7 @@ TEST(RanksTest, APartThatComesLaterThanTheSaveIsWaitedFor)
     EXPECT_EQ(single.error_of(LONG, 0, 111), 0);
 }
 
-// Two ranks with a head each, and with no patience: every part that lies in the socket is too old.
+// Two ranks with a head each; a chunk's part is 8 KiB.
 class GatherTest : public testing::Test
 {
   protected:
@@ -234,79 +244,165 @@ class GatherTest : public testing::Test
         cg_gather_free(sender);
         cg_gather_free(listener);
     }
+    static cg_gather_chunk chunk(const char *name)
+    {
+        return {cg_key_of_bytes(name, strlen(name)), 512, 0};
+    }
+    cg_status begin(uint64_t number, cg_gather_part *part, const char *name = "chunk")
+    {
+        const cg_gather_chunk c = chunk(name);
+        const cg_status status = cg_gather_begin(sender, number, &c, 1, part);
+        if (status == CG_OK)
+            memset(part->data[0], static_cast<int>(number), 2 * 512 * 8);
+        return status;
+    }
+    cg_status send(uint64_t number, const char *name = "chunk")
+    {
+        cg_gather_part part;
+        const cg_status status = begin(number, &part, name);
+        return status == CG_OK ? cg_gather_send(sender, &part) : status;
+    }
+    // CG_OK: of the save's own part.
+    cg_status take(uint64_t number, const char *name = "chunk")
+    {
+        const cg_gather_chunk c = chunk(name);
+        memset(raw, 0, sizeof raw);
+        const cg_status status = cg_gather_take(listener, number, &c, raw[0][0][0], 0);
+        for (const auto &plane : raw)
+            for (const auto &token : plane) {
+                EXPECT_EQ(token[0][0], 0);
+                EXPECT_EQ(token[1][0], status == CG_OK ? number : 0);
+            }
+        return status;
+    }
     cg_gather *listener = nullptr, *sender = nullptr;
+    uint8_t raw[2][512][2][8]; // planes, tokens, heads, bytes of the dims
 };
 
-TEST_F(GatherTest, APartIsTakenHoweverLateUnlessASaveBeganLongAfterIt)
+TEST_F(GatherTest, APartIsTakenHoweverLate)
 {
     ASSERT_NO_FATAL_FAILURE(open(UINT64_MAX));
-    const auto send = [&](const char *name) {
-        const cg_gather_chunk chunk = {cg_key_of_bytes(name, strlen(name)), 2, 0};
-        cg_gather_part part;
-        ASSERT_EQ(cg_gather_begin(sender, &chunk, 1, &part), CG_OK);
-        ASSERT_EQ(cg_gather_send(sender, &part), CG_OK);
-    };
-    const auto take = [&](const char *name) {
-        const cg_gather_chunk chunk = {cg_key_of_bytes(name, strlen(name)), 2, 0};
-        uint8_t raw[2 * 2 * 2 * 4 * 2]; // planes, tokens, heads, dims, bytes
-        return cg_gather_take(listener, &chunk, raw, 0);
-    };
-    const auto drop = [&](const char *name, uint64_t began_ns) {
-        const cg_key key = cg_key_of_bytes(name, strlen(name));
-        cg_gather_drop(listener, &key, began_ns);
-    };
-    for (const char *name : {"first", "second", "third"})
-        send(name);
-    EXPECT_EQ(take("first"), CG_OK);
-    drop("first", 1);
-    EXPECT_EQ(take("first"), CG_ERR_AGAIN);
-    EXPECT_EQ(take("second"), CG_OK);
-    drop("second", UINT64_MAX);
-    EXPECT_EQ(take("third"), CG_ERR_AGAIN);
+    for (uint64_t number : {1, 2, 3})
+        EXPECT_EQ(send(number), CG_OK);
+    EXPECT_EQ(take(1), CG_OK);
+    cg_gather_drop(listener, 1);
+    EXPECT_EQ(take(2), CG_OK);
+    EXPECT_EQ(take(3), CG_OK);
+    cg_gather_drop(listener, 3);
+    EXPECT_EQ(take(3), CG_ERR_AGAIN);
 }
 
-// The listener made no save of it: then the refusal is still there when the chunk comes.
-TEST_F(GatherTest, ARefusalCostsNoSaveThatTheHeadsHaveComeFor)
+TEST_F(GatherTest, PartsAreOfTheirSavesInWhateverOrderTheyAreMade)
 {
-    ASSERT_NO_FATAL_FAILURE(open(12000)); // of parts of 8 KiB one at a time
-    const cg_gather_chunk first = {cg_key_of_bytes("first", 5), 512, 0},
-                          second = {cg_key_of_bytes("second", 6), 512, 0};
-    const auto send = [&](const cg_gather_chunk &chunk) {
-        cg_gather_part part;
-        const cg_status status = cg_gather_begin(sender, &chunk, 1, &part);
-        if (status != CG_OK)
-            return status;
-        memset(part.data[0], 7, 2 * 512 * 8);
-        return cg_gather_send(sender, &part);
-    };
-    uint8_t raw[2][512][2][8] = {}; // planes, tokens, heads, bytes of the dims
-    const auto take = [&](const cg_gather_chunk &chunk) {
-        return cg_gather_take(listener, &chunk, raw[0][0][0], 0);
-    };
-    cg_gather_part begun, other;
-    ASSERT_EQ(cg_gather_begin(sender, &first, 1, &begun), CG_OK);
-    EXPECT_EQ(cg_gather_begin(sender, &second, 1, &other), CG_ERR_AGAIN) << "what is made counts";
-    cg_gather_abandon(sender, &begun);
-    EXPECT_EQ(take(second), CG_ERR_CANCELLED);
-    cg_gather_drop(listener, &second.key, 1);
-    EXPECT_EQ(send(first), CG_OK);
-    EXPECT_EQ(send(second), CG_ERR_AGAIN);
-    EXPECT_EQ(take(second), CG_ERR_CANCELLED);
-    EXPECT_EQ(take(first), CG_OK);
-    cg_gather_drop(listener, &first.key, 1);
-    memset(raw, 0, sizeof raw);
-    EXPECT_EQ(send(second), CG_OK);
-    EXPECT_EQ(take(second), CG_OK);
-    for (const auto &plane : raw)
-        for (const auto &token : plane) {
-            EXPECT_EQ(token[0][0], 0);
-            EXPECT_EQ(token[1][0], 7);
+    ASSERT_NO_FATAL_FAILURE(open(UINT64_MAX));
+    cg_gather_part first, second;
+    ASSERT_EQ(begin(1, &first), CG_OK);
+    ASSERT_EQ(begin(2, &second), CG_OK);
+    EXPECT_EQ(cg_gather_send(sender, &second), CG_OK);
+    EXPECT_EQ(take(1), CG_ERR_AGAIN) << "it still comes";
+    EXPECT_EQ(cg_gather_send(sender, &first), CG_OK);
+    EXPECT_EQ(take(1), CG_OK);
+    EXPECT_EQ(take(2), CG_OK);
+}
+
+TEST_F(GatherTest, ARefusalDoesNotOvertakeThePartBeforeIt)
+{
+    ASSERT_NO_FATAL_FAILURE(open(12000)); // one at a time
+    cg_gather_part first, second;
+    ASSERT_EQ(begin(1, &first), CG_OK);
+    EXPECT_EQ(begin(2, &second), CG_ERR_AGAIN) << "what is made counts";
+    EXPECT_EQ(take(1), CG_ERR_AGAIN);
+    EXPECT_EQ(take(2), CG_ERR_AGAIN);
+    EXPECT_EQ(cg_gather_send(sender, &first), CG_OK);
+    EXPECT_EQ(take(1), CG_OK);
+    EXPECT_EQ(take(2), CG_ERR_CANCELLED);
+    cg_gather_drop(listener, 1);
+    EXPECT_EQ(take(2), CG_ERR_CANCELLED);
+}
+
+// The listener, too, had no memory for it, and made no save.
+TEST_F(GatherTest, ARefusalIsOfItsSaveOnly)
+{
+    ASSERT_NO_FATAL_FAILURE(open(12000));
+    EXPECT_EQ(send(1, "other"), CG_OK);
+    EXPECT_EQ(send(2), CG_ERR_AGAIN) << "what has been passed on counts";
+    EXPECT_EQ(take(1, "other"), CG_OK);
+    cg_gather_drop(listener, 1);
+    EXPECT_EQ(take(3), CG_ERR_AGAIN);
+    EXPECT_EQ(send(3), CG_OK);
+    EXPECT_EQ(take(3), CG_OK);
+    cg_gather_drop(listener, 3);
+    EXPECT_EQ(send(4), CG_OK) << "what was dropped is free";
+}
+
+TEST_F(GatherTest, WhatWillNotComeIsNotWaitedFor)
+{
+    ASSERT_NO_FATAL_FAILURE(open(UINT64_MAX));
+    cg_gather_part part;
+    ASSERT_EQ(begin(2, &part), CG_OK);
+    cg_gather_abandon(sender, &part);
+    EXPECT_EQ(take(2), CG_ERR_CANCELLED);
+    EXPECT_EQ(take(1), CG_ERR_CANCELLED) << "a later one has come";
+    EXPECT_EQ(take(3), CG_ERR_AGAIN);
+    EXPECT_EQ(send(3, "other"), CG_OK);
+    EXPECT_EQ(take(3), CG_ERR_CANCELLED) << "the ranks have different chunks under one number";
+}
+
+TEST_F(GatherTest, WhatIsPassedOnIsCountedOnce)
+{
+    ASSERT_NO_FATAL_FAILURE(open(20000)); // two at a time, and some 50 refusals
+    std::atomic<int> turn{0};
+    uint64_t n_refused = 0;
+    const int n_turns = 3000;
+    std::thread other([&] {
+        for (int i = 0; i < n_turns; i++) {
+            while (turn < i)
+                std::this_thread::yield();
+            for (int k = 0; k < 25 && turn == i; k++) {
+                cg_gather_part part;
+                if (begin(1, &part) == CG_OK)
+                    cg_gather_abandon(sender, &part);
+                else
+                    n_refused++;
+            }
         }
-    // Each save drops a part of each rank, so that one under way behind it has its own.
-    cg_gather_drop(listener, &second.key, 1);
-    EXPECT_EQ(take(second), CG_OK);
-    cg_gather_drop(listener, &second.key, 1);
-    EXPECT_EQ(take(second), CG_ERR_AGAIN);
+    });
+    for (int i = 0; i < n_turns; i++) {
+        EXPECT_EQ(send(2), CG_OK) << i;
+        while (take(2) == CG_ERR_AGAIN) // until the other thread's one before it has ended
+            std::this_thread::yield();
+        cg_gather_drop(listener, 2);
+        turn++;
+    }
+    other.join();
+    EXPECT_EQ(n_refused, 0u);
+}
+
+// At the latest when the other rank has the heads.
+TEST(RanksTest, BlocksAreFreeBeforeTheirHeadsArePassedOn)
+{
+    const Store store(false, four_heads());
+    const std::string group = new_group();
+    const cg_key name = cg_key_of_bytes(group.data(), group.size());
+    int listener, connection = -1;
+    ASSERT_EQ(cg_host_socket_listen(&name, 1, &listener), CG_OK);
+    Engine rank(store, "\"group\": \"" + group + "\"", TWO[1]);
+    rank.copies_later = true;
+    for (int i = 0; i < 300; i++) {
+        cachegen_save *save;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        ASSERT_EQ(Ranks::start(rank, LONG, &save), CACHEGEN_OK);
+        while (connection < 0)
+            connection = accept(listener, nullptr, nullptr);
+        uint64_t n_bytes;
+        ASSERT_EQ(recv(connection, &n_bytes, sizeof n_bytes, 0), ssize_t{sizeof n_bytes});
+        cachegen_save_poll(save, &p);
+        EXPECT_EQ(p.copied, 1u) << i;
+        rank.finish(save);
+    }
+    close(connection);
+    close(listener);
 }
 
 TEST(RanksTest, SavesThatGoOnFromOneAnotherStoreTheWholePrompt)
@@ -337,6 +433,7 @@ TEST(RanksTest, ARankWithoutMemoryEndsTheSaveOfTheOther)
     Ranks ranks(store, TWO, more);
     cachegen_save *save;
     ASSERT_NO_FATAL_FAILURE(Ranks::fill(ranks[1]));
+    ranks.agree();
     ASSERT_EQ(Ranks::start(ranks[1], prompt(128), &save), CACHEGEN_AGAIN);
     ASSERT_EQ(Ranks::start(ranks[0], prompt(128), &save), CACHEGEN_OK);
     EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
@@ -354,6 +451,7 @@ TEST(RanksTest, WhatFollowsASaveThatCameToNothingWaitsForNoRank)
     const Tokens tokens = prompt(256), first(tokens.begin(), tokens.begin() + 128);
     cachegen_save *save;
     ASSERT_NO_FATAL_FAILURE(Ranks::fill(ranks[1]));
+    ranks.agree();
     ASSERT_EQ(Ranks::start(ranks[1], first, &save), CACHEGEN_AGAIN);
     ASSERT_EQ(Ranks::start(ranks[0], first, &save), CACHEGEN_OK);
     EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
@@ -442,12 +540,14 @@ TEST(RanksTest, ARankThatDiedAndCameBackIsHeardAgain)
     Ranks ranks(store, TWO, "\"save_timeout_ms\": 5000");
     ASSERT_EQ(ranks.save(LONG), CACHEGEN_OK);
     ranks.ranks[1] = std::make_unique<Engine>(store, "\"group\": \"" + ranks.group + "\"", TWO[1]);
+    ranks.agree();
     EXPECT_EQ(ranks.save(prompt(64, 4)), CACHEGEN_OK);
     ranks.ranks[0].reset();
     ranks.ranks[0] = std::make_unique<Engine>(store, "\"group\": \"" + ranks.group + "\"", TWO[0]);
     cachegen_save *save;
     if (Ranks::start(ranks[1], prompt(64, 5), &save) == CACHEGEN_OK)
         ranks[1].finish(save);
+    ranks.agree();
     EXPECT_EQ(ranks.save(prompt(64, 6)), CACHEGEN_OK);
 }
 
@@ -508,23 +608,23 @@ TEST(RanksTest, PartsThatAreNoneAreNotRead)
 {
     const Store store(false, four_heads());
     Ranks ranks(store, TWO);
-    // magic, n_chunks, first_head, n_heads, is_refusal, reserved, made_ns; then chunks of 24 bytes.
+    // magic, n_chunks, first_head, n_heads, number; then chunks of 24 bytes.
     const auto head = [](uint32_t magic, uint32_t n_chunks, uint32_t first, uint32_t n,
                          uint32_t n_tokens, size_t size) {
-        const uint32_t words[] = {magic, n_chunks, first, n, 0, 0, 0xffffffff, 0xffffffff};
+        const uint32_t words[] = {magic, n_chunks, first, n, 0xffffffff, 0xffffffff};
         std::string bytes(reinterpret_cast<const char *>(words), sizeof words);
         bytes += std::string(16, 'k');
         bytes += std::string(reinterpret_cast<const char *>(&n_tokens), 4);
         bytes.resize(size);
         return bytes;
     };
-    const uint32_t magic = 0x31706763;
+    const uint32_t magic = 0x32706763;
     for (const std::string &bytes :
-         {std::string(), std::string(31, 'x'), head(7, 1, 2, 2, 32, 4096),
+         {std::string(), std::string(23, 'x'), head(7, 1, 2, 2, 32, 4096),
           head(magic, 0, 2, 2, 32, 4096), head(magic, 0xffffffff, 2, 2, 32, 4096),
           head(magic, 1, 3, 2, 32, 4096), head(magic, 1, 2, 0, 32, 4096),
           head(magic, 1, 0xffffffff, 2, 32, 4096), head(magic, 1, 2, 2, 32, 4096),
-          head(magic, 1, 2, 2, 0xffffffff, 4096), head(magic, 1, 2, 2, 1, 56)})
+          head(magic, 1, 2, 2, 0xffffffff, 4096), head(magic, 1, 2, 2, 1, 48)})
         for (const bool sealed : {false, true})
             for (const uint64_t said : {static_cast<uint64_t>(bytes.size()), UINT64_MAX})
                 send_bytes(ranks.group, bytes, said, sealed);

@@ -254,9 +254,12 @@ class ResetTest(unittest.TestCase):
     def test_a_request_that_runs_on_is_not_stored_under_any_root(self):
         made = scheduler(Store())
         self.admit(made, request())
-        self.assertEqual(len(made.step(step_of("r", 0, 128)).saves), 1)
+        (save,) = made.step(step_of("r", 0, 128)).saves
         made.reset()
         self.assertEqual(made.step(step_of("r", 128, 72, is_new=False)).saves, [])
+        self.admit(made, request("s"))
+        (later,) = made.step(step_of("s", 0, 200)).saves
+        self.assertEqual((save.number, later.number), (1, 2))  # ranks tell by it what belongs together
 
     def test_a_preempted_request_is_stored_under_the_new_root(self):
         store = Store()

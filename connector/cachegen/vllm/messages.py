@@ -36,6 +36,7 @@ class SavePlan:
     block_ids: list[int]  # of the request, from token 0 on
     context: str | None  # the name
     adapter: tuple[int, str] | None = None  # as LoadPlan's
+    number: int = 0  # of the save, from 1 on: ranks know by it what belongs together
 
 
 @dataclass

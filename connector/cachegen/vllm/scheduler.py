@@ -104,6 +104,7 @@ class Scheduler:
         self._root = b""  # begins every salt since the last reset
         self._worker_is_off = False  # for good
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
+        self._n_saves = 0
         self._wait_left_s = library.lookup_wait_s  # of this step
         self._observed = {}  # for histograms, since they were taken
         self._n_met = self._n_missed = 0  # budgets
@@ -393,6 +394,8 @@ class Scheduler:
         if self._may_save(state):
             save = self._plan_save(scheduler_output, req_id, state, n_computed, n_after)
             if save is not None:
+                self._n_saves += 1
+                save.number = self._n_saves
                 metadata.saves.append(save)
 
     def _is_off(self):

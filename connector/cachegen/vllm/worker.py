@@ -210,6 +210,7 @@ class Worker:
             plan.context,
             copy_later=not self._on_gpu,  # there the engine's stream waits
             after=self._steps.after,
+            number=plan.number,
         )
         if save is not None:
             self._copied_from.append((save, frozenset(plan.block_ids)))
