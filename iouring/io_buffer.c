@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+/* The start of a file is a page. What is larger is a file, and files of a few pages share buffers.
+ */
 enum { SMALLEST_BYTES = 64 << 10 };
 
 struct cg_io_pool {
@@ -17,12 +19,14 @@ struct cg_io_pool {
     void *context;
 };
 
-/* The next of 4, 5, 6 or 7 times a power of two; 0 on overflow. */
+/* A page, or the next of 4, 5, 6 or 7 times a power of two; 0 on overflow. */
 static size_t round_up_capacity(size_t bytes)
 {
     /* The step is a quarter of the power of two below, so less than a quarter of the memory is
      * wasted. */
     size_t octave = SMALLEST_BYTES;
+    if (bytes <= CG_IO_PAGE_BYTES) /* a look-up has hundreds of these at once */
+        return CG_IO_PAGE_BYTES;
     if (bytes <= SMALLEST_BYTES)
         return SMALLEST_BYTES;
     if (bytes > SIZE_MAX / 4)

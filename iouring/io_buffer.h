@@ -1,10 +1,10 @@
 /* iouring/io_buffer.h - page-aligned buffers that reads fill, kept for reuse. Internal to iouring.
  *
  * A buffer may outlive the queue that it came from, so the pool is counted: it is freed with its
- * last reference. Capacities are rounded up, in four steps to each doubling, so that files of about
- * one size share buffers. Forked children do not inherit buffers (MADV_DONTFORK): a fork would
- * otherwise copy every page that the kernel has pinned.
- * Threads: any thread may get and release. `evict` is called by the thread that gets.
+ * last reference. Capacities are a page, or rounded up, in four steps to each doubling, so that
+ * files of about one size share buffers. Forked children do not inherit buffers (MADV_DONTFORK): a
+ * fork would otherwise copy every page that the kernel has pinned. Threads: any thread may get and
+ * release. `evict` is called by the thread that gets.
  */
 #ifndef CG_IOURING_IO_BUFFER_H
 #define CG_IOURING_IO_BUFFER_H

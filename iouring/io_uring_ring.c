@@ -90,8 +90,9 @@ bool cg_io_ring_init(cg_io_ring *r, uint32_t n_flights, char *reason_out, size_t
 void cg_io_ring_register(cg_io_ring *r, cg_io_pool_buffer *buffer)
 {
     const uint64_t bytes = buffer->buffer.capacity_bytes;
-    if (buffer->slot != CG_IO_NO_SLOT || !r->has_fixed_buffers || r->n_free_slots == 0 ||
-        bytes > MAX_FIXED_BYTES - r->fixed_bytes)
+    /* To register a page takes more time than reading into it could save, and a slot. */
+    if (bytes <= CG_IO_PAGE_BYTES || buffer->slot != CG_IO_NO_SLOT || !r->has_fixed_buffers ||
+        r->n_free_slots == 0 || bytes > MAX_FIXED_BYTES - r->fixed_bytes)
         return;
     const int slot = r->free_slots[r->n_free_slots - 1];
     const struct iovec memory = {buffer->buffer.data, bytes};

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <map>
 #include <set>
 #include <thread>
@@ -451,6 +452,28 @@ TEST_P(IoTest, ReusesBuffers)
         seen.insert(buffer->data);
     }
     EXPECT_EQ(seen.size(), 1u);
+}
+
+// A look-up has hundreds of them under way.
+TEST_P(IoTest, ReadsOfAFewBytesTakeAPageEachAndPinNothing)
+{
+    const auto pinned = [] {
+        std::ifstream status("/proc/self/status");
+        for (std::string line; std::getline(status, line);)
+            if (line.rfind("VmPin:", 0) == 0)
+                return line;
+        return std::string();
+    };
+    dir.write("file", draw_bytes(300000, 1));
+    const std::string before = pinned();
+    std::vector<Buffer> held;
+    for (int i = 0; i < 20; i++) {
+        ASSERT_EQ(cg_io_read_range(io, dir.fd, "file", 0, 100, CG_IO_CACHED, 1), CG_OK);
+        held.emplace_back(wait_for_one().buffer);
+        ASSERT_NE(held.back(), nullptr);
+        EXPECT_EQ(held.back()->capacity_bytes, 4096u);
+    }
+    EXPECT_EQ(pinned(), before);
 }
 
 TEST_P(IoTest, StaysWholeWhileOthersKeepManyBuffers)
