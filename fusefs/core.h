@@ -111,7 +111,8 @@ enum {
 /* ENOENT, ENOTDIR ...: the store cannot be opened. ENOTSUP: it uses access control lists. Removes
  * files that were being written when their daemon was killed. */
 int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out);
-/* Discards files that never became valid. All files must be released. NULL is fine. */
+/* Releases files and directories that are still open, and discards files that never became valid.
+ * NULL is fine. */
 void cg_fs_free(cg_fs *fs);
 cg_fs_node *cg_fs_root(cg_fs *fs);
 cg_nodes *cg_fs_nodes(cg_fs *fs);

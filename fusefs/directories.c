@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 struct cg_fs_directory {
+    cg_fs *fs;
+    cg_fs_directory *next, *previous; /* of fs->directories */
     cg_fs_node *node;
     int fd;         /* -1: .cachegenfs */
     DIR *dir;       /* of fd, from the first read on: the kernel may have kept the listing */
@@ -282,6 +284,7 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
     *directory_out = NULL;
     if (directory == NULL)
         return ENOMEM;
+    directory->fs = fs;
     directory->fd = -1;
     directory->node = node;
     directory->is_root = node == fs->nodes.root;
@@ -293,6 +296,11 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
         directory->fd = fd;
         error = check_folder(fs, node, fd, &directory->is_listed);
     }
+    pthread_mutex_lock(&fs->nodes.lock);
+    if ((directory->next = fs->directories) != NULL)
+        directory->next->previous = directory;
+    fs->directories = directory;
+    pthread_mutex_unlock(&fs->nodes.lock);
     if (error != 0)
         cg_fs_closedir(directory);
     else
@@ -402,6 +410,14 @@ int cg_fs_syncdir(cg_fs_directory *directory)
 
 void cg_fs_closedir(cg_fs_directory *directory)
 {
+    pthread_mutex_lock(&directory->fs->nodes.lock);
+    if (directory->next != NULL)
+        directory->next->previous = directory->previous;
+    if (directory->previous != NULL)
+        directory->previous->next = directory->next;
+    else
+        directory->fs->directories = directory->next;
+    pthread_mutex_unlock(&directory->fs->nodes.lock);
     if (directory->dir != NULL)
         closedir(directory->dir);
     else if (directory->fd >= 0)

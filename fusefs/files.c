@@ -48,6 +48,7 @@ static int open_control(cg_fs *fs, cg_fs_node *node, bool writable, cg_fs_file *
     file->text = text;
     file->text_bytes = strlen(text);
     cg_nodes_pin(&fs->nodes, node);
+    cg_open_file_join(&fs->nodes, file);
     *file_out = file;
     return 0;
 }
@@ -235,6 +236,7 @@ static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
 void cg_fs_release(cg_fs *fs, cg_fs_file *file)
 {
     if (file->fd < 0) {
+        cg_open_file_part(&fs->nodes, file);
         cg_nodes_unpin(&fs->nodes, file->node);
         free(file->text);
         free(file);

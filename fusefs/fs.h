@@ -74,8 +74,9 @@ struct cg_fs {
     pthread_cond_t keep_stop;
     cg_space space;
     cg_watch watch;
-    cg_users pending_users;  /* each waiting file costs a descriptor */
-    cg_fs_pending *pendings; /* under the nodes' lock */
+    cg_users pending_users;       /* each waiting file costs a descriptor */
+    cg_fs_pending *pendings;      /* under the nodes' lock, as is the next */
+    cg_fs_directory *directories; /* open now, the latest first */
     cg_metrics metrics;
     cg_log_quota log_quotas[CG_N_LOG_QUOTAS]; /* by uid; several share one if they must */
     pthread_mutex_t log_lock;                 /* of log_quotas; nothing is called under it */

@@ -6,6 +6,21 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+/* The nodes' lock is held. */
+static void put_in(cg_fs_file *file)
+{
+    file->next = file->node->files;
+    file->node->files = file;
+}
+
+static void take_out(cg_fs_file *file)
+{
+    cg_fs_file **link = &file->node->files;
+    while (*link != file)
+        link = &(*link)->next;
+    *link = file->next;
+}
+
 int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_pending *pending,
                      cg_fs_file **file_out)
 {
@@ -34,8 +49,7 @@ int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_p
      * files (fusefs/passthrough.h). */
     node->n_cached += file->cached;
     node->n_pins++;
-    file->next = node->files;
-    node->files = file;
+    put_in(file);
     pthread_mutex_unlock(&nodes->lock);
     cg_metrics_add(&fs->metrics.files_open, 1);
     /* In the list first: whoever checks the file from now on sees that it is open for writing. And
@@ -131,13 +145,24 @@ bool cg_open_file_is_being_written(cg_nodes *nodes, const struct stat *attr)
     return found;
 }
 
+void cg_open_file_join(cg_nodes *nodes, cg_fs_file *file)
+{
+    pthread_mutex_lock(&nodes->lock);
+    put_in(file);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void cg_open_file_part(cg_nodes *nodes, cg_fs_file *file)
+{
+    pthread_mutex_lock(&nodes->lock);
+    take_out(file);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
 void cg_open_file_leave(cg_fs *fs, cg_fs_file *file)
 {
     pthread_mutex_lock(&fs->nodes.lock);
-    cg_fs_file **link = &file->node->files;
-    while (*link != file)
-        link = &(*link)->next;
-    *link = file->next;
+    take_out(file);
     file->node->n_cached -= file->cached;
     /* Not before: until the kernel had the answer to the open, it had older pages. */
     cg_read_note *noted = &fs->nodes.read_notes[file->note.generation % CG_N_READ_NOTES];

@@ -46,6 +46,9 @@ void cg_open_file_compare(cg_fs *fs, cg_fs_file *file);
  * under way. */
 int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_pending *pending,
                      cg_fs_file **file_out);
+/* Puts a virtual file, which is text, into its node's list, and takes it out. */
+void cg_open_file_join(cg_nodes *nodes, cg_fs_file *file);
+void cg_open_file_part(cg_nodes *nodes, cg_fs_file *file);
 /* Takes the file out of the node's list. Its descriptor stays open until the last user is gone. */
 void cg_open_file_leave(cg_fs *fs, cg_fs_file *file);
 /* One of the node's open files, with one more user until cg_open_file_unuse(); or NULL. */

@@ -144,11 +144,33 @@ fail:
     return error;
 }
 
+/* The kernel tells of a last close some time after it, and of those right before an unmount it may
+ * not tell at all. */
+static void release_left(cg_fs *fs)
+{
+    enum { PART_NODES = 256 };
+    cg_fs_node *nodes[PART_NODES];
+    size_t at = 0, n;
+    while (fs->directories != NULL)
+        cg_fs_closedir(fs->directories);
+    for (size_t i = 0; i < CG_NODES_N_CONTROLS; i++)
+        while (fs->nodes.controls[i] != NULL && fs->nodes.controls[i]->files != NULL)
+            cg_fs_release(fs, fs->nodes.controls[i]->files);
+    while ((n = cg_nodes_each(&fs->nodes, &at, nodes, PART_NODES)) > 0)
+        for (size_t i = 0; i < n; i++)
+            if (nodes[i]->files != NULL) {
+                cg_fs_release(fs, nodes[i]->files);
+                at = 0; /* it may have freed nodes: from the beginning */
+                break;
+            }
+}
+
 void cg_fs_free(cg_fs *fs)
 {
     if (fs == NULL)
         return;
     cg_watch_close(&fs->watch);
+    release_left(fs);
     cg_pending_discard_all(fs); /* first: they pin nodes and lie in the staging directory */
     cg_nodes_destroy(&fs->nodes);
     cg_control_destroy(&fs->control);

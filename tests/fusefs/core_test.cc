@@ -103,6 +103,24 @@ class ProfileTest : public FsTest
     const Bytes good = read_file(CG_GOLDEN "/profile.cgp");
 };
 
+// The kernel may not tell of the last closes before an unmount.
+TEST_F(ProfileTest, IsInstalledAlsoWhenTheMountEndsBeforeItsLastClose)
+{
+    {
+        Fs ending(store.path);
+        cg_fs_file *file, *text;
+        cg_fs_directory *directory, *root;
+        ASSERT_EQ(ending.create("m/contexts/c/profile.cgp", &file), 0);
+        ASSERT_EQ(ending.write(file, good), 0);
+        /* AddressSanitizer tells if these are not freed. */
+        ASSERT_EQ(ending.open(".cachegenfs/metrics", O_RDONLY, &text), 0);
+        ASSERT_EQ(cg_fs_opendir(ending.fs, ending.find("m/contexts/c"), &directory), 0);
+        ASSERT_EQ(cg_fs_opendir(ending.fs, cg_fs_root(ending.fs), &root), 0);
+        EXPECT_EQ(fs.look(path_of(good)), ENOENT);
+    }
+    EXPECT_EQ(fs.get(path_of(good)), good);
+}
+
 TEST_F(ProfileTest, HasItsFingerprintAsItsNameAndIsImmutable)
 {
     fs.mkdirs("m/profiles");
