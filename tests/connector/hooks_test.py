@@ -518,6 +518,14 @@ class AdapterTest(unittest.TestCase):
         self.worker._adapters = None
         self.assertIsNone(self.answer(self.lora()))
 
+    def test_nor_can_a_disabled_rank_which_takes_no_other_ones_place(self):
+        reports = []
+        for worker in (self.worker, Worker(None, Failures(), block_tokens=16)):
+            worker._adapters = None
+            worker.submit(Metadata(adapters=[self.lora()]))
+            reports.append(worker.take_report())
+        self.assertEqual(reports[0].aggregate(reports[1]).adapters, {1: {0: None, None: None}})
+
     def test_few_are_kept_that_were_read_ahead(self):
         found = [self.answer(self.lora(number)) for number in range(1, 8)]
         self.assertEqual(len(set(found)), 1)

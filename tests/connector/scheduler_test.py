@@ -357,6 +357,16 @@ class AdapterTest(unittest.TestCase):
             self.assertEqual(self.made.matched_tokens(asked, 0), (0, False))
             self.assertEqual(self.made.states[asked.request_id].extra is not None, is_known)
 
+    def test_a_rank_that_cannot_tell_is_answer_enough(self):
+        for number, who in ((1, 1), (2, None)):  # None: one that is disabled
+            with self.subTest(who):
+                self.made._adapters._n_ranks = 2
+                asked = request(f"r{number}", lora_request=adapter(number=number))
+                self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))
+                self.told([number], None, rank=who)
+                self.assertEqual(self.made.matched_tokens(asked, 0), (0, False))
+                self.assertIsNone(self.made.states[asked.request_id].extra)
+
     def test_an_answer_that_does_not_come_costs_its_request_the_cache_and_no_more(self):
         with mock.patch("cachegen.vllm.scheduler.ADAPTER_WAIT_S", 0):
             asked = request(lora_request=adapter())

@@ -41,7 +41,7 @@ class Check:
 @dataclass
 class _Asked:
     checks: list = field(default_factory=list)
-    answers: dict = field(default_factory=dict)  # rank -> identity
+    answers: dict = field(default_factory=dict)  # rank -> identity; rank None: one that is disabled
 
 
 class AskedAdapters:
@@ -82,7 +82,8 @@ class AskedAdapters:
             if asked is None:
                 continue
             asked.answers.update(by_rank)
-            if len(asked.answers) < self._n_ranks:
+            # A rank that cannot tell settles it. It may be one that is disabled and does not know which it is.
+            if len(asked.answers) < self._n_ranks and None not in asked.answers.values():
                 continue
             del self._asked[number]
             identities = set(asked.answers.values())

@@ -99,7 +99,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     loads: dict[str, LoadReport] = field(default_factory=dict)
     prefills: list[tuple[int, int]] = field(default_factory=list)  # (n_tokens, duration_ns)
     is_off: bool = False  # nothing can be loaded or saved any more
-    adapters: dict[int, dict] = field(default_factory=dict)  # number -> rank -> identity, or None
+    adapters: dict[int, dict] = field(default_factory=dict)  # number -> rank (None: disabled) -> identity, or None
 
     def aggregate(self, other):
         for req_id, load in other.loads.items():

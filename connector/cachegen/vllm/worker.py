@@ -355,7 +355,7 @@ class Worker:
 
     @guarded(nothing)
     def _tell_adapters(self):
-        rank = 0 if self.library is None else self.library.rank.index
+        rank = None if self.library is None else self.library.rank.index
         answers = dict.fromkeys(self._asked_adapters)
         self._asked_adapters = []
         if self._adapters is not None:
