@@ -387,6 +387,17 @@ class AdapterTest(unittest.TestCase):
         plain = request("plain")
         self.assertEqual(self.made.matched_tokens(plain, local), (0, False))
 
+    def test_also_where_the_first_content_was_that_of_a_request_that_nothing_is_stored_of(self):
+        self.made.library.min_tokens = 100
+        self.assertEqual(self.made.matched_tokens(request("short", 64, lora_request=adapter()), 0), (0, False))
+        self.told([1], "x")
+        asked = request("long", lora_request=adapter(number=2))
+        self.assertEqual(self.made.matched_tokens(asked, 4 * BLOCK), (None, False))
+        self.told([2], "y")
+        self.assertEqual(self.made.matched_tokens(asked, 4 * BLOCK), (None, False))
+        self.made.step(step_of(None, 0, 0))
+        self.assertTrue(asked.skip_reading_prefix_cache)
+
 
 def image(identifier, offset, length):
     """As vLLM's front end gives it to its scheduler."""

@@ -186,6 +186,8 @@ class Scheduler:
             self.states[request.request_id] = state
             if extra is not None and request.lora_request is not None:
                 self._check_adapter(request, state)
+            elif request.lora_request is not None:  # its blocks stay in vLLM's own prefix cache all the same
+                self._adapters.start(request.lora_request)
         return state
 
     def _n_plain_tokens(self, request):
