@@ -17,8 +17,8 @@ static const double PAUSE_S = 2; // between the rounds
 enum { DEPTH = 16, RAW = CG_N_LEVELS };
 
 // 30 layers, 3 KV heads of 64. Bits are those of tests/bench/results/quality.md (chunks of version
-// 4); decoding (AVX512_VNNI, 2 cores) is what chunks of version 2 took. Recomputing: vLLM's CPU
-// build on the same 2 cores, README.
+// 4). Decoding, in tokens a second: twice what a core does with AVX512_VNNI (results/README.md,
+// "Speed"; L0 with chunks of version 2). Recomputing: vLLM's CPU build on 2 cores, README.
 Model smollm2()
 {
     return {"SmolLM2-135M",
@@ -26,7 +26,7 @@ Model smollm2()
             256,
             2.0 * 30 * 3 * 64,
             {10.67, 1.358, 0.565, 0.161, 16},
-            {93700, 15000, 23350, 40000},
+            {93700, 17400, 26000, 37300},
             727};
 }
 
@@ -39,7 +39,7 @@ Model llama8b()
             256,
             2.0 * 32 * 8 * 128,
             {10.67, 1.358, 0.565, 0.161, 16},
-            {131700, 21100, 32800, 56300},
+            {131700, 24500, 36500, 52500},
             10000};
 }
 
