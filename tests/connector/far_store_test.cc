@@ -299,7 +299,8 @@ TEST_F(FarStoreTest, ASaveTakesAFewQuestionsAChunk)
             (kind == "getattr" ? n_looks : n_questions) += n - before[kind];
     }
     EXPECT_LE(n_questions, 16 * 6) << "mkdir, create, fsync, two links, rename";
-    EXPECT_LE(n_looks, 16 * 7) << "the chunk's folder twice and the one above, five names";
+    // Two threads may look for one name at once, before the kernel remembers it.
+    EXPECT_LE(n_looks, 16 * 9) << "the chunk's folder twice and the one above, five names";
 }
 #endif
 
