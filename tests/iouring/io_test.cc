@@ -457,15 +457,15 @@ TEST_P(IoTest, ReusesBuffers)
 // A look-up has hundreds of them under way.
 TEST_P(IoTest, ReadsOfAFewBytesTakeAPageEachAndPinNothing)
 {
-    const auto pinned = [] {
+    const auto pinned = [] { // KiB
         std::ifstream status("/proc/self/status");
         for (std::string line; std::getline(status, line);)
             if (line.rfind("VmPin:", 0) == 0)
-                return line;
-        return std::string();
+                return std::stoul(line.substr(6));
+        throw std::runtime_error("no VmPin");
     };
     dir.write("file", draw_bytes(300000, 1));
-    const std::string before = pinned();
+    const unsigned long before = pinned();
     std::vector<Buffer> held;
     for (int i = 0; i < 20; i++) {
         ASSERT_EQ(cg_io_read_range(io, dir.fd, "file", 0, 100, CG_IO_CACHED, 1), CG_OK);
@@ -473,7 +473,7 @@ TEST_P(IoTest, ReadsOfAFewBytesTakeAPageEachAndPinNothing)
         ASSERT_NE(held.back(), nullptr);
         EXPECT_EQ(held.back()->capacity_bytes, 4096u);
     }
-    EXPECT_EQ(pinned(), before);
+    EXPECT_LE(pinned(), before); // rings of tests before this one are taken down by and by
 }
 
 TEST_P(IoTest, StaysWholeWhileOthersKeepManyBuffers)
