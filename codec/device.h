@@ -142,7 +142,7 @@ typedef struct cg_device_functions {
      * CG_ERR_AGAIN: too many are not released yet; nothing was taken. CG_ERR_DEVICE. */
     cg_status (*read)(cg_device *device, const cg_device_run *runs, uint32_t n_runs, cg_after after,
                       uint32_t *copies_out);
-    /* Waits until a copy is done. *elements_out is the device's memory, valid until the copy is
+    /* Waits until a copy is done. *elements_out is its pinned host memory, valid until the copy is
      * released. CG_ERR_DEVICE. */
     cg_status (*read_wait)(cg_device *device, uint32_t copy, void **elements_out);
     /* Never waits, also for a copy that is not there yet. */
