@@ -146,10 +146,12 @@ static void verify_done(cg_job *job)
     cg_runtime *rt = chunk->load->op.runtime;
     cg_status status = chunk->status;
     if (status == CG_OK) {
-        /* The same job goes on with other tasks: a chunk has one at a time. */
+        /* The same job goes on with other tasks: a chunk has one at a time. Before the next chunks:
+         * each that is prepared holds what its tasks share, and the prefix ends at the first that
+         * is not done in time. */
         *job = (cg_job){
             .run = run_decode, .done = decode_done, .n_tasks = cg_decoder_n_tasks(chunk->decoder)};
-        status = job->n_tasks > 0 ? cg_pool_submit(rt->pool, CG_JOB_DECODE, job) : CG_ERR_CORRUPT;
+        status = job->n_tasks > 0 ? cg_pool_go_on(rt->pool, CG_JOB_DECODE, job) : CG_ERR_CORRUPT;
         if (status == CG_OK)
             return; /* the chunk is its tasks' now, and may be gone */
     }

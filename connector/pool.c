@@ -160,20 +160,20 @@ static cg_status start_threads(cg_pool *pool)
     return pool->started ? CG_OK : status;
 }
 
-cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job)
+/* is_first: in front of those that wait. */
+static cg_status put_in(cg_pool *pool, cg_job_queue queue, cg_job *job, bool is_first)
 {
     pthread_mutex_lock(&pool->lock);
     cg_status status = CG_ERR_CANCELLED;
     if (!pool->stop || pool->n_busy > 0) /* else its threads may have left */
         status = pool->started ? CG_OK : start_threads(pool);
     if (status == CG_OK) {
-        job->next = NULL;
+        cg_job **link =
+            is_first || pool->head[queue] == NULL ? &pool->head[queue] : &pool->tail[queue]->next;
         job->next_task = job->n_done = 0;
-        if (pool->tail[queue] != NULL)
-            pool->tail[queue]->next = job;
-        else
-            pool->head[queue] = job;
-        pool->tail[queue] = job;
+        if ((job->next = *link) == NULL)
+            pool->tail[queue] = job;
+        *link = job;
         if (job->n_tasks > 1)
             pthread_cond_broadcast(&pool->work);
         else
@@ -181,6 +181,16 @@ cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job)
     }
     pthread_mutex_unlock(&pool->lock);
     return status;
+}
+
+cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job)
+{
+    return put_in(pool, queue, job, false);
+}
+
+cg_status cg_pool_go_on(cg_pool *pool, cg_job_queue queue, cg_job *job)
+{
+    return put_in(pool, queue, job, true);
 }
 
 void cg_pool_stop(cg_pool *pool)

@@ -63,6 +63,9 @@ void cg_pool_free(cg_pool *pool);
 /* Any thread, also from inside run and done. After an error the job was not taken: no thread could
  * be started, or CG_ERR_CANCELLED. */
 cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job);
+/* The same from inside done, for a job that goes on with other tasks: it is older than those that
+ * wait, so these go behind it. */
+cg_status cg_pool_go_on(cg_pool *pool, cg_job_queue queue, cg_job *job);
 
 /* Starts a thread as the pool's are: named (15 bytes), the host's signals blocked, bound to
  * cpus. */
