@@ -234,7 +234,8 @@ static int remove_entry(cg_fs *fs, cg_fs_node *parent, const char *name, int fla
     pthread_rwlock_rdlock(&fs->names_lock);
     error = unlinkat(dir_fd, name, flags) == 0 ? 0 : errno;
     if (error == 0)
-        cg_nodes_drop_name(&fs->nodes, parent, name);
+        (flags & AT_REMOVEDIR ? cg_nodes_drop_folder : cg_nodes_drop_name)(&fs->nodes, parent,
+                                                                           name);
     pthread_rwlock_unlock(&fs->names_lock);
     close(dir_fd);
     return error;

@@ -289,11 +289,12 @@ cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name
         view = &WHOLE;
     pthread_mutex_lock(&nodes->lock);
     cg_fs_node *node = *node_bucket(nodes, attr->st_dev, attr->st_ino);
-    /* An inode number that came back as another type is another file; a stale node of that
-     * number stays until the kernel forgets it, and is found stale by its names. */
-    while (node != NULL &&
-           (node->dev != attr->st_dev || node->ino != attr->st_ino ||
-            node->type != (attr->st_mode & S_IFMT) || !cg_view_equal(&node->view, view)))
+    /* An inode number that came back as another type, or after its folder was removed, is another
+     * file; a stale node of that number stays until the kernel forgets it, and is found stale by
+     * its names. */
+    while (node != NULL && (node->dev != attr->st_dev || node->ino != attr->st_ino ||
+                            node->type != (attr->st_mode & S_IFMT) || node->is_removed ||
+                            !cg_view_equal(&node->view, view)))
         node = node->hash_next;
     if (node == NULL)
         node = insert_node(nodes, attr, view);
@@ -362,6 +363,26 @@ void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *text)
     pthread_mutex_unlock(&nodes->lock);
 }
 
+/* Its last name is gone, and with it the folder: a folder has one link. Where a name is left, that
+ * one may be right and the one that went a stale one. */
+static void note_removed(cg_fs_node *node)
+{
+    if (S_ISDIR(node->type) && node->names == NULL)
+        node->is_removed = true;
+}
+
+void cg_nodes_drop_folder(cg_nodes *nodes, cg_fs_node *parent, const char *text)
+{
+    pthread_mutex_lock(&nodes->lock);
+    cg_node_name *name = find_name(nodes, parent, text);
+    if (name != NULL) {
+        cg_fs_node *node = name->node;
+        remove_name(nodes, name);
+        note_removed(node);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+}
+
 void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *text,
                         cg_fs_node *new_parent, const char *new_text, bool exchange)
 {
@@ -380,6 +401,8 @@ void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *text,
             set_name(nodes, node, new_parent, new_text);
         if (exchange && other != NULL)
             set_name(nodes, other, parent, text);
+        else if (other != NULL)
+            note_removed(other);
     }
     pthread_mutex_unlock(&nodes->lock);
 }

@@ -49,8 +49,9 @@ struct cg_fs_node {
     uint16_t type;       /* S_IFMT bits */
     uint8_t control;     /* fusefs/control.h: CG_CONTROL_NONE for files of the store */
 
-    uint8_t gate;    /* cg_gate */
-    uint32_t n_pins; /* ours: names below it, open files, pending files */
+    uint8_t gate : 2;       /* cg_gate */
+    uint8_t is_removed : 1; /* a folder that is gone, which somebody still has open */
+    uint32_t n_pins;        /* ours: names below it, open files, pending files */
 
     uint64_t n_lookups;  /* the kernel's references */
     cg_node_name *names; /* the latest first */
@@ -122,6 +123,9 @@ void cg_nodes_unpin(cg_nodes *nodes, cg_fs_node *node);
  * memory the name is not noted; the next look-up does it. */
 void cg_nodes_add_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *name);
 void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *name);
+/* The same for a folder that was removed. Its inode number may come back at once, as another
+ * folder's, while the kernel still refers to this node: they must not be taken for one. */
+void cg_nodes_drop_folder(cg_nodes *nodes, cg_fs_node *parent, const char *name);
 /* Drops the names of the node that come before the one of this path: they were tried first, and led
  * nowhere or to other files. If there was a rename since the epoch, or one is under way, it drops
  * none: the names may be right then. */

@@ -647,6 +647,40 @@ TEST_F(FsTest, LargeSparseFileIsCheckedInLittleMemory)
     cg_fs_release(fs.fs, file);
 }
 
+// Somebody still stands in the folder that was removed. If the new one were the same node, the
+// kernel would answer ESTALE to mkdir, or show the new folder to whoever stands in the old one.
+TEST(NodesTest, AFolderThatTakesOverTheNumberOfARemovedOneIsAnotherNode)
+{
+    cg_nodes nodes;
+    struct stat attr = {};
+    attr.st_mode = S_IFDIR | 0755;
+    attr.st_ino = 1;
+    ASSERT_EQ(cg_nodes_init(&nodes, &attr), 0);
+    const auto enter = [&](ino_t ino, const char *name) {
+        attr.st_ino = ino;
+        return cg_nodes_enter(&nodes, nodes.root, name, &attr, nullptr);
+    };
+    cg_fs_node *const old = enter(2, "a");
+    cg_nodes_drop_name(&nodes, nodes.root, "a");
+    EXPECT_EQ(enter(2, "b"), old) << "it was moved past us";
+    enter(2, "stale");
+    cg_nodes_drop_folder(&nodes, nodes.root, "stale");
+    EXPECT_EQ(enter(2, "b"), old) << "it was something else that was removed";
+    cg_nodes_drop_folder(&nodes, nodes.root, "b");
+    cg_fs_node *const next = enter(2, "b");
+    EXPECT_NE(next, old);
+    EXPECT_EQ(enter(2, "c"), next) << "a hit once more";
+    cg_nodes_drop_name(&nodes, nodes.root, "c");
+
+    cg_fs_node *const mover = enter(3, "mover");
+    cg_nodes_move_name(&nodes, nodes.root, "mover", nodes.root, "b", /*exchange=*/true);
+    EXPECT_EQ(enter(2, "mover"), next) << "both are there";
+    cg_nodes_move_name(&nodes, nodes.root, "b", nodes.root, "mover", /*exchange=*/false);
+    EXPECT_EQ(enter(3, "mover"), mover);
+    EXPECT_NE(enter(2, "new"), next) << "it was replaced";
+    cg_nodes_destroy(&nodes);
+}
+
 // Whoever may write to the directory beside the daemon can put anything in a new name's place.
 TEST(CrowdTest, ListingsBringNoFilesWhenManyAreKnown)
 {

@@ -144,6 +144,23 @@ wanted = b"a" * 100 + b"here" + b"a" * 8088 + b"pastend"
 assert open(sys.argv[2], "rb").read() == wanted, os.path.getsize(sys.argv[2])' "$mnt/m/appended" "$store/m/appended"
 }
 
+# ext4 gives a new folder the number of the one that was just removed.
+removed_folders() {
+    check "a folder with the number of one that somebody stands in" python3 -c '
+import os, sys
+os.chdir(sys.argv[1])
+os.makedirs("from/old"), os.makedirs("to")
+top = os.open(".", os.O_RDONLY)
+os.chdir("from/old")
+os.rmdir("../old")
+os.mkdir("to/new", dir_fd=top)
+os.close(os.open("to/new/file", os.O_WRONLY | os.O_CREAT, dir_fd=top))
+try:
+    assert os.listdir(".") == [], "where nothing is any more, the new folder shows"
+except FileNotFoundError:  # as good an answer: the daemon has no descriptor of it
+    pass' "$mnt/m"
+}
+
 reading_while_writing() {
     mkdir -p "$contexts/rw/L1"
     local to=$contexts/rw/L1/00000.kv
@@ -200,6 +217,7 @@ for passthrough in auto off; do
     immutability
     mapped_writers
     appending
+    removed_folders
     reading_while_writing
     others_work
     if [ "$passthrough" = off ]; then
