@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOKUP_THREADS = 64 };
+/* With max_abandoned_reads' default it stays below 1,024, a common limit of open files, which
+ * io_uring applies to its table of them. */
+enum { LOOKUP_DEPTH = 896, LOOKUP_THREADS = 64 };
 /* Between two questions to a store that does not answer, at most. */
 static const uint64_t MAX_PAUSE_NS = UINT64_C(30000000000);
 
@@ -172,14 +174,16 @@ static void finish(cg_runtime *rt, cachegen_lookup *l)
     cg_operation_finish(&l->op);
 }
 
-/* Where a deep queue is refused (limits of locked memory, of open files) the configured depth has
- * to do. */
+/* Deep enough for all chunks of a long prompt at once: questions are small, and the store may be a
+ * network away. Where that is refused (limits of locked memory, of open files) the configured
+ * depth has to do. */
 static cg_status new_queue(const cg_runtime *rt, cg_io **io_out)
 {
     const cg_io_config config = cg_runtime_io_config(rt->connector);
     cg_io_config deep = config;
     deep.n_threads = LOOKUP_THREADS;
-    deep.queue_depth = cg_speeds_lookup_depth(rt->connector->latency_ns, config.queue_depth);
+    if (deep.queue_depth < LOOKUP_DEPTH)
+        deep.queue_depth = LOOKUP_DEPTH;
     const cg_status status = cg_io_new(&deep, io_out);
     return status == CG_OK ? status : cg_io_new(&config, io_out);
 }

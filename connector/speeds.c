@@ -52,15 +52,3 @@ double cg_speeds_recompute(const cg_speeds *speeds)
         return speeds->configured_tokens_per_s;
     return speeds->prefill_ns > 0 ? speeds->prefill_tokens * 1e9 / speeds->prefill_ns : 0;
 }
-
-/* Across a network deep enough for all chunks of a long prompt at once: questions are small. With
- * max_abandoned_reads' default it stays below 1,024, a common limit of open files, which io_uring
- * applies to its table of them. What is nearer than any network answers as fast as this host can
- * ask: more at once would only take memory, and workers of the kernel that get in one another's
- * way. */
-uint32_t cg_speeds_lookup_depth(uint64_t latency_ns, uint32_t queue_depth)
-{
-    enum { NEAR_NS = 100000, NEAR_DEPTH = 64, DEPTH = 896 };
-    const uint32_t depth = latency_ns < NEAR_NS ? NEAR_DEPTH : DEPTH;
-    return queue_depth > depth ? queue_depth : depth;
-}

@@ -40,9 +40,6 @@ double cg_speeds_decode_chunk(const cg_speeds *speeds, uint8_t level, uint32_t n
                               uint64_t bytes);
 /* Tokens of prefill a second, as configured or else as measured; 0: unknown. */
 double cg_speeds_recompute(const cg_speeds *speeds);
-/* How many questions of a look-up are under way at once, at a store that answers one after
- * latency_ns, where queue_depth is configured for loads. */
-uint32_t cg_speeds_lookup_depth(uint64_t latency_ns, uint32_t queue_depth);
 
 #ifdef __cplusplus
 }

@@ -44,18 +44,11 @@ class FarStoreTest : public testing::Test
         odd = std::make_unique<OddFs>(store.dir.path, mount.path, /*is_far=*/true);
         if (!odd->why().empty())
             CG_SKIP_OR_FAIL("fuse", odd->why() << ": questions to far stores are not counted");
-        open_far();
+        far = std::make_unique<Engine>(mount.path, store.spec, "\"lookup_timeout_ms\": 60000");
     }
     void TearDown() override
     {
         far.reset();
-    }
-    // It measures the store as far, however fast this machine is.
-    void open_far()
-    {
-        odd->set_mood(Mood::SLOW);
-        far = std::make_unique<Engine>(mount.path, store.spec, "\"lookup_timeout_ms\": 60000");
-        odd->set_mood(Mood::GOOD);
     }
     // Saves a prompt past the mount. Its blocks are the cache's, over and over: their content does
     // not matter.
@@ -92,7 +85,7 @@ class FarStoreTest : public testing::Test
         Cost cost = cost_of(look_up);
         for (int i = 0; i < 9 && cost.n_rounds > most; i++) {
             far.reset();
-            open_far();
+            far = std::make_unique<Engine>(mount.path, store.spec, "\"lookup_timeout_ms\": 60000");
             cost = cost_of(look_up);
         }
         return cost;

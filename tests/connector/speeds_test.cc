@@ -63,16 +63,4 @@ TEST_F(SpeedsTest, AConfiguredSpeedOfRecomputingStands)
     EXPECT_EQ(cg_speeds_recompute(&speeds), 123);
 }
 
-// Across a network all of a long prompt's chunks are asked for at once; here that would only cost.
-TEST_F(SpeedsTest, LookUpsAskAStoreThatIsNearForLessAtOnce)
-{
-    const uint64_t us = 1000;
-    for (const uint64_t near_ns : {0 * us, 20 * us, 99 * us})
-        EXPECT_EQ(cg_speeds_lookup_depth(near_ns, 16), 64u) << near_ns;
-    for (const uint64_t far_ns : {100 * us, 1000 * us, 40000 * us})
-        EXPECT_GE(cg_speeds_lookup_depth(far_ns, 16), 512u) << far_ns;
-    EXPECT_EQ(cg_speeds_lookup_depth(0, 100), 100u) << "no less than loads";
-    EXPECT_EQ(cg_speeds_lookup_depth(40000 * us, 2000), 2000u);
-}
-
 } // namespace
