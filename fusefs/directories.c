@@ -45,7 +45,7 @@ static int look_up_in(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *nam
 {
     const int error = cg_fs_enter(fs, parent, dir_fd, name, path, entry_out);
     if (error == ENOENT)
-        cg_nodes_drop_name(&fs->nodes, parent, name);
+        cg_nodes_drop_name(&fs->nodes, parent, name, false);
     return error;
 }
 
@@ -234,8 +234,7 @@ static int remove_entry(cg_fs *fs, cg_fs_node *parent, const char *name, int fla
     pthread_rwlock_rdlock(&fs->names_lock);
     error = unlinkat(dir_fd, name, flags) == 0 ? 0 : errno;
     if (error == 0)
-        (flags & AT_REMOVEDIR ? cg_nodes_drop_folder : cg_nodes_drop_name)(&fs->nodes, parent,
-                                                                           name);
+        cg_nodes_drop_name(&fs->nodes, parent, name, (flags & AT_REMOVEDIR) != 0);
     pthread_rwlock_unlock(&fs->names_lock);
     close(dir_fd);
     return error;

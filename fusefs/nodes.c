@@ -354,15 +354,6 @@ void cg_nodes_add_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, co
     pthread_mutex_unlock(&nodes->lock);
 }
 
-void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *text)
-{
-    pthread_mutex_lock(&nodes->lock);
-    cg_node_name *name = find_name(nodes, parent, text);
-    if (name != NULL)
-        remove_name(nodes, name);
-    pthread_mutex_unlock(&nodes->lock);
-}
-
 /* Its last name is gone, and with it the folder: a folder has one link. Where a name is left, that
  * one may be right and the one that went a stale one. */
 static void note_removed(cg_fs_node *node)
@@ -371,14 +362,15 @@ static void note_removed(cg_fs_node *node)
         node->is_removed = true;
 }
 
-void cg_nodes_drop_folder(cg_nodes *nodes, cg_fs_node *parent, const char *text)
+void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *text, bool is_removed)
 {
     pthread_mutex_lock(&nodes->lock);
     cg_node_name *name = find_name(nodes, parent, text);
     if (name != NULL) {
         cg_fs_node *node = name->node;
         remove_name(nodes, name);
-        note_removed(node);
+        if (is_removed)
+            note_removed(node);
     }
     pthread_mutex_unlock(&nodes->lock);
 }

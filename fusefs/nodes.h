@@ -122,10 +122,10 @@ void cg_nodes_unpin(cg_nodes *nodes, cg_fs_node *node);
 /* Notes that a node which the kernel knows got this name, by a link or by publishing. Without
  * memory the name is not noted; the next look-up does it. */
 void cg_nodes_add_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *name);
-void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *name);
-/* The same for a folder that was removed. Its inode number may come back at once, as another
- * folder's, while the kernel still refers to this node: they must not be taken for one. */
-void cg_nodes_drop_folder(cg_nodes *nodes, cg_fs_node *parent, const char *name);
+/* is_removed: what had the name was a folder, and was removed. Its inode number may come back at
+ * once, as another folder's, while the kernel still refers to this node: they must not be taken for
+ * one. */
+void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *name, bool is_removed);
 /* Drops the names of the node that come before the one of this path: they were tried first, and led
  * nowhere or to other files. If there was a rename since the epoch, or one is under way, it drops
  * none: the names may be right then. */

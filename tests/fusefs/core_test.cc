@@ -661,16 +661,16 @@ TEST(NodesTest, AFolderThatTakesOverTheNumberOfARemovedOneIsAnotherNode)
         return cg_nodes_enter(&nodes, nodes.root, name, &attr, nullptr);
     };
     cg_fs_node *const old = enter(2, "a");
-    cg_nodes_drop_name(&nodes, nodes.root, "a");
+    cg_nodes_drop_name(&nodes, nodes.root, "a", /*is_removed=*/false);
     EXPECT_EQ(enter(2, "b"), old) << "it was moved past us";
     enter(2, "stale");
-    cg_nodes_drop_folder(&nodes, nodes.root, "stale");
+    cg_nodes_drop_name(&nodes, nodes.root, "stale", /*is_removed=*/true);
     EXPECT_EQ(enter(2, "b"), old) << "it was something else that was removed";
-    cg_nodes_drop_folder(&nodes, nodes.root, "b");
+    cg_nodes_drop_name(&nodes, nodes.root, "b", /*is_removed=*/true);
     cg_fs_node *const next = enter(2, "b");
     EXPECT_NE(next, old);
     EXPECT_EQ(enter(2, "c"), next) << "a hit once more";
-    cg_nodes_drop_name(&nodes, nodes.root, "c");
+    cg_nodes_drop_name(&nodes, nodes.root, "c", /*is_removed=*/false);
 
     cg_fs_node *const mover = enter(3, "mover");
     cg_nodes_move_name(&nodes, nodes.root, "mover", nodes.root, "b", /*exchange=*/true);
