@@ -1,6 +1,7 @@
 /* codec/cgtool_info.c - `cgtool info`: what a chunk or a profile holds. */
 #include "codec/cgtool.h"
 
+#include "codec/block_order.h"
 #include "codec/profile_data.h"
 
 #include <inttypes.h>
@@ -34,6 +35,7 @@ static const char *section_name(unsigned kind)
     case CG_SECTION_JOINT: return "joint";
     case CG_SECTION_JOINT_TO_L2: return "joint to L2";
     case CG_SECTION_JOINT_TO_L1: return "joint to L1";
+    case CG_SECTION_STEPS: return "steps";
     default: return "unknown";
     }
 }
@@ -58,18 +60,31 @@ typedef struct chunk_view {
     cg_chunk chunk;
     cg_status status; /* of cg_chunk_verify() */
     bool has_sections;
-    bool is_joined;          /* K and V have one matrix: no section is a matrix of V */
-    uint32_t n_tokens_shown; /* 0 when the tokens are damaged */
-    uint32_t *tokens;        /* free() */
+    bool is_joined;                 /* K and V have one matrix: no section is a matrix of V */
+    uint32_t n_tokens_shown;        /* 0 when the tokens are damaged */
+    uint32_t *tokens;               /* free() */
+    bool has_steps;                 /* and they are whole */
+    uint32_t n_blocks[CG_N_SCALES]; /* of each scale */
     double bits_per_element, ratio;
 } chunk_view;
 
 static const char *plane_name(const chunk_view *view, unsigned kind, unsigned plane)
 {
     const bool is_matrix = kind != CG_SECTION_LOSSLESS && kind != CG_SECTION_SINKS;
-    if (kind == CG_SECTION_TOKENS || cg_section_is_joint((uint8_t)kind))
+    if (kind == CG_SECTION_TOKENS || kind == CG_SECTION_STEPS || cg_section_is_joint((uint8_t)kind))
         return "";
     return is_matrix && view->is_joined ? "K+V" : plane == CG_K ? "K" : "V";
+}
+
+/* How many blocks have each scale. */
+static void count_scales(const cg_tool_file *file, const cg_section *steps, chunk_view *view)
+{
+    view->has_steps = cg_chunk_section_check(&view->chunk, steps) == CG_OK;
+    for (uint32_t b = 0; b < steps->bytes && view->has_steps; b++) {
+        const uint8_t index = file->bytes[steps->offset + b];
+        view->has_steps = index < CG_N_SCALES;
+        view->n_blocks[view->has_steps ? index : 0]++;
+    }
 }
 
 static cg_status view_chunk(const cg_tool_file *file, chunk_view *view)
@@ -92,6 +107,8 @@ static cg_status view_chunk(const cg_tool_file *file, chunk_view *view)
     for (uint32_t i = 0; i < h->n_sections; i++) {
         const cg_section s = cg_chunk_section(&view->chunk, i);
         view->is_joined &= s.kind != CG_SECTION_SYMBOLS || s.plane == CG_K;
+        if (s.kind == CG_SECTION_STEPS)
+            count_scales(file, &s, view);
     }
     view->tokens = malloc(h->n_tokens * sizeof *view->tokens);
     if (view->tokens == NULL)
@@ -118,12 +135,15 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
                                 "offset", (json_int_t)s.offset, "bytes", (json_int_t)s.bytes,
                                 "share", (double)s.bytes / (double)h->file_bytes));
     }
+    json_t *blocks = json_array(); /* empty without steps */
+    for (unsigned i = 0; i < CG_N_SCALES && view->has_steps; i++)
+        json_array_append_new(blocks, json_integer((json_int_t)view->n_blocks[i]));
     char scales[17] = ""; /* without */
     if (h->scales != 0)
         snprintf(scales, sizeof scales, "%016" PRIx64, h->scales);
     return json_pack(
         "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:s, s:s, s:s, s:s, s:s, s:I, s:I, "
-        "s:I, s:f, s:f, s:o, s:o, s:o}",
+        "s:I, s:f, s:f, s:o, s:o, s:o, s:o}",
         "path", cg_tool_json_text(path), "type", "chunk", "status", cg_strerror(view->status), "ok",
         view->status == CG_OK, "version", (int)h->version, "level", cg_tool_level_name(h->level),
         "prefix_level", cg_tool_level_name(h->prefix_level), "geometry",
@@ -135,7 +155,7 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
         (json_int_t)h->header_bytes, "elements",
         (json_int_t)cg_geometry_elements(&h->geometry, h->n_tokens), "bits_per_element",
         view->bits_per_element, "ratio", view->ratio, "tokens_head", tokens, "sections", sections,
-        "level_bytes", level_bytes);
+        "level_bytes", level_bytes, "blocks_by_scale", blocks);
 }
 
 static void print_row(const char *kind, const char *where, uint64_t bytes, const cg_chunk_header *h)
@@ -147,13 +167,13 @@ static void print_row(const char *kind, const char *where, uint64_t bytes, const
 static void print_sections(const chunk_view *view)
 {
     const cg_chunk_header *h = &view->chunk.header;
-    uint64_t total[CG_SECTION_JOINT_TO_L1 + 1][CG_N_PLANES] = {{0}};
+    uint64_t total[CG_SECTION_STEPS + 1][CG_N_PLANES] = {{0}};
     printf("\n  %-11s %-12s %12s  %8s\n", "section", "", "bytes", "share");
     print_row("header", "", h->header_bytes, h);
     for (uint32_t i = 0; i < h->n_sections; i++) {
         const cg_section s = cg_chunk_section(&view->chunk, i);
         char where[32] = "";
-        if (s.kind != CG_SECTION_TOKENS && !cg_section_is_joint(s.kind))
+        if (*plane_name(view, s.kind, s.plane) != '\0')
             snprintf(where, sizeof where, "%s %s %u",
                      s.kind == CG_SECTION_LOSSLESS ? "layer" : "group",
                      plane_name(view, s.kind, s.plane), s.group);
@@ -203,6 +223,12 @@ static void print_chunk(const char *path, const chunk_view *view)
         for (uint32_t i = 0; i < view->n_tokens_shown; i++)
             printf(" %" PRIu32, view->tokens[i]);
         printf("%s\n", view->n_tokens_shown < h->n_tokens ? " ..." : "");
+    }
+    if (view->has_steps) {
+        printf("  blocks      ");
+        for (unsigned i = 0; i < CG_N_SCALES; i++)
+            printf(" %" PRIu32 " at %.2f%s", view->n_blocks[i], (double)CG_SCALES[i],
+                   i + 1 < CG_N_SCALES ? "," : " times the level's step\n");
     }
     if (view->has_sections)
         print_sections(view);
@@ -295,13 +321,14 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
                                                 (json_int_t)group->n_channels, "planes", planes));
     }
     return json_pack(
-        "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "path",
-        cg_tool_json_text(path), "type", "profile", "status", cg_strerror(CG_OK), "ok", 1,
+        "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}",
+        "path", cg_tool_json_text(path), "type", "profile", "status", cg_strerror(CG_OK), "ok", 1,
         "version", (int)p->version, "fingerprint", hex(p->fingerprint.bytes).text, "model",
         hex(p->model.bytes).text, "preset", cg_tool_json_text(p->preset), "geometry",
         geometry_json(&p->geometry), "rotary_dim", (json_int_t)p->rotary_dim, "n_sinks",
-        (json_int_t)p->n_sinks, "file_bytes", (json_int_t)n_bytes, "steps", steps, "classes",
-        classes, "joint", joint_json(p), "groups", groups);
+        (json_int_t)p->n_sinks, "n_query_heads", (json_int_t)p->n_query_heads, "file_bytes",
+        (json_int_t)n_bytes, "steps", steps, "classes", classes, "joint", joint_json(p), "groups",
+        groups);
 }
 
 /* Of a file's bytes only printable ASCII reaches a terminal; the others are escaped. */
@@ -355,6 +382,9 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
         max_shift = p->classes[i].shift > max_shift ? p->classes[i].shift : max_shift;
     }
     printf(", of up to %u symbols and shifts up to %u\n", max_symbols, max_shift);
+    if (p->version == CG_PROFILE_VERSION_STEPS)
+        printf("  blocks       have steps of their own%s\n",
+               p->n_query_heads > 0 ? "" : ", but the profile does not tell an encoder which");
     printf("  size         %zu bytes\n", n_bytes);
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
         printf("  steps of %s  K %g, V %g\n", cg_tool_level_name(level),

@@ -1,6 +1,7 @@
 #include "codec/chunk.h"
 
 #include "codec/bf16.h"
+#include "codec/block_order.h"
 #include "codec/cursor.h"
 
 #include <stdlib.h>
@@ -59,7 +60,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     const uint8_t *at = bytes + sizeof MAGIC;
     cg_chunk_header h = {0};
     h.version = (uint32_t)cg_get_le(at, 4); /* another one may mean anything by the other fields */
-    if (h.version < CG_CHUNK_VERSION_SINGLE || h.version > CG_CHUNK_VERSION_JOINT)
+    if (h.version < CG_CHUNK_VERSION_SINGLE || h.version > CG_CHUNK_VERSION_STEPS)
         return CG_ERR_UNSUPPORTED_VERSION;
     h.header_bytes = (uint32_t)cg_get_le(at + 4, 4);
     h.file_bytes = cg_get_le(at + 8, 8);
@@ -101,7 +102,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
         return CG_ERR_CORRUPT;
     static const cg_fingerprint none;
     if (h.level == CG_L0 &&
-        (memcmp(&h.profile, &none, sizeof none) != 0 || h.version == CG_CHUNK_VERSION_JOINT))
+        (memcmp(&h.profile, &none, sizeof none) != 0 || h.version > CG_CHUNK_VERSION))
         return CG_ERR_CORRUPT;
     if (h.level <= CG_L1 && h.prefix_level > h.level) /* a quality that this KV cannot have */
         return CG_ERR_CORRUPT;
@@ -169,23 +170,31 @@ static unsigned section_level(const cg_chunk_header *h, const cg_section *sectio
     return refined > 0 ? refined : h->coarsest;
 }
 
-/* Sections lie in the order of their table, without gaps: first the tokens, then level by level,
- * then the joint matrix, then by layer group. */
+/* Sections lie in the order of their table, without gaps: first the tokens, then the steps, then
+ * level by level, then the joint matrix, then by layer group. Whether a chunk of version 5 has a
+ * joint matrix, only its profile says. */
 static bool section_follows(const cg_chunk_header *h, const cg_section *before,
                             const cg_section *section)
 {
-    const uint8_t last_kind =
-        h->version == CG_CHUNK_VERSION_JOINT ? CG_SECTION_JOINT_TO_L1 : CG_SECTION_TO_L1;
-    const bool is_joint = cg_section_is_joint(section->kind);
+    const bool has_steps = h->version == CG_CHUNK_VERSION_STEPS,
+               is_steps = section->kind == CG_SECTION_STEPS,
+               is_joint = cg_section_is_joint(section->kind), is_of_all = is_steps || is_joint;
+    const uint8_t last_kind = has_steps                              ? CG_SECTION_STEPS
+                              : h->version == CG_CHUNK_VERSION_JOINT ? CG_SECTION_JOINT_TO_L1
+                                                                     : CG_SECTION_TO_L1;
     if (section->kind < CG_SECTION_LOSSLESS || section->kind > last_kind ||
-        section->plane >= (is_joint ? 1 : CG_N_PLANES) || (is_joint && section->group > 0))
+        section->plane >= (is_of_all ? 1 : CG_N_PLANES) || (is_of_all && section->group > 0))
         return false;
+    if (is_steps || (has_steps && before->kind == CG_SECTION_TOKENS))
+        return is_steps && before->kind == CG_SECTION_TOKENS &&
+               section->bytes == cg_count_blocks(h->n_tokens);
     const unsigned level = section_level(h, section), level_before = section_level(h, before);
     /* Levels come from the coarsest to the finest, and the coarsest refines nothing. */
     if (level < h->level || level > level_before ||
         (level == h->coarsest && refined_level(section) > 0))
         return false;
-    if (before->kind == CG_SECTION_TOKENS || level < level_before)
+    if (before->kind == CG_SECTION_TOKENS || before->kind == CG_SECTION_STEPS ||
+        level < level_before)
         return is_joint || h->version != CG_CHUNK_VERSION_JOINT;
     if (is_joint || cg_section_is_joint(before->kind))
         return !is_joint;
@@ -278,6 +287,16 @@ cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *sectio
                : CG_ERR_CORRUPT;
 }
 
+/* Of a section of steps. */
+static bool are_scales(const uint8_t *scale_index, size_t n_blocks)
+{
+    for (size_t b = 0; b < n_blocks; b++) {
+        if (scale_index[b] >= CG_N_SCALES)
+            return false;
+    }
+    return true;
+}
+
 cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out)
 {
     const cg_section section = cg_chunk_section(chunk, 0);
@@ -304,6 +323,8 @@ cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes)
         offset += cg_padded(section.bytes, align);
         if ((status = cg_chunk_section_check(&chunk, &section)) != CG_OK)
             return status;
+        if (section.kind == CG_SECTION_STEPS && !are_scales(bytes + section.offset, section.bytes))
+            return CG_ERR_CORRUPT;
     }
     uint32_t *tokens = malloc(chunk.header.n_tokens * sizeof *tokens);
     if (tokens == NULL)
@@ -390,7 +411,12 @@ cg_status cg_chunk_verify_source(cg_chunk_source *read, void *user, uint64_t n_b
         }
         if ((status = check_source(read, user, &section, padded, piece, PIECE_BYTES)) != CG_OK)
             goto done;
-        for (size_t at = 0; i == 0 && at < n_tokens; at++) /* they are in piece now */
+        /* They are in piece now: so many bytes as there are blocks. */
+        if (section.kind == CG_SECTION_STEPS && !are_scales(piece, section.bytes)) {
+            status = CG_ERR_CORRUPT;
+            goto done;
+        }
+        for (size_t at = 0; i == 0 && at < n_tokens; at++) /* and so are they */
             tokens[at] = (uint32_t)cg_get_le(piece + at * token_bytes, token_bytes);
     }
     *header_out = chunk.header;
@@ -410,7 +436,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         return CG_ERR_INVALID_ARGUMENT;
     const uint32_t header_bytes = CG_CHUNK_FIXED_BYTES + h->n_sections * CG_CHUNK_SECTION_BYTES;
     const bool is_nested = h->coarsest > h->level;
-    const bool is_aligned = h->version == CG_CHUNK_VERSION || h->version == CG_CHUNK_VERSION_JOINT;
+    const bool is_aligned = h->version >= CG_CHUNK_VERSION && h->version <= CG_CHUNK_VERSION_STEPS;
     const uint32_t version = is_aligned  ? h->version
                              : is_nested ? CG_CHUNK_VERSION_NESTED
                                          : CG_CHUNK_VERSION_SINGLE;

@@ -21,6 +21,7 @@ extern "C" {
 enum {
     CG_CHUNK_VERSION = 3,        /* of new chunks, nested or not: sections are aligned */
     CG_CHUNK_VERSION_JOINT = 4,  /* the same, of profiles with a joint matrix */
+    CG_CHUNK_VERSION_STEPS = 5,  /* of profiles of version 4: each block has a step of its own */
     CG_CHUNK_VERSION_SINGLE = 1, /* one level; of profiles of version 1 */
     CG_CHUNK_VERSION_NESTED = 2, /* the same, nested */
     CG_CHUNK_ALIGN = 16, /* from version 3 on: of sections in the file, of streams in a section */
@@ -37,10 +38,11 @@ typedef enum cg_section_kind {
     CG_SECTION_SINKS = 4,    /* one layer group and plane, the exact first tokens of a context */
     CG_SECTION_TO_L2 = 5,    /* one matrix: L2's symbols, for a reader who knows those of L3 */
     CG_SECTION_TO_L1 = 6,    /* ... and L1's, for a reader who knows those of L2 */
-    /* Version 4: the same of the joint matrix, in front of a level's other matrices. */
+    /* From version 4 on: the same of the joint matrix, in front of a level's other matrices. */
     CG_SECTION_JOINT = 7,
     CG_SECTION_JOINT_TO_L2 = 8,
     CG_SECTION_JOINT_TO_L1 = 9,
+    CG_SECTION_STEPS = 10, /* version 5: the scale of each block's step (codec/block_order.h) */
 } cg_section_kind;
 
 /* The kind of the sections that make the next coarser level into this one, L1 or L2. */
@@ -58,14 +60,13 @@ static inline uint8_t cg_section_joint_to_level(unsigned level)
 /* Whether a kind is the joint matrix's, of some level. */
 static inline bool cg_section_is_joint(uint8_t kind)
 {
-    return kind >= CG_SECTION_JOINT;
+    return kind >= CG_SECTION_JOINT && kind <= CG_SECTION_JOINT_TO_L1;
 }
 
 typedef struct cg_section {
     uint8_t kind;   /* cg_section_kind */
-    uint8_t plane;  /* CG_K or CG_V; 0 for tokens, and for a matrix that joins K and V
-                     */
-    uint16_t group; /* layer group; 0 for tokens, and for the joint matrix */
+    uint8_t plane;  /* CG_K or CG_V; 0 for tokens, steps, and a matrix that joins K and V */
+    uint16_t group; /* layer group; 0 for tokens, steps, and the joint matrix */
     uint64_t offset;
     uint32_t bytes;
     uint64_t hash; /* xxh3-64 of the section's bytes */
@@ -137,8 +138,9 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
 cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index);
 
 /* Checks everything that can be checked without a profile: what cg_chunk_open() checks, the
- * checksum of each section, and that key is the hash of parent, extra and tokens. A store runs this
- * before it publishes. Errors of cg_chunk_open(); CG_ERR_CORRUPT; CG_ERR_NO_MEMORY. */
+ * checksum of each section, that steps are those that there are, and that key is the hash of
+ * parent, extra and tokens. A store runs this before it publishes. Errors of cg_chunk_open();
+ * CG_ERR_CORRUPT; CG_ERR_NO_MEMORY. */
 cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes);
 
 /* Reads exactly n_bytes from offset on, or returns an error. */
@@ -162,8 +164,8 @@ cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
 /* Writes header and section table into the first bytes of bytes[n_bytes], and fills all checksums.
  * The caller has laid the sections out behind them, in table order, each padded with zeros to
  * cg_chunk_align() of the version. Of sections, kind, plane, group and bytes are used. The file is
- * nested when coarsest is above level. version: CG_CHUNK_VERSION or CG_CHUNK_VERSION_JOINT; any
- * other means that of profiles of version 1. header_bytes, file_bytes, level_bytes and is_nested of
+ * nested when coarsest is above level. version: CG_CHUNK_VERSION or a later one; any other means
+ * that of profiles of version 1. header_bytes, file_bytes, level_bytes and is_nested of
  * header are ignored. CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
 cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes,
                           size_t n_bytes);

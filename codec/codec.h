@@ -40,9 +40,9 @@ typedef struct cg_decoder cg_decoder;
  * level; to decode it at a coarser one, let n_bytes be that level's header.level_bytes.
  *
  * Checked here: the header and the section table; that the chunk names this profile, and the
- * profile's model; that geometry and scales are the profile's; and that exact elements have the
- * bytes that they take at least, a third of their own size. The sections' checksums are left to
- * cg_decoder_run().
+ * profile's model; that geometry and scales are the profile's; that the steps of blocks are whole;
+ * and that exact elements have the bytes that they take at least, a third of their own size. The
+ * other sections' checksums are left to cg_decoder_run().
  *
  * What it costs: a lossless chunk takes memory in proportion to its file, a lossy one in proportion
  * to its geometry, however small the file is. With a joint matrix the decoder also holds two bytes
@@ -112,6 +112,12 @@ void cg_encoder_free(cg_encoder *encoder); /* NULL is fine */
 uint32_t cg_encoder_n_tasks(const cg_encoder *encoder);
 cg_task_shape cg_encoder_task_shape(const cg_encoder *encoder, uint32_t task_index);
 size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
+/* Sets the step of each block of 8 tokens, at all levels: the level's times
+ * CG_SCALES[scale_index[b]] (codec/block_order.h); scale_index has ceil(n_tokens / 8) bytes, and is
+ * copied. To be called before any task runs; not called, all blocks have the level's own step.
+ * Without lossy levels, and with a profile before version 4, it does nothing.
+ * CG_ERR_INVALID_ARGUMENT: one is no index of a scale; nothing is set then. */
+cg_status cg_encoder_set_scales(cg_encoder *encoder, const uint8_t *scale_index);
 /* Encodes one task from in, elements_bytes of its shape in the canonical layout, at every level.
  * Any thread; tasks may run concurrently. With a joint matrix each task leaves a part for it in the
  * encoder, and the one that ends last also codes the joint matrix, in its own scratch. A task that
@@ -127,9 +133,10 @@ cg_status cg_encoder_run(cg_encoder *encoder, uint32_t task_index, void *scratch
 uint64_t cg_encoder_n_saturated(const cg_encoder *encoder);
 /* After all tasks, for each level that is wanted: makes the chunk file of a level of the mask. With
  * CG_NESTED it also holds the mask's coarser levels. *bytes_out is malloc'ed: the caller frees it
- * with free(). The file's version is 3; at a lossy level it is 4 with a joint matrix, and with a
- * profile of version 1 it is 1, or 2 when nested. CG_ERR_INVALID_ARGUMENT: the mask has no such
- * level, or a task has not run, or has failed. CG_ERR_NO_MEMORY. One thread. */
+ * with free(). The file's version is 3; at a lossy level it is 4 with a joint matrix, 5 with a
+ * profile of version 4, and with one of version 1 it is 1, or 2 when nested.
+ * CG_ERR_INVALID_ARGUMENT: the mask has no such level, or a task has not run, or has failed.
+ * CG_ERR_NO_MEMORY. One thread. */
 cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes_out,
                             size_t *n_bytes_out);
 

@@ -25,6 +25,7 @@ struct cg_decoder {
     cg_chunk chunk;
     cg_heads heads;          /* profile NULL at L0 */
     const cg_preset *preset; /* NULL at L0 */
+    cg_block_order order;    /* empty at L0 */
     uint32_t n_sink_tokens;
     cg_section *sections; /* [chunk.header.n_sections] */
     joint_stage *joint;   /* NULL without a joint matrix */
@@ -82,7 +83,9 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
     if (profile != NULL) {
         d->preset = cg_lossy_preset(profile);
         d->n_sink_tokens = cg_section_plan_n_sinks(profile, h);
-        if ((status = cg_heads_init(profile, h, &d->heads)) != CG_OK)
+        if ((status = cg_section_plan_block_order(profile, &d->chunk, d->sections, &d->order)) !=
+                CG_OK ||
+            (status = cg_heads_init(profile, h, &d->heads)) != CG_OK)
             goto done;
         if (profile->joint != NULL &&
             (d->joint = new_joint(d->preset->given_bytes(profile, h->n_tokens))) == NULL) {
@@ -103,6 +106,7 @@ void cg_decoder_free(cg_decoder *d)
         return;
     free_joint(d->joint);
     free(d->sections);
+    cg_block_order_destroy(&d->order);
     cg_heads_destroy(&d->heads);
     free(d);
 }
@@ -181,8 +185,8 @@ static cg_status ready_joint(const cg_decoder *d, void *scratch)
          level <= h->coarsest && !joint->is_done && joint->status == CG_OK; level++)
         joint->status = take_section(d, cg_section_plan_joint_index(p, h, level), &coded[level]);
     if (!joint->is_done && joint->status == CG_OK)
-        joint->status = d->preset->decode_joint(p, h->level, h->coarsest, coded, h->n_tokens,
-                                                scratch, joint->given);
+        joint->status = d->preset->decode_joint(p, &d->order, h->level, h->coarsest, coded, scratch,
+                                                joint->given);
     joint->is_done = true;
     const cg_status status = joint->status;
     pthread_mutex_unlock(&joint->lock);
@@ -256,8 +260,9 @@ cg_status cg_decoder_run(const cg_decoder *d, uint32_t task_index, void *scratch
                                   cg_geometry_channels(&h->geometry), h->n_tokens,
                                   cg_chunk_align(h->version), scratch, out);
     const cg_group *group = &p->groups[task_index / p->n_matrices];
-    status = d->preset->decode(&d->heads, h->level, h->coarsest, group, task_index % p->n_matrices,
-                               coded, d->joint != NULL ? d->joint->given : NULL, scratch, out);
+    status = d->preset->decode(&d->heads, &d->order, h->level, h->coarsest, group,
+                               task_index % p->n_matrices, coded,
+                               d->joint != NULL ? d->joint->given : NULL, scratch, out);
     /* Last: the preset has written all tokens, these too, and is done with the scratch. */
     for (uint32_t i = 0; i < n_planes && status == CG_OK; i++)
         status = decode_sinks(d, group, sinks[i], scratch,

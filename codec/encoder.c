@@ -22,6 +22,8 @@ struct cg_encoder {
     const cg_preset *preset;
     cg_heads heads;
     cg_encoding encoding; /* its mask has L0, too, and never what is not a level */
+    cg_block_order order; /* with a profile, as steps */
+    cg_piece steps;       /* the section: each block's scale */
     uint32_t n_tasks;
     /* With a joint matrix: whether a task has left its part [n_tasks], and how many have not. */
     bool *has_run;
@@ -41,6 +43,21 @@ bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask)
      * stays is of another run. */
     const unsigned lossy = (unsigned)level_mask >> CG_L1, lowest = lossy & -lossy;
     return profile != NULL && profile->nests && lossy != 0 && (lossy & (lossy + lowest)) == 0;
+}
+
+/* Until somebody sets scales, all blocks have the level's own step. */
+static cg_status prepare_steps(cg_encoder *e)
+{
+    const uint32_t n_blocks = cg_count_blocks(e->header.n_tokens);
+    const cg_status status = cg_block_order_init(n_blocks, &e->order);
+    if (status != CG_OK)
+        return status;
+    e->encoding.order = &e->order;
+    e->steps = (cg_piece){malloc(n_blocks), n_blocks};
+    if (e->steps.bytes == NULL)
+        return CG_ERR_NO_MEMORY;
+    memset(e->steps.bytes, CG_OWN_SCALE, n_blocks);
+    return cg_encoder_set_scales(e, e->steps.bytes);
 }
 
 /* Room for what tasks leave for the joint matrix. */
@@ -122,7 +139,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     if (e->profile != NULL) {
         e->preset = cg_lossy_preset(profile);
         if ((status = cg_analysis_ready(profile)) != CG_OK ||
-            (status = cg_heads_init(profile, header, &e->heads)) != CG_OK)
+            (status = cg_heads_init(profile, header, &e->heads)) != CG_OK ||
+            (status = prepare_steps(e)) != CG_OK)
             goto done;
         if (profile->joint != NULL && (status = prepare_joint(e)) != CG_OK)
             goto done;
@@ -154,8 +172,20 @@ void cg_encoder_free(cg_encoder *e)
     free(e->tokens);
     free(e->has_run);
     free(e->encoding.shared);
+    free(e->steps.bytes);
+    cg_block_order_destroy(&e->order);
     cg_heads_destroy(&e->heads);
     free(e);
+}
+
+cg_status cg_encoder_set_scales(cg_encoder *e, const uint8_t *scale_index)
+{
+    if (e->profile == NULL || e->profile->version < CG_PROFILE_VERSION_STEPS)
+        return CG_OK;
+    if (cg_block_order_sort(e->profile, scale_index, &e->order) != CG_OK)
+        return CG_ERR_INVALID_ARGUMENT;
+    memmove(e->steps.bytes, scale_index, e->steps.n_bytes); /* they may be these bytes */
+    return CG_OK;
 }
 
 uint64_t cg_encoder_n_saturated(const cg_encoder *e)
@@ -317,8 +347,8 @@ cg_status cg_encoder_run_with(cg_encoder *e, uint32_t task_index, void *scratch,
                : status;
 }
 
-/* Where a section of a file was left by its task. A file that is not nested has its whole matrix at
- * its own level, which is then the coarsest, too. */
+/* Where a section of a file was left, mostly by its task. A file that is not nested has its whole
+ * matrix at its own level, which is then the coarsest, too. */
 static const cg_piece *piece_of(const cg_encoder *e, const cg_chunk_header *header,
                                 const cg_section *section)
 {
@@ -329,6 +359,7 @@ static const cg_piece *piece_of(const cg_encoder *e, const cg_chunk_header *head
     case CG_SECTION_SINKS: return &e->sinks[by_plane];
     case CG_SECTION_TO_L2: return &e->symbols[CG_L2][task];
     case CG_SECTION_TO_L1: return &e->symbols[CG_L1][task];
+    case CG_SECTION_STEPS: return &e->steps;
     case CG_SECTION_JOINT: return &e->symbols[header->coarsest][e->n_tasks];
     case CG_SECTION_JOINT_TO_L2: return &e->symbols[CG_L2][e->n_tasks];
     case CG_SECTION_JOINT_TO_L1: return &e->symbols[CG_L1][e->n_tasks];

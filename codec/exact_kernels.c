@@ -25,7 +25,8 @@ static void give(const int32_t *restrict sums, unsigned k, size_t n_channels, in
         out[ch] = (int16_t)cg_lane_given(sums[ch], k);
 }
 
-/* D scaled by unit: D' of FORMAT.md. unit is a power of two, so that products with it are exact. */
+/* D scaled by unit: D' of FORMAT.md. unit is a scale times a power of two, and products with that
+ * are exact: so one product rounds as D times the scale would. */
 typedef float dct_matrix[BLOCK][BLOCK];
 
 static inline void inverse_dct_channel(const int32_t *y, size_t y_stride, dct_matrix d, float scale,

@@ -23,10 +23,10 @@
 extern "C" {
 #endif
 
-/* Blocks of 8 tokens: rows of a section's matrix. */
+/* Blocks of 8 tokens: rows of a section's matrix, in the order of cg_block_order. */
 static inline size_t cg_klt_n_blocks(uint32_t n_tokens)
 {
-    return (n_tokens + CG_DCT - 1u) / CG_DCT;
+    return cg_count_blocks(n_tokens);
 }
 
 /* Bytes of what a profile's joint matrix gives to all groups of a chunk, the V of FORMAT.md: int16
@@ -40,20 +40,21 @@ void cg_klt_give(const cg_profile *profile, unsigned level, const cg_symbols *sy
 
 size_t cg_klt_decode_joint_scratch_bytes(const cg_profile *profile, unsigned level,
                                          unsigned coarsest, uint32_t n_tokens);
-/* Decodes the joint matrix's sections, and makes given_out from them. Sections are as
- * cg_klt_decode() takes a group's. CG_ERR_TRUNCATED, CG_ERR_CORRUPT: given_out is garbage. */
-cg_status cg_klt_decode_joint(const cg_profile *profile, unsigned level, unsigned coarsest,
-                              const cg_coded sections[CG_N_LEVELS], uint32_t n_tokens,
-                              void *scratch, int16_t *given_out);
+/* Decodes the joint matrix's sections, and makes given_out from them. Sections and order are as
+ * cg_klt_decode() takes them. CG_ERR_TRUNCATED, CG_ERR_CORRUPT: given_out is garbage. */
+cg_status cg_klt_decode_joint(const cg_profile *profile, const cg_block_order *order,
+                              unsigned level, unsigned coarsest,
+                              const cg_coded sections[CG_N_LEVELS], void *scratch,
+                              int16_t *given_out);
 
 size_t cg_klt_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
                                    const cg_group *group, unsigned matrix, uint32_t n_tokens);
-/* Decodes a group's matrix at a level into out. Where coarsest is above level, the chunk is nested,
- * and the sections of all levels from level to coarsest are needed; otherwise sections[level]
- * alone. given: what the joint matrix gives at the level; NULL without one. CG_ERR_TRUNCATED,
- * CG_ERR_CORRUPT: out is garbage. */
-cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                        const cg_group *group, unsigned matrix,
+/* Decodes a group's matrix at a level into out. order: of the chunk's blocks. Where coarsest is
+ * above level, the chunk is nested, and the sections of all levels from level to coarsest are
+ * needed; otherwise sections[level] alone. given: what the joint matrix gives at the level; NULL
+ * without one. CG_ERR_TRUNCATED, CG_ERR_CORRUPT: out is garbage. */
+cg_status cg_klt_decode(const cg_heads *heads, const cg_block_order *order, unsigned level,
+                        unsigned coarsest, const cg_group *group, unsigned matrix,
                         const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
                         void *out);
 
@@ -63,7 +64,7 @@ size_t cg_klt_encode_scratch_bytes(const cg_profile *profile, const cg_group *gr
  * own components alone, and the coefficients of the shared ones are left in encoding->shared.
  * sections_out is zeros before; its bytes are malloc'ed and the caller's, also after an error: free
  * all. *n_saturated grows by the number of symbols that cg_encoder_n_saturated() counts. projector:
- * NULL, or what multiplies in the CPU's place with a profile of version 2 or 3
+ * NULL, or what multiplies in the CPU's place with a profile from version 2 on
  * (codec/projection.h). Its failures are no error: the CPU does it then. CG_ERR_NO_MEMORY;
  * CG_ERR_INVALID_ARGUMENT: an element is not finite. */
 cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
@@ -78,10 +79,10 @@ cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch, cg_pro
                               cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
 
 /* Makes a section of the coarser level `to` from one of level `from`; both are coded alone, not
- * given another level. section_out->bytes is malloc'ed, the caller's. Errors of
- * cg_symbols_transcode(). */
-cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,
-                           const cg_group *group, unsigned matrix, uint32_t n_tokens,
+ * given another level. The order of the rows stays. section_out->bytes is malloc'ed, the caller's.
+ * Errors of cg_symbols_transcode(). */
+cg_status cg_klt_transcode(const cg_profile *profile, const cg_block_order *order, unsigned from,
+                           unsigned to, const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out);
 
 #ifdef __cplusplus

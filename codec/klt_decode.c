@@ -43,9 +43,9 @@ static void take_symbols(cg_arena *arena, unsigned level, unsigned coarsest, con
 }
 
 /* The symbols of a level, from the coarsest on, each given the one before. */
-static cg_status decode_symbols(const cg_profile *p, unsigned level, unsigned coarsest,
-                                const cg_group *group, unsigned matrix,
-                                const cg_coded sections[CG_N_LEVELS], size_t n_blocks,
+static cg_status decode_symbols(const cg_profile *p, const cg_block_order *order, unsigned level,
+                                unsigned coarsest, const cg_group *group, unsigned matrix,
+                                const cg_coded sections[CG_N_LEVELS],
                                 void *const memory[CG_N_LEVELS], cg_symbols *symbols_out)
 {
     /* Strips point at cells in memory[], not at coarse, which changes. level is at least 1: i does
@@ -54,7 +54,7 @@ static cg_status decode_symbols(const cg_profile *p, unsigned level, unsigned co
     for (unsigned i = coarsest; i >= level; i--) {
         coarse = symbols;
         symbols = cg_symbols_lay(&group->columns[i - 1][matrix], i < coarsest ? &coarse : NULL,
-                                 n_blocks, memory[i]);
+                                 order->runs, order->n_runs, memory[i]);
         const cg_status status = cg_symbols_decode(p, &symbols, sections[i]);
         if (status != CG_OK)
             return status;
@@ -128,8 +128,8 @@ static void fill_scale_and_mean(const cg_profile *p, unsigned level, const cg_sy
     }
 }
 
-cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                        const cg_group *group, unsigned matrix,
+cg_status cg_klt_decode(const cg_heads *heads, const cg_block_order *order, unsigned level,
+                        unsigned coarsest, const cg_group *group, unsigned matrix,
                         const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
                         void *out)
 {
@@ -141,10 +141,11 @@ cg_status cg_klt_decode(const cg_heads *heads, unsigned level, unsigned coarsest
     take_symbols(&arena, level, coarsest, group, matrix, n_blocks, memory);
     cg_synthesis s = take_synthesis(&arena, p, level, group, matrix, n_blocks);
     const cg_status status =
-        decode_symbols(p, level, coarsest, group, matrix, sections, n_blocks, memory, &symbols);
+        decode_symbols(p, order, level, coarsest, group, matrix, sections, memory, &symbols);
     if (status != CG_OK)
         return status;
     s.heads = heads;
+    s.order = order;
     s.symbols = &symbols;
     s.given = given;
     s.out = out;
@@ -196,17 +197,17 @@ size_t cg_klt_decode_joint_scratch_bytes(const cg_profile *profile, unsigned lev
     return arena.used_bytes + cg_klt_give_scratch_bytes(profile, level, n_tokens);
 }
 
-cg_status cg_klt_decode_joint(const cg_profile *profile, unsigned level, unsigned coarsest,
-                              const cg_coded sections[CG_N_LEVELS], uint32_t n_tokens,
-                              void *scratch, int16_t *given_out)
+cg_status cg_klt_decode_joint(const cg_profile *profile, const cg_block_order *order,
+                              unsigned level, unsigned coarsest,
+                              const cg_coded sections[CG_N_LEVELS], void *scratch,
+                              int16_t *given_out)
 {
-    const size_t n_blocks = cg_klt_n_blocks(n_tokens);
     cg_arena arena = {scratch, 0};
     cg_symbols symbols;
     void *memory[CG_N_LEVELS];
-    take_symbols(&arena, level, coarsest, profile->joint, 0, n_blocks, memory);
-    const cg_status status = decode_symbols(profile, level, coarsest, profile->joint, 0, sections,
-                                            n_blocks, memory, &symbols);
+    take_symbols(&arena, level, coarsest, profile->joint, 0, order->n_blocks, memory);
+    const cg_status status = decode_symbols(profile, order, level, coarsest, profile->joint, 0,
+                                            sections, memory, &symbols);
     if (status == CG_OK)
         cg_klt_give(profile, level, &symbols, cg_arena_take(&arena, 0), given_out);
     return status;

@@ -96,16 +96,20 @@ static void fill_rows(float *block, size_t n_channels, unsigned first, unsigned 
     }
 }
 
-/* The spectra of all blocks, frequency by frequency, so that a projection walks neighbouring rows.
- * Behind the channels a row has zeros up to its stride. */
-static bool load_rows(const cg_heads *heads, const cg_group *group, unsigned matrix, const void *in,
-                      size_t n_blocks, encode_work *w)
+/* The spectra of all blocks in the order of their rows, frequency by frequency, so that a
+ * projection walks neighbouring rows. They are divided by their blocks' scales: the quantizer's
+ * step is then the same for all. Behind the channels a row has zeros up to its stride. */
+static bool load_rows(const cg_heads *heads, const cg_block_order *order, const cg_group *group,
+                      unsigned matrix, const void *in, encode_work *w)
 {
-    const size_t n = group->n_channels, f_stride = n_blocks * w->row_stride;
+    const size_t n = group->n_channels, n_blocks = order->n_blocks,
+                 f_stride = n_blocks * w->row_stride;
     bool finite = true;
     for (size_t r = 0; r < CG_DCT * n_blocks; r++)
         memset(w->rows + r * w->row_stride + n, 0, (w->row_stride - n) * sizeof *w->rows);
-    for (size_t b = 0; b < n_blocks; b++) {
+    for (size_t row = 0; row < n_blocks; row++) {
+        const size_t b = order->block[row];
+        const float factor = 1 / CG_SCALES[order->scale[row]];
         const uint32_t position = heads->first_position + (uint32_t)b * CG_DCT;
         const uint32_t n_sinks = heads->profile->n_sinks;
         const unsigned first = position < n_sinks ? n_sinks - position : 0;
@@ -115,8 +119,10 @@ static bool load_rows(const cg_heads *heads, const cg_group *group, unsigned mat
             finite &= load_token(heads, group, matrix, b * CG_DCT + t, in, w->block + t * n);
         if (first > 0 || end < CG_DCT)
             fill_rows(w->block, n, first < end ? first : end, end);
-        heads->profile->kernels->forward_dct(w->block, n, (unsigned)n, w->rows + b * w->row_stride,
-                                             f_stride);
+        for (size_t i = 0; i < CG_DCT * n && factor != 1; i++)
+            w->block[i] *= factor;
+        heads->profile->kernels->forward_dct(w->block, n, (unsigned)n,
+                                             w->rows + row * w->row_stride, f_stride);
     }
     return finite;
 }
@@ -354,14 +360,15 @@ static bool project_elsewhere(const cg_encoding *encoding, const cg_group *group
 /* The symbols' matrices of all levels. The coarsest first: strips of a finer level point at the
  * cells of the coarser one. */
 static void lay_symbols(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
-                        size_t n_blocks, const encode_work *w, cg_symbols symbols[CG_N_LEVELS])
+                        const encode_work *w, cg_symbols symbols[CG_N_LEVELS])
 {
+    const cg_block_order *order = encoding->order;
     for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
         const bool refines =
             encoding->is_nested && level < CG_N_LEVELS - 1 && cg_encoding_has(encoding, level + 1);
         symbols[level] =
             cg_symbols_lay(&group->columns[level - 1][matrix], refines ? &symbols[level + 1] : NULL,
-                           n_blocks, w->symbols[level]);
+                           order->runs, order->n_runs, w->symbols[level]);
     }
 }
 
@@ -411,18 +418,17 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
 {
     const cg_heads *heads = encoding->heads;
     const cg_profile *p = heads->profile;
-    const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
     encode_work w = take_encode_work(&arena, p, group, matrix, heads->n_tokens);
     projector = usable(encoding, &w, projector);
     if (projector != NULL)
         w.rows = projector->rows;
-    if (!load_rows(heads, group, matrix, in, n_blocks, &w))
+    if (!load_rows(heads, encoding->order, group, matrix, in, &w))
         return CG_ERR_INVALID_ARGUMENT;
 
     cg_symbols symbols[CG_N_LEVELS] = {0};
     uint32_t n_components[CG_DCT];
-    lay_symbols(encoding, group, matrix, n_blocks, &w, symbols);
+    lay_symbols(encoding, group, matrix, &w, symbols);
     for (unsigned f = 0; f < CG_DCT; f++) {
         const uint32_t n_own = most_columns(encoding, group, matrix, f);
         n_components[f] = n_own > 0 ? p->n_shared + n_own : n_fed(encoding, f);
@@ -447,7 +453,7 @@ cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch, cg_pro
     w.rows = encoding->shared;
     cg_symbols symbols[CG_N_LEVELS] = {0};
     uint32_t n_components[CG_DCT];
-    lay_symbols(encoding, p->joint, 0, n_blocks, &w, symbols);
+    lay_symbols(encoding, p->joint, 0, &w, symbols);
     projector = usable(encoding, &w, projector);
     for (unsigned f = 0; f < CG_DCT; f++) {
         const size_t n = n_blocks * w.row_stride;
@@ -461,12 +467,13 @@ cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch, cg_pro
     return code_symbols(encoding, symbols, sections_out);
 }
 
-cg_status cg_klt_transcode(const cg_profile *profile, unsigned from, unsigned to,
-                           const cg_group *group, unsigned matrix, uint32_t n_tokens,
+cg_status cg_klt_transcode(const cg_profile *profile, const cg_block_order *order, unsigned from,
+                           unsigned to, const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out)
 {
+    (void)n_tokens; /* the order has as many rows as they are blocks */
     const float ratio = profile->step[from - 1][matrix] / profile->step[to - 1][matrix];
     return cg_symbols_transcode(profile, &group->columns[from - 1][matrix],
-                                &group->columns[to - 1][matrix], cg_klt_n_blocks(n_tokens), ratio,
+                                &group->columns[to - 1][matrix], order->runs, order->n_runs, ratio,
                                 (cg_coded){0}, section, &section_out->bytes, &section_out->n_bytes);
 }

@@ -2,14 +2,14 @@
  * Quads and integers have files of their own. */
 #include "codec/klt_synthesis.h"
 
-void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channels, size_t block)
+void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channels, size_t row)
 {
     const cg_heads *heads = s->heads;
     const cg_geometry *g = &heads->profile->geometry;
     const uint32_t first_head = first / g->head_dim, n_heads = n_channels / g->head_dim;
     for (uint32_t i = 0; i < CG_DCT; i++) {
         /* A chunk's last block may reach past its end. */
-        const size_t t = block * CG_DCT + i;
+        const size_t t = (size_t)s->order->block[row] * CG_DCT + i;
         if (t >= heads->n_tokens)
             break;
         for (uint32_t h = 0; h < n_heads; h++) {

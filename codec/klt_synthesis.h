@@ -14,6 +14,7 @@
  */
 #ifndef CG_CODEC_KLT_SYNTHESIS_H
 #define CG_CODEC_KLT_SYNTHESIS_H
+#include "codec/block_order.h"
 #include "codec/heads.h"
 #include "codec/kernels.h"
 #include "codec/symbols.h"
@@ -32,7 +33,8 @@ typedef struct cg_large_row {
 
 typedef struct cg_synthesis {
     const cg_profile *profile;
-    const cg_heads *heads; /* NULL for the joint matrix, as out, scale, mean and x are */
+    const cg_heads *heads; /* NULL for the joint matrix, as order, out, scale, mean and x are */
+    const cg_block_order *order;
     const cg_group *group;
     unsigned matrix, level;
     const cg_symbols *symbols;
@@ -100,9 +102,9 @@ void cg_klt_quads(const cg_synthesis *s); /* klt_quads.c */
 void cg_klt_tiles(const cg_synthesis *s);
 void cg_klt_exact(const cg_synthesis *s); /* klt_exact.c; of the joint matrix step 1a */
 
-/* Steps 4 and 5 for one block's tokens in s->x: n_channels channels from first on, which are whole
- * heads. */
-void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channels, size_t block);
+/* Steps 4 and 5 for the tokens of one row's block in s->x: n_channels channels from first on, which
+ * are whole heads. */
+void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channels, size_t row);
 
 #ifdef __cplusplus
 }

@@ -279,7 +279,8 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     out = cg_put_zeros(dst, out, align);
     const size_t n_streams =
         cg_rans_choose_streams(estimated_bits, w.n_strips, CG_RANS_STREAM_PERCENT);
-    out += cg_rans_encode(w.classes, w.strips, w.n_strips, n_rows, n_streams, align, out,
+    const cg_rans_run all = {n_rows, NULL};
+    out += cg_rans_encode(w.classes, w.strips, w.n_strips, &all, 1, n_streams, align, out,
                           (size_t)(dst + dst_bytes - out), w.words);
     cut_all_low_bytes(dtype, elements, n_elements, out);
     return (size_t)(out - dst) + n_elements * s.low_bytes;
@@ -366,7 +367,8 @@ cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_byte
     else
         memset(w.column_class, 0, n_columns);
     lay_strips(&w, n_columns);
-    status = cg_rans_decode(w.classes, w.strips, w.n_strips, n_rows, align, in.at, in.left_bytes,
+    const cg_rans_run all = {n_rows, NULL};
+    status = cg_rans_decode(w.classes, w.strips, w.n_strips, &all, 1, align, in.at, in.left_bytes,
                             &used_bytes);
     if (status != CG_OK)
         return status;

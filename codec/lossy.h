@@ -7,6 +7,7 @@
  */
 #ifndef CG_CODEC_LOSSY_H
 #define CG_CODEC_LOSSY_H
+#include "codec/block_order.h"
 #include "codec/heads.h"
 #include "codec/projection.h"
 #include "codec/symbols.h"
@@ -18,6 +19,7 @@ extern "C" {
 /* What the encoding tasks of a chunk have in common. */
 typedef struct cg_encoding {
     const cg_heads *heads;
+    const cg_block_order *order;
     unsigned level_mask; /* bit n: level n */
     bool is_nested; /* each level is coded given the next coarser one, the coarsest alone; then the
                        mask has no hole */
@@ -38,13 +40,14 @@ typedef struct cg_preset {
     size_t (*given_bytes)(const cg_profile *profile, uint32_t n_tokens);
     size_t (*decode_joint_scratch_bytes)(const cg_profile *profile, unsigned level,
                                          unsigned coarsest, uint32_t n_tokens);
-    cg_status (*decode_joint)(const cg_profile *profile, unsigned level, unsigned coarsest,
-                              const cg_coded sections[CG_N_LEVELS], uint32_t n_tokens,
-                              void *scratch, int16_t *given_out);
+    cg_status (*decode_joint)(const cg_profile *profile, const cg_block_order *order,
+                              unsigned level, unsigned coarsest,
+                              const cg_coded sections[CG_N_LEVELS], void *scratch,
+                              int16_t *given_out);
     size_t (*decode_scratch_bytes)(const cg_profile *profile, unsigned level, unsigned coarsest,
                                    const cg_group *group, unsigned matrix, uint32_t n_tokens);
-    cg_status (*decode)(const cg_heads *heads, unsigned level, unsigned coarsest,
-                        const cg_group *group, unsigned matrix,
+    cg_status (*decode)(const cg_heads *heads, const cg_block_order *order, unsigned level,
+                        unsigned coarsest, const cg_group *group, unsigned matrix,
                         const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
                         void *out);
     size_t (*encode_scratch_bytes)(const cg_profile *profile, const cg_group *group,
@@ -56,8 +59,8 @@ typedef struct cg_preset {
     size_t (*shared_bytes)(const cg_profile *profile, uint32_t n_tokens); /* of cg_encoding */
     cg_status (*encode_joint)(const cg_encoding *encoding, void *scratch, cg_projector *projector,
                               cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
-    cg_status (*transcode)(const cg_profile *profile, unsigned from, unsigned to,
-                           const cg_group *group, unsigned matrix, uint32_t n_tokens,
+    cg_status (*transcode)(const cg_profile *profile, const cg_block_order *order, unsigned from,
+                           unsigned to, const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out);
 } cg_preset;
 

@@ -9,6 +9,7 @@
  * layer at a time: its elements lie together, and its columns of a row are in the cache. */
 typedef struct work {
     cg_symbols anchors, deltas; /* deltas: of the level at hand */
+    cg_rans_run *runs;          /* [2]: theirs */
     float *anchor;              /* [n_anchors][n_channels], decoded; decoding: [channels] */
     float *step;                /* [channels]: of the deltas; encoding: its inverse */
     float *token;               /* [channels] */
@@ -28,9 +29,12 @@ static work take_work(cg_arena *arena, const cg_profile *profile, const cg_group
     w.anchor = cg_arena_take(arena, n_kept_anchors * channels * sizeof *w.anchor);
     w.step = cg_arena_take(arena, channels * sizeof *w.step);
     w.token = cg_arena_take(arena, channels * sizeof *w.token);
+    w.runs = cg_arena_take(arena, 2 * sizeof *w.runs);
     if (arena->base != NULL) {
-        w.anchors = cg_symbols_lay(&group->anchors[matrix], NULL, n_anchors, anchors);
-        w.deltas = cg_symbols_lay(columns, NULL, n_tokens - n_anchors, deltas);
+        w.runs[0] = (cg_rans_run){n_anchors, NULL};
+        w.runs[1] = (cg_rans_run){n_tokens - n_anchors, NULL};
+        w.anchors = cg_symbols_lay(&group->anchors[matrix], NULL, &w.runs[0], 1, anchors);
+        w.deltas = cg_symbols_lay(columns, NULL, &w.runs[1], 1, deltas);
     }
     return w;
 }
@@ -72,11 +76,12 @@ static void store_token(const cg_heads *heads, const float *values, void *out, s
                        element + (size_t)head * g->head_dim);
 }
 
-cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                          const cg_group *group, unsigned matrix,
+cg_status cg_paper_decode(const cg_heads *heads, const cg_block_order *order, unsigned level,
+                          unsigned coarsest, const cg_group *group, unsigned matrix,
                           const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
                           void *out)
 {
+    (void)order; /* rows are tokens */
     (void)coarsest;
     (void)given;
     const cg_profile *p = heads->profile;
@@ -233,24 +238,27 @@ cg_status cg_paper_encode(const cg_encoding *encoding, const cg_group *group, un
 /* ---- transcoding ---- */
 
 /* The anchors' bytes stay as they are, and must only be decoded to see where they end. */
-cg_status cg_paper_transcode(const cg_profile *profile, unsigned from, unsigned to,
-                             const cg_group *group, unsigned matrix, uint32_t n_tokens,
+cg_status cg_paper_transcode(const cg_profile *profile, const cg_block_order *order, unsigned from,
+                             unsigned to, const cg_group *group, unsigned matrix, uint32_t n_tokens,
                              cg_coded section, cg_piece *section_out)
 {
+    (void)order;
     const size_t n_anchors = cg_paper_n_anchors(n_tokens);
     const float ratio = profile->step[from - 1][matrix] / profile->step[to - 1][matrix];
     void *memory = aligned_alloc(
         CG_ARENA_ALIGN, cg_symbols_bytes(&group->anchors[matrix], n_anchors) + CG_ARENA_ALIGN);
     if (memory == NULL)
         return CG_ERR_NO_MEMORY;
-    const cg_symbols anchors = cg_symbols_lay(&group->anchors[matrix], NULL, n_anchors, memory);
+    const cg_rans_run of_anchors = {n_anchors, NULL}, of_deltas = {n_tokens - n_anchors, NULL};
+    const cg_symbols anchors =
+        cg_symbols_lay(&group->anchors[matrix], NULL, &of_anchors, 1, memory);
     cg_cursor in = {section.bytes, section.n_bytes};
     cg_status status = cg_symbols_take(profile, &anchors, &in);
     free(memory);
     if (status != CG_OK)
         return status;
     return cg_symbols_transcode(
-        profile, &group->columns[from - 1][matrix], &group->columns[to - 1][matrix],
-        n_tokens - n_anchors, ratio, (cg_coded){section.bytes, section.n_bytes - in.left_bytes},
+        profile, &group->columns[from - 1][matrix], &group->columns[to - 1][matrix], &of_deltas, 1,
+        ratio, (cg_coded){section.bytes, section.n_bytes - in.left_bytes},
         (cg_coded){in.at, in.left_bytes}, &section_out->bytes, &section_out->n_bytes);
 }

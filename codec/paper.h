@@ -23,8 +23,8 @@ static inline uint32_t cg_paper_n_anchors(uint32_t n_tokens)
 
 size_t cg_paper_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
                                      const cg_group *group, unsigned matrix, uint32_t n_tokens);
-cg_status cg_paper_decode(const cg_heads *heads, unsigned level, unsigned coarsest,
-                          const cg_group *group, unsigned matrix,
+cg_status cg_paper_decode(const cg_heads *heads, const cg_block_order *order, unsigned level,
+                          unsigned coarsest, const cg_group *group, unsigned matrix,
                           const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
                           void *out);
 
@@ -34,8 +34,8 @@ cg_status cg_paper_encode(const cg_encoding *encoding, const cg_group *group, un
                           const void *in, void *scratch, cg_projector *projector,
                           cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated);
 
-cg_status cg_paper_transcode(const cg_profile *profile, unsigned from, unsigned to,
-                             const cg_group *group, unsigned matrix, uint32_t n_tokens,
+cg_status cg_paper_transcode(const cg_profile *profile, const cg_block_order *order, unsigned from,
+                             unsigned to, const cg_group *group, unsigned matrix, uint32_t n_tokens,
                              cg_coded section, cg_piece *section_out);
 
 #ifdef __cplusplus

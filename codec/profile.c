@@ -110,6 +110,14 @@ cg_status cg_profile_scale(cg_profile *p, const float (*scales)[CG_N_PLANES])
                 return CG_ERR_INVALID_ARGUMENT;
         }
     }
+    /* A query's product with the stored K, which is the true one over its scale, stays what it is.
+     */
+    const size_t n_query = (size_t)p->n_query_heads * p->geometry.head_dim;
+    for (size_t i = 0; i < p->geometry.n_layers * n_query; i++) {
+        p->query_mean[i] *= scales[i / n_query][CG_K];
+        if (!isfinite(p->query_mean[i]))
+            return CG_ERR_INVALID_ARGUMENT;
+    }
     for (uint32_t i = 0; i < p->n_groups * p->n_matrices; i++)
         if (!cg_profile_stays_finite(p, &p->groups[i / p->n_matrices], i % p->n_matrices, most_sum))
             return CG_ERR_INVALID_ARGUMENT;
@@ -136,6 +144,8 @@ void cg_profile_free(cg_profile *p)
     free(p->weight);
     free(p->anchor_step);
     free(p->classes);
+    free(p->class_of);
+    free(p->query_mean);
     free(p->column_classes);
     free(p);
 }

@@ -19,6 +19,7 @@ extern "C" {
 enum {
     CG_PROFILE_VERSION = 2,
     CG_PROFILE_VERSION_JOINT = 3, /* with a joint matrix over all layer groups */
+    CG_PROFILE_VERSION_STEPS = 4, /* with one or without: blocks have steps of their own */
     CG_PROFILE_MAX_BYTES = 1 << 30,
 };
 
@@ -48,8 +49,8 @@ void cg_profile_free(cg_profile *profile); /* NULL is fine */
  * scales[layer][plane], scales[n_layers][2]. What is coded and decoded are still the stored
  * numbers. All 1: no change. To be called once, before anything else has the profile; afterwards it
  * fits only chunks of these scales. CG_ERR_INVALID_ARGUMENT: a scale is not above 0 and finite, or
- * decoded elements might not be finite; then the profile can only be freed. CG_ERR_UNSUPPORTED: not
- * all 1, with a profile of version 1. */
+ * decoded elements or mean queries might not be finite; then the profile can only be freed.
+ * CG_ERR_UNSUPPORTED: not all 1, with a profile of version 1. */
 cg_status cg_profile_scale(cg_profile *profile, const float (*scales)[CG_N_PLANES]);
 
 /* These live as long as the profile. The geometry's dtype is that of the cache the profile was made

@@ -93,9 +93,15 @@ struct cg_profile {
     float *mean, *weight; /* [n_layers][2][channels] */
     float *anchor_step;   /* the same; NULL without anchors */
     cg_rans_class *classes;
-    cg_group *groups;      /* [n_groups], and behind them the joint one */
-    const cg_group *joint; /* version 3: the matrix over the groups' shared components; or NULL */
-    uint32_t n_shared;     /* with it: of each group, its first components; a multiple of 32 */
+    uint8_t *class_of; /* [CG_N_SCALES][n_classes], version 4: of columns, in rows of a scale */
+    uint32_t n_query_heads; /* 0: unknown */
+    float *query_mean;      /* [n_layers][n_query_heads][head_dim], for encoders; of K as the cache
+                               has it, where that has scales. NULL where n_query_heads is 0 or
+                               is_only_checked */
+    cg_group *groups;       /* [n_groups], and behind them the joint one */
+    bool has_joint;         /* the file has what follows; joint says it once that is read */
+    const cg_group *joint;  /* the matrix over the groups' shared components; or NULL */
+    uint32_t n_shared;      /* with it: of each group, its first components; a multiple of 32 */
     /* By level: shared components are given in units of 2^-fraction_bits steps. */
     uint8_t fraction_bits[CG_N_LEVELS];
     uint16_t n_given[CG_N_LOSSY][CG_DCT]; /* how many of them the joint matrix gives each group; at
@@ -129,9 +135,10 @@ static inline uint32_t cg_profile_matrix_planes(const cg_profile *p)
 /* The version of the chunks that are coded with the profile, nested ones apart. */
 static inline uint32_t cg_profile_chunk_version(const cg_profile *p)
 {
-    return p->version == 1    ? CG_CHUNK_VERSION_SINGLE
-           : p->joint == NULL ? CG_CHUNK_VERSION
-                              : CG_CHUNK_VERSION_JOINT;
+    return p->version == 1                          ? CG_CHUNK_VERSION_SINGLE
+           : p->version == CG_PROFILE_VERSION_STEPS ? CG_CHUNK_VERSION_STEPS
+           : p->joint == NULL                       ? CG_CHUNK_VERSION
+                                                    : CG_CHUNK_VERSION_JOINT;
 }
 
 /* How many bases there are. The i-th is that of matrix i % n_matrices of groups[i / n_matrices];

@@ -5,6 +5,7 @@
 #include "codec/profile_data.h"
 
 #include "codec/bf16.h"
+#include "codec/block_order.h"
 #include "codec/cursor.h"
 
 #include <math.h>
@@ -61,7 +62,7 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     if (in->left_bytes < FIXED_BYTES + 8)
         return CG_ERR_TRUNCATED;
     p->version = (uint32_t)cg_get_le(at + 8, 4);
-    if (p->version < 1 || p->version > CG_PROFILE_VERSION_JOINT)
+    if (p->version < 1 || p->version > CG_PROFILE_VERSION_STEPS)
         return CG_ERR_UNSUPPORTED_VERSION;
     /* The version is known: length and checksum are where it has them. */
     const uint64_t file_bytes = cg_get_le(at + 16, 8);
@@ -71,11 +72,13 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
     if (file_bytes < in->left_bytes ||
         XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
         return CG_ERR_CORRUPT;
-    /* Field 67 is reserved from version 2 on, field 78 in version 1. */
-    const unsigned most_packed = p->version == 1, most_joined = p->version > 1;
+    /* Field 67 is reserved from version 2 on, field 78 in version 1, field 79 up to version 3. */
+    const unsigned most_packed = p->version == 1, most_joined = p->version > 1,
+                   most_joint = p->version == CG_PROFILE_VERSION_STEPS;
     if (cg_get_le(at + 12, 4) != 0 || at[67] > most_packed || at[77] > 1 || at[78] > most_joined ||
-        at[79] != 0)
+        at[79] > most_joint)
         return CG_ERR_CORRUPT;
+    p->has_joint = p->version == CG_PROFILE_VERSION_JOINT || at[79] == 1;
     p->file_bytes = file_bytes;
     p->n_matrices = at[78] == 1 ? 1 : CG_N_PLANES;
 
@@ -94,7 +97,8 @@ static cg_status read_fixed(cg_cursor *in, cg_profile *p)
             : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
         return CG_ERR_UNSUPPORTED;
     p->token_transform = at[65];
-    if (p->version == CG_PROFILE_VERSION_JOINT && (at[64] != CHANNEL_KLT || at[78] != 1))
+    if ((p->has_joint && at[78] != 1) ||
+        (p->version >= CG_PROFILE_VERSION_JOINT && at[64] != CHANNEL_KLT))
         return CG_ERR_CORRUPT;
     p->is_packed = at[67] == 1;
     p->nests = at[77] == 1;
@@ -203,6 +207,42 @@ static cg_status read_classes(cg_cursor *in, cg_profile *p)
         const cg_status status = cg_rans_class_init_refinement(&p->classes[i], freq);
         if (status != CG_OK)
             return status;
+    }
+    return CG_OK;
+}
+
+/* What blocks with steps of their own need: which classes their scales make of the columns', and
+ * what encoders choose the steps by. */
+static cg_status read_steps(cg_cursor *in, cg_profile *p)
+{
+    const size_t n_class_of = (size_t)CG_N_SCALES * p->n_classes;
+    const uint8_t *bytes;
+    uint16_t n_query_heads;
+    if (!cg_cursor_bytes(in, n_class_of, &bytes) || !cg_cursor_u16(in, &n_query_heads))
+        return CG_ERR_TRUNCATED;
+    for (size_t i = 0; i < n_class_of; i++) {
+        if (bytes[i] >= p->n_classes)
+            return CG_ERR_CORRUPT;
+    }
+    if (n_query_heads % p->geometry.n_kv_heads != 0)
+        return CG_ERR_CORRUPT;
+    p->n_query_heads = n_query_heads;
+    p->class_of = malloc(n_class_of);
+    if (p->class_of == NULL)
+        return CG_ERR_NO_MEMORY;
+    memcpy(p->class_of, bytes, n_class_of);
+    const size_t n_query = (size_t)p->geometry.n_layers * n_query_heads * p->geometry.head_dim;
+    if (in->left_bytes / 2 < n_query)
+        return CG_ERR_TRUNCATED;
+    if (n_query > 0 && !p->is_only_checked &&
+        (p->query_mean = malloc(n_query * sizeof *p->query_mean)) == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (size_t i = 0; i < n_query; i++) {
+        uint16_t bits;
+        if (!cg_cursor_u16(in, &bits) || !isfinite(cg_bf16_to_f32(bits)))
+            return CG_ERR_CORRUPT;
+        if (p->query_mean != NULL)
+            p->query_mean[i] = cg_bf16_to_f32(bits);
     }
     return CG_OK;
 }
@@ -331,6 +371,8 @@ static cg_status read_columns(cg_cursor *in, cg_profile *p)
 bool cg_profile_stays_finite(const cg_profile *p, const cg_group *group, unsigned matrix,
                              double most_sum)
 {
+    if (p->version == CG_PROFILE_VERSION_STEPS)
+        most_sum *= CG_SCALES[CG_N_SCALES - 1]; /* the coarsest steps that blocks may have */
     const size_t channels = cg_geometry_channels(&p->geometry);
     for (uint32_t i = 0; i < group->n_slices; i++) {
         const cg_slice slice = cg_group_slice(group, matrix, i);
@@ -595,7 +637,7 @@ static cg_status read_klt(cg_cursor *in, cg_profile *p)
 {
     cg_status status =
         cg_basis_layout_init(p->kernels, p->geometry.head_dim, p->version > 1, &p->layout);
-    if (status == CG_OK && p->version == CG_PROFILE_VERSION_JOINT)
+    if (status == CG_OK && p->has_joint)
         status = read_shared(in, p);
     const uint32_t n_bases = cg_profile_n_bases(p);
     uint8_t *unit_bits = malloc(n_bases);
@@ -648,6 +690,8 @@ cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p)
         status = read_tables(&in, p);
     if (status == CG_OK)
         status = read_classes(&in, p);
+    if (status == CG_OK && p->version == CG_PROFILE_VERSION_STEPS)
+        status = read_steps(&in, p);
     if (status == CG_OK)
         status = p->token_transform == CG_TOKENS_ANCHORS ? read_anchors(&in, p) : read_klt(&in, p);
     return status == CG_OK && (in.left_bytes > 0 || (p->nests && !levels_nest(p))) ? CG_ERR_CORRUPT

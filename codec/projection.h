@@ -70,7 +70,7 @@ struct cg_projector {
 };
 
 /* cg_encoder_run(), but the projector makes the symbols where it can: with preset klt and a profile
- * of version 2 or 3, of one lossy level, or of nested levels, whose finest one tells the others.
+ * from version 2 on, of one lossy level, or of nested levels, whose finest one tells the others.
  * The task that ends last has it project on the joint matrix, too. NULL: the CPU makes them. A
  * projector's failures are no error. */
 cg_status cg_encoder_run_with(cg_encoder *encoder, uint32_t task_index, void *scratch,

@@ -122,22 +122,30 @@ size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t 
 }
 
 uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips,
-                               size_t n_strips, size_t n_rows)
+                               size_t n_strips, const cg_rans_run *runs, size_t n_runs)
 {
     /* Where this is off, there are more or fewer streams than are worth it; nothing else depends on
      * it. So of a strip every fourth row is looked at, of its neighbour the rows behind those. */
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
-    const size_t every = n_rows < 16 ? 1 : 4;
+    const size_t n_rows = cg_rans_n_rows(runs, n_runs), every = n_rows < 16 ? 1 : 4;
     uint64_t cost = 0;
     for (size_t s = 0; s < n_strips && n_rows > 0; s++) {
-        const size_t first = s % every, n = (n_rows - first + every - 1) / every;
-        cg_rans_strip some = strips[s];
-        some.cells += first * some.row_stride;
-        some.row_stride *= every;
-        if (some.coarse != NULL)
-            some.coarse += first * some.coarse_stride;
-        some.coarse_stride *= every;
-        cost += kernels->estimate_strip(classes, &some, n) * n_rows / n;
+        uint64_t strip_cost = 0;
+        size_t n_seen = 0, row = 0;
+        for (size_t i = 0; i < n_runs; row += runs[i++].n_rows) {
+            uint8_t lane_class[CG_RANS_LANES];
+            const size_t first = (s + every - row % every) % every; /* of those, in the run */
+            if (first >= runs[i].n_rows)
+                continue;
+            const size_t n = (runs[i].n_rows - first + every - 1) / every;
+            cg_rans_strip some =
+                cg_rans_part(&strips[s], row + first, runs[i].class_of, lane_class);
+            some.row_stride *= every;
+            some.coarse_stride *= every;
+            strip_cost += kernels->estimate_strip(classes, &some, n);
+            n_seen += n;
+        }
+        cost += strip_cost * n_rows / n_seen;
     }
     return cost / 256;
 }
@@ -152,16 +160,17 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips, unsigned
 }
 
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                      size_t n_rows, size_t n_streams, size_t align, uint8_t *dst, size_t dst_bytes,
-                      uint8_t *scratch_words)
+                      const cg_rans_run *runs, size_t n_runs, size_t n_streams, size_t align,
+                      uint8_t *dst, size_t dst_bytes, uint8_t *scratch_words)
 {
-    const size_t bound_bytes = cg_rans_bound_bytes(strips, n_strips, n_rows, n_streams);
+    const size_t bound_bytes =
+        cg_rans_bound_bytes(strips, n_strips, cg_rans_n_rows(runs, n_runs), n_streams);
     if (dst_bytes < bound_bytes || n_streams > n_strips || (n_streams == 0 && n_strips > 0))
         return 0;
     uint8_t *out = cg_put_zeros(dst, dst + 4 + 4 * n_streams, align);
     cg_put_le(dst, 2, n_streams);
     cg_put_le(dst + 2, 2, 0);
-    const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, n_streams};
+    const cg_rans_matrix matrix = {classes, strips, n_strips, runs, n_runs, n_streams};
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; s < n_streams; s++) {
         uint32_t states[CG_RANS_LANES];
@@ -207,13 +216,13 @@ cg_status cg_rans_streams_next(cg_rans_streams *streams, const uint8_t **stream_
 }
 
 cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                         size_t n_rows, size_t align, const uint8_t *src, size_t src_bytes,
-                         size_t *used_bytes_out)
+                         const cg_rans_run *runs, size_t n_runs, size_t align, const uint8_t *src,
+                         size_t src_bytes, size_t *used_bytes_out)
 {
     cg_rans_streams streams;
     cg_status status = cg_rans_streams_open((cg_cursor){src, src_bytes}, n_strips, align, &streams);
     /* After an error n_streams is 0, and nothing is decoded. */
-    const cg_rans_matrix matrix = {classes, strips, n_strips, n_rows, streams.n_streams};
+    const cg_rans_matrix matrix = {classes, strips, n_strips, runs, n_runs, streams.n_streams};
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
     for (size_t s = 0; status == CG_OK && s < streams.n_streams; s++) {
         const uint8_t *stream;

@@ -4,7 +4,8 @@
  * probability asks for. Order 0: a cell is coded without regard to its neighbours. A cell is one
  * integer of a matrix. A strip is up to 32 neighbouring columns. A stream codes some of the strips,
  * with 32 rANS decoders side by side, its lanes: lane i has the i-th column, and a state of its
- * own. A class is the frequency table of a column; codec/FORMAT.md has the rest of the words.
+ * own. A class is the frequency table of a column, in a run of rows; codec/FORMAT.md has the rest
+ * of the words.
  *
  * Surprises: (1) rANS is a stack: the encoder walks a stream backwards, the decoder forwards. (2)
  * The lanes share one sequence of words, in the order of FORMAT.md's phases. (3) A strip's rows lie
@@ -75,6 +76,22 @@ typedef struct cg_rans_strip {
     size_t coarse_stride;
 } cg_rans_strip;
 
+/* Neighbouring rows whose cells have the same classes: class_of[k] in a column of class k. NULL:
+ * the columns' own. A matrix has at least one run. */
+typedef struct cg_rans_run {
+    size_t n_rows;
+    const uint8_t *class_of; /* [classes], indices into the classes */
+} cg_rans_run;
+
+/* Rows of all runs. */
+static inline size_t cg_rans_n_rows(const cg_rans_run *runs, size_t n_runs)
+{
+    size_t n_rows = 0;
+    for (size_t i = 0; i < n_runs; i++)
+        n_rows += runs[i].n_rows;
+    return n_rows;
+}
+
 /* Signed symbols: 0, +1, -1, +2 ...; n_symbols even. CG_ERR_CORRUPT: a count, shift or sum is
  * wrong. */
 cg_status cg_rans_class_init_signed(cg_rans_class *cls, unsigned shift, unsigned n_symbols,
@@ -99,7 +116,7 @@ size_t cg_rans_bound_bytes(const cg_rans_strip *strips, size_t n_strips, size_t 
 
 /* Roughly the bits that the strips' cells take, without the lane states. */
 uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip *strips,
-                               size_t n_strips, size_t n_rows);
+                               size_t n_strips, const cg_rans_run *runs, size_t n_runs);
 
 /* How many streams to cut a matrix into, by its estimate. Threads and warps decode streams side by
  * side, but each costs CG_RANS_STREAM_BYTES. So it is as many as add at most so many percent, and
@@ -112,8 +129,8 @@ size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips, unsigned
  * its range; a refined cell at most 1 from 3 times its coarse one. Returns the bytes written, 0
  * when dst_bytes is below cg_rans_bound_bytes(). */
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                      size_t n_rows, size_t n_streams, size_t align, uint8_t *dst, size_t dst_bytes,
-                      uint8_t *scratch_words);
+                      const cg_rans_run *runs, size_t n_runs, size_t n_streams, size_t align,
+                      uint8_t *dst, size_t dst_bytes, uint8_t *scratch_words);
 
 /* The streams of a matrix, one after another. */
 typedef struct cg_rans_streams {
@@ -134,13 +151,13 @@ cg_status cg_rans_streams_next(cg_rans_streams *streams, const uint8_t **stream_
 
 /* Decodes a matrix from the start of src into the strips' cells. *used_bytes_out: where it ends.
  * align: as it was written, from src's start on. Never reads outside src, whatever its bytes are.
- * Allocates nothing. lane_class is believed: the caller checks that it is below the number of
- * classes. CG_ERR_TRUNCATED: src ends early. CG_ERR_CORRUPT: counts are wrong, words are left over,
- * padding is not zero, a lane does not end in its start state, or a symbol is out of range. After
- * an error the cells are garbage. */
+ * Allocates nothing. lane_class and class_of are believed: the caller checks that they are below
+ * the number of classes. CG_ERR_TRUNCATED: src ends early. CG_ERR_CORRUPT: counts are wrong, words
+ * are left over, padding is not zero, a lane does not end in its start state, or a symbol is out of
+ * range. After an error the cells are garbage. */
 cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,
-                         size_t n_rows, size_t align, const uint8_t *src, size_t src_bytes,
-                         size_t *used_bytes_out);
+                         const cg_rans_run *runs, size_t n_runs, size_t align, const uint8_t *src,
+                         size_t src_bytes, size_t *used_bytes_out);
 
 #ifdef __cplusplus
 }

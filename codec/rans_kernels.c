@@ -1,5 +1,6 @@
 /* Compiled once per instruction set, with CG_RANS_KERNELS the name of the table: see
- * rans_kernels.h. A stream is its strips one after another; what a strip is, is in rans_strips*.c.
+ * rans_kernels.h. A stream is its strips one after another, and a strip its runs; what a strip is,
+ * is in rans_strips*.c.
  */
 #include "codec/rans_kernels.h"
 
@@ -19,10 +20,15 @@ static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uin
     }
     cg_word_reader words = {src + 4 * CG_RANS_LANES, src + src_bytes, false};
     for (size_t s = stream; s < m->n_strips; s += m->n_streams) {
-        const cg_rans_strip *strip = &m->strips[s];
-        const cg_status status =
-            (strip->coarse != NULL ? CG_RANS_STRIPS.decode_refined : CG_RANS_STRIPS.decode)(
-                m->classes, strip, m->n_rows, states, &words);
+        cg_status status = CG_OK;
+        size_t row = 0;
+        for (size_t i = 0; i < m->n_runs && status == CG_OK; row += m->runs[i++].n_rows) {
+            uint8_t lane_class[CG_RANS_LANES];
+            const cg_rans_strip part =
+                cg_rans_part(&m->strips[s], row, m->runs[i].class_of, lane_class);
+            status = (part.coarse != NULL ? CG_RANS_STRIPS.decode_refined : CG_RANS_STRIPS.decode)(
+                m->classes, &part, m->runs[i].n_rows, states, &words);
+        }
         if (status != CG_OK)
             return status;
         /* Asked once a strip. Until then a missing word makes garbage of cells, and nothing worse:
@@ -45,14 +51,21 @@ static uint8_t *encode_stream(const cg_rans_matrix *m, size_t stream, uint8_t *w
                               uint32_t states_out[CG_RANS_LANES])
 {
     uint8_t *at = words_end;
+    const size_t n_rows = cg_rans_n_rows(m->runs, m->n_runs);
     for (unsigned lane = 0; lane < CG_RANS_LANES; lane++)
         states_out[lane] = CG_RANS_STATE_LOW;
-    /* From the stream's last strip to its first: what is decoded first is coded last. */
+    /* From the stream's last strip to its first, and so its runs: what is decoded first is coded
+     * last. */
     for (size_t s = stream + (m->n_strips - 1 - stream) / m->n_streams * m->n_streams;;
          s -= m->n_streams) {
-        const cg_rans_strip *strip = &m->strips[s];
-        (strip->coarse != NULL ? CG_RANS_STRIPS.encode_refined : CG_RANS_STRIPS.encode)(
-            m->classes, strip, m->n_rows, states_out, &at);
+        for (size_t i = m->n_runs, row = n_rows; i-- > 0;) {
+            uint8_t lane_class[CG_RANS_LANES];
+            row -= m->runs[i].n_rows;
+            const cg_rans_strip part =
+                cg_rans_part(&m->strips[s], row, m->runs[i].class_of, lane_class);
+            (part.coarse != NULL ? CG_RANS_STRIPS.encode_refined : CG_RANS_STRIPS.encode)(
+                m->classes, &part, m->runs[i].n_rows, states_out, &at);
+        }
         if (s == stream)
             return at;
     }

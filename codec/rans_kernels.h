@@ -17,8 +17,27 @@ extern "C" {
 typedef struct cg_rans_matrix {
     const cg_rans_class *classes;
     const cg_rans_strip *strips;
-    size_t n_strips, n_rows, n_streams;
+    size_t n_strips;
+    const cg_rans_run *runs;
+    size_t n_runs, n_streams;
 } cg_rans_matrix;
+
+/* A strip's part that is a run, or the first rows of one: from a row of the strip on. lane_class:
+ * memory for the classes that its lanes have there. */
+static inline cg_rans_strip cg_rans_part(const cg_rans_strip *strip, size_t first_row,
+                                         const uint8_t *class_of, uint8_t lane_class[CG_RANS_LANES])
+{
+    cg_rans_strip part = *strip;
+    part.cells += first_row * part.row_stride;
+    if (part.coarse != NULL)
+        part.coarse += first_row * part.coarse_stride;
+    if (class_of == NULL)
+        return part;
+    for (uint32_t lane = 0; lane < part.n_lanes; lane++)
+        lane_class[lane] = class_of[strip->lane_class[lane]];
+    part.lane_class = lane_class;
+    return part;
+}
 
 typedef struct cg_rans_kernels {
     /* Decodes one stream, src[src_bytes] with its lane states, into the cells of its strips. Errors

@@ -1,6 +1,7 @@
-/* The order of a file's sections, computed instead of stored: the tokens; for each group its
- * matrices and sinks at the coarsest level; then, for each finer level, a section for each task. A
- * joint matrix has a section of its own in front of each level's others.
+/* The order of a file's sections, computed instead of stored: the tokens; the steps of blocks, if
+ * there are any; for each group its matrices and sinks at the coarsest level; then, for each finer
+ * level, a section for each task. A joint matrix has a section of its own in front of each level's
+ * others.
  * cg_section_plan_row() goes from an index to a section, the ..._index() functions go back, and
  * cg_section_plan_check() holds a file against the first. */
 #include "codec/section_plan.h"
@@ -52,13 +53,19 @@ static uint32_t count_groups(const cg_profile *profile, const cg_chunk_header *h
     return cg_section_plan_n_tasks(profile, header) / cg_section_plan_n_matrices(profile);
 }
 
+/* Sections in front of all levels: the tokens, and the steps. */
+static uint32_t count_first(const cg_profile *profile)
+{
+    return 1 + (profile != NULL && profile->version == CG_PROFILE_VERSION_STEPS);
+}
+
 /* The joint matrix's sections of a level. */
 static uint32_t count_joint(const cg_profile *profile)
 {
     return profile != NULL && profile->joint != NULL;
 }
 
-/* Sections of the coarsest level, the tokens apart; and of each finer one. */
+/* Sections of the coarsest level, the first ones apart; and of each finer one. */
 static uint32_t count_coarsest(const cg_profile *profile, const cg_chunk_header *header)
 {
     return count_joint(profile) + count_groups(profile, header) * count_in_group(profile, header);
@@ -71,7 +78,7 @@ static uint32_t count_finer(const cg_profile *profile, const cg_chunk_header *he
 
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header)
 {
-    return 1 + count_coarsest(profile, header) +
+    return count_first(profile) + count_coarsest(profile, header) +
            count_finer(profile, header) * (header->coarsest - header->level);
 }
 
@@ -96,14 +103,15 @@ cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header 
     const uint32_t n_matrices = cg_section_plan_n_matrices(profile),
                    n_in_group = count_in_group(profile, header), n_joint = count_joint(profile),
                    n_coarsest = count_coarsest(profile, header),
-                   n_finer = count_finer(profile, header);
-    if (section_index == 0)
-        return (cg_section){.kind = CG_SECTION_TOKENS};
+                   n_finer = count_finer(profile, header), n_first = count_first(profile);
+    if (section_index < n_first)
+        return (cg_section){.kind = section_index == 0 ? CG_SECTION_TOKENS : CG_SECTION_STEPS};
     /* Behind the coarsest level come the finer ones, the next finer first: a section a task. */
-    const bool is_finer = section_index > n_coarsest;
-    const uint32_t i = is_finer ? (section_index - 1 - n_coarsest) % n_finer : section_index - 1;
+    section_index -= n_first;
+    const bool is_finer = section_index >= n_coarsest;
+    const uint32_t i = is_finer ? (section_index - n_coarsest) % n_finer : section_index;
     const uint32_t level =
-        header->coarsest - (is_finer ? (section_index - 1 - n_coarsest) / n_finer + 1 : 0);
+        header->coarsest - (is_finer ? (section_index - n_coarsest) / n_finer + 1 : 0);
     if (i < n_joint)
         return (cg_section){.kind = is_finer ? cg_section_joint_to_level(level) : CG_SECTION_JOINT};
     if (is_finer)
@@ -119,10 +127,11 @@ cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header 
 static uint32_t first_of_level(const cg_profile *profile, const cg_chunk_header *header,
                                unsigned level)
 {
-    return level == header->coarsest
-               ? 1
-               : 1 + count_coarsest(profile, header) +
-                     count_finer(profile, header) * (header->coarsest - 1 - level);
+    return count_first(profile) +
+           (level == header->coarsest
+                ? 0
+                : count_coarsest(profile, header) +
+                      count_finer(profile, header) * (header->coarsest - 1 - level));
 }
 
 uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
@@ -147,7 +156,7 @@ uint32_t cg_section_plan_sinks_index(const cg_profile *profile, const cg_chunk_h
                                      uint32_t group, unsigned plane)
 {
     /* Sinks are there once, among the coarsest level's sections, which come first. */
-    return 1 + count_joint(profile) + group * count_in_group(profile, header) +
+    return count_first(profile) + count_joint(profile) + group * count_in_group(profile, header) +
            (profile->n_matrices == 1 ? 1 + plane : 2 * plane + 1);
 }
 
@@ -183,4 +192,18 @@ cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk
             return CG_ERR_TRUNCATED;
     }
     return CG_OK;
+}
+
+cg_status cg_section_plan_block_order(const cg_profile *profile, const cg_chunk *chunk,
+                                      const cg_section *sections, cg_block_order *order)
+{
+    cg_status status = cg_block_order_init(cg_count_blocks(chunk->header.n_tokens), order);
+    if (status != CG_OK || profile->version < CG_PROFILE_VERSION_STEPS)
+        return status;
+    /* Behind the tokens, and of as many bytes as there are blocks: cg_chunk_open() has seen to it.
+     */
+    const cg_section *steps = &sections[1];
+    status = cg_chunk_section_check(chunk, steps);
+    return status == CG_OK ? cg_block_order_sort(profile, chunk->bytes + steps->offset, order)
+                           : status;
 }

@@ -5,6 +5,7 @@
  */
 #ifndef CG_CODEC_SECTION_PLAN_H
 #define CG_CODEC_SECTION_PLAN_H
+#include "codec/block_order.h"
 #include "codec/codec.h"
 #include "codec/profile_data.h"
 
@@ -82,6 +83,13 @@ uint32_t cg_section_plan_sinks_index(const cg_profile *profile, const cg_chunk_h
  * cg_lossless_least_bytes(). */
 cg_status cg_section_plan_check(const cg_profile *profile, const cg_chunk *chunk,
                                 cg_section *sections_out);
+
+/* The order of a lossy chunk's blocks, from its section of steps, whose checksum is checked;
+ * without one it is that of cg_block_order_init(). sections: of cg_section_plan_check(). The caller
+ * destroys *order_out in any case; the profile must outlive it. CG_ERR_CORRUPT, CG_ERR_NO_MEMORY.
+ */
+cg_status cg_section_plan_block_order(const cg_profile *profile, const cg_chunk *chunk,
+                                      const cg_section *sections, cg_block_order *order_out);
 
 #ifdef __cplusplus
 }

@@ -21,10 +21,11 @@ size_t cg_symbols_bytes(const cg_level_columns *columns, size_t n_rows)
     return arena.used_bytes;
 }
 
-cg_symbols cg_symbols_lay(const cg_level_columns *columns, const cg_symbols *coarse, size_t n_rows,
-                          void *memory)
+cg_symbols cg_symbols_lay(const cg_level_columns *columns, const cg_symbols *coarse,
+                          const cg_rans_run *runs, size_t n_runs, void *memory)
 {
-    cg_symbols symbols = {.columns = columns, .n_rows = n_rows};
+    const size_t n_rows = cg_rans_n_rows(runs, n_runs);
+    cg_symbols symbols = {.columns = columns, .n_rows = n_rows, .runs = runs, .n_runs = n_runs};
     cg_arena arena = {memory, 0};
     int16_t *cells = cg_arena_take(&arena, columns->n_columns * n_rows * sizeof *cells);
     symbols.strips = cg_arena_take(&arena, most_strips(columns) * sizeof *symbols.strips);
@@ -56,9 +57,9 @@ cg_symbols cg_symbols_lay(const cg_level_columns *columns, const cg_symbols *coa
 cg_status cg_symbols_take(const cg_profile *profile, const cg_symbols *symbols, cg_cursor *in)
 {
     size_t used_bytes;
-    const cg_status status =
-        cg_rans_decode(profile->classes, symbols->strips, symbols->n_strips, symbols->n_rows,
-                       cg_profile_align(profile), in->at, in->left_bytes, &used_bytes);
+    const cg_status status = cg_rans_decode(
+        profile->classes, symbols->strips, symbols->n_strips, symbols->runs, symbols->n_runs,
+        cg_profile_align(profile), in->at, in->left_bytes, &used_bytes);
     if (status == CG_OK)
         (void)cg_cursor_skip(in, used_bytes);
     return status;
@@ -75,7 +76,7 @@ uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, c
                          unsigned stream_percent, size_t *n_bytes_out)
 {
     const uint64_t bits = cg_rans_estimate_bits(profile->classes, symbols->strips,
-                                                symbols->n_strips, symbols->n_rows);
+                                                symbols->n_strips, symbols->runs, symbols->n_runs);
     const size_t n_streams = cg_rans_choose_streams(bits, symbols->n_strips, stream_percent);
     const size_t bound_bytes =
         cg_rans_bound_bytes(symbols->strips, symbols->n_strips, symbols->n_rows, n_streams);
@@ -87,10 +88,10 @@ uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, c
     uint8_t *const matrix = buffer + head.n_bytes;
     if (head.n_bytes > 0) /* memcpy's pointer must not be NULL */
         memcpy(buffer, head.bytes, head.n_bytes);
-    *n_bytes_out =
-        head.n_bytes + cg_rans_encode(profile->classes, symbols->strips, symbols->n_strips,
-                                      symbols->n_rows, n_streams, cg_profile_align(profile), matrix,
-                                      bound_bytes, matrix + bound_bytes);
+    *n_bytes_out = head.n_bytes + cg_rans_encode(profile->classes, symbols->strips,
+                                                 symbols->n_strips, symbols->runs, symbols->n_runs,
+                                                 n_streams, cg_profile_align(profile), matrix,
+                                                 bound_bytes, matrix + bound_bytes);
     /* The bound is several times the result. Where shrinking fails, the large block is as good. */
     uint8_t *fitted = realloc(buffer, *n_bytes_out);
     return fitted != NULL ? fitted : buffer;
@@ -129,17 +130,17 @@ void cg_symbols_coarsen(const cg_symbols *fine, float ratio, const cg_symbols *c
 }
 
 cg_status cg_symbols_transcode(const cg_profile *profile, const cg_level_columns *fine,
-                               const cg_level_columns *coarse, size_t n_rows, float ratio,
-                               cg_coded head, cg_coded src, uint8_t **bytes_out,
-                               size_t *n_bytes_out)
+                               const cg_level_columns *coarse, const cg_rans_run *runs,
+                               size_t n_runs, float ratio, cg_coded head, cg_coded src,
+                               uint8_t **bytes_out, size_t *n_bytes_out)
 {
-    const size_t fine_bytes = cg_symbols_bytes(fine, n_rows);
+    const size_t n_rows = cg_rans_n_rows(runs, n_runs), fine_bytes = cg_symbols_bytes(fine, n_rows);
     uint8_t *memory = aligned_alloc(CG_ARENA_ALIGN,
                                     fine_bytes + cg_symbols_bytes(coarse, n_rows) + CG_ARENA_ALIGN);
     if (memory == NULL)
         return CG_ERR_NO_MEMORY;
-    const cg_symbols from = cg_symbols_lay(fine, NULL, n_rows, memory),
-                     to = cg_symbols_lay(coarse, NULL, n_rows, memory + fine_bytes);
+    const cg_symbols from = cg_symbols_lay(fine, NULL, runs, n_runs, memory),
+                     to = cg_symbols_lay(coarse, NULL, runs, n_runs, memory + fine_bytes);
     cg_status status = cg_symbols_decode(profile, &from, src);
     if (status == CG_OK) {
         cg_symbols_coarsen(&from, ratio, &to);

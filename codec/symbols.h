@@ -15,10 +15,12 @@ extern "C" {
 #endif
 
 /* cells[f]: [n_rows][columns->n_active[f]] of frequency f. All lie in the caller's memory, as the
- * strips do. */
+ * strips do, and the runs of rows. */
 typedef struct cg_symbols {
     const cg_level_columns *columns;
     size_t n_rows;
+    const cg_rans_run *runs; /* [n_runs], of n_rows rows in all */
+    size_t n_runs;
     int16_t *cells[CG_DCT];
     cg_rans_strip *strips; /* [n_strips] */
     size_t n_strips;
@@ -32,11 +34,12 @@ typedef struct cg_coded {
 
 /* Memory that a matrix takes, cells and strips. */
 size_t cg_symbols_bytes(const cg_level_columns *columns, size_t n_rows);
-/* Lays a matrix out in memory[cg_symbols_bytes()], 64-byte aligned; its cells are not written.
- * coarse: the matrix of the next coarser level. Then this one is coded given that one's cells,
- * which must stay where they are. NULL: this one is coded alone. */
-cg_symbols cg_symbols_lay(const cg_level_columns *columns, const cg_symbols *coarse, size_t n_rows,
-                          void *memory);
+/* Lays a matrix of the rows of runs[n_runs] out in memory[cg_symbols_bytes()], 64-byte aligned; its
+ * cells are not written. The runs must stay where they are. coarse: the matrix of the next coarser
+ * level. Then this one is coded given that one's cells, which must stay where they are. NULL: this
+ * one is coded alone. */
+cg_symbols cg_symbols_lay(const cg_level_columns *columns, const cg_symbols *coarse,
+                          const cg_rans_run *runs, size_t n_runs, void *memory);
 
 /* Decodes a matrix from the start of *in, and moves *in behind it. CG_ERR_TRUNCATED,
  * CG_ERR_CORRUPT. */
@@ -57,13 +60,13 @@ uint64_t cg_symbols_n_saturated(const int16_t *cells, size_t n_cells);
 /* Makes the symbols of a coarser level: each fine one times ratio, to nearest, ties away from zero.
  * Columns that fine lacks become 0. */
 void cg_symbols_coarsen(const cg_symbols *fine, float ratio, const cg_symbols *coarse);
-/* Decodes src, all of it: a matrix of n_rows rows of the columns fine. Codes its symbols, coarsened
- * by ratio, as one of the columns coarse behind a copy of head. *bytes_out is malloc'ed, the
- * caller's. Errors of cg_symbols_decode(), CG_ERR_NO_MEMORY. */
+/* Decodes src, all of it: a matrix of the rows of runs[n_runs] and the columns fine. Codes its
+ * symbols, coarsened by ratio, as one of the columns coarse behind a copy of head. *bytes_out is
+ * malloc'ed, the caller's. Errors of cg_symbols_decode(), CG_ERR_NO_MEMORY. */
 cg_status cg_symbols_transcode(const cg_profile *profile, const cg_level_columns *fine,
-                               const cg_level_columns *coarse, size_t n_rows, float ratio,
-                               cg_coded head, cg_coded src, uint8_t **bytes_out,
-                               size_t *n_bytes_out);
+                               const cg_level_columns *coarse, const cg_rans_run *runs,
+                               size_t n_runs, float ratio, cg_coded head, cg_coded src,
+                               uint8_t **bytes_out, size_t *n_bytes_out);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,6 @@
 /* A chunk to a coarser lossy level without its elements: symbols are decoded, scaled by the
- * quotient of the steps, and coded again. Tokens and sinks are copied. FORMAT.md, "Levels". */
+ * quotient of the steps, and coded again. Tokens, sinks and the steps of blocks are copied.
+ * FORMAT.md, "Levels". */
 #include "codec/codec.h"
 #include "codec/lossy.h"
 #include "codec/section_plan.h"
@@ -49,10 +50,12 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
     const cg_preset *preset = cg_lossy_preset(profile);
     cg_section *sections = calloc(header.n_sections, sizeof *sections);
     cg_piece *pieces = calloc(header.n_sections, sizeof *pieces);
+    cg_block_order order = {0};
     status = CG_ERR_NO_MEMORY;
     if (sections == NULL || pieces == NULL)
         goto done;
-    if ((status = cg_section_plan_check(profile, &chunk, sections)) != CG_OK)
+    if ((status = cg_section_plan_check(profile, &chunk, sections)) != CG_OK ||
+        (status = cg_section_plan_block_order(profile, &chunk, sections, &order)) != CG_OK)
         goto done;
     /* The cut was all there is to do. */
     if (header.level == level) {
@@ -68,7 +71,7 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
                                         ? profile->joint
                                         : &profile->groups[sections[i].group];
             status =
-                preset->transcode(profile, header.level, level, group, sections[i].plane,
+                preset->transcode(profile, &order, header.level, level, group, sections[i].plane,
                                   header.n_tokens, (cg_coded){src, sections[i].bytes}, &pieces[i]);
         } else {
             pieces[i].n_bytes = sections[i].bytes;
@@ -88,5 +91,6 @@ done:
         free(pieces[i].bytes);
     free(pieces);
     free(sections);
+    cg_block_order_destroy(&order);
     return status;
 }

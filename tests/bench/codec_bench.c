@@ -42,7 +42,8 @@ typedef struct chunk_file {
     size_t n_bytes;
     cg_chunk_header header;
     uint32_t *tokens;
-    uint8_t **tiles; /* [n_tasks]: the elements that an encoder's tasks read */
+    uint8_t **tiles;            /* [n_tasks]: the elements that an encoder's tasks read */
+    const uint8_t *scale_index; /* of its blocks, in bytes; NULL: none */
 } chunk_file;
 
 /* Of the wall clock, and of all threads' CPU time: a machine with other work to do tells less by
@@ -151,6 +152,8 @@ static cg_encoder *new_encoder(const chunk_file *file, const cg_profile *profile
                          (uint8_t)(levels | (h->coarsest > h->level ? CG_NESTED : 0u) | more),
                          &encoder),
           file->path);
+    if (file->scale_index != NULL)
+        check(cg_encoder_set_scales(encoder, file->scale_index), file->path);
     return encoder;
 }
 
@@ -220,6 +223,9 @@ static void read_file(const char *path, chunk_file *file)
     (void)fclose(stream);
     check(cg_chunk_open(file->bytes, file->n_bytes, &chunk), path);
     file->header = chunk.header;
+    const cg_section second = cg_chunk_section(&chunk, 1);
+    if (second.kind == CG_SECTION_STEPS)
+        file->scale_index = file->bytes + second.offset;
     file->tokens = take(chunk.header.n_tokens * sizeof *file->tokens);
     check(cg_chunk_tokens(&chunk, file->tokens), path);
 }
@@ -349,12 +355,12 @@ static const cg_section *section_of(const cg_profile *profile, const cg_chunk *c
 /* Of one basis: the symbols that are decoded, at all levels that the chunk holds, and those of its
  * own level that are not zero. */
 static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
-                          const cg_section *sections, uint32_t basis, double *coded,
-                          double *nonzero)
+                          const cg_section *sections, const cg_block_order *order, uint32_t basis,
+                          double *coded, double *nonzero)
 {
     const cg_chunk_header *h = &chunk->header;
     const cg_group *group = &profile->groups[basis / profile->n_matrices];
-    const size_t n_blocks = cg_klt_n_blocks(h->n_tokens);
+    const size_t n_blocks = order->n_blocks;
     cg_symbols symbols = {0}, coarse;
     void *memory[CG_N_LEVELS] = {0};
     for (unsigned level = h->coarsest; level >= h->level; level--) {
@@ -363,11 +369,11 @@ static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
         size_t used_bytes;
         memory[level] = take(cg_symbols_bytes(columns, n_blocks));
         coarse = symbols;
-        symbols =
-            cg_symbols_lay(columns, level < h->coarsest ? &coarse : NULL, n_blocks, memory[level]);
-        check(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
-                             cg_profile_align(profile), chunk->bytes + section->offset,
-                             section->bytes, &used_bytes),
+        symbols = cg_symbols_lay(columns, level < h->coarsest ? &coarse : NULL, order->runs,
+                                 order->n_runs, memory[level]);
+        check(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, order->runs,
+                             order->n_runs, cg_profile_align(profile),
+                             chunk->bytes + section->offset, section->bytes, &used_bytes),
               "symbols");
         *coded += (double)columns->n_columns * (double)n_blocks;
     }
@@ -379,7 +385,8 @@ static void count_symbols(const cg_profile *profile, const cg_chunk *chunk,
 
 /* What the joint matrix gives: the products of it, and those with numbers that are not zero. */
 static void count_given(const cg_profile *profile, const cg_chunk *chunk,
-                        const cg_section *sections, double *products, double *nonzero_products)
+                        const cg_section *sections, const cg_block_order *order, double *products,
+                        double *nonzero_products)
 {
     const cg_chunk_header *h = &chunk->header;
     const size_t n_blocks = cg_klt_n_blocks(h->n_tokens), n_channels = profile->joint->n_channels;
@@ -392,7 +399,7 @@ static void count_given(const cg_profile *profile, const cg_chunk *chunk,
             section_of(profile, chunk, sections, cg_profile_n_bases(profile) - 1, level);
         coded[level] = (cg_coded){chunk->bytes + section->offset, section->bytes};
     }
-    check(cg_klt_decode_joint(profile, h->level, h->coarsest, coded, h->n_tokens, scratch, given),
+    check(cg_klt_decode_joint(profile, order, h->level, h->coarsest, coded, scratch, given),
           "joint matrix");
     for (size_t i = 0; i < CG_DCT * n_blocks * n_channels; i++) {
         const cg_group *group = &profile->groups[i % n_channels / profile->n_shared];
@@ -410,24 +417,27 @@ static void print_roofline(const chunk_file *file, const cg_profile *profile)
     cg_chunk chunk;
     check(cg_chunk_open(file->bytes, file->n_bytes, &chunk), file->path);
     cg_section *sections = take(chunk.header.n_sections * sizeof *sections);
+    cg_block_order order;
     cg_chunk_sections(&chunk, sections);
-    const size_t n_blocks = cg_klt_n_blocks(chunk.header.n_tokens);
+    check(cg_section_plan_block_order(profile, &chunk, sections, &order), file->path);
+    const size_t n_blocks = order.n_blocks;
     double symbols = 0, products = 0, nonzero_products = 0;
     for (uint32_t i = 0; i < cg_profile_n_bases(profile); i++) {
         const cg_group *group = &profile->groups[i / profile->n_matrices];
         double nonzero = 0;
-        count_symbols(profile, &chunk, sections, i, &symbols, &nonzero);
+        count_symbols(profile, &chunk, sections, &order, i, &symbols, &nonzero);
         products +=
             (double)group->columns[chunk.header.level - 1][i % profile->n_matrices].n_columns *
             (double)n_blocks * group->n_channels;
         nonzero_products += nonzero * group->n_channels;
     }
     if (profile->joint != NULL)
-        count_given(profile, &chunk, sections, &products, &nonzero_products);
+        count_given(profile, &chunk, sections, &order, &products, &nonzero_products);
     const double n = (double)cg_geometry_elements(&chunk.header.geometry, chunk.header.n_tokens);
     printf(
         ", \"coarsest\": %u, \"symbols\": %.3f, \"multiply_adds\": %.1f, \"nonzero_multiply_adds\": %.1f",
         chunk.header.coarsest, symbols / n, products / n, nonzero_products / n);
+    cg_block_order_destroy(&order);
     free(sections);
 }
 

@@ -114,6 +114,8 @@ class AllocTest : public testing::TestWithParam<const char *>
             spec = spec_2(kind == "joined2", spec);
         if (kind.back() == '3')
             spec = spec_3();
+        if (kind.back() == '4')
+            spec = spec_4(spec, 32);
         spec.all_active = false;
         profile_bytes = make_profile_bytes(spec);
         profile = open_profile(profile_bytes);
@@ -251,7 +253,8 @@ TEST_P(AllocTest, Transcoding)
 }
 
 INSTANTIATE_TEST_SUITE_P(Presets, AllocTest,
-                         testing::Values("klt", "paper", "klt2", "joined2", "paper2", "joint3"),
+                         testing::Values("klt", "paper", "klt2", "joined2", "paper2", "joint3",
+                                         "steps4"),
                          [](const auto &kind) { return std::string(kind.param); });
 
 // ---- how much memory ----

@@ -1,5 +1,6 @@
 #include "codec/chunk.h"
 
+#include "codec/block_order.h"
 #include "codec/cursor.h"
 
 #include <algorithm>
@@ -64,7 +65,7 @@ class ChunkTest : public testing::Test
         Bytes file(at);
         for (const cg_section &s : sections) {
             for (size_t i = at; i < at + s.bytes; i++)
-                file.push_back(static_cast<uint8_t>(i));
+                file.push_back(s.kind == CG_SECTION_STEPS ? scale_index : static_cast<uint8_t>(i));
             at += cg_padded(s.bytes, cg_chunk_align(header.version));
             file.resize(at);
         }
@@ -87,12 +88,21 @@ class ChunkTest : public testing::Test
     {
         Bytes exact(file);
         exact.shrink_to_fit();
-        return cg_chunk_verify(exact.data(), exact.size());
+        const auto read = [](void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes) {
+            std::copy_n(static_cast<const Bytes *>(user)->begin() + static_cast<ptrdiff_t>(offset),
+                        n_bytes, bytes_out);
+            return CG_OK;
+        };
+        cg_chunk_header header_out;
+        const cg_status status = cg_chunk_verify(exact.data(), exact.size());
+        EXPECT_EQ(cg_chunk_verify_source(read, &exact, exact.size(), &header_out), status);
+        return status;
     }
 
     const std::vector<uint32_t> tokens = {1, 0xffffff, 3, 70000, 5};
     cg_chunk_header header = {};
     std::vector<cg_section> sections;
+    uint8_t scale_index = 3; // of each block, with steps
 };
 
 TEST_F(ChunkTest, OpensWhatWasFinished)
@@ -196,8 +206,9 @@ TEST_F(ChunkTest, RefusesHostileHeaders)
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"magic, line end converted", 4, 1, '\n', CG_ERR_BAD_MAGIC},
         {"version 0", 8, 4, 0, CG_ERR_UNSUPPORTED_VERSION},
-        {"version 5", 8, 4, 5, CG_ERR_UNSUPPORTED_VERSION},
+        {"version 6", 8, 4, 6, CG_ERR_UNSUPPORTED_VERSION},
         {"version 4, whose sections are aligned", 8, 4, 4, CG_ERR_CORRUPT},
+        {"version 5, which has steps", 8, 4, 5, CG_ERR_CORRUPT},
         {"header_bytes too small", 12, 4, 240, CG_ERR_CORRUPT},
         {"header_bytes too large", 12, 4, 272, CG_ERR_CORRUPT},
         {"header_bytes huge", 12, 4, 0xffffffff, CG_ERR_CORRUPT},
@@ -571,6 +582,58 @@ TEST_F(NestedChunkTest, TheJointMatrixStandsFirstInALevel)
     }
     sections = good;
     header.version = CG_CHUNK_VERSION;
+    EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
+}
+
+TEST_F(NestedChunkTest, TheStepsStandBehindTheTokens)
+{
+    const auto without = sections;
+    header.version = CG_CHUNK_VERSION_STEPS;
+    EXPECT_EQ(verify(make()), CG_ERR_CORRUPT); // none
+    const auto good = [&] {
+        auto with = without;
+        with.insert(with.begin() + 1, section(CG_SECTION_STEPS, 0, 0, 1)); // five tokens, a block
+        return with;
+    }();
+    const struct {
+        const char *what;
+        size_t at;
+        cg_section section;
+    } cases[] = {
+        {"of V", 1, section(CG_SECTION_STEPS, CG_V, 0, 1)},
+        {"of a group", 1, section(CG_SECTION_STEPS, 0, 1, 1)},
+        {"of no block", 1, section(CG_SECTION_STEPS, 0, 0, 0)},
+        {"of two blocks", 1, section(CG_SECTION_STEPS, 0, 0, 2)},
+        {"twice", 2, section(CG_SECTION_STEPS, 0, 0, 1)},
+        {"of the finest level", 8, section(CG_SECTION_STEPS, 0, 0, 1)},
+    };
+    sections = good;
+    for (const uint8_t index : {0, 6, 7, 255}) {
+        scale_index = index;
+        EXPECT_EQ(verify(make()), index < CG_N_SCALES ? CG_OK : CG_ERR_CORRUPT) << int{index};
+    }
+    scale_index = 0;
+    EXPECT_EQ(cg_get_le(make().data() + 8, 4), 5u);
+    for (const uint32_t version : {1u, 3u, 4u}) {
+        header.version = version;
+        EXPECT_EQ(verify(make()), CG_ERR_CORRUPT) << version;
+    }
+    header.version = CG_CHUNK_VERSION_STEPS;
+    for (const auto &c : cases) {
+        sections = good;
+        sections[c.at] = c.section;
+        EXPECT_EQ(verify(make()), CG_ERR_CORRUPT) << c.what;
+    }
+    sections = without; // behind a group
+    sections.insert(sections.begin() + 2, section(CG_SECTION_STEPS, 0, 0, 1));
+    EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
+    // With a joint matrix behind it, or without one: that is for the profile to say.
+    sections = good;
+    sections.insert(sections.begin() + 2, section(CG_SECTION_JOINT, 0, 0, 5));
+    sections.insert(sections.begin() + 6, section(CG_SECTION_JOINT_TO_L2, 0, 0, 17));
+    sections.insert(sections.begin() + 9, section(CG_SECTION_JOINT_TO_L1, 0, 0, 16));
+    EXPECT_EQ(verify(make()), CG_OK);
+    std::swap(sections[1], sections[2]);
     EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
 }
 

@@ -48,7 +48,8 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
     std::vector<std::vector<int16_t>> all;
     cg_chunk chunk;
     EXPECT_EQ(cg_chunk_open(bytes.data(), bytes.size(), &chunk), CG_OK);
-    const size_t n_blocks = cg_klt_n_blocks(chunk.header.n_tokens);
+    const BlockOrder order(profile, chunk);
+    const size_t n_blocks = order.of.n_blocks;
     for (uint32_t i = 0; i < chunk.header.n_sections; i++) {
         const cg_section s = cg_chunk_section(&chunk, i);
         if (s.kind != CG_SECTION_SYMBOLS && s.kind != CG_SECTION_JOINT)
@@ -58,11 +59,12 @@ std::vector<std::vector<int16_t>> symbols_of(const cg_profile *profile, const By
         const cg_level_columns &columns = group->columns[chunk.header.level - 1][s.plane];
         const std::unique_ptr<void, MallocFree> memory(
             aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
-        const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
+        const cg_symbols symbols =
+            cg_symbols_lay(&columns, nullptr, order.of.runs, order.of.n_runs, memory.get());
         size_t used;
-        EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
-                                 cg_profile_align(profile), bytes.data() + s.offset, s.bytes,
-                                 &used),
+        EXPECT_EQ(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, order.of.runs,
+                                 order.of.n_runs, cg_profile_align(profile),
+                                 bytes.data() + s.offset, s.bytes, &used),
                   CG_OK);
         EXPECT_EQ(used, s.bytes);
         all.emplace_back(symbols.cells[0], symbols.cells[0] + columns.n_columns * n_blocks);
@@ -466,7 +468,9 @@ Bytes elements_of(const Bytes &elements, const cg_chunk_header &header, const cg
 
 TEST_P(LevelsTest, AtOnceEqualOneAtATime)
 {
-    ProfileSpec spec = GetParam() == 3 ? spec_3() : ProfileSpec();
+    ProfileSpec spec = GetParam() == 4   ? spec_4(ProfileSpec(), 32)
+                       : GetParam() == 3 ? spec_3()
+                                         : ProfileSpec();
     spec.all_active = false;
     const Profile profile = make_profile(spec);
     const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 40);
@@ -502,7 +506,7 @@ TEST_P(LevelsTest, AtOnceEqualOneAtATime)
     cg_encoder_free(encoder);
 }
 
-INSTANTIATE_TEST_SUITE_P(Versions, LevelsTest, testing::Values(1u, 3u));
+INSTANTIATE_TEST_SUITE_P(Versions, LevelsTest, testing::Values(1u, 3u, 4u));
 
 // Of all sections of symbols.
 uint32_t count_streams(const Bytes &bytes)
@@ -513,7 +517,8 @@ uint32_t count_streams(const Bytes &bytes)
     cg_chunk_sections(&chunk, sections.data());
     uint32_t n = 0;
     for (const cg_section &section : sections)
-        if (section.kind != CG_SECTION_TOKENS && section.kind != CG_SECTION_SINKS)
+        if (section.kind != CG_SECTION_TOKENS && section.kind != CG_SECTION_SINKS &&
+            section.kind != CG_SECTION_STEPS)
             n += static_cast<uint32_t>(cg_get_le(bytes.data() + section.offset, 2));
     return n;
 }
@@ -522,7 +527,8 @@ TEST(Codec, ShortStreamsAreMoreForSomeBytesAndDecodeToTheSame)
 {
     ProfileSpec nests;
     nests.nests = true;
-    for (const ProfileSpec &spec : {spec_2(true, nests), spec_3(nests), paper_spec()}) {
+    for (const ProfileSpec &spec :
+         {spec_2(true, nests), spec_3(nests), spec_4(nests), paper_spec()}) {
         SCOPED_TRACE(spec.version);
         const Profile profile = make_profile(spec);
         const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 512);

@@ -34,7 +34,7 @@ struct Reference {
     float step[3][2];
     std::vector<float> mean, weight, anchor_step;
     std::vector<Matrix> matrices;   // [group][matrix]
-    size_t n_shared = 0;            // from here on version 3
+    size_t n_shared = 0;            // from here on with a joint matrix
     unsigned fraction_bits[4] = {}; // by level
     Matrix joint = {};
     size_t n_given[3][8] = {};
@@ -90,7 +90,12 @@ struct Reference {
         at += bytes[77] * n_classes * 12;
         if (is_paper)
             return;
-        const bool has_joint = cg_get_le(&bytes[8], 4) == 3;
+        const uint64_t version = cg_get_le(&bytes[8], 4);
+        const bool has_joint = version == 3 || bytes[79] == 1;
+        if (version == 4) {
+            at += 7 * n_classes;
+            at += take(2) * n_layers * dim * 2;
+        }
         if (has_joint) {
             n_shared = take(2);
             for (int level = 1; level <= 3; level++)
@@ -222,11 +227,15 @@ struct Reference {
         return all;
     }
 
-    // Returns [n_layers][2][n_tokens][heads][dim], not yet rounded.
+    // scale_index: of each block. Returns [n_layers][2][n_tokens][heads][dim], not yet rounded.
     std::vector<float> decode(const Symbols &symbols, unsigned level, uint32_t first_position,
-                              uint32_t n_tokens) const
+                              uint32_t n_tokens, const Bytes &scale_index) const
     {
         const size_t channels = heads * dim, n_blocks = (n_tokens + 7) / 8;
+        std::vector<size_t> block_of(n_blocks); // of each row
+        std::iota(block_of.begin(), block_of.end(), 0);
+        std::stable_sort(block_of.begin(), block_of.end(),
+                         [&](size_t a, size_t b) { return scale_index[a] < scale_index[b]; });
         std::vector<float> x(n_layers * 2 * n_tokens * channels);
         std::vector<std::vector<int32_t>> shared; // [b][f]
         for (size_t b = 0; b < n_blocks && n_shared > 0; b++) {
@@ -241,6 +250,9 @@ struct Reference {
                 const Channel to = channel(i * planes / 2, planes == 2 ? 0 : i % 2, ch);
                 const size_t row = (to.layer * 2 + to.plane) * channels + to.ch;
                 for (size_t b = 0; b < n_blocks; b++) {
+                    const size_t block = block_of[b];
+                    const auto scale =
+                        static_cast<float>(std::exp2((scale_index[block] - 3) / 2.0));
                     float y[8];
                     for (size_t f = 0; f < 8; f++) {
                         const size_t n_active = symbols[i][f].size() / n_blocks;
@@ -254,14 +266,16 @@ struct Reference {
                                            symbols[i][f][b * n_active + c]);
                         y[f] = static_cast<float>(static_cast<int32_t>(sum));
                     }
-                    for (size_t t = 0; t < 8 && 8 * b + t < n_tokens; t++) {
+                    for (size_t t = 0; t < 8 && 8 * block + t < n_tokens; t++) {
                         const size_t u = t < 4 ? t : 7 - t;
                         float d[8];
-                        for (int f = 0; f < 8; f++)
+                        for (int f = 0; f < 8; f++) {
                             d[f] = static_cast<float>(
-                                       std::sqrt((f ? 2 : 1) / 8.0) *
-                                       std::cos(M_PI * (static_cast<double>(u) + 0.5) * f / 8)) *
-                                   unit;
+                                std::sqrt((f ? 2 : 1) / 8.0) *
+                                std::cos(M_PI * (static_cast<double>(u) + 0.5) * f / 8));
+                            d[f] *= scale;
+                            d[f] *= unit;
+                        }
                         float even = d[0] * y[0], odd = d[1] * y[1];
                         for (int f = 2; f < 8; f += 2) {
                             even = std::fmaf(d[f], y[f], even);
@@ -269,8 +283,8 @@ struct Reference {
                         }
                         const float z = t < 4 ? even + odd : even - odd;
                         const float q = step[level - 1][to.plane] / weight[row];
-                        x[((to.layer * 2 + to.plane) * n_tokens + 8 * b + t) * channels + to.ch] =
-                            std::fmaf(z, q, mean[row]);
+                        x[((to.layer * 2 + to.plane) * n_tokens + 8 * block + t) * channels +
+                          to.ch] = std::fmaf(z, q, mean[row]);
                     }
                 }
             }
@@ -326,7 +340,8 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
     EXPECT_EQ(cg_chunk_open(bytes->data(), bytes->size(), &chunk), CG_OK);
     const cg_chunk_header &h = chunk.header;
     Random random(seed);
-    const size_t n_blocks = cg_klt_n_blocks(h.n_tokens);
+    const BlockOrder order(p, chunk);
+    const size_t n_blocks = order.of.n_blocks;
     Reference::Symbols all(cg_profile_n_bases(p)); // the joint one is the last
     std::vector<cg_section> sections(h.n_sections);
     std::vector<cg_piece> pieces(h.n_sections);
@@ -341,7 +356,8 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
             const cg_level_columns &columns = p->groups[group].columns[h.level - 1][s.plane];
             const std::unique_ptr<void, MallocFree> memory(
                 aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
-            const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
+            const cg_symbols symbols =
+                cg_symbols_lay(&columns, nullptr, order.of.runs, order.of.n_runs, memory.get());
             EXPECT_EQ(cg_symbols_decode(p, &symbols, {kept[i].data(), kept[i].size()}), CG_OK);
             auto &own = all[group * p->n_matrices + s.plane];
             for (unsigned f = 0; f < 8; f++) {
@@ -368,10 +384,15 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
 }
 
 // A chunk without sinks whose symbols are all zeros.
-Bytes make_zeros(const cg_profile *p, cg_chunk_header header, int level)
+Bytes make_zeros(const cg_profile *p, cg_chunk_header header, const Bytes &scale_index, int level)
 {
     const auto tokens = make_tokens(header.n_tokens, 1);
     const size_t n_blocks = cg_klt_n_blocks(header.n_tokens);
+    cg_block_order order;
+    EXPECT_EQ(cg_block_order_init(static_cast<uint32_t>(n_blocks), &order), CG_OK);
+    if (p->version == 4) {
+        EXPECT_EQ(cg_block_order_sort(p, scale_index.data(), &order), CG_OK);
+    }
     header.version = cg_profile_chunk_version(p);
     header.level = header.coarsest = static_cast<uint8_t>(level);
     header.profile = p->fingerprint;
@@ -385,13 +406,16 @@ Bytes make_zeros(const cg_profile *p, cg_chunk_header header, int level)
         const cg_section s = sections[i] = cg_section_plan_row(p, &header, i);
         for (size_t t = 0; i == 0 && t < tokens.size(); t++)
             put(&kept[0], tokens[t], 2);
-        if (i > 0) {
+        if (s.kind == CG_SECTION_STEPS)
+            kept[i] = scale_index;
+        if (i > 0 && s.kind != CG_SECTION_STEPS) {
             const uint32_t group = s.kind == CG_SECTION_JOINT ? p->n_groups : s.group;
             const cg_level_columns &columns = p->groups[group].columns[level - 1][s.plane];
             const std::unique_ptr<void, MallocFree> memory(
                 aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
             memset(memory.get(), 0, cg_symbols_bytes(&columns, n_blocks));
-            const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
+            const cg_symbols symbols =
+                cg_symbols_lay(&columns, nullptr, order.runs, order.n_runs, memory.get());
             size_t n_bytes;
             const std::unique_ptr<uint8_t, MallocFree> coded(
                 cg_symbols_code(p, &symbols, {nullptr, 0}, CG_RANS_STREAM_PERCENT, &n_bytes));
@@ -403,6 +427,7 @@ Bytes make_zeros(const cg_profile *p, cg_chunk_header header, int level)
     uint8_t *made;
     size_t n_made;
     EXPECT_EQ(cg_chunk_assemble(&header, sections.data(), pieces.data(), &made, &n_made), CG_OK);
+    cg_block_order_destroy(&order);
     const std::unique_ptr<uint8_t, MallocFree> owner(made);
     return Bytes(made, made + n_made);
 }
@@ -480,20 +505,24 @@ class ExactTest : public testing::TestWithParam<const char *>
         const Profile profile = open_profile(profile_bytes);
         const cg_chunk_header header =
             make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
-        const Bytes elements = make_elements(header, 7, scale);
+        const Bytes elements = make_elements(header, 7, scale),
+                    scale_index = spec.version == 4
+                                      ? draw_scales(n_tokens, n_tokens)
+                                      : Bytes(cg_count_blocks(n_tokens), CG_OWN_SCALE);
         Bytes chunk, got;
         if (fill == Fill::encoded)
-            ASSERT_EQ(encode(profile.get(), header, make_tokens(n_tokens, 1), elements,
-                             static_cast<cg_level>(level), &chunk),
+            ASSERT_EQ(encode_scaled(profile.get(), header, make_tokens(n_tokens, 1), elements,
+                                    scale_index, static_cast<cg_level>(level), &chunk),
                       CG_OK);
         else
-            chunk = make_zeros(profile.get(), header, level);
+            chunk = make_zeros(profile.get(), header, scale_index, level);
         EXPECT_EQ(cg_get_le(chunk.data() + 8, 4), spec.version + 1);
         const auto symbols = set_symbols(profile.get(), fill, 3, &chunk);
         EXPECT_EQ(cg_chunk_verify(chunk.data(), chunk.size()), CG_OK);
         ASSERT_EQ(decode(profile.get(), chunk, &got), CG_OK);
         const auto x = Reference(profile_bytes)
-                           .decode(symbols, static_cast<unsigned>(level), first_position, n_tokens);
+                           .decode(symbols, static_cast<unsigned>(level), first_position, n_tokens,
+                                   scale_index);
         Bytes want;
         for (const float value : x)
             put_element(&want, dtype, value);
@@ -726,7 +755,8 @@ TEST_P(ExactTest, PaperDecodesToTheReferencesBits)
             const size_t n_rows = k == 0 ? n_anchors : n_tokens - n_anchors;
             const std::unique_ptr<void, MallocFree> memory(
                 aligned_alloc(64, cg_symbols_bytes(columns[k], n_rows) + 64));
-            const cg_symbols symbols = cg_symbols_lay(columns[k], nullptr, n_rows, memory.get());
+            const cg_rans_run all = {n_rows, nullptr};
+            const cg_symbols symbols = cg_symbols_lay(columns[k], nullptr, &all, 1, memory.get());
             ASSERT_EQ(cg_symbols_take(profile.get(), &symbols, &in), CG_OK);
             cells[k].assign(symbols.cells[0], symbols.cells[0] + n_rows * n);
         }
@@ -780,6 +810,29 @@ TEST_P(ExactTest, DecodesWhatTheJointMatrixGivesToTheReferencesBits)
         spec.all_active = all_active;
         compare(spec, CG_DTYPE_FP32, 8, 11, 1, Fill::small);
         compare(spec, CG_DTYPE_FP32, 8, 11, 2, Fill::sparse);
+    }
+}
+
+// Blocks with steps of their own, in any order, more than a batch of rows too.
+TEST_P(ExactTest, DecodesBlocksOfEveryScaleToTheReferencesBits)
+{
+    ProfileSpec joined;
+    joined.joined = true;
+    for (ProfileSpec spec : {spec_4(), spec_4(joined), spec_4(joined, 32)}) {
+        SCOPED_TRACE(testing::Message() << "shared " << spec.n_shared);
+        for (const unsigned dtype : {CG_DTYPE_BF16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3}) {
+            for (const uint32_t n_tokens :
+                 {1u, 9u, 75u}) // the last block is not always the last row
+                compare(spec, dtype, 0, n_tokens, 1, Fill::encoded);
+        }
+        for (const Fill fill : {Fill::small, Fill::saturated, Fill::sparse}) {
+            for (const int level : {1, 2, 3})
+                compare(spec, CG_DTYPE_FP32, 800, 101, level, fill);
+        }
+        compare(spec, CG_DTYPE_BF16, 25600, 40, 1, Fill::encoded, 3000.0);
+        spec.all_active = false;
+        for (const int level : {1, 2, 3})
+            compare(spec, CG_DTYPE_FP32, 8, 300, level, Fill::encoded);
     }
 }
 
@@ -979,7 +1032,7 @@ TEST(Version2, OpensAsFarAsItIsCheckedAndNoFurther)
         for (unsigned i = 0; i < 3; i++)
             bands_at += n_bases * 16 + 8 * 2 * (96 + 32);
         EXPECT_EQ(try_with(12, 4, 0), CG_OK);
-        EXPECT_EQ(try_with(8, 4, 4), CG_ERR_UNSUPPORTED_VERSION);
+        EXPECT_EQ(try_with(8, 4, 5), CG_ERR_UNSUPPORTED_VERSION);
         EXPECT_EQ(try_with(67, 1, 1), CG_ERR_CORRUPT);
         EXPECT_EQ(try_with(78, 1, 2), CG_ERR_CORRUPT);
         EXPECT_EQ(try_with(79, 1, 1), CG_ERR_CORRUPT);

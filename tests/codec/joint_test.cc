@@ -245,6 +245,7 @@ TEST(JointCodec, GroupsThatGoTogetherTakeFewerBytes)
 // A matrix's symbols at the finest level of a chunk, from its coarsest on.
 struct Decoded {
     std::vector<std::unique_ptr<void, MallocFree>> memory;
+    std::unique_ptr<BlockOrder> order;
     cg_symbols symbols = {};
 
     Decoded(const cg_profile *profile, const Bytes &bytes, const cg_group *group)
@@ -252,7 +253,8 @@ struct Decoded {
         cg_chunk chunk;
         EXPECT_EQ(cg_chunk_open(bytes.data(), bytes.size(), &chunk), CG_OK);
         const cg_chunk_header &h = chunk.header;
-        const size_t n_blocks = cg_klt_n_blocks(h.n_tokens);
+        order = std::make_unique<BlockOrder>(profile, chunk);
+        const size_t n_blocks = order->of.n_blocks;
         const bool is_joint = group == profile->joint;
         cg_symbols coarse;
         for (unsigned level = h.coarsest; level >= h.level; level--) {
@@ -262,8 +264,8 @@ struct Decoded {
             const cg_level_columns &columns = group->columns[level - 1][0];
             memory.emplace_back(aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks) + 64));
             coarse = symbols;
-            symbols = cg_symbols_lay(&columns, level < h.coarsest ? &coarse : nullptr, n_blocks,
-                                     memory.back().get());
+            symbols = cg_symbols_lay(&columns, level < h.coarsest ? &coarse : nullptr,
+                                     order->of.runs, order->of.n_runs, memory.back().get());
             for (uint32_t i = 0; i < h.n_sections; i++) {
                 const cg_section s = cg_chunk_section(&chunk, i);
                 if (s.kind == kind && (is_joint || s.group == group - profile->groups)) {
@@ -274,7 +276,7 @@ struct Decoded {
             }
         }
     }
-    // Of a row: the symbols of frequency f and block b.
+    // The symbols of frequency f and row b.
     const int16_t *row(unsigned f, size_t b) const
     {
         return symbols.cells[f] + b * symbols.columns->n_active[f];

@@ -7,6 +7,7 @@
 #ifndef CG_TESTS_CODEC_PROFILE_MAKER_H
 #define CG_TESTS_CODEC_PROFILE_MAKER_H
 #include "codec/bf16.h"
+#include "codec/block_order.h"
 #include "codec/codec.h"
 #include "codec/cursor.h"
 
@@ -89,10 +90,11 @@ struct ProfileSpec {
     std::vector<uint8_t> layer_rope = {};  // of each layer, when there are several
     bool paper = false; // anchors and deltas instead of KLT and DCT; no rope then
     unsigned version = 1;
-    bool joined = false;                               // version 2: K and V in one matrix
-    unsigned unit_bits = 12;                           // version 2
-    size_t n_shared = 0;                               // version 3: of each group's components
-    std::array<unsigned, 3> fraction_bits = {2, 3, 4}; // version 3: of L1, L2, L3
+    bool joined = false;     // version 2: K and V in one matrix
+    unsigned unit_bits = 12; // version 2
+    size_t n_shared = 0;     // version 3, and 4 unless 0: of each group's components
+    std::array<unsigned, 3> fraction_bits = {2, 3, 4}; // with them: of L1, L2, L3
+    uint16_t n_query_heads = 0;                        // version 4
     bool fine = false;                                 // version 2: no component of few bits
     unsigned least_shift = 0;                          // version 2: of a band
     bool thin = false;                 // two bits an element: the most memory for a file's bytes
@@ -115,6 +117,15 @@ inline ProfileSpec spec_3(ProfileSpec spec = ProfileSpec(), size_t n_shared = 32
     spec = spec_2(true, spec);
     spec.version = 3;
     spec.n_shared = n_shared;
+    return spec;
+}
+
+// Blocks with steps of their own; n_shared 0: without a joint matrix.
+inline ProfileSpec spec_4(ProfileSpec spec = ProfileSpec(), size_t n_shared = 0)
+{
+    spec = n_shared > 0 ? spec_3(spec, n_shared) : spec_2(spec.joined, spec);
+    spec.version = 4;
+    spec.n_query_heads = static_cast<uint16_t>(2 * spec.n_kv_heads);
     return spec;
 }
 
@@ -327,7 +338,8 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
     put(&out, by_layer ? spec.theta.size() : 0, 1);
     put(&out, spec.nests, 1);
     put(&out, spec.joined, 1);
-    put(&out, 0, 1);
+    const bool has_joint = spec.version >= 3 && spec.n_shared > 0;
+    put(&out, spec.version == 4 && has_joint, 1);
 
     for (const double theta : spec.theta) {
         for (unsigned i = 0; i < spec.rotary_dim / 2u; i++)
@@ -357,6 +369,16 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         put(&out, same, 2);
         put(&out, 1000 + random.below(((1 << 14) - same) / 2), 2);
     }
+    if (spec.version == 4) {
+        for (size_t i = 0; i < 7 * classes.size(); i++) // the columns' own at the level's own step
+            put(&out,
+                i / classes.size() == 3 ? i % classes.size()
+                                        : random.below(static_cast<uint32_t>(classes.size())),
+                1);
+        put(&out, spec.n_query_heads, 2);
+        for (size_t i = 0; i < size_t{spec.n_layers} * spec.n_query_heads * spec.head_dim; i++)
+            put(&out, cg_bf16_from_f32(static_cast<float>(random.normal())), 2);
+    }
     if (spec.paper) { // the classes of every channel's anchors, and of its deltas at each level
         for (size_t i = 0; i < 4 * n_table; i++)
             put(&out, random.below(static_cast<uint32_t>(classes.size())), 1);
@@ -365,7 +387,6 @@ inline Bytes make_profile_bytes(const ProfileSpec &spec,
         return out;
     }
     std::vector<size_t> n_channels, n_components, n_wide; // [group][matrix], the joint one first
-    const bool has_joint = spec.version == 3;
     if (has_joint) {
         n_channels.push_back(spec.group_layers.size() * spec.n_shared);
         const size_t most = spec.all_active ? n_channels[0] : n_channels[0] * 7 / 8;
@@ -577,6 +598,77 @@ inline cg_status decode(const cg_profile *profile, const Bytes &chunk, Bytes *el
     return cg_decode_chunk(profile, exact.get(), chunk.size(), n_threads, elements_out->data(),
                            elements_out->size());
 }
+
+// Of each of a chunk's blocks, in no order.
+inline Bytes draw_scales(uint32_t n_tokens, uint64_t seed)
+{
+    Random random(seed);
+    Bytes scale_index;
+    for (uint32_t b = 0; b < cg_count_blocks(n_tokens); b++)
+        scale_index.push_back(static_cast<uint8_t>(random.below(CG_N_SCALES)));
+    return scale_index;
+}
+
+// encode(), but each block's step is the level's times its scale.
+inline cg_status encode_scaled(const cg_profile *profile, const cg_chunk_header &header,
+                               const std::vector<uint32_t> &tokens, const Bytes &elements,
+                               const Bytes &scale_index, cg_level level, Bytes *chunk_out,
+                               cg_level coarsest = CG_L0)
+{
+    coarsest = std::max(level, coarsest);
+    cg_encoder *made = nullptr;
+    cg_status status = cg_encoder_new(
+        profile, &header, tokens.data(),
+        static_cast<uint8_t>((2u << coarsest) - (1u << level) + (coarsest > level ? CG_NESTED : 0)),
+        &made);
+    const std::unique_ptr<cg_encoder, decltype(&cg_encoder_free)> encoder(made, cg_encoder_free);
+    if (status == CG_OK)
+        status = cg_encoder_set_scales(made, scale_index.data());
+    if (status != CG_OK)
+        return status;
+    const size_t n_scratch = cg_encoder_scratch_bytes(made);
+    const std::unique_ptr<void, MallocFree> scratch(aligned_alloc(64, (n_scratch + 63) / 64 * 64));
+    for (uint32_t task = 0; status == CG_OK && task < cg_encoder_n_tasks(made); task++) {
+        const cg_task_shape shape = cg_encoder_task_shape(made, task);
+        const uint32_t n_slices = shape.n_planes * shape.n_layers;
+        const size_t slice_bytes = shape.elements_bytes / n_slices;
+        Bytes in;
+        for (uint32_t i = 0; i < n_slices; i++) {
+            const size_t layer = shape.first_layer + i % shape.n_layers,
+                         plane = shape.plane + i / shape.n_layers;
+            const auto at = elements.begin() + static_cast<long>((layer * 2 + plane) * slice_bytes);
+            in.insert(in.end(), at, at + static_cast<long>(slice_bytes));
+        }
+        status = cg_encoder_run(made, task, scratch.get(), n_scratch, in.data());
+    }
+    uint8_t *bytes = nullptr;
+    size_t n_bytes = 0;
+    if (status == CG_OK)
+        status = cg_encoder_finish(made, level, &bytes, &n_bytes);
+    const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
+    chunk_out->assign(bytes, bytes + n_bytes);
+    return status;
+}
+
+// Of a whole lossy chunk's rows; the profile must outlive it.
+struct BlockOrder {
+    cg_block_order of;
+
+    BlockOrder(const cg_profile *profile, const cg_chunk &chunk)
+    {
+        cg_status status = cg_block_order_init(cg_count_blocks(chunk.header.n_tokens), &of);
+        const cg_section steps = cg_chunk_section(&chunk, 1);
+        if (status == CG_OK && steps.kind == CG_SECTION_STEPS)
+            status = cg_block_order_sort(profile, chunk.bytes + steps.offset, &of);
+        if (status != CG_OK)
+            throw std::runtime_error(std::string("profile_maker: ") + cg_strerror(status));
+    }
+    BlockOrder(const BlockOrder &) = delete;
+    ~BlockOrder()
+    {
+        cg_block_order_destroy(&of);
+    }
+};
 
 // Corrects the checksums of a chunk whose sections were changed: what an attacker does, too.
 inline void seal_chunk(Bytes *chunk)

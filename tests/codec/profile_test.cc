@@ -122,7 +122,7 @@ TEST(Profile, RefusesHostileFields)
     } cases[] = {
         {"unchanged", 12, 4, 0, CG_OK},
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
-        {"version", 8, 4, 4, CG_ERR_UNSUPPORTED_VERSION},
+        {"version", 8, 4, 5, CG_ERR_UNSUPPORTED_VERSION},
         {"version 3 with planes apart", 8, 4, 3, CG_ERR_CORRUPT},
         {"reserved at 12", 12, 4, 1, CG_ERR_CORRUPT},
         {"narrow components of a kind that is none", 67, 1, 2, CG_ERR_CORRUPT},

@@ -100,6 +100,8 @@ struct Case {
         cg_encoder *encoder;
         const auto tokens = make_tokens(header.n_tokens, 1);
         EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), levels, &encoder), CG_OK);
+        const Bytes scale_index = draw_scales(header.n_tokens, 1);
+        EXPECT_EQ(cg_encoder_set_scales(encoder, scale_index.data()), CG_OK);
         const size_t n_scratch = cg_encoder_scratch_bytes(encoder);
         const std::unique_ptr<void, MallocFree> scratch(
             aligned_alloc(64, (n_scratch + 63) / 64 * 64));
@@ -137,12 +139,12 @@ struct Case {
     }
 };
 
-// K and V apart, joined, and with a joint matrix.
+// K and V apart, joined, and with a joint matrix; and blocks with steps of their own.
 std::vector<ProfileSpec> nesting()
 {
     ProfileSpec spec;
     spec.nests = true;
-    return {spec_2(false, spec), spec_2(true, spec), spec_3(spec)};
+    return {spec_2(false, spec), spec_2(true, spec), spec_3(spec), spec_4(spec, 32)};
 }
 
 TEST(Projection, OfSomebodyElseIsWhatIsStoredAndAsGoodAsTheCpus)

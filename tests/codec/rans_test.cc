@@ -18,9 +18,11 @@ struct Matrix {
     std::vector<int16_t> cells, coarse;
     std::vector<uint8_t> column_class;
     std::vector<cg_rans_strip> strips;
+    std::vector<cg_rans_run> runs; // all rows, unless cut
+    std::vector<uint8_t> class_of; // [run][class]
 
     Matrix(size_t rows, const std::vector<uint32_t> &widths, size_t n_classes, Random *random)
-        : n_rows(rows)
+        : n_rows(rows), runs({{rows, nullptr}})
     {
         for (const uint32_t w : widths)
             n_columns += w;
@@ -61,9 +63,22 @@ struct Matrix {
         }
     }
 
+    // Cuts the rows into runs of these numbers, with classes of their own; those of the last are
+    // the columns'.
+    void cut_rows(const std::vector<size_t> &n, size_t n_classes, Random *random)
+    {
+        runs.clear();
+        class_of.clear();
+        for (size_t i = 0; i < n.size() * n_classes; i++)
+            class_of.push_back(
+                static_cast<uint8_t>(random->below(static_cast<uint32_t>(n_classes))));
+        for (size_t i = 0; i < n.size(); i++)
+            runs.push_back({n[i], i + 1 < n.size() ? class_of.data() + i * n_classes : nullptr});
+    }
+
     cg_rans_matrix of(const std::vector<cg_rans_class> &classes, size_t n_streams) const
     {
-        return {classes.data(), strips.data(), strips.size(), n_rows, n_streams};
+        return {classes.data(), strips.data(), strips.size(), runs.data(), runs.size(), n_streams};
     }
 };
 
@@ -98,8 +113,9 @@ Bytes encode(const std::vector<cg_rans_class> &classes, const Matrix &m, size_t 
 {
     const size_t bound = cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, n_streams);
     Bytes out(bound), scratch(bound);
-    const size_t n = cg_rans_encode(classes.data(), m.strips.data(), m.strips.size(), m.n_rows,
-                                    n_streams, align, out.data(), out.size(), scratch.data());
+    const size_t n =
+        cg_rans_encode(classes.data(), m.strips.data(), m.strips.size(), m.runs.data(),
+                       m.runs.size(), n_streams, align, out.data(), out.size(), scratch.data());
     EXPECT_GT(n, 0u);
     EXPECT_LE(n, bound);
     out.resize(n);
@@ -113,8 +129,8 @@ cg_status decode(const std::vector<cg_rans_class> &classes, Matrix *m, const Byt
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[src.size()]);
     std::copy(src.begin(), src.end(), exact.get());
     std::fill(m->cells.begin(), m->cells.end(), int16_t{0x5555});
-    return cg_rans_decode(classes.data(), m->strips.data(), m->strips.size(), m->n_rows, align,
-                          exact.get(), src.size(), used_bytes);
+    return cg_rans_decode(classes.data(), m->strips.data(), m->strips.size(), m->runs.data(),
+                          m->runs.size(), align, exact.get(), src.size(), used_bytes);
 }
 
 int16_t draw(Random *random)
@@ -271,9 +287,74 @@ TEST(Rans, CodesCloseToTheEntropy)
     const Bytes coded = encode(classes, m, 1);
     EXPECT_NEAR(8.0 * static_cast<double>(coded.size() - 4 - CG_RANS_STREAM_BYTES), bits,
                 0.001 * bits + 16 * 32);
-    EXPECT_NEAR(
-        static_cast<double>(cg_rans_estimate_bits(classes.data(), m.strips.data(), 1, m.n_rows)),
-        bits, 0.01 * bits);
+    EXPECT_NEAR(static_cast<double>(cg_rans_estimate_bits(classes.data(), m.strips.data(), 1,
+                                                          m.runs.data(), m.runs.size())),
+                bits, 0.01 * bits);
+}
+
+// FORMAT.md: within a strip the runs in order. So a matrix of runs as long as each other is, in one
+// stream, one whose strips are the runs.
+TEST(Rans, CodesAStripRunByRunWithTheClassesOfEach)
+{
+    const auto classes = signed_classes();
+    for (const size_t n_rows : {1u, 5u}) {
+        for (const bool is_refined : {false, true}) {
+            Random random(n_rows);
+            Matrix m(3 * n_rows, {32, 7, 32}, classes.size(), &random);
+            m.cut_rows({n_rows, n_rows, n_rows}, classes.size(), &random);
+            for (int16_t &cell : m.cells)
+                cell = draw(&random);
+            if (is_refined)
+                m.refine_some(&random);
+            std::vector<cg_rans_strip> parts;
+            std::vector<uint8_t> part_classes(9 * 32);
+            for (size_t i = 0; i < 9; i++) {
+                cg_rans_strip part = m.strips[i / 3];
+                const uint8_t *class_of = m.runs[i % 3].class_of;
+                for (uint32_t lane = 0; lane < part.n_lanes; lane++)
+                    part_classes[32 * i + lane] = class_of != nullptr
+                                                      ? class_of[part.lane_class[lane]]
+                                                      : part.lane_class[lane];
+                part.lane_class = part_classes.data() + 32 * i;
+                part.cells += i % 3 * n_rows * part.row_stride;
+                if (part.coarse != nullptr)
+                    part.coarse += i % 3 * n_rows * part.coarse_stride;
+                parts.push_back(part);
+            }
+            const Bytes got = encode(classes, m, 1);
+            Bytes want(got.size() + 16 * 1024), scratch(want.size());
+            const cg_rans_run all = {n_rows, nullptr};
+            want.resize(cg_rans_encode(classes.data(), parts.data(), parts.size(), &all, 1, 1,
+                                       CG_RANS_PACKED, want.data(), want.size(), scratch.data()));
+            EXPECT_EQ(got, want);
+            // Its estimate is theirs, too: of few rows each one is looked at.
+            EXPECT_EQ(cg_rans_estimate_bits(classes.data(), m.strips.data(), 3, m.runs.data(), 3),
+                      cg_rans_estimate_bits(classes.data(), parts.data(), 9, &all, 1));
+            const auto cells = m.cells;
+            size_t used;
+            ASSERT_EQ(decode(classes, &m, got, &used), CG_OK);
+            EXPECT_EQ(used, got.size());
+            EXPECT_EQ(m.cells, cells);
+        }
+    }
+}
+
+// Of many rows some are looked at: where runs differ, those of all.
+TEST(Rans, EstimatesRunsOfManyRows)
+{
+    const auto classes = signed_classes();
+    Random random(3);
+    Matrix m(400, {32, 32, 32, 32, 9}, classes.size(), &random);
+    for (int16_t &cell : m.cells)
+        cell = static_cast<int16_t>(static_cast<int>(random.below(9)) - 4);
+    for (const std::vector<size_t> &n :
+         {std::vector<size_t>{400}, {1, 2, 3, 194, 200}, {133, 134, 133}}) {
+        m.cut_rows(n, classes.size(), &random);
+        const double bits = 8.0 * static_cast<double>(encode(classes, m, 1).size());
+        EXPECT_NEAR(static_cast<double>(cg_rans_estimate_bits(classes.data(), m.strips.data(), 5,
+                                                              m.runs.data(), m.runs.size())),
+                    bits, 0.03 * bits);
+    }
 }
 
 TEST(Rans, RefusesDamagedMatrices)
@@ -444,6 +525,39 @@ TEST_P(RansKernelsTest, EncodesAndEstimatesAsTheScalarCodeDoes)
                                                         got_states));
             ASSERT_TRUE(std::equal(at, end, got.data() + got.size() - (end - at)));
             ASSERT_TRUE(std::equal(want_states, want_states + CG_RANS_LANES, got_states));
+        }
+    }
+}
+
+TEST_P(RansKernelsTest, CodesRunsAsTheScalarCodeDoes)
+{
+    const auto classes = signed_classes();
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        SCOPED_TRACE(testing::Message() << "seed=" << seed);
+        Random random(seed);
+        const std::vector<size_t> n = {1 + random.below(4), 1 + random.below(30),
+                                       1 + random.below(4)};
+        Matrix m(n[0] + n[1] + n[2], {32, 1 + random.below(32), 32}, classes.size(), &random);
+        m.cut_rows(n, classes.size(), &random);
+        for (int16_t &cell : m.cells)
+            cell = draw(&random);
+        if (random.below(2))
+            m.refine_some(&random);
+        const cg_rans_matrix matrix = m.of(classes, 2);
+        const Bytes coded = encode(classes, m, 2);
+        const auto cells = m.cells;
+        const auto streams = cut(coded, 2);
+        for (size_t stream = 0; stream < 2; stream++) {
+            uint32_t states[CG_RANS_LANES];
+            Bytes words(cg_rans_bound_bytes(m.strips.data(), m.strips.size(), m.n_rows, 2));
+            uint8_t *end = words.data() + words.size();
+            const uint8_t *at = baseline->encode_stream(&matrix, stream, end, states);
+            ASSERT_EQ(Bytes(at, static_cast<const uint8_t *>(end)),
+                      Bytes(streams[stream].begin() + 4 * CG_RANS_LANES, streams[stream].end()));
+        }
+        for (const cg_rans_kernels *kernels : {rans, baseline}) {
+            ASSERT_EQ(decode_streams(kernels, classes, 2, streams, &m), CG_OK);
+            ASSERT_EQ(m.cells, cells);
         }
     }
 }

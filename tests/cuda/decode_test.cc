@@ -189,14 +189,16 @@ Memory allocate(size_t n_bytes)
 // A matrix of symbols at one level, in memory of its own.
 struct Symbols {
     Memory memory;
+    const cg_rans_run all;
     cg_symbols of;
 
     Symbols(const cg_level_columns *columns, const Symbols *coarse, size_t n_rows)
-        : memory(allocate(cg_symbols_bytes(columns, n_rows))),
-          of(cg_symbols_lay(columns, coarse != nullptr ? &coarse->of : nullptr, n_rows,
+        : memory(allocate(cg_symbols_bytes(columns, n_rows))), all({n_rows, nullptr}),
+          of(cg_symbols_lay(columns, coarse != nullptr ? &coarse->of : nullptr, &all, 1,
                             memory.get()))
     {
     }
+    Symbols(const Symbols &) = delete;
 };
 
 // A matrix's sections at the header's levels, the coarsest first. Symbols are drawn for the finest;
