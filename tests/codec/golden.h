@@ -132,6 +132,21 @@ inline ProfileSpec joint_spec()
     return spec_3(joined_spec());
 }
 
+// Blocks with steps of their own; otherwise as joint_spec(), or with K and V apart.
+inline ProfileSpec steps_spec(bool joined)
+{
+    ProfileSpec spec = joined ? joined_spec() : golden_spec(false);
+    spec.nests = true;
+    return spec_4(spec, joined ? 32 : 0);
+}
+
+// Rows are not in the order of blocks: of chunk 1 the last block, which is no whole one, comes
+// first.
+inline Bytes golden_steps(int chunk)
+{
+    return chunk == 0 ? Bytes{5, 0, 2} : Bytes{6, 1};
+}
+
 struct GoldenSet {
     const char *directory;
     ProfileSpec spec;
@@ -160,6 +175,8 @@ inline const GoldenSet golden_sets[] = {
     {"v3-joined", joined_spec(), joined_chunks, "1f2c8dac21a23171e5c8aac29f886736"},
     {"v3-fp8", joined_spec(), fp8_chunks, "1f2c8dac21a23171e5c8aac29f886736", true},
     {"v4", joint_spec(), joined_chunks, "c57ac8ed74b804f1b609369b021289da"},
+    {"v5", steps_spec(true), joined_chunks, "b914f8aa6678becdc1e7c2be0a51021e"},
+    {"v5-apart", steps_spec(false), joined_chunks, "f490d94dd67930ee00403f36ba390179"},
 };
 
 // The key of chunk 0, which is chunk 1's parent, needs chunk 0's tokens.

@@ -31,7 +31,9 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
 {
     cg_chunk chunk;
     require(cg_chunk_open(bytes.data(), bytes.size(), &chunk) == CG_OK, "with_streams");
-    const size_t n_blocks = cg_klt_n_blocks(chunk.header.n_tokens);
+    const BlockOrder order(profile, chunk);
+    const cg_rans_run *runs = order.of.runs;
+    const size_t n_blocks = order.of.n_blocks, n_runs = order.of.n_runs;
     std::vector<cg_section> sections(chunk.header.n_sections);
     cg_chunk_sections(&chunk, sections.data());
     Bytes out(chunk.header.header_bytes);
@@ -44,17 +46,18 @@ static Bytes with_streams(const cg_profile *profile, const Bytes &bytes, size_t 
             const cg_level_columns &columns = group.columns[chunk.header.level - 1][s.plane];
             const std::unique_ptr<void, MallocFree> memory(
                 aligned_alloc(64, cg_symbols_bytes(&columns, n_blocks)));
-            const cg_symbols symbols = cg_symbols_lay(&columns, nullptr, n_blocks, memory.get());
+            const cg_symbols symbols =
+                cg_symbols_lay(&columns, nullptr, runs, n_runs, memory.get());
             size_t used;
-            require(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, n_blocks,
+            require(cg_rans_decode(profile->classes, symbols.strips, symbols.n_strips, runs, n_runs,
                                    cg_profile_align(profile), section.data(), section.size(),
                                    &used) == CG_OK,
                     "with_streams");
             section.resize(
                 cg_rans_bound_bytes(symbols.strips, symbols.n_strips, n_blocks, n_streams));
             Bytes words(section.size());
-            section.resize(cg_rans_encode(profile->classes, symbols.strips, symbols.n_strips,
-                                          n_blocks, n_streams, cg_profile_align(profile),
+            section.resize(cg_rans_encode(profile->classes, symbols.strips, symbols.n_strips, runs,
+                                          n_runs, n_streams, cg_profile_align(profile),
                                           section.data(), section.size(), words.data()));
             require(!section.empty(), "with_streams");
         }
@@ -110,8 +113,9 @@ int main(int argc, char **argv)
             for (size_t i = 0; i < elements.size(); i += 7)
                 elements[i] = static_cast<uint8_t>(i * 37);
         const int finest = golden.finest > 0 ? golden.finest : golden.level;
-        require(encode(profile.get(), header, tokens, elements, static_cast<cg_level>(finest),
-                       &chunk, 1, golden.finest > 0 ? CG_L3 : CG_L0) == CG_OK,
+        require(encode_scaled(profile.get(), header, tokens, elements, golden_steps(golden.chunk),
+                              static_cast<cg_level>(finest), &chunk,
+                              golden.finest > 0 ? CG_L3 : CG_L0) == CG_OK,
                 golden.name);
         cg_chunk_header made;
         require(cg_chunk_header_parse(chunk.data(), chunk.size(), &made) == CG_OK, golden.name);

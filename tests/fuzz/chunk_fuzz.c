@@ -21,7 +21,7 @@ enum {
     MAX_ELEMENTS = 1 << 20
 }; /* decoders take memory by what the header says: their callers decide how much */
 
-enum { KLT, PAPER, NESTED, KLT_2, PAPER_2, JOINED_2, JOINT_3, N_PROFILES };
+enum { KLT, PAPER, NESTED, KLT_2, PAPER_2, JOINED_2, JOINT_3, STEPS_4, N_PROFILES };
 static const char *const table_names[] = {NULL, "baseline", "avx2", "avx512"}; /* NULL: the best */
 enum { N_TABLES = sizeof table_names / sizeof *table_names };
 static cg_profile *opened[N_TABLES][N_PROFILES], **profiles = opened[0];
@@ -41,7 +41,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
         CG_GOLDEN_DIR "/v1/profile.cgp",        CG_GOLDEN_DIR "/v1-paper/profile.cgp",
         CG_GOLDEN_DIR "/v2-nested/profile.cgp", CG_GOLDEN_DIR "/v3/profile.cgp",
         CG_GOLDEN_DIR "/v3-paper/profile.cgp",  CG_GOLDEN_DIR "/v3-joined/profile.cgp",
-        CG_GOLDEN_DIR "/v4/profile.cgp"};
+        CG_GOLDEN_DIR "/v4/profile.cgp",        CG_GOLDEN_DIR "/v5/profile.cgp"};
     for (unsigned i = 0; i < N_TABLES * N_PROFILES; i++) {
         use_table(i / N_PROFILES);
         const char *path = paths[i % N_PROFILES];
@@ -95,7 +95,8 @@ static void exercise(const cg_profile *profile, const uint8_t *bytes, size_t n_b
 static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *h,
                               cg_section *sections)
 {
-    const bool is_lossy = h->level != CG_L0, has_joint = is_lossy && profile == profiles[JOINT_3],
+    const bool is_lossy = h->level != CG_L0, has_steps = is_lossy && profile == profiles[STEPS_4],
+               has_joint = has_steps || (is_lossy && profile == profiles[JOINT_3]),
                is_joined = has_joint || (is_lossy && profile == profiles[JOINED_2]);
     const uint32_t n_groups = is_lossy ? cg_profile_n_groups(profile) : h->geometry.n_layers,
                    n_matrices = is_joined ? 1 : CG_N_PLANES;
@@ -103,6 +104,8 @@ static uint32_t plan_sections(const cg_profile *profile, const cg_chunk_header *
                            profile != profiles[PAPER_2];
     uint32_t n = 0;
     sections[n++] = (cg_section){.kind = CG_SECTION_TOKENS, .bytes = h->token_bytes * h->n_tokens};
+    if (has_steps)
+        sections[n++] = (cg_section){.kind = CG_SECTION_STEPS, .bytes = (h->n_tokens + 7) / 8};
     if (has_joint)
         sections[n++] = (cg_section){.kind = CG_SECTION_JOINT};
     for (uint16_t group = 0; group < n_groups; group++) {
@@ -140,6 +143,8 @@ static void exercise_sections(const cg_profile *profile, const cg_chunk_header *
         return;
     for (uint32_t i = 0; i < h->n_sections; i++) {
         memcpy(repaired + at, payload, sections[i].bytes);
+        for (uint32_t b = 0; sections[i].kind == CG_SECTION_STEPS && b < sections[i].bytes; b++)
+            repaired[at + b] &= 7; /* now and then no scale */
         payload += sections[i].bytes;
         at += cg_padded(sections[i].bytes, align);
     }
@@ -161,6 +166,7 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
     const uint8_t level = bytes[24] % CG_N_LEVELS;
     cg_chunk_header h = {
         .version = is_1                                             ? CG_CHUNK_VERSION_SINGLE
+                   : profile == profiles[STEPS_4] && level != CG_L0 ? CG_CHUNK_VERSION_STEPS
                    : profile == profiles[JOINT_3] && level != CG_L0 ? CG_CHUNK_VERSION_JOINT
                                                                     : CG_CHUNK_VERSION,
         .level = level,
@@ -194,8 +200,9 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
             sections[i] = (cg_section){
                 .kind = row[0], .plane = row[1], .group = (uint16_t)cg_get_le(row + 2, 2)};
         uint32_t claimed = i < n_rows ? (uint32_t)cg_get_le(row + 4, 4) : 0;
-        if (repair_table && i == 0)
-            claimed = sections[0].bytes;
+        if (repair_table &&
+            (sections[i].kind == CG_SECTION_TOKENS || sections[i].kind == CG_SECTION_STEPS))
+            claimed = sections[i].bytes;
         sections[i].bytes = (uint32_t)(claimed < left && i + 1 < h.n_sections ? claimed : left);
         left -= sections[i].bytes;
     }

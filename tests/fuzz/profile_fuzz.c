@@ -1,8 +1,7 @@
 /* tests/fuzz/profile_fuzz.c - profiles of hostile bytes: open, then code a small chunk with what
  * opens.
  *
- * An input is tried three times: as it is, and with magic, size and checksum put right, as each of
- * the versions.
+ * An input is tried as it is, and with magic, size and checksum put right, as each of the versions.
  */
 #include "codec/codec.h"
 #include "codec/cursor.h"
@@ -73,7 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     memcpy(repaired, bytes, n_bytes);
     memcpy(repaired, "CGPF\r\n\x1a\n", 8);
     cg_put_le(repaired + 16, 8, n_bytes);
-    for (uint64_t version = 1; version <= CG_PROFILE_VERSION_JOINT; version++) {
+    for (uint64_t version = 1; version <= CG_PROFILE_VERSION_STEPS; version++) {
         cg_put_le(repaired + 8, 8, version);
         cg_put_le(repaired + n_bytes - 8, 8, XXH3_64bits(repaired, n_bytes - 8));
         exercise(repaired, n_bytes);
