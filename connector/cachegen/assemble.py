@@ -1,8 +1,10 @@
 """From statistics to a profile: which columns and components are worth their bytes, and the file's parts."""
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from .profile_file import (
     BAND,
@@ -77,6 +79,18 @@ def _best_multiples(rows, bits, unit):
     return best, least
 
 
+@contextlib.contextmanager
+def _one_thread():
+    """Of torch's. Many small products in a row take ten times as long on a machine that others use, too: their threads
+    spin, and wait for one that does not run."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
+
+
 def _round_rows(rows, scale, bits, inverse):
     """s16 [n][N]: rows [n][N] over scale, rounded so that what is rounded away is small where the data are large.
 
@@ -84,15 +98,16 @@ def _round_rows(rows, scale, bits, inverse):
     the data; inverse [N][N] is that of M. Element by element, the error of one is made up for by the next ones (GPTQ:
     Frantar et al., ICLR 2023, arXiv:2210.17323, algorithm 1)."""
     left, result = rows.astype(np.float64), np.zeros(rows.shape, np.int16)
-    upper = np.linalg.cholesky(inverse).T
+    upper = torch.linalg.cholesky(torch.from_numpy(inverse)).T.contiguous()
+    factors = upper.numpy()
     for at in range(0, rows.shape[1], _BLOCK):
         end = min(at + _BLOCK, rows.shape[1])
         errors = np.zeros((len(rows), end - at))
         for i in range(at, end):
             result[:, i] = _nearest(left[:, i : i + 1], scale, bits)[:, 0]
-            errors[:, i - at] = (left[:, i] - scale * result[:, i]) / upper[i, i]
-            left[:, i + 1 : end] -= errors[:, i - at, None] * upper[i, i + 1 : end]
-        left[:, end:] -= errors @ upper[at:end, end:]
+            errors[:, i - at] = (left[:, i] - scale * result[:, i]) / factors[i, i]
+            left[:, i + 1 : end] -= errors[:, i - at, None] * factors[i, i + 1 : end]
+        left[:, end:] -= (torch.from_numpy(errors) @ upper[at:end, end:]).numpy()
     return result
 
 
@@ -110,7 +125,9 @@ def quantize_basis(rows, bits, mean_square, unit):
         scale = (multiple[at] * 2.0 ** (unit.of(n)[0] - unit.bits)).astype(np.float32)
         # A decoder multiplies d with the component's own coefficient, in all directions alike.
         own = max(mean_square[at].mean(), LEAST_LEAK)
-        numbers[at] = _round_rows(kept[at], scale, n, (full.T / (squares + own)) @ full)
+        inverse = (torch.from_numpy(full.T / (squares + own)) @ torch.from_numpy(full)).numpy()
+        with _one_thread():
+            numbers[at] = _round_rows(kept[at], scale, n, inverse)
     # A band has one shift. Where a component needs the fine unit, the others' multiples are in it, too.
     starts = range(0, len(bits), BAND)
     shift = np.array([unit.byte_shift if bits[i : i + BAND].max() <= BYTE_BITS else 0 for i in starts], np.uint8)

@@ -237,9 +237,7 @@ class Transform:
         transform = cls(matrices, mean, weight, rows, profile.n_sinks, device, n_exact)
         if profile.joint:
             joint, basis = profile.joint, profile.joint.basis
-            transform.join(
-                torch.from_numpy(basis.rows()), joint.n_shared, basis.n_exact, joint.n_given.max(0)
-            )  # fmt: skip
+            transform.join(torch.from_numpy(basis.rows()), joint.n_shared, basis.n_exact, joint.n_given.max(0))
         return transform
 
     def join(self, rows, n_shared, n_exact=0, n_given=None):
