@@ -30,6 +30,7 @@ ELEMENT_BYTES = {BF16: 2, FP16: 2, FP32: 4, E4M3: 1, E5M2: 1}
 SPLITS = {BF16: (8, 7, 1, 0), FP16: (5, 10, 1, 3), FP32: (8, 23, 3, 0), E4M3: (4, 3, 0, 4), E5M2: (5, 2, 0, 3)}
 LANES = 32
 JOINT = ("joint", 0)  # in the place of a group and matrix
+SCALES = np.array([2.0 ** ((i - 3) / 2) for i in range(7)], np.float32)  # of a block's step
 
 
 class Corrupt(Exception):
@@ -68,6 +69,7 @@ class Class:
         self.shift, self.freq = shift, freq
         self.cum = np.concatenate(([0], np.cumsum(freq))).tolist()
         self.refine = None  # by context: a Class of 0, away and back
+        self.at_scale = [self] * 7  # the class that its columns have in blocks of a scale
 
     def find(self, slot):
         for i in range(len(self.freq)):
@@ -154,8 +156,9 @@ def skip_zeros(data, at, align):
     return end
 
 
-def decode_matrix(data, runs, n_rows, top=None, coarse=(), align=1):
-    """runs: for each run of columns, the class of each; coarse[run], where there is one: the symbols that it refines.
+def decode_matrix(data, runs, n_rows, top=None, coarse=(), align=1, scales=None):
+    """runs: for each run of columns, the class of each; coarse[run], where there is one: the symbols that it refines;
+    scales: of each row, the index of its block's step; None: none of them has classes of its own.
     align: 16 from version 3 on; the matrix begins at a multiple of it in its section, and so does data.
     Returns an array [n_rows][n_columns] a run, bytes used."""
     strips = [(run, first) for run in range(len(runs)) for first in range(0, len(runs[run]), LANES)]
@@ -173,6 +176,8 @@ def decode_matrix(data, runs, n_rows, top=None, coarse=(), align=1):
             classes = runs[run][first : first + LANES]
             tops = None if top is None else top[first : first + LANES]
             for row in range(n_rows):
+                if scales is not None:
+                    classes = [cls.at_scale[scales[row]] for cls in runs[run][first : first + LANES]]
                 known = coarse[run] if run < len(coarse) else None
                 if known is None:
                     values = decode_row(stream, classes, tops)
@@ -373,16 +378,18 @@ class Profile:
         fields = Fields(data)
         require(bytes(fields.take("8s")) == b"CGPF\r\n\x1a\n", "magic")
         self.version, reserved, size = fields.take("IIQ")
-        require(self.version in (1, 2, 3) and reserved == 0 and size == len(data), "profile header")
+        require(self.version in (1, 2, 3, 4) and reserved == 0 and size == len(data), "profile header")
         self.model = fields.take("16s")
         self.n_layers, self.n_kv_heads, self.head_dim, _, n_planes = fields.take("HHHBB")
         self.preset = fields.take("16s").rstrip(b"\0")
         channel, token, rope, self.is_packed = fields.take("BBBB")
-        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes, self.nests, self.joined, reserved = fields.take("HHHHBBBB")
-        require(n_planes == 2 and reserved == 0, "profile header")
+        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes, self.nests, self.joined, has_joint = fields.take("HHHHBBBB")
+        require(n_planes == 2 and has_joint <= (self.version == 4), "profile header")
         require(self.is_packed <= (channel == 1 and self.version == 1), "narrow components")
         require(self.joined <= (channel == 1 and self.version >= 2), "planes")
-        self.has_joint = self.version == 3
+        self.has_steps = self.version == 4
+        require(not self.has_steps or (channel, token) == (1, 1), "steps by block of another preset than klt")
+        self.has_joint = self.version == 3 or has_joint == 1
         require(not self.has_joint or (self.joined and n_groups >= 2), "planes or groups")
         self.matrices = range(1 if self.joined else 2)  # of a group
         require(self.nests <= (channel == 1), "nests")
@@ -413,6 +420,8 @@ class Profile:
         for one in classes if self.nests else ():
             contexts = fields.array("<u2", 6).reshape(3, 2).tolist()
             one.refine = [Class(0, [same, away, (1 << 14) - same - away]) for same, away in contexts]
+        if self.has_steps:
+            self.read_steps(fields, classes)
         if self.has_anchors:
             self.read_anchors(fields, classes, channels)
         else:
@@ -430,6 +439,16 @@ class Profile:
         self.mean, self.weight = self.mean / scales, self.weight * scales
         if self.has_anchors:
             self.anchor_step = self.anchor_step / scales
+
+    def read_steps(self, fields, classes):
+        class_of = fields.array("u1", 7 * len(classes)).reshape(7, -1)
+        require((class_of < len(classes)).all(), "a class that is not there")
+        for one, of in zip(classes, class_of.T):
+            one.at_scale = [classes[k] for k in of]
+        n_query_heads = fields.take("H")
+        require(n_query_heads % self.n_kv_heads == 0, "query heads")
+        query_mean = bf16_to_f32(fields.array("<u2", self.n_layers * n_query_heads * self.head_dim))
+        require(bool(np.isfinite(query_mean).all()), "not finite")
 
     def read_anchors(self, fields, classes, channels):
         self.columns = {}  # [level, group, plane]: the classes of its columns; level 0: of the anchors
@@ -495,6 +514,7 @@ class Profile:
                 largest = 2.0 ** (33 - self.unit_bits[group, 0 if self.joined else plane] - min(self.fraction_bits))
                 mean, weight = (x[layers, plane].reshape(n_layers * channels) for x in (self.mean, self.weight))
                 for step in self.step[:, plane]:
+                    step = step * (SCALES[-1] if self.has_steps else np.float32(1))
                     require((np.abs(mean) + largest * (step / weight).astype(np.float64) <= 1e38).all(), "not finite")
             first += n_layers
 
@@ -539,7 +559,7 @@ class Chunk:
         fields = Fields(data)
         require(bytes(fields.take("8s")) == b"CGKV\r\n\x1a\n", "magic")
         self.version, header_bytes, file_bytes = fields.take("IIQ")
-        require(self.version in (1, 2, 3, 4), "header")
+        require(self.version in (1, 2, 3, 4, 5), "header")
         self.align = 16 if self.version >= 3 else 1
         finest, self.prefix_level, token_bytes, self.dtype = fields.take("BBBB")
         self.n_layers, self.n_kv_heads, self.head_dim, n_planes, reserved = fields.take("HHHBB")
@@ -550,7 +570,7 @@ class Chunk:
         require((n_planes, reserved) == (2, 0) and (self.scales == 0 or self.dtype in (E4M3, E5M2)), "header")
         is_nested = ends[3] > 0 or ends[2] > 0
         require(self.version >= 3 or (self.version == 2) == is_nested, "header")
-        require(self.version < 4 or finest > 0, "a lossless chunk of version 4")
+        require(self.version < 4 or finest > 0, "a lossless chunk of version 4 or 5")
         self.coarsest = 3 if ends[3] else 2 if ends[2] else finest
         require(not is_nested or 0 < finest < self.coarsest and ends.get(finest, 0) == 0, "header")
         ends[finest] = file_bytes
@@ -561,7 +581,8 @@ class Chunk:
         checksum = fields.take("Q")
         table = [fields.take("BBHIQ") for _ in range(n_sections)]
         self.sections = {}
-        require(all(1 <= kind <= (9 if self.version == 4 else 6) for kind, *_ in table), "kind of a section")
+        most = {4: 9, 5: 10}.get(self.version, 6)
+        require(all(1 <= kind <= most for kind, *_ in table), "kind of a section")
         finer = {5: 2, 6: 1, 8: 2, 9: 1}
         level_of = [finer.get(kind, self.coarsest) for kind, *_ in table]
         for (kind, plane, group, size, hash64), level, following in zip(table, level_of, [*level_of[1:], finest - 1]):
@@ -575,7 +596,8 @@ class Chunk:
             fields.at = skip_zeros(data, fields.at + size, self.align)
             require(following >= level or fields.at == ends[level], "where a level ends")
         require(fields.left() == 0, "bytes behind the last section")
-        keys = [(kind < 7, group, plane, kind) for kind, plane, group, _, _ in table]  # the joint matrix first
+        # The blocks' steps first, then the joint matrix.
+        keys = [(kind != 10, kind < 7, group, plane, kind) for kind, plane, group, _, _ in table]
         order = [(-level, *key) for key, level in zip(keys, level_of)][1:]
         require(table[0][:3] == (1, 0, 0) and order == sorted(set(order)), "order of the sections")
         tokens = self.sections[1, 0, 0]
@@ -604,7 +626,7 @@ class Chunk:
             return out
         require(profile.fingerprint in (None, self.profile) and profile.model == self.model, "foreign profile")
         require(profile.scales in (None, self.scales), "other scales")
-        require({3: 2, 4: 3}.get(self.version, 1) == profile.version, "versions of chunk and profile")
+        require({3: 2, 4: 3, 5: 4}.get(self.version, 1) == profile.version, "versions of chunk and profile")
         shape = (self.n_layers, self.n_kv_heads, self.head_dim)
         require(shape == (profile.n_layers, profile.n_kv_heads, profile.head_dim), "geometry")
         require(profile.has_anchors or self.first_position % 8 == 0, "position")
@@ -616,7 +638,10 @@ class Chunk:
         expected += [(4, plane, group) for group in groups for plane in range(2) if n_sinks > 0]
         if profile.has_joint:
             expected += [({3: 7, 5: 8, 6: 9}[kind], 0, 0) for kind in kinds]
+        if profile.has_steps:
+            expected.append((10, 0, 0))
         self.expect_sections(expected)
+        self.order_blocks(profile)
         if profile.has_joint:
             self.given = self.give(profile)
         first_layer = 0
@@ -632,6 +657,16 @@ class Chunk:
                 out[layers, plane, :n_sinks] = sinks.reshape(n_sinks, -1, channels).swapaxes(0, 1)
             first_layer += profile.group_layers[group]
         return out
+
+    def order_blocks(self, profile):
+        """Sets block, that of each row of a matrix of symbols, and scale_index, of its step."""
+        n_blocks = (self.n_tokens + 7) // 8
+        self.block, self.scale_index = np.arange(n_blocks), np.full(n_blocks, 3)
+        if profile.has_steps:
+            of_blocks = np.frombuffer(self.sections[10, 0, 0], np.uint8)
+            require(len(of_blocks) == n_blocks and (of_blocks <= 6).all(), "steps")
+            self.block = np.array(sorted(range(n_blocks), key=lambda b: (of_blocks[b], b)))
+            self.scale_index = of_blocks[self.block]
 
     def tables(self, profile, group, matrix, layers, planes, *more):
         """step / weight, mean and more such tables of a matrix: f32, channels as [plane][layer][head][dim]."""
@@ -662,7 +697,7 @@ class Chunk:
         return self.shaped(x, profile, group, planes)
 
     def symbols(self, profile, group, plane, level):
-        """Of each frequency, [block][column]."""
+        """Of each frequency, [row][column]."""
         columns, n_blocks = profile.columns[level, group, plane], (self.n_tokens + 7) // 8
         kind = 3 if level == self.coarsest else 7 - level
         at = ({3: 7, 5: 8, 6: 9}[kind], 0, 0) if (group, plane) == JOINT else (kind, plane, group)
@@ -675,12 +710,12 @@ class Chunk:
                 require(n <= len(of), "active columns")
                 runs += [of[:n], of[n:]]
                 coarse += [known, None]
-        symbols, used = decode_matrix(section, runs, n_blocks, None, coarse, self.align)
+        symbols, used = decode_matrix(section, runs, n_blocks, None, coarse, self.align, self.scale_index)
         require(used == len(section), "bytes behind the matrix")
         return symbols if level == self.coarsest else [np.hstack(symbols[2 * f : 2 * f + 2]) for f in range(8)]
 
     def give(self, profile):
-        """Version 4: V of each frequency, [block][group][component]."""
+        """With a joint matrix: V of each frequency, [row][group][component]."""
         symbols, basis = self.symbols(profile, *JOINT, self.level), profile.basis[JOINT]
         k, out = profile.unit_bits[JOINT] - profile.fraction_bits[self.level - 1], []
         for s, n_given in zip(symbols, profile.n_given[self.level - 1]):
@@ -705,18 +740,19 @@ class Chunk:
         return x.astype(np.float32)
 
     def exact_transform(self, profile, group, matrix, symbols, scale, mean):
-        """From version 3 on: f32 [token][channel]."""
+        """From version 3 on: f32 [token][channel]. Rows of symbols become blocks here."""
         basis, q = profile.basis[group, matrix], profile.fraction_bits[self.level - 1]
         if profile.has_joint:
             symbols = [np.hstack((v[:, group], s << q)) for v, s in zip(self.given, symbols)]
-        y = [integer_product(s, basis[: s.shape[1]]).astype(np.float32) for s in symbols]  # [f][block][channel]
-        dct = DCT * np.float32(2.0 ** -(profile.unit_bits[group, matrix] + q))
+        y = [integer_product(s, basis[: s.shape[1]]).astype(np.float32) for s in symbols]  # [f][row][channel]
+        dct = (DCT[:, :, None] * SCALES[self.scale_index]) * np.float32(2.0 ** -(profile.unit_bits[group, matrix] + q))
+        dct = dct[..., None]  # [f][t][row][1]
         z = np.zeros((len(y[0]), 8, len(mean)), np.float32)
         for t in range(4):
             even, odd = dct[0, t] * y[0], dct[1, t] * y[1]
             for f in (2, 4, 6):
                 even, odd = fmaf(dct[f, t], y[f], even), fmaf(dct[f + 1, t], y[f + 1], odd)
-            z[:, t], z[:, 7 - t] = even + odd, even - odd
+            z[self.block, t], z[self.block, 7 - t] = even + odd, even - odd
         return fmaf(z, scale, mean).reshape(-1, len(mean))
 
     def transform(self, profile, group, matrix, symbols, scale, mean):
@@ -785,7 +821,7 @@ def compare(directory):
         chunk = Chunk(read(os.path.join(directory, name + ".kv")))
         got = chunk.decode(profile).reshape(-1)
         want = np.frombuffer(read(os.path.join(directory, name + ".raw")), f"<u{ELEMENT_BYTES[chunk.dtype]}")
-        if chunk.level == 0 or chunk.version == 3:
+        if chunk.level == 0 or chunk.version >= 3:
             same = np.array_equal(got, want)
         else:
             same = within_tolerance(from_bits(got, chunk.dtype), from_bits(want, chunk.dtype), chunk.head_dim)
