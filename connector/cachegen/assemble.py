@@ -19,7 +19,7 @@ from .profile_file import (
     Profile,
     n_fine,
 )
-from .tables import cluster, refinement
+from .tables import cluster, cluster_by_scale, pool, refinement
 
 LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
 LEAST_GIVEN = 2e-3  # mean square, in steps, of a shared component: what is below is not given
@@ -259,8 +259,9 @@ def plan_columns(transform, statistics, budget_bytes):
     return plan
 
 
-def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
-    """The Profile of a plan."""
+def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes, by_scale=None, query_mean=None):
+    """The Profile of a plan. by_scale: as count_by_scale() gives it, and query_mean, as a Profile has it, where blocks have
+    steps of their own; None: they don't."""
     matrices, rows, shifts, refines = transform.matrices, [], [], []
     for level in range(N_LEVELS):
         for gm in transform.coded_matrices():
@@ -271,11 +272,18 @@ def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
                 shifts.append(shift[f, :n])
                 refines.append(np.arange(n) < (plan.active[(level + 1, *gm)][f] if level + 1 < N_LEVELS else 0))
     every = np.concatenate(rows)
-    classes, of = cluster(every, np.concatenate(shifts), n_classes)
+    counts, class_at = every[None], None
+    if by_scale is None:
+        classes, of = cluster(every, np.concatenate(shifts), n_classes)
+    else:
+        order = [(level, *gm) for level in range(N_LEVELS) for gm in transform.coded_matrices()]
+        counts = np.concatenate([by_scale[one] for one in order], 1)
+        classes, of, class_at = cluster_by_scale(counts, np.concatenate(shifts), n_classes)
     steps, refine = np.array(steps, np.float32), None
     if np.allclose(steps[1:] / steps[:-1], 3, rtol=0, atol=1e-6):
         at = np.flatnonzero(np.concatenate(refines))
-        refine = refinement(every[at], of[at], classes)
+        classes_at = class_at if class_at is not None else np.arange(len(classes))[None]
+        refine = refinement(sum(pool(c[at], k[of[at]], len(classes)) for c, k in zip(counts, classes_at)), classes)
     columns = iter(np.split(of.astype(np.uint8), np.cumsum([len(r) for r in rows])[:-1]))
     class_of = [
         {gm: [next(columns) for _ in range(BLOCK_TOKENS)] for gm in transform.coded_matrices()} for _ in range(N_LEVELS)
@@ -292,5 +300,6 @@ def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes):
         model.rope.inv_freq.numpy(), transform.n_sinks, matrices.groups, steps,
         transform.mean.cpu().numpy(), transform.weight.cpu().numpy(), classes, matrices.nested(basis),
         [matrices.nested(lambda *gm: of[gm]) for of in class_of],
-        refine=refine, is_joined=matrices.is_joined, joint=joint or None,
+        refine=refine, is_joined=matrices.is_joined, joint=joint or None, class_at=class_at,
+        query_mean=None if query_mean is None else query_mean.numpy(),
     )  # fmt: skip

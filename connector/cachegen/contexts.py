@@ -36,16 +36,23 @@ class Caches:
     def __init__(self, model, limit_bytes, seed=1):
         self.model, self.left_bytes, self.kept = model, limit_bytes, {}
         self.information, self.generator = {}, torch.Generator().manual_seed(seed)
+        self.queries = {}
 
     def get(self, context):
         if context.name in self.kept:
             return self.kept[context.name]
-        k, v = self.model.prefill(context)
+        k, v, self.queries[context.name] = self.model.prefill_with_queries(context)
         n_bytes = 2 * k.numel() * k.element_size()
         if n_bytes <= self.left_bytes:
             self.left_bytes -= n_bytes
             self.kept[context.name] = (k, v)
         return k, v
+
+    def query_mean(self, contexts):
+        """f32 [n_layers][n_query_heads][head_dim] on the CPU, the mean of prefill_with_queries() over contexts that get()
+        has seen, in bf16's numbers as a profile keeps it; None: not to be had."""
+        means = [self.queries[context.name] for context in contexts]
+        return None if any(mean is None for mean in means) else torch.stack(means).mean(0).bfloat16().float()
 
     def fisher(self, context, k, v):
         """Of the context whose cache is k, v: as KvModel.fisher()."""

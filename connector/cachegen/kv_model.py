@@ -7,7 +7,7 @@ Layers with a sliding window keep the K and V of all tokens, like the others: th
 DynamicCache is made without the configuration, with which it would cut these layers to their window.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +15,8 @@ from .compute_type import dtype_name, faster_dtype
 from .rope import Rope, Unsupported, fix_rope, rope_deviations, rope_of, text_config
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
+_FIRST_QUERIES = 64  # are left out of their mean: those tokens have little to attend to
+_ODD_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")  # arguments of what is no plain softmax of scores
 FISHER_DRAWS = 4  # continuations of a context: one is noisy, and the weights come from few contexts
 
 
@@ -38,6 +40,57 @@ def _refuse_by_config(config):
     for name in ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "attn_layer_period"):
         if getattr(config, name, None):
             raise Unsupported(f"a hybrid model ({name} in its configuration)")
+
+
+class _MeanQueries:
+    """Of a forward pass that runs while this is entered: the mean of what each head asks with.
+
+    The functions that transformers computes attention with are given the queries, rotated, whatever the model does to get
+    them. One is replaced, for the whole process."""
+
+    def __init__(self, model):
+        config = text_config(model.model.config)
+        self.model, self.means, self.is_plain = model, {}, True
+        self.name = getattr(config, "_attn_implementation", None)
+
+    def __enter__(self):
+        try:
+            from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+
+            self.attend = functions[self.name]
+        except (ImportError, KeyError):  # an older one, or the model's own code
+            self.functions = None
+            return self
+        self.functions = functions
+        functions[self.name] = self._attend
+        return self
+
+    def __exit__(self, *_):
+        if self.functions is not None:
+            self.functions[self.name] = self.attend
+
+    def _attend(self, module, query, key, value, mask, scaling=None, **more):
+        layer, rope = getattr(module, "layer_idx", None), self.model.rope
+        n_heads, n_tokens, head_dim = query.shape[1:]
+        is_plain = layer is not None and layer not in self.means and query.shape[0] == 1
+        is_plain = is_plain and head_dim == self.model.head_dim and n_heads % self.model.n_kv_heads == 0
+        self.is_plain = self.is_plain and is_plain and all(more.get(name) is None for name in _ODD_ATTENTION)
+        if self.is_plain:
+            if rope.inv_freq.dim() > 1:
+                rope = replace(rope, inv_freq=rope.inv_freq[layer])
+            positions = torch.arange(n_tokens, device=query.device)
+            found = rope.rotate(query[0].transpose(0, 1).float(), positions, inverse=True)
+            found = found[min(_FIRST_QUERIES, n_tokens // 2) :].mean(0)
+            self.means[layer] = (found * (head_dim**-0.5 if scaling is None else scaling)).cpu()
+        return self.attend(module, query, key, value, mask, scaling=scaling, **more)
+
+    def mean(self):
+        """f32 [n_layers][n_query_heads][head_dim] before rotation, times what scores are multiplied by; None: the model
+        does not say, or its attention is no plain one."""
+        if not self.is_plain or sorted(self.means) != list(range(self.model.n_layers)):
+            return None
+        found = torch.stack([self.means[layer] for layer in range(self.model.n_layers)])
+        return found if found.isfinite().all() else None
 
 
 class KvModel:
@@ -110,6 +163,12 @@ class KvModel:
                 f"K of layer {worst} is not rotated as its configuration says (kind {self.rope.kind}, "
                 f"{self.rope.rotary_dim} dimensions, NeoX pairing): {error[worst]:.2f} off"
             )
+
+    def prefill_with_queries(self, context):
+        """prefill(), and the mean query of each head, as _MeanQueries has it."""
+        with _MeanQueries(self) as queries:
+            k, v = self.prefill(context)
+        return k, v, queries.mean()
 
     @torch.no_grad()
     def prefill(self, context):

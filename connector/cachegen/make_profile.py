@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .assemble import assemble, plan_columns
+from .block_steps import Importance, scales_of
 from .contexts import CONTINUATION, pick
 from .klt import (
     LEAST_CONTEXTS,
@@ -23,10 +24,10 @@ from .klt import (
     split_layers,
 )
 from .kv_model import Context
-from .profile_file import BAND, BLOCK_TOKENS, JOINT, MAX_JOINT, N_LEVELS
+from .profile_file import BAND, BLOCK_TOKENS, JOINT, MAX_JOINT, N_LEVELS, N_SCALES
 from .sinks import MOST_SINKS, choose_sinks
 from .steps import DEFAULT, find_steps, parse_steps
-from .tables import Histograms, shift_of
+from .tables import N_BINS, Histograms, magnitude_bins, shift_of
 
 N_CLASSES = 192  # of a profile's 256 at most
 # Channels of a matrix at most. More code better; multiply-adds an element, the profile and what a GPU holds of it grow
@@ -142,16 +143,24 @@ class Statistics:
     largest_shared: list  # [level] of |shared coefficient|, in its steps
 
 
+def _scale_index(importance, x, transform):
+    """(scale_index(), its scales) of a context; None twice without importance."""
+    if importance is None:
+        return None, None
+    index = importance.scale_index(x, transform.n_sinks)
+    return index, scales_of(index)
+
+
 @torch.no_grad()
-def count_symbols(model, caches, contexts, transform, steps, progress):
-    """The Statistics of contexts."""
+def count_symbols(model, caches, contexts, transform, steps, progress, importance=None):
+    """The Statistics of contexts, of symbols in blocks' own steps where there is an Importance."""
     planes, each = Planes(model), transform.coded_matrices()
     progress.start("scale of the coefficients")
     sample = pick(contexts, max(3, len(contexts) // 4))
     square = dict.fromkeys(each, 0.0)
     for i, context in enumerate(sample):
         x = planes.flat(*caches.get(context))
-        for gm, z in transform.all_coefficients(x):
+        for gm, z in transform.all_coefficients(x, _scale_index(importance, x, transform)[1]):
             square[gm] = square[gm] + transform.own(gm, z)[1:].pow(2).mean(0) / len(sample)
         progress(i + 1, len(sample))
     histograms = [
@@ -164,7 +173,7 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
     largest = {gm: rows.abs().amax(1) for gm, rows in transform.rows.items()}
     for i, context in enumerate(contexts):
         x = planes.flat(*caches.get(context))
-        for (g, m), z in transform.all_coefficients(x):
+        for (g, m), z in transform.all_coefficients(x, _scale_index(importance, x, transform)[1]):
             most = float((z.abs() @ largest[g, m]).max()) / steps[0][m]
             largest_sum[g, m] = max(largest_sum[g, m], most)
             if transform.n_shared and (g, m) != JOINT:
@@ -181,13 +190,40 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
     return Statistics(histograms, mean_square, largest_sum, joint_square, largest_shared)
 
 
+@torch.no_grad()
+def count_by_scale(model, caches, contexts, transform, steps, plan, histograms, importance, progress):
+    """{(level, group, matrix): f32 [N_SCALES][n_columns][N_BINS]}: the histograms of a plan's active columns, one
+    frequency's behind the other's, by the scale of the block that symbols are in."""
+    progress.start("statistics of the symbols by their blocks' steps")
+    planes, counts = Planes(model), {}
+    for i, context in enumerate(contexts):
+        x = planes.flat(*caches.get(context))
+        index, scales = _scale_index(importance, x, transform)
+        for gm, z in transform.all_coefficients(x, scales):
+            z = transform.own(gm, z)[1:]  # the first block has the sinks
+            for level in range(N_LEVELS):
+                n_active, shift = plan.active[(level, *gm)], histograms[level][gm].shift
+                symbols = quantize(torch.cat([z[:, f, :n] for f, n in enumerate(n_active)], 1), steps[level][gm[1]])
+                shift = torch.cat([shift[f, :n] for f, n in enumerate(n_active)])
+                n = len(shift)
+                cell = index[1:, None] * n + torch.arange(n, device=index.device)
+                cell = cell * N_BINS + magnitude_bins(symbols.int(), shift)
+                found = torch.bincount(cell.flatten(), minlength=N_SCALES * n * N_BINS).float().cpu()
+                found = found.reshape(N_SCALES, n, N_BINS).numpy()
+                counts[(level, *gm)] = counts.get((level, *gm), 0.0) + found
+        progress(i + 1, len(contexts))
+    return counts
+
+
 def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classes, progress, held_out=(), n_sinks=None,
-                 share=PROFILE_SHARE["bytes"], n_shared=0):  # fmt: skip
+                 share=PROFILE_SHARE["bytes"], n_shared=0, block_steps=False):  # fmt: skip
     """The Profile of model, with fingerprint as its model's, from contexts. matrices: Matrices; steps: as parse_steps()
     gives them, or None, to find them on held_out; n_sinks: None to find them; share: of the weights' bytes, the file's
-    at most; n_shared: components of each group for a joint matrix, as most_shared() allows, 0: none. Caches serve later
-    profiles, too."""
+    at most; n_shared: components of each group for a joint matrix, as most_shared() allows, 0: none;
+    block_steps: blocks have steps of their own, where the model's queries can be had. Caches serve later profiles, too."""
     moments = calibrate(model, caches, contexts, matrices, progress)
+    query_mean = caches.query_mean(contexts) if block_steps else None
+    importance = None if query_mean is None else Importance(query_mean.to(model.device), model.rope)
     transform = fill_transform(moments, matrices, model, progress)
     step = (steps or parse_steps(DEFAULT))[LAYERS_LEVEL][0]
     factors = weigh_layers(model, caches, pick(contexts, N_LAYERS_CONTEXTS), transform, step, progress)
@@ -201,12 +237,15 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
         transform.n_sinks = n_sinks
     if steps is None:
         progress.start("steps")
-        steps = find_steps(model, transform, held_out, progress)
+        steps = find_steps(model, transform, held_out, progress, importance)
     if n_sinks is None:
         progress.start("exact first tokens")
         transform.n_sinks = choose_sinks(model, transform, caches, contexts, steps[1][0], progress)
-    statistics = count_symbols(model, caches, contexts, transform, steps, progress)
-    progress.start("classes")
+    statistics = count_symbols(model, caches, contexts, transform, steps, progress, importance)
+    progress.start("columns and components")
     budget_bytes = max(share * model.weights_bytes, LEAST_BUDGET_BYTES)
-    plan = plan_columns(transform, statistics, budget_bytes)
-    return assemble(model, fingerprint, transform, statistics.histograms, plan, steps, n_classes)
+    plan, histograms, by_scale = plan_columns(transform, statistics, budget_bytes), statistics.histograms, None
+    if importance:
+        by_scale = count_by_scale(model, caches, contexts, transform, steps, plan, histograms, importance, progress)
+    progress.start("classes")
+    return assemble(model, fingerprint, transform, histograms, plan, steps, n_classes, by_scale, query_mean)

@@ -7,6 +7,7 @@ The new profile is what the store uses from then on (profiles/default); chunks o
 fingerprint, and come back when profiles/default names it again. --no-default leaves that file alone.
 """
 
+import argparse
 import json
 import os
 import time
@@ -73,7 +74,10 @@ def print_report(report):
     print(f"groups of {', '.join(map(str, report['group_layers']))} layers"
           + (f", K and V {report['planes']}" if "planes" in report else "")
           + (f"; {report['n_shared']} components of each joined" if report["n_shared"] else "")
-          + f"; {report['n_sinks']} exact first tokens")  # fmt: skip
+          + f"; {report['n_sinks']} exact first tokens"
+          + ("; a step for each block" if report["block_steps"] else ""))  # fmt: skip
+    if report["has_odd_queries"]:
+        print("one step for all blocks: the queries of this model are not to be had, or its attention is no plain one")
     if not report["held_out"]:
         print("not measured: the texts are too short to hold a part out")
         return
@@ -104,7 +108,7 @@ def multiply_adds(profile, level):
     return float(products / elements)
 
 
-def make_report(model, profile, data, held_out, scores, seconds):
+def make_report(model, profile, data, held_out, scores, seconds, asked_for_block_steps):
     levels = []
     for level, result in scores.items():
         row = {"level": level + 1, "step": [float(s) for s in profile.step[level]], **result.as_json()}
@@ -125,6 +129,8 @@ def make_report(model, profile, data, held_out, scores, seconds):
         "group_layers": profile.group_layers,
         **({"planes": "joined" if profile.is_joined else "apart"} if profile.basis else {}),
         "n_sinks": profile.n_sinks,
+        "block_steps": profile.class_at is not None,
+        "has_odd_queries": asked_for_block_steps and profile.class_at is None,
         "dtype": model.dtype_name,
         "compute_dtype": dtype_name(model.compute_dtype),
         "held_out": [context.name for context in held_out],
@@ -173,6 +179,8 @@ def parse_arguments(arguments):
         "with --prefer speed (default %(default)s)")  # fmt: skip
     add("--sinks", type=int, choices=CHOICES, help="first tokens of a context that stay exact (default: the fewest "
         "that lose next to no quality on the calibration texts)")  # fmt: skip
+    add("--block-steps", action=argparse.BooleanOptionalAction, default=False, help="a step for each block of 8 tokens, by how "
+        "much of what follows depends on it (default %(default)s)")  # fmt: skip
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
                         f'(default {DEFAULT}; paper: {paper.STEPS})')  # fmt: skip
     add("--digest-weights", action="store_true", help="engines read all weights once, too, before they use the store")
@@ -242,7 +250,7 @@ def run(options):
     else:
         profile = make_profile(
             model, fingerprint, caches, contexts, matrices, steps, options.classes or N_CLASSES, progress, held_out,
-            options.sinks, PROFILE_SHARE[options.prefer] + JOINT_SHARE * (n_shared > 0), n_shared,
+            options.sinks, PROFILE_SHARE[options.prefer] + JOINT_SHARE * (n_shared > 0), n_shared, options.block_steps,
         )  # fmt: skip
     coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
     coder, planes = coder(profile, model.device), planes(model)
@@ -258,7 +266,8 @@ def run(options):
     scores = {}
     if held_out:
         scores = quality.measure(model, coder, planes, held_out, progress)
-    report = make_report(model, profile, data, held_out, scores, time.monotonic() - progress.began)
+    seconds, asked = time.monotonic() - progress.began, options.block_steps and not is_paper
+    report = make_report(model, profile, data, held_out, scores, seconds, asked)
     print_report(report)
     if options.json:
         write_atomically(os.path.abspath(options.json), json.dumps(report, indent=1).encode() + b"\n")

@@ -12,7 +12,7 @@ import numpy as np
 from .xxh3 import xxh3_64, xxh3_128
 
 MAGIC = b"CGPF\r\n\x1a\n"
-VERSIONS = (1, 2, 3)  # that are read; 3 is written with a joint matrix, else 2
+VERSIONS = (1, 2, 3, 4)  # that are read; 4 is written with a step for each block, else 3 with a joint matrix, else 2
 HEADER_BYTES = 80
 N_LEVELS = 3  # the lossy ones
 BLOCK_TOKENS = 8  # of the DCT
@@ -31,6 +31,9 @@ MAX_INV_FREQ = 16.0
 KLT_DCT, ANCHORS = (1, 1), (0, 2)  # transforms of channels and tokens
 MAX_JOINT = 8192  # components of all groups together that a joint matrix may turn
 MAX_FRACTION_BITS = 8
+N_SCALES = 7  # of a level's step, that blocks may have, in half octaves
+OWN_SCALE = N_SCALES // 2  # the level's own step
+SCALES = (2.0 ** ((np.arange(N_SCALES) - OWN_SCALE) / 2)).astype(np.float32)
 JOINT = (-1, 0)  # the joint matrix, where (group, matrix) is asked for
 _HEADER = "<8sIIQ16sHHHBB16sBBBBHHHHBBBB"
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
@@ -204,6 +207,8 @@ class Profile:
     refine: np.ndarray = None  # u16 [n_classes][3][2]: a level given the next coarser one; None: levels don't nest
     is_joined: bool = False  # a group's K and V are one matrix; otherwise one each
     joint: Joint = None  # without it all components of a group are its own
+    class_at: np.ndarray = None  # u8 [N_SCALES][n_classes]: a column's class in blocks of a scale; None: no steps by block
+    query_mean: np.ndarray = None  # f32 [n_layers][n_query_heads][head_dim], of bf16 numbers; no heads: not known
     fingerprint: bytes = field(default=b"", compare=False)
 
     @property
@@ -238,18 +243,21 @@ class Profile:
         for c in self.classes:
             body += [np.array([c.shift, len(c.freq)], "u1"), np.asarray(c.freq, "<u2")]
         body += [] if self.refine is None else [np.asarray(self.refine, "<u2")]
+        if self.class_at is not None:
+            body += [np.asarray(self.class_at, "u1"), np.array([self.query_mean.shape[1]], "<u2")]
+            body.append(to_bf16_bits(self.query_mean))
         body += self._klt_body() if self.anchor_step is None else self._paper_body()
         payload = b"".join(a if isinstance(a, bytes) else np.ascontiguousarray(a).tobytes() for a in body)
         n_bytes = HEADER_BYTES + len(payload) + 8
-        rotary_dim = 2 * self.inv_freq.shape[-1]
+        rotary_dim, has_steps = 2 * self.inv_freq.shape[-1], self.class_at is not None
         rope = 0 if rotary_dim == 0 else 1 if n_ropes == 1 else 2
         head = struct.pack(
             _HEADER,
-            MAGIC, 3 if self.joint else 2, 0, n_bytes, self.model_fingerprint,
+            MAGIC, 4 if has_steps else 3 if self.joint else 2, 0, n_bytes, self.model_fingerprint,
             self.n_layers, self.n_kv_heads, self.head_dim, DTYPES[self.dtype], 2,
             self.preset.encode(), *self._transforms(), rope, 0,
             rotary_dim, self.n_sinks, len(self.group_layers), len(self.classes), n_ropes if rope == 2 else 0,
-            self.refine is not None, self.is_joined, 0,
+            self.refine is not None, self.is_joined, has_steps and self.joint is not None,
         )  # fmt: skip
         assert len(head) == HEADER_BYTES
         data = head + payload
@@ -311,16 +319,19 @@ def read_profile(data):
     _require(data[:8] == MAGIC, "not a profile")
     _require(len(data) >= HEADER_BYTES + 8, "ends early")
     (_, version, reserved, n_bytes, model, n_layers, n_kv_heads, head_dim, dtype, n_planes, preset,
-     channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, n_ropes, nests, is_joined, more,
+     channel, token, rope, is_packed, rotary_dim, n_sinks, n_groups, n_classes, n_ropes, nests, is_joined, has_joint,
      ) = struct.unpack(_HEADER, data[:HEADER_BYTES])  # fmt: skip
     _require(version in VERSIONS, f"version {version} is not supported")
     _require(n_bytes == len(data), "its size is not the file's")
     _require(xxh3_64(data[:-8]) == struct.unpack("<Q", data[-8:])[0], "checksum is wrong")
     has_anchors = (channel, token) == ANCHORS
-    _require(not (reserved or more) and nests <= (not has_anchors), "reserved bytes are set")
+    _require(not reserved and nests <= (not has_anchors), "reserved bytes are set")
+    _require(has_joint <= (version > 3), "reserved bytes are set")
+    has_joint = bool(has_joint) or version == 3
     _require(is_packed <= (version == 1 and not has_anchors), "reserved bytes are set")
     _require(is_joined <= (version > 1 and not has_anchors), "reserved bytes are set")
-    _require(version < 3 or (not has_anchors and is_joined and n_groups > 1), "a joint matrix of one group, or planes apart")
+    _require(version < 3 or not has_anchors, "this version is of preset klt alone")
+    _require(not has_joint or (is_joined and n_groups > 1), "a joint matrix of one group, or planes apart")
     _require(n_planes == 2 and (has_anchors or (channel, token) == KLT_DCT), "unknown transform")
     _require(rope in (0, 1, 2) and not (has_anchors and rope), "unknown rope")
     _require(2 <= n_ropes <= MAX_ROPES if rope == 2 else n_ropes == 0, "number of rope tables")
@@ -354,6 +365,14 @@ def read_profile(data):
         classes.append(SymbolClass(int(shift), freq))
     refine = cursor.take("<u2", n_classes, 3, 2) if nests else None
     _require(not nests or (refine.min() >= 1 and refine.astype(int).sum(2).max() < SCALE), "frequencies of a refinement")
+    class_at = query_mean = None
+    if version > 3:
+        class_at = cursor.take("u1", N_SCALES, n_classes)
+        _require((class_at < n_classes).all(), "a class that is not there")
+        n_heads = cursor.number("<u2")
+        _require(n_heads % n_kv_heads == 0, "query heads are no multiple of KV heads")
+        query_mean = from_bf16_bits(cursor.take("<u2", n_layers, n_heads, head_dim))
+        _require(np.isfinite(query_mean).all(), "a mean query is not finite")
     anchor_class = joint = None
     if has_anchors:
         basis, (anchor_class, *class_of) = None, [
@@ -364,19 +383,19 @@ def read_profile(data):
         class_of = [[[[c] for c in both] for both in part] for part in class_of]
     else:
         sizes = [n * channels * (1 + is_joined) for n in group_layers]
-        basis, class_of, joint = _read_klt(cursor, sizes, 2 - is_joined, n_classes, version, is_packed)
+        basis, class_of, joint = _read_klt(cursor, sizes, 2 - is_joined, n_classes, version, is_packed, has_joint)
     _require(cursor.at == len(cursor.data), "bytes are left over")
     return Profile(
         model, n_layers, n_kv_heads, head_dim, names[dtype], inv_freq, n_sinks, group_layers, step, mean, weight,
         classes, basis, class_of, preset.rstrip(b"\0").decode(), anchor_step, anchor_class, refine,
-        bool(is_joined), joint, xxh3_128(data),
+        bool(is_joined), joint, class_at, query_mean, xxh3_128(data),
     )  # fmt: skip
 
 
-def _read_klt(cursor, sizes, n_matrices, n_classes, version, is_packed):
+def _read_klt(cursor, sizes, n_matrices, n_classes, version, is_packed, has_joint):
     """sizes: channels of a matrix of each group."""
     joint, n_shared = None, 0
-    if version > 2:
+    if has_joint:
         joint, (n_joint, unit_bits) = _read_joint(cursor, len(sizes))
         n_shared = joint.n_shared
     counts = [[cursor.take("<u2", 2).tolist() for _ in range(n_matrices)] for _ in sizes]

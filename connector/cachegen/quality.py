@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from .block_steps import CHUNK_TOKENS, Importance, scales_of
 from .klt import Transform
 from .profile_file import BLOCK_TOKENS, N_LEVELS
+from .rope import Rope
 from .tables import N_BINS, class_costs, magnitude_bins
 
-CHUNK_TOKENS = 256
 _STREAM_BYTES = 132  # lane states and the stream's size; the codec makes so many that they cost 2 %
 _STREAM_PADDING = 7  # zeros to the next multiple of 16, about
 _MATRIX_BYTES = 12  # the number of streams, and zeros behind their sizes, about
@@ -55,7 +56,8 @@ class Sizes:
         self.device = device
 
     def symbol_bits(self, q, classes, n_chunks, active=1.0):
-        """Of a matrix a chunk: q integers [n_rows][...], of all chunks; classes and active (1 or 0) of its columns."""
+        """Of a matrix a chunk: q integers [n_rows][...], of all chunks; classes and active (1 or 0) of its columns, or
+        of each row's."""
         bins = magnitude_bins(q.int(), self.shifts[classes]).long()
         cost = self.costs.flatten()[classes * N_BINS + bins]
         bits = float((cost * active).sum(dtype=torch.float64))
@@ -71,6 +73,9 @@ class Sizes:
         for at in range(0, n_tokens, CHUNK_TOKENS):
             rows = 1 + n_sections + (n_sinks_sections if at == 0 and self.profile.n_sinks else 0)
             bits += 8 * (160 + 16 * rows + _MATRIX_BYTES * n_sections)
+            if self.profile.class_at is not None:  # a byte for each block, in a section
+                n_blocks = -(-min(CHUNK_TOKENS, n_tokens - at) // BLOCK_TOKENS)
+                bits += 8 * (16 + n_blocks + -n_blocks % 16)
             bits += 8 * token_bytes * min(CHUNK_TOKENS, n_tokens - at)
         return bits
 
@@ -81,6 +86,12 @@ class Coder(Sizes):
     def __init__(self, profile, device="cpu"):
         super().__init__(profile, device)
         self.transform = Transform.of_profile(profile, device)
+        self.importance = self.class_at = None
+        if profile.class_at is not None:
+            self.class_at = torch.from_numpy(np.array(profile.class_at, np.int64)).to(device)
+            if profile.query_mean.size:
+                rope = Rope("profile's", 2 * profile.inv_freq.shape[-1], torch.from_numpy(np.array(profile.inv_freq)))
+                self.importance = Importance(torch.from_numpy(np.array(profile.query_mean)).to(device), rope)
 
     def _columns(self, level, gm, n_components):
         """Mask and class [8][n_components] of the active columns."""
@@ -93,16 +104,21 @@ class Coder(Sizes):
 
     def code(self, x, level):
         """(x after coding, bits of its symbols): x [2][n_layers][n_tokens][C] of a context from position 0."""
-        bits = 0.0
+        bits, index, scales = 0.0, None, None
+        if self.importance:
+            index = self.importance.scale_index(x, self.transform.n_sinks)
+            scales = scales_of(index)
 
         def kept(gm, symbols):
             nonlocal bits
             active, classes = self._columns(level, gm, symbols.shape[2])
+            if index is not None:
+                classes = self.class_at[index[:, None, None], classes]
             symbols = symbols * active
             bits += self.symbol_bits(symbols, classes, -(-len(symbols) * BLOCK_TOKENS // CHUNK_TOKENS), active)
             return symbols
 
-        out = self.transform.coded(x, self.profile.step[level].tolist(), kept, self.profile.joint, level)
+        out = self.transform.coded(x, self.profile.step[level].tolist(), kept, self.profile.joint, level, scales)
         return out, bits
 
 

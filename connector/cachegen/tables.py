@@ -11,12 +11,14 @@ v * 2^s + raw(s); mirror images are then v and -v - 1. Both cases are counted by
 import numpy as np
 import torch
 
-from .profile_file import MAX_SHIFT, MAX_SYMBOLS, SCALE, SymbolClass
+from .profile_file import MAX_SHIFT, MAX_SYMBOLS, OWN_SCALE, SCALE, SymbolClass
 
 N_EXACT = 48  # magnitudes that have their own bin; then a bin an octave
 N_BINS = N_EXACT + 12
 LARGEST = (MAX_SYMBOLS - 2) // 2  # largest value with an index of its own
 SIGMA = 6.0  # of v: columns that are wider get a shift
+_PRIOR_SYMBOLS = 200.0  # of a class's own distribution, where a scale has few symbols of it
+_SCALE_ROUNDS = 6
 _ALPHABETS = [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, LARGEST]  # largest values that a class may have
 _BIN_MIDDLE = np.concatenate([np.arange(N_EXACT), LARGEST + 1.5 * 2.0 ** np.arange(4, 16)])
 
@@ -129,11 +131,15 @@ def _cheapest(rows, costs):
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def refinement(rows, of, classes):
+def pool(rows, of, n_classes):
+    """f64 [n_classes][N_BINS]: rows f32 [column][N_BINS], added up by their columns' classes."""
+    pooled = torch.zeros(n_classes, N_BINS, dtype=torch.float64)
+    return pooled.index_add_(0, torch.from_numpy(of.astype(np.int64)), torch.from_numpy(rows).double()).numpy()
+
+
+def refinement(pooled, classes):
     """u16 [n_classes][3][2]: how each class's symbols refine those of a step three times as large (FORMAT.md, "A level given
-    the next coarser one"). rows f32 [column][N_BINS] and of, each column's class: of the columns that refine others."""
-    pooled = np.zeros((len(classes), N_BINS))
-    np.add.at(pooled, of, rows)
+    the next coarser one"). pooled: of the columns that refine others, as pool() gives it."""
     m = np.arange(N_EXACT)
     coarse = (m + 1) // 3
     index = np.choose(m - 3 * coarse + 1, [2, 0, 1])
@@ -168,3 +174,37 @@ def cluster(rows, shift, n_classes=192, n_rounds=12):
     if not classes:  # a format's must: every column is cut
         classes = [make_class(np.eye(N_BINS)[0], 0)]
     return classes, of
+
+
+def cluster_by_scale(counts, shift, n_classes=192):
+    """(classes, class of each column, class_at u8 [N_SCALES][n_classes]): counts f32 [N_SCALES][column][N_BINS] by the scale
+    of the block that symbols are in, shift [column].
+
+    What cluster() finds of all scales together, then in turns the class at each scale, the classes' frequencies, and the
+    columns' classes, each the cheapest that the others allow. Classes at a scale have the column's own shift: wide columns
+    are few, and their low bits cost as much whatever the shift."""
+    classes, of = cluster(counts.sum(0), shift, n_classes)
+    n = len(classes)
+    shifts = np.array([c.shift for c in classes])
+    is_other = shifts[:, None] != shifts
+    for turn in range(_SCALE_ROUNDS):
+        pooled = np.stack([pool(rows, of, n) for rows in counts])
+        own = pooled.sum(0)
+        prior = _PRIOR_SYMBOLS * own / np.maximum(own.sum(1, keepdims=True), 1)
+        costs = np.stack([class_costs(c) for c in classes])
+        bits = (pooled + prior) @ costs.T
+        bits[:, is_other] = np.inf
+        bits[OWN_SCALE] -= 1e-9 * np.eye(n)  # where all cost alike, a class is itself
+        class_at = bits.argmin(2)
+        if turn == _SCALE_ROUNDS - 1:
+            break
+        of_class = np.zeros((n, N_BINS))
+        for rows, at in zip(pooled, class_at):
+            np.add.at(of_class, at, rows)
+        classes = [make_class(row, c.shift) if row.any() else c for row, c in zip(of_class, classes)]
+        costs = np.stack([class_costs(c) for c in classes]).astype(np.float32)
+        for s in np.unique(shifts):
+            column, some = np.flatnonzero(shift == s), np.flatnonzero(shifts == s)
+            every = sum(rows[column] @ costs[at[some]].T for rows, at in zip(counts, class_at))
+            of[column] = some[every.argmin(1)]
+    return classes, of, class_at.astype(np.uint8)

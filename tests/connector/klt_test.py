@@ -32,6 +32,7 @@ from cachegen.assemble import (  # noqa: E402
     plan_columns,
     quantize_basis,
 )
+from cachegen.block_steps import CHUNK_TOKENS, Importance, scales_of  # noqa: E402
 from cachegen.klt import Matrices, Moments, Transform, layer_factors  # noqa: E402
 from cachegen.kv_model import Context  # noqa: E402
 from cachegen.make_profile import (  # noqa: E402
@@ -39,16 +40,29 @@ from cachegen.make_profile import (  # noqa: E402
     PROFILE_SHARE,
     choose_matrices,
     choose_shared,
+    count_by_scale,
     count_symbols,
     fill_transform,
     join_groups,
     layer_costs,
     most_shared,
 )
-from cachegen.profile_file import BAND, JOINT, MAX_BITS, MAX_ELEMENT, Basis, read_profile  # noqa: E402
+from cachegen.profile_file import (  # noqa: E402
+    BAND,
+    JOINT,
+    MAX_BITS,
+    MAX_ELEMENT,
+    N_SCALES,
+    OWN_SCALE,
+    SCALES,
+    Basis,
+    read_profile,
+)
 from cachegen.quality import Coder  # noqa: E402
-from cachegen.rope import NO_ROPE  # noqa: E402
+from cachegen.rope import NO_ROPE, Rope  # noqa: E402
 from cachegen.steps import parse_steps  # noqa: E402
+from cachegen.tables import N_BINS, class_costs, cluster_by_scale, magnitude_bins  # noqa: E402
+from cachegen.xxh3 import xxh3_64  # noqa: E402
 
 GOLDEN = os.path.join(ROOT, "tests", "golden")
 GROUPS, C = [2, 1], 12
@@ -95,16 +109,26 @@ def calibrated(is_joined, n_sinks=2, model=MODEL, groups=GROUPS):
     return Transform(matrices, moments.mean(), weight, moments.basis(weight), n_sinks, "cpu"), x, moments
 
 
-def made(is_joined, budget_bytes=1 << 20, model=MODEL, groups=GROUPS, n_shared=0):
+def queries(model=MODEL, n_heads=2, size=3.0):
+    """A mean query of n_heads for each KV head, in bf16's numbers."""
+    shape = (model.n_layers, n_heads * model.n_kv_heads, model.head_dim)
+    return (size * torch.randn(shape, generator=torch.Generator().manual_seed(4))).bfloat16().float()
+
+
+def made(is_joined, budget_bytes=1 << 20, model=MODEL, groups=GROUPS, n_shared=0, query_mean=None):
     """(Profile, Transform, x)"""
     transform, x, _ = calibrated(is_joined, 2, model, groups)
     caches = types.SimpleNamespace(get=lambda context: tuple(correlated(model=model)))
     if n_shared:
         join_groups(model, caches, ["one"], transform, n_shared, Quiet())
     steps = parse_steps("0.05,0.15,0.45")
-    statistics = count_symbols(model, caches, ["one"], transform, steps, Quiet())
-    plan = plan_columns(transform, statistics, budget_bytes)
-    return assemble(model, "5a" * 16, transform, statistics.histograms, plan, steps, 12), transform, x
+    importance = None if query_mean is None else Importance(query_mean, model.rope)
+    statistics = count_symbols(model, caches, ["one"], transform, steps, Quiet(), importance)
+    plan, by_scale = plan_columns(transform, statistics, budget_bytes), None
+    if importance:
+        by_scale = count_by_scale(model, caches, ["one"], transform, steps, plan, statistics.histograms, importance, Quiet())
+    profile = assemble(model, "5a" * 16, transform, statistics.histograms, plan, steps, 48 if importance else 12, by_scale, query_mean)
+    return profile, transform, x
 
 
 class CurveTest(unittest.TestCase):
@@ -535,6 +559,148 @@ class JointTest(unittest.TestCase):
         self.assertEqual(shared([2, 1], 20), 32, "the smallest group's")
         self.assertEqual(shared([1] * 300, 1024), 0, "too many groups")
         self.assertEqual((shared([5] * 6, 192, False), shared([30], 32)), (0, 0), "planes apart, one group")
+
+
+class BlockStepsTest(unittest.TestCase):
+    """A step for each block."""
+
+    def made(self, n_shared=0):
+        return made(True, model=ALIKE, groups=ALIKE_GROUPS, n_shared=n_shared, query_mean=queries(ALIKE))
+
+    def as_the_format_says(self, query_mean, rope, x, n_sinks):
+        """The scale index of each block of one chunk, number by number."""
+        n_tokens, head_dim = x.shape[2], query_mean.shape[2]
+        if n_sinks >= n_tokens:
+            return [3] * -(-n_tokens // 8)
+        k, v = x.double().unflatten(3, (-1, head_dim)).numpy()  # [layer][token][head][head_dim]
+        first, per_head, shares = n_sinks, query_mean.shape[1] // k.shape[2], []
+        for layer in range(len(k)):
+            for h in range(query_mean.shape[1]):
+                of_k, of_v = k[layer, first:, h // per_head], v[layer, first:, h // per_head]
+                distance = ((of_v - of_v.mean(0)) ** 2).sum(1)
+                for d in (32, 128, 512, 2048):
+                    query, half = query_mean[layer, h].double().numpy().copy(), rope.rotary_dim // 2
+                    for i in range(half):
+                        c, s = math.cos(d * float(rope.inv_freq[i])), math.sin(d * float(rope.inv_freq[i]))
+                        a, b = query[i], query[i + half]
+                        query[i], query[i + half] = a * c - b * s, b * c + a * s
+                    e = np.exp(2 * (of_k @ query) - (2 * (of_k @ query)).max())
+                    shares += [e / e.mean(), e * distance / (e * distance).mean()]
+        of_tokens, found = np.mean(shares, 0), {}
+        for b in range(-(-n_tokens // 8)):
+            of_block = [of_tokens[t - first] for t in range(8 * b, min(8 * b + 8, n_tokens)) if t >= first]
+            if of_block:
+                found[b] = -0.35 * math.log2(max(np.mean(of_block), 1e-9))
+        for _ in range(2):
+            mean = np.mean(list(found.values()))
+            found = {b: max(-1.5, min(1.5, o - mean)) if _ == 0 else o - mean for b, o in found.items()}
+        return [3 + max(-3, min(3, round(2 * found[b]))) if b in found else 3 for b in range(-(-n_tokens // 8))]
+
+    def test_scales_are_those_of_the_format(self):
+        rope = Rope("", 2, torch.tensor([0.7], dtype=torch.float64))
+        for n_tokens, n_sinks, size in ((256, 0, 3), (250, 2, 3), (43, 8, 3), (13, 4, 1), (256, 4, 40), (8, 8, 3), (10, 8, 3)):
+            query_mean, x = queries(size=size), flat(correlated())[:, :, :n_tokens]
+            found = Importance(query_mean, rope).scale_index(x, n_sinks).tolist()
+            self.assertEqual(found, self.as_the_format_says(query_mean, rope, x, n_sinks), (n_tokens, n_sinks))
+            self.assertTrue(n_tokens < 50 or len(set(found)) > 2, "of several scales")
+        self.assertEqual((min(found), len(found)), (OWN_SCALE, 2))
+
+    def test_a_chunk_does_not_know_the_others(self):
+        importance, x = Importance(queries(), NO_ROPE), flat(correlated())
+        whole = importance.scale_index(x, 2)
+        parts = [importance.scale_index(x[:, :, at : at + CHUNK_TOKENS], max(2 - at, 0)) for at in range(0, N_TOKENS, CHUNK_TOKENS)]
+        self.assertEqual(whole.tolist(), torch.cat(parts).tolist())
+        np.testing.assert_array_equal(scales_of(torch.arange(N_SCALES)).numpy(), SCALES)
+        self.assertEqual([float(s).hex()[:10] for s in SCALES[::2]], ["0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6"])
+
+    def test_errors_are_those_of_the_blocks_steps(self):
+        transform, x, _ = calibrated(True)
+        index = torch.randint(0, N_SCALES, (N_TOKENS // 8,), generator=torch.Generator().manual_seed(8))
+        steps = [0.01, 0.01]
+        same = transform.coded(x, steps, scales=torch.ones(N_TOKENS // 8))
+        self.assertTrue(torch.equal(same, transform.coded(x, steps)))
+        out = transform.coded(x, steps, scales=scales_of(index))
+        error = ((out - x) * transform.weight.transpose(0, 1)[:, :, None]).square().mean((0, 1, 3)).unflatten(0, (-1, 8))
+        for i in range(N_SCALES):
+            size = error[1:][index[1:] == i].mean().sqrt().item() / (0.01 * SCALES[i])
+            self.assertLess(abs(size - 12**-0.5), 0.03, f"scale {i}")
+
+    def test_the_file_holds_them_and_the_second_reader_reads_the_same(self):
+        for n_shared in (0, N_SHARED):
+            profile, _, _ = self.made(n_shared)
+            data = profile.to_bytes()
+            self.assertEqual((data[8], data[79]), (4, n_shared > 0))
+            back, second = read_profile(data), reader.Profile(data)
+            self.assertEqual(back.to_bytes(), data)
+            self.assertEqual((back.n_shared, second.n_shared), (n_shared, n_shared))
+            np.testing.assert_array_equal(back.class_at, profile.class_at)
+            np.testing.assert_array_equal(back.query_mean, queries(ALIKE).numpy())
+            self.assertGreater(np.count_nonzero(profile.class_at != np.arange(len(profile.classes))), 5)
+            columns, k = profile.columns(0, 0, 0)[0], second.columns[1, 0, 0][0]
+            for i in range(N_SCALES):
+                want = [profile.classes[c].freq.tolist() for c in profile.class_at[i][columns]]
+                self.assertEqual([one.at_scale[i].freq for one in k], want)
+
+    def test_damaged_fields_are_refused(self):
+        profile, _, _ = self.made()
+        read_profile(profile.to_bytes())
+        for what, name, cell, value in (
+            ("a class", "class_at", (2, 1), len(profile.classes)),
+            ("finite", "query_mean", (1, 2, 3), math.inf),
+        ):
+            array = getattr(profile, name)
+            kept, array[cell] = array[cell], value
+            with self.subTest(what), self.assertRaisesRegex(ValueError, what):
+                read_profile(profile.to_bytes())
+            array[cell] = kept
+        profile.query_mean = profile.query_mean[:, :-1]
+        with self.assertRaisesRegex(ValueError, "multiple of KV heads"):
+            read_profile(profile.to_bytes())
+        profile.query_mean = profile.query_mean[:, :0]
+        self.assertIsNone(Coder(read_profile(profile.to_bytes())).importance, "queries that are not known")
+        data = bytearray(made(True)[0].to_bytes())
+        data[79] = 1
+        data[-8:] = xxh3_64(bytes(data[:-8])).to_bytes(8, "little")
+        with self.assertRaisesRegex(ValueError, "reserved"):
+            read_profile(bytes(data))
+
+    def test_classes_by_scale_cost_less(self):
+        profile, _, x = self.made(N_SHARED)
+        coder, bits = Coder(profile), []
+        for class_at in (profile.class_at, np.tile(np.arange(len(profile.classes)), (N_SCALES, 1))):
+            coder.class_at = torch.from_numpy(class_at.astype(np.int64))
+            bits.append([coder.code(x, level)[1] for level in range(3)])
+        for with_scale, without in zip(*bits):
+            self.assertLess(with_scale, 0.97 * without)
+
+    def test_each_scale_has_the_class_of_its_spread(self):
+        generator, shift = torch.Generator().manual_seed(6), np.repeat([0, 0, 3], 100)
+        sigma = torch.cat([torch.linspace(0.1, 6, 200), torch.linspace(30, 60, 100)])
+        counts = []
+        for scale in SCALES:
+            q = (torch.randn(400, 300, generator=generator) * sigma / scale).round().int()
+            bins = magnitude_bins(q, torch.from_numpy(shift).int()).long() + N_BINS * torch.arange(300)
+            counts.append(torch.bincount(bins.flatten(), minlength=300 * N_BINS).reshape(300, N_BINS).float().numpy())
+        counts[0][:, 1:] = 0  # hardly seen
+        counts[0][:, :1] = 0
+        classes, of, class_at = cluster_by_scale(np.stack(counts), shift, 24)
+        self.assertEqual(class_at.shape, (N_SCALES, len(classes)))
+        used = np.unique(of)
+        np.testing.assert_array_equal([classes[c].shift for c in of], shift)
+        for i in range(N_SCALES):
+            np.testing.assert_array_equal([classes[k].shift for k in class_at[i]], [c.shift for c in classes])
+        costs = np.stack([class_costs(c) for c in classes])
+        for i in range(1, N_SCALES):
+            n, bits = counts[i].sum(1), (counts[i] * costs[class_at[i][of]]).sum(1)
+            entropy = np.log2(2 * math.pi * math.e * ((sigma.numpy() / SCALES[i]) ** 2 + 1 / 12)) / 2
+            clear = sigma.numpy() / SCALES[i] > 0.7  # where a normal distribution's is that of its rounded numbers
+            self.assertLess((bits / n - entropy)[clear].mean(), 0.1, f"scale {i}")
+            if i in (1, 6):
+                self.assertGreater(((counts[i] * costs[of]).sum(1) - bits).sum(), 0.1 * n.sum(), "than with one class")
+        pooled = np.zeros((len(classes), N_BINS))
+        np.add.at(pooled, of, sum(counts))
+        own = (pooled @ costs.T + 1e9 * np.array([[c.shift != d.shift for d in classes] for c in classes]))[used]
+        np.testing.assert_allclose(own[np.arange(len(used)), class_at[0][used]], own.min(1), err_msg="unseen: that of all")
 
 
 class SinksTest(unittest.TestCase):

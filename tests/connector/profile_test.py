@@ -339,6 +339,39 @@ class ProfileTest(unittest.TestCase):
         of_pairs = found[:, 0].unflatten(1, (model.n_kv_heads, 2, -1))
         self.assertFalse(torch.allclose(of_pairs[:, :, 0], of_pairs[:, :, 1], rtol=0.01), "each dimension has its own")
 
+    def test_the_mean_query_is_that_before_rotation_times_what_scores_are_multiplied_by(self):
+        plain = ("Llama, GQA, head 64", "Llama, yarn", "StableLm, partial rotary", "Qwen2, biased keys, head 64",
+                 "Qwen3, normed keys, head 128")  # fmt: skip
+        no_rope = dict(num_key_value_heads=2, hidden_size=256, no_rope_layers=[1, 0, 1], pad_token_id=None)
+        for name, make_config in {**{name: CODED[name] for name in plain}, "SmolLM3": lambda: config("SmolLM3", **no_rope)}.items():
+            with self.subTest(name):
+                make_model(self.path("model"), make_config())
+                model, context, k, v = self.prefilled()
+                asked = []
+                for layer in model.model.model.layers:
+                    module = getattr(layer.self_attn, "q_norm", layer.self_attn.q_proj)
+                    module.register_forward_hook(lambda _, __, out: asked.append(out[0].flatten(1)))
+                again = model.prefill_with_queries(context)
+                self.assertTrue(torch.equal(again[0], k) and torch.equal(again[1], v))
+                want = torch.stack([q[64:].mean(0).unflatten(0, (-1, model.head_dim)) for q in asked])
+                want *= model.head_dim**-0.5 * getattr(model.model.model.rotary_emb, "attention_scaling", 1)
+                torch.testing.assert_close(again[2], want, rtol=1e-3, atol=1e-4 * want.abs().max().item())
+                attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
+                self.assertEqual(attend.__name__, "sdpa_attention_forward", "transformers' own function is back")
+        windows = dict(num_key_value_heads=2, head_dim=64, sliding_window=40)
+        for name, odd in (
+            ("windows", config("Mistral", **windows)),
+            ("capped scores", config("Gemma2", query_pre_attn_scalar=64, **{**windows, "sliding_window": 4096})),
+        ):
+            with self.subTest(name):
+                make_model(self.path("model"), odd)
+                model, context, _, _ = self.prefilled()
+                self.assertIsNone(model.prefill_with_queries(context)[2])
+        report, path = self.profile("--dtype", "fp32", "--block-steps")
+        with open(path, "rb") as file:
+            self.assertIsNone(read_profile(file.read()).class_at)
+        self.assertEqual((report["block_steps"], report["has_odd_queries"]), (False, True))
+
     def test_what_errors_cost_is_told_by_layer(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         model, rng = KvModel(self.path("model"), dtype=torch.float32), torch.Generator().manual_seed(11)

@@ -256,6 +256,7 @@ class Study:
         made = make_profile(
             self.model, self.fingerprint, self.caches, others, Matrices(whole.group_layers, whole.is_joined),
             whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks, share=share, n_shared=whole.n_shared,
+            block_steps=whole.class_at is not None,
         )  # fmt: skip
         write_atomically(path, made.to_bytes())
 
