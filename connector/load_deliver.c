@@ -132,10 +132,13 @@ static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     const uint8_t level = load->stream.chunks[chunk->index].level;
     const uint64_t n_bytes = load->stream.sizes[chunk->index].bytes[level];
     const uint8_t *bytes = put_together(chunk, n_bytes);
-    chunk->status =
-        bytes == NULL ? CG_ERR_NO_MEMORY
-                      : cg_load_verify(&load->op.connector->model, load->plan, chunk->index, level,
-                                       bytes, n_bytes, &chunk->worst_level, &chunk->decoder);
+    const cg_model *model = &load->op.connector->model;
+    cg_chunk verified;
+    chunk->status = bytes == NULL ? CG_ERR_NO_MEMORY
+                                  : cg_load_verify(model, load->plan, chunk->index, level, bytes,
+                                                   n_bytes, &chunk->worst_level, &verified);
+    if (chunk->status == CG_OK)
+        chunk->status = cg_load_decoder_new(model, &verified, &chunk->decoder);
     if (chunk->status == CG_OK && is_wanted(chunk))
         prepare(chunk, scratch);
 }

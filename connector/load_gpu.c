@@ -33,20 +33,20 @@ static cg_device_run run_of(const cg_load_chunk *chunk)
                            .to_token = load->to_token < first + n ? load->to_token - first : n};
 }
 
-static cg_status verify(cg_load_chunk *chunk, const uint8_t *bytes, size_t n_bytes)
+static cg_status verify(cg_load_chunk *chunk, const uint8_t *bytes, size_t n_bytes,
+                        cg_chunk *verified_out)
 {
     const cachegen_load *load = chunk->load;
     const uint8_t level = load->stream.chunks[chunk->index].level;
     return cg_load_verify(&load->op.connector->model, load->plan, chunk->index, level, bytes,
-                          n_bytes, &chunk->worst_level, &chunk->decoder);
+                          n_bytes, &chunk->worst_level, verified_out);
 }
 
 /* Decodes on the CPU, one task after the other, and has the GPU move each into the blocks. */
-static cg_status decode_on_cpu(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot,
-                               cg_scratch *scratch)
+static cg_status decode_on_cpu(cg_load_chunk *chunk, const cg_decoder *decoder, cg_gpu *gpu,
+                               uint32_t slot, cg_scratch *scratch)
 {
     const cachegen_load *load = chunk->load;
-    const cg_decoder *decoder = chunk->decoder;
     const cg_device_run run = run_of(chunk);
     size_t room;
     void *tiles = gpu->functions->slot_memory(gpu->device, slot, &room);
@@ -72,13 +72,20 @@ static cg_status decode_on_cpu(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot,
 static cg_status fall_back(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, uint64_t n_bytes,
                            cg_scratch *scratch)
 {
-    cg_decoder_free(chunk->decoder);
-    chunk->decoder = NULL;
-    if ((chunk->bytes = malloc(n_bytes)) == NULL)
+    uint8_t *bytes = malloc(n_bytes);
+    cg_decoder *decoder = NULL;
+    cg_chunk verified;
+    if (bytes == NULL)
         return CG_ERR_NO_MEMORY;
-    cg_load_copy_pieces(chunk, n_bytes, chunk->bytes);
-    const cg_status status = verify(chunk, chunk->bytes, n_bytes);
-    return status == CG_OK ? decode_on_cpu(chunk, gpu, slot, scratch) : status;
+    cg_load_copy_pieces(chunk, n_bytes, bytes);
+    cg_status status = verify(chunk, bytes, n_bytes, &verified);
+    if (status == CG_OK)
+        status = cg_load_decoder_new(&chunk->load->op.connector->model, &verified, &decoder);
+    if (status == CG_OK)
+        status = decode_on_cpu(chunk, decoder, gpu, slot, scratch);
+    cg_decoder_free(decoder);
+    free(bytes);
+    return status;
 }
 
 static bool is_for_the_cpu(cg_status status)
@@ -100,12 +107,13 @@ static cg_status decode(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, cg_scr
     if (n_bytes > room)
         return fall_back(chunk, gpu, slot, n_bytes, scratch);
     cg_load_copy_pieces(chunk, n_bytes, memory);
-    cg_status status = verify(chunk, memory, n_bytes);
+    cg_chunk verified;
+    cg_status status = verify(chunk, memory, n_bytes, &verified);
     if (status != CG_OK)
         return status;
-    /* The level may end before what was read: see cg_load_verify(). */
-    const size_t level_bytes = cg_decoder_chunk(chunk->decoder)->n_bytes;
-    status = gpu->functions->decode(gpu->device, slot, level_bytes, &run, load->mark);
+    /* The level may end before what was read. The device checks what a decoder of the CPU's would;
+     * none is made, since with a joint matrix that takes memory by the geometry. */
+    status = gpu->functions->decode(gpu->device, slot, verified.n_bytes, &run, load->mark);
     *on_gpu_out = status == CG_OK;
     return is_for_the_cpu(status) ? fall_back(chunk, gpu, slot, n_bytes, scratch) : status;
 }

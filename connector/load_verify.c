@@ -27,15 +27,13 @@ static cg_status check_tokens(const cg_chunk *parsed, const cg_plan *plan, uint3
 
 cg_status cg_load_verify(const cg_model *model, const cg_plan *plan, uint32_t chunk_index,
                          uint8_t level, const uint8_t *bytes, size_t n_bytes,
-                         uint8_t *worst_level_out, cg_decoder **decoder_out)
+                         uint8_t *worst_level_out, cg_chunk *chunk_out)
 {
-    cg_chunk parsed;
-    const cg_chunk_header *h = &parsed.header;
-    *decoder_out = NULL;
-    cg_status status = cg_chunk_open(bytes, n_bytes, &parsed);
+    const cg_chunk_header *h = &chunk_out->header;
+    cg_status status = cg_chunk_open(bytes, n_bytes, chunk_out);
     if (status == CG_OK && h->level < level &&
         cg_chunk_holds(h, level)) /* more was read than asked for */
-        status = cg_chunk_open(bytes, h->level_bytes[level], &parsed);
+        status = cg_chunk_open(bytes, h->level_bytes[level], chunk_out);
     if (status != CG_OK)
         return status;
     if (memcmp(&h->model, &model->fingerprint, sizeof h->model) != 0 ||
@@ -46,11 +44,15 @@ cg_status cg_load_verify(const cg_model *model, const cg_plan *plan, uint32_t ch
     if (h->level != CG_L0 &&
         memcmp(&h->profile, &model->profile_fingerprint, sizeof h->profile) != 0)
         return CG_ERR_FOREIGN_PROFILE;
-    if ((status = check_tokens(&parsed, plan, chunk_index)) != CG_OK)
+    if ((status = check_tokens(chunk_out, plan, chunk_index)) != CG_OK)
         return status;
     *worst_level_out = h->prefix_level > h->level ? h->prefix_level : h->level;
-    if (*worst_level_out > plan->worst_level)
-        return CG_ERR_LOSSY_PREFIX;
-    return cg_decoder_new(h->level == CG_L0 ? NULL : model->profile, parsed.bytes, parsed.n_bytes,
-                          decoder_out);
+    return *worst_level_out > plan->worst_level ? CG_ERR_LOSSY_PREFIX : CG_OK;
+}
+
+cg_status cg_load_decoder_new(const cg_model *model, const cg_chunk *chunk,
+                              cg_decoder **decoder_out)
+{
+    return cg_decoder_new(chunk->header.level == CG_L0 ? NULL : model->profile, chunk->bytes,
+                          chunk->n_bytes, decoder_out);
 }

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* bytes[n_bytes]: chunk chunk_index of plan as it was read at level; longer is fine where the file
- * goes on to finer levels. bytes stay valid as long as the decoder.
+ * goes on to finer levels. *chunk_out points into them, and ends where the level does.
  * *worst_level_out is the chunk's level, or that of the prefix that it was computed on if worse.
  * It is set once the bytes are known to be the chunk, so also with CG_ERR_LOSSY_PREFIX.
  * CG_ERR_FOREIGN_MODEL, CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_TOKENS: of another model, profile or
@@ -24,7 +24,12 @@ extern "C" {
  * others: no chunk of that level. CG_ERR_NO_MEMORY. */
 cg_status cg_load_verify(const cg_model *model, const cg_plan *plan, uint32_t chunk_index,
                          uint8_t level, const uint8_t *bytes, size_t n_bytes,
-                         uint8_t *worst_level_out, cg_decoder **decoder_out);
+                         uint8_t *worst_level_out, cg_chunk *chunk_out);
+
+/* A decoder of the chunk, which cg_load_verify() took, on the CPU. The chunk's bytes stay valid as
+ * long as the decoder, which the caller frees. Errors of cg_decoder_new(). */
+cg_status cg_load_decoder_new(const cg_model *model, const cg_chunk *chunk,
+                              cg_decoder **decoder_out);
 
 #ifdef __cplusplus
 }

@@ -11,6 +11,17 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
+// Decoders of the CPU's that were made: CMakeLists.txt wraps the function.
+static std::atomic<int> n_decoders{0};
+extern "C" cg_status __real_cg_decoder_new(const cg_profile *profile, const uint8_t *bytes,
+                                           size_t n_bytes, cg_decoder **decoder_out);
+extern "C" cg_status __wrap_cg_decoder_new(const cg_profile *profile, const uint8_t *bytes,
+                                           size_t n_bytes, cg_decoder **decoder_out)
+{
+    n_decoders++;
+    return __real_cg_decoder_new(profile, bytes, n_bytes, decoder_out);
+}
+
 namespace
 {
 
@@ -62,11 +73,14 @@ TEST_F(GpuTest, EveryLevelIsWhatTheCpuDecodes)
             GpuEngine gpu(store);
             cpu.level_plus_1 = gpu.level_plus_1 = level + 1;
             ASSERT_EQ(cpu.load(tokens).progress.loaded_tokens, 47u);
+            const int before = n_decoders;
             ASSERT_EQ(gpu.load(tokens).progress.loaded_tokens, 47u);
             EXPECT_EQ(gpu.memory, cpu.memory);
             // There are kernels for what new profiles make; the CPU decodes the older.
             const bool has_kernels = level == 0 || version >= 2;
             EXPECT_EQ(gpu.stats().chunks_decoded_on_gpu, has_kernels ? 2u : 0u);
+            // A decoder takes memory by the geometry, which a GPU has no use for.
+            EXPECT_EQ(n_decoders - before, has_kernels ? 0 : 2);
         }
     }
 }
