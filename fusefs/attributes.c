@@ -30,6 +30,12 @@ int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out)
     return error;
 }
 
+bool cg_fs_is_lasting(cg_fs *fs, cg_fs_node *node)
+{
+    return S_ISDIR(node->type) || (S_ISREG(node->type) && node->control == CG_CONTROL_NONE &&
+                                   cg_published_by_name(fs, node));
+}
+
 static int set_size(cg_fs *fs, cg_fs_node *node, off_t size)
 {
     int fd, error;

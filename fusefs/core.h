@@ -73,6 +73,7 @@ typedef struct cg_fs_entry {
     struct stat attr;
     bool may_not_be_cached; /* a file that is being written: only this caller sees the name */
     bool may_be_old;        /* the store changed meanwhile */
+    bool is_lasting;        /* cg_fs_is_lasting() */
 } cg_fs_entry;
 
 typedef struct cg_fs_directory cg_fs_directory;
@@ -91,8 +92,8 @@ typedef ssize_t cg_fs_move(void *source, int fd, off_t offset);
 /* How cg_fs_watch() makes the kernel forget what it remembers. The functions must not wait for
  * anything. */
 typedef struct cg_fs_kernel {
-    /* Forget the attributes of the node; it may be gone. */
-    void (*forget_attr)(void *user, const cg_fs_node *node);
+    /* Forget the attributes of the node, and of a folder the listing; it may be gone. */
+    void (*forget)(void *user, const cg_node_ref *ref);
     /* Look up all names again before they are used. */
     void (*doubt_names)(void *user);
     void *user;
@@ -136,14 +137,22 @@ void cg_fs_watch(cg_fs *fs);
  * stay. */
 int cg_fs_watch_begin(cg_fs *fs, const cg_fs_kernel *kernel);
 /* Whether the kernel is told of changes, so that it may trust what it remembers for
- * CG_FS_TRUST_SECONDS. */
+ * CG_FS_TRUST_SECONDS, and what is lasting for CG_FS_LASTING_SECONDS. */
 bool cg_fs_is_watched(const cg_fs *fs);
-enum { CG_FS_TRUST_SECONDS = 60 };
+/* Whether the file is a folder or is published: of all that changes in its attributes the watch
+ * tells, times of access excepted. A mapping changes an ordinary file without its telling. */
+bool cg_fs_is_lasting(cg_fs *fs, cg_fs_node *node);
+enum { CG_FS_TRUST_SECONDS = 60, CG_FS_LASTING_SECONDS = 3600 };
+/* Whether a folder that has changed since its attributes were asked for has another time of
+ * modification, however soon that was. Of kernels from 6.13 on, and when changes are watched. */
+bool cg_fs_has_fine_times(const cg_fs *fs);
 /* Says that the mount ends. cg_fs_keep(), cg_fs_scrub(), cg_fs_watch() and cg_fs_adopt_tree(), in
  * other threads, return soon. The next mount goes on where they stopped. */
 void cg_fs_stop(cg_fs *fs);
 
 /* Names. */
+/* ENOENT: entry_out has may_not_be_cached only. If that is false, the kernel may remember for
+ * CG_MISSING_SECONDS that the name is missing. */
 int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
                  cg_fs_entry *entry_out);
 void cg_fs_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups);
@@ -189,9 +198,6 @@ int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *di
  * attributes looks up each file; that costs 200 bytes a file until the kernel forgets it, and
  * `find` does not need it. */
 bool cg_fs_is_crowded(cg_fs *fs);
-/* Whether the folder is as it was at an earlier cg_fs_opendir(), whose listing the kernel was
- * allowed to keep. A kept listing must not be older than the names that the kernel trusts. */
-bool cg_fs_is_listed(const cg_fs_directory *directory);
 int cg_fs_syncdir(cg_fs_directory *directory);
 void cg_fs_closedir(cg_fs_directory *directory);
 

@@ -17,10 +17,9 @@ struct cg_fs_directory {
     cg_fs_directory *next, *previous; /* of fs->directories */
     cg_fs_node *node;
     int fd;         /* -1: .cachegenfs */
-    DIR *dir;       /* of fd, from the first read on: the kernel may have kept the listing */
+    DIR *dir;       /* of fd, from the first read on */
     char *path;     /* by which it was opened; "" of the root, and of one without a name */
     uint64_t epoch; /* of renames, from before that */
-    bool is_listed;
     bool is_root;
     off_t offset;        /* where dir stands */
     struct dirent entry; /* that we made up */
@@ -32,7 +31,7 @@ static const off_t CONTROL_OFFSET = INT64_MAX - 0x1e;
 
 static int enter_control(cg_fs *fs, int control, cg_fs_entry *entry_out)
 {
-    entry_out->may_be_old = false;
+    entry_out->may_be_old = entry_out->is_lasting = false;
     cg_control_attr(&fs->control, control, &entry_out->attr);
     entry_out->node = cg_nodes_enter_control(&fs->nodes, control, cg_control_mode(control));
     entry_out->may_not_be_cached = false;
@@ -49,11 +48,27 @@ static int look_up_in(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *nam
     return error;
 }
 
+/* Of a name that was missing in the store, asked for when the watch had seen so many changes. Only
+ * levels of a chunk are worth it: connectors ask for L0 again and again, and mostly there is none.
+ * When such a name comes, all names become doubtful; of others, as new chunks' folders, too many
+ * come. A file that is being written is there for its creator, and the kernel has one answer for
+ * all. */
+static bool may_be_remembered(cg_fs *fs, cg_fs_node *parent, const char *name, uint64_t seen)
+{
+    return fs->watch.is_trusted && cg_view_is_possible(name) &&
+           !cg_pending_is_waiting(fs, parent, name) &&
+           cg_nodes_note_missing(&fs->nodes, parent, name) &&
+           /* Noted first: who makes the name from now on finds the note, or is counted here. */
+           fs->watch.n_seen == seen;
+}
+
 int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
                  cg_fs_entry *entry_out)
 {
     char *path = NULL;
     int dir_fd, error;
+    const uint64_t seen = fs->watch.n_seen;
+    entry_out->may_not_be_cached = true;
     if (parent->control != CG_CONTROL_NONE) {
         const int control = cg_control_find(name);
         return control == CG_CONTROL_NONE ? ENOENT : enter_control(fs, control, entry_out);
@@ -72,7 +87,7 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         entry_out->node =
             error == 0 ? cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr, NULL) : NULL;
         entry_out->may_not_be_cached = true;
-        entry_out->may_be_old = false;
+        entry_out->may_be_old = entry_out->is_lasting = false;
         cg_pending_put(fs, pending);
         return error == 0 && entry_out->node == NULL ? ENOMEM : error;
     }
@@ -84,6 +99,8 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     error = look_up_in(fs, parent, dir_fd, name, path, entry_out);
     free(path);
     close(dir_fd);
+    if (error == ENOENT)
+        entry_out->may_not_be_cached = !may_be_remembered(fs, parent, name, seen);
     return error;
 }
 
@@ -255,28 +272,6 @@ int cg_fs_rmdir(cg_fs *fs, cg_fs_node *parent, const char *name)
     return remove_entry(fs, parent, name, AT_REMOVEDIR);
 }
 
-/* Whether the folder may be listed: EACCES. And whether it is as it was when this was asked before,
- * so that its listing is what the kernel kept. A list of access control changes its time, too. */
-static int check_folder(cg_fs *fs, cg_fs_node *node, int fd, bool *is_listed_out)
-{
-    const cg_settled now = cg_watch_settle(fs, fd);
-    const uint32_t doubts = fs->watch.n_doubts;
-    pthread_mutex_lock(&fs->nodes.lock);
-    const cg_settled before = {node->listed_ns, node->listed_at_s};
-    *is_listed_out = cg_watch_is_as_before(&now, &before) && node->listed_doubts == doubts;
-    pthread_mutex_unlock(&fs->nodes.lock);
-    if (*is_listed_out)
-        return 0;
-    if (!fs->ignores_acls && cg_acls_are_on(fd))
-        return EACCES;
-    pthread_mutex_lock(&fs->nodes.lock);
-    node->listed_ns = now.changed_ns;
-    node->listed_at_s = now.looked_at_s;
-    node->listed_doubts = doubts;
-    pthread_mutex_unlock(&fs->nodes.lock);
-    return 0;
-}
-
 int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
 {
     cg_fs_directory *directory = calloc(1, sizeof *directory);
@@ -294,7 +289,7 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
     if (node->control == CG_CONTROL_NONE &&
         (error = cg_reach_open(fs, node, O_RDONLY | O_DIRECTORY, &fd, &directory->path)) == 0) {
         directory->fd = fd;
-        error = check_folder(fs, node, fd, &directory->is_listed);
+        error = !fs->ignores_acls && cg_acls_are_on(fd) ? EACCES : 0;
     }
     pthread_mutex_lock(&fs->nodes.lock);
     if ((directory->next = fs->directories) != NULL)
@@ -306,11 +301,6 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
     else
         *directory_out = directory;
     return error;
-}
-
-bool cg_fs_is_listed(const cg_fs_directory *directory)
-{
-    return directory->is_listed;
 }
 
 static const struct dirent *control_entry(cg_fs *fs, cg_fs_directory *directory, int control,

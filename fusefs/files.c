@@ -140,7 +140,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     char *path;
     int dir_fd, fd, error;
     *file_out = NULL;
-    entry_out->may_not_be_cached = entry_out->may_be_old = false;
+    entry_out->may_not_be_cached = entry_out->may_be_old = entry_out->is_lasting = false;
     if (fs->read_only)
         return EROFS;
     if ((error = cg_fs_name_is_free(fs, parent, name)) != 0)
@@ -178,6 +178,8 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
                 mode & 07777);
     error = errno;
     cg_persona_leave();
+    if (fd >= 0)
+        cg_nodes_drop_missing(&fs->nodes, parent, name);
     pthread_rwlock_unlock(&fs->names_lock);
     if (fd < 0) {
         error = error == EEXIST

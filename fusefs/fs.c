@@ -94,6 +94,13 @@ int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)
                : 0;
 }
 
+static bool is_strict_path(const char *path)
+{
+    cg_tree_name name;
+    cg_tree_parse(path, &name);
+    return cg_fs_is_strict(&name);
+}
+
 int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
                 cg_fs_entry *entry_out)
 {
@@ -107,6 +114,9 @@ int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, con
     entry_out->may_not_be_cached = false;
     entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr, &view);
     entry_out->may_be_old = seen != fs->watch.n_seen;
+    entry_out->is_lasting =
+        S_ISDIR(entry_out->attr.st_mode) ||
+        (path != NULL && is_strict_path(path) && S_ISREG(entry_out->attr.st_mode));
     cg_view_attr(&view, &entry_out->attr);
     return entry_out->node == NULL ? ENOMEM : 0;
 }

@@ -134,7 +134,7 @@ static int run(cg_options *options)
         .log_user = &target,
     };
     memcpy(config.keep_s, options->keep_s, sizeof config.keep_s);
-    const cg_fs_kernel kernel = {cg_ops_forget_attr, cg_ops_doubt_names, &mount};
+    const cg_fs_kernel kernel = {cg_ops_forget, cg_ops_doubt_names, &mount};
     pthread_t keeper, scrubber, watcher;
     int result = EXIT_FAILURE;
     const int error = cg_fs_new(&config, &mount.fs);

@@ -349,6 +349,8 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
         else if (linkat(AT_FDCWD, cg_reach_proc_path(fd).text, to.dir_fd, new_name,
                         AT_SYMLINK_FOLLOW) != 0)
             error = errno;
+        else
+            cg_nodes_drop_missing(&fs->nodes, new_parent, new_name);
         pthread_rwlock_unlock(&fs->names_lock);
     }
     const bool is_linked = error == 0;

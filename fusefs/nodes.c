@@ -34,12 +34,17 @@ static size_t node_hash(dev_t dev, ino_t ino)
     return mix(dev, ino);
 }
 
-static size_t name_hash(const cg_fs_node *parent, const char *text)
+static uint64_t text_hash(const char *text)
 {
     uint64_t h = 0xcbf29ce484222325u; /* FNV-1a: names are short */
     for (; *text != '\0'; text++)
         h = (h ^ (unsigned char)*text) * 0x100000001b3u;
-    return mix((uint64_t)(uintptr_t)parent, h);
+    return h;
+}
+
+static size_t name_hash(const cg_fs_node *parent, const char *text)
+{
+    return mix((uint64_t)(uintptr_t)parent, text_hash(text));
 }
 
 static cg_fs_node **node_bucket(const cg_nodes *nodes, dev_t dev, ino_t ino)
@@ -50,6 +55,18 @@ static cg_fs_node **node_bucket(const cg_nodes *nodes, dev_t dev, ino_t ino)
 static cg_node_name **name_bucket(const cg_nodes *nodes, const cg_fs_node *parent, const char *text)
 {
     return &nodes->name_buckets[name_hash(parent, text) & (nodes->n_buckets - 1)];
+}
+
+/* With the folder's generation, which no other folder ever has. */
+static uint64_t missing_hash(const cg_fs_node *parent, const char *text)
+{
+    const uint64_t h = mix(parent->generation, text_hash(text));
+    return h != 0 ? h : 1;
+}
+
+static cg_missing_note *missing_note(const cg_nodes *nodes, uint64_t hash)
+{
+    return &nodes->missing[hash % CG_N_MISSING_NOTES];
 }
 
 /* Without memory the tables stay as they are: slower, not wrong. Four times as many buckets at
@@ -167,8 +184,17 @@ static void drop_circle(cg_nodes *nodes, const cg_fs_node *folder, cg_fs_node *p
     }
 }
 
+static void drop_missing(cg_nodes *nodes, const cg_fs_node *parent, const char *text)
+{
+    const uint64_t hash = missing_hash(parent, text);
+    cg_missing_note *note = missing_note(nodes, hash);
+    if (note->name == hash)
+        *note = (cg_missing_note){0};
+}
+
 static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *text)
 {
+    drop_missing(nodes, parent, text);
     cg_node_name *name = find_name(nodes, parent, text);
     /* Nothing changes, so that a look-up of what is known allocates nothing. The order of the
      * node's names stays, too. */
@@ -235,9 +261,12 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root)
     nodes->node_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->node_buckets);
     nodes->name_buckets = calloc(FIRST_BUCKETS, sizeof *nodes->name_buckets);
     nodes->read_notes = calloc(CG_N_READ_NOTES, sizeof *nodes->read_notes);
-    if (nodes->node_buckets != NULL && nodes->name_buckets != NULL && nodes->read_notes != NULL)
+    nodes->missing = calloc(CG_N_MISSING_NOTES, sizeof *nodes->missing);
+    if (nodes->node_buckets != NULL && nodes->name_buckets != NULL && nodes->read_notes != NULL &&
+        nodes->missing != NULL)
         nodes->root = insert_node(nodes, root, &WHOLE);
     if (nodes->root == NULL) {
+        free(nodes->missing);
         free(nodes->read_notes);
         free(nodes->node_buckets);
         free(nodes->name_buckets);
@@ -267,6 +296,7 @@ void cg_nodes_destroy(cg_nodes *nodes)
     }
     for (int control = 0; control < CG_NODES_N_CONTROLS; control++)
         free(nodes->controls[control]);
+    free(nodes->missing);
     free(nodes->read_notes);
     free(nodes->node_buckets);
     free(nodes->name_buckets);
@@ -381,6 +411,7 @@ void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *text,
     pthread_mutex_lock(&nodes->lock);
     cg_node_name *from = find_name(nodes, parent, text),
                  *to = find_name(nodes, new_parent, new_text);
+    drop_missing(nodes, new_parent, new_text);
     if (from != NULL && to != NULL && from->node == to->node) {
         /* POSIX: rename() of one link over another of the same file leaves both. */
     } else {
@@ -410,28 +441,33 @@ cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *text)
     return node;
 }
 
+static cg_node_ref ref_to(cg_fs_node *node)
+{
+    return (cg_node_ref){node, S_ISDIR(node->type)};
+}
+
 size_t cg_nodes_of_file(cg_nodes *nodes, dev_t dev, ino_t ino,
-                        cg_fs_node *nodes_out[CG_NODES_MAX_OF_FILE])
+                        cg_node_ref refs_out[CG_NODES_MAX_OF_FILE])
 {
     size_t n = 0;
     pthread_mutex_lock(&nodes->lock);
     for (cg_fs_node *node = *node_bucket(nodes, dev, ino); node != NULL && n < CG_NODES_MAX_OF_FILE;
          node = node->hash_next)
         if (node->dev == dev && node->ino == ino)
-            nodes_out[n++] = node;
+            refs_out[n++] = ref_to(node);
     pthread_mutex_unlock(&nodes->lock);
     return n;
 }
 
 /* *at is a bucket. If the table grows meanwhile, nodes move to buckets of higher numbers only. */
-size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_fs_node **nodes_out, size_t max)
+size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_node_ref *refs_out, size_t max)
 {
     size_t n = 0;
     pthread_mutex_lock(&nodes->lock);
     while (*at < nodes->n_buckets && n == 0) /* a longer chain than max: tables don't have them */
         for (cg_fs_node *node = nodes->node_buckets[(*at)++]; node != NULL && n < max;
              node = node->hash_next)
-            nodes_out[n++] = node;
+            refs_out[n++] = ref_to(node);
     pthread_mutex_unlock(&nodes->lock);
     return n;
 }
@@ -471,6 +507,43 @@ bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *text
         *ino_out = name->node->ino;
     pthread_mutex_unlock(&nodes->lock);
     return name != NULL;
+}
+
+bool cg_nodes_note_missing(cg_nodes *nodes, const cg_fs_node *parent, const char *text)
+{
+    const uint64_t hash = missing_hash(parent, text);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const uint32_t now_s = (uint32_t)now.tv_sec;
+    pthread_mutex_lock(&nodes->lock);
+    cg_missing_note *note = missing_note(nodes, hash);
+    const bool is_free =
+        note->name == 0 || note->name == hash || now_s - note->told_at_s > 2 * CG_MISSING_SECONDS;
+    if (is_free)
+        *note = (cg_missing_note){hash, now_s};
+    pthread_mutex_unlock(&nodes->lock);
+    return is_free;
+}
+
+void cg_nodes_drop_missing(cg_nodes *nodes, const cg_fs_node *parent, const char *text)
+{
+    pthread_mutex_lock(&nodes->lock);
+    drop_missing(nodes, parent, text);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+bool cg_nodes_is_missing(cg_nodes *nodes, dev_t dev, ino_t folder, const char *text)
+{
+    bool is = false;
+    pthread_mutex_lock(&nodes->lock);
+    for (cg_fs_node *node = *node_bucket(nodes, dev, folder); node != NULL && !is;
+         node = node->hash_next)
+        if (node->dev == dev && node->ino == folder) {
+            const uint64_t hash = missing_hash(node, text);
+            is = missing_note(nodes, hash)->name == hash;
+        }
+    pthread_mutex_unlock(&nodes->lock);
+    return is;
 }
 
 static const cg_node_name *name_at(const cg_fs_node *node, unsigned name_index)

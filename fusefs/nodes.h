@@ -58,18 +58,10 @@ struct cg_fs_node {
     cg_fs_file *files;   /* open now, the latest first */
     cg_fs_pending *pending;
 
-    union {
-        struct {               /* of files */
-            uint32_t n_writes; /* that passed the gate and have not left */
-            int backing_id;    /* of fuse_passthrough_open(); 0: none */
-            uint32_t n_backed; /* files open through it */
-            uint32_t n_cached; /* files open through the page cache of this inode */
-        };
-        struct {               /* of folders: the last listing that the kernel may keep */
-            int64_t listed_ns; /* the folder's time of change then; 0: none */
-            uint32_t listed_at_s, listed_doubts;
-        };
-    };
+    uint32_t n_writes; /* that passed the gate and have not left */
+    int backing_id;    /* of fuse_passthrough_open(); 0: none */
+    uint32_t n_backed; /* files open through it */
+    uint32_t n_cached; /* files open through the page cache of this inode */
 
     cg_fs_node *hash_next;
 };
@@ -83,6 +75,15 @@ typedef struct cg_read_note {
     uint32_t n_changes;   /* how often the watch told of a change: not of this note's place alone */
 } cg_read_note;
 enum { CG_N_READ_NOTES = 4096 }; /* by generation: those who share one take it from each other */
+
+/* A name that a folder does not have, and that the kernel may remember so. */
+typedef struct cg_missing_note {
+    uint64_t name;      /* a hash of the folder's generation and the name; 0: unused */
+    uint32_t told_at_s; /* CLOCK_MONOTONIC */
+} cg_missing_note;
+/* By hash: whose place is taken is not remembered. No note is good for longer than twice the time
+ * for which the kernel trusts it, since an answer may be a while on its way. */
+enum { CG_N_MISSING_NOTES = 65536, CG_MISSING_SECONDS = 60 };
 
 enum { CG_NODES_N_CONTROLS = 8 };
 
@@ -99,6 +100,7 @@ typedef struct cg_nodes {
     cg_fs_node **node_buckets;
     cg_node_name **name_buckets;
     cg_read_note *read_notes; /* [CG_N_READ_NOTES] */
+    cg_missing_note *missing; /* [CG_N_MISSING_NOTES] */
 } cg_nodes;
 
 /* 0 or an errno value. */
@@ -135,18 +137,33 @@ void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *name,
 /* The node known by this name, pinned; or NULL. */
 cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *name);
 
-/* Puts up to max nodes of a file into nodes_out: of the whole, of its views, and of files that had
- * its number before. Returns how many; the nodes may be gone at any time. */
+/* A node that may be gone at any time, and what it was when it was seen. */
+typedef struct cg_node_ref {
+    cg_fs_node *node;
+    bool is_folder;
+} cg_node_ref;
+
+/* Puts up to max nodes of a file into refs_out: of the whole, of its views, and of files that had
+ * its number before. Returns how many. */
 enum { CG_NODES_MAX_OF_FILE = 8 };
 size_t cg_nodes_of_file(cg_nodes *nodes, dev_t dev, ino_t ino,
-                        cg_fs_node *nodes_out[CG_NODES_MAX_OF_FILE]);
+                        cg_node_ref refs_out[CG_NODES_MAX_OF_FILE]);
 /* The same for all nodes, a part at a time: *at begins with 0. 0: there are no more. */
-size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_fs_node **nodes_out, size_t max);
+size_t cg_nodes_each(cg_nodes *nodes, size_t *at, cg_node_ref *refs_out, size_t max);
 /* The file has changed: voids what was noted of reading it, also the notes of its open files. */
 void cg_nodes_void_notes(cg_nodes *nodes, dev_t dev, ino_t ino);
 void cg_nodes_void_all_notes(cg_nodes *nodes);
 /* Whether a file is known by this name, of the folder with this number, and which. */
 bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *name, ino_t *ino_out);
+
+/* Notes that parent has no such name, for CG_MISSING_SECONDS from the answer to the kernel on.
+ * False: there is no room to note it, and the kernel must not remember it. The note goes when a
+ * node gets this name, since the kernel knows then. */
+bool cg_nodes_note_missing(cg_nodes *nodes, const cg_fs_node *parent, const char *name);
+/* The same for a name that was made without a node. */
+void cg_nodes_drop_missing(cg_nodes *nodes, const cg_fs_node *parent, const char *name);
+/* Whether it is noted that the folder with this number lacks the name. */
+bool cg_nodes_is_missing(cg_nodes *nodes, dev_t dev, ino_t folder, const char *name);
 
 /* A path of the node by its name number name_index, with leaf (may be NULL) behind it. The caller
  * frees it. ENOENT: it has no such name. ESTALE: the name leads nowhere, since a folder above has

@@ -33,14 +33,17 @@ void cg_ops_reply_error(fuse_req_t req, int error)
     fuse_reply_err(req, error);
 }
 
-void cg_ops_forget_attr(void *user, const cg_fs_node *node)
+void cg_ops_forget(void *user, const cg_node_ref *ref)
 {
     const cg_mount *mount = user;
-    const bool is_root = node == cg_fs_root(mount->fs);
+    const bool is_root = ref->node == cg_fs_root(mount->fs);
+    /* From which byte on its pages are dropped: a folder's are its listing. None (-1) of a file's:
+     * that would wait for those that are being read. */
+    const off_t from = ref->is_folder ? 0 : -1;
     /* An error says that the kernel does not know the file, or not yet: a look-up that is under way
      * is told apart by cg_fs_entry.may_be_old. */
-    fuse_lowlevel_notify_inval_inode(mount->session,
-                                     is_root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)node, -1, 0);
+    fuse_lowlevel_notify_inval_inode(
+        mount->session, is_root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)ref->node, from, 0);
 }
 
 void cg_ops_doubt_names(void *user)
@@ -59,11 +62,15 @@ bool cg_ops_trusts_names(const cg_mount *mount)
     return mount->entry_timeout_s < 0 && mount->knows_epochs && cg_fs_is_watched(mount->fs);
 }
 
-/* What the command line says counts. Else trust depends on whether changes past the mount are
- * seen. */
-static double timeout(double option_s, bool is_trusted)
+/* What the command line says counts. Else trust depends on whether changes past the mount are seen,
+ * and on whether all changes are. */
+static double timeout(double option_s, bool is_trusted, bool is_lasting)
 {
-    return option_s >= 0 ? option_s : is_trusted ? CG_FS_TRUST_SECONDS : UNTRUSTED_SECONDS;
+    if (option_s >= 0)
+        return option_s;
+    return !is_trusted  ? UNTRUSTED_SECONDS
+           : is_lasting ? CG_FS_LASTING_SECONDS
+                        : CG_FS_TRUST_SECONDS;
 }
 
 struct fuse_entry_param cg_ops_entry(const cg_mount *mount, const cg_fs_entry *entry)
@@ -73,17 +80,19 @@ struct fuse_entry_param cg_ops_entry(const cg_mount *mount, const cg_fs_entry *e
         .generation = entry->node->generation,
         .attr = entry->attr,
         .attr_timeout =
-            timeout(mount->attr_timeout_s, !entry->may_be_old && cg_fs_is_watched(mount->fs)),
+            timeout(mount->attr_timeout_s, !entry->may_be_old && cg_fs_is_watched(mount->fs),
+                    entry->is_lasting),
         .entry_timeout =
             entry->may_not_be_cached
                 ? 0
-                : timeout(mount->entry_timeout_s, !entry->may_be_old && cg_ops_trusts_names(mount)),
+                : timeout(mount->entry_timeout_s, !entry->may_be_old && cg_ops_trusts_names(mount),
+                          entry->is_lasting),
     };
 }
 
 static void reply_entry(fuse_req_t req, int error, const cg_fs_entry *entry)
 {
-    const cg_mount *mount = cg_ops_mount(req);
+    cg_mount *mount = cg_ops_mount(req);
     if (error != 0) {
         cg_ops_reply_error(req, error);
         return;
@@ -91,14 +100,19 @@ static void reply_entry(fuse_req_t req, int error, const cg_fs_entry *entry)
     const struct fuse_entry_param param = cg_ops_entry(mount, entry);
     cg_fs_node *node = entry->node;
     /* From here on another thread may get the kernel's forget: the node can be gone. */
-    if (fuse_reply_entry(req, &param) != 0) /* interrupted: the kernel did not get it */
+    if (fuse_reply_entry(req, &param) != 0) { /* interrupted: the kernel did not get it */
         cg_fs_forget(mount->fs, node, 1);
+        cg_ops_doubt_names(mount); /* it may remember that the name is missing */
+    }
 }
 
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
     cg_mount *mount = userdata;
     mount->knows_epochs = CG_FUSE_HAS_EPOCHS && conn->proto_minor >= CG_FUSE_EPOCHS_MINOR;
+    /* Kernels that know epochs (6.16) are newer than fine times (6.13). */
+    mount->may_keep_listings = mount->knows_epochs && cg_fs_has_fine_times(mount->fs) &&
+                               (conn->capable & FUSE_CAP_NO_OPENDIR_SUPPORT) != 0;
 #if CG_FUSE_HAS_PASSTHROUGH
     if (mount->wants_passthrough && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
         /* How many file systems lie below the backing file's. With 1, the kernel, which allows two
@@ -128,8 +142,13 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     const cg_mount *mount = cg_ops_mount(req);
     const cg_fs_caller caller = cg_ops_caller(req);
     cg_fs_entry entry;
-    reply_entry(req, cg_fs_lookup(mount->fs, &caller, cg_ops_node(mount, parent), name, &entry),
-                &entry);
+    const int error = cg_fs_lookup(mount->fs, &caller, cg_ops_node(mount, parent), name, &entry);
+    if (error == ENOENT && !entry.may_not_be_cached && cg_ops_trusts_names(mount)) {
+        const struct fuse_entry_param missing = {.entry_timeout = CG_MISSING_SECONDS};
+        fuse_reply_entry(req, &missing);
+    } else {
+        reply_entry(req, error, &entry);
+    }
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n_lookups)
@@ -148,21 +167,24 @@ static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_dat
 }
 
 /* If the store changed meanwhile, the kernel was told, and does not trust this. */
-static void reply_attr(fuse_req_t req, int error, const struct stat *attr)
+static void reply_attr(fuse_req_t req, int error, cg_fs_node *node, const struct stat *attr)
 {
     const cg_mount *mount = cg_ops_mount(req);
     if (error != 0)
         cg_ops_reply_error(req, error);
     else
-        fuse_reply_attr(req, attr, timeout(mount->attr_timeout_s, cg_fs_is_watched(mount->fs)));
+        fuse_reply_attr(req, attr,
+                        timeout(mount->attr_timeout_s, cg_fs_is_watched(mount->fs),
+                                cg_fs_is_lasting(mount->fs, node)));
 }
 
 static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     const cg_mount *mount = cg_ops_mount(req);
+    cg_fs_node *node = cg_ops_node(mount, ino);
     struct stat attr;
     (void)fi;
-    reply_attr(req, cg_fs_getattr(mount->fs, cg_ops_node(mount, ino), &attr), &attr);
+    reply_attr(req, cg_fs_getattr(mount->fs, node, &attr), node, &attr);
 }
 
 static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
@@ -190,8 +212,8 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
         mask |= CG_SET_MTIME;
         attr->st_mtim.tv_nsec = UTIME_NOW;
     }
-    reply_attr(req, cg_fs_setattr(mount->fs, cg_ops_node(mount, ino), attr, mask, &result),
-               &result);
+    cg_fs_node *node = cg_ops_node(mount, ino);
+    reply_attr(req, cg_fs_setattr(mount->fs, node, attr, mask, &result), node, &result);
 }
 
 static void op_readlink(fuse_req_t req, fuse_ino_t ino)

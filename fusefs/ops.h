@@ -17,6 +17,7 @@ typedef struct cg_mount {
     struct fuse_session *session;
     double attr_timeout_s, entry_timeout_s; /* negative: as long as may be */
     bool knows_epochs;                      /* the kernel: its names can become doubtful */
+    bool may_keep_listings;                 /* by the times of folders; see cg_ops_opendir() */
     bool wants_passthrough;
     bool store_is_stacked; /* the store's file system lies on another one, as overlayfs does */
     cg_passthrough passthrough;
@@ -31,7 +32,7 @@ cg_fs_caller cg_ops_caller(fuse_req_t req);
 void cg_ops_reply_error(fuse_req_t req, int error);
 /* For cg_fs_kernel: make the kernel forget what it remembers. mount is the cg_mount, which
  * serves. */
-void cg_ops_forget_attr(void *mount, const cg_fs_node *node);
+void cg_ops_forget(void *mount, const cg_node_ref *ref);
 void cg_ops_doubt_names(void *mount);
 /* Whether the kernel may trust names, because it is told when one that it has goes away. */
 bool cg_ops_trusts_names(const cg_mount *mount);

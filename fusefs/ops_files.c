@@ -56,6 +56,7 @@ void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t m
     if (fuse_reply_create(req, &param, fi) == -ENOENT) {
         cg_fs_release(mount->fs, file);
         cg_fs_forget(mount->fs, entry.node, 1);
+        cg_ops_doubt_names(mount); /* it may remember that the name is missing */
     }
 }
 
@@ -221,16 +222,35 @@ void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     const cg_mount *mount = cg_ops_mount(req);
     cg_fs_directory *directory;
+    /* From now on the kernel opens no directory here, and keeps each listing for as long as the
+     * folder's time of modification stays. So it asks nothing for a folder that it knows. */
+    if (mount->may_keep_listings && cg_ops_trusts_names(mount)) {
+        fuse_reply_err(req, ENOSYS);
+        return;
+    }
     const int error = cg_fs_opendir(mount->fs, cg_ops_node(mount, ino), &directory);
     if (error != 0) {
         cg_ops_reply_error(req, error);
         return;
     }
     fi->fh = (uintptr_t)directory;
-    /* A listing without names that are trusted would be looked up name by name. */
-    fi->cache_readdir = cg_ops_trusts_names(mount);
-    fi->keep_cache = fi->cache_readdir && cg_fs_is_listed(directory);
     if (fuse_reply_open(req, fi) == -ENOENT)
+        cg_fs_closedir(directory);
+}
+
+/* The directory of a request. One that the kernel has not opened is open for this request. */
+static int begin_directory(const cg_mount *mount, fuse_ino_t ino, const struct fuse_file_info *fi,
+                           cg_fs_directory **directory_out)
+{
+    *directory_out = directory_of(fi);
+    return *directory_out != NULL
+               ? 0
+               : cg_fs_opendir(mount->fs, cg_ops_node(mount, ino), directory_out);
+}
+
+static void end_directory(const struct fuse_file_info *fi, cg_fs_directory *directory)
+{
+    if (directory != NULL && directory != directory_of(fi))
         cg_fs_closedir(directory);
 }
 
@@ -258,14 +278,15 @@ static size_t add_entry(fuse_req_t req, cg_fs_directory *directory, const struct
     return fuse_add_direntry_plus(req, at, left_bytes, entry->d_name, &param, next);
 }
 
-static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info *fi,
-                           bool plus)
+static void read_directory(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                           struct fuse_file_info *fi, bool plus)
 {
-    cg_fs *fs = cg_ops_mount(req)->fs;
-    cg_fs_directory *directory = directory_of(fi);
+    const cg_mount *mount = cg_ops_mount(req);
+    cg_fs *fs = mount->fs;
+    cg_fs_directory *directory = NULL;
     char *bytes = malloc(size);
     size_t n_bytes = 0;
-    int error = bytes == NULL ? ENOMEM : 0;
+    int error = bytes == NULL ? ENOMEM : begin_directory(mount, ino, fi, &directory);
     const bool looks_up = plus && !cg_fs_is_crowded(fs);
     while (error == 0) {
         const struct dirent *entry;
@@ -288,21 +309,20 @@ static void read_directory(fuse_req_t req, size_t size, off_t offset, struct fus
         cg_ops_reply_error(req, error);
     else /* an error after some entries comes again with the next call */
         fuse_reply_buf(req, bytes, n_bytes);
+    end_directory(fi, directory);
     free(bytes);
 }
 
 void cg_ops_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                     struct fuse_file_info *fi)
 {
-    (void)ino;
-    read_directory(req, size, offset, fi, false);
+    read_directory(req, ino, size, offset, fi, false);
 }
 
 void cg_ops_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                         struct fuse_file_info *fi)
 {
-    (void)ino;
-    read_directory(req, size, offset, fi, true);
+    read_directory(req, ino, size, offset, fi, true);
 }
 
 void cg_ops_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -314,6 +334,11 @@ void cg_ops_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 
 void cg_ops_fsyncdir(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi)
 {
-    (void)ino, (void)data_only;
-    cg_ops_reply_error(req, cg_fs_syncdir(directory_of(fi)));
+    cg_fs_directory *directory;
+    int error = begin_directory(cg_ops_mount(req), ino, fi, &directory);
+    (void)data_only;
+    if (error == 0)
+        error = cg_fs_syncdir(directory);
+    end_directory(fi, directory);
+    cg_ops_reply_error(req, error);
 }

@@ -90,7 +90,7 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     }
     /* The name is only for its creator, so the kernel must ask at each look-up. */
     entry_out->may_not_be_cached = true;
-    entry_out->may_be_old = false;
+    entry_out->may_be_old = entry_out->is_lasting = false;
 
     pthread_mutex_lock(&fs->nodes.lock);
     pending->node = entry_out->node;
@@ -102,6 +102,7 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     pending->next = fs->pendings;
     fs->pendings = pending;
     pthread_mutex_unlock(&fs->nodes.lock);
+    cg_nodes_drop_missing(&fs->nodes, parent, name); /* the kernel asks from now on */
     cg_metrics_add(&fs->metrics.files_pending, 1);
     *pending_out = pending;
     return 0;
@@ -117,15 +118,20 @@ fail:
     return error;
 }
 
+bool cg_pending_is_waiting(cg_fs *fs, const cg_fs_node *parent, const char *name)
+{
+    bool is = false;
+    pthread_mutex_lock(&fs->nodes.lock);
+    for (const cg_fs_pending *p = fs->pendings; p != NULL && !is; p = p->next)
+        is = p->parent == parent && strcmp(p->name, name) == 0;
+    pthread_mutex_unlock(&fs->nodes.lock);
+    return is;
+}
+
 cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent,
                                const char *name)
 {
-    bool is_there = false;
-    pthread_mutex_lock(&fs->nodes.lock);
-    for (const cg_fs_pending *p = fs->pendings; p != NULL && !is_there; p = p->next)
-        is_there = p->parent == parent && strcmp(p->name, name) == 0;
-    pthread_mutex_unlock(&fs->nodes.lock);
-    if (!is_there) /* nearly always: without a look into /proc */
+    if (!cg_pending_is_waiting(fs, parent, name)) /* nearly always: without a look into /proc */
         return NULL;
     if (caller->pid <= 0) /* of another PID namespace: it could be anybody */
         return NULL;

@@ -45,6 +45,8 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
 /* The waiting file of this name that the caller's process created, with one more user; or NULL. */
 cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent,
                                const char *name);
+/* Whether any process has one of this name. */
+bool cg_pending_is_waiting(cg_fs *fs, const cg_fs_node *parent, const char *name);
 /* The node's waiting file, or NULL; with one more user. */
 cg_fs_pending *cg_pending_of(cg_fs *fs, cg_fs_node *node);
 /* Takes a user away; the last one discards a file that is still waiting. */

@@ -149,17 +149,17 @@ fail:
 static void release_left(cg_fs *fs)
 {
     enum { PART_NODES = 256 };
-    cg_fs_node *nodes[PART_NODES];
+    cg_node_ref refs[PART_NODES];
     size_t at = 0, n;
     while (fs->directories != NULL)
         cg_fs_closedir(fs->directories);
     for (size_t i = 0; i < CG_NODES_N_CONTROLS; i++)
         while (fs->nodes.controls[i] != NULL && fs->nodes.controls[i]->files != NULL)
             cg_fs_release(fs, fs->nodes.controls[i]->files);
-    while ((n = cg_nodes_each(&fs->nodes, &at, nodes, PART_NODES)) > 0)
+    while ((n = cg_nodes_each(&fs->nodes, &at, refs, PART_NODES)) > 0)
         for (size_t i = 0; i < n; i++)
-            if (nodes[i]->files != NULL) {
-                cg_fs_release(fs, nodes[i]->files);
+            if (refs[i].node->files != NULL) {
+                cg_fs_release(fs, refs[i].node->files);
                 at = 0; /* it may have freed nodes: from the beginning */
                 break;
             }
@@ -211,6 +211,11 @@ void cg_fs_watch(cg_fs *fs)
 bool cg_fs_is_watched(const cg_fs *fs)
 {
     return fs->watch.is_trusted;
+}
+
+bool cg_fs_has_fine_times(const cg_fs *fs)
+{
+    return fs->watch.has_fine_times;
 }
 
 static void tell_of_life(void *user, uint64_t n_removed, bool was_taken_for_dead)

@@ -60,12 +60,23 @@ static bool is_of_this_host(int fd)
     return false;
 }
 
+/* Linux 6.13 gave these file systems times that differ from what was asked for before. On ext4
+ * small inodes (128 bytes) have seconds only, which have no nanoseconds. */
+static bool has_fine_times(int root_fd, uint32_t type)
+{
+    struct stat root;
+    return (type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC || type == BTRFS_SUPER_MAGIC ||
+            type == TMPFS_MAGIC) &&
+           fstat(root_fd, &root) == 0 && root.st_ctim.tv_nsec != 0;
+}
+
 int cg_watch_open(cg_watch *watch, int root_fd)
 {
-    if (!is_of_this_host(root_fd))
-        return ENOTSUP;
     struct statfs attr;
-    watch->handles_have_numbers = fstatfs(root_fd, &attr) == 0 && attr.f_type == EXT4_SUPER_MAGIC;
+    if (!is_of_this_host(root_fd) || fstatfs(root_fd, &attr) != 0)
+        return ENOTSUP;
+    watch->handles_have_numbers = attr.f_type == EXT4_SUPER_MAGIC;
+    watch->has_fine_times = has_fine_times(root_fd, (uint32_t)attr.f_type);
     /* TARGET_FID: with a name comes the file that it is or was of. */
     watch->fd = fanotify_init(FAN_CLASS_NOTIF | FAN_CLOEXEC | FAN_NONBLOCK | FAN_REPORT_FID |
                                   FAN_REPORT_DFID_NAME | FAN_REPORT_TARGET_FID,
@@ -126,14 +137,14 @@ static void doubt_names(cg_fs *fs)
 
 static void doubt_all(cg_fs *fs)
 {
-    cg_fs_node *nodes[PART_NODES];
+    cg_node_ref refs[PART_NODES];
     const cg_fs_kernel *kernel = fs->watch.kernel;
     size_t at = 0, n;
     atomic_fetch_add(&fs->watch.n_seen, 1);
     cg_nodes_void_all_notes(&fs->nodes);
-    while ((n = cg_nodes_each(&fs->nodes, &at, nodes, PART_NODES)) > 0)
+    while ((n = cg_nodes_each(&fs->nodes, &at, refs, PART_NODES)) > 0)
         for (size_t i = 0; i < n; i++)
-            kernel->forget_attr(kernel->user, nodes[i]);
+            kernel->forget(kernel->user, &refs[i]);
     doubt_names(fs);
 }
 
@@ -159,30 +170,39 @@ static ino_t number_of(const cg_fs *fs, const struct file_handle *handle)
 }
 
 /* Whether the file is known. */
-static bool forget_attr(batch *b, ino_t ino)
+static bool forget(batch *b, ino_t ino)
 {
-    cg_fs_node *nodes[CG_NODES_MAX_OF_FILE];
+    cg_node_ref refs[CG_NODES_MAX_OF_FILE];
     const cg_fs_kernel *kernel = b->fs->watch.kernel;
-    const size_t n = ino != 0 ? cg_nodes_of_file(&b->fs->nodes, b->dev, ino, nodes) : 0;
+    const size_t n = ino != 0 ? cg_nodes_of_file(&b->fs->nodes, b->dev, ino, refs) : 0;
     /* One node only: of a file with views the others would be missed. */
-    if (n == 1 && nodes[0] == b->forgotten)
+    if (n == 1 && refs[0].node == b->forgotten)
         return true;
     if (n > 0)
         cg_nodes_void_notes(&b->fs->nodes, b->dev, ino);
     for (size_t i = 0; i < n; i++)
-        kernel->forget_attr(kernel->user, nodes[i]);
+        kernel->forget(kernel->user, &refs[i]);
     if (n > 0)
-        b->forgotten = n == 1 ? nodes[0] : NULL;
+        b->forgotten = n == 1 ? refs[0].node : NULL;
     return n > 0;
 }
 
-/* Whether the name is of another file by now than the one that we know by it. A change that came
- * through the mount the kernel knows; our table may be about to get it. */
+/* Whether the kernel may have the name for one that is not there. */
+static bool is_new_name(batch *b, const change *c, ino_t folder)
+{
+    return (c->mask & (FAN_CREATE | FAN_MOVED_TO)) != 0 &&
+           cg_nodes_is_missing(&b->fs->nodes, b->dev, folder, c->name);
+}
+
+/* Whether the name is of another file by now than the one that we know by it, or of one where there
+ * was none. A change that came through the mount the kernel knows; our table may be about to get
+ * it. */
 static bool is_other_name(batch *b, const change *c, ino_t folder)
 {
     struct stat attr;
     ino_t known;
-    if (!cg_nodes_name_of(&b->fs->nodes, b->dev, folder, c->name, &known))
+    const bool is_known = cg_nodes_name_of(&b->fs->nodes, b->dev, folder, c->name, &known);
+    if (!is_known && !is_new_name(b, c, folder))
         return false;
     if (c->is_own && !b->has_waited) {
         /* Whoever makes or moves a name of the mount holds it to read. When we had it, all that had
@@ -192,6 +212,8 @@ static bool is_other_name(batch *b, const change *c, ino_t folder)
         b->has_waited = true;
         return is_other_name(b, c, folder);
     }
+    if (!is_known)
+        return true;
     const int fd =
         open_by_handle_at(b->fs->root_fd, (struct file_handle *)c->folder, O_PATH | O_CLOEXEC);
     const bool is_same =
@@ -203,17 +225,17 @@ static bool is_other_name(batch *b, const change *c, ino_t folder)
 
 static void take_change(batch *b, const change *c)
 {
-    cg_fs_node *nodes[CG_NODES_MAX_OF_FILE];
+    cg_node_ref refs[CG_NODES_MAX_OF_FILE];
     const ino_t folder = c->folder != NULL ? number_of(b->fs, c->folder) : 0;
     const bool is_folder_known =
-        folder != 0 && cg_nodes_of_file(&b->fs->nodes, b->dev, folder, nodes) > 0;
+        folder != 0 && cg_nodes_of_file(&b->fs->nodes, b->dev, folder, refs) > 0;
     /* Who looks up the name at this moment, and is not in the table yet, must see that we were. */
     atomic_fetch_add(&b->fs->watch.n_seen, is_folder_known);
     if (c->file != NULL)
-        forget_attr(b, number_of(b->fs, c->file));
+        forget(b, number_of(b->fs, c->file));
     if (!is_folder_known || (c->mask & NAME_EVENTS) == 0)
         return;
-    forget_attr(b, folder);
+    forget(b, folder);
     if (!b->makes_doubt)
         b->makes_doubt = is_other_name(b, c, folder);
 }

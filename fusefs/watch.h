@@ -6,7 +6,8 @@
  * attributes are forgotten at once. A name that is gone or has another file makes all names
  * doubtful (an epoch of the kernel, Linux 6.16): they are looked up again. To take out a single
  * name would need the lock of its folder; a request that waits for a killed daemon may hold that
- * for ever. New names need nothing: the kernel never remembers that a name is missing.
+ * for ever. So does a new name of which the kernel may remember that it was missing; what it may
+ * remember so is noted (cg_nodes_note_missing()). Other new names need nothing.
  *
  * There is no watch where the kernel or our privileges don't allow it (CAP_SYS_ADMIN, Linux 5.17),
  * and none on file systems that other hosts change, because this host is not told of those changes.
@@ -20,6 +21,7 @@
 typedef struct cg_watch {
     int fd, stop_fd;           /* of fanotify, and an eventfd; -1: there is no watch */
     bool handles_have_numbers; /* a file's handle begins with its inode number */
+    bool has_fine_times;       /* see cg_fs_has_fine_times() */
     _Atomic bool is_trusted;   /* until it breaks */
     _Atomic uint32_t n_doubts; /* how often names became doubtful */
     _Atomic uint64_t n_seen;   /* grows before what changed is looked up in the table of nodes */

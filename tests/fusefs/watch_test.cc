@@ -3,12 +3,11 @@
 #include "tests/fusefs/fs_fixture.h"
 
 #include <sys/stat.h>
-#include <sys/xattr.h>
 
 #include <atomic>
 #include <chrono>
 #include <fstream>
-#include <set>
+#include <map>
 #include <thread>
 
 using namespace cg_test;
@@ -18,10 +17,10 @@ namespace
 
 // Stands for the kernel.
 struct Kernel {
-    static void forget(void *self, const cg_fs_node *node)
+    static void forget(void *self, const cg_node_ref *ref)
     {
         const std::lock_guard<std::mutex> hold(static_cast<Kernel *>(self)->lock);
-        static_cast<Kernel *>(self)->forgotten.insert(node);
+        static_cast<Kernel *>(self)->forgotten[ref->node] = ref->is_folder;
     }
     static void doubt(void *self)
     {
@@ -37,8 +36,13 @@ struct Kernel {
         const std::lock_guard<std::mutex> hold(lock);
         return forgotten.count(node) > 0;
     }
+    bool has_forgotten_listing(const cg_fs_node *node)
+    {
+        const std::lock_guard<std::mutex> hold(lock);
+        return forgotten.count(node) > 0 && forgotten[node];
+    }
     std::mutex lock;
-    std::set<const cg_fs_node *> forgotten;
+    std::map<const cg_fs_node *, bool> forgotten; // is it a folder?
     std::atomic<int> n_doubts{0};
     cg_fs_kernel calls = {forget, doubt, this};
 };
@@ -66,22 +70,33 @@ class WatchTest : public FsTest
     template <typename Condition> static bool comes(Condition condition)
     {
         const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-        while (!condition() && std::chrono::steady_clock::now() < end)
+        while (!condition()) {
+            if (std::chrono::steady_clock::now() >= end)
+                return false;
             std::this_thread::yield();
-        return condition();
+        }
+        return true;
     }
     std::string below(const std::string &path) const
     {
         return store.path + "/" + path;
     }
-    // Whether the kernel may keep the listing that it has of the folder.
-    bool is_kept(const std::string &folder)
+    // Whether the kernel may remember that there is no such name.
+    bool may_remember_missing(const std::string &path)
     {
-        cg_fs_directory *directory;
-        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find(folder), &directory), 0);
-        const bool is = cg_fs_is_listed(directory);
-        cg_fs_closedir(directory);
-        return is;
+        cg_fs_entry entry;
+        const size_t slash = path.rfind('/');
+        EXPECT_EQ(cg_fs_lookup(fs.fs, &fs.caller, fs.find(path.substr(0, slash)),
+                               path.substr(slash + 1).c_str(), &entry),
+                  ENOENT);
+        return !entry.may_not_be_cached;
+    }
+    // All that was changed until now has been told.
+    void come_to_here()
+    {
+        kernel.forget_all();
+        ASSERT_EQ(chmod(below("m/other").c_str(), 0700), 0);
+        ASSERT_TRUE(comes([&] { return kernel.has_forgotten(fs.find("m/other")); }));
     }
     // Its time of change is not that of what may still come.
     bool is_settled(const std::string &path) const
@@ -130,35 +145,105 @@ TEST_F(WatchTest, NothingIsTrustedAfterIt)
     EXPECT_FALSE(cg_fs_is_watched(fs.fs));
 }
 
-TEST_F(WatchTest, AListingIsKeptUntilItsFolderChanges)
+TEST_F(WatchTest, AFolderThatChangesLosesItsListing)
 {
-    const auto is_listed = [this] { return is_kept("m"); };
+    fs.mkdirs("m/other");
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    const cg_fs_node *folder = fs.find("m"), *file = fs.find(CHUNK);
     start();
-    ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
-    EXPECT_FALSE(is_listed()) << "the folder has just changed";
-    EXPECT_TRUE(comes(is_listed));
     ASSERT_EQ(mknod(below("m/new").c_str(), S_IFREG | 0600, 0), 0);
-    EXPECT_FALSE(is_listed());
+    EXPECT_TRUE(comes([&] { return kernel.has_forgotten_listing(folder); }));
+    kernel.forget_all();
+    ASSERT_EQ(chmod(below("m").c_str(), 0700), 0);
+    EXPECT_TRUE(comes([&] { return kernel.has_forgotten_listing(folder); }))
+        << "it could have got an access control list";
+    ASSERT_EQ(chmod(below(CHUNK).c_str(), 0600), 0);
+    EXPECT_TRUE(comes([&] { return kernel.has_forgotten(file); }));
+    EXPECT_FALSE(kernel.has_forgotten_listing(file)) << "that would wait for who reads it";
 }
 
-TEST_F(WatchTest, AListIsFoundOfAFolderWhoseListingIsKept)
+TEST_F(WatchTest, ALevelThatIsMissingIsRememberedUntilItComes)
 {
-    // An access control list that lets user 1 in, as the kernel takes it: tags, rights, users.
-    const std::vector<uint32_t> list = {2,          0x70001, UINT32_MAX, 0x70002,
-                                        1,          0x50004, UINT32_MAX, 0x70010,
-                                        UINT32_MAX, 0x50020, UINT32_MAX};
-    cg_fs_directory *directory;
-    const auto is_listed = [this] { return is_kept("m"); };
+    fs.mkdirs("m/other");
+    const std::string folder = "m/contexts/c/L1/";
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    EXPECT_FALSE(may_remember_missing(folder + "00007.kv")) << "nobody would see it come";
     start();
-    EXPECT_TRUE(comes(is_listed));
-    if (setxattr(below("m").c_str(), "system.posix_acl_access", list.data(), 4 * list.size(), 0) !=
-        0)
-        GTEST_SKIP() << "the store has no access control lists";
-    for (int i = 0; i < 2; i++)
-        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m"), &directory), EACCES);
-    EXPECT_TRUE(comes([&] { return is_settled("m"); }));
-    for (int i = 0; i < 2; i++)
-        EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m"), &directory), EACCES);
+    ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
+    EXPECT_FALSE(may_remember_missing("m/contexts/c/tokens")) << "such names come all the time";
+    EXPECT_TRUE(comes([&] { return may_remember_missing(folder + "00007.kv"); }));
+    ASSERT_EQ(::link(below(CHUNK).c_str(), below(folder + "00008.kv").c_str()), 0);
+    come_to_here();
+    EXPECT_EQ(kernel.n_doubts, 0) << "of this name the kernel knows nothing";
+    ASSERT_EQ(::link(below(CHUNK).c_str(), below(folder + "00007.kv").c_str()), 0);
+    EXPECT_TRUE(comes([&] { return kernel.n_doubts > 0; }));
+
+    ASSERT_EQ(::unlink(below(folder + "00007.kv").c_str()), 0);
+    come_to_here();
+    EXPECT_TRUE(comes([&] { return may_remember_missing(folder + "00007.kv"); }));
+    kernel.n_doubts = 0;
+    ASSERT_EQ(::rename(below(CHUNK).c_str(), below(folder + "00007.kv").c_str()), 0);
+    EXPECT_TRUE(comes([&] { return kernel.n_doubts > 0; }));
+}
+
+TEST_F(WatchTest, WhatTheMountMakesWhereANameWasMissingNeedsNoDoubt)
+{
+    fs.mkdirs("m/other");
+    ASSERT_EQ(fs.put("m/file", {1}), 0);
+    start();
+    ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
+    for (const char *name : {"m/a.kv", "m/b.kv", "m/c.kv"})
+        ASSERT_TRUE(comes([&] { return may_remember_missing(name); }));
+    // Step by step: a name that goes on while the watch looks at it is one that may be doubted.
+    ASSERT_EQ(fs.put("m/a.kv", {1}), 0);
+    come_to_here();
+    ASSERT_EQ(fs.rename("m/a.kv", "m/b.kv"), 0);
+    come_to_here();
+    ASSERT_EQ(fs.link("m/b.kv", "m/c.kv"), 0);
+    come_to_here();
+    EXPECT_EQ(kernel.n_doubts, 0);
+}
+
+// The kernel has one answer for all, and its creator must find it.
+TEST_F(WatchTest, AFileThatIsBeingWrittenIsNotRememberedAsMissing)
+{
+    fs.mkdirs("m/other");
+    const std::string name = "m/contexts/c/L1/00007.kv";
+    cg_fs_entry entry;
+    cg_fs_file *file;
+    start();
+    ASSERT_TRUE(comes([&] { return may_remember_missing(name); }));
+    ASSERT_EQ(cg_fs_create(fs.fs, &fs.caller, fs.find("m/contexts/c/L1"), "00007.kv", 0600, O_RDWR,
+                           &entry, &file),
+              0);
+    come_to_here();
+    const cg_fs_caller creator = fs.caller;
+    fs.caller.pid = 1; // somebody else
+    EXPECT_FALSE(may_remember_missing(name));
+    fs.caller = creator;
+    cg_fs_release(fs.fs, file);
+    cg_fs_forget(fs.fs, entry.node, 1);
+    EXPECT_TRUE(comes([&] { return may_remember_missing(name); }));
+}
+
+TEST_F(WatchTest, FoldersAndPublishedFilesLast)
+{
+    ASSERT_EQ(fs.put("m/file.kv", {1}), 0);
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    const auto lasts = [&](const std::string &text) {
+        const size_t slash = text.rfind('/');
+        cg_fs_entry entry;
+        EXPECT_EQ(cg_fs_lookup(fs.fs, &fs.caller, fs.find(text.substr(0, slash)),
+                               text.substr(slash + 1).c_str(), &entry),
+                  0);
+        EXPECT_EQ(entry.is_lasting, cg_fs_is_lasting(fs.fs, entry.node));
+        cg_fs_forget(fs.fs, entry.node, 1);
+        return entry.is_lasting;
+    };
+    EXPECT_TRUE(lasts("m/contexts"));
+    EXPECT_TRUE(lasts(CHUNK));
+    EXPECT_FALSE(lasts("m/file.kv")) << "a mapping could change it";
+    EXPECT_FALSE(lasts(".cachegenfs/metrics"));
 }
 
 TEST_F(WatchTest, PagesOfAFileAreKeptUntilItChanges)
