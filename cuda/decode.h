@@ -86,10 +86,11 @@ void cg_cuda_plan_bound(const cg_cuda_profile *profile, const cg_geometry *geome
 /* Plans the decoding of chunk[n_bytes] in host memory at its finest level. A nested chunk that is
  * cut where a coarser level ends is one of that level. Checks the chunk as cg_decoder_new() and
  * cg_decoder_run() do, also the checksums of the wanted sections. Writes at most plan_bytes to
- * plan, which is 16-byte aligned. profile: NULL for L0. Allocates the section table, as
- * cg_decoder_new() does, and nothing else. Errors of cg_decoder_new(). CG_ERR_UNSUPPORTED_VERSION:
- * decode on the CPU. CG_ERR_UNSUPPORTED: this chunk cannot be placed at that position.
- * CG_ERR_BUFFER_TOO_SMALL. CG_ERR_INVALID_ARGUMENT: the request does not fit the chunk. */
+ * plan, which is 16-byte aligned. profile: NULL for L0. Allocates the section table and
+ * the order of blocks, as cg_decoder_new() does, and nothing else. Errors of cg_decoder_new().
+ * CG_ERR_UNSUPPORTED_VERSION: decode on the CPU. CG_ERR_UNSUPPORTED: this chunk cannot be placed at
+ * that position. CG_ERR_BUFFER_TOO_SMALL. CG_ERR_INVALID_ARGUMENT: the request does not fit the
+ * chunk. */
 cg_status cg_cuda_plan_fill(const cg_cuda_profile *profile, const uint8_t *chunk, size_t n_bytes,
                             const cg_cuda_request *request, void *plan, size_t plan_bytes,
                             cg_cuda_plan *plan_out);

@@ -60,8 +60,10 @@ struct cg_cuda_klt_shared {
     uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES];
     cg_cuda_tiles tiles[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_ROWS];
     cg_cuda_step steps[2][CG_CUDA_STAGE_STEPS];
-    int64_t offsets[CG_CUDA_TOKENS][CG_N_PLANES]; /* of the tokens' slots, or CG_CUDA_NOWHERE */
+    /* Of the rows' tokens: their slots, or CG_CUDA_NOWHERE. */
+    int64_t offsets[CG_CUDA_TOKENS][CG_N_PLANES];
     cg_cuda_columns columns[CG_CUDA_KLT_COLUMNS]; /* here: registers are for the sums */
+    cg_cuda_row rows[CG_CUDA_KLT_BLOCKS];
 };
 
 static_assert(sizeof(cg_cuda_klt_shared) <= CG_CUDA_KLT_SHARED_BYTES, "cuda/layout.h");
@@ -263,17 +265,39 @@ CG_LANE void cg_cuda_store_pairs(const cg_cuda_pairs &p, uint32_t dtype, uint8_t
     }
 }
 
-/* Steps 2 to 5 of the lane's sums of one block, the first two of four: two neighbouring pairs of
+/* D' of a row: the constants of step 2 times unit, each rounded once. They are seven numbers, those
+ * of token 0, and their negatives, so that a lane holds no more. */
+CG_LANE void cg_cuda_scale_dct(float unit, float out[CG_DCT][CG_DCT])
+{
+    float scaled[CG_DCT];
+    CG_UNROLL
+    for (int f = 0; f < CG_DCT; f++)
+        scaled[f] = DCT8[f][0] * unit;
+    CG_UNROLL
+    for (int f = 0; f < CG_DCT; f++) {
+        CG_UNROLL
+        for (int t = 0; t < CG_DCT; t++) {
+            /* cos(pi / 16 * turns) is that of 32 - turns, and minus that of 16 - turns. */
+            const int turns = (2 * t + 1) * f % 32, half = turns > 16 ? 32 - turns : turns,
+                      quarter = half > 8 ? 16 - half : half;
+            out[f][t] = half > 8 ? -scaled[quarter] : scaled[quarter];
+        }
+    }
+}
+
+/* Steps 2 to 5 of the lane's sums of one row, the first two of four: two neighbouring pairs of
  * channels. DTYPE: 0 for any. */
 template <uint32_t DTYPE, class Cta>
 CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
                                   const cg_cuda_decode_params &params, const cg_cuda_columns &c,
-                                  const cg_cuda_klt_shared *shared, uint32_t block_in_job,
-                                  uint32_t first_block, const cg_cuda_sums *sums)
+                                  const cg_cuda_klt_shared *shared, uint32_t row_in_job,
+                                  const cg_cuda_sums *sums)
 {
     const uint8_t *blob = (const uint8_t *)params.blob_dev;
     const uint32_t column = cta.lane() % 4 * 2, pair = c.first_pair + column,
-                   first_token = (first_block + block_in_job) * CG_DCT;
+                   first_token = shared->rows[row_in_job].block * CG_DCT;
+    float dct[CG_DCT][CG_DCT];
+    cg_cuda_scale_dct(m.unit * shared->rows[row_in_job].scale, dct);
     float z[2][2][CG_DCT]; /* [pair][low, high] */
     CG_UNROLL
     for (int i = 0; i < 2; i++) {
@@ -285,8 +309,8 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
             float y[CG_DCT];
             CG_UNROLL
             for (int f = 0; f < CG_DCT; f++)
-                y[f] = (float)(int32_t)sums->of[f][is_high][i] * m.unit;
-            cg_lane_inverse_dct(DCT8, y, z[i][is_high]);
+                y[f] = (float)(int32_t)sums->of[f][is_high][i];
+            cg_lane_inverse_dct(dct, y, z[i][is_high]);
             CG_UNROLL
             for (int t = 0; t < CG_DCT; t++)
                 z[i][is_high][t] = cg_lane_dequantize(z[i][is_high][t], scale, mean);
@@ -303,7 +327,7 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
     uint8_t *const head = cg_cuda_head(params.blocks, c.layer, plane, c.head);
     CG_UNROLL
     for (int t = 0; t < CG_DCT; t++, rotation += 2 * half) {
-        const int64_t offset = shared->offsets[block_in_job * CG_DCT + t][plane];
+        const int64_t offset = shared->offsets[row_in_job * CG_DCT + t][plane];
         if (offset == CG_CUDA_NOWHERE)
             continue;
         uint32_t bits[2][2];
@@ -368,18 +392,18 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decod
     cg_cuda_shift_sums(sums, shift);
 }
 
-/* Both blocks of the lane. */
+/* Both rows of the lane. */
 template <uint32_t DTYPE, class Cta>
 CG_LANE void cg_cuda_finish(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_params &params,
                             const cg_cuda_klt_shared *shared, uint32_t tile_row,
-                            uint32_t tile_column, uint32_t first_block, cg_cuda_sums *sums)
+                            uint32_t tile_column, cg_cuda_sums *sums)
 {
     CG_UNROLL_NOT /* both at once take too many registers */
         for (uint32_t row_half = 0; row_half < 2; row_half++)
     {
         cg_cuda_finish_block<DTYPE>(cta, m, params, shared->columns[tile_column], shared,
                                     tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4 * 2 + row_half,
-                                    first_block, sums);
+                                    sums);
         CG_UNROLL
         for (int i = 0; i < 4 * CG_DCT; i++)
             sums->of[i / 4][i / 2 % 2][i % 2] = sums->of[i / 4][i / 2 % 2][2 + i % 2];
@@ -394,10 +418,17 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
     const cg_cuda_klt_job job = ((const cg_cuda_klt_job *)(plan + pass.jobs_at))[cta.block()];
     const cg_cuda_klt &m = *(const cg_cuda_klt *)(plan + job.matrix_at);
     cg_cuda_klt_shared *shared = (cg_cuda_klt_shared *)cta.shared();
+    const cg_cuda_row *rows = (const cg_cuda_row *)(plan + m.rows_at);
     bool is_outside = false;
     for (uint32_t i = cta.thread(); i < CG_CUDA_TOKENS; i += CG_CUDA_KLT_THREADS) {
-        const uint32_t token = job.first_block * CG_DCT + i;
-        const bool is_wanted = token >= m.target.token_from && token < m.target.token_to;
+        const uint32_t in_job = i / CG_DCT, row = job.first_block + in_job;
+        const bool is_there = row < m.product.n_rows;
+        const cg_cuda_row of_row = is_there ? rows[row] : cg_cuda_row{0, 0};
+        const uint32_t token = of_row.block * CG_DCT + i % CG_DCT;
+        const bool is_wanted =
+            is_there && token >= m.target.token_from && token < m.target.token_to;
+        if (i % CG_DCT == 0)
+            shared->rows[in_job] = of_row;
         const cg_cuda_slot slot =
             is_wanted ? cg_cuda_find_slot(params.blocks, token) : cg_cuda_slot{0, 0, false};
         is_outside |= is_wanted && !slot.is_there;
@@ -421,10 +452,9 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
     if (!has_work)
         return;
     if (m.target.dtype == CG_DTYPE_BF16)
-        cg_cuda_finish<CG_DTYPE_BF16>(cta, m, params, shared, tile_row, tile_column,
-                                      job.first_block, &sums);
+        cg_cuda_finish<CG_DTYPE_BF16>(cta, m, params, shared, tile_row, tile_column, &sums);
     else
-        cg_cuda_finish<0>(cta, m, params, shared, tile_row, tile_column, job.first_block, &sums);
+        cg_cuda_finish<0>(cta, m, params, shared, tile_row, tile_column, &sums);
 }
 
 /* Step 4's cosines and sines: a thread each, for all tables, tokens and pairs. */

@@ -28,6 +28,7 @@ enum {
     CG_CUDA_BUCKETS = (CG_RANS_SCALE_BITS << CG_CUDA_BUCKET_BITS) + 1,
     CG_CUDA_STREAM_WARPS = 8, /* of a thread block that decodes streams, one each */
     CG_CUDA_STREAM_THREADS = CG_CUDA_STREAM_WARPS * CG_RANS_LANES,
+    CG_CUDA_CLASS_SCALES = 8, /* CG_N_SCALES, in a word that a lane loads at once */
 
     /* A thread block of the inverse KLT. Its warps have a tile of channels each, and
      * CG_CUDA_TILE_BLOCKS blocks of 8 tokens with all their frequencies. */
@@ -87,12 +88,22 @@ typedef struct cg_cuda_strip {
     uint8_t n_zeros; /* lanes behind n_lanes whose columns pad a row, and get zeros */
 } cg_cuda_strip;
 
+/* Rows of neighbours that are coded with the same classes: up to `end`, from the end of the run
+ * before. */
+typedef struct cg_cuda_row_run {
+    uint32_t end, scale; /* scale: which of CG_SCALES */
+} cg_cuda_row_run;
+
 /* A matrix of streams, whatever becomes of its cells. */
 typedef struct cg_cuda_streams {
     uint64_t strips_at;  /* [n_strips], in the blob, or of exact elements in the plan */
     uint64_t classes_at; /* a byte a column: in the blob, or of exact elements in the chunk */
+    /* Of preset klt: cg_cuda_row_run [n_runs] in the plan, and in the blob the classes that a class
+     * has in rows of each scale, u8 [n_classes][CG_CUDA_CLASS_SCALES]. */
+    uint64_t runs_at, class_of_at;
     uint32_t n_strips, n_rows, n_streams;
     uint32_t n_classes; /* 1: no bytes */
+    uint32_t n_runs, reserved;
 } cg_cuda_streams;
 
 /* One stream; a thread block has CG_CUDA_STREAM_WARPS of them. */
@@ -147,9 +158,16 @@ typedef struct cg_cuda_product {
     uint32_t n_all_steps; /* of all levels, as the basis has them */
 } cg_cuda_product;
 
+/* A row of the matrices of symbols. */
+typedef struct cg_cuda_row {
+    uint32_t block; /* of 8 tokens */
+    float scale;    /* of its step */
+} cg_cuda_row;
+
 /* A group's matrix, and how its sums become elements. */
 typedef struct cg_cuda_klt {
     cg_cuda_product product;
+    uint64_t rows_at; /* in the plan: cg_cuda_row [n_rows] */
     /* In the blob. */
     uint64_t mean_at, scale_at; /* f32 [tile][2][CG_CUDA_TILE_PAIRS]; scale: step / weight */
     uint64_t layer_rope_at;     /* u8 [layers of the model] */
@@ -157,7 +175,7 @@ typedef struct cg_cuda_klt {
     uint32_t head_tiles;        /* tiles of a head */
     uint32_t half;              /* rotary_dim / 2 */
     uint32_t n_layers, n_tokens;
-    float unit;            /* of sums, in steps */
+    float unit;            /* of sums, in the level's steps: a power of two */
     cg_cuda_target target; /* plane: of the first slice */
 } cg_cuda_klt;
 

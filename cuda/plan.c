@@ -4,6 +4,7 @@
  * passes of preset klt: cosines and sines; a pass of streams for each level, from the coarsest to
  * the finest; where the profile has a joint matrix, what that gives to the groups; the inverse KLT;
  * and the sinks on top. */
+#include "codec/block_order.h"
 #include "codec/lossless.h"
 #include "codec/lossless_lane.h"
 #include "codec/paper.h"
@@ -15,6 +16,18 @@
 
 /* ---- a plan's bytes ---- */
 
+enum { MOST_ROWS = (CG_MAX_CHUNK_TOKENS + CG_DCT - 1) / CG_DCT };
+
+/* The rows of all matrices of symbols of preset klt. */
+typedef struct row_plan {
+    uint64_t at, runs_at; /* in the plan */
+    uint32_t n_runs;
+    /* Rows of thread blocks that multiply: CG_CUDA_KLT_BLOCKS each, from these on. Together they
+     * hold all wanted blocks of tokens. */
+    uint32_t n_parts;
+    uint32_t first[(MOST_ROWS + CG_CUDA_KLT_BLOCKS - 1) / CG_CUDA_KLT_BLOCKS];
+} row_plan;
+
 /* What is at hand while a plan is written. */
 typedef struct planner {
     const cg_cuda_profile *laid; /* NULL at L0 */
@@ -25,6 +38,7 @@ typedef struct planner {
     uint8_t *bytes;
     size_t n_bytes, left_bytes;
     uint64_t scratch_bytes;
+    row_plan rows;
     cg_cuda_plan *plan;
 } planner;
 
@@ -318,6 +332,47 @@ static uint32_t count_klt_rows(uint32_t n_tokens)
     return (n_tokens + CG_DCT - 1) / CG_DCT;
 }
 
+/* Rows begin where tiles of symbols do. */
+static void find_parts(planner *p, const cg_cuda_row *rows, uint32_t n_rows)
+{
+    const uint32_t from = p->request->token_from / CG_DCT,
+                   to = count_klt_rows(p->request->token_to);
+    uint32_t end = 0; /* of the parts so far */
+    for (uint32_t row = 0; row < n_rows; row++) {
+        if (row < end || rows[row].block < from || rows[row].block >= to)
+            continue;
+        const uint32_t first = row / CG_CUDA_TILE_BLOCKS * CG_CUDA_TILE_BLOCKS;
+        p->rows.first[p->rows.n_parts++] = first;
+        end = first + CG_CUDA_KLT_BLOCKS;
+    }
+}
+
+/* The rows' blocks and scales, and their runs. */
+static cg_status lay_rows(planner *p)
+{
+    const uint32_t n_rows = count_klt_rows(p->chunk->header.n_tokens);
+    cg_block_order order;
+    cg_cuda_row *rows = take(p, n_rows * sizeof *rows);
+    cg_cuda_row_run *runs = take(p, CG_N_SCALES * sizeof *runs);
+    if (rows == NULL || runs == NULL)
+        return CG_ERR_BUFFER_TOO_SMALL;
+    const cg_status status = cg_section_plan_block_order(p->profile, p->chunk, p->sections, &order);
+    if (status == CG_OK) {
+        for (uint32_t row = 0; row < n_rows; row++)
+            rows[row] = (cg_cuda_row){order.block[row], CG_SCALES[order.scale[row]]};
+        for (uint32_t r = 0, end = 0; r < order.n_runs; r++) {
+            end += (uint32_t)order.runs[r].n_rows;
+            runs[r] = (cg_cuda_row_run){end, order.scale[end - 1]};
+        }
+        p->rows.at = at_of(p, rows);
+        p->rows.runs_at = at_of(p, runs);
+        p->rows.n_runs = order.n_runs;
+        find_parts(p, rows, n_rows);
+    }
+    cg_block_order_destroy(&order);
+    return status;
+}
+
 /* Where a matrix's symbols lie, for all passes, and what multiplies them. */
 static void lay_product(planner *p, wanted w, cg_cuda_product *m)
 {
@@ -368,9 +423,12 @@ static cg_status plan_klt_level(planner *p, unsigned level, const cg_cuda_produc
         *m = products[i];
         m->streams = (cg_cuda_streams){.strips_at = strips->at,
                                        .classes_at = strips->classes_at,
+                                       .runs_at = p->rows.runs_at,
+                                       .class_of_at = p->laid->class_of_at,
                                        .n_strips = strips->n,
                                        .n_rows = m->n_rows,
-                                       .n_classes = p->profile->n_classes};
+                                       .n_classes = p->profile->n_classes,
+                                       .n_runs = p->rows.n_runs};
         m->is_finest = level == h->level;
         cg_cursor in = section_bytes(p, section_of(p, w, level));
         const cg_cuda_stream_job none = {0};
@@ -388,6 +446,7 @@ static cg_cuda_klt klt_of(const planner *p, wanted w, const cg_cuda_product *pro
 {
     const cg_chunk_header *h = &p->chunk->header;
     return (cg_cuda_klt){.product = *product,
+                         .rows_at = p->rows.at,
                          .mean_at = w.laid->mean_at,
                          .scale_at = w.laid->scale_at[h->level - 1],
                          .layer_rope_at = p->laid->layer_rope_at,
@@ -411,19 +470,6 @@ static uint32_t count_thread_blocks(uint32_t n_tiles)
     return (n_tiles + CG_CUDA_KLT_COLUMNS - 1) / CG_CUDA_KLT_COLUMNS;
 }
 
-/* Thread blocks for 32 blocks of tokens each that hold wanted ones. Rows begin where tiles of
- * symbols do. */
-static uint32_t first_row_of(const planner *p)
-{
-    return p->request->token_from / CG_DCT / CG_CUDA_TILE_BLOCKS * CG_CUDA_TILE_BLOCKS;
-}
-
-static uint32_t count_row_blocks(const planner *p)
-{
-    const uint32_t n_rows = count_klt_rows(p->request->token_to) - first_row_of(p);
-    return (n_rows + CG_CUDA_KLT_BLOCKS - 1) / CG_CUDA_KLT_BLOCKS;
-}
-
 /* Jobs of a pass that multiplies, one behind another. */
 typedef struct klt_jobs {
     cg_cuda_klt_job *jobs;
@@ -432,18 +478,18 @@ typedef struct klt_jobs {
 
 static size_t count_jobs(const planner *p, uint32_t n_tiles)
 {
-    return (size_t)count_row_blocks(p) * count_thread_blocks(n_tiles);
+    return (size_t)p->rows.n_parts * count_thread_blocks(n_tiles);
 }
 
 /* Of a matrix's tiles from first_tile to n_tiles. */
 static void add_jobs(const planner *p, uint64_t matrix_at, uint32_t first_tile, uint32_t n_tiles,
                      klt_jobs *jobs)
 {
-    for (uint32_t row = 0; row < count_row_blocks(p); row++) {
+    for (uint32_t part = 0; part < p->rows.n_parts; part++) {
         for (uint32_t b = 0; b < count_thread_blocks(n_tiles - first_tile); b++)
             jobs->jobs[jobs->n++] =
                 (cg_cuda_klt_job){.matrix_at = matrix_at,
-                                  .first_block = first_row_of(p) + row * CG_CUDA_KLT_BLOCKS,
+                                  .first_block = p->rows.first[part],
                                   .first_tile = first_tile + b * CG_CUDA_KLT_COLUMNS,
                                   .n_tiles = n_tiles};
     }
@@ -530,11 +576,14 @@ static cg_status plan_klt(planner *p)
     uint64_t rotation_at = 0;
     if (products == NULL || matrices == NULL)
         return CG_ERR_BUFFER_TOO_SMALL;
+    cg_status status = lay_rows(p);
+    if (status != CG_OK)
+        return status;
     for (size_t i = 0; i < n; i++)
         lay_product(p, wanted_matrix(p, i), &products[i]);
     /* Scratch holds the marks of tiles so far: what must be zeros before a kernel runs. */
     p->plan->zeroed_bytes = p->scratch_bytes;
-    cg_status status = plan_rotation(p, &rotation_at);
+    status = plan_rotation(p, &rotation_at);
     for (size_t i = 0; i < n; i++)
         lay_cells(p, &products[i]);
     /* A pass each, since a finer level reads the cells of the coarser one: kernels of a stream run
@@ -634,7 +683,8 @@ static cg_status check_request(const cg_profile *profile, const cg_chunk_header 
     return r->first_position == h->first_position || can_move ? CG_OK : CG_ERR_UNSUPPORTED;
 }
 
-/* Of the wanted groups, and of the joint matrix. */
+/* Of the wanted groups, and of the joint matrix; that of the steps is checked where they are read.
+ */
 static cg_status check_sums(const planner *p)
 {
     const cg_chunk_header *h = &p->chunk->header;
@@ -660,7 +710,7 @@ cg_status cg_cuda_plan_fill(const cg_cuda_profile *laid, const uint8_t *bytes, s
     if (status != CG_OK)
         return status;
     const cg_chunk_header *h = &chunk.header;
-    if (h->version < CG_CHUNK_VERSION || h->version > CG_CHUNK_VERSION_JOINT)
+    if (h->version < CG_CHUNK_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
     const cg_profile *profile = h->level != CG_L0 && laid != NULL ? laid->profile : NULL;
     if (h->level != CG_L0 && (status = cg_section_plan_profile_check(profile, h)) != CG_OK)
@@ -744,6 +794,8 @@ void cg_cuda_plan_bound(const cg_cuda_profile *laid, const cg_geometry *geometry
     if (laid != NULL) {
         const cg_profile *p = laid->profile;
         scratch_bytes = (size_t)p->n_ropes * n_tokens * (p->rotary_dim / 2) * 2 * sizeof(float);
+        plan_bytes =
+            count_klt_rows(n_tokens) * sizeof(cg_cuda_row) + CG_N_SCALES * sizeof(cg_cuda_row_run);
         for (uint32_t i = 0; i < cg_profile_n_bases(p); i++)
             plan_bytes += bound_matrix(laid, i, n_tokens, &scratch_bytes);
     }

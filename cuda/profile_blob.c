@@ -4,6 +4,8 @@
  * instructions) and shared components (two columns of symbols: cuda/joint.cuh). */
 #include "cuda/profile_blob.h"
 
+#include "codec/block_order.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,6 +84,19 @@ static void lay_classes(writer *w, const cg_profile *p, uint64_t *at_out)
     for (uint32_t i = 0; i < p->n_classes; i++)
         cg_cuda_class_fill(&p->classes[i], &out[i]);
     cg_cuda_class_fill_idle(&out[p->n_classes]);
+}
+
+/* Before version 4 a class is the same in all rows. */
+static void lay_class_of(writer *w, const cg_profile *p, uint64_t *at_out)
+{
+    const size_t n = p->n_classes;
+    uint8_t(*out)[CG_CUDA_CLASS_SCALES] = take(w, n * sizeof *out, at_out);
+    if (out == NULL)
+        return;
+    memset(out, 0, n * sizeof *out);
+    for (size_t c = 0; c < n; c++)
+        for (size_t scale = 0; scale < CG_N_SCALES; scale++)
+            out[c][scale] = p->class_of != NULL ? p->class_of[scale * n + c] : (uint8_t)c;
 }
 
 /* ---- strips ---- */
@@ -394,6 +409,7 @@ static cg_status lay_out(writer *w, cg_cuda_profile *l)
     const size_t n_freq = (size_t)p->n_ropes * (p->rotary_dim / 2);
     cg_status status = CG_OK;
     lay_classes(w, p, &l->classes_at);
+    lay_class_of(w, p, &l->class_of_at);
     double *inv_freq = take(w, n_freq * sizeof *inv_freq, &l->inv_freq_at);
     uint8_t *layer_rope = take(w, p->geometry.n_layers, &l->layer_rope_at);
     if (w->blob != NULL) {
@@ -409,7 +425,7 @@ static cg_status lay_out(writer *w, cg_cuda_profile *l)
 cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out)
 {
     *laid_out = NULL;
-    if (profile->version < CG_PROFILE_VERSION || profile->version > CG_PROFILE_VERSION_JOINT)
+    if (profile->version < CG_PROFILE_VERSION)
         return CG_ERR_UNSUPPORTED_VERSION;
     const size_t n_matrices = cg_profile_n_bases(profile);
     cg_cuda_profile *l = calloc(1, sizeof *l + n_matrices * sizeof *l->matrices);

@@ -26,7 +26,7 @@ enum {
     CG_CUDA_PROJECT_THREADS = 128, /* also the columns of which a block makes symbols */
 };
 
-/* ---- the bases of a profile of version 2 or 3, as kernels read them; preset klt ---- */
+/* ---- the bases of a profile from version 2 on, as kernels read them; preset klt ---- */
 
 /* How many bytes all bases take on the GPU: 16 bits an element, so twice as much as a profile that
  * has bytes. */

@@ -4,9 +4,10 @@
  * a strip's cells (cuda/sinks.cuh). Its strip() is called before the rows, and store() for each row
  * in order. Where a value may be large store() is told so; elsewhere it need not look. Where the
  * Sink REFINES, coarse() gives the coarser cell of the first row, and next_coarse() that of the row
- * behind this one. Rows come in pairs, so that the compiler knows what differs between even and odd
- * ones. A lane without a column takes part like the others, with a class that leaves its state as
- * it is. So a row has no branches but those for what is rare in a whole warp.
+ * behind this one; and its rows come in runs, in each of which a lane has another class. Rows come
+ * in pairs, so that the compiler knows what differs between even and odd ones. A lane without a
+ * column takes part like the others, with a class that leaves its state as it is. So a row has no
+ * branches but those for what is rare in a whole warp.
  */
 #ifndef CG_CUDA_STREAMS_CUH
 #define CG_CUDA_STREAMS_CUH
@@ -132,14 +133,16 @@ CG_LANE void cg_cuda_decode_row(Cta &cta, const cg_cuda_class *cls, uint32_t esc
     sink.template store<ROW>(row, taken.value, taken.is_rare, is_bad);
 }
 
+/* Rows from first to end. */
 template <bool SHIFTS, class Cta, class Sink>
-CG_LANE void cg_cuda_decode_rows(Cta &cta, const cg_cuda_class *cls, uint32_t n_rows, Sink &sink,
-                                 cg_cuda_words *words, uint32_t *x, bool *is_bad)
+CG_LANE void cg_cuda_decode_rows(Cta &cta, const cg_cuda_class *cls, uint32_t first, uint32_t end,
+                                 Sink &sink, cg_cuda_words *words, uint32_t *x, bool *is_bad)
 {
     const uint32_t escape = cls->n_symbols - 1u;
-    for (uint32_t row = 0; row < n_rows; row += 2) {
-        cg_cuda_decode_row<0, SHIFTS>(cta, cls, escape, row, sink, words, x, is_bad);
-        if (row + 1 < n_rows)
+    for (uint32_t row = first & ~1u; row < end; row += 2) {
+        if (row >= first)
+            cg_cuda_decode_row<0, SHIFTS>(cta, cls, escape, row, sink, words, x, is_bad);
+        if (row + 1 < end)
             cg_cuda_decode_row<1, SHIFTS>(cta, cls, escape, row + 1, sink, words, x, is_bad);
     }
 }
@@ -162,43 +165,77 @@ CG_LANE void cg_cuda_refine_row(Cta &cta, const uint32_t refine[CG_RANS_REFINE_C
 }
 
 template <class Cta, class Sink>
-CG_LANE void cg_cuda_refine_rows(Cta &cta, const cg_cuda_class *cls, uint32_t n_rows, Sink &sink,
-                                 cg_cuda_words *words, uint32_t *x, bool *is_bad)
+CG_LANE void cg_cuda_refine_rows(Cta &cta, const cg_cuda_class *cls, uint32_t first, uint32_t end,
+                                 Sink &sink, cg_cuda_words *words, uint32_t *x, int32_t *coarse,
+                                 bool *is_bad)
 {
     const uint32_t refine[] = {cls->refine[0], cls->refine[1], cls->refine[2]};
-    int32_t coarse = sink.coarse();
-    for (uint32_t row = 0; row < n_rows; row += 2) {
-        cg_cuda_refine_row<0>(cta, refine, row, sink, words, x, &coarse, is_bad);
-        if (row + 1 < n_rows)
-            cg_cuda_refine_row<1>(cta, refine, row + 1, sink, words, x, &coarse, is_bad);
+    for (uint32_t row = first & ~1u; row < end; row += 2) {
+        if (row >= first)
+            cg_cuda_refine_row<0>(cta, refine, row, sink, words, x, coarse, is_bad);
+        if (row + 1 < end)
+            cg_cuda_refine_row<1>(cta, refine, row + 1, sink, words, x, coarse, is_bad);
     }
 }
 
-/* lane_classes: what the strip's class_at counts from. */
+/* A run of a strip's rows. coarse: where the strip is refined, the coarser cell of the first row,
+ * which becomes that of the row behind the last. */
 template <class Cta, class Sink>
-CG_LANE void cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const cg_cuda_streams *m,
-                                  const cg_cuda_strip strip, const uint8_t *lane_classes,
-                                  Sink &sink, cg_cuda_words *words, uint32_t *x, bool *is_bad)
+CG_LANE void cg_cuda_decode_run(Cta &cta, const cg_cuda_class *cls, uint32_t first, uint32_t end,
+                                bool is_refined, Sink &sink, cg_cuda_words *words, uint32_t *x,
+                                int32_t *coarse, bool *is_bad)
 {
-    const uint32_t lane = cta.lane();
-    uint32_t number = m->n_classes; /* of lanes without a column */
-    if (lane < strip.n_lanes) {
-        number = m->n_classes > 1 ? lane_classes[strip.class_at + lane] : 0;
-        number = number < m->n_classes ? number : 0;
-    }
-    const cg_cuda_class *cls = &classes[number];
-    const uint32_t n_rows = m->n_rows;
-    sink.strip(strip, lane);
     if constexpr (Sink::REFINES) {
-        if (strip.is_refined != 0) {
-            cg_cuda_refine_rows(cta, cls, n_rows, sink, words, x, is_bad);
+        if (is_refined) {
+            cg_cuda_refine_rows(cta, cls, first, end, sink, words, x, coarse, is_bad);
             return;
         }
     }
     if (cta.ballot(cls->shift > 0) != 0)
-        cg_cuda_decode_rows<true>(cta, cls, n_rows, sink, words, x, is_bad);
+        cg_cuda_decode_rows<true>(cta, cls, first, end, sink, words, x, is_bad);
     else
-        cg_cuda_decode_rows<false>(cta, cls, n_rows, sink, words, x, is_bad);
+        cg_cuda_decode_rows<false>(cta, cls, first, end, sink, words, x, is_bad);
+}
+
+/* What a strip's class_at counts from, and which class a class is in which run. */
+struct cg_cuda_lane_classes {
+    const uint8_t *of_columns;
+    const uint64_t *by_scale;
+    const cg_cuda_row_run *runs;
+};
+
+template <class Cta, class Sink>
+CG_LANE void cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const cg_cuda_streams *m,
+                                  const cg_cuda_strip strip,
+                                  const cg_cuda_lane_classes lane_classes, Sink &sink,
+                                  cg_cuda_words *words, uint32_t *x, bool *is_bad)
+{
+    const uint32_t lane = cta.lane();
+    const bool has_column = lane < strip.n_lanes;
+    uint32_t number = m->n_classes; /* of lanes without a column */
+    if (has_column) {
+        number = m->n_classes > 1 ? lane_classes.of_columns[strip.class_at + lane] : 0;
+        number = number < m->n_classes ? number : 0;
+    }
+    sink.strip(strip, lane);
+    int32_t coarse = 0;
+    if constexpr (Sink::REFINES) {
+        const bool is_refined = strip.is_refined != 0;
+        const uint64_t by_scale = has_column ? lane_classes.by_scale[number] : 0;
+        if (is_refined)
+            coarse = sink.coarse();
+        for (uint32_t r = 0, first = 0; r < m->n_runs; r++) {
+            const cg_cuda_row_run run = lane_classes.runs[r];
+            if (has_column)
+                number = (uint32_t)(by_scale >> 8 * run.scale & 0xff);
+            cg_cuda_decode_run(cta, &classes[number], first, run.end, is_refined, sink, words, x,
+                               &coarse, is_bad);
+            first = run.end;
+        }
+    } else {
+        cg_cuda_decode_run(cta, &classes[number], 0, m->n_rows, false, sink, words, x, &coarse,
+                           is_bad);
+    }
 }
 
 /* A thread block of a pass: CG_CUDA_STREAM_WARPS jobs, from number block * that on. tables, lane_
@@ -229,8 +266,10 @@ CG_LANE void cg_cuda_decode_streams(Cta &cta, const cg_cuda_pass &pass,
     const Matrix *matrix = (const Matrix *)(plan + job.matrix_at);
     const cg_cuda_streams *m = &matrix->streams;
     const cg_cuda_strip *strips = (const cg_cuda_strip *)(tables + m->strips_at);
-    const uint8_t *lane_classes =
-        (Sink::IS_EXACT ? chunk : (const uint8_t *)params.blob_dev) + m->classes_at;
+    const uint8_t *const blob = (const uint8_t *)params.blob_dev;
+    const cg_cuda_lane_classes lane_classes = {(Sink::IS_EXACT ? chunk : blob) + m->classes_at,
+                                               (const uint64_t *)(blob + m->class_of_at),
+                                               (const cg_cuda_row_run *)(plan + m->runs_at)};
     const uint8_t *const stream = chunk + job.stream_at;
     uint32_t x = ((const uint32_t *)stream)[cta.lane()];
     bool is_bad = cg_lane_wants_word(x);

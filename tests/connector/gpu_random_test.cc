@@ -21,7 +21,7 @@ const char LEVELS[] = "\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]";
 
 ProfileSpec chosen_spec()
 {
-    return spec_2(true, nesting_spec());
+    return spec_4(spec_2(true, nesting_spec()));
 }
 
 class GpuRandomTest : public testing::TestWithParam<uint64_t>

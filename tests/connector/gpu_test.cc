@@ -56,9 +56,10 @@ TEST_F(GpuTest, WhatWasSavedComesBackBitForBitAtL0)
 
 TEST_F(GpuTest, EveryLevelIsWhatTheCpuDecodes)
 {
-    for (unsigned version : {1u, 2u, 3u}) {
+    for (unsigned version : {1u, 2u, 3u, 4u}) {
         ProfileSpec spec = nesting_spec();
-        const Store store(true, version == 3   ? spec_3(spec)
+        const Store store(true, version == 4   ? spec_4(spec, 32)
+                                : version == 3 ? spec_3(spec)
                                 : version == 2 ? spec_2(true, spec)
                                                : spec);
         const std::string levels = "\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]";
@@ -133,7 +134,8 @@ TEST_F(GpuTest, SavesAreProjectedByKernelsAndAsGoodAsTheCpus)
         size_t n_projections;
     } cases[] = {{spec_2(false, nesting_spec()), 2 * nesting_spec().group_layers.size()},
                  {spec_2(true, nesting_spec()), nesting_spec().group_layers.size()},
-                 {spec_3(nesting_spec()), nesting_spec().group_layers.size() + 1}};
+                 {spec_3(nesting_spec()), nesting_spec().group_layers.size() + 1},
+                 {spec_4(nesting_spec(), 32), nesting_spec().group_layers.size() + 1}};
     for (const auto &c : cases) {
         SCOPED_TRACE(c.n_projections);
         const Store by_gpu(true, c.spec), by_cpu(true, c.spec);

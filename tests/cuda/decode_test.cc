@@ -152,9 +152,10 @@ Bytes make_chunk(const Laid &laid, const ProfileSpec &spec, unsigned dtype, uint
     const cg_chunk_header header =
         make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
     Bytes chunk;
-    EXPECT_EQ(encode(laid.profile.get(), header, make_tokens(n_tokens, 1),
-                     make_elements(header, spec.seed + n_tokens, scale), level, &chunk, 1,
-                     coarsest),
+    /* Before version 4 of a profile blocks have no scales, and theirs are ignored. */
+    EXPECT_EQ(encode_scaled(laid.profile.get(), header, make_tokens(n_tokens, 1),
+                            make_elements(header, spec.seed + n_tokens, scale),
+                            draw_scales(n_tokens, n_tokens + 7 * level), level, &chunk, coarsest),
               CG_OK);
     return chunk;
 }
@@ -189,35 +190,52 @@ Memory allocate(size_t n_bytes)
 // A matrix of symbols at one level, in memory of its own.
 struct Symbols {
     Memory memory;
-    const cg_rans_run all;
     cg_symbols of;
 
-    Symbols(const cg_level_columns *columns, const Symbols *coarse, size_t n_rows)
-        : memory(allocate(cg_symbols_bytes(columns, n_rows))), all({n_rows, nullptr}),
-          of(cg_symbols_lay(columns, coarse != nullptr ? &coarse->of : nullptr, &all, 1,
-                            memory.get()))
+    Symbols(const cg_level_columns *columns, const Symbols *coarse, const cg_block_order &order)
+        : memory(allocate(cg_symbols_bytes(columns, order.n_blocks))),
+          of(cg_symbols_lay(columns, coarse != nullptr ? &coarse->of : nullptr, order.runs,
+                            order.n_runs, memory.get()))
     {
     }
     Symbols(const Symbols &) = delete;
 };
 
+// The blocks' order by scale_index, or without scales where the profile is older than these.
+struct Sorted {
+    cg_block_order of;
+
+    Sorted(const cg_profile *p, const Bytes &scale_index)
+    {
+        EXPECT_EQ(cg_block_order_init(static_cast<uint32_t>(scale_index.size()), &of), CG_OK);
+        if (p->version >= CG_PROFILE_VERSION_STEPS) {
+            EXPECT_EQ(cg_block_order_sort(p, scale_index.data(), &of), CG_OK);
+        }
+    }
+    Sorted(const Sorted &) = delete;
+    ~Sorted()
+    {
+        cg_block_order_destroy(&of);
+    }
+};
+
 // A matrix's sections at the header's levels, the coarsest first. Symbols are drawn for the finest;
 // a third of a number, and a ninth, are no ties.
 std::vector<Bytes> draw_sections(const cg_profile *p, const cg_group *group,
-                                 const cg_chunk_header &h, Draw draw, Random *random)
+                                 const cg_chunk_header &h, const cg_block_order &order, Draw draw,
+                                 Random *random)
 {
-    const size_t n_rows = cg_klt_n_blocks(h.n_tokens);
     const auto columns = [&](unsigned level) { return &group->columns[level - 1][0]; };
-    const Symbols fine(columns(h.level), nullptr, n_rows);
+    const Symbols fine(columns(h.level), nullptr, order);
     for (unsigned f = 0; f < CG_DCT; f++) {
-        for (size_t i = 0; i < n_rows * columns(h.level)->n_active[f]; i++)
+        for (size_t i = 0; i < order.n_blocks * columns(h.level)->n_active[f]; i++)
             fine.of.cells[f][i] = draw(random);
     }
     std::vector<Bytes> out;
     std::unique_ptr<Symbols> coarse;
     for (unsigned level = h.coarsest; level >= h.level; level--) {
         const float ratio[] = {1, 1 / 3.f, 1 / 9.f};
-        auto own = std::make_unique<Symbols>(columns(level), coarse.get(), n_rows);
+        auto own = std::make_unique<Symbols>(columns(level), coarse.get(), order);
         cg_symbols_coarsen(&fine.of, ratio[level - h.level], &own->of);
         size_t n_bytes;
         uint8_t *coded =
@@ -247,9 +265,13 @@ Bytes draw_chunk(const Laid &laid, const ProfileSpec &spec, unsigned dtype, uint
     std::vector<Bytes> bytes(h.n_sections);
     for (const uint32_t token : tokens)
         put(&bytes[0], token, 2);
+    const Bytes scale_index = draw_scales(n_tokens, spec.seed + n_tokens);
+    const Sorted order(p, scale_index);
+    if (cg_section_plan_row(p, &h, 1).kind == CG_SECTION_STEPS)
+        bytes[1] = scale_index;
     for (uint32_t i = 0; i < cg_profile_n_bases(p); i++) {
         const cg_group *group = &p->groups[i];
-        const auto coded = draw_sections(p, group, h, draw, &random);
+        const auto coded = draw_sections(p, group, h, order.of, draw, &random);
         for (unsigned l = h.coarsest; l >= h.level; l--)
             bytes[group == p->joint ? cg_section_plan_joint_index(p, &h, l)
                                     : cg_section_plan_index(p, &h, i, l)] = coded[h.coarsest - l];
@@ -275,17 +297,23 @@ const unsigned DTYPES[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE
 
 struct KltCase {
     const char *name;
-    bool joined, all_active;
+    bool joined, all_active, is_scaled;
 };
 
 class KltDecodeTest : public testing::TestWithParam<KltCase>
 {
+  protected:
+    KltDecodeTest() : spec(spec_2(GetParam().joined))
+    {
+        if (GetParam().is_scaled)
+            spec = spec_4(spec);
+        spec.all_active = GetParam().all_active;
+    }
+    ProfileSpec spec;
 };
 
 TEST_P(KltDecodeTest, WritesWhatTheCpuDecodes)
 {
-    ProfileSpec spec = spec_2(GetParam().joined);
-    spec.all_active = GetParam().all_active;
     const Laid laid(spec);
     for (const unsigned dtype : DTYPES) {
         for (const cg_level level : {CG_L1, CG_L2, CG_L3})
@@ -295,8 +323,6 @@ TEST_P(KltDecodeTest, WritesWhatTheCpuDecodes)
 
 TEST_P(KltDecodeTest, RefinesNestedLevelsAsFarAsTheyAreThere)
 {
-    ProfileSpec spec = spec_2(GetParam().joined);
-    spec.all_active = GetParam().all_active;
     spec.nests = true;
     const Laid laid(spec);
     const Bytes whole = make_chunk(laid, spec, CG_DTYPE_BF16, 16, 45, CG_L1, CG_L3);
@@ -311,8 +337,6 @@ TEST_P(KltDecodeTest, RefinesNestedLevelsAsFarAsTheyAreThere)
 
 TEST_P(KltDecodeTest, KeepsExactFirstTokens)
 {
-    ProfileSpec spec = spec_2(GetParam().joined);
-    spec.all_active = GetParam().all_active;
     const Laid laid(spec);
     for (const unsigned dtype : DTYPES) {
         for (const uint32_t n_tokens : {3, 4, 17})
@@ -322,8 +346,6 @@ TEST_P(KltDecodeTest, KeepsExactFirstTokens)
 
 TEST_P(KltDecodeTest, TakesSymbolsOfEverySize)
 {
-    ProfileSpec spec = spec_2(GetParam().joined);
-    spec.all_active = GetParam().all_active;
     const Laid laid(spec);
     for (const double scale : {30.0, 300.0, 3000.0}) /* beyond 8 bits, and up to 16 */
         expect_decodes_all(laid, &spec,
@@ -331,10 +353,12 @@ TEST_P(KltDecodeTest, TakesSymbolsOfEverySize)
 }
 
 INSTANTIATE_TEST_SUITE_P(Profiles, KltDecodeTest,
-                         testing::Values(KltCase{"Apart", false, true},
-                                         KltCase{"Joined", true, true},
-                                         KltCase{"ApartSomeActive", false, false},
-                                         KltCase{"JoinedSomeActive", true, false}),
+                         testing::Values(KltCase{"Apart", false, true, false},
+                                         KltCase{"Joined", true, true, false},
+                                         KltCase{"ApartSomeActive", false, false, false},
+                                         KltCase{"JoinedSomeActive", true, false, false},
+                                         KltCase{"ApartScaled", false, true, true},
+                                         KltCase{"JoinedScaledSomeActive", true, false, true}),
                          [](const auto &c) { return c.param.name; });
 
 TEST(PaperDecodeTest, WritesWhatTheCpuDecodes)
@@ -401,6 +425,7 @@ struct JointCase {
     unsigned unit_bits;
     bool all_active;
     unsigned least_shift;
+    bool is_scaled = false;
 };
 
 class JointDecodeTest : public testing::TestWithParam<JointCase>
@@ -409,7 +434,8 @@ class JointDecodeTest : public testing::TestWithParam<JointCase>
     JointDecodeTest()
     {
         spec.group_layers = {2, 2};
-        spec = spec_3(spec, GetParam().n_shared);
+        spec = GetParam().is_scaled ? spec_4(spec, GetParam().n_shared)
+                                    : spec_3(spec, GetParam().n_shared);
         spec.fraction_bits = GetParam().fraction_bits;
         spec.unit_bits = GetParam().unit_bits;
         spec.all_active = GetParam().all_active;
@@ -469,7 +495,9 @@ INSTANTIATE_TEST_SUITE_P(
                     JointCase{"NoFraction", 32, {0, 0, 0}, 12, false, 0},
                     JointCase{"TwoBandsOneBitRounded", 64, {8, 8, 8}, 9, false, 0},
                     /* high digits are shifted by up to 28 bits */
-                    JointCase{"ShiftsNearAWord", 32, {7, 8, 7}, 20, true, 12}),
+                    JointCase{"ShiftsNearAWord", 32, {7, 8, 7}, 20, true, 12},
+                    JointCase{"OneBandScaled", 32, {2, 3, 4}, 12, true, 0, true},
+                    JointCase{"TwoBandsScaled", 64, {8, 8, 8}, 9, false, 0, true}),
     [](const auto &c) { return c.param.name; });
 
 // ---- geometries ----
@@ -571,6 +599,33 @@ TEST(GeometryDecodeTest, TurnsEachLayerByItsTable)
     expect_decodes_all(laid, &spec, make_chunk(laid, spec, CG_DTYPE_BF16, 4096, 24, CG_L2));
 }
 
+// Rows of a chunk that are wanted lie anywhere in the order of scales, and so do thread blocks.
+TEST(GeometryDecodeTest, FindsTokensWhereverTheirScalesPutThem)
+{
+    for (const size_t n_shared : {0, 32}) {
+        ProfileSpec spec;
+        spec.n_layers = 2;
+        spec.group_layers = {1, 1};
+        spec.nests = true;
+        spec = spec_4(spec, n_shared);
+        const Laid laid(spec);
+        for (const uint32_t n_tokens : {8, 250, 1000}) {
+            const Bytes chunk = make_chunk(laid, spec, CG_DTYPE_BF16, 8, n_tokens, CG_L1, CG_L3);
+            BlockSpec blocks;
+            blocks.n_blocks = 70;
+            expect_decodes_all(laid, &spec, chunk, blocks);
+            Random random(n_tokens);
+            for (int i = 0; i < 8; i++) {
+                cg_cuda_request r = request_of(laid, chunk);
+                r.token_from = random.below(n_tokens);
+                r.token_to =
+                    r.token_from + 1 + random.below(std::min(40u, n_tokens - r.token_from));
+                expect_decodes(laid, &spec, chunk, r, blocks);
+            }
+        }
+    }
+}
+
 // ---- blocks and requests ----
 
 TEST(BlocksDecodeTest, EveryLayout)
@@ -601,11 +656,11 @@ TEST(BlocksDecodeTest, EveryLayout)
 
 TEST(RequestDecodeTest, WritesOnlyWhatIsWanted)
 {
-    ProfileSpec klt = spec_2(true), joint = spec_3(), paper = paper_spec();
-    klt.n_kv_heads = joint.n_kv_heads = paper.n_kv_heads = 4;
+    ProfileSpec klt = spec_2(true), joint = spec_3(), scaled = spec_4({}, 32), paper = paper_spec();
+    klt.n_kv_heads = joint.n_kv_heads = scaled.n_kv_heads = paper.n_kv_heads = 4;
     paper.version = 2;
     paper.n_sinks = 3;
-    for (const ProfileSpec &spec : {klt, joint, paper}) {
+    for (const ProfileSpec &spec : {klt, joint, scaled, paper}) {
         const Laid laid(spec);
         for (const cg_level level : {CG_L0, CG_L2}) {
             const Bytes chunk = make_chunk(laid, spec, CG_DTYPE_BF16, 0, 37, level);
@@ -628,7 +683,7 @@ TEST(RequestDecodeTest, WritesOnlyWhatIsWanted)
 
 TEST(RequestDecodeTest, PlacesAChunkAtAnotherPosition)
 {
-    ProfileSpec spec = spec_2(true);
+    const ProfileSpec spec = spec_4(spec_2(true));
     const Laid laid(spec);
     const Bytes chunk = make_chunk(laid, spec, CG_DTYPE_BF16, 64, 24, CG_L2);
     for (const uint32_t position : {8, 72, 100000}) {
@@ -681,7 +736,7 @@ TEST(RequestDecodeTest, RefusesWhatItCannotDo)
 
 TEST(RequestDecodeTest, RefusesPlansThatAreTooSmall)
 {
-    for (const ProfileSpec &spec : {spec_2(true), spec_3()}) {
+    for (const ProfileSpec &spec : {spec_2(true), spec_3(), spec_4()}) {
         const Laid laid(spec);
         const Bytes chunk = make_chunk(laid, spec, CG_DTYPE_BF16, 0, 24, CG_L2);
         const cg_cuda_request r = request_of(laid, chunk);
@@ -812,8 +867,8 @@ TEST(HostileDecodeTest, TakesDamageAsTheCpuDoes)
     klt.n_layers = paper.n_layers = 2;
     klt.group_layers = paper.group_layers = {1, 1};
     paper.version = 2;
-    const ProfileSpec joint = spec_3(klt);
-    const Laid laid_klt(klt), laid_joint(joint), laid_paper(paper);
+    const ProfileSpec joint = spec_3(klt), scaled = spec_4(klt, 32);
+    const Laid laid_klt(klt), laid_joint(joint), laid_scaled(scaled), laid_paper(paper);
     expect_takes_damage_as_the_cpu_does(
         laid_klt, klt, make_chunk(laid_klt, klt, CG_DTYPE_BF16, 0, 24, CG_L1, CG_L3), 150);
     expect_takes_damage_as_the_cpu_does(
@@ -821,13 +876,57 @@ TEST(HostileDecodeTest, TakesDamageAsTheCpuDoes)
     expect_takes_damage_as_the_cpu_does(
         laid_joint, joint, make_chunk(laid_joint, joint, CG_DTYPE_BF16, 0, 24, CG_L1, CG_L3), 150);
     expect_takes_damage_as_the_cpu_does(
+        laid_scaled, scaled, make_chunk(laid_scaled, scaled, CG_DTYPE_BF16, 0, 24, CG_L1, CG_L3),
+        150);
+    expect_takes_damage_as_the_cpu_does(
         laid_paper, paper, make_chunk(laid_paper, paper, CG_DTYPE_BF16, 0, 24, CG_L2), 150);
 }
 
-// Every group needs the joint matrix, whichever are wanted.
+// The steps of blocks are checked before anything follows from them.
+TEST(HostileDecodeTest, TakesOnlyScalesThatThereAre)
+{
+    const ProfileSpec spec = spec_4({}, 32);
+    const Laid laid(spec);
+    const Bytes good = make_chunk(laid, spec, CG_DTYPE_BF16, 0, 45, CG_L1);
+    cg_chunk chunk;
+    ASSERT_EQ(cg_chunk_open(good.data(), good.size(), &chunk), CG_OK);
+    const cg_section steps = cg_chunk_section(&chunk, 1);
+    ASSERT_EQ(steps.kind, CG_SECTION_STEPS);
+    ASSERT_EQ(steps.bytes, 6u);
+    for (size_t b = 0; b < steps.bytes; b++) {
+        for (const unsigned scale : {CG_N_SCALES + 0, 8, 255}) {
+            Bytes bad = good, elements;
+            bad[steps.offset + b] = static_cast<uint8_t>(scale);
+            EXPECT_EQ(make_plan(laid, bad, request_of(laid, bad)).status, CG_ERR_CORRUPT);
+            seal_chunk(&bad);
+            EXPECT_EQ(make_plan(laid, bad, request_of(laid, bad)).status, CG_ERR_CORRUPT);
+            EXPECT_EQ(decode(laid.profile.get(), bad, &elements), CG_ERR_CORRUPT);
+        }
+    }
+    for (const uint32_t n_bytes : {0, 5, 7}) { // in rows of the table; what follows is elsewhere
+        Bytes bad = good, elements;
+        cg_put_le(bad.data() + CG_CHUNK_FIXED_BYTES + CG_CHUNK_SECTION_BYTES + 4, 4, n_bytes);
+        seal_chunk(&bad);
+        const cg_status cpu = decode(laid.profile.get(), bad, &elements);
+        EXPECT_NE(cpu, CG_OK);
+        cg_chunk_header header;
+        size_t plan_bytes, scratch_bytes;
+        ASSERT_EQ(cg_chunk_header_parse(good.data(), good.size(), &header), CG_OK);
+        cg_cuda_plan_bound(laid.laid.get(), &header.geometry, header.n_tokens, &plan_bytes,
+                           &scratch_bytes);
+        Bytes room(plan_bytes);
+        cg_cuda_plan plan;
+        const cg_cuda_request r = request_of(laid, good);
+        EXPECT_EQ(cg_cuda_plan_fill(laid.laid.get(), bad.data(), bad.size(), &r, room.data(),
+                                    room.size(), &plan),
+                  cpu);
+    }
+}
+
+// Every group needs the joint matrix and the blocks' steps, whichever are wanted.
 TEST(HostileDecodeTest, ChecksJointSectionsForAnyGroup)
 {
-    const ProfileSpec spec = spec_3();
+    const ProfileSpec spec = spec_4({}, 32);
     const Laid laid(spec);
     const Bytes good = draw_chunk(laid, spec, CG_DTYPE_BF16, 8, 24, CG_L2, CG_L2, draw_small);
     cg_chunk chunk;
@@ -840,9 +939,11 @@ TEST(HostileDecodeTest, ChecksJointSectionsForAnyGroup)
             cg_cuda_request r = request_of(laid, bad);
             r.first_group = g;
             r.n_groups = 1;
-            EXPECT_EQ(make_plan(laid, bad, r).status,
-                      cg_section_is_joint(section.kind) || section.group == g ? CG_ERR_CORRUPT
-                                                                              : CG_OK);
+            EXPECT_EQ(make_plan(laid, bad, r).status, cg_section_is_joint(section.kind) ||
+                                                              section.kind == CG_SECTION_STEPS ||
+                                                              section.group == g
+                                                          ? CG_ERR_CORRUPT
+                                                          : CG_OK);
         }
     }
 }
@@ -858,7 +959,7 @@ TEST(HostileDecodeTest, TakesAnyProfileThatTheCpuTakes)
     paper.version = 2;
     ProfileSpec joint = spec_3(klt);
     joint.head_dim = 12; /* so that groups have components of their own */
-    for (const ProfileSpec &spec : {klt, joint, paper}) {
+    for (const ProfileSpec &spec : {klt, joint, spec_4(klt), paper}) {
         const Bytes good = make_profile_bytes(spec);
         int n_taken = 0;
         for (int i = 0; i < 300 && n_taken < 40; i++) {
@@ -878,8 +979,9 @@ TEST(HostileDecodeTest, TakesAnyProfileThatTheCpuTakes)
             if (spec.n_shared > 0)
                 chunk = draw_chunk(laid, spec, CG_DTYPE_FP32, 8, 13, CG_L1, CG_L1, draw_any);
             else
-                ASSERT_EQ(encode(laid.profile.get(), header, make_tokens(13, 1),
-                                 make_elements(header, 1), CG_L1, &chunk),
+                ASSERT_EQ(encode_scaled(laid.profile.get(), header, make_tokens(13, 1),
+                                        make_elements(header, 1), draw_scales(13, next_seed()),
+                                        CG_L1, &chunk),
                           CG_OK);
             expect_decodes_all(laid, &spec, chunk);
             n_taken++;
@@ -906,7 +1008,13 @@ TEST(GoldenDecodeTest, WritesTheElementsOfTheFiles)
         {"v3-paper", {"bf16-0-L1", "bf16-1-L3", "fp16-1-L2", "fp32-1-L2"}},
         {"v4",
          {"bf16-0-L1", "bf16-0-L2-streams", "bf16-0-L3", "bf16-1-L2", "fp16-0-L1", "fp32-0-L3",
-          "fp32-1-L2"}}};
+          "fp32-1-L2"}},
+        {"v5",
+         {"bf16-0-L1", "bf16-0-L2-streams", "bf16-0-L2", "bf16-0-L3", "bf16-1-L1", "bf16-1-L2",
+          "bf16-1-L3", "fp16-0-L1", "fp32-0-L3", "fp32-1-L2"}},
+        {"v5-apart",
+         {"bf16-0-L1", "bf16-0-L2-streams", "bf16-0-L2", "bf16-0-L3", "bf16-1-L1", "bf16-1-L2",
+          "bf16-1-L3", "fp16-0-L1", "fp32-0-L3", "fp32-1-L2"}}};
     for (const auto &set : sets) {
         const std::string folder = std::string(CG_GOLDEN_DIR) + "/" + set.first + "/";
         const Laid laid(open_profile(read_file(folder + "profile.cgp")));
