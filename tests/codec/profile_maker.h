@@ -10,6 +10,7 @@
 #include "codec/block_order.h"
 #include "codec/codec.h"
 #include "codec/cursor.h"
+#include "codec/projection.h"
 
 #include <algorithm>
 #include <array>
@@ -613,7 +614,7 @@ inline Bytes draw_scales(uint32_t n_tokens, uint64_t seed)
 inline cg_status encode_scaled(const cg_profile *profile, const cg_chunk_header &header,
                                const std::vector<uint32_t> &tokens, const Bytes &elements,
                                const Bytes &scale_index, cg_level level, Bytes *chunk_out,
-                               cg_level coarsest = CG_L0)
+                               cg_level coarsest = CG_L0, cg_projector *projector = nullptr)
 {
     coarsest = std::max(level, coarsest);
     cg_encoder *made = nullptr;
@@ -639,7 +640,7 @@ inline cg_status encode_scaled(const cg_profile *profile, const cg_chunk_header 
             const auto at = elements.begin() + static_cast<long>((layer * 2 + plane) * slice_bytes);
             in.insert(in.end(), at, at + static_cast<long>(slice_bytes));
         }
-        status = cg_encoder_run(made, task, scratch.get(), n_scratch, in.data());
+        status = cg_encoder_run_with(made, task, scratch.get(), n_scratch, in.data(), projector);
     }
     uint8_t *bytes = nullptr;
     size_t n_bytes = 0;

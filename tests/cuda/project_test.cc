@@ -108,6 +108,82 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ProjectTest,
                          testing::Values(Kind::APART, Kind::JOINED, Kind::JOINT),
                          testing::PrintToStringParamName());
 
+// An encoder's projector that the kernels are.
+class KernelProjector
+{
+  public:
+    cg_projector base = {};
+
+    explicit KernelProjector(const Case &c) : case_(c)
+    {
+        base.rows_bytes = size_t{1} << 20;
+        rows_.reset(aligned_alloc(64, base.rows_bytes));
+        base.rows = static_cast<float *>(rows_.get());
+        base.project = [](cg_projector *projector, const cg_projection *what, cg_projected *out) {
+            return reinterpret_cast<KernelProjector *>(projector)->project(*what, out);
+        };
+    }
+    size_t n_made() const
+    {
+        return n_made_;
+    }
+
+  private:
+    cg_status project(const cg_projection &what, cg_projected *out)
+    {
+        const std::vector<float> rows(base.rows,
+                                      base.rows + size_t{CG_DCT} * what.n_rows * what.row_stride);
+        const Projected made = run_project(case_.profile.get(), case_.bases, what, rows, ++n_made_);
+        made_.cells = made.cells;
+        made_.residues = made.residues;
+        made_.given = made.given;
+        *out = made_.of(what);
+        return CG_OK;
+    }
+    const Case &case_;
+    std::unique_ptr<void, MallocFree> rows_;
+    Quantized made_;
+    size_t n_made_ = 0;
+};
+
+double rms_error(const Bytes &elements, const cg_profile *profile, const Bytes &chunk)
+{
+    Bytes decoded;
+    EXPECT_EQ(decode(profile, chunk, &decoded), CG_OK);
+    const auto was = to_floats(elements, CG_DTYPE_FP32), is = to_floats(decoded, CG_DTYPE_FP32);
+    double sum = 0;
+    for (size_t i = 0; i < was.size(); i++)
+        sum += std::pow(double{is[i]} - was[i], 2);
+    return std::sqrt(sum / static_cast<double>(was.size()));
+}
+
+// Rows come sorted by their blocks' scales, and divided by these.
+TEST_P(ProjectTest, MakesAnEncodersSymbolsWhateverTheBlocksSteps)
+{
+    ProfileSpec spec = spec_2(GetParam() != Kind::APART);
+    spec.nests = true;
+    const Case c(spec_4(spec, GetParam() == Kind::JOINT ? 32 : 0));
+    const uint32_t n_tokens = 75;
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 8, n_tokens);
+    const auto tokens = make_tokens(n_tokens, 1);
+    const Bytes elements = make_elements(header, 1);
+    for (const Bytes &scales : {Bytes(10, CG_OWN_SCALE), draw_scales(n_tokens, 2)}) {
+        KernelProjector kernels(c);
+        Bytes by_kernels, by_cpu;
+        ASSERT_EQ(encode_scaled(c.profile.get(), header, tokens, elements, scales, CG_L1,
+                                &by_kernels, CG_L3, &kernels.base),
+                  CG_OK);
+        ASSERT_EQ(
+            encode_scaled(c.profile.get(), header, tokens, elements, scales, CG_L1, &by_cpu, CG_L3),
+            CG_OK);
+        EXPECT_EQ(kernels.n_made(), cg_profile_n_bases(c.profile.get()));
+        EXPECT_EQ(kernels.base.n_failed, 0u);
+        EXPECT_EQ(cg_get_le(by_kernels.data() + 8, 4), uint64_t{CG_CHUNK_VERSION_STEPS});
+        const double error = rms_error(elements, c.profile.get(), by_cpu);
+        EXPECT_NEAR(rms_error(elements, c.profile.get(), by_kernels), error, 0.01 * error);
+    }
+}
+
 TEST(Project, TakesMatricesOfMoreThan2048Channels)
 {
     const Case c(ten_layer_spec());
