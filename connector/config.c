@@ -63,8 +63,9 @@ static const key_rule RULES[] = {
      NULL}, /* the link's Mbit/s before the first sample; 0 = unknown */
     {"estimator", CHOICE, AT(estimator), 0, 0, 0, ESTIMATORS},
     {"recompute_tokens_per_s", NUMBER, AT(recompute_tokens_per_s), 0, 0, 1e12,
-     NULL},                                              /* prefill speed; 0 = measured */
-    {"threads", INTEGER, AT(threads), 2, 1, 1024, NULL}, /* that decode; encoders: README.md */
+     NULL}, /* prefill speed; 0 = measured */
+    {"threads", INTEGER, AT(threads), 0, 0, 1024,
+     NULL}, /* that decode; 0 = as many as CPUs, 8 at most; encoders: README.md */
     {"encode_nice", INTEGER, AT(encode_nice), 19, 0, 19, NULL}, /* niceness of those that encode */
     {"cpu_affinity", CPUS, AT(cpus), 0, 0, 0,
      NULL}, /* CPUs of all of the connector's threads; [] = no binding */

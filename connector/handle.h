@@ -21,7 +21,8 @@ enum { CG_MAX_KV_LAYOUTS = 64 };
 typedef struct cg_runtime cg_runtime;
 
 struct cachegen {
-    cg_config *config;
+    cg_config *config; /* its threads: resolved, never 0 */
+    uint32_t n_encoders;
     cg_model model;
     cg_store *store;
     cg_io_backend backend; /* resolved: never CG_IO_AUTO */

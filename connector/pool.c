@@ -2,11 +2,13 @@
 
 #include "iouring/thread_signals.h"
 
-#include <sched.h>
-#include <stdbool.h>
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+
+/* Where nobody says how many: more would take an engine's CPUs from requests that run. */
+enum { MOST_THREADS = 8 };
 
 struct cg_pool {
     pthread_mutex_t lock; /* of all below; nothing is called with it held */
@@ -44,12 +46,61 @@ cg_status cg_scratch_reserve(cg_scratch *s, size_t codec_bytes, size_t tile_byte
     return status == CG_OK ? reserve(&s->tile, &s->tile_bytes, tile_bytes) : status;
 }
 
+bool cg_thread_cpus(cpu_set_t *cpus_out)
+{
+    CPU_ZERO(cpus_out);
+    DIR *threads = opendir("/proc/self/task");
+    for (struct dirent *entry; threads != NULL && (entry = readdir(threads)) != NULL;) {
+        cpu_set_t own;
+        const pid_t thread = (pid_t)strtol(entry->d_name, NULL, 10); /* "." and "..": 0, this one */
+        if (sched_getaffinity(thread, sizeof own, &own) == 0)        /* else it has just ended */
+            CPU_OR(cpus_out, cpus_out, &own);
+    }
+    if (threads != NULL)
+        closedir(threads);
+    return CPU_COUNT(cpus_out) > 0;
+}
+
+uint32_t cg_pool_count_cpus(uint32_t n_cpus)
+{
+    cpu_set_t set;
+    return n_cpus > 0 ? n_cpus : cg_thread_cpus(&set) ? (uint32_t)CPU_COUNT(&set) : 1;
+}
+
+uint32_t cg_pool_choose_threads(uint32_t n_wanted, uint32_t n_cpus)
+{
+    if (n_wanted > 0)
+        return n_wanted;
+    const uint32_t n = cg_pool_count_cpus(n_cpus);
+    return n < MOST_THREADS ? n : MOST_THREADS;
+}
+
+/* What a thread that is bound to nothing begins with. */
+typedef struct beginning {
+    void *(*body)(void *);
+    void *argument;
+} beginning;
+
+static void *begin(void *argument)
+{
+    const beginning own = *(const beginning *)argument;
+    cpu_set_t cpus;
+    free(argument);
+    if (cg_thread_cpus(&cpus))
+        (void)sched_setaffinity(0, sizeof cpus, &cpus); /* otherwise it stays where it is */
+    return own.body(own.argument);
+}
+
 cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_t *cpus,
                           uint32_t n_cpus, void *(*body)(void *), void *argument)
 {
     pthread_attr_t attributes;
-    if (pthread_attr_init(&attributes) != 0)
+    beginning *first = malloc(sizeof *first);
+    if (first == NULL || pthread_attr_init(&attributes) != 0) {
+        free(first);
         return CG_ERR_NO_MEMORY;
+    }
+    *first = (beginning){body, argument};
     if (n_cpus > 0) {
         cpu_set_t set;
         CPU_ZERO(&set);
@@ -59,9 +110,13 @@ cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_
     }
     sigset_t before;
     cg_thread_signals_block(&before);
-    const int error = pthread_create(thread_out, &attributes, body, argument);
+    /* An engine's step may start threads, and must not wait: looking around is left to them. */
+    const int error = n_cpus > 0 ? pthread_create(thread_out, &attributes, body, argument)
+                                 : pthread_create(thread_out, &attributes, begin, first);
     cg_thread_signals_restore(&before);
     pthread_attr_destroy(&attributes);
+    if (error != 0 || n_cpus > 0)
+        free(first);
     if (error == 0)
         pthread_setname_np(*thread_out, name);
     return cg_status_from_errno(error);

@@ -8,14 +8,16 @@
  * A pool whose threads are nice leaves the CPUs to whoever else has work. Its jobs must take no
  * lock that an engine's step takes, not even for a moment: a nice thread may lose the CPU for long
  * while it has the lock.
- * Threads start with the first job, on the CPUs of the configuration, with the host's signals
- * blocked (iouring/thread_signals.h). A pool belongs to the process that made it. After fork() the
- * child makes its own (connector/runtime.h).
+ * Threads start with the first job, on the CPUs of the configuration or all of the process, with
+ * the host's signals blocked (iouring/thread_signals.h). A pool belongs to the process that made
+ * it. After fork() the child makes its own (connector/runtime.h).
  */
 #ifndef CG_CONNECTOR_POOL_H
 #define CG_CONNECTOR_POOL_H
 #include "codec/status.h"
 #include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -50,7 +52,7 @@ typedef enum cg_job_queue {
     CG_N_JOB_QUEUES = 2
 } cg_job_queue;
 
-/* The caller frees *pool_out with cg_pool_free(). cpus[n_cpus]: copied; n_cpus 0 binds nothing.
+/* The caller frees *pool_out with cg_pool_free(). cpus[n_cpus]: copied; n_cpus 0: cg_thread_cpus().
  * nice: added to the niceness of the thread that starts the pool's threads, up to 19; 0: they are
  * as nice as that one. CG_ERR_NO_MEMORY. */
 cg_status cg_pool_new(uint32_t n_threads, int nice, const uint32_t *cpus, uint32_t n_cpus,
@@ -67,8 +69,18 @@ cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job);
  * wait, so these go behind it. */
 cg_status cg_pool_go_on(cg_pool *pool, cg_job_queue queue, cg_job *job);
 
-/* Starts a thread as the pool's are: named (15 bytes), the host's signals blocked, bound to
- * cpus. */
+/* The CPUs that the threads of this process may use, all together. A thread inherits those of the
+ * one that starts it, and an engine may have bound that one: vLLM on CPUs binds each of its threads
+ * to a CPU of its own, and all that came of the first would share its one. false: they cannot be
+ * told. */
+bool cg_thread_cpus(cpu_set_t *cpus_out);
+/* The number of CPUs that threads bound to n_cpus have; 0: to cg_thread_cpus(). At least 1. */
+uint32_t cg_pool_count_cpus(uint32_t n_cpus);
+/* How many threads decode: n_wanted or, where that is 0, one for each of those CPUs, 8 at most. */
+uint32_t cg_pool_choose_threads(uint32_t n_wanted, uint32_t n_cpus);
+
+/* Starts a thread as the pool's are: named (15 bytes), the host's signals blocked, bound to cpus;
+ * with n_cpus 0 to cg_thread_cpus(). */
 cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_t *cpus,
                           uint32_t n_cpus, void *(*body)(void *), void *argument);
 

@@ -3,7 +3,6 @@
 #include "connector/clock.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -18,19 +17,6 @@ void cg_condition_init(pthread_cond_t *condition)
     pthread_condattr_destroy(&attributes);
 }
 
-/* An engine that computes on the CPU waits for the slowest of its threads. So a moment that an
- * encoder has on one CPU is one that all have not: encoders leave half of the CPUs alone. */
-static uint32_t n_encoders(const cg_config *config)
-{
-    cpu_set_t own;
-    uint32_t n_cpus = config->n_cpus;
-    if (n_cpus == 0 && sched_getaffinity(0, sizeof own, &own) == 0)
-        n_cpus = (uint32_t)CPU_COUNT(&own);
-    if (config->encode_nice == 0 || n_cpus == 0 || config->threads <= n_cpus / 2)
-        return config->threads;
-    return n_cpus > 1 ? n_cpus / 2 : 1;
-}
-
 static cg_runtime *runtime_new(cachegen *connector)
 {
     const cg_config *config = connector->config;
@@ -40,7 +26,7 @@ static cg_runtime *runtime_new(cachegen *connector)
     rt->pid = getpid();
     rt->connector = connector;
     if (cg_pool_new(config->threads, 0, config->cpus, config->n_cpus, &rt->pool) != CG_OK ||
-        cg_pool_new(n_encoders(config), (int)config->encode_nice, config->cpus, config->n_cpus,
+        cg_pool_new(connector->n_encoders, (int)config->encode_nice, config->cpus, config->n_cpus,
                     &rt->encoders) != CG_OK ||
         cg_chunk_memory_new(config->positive_ttl_ms * UINT64_C(1000000),
                             config->negative_ttl_ms * UINT64_C(1000000),

@@ -45,7 +45,7 @@ TEST(ConfigTest, TwoKeysAreEnoughAndTheRestHasDefaults)
     EXPECT_EQ(c.prior_mbps, 0);
     EXPECT_EQ(c.estimator, static_cast<uint32_t>(CG_ESTIMATOR_HARMONIC));
     EXPECT_EQ(c.recompute_tokens_per_s, 0);
-    EXPECT_EQ(c.threads, 2u);
+    EXPECT_EQ(c.threads, 0u);
     EXPECT_EQ(c.encode_nice, 19u);
     EXPECT_EQ(c.n_cpus, 0u);
     EXPECT_EQ(c.io_backend, static_cast<uint32_t>(CG_IO_AUTO));
@@ -158,7 +158,7 @@ TEST(ConfigTest, EveryErrorNamesItsKey)
         {"{\"root\": \"/r\", \"model\": \"m\", \"policy\": \"fast\"}", "\"policy\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"prior_mbps\": -1}", "\"prior_mbps\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"prior_mbps\": \"1\"}", "\"prior_mbps\""},
-        {"{\"root\": \"/r\", \"model\": \"m\", \"threads\": 0}", "\"threads\""},
+        {"{\"root\": \"/r\", \"model\": \"m\", \"threads\": 1025}", "\"threads\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"encode_nice\": 20}", "\"encode_nice\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"cpu_affinity\": 1}", "\"cpu_affinity\""},
         {"{\"root\": \"/r\", \"model\": \"m\", \"cpu_affinity\": [-1]}", "\"cpu_affinity\""},

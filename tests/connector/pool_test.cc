@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
 #include <string>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace
@@ -59,6 +63,78 @@ TEST(PoolTest, WhatGoesOnGoesBeforeWhatWaits)
     ASSERT_EQ(cg_pool_submit(pool, CG_JOB_DECODE, &opener.base), CG_OK);
     cg_pool_free(pool); // runs all that is queued
     EXPECT_EQ(ran, "aaaabbbbcccc");
+}
+
+int bind_to(int cpu)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    return sched_setaffinity(0, sizeof one, &one);
+}
+
+// Of a job: the CPUs of the thread that runs it.
+struct Look {
+    cg_job base;
+    cpu_set_t got;
+};
+
+// 0: a pool's thread may use both CPUs, of which this thread and another one have one each.
+int look_from_bound_threads(int first, int second)
+{
+    std::promise<void> end;
+    std::promise<int> bound;
+    int wrong = bind_to(first);
+    std::thread other([&] {
+        bound.set_value(bind_to(second));
+        end.get_future().wait();
+    });
+    wrong |= bound.get_future().get();
+    Look look = {};
+    look.base.n_tasks = 1;
+    look.base.run = [](cg_job *job, uint32_t, cg_scratch *) {
+        sched_getaffinity(0, sizeof(cpu_set_t), &reinterpret_cast<Look *>(job)->got);
+    };
+    look.base.done = [](cg_job *) {};
+    cg_pool *pool;
+    wrong |= cg_pool_choose_threads(0, 0) != 2;
+    wrong |= cg_pool_new(1, 0, nullptr, 0, &pool) != CG_OK;
+    wrong |= cg_pool_submit(pool, CG_JOB_DECODE, &look.base) != CG_OK;
+    cg_pool_free(pool);
+    wrong |=
+        CPU_COUNT(&look.got) != 2 || !CPU_ISSET(first, &look.got) || !CPU_ISSET(second, &look.got);
+    end.set_value();
+    other.join();
+    return wrong;
+}
+
+// As vLLM on CPUs does: each thread of the engine has one CPU, also the one that starts ours.
+TEST(PoolTest, ThreadsHaveAllCpusOfAnEngineWhoseThreadsAreBound)
+{
+    cpu_set_t all;
+    ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+    if (CPU_COUNT(&all) < 2)
+        GTEST_SKIP() << "one CPU: whether threads have all CPUs of a bound engine is not checked";
+    std::vector<int> cpus;
+    for (int cpu = 0; cpu < CPU_SETSIZE && cpus.size() < 2; cpu++)
+        if (CPU_ISSET(cpu, &all))
+            cpus.push_back(cpu);
+    // A process of its own: other threads of this one are bound to nothing.
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0)
+        _exit(look_from_bound_threads(cpus[0], cpus[1]));
+    int status;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+}
+
+TEST(PoolTest, AsManyThreadsAsAreWantedOrCpusUpToEight)
+{
+    EXPECT_EQ(cg_pool_choose_threads(3, 64), 3u);
+    EXPECT_EQ(cg_pool_choose_threads(100, 1), 100u);
+    EXPECT_EQ(cg_pool_choose_threads(0, 5), 5u);
+    EXPECT_EQ(cg_pool_choose_threads(0, 64), 8u);
 }
 
 } // namespace
