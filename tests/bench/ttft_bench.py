@@ -55,6 +55,7 @@ ENGINES = (*POLICIES, "uncompressed")
 KINDS = (*POLICIES, "L1", "L2", "L3", "uncompressed", "recomputed")
 LIKELIEST = 20  # tokens, as many as vLLM gives
 FREE_MBPS = 10000  # of the link, where nothing is measured
+QUIET_S = 0.02  # CPU time of all engines between two looks
 NO_BUDGET_MS = 600000  # a level that is asked for comes whole
 
 
@@ -197,7 +198,19 @@ class Bench:
             raise RuntimeError("a request failed")
         return answers
 
+    def wait_until_quiet(self):
+        """No engine computes: behind its last request vLLM's worker still spins for a second, and
+        would take a CPU from the next one's engine."""
+        waiting, used = Waiting("for the engines to rest", 60), None
+        while True:
+            now = sum(server.cpu_s() for server in self.servers)
+            if used is not None and now - used < QUIET_S:
+                return
+            used = now
+            waiting.tick()
+
     def recompute(self, prompts):
+        self.wait_until_quiet()
         self.n_cold += 1
         salt = f"cold {self.n_cold}"
         client, n_tokens = self.clients["ttft_budget"], self.arguments.answer_tokens
@@ -217,6 +230,7 @@ class Bench:
         self.link.mount(self.stores[name], self.far)
         try:
             view.show(self.far)
+            self.wait_until_quiet()
             before = client.counters()
             with Follow(self.link, steps):
                 moved = self.link.received_bytes()
