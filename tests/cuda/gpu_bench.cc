@@ -1,4 +1,5 @@
-// How fast the kernels are, from bytes in device memory to blocks written; prints JSON.
+// How fast the kernels are, from bytes in device memory to blocks written, and from spectra to
+// symbols; prints JSON.
 //
 // usage: gpu_bench [quick]
 //
@@ -6,6 +7,8 @@
 // how many components a level holds and how many symbols are not zero, so both are printed, and no
 // figure here is one of a real model. Of each figure: the median, least and most of the
 // repetitions; baseline and candidate in turn.
+#include "codec/profile_data.h"
+#include "cuda/project.h"
 #include "decode_cases.h"
 #include "gpu_memory.h"
 
@@ -117,14 +120,14 @@ struct Case {
     cg_level level, coarsest;
     uint16_t n_layers, n_kv_heads, head_dim, group_layers;
     size_t n_chunks;
-    size_t n_shared = 0; // with a joint matrix
+    size_t n_shared = 0;    // with a joint matrix
+    bool is_scaled = false; // blocks with steps of their own: all seven scales, the most runs
 };
 
 const char *const KINDS[] = {"symbols",  "anchors", "deltas", "exponents",
                              "rotation", "klt",     "joint"};
 
-void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_t> &streams,
-             bool is_last)
+ProfileSpec spec_of(const Case &c)
 {
     ProfileSpec spec = c.is_paper ? paper_spec() : spec_2(true);
     spec.version = 2;
@@ -137,10 +140,16 @@ void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_
     spec.nests = !c.is_paper;
     spec.n_sinks = 0;
     if (c.n_shared > 0)
-        spec = spec_3(spec, c.n_shared);
+        spec = c.is_scaled ? spec_4(spec, c.n_shared) : spec_3(spec, c.n_shared);
     for (auto &level : spec.step)
         for (float &step : level)
             step *= 16; /* so that most symbols are small, as those of real caches */
+    return spec;
+}
+
+void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_t> &streams)
+{
+    const ProfileSpec spec = spec_of(c);
     const Profile profile = make_profile(spec);
     cg_cuda_profile *laid = nullptr;
     if (cg_cuda_profile_new(profile.get(), &laid) != CG_OK)
@@ -152,8 +161,14 @@ void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_
     const uint32_t n_tokens = 256;
     const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, n_tokens);
     Bytes chunk;
-    if (encode(profile.get(), header, make_tokens(n_tokens, 1), make_elements(header, 1), c.level,
-               &chunk, 8, c.coarsest) != CG_OK)
+    const auto tokens = make_tokens(n_tokens, 1);
+    const Bytes elements = make_elements(header, 1);
+    const cg_status status_of_encoder =
+        c.is_scaled
+            ? encode_scaled(profile.get(), header, tokens, elements, draw_scales(n_tokens, 1),
+                            c.level, &chunk, c.coarsest)
+            : encode(profile.get(), header, tokens, elements, c.level, &chunk, 8, c.coarsest);
+    if (status_of_encoder != CG_OK)
         throw std::runtime_error("encode");
     std::vector<Loaded> chunks;
     for (size_t i = 0; i < c.n_chunks; i++)
@@ -234,10 +249,99 @@ void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_
                      passes[k], ",");
     print_spread("matrix_product_8192_ms", alone, ",");
     print_spread("matrix_product_beside_decoding_over_alone", beside, "");
-    printf("   }%s\n", is_last ? "" : ",");
+    printf("   },\n");
     (void)cudaEventDestroy(event);
     (void)cudaStreamDestroy(beside_stream);
     cg_cuda_profile_free(laid);
+}
+
+// ---- an encoder's projections ----
+
+// A task at L1, on the GPU: its rows, and what becomes of them.
+struct Projecting {
+    std::unique_ptr<GpuMemory> first, rows, coefs, made;
+    cg_cuda_projection planned = {};
+};
+
+Projecting make_projecting(const cg_profile *p, uint32_t basis, uint32_t n_rows,
+                           const GpuMemory &bases)
+{
+    const cg_group &group = p->groups[basis / p->n_matrices];
+    const uint32_t matrix = basis % p->n_matrices;
+    const cg_bands &bands = group.bands[matrix];
+    cg_projection what = {};
+    what.basis = basis;
+    what.n_rows = n_rows;
+    what.row_stride = cg_projection_stride(bands.n_channels);
+    what.n_shared = bands.n_shared;
+    what.step = p->step[0][CG_K];
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        const uint32_t own = group.columns[0][matrix].n_active[f];
+        for (unsigned level = 0; level < CG_N_LOSSY && bands.n_shared > 0; level++)
+            what.n_given[f] = std::max(what.n_given[f], uint32_t{p->n_given[level][f]});
+        what.n_components[f] = own > 0 ? bands.n_shared + own : what.n_given[f];
+    }
+    const size_t n_floats = size_t{CG_DCT} * n_rows * what.row_stride;
+    Random random(basis + 1);
+    std::vector<float> rows(n_floats);
+    for (size_t i = 0; i < n_floats; i++)
+        rows[i] = i % what.row_stride < bands.n_channels ? float(random.normal()) : 0;
+    const cg_cuda_made made = cg_cuda_projection_made(&what);
+    const size_t n_coefs = cg_cuda_projection_n_coefs(&what);
+    Projecting out;
+    if (cg_cuda_projection_of(p, &what, bases.data(), n_floats, n_coefs, &out.planned) != CG_OK)
+        throw std::runtime_error("projection");
+    out.first = std::make_unique<GpuMemory>(rows.data(), n_floats * sizeof(float));
+    out.rows = std::make_unique<GpuMemory>(n_floats * sizeof(float));
+    out.coefs = std::make_unique<GpuMemory>(n_coefs * sizeof(float));
+    out.made = std::make_unique<GpuMemory>(made.n_bytes);
+    out.planned.rows_dev = reinterpret_cast<float *>(out.rows->data());
+    out.planned.coefs_dev = reinterpret_cast<float *>(out.coefs->data());
+    out.planned.residues_dev = reinterpret_cast<float *>(out.made->data());
+    out.planned.given_dev = reinterpret_cast<float *>(out.made->data() + made.given_at);
+    out.planned.cells_dev = reinterpret_cast<int16_t *>(out.made->data() + made.cells_at);
+    return out;
+}
+
+// All of a chunk's, the joint matrix's last, one after another on a stream; from spectra to symbols
+// in device memory, without the link. Rows are noise: what kernels do does not depend on them.
+void measure_projection(const Case &c, cudaStream_t stream, bool is_last)
+{
+    const uint32_t n_tokens = 256;
+    const Profile profile = make_profile(spec_of(c));
+    Bytes bases_bytes(cg_cuda_bases_bytes(profile.get()));
+    cg_cuda_bases_fill(profile.get(), bases_bytes.data());
+    const GpuMemory bases(bases_bytes.data(), bases_bytes.size());
+    std::vector<Projecting> tasks;
+    for (uint32_t basis = 0; basis < cg_profile_n_bases(profile.get()); basis++)
+        tasks.push_back(make_projecting(profile.get(), basis, n_tokens / CG_DCT, bases));
+    const double out_bytes =
+        2.0 * static_cast<double>(cg_geometry_elements(&profile->geometry, n_tokens));
+    Timer timer;
+    std::vector<double> us, rates;
+    require(cg_cuda_project_prepare(), "prepare");
+    for (int i = 0; i < REPETITIONS + 3; i++) { /* the first three warm up */
+        for (const Projecting &task : tasks)    /* kernels take what they project off the rows */
+            require(cudaMemcpyAsync(task.rows->data(), task.first->data(),
+                                    size_t{CG_DCT} * task.planned.n_rows * task.planned.row_stride *
+                                        sizeof(float),
+                                    cudaMemcpyDeviceToDevice, stream),
+                    "copy");
+        const double t = timer.seconds(stream, [&] {
+            for (const Projecting &task : tasks)
+                require(cg_cuda_project(&task.planned, stream), "project");
+        });
+        if (i < 3)
+            continue;
+        us.push_back(t * 1e6);
+        rates.push_back(out_bytes / t * 1e-9);
+    }
+    printf("   {\"case\": \"projections at L1, %s\", \"layers\": %d, \"kv_heads\": %d, "
+           "\"head_dim\": %d, \"tokens\": %u, \"tasks\": %zu,\n",
+           c.name, c.n_layers, c.n_kv_heads, c.head_dim, n_tokens, tasks.size());
+    print_spread("one_chunk_us", us, ",");
+    print_spread("project_GBps", rates, "");
+    printf("   }%s\n", is_last ? "" : ",");
 }
 
 } // namespace
@@ -249,9 +353,16 @@ int main(int argc, char **argv)
         {"klt L2, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3, 64, 5, 20},
         {"klt L1 nested, SmolLM2-135M", false, CG_L1, CG_L3, 30, 3, 64, 5, 20},
         {"klt L2 with a joint matrix, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3, 64, 5, 20, 320},
+        {"klt L2 with a joint matrix and steps of blocks, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3,
+         64, 5, 20, 320, true},
         {"klt L2, Llama-3.1-8B, groups of 1", false, CG_L2, CG_L2, 32, 8, 128, 1, 4},
         {"paper L2, Llama-3.1-8B", true, CG_L2, CG_L2, 32, 8, 128, 4, 4},
         {"L0, Llama-3.1-8B", true, CG_L0, CG_L0, 32, 8, 128, 4, 4},
+    };
+    const std::vector<Case> projected = {
+        {"SmolLM2-135M", false, CG_L1, CG_L3, 30, 3, 64, 5, 1},
+        {"SmolLM2-135M with a joint matrix", false, CG_L1, CG_L3, 30, 3, 64, 5, 1, 320},
+        {"Llama-3.1-8B, groups of 1", false, CG_L1, CG_L3, 32, 8, 128, 1, 1},
     };
     try {
         cublasHandle_t cublas;
@@ -265,7 +376,10 @@ int main(int argc, char **argv)
         printf("[\n");
         const size_t n = is_quick ? 1 : cases.size();
         for (size_t i = 0; i < n; i++)
-            measure(cases[i], cublas, streams, i + 1 == n);
+            measure(cases[i], cublas, streams);
+        const size_t n_projected = is_quick ? 1 : projected.size();
+        for (size_t i = 0; i < n_projected; i++)
+            measure_projection(projected[i], streams[0], i + 1 == n_projected);
         printf("]\n");
     } catch (const std::exception &error) {
         fprintf(stderr, "gpu_bench: %s\n", error.what());
