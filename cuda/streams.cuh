@@ -133,15 +133,16 @@ CG_LANE void cg_cuda_decode_row(Cta &cta, const cg_cuda_class *cls, uint32_t esc
     sink.template store<ROW>(row, taken.value, taken.is_rare, is_bad);
 }
 
-/* Rows from first to end. */
+/* Rows from first to end, of which there are some. A run may begin with an odd one. */
 template <bool SHIFTS, class Cta, class Sink>
 CG_LANE void cg_cuda_decode_rows(Cta &cta, const cg_cuda_class *cls, uint32_t first, uint32_t end,
                                  Sink &sink, cg_cuda_words *words, uint32_t *x, bool *is_bad)
 {
     const uint32_t escape = cls->n_symbols - 1u;
-    for (uint32_t row = first & ~1u; row < end; row += 2) {
-        if (row >= first)
-            cg_cuda_decode_row<0, SHIFTS>(cta, cls, escape, row, sink, words, x, is_bad);
+    if (first % 2 != 0)
+        cg_cuda_decode_row<1, SHIFTS>(cta, cls, escape, first, sink, words, x, is_bad);
+    for (uint32_t row = first + first % 2; row < end; row += 2) {
+        cg_cuda_decode_row<0, SHIFTS>(cta, cls, escape, row, sink, words, x, is_bad);
         if (row + 1 < end)
             cg_cuda_decode_row<1, SHIFTS>(cta, cls, escape, row + 1, sink, words, x, is_bad);
     }
@@ -170,9 +171,10 @@ CG_LANE void cg_cuda_refine_rows(Cta &cta, const cg_cuda_class *cls, uint32_t fi
                                  bool *is_bad)
 {
     const uint32_t refine[] = {cls->refine[0], cls->refine[1], cls->refine[2]};
-    for (uint32_t row = first & ~1u; row < end; row += 2) {
-        if (row >= first)
-            cg_cuda_refine_row<0>(cta, refine, row, sink, words, x, coarse, is_bad);
+    if (first % 2 != 0)
+        cg_cuda_refine_row<1>(cta, refine, first, sink, words, x, coarse, is_bad);
+    for (uint32_t row = first + first % 2; row < end; row += 2) {
+        cg_cuda_refine_row<0>(cta, refine, row, sink, words, x, coarse, is_bad);
         if (row + 1 < end)
             cg_cuda_refine_row<1>(cta, refine, row + 1, sink, words, x, coarse, is_bad);
     }
