@@ -47,7 +47,7 @@ cg_status cg_block_order_sort(const cg_profile *p, const uint8_t *scale_index,
         }
         if (row > first)
             order->runs[order->n_runs++] =
-                (cg_rans_run){row - first, p->class_of + (size_t)i * p->n_classes};
+                (cg_rans_run){row - first, (1 + (size_t)i) * p->column_classes_bytes};
     }
     return CG_OK;
 }

@@ -279,7 +279,7 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     out = cg_put_zeros(dst, out, align);
     const size_t n_streams =
         cg_rans_choose_streams(estimated_bits, w.n_strips, CG_RANS_STREAM_PERCENT);
-    const cg_rans_run all = {n_rows, NULL};
+    const cg_rans_run all = {n_rows, 0};
     out += cg_rans_encode(w.classes, w.strips, w.n_strips, &all, 1, n_streams, align, out,
                           (size_t)(dst + dst_bytes - out), w.words);
     cut_all_low_bytes(dtype, elements, n_elements, out);
@@ -367,7 +367,7 @@ cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_byte
     else
         memset(w.column_class, 0, n_columns);
     lay_strips(&w, n_columns);
-    const cg_rans_run all = {n_rows, NULL};
+    const cg_rans_run all = {n_rows, 0};
     status = cg_rans_decode(w.classes, w.strips, w.n_strips, &all, 1, align, in.at, in.left_bytes,
                             &used_bytes);
     if (status != CG_OK)

@@ -31,8 +31,8 @@ static work take_work(cg_arena *arena, const cg_profile *profile, const cg_group
     w.token = cg_arena_take(arena, channels * sizeof *w.token);
     w.runs = cg_arena_take(arena, 2 * sizeof *w.runs);
     if (arena->base != NULL) {
-        w.runs[0] = (cg_rans_run){n_anchors, NULL};
-        w.runs[1] = (cg_rans_run){n_tokens - n_anchors, NULL};
+        w.runs[0] = (cg_rans_run){n_anchors, 0};
+        w.runs[1] = (cg_rans_run){n_tokens - n_anchors, 0};
         w.anchors = cg_symbols_lay(&group->anchors[matrix], NULL, &w.runs[0], 1, anchors);
         w.deltas = cg_symbols_lay(columns, NULL, &w.runs[1], 1, deltas);
     }
@@ -249,7 +249,7 @@ cg_status cg_paper_transcode(const cg_profile *profile, const cg_block_order *or
         CG_ARENA_ALIGN, cg_symbols_bytes(&group->anchors[matrix], n_anchors) + CG_ARENA_ALIGN);
     if (memory == NULL)
         return CG_ERR_NO_MEMORY;
-    const cg_rans_run of_anchors = {n_anchors, NULL}, of_deltas = {n_tokens - n_anchors, NULL};
+    const cg_rans_run of_anchors = {n_anchors, 0}, of_deltas = {n_tokens - n_anchors, 0};
     const cg_symbols anchors =
         cg_symbols_lay(&group->anchors[matrix], NULL, &of_anchors, 1, memory);
     cg_cursor in = {section.bytes, section.n_bytes};

@@ -106,8 +106,11 @@ struct cg_profile {
     uint8_t fraction_bits[CG_N_LEVELS];
     uint16_t n_given[CG_N_LOSSY][CG_DCT]; /* how many of them the joint matrix gives each group; at
                                              most n_shared */
-    uint8_t *column_classes;              /* what column_class points into */
-    bool is_packed;                       /* the file's narrow components have bits of their own */
+    /* What column_class points into; version 4: [1 + CG_N_SCALES][column_classes_bytes], the
+     * columns' own classes and those that they have in rows of each scale. */
+    uint8_t *column_classes;
+    size_t column_classes_bytes;
+    bool is_packed;       /* the file's narrow components have bits of their own */
     bool nests;           /* a finer level can be coded given the next coarser one: nested chunks */
     bool is_only_checked; /* by cg_profile_check(): no bases, and classes are in its bytes */
 };

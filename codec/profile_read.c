@@ -308,13 +308,21 @@ static void move_classes(cg_level_columns *columns, const uint8_t *from, const u
  * and may go. */
 static cg_status keep_classes(cg_profile *p, const uint8_t *start, const uint8_t *end)
 {
-    const size_t n_bytes = (size_t)(end - start);
+    const size_t n_bytes = (size_t)(end - start),
+                 n_scales = p->version == CG_PROFILE_VERSION_STEPS ? CG_N_SCALES : 0;
     if (p->is_only_checked)
         return CG_OK;
-    p->column_classes = malloc(n_bytes + 1); /* not 0 bytes */
+    p->column_classes_bytes = n_bytes;
+    p->column_classes = malloc((1 + n_scales) * n_bytes + 1); /* not 0 bytes */
     if (p->column_classes == NULL)
         return CG_ERR_NO_MEMORY;
     memcpy(p->column_classes, start, n_bytes);
+    for (size_t i = 0; i < n_scales; i++) {
+        uint8_t class_of[256] = {0}; /* there are other bytes, too, which nobody looks at */
+        memcpy(class_of, p->class_of + i * p->n_classes, p->n_classes);
+        for (size_t at = 0; at < n_bytes; at++)
+            p->column_classes[(1 + i) * n_bytes + at] = class_of[start[at]];
+    }
     for (uint32_t i = 0; i < cg_profile_n_bases(p); i++) {
         cg_group *group = &p->groups[i / p->n_matrices];
         move_classes(&group->anchors[i % p->n_matrices], start, p->column_classes);

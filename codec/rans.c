@@ -133,13 +133,11 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
         uint64_t strip_cost = 0;
         size_t n_seen = 0, row = 0;
         for (size_t i = 0; i < n_runs; row += runs[i++].n_rows) {
-            uint8_t lane_class[CG_RANS_LANES];
             const size_t first = (s + every - row % every) % every; /* of those, in the run */
             if (first >= runs[i].n_rows)
                 continue;
             const size_t n = (runs[i].n_rows - first + every - 1) / every;
-            cg_rans_strip some =
-                cg_rans_part(&strips[s], row + first, runs[i].class_of, lane_class);
+            cg_rans_strip some = cg_rans_part(&strips[s], row + first, &runs[i]);
             some.row_stride *= every;
             some.coarse_stride *= every;
             strip_cost += kernels->estimate_strip(classes, &some, n);

@@ -76,11 +76,10 @@ typedef struct cg_rans_strip {
     size_t coarse_stride;
 } cg_rans_strip;
 
-/* Neighbouring rows whose cells have the same classes: class_of[k] in a column of class k. NULL:
- * the columns' own. A matrix has at least one run. */
+/* Neighbouring rows whose cells have the same classes: those of a strip's lanes are at lane_class +
+ * classes_at. 0: the columns' own. A matrix has at least one run. */
 typedef struct cg_rans_run {
-    size_t n_rows;
-    const uint8_t *class_of; /* [classes], indices into the classes */
+    size_t n_rows, classes_at;
 } cg_rans_run;
 
 /* Rows of all runs. */
@@ -151,8 +150,8 @@ cg_status cg_rans_streams_next(cg_rans_streams *streams, const uint8_t **stream_
 
 /* Decodes a matrix from the start of src into the strips' cells. *used_bytes_out: where it ends.
  * align: as it was written, from src's start on. Never reads outside src, whatever its bytes are.
- * Allocates nothing. lane_class and class_of are believed: the caller checks that they are below
- * the number of classes. CG_ERR_TRUNCATED: src ends early. CG_ERR_CORRUPT: counts are wrong, words
+ * Allocates nothing. lane_class is believed, in every run: the caller checks that it is below the
+ * number of classes. CG_ERR_TRUNCATED: src ends early. CG_ERR_CORRUPT: counts are wrong, words
  * are left over, padding is not zero, a lane does not end in its start state, or a symbol is out of
  * range. After an error the cells are garbage. */
 cg_status cg_rans_decode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,

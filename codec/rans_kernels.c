@@ -23,9 +23,7 @@ static cg_status decode_stream(const cg_rans_matrix *m, size_t stream, const uin
         cg_status status = CG_OK;
         size_t row = 0;
         for (size_t i = 0; i < m->n_runs && status == CG_OK; row += m->runs[i++].n_rows) {
-            uint8_t lane_class[CG_RANS_LANES];
-            const cg_rans_strip part =
-                cg_rans_part(&m->strips[s], row, m->runs[i].class_of, lane_class);
+            const cg_rans_strip part = cg_rans_part(&m->strips[s], row, &m->runs[i]);
             status = (part.coarse != NULL ? CG_RANS_STRIPS.decode_refined : CG_RANS_STRIPS.decode)(
                 m->classes, &part, m->runs[i].n_rows, states, &words);
         }
@@ -59,10 +57,8 @@ static uint8_t *encode_stream(const cg_rans_matrix *m, size_t stream, uint8_t *w
     for (size_t s = stream + (m->n_strips - 1 - stream) / m->n_streams * m->n_streams;;
          s -= m->n_streams) {
         for (size_t i = m->n_runs, row = n_rows; i-- > 0;) {
-            uint8_t lane_class[CG_RANS_LANES];
             row -= m->runs[i].n_rows;
-            const cg_rans_strip part =
-                cg_rans_part(&m->strips[s], row, m->runs[i].class_of, lane_class);
+            const cg_rans_strip part = cg_rans_part(&m->strips[s], row, &m->runs[i]);
             (part.coarse != NULL ? CG_RANS_STRIPS.encode_refined : CG_RANS_STRIPS.encode)(
                 m->classes, &part, m->runs[i].n_rows, states_out, &at);
         }

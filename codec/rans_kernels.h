@@ -22,20 +22,15 @@ typedef struct cg_rans_matrix {
     size_t n_runs, n_streams;
 } cg_rans_matrix;
 
-/* A strip's part that is a run, or the first rows of one: from a row of the strip on. lane_class:
- * memory for the classes that its lanes have there. */
+/* A strip's part that is a run, or some of its rows: from a row of the strip on. */
 static inline cg_rans_strip cg_rans_part(const cg_rans_strip *strip, size_t first_row,
-                                         const uint8_t *class_of, uint8_t lane_class[CG_RANS_LANES])
+                                         const cg_rans_run *run)
 {
     cg_rans_strip part = *strip;
     part.cells += first_row * part.row_stride;
     if (part.coarse != NULL)
         part.coarse += first_row * part.coarse_stride;
-    if (class_of == NULL)
-        return part;
-    for (uint32_t lane = 0; lane < part.n_lanes; lane++)
-        lane_class[lane] = class_of[strip->lane_class[lane]];
-    part.lane_class = lane_class;
+    part.lane_class += run->classes_at;
     return part;
 }
 

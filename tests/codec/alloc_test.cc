@@ -264,10 +264,11 @@ INSTANTIATE_TEST_SUITE_P(Presets, AllocTest,
 ProfileSpec draw_hungry(Random *random)
 {
     static const uint16_t dims[] = {2, 4, 18, 130, 258, 722};
-    const unsigned version = 1 + std::min(random->below(4), 2u);
+    const unsigned version = 1 + random->below(4);
     ProfileSpec spec = version == 1   ? ProfileSpec()
                        : version == 2 ? spec_2(random->below(2))
-                                      : spec_3();
+                       : version == 3 ? spec_3()
+                                      : spec_4(ProfileSpec(), 32);
     const bool are_many = random->below(2);
     spec.packed = spec.version == 1;
     spec.wide_share = 0;
@@ -284,7 +285,9 @@ ProfileSpec draw_hungry(Random *random)
             static_cast<uint16_t>(std::min(n_together, spec.n_layers - layer)));
     if (random->below(2))
         spec.most_components = random->below(2) ? random->below(40) : 0;
-    if (version == 3 && random->below(2))
+    if (version == 4)
+        spec.n_query_heads = static_cast<uint16_t>(spec.n_kv_heads * (1 + random->below(8)));
+    if (version >= 3 && random->below(2))
         spec.n_shared = 32 * (1 + random->below(4));
     // Each group has as many components.
     spec.most_components = std::max(spec.most_components, spec.n_shared);
@@ -352,7 +355,7 @@ TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
             continue;
         }
         n_opened++;
-        n_joint += spec.version == 3;
+        n_joint += spec.version >= 3;
         const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, 256);
         const auto tokens = make_tokens(256, 1);
         cg_encoder *encoder = nullptr;

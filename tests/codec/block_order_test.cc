@@ -40,7 +40,7 @@ TEST(BlockOrder, SortsRowsByScaleThenByBlock)
     ASSERT_EQ(cg_block_order_init(7, &order), CG_OK);
     EXPECT_EQ(order.n_runs, 1u);
     EXPECT_EQ(order.runs[0].n_rows, 7u);
-    EXPECT_EQ(order.runs[0].class_of, nullptr);
+    EXPECT_EQ(order.runs[0].classes_at, 0u);
     EXPECT_EQ(Bytes(order.scale, order.scale + 7), Bytes(7, 3));
     const uint8_t scale_index[] = {3, 0, 6, 0, 3, 3, 1};
     ASSERT_EQ(cg_block_order_sort(profile.get(), scale_index, &order), CG_OK);
@@ -51,7 +51,11 @@ TEST(BlockOrder, SortsRowsByScaleThenByBlock)
     const size_t n_rows[] = {2, 1, 3, 1}, scale[] = {0, 1, 3, 6};
     for (int i = 0; i < 4; i++) {
         EXPECT_EQ(order.runs[i].n_rows, n_rows[i]);
-        EXPECT_EQ(order.runs[i].class_of, profile->class_of + scale[i] * profile->n_classes);
+        const cg_level_columns &columns = profile->groups[0].columns[CG_L2 - 1][CG_K];
+        for (unsigned c = 0; c < columns.n_active[7]; c++)
+            ASSERT_EQ(
+                columns.column_class[7][order.runs[i].classes_at + c],
+                profile->class_of[scale[i] * profile->n_classes + columns.column_class[7][c]]);
     }
     const uint8_t none[] = {3, 3, 3, 3, 3, 3, 7};
     EXPECT_EQ(cg_block_order_sort(profile.get(), none, &order), CG_ERR_CORRUPT);

@@ -755,7 +755,7 @@ TEST_P(ExactTest, PaperDecodesToTheReferencesBits)
             const size_t n_rows = k == 0 ? n_anchors : n_tokens - n_anchors;
             const std::unique_ptr<void, MallocFree> memory(
                 aligned_alloc(64, cg_symbols_bytes(columns[k], n_rows) + 64));
-            const cg_rans_run all = {n_rows, nullptr};
+            const cg_rans_run all = {n_rows, 0};
             const cg_symbols symbols = cg_symbols_lay(columns[k], nullptr, &all, 1, memory.get());
             ASSERT_EQ(cg_symbols_take(profile.get(), &symbols, &in), CG_OK);
             cells[k].assign(symbols.cells[0], symbols.cells[0] + n_rows * n);

@@ -180,7 +180,7 @@ TEST(Lossless, RefusesAnExponentThatFp16DoesNotHave)
         const uint8_t column_class = 0;
         const cg_rans_strip strip = {&cell, 1, &column_class, 1, nullptr, 0};
         Bytes coded = {1, 0, 1, 2, 0xff, 0x3f, 1, 0}, matrix(1000), scratch(1000);
-        const cg_rans_run all = {1, nullptr};
+        const cg_rans_run all = {1, 0};
         matrix.resize(cg_rans_encode(classes.data(), &strip, 1, &all, 1, 1, CG_RANS_PACKED,
                                      matrix.data(), matrix.size(), scratch.data()));
         coded.insert(coded.end(), matrix.begin(), matrix.end());

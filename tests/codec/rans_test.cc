@@ -19,10 +19,9 @@ struct Matrix {
     std::vector<uint8_t> column_class;
     std::vector<cg_rans_strip> strips;
     std::vector<cg_rans_run> runs; // all rows, unless cut
-    std::vector<uint8_t> class_of; // [run][class]
 
     Matrix(size_t rows, const std::vector<uint32_t> &widths, size_t n_classes, Random *random)
-        : n_rows(rows), runs({{rows, nullptr}})
+        : n_rows(rows), runs({{rows, 0}})
     {
         for (const uint32_t w : widths)
             n_columns += w;
@@ -68,12 +67,16 @@ struct Matrix {
     void cut_rows(const std::vector<size_t> &n, size_t n_classes, Random *random)
     {
         runs.clear();
-        class_of.clear();
-        for (size_t i = 0; i < n.size() * n_classes; i++)
-            class_of.push_back(
-                static_cast<uint8_t>(random->below(static_cast<uint32_t>(n_classes))));
+        column_class.resize(n.size() * n_columns);
+        for (size_t i = n_columns; i < column_class.size(); i++)
+            column_class[i] = static_cast<uint8_t>(random->below(static_cast<uint32_t>(n_classes)));
         for (size_t i = 0; i < n.size(); i++)
-            runs.push_back({n[i], i + 1 < n.size() ? class_of.data() + i * n_classes : nullptr});
+            runs.push_back({n[i], i + 1 < n.size() ? (i + 1) * n_columns : 0});
+        const uint8_t *at = column_class.data();
+        for (cg_rans_strip &strip : strips) {
+            strip.lane_class = at;
+            at += strip.n_lanes;
+        }
     }
 
     cg_rans_matrix of(const std::vector<cg_rans_class> &classes, size_t n_streams) const
@@ -307,15 +310,9 @@ TEST(Rans, CodesAStripRunByRunWithTheClassesOfEach)
             if (is_refined)
                 m.refine_some(&random);
             std::vector<cg_rans_strip> parts;
-            std::vector<uint8_t> part_classes(9 * 32);
             for (size_t i = 0; i < 9; i++) {
                 cg_rans_strip part = m.strips[i / 3];
-                const uint8_t *class_of = m.runs[i % 3].class_of;
-                for (uint32_t lane = 0; lane < part.n_lanes; lane++)
-                    part_classes[32 * i + lane] = class_of != nullptr
-                                                      ? class_of[part.lane_class[lane]]
-                                                      : part.lane_class[lane];
-                part.lane_class = part_classes.data() + 32 * i;
+                part.lane_class += m.runs[i % 3].classes_at;
                 part.cells += i % 3 * n_rows * part.row_stride;
                 if (part.coarse != nullptr)
                     part.coarse += i % 3 * n_rows * part.coarse_stride;
@@ -323,7 +320,7 @@ TEST(Rans, CodesAStripRunByRunWithTheClassesOfEach)
             }
             const Bytes got = encode(classes, m, 1);
             Bytes want(got.size() + 16 * 1024), scratch(want.size());
-            const cg_rans_run all = {n_rows, nullptr};
+            const cg_rans_run all = {n_rows, 0};
             want.resize(cg_rans_encode(classes.data(), parts.data(), parts.size(), &all, 1, 1,
                                        CG_RANS_PACKED, want.data(), want.size(), scratch.data()));
             EXPECT_EQ(got, want);
