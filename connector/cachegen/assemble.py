@@ -28,6 +28,7 @@ MOST_BASIS_NOISE = 2e-2
 LEAST_LEAK = 0.02  # of the data into a rounded component, as a mean square of L1 symbols
 BYTE_BITS = 8  # components of that many and fewer have elements of one byte, in a coarse unit
 DEFAULT_UNIT_BITS = 14  # with it a component's elements, which are below 1, have up to MAX_BITS bits
+# SUM_MARGIN and GIVEN_MARGIN are of the level's own step; blocks' finest steps take a factor 2.8 of them.
 SUM_MARGIN = 16  # between the largest sum of a decoder's integers in calibration and 2^31
 FRACTION_BITS = 4  # of what a joint matrix gives, in steps, at most
 GIVEN_MARGIN = 4  # between the largest shared component in calibration and what a decoder makes of it, 2^15

@@ -143,24 +143,17 @@ class Statistics:
     largest_shared: list  # [level] of |shared coefficient|, in its steps
 
 
-def _scale_index(importance, x, transform):
-    """(scale_index(), its scales) of a context; None twice without importance."""
-    if importance is None:
-        return None, None
-    index = importance.scale_index(x, transform.n_sinks)
-    return index, scales_of(index)
-
-
 @torch.no_grad()
-def count_symbols(model, caches, contexts, transform, steps, progress, importance=None):
-    """The Statistics of contexts, of symbols in blocks' own steps where there is an Importance."""
+def count_symbols(model, caches, contexts, transform, steps, progress):
+    """The Statistics of contexts, of symbols in the level's own step, whatever blocks' steps are: columns and components are
+    chosen by these. By blocks' own, the finest blocks would keep columns that cost a decoder more time than they save."""
     planes, each = Planes(model), transform.coded_matrices()
     progress.start("scale of the coefficients")
     sample = pick(contexts, max(3, len(contexts) // 4))
     square = dict.fromkeys(each, 0.0)
     for i, context in enumerate(sample):
         x = planes.flat(*caches.get(context))
-        for gm, z in transform.all_coefficients(x, _scale_index(importance, x, transform)[1]):
+        for gm, z in transform.all_coefficients(x):
             square[gm] = square[gm] + transform.own(gm, z)[1:].pow(2).mean(0) / len(sample)
         progress(i + 1, len(sample))
     histograms = [
@@ -173,7 +166,7 @@ def count_symbols(model, caches, contexts, transform, steps, progress, importanc
     largest = {gm: rows.abs().amax(1) for gm, rows in transform.rows.items()}
     for i, context in enumerate(contexts):
         x = planes.flat(*caches.get(context))
-        for (g, m), z in transform.all_coefficients(x, _scale_index(importance, x, transform)[1]):
+        for (g, m), z in transform.all_coefficients(x):
             most = float((z.abs() @ largest[g, m]).max()) / steps[0][m]
             largest_sum[g, m] = max(largest_sum[g, m], most)
             if transform.n_shared and (g, m) != JOINT:
@@ -198,8 +191,8 @@ def count_by_scale(model, caches, contexts, transform, steps, plan, histograms, 
     planes, counts = Planes(model), {}
     for i, context in enumerate(contexts):
         x = planes.flat(*caches.get(context))
-        index, scales = _scale_index(importance, x, transform)
-        for gm, z in transform.all_coefficients(x, scales):
+        index = importance.scale_index(x, transform.n_sinks)
+        for gm, z in transform.all_coefficients(x, scales_of(index)):
             z = transform.own(gm, z)[1:]  # the first block has the sinks
             for level in range(N_LEVELS):
                 n_active, shift = plan.active[(level, *gm)], histograms[level][gm].shift
@@ -241,7 +234,7 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
     if n_sinks is None:
         progress.start("exact first tokens")
         transform.n_sinks = choose_sinks(model, transform, caches, contexts, steps[1][0], progress)
-    statistics = count_symbols(model, caches, contexts, transform, steps, progress, importance)
+    statistics = count_symbols(model, caches, contexts, transform, steps, progress)
     progress.start("columns and components")
     budget_bytes = max(share * model.weights_bytes, LEAST_BUDGET_BYTES)
     plan, histograms, by_scale = plan_columns(transform, statistics, budget_bytes), statistics.histograms, None

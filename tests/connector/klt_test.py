@@ -123,7 +123,7 @@ def made(is_joined, budget_bytes=1 << 20, model=MODEL, groups=GROUPS, n_shared=0
         join_groups(model, caches, ["one"], transform, n_shared, Quiet())
     steps = parse_steps("0.05,0.15,0.45")
     importance = None if query_mean is None else Importance(query_mean, model.rope)
-    statistics = count_symbols(model, caches, ["one"], transform, steps, Quiet(), importance)
+    statistics = count_symbols(model, caches, ["one"], transform, steps, Quiet())
     plan, by_scale = plan_columns(transform, statistics, budget_bytes), None
     if importance:
         by_scale = count_by_scale(model, caches, ["one"], transform, steps, plan, statistics.histograms, importance, Quiet())
