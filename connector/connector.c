@@ -110,6 +110,7 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
                         cg_strerror(status));
         goto failed;
     }
+    c->asks_by_threads = c->config->io_backend == CG_IO_AUTO && cg_store_is_mount(c->store);
     c->latency_ns = cg_store_latency_ns(c->store);
     if (cg_handle_is_far(c)) {
         cg_store_open_folders(c->store, c->latency_ns); /* it may have none yet */

@@ -13,7 +13,7 @@
 
 /* With max_abandoned_reads' default it stays below 1,024, a common limit of open files, which
  * io_uring applies to its table of them. */
-enum { LOOKUP_DEPTH = 896, LOOKUP_THREADS = 64 };
+enum { LOOKUP_DEPTH = 896, LOOKUP_THREADS = 64, MOUNT_THREADS = 24 };
 /* Between two questions to a store that does not answer, at most. */
 static const uint64_t MAX_PAUSE_NS = UINT64_C(30000000000);
 
@@ -176,12 +176,16 @@ static void finish(cg_runtime *rt, cachegen_lookup *l)
 
 /* Deep enough for all chunks of a long prompt at once: questions are small, and the store may be a
  * network away. Where that is refused (limits of locked memory, of open files) the configured
- * depth has to do. */
+ * depth has to do. A mount of cachegenfs on this host has a daemon that works on 24 questions at
+ * once. io_uring would give each open to a thread of the kernel's, which costs half as much CPU
+ * time again as as many threads of ours. */
 static cg_status new_queue(const cg_runtime *rt, cg_io **io_out)
 {
     const cg_io_config config = cg_runtime_io_config(rt->connector);
     cg_io_config deep = config;
-    deep.n_threads = LOOKUP_THREADS;
+    deep.n_threads = rt->connector->asks_by_threads ? MOUNT_THREADS : LOOKUP_THREADS;
+    if (rt->connector->asks_by_threads)
+        deep.backend = CG_IO_THREADS;
     if (deep.queue_depth < LOOKUP_DEPTH)
         deep.queue_depth = LOOKUP_DEPTH;
     const cg_status status = cg_io_new(&deep, io_out);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 static const uint64_t NEAR_NS = 1000000; /* sooner than this no network answers */
@@ -142,6 +143,27 @@ cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key
     const cg_status status = cg_store_object_place(store, key, level, profile, &place);
     return status == CG_OK ? cg_io_read_open(io, place.dir_fd, place.path, offset, n_bytes, user)
                            : status;
+}
+
+bool cg_store_is_mount(const cg_store *store)
+{
+    static const char TYPE[] = " - fuse.cachegenfs ";
+    struct stat root;
+    char *line = NULL;
+    size_t line_bytes = 0;
+    bool is = false;
+    FILE *mounts = fstat(store->root_fd, &root) == 0 ? fopen("/proc/self/mountinfo", "re") : NULL;
+    if (mounts == NULL)
+        return false;
+    /* Spaces in names are \040 there, so that no name can look like the type. */
+    while (!is && getline(&line, &line_bytes, mounts) > 0) {
+        unsigned major_id, minor_id;
+        is = sscanf(line, "%*s %*s %u:%u ", &major_id, &minor_id) == 2 &&
+             makedev(major_id, minor_id) == root.st_dev && strstr(line, TYPE) != NULL;
+    }
+    free(line);
+    fclose(mounts);
+    return is;
 }
 
 uint64_t cg_store_latency_ns(const cg_store *store)

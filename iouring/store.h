@@ -99,6 +99,10 @@ cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key
  * answers. */
 uint64_t cg_store_latency_ns(const cg_store *store);
 
+/* Whether the store is reached by a mount of cachegenfs on this host, as /proc/self/mountinfo says.
+ * False where that cannot be read. */
+bool cg_store_is_mount(const cg_store *store);
+
 /* For a store that is a network away (round_trip_ns): opens the folders of its chunks and keeps
  * them open, so that look-ups and reads need not wait for folders (iouring/folders.h). Folders that
  * are open are opened anew. Blocks for some round trips. One thread at a time. CG_ERR_NOT_FOUND:

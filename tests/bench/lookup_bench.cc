@@ -92,7 +92,7 @@ int main(int argc, char **argv)
     const Store like(true);
     if (!std::filesystem::exists(root + "/m"))
         make_store(root, like, tokens);
-    for (const char *backend : {"io_uring", "threads"})
+    for (const char *backend : {"auto", "io_uring", "threads"})
         time_look_ups(argc == 3 ? argv[2] : root, like, tokens, backend);
     return 0;
 }

@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -108,6 +109,38 @@ TEST_F(FarStoreTest, ALongPromptTakesTenRoundTripsAndAFewQuestionsAChunk)
     EXPECT_LE(cost.n_calls, 512 * 6 + 20);
     RecordProperty("rounds", cost.n_rounds);
     RecordProperty("calls", cost.n_calls);
+}
+
+int n_rings()
+{
+    int n = 0;
+    for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code gone; // as the one that lists them
+        n += std::filesystem::read_symlink(entry, gone) == "anon_inode:[io_uring]";
+    }
+    return n;
+}
+
+TEST_F(FarStoreTest, AMountOfCachegenfsOnThisHostIsLookedUpByThreads)
+{
+    const Tokens tokens = prompt(CHUNK * 4);
+    save(tokens);
+    const struct {
+        const char *type, *config;
+        int n_rings;
+    } cases[] = {{"cachegenfs", "", 0},
+                 {"cachegenfs", ", \"io_backend\": \"io_uring\"", 1},
+                 {"cachegenfs2", "", 1},
+                 {"sshfs", "", 1}};
+    for (const auto &c : cases) {
+        const TempDir at;
+        const OddFs fs(store.dir.path, at.path, false, false, c.type);
+        ASSERT_EQ(fs.why(), "");
+        Engine engine(at.path, store.spec, "\"lookup_timeout_ms\": 60000" + std::string(c.config));
+        const int before = n_rings();
+        EXPECT_EQ(engine.look_up(tokens).stored_tokens, CHUNK * 4 - 1) << c.type;
+        EXPECT_EQ(n_rings() - before, c.n_rings) << c.type << c.config;
+    }
 }
 
 TEST_F(FarStoreTest, ALoadOfOneLevelOpensAChunkOnceAndMovesItsBytesOnce)

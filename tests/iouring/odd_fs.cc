@@ -313,7 +313,7 @@ struct OddFsCalls {
 };
 
 OddFs::OddFs(const std::string &backing, const std::string &mount_point, bool is_far,
-             bool is_serial)
+             bool is_serial, const std::string &type)
     : state_(new State)
 {
     state_->is_far = is_far;
@@ -337,8 +337,9 @@ OddFs::OddFs(const std::string &backing, const std::string &mount_point, bool is
     calls.release = OddFsCalls::release;
     char name[] = "odd_fs", option[] = "-oattr_timeout=0,entry_timeout=60",
          cached[] = "-oattr_timeout=60,entry_timeout=60";
-    char *arguments[] = {name, is_far ? cached : option, nullptr};
-    struct fuse_args args = FUSE_ARGS_INIT(2, arguments);
+    std::string subtype = "-osubtype=" + type;
+    char *arguments[] = {name, is_far ? cached : option, subtype.data(), nullptr};
+    struct fuse_args args = FUSE_ARGS_INIT(3, arguments);
     state_->fuse = fuse_new(&args, &calls, sizeof calls, state_);
     fuse_opt_free_args(&args);
     if (state_->fuse == nullptr || fuse_mount(state_->fuse, mount_point.c_str()) != 0) {

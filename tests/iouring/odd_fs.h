@@ -34,9 +34,9 @@ class OddFs
     // good network file system, the kernel keeps what it was told of a file for a minute (else only
     // names), and has many questions under way. is_serial: as in sshfs, only one name of a folder
     // is looked up at a time, and names that were listed are known from then on: no call of theirs
-    // counts or suffers.
+    // counts or suffers. type: the mount's is "fuse.TYPE".
     OddFs(const std::string &backing, const std::string &mount_point, bool is_far = false,
-          bool is_serial = false);
+          bool is_serial = false, const std::string &type = "odd");
     ~OddFs(); // releases, unmounts
     OddFs(const OddFs &) = delete;
     OddFs &operator=(const OddFs &) = delete;
