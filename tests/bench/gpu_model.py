@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Predicts how fast the GPU kernels decode and project, from their compiled code: not a measurement.
 
-usage: gpu_model.py LIBRARY PROFILE.cgp --bits L1 L2 L3 [--rests L1 L2 L3 --rest-steps L1 L2 L3] --out gpu_model.json
+usage: gpu_model.py LIBRARY PROFILE.cgp --bits L1 L2 L3 [--rests L1 L2 L3 --rest-steps L1 L2 L3] [--runs N]
+                    --out gpu_model.json
 
 Counts the instructions of the hot loops in the sm_90 code (cuobjdump), and what a thread block moves and multiplies by
 the profile's tables, and takes the slowest of what an H100 SXM's units need. Everything else is taken to hide behind
@@ -15,6 +16,8 @@ and classes have the shares that the profile's have. There is no such profile he
 since that would have more channels than a profile may.
 rests: with a joint matrix, what a given number has beyond 8 bits is multiplied by itself, and left out where a tile has
 none (cuda/joint.cuh): the share of such tiles that are there by level, and of steps that have one.
+runs: of rows that are coded with the same classes, of a chunk of 256 tokens: as many as its blocks have different
+steps. Classes are counted as those of the level's own step.
 """
 
 import argparse
@@ -120,12 +123,14 @@ def hot_loops(library):
     """Instructions of a step and of a lane's block of the inverse KLT, and of a row of a strip."""
     code = functions(library)
     plain, shifts = quickest(code["0"], VOTE=4, LDS=4, ST=4)[:2]
+    a_run_of_two_rows = quickest(code["0"], VOTE=5, LDS=6, ST=4)[0][0]
     return {
         "klt_step": quickest(code["5"], IMMA=16)[0][0],
         "klt_block": quickest(code["5"], I2FP=32, ST=16)[0][0],
         "joint_step": quickest(code["6"], IMMA=16)[0][0],
         "joint_block": (len(code["6"]) - 1 - max(last for _, last in loops(code["6"]))) / 2,
         "row": plain[0] / 2,
+        "run": a_run_of_two_rows - plain[0],
         "row_with_escape": next(n for n, first in quickest(code["0"], VOTE=8, LDS=4, ST=4) if first == plain[1]) / 2,
         "row_with_shift": shifts[0] / 2,
         "row_refined": quickest(code["0"], VOTE=2, LDG=4, ST=4)[0][0] / 2,
@@ -165,8 +170,12 @@ def read_profile(path):
         classes.append((b[at] > 0, rare([number(at + 2 + 2 * i, 2) for i in range(b[at + 1])])))
         at += 2 + 2 * b[at + 1]
     at += 12 * len(classes) if b[77] else 0
+    version = number(8, 4)
+    if version == 4:  # classes by scale, and what encoders weigh blocks by
+        at += 7 * len(classes)
+        at += 2 + 2 * layers * number(at, 2) * number(44, 2)
     matrices, n_shared, given = [], 0, [[0] * FREQUENCIES] * 3
-    if number(8, 4) == 3:  # the joint matrix comes first
+    if version == 3 or (version == 4 and b[79]):  # the joint matrix comes first
         n_shared = number(at, 2)
         matrices.append({"channels": n_shared * len(groups), "components": number(at + 6, 2)})
         given = [[number(at + 10 + 16 * level + 2 * f, 2) for f in range(FREQUENCIES)] for level in range(3)]
@@ -291,12 +300,13 @@ def strips(matrix, level, nested):
                 yield end == coarse and coarse > 0, matrix["classes"][level][f][c : min(c + 32, end)]
 
 
-def instructions_of(matrices, level, code, nested):
+def instructions_of(matrices, level, code, nested, n_runs):
     """Of a warp, for a row of all strips: issued, and strips."""
     total, n = 0.0, 0
     for m in matrices:
         for refined, classes in strips(m, level, nested):
             n += 1
+            total += n_runs * code["run"] / (TILE_TOKENS / 8)
             if refined:
                 total += code["row_refined"]
                 continue
@@ -307,10 +317,10 @@ def instructions_of(matrices, level, code, nested):
     return total, n
 
 
-def symbols(matrices, level, code, bits, nested, n_channels):
+def symbols(matrices, level, code, bits, nested, n_channels, n_runs):
     """Streams to symbols. n_channels: of K and V."""
     passes = range(2, level - 1, -1) if nested else (level,)
-    counted = [instructions_of(matrices, i, code, nested and i < 2) for i in passes]
+    counted = [instructions_of(matrices, i, code, nested and i < 2, n_runs) for i in passes]
     issued, n_strips = sum(c[0] for c in counted), sum(c[1] for c in counted)
     cells = sum(sum(m["active"][level]) for m in matrices) / 8 / n_channels
     rows_per_second = H100["multiprocessors"] * H100["issue_per_clock"] * H100["clock_GHz"] * 1e9
@@ -353,7 +363,13 @@ def passing(channels, clocks_per_tile):
     return waves * clocks_per_tile / H100["clock_GHz"] / 1e3
 
 
-def one_chunk(matrices, joint, n_matrices, code, bits, levels_of, percent):
+def run_clocks(instructions):
+    """Of a warp alone: a run's bounds are loaded, then two numbers of its class."""
+    c = H100["clocks"]
+    return (instructions - 3) * c["instruction"] + c["L1"] + 2 * c["shared"]
+
+
+def one_chunk(matrices, joint, n_matrices, code, bits, levels_of, percent, n_runs):
     """Microseconds from bytes in device memory to blocks written, of a chunk of 256 tokens that is alone, by its finest
     level: passes of streams (coarsest first), what the joint matrix gives, and the inverse KLT of n_matrices. Nested
     where it has coarser levels. levels_of: levels(), by level. percent: what streams may cost."""
@@ -371,7 +387,8 @@ def one_chunk(matrices, joint, n_matrices, code, bits, levels_of, percent):
                 a_row = own * 8 * m["channels"] / n_strips / 32  # bits of a column of a row
                 refined = level < 2
                 clocks = row_clocks(code["row_refined" if refined else "row"], 0 if refined else 2, a_row, 32)
-                longest = max(longest, math.ceil(n_strips / n_streams) * TILE_TOKENS / 8 * clocks)
+                a_strip = TILE_TOKENS / 8 * clocks + n_runs * run_clocks(code["run"])
+                longest = max(longest, math.ceil(n_strips / n_streams) * a_strip)
             passes[f"L{level + 1}"] = round(longest / H100["clock_GHz"] / 1e3)
         n_channels = sum(m["channels"] for m in matrices) / len(matrices) * n_matrices
         multiplying = {"inverse_klt_us": round(passing(n_channels, clocks_of[finest]["inverse_klt"]))}
@@ -425,11 +442,13 @@ def together(*rates):
     return round(1 / sum(1 / rate for rate in rates))
 
 
-def levels(matrices, joint, code, bits, rests, fits_L2):
+def levels(matrices, joint, code, bits, rests, fits_L2, n_runs):
     report = {}
     n_channels = sum(m["channels"] for m in matrices)
     for level in range(3):
-        stream, nested = (symbols(matrices + joint, level, code, bits[level], n, n_channels) for n in (False, True))
+        stream, nested = (
+            symbols(matrices + joint, level, code, bits[level], n, n_channels, n_runs) for n in (False, True)
+        )
         inverse = klt(matrices, level, code, fits_L2, rests)
         of_joint = {"joint": joint_pass(joint, level, code, rests, n_channels)} if joint else {}
         rates = [inverse["GBps"], *(of["GBps"] for of in of_joint.values())]
@@ -456,6 +475,7 @@ def main():
     parser.add_argument("--bits", nargs=3, type=float, required=True)
     parser.add_argument("--rests", nargs=3, type=float, default=[1, 1, 1])
     parser.add_argument("--rest-steps", nargs=3, type=float, default=[1, 1, 1])
+    parser.add_argument("--runs", type=float, default=1)
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
     code = hot_loops(arguments.library)
@@ -471,16 +491,17 @@ def main():
         "classes": n_classes,
         "matrices": [(m["channels"], m["components"]) for m in joint + matrices],
         "instructions": code,
+        "runs": arguments.runs,
     }
     if joint:
         report["rests"], report["rest_steps"] = arguments.rests, arguments.rest_steps
     for name, of, n, fits_L2 in (("", matrices, len(matrices), True), ("_of_8B_geometry", wide, 32, False)):
         if not of:
             continue
-        by_level = levels(of, joint, code, arguments.bits, rests, fits_L2)
+        by_level = levels(of, joint, code, arguments.bits, rests, fits_L2, arguments.runs)
         report["levels" + name] = by_level
         for more, percent in (("", STREAM_PERCENT), ("_short_streams", SHORT_STREAM_PERCENT)):
-            alone = one_chunk(of, joint, n, code, arguments.bits, list(by_level.values()), percent)
+            alone = one_chunk(of, joint, n, code, arguments.bits, list(by_level.values()), percent, arguments.runs)
             report["one_chunk_alone" + more + name] = alone
             print("one chunk alone" + more + name, alone)
         report["projection_L1" + name] = projection(of, joint, code)
