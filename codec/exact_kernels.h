@@ -3,7 +3,7 @@
  *
  * exact_kernels.c is compiled once per instruction set (CMakeLists.txt), without contraction: what
  * is fused is written so. All tables give the same bits. Arithmetic: codec/FORMAT.md, "Decoding,
- * version 2" and "version 3". Threads: pure functions on the caller's memory.
+ * version 2" to "version 4". Threads: pure functions on the caller's memory.
  */
 #ifndef CG_CODEC_EXACT_KERNELS_H
 #define CG_CODEC_EXACT_KERNELS_H

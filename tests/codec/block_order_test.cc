@@ -388,8 +388,12 @@ TEST(BlockOrder, RefusesHostileSteps)
         bad.erase(bad.begin() + 1);
         expect_refused("none", rebuild(chunk, bad));
         expect_refused("in an older version", rebuild(chunk, good, spec.n_shared > 0 ? 4 : 3));
-        Bytes damaged = chunk;
-        damaged[good[1].at.offset] ^= 1;
+        Bytes damaged = chunk; // and nothing else is wrong
+        damaged[CG_CHUNK_FIXED_BYTES + CG_CHUNK_SECTION_BYTES + 8] ^= 1;
+        Bytes hashed(damaged.begin(), damaged.begin() + 152);
+        hashed.insert(hashed.end(), damaged.begin() + CG_CHUNK_FIXED_BYTES,
+                      damaged.begin() + static_cast<long>(good[0].at.offset));
+        cg_put_le(damaged.data() + 152, 8, XXH3_64bits(hashed.data(), hashed.size()));
         expect_refused("of another checksum", damaged);
     }
 }
