@@ -28,7 +28,8 @@ typedef struct cg_gather_turn {
     struct cg_gather_turn *next;
     int fd;
     size_t n_bytes;
-    bool is_ready; /* the lock */
+    bool is_ready;   /* the lock */
+    bool is_refusal; /* the lock; if it is ready, it stays one */
 } turn;
 
 /* One that has come. */
@@ -246,6 +247,23 @@ static cg_status take_turns(cg_gather *g, const turn *own)
     return own_status;
 }
 
+/* With the lock held: of refusals that wait in a row the last is enough, since a later number says
+ * that an earlier one will not come. So what waits behind a part that hangs stays as little as
+ * there is room for parts. */
+static void drop_repeated_refusals(cg_gather *g)
+{
+    for (turn **link = &g->first; *link != NULL && (*link)->next != NULL;) {
+        turn *t = *link;
+        if (!t->is_refusal || !t->next->is_refusal) {
+            link = &t->next;
+            continue;
+        }
+        *link = t->next;
+        g->begun_bytes -= t->n_bytes;
+        free_turn(t);
+    }
+}
+
 /* Memory of t->n_bytes with head and chunks in it, mapped. After an error there is none. */
 static cg_status make_memory(turn *t, const part_head *head, const cg_gather_chunk *chunks,
                              uint8_t **map_out)
@@ -287,7 +305,9 @@ static cg_status end_part(cg_gather *g, cg_gather_part *made, bool is_refusal)
     pthread_mutex_lock(&g->lock);
     g->begun_bytes -= begun_bytes - t->n_bytes;
     t->is_ready = true;
+    t->is_refusal = is_refusal;
     const cg_status status = take_turns(g, t);
+    drop_repeated_refusals(g);
     pthread_mutex_unlock(&g->lock);
     return status;
 }

@@ -320,6 +320,39 @@ TEST_F(GatherTest, ARefusalDoesNotOvertakeThePartBeforeIt)
     EXPECT_EQ(take(2), CG_ERR_CANCELLED);
 }
 
+int n_parts_in_memory()
+{
+    int n = 0;
+    for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code gone; // as the one that lists them
+        n += std::filesystem::read_symlink(entry, gone).string().rfind("/memfd:cachegenfs", 0) == 0;
+    }
+    return n;
+}
+
+TEST_F(GatherTest, RefusalsBehindAPartThatHangsTakeNoMoreThanOne)
+{
+    ASSERT_NO_FATAL_FAILURE(open(24000)); // two at a time
+    cg_gather_part first, abandoned, refused;
+    ASSERT_EQ(begin(1, &first), CG_OK);
+    EXPECT_EQ(begin(2, &abandoned), CG_OK);
+    for (uint64_t number = 3; number < 100; number++)
+        EXPECT_EQ(begin(number, &refused), CG_ERR_AGAIN);
+    EXPECT_EQ(n_parts_in_memory(), 3);
+    cg_gather_abandon(sender, &abandoned);
+    EXPECT_EQ(n_parts_in_memory(), 2);
+    EXPECT_EQ(take(1), CG_ERR_AGAIN);
+    EXPECT_EQ(cg_gather_send(sender, &first), CG_OK);
+    EXPECT_EQ(take(1), CG_OK);
+    cg_gather_drop(listener, 1);
+    for (uint64_t number : {2, 3, 50, 99})
+        EXPECT_EQ(take(number), CG_ERR_CANCELLED) << number;
+    EXPECT_EQ(take(100), CG_ERR_AGAIN);
+    cg_gather_drop(listener, 99);
+    EXPECT_EQ(send(100), CG_OK) << "their room is free";
+    EXPECT_EQ(take(100), CG_OK);
+}
+
 // The listener, too, had no memory for it, and made no save.
 TEST_F(GatherTest, ARefusalIsOfItsSaveOnly)
 {
