@@ -323,7 +323,8 @@ typedef struct cachegen_save_request {
     uint64_t number; /* of ranks that have some KV heads each, which save in one order: the save's,
                         the same on all of them and larger than those before. By it heads are
                         brought together; where ranks disagree, saves are lost. 0: each rank counts
-                        its calls, and all must make the same */
+                        its calls, and all must make the same. One that says CACHEGEN_AGAIN counts,
+                        too: to make it again the save needs a number of the caller's */
 } cachegen_save_request;
 
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once

@@ -298,7 +298,8 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         goto done;
     cg_runtime *rt = save->op.runtime;
     save->prefix_level = (uint8_t)r.prefix_level;
-    /* What fails from here on counts, too: other ranks may not have failed. */
+    /* What fails from here on counts, too, and what is refused (CG_ERR_AGAIN): other ranks may have
+     * taken it. */
     save->number = r.number != 0 ? r.number : atomic_fetch_add(&connector->n_saves, 1) + 1;
     if ((status = fill_keys(save, &r)) != CG_OK)
         goto done;

@@ -473,6 +473,27 @@ TEST(RanksTest, ARankWithoutMemoryEndsTheSaveOfTheOther)
     EXPECT_EQ(ranks[0].stats().saves_dropped_incomplete, 1u);
 }
 
+TEST(RanksTest, ACallThatIsRefusedCountsAsOneWhereRanksCountTheirCalls)
+{
+    ProfileSpec spec = four_heads();
+    spec.head_dim = 256;
+    const Store store(false, spec);
+    Ranks ranks(store, TWO,
+                "\"staging_mib\": 1, \"chunk_tokens\": 128, \"save_timeout_ms\": 60000");
+    cachegen_save *save;
+    cachegen_status status = CACHEGEN_OK;
+    uint64_t seed = 10;
+    for (; seed < 20 && status == CACHEGEN_OK; seed++)
+        if ((status = Ranks::start(ranks[1], prompt(128, seed), &save)) == CACHEGEN_OK)
+            ranks[1].finish(save);
+    ASSERT_EQ(status, CACHEGEN_AGAIN);
+    for (uint64_t asked = 10; asked < seed; asked++) {
+        ASSERT_EQ(Ranks::start(ranks[0], prompt(128, asked), &save), CACHEGEN_OK);
+        EXPECT_EQ(ranks[0].finish(save).status, asked + 1 < seed ? CG_OK : CG_ERR_CANCELLED);
+    }
+    EXPECT_EQ(ranks.save(prompt(128, 30)), CACHEGEN_OK);
+}
+
 // A rank that had no memory for a part of a prompt passes nothing of the rest on.
 TEST(RanksTest, WhatFollowsASaveThatCameToNothingWaitsForNoRank)
 {
