@@ -38,16 +38,15 @@ CG_LANE uint16_t cg_bf16_from_f32(float value)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+/* The numbers of 16 and 8 bits below: times a power of 2 between the biases a subnormal one becomes
+ * a normal f32. Without branches, so that loops vectorize. */
 CG_LANE float cg_fp16_to_f32(uint16_t value)
 {
-    const uint32_t sign = (uint32_t)(value & 0x8000) << 16, exponent = value >> 10 & 31,
-                   mantissa = value & 0x3ff;
-    if (exponent == 31)
-        return cg_f32_from_bits(sign | 0x7f800000u | mantissa << 13);
-    if (exponent != 0) /* 112: between the biases, 127 and 15 */
-        return cg_f32_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
-    const float tiny = (float)mantissa * 0x1p-24f; /* exact */
-    return sign != 0 ? -tiny : tiny;
+    const uint32_t sign = (uint32_t)(value & 0x8000) << 16;
+    const uint32_t magnitude = (uint32_t)(value & 0x7fff) << 13;
+    const float scaled = cg_f32_from_bits(magnitude) * 0x1p112f; /* exact */
+    return cg_f32_from_bits(
+        sign | (magnitude >= 31u << 23 ? magnitude | 0x7f800000u : cg_f32_bits(scaled)));
 }
 
 /* What exceeds fp16 becomes its largest finite number (FORMAT.md, step 5); NaN stays NaN. */
@@ -71,12 +70,8 @@ CG_LANE uint16_t cg_fp16_from_f32(float value)
 CG_LANE float cg_e4m3_to_f32(uint8_t value)
 {
     const uint32_t sign = (uint32_t)(value & 0x80) << 24, magnitude = value & 0x7f;
-    if (magnitude == 0x7f)
-        return cg_f32_from_bits(sign | 0x7fc00000u);
-    if (magnitude >= 8)
-        return cg_f32_from_bits(sign | (magnitude + (120u << 3)) << 20);
-    const float tiny = (float)magnitude * 0x1p-9f; /* exact */
-    return sign != 0 ? -tiny : tiny;
+    const float scaled = cg_f32_from_bits(magnitude << 20) * 0x1p120f; /* exact */
+    return cg_f32_from_bits(sign | (magnitude == 0x7f ? 0x7fc00000u : cg_f32_bits(scaled)));
 }
 
 /* The high byte of an fp16. */

@@ -68,28 +68,12 @@ void cg_heads_store(const cg_heads *heads, const float *values, void *out, size_
     }
 }
 
-bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float *restrict values)
+bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float *values)
 {
-    const uint16_t *restrict halves = (const uint16_t *)in + element;
-    const size_t n = heads->profile->geometry.head_dim;
-    uint32_t any_not_finite = 0; /* in loops that vectorize */
-    if (heads->dtype == CG_DTYPE_BF16) {
-        for (size_t i = 0; i < n; i++)
-            values[i] = cg_bf16_to_f32(halves[i]);
-    } else if (heads->dtype == CG_DTYPE_FP16) {
-        for (size_t i = 0; i < n; i++)
-            values[i] = cg_fp16_to_f32(halves[i]);
-    } else if (heads->dtype == CG_DTYPE_FP32) {
-        memcpy(values, (const float *)in + element, n * sizeof *values);
-    } else {
-        const uint8_t *bytes = (const uint8_t *)in + element;
-        for (size_t i = 0; i < n; i++)
-            values[i] = heads->dtype == CG_DTYPE_FP8_E4M3 ? cg_e4m3_to_f32(bytes[i])
-                                                          : cg_e5m2_to_f32(bytes[i]);
-    }
-    for (size_t i = 0; i < n; i++)
-        any_not_finite |= (cg_f32_bits(values[i]) & 0x7f800000u) == 0x7f800000u;
-    return any_not_finite == 0;
+    const cg_profile *p = heads->profile;
+    return p->kernels->load(heads->dtype,
+                            (const uint8_t *)in + element * cg_dtype_bytes(heads->dtype),
+                            p->geometry.head_dim, values);
 }
 
 /* Where a token's cosines and sines are, for a layer of the model. */

@@ -5,7 +5,10 @@
 #include "codec/bf16.h"
 #include "codec/dct8.h"
 #include "codec/exact_lane.h"
+#include "codec/geometry.h"
 #include "codec/rans_lane.h"
+
+#include <string.h>
 
 /* Even and odd frequencies are summed apart: by symmetry four such sums make eight tokens. */
 static void inverse_dct(const float *restrict y, size_t y_stride, const float *restrict scale,
@@ -54,6 +57,31 @@ static void to_bf16(const float *values, size_t n_values, uint16_t *out)
 {
     for (size_t i = 0; i < n_values; i++)
         out[i] = cg_bf16_from_f32(values[i]);
+}
+
+static bool load(unsigned dtype, const void *elements, size_t n_elements, float *restrict out)
+{
+    const uint16_t *restrict halves = elements;
+    const uint8_t *restrict bytes = elements;
+    uint32_t any_not_finite = 0; /* in loops that vectorize */
+    if (dtype == CG_DTYPE_BF16) {
+        for (size_t i = 0; i < n_elements; i++)
+            out[i] = cg_bf16_to_f32(halves[i]);
+    } else if (dtype == CG_DTYPE_FP16) {
+        for (size_t i = 0; i < n_elements; i++)
+            out[i] = cg_fp16_to_f32(halves[i]);
+    } else if (dtype == CG_DTYPE_FP32) {
+        memcpy(out, elements, n_elements * sizeof *out);
+    } else if (dtype == CG_DTYPE_FP8_E4M3) {
+        for (size_t i = 0; i < n_elements; i++)
+            out[i] = cg_e4m3_to_f32(bytes[i]);
+    } else {
+        for (size_t i = 0; i < n_elements; i++)
+            out[i] = cg_e5m2_to_f32(bytes[i]);
+    }
+    for (size_t i = 0; i < n_elements; i++)
+        any_not_finite |= (cg_f32_bits(out[i]) & 0x7f800000u) == 0x7f800000u;
+    return any_not_finite == 0;
 }
 
 static void quantize(const float *restrict coef, size_t n_columns, float inv_step,
@@ -119,19 +147,9 @@ static void dequantize_channels(const int16_t *restrict cells, const float *rest
         x[ch] = (float)cells[ch] * step[ch] + base[ch];
 }
 
-const cg_kernels CG_KERNELS = {CG_KERNELS_NAME,
-                               inverse_dct,
-                               forward_dct,
-                               rotate,
-                               to_bf16,
-                               quantize,
-                               coarsen,
-                               add_row,
-                               add_cells,
-                               quantize_channels,
-                               dequantize_channels,
-                               &CG_KLT_INVERSE,
-                               &CG_KLT_INTEGERS,
-                               &CG_KLT_FORWARD,
-                               &CG_RANS_KERNELS,
-                               &CG_EXACT_KERNELS};
+const cg_kernels CG_KERNELS = {CG_KERNELS_NAME,  inverse_dct,       forward_dct,
+                               rotate,           to_bf16,           load,
+                               quantize,         coarsen,           add_row,
+                               add_cells,        quantize_channels, dequantize_channels,
+                               &CG_KLT_INVERSE,  &CG_KLT_INTEGERS,  &CG_KLT_FORWARD,
+                               &CG_RANS_KERNELS, &CG_EXACT_KERNELS};

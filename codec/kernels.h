@@ -190,6 +190,8 @@ typedef struct cg_kernels {
     /* NeoX rotation of one head in place, by cos[half], sin[half]; half = rotary_dim / 2. */
     void (*rotate)(float *head, const float *cosine, const float *sine, size_t half);
     void (*to_bf16)(const float *values, size_t n_values, uint16_t *out);
+    /* From elements of a dtype; exact. False: one is not finite. */
+    bool (*load)(unsigned dtype, const void *elements, size_t n_elements, float *out);
     /* out[c] = coef[c] * inv_step, to nearest, within -32767 and 32767. */
     void (*quantize)(const float *coef, size_t n_columns, float inv_step, int16_t *out);
     /* out[c] = fine[c] / 3, to nearest: there are no ties. */

@@ -617,6 +617,58 @@ TEST_P(KernelsTest, QuantizesChannelsWithinHalfAStepAndKeepsToInt16)
     }
 }
 
+// What the bits of a number of e exponent bits and m of mantissa mean; OCP's e4m3 has NaN alone,
+// and the largest exponent is a number's.
+double number_of(uint32_t bits, int e, int m, bool has_infinities)
+{
+    const int bias = (1 << (e - 1)) - 1;
+    const uint32_t mantissa = bits & ((1u << m) - 1), exponent = bits >> m & ((1u << e) - 1);
+    const double sign = bits >> (e + m) != 0 ? -1 : 1;
+    if (exponent == (1u << e) - 1 && (has_infinities || mantissa == (1u << m) - 1))
+        return has_infinities && mantissa == 0 ? sign * HUGE_VAL : std::nan("");
+    if (exponent == 0)
+        return sign * std::ldexp(mantissa, 1 - bias - m);
+    return sign * std::ldexp(mantissa + (1u << m), static_cast<int>(exponent) - bias - m);
+}
+
+TEST_P(KernelsTest, LoadsEveryNumberOfADtype)
+{
+    const struct {
+        unsigned dtype;
+        int e, m;
+    } cases[] = {{CG_DTYPE_BF16, 8, 7},
+                 {CG_DTYPE_FP16, 5, 10},
+                 {CG_DTYPE_FP8_E4M3, 4, 3},
+                 {CG_DTYPE_FP8_E5M2, 5, 2}};
+    for (const auto &c : cases) {
+        const size_t n_bytes = cg_dtype_bytes(c.dtype), n = size_t{1} << (8 * n_bytes);
+        Bytes all;
+        for (size_t bits = 0; bits < n; bits++)
+            put(&all, bits, n_bytes);
+        std::vector<float> got(n);
+        EXPECT_FALSE(kernels->load(c.dtype, all.data(), n, got.data()));
+        for (uint32_t bits = 0; bits < n; bits++) {
+            const double want = number_of(bits, c.e, c.m, c.dtype != CG_DTYPE_FP8_E4M3);
+            float one;
+            ASSERT_EQ(kernels->load(c.dtype, all.data() + bits * n_bytes, 1, &one),
+                      std::isfinite(want))
+                << bits;
+            ASSERT_TRUE(std::isnan(want) ? std::isnan(one) && std::isnan(got[bits])
+                                         : one == want && got[bits] == want &&
+                                               std::signbit(one) == std::signbit(want) &&
+                                               std::signbit(got[bits]) == std::signbit(want))
+                << cg_dtype_name(c.dtype) << " " << bits << ": " << one << ", " << got[bits]
+                << " for " << want;
+        }
+    }
+    const std::vector<float> some = {1.5f, -0.0f, std::numeric_limits<float>::denorm_min()};
+    std::vector<float> got(3);
+    EXPECT_TRUE(kernels->load(CG_DTYPE_FP32, some.data(), 3, got.data()));
+    EXPECT_EQ(got, some);
+    got[1] = -std::numeric_limits<float>::infinity();
+    EXPECT_FALSE(kernels->load(CG_DTYPE_FP32, std::vector<float>(got).data(), 3, got.data()));
+}
+
 INSTANTIATE_TEST_SUITE_P(Isas, KernelsTest,
                          testing::Values("baseline", "avx2", "avx512", "vnni", "amx"),
                          [](const auto &isa) { return std::string(isa.param); });
