@@ -98,7 +98,7 @@ bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
  * used; the rest is computed. tokens[n_tokens] are copied. profile may be NULL when level_mask is
  * only L0; otherwise it must outlive the encoder. Its model must be header->model, and its scales
  * the header's. With a joint matrix the encoder takes 4 bytes for each channel of that matrix and
- * each token, until it is freed.
+ * each token, until it is freed; with queries, 4 bytes for each layer and block of 8 tokens.
  *
  * CG_ERR_LOSSY_PREFIX: L0 or L1 on a prefix lossier than that level. KV that was computed on a
  * lossy prefix has its errors already, and a fine level would pass them on as exact.
@@ -111,6 +111,7 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
 void cg_encoder_free(cg_encoder *encoder); /* NULL is fine */
 uint32_t cg_encoder_n_tasks(const cg_encoder *encoder);
 cg_task_shape cg_encoder_task_shape(const cg_encoder *encoder, uint32_t task_index);
+/* The most that any task or weighing takes. */
 size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
 /* Sets the step of each block of 8 tokens, at all levels: the level's times
  * CG_SCALES[scale_index[b]] (codec/block_order.h); scale_index has ceil(n_tokens / 8) bytes, and is
@@ -118,6 +119,17 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
  * Without lossy levels, and with a profile before version 4, it does nothing.
  * CG_ERR_INVALID_ARGUMENT: one is no index of a scale; nothing is set then. */
 cg_status cg_encoder_set_scales(cg_encoder *encoder, const uint8_t *scale_index);
+/* How many layers can tell which blocks deserve finer steps: all, with a profile that has queries,
+ * else 0. See codec/importance.h. */
+uint32_t cg_encoder_n_weighings(const cg_encoder *encoder);
+/* Weighs a layer below cg_encoder_n_weighings(). The last one gives each block its step, so all are
+ * to be weighed, each once, before any task is run; blocks of an encoder that weighs none have the
+ * level's own step. It takes about a twentieth of the time that the tasks take. k, v:
+ * [n_tokens][n_kv_heads][head_dim] of the chunk's dtype, K as the engine holds it. Any thread; they
+ * may run concurrently. CG_ERR_INVALID_ARGUMENT: as cg_encoder_run(). Then the layer may be weighed
+ * again. */
+cg_status cg_encoder_weigh(cg_encoder *encoder, uint32_t layer, void *scratch, size_t scratch_bytes,
+                           const void *k, const void *v);
 /* Encodes one task from in, elements_bytes of its shape in the canonical layout, at every level.
  * Any thread; tasks may run concurrently. With a joint matrix each task leaves a part for it in the
  * encoder, and the one that ends last also codes the joint matrix, in its own scratch. A task that

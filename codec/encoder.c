@@ -6,7 +6,9 @@
 
 #include "codec/analysis.h"
 #include "codec/arena.h"
+#include "codec/block_order.h"
 #include "codec/cursor.h"
+#include "codec/importance.h"
 #include "codec/lossless.h"
 #include "codec/lossy.h"
 #include "codec/section_plan.h"
@@ -28,6 +30,10 @@ struct cg_encoder {
     /* With a joint matrix: whether a task has left its part [n_tasks], and how many have not. */
     bool *has_run;
     atomic_uint n_to_come;
+    /* Of a profile with queries: what blocks count to each layer [n_layers][n_blocks], and how many
+     * layers have not been weighed. */
+    float *counts;
+    atomic_uint n_to_weigh;
     uint32_t n_sink_tokens;
     /* A task writes only its own pieces; the joint matrix's are behind those of the tasks. */
     cg_piece *symbols[CG_N_LEVELS];   /* [n_tasks + 1], levels of the mask but L0 */
@@ -69,6 +75,15 @@ static cg_status prepare_joint(cg_encoder *e)
         CG_ARENA_ALIGN,
         cg_padded(e->preset->shared_bytes(e->profile, e->header.n_tokens), CG_ARENA_ALIGN));
     return e->has_run != NULL && e->encoding.shared != NULL ? CG_OK : CG_ERR_NO_MEMORY;
+}
+
+/* Room for what layers tell of the blocks. */
+static cg_status prepare_weighing(cg_encoder *e)
+{
+    const uint32_t n_layers = e->header.geometry.n_layers;
+    atomic_init(&e->n_to_weigh, n_layers);
+    e->counts = malloc((size_t)n_layers * cg_count_blocks(e->header.n_tokens) * sizeof *e->counts);
+    return e->counts != NULL ? CG_OK : CG_ERR_NO_MEMORY;
 }
 
 cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header,
@@ -144,6 +159,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
             goto done;
         if (profile->joint != NULL && (status = prepare_joint(e)) != CG_OK)
             goto done;
+        if (profile->n_query_heads > 0 && (status = prepare_weighing(e)) != CG_OK)
+            goto done;
     }
     *encoder_out = e;
     e = NULL;
@@ -171,6 +188,7 @@ void cg_encoder_free(cg_encoder *e)
     free(e->lossless);
     free(e->tokens);
     free(e->has_run);
+    free(e->counts);
     free(e->encoding.shared);
     free(e->steps.bytes);
     cg_block_order_destroy(&e->order);
@@ -214,6 +232,10 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
             e->preset->encode_scratch_bytes(e->profile, e->profile->joint, 0, h->n_tokens);
         most = joint > most ? joint : most;
     }
+    if (e->counts != NULL) {
+        const size_t weighing = cg_importance_scratch_bytes(e->profile, h->n_tokens);
+        most = weighing > most ? weighing : most;
+    }
     for (uint32_t i = 0; e->profile != NULL && i < e->n_tasks; i++) {
         const cg_group *group = &e->profile->groups[i / e->profile->n_matrices];
         const size_t lossy = e->preset->encode_scratch_bytes(
@@ -228,6 +250,28 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
         most = arena.used_bytes > most ? arena.used_bytes : most;
     }
     return most;
+}
+
+uint32_t cg_encoder_n_weighings(const cg_encoder *e)
+{
+    return e->counts != NULL ? e->header.geometry.n_layers : 0;
+}
+
+cg_status cg_encoder_weigh(cg_encoder *e, uint32_t layer, void *scratch, size_t scratch_bytes,
+                           const void *k, const void *v)
+{
+    const uint32_t n_blocks = cg_count_blocks(e->header.n_tokens);
+    if (layer >= cg_encoder_n_weighings(e) || scratch_bytes < cg_encoder_scratch_bytes(e) ||
+        (uintptr_t)scratch % CG_ARENA_ALIGN != 0)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = cg_importance_of_layer(&e->heads, layer, k, v, scratch,
+                                              e->counts + (size_t)layer * n_blocks);
+    if (status == CG_OK && atomic_fetch_sub(&e->n_to_weigh, 1) == 1) {
+        uint8_t scale_index[CG_MAX_CHUNK_TOKENS / CG_BLOCK_TOKENS];
+        cg_importance_scales(&e->heads, e->counts, scale_index);
+        status = cg_encoder_set_scales(e, scale_index);
+    }
+    return status;
 }
 
 /* What is coded is known to fit only behind the coding: the bound is taken first, and then given

@@ -6,6 +6,7 @@
 #include "codec/dct8.h"
 #include "codec/exact_lane.h"
 #include "codec/geometry.h"
+#include "codec/kernel_vectors.h"
 #include "codec/rans_lane.h"
 
 #include <string.h>
@@ -147,9 +148,105 @@ static void dequantize_channels(const int16_t *restrict cells, const float *rest
         x[ch] = (float)cells[ch] * step[ch] + base[ch];
 }
 
+/* Of scores and distances: sums of so many stay finite. */
+static const float most = 1e30f;
+
+static void square_distances(const float *restrict rows, size_t n_rows, size_t n_channels,
+                             const float *restrict base, float *restrict out)
+{
+    for (size_t r = 0; r < n_rows; r++, rows += n_channels) {
+        float squares[CG_SQUARES] = {0}, sum = 0;
+        size_t ch = 0;
+        for (; ch + CG_SQUARES <= n_channels; ch += CG_SQUARES) {
+            for (size_t i = 0; i < CG_SQUARES; i++) {
+                const float x = rows[ch + i] - base[ch + i];
+                squares[i] += x * x;
+            }
+        }
+        for (; ch < n_channels; ch++)
+            sum += (rows[ch] - base[ch]) * (rows[ch] - base[ch]);
+        for (size_t i = 0; i < CG_SQUARES; i++)
+            sum += squares[i];
+        out[r] = sum < most ? sum : most; /* in this order a NaN becomes a number */
+    }
+}
+
+/* scores[r] = keys[r] times queries, for n_rows rows, at most ROWS_A_PASS. */
+static inline void score(const float *restrict keys, size_t n_rows, size_t head_dim,
+                         const float *restrict queries, float *restrict scores)
+{
+    enum { VECTORS = CG_QUERIES / LANES };
+    vector_f32 sums[ROWS_A_PASS][VECTORS] = {{{0}}};
+    for (size_t d = 0; d < head_dim; d++)
+        for (size_t v = 0; v < VECTORS; v++) {
+            const vector_f32 query = *(const vector_f32 *)(queries + d * CG_QUERIES + v * LANES);
+            for (size_t r = 0; r < n_rows; r++)
+                sums[r][v] += query * keys[r * head_dim + d];
+        }
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t v = 0; v < VECTORS; v++)
+            *(vector_f32 *)(scores + r * CG_QUERIES + v * LANES) = sums[r][v];
+}
+
+/* 2^x for x of at most 0, to 2^-18; below -125 as there. 2^f is a Taylor series. */
+static inline float exp2_of(float x)
+{
+    x = x > -125.0f ? x : -125.0f;
+    /* Added to 1.5 * 2^23, x has no bits left for a fraction: the lowest ones are the integer. */
+    const float sum = x + 0x1.8p23f, y = (x - (sum - 0x1.8p23f)) * 0x1.62e430p-1f;
+    const float power =
+        1 + y * (1 + y * (1 / 2.0f + y * (1 / 6.0f + y * (1 / 24.0f + y * (1 / 120.0f)))));
+    return cg_f32_from_bits(cg_f32_bits(power) + (cg_f32_bits(sum) << 23));
+}
+
+static void weigh_tokens(const float *restrict keys, size_t n_tokens, size_t head_dim,
+                         const float *restrict queries, size_t n_queries,
+                         const float *restrict spread, float *restrict scores,
+                         float *restrict counts)
+{
+    float top[CG_QUERIES], of_v[CG_QUERIES] = {0}, of_k[CG_QUERIES] = {0}, of_all[CG_QUERIES];
+    size_t t = 0;
+    for (; t + ROWS_A_PASS <= n_tokens; t += ROWS_A_PASS)
+        score(keys + t * head_dim, ROWS_A_PASS, head_dim, queries, scores + t * CG_QUERIES);
+    for (; t < n_tokens; t++)
+        score(keys + t * head_dim, 1, head_dim, queries, scores + t * CG_QUERIES);
+    for (size_t i = 0; i < CG_QUERIES; i++)
+        top[i] = -most;
+    for (t = 0; t < n_tokens; t++) {
+        for (size_t i = 0; i < CG_QUERIES; i++) {
+            float x = scores[t * CG_QUERIES + i];
+            x = x < most ? x : most; /* in this order a NaN becomes a number */
+            x = x > -most ? x : -most;
+            scores[t * CG_QUERIES + i] = x;
+            top[i] = x > top[i] ? x : top[i];
+        }
+    }
+    /* Squared attentions, up to a factor: that of the largest is 1. Their sums, and with spread. */
+    for (t = 0; t < n_tokens; t++) {
+        for (size_t i = 0; i < CG_QUERIES; i++) {
+            const float attention = exp2_of(scores[t * CG_QUERIES + i] - top[i]);
+            scores[t * CG_QUERIES + i] = attention;
+            of_v[i] += attention;
+            of_k[i] += attention * spread[t];
+        }
+    }
+    for (size_t i = 0; i < CG_QUERIES; i++) {
+        /* Where V are alike, an error of K moves nothing: no token counts more than another. */
+        const bool is_query = i < n_queries, is_alike = of_k[i] < 1 / most;
+        of_v[i] = is_query ? 1 / of_v[i] : 0;
+        of_k[i] = is_query && !is_alike ? 1 / of_k[i] : 0;
+        of_all[i] = is_query && is_alike ? 1 / (float)n_tokens : 0;
+    }
+    for (t = 0; t < n_tokens; t++)
+        for (size_t i = 0; i < CG_QUERIES; i++)
+            counts[t * CG_QUERIES + i] +=
+                of_all[i] + scores[t * CG_QUERIES + i] * (of_v[i] + of_k[i] * spread[t]);
+}
+
 const cg_kernels CG_KERNELS = {CG_KERNELS_NAME,  inverse_dct,       forward_dct,
                                rotate,           to_bf16,           load,
                                quantize,         coarsen,           add_row,
                                add_cells,        quantize_channels, dequantize_channels,
-                               &CG_KLT_INVERSE,  &CG_KLT_INTEGERS,  &CG_KLT_FORWARD,
-                               &CG_RANS_KERNELS, &CG_EXACT_KERNELS};
+                               square_distances, weigh_tokens,      &CG_KLT_INVERSE,
+                               &CG_KLT_INTEGERS, &CG_KLT_FORWARD,   &CG_RANS_KERNELS,
+                               &CG_EXACT_KERNELS};

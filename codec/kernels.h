@@ -37,6 +37,7 @@ enum {
     CG_SYMBOL_DIGITS = 3,     /* so many hold any symbol */
     CG_SQUARES = 16, /* sums that add_row() keeps apart: additions to a single one would wait for
                         each other */
+    CG_QUERIES = 16, /* of what weigh_tokens() takes at once */
 };
 
 /* One symbol that is not zero. */
@@ -207,6 +208,15 @@ typedef struct cg_kernels {
     /* x[ch] = fmaf(cells[ch], step[ch], base[ch]). */
     void (*dequantize_channels)(const int16_t *cells, const float *step, const float *base,
                                 size_t n_channels, float *x);
+    /* out[r] = sum over ch of (rows[r][ch] - base[ch])^2, at most 10^30. */
+    void (*square_distances)(const float *rows, size_t n_rows, size_t n_channels, const float *base,
+                             float *out);
+    /* Adds to counts[n_tokens][CG_QUERIES] what the tokens count to each of n_queries queries, at
+     * most CG_QUERIES: 2 in all. keys[n_tokens][head_dim]. queries[head_dim][CG_QUERIES]: their
+     * products with a key are logarithms of the squared attention, to base 2. spread[n_tokens]: of
+     * the tokens' V, as square_distances() has it. scores: room for [n_tokens][CG_QUERIES]. */
+    void (*weigh_tokens)(const float *keys, size_t n_tokens, size_t head_dim, const float *queries,
+                         size_t n_queries, const float *spread, float *scores, float *counts);
     const cg_klt_inverse *inverse;
     const cg_klt_integers *integers;
     const cg_klt_forward *forward;

@@ -13,6 +13,7 @@ enum { MAX_THREADS = 64 };
 typedef struct job {
     const cg_decoder *decoder; /* one of the two */
     cg_encoder *encoder;
+    bool weighs;       /* layers, in place of running tasks */
     uint8_t *elements; /* [n_layers][2][n_tokens][n_kv_heads][head_dim]; only read by an encoder */
     size_t scratch_bytes, plane_bytes;
     uint32_t n_tasks;
@@ -33,6 +34,10 @@ static uint8_t *slice_of(const job *j, const cg_task_shape *shape, uint32_t i)
  * layer side by side. */
 static cg_status run_task(const job *j, uint32_t task, void *scratch, uint8_t *tile)
 {
+    if (j->weighs) {
+        const uint8_t *k = j->elements + task * CG_N_PLANES * j->plane_bytes;
+        return cg_encoder_weigh(j->encoder, task, scratch, j->scratch_bytes, k, k + j->plane_bytes);
+    }
     const cg_task_shape shape = j->decoder != NULL ? cg_decoder_task_shape(j->decoder, task)
                                                    : cg_encoder_task_shape(j->encoder, task);
     cg_status status;
@@ -51,7 +56,7 @@ static void *work(void *arg)
 {
     job *j = arg;
     size_t tile_bytes = 0;
-    for (uint32_t i = 0; i < j->n_tasks; i++) {
+    for (uint32_t i = 0; i < j->n_tasks && !j->weighs; i++) {
         const size_t bytes = j->decoder != NULL
                                  ? cg_decoder_task_shape(j->decoder, i).elements_bytes
                                  : cg_encoder_task_shape(j->encoder, i).elements_bytes;
@@ -138,10 +143,18 @@ cg_status cg_encode_chunk(const cg_profile *profile, const cg_chunk_header *head
              .elements = (uint8_t *)(uintptr_t)in,
              .scratch_bytes = cg_encoder_scratch_bytes(encoder),
              .plane_bytes = plane_bytes(&header->geometry, header->n_tokens),
-             .n_tasks = cg_encoder_n_tasks(encoder)};
+             .n_tasks = cg_encoder_n_weighings(encoder),
+             .weighs = true};
     status = in_bytes >= j.plane_bytes * header->geometry.n_layers * CG_N_PLANES
-                 ? run(&j, n_threads)
+                 ? CG_OK
                  : CG_ERR_BUFFER_TOO_SMALL;
+    if (status == CG_OK && j.n_tasks > 0)
+        status = run(&j, n_threads);
+    j.weighs = false;
+    j.n_tasks = cg_encoder_n_tasks(encoder);
+    atomic_store(&j.next_task, 0);
+    if (status == CG_OK)
+        status = run(&j, n_threads);
     if (status == CG_OK)
         status = cg_encoder_finish(encoder, level, bytes_out, n_bytes_out);
     if (n_saturated_out != NULL)

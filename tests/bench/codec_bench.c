@@ -71,6 +71,7 @@ typedef struct pool {
     cg_encoder *encoders[REPEATS];
     size_t scratch_bytes;
     uint32_t n_tasks;
+    uint32_t n_weighings; /* layers that are weighed now; 0: tasks are run */
     atomic_uint next_task;
     worker workers[MAX_THREADS];
 } pool;
@@ -105,15 +106,40 @@ static void *take(size_t n_bytes)
     return memory;
 }
 
+/* A plane of a layer, in the tile of its task. */
+static const uint8_t *layer_of(const pool *p, const cg_encoder *encoder, uint32_t layer,
+                               uint32_t plane)
+{
+    for (uint32_t task = 0;; task++) {
+        const cg_task_shape s = cg_encoder_task_shape(encoder, task);
+        const size_t layer_bytes = s.elements_bytes / s.n_planes / s.n_layers;
+        if (layer - s.first_layer < s.n_layers && plane - s.plane < s.n_planes)
+            return p->file->tiles[task] +
+                   ((plane - s.plane) * s.n_layers + layer - s.first_layer) * layer_bytes;
+    }
+}
+
+static void weigh(const pool *p, cg_encoder *encoder, uint32_t layer, void *scratch)
+{
+    check(cg_encoder_weigh(encoder, layer, scratch, p->scratch_bytes,
+                           layer_of(p, encoder, layer, CG_K), layer_of(p, encoder, layer, CG_V)),
+          p->file->path);
+}
+
 static void *work(void *arg)
 {
     const worker *w = arg;
     pool *p = w->pool;
+    const uint32_t n_tasks = p->n_weighings > 0 ? p->n_weighings : p->n_tasks;
     for (;;) {
-        const uint32_t next = atomic_fetch_add(&p->next_task, 1), chunk = next / p->n_tasks,
-                       task = next % p->n_tasks;
+        const uint32_t next = atomic_fetch_add(&p->next_task, 1), chunk = next / n_tasks,
+                       task = next % n_tasks;
         if (chunk >= REPEATS)
             return NULL;
+        if (p->n_weighings > 0) {
+            weigh(p, p->encoders[chunk], task, w->scratch);
+            continue;
+        }
         check(p->decoders[0] != NULL
                   ? cg_decoder_run(p->decoders[chunk], task, w->scratch, p->scratch_bytes, w->tile)
                   : cg_encoder_run(p->encoders[chunk], task, w->scratch, p->scratch_bytes,
@@ -175,6 +201,10 @@ static seconds encode(pool *p, const variant *v)
     const seconds begin = since((seconds){0});
     for (unsigned i = 0; i < REPEATS; i++)
         p->encoders[i] = new_encoder(p->file, v->profile, 0);
+    p->n_weighings = cg_encoder_n_weighings(p->encoders[0]);
+    if (p->n_weighings > 0)
+        run_tasks(p, v->n_threads);
+    p->n_weighings = 0;
     run_tasks(p, v->n_threads);
     for (unsigned i = 0; i < REPEATS; i++) {
         uint8_t *bytes;
@@ -195,6 +225,8 @@ static void print_encoded(const char *name, pool *p, const cg_profile *profile, 
     size_t n_bytes;
     cg_chunk_header header;
     cg_encoder *e = new_encoder(p->file, profile, more);
+    for (uint32_t layer = 0; layer < cg_encoder_n_weighings(e); layer++)
+        weigh(p, e, layer, p->workers[0].scratch);
     for (uint32_t task = 0; task < p->n_tasks; task++)
         check(
             cg_encoder_run(e, task, p->workers[0].scratch, p->scratch_bytes, p->file->tiles[task]),

@@ -1,0 +1,40 @@
+/* codec/importance.h - which blocks of tokens deserve finer steps: those that queries look at.
+ *
+ * What an error in K or V costs grows with the square of the attention that its token gets, and an
+ * encoder does not know the queries that will come. It has a guess: the mean query of each head,
+ * from the profile. Attention to the chunk's tokens is computed as if that query stood 32, 128, 512
+ * and 2,048 positions behind each. Tokens count by its square for V; for K also by how far their V
+ * lies from the mean V, since that is what an error of the attention moves. From what its tokens
+ * count, the mean over all heads and layers, a block gets its step: the more, the finer. Formula:
+ * codec/FORMAT.md, "Which steps an encoder takes".
+ *
+ * For profiles with queries (n_query_heads above 0). Work is cut by layers.
+ * Threads: pure functions on the caller's memory, a shared profile and shared heads.
+ */
+#ifndef CG_CODEC_IMPORTANCE_H
+#define CG_CODEC_IMPORTANCE_H
+#include "codec/heads.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* About 4 bytes for each token and element of a head. */
+size_t cg_importance_scratch_bytes(const cg_profile *profile, uint32_t n_tokens);
+
+/* How much the blocks count to one layer, counts_out[n_blocks]: what their coded tokens (neither
+ * sinks nor past the end) count on average, where the mean of all coded tokens is 1. 0 where a
+ * block has none. k, v: [n_tokens][n_kv_heads][head_dim] of the heads' dtype, K as the engine holds
+ * it (rotated). scratch: 64-byte aligned, of cg_importance_scratch_bytes().
+ * CG_ERR_INVALID_ARGUMENT: an element of a coded token is not finite. */
+cg_status cg_importance_of_layer(const cg_heads *heads, uint32_t layer, const void *k,
+                                 const void *v, void *scratch, float *counts_out);
+
+/* The blocks' scales, scale_index_out[n_blocks], from what they count to each layer,
+ * counts[n_layers][n_blocks], which is garbage afterwards. */
+void cg_importance_scales(const cg_heads *heads, float *counts, uint8_t *scale_index_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
