@@ -18,9 +18,12 @@ echo "seed ${CG_CUT_SEED:-$$}, $rounds cuts a file system"
 
 disk=
 at_end() {
+    local job
+    # After a check that failed: whoever still writes would keep the loop device, and so the disk below it.
+    for job in $(jobs -p | grep -vx -e "$daemon" -e "$disk"); do kill "$job" 2> /dev/null; done
     unmount
-    mountpoint -q "$store" && umount -l "$store"
-    mountpoint -q "$tmp/disk" && umount -l "$tmp/disk"
+    ! mountpoint -q "$store" || wait_for 20 umount "$store" || umount -l "$store"
+    ! mountpoint -q "$tmp/disk" || wait_for 20 umount "$tmp/disk" || { kill -KILL "$disk"; umount -l "$tmp/disk"; }
     [ -z "$disk" ] || wait "$disk"
 }
 mount_image() { mount -o loop "$tmp/image" "$store"; }
