@@ -34,6 +34,7 @@ static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbo
     if (sum != CG_RANS_SCALE)
         return CG_ERR_CORRUPT;
     cls->cum[n_symbols] = CG_RANS_SCALE;
+    cls->escape = cls->cum[n_symbols - 1];
     /* The index of each bucket's first slot. A search goes upwards from there. */
     for (unsigned slot = 0, i = 0; slot < CG_RANS_SCALE; slot += 1u << CG_RANS_BUCKET_SHIFT) {
         while (slot >= cls->cum[i + 1])

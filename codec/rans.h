@@ -50,6 +50,7 @@ typedef struct cg_rans_class {
     uint8_t n_symbols;
     uint8_t escape_bits; /* 5: signed symbols; 8: exponents */
     uint8_t top;         /* exponents: the value of index 0 */
+    uint16_t escape;     /* these two come next: the first slot of the escape */
     uint16_t freq[CG_RANS_MAX_SYMBOLS];
     uint16_t cum[CG_RANS_MAX_SYMBOLS + 1];
     int16_t value[CG_RANS_MAX_SYMBOLS]; /* of each index but the escape */

@@ -17,6 +17,46 @@ typedef struct lanes16 {
     __m512i halved, top, shift;
 } lanes16;
 
+/* The u32s number `at` to at + 3 of four lanes' classes, the lanes 4 apart from `first` on. */
+static inline __m512i load_tables(const cg_rans_class *classes, const uint8_t lane_class[16],
+                                  unsigned first, size_t at)
+{
+    __m128i tables[4];
+    for (unsigned i = 0; i < 4; i++)
+        tables[i] = _mm_loadu_si128(
+            (const void *)((const uint32_t *)(const void *)&classes[lane_class[first + 4 * i]] +
+                           at));
+    return _mm512_inserti32x4(
+        _mm512_inserti32x4(_mm512_inserti32x4(_mm512_castsi128_si512(tables[0]), tables[1], 1),
+                           tables[2], 2),
+        tables[3], 3);
+}
+
+/* Three neighbouring u32 of the classes of 16 lanes, each in a register; what other lanes have is
+ * anything. Runs of rows are short: gathers would take as long as a run's cells. */
+static inline void load_three(const cg_rans_class *classes, const cg_rans_strip *strip,
+                              uint32_t first_lane, size_t at, __m512i three_out[3])
+{
+    const uint32_t n = strip->n_lanes > first_lane ? strip->n_lanes - first_lane : 0;
+    const uint8_t *lane_class = strip->lane_class + first_lane;
+    uint8_t some[16] = {0};
+    if (n < 16) {
+        for (uint32_t i = 0; i < n; i++)
+            some[i] = lane_class[i];
+        lane_class = some;
+    }
+    const __m512i t[4] = {
+        load_tables(classes, lane_class, 0, at), load_tables(classes, lane_class, 1, at),
+        load_tables(classes, lane_class, 2, at), load_tables(classes, lane_class, 3, at)};
+    /* In each quarter of the registers, 4 by 4 numbers are transposed. */
+    const __m512i low01 = _mm512_unpacklo_epi32(t[0], t[1]),
+                  low23 = _mm512_unpacklo_epi32(t[2], t[3]);
+    three_out[0] = _mm512_unpacklo_epi64(low01, low23);
+    three_out[1] = _mm512_unpackhi_epi64(low01, low23);
+    three_out[2] =
+        _mm512_unpacklo_epi64(_mm512_unpackhi_epi32(t[0], t[1]), _mm512_unpackhi_epi32(t[2], t[3]));
+}
+
 static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_strip *strip,
                                  uint32_t first_lane)
 {
@@ -32,10 +72,11 @@ static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_str
     l.bucket = _mm512_add_epi32(base, _mm512_set1_epi32(offsetof(cg_rans_class, bucket) / 4));
     l.first = _mm512_add_epi32(base_bytes, _mm512_set1_epi32(offsetof(cg_rans_class, first)));
     l.cost = _mm512_add_epi32(base_bytes, _mm512_set1_epi32(offsetof(cg_rans_class, cost)));
-    /* shift, n_symbols, escape_bits and top are a class's first four bytes. A lane without a column
-     * has n_symbols 1, and zeros. */
-    const __m512i head =
-        _mm512_mask_i32gather_epi32(_mm512_set1_epi32(1 << 8), l.columns, base, classes, 4);
+    /* shift, n_symbols, escape_bits and top are a class's first four bytes; the escape's first slot
+     * and index 0's frequency come next. A lane without a column has n_symbols 1, and zeros. */
+    __m512i first[3];
+    load_three(classes, strip, first_lane, 0, first);
+    const __m512i head = _mm512_mask_mov_epi32(_mm512_set1_epi32(1 << 8), l.columns, first[0]);
     l.shift = _mm512_and_si512(head, low8);
     l.last =
         _mm512_sub_epi32(_mm512_and_si512(_mm512_srli_epi32(head, 8), low8), _mm512_set1_epi32(1));
@@ -43,13 +84,9 @@ static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_str
                                           _mm512_set1_epi32(5));
     l.halved = _mm512_maskz_set1_epi32(l.is_signed, 1);
     l.top = _mm512_srli_epi32(head, 24);
-    /* What is gathered is freq | cum << 16: its index 0 has no cum, and of the escape the cum is
-     * wanted. */
     const __m512i all_slots = _mm512_set1_epi32(CG_RANS_SCALE);
-    l.freq0 = _mm512_mask_i32gather_epi32(all_slots, l.columns, l.packed, classes, 4);
-    l.escape = _mm512_mask_i32gather_epi32(_mm512_slli_epi32(all_slots, 16), l.columns,
-                                           _mm512_add_epi32(l.packed, l.last), classes, 4);
-    l.escape = _mm512_srli_epi32(l.escape, 16);
+    l.freq0 = _mm512_mask_srli_epi32(all_slots, l.columns, first[1], 16);
+    l.escape = _mm512_mask_and_epi32(all_slots, l.columns, first[1], _mm512_set1_epi32(0xffff));
     return l;
 }
 
@@ -205,19 +242,16 @@ typedef struct refining16 {
 static inline refining16 load_refining(const cg_rans_class *classes, const cg_rans_strip *strip,
                                        uint32_t first_lane)
 {
-    const __m512i all_slots = _mm512_set1_epi32(CG_RANS_SCALE);
     const uint32_t n = strip->n_lanes > first_lane ? strip->n_lanes - first_lane : 0;
+    __m512i packed[CG_RANS_REFINE_CONTEXTS];
     refining16 l;
     l.columns = (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
-    const __m512i k =
-        _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(l.columns, strip->lane_class + first_lane));
-    const __m512i base = _mm512_mullo_epi32(k, _mm512_set1_epi32(sizeof(cg_rans_class) / 4));
+    load_three(classes, strip, first_lane, offsetof(cg_rans_class, refine) / 4, packed);
     for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
-        const __m512i at = _mm512_add_epi32(
-            base, _mm512_set1_epi32((int)(offsetof(cg_rans_class, refine) / 4 + c)));
-        const __m512i packed = _mm512_mask_i32gather_epi32(all_slots, l.columns, at, classes, 4);
-        l.end0[c] = _mm512_and_si512(packed, _mm512_set1_epi32(0xffff));
-        l.end1[c] = _mm512_add_epi32(l.end0[c], _mm512_srli_epi32(packed, 16));
+        const __m512i own =
+            _mm512_mask_mov_epi32(_mm512_set1_epi32(CG_RANS_SCALE), l.columns, packed[c]);
+        l.end0[c] = _mm512_and_si512(own, _mm512_set1_epi32(0xffff));
+        l.end1[c] = _mm512_add_epi32(l.end0[c], _mm512_srli_epi32(own, 16));
     }
     return l;
 }
