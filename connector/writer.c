@@ -61,13 +61,39 @@ static void fail(cg_save_chunk *chunk, cg_status status)
     atomic_compare_exchange_strong(&chunk->status, &before, status);
 }
 
+/* Nobody wants it any more. */
+static bool is_over(cg_save_chunk *chunk)
+{
+    const bool over = atomic_load(&chunk->save->is_over);
+    if (over)
+        fail(chunk, CG_ERR_CANCELLED);
+    return over;
+}
+
+/* Which blocks get finer steps, as far as a layer tells. Before all tasks. */
+static void run_weigh(cg_job *job, uint32_t layer, cg_scratch *scratch)
+{
+    cg_save_chunk *chunk = chunk_of(job);
+    const size_t plane_bytes = chunk->raw_bytes / CG_N_PLANES,
+                 layer_bytes = plane_bytes / job->n_tasks;
+    const uint8_t *k = chunk->raw + layer * layer_bytes;
+    if (is_over(chunk))
+        return;
+    const uint64_t began_ns = cg_now_ns();
+    cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder), 0);
+    if (status == CG_OK)
+        status = cg_encoder_weigh(chunk->encoder, layer, scratch->codec, scratch->codec_bytes, k,
+                                  k + plane_bytes);
+    atomic_fetch_add(&chunk->encode_ns, cg_now_ns() - began_ns);
+    if (status != CG_OK)
+        fail(chunk, status);
+}
+
 static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     cg_save_chunk *chunk = chunk_of(job);
-    if (atomic_load(&chunk->save->is_over)) { /* nobody wants it any more */
-        fail(chunk, CG_ERR_CANCELLED);
+    if (is_over(chunk))
         return;
-    }
     const cg_task_shape shape = cg_encoder_task_shape(chunk->encoder, task_index);
     const uint64_t began_ns = cg_now_ns();
     cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder),
@@ -88,6 +114,20 @@ static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 static void encode_done(cg_job *job)
 {
     sem_post(&chunk_of(job)->encoded);
+}
+
+static void weigh_done(cg_job *job)
+{
+    cg_save_chunk *chunk = chunk_of(job);
+    *job = (cg_job){
+        .run = run_encode, .done = encode_done, .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
+    cg_status status = atomic_load(&chunk->status);
+    if (status == CG_OK)
+        status = cg_pool_go_on(chunk->save->op.runtime->encoders, CG_JOB_ENCODE, job);
+    if (status != CG_OK) {
+        fail(chunk, status);
+        encode_done(job);
+    }
 }
 
 /* Lossy levels that are neighbours go to one nested file, which takes no more than its finest level
@@ -125,9 +165,13 @@ static void begin_encode(cg_save_chunk *chunk)
             pthread_mutex_lock(&rt->lock);
             rt->stats.chunks_encoded++;
             pthread_mutex_unlock(&rt->lock);
-            chunk->job = (cg_job){.run = run_encode,
-                                  .done = encode_done,
-                                  .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
+            const uint32_t n_weighings = cg_encoder_n_weighings(chunk->encoder);
+            chunk->job =
+                n_weighings > 0
+                    ? (cg_job){.run = run_weigh, .done = weigh_done, .n_tasks = n_weighings}
+                    : (cg_job){.run = run_encode,
+                               .done = encode_done,
+                               .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
             sem_init(&chunk->encoded, 0, 0);
             status = cg_pool_submit(rt->encoders, CG_JOB_ENCODE, &chunk->job);
             submitted = status == CG_OK;

@@ -553,6 +553,52 @@ TEST_P(LoadTest, LossyLevelsAreNamesOfOneFileAndEachLoadReadsItsOwnPart)
     EXPECT_EQ(l.progress.worst_level, 3u);
 }
 
+TEST_P(LoadTest, BlocksOfSavedChunksHaveTheStepsThatTheirKAndVAskFor)
+{
+    ProfileSpec spec = spec_4(nesting_spec());
+    spec.n_layers = 2; // what many layers and heads look at is even
+    spec.group_layers = {1, 1};
+    spec.n_kv_heads = spec.n_query_heads = 1;
+    const Store store(true, spec);
+    Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+    const Tokens tokens = prompt(32 * 3);
+    // What cannot be weighed fails its save, and no other.
+    engine.amplitude = HUGE_VALF;
+    EXPECT_EQ(engine.save(tokens), CG_ERR_INVALID_ARGUMENT);
+    engine.amplitude = 1;
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    const std::vector<std::string> paths = store.chunks("L1");
+    ASSERT_EQ(paths.size(), 3u);
+    Bytes scales;
+    for (const std::string &path : paths) {
+        const Bytes stored = store.dir.read(path);
+        cg_chunk chunk;
+        ASSERT_EQ(cg_chunk_open(stored.data(), stored.size(), &chunk), CG_OK);
+        const cg_section steps = cg_chunk_section(&chunk, 1);
+        ASSERT_EQ(steps.kind, CG_SECTION_STEPS);
+        scales.insert(scales.end(), stored.begin() + static_cast<long>(steps.offset),
+                      stored.begin() + static_cast<long>(steps.offset + steps.bytes));
+        // As the codec's own function makes it, which weighs, too.
+        const cg_chunk_header &h = chunk.header;
+        Bytes elements(cg_geometry_elements(&h.geometry, h.n_tokens) * 2), want;
+        uint8_t *at = elements.data();
+        for (uint32_t layer = 0; layer < h.geometry.n_layers; layer++)
+            for (uint32_t plane = 0; plane < 2; plane++)
+                for (uint32_t t = h.first_position; t < h.first_position + h.n_tokens; t++)
+                    for (uint32_t head = 0; head < h.geometry.n_kv_heads; head++)
+                        for (uint32_t d = 0; d < h.geometry.head_dim; d++, at += 2)
+                            engine.value(tokens, t, layer, plane, head, d, at);
+        const Tokens of_chunk(tokens.begin() + h.first_position,
+                              tokens.begin() + h.first_position + h.n_tokens);
+        ASSERT_EQ(encode(store.profile.get(), h, of_chunk, elements, CG_L1, &want, 1, CG_L3),
+                  CG_OK);
+        EXPECT_EQ(stored, want);
+    }
+    EXPECT_NE(scales, Bytes(12, CG_OWN_SCALE));
+    Engine fresh(store, with());
+    EXPECT_EQ(fresh.load(tokens).progress.loaded_tokens, 95u);
+}
+
 TEST_P(LoadTest, ADamagedNestedFileIsReplacedAtAllItsLevels)
 {
     for (uint32_t level = 1; level <= 3; level++) {
