@@ -124,10 +124,10 @@ cg_status cg_encoder_set_scales(cg_encoder *encoder, const uint8_t *scale_index)
 uint32_t cg_encoder_n_weighings(const cg_encoder *encoder);
 /* Weighs a layer below cg_encoder_n_weighings(). The last one gives each block its step, so all are
  * to be weighed, each once, before any task is run; blocks of an encoder that weighs none have the
- * level's own step. It takes about a twentieth of the time that the tasks take. k, v:
- * [n_tokens][n_kv_heads][head_dim] of the chunk's dtype, K as the engine holds it. Any thread; they
- * may run concurrently. CG_ERR_INVALID_ARGUMENT: as cg_encoder_run(). Then the layer may be weighed
- * again. */
+ * level's own step. All layers together take about 3 % of the time of the tasks at three nested
+ * levels, and 8 % at L3 alone. k, v: [n_tokens][n_kv_heads][head_dim] of the chunk's dtype, K as
+ * the engine holds it. Any thread; they may run concurrently. CG_ERR_INVALID_ARGUMENT: as
+ * cg_encoder_run(). Then the layer may be weighed again. */
 cg_status cg_encoder_weigh(cg_encoder *encoder, uint32_t layer, void *scratch, size_t scratch_bytes,
                            const void *k, const void *v);
 /* Encodes one task from in, elements_bytes of its shape in the canonical layout, at every level.
