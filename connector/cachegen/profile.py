@@ -179,8 +179,8 @@ def parse_arguments(arguments):
         "with --prefer speed (default %(default)s)")  # fmt: skip
     add("--sinks", type=int, choices=CHOICES, help="first tokens of a context that stay exact (default: the fewest "
         "that lose next to no quality on the calibration texts)")  # fmt: skip
-    add("--block-steps", action=argparse.BooleanOptionalAction, default=False, help="a step for each block of 8 tokens, by how "
-        "much of what follows depends on it (default %(default)s)")  # fmt: skip
+    add("--block-steps", action=argparse.BooleanOptionalAction, default=True, help="a step for each block of 8 tokens, by how "
+        "much of what follows depends on it (default: yes)")  # fmt: skip
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
                         f'(default {DEFAULT}; paper: {paper.STEPS})')  # fmt: skip
     add("--digest-weights", action="store_true", help="engines read all weights once, too, before they use the store")

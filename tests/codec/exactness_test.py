@@ -37,6 +37,7 @@ N_TOKENS, CHUNK_TOKENS = 125, 72  # two chunks, of which one begins later and en
 CASES = {  # options of the profile tool: what cgtool encodes
     (): (("--level", "L1"), ("--level", "L2"), ("--level", "L3")),
     ("--join", "64"): (("--level", "L1", "--nested"),),  # by default there is too little text for a joint matrix
+    ("--no-block-steps",): (("--level", "L2"),),
     ("--planes", "apart", "--group-layers", "3"): (("--level", "L2"),),
     ("--preset", "paper"): (("--level", "L2"),),
 }

@@ -62,7 +62,7 @@ class ModelsTest(unittest.TestCase):
         mean, weight = (a.transpose(0, 1)[:, :, None] for a in (moments.mean(), moments.weight(model.head_dim)))
         size = ((x - mean) * weight).pow(2).mean().sqrt().item()
         steps = [(size * share, size * share) for share in STEPS]
-        made = make_profile(model, "00" * 16, caches, [context], MATRICES, steps, 8, progress)
+        made = make_profile(model, "00" * 16, caches, [context], MATRICES, steps, 8, progress, block_steps=True)
         with open(self.path("cgp"), "wb") as file:
             file.write(made.to_bytes())
         return mean

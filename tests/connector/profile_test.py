@@ -17,10 +17,12 @@ from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "connector"))
+sys.path.insert(0, os.path.join(ROOT, "tests", "codec"))
 CGTOOL = os.path.join(ROOT, "build", "codec", "cgtool")
 LIBRARY = os.environ.get("CACHEGEN_LIBRARY", os.path.join(ROOT, "build", "connector", "libcachegen.so"))
 try:
     import numpy as np
+    import reader
     import tokenizers
     import torch
     import transformers
@@ -214,13 +216,13 @@ class ProfileTest(unittest.TestCase):
                     self.assertEqual(json.load(file)["model_fingerprint"], made.model_fingerprint.hex())
                 self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
 
-    def test_groups_that_are_joined_come_back_as_the_profiles_coder_says(self):
+    def check_joined(self, *options):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         model, context, k, v = self.prefilled()
         x = Planes(model).flat(k, v)
         _, size = self.typical_weighted_size(self.profile("--dtype", "fp32")[1], x)
         steps = ",".join(repr(size * ratio) for ratio in (0.25, 0.75, 2.25))
-        report, path = self.profile("--dtype", "fp32", "--steps", steps, "--join", "64")
+        report, path = self.profile("--dtype", "fp32", "--steps", steps, "--join", "64", *options)
         made, _ = self.typical_weighted_size(path, x)
         self.assertEqual((report["n_shared"], made.n_shared, made.joint.basis.numbers.shape[1]), (64, 64, 128))
         run_cgtool("verify", path)
@@ -233,6 +235,21 @@ class ProfileTest(unittest.TestCase):
             error = (Planes(model).flat(out["K"], out["V"]) - coded) * torch.tensor(made.weight).transpose(0, 1)[:, :, None]
             # The coder's sums are rounded otherwise, so that a symbol here and there is the next one.
             self.assertLess(error.square().mean().sqrt().item(), 0.02 * float(made.step[level - 1, 0]))
+        return report, made, x
+
+    def test_groups_that_are_joined_come_back_as_the_profiles_coder_says(self):
+        report, made, _ = self.check_joined("--no-block-steps")
+        self.assertEqual((report["block_steps"], made.class_at), (False, None))
+
+    def test_blocks_have_the_steps_that_the_profiles_coder_says(self):
+        report, made, x = self.check_joined()
+        self.assertEqual((report["block_steps"], made.query_mean.shape), (True, (LAYERS, 4, 64)))
+        index = Coder(made).importance.scale_index(x, made.n_sinks).tolist()
+        self.assertGreater(len(set(index)), 1, "random weights look at all tokens alike, nearly")
+        with open(self.path("chunk.kv"), "rb") as file:
+            steps = reader.Chunk(file.read()).sections[10, 0, 0]
+        n_other = sum(a != b for a, b in zip(steps, index, strict=True))
+        self.assertLessEqual(n_other, 1, "sums may be rounded otherwise")
 
     def test_preset_paper_errs_by_half_a_step_and_as_its_coder_says(self):
         make_model(self.path("model"), CODED["StableLm, partial rotary"]())
@@ -367,7 +384,7 @@ class ProfileTest(unittest.TestCase):
                 make_model(self.path("model"), odd)
                 model, context, _, _ = self.prefilled()
                 self.assertIsNone(model.prefill_with_queries(context)[2])
-        report, path = self.profile("--dtype", "fp32", "--block-steps")
+        report, path = self.profile("--dtype", "fp32")
         with open(path, "rb") as file:
             self.assertIsNone(read_profile(file.read()).class_at)
         self.assertEqual((report["block_steps"], report["has_odd_queries"]), (False, True))
