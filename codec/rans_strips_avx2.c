@@ -53,40 +53,88 @@ static inline __m256i load8(const void *at)
     return _mm256_loadu_si256(at);
 }
 
-/* Once a strip, from plain C: what kernels look up is then in registers. */
-static lanes8 load_lanes(const cg_rans_class *classes, const cg_rans_strip *strip,
-                         uint32_t first_lane)
+/* The u32s number `at` to at + 3 of the classes of a lane and of the one 4 behind it. */
+static inline __m256i load_tables(const cg_rans_class *classes, const uint8_t lane_class[8],
+                                  unsigned lane, size_t at)
 {
-    uint32_t freq0[8], escape[8], last[8], base[8], columns[8], halved[8], top[8], shift[8];
-    for (uint32_t i = 0; i < 8; i++) {
-        const bool is_column = first_lane + i < strip->n_lanes;
-        const uint32_t k = is_column ? strip->lane_class[first_lane + i] : 0;
-        const cg_rans_class *cls = &classes[k];
-        freq0[i] = is_column ? cls->freq[0] : CG_RANS_SCALE;
-        escape[i] = is_column ? cls->cum[cls->n_symbols - 1] : CG_RANS_SCALE;
-        /* 1: a lane without a column has index 0 alone, so it never looks escaped. */
-        last[i] = is_column ? cls->n_symbols - 1u : 1;
-        base[i] = k * (uint32_t)(sizeof *cls / 4);
-        columns[i] = is_column ? UINT32_MAX : 0;
-        halved[i] = is_column && cls->escape_bits == 5;
-        top[i] = is_column ? cls->top : 0;
-        shift[i] = is_column ? cls->shift : 0;
-    }
-    const __m256i bases = load8(base);
+    const uint32_t *low = (const void *)&classes[lane_class[lane]],
+                   *high = (const void *)&classes[lane_class[lane + 4]];
+    return _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_loadu_si128((const void *)(low + at))),
+        _mm_loadu_si128((const void *)(high + at)), 1);
+}
+
+/* The class of each of 8 lanes; of those without a column any. some: memory for them. */
+static inline const uint8_t *load_classes(const cg_rans_strip *strip, uint32_t first_lane,
+                                          uint8_t some[8])
+{
+    const uint32_t n = strip->n_lanes > first_lane ? strip->n_lanes - first_lane : 0;
+    if (n >= 8)
+        return strip->lane_class + first_lane;
+    memset(some, 0, 8);
+    for (uint32_t i = 0; i < n; i++)
+        some[i] = strip->lane_class[first_lane + i];
+    return some;
+}
+
+/* Three neighbouring u32 of the classes of 8 lanes, each in a register. Runs of rows are short:
+ * lane by lane this would take as long as a run's cells. */
+static inline void load_three(const cg_rans_class *classes, const uint8_t lane_class[8], size_t at,
+                              __m256i three_out[3])
+{
+    const __m256i t[4] = {
+        load_tables(classes, lane_class, 0, at), load_tables(classes, lane_class, 1, at),
+        load_tables(classes, lane_class, 2, at), load_tables(classes, lane_class, 3, at)};
+    /* In each half of the registers, 4 by 4 numbers are transposed. */
+    const __m256i low01 = _mm256_unpacklo_epi32(t[0], t[1]),
+                  low23 = _mm256_unpacklo_epi32(t[2], t[3]);
+    three_out[0] = _mm256_unpacklo_epi64(low01, low23);
+    three_out[1] = _mm256_unpackhi_epi64(low01, low23);
+    three_out[2] =
+        _mm256_unpacklo_epi64(_mm256_unpackhi_epi32(t[0], t[1]), _mm256_unpackhi_epi32(t[2], t[3]));
+}
+
+/* All ones in lanes with a column. */
+static inline __m256i columns_of(const cg_rans_strip *strip, uint32_t first_lane)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)strip->n_lanes - (int)first_lane),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+/* Once a strip and run: what kernels look up is then in registers. */
+static inline lanes8 load_lanes(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                uint32_t first_lane)
+{
+    uint8_t some[8];
+    __m256i first[3];
+    const uint8_t *lane_class = load_classes(strip, first_lane, some);
+    const __m256i low8 = _mm256_set1_epi32(0xff), one = _mm256_set1_epi32(1),
+                  all_slots = _mm256_set1_epi32(CG_RANS_SCALE),
+                  columns = columns_of(strip, first_lane);
+    const __m256i bases =
+        _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)lane_class)),
+                           _mm256_set1_epi32(sizeof(cg_rans_class) / 4));
+    /* shift, n_symbols, escape_bits and top are a class's first four bytes; the escape's first slot
+     * and index 0's frequency come next. A lane without a column has n_symbols 2, so it never looks
+     * escaped. */
+    load_three(classes, lane_class, 0, first);
+    const __m256i head = _mm256_blendv_epi8(_mm256_set1_epi32(2 << 8), first[0], columns);
+    const __m256i bits = _mm256_and_si256(_mm256_srli_epi32(head, 16), low8);
     return (lanes8){
-        .freq0 = load8(freq0),
-        .escape = load8(escape),
-        .last = load8(last),
+        .freq0 = _mm256_blendv_epi8(all_slots, _mm256_srli_epi32(first[1], 16), columns),
+        .escape = _mm256_blendv_epi8(
+            all_slots, _mm256_and_si256(first[1], _mm256_set1_epi32(0xffff)), columns),
+        .last = _mm256_sub_epi32(_mm256_and_si256(_mm256_srli_epi32(head, 8), low8), one),
         .packed = _mm256_add_epi32(bases, _mm256_set1_epi32(offsetof(cg_rans_class, packed) / 4)),
         .bucket = _mm256_add_epi32(bases, _mm256_set1_epi32(offsetof(cg_rans_class, bucket) / 4)),
         .first = _mm256_add_epi32(_mm256_slli_epi32(bases, 2),
                                   _mm256_set1_epi32(offsetof(cg_rans_class, first))),
         .cost = _mm256_add_epi32(_mm256_slli_epi32(bases, 2),
                                  _mm256_set1_epi32(offsetof(cg_rans_class, cost))),
-        .columns = load8(columns),
-        .halved = load8(halved),
-        .top = load8(top),
-        .shift = load8(shift)};
+        .columns = columns,
+        .halved = _mm256_and_si256(_mm256_cmpeq_epi32(bits, _mm256_set1_epi32(5)), one),
+        .top = _mm256_srli_epi32(head, 24),
+        .shift = _mm256_and_si256(head, low8)};
 }
 
 static inline uint32_t mask_of(__m256i lanes)
@@ -278,21 +326,19 @@ typedef struct refining8 {
     __m256i end0[CG_RANS_REFINE_CONTEXTS], end1[CG_RANS_REFINE_CONTEXTS];
 } refining8;
 
-static refining8 load_refining(const cg_rans_class *classes, const cg_rans_strip *strip,
-                               uint32_t first_lane)
+static inline refining8 load_refining(const cg_rans_class *classes, const cg_rans_strip *strip,
+                                      uint32_t first_lane)
 {
+    uint8_t some[8];
+    __m256i packed[CG_RANS_REFINE_CONTEXTS];
     refining8 l;
+    load_three(classes, load_classes(strip, first_lane, some), offsetof(cg_rans_class, refine) / 4,
+               packed);
     for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
-        uint32_t end0[8], end1[8];
-        for (uint32_t i = 0; i < 8; i++) {
-            const bool is_column = first_lane + i < strip->n_lanes;
-            const uint32_t packed =
-                is_column ? classes[strip->lane_class[first_lane + i]].refine[c] : CG_RANS_SCALE;
-            end0[i] = packed & 0xffff;
-            end1[i] = end0[i] + (packed >> 16);
-        }
-        l.end0[c] = load8(end0);
-        l.end1[c] = load8(end1);
+        const __m256i own = _mm256_blendv_epi8(_mm256_set1_epi32(CG_RANS_SCALE), packed[c],
+                                               columns_of(strip, first_lane));
+        l.end0[c] = _mm256_and_si256(own, _mm256_set1_epi32(0xffff));
+        l.end1[c] = _mm256_add_epi32(l.end0[c], _mm256_srli_epi32(own, 16));
     }
     return l;
 }
