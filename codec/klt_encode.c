@@ -471,7 +471,7 @@ cg_status cg_klt_transcode(const cg_profile *profile, const cg_block_order *orde
                            unsigned to, const cg_group *group, unsigned matrix, uint32_t n_tokens,
                            cg_coded section, cg_piece *section_out)
 {
-    (void)n_tokens; /* the order has as many rows as they are blocks */
+    (void)n_tokens; /* the order has a row for each of their blocks */
     const float ratio = profile->step[from - 1][matrix] / profile->step[to - 1][matrix];
     return cg_symbols_transcode(profile, &group->columns[from - 1][matrix],
                                 &group->columns[to - 1][matrix], order->runs, order->n_runs, ratio,
