@@ -177,7 +177,7 @@ int main(int argc, char **argv)
         case 'h': printf("%s%s", USAGE, HELP); return CG_TOOL_OK;
         case 'V':
             printf("cgtool %s (chunk version %d, profile version %d)\n", CG_VERSION,
-                   CG_CHUNK_VERSION_JOINT, CG_PROFILE_VERSION_JOINT);
+                   CG_CHUNK_VERSION_STEPS, CG_PROFILE_VERSION_STEPS);
             return CG_TOOL_OK;
         case '?': fputs(USAGE, stderr); return CG_TOOL_USAGE; /* getopt has said what */
         default:

@@ -101,7 +101,15 @@ class CgtoolTest(unittest.TestCase):
         text = self.run_tool("--help").stdout
         for word in ("info", "verify", "encode", "decode", "transcode", "Exit codes", "--json", "--threads", "--salt"):
             self.assertIn(word, text)
-        self.assertRegex(self.run_tool("--version").stdout, r"^cgtool \d+\.\d+\.\d+ ")
+        version = self.run_tool("--version").stdout
+        self.assertRegex(version, r"^cgtool \d+\.\d+\.\d+ ")
+        # The newest that there are.
+        folder = os.path.join(os.path.dirname(GOLDEN), "v5")
+        newest = [
+            json.loads(self.run_tool("info", "--json", os.path.join(folder, name)).stdout)["version"]
+            for name in ("bf16-0-L1.kv", "profile.cgp")
+        ]
+        self.assertTrue(version.endswith("(chunk version %d, profile version %d)\n" % tuple(newest)), version)
 
     def test_wrong_usage_is_2(self):
         for arguments in (
