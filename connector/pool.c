@@ -3,6 +3,7 @@
 #include "iouring/thread_signals.h"
 
 #include <dirent.h>
+#include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -75,10 +76,11 @@ uint32_t cg_pool_choose_threads(uint32_t n_wanted, uint32_t n_cpus)
     return n < MOST_THREADS ? n : MOST_THREADS;
 }
 
-/* What a thread that is bound to nothing begins with. */
+/* What a thread begins with. */
 typedef struct beginning {
     void *(*body)(void *);
     void *argument;
+    bool is_bound;
 } beginning;
 
 static void *begin(void *argument)
@@ -86,7 +88,10 @@ static void *begin(void *argument)
     const beginning own = *(const beginning *)argument;
     cpu_set_t cpus;
     free(argument);
-    if (cg_thread_cpus(&cpus))
+    /* Threads also inherit how floats are computed: an engine may flush subnormal numbers to 0
+     * (torch.set_flush_denormal()), and codec/FORMAT.md has none flushed. */
+    (void)fesetenv(FE_DFL_ENV);
+    if (!own.is_bound && cg_thread_cpus(&cpus))
         (void)sched_setaffinity(0, sizeof cpus, &cpus); /* otherwise it stays where it is */
     return own.body(own.argument);
 }
@@ -100,7 +105,7 @@ cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_
         free(first);
         return CG_ERR_NO_MEMORY;
     }
-    *first = (beginning){body, argument};
+    *first = (beginning){body, argument, n_cpus > 0};
     if (n_cpus > 0) {
         cpu_set_t set;
         CPU_ZERO(&set);
@@ -111,11 +116,10 @@ cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_
     sigset_t before;
     cg_thread_signals_block(&before);
     /* An engine's step may start threads, and must not wait: looking around is left to them. */
-    const int error = n_cpus > 0 ? pthread_create(thread_out, &attributes, body, argument)
-                                 : pthread_create(thread_out, &attributes, begin, first);
+    const int error = pthread_create(thread_out, &attributes, begin, first);
     cg_thread_signals_restore(&before);
     pthread_attr_destroy(&attributes);
-    if (error != 0 || n_cpus > 0)
+    if (error != 0)
         free(first);
     if (error == 0)
         pthread_setname_np(*thread_out, name);

@@ -79,8 +79,8 @@ uint32_t cg_pool_count_cpus(uint32_t n_cpus);
 /* How many threads decode: n_wanted or, where that is 0, one for each of those CPUs, 8 at most. */
 uint32_t cg_pool_choose_threads(uint32_t n_wanted, uint32_t n_cpus);
 
-/* Starts a thread as the pool's are: named (15 bytes), the host's signals blocked, bound to cpus;
- * with n_cpus 0 to cg_thread_cpus(). */
+/* Starts a thread as the pool's are: named (15 bytes), the host's signals blocked, floats computed
+ * as C has them at the start, bound to cpus; with n_cpus 0 to cg_thread_cpus(). */
 cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_t *cpus,
                           uint32_t n_cpus, void *(*body)(void *), void *argument);
 

@@ -8,6 +8,7 @@
 #include <thread>
 #include <unistd.h>
 #include <vector>
+#include <xmmintrin.h>
 
 namespace
 {
@@ -127,6 +128,38 @@ TEST(PoolTest, ThreadsHaveAllCpusOfAnEngineWhoseThreadsAreBound)
     int status;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0);
+}
+
+// Of a job: half of the smallest normal number, which is subnormal.
+struct Halve {
+    cg_job base;
+    volatile float smallest, half;
+};
+
+// As torch.set_flush_denormal() has it: threads inherit it.
+TEST(PoolTest, ThreadsComputeFloatsAsCDoes)
+{
+    const unsigned before = _mm_getcsr();
+    for (const uint32_t n_cpus : {0u, 1u}) {
+        SCOPED_TRACE(testing::Message() << "n_cpus=" << n_cpus);
+        const auto cpu = static_cast<uint32_t>(sched_getcpu());
+        Halve halve = {};
+        halve.smallest = 0x1p-126f;
+        halve.base.n_tasks = 1;
+        halve.base.run = [](cg_job *job, uint32_t, cg_scratch *) {
+            auto *self = reinterpret_cast<Halve *>(job);
+            self->half = self->smallest * 0.5f;
+        };
+        halve.base.done = [](cg_job *) {};
+        cg_pool *pool;
+        ASSERT_EQ(cg_pool_new(1, 0, &cpu, n_cpus, &pool), CG_OK);
+        _mm_setcsr(before | 0x8040); // flush to zero, denormals are zeros
+        const cg_status status = cg_pool_submit(pool, CG_JOB_DECODE, &halve.base);
+        _mm_setcsr(before);
+        cg_pool_free(pool);
+        ASSERT_EQ(status, CG_OK);
+        EXPECT_EQ(halve.half, 0x1p-127f);
+    }
 }
 
 TEST(PoolTest, AsManyThreadsAsAreWantedOrCpusUpToEight)
