@@ -74,10 +74,10 @@ CG_LANE void cg_cuda_invert_joint(Cta &cta, const cg_cuda_pass &pass,
     const cg_cuda_joint &m = *(const cg_cuda_joint *)(plan + job.matrix_at);
     const uint32_t warp = cta.thread() / CG_RANS_LANES, tile_row = warp / CG_CUDA_KLT_COLUMNS,
                    tile = job.first_tile + warp % CG_CUDA_KLT_COLUMNS,
-                   first_row = job.first_block + tile_row * CG_CUDA_TILE_BLOCKS;
+                   first_row = job.first_row + tile_row * CG_CUDA_TILE_BLOCKS;
     const bool has_work = tile < job.n_tiles && first_row < m.product.n_rows;
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m.product, params, job.first_block, tile_row, has_work ? tile : 0, has_work,
+    cg_cuda_sum(cta, m.product, params, job.first_row, tile_row, has_work ? tile : 0, has_work,
                 (cg_cuda_klt_shared *)cta.shared(), &sums);
     const uint32_t row = first_row + cta.lane() / 4 * 2;
     if (!has_work || row >= m.product.n_rows)

@@ -106,15 +106,15 @@ CG_LANE bool cg_cuda_has_rest(const cg_cuda_product &m, const uint8_t *scratch, 
  * tile of each step. */
 template <class Cta>
 CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
-                                 const cg_cuda_step *steps, uint32_t first_step,
-                                 uint32_t first_block, cg_cuda_klt_shared *shared)
+                                 const cg_cuda_step *steps, uint32_t first_step, uint32_t first_row,
+                                 cg_cuda_klt_shared *shared)
 {
     static_assert(CG_CUDA_KLT_THREADS == CG_DCT * CG_CUDA_KLT_ROWS * CG_CUDA_PIECES, "a tile each");
     const uint32_t buffer = first_step / CG_CUDA_STAGE_STEPS % 2,
                    piece = cta.thread() % CG_CUDA_PIECES,
                    row = cta.thread() / CG_CUDA_PIECES % CG_CUDA_KLT_ROWS,
                    f = cta.thread() / CG_CUDA_PIECES / CG_CUDA_KLT_ROWS,
-                   tile_row = first_block / CG_CUDA_TILE_BLOCKS + row,
+                   tile_row = first_row / CG_CUDA_TILE_BLOCKS + row,
                    n_bands = tile_row < m.n_tile_rows ? m.n_bands[f] : 0,
                    pair_bands = n_bands > m.n_bands[f ^ 1] ? n_bands : m.n_bands[f ^ 1];
     CG_UNROLL_NOT /* registers are for the sums */
@@ -348,7 +348,7 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
  * rows or columns only helps to fetch. */
 template <class Cta>
 CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decode_params &params,
-                         uint32_t first_block, uint32_t tile_row, uint32_t tile, bool has_work,
+                         uint32_t first_row, uint32_t tile_row, uint32_t tile, bool has_work,
                          cg_cuda_klt_shared *shared, cg_cuda_sums *sums)
 {
     const uint8_t *blob = (const uint8_t *)params.blob_dev,
@@ -359,13 +359,13 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decod
     const uint32_t n_steps = m.n_steps;
     uint32_t shift = n_steps > 0 ? steps[0].shift : 0;
     if (n_steps > 0)
-        cg_cuda_fetch_stage(cta, m, scratch, steps, 0, first_block, shared);
+        cg_cuda_fetch_stage(cta, m, scratch, steps, 0, first_row, shared);
     for (uint32_t first = 0; first < n_steps; first += CG_CUDA_STAGE_STEPS) {
         const uint32_t buffer = first / CG_CUDA_STAGE_STEPS % 2;
         cta.wait_copies();
         cta.barrier(); /* this stage has come, and nobody reads the one before any more */
         if (first + CG_CUDA_STAGE_STEPS < n_steps)
-            cg_cuda_fetch_stage(cta, m, scratch, steps, first + CG_CUDA_STAGE_STEPS, first_block,
+            cg_cuda_fetch_stage(cta, m, scratch, steps, first + CG_CUDA_STAGE_STEPS, first_row,
                                 shared);
         if (!has_work)
             continue;
@@ -386,7 +386,7 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decod
                 cg_cuda_shift_sums(sums, shift - step.shift);
             shift = step.shift;
             cg_cuda_add_step(cta, m, scratch, digits, tiles, step.band,
-                             first_block + tile_row * CG_CUDA_TILE_BLOCKS, fragment, sums);
+                             first_row + tile_row * CG_CUDA_TILE_BLOCKS, fragment, sums);
         }
     }
     cg_cuda_shift_sums(sums, shift);
@@ -421,7 +421,7 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
     const cg_cuda_row *rows = (const cg_cuda_row *)(plan + m.rows_at);
     bool is_outside = false;
     for (uint32_t i = cta.thread(); i < CG_CUDA_TOKENS; i += CG_CUDA_KLT_THREADS) {
-        const uint32_t in_job = i / CG_DCT, row = job.first_block + in_job;
+        const uint32_t in_job = i / CG_DCT, row = job.first_row + in_job;
         const bool is_there = row < m.product.n_rows;
         const cg_cuda_row of_row = is_there ? rows[row] : cg_cuda_row{0, 0};
         const uint32_t token = of_row.block * CG_DCT + i % CG_DCT;
@@ -445,9 +445,9 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
     const uint32_t warp = cta.thread() / CG_RANS_LANES, tile_row = warp / CG_CUDA_KLT_COLUMNS,
                    tile_column = warp % CG_CUDA_KLT_COLUMNS;
     const bool has_work = job.first_tile + tile_column < job.n_tiles &&
-                          job.first_block + tile_row * CG_CUDA_TILE_BLOCKS < m.product.n_rows;
+                          job.first_row + tile_row * CG_CUDA_TILE_BLOCKS < m.product.n_rows;
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m.product, params, job.first_block, tile_row,
+    cg_cuda_sum(cta, m.product, params, job.first_row, tile_row,
                 has_work ? shared->columns[tile_column].tile : 0, has_work, shared, &sums);
     if (!has_work)
         return;

@@ -193,7 +193,7 @@ typedef struct cg_cuda_joint {
 /* A thread block's work, in both passes that multiply. */
 typedef struct cg_cuda_klt_job {
     uint64_t matrix_at; /* in the plan */
-    uint32_t first_block;
+    uint32_t first_row; /* of CG_CUDA_KLT_BLOCKS */
     /* Tiles of channels from first_tile on, up to n_tiles of all: those of the wanted heads,
      * [slice][head][tile]; or of the joint matrix's channels. */
     uint32_t first_tile, n_tiles;

@@ -327,16 +327,11 @@ static const cg_section *section_of(const planner *p, wanted w, unsigned level)
                             : cg_section_plan_index(p->profile, h, w.task, level)];
 }
 
-static uint32_t count_klt_rows(uint32_t n_tokens)
-{
-    return (n_tokens + CG_DCT - 1) / CG_DCT;
-}
-
 /* Rows begin where tiles of symbols do. */
 static void find_parts(planner *p, const cg_cuda_row *rows, uint32_t n_rows)
 {
     const uint32_t from = p->request->token_from / CG_DCT,
-                   to = count_klt_rows(p->request->token_to);
+                   to = cg_count_blocks(p->request->token_to);
     uint32_t end = 0; /* of the parts so far */
     for (uint32_t row = 0; row < n_rows; row++) {
         if (row < end || rows[row].block < from || rows[row].block >= to)
@@ -350,7 +345,7 @@ static void find_parts(planner *p, const cg_cuda_row *rows, uint32_t n_rows)
 /* The rows' blocks and scales, and their runs. */
 static cg_status lay_rows(planner *p)
 {
-    const uint32_t n_rows = count_klt_rows(p->chunk->header.n_tokens);
+    const uint32_t n_rows = cg_count_blocks(p->chunk->header.n_tokens);
     cg_block_order order;
     cg_cuda_row *rows = take(p, n_rows * sizeof *rows);
     cg_cuda_row_run *runs = take(p, CG_N_SCALES * sizeof *runs);
@@ -377,7 +372,7 @@ static cg_status lay_rows(planner *p)
 static void lay_product(planner *p, wanted w, cg_cuda_product *m)
 {
     const cg_chunk_header *h = &p->chunk->header;
-    m->n_rows = count_klt_rows(h->n_tokens);
+    m->n_rows = cg_count_blocks(h->n_tokens);
     m->n_tile_rows = (m->n_rows + CG_CUDA_TILE_BLOCKS - 1) / CG_CUDA_TILE_BLOCKS;
     uint32_t n_tiles = 0;
     for (unsigned f = 0; f < CG_DCT; f++) {
@@ -489,7 +484,7 @@ static void add_jobs(const planner *p, uint64_t matrix_at, uint32_t first_tile, 
         for (uint32_t b = 0; b < count_thread_blocks(n_tiles - first_tile); b++)
             jobs->jobs[jobs->n++] =
                 (cg_cuda_klt_job){.matrix_at = matrix_at,
-                                  .first_block = p->rows.first[part],
+                                  .first_row = p->rows.first[part],
                                   .first_tile = first_tile + b * CG_CUDA_KLT_COLUMNS,
                                   .n_tiles = n_tiles};
     }
@@ -762,7 +757,7 @@ static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_
     const cg_cuda_matrix *m = &l->matrices[index];
     /* Never less than plan_fill() takes, and simple rather than close: whole thread blocks too
      * many, and both presets at once. */
-    const uint32_t n_rows = count_klt_rows(n_tokens) + CG_CUDA_KLT_BLOCKS,
+    const uint32_t n_rows = cg_count_blocks(n_tokens) + CG_CUDA_KLT_BLOCKS,
                    n_tiles = group == p->joint
                                  ? group->n_channels / CG_CUDA_JOINT_CHANNELS
                                  : group->n_slices * p->geometry.n_kv_heads * l->head_tiles;
@@ -772,7 +767,7 @@ static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_
         size_t n_cells = 0;
         for (unsigned f = 0; f < CG_DCT; f++)
             n_cells += (size_t)m->n_bands[level][f] * CG_BAND_COMPONENTS *
-                       cg_padded(count_klt_rows(n_tokens), CG_CUDA_TILE_BLOCKS);
+                       cg_padded(cg_count_blocks(n_tokens), CG_CUDA_TILE_BLOCKS);
         n_jobs += m->strips[level][0].n + m->strips[level][1].n;
         most_cells = n_cells > most_cells ? n_cells : most_cells;
     }
@@ -795,7 +790,7 @@ void cg_cuda_plan_bound(const cg_cuda_profile *laid, const cg_geometry *geometry
         const cg_profile *p = laid->profile;
         scratch_bytes = (size_t)p->n_ropes * n_tokens * (p->rotary_dim / 2) * 2 * sizeof(float);
         plan_bytes =
-            count_klt_rows(n_tokens) * sizeof(cg_cuda_row) + CG_N_SCALES * sizeof(cg_cuda_row_run);
+            cg_count_blocks(n_tokens) * sizeof(cg_cuda_row) + CG_N_SCALES * sizeof(cg_cuda_row_run);
         for (uint32_t i = 0; i < cg_profile_n_bases(p); i++)
             plan_bytes += bound_matrix(laid, i, n_tokens, &scratch_bytes);
     }
