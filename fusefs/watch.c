@@ -201,8 +201,9 @@ static bool is_other_name(batch *b, const change *c, ino_t folder)
 {
     struct stat attr;
     ino_t known;
-    const bool is_known = cg_nodes_name_of(&b->fs->nodes, b->dev, folder, c->name, &known);
-    if (!is_known && !is_new_name(b, c, folder))
+    const bool is_known = cg_nodes_name_of(&b->fs->nodes, b->dev, folder, c->name, &known),
+               is_new = is_new_name(b, c, folder);
+    if (!is_known && !is_new)
         return false;
     if (c->is_own && !b->has_waited) {
         /* Whoever makes or moves a name of the mount holds it to read. When we had it, all that had
@@ -212,7 +213,9 @@ static bool is_other_name(batch *b, const change *c, ino_t folder)
         b->has_waited = true;
         return is_other_name(b, c, folder);
     }
-    if (!is_known)
+    /* Also of a name that we know: who looked for it just before it was published may have noted it
+     * just afterwards. */
+    if (is_new)
         return true;
     const int fd =
         open_by_handle_at(b->fs->root_fd, (struct file_handle *)c->folder, O_PATH | O_CLOEXEC);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include <mutex>
@@ -13,6 +14,8 @@ namespace
 std::mutex lock;
 std::function<int(int)> current;
 std::function<void(int, const char *)> current_chown, current_open;
+std::function<void(const char *)> current_stat;
+std::function<void()> current_close;
 
 } // namespace
 
@@ -51,6 +54,26 @@ OpenHook::~OpenHook()
     current_open = nullptr;
 }
 
+StatHook::StatHook(std::function<void(const char *name)> hook)
+{
+    current_stat = std::move(hook);
+}
+
+StatHook::~StatHook()
+{
+    current_stat = nullptr;
+}
+
+CloseHook::CloseHook(std::function<void()> hook)
+{
+    current_close = std::move(hook);
+}
+
+CloseHook::~CloseHook()
+{
+    current_close = nullptr;
+}
+
 } // namespace cg_test
 
 extern "C" int __real_openat(int dir_fd, const char *name, int flags, ...);
@@ -65,6 +88,28 @@ extern "C" int __wrap_openat(int dir_fd, const char *name, int flags, ...)
     if (current_open)
         current_open(dir_fd, name);
     return __real_openat(dir_fd, name, flags, mode);
+}
+
+extern "C" int __real_fstatat(int dir_fd, const char *name, struct stat *attr, int flags);
+extern "C" int __wrap_fstatat(int dir_fd, const char *name, struct stat *attr, int flags);
+
+extern "C" int __wrap_fstatat(int dir_fd, const char *name, struct stat *attr, int flags)
+{
+    const int result = __real_fstatat(dir_fd, name, attr, flags), error = errno;
+    if (current_stat)
+        current_stat(name);
+    errno = error;
+    return result;
+}
+
+extern "C" int __real_close(int fd);
+extern "C" int __wrap_close(int fd);
+
+extern "C" int __wrap_close(int fd)
+{
+    if (current_close)
+        current_close();
+    return __real_close(fd);
 }
 
 extern "C" int __real_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gid, int flags);

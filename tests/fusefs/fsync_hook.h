@@ -1,5 +1,5 @@
-// tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, or fchownat(), or
-// openat().
+// tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, fchownat(),
+// openat(), fstatat() and close().
 #ifndef CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #define CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #include <functional>
@@ -36,6 +36,27 @@ class OpenHook
     ~OpenHook();
     OpenHook(const OpenHook &) = delete;
     OpenHook &operator=(const OpenHook &) = delete;
+};
+
+// While it lives, fstatat(dir_fd, name, ...) calls hook(name) when it has its answer, and before it
+// gives it. One at a time.
+class StatHook
+{
+  public:
+    explicit StatHook(std::function<void(const char *name)> hook);
+    ~StatHook();
+    StatHook(const StatHook &) = delete;
+    StatHook &operator=(const StatHook &) = delete;
+};
+
+// While it lives, close() calls hook() first. One at a time.
+class CloseHook
+{
+  public:
+    explicit CloseHook(std::function<void()> hook);
+    ~CloseHook();
+    CloseHook(const CloseHook &) = delete;
+    CloseHook &operator=(const CloseHook &) = delete;
 };
 
 } // namespace cg_test

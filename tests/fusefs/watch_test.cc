@@ -1,6 +1,7 @@
 // fusefs/watch.h without a mount: what the kernel would be told.
 #include "fusefs/open_files.h"
 #include "tests/fusefs/fs_fixture.h"
+#include "tests/fusefs/fsync_hook.h"
 
 #include <sys/stat.h>
 
@@ -19,6 +20,7 @@ namespace
 struct Kernel {
     static void forget(void *self, const cg_node_ref *ref)
     {
+        static_cast<Kernel *>(self)->n_told++;
         const std::lock_guard<std::mutex> hold(static_cast<Kernel *>(self)->lock);
         static_cast<Kernel *>(self)->forgotten[ref->node] = ref->is_folder;
     }
@@ -43,7 +45,8 @@ struct Kernel {
     }
     std::mutex lock;
     std::map<const cg_fs_node *, bool> forgotten; // is it a folder?
-    std::atomic<int> n_doubts{0};
+    // n_told: of files, also while somebody has the lock.
+    std::atomic<int> n_doubts{0}, n_told{0};
     cg_fs_kernel calls = {forget, doubt, this};
 };
 
@@ -224,6 +227,49 @@ TEST_F(WatchTest, AFileThatIsBeingWrittenIsNotRememberedAsMissing)
     cg_fs_release(fs.fs, file);
     cg_fs_forget(fs.fs, entry.node, 1);
     EXPECT_TRUE(comes([&] { return may_remember_missing(name); }));
+}
+
+// A look-up found nothing, and says so when the file has been published meanwhile.
+TEST_F(WatchTest, AnAnswerThatIsOlderThanTheNameIsDoubted)
+{
+    fs.mkdirs("m/other");
+    const std::string folder = "m/contexts/c/L1/";
+    start();
+    ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
+    come_to_here();
+    const int n_told = kernel.n_told;
+    std::unique_lock<std::mutex> hold(kernel.lock);
+    ASSERT_EQ(chmod(below("m/other").c_str(), 0755), 0);
+    ASSERT_TRUE(comes([&] { return kernel.n_told > n_told; })) << "the watch waits for us now";
+    // The name comes between the look at the store and the look at the table, and gets into the
+    // table between that and the note.
+    std::thread publisher;
+    std::atomic<bool> is_there{false}, goes_on{false};
+    const auto self = std::this_thread::get_id();
+    const FsyncHook sync([&](int fd) {
+        struct stat attr;
+        is_there = fstat(fd, &attr) == 0 && S_ISDIR(attr.st_mode);
+        while (is_there && !goes_on)
+            std::this_thread::yield();
+        return 0;
+    });
+    const StatHook look([&](const char *name) {
+        if (std::this_thread::get_id() != self || publisher.joinable() ||
+            name != std::string("00007.kv"))
+            return;
+        publisher = std::thread([&] { EXPECT_EQ(fs.put(folder + "00007.kv", chunk.bytes), 0); });
+        EXPECT_TRUE(comes([&] { return is_there.load(); }));
+    });
+    const CloseHook end([&] {
+        if (std::this_thread::get_id() != self || !publisher.joinable())
+            return;
+        goes_on = true;
+        publisher.join();
+    });
+    ASSERT_TRUE(may_remember_missing(folder + "00007.kv"));
+    EXPECT_TRUE(goes_on);
+    hold.unlock();
+    EXPECT_TRUE(comes([&] { return kernel.n_doubts > 0; }));
 }
 
 TEST_F(WatchTest, FoldersAndPublishedFilesLast)
