@@ -130,7 +130,6 @@ bool cg_watch_is_as_before(const cg_settled *now, const cg_settled *before)
 
 static void doubt_names(cg_fs *fs)
 {
-    atomic_fetch_add(&fs->watch.n_doubts, 1);
     cg_metrics_add(&fs->metrics.watch_doubts, 1);
     fs->watch.kernel->doubt_names(fs->watch.kernel->user);
 }

@@ -23,7 +23,6 @@ typedef struct cg_watch {
     bool handles_have_numbers; /* a file's handle begins with its inode number */
     bool has_fine_times;       /* see cg_fs_has_fine_times() */
     _Atomic bool is_trusted;   /* until it breaks */
-    _Atomic uint32_t n_doubts; /* how often names became doubtful */
     _Atomic uint64_t n_seen;   /* grows before what changed is looked up in the table of nodes */
     const cg_fs_kernel *kernel;
 } cg_watch;
