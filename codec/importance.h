@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-/* About 4 bytes for each token and element of a head. */
+/* 4 bytes for each token and element of a head, and about 132 more for each token. */
 size_t cg_importance_scratch_bytes(const cg_profile *profile, uint32_t n_tokens);
 
 /* How much the blocks count to one layer, counts_out[n_blocks]: what their coded tokens (neither
