@@ -105,11 +105,11 @@ class CgtoolTest(unittest.TestCase):
         self.assertRegex(version, r"^cgtool \d+\.\d+\.\d+ ")
         # The newest that there are.
         folder = os.path.join(os.path.dirname(GOLDEN), "v5")
-        newest = [
+        chunk, profile = [
             json.loads(self.run_tool("info", "--json", os.path.join(folder, name)).stdout)["version"]
             for name in ("bf16-0-L1.kv", "profile.cgp")
         ]
-        self.assertTrue(version.endswith("(chunk version %d, profile version %d)\n" % tuple(newest)), version)
+        self.assertTrue(version.endswith(f"(chunk version {chunk}, profile version {profile})\n"), version)
 
     def test_wrong_usage_is_2(self):
         for arguments in (
