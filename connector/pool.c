@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <fenv.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -20,6 +21,7 @@ struct cg_pool {
     bool started;
     int nice; /* constant */
     uint32_t n_threads, n_running, n_cpus;
+    _Atomic uint32_t n_placed; /* threads that have come to take_own_cpu() */
     pthread_t *threads;
     uint32_t cpus[];
 };
@@ -169,10 +171,28 @@ static void be_nice(int nice)
         setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + nice);
 }
 
+/* With as many threads as CPUs each has one for itself. The kernel spreads threads by their number:
+ * beside an engine's that polls (vLLM's does, for as long as a load lasts) it may leave two of ours
+ * on one CPU, and that one alone on the other. Sharing, the poller yields. */
+static void take_own_cpu(const cg_pool *pool, uint32_t index)
+{
+    cpu_set_t all, own;
+    if (sched_getaffinity(0, sizeof all, &all) != 0 || (uint32_t)CPU_COUNT(&all) != pool->n_threads)
+        return;
+    int cpu = 0;
+    for (uint32_t n = 0; !CPU_ISSET(cpu, &all) || n++ < index % pool->n_threads;)
+        cpu++;
+    CPU_ZERO(&own);
+    CPU_SET(cpu, &own);
+    (void)sched_setaffinity(0, sizeof own, &own);
+}
+
 static void *worker(void *argument)
 {
     cg_pool *pool = argument;
     cg_scratch scratch = {0};
+    if (pool->nice == 0)
+        take_own_cpu(pool, atomic_fetch_add(&pool->n_placed, 1));
     be_nice(pool->nice);
     pthread_mutex_lock(&pool->lock);
     for (;;) {

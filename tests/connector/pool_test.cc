@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <string>
 #include <sys/wait.h>
@@ -80,6 +81,35 @@ struct Look {
     cpu_set_t got;
 };
 
+// Of a job of two tasks, which wait for each other: the CPUs of the threads that run them.
+struct Meet {
+    cg_job base;
+    std::atomic<int> n_there;
+    cpu_set_t got[2];
+};
+
+// 0: of two threads each has one CPU for itself, the first or the second.
+int meet_on_two_cpus(int first, int second)
+{
+    Meet meet = {};
+    meet.base.n_tasks = 2;
+    meet.base.run = [](cg_job *job, uint32_t task, cg_scratch *) {
+        auto *self = reinterpret_cast<Meet *>(job);
+        sched_getaffinity(0, sizeof(cpu_set_t), &self->got[task]);
+        for (self->n_there++; self->n_there < 2;)
+            sched_yield();
+    };
+    meet.base.done = [](cg_job *) {};
+    cg_pool *pool;
+    int wrong = cg_pool_new(2, 0, nullptr, 0, &pool) != CG_OK ||
+                cg_pool_submit(pool, CG_JOB_DECODE, &meet.base) != CG_OK;
+    cg_pool_free(pool);
+    cpu_set_t both;
+    CPU_OR(&both, &meet.got[0], &meet.got[1]);
+    wrong |= CPU_COUNT(&meet.got[0]) != 1 || CPU_COUNT(&meet.got[1]) != 1 || CPU_COUNT(&both) != 2;
+    return wrong || !CPU_ISSET(first, &both) || !CPU_ISSET(second, &both);
+}
+
 // 0: a pool's thread may use both CPUs, of which this thread and another one have one each.
 int look_from_bound_threads(int first, int second)
 {
@@ -104,6 +134,7 @@ int look_from_bound_threads(int first, int second)
     cg_pool_free(pool);
     wrong |=
         CPU_COUNT(&look.got) != 2 || !CPU_ISSET(first, &look.got) || !CPU_ISSET(second, &look.got);
+    wrong |= meet_on_two_cpus(first, second);
     end.set_value();
     other.join();
     return wrong;
