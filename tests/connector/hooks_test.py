@@ -36,7 +36,7 @@ from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
 from cachegen.vllm.scheduler import LOOKUPS, Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
-from cachegen.vllm.worker import GPU, STAGING, Worker  # noqa: E402
+from cachegen.vllm.worker import GPU, IDLE_WAIT_S, STAGING, Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: E402
 
@@ -463,6 +463,15 @@ class AdapterTest(unittest.TestCase):
         self.worker.finished_loads(set(), False)
         self.assertEqual(self.worker.take_bad_blocks(), set())
         self.assertEqual(self.save(identity), 1)
+
+    def test_a_step_that_computes_nothing_leaves_python_to_who_reads_an_adapter(self):
+        with mock.patch.object(self.held, "_news") as news:
+            self.worker.finished_loads(set(), True)  # nobody asks for one
+            self.worker.submit(Metadata(adapters=[self.lora()]))
+            self.worker.finished_loads(set(), False)
+            news.wait.assert_not_called()
+            self.worker.finished_loads(set(), True)
+            news.wait.assert_called_once_with(IDLE_WAIT_S)
 
     def test_what_is_read_anew_after_a_load_makes_it_void(self):
         for when in ("ended", "under way"):

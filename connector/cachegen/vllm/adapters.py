@@ -153,6 +153,7 @@ class HeldAdapters:
         self._held: dict[int, _Held] = {}  # by number
         self._asked: set[int] = set()  # numbers
         self._taken: dict[int, str | None] = {}  # number -> identity of what vLLM has read since the last call
+        self._news = threading.Event()  # one more is known
         self._jobs = queue.SimpleQueue()  # (_Held, a LoRAModel or None: read one ahead)
         threading.Thread(target=self._run, name="cachegen-adapters", daemon=True).start()
         self._manager._load_adapter = self._load
@@ -166,6 +167,12 @@ class HeldAdapters:
             if number not in self._manager.list_adapters() and not is_coming:
                 held = self._held[number] = _Held(adapter)
                 self._jobs.put((held, None))
+
+    def wait(self, timeout_s):
+        """Until one more is known, so long at most; not at all where none is asked for."""
+        if self._asked:
+            self._news.wait(timeout_s)
+            self._news.clear()
 
     def take_answers(self):
         """number -> identity, or None, of those that were asked for and are known by now."""
@@ -221,6 +228,7 @@ class HeldAdapters:
             "cachegen: requests with adapter %s are neither stored nor served: %s", held.adapter.lora_name, error
         )
         held.is_known, held.identity = True, None
+        self._news.set()
 
     def _run(self):
         while (job := self._jobs.get()) is not None:
@@ -238,6 +246,7 @@ class HeldAdapters:
                 ahead = [other for other in self._held.values() if other.model is not None]
                 for other in ahead[:-MAX_AHEAD]:
                     other.model = None
+            self._news.set()
             del job, held, model
 
 

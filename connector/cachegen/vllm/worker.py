@@ -240,6 +240,9 @@ class Worker:
         if self.loads and not finished and is_idle:
             self._wait_for_loads()
             self._poll_loads(finished_req_ids, finished)
+        elif self._adapters is not None and not finished and is_idle:
+            # The same loop takes Python's lock from the thread that reads and hashes adapters.
+            self._adapters.wait(IDLE_WAIT_S)
         if self.library is not None:
             self.collect_saves()
         return finished
