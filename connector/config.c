@@ -68,7 +68,7 @@ static const key_rule RULES[] = {
      NULL}, /* that decode; 0 = as many as CPUs, 8 at most; encoders: README.md */
     {"encode_nice", INTEGER, AT(encode_nice), 19, 0, 19, NULL}, /* niceness of those that encode */
     {"cpu_affinity", CPUS, AT(cpus), 0, 0, 0,
-     NULL}, /* CPUs of all of the connector's threads; [] = no binding */
+     NULL}, /* CPUs of all of the connector's threads; [] = all of the process */
     {"io_backend", CHOICE, AT(io_backend), 0, 0, 0, BACKENDS},
     {"io_cache", CHOICE, AT(io_cache), 0, 0, 0, CACHES},          /* page cache or O_DIRECT */
     {"queue_depth", INTEGER, AT(queue_depth), 16, 1, 1024, NULL}, /* reads under way at most */

@@ -63,9 +63,8 @@ static cg_status check_affinity(const cg_config *config, const cg_sentence *erro
 
 /* An engine that computes on the CPU waits for the slowest of its threads. So a moment that an
  * encoder has on one CPU is one that all have not: encoders leave half of the CPUs alone. */
-static uint32_t n_encoders(const cg_config *config)
+static uint32_t n_encoders(const cg_config *config, uint32_t n_cpus)
 {
-    const uint32_t n_cpus = cg_pool_count_cpus(config->n_cpus);
     if (config->encode_nice == 0 || config->threads <= n_cpus / 2)
         return config->threads;
     return n_cpus > 1 ? n_cpus / 2 : 1;
@@ -89,8 +88,9 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
         goto failed;
     if ((status = check_affinity(c->config, &error)) != CG_OK)
         goto failed;
-    c->config->threads = cg_pool_choose_threads(c->config->threads, c->config->n_cpus);
-    c->n_encoders = n_encoders(c->config);
+    const uint32_t n_cpus = cg_pool_count_cpus(c->config->n_cpus);
+    c->config->threads = cg_pool_choose_threads(c->config->threads, n_cpus);
+    c->n_encoders = n_encoders(c->config, n_cpus);
     /* cg_store_open() would make it: a misspelt root, or one that is not mounted yet, would become
      * an empty store beside the real one. */
     struct stat root;

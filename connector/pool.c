@@ -72,10 +72,7 @@ uint32_t cg_pool_count_cpus(uint32_t n_cpus)
 
 uint32_t cg_pool_choose_threads(uint32_t n_wanted, uint32_t n_cpus)
 {
-    if (n_wanted > 0)
-        return n_wanted;
-    const uint32_t n = cg_pool_count_cpus(n_cpus);
-    return n < MOST_THREADS ? n : MOST_THREADS;
+    return n_wanted > 0 ? n_wanted : n_cpus < MOST_THREADS ? n_cpus : MOST_THREADS;
 }
 
 /* What a thread begins with. */
@@ -121,10 +118,10 @@ cg_status cg_thread_start(pthread_t *thread_out, const char *name, const uint32_
     const int error = pthread_create(thread_out, &attributes, begin, first);
     cg_thread_signals_restore(&before);
     pthread_attr_destroy(&attributes);
-    if (error != 0)
-        free(first);
     if (error == 0)
         pthread_setname_np(*thread_out, name);
+    else
+        free(first);
     return cg_status_from_errno(error);
 }
 

@@ -77,7 +77,7 @@ cg_status cg_pool_go_on(cg_pool *pool, cg_job_queue queue, cg_job *job);
 bool cg_thread_cpus(cpu_set_t *cpus_out);
 /* The number of CPUs that threads bound to n_cpus have; 0: to cg_thread_cpus(). At least 1. */
 uint32_t cg_pool_count_cpus(uint32_t n_cpus);
-/* How many threads decode: n_wanted or, where that is 0, one for each of those CPUs, 8 at most. */
+/* How many threads decode: n_wanted or, where that is 0, one for each of n_cpus CPUs, 8 at most. */
 uint32_t cg_pool_choose_threads(uint32_t n_wanted, uint32_t n_cpus);
 
 /* Starts a thread as the pool's are: named (15 bytes), the host's signals blocked, floats computed

@@ -116,11 +116,16 @@ static void encode_done(cg_job *job)
     sem_post(&chunk_of(job)->encoded);
 }
 
+static cg_job encode_job(const cg_save_chunk *chunk)
+{
+    return (cg_job){
+        .run = run_encode, .done = encode_done, .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
+}
+
 static void weigh_done(cg_job *job)
 {
     cg_save_chunk *chunk = chunk_of(job);
-    *job = (cg_job){
-        .run = run_encode, .done = encode_done, .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
+    *job = encode_job(chunk);
     cg_status status = atomic_load(&chunk->status);
     if (status == CG_OK)
         status = cg_pool_go_on(chunk->save->op.runtime->encoders, CG_JOB_ENCODE, job);
@@ -169,9 +174,7 @@ static void begin_encode(cg_save_chunk *chunk)
             chunk->job =
                 n_weighings > 0
                     ? (cg_job){.run = run_weigh, .done = weigh_done, .n_tasks = n_weighings}
-                    : (cg_job){.run = run_encode,
-                               .done = encode_done,
-                               .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
+                    : encode_job(chunk);
             sem_init(&chunk->encoded, 0, 0);
             status = cg_pool_submit(rt->encoders, CG_JOB_ENCODE, &chunk->job);
             submitted = status == CG_OK;

@@ -139,7 +139,7 @@ int look_from_bound_threads(int first, int second)
     };
     look.base.done = [](cg_job *) {};
     cg_pool *pool;
-    wrong |= cg_pool_choose_threads(0, 0) != 2;
+    wrong |= cg_pool_choose_threads(0, cg_pool_count_cpus(0)) != 2;
     wrong |= cg_pool_new(1, 0, nullptr, 0, &pool) != CG_OK;
     wrong |= cg_pool_submit(pool, CG_JOB_DECODE, &look.base) != CG_OK;
     cg_pool_free(pool);
