@@ -23,12 +23,6 @@
 extern "C" {
 #endif
 
-/* Blocks of 8 tokens: rows of a section's matrix, in the order of cg_block_order. */
-static inline size_t cg_klt_n_blocks(uint32_t n_tokens)
-{
-    return cg_count_blocks(n_tokens);
-}
-
 /* Bytes of what a profile's joint matrix gives to all groups of a chunk, the V of FORMAT.md: int16
  * [CG_DCT][n_blocks][n_groups][n_shared], in units of 2^-fraction_bits steps. Components from a
  * level's n_given on are garbage. Only for profiles with a joint matrix. */

@@ -108,8 +108,8 @@ size_t cg_klt_decode_scratch_bytes(const cg_profile *profile, unsigned level, un
 {
     cg_arena arena = {0};
     void *symbols[CG_N_LEVELS];
-    take_symbols(&arena, level, coarsest, group, matrix, cg_klt_n_blocks(n_tokens), symbols);
-    (void)take_synthesis(&arena, profile, level, group, matrix, cg_klt_n_blocks(n_tokens));
+    take_symbols(&arena, level, coarsest, group, matrix, cg_count_blocks(n_tokens), symbols);
+    (void)take_synthesis(&arena, profile, level, group, matrix, cg_count_blocks(n_tokens));
     return arena.used_bytes;
 }
 
@@ -134,7 +134,7 @@ cg_status cg_klt_decode(const cg_heads *heads, const cg_block_order *order, unsi
                         void *out)
 {
     const cg_profile *p = heads->profile;
-    const size_t n_blocks = cg_klt_n_blocks(heads->n_tokens);
+    const size_t n_blocks = cg_count_blocks(heads->n_tokens);
     cg_arena arena = {scratch, 0};
     cg_symbols symbols;
     void *memory[CG_N_LEVELS];
@@ -159,7 +159,8 @@ cg_status cg_klt_decode(const cg_heads *heads, const cg_block_order *order, unsi
 
 size_t cg_klt_given_bytes(const cg_profile *profile, uint32_t n_tokens)
 {
-    return CG_DCT * cg_klt_n_blocks(n_tokens) * profile->joint->n_channels * sizeof(int16_t);
+    return (size_t)CG_DCT * cg_count_blocks(n_tokens) * profile->joint->n_channels *
+           sizeof(int16_t);
 }
 
 /* The memory of the joint matrix's synthesis. */
@@ -174,7 +175,7 @@ static cg_synthesis take_joint(cg_arena *arena, const cg_profile *profile, unsig
 size_t cg_klt_give_scratch_bytes(const cg_profile *profile, unsigned level, uint32_t n_tokens)
 {
     cg_arena arena = {0};
-    (void)take_joint(&arena, profile, level, cg_klt_n_blocks(n_tokens));
+    (void)take_joint(&arena, profile, level, cg_count_blocks(n_tokens));
     return arena.used_bytes;
 }
 
@@ -193,7 +194,7 @@ size_t cg_klt_decode_joint_scratch_bytes(const cg_profile *profile, unsigned lev
 {
     void *symbols[CG_N_LEVELS];
     cg_arena arena = {0};
-    take_symbols(&arena, level, coarsest, profile->joint, 0, cg_klt_n_blocks(n_tokens), symbols);
+    take_symbols(&arena, level, coarsest, profile->joint, 0, cg_count_blocks(n_tokens), symbols);
     return arena.used_bytes + cg_klt_give_scratch_bytes(profile, level, n_tokens);
 }
 

@@ -28,7 +28,7 @@ typedef struct encode_work {
 static encode_work take_encode_work(cg_arena *arena, const cg_profile *p, const cg_group *group,
                                     unsigned matrix, uint32_t n_tokens)
 {
-    const size_t n_blocks = cg_klt_n_blocks(n_tokens);
+    const size_t n_blocks = cg_count_blocks(n_tokens);
     encode_work w = {.row_stride = 2 * cg_analysis_pairs(group->n_channels),
                      .coef_stride = (group->n_components[matrix] + 31u) / 32 * 32};
     w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
@@ -318,7 +318,8 @@ static cg_projector *usable(const cg_encoding *encoding, const encode_work *w,
     const unsigned lossy = encoding->level_mask >> CG_L1;
     const bool is_one = lossy != 0 && (encoding->is_nested || (lossy & (lossy - 1)) == 0);
     return projector != NULL && encoding->heads->profile->version > 1 && is_one &&
-                   projector->rows_bytes >= CG_DCT * cg_klt_n_blocks(encoding->heads->n_tokens) *
+                   projector->rows_bytes >= (size_t)CG_DCT *
+                                                cg_count_blocks(encoding->heads->n_tokens) *
                                                 w->row_stride * sizeof *w->rows
                ? projector
                : NULL;
@@ -394,7 +395,7 @@ static uint64_t make_symbols(const cg_encoding *encoding, const cg_group *group,
                              const encode_work *w, const cg_symbols symbols[CG_N_LEVELS])
 {
     const cg_profile *p = encoding->heads->profile;
-    const size_t n_blocks = cg_klt_n_blocks(encoding->heads->n_tokens);
+    const size_t n_blocks = cg_count_blocks(encoding->heads->n_tokens);
     const float *coef = w->coef + n_shared_of(p, group);
     uint64_t n_saturated = 0;
     const bool is_projected =
@@ -439,7 +440,7 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
 
 size_t cg_klt_shared_bytes(const cg_profile *profile, uint32_t n_tokens)
 {
-    return CG_DCT * cg_klt_n_blocks(n_tokens) * profile->joint->n_channels * sizeof(float);
+    return (size_t)CG_DCT * cg_count_blocks(n_tokens) * profile->joint->n_channels * sizeof(float);
 }
 
 cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch, cg_projector *projector,
@@ -447,7 +448,7 @@ cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch, cg_pro
 {
     const cg_profile *p = encoding->heads->profile;
     const uint32_t n_tokens = encoding->heads->n_tokens;
-    const size_t n_blocks = cg_klt_n_blocks(n_tokens);
+    const size_t n_blocks = cg_count_blocks(n_tokens);
     cg_arena arena = {scratch, 0};
     encode_work w = take_encode_work(&arena, p, p->joint, 0, n_tokens);
     w.rows = encoding->shared;

@@ -1,6 +1,7 @@
 /* Where the bases of a profile lie on a GPU, and what a projection on one is there. */
 #include "cuda/project.h"
 
+#include "codec/block_order.h"
 #include "codec/profile_data.h"
 
 #include <math.h>
@@ -61,7 +62,7 @@ void cg_cuda_bases_fill(const cg_profile *p, void *bases)
 void cg_cuda_projection_bound(const cg_profile *p, uint32_t n_tokens, size_t *n_rows_out,
                               size_t *n_coefs_out, size_t *made_bytes_out)
 {
-    cg_projection most = {.n_rows = (n_tokens + CG_DCT - 1u) / CG_DCT};
+    cg_projection most = {.n_rows = cg_count_blocks(n_tokens)};
     *n_rows_out = *n_coefs_out = *made_bytes_out = 0;
     for (uint32_t basis = 0; basis < cg_profile_n_bases(p); basis++) {
         const cg_bands *bands = bands_of(p, basis);

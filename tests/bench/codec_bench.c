@@ -421,7 +421,7 @@ static void count_given(const cg_profile *profile, const cg_chunk *chunk,
                         double *nonzero_products)
 {
     const cg_chunk_header *h = &chunk->header;
-    const size_t n_blocks = cg_klt_n_blocks(h->n_tokens), n_channels = profile->joint->n_channels;
+    const size_t n_blocks = cg_count_blocks(h->n_tokens), n_channels = profile->joint->n_channels;
     void *scratch =
         take(cg_klt_decode_joint_scratch_bytes(profile, h->level, h->coarsest, h->n_tokens));
     int16_t *given = take(cg_klt_given_bytes(profile, h->n_tokens));

@@ -387,7 +387,7 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
 Bytes make_zeros(const cg_profile *p, cg_chunk_header header, const Bytes &scale_index, int level)
 {
     const auto tokens = make_tokens(header.n_tokens, 1);
-    const size_t n_blocks = cg_klt_n_blocks(header.n_tokens);
+    const size_t n_blocks = cg_count_blocks(header.n_tokens);
     cg_block_order order;
     EXPECT_EQ(cg_block_order_init(static_cast<uint32_t>(n_blocks), &order), CG_OK);
     if (p->version == 4) {
