@@ -73,7 +73,7 @@ typedef struct cg_fs_entry {
     struct stat attr;
     bool may_not_be_cached; /* a file that is being written: only this caller sees the name */
     bool may_be_old;        /* the store changed meanwhile */
-    bool is_lasting;        /* cg_fs_is_lasting() */
+    bool is_lasting;        /* cg_fs_is_lasting(); look-ups tell it of folders and chunks */
 } cg_fs_entry;
 
 typedef struct cg_fs_directory cg_fs_directory;
