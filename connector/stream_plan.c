@@ -365,8 +365,8 @@ static uint64_t range_bytes(const cg_stream_plan *plan, const cg_stream *stream,
     if (is_far(speeds))
         bytes = far_range(plan, window_bytes(stream, index, speeds, link_bps));
     const double most = link_bps / 8 * RANGE_MS / 1000;
-    const bool is_sure = stream->has_fixed_level || plan->planned.has_slack;
-    if (!is_sure && bytes > most && !(is_far(speeds) && !cg_stream_is_anytime(stream)))
+    /* A chunk of one level is of use only whole. */
+    if (cg_stream_is_anytime(stream) && !plan->planned.has_slack && bytes > most)
         bytes = most;
     if (bytes >= RANGE)
         return RANGE;

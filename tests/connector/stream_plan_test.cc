@@ -191,6 +191,7 @@ TEST_F(StreamPlanTest, RangesAreOnPagesAndNotLongerThanTheLinkMovesIn50MsWhereLe
         double bytes_per_s;
         uint8_t fixed;
         uint64_t deadline_ns, most_bytes;
+        cg_policy policy = CG_POLICY_TTFT_BUDGET;
     } cases[] = {
         {"an unknown link", 0, 0, 100 * SECOND, 16 * KIB + 4096},
         {"a slow one", 100e3, 0, 100 * SECOND, 16 * KIB + 4096},
@@ -198,10 +199,14 @@ TEST_F(StreamPlanTest, RangesAreOnPagesAndNotLongerThanTheLinkMovesIn50MsWhereLe
         {"one that is", 1e6, 0, 100 * SECOND, 1024 * KIB},
         {"a fast one", 1e9, 0, 100 * SECOND, 1024 * KIB},
         {"of one level all is read", 0, CG_L1, 100 * SECOND, 1024 * KIB},
+        {"also over a slow link", 100e3, CG_L1, 5 * SECOND, 1024 * KIB},
+        {"and where the controller chose the level", 100e3, 0, 5 * SECOND, 1024 * KIB,
+         CG_POLICY_MIN_DELAY},
     };
     for (const auto &c : cases) {
         SCOPED_TRACE(c.what);
         Stream stream(6, c.deadline_ns, c.fixed);
+        stream.s.policy = c.policy;
         for (uint32_t i = 0; i < 6; i++)
             for (uint64_t &bytes : stream.s.sizes[i].bytes)
                 bytes *= 10;
