@@ -1,7 +1,5 @@
 #include "connector/controller.h"
 
-static const double HOPE = 2; /* the link may be so many times faster */
-
 uint8_t cg_controller_nearest(const cg_controller_chunk *chunk, uint8_t wish)
 {
     for (uint8_t level = wish; level < CG_N_LEVELS; level++)
@@ -167,13 +165,14 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8
         if (load_ns + recompute_ns(in, tokens) > budget_ns && in->recompute_tokens_per_s > 0) {
             decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
             double rest = tokens_not_in(in, decision.n_load, tokens_in_all);
-            if (load_ns + recompute_ns(in, rest) > budget_ns && in->policy != CG_POLICY_PAPER) {
+            if (load_ns + recompute_ns(in, rest) > budget_ns && in->policy != CG_POLICY_PAPER &&
+                in->link_hope > 0) {
                 /* Late in any case by this estimate. It may be wrong, which only a load can tell;
                  * a load can still be cut short. */
                 cg_controller_input hoped = *in;
-                hoped.link_bps *= HOPE;
+                hoped.link_bps *= in->link_hope;
                 decision.n_load = least_delay(&hoped, tokens_in_all, levels_out, &load_ns);
-                load_ns *= HOPE;
+                load_ns *= in->link_hope;
                 rest = tokens_not_in(in, decision.n_load, tokens_in_all);
             }
             if (decision.n_load > 0 && load_ns + recompute_ns(in, rest) <= budget_ns)

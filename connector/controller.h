@@ -43,6 +43,7 @@ typedef struct cg_controller_input {
     size_t n_chunks;
     uint64_t budget_ns;                      /* what is left of it */
     double link_bps;                         /* 0: unknown */
+    double link_hope;                        /* it may prove so many times faster; 0: as it is */
     double queued_bytes;                     /* that other loads must have first */
     double queued_decode_ns;                 /* that decoding those takes, all threads at work */
     double decode_ns_per_token[CG_N_LEVELS]; /* wall time, all threads at work; 0: unknown, so that

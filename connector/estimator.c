@@ -11,7 +11,8 @@ static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the ne
 static const double SAMPLE_BYTES = 64 << 10, SAMPLE_NS = 50e6;
 /* Faster than this, and sooner than a network and a server can answer: the page cache. */
 static const double MEMORY_BPS = 4e9, MEMORY_NS = 1e6;
-static const double PRIOR_DOUBT = 8;   /* what was only told may be so many times too much */
+static const double PRIOR_DOUBT = 8;   /* what was only told may be so many times off */
+static const double HOPE = 2;          /* what was measured may become so many times more */
 static const double MEMORY_KEEP = 0.8; /* of the mean, beside a new measurement */
 
 void cg_estimator_init(cg_estimator *e, cg_estimator_kind kind, double prior_bps)
@@ -122,6 +123,11 @@ double cg_estimator_low_bps(const cg_estimator *e, uint64_t now_ns)
      * was. */
     return bps / ((1 + e->deviation) * (1 + 1.0 / (1 + e->n_samples)) *
                   (2 - exp2(-idle_ns / HALF_LIFE_NS)));
+}
+
+double cg_estimator_hope(const cg_estimator *e)
+{
+    return e->n_samples == 0 ? PRIOR_DOUBT : HOPE;
 }
 
 /* Every read under way gets its share of the time since the number of them last changed. */

@@ -52,6 +52,9 @@ double cg_estimator_last_bps(const cg_estimator *estimator);
  * there are few or the last was long ago. 0: unknown. */
 double cg_estimator_low_bps(const cg_estimator *estimator, uint64_t now_ns);
 
+/* How many times faster than the estimate the link may well be. */
+double cg_estimator_hope(const cg_estimator *estimator);
+
 /* Turns reads that overlap into samples of the whole link. Of each moment every read under way gets
  * the same share, so a read's bytes over the sum of its shares is what the link did; its own
  * duration would be n times as long with n reads at once. All reads of a process from one store

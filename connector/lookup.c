@@ -57,6 +57,7 @@ static cg_controller_decision ask_controller(cg_runtime *rt, const cachegen_look
         .n_chunks = n_chunks,
         .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
         .link_bps = cg_estimator_bps(&speeds->link),
+        .link_hope = cg_estimator_hope(&speeds->link),
         .queued_bytes = speeds->others_bytes + cg_stream_wanted_bytes(&rt->stream_plan),
         .queued_decode_ns = cg_stream_undecoded_ns(&rt->stream_plan, speeds),
         .recompute_tokens_per_s = cg_speeds_recompute(speeds),

@@ -188,10 +188,16 @@ TEST_F(ControllerTest, FixedIsL2AndAllOfIt)
     EXPECT_EQ(out.n_load, 10u);
 }
 
-TEST_F(ControllerTest, WhereAllIsLateALoadIsTriedThatATwiceAsFastLinkWouldWin)
+TEST_F(ControllerTest, WhereAllIsLateALoadIsTriedThatALinkAsFastAsIsHopedWouldWin)
 {
     in.budget_ns = 3 * S; // ten at L3 take 10
     in.recompute_tokens_per_s = 256.0 * 10 / 8;
+    decide();
+    EXPECT_EQ(out.n_load, 0u) << "no hope";
+    in.link_hope = 1.2;
+    decide();
+    EXPECT_EQ(out.n_load, 0u) << "8.3 s, against 8";
+    in.link_hope = 2;
     decide();
     EXPECT_EQ(out.n_load, 10u) << "5 s at twice the speed, against 8";
     in.policy = CG_POLICY_PAPER;

@@ -40,6 +40,14 @@ class EstimatorTest : public testing::Test
     cg_estimator e;
 };
 
+TEST_F(EstimatorTest, WhatWasOnlyToldLeavesMoreHope)
+{
+    EXPECT_GE(cg_estimator_hope(&e), 4);
+    feed(100);
+    EXPECT_LE(cg_estimator_hope(&e), 2);
+    EXPECT_GT(cg_estimator_hope(&e), 1);
+}
+
 TEST_F(EstimatorTest, KnowsNothingBeforeTheFirstSampleButAPrior)
 {
     EXPECT_EQ(mbps(), 0);

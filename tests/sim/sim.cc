@@ -177,6 +177,7 @@ class Run
         input.n_chunks = n;
         input.budget_ns = to_ns(setup_.budget_s);
         input.link_bps = cg_estimator_bps(&speeds_.link);
+        input.link_hope = cg_estimator_hope(&speeds_.link);
         input.queued_bytes = cg_stream_wanted_bytes(&plan_);
         input.queued_decode_ns = cg_stream_undecoded_ns(&plan_, &speeds_);
         input.recompute_tokens_per_s = model_.recompute_tokens_per_s;

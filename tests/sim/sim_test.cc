@@ -208,6 +208,17 @@ TEST(SimTest, AWrongBeliefOfTheLinkCostsLittle)
     EXPECT_LE(over[2], over[0] + 0.02);
 }
 
+// By what was told even L3 is late, and recomputing, too: a part of each would be a sure miss.
+TEST(SimTest, ALinkThatWasToldToBeTooSlowIsTriedAllTheSame)
+{
+    for (double mbps : {200.0, 215.0, 600.0}) { // L3 takes 0.49 s at 200
+        const auto setup = setup_of(CG_POLICY_TTFT_BUDGET, 0.5, 1, 0.25);
+        const Outcome o = simulate(llama8b(), setup, constant(mbps), 0, 1)[0];
+        EXPECT_LE(o.ttft_s, 0.5) << mbps;
+        EXPECT_EQ(o.loaded_chunks, llama8b().n_chunks()) << mbps;
+    }
+}
+
 TEST(SimTest, ManyAtOnceShareTheLinkAndThoseThatCanBeInTimeAre)
 {
     const Model model = smollm2();
