@@ -6,14 +6,15 @@
 #include <string.h>
 
 enum {
-    WINDOW_MS = 200,       /* of the link, under way at most, and two round trips more */
-    WINDOW_CHUNKS = 3,     /* of a far store, unless that is more or the link needs more */
-    STORE_MS = 2,          /* that a far store may take besides the round trip */
-    MIN_READS = 2,         /* that may be more than that */
-    FIRST_READS = 4,       /* while nothing was measured of the link */
-    RANGE_MS = 50,         /* of the link, in one range */
-    PAGE_BYTES = 4096,     /* ranges begin on pages */
-    LEAST_RANGE = 8 << 10, /* a smaller one is nothing but round trips */
+    WINDOW_MS = 200,              /* of the link, under way at most, and two round trips more */
+    WINDOW_CHUNKS = 3,            /* of a far store, unless that is more or the link needs more */
+    STORE_MS = 2,                 /* that a far store may take besides the round trip */
+    MIN_READS = 2,                /* that may be more than that */
+    FIRST_READS = 4,              /* while nothing was measured of the link */
+    RANGE_MS = 50,                /* of the link, in one range */
+    PAGE_BYTES = 4096,            /* ranges begin on pages */
+    LEAST_RANGE = 8 << 10,        /* a smaller one is nothing but opening the file */
+    LEAST_FAR_RANGE = PAGE_BYTES, /* of a file that is open: the first chunk is there sooner */
     RANGE = 1 << 20,
     FIRST_RANGE = 16 << 10, /* while nothing was measured of the link */
     MANY_ITEMS = 64,        /* with more than so many chunks a plan stands for a while */
@@ -347,7 +348,7 @@ static double window_bytes(const cg_stream *stream, uint32_t index, const cg_spe
  * end together, and the link would be idle for a round trip. */
 static double far_range(const cg_stream_plan *plan, double window)
 {
-    double n = window / LEAST_RANGE;
+    double n = window / LEAST_FAR_RANGE;
     n = n < MIN_READS ? MIN_READS : n < plan->depth ? n : plan->depth;
     return plan->n_reading < n ? window / n * 2 * (plan->n_reading + 1) / (n + 1) : window / n;
 }
@@ -370,7 +371,8 @@ static uint64_t range_bytes(const cg_stream_plan *plan, const cg_stream *stream,
         bytes = most;
     if (bytes >= RANGE)
         return RANGE;
-    return bytes > LEAST_RANGE ? (uint64_t)bytes / PAGE_BYTES * PAGE_BYTES : LEAST_RANGE;
+    const uint64_t least = is_far(speeds) ? LEAST_FAR_RANGE : LEAST_RANGE;
+    return bytes > (double)least ? (uint64_t)bytes / PAGE_BYTES * PAGE_BYTES : least;
 }
 
 /* Where the next range of a chunk ends, which is to be read up to `to` at least. A range ends on a

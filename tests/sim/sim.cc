@@ -16,17 +16,17 @@ static const double NEVER_S = std::numeric_limits<double>::infinity();
 static const double PAUSE_S = 2; // between the rounds
 enum { DEPTH = 16, RAW = CG_N_LEVELS };
 
-// 30 layers, 3 KV heads of 64. Bits are those of tests/bench/results/quality.md (chunks of version
-// 4). Decoding, in tokens a second: twice what a core does with AVX512_VNNI (results/README.md,
-// "Speed"; L0 with chunks of version 2). Recomputing: vLLM's CPU build on 2 cores, README.
+// 30 layers, 3 KV heads of 64. Bits are those of README, "Results" (chunks of version 5). Decoding,
+// in tokens a second: twice what a core does with AVX512_VNNI (results/README.md, "Speed"; L0 with
+// chunks of version 2). Recomputing: vLLM's CPU build on 2 cores, README.
 Model smollm2()
 {
     return {"SmolLM2-135M",
             3072,
             256,
             2.0 * 30 * 3 * 64,
-            {10.67, 1.358, 0.565, 0.161, 16},
-            {93700, 17400, 26000, 37300},
+            {10.67, 1.360, 0.570, 0.165, 16},
+            {93700, 17900, 24900, 42700},
             727};
 }
 
@@ -38,8 +38,8 @@ Model llama8b()
             8192,
             256,
             2.0 * 32 * 8 * 128,
-            {10.67, 1.358, 0.565, 0.161, 16},
-            {131700, 24500, 36500, 52500},
+            {10.67, 1.360, 0.570, 0.165, 16},
+            {131700, 25100, 35000, 60100},
             10000};
 }
 
