@@ -2,11 +2,13 @@
 link between them shaped by tbf at a constant rate or after a trace; the connector loads a real context from there.
 
 usage: link_bench.py --kv KV --profile PROFILE_DIR --driver [NAME=]DRIVER... [--mbps 20,100,1000] [--trace FILE... --trace-scale 1]
-           [--levels 1,2] [--policies ttft_budget,paper] [--budget-ms 2000] [--at-once 1] [--rounds 5] [--delay-ms 0] [--json OUT]
+           [--levels 1,2] [--policies ttft_budget,paper] [--budget-ms 2000] [--at-once 1] [--rounds 5] [--delay-ms 0]
+           [--warm] [--config JSON] [--json OUT]
 
 KV is capture_kv.py's; PROFILE_DIR a model's folder with model.json and profiles/. With several drivers (of builds that
 are to be compared) each round runs all of them, one after the other. Every load has a mount of its own, so nothing is in
-the client's page cache; the server's files are in the server's. Needs root, sshd and sshfs.
+the client's page cache; the server's files are in the server's. Each has a connector of its own, too, which knows nothing
+of the link; with --warm it has loaded another context before. Needs root, sshd and sshfs.
 
 A row: medians with the least and the most of the rounds. Bytes are those that the client's end of the link received
 from before the look-up until shortly after the load's end, headers of all protocols included.
@@ -89,6 +91,16 @@ class Follow:
         self._thread.join()
 
 
+def wait_until_ready(process):
+    if process.stdout.readline() != "ready\n":
+        raise RuntimeError(f"{process.args[0]} is not ready")
+
+
+def go_on(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
 class Driver:
     def __init__(self, name, path, arguments):
         self.name, self.path, self.arguments = name, path, arguments
@@ -97,16 +109,19 @@ class Driver:
         config = json.dumps({**config, "root": root})
         subprocess.run([self.path, "save", self.arguments.kv, config, str(n_contexts)], check=True)
 
-    def load(self, root, config, budget_ms, level, shaped, received_bytes):
+    def load(self, root, config, budget_ms, level, shaped, received_bytes, warm=False):
         config = json.dumps({**config, "root": root})
         command = [self.path, "load", self.arguments.kv, config, str(self.arguments.at_once), "1", str(budget_ms), str(level)]
+        if warm:
+            command.append("warm")
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            if process.stdout.readline() != "ready\n":
-                raise RuntimeError(f"{self.path} is not ready")
+            wait_until_ready(process)
             with shaped():
+                if warm:
+                    go_on(process)
+                    wait_until_ready(process)
                 before = received_bytes()
-                process.stdin.write("\n")
-                process.stdin.flush()
+                go_on(process)
                 loads = [json.loads(process.stdout.readline()) for _ in range(self.arguments.at_once)]
                 time.sleep(AFTER_S)
                 wire_bytes = received_bytes() - before
@@ -133,10 +148,10 @@ def row_of(samples):
 def run(link, drivers, arguments, directory, out):
     store, mount = os.path.join(directory, "store"), os.path.join(directory, "mount")
     model = os.path.basename(os.path.normpath(arguments.profile))
-    config = {"model": model}
+    config = {"model": model, **arguments.config}
     os.mkdir(store)
     shutil.copytree(arguments.profile, os.path.join(store, model))
-    drivers[0].save(store, config, arguments.at_once)
+    drivers[0].save(store, config, arguments.at_once + arguments.warm)
 
     def measure(driver, case, n):
         kind, place, policy, level = case
@@ -146,7 +161,8 @@ def run(link, drivers, arguments, directory, out):
             options = {**config, "policy": policy, "recompute_tokens_per_s": arguments.recompute_tokens_per_s}
             start_s = arguments.trace_start_s + n * arguments.trace_step_s
             shaped = Follow(link, [(0, place)] if kind == "mbps" else read_trace(place, start_s, arguments.trace_scale))
-            return driver.load(mount, options, arguments.budget_ms, level, lambda: shaped, link.received_bytes)
+            choice = (arguments.budget_ms, level)
+            return driver.load(mount, options, *choice, lambda: shaped, link.received_bytes, arguments.warm)
         finally:
             link.shape(1000)
             link.unmount(mount)
@@ -222,6 +238,8 @@ def main():
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--delay-ms", type=float, default=0)
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--config", type=json.loads, default={}, help="more keys of the connector's")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     drivers = []

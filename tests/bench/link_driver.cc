@@ -3,14 +3,16 @@
 // there.
 //
 // usage: link_driver save KV CONFIG N_CONTEXTS
-//        link_driver load KV CONFIG N_CONTEXTS N_ROUNDS BUDGET_MS LEVEL
+//        link_driver load KV CONFIG N_CONTEXTS N_ROUNDS BUDGET_MS LEVEL [warm]
 //
 // KV: capture_kv.py's file. CONFIG: cachegen_open()'s JSON. The N_CONTEXTS contexts are the same
 // tokens under different salts: in a store they are different files. `load` asks for all of them at
 // once, N_ROUNDS times, with a new connector each time; LEVEL -1: the policy's. It prints a JSON
 // line for each request; times in seconds, from before the look-up; kv_hash is of its blocks, equal
 // where what was loaded is. A round begins with a line "ready", when the connector is open and has
-// read its profile; it goes on when a line comes on the standard input.
+// read its profile; it goes on when a line comes on the standard input. With `warm` it then loads
+// one more context, of which the store has one more, prints nothing of that but a second "ready",
+// and waits for another line: so the connector knows the link, and its threads are there.
 #include "connector/cachegen.h"
 
 #include <poll.h>
@@ -301,27 +303,44 @@ class Request
     double lookup_s_ = 0, total_s_ = 0;
 };
 
-void load(const Context &context, const std::string &config, uint32_t n_contexts, uint32_t n_rounds,
-          double budget_s, int level)
+using Requests = std::vector<std::unique_ptr<Request>>;
+
+// Contexts [begin, end), all at once.
+Requests load_all(Engine *engine, uint32_t begin, uint32_t end, int level, double budget_s)
+{
+    Requests requests;
+    for (uint32_t i = begin; i < end; i++)
+        requests.push_back(std::make_unique<Request>(engine, i, level, budget_s));
+    for (bool all = false; !all;) {
+        all = true;
+        for (auto &request : requests)
+            all = request->is_done() && all;
+        if (!all)
+            engine->wait();
+    }
+    return requests;
+}
+
+// False: nobody wants it to go on.
+bool goes_on()
 {
     std::string line;
+    puts("ready");
+    fflush(stdout);
+    return static_cast<bool>(std::getline(std::cin, line));
+}
+
+void load(const Context &context, const std::string &config, uint32_t n_contexts, uint32_t n_rounds,
+          double budget_s, int level, bool is_warm)
+{
     for (uint32_t round = 0; round < n_rounds; round++) {
-        Engine engine(context, config, n_contexts);
-        puts("ready");
-        fflush(stdout);
-        if (!std::getline(std::cin, line))
+        Engine engine(context, config, n_contexts + is_warm);
+        if (!goes_on())
             return;
-        std::vector<std::unique_ptr<Request>> requests;
-        for (uint32_t i = 0; i < n_contexts; i++)
-            requests.push_back(std::make_unique<Request>(&engine, i, level, budget_s));
-        for (bool all = false; !all;) {
-            all = true;
-            for (auto &request : requests)
-                all = request->is_done() && all;
-            if (!all)
-                engine.wait();
-        }
-        for (auto &request : requests)
+        load_all(&engine, n_contexts, n_contexts + is_warm, level, budget_s);
+        if (is_warm && !goes_on())
+            return;
+        for (auto &request : load_all(&engine, 0, n_contexts, level, budget_s))
             request->print(round);
         fflush(stdout);
     }
@@ -332,10 +351,10 @@ void load(const Context &context, const std::string &config, uint32_t n_contexts
 int main(int argc, char **argv)
 try {
     const std::string mode = argc > 1 ? argv[1] : "";
-    if (!(mode == "save" && argc == 5) && !(mode == "load" && argc == 8)) {
+    if (!(mode == "save" && argc == 5) && !(mode == "load" && (argc == 8 || argc == 9))) {
         fprintf(stderr,
                 "usage: %s save KV CONFIG N_CONTEXTS\n"
-                "       %s load KV CONFIG N_CONTEXTS N_ROUNDS BUDGET_MS LEVEL\n",
+                "       %s load KV CONFIG N_CONTEXTS N_ROUNDS BUDGET_MS LEVEL [warm]\n",
                 argv[0], argv[0]);
         return 2;
     }
@@ -345,7 +364,7 @@ try {
         save(context, argv[3], n_contexts);
     else
         load(context, argv[3], n_contexts, static_cast<uint32_t>(std::atoi(argv[5])),
-             std::atof(argv[6]) / 1e3, std::atoi(argv[7]));
+             std::atof(argv[6]) / 1e3, std::atoi(argv[7]), argc == 9);
     return 0;
 } catch (const std::exception &error) {
     fprintf(stderr, "%s\n", error.what());
