@@ -16,20 +16,10 @@
 extern "C" {
 #endif
 
-enum {
-    CG_BLOCK_TOKENS = 8,
-    CG_N_SCALES = 7,
-    CG_OWN_SCALE = 3, /* of the level's own step */
-};
+enum { CG_OWN_SCALE = 3 }; /* an index of CG_SCALES: the level's own step */
 
 /* By index, 2^((index - 3) / 2), rounded to f32. */
 extern const float CG_SCALES[CG_N_SCALES];
-
-/* Blocks that tokens take; the last may reach past their end. */
-static inline uint32_t cg_count_blocks(uint32_t n_tokens)
-{
-    return (n_tokens + CG_BLOCK_TOKENS - 1) / CG_BLOCK_TOKENS;
-}
 
 typedef struct cg_block_order {
     uint32_t n_blocks, n_runs;

@@ -1,7 +1,6 @@
 #include "codec/chunk.h"
 
 #include "codec/bf16.h"
-#include "codec/block_order.h"
 #include "codec/cursor.h"
 
 #include <stdlib.h>

@@ -18,6 +18,8 @@ enum {
     CG_MAX_KV_HEADS = 1024,
     CG_MAX_HEAD_DIM = 1024,
     CG_MAX_CHUNK_TOKENS = 65536,
+    CG_BLOCK_TOKENS = 8, /* of the DCT, and of a step */
+    CG_N_SCALES = 7,     /* that a block's step may have: codec/block_order.h */
     CG_FINGERPRINT_BYTES = 16,
     CG_KEY_BYTES = 16,
 };
@@ -67,6 +69,12 @@ static inline size_t cg_geometry_channels(const cg_geometry *g)
 static inline uint64_t cg_geometry_elements(const cg_geometry *g, uint32_t n_tokens)
 {
     return (uint64_t)g->n_layers * g->n_planes * n_tokens * cg_geometry_channels(g);
+}
+
+/* Blocks that tokens take; the last may reach past their end. */
+static inline uint32_t cg_count_blocks(uint32_t n_tokens)
+{
+    return (n_tokens + CG_BLOCK_TOKENS - 1) / CG_BLOCK_TOKENS;
 }
 
 /* CG_ERR_INVALID_ARGUMENT: a count is 0 or above its CG_MAX_. CG_ERR_UNSUPPORTED: unknown dtype,

@@ -17,7 +17,7 @@
  */
 #ifndef CG_CODEC_KLT_H
 #define CG_CODEC_KLT_H
-#include "codec/lossy.h"
+#include "codec/preset.h"
 
 #ifdef __cplusplus
 extern "C" {

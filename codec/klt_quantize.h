@@ -6,7 +6,7 @@
  */
 #ifndef CG_CODEC_KLT_QUANTIZE_H
 #define CG_CODEC_KLT_QUANTIZE_H
-#include "codec/lossy.h"
+#include "codec/preset.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,5 +1,4 @@
-/* The table of presets, by the token transform of the profile. Other modules call no preset by its
- * name. */
+/* The table of presets, by the token transform of the profile. */
 #include "codec/lossy.h"
 
 #include "codec/klt.h"

@@ -10,7 +10,7 @@
  */
 #ifndef CG_CODEC_PAPER_H
 #define CG_CODEC_PAPER_H
-#include "codec/lossy.h"
+#include "codec/preset.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -27,7 +27,7 @@ enum {
 };
 
 /* What a profile does along the tokens. What it does across the channels goes with it; the two are
- * the preset (codec/lossy.h). Numbers are those of the file. */
+ * the preset (codec/preset.h). Numbers are those of the file. */
 typedef enum cg_token_transform {
     CG_TOKENS_DCT = 1,     /* 8 tokens; KLT over the channels of a group */
     CG_TOKENS_ANCHORS = 2, /* anchor and deltas over 10 tokens; channels as they are */
