@@ -69,19 +69,16 @@ static int verify_chunk(const cg_tool_options *options, const char *path, const 
 
 static int verify_profile(const char *path, const cg_tool_file *file, const char **what_out)
 {
-    cg_profile *profile;
-    const cg_status status = cg_profile_open(file->bytes, file->n_bytes, &profile);
+    cg_fingerprint fingerprint;
+    const cg_status status = cg_profile_check(file->bytes, file->n_bytes, &fingerprint);
     *what_out = cg_strerror(status);
     if (status != CG_OK)
         return cg_tool_fail(path, status);
-    int code = CG_TOOL_OK;
-    if (!name_agrees(path, cg_profile_fingerprint(profile)->bytes, strrchr(path, '.'))) {
-        *what_out = "has the name of another profile";
-        cg_tool_complain(path, "%s", *what_out);
-        code = CG_TOOL_BAD_DATA;
-    }
-    cg_profile_free(profile);
-    return code;
+    if (name_agrees(path, fingerprint.bytes, strrchr(path, '.')))
+        return CG_TOOL_OK;
+    *what_out = "has the name of another profile";
+    cg_tool_complain(path, "%s", *what_out);
+    return CG_TOOL_BAD_DATA;
 }
 
 typedef struct verify_run {
