@@ -42,11 +42,10 @@ typedef struct cg_analysis {
     /* The largest Euclidean norm of a row of integers: in version 1 among the components behind the
      * first n_exact; in version 2 among all. leak_norm: version 2, among the leaks. */
     float norm, leak_norm;
-    /* Of the joint matrix, else NULL. band_reach[bands] times the Euclidean norm of a row's symbols
-     * in that band is a bound on the norm of what they give to the groups, in steps; over the bands
-     * of a row these bounds add up. Where their sum is at most most_reach[level], neither the given
-     * numbers nor the groups' sums of them leave their bits, and an encoder need not compute them
-     * to know. */
+    /* Of the joint matrix, else NULL. A row's reach is the sum over its bands of band_reach times
+     * the Euclidean norm of the band's symbols: a bound on what they give to the groups, in steps.
+     * If it is at most most_reach[level], neither the given numbers nor the groups' sums of them
+     * leave their bits, and an encoder need not compute them to know. */
     float *band_reach, most_reach[CG_N_LEVELS];
 } cg_analysis;
 

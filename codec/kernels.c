@@ -98,6 +98,8 @@ static void coarsen(const int16_t *restrict fine, size_t n_columns, int16_t *res
         out[c] = (int16_t)cg_lane_coarsen(fine[c]);
 }
 
+/* CG_SQUARES sums side by side: so the order of additions is fixed, and a compiler may vectorize
+ * them without leave to reorder. */
 static void add_row(const float *restrict row, size_t n_columns, float sign, float *restrict sums,
                     float *restrict squares)
 {

@@ -298,7 +298,8 @@ accumulate_whole(const uint8_t *lines, const cg_quad_row *rows, const unsigned n
 #pragma GCC unroll 4
     for (unsigned r = 0; r < WHOLE_ROWS; r++) {
         for (unsigned k = 0; k < n; k++)
-            sum[r][k] = V(set1_epi32)(is_wide ? 0 : -128 * rows[r].sum);
+            sum[r][k] =
+                V(set1_epi32)(is_wide ? 0 : -128 * rows[r].sum); /* bytes are element + 128 */
     }
     for (uint32_t i = 0; i < rows[0].n_quads; i++, lines += n * sizeof(vector_i)) {
         vector_i symbols[WHOLE_ROWS];

@@ -1,10 +1,10 @@
 /* codec/klt_synthesis.h - from symbols to elements, in one of four ways, for klt_decode.c.
  *
  * The inverse KLT is a product of two matrices: symbols by basis. It is the largest part of
- * decoding (57 % on AVX2), and most symbols are 0. So what a CPU is good at decides on the way;
- * cg_basis_layout holds the decision. Profiles of version 1 have three ways: lists of symbols,
- * quads (four components at once), and tiles for matrix units. Those of version 2 have one, in
- * integers, whose sums are exact.
+ * decoding, and most symbols are 0. Which way is fastest depends on the CPU; cg_basis_layout holds
+ * the choice. Profiles of version 1 have three ways: lists of symbols, quads (four components at
+ * once), and tiles for matrix units. Those of version 2 have one, in integers, whose sums are
+ * exact.
  *
  * All ways go through the channels in units, which are whole heads, so that what is rotated and
  * stored together is in the cache; and through the tokens in blocks of 8. They end in

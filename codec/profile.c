@@ -90,10 +90,11 @@ done:
 
 cg_status cg_profile_scale(cg_profile *p, const float (*scales)[CG_N_PLANES])
 {
-    const double most_sum = ldexp(1, 33 - CG_LEAST_UNIT_BITS); /* FORMAT.md, "Basis in bands" */
+    /* FORMAT.md, "Basis in bands": the least of unit_bits bounds the sums of all groups. */
+    const double most_sum = ldexp(1, 33 - CG_LEAST_UNIT_BITS);
     const uint64_t hash = cg_scales_hash(scales, p->geometry.n_layers);
     const size_t channels = cg_geometry_channels(&p->geometry);
-    if (hash == 0)
+    if (hash == 0) /* all scales are 1 */
         return CG_OK;
     if (p->version == 1)
         return CG_ERR_UNSUPPORTED;

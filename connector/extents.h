@@ -7,13 +7,13 @@
  *
  * The floor of every chunk must arrive. It goes first, in the order given. Then come the
  * refinements, by benefit (KL divergence saved) per unit of time (of reading and decoding). A step
- * is planned only if everything planned still ends in time. That is predicted so: chunks are read
- * in order at the link's speed, and each is decoded once its last byte is there, one after the
- * other on all threads. When a step does not fit, the best one that does is taken in its place, and
- * planning ends; so more time never makes a plan worse. Where even a slow link has time for
- * everything, chunks are read to their ends one after the other, so that decoding starts early.
- * Levels in files of their own (L0; chunks that don't nest) cannot be cut short. So they are chosen
- * before anything is read of a chunk, by what a slow link can do.
+ * is planned only if everything planned still ends in time. The prediction: chunks are read in
+ * order at the link's speed. Each is decoded, on all threads, when its last byte is there. When a
+ * step does not fit, the best one that fits is taken and planning ends. So more time never makes a
+ * plan worse. Where even a slow link has time for everything, chunks are read to their ends one
+ * after the other, so that decoding starts early. Levels in files of their own (L0; chunks that
+ * don't nest) cannot be cut short. So they are chosen before anything is read of a chunk, by what a
+ * slow link can do.
  *
  * The method is the greedy one for the knapsack with increments; for nested increments of falling
  * benefit it is optimal up to the last step. tests/connector/extents_test.cc compares it with an

@@ -7,11 +7,11 @@
  * each other by the name of their group (connector/host_socket.h): all are of one host, network
  * namespace and user.
  *
- * A save has the same number on all ranks, larger than those of the saves before it, and by that
- * its parts are told. A rank passes its parts on in the order of their beginnings, however long
- * each is in the making; of one that comes to nothing it passes on a refusal in its turn. So a
- * later number says that an earlier one will not come any more. Keys and levels of prefixes are
- * compared, too: ranks that number differently lose saves, and never store wrong KV.
+ * Each save has a number, the same on all ranks and rising; the parts of a save are found by it. A
+ * rank sends its parts in the order in which they were begun, however long each is in the making.
+ * If a part fails, it sends a refusal in its place. So whoever gets a later number knows that no
+ * earlier one will come. Keys and levels of prefixes are compared, too: ranks that number
+ * differently lose saves, and never store wrong KV.
  *
  * What it does not do: wait longer than it is told to. A part that does not come costs the save.
  * One that nobody asks for is dropped with those of the next save.

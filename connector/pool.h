@@ -70,10 +70,9 @@ cg_status cg_pool_submit(cg_pool *pool, cg_job_queue queue, cg_job *job);
  * wait, so these go behind it. */
 cg_status cg_pool_go_on(cg_pool *pool, cg_job_queue queue, cg_job *job);
 
-/* The CPUs that the threads of this process may use, all together. A thread inherits those of the
- * one that starts it, and an engine may have bound that one: vLLM on CPUs binds each of its threads
- * to a CPU of its own, and all that came of the first would share its one. false: they cannot be
- * told. */
+/* The CPUs that the threads of this process may use, all together. A new thread inherits the CPUs
+ * of the thread that starts it, and vLLM binds each of its threads to one. All our threads would
+ * share that one if they did not ask for the process's. false: the CPUs are not known. */
 bool cg_thread_cpus(cpu_set_t *cpus_out);
 /* The number of CPUs that threads bound to n_cpus have; 0: to cg_thread_cpus(). At least 1. */
 uint32_t cg_pool_count_cpus(uint32_t n_cpus);

@@ -11,22 +11,21 @@
  * back, further saves are refused: nobody would write them. A save that was given up stays the
  * writer's, too; it drops it when it is back.
  *
- * Of several engines on a host that save the same chunk one encodes it: who begins holds its lock
- * until it is published. Others encode nothing ahead of it, wait, and ask the store again; and from
- * then on, or once they find a chunk published that had not been there, about each chunk before
- * they encode it. So a chunk costs a further question only where another engine is at the same
+ * Several engines on a host may save the same chunk. Only one encodes it: the one that holds the
+ * chunk's lock, until it is published. The others wait, then ask the store. From then on they ask
+ * about each chunk before they encode it, and so does an engine that finds a chunk published which
+ * had not been there. So a chunk costs a further question only where another engine is at the same
  * prompt. save_timeout_ms after its first wait a save waits for nobody any more: the writer has
  * other saves to make.
  *
  * Memory: staging_mib (configured) bounds the copies of K and V and what is made of them together.
  * The pool may make the copies (copy_later): then nothing of a save is freed or encoded before
- * is_copied, and the copying holds a reference to it. Of a rank whose heads another one stores the
- * copying is all of the save: connector/save_gather.h.
- * A copy is freed when it is encoded, by the writer: encoders have the lowest priority, and may
- * lose the CPU in whatever they hold. An encoder, its output and the file made of it count as much
- * as the chunk's K and V, from the start of the encoding until the chunk is published. Copies leave
- * room for one encoder, so that there is always one that can begin; others begin ahead of it where
- * there is room for them.
+ * is_copied, and the copying holds a reference to it. A rank whose heads another rank stores only
+ * copies; that is its whole save (connector/save_gather.h). A copy is freed when it is encoded, by
+ * the writer: encoders have the lowest priority, and may lose the CPU in whatever they hold. An
+ * encoder, its output and the file made of it count as much as the chunk's K and V, from the start
+ * of the encoding until the chunk is published. Copies leave room for one encoder, so that there is
+ * always one that can begin; others begin ahead of it where there is room for them.
  * Threads: fields are constant once the save is queued, unless they say otherwise. Functions want
  * the runtime's lock held.
  */

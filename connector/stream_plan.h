@@ -6,12 +6,13 @@
  * of connector/extents.h sees all loads at once and is asked anew whenever something has ended.
  * 2. Of all loads, what must arrive goes in the order of deadlines.
  * 3. A range is at most 1 MiB. If the rest of a chunk may have to be left out, it is at most what a
- * slow link moves in 50 ms. So much is under way as the link moves in 200 ms and two round trips,
- * but at least two ranges. Of a far store it is less: three chunks, or what the link moves in two
- * round trips, in ranges of different size. For reads that are under way together end together,
- * which delays the first chunks and leaves decoding for the end. While the link's speed is unknown,
- * ranges under way are of different files: each read opens its file, and a network's file system
- * may then forget what it holds of it, also what another range has just brought.
+ * slow link moves in 50 ms. The window is what may be under way at once: what the link moves in 200
+ * ms and two round trips, and at least two ranges. For a far store it is smaller: three chunks, or
+ * what the link moves in two round trips, in ranges of different size. A larger window delays the
+ * first chunks, because reads that are under way together end together; decoding then starts late.
+ * While the link's speed is unknown, ranges under way are of different files: each read opens its
+ * file, and a network's file system may then forget what it holds of it, also what another range
+ * has just brought.
  * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
  * its load, when its time is up, or when the memory is needed. A range that arrives later is
  * dropped.

@@ -7,11 +7,11 @@
  *
  * heat is 1 / (a minute + the time since the chunk, or one that goes on from it, was used).
  * recompute is what computing the chunk's KV again costs: it grows with the chunk's position,
- * because attention looks at all tokens before. quality is what a request gets of the finest level
- * that is left of the chunk: nearly all at L2, nothing without the chunk. So cold chunks lose their
- * fine levels first. The last file of a chunk goes only when no chunk goes on from it, for a chain
- * is useless behind its first hole. A file that has names elsewhere, as in a context, stays: giving
- * up its names here would free nothing.
+ * because attention looks at all tokens before. quality is how good the finest level that is left
+ * of the chunk is: nearly 1 at L2, 0 without the chunk. So cold chunks lose their fine levels
+ * first. The last file of a chunk goes only when no chunk goes on from it, for a chain is useless
+ * behind its first hole. A file that has names elsewhere, as in a context, stays: giving up its
+ * names here would free nothing.
  * No I/O and no clock in here. Threads: pure functions.
  */
 #ifndef CG_FUSEFS_EVICT_H

@@ -1,20 +1,8 @@
 /* fusefs/fs.h - the inside of a cg_fs, and what the modules of the core share.
  *
- * The modules lie in layers; each calls only what is below it:
- *   start, attributes, files, moves, scrub   operations of fusefs/core.h
- *   directories, contents               those, too: names; reading and writing
- *   publish, published, arrivals
- *   pending, reach, adopt
- *   space
- *   open_files
- *   watch
- *   fs
- *   nodes, control
- *   gc, fsck, left, contexts, drop, evict, survey, walk
- *   lease
- *   staging
- *   life, views, acls, strict, persona, claims, metrics
- * They share the nodes' lock (fusefs/nodes.h); no system call is made under it. And names_lock.
+ * The modules lie in layers. CMakeLists.txt lists them from the lowest to the highest, and each
+ * calls only what is listed above it; tests/layers.py checks that. They share the nodes' lock
+ * (fusefs/nodes.h); no system call is made under it. And names_lock.
  */
 #ifndef CG_FUSEFS_FS_H
 #define CG_FUSEFS_FS_H

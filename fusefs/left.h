@@ -1,10 +1,10 @@
 /* fusefs/left.h - files that killed connectors left unfinished, whatever host they ran on.
  *
  * A connector writes into a hidden file that ends in .tmp, next to the place of the chunk
- * (iouring/io_write.h), and names it when it is complete, seconds later. Such a file counts as left
- * when nobody has written to it for an hour, by the store's clock, and nobody on this host has it
- * open for writing, where the store can tell (leases of fcntl). So a connector of another host that
- * hung in the middle for an hour loses what it was saving: its link fails, and nothing else.
+ * (iouring/io_write.h), and names it when it is complete, seconds later. Such a file is left over
+ * when nobody has written to it for an hour, by the store's clock. Nobody on this host may have it
+ * open for writing, as far as leases of fcntl tell. A connector of another host that hangs for an
+ * hour loses the chunk that it was saving, and no more.
  * Threads: each call stands alone.
  */
 #ifndef CG_FUSEFS_LEFT_H

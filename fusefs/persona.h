@@ -1,12 +1,11 @@
 /* fusefs/persona.h - as whom a thread works on the store.
  *
- * A daemon that runs as root makes and writes files as their owner to be: with that user's and
- * group's id for file access (setfsuid(2), which counts for one thread). So what is made belongs to
- * its owner from the start, there is nothing to be given away by name, and the store's file system
- * counts its blocks for the owner: against a quota, and not from what is reserved for root. The
- * capabilities that let root into every directory stay: whether a caller may do something was the
- * kernel's question before (default_permissions).
- * Where that cannot be had (no CAP_SETPCAP) the thread stays who it is.
+ * A daemon that runs as root takes the ids of a file's future owner before it makes or writes the
+ * file (setfsuid(2), for one thread). So the file belongs to its owner from the start and needs no
+ * chown by name. Its blocks count for the owner's quota, not for root's reserve. The capabilities
+ * that let root into every directory stay: whether a caller may do something was the kernel's
+ * question before (default_permissions). Where that cannot be had (no CAP_SETPCAP) the thread stays
+ * who it is.
  * Threads: each for itself. Not nested.
  */
 #ifndef CG_FUSEFS_PERSONA_H

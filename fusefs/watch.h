@@ -6,8 +6,8 @@
  * attributes are forgotten at once. A name that is gone or has another file makes all names
  * doubtful (an epoch of the kernel, Linux 6.16): they are looked up again. To take out a single
  * name would need the lock of its folder; a request that waits for a killed daemon may hold that
- * for ever. So does a new name of which the kernel may remember that it was missing; what it may
- * remember so is noted (cg_nodes_note_missing()). Other new names need nothing.
+ * for ever. A new name also makes all names doubtful if the kernel may remember it as missing;
+ * cg_nodes_note_missing() notes such names. Other new names need nothing.
  *
  * There is no watch where the kernel or our privileges don't allow it (CAP_SYS_ADMIN, Linux 5.17),
  * and none on file systems that other hosts change, because this host is not told of those changes.
