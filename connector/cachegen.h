@@ -341,6 +341,11 @@ CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  cachegen_save **out);
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
+/* Of a save with copy_later: nothing more is copied, since the blocks are wanted. What a thread
+ * reads at this moment, a layer's K or V of a chunk, it reads to its end: progress.copied says when
+ * no block is read any more. Chunks that were not copied whole are dropped with those behind them;
+ * a rank whose heads another one stores drops the whole save. Any number of calls; NULL is fine. */
+CACHEGEN_API void cachegen_save_cut(cachegen_save *save);
 /* Waits until the save is complete, for a save is never lost half-way, and until the blocks are not
  * read any more. Then frees. With a store that hangs that takes save_timeout_ms (configured). NULL
  * is fine. */
@@ -396,6 +401,7 @@ typedef struct cachegen_stats {
     /* By saves. What the store turned out to have all the same when it was published is in
      * chunks_existed, too. */
     uint64_t chunks_encoded;
+    uint64_t saves_dropped_overwritten; /* of saves_dropped: by cachegen_save_cut() */
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);
 

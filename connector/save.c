@@ -139,22 +139,47 @@ static cg_status reserve_staging(cachegen_save *save, uint32_t most_chunks,
     return is_full ? CG_ERR_AGAIN : CG_OK;
 }
 
-static void copy_chunk(const cachegen_save *save, const cg_save_chunk *chunk,
+/* False: it was cut. */
+static bool copy_chunk(const cachegen_save *save, const cg_save_chunk *chunk,
                        const cg_kv_layout *layout, const int64_t *table)
 {
     const cg_geometry *g = &save->op.connector->model.geometry;
     const size_t tile_bytes = chunk->raw_bytes / CG_N_PLANES / g->n_layers;
     for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
-        for (uint32_t layer = 0; layer < g->n_layers; layer++)
+        for (uint32_t layer = 0; layer < g->n_layers; layer++) {
+            if (atomic_load(&save->is_cut))
+                return false;
             cg_blocks_read(layout, table, layer, plane, chunk->first_token, chunk->n_tokens,
                            chunk->raw + ((size_t)plane * g->n_layers + layer) * tile_bytes);
+        }
+    return true;
 }
 
 static void run_copy(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     (void)scratch;
-    const cachegen_save *save = save_of_copy(job);
-    copy_chunk(save, &save->chunks[task_index], save->layout, save->table);
+    cachegen_save *save = save_of_copy(job);
+    cg_save_begin_reading(save);
+    const bool is_whole = copy_chunk(save, &save->chunks[task_index], save->layout, save->table);
+    cg_save_end_reading(save, task_index, is_whole);
+}
+
+/* With the lock held, and the copying over: chunks that a cut has left in the blocks, and those
+ * behind them, are dropped. */
+static void drop_uncopied(cachegen_save *save)
+{
+    cachegen_stats *stats = &save->op.runtime->stats;
+    const uint32_t n_dropped = save->n_chunks - save->n_whole;
+    if (n_dropped == 0)
+        return;
+    for (uint32_t i = save->n_whole; i < save->n_chunks; i++)
+        cg_save_release_raw(&save->chunks[i]);
+    save->end_token = save->chunks[save->n_whole].first_token;
+    save->n_chunks = save->n_whole;
+    if (!save->op.done) { /* else they are counted */
+        stats->saves_dropped += n_dropped;
+        stats->saves_dropped_overwritten += n_dropped;
+    }
 }
 
 static void copy_done(cg_job *job)
@@ -163,6 +188,7 @@ static void copy_done(cg_job *job)
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
     cg_save_end_copying(save);
+    drop_uncopied(save);
     /* It was given up meanwhile: then these are nobody's, unless the writer has it. */
     for (uint32_t i = 0; i < save->n_chunks && save->op.done && rt->saving != &save->op; i++)
         cg_save_release_raw(&save->chunks[i]);
@@ -180,6 +206,7 @@ static cg_status begin_copy(cachegen_save *save, const cg_kv_layout *layout,
             return CG_ERR_NO_MEMORY;
     if (r->copy_later != 0 && save->n_chunks > 0 && cg_save_keep_table(save, layout, r)) {
         save->copy_job = (cg_job){.run = run_copy, .done = copy_done, .n_tasks = save->n_chunks};
+        save->n_whole = save->n_chunks;
         return CG_OK;
     }
     for (uint32_t i = 0; i < save->n_chunks; i++)
@@ -372,6 +399,18 @@ cachegen_status cachegen_save_poll(cachegen_save *save, cachegen_progress *progr
     if (save == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     return cg_operation_poll(&save->op, &save->progress, 0, progress_out);
+}
+
+void cachegen_save_cut(cachegen_save *save)
+{
+    if (save == NULL || !cg_operation_is_ours(&save->op))
+        return;
+    cg_runtime *rt = save->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    atomic_store(&save->is_cut, true);
+    if (save->n_reading == 0)
+        save->progress.copied = 1;
+    pthread_mutex_unlock(&rt->lock);
 }
 
 void cachegen_save_free(cachegen_save *save)

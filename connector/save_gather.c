@@ -30,8 +30,8 @@ static uint32_t list_chunks(const cachegen_save *save, cg_gather_chunk *chunks)
     return save->heads_to - save->from_key;
 }
 
-/* Of chunk i of the part. */
-static void copy_heads(const cachegen_save *save, const cg_kv_layout *layout, const int64_t *table,
+/* Of chunk i of the part. False: it was cut. */
+static bool copy_heads(const cachegen_save *save, const cg_kv_layout *layout, const int64_t *table,
                        uint32_t i)
 {
     const cg_geometry *g = &save->op.connector->model.geometry;
@@ -43,9 +43,12 @@ static void copy_heads(const cachegen_save *save, const cg_kv_layout *layout, co
         (size_t)n_tokens * layout->given.n_kv_heads * g->head_dim * layout->element_bytes;
     for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
         for (uint32_t layer = 0; layer < g->n_layers; layer++) {
+            if (atomic_load(&save->is_cut))
+                return false;
             cg_blocks_read(&own, table, layer, plane, first_token, n_tokens, data);
             data += tile_bytes;
         }
+    return true;
 }
 
 static cachegen_save *save_of_copy(cg_job *job)
@@ -56,8 +59,10 @@ static cachegen_save *save_of_copy(cg_job *job)
 static void run_copy_heads(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     (void)scratch;
-    const cachegen_save *save = save_of_copy(job);
-    copy_heads(save, save->layout, save->table, task_index);
+    cachegen_save *save = save_of_copy(job);
+    cg_save_begin_reading(save);
+    const bool is_whole = copy_heads(save, save->layout, save->table, task_index);
+    cg_save_end_reading(save, task_index, is_whole);
 }
 
 static void copy_heads_done(cg_job *job)
@@ -68,11 +73,16 @@ static void copy_heads_done(cg_job *job)
      * the heads sees this, too. */
     pthread_mutex_lock(&rt->lock);
     cg_save_end_copying(save);
+    const bool is_whole = save->n_whole == job->n_tasks;
     cg_runtime_notify(rt);
     pthread_mutex_unlock(&rt->lock);
-    const cg_status status = cg_gather_send(gather_of(save), &save->part);
+    cg_status status = CG_OK;
+    if (is_whole)
+        status = cg_gather_send(gather_of(save), &save->part);
+    else
+        cg_gather_abandon(gather_of(save), &save->part);
     pthread_mutex_lock(&rt->lock);
-    save->end_token = status == CG_OK ? save->n_tokens : 0;
+    save->end_token = is_whole && status == CG_OK ? save->n_tokens : 0;
     cg_save_finish(save, status);
     cg_operation_unref(&save->op);
     pthread_mutex_unlock(&rt->lock);
@@ -201,6 +211,7 @@ cg_status cg_save_send_heads(cachegen_save *save, const cg_gpu *gpu, const cg_kv
         status = copy_heads_off_gpu(save, gpu, layout, r, chunks, n, &save->part);
     } else if (n > 0 && status == CG_OK && r->copy_later && cg_save_keep_table(save, layout, r)) {
         save->copy_job = (cg_job){.run = run_copy_heads, .done = copy_heads_done, .n_tasks = n};
+        save->n_whole = n;
     } else if (n > 0 && status == CG_OK) {
         for (uint32_t i = 0; i < n; i++)
             copy_heads(save, layout, r->block_table, i);

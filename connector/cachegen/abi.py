@@ -145,7 +145,7 @@ class Stats(_Struct):
         + _u64("saves_dropped_staging", "saves_dropped_lossy", "saves_dropped_unreachable", "saves_dropped_timed_out")
         + _u64("saves_dropped_failed", "staging_peak_bytes", "loads_shortened", "bytes_dropped")
         + _u64("predicted_kl_micronats", "lookups_skipped", "staging_bytes", "saves_dropped_incomplete")
-        + _u64("symbols_saturated", "chunks_decoded_on_gpu", "gpu_errors", "chunks_encoded")
+        + _u64("symbols_saturated", "chunks_decoded_on_gpu", "gpu_errors", "chunks_encoded", "saves_dropped_overwritten")
     )
 
     def as_dict(self):
@@ -183,6 +183,7 @@ _FUNCTIONS = {  # result type, argument types
     "eventfd": (ctypes.c_int, [c_void_p]),
     "save_start": (c_int32, [c_void_p, POINTER(SaveRequest), POINTER(c_void_p)]),
     "save_poll": (c_int32, [c_void_p, POINTER(Progress)]),
+    "save_cut": (None, [c_void_p]),
     "load_levels": (c_uint32, [c_void_p, c_void_p, c_uint32]),
     "save_free": (None, [c_void_p]),
     "report_load": (None, [c_void_p, c_uint32, c_void_p]),
@@ -385,6 +386,9 @@ class Connector:
         progress = Progress()
         self._c.cachegen_save_poll(save, byref(progress))
         return progress
+
+    def save_cut(self, save):
+        self._c.cachegen_save_cut(save)
 
     def save_free(self, save):
         self._c.cachegen_save_free(save)

@@ -291,16 +291,18 @@ class Engine
         r.number = next_number != 0 ? next_number++ : 0;
         return within_step([&] { return cachegen_save_start(c, &r, save); });
     }
-    // Until the save does not read the blocks any more.
-    void wait_copied(cachegen_save *save)
+    // Whether the save does not read the blocks any more.
+    static bool is_copied(cachegen_save *save)
     {
         cachegen_progress p = {};
         p.struct_size = sizeof p;
-        const auto is_copied = [&] {
-            cachegen_save_poll(save, &p);
-            return p.copied != 0 ? CACHEGEN_OK : CACHEGEN_AGAIN;
-        };
-        EXPECT_EQ(wait_for(c, is_copied), CACHEGEN_OK);
+        cachegen_save_poll(save, &p);
+        return p.copied != 0;
+    }
+    void wait_copied(cachegen_save *save)
+    {
+        const auto poll_op = [&] { return is_copied(save) ? CACHEGEN_OK : CACHEGEN_AGAIN; };
+        EXPECT_EQ(wait_for(c, poll_op), CACHEGEN_OK);
     }
     cachegen_progress finish(cachegen_save *save)
     {

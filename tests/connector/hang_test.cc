@@ -346,12 +346,15 @@ TEST_P(HangTest, NoCallOfAStepWaits)
             cachegen_forget_failed(engine->c, engine->plan.data(), engine->plan.size(), &p);
             cachegen_load_free(load);
         });
-        for (const bool copies_later : {false, true}) {
+        enum { AT_ONCE, LATER, CUT };
+        for (const int copying : {AT_ONCE, LATER, CUT}) {
             cachegen_save *save = nullptr;
-            engine->copies_later = copies_later;
+            engine->copies_later = copying != AT_ONCE;
             step.run([&] {
                 if (engine->save_start(other, 0, 64, true, "name", 0, &save) == CACHEGEN_OK)
                     cachegen_save_poll(save, &p);
+                if (copying == CUT)
+                    cachegen_save_cut(save);
             });
             if (save == nullptr)
                 continue; // it hangs

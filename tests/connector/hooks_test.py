@@ -295,13 +295,21 @@ class CopyTest(unittest.TestCase):
     """A step that gives a block to somebody else begins when no save reads it any more."""
 
     def setUp(self):
-        self.copied, self.n_waits, self.loaded_after = set(), 0, None
-        cg = types.SimpleNamespace(save_start=self.save_start, save_poll=self.poll, load_start=self.load_start)
+        self.copied, self.n_waits, self.loaded_after, self.cut = set(), 0, None, []
+        self.have_time(3600)
+        cg = types.SimpleNamespace(
+            save_start=self.save_start, save_poll=self.poll, load_start=self.load_start, save_cut=self.cut.append
+        )
         rank = types.SimpleNamespace(index=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.wait, rank=rank), Failures(), block_tokens=16)
         for name, blocks in (("a", [1, 2]), ("b", [3, 4])):
             plan = SavePlan(name, array.array("I"), b"", b"", 0, 32, 0, False, blocks, None)
             self.worker.start_saves(Metadata(saves=[plan]))
+
+    def have_time(self, seconds):
+        patch = mock.patch("cachegen.vllm.worker.COPY_WAIT_S", seconds)
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def save_start(self, *arguments, copy_later, after, number):
         self.assertTrue(copy_later and after is None)  # not on a GPU
@@ -331,6 +339,27 @@ class CopyTest(unittest.TestCase):
         self.assertEqual(self.n_waits, 3)
         self.worker.submit(Metadata(overwritten={4}))
         self.assertEqual(self.n_waits, 5)
+
+    def test_a_copy_in_the_way_for_too_long_is_cut_and_what_is_being_read_is_waited_for(self):
+        self.have_time(0)
+        self.worker.submit(Metadata(overwritten={5, 6}))
+        self.assertEqual((self.cut, self.n_waits), ([], 0))
+        self.worker.submit(Metadata(overwritten={1}, loads=[LoadPlan("r", 0, 16, [1], b"")]))
+        self.assertEqual((self.cut, self.n_waits, self.loaded_after), ([(1, 2)], 3, 3))
+        self.assertEqual(len(self.worker.saves), 2)  # what was copied is still saved
+
+    def test_all_copies_of_a_step_have_one_time(self):
+        clock = [100.0]
+
+        def wait(seconds):
+            clock[0] += seconds
+
+        self.have_time(0.5)
+        self.worker.library.wait = wait
+        self.worker.library.cg.save_cut = lambda save: (self.cut.append(save), self.copied.add(save))
+        with mock.patch("cachegen.vllm.worker.time.monotonic", lambda: clock[0]):
+            self.worker.submit(Metadata())
+        self.assertEqual((self.cut, clock), ([(1, 2), (3, 4)], [100.5]))
 
     def test_where_nothing_can_be_waited_for_the_copy_in_the_way_is_asked_for_and_no_save_is_ended(self):
         polled = []

@@ -3,6 +3,7 @@
 #include "connector/plan.h"
 #include "tests/connector/engine.h"
 #include "tests/connector/touched_pages.h"
+#include "tests/connector/watch.h"
 
 #include <unistd.h>
 
@@ -229,6 +230,97 @@ TEST_P(LoadTest, ASaveThatIsFreedReadsNoBlocksAnyMore)
         engine.load(tokens);
         ASSERT_EQ(engine.error_of(tokens, 0, 32 * 16 - 1), 0);
     }
+}
+
+// The one thread that copies stands still in a read of the first save's.
+TEST_P(LoadTest, OfACopyThatIsCutOnlyWhatIsBeingReadIsWaitedFor)
+{
+    const Store store;
+    Engine engine(store, with("\"threads\": 1"));
+    const Tokens tokens = prompt(32 * 8);
+    engine.prefill(tokens);
+    engine.copies_later = true;
+    cachegen_save *saves[2];
+    {
+        TouchedPages blocks(engine.memory.data(), engine.memory.size(), true);
+        for (cachegen_save *&save : saves)
+            ASSERT_EQ(engine.save_start(tokens, 0, 32 * 8, true, nullptr, 0, &save), CACHEGEN_OK);
+        ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
+        for (cachegen_save *save : saves)
+            cachegen_save_cut(save);
+        EXPECT_FALSE(Engine::is_copied(saves[0]));
+        EXPECT_TRUE(Engine::is_copied(saves[1]));
+        blocks.release();
+        engine.wait_copied(saves[0]);
+    }
+    engine.poison();
+    for (cachegen_save *save : saves) {
+        const cachegen_progress p = engine.finish(save);
+        EXPECT_EQ(p.status, CACHEGEN_OK);
+        EXPECT_EQ(p.loaded_tokens, 0u);
+    }
+    const cachegen_stats s = engine.stats();
+    EXPECT_EQ(s.saves_dropped_overwritten, 16u);
+    EXPECT_EQ(s.saves_dropped, 16u);
+    EXPECT_EQ(s.staging_bytes, 0u);
+    EXPECT_TRUE(store.chunks("L0").empty());
+}
+
+// It stands still in the third chunk, or the fourth: pages are not blocks.
+TEST_P(LoadTest, ChunksThatWereCopiedBeforeACutAreSavedAndNoOther)
+{
+    const Store store;
+    Engine engine(store, with("\"threads\": 1"));
+    const Tokens tokens = prompt(32 * 8);
+    std::sort(engine.table.begin(), engine.table.end());
+    engine.prefill(tokens);
+    engine.copies_later = true;
+    cachegen_save *save;
+    {
+        uint8_t *const third = engine.element(0, 0, 64 / Engine::BLOCK_TOKENS, 0, 0, 0);
+        TouchedPages blocks(third, engine.memory.data() + engine.layer_bytes() - third, true);
+        ASSERT_EQ(engine.save_start(tokens, 0, 32 * 8, true, nullptr, 0, &save), CACHEGEN_OK);
+        ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
+        cachegen_save_cut(save);
+        blocks.release();
+        engine.wait_copied(save);
+    }
+    engine.poison();
+    const cachegen_progress p = engine.finish(save);
+    EXPECT_EQ(p.status, CACHEGEN_OK);
+    EXPECT_GE(p.loaded_tokens, 64u);
+    EXPECT_LE(p.loaded_tokens, 96u);
+    EXPECT_EQ(store.chunks("L0").size(), p.loaded_tokens / 32);
+    EXPECT_EQ(engine.stats().saves_dropped_overwritten, 8 - p.loaded_tokens / 32);
+    EXPECT_EQ(engine.stats().staging_bytes, 0u);
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, p.loaded_tokens);
+    EXPECT_EQ(engine.error_of(tokens, 0, p.loaded_tokens), 0);
+}
+
+TEST_P(LoadTest, WhereverASaveIsCutWhatItLeavesIsRight)
+{
+    const Store store;
+    Engine engine(store, with());
+    engine.copies_later = true;
+    for (uint64_t i = 0; i < 60; i++) {
+        const Tokens tokens = prompt(32 * 16, i);
+        engine.prefill(tokens);
+        cachegen_save *save;
+        ASSERT_EQ(engine.save_start(tokens, 0, 32 * 16, true, nullptr, 0, &save), CACHEGEN_OK);
+        if (i % 3 == 2) // it is too late to cut anything
+            engine.wait_copied(save);
+        cachegen_save_cut(save);
+        cachegen_save_cut(save);
+        engine.wait_copied(save);
+        engine.poison();
+        const cachegen_progress p = engine.finish(save);
+        ASSERT_EQ(p.status, CACHEGEN_OK);
+        ASSERT_TRUE(p.loaded_tokens == 32 * 16 || i % 3 != 2);
+        const uint32_t n = std::min(p.loaded_tokens, 32u * 16 - 1);
+        ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, n);
+        ASSERT_EQ(engine.error_of(tokens, 0, n), 0);
+    }
+    EXPECT_EQ(engine.stats().staging_bytes, 0u);
 }
 
 TEST_P(LoadTest, SaltsExtraKeysAndDtypesNeverShare)

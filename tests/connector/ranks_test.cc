@@ -4,6 +4,7 @@
 
 #include "tests/connector/engine.h"
 #include "tests/connector/touched_pages.h"
+#include "tests/connector/watch.h"
 
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -164,6 +165,49 @@ TEST(RanksTest, BlocksThatAreCopiedLaterAreNotReadByTheThreadThatSaves)
     Engine single(store);
     EXPECT_EQ(single.load(tokens).progress.loaded_tokens, 32u * 16 + 15);
     EXPECT_EQ(single.error_of(tokens, 0, 32 * 16 + 15), 0);
+}
+
+TEST(RanksTest, ARankWhoseCopyIsCutPassesNothingOn)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO, "\"threads\": 1");
+    cachegen_save *saves[2];
+    ASSERT_EQ(Ranks::start(ranks[0], LONG, &saves[0]), CACHEGEN_OK);
+    ranks[1].copies_later = true;
+    ranks[1].prefill(LONG);
+    {
+        TouchedPages blocks(ranks[1].memory.data(), ranks[1].memory.size(), true);
+        ASSERT_EQ(ranks[1].save_start(LONG, 0, 112, true, nullptr, 0, &saves[1]), CACHEGEN_OK);
+        ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
+        cachegen_save_cut(saves[1]);
+        EXPECT_FALSE(Engine::is_copied(saves[1]));
+        blocks.release();
+        ranks[1].wait_copied(saves[1]);
+    }
+    ranks[1].poison();
+    cachegen_progress p = ranks[1].finish(saves[1]);
+    EXPECT_EQ(p.status, CACHEGEN_OK);
+    EXPECT_EQ(p.loaded_tokens, 0u);
+    p = ranks[0].finish(saves[0]);
+    EXPECT_EQ(p.loaded_tokens, 0u);
+    EXPECT_EQ(ranks[0].stats().saves_dropped_incomplete, 4u);
+    EXPECT_TRUE(store.chunks("L0").empty());
+    // What comes next is whole again, also where the rank that stores is cut.
+    EXPECT_EQ(ranks.save(LONG), CACHEGEN_OK);
+    const Tokens other = prompt(112, 2);
+    ranks[0].copies_later = ranks[1].copies_later = true;
+    for (int i : {0, 1})
+        ASSERT_EQ(Ranks::start(ranks[i], other, &saves[i]), CACHEGEN_OK);
+    cachegen_save_cut(saves[0]);
+    for (int i : {0, 1})
+        ranks[i].wait_copied(saves[i]);
+    for (int i : {0, 1})
+        ranks[i].poison();
+    p = ranks[0].finish(saves[0]);
+    EXPECT_EQ(p.status, CACHEGEN_OK);
+    ranks[1].finish(saves[1]);
+    EXPECT_EQ(ranks[0].load(other).progress.loaded_tokens, std::min(p.loaded_tokens, 111u));
+    EXPECT_EQ(ranks[0].error_of(other, 0, std::min(p.loaded_tokens, 111u)), 0);
 }
 
 // What a rank could not pass on is told by its save, and freeing one waits for the copying.

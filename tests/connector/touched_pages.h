@@ -1,6 +1,7 @@
 // tests/connector/touched_pages.h - memory of which it is seen which thread touches it first.
 #ifndef CG_TESTS_CONNECTOR_TOUCHED_PAGES_H
 #define CG_TESTS_CONNECTOR_TOUCHED_PAGES_H
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,12 +13,14 @@ namespace cg_test
 {
 
 // The whole pages in a range: the first touch is a SIGSEGV, whose handler notes the thread and
-// gives them back. One at a time.
+// gives them back; with holds only after release(), and until then the thread stands still. One at
+// a time.
 class TouchedPages
 {
   public:
-    TouchedPages(uint8_t *begin, size_t n_bytes)
+    TouchedPages(uint8_t *begin, size_t n_bytes, bool holds = false)
     {
+        holds_ = holds;
         const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)),
                         first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page,
                         end = (reinterpret_cast<uintptr_t>(begin) + n_bytes) / page * page;
@@ -38,6 +41,10 @@ class TouchedPages
     TouchedPages(const TouchedPages &) = delete;
     TouchedPages &operator=(const TouchedPages &) = delete;
 
+    void release()
+    {
+        holds_ = false;
+    }
     // 0: none has.
     pid_t first_thread() const
     {
@@ -52,11 +59,14 @@ class TouchedPages
             std::signal(signal, SIG_DFL); // somebody else's: it comes again
         pid_t nobody = 0;
         toucher_.compare_exchange_strong(nobody, gettid());
+        while (holds_)
+            sched_yield();
         mprotect(begin_, n_bytes_, PROT_READ | PROT_WRITE);
     }
     static inline uint8_t *begin_;
     static inline size_t n_bytes_;
     static inline std::atomic<pid_t> toucher_;
+    static inline std::atomic<bool> holds_;
     struct sigaction before_ = {};
 };
 

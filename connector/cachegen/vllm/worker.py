@@ -2,7 +2,7 @@
 
 Runs on the thread of the engine's worker. The library's own threads read, decode and copy; here loads and saves are
 started and asked for. Copying out of blocks goes on beside the next forwards; a step that gives such a block to somebody
-else begins when the copy is done.
+else waits COPY_WAIT_S for the copy at most. Then what is not copied is not saved.
 
 Surprises:
  1. Loads are asynchronous and start in submit(), before the step's forward: vLLM calls start_load_kv() after it unless a
@@ -25,6 +25,7 @@ from cachegen.vllm.metrics import OWN_COUNTERS
 # Kinds of outages.
 LOADS, SAVES, STAGING, GPU = "failing loads", "failing saves", "staging memory is full", "GPU error"
 IDLE_WAIT_S = 0.01  # a new request waits that long at most
+COPY_WAIT_S = 0.005  # a step for all copies that are in its way
 
 
 class Worker:
@@ -35,6 +36,7 @@ class Worker:
         self.loads: dict[str, tuple[LoadPlan, object]] = {}  # request -> plan, handle
         self.saves: list[tuple[str, int, object]] = []  # request, the token that it saves to, handle
         self._copied_from: list[tuple[object, frozenset]] = []  # handles of saves, and the blocks that they read
+        self._copies_until = 0.0  # on the monotonic clock: how long this step may wait for them
         self._kv_id = None
         self._n_kernel_blocks = 1  # of the KV cache, in each of the scheduler's
         self._failed_loads: list[LoadPlan] = []  # never started
@@ -102,9 +104,9 @@ class Worker:
     def _begin_step(self):
         self._steps.begin()
 
-    @guarded(lambda self: time.sleep(1e-3))
-    def _pause(self):
-        self.library.wait(IDLE_WAIT_S)
+    @guarded(lambda self, seconds: time.sleep(min(seconds, 1e-3)))
+    def _pause(self, seconds):
+        self.library.wait(seconds)
 
     def _end_save(self, save, is_in_the_way):
         """Where it cannot be told what a save reads: it must be over before somebody else has its blocks."""
@@ -113,15 +115,25 @@ class Worker:
             self.library.cg.save_free(save)
         return is_in_the_way
 
+    def _is_copied(self, save):
+        return bool(self.library.cg.save_poll(save).copied)
+
     @guarded(_end_save)
     def _await_copy(self, save, is_in_the_way):
-        """Whether no block is read by a save any more; one that is in the way is waited for."""
-        while not (is_copied := self.library.cg.save_poll(save).copied) and is_in_the_way:
-            self._pause()
+        """Whether no block is read by a save any more; one that is in the way is waited for, and cut when time is up."""
+        is_copied = self._is_copied(save)
+        while not is_copied and is_in_the_way and (left_s := self._copies_until - time.monotonic()) > 0:
+            self._pause(left_s)
+            is_copied = self._is_copied(save)
+        if not is_copied and is_in_the_way:
+            self.library.cg.save_cut(save)
+            while not (is_copied := self._is_copied(save)):  # what is being read: a layer's K or V of a chunk
+                self._pause(COPY_WAIT_S)
         return is_copied
 
     def _await_copies(self, overwritten):
         """Until no block of a set (None: no block at all) is read by a save any more."""
+        self._copies_until = time.monotonic() + COPY_WAIT_S
         self._copied_from = [
             (save, blocks)
             for save, blocks in self._copied_from
