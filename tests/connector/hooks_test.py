@@ -532,6 +532,20 @@ class AdapterTest(unittest.TestCase):
         self.worker.finished_loads(set(), False)
         self.assertEqual(self.worker.take_bad_blocks(), {5, 6})
 
+    def test_all_that_vllm_reads_is_told_in_its_order(self):
+        identity = self.answer(self.lora())
+        self.manager.add_adapter(self.lora())
+        self.manager.add_adapter(self.lora(number=2))
+        self.worker.finished_loads(set(), False)
+        self.assertEqual(self.worker.take_report().taken, [(1, "a", identity), (2, "a", None)])
+        self.assertIsNone(self.worker.take_report())
+
+    def test_a_second_connector_of_an_engine_leaves_adapters_to_the_first(self):
+        with mock.patch("cachegen.vllm.adapters._manager_of", lambda _config: self.manager):
+            self.assertRaisesRegex(LookupError, "another connector", HeldAdapters, None)
+            self.held.close()
+            HeldAdapters(None).close()
+
     def test_of_requests_that_are_over_no_block_is_bad(self):
         self.load(self.answer(self.lora()))
         self.end_load()

@@ -374,27 +374,77 @@ class AdapterTest(unittest.TestCase):
         self.told([1], "too late")
         self.assertIsNone(self.made.states["r"].extra)
 
-    def test_where_a_name_has_had_two_contents_vllms_own_blocks_are_not_taken(self):
-        lora, local = adapter(), 4 * BLOCK
-        self.save(lora, "x")
-        self.assertIsNotNone(self.save(lora, "x", n_local=local))
-        asked = request("other", lora_request=adapter(number=2))
-        self.assertEqual(self.made.matched_tokens(asked, local), (None, False))
-        self.told([2], "y")
-        self.assertEqual(self.made.matched_tokens(asked, local), (None, False))  # asked again
-        self.made.step(step_of(None, 0, 0))
-        self.assertTrue(asked.skip_reading_prefix_cache)  # without the blocks
-        plain = request("plain")
-        self.assertEqual(self.made.matched_tokens(plain, local), (0, False))
+    def ask(self, name, number, identity, n_local=4 * BLOCK):
+        """What matched_tokens() says to a request of which vLLM has n_local tokens, in blocks 1, 2 ..."""
+        n_blocks = n_local // BLOCK
+        self.made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(n_blocks), n_local)
+        asked = request(name, lora_request=adapter(number=number))
+        self.assertEqual(self.made.matched_tokens(asked, n_local), (None, False))
+        self.told([number], identity)
+        return self.made.matched_tokens(asked, n_local)
+
+    def test_where_a_name_has_had_two_contents_vllm_keeps_blocks_of_the_asked_one_alone(self):
+        self.save(adapter(), "x")
+        self.assertEqual(self.ask("same", 1, "x"), (0, False))
+        self.assertEqual(self.ask("other", 2, "y"), (None, False))  # asked again, without the blocks
+        self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
+        other = request("other", lora_request=adapter(number=2))
+        self.assertEqual(self.made.matched_tokens(other, 0), (0, False))
+        self.made.update_after_alloc(other, blocks(2), 0)
+        self.made.kv_cache_manager.evicted = set()
+        self.assertEqual(self.ask("again", 2, "y", n_local=2 * BLOCK), (0, False))
+        self.assertEqual(self.ask("partly", 2, "y"), (None, False))
+        self.assertEqual(self.made.kv_cache_manager.evicted, {3, 4})
+        self.assertEqual(self.made.matched_tokens(request("plain"), 4 * BLOCK), (0, False))
+
+    def test_blocks_that_others_have_had_meanwhile_are_of_no_adapter(self):
+        self.ask("y", 2, "y", n_local=0)
+        self.save(adapter(), "x")
+        plain, untold = request("plain"), request("untold", lora_request=adapter(number=3))
+        self.made.matched_tokens(plain, 0)
+        self.made.update_after_alloc(plain, blocks(1), 0)
+        self.assertEqual(self.ask("x", 1, "x"), (None, False))
+        self.assertEqual(self.made.kv_cache_manager.evicted, {1})
+        self.made.kv_cache_manager.evicted = set()
+        self.made.matched_tokens(untold, 0)
+        self.told([3], None)
+        self.made.matched_tokens(untold, 0)
+        self.made.update_after_alloc(untold, blocks(2), 0)
+        self.assertEqual(self.ask("again", 1, "x"), (None, False))
+        self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2})
 
     def test_also_where_the_first_content_was_that_of_a_request_that_nothing_is_stored_of(self):
         self.made.library.min_tokens = 100
         self.assertEqual(self.made.matched_tokens(request("short", 64, lora_request=adapter()), 0), (0, False))
         self.told([1], "x")
-        asked = request("long", lora_request=adapter(number=2))
-        self.assertEqual(self.made.matched_tokens(asked, 4 * BLOCK), (None, False))
-        self.told([2], "y")
-        self.assertEqual(self.made.matched_tokens(asked, 4 * BLOCK), (None, False))
+        self.assertEqual(self.ask("long", 2, "y"), (None, False))
+        self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
+
+    def test_a_content_that_vllm_has_read_between_two_requests_counts_though_nobody_asked_for_it(self):
+        self.save(adapter(), "x")
+        running = self.made.states["r1"]
+        self.assertEqual(running.adapter_key, (1, "x"))
+        self.made.take_report(WorkerReport(taken=[(1, "a", "y"), (1, "a", "x")]))
+        self.assertEqual((running.adapter_key, running.saved_last), (None, True))
+        # Its blocks were computed with either.
+        self.assertEqual(self.ask("back", 1, "x"), (None, False))
+        self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
+
+    def test_what_vllm_reads_as_it_was_said_to_be_is_no_other_content(self):
+        self.save(adapter(), "x")
+        self.made.take_report(WorkerReport(taken=[(1, "a", "x"), (2, "b", None)]))
+        self.assertEqual(self.ask("again", 1, "x"), (0, False))
+        self.assertEqual(self.made.states["r1"].adapter_key, (1, "x"))
+
+    def test_blocks_that_cannot_be_asked_for_are_not_taken(self):
+        self.save(adapter(), "x")
+        self.ask("other", 2, "y", n_local=0)
+        self.made.kv_cache_manager = None
+        asked = request("asked", lora_request=adapter())
+        self.made.matched_tokens(asked, 4 * BLOCK)
+        self.told([1], "x")
+        with self.assertLogs("vllm.cachegen", "ERROR"):
+            self.assertEqual(self.made.matched_tokens(asked, 4 * BLOCK), (None, False))
         self.made.step(step_of(None, 0, 0))
         self.assertTrue(asked.skip_reading_prefix_cache)
 

@@ -511,6 +511,12 @@ def changed_phase(work, cases):
         other = LoRARequest("name", 7, path)
         answer = engine.ask(prompt, lora=other, salt="names", fresh=False)
         equal((answer.hit, answer.cached, answer.tokens), (0, 0, with_third.tokens), "tokens loaded, cached, answer")
+        answer = engine.ask(prompt, lora=other, salt="names", fresh=False)
+        local = len(prompt) // BLOCK * BLOCK
+        equal((answer.cached - answer.hit, answer.tokens), (local, with_third.tokens), "tokens in vLLM's cache, answer")
+        write_adapter(path, engine, seed=2)
+        answer = engine.ask(prompt, lora=LoRARequest("name", 8, path), salt="names", fresh=False)
+        equal((answer.hit, answer.tokens), (whole, with_second.tokens), "tokens loaded, answer of the content that is back")
 
     def replace_weights():
         import torch

@@ -7,8 +7,8 @@ hashes the tensors. What vLLM does not hold when it is asked for is read ahead a
 vLLM later. Where vLLM yet reads another content (it has dropped the adapter meanwhile, say), what was loaded for the old
 one is recomputed, and nothing is saved.
 
-Surprise: vLLM's own prefix cache tells adapters apart by name only. Where a name has had two contents, its blocks are not
-taken for requests with that name.
+Surprise: vLLM's own prefix cache tells adapters apart by name, not by content. Where a name has had two contents, a request
+takes only blocks of which AdapterBlocks knows that they are of its own content.
 Threads: files are read and contents hashed by a thread of the worker's side, unless vLLM itself reads one.
 """
 
@@ -96,9 +96,39 @@ class AskedAdapters:
         check.is_done, check.key = True, (number, identity) if identity is not None else None
         self._contents.setdefault(check.name, set()).add(identity)
 
+    def note_taken(self, name, identity):
+        """vLLM has read a content (None: not known yet), whether it was asked for or not."""
+        self._contents.setdefault(name, set()).add(identity)
+
     def has_mixed_blocks(self, adapter):
         """Whether vLLM's own prefix cache may hold blocks of several contents under the name of a LoRARequest."""
         return len(self._contents.get(adapter.lora_name, ())) > 1
+
+
+class AdapterBlocks:
+    """Of which content of an adapter the KV in vLLM's blocks is, by block number. Used by the scheduler's thread only."""
+
+    def __init__(self):
+        self._keys = {}  # block -> (number, identity)
+
+    def mark(self, block_ids, key):
+        """Blocks get new content. key: as Check has it; None: of no adapter, or of one that cannot be told."""
+        if key is not None:
+            self._keys.update(dict.fromkeys(block_ids, key))
+        elif self._keys:
+            for block in block_ids:
+                self._keys.pop(block, None)
+
+    def doubt(self, number, identity):
+        """vLLM has read the adapter of this number, and its content is now this one (None: not known yet). When it was
+        read is not known: no block that it has computed with another content is sure to be of that."""
+        for block, key in list(self._keys.items()):
+            if key[0] == number and key[1] != identity:
+                del self._keys[block]
+
+    def others(self, block_ids, key):
+        """Those of the blocks that are of another content than key's, or may be."""
+        return {block for block in block_ids if key is None or self._keys.get(block, (0, None))[1] != key[1]}
 
 
 # ---- the worker's side ----
@@ -146,13 +176,16 @@ class HeldAdapters:
     """What a worker holds of each adapter. Used by the worker's thread; _run() is another one's."""
 
     def __init__(self, lora_config):
-        """LookupError, AttributeError, ImportError: what reads adapters in this vLLM cannot be found."""
+        """LookupError, AttributeError, ImportError: what reads adapters in this vLLM cannot be found, or another connector
+        stands in for it."""
         self._manager = _manager_of(lora_config)
+        if isinstance(getattr(self._manager._load_adapter, "__self__", None), HeldAdapters):
+            raise LookupError("another connector of this engine sees to them")
         self._read = self._manager._load_adapter  # a LoRARequest -> a LoRAModel; keeps nothing
         self._lock = threading.Lock()  # of the next, and of what it holds
         self._held: dict[int, _Held] = {}  # by number
         self._asked: set[int] = set()  # numbers
-        self._taken: dict[int, str | None] = {}  # number -> identity of what vLLM has read since the last call
+        self._taken: list[tuple[object, str | None]] = []  # what vLLM has read since the last call: LoRARequest, identity
         self._news = threading.Event()  # one more is known
         self._jobs = queue.SimpleQueue()  # (_Held, a LoRAModel or None: read one ahead)
         threading.Thread(target=self._run, name="cachegen-adapters", daemon=True).start()
@@ -194,8 +227,9 @@ class HeldAdapters:
             return held is not None and held.is_known and held.identity == identity
 
     def take_taken(self):
-        """number -> identity, or None (not known yet), of what vLLM has read since the last call."""
-        taken, self._taken = self._taken, {}
+        """What vLLM has read since the last call, in its order: (LoRARequest, identity, or None: not known yet)."""
+        with self._lock:
+            taken, self._taken = self._taken, []
         return taken
 
     def close(self):
@@ -209,7 +243,8 @@ class HeldAdapters:
             held = self._held.pop(number, None)
             if held is not None and held.model is not None and _reads_the_same(held.adapter, adapter):
                 model, held.model = held.model, None
-                self._held[number], self._taken[number] = held, held.identity
+                self._held[number] = held
+                self._taken.append((adapter, held.identity))
                 return model
         model = self._read(adapter)
         held = _Held(adapter)
@@ -220,7 +255,8 @@ class HeldAdapters:
         except Exception as e:
             self._is_lost(held, e)
         with self._lock:
-            self._held[number], self._taken[number] = held, None
+            self._held[number] = held
+            self._taken.append((adapter, None))
         return model
 
     def _is_lost(self, held, error):

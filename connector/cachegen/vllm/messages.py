@@ -100,6 +100,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     prefills: list[tuple[int, int]] = field(default_factory=list)  # (n_tokens, duration_ns)
     is_off: bool = False  # nothing can be loaded or saved any more
     adapters: dict[int, dict] = field(default_factory=dict)  # number -> rank (None: disabled) -> identity, or None
+    taken: list[tuple] = field(default_factory=list)  # (number, name, identity or None) of adapters that vLLM has read
 
     def aggregate(self, other):
         for req_id, load in other.loads.items():
@@ -107,6 +108,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             self.loads[req_id] = load if known is None else known.joined(load)
         self.prefills += other.prefills
         self.is_off |= other.is_off
+        self.taken += other.taken
         for number, by_rank in other.adapters.items():
             self.adapters.setdefault(number, {}).update(by_rank)
         return self

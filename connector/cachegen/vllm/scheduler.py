@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 
 from cachegen import abi
-from cachegen.vllm.adapters import AskedAdapters
+from cachegen.vllm.adapters import AdapterBlocks, AskedAdapters
 from cachegen.vllm.admission import Admission
 from cachegen.vllm.arrivals import Arrivals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
@@ -111,7 +111,7 @@ class Scheduler:
         self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
         self._counted = 0, 0  # look-ups, errors of look-ups
         self._provenance = Provenance(library.unknown_level)
-        self._adapters = AskedAdapters(library.rank.n_ranks)
+        self._adapters, self._adapter_blocks = AskedAdapters(library.rank.n_ranks), AdapterBlocks()
         self._arrivals = Arrivals()
         self._admission = Admission(library.chunk_tokens, library.save_on_use)
 
@@ -223,16 +223,19 @@ class Scheduler:
 
     @guarded(_refuse)
     def _refuse_local_hit(self, request, state):
-        """Recomputes all of a request for which vLLM's own prefix cache has, or may have, worse KV than it demands, or that of
-        another content of its adapter."""
+        """Recomputes all of a request for which vLLM's own prefix cache has, or may have, worse KV than it demands. KV of
+        another content of its adapter leaves that cache."""
         worst = self.library.worst_level if state.options.worst_level is None else state.options.worst_level
         if not state.local_tokens or request.skip_reading_prefix_cache:
             return None
-        if request.lora_request is not None and self._adapters.has_mixed_blocks(request.lora_request):
-            return self._refuse(request, state)
-        if self._provenance.is_all_exact():
+        is_mixed = request.lora_request is not None and self._adapters.has_mixed_blocks(request.lora_request)
+        if not is_mixed and self._provenance.is_all_exact():
             return None
         blocks = self.kv_cache_manager.get_computed_blocks(request)[0].get_block_ids()[0]
+        if is_mixed and (others := self._adapter_blocks.others(blocks, state.adapter_key)):
+            # They may be in use, and are found no more. Asked again, the request has what comes before them.
+            self.kv_cache_manager.evict_blocks(others)
+            return ASK_AGAIN
         if self._provenance.worst_of(blocks) <= worst:
             return None
         return self._refuse(request, state)
@@ -298,7 +301,9 @@ class Scheduler:
             if not any(plan.req_id == req_id for plan in self._planned_loads):
                 to_token = from_token + num_external_tokens
                 self._planned_loads.append(LoadPlan(req_id, from_token, to_token, block_ids, b""))
-        self._provenance.allocate(block_ids[from_token // self.library.block_tokens :])
+        new_blocks = block_ids[from_token // self.library.block_tokens :]
+        self._adapter_blocks.mark(new_blocks, None)
+        self._provenance.allocate(new_blocks)
 
     @guarded(_recompute)
     def update_after_alloc(self, request, blocks, num_external_tokens):
@@ -310,6 +315,7 @@ class Scheduler:
         # Under a MultiConnector: the one that loads gets them, and may write at once.
         self._is_beside_others = self._is_beside_others or not block_ids
         n_local = state.local_tokens // block_tokens
+        self._adapter_blocks.mark(block_ids[n_local:], state.adapter_key)
         if num_external_tokens > 0:
             to_token = state.local_tokens + num_external_tokens
             own = block_ids[: _n_blocks(to_token, block_tokens)]
@@ -371,7 +377,9 @@ class Scheduler:
         for req_id, n_computed, new_blocks in (*new, *old):
             state = self.states.get(req_id)
             if state is None:
-                self._provenance.allocate(new_blocks[0] if new_blocks else ())
+                new_blocks = new_blocks[0] if new_blocks else ()
+                self._adapter_blocks.mark(new_blocks, None)
+                self._provenance.allocate(new_blocks)
                 continue
             if n_computed < len(state.tokens):
                 n_prefill += scheduler_output.num_scheduled_tokens[req_id]
@@ -381,14 +389,16 @@ class Scheduler:
         if n_prefill >= SAMPLE_MIN_TOKENS and n_prefill >= 0.9 * n_total:
             metadata.prefill_tokens = n_prefill
 
-    def _give_request_up(self, state, *_arguments):
+    def _give_request_up(self, state, _req_id, _n_computed, new_blocks, *_arguments):
         state.saved_last = True
+        self._adapter_blocks.mark(new_blocks[0] if new_blocks else (), None)
 
     @guarded(_give_request_up)
     def _plan_request(self, state, req_id, n_computed, new_blocks, scheduler_output, metadata):
         if not state.has_begun:
             self._begin(state, scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0], n_computed)
         elif new_blocks:
+            self._adapter_blocks.mark(new_blocks[0], state.adapter_key)
             self._provenance.mark(new_blocks[0], state.level, loaded=False)
         n_after = n_computed + scheduler_output.num_scheduled_tokens[req_id]
         if state.awaits_first_token and n_after >= len(state.tokens):
@@ -466,7 +476,17 @@ class Scheduler:
         for n_tokens, duration_ns in report.prefills:
             self._tell_prefill(n_tokens, duration_ns)
         self._worker_is_off |= report.is_off
+        self._take_taken(report.taken)
         self._adapters.take_answers(report.adapters)
+
+    def _take_taken(self, taken):
+        """Adapters that vLLM has read: what was to run with another content of theirs may have run with this one."""
+        for number, name, identity in taken:
+            self._adapters.note_taken(name, identity)
+            self._adapter_blocks.doubt(number, identity)
+            for state in self.states.values():
+                if state.adapter_key is not None and state.adapter_key[0] == number and state.adapter_key[1] != identity:
+                    state.adapter_key, state.saved_last = None, True
 
     def _count_budget(self, state):
         """The step that made the request's first token is over."""

@@ -174,10 +174,11 @@ class Worker:
         of this very step, or in a later one."""
         if self._adapters is None:
             return
-        taken = self._adapters.take_taken()
+        taken = [(lora.lora_int_id, lora.lora_name, identity) for lora, identity in self._adapters.take_taken()]
+        self._report.taken += taken
         for req_id, plan in list(self._adapted_loads.items()):
             number, identity = plan.adapter
-            if number not in taken or taken[number] == identity:
+            if all(found == identity for other, _, found in taken if other == number):
                 continue
             del self._adapted_loads[req_id]
             if req_id in self.loads:
@@ -366,7 +367,8 @@ class Worker:
         self._look_at_gpu()
         self._tell_adapters()
         report, self._report = self._report, WorkerReport()
-        return report if report.loads or report.prefills or report.is_off or report.adapters else None
+        is_news = report.loads or report.prefills or report.is_off or report.adapters or report.taken
+        return report if is_news else None
 
     @guarded(nothing)
     def _tell_adapters(self):
