@@ -22,11 +22,13 @@ at_end() {
     # After a check that failed: whoever still writes would keep the loop device, and so the disk below it.
     for job in $(jobs -p | grep -vx -e "$daemon" -e "$disk"); do kill "$job" 2> /dev/null; done
     unmount
-    ! mountpoint -q "$store" || wait_for 20 umount "$store" || umount -l "$store"
-    ! mountpoint -q "$tmp/disk" || wait_for 20 umount "$tmp/disk" || { kill -KILL "$disk"; umount -l "$tmp/disk"; }
+    ! mountpoint -q "$store" || take_away "$store" || umount -l "$store"
+    ! mountpoint -q "$tmp/disk" || take_away "$tmp/disk" || { kill -KILL "$disk"; umount -l "$tmp/disk"; }
     [ -z "$disk" ] || wait "$disk"
 }
 mount_image() { mount -o loop "$tmp/image" "$store"; }
+# take_away MOUNT: whoever looks at all mounts, or at all loop devices as each `mount -o loop` does, may have it open.
+take_away() { wait_for 20 umount "$1"; }
 # The ioctl of both file systems (EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN), without a flush of the log. What was confirmed is
 # noted right before: on xfs a directory's fsync that comes after is 0, although the name is lost.
 cut_power() {
@@ -39,7 +41,7 @@ before_cut.write(lines[:lines.rfind(b"\n") + 1])' "$store" "$tmp/confirmed" "$tm
 # Ends the daemon on a store that is gone, and mounts the store again, which replays its log.
 replay() {
     kill_daemon
-    wait_for 20 umount "$store" && mount_image # whoever looks at all mounts may have it open
+    take_away "$store" && mount_image
 }
 whole() { "$cachegenfs" fsck "$store"; }
 
@@ -89,7 +91,7 @@ make_log() {
     for i in 0 1 2 3 4 5; do "$chunk_files" objects "$store/m" 8 40000 "$i"; done
     find "$store/m/objects" -name '*.kv' -exec touch -d '10 days ago' {} +
     mkdir -p "$store"/m/contexts/{a,b}/L1 "$store/m/ordinary"
-    umount "$store" && cp --sparse=always "$tmp/image" "$tmp/before" || return 1
+    take_away "$store" && cp --sparse=always "$tmp/image" "$tmp/before" || return 1
     "$block_log" serve "$tmp/disk" "$tmp/image" "$tmp/log.disk" &
     disk=$!
     wait_for 20 test -e "$tmp/disk/image" && mount -o loop "$tmp/disk/image" "$store" || return 1
@@ -106,7 +108,7 @@ make_log() {
     wait $(jobs -p | grep -vx -e "$daemon" -e "$disk")
     wait_for 120 has_evicted || return 1
     unmount
-    umount "$store" && umount "$tmp/disk" && wait "$disk" && disk=
+    take_away "$store" && take_away "$tmp/disk" && wait "$disk" && disk=
 }
 as_confirmed() {
     local name
@@ -130,7 +132,7 @@ cut_log() {
         check "$1, cut $seed after $at of $n: what was confirmed is there" as_confirmed
         check "$1, cut $seed after $at of $n: each chunk has a level left" enough_objects
         n_marks=$((n_marks + $(wc -l < "$tmp/marks")))
-        umount "$store"
+        check "$1, cut $seed after $at of $n: it goes" take_away "$store"
     done
     echo "$1: $points cuts of $n records; $n_marks files were confirmed before them"
     check "$1: some were" [ $n_marks -gt 0 ]
@@ -146,7 +148,7 @@ for kind in ext4 xfs; do
     for round in $(seq "$rounds"); do
         if [ $((round % 3)) = 0 ]; then evict "$kind, cut $round"; else import "$kind, cut $round"; fi
     done
-    umount "$store"
+    check "$kind: it goes" take_away "$store"
     rm "$tmp/image"
     truncate -s 512M "$tmp/image"
     check "an empty $kind" "mkfs.$kind" -q "$tmp/image"
