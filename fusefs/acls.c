@@ -9,11 +9,11 @@
 
 enum { DEPTH = 3 };
 
-bool cg_acls_are_on(int fd)
+bool cg_acls_are_on(int fd, bool is_folder)
 {
     /* A list that a mode could say is not stored. */
     return fgetxattr(fd, "system.posix_acl_access", NULL, 0) > 0 ||
-           fgetxattr(fd, "system.posix_acl_default", NULL, 0) > 0;
+           (is_folder && fgetxattr(fd, "system.posix_acl_default", NULL, 0) > 0);
 }
 
 /* The folder of fd, which it closes; its path is in path_out, and stays there if it is the one. */
@@ -22,7 +22,7 @@ static bool find_below(int fd, unsigned depth, char *path_out, size_t path_bytes
     const size_t n = strlen(path_out);
     if (fd < 0)
         return false;
-    const bool is_on = cg_acls_are_on(fd);
+    const bool is_on = cg_acls_are_on(fd, true);
     DIR *dir = is_on || depth == DEPTH ? NULL : fdopendir(fd);
     if (dir == NULL) {
         close(fd);

@@ -12,7 +12,7 @@
 
 /* Whether the open file or folder has a list that says more than its mode, or a folder has a
  * default list for new files. fd: not O_PATH. */
-bool cg_acls_are_on(int fd);
+bool cg_acls_are_on(int fd, bool is_folder);
 /* Whether one of the store's folders has such a list, down to objects/ab and contexts/NAME; what
  * lies below takes its lists from them. path_out[path_bytes] then names it. */
 bool cg_acls_find(int root_fd, char *path_out, size_t path_bytes);

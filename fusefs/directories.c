@@ -289,7 +289,7 @@ int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
     if (node->control == CG_CONTROL_NONE &&
         (error = cg_reach_open(fs, node, O_RDONLY | O_DIRECTORY, &fd, &directory->path)) == 0) {
         directory->fd = fd;
-        error = !fs->ignores_acls && cg_acls_are_on(fd) ? EACCES : 0;
+        error = !fs->ignores_acls && cg_acls_are_on(fd, true) ? EACCES : 0;
     }
     pthread_mutex_lock(&fs->nodes.lock);
     if ((directory->next = fs->directories) != NULL)

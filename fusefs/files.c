@@ -94,7 +94,7 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
             return error;
         const bool is_right = shows_what_path_shows(node, fd, path);
         free(path);
-        const bool has_acls = !fs->ignores_acls && cg_acls_are_on(fd);
+        const bool has_acls = !fs->ignores_acls && cg_acls_are_on(fd, false);
         if (!is_right || has_acls) {
             close(fd);
             return has_acls ? EACCES : ESTALE; /* the kernel looks the name up again */
