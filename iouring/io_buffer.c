@@ -118,6 +118,8 @@ static cg_io_pool_buffer *take_free(cg_io_pool *pool, size_t capacity_bytes)
         if (bytes >= capacity_bytes && bytes / 2 <= capacity_bytes &&
             (best == NULL || bytes < (*best)->buffer.capacity_bytes))
             best = at;
+        if (bytes == capacity_bytes) /* as capacities are rounded, mostly one of the first */
+            break;
     }
     if (best == NULL)
         return NULL;
