@@ -7,24 +7,50 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_THREADS = 2 * CG_LANE_REQUESTS + 8 };
+enum {
+    MAX_THREADS = 2 * CG_LANE_REQUESTS + 8,
+    /* The kernel wakes the thread that has waited longest. With few that wait it is one whose
+     * memory a processor still has in its cache. */
+    MAX_WAITING = 2,
+    /* To wake a thread whose processor sleeps takes longer than most requests, in a virtual machine
+     * tens of microseconds. */
+    POLL_NS = 20000,
+    /* Requests that a program sends one after the other are closer together than this. */
+    SOON_NS = 200000,
+    /* When another thread had our processor for so long, all are busy. Then waking takes no time,
+     * and looking takes somebody's. */
+    BUSY_NS = 100000,
+    STAY_BUSY_NS = 100000000
+};
 
 typedef struct loop {
     struct fuse_session *session;
     cg_metrics *metrics;
     cg_lanes lanes;
+    _Atomic uint64_t last_ns; /* when the last request came */
+    _Atomic bool comes_soon;  /* the next one, by what the last ones did */
+    atomic_flag is_polled;    /* the device, by one thread */
+    uint64_t busy_until_ns;   /* that thread's */
     sem_t ended;
     pthread_mutex_t lock; /* of the rest */
+    pthread_cond_t called;
     pthread_t threads[MAX_THREADS];
-    unsigned n_threads, n_idle;
+    unsigned n_threads;
+    unsigned n_waiting; /* for requests; one of them may poll */
+    unsigned n_parked;  /* threads that nobody needs now */
+    unsigned n_called;  /* of these, on their way */
+    bool is_over;
     int error;
 } loop;
 
@@ -181,6 +207,7 @@ static void dispatch(loop *l, struct fuse_buf *buf)
     const uid_t uid = header->uid;
     const cg_request request = request_of(header);
     const uint64_t arrived_ns = now_ns();
+    l->comes_soon = arrived_ns - atomic_exchange(&l->last_ns, arrived_ns) < SOON_NS;
     if (cg_lanes_begin(&l->lanes, lane, uid)) {
         process(l, buf, request, arrived_ns);
         run_next(l, lane, uid);
@@ -200,7 +227,61 @@ static void dispatch(loop *l, struct fuse_buf *buf)
     }
 }
 
+/* A program that opens or lists files sends a request as soon as it has the answer to the last one.
+ * So one thread looks for it a moment before it sleeps, if nobody else wants the processor. When no
+ * more come that was POLL_NS for nothing; where requests are rare nobody looks. */
+static void await_soon(loop *l)
+{
+    struct pollfd device = {.fd = fuse_session_fd(l->session), .events = POLLIN};
+    if (!l->comes_soon || atomic_flag_test_and_set(&l->is_polled))
+        return;
+    const uint64_t begun_ns = now_ns();
+    uint64_t at_ns = begun_ns;
+    while (at_ns >= l->busy_until_ns && at_ns - begun_ns < POLL_NS && poll(&device, 1, 0) == 0) {
+        const uint64_t before_ns = at_ns;
+        sched_yield();
+        at_ns = now_ns();
+        if (at_ns - before_ns > BUSY_NS)
+            l->busy_until_ns = at_ns + STAY_BUSY_NS;
+    }
+    if (at_ns - begun_ns >= POLL_NS)
+        l->comes_soon = false;
+    atomic_flag_clear(&l->is_polled);
+}
+
 static void start_thread(loop *l);
+
+/* A thread that is about to work leaves one that waits for requests, until there are MAX_THREADS:
+ * more than all lanes together, so that requests without a lane find one. */
+static void begin_work(loop *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->n_waiting--;
+    if (l->n_waiting == 0 && l->n_parked > 0) {
+        l->n_parked--;
+        l->n_called++;
+        l->n_waiting++;
+        pthread_cond_signal(&l->called);
+    } else if (l->n_waiting == 0) {
+        start_thread(l);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* Returns when the thread is wanted to wait for requests, or the session is over. */
+static void end_work(loop *l)
+{
+    pthread_mutex_lock(&l->lock);
+    if (l->n_waiting < MAX_WAITING) {
+        l->n_waiting++;
+    } else {
+        l->n_parked++;
+        while (l->n_called == 0 && !l->is_over)
+            pthread_cond_wait(&l->called, &l->lock);
+        l->n_called -= l->n_called > 0;
+    }
+    pthread_mutex_unlock(&l->lock);
+}
 
 static void free_memory(void *buf)
 {
@@ -214,6 +295,7 @@ static void *work(void *arg)
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     pthread_cleanup_push(free_memory, &buf);
     while (!fuse_session_exited(l->session)) {
+        await_soon(l);
         pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
         const int n = fuse_session_receive_buf(l->session, &buf);
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
@@ -226,16 +308,9 @@ static void *work(void *arg)
             pthread_mutex_unlock(&l->lock);
             break;
         }
-        pthread_mutex_lock(&l->lock);
-        /* A thread that is about to work leaves one that waits for requests, until there are
-         * MAX_THREADS: more than all lanes together, so that requests without a lane find one. */
-        if (--l->n_idle == 0)
-            start_thread(l);
-        pthread_mutex_unlock(&l->lock);
+        begin_work(l);
         dispatch(l, &buf);
-        pthread_mutex_lock(&l->lock);
-        l->n_idle++;
-        pthread_mutex_unlock(&l->lock);
+        end_work(l);
     }
     pthread_cleanup_pop(1);
     /* One thread that ends ends the session: it was unmounted, or its device fails. */
@@ -254,7 +329,7 @@ static void start_thread(loop *l)
     pthread_sigmask(SIG_BLOCK, &all, &before);
     if (pthread_create(&l->threads[l->n_threads], NULL, work, l) == 0) {
         l->n_threads++;
-        l->n_idle++;
+        l->n_waiting++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -269,6 +344,7 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
     cg_lanes_init(&l->lanes);
     sem_init(&l->ended, 0, 0);
     pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->called, NULL);
     pthread_mutex_lock(&l->lock);
     start_thread(l);
     int error = l->n_threads == 0 ? -EAGAIN : 0;
@@ -282,6 +358,8 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
     pthread_mutex_lock(&l->lock);
     const unsigned n_threads = l->n_threads;
     l->n_threads = MAX_THREADS; /* no more of them */
+    l->is_over = true;
+    pthread_cond_broadcast(&l->called);
     pthread_mutex_unlock(&l->lock);
     for (unsigned i = 0; i < n_threads; i++)
         /* Wakes those that wait for a request. Elsewhere cancelling is disabled, so what is under
@@ -292,6 +370,7 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
     for (cg_lane_job *job; (job = cg_lanes_take_waiting(&l->lanes)) != NULL;)
         free(job);
     error = error != 0 ? error : l->error;
+    pthread_cond_destroy(&l->called);
     pthread_mutex_destroy(&l->lock);
     sem_destroy(&l->ended);
     cg_lanes_destroy(&l->lanes);

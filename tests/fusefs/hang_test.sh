@@ -53,6 +53,11 @@ done
 clients=()
 check "everything that waited was done" equal "$(ls "$mnt/m" | wc -l)" 120
 check "and is right" equal "$(cat "$mnt"/m/new* | sort | uniq -c | tr -s ' ')" " 60 new"
+# By number 0, read(2), of x86-64. Two are enough: one works, and one waits meanwhile.
+few_read() { [ "$(cat "/proc/$daemon/task/"*/syscall | grep -c '^0 ')" -le 2 ]; }
+check "the threads are still there" many_threads
+check "but the kernel has few of them to wake" wait_for 20 few_read
+check "which answer" equal "$(cat "$mnt/m/1")" 1
 kill -TERM "$daemon"
 wait "$daemon"
 check "SIGTERM is a good end" equal $? 0
