@@ -27,6 +27,7 @@ typedef struct reader {
     cg_runtime *rt;
     cg_io *io;
     cg_reader_files *files; /* NULL: each read opens and closes its file */
+    bool is_far;            /* constant: all files stay open, not only those read in parts */
     held_file *held;        /* [depth] */
     uint32_t n_closing;
 } reader;
@@ -39,6 +40,13 @@ static cg_reader_name name_of(const cg_stream_read *read)
                             .key = load->plan->keys[read->chunk_index + 1],
                             .profile = c->model.profile_fingerprint,
                             .level = (cg_level)read->file_level};
+}
+
+/* Whether more of the file may be read later. */
+static bool is_part(const cg_stream_read *read)
+{
+    return read->from > 0 ||
+           read->bytes < cg_stream_file_bytes(read->stream, read->chunk_index, read->file_level);
 }
 
 /* Begins a read of a file that is open, or opens it to stay so. */
@@ -100,7 +108,7 @@ static void submit_read(reader *r, const cg_stream_read *read)
      * take. */
     if (read->from + read->bytes > 2 * raw_bytes + (1 << 20))
         status = CG_ERR_BUFFER_TOO_SMALL; /* no chunk is that large */
-    else if (r->files != NULL)
+    else if (r->files != NULL && (r->is_far || is_part(read)))
         status = submit_open(r, read);
     else
         status = cg_store_read_range(c->store, r->io, &load->plan->keys[read->chunk_index + 1],
@@ -253,13 +261,15 @@ static uint64_t watch(reader *r)
     return wake_ns > now_ns ? wake_ns - now_ns : 0;
 }
 
-/* Files stay open where that spares round trips; not with O_DIRECT, which is of no use there. */
+/* Files stay open where that spares round trips, or a network's file system would forget with each
+ * opening what it holds of the file; not with O_DIRECT, which is of no use there. */
 static void begin_files(reader *r)
 {
     const cachegen *c = r->rt->connector;
     cg_reader_files *files = cg_link_files(r->rt->link);
-    if (files == NULL || !cg_handle_is_far(c) || c->config->io_cache != CG_IO_CACHED)
+    if (files == NULL || c->config->io_cache != CG_IO_CACHED)
         return;
+    r->is_far = cg_handle_is_far(c);
     r->held = calloc(r->rt->stream_plan.depth, sizeof *r->held);
     if (r->held == NULL)
         return;

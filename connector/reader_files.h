@@ -1,5 +1,5 @@
-/* connector/reader_files.h - chunk files of a far store that stay open between the look-up and the
- * load's last range.
+/* connector/reader_files.h - chunk files that stay open: of a far store between the look-up and the
+ * load's last range, of a near one between the ranges of a file that is read in several.
  *
  * Where the store is a network away, opening a file costs a round trip or more. It may also make a
  * network's file system forget what it holds of the file. So a look-up, which has read a file's

@@ -484,10 +484,19 @@ static uint8_t file_of(const cg_stream *stream, uint32_t index, uint8_t level)
     return finest;
 }
 
-/* The chunk that the plan reads next, and how far; NULL: there is nothing to read, or with
- * one_a_file nothing of which no range is under way. */
-static const cg_stream_ref *next_extent(cg_stream_plan *plan, bool one_a_file, uint64_t *to_out,
-                                        uint8_t *file_level_out)
+/* Whether a range of a chunk's file waits until another one of it has ended: the first, which opens
+ * the file, or while the link is unknown each. Opening it again would cost what is under way. Over
+ * a fast link that is over soon, and of a far store the look-up has opened the file. */
+static bool waits_for_file(const cg_stream_chunk *chunk, const cg_speeds *speeds, double link_bps)
+{
+    const bool is_slow = link_bps / 8 * RANGE_MS / 1000 < RANGE;
+    return chunk->n_reads > 0 &&
+           (!(link_bps > 0) || (is_slow && !is_far(speeds) && chunk->arrived_bytes == 0));
+}
+
+/* The chunk that the plan reads next, and how far; NULL: there is nothing to read now. */
+static const cg_stream_ref *next_extent(cg_stream_plan *plan, const cg_speeds *speeds,
+                                        double link_bps, uint64_t *to_out, uint8_t *file_level_out)
 {
     for (; plan->next_extent < plan->planned.n_extents; plan->next_extent++) {
         const cg_extent *extent = &plan->planned.extents[plan->next_extent];
@@ -496,7 +505,8 @@ static const cg_stream_ref *next_extent(cg_stream_plan *plan, bool one_a_file, u
         *to_out = ref->stream->sizes[ref->chunk_index].bytes[extent->level];
         *file_level_out = file_of(ref->stream, ref->chunk_index, extent->level);
         if (cg_stream_wants(ref->stream, ref->chunk_index) && chunk->state <= CG_STREAM_READING &&
-            !chunk->is_cut && chunk->asked_bytes < *to_out && !(one_a_file && chunk->n_reads > 0) &&
+            !chunk->is_cut && chunk->asked_bytes < *to_out &&
+            !waits_for_file(chunk, speeds, link_bps) &&
             (chunk->state == CG_STREAM_WAITING || chunk->file_level == *file_level_out))
             return ref;
     }
@@ -510,7 +520,7 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     plan->must_decode = false;
     refresh(plan, speeds, now_ns);
     const double link_bps = measured_bps(speeds);
-    const cg_stream_ref *ref = next_extent(plan, !(link_bps > 0), &to, &file_level);
+    const cg_stream_ref *ref = next_extent(plan, speeds, link_bps, &to, &file_level);
     if (ref == NULL)
         return NULL;
     const cg_stream *stream = ref->stream;

@@ -10,9 +10,9 @@
  * ms and two round trips, and at least two ranges. For a far store it is smaller: three chunks, or
  * what the link moves in two round trips, in ranges of different size. A larger window delays the
  * first chunks, because reads that are under way together end together; decoding then starts late.
- * While the link's speed is unknown, ranges under way are of different files: each read opens its
- * file, and a network's file system may then forget what it holds of it, also what another range
- * has just brought.
+ * While the link's speed is unknown, ranges under way are of different files. Over a slow link of a
+ * near store the first range of a file comes alone: it opens the file, and with each opening a
+ * network's file system may forget what it holds of it, also what another range has just brought.
  * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
  * its load, when its time is up, or when the memory is needed. A range that arrives later is
  * dropped.

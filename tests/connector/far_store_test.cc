@@ -212,6 +212,34 @@ TEST_F(FarStoreTest, LookUpAndLoadOpenAChunkOnceAndLeaveNothingOpen)
     EXPECT_TRUE(comes_true([&] { return wide_odd.n_open() == 0; }));
 }
 
+// A network's file system may forget at each opening what it holds of a file. While the link is
+// unknown, ranges are small.
+TEST_F(FarStoreTest, WhatIsReadInPartsIsOpenedOnceAlsoOfANearStore)
+{
+    ProfileSpec spec = nesting_spec();
+    spec.n_kv_heads = 16;
+    const Store wide{true, spec};
+    const TempDir wide_mount;
+    OddFs wide_odd(wide.dir.path, wide_mount.path, /*is_far=*/true);
+    ASSERT_EQ(wide_odd.why(), "");
+    const Tokens tokens = prompt(640);
+    {
+        Engine near(wide, "\"chunk_tokens\": 128");
+        ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
+    }
+    {
+        Engine engine(wide_mount.path, wide.spec,
+                      "\"chunk_tokens\": 128, \"lookup_timeout_ms\": 60000, "
+                      "\"ttft_budget_ms\": 60000");
+        const int n_before = wide_odd.n_opens();
+        const Load load = engine.load(tokens);
+        EXPECT_EQ(load.progress.loaded_tokens, 639u);
+        EXPECT_GT(load.progress.bytes_read, 5u * 16384) << "or one range is all of a chunk";
+        EXPECT_LE(wide_odd.n_opens() - n_before, 5 + 5) << "by the look-up, then by the load";
+    }
+    EXPECT_TRUE(comes_true([&] { return wide_odd.n_open() == 0; }));
+}
+
 TEST_F(FarStoreTest, ALongPromptOfWhichLittleIsStoredTakesFewQuestions)
 {
     Tokens tokens = prompt(CHUNK * 512);
