@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 
 /* Where nobody says how many: more would take an engine's CPUs from requests that run. */
-enum { MOST_THREADS = 8 };
+enum { MOST_THREADS = 8, MOST_NICE = 19 };
 
 struct cg_pool {
     pthread_mutex_t lock; /* of all below; nothing is called with it held */
@@ -161,11 +161,17 @@ static cg_job *take(cg_pool *pool, uint32_t *task_out)
     return NULL;
 }
 
-/* Linux has a niceness a thread, and 0 means the thread that asks. The limit is the system's. */
+/* Linux has a niceness a thread, and 0 means the thread that asks. The limit is the system's.
+ * SCHED_IDLE is a fifth of what 19 alone gets of a CPU that is busy: an engine that computes on all
+ * CPUs waits for its slowest thread, so the shares of all our threads add up. Whoever wakes up
+ * beside it has the CPU at once. */
 static void be_nice(int nice)
 {
+    const struct sched_param none = {0};
     if (nice != 0)
         setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + nice);
+    if (nice >= MOST_NICE)
+        (void)sched_setscheduler(0, SCHED_IDLE, &none); /* where that is refused, 19 it is */
 }
 
 /* With as many threads as CPUs each has one for itself. The kernel spreads threads by their number:

@@ -2,6 +2,7 @@
 
 usage: PYTHONPATH=connector CG_MODEL_DIR=DIR CG_BUILD_DIR=DIR "$CG_ENGINE_PYTHON" tests/bench/save_cost.py
            [--profile PROFILE_DIR] [--store DIR] [--rounds 20] [--minutes 6] [--prompts 4] [--tokens 48] [--threads CPUS]
+           [--encode-nice 19]
 
 PROFILE_DIR is a model's folder with model.json and profiles/, made in bf16 (python -m cachegen.profile; the demo leaves one).
 Without it a hasty one is made first, which takes about a minute.
@@ -102,6 +103,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=6)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--encode-nice", type=int, default=19, help="niceness of the threads that encode")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the engine")
     arguments = parser.parse_args()
     os.environ["CG_ENGINE_THREADS"] = str(arguments.threads)
@@ -109,7 +111,7 @@ def main():
         store = arguments.store or temporary
         profile = arguments.profile or make_profile(os.path.join(temporary, "profile", NAME))
         shutil.copytree(profile, os.path.join(store, NAME), symlinks=True)
-        engine = Engine(store, "bfloat16", n_blocks=128, encode_nice=19)
+        engine = Engine(store, "bfloat16", n_blocks=128, encode_nice=arguments.encode_nice)
         prompt, by_wall, by_cpu, encoders = read_prompts()["long"][:PROMPT_TOKENS], [], [], []
         until = time.monotonic() + arguments.minutes * 60
         for n in range(arguments.rounds + 1):

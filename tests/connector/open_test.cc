@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <set>
@@ -324,18 +325,23 @@ std::map<std::string, uint64_t> blocked_signals(const std::set<std::string> &exc
     return blocked;
 }
 
-// The niceness of this process's threads whose names begin so.
-std::vector<int> niceness_of(const std::string &name)
+// What a call says of each of this process's threads whose names begin so.
+std::vector<int> of_threads(const std::string &name, const std::function<int(pid_t)> &call)
 {
-    std::vector<int> niceness;
+    std::vector<int> answers;
     for (const auto &thread : std::filesystem::directory_iterator("/proc/self/task")) {
         std::ifstream in(thread.path() / "comm");
         std::string is;
         if (std::getline(in, is) && is.rfind(name, 0) == 0)
-            niceness.push_back(getpriority(
-                PRIO_PROCESS, static_cast<id_t>(std::stoul(thread.path().filename().string()))));
+            answers.push_back(call(std::stoi(thread.path().filename().string())));
     }
-    return niceness;
+    return answers;
+}
+
+std::vector<int> niceness_of(const std::string &name)
+{
+    return of_threads(name,
+                      [](pid_t id) { return getpriority(PRIO_PROCESS, static_cast<id_t>(id)); });
 }
 
 TEST_F(OpenTest, OnlyWhatEncodesHasTheLowestPriority)
@@ -352,6 +358,10 @@ TEST_F(OpenTest, OnlyWhatEncodesHasTheLowestPriority)
         normal(3, getpriority(PRIO_PROCESS, 0));
     EXPECT_TRUE(comes_true([&] { return niceness_of("cachegen-encode") == nice; }));
     EXPECT_TRUE(comes_true([&] { return niceness_of("cachegen-work") == normal; }));
+    const std::vector<int> idle(nice.size(), SCHED_IDLE), other(normal.size(), SCHED_OTHER);
+    EXPECT_TRUE(
+        comes_true([&] { return of_threads("cachegen-encode", sched_getscheduler) == idle; }));
+    EXPECT_EQ(of_threads("cachegen-work", sched_getscheduler), other);
     for (const int n : niceness_of("cachegen-save"))
         EXPECT_EQ(n, normal[0]) << "it takes the connector's lock";
 }
