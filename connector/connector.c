@@ -8,6 +8,7 @@
 #include "connector/reader.h"
 #include "connector/save_state.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,7 +96,13 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
      * an empty store beside the real one. */
     struct stat root;
     if (stat(c->config->root, &root) != 0) {
-        status = cg_sentence_say(&error, CG_ERR_NOT_FOUND, "\"root\": %s does not exist",
+        /* What the system says tells a mount that has died from one that was never there. */
+        status = cg_sentence_say(&error, cg_status_from_errno(errno), "\"root\": %s: %s",
+                                 c->config->root, strerror(errno));
+        goto failed;
+    }
+    if (!S_ISDIR(root.st_mode)) {
+        status = cg_sentence_say(&error, CG_ERR_INVALID_ARGUMENT, "\"root\": %s is no directory",
                                  c->config->root);
         goto failed;
     }

@@ -197,9 +197,20 @@ TEST_F(OpenTest, ADamagedOrForeignProfileIsRefusedByName)
     EXPECT_TRUE(has(refused(), missing));
 }
 
-TEST_F(OpenTest, AMissingRootIsRefused)
+// A dead mount, say, is not taken for one that does not exist.
+TEST_F(OpenTest, ARootThatIsNoneIsRefusedWithWhatTheSystemSaysOfIt)
 {
-    EXPECT_TRUE(has(refused("", store.dir.path + "/nowhere"), "\"root\""));
+    const std::string loop = store.dir.path + "/loop", file = store.dir.path + "/m/model.json";
+    ASSERT_EQ(symlink("loop", loop.c_str()), 0);
+    const std::pair<std::string, std::string> roots[] = {
+        {store.dir.path + "/nowhere", strerror(ENOENT)},
+        {loop, strerror(ELOOP)},
+        {file, "is no directory"},
+    };
+    for (const auto &[root, why] : roots) {
+        const std::string said = refused("", root);
+        EXPECT_TRUE(has(said, "\"root\": " + root) && has(said, why)) << said;
+    }
 }
 
 TEST_F(OpenTest, CpusThatDoNotExistAreRefused)
