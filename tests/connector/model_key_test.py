@@ -20,8 +20,12 @@ try:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT, get_rope, phi3_long_rope_scaled_rope
     from vllm.transformers_utils.config import get_config, patch_legacy_rope_type
-    from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    try:
+        from vllm.v1.core.kv_cache_planning import unify_hybrid_kv_cache_specs
+    except ImportError:  # before 0.33
+        from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
 except ImportError as error:
     print(f"skipped: {error}: no key was made")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
@@ -29,7 +33,7 @@ from cachegen.fingerprint import as_text, model_fingerprint, weights_digest  # n
 from cachegen.rope import Unsupported as UnsupportedRope  # noqa: E402
 from cachegen.rope import fix_rope, longrope_factors, rope_from_json, rope_of  # noqa: E402
 from cachegen.vllm import guard  # noqa: E402
-from cachegen.vllm.library import Unsupported, check_attention, digest_of  # noqa: E402
+from cachegen.vllm.library import Unsupported, _configuration, check_attention, digest_of  # noqa: E402
 from cachegen.vllm.model_key import OTHER, UNCHECKED, WeightsCheck, deviations, fingerprint  # noqa: E402
 
 CONFIG = {
@@ -316,11 +320,25 @@ class AttentionTest(unittest.TestCase):
         for name, value in {
             "non_causal": True, "attention_chunk_size": 64, "head_size_v": 32,
             "page_size_padded": 1 << 20, "num_head_slots": 1, "state_content_bytes": 8, "tokens_per_state": 2,
+            "is_draft": True,
         }.items():  # fmt: skip
             if name not in FullAttentionSpec.__dataclass_fields__:
                 continue
             with self.subTest(name), self.assertRaisesRegex(Unsupported, name):
                 check_attention(self.spec(**{name: value}))
+
+    def test_what_a_later_vllm_says_of_each_layer_is_taken_where_it_changes_nothing(self):
+        later = types.SimpleNamespace(**{**vars(self.spec()), "is_draft": False})
+        with mock.patch("cachegen.vllm.library.FullAttentionSpec", types.SimpleNamespace):
+            check_attention(later)
+            later.is_draft = True
+            with self.assertRaisesRegex(Unsupported, "is_draft"):
+                check_attention(later)
+
+    def test_engines_that_sleep_are_refused(self):
+        engine = types.SimpleNamespace(model_config=types.SimpleNamespace(enable_sleep_mode=True))
+        with self.assertRaisesRegex(Unsupported, "enable_sleep_mode"):
+            _configuration({}, engine, None, None)
 
     def test_kinds_that_are_not_known_yet_are_refused(self):
         class Other(FullAttentionSpec):

@@ -32,6 +32,7 @@ ANY_ATTENTION = {
 PLAIN_ATTENTION = {
     "attention_chunk_size": None, "non_causal": False,
     "page_size_padded": None, "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
+    "is_draft": False,
 }  # fmt: skip
 NOT_QUANTIZED, FP8_PER_TENSOR = 0, 1  # vLLM's KVQuantMode
 # Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
@@ -163,6 +164,8 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
     model_config = vllm_config.model_config
     if not (current_platform.is_cpu() or current_platform.is_cuda()):
         raise Unsupported(f"KV layouts of platform {current_platform.device_name}: cpu and cuda are supported")
+    if getattr(model_config, "enable_sleep_mode", False):  # nobody has seen what becomes of loads and saves under way
+        raise Unsupported("enable_sleep_mode: an engine whose KV cache's memory stays where it is is supported")
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise Unsupported(f"{len(groups)} KV-cache groups (hybrid attention): one is supported")
