@@ -662,9 +662,11 @@ def brief_phase(work, cases):
 
     print(f"    vLLM {vllm.__version__}", flush=True)
     root = os.path.join(work, "store")
-    engine = Engine(root, "float32", strict=True)
+    engine = Engine(root, "float32", engine_args={"enable_lora": True, "max_lora_rank": 8}, strict=True)
     prompt = read_prompts()["short"]
     whole = len(prompt) // 32 * 32
+    from vllm.lora.request import LoRARequest
+
     with cases("a prompt is computed, stored, loaded and answered alike"):
         cold, warm = engine.ask(prompt, max_tokens=4), engine.ask(prompt, max_tokens=4)
         equal((cold.hit, warm.hit, warm.tokens), (0, whole, cold.tokens), "tokens loaded at first and again, answer")
@@ -672,6 +674,12 @@ def brief_phase(work, cases):
         for path in glob.glob(os.path.join(root, NAME, "objects", "*", "*", "*L0.kv")):
             os.truncate(path, os.path.getsize(path) // 2)
         equal(engine.ask(prompt, max_tokens=4).tokens, cold.tokens, "answer")
+    with cases("an adapter is its content"):
+        path, hits = os.path.join(work, "adapter"), []
+        for seed, number in ((1, 1), (1, 1), (2, 2), (1, 3)):
+            write_adapter(path, engine, seed)
+            hits.append(engine.ask(prompt, lora=LoRARequest("name", number, path), max_tokens=4).hit)
+        equal(hits, [0, whole, 0, whole], "tokens loaded: of nothing, of the same, of another content, of the first")
     with cases("a reset makes what is stored unreachable"):
         holds(engine.llm.reset_prefix_cache(reset_connector=True), "not reset")
         equal(engine.ask(prompt, max_tokens=4).hit, 0, "tokens loaded")
