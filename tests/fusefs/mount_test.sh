@@ -186,6 +186,52 @@ reading_while_writing() {
     check "the configuration is told" grep -q "^store = $store" "$mnt/.cachegenfs/config"
 }
 
+# Names that a shell or a terminal takes for something else, and the longest.
+odd_names='
+import os, sys
+names = [b"new\nline", b" ", b"-rf", b"*", b"\xff\xfe", "\u00e4\U0001f600".encode(), b"trailing. ", b"n" * 255]
+os.mkdir(sys.argv[1])
+os.chdir(sys.argv[1])
+for name in names:
+    with open(name, "wb") as file:
+        file.write(name)
+assert sorted(os.listdir(b".")) == sorted(names)
+for name in names:
+    assert open(name, "rb").read() == name
+    os.rename(name, b"moved")
+    os.remove(b"moved")
+assert not os.listdir(b".")
+try:
+    open(b"n" * 256, "wb")
+except OSError as error:
+    assert error.errno == 36, error # ENAMETOOLONG
+else:
+    sys.exit(1)'
+# Locks, a journal, and shared memory.
+database='
+import sqlite3, sys
+for mode in "delete", "wal":
+    for _ in range(2):
+        with sqlite3.connect(sys.argv[1] + mode) as base:
+            assert base.execute("pragma journal_mode = " + mode).fetchone()[0] == mode
+            base.execute("create table if not exists t (a integer primary key, b blob)")
+            base.executemany("insert into t (b) values (zeroblob(?))", [(n,) for n in range(200)])
+        base.close()
+    base = sqlite3.connect(sys.argv[1] + mode)
+    assert base.execute("select count(*), sum(length(b)) from t").fetchone() == (400, 39800)
+    assert base.execute("pragma integrity_check").fetchone()[0] == "ok"'
+repository() (
+    git init -q "$1" && cd "$1" && git config user.email a@b && git config user.name a && cp -r "$source" . &&
+        git add . && git commit -qm 1 && git mv good better && git commit -qm 2 && git gc -q && git fsck --strict &&
+        git clone -q . ../clone && same_tree better ../clone/better
+)
+programs_of_others() {
+    mkdir "$mnt/m/others"
+    check "odd names" python3 -c "$odd_names" "$mnt/m/others/names"
+    check "sqlite" python3 -c "$database" "$mnt/m/others/base-"
+    ! command -v git > /dev/null || check "git" repository "$mnt/m/others/repository"
+}
+
 others_work() {
     [ "$(id -u)" = 0 ] || return 0
     mkdir -m 777 "$mnt/m/open"
@@ -219,6 +265,7 @@ for passthrough in auto off; do
     appending
     removed_folders
     reading_while_writing
+    programs_of_others
     others_work
     if [ "$passthrough" = off ]; then
         check "no passthrough" equal "$(metric 'opens_total{way="passthrough"}')" 0
@@ -291,6 +338,81 @@ daemon=$!
 check "a mount whose daemon was killed makes room" wait_for 20 cat "$mnt/.cachegenfs/version"
 unmount
 check "and nothing is left below" fails mountpoint -q "$mnt"
+
+# A store that has no room, and then some.
+mkdir "$tmp/small"
+if [ "$(id -u)" = 0 ] && mount -t tmpfs -o size=1m none "$tmp/small" 2> /dev/null; then
+    full_store() {
+        local large=$store
+        store=$tmp/small
+        mount_store
+        mkdir -p "$contexts/full/L1"
+        fails dd if=/dev/zero of="$mnt/filler" bs=64k 2> /dev/null
+        check "no room for a chunk" sh -c '! cp "$1" "$2" 2> "$3" && grep -q "No space" "$3"' \
+            sh "$good" "$contexts/full/L1/00000.kv" "$tmp/full"
+        check "and nothing of it is there" nothing_at "$contexts/full/L1/00000.kv"
+        check "nor staged" wait_for 20 staged_are 0
+        rm "$mnt/filler"
+        check "with room" cp "$good" "$contexts/full/L1/00000.kv"
+        check "it is there" cmp "$good" "$contexts/full/L1/00000.kv"
+        unmount
+        store=$large
+    }
+    full_store
+    umount "$tmp/small"
+fi
+
+# Without descriptors (ulimit -n): some files don't open, and then all do.
+echo x > "$store/x"
+many_open='
+import errno, os, sys
+held = []
+try:
+    for _ in range(100):
+        held.append(os.open(sys.argv[1], os.O_RDONLY))
+except OSError as error:
+    assert error.errno in (errno.EMFILE, errno.ENFILE), error
+else:
+    sys.exit("all could be opened")
+assert len(held) > 10
+for fd in held:
+    os.close(fd)'
+printf '#!/bin/sh\nulimit -n 64\nexec "%s" "$@"\n' "$(realpath "$cachegenfs")" > "$tmp/limited"
+chmod 755 "$tmp/limited"
+unlimited=$cachegenfs
+cachegenfs=$tmp/limited
+mount_store
+cachegenfs=$unlimited
+check "a daemon without descriptors says so" python3 -c "$many_open" "$mnt/x"
+check "and goes on" wait_for 20 cat "$mnt/x"
+check "also with chunks" cp -r "$source" "$contexts/limited"
+unmount
+
+# Without CAP_SYS_ADMIN in the host's user namespace, as in a container: no passthrough and no watch.
+if unshare --user --map-root-user --mount true 2> /dev/null && [ "$(id -u)" = 0 ]; then
+    : > "$tmp/unprivileged"
+    mkdir "$tmp/own"
+    unshare --user --map-root-user --mount "$cachegenfs" "$tmp/own" "$mnt" -f 2> "$tmp/unprivileged" &
+    daemon=$!
+    inside() { nsenter --target "$daemon" --user --mount --preserve-credentials "$@"; }
+    check "a daemon without privileges mounts" wait_for 20 inside test -e "$mnt/.cachegenfs/version"
+    check "a context comes" inside cp -r "$source" "$mnt/m"
+    inside mkdir -p "$contexts/good"
+    check "as chunks, too" inside cp -r "$source/." "$contexts/good/"
+    check "it is what it was" inside diff -r "$source" "$contexts/good"
+    check "and in the store" same_tree "$source" "$tmp/own/m/contexts/good"
+    check "a damaged one does not" fails inside cp "$flipped" "$contexts/good/L1/00009.kv"
+    check "nothing is read past the daemon" equal "$(inside cat "$mnt/.cachegenfs/metrics" | sed -n \
+        's/^cachegenfs_\(passthrough_in_use\|watched\|opens_total{way="passthrough"}\) //p' | sort -u)" 0
+    check "the log says what is lost" grep -q "changes past the mount cannot be watched" "$tmp/unprivileged"
+    kill -TERM "$daemon"
+    wait "$daemon"
+    check "and it ends well" equal $? 0
+    daemon=
+    check "no sanitizer found anything there" fails grep -E 'Sanitizer|runtime error' "$tmp/unprivileged"
+else
+    echo "no user namespaces: a daemon without privileges is not checked"
+fi
 
 check "--help" "$cachegenfs" --help
 check "--version" "$cachegenfs" --version
