@@ -32,7 +32,7 @@ extern "C" {
 
 /* Raised with any change here, or of the structs of the codec that cross (cg_profile). Both
  * libraries are of one build. */
-enum { CG_DEVICE_TABLE_VERSION = 8 };
+enum { CG_DEVICE_TABLE_VERSION = 9 };
 
 typedef struct cg_device cg_device;
 

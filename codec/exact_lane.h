@@ -1,6 +1,6 @@
 /* codec/exact_lane.h - the float steps of profiles from version 2 on, for one channel or pair of
  * channels: FORMAT.md's "Decoding, version 2"; the rounding of the joint matrix's sums; and an
- * encoder's quantizer.
+ * encoder's way to its symbols.
  *
  * Each operation is rounded once, fmaf() and fma() as one. Threads: pure functions. Shared with
  * CUDA code.
@@ -69,6 +69,51 @@ CG_LANE void cg_lane_rotate(float *low, float *high, float cosine, float sine)
     *low = fmaf(-b, sine, a * cosine);
     *high = fmaf(a, sine, b * cosine);
 }
+
+/* ---- for encoders alone: their rounding is free ---- */
+
+/* Tokens of a block of 8 that are coded: from first on, to before end. Before them are sinks, which
+ * lie exactly on top; behind them is nothing. */
+typedef struct cg_lane_coded_tokens {
+    uint32_t first, end;
+} cg_lane_coded_tokens;
+
+/* block: below ceil(n_tokens / 8). */
+CG_LANE cg_lane_coded_tokens cg_lane_find_coded(uint32_t block, uint32_t first_position,
+                                                uint32_t n_tokens, uint32_t n_sinks)
+{
+    const uint32_t left = n_tokens - 8 * block, end = left < 8 ? left : 8,
+                   position = first_position + 8 * block,
+                   n_exact = position < n_sinks ? n_sinks - position : 0;
+    cg_lane_coded_tokens coded;
+    coded.first = n_exact < end ? n_exact : end;
+    coded.end = end;
+    return coded;
+}
+
+/* Step 4, backwards. */
+CG_LANE void cg_lane_unrotate(float *low, float *high, float cosine, float sine)
+{
+    const float a = *low, b = *high;
+    *low = a * cosine + b * sine;
+    *high = b * cosine - a * sine;
+}
+
+/* A block's frequencies, y[f] = sum over t of d[f][t] * x[t], of its tokens x[8]. By symmetry a sum
+ * has four terms: d[f][7 - t] is d[f][t] for even f, and -d[f][t] for odd f. */
+CG_LANE void cg_lane_forward_dct(const float d[8][8], const float x[8], float y[8])
+{
+    CG_UNROLL
+    for (int f = 0; f < 8; f++) {
+        float sum = 0;
+        CG_UNROLL
+        for (int t = 0; t < 4; t++)
+            sum = fmaf(d[f][t], f % 2 == 0 ? x[t] + x[7 - t] : x[t] - x[7 - t], sum);
+        y[f] = sum;
+    }
+}
+
+/* ---- for both ---- */
 
 /* Sine and cosine of r in [-pi/4, pi/4]: fdlibm's polynomials. */
 CG_LANE double cg_lane_sine_of(double r)

@@ -1,6 +1,7 @@
 #include "codec/heads.h"
 
 #include "codec/bf16.h"
+#include "codec/exact_lane.h"
 #include "codec/kernels.h"
 
 #include <math.h>
@@ -76,8 +77,7 @@ bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float 
                             p->geometry.head_dim, values);
 }
 
-/* Where a token's cosines and sines are, for a layer of the model. */
-static size_t rotation_at(const cg_heads *heads, uint32_t layer, size_t t)
+size_t cg_heads_rotation(const cg_heads *heads, uint32_t layer, size_t t)
 {
     const cg_profile *p = heads->profile;
     return ((size_t)p->layer_rope[layer] * heads->n_tokens + t) * (p->rotary_dim / 2);
@@ -86,22 +86,18 @@ static size_t rotation_at(const cg_heads *heads, uint32_t layer, size_t t)
 void cg_heads_rotate(const cg_heads *heads, uint32_t layer, size_t t, float *values)
 {
     const uint32_t half = heads->profile->rotary_dim / 2;
-    const size_t at = rotation_at(heads, layer, t);
+    const size_t at = cg_heads_rotation(heads, layer, t);
     const cg_kernels *kernels = heads->profile->kernels;
     if (half > 0)
         (heads->profile->version > 1 ? kernels->exact->rotate : kernels->rotate)(
             values, heads->cosine + at, heads->sine + at, half);
 }
 
-/* For encoders alone. Its rounding is free: FORMAT.md fixes what decoders compute. */
 void cg_heads_unrotate(const cg_heads *heads, uint32_t layer, size_t t, float *values)
 {
     const uint32_t half = heads->profile->rotary_dim / 2;
-    const size_t at = rotation_at(heads, layer, t);
+    const size_t at = cg_heads_rotation(heads, layer, t);
     const float *cosine = heads->cosine + at, *sine = heads->sine + at;
-    for (uint32_t i = 0; i < half; i++) {
-        const float a = values[i], b = values[i + half];
-        values[i] = a * cosine[i] + b * sine[i];
-        values[i + half] = b * cosine[i] - a * sine[i];
-    }
+    for (uint32_t i = 0; i < half; i++)
+        cg_lane_unrotate(&values[i], &values[i + half], cosine[i], sine[i]);
 }

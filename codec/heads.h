@@ -41,6 +41,9 @@ void cg_heads_store(const cg_heads *heads, const float *values, void *out, size_
 /* Loads values[head_dim] from there. False when one is not finite. */
 bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float *values);
 
+/* Where a token's cosines and sines begin in heads->cosine and heads->sine, for a layer of the
+ * model. */
+size_t cg_heads_rotation(const cg_heads *heads, uint32_t layer, size_t t);
 /* Rotates values[head_dim] of the chunk's token t in place, as that layer of the model does; and
  * undoes it. */
 void cg_heads_rotate(const cg_heads *heads, uint32_t layer, size_t t, float *values);

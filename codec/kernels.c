@@ -117,6 +117,23 @@ static void add_row(const float *restrict row, size_t n_columns, float sign, flo
     }
 }
 
+static void add_heads(const float *restrict values, size_t n_heads, size_t head_dim,
+                      const float *restrict cosine, const float *restrict sine, size_t half,
+                      float factor, float *restrict sums)
+{
+    /* What is not rotated is one long row. */
+    const size_t n = half > 0 ? head_dim : n_heads * head_dim;
+    for (size_t head = 0; head < (half > 0 ? n_heads : 1); head++, values += n, sums += n) {
+        for (size_t i = 0; i < half; i++) {
+            const float a = values[i], b = values[i + half];
+            sums[i] += factor * (a * cosine[i] + b * sine[i]);
+            sums[i + half] += factor * (b * cosine[i] - a * sine[i]);
+        }
+        for (size_t i = 2 * half; i < n; i++)
+            sums[i] += factor * values[i];
+    }
+}
+
 static void add_cells(const int16_t *restrict cells, size_t n_columns, float sign,
                       float *restrict sums, float *restrict squares)
 {
@@ -245,10 +262,23 @@ static void weigh_tokens(const float *restrict keys, size_t n_tokens, size_t hea
                 of_all[i] + scores[t * CG_QUERIES + i] * (of_v[i] + of_k[i] * spread[t]);
 }
 
-const cg_kernels CG_KERNELS = {CG_KERNELS_NAME,  inverse_dct,       forward_dct,
-                               rotate,           to_bf16,           load,
-                               quantize,         coarsen,           add_row,
-                               add_cells,        quantize_channels, dequantize_channels,
-                               square_distances, weigh_tokens,      &CG_KLT_INVERSE,
-                               &CG_KLT_INTEGERS, &CG_KLT_FORWARD,   &CG_RANS_KERNELS,
+const cg_kernels CG_KERNELS = {CG_KERNELS_NAME,
+                               inverse_dct,
+                               forward_dct,
+                               rotate,
+                               to_bf16,
+                               load,
+                               quantize,
+                               coarsen,
+                               add_row,
+                               add_heads,
+                               add_cells,
+                               quantize_channels,
+                               dequantize_channels,
+                               square_distances,
+                               weigh_tokens,
+                               &CG_KLT_INVERSE,
+                               &CG_KLT_INTEGERS,
+                               &CG_KLT_FORWARD,
+                               &CG_RANS_KERNELS,
                                &CG_EXACT_KERNELS};

@@ -199,7 +199,12 @@ typedef struct cg_kernels {
     void (*coarsen)(const int16_t *fine, size_t n_columns, int16_t *out);
     /* sums[c] += sign * row[c]; squares[c % CG_SQUARES] += row[c]^2. */
     void (*add_row)(const float *row, size_t n_columns, float sign, float *sums, float *squares);
-    /* The same of symbols. */
+    /* sums[ch] += factor * x[ch] of a token's heads, values[n_heads][head_dim]; x: each rotated
+     * back by cosine[half] and sine[half], half = rotary_dim / 2. With half 0 they are as they are.
+     */
+    void (*add_heads)(const float *values, size_t n_heads, size_t head_dim, const float *cosine,
+                      const float *sine, size_t half, float factor, float *sums);
+    /* As add_row(), of symbols. */
     void (*add_cells)(const int16_t *cells, size_t n_columns, float sign, float *sums,
                       float *squares);
     /* cells[ch] = (x[ch] - base[ch]) * inv_step[ch], to nearest, within -32767 and 32767. */

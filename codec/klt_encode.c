@@ -1,7 +1,7 @@
 /* Preset klt, encoding: spectra of all blocks, their projection on the basis, and symbols at each
  * level. With a joint matrix the groups' first coefficients are projected once more. Projecting is
- * most of the time. Where there is a projector, a GPU does it and makes the symbols of the finest
- * level. To check that, a sum of all rows is projected here. */
+ * most of the time. Where there is a projector, a GPU does all that and makes the symbols of the
+ * finest level. To check it, a sum of all blocks is transformed and projected here. */
 #include "codec/klt.h"
 
 #include "codec/analysis.h"
@@ -16,6 +16,7 @@
 typedef struct encode_work {
     size_t row_stride, coef_stride;
     float *block; /* [CG_DCT][n_channels]: the tokens of a block; or [CG_DCT][row_stride] */
+    float *token; /* one slice of a token */
     float *rows;  /* [CG_DCT][n_blocks][row_stride]: their spectra; of the joint matrix what tasks
                      have left */
     float *coef;  /* [n_blocks, in whole tiles][coef_stride]: of one frequency */
@@ -32,6 +33,7 @@ static encode_work take_encode_work(cg_arena *arena, const cg_profile *p, const 
     encode_work w = {.row_stride = 2 * cg_analysis_pairs(group->n_channels),
                      .coef_stride = (group->n_components[matrix] + 31u) / 32 * 32};
     w.block = cg_arena_take(arena, CG_DCT * w.row_stride * sizeof *w.block);
+    w.token = cg_arena_take(arena, cg_geometry_channels(&p->geometry) * sizeof *w.token);
     if (group != p->joint)
         w.rows = cg_arena_take(arena, CG_DCT * n_blocks * w.row_stride * sizeof *w.rows);
     else
@@ -110,20 +112,86 @@ static bool load_rows(const cg_heads *heads, const cg_block_order *order, const 
     for (size_t row = 0; row < n_blocks; row++) {
         const size_t b = order->block[row];
         const float factor = 1 / CG_SCALES[order->scale[row]];
-        const uint32_t position = heads->first_position + (uint32_t)b * CG_DCT;
-        const uint32_t n_sinks = heads->profile->n_sinks;
-        const unsigned first = position < n_sinks ? n_sinks - position : 0;
-        const size_t left = heads->n_tokens - b * CG_DCT;
-        const unsigned end = left < CG_DCT ? (unsigned)left : CG_DCT;
-        for (unsigned t = 0; t < end; t++)
+        const cg_lane_coded_tokens coded = cg_lane_find_coded(
+            (uint32_t)b, heads->first_position, heads->n_tokens, heads->profile->n_sinks);
+        for (unsigned t = 0; t < coded.end; t++)
             finite &= load_token(heads, group, matrix, b * CG_DCT + t, in, w->block + t * n);
-        if (first > 0 || end < CG_DCT)
-            fill_rows(w->block, n, first < end ? first : end, end);
+        if (coded.first > 0 || coded.end < CG_DCT)
+            fill_rows(w->block, n, coded.first, coded.end);
         for (size_t i = 0; i < CG_DCT * n && factor != 1; i++)
             w->block[i] *= factor;
         heads->profile->kernels->forward_dct(w->block, n, (unsigned)n,
                                              w->rows + row * w->row_stride, f_stride);
     }
+    return finite;
+}
+
+/* Adds factor times the coded tokens of a slice and a block to sums[CG_DCT][stride], K as it was
+ * before its rotation. Tokens that are not coded count as the mean of those that are. */
+static bool add_block(const cg_heads *heads, const cg_group *group, unsigned matrix, uint32_t slice,
+                      size_t b, cg_lane_coded_tokens coded, const void *in, float factor,
+                      const encode_work *w, float *sums, size_t stride)
+{
+    const cg_profile *p = heads->profile;
+    const cg_geometry *g = &p->geometry;
+    const cg_slice of = cg_group_slice(group, matrix, slice);
+    const size_t half = of.plane == CG_K ? p->rotary_dim / 2 : 0;
+    bool finite = true;
+    for (size_t t = 0; t < coded.end; t++) {
+        const size_t token = b * CG_DCT + t, at = cg_heads_rotation(heads, of.layer, token);
+        const float *cosine = heads->cosine + at, *sine = heads->sine + at;
+        /* A token's heads lie together. */
+        finite &= p->kernels->load(heads->dtype,
+                                   (const uint8_t *)in + cg_heads_element(heads, slice, token, 0) *
+                                                             cg_dtype_bytes(heads->dtype),
+                                   cg_geometry_channels(g), w->token);
+        if (t < coded.first)
+            continue;
+        p->kernels->add_heads(w->token, g->n_kv_heads, g->head_dim, cosine, sine, half, factor,
+                              sums + t * stride);
+        for (size_t other = 0; other < CG_DCT; other++)
+            if (other < coded.first || other >= coded.end)
+                p->kernels->add_heads(w->token, g->n_kv_heads, g->head_dim, cosine, sine, half,
+                                      factor / (float)(coded.end - coded.first),
+                                      sums + other * stride);
+    }
+    return finite;
+}
+
+/* What load_rows() would make, summed up with cg_lane_row_sign(), to w->block [CG_DCT][row_stride]:
+ * all of it is linear, so that tokens are added up first. False: an element is not finite. */
+static bool sum_spectra(const cg_heads *heads, const cg_block_order *order, const cg_group *group,
+                        unsigned matrix, const void *in, const encode_work *w)
+{
+    const cg_profile *p = heads->profile;
+    const size_t n = group->n_channels, channels = cg_geometry_channels(&p->geometry);
+    float *sums = w->rows; /* [CG_DCT][n]: who has no rows is not asked for them */
+    float factors = 0;     /* summed up */
+    bool finite = true;
+    memset(sums, 0, CG_DCT * n * sizeof *sums);
+    for (uint32_t slice = 0; slice < group->n_slices; slice++) {
+        const cg_slice of = cg_group_slice(group, matrix, slice);
+        const float *weight = cg_profile_row(p, p->weight, of),
+                    *mean = cg_profile_row(p, p->mean, of);
+        float *own = sums + slice * channels;
+        factors = 0;
+        for (size_t row = 0; row < order->n_blocks; row++) {
+            const size_t b = order->block[row];
+            const float factor =
+                cg_lane_row_sign((uint32_t)row) * (1 / CG_SCALES[order->scale[row]]);
+            const cg_lane_coded_tokens coded =
+                cg_lane_find_coded((uint32_t)b, heads->first_position, heads->n_tokens, p->n_sinks);
+            finite &= add_block(heads, group, matrix, slice, b, coded, in, factor, w, own, n);
+            /* A block of sinks alone is all zeros. */
+            factors += coded.first < coded.end ? factor : 0;
+        }
+        for (size_t t = 0; t < CG_DCT; t++)
+            for (size_t ch = 0; ch < channels; ch++)
+                own[t * n + ch] = (own[t * n + ch] - factors * mean[ch]) * weight[ch];
+    }
+    for (size_t f = 0; f < CG_DCT; f++)
+        memset(w->block + f * w->row_stride + n, 0, (w->row_stride - n) * sizeof *w->block);
+    p->kernels->forward_dct(sums, n, (unsigned)n, w->block, w->row_stride);
     return finite;
 }
 
@@ -265,10 +333,11 @@ static void share(const cg_encoding *encoding, const cg_group *group, size_t n_b
 
 /* Whether what a projector made is the CPU's within a hundredth, which rounding stays far below.
  * Projecting is linear: so of all rows of a frequency only the sum is projected here, each with a
- * sign, or what is common to all would be all that counts. A row that is wrong by more than a
- * hundredth of all of them together, and of what a quantizer loses of these, is found; and so is a
- * symbol that is not what its residue says. What symbols leave is half a step at most, and on
- * average the signed sum of n_rows of that is no more than sqrt(n_rows) halves. */
+ * sign, or what is common to all would be all that counts. It is in w->block, and its square is
+ * about that of all rows together. A row that is wrong by more than a hundredth of all of them, and
+ * of what a quantizer loses of these, is found; and so is a symbol that is not what its residue
+ * says. What symbols leave is half a step at most, and on average the signed sum of n_rows of that
+ * is no more than sqrt(n_rows) halves. */
 static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projection *what,
                    const cg_projected *made, const encode_work *w)
 {
@@ -276,10 +345,9 @@ static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projectio
     float row_squares[CG_DCT], left = 0, most_left = 0;
     uint32_t most = 0;
     for (size_t f = 0; f < CG_DCT; f++) {
-        /* A frequency that no level wants may hold anything. */
-        const size_t n_wanted = what->n_components[f] > 0 ? what->n_rows : 0;
-        row_squares[f] = sum_rows(p, w->rows + f * what->n_rows * w->row_stride, n_wanted,
-                                  w->row_stride, w->block + f * w->row_stride);
+        row_squares[f] = 0;
+        for (size_t ch = 0; ch < w->row_stride; ch++)
+            row_squares[f] += w->block[f * w->row_stride + ch] * w->block[f * w->row_stride + ch];
         most = what->n_components[f] > most ? what->n_components[f] : most;
     }
     analyze(p, a, CG_DCT, most, w->block, w);
@@ -292,6 +360,7 @@ static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projectio
         for (uint32_t c = 0; c < n_given; c++)
             given_error += (w->block[c] - given[c]) * (w->block[c] - given[c]);
         const float loss = n_rows * (float)n * step_square / 12,
+                    given_loss = n_rows * (float)n_given * step_square / 12,
                     squares = step_square * sum_cells(p, made->cells[f], what->n_rows, n, w->block);
         for (uint32_t c = 0; c < n; c++) {
             const float difference = w->block[c] * what->step + residues[c] - expected[c];
@@ -303,7 +372,7 @@ static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projectio
         most_left += 3.001f * loss;
         /* So written that a NaN does not agree. */
         if (!isfinite(row_squares[f]) || !isfinite(squares) || !isfinite(given_squares) ||
-            !(given_error <= 1e-4f * given_squares + 1e-6f * row_squares[f]) ||
+            !(given_error <= 1e-4f * (given_squares + given_loss) + 1e-6f * row_squares[f]) ||
             !(error <= 1e-4f * (squares + loss) + 1e-6f * row_squares[f]))
             return false;
     }
@@ -312,34 +381,38 @@ static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projectio
 
 /* The projector, or NULL where it cannot be of use: it makes symbols of one level, and its memory
  * was sized by a configured number of tokens. A larger chunk is the CPU's. */
-static cg_projector *usable(const cg_encoding *encoding, const encode_work *w,
-                            cg_projector *projector)
+static cg_projector *usable(const cg_encoding *encoding, cg_projector *projector)
 {
     const unsigned lossy = encoding->level_mask >> CG_L1;
     const bool is_one = lossy != 0 && (encoding->is_nested || (lossy & (lossy - 1)) == 0);
     return projector != NULL && encoding->heads->profile->version > 1 && is_one &&
-                   projector->rows_bytes >= (size_t)CG_DCT *
-                                                cg_count_blocks(encoding->heads->n_tokens) *
-                                                w->row_stride * sizeof *w->rows
+                   encoding->heads->n_tokens <= projector->n_tokens
                ? projector
                : NULL;
 }
 
-/* Symbols of the finest level, made by the projector, whose memory holds the rows; and what the
- * task leaves for the joint matrix. False: it did not, or they are wrong; the rows are as they
- * were. */
+/* Symbols of the finest level, made by the projector of a task's elements, or with NULL of the
+ * joint matrix's rows; and what the task leaves for that. False: it did not, they are wrong, or an
+ * element is not finite. w->block: has the sum of all rows. */
 static bool project_elsewhere(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
-                              const uint32_t n_components[CG_DCT], cg_projector *projector,
-                              const encode_work *w, const cg_symbols symbols[CG_N_LEVELS])
+                              const uint32_t n_components[CG_DCT], const void *in,
+                              cg_projector *projector, const encode_work *w,
+                              const cg_symbols symbols[CG_N_LEVELS])
 {
-    const cg_profile *p = encoding->heads->profile;
+    const cg_heads *heads = encoding->heads;
+    const cg_profile *p = heads->profile;
     const unsigned finest = (unsigned)__builtin_ctz(encoding->level_mask & ~(1u << CG_L0));
     const cg_symbols *own = &symbols[finest];
     cg_projection what = {.basis = (uint32_t)(group - p->groups) * p->n_matrices + matrix,
                           .n_rows = (uint32_t)own->n_rows,
                           .row_stride = (uint32_t)w->row_stride,
                           .n_shared = n_shared_of(p, group),
-                          .step = p->step[finest - 1][matrix]};
+                          .step = p->step[finest - 1][matrix],
+                          .elements = in,
+                          .dtype = heads->dtype,
+                          .n_tokens = heads->n_tokens,
+                          .first_position = heads->first_position,
+                          .order = encoding->order};
     cg_projected made;
     for (unsigned f = 0; f < CG_DCT; f++) {
         what.n_components[f] = n_components[f];
@@ -388,19 +461,17 @@ static cg_status code_symbols(const cg_encoding *encoding, const cg_symbols symb
     return CG_OK;
 }
 
-/* Projects the rows and makes the symbols of all levels. n_components: of each frequency. Returns
- * how many symbols cg_encoder_n_saturated() counts. */
+/* Makes the symbols of all levels, of the rows or, where it is_projected, of those of the finest
+ * level. n_components: of each frequency. Returns how many symbols cg_encoder_n_saturated() counts.
+ */
 static uint64_t make_symbols(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
-                             const uint32_t n_components[CG_DCT], cg_projector *projector,
+                             const uint32_t n_components[CG_DCT], bool is_projected,
                              const encode_work *w, const cg_symbols symbols[CG_N_LEVELS])
 {
     const cg_profile *p = encoding->heads->profile;
     const size_t n_blocks = cg_count_blocks(encoding->heads->n_tokens);
     const float *coef = w->coef + n_shared_of(p, group);
     uint64_t n_saturated = 0;
-    const bool is_projected =
-        projector != NULL &&
-        project_elsewhere(encoding, group, matrix, n_components, projector, w, symbols);
     for (unsigned f = 0; f < CG_DCT; f++) {
         if (!is_projected) {
             analyze(p, cg_analysis_of(p, group, matrix), n_blocks, n_components[f],
@@ -421,12 +492,6 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
     const cg_profile *p = heads->profile;
     cg_arena arena = {scratch, 0};
     encode_work w = take_encode_work(&arena, p, group, matrix, heads->n_tokens);
-    projector = usable(encoding, &w, projector);
-    if (projector != NULL)
-        w.rows = projector->rows;
-    if (!load_rows(heads, encoding->order, group, matrix, in, &w))
-        return CG_ERR_INVALID_ARGUMENT;
-
     cg_symbols symbols[CG_N_LEVELS] = {0};
     uint32_t n_components[CG_DCT];
     lay_symbols(encoding, group, matrix, &w, symbols);
@@ -434,7 +499,13 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
         const uint32_t n_own = most_columns(encoding, group, matrix, f);
         n_components[f] = n_own > 0 ? p->n_shared + n_own : n_fed(encoding, f);
     }
-    *n_saturated += make_symbols(encoding, group, matrix, n_components, projector, &w, symbols);
+    projector = usable(encoding, projector);
+    const bool is_projected =
+        projector != NULL && sum_spectra(heads, encoding->order, group, matrix, in, &w) &&
+        project_elsewhere(encoding, group, matrix, n_components, in, projector, &w, symbols);
+    if (!is_projected && !load_rows(heads, encoding->order, group, matrix, in, &w))
+        return CG_ERR_INVALID_ARGUMENT;
+    *n_saturated += make_symbols(encoding, group, matrix, n_components, is_projected, &w, symbols);
     return code_symbols(encoding, symbols, sections_out);
 }
 
@@ -455,15 +526,23 @@ cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch, cg_pro
     cg_symbols symbols[CG_N_LEVELS] = {0};
     uint32_t n_components[CG_DCT];
     lay_symbols(encoding, p->joint, 0, &w, symbols);
-    projector = usable(encoding, &w, projector);
+    projector = usable(encoding, projector);
     for (unsigned f = 0; f < CG_DCT; f++) {
         const size_t n = n_blocks * w.row_stride;
         n_components[f] = most_columns(encoding, p->joint, 0, f);
-        /* The tasks' rows stay where they are: who projects reads its own memory only. */
-        if (projector != NULL && n_components[f] > 0)
-            memcpy(projector->rows + f * n, w.rows + f * n, n * sizeof *w.rows);
+        if (projector == NULL)
+            continue;
+        /* A frequency that no level wants may hold anything. */
+        const bool is_wanted = n_components[f] > 0;
+        sum_rows(p, w.rows + f * n, is_wanted ? n_blocks : 0, w.row_stride,
+                 w.block + f * w.row_stride);
+        if (is_wanted)
+            memcpy((float *)projector->memory + f * n, w.rows + f * n, n * sizeof *w.rows);
     }
-    *n_saturated += make_symbols(encoding, p->joint, 0, n_components, projector, &w, symbols);
+    const bool is_projected =
+        projector != NULL &&
+        project_elsewhere(encoding, p->joint, 0, n_components, NULL, projector, &w, symbols);
+    *n_saturated += make_symbols(encoding, p->joint, 0, n_components, is_projected, &w, symbols);
     *n_saturated += cg_klt_limit_given(encoding, symbols, w.limit);
     return code_symbols(encoding, symbols, sections_out);
 }

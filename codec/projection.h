@@ -1,22 +1,23 @@
 /* codec/projection.h - what multiplies in the CPU's place when chunks are encoded: a GPU.
  *
- * Most of an encoder's time goes into projections: a block's spectrum (its DCT) times each
- * component of the KLT's basis (codec/klt.h). A projector makes them elsewhere. The encoder lays a
- * task's spectra out in the projector's memory, and gets the symbols of one level back. They need
- * not be those that the CPU would make, since an encoder is free to choose symbols. With a joint
- * matrix it also gets coefficients, of the components that the group shares. Those of all groups
- * are the rows of one more projection, on the joint matrix.
+ * Most of an encoder's time goes into spectra (K rotated back, centred, weighted, and the DCT of
+ * each block) and their projections on the components of the KLT's basis (codec/klt.h). A projector
+ * makes both elsewhere. The encoder hands it a task's K and V as the engine holds them, and gets
+ * the symbols of one level back. They need not be those that the CPU would make, since an encoder
+ * is free to choose symbols. With a joint matrix it also gets coefficients, of the components that
+ * the group shares. Those of all groups are the rows of one more projection, on the joint matrix.
  *
- * Wrong symbols must not be stored, though, so the encoder checks each projection. Projecting is
- * linear: the encoder adds up all rows, each with a sign, projects that one sum on the CPU, and
- * compares. Symbols tell such a sum only to within a step for each row. So a projector also returns
- * the residues, which are what its symbols have left over. Where the two do not agree, or project()
- * fails, the CPU makes all of it.
+ * Wrong symbols must not be stored, though, so the encoder checks each projection. All of it is
+ * linear: the encoder adds up the blocks, each with a sign, makes the spectrum of that one sum,
+ * projects it on the CPU, and compares. Symbols tell such a sum only to within a step for each row.
+ * So a projector also returns the residues, which are what its symbols have left over. Where the
+ * two do not agree, or project() fails, the CPU makes all of it.
  *
  * Threads: a projector is used by one task at a time.
  */
 #ifndef CG_CODEC_PROJECTION_H
 #define CG_CODEC_PROJECTION_H
+#include "codec/block_order.h"
 #include "codec/codec.h"
 #include "codec/kernels.h"
 
@@ -37,6 +38,13 @@ typedef struct cg_projection {
     uint32_t n_given[CG_DCT]; /* of those, the first ones, whose coefficients are wanted: at most
                                  n_shared and n_components[f] */
     float step;               /* of the quantizer */
+    /* What the rows are made of: elements of the task, in the canonical layout of codec/codec.h, in
+     * any memory of the host. Tokens of the profile's sinks are not coded; they, and what is past
+     * the end of the last block, stand for the mean of the others of their block. NULL: the rows
+     * are in the projector's memory, as those of the joint matrix always are. */
+    const void *elements;
+    uint32_t dtype, n_tokens, first_position;
+    const cg_block_order *order; /* row r is of block order->block[r], over its scale */
 } cg_projection;
 
 /* Components of frequency f that become symbols: those behind the shared ones. */
@@ -59,12 +67,15 @@ typedef struct cg_projected {
 
 typedef struct cg_projector cg_projector;
 struct cg_projector {
-    float *rows; /* [CG_DCT][n_rows][row_stride], 64-byte aligned: the projector's memory, for the
-                    encoder to write */
-    size_t rows_bytes;
-    uint32_t n_failed; /* projections that the CPU made because project() failed or was wrong */
-    /* Waits until all is made. What *made_out points to stays until the next call; the rows stay as
-     * they are. On any error *made_out is not to be read. */
+    /* The projector's memory, 64-byte aligned, for the encoder to write: the joint matrix's rows,
+     * f32 [CG_DCT][n_rows][row_stride]. Who has a task's elements to copy anyway may put them here:
+     * from here they need not be copied once more. */
+    void *memory;
+    size_t memory_bytes; /* enough for a task's elements, and for those rows */
+    uint32_t n_tokens;   /* of a chunk, at most; that of a larger one is the CPU's */
+    uint32_t n_failed;   /* projections that the CPU made because project() failed or was wrong */
+    /* Waits until all is made. What *made_out points to stays until the next call; elements and
+     * memory stay as they are. On any error *made_out is not to be read. */
     cg_status (*project)(cg_projector *projector, const cg_projection *projection,
                          cg_projected *made_out);
 };

@@ -18,8 +18,10 @@ static cg_save_chunk *chunk_of(cg_job *job)
     return (cg_save_chunk *)((char *)job - offsetof(cg_save_chunk, job));
 }
 
-/* A task's elements in the codec's layout: where they lie, or, of both planes, copied to tile. */
-static const uint8_t *gather(const cg_save_chunk *chunk, const cg_task_shape *shape, uint8_t *tile)
+/* A task's elements in the codec's layout: where they lie, or, of both planes, copied to tile, or
+ * to the projector's memory, from where a GPU takes them without a further copy. */
+static const uint8_t *gather(const cg_save_chunk *chunk, const cg_task_shape *shape,
+                             const cg_projector *projector, uint8_t *tile)
 {
     const uint32_t n_layers = chunk->save->op.connector->model.geometry.n_layers;
     const size_t layer_bytes = chunk->raw_bytes / CG_N_PLANES / n_layers,
@@ -28,6 +30,8 @@ static const uint8_t *gather(const cg_save_chunk *chunk, const cg_task_shape *sh
         chunk->raw + ((size_t)shape->plane * n_layers + shape->first_layer) * layer_bytes;
     if (shape->n_planes == 1)
         return first;
+    if (projector != NULL && shape->elements_bytes <= projector->memory_bytes)
+        tile = projector->memory;
     for (uint32_t i = 0; i < shape->n_planes; i++)
         memcpy(tile + i * plane_bytes, first + i * n_layers * layer_bytes, plane_bytes);
     return tile;
@@ -102,7 +106,7 @@ static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     if (status == CG_OK)
         status =
             cg_encoder_run_with(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes,
-                                gather(chunk, &shape, scratch->tile), projector);
+                                gather(chunk, &shape, projector, scratch->tile), projector);
     atomic_fetch_add(&chunk->n_gpu_failed, return_projector(chunk, projector));
     atomic_fetch_add(&chunk->encode_ns, cg_now_ns() - began_ns);
     if (status != CG_OK)

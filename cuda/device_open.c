@@ -36,13 +36,18 @@ static void lay_out(cg_device *d, cut *pinned, cut *dev)
     for (uint32_t i = 0; i < d->config.n_copies; i++)
         d->copies[i].elements = take(pinned, d->raw_bytes);
     for (uint32_t i = 0; i < d->n_projectors; i++)
-        d->projectors[i].base.rows = take(pinned, d->projectors[i].base.rows_bytes);
+        d->projectors[i].base.memory = take(pinned, d->projectors[i].base.memory_bytes);
     for (uint32_t i = 0; i < d->n_projectors; i++) {
         cg_device_projector *j = &d->projectors[i];
-        j->made = take(pinned, d->projector_made_bytes);
-        j->rows_dev = take(dev, j->base.rows_bytes);
-        j->coefs_dev = take(dev, d->projector_coefs * sizeof(float));
-        j->made_dev = take(dev, d->projector_made_bytes);
+        const cg_cuda_projection_most *most = &d->projector_most;
+        const size_t places_bytes = cg_count_blocks(d->config.chunk_tokens) * sizeof *j->places;
+        j->made = take(pinned, most->made_bytes);
+        j->places = take(pinned, places_bytes);
+        j->rows_dev = take(dev, most->n_rows * sizeof(float));
+        j->coefs_dev = take(dev, most->n_coefs * sizeof(float));
+        j->made_dev = take(dev, most->made_bytes);
+        j->elements_dev = take(dev, most->elements_bytes);
+        j->places_dev = take(dev, places_bytes);
     }
     for (uint32_t i = 0; i < d->config.n_copies; i++)
         d->copies[i].table = take(pinned, table_bytes);
@@ -67,8 +72,8 @@ static void size_projectors(cg_device *d, const cg_device_config *config)
     if (d->profile == NULL || config->profile->token_transform != CG_TOKENS_DCT)
         return;
     d->n_projectors = config->n_projectors;
-    cg_cuda_projection_bound(config->profile, config->chunk_tokens, &d->projector_rows,
-                             &d->projector_coefs, &d->projector_made_bytes);
+    d->projector_most =
+        cg_cuda_projection_bound(config->profile, config->geometry.dtype, config->chunk_tokens);
 }
 
 /* Everything that CUDA is not needed for. */
@@ -89,10 +94,15 @@ static cg_status prepare(cg_device *d, const cg_device_config *config)
     size_projectors(d, config);
     if ((d->projectors = calloc(d->n_projectors + (size_t)1, sizeof *d->projectors)) == NULL)
         return CG_ERR_NO_MEMORY;
+    const size_t elements_bytes = d->projector_most.elements_bytes,
+                 given_bytes = d->projector_most.given_rows * sizeof(float);
     for (uint32_t i = 0; i < d->n_projectors; i++) {
-        d->projectors[i].device = d;
-        d->projectors[i].base.project = cg_device_project;
-        d->projectors[i].base.rows_bytes = whole_pages(d->projector_rows * sizeof(float));
+        cg_device_projector *j = &d->projectors[i];
+        j->device = d;
+        j->base.project = cg_device_project;
+        j->base.n_tokens = config->chunk_tokens;
+        j->base.memory_bytes =
+            whole_pages(elements_bytes > given_bytes ? elements_bytes : given_bytes);
     }
     d->raw_bytes =
         whole_pages(cg_geometry_elements(g, config->chunk_tokens) * cg_dtype_bytes(g->dtype));

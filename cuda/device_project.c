@@ -1,4 +1,4 @@
-/* An encoder's projections: spectra up, symbols down. */
+/* An encoder's projections: K and V up, symbols down. */
 #include "cuda/device_state.h"
 
 /* Floats up to the last frequency that has components. One without in between goes along: it costs
@@ -12,13 +12,30 @@ static size_t count_rows(const cg_projection *projection)
     return n_frequencies * projection->n_rows * projection->row_stride;
 }
 
-static cg_status run(cg_device_projector *j, const cg_cuda_projection *projection, size_t n_rows,
-                     size_t made_bytes)
+/* What the rows are made of, or the rows. A failure of later calls is waited for: until then the
+ * elements are read. */
+static int send(cg_device_projector *j, const cg_projection *what)
+{
+    const cg_device *d = j->device;
+    if (what->elements == NULL)
+        return d->calls->memcpy_async(j->rows_dev, j->base.memory, count_rows(what) * sizeof(float),
+                                      j->stream);
+    cg_cuda_projection_places(what, j->places);
+    const int error = d->calls->memcpy_async(j->places_dev, j->places,
+                                             what->n_rows * sizeof *j->places, j->stream);
+    return error != 0
+               ? error
+               : d->calls->memcpy_async(j->elements_dev, what->elements,
+                                        cg_cuda_projection_elements_bytes(d->config.profile, what),
+                                        j->stream);
+}
+
+static cg_status run(cg_device_projector *j, const cg_projection *what,
+                     const cg_cuda_projection *projection, size_t made_bytes)
 {
     cg_device *d = j->device;
     int error;
-    if ((error = d->calls->memcpy_async(j->rows_dev, j->base.rows, n_rows * sizeof(float),
-                                        j->stream)) != 0)
+    if ((error = send(j, what)) != 0)
         return cg_device_error(d, "cudaMemcpyAsync", error, j->stream);
     if ((error = d->calls->project(projection, j->stream)) != 0)
         return cg_device_error(d, "a projecting kernel", error, j->stream);
@@ -53,10 +70,12 @@ cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
     cg_cuda_projection projection;
     int before;
     cg_status status = cg_cuda_projection_of(d->config.profile, what, d->bases_dev,
-                                             d->projector_rows, d->projector_coefs, &projection);
+                                             &d->projector_most, &projection);
     if (status != CG_OK)
         return status;
     const cg_cuda_made made = cg_cuda_projection_made(what);
+    projection.spectra.elements_dev = what->elements != NULL ? j->elements_dev : NULL;
+    projection.spectra.places_dev = (const cg_cuda_place *)j->places_dev;
     projection.rows_dev = j->rows_dev;
     projection.coefs_dev = j->coefs_dev;
     projection.residues_dev = (float *)j->made_dev;
@@ -64,7 +83,7 @@ cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
     projection.cells_dev = (int16_t *)(j->made_dev + made.cells_at);
     point_at(j->made, &made, what, made_out);
     if ((status = cg_device_enter(d, &before)) == CG_OK && made.n_bytes > 0)
-        status = run(j, &projection, count_rows(what), made.n_bytes);
+        status = run(j, what, &projection, made.n_bytes);
     cg_device_leave(d, before);
     return status;
 }

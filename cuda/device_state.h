@@ -43,15 +43,16 @@ typedef struct cg_device_copy {
 } cg_device_copy;
 
 typedef struct cg_device_projector {
-    cg_projector base; /* its rows are pinned */
+    cg_projector base; /* its memory is pinned */
     cg_device *device;
     atomic_bool
         is_taken; /* not under the lock: encoders take it, which run at the lowest priority */
     cg_cuda_stream stream;
     cg_cuda_event done;
-    uint8_t *made; /* pinned: laid out as cg_cuda_made says */
+    uint8_t *made;         /* pinned: laid out as cg_cuda_made says */
+    cg_cuda_place *places; /* pinned */
     float *rows_dev, *coefs_dev;
-    uint8_t *made_dev;
+    uint8_t *made_dev, *elements_dev, *places_dev;
 } cg_device_projector;
 
 struct cg_device_mark {
@@ -73,8 +74,7 @@ struct cg_device {
     cg_device_copy *copies; /* [config.n_copies] */
     cg_device_projector *projectors;
     uint32_t n_projectors;
-    size_t projector_rows, projector_coefs; /* floats of one */
-    size_t projector_made_bytes;
+    cg_cuda_projection_most projector_most; /* of one */
 
     pthread_mutex_t lock; /* of what follows; not held while CUDA waits for anything */
     cg_device_mark *free_marks;

@@ -47,6 +47,18 @@ CG_LANE uint32_t cg_cuda_cell(uint32_t row, uint32_t column)
     return row / 2 * 64 + row % 2 * 4 + column % CG_CUDA_BAND / 4 * 8 + column % 4;
 }
 
+/* Element number i of the dtype. */
+CG_LANE float cg_cuda_load(uint32_t dtype, const void *elements, uint64_t i)
+{
+    const uint16_t *halves = (const uint16_t *)elements;
+    const uint8_t *bytes = (const uint8_t *)elements;
+    return dtype == CG_DTYPE_BF16       ? cg_bf16_to_f32(halves[i])
+           : dtype == CG_DTYPE_FP16     ? cg_fp16_to_f32(halves[i])
+           : dtype == CG_DTYPE_FP8_E4M3 ? cg_e4m3_to_f32(bytes[i])
+           : dtype == CG_DTYPE_FP8_E5M2 ? cg_e5m2_to_f32(bytes[i])
+                                        : ((const float *)elements)[i];
+}
+
 /* FORMAT.md's step 5: the bits of a value in the dtype. */
 CG_LANE uint32_t cg_cuda_round(uint32_t dtype, float value)
 {

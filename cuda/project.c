@@ -1,4 +1,5 @@
-/* Where the bases of a profile lie on a GPU, and what a projection on one is there. */
+/* Where the bases of a profile lie on a GPU, what is behind them, and what a projection is there.
+ */
 #include "cuda/project.h"
 
 #include "codec/block_order.h"
@@ -19,6 +20,11 @@ static const cg_bands *bands_of(const cg_profile *p, uint32_t basis)
     return &p->groups[basis / p->n_matrices].bands[basis % p->n_matrices]; /* or the joint one's */
 }
 
+static bool is_joint(const cg_profile *p, uint32_t basis)
+{
+    return basis == p->n_groups * p->n_matrices; /* behind those of all groups */
+}
+
 static place place_of(const cg_bands *bands, size_t at)
 {
     const size_t n = bands->n_components;
@@ -36,14 +42,35 @@ static size_t begin_of(const cg_profile *p, uint32_t n)
     return at;
 }
 
+/* Behind the bases: what spectra are made with. */
+typedef struct tables {
+    size_t mean_at, weight_at, inv_freq_at, layer_rope_at, end;
+    size_t channels_bytes, inv_freq_bytes;
+} tables;
+
+static tables tables_of(const cg_profile *p)
+{
+    const cg_geometry *g = &p->geometry;
+    tables t = {.channels_bytes =
+                    (size_t)g->n_layers * CG_N_PLANES * cg_geometry_channels(g) * sizeof(float),
+                .inv_freq_bytes = p->n_ropes * (size_t)(p->rotary_dim / 2) * sizeof(double),
+                .mean_at = begin_of(p, cg_profile_n_bases(p))};
+    t.weight_at = t.mean_at + cg_padded(t.channels_bytes, BASE_ALIGN);
+    t.inv_freq_at = t.weight_at + cg_padded(t.channels_bytes, BASE_ALIGN);
+    t.layer_rope_at = t.inv_freq_at + cg_padded(t.inv_freq_bytes, BASE_ALIGN);
+    t.end = t.layer_rope_at + cg_padded(g->n_layers, BASE_ALIGN);
+    return t;
+}
+
 size_t cg_cuda_bases_bytes(const cg_profile *p)
 {
-    return begin_of(p, cg_profile_n_bases(p));
+    return tables_of(p).end;
 }
 
 void cg_cuda_bases_fill(const cg_profile *p, void *bases)
 {
     uint8_t *bytes = bases;
+    const tables t = tables_of(p);
     size_t at = 0;
     for (uint32_t basis = 0; basis < cg_profile_n_bases(p); basis++) {
         const cg_bands *bands = bands_of(p, basis);
@@ -57,28 +84,48 @@ void cg_cuda_bases_fill(const cg_profile *p, void *bases)
                 ldexpf(1, (int)cg_bands_row(&p->layout, bands, c, row) - (int)bands->unit_bits);
         at = to.end;
     }
+    memset(bytes + at, 0, t.end - at);
+    memcpy(bytes + t.mean_at, p->mean, t.channels_bytes);
+    memcpy(bytes + t.weight_at, p->weight, t.channels_bytes);
+    if (t.inv_freq_bytes > 0)
+        memcpy(bytes + t.inv_freq_at, p->inv_freq, t.inv_freq_bytes);
+    memcpy(bytes + t.layer_rope_at, p->layer_rope, p->geometry.n_layers);
 }
 
-void cg_cuda_projection_bound(const cg_profile *p, uint32_t n_tokens, size_t *n_rows_out,
-                              size_t *n_coefs_out, size_t *made_bytes_out)
+static size_t larger(size_t a, size_t b)
 {
-    cg_projection most = {.n_rows = cg_count_blocks(n_tokens)};
-    *n_rows_out = *n_coefs_out = *made_bytes_out = 0;
-    for (uint32_t basis = 0; basis < cg_profile_n_bases(p); basis++) {
-        const cg_bands *bands = bands_of(p, basis);
-        most.n_shared = bands->n_shared;
+    return a > b ? a : b;
+}
+
+/* Floats of the rows of all frequencies. */
+static size_t n_floats_of(const cg_projection *projection)
+{
+    return CG_DCT * (size_t)projection->n_rows * projection->row_stride;
+}
+
+cg_cuda_projection_most cg_cuda_projection_bound(const cg_profile *p, uint32_t dtype,
+                                                 uint32_t n_tokens)
+{
+    cg_projection task = {
+        .n_rows = cg_count_blocks(n_tokens), .n_tokens = n_tokens, .dtype = dtype};
+    cg_cuda_projection_most most = {0};
+    for (; task.basis < cg_profile_n_bases(p); task.basis++) {
+        const cg_bands *bands = bands_of(p, task.basis);
+        task.row_stride = cg_projection_stride(bands->n_channels);
+        task.n_shared = bands->n_shared;
         for (uint32_t f = 0; f < CG_DCT; f++) {
-            most.n_components[f] = bands->n_components;
-            most.n_given[f] = bands->n_shared;
+            task.n_components[f] = bands->n_components;
+            task.n_given[f] = bands->n_shared;
         }
-        const size_t n_rows =
-                         CG_DCT * (size_t)most.n_rows * cg_projection_stride(bands->n_channels),
-                     n_coefs = cg_cuda_projection_n_coefs(&most),
-                     made_bytes = cg_cuda_projection_made(&most).n_bytes;
-        *n_rows_out = n_rows > *n_rows_out ? n_rows : *n_rows_out;
-        *n_coefs_out = n_coefs > *n_coefs_out ? n_coefs : *n_coefs_out;
-        *made_bytes_out = made_bytes > *made_bytes_out ? made_bytes : *made_bytes_out;
+        most.n_rows = larger(most.n_rows, n_floats_of(&task));
+        most.n_coefs = larger(most.n_coefs, cg_cuda_projection_n_coefs(&task));
+        most.made_bytes = larger(most.made_bytes, cg_cuda_projection_made(&task).n_bytes);
+        most.elements_bytes =
+            larger(most.elements_bytes, cg_cuda_projection_elements_bytes(p, &task));
+        if (is_joint(p, task.basis))
+            most.given_rows = n_floats_of(&task);
     }
+    return most;
 }
 
 size_t cg_cuda_projection_n_coefs(const cg_projection *projection)
@@ -103,17 +150,70 @@ cg_cuda_made cg_cuda_projection_made(const cg_projection *projection)
     return made;
 }
 
+size_t cg_cuda_projection_elements_bytes(const cg_profile *p, const cg_projection *projection)
+{
+    return is_joint(p, projection->basis)
+               ? 0
+               : (size_t)projection->n_tokens * bands_of(p, projection->basis)->n_channels *
+                     cg_dtype_bytes(projection->dtype);
+}
+
+void cg_cuda_projection_places(const cg_projection *projection, cg_cuda_place *places_out)
+{
+    for (uint32_t row = 0; row < projection->n_rows; row++)
+        places_out[row] = (cg_cuda_place){projection->order->block[row],
+                                          1 / CG_SCALES[projection->order->scale[row]]};
+}
+
+static cg_cuda_spectra spectra_of(const cg_profile *p, const cg_projection *projection,
+                                  const uint8_t *bases_dev)
+{
+    const cg_group *group = &p->groups[projection->basis / p->n_matrices];
+    const cg_slice first = cg_group_slice(group, projection->basis % p->n_matrices, 0);
+    const tables t = tables_of(p);
+    return (cg_cuda_spectra){.elements_dev = projection->elements,
+                             .mean_dev = (const float *)(bases_dev + t.mean_at),
+                             .weight_dev = (const float *)(bases_dev + t.weight_at),
+                             .inv_freq_dev = (const double *)(bases_dev + t.inv_freq_at),
+                             .layer_rope_dev = bases_dev + t.layer_rope_at,
+                             .n_slices = group->n_slices,
+                             .n_layers = group->n_layers,
+                             .first_layer = first.layer,
+                             .first_plane = first.plane,
+                             .n_kv_heads = p->geometry.n_kv_heads,
+                             .head_dim = p->geometry.head_dim,
+                             .half = p->rotary_dim / 2,
+                             .n_tokens = projection->n_tokens,
+                             .n_sinks = p->n_sinks,
+                             .first_position = projection->first_position,
+                             .dtype = projection->dtype};
+}
+
+/* Whether there is room for what rows are made of, and it is as many tokens as rows. */
+static bool are_elements_right(const cg_profile *p, const cg_projection *projection,
+                               const cg_cuda_projection_most *most)
+{
+    if (projection->elements == NULL)
+        return n_floats_of(projection) <= most->given_rows;
+    return !is_joint(p, projection->basis) && projection->n_tokens > 0 &&
+           projection->n_tokens <= CG_MAX_CHUNK_TOKENS &&
+           projection->n_rows == cg_count_blocks(projection->n_tokens) &&
+           projection->order->n_blocks == projection->n_rows &&
+           cg_dtype_bytes(projection->dtype) > 0 &&
+           cg_cuda_projection_elements_bytes(p, projection) <= most->elements_bytes;
+}
+
 cg_status cg_cuda_projection_of(const cg_profile *p, const cg_projection *projection,
-                                const void *bases_dev, size_t max_rows, size_t max_coefs,
+                                const void *bases_dev, const cg_cuda_projection_most *most,
                                 cg_cuda_projection *out)
 {
     if (projection->basis >= cg_profile_n_bases(p))
         return CG_ERR_INVALID_ARGUMENT;
     const cg_bands *bands = bands_of(p, projection->basis);
-    const size_t n_rows = (size_t)CG_DCT * projection->n_rows * projection->row_stride;
-    if (projection->row_stride != cg_projection_stride(bands->n_channels) || n_rows > max_rows ||
-        cg_cuda_projection_n_coefs(projection) > max_coefs ||
-        projection->n_shared != bands->n_shared)
+    if (projection->row_stride != cg_projection_stride(bands->n_channels) ||
+        n_floats_of(projection) > most->n_rows ||
+        cg_cuda_projection_n_coefs(projection) > most->n_coefs ||
+        !are_elements_right(p, projection, most) || projection->n_shared != bands->n_shared)
         return CG_ERR_INVALID_ARGUMENT;
     for (uint32_t f = 0; f < CG_DCT; f++)
         if (projection->n_components[f] > bands->n_components ||
@@ -122,6 +222,8 @@ cg_status cg_cuda_projection_of(const cg_profile *p, const cg_projection *projec
             return CG_ERR_INVALID_ARGUMENT;
     const place at = place_of(bands, begin_of(p, projection->basis));
     *out = (cg_cuda_projection){
+        .spectra = projection->elements != NULL ? spectra_of(p, projection, bases_dev)
+                                                : (cg_cuda_spectra){0},
         .elements_dev = (const int16_t *)((const uint8_t *)bases_dev + at.elements_at),
         .scale_dev = (const float *)((const uint8_t *)bases_dev + at.scale_at),
         .step = projection->step,

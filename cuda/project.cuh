@@ -1,14 +1,16 @@
 /* cuda/project.cuh - the bodies of the kernels of cuda/project.h.
  *
- * In the kernels that make sums, a thread block makes CG_CUDA_PROJECT_ROWS by
- * CG_CUDA_PROJECT_COLUMNS of them, of one frequency, and a thread 4 by 4. The terms pass through
- * shared memory, CG_CUDA_PROJECT_DEPTH at a time. In the last kernel a thread makes one column, of
- * symbols or of coefficients that the encoder wants as they are.
+ * In the first kernel a thread makes the spectra of a pair of channels of a row: two that are
+ * rotated together, or would be if all were. In the kernels that make sums, a thread block makes
+ * CG_CUDA_PROJECT_ROWS by CG_CUDA_PROJECT_COLUMNS of them, of one frequency, and a thread 4 by 4.
+ * The terms pass through shared memory, CG_CUDA_PROJECT_DEPTH at a time. In the last kernel a
+ * thread makes one column, of symbols or of coefficients that the encoder wants as they are.
  */
 #ifndef CG_CUDA_PROJECT_CUH
 #define CG_CUDA_PROJECT_CUH
-#include "codec/bf16.h"
+#include "codec/dct8.h"
 #include "codec/exact_lane.h"
+#include "cuda/elements.cuh"
 #include "cuda/project.h"
 #include <math.h>
 
@@ -21,6 +23,7 @@
 
 /* The kernels, in the order in which they run. */
 enum {
+    CG_CUDA_PROJECT_SPECTRA,
     CG_CUDA_PROJECT_EXACT,  /* coefficients of the first n_exact components */
     CG_CUDA_PROJECT_REMOVE, /* what these make of the rows is taken off */
     CG_CUDA_PROJECT_OTHERS, /* coefficients of the others */
@@ -77,10 +80,102 @@ CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_tiles(const cg_cuda_projection &p
 CG_CUDA_LANE_AND_HOST uint32_t cg_cuda_project_blocks(const cg_cuda_projection &p, uint32_t step)
 {
     uint32_t n = 0;
+    if (step == CG_CUDA_PROJECT_SPECTRA)
+        return p.spectra.elements_dev != NULL
+                   ? (p.n_rows * (p.row_stride / 2) + CG_CUDA_PROJECT_THREADS - 1) /
+                         CG_CUDA_PROJECT_THREADS
+                   : 0;
     for (uint32_t f = 0; f < CG_DCT; f++)
         n += step == CG_CUDA_PROJECT_SYMBOLS ? cg_cuda_quantize_tiles(p, f)
                                              : cg_cuda_project_tiles(p, step, f);
     return n;
+}
+
+/* Tokens that are not coded become the mean of those that are; without any, 0. */
+CG_LANE void cg_cuda_fill_tokens(cg_lane_coded_tokens coded, float x[CG_DCT])
+{
+    const uint32_t n = coded.end - coded.first;
+    float mean = 0;
+    CG_UNROLL
+    for (uint32_t t = 0; t < CG_DCT; t++)
+        mean += t >= coded.first && t < coded.end ? x[t] : 0;
+    mean = n > 0 ? mean / (float)n : 0;
+    CG_UNROLL
+    for (uint32_t t = 0; t < CG_DCT; t++)
+        x[t] = t >= coded.first && t < coded.end ? x[t] : mean;
+}
+
+/* A channel's row of each frequency; x: its tokens. */
+CG_LANE void cg_cuda_store_spectrum(const cg_cuda_projection &p, uint32_t row, uint32_t channel,
+                                    const float x[CG_DCT])
+{
+    float y[CG_DCT];
+    cg_lane_forward_dct(DCT8, x, y);
+    CG_UNROLL
+    for (uint32_t f = 0; f < CG_DCT; f++) {
+        if (p.n_components[f] > 0) /* else nobody reads it */
+            p.rows_dev[((uint64_t)f * p.n_rows + row) * p.row_stride + channel] = y[f];
+    }
+}
+
+/* The place of pair `pair` of a head of head_dim channels, of which the first 2 half are rotated:
+ * of its low channel, and how far behind that the high one is. */
+CG_LANE void cg_cuda_find_pair(uint32_t pair, uint32_t head_dim, uint32_t half, uint32_t *low,
+                               uint32_t *gap)
+{
+    *low = pair < half ? pair : pair + half;
+    *gap = pair < half ? half : head_dim / 2 - half;
+}
+
+template <class Cta> CG_LANE void cg_cuda_spectra_block(Cta &cta, const cg_cuda_projection &p)
+{
+    const cg_cuda_spectra &s = p.spectra;
+    const uint32_t i = cta.block() * CG_CUDA_PROJECT_THREADS + cta.thread(),
+                   row_pairs = p.row_stride / 2, row = i / row_pairs, pair = i % row_pairs,
+                   head_pairs = s.head_dim / 2, slice_pairs = s.n_kv_heads * head_pairs,
+                   slice = pair / slice_pairs, head = pair % slice_pairs / head_pairs;
+    if (row >= p.n_rows)
+        return;
+    float x[2][CG_DCT] = {};
+    if (slice >= s.n_slices) { /* behind the channels rows have zeros */
+        cg_cuda_store_spectrum(p, row, 2 * pair, x[0]);
+        cg_cuda_store_spectrum(p, row, 2 * pair + 1, x[1]);
+        return;
+    }
+    const uint32_t layer = s.first_layer + slice % s.n_layers,
+                   plane = s.first_plane + slice / s.n_layers, channels = s.n_kv_heads * s.head_dim,
+                   in_head = pair % head_pairs, half = plane == CG_K ? s.half : 0;
+    uint32_t low, gap;
+    cg_cuda_find_pair(in_head, s.head_dim, half, &low, &gap);
+    low += head * s.head_dim;
+    const float *mean = s.mean_dev + ((uint64_t)layer * CG_N_PLANES + plane) * channels + low,
+                *weight = s.weight_dev + ((uint64_t)layer * CG_N_PLANES + plane) * channels + low;
+    const cg_cuda_place place = s.places_dev[row];
+    const cg_lane_coded_tokens coded =
+        cg_lane_find_coded(place.block, s.first_position, s.n_tokens, s.n_sinks);
+    const double inv_freq =
+        in_head < half ? s.inv_freq_dev[s.layer_rope_dev[layer] * s.half + in_head] : 0;
+    CG_UNROLL
+    for (uint32_t t = 0; t < CG_DCT; t++) {
+        if (t < coded.first || t >= coded.end)
+            continue;
+        const uint32_t token = CG_DCT * place.block + t;
+        const uint64_t at = ((uint64_t)slice * s.n_tokens + token) * channels + low;
+        x[0][t] = cg_cuda_load(s.dtype, s.elements_dev, at);
+        x[1][t] = cg_cuda_load(s.dtype, s.elements_dev, at + gap);
+        if (in_head < half) {
+            float cosine, sine;
+            cg_lane_rotation((double)(s.first_position + token), inv_freq, &cosine, &sine);
+            cg_lane_unrotate(&x[0][t], &x[1][t], cosine, sine);
+        }
+        x[0][t] = (x[0][t] - mean[0]) * weight[0] * place.factor;
+        x[1][t] = (x[1][t] - mean[gap]) * weight[gap] * place.factor;
+    }
+    CG_UNROLL
+    for (uint32_t k = 0; k < 2; k++) {
+        cg_cuda_fill_tokens(coded, x[k]);
+        cg_cuda_store_spectrum(p, row, slice * channels + low + k * gap, x[k]);
+    }
 }
 
 /* The part that a thread block makes. */

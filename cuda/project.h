@@ -1,10 +1,11 @@
-/* cuda/project.h - an encoder's projections on a GPU: spectra to symbols (codec/projection.h).
+/* cuda/project.h - an encoder's projections on a GPU: K and V to symbols (codec/projection.h).
  *
- * Four kernels run one after another. The first makes the coefficients of a basis's first n_exact
- * components. The second takes off the rows what these components make of them. The third makes the
- * coefficients of the other components. The fourth makes symbols, and lays out the coefficients
- * that the encoder wants as they are. Sums are of f32, and their order does not depend on how busy
- * a GPU is.
+ * Five kernels run one after another. The first makes the rows, spectra of K and V; of the joint
+ * matrix they are there already. The second makes the coefficients of a basis's first n_exact
+ * components. The third takes off the rows what these components make of them. The fourth makes the
+ * coefficients of the other components. The fifth makes symbols, and lays out the coefficients that
+ * the encoder wants as they are. Sums are of f32, and their order does not depend on how busy a GPU
+ * is.
  *
  * Threads: functions are pure on the caller's memory.
  */
@@ -29,18 +30,42 @@ enum {
 /* ---- the bases of a profile from version 2 on, as kernels read them; preset klt ---- */
 
 /* How many bytes all bases take on the GPU: 16 bits an element, so twice as much as a profile that
- * has bytes. */
+ * has bytes; and behind them what spectra are made with. */
 size_t cg_cuda_bases_bytes(const cg_profile *profile);
 /* Writes the bases to cg_cuda_bases_bytes() of host memory, to be copied to the device. */
 void cg_cuda_bases_fill(const cg_profile *profile, void *bases);
-/* What the largest task of n_tokens takes: floats of the rows and of the coefficients, and bytes of
- * its results. */
-void cg_cuda_projection_bound(const cg_profile *profile, uint32_t n_tokens, size_t *n_rows_out,
-                              size_t *n_coefs_out, size_t *made_bytes_out);
+/* What the largest task of a chunk takes. */
+typedef struct cg_cuda_projection_most {
+    size_t n_rows, n_coefs; /* floats */
+    size_t made_bytes;      /* results */
+    size_t elements_bytes;
+    size_t given_rows; /* floats of the rows that the encoder writes; 0 without a joint matrix */
+} cg_cuda_projection_most;
+cg_cuda_projection_most cg_cuda_projection_bound(const cg_profile *profile, uint32_t dtype,
+                                                 uint32_t n_tokens);
 
 /* ---- a task ---- */
 
+/* Which tokens a row is made of. */
+typedef struct cg_cuda_place {
+    uint32_t block; /* of 8 tokens */
+    float factor;   /* 1 over its scale */
+} cg_cuda_place;
+
+typedef struct cg_cuda_spectra {
+    const void *elements_dev; /* [n_slices][n_tokens][n_kv_heads][head_dim]; NULL: rows are there */
+    const cg_cuda_place *places_dev;     /* [n_rows] */
+    const float *mean_dev, *weight_dev;  /* [layers of the model][2][n_kv_heads][head_dim] */
+    const double *inv_freq_dev;          /* [ropes][half] */
+    const uint8_t *layer_rope_dev;       /* [layers of the model] */
+    uint32_t n_slices, n_layers;         /* of the task; a slice is a plane of a layer */
+    uint32_t first_layer, first_plane;   /* of the model: slices go layer by layer, then plane */
+    uint32_t n_kv_heads, head_dim, half; /* half: rotary_dim / 2 */
+    uint32_t n_tokens, n_sinks, first_position, dtype;
+} cg_cuda_spectra;
+
 typedef struct cg_cuda_projection {
+    cg_cuda_spectra spectra;
     const int16_t *elements_dev; /* [components][row_stride], zeros behind the channels */
     const float *scale_dev;      /* [components]: what their elements are multiplied by */
     float *rows_dev; /* [CG_DCT][n_rows][row_stride], 16-byte aligned; the kernels overwrite them */
@@ -56,12 +81,18 @@ typedef struct cg_cuda_projection {
 } cg_cuda_projection;
 
 /* Fills *out for a task, with the profile's bases at bases_dev. The caller adds the pointers to
- * what kernels write. Kernels believe it, so the projection is checked. CG_ERR_INVALID_ARGUMENT:
- * the profile has no such basis, components or shared ones, or the projection is more than max_rows
- * and max_coefs floats. */
+ * what kernels write, and with elements those to these and to their places. Kernels believe it, so
+ * the projection is checked. CG_ERR_INVALID_ARGUMENT: the profile has no such basis, components or
+ * shared ones; there are elements of the joint matrix, or they are not as many as rows; or it is
+ * more than *most. */
 cg_status cg_cuda_projection_of(const cg_profile *profile, const cg_projection *projection,
-                                const void *bases_dev, size_t max_rows, size_t max_coefs,
+                                const void *bases_dev, const cg_cuda_projection_most *most,
                                 cg_cuda_projection *out);
+/* Of a task's elements, 0 of the joint matrix. */
+size_t cg_cuda_projection_elements_bytes(const cg_profile *profile,
+                                         const cg_projection *projection);
+/* places_out[n_rows]: where a task's rows come from. */
+void cg_cuda_projection_places(const cg_projection *projection, cg_cuda_place *places_out);
 size_t cg_cuda_projection_n_coefs(const cg_projection *projection); /* of all frequencies */
 /* A task's results lie together: residues, given coefficients, symbols. Where, in bytes from their
  * start: */

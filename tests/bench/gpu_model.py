@@ -59,13 +59,13 @@ def find_cuobjdump():
 
 
 def functions(library):
-    """{kind of pass, or project_ and whether it takes off, or quantize_: [(address, opcode, rest, has a predicate)]} of sm_90."""
+    """{kind of pass, or project_ and whether it takes off, quantize_ or spectra_: [(address, opcode, rest, has a predicate)]} of sm_90."""
     text = subprocess.run([find_cuobjdump(), "--dump-sass", library], capture_output=True, text=True, check=True).stdout
     found, arch, kind = {}, None, None
     for line in text.splitlines():
         if match := re.match(r"\s*arch = (sm_\d+)", line):
             arch = match[1]
-        elif match := re.search(r"Function : (?:_Z\d+cg_cuda_(project_|quantize_)?kernel(?:IL[jb](\d)E)?)?", line):
+        elif match := re.search(r"Function : (?:_Z\d+cg_cuda_(project_|quantize_|spectra_)?kernel(?:IL[jb](\d)E)?)?", line):
             kind = (match[1] or "") + (match[2] or "") or None
         elif arch != "sm_90" or kind is None:
             continue
@@ -137,6 +137,8 @@ def hot_loops(library):
         "row_of_anchors": quickest(code["1"], VOTE=4, LDS=4, ST=4)[0][0] / 2,
         "row_of_deltas": quickest(code["2"], VOTE=4, LDS=4, ST=2)[0][0] / 2,
         "row_of_exponents": quickest(code["3"], VOTE=4, LDS=4, ST=2)[0][0] / 2,
+        # A thread makes 16; it has no loop, and no element takes all ways through it: at most.
+        "spectrum": len(code["spectra_"]) / 16,
         "project_piece": quickest(code["project_0"], FFMA=512)[0][0],
         "remove_piece": quickest(code["project_1"], FFMA=512)[0][0],
         "symbol": quickest(code["quantize_"], F2I=8, LDG=8, STG=8)[0][0] / 8,
@@ -413,10 +415,12 @@ def projected(m):
 
 
 def projection(matrices, joint, code):
-    """An encoder's projections and symbols at L1, by issue: 4 warps make 32 x 64 sums, a piece of 32 channels at a
-    time. What the link moves: rows up, spectra or the joint matrix's; down the K and V that the CPU checks it by,
+    """An encoder's spectra, projections and symbols at L1, by issue: 4 warps make 32 x 64 sums, a piece of 32 channels
+    at a time. What the link moves: K and V up, and rows of the joint matrix; down the K and V that the CPU checks it by,
     symbols and their residues, and what the joint matrix is made of."""
-    clocks, up, given_bytes = 0.0, 0, 0
+    elements = TILE_TOKENS * sum(m["channels"] for m in matrices)
+    clocks = elements / 32 * code["spectrum"] / H100["issue_per_clock"]
+    up, given_bytes = 2 * elements, 0
     for m in matrices + joint:
         pieces = {"project_piece": 0, "remove_piece": 0}
         components, given = projected(m)
@@ -427,9 +431,9 @@ def projection(matrices, joint, code):
             pieces["remove_piece"] += math.ceil(m["channels"] / 64) * math.ceil(exact / 32) if n > exact else 0
         made = sum(math.ceil(n / 32) for n in m["active"][0] + given) * TILE_TOKENS / 8 * code["symbol"]
         clocks += (4 * sum(n * code[kind] for kind, n in pieces.items()) + made) / H100["issue_per_clock"]
-        up += 4 * TILE_TOKENS / 8 * m["channels"] * max((f + 1 for f, n in enumerate(components) if n > 0), default=0)
+        if m in joint:
+            up += 4 * TILE_TOKENS / 8 * m["channels"] * max((f + 1 for f, n in enumerate(components) if n > 0), default=0)
         given_bytes += 4 * TILE_TOKENS / 8 * sum(given)
-    elements = TILE_TOKENS * sum(m["channels"] for m in matrices)
     cells = TILE_TOKENS / 8 * sum(sum(m["active"][0]) for m in matrices + joint)
     return {
         "GBps": round(2 * elements * H100["multiprocessors"] * H100["clock_GHz"] / clocks),

@@ -589,6 +589,36 @@ TEST_P(KernelsTest, AddsRowsAndTheirSquares)
     }
 }
 
+TEST_P(KernelsTest, AddsHeadsThatAreRotatedBack)
+{
+    for (const unsigned head_dim : {2u, 16u, 64u, 90u}) {
+        for (const unsigned half : {0u, 1u, head_dim / 4, head_dim / 2}) {
+            SCOPED_TRACE(testing::Message() << head_dim << ' ' << half);
+            const unsigned n = 3 * head_dim;
+            Random random(n + half);
+            const auto values = draw(n, &random), before = draw(n + 1, &random);
+            std::vector<float> cosine(half), sine(half), sums = before;
+            for (unsigned i = 0; i < half; i++) {
+                cosine[i] = static_cast<float>(std::cos(0.1 * i));
+                sine[i] = static_cast<float>(std::sin(0.1 * i));
+            }
+            kernels->add_heads(values.data(), 3, head_dim, cosine.data(), sine.data(), half, -0.5f,
+                               sums.data());
+            for (unsigned ch = 0; ch < n; ch++) {
+                const unsigned i = ch % head_dim;
+                double want = double{values[ch]};
+                if (i < half)
+                    want = want * std::cos(0.1 * i) + values[ch + half] * std::sin(0.1 * i);
+                else if (i < 2 * half)
+                    want = want * std::cos(0.1 * (i - half)) -
+                           values[ch - half] * std::sin(0.1 * (i - half));
+                ASSERT_NEAR(sums[ch], before[ch] - 0.5 * want, 1e-5) << ch;
+            }
+            EXPECT_EQ(sums[n], before[n]);
+        }
+    }
+}
+
 TEST_P(KernelsTest, QuantizesChannelsWithinHalfAStepAndKeepsToInt16)
 {
     for (size_t n : {1, 7, 8, 15, 16, 17, 192}) {

@@ -4,6 +4,7 @@
 #include "codec/exact_lane.h"
 #include "codec/profile_data.h"
 #include "codec/projection.h"
+#include "profile_maker.h"
 
 #include <algorithm>
 #include <cmath>
@@ -22,6 +23,85 @@ inline std::vector<double> component(const cg_profile *p, uint32_t basis, uint32
     for (const int16_t number : numbers)
         out.push_back(std::ldexp(number, shift - static_cast<int>(bands.unit_bits)));
     return out;
+}
+
+// A channel's tokens in each block, as coded: [n_rows][8]; x: of all tokens.
+inline std::vector<double> coded_blocks(const cg_profile *p, const cg_projection &what,
+                                        const std::vector<double> &x)
+{
+    std::vector<double> out;
+    for (uint32_t r = 0; r < what.n_rows; r++) {
+        const uint32_t first = 8u * what.order->block[r];
+        std::vector<double> block(8);
+        std::vector<uint32_t> coded;
+        double mean = 0;
+        for (uint32_t t = 0; t < 8; t++)
+            if (first + t < what.n_tokens && what.first_position + first + t >= p->n_sinks)
+                coded.push_back(t);
+        for (const uint32_t t : coded)
+            mean += x[first + t] / static_cast<double>(coded.size());
+        std::fill(block.begin(), block.end(), mean);
+        for (const uint32_t t : coded)
+            block[t] = x[first + t];
+        for (const double value : block)
+            out.push_back(value / double{CG_SCALES[what.order->scale[r]]});
+    }
+    return out;
+}
+
+// The spectra of a task's elements: [CG_DCT][n_rows][row_stride].
+inline std::vector<float> spectra_by_the_book(const cg_profile *p, const cg_projection &what)
+{
+    const cg_group &group = p->groups[what.basis / p->n_matrices];
+    const uint32_t matrix = what.basis % p->n_matrices, head_dim = p->geometry.head_dim,
+                   n_heads = p->geometry.n_kv_heads, channels = n_heads * head_dim,
+                   half = p->rotary_dim / 2;
+    const auto *bytes = static_cast<const uint8_t *>(what.elements);
+    const size_t n = size_t{group.n_slices} * what.n_tokens * channels;
+    const auto elements =
+        to_floats(Bytes(bytes, bytes + n * cg_dtype_bytes(what.dtype)), what.dtype);
+    std::vector<float> rows(size_t{CG_DCT} * what.n_rows * what.row_stride);
+    for (uint32_t slice = 0; slice < group.n_slices; slice++) {
+        const cg_slice of = cg_group_slice(&group, matrix, slice);
+        const double *inv_freq = p->inv_freq + p->layer_rope[of.layer] * half;
+        for (uint32_t ch = 0; ch < channels; ch++) {
+            const uint32_t i = ch % head_dim;
+            std::vector<double> x;
+            for (uint32_t t = 0; t < what.n_tokens; t++) {
+                const float *token = &elements[(size_t{slice} * what.n_tokens + t) * channels];
+                double value = double{token[ch]};
+                if (of.plane == CG_K && i < 2 * half) {
+                    const double angle =
+                        (static_cast<double>(what.first_position) + t) * inv_freq[i % half];
+                    const double other = double{token[i < half ? ch + half : ch - half]};
+                    value = value * std::cos(angle) + (i < half ? other : -other) * std::sin(angle);
+                }
+                x.push_back((value - double{cg_profile_row(p, p->mean, of)[ch]}) *
+                            double{cg_profile_row(p, p->weight, of)[ch]});
+            }
+            const auto blocks = coded_blocks(p, what, x);
+            for (uint32_t f = 0; f < CG_DCT; f++)
+                for (uint32_t r = 0; r < what.n_rows; r++) {
+                    double sum = 0;
+                    for (uint32_t t = 0; t < 8; t++)
+                        sum += blocks[size_t{r} * 8 + t] * std::sqrt((f > 0 ? 2 : 1) / 8.0) *
+                               std::cos(M_PI * (t + 0.5) * f / 8);
+                    rows[(size_t{f} * what.n_rows + r) * what.row_stride + slice * channels + ch] =
+                        static_cast<float>(sum);
+                }
+        }
+    }
+    return rows;
+}
+
+// What a projector is to project: of its memory, or of a task's elements.
+inline std::vector<float> rows_by_the_book(const cg_profile *p, const cg_projector &projector,
+                                           const cg_projection &what)
+{
+    const auto *rows = static_cast<const float *>(projector.memory);
+    return what.elements != nullptr
+               ? spectra_by_the_book(p, what)
+               : std::vector<float>(rows, rows + size_t{CG_DCT} * what.n_rows * what.row_stride);
 }
 
 // The coefficients of all frequencies, one after another: [n_rows][n_components[f]] each.

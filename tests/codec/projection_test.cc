@@ -3,7 +3,6 @@
 #include "projection_reference.h"
 
 #include "codec/section_plan.h"
-#include "profile_maker.h"
 
 #include <gtest/gtest.h>
 
@@ -23,6 +22,7 @@ struct Projector {
     int wrong_cell = -1; // of frequency 0: off by as much as changes something
     bool loses_residues = false, loses_given = false;
     int only_basis = -1; // all of this goes wrong there alone
+    void (*spoil)(const cg_projection &, std::vector<float> *) = nullptr; // the spectra
     int32_t (*round)(float) = [](float q) { return cg_lane_quantize(q); };
     cg_status status = CG_OK;
     uint32_t n_calls = 0;
@@ -30,8 +30,9 @@ struct Projector {
     Projector(const cg_profile *p, size_t n_bytes)
         : profile(p), memory(aligned_alloc(64, (n_bytes + 63) / 64 * 64))
     {
-        base.rows = static_cast<float *>(memory.get());
-        base.rows_bytes = n_bytes;
+        base.memory = memory.get();
+        base.memory_bytes = n_bytes;
+        base.n_tokens = CG_MAX_CHUNK_TOKENS;
         base.project = project;
     }
     static cg_status project(cg_projector *projector, const cg_projection *what,
@@ -39,7 +40,10 @@ struct Projector {
     {
         auto *self = reinterpret_cast<Projector *>(projector); // its first member
         self->n_calls++;
-        auto coefs = project_by_the_book(self->profile, *what, projector->rows);
+        auto rows = rows_by_the_book(self->profile, *projector, *what);
+        if (self->spoil != nullptr && what->elements != nullptr)
+            self->spoil(*what, &rows);
+        auto coefs = project_by_the_book(self->profile, *what, rows.data());
         if (self->only_basis >= 0 && what->basis != static_cast<uint32_t>(self->only_basis)) {
             self->quantized.make(*what, coefs);
             *made_out = self->quantized.of(*what);
@@ -72,17 +76,17 @@ struct Case {
     Profile profile;
     cg_chunk_header header;
     Bytes elements;
-    size_t rows_bytes = 0;
+    size_t rows_bytes; // of the joint matrix
 
-    explicit Case(const ProfileSpec &spec, uint32_t n_tokens = 45, uint32_t position = 0)
-        : profile(make_profile(spec)), header(make_header(spec, CG_DTYPE_BF16, position, n_tokens)),
-          elements(make_elements(header, 7))
+    explicit Case(const ProfileSpec &spec, uint32_t n_tokens = 45, uint32_t position = 0,
+                  uint8_t dtype = CG_DTYPE_BF16)
+        : profile(make_profile(spec)), header(make_header(spec, dtype, position, n_tokens)),
+          elements(make_elements(header, 7)),
+          rows_bytes(profile->joint == nullptr
+                         ? 64
+                         : size_t{8} * ((n_tokens + 7) / 8) * sizeof(float) *
+                               cg_projection_stride(profile->joint->n_channels))
     {
-        for (uint32_t basis = 0; basis < n_projections(); basis++) {
-            const cg_group &group = profile->groups[basis / profile->n_matrices];
-            rows_bytes = std::max(rows_bytes, size_t{8} * ((n_tokens + 7) / 8) * sizeof(float) *
-                                                  cg_projection_stride(group.n_channels));
-        }
     }
     uint32_t n_projections() const
     {
@@ -95,7 +99,7 @@ struct Case {
         return encode(projector,
                       cg_encoder_can_nest(profile.get(), all) ? all | CG_NESTED : 1 << CG_L1);
     }
-    Bytes encode(Projector *projector, uint8_t levels) const
+    Bytes encode(Projector *projector, uint8_t levels, cg_status expected = CG_OK) const
     {
         cg_encoder *encoder;
         const auto tokens = make_tokens(header.n_tokens, 1);
@@ -117,7 +121,11 @@ struct Case {
             }
             EXPECT_EQ(cg_encoder_run_with(encoder, task, scratch.get(), n_scratch, in.data(),
                                           projector != nullptr ? &projector->base : nullptr),
-                      CG_OK);
+                      expected);
+        }
+        if (expected != CG_OK) {
+            cg_encoder_free(encoder);
+            return {};
         }
         uint8_t *bytes = nullptr;
         size_t n_bytes = 0;
@@ -131,7 +139,8 @@ struct Case {
     {
         Bytes decoded;
         EXPECT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
-        const auto is = to_floats(decoded, CG_DTYPE_BF16), was = to_floats(elements, CG_DTYPE_BF16);
+        const unsigned dtype = header.geometry.dtype;
+        const auto is = to_floats(decoded, dtype), was = to_floats(elements, dtype);
         double sum = 0;
         for (size_t i = 0; i < is.size(); i++)
             sum += (is[i] - was[i]) * (is[i] - was[i]);
@@ -182,14 +191,95 @@ TEST(Projection, ThatFailsOrIsWrongIsMadeByTheCpu)
             EXPECT_EQ(c.encode(&projector), cpu);
             EXPECT_EQ(projector.base.n_failed, n);
         }
-        Projector failing(c.profile.get(), c.rows_bytes), small(c.profile.get(), c.rows_bytes - 4);
+        Projector failing(c.profile.get(), c.rows_bytes), small(c.profile.get(), c.rows_bytes);
         failing.status = CG_ERR_DEVICE;
         EXPECT_EQ(c.encode(&failing), cpu);
         EXPECT_EQ(failing.base.n_failed, n);
-        const Bytes some = c.encode(&small); // of the larger groups
-        EXPECT_NEAR(c.error_of(some), c.error_of(cpu), 0.02 * c.error_of(cpu));
-        EXPECT_LT(small.n_calls, n);
+        small.base.n_tokens = c.header.n_tokens - 1;
+        EXPECT_EQ(c.encode(&small), cpu);
+        EXPECT_EQ(small.n_calls, 0u);
         EXPECT_EQ(small.base.n_failed, 0u);
+    }
+}
+
+// Whatever K and V are: with sinks and blocks of them alone, tails, a rotation of a part of the
+// head, or another one for each layer, and every type of numbers.
+TEST(Projection, IsCheckedByTheSumOfAllBlocksWhateverTheyAre)
+{
+    ProfileSpec spec = nesting()[3], partly = spec, many = spec, none = spec;
+    partly.rotary_dim = 6;
+    many.theta = {10000.0, 100.0};
+    many.layer_rope = {1, 0, 1, 1};
+    none.rotary_dim = 0;
+    none.n_sinks = 8;
+    for (const ProfileSpec &of : {spec, partly, many, none}) {
+        for (const uint8_t dtype :
+             {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3, CG_DTYPE_FP8_E5M2}) {
+            for (const auto &[n_tokens, position] :
+                 {std::pair{3u, 0u}, {8u, 0u}, {77u, 0u}, {64u, 80000u}}) {
+                SCOPED_TRACE(testing::Message() << of.rotary_dim << ' ' << of.theta.size() << ' '
+                                                << int{dtype} << ' ' << n_tokens);
+                const Case c(of, n_tokens, position, dtype);
+                Projector projector(c.profile.get(), c.rows_bytes);
+                const double error = c.error_of(c.encode(nullptr));
+                EXPECT_NEAR(c.error_of(c.encode(&projector)), error, 0.02 * error);
+                EXPECT_EQ(projector.n_calls, c.n_projections());
+                EXPECT_EQ(projector.base.n_failed, 0u);
+            }
+        }
+    }
+}
+
+TEST(Projection, OfWrongSpectraIsMadeByTheCpu)
+{
+    const Case c(nesting()[3], 256);
+    const Bytes cpu = c.encode(nullptr);
+    const auto wrongs = {
+        +[](const cg_projection &, std::vector<float> *rows) { (*rows)[0] += 1000; },
+        // Blocks in the order of the tokens.
+        +[](const cg_projection &what, std::vector<float> *rows) {
+            const auto row = [&](std::vector<float> *of, size_t f, size_t r) {
+                return of->begin() + static_cast<long>((f * what.n_rows + r) * what.row_stride);
+            };
+            std::vector<float> moved = *rows;
+            for (size_t f = 0; f < CG_DCT; f++)
+                for (size_t r = 0; r < what.n_rows; r++)
+                    std::copy_n(row(rows, f, r), what.row_stride,
+                                row(&moved, f, what.order->block[r]));
+            *rows = moved;
+        },
+        // Without the blocks' scales.
+        +[](const cg_projection &what, std::vector<float> *rows) {
+            for (size_t i = 0; i < rows->size(); i++)
+                (*rows)[i] *= CG_SCALES[what.order->scale[i / what.row_stride % what.n_rows]];
+        },
+        // A channel is lost.
+        +[](const cg_projection &what, std::vector<float> *rows) {
+            for (size_t i = 3; i < rows->size(); i += what.row_stride)
+                (*rows)[i] = 0;
+        }};
+    for (const auto wrong : wrongs) {
+        Projector projector(c.profile.get(), c.rows_bytes);
+        projector.spoil = wrong;
+        const Bytes chunk = c.encode(&projector);
+        EXPECT_EQ(projector.base.n_failed, c.n_projections() - 1); // the joint matrix has rows
+        EXPECT_NEAR(c.error_of(chunk), c.error_of(cpu), 0.02 * c.error_of(cpu));
+    }
+}
+
+TEST(Projection, OfWhatIsNotFiniteIsNotAskedFor)
+{
+    for (const uint32_t token : {0u, 20u, 44u}) { // a sink, and the last of a tail
+        Case c(nesting()[3]);
+        const size_t channels = cg_geometry_channels(&c.header.geometry);
+        for (size_t slice = 0; slice < 2u * c.header.geometry.n_layers; slice++)
+            for (size_t i = 0; i < 2; i++) // an infinity
+                c.elements[((slice * c.header.n_tokens + token) * channels + 5) * 2 + i] =
+                    i == 0 ? 0x80 : 0x7f;
+        Projector projector(c.profile.get(), c.rows_bytes);
+        c.encode(&projector, 1 << CG_L1, CG_ERR_INVALID_ARGUMENT);
+        EXPECT_EQ(projector.n_calls, 0u);
+        EXPECT_EQ(projector.base.n_failed, 0u);
     }
 }
 

@@ -34,25 +34,63 @@ struct Projected {
     }
 };
 
-/* Where it is to work; the rows and what they become are as many as it says. */
-inline cg_cuda_projection place_projection(const cg_profile *profile, const cg_projection &what,
-                                           const void *bases_dev, void *rows_dev, void *coefs_dev,
-                                           void *cells_dev, void *residues_dev, void *given_dev)
+/* As much as the projection takes. */
+inline cg_cuda_projection_most most_of(const cg_profile *profile, const cg_projection &what)
 {
-    cg_cuda_projection p;
-    if (cg_cuda_projection_of(profile, &what, bases_dev,
-                              size_t{CG_DCT} * what.n_rows * what.row_stride,
-                              cg_cuda_projection_n_coefs(&what), &p) != CG_OK)
-        throw std::logic_error("not a projection of this profile");
-    p.rows_dev = static_cast<float *>(rows_dev);
-    p.coefs_dev = static_cast<float *>(coefs_dev);
-    p.cells_dev = static_cast<int16_t *>(cells_dev);
-    p.residues_dev = static_cast<float *>(residues_dev);
-    p.given_dev = static_cast<float *>(given_dev);
-    return p;
+    cg_cuda_projection_most most = {};
+    most.n_rows = most.given_rows = size_t{CG_DCT} * what.n_rows * what.row_stride;
+    most.n_coefs = cg_cuda_projection_n_coefs(&what);
+    most.elements_bytes = cg_cuda_projection_elements_bytes(profile, &what);
+    return most;
 }
 
-/* Projects a task's rows on the profile's bases. */
+/* A task's memory, of a type that owns such: exactly as much as it takes. */
+template <class Memory> struct ProjectMemory {
+    const size_t rows_bytes, coefs_bytes, cells_bytes, residues_bytes, given_bytes;
+    const Memory bases, elements, places, rows, coefs, cells, residues, given;
+
+    ProjectMemory(const cg_profile *profile, const Bytes &bases_bytes, const cg_projection &what,
+                  const std::vector<float> &given_rows, const Projected &made)
+        : rows_bytes(given_rows.size() * sizeof(float)),
+          coefs_bytes(made.coefs.size() * sizeof(float)),
+          cells_bytes(made.cells.size() * sizeof(int16_t)),
+          residues_bytes(made.residues.size() * sizeof(float)),
+          given_bytes(made.given.size() * sizeof(float)),
+          bases(bases_bytes.data(), bases_bytes.size()),
+          elements(what.elements, cg_cuda_projection_elements_bytes(profile, &what)),
+          places(places_of(what).data(), places_of(what).size() * sizeof(cg_cuda_place)),
+          rows(given_rows.data(), rows_bytes), coefs(coefs_bytes), cells(cells_bytes),
+          residues(residues_bytes), given(given_bytes)
+    {
+    }
+    cg_cuda_projection placed(const cg_profile *profile, const cg_projection &what) const
+    {
+        const cg_cuda_projection_most most = most_of(profile, what);
+        cg_cuda_projection p;
+        if (cg_cuda_projection_of(profile, &what, bases.data(), &most, &p) != CG_OK)
+            throw std::logic_error("not a projection of this profile");
+        p.spectra.elements_dev = what.elements != nullptr ? elements.data() : nullptr;
+        p.spectra.places_dev = reinterpret_cast<const cg_cuda_place *>(places.data());
+        p.rows_dev = reinterpret_cast<float *>(rows.data());
+        p.coefs_dev = reinterpret_cast<float *>(coefs.data());
+        p.cells_dev = reinterpret_cast<int16_t *>(cells.data());
+        p.residues_dev = reinterpret_cast<float *>(residues.data());
+        p.given_dev = reinterpret_cast<float *>(given.data());
+        return p;
+    }
+
+  private:
+    static std::vector<cg_cuda_place> places_of(const cg_projection &what)
+    {
+        std::vector<cg_cuda_place> places(what.elements != nullptr ? what.n_rows : 0);
+        if (!places.empty())
+            cg_cuda_projection_places(&what, places.data());
+        return places;
+    }
+};
+
+/* Projects a task's elements, or without any these rows, on the profile's bases. What rows hold
+ * must not matter with elements. */
 Projected run_project(const cg_profile *profile, const Bytes &bases,
                       const cg_projection &projection, const std::vector<float> &rows,
                       uint64_t seed);

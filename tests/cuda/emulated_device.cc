@@ -50,21 +50,12 @@ Projected run_project(const cg_profile *profile, const Bytes &bases,
                       uint64_t seed)
 {
     Projected made(projection);
-    const size_t coefs_bytes = made.coefs.size() * sizeof(float),
-                 cells_bytes = made.cells.size() * sizeof(int16_t),
-                 residues_bytes = made.residues.size() * sizeof(float),
-                 given_bytes = made.given.size() * sizeof(float);
-    const DeviceMemory bases_dev(bases.data(), bases.size()),
-        rows_dev(rows.data(), rows.size() * sizeof(float)), coefs_dev(coefs_bytes),
-        cells_dev(cells_bytes), residues_dev(residues_bytes), given_dev(given_bytes);
-    emulate_project(place_projection(profile, projection, bases_dev.data(), rows_dev.data(),
-                                     coefs_dev.data(), cells_dev.data(), residues_dev.data(),
-                                     given_dev.data()),
-                    seed);
-    made.coefs = copied<float>(coefs_dev, made.coefs.size());
-    made.cells = copied<int16_t>(cells_dev, made.cells.size());
-    made.residues = copied<float>(residues_dev, made.residues.size());
-    made.given = copied<float>(given_dev, made.given.size());
+    const ProjectMemory<DeviceMemory> memory(profile, bases, projection, rows, made);
+    emulate_project(memory.placed(profile, projection), seed);
+    made.coefs = copied<float>(memory.coefs, made.coefs.size());
+    made.cells = copied<int16_t>(memory.cells, made.cells.size());
+    made.residues = copied<float>(memory.residues, made.residues.size());
+    made.given = copied<float>(memory.given, made.given.size());
     return made;
 }
 

@@ -12,7 +12,9 @@ void emulate_project(const cg_cuda_projection &projection, uint64_t seed)
         BlockEmulator emulator(CG_CUDA_PROJECT_THREADS, sizeof(cg_cuda_project_shared),
                                seed + step);
         emulator.run(cg_cuda_project_blocks(projection, step), [&](EmulatedCta &cta) {
-            if (step == CG_CUDA_PROJECT_SYMBOLS)
+            if (step == CG_CUDA_PROJECT_SPECTRA)
+                cg_cuda_spectra_block(cta, projection);
+            else if (step == CG_CUDA_PROJECT_SYMBOLS)
                 cg_cuda_quantize_block(cta, projection);
             else if (step == CG_CUDA_PROJECT_REMOVE)
                 cg_cuda_project_block<true>(cta, projection, step);

@@ -1,5 +1,5 @@
-// How fast the kernels are, from bytes in device memory to blocks written, and from spectra to
-// symbols; prints JSON.
+// How fast the kernels are, from bytes in device memory to blocks written, and from K and V there
+// to symbols; prints JSON.
 //
 // usage: gpu_bench [quick]
 //
@@ -257,21 +257,31 @@ void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_
 
 // ---- an encoder's projections ----
 
-// A task at L1, on the GPU: its rows, and what becomes of them.
+// A task at L1, on the GPU: its elements or, of the joint matrix, rows; and what becomes of them.
 struct Projecting {
-    std::unique_ptr<GpuMemory> first, rows, coefs, made;
+    std::unique_ptr<GpuMemory> elements, places, first, rows, coefs, made;
     cg_cuda_projection planned = {};
 };
 
-Projecting make_projecting(const cg_profile *p, uint32_t basis, uint32_t n_rows,
-                           const GpuMemory &bases)
+Projecting make_projecting(const cg_profile *p, uint32_t basis, uint32_t n_tokens,
+                           const cg_block_order &order, const GpuMemory &bases)
 {
     const cg_group &group = p->groups[basis / p->n_matrices];
     const uint32_t matrix = basis % p->n_matrices;
     const cg_bands &bands = group.bands[matrix];
+    const uint32_t n_rows = order.n_blocks;
+    const bool is_joint = basis == p->n_groups * p->n_matrices;
+    Random random(basis + 1);
+    std::vector<uint16_t> elements(is_joint ? 0 : size_t{n_tokens} * bands.n_channels);
+    for (uint16_t &element : elements)
+        element = cg_bf16_from_f32(float(random.normal()));
     cg_projection what = {};
     what.basis = basis;
     what.n_rows = n_rows;
+    what.elements = is_joint ? nullptr : elements.data();
+    what.dtype = CG_DTYPE_BF16;
+    what.n_tokens = n_tokens;
+    what.order = &order;
     what.row_stride = cg_projection_stride(bands.n_channels);
     what.n_shared = bands.n_shared;
     what.step = p->step[0][CG_K];
@@ -282,15 +292,22 @@ Projecting make_projecting(const cg_profile *p, uint32_t basis, uint32_t n_rows,
         what.n_components[f] = own > 0 ? bands.n_shared + own : what.n_given[f];
     }
     const size_t n_floats = size_t{CG_DCT} * n_rows * what.row_stride;
-    Random random(basis + 1);
     std::vector<float> rows(n_floats);
     for (size_t i = 0; i < n_floats; i++)
         rows[i] = i % what.row_stride < bands.n_channels ? float(random.normal()) : 0;
     const cg_cuda_made made = cg_cuda_projection_made(&what);
     const size_t n_coefs = cg_cuda_projection_n_coefs(&what);
     Projecting out;
-    if (cg_cuda_projection_of(p, &what, bases.data(), n_floats, n_coefs, &out.planned) != CG_OK)
+    const cg_cuda_projection_most most = cg_cuda_projection_bound(p, CG_DTYPE_BF16, n_tokens);
+    if (cg_cuda_projection_of(p, &what, bases.data(), &most, &out.planned) != CG_OK)
         throw std::runtime_error("projection");
+    std::vector<cg_cuda_place> places(n_rows);
+    cg_cuda_projection_places(&what, places.data());
+    out.elements =
+        std::make_unique<GpuMemory>(elements.data(), elements.size() * sizeof elements[0]);
+    out.places = std::make_unique<GpuMemory>(places.data(), n_rows * sizeof places[0]);
+    out.planned.spectra.elements_dev = is_joint ? nullptr : out.elements->data();
+    out.planned.spectra.places_dev = reinterpret_cast<const cg_cuda_place *>(out.places->data());
     out.first = std::make_unique<GpuMemory>(rows.data(), n_floats * sizeof(float));
     out.rows = std::make_unique<GpuMemory>(n_floats * sizeof(float));
     out.coefs = std::make_unique<GpuMemory>(n_coefs * sizeof(float));
@@ -303,8 +320,8 @@ Projecting make_projecting(const cg_profile *p, uint32_t basis, uint32_t n_rows,
     return out;
 }
 
-// All of a chunk's, the joint matrix's last, one after another on a stream; from spectra to symbols
-// in device memory, without the link. Rows are noise: what kernels do does not depend on them.
+// All of a chunk's, the joint matrix's last, one after another on a stream; from K and V to symbols
+// in device memory, without the link. All are noise: what kernels do does not depend on them.
 void measure_projection(const Case &c, cudaStream_t stream, bool is_last)
 {
     const uint32_t n_tokens = 256;
@@ -312,9 +329,13 @@ void measure_projection(const Case &c, cudaStream_t stream, bool is_last)
     Bytes bases_bytes(cg_cuda_bases_bytes(profile.get()));
     cg_cuda_bases_fill(profile.get(), bases_bytes.data());
     const GpuMemory bases(bases_bytes.data(), bases_bytes.size());
+    cg_block_order order = {};
+    if (cg_block_order_init(cg_count_blocks(n_tokens), &order) != CG_OK)
+        throw std::runtime_error("order");
     std::vector<Projecting> tasks;
     for (uint32_t basis = 0; basis < cg_profile_n_bases(profile.get()); basis++)
-        tasks.push_back(make_projecting(profile.get(), basis, n_tokens / CG_DCT, bases));
+        tasks.push_back(make_projecting(profile.get(), basis, n_tokens, order, bases));
+    cg_block_order_destroy(&order);
     const double out_bytes =
         2.0 * static_cast<double>(cg_geometry_elements(&profile->geometry, n_tokens));
     Timer timer;

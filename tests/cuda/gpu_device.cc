@@ -42,28 +42,18 @@ Projected run_project(const cg_profile *profile, const Bytes &bases,
                       const cg_projection &projection, const std::vector<float> &rows, uint64_t)
 {
     Projected made(projection);
-    const size_t coefs_bytes = made.coefs.size() * sizeof(float),
-                 cells_bytes = made.cells.size() * sizeof(int16_t),
-                 residues_bytes = made.residues.size() * sizeof(float),
-                 given_bytes = made.given.size() * sizeof(float);
-    const GpuMemory bases_dev(bases.data(), bases.size()),
-        rows_dev(rows.data(), rows.size() * sizeof(float)), coefs_dev(coefs_bytes),
-        cells_dev(cells_bytes), residues_dev(residues_bytes), given_dev(given_bytes);
-    const cg_cuda_projection p =
-        place_projection(profile, projection, bases_dev.data(), rows_dev.data(), coefs_dev.data(),
-                         cells_dev.data(), residues_dev.data(), given_dev.data());
-    require(cudaMemset(coefs_dev.data(), 0xee, coefs_bytes), "fill");
+    const ProjectMemory<GpuMemory> memory(profile, bases, projection, rows, made);
+    const cg_cuda_projection p = memory.placed(profile, projection);
+    require(cudaMemset(memory.coefs.data(), 0xee, memory.coefs_bytes), "fill");
     require(cg_cuda_project(&p, nullptr), "project");
     require(cudaDeviceSynchronize(), "kernels");
-    require(cudaMemcpy(made.coefs.data(), coefs_dev.data(), coefs_bytes, cudaMemcpyDeviceToHost),
-            "copy");
-    require(cudaMemcpy(made.cells.data(), cells_dev.data(), cells_bytes, cudaMemcpyDeviceToHost),
-            "copy");
-    require(cudaMemcpy(made.residues.data(), residues_dev.data(), residues_bytes,
-                       cudaMemcpyDeviceToHost),
-            "copy");
-    require(cudaMemcpy(made.given.data(), given_dev.data(), given_bytes, cudaMemcpyDeviceToHost),
-            "copy");
+    const auto fetch = [](void *to, const GpuMemory &from, size_t n_bytes) {
+        require(cudaMemcpy(to, from.data(), n_bytes, cudaMemcpyDeviceToHost), "copy");
+    };
+    fetch(made.coefs.data(), memory.coefs, memory.coefs_bytes);
+    fetch(made.cells.data(), memory.cells, memory.cells_bytes);
+    fetch(made.residues.data(), memory.residues, memory.residues_bytes);
+    fetch(made.given.data(), memory.given, memory.given_bytes);
     return made;
 }
 

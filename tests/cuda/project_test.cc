@@ -1,5 +1,5 @@
-// Projections by kernels are those of f64, but for rounding, and whatever the order of threads; and
-// symbols are those of the CPU's quantizer, bit for bit.
+// Spectra and projections by kernels are those of f64, but for rounding, and whatever the order of
+// threads; and symbols are those of the CPU's quantizer, bit for bit.
 #include "device.h"
 
 #include "codec/kernels.h"
@@ -26,6 +26,22 @@ struct Case {
         return profile->groups[basis / profile->n_matrices].bands[basis % profile->n_matrices];
     }
 };
+
+// A projection of rows.
+cg_projection of_rows(uint32_t basis, uint32_t n_rows, uint32_t row_stride,
+                      const std::vector<uint32_t> &n_components, uint32_t n_shared,
+                      const std::vector<uint32_t> &n_given, float step)
+{
+    cg_projection what = {};
+    what.basis = basis;
+    what.n_rows = n_rows;
+    what.row_stride = row_stride;
+    what.n_shared = n_shared;
+    what.step = step;
+    std::copy(n_components.begin(), n_components.end(), what.n_components);
+    std::copy(n_given.begin(), n_given.end(), what.n_given);
+    return what;
+}
 
 std::vector<float> make_rows(const cg_projection &what, uint32_t n_channels)
 {
@@ -85,14 +101,11 @@ TEST_P(ProjectTest, IsThatOfF64)
                            n_channels = c.bands(basis).n_channels, n = c.bands(basis).n_components;
             for (const uint32_t n_rows : {1u, 6u, 33u}) {
                 SCOPED_TRACE(testing::Message() << wide_share << ' ' << basis << ' ' << n_rows);
-                const cg_projection what = {
-                    basis,
-                    n_rows,
-                    cg_projection_stride(n_channels),
-                    {n, n - 1, n / 2, n / 2, 17, 3, 0, 0},
-                    n_shared,
+                const cg_projection what = of_rows(
+                    basis, n_rows, cg_projection_stride(n_channels),
+                    {n, n - 1, n / 2, n / 2, 17, 3, 0, 0}, n_shared,
                     {n_shared, n_shared / 2, 0, n_shared / 3, std::min(17u, n_shared), 0, 0, 0},
-                    0.1f + 0.2f * static_cast<float>(basis)};
+                    0.1f + 0.2f * static_cast<float>(basis));
                 const auto rows = make_rows(what, n_channels);
                 const auto made = run_project(c.profile.get(), c.bases, what, rows, n_rows);
                 expect_near(made.coefs, project_by_the_book(c.profile.get(), what, rows.data()),
@@ -108,6 +121,142 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ProjectTest,
                          testing::Values(Kind::APART, Kind::JOINED, Kind::JOINT),
                          testing::PrintToStringParamName());
 
+// An order of blocks by random scales.
+struct Order {
+    cg_block_order order = {};
+
+    Order(const cg_profile *profile, uint32_t n_tokens, uint64_t seed)
+    {
+        EXPECT_EQ(cg_block_order_init(cg_count_blocks(n_tokens), &order), CG_OK);
+        EXPECT_EQ(cg_block_order_sort(profile, draw_scales(n_tokens, seed).data(), &order), CG_OK);
+    }
+    ~Order()
+    {
+        cg_block_order_destroy(&order);
+    }
+    Order(const Order &) = delete;
+    Order &operator=(const Order &) = delete;
+};
+
+// A task's elements, and what is to be made of them: all components, as they are where shared.
+struct Task {
+    cg_projection what = {};
+    Bytes elements;
+    Order order;
+
+    Task(const Case &c, const ProfileSpec &spec, uint32_t basis, uint8_t dtype, uint32_t n_tokens,
+         uint32_t position)
+        : order(c.profile.get(), n_tokens, n_tokens + basis)
+    {
+        const cg_bands &bands = c.bands(basis);
+        cg_chunk_header header = make_header(spec, dtype, position, n_tokens);
+        header.geometry.n_layers =
+            static_cast<uint16_t>(c.profile->groups[basis / c.profile->n_matrices].n_layers);
+        elements = make_elements(header, basis + 1);
+        what.basis = basis;
+        what.n_rows = cg_count_blocks(n_tokens);
+        what.row_stride = cg_projection_stride(bands.n_channels);
+        what.n_shared = bands.n_shared;
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            what.n_components[f] = f == 5 ? 0 : bands.n_components;
+            what.n_given[f] = f == 5 ? 0 : bands.n_shared;
+        }
+        what.step = 0.1f;
+        what.elements = elements.data();
+        what.dtype = dtype;
+        what.n_tokens = n_tokens;
+        what.first_position = position;
+        what.order = &order.order;
+    }
+};
+
+// Heads that are rotated wholly, partly, by layers, and not; sinks, blocks of them alone, tails,
+// far positions; every type of numbers; rows that end with zeros, and no room behind anything.
+TEST(Spectra, AreThoseOfF64)
+{
+    ProfileSpec spec;
+    spec.nests = true;
+    ProfileSpec partly = spec, many = spec, none = spec, odd = spec;
+    partly.rotary_dim = 6;
+    many.theta = {10000.0, 100.0};
+    many.layer_rope = {1, 0, 1, 1};
+    none.rotary_dim = 0;
+    none.n_sinks = 8;
+    odd.n_kv_heads = 3;
+    odd.head_dim = odd.rotary_dim = 6;
+    const std::vector<ProfileSpec> specs = {spec, partly, many, none, odd};
+    for (const ProfileSpec &of : specs) {
+        const ProfileSpec made_of = spec_4(of, 0);
+        const Case c(made_of);
+        for (const uint8_t dtype :
+             {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3, CG_DTYPE_FP8_E5M2}) {
+            if (dtype != CG_DTYPE_BF16 && &of != &specs[0])
+                continue;
+            for (const auto &[n_tokens, position] :
+                 {std::pair{3u, 0u}, {8u, 0u}, {45u, 0u}, {24u, 80000u}}) {
+                for (uint32_t basis = 0; basis < cg_profile_n_bases(c.profile.get()); basis++) {
+                    SCOPED_TRACE(testing::Message()
+                                 << of.rotary_dim << ' ' << of.theta.size() << ' ' << int{dtype}
+                                 << ' ' << n_tokens << ' ' << basis);
+                    const Task task(c, made_of, basis, dtype, n_tokens, position);
+                    const auto rows = spectra_by_the_book(c.profile.get(), task.what);
+                    const std::vector<float> noise(rows.size(), NAN);
+                    const auto made =
+                        run_project(c.profile.get(), c.bases, task.what, noise, n_tokens);
+                    expect_near(made.coefs,
+                                project_by_the_book(c.profile.get(), task.what, rows.data()), 2e-4);
+                    EXPECT_TRUE(made ==
+                                run_project(c.profile.get(), c.bases, task.what, noise, 99));
+                }
+            }
+        }
+    }
+}
+
+TEST(Spectra, AreMadeOfNothingThatDoesNotFit)
+{
+    ProfileSpec spec;
+    spec.nests = true;
+    const ProfileSpec made_of = spec_4(spec, 32);
+    const Case c(made_of);
+    const Task task(c, made_of, 0, CG_DTYPE_BF16, 45, 0);
+    const cg_cuda_projection_most enough = most_of(c.profile.get(), task.what);
+    const auto status_of = [&](const cg_projection &what, const cg_cuda_projection_most &most) {
+        cg_cuda_projection out;
+        return cg_cuda_projection_of(c.profile.get(), &what, c.bases.data(), &most, &out);
+    };
+    EXPECT_EQ(status_of(task.what, enough), CG_OK);
+    cg_cuda_projection_most less = enough;
+    less.elements_bytes--;
+    EXPECT_EQ(status_of(task.what, less), CG_ERR_INVALID_ARGUMENT);
+    for (const uint32_t n_tokens : {0u, 40u, 49u, CG_MAX_CHUNK_TOKENS + 1u}) { // of 6 blocks
+        cg_projection bad = task.what;
+        bad.n_tokens = n_tokens;
+        EXPECT_EQ(status_of(bad, enough), CG_ERR_INVALID_ARGUMENT);
+    }
+    cg_projection bad = task.what;
+    bad.dtype = 99;
+    EXPECT_EQ(status_of(bad, enough), CG_ERR_INVALID_ARGUMENT);
+    bad = task.what;
+    bad.elements = nullptr; // rows, for which there is less room
+    less = enough;
+    less.given_rows--;
+    EXPECT_EQ(status_of(bad, enough), CG_OK);
+    EXPECT_EQ(status_of(bad, less), CG_ERR_INVALID_ARGUMENT);
+    cg_projection joint = task.what;
+    joint.basis = cg_profile_n_bases(c.profile.get()) - 1;
+    joint.row_stride = cg_projection_stride(c.bands(joint.basis).n_channels);
+    joint.n_shared = 0;
+    for (unsigned f = 0; f < CG_DCT; f++) {
+        joint.n_components[f] = c.bands(joint.basis).n_components;
+        joint.n_given[f] = 0;
+    }
+    cg_cuda_projection_most all = {SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX};
+    EXPECT_EQ(status_of(joint, all), CG_ERR_INVALID_ARGUMENT);
+    joint.elements = nullptr;
+    EXPECT_EQ(status_of(joint, all), CG_OK);
+}
+
 // An encoder's projector that the kernels are.
 class KernelProjector
 {
@@ -116,9 +265,10 @@ class KernelProjector
 
     explicit KernelProjector(const Case &c) : case_(c)
     {
-        base.rows_bytes = size_t{1} << 20;
-        rows_.reset(aligned_alloc(64, base.rows_bytes));
-        base.rows = static_cast<float *>(rows_.get());
+        base.memory_bytes = size_t{1} << 20;
+        memory_.reset(aligned_alloc(64, base.memory_bytes));
+        base.memory = memory_.get();
+        base.n_tokens = CG_MAX_CHUNK_TOKENS;
         base.project = [](cg_projector *projector, const cg_projection *what, cg_projected *out) {
             return reinterpret_cast<KernelProjector *>(projector)->project(*what, out);
         };
@@ -131,8 +281,10 @@ class KernelProjector
   private:
     cg_status project(const cg_projection &what, cg_projected *out)
     {
-        const std::vector<float> rows(base.rows,
-                                      base.rows + size_t{CG_DCT} * what.n_rows * what.row_stride);
+        const auto *given = static_cast<const float *>(base.memory);
+        std::vector<float> rows(size_t{CG_DCT} * what.n_rows * what.row_stride, NAN);
+        if (what.elements == nullptr)
+            std::copy_n(given, rows.size(), rows.begin());
         const Projected made = run_project(case_.profile.get(), case_.bases, what, rows, ++n_made_);
         made_.cells = made.cells;
         made_.residues = made.residues;
@@ -141,7 +293,7 @@ class KernelProjector
         return CG_OK;
     }
     const Case &case_;
-    std::unique_ptr<void, MallocFree> rows_;
+    std::unique_ptr<void, MallocFree> memory_;
     Quantized made_;
     size_t n_made_ = 0;
 };
@@ -188,8 +340,8 @@ TEST(Project, TakesMatricesOfMoreThan2048Channels)
 {
     const Case c(ten_layer_spec());
     // The step is so small that symbols reach the ends of what 16 bits hold.
-    const cg_projection what = {
-        0, 6, cg_projection_stride(c.bands(0).n_channels), {100, 99, 17}, 0, {}, 1e-5f};
+    const cg_projection what =
+        of_rows(0, 6, cg_projection_stride(c.bands(0).n_channels), {100, 99, 17}, 0, {}, 1e-5f);
     const auto rows = make_rows(what, c.bands(0).n_channels);
     ASSERT_GT(c.bands(0).n_channels, 2048u);
     const auto made = run_project(c.profile.get(), c.bases, what, rows, 1);
@@ -202,13 +354,13 @@ TEST(Project, TakesNothingThatDoesNotFit)
 {
     const Case c(spec_2(false));
     const uint32_t n = c.bands(0).n_components;
-    const cg_projection good = {0,  4, cg_projection_stride(c.bands(0).n_channels), {n, n}, 0,
-                                {}, 1};
+    const cg_projection good =
+        of_rows(0, 4, cg_projection_stride(c.bands(0).n_channels), {n, n}, 0, {}, 1);
     const size_t n_rows = size_t{8} * 4 * good.row_stride, n_coefs = size_t{8} * n;
     cg_cuda_projection out;
     const auto status_of = [&](const cg_projection &p, size_t max_rows, size_t max_coefs) {
-        return cg_cuda_projection_of(c.profile.get(), &p, c.bases.data(), max_rows, max_coefs,
-                                     &out);
+        const cg_cuda_projection_most most = {max_rows, max_coefs, 0, 0, SIZE_MAX};
+        return cg_cuda_projection_of(c.profile.get(), &p, c.bases.data(), &most, &out);
     };
     EXPECT_EQ(status_of(good, n_rows, n_coefs), CG_OK);
     EXPECT_EQ(status_of(good, n_rows - 1, n_coefs), CG_ERR_INVALID_ARGUMENT);
@@ -234,11 +386,12 @@ TEST(Project, GivesSharedComponentsThatItMakesAndNoOthers)
 {
     const Case c(spec_3());
     const uint32_t n = c.bands(0).n_components, n_shared = c.bands(0).n_shared;
-    const cg_projection good = {
-        0, 4, cg_projection_stride(c.bands(0).n_channels), {n, 5}, n_shared, {n_shared, 5}, 1};
+    const cg_projection good = of_rows(0, 4, cg_projection_stride(c.bands(0).n_channels), {n, 5},
+                                       n_shared, {n_shared, 5}, 1);
     cg_cuda_projection out;
     const auto status_of = [&](const cg_projection &p) {
-        return cg_cuda_projection_of(c.profile.get(), &p, c.bases.data(), SIZE_MAX, SIZE_MAX, &out);
+        const cg_cuda_projection_most most = {SIZE_MAX, SIZE_MAX, 0, 0, SIZE_MAX};
+        return cg_cuda_projection_of(c.profile.get(), &p, c.bases.data(), &most, &out);
     };
     EXPECT_EQ(status_of(good), CG_OK);
     cg_projection bad = good;
@@ -255,21 +408,29 @@ TEST(Project, GivesSharedComponentsThatItMakesAndNoOthers)
 // All that a device takes memory for holds what any task of the profile needs.
 TEST(Project, IsBoundedForEveryBasis)
 {
-    for (const ProfileSpec &spec : {spec_2(false), spec_3()}) {
-        const Case c(spec);
-        size_t max_rows, max_coefs, max_made;
-        cg_cuda_projection_bound(c.profile.get(), 45, &max_rows, &max_coefs, &max_made);
-        for (uint32_t basis = 0; basis < cg_profile_n_bases(c.profile.get()); basis++) {
+    ProfileSpec spec;
+    spec.nests = true;
+    for (const ProfileSpec &of : {spec_2(false), spec_4(spec, 0), spec_4(spec, 32)}) {
+        const Case c(of);
+        const cg_profile *p = c.profile.get();
+        const cg_cuda_projection_most most = cg_cuda_projection_bound(p, CG_DTYPE_BF16, 45);
+        EXPECT_EQ(most.given_rows > 0, p->joint != nullptr);
+        for (uint32_t basis = 0; basis < cg_profile_n_bases(p); basis++) {
             const cg_bands &bands = c.bands(basis);
-            cg_projection what = {
-                basis, 6, cg_projection_stride(bands.n_channels), {}, bands.n_shared, {}, 1};
+            const Order order(p, 45, 1);
+            const Bytes elements(1);
+            cg_projection what = of_rows(basis, 6, cg_projection_stride(bands.n_channels), {},
+                                         bands.n_shared, {}, 1);
             std::fill_n(what.n_components, CG_DCT, bands.n_components);
             std::fill_n(what.n_given, CG_DCT, bands.n_shared);
+            what.dtype = CG_DTYPE_BF16;
+            what.n_tokens = 45;
+            what.order = &order.order;
+            const bool is_joint = basis == p->n_groups * p->n_matrices;
+            what.elements = is_joint ? nullptr : elements.data();
             cg_cuda_projection out;
-            EXPECT_EQ(cg_cuda_projection_of(c.profile.get(), &what, c.bases.data(), max_rows,
-                                            max_coefs, &out),
-                      CG_OK);
-            EXPECT_LE(cg_cuda_projection_made(&what).n_bytes, max_made);
+            EXPECT_EQ(cg_cuda_projection_of(p, &what, c.bases.data(), &most, &out), CG_OK);
+            EXPECT_LE(cg_cuda_projection_made(&what).n_bytes, most.made_bytes);
         }
     }
 }

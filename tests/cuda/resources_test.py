@@ -17,8 +17,8 @@ import subprocess
 import sys
 
 KERNELS = {0: "symbols", 1: "anchors", 2: "deltas", 3: "exponents", 4: "rotation", 5: "klt", 6: "joint", 7: "project",
-           8: "remove", 9: "quantize"}
-THREADS = {0: 256, 1: 256, 2: 256, 3: 256, 4: 256, 5: 512, 6: 512, 7: 128, 8: 128, 9: 128}
+           8: "remove", 9: "quantize", 10: "spectra"}
+THREADS = {0: 256, 1: 256, 2: 256, 3: 256, 4: 256, 5: 512, 6: 512, 7: 128, 8: 128, 9: 128, 10: 128}
 # One class is that of idle lanes.
 CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 400, 16 + 1, 131 + 1, 70 << 10
 PROJECT_SHARED = 4 * 32 * (32 + 4 + 64 + 4)
@@ -33,6 +33,7 @@ SHARED = {
     7: PROJECT_SHARED,
     8: PROJECT_SHARED,
     9: 0,
+    10: 0,
 }
 # Of a multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 REGISTERS, WARPS, BLOCKS, RESERVED = 65536, 64, 32, 1024
@@ -72,6 +73,8 @@ def lines_of(cuobjdump, library):
             kind = 7 + int(match[1])
         elif "cg_cuda_quantize_kernel" in line:
             kind = 9
+        elif "cg_cuda_spectra_kernel" in line:
+            kind = 10
         elif match := re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", line):
             registers, stack = int(match[1]), int(match[2]) + int(match[3])
             warps, bound = occupancy(arch, kind, registers)
