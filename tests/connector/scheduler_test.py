@@ -13,6 +13,7 @@ import threading
 import time
 import types
 import unittest
+import unittest.mock
 from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -742,6 +743,18 @@ class MeasureTest(unittest.TestCase):
         made.step(step_of("r", 192, 8))
         made.finish(asked, [])
         self.assertEqual(self.budgets(made), (0, 1))
+
+    def test_what_the_engine_takes_after_a_load_is_left_of_the_next_budget(self):
+        ms, now_ns = 10**6, 10**12
+        for n_loaded, after_ns, want_ns in ((192, 40 * ms, 40 * ms), (192, 10**10, 250 * ms), (64, 40 * ms, 0)):
+            with self.subTest(f"{n_loaded} {after_ns}"):
+                with unittest.mock.patch("time.monotonic_ns", lambda: now_ns):
+                    made = self.loaded(loads=((n_loaded, 0),))
+                    made.step(step_of("r", n_loaded, 200 - n_loaded))
+                with unittest.mock.patch("time.monotonic_ns", lambda: now_ns + after_ns):
+                    made.finish(request(), [])
+                made.matched_tokens(request("next", arrival_time=time.time() + 1000), 0)
+                self.assertEqual(made.library.cg.spent_ns, want_ns)
 
     def test_requests_that_load_nothing_have_no_budget_to_meet(self):
         made = scheduler(Store())
