@@ -628,7 +628,8 @@ class StartTest(unittest.TestCase):
 
     def test_keys_of_the_plugin_are_checked(self):
         for key, value in (
-            ("strict", "yes"), ("untested_vllm", 1), ("lookup_wait_ms", -1), ("min_tokens", "many"), ("save_on_use", None),
+            ("strict", "yes"), ("untested_vllm", 1), ("lookup_wait_ms", -1), ("lookup_wait_ms", float("nan")),
+            ("lookup_wait_ms", float("inf")), ("min_tokens", "many"), ("save_on_use", None),
             ("keep_level", "L4"), ("worst_level", "L9"), ("tail_multiple", "many"), ("tail_multiple", None),
         ):  # fmt: skip
             with self.subTest(key), self.assertRaisesRegex(Unsupported, key):
@@ -698,9 +699,9 @@ class RankTest(unittest.TestCase):
 
 class VersionTest(unittest.TestCase):
     def test_releases_are_taken_or_refused_by_name(self):
-        for version in ("0.30.0", "0.31.4+cpu", "0.32.0+cpu"):
+        for version in ("0.30.0", "0.31.4+cpu", "0.32.0+cpu", "0.33.0"):
             self.assertIsNone(refusal(version), version)
-        for version in ("0.3.0", "0.29.0", "0.33.0", "0.320.0", "1.0.0"):
+        for version in ("0.3.0", "0.29.0", "0.34.0", "0.320.0", "1.0.0"):
             self.assertIn(version, refusal(version))
 
 

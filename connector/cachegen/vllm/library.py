@@ -3,6 +3,7 @@
 Each side opens its own: they live in different processes. What cannot be supported is found here, before any request.
 """
 
+import math
 import os
 import re
 import select
@@ -57,7 +58,8 @@ class Library:
             if not isinstance(own[key], bool):
                 raise Unsupported(f'"{key}" is {own[key]!r}: true or false')
         for key in ("lookup_wait_ms", "min_tokens", "save_on_use"):
-            if isinstance(own[key], bool) or not isinstance(own[key], (int, float)) or own[key] < 0:
+            is_number = isinstance(own[key], (int, float)) and not isinstance(own[key], bool)
+            if not is_number or not 0 <= own[key] < math.inf:  # JSON as Python reads it has NaN, too
                 raise Unsupported(f'"{key}" is {own[key]!r}: a number that is not negative')
         if (reason := refusal()) and not own["untested_vllm"]:
             raise Unsupported(reason)
