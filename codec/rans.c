@@ -40,7 +40,8 @@ static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbo
         while (slot >= cls->cum[i + 1])
             i++;
         cls->first[slot >> CG_RANS_BUCKET_SHIFT] = (uint8_t)i;
-        cls->bucket[slot >> CG_RANS_BUCKET_SHIFT] = cls->packed[i];
+        cls->bucket[slot >> CG_RANS_BUCKET_SHIFT] =
+            cls->freq[i] | (uint32_t)cls->cum[i] << 14 | (i < 15 ? i : 15u) << 28;
     }
     return CG_OK;
 }

@@ -58,7 +58,9 @@ typedef struct cg_rans_class {
     uint16_t cost[CG_RANS_MAX_SYMBOLS];   /* 1/256 bits, for estimates; the escape's without its raw
                                              bits */
     uint32_t packed[CG_RANS_MAX_SYMBOLS]; /* freq | cum << 16, for gathers */
-    uint32_t bucket[256];                 /* packed[first[...]] */
+    /* The same of first[...]: freq | cum << 14 | index << 28, of which 15 stands for all from 15
+     * on. */
+    uint32_t bucket[256];
     /* Of refined cells: frequency of +0 | frequency of a step away from zero << 16. What is left is
      * the frequency of a step back towards zero. */
     uint32_t refine[CG_RANS_REFINE_CONTEXTS];

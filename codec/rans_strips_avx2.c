@@ -160,23 +160,32 @@ static inline __m256i take_symbols(const cg_rans_class *classes, const lanes8 *l
     __m256i v = l->top, freq = l->freq0, past = slot; /* past = slot - cum */
     if (mask_of(others) != 0) {
         const __m256i bucket = _mm256_srli_epi32(slot, CG_RANS_BUCKET_SHIFT);
-        __m256i packed = _mm256_mask_i32gather_epi32(
-            l->freq0, at, _mm256_add_epi32(l->bucket, bucket), others, 4);
-        /* A gather reads four bytes. Behind first[] lie other fields of the class. */
-        __m256i index = _mm256_mask_i32gather_epi32(_mm256_setzero_si256(), at,
-                                                    _mm256_add_epi32(l->first, bucket), others, 1);
-        index = _mm256_and_si256(index, _mm256_set1_epi32(0xff));
+        /* One gather gives freq, cum and mostly the index. */
+        const __m256i low14 = _mm256_set1_epi32(CG_RANS_SCALE - 1);
+        const __m256i entry = _mm256_mask_i32gather_epi32(
+            _mm256_setzero_si256(), at, _mm256_add_epi32(l->bucket, bucket), others, 4);
+        __m256i index = _mm256_srli_epi32(entry, 28);
+        const __m256i late = _mm256_cmpeq_epi32(index, _mm256_set1_epi32(15));
+        if (mask_of(late) != 0) {
+            /* A gather reads four bytes. Behind first[] lie other fields of the class. */
+            const __m256i found =
+                _mm256_mask_i32gather_epi32(index, at, _mm256_add_epi32(l->first, bucket), late, 1);
+            index = _mm256_and_si256(found, _mm256_set1_epi32(0xff));
+        }
+        freq = _mm256_blendv_epi8(freq, _mm256_and_si256(entry, low14), others);
+        past = _mm256_sub_epi32(slot, _mm256_and_si256(_mm256_srli_epi32(entry, 14), low14));
         /* The slot may lie behind the bucket's first index: those lanes go on. missed is -1 there,
          * so taking it off adds 1. */
         for (;;) {
-            past = _mm256_sub_epi32(slot, _mm256_srli_epi32(packed, 16));
-            freq = _mm256_and_si256(packed, low16);
             const __m256i missed = at_least(past, freq);
             if (mask_of(missed) == 0)
                 break;
             index = _mm256_sub_epi32(index, missed);
-            packed = _mm256_mask_i32gather_epi32(packed, at, _mm256_add_epi32(l->packed, index),
-                                                 missed, 4);
+            const __m256i packed = _mm256_mask_i32gather_epi32(
+                entry, at, _mm256_add_epi32(l->packed, index), missed, 4);
+            past = _mm256_blendv_epi8(past, _mm256_sub_epi32(slot, _mm256_srli_epi32(packed, 16)),
+                                      missed);
+            freq = _mm256_blendv_epi8(freq, _mm256_and_si256(packed, low16), missed);
         }
         /* Signed: (index + 1) / 2, negated for even indices; exponents: top - index. Negated is -1
          * or 0: xor with -1 and minus -1 is two's complement. */

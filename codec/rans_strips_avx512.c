@@ -9,7 +9,7 @@
  * stay as they are. */
 typedef struct lanes16 {
     __mmask16 columns, is_signed;
-    __m512i freq0;          /* of index 0, whose cum is 0 */
+    __m512i end[3];         /* where the slots of index 0, 1 and 2 end */
     __m512i escape;         /* the first slot of the escape */
     __m512i last;           /* the escape's index */
     __m512i packed, bucket; /* where the class's tables begin, from classes: in u32 */
@@ -73,7 +73,8 @@ static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_str
     l.first = _mm512_add_epi32(base_bytes, _mm512_set1_epi32(offsetof(cg_rans_class, first)));
     l.cost = _mm512_add_epi32(base_bytes, _mm512_set1_epi32(offsetof(cg_rans_class, cost)));
     /* shift, n_symbols, escape_bits and top are a class's first four bytes; the escape's first slot
-     * and index 0's frequency come next. A lane without a column has n_symbols 1, and zeros. */
+     * and the frequencies of index 0, 1 and 2 come next. A class of two has 0 for the last. A lane
+     * without a column has n_symbols 1, and zeros. */
     __m512i first[3];
     load_three(classes, strip, first_lane, 0, first);
     const __m512i head = _mm512_mask_mov_epi32(_mm512_set1_epi32(1 << 8), l.columns, first[0]);
@@ -85,9 +86,24 @@ static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_str
     l.halved = _mm512_maskz_set1_epi32(l.is_signed, 1);
     l.top = _mm512_srli_epi32(head, 24);
     const __m512i all_slots = _mm512_set1_epi32(CG_RANS_SCALE);
-    l.freq0 = _mm512_mask_srli_epi32(all_slots, l.columns, first[1], 16);
+    l.end[0] = _mm512_mask_srli_epi32(all_slots, l.columns, first[1], 16);
+    l.end[1] = _mm512_mask_add_epi32(all_slots, l.columns, l.end[0],
+                                     _mm512_and_si512(first[2], _mm512_set1_epi32(0xffff)));
+    l.end[2] =
+        _mm512_mask_add_epi32(all_slots, l.columns, l.end[1], _mm512_srli_epi32(first[2], 16));
     l.escape = _mm512_mask_and_epi32(all_slots, l.columns, first[1], _mm512_set1_epi32(0xffff));
     return l;
+}
+
+/* Of lanes at index 0, 1 (past0) and 2 (past1), which end there: where they begin, and how many
+ * slots they have. */
+static inline __m512i choose_slots(const __m512i end[3], __mmask16 past0, __mmask16 past1,
+                                   __m512i *freq_out)
+{
+    const __m512i cum = _mm512_mask_mov_epi32(_mm512_maskz_mov_epi32(past0, end[0]), past1, end[1]);
+    *freq_out = _mm512_sub_epi32(
+        _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(end[0], past0, end[1]), past1, end[2]), cum);
+    return cum;
 }
 
 /* Phase A without its renormalization. Returns the values; *escaped_out the lanes whose value is
@@ -97,33 +113,46 @@ static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *
 {
     const __m512i low16 = _mm512_set1_epi32(0xffff), one = _mm512_set1_epi32(1);
     const __m512i slot = _mm512_and_si512(*x, _mm512_set1_epi32(CG_RANS_SCALE - 1));
-    const __mmask16 others =
-        _mm512_cmpge_epu32_mask(slot, l->freq0);      /* index 0 is often the only one */
-    __m512i v = l->top, freq = l->freq0, past = slot; /* past = slot - cum */
+    /* Most cells are 0, 1 or -1, index 0, 1 and 2: those need no look-up. */
+    const __mmask16 past0 = _mm512_cmpge_epu32_mask(slot, l->end[0]),
+                    past1 = _mm512_cmpge_epu32_mask(slot, l->end[1]),
+                    others = _mm512_cmpge_epu32_mask(slot, l->end[2]);
+    __m512i freq, past = _mm512_sub_epi32(slot, choose_slots(l->end, past0, past1, &freq));
+    __m512i index = _mm512_mask_add_epi32(_mm512_maskz_mov_epi32(past0, one), past1, one, one);
     if (others != 0) {
-        const __m512i bucket = _mm512_srli_epi32(slot, CG_RANS_BUCKET_SHIFT);
-        __m512i packed = _mm512_mask_i32gather_epi32(
-            l->freq0, others, _mm512_add_epi32(l->bucket, bucket), classes, 4);
-        __m512i index = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), others,
-                                                    _mm512_add_epi32(l->first, bucket), classes, 1);
-        index = _mm512_and_si512(index, _mm512_set1_epi32(0xff));
+        /* Gathers are what this waits for: one gives freq, cum and mostly the index. */
+        const __m512i bucket = _mm512_srli_epi32(slot, CG_RANS_BUCKET_SHIFT),
+                      low14 = _mm512_set1_epi32(CG_RANS_SCALE - 1);
+        const __m512i entry = _mm512_mask_i32gather_epi32(
+            _mm512_setzero_si512(), others, _mm512_add_epi32(l->bucket, bucket), classes, 4);
+        const __m512i cum = _mm512_and_si512(_mm512_srli_epi32(entry, 14), low14);
+        index = _mm512_mask_srli_epi32(index, others, entry, 28);
+        freq = _mm512_mask_and_epi32(freq, others, entry, low14);
+        past = _mm512_mask_sub_epi32(past, others, slot, cum);
+        const __mmask16 late = _mm512_cmpeq_epi32_mask(index, _mm512_set1_epi32(15));
+        if (late != 0)
+            index = _mm512_mask_and_epi32(
+                index, late,
+                _mm512_mask_i32gather_epi32(index, late, _mm512_add_epi32(l->first, bucket),
+                                            classes, 1),
+                _mm512_set1_epi32(0xff));
         /* The slot may lie behind the bucket's first index: those lanes go on. */
         for (;;) {
-            past = _mm512_sub_epi32(slot, _mm512_srli_epi32(packed, 16));
-            freq = _mm512_and_si512(packed, low16);
             const __mmask16 missed = _mm512_cmpge_epu32_mask(past, freq);
             if (missed == 0)
                 break;
             index = _mm512_mask_add_epi32(index, missed, index, one);
-            packed = _mm512_mask_i32gather_epi32(packed, missed, _mm512_add_epi32(l->packed, index),
-                                                 classes, 4);
+            const __m512i packed = _mm512_mask_i32gather_epi32(
+                entry, missed, _mm512_add_epi32(l->packed, index), classes, 4);
+            past = _mm512_mask_sub_epi32(past, missed, slot, _mm512_srli_epi32(packed, 16));
+            freq = _mm512_mask_and_epi32(freq, missed, packed, low16);
         }
-        /* Signed: (index + 1) / 2, negated for even indices; exponents: top - index. Negated is -1
-         * or 0: xor with -1 and minus -1 is two's complement. */
-        const __m512i negated = _mm512_sub_epi32(_mm512_and_si512(index, l->halved), one);
-        v = _mm512_srlv_epi32(_mm512_add_epi32(index, l->halved), l->halved);
-        v = _mm512_add_epi32(_mm512_sub_epi32(_mm512_xor_si512(v, negated), negated), l->top);
     }
+    /* Signed: (index + 1) / 2, negated for even indices; exponents: top - index. Negated is -1
+     * or 0: xor with -1 and minus -1 is two's complement. */
+    const __m512i negated = _mm512_sub_epi32(_mm512_and_si512(index, l->halved), one);
+    __m512i v = _mm512_srlv_epi32(_mm512_add_epi32(index, l->halved), l->halved);
+    v = _mm512_add_epi32(_mm512_sub_epi32(_mm512_xor_si512(v, negated), negated), l->top);
     *escaped_out = _mm512_cmpge_epu32_mask(slot, l->escape);
     *x =
         _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_SCALE_BITS)), past);
@@ -257,38 +286,27 @@ static inline refining16 load_refining(const cg_rans_class *classes, const cg_ra
 }
 
 /* The ends that coarse cells choose. */
-static inline void choose_ends(const refining16 *l, __m512i coarse, __m512i *end0, __m512i *end1)
+static inline void choose_ends(const refining16 *l, __m512i coarse, __m512i end[3])
 {
     const __m512i magnitude = _mm512_abs_epi32(coarse), one = _mm512_set1_epi32(1);
     const __mmask16 is_one = _mm512_cmpeq_epi32_mask(magnitude, one),
                     is_more = _mm512_cmpgt_epi32_mask(magnitude, one);
-    *end0 = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end0[0], is_one, l->end0[1]), is_more,
-                                  l->end0[2]);
-    *end1 = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end1[0], is_one, l->end1[1]), is_more,
-                                  l->end1[2]);
-}
-
-/* Of lanes at index 1 (past0 and not past1) and 2 (past1): where they begin and how many slots they
- * have. */
-static inline __m512i choose_slots(__m512i end0, __m512i end1, __mmask16 past0, __mmask16 past1,
-                                   __m512i *freq_out)
-{
-    const __m512i cum = _mm512_mask_mov_epi32(_mm512_maskz_mov_epi32(past0, end0), past1, end1);
-    const __m512i end = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(end0, past0, end1), past1,
-                                              _mm512_set1_epi32(CG_RANS_SCALE));
-    *freq_out = _mm512_sub_epi32(end, cum);
-    return cum;
+    end[0] = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end0[0], is_one, l->end0[1]), is_more,
+                                   l->end0[2]);
+    end[1] = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end1[0], is_one, l->end1[1]), is_more,
+                                   l->end1[2]);
+    end[2] = _mm512_set1_epi32(CG_RANS_SCALE);
 }
 
 /* The cells of 16 lanes, without renormalization. */
 static inline __m512i take_refined(const refining16 *l, __m512i coarse, __m512i *x)
 {
-    __m512i end0, end1, freq;
-    choose_ends(l, coarse, &end0, &end1);
+    __m512i end[3], freq;
+    choose_ends(l, coarse, end);
     const __m512i slot = _mm512_and_si512(*x, _mm512_set1_epi32(CG_RANS_SCALE - 1));
-    const __mmask16 past0 = _mm512_cmpge_epu32_mask(slot, end0),
-                    past1 = _mm512_cmpge_epu32_mask(slot, end1);
-    const __m512i cum = choose_slots(end0, end1, past0, past1, &freq);
+    const __mmask16 past0 = _mm512_cmpge_epu32_mask(slot, end[0]),
+                    past1 = _mm512_cmpge_epu32_mask(slot, end[1]);
+    const __m512i cum = choose_slots(end, past0, past1, &freq);
     *x = _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_SCALE_BITS)),
                           _mm512_sub_epi32(slot, cum));
     /* away from zero is up where the coarse cell is not negative */
@@ -406,12 +424,12 @@ static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_str
         const int16_t *cells = strip->cells + row * strip->row_stride;
         __m512i freq[2], cum[2];
         for (unsigned i = 0; i < 2; i++) {
-            __m512i end0, end1;
+            __m512i end[3];
             const __m512i coarse = load_cells(lanes[i].columns, coarse_row + 16 * i);
             __mmask16 past0, past1;
             index_refined(load_cells(lanes[i].columns, cells + 16 * i), coarse, &past0, &past1);
-            choose_ends(&lanes[i], coarse, &end0, &end1);
-            cum[i] = choose_slots(end0, end1, past0, past1, &freq[i]);
+            choose_ends(&lanes[i], coarse, end);
+            cum[i] = choose_slots(end, past0, past1, &freq[i]);
         }
         put_symbols(x, freq, cum, &out);
     }
@@ -477,13 +495,16 @@ static void encode_strip(const cg_rans_class *classes, const cg_rans_strip *stri
             const lanes16 *l = &lanes[i];
             c[i] = load_cells(l->columns, cells + 16 * i);
             const __m512i index = index_cells(l, c[i], &escaped[i]);
-            const __mmask16 others = _mm512_test_epi32_mask(index, index);
-            freq[i] = l->freq0;
-            if (others != 0)
-                freq[i] = _mm512_mask_i32gather_epi32(
-                    freq[i], others, _mm512_add_epi32(l->packed, index), classes, 4);
-            cum[i] = _mm512_srli_epi32(freq[i], 16);
-            freq[i] = _mm512_and_si512(freq[i], low16);
+            const __m512i one = _mm512_set1_epi32(1), two = _mm512_set1_epi32(2);
+            const __mmask16 others = _mm512_cmpgt_epi32_mask(index, two);
+            cum[i] = choose_slots(l->end, _mm512_cmpge_epi32_mask(index, one),
+                                  _mm512_cmpge_epi32_mask(index, two), &freq[i]);
+            if (others != 0) {
+                const __m512i packed = _mm512_mask_i32gather_epi32(
+                    index, others, _mm512_add_epi32(l->packed, index), classes, 4);
+                cum[i] = _mm512_mask_srli_epi32(cum[i], others, packed, 16);
+                freq[i] = _mm512_mask_and_epi32(freq[i], others, packed, low16);
+            }
         }
         /* D, then C and B, then A: the decoder's order the other way round, as in rans_strips.c. */
         if (any_shift) {
