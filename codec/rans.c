@@ -127,9 +127,9 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
                                size_t n_strips, const cg_rans_run *runs, size_t n_runs)
 {
     /* Where this is off, there are more or fewer streams than are worth it; nothing else depends on
-     * it. So of a strip every fourth row is looked at, of its neighbour the rows behind those. */
+     * it. So of a strip every eighth row is looked at, of its neighbour the rows behind those. */
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
-    const size_t n_rows = cg_rans_n_rows(runs, n_runs), every = n_rows < 16 ? 1 : 4;
+    const size_t n_rows = cg_rans_n_rows(runs, n_runs), every = n_rows < 16 ? 1 : 8;
     uint64_t cost = 0;
     for (size_t s = 0; s < n_strips && n_rows > 0; s++) {
         uint64_t strip_cost = 0;
