@@ -69,7 +69,7 @@ static void list_zeros(slab_cells in, bool is_wide, cg_quad *quads, cg_quad_row 
 {
     const size_t each = is_wide ? 2 : CG_QUAD_COMPONENTS, n = (in.n_cells + each - 1) / each;
     uint32_t from = row->n_quads;
-    if (4 * (size_t)from < 3 * n) /* more products than loads saved */
+    if (from == n || 4 * (size_t)from < 3 * n) /* of few: more products than loads saved */
         return;
     /* From the end: quads move up, by the zeros before them. */
     for (size_t at = n; at > from; at--) {
