@@ -335,6 +335,10 @@ static void project_narrow(const float *rows, size_t row_stride, size_t n_rows,
                 narrow_tile(split + r * 2 * n_pairs, inv_factor + r, ROWS_A_PASS, numbers,
                             scale + 16 * c, n_pairs, N_TOGETHER, out + r * coef_stride,
                             coef_stride);
+            /* A last sixteen alone: a row by itself would wait for each of its sums. */
+            for (; r + ROWS_A_PASS <= n; r += ROWS_A_PASS)
+                narrow_tile(split + r * 2 * n_pairs, inv_factor + r, ROWS_A_PASS, numbers,
+                            scale + 16 * c, n_pairs, 1, out + r * coef_stride, coef_stride);
             for (; r < n; r++) {
                 for (size_t k = 0; k < n_now; k++)
                     narrow_tile(split + r * 2 * n_pairs, inv_factor + r, 1,
