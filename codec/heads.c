@@ -51,9 +51,10 @@ void cg_heads_destroy(cg_heads *heads)
     free(heads->cosine);
 }
 
-void cg_heads_store(const cg_heads *heads, const float *values, void *out, size_t element)
+void cg_heads_store(const cg_heads *heads, const float *values, size_t n_heads, void *out,
+                    size_t element)
 {
-    const size_t n = heads->profile->geometry.head_dim;
+    const size_t n = n_heads * heads->profile->geometry.head_dim;
     if (heads->dtype == CG_DTYPE_BF16) {
         heads->profile->kernels->to_bf16(values, n, (uint16_t *)out + element);
     } else if (heads->dtype == CG_DTYPE_FP16) {

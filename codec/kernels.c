@@ -31,11 +31,32 @@ static void inverse_dct(const float *restrict y, size_t y_stride, const float *r
     }
 }
 
+/* The same symmetry the other way round: sums, and differences, of a token and its mirror image. */
 static void forward_dct(const float *restrict x, size_t x_stride, unsigned n_channels,
                         float *restrict y, size_t y_stride)
 {
-    for (unsigned f = 0; f < CG_DCT; f++) {
-        for (unsigned ch = 0; ch < n_channels; ch++) {
+    unsigned ch = 0;
+    /* All frequencies of a register of channels: x may not stay in the first cache. */
+    for (; ch + LANES <= n_channels; ch += LANES) {
+        vector_f32 both[2][CG_DCT / 2];
+#pragma GCC unroll 4
+        for (unsigned t = 0; t < CG_DCT / 2; t++) {
+            const vector_f32 a = *(const vector_f32 *)(x + t * x_stride + ch),
+                             b = *(const vector_f32 *)(x + (CG_DCT - 1 - t) * x_stride + ch);
+            both[0][t] = a + b;
+            both[1][t] = a - b;
+        }
+#pragma GCC unroll 8
+        for (unsigned f = 0; f < CG_DCT; f++) {
+            vector_f32 sum = DCT8[f][0] * both[f % 2][0];
+#pragma GCC unroll 3
+            for (unsigned t = 1; t < CG_DCT / 2; t++)
+                sum += DCT8[f][t] * both[f % 2][t];
+            *(vector_f32 *)(y + f * y_stride + ch) = sum;
+        }
+    }
+    for (; ch < n_channels; ch++) {
+        for (unsigned f = 0; f < CG_DCT; f++) {
             float sum = 0;
             for (unsigned t = 0; t < CG_DCT; t++)
                 sum += DCT8[f][t] * x[t * x_stride + ch];
@@ -54,7 +75,7 @@ static void rotate(float *restrict head, const float *restrict cosine, const flo
     }
 }
 
-static void to_bf16(const float *values, size_t n_values, uint16_t *out)
+static void to_bf16(const float *restrict values, size_t n_values, uint16_t *restrict out)
 {
     for (size_t i = 0; i < n_values; i++)
         out[i] = cg_bf16_from_f32(values[i]);
@@ -66,9 +87,13 @@ static bool load(unsigned dtype, const void *elements, size_t n_elements, float 
     const uint8_t *restrict bytes = elements;
     uint32_t any_not_finite = 0; /* in loops that vectorize */
     if (dtype == CG_DTYPE_BF16) {
-        for (size_t i = 0; i < n_elements; i++)
+        for (size_t i = 0; i < n_elements; i++) {
             out[i] = cg_bf16_to_f32(halves[i]);
-    } else if (dtype == CG_DTYPE_FP16) {
+            any_not_finite |= (halves[i] & 0x7f80u) == 0x7f80u;
+        }
+        return any_not_finite == 0;
+    }
+    if (dtype == CG_DTYPE_FP16) {
         for (size_t i = 0; i < n_elements; i++)
             out[i] = cg_fp16_to_f32(halves[i]);
     } else if (dtype == CG_DTYPE_FP32) {

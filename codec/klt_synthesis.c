@@ -12,15 +12,17 @@ void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channe
         const size_t t = (size_t)s->order->block[row] * CG_DCT + i;
         if (t >= heads->n_tokens)
             break;
-        for (uint32_t h = 0; h < n_heads; h++) {
+        /* Those of one slice, which are neighbours, at once. */
+        for (uint32_t h = 0, n; h < n_heads; h += n) {
             const uint32_t i_slice = (first_head + h) / g->n_kv_heads,
-                           head = (first_head + h) % g->n_kv_heads;
+                           head = (first_head + h) % g->n_kv_heads, n_left = g->n_kv_heads - head;
             const cg_slice slice = cg_group_slice(s->group, s->matrix, i_slice);
             float *values =
                 s->x + (size_t)i * heads->profile->layout.unit_channels + (size_t)h * g->head_dim;
-            if (slice.plane == CG_K)
-                cg_heads_rotate(heads, slice.layer, t, values);
-            cg_heads_store(heads, values, s->out, cg_heads_element(heads, i_slice, t, head));
+            n = n_heads - h < n_left ? n_heads - h : n_left;
+            for (uint32_t k = 0; k < n && slice.plane == CG_K; k++)
+                cg_heads_rotate(heads, slice.layer, t, values + (size_t)k * g->head_dim);
+            cg_heads_store(heads, values, n, s->out, cg_heads_element(heads, i_slice, t, head));
         }
     }
 }

@@ -68,14 +68,6 @@ static cg_status decode_symbols(const cg_profile *p, const work *w, cg_coded sec
                            : status;
 }
 
-static void store_token(const cg_heads *heads, const float *values, void *out, size_t element)
-{
-    const cg_geometry *g = &heads->profile->geometry;
-    for (uint32_t head = 0; head < g->n_kv_heads; head++)
-        cg_heads_store(heads, values + (size_t)head * g->head_dim, out,
-                       element + (size_t)head * g->head_dim);
-}
-
 cg_status cg_paper_decode(const cg_heads *heads, const cg_block_order *order, unsigned level,
                           unsigned coarsest, const cg_group *group, unsigned matrix,
                           const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
@@ -108,11 +100,11 @@ cg_status cg_paper_decode(const cg_heads *heads, const cg_block_order *order, un
              * deltas at the others. */
             if (t % CG_ANCHOR_TOKENS == 0) {
                 dequantize(p)(anchor_cells, anchor_step, mean, channels, w.anchor);
-                store_token(heads, w.anchor, out, element);
+                cg_heads_store(heads, w.anchor, p->geometry.n_kv_heads, out, element);
                 anchor_cells += n_columns;
             } else {
                 dequantize(p)(delta_cells, w.step, w.anchor, channels, w.token);
-                store_token(heads, w.token, out, element);
+                cg_heads_store(heads, w.token, p->geometry.n_kv_heads, out, element);
                 delta_cells += n_columns;
             }
         }
