@@ -42,9 +42,20 @@ void cg_heads_store(const cg_heads *heads, const float *values, size_t n_heads, 
 /* Loads values[head_dim] from there. False when one is not finite. */
 bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float *values);
 
+/* Asks for what cg_heads_load() will load from there. Tokens of one head lie so far apart that a
+ * CPU does not see them coming. */
+static inline void cg_heads_prefetch(const cg_heads *heads, const void *in, size_t element)
+{
+    const size_t each = cg_dtype_bytes(heads->dtype),
+                 n_bytes = heads->profile->geometry.head_dim * each;
+    for (size_t i = 0; i < n_bytes; i += 64)
+        __builtin_prefetch((const uint8_t *)in + element * each + i);
+}
+
 /* Where a token's cosines and sines begin in heads->cosine and heads->sine, for a layer of the
  * model. */
 size_t cg_heads_rotation(const cg_heads *heads, uint32_t layer, size_t t);
+
 /* Rotates values[head_dim] of the chunk's token t in place, as that layer of the model does; and
  * undoes it. */
 void cg_heads_rotate(const cg_heads *heads, uint32_t layer, size_t t, float *values);

@@ -65,6 +65,17 @@ size_t cg_importance_scratch_bytes(const cg_profile *profile, uint32_t n_tokens)
     return arena.used_bytes;
 }
 
+/* The i-th coded token's elements of a head, to row. */
+static bool load_head(const cg_heads *heads, const void *in, coded_tokens coded, size_t i,
+                      uint32_t head, float *row)
+{
+    enum { AHEAD = 16 };
+    const size_t t = coded.first + i;
+    if (i + AHEAD < coded.n)
+        cg_heads_prefetch(heads, in, cg_heads_element(heads, 0, t + AHEAD, head));
+    return cg_heads_load(heads, in, cg_heads_element(heads, 0, t, head), row);
+}
+
 /* How far each token's V of a head lies from their mean: w->spread. */
 static bool measure_spread(const cg_heads *heads, uint32_t head, coded_tokens coded, const void *v,
                            const weigh_work *w)
@@ -75,7 +86,7 @@ static bool measure_spread(const cg_heads *heads, uint32_t head, coded_tokens co
     memset(mean, 0, n * sizeof *mean);
     for (size_t i = 0; i < coded.n; i++) {
         float *restrict row = w->rows + i * n;
-        finite &= cg_heads_load(heads, v, cg_heads_element(heads, 0, coded.first + i, head), row);
+        finite &= load_head(heads, v, coded, i, head, row);
         for (size_t d = 0; d < n; d++)
             mean[d] += row[d];
     }
@@ -90,10 +101,9 @@ static bool load_keys(const cg_heads *heads, uint32_t layer, uint32_t head, code
 {
     bool finite = true;
     for (size_t i = 0; i < coded.n; i++) {
-        const size_t t = coded.first + i;
         float *row = w->rows + i * heads->profile->geometry.head_dim;
-        finite &= cg_heads_load(heads, k, cg_heads_element(heads, 0, t, head), row);
-        cg_heads_unrotate(heads, layer, t, row);
+        finite &= load_head(heads, k, coded, i, head, row);
+        cg_heads_unrotate(heads, layer, coded.first + i, row);
     }
     return finite;
 }
