@@ -123,7 +123,8 @@ int verify(int n_files, char **files)
         const cg_status status = cg_chunk_verify(bytes.data(), bytes.size());
         if (status == CG_OK)
             continue;
-        printf("%s: %s\n", files[i], cg_strerror(status));
+        printf("%s: %s\n", files[i],
+               std::filesystem::exists(files[i]) ? cg_strerror(status) : "it is not there");
         n_bad++;
     }
     return n_bad == 0 ? 0 : 1;
