@@ -8,8 +8,11 @@
  *                                        have when its power fails after N records; the marks until
  *                                        then go to stdout
  * What was written before the last flush is there. Of what came after it each write is there, or
- * not, or its first sectors are, by SEED: a disk with a cache may reorder and tear. A loop device
- * hands over one request after the other, so that a flush covers all records before it.
+ * not, or its first sectors are, by SEED: a disk with a cache may reorder and tear. Its sectors are
+ * of 4 KiB, as those of disks are: a block of XFS's directories of which less is new is not written
+ * again from its log (it is as new as that, by its first bytes), and then such a disk is not
+ * mounted. A loop device hands over one request after the other, so that a flush covers all records
+ * before it.
  */
 #define FUSE_USE_VERSION 314
 #include <errno.h>
@@ -22,7 +25,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SECTOR_BYTES = 512, MAX_RECORD_BYTES = 1 << 24 };
+enum { SECTOR_BYTES = 4096, MAX_RECORD_BYTES = 1 << 24 };
 
 typedef struct record {
     char kind[8]; /* "write", "flush" or "mark" */
@@ -142,12 +145,16 @@ static bool next_record(FILE *log, record *r, char *bytes)
 }
 
 /* How many bytes of a write the disk has that it was not told to flush. */
-static size_t kept_bytes(size_t n_bytes)
+static size_t kept_bytes(uint64_t offset, size_t n_bytes)
 {
+    const size_t before = offset % SECTOR_BYTES; /* of the sector in which it begins */
+    size_t end;
     switch (random() % 3) {
     case 0: return 0;
     case 1: return n_bytes;
-    default: return (size_t)random() % (n_bytes / SECTOR_BYTES + 1) * SECTOR_BYTES;
+    default:
+        end = (size_t)random() % ((before + n_bytes) / SECTOR_BYTES + 1) * SECTOR_BYTES;
+        return end > before ? end - before : 0;
     }
 }
 
@@ -172,7 +179,7 @@ static int count_or_cut(const char *log_path, const char *image_path, uint64_t n
             die(image_path);
         rewind(log);
         for (uint64_t i = 0; i < n && next_record(log, &r, bytes); i++) {
-            const size_t kept = i < n_flushed ? r.n_bytes : kept_bytes(r.n_bytes);
+            const size_t kept = i < n_flushed ? r.n_bytes : kept_bytes(r.offset, r.n_bytes);
             if (strcmp(r.kind, "mark") == 0)
                 fwrite(bytes, 1, r.n_bytes, stdout);
             else if (pwrite(fd, bytes, kept, (off_t)r.offset) != (ssize_t)kept)

@@ -28,7 +28,7 @@ at_end() {
 }
 mount_image() { mount -o loop "$tmp/image" "$store"; }
 # take_away MOUNT: whoever looks at all mounts, or at all loop devices as each `mount -o loop` does, may have it open.
-take_away() { wait_for 20 umount "$1"; }
+take_away() { wait_for 20 umount "$1" || umount "$1"; }
 # The ioctl of both file systems (EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN), without a flush of the log. What was confirmed is
 # noted right before: on xfs a directory's fsync that comes after is 0, although the name is lost.
 cut_power() {
@@ -106,9 +106,11 @@ make_log() {
         cp "$from" "$mnt/m/$to" && sync "$mnt/m/$to" "$mnt/m/ordinary" && echo "$to" >> "$tmp/disk/marks"
     done
     wait $(jobs -p | grep -vx -e "$daemon" -e "$disk")
-    wait_for 120 has_evicted || return 1
+    wait_for 120 has_evicted || { grep -E '(used|quota|published|evict).* [0-9]' "$mnt/.cachegenfs/metrics"; return 1; }
     unmount
-    take_away "$store" && take_away "$tmp/disk" && wait "$disk" && disk=
+    take_away "$store" && take_away "$tmp/disk" || return 1
+    wait "$disk" || { echo "block_log ended with $?"; return 1; }
+    disk=
 }
 as_confirmed() {
     local name
