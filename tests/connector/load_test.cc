@@ -60,6 +60,23 @@ TEST_P(LoadTest, WhatWasSavedComesBackBitForBitAtL0)
     EXPECT_EQ(s.lookup_errors, 0u);
 }
 
+TEST_P(LoadTest, ChunksMayBeSmallerThanBlocksAndLargerThanThePrompt)
+{
+    for (const uint32_t chunk_tokens : {8, 24, 64, 256, 2048}) {
+        SCOPED_TRACE(chunk_tokens);
+        const Store store;
+        Engine engine(store, with("\"chunk_tokens\": " + std::to_string(chunk_tokens)));
+        const Tokens tokens = prompt(500);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        EXPECT_EQ(store.chunks("L0").size(), (496 + chunk_tokens - 1) / chunk_tokens);
+        EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 496u);
+        EXPECT_EQ(engine.error_of(tokens, 0, 496), 0);
+        EXPECT_EQ(engine.load(tokens, 400).progress.loaded_tokens, 496u);
+        EXPECT_EQ(engine.error_of(tokens, 400, 496), 0);
+        EXPECT_TRUE(engine.is_untouched(0, 400));
+    }
+}
+
 TEST_P(LoadTest, AColdStoreIsAMissAndAnEmptyPlanLoadsNothing)
 {
     const Store store;

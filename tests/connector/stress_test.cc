@@ -67,10 +67,11 @@ class StressTest : public testing::TestWithParam<const char *>
             return; // skipped
         odd->release();
         engine.reset();
+        SCOPED_TRACE("CG_STRESS_SEED=" + std::to_string(seed));
         EXPECT_TRUE(comes_true([] { return our_threads().empty(); }))
             << "threads are left: " << our_threads();
         EXPECT_TRUE(comes_true([&] { return n_entries("/proc/self/fd") <= n_descriptors; }))
-            << "descriptors are left";
+            << "descriptors are left: " << n_descriptors << " were open, now " << descriptors();
         EXPECT_EQ(step->waits(), "") << "numbers of system calls within steps that wait";
         step.reset();
         odd.reset();

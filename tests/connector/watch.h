@@ -27,6 +27,16 @@ template <typename Condition> bool comes_true(Condition condition)
     return condition();
 }
 
+// What the descriptors of this process are.
+inline std::string descriptors()
+{
+    std::string found;
+    std::error_code gone; // it may be closed meanwhile
+    for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd"))
+        found += std::filesystem::read_symlink(entry.path(), gone).string() + " ";
+    return found;
+}
+
 // The library's threads in this process by name, and where in the kernel each is.
 inline std::string our_threads()
 {
