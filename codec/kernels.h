@@ -18,6 +18,7 @@
 #ifndef CG_CODEC_KERNELS_H
 #define CG_CODEC_KERNELS_H
 #include "codec/exact_kernels.h"
+#include "codec/geometry.h"
 #include "codec/rans_kernels.h"
 #include <stdbool.h>
 
@@ -26,10 +27,10 @@ extern "C" {
 #endif
 
 enum {
-    CG_DCT = 8,              /* tokens of a DCT block, and its frequencies */
-    CG_PANEL_CHANNELS = 256, /* channels whose sums a decoding kernel holds in registers */
-    CG_BAND_CHANNELS = 64,   /* the same of integers (codec/bands.h) */
-    CG_TILE = 32,            /* blocks, components or channels of a tile */
+    CG_DCT = CG_BLOCK_TOKENS, /* tokens of a DCT block, and its frequencies */
+    CG_PANEL_CHANNELS = 256,  /* channels whose sums a decoding kernel holds in registers */
+    CG_BAND_CHANNELS = 64,    /* the same of integers (codec/bands.h) */
+    CG_TILE = 32,             /* blocks, components or channels of a tile */
     CG_QUAD_COMPONENTS = 4,
     CG_QUAD_SLACK = 16,       /* quads behind a list that may be overwritten */
     CG_DIGIT_COMPONENTS = 64, /* of a tile of digits */
