@@ -19,9 +19,8 @@ typedef struct coded_tokens {
 
 static coded_tokens coded_of(const cg_heads *heads)
 {
-    const uint32_t n_sinks = heads->profile->n_sinks;
-    uint32_t first = heads->first_position < n_sinks ? n_sinks - heads->first_position : 0;
-    first = first < heads->n_tokens ? first : heads->n_tokens;
+    const uint32_t first =
+        cg_profile_sink_tokens(heads->profile, heads->first_position, heads->n_tokens);
     return (coded_tokens){first, heads->n_tokens - first};
 }
 

@@ -144,6 +144,14 @@ static inline uint32_t cg_profile_chunk_version(const cg_profile *p)
                                                     : CG_CHUNK_VERSION_JOINT;
 }
 
+/* Of so many tokens from a position on, those that are kept exact: the ones below n_sinks. */
+static inline uint32_t cg_profile_sink_tokens(const cg_profile *p, uint32_t first_position,
+                                              uint32_t n_tokens)
+{
+    const uint32_t n = first_position < p->n_sinks ? p->n_sinks - first_position : 0;
+    return n < n_tokens ? n : n_tokens;
+}
+
 /* How many bases there are. The i-th is that of matrix i % n_matrices of groups[i / n_matrices];
  * the joint one is the last. */
 static inline uint32_t cg_profile_n_bases(const cg_profile *p)

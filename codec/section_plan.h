@@ -17,10 +17,7 @@ extern "C" {
 static inline uint32_t cg_section_plan_n_sinks(const cg_profile *profile,
                                                const cg_chunk_header *header)
 {
-    if (header->first_position >= profile->n_sinks)
-        return 0;
-    const uint32_t n = profile->n_sinks - header->first_position;
-    return n < header->n_tokens ? n : header->n_tokens;
+    return cg_profile_sink_tokens(profile, header->first_position, header->n_tokens);
 }
 
 /* Tasks of a layer group: one for each of its matrices. profile NULL (L0): a group is one layer,
