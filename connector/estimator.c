@@ -5,6 +5,7 @@
 
 enum { DROP_SAMPLES = 2, RISE_SAMPLES = 3 };
 static const double CHANGE_FACTOR = 2.0;
+static const uint64_t OLD_NS = UINT64_C(30000000000); /* it says nothing of the link now */
 static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the newest counts half */
 
 /* A sample has so many bytes or took so long: less says more of round trips than of the link. */
@@ -128,6 +129,16 @@ double cg_estimator_low_bps(const cg_estimator *e, uint64_t now_ns)
 double cg_estimator_hope(const cg_estimator *e)
 {
     return e->n_samples == 0 ? PRIOR_DOUBT : HOPE;
+}
+
+bool cg_estimator_forget_old(cg_estimator *e, uint64_t now_ns)
+{
+    if (e->n_samples == 0 || now_ns < e->samples[e->n_samples - 1].at_ns + OLD_NS)
+        return false;
+    e->n_samples = 0;
+    e->memory_bps = 0;
+    e->generation++;
+    return true;
 }
 
 /* Every read under way gets its share of the time since the number of them last changed. */

@@ -11,6 +11,7 @@
  */
 #ifndef CG_CONNECTOR_ESTIMATOR_H
 #define CG_CONNECTOR_ESTIMATOR_H
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -54,6 +55,11 @@ double cg_estimator_low_bps(const cg_estimator *estimator, uint64_t now_ns);
 
 /* How many times faster than the estimate the link may well be. */
 double cg_estimator_hope(const cg_estimator *estimator);
+
+/* Forgets samples of which the last is half a minute old, or older: then the link is as it was
+ * before the first. False: there are none, or they are younger. For one by whose estimate nothing
+ * is worth loading: nobody would ever measure anew. */
+bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
 
 /* Turns reads that overlap into samples of the whole link. Of each moment every read under way gets
  * the same share, so a read's bytes over the sum of its shares is what the link did; its own

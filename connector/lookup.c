@@ -91,6 +91,15 @@ static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
     return decision;
 }
 
+/* With the lock held: an outage, for one, leaves an estimate by which nothing pays. Now and then a
+ * load is tried all the same; it ends early if it does not pay. */
+static bool forget_old_link(cg_runtime *rt)
+{
+    const bool has_forgotten = cg_estimator_forget_old(&cg_runtime_speeds(rt)->link, cg_now_ns());
+    cg_runtime_speeds_end(rt);
+    return has_forgotten;
+}
+
 /* With the lock held: levels, cut, hit and plan from the chunks that were found. */
 static void decide(cg_runtime *rt, cachegen_lookup *l)
 {
@@ -121,7 +130,12 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
         sizes[i] = prefix->chunks[i].sizes;
         stored += sizes[i].n_tokens;
     }
-    const cg_controller_decision decision = choose(rt, l, sizes, stored, levels);
+    cg_controller_decision decision = choose(rt, l, sizes, stored, levels);
+    if (prefix->n_chunks > 0 && decision.n_load == 0 && forget_old_link(rt)) {
+        for (uint32_t i = 0; i < prefix->n_chunks; i++)
+            sizes[i] = prefix->chunks[i].sizes;
+        decision = choose(rt, l, sizes, stored, levels);
+    }
     plan.n_chunks = (uint32_t)decision.n_load;
     /* The load leaves time for what is recomputed after it. */
     plan.budget_ns = l->budget_ns > decision.reserve_ns ? l->budget_ns - decision.reserve_ns : 0;

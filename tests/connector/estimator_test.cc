@@ -48,6 +48,18 @@ TEST_F(EstimatorTest, WhatWasOnlyToldLeavesMoreHope)
     EXPECT_GT(cg_estimator_hope(&e), 1);
 }
 
+TEST_F(EstimatorTest, WhatIsHalfAMinuteOldCanBeForgotten)
+{
+    start(CG_ESTIMATOR_HARMONIC, 50e6);
+    EXPECT_FALSE(cg_estimator_forget_old(&e, 100 * SECOND)) << "there is nothing";
+    add(0.1, 10);
+    EXPECT_FALSE(cg_estimator_forget_old(&e, 39 * SECOND));
+    EXPECT_LT(mbps(), 1);
+    EXPECT_TRUE(cg_estimator_forget_old(&e, 40 * SECOND));
+    EXPECT_DOUBLE_EQ(mbps(), 50);
+    EXPECT_FALSE(cg_estimator_forget_old(&e, 100 * SECOND));
+}
+
 TEST_F(EstimatorTest, KnowsNothingBeforeTheFirstSampleButAPrior)
 {
     EXPECT_EQ(mbps(), 0);
