@@ -431,6 +431,43 @@ class AdapterTest(unittest.TestCase):
         self.assertEqual(self.ask("back", 1, "x"), (None, False))
         self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
 
+    def wait_for_lookup(self):
+        """A request whose look-up, for content x of its adapter, is under way."""
+        self.store.answers, self.store.hit = False, 2 * CHUNK
+        asked = request("waits", lora_request=adapter())
+        self.made.matched_tokens(asked, 0)
+        self.told([1], "x")
+        self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))
+        return asked
+
+    def test_a_request_that_waits_while_vllm_reads_another_content_gets_nothing_of_the_first(self):
+        for identity in ("y", None):
+            with self.subTest(identity):
+                self.setUp()
+                asked = self.wait_for_lookup()
+                self.made.take_report(WorkerReport(taken=[(1, "a", identity)]))
+                self.assertEqual(self.store.freed, [1])
+                self.store.answers = True
+                self.assertEqual(self.made.matched_tokens(asked, 0), (0, False))
+
+    def test_nor_does_it_store_anything_for_the_first_after_a_reset(self):
+        asked = self.wait_for_lookup()
+        self.made.take_report(WorkerReport(taken=[(1, "a", "y")]))
+        self.made.reset()
+        self.store.answers, self.store.hit = True, 0
+        self.assertEqual(self.made.matched_tokens(asked, 0), (0, False))
+        self.made.update_after_alloc(asked, blocks(13), 0)
+        self.assertEqual(self.made.step(step_of("waits", 0, 200)).saves, [])
+
+    def test_no_plan_for_an_adapter_goes_without_one(self):
+        asked = self.wait_for_lookup()
+        self.store.answers, state = True, self.made.states["waits"]
+        self.assertEqual(self.made.matched_tokens(asked, 0), (2 * CHUNK, True))
+        state.adapter_key = None
+        self.made.update_after_alloc(asked, blocks(13), 2 * CHUNK)
+        self.assertEqual(self.made.step(step_of(None, 0, 0)).loads[0].adapter, (1, ""))
+        self.assertEqual(self.made.step(step_of("waits", 2 * CHUNK, 72)).saves[0].adapter, (1, ""))
+
     def test_what_vllm_reads_as_it_was_said_to_be_is_no_other_content(self):
         self.save(adapter(), "x")
         self.made.take_report(WorkerReport(taken=[(1, "a", "x"), (2, "b", None)]))

@@ -18,7 +18,8 @@ class LoadPlan:
     to_token: int
     block_ids: list[int]  # of the request, from token 0 on
     plan: bytes  # the look-up's answer, which only the library reads
-    adapter: tuple[int, str] | None = None  # its number, and the identity of the content that the plan is for
+    # Its number, and the identity of the content that the plan is for; "": that cannot be told, and no worker holds it.
+    adapter: tuple[int, str] | None = None
 
 
 @dataclass

@@ -52,6 +52,7 @@ class RequestState:
     adapter: object = None  # the Check of its adapter, until that is done
     adapter_until: float = 0.0  # on the monotonic clock
     adapter_key: tuple[int, str] | None = None  # what that found
+    adapter_number: int = 0  # of the request's adapter; 0: it has none
     lookup: object = None  # the handle, while it is under way
     lookup_from: int = 0
     lookup_started_ns: int = 0
@@ -75,6 +76,12 @@ class RequestState:
     admitted_tokens: int | None = None  # that are to be stored; None: not counted yet
     awaits_first_token: bool = False  # since it was looked up, and has loaded
     report: dict = field(default_factory=dict)  # for the request's kv_transfer_params
+
+    @property
+    def planned_adapter(self):
+        """For a plan. Only a request without an adapter has None there: of a content that cannot be told, "", every worker
+        says that it holds another one."""
+        return self.adapter_key or ((self.adapter_number, "") if self.adapter_number else None)
 
 
 def _n_blocks(n_tokens, block_tokens):
@@ -185,6 +192,7 @@ class Scheduler:
                 tokens, self._salt(request), self._root, extra, options, request.arrival_time, report=report
             )
             state.plain_tokens = self._n_plain_tokens(request)
+            state.adapter_number = 0 if request.lora_request is None else request.lora_request.lora_int_id
             self.states[request.request_id] = state
             if extra is not None and request.lora_request is not None:
                 self._check_adapter(request, state)
@@ -323,7 +331,7 @@ class Scheduler:
             to_token = state.local_tokens + num_external_tokens
             own = block_ids[: _n_blocks(to_token, block_tokens)]
             state.load = LoadPlan(
-                request.request_id, state.local_tokens, to_token, own, state.plan, state.adapter_key
+                request.request_id, state.local_tokens, to_token, own, state.plan, state.planned_adapter
             )
             # From here on the worker answers for the request: without an answer it would wait for ever.
             self._planned_loads.append(state.load)
@@ -462,7 +470,7 @@ class Scheduler:
             is_last,
             block_ids[: _n_blocks(to_token, block_tokens)],
             state.options.context,
-            state.adapter_key,
+            state.planned_adapter,
         )
 
     # ---- what came of it ----
@@ -489,7 +497,8 @@ class Scheduler:
             self._adapter_blocks.doubt(number, identity)
             for state in self.states.values():
                 if state.adapter_key is not None and state.adapter_key[0] == number and state.adapter_key[1] != identity:
-                    state.adapter_key, state.saved_last = None, True
+                    state.extra, state.adapter_key, state.saved_last = None, None, True
+                    self._drop_lookup(state)  # it may wait for blocks: what was found is of the other content
 
     def _budget_ns(self, state):
         return state.options.ttft_budget_ns or self.library.ttft_budget_ns
