@@ -459,6 +459,20 @@ class AdapterTest(unittest.TestCase):
         self.made.update_after_alloc(asked, blocks(13), 0)
         self.assertEqual(self.made.step(step_of("waits", 0, 200)).saves, [])
 
+    def test_nor_does_one_that_has_not_fetched_its_answer_yet(self):
+        for taken, key in (("y", None), (None, None), ("x", (1, "x"))):
+            with self.subTest(taken):
+                self.setUp()
+                asked = request(lora_request=adapter())
+                self.made.matched_tokens(asked, 0)
+                self.told([1], "x")
+                self.made.take_report(WorkerReport(taken=[(1, "a", taken)]))
+                self.assertEqual(self.made.matched_tokens(asked, 0), (0, False))
+                self.assertEqual(self.made.states["r"].adapter_key, key)
+                self.made.update_after_alloc(asked, blocks(2), 0)
+                # What it computes is not sure to be of content x.
+                self.assertEqual(self.made._adapter_blocks.others([1, 2], (2, "x")), {1, 2} if key is None else set())
+
     def test_no_plan_for_an_adapter_goes_without_one(self):
         asked = self.wait_for_lookup()
         self.store.answers, state = True, self.made.states["waits"]

@@ -84,6 +84,11 @@ class RequestState:
         return self.adapter_key or ((self.adapter_number, "") if self.adapter_number else None)
 
 
+def _is_outdated(key, number, identity):
+    """Whether key, as a Check has it, says of the adapter of a number that it has another content than identity."""
+    return key is not None and key[0] == number and key[1] != identity
+
+
 def _n_blocks(n_tokens, block_tokens):
     return -(-n_tokens // block_tokens)
 
@@ -496,7 +501,10 @@ class Scheduler:
             self._adapters.note_taken(name, identity)
             self._adapter_blocks.doubt(number, identity)
             for state in self.states.values():
-                if state.adapter_key is not None and state.adapter_key[0] == number and state.adapter_key[1] != identity:
+                check = state.adapter
+                if check is not None and _is_outdated(check.key, number, identity):  # answered, and not yet fetched
+                    check.key = None
+                if _is_outdated(state.adapter_key, number, identity):
                     state.extra, state.adapter_key, state.saved_last = None, None, True
                     self._drop_lookup(state)  # it may wait for blocks: what was found is of the other content
 
