@@ -807,6 +807,27 @@ class MeasureTest(unittest.TestCase):
                 made.matched_tokens(request("next", arrival_time=time.time() + 1000), 0)
                 self.assertEqual(made.library.cg.spent_ns, want_ns)
 
+    def test_a_load_that_failed_at_its_first_block_counts_and_harms_no_step(self):
+        for is_over_at_once in (False, True):
+            with self.subTest(is_over_at_once):
+                made = self.loaded(loads=((0, 0),))
+                self.assertEqual(made.matched_tokens(request(), 0), (0, False))  # as vLLM does
+                made.update_after_alloc(request(), blocks(13), 0)
+                made.step(step_of("r", 0, 200))
+                if is_over_at_once:
+                    self.assertIsNotNone(made.finish(request(), []))
+                else:
+                    self.assertIsNotNone(made.step(step_of("r", 200, 1, is_new=False)).overwritten)
+                self.assertEqual(sum(self.budgets(made)), 1)
+                self.assertEqual(made.failures._counts, {})
+
+    def test_a_budget_that_cannot_be_counted_costs_no_answer(self):
+        made = self.loaded()
+        made.step(step_of("r", 192, 8))
+        made.states["r"].spent_ns = None
+        with self.assertLogs("vllm.cachegen", "ERROR"):
+            self.assertIsNotNone(made.finish(request(), []))
+
     def test_requests_that_load_nothing_have_no_budget_to_meet(self):
         made = scheduler(Store())
         made.matched_tokens(request(), 0)

@@ -511,14 +511,15 @@ class Scheduler:
     def _budget_ns(self, state):
         return state.options.ttft_budget_ns or self.library.ttft_budget_ns
 
+    @guarded(nothing)
     def _count_budget(self, state):
         """The step that made the request's first token is over."""
         if not state.awaits_first_token:
             return
         state.awaits_first_token = False
         now_ns, budget_ns = time.monotonic_ns(), self._budget_ns(state)
-        # What is computed by the token the library counts itself.
-        if len(state.tokens) - state.loaded.loaded_tokens <= SAMPLE_MIN_TOKENS:
+        # What is computed by the token the library counts itself. loaded is None where vLLM has asked anew since.
+        if state.loaded is not None and len(state.tokens) - state.loaded.loaded_tokens <= SAMPLE_MIN_TOKENS:
             after_ns = min(now_ns - state.load_ended_ns, budget_ns // 4)
             self._after_load_ns = (4 * self._after_load_ns + after_ns) // 5 if self._after_load_ns else after_ns
         ratio = (state.spent_ns + now_ns - state.lookup_started_ns) / budget_ns
