@@ -40,7 +40,7 @@ static void lay_out(cg_device *d, cut *pinned, cut *dev)
     for (uint32_t i = 0; i < d->n_projectors; i++) {
         cg_device_projector *j = &d->projectors[i];
         const cg_cuda_projection_most *most = &d->projector_most;
-        const size_t places_bytes = cg_count_blocks(d->config.chunk_tokens) * sizeof *j->places;
+        const size_t places_bytes = most->n_places * sizeof *j->places;
         j->made = take(pinned, most->made_bytes);
         j->places = take(pinned, places_bytes);
         j->rows_dev = take(dev, most->n_rows * sizeof(float));

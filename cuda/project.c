@@ -108,7 +108,7 @@ cg_cuda_projection_most cg_cuda_projection_bound(const cg_profile *p, uint32_t d
 {
     cg_projection task = {
         .n_rows = cg_count_blocks(n_tokens), .n_tokens = n_tokens, .dtype = dtype};
-    cg_cuda_projection_most most = {0};
+    cg_cuda_projection_most most = {.n_places = task.n_rows};
     for (; task.basis < cg_profile_n_bases(p); task.basis++) {
         const cg_bands *bands = bands_of(p, task.basis);
         task.row_stride = cg_projection_stride(bands->n_channels);
@@ -198,6 +198,7 @@ static bool are_elements_right(const cg_profile *p, const cg_projection *project
     return !is_joint(p, projection->basis) && projection->n_tokens > 0 &&
            projection->n_tokens <= CG_MAX_CHUNK_TOKENS &&
            projection->n_rows == cg_count_blocks(projection->n_tokens) &&
+           projection->n_rows <= most->n_places &&
            projection->order->n_blocks == projection->n_rows &&
            cg_dtype_bytes(projection->dtype) > 0 &&
            cg_cuda_projection_elements_bytes(p, projection) <= most->elements_bytes;

@@ -40,6 +40,7 @@ typedef struct cg_cuda_projection_most {
     size_t made_bytes;      /* results */
     size_t elements_bytes;
     size_t given_rows; /* floats of the rows that the encoder writes; 0 without a joint matrix */
+    size_t n_places;   /* rows of a frequency that spectra are made of: blocks of the chunk */
 } cg_cuda_projection_most;
 cg_cuda_projection_most cg_cuda_projection_bound(const cg_profile *profile, uint32_t dtype,
                                                  uint32_t n_tokens);

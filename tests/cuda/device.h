@@ -41,6 +41,7 @@ inline cg_cuda_projection_most most_of(const cg_profile *profile, const cg_proje
     most.n_rows = most.given_rows = size_t{CG_DCT} * what.n_rows * what.row_stride;
     most.n_coefs = cg_cuda_projection_n_coefs(&what);
     most.elements_bytes = cg_cuda_projection_elements_bytes(profile, &what);
+    most.n_places = what.n_rows;
     return most;
 }
 

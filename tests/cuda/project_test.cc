@@ -229,6 +229,9 @@ TEST(Spectra, AreMadeOfNothingThatDoesNotFit)
     cg_cuda_projection_most less = enough;
     less.elements_bytes--;
     EXPECT_EQ(status_of(task.what, less), CG_ERR_INVALID_ARGUMENT);
+    less = enough;
+    less.n_places--;
+    EXPECT_EQ(status_of(task.what, less), CG_ERR_INVALID_ARGUMENT);
     for (const uint32_t n_tokens : {0u, 40u, 49u, CG_MAX_CHUNK_TOKENS + 1u}) { // of 6 blocks
         cg_projection bad = task.what;
         bad.n_tokens = n_tokens;
@@ -251,7 +254,7 @@ TEST(Spectra, AreMadeOfNothingThatDoesNotFit)
         joint.n_components[f] = c.bands(joint.basis).n_components;
         joint.n_given[f] = 0;
     }
-    cg_cuda_projection_most all = {SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX};
+    cg_cuda_projection_most all = {SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX};
     EXPECT_EQ(status_of(joint, all), CG_ERR_INVALID_ARGUMENT);
     joint.elements = nullptr;
     EXPECT_EQ(status_of(joint, all), CG_OK);
@@ -359,7 +362,7 @@ TEST(Project, TakesNothingThatDoesNotFit)
     const size_t n_rows = size_t{8} * 4 * good.row_stride, n_coefs = size_t{8} * n;
     cg_cuda_projection out;
     const auto status_of = [&](const cg_projection &p, size_t max_rows, size_t max_coefs) {
-        const cg_cuda_projection_most most = {max_rows, max_coefs, 0, 0, SIZE_MAX};
+        const cg_cuda_projection_most most = {max_rows, max_coefs, 0, 0, SIZE_MAX, 0};
         return cg_cuda_projection_of(c.profile.get(), &p, c.bases.data(), &most, &out);
     };
     EXPECT_EQ(status_of(good, n_rows, n_coefs), CG_OK);
@@ -390,7 +393,7 @@ TEST(Project, GivesSharedComponentsThatItMakesAndNoOthers)
                                        n_shared, {n_shared, 5}, 1);
     cg_cuda_projection out;
     const auto status_of = [&](const cg_projection &p) {
-        const cg_cuda_projection_most most = {SIZE_MAX, SIZE_MAX, 0, 0, SIZE_MAX};
+        const cg_cuda_projection_most most = {SIZE_MAX, SIZE_MAX, 0, 0, SIZE_MAX, 0};
         return cg_cuda_projection_of(c.profile.get(), &p, c.bases.data(), &most, &out);
     };
     EXPECT_EQ(status_of(good), CG_OK);
