@@ -49,7 +49,7 @@ typedef struct loop {
     unsigned n_threads;
     unsigned n_waiting; /* for requests; one of them may poll */
     unsigned n_parked;  /* threads that nobody needs now */
-    unsigned n_called;  /* of these, on their way */
+    unsigned n_called;  /* were parked, and are on their way to wait for requests */
     bool is_over;
     int error;
 } loop;
@@ -207,7 +207,9 @@ static void dispatch(loop *l, struct fuse_buf *buf)
     const uid_t uid = header->uid;
     const cg_request request = request_of(header);
     const uint64_t arrived_ns = now_ns();
-    l->comes_soon = arrived_ns - atomic_exchange(&l->last_ns, arrived_ns) < SOON_NS;
+    /* Another thread's request may have come after it. */
+    const int64_t since_ns = (int64_t)(arrived_ns - atomic_exchange(&l->last_ns, arrived_ns));
+    l->comes_soon = since_ns < SOON_NS;
     if (cg_lanes_begin(&l->lanes, lane, uid)) {
         process(l, buf, request, arrived_ns);
         run_next(l, lane, uid);
@@ -342,6 +344,7 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
     l->session = session;
     l->metrics = metrics;
     cg_lanes_init(&l->lanes);
+    atomic_flag_clear(&l->is_polled);
     sem_init(&l->ended, 0, 0);
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->called, NULL);

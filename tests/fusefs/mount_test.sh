@@ -411,7 +411,7 @@ if unshare --user --map-root-user --mount true 2> /dev/null && [ "$(id -u)" = 0 
     daemon=
     check "no sanitizer found anything there" fails grep -E 'Sanitizer|runtime error' "$tmp/unprivileged"
 else
-    echo "no user namespaces: a daemon without privileges is not checked"
+    echo "not root, or no user namespaces: a daemon without privileges is not checked"
 fi
 
 check "--help" "$cachegenfs" --help
