@@ -69,7 +69,8 @@ typedef struct cg_projector cg_projector;
 struct cg_projector {
     /* The projector's memory, 64-byte aligned, for the encoder to write: the joint matrix's rows,
      * f32 [CG_DCT][n_rows][row_stride]. Who has a task's elements to copy anyway may put them here:
-     * from here they need not be copied once more. */
+     * from here they need not be copied once more. The task that ends last then has those rows in
+     * their place, so if it fails, it cannot run again on them. */
     void *memory;
     size_t memory_bytes; /* enough for a task's elements, and for those rows */
     uint32_t n_tokens;   /* of a chunk, at most; that of a larger one is the CPU's */
