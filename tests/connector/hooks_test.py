@@ -332,6 +332,14 @@ class CopyTest(unittest.TestCase):
         self.worker.submit(Metadata(overwritten={5, 6}))
         self.assertEqual(self.n_waits, 0)
 
+    def test_blocks_before_what_is_saved_are_not_waited_for(self):
+        plan = SavePlan("c", array.array("I"), b"", b"", 32, 64, 0, False, [5, 6, 7, 8], None)
+        self.worker.start_saves(Metadata(saves=[plan]))
+        self.assertEqual(self.worker._copied_from[-1][1], {7, 8})
+        self.worker.submit(Metadata(overwritten={5, 6}))
+        self.assertEqual(self.n_waits, 0)
+        self.copied.add((5, 6, 7, 8))
+
     def test_the_copy_in_the_way_is_waited_for_and_no_other(self):
         self.worker.submit(Metadata(overwritten={2, 9}, loads=[LoadPlan("r", 0, 16, [2], b"")]))
         self.assertEqual((self.n_waits, self.loaded_after), (3, 3))

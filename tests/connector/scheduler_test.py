@@ -740,6 +740,22 @@ class OverwriteTest(unittest.TestCase):
         made.update_after_alloc(request("s"), blocks(12), 192)
         self.assertEqual(made.step(step_of(None, 0, 0)).overwritten, set(range(1, 13)))
 
+    def test_blocks_that_keep_their_content_are_none_of_them(self):
+        made = scheduler(Store(hit=0))
+        made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(4), 4 * BLOCK)
+        shares = request("shares")  # the first 4 blocks of another request, which is being stored
+        self.assertEqual(made.matched_tokens(shares, 4 * BLOCK), (0, False))
+        made.update_after_alloc(shares, blocks(13), 0)
+        self.assertEqual(made.step(step_of("shares", 4 * BLOCK, 136)).overwritten, set(range(5, 14)))
+        resumed = step_of("shares", 4 * BLOCK, 136, is_new=False)
+        resumed.scheduled_cached_reqs.new_block_ids = [(list(range(1, 14)),)]
+        resumed.scheduled_cached_reqs.resumed_req_ids = {"shares"}
+        self.assertEqual(made.step(resumed).overwritten, set(range(5, 14)))
+        made.library.cg.hit = 2 * CHUNK
+        self.assertEqual(made.matched_tokens(request("loads"), CHUNK), (CHUNK, True))
+        made.update_after_alloc(request("loads"), blocks(8), CHUNK)
+        self.assertEqual(made.step(step_of(None, 0, 0)).overwritten, {5, 6, 7, 8})
+
     def test_any_may_where_it_is_not_known(self):
         made = scheduler(Store())
         self.assertIsNone(made.step(None).overwritten)  # planning the step failed

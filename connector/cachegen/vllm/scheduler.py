@@ -93,13 +93,16 @@ def _n_blocks(n_tokens, block_tokens):
     return -(-n_tokens // block_tokens)
 
 
-def _new_blocks(scheduler_output):
-    """Blocks that vLLM has given to requests for this step, and to nobody before it."""
+def _new_blocks(scheduler_output, block_tokens):
+    """Blocks that vLLM has given to requests for this step, and to nobody before it. What a request has computed already,
+    or another one for it, keeps its content."""
     new = set()
     for request in scheduler_output.scheduled_new_reqs:
-        new.update(request.block_ids[0])
-    for blocks in scheduler_output.scheduled_cached_reqs.new_block_ids:
-        new.update(blocks[0] if blocks else ())
+        new.update(request.block_ids[0][request.num_computed_tokens // block_tokens :])
+    cached = scheduler_output.scheduled_cached_reqs
+    for req_id, n_computed, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids):
+        n_kept = n_computed // block_tokens if req_id in cached.resumed_req_ids else 0  # these tell all blocks that they have
+        new.update(blocks[0][n_kept:] if blocks else ())
     return new
 
 
@@ -327,10 +330,10 @@ class Scheduler:
         block_ids = blocks.get_block_ids()[0]
         block_tokens = self.library.block_tokens
         state.allocated = True
-        self._loaded_blocks.update(block_ids)
         # Under a MultiConnector: the one that loads gets them, and may write at once.
         self._is_beside_others = self._is_beside_others or not block_ids
         n_local = state.local_tokens // block_tokens
+        self._loaded_blocks.update(block_ids[n_local:])
         self._adapter_blocks.mark(block_ids[n_local:], state.adapter_key)
         if num_external_tokens > 0:
             to_token = state.local_tokens + num_external_tokens
@@ -381,7 +384,7 @@ class Scheduler:
         self._plan_saves(scheduler_output, metadata)
         # Beside another connector any block may be written to, which None says.
         if not self._is_beside_others:
-            metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output)
+            metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
 
     def _plan_saves(self, scheduler_output, metadata):
         n_prefill = 0

@@ -226,7 +226,7 @@ class Worker:
             number=plan.number,
         )
         if save is not None:
-            self._copied_from.append((save, frozenset(plan.block_ids)))
+            self._copied_from.append((save, frozenset(plan.block_ids[plan.from_token // self._block_tokens :])))
             self.saves.append((plan.req_id, plan.to_token, save))
             self.outages.worked(STAGING)
         else:
