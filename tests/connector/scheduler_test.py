@@ -398,6 +398,12 @@ class AdapterTest(unittest.TestCase):
         self.assertEqual(self.made.kv_cache_manager.evicted, {3, 4})
         self.assertEqual(self.made.matched_tokens(request("plain"), 4 * BLOCK), (0, False))
 
+    def test_a_request_whose_content_is_not_told_computes_anew_and_leaves_the_blocks_to_others(self):
+        self.save(adapter(), "x")
+        self.assertEqual(self.ask("other", 2, "y", n_local=0), (0, False))
+        self.assertEqual(self.ask("untold", 3, None), (None, False))
+        self.assertEqual(self.made.kv_cache_manager.evicted, set())
+
     def test_blocks_that_others_have_had_meanwhile_are_of_no_adapter(self):
         self.ask("y", 2, "y", n_local=0)
         self.save(adapter(), "x")

@@ -249,6 +249,8 @@ class Scheduler:
         is_mixed = request.lora_request is not None and self._adapters.has_mixed_blocks(request.lora_request)
         if not is_mixed and self._provenance.is_all_exact():
             return None
+        if is_mixed and state.adapter_key is None:
+            return self._refuse(request, state)  # nothing tells its own blocks from those that others may want
         blocks = self.kv_cache_manager.get_computed_blocks(request)[0].get_block_ids()[0]
         if is_mixed and (others := self._adapter_blocks.others(blocks, state.adapter_key)):
             # They may be in use, and are found no more. Asked again, the request has what comes before them.
