@@ -213,7 +213,7 @@ TEST_F(FarStoreTest, LookUpAndLoadOpenAChunkOnceAndLeaveNothingOpen)
 }
 
 // A network's file system may forget at each opening what it holds of a file. While the link is
-// unknown, ranges are small.
+// unknown, ranges are small. A fast link would read the next one without waiting for the first.
 TEST_F(FarStoreTest, WhatIsReadInPartsIsOpenedOnceAlsoOfANearStore)
 {
     ProfileSpec spec = nesting_spec();
@@ -231,8 +231,10 @@ TEST_F(FarStoreTest, WhatIsReadInPartsIsOpenedOnceAlsoOfANearStore)
         Engine engine(wide_mount.path, wide.spec,
                       "\"chunk_tokens\": 128, \"lookup_timeout_ms\": 60000, "
                       "\"ttft_budget_ms\": 60000");
+        wide_odd.set_mood(Mood::SLOW);
         const int n_before = wide_odd.n_opens();
         const Load load = engine.load(tokens);
+        wide_odd.set_mood(Mood::GOOD);
         EXPECT_EQ(load.progress.loaded_tokens, 639u);
         EXPECT_GT(load.progress.bytes_read, 5u * 16384) << "or one range is all of a chunk";
         EXPECT_LE(wide_odd.n_opens() - n_before, 5 + 5) << "by the look-up, then by the load";
