@@ -32,28 +32,28 @@ typedef struct reader {
     uint32_t n_closing;
 } reader;
 
-static cg_reader_name name_of(const cg_stream_read *read)
+static cg_reader_name name_of(const reader *r, const cg_stream_read *read)
 {
     const cachegen_load *load = cg_load_of_stream(read->stream);
     const cachegen *c = load->op.connector;
-    return (cg_reader_name){.store = c->root,
+    return (cg_reader_name){.load_ns = r->is_far ? 0 : load->op.started_ns,
+                            .store = c->root,
                             .key = load->plan->keys[read->chunk_index + 1],
                             .profile = c->model.profile_fingerprint,
                             .level = (cg_level)read->file_level};
 }
 
-/* Whether more of the file may be read later. */
-static bool is_part(const cg_stream_read *read)
+static bool is_to_end(const cg_stream_read *read)
 {
-    return read->from > 0 ||
-           read->bytes < cg_stream_file_bytes(read->stream, read->chunk_index, read->file_level);
+    return read->from + read->bytes >=
+           cg_stream_file_bytes(read->stream, read->chunk_index, read->file_level);
 }
 
 /* Begins a read of a file that is open, or opens it to stay so. */
 static cg_status submit_open(reader *r, const cg_stream_read *read)
 {
     const cachegen *c = r->rt->connector;
-    const cg_reader_name name = name_of(read);
+    const cg_reader_name name = name_of(r, read);
     const int file = cg_reader_files_take(r->files, &name);
     held_file *held = r->held;
     if (file < 0)
@@ -66,12 +66,13 @@ static cg_status submit_open(reader *r, const cg_stream_read *read)
     return cg_io_read_file(r->io, file, read->from, read->bytes, read->id);
 }
 
-/* A read has ended: whoever shares its file may close it. */
-static void let_go(reader *r, uint64_t id)
+/* A read has ended: whoever shares its file may close it. is_last: of a near store, nobody reads
+ * the file again. */
+static void let_go(reader *r, uint64_t id, bool is_last)
 {
     for (uint32_t i = 0; r->files != NULL && i < r->rt->stream_plan.depth; i++)
         if (r->held[i].id == id) {
-            cg_reader_files_give(r->files, r->held[i].file, cg_now_ns());
+            cg_reader_files_give(r->files, r->held[i].file, is_last ? 0 : cg_now_ns());
             r->held[i].id = 0;
         }
 }
@@ -108,7 +109,7 @@ static void submit_read(reader *r, const cg_stream_read *read)
      * take. */
     if (read->from + read->bytes > 2 * raw_bytes + (1 << 20))
         status = CG_ERR_BUFFER_TOO_SMALL; /* no chunk is that large */
-    else if (r->files != NULL && (r->is_far || is_part(read)))
+    else if (r->files != NULL && (r->is_far || read->from > 0 || !is_to_end(read)))
         status = submit_open(r, read);
     else
         status = cg_store_read_range(c->store, r->io, &load->plan->keys[read->chunk_index + 1],
@@ -117,7 +118,7 @@ static void submit_read(reader *r, const cg_stream_read *read)
                                      read->id);
     if (status == CG_OK)
         return;
-    let_go(r, read->id);
+    let_go(r, read->id, /*is_last=*/false);
     pthread_mutex_lock(&r->rt->lock);
     cg_load_read_ended(r->rt, read, status, NULL, NULL, cg_now_ns());
     pthread_mutex_unlock(&r->rt->lock);
@@ -169,7 +170,7 @@ static bool keep_file(const reader *r, const cg_stream_read *read, int file)
 {
     if (read == NULL || file < 0)
         return file < 0;
-    const cg_reader_name name = name_of(read);
+    const cg_reader_name name = name_of(r, read);
     return cg_reader_files_put(r->files, &name, file, cg_now_ns());
 }
 
@@ -190,10 +191,10 @@ static void take_completion(reader *r, const cg_io_completion *done)
         cg_chunk_header_parse(done->buffer->data, done->buffer->n_bytes, &header) == CG_OK;
     if (done->user == NO_READ)
         r->n_closing--;
-    else
-        let_go(r, done->user);
     pthread_mutex_lock(&rt->lock);
     const cg_stream_read *read = cg_stream_find_read(&rt->stream_plan, done->user);
+    if (done->user != NO_READ)
+        let_go(r, done->user, !r->is_far && read != NULL && is_to_end(read));
     const bool is_kept = keep_file(r, read, done->file);
     if (read != NULL) {
         if (piece != NULL)

@@ -52,8 +52,8 @@ void cg_reader_files_end(cg_reader_files *files)
 
 static bool is_named(const place *p, const cg_reader_name *name)
 {
-    return p->is_taken && p->name.store == name->store && p->name.level == name->level &&
-           cg_key_equal(&p->name.key, &name->key) &&
+    return p->is_taken && p->name.load_ns == name->load_ns && p->name.store == name->store &&
+           p->name.level == name->level && cg_key_equal(&p->name.key, &name->key) &&
            memcmp(&p->name.profile, &name->profile, sizeof name->profile) == 0;
 }
 

@@ -5,6 +5,7 @@
  * network's file system forget what it holds of the file. So a look-up, which has read a file's
  * start, leaves the file open here, and the reader reads all its ranges from there. The files are
  * few, and are closed some seconds after their last use: what nobody loads must not stay open.
+ * Of a near store another load opens the file anew, and sees what its look-up saw.
  * A set is shared by all connectors of a process that read from one device (connector/link.h).
  * Closing may have to wait for a FUSE daemon, so only readers close, through their queues; without
  * a reader the set takes no file.
@@ -20,8 +21,10 @@ extern "C" {
 
 enum { CG_READER_FILES = 96 };
 
-/* Whose bytes a file has: of which store (st_ino of its root), and under which name there. */
+/* Whose bytes a file has: of which store (st_ino of its root), and under which name there; and who
+ * may read it. */
 typedef struct cg_reader_name {
+    uint64_t load_ns; /* of a near store, the load that began then, alone; 0: any */
     uint64_t store;
     cg_key key;
     cg_fingerprint profile;
@@ -46,6 +49,7 @@ bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int
                          uint64_t now_ns);
 /* The open file of that name, to read from until cg_reader_files_give(); -1: there is none. */
 int cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name);
+/* now_ns 0: nobody will need it again. */
 void cg_reader_files_give(cg_reader_files *files, int file, uint64_t now_ns);
 /* Takes out a file that the caller must close, because it has not been used for long or has no
  * reader; -1: none. */

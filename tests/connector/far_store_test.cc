@@ -242,6 +242,26 @@ TEST_F(FarStoreTest, WhatIsReadInPartsIsOpenedOnceAlsoOfANearStore)
     EXPECT_TRUE(comes_true([&] { return wide_odd.n_open() == 0; }));
 }
 
+// Files of a near store that are read in parts stay open for their load, and for no other.
+TEST_F(FarStoreTest, ANearStoreIsLoadedAsItIsNow)
+{
+    ProfileSpec spec = nesting_spec();
+    spec.n_kv_heads = 16;
+    const Store near{false, spec};
+    Engine engine(near, "\"chunk_tokens\": 640, \"positive_ttl_ms\": 60000");
+    const Tokens tokens = prompt(640);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    const std::vector<std::string> chunks = near.chunks("L0");
+    ASSERT_EQ(chunks.size(), 1u);
+    ASSERT_GT(std::filesystem::file_size(near.dir.path + "/" + chunks[0]), 1u << 20)
+        << "or one range is all of a chunk";
+    ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, 639u);
+    std::filesystem::remove_all(near.dir.path + "/m/objects");
+    const Load gone = engine.load(tokens);
+    EXPECT_EQ(gone.hit.hit_tokens, 639u) << "known by the memory";
+    EXPECT_EQ(gone.progress.loaded_tokens, 0u);
+}
+
 TEST_F(FarStoreTest, ALongPromptOfWhichLittleIsStoredTakesFewQuestions)
 {
     Tokens tokens = prompt(CHUNK * 512);
