@@ -70,12 +70,13 @@ void cg_heads_store(const cg_heads *heads, const float *values, size_t n_heads, 
     }
 }
 
-bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float *values)
+bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, size_t n_heads,
+                   float *values)
 {
     const cg_profile *p = heads->profile;
     return p->kernels->load(heads->dtype,
                             (const uint8_t *)in + element * cg_dtype_bytes(heads->dtype),
-                            p->geometry.head_dim, values);
+                            n_heads * p->geometry.head_dim, values);
 }
 
 size_t cg_heads_rotation(const cg_heads *heads, uint32_t layer, size_t t)

@@ -39,8 +39,9 @@ static inline size_t cg_heads_element(const cg_heads *heads, size_t slice, size_
 /* Stores values[n_heads][head_dim] to out from index element on, rounded to the dtype. */
 void cg_heads_store(const cg_heads *heads, const float *values, size_t n_heads, void *out,
                     size_t element);
-/* Loads values[head_dim] from there. False when one is not finite. */
-bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, float *values);
+/* Loads values[n_heads][head_dim] from there. False when one is not finite. */
+bool cg_heads_load(const cg_heads *heads, const void *in, size_t element, size_t n_heads,
+                   float *values);
 
 /* Asks for what cg_heads_load() will load from there. Tokens of one head lie so far apart that a
  * CPU does not see them coming. */

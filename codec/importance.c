@@ -72,7 +72,7 @@ static bool load_head(const cg_heads *heads, const void *in, coded_tokens coded,
     const size_t t = coded.first + i;
     if (i + AHEAD < coded.n)
         cg_heads_prefetch(heads, in, cg_heads_element(heads, 0, t + AHEAD, head));
-    return cg_heads_load(heads, in, cg_heads_element(heads, 0, t, head), row);
+    return cg_heads_load(heads, in, cg_heads_element(heads, 0, t, head), 1, row);
 }
 
 /* How far each token's V of a head lies from their mean: w->spread. */

@@ -70,12 +70,10 @@ static bool load_token(const cg_heads *heads, const cg_group *group, unsigned ma
         const float *weight = cg_profile_row(p, p->weight, slice);
         const float *mean = cg_profile_row(p, p->mean, slice);
         float *slice_row = row + i * channels;
-        for (uint32_t head = 0; head < g->n_kv_heads; head++) {
-            float *values = slice_row + (size_t)head * g->head_dim;
-            finite &= cg_heads_load(heads, in, cg_heads_element(heads, i, t, head), values);
-            if (slice.plane == CG_K)
-                cg_heads_unrotate(heads, slice.layer, t, values);
-        }
+        finite &=
+            cg_heads_load(heads, in, cg_heads_element(heads, i, t, 0), g->n_kv_heads, slice_row);
+        for (uint32_t head = 0; head < g->n_kv_heads && slice.plane == CG_K; head++)
+            cg_heads_unrotate(heads, slice.layer, t, slice_row + (size_t)head * g->head_dim);
         for (size_t ch = 0; ch < channels; ch++)
             slice_row[ch] = (slice_row[ch] - mean[ch]) * weight[ch];
     }
@@ -140,11 +138,8 @@ static bool add_block(const cg_heads *heads, const cg_group *group, unsigned mat
     for (size_t t = 0; t < coded.end; t++) {
         const size_t token = b * CG_DCT + t, at = cg_heads_rotation(heads, of.layer, token);
         const float *cosine = heads->cosine + at, *sine = heads->sine + at;
-        /* A token's heads lie together. */
-        finite &= p->kernels->load(heads->dtype,
-                                   (const uint8_t *)in + cg_heads_element(heads, slice, token, 0) *
-                                                             cg_dtype_bytes(heads->dtype),
-                                   cg_geometry_channels(g), w->token);
+        finite &= cg_heads_load(heads, in, cg_heads_element(heads, slice, token, 0), g->n_kv_heads,
+                                w->token);
         if (t < coded.first)
             continue;
         p->kernels->add_heads(w->token, g->n_kv_heads, g->head_dim, cosine, sine, half, factor,

@@ -123,16 +123,6 @@ size_t cg_paper_encode_scratch_bytes(const cg_profile *profile, const cg_group *
     return arena.used_bytes;
 }
 
-static bool load_token(const cg_heads *heads, const void *in, size_t element, float *values)
-{
-    const cg_geometry *g = &heads->profile->geometry;
-    bool finite = true;
-    for (uint32_t head = 0; head < g->n_kv_heads; head++)
-        finite &= cg_heads_load(heads, in, element + (size_t)head * g->head_dim,
-                                values + (size_t)head * g->head_dim);
-    return finite;
-}
-
 /* Symbols of the anchors, and the anchors as a decoder has them. */
 static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsigned matrix,
                              const void *in, work *w, uint64_t *n_saturated)
@@ -151,7 +141,8 @@ static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsig
             const size_t element =
                 ((size_t)layer * heads->n_tokens + i * CG_ANCHOR_TOKENS) * channels;
             int16_t *cells = w->anchors.cells[0] + i * group->n_channels + layer * channels;
-            finite &= load_token(heads, in, element, w->token);
+            finite &=
+                cg_heads_load(heads, in, element, heads->profile->geometry.n_kv_heads, w->token);
             heads->profile->kernels->quantize_channels(w->token, mean, w->step, channels, cells);
             *n_saturated += cg_symbols_n_saturated(cells, channels);
             /* What a decoder will have: deltas are taken from that, so errors do not add up. */
@@ -180,8 +171,8 @@ static bool quantize_deltas(const cg_heads *heads, unsigned level, const cg_grou
             if (t % CG_ANCHOR_TOKENS == 0)
                 continue;
             const float *anchor = w->anchor + (layer * n_anchors + t / CG_ANCHOR_TOKENS) * channels;
-            finite &=
-                load_token(heads, in, ((size_t)layer * heads->n_tokens + t) * channels, w->token);
+            finite &= cg_heads_load(heads, in, ((size_t)layer * heads->n_tokens + t) * channels,
+                                    heads->profile->geometry.n_kv_heads, w->token);
             heads->profile->kernels->quantize_channels(w->token, anchor, w->step, channels, cells);
             *n_saturated += cg_symbols_n_saturated(cells, channels);
             cells += group->n_channels;
