@@ -70,7 +70,7 @@ cg_status cg_io_new(const cg_io_config *config, cg_io **io_out);
  * sentence. */
 bool cg_io_uring_reason(char *reason_out, size_t reason_bytes);
 /* Cancels reads and stats that are under way, and finishes writes. After grace_ns it abandons what
- * hangs. */
+ * hangs. If that has a file open, a thread stays behind until it hangs no more, and closes it. */
 void cg_io_free(cg_io *io, uint64_t grace_ns); /* NULL is fine */
 cg_io_backend cg_io_backend_in_use(const cg_io *io);
 const char *cg_io_backend_name(cg_io_backend backend);

@@ -7,8 +7,10 @@
 #include "iouring/io_read.h"
 #include "iouring/io_steps.h"
 #include "iouring/io_uring_flight.h"
+#include "iouring/thread_signals.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -315,6 +317,73 @@ static void leave_to_kernel(const cg_io_op *op)
 #endif
 }
 
+/* What is still under way writes into memory of its op and its buffer some day: both are left to
+ * it. */
+static void destroy(cg_io_uring *u)
+{
+    for (uint32_t i = 0; i < u->n_flights; i++)
+        leave_to_kernel(u->flights[i].op);
+    io_uring_queue_exit(&u->ring.ring);
+    close(u->wake_fd);
+    free(u);
+}
+
+/* Whether what is under way has a descriptor of this process, or will have one when its open comes
+ * through after all. Without the ring nobody would close it. (A chain's file is the ring's.) */
+static bool has_descriptors(const cg_io_uring *u)
+{
+    for (uint32_t i = 0; i < u->n_flights; i++) {
+        const cg_io_op *op = u->flights[i].op;
+        if (op == NULL || u->flights[i].mode != CG_IO_MODE_STEPS)
+            continue;
+        if (op->step.kind == CG_IO_STEP_OPEN || op->step.kind == CG_IO_STEP_CLOSE ||
+            (op->fd >= 0 && !op->is_given))
+            return true;
+    }
+    return false;
+}
+
+/* A ring that is left until all that hangs in it has come to its end. */
+typedef struct left_ring {
+    cg_io_uring *uring;
+    cg_io_pool *pool; /* held */
+} left_ring;
+
+static void *finish_left(void *argument)
+{
+    const left_ring left = *(const left_ring *)argument;
+    /* All of it is abandoned: nothing is handed to a caller any more. */
+    cg_io io = {.backend = left.uring};
+    free(argument);
+    while (left.uring->n_used > 0 && sleep_until(left.uring, UINT64_MAX) == CG_OK)
+        reap(&io);
+    destroy(left.uring);
+    cg_io_pool_drop(left.pool);
+    return NULL;
+}
+
+/* Gives the ring to a thread of its own. False: there is none. */
+static bool leave_ring(cg_io_uring *u, cg_io_pool *pool)
+{
+    pthread_t thread;
+    sigset_t before;
+    left_ring *left = malloc(sizeof *left);
+    if (left == NULL)
+        return false;
+    *left = (left_ring){u, pool};
+    cg_io_pool_hold(pool);
+    cg_thread_signals_block(&before);
+    const bool has_begun = pthread_create(&thread, NULL, finish_left, left) == 0;
+    cg_thread_signals_restore(&before);
+    if (has_begun) {
+        pthread_detach(thread);
+        return true;
+    }
+    cg_io_pool_drop(pool);
+    free(left);
+    return false;
+}
+
 static void uring_free(cg_io *io, uint64_t grace_ns)
 {
     cg_io_uring *u = io->backend;
@@ -327,13 +396,8 @@ static void uring_free(cg_io *io, uint64_t grace_ns)
         reap(io);
     abandon_all(u, true);
     reap(io);
-    /* What is still under way writes into memory of its op and its buffer some day: both are left
-     * to it. */
-    for (uint32_t i = 0; i < u->n_flights; i++)
-        leave_to_kernel(u->flights[i].op);
-    io_uring_queue_exit(&u->ring.ring);
-    close(u->wake_fd);
-    free(u);
+    if (!has_descriptors(u) || !leave_ring(u, io->pool))
+        destroy(u);
 }
 
 static const cg_io_backend_calls CALLS = {

@@ -759,6 +759,37 @@ TEST_P(OddFsTest, CanBeFreedWhileOperationsHang)
     odd->release();
 }
 
+size_t n_descriptors()
+{
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+// Of files that stay open for the caller: one that is being opened when the queue goes, and one
+// that is open.
+TEST_P(OddFsTest, LeavesNothingOpenOfWhatHungWhenItWasFreed)
+{
+    for (const char *name : {"hang_open", "hang_read"}) {
+        SCOPED_TRACE(name);
+        dir.write("backing/" + std::string(name), draw_bytes(8192, 1));
+        cg_io_free(io, 0);
+        io = nullptr;
+        const size_t n_before = n_descriptors();
+        restart({});
+        ASSERT_EQ(cg_io_read_open(io, dir.fd, ("odd/" + std::string(name)).c_str(), 0, 8192, 1),
+                  CG_OK);
+        wait_for_hanging(1);
+        cg_io_free(io, 0);
+        io = nullptr;
+        odd->release();
+        EXPECT_TRUE(comes_true([&] { return n_descriptors() <= n_before; }))
+            << n_before << " before, now " << n_descriptors();
+        odd.reset();
+        odd = std::make_unique<cg_test::OddFs>(dir.path + "/backing", dir.path + "/odd");
+        ASSERT_EQ(odd->why(), "");
+    }
+}
+
 #endif
 
 } // namespace
