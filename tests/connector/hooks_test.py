@@ -545,8 +545,27 @@ class AdapterTest(unittest.TestCase):
         self.manager.add_adapter(self.lora())
         self.manager.add_adapter(self.lora(number=2))
         self.worker.finished_loads(set(), False)
-        self.assertEqual(self.worker.take_report().taken, [(1, "a", identity), (2, "a", None)])
+        report = self.worker.take_report()
+        self.assertEqual(report.taken, [(1, "a", identity), (2, "a", None)])
+        self.assertEqual(self.told(report), [("a", identity)])
         self.assertIsNone(self.worker.take_report())
+
+    def told(self, report=None):
+        """What a worker says, once it is known, of what it did not know when vLLM read it."""
+        deadline = time.monotonic() + 30
+        while report is None or not report.told:
+            self.assertLess(time.monotonic(), deadline)
+            report = self.worker.take_report()
+        return report.told
+
+    def test_that_it_cannot_be_told_is_told_too(self):
+        for failing in ("identity_of", "copy.deepcopy"):
+            with self.subTest(failing), self.assertLogs(guard.logger, "WARNING"):
+                self.setUp()
+                with mock.patch(f"cachegen.vllm.adapters.{failing}", side_effect=ValueError("no content")):
+                    self.manager.add_adapter(self.lora())
+                    self.assertEqual(self.told(), [("a", None)])
+                self.assertIsNone(self.answer(self.lora()))
 
     def test_a_second_connector_of_an_engine_leaves_adapters_to_the_first(self):
         with mock.patch("cachegen.vllm.adapters._manager_of", lambda _config: self.manager):

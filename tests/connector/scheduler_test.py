@@ -494,6 +494,37 @@ class AdapterTest(unittest.TestCase):
         self.assertEqual(self.ask("again", 1, "x"), (0, False))
         self.assertEqual(self.made.states["r1"].adapter_key, (1, "x"))
 
+    # As an adapter that vLLM's server has loaded by itself.
+    def test_what_vllm_had_read_before_anybody_asked_is_one_content_once_it_is_told(self):
+        self.made.take_report(WorkerReport(taken=[(1, "a", None)]))
+        self.made.take_report(WorkerReport(told=[("a", "x")]))
+        self.save(adapter(), "x")
+        self.assertEqual(self.ask("again", 1, "x"), (0, False))
+        self.made.library.min_tokens = 100
+        short = request("short", 64, lora_request=adapter())  # nobody waits for what its adapter is
+        self.assertEqual(self.made.matched_tokens(short, 2 * BLOCK), (0, False))
+        # Read anew, and not told yet: it may be another one.
+        self.made.take_report(WorkerReport(taken=[(1, "a", None)]))
+        self.assertEqual(self.ask("meanwhile", 1, "x"), (None, False))
+        self.made.kv_cache_manager.evicted = set()
+        self.made.take_report(WorkerReport(told=[("a", "x")]))
+        self.assertEqual(self.ask("later", 1, "x"), (0, False))
+        self.assertEqual(self.made.kv_cache_manager.evicted, set())
+
+    def test_what_turns_out_to_be_another_content_is_one_more(self):
+        for identity in ("y", None):
+            with self.subTest(identity):
+                self.setUp()
+                self.save(adapter(), "x")
+                self.made.take_report(WorkerReport(taken=[(2, "a", None)]))
+                self.made.take_report(WorkerReport(told=[("a", identity)]))
+                self.assertEqual(self.ask("other", 2, "y"), (None, False))
+                self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
+
+    def test_of_two_that_are_not_told_yet_one_tells_nothing_of_the_other(self):
+        self.made.take_report(WorkerReport(taken=[(1, "a", None), (1, "a", None)], told=[("a", "x")]))
+        self.assertEqual(self.ask("asked", 1, "x"), (None, False))
+
     def test_blocks_that_cannot_be_asked_for_are_not_taken(self):
         self.save(adapter(), "x")
         self.ask("other", 2, "y", n_local=0)

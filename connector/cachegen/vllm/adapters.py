@@ -12,6 +12,7 @@ takes only blocks of which AdapterBlocks knows that they are of its own content.
 Threads: files are read and contents hashed by a thread of the worker's side, unless vLLM itself reads one.
 """
 
+import collections
 import copy
 import gc
 import hashlib
@@ -52,6 +53,7 @@ class AskedAdapters:
         self._asked: dict[int, _Asked] = {}  # by number
         self._new = []  # LoRARequests to ask for in the next step
         self._contents = {}  # name -> identities that it has had; None: one that cannot be told
+        self._n_unknown = collections.Counter()  # name -> contents that vLLM has read and that are still being hashed
 
     def start(self, adapter):
         """A Check of adapter, a LoRARequest."""
@@ -98,11 +100,20 @@ class AskedAdapters:
 
     def note_taken(self, name, identity):
         """vLLM has read a content (None: not known yet), whether it was asked for or not."""
+        if identity is None:
+            self._n_unknown[name] += 1
+        else:
+            self._contents.setdefault(name, set()).add(identity)
+
+    def note_told(self, name, identity):
+        """What a content is that was not known yet; None: it cannot be told."""
+        self._n_unknown[name] = max(0, self._n_unknown[name] - 1)
         self._contents.setdefault(name, set()).add(identity)
 
     def has_mixed_blocks(self, adapter):
-        """Whether vLLM's own prefix cache may hold blocks of several contents under the name of a LoRARequest."""
-        return len(self._contents.get(adapter.lora_name, ())) > 1
+        """Whether vLLM's own prefix cache may hold blocks of several contents under the name of a LoRARequest. One that is
+        not known yet may be another one."""
+        return len(self._contents.get(adapter.lora_name, ())) + self._n_unknown[adapter.lora_name] > 1
 
 
 class AdapterBlocks:
@@ -186,6 +197,7 @@ class HeldAdapters:
         self._held: dict[int, _Held] = {}  # by number
         self._asked: set[int] = set()  # numbers
         self._taken: list[tuple[object, str | None]] = []  # what vLLM has read since the last call: LoRARequest, identity
+        self._told: list[tuple[object, str | None]] = []  # of what it had read, what has become known since
         self._news = threading.Event()  # one more is known
         self._jobs = queue.SimpleQueue()  # (_Held, a LoRAModel or None: read one ahead)
         threading.Thread(target=self._run, name="cachegen-adapters", daemon=True).start()
@@ -232,6 +244,13 @@ class HeldAdapters:
             taken, self._taken = self._taken, []
         return taken
 
+    def take_told(self):
+        """Of what vLLM had read and was not known yet, what has become known since the last call: (LoRARequest, identity, or
+        None: it cannot be told)."""
+        with self._lock:
+            told, self._told = self._told, []
+        return told
+
     def close(self):
         self._jobs.put(None)
         self._manager._load_adapter = self._read
@@ -248,15 +267,17 @@ class HeldAdapters:
                 return model
         model = self._read(adapter)
         held = _Held(adapter)
+        with self._lock:
+            self._held[number] = held
+            self._taken.append((adapter, None))
         try:
             # Copies, because tensors may be mapped files, and because vLLM will change what it gets.
             model = copy.deepcopy(model)
             self._jobs.put((held, copy.deepcopy(model)))
         except Exception as e:
-            self._is_lost(held, e)
-        with self._lock:
-            self._held[number] = held
-            self._taken.append((adapter, None))
+            with self._lock:
+                self._is_lost(held, e)
+                self._told.append((adapter, None))
         return model
 
     def _is_lost(self, held, error):
@@ -276,9 +297,13 @@ class HeldAdapters:
             except Exception as e:
                 with self._lock:
                     self._is_lost(held, e)
+                    if not is_ahead:
+                        self._told.append((held.adapter, None))
                 continue
             with self._lock:
                 held.is_known, held.identity, held.model = True, identity, model if is_ahead else None
+                if not is_ahead:
+                    self._told.append((held.adapter, identity))
                 ahead = [other for other in self._held.values() if other.model is not None]
                 for other in ahead[:-MAX_AHEAD]:
                     other.model = None

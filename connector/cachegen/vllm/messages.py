@@ -101,7 +101,10 @@ class WorkerReport(KVConnectorWorkerMetadata):
     prefills: list[tuple[int, int]] = field(default_factory=list)  # (n_tokens, duration_ns)
     is_off: bool = False  # nothing can be loaded or saved any more
     adapters: dict[int, dict] = field(default_factory=dict)  # number -> rank (None: disabled) -> identity, or None
-    taken: list[tuple] = field(default_factory=list)  # (number, name, identity or None) of adapters that vLLM has read
+    # Of adapters that vLLM has read: (number, name, identity, or None: not known yet), and later (name, identity, or None: it
+    # cannot be told) of those that were not known yet.
+    taken: list[tuple] = field(default_factory=list)
+    told: list[tuple] = field(default_factory=list)
 
     def aggregate(self, other):
         for req_id, load in other.loads.items():
@@ -110,6 +113,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         self.prefills += other.prefills
         self.is_off |= other.is_off
         self.taken += other.taken
+        self.told += other.told
         for number, by_rank in other.adapters.items():
             self.adapters.setdefault(number, {}).update(by_rank)
         return self

@@ -498,6 +498,8 @@ class Scheduler:
             self._tell_prefill(n_tokens, duration_ns)
         self._worker_is_off |= report.is_off
         self._take_taken(report.taken)
+        for name, identity in report.told:
+            self._adapters.note_told(name, identity)
         self._adapters.take_answers(report.adapters)
 
     def _take_taken(self, taken):

@@ -367,7 +367,7 @@ class Worker:
         self._look_at_gpu()
         self._tell_adapters()
         report, self._report = self._report, WorkerReport()
-        is_news = report.loads or report.prefills or report.is_off or report.adapters or report.taken
+        is_news = report.loads or report.prefills or report.is_off or report.adapters or report.taken or report.told
         return report if is_news else None
 
     @guarded(nothing)
@@ -377,6 +377,8 @@ class Worker:
         self._asked_adapters = []
         if self._adapters is not None:
             answers |= self._adapters.take_answers()
+            # Behind the answers: what one of them says of vLLM's own is told with it.
+            self._report.told += [(lora.lora_name, identity) for lora, identity in self._adapters.take_told()]
         self._report.adapters = {number: {rank: identity} for number, identity in answers.items()}
 
     @guarded(nothing)
