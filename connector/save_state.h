@@ -1,9 +1,10 @@
 /* connector/save_state.h - a save: whole chunks out of paged blocks, encoded and published in the
  * background.
  *
- * save.c decides what is to be saved and copies it out of the blocks; writer.c encodes and
- * publishes. Both know this struct. Saves run in the order they came: a chunk's prefix is published
- * before it, and a context after its chunks.
+ * save.c decides what is to be saved and copies it out of the blocks. writer.c has a thread that
+ * takes saves in the order they came, so a chunk's prefix is published before it, and a context
+ * after its chunks. It encodes by save_encode.c and publishes by save_publish.c. All know this
+ * struct.
  *
  * The writer's system calls can hang with the store, and a save has to end all the same. So the
  * writer tells when each of its steps has to be over, and a thread of its own watches that. If a

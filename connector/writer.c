@@ -2,193 +2,17 @@
 
 #include "connector/clock.h"
 #include "connector/host_socket.h"
+#include "connector/save_encode.h"
 #include "connector/save_gather.h"
+#include "connector/save_publish.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Chunks whose encoding runs on the pool while the one before them is published: enough to keep the
  * pool busy, and few, because each holds its encoder until then. */
 enum { ENCODE_AHEAD = 2, LOSSY_LEVELS = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3 };
 
 enum { CONTEXT_CHUNKS_AN_ANSWER = 8 };
-
-static cg_save_chunk *chunk_of(cg_job *job)
-{
-    return (cg_save_chunk *)((char *)job - offsetof(cg_save_chunk, job));
-}
-
-/* A task's elements in the codec's layout: where they lie, or, of both planes, copied to tile, or
- * to the projector's memory, from where a GPU takes them without a further copy. */
-static const uint8_t *gather(const cg_save_chunk *chunk, const cg_task_shape *shape,
-                             const cg_projector *projector, uint8_t *tile)
-{
-    const uint32_t n_layers = chunk->save->op.connector->model.geometry.n_layers;
-    const size_t layer_bytes = chunk->raw_bytes / CG_N_PLANES / n_layers,
-                 plane_bytes = shape->n_layers * layer_bytes;
-    const uint8_t *first =
-        chunk->raw + ((size_t)shape->plane * n_layers + shape->first_layer) * layer_bytes;
-    if (shape->n_planes == 1)
-        return first;
-    if (projector != NULL && shape->elements_bytes <= projector->memory_bytes)
-        tile = projector->memory;
-    for (uint32_t i = 0; i < shape->n_planes; i++)
-        memcpy(tile + i * plane_bytes, first + i * n_layers * layer_bytes, plane_bytes);
-    return tile;
-}
-
-/* KV that came off a GPU goes back there for what an encoder multiplies, which is most of its work.
- * NULL: the CPU does that, too. */
-static cg_projector *take_projector(const cg_save_chunk *chunk)
-{
-    const cg_gpu *gpu = chunk->has_copy ? atomic_load(&chunk->save->op.connector->gpu) : NULL;
-    return gpu != NULL ? gpu->functions->take_projector(gpu->device) : NULL;
-}
-
-/* Gives it back; returns how many tasks the CPU had to make in its place. */
-static uint32_t return_projector(const cg_save_chunk *chunk, cg_projector *projector)
-{
-    cachegen *c = chunk->save->op.connector;
-    const cg_gpu *gpu = atomic_load(&c->gpu);
-    if (projector == NULL)
-        return 0;
-    const uint32_t n_failed = projector->n_failed;
-    gpu->functions->return_projector(gpu->device, projector);
-    if (n_failed > 0)
-        cg_handle_check_gpu(c);
-    return n_failed;
-}
-
-static void fail(cg_save_chunk *chunk, cg_status status)
-{
-    cg_status before = CG_OK;
-    atomic_compare_exchange_strong(&chunk->status, &before, status);
-}
-
-/* Nobody wants it any more. */
-static bool is_over(cg_save_chunk *chunk)
-{
-    const bool over = atomic_load(&chunk->save->is_over);
-    if (over)
-        fail(chunk, CG_ERR_CANCELLED);
-    return over;
-}
-
-/* Which blocks get finer steps, as far as a layer tells. Before all tasks. */
-static void run_weigh(cg_job *job, uint32_t layer, cg_scratch *scratch)
-{
-    cg_save_chunk *chunk = chunk_of(job);
-    const size_t plane_bytes = chunk->raw_bytes / CG_N_PLANES,
-                 layer_bytes = plane_bytes / job->n_tasks;
-    const uint8_t *k = chunk->raw + layer * layer_bytes;
-    if (is_over(chunk))
-        return;
-    const uint64_t began_ns = cg_now_ns();
-    cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder), 0);
-    if (status == CG_OK)
-        status = cg_encoder_weigh(chunk->encoder, layer, scratch->codec, scratch->codec_bytes, k,
-                                  k + plane_bytes);
-    atomic_fetch_add(&chunk->encode_ns, cg_now_ns() - began_ns);
-    if (status != CG_OK)
-        fail(chunk, status);
-}
-
-static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
-{
-    cg_save_chunk *chunk = chunk_of(job);
-    if (is_over(chunk))
-        return;
-    const cg_task_shape shape = cg_encoder_task_shape(chunk->encoder, task_index);
-    const uint64_t began_ns = cg_now_ns();
-    cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder),
-                                          shape.n_planes > 1 ? shape.elements_bytes : 0);
-    cg_projector *projector = status == CG_OK ? take_projector(chunk) : NULL;
-    if (status == CG_OK)
-        status =
-            cg_encoder_run_with(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes,
-                                gather(chunk, &shape, projector, scratch->tile), projector);
-    atomic_fetch_add(&chunk->n_gpu_failed, return_projector(chunk, projector));
-    atomic_fetch_add(&chunk->encode_ns, cg_now_ns() - began_ns);
-    if (status != CG_OK)
-        fail(chunk, status);
-}
-
-/* Without the runtime's lock, which steps of the engine take: who loses the CPU under it at the
- * lowest priority would hold them up for long. */
-static void encode_done(cg_job *job)
-{
-    sem_post(&chunk_of(job)->encoded);
-}
-
-static cg_job encode_job(const cg_save_chunk *chunk)
-{
-    return (cg_job){
-        .run = run_encode, .done = encode_done, .n_tasks = cg_encoder_n_tasks(chunk->encoder)};
-}
-
-static void weigh_done(cg_job *job)
-{
-    cg_save_chunk *chunk = chunk_of(job);
-    *job = encode_job(chunk);
-    cg_status status = atomic_load(&chunk->status);
-    if (status == CG_OK)
-        status = cg_pool_go_on(chunk->save->op.runtime->encoders, CG_JOB_ENCODE, job);
-    if (status != CG_OK) {
-        fail(chunk, status);
-        encode_done(job);
-    }
-}
-
-/* Lossy levels that are neighbours go to one nested file, which takes no more than its finest level
- * alone. */
-static bool is_nested(const cg_save_chunk *chunk)
-{
-    const unsigned lossy = (unsigned)chunk->levels >> CG_L1;
-    const bool is_one = (lossy & (lossy - 1)) == 0;
-    return !is_one && cg_encoder_can_nest(chunk->save->op.connector->model.profile, chunk->levels);
-}
-
-/* Gives a chunk to the pool. What fails here is found by wait_encoded(). */
-static void begin_encode(cg_save_chunk *chunk)
-{
-    const cachegen_save *save = chunk->save;
-    const cachegen *c = save->op.connector;
-    cg_runtime *rt = save->op.runtime;
-    cg_chunk_header header = {.geometry = c->model.geometry,
-                              .first_position = chunk->first_token,
-                              .n_tokens = chunk->n_tokens,
-                              .prefix_level = save->prefix_level,
-                              .scales = c->model.scales,
-                              .model = c->model.fingerprint,
-                              .extra = save->extra,
-                              .parent =
-                                  chunk->index > 0 ? save->keys[chunk->index - 1] : save->root};
-    cg_status status = chunk->levels != 0 ? cg_save_take_raw(chunk) : CG_OK;
-    bool submitted = false;
-    if (chunk->levels != 0 && status == CG_OK) {
-        const unsigned mask = chunk->levels | (is_nested(chunk) ? CG_NESTED : 0u) |
-                              (c->config->streams == CG_STREAMS_LATENCY ? CG_SHORT_STREAMS : 0u);
-        status = cg_encoder_new(c->model.profile, &header, save->tokens + chunk->first_token,
-                                (uint8_t)mask, &chunk->encoder);
-        if (status == CG_OK) {
-            pthread_mutex_lock(&rt->lock);
-            rt->stats.chunks_encoded++;
-            pthread_mutex_unlock(&rt->lock);
-            const uint32_t n_weighings = cg_encoder_n_weighings(chunk->encoder);
-            chunk->job =
-                n_weighings > 0
-                    ? (cg_job){.run = run_weigh, .done = weigh_done, .n_tasks = n_weighings}
-                    : encode_job(chunk);
-            sem_init(&chunk->encoded, 0, 0);
-            status = cg_pool_submit(rt->encoders, CG_JOB_ENCODE, &chunk->job);
-            submitted = status == CG_OK;
-        }
-    }
-    if (!submitted) {
-        atomic_store(&chunk->status, status);
-        chunk->is_encoded = true;
-    }
-}
 
 /* What comes now asks the store for nothing. */
 static void end_step(cg_runtime *rt)
@@ -202,20 +26,9 @@ static void end_step(cg_runtime *rt)
  * it. */
 static cg_status wait_encoded(cg_save_chunk *chunk)
 {
-    cg_runtime *rt = chunk->save->op.runtime;
-    if (!chunk->is_encoded) {
-        end_step(rt);
-        while (sem_wait(&chunk->encoded) != 0)
-            ; /* a signal */
-        sem_destroy(&chunk->encoded);
-        chunk->is_encoded = true;
-    }
-    pthread_mutex_lock(&rt->lock);
-    cg_save_release_raw(chunk);
-    rt->stats.encode_ns += atomic_exchange(&chunk->encode_ns, 0);
-    rt->stats.gpu_errors += atomic_exchange(&chunk->n_gpu_failed, 0);
-    pthread_mutex_unlock(&rt->lock);
-    return atomic_load(&chunk->status);
+    if (!chunk->is_encoded)
+        end_step(chunk->save->op.runtime);
+    return cg_save_end_encode(chunk);
 }
 
 /* What comes now may ask the store n_answers times for something that one answer is allowed
@@ -234,97 +47,6 @@ static bool begin_step(cachegen_save *save, uint32_t n_answers)
     return is_wanted;
 }
 
-/* The first publisher wins, but not with a file that a load found to be wrong: that one is
- * replaced. replaced_out: bit n: level n was. */
-static cg_status replace_damaged(const cg_save_chunk *chunk, cg_io *io, const uint8_t *bytes,
-                                 size_t n_bytes, uint8_t *replaced_out)
-{
-    const cachegen_save *save = chunk->save;
-    cg_runtime *rt = save->op.runtime;
-    cg_chunk_memory_entry known;
-    *replaced_out = 0;
-    pthread_mutex_lock(&rt->lock);
-    cg_chunk_memory_find(rt->chunk_memory, &save->keys[chunk->index], 0, cg_now_ns(), &known);
-    pthread_mutex_unlock(&rt->lock);
-    const uint8_t damaged = known.damaged | chunk->damaged;
-    return damaged == 0 ? CG_OK
-                        : cg_store_replace(save->op.connector->store, io, bytes, n_bytes, damaged,
-                                           replaced_out);
-}
-
-/* Publishes a file, or replaces what its names have. replaced_out: as above. */
-static cg_status publish_file(const cg_save_chunk *chunk, cg_io *io, unsigned finest,
-                              const uint8_t *bytes, size_t n_bytes, bool *existed_out,
-                              uint8_t *replaced_out)
-{
-    const cg_store *store = chunk->save->op.connector->store;
-    if ((chunk->outdone >> finest & 1) != 0) {
-        *existed_out = true;
-        return cg_store_replace(store, io, bytes, n_bytes, chunk->outdone, replaced_out);
-    }
-    const cg_status status = cg_store_publish(store, io, bytes, n_bytes, existed_out);
-    return status == CG_OK ? replace_damaged(chunk, io, bytes, n_bytes, replaced_out) : status;
-}
-
-/* The file whose finest level this is. */
-static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level level)
-{
-    cachegen_save *save = chunk->save;
-    cg_runtime *rt = save->op.runtime;
-    const cg_key *key = &save->keys[chunk->index];
-    cg_chunk_header header;
-    uint8_t *bytes = NULL;
-    size_t n_bytes = 0;
-    uint8_t replaced = 0;
-    bool existed = false;
-    cg_status status = cg_encoder_finish(chunk->encoder, level, &bytes, &n_bytes);
-    if (status == CG_OK)
-        status = cg_chunk_header_parse(bytes, n_bytes, &header);
-    if (status == CG_OK)
-        status = publish_file(chunk, io, level, bytes, n_bytes, &existed, &replaced);
-    free(bytes);
-    if (status != CG_OK)
-        return status;
-    /* Somebody was faster. */
-    save->is_shared = save->is_shared || (existed && chunk->outdone == 0 && chunk->damaged == 0);
-    pthread_mutex_lock(&rt->lock);
-    const uint64_t now_ns = cg_now_ns();
-    const bool written = !existed || replaced != 0;
-    rt->stats.chunks_existed += !written;
-    rt->stats.bytes_written += written ? n_bytes : 0;
-    for (unsigned held = level; held <= header.coarsest; held++) {
-        if (existed && (replaced >> held & 1) == 0) {
-            cg_chunk_memory_exists(rt->chunk_memory, key, (uint8_t)(1u << held));
-            continue;
-        }
-        cg_chunk_memory_saved(rt->chunk_memory, key, (uint8_t)held, header.level_bytes[held],
-                              save->prefix_level, now_ns);
-        rt->stats.chunks_saved[held]++;
-    }
-    pthread_mutex_unlock(&rt->lock);
-    return CG_OK;
-}
-
-static cg_status publish_chunk(const cg_save_chunk *chunk, cg_io *io)
-{
-    cg_status status = CG_OK;
-    const bool nested = is_nested(chunk);
-    for (int level = CG_N_LEVELS - 1; level >= 0 && status == CG_OK;
-         level--) { /* the smallest is the first to be of use */
-        /* Its name is made together with the finer one's. */
-        const bool is_in_finer = nested && level > CG_L1 && (chunk->levels >> (level - 1) & 1) != 0;
-        if ((chunk->levels >> level & 1) != 0 && !is_in_finer)
-            status = publish_level(chunk, io, (cg_level)level);
-    }
-    if (status == CG_OK && chunk->encoder != NULL) {
-        cg_runtime *rt = chunk->save->op.runtime;
-        pthread_mutex_lock(&rt->lock);
-        rt->stats.symbols_saturated += cg_encoder_n_saturated(chunk->encoder);
-        pthread_mutex_unlock(&rt->lock);
-    }
-    return status;
-}
-
 /* What of a chunk is to be made: not what is there, unless it is damaged or was computed on a worse
  * prefix. Lossy levels that are one file are made anew together, or they would be one no more. */
 static void choose_levels(cg_save_chunk *chunk, const cg_store_entry *there, bool has_answered,
@@ -333,7 +55,7 @@ static void choose_levels(cg_save_chunk *chunk, const cg_store_entry *there, boo
     const uint8_t wanted = chunk->levels;
     uint8_t damaged = wanted & (known->damaged | there->damaged);
     uint8_t outdone = wanted & cg_save_outdoes(chunk->save->prefix_level, there);
-    const uint8_t file = is_nested(chunk) ? wanted & LOSSY_LEVELS : 0;
+    const uint8_t file = cg_save_is_nested(chunk) ? wanted & LOSSY_LEVELS : 0;
     if (!has_answered) { /* what an earlier question found still holds */
         damaged |= wanted & chunk->damaged;
         outdone |= wanted & chunk->outdone;
@@ -439,50 +161,6 @@ static bool is_reachable(cachegen_save *save, cg_io *io)
            store_has(save, io, before, 0xf, &has_erred) || has_erred;
 }
 
-/* Contexts hold every chunk of the prompt; one that lacks some is published as far as it goes
- * without a hole. */
-static cg_status publish_context(cachegen_save *save, cg_io *io)
-{
-    const cachegen *c = save->op.connector;
-    const cg_fingerprint *profile = c->model.profile != NULL ? &c->model.profile_fingerprint : NULL;
-    cg_store_entry *entries = calloc(save->n_keys + (size_t)1, sizeof *entries);
-    cg_store_link *links = calloc(save->n_keys + (size_t)1, sizeof *links);
-    cg_status status = CG_ERR_NO_MEMORY;
-    if (entries == NULL || links == NULL)
-        goto done;
-    status =
-        cg_store_lookup(c->store, io, save->keys, save->n_keys, profile, 0xf, 0, entries, NULL);
-    if (status != CG_OK)
-        goto done;
-    uint32_t n = 0;
-    while (n < save->n_keys && entries[n].levels != 0) {
-        links[n] = (cg_store_link){.key = save->keys[n], .levels = entries[n].levels};
-        n++;
-    }
-    const uint32_t n_tokens = n < save->n_keys ? n * c->config->chunk_tokens : save->n_tokens;
-    status = n > 0 ? cg_store_context_publish(c->store, io, save->context, links, n, profile,
-                                              save->tokens, n_tokens)
-                   : CG_ERR_NOT_FOUND;
-    if (status == CG_OK && n < save->n_keys)
-        status = CG_ERR_NOT_FOUND;
-done:
-    free(entries);
-    free(links);
-    return status;
-}
-
-static cg_status write_model_json(const cachegen *c, cg_io *io)
-{
-    if (c->model.has_json)
-        return CG_OK;
-    char *text = cg_model_json(&c->model);
-    if (text == NULL)
-        return CG_ERR_NO_MEMORY;
-    const cg_status status = cg_store_publish_model(c->store, io, text, strlen(text));
-    free(text);
-    return status;
-}
-
 /* Frees what a chunk that was begun still has. */
 static void clear_chunk(cg_save_chunk *chunk)
 {
@@ -570,7 +248,7 @@ static bool begin_chunk(cg_save_chunk *chunk, bool is_next, cg_io *io)
     if (!claim_encoder(chunk))
         return false;
     if (lock_chunk(chunk, is_next, io)) {
-        begin_encode(chunk);
+        cg_save_begin_encode(chunk);
         return true;
     }
     pthread_mutex_lock(&rt->lock);
@@ -593,7 +271,7 @@ static cg_status save_chunks(cachegen_save *save, cg_io *io)
         if (status == CG_OK && !begin_step(save, 1))
             status = CG_ERR_TIMED_OUT;
         if (status == CG_OK)
-            status = publish_chunk(chunk, io);
+            status = cg_save_publish_chunk(chunk, io);
         clear_chunk(chunk);
         pthread_mutex_lock(&rt->lock);
         /* A save that was given up has told the engine by then how far it came. */
@@ -643,7 +321,7 @@ static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_writt
     wait_copied(save);
     /* Whether the save was given up is asked again before each chunk. */
     begin_step(save, 1);
-    if (!*model_json_written && (status = write_model_json(save->op.connector, io)) == CG_OK)
+    if (!*model_json_written && (status = cg_save_publish_model(save->op.connector, io)) == CG_OK)
         *model_json_written = true;
     const bool is_behind_hole = status == CG_OK && !is_reachable(save, io);
     pthread_mutex_lock(&rt->lock);
@@ -661,7 +339,7 @@ static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_writt
     }
     /* A context is made of links, several a chunk. */
     if (save->context != NULL && begin_step(save, 1 + save->n_keys / CONTEXT_CHUNKS_AN_ANSWER)) {
-        const cg_status context_status = publish_context(save, io);
+        const cg_status context_status = cg_save_publish_context(save, io);
         pthread_mutex_lock(&rt->lock);
         rt->stats.save_errors += status != CG_OK && context_status != CG_OK; /* a second one */
         pthread_mutex_unlock(&rt->lock);
