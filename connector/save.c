@@ -286,84 +286,82 @@ static void end_at_once(cachegen_save *save)
     cg_operation_finish(&save->op);
 }
 
-cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_request *request,
-                                    cachegen_save **out)
-{
-    cachegen_save_request r;
-    if (out == NULL)
-        return CG_ERR_INVALID_ARGUMENT;
-    *out = NULL;
-    if (connector == NULL)
-        return CG_ERR_INVALID_ARGUMENT;
-    cg_status status = cg_abi_take(request, &r, sizeof r);
-    if (status != CG_OK)
-        return status;
-    if (!request_is_valid(&r))
-        return CG_ERR_INVALID_ARGUMENT;
-    if (connector->config->read_only)
-        return CG_ERR_READ_ONLY;
-    const cg_kv_layout *layout = cg_handle_layout(connector, r.kv_id);
-    if (layout == NULL || !cg_kv_layout_covers(layout, r.block_table, r.n_blocks, r.to_token))
-        return CG_ERR_INVALID_ARGUMENT;
-    if (layout->given.n_layers != connector->model.geometry.n_layers)
-        return CG_ERR_UNSUPPORTED; /* a pipeline stage has a part of each chunk only */
-    const bool has_some_heads =
-        !cg_kv_layout_is_whole(layout, connector->model.geometry.n_kv_heads);
-    const cg_gather *gather = atomic_load_explicit(&connector->gather, memory_order_acquire);
-    const cg_gpu *gpu = NULL;
-    if (layout->given.memory == CACHEGEN_MEMORY_CUDA) {
-        if (r.after_kind > CACHEGEN_AFTER_EVENT)
-            return CG_ERR_INVALID_ARGUMENT;
-        if ((gpu = cg_handle_gpu(connector)) == NULL)
-            return CG_ERR_DEVICE;
-    }
+/* Where a save's K and V are, and which of its heads. */
+typedef struct source {
+    const cg_kv_layout *layout;
+    const cg_gpu *gpu; /* NULL: the CPU reads the blocks */
+    bool has_some_heads;
+} source;
 
-    cachegen_save *save = cg_operation_new(connector, sizeof *save, save_destroy);
-    status = CG_ERR_NO_MEMORY;
-    uint64_t staging_bytes = 0;
-    if (save == NULL)
-        goto done;
-    cg_runtime *rt = save->op.runtime;
-    save->prefix_level = (uint8_t)r.prefix_level;
+/* Checks all of a request before anything is changed. */
+static cg_status find_source(cachegen *c, const cachegen_save_request *r, source *out)
+{
+    *out = (source){.layout = NULL};
+    if (!request_is_valid(r))
+        return CG_ERR_INVALID_ARGUMENT;
+    if (c->config->read_only)
+        return CG_ERR_READ_ONLY;
+    out->layout = cg_handle_layout(c, r->kv_id);
+    if (out->layout == NULL ||
+        !cg_kv_layout_covers(out->layout, r->block_table, r->n_blocks, r->to_token))
+        return CG_ERR_INVALID_ARGUMENT;
+    if (out->layout->given.n_layers != c->model.geometry.n_layers)
+        return CG_ERR_UNSUPPORTED; /* a pipeline stage has a part of each chunk only */
+    out->has_some_heads = !cg_kv_layout_is_whole(out->layout, c->model.geometry.n_kv_heads);
+    if (out->layout->given.memory != CACHEGEN_MEMORY_CUDA)
+        return CG_OK;
+    if (r->after_kind > CACHEGEN_AFTER_EVENT)
+        return CG_ERR_INVALID_ARGUMENT;
+    out->gpu = cg_handle_gpu(c);
+    return out->gpu != NULL ? CG_OK : CG_ERR_DEVICE;
+}
+
+/* What a save is of: its number and keys. */
+static cg_status describe(cachegen_save *save, const source *from, const cachegen_save_request *r)
+{
+    save->prefix_level = (uint8_t)r->prefix_level;
+    save->has_some_heads = from->has_some_heads;
     /* What fails from here on counts, too, and what is refused (CG_ERR_AGAIN): other ranks may have
      * taken it. */
-    save->number = r.number != 0 ? r.number : atomic_fetch_add(&connector->n_saves, 1) + 1;
-    if ((status = fill_keys(save, &r)) != CG_OK)
-        goto done;
-    save->has_some_heads = has_some_heads;
+    save->number =
+        r->number != 0 ? r->number : atomic_fetch_add(&save->op.connector->n_saves, 1) + 1;
+    const cg_status status = fill_keys(save, r);
+    if (status != CG_OK)
+        return status;
     /* All ranks come to the same: they have the same configuration and model. */
-    save->heads_to = gpu != NULL && save->n_keys - save->from_key > gpu->n_copies
-                         ? save->from_key + gpu->n_copies
+    save->heads_to = from->gpu != NULL && save->n_keys - save->from_key > from->gpu->n_copies
+                         ? save->from_key + from->gpu->n_copies
                          : save->n_keys;
-    if (has_some_heads && !cg_gather_listens(gather)) {
-        if ((status = cg_save_send_heads(save, gpu, layout, &r)) != CG_OK)
-            goto done;
-        pthread_mutex_lock(&rt->lock);
-        expect_copy(save);
-        if (save->table != NULL)
-            cg_operation_begin(&save->op);
-        else
-            end_at_once(save);
-        pthread_mutex_unlock(&rt->lock);
-        submit_copy(save);
-        *out = save;
-        return CG_OK;
-    }
-    if (r.is_last && r.context != NULL && (save->context = strdup(r.context)) == NULL) {
-        status = CG_ERR_NO_MEMORY;
-        goto done;
-    }
-    status = reserve_staging(save, gpu != NULL ? gpu->n_copies : UINT32_MAX, &staging_bytes);
-    if (status != CG_OK)
-        goto done;
-    status = gpu != NULL ? copy_off_gpu(save, gpu, layout, &r) : begin_copy(save, layout, &r);
-    if (status != CG_OK)
-        goto give_back;
+    return CG_OK;
+}
 
+/* The save of a rank whose heads another one stores: they are passed on. */
+static cg_status start_sending(cachegen_save *save, const source *from,
+                               const cachegen_save_request *r)
+{
+    cg_runtime *rt = save->op.runtime;
+    const cg_status status = cg_save_send_heads(save, from->gpu, from->layout, r);
+    if (status != CG_OK)
+        return status;
+    pthread_mutex_lock(&rt->lock);
+    expect_copy(save);
+    if (save->table != NULL)
+        cg_operation_begin(&save->op);
+    else
+        end_at_once(save);
+    pthread_mutex_unlock(&rt->lock);
+    return CG_OK;
+}
+
+/* Gives the save to the writer, unless there is nothing to write. */
+static cg_status queue(cachegen_save *save)
+{
+    cg_runtime *rt = save->op.runtime;
+    cg_status status = CG_OK;
     pthread_mutex_lock(&rt->lock);
     /* The store has it all; other ranks' heads may have come all the same, for the writer to drop.
      */
-    if (save->n_chunks == 0 && save->context == NULL && !has_some_heads) {
+    if (save->n_chunks == 0 && save->context == NULL && !save->has_some_heads) {
         end_at_once(save);
     } else if (rt->writer_is_stuck) {
         status = CG_ERR_TIMED_OUT;
@@ -376,22 +374,66 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
         expect_copy(save);
     }
     pthread_mutex_unlock(&rt->lock);
-    if (status == CG_OK) {
-        submit_copy(save);
-        *out = save;
+    return status;
+}
+
+/* The save of a rank that stores: staged, copied and queued. */
+static cg_status start_storing(cachegen_save *save, const source *from,
+                               const cachegen_save_request *r)
+{
+    cg_runtime *rt = save->op.runtime;
+    uint64_t staging_bytes = 0;
+    if (r->is_last && r->context != NULL && (save->context = strdup(r->context)) == NULL)
+        return CG_ERR_NO_MEMORY;
+    cg_status status =
+        reserve_staging(save, from->gpu != NULL ? from->gpu->n_copies : UINT32_MAX, &staging_bytes);
+    if (status != CG_OK)
+        return status;
+    status = from->gpu != NULL ? copy_off_gpu(save, from->gpu, from->layout, r)
+                               : begin_copy(save, from->layout, r);
+    if (status == CG_OK)
+        status = queue(save);
+    if (status == CG_OK)
         return CG_OK;
-    }
-give_back:
     pthread_mutex_lock(&rt->lock);
     rt->staging_bytes -= staging_bytes;
     if (status != CG_ERR_AGAIN) /* the GPU's copies wait to be encoded */
         cg_save_count_dropped(rt, save->n_chunks, status);
     rt->stats.gpu_errors += status == CG_ERR_DEVICE;
     pthread_mutex_unlock(&rt->lock);
-done:
-    if (save != NULL)
-        save_destroy(&save->op);
     return status;
+}
+
+cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_request *request,
+                                    cachegen_save **out)
+{
+    cachegen_save_request r;
+    source from;
+    if (out == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    *out = NULL;
+    if (connector == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = cg_abi_take(request, &r, sizeof r);
+    if (status == CG_OK)
+        status = find_source(connector, &r, &from);
+    if (status != CG_OK)
+        return status;
+    cachegen_save *save = cg_operation_new(connector, sizeof *save, save_destroy);
+    if (save == NULL)
+        return CG_ERR_NO_MEMORY;
+    const cg_gather *gather = atomic_load_explicit(&connector->gather, memory_order_acquire);
+    status = describe(save, &from, &r);
+    if (status == CG_OK)
+        status = from.has_some_heads && !cg_gather_listens(gather) ? start_sending(save, &from, &r)
+                                                                   : start_storing(save, &from, &r);
+    if (status != CG_OK) {
+        save_destroy(&save->op);
+        return status;
+    }
+    submit_copy(save);
+    *out = save;
+    return CG_OK;
 }
 
 cachegen_status cachegen_save_poll(cachegen_save *save, cachegen_progress *progress_out)
