@@ -86,14 +86,10 @@ static cg_status prepare_weighing(cg_encoder *e)
     return e->counts != NULL ? CG_OK : CG_ERR_NO_MEMORY;
 }
 
-cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header,
-                         const uint32_t *tokens, uint8_t level_mask, cg_encoder **encoder_out)
+static cg_status check_request(const cg_profile *profile, const cg_chunk_header *header,
+                               uint8_t level_mask, bool is_nested)
 {
-    *encoder_out = NULL;
-    cg_status status = cg_geometry_check(&header->geometry);
-    const bool is_nested = (level_mask & CG_NESTED) != 0,
-               is_short = (level_mask & CG_SHORT_STREAMS) != 0;
-    level_mask &= (uint8_t) ~(CG_NESTED | CG_SHORT_STREAMS);
+    const cg_status status = cg_geometry_check(&header->geometry);
     if (status != CG_OK)
         return status;
     if (is_nested && !cg_encoder_can_nest(profile, level_mask))
@@ -105,12 +101,86 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
     if (((level_mask & 1 << CG_L0) != 0 && header->prefix_level > CG_L0) ||
         ((level_mask & 1 << CG_L1) != 0 && header->prefix_level > CG_L1))
         return CG_ERR_LOSSY_PREFIX;
+    return CG_OK;
+}
 
+/* For lossy levels: the chunk is of this profile's version and bytes. */
+static cg_status take_profile(cg_encoder *e, const cg_profile *profile)
+{
+    e->profile = profile;
+    if (profile != NULL) {
+        e->header.profile = profile->fingerprint;
+        e->header.version = cg_profile_chunk_version(profile);
+    }
+    const cg_status status = cg_section_plan_profile_check(profile, &e->header);
+    if (status == CG_OK)
+        e->n_sink_tokens = cg_section_plan_n_sinks(profile, &e->header);
+    /* No file is corrupt here: the caller has asked for what the profile does not fit. */
+    return status == CG_ERR_CORRUPT ? CG_ERR_INVALID_ARGUMENT : status;
+}
+
+/* Room for what the tasks make. */
+static cg_status reserve_output(cg_encoder *e)
+{
+    const cg_chunk_header *h = &e->header;
+    e->n_tasks = cg_section_plan_n_tasks(e->profile, h);
+    /* Not 0: calloc() of nothing may be NULL. */
+    e->n_sinks = e->profile != NULL ? CG_N_PLANES * e->profile->n_groups : 1;
+    e->tokens = malloc(h->n_tokens * sizeof *e->tokens);
+    e->lossless = calloc((size_t)h->geometry.n_layers * CG_N_PLANES, sizeof *e->lossless);
+    e->sinks = calloc(e->n_sinks, sizeof *e->sinks);
+    if (e->tokens == NULL || e->lossless == NULL || e->sinks == NULL)
+        return CG_ERR_NO_MEMORY;
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
+        if ((e->symbols[level] = calloc(e->n_tasks + 1u, sizeof *e->symbols[level])) == NULL)
+            return CG_ERR_NO_MEMORY;
+    }
+    return CG_OK;
+}
+
+static void take_tokens(cg_encoder *e, const uint32_t *tokens)
+{
+    cg_chunk_header *h = &e->header;
+    uint32_t largest = 0;
+    memcpy(e->tokens, tokens, h->n_tokens * sizeof *e->tokens);
+    for (uint32_t i = 0; i < h->n_tokens; i++)
+        largest |= tokens[i]; /* has the highest bit of the largest one */
+    h->token_bytes = largest >> 24 != 0 ? 4 : largest >> 16 != 0 ? 3 : 2;
+    h->key = cg_key_chunk(&h->parent, &h->extra, tokens, h->n_tokens);
+}
+
+/* What the preset's tasks share. */
+static cg_status prepare_lossy(cg_encoder *e)
+{
+    const cg_profile *profile = e->profile;
+    e->preset = cg_lossy_preset(profile);
+    cg_status status = cg_analysis_ready(profile);
+    if (status == CG_OK)
+        status = cg_heads_init(profile, &e->header, &e->heads);
+    if (status == CG_OK)
+        status = prepare_steps(e);
+    if (status == CG_OK && profile->joint != NULL)
+        status = prepare_joint(e);
+    if (status == CG_OK && profile->n_query_heads > 0)
+        status = prepare_weighing(e);
+    return status;
+}
+
+cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *header,
+                         const uint32_t *tokens, uint8_t level_mask, cg_encoder **encoder_out)
+{
+    const bool is_nested = (level_mask & CG_NESTED) != 0,
+               is_short = (level_mask & CG_SHORT_STREAMS) != 0;
+    *encoder_out = NULL;
+    level_mask &= (uint8_t) ~(CG_NESTED | CG_SHORT_STREAMS);
+    cg_status status = check_request(profile, header, level_mask, is_nested);
+    if (status != CG_OK)
+        return status;
     cg_encoder *e = calloc(1, sizeof *e);
     if (e == NULL)
         return CG_ERR_NO_MEMORY;
     e->header = *header;
-    /* The mask says which levels, never the caller's header: the check below would take that for a
+    /* The mask says which levels, never the caller's header, in which take_profile() would see a
      * nested file. */
     e->header.level = e->header.coarsest = 0;
     e->encoding = (cg_encoding){.heads = &e->heads,
@@ -118,56 +188,21 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
                                 .is_nested = is_nested,
                                 .stream_percent = is_short ? CG_RANS_SHORT_STREAM_PERCENT
                                                            : CG_RANS_STREAM_PERCENT};
-    if (level_mask >> 1 != 0) {
-        e->profile = profile;
-        if (profile != NULL) {
-            e->header.profile = profile->fingerprint;
-            e->header.version = cg_profile_chunk_version(profile);
-        }
-        if ((status = cg_section_plan_profile_check(profile, &e->header)) != CG_OK) {
-            /* No file is corrupt here: the caller has asked for what the profile does not fit. */
-            status = status == CG_ERR_CORRUPT ? CG_ERR_INVALID_ARGUMENT : status;
-            goto done;
-        }
-        e->n_sink_tokens = cg_section_plan_n_sinks(profile, &e->header);
+    if (level_mask >> 1 != 0)
+        status = take_profile(e, profile);
+    if (status == CG_OK)
+        status = reserve_output(e);
+    if (status == CG_OK) {
+        take_tokens(e, tokens);
+        if (e->profile != NULL)
+            status = prepare_lossy(e);
     }
-    e->n_tasks = cg_section_plan_n_tasks(e->profile, header);
-    /* Not 0: calloc() of nothing may be NULL. */
-    e->n_sinks = e->profile != NULL ? CG_N_PLANES * e->profile->n_groups : 1;
-
-    status = CG_ERR_NO_MEMORY;
-    e->tokens = malloc(header->n_tokens * sizeof *e->tokens);
-    e->lossless = calloc((size_t)header->geometry.n_layers * CG_N_PLANES, sizeof *e->lossless);
-    e->sinks = calloc(e->n_sinks, sizeof *e->sinks);
-    if (e->tokens == NULL || e->lossless == NULL || e->sinks == NULL)
-        goto done;
-    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
-        if ((e->symbols[level] = calloc(e->n_tasks + 1u, sizeof *e->symbols[level])) == NULL)
-            goto done;
-    }
-    uint32_t largest = 0;
-    memcpy(e->tokens, tokens, header->n_tokens * sizeof *e->tokens);
-    for (uint32_t i = 0; i < header->n_tokens; i++)
-        largest |= tokens[i]; /* has the highest bit of the largest one */
-    e->header.token_bytes = largest >> 24 != 0 ? 4 : largest >> 16 != 0 ? 3 : 2;
-    e->header.key = cg_key_chunk(&header->parent, &header->extra, tokens, header->n_tokens);
-    if (e->profile != NULL) {
-        e->preset = cg_lossy_preset(profile);
-        if ((status = cg_analysis_ready(profile)) != CG_OK ||
-            (status = cg_heads_init(profile, header, &e->heads)) != CG_OK ||
-            (status = prepare_steps(e)) != CG_OK)
-            goto done;
-        if (profile->joint != NULL && (status = prepare_joint(e)) != CG_OK)
-            goto done;
-        if (profile->n_query_heads > 0 && (status = prepare_weighing(e)) != CG_OK)
-            goto done;
+    if (status != CG_OK) {
+        cg_encoder_free(e);
+        return status;
     }
     *encoder_out = e;
-    e = NULL;
-    status = CG_OK;
-done:
-    cg_encoder_free(e);
-    return status;
+    return CG_OK;
 }
 
 void cg_encoder_free(cg_encoder *e)
