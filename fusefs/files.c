@@ -120,25 +120,100 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
     return error;
 }
 
+/* What is to be created, and where. */
+typedef struct creation {
+    const cg_fs_caller *caller;
+    cg_fs_node *parent;
+    int dir_fd; /* of parent */
+    const char *name;
+    mode_t mode;
+    int flags;
+} creation;
+
 /* The name was taken between the kernel's look-up and now, by somebody else. */
-static int open_existing(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent,
-                         const char *name, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out)
+static int open_existing(cg_fs *fs, const creation *c, cg_fs_entry *entry_out,
+                         cg_fs_file **file_out)
 {
-    if ((flags & O_EXCL) != 0)
+    if ((c->flags & O_EXCL) != 0)
         return EEXIST;
-    int error = cg_fs_lookup(fs, caller, parent, name, entry_out);
-    if (error == 0 && (error = cg_fs_open(fs, entry_out->node, flags, file_out)) != 0)
+    int error = cg_fs_lookup(fs, c->caller, c->parent, c->name, entry_out);
+    if (error == 0 && (error = cg_fs_open(fs, entry_out->node, c->flags, file_out)) != 0)
         cg_fs_forget(fs, entry_out->node, 1);
     return error;
+}
+
+/* A file under a strict name, which it gets when it is published. */
+static int create_strict(cg_fs *fs, const creation *c, cg_fs_entry *entry_out,
+                         cg_fs_file **file_out)
+{
+    cg_fs_pending *pending = NULL;
+    struct stat attr;
+    /* Only a look: if somebody publishes the name after it, publishing this file will meet that
+     * one. */
+    if (fstatat(c->dir_fd, c->name, &attr, AT_SYMLINK_NOFOLLOW) == 0)
+        return open_existing(fs, c, entry_out, file_out);
+    int error = cg_pending_new(fs, c->caller, c->parent, c->dir_fd, c->name, c->mode, false,
+                               entry_out, &pending);
+    if (error != 0)
+        return error;
+    if ((error = open_pending(fs, pending, true, file_out)) != 0)
+        cg_fs_forget(fs, entry_out->node, 1);
+    else
+        cg_metrics_add(&fs->metrics.opens_write, 1);
+    return error;
+}
+
+/* Creates a file that has its name at once. */
+static int create_named(cg_fs *fs, const creation *c, int *fd_out)
+{
+    /* O_EXCL whatever the caller said: an existing file must pass cg_fs_open() and its rules. */
+    const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
+    /* The file is the caller's from its first moment: see fusefs/persona.h. */
+    cg_persona_enter(c->caller->uid, c->caller->gid);
+    *fd_out =
+        openat(c->dir_fd, c->name, (c->flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+               c->mode & 07777);
+    const int error = *fd_out < 0 ? errno : 0;
+    cg_persona_leave();
+    if (error == 0)
+        cg_nodes_drop_missing(&fs->nodes, c->parent, c->name);
+    return error;
+}
+
+/* Takes fd, which create_named() gave. */
+static int open_created(cg_fs *fs, const creation *c, int fd, cg_fs_entry *entry_out,
+                        cg_fs_file **file_out)
+{
+    cg_claim_to_write(fd); /* granted: nobody else knows the file */
+    int error = cg_fs_give_away_fd(fs, c->caller, c->dir_fd, fd, c->mode);
+    if (error == 0 && fstat(fd, &entry_out->attr) != 0)
+        error = errno;
+    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, c->parent, c->name,
+                                                        &entry_out->attr, NULL)) == NULL)
+        error = ENOMEM;
+    if (error != 0) {
+        close(fd);
+        unlinkat(c->dir_fd, c->name, 0);
+        return error;
+    }
+    /* The inode number may have been a published file's. */
+    cg_gate_unseal(&fs->nodes, entry_out->node);
+    if ((error = cg_open_file_new(fs, entry_out->node, fd, true, NULL, file_out)) != 0) {
+        cg_fs_forget(fs, entry_out->node, 1);
+        return error;
+    }
+    (*file_out)->appends = (c->flags & O_APPEND) != 0;
+    cg_metrics_add(&fs->metrics.opens_write, 1);
+    return 0;
 }
 
 int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
                  mode_t mode, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out)
 {
+    creation c = {caller, parent, -1, name, mode, flags};
     cg_tree_name tree;
-    struct stat attr;
     char *path;
-    int dir_fd, fd, error;
+    int fd = -1, error;
     *file_out = NULL;
     entry_out->may_not_be_cached = entry_out->may_be_old = entry_out->is_lasting = false;
     if (fs->read_only)
@@ -146,71 +221,24 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     if ((error = cg_fs_name_is_free(fs, parent, name)) != 0)
         return error;
     pthread_rwlock_rdlock(&fs->names_lock);
-    if ((error = cg_reach_dir(fs, parent, name, &dir_fd, &path)) != 0) {
+    if ((error = cg_reach_dir(fs, parent, name, &c.dir_fd, &path)) != 0) {
         pthread_rwlock_unlock(&fs->names_lock);
         return error;
     }
     cg_tree_parse(path, &tree);
     free(path);
-
-    if (cg_fs_is_strict(&tree)) {
-        pthread_rwlock_unlock(&fs->names_lock); /* it has no name until it is published */
-        cg_fs_pending *pending = NULL;
-        /* Only a look: if somebody publishes the name after it, publishing this file will meet that
-         * one. */
-        if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0)
-            error = open_existing(fs, caller, parent, name, flags, entry_out, file_out);
-        else if ((error = cg_pending_new(fs, caller, parent, dir_fd, name, mode, false, entry_out,
-                                         &pending)) == 0 &&
-                 (error = open_pending(fs, pending, true, file_out)) != 0)
-            cg_fs_forget(fs, entry_out->node, 1);
-        if (error == 0 && pending != NULL)
-            cg_metrics_add(&fs->metrics.opens_write, 1);
-        close(dir_fd);
-        return error;
-    }
-
-    /* O_EXCL whatever the caller said: an existing file must pass cg_fs_open() and its rules. */
-    const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
-    /* The file is the caller's from its first moment: see fusefs/persona.h. */
-    cg_persona_enter(caller->uid, caller->gid);
-    fd = openat(dir_fd, name, (flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                mode & 07777);
-    error = errno;
-    cg_persona_leave();
-    if (fd >= 0)
-        cg_nodes_drop_missing(&fs->nodes, parent, name);
+    const bool is_strict = cg_fs_is_strict(&tree); /* it has no name until it is published */
+    if (!is_strict)
+        error = create_named(fs, &c, &fd);
     pthread_rwlock_unlock(&fs->names_lock);
-    if (fd < 0) {
-        error = error == EEXIST
-                    ? open_existing(fs, caller, parent, name, flags, entry_out, file_out)
-                    : error;
-        close(dir_fd);
-        return error;
-    }
-    cg_claim_to_write(fd); /* granted: nobody else knows the file */
-    error = cg_fs_give_away_fd(fs, caller, dir_fd, fd, mode);
-    if (error == 0 && fstat(fd, &entry_out->attr) != 0)
-        error = errno;
-    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr,
-                                                        NULL)) == NULL)
-        error = ENOMEM;
-    if (error != 0) {
-        close(fd);
-        unlinkat(dir_fd, name, 0);
-        close(dir_fd);
-        return error;
-    }
-    close(dir_fd);
-    cg_gate_unseal(&fs->nodes,
-                   entry_out->node); /* the inode number may have been a published file's */
-    if ((error = cg_open_file_new(fs, entry_out->node, fd, true, NULL, file_out)) != 0) {
-        cg_fs_forget(fs, entry_out->node, 1);
-        return error;
-    }
-    (*file_out)->appends = (flags & O_APPEND) != 0;
-    cg_metrics_add(&fs->metrics.opens_write, 1);
-    return 0;
+    if (is_strict)
+        error = create_strict(fs, &c, entry_out, file_out);
+    else if (error == 0)
+        error = open_created(fs, &c, fd, entry_out, file_out);
+    else if (error == EEXIST)
+        error = open_existing(fs, &c, entry_out, file_out);
+    close(c.dir_fd);
+    return error;
 }
 
 /* profile.cgp and model.json of a context are ordinary files, and of use to others once they are
