@@ -37,24 +37,46 @@ static int create_staged(cg_fs *fs, const cg_fs_caller *caller, cg_fs_pending *p
     return error;
 }
 
+/* Whether a file can be made that is to get a name in dir_fd. */
+static int check_place(cg_fs *fs, int dir_fd)
+{
+    struct stat dir;
+    if (fs->staging.dir_fd < 0)
+        return EROFS;
+    const int error = cg_space_check(fs);
+    if (error != 0)
+        return error;
+    if (fstat(dir_fd, &dir) != 0)
+        return errno;
+    /* It could not be moved there: say so before it is written. */
+    if (dir.st_dev != fs->staging.dev)
+        return EXDEV;
+    /* A folder that was removed, and is still open: nothing could ever get a name in it. */
+    return dir.st_nlink == 0 ? ENOENT : 0;
+}
+
+/* The file is there: from here on others find it. */
+static void link_pending(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *node, cg_fs_node *parent)
+{
+    pthread_mutex_lock(&fs->nodes.lock);
+    pending->node = node;
+    node->n_pins++;
+    node->pending = pending;
+    node->gate = CG_GATE_OPEN; /* the inode number may have been a published file's */
+    pending->parent = parent;
+    parent->n_pins++;
+    pending->next = fs->pendings;
+    fs->pendings = pending;
+    pthread_mutex_unlock(&fs->nodes.lock);
+}
+
 int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
                    const char *name, mode_t mode, bool stays, cg_fs_entry *entry_out,
                    cg_fs_pending **pending_out)
 {
-    struct stat dir;
-    int error = EROFS;
-    if (fs->staging.dir_fd < 0)
+    int error = check_place(fs, dir_fd);
+    if (error != 0)
         return error;
-    if ((error = cg_space_check(fs)) != 0)
-        return error;
-    if (fstat(dir_fd, &dir) != 0)
-        return errno;
-    if (dir.st_dev !=
-        fs->staging.dev) /* it could not be moved there: say so before it is written */
-        return EXDEV;
-    /* A folder that was removed, and is still open: nothing could ever get a name in it. */
-    if (dir.st_nlink == 0)
-        return ENOENT;
     if (!cg_users_take(&fs->pending_users, caller->uid))
         return EDQUOT;
     cg_fs_pending *pending = calloc(1, sizeof *pending);
@@ -91,17 +113,7 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     /* The name is only for its creator, so the kernel must ask at each look-up. */
     entry_out->may_not_be_cached = true;
     entry_out->may_be_old = entry_out->is_lasting = false;
-
-    pthread_mutex_lock(&fs->nodes.lock);
-    pending->node = entry_out->node;
-    pending->node->n_pins++;
-    pending->node->pending = pending;
-    pending->node->gate = CG_GATE_OPEN; /* the inode number may have been a published file's */
-    pending->parent = parent;
-    parent->n_pins++;
-    pending->next = fs->pendings;
-    fs->pendings = pending;
-    pthread_mutex_unlock(&fs->nodes.lock);
+    link_pending(fs, pending, entry_out->node, parent);
     cg_nodes_drop_missing(&fs->nodes, parent, name); /* the kernel asks from now on */
     cg_metrics_add(&fs->metrics.files_pending, 1);
     *pending_out = pending;

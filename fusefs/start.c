@@ -53,34 +53,21 @@ static int check_acls(cg_fs *fs)
     return ENOTSUP;
 }
 
-int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
+/* What needs no store; close_all() takes it down. */
+static void init(cg_fs *fs, const cg_fs_config *config)
 {
-    struct stat attr;
-    uint64_t n_removed;
-    cg_status status;
-    int error;
-    *fs_out = NULL;
-    cg_fs *fs = calloc(1, sizeof *fs);
-    if (fs == NULL)
-        return ENOMEM;
     fs->read_only = config->read_only;
     fs->ignores_acls = config->ignores_acls;
     fs->is_root = geteuid() == 0;
     fs->max_file_bytes =
         config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
-    /* The only step that fails before the locks are made, which `fail` destroys. */
-    if ((error = cg_space_init(fs, config)) != 0) {
-        free(fs);
-        return error;
-    }
     fs->max_listed_files =
         config->max_listed_files != 0 ? config->max_listed_files : DEFAULT_MAX_LISTED_FILES;
     fs->scrub_bytes_per_s = config->scrub_bytes_per_s;
     fs->log = config->log;
     fs->log_user = config->log_user;
-    /* Good to be closed, since `fail` may come before it is opened. */
     fs->staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
-    fs->proc_fd = -1;
+    fs->root_fd = fs->proc_fd = -1;
     cg_watch_init(&fs->watch);
     cg_strict_budget_init(&fs->budget, VALIDATION_BYTES);
     pthread_mutex_init(&fs->log_lock, NULL);
@@ -91,43 +78,10 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
     pthread_rwlockattr_setkind_np(&prefer_writers, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(&fs->names_lock, &prefer_writers);
     pthread_rwlockattr_destroy(&prefer_writers);
-    fs->root_fd = open(config->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fs->root_fd < 0 || fstat(fs->root_fd, &attr) != 0 ||
-        (fs->proc_fd = open("/proc/self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0) {
-        error = errno;
-        goto fail;
-    }
-    if ((error = check_layout(fs)) != 0 || (error = check_acls(fs)) != 0)
-        goto fail;
-    if (!fs->read_only) {
-        /* A store that cannot be written to is still good to be read: only other errors end the
-         * start. */
-        error = cg_staging_open(
-            &fs->staging, fs->root_fd,
-            config->dead_after_s != 0 ? config->dead_after_s : CG_STAGING_SILENT_S, &n_removed);
-        if (error == EROFS || error == EACCES || error == EPERM) {
-            cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only",
-                      strerror(error));
-            fs->read_only = true;
-        } else if (error != 0) {
-            goto fail;
-        } else if (n_removed > 0) {
-            cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed daemons",
-                      (unsigned long long)n_removed);
-        }
-    }
-    if (!fs->read_only && (status = cg_layout_mark(fs->root_fd)) != CG_OK)
-        cg_fs_log(fs, CG_LOG_WARNING, "the store's layout cannot be noted: %s",
-                  cg_strerror(status));
-    if ((error = cg_control_init(&fs->control, config->config_text)) != 0)
-        goto fail;
-    if ((error = cg_nodes_init(&fs->nodes, &attr)) != 0) {
-        cg_control_destroy(&fs->control);
-        goto fail;
-    }
-    *fs_out = fs;
-    return 0;
-fail:
+}
+
+static void close_all(cg_fs *fs)
+{
     cg_staging_close(&fs->staging);
     if (fs->proc_fd >= 0)
         close(fs->proc_fd);
@@ -140,6 +94,69 @@ fail:
     cg_users_destroy(&fs->pending_users);
     cg_strict_budget_destroy(&fs->budget);
     free(fs->space.model_quotas);
+}
+
+/* A store that cannot be written to is still good to be read: only other errors end the start. */
+static int open_staging(cg_fs *fs, const cg_fs_config *config)
+{
+    uint64_t n_removed;
+    const int error = cg_staging_open(
+        &fs->staging, fs->root_fd,
+        config->dead_after_s != 0 ? config->dead_after_s : CG_STAGING_SILENT_S, &n_removed);
+    if (error == EROFS || error == EACCES || error == EPERM) {
+        cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only",
+                  strerror(error));
+        fs->read_only = true;
+        return 0;
+    }
+    if (error != 0)
+        return error;
+    if (n_removed > 0)
+        cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed daemons",
+                  (unsigned long long)n_removed);
+    const cg_status status = cg_layout_mark(fs->root_fd);
+    if (status != CG_OK)
+        cg_fs_log(fs, CG_LOG_WARNING, "the store's layout cannot be noted: %s",
+                  cg_strerror(status));
+    return 0;
+}
+
+static int open_store(cg_fs *fs, const cg_fs_config *config, struct stat *root_out)
+{
+    int error;
+    fs->root_fd = open(config->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fs->root_fd < 0 || fstat(fs->root_fd, root_out) != 0 ||
+        (fs->proc_fd = open("/proc/self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0)
+        return errno;
+    if ((error = check_layout(fs)) != 0 || (error = check_acls(fs)) != 0)
+        return error;
+    return fs->read_only ? 0 : open_staging(fs, config);
+}
+
+int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
+{
+    struct stat root;
+    int error;
+    *fs_out = NULL;
+    cg_fs *fs = calloc(1, sizeof *fs);
+    if (fs == NULL)
+        return ENOMEM;
+    if ((error = cg_space_init(fs, config)) != 0) {
+        free(fs); /* close_all() would take down locks that are not made yet */
+        return error;
+    }
+    init(fs, config);
+    if ((error = open_store(fs, config, &root)) != 0 ||
+        (error = cg_control_init(&fs->control, config->config_text)) != 0)
+        goto fail;
+    if ((error = cg_nodes_init(&fs->nodes, &root)) != 0) {
+        cg_control_destroy(&fs->control);
+        goto fail;
+    }
+    *fs_out = fs;
+    return 0;
+fail:
+    close_all(fs);
     free(fs);
     return error;
 }
@@ -174,16 +191,7 @@ void cg_fs_free(cg_fs *fs)
     cg_pending_discard_all(fs); /* first: they pin nodes and lie in the staging directory */
     cg_nodes_destroy(&fs->nodes);
     cg_control_destroy(&fs->control);
-    cg_staging_close(&fs->staging);
-    close(fs->proc_fd);
-    close(fs->root_fd);
-    pthread_rwlock_destroy(&fs->names_lock);
-    pthread_mutex_destroy(&fs->log_lock);
-    pthread_mutex_destroy(&fs->keep_lock);
-    pthread_cond_destroy(&fs->keep_stop);
-    cg_users_destroy(&fs->pending_users);
-    cg_strict_budget_destroy(&fs->budget);
-    free(fs->space.model_quotas);
+    close_all(fs);
     free(fs);
 }
 
