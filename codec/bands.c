@@ -6,98 +6,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXACT_BITS = 9, MIN_BITS = 2, MAX_BITS = 15 };
-
-/* A component's numbers in a file. */
-typedef struct stored_row {
-    unsigned bits, multiple;
-    const uint8_t *bytes;
-    size_t n_bytes;
-} stored_row;
-
-static cg_status read_row(cg_cursor *in, uint32_t n_channels, stored_row *row)
-{
-    uint8_t bits;
-    uint16_t multiple;
-    if (!cg_cursor_u8(in, &bits) || !cg_cursor_u16(in, &multiple))
-        return CG_ERR_TRUNCATED;
-    if (bits < MIN_BITS || bits > MAX_BITS || multiple == 0 ||
-        (uint32_t)multiple << (bits - 1) > CG_MAX_ELEMENT)
-        return CG_ERR_CORRUPT;
-    *row = (stored_row){.bits = bits, .multiple = multiple};
-    row->n_bytes = ((size_t)n_channels * bits + 7) / 8;
-    if (!cg_cursor_bytes(in, row->n_bytes, &row->bytes))
-        return CG_ERR_TRUNCATED;
-    const unsigned n_used = (unsigned)((size_t)n_channels * bits % 8);
-    return n_used != 0 && row->bytes[row->n_bytes - 1] >> n_used != 0 ? CG_ERR_CORRUPT : CG_OK;
-}
-
-/* Elements from numbers that stand one after another from the lowest bit of the first byte on. */
-static void unpack_row(const stored_row *row, uint32_t n_channels, int16_t *out)
-{
-    uint64_t pending = 0;
-    unsigned n_pending = 0;
-    const uint8_t *at = row->bytes;
-    const unsigned sign = 1u << (row->bits - 1), mask = 2 * sign - 1;
-    for (uint32_t ch = 0; ch < n_channels; ch++) {
-        while (n_pending < row->bits) {
-            pending |= (uint64_t)*at++ << n_pending;
-            n_pending += 8;
-        }
-        /* Two's complement of so many bits: flip the sign bit and take its weight off. */
-        const int number = (int)(((unsigned)pending & mask) ^ sign) - (int)sign;
-        out[ch] = (int16_t)(number * (int)row->multiple);
-        pending >>= row->bits;
-        n_pending -= row->bits;
-    }
-}
-
-/* A band's rows of at most CG_BAND_COMPONENTS components. */
-typedef struct stored_band {
-    unsigned shift;
-    bool is_wide;
-    uint32_t n_rows;
-    stored_row rows[CG_BAND_COMPONENTS];
-} stored_band;
-
-static cg_status read_band(cg_cursor *in, uint32_t n_channels, uint32_t n_rows, stored_band *band)
-{
-    uint8_t shift;
-    if (!cg_cursor_u8(in, &shift))
-        return CG_ERR_TRUNCATED;
-    if (shift > CG_MAX_BAND_SHIFT)
-        return CG_ERR_CORRUPT;
-    band->shift = shift;
-    band->n_rows = n_rows;
-    /* A band is wide as a whole: its components share lines. */
-    band->is_wide = false;
-    for (uint32_t i = 0; i < n_rows; i++) {
-        const cg_status status = read_row(in, n_channels, &band->rows[i]);
-        if (status != CG_OK)
-            return status;
-        /* By what the bits could hold, not by what they do: this is known without unpacking. */
-        band->is_wide |= band->rows[i].multiple << (band->rows[i].bits - 1) > 128;
-    }
-    return CG_OK;
-}
+enum { EXACT_BITS = 9 };
 
 static uint32_t rows_of_band(uint32_t n_components, uint32_t first)
 {
     return n_components - first < CG_BAND_COMPONENTS ? n_components - first : CG_BAND_COMPONENTS;
 }
 
-/* Checks the bytes of all bands. */
+/* Reads bytes alone: all that a validator wants. */
 static cg_status check_bands(cg_cursor *in, uint32_t n_channels, uint32_t n_components)
 {
-    stored_band band;
+    cg_stored_band band;
     cg_status status = CG_OK;
     for (uint32_t c = 0; c < n_components && status == CG_OK; c += CG_BAND_COMPONENTS)
-        status = read_band(in, n_channels, rows_of_band(n_components, c), &band);
+        status = cg_stored_band_read(in, n_channels, rows_of_band(n_components, c), &band);
     return status;
 }
 
 /* Appends a band to the last slab, or begins one. */
-static void lay_band(const cg_basis_layout *layout, const stored_band *band, uint32_t first,
+static void lay_band(const cg_basis_layout *layout, const cg_stored_band *band, uint32_t first,
                      cg_bands *bands)
 {
     cg_band_slab *slab = bands->n_slabs > 0 ? &bands->slabs[bands->n_slabs - 1] : NULL;
@@ -226,14 +153,15 @@ static void store_elements(const cg_basis_layout *layout, const cg_bands *bands,
 /* What the kernels read, from bytes that are checked. row: room for a component. */
 static void fill(const cg_basis_layout *layout, cg_cursor *in, const cg_bands *bands, int16_t *row)
 {
-    stored_band band;
+    cg_stored_band band;
     const cg_band_slab *slab = bands->slabs;
     for (uint32_t c = 0; c < bands->n_components; c += band.n_rows) {
-        (void)read_band(in, bands->n_channels, rows_of_band(bands->n_components, c), &band);
+        (void)cg_stored_band_read(in, bands->n_channels, rows_of_band(bands->n_components, c),
+                                  &band);
         /* Slabs end where bands do: none begins within a band. */
         slab += c == slab->first_component + slab->n_components;
         for (uint32_t i = 0; i < band.n_rows; i++) {
-            unpack_row(&band.rows[i], bands->n_channels, row);
+            cg_stored_row_unpack(&band.rows[i], bands->n_channels, row);
             if (bands->lines != NULL)
                 store_lines(layout, bands, slab, c + i - slab->first_component, row);
             else
@@ -249,7 +177,7 @@ static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *
         (bands->n_channels + (size_t)layout->unit_channels - 1) / layout->unit_channels;
     const size_t n_bands = (bands->n_components + CG_BAND_COMPONENTS - 1u) / CG_BAND_COMPONENTS;
     cg_cursor again = in;
-    stored_band band;
+    cg_stored_band band;
     bands->slabs = calloc(n_bands + 1, sizeof *bands->slabs);
     bands->most_before = calloc((size_t)bands->n_components + 1, sizeof *bands->most_before);
     int16_t *row = malloc((bands->n_channels + (size_t)1) * sizeof *row);
@@ -257,7 +185,8 @@ static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *
     if (bands->slabs == NULL || bands->most_before == NULL || row == NULL)
         goto done;
     for (uint32_t c = 0; c < bands->n_components; c += CG_BAND_COMPONENTS) {
-        (void)read_band(&in, bands->n_channels, rows_of_band(bands->n_components, c), &band);
+        (void)cg_stored_band_read(&in, bands->n_channels, rows_of_band(bands->n_components, c),
+                                  &band);
         lay_band(layout, &band, c, bands);
     }
     /* Kernels walk components in sixteens, exact ones and others apart. */

@@ -13,17 +13,14 @@
 #ifndef CG_CODEC_BANDS_H
 #define CG_CODEC_BANDS_H
 #include "codec/basis.h"
-#include "codec/cursor.h"
 #include "codec/geometry.h"
+#include "codec/stored_bands.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum {
-    CG_BAND_COMPONENTS = 32,
-    CG_MAX_BAND_SHIFT = 16,
-    CG_MAX_ELEMENT = 1 << 14, /* of a basis, in magnitude, before the shift */
     CG_LEAST_UNIT_BITS = 8,
     CG_MOST_UNIT_BITS = 20,
     CG_SLAB_LINES =
