@@ -55,7 +55,7 @@ def decode(engine, prompt, arguments, saves):
     which saves were under way."""
     engine.settle()
     # What is stored at its second use is not stored here: each measurement has a salt of its own.
-    engine.scheduler._admission = Admission(CHUNK, 1 if saves else 2)
+    engine.scheduler._saves.admission = Admission(CHUNK, 1 if saves else 2)
     core, salt, n_got = engine.llm.llm_engine, f"measurement {next(NUMBERS)}", {}
     for n in range(arguments.prompts):
         request = {"prompt_token_ids": prompt[n:] + prompt[:n], "cache_salt": salt}

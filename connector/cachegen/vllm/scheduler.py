@@ -17,17 +17,17 @@ import array
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
 
 from cachegen import abi
 from cachegen.vllm.adapters import AdapterBlocks, AskedAdapters
-from cachegen.vllm.admission import Admission
 from cachegen.vllm.arrivals import Arrivals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
-from cachegen.vllm.messages import LoadPlan, LoadReport, Metadata, SavePlan
+from cachegen.vllm.messages import LoadPlan, Metadata
 from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.provenance import Provenance
 from cachegen.vllm.request_key import PREFIX, Options, extra_key, key_tokens, parse_options
+from cachegen.vllm.request_state import RequestState
+from cachegen.vllm.saves import SavePlanner, n_blocks
 
 SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 NO_MATCH = (0, False)  # to vLLM: nothing to load
@@ -39,58 +39,9 @@ ADAPTER_WAIT_S = 10  # for the worker to read an adapter; then its request is ne
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
 
 
-@dataclass(eq=False)
-class RequestState:
-    """What this side knows of one request."""
-
-    tokens: array.array  # the prompt, with stand-ins for its images
-    salt: bytes  # the reset's root, then the tenant's
-    root: bytes  # of the last reset before its KV was begun
-    extra: bytes | None  # None: neither stored nor served
-    options: Options
-    arrival_time: float  # of the wall clock, as vLLM has it
-    adapter: object = None  # the Check of its adapter, until that is done
-    adapter_until: float = 0.0  # on the monotonic clock
-    adapter_key: tuple[int, str] | None = None  # what that found
-    adapter_number: int = 0  # of the request's adapter; 0: it has none
-    lookup: object = None  # the handle, while it is under way
-    lookup_from: int = 0
-    lookup_started_ns: int = 0
-    spent_ns: int = 0  # of the budget, before it
-    answered_ns: int = 0
-    predicted_ns: int = 0  # of the load; 0: not known
-    hit_tokens: int | None = None  # the look-up's answer
-    plan: bytes = b""
-    failed: bool = False  # a load failed: recompute, don't ask again
-    allocated: bool = False
-    has_begun: bool = False  # scheduled since its blocks were allocated
-    local_tokens: int = 0  # what vLLM's own prefix cache has
-    level: int = 0  # worst level of anything that the KV so far was loaded with or computed after
-    has_unknown: bool = False  # among that is what another tier may have brought
-    load: LoadPlan | None = None
-    loaded: LoadReport | None = None  # what the ranks that have ended it said of load
-    load_ended_ns: int = 0
-    saved_to: int | None = None  # None: not scheduled since it was admitted
-    saved_last: bool = False
-    plain_tokens: int = 0  # of the prompt, whose positions the codec knows
-    admitted_tokens: int | None = None  # that are to be stored; None: not counted yet
-    awaits_first_token: bool = False  # since it was looked up, and has loaded
-    report: dict = field(default_factory=dict)  # for the request's kv_transfer_params
-
-    @property
-    def planned_adapter(self):
-        """For a plan. Only a request without an adapter has None there: of a content that cannot be told, "", every worker
-        says that it holds another one."""
-        return self.adapter_key or ((self.adapter_number, "") if self.adapter_number else None)
-
-
 def _is_outdated(key, number, identity):
     """Whether key, as a Check has it, says of the adapter of a number that it has another content than identity."""
     return key is not None and key[0] == number and key[1] != identity
-
-
-def _n_blocks(n_tokens, block_tokens):
-    return -(-n_tokens // block_tokens)
 
 
 def _new_blocks(scheduler_output, block_tokens):
@@ -120,7 +71,6 @@ class Scheduler:
         self._root = b""  # begins every salt since the last reset
         self._worker_is_off = False  # for good
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
-        self._n_saves = 0
         self._wait_left_s = library.lookup_wait_s  # of this step
         self._observed = {}  # for histograms, since they were taken
         self._n_met = self._n_missed = 0  # budgets
@@ -130,7 +80,7 @@ class Scheduler:
         self._provenance = Provenance(library.unknown_level)
         self._adapters, self._adapter_blocks = AskedAdapters(library.rank.n_ranks), AdapterBlocks()
         self._arrivals = Arrivals()
-        self._admission = Admission(library.chunk_tokens, library.save_on_use)
+        self._saves = SavePlanner(library, self._provenance)
 
     # ---- looking up ----
 
@@ -339,7 +289,7 @@ class Scheduler:
         self._adapter_blocks.mark(block_ids[n_local:], state.adapter_key)
         if num_external_tokens > 0:
             to_token = state.local_tokens + num_external_tokens
-            own = block_ids[: _n_blocks(to_token, block_tokens)]
+            own = block_ids[: n_blocks(to_token, block_tokens)]
             state.load = LoadPlan(
                 request.request_id, state.local_tokens, to_token, own, state.plan, state.planned_adapter
             )
@@ -358,7 +308,7 @@ class Scheduler:
     def _begin(self, state, block_ids, n_computed):
         """A request is scheduled for the first time since its blocks were allocated: what it has, and what it computes."""
         state.has_begun = True
-        n_there = _n_blocks(n_computed, self.library.block_tokens)
+        n_there = n_blocks(n_computed, self.library.block_tokens)
         self._inherit_level(state, block_ids[:n_there])
         self._provenance.mark(block_ids[n_there:], state.level, loaded=False)
 
@@ -425,10 +375,8 @@ class Scheduler:
         if state.awaits_first_token and n_after >= len(state.tokens):
             self._first_tokens.append(state)
         if self._may_save(state):
-            save = self._plan_save(scheduler_output, req_id, state, n_computed, n_after)
+            save = self._saves.plan(scheduler_output, req_id, state, n_computed, n_after)
             if save is not None:
-                self._n_saves += 1
-                save.number = self._n_saves
                 metadata.saves.append(save)
 
     def _is_off(self):
@@ -439,49 +387,6 @@ class Scheduler:
         is_of_one_root = state.root == self._root and not self._has_mixed_blocks
         may_save = self.library.may_save and not self._is_off()
         return state.extra is not None and may_save and is_of_one_root and not state.saved_last
-
-    def _plan_save(self, scheduler_output, req_id, state, n_computed, n_after):
-        """What this step completes of the prompt: whole chunks, and at the end a short one. None: nothing."""
-        chunk_tokens, block_tokens = self.library.chunk_tokens, self.library.block_tokens
-        n_prompt = len(state.tokens)
-        block_ids = None
-        if state.saved_to is None:
-            block_ids = scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0]
-            state.saved_to = n_computed // chunk_tokens * chunk_tokens
-            begun = block_ids[state.saved_to // block_tokens : _n_blocks(n_computed, block_tokens)]
-            if self._provenance.any_lossily_loaded(begun):
-                # The chunk at hand is partly loaded at a lossy level: not encoded again, nor what follows it.
-                state.saved_to = n_prompt
-        if state.admitted_tokens is None:
-            n_admitted = self._admission.use(state.tokens, state.salt, state.extra)
-            state.admitted_tokens = min(n_admitted, state.plain_tokens)
-        n_after = min(n_after, state.admitted_tokens)
-        is_last = n_after >= n_prompt
-        unit = self.library.tail_tokens if is_last else chunk_tokens
-        to_token = max(state.saved_to, min(n_after, n_prompt) // unit * unit)
-        state.saved_last = is_last
-        from_token, state.saved_to = state.saved_to, to_token
-        if is_last and from_token >= to_token:  # only the name is left to publish
-            from_token = to_token = n_prompt // unit * unit
-            if state.options.context is None:
-                return None
-        elif from_token >= to_token:
-            return None
-        if block_ids is None:
-            block_ids = scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0]
-        return SavePlan(
-            req_id,
-            state.tokens,
-            state.salt,
-            state.extra,
-            from_token,
-            to_token,
-            state.level,
-            is_last,
-            block_ids[: _n_blocks(to_token, block_tokens)],
-            state.options.context,
-            state.planned_adapter,
-        )
 
     # ---- what came of it ----
 
@@ -551,7 +456,7 @@ class Scheduler:
         n_loaded = max(0, load.loaded_tokens - plan.from_token)
         if n_loaded:
             block_tokens = self.library.block_tokens
-            first, end = plan.from_token // block_tokens, _n_blocks(load.loaded_tokens, block_tokens)
+            first, end = plan.from_token // block_tokens, n_blocks(load.loaded_tokens, block_tokens)
             state.level = max(state.level, load.worst_level)
             # The level of the prefix counts for what was loaded after it, too.
             self._provenance.mark(plan.block_ids[first:end], state.level, loaded=load.worst_level > 0)
