@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Written out, not computed: every compiler and processor has the same bits. */
 const float CG_SCALES[CG_N_SCALES] = {0x1.6a09e6p-2f, 0x1p-1f, 0x1.6a09e6p-1f, 0x1p+0f,
                                       0x1.6a09e6p+0f, 0x1p+1f, 0x1.6a09e6p+1f};
 
@@ -36,6 +37,7 @@ cg_status cg_block_order_sort(const cg_profile *p, const uint8_t *scale_index,
         if (scale_index[b] >= CG_N_SCALES)
             return CG_ERR_CORRUPT;
     }
+    /* Within a run rows stay in the order of their blocks: encoder and decoder both sort. */
     order->n_runs = 0;
     for (uint8_t i = 0; i < CG_N_SCALES; i++) {
         const uint32_t first = row;
@@ -45,6 +47,7 @@ cg_status cg_block_order_sort(const cg_profile *p, const uint8_t *scale_index,
             order->block[row] = (uint16_t)b;
             order->scale[row++] = i;
         }
+        /* The columns' own classes come first, then a table of them for each scale. */
         if (row > first)
             order->runs[order->n_runs++] =
                 (cg_rans_run){row - first, (1 + (size_t)i) * p->column_classes_bytes};

@@ -10,7 +10,7 @@ size_t cg_dtype_bytes(unsigned dtype)
     case CG_DTYPE_FP32: return 4;
     case CG_DTYPE_FP8_E4M3:
     case CG_DTYPE_FP8_E5M2: return 1;
-    default: return 0;
+    default: return 0; /* a file's byte may be any */
     }
 }
 
@@ -37,6 +37,7 @@ cg_status cg_geometry_check(const cg_geometry *g)
     return CG_OK;
 }
 
+/* Not memcmp(): structs have padding. */
 bool cg_geometry_equal(const cg_geometry *a, const cg_geometry *b)
 {
     return a->n_layers == b->n_layers && a->n_kv_heads == b->n_kv_heads &&

@@ -85,7 +85,7 @@ static bool load(unsigned dtype, const void *elements, size_t n_elements, float 
 {
     const uint16_t *restrict halves = elements;
     const uint8_t *restrict bytes = elements;
-    uint32_t any_not_finite = 0; /* in loops that vectorize */
+    uint32_t any_not_finite = 0; /* gathered: with a branch, loops would not vectorize */
     if (dtype == CG_DTYPE_BF16) {
         for (size_t i = 0; i < n_elements; i++) {
             out[i] = cg_bf16_to_f32(halves[i]);
@@ -110,6 +110,7 @@ static bool load(unsigned dtype, const void *elements, size_t n_elements, float 
     return any_not_finite == 0;
 }
 
+/* Rounding and limits are those of the lane functions, which GPUs run, too. */
 static void quantize(const float *restrict coef, size_t n_columns, float inv_step,
                      int16_t *restrict out)
 {
@@ -159,6 +160,7 @@ static void add_heads(const float *restrict values, size_t n_heads, size_t head_
     }
 }
 
+/* add_row() of symbols: as floats first, they would need a row of memory more. */
 static void add_cells(const int16_t *restrict cells, size_t n_columns, float sign,
                       float *restrict sums, float *restrict squares)
 {
@@ -215,7 +217,8 @@ static void square_distances(const float *restrict rows, size_t n_rows, size_t n
     }
 }
 
-/* scores[r] = keys[r] times queries, for n_rows rows, at most ROWS_A_PASS. */
+/* scores[r] = keys[r] times queries, for n_rows rows, at most ROWS_A_PASS: so many share each load
+ * of the queries, and their sums fit in registers. */
 static inline void score(const float *restrict keys, size_t n_rows, size_t head_dim,
                          const float *restrict queries, float *restrict scores)
 {
@@ -252,7 +255,7 @@ static void weigh_tokens(const float *restrict keys, size_t n_tokens, size_t hea
     size_t t = 0;
     for (; t + ROWS_A_PASS <= n_tokens; t += ROWS_A_PASS)
         score(keys + t * head_dim, ROWS_A_PASS, head_dim, queries, scores + t * CG_QUERIES);
-    for (; t < n_tokens; t++)
+    for (; t < n_tokens; t++) /* one by one: a constant count is what unrolls score() */
         score(keys + t * head_dim, 1, head_dim, queries, scores + t * CG_QUERIES);
     for (size_t i = 0; i < CG_QUERIES; i++)
         top[i] = -most;
@@ -265,7 +268,8 @@ static void weigh_tokens(const float *restrict keys, size_t n_tokens, size_t hea
             top[i] = x > top[i] ? x : top[i];
         }
     }
-    /* Squared attentions, up to a factor: that of the largest is 1. Their sums, and with spread. */
+    /* The largest is taken off first, so that no power overflows.
+     * Squared attentions, up to a factor: that of the largest is 1. Their sums, and with spread. */
     for (t = 0; t < n_tokens; t++) {
         for (size_t i = 0; i < CG_QUERIES; i++) {
             const float attention = exp2_of(scores[t * CG_QUERIES + i] - top[i]);

@@ -80,6 +80,7 @@ static cg_synthesis take_synthesis(cg_arena *arena, const cg_profile *profile, u
         take_integers(arena, columns, n_blocks, &s);
         return s;
     }
+    /* Profiles of version 1, whose elements are floats. */
     s.y_stride = profile->layout.unit_channels + (profile->layout.has_quads ? 16 : 0);
     if (profile->layout.is_tiled || profile->layout.has_quads)
         s.y = cg_arena_take(arena, CG_DCT * CG_TILE * s.y_stride * sizeof *s.y);
@@ -138,6 +139,7 @@ cg_status cg_klt_decode(const cg_heads *heads, const cg_block_order *order, unsi
     cg_arena arena = {scratch, 0};
     cg_symbols symbols;
     void *memory[CG_N_LEVELS];
+    /* By the calls that cg_klt_decode_scratch_bytes() counts with, in their order. */
     take_symbols(&arena, level, coarsest, group, matrix, n_blocks, memory);
     cg_synthesis s = take_synthesis(&arena, p, level, group, matrix, n_blocks);
     const cg_status status =
@@ -209,7 +211,7 @@ cg_status cg_klt_decode_joint(const cg_profile *profile, const cg_block_order *o
     take_symbols(&arena, level, coarsest, profile->joint, 0, order->n_blocks, memory);
     const cg_status status = decode_symbols(profile, order, level, coarsest, profile->joint, 0,
                                             sections, memory, &symbols);
-    if (status == CG_OK)
+    if (status == CG_OK) /* its scratch begins behind the symbols, which it reads */
         cg_klt_give(profile, level, &symbols, cg_arena_take(&arena, 0), given_out);
     return status;
 }

@@ -4,6 +4,7 @@
 #include "codec/klt.h"
 #include "codec/paper.h"
 
+/* A NULL is never called: only profiles of preset klt have a joint matrix. */
 static const cg_preset presets[] = {
     [CG_TOKENS_DCT] = {cg_klt_given_bytes, cg_klt_decode_joint_scratch_bytes, cg_klt_decode_joint,
                        cg_klt_decode_scratch_bytes, cg_klt_decode, cg_klt_encode_scratch_bytes,

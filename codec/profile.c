@@ -102,6 +102,8 @@ cg_status cg_profile_scale(cg_profile *p, const float (*scales)[CG_N_PLANES])
         const float scale = scales[i / CG_N_PLANES][i % CG_N_PLANES];
         if (!isnormal(scale) || scale < 0)
             return CG_ERR_INVALID_ARGUMENT;
+        /* What is stored is the true element over its scale: so is its mean, and an error in it
+         * weighs as much more. */
         for (size_t at = i * channels; at < (i + 1) * channels; at++) {
             p->mean[at] /= scale;
             p->weight[at] *= scale;

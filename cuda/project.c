@@ -84,7 +84,7 @@ void cg_cuda_bases_fill(const cg_profile *p, void *bases)
                 ldexpf(1, (int)cg_bands_row(&p->layout, bands, c, row) - (int)bands->unit_bits);
         at = to.end;
     }
-    memset(bytes + at, 0, t.end - at);
+    memset(bytes + at, 0, t.end - at); /* padding goes to the GPU, too: no old memory with it */
     memcpy(bytes + t.mean_at, p->mean, t.channels_bytes);
     memcpy(bytes + t.weight_at, p->weight, t.channels_bytes);
     if (t.inv_freq_bytes > 0)
@@ -103,6 +103,7 @@ static size_t n_floats_of(const cg_projection *projection)
     return CG_DCT * (size_t)projection->n_rows * projection->row_stride;
 }
 
+/* The most of each alone: no task needs all of them, and each has memory of its own. */
 cg_cuda_projection_most cg_cuda_projection_bound(const cg_profile *p, uint32_t dtype,
                                                  uint32_t n_tokens)
 {
@@ -210,6 +211,8 @@ cg_status cg_cuda_projection_of(const cg_profile *p, const cg_projection *projec
 {
     if (projection->basis >= cg_profile_n_bases(p))
         return CG_ERR_INVALID_ARGUMENT;
+    /* Kernels check nothing. The codec made these numbers, but what is written by them must stay in
+     * the memory that was taken for the largest task. */
     const cg_bands *bands = bands_of(p, projection->basis);
     if (projection->row_stride != cg_projection_stride(bands->n_channels) ||
         n_floats_of(projection) > most->n_rows ||
