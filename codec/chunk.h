@@ -137,8 +137,8 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
 /* Row section_index of the table. The index must be below header.n_sections. */
 cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index);
 
-/* Checks everything that can be checked without a profile: what cg_chunk_open() checks, the
- * checksum of each section, that steps are those that there are, and that key is the hash of
+/* Checks everything that can be checked without a profile: what cg_chunk_open() checks, and the
+ * checksum of each section. Indices of steps must be below CG_N_SCALES. The key must be the hash of
  * parent, extra and tokens. A store runs this before it publishes. Errors of cg_chunk_open();
  * CG_ERR_CORRUPT; CG_ERR_NO_MEMORY. */
 cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes);

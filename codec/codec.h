@@ -1,11 +1,11 @@
 /* codec/codec.h - K and V of a chunk to bytes and back.
  *
  * Work is cut into tasks, in the order of the layers: one for each layer group and plane, K before
- * V; or one for each layer group, where the profile joins K and V. At L0 a group is one layer. The
- * caller runs the tasks on its own threads, in any order, each at most once; only the functions
- * under "convenience" start threads. Tasks are independent, but for one thing: with a joint matrix
- * the first one that is decoded makes what all of them need, and the others wait for it; and the
- * last one that is encoded codes the joint matrix.
+ * V. Where the profile joins K and V, a task has both. At L0 a group is one layer. The caller runs
+ * the tasks on its own threads, in any order, each at most once. Only the functions under
+ * "convenience" start threads. Tasks are independent, unless the profile has a joint matrix. Then
+ * the first task that is decoded makes what all of them need, while the others wait for it. In
+ * encoding, the last task codes the joint matrix.
  *
  * Scratch memory comes from the caller: one piece for each thread, 64-byte aligned, of
  * cg_..._scratch_bytes() bytes. A decoding task allocates nothing else. An encoding task also
@@ -39,16 +39,16 @@ typedef struct cg_decoder cg_decoder;
  * decoder, which the caller frees. profile: NULL for L0. A nested file is decoded at its finest
  * level; to decode it at a coarser one, let n_bytes be that level's header.level_bytes.
  *
- * Checked here: the header and the section table; that the chunk names this profile, and the
- * profile's model; that geometry and scales are the profile's; that the steps of blocks are whole;
- * and that exact elements have the bytes that they take at least, a third of their own size. The
- * other sections' checksums are left to cg_decoder_run().
+ * Checked here: the header and the section table. The chunk must name this profile and its model,
+ * and have its geometry and scales. The steps of blocks must be whole. Exact elements must have at
+ * least a third of their own size in bytes, which is the least that they can take. The other
+ * sections' checksums are left to cg_decoder_run().
  *
  * What it costs: a lossless chunk takes memory in proportion to its file, a lossy one in proportion
  * to its geometry, however small the file is. With a joint matrix the decoder also holds two bytes
- * for each shared component of a token. Time goes by the geometry, too, whatever the bytes are.
- * With a profile of version 2 the largest symbols take three times the products of small ones,
- * since they have three digits at most, and a symbol takes four words of its stream at most.
+ * for each shared component of a token. Time goes by the geometry, too, whatever the bytes are: a
+ * symbol takes at most four words of its stream. With a profile of version 2 it has at most three
+ * digits, so that the largest symbols take three times the products of small ones.
  *
  * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY.
  */
@@ -90,9 +90,9 @@ bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
  *
  * With CG_NESTED in the mask its lossy levels are nested: cg_encoder_finish() of one makes a file
  * that holds the coarser ones of the mask, too. That needs cg_encoder_can_nest(). With
- * CG_SHORT_STREAMS the lossy levels are cut into about four times as many streams, which adds 4 to
- * 5 % to their bytes. A GPU decodes streams side by side, and has a chunk that comes alone in a
- * fraction of the time.
+ * CG_SHORT_STREAMS the lossy levels are cut into about four times as many streams, which adds at
+ * most 8 % to a section. A GPU decodes streams side by side, so it has a chunk that comes alone in
+ * a fraction of the time.
  *
  * header: geometry, scales, first_position, n_tokens, prefix_level, model, parent and extra are
  * used; the rest is computed. tokens[n_tokens] are copied. profile may be NULL when level_mask is
@@ -123,11 +123,11 @@ cg_status cg_encoder_set_scales(cg_encoder *encoder, const uint8_t *scale_index)
  * else 0. See codec/importance.h. */
 uint32_t cg_encoder_n_weighings(const cg_encoder *encoder);
 /* Weighs a layer below cg_encoder_n_weighings(). The last one gives each block its step, so all are
- * to be weighed, each once, before any task is run; blocks of an encoder that weighs none have the
- * level's own step. All layers together take about 3 % of the time of the tasks at three nested
- * levels, and 8 % at L3 alone. k, v: [n_tokens][n_kv_heads][head_dim] of the chunk's dtype, K as
- * the engine holds it. Any thread; they may run concurrently. CG_ERR_INVALID_ARGUMENT: as
- * cg_encoder_run(). Then the layer may be weighed again. */
+ * to be weighed, each once, before any task is run. Blocks of an encoder that weighs none have the
+ * level's own step. All layers together take a few per cent of the time of the tasks.
+ * k, v: [n_tokens][n_kv_heads][head_dim] of the chunk's dtype, K as the engine holds it. Any
+ * thread; they may run concurrently. CG_ERR_INVALID_ARGUMENT: as cg_encoder_run(). Then the layer
+ * may be weighed again. */
 cg_status cg_encoder_weigh(cg_encoder *encoder, uint32_t layer, void *scratch, size_t scratch_bytes,
                            const void *k, const void *v);
 /* Encodes one task from in, elements_bytes of its shape in the canonical layout, at every level.

@@ -1,9 +1,8 @@
-/* codec/exact_lane.h - the float steps of profiles from version 2 on, for one channel or pair of
- * channels: FORMAT.md's "Decoding, version 2"; the rounding of the joint matrix's sums; and an
- * encoder's way to its symbols.
+/* codec/exact_lane.h - the float steps of profiles from version 2 on, for one channel or a pair.
  *
- * Each operation is rounded once, fmaf() and fma() as one. Threads: pure functions. Shared with
- * CUDA code.
+ * They are those of FORMAT.md's "Decoding, version 2". With them are the rounding of the joint
+ * matrix's sums, and an encoder's way to its symbols. Each operation is rounded once, fmaf() and
+ * fma() as one. Shared with CUDA code. Threads: pure functions.
  */
 #ifndef CG_CODEC_EXACT_LANE_H
 #define CG_CODEC_EXACT_LANE_H
@@ -12,9 +11,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Step 1a: from a sum of the joint matrix to V, the number that a group's basis is multiplied by. k
- * bits, at least 1, are rounded off, half up, and what does not fit in 16 bits becomes the nearer
- * end. */
+/* Step 1a: from a sum of the joint matrix to the number that a group's basis is multiplied by (V in
+ * FORMAT.md). The last k bits, at least 1, are rounded off, half up. What does not fit in 16 bits
+ * becomes the nearer end. */
 CG_LANE int32_t cg_lane_given(int32_t sum, unsigned k)
 {
     const int32_t rounded = (sum >> k) + (sum >> (k - 1) & 1);

@@ -1,12 +1,12 @@
 /* codec/importance.h - which blocks of tokens deserve finer steps: those that queries look at.
  *
- * What an error in K or V costs grows with the square of the attention that its token gets, and an
+ * What an error in K or V costs grows with the square of the attention that its token gets. An
  * encoder does not know the queries that will come. It has a guess: the mean query of each head,
  * from the profile. Attention to the chunk's tokens is computed as if that query stood 32, 128, 512
- * and 2,048 positions behind each. Tokens count by its square for V; for K also by how far their V
- * lies from the mean V, since that is what an error of the attention moves. From what its tokens
- * count, the mean over all heads and layers, a block gets its step: the more, the finer. Formula:
- * codec/FORMAT.md, "Which steps an encoder takes".
+ * and 2,048 positions behind each. For V a token counts by the square of its attention. For K it
+ * also counts by how far its V lies from the mean V, since that is what an error of the attention
+ * moves. A block's step follows from what its tokens count, the mean over all heads and layers: the
+ * more, the finer. Formula: codec/FORMAT.md, "Which steps an encoder takes".
  *
  * For profiles with queries (n_query_heads above 0). Work is cut by layers.
  * Threads: pure functions on the caller's memory, a shared profile and shared heads.
@@ -22,8 +22,8 @@ extern "C" {
 /* 4 bytes for each token and element of a head, and about 132 more for each token. */
 size_t cg_importance_scratch_bytes(const cg_profile *profile, uint32_t n_tokens);
 
-/* How much the blocks count to one layer, counts_out[n_blocks]: what their coded tokens (neither
- * sinks nor past the end) count on average, where the mean of all coded tokens is 1. 0 where a
+/* How much the blocks count to one layer, to counts_out[n_blocks]: the mean of a block's coded
+ * tokens (neither sinks nor past the end), in units of the mean of all coded tokens. 0 where a
  * block has none. k, v: [n_tokens][n_kv_heads][head_dim] of the heads' dtype, K as the engine holds
  * it (rotated). scratch: 64-byte aligned, of cg_importance_scratch_bytes().
  * CG_ERR_INVALID_ARGUMENT: an element of a coded token is not finite. */

@@ -155,11 +155,12 @@ typedef struct cg_klt_integers {
 /* The KLT of an encoder, from channels to coefficients: a projection of rows on the basis's
  * components. */
 typedef struct cg_klt_forward {
-    /* coef[r][c] = sum over ch of rows[r][ch] * basis[c][ch], for 16 * n_sixteens components; coef
-     * has rows up to the next multiple of CG_TILE, which become garbage. rows[n_rows][row_stride],
-     * zeros from n_channels to 2 * n_pairs. analysis: bf16 pairs [n_sixteens][n_pairs][16]: the low
-     * half of word c of row p is basis[c][2p], the high one basis[c][2p + 1]; n_pairs is a multiple
-     * of 16. split: room for 64 * 2 * n_pairs bf16, 64-byte aligned. */
+    /* coef[r][c] = sum over ch of rows[r][ch] * basis[c][ch], for 16 * n_sixteens components.
+     * rows[n_rows][row_stride]: zeros from n_channels to 2 * n_pairs. n_pairs: a multiple of 16.
+     * analysis[n_sixteens][n_pairs][16]: pairs of bf16. The low half of word c of row p is
+     * basis[c][2p], the high one basis[c][2p + 1].
+     * split: room for 64 * 2 * n_pairs bf16, 64-byte aligned.
+     * coef has rows up to the next multiple of CG_TILE; those behind n_rows become garbage. */
     void (*project)(const float *rows, size_t row_stride, size_t n_rows, const uint32_t *analysis,
                     size_t n_pairs, size_t n_sixteens, uint16_t *split, float *coef,
                     size_t coef_stride);
@@ -169,10 +170,11 @@ typedef struct cg_klt_forward {
     void (*project_narrow)(const float *rows, size_t row_stride, size_t n_rows,
                            const uint32_t *analysis, const float *scale, float norm, size_t n_pairs,
                            size_t n_sixteens, uint16_t *split, float *coef, size_t coef_stride);
-    /* The same for integers of at most 15 bits; each table has it. Where it takes_digits, analysis
-     * holds signed digits of 8 bits, [n_sixteens][2][n_pairs / 2][16][4]: the low digits of four
-     * neighbouring channels each, and behind all of them the high ones, which are not read where
-     * n_digits[n_sixteens] is 1. It is read up to the next multiple of 64 channels. */
+    /* The same for integers of at most 15 bits; each table has it. Where it takes_digits:
+     * analysis[n_sixteens][2][n_pairs / 2][16][4]: signed digits of 8 bits, four neighbouring
+     * channels together: first all the low ones, then the high ones.
+     * n_digits[n_sixteens]: 1 where the high ones are not to be read.
+     * It is read up to the next multiple of 64 channels. */
     void (*project_integers)(const float *rows, size_t row_stride, size_t n_rows,
                              const uint32_t *analysis, const uint8_t *n_digits, const float *scale,
                              float norm, size_t n_pairs, size_t n_sixteens, uint16_t *split,
@@ -217,10 +219,13 @@ typedef struct cg_kernels {
     /* out[r] = sum over ch of (rows[r][ch] - base[ch])^2, at most 10^30. */
     void (*square_distances)(const float *rows, size_t n_rows, size_t n_channels, const float *base,
                              float *out);
-    /* Adds to counts[n_tokens][CG_QUERIES] what the tokens count to each of n_queries queries, at
-     * most CG_QUERIES: 2 in all. keys[n_tokens][head_dim]. queries[head_dim][CG_QUERIES]: their
-     * products with a key are logarithms of the squared attention, to base 2. spread[n_tokens]: of
-     * the tokens' V, as square_distances() has it. scores: room for [n_tokens][CG_QUERIES]. */
+    /* Adds to counts[n_tokens][CG_QUERIES] what the tokens count to each of n_queries queries (at
+     * most CG_QUERIES). What all tokens count to a query is 2 in all.
+     * keys[n_tokens][head_dim].
+     * queries[head_dim][CG_QUERIES]: a product with a key is the logarithm of the squared
+     * attention, to base 2.
+     * spread[n_tokens]: of the tokens' V, as square_distances() has it.
+     * scores: room for [n_tokens][CG_QUERIES]. */
     void (*weigh_tokens)(const float *keys, size_t n_tokens, size_t head_dim, const float *queries,
                          size_t n_queries, const float *spread, float *scores, float *counts);
     const cg_klt_inverse *inverse;

@@ -6,8 +6,8 @@
  * once), and tiles for matrix units. Those of version 2 have one, in integers, whose sums are
  * exact.
  *
- * All ways go through the channels in units, which are whole heads, so that what is rotated and
- * stored together is in the cache; and through the tokens in blocks of 8. They end in
+ * All ways go through the tokens in blocks of 8, and through the channels in units. A unit is whole
+ * heads, so that what is rotated and stored together is in the cache. They end in
  * cg_klt_finish_unit(). What slabs, limbs and lines are: codec/basis.h and codec/bands.h.
  *
  * Threads: each has its own cg_synthesis.

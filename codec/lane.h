@@ -1,9 +1,11 @@
-/* codec/lane.h - CG_LANE: a function of one lane, shared by C, C++ and CUDA; CG_LANE_METHOD of C++
- * and CUDA; CG_LANE_TABLE its constants; CG_UNROLL before a loop whose arrays must be registers,
- * CG_UNROLL_NOT before one that would take too many.
+/* codec/lane.h - functions of one lane, which C, C++ and CUDA share.
  *
  * What a lane computes is written once, and both the CPU's codec and the GPU's kernels are made of
  * it. Compile without contraction: what is fused is written so.
+ *
+ * CG_LANE: before such a function. CG_LANE_METHOD: before a method of C++ and CUDA. CG_LANE_TABLE:
+ * before its constants. CG_UNROLL: before a loop whose arrays must be registers. CG_UNROLL_NOT:
+ * before one that would take too many of them.
  */
 #ifndef CG_CODEC_LANE_H
 #define CG_CODEC_LANE_H

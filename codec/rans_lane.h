@@ -159,9 +159,8 @@ CG_LANE cg_lane_coded cg_lane_code(uint32_t shift, uint32_t n_symbols, uint32_t 
     return c;
 }
 
-/* What a cell is coded as, given its coarse one: 0 where it is three times that, 1 where it is one
- * step further from zero, 2 where it is one step back (where the coarse one is 0: 1 means 1, and 2
- * means -1). */
+/* What a cell is coded as, given its coarse one. 0: it is three times that. 1: one step further
+ * from zero. 2: one step back. Where the coarse one is 0: 1 means 1, and 2 means -1. */
 CG_LANE uint32_t cg_lane_refinement(int32_t cell, int32_t coarse)
 {
     const int32_t d = cell - CG_RANS_REFINE_STEP * coarse;

@@ -59,14 +59,13 @@ static inline cg_task_shape cg_section_plan_task(const cg_profile *profile,
  * for that. */
 cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header);
 
-/* How many sections a chunk with the header's levels has; and kind, plane and group of one of them,
- * whose index is below that. */
+/* How many sections a chunk with the header's levels has. And the kind, plane and group of one of
+ * them, whose index is below that number. */
 uint32_t cg_section_plan_n_sections(const cg_profile *profile, const cg_chunk_header *header);
 cg_section cg_section_plan_row(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t section_index);
-/* The way back, to a section's index: that of a task at a level that the chunk holds; that of the
- * joint matrix, which the profile must have; and that of a plane's sinks, which the chunk must
- * have. */
+/* The way back, to the index of a section: a task's at a level that the chunk holds, the joint
+ * matrix's where the profile has one, and a plane's sinks where the chunk has them. */
 uint32_t cg_section_plan_index(const cg_profile *profile, const cg_chunk_header *header,
                                uint32_t task_index, unsigned level);
 uint32_t cg_section_plan_joint_index(const cg_profile *profile, const cg_chunk_header *header,

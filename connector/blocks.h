@@ -27,8 +27,8 @@ typedef struct cg_kv_layout {
 } cg_kv_layout;
 
 /* Checks and copies a layout; free it with free(). CG_ERR_INVALID_ARGUMENT: it does not agree with
- * the model, or a base or count is missing. CG_ERR_UNSUPPORTED: an unknown layout or memory kind;
- * AMX packing of another dtype than bf16 and fp8 or of shapes that it does not have; blocks in a
+ * the model, or a base or count is missing. CG_ERR_UNSUPPORTED: an unknown layout or memory kind.
+ * AMX packing of other dtypes than bf16 and fp8, or of shapes that it does not have. Blocks in a
  * GPU's memory that are not of all layers and heads, or whose dims are not dense. */
 cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *model,
                            cg_kv_layout **layout_out);

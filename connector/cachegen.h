@@ -257,10 +257,9 @@ typedef struct cachegen_progress {
                            threads, without chunks that waited for the engine */
     uint64_t copy_ns;   /* thread time in writing blocks */
     uint64_t total_ns;  /* since start */
-    /* Of a load whose status is not OK: the chunk that ended it, by its first token, its levels
-     * that could not be had (bit n: level n), and with "lossy prefix" that chunk's worst level,
-     * provenance counted. failed_levels is 0 if no chunk is to blame: cancelled, or out of
-     * memory. */
+    /* Of a load whose status is not OK: the chunk that ended it. Its first token; its levels that
+     * could not be had (bit n: level n; 0 if no chunk is to blame: cancelled, or out of memory);
+     * and, with "lossy prefix", its worst level, provenance counted. */
     uint32_t failed_token, failed_levels, failed_worst_level;
     uint32_t copied; /* of a save: 1: the blocks are not read any more */
     /* Of a load: what was delivered. */
@@ -358,10 +357,10 @@ CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens,
                                           uint64_t duration_ns);
 
-/* Tells a connector that plans but does not load (an engine's scheduler) how a load in another
- * process (a worker) went, so that it knows the link: bytes_read were read in read_ns (not counted
- * where this process has read itself: that was measured), and
- * loaded_tokens - from_token tokens of worst_level were decoded in decode_ns. */
+/* For a connector that plans loads and does not carry them out, such as an engine's scheduler:
+ * tells it how a load in another process went, from which it learns the speeds. bytes_read were
+ * read in read_ns; where this process has read, too, it has measured that itself, and they are left
+ * out. loaded_tokens - from_token tokens of worst_level were decoded in decode_ns. */
 CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token,
                                        const cachegen_progress *progress);
 

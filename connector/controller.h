@@ -7,9 +7,9 @@
  * arrive, on all of the connector's threads.
  *
  * ttft_budget (time to first token): each chunk gets the finest level with which it and all that
- * remain still end in time. If no level ends in time, part of the prompt is recomputed: the cut
- * between loading and recomputing is the one with the least total time, and what is loaded gets the
- * finest levels that still fit before the recomputing.
+ * remain still end in time. If no level ends in time, part of the prompt is recomputed. It is cut
+ * where the total time is least, and what is loaded gets the finest levels that still fit before
+ * the recomputing.
  * min_delay: the least total time over the same choices, whatever the budget.
  * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it (min_delay: L3).
  *

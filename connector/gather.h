@@ -1,9 +1,9 @@
 /* connector/gather.h - brings the KV heads of chunks together, from the ranks of a tensor-parallel
  * engine to the one that stores them.
  *
- * The rank that has head 0 listens; each other one copies its heads of a save's chunks into memory
- * of its own, a *part*, and passes that on (a sealed memfd over a unix socket). So nothing is left
- * behind by a rank that dies, and handing over costs no second copy and never waits. Ranks find
+ * The rank that has head 0 listens. Each other one copies its heads of a save's chunks into memory
+ * of its own, a *part*, and passes that on: a sealed memfd, over a unix socket. So a rank that dies
+ * leaves nothing behind, and handing over costs no second copy and never waits. Ranks find
  * each other by the name of their group (connector/host_socket.h): all are of one host, network
  * namespace and user.
  *

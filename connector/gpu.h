@@ -5,8 +5,8 @@
  * process needs none. It is never closed.
  * The GPU has threads of its own, one for each slot. A thread takes a chunk, prepares it, hands it
  * to the GPU and sleeps until it is done. So as many chunks are under way as there are slots.
- * A GPU that hangs also holds the threads that wait for it, in a call that nobody can end: its own,
- * those that encode, the one that writes saves, and the one that closes (connector.c).
+ * A GPU that hangs holds the threads that wait for it, in a call that nobody can end. These are its
+ * own, those that encode, the one that writes saves, and the one that closes (connector.c).
  * After an error that stays (codec/device.h) the GPU is off until the process ends. Loads into its
  * blocks and saves out of them fail at once, which costs a recompute.
  * Threads: any. It belongs to the process that opened it: a forked child has none.

@@ -60,9 +60,9 @@ cachegen_load *cg_load_of_stream(cg_stream *stream);
 
 /* A read of a chunk was begun. It holds the load until it has ended. */
 void cg_load_read_begun(cachegen_load *load);
-/* The read ended at ended_ns. piece: what it brought of the chunk's file, the load's from here on;
- * NULL: nothing, and status says why. header: what the piece says if it is taken for the start of a
- * chunk, or NULL. */
+/* The read ended at ended_ns. piece: what it brought of the chunk's file, which is the load's from
+ * here on. NULL: nothing, and status says why. header: what the piece says if it is taken for the
+ * start of a chunk, or NULL. */
 void cg_load_read_ended(cg_runtime *runtime, const cg_stream_read *read, cg_status status,
                         cg_load_piece *piece, const cg_chunk_header *header, uint64_t ended_ns);
 /* The plan says that a chunk is to be decoded. The caller then gives what this returns to

@@ -15,8 +15,8 @@
 extern "C" {
 #endif
 
-/* bytes[n_bytes]: chunk chunk_index of plan as it was read at level; longer is fine where the file
- * goes on to finer levels. *chunk_out points into them, and ends where the level does.
+/* bytes[n_bytes]: what was read of the plan's chunk chunk_index at this level. They may go on to
+ * finer levels. *chunk_out points into them, and ends where the level does.
  * *worst_level_out is the chunk's level, or that of the prefix that it was computed on if worse.
  * It is set once the bytes are known to be the chunk, so also with CG_ERR_LOSSY_PREFIX.
  * CG_ERR_FOREIGN_MODEL, CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_TOKENS: of another model, profile or

@@ -53,9 +53,9 @@ typedef enum cg_job_queue {
 } cg_job_queue;
 
 /* The caller frees *pool_out with cg_pool_free(). cpus[n_cpus]: copied; n_cpus 0: cg_thread_cpus().
- * Where these are as many as threads that are not nice, each thread is bound to one of them.
- * nice: added to the niceness of the thread that starts the pool's threads; with 19 they also are
- * SCHED_IDLE; 0: they are as nice as that one. CG_ERR_NO_MEMORY. */
+ * If there are as many of them as threads, and nice is 0, each thread is bound to one.
+ * nice: added to the niceness of the thread that starts the pool's threads. With 19 they are
+ * SCHED_IDLE, too. CG_ERR_NO_MEMORY. */
 cg_status cg_pool_new(uint32_t n_threads, int nice, const uint32_t *cpus, uint32_t n_cpus,
                       cg_pool **pool_out);
 /* Runs what is queued, then ends the threads. From then on nothing can be submitted

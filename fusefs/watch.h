@@ -1,13 +1,13 @@
-/* fusefs/watch.h - changes of the store that did not come through this mount, so that the kernel
- * may trust names and attributes for longer than a second.
+/* fusefs/watch.h - tells the kernel of changes of the store that did not come through this mount.
  *
- * A fanotify mark on the store's file system tells of all changes, with the id of the process that
- * made them. The kernel is then told to forget what it remembers of the file or folder. Its
- * attributes are forgotten at once. A name that is gone or has another file makes all names
- * doubtful (an epoch of the kernel, Linux 6.16): they are looked up again. To take out a single
- * name would need the lock of its folder; a request that waits for a killed daemon may hold that
- * for ever. A new name also makes all names doubtful if the kernel may remember it as missing;
- * cg_nodes_note_missing() notes such names. Other new names need nothing.
+ * So the kernel may trust names and attributes for longer than a second. A fanotify mark on the
+ * store's file system tells of all changes, with the id of the process that made them. The kernel
+ * is then told to forget what it remembers of the file or folder. Its attributes are forgotten at
+ * once. A name that is gone or has another file makes all names doubtful (an epoch of the kernel,
+ * Linux 6.16): they are looked up again. To take out a single name would need the lock of its
+ * folder; a request that waits for a killed daemon may hold that for ever. A new name also makes
+ * all names doubtful if the kernel may remember it as missing; cg_nodes_note_missing() notes such
+ * names. Other new names need nothing.
  *
  * There is no watch where the kernel or our privileges don't allow it (CAP_SYS_ADMIN, Linux 5.17),
  * and none on file systems that other hosts change, because this host is not told of those changes.

@@ -5,8 +5,8 @@
  * Completions arrive in any order. Every operation that was submitted completes exactly once.
  *
  * A hung mount can hold an operation for ever. cg_io_abandon() then completes it for the caller,
- * with CG_ERR_TIMED_OUT. Its memory stays with the kernel until the kernel lets go of it, which is
- * why there may be only max_abandoned of them.
+ * with CG_ERR_TIMED_OUT. Its memory stays with the kernel until the kernel lets go of it, so there
+ * may be only max_abandoned of them.
  *
  * Why whole files in one call: the store is often a network away, and each system call on it may be
  * a round trip. With io_uring a read is one chain (open, read, close) that the kernel works off
