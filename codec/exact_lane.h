@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Step 1a: from a sum of the joint matrix to the number that a group's basis is multiplied by (V in
+/* Step 1a: from a sum of the joint matrix to the number that a group's basis is multiplied by (G in
  * FORMAT.md). The last k bits, at least 1, are rounded off, half up. What does not fit in 16 bits
  * becomes the nearer end. */
 CG_LANE int32_t cg_lane_given(int32_t sum, unsigned k)

@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-/* Bytes of what a profile's joint matrix gives to all groups of a chunk, the V of FORMAT.md: int16
+/* Bytes of what a profile's joint matrix gives to all groups of a chunk, the G of FORMAT.md: int16
  * [CG_DCT][n_blocks][n_groups][n_shared], in units of 2^-fraction_bits steps. Components from a
  * level's n_given on are garbage. Only for profiles with a joint matrix. */
 size_t cg_klt_given_bytes(const cg_profile *profile, uint32_t n_tokens);

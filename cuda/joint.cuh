@@ -2,7 +2,7 @@
  * FORMAT.md's "Decoding, version 3", step 1a.
  *
  * The sums are those of the inverse KLT (cuda/klt.cuh): a joint matrix is one more basis, whose
- * channels are the groups' shared components. Each sum gives a V of 16 bits, and the tensor
+ * channels are the groups' shared components. Each sum gives a G of 16 bits, and the tensor
  * instruction takes 8. So V becomes two columns of the group's symbols: its low digit, signed, and
  * the rest over 256. Both are multiplied by the same elements, the second with 8 bits more of shift
  * (the steps of cuda/profile_blob.c). The second lies in -128 to 128, and a tile that has a 128 is
