@@ -30,7 +30,7 @@ constexpr uint32_t BLOCK_TOKENS = 512;
 constexpr double ELEMENTS = 32.0 * 2 * 8 * 128 * BLOCK_TOKENS; // of a block
 constexpr uint64_t level_bytes(unsigned level)
 {
-    constexpr double BITS[CG_N_LEVELS] = {10.67, 1.422, 0.627, 0.206};
+    constexpr double BITS[CG_N_LEVELS] = {10.67, 1.361, 0.570, 0.165};
     return static_cast<uint64_t>(ELEMENTS * BITS[level] / 8);
 }
 constexpr double PREFILL_TOKENS_PER_S = 10000, LINK_BYTES_PER_S = 1.25e9;
