@@ -5,6 +5,14 @@
 # device. Two kinds: the file systems' own shutdown without a flush of their log, beside a daemon that goes on for a
 # moment; and CG_CUT_POINTS (10) disks of what one run wrote, each cut at a random place in the log of all writes, where
 # a disk with a cache may have reordered and torn what it was not told to flush (block_log.c).
+
+# Our mounts are nobody else's. A process elsewhere that takes a mount namespace of its own, as mount_test.sh's daemon does
+# at the same time, would keep what is mounted at that moment: our umount then writes nothing back, and XFS does not
+# mount the copy of what is still mounted. Nor do we keep what other tests have mounted.
+if [ -z "${CG_OWN_MOUNTS:-}" ] && unshare --mount true 2> /dev/null; then
+    CG_OWN_MOUNTS=1 exec unshare --mount bash "$0" "$@"
+fi
+[ -z "${CG_OWN_MOUNTS:-}" ] || awk '$5 ~ "/cg_[a-z]*_[^/]*/" { print $5 }' /proc/self/mountinfo | tac | xargs -r umount -l
 # shellcheck source=tests/fusefs/mount.sh
 . "$(dirname "$0")/mount.sh" "$@"
 rounds=${CG_CUT_ROUNDS:-3}
