@@ -362,6 +362,22 @@ if [ "$(id -u)" = 0 ] && mount -t tmpfs -o size=1m none "$tmp/small" 2> /dev/nul
     umount "$tmp/small"
 fi
 
+# A store that nobody can write to, which was made before stores had a number of their layout.
+if [ "$(id -u)" = 0 ] && mount --bind "$store" "$store" 2> /dev/null; then
+    mkdir -p "$store/m/contexts"
+    cp -r "$source" "$store/m/contexts/kept"
+    rm -f "$store/.cachegenfs-layout"
+    mount -o remount,bind,ro "$store"
+    mount_store
+    check "a store that cannot be written is served" same_tree "$source" "$contexts/kept"
+    check "and says so" sh -c '! touch "$1" 2> "$2" && grep -q "Read-only" "$2"' sh "$mnt/x" "$tmp/why"
+    check "in the log, too" grep -q "the store cannot be written (Read-only file system): read-only" "$tmp/log"
+    check "nothing has changed in it" [ ! -e "$store/.cachegenfs-layout" ]
+    unmount
+    umount "$store"
+    rm -r "$store/m/contexts/kept"
+fi
+
 # Without descriptors (ulimit -n): some files don't open, and then all do.
 echo x > "$store/x"
 many_open='
