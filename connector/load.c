@@ -160,8 +160,10 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
         load->trace = cg_trace_new(connector, load->op.started_ns);
 
     pthread_mutex_lock(&rt->lock);
-    if (load->stream.first < load->stream.end)
+    if (load->stream.first < load->stream.end) {
         status = cg_runtime_start(rt, &rt->reader, "cachegen-read", cg_load_reader);
+        cg_uses_begin(rt);
+    }
     load->stream.ends_at_ns = ends_at_ns(load, rt);
     if (status == CG_OK)
         status = cg_stream_plan_add(&rt->stream_plan, &load->stream);

@@ -286,6 +286,7 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     if (load->trace != NULL)
         trace_read(load, &read, status, n_bytes, read_ns, ended_ns, link_bps);
     if (verdict == CG_STREAM_KEEP) {
+        cg_uses_add(rt, &load->plan->keys[read.chunk_index + 1], (cg_level)read.file_level);
         piece->next = chunk->pieces;
         chunk->pieces = piece;
         if (is_not_nested(load, &read, header)) {

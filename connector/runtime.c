@@ -44,6 +44,7 @@ static cg_runtime *runtime_new(cachegen *connector)
     pthread_mutex_init(&rt->lock, NULL);
     cg_condition_init(&rt->changed);
     cg_condition_init(&rt->watched);
+    cg_condition_init(&rt->used);
     cg_condition_init(&rt->lookups.filled);
     cg_condition_init(&rt->saves.filled);
     cg_condition_init(&rt->traces.filled);
@@ -66,11 +67,13 @@ static void runtime_free(cg_runtime *rt)
     cg_link_put(rt->link, rt->speeds.wanted_bytes);
     cg_chunk_memory_free(rt->chunk_memory);
     cg_stream_plan_destroy(&rt->stream_plan);
+    free(rt->uses);
     if (rt->event_fd >= 0)
         close(rt->event_fd);
     pthread_cond_destroy(&rt->traces.filled);
     pthread_cond_destroy(&rt->saves.filled);
     pthread_cond_destroy(&rt->lookups.filled);
+    pthread_cond_destroy(&rt->used);
     pthread_cond_destroy(&rt->watched);
     pthread_cond_destroy(&rt->changed);
     pthread_mutex_destroy(&rt->lock);
@@ -162,6 +165,7 @@ bool cg_runtime_stop(cg_runtime *rt, uint64_t deadline_ns)
     pthread_cond_broadcast(&rt->saves.filled);
     pthread_cond_broadcast(&rt->traces.filled);
     pthread_cond_broadcast(&rt->watched);
+    pthread_cond_broadcast(&rt->used);
     cg_runtime_wake_reader(rt);
     while (rt->n_inside > 0 && cg_now_ns() < deadline_ns)
         cg_runtime_wait(rt, &rt->changed, deadline_ns);
@@ -195,8 +199,8 @@ void cg_runtime_close(cg_runtime *rt, uint64_t deadline_ns)
     cg_pool_stop(rt->pool);
     cg_gpu_stop(atomic_load(&connector->gpu));
     pthread_mutex_lock(&rt->lock);
-    const cg_worker workers[] = {rt->looker,  rt->reader, rt->writer,
-                                 rt->watcher, rt->tracer, rt->opener};
+    const cg_worker workers[] = {rt->looker, rt->reader, rt->writer, rt->watcher,
+                                 rt->tracer, rt->teller, rt->opener};
     const size_t n_workers = sizeof workers / sizeof workers[0];
     const bool is_orphan = rt->is_orphan = rt->n_inside > 0;
     if (is_orphan)

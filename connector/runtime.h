@@ -23,13 +23,14 @@
 #include "connector/pool.h"
 #include "connector/speeds.h"
 #include "connector/stream_plan.h"
+#include "connector/uses.h"
 
 #include <pthread.h>
 #include <sys/types.h>
 
 /* A thread of the runtime. Three do I/O (look up, read, write), each with a cg_io of its own. One
- * watches the writer. One writes traces, if they are on. One is started from time to time: it opens
- * a far store's folders anew. */
+ * watches the writer. One writes traces, if they are on. One tells what was used. One is started
+ * from time to time: it opens a far store's folders anew. */
 typedef struct cg_worker {
     pthread_t thread;
     bool started;
@@ -53,7 +54,7 @@ struct cg_runtime {
     pthread_cond_t changed; /* an operation ended, a worker left */
     bool stop;
     bool is_orphan; /* closed, with a worker stuck */
-    cg_worker looker, reader, writer, watcher, tracer, opener;
+    cg_worker looker, reader, writer, watcher, tracer, teller, opener;
     uint32_t n_inside; /* workers that may touch the runtime */
 
     cg_operation_queue lookups, saves;
@@ -68,6 +69,9 @@ struct cg_runtime {
                                under way */
     bool writer_is_stuck;   /* what it does was given up */
     pthread_cond_t watched; /* a step was begun */
+
+    cg_uses *uses;       /* constant once set; NULL: nobody wants to be told (connector/uses.h) */
+    pthread_cond_t used; /* one waits */
 
     cg_operation_queue traces; /* of loads that are done: connector/trace.h */
     uint32_t n_traces, n_traces_waiting, n_traces_lost, n_trace_files;

@@ -4,6 +4,7 @@
 #include "fusefs/drop.h"
 #include "fusefs/fs.h"
 #include "fusefs/lease.h"
+#include "iouring/store.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -15,8 +16,7 @@ enum {
     HIGH_PERCENT = 95,
     LOW_PERCENT = 90,
     SURVEY_SECONDS = 600,
-    TOUCH_SECONDS = 3600,
-    ASK_SECONDS = 10
+    ASK_SECONDS = 10,
 };
 static const char LEASE[] = "evicting";
 
@@ -207,7 +207,7 @@ void cg_space_tend(cg_fs *fs)
         (store.f_flag & (ST_NOATIME | ST_RDONLY)) == ST_NOATIME)
         cg_fs_log(
             fs, CG_LOG_WARNING,
-            "the store is mounted noatime: what is read past this mount does not count as used");
+            "the store is mounted noatime: past this mount only connectors' loads count as used");
     /* Who does not get it still makes surveys: its mount shows and checks how full the store is. */
     const bool is_ours = cg_lease_take(&fs->staging, LEASE);
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -278,11 +278,8 @@ void cg_space_statfs(cg_fs *fs, struct statvfs *inout)
 
 void cg_space_touch(cg_fs *fs, int fd)
 {
-    static const struct timespec times[] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
-    struct stat attr;
-    if (is_bounded(fs) && !fs->read_only && fstat(fd, &attr) == 0 &&
-        time(NULL) - attr.st_atim.tv_sec > TOUCH_SECONDS)
-        (void)futimens(fd, times); /* it is as it was, then */
+    if (is_bounded(fs) && !fs->read_only)
+        cg_store_touch_file(fd, ""); /* or it is as it was */
 }
 
 int cg_space_check(cg_fs *fs)

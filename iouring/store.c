@@ -12,8 +12,10 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 
+enum { TOUCH_SECONDS = 3600 };
 static const uint64_t NEAR_NS = 1000000; /* sooner than this no network answers */
 
 static cg_status make_folders(int root_fd, const char *model)
@@ -164,6 +166,34 @@ bool cg_store_is_mount(const cg_store *store)
     free(line);
     fclose(mounts);
     return is;
+}
+
+bool cg_store_wants_touches(const cg_store *store)
+{
+    return !store->is_mount;
+}
+
+cg_status cg_store_touch_file(int dir_fd, const char *path)
+{
+    const int flags = AT_SYMLINK_NOFOLLOW | (path[0] == '\0' ? AT_EMPTY_PATH : 0);
+    struct stat s;
+    if (fstatat(dir_fd, path, &s, flags) != 0)
+        return cg_status_from_errno(errno);
+    if (!S_ISREG(s.st_mode))
+        return CG_ERR_INVALID_ARGUMENT;
+    if (time(NULL) - s.st_atim.tv_sec <= TOUCH_SECONDS)
+        return CG_OK;
+    /* The other time as it was, and not UTIME_OMIT, which sshfs takes for now. */
+    const struct timespec times[] = {{.tv_nsec = UTIME_NOW}, s.st_mtim};
+    return utimensat(dir_fd, path, times, flags) == 0 ? CG_OK : cg_status_from_errno(errno);
+}
+
+cg_status cg_store_touch(const cg_store *store, const cg_key *key, cg_level level,
+                         const cg_fingerprint *profile)
+{
+    cg_store_place place;
+    const cg_status status = cg_store_object_place(store, key, level, profile, &place);
+    return status == CG_OK ? cg_store_touch_file(place.dir_fd, place.path) : status;
 }
 
 uint64_t cg_store_latency_ns(const cg_store *store)

@@ -1,10 +1,13 @@
 // Save, look up and load through the ABI over a real directory, with either backend.
 #include "connector/clock.h"
 #include "connector/plan.h"
+#include "connector/uses.h"
 #include "tests/connector/engine.h"
 #include "tests/connector/touched_pages.h"
 #include "tests/connector/watch.h"
 
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <thread>
@@ -58,6 +61,106 @@ TEST_P(LoadTest, WhatWasSavedComesBackBitForBitAtL0)
     EXPECT_EQ(s.lookups, 1u);
     EXPECT_EQ(s.lookup_hits, 1u);
     EXPECT_EQ(s.lookup_errors, 0u);
+}
+
+// A directory that is mounted so that the kernel sets no times of access in it.
+class NoAtime
+{
+  public:
+    explicit NoAtime(std::string mounted)
+        : path(std::move(mounted)),
+          is_mounted(mount(path.c_str(), path.c_str(), nullptr, MS_BIND, nullptr) == 0)
+    {
+        is_done = is_mounted && mount(nullptr, path.c_str(), nullptr,
+                                      MS_REMOUNT | MS_BIND | MS_NOATIME, nullptr) == 0;
+    }
+    ~NoAtime()
+    {
+        if (is_mounted)
+            umount2(path.c_str(), MNT_DETACH);
+    }
+    NoAtime(const NoAtime &) = delete;
+    NoAtime &operator=(const NoAtime &) = delete;
+    const std::string path;
+    const bool is_mounted;
+    bool is_done; // false: this process may not mount
+};
+
+// A daemon that makes room goes by times of access.
+TEST_P(LoadTest, WhatIsLoadedFromTheStoreItselfCountsAsUsed)
+{
+    const time_t now = time(nullptr), accessed = now - 3 * 3600, modified = now - 4 * 3600;
+    for (const bool has_profile : {false, true})
+        for (const bool is_mount : {false, true}) {
+            SCOPED_TRACE(testing::Message() << has_profile << is_mount);
+            const Store store(has_profile);
+            const Tokens used = prompt(32 * 5), other = prompt(32 * 5, 7);
+            Engine(store, with()).save(used);
+            const std::vector<std::string> of_used = store.dir.files("m/objects");
+            Engine(store, with()).save(other);
+            for (const std::string &path : store.dir.files("m/objects")) {
+                const timespec times[] = {{accessed, 0}, {modified, 0}};
+                ASSERT_EQ(utimensat(store.dir.fd, path.c_str(), times, 0), 0);
+            }
+            if (is_mount) // the daemon sees what is opened
+                store.dir.write(".cachegenfs/version", std::string("x"));
+            {
+                const NoAtime mounted(store.dir.path);
+                if (!mounted.is_done)
+                    GTEST_SKIP() << "no mount: not tested that loads count as uses";
+                Engine warm(store, with()); // tells at the latest when it is closed
+                EXPECT_EQ(warm.load(used).progress.loaded_tokens, 159u);
+            }
+            size_t n_used = 0;
+            for (const std::string &path : store.dir.files("m/objects")) {
+                struct stat s;
+                ASSERT_EQ(fstatat(store.dir.fd, path.c_str(), &s, 0), 0);
+                EXPECT_EQ(s.st_mtime, modified) << path;
+                const bool is_used =
+                    std::find(of_used.begin(), of_used.end(), path) != of_used.end();
+                EXPECT_EQ(s.st_atime >= now - 60, is_used && !is_mount) << path;
+                n_used += is_used;
+            }
+            EXPECT_GE(n_used, 5u);
+        }
+}
+
+TEST(UsesTest, NotesAnObjectOnceAnHourAndNoMoreThanThereIsRoomFor)
+{
+    constexpr uint64_t HOUR_NS = UINT64_C(3600) * 1000000000;
+    const auto uses = std::make_unique<cg_uses>();
+    const auto key_of = [](uint64_t number) {
+        cg_key key = {};
+        memcpy(key.bytes, &number, sizeof number);
+        return key;
+    };
+    const auto take_all = [&] {
+        std::vector<uint64_t> numbers;
+        for (cg_use use; cg_uses_take(uses.get(), &use);) {
+            uint64_t number;
+            memcpy(&number, use.key.bytes, sizeof number);
+            numbers.push_back(number);
+        }
+        return numbers;
+    };
+    const cg_key one = key_of(1), same_place = key_of(1 + CG_USES);
+    EXPECT_TRUE(cg_uses_note(uses.get(), &one, CG_L1, 1));
+    EXPECT_FALSE(cg_uses_note(uses.get(), &one, CG_L1, 2)) << "noted already";
+    EXPECT_FALSE(cg_uses_note(uses.get(), &one, CG_L2, 2)) << "one waits before it";
+    EXPECT_EQ(take_all(), (std::vector<uint64_t>{1, 1}));
+    EXPECT_FALSE(cg_uses_note(uses.get(), &one, CG_L1, HOUR_NS)) << "told less than an hour ago";
+    EXPECT_TRUE(cg_uses_note(uses.get(), &one, CG_L1, HOUR_NS + 1));
+    EXPECT_FALSE(cg_uses_note(uses.get(), &same_place, CG_L1, HOUR_NS + 1));
+    EXPECT_EQ(take_all(), std::vector<uint64_t>{1 + CG_USES}) << "once";
+    for (uint64_t number = 0; number < 3 * CG_USES; number++) {
+        const cg_key key = key_of(number);
+        cg_uses_note(uses.get(), &key, CG_L3, 2 * HOUR_NS);
+    }
+    const std::vector<uint64_t> first = take_all();
+    EXPECT_EQ(first.size(), static_cast<size_t>(CG_USES_WAITING));
+    EXPECT_EQ(first.back(), static_cast<uint64_t>(CG_USES_WAITING - 1));
+    const cg_key left_out = key_of(CG_USES_WAITING);
+    EXPECT_TRUE(cg_uses_note(uses.get(), &left_out, CG_L3, 2 * HOUR_NS)) << "it was not noted";
 }
 
 TEST_P(LoadTest, ChunksMayBeSmallerThanBlocksAndLargerThanThePrompt)

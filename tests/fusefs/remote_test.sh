@@ -10,9 +10,10 @@ remote=$tmp/remote
 server=
 mkdir "$remote"
 at_end() {
-    if mountpoint -q "$remote"; then
-        umount "$remote" || umount -l "$remote"
-    fi
+    unmount
+    for mounted in "$remote" "$tmp/far"; do
+        ! mountpoint -q "$mounted" || umount "$mounted" || umount -l "$mounted"
+    done
     [ -z "$server" ] || kill "$server"
 }
 start_sshd 127.0.0.1
@@ -57,4 +58,19 @@ check "ln makes a view through sshfs" ln "$remote/m/contexts/nested/L1/00001.kv"
 check "which it is" cmp "$remote/m/contexts/nested/L2/00002.kv" "$remote/m/contexts/nested/L2/00001.kv"
 check "rm -r" rm -r "$remote/m/contexts/moved"
 check "it is gone" fails test -e "$mnt/m/contexts/moved"
+unmount
+
+# A store on sshfs: what is read through the mount counts as used, and that changes no other time.
+mkdir "$tmp/below" "$tmp/far"
+"$chunk_files" objects "$tmp/below/m" 1 40000 9
+object=$(cd "$tmp/below" && find m/objects -name '*-L1.kv')
+touch -d '3 days ago' "$tmp/below/$object"
+before=$(stat -c %Y "$tmp/below/$object")
+check "the store comes by sshfs" sshfs "${ssh_options[@]}" "$(id -un)@127.0.0.1:$tmp/below" "$tmp/far"
+store=$tmp/far
+mount_store -o quota=1G
+check "a chunk is read" cmp "$mnt/$object" "$tmp/below/$object"
+check "which is a use" [ "$(stat -c %X "$tmp/below/$object")" -gt "$before" ]
+check "and no change" equal "$(stat -c %Y "$tmp/below/$object")" "$before"
+unmount
 report

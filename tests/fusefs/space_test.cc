@@ -451,6 +451,20 @@ TEST_F(SpaceTest, OpeningAChunkKeepsIt)
     EXPECT_NE(levels_of(other[0]), 2u | 4u | 8u);
 }
 
+TEST_F(SpaceTest, WhatIsUsedPastTheMountStays)
+{
+    const std::vector<cg_test::Chunk> one = publish(1, 1, 20), other = publish(2, 1, 19);
+    cg_store *store = nullptr;
+    ASSERT_EQ(cg_store_open(dir.path.c_str(), "m", false, &store), CG_OK);
+    EXPECT_TRUE(cg_store_wants_touches(store));
+    EXPECT_EQ(cg_store_touch(store, &one[0].header.key, CG_L2, &profile), CG_OK);
+    cg_store_free(store);
+    open(1 << 20);
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(levels_of(one[0]), 2u | 4u | 8u);
+    EXPECT_NE(levels_of(other[0]), 2u | 4u | 8u);
+}
+
 TEST_F(SpaceTest, AFullStoreOfContextsTakesNoMore)
 {
     const std::vector<cg_test::Chunk> chain = publish(1, 3, 20);

@@ -97,6 +97,29 @@ TEST_P(StoreTest, WritesAChunkWhereTheTreeSays)
     EXPECT_EQ(dir.files().size(), 1u) << "a temporary file is left";
 }
 
+TEST_P(StoreTest, AUseIsTheTimeOfAccessAndNothingElse)
+{
+    const Chunk chunk = make_chain(1, CG_L0)[0];
+    const std::string path = object_path(chunk);
+    const time_t now = time(nullptr);
+    publish_all({chunk});
+    for (const time_t age : {30 * 60, 2 * 3600}) {
+        const timespec times[] = {{now - age, 5}, {now - 9000, 7}};
+        struct stat s;
+        ASSERT_EQ(utimensat(dir.fd, path.c_str(), times, 0), 0);
+        EXPECT_EQ(cg_store_touch(store, &chunk.header.key, CG_L0, nullptr), CG_OK);
+        ASSERT_EQ(fstatat(dir.fd, path.c_str(), &s, 0), 0);
+        EXPECT_EQ(s.st_atim.tv_sec >= now - 60, age > 3600) << age;
+        EXPECT_EQ(s.st_mtim.tv_sec, times[1].tv_sec);
+        EXPECT_EQ(s.st_mtim.tv_nsec, 7);
+    }
+    dir.write("m/other", std::string("x"));
+    ASSERT_EQ(unlinkat(dir.fd, path.c_str(), 0), 0);
+    EXPECT_EQ(cg_store_touch(store, &chunk.header.key, CG_L0, nullptr), CG_ERR_NOT_FOUND);
+    ASSERT_EQ(symlinkat("../../../other", dir.fd, path.c_str()), 0);
+    EXPECT_EQ(cg_store_touch(store, &chunk.header.key, CG_L0, nullptr), CG_ERR_INVALID_ARGUMENT);
+}
+
 TEST_P(StoreTest, WorksWithTheTokensThatOlderStoresHaveBesideChunks)
 {
     const std::vector<Chunk> chain = make_chain(2, CG_L0);
