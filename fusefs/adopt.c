@@ -78,7 +78,8 @@ void cg_fs_adopt_tree(cg_fs *fs)
     uint32_t n_adopted = 0;
     if (fs->read_only)
         return;
-    const cg_status status = cg_store_adopt_tree(fs->root_fd, &hook, &n_adopted);
+    const cg_status status =
+        cg_store_adopt_new(fs->root_fd, &hook, cg_staging_now_s(&fs->staging), &n_adopted);
     cg_metrics_add(&fs->metrics.adopted, n_adopted);
     if (status != CG_OK && status != CG_ERR_CANCELLED)
         cg_fs_log(fs, CG_LOG_WARNING, "looking for new contexts: %s", cg_strerror(status));

@@ -217,13 +217,21 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
 /* The same for contexts/<name>/model.json: copies it to <model>/model.json unless that exists.
  * CG_ERR_CORRUPT: it does not start as a JSON object. */
 cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const char *path);
-/* Adopts all chunks, profiles and model.json below contexts/ of all models. A mount does this at
- * its start, for contexts that came into the store without it. A chunk that can be found already
- * costs a look at a few headers. Others are verified whole first. Invalid files are passed over.
+/* Adopts all chunks, profiles and model.json below contexts/ of all models. A chunk that can be
+ * found already costs a look at a few headers. Others are verified whole first. Invalid files are
+ * passed over.
  * *n_adopted_out (may be NULL): chunks that could not be found before.
  * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. CG_ERR_CANCELLED: is_over
  * said so. */
 cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out);
+/* The same for what is new since the last call, as a mount does at its start, for contexts that
+ * came into the store without it. Folders of chunks, profiles and model.json that are as they were,
+ * by number, size and times, are not looked at, but for one chunk of each folder: if it cannot be
+ * found any more, all of the folder is adopted anew. What could not be adopted, or is younger than
+ * some seconds, is looked at again the next time. now_s: the time by the store's clock. The state
+ * is kept in the root (iouring/adopted.h); where that cannot be written, each call looks at all. */
+cg_status cg_store_adopt_new(int root_fd, const cg_store_hook *hook, int64_t now_s,
+                             uint32_t *n_adopted_out);
 
 #ifdef __cplusplus
 }

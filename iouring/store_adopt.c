@@ -1,5 +1,6 @@
 /* Adopting: what was copied into contexts/ becomes findable by its key, and usable. */
 #include "codec/profile.h"
+#include "iouring/adopted.h"
 #include "iouring/beneath.h"
 #include "iouring/file.h"
 #include "iouring/store_internal.h"
@@ -21,6 +22,11 @@ typedef struct adoption {
     int root_fd;
     const cg_store_hook *hook; /* NULL: nobody asks */
     uint32_t n_adopted;        /* chunks */
+    cg_adopted *adopted;       /* NULL: nothing is known */
+    /* Of the folder of chunks that is looked at: */
+    bool is_known; /* all of it was adopted, as it is */
+    bool is_whole; /* nothing in it could not be adopted */
+    uint32_t n_looked;
 } adoption;
 
 /* Around the making of path for the sake of `from`. dir_fd: its folder. */
@@ -389,7 +395,8 @@ static cg_status for_each(adoption *a, const char *dir_path, visitor *visit)
     if (dir == NULL)
         return errno == ENOTDIR || errno == ELOOP ? CG_ERR_NOT_FOUND : cg_status_from_errno(errno);
     const bool at_root = dir_path[0] == '\0';
-    for (const struct dirent *e = readdir(dir); e != NULL && !is_fatal(status); e = readdir(dir)) {
+    const struct dirent *e;
+    while (!is_fatal(status) && (errno = 0, e = readdir(dir)) != NULL) {
         const int n = at_root ? snprintf(path, sizeof path, "%s", e->d_name)
                               : snprintf(path, sizeof path, "%s/%s", dir_path, e->d_name);
         if (a->hook != NULL && a->hook->is_over != NULL && a->hook->is_over(a->hook->user))
@@ -397,28 +404,68 @@ static cg_status for_each(adoption *a, const char *dir_path, visitor *visit)
         else if (e->d_name[0] != '.' && n < (int)sizeof path)
             status = visit(a, path);
     }
+    a->is_whole = a->is_whole && !is_fatal(status) && errno == 0;
     closedir(dir);
     return is_fatal(status) ? status : CG_OK;
 }
 
 static cg_status visit_chunk(adoption *a, const char *path)
 {
+    const uint32_t n_before = a->n_adopted;
     cg_tree_name name;
     cg_tree_parse(path, &name);
-    return name.kind == CG_TREE_CONTEXT_CHUNK ? adopt_chunk_file(a, path) : CG_OK;
+    if (name.kind != CG_TREE_CONTEXT_CHUNK || (a->is_known && a->n_looked > 0))
+        return CG_OK;
+    const cg_status status = adopt_chunk_file(a, path);
+    a->n_looked++;
+    a->is_whole = a->is_whole && status == CG_OK;
+    /* It was adopted once: somebody has removed the objects. */
+    a->is_known = a->is_known && a->n_adopted == n_before;
+    return status;
+}
+
+/* A folder of chunks. Of one that is as it was when all of it was adopted the first chunk alone is
+ * looked at. */
+static cg_status visit_level(adoption *a, const char *path)
+{
+    cg_key state;
+    const bool has_state = a->adopted != NULL && cg_adopted_state(a->adopted, path, NULL, &state);
+    a->is_known = has_state && cg_adopted_has(a->adopted, &state);
+    a->is_whole = true;
+    a->n_looked = 0;
+    const cg_status status = for_each(a, path, visit_chunk);
+    if (has_state && a->is_whole && status == CG_OK)
+        cg_adopted_add(a->adopted, &state);
+    return status;
+}
+
+/* A context's profile or model.json. place: the folder to which adopting it may add a file. */
+static cg_status visit_file(adoption *a, const char *path, const char *place,
+                            cg_status (*adopt)(int, const cg_store_hook *, const char *))
+{
+    cg_key state;
+    const bool has_state = a->adopted != NULL && cg_adopted_state(a->adopted, path, place, &state);
+    const bool is_known = has_state && cg_adopted_has(a->adopted, &state);
+    const cg_status status = is_known ? CG_OK : adopt(a->root_fd, a->hook, path);
+    if (has_state && status == CG_OK)
+        cg_adopted_add(a->adopted, &state);
+    return status;
 }
 
 static cg_status visit_context_entry(adoption *a, const char *path)
 {
     cg_tree_name name;
+    char profiles[CG_TREE_PATH_BYTES];
     const char *leaf = strrchr(path, '/') + 1;
     cg_tree_parse(path, &name);
-    if (name.kind == CG_TREE_CONTEXT_PROFILE)
-        return cg_store_adopt_profile(a->root_fd, a->hook, path);
+    if (name.kind == CG_TREE_CONTEXT_PROFILE) {
+        snprintf(profiles, sizeof profiles, "%s/profiles", name.model);
+        return visit_file(a, path, profiles, cg_store_adopt_profile);
+    }
     if (name.kind == CG_TREE_CONTEXT_MODEL)
-        return cg_store_adopt_model(a->root_fd, a->hook, path);
+        return visit_file(a, path, name.model, cg_store_adopt_model);
     if (leaf[0] == 'L' && leaf[1] >= '0' && leaf[1] < '0' + CG_N_LEVELS && leaf[2] == '\0')
-        return for_each(a, path, visit_chunk);
+        return visit_level(a, path);
     return CG_OK;
 }
 
@@ -438,6 +485,19 @@ cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *
 {
     adoption a = {.root_fd = root_fd, .hook = hook};
     const cg_status status = for_each(&a, "", visit_model);
+    if (n_adopted_out != NULL)
+        *n_adopted_out = a.n_adopted;
+    return status;
+}
+
+cg_status cg_store_adopt_new(int root_fd, const cg_store_hook *hook, int64_t now_s,
+                             uint32_t *n_adopted_out)
+{
+    cg_adopted adopted;
+    adoption a = {.root_fd = root_fd, .hook = hook, .adopted = &adopted};
+    cg_adopted_begin(root_fd, now_s, &adopted);
+    const cg_status status = for_each(&a, "", visit_model);
+    cg_adopted_end(&adopted, status == CG_OK); /* or the next look is at more */
     if (n_adopted_out != NULL)
         *n_adopted_out = a.n_adopted;
     return status;

@@ -1,9 +1,16 @@
 // What keeps a daemon working for long: things that change past it, and callers it cannot tell
 // apart. No mount.
 #include "fusefs/lanes.h"
+#include "iouring/adopted.h"
+#include "iouring/store.h"
 #include "tests/fusefs/fs_fixture.h"
+#include "tests/fusefs/fsync_hook.h"
+
+#include <sys/stat.h>
 
 #include <filesystem>
+#include <functional>
+#include <set>
 
 using namespace cg_test;
 
@@ -75,6 +82,147 @@ TEST_F(FsTest, AdoptingEndsWhenItIsToldTo)
     cg_fs_stop(fs.fs);
     cg_fs_adopt_tree(fs.fs);
     EXPECT_FALSE(store.has("m/objects"));
+}
+
+// By how many chunks of contexts are opened, which is what takes the time.
+class AdoptingTest : public testing::Test
+{
+  protected:
+    enum { N_CHUNKS = 12 };
+    void SetUp() override
+    {
+        const cg_fingerprint profile = cg_test::fingerprint_of("p");
+        for (uint32_t i = 0; i < N_CHUNKS; i++) {
+            char name[32];
+            snprintf(name, sizeof name, "%05u.kv", i);
+            chunks.push_back(cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, i), CG_L1,
+                                                 &profile, 1000, i));
+            store.write(folder + name, chunks[i].bytes);
+        }
+        // Or a change in the same tick of the kernel's clock would leave the folder its time.
+        const timespec long_ago[] = {{1000, 0}, {1000, 0}};
+        ASSERT_EQ(utimensat(store.fd, folder.c_str(), long_ago, 0), 0);
+    }
+    // How many chunks of the contexts a start looks at, so long after all that was written.
+    size_t look(uint32_t want_adopted, int64_t later_s = 100)
+    {
+        std::set<std::string> seen;
+        uint32_t n_adopted = 99;
+        const cg_test::OpenHook hook([&](int, const char *name) {
+            const std::string path = name;
+            std::error_code gone;
+            const size_t slash = path.rfind('/');
+            if (slash == std::string::npos ||
+                path.substr(slash + 1).size() != (counts_models ? 10 : 8))
+                return;
+            const auto in = std::filesystem::read_symlink(path.substr(0, slash), gone);
+            if (in.string().find("/contexts/") != std::string::npos)
+                seen.insert(in.string() + path.substr(slash));
+        });
+        EXPECT_EQ(cg_store_adopt_new(store.fd, nullptr, time(nullptr) + later_s, &n_adopted),
+                  CG_OK);
+        EXPECT_EQ(n_adopted, want_adopted);
+        return seen.size();
+    }
+    void damage_note(const std::function<void(cg_test::Bytes *)> &change)
+    {
+        cg_test::Bytes note = store.read(CG_ADOPTED_FILE);
+        change(&note);
+        store.write(CG_ADOPTED_FILE, note);
+    }
+    bool counts_models = false; // model.json, in place of 00000.kv
+    const std::string folder = "m/contexts/c/L1/";
+    cg_test::TempDir store;
+    std::vector<cg_test::Chunk> chunks;
+};
+
+TEST_F(AdoptingTest, LooksAgainOnlyAtWhatIsNew)
+{
+    EXPECT_EQ(look(N_CHUNKS), static_cast<size_t>(N_CHUNKS));
+    EXPECT_EQ(look(0), 1u) << "one of each folder";
+    store.write("m/contexts/new/L1/00000.kv",
+                cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 77), CG_L1,
+                                    &chunks[0].header.profile, 1000, 77)
+                    .bytes);
+    EXPECT_EQ(look(1), 2u);
+    ASSERT_EQ(unlinkat(store.fd, (folder + "00003.kv").c_str(), 0), 0);
+    EXPECT_EQ(look(0), static_cast<size_t>(N_CHUNKS)) << "all that is left in it, and one";
+    EXPECT_EQ(look(0), 2u);
+}
+
+TEST_F(AdoptingTest, LooksAgainAtTheModelOfAContextWhenTheModelHasAnother)
+{
+    counts_models = true;
+    store.write("m/contexts/c/model.json", std::string("{}"));
+    EXPECT_EQ(look(N_CHUNKS), 1u);
+    ASSERT_EQ(store.read_text("m/model.json"), "{}");
+    EXPECT_EQ(look(0), 1u) << "the model's folder is another one since";
+    EXPECT_EQ(look(0), 0u);
+    ASSERT_EQ(unlinkat(store.fd, "m/model.json", 0), 0);
+    EXPECT_EQ(look(0), 1u);
+    EXPECT_EQ(store.read_text("m/model.json"), "{}");
+}
+
+TEST_F(AdoptingTest, WhatIsYoungOrWasRefusedIsLookedAtAgain)
+{
+    EXPECT_EQ(look(N_CHUNKS, -1000), static_cast<size_t>(N_CHUNKS));
+    EXPECT_EQ(look(0, -1000), static_cast<size_t>(N_CHUNKS)) << "it has changed since then";
+    EXPECT_EQ(look(0), static_cast<size_t>(N_CHUNKS));
+    EXPECT_EQ(look(0), 1u);
+    // A file that is still being written, and then is whole: no folder changes by that.
+    store.write(folder + "00099.kv", cg_test::Bytes(10));
+    EXPECT_EQ(look(0), N_CHUNKS + 1u);
+    const cg_test::Chunk late = cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 99), CG_L1,
+                                                    &chunks[0].header.profile, 1000, 99);
+    store.write(folder + "00099.kv", late.bytes);
+    EXPECT_EQ(look(1), N_CHUNKS + 1u);
+}
+
+TEST_F(AdoptingTest, ANoteThatIsStaleOrDamagedHidesNothing)
+{
+    EXPECT_EQ(look(N_CHUNKS), static_cast<size_t>(N_CHUNKS));
+    std::filesystem::remove_all(store.path + "/m/objects");
+    EXPECT_EQ(look(N_CHUNKS), static_cast<size_t>(N_CHUNKS)) << "the objects are made again";
+    EXPECT_EQ(look(0), 1u);
+    const std::function<void(cg_test::Bytes *)> damages[] = {
+        [](cg_test::Bytes *note) { note->clear(); },
+        [](cg_test::Bytes *note) { note->pop_back(); },
+        [](cg_test::Bytes *note) { note->at(0) ^= 1; },
+        [](cg_test::Bytes *note) { note->at(9) ^= 1; },
+        [](cg_test::Bytes *note) { note->resize(8); },
+        [](cg_test::Bytes *note) { note->resize((size_t{1} << 22) + 24); },
+    };
+    for (const auto &damage : damages) {
+        damage_note(damage);
+        EXPECT_EQ(look(0), static_cast<size_t>(N_CHUNKS));
+        EXPECT_EQ(look(0), 1u) << "it was written anew";
+    }
+    std::filesystem::remove(store.path + "/" + CG_ADOPTED_FILE);
+    EXPECT_EQ(look(0), static_cast<size_t>(N_CHUNKS));
+}
+
+TEST_F(AdoptingTest, ALookThatIsStoppedForgetsNothing)
+{
+    EXPECT_EQ(look(N_CHUNKS), static_cast<size_t>(N_CHUNKS));
+    cg_store_hook hook = {};
+    hook.is_over = [](void *) { return true; };
+    EXPECT_EQ(cg_store_adopt_new(store.fd, &hook, time(nullptr) + 100, nullptr), CG_ERR_CANCELLED);
+    EXPECT_EQ(look(0), 1u);
+}
+
+TEST_F(AdoptingTest, AMountWritesANoteByTheStoresClockAndHidesIt)
+{
+    Fs fs(store.path);
+    cg_fs_adopt_tree(fs.fs);
+    EXPECT_FALSE(store.has(CG_ADOPTED_FILE)) << "all is young yet";
+    for (const std::string &path : store.files(".cachegenfs-tmp")) { // where it has its time from
+        const timespec later[] = {{time(nullptr) + 100, 0}, {time(nullptr) + 100, 0}};
+        ASSERT_EQ(utimensat(store.fd, path.c_str(), later, 0), 0);
+    }
+    cg_fs_adopt_tree(fs.fs);
+    EXPECT_TRUE(store.has(CG_ADOPTED_FILE));
+    EXPECT_EQ(fs.look(CG_ADOPTED_FILE), ENOENT);
+    EXPECT_EQ(fs.put(CG_ADOPTED_FILE, {1}), EPERM);
 }
 
 class LanesTest : public testing::Test
