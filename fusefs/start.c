@@ -41,6 +41,15 @@ static int check_layout(cg_fs *fs)
     return status == CG_ERR_UNSUPPORTED_VERSION || status == CG_ERR_CORRUPT ? EPROTONOSUPPORT : EIO;
 }
 
+static int upgrade_layout(cg_fs *fs)
+{
+    const cg_status status = cg_layout_upgrade(fs->root_fd);
+    if (status == CG_OK)
+        return 0;
+    cg_fs_log(fs, CG_LOG_WARNING, "the store's layout cannot be noted: %s", cg_strerror(status));
+    return check_layout(fs); /* again: another daemon may have made it a later one */
+}
+
 static int check_acls(cg_fs *fs)
 {
     char path[CG_TREE_PATH_BYTES];
@@ -114,11 +123,7 @@ static int open_staging(cg_fs *fs, const cg_fs_config *config)
     if (n_removed > 0)
         cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed daemons",
                   (unsigned long long)n_removed);
-    const cg_status status = cg_layout_mark(fs->root_fd);
-    if (status != CG_OK)
-        cg_fs_log(fs, CG_LOG_WARNING, "the store's layout cannot be noted: %s",
-                  cg_strerror(status));
-    return 0;
+    return upgrade_layout(fs);
 }
 
 static int open_store(cg_fs *fs, const cg_fs_config *config, struct stat *root_out)

@@ -1,13 +1,15 @@
 /* iouring/layout.h - which layout a store has: a number in the file .cachegenfs-layout of its root.
  *
- * Layout 1 is the tree of iouring/tree.h. A store without the file is of layout 1, too: the first
- * daemon that may write to the store makes the file. A later version of cachegenfs that changes
- * what names mean gives its stores a higher number; this version then refuses them.
+ * Layout 1 is the tree of iouring/tree.h. Layout 0 is that of stores that were made before there
+ * was the file: the same tree. The first daemon that may write to a store brings it up. A later
+ * version of cachegenfs that changes what names mean gives its stores a higher number, and adds a
+ * step that brings older ones there; this version then refuses them.
  * Threads: any.
  */
 #ifndef CG_IOURING_LAYOUT_H
 #define CG_IOURING_LAYOUT_H
 #include "codec/status.h"
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,11 +19,22 @@ extern "C" {
 #define CG_LAYOUT_MOUNT ".cachegenfs" /* a folder in the root of a mount, and of no store */
 enum { CG_LAYOUT_VERSION = 1 };
 
-/* CG_ERR_UNSUPPORTED_VERSION: of another version than ours. CG_ERR_CORRUPT: the file holds no
+/* CG_ERR_UNSUPPORTED_VERSION: of a later version than ours. CG_ERR_CORRUPT: the file holds no
  * number. CG_ERR_...: it cannot be read. */
 cg_status cg_layout_check(int root_fd);
-/* Makes the file where there is none. CG_ERR_...: it cannot be written. */
-cg_status cg_layout_mark(int root_fd);
+
+/* Brings a store from layout n to n + 1. It may be called again after a daemon was killed in the
+ * middle of it, and by two daemons at once. */
+typedef cg_status (*cg_layout_step)(int root_fd);
+
+/* Brings a store of an earlier layout to ours, a step after the other. The number is written after
+ * each step, and is on disk before the next: what was interrupted goes on where it was. Errors as
+ * of cg_layout_check(), and those of a step: the store then has the layout before it.
+ * CG_ERR_...: the file cannot be written. */
+cg_status cg_layout_upgrade(int root_fd);
+/* The same with these steps, to layout n_steps: for tests. A step may be NULL: there is nothing to
+ * do. */
+cg_status cg_layout_upgrade_by(int root_fd, const cg_layout_step *steps, uint32_t n_steps);
 
 #ifdef __cplusplus
 }

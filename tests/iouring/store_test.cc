@@ -755,4 +755,108 @@ TEST(StoreLayoutTest, OthersAreRefused)
     }
 }
 
+// A store as it was before there were numbers, with what it has.
+TEST_P(StoreTest, AStoreWithoutANumberIsBroughtUpAndKeepsWhatItHas)
+{
+    const std::vector<Chunk> chain = make_chain(2, CG_L0);
+    publish_all(chain);
+    ASSERT_EQ(context("c", chain, 1), CG_OK);
+    dir.write(object_dir(chain[0]) + "tokens", "ids"); // as stores of then have
+    std::map<std::string, std::vector<uint8_t>> before;
+    for (const std::string &path : dir.files())
+        before[path] = dir.read(path);
+    ASSERT_FALSE(dir.has(CG_LAYOUT_FILE));
+    EXPECT_EQ(cg_layout_check(dir.fd), CG_OK) << "connectors need not wait for a daemon";
+    ASSERT_EQ(cg_layout_upgrade(dir.fd), CG_OK);
+    EXPECT_EQ(dir.read_text(CG_LAYOUT_FILE), std::to_string(CG_LAYOUT_VERSION) + "\n");
+    const auto written = std::filesystem::last_write_time(dir.path + "/" + CG_LAYOUT_FILE);
+    EXPECT_EQ(cg_layout_upgrade(dir.fd), CG_OK);
+    EXPECT_EQ(std::filesystem::last_write_time(dir.path + "/" + CG_LAYOUT_FILE), written);
+    std::filesystem::remove(dir.path + "/" + CG_LAYOUT_FILE);
+    std::map<std::string, std::vector<uint8_t>> after;
+    for (const std::string &path : dir.files())
+        after[path] = dir.read(path);
+    EXPECT_TRUE(after == before) << "its layout is ours: nothing else changes";
+    for (const cg_store_entry &entry : look_up(chain, nullptr))
+        EXPECT_EQ(entry.levels, 1);
+}
+
+// Layouts to come, made up.
+class StoreUpgradeTest : public testing::Test
+{
+  protected:
+    cg_status upgrade(uint32_t to)
+    {
+        static constexpr cg_layout_step STEPS[] = {nullptr, second, third};
+        return cg_layout_upgrade_by(dir.fd, STEPS, to);
+    }
+    static cg_status second(int root_fd)
+    {
+        done += "2";
+        // Another daemon that starts at the same time.
+        const bool is_first = done == "2";
+        return is_first && has_rival ? cg_layout_upgrade_by(root_fd, RIVAL, 3) : CG_OK;
+    }
+    static cg_status third(int)
+    {
+        done += "3";
+        return done == "23" ? third_first : CG_OK;
+    }
+    static constexpr cg_layout_step RIVAL[] = {nullptr, second, third};
+    static inline std::string done;
+    static inline cg_status third_first;
+    static inline bool has_rival;
+    void SetUp() override
+    {
+        done = "";
+        third_first = CG_OK;
+        has_rival = false;
+    }
+    std::string number() const
+    {
+        return dir.read_text(CG_LAYOUT_FILE);
+    }
+    const cg_test::TempDir dir;
+};
+
+TEST_F(StoreUpgradeTest, TakesAStepAfterTheOtherAndEachOnce)
+{
+    ASSERT_EQ(upgrade(1), CG_OK);
+    EXPECT_EQ(number(), "1\n");
+    ASSERT_EQ(upgrade(3), CG_OK);
+    EXPECT_EQ(number(), "3\n");
+    EXPECT_EQ(done, "23");
+    ASSERT_EQ(upgrade(3), CG_OK);
+    EXPECT_EQ(done, "23");
+}
+
+TEST_F(StoreUpgradeTest, GoesOnWhereAStepFailed)
+{
+    third_first = CG_ERR_NO_SPACE;
+    EXPECT_EQ(upgrade(3), CG_ERR_NO_SPACE);
+    EXPECT_EQ(number(), "2\n");
+    EXPECT_EQ(cg_layout_check(dir.fd), CG_ERR_UNSUPPORTED_VERSION) << "of this version";
+    EXPECT_EQ(upgrade(3), CG_OK);
+    EXPECT_EQ(number(), "3\n");
+    EXPECT_EQ(done, "233");
+}
+
+TEST_F(StoreUpgradeTest, TwoDaemonsMayDoItAtOnce)
+{
+    has_rival = true;
+    EXPECT_EQ(upgrade(3), CG_OK);
+    EXPECT_EQ(number(), "3\n");
+    EXPECT_EQ(done, "223") << "the one that is behind lowers no number, and repeats no later step";
+}
+
+TEST_F(StoreUpgradeTest, LeavesALaterStoreAndWhatIsNoNumberAlone)
+{
+    for (const std::string text : {"4\n", "0\n", "x\n", ""}) {
+        dir.write(CG_LAYOUT_FILE, text);
+        EXPECT_NE(upgrade(3), CG_OK) << text;
+        EXPECT_EQ(number(), text);
+    }
+    EXPECT_EQ(done, "");
+}
+
 } // namespace
