@@ -1,6 +1,7 @@
 /* The tables of an encoder: a basis's rows as project() and its like read them, and the leaks,
  * which are what the coarsely stored rows pick up of the finely stored ones (analysis.h). Leaks are
- * found by the encoder's own kernel, which projects the coarse rows on the fine ones. */
+ * found by the encoder's own kernel, which projects the coarse rows on the fine ones. Where numbers
+ * of 16 bits cost no more than coarse ones, they are taken out of the coarse rows here, once. */
 #include "codec/analysis.h"
 
 #include "codec/bf16.h"
@@ -171,31 +172,43 @@ static float *take_others(const cg_analysis *a)
     return take_zeros(n_others(a), 2 * cg_analysis_pairs(a->n_channels) * sizeof(float));
 }
 
-/* From the others' rows, before their scales; the other tables are there. They are projected on the
- * exact components as an encoder's data are. */
-static cg_status make_leaks(const cg_profile *p, cg_analysis *a, const float *others)
+/* The others' rows, before their scales, projected on the exact components as an encoder's data
+ * are: [n_others, in tiles][2 * cg_analysis_exact_pairs()]. The other tables are there. NULL
+ * without memory. */
+static float *find_products(const cg_profile *p, const cg_analysis *a, const float *others)
 {
     enum { ROWS_AT_ONCE = 64 };
     const cg_klt_forward *forward = p->kernels->forward;
     const size_t n = n_others(a), n_pairs = cg_analysis_pairs(a->n_channels),
                  stride = 2 * cg_analysis_exact_pairs(a);
-    if (n == 0)
-        return CG_OK;
     float *products = take_zeros(cg_padded(n, CG_TILE), stride * sizeof *products);
     uint16_t *split = take_zeros(ROWS_AT_ONCE, 2 * n_pairs * sizeof *split);
-    uint16_t *row = malloc(a->n_exact * sizeof *row);
-    const bool is_room = take_table(n, stride / 2, &a->leaks, &a->leak_scale, &a->leak_digits) &&
-                         products != NULL && split != NULL && row != NULL;
-    if (is_room && p->version == 1)
+    if (products == NULL || split == NULL) {
+        free(products);
+        products = NULL;
+    } else if (p->version == 1) {
         forward->project(others, 2 * n_pairs, n, a->pairs, n_pairs, a->n_exact / 16, split,
                          products, stride);
-    else if (is_room)
+    } else {
         forward->project_integers(others, 2 * n_pairs, n, a->pairs, a->n_digits, a->scale, a->norm,
                                   n_pairs, a->n_exact / 16, split, products, stride);
+    }
+    free(split);
+    return products;
+}
+
+static cg_status make_leaks(const cg_profile *p, cg_analysis *a, const float *others)
+{
+    const size_t n = n_others(a), stride = 2 * cg_analysis_exact_pairs(a);
+    if (n == 0)
+        return CG_OK;
+    float *products = find_products(p, a, others);
+    uint16_t *row = malloc(a->n_exact * sizeof *row);
+    const bool is_room = take_table(n, stride / 2, &a->leaks, &a->leak_scale, &a->leak_digits) &&
+                         products != NULL && row != NULL;
     for (uint32_t c = 0; c < n && is_room; c++)
         pack_leaks(p, a, c, products + c * stride, row);
     free(products);
-    free(split);
     free(row);
     return is_room ? CG_OK : CG_ERR_NO_MEMORY;
 }
@@ -264,6 +277,59 @@ done:
 
 /* ---- from version 2 on ---- */
 
+/* Component c's row of n, times a->scale[c], as integers whose norm is about that of the exact
+ * ones, and which reach as far: packed, with their scale. row: room for n. */
+static void pack_folded(const cg_profile *p, cg_analysis *a, uint32_t c, const float *folded,
+                        float exact_norm, int16_t *row)
+{
+    const uint32_t n = a->n_channels;
+    float most = 0, square = 0;
+    for (uint32_t ch = 0; ch < n; ch++) {
+        most = fmaxf(most, fabsf(folded[ch]));
+        square += folded[ch] * folded[ch];
+    }
+    const float unit = fmaxf(most / CG_MAX_ELEMENT, sqrtf(square) / exact_norm);
+    memset(row, 0, n * sizeof *row);
+    /* A file's rows may be zeros, or so far from orthonormal that floats don't hold this. */
+    if (unit > 0 && unit < INFINITY) {
+        for (uint32_t ch = 0; ch < n; ch++)
+            row[ch] = (int16_t)nearest(folded[ch] / unit);
+        a->scale[c] *= unit;
+    }
+    a->norm = fmaxf(a->norm, norm_of(row, n));
+    pack_integers(p, a->pairs, a->n_digits, cg_analysis_pairs(n), c, row, n);
+}
+
+/* Takes out of the others' rows, before their scales, what lies along the exact ones, and packs
+ * them. That is linear, so an encoder then has nothing to take out of coefficients. */
+static cg_status fold_leaks(const cg_profile *p, const cg_bands *bands, cg_analysis *a,
+                            float *others, int16_t *row)
+{
+    const uint32_t n_exact = a->n_exact, n_channels = a->n_channels;
+    const size_t n = n_others(a), stride = 2 * cg_analysis_pairs(n_channels),
+                 products_stride = 2 * cg_analysis_exact_pairs(a);
+    const float exact_norm = a->norm;
+    float *products = find_products(p, a, others),
+          *exact = malloc(n_exact * stride * sizeof *exact);
+    const bool is_room = products != NULL && exact != NULL;
+    for (uint32_t e = 0; e < n_exact && is_room; e++) {
+        cg_bands_row(&p->layout, bands, e, row);
+        for (uint32_t ch = 0; ch < n_channels; ch++)
+            exact[e * stride + ch] = (float)row[ch] * a->scale[e];
+    }
+    for (uint32_t c = 0; c < n && is_room; c++) {
+        float squares[CG_SQUARES] = {0}; /* not asked for */
+        for (uint32_t e = 0; e < n_exact; e++)
+            p->kernels->add_row(exact + e * stride, n_channels, -products[c * products_stride + e],
+                                others + c * stride, squares);
+        pack_folded(p, a, n_exact + c, others + c * stride, exact_norm, row);
+    }
+    a->n_exact = 0;
+    free(exact);
+    free(products);
+    return is_room ? CG_OK : CG_ERR_NO_MEMORY;
+}
+
 /* Rows come from what decoders read. All are integers, and scales are powers of two. */
 static cg_status make_from_bands(const cg_profile *p, const cg_bands *bands, cg_analysis *a)
 {
@@ -276,15 +342,20 @@ static cg_status make_from_bands(const cg_profile *p, const cg_bands *bands, cg_
     cg_status status = CG_ERR_NO_MEMORY;
     if (row == NULL || others == NULL || !take_tables(a))
         goto done;
+    /* Digits would be twice as many. */
+    const bool is_folded = n_others(a) > 0 && !p->kernels->forward->takes_digits;
     for (uint32_t c = 0; c < bands->n_components; c++) {
         const unsigned shift = cg_bands_row(&p->layout, bands, c, row);
-        a->norm = fmaxf(a->norm, norm_of(row, bands->n_channels));
+        const bool is_other = c >= a->n_exact && a->n_exact > 0;
         a->scale[c] = ldexpf(1, (int)shift - (int)bands->unit_bits);
-        pack_integers(p, a->pairs, a->n_digits, n_pairs, c, row, bands->n_channels);
-        for (uint32_t ch = 0; ch < bands->n_channels && c >= a->n_exact && a->n_exact > 0; ch++)
+        for (uint32_t ch = 0; ch < bands->n_channels && is_other; ch++)
             others[(c - a->n_exact) * 2 * n_pairs + ch] = (float)row[ch];
+        if (is_other && is_folded)
+            continue;
+        a->norm = fmaxf(a->norm, norm_of(row, bands->n_channels));
+        pack_integers(p, a->pairs, a->n_digits, n_pairs, c, row, bands->n_channels);
     }
-    status = make_leaks(p, a, others);
+    status = is_folded ? fold_leaks(p, bands, a, others, row) : make_leaks(p, a, others);
 done:
     free(others);
     free(row);

@@ -21,7 +21,8 @@ typedef struct cg_analysis {
     uint32_t n_channels, n_components;
     /* The first components, whose rows are stored finely: a multiple of 16, or all. Rows that are
      * stored coarsely are not quite orthogonal to them, and pick up what the largest components
-     * hold of the data. An encoder takes that out of their coefficients. */
+     * hold of the data. An encoder takes that out of their coefficients. 0: none are stored so, or
+     * it has been taken out of the rows themselves. */
     uint32_t n_exact;
     /* What cg_klt_forward's functions read: pairs of elements, with zeros behind channels and
      * components; or, in version 2, digits where the kernels take them. */
@@ -40,7 +41,7 @@ typedef struct cg_analysis {
      * has. */
     uint8_t *n_digits, *leak_digits;
     /* The largest Euclidean norm of a row of integers: in version 1 among the components behind the
-     * first n_exact; in version 2 among all. leak_norm: version 2, among the leaks. */
+     * first n_exact; from version 2 on among all. leak_norm: version 2, among the leaks. */
     float norm, leak_norm;
     /* Of the joint matrix, else NULL. A row's reach is the sum over its bands of band_reach times
      * the Euclidean norm of the band's symbols: a bound on what they give to the groups, in steps.
