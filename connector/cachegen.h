@@ -211,11 +211,11 @@ CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
                                                         const cachegen_lookup_options *options,
                                                         cachegen_lookup **out);
 /* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured) from when it is asked.
- * Look-ups are asked one after the other; one that has waited for others longer than the engine
- * takes to compute its prompt, and than this time or its budget, is a miss. A store that has left a
- * look-up without an answer for so long is not asked for further ones: they are misses at once,
- * until it answers the connector's own question. CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens
- * is a miss, whatever the reason. */
+ * Look-ups share rounds, as many as the store answers side by side, the oldest first. One that has
+ * waited for others longer than the engine takes to compute its prompt, and than this time or its
+ * budget, is a miss. A store that has left a look-up without an answer for so long is not asked for
+ * further ones: they are misses at once, until it answers the connector's own question.
+ * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.
  * *plan_bytes is the room at plan, then the plan's size; with plan NULL only the size is told. Only

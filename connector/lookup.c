@@ -1,6 +1,7 @@
 #include "connector/lookup.h"
 
 #include "connector/abi_struct.h"
+#include "connector/asking.h"
 #include "connector/clock.h"
 #include "connector/operation.h"
 #include "connector/plan.h"
@@ -241,11 +242,10 @@ static bool store_answers(const cachegen *c, cg_io **io)
     return status != CG_ERR_TIMED_OUT;
 }
 
-/* With the lock held: a look-up is at the head of the line, which others left at free_ns. Its time
- * to be answered begins, so that what those before it took does not pass for a store that is
- * silent. False: it has waited for them for longer than the engine takes to compute the prompt, and
- * than the store may take, or all that the request may. */
-static bool begin_asking(cg_runtime *rt, cachegen_lookup *l, uint64_t free_ns)
+/* With the lock held: whether a look-up that nothing was asked for yet is worth asking for. No: it
+ * has waited for others, who left the line at free_ns, for longer than the engine takes to compute
+ * the prompt, and than the store may take, or all that the request may. */
+static bool is_in_time(cg_runtime *rt, const cachegen_lookup *l, uint64_t free_ns)
 {
     const uint64_t timeout_ns = l->op.connector->config->lookup_timeout_ms * UINT64_C(1000000),
                    left_ns = l->budget_ns > l->spent_ns ? l->budget_ns - l->spent_ns : 0,
@@ -255,7 +255,6 @@ static bool begin_asking(cg_runtime *rt, cachegen_lookup *l, uint64_t free_ns)
     cg_runtime_speeds_end(rt);
     const double n_tokens = l->prefix.n_tokens - l->from_token,
                  recompute_ns = tokens_per_s > 0 ? n_tokens * 1e9 / tokens_per_s : 0;
-    l->prefix.deadline_ns = cg_now_ns() + timeout_ns;
     return waited_ns <= patience_ns || (double)waited_ns <= recompute_ns;
 }
 
@@ -304,35 +303,82 @@ static void refresh_folders(cg_runtime *rt)
     cg_runtime_start(rt, &rt->opener, "cachegen-open", open_folders);
 }
 
+/* Look-ups that were taken off the queue, the oldest first. */
+typedef struct line {
+    cachegen_lookup *lookups[CG_ASKING_PROMPTS];
+    size_t n;
+    uint64_t free_ns; /* when what was asked for the others was answered */
+} line;
+
+/* With the lock held: fills the line from the queue, and waits for the first. False: the runtime
+ * stops, and none is left. */
+static bool line_fill(cg_runtime *rt, line *at)
+{
+    while (at->n < CG_ASKING_PROMPTS && (at->n == 0 || rt->lookups.head != NULL)) {
+        cg_operation *op = cg_operation_take(rt, &rt->lookups);
+        if (op == NULL)
+            return false;
+        at->lookups[at->n++] = (cachegen_lookup *)op;
+    }
+    return true;
+}
+
+/* With the lock held: ends those that need no more answers. */
+static void line_leave(cg_runtime *rt, line *at, bool is_silent)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < at->n; i++) {
+        cachegen_lookup *l = at->lookups[i];
+        const bool is_new = l->prefix.asked_ns == 0;
+        if (l->is_cancelled || rt->stop || l->prefix.stage == CG_PREFIX_DONE)
+            finish(rt, l);
+        else if (is_silent || (is_new && !is_in_time(rt, l, at->free_ns)))
+            skip(rt, l);
+        else
+            at->lookups[n++] = l;
+    }
+    at->n = n;
+}
+
+/* Without the lock: one stage further for those in line, or some of them. */
+static cg_asked line_ask(cg_runtime *rt, const line *at, cg_asking_width *width, cg_io **io)
+{
+    cg_prefix *prefixes[CG_ASKING_PROMPTS];
+    for (size_t i = 0; i < at->n; i++)
+        prefixes[i] = &at->lookups[i]->prefix;
+    if (*io == NULL && new_queue(rt, io) != CG_OK) {
+        pthread_mutex_lock(&rt->lock);
+        rt->stats.lookup_errors += at->n;
+        pthread_mutex_unlock(&rt->lock);
+        for (size_t i = 0; i < at->n; i++)
+            cg_prefix_give_up(prefixes[i]);
+        return CG_ASKED_BROKEN;
+    }
+    const uint64_t timeout_ns = rt->connector->config->lookup_timeout_ms * UINT64_C(1000000);
+    const cg_asked asked = cg_asking_ask(width, *io, prefixes, at->n, timeout_ns);
+    drop_stuck_queue(io, asked == CG_ASKED_BROKEN);
+    return asked;
+}
+
 static void *look_up(void *argument)
 {
     cg_runtime *rt = argument;
     cg_io *io = NULL;
-    cg_operation *op;
-    uint64_t free_ns = 0; /* since when this thread asks for nobody */
+    cg_asking_width width = {.n_chunks = CG_ASKING_LEAST};
+    line at = {.n = 0};
     pthread_mutex_lock(&rt->lock);
-    while ((op = cg_operation_take(rt, &rt->lookups)) != NULL) {
-        cachegen_lookup *l = (cachegen_lookup *)op;
-        bool timed_out = false;
-        if (!l->is_cancelled && !begin_asking(rt, l, free_ns)) {
-            skip(rt, l);
+    while (line_fill(rt, &at)) {
+        line_leave(rt, &at, false);
+        if (at.n == 0)
             continue;
-        }
-        if (!l->is_cancelled) {
-            refresh_folders(rt);
-            pthread_mutex_unlock(&rt->lock);
-            cg_status status = io == NULL ? new_queue(rt, &io) : CG_OK;
-            if (status == CG_OK)
-                status = cg_prefix_find(&l->prefix, io);
-            drop_stuck_queue(&io, l->prefix.queue_failed);
-            timed_out = l->prefix.timed_out;
-            pthread_mutex_lock(&rt->lock);
-            rt->stats.lookup_errors += status != CG_OK;
-        }
-        finish(rt, l);
-        if (timed_out)
+        refresh_folders(rt);
+        pthread_mutex_unlock(&rt->lock);
+        const cg_asked asked = line_ask(rt, &at, &width, &io);
+        pthread_mutex_lock(&rt->lock);
+        at.free_ns = cg_now_ns();
+        line_leave(rt, &at, asked == CG_ASKED_IN_VAIN);
+        if (asked == CG_ASKED_IN_VAIN)
             await_answer(rt, &io);
-        free_ns = cg_now_ns();
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(io, 0);
@@ -411,7 +457,7 @@ cachegen_status cachegen_lookup_start_with(cachegen *connector, const cachegen_r
 
     /* What is remembered answers at once, on the caller's thread. Where no level may be loaded
      * there is nothing to ask. */
-    const bool known = l->prefix.accepted == 0 || cg_prefix_find(&l->prefix, NULL) != CG_ERR_AGAIN;
+    const bool known = l->prefix.accepted == 0 || cg_prefix_recall(&l->prefix) != CG_ERR_AGAIN;
     pthread_mutex_lock(&rt->lock);
     const bool is_silent = rt->store_is_silent;
     if (!known && !is_silent)

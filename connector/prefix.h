@@ -4,10 +4,10 @@
  * multiple of tail_multiple tokens. A chunk's key names all tokens before it, too, so the first
  * chunk that is missing ends the prefix. Only a tail may still follow, left by a prompt that ended
  * there.
- * Answers come from the runtime's memory of chunks or, with a cg_io, from the store. The store is
- * asked in at most three batches, since it may be a network away; the questions of a batch go out
- * together. The first batch, for long prompts only, is a coarse look at how far the prefix can
- * reach. The second asks for all chunks, the third for tails at a hole.
+ * A search has at most three stages, since the store may be a network away. The first, of long
+ * prompts only, is a coarse look at how far the prefix can reach. The second wants all chunks, the
+ * third tails at a hole. What the runtime remembers of chunks answers at once; what it does not is
+ * the store's to answer (connector/asking.h).
  * Threads: a cg_prefix is used by one thread at a time. Functions take the runtime's lock
  * themselves, for moments.
  */
@@ -16,6 +16,15 @@
 #include "connector/plan.h"
 #include "connector/runtime.h"
 
+typedef enum cg_prefix_stage {
+    CG_PREFIX_END,    /* how far does it reach */
+    CG_PREFIX_CHUNKS, /* wanted are chunks, and the tails that may follow the last */
+    CG_PREFIX_TAILS,  /* wanted are tails at a hole */
+    CG_PREFIX_DONE
+} cg_prefix_stage;
+
+enum { CG_PREFIX_MAX_PROBES = 34 }; /* of a coarse look */
+
 typedef struct cg_prefix {
     cg_runtime *runtime;
     uint32_t *tokens; /* the whole prompt */
@@ -23,26 +32,39 @@ typedef struct cg_prefix {
     cg_key root, extra;
     uint8_t worst_level;          /* provenance worse than this is not accepted */
     uint8_t accepted;             /* mask of levels that may be loaded */
-    uint64_t deadline_ns;         /* CLOCK_MONOTONIC: no question to the store lasts longer */
     uint32_t first_chunk, n_full; /* chunks before first_chunk are not looked for */
     cg_key *keys;                 /* [n_full] */
+
+    cg_prefix_stage stage;
+    uint32_t end;                 /* chunks from here on are of no use, if stage is not the first */
+    cg_key *wanted;               /* [n_wanted] */
+    cg_chunk_memory_entry *known; /* [n_wanted]: of wanted; probed 0: not known yet */
+    uint32_t n_wanted;
+    uint64_t asked_ns; /* how long the store was asked for this prompt */
+    bool is_given_up;  /* nothing more is asked */
 
     /* Found so far: chunks [first_chunk, first_chunk + n_chunks) with their accepted levels. */
     cg_plan_chunk *chunks; /* room for [n_full - first_chunk + 1] */
     uint32_t n_chunks;
-    bool queue_failed; /* the cg_io did, and is of no more use */
-    bool timed_out;    /* the store left a question open until deadline_ns */
 } cg_prefix;
 
-/* Copies what it needs of a request that was checked. The caller sets worst_level and accepted,
- * deadline_ns before the store is asked, and calls cg_prefix_destroy() also after an error.
- * CG_ERR_NO_MEMORY. */
+/* Copies what it needs of a request that was checked. The caller sets worst_level and accepted, and
+ * calls cg_prefix_destroy() also after an error. CG_ERR_NO_MEMORY. */
 cg_status cg_prefix_init(cg_prefix *prefix_out, cg_runtime *runtime,
                          const cachegen_request *request, uint32_t from_token);
 void cg_prefix_destroy(cg_prefix *prefix);
 
-/* Looks for the prefix from its start. CG_ERR_AGAIN: io is NULL and the runtime does not remember
- * enough; call again with one, which must be idle. CG_ERR_NO_MEMORY: what was found until then
- * stands. */
-cg_status cg_prefix_find(cg_prefix *prefix, cg_io *io);
+/* Goes on as far as the runtime remembers chunks. CG_OK: the search is done. CG_ERR_AGAIN: the
+ * store must be asked, for the chunks of cg_prefix_probes() in the first stage, else for those of
+ * wanted that are not known. CG_ERR_NO_MEMORY: it is done, with what was found until then. */
+cg_status cg_prefix_recall(cg_prefix *prefix);
+
+/* Ends the search with what is known. */
+void cg_prefix_give_up(cg_prefix *prefix);
+
+/* In the first stage, after CG_ERR_AGAIN: which chunks show how far the prefix can reach.
+ * indices_out[CG_PREFIX_MAX_PROBES]; returns how many, in rising order. */
+uint32_t cg_prefix_probes(cg_prefix *prefix, uint32_t *indices_out);
+/* The answer: chunks from end on are of no use. CG_ERR_NO_MEMORY: the search is done. */
+cg_status cg_prefix_ends(cg_prefix *prefix, uint32_t end);
 #endif

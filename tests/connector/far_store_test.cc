@@ -1,5 +1,6 @@
 // How many questions a connector asks a store that is a network away, and how many of them it waits
 // for one after the other. A file system in user space counts them: no time is measured.
+#include "connector/asking.h"
 #include "tests/connector/engine.h"
 #include "tests/connector/watch.h"
 #include "tests/iouring/require.h"
@@ -14,12 +15,33 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <thread>
 
 namespace
 {
 
 using namespace cg_test;
+
+TEST(AskingTest, IsAsWideAsAnswersComeInFewRoundTrips)
+{
+    constexpr uint64_t ROUND_TRIP = 100000000, FAST = 6 * ROUND_TRIP, SLOW = 10 * ROUND_TRIP;
+    cg_asking_width width = {CG_ASKING_LEAST, false};
+    const auto learn = [&](uint32_t n_chunks, uint64_t took_ns) {
+        cg_asking_learn(&width, n_chunks, took_ns, ROUND_TRIP);
+        return width.n_chunks;
+    };
+    EXPECT_EQ(learn(8, FAST), 32u) << "of so few it says nothing";
+    EXPECT_EQ(learn(19, FAST), 128u);
+    EXPECT_EQ(learn(120, FAST), 512u);
+    EXPECT_EQ(learn(512, FAST), CG_ASKING_MOST);
+    EXPECT_EQ(learn(CG_ASKING_MOST, FAST), CG_ASKING_MOST);
+    EXPECT_EQ(learn(100, SLOW), 50u);
+    EXPECT_EQ(learn(50, FAST), 58u) << "with care";
+    EXPECT_EQ(learn(512, SLOW), 58u) << "one long prompt's time says nothing of less";
+    EXPECT_EQ(learn(19, SLOW), CG_ASKING_LEAST);
+    EXPECT_EQ(learn(UINT32_MAX, 0), CG_ASKING_LEAST + 8);
+}
 
 #ifndef CG_TEST_HAS_FUSE
 TEST(FarStoreTest, IsNotTested)
@@ -29,6 +51,8 @@ TEST(FarStoreTest, IsNotTested)
 #else
 
 constexpr uint32_t CHUNK = 32;
+// Nothing is given up because a machine is busy.
+const char *const PATIENT = "\"lookup_timeout_ms\": 60000, \"ttft_budget_ms\": 600000";
 
 struct Cost {
     int n_calls, n_rounds;
@@ -45,7 +69,7 @@ class FarStoreTest : public testing::Test
         odd = std::make_unique<OddFs>(store.dir.path, mount.path, /*is_far=*/true);
         if (!odd->why().empty())
             CG_SKIP_OR_FAIL("fuse", odd->why() << ": questions to far stores are not counted");
-        far = std::make_unique<Engine>(mount.path, store.spec, "\"lookup_timeout_ms\": 60000");
+        far = std::make_unique<Engine>(mount.path, store.spec, PATIENT);
     }
     void TearDown() override
     {
@@ -86,7 +110,7 @@ class FarStoreTest : public testing::Test
         Cost cost = cost_of(look_up);
         for (int i = 0; i < 9 && cost.n_rounds > most; i++) {
             far.reset();
-            far = std::make_unique<Engine>(mount.path, store.spec, "\"lookup_timeout_ms\": 60000");
+            far = std::make_unique<Engine>(mount.path, store.spec, PATIENT);
             cost = cost_of(look_up);
         }
         return cost;
@@ -109,6 +133,98 @@ TEST_F(FarStoreTest, ALongPromptTakesTenRoundTripsAndAFewQuestionsAChunk)
     EXPECT_LE(cost.n_calls, 512 * 6 + 20);
     RecordProperty("rounds", cost.n_rounds);
     RecordProperty("calls", cost.n_calls);
+}
+
+// What look-ups that are started together find, in stored tokens.
+std::vector<uint32_t> look_up_at_once(const Engine &engine,
+                                      const std::vector<cachegen_request> &requests)
+{
+    std::vector<cachegen_lookup *> lookups(requests.size());
+    std::vector<uint32_t> found;
+    for (size_t i = 0; i < requests.size(); i++)
+        EXPECT_EQ(cachegen_lookup_start(engine.c, &requests[i], 0, &lookups[i]), CACHEGEN_OK);
+    for (cachegen_lookup *lookup : lookups) {
+        cachegen_hit hit = {};
+        hit.struct_size = sizeof hit;
+        EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_lookup_poll(lookup, &hit); }),
+                  CACHEGEN_OK);
+        found.push_back(hit.stored_tokens);
+        cachegen_lookup_free(lookup);
+    }
+    return found;
+}
+
+// The first may be asked alone, before the others have come.
+TEST_F(FarStoreTest, LookUpsAtOnceShareRounds)
+{
+    std::vector<Tokens> prompts;
+    for (uint64_t seed = 1; seed <= 16; seed++) {
+        prompts.push_back(prompt(CHUNK * 2, seed));
+        save(prompts.back());
+    }
+    const auto look_up = [&](size_t n) {
+        std::vector<cachegen_request> requests;
+        for (size_t i = 0; i < n; i++)
+            requests.push_back(far->request(prompts[i]));
+        EXPECT_EQ(look_up_at_once(*far, requests), std::vector<uint32_t>(n, CHUNK * 2 - 1));
+    };
+    const Cost one = least_rounds(7, [&] { look_up(1); });
+    const Cost all = least_rounds(2 * one.n_rounds, [&] { look_up(16); });
+    EXPECT_LE(all.n_rounds, 2 * one.n_rounds);
+    RecordProperty("rounds_of_one", one.n_rounds);
+    RecordProperty("rounds_of_all", all.n_rounds);
+}
+
+// Nothing is remembered here. The kernel keeps names, so the first look-up costs more than others.
+TEST_F(FarStoreTest, AChunkThatSeveralLookUpsWantIsAskedForOnce)
+{
+    const Tokens tokens = prompt(CHUNK * 8);
+    save(tokens);
+    EXPECT_EQ(far->look_up(tokens).stored_tokens, CHUNK * 8 - 1);
+    const Cost one = cost_of([&] { far->look_up(tokens); });
+    // On a busy machine they may come one by one: then once more.
+    Cost all = {99 * one.n_calls, 0};
+    for (int i = 0; i < 10 && all.n_calls > 3 * one.n_calls; i++)
+        all = cost_of([&] {
+            const std::vector<cachegen_request> requests(16, far->request(tokens));
+            EXPECT_EQ(look_up_at_once(*far, requests), std::vector<uint32_t>(16, CHUNK * 8 - 1));
+        });
+    RecordProperty("calls_of_one", one.n_calls);
+    RecordProperty("calls_of_all", all.n_calls);
+    EXPECT_GT(one.n_calls, 0);
+    EXPECT_LE(all.n_calls, 3 * one.n_calls);
+}
+
+// Short prompts and long ones, with tails, holes and levels of their own.
+TEST_F(FarStoreTest, LookUpsAtOnceFindWhatEachFindsAlone)
+{
+    const Tokens base = prompt(CHUNK * 44);
+    const auto start_of = [&](uint32_t n_tokens, uint32_t n_other, uint64_t seed) {
+        Tokens tokens(base.begin(), base.begin() + n_tokens);
+        const Tokens more = prompt(n_other + 1, seed);
+        tokens.insert(tokens.end(), more.begin(), more.begin() + n_other);
+        return tokens;
+    };
+    save(start_of(CHUNK * 40 + 8, 0, 1));
+    std::vector<Tokens> prompts;
+    for (uint32_t i = 0; i < 20; i++) {
+        prompts.push_back(start_of(CHUNK * 5 * i % (CHUNK * 43) + i % 3 * 8, i * 67 % 900 + 1, i));
+        if (i % 4 == 3)
+            save(Tokens(prompts.back().begin(), prompts.back().end() - 1));
+    }
+    std::vector<cachegen_request> requests;
+    for (size_t i = 0; i < prompts.size(); i++) {
+        requests.push_back(far->request(prompts[i]));
+        requests.back().worst_level_plus_1 = i % 5 == 0 ? 1 : 0;
+        requests.back().level_plus_1 = i % 5 == 1 ? CG_L2 + 1 : 0;
+    }
+    std::vector<uint32_t> alone;
+    for (const cachegen_request &request : requests)
+        alone.push_back(look_up_at_once(*far, {request})[0]);
+    EXPECT_GT(std::accumulate(alone.begin(), alone.end(), 0u), 20u * CHUNK);
+    odd->set_mood(Mood::SLOW); // so that they are many at once
+    EXPECT_EQ(look_up_at_once(*far, requests), alone);
+    EXPECT_EQ(far->stats().lookup_errors, 0u);
 }
 
 int n_rings()

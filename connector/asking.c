@@ -1,0 +1,295 @@
+#include "connector/asking.h"
+
+#include "connector/clock.h"
+#include "connector/prefix.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* So many round trips take the questions about a chunk, also of many at once, where the store
+ * answers all at once: its folder, its name, opening, reading, and what else was not there. */
+enum { FEW_ROUND_TRIPS = 8, STEP_UP = 8 };
+
+void cg_asking_learn(cg_asking_width *width, uint32_t n_chunks, uint64_t took_ns,
+                     uint64_t latency_ns)
+{
+    uint32_t next = width->n_chunks;
+    if (took_ns > FEW_ROUND_TRIPS * latency_ns) {
+        next = n_chunks / 2 < next ? n_chunks / 2 : next;
+        width->was_slow = true;
+    } else if (n_chunks >= next / 2) {
+        next = width->was_slow ? next + STEP_UP : next * 4;
+    }
+    width->n_chunks = next < CG_ASKING_LEAST  ? CG_ASKING_LEAST
+                      : next > CG_ASKING_MOST ? CG_ASKING_MOST
+                                              : next;
+}
+
+/* What a look-up opens of a far store stays open for the load that follows. */
+typedef struct keeping {
+    cg_runtime *runtime;
+    const cg_key *keys;
+} keeping;
+
+static void keep_file(void *user, size_t index, cg_level level, int file)
+{
+    const keeping *kept = user;
+    const cachegen *c = kept->runtime->connector;
+    const cg_reader_name name = {.store = c->root,
+                                 .key = kept->keys[index],
+                                 .profile = c->model.profile_fingerprint,
+                                 .level = level};
+    if (!cg_reader_files_put(cg_link_files(kept->runtime->link), &name, file, cg_now_ns()))
+        close(file);
+}
+
+/* How many files may stay open. */
+static size_t keepable(const cg_runtime *rt)
+{
+    cg_reader_files *files = cg_link_files(rt->link);
+    return files != NULL && cg_handle_is_far(rt->connector) ? cg_reader_files_room(files) : 0;
+}
+
+static void count_errors(cg_runtime *rt, uint32_t n_errors, cg_status status)
+{
+    pthread_mutex_lock(&rt->lock);
+    rt->stats.lookup_errors += n_errors + (status != CG_OK);
+    pthread_mutex_unlock(&rt->lock);
+}
+
+/* What a call to the store, with prefixes[n], has come to. */
+static cg_asked conclude(cg_prefix *const *prefixes, size_t n, const cg_io *io, cg_status status,
+                         uint64_t took_ns)
+{
+    const bool in_vain = status == CG_ERR_TIMED_OUT,
+               is_broken = cg_io_n_under_way(io) > 0 ||
+                           (status != CG_OK && !in_vain && status != CG_ERR_NO_MEMORY);
+    for (size_t i = 0; i < n; i++)
+        prefixes[i]->asked_ns += took_ns;
+    return in_vain ? CG_ASKED_IN_VAIN : is_broken ? CG_ASKED_BROKEN : CG_ASKED;
+}
+
+/* Until when the store may be asked for prefixes[n]. */
+static uint64_t deadline_ns(cg_prefix *const *prefixes, size_t n, uint64_t timeout_ns)
+{
+    uint64_t most_ns = 0;
+    for (size_t i = 0; i < n; i++)
+        if (prefixes[i]->asked_ns > most_ns)
+            most_ns = prefixes[i]->asked_ns;
+    return cg_now_ns() + (most_ns < timeout_ns ? timeout_ns - most_ns : 0);
+}
+
+/* The coarse look, for prefixes[n] that want it. */
+static cg_asked look_ahead(const cg_asking_width *width, cg_io *io, cg_prefix *const *prefixes,
+                           size_t n, uint64_t timeout_ns)
+{
+    cg_runtime *rt = prefixes[0]->runtime;
+    const size_t room = n * CG_PREFIX_MAX_PROBES;
+    uint32_t *indices = malloc(room * sizeof *indices), *counts = malloc(n * sizeof *counts);
+    cg_key *keys = malloc(room * sizeof *keys);
+    bool *there = calloc(room, sizeof *there);
+    uint32_t n_keys = 0, n_errors = 0;
+    const uint64_t began_ns = cg_now_ns();
+    cg_status status = CG_ERR_NO_MEMORY;
+    if (indices != NULL && counts != NULL && keys != NULL && there != NULL) {
+        size_t n_in = 0;
+        for (; n_in < n && (n_in == 0 || n_keys < width->n_chunks); n_in++) {
+            counts[n_in] = cg_prefix_probes(prefixes[n_in], indices + n_keys);
+            for (uint32_t k = 0; k < counts[n_in]; k++, n_keys++)
+                keys[n_keys] = prefixes[n_in]->keys[indices[n_keys]];
+        }
+        n = n_in;
+        status = cg_store_probe(rt->connector->store, io, keys, n_keys,
+                                deadline_ns(prefixes, n, timeout_ns), there, &n_errors);
+    }
+    const cg_asked asked = conclude(prefixes, n, io, status, cg_now_ns() - began_ns);
+    count_errors(rt, n_errors, status);
+    const cg_store_entry none = {0};
+    for (size_t i = 0, at = 0; i < n && status == CG_OK; at += counts[i], i++) {
+        cg_prefix *p = prefixes[i];
+        uint32_t end = p->n_full;
+        pthread_mutex_lock(&rt->lock);
+        /* From the far end, so that the nearest that is missing is what stays. */
+        for (size_t k = at + counts[i]; k-- > at;)
+            if (!there[k]) {
+                end = indices[k];
+                if (n_errors == 0)
+                    cg_chunk_memory_put(rt->chunk_memory, &keys[k], p->accepted, &none,
+                                        cg_now_ns());
+            }
+        pthread_mutex_unlock(&rt->lock);
+        const cg_status wanted = cg_prefix_ends(p, end);
+        if (wanted != CG_OK)
+            count_errors(rt, 0, wanted);
+    }
+    for (size_t i = 0; i < n && status != CG_OK; i++)
+        cg_prefix_give_up(prefixes[i]);
+    free(indices);
+    free(counts);
+    free(keys);
+    free(there);
+    return asked;
+}
+
+/* A chunk that a prompt wants, and its number among those that are asked for. */
+typedef struct question {
+    cg_prefix *prefix;
+    uint32_t index; /* in wanted */
+    uint32_t number;
+} question;
+
+/* What is asked for at once: of each chunk that several prompts want, one question. */
+typedef struct batch {
+    question *questions;
+    cg_key *keys; /* [n_keys], each once */
+    cg_store_entry *entries;
+    uint32_t *table; /* [mask + 1]: by hash of the key its number plus one; 0: free */
+    size_t n_questions, n_keys, mask;
+} batch;
+
+static void batch_destroy(batch *b)
+{
+    free(b->questions);
+    free(b->keys);
+    free(b->entries);
+    free(b->table);
+}
+
+static bool batch_init(batch *b, size_t most)
+{
+    size_t n_places = 64;
+    while (n_places < 2 * most)
+        n_places *= 2;
+    *b = (batch){.questions = malloc(most * sizeof *b->questions),
+                 .keys = malloc(most * sizeof *b->keys),
+                 .entries = calloc(most, sizeof *b->entries),
+                 .table = calloc(n_places, sizeof *b->table),
+                 .mask = n_places - 1};
+    return b->questions != NULL && b->keys != NULL && b->entries != NULL && b->table != NULL;
+}
+
+/* A key's place, which is free or its own. Keys are hashes. */
+static uint32_t *place_of(const batch *b, const cg_key *key)
+{
+    uint64_t hash;
+    memcpy(&hash, key->bytes, sizeof hash);
+    size_t at = hash & b->mask;
+    while (b->table[at] != 0 &&
+           memcmp(b->keys[b->table[at] - 1].bytes, key->bytes, sizeof key->bytes) != 0)
+        at = (at + 1) & b->mask;
+    return &b->table[at];
+}
+
+/* How many of the chunks that p lacks are not asked for yet. */
+static size_t n_new(const batch *b, const cg_prefix *p)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < p->n_wanted; i++)
+        n += p->known[i].probed == 0 && *place_of(b, &p->wanted[i]) == 0;
+    return n;
+}
+
+static void batch_add(batch *b, cg_prefix *p)
+{
+    for (uint32_t i = 0; i < p->n_wanted; i++) {
+        if (p->known[i].probed != 0)
+            continue;
+        uint32_t *place = place_of(b, &p->wanted[i]);
+        if (*place == 0) {
+            b->keys[b->n_keys++] = p->wanted[i];
+            *place = (uint32_t)b->n_keys;
+        }
+        b->questions[b->n_questions++] = (question){p, i, *place - 1};
+    }
+}
+
+/* With what of the prompts fits. Returns how many of them that is; they come to the front. */
+static size_t batch_fill(batch *b, cg_prefix **prefixes, size_t n, uint32_t width)
+{
+    size_t n_in = 0;
+    for (size_t i = 0; i < n; i++) {
+        cg_prefix *p = prefixes[i];
+        /* One call asks for the same levels of all. */
+        if (n_in > 0 && (p->accepted != prefixes[0]->accepted || b->n_keys + n_new(b, p) > width))
+            continue;
+        batch_add(b, p);
+        prefixes[n_in++] = p;
+    }
+    return n_in;
+}
+
+/* Chunks and tails, for prefixes[n] that want some. */
+static cg_asked ask_chunks(cg_asking_width *width, cg_io *io, cg_prefix **prefixes, size_t n,
+                           uint64_t timeout_ns)
+{
+    cg_runtime *rt = prefixes[0]->runtime;
+    const cachegen *c = rt->connector;
+    const uint8_t accepted = prefixes[0]->accepted;
+    const uint64_t began_ns = cg_now_ns();
+    cg_status status = CG_ERR_NO_MEMORY;
+    uint32_t n_errors = 0;
+    size_t most = 0, n_in = 1;
+    batch b;
+    for (size_t i = 0; i < n; i++)
+        most += prefixes[i]->n_wanted;
+    const bool has_memory = batch_init(&b, most);
+    if (has_memory) {
+        n_in = batch_fill(&b, prefixes, n, width->n_chunks);
+        keeping kept = {rt, b.keys};
+        const cg_store_keeper keeper = {keep_file, &kept, keepable(rt)};
+        status =
+            cg_store_lookup_open(c->store, io, b.keys, b.n_keys,
+                                 c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
+                                 accepted, deadline_ns(prefixes, n_in, timeout_ns),
+                                 keeper.n_most > 0 ? &keeper : NULL, b.entries, &n_errors);
+    }
+    const uint64_t took_ns = cg_now_ns() - began_ns;
+    const cg_asked asked = conclude(prefixes, n_in, io, status, took_ns);
+    if (b.n_keys > 0)
+        cg_asking_learn(width, (uint32_t)b.n_keys, took_ns, c->latency_ns);
+    count_errors(rt, n_errors, status);
+    for (size_t i = 0; i < b.n_questions; i++) {
+        cg_chunk_memory_entry *known = &b.questions[i].prefix->known[b.questions[i].index];
+        known->entry = b.entries[b.questions[i].number];
+        known->probed = accepted;
+    }
+    pthread_mutex_lock(&rt->lock);
+    /* After errors "not there" may be wrong: only what was seen is remembered. */
+    for (size_t i = 0; i < b.n_keys; i++)
+        if ((status == CG_OK && n_errors == 0) || b.entries[i].levels != 0)
+            cg_chunk_memory_put(rt->chunk_memory, &b.keys[i], accepted, &b.entries[i], cg_now_ns());
+    pthread_mutex_unlock(&rt->lock);
+    for (size_t i = 0; i < n_in && status != CG_OK; i++)
+        cg_prefix_give_up(prefixes[i]); /* with the answers that came in time */
+    batch_destroy(&b);
+    return asked;
+}
+
+/* Those of prefixes[n] that want an answer, in the first stage or in another one. */
+static size_t choose(cg_prefix *const *prefixes, size_t n, bool is_first_stage, cg_prefix **out)
+{
+    size_t n_out = 0;
+    for (size_t i = 0; i < n; i++) {
+        const cg_status status = cg_prefix_recall(prefixes[i]);
+        if (status == CG_ERR_AGAIN && (prefixes[i]->stage == CG_PREFIX_END) == is_first_stage)
+            out[n_out++] = prefixes[i];
+        else if (status == CG_ERR_NO_MEMORY)
+            count_errors(prefixes[i]->runtime, 0, status);
+    }
+    return n_out;
+}
+
+cg_asked cg_asking_ask(cg_asking_width *width, cg_io *io, cg_prefix *const *prefixes, size_t n,
+                       uint64_t timeout_ns)
+{
+    cg_prefix *chosen[CG_ASKING_PROMPTS];
+    cg_asked asked = CG_ASKED;
+    size_t n_chosen = choose(prefixes, n, true, chosen);
+    if (n_chosen > 0)
+        asked = look_ahead(width, io, chosen, n_chosen, timeout_ns);
+    if (asked == CG_ASKED && (n_chosen = choose(prefixes, n, false, chosen)) > 0)
+        asked = ask_chunks(width, io, chosen, n_chosen, timeout_ns);
+    choose(prefixes, n, false, chosen); /* what is remembered may be all that is lacking */
+    return asked;
+}

@@ -1,0 +1,52 @@
+/* connector/asking.h - what several look-ups at once ask a store.
+ *
+ * A store may be a network away, and mostly answers many questions in the time of one. So look-ups
+ * that wait at the same time share rounds: one call asks for what each of them lacks next, and for
+ * a chunk that several want once. The oldest go first. How many chunks a call asks for is bounded:
+ * some stores answer few questions at a time (sshfs ten). There the oldest would have its answer
+ * later, and none sooner. So the bound grows while answers come as fast as a few round trips, and
+ * shrinks to what one short prompt needs. One prompt is asked for whole, however long it is.
+ * Threads: one at a time. Functions take the runtime's lock themselves, for moments.
+ */
+#ifndef CG_CONNECTOR_ASKING_H
+#define CG_CONNECTOR_ASKING_H
+#include "iouring/io.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CG_ASKING_PROMPTS = 64 };                      /* in a call, at most */
+enum { CG_ASKING_LEAST = 32, CG_ASKING_MOST = 1024 }; /* bounds of the width, in chunks */
+
+/* How many chunks are asked for at once, beside those of the first prompt. */
+typedef struct cg_asking_width {
+    uint32_t n_chunks; /* CG_ASKING_LEAST at first */
+    bool was_slow;
+} cg_asking_width;
+
+/* n_chunks were asked for at once, which took took_ns, of a store that answers one question in
+ * latency_ns. */
+void cg_asking_learn(cg_asking_width *width, uint32_t n_chunks, uint64_t took_ns,
+                     uint64_t latency_ns);
+
+typedef struct cg_prefix cg_prefix; /* connector/prefix.h */
+
+/* What became of a call. */
+typedef enum cg_asked {
+    CG_ASKED,
+    CG_ASKED_IN_VAIN, /* the store has left a question open for as long as a prompt may take */
+    CG_ASKED_BROKEN   /* the cg_io is of no more use */
+} cg_asked;
+
+/* One stage further for prefixes[n], the oldest first, or for as many as the width allows: at least
+ * the first. n is at most CG_ASKING_PROMPTS; the cg_io must be idle. Those that are at
+ * CG_PREFIX_DONE afterwards have all that is known of them. Errors are misses, and counted. The
+ * store has timeout_ns for a prompt, over all calls. */
+cg_asked cg_asking_ask(cg_asking_width *width, cg_io *io, cg_prefix *const *prefixes, size_t n,
+                       uint64_t timeout_ns);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
