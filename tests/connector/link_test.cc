@@ -2,9 +2,11 @@
 #include "connector/link.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "connector/clock.h"
 #include "tests/connector/engine.h"
 
 namespace
@@ -139,6 +141,32 @@ TEST_F(LinkTest, ASchedulersConnectorKnowsWhatItsWorkersMeasuredAndCountsItOnce)
     report.read_ns = SECOND;
     cachegen_report_load(scheduler.c, 0, &report);
     EXPECT_EQ(scheduler.stats().throughput_bps, measured_bps) << "it was measured here";
+}
+
+// Nobody would measure anew.
+TEST_F(LinkTest, ALookUpByWhoseEstimateNothingPaysTriesAgainWhenThatIsOld)
+{
+    const Store store(true);
+    Engine engine(store, "\"policy\": \"min_delay\", \"recompute_tokens_per_s\": 1e6");
+    const Tokens tokens = prompt(128);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    struct stat root;
+    ASSERT_EQ(stat(store.dir.path.c_str(), &root), 0);
+    cg_link *link = cg_link_get(root.st_dev);
+    const auto hit_tokens = [&](uint64_t age_ns) {
+        cg_speeds speeds = {};
+        cg_link_borrow(link, &speeds);
+        cg_estimator_init(&speeds.link, CG_ESTIMATOR_HARMONIC, 0);
+        for (int i = 0; i < CG_ESTIMATOR_WINDOW; i++) // as in an outage
+            cg_estimator_add(&speeds.link, 1, SECOND, cg_now_ns() - age_ns);
+        cg_link_return(link, &speeds);
+        return engine.look_up(tokens).hit_tokens;
+    };
+    ASSERT_GT(cg_now_ns(), 40 * SECOND);
+    EXPECT_EQ(hit_tokens(0), 0u);
+    EXPECT_EQ(hit_tokens(31 * SECOND), 127u);
+    EXPECT_EQ(engine.stats().throughput_bps, 0u) << "the link counts as unknown";
+    cg_link_put(link, 0);
 }
 
 } // namespace
